@@ -1,0 +1,53 @@
+#include "engine/base/buf.h"
+
+#include "engine/base/mem.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void buf_append(struct buf *b, const void *p, size_t n)
+{
+    mem_grow(&b->data, &b->cap, b->len + n + 1, 1);
+    if (n) memcpy(b->data + b->len, p, n);
+    b->len += n;
+    b->data[b->len] = 0;
+}
+
+void buf_str(struct buf *b, const char *s)
+{
+    buf_append(b, s, strlen(s));
+}
+
+void buf_char(struct buf *b, char c)
+{
+    buf_append(b, &c, 1);
+}
+
+void buf_printf(struct buf *b, const char *fmt, ...)
+{
+    va_list ap, again;
+    va_start(ap, fmt);
+    va_copy(again, ap);
+    int n = vsnprintf(NULL, 0, fmt, ap);
+    va_end(ap);
+    if (n > 0) {
+        mem_grow(&b->data, &b->cap, b->len + (size_t)n + 1, 1);
+        vsnprintf(b->data + b->len, (size_t)n + 1, fmt, again);
+        b->len += (size_t)n;
+    }
+    va_end(again);
+}
+
+void buf_clear(struct buf *b)
+{
+    b->len = 0;
+    if (b->data) b->data[0] = 0;
+}
+
+void buf_free(struct buf *b)
+{
+    free(b->data);
+    *b = (struct buf){0};
+}

@@ -1,0 +1,20 @@
+/* A growing byte buffer.  Zero-initialise, append, buf_free.  `data` is always NUL-terminated after an append. */
+#ifndef TANDEM_BASE_BUF_H
+#define TANDEM_BASE_BUF_H
+
+#include <stddef.h>
+
+struct buf {
+    char *data; /* owned; NULL until the first append */
+    size_t len; /* bytes used, the NUL not counted */
+    size_t cap;
+};
+
+void buf_append(struct buf *b, const void *p, size_t n);
+void buf_str(struct buf *b, const char *s);
+void buf_char(struct buf *b, char c);
+__attribute__((format(printf, 2, 3))) void buf_printf(struct buf *b, const char *fmt, ...);
+void buf_clear(struct buf *b); /* keeps the memory */
+void buf_free(struct buf *b);
+
+#endif

@@ -1,0 +1,182 @@
+/* The engine: one model, its KV pages, a schedule, and a thread that turns submitted requests into events.
+ *
+ * Threads.  engine_open and engine_close are called by the owner (the loop thread of the daemon, or a command's main).
+ * After engine_start the engine thread owns model, pages and schedule.  engine_submit, engine_cancel, engine_pause,
+ * engine_resume, engine_events, engine_events_done are called by ONE other thread (the owner's); they only pass
+ * messages and never block.  engine_stats_read and everything that reads struct engine_info may be called by any.
+ * What flows up is data: batches of events, announced by the notify callback.
+ *
+ * The engine knows no sockets and no JSON requests. */
+#ifndef TANDEM_ENGINE_H
+#define TANDEM_ENGINE_H
+
+#include "engine/base/err.h"
+#include "engine/tokenizer.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct engine;
+
+/* ---- opening --------------------------------------------------------------------------------------------------- */
+
+struct engine_config {
+    const char *model;     /* a Hugging Face directory */
+    const char *device;    /* NULL or "auto": cpu; "ref", "cpu", "cpu:portable"... */
+    int threads;           /* compute threads, the engine's own included; 0: one per available core */
+    const char *quantize;  /* NULL or "none": the file's own type; "int8", "int4" */
+    const char *kv_type;   /* NULL or "f16"; "bf16", "f32", "int8" */
+    size_t kv_cache_bytes; /* 0: enough for max_seqs of a moderate length, at most a quarter of the free memory */
+    int max_seqs;          /* requests that run at once; 0: 64 */
+    int max_batch_tokens;  /* tokens in one step; 0: 512 */
+    int max_queue;         /* requests that wait; 0: 256 */
+    int max_total_tokens;  /* prompt + generated of one request; 0: what the model and the page pool allow */
+    bool no_prefix_cache;
+};
+
+/* Loads the model; long.  NULL and *e on error. */
+struct engine *engine_open(const struct engine_config *, struct err *e);
+/* Starts the thread.  notify(arg) is called on the engine thread whenever events wait that did not before. */
+int engine_start(struct engine *, void (*notify)(void *), void *arg, struct err *e);
+/* Ends every request, stops the thread if started, frees everything.  NULL is allowed. */
+void engine_close(struct engine *);
+
+/* What was loaded; constant after engine_open, owned by the engine. */
+struct engine_info {
+    const char *model_id;     /* the directory's last component */
+    const char *family;       /* "llama", "qwen2", "qwen3", "gpt2", "phi" */
+    const char *device;       /* "cpu avx512" */
+    const char *weight_type;  /* "bf16", "int8" ... */
+    const char *kv_type;
+    uint64_t parameters;
+    size_t weight_bytes, kv_bytes, page_bytes;
+    int layers, hidden, vocab;
+    int max_model_len;        /* positions the model has */
+    int max_total_tokens;     /* prompt + generated, what one request may use here */
+    int max_seqs, max_batch_tokens, max_queue, pages, page_tokens, threads;
+    const int32_t *eos;       /* ids that end a text (n_eos of them) */
+    int n_eos;
+    /* defaults of generation_config.json; NAN or -1 where it says nothing */
+    float temperature, top_p, repetition_penalty;
+    int top_k, do_sample;
+    double load_seconds;
+};
+
+const struct engine_info *engine_info(const struct engine *);
+const struct tokenizer *engine_tokenizer(const struct engine *);
+
+/* ---- requests -------------------------------------------------------------------------------------------------- */
+
+enum { ENGINE_TOP_MAX = 32, ENGINE_STOP_MAX = 16, ENGINE_STOP_BYTES = 256 };
+
+struct logit_bias {
+    int32_t id;
+    float add;
+};
+
+struct sampling_params {
+    bool sample;             /* false: greedy, the six below are ignored */
+    float temperature;       /* > 0; 1 */
+    int top_k;               /* 0: off */
+    float top_p, typical_p;  /* (0, 1]; 1: off */
+    float min_p;             /* [0, 1]; 0: off */
+    uint64_t seed;           /* same seed, same text, whatever the batch */
+    float repetition, frequency, presence; /* 1, 0, 0: off */
+    int n_bias;
+    const struct logit_bias *bias;
+};
+
+/* Everything is copied by engine_submit. */
+struct gen_request {
+    const int32_t *prompt;      /* 1 .. max_total_tokens - 1 ids, all < vocab */
+    int n_prompt;
+    struct sampling_params sampling;
+    int max_new_tokens;         /* >= 1; n_prompt + max_new_tokens <= max_total_tokens */
+    int min_new_tokens;         /* eos and stops do not count before */
+    bool ignore_eos;
+    const char *const *stop;    /* texts, 1 .. ENGINE_STOP_BYTES bytes of UTF-8 each */
+    int n_stop;                 /* <= ENGINE_STOP_MAX */
+    const int32_t *stop_ids;
+    int n_stop_ids;             /* <= ENGINE_STOP_MAX */
+    bool prompt_logprobs;       /* EV_PROMPT for every prompt token before the first EV_TOKEN */
+    int top_n;                  /* most likely tokens to report, 0 .. ENGINE_TOP_MAX */
+    int priority;               /* lower runs first; 0 */
+    void *user;                 /* handed back in every event */
+};
+
+/* Checks, copies and queues.  Returns the request's id (never 0), or 0 with *e: ERR_FULL when max_queue wait already,
+ * ERR_INVALID when a field breaks the rules above. */
+uint64_t engine_submit(struct engine *, const struct gen_request *, struct err *e);
+/* True while the queue has room: asked before a prompt is tokenised. */
+bool engine_has_room(const struct engine *);
+/* One way to end early, whatever the reason: an EV_DONE with FINISH_CANCELLED follows (unless one was already on its
+ * way).  Unknown ids are ignored. */
+void engine_cancel(struct engine *, uint64_t id);
+/* A paused request keeps its pages while nobody needs them and is not scheduled: the answer to a slow reader. */
+void engine_pause(struct engine *, uint64_t id);
+void engine_resume(struct engine *, uint64_t id);
+
+/* ---- events ---------------------------------------------------------------------------------------------------- */
+
+enum event_kind { EV_PROMPT, EV_TOKEN, EV_DONE };
+
+enum finish_reason { FINISH_NONE, FINISH_LENGTH, FINISH_EOS, FINISH_STOP, FINISH_CANCELLED, FINISH_ERROR };
+
+struct top_token {
+    int32_t id;
+    float logprob;
+};
+
+struct request_times { /* clock_now() nanoseconds; 0 where it never came to that */
+    uint64_t submitted, scheduled, first_token, done;
+};
+
+struct event {
+    uint64_t id;
+    void *user;
+    enum event_kind kind;
+    /* EV_PROMPT, EV_TOKEN */
+    int32_t token;
+    float logprob;     /* NAN for the first prompt token */
+    bool special;
+    uint32_t text, text_len; /* this token's text: bytes [text, text + text_len) of the batch's `text`; complete UTF-8 */
+    uint32_t gen_len;  /* how much of it belongs to the generated text: 0 for special tokens, less where a stop text
+                          ended inside the token */
+    int n_top;         /* entries of batch->top from `top` on */
+    uint32_t top;
+    /* EV_TOKEN with finish != NONE is always followed by EV_DONE in the same batch */
+    enum finish_reason finish;
+    /* EV_DONE */
+    int n_prompt, n_cached, n_generated; /* n_cached: prompt tokens found in the prefix cache */
+    int stop_index;    /* which stop text or, after them, which stop id matched; -1 */
+    struct request_times times;
+    const char *error; /* FINISH_ERROR: static text */
+};
+
+struct event_batch {
+    struct event_batch *next;
+    struct event *v;
+    int n;
+    const char *text;              /* UTF-8 bytes the events point into */
+    const struct top_token *top;
+};
+
+/* Detaches the batches that wait, oldest first (NULL: none).  Hand the whole list back when done. */
+struct event_batch *engine_events(struct engine *);
+void engine_events_done(struct engine *, struct event_batch *);
+
+/* ---- what it is doing ------------------------------------------------------------------------------------------ */
+
+struct engine_stats {
+    int waiting, running, paused;
+    int pages_total, pages_used, pages_cached; /* used: held by requests; cached: free but holding a known prefix */
+    uint64_t steps, prompt_tokens, generated_tokens, preemptions;
+    uint64_t prefix_query_tokens, prefix_hit_tokens;
+    uint64_t step_started; /* clock_now() of the step in progress; 0 when idle */
+    uint64_t last_step_ns;
+};
+
+void engine_stats_read(const struct engine *, struct engine_stats *);
+
+#endif

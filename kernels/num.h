@@ -1,0 +1,79 @@
+/* Number formats: their names and sizes, and bit-exact conversion of bf16 and f16 to f32 and back.
+ * Usable from C, C++ and CUDA.  Rounding is to nearest, ties to even; NaN stays NaN. */
+#ifndef TANDEM_KERNELS_NUM_H
+#define TANDEM_KERNELS_NUM_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+enum dtype { DT_NONE, DT_F32, DT_BF16, DT_F16, DT_I8, DT_I4, DT_COUNT };
+
+static inline const char *dtype_name(enum dtype t)
+{
+    static const char *const names[DT_COUNT] = {"none", "f32", "bf16", "f16", "int8", "int4"};
+    return (unsigned)t < DT_COUNT ? names[t] : "?";
+}
+
+/* bytes of n elements; int4 packs two to a byte */
+static inline size_t dtype_bytes(enum dtype t, size_t n)
+{
+    switch (t) {
+    case DT_F32: return n * 4;
+    case DT_BF16:
+    case DT_F16: return n * 2;
+    case DT_I8: return n;
+    case DT_I4: return (n + 1) / 2;
+    default: return 0;
+    }
+}
+
+static inline float f32_from_bits(uint32_t u)
+{
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+static inline uint32_t f32_bits(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return u;
+}
+
+static inline float bf16_to_f32(uint16_t h)
+{
+    return f32_from_bits((uint32_t)h << 16);
+}
+
+static inline uint16_t f32_to_bf16(float f)
+{
+    uint32_t u = f32_bits(f);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40); /* quiet NaN */
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+}
+
+static inline float f16_to_f32(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exp = (h >> 10) & 31u, man = h & 1023u;
+    if (exp == 31) return f32_from_bits(sign | 0x7f800000u | (man << 13));
+    if (exp) return f32_from_bits(sign | ((exp + 112) << 23) | (man << 13));
+    float f = (float)man * 0x1p-24f; /* subnormal */
+    return sign ? -f : f;
+}
+
+static inline uint16_t f32_to_f16(float f)
+{
+    uint32_t u = f32_bits(f), sign = (u >> 16) & 0x8000u, mag = u & 0x7fffffffu;
+    if (mag > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+    if (mag >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds past the largest f16 */
+    if (mag < 0x38800000u) {                                   /* subnormal: the addition does the rounding */
+        uint32_t r = f32_bits(f32_from_bits(mag) + 0.5f) - 0x3f000000u;
+        return (uint16_t)(sign | r);
+    }
+    uint32_t r = mag + 0xfffu + ((mag >> 13) & 1);
+    return (uint16_t)(sign | ((r - 0x38000000u) >> 13));
+}
+
+#endif

@@ -1,0 +1,297 @@
+/* The device interface: what the engine may ask of a device, and the contract of every op.
+ *
+ * Continuous batching flattens everything: an activation is a matrix of T tokens by C features, and the ragged
+ * structure (whose token, where in its context, which KV pages) lives in index arrays.  So an op takes a handful of
+ * `struct mat`, a few index arrays and scalars, and there are about thirty of them, each the size of one thing a good
+ * device does in one parallel region or one launch.
+ *
+ * Rules that hold for every op:
+ *  - It returns void and may only enqueue.  The first failure stays in the device (dev_error) and is read at the end
+ *    of the step; the forward pass itself has no error handling.
+ *  - **The result for one row depends on that row alone**: not on the other rows, their number, the number of
+ *    threads, or how a prompt was cut into chunks.  Bit for bit, on the cpu device.
+ *  - All activations are f32, row-major, rows `ld` elements apart.  No two arguments alias unless the op says so.
+ *  - Pointers are device pointers from dev_alloc (on a CPU: ordinary memory).  Index arrays too.
+ *  - A device is used by one thread at a time (the engine's).
+ *
+ * Devices: `ref` (naive, double accumulation: the definition of every op) and `cpu`.  A device may leave a fused op
+ * NULL: compose.c then supplies it from basic ones at dev_open.
+ */
+#ifndef TANDEM_KERNELS_OPS_H
+#define TANDEM_KERNELS_OPS_H
+
+#include "kernels/num.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* rows x cols elements of type t; rows are ld elements apart (ld >= cols).  A view: owns nothing. */
+struct mat {
+    void *p;
+    enum dtype t;
+    int rows, cols, ld;
+};
+
+enum { KV_PAGE = 16 }; /* tokens in a KV page */
+
+/* ---- weights ------------------------------------------------------------------------------------------------- */
+
+/* One weight matrix in the canonical, device-independent form, W[rows = outputs][cols = inputs], row-major:
+ *   DT_F32/BF16/F16  data only
+ *   DT_I8            data int8 in [-127, 127]; scale f32 [rows];                          w = data * scale[row]
+ *   DT_I4            data [rows][ceil(cols/group) * group / 2] bytes, even column in the low nibble, each nibble
+ *                    0..15 meaning nibble - 8 (padding columns hold 8);
+ *                    scale f16 [rows][ceil(cols/group)];                                  w = (nibble - 8) * scale
+ * group is 32, 64 or 128 for DT_I4 and 0 otherwise. */
+struct weight_src {
+    enum dtype t;
+    int rows, cols, group;
+    const void *data;  /* borrowed until weight_pack returns */
+    const void *scale; /* likewise; NULL for float types */
+};
+
+struct weight; /* packed the way the device likes; opaque */
+
+/* ---- KV cache ------------------------------------------------------------------------------------------------ */
+
+/* t is DT_F32, DT_F16, DT_BF16 or DT_I8 (one f32 scale per token, head and k/v: amax / 127). */
+struct kv_shape {
+    int layers, pages, kv_heads, head_dim;
+    enum dtype t;
+};
+
+struct kv; /* all layers and pages of one pool; opaque */
+
+/* ---- op arguments -------------------------------------------------------------------------------------------- */
+
+enum norm_kind { NORM_RMS, NORM_LAYER };
+enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU_ERF, ACT_RELU };
+
+/* out[t] = table[id[t]] + (pos_table ? pos_table[pos[t]] : 0).   out (T, C) f32; table (V, C), pos_table (P, C) any
+ * float type; id, pos (T) in range. */
+struct embed_args {
+    struct mat out, table, pos_table; /* pos_table.p NULL: none */
+    const int32_t *id, *pos;
+};
+
+/* out = norm(x) * w + b over each row.  x, out (T, C), may be the same matrix; w, b (C) f32, b NULL for none.
+ * RMS: x / sqrt(mean(x^2) + eps).  LAYER: (x - mean) / sqrt(var + eps), var with divisor C. */
+struct norm_args {
+    struct mat out, x;
+    const float *w, *b;
+    float eps;
+    enum norm_kind kind;
+};
+
+/* x += y; out = norm(x).  x, y, out (T, C); out aliases neither. */
+struct add_norm_args {
+    struct mat out, x, y;
+    const float *w, *b;
+    float eps;
+    enum norm_kind kind;
+};
+
+/* x += y.  (T, C) */
+struct add_args {
+    struct mat x, y;
+};
+
+/* y = x W^T + b.  x (T, K), y (T, N), w packed (N, K), b (N) f32 or NULL.
+ * For DT_I8 and DT_I4 weights x is quantised per row first, a = round_half_even(x * (127 / amax)), and
+ *   I8: y = (sum_k a w) * (amax/127) * scale[n]           (the integer sum is exact)
+ *   I4: y = (sum over groups g in order of (sum_{k in g} a (nibble - 8)) * scale[n][g]) * (amax/127)
+ * A row of zeros gives b. */
+struct linear_args {
+    struct mat y, x;
+    const struct weight *w;
+    const float *b;
+};
+
+/* In place on the columns [col, col + heads * head_dim) of x: each head's slice h of each row becomes
+ * h / sqrt(mean(h^2) + eps) * w, w (head_dim) f32.   (Qwen3's q/k norm.) */
+struct head_norm_args {
+    struct mat x;
+    int col, heads, head_dim;
+    const float *w;
+    float eps;
+};
+
+/* qkv (T, (heads + 2 kv_heads) * head_dim), q then k then v.  Rotates the first `rot` features of each q and k head
+ * in place (half-split pairs (i, i + rot/2), as Hugging Face does; rot 0: none) by the angle pos * inv_freq[i], read
+ * from cos, sin (max_pos, rot/2) f32 at row pos[t]; then stores k and v of token t into page slot[t] / KV_PAGE, place
+ * slot[t] % KV_PAGE, of layer `layer` of kv. */
+struct rope_kv_args {
+    struct mat qkv;
+    int heads, kv_heads, head_dim, rot;
+    const float *cos, *sin;
+    const int32_t *pos, *slot;
+    struct kv *kv;
+    int layer;
+};
+
+/* Causal attention over the paged cache; the tokens' own k, v were stored by rope_kv before.
+ * Rows q_start[s] .. q_start[s+1]-1 of qkv and out belong to sequence s and are its last tokens: the last of them is at
+ * position kv_len[s] - 1.  A token at position p sees positions max(0, p - window + 1) .. p (window 0: all).
+ * pages (n_seqs, pages_ld): page numbers of each sequence in order.  qkv as in rope_kv, only q is read;
+ * out (T, heads * head_dim).  score = (q . k) * scale. */
+struct attn_args {
+    struct mat out, qkv;
+    int heads, kv_heads, head_dim, window;
+    float scale;
+    int n_seqs;
+    const int32_t *q_start, *kv_len, *pages;
+    int pages_ld;
+    const struct kv *kv;
+    int layer;
+};
+
+/* out = act(gu[:, :F]) * gu[:, F:].   gu (T, 2F), out (T, F). */
+struct act_mul_args {
+    struct mat out, gu;
+    enum act_kind act;
+};
+
+/* x = act(x) in place. */
+struct act_args {
+    struct mat x;
+    enum act_kind act;
+};
+
+/* out[r] = x[row[r]].   out (R, C), x (T, C), row (R). */
+struct rows_args {
+    struct mat out, x;
+    const int32_t *row;
+};
+
+struct token_add {
+    int32_t id;
+    float add; /* -INFINITY bans the token */
+};
+
+struct token_count {
+    int32_t id;
+    int32_t generated; /* times in the generated text; 0 for a token only in the prompt */
+};
+
+enum { SAMPLE_TOP_MAX = 32 };
+
+/* How to choose the next token of one row.  In this order, on a copy of the logits:
+ *  1. logit[adds[i].id] += adds[i].add
+ *  2. for each id in `counts` (distinct ids): repetition != 1: logit = logit < 0 ? logit * r : logit / r;
+ *     then logit -= frequency * generated + (generated > 0 ? presence : 0)
+ *  3. temperature 0 (greedy): the largest logit, the lowest id on a tie.  Otherwise p = softmax(logit / temperature) and
+ *     candidates are cut, in the order of (p descending, id ascending):
+ *     top_k > 0: the first top_k;  then renormalise;  typical_p in (0,1): the smallest set, by ascending
+ *     | -log p - entropy |, whose mass reaches typical_p;  renormalise;  top_p in (0,1): the smallest prefix whose mass
+ *     reaches top_p;  min_p > 0: those with p >= min_p * largest p.  At least one always stays.
+ *  4. u = rng_uniform(seed, step); the choice is the first id, in ascending order of id, at which the running sum of
+ *     p over the candidates exceeds u * (their sum).
+ * forced >= 0 skips 1-4: that id is "chosen" (prompt log-probabilities).
+ * Log-probabilities reported are those of the model: log_softmax of the logits before step 1. */
+struct sample_row {
+    float temperature, top_p, min_p, typical_p; /* off: top_p 1, min_p 0, typical_p 1 */
+    int32_t top_k;                              /* off: 0 */
+    float repetition, frequency, presence;      /* off: 1, 0, 0 */
+    uint64_t seed, step;
+    int32_t forced; /* -1: choose */
+    int32_t top_n;  /* most likely tokens to report, 0..SAMPLE_TOP_MAX */
+    int32_t n_adds, n_counts;
+    const struct token_add *adds;
+    const struct token_count *counts;
+};
+
+struct sample_out {
+    int32_t id;    /* -1 when the row had a NaN or no finite logit */
+    float logprob; /* of id */
+    int32_t top_id[SAMPLE_TOP_MAX];
+    float top_logprob[SAMPLE_TOP_MAX]; /* descending; ties by ascending id */
+};
+
+/* logits (R, V); row, out (R) */
+struct sample_args {
+    struct mat logits;
+    const struct sample_row *row;
+    struct sample_out *out;
+};
+
+/* ---- the device ---------------------------------------------------------------------------------------------- */
+
+/* one list: the vtable, the names, the tracer, the checks and the op table of the tests */
+#define OPS(X)                                                                                                         \
+    X(embed) X(norm) X(add_norm) X(add) X(linear) X(head_norm) X(rope_kv) X(attn) X(act_mul) X(act) X(rows) X(sample)
+
+enum op_id {
+#define X(op) OP_##op,
+    OPS(X)
+#undef X
+        OP_COUNT
+};
+
+struct dev;
+
+struct dev_error {
+    const char *op; /* NULL: none */
+    char msg[160];
+};
+
+struct dev_config {
+    const char *name; /* "cpu", "ref", or a cpu level: "cpu:portable", "cpu:avx2", "cpu:avx512" */
+    int threads;      /* 0: one per available core */
+};
+
+struct dev_ops {
+    const char *name;
+#define X(op) void (*op)(struct dev *, const struct op##_args *);
+    OPS(X)
+#undef X
+    /* n_parts matrices of equal type, group and cols, stacked by rows into one.  NULL: out of memory or unsupported. */
+    struct weight *(*weight_pack)(struct dev *, const struct weight_src *parts, int n_parts);
+    void (*weight_free)(struct dev *, struct weight *);
+    size_t (*weight_bytes)(const struct weight *);
+
+    size_t (*kv_page_bytes)(const struct kv_shape *); /* of one page over all layers, k and v */
+    struct kv *(*kv_open)(struct dev *, const struct kv_shape *);
+    void (*kv_close)(struct dev *, struct kv *);
+
+    void *(*alloc)(struct dev *, size_t bytes); /* 64-byte aligned, zeroed; NULL when it does not fit */
+    void (*free)(struct dev *, void *);
+    void (*upload)(struct dev *, void *device, const void *host, size_t bytes);
+    void (*download)(struct dev *, void *host, const void *device, size_t bytes);
+    int (*finish)(struct dev *); /* waits for everything enqueued; 0, or -1 with dev_error set */
+    void (*close)(struct dev *);
+};
+
+/* The head of every device; the rest is its own. */
+struct dev {
+    const struct dev_ops *ops;
+    struct dev_error error; /* the first failure; sticky until dev_clear_error */
+    int threads;
+    char level[16]; /* what it chose: "avx512", "avx2", "portable"; "ref" */
+};
+
+/* NULL and a sentence in why[] when the name is unknown or the machine lacks what it needs. */
+struct dev *dev_open(const struct dev_config *, char why[160]);
+void dev_close(struct dev *);
+const char *op_name(enum op_id);
+__attribute__((format(printf, 3, 4))) void dev_fail(struct dev *, const char *op, const char *fmt, ...);
+void dev_clear_error(struct dev *);
+
+/* Wraps a device (which it then owns): every op's arguments are checked against the contracts above before they reach
+ * it; a breach fails the device with the op and the argument and the op is not run. */
+struct dev *dev_checked(struct dev *inner);
+
+#define X(op)                                                                                                          \
+    static inline void op_##op(struct dev *d, struct op##_args a)                                                      \
+    {                                                                                                                  \
+        d->ops->op(d, &a);                                                                                             \
+    }
+OPS(X)
+#undef X
+
+static inline struct mat mat_f32(float *p, int rows, int cols)
+{
+    return (struct mat){p, DT_F32, rows, cols, cols};
+}
+
+#endif

@@ -1,0 +1,28 @@
+/* Counter-based random numbers: the value is a pure function of (seed, index), so a stream needs no state, can be
+ * entered anywhere, and is the same on every device.  splitmix64's finaliser (Steele, Lea, Flood, OOPSLA 2014)
+ * applied twice; good enough for sampling and shuffling, not for secrets. */
+#ifndef TANDEM_KERNELS_RNG_H
+#define TANDEM_KERNELS_RNG_H
+
+#include <stdint.h>
+
+static inline uint64_t rng_mix(uint64_t z)
+{
+    z += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static inline uint64_t rng_at(uint64_t seed, uint64_t index)
+{
+    return rng_mix(rng_mix(seed) ^ rng_mix(index + 0x632be59bd9b4e019u));
+}
+
+/* uniform in [0, 1), 53 bits */
+static inline double rng_uniform(uint64_t seed, uint64_t index)
+{
+    return (double)(rng_at(seed, index) >> 11) * 0x1p-53;
+}
+
+#endif

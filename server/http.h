@@ -1,0 +1,107 @@
+/* One HTTP exchange as a handler sees it: the request is complete (head and body), the answer is sent with the calls
+ * below.  Everything here runs on the loop thread.
+ *
+ * Life.  A connection (conn.c) parses with llhttp, collects the body up to the route's limit, finds the route and calls
+ * its handler with a `struct http_req`.  The handler answers at once (http_reply) or later, or streams
+ * (http_start, http_write..., http_end).  The exchange ends when the answer was handed to the socket, or when the client went
+ * away; either way `on_close` (if set) is called exactly once, and after it the pointer is dead.  The next pipelined
+ * request is dispatched only then.  Memory from http_alloc lives until on_close returns. */
+#ifndef TANDEM_SERVER_HTTP_H
+#define TANDEM_SERVER_HTTP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum http_method { HTTP_M_GET, HTTP_M_HEAD, HTTP_M_POST, HTTP_M_PUT, HTTP_M_DELETE, HTTP_M_OPTIONS, HTTP_M_OTHER };
+
+struct http_req {
+    /* read-only for the handler; owned by the connection until on_close */
+    enum http_method method;   /* HEAD is dispatched to the GET handler; its body is dropped on the way out */
+    const char *path;          /* percent-decoded, no query, NUL-terminated */
+    const char *query;         /* raw, without '?'; "" when none */
+    const char *body;          /* body_len bytes and a NUL */
+    size_t body_len;
+    uint64_t received;         /* clock_now() when the head was complete */
+    void *app;                 /* what the server was set up with (struct http_server_config.app) */
+
+    /* the handler's */
+    void *user;
+    void (*on_close)(struct http_req *); /* the exchange is over; req->user may be freed */
+    void (*on_drain)(struct http_req *); /* the write queue fell below the low-water mark after http_write said false */
+};
+
+/* value of a request header, NULL when absent; name in any case.  Repeated headers: the first. */
+const char *http_header(const struct http_req *, const char *name);
+/* zeroed memory that lives as long as the exchange */
+void *http_alloc(struct http_req *, size_t bytes);
+
+/* Adds a header to the answer; before http_reply or http_start.  Copied.  CR, LF and NUL in either are dropped. */
+void http_set_header(struct http_req *, const char *name, const char *value);
+
+/* The whole answer.  `type` is the Content-Type (NULL: none).  Copies the body. */
+void http_reply(struct http_req *, int status, const char *type, const void *body, size_t len);
+/* {"error": message, "error_type": type} in TGI's shape; message is escaped. */
+__attribute__((format(printf, 4, 5))) void http_reply_error(struct http_req *, int status, const char *type,
+                                                            const char *fmt, ...);
+
+/* A streamed answer: chunked on HTTP/1.1, until-close on 1.0. */
+void http_start(struct http_req *, int status, const char *type);
+/* Copies and queues.  False: the client reads too slowly, stop producing until on_drain. */
+bool http_write(struct http_req *, const void *data, size_t len);
+void http_end(struct http_req *);
+/* Gives the connection up at once (after an error in the middle of a stream). */
+void http_abort(struct http_req *);
+
+/* ---- routes ---------------------------------------------------------------------------------------------------- */
+
+struct http_route {
+    enum http_method method;
+    const char *path; /* exact; a trailing '*' matches any rest */
+    void (*handler)(struct http_req *);
+    size_t body_limit; /* 0: the server's default */
+};
+
+/* ---- the server ------------------------------------------------------------------------------------------------ */
+
+struct http_server_config {
+    const char *host;          /* "127.0.0.1", "::1", "0.0.0.0" */
+    int port;                  /* 0: any; http_server_port tells */
+    const struct http_route *routes;
+    int n_routes;
+    void *app;
+    int max_connections;       /* beyond: 503 with Retry-After, closed */
+    size_t max_header_bytes;   /* request line and headers; 431 / 414 beyond */
+    size_t max_body_bytes;     /* 413 beyond */
+    int header_timeout_ms;     /* the whole head must be in by then; 408 */
+    int body_timeout_ms;       /* likewise the body; 408 */
+    int idle_timeout_ms;       /* keep-alive without a request: closed */
+    int write_timeout_ms;      /* no byte taken by the client for so long: closed */
+    size_t high_water, low_water; /* bytes queued on one connection */
+    const char *cors_origin;   /* "*"; NULL: no CORS headers */
+};
+
+struct http_server_stats {
+    uint64_t accepted, rejected, requests, bytes_in, bytes_out;
+    int open;
+};
+
+struct uv_loop_s;
+struct http_server;
+struct err;
+
+void http_server_defaults(struct http_server_config *);
+struct http_server *http_server_open(struct uv_loop_s *, const struct http_server_config *, struct err *);
+int http_server_port(const struct http_server *);
+const struct http_server_stats *http_server_stats(const struct http_server *);
+/* Called for every finished exchange: for metrics and the access log.  status 0: the client left before an answer. */
+void http_server_on_done(struct http_server *, void (*fn)(void *app, const struct http_req *, int status,
+                                                          uint64_t duration_ns));
+/* Stops accepting, closes idle connections, answers what runs with Connection: close; calls done(arg) when the last
+ * connection is gone. */
+void http_server_drain(struct http_server *, void (*done)(void *), void *arg);
+/* Closes everything now; done(arg) when the handles are closed; then http_server_free. */
+void http_server_close(struct http_server *, void (*done)(void *), void *arg);
+void http_server_free(struct http_server *);
+
+#endif

@@ -1,0 +1,362 @@
+#!/usr/bin/env python3
+"""Makes the golden model fixtures: small random models of every family, and what transformers computes with them.
+
+    python tests/model/make_fixtures.py --out tests/fixtures/models [--tinystories DIR]
+
+Needs torch, transformers, tokenizers, safetensors (not a test dependency: the fixtures are committed). The same versions
+give the same bytes: weights and prompts come from fixed seeds.
+
+Each directory is a Hugging Face model directory plus expected.safetensors with
+    ids            I32 [n]     a prompt
+    logits         F32 [n, V]  float32, eager attention, CPU; 16-bit weights are widened to float32 first
+    greedy_prompt  I32 [m]     another prompt
+    greedy         I32 [64]    its greedy continuation; no end-of-text id occurs in it, and at every step the best logit
+                               leads the second by more than MARGIN, so rounding cannot change it
+"""
+import argparse
+import copy
+import json
+import platform
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import safetensors.torch
+import tokenizers
+import torch
+import transformers
+
+MARGIN = 5e-3      # least lead of the best logit along the greedy path
+GREEDY_TOKENS = 64
+GREEDY_PROMPT = 16
+MATTERS = 1e-2     # least change of some logit when one parameter tensor is made neutral
+VOCAB = 288        # of the shared tokenizer
+
+# ---- the shared tokenizer --------------------------------------------------------------------------------------------
+
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+TRAINING_TEXT = """Once upon a time there was a little girl. She had a cat and the cat had a hat.
+One day they went to the park and saw a big dog. The dog was sad, so they gave it the ball and played all day.
+Then the mother of the girl said that it was time to go home, and they were happy."""
+
+CHATML = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+          "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+
+
+def make_tokenizer():
+    """Byte-level BPE: three special tokens, 256 bytes and a few merges."""
+    tok = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tok.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tok.decoder = tokenizers.decoders.ByteLevel()
+    tok.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=VOCAB, special_tokens=SPECIALS, show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tok.train_from_iterator(TRAINING_TEXT.splitlines(), trainer)
+    assert tok.get_vocab_size() == VOCAB
+    return tok
+
+
+def write_tokenizer(directory, tok):
+    tok.save(str(directory / "tokenizer.json"))
+    write_json(directory / "tokenizer_config.json", {
+        "add_prefix_space": False, "bos_token": SPECIALS[0], "chat_template": CHATML, "clean_up_tokenization_spaces": False,
+        "eos_token": SPECIALS[0], "model_max_length": 1024, "tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+# ---- the models ------------------------------------------------------------------------------------------------------
+
+@dataclass
+class Spec:
+    """One fixture: a transformers config and how it is written to disk."""
+    name: str
+    model: type
+    config: dict
+    prompt: int = 48                       # length of ids
+    dtype: torch.dtype = torch.float32     # of the file
+    generation: dict = field(default_factory=dict)
+    shard: str = "1GB"                     # max_shard_size
+    modern_config: bool = False            # keep transformers 5 spelling (rope_parameters, dtype)
+    prefix: bool = True                    # keep the "transformer." prefix of GPT-2 tensor names
+
+
+def llama_gqa():
+    return Spec("llama-gqa", transformers.LlamaForCausalLM, dict(
+        model_type="llama", vocab_size=VOCAB, hidden_size=48, intermediate_size=88, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, rms_norm_eps=1e-5, tie_word_embeddings=False,
+        rope_parameters=dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                             original_max_position_embeddings=64),
+        bos_token_id=0, eos_token_id=[0, 2]),
+        prompt=80, shard="100KB", generation=dict(do_sample=True, temperature=0.6, top_p=0.9))
+
+
+def llama_f16():
+    return Spec("llama-f16", transformers.LlamaForCausalLM, dict(
+        model_type="llama", vocab_size=VOCAB, hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=256, rms_norm_eps=1e-6, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=10000.0), bos_token_id=0, eos_token_id=0),
+        dtype=torch.float16)
+
+
+def mistral():
+    return Spec("mistral", transformers.MistralForCausalLM, dict(
+        model_type="mistral", vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, sliding_window=16, max_position_embeddings=512, rms_norm_eps=1e-5,
+        tie_word_embeddings=False, rope_parameters=dict(rope_type="default", rope_theta=10000.0), bos_token_id=0, eos_token_id=0),
+        prompt=96)
+
+
+def qwen2(name, **changes):
+    config = dict(
+        model_type="qwen2", vocab_size=VOCAB, hidden_size=48, intermediate_size=88, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-6, tie_word_embeddings=True,
+        use_sliding_window=False, rope_parameters=dict(rope_type="default", rope_theta=1000000.0), bos_token_id=0,
+        eos_token_id=[2, 0])
+    return Spec(name, transformers.Qwen2ForCausalLM, {**config, **changes})
+
+
+def qwen2_bf16():
+    spec = qwen2("qwen2-bf16", hidden_size=72, intermediate_size=120, num_attention_heads=6, num_key_value_heads=2)
+    spec.dtype = torch.bfloat16
+    return spec
+
+
+def qwen3():
+    return Spec("qwen3", transformers.Qwen3ForCausalLM, dict(
+        model_type="qwen3", vocab_size=VOCAB, hidden_size=48, intermediate_size=88, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=20, max_position_embeddings=256, rms_norm_eps=1e-6, tie_word_embeddings=True,
+        attention_bias=False, use_sliding_window=False, rope_parameters=dict(rope_type="default", rope_theta=1000000.0),
+        bos_token_id=0, eos_token_id=2), modern_config=True)
+
+
+def gpt2(name, prefix, **changes):
+    config = dict(
+        model_type="gpt2", vocab_size=VOCAB, n_embd=40, n_head=4, n_layer=2, n_positions=96, activation_function="gelu_new",
+        layer_norm_epsilon=1e-5, bos_token_id=0, eos_token_id=0, tie_word_embeddings=True)
+    return Spec(name, transformers.GPT2LMHeadModel, {**config, **changes}, prefix=prefix)
+
+
+def phi():
+    return Spec("phi", transformers.PhiForCausalLM, dict(
+        model_type="phi", vocab_size=VOCAB, hidden_size=40, intermediate_size=88, num_hidden_layers=2, num_attention_heads=2,
+        hidden_act="gelu_new", layer_norm_eps=1e-5, max_position_embeddings=256, tie_word_embeddings=False,
+        rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.4), bos_token_id=0, eos_token_id=0))
+
+
+def specs():
+    # qwen2: 304 rows in the table but 288 words, as the published Qwen files pad theirs
+    return [llama_gqa(), llama_f16(), mistral(), qwen2("qwen2", vocab_size=304), qwen2_bf16(), qwen3(),
+            gpt2("gpt2", prefix=False), gpt2("distilgpt2-prefixed", prefix=True, n_inner=88, n_layer=3), phi()]
+
+
+def is_norm(name):
+    return "norm" in name or ".ln_" in name
+
+
+def randomize(model, seed):
+    """Weights large enough for lively logits, norms around 1, biases around 0 but not small."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in sorted(model.named_parameters()):
+            noise = torch.randn(p.shape, generator=g)
+            if is_norm(name) and name.endswith("weight"):
+                p.copy_(1 + 0.2 * noise)
+            elif name.endswith("bias"):
+                p.copy_(0.3 * noise)
+            else:
+                p.copy_((0.3 if "q_proj" in name or "k_proj" in name or "c_attn" in name else 0.18) * noise)
+
+
+def legacy_config(config):
+    """The spelling of transformers 4, which nearly all published directories have."""
+    old = {k: v for k, v in config.items() if k != "layer_types"}
+    if "dtype" in old:
+        old["torch_dtype"] = old.pop("dtype")
+    rope = old.pop("rope_parameters", None)
+    if rope:
+        old["rope_theta"] = rope.pop("rope_theta")
+        if "partial_rotary_factor" in rope:
+            old["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        old["rope_scaling"] = None if rope.get("rope_type", "default") == "default" else rope
+    return dict(sorted(old.items()))
+
+
+def as_hub_gpt2(path, n_positions):
+    """The published gpt2 file: no "transformer." prefix, and the causal masks stored as tensors to be ignored."""
+    tensors = safetensors.torch.load_file(path)
+    tensors = {k.removeprefix("transformer."): v for k, v in tensors.items()}
+    mask = torch.tril(torch.ones(1, 1, n_positions, n_positions))
+    for layer in range(sum(k.endswith("c_attn.weight") for k in tensors)):
+        tensors[f"h.{layer}.attn.bias"] = mask.clone()
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+
+
+def write_model(directory, spec, seed, tok):
+    config = transformers.AutoConfig.for_model(**copy.deepcopy(spec.config))
+    model = spec.model(config)
+    randomize(model, seed)
+    model.generation_config.update(**spec.generation)
+    shutil.rmtree(directory, ignore_errors=True)
+    for p in model.parameters():  # not model.to(): the rotary frequencies stay float32, as when loading
+        p.data = p.data.to(spec.dtype)
+    model.config.dtype = spec.dtype
+    model.save_pretrained(directory, max_shard_size=spec.shard)
+    if not spec.modern_config:
+        path = directory / "config.json"
+        write_json(path, legacy_config(json.loads(path.read_text())))
+    if not spec.prefix:
+        as_hub_gpt2(directory / "model.safetensors", spec.config["n_positions"])
+    write_tokenizer(directory, tok)
+    for file in directory.iterdir():
+        file.chmod(0o644)
+    return model.float().eval()
+
+
+# ---- what is expected ------------------------------------------------------------------------------------------------
+
+def load(directory):
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    return model.eval()
+
+
+@torch.no_grad()
+def logits_of(model, ids):
+    return model(torch.tensor([ids]), use_cache=False).logits[0].float()
+
+
+def greedy_of(model, prompt, n):
+    """The continuation and the least lead of the best logit on the way; every step computes everything anew."""
+    ids, margin = list(prompt), float("inf")
+    for _ in range(n):
+        best = torch.topk(logits_of(model, ids)[-1], 2)
+        margin = min(margin, float(best.values[0] - best.values[1]))
+        ids.append(int(best.indices[0]))
+    return ids[len(prompt):], margin
+
+
+def random_ids(n, vocab, seed):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randint(len(SPECIALS), vocab, (n,), generator=g).tolist()
+
+
+@torch.no_grad()
+def check_everything_matters(model, ids):
+    """Every parameter tensor must show in the logits: otherwise the fixture could not catch its loss."""
+    before = logits_of(model, ids)
+    for name, p in model.named_parameters():
+        saved = p.clone()
+        p.fill_(1.0 if is_norm(name) and name.endswith("weight") else 0.0)
+        change = float((logits_of(model, ids) - before).abs().max())
+        p.copy_(saved)
+        assert change > MATTERS, f"{name}: only changes the logits by {change:.2g}"
+
+
+def write_expected(path, ids, logits, prompt, greedy):
+    def i32(v):
+        return torch.tensor(v, dtype=torch.int32)
+    safetensors.torch.save_file({"ids": i32(ids), "logits": logits.contiguous(), "greedy_prompt": i32(prompt),
+                                 "greedy": i32(greedy)}, path)
+    path.chmod(0o644)
+
+
+def lively(tokens):
+    return len(set(tokens)) >= 12
+
+
+def eos_ids(model):
+    eos = model.config.eos_token_id
+    return set(eos if isinstance(eos, list) else [eos])
+
+
+def make_random(out, spec, tok):
+    """Tries seeds until the greedy path is safe from rounding, varied, and free of end-of-text."""
+    for seed in range(1, 100):
+        directory = out / spec.name
+        written = write_model(directory, spec, seed, tok)
+        model = load(directory)
+        prompt = random_ids(GREEDY_PROMPT, VOCAB, 1000 + seed)
+        greedy, margin = greedy_of(model, prompt, GREEDY_TOKENS)
+        if margin > MARGIN and lively(greedy) and not eos_ids(model) & set(greedy) and max(greedy) < VOCAB:
+            break
+    else:
+        raise SystemExit(f"{spec.name}: no seed gave a safe greedy path")
+    ids = random_ids(spec.prompt, VOCAB, 2000 + seed)
+    # what was loaded back, through the respelled config and names, is what was written
+    torch.testing.assert_close(logits_of(model, ids), logits_of(written, ids))
+    check_everything_matters(model, ids)
+    logits = logits_of(model, ids)
+    write_expected(directory / "expected.safetensors", ids, logits, prompt, greedy)
+    report(directory, f"seed {seed}, margin {margin:.4f}, {len(set(greedy))} different greedy tokens, logits std {logits.std():.2f}")
+
+
+TINY_FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+              "special_tokens_map.json"]
+TINY_STORY = ("Once upon a time, there was a little boy named Tim. Tim had a big red ball. He liked to play with "
+              "his ball in the park. One day, he saw a small dog near a tree. The dog looked sad, so Tim gave the ball to the dog. "
+              "The dog was happy and they played together all day. They became good "
+              "friends. When the sun went down, Tim took the dog home. His mom smiled and said, \"What a nice dog! Can he stay with "
+              "us?\" Tim jumped up and down. He was so happy. From that day on, Tim and the dog shared the red ball.")
+TINY_README = """# tinystories-656k
+
+The weights and the tokenizer of raincandy-u/TinyStories-656K (Apache-2.0), as found in the repository
+LearningInfiniTensor/learning-lm-rs under models/story. `expected.safetensors` is ours: see tests/model/make_fixtures.py.
+"""
+TINY_PROMPTS = ["Once upon a time", "Lily and Tom", "The cat sat", "One day, a girl"]
+
+
+def make_tinystories(out, source):
+    directory = out / "tinystories-656k"
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in TINY_FILES:
+        if source != directory:
+            (directory / name).unlink(missing_ok=True)
+            shutil.copyfile(source / name, directory / name)
+    (directory / "README.md").write_text(TINY_README)
+    tok = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    model = load(directory)
+    ids = tok.encode(TINY_STORY).ids[:64]
+    assert len(ids) == 64, len(ids)
+    for text in TINY_PROMPTS:
+        prompt = tok.encode(text).ids
+        greedy, margin = greedy_of(model, prompt, GREEDY_TOKENS)
+        if margin > MARGIN and not eos_ids(model) & set(greedy):
+            break
+    else:
+        raise SystemExit("tinystories-656k: no prompt gave a safe greedy path")
+    write_expected(directory / "expected.safetensors", ids, logits_of(model, ids), prompt, greedy)
+    report(directory, f"margin {margin:.4f}: {text!r} -> {tok.decode(greedy)!r}")
+
+
+# ---- main ------------------------------------------------------------------------------------------------------------
+
+def write_json(path, value):
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def report(directory, text):
+    size = sum(f.stat().st_size for f in directory.iterdir())
+    print(f"{directory.name}: {size // 1024} KiB, {text}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tinystories", type=Path, help="a TinyStories-656K directory (default: the one in --out, if there)")
+    parser.add_argument("--only", help="one fixture by name")
+    args = parser.parse_args()
+    print(f"python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}, "
+          f"tokenizers {tokenizers.__version__}, safetensors {safetensors.__version__}")
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    tok = make_tokenizer()
+    for spec in specs():
+        if args.only in (None, spec.name):
+            make_random(args.out, spec, tok)
+    tiny = args.tinystories or args.out / "tinystories-656k"
+    if args.only in (None, "tinystories-656k") and (tiny / "model.safetensors").exists():
+        make_tinystories(args.out, tiny)
+
+
+if __name__ == "__main__":
+    main()

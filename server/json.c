@@ -1,0 +1,255 @@
+/* Reading requests and writing answers as JSON: json.h says what holds.  No state; any thread.
+ *
+ * Big numbers.  json_check hands them to cJSON as tagged strings; restore_numbers turns those back into numbers and
+ * leaves the literal in `valuestring` (cJSON_Delete frees that whatever the type).  So to a caller every number is a
+ * number, and the getters below can still be exact. */
+#include "server/json.h"
+
+#include "server/json_check.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void restore_numbers(cJSON *item)
+{
+    for (; item; item = item->next) {
+        if (cJSON_IsString(item) && item->valuestring[0] == JSON_NUMBER_TAG) {
+            memmove(item->valuestring, item->valuestring + 1, strlen(item->valuestring));
+            item->type = cJSON_Number;
+            item->valuedouble = strtod(item->valuestring, NULL);
+            item->valueint = item->valuedouble >= 2147483647.0    ? 2147483647
+                             : item->valuedouble <= -2147483648.0 ? -2147483647 - 1
+                                                                  : (int)item->valuedouble;
+        }
+        restore_numbers(item->child); /* as deep as json_check let it be */
+    }
+}
+
+cJSON *json_parse(const char *text, size_t n, struct err *e)
+{
+    struct buf checked = {0};
+    cJSON *tree = NULL;
+    if (json_check(text, n, &checked, e) == ERR_OK) {
+        tree = cJSON_ParseWithLengthOpts(checked.data, checked.len, NULL, 0);
+        if (!tree) err_set(e, ERR_NOMEM, "JSON of %zu bytes could not be held in memory", n);
+    }
+    buf_free(&checked);
+    restore_numbers(tree);
+    return tree;
+}
+
+/* ---- getters --------------------------------------------------------------------------------------------------- */
+
+/* The last field of that name; NULL when absent, null, or an earlier getter has failed. */
+static const cJSON *find_field(const struct json_at *at, const char *name)
+{
+    if (at->e->code != ERR_OK) return NULL;
+    const cJSON *found = NULL;
+    const cJSON *child = at->obj ? at->obj->child : NULL;
+    for (; child; child = child->next) {
+        if (child->string && strcmp(child->string, name) == 0) found = child;
+    }
+    return found && !cJSON_IsNull(found) ? found : NULL;
+}
+
+__attribute__((format(printf, 3, 4))) static bool field_wrong(struct json_at *at, const char *name, const char *fmt,
+                                                              ...)
+{
+    char what[256];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(what, sizeof what, fmt, ap);
+    va_end(ap);
+    const char *path = at->path ? at->path : "";
+    err_set(at->e, ERR_INVALID, "%s%s%s: %s", path, *path ? "." : "", name, what);
+    return false;
+}
+
+/* The exact value of a literal that is mathematically whole: 1.0 and 1e2 are, 1.5 is not.  False if it is not whole or
+ * its magnitude exceeds 64 bits. */
+static bool literal_whole(const char *literal, bool *negative, uint64_t *magnitude)
+{
+    char digits[JSON_MAX_NUMBER + 1];
+    size_t n = 0;
+    long point = 0; /* how many of the digits stand before the decimal point */
+    const char *p = literal;
+    bool behind = false;
+    *negative = *p == '-';
+    for (p += *negative; (*p >= '0' && *p <= '9') || *p == '.'; p++) {
+        if (*p == '.') {
+            behind = true;
+            continue;
+        }
+        if (n == sizeof digits) return false;
+        digits[n++] = *p;
+        point += !behind;
+    }
+    while (n && digits[n - 1] == '0') n--;
+    *magnitude = 0;
+    if (n == 0) return true;
+    if (*p) {
+        long exponent = strtol(p + 1, NULL, 10); /* saturates: then it is out of range below, as it should be */
+        if (exponent > 2000 || exponent < -2000) return false;
+        point += exponent;
+    }
+    if (point < (long)n) return false;
+    for (long i = 0; i < point; i++) {
+        uint64_t digit = i < (long)n ? (uint64_t)(digits[i] - '0') : 0;
+        if (__builtin_mul_overflow(*magnitude, 10u, magnitude)) return false;
+        if (__builtin_add_overflow(*magnitude, digit, magnitude)) return false;
+    }
+    return true;
+}
+
+static bool number_whole(const cJSON *item, bool *negative, uint64_t *magnitude)
+{
+    if (item->valuestring) return literal_whole(item->valuestring, negative, magnitude);
+    /* A literal of at most 15 characters: the double is exact. */
+    double v = item->valuedouble;
+    *negative = v < 0;
+    v = fabs(v);
+    if (v != floor(v) || v >= 18446744073709551616.0) return false;
+    *magnitude = (uint64_t)v;
+    return true;
+}
+
+bool json_get_bool(struct json_at *at, const char *name, bool *out)
+{
+    const cJSON *item = find_field(at, name);
+    if (!item) return false;
+    if (!cJSON_IsBool(item)) return field_wrong(at, name, "expected true or false");
+    *out = cJSON_IsTrue(item);
+    return true;
+}
+
+bool json_get_int(struct json_at *at, const char *name, int64_t min, int64_t max, int64_t *out)
+{
+    const cJSON *item = find_field(at, name);
+    if (!item) return false;
+    if (!cJSON_IsNumber(item)) return field_wrong(at, name, "expected a whole number");
+    bool negative;
+    uint64_t magnitude;
+    double v = item->valuedouble;
+    if (!number_whole(item, &negative, &magnitude)) {
+        if (v == floor(v))
+            return field_wrong(at, name, "must be between %lld and %lld", (long long)min, (long long)max);
+        return field_wrong(at, name, "expected a whole number");
+    }
+    bool fits = magnitude <= (uint64_t)INT64_MAX + negative;
+    int64_t whole = !fits ? 0 : negative ? (int64_t)(0 - magnitude) : (int64_t)magnitude;
+    if (!fits || whole < min || whole > max) {
+        return field_wrong(at, name, "must be between %lld and %lld", (long long)min, (long long)max);
+    }
+    *out = whole;
+    return true;
+}
+
+bool json_get_u64(struct json_at *at, const char *name, uint64_t *out)
+{
+    const cJSON *item = find_field(at, name);
+    if (!item) return false;
+    bool negative;
+    uint64_t magnitude;
+    if (!cJSON_IsNumber(item) || !number_whole(item, &negative, &magnitude) || (negative && magnitude)) {
+        return field_wrong(at, name, "expected a whole number between 0 and 18446744073709551615");
+    }
+    *out = magnitude;
+    return true;
+}
+
+bool json_get_number(struct json_at *at, const char *name, double *out)
+{
+    const cJSON *item = find_field(at, name);
+    if (!item) return false;
+    if (!cJSON_IsNumber(item)) return field_wrong(at, name, "expected a number");
+    *out = item->valuedouble;
+    return true;
+}
+
+bool json_get_string(struct json_at *at, const char *name, const char **out)
+{
+    const cJSON *item = find_field(at, name);
+    if (!item) return false;
+    if (!cJSON_IsString(item)) return field_wrong(at, name, "expected a string");
+    *out = item->valuestring;
+    return true;
+}
+
+bool json_get_object(struct json_at *at, const char *name, const cJSON **out)
+{
+    const cJSON *item = find_field(at, name);
+    if (!item) return false;
+    if (!cJSON_IsObject(item)) return field_wrong(at, name, "expected an object");
+    *out = item;
+    return true;
+}
+
+bool json_get_array(struct json_at *at, const char *name, const cJSON **out)
+{
+    const cJSON *item = find_field(at, name);
+    if (!item) return false;
+    if (!cJSON_IsArray(item)) return field_wrong(at, name, "expected an array");
+    *out = item;
+    return true;
+}
+
+/* ---- writing --------------------------------------------------------------------------------------------------- */
+
+static void put_escaped(struct buf *b, unsigned char ch)
+{
+    static const char names[32] = {['\b'] = 'b', ['\f'] = 'f', ['\n'] = 'n', ['\r'] = 'r', ['\t'] = 't'};
+    if (ch == '"' || ch == '\\') {
+        buf_printf(b, "\\%c", ch);
+    } else if (names[ch]) {
+        buf_printf(b, "\\%c", names[ch]);
+    } else {
+        buf_printf(b, "\\u%04x", ch);
+    }
+}
+
+void json_put_string(struct buf *b, const char *s, size_t n)
+{
+    const unsigned char *p = (const unsigned char *)s;
+    buf_char(b, '"');
+    size_t plain = 0; /* p[plain, i) needs no change and is not written yet */
+    for (size_t i = 0; i < n;) {
+        int len = utf8_length(p + i, n - i);
+        if (len > 1 || (len == 1 && p[i] >= 0x20 && p[i] != '"' && p[i] != '\\')) {
+            i += (size_t)len;
+            continue;
+        }
+        buf_append(b, p + plain, i - plain);
+        if (len == 0) {
+            buf_str(b, "\xef\xbf\xbd");
+        } else {
+            put_escaped(b, p[i]);
+        }
+        plain = ++i;
+    }
+    buf_append(b, p + plain, n - plain);
+    buf_char(b, '"');
+}
+
+void json_put_number(struct buf *b, double v)
+{
+    if (!isfinite(v)) {
+        buf_str(b, "null");
+        return;
+    }
+    if (v == floor(v) && fabs(v) < 1e15) {
+        buf_printf(b, signbit(v) ? "-%.0f" : "%.0f", fabs(v)); /* 100000, not 1e+05 */
+        return;
+    }
+    /* Most numbers we send were floats; as such 0.1f is "0.1", not "0.10000000149011612". */
+    bool is_float = fabs(v) <= 3.4028234663852886e38 && (double)(float)v == v;
+    char text[40];
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, v);
+        double back = strtod(text, NULL);
+        if (is_float ? (float)back == (float)v : back == v) break;
+    }
+    buf_str(b, text);
+}

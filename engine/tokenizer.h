@@ -58,12 +58,14 @@ void tokenizer_decode(const struct tokenizer *, const int32_t *ids, size_t n, bo
 
 /* Streaming decode.  Zero-initialise; feed ids one by one; each push appends the text that is complete (never part of a
  * UTF-8 character) to *out.  The pieces joined, with the flush at the end, are what tokenizer_decode gives with
- * skip_special false, except that a special token first flushes what was incomplete. */
+ * skip_special false, except that a special token first flushes what was incomplete, and that a run of byte tokens
+ * ("<0xE4>"...) which is no UTF-8 keeps its whole characters, where tokenizer_decode replaces every byte of it. */
 struct detok {
     unsigned char pending[16]; /* bytes of an unfinished character */
     uint8_t n_pending;
     bool started;     /* something was emitted: a leading space is no longer stripped */
     bool mid_context; /* set by the caller to continue after a prompt: the first token keeps its leading space */
+    uint8_t n_stripped; /* leading spaces taken so far, while more may be */
 };
 
 void detok_push(struct detok *, const struct tokenizer *, int32_t id, struct buf *out);

@@ -1,0 +1,57 @@
+/* A mailbox: many senders, one receiver that takes everything at once and handles it unlocked.
+ *
+ * Messages are intrusive: the sender allocates, the receiver frees.  Order is kept. */
+#ifndef TANDEM_BASE_MAILBOX_H
+#define TANDEM_BASE_MAILBOX_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+struct mail {
+    struct mail *next;
+};
+
+struct mailbox {
+    pthread_mutex_t lock;
+    pthread_cond_t arrived;
+    struct mail *first, **end;
+};
+
+static inline void mailbox_init(struct mailbox *b)
+{
+    pthread_mutex_init(&b->lock, NULL);
+    pthread_cond_init(&b->arrived, NULL);
+    b->first = NULL;
+    b->end = &b->first;
+}
+
+static inline void mailbox_destroy(struct mailbox *b)
+{
+    pthread_mutex_destroy(&b->lock);
+    pthread_cond_destroy(&b->arrived);
+}
+
+static inline void mailbox_send(struct mailbox *b, struct mail *m)
+{
+    m->next = NULL;
+    pthread_mutex_lock(&b->lock);
+    *b->end = m;
+    b->end = &m->next;
+    pthread_cond_signal(&b->arrived);
+    pthread_mutex_unlock(&b->lock);
+}
+
+/* Everything that waits, oldest first; with `wait`, sleeps until there is something. */
+static inline struct mail *mailbox_take(struct mailbox *b, bool wait)
+{
+    pthread_mutex_lock(&b->lock);
+    while (wait && !b->first) pthread_cond_wait(&b->arrived, &b->lock);
+    struct mail *m = b->first;
+    b->first = NULL;
+    b->end = &b->first;
+    pthread_mutex_unlock(&b->lock);
+    return m;
+}
+
+#endif

@@ -1,0 +1,85 @@
+#include "engine/batch.h"
+
+#include "engine/base/check.h"
+#include "engine/base/err.h"
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The arrays lie one after the other in one block, on the host and on the device alike, so that one copy moves a step. */
+static void layout(struct batch *b, int32_t *base)
+{
+    b->id = base;
+    b->pos = b->id + b->max_tokens;
+    b->slot = b->pos + b->max_tokens;
+    b->q_start = b->slot + b->max_tokens;
+    b->kv_len = b->q_start + b->max_seqs + 1;
+    b->row = b->kv_len + b->max_seqs;
+    b->pages = b->row + b->max_rows;
+}
+
+static size_t fixed_ints(const struct batch *b)
+{
+    return 3 * (size_t)b->max_tokens + 2 * (size_t)b->max_seqs + 1 + (size_t)b->max_rows;
+}
+
+int batch_open(struct batch *b, struct dev *d, int max_tokens, int max_seqs, int max_rows, int max_pages)
+{
+    *b = (struct batch){.max_tokens = max_tokens, .max_seqs = max_seqs, .max_rows = max_rows, .max_pages = max_pages};
+    size_t n = fixed_ints(b) + (size_t)max_seqs * (size_t)max_pages;
+    b->host = mem_array(n, sizeof *b->host);
+    int32_t *base = d->ops->alloc(d, n * sizeof *base);
+    if (!base) {
+        free(b->host);
+        *b = (struct batch){0};
+        return ERR_NOMEM;
+    }
+    layout(b, base);
+    return 0;
+}
+
+void batch_close(struct batch *b, struct dev *d)
+{
+    if (b->id) d->ops->free(d, b->id);
+    free(b->host);
+    *b = (struct batch){0};
+}
+
+static int widest(const struct plan *p)
+{
+    int most = 1;
+    for (int i = 0; i < p->n; i++)
+        if (p->v[i].seq->n_pages > most) most = p->v[i].seq->n_pages;
+    return most;
+}
+
+void batch_build(struct batch *b, struct dev *d, const struct plan *p)
+{
+    struct batch h = *b; /* the same arrays, on the host */
+    layout(&h, b->host);
+    CHECK(p->n_tokens <= b->max_tokens && p->n <= b->max_seqs && p->n_rows <= b->max_rows);
+    int t = 0, r = 0, ld = widest(p);
+    CHECK(ld <= b->max_pages);
+    for (int i = 0; i < p->n; i++) {
+        const struct plan_item *it = &p->v[i];
+        const struct seq *s = it->seq;
+        h.q_start[i] = t;
+        h.kv_len[i] = it->start + it->n;
+        memcpy(h.pages + (size_t)i * (size_t)ld, s->pages, (size_t)s->n_pages * sizeof *s->pages);
+        memset(h.pages + (size_t)i * (size_t)ld + s->n_pages, 0, (size_t)(ld - s->n_pages) * sizeof *s->pages);
+        for (int k = 0; k < it->n; k++, t++) {
+            int pos = it->start + k;
+            h.id[t] = s->tokens[pos];
+            h.pos[t] = pos;
+            h.slot[t] = s->pages[pos / KV_PAGE] * KV_PAGE + pos % KV_PAGE;
+            if (k >= it->n - it->rows) h.row[r++] = t;
+        }
+    }
+    h.q_start[p->n] = t;
+    b->n_tokens = t;
+    b->n_seqs = p->n;
+    b->n_rows = r;
+    b->pages_ld = ld;
+    d->ops->upload(d, b->id, b->host, (fixed_ints(b) + (size_t)p->n * (size_t)ld) * sizeof *b->host);
+}

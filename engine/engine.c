@@ -1,0 +1,381 @@
+/* The engine thread: inbox -> schedule -> batch -> forward -> sample -> events, step after step; asleep when nothing can
+ * run.  See engine.h for who may call what. */
+#include "engine/engine.h"
+
+#include "engine/base/check.h"
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "engine/base/mailbox.h"
+#include "engine/base/mem.h"
+#include "engine/batch.h"
+#include "engine/events.h"
+#include "engine/model.h"
+#include "engine/request.h"
+#include "engine/sched.h"
+#include "engine/setup.h"
+#include "kernels/rng.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum msg_kind { MSG_SUBMIT, MSG_CANCEL, MSG_PAUSE, MSG_RESUME, MSG_STOP };
+
+struct msg {
+    struct mail mail; /* first */
+    enum msg_kind kind;
+    uint64_t id;
+    struct request *request; /* MSG_SUBMIT */
+};
+
+struct engine {
+    struct setup s; /* model, tokenizer, info; constant after engine_open */
+
+    /* between the threads */
+    struct mailbox inbox;
+    struct events events;
+    _Atomic int queued;            /* submitted and never yet scheduled */
+    _Atomic uint64_t step_started; /* 0: no step in progress */
+    pthread_mutex_t stats_lock;
+    struct engine_stats stats;
+    uint64_t last_id; /* the submitting thread's */
+    pthread_t thread;
+    bool started;
+
+    /* the engine thread's */
+    struct kv_pool *pool;
+    struct sched sched;
+    struct batch batch;
+    struct sample_row *rows; /* (max_rows) */
+    struct sample_out *outs; /* (max_rows) */
+    struct request **by_id;  /* hash table with chains */
+    uint32_t id_mask;
+    struct engine_stats now; /* what stats becomes at the end of the step */
+};
+
+/* ---- opening and closing ---------------------------------------------------------------------------------------- */
+
+struct engine *engine_open(const struct engine_config *c, struct err *e)
+{
+    struct engine *g = mem_zalloc(sizeof *g);
+    if (setup_open(&g->s, c, e)) {
+        free(g);
+        return NULL;
+    }
+    const struct engine_info *m = &g->s.info;
+    int max_pages = (m->max_total_tokens + KV_PAGE - 1) / KV_PAGE;
+    if (batch_open(&g->batch, g->s.model.d, m->max_batch_tokens, m->max_seqs, g->s.max_rows, max_pages)) {
+        err_set(e, ERR_NOMEM, "no memory for batches of %d tokens", m->max_batch_tokens);
+        setup_close(&g->s);
+        free(g);
+        return NULL;
+    }
+    mailbox_init(&g->inbox);
+    events_init(&g->events);
+    pthread_mutex_init(&g->stats_lock, NULL);
+    g->pool = kv_pool_new(m->pages, rng_mix(clock_unix()));
+    sched_init(&g->sched, &(struct sched_config){m->max_seqs, m->max_batch_tokens, g->s.max_rows, !c->no_prefix_cache}, g->pool);
+    g->rows = mem_array((size_t)g->s.max_rows, sizeof *g->rows);
+    g->outs = mem_array((size_t)g->s.max_rows, sizeof *g->outs);
+    for (g->id_mask = 63; g->id_mask < (uint32_t)(m->max_seqs + m->max_queue); g->id_mask = g->id_mask * 2 + 1) {}
+    g->by_id = mem_array((size_t)g->id_mask + 1, sizeof *g->by_id);
+    g->stats.pages_total = g->now.pages_total = m->pages;
+    return g;
+}
+
+const struct engine_info *engine_info(const struct engine *g)
+{
+    return &g->s.info;
+}
+
+const struct tokenizer *engine_tokenizer(const struct engine *g)
+{
+    return g->s.tokenizer;
+}
+
+/* ---- the other thread's calls ------------------------------------------------------------------------------------ */
+
+static void send_msg(struct engine *g, enum msg_kind kind, uint64_t id, struct request *r)
+{
+    struct msg *m = mem_zalloc(sizeof *m);
+    *m = (struct msg){.kind = kind, .id = id, .request = r};
+    mailbox_send(&g->inbox, &m->mail);
+}
+
+bool engine_has_room(const struct engine *g)
+{
+    return atomic_load(&g->queued) < g->s.info.max_queue;
+}
+
+uint64_t engine_submit(struct engine *g, const struct gen_request *spec, struct err *e)
+{
+    if (!engine_has_room(g)) {
+        err_set(e, ERR_FULL, "Model is overloaded");
+        return 0;
+    }
+    struct request *r = request_new(spec, &g->s.info, e);
+    if (!r) return 0;
+    r->id = ++g->last_id;
+    r->seq.arrival = r->id;
+    r->times.submitted = clock_now();
+    atomic_fetch_add(&g->queued, 1);
+    uint64_t id = r->id;
+    send_msg(g, MSG_SUBMIT, id, r);
+    return id;
+}
+
+void engine_cancel(struct engine *g, uint64_t id)
+{
+    send_msg(g, MSG_CANCEL, id, NULL);
+}
+
+void engine_pause(struct engine *g, uint64_t id)
+{
+    send_msg(g, MSG_PAUSE, id, NULL);
+}
+
+void engine_resume(struct engine *g, uint64_t id)
+{
+    send_msg(g, MSG_RESUME, id, NULL);
+}
+
+struct event_batch *engine_events(struct engine *g)
+{
+    return events_take(&g->events);
+}
+
+void engine_events_done(struct engine *g, struct event_batch *b)
+{
+    events_give(&g->events, b);
+}
+
+void engine_stats_read(const struct engine *g, struct engine_stats *out)
+{
+    struct engine *w = (struct engine *)g; /* the lock is the only thing written */
+    pthread_mutex_lock(&w->stats_lock);
+    *out = g->stats;
+    pthread_mutex_unlock(&w->stats_lock);
+    out->step_started = atomic_load(&g->step_started);
+    /* requests still in the inbox wait, too */
+    if (out->waiting < atomic_load(&g->queued)) out->waiting = atomic_load(&g->queued);
+}
+
+/* ---- the engine thread: requests ---------------------------------------------------------------------------------- */
+
+static struct request **find_link(struct engine *g, uint64_t id)
+{
+    struct request **link = &g->by_id[id & g->id_mask];
+    while (*link && (*link)->id != id) link = &(*link)->next;
+    return link;
+}
+
+static void end_request(struct engine *g, struct request *r, enum finish_reason why, int stop_index, const char *error)
+{
+    if (!r->times.scheduled) atomic_fetch_sub(&g->queued, 1);
+    sched_remove(&g->sched, &r->seq);
+    struct request **link = find_link(g, r->id);
+    CHECK(*link == r);
+    *link = r->next;
+    request_done(r, why, stop_index, error, &g->events, clock_now());
+    request_free(r);
+}
+
+/* False: stop. */
+static bool handle(struct engine *g, const struct msg *m)
+{
+    if (m->kind == MSG_STOP) return false;
+    if (m->kind == MSG_SUBMIT) {
+        struct request *r = m->request;
+        r->next = g->by_id[r->id & g->id_mask];
+        g->by_id[r->id & g->id_mask] = r;
+        sched_add(&g->sched, &r->seq);
+        return true;
+    }
+    struct request *r = *find_link(g, m->id);
+    if (!r) return true; /* ended meanwhile */
+    if (m->kind == MSG_CANCEL) end_request(g, r, FINISH_CANCELLED, -1, NULL);
+    else r->seq.paused = m->kind == MSG_PAUSE;
+    return true;
+}
+
+static bool take_inbox(struct engine *g, bool wait)
+{
+    bool go_on = true;
+    struct mail *next;
+    for (struct mail *m = mailbox_take(&g->inbox, wait); m; m = next) {
+        next = m->next;
+        go_on &= handle(g, (struct msg *)m);
+        free(m);
+    }
+    return go_on;
+}
+
+/* ---- the engine thread: a step ------------------------------------------------------------------------------------- */
+
+static struct request *request_of(const struct plan_item *it)
+{
+    return (struct request *)it->seq;
+}
+
+static void mark_scheduled(struct engine *g, const struct plan *p, uint64_t now)
+{
+    for (int i = 0; i < p->n; i++) {
+        struct request *r = request_of(&p->v[i]);
+        if (r->times.scheduled) continue;
+        r->times.scheduled = now;
+        atomic_fetch_sub(&g->queued, 1);
+        g->now.prefix_query_tokens += (uint64_t)r->n_prompt;
+        g->now.prefix_hit_tokens += (uint64_t)r->seq.n_cached;
+        g->now.prompt_tokens += (uint64_t)r->n_prompt;
+    }
+}
+
+static void fill_rows(struct engine *g, const struct plan *p)
+{
+    int r = 0;
+    for (int i = 0; i < p->n; i++) {
+        const struct plan_item *it = &p->v[i];
+        for (int k = it->n - it->rows; k < it->n; k++) request_sample_row(request_of(it), it->start + k, &g->rows[r++]);
+    }
+}
+
+/* What the rows of one sequence say: prompt log-probabilities, then perhaps a new token. */
+static void deliver(struct engine *g, const struct plan_item *it, const struct sample_out *out, uint64_t now)
+{
+    struct request *r = request_of(it);
+    int last = r->seq.n_known - 1;
+    for (int k = it->n - it->rows; k < it->n; k++, out++) {
+        int pos = it->start + k;
+        if (pos < last) {
+            request_prompt_row(r, pos, out, g->s.tokenizer, &g->events);
+            continue;
+        }
+        if (out->id < 0) {
+            end_request(g, r, FINISH_ERROR, -1, "the model produced no finite logit");
+            return;
+        }
+        int stop_index;
+        enum finish_reason why = request_token(r, out, &g->s.info, g->s.tokenizer, &g->events, now, &stop_index);
+        g->now.generated_tokens++;
+        if (why != FINISH_NONE) end_request(g, r, why, stop_index, NULL);
+        return;
+    }
+}
+
+/* The device failed: the requests of the plan end with an error; the others go on. */
+static void fail_step(struct engine *g, const struct plan *p)
+{
+    struct dev_error *err = &g->s.model.d->error;
+    log_error("step failed op=%s error=\"%s\"", err->op ? err->op : "?", err->msg);
+    dev_clear_error(g->s.model.d);
+    int n = p->n;
+    struct request **failed = mem_array((size_t)n, sizeof *failed);
+    for (int i = 0; i < n; i++) failed[i] = request_of(&p->v[i]);
+    sched_abandon(&g->sched);
+    for (int i = 0; i < n; i++) end_request(g, failed[i], FINISH_ERROR, -1, "the device failed in the step");
+    free(failed);
+}
+
+static void run_step(struct engine *g, const struct plan *p)
+{
+    uint64_t start = clock_now();
+    atomic_store(&g->step_started, start);
+    mark_scheduled(g, p, start);
+    batch_build(&g->batch, g->s.model.d, p);
+    model_forward(&g->s.model, &g->batch);
+    if (p->n_rows) {
+        fill_rows(g, p);
+        struct mat logits = g->s.model.logits;
+        logits.rows = p->n_rows;
+        op_sample(g->s.model.d, (struct sample_args){logits, g->rows, g->outs});
+    }
+    if (g->s.model.d->ops->finish(g->s.model.d)) {
+        fail_step(g, p);
+    } else {
+        sched_commit(&g->sched);
+        const struct sample_out *out = g->outs;
+        uint64_t now = clock_now();
+        for (int i = 0; i < p->n; i++) {
+            int rows = p->v[i].rows;
+            deliver(g, &p->v[i], out, now);
+            out += rows;
+        }
+    }
+    g->now.steps++;
+    g->now.last_step_ns = clock_now() - start;
+    atomic_store(&g->step_started, 0);
+}
+
+static void publish(struct engine *g, const struct plan *p)
+{
+    int paused = 0;
+    for (const struct seq *q = g->sched.running.next; q != &g->sched.running; q = q->next) paused += q->paused;
+    g->now.waiting = g->sched.n_waiting;
+    g->now.running = g->sched.n_running;
+    g->now.paused = paused;
+    g->now.pages_cached = kv_cached(g->pool);
+    g->now.pages_used = kv_pages(g->pool) - kv_available(g->pool);
+    if (p) g->now.preemptions += (uint64_t)p->n_preempted;
+    pthread_mutex_lock(&g->stats_lock);
+    g->stats = g->now;
+    pthread_mutex_unlock(&g->stats_lock);
+}
+
+static void *engine_main(void *arg)
+{
+    struct engine *g = arg;
+    bool idle = true;
+    while (take_inbox(g, idle)) {
+        const struct plan *p = sched_step(&g->sched);
+        idle = p->n == 0;
+        if (!idle) run_step(g, p);
+        publish(g, p); /* before the events: who has seen a request end sees its pages free */
+        events_post(&g->events);
+    }
+    return NULL;
+}
+
+int engine_start(struct engine *g, void (*notify)(void *), void *arg, struct err *e)
+{
+    g->events.notify = notify;
+    g->events.arg = arg;
+    int rc = pthread_create(&g->thread, NULL, engine_main, g);
+    if (rc) return err_set(e, ERR_IO, "cannot start the engine thread: %s", strerror(rc));
+    pthread_setname_np(g->thread, "tandem-engine");
+    g->started = true;
+    return 0;
+}
+
+void engine_close(struct engine *g)
+{
+    if (!g) return;
+    if (g->started) {
+        send_msg(g, MSG_STOP, 0, NULL);
+        pthread_join(g->thread, NULL);
+    }
+    struct mail *next;
+    for (struct mail *m = mailbox_take(&g->inbox, false); m; m = next) {
+        next = m->next;
+        request_free(((struct msg *)m)->request);
+        free(m);
+    }
+    for (uint32_t i = 0; i <= g->id_mask; i++)
+        while (g->by_id[i]) {
+            struct request *r = g->by_id[i];
+            g->by_id[i] = r->next;
+            sched_remove(&g->sched, &r->seq);
+            request_free(r);
+        }
+    sched_free(&g->sched);
+    kv_pool_free(g->pool);
+    batch_close(&g->batch, g->s.model.d);
+    setup_close(&g->s);
+    events_free(&g->events);
+    mailbox_destroy(&g->inbox);
+    pthread_mutex_destroy(&g->stats_lock);
+    free(g->by_id);
+    free(g->rows);
+    free(g->outs);
+    free(g);
+}

@@ -1,0 +1,180 @@
+#include "engine/model.h"
+
+#include "engine/base/mem.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the forward pass ------------------------------------------------------------------------------------------ */
+
+static struct mat first(struct mat m, int rows)
+{
+    m.rows = rows;
+    return m;
+}
+
+static void attention(struct model *m, const struct batch *b, int layer, struct mat h, struct mat y)
+{
+    const struct model_config *c = &m->c;
+    const struct layer_weights *w = &m->w.layer[layer];
+    struct mat qkv = first(m->qkv, b->n_tokens), att = first(m->att, b->n_tokens);
+    int window = layer >= c->window_from ? c->window : 0;
+
+    op_linear(m->d, (struct linear_args){qkv, h, w->qkv, w->qkv_b});
+    if (c->qk_norm) {
+        op_head_norm(m->d, (struct head_norm_args){qkv, 0, c->heads, c->head_dim, w->q_norm, c->eps});
+        op_head_norm(m->d, (struct head_norm_args){qkv, c->heads * c->head_dim, c->kv_heads, c->head_dim, w->k_norm, c->eps});
+    }
+    op_rope_kv(m->d, (struct rope_kv_args){qkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, b->pos,
+                                           b->slot, m->kv, layer});
+    op_attn(m->d, (struct attn_args){att, qkv, c->heads, c->kv_heads, c->head_dim, window,
+                                     1.0f / sqrtf((float)c->head_dim), b->n_seqs, b->q_start, b->kv_len, b->pages,
+                                     b->pages_ld, m->kv, layer});
+    op_linear(m->d, (struct linear_args){y, att, w->o, w->o_b});
+}
+
+static void feed_forward(struct model *m, const struct batch *b, int layer, struct mat h, struct mat y)
+{
+    const struct model_config *c = &m->c;
+    const struct layer_weights *w = &m->w.layer[layer];
+    struct mat up = first(m->up, b->n_tokens);
+
+    op_linear(m->d, (struct linear_args){up, h, w->up, w->up_b});
+    if (c->gated) {
+        struct mat ff = first(m->ff, b->n_tokens);
+        op_act_mul(m->d, (struct act_mul_args){ff, up, c->act});
+        up = ff;
+    } else {
+        op_act(m->d, (struct act_args){up, c->act});
+    }
+    op_linear(m->d, (struct linear_args){y, up, w->down, w->down_b});
+}
+
+void model_forward(struct model *m, const struct batch *b)
+{
+    const struct model_config *c = &m->c;
+    const struct weights *w = &m->w;
+    struct dev *d = m->d;
+    struct mat x = first(m->x, b->n_tokens), h = first(m->h, b->n_tokens), y = first(m->y, b->n_tokens);
+
+    op_embed(d, (struct embed_args){x, w->embed, w->pos, b->id, b->pos});
+    op_norm(d, (struct norm_args){h, x, w->layer[0].norm1_w, w->layer[0].norm1_b, c->eps, c->norm});
+    for (int l = 0; l < c->layers; l++) {
+        const struct layer_weights *lw = &w->layer[l];
+        bool last = l + 1 == c->layers;
+        const float *next_w = last ? w->norm_w : lw[1].norm1_w, *next_b = last ? w->norm_b : lw[1].norm1_b;
+
+        attention(m, b, l, h, y);
+        if (c->parallel) /* x += attention(h) + feed_forward(h) */
+            op_add(d, (struct add_args){x, y});
+        else
+            op_add_norm(d, (struct add_norm_args){h, x, y, lw->norm2_w, lw->norm2_b, c->eps, c->norm});
+        feed_forward(m, b, l, h, y);
+        op_add_norm(d, (struct add_norm_args){h, x, y, next_w, next_b, c->eps, c->norm});
+    }
+    if (b->n_rows == 0) return;
+    struct mat hr = first(m->hr, b->n_rows);
+    op_rows(d, (struct rows_args){hr, h, b->row});
+    op_linear(d, (struct linear_args){first(m->logits, b->n_rows), hr, w->head, w->head_b});
+}
+
+/* ---- loading --------------------------------------------------------------------------------------------------- */
+
+int model_load(struct model *m, const char *dir, const char *device, int threads, enum dtype quantize, struct err *e)
+{
+    *m = (struct model){0};
+    char why[160] = "";
+    int rc = model_config_read(dir, &m->c, e);
+    if (rc) return rc;
+    struct dev_config dc = {.name = device && strcmp(device, "auto") ? device : "cpu", .threads = threads};
+    if (!(m->d = dev_open(&dc, why))) return err_set(e, ERR_UNSUPPORTED, "device %s: %s", dc.name, why);
+    rc = weights_load(&m->w, m->d, &m->c, dir, quantize, m->d->threads, e);
+    if (rc) {
+        dev_close(m->d);
+        m->d = NULL;
+    }
+    return rc;
+}
+
+size_t model_page_bytes(const struct model *m, enum dtype kv_type)
+{
+    struct kv_shape s = {m->c.layers, 1, m->c.kv_heads, m->c.head_dim, kv_type};
+    return m->d->ops->kv_page_bytes(&s);
+}
+
+/* The angle of feature pair i per position.  Llama 3's rule stretches long wavelengths by `factor`, keeps short ones, and goes
+ * from one to the other in between (transformers, modeling_rope_utils.py). */
+static float inv_freq(const struct model_config *c, int i)
+{
+    double f = 1.0 / pow(c->rope_theta, 2.0 * i / c->rot);
+    if (c->rope == ROPE_LINEAR) return (float)(f / c->rope_factor);
+    if (c->rope == ROPE_PLAIN) return (float)f;
+    double wavelength = 2 * M_PI / f, old = c->rope_old_len;
+    if (wavelength < old / c->rope_high) return (float)f;
+    if (wavelength > old / c->rope_low) return (float)(f / c->rope_factor);
+    double smooth = (old / wavelength - c->rope_low) / (c->rope_high - c->rope_low);
+    return (float)((1 - smooth) * f / c->rope_factor + smooth * f);
+}
+
+static int reserve_rope(struct model *m, struct err *e)
+{
+    size_t half = (size_t)m->c.rot / 2, n = half * (size_t)m->max_len;
+    if (!n) return 0;
+    float *cos_host = mem_array(n, sizeof *cos_host), *sin_host = mem_array(n, sizeof *sin_host);
+    for (size_t i = 0; i < half; i++) {
+        float f = inv_freq(&m->c, (int)i);
+        for (size_t p = 0; p < (size_t)m->max_len; p++) {
+            float angle = (float)p * f; /* rounded to f32 as transformers does */
+            cos_host[p * half + i] = (float)cos((double)angle);
+            sin_host[p * half + i] = (float)sin((double)angle);
+        }
+    }
+    m->cos = m->d->ops->alloc(m->d, n * sizeof *m->cos);
+    m->sin = m->d->ops->alloc(m->d, n * sizeof *m->sin);
+    if (m->cos) m->d->ops->upload(m->d, m->cos, cos_host, n * sizeof *m->cos);
+    if (m->sin) m->d->ops->upload(m->d, m->sin, sin_host, n * sizeof *m->sin);
+    free(cos_host);
+    free(sin_host);
+    return m->cos && m->sin ? 0 : err_set(e, ERR_NOMEM, "no memory for the rotary tables of %d positions", m->max_len);
+}
+
+static bool reserve_mat(struct model *m, struct mat *out, int rows, int cols)
+{
+    size_t bytes = (size_t)rows * (size_t)cols * sizeof(float);
+    *out = mat_f32(m->d->ops->alloc(m->d, bytes), rows, cols);
+    m->workspace_bytes += bytes;
+    return out->p != NULL;
+}
+
+int model_reserve(struct model *m, const struct model_reserve *r, struct err *e)
+{
+    const struct model_config *c = &m->c;
+    int t = r->max_tokens, q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    m->max_len = r->max_len;
+    m->kv_shape = (struct kv_shape){c->layers, r->pages, c->kv_heads, c->head_dim, r->kv_type};
+    bool ok = reserve_mat(m, &m->x, t, c->hidden) && reserve_mat(m, &m->h, t, c->hidden) &&
+              reserve_mat(m, &m->y, t, c->hidden) && reserve_mat(m, &m->qkv, t, q + 2 * kv) &&
+              reserve_mat(m, &m->att, t, q) && reserve_mat(m, &m->up, t, c->gated ? 2 * c->inter : c->inter) &&
+              (!c->gated || reserve_mat(m, &m->ff, t, c->inter)) && reserve_mat(m, &m->hr, r->max_rows, c->hidden) &&
+              reserve_mat(m, &m->logits, r->max_rows, c->vocab);
+    if (!ok) return err_set(e, ERR_NOMEM, "no memory for the activations of %d tokens a step", t);
+    int rc = reserve_rope(m, e);
+    if (rc) return rc;
+    if (!(m->kv = m->d->ops->kv_open(m->d, &m->kv_shape)))
+        return err_set(e, ERR_NOMEM, "no memory for %d KV pages of %zu bytes", r->pages, model_page_bytes(m, r->kv_type));
+    return 0;
+}
+
+void model_close(struct model *m)
+{
+    if (!m->d) return;
+    if (m->kv) m->d->ops->kv_close(m->d, m->kv);
+    void *buffers[] = {m->cos,   m->sin,  m->x.p,  m->h.p,  m->y.p,     m->qkv.p,
+                       m->att.p, m->up.p, m->ff.p, m->hr.p, m->logits.p};
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
+        if (buffers[i]) m->d->ops->free(m->d, buffers[i]);
+    weights_free(&m->w, m->d, &m->c);
+    dev_close(m->d);
+    *m = (struct model){0};
+}

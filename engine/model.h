@@ -1,0 +1,46 @@
+/* The model: configuration, weights, KV cache, activations; and the forward pass, written once over the ops.
+ *
+ * Opened by the owner, then used by one thread (the engine's, or an eval's caller). */
+#ifndef TANDEM_MODEL_H
+#define TANDEM_MODEL_H
+
+#include "engine/base/err.h"
+#include "engine/batch.h"
+#include "engine/config.h"
+#include "engine/weights.h"
+#include "kernels/ops.h"
+
+struct model {
+    struct model_config c;
+    struct dev *d;
+    struct weights w;
+    float *cos, *sin;    /* (max_len, rot / 2) */
+    struct kv *kv;
+    struct kv_shape kv_shape;
+    int max_len;         /* positions it was reserved for */
+    /* activations, f32: T max tokens of a step, R max rows */
+    struct mat x, h, y;  /* (T, C) residual stream, normed input, a block's output */
+    struct mat qkv;      /* (T, (H + 2G) D) */
+    struct mat att;      /* (T, H D) */
+    struct mat up, ff;   /* (T, 2F or F), (T, F); ff only when gated */
+    struct mat hr, logits; /* (R, C), (R, V) */
+    size_t workspace_bytes;
+};
+
+/* Configuration and weights.  device: NULL or "auto" means cpu. */
+int model_load(struct model *, const char *dir, const char *device, int threads, enum dtype quantize, struct err *);
+
+/* KV pages and activations; after it nothing large is allocated. */
+struct model_reserve {
+    int pages, max_len, max_tokens, max_rows;
+    enum dtype kv_type;
+};
+int model_reserve(struct model *, const struct model_reserve *, struct err *);
+size_t model_page_bytes(const struct model *, enum dtype kv_type);
+void model_close(struct model *);
+
+/* Computes every token of the batch, writes its keys and values, and leaves the logits of the batch's rows in
+ * m->logits.  Enqueues only: errors are the device's. */
+void model_forward(struct model *, const struct batch *);
+
+#endif

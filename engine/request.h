@@ -1,0 +1,63 @@
+/* One generation request inside the engine: its tokens, its sampling state, its stop conditions.
+ *
+ * Created by the submitting thread (request_new checks and copies everything), then owned by the engine thread until
+ * request_free.  All its memory is one block, the penalty table and `tail`. */
+#ifndef TANDEM_REQUEST_H
+#define TANDEM_REQUEST_H
+
+#include "engine/engine.h"
+#include "engine/events.h"
+#include "engine/sched.h"
+#include "kernels/ops.h"
+
+struct stop_text {
+    const char *s;
+    uint32_t len;
+};
+
+struct request {
+    struct seq seq; /* first: the schedule hands back its address */
+    uint64_t id;
+    void *user;
+    struct request *next; /* hash chain of the engine */
+
+    int32_t *tokens;      /* n_prompt + max_new of room */
+    int n_prompt, n_generated, max_new, min_new;
+    int n_prompt_sent;    /* EV_PROMPT events so far */
+    bool prompt_logprobs, ignore_eos;
+    int top_n;
+
+    struct sampling_params sampling; /* bias points into the block */
+    struct token_add *adds;          /* logit_bias, then bans while n_generated < min_new */
+    int n_bias, n_bans;
+    struct token_count *counts;      /* distinct tokens seen, when a penalty is on */
+    int32_t *count_slot;             /* open-addressed: token id -> index into counts, -1 empty */
+    int n_counts;
+    uint32_t count_mask;
+
+    struct stop_text stop[ENGINE_STOP_MAX];
+    int32_t stop_ids[ENGINE_STOP_MAX];
+    int n_stop, n_stop_ids;
+    struct buf tail; /* the end of the generated text, where a stop text may have begun; unused without stop texts */
+
+    struct detok detok, prompt_detok;
+    struct request_times times;
+};
+
+/* The request's rules against the model's limits; NULL and *e. */
+struct request *request_new(const struct gen_request *, const struct engine_info *, struct err *e);
+void request_free(struct request *);
+
+/* How to sample the row that follows the token at `pos`. */
+void request_sample_row(struct request *, int pos, struct sample_row *row);
+
+/* The row after the prompt token at `pos` was computed: emits EV_PROMPT for token pos + 1 (and for token 0 first). */
+void request_prompt_row(struct request *, int pos, const struct sample_out *, const struct tokenizer *, struct events *);
+
+/* The next token was sampled: appends it, emits EV_TOKEN; not FINISH_NONE when the text ends with it. */
+enum finish_reason request_token(struct request *, const struct sample_out *, const struct engine_info *,
+                                 const struct tokenizer *, struct events *, uint64_t now, int *stop_index);
+
+void request_done(struct request *, enum finish_reason, int stop_index, const char *error, struct events *, uint64_t now);
+
+#endif

@@ -1,0 +1,291 @@
+#include "engine/sched.h"
+
+#include "engine/base/check.h"
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+
+/* ---- lists ---- */
+
+static void list_init(struct seq *head)
+{
+    head->next = head->prev = head;
+}
+
+static void list_insert(struct seq *before, struct seq *s)
+{
+    s->next = before;
+    s->prev = before->prev;
+    before->prev->next = s;
+    before->prev = s;
+}
+
+static void list_remove(struct seq *s)
+{
+    s->prev->next = s->next;
+    s->next->prev = s->prev;
+    s->next = s->prev = NULL;
+}
+
+/* true when a should be served before b */
+static bool before(const struct seq *a, const struct seq *b)
+{
+    return a->priority != b->priority ? a->priority < b->priority : a->arrival < b->arrival;
+}
+
+/* true when a should give up its pages before b does */
+static bool worse(const struct seq *a, const struct seq *b)
+{
+    return a->paused != b->paused ? a->paused : before(b, a);
+}
+
+void sched_init(struct sched *s, const struct sched_config *c, struct kv_pool *kv)
+{
+    CHECK(c->max_seqs > 0 && c->max_batch_tokens >= c->max_seqs && c->max_rows >= c->max_seqs);
+    *s = (struct sched){.c = *c, .kv = kv};
+    list_init(&s->waiting);
+    list_init(&s->running);
+    s->plan.v = mem_array((size_t)c->max_seqs, sizeof *s->plan.v);
+}
+
+void sched_free(struct sched *s)
+{
+    free(s->plan.v);
+    s->plan.v = NULL;
+}
+
+static void wait_insert(struct sched *s, struct seq *q)
+{
+    struct seq *at = s->waiting.prev; /* most arrive last */
+    while (at != &s->waiting && before(q, at)) at = at->prev;
+    list_insert(at->next, q);
+    q->state = SEQ_WAITING;
+    s->n_waiting++;
+}
+
+static void release_pages(struct sched *s, struct seq *q)
+{
+    /* last page first: in the free list the end of a prefix is then taken before its beginning */
+    while (q->n_pages) kv_unref(s->kv, q->pages[--q->n_pages]);
+    q->n_computed = q->n_registered = 0;
+    q->serial = 0;
+}
+
+void sched_add(struct sched *s, struct seq *q)
+{
+    CHECK(q->state == SEQ_IDLE && q->n_known > 0);
+    q->n_pages = q->n_computed = q->n_registered = q->n_cached = 0;
+    q->serial = q->planned = 0;
+    q->admitted = false;
+    wait_insert(s, q);
+}
+
+static void leave(struct sched *s, struct seq *q)
+{
+    list_remove(q);
+    if (q->state == SEQ_WAITING) s->n_waiting--;
+    else s->n_running--;
+    release_pages(s, q);
+    q->state = SEQ_IDLE;
+}
+
+void sched_remove(struct sched *s, struct seq *q)
+{
+    if (q->state != SEQ_IDLE) leave(s, q);
+}
+
+/* ---- preemption ---- */
+
+static void plan_drop(struct plan *p, const struct seq *q)
+{
+    for (int i = 0; i < p->n; i++) {
+        if (p->v[i].seq != q) continue;
+        p->n_tokens -= p->v[i].n;
+        p->n_rows -= p->v[i].rows;
+        for (p->n--; i < p->n; i++) p->v[i] = p->v[i + 1];
+        return;
+    }
+}
+
+static void preempt(struct sched *s, struct seq *q)
+{
+    plan_drop(&s->plan, q);
+    q->planned = 0;
+    leave(s, q);
+    wait_insert(s, q); /* by its old arrival: it comes back before those that came later */
+    s->plan.n_preempted++;
+}
+
+static struct seq *worst_running(struct sched *s)
+{
+    struct seq *w = NULL;
+    for (struct seq *q = s->running.next; q != &s->running; q = q->next)
+        if (!w || worse(q, w)) w = q;
+    return w;
+}
+
+/* Gives q pages for its first `tokens` tokens, taking them from worse sequences if it must.  False: q was the worst
+ * itself and was preempted. */
+static bool grow(struct sched *s, struct seq *q, int tokens)
+{
+    while (q->n_pages * KV_PAGE < tokens) {
+        int32_t page = kv_alloc(s->kv);
+        if (page >= 0) {
+            q->pages[q->n_pages++] = page;
+            continue;
+        }
+        struct seq *w = worst_running(s);
+        preempt(s, w);
+        if (w == q) return false;
+    }
+    return true;
+}
+
+/* ---- the plan ---- */
+
+/* Puts as much of q into the plan as budgets and pages allow; q is running. */
+static void plan_add(struct sched *s, struct seq *q)
+{
+    struct plan *p = &s->plan;
+    int n = q->n_known - q->n_computed, room = s->c.max_batch_tokens - p->n_tokens, rows_left = s->c.max_rows - p->n_rows;
+    if (n > room) n = room;
+    if (q->every_row && n > rows_left) n = rows_left;
+    if (n <= 0 || rows_left <= 0) return;
+    if (!grow(s, q, q->n_computed + n)) return;
+    bool last = q->n_computed + n == q->n_known;
+    q->planned = s->step;
+    p->v[p->n++] = (struct plan_item){q, q->n_computed, n, q->every_row ? n : last};
+    p->n_tokens += n;
+    p->n_rows += q->every_row ? n : last;
+}
+
+static void plan_running(struct sched *s, bool decoding)
+{
+    for (struct seq *q = s->running.next, *next; q != &s->running; q = next) {
+        next = q->next;
+        int rest = q->n_known - q->n_computed;
+        if (q->paused || rest <= 0 || (rest == 1) != decoding || q->planned == s->step) continue;
+        plan_add(s, q);
+        /* what grow() preempted may be `next` itself, which then stands in the waiting list: begin again */
+        if (next->state == SEQ_WAITING) next = s->running.next;
+    }
+}
+
+/* Takes the known prefix of q from the cache.  The last token is always computed: its logits are wanted. */
+static void take_prefix(struct sched *s, struct seq *q)
+{
+    if (!s->c.prefix_cache || q->every_row) return;
+    while ((q->n_pages + 1) * KV_PAGE < q->n_known) {
+        int32_t page = kv_lookup(s->kv, q->serial, q->tokens + q->n_pages * KV_PAGE, &q->serial);
+        if (page < 0) break;
+        q->pages[q->n_pages++] = page;
+    }
+    q->n_registered = q->n_pages;
+    q->n_computed = q->n_pages * KV_PAGE;
+}
+
+/* Room for q beside those that run?  Its whole known text must fit, and leave each running sequence a page to grow into:
+ * admitting more would only cause preemptions. */
+static bool fits(struct sched *s, const struct seq *q)
+{
+    int need = (q->n_known + KV_PAGE - 1) / KV_PAGE - q->n_pages;
+    return kv_available(s->kv) >= need + s->n_running || (s->n_running == 0 && kv_available(s->kv) >= need);
+}
+
+static bool yields_to(const struct seq *running, const struct seq *q)
+{
+    return running->paused || running->priority > q->priority;
+}
+
+/* Tries to start the waiting sequence q; may preempt paused and lower-priority ones.  False: no room now. */
+static bool admit(struct sched *s, struct seq *q)
+{
+    if (s->n_running >= s->c.max_seqs) return false;
+    take_prefix(s, q);
+    while (!fits(s, q)) {
+        struct seq *w = worst_running(s);
+        if (!w || !yields_to(w, q)) {
+            release_pages(s, q);
+            return false;
+        }
+        preempt(s, w);
+    }
+    list_remove(q);
+    s->n_waiting--;
+    list_insert(&s->running, q);
+    s->n_running++;
+    q->state = SEQ_RUNNING;
+    if (!q->admitted) q->n_cached = q->n_computed;
+    q->admitted = true;
+    return true;
+}
+
+/* All slots taken: the first that waits may take the place of one that is paused or matters less.  Before the plan is
+ * filled, so that a full budget does not keep it out. */
+static void displace(struct sched *s)
+{
+    struct seq *q = s->waiting.next;
+    while (q != &s->waiting && q->paused) q = q->next;
+    if (q == &s->waiting || s->n_running < s->c.max_seqs) return;
+    struct seq *w = worst_running(s);
+    if (yields_to(w, q)) preempt(s, w);
+}
+
+const struct plan *sched_step(struct sched *s)
+{
+    struct plan *p = &s->plan;
+    p->n = p->n_tokens = p->n_rows = p->n_preempted = 0;
+    s->step++;
+    displace(s);
+    plan_running(s, true);
+    plan_running(s, false);
+    for (struct seq *q = s->waiting.next, *next; q != &s->waiting && p->n_tokens < s->c.max_batch_tokens; q = next) {
+        next = q->next;
+        if (q->paused) continue;
+        if (!admit(s, q)) break; /* in order: a large request is not starved by small ones behind it */
+        plan_add(s, q);
+        next = s->waiting.next;
+    }
+    return p;
+}
+
+static void register_pages(struct sched *s, struct seq *q)
+{
+    if (!s->c.prefix_cache) return;
+    for (; (q->n_registered + 1) * KV_PAGE <= q->n_computed; q->n_registered++)
+        q->serial = kv_register(s->kv, q->pages[q->n_registered], q->serial, q->tokens + q->n_registered * KV_PAGE);
+}
+
+void sched_commit(struct sched *s)
+{
+    for (int i = 0; i < s->plan.n; i++) {
+        struct seq *q = s->plan.v[i].seq;
+        q->n_computed += s->plan.v[i].n;
+        register_pages(s, q);
+    }
+}
+
+void sched_abandon(struct sched *s)
+{
+    while (s->plan.n) preempt(s, s->plan.v[0].seq);
+}
+
+void sched_check(const struct sched *s)
+{
+    int n = 0, held = 0;
+    const struct seq *q;
+    for (q = s->waiting.next; q != &s->waiting; q = q->next, n++) {
+        CHECK(q->state == SEQ_WAITING && q->n_pages == 0 && q->n_computed == 0);
+        if (q->next != &s->waiting) CHECK(before(q, q->next));
+    }
+    CHECK(n == s->n_waiting);
+    n = 0;
+    for (q = s->running.next; q != &s->running; q = q->next, n++) {
+        CHECK(q->state == SEQ_RUNNING && q->n_computed <= q->n_known);
+        CHECK(q->n_pages * KV_PAGE >= q->n_computed && q->n_registered <= q->n_pages);
+        held += q->n_pages;
+    }
+    CHECK(n == s->n_running && n <= s->c.max_seqs);
+    CHECK(held >= kv_pages(s->kv) - kv_available(s->kv)); /* shared pages are held more than once */
+    kv_check(s->kv);
+}

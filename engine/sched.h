@@ -1,0 +1,86 @@
+/* The schedule: which tokens of which requests the next step computes.  Pure: (queues, free pages, budgets) -> plan;
+ * no clock, no device, no allocation after a sequence was added.  Owned by the engine thread.
+ *
+ * There is no prefill phase and no decode phase.  A sequence has tokens known (prompt and generated so far) and tokens computed
+ * (in the KV cache), and each step gives it min(known - computed, what is left of the budget).  Chunked prefill, decoding, prefix
+ * hits and recomputing after preemption are all that one rule.  Order: sequences with one token left to compute
+ * (decoding) first, then started prompts, then waiting ones by priority and arrival.
+ *
+ * Out of pages: the worst running sequence (paused before running, then lower priority, then younger) gives its pages up
+ * and waits again; its known tokens are recomputed later, mostly from the prefix cache. */
+#ifndef TANDEM_SCHED_H
+#define TANDEM_SCHED_H
+
+#include "engine/kv.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum seq_state { SEQ_IDLE, SEQ_WAITING, SEQ_RUNNING };
+
+/* A request as the schedule sees it; embedded in the engine's request.  The caller sets the first group before sched_add and
+ * appends to tokens; the rest belongs to sched.c. */
+struct seq {
+    const int32_t *tokens; /* n_known of them */
+    int32_t *pages;        /* room for every page the request may ever need */
+    int n_known;
+    int priority;          /* lower runs first */
+    bool every_row;        /* wants logits of every prompt token, so no prefix hits */
+    bool paused;
+    uint64_t arrival;      /* unique, increasing */
+
+    enum seq_state state;
+    int n_computed, n_pages;
+    int n_registered;      /* pages known to the prefix cache; the last one's serial is `serial` */
+    uint64_t serial;
+    int n_cached;          /* tokens found in the prefix cache when it was first admitted */
+    bool admitted;         /* was running at least once */
+    uint64_t planned;      /* the step whose plan it is in */
+    struct seq *next, *prev;
+};
+
+struct plan_item {
+    struct seq *seq;
+    int start, n; /* tokens [start, start + n) of the sequence */
+    int rows;     /* logits wanted for the last `rows` of them: 0, 1 or n */
+};
+
+struct plan {
+    struct plan_item *v; /* max_seqs of room */
+    int n, n_tokens, n_rows, n_preempted;
+};
+
+struct sched_config {
+    int max_seqs;         /* running at once */
+    int max_batch_tokens; /* tokens of one step */
+    int max_rows;         /* rows of logits of one step, >= max_seqs */
+    bool prefix_cache;
+};
+
+struct sched {
+    struct sched_config c;
+    struct kv_pool *kv;
+    struct seq waiting, running; /* list heads; waiting by (priority, arrival), running by admission */
+    int n_waiting, n_running;
+    uint64_t step;
+    struct plan plan;
+};
+
+void sched_init(struct sched *, const struct sched_config *, struct kv_pool *); /* borrows the pool */
+void sched_free(struct sched *);
+
+void sched_add(struct sched *, struct seq *);    /* SEQ_IDLE -> SEQ_WAITING */
+void sched_remove(struct sched *, struct seq *); /* any -> SEQ_IDLE; its pages go back */
+
+/* The next step; valid until the next call.  n == 0: nothing can run now. */
+const struct plan *sched_step(struct sched *);
+
+/* The plan was computed: counts its tokens as computed and makes full pages known to the prefix cache. */
+void sched_commit(struct sched *);
+/* The step failed: the sequences of the plan forget what they computed, so that nothing half-written is reused. */
+void sched_abandon(struct sched *);
+
+/* Aborts when an invariant does not hold: for tests. */
+void sched_check(const struct sched *);
+
+#endif

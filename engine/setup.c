@@ -1,0 +1,150 @@
+#include "engine/setup.h"
+
+#include "engine/base/clock.h"
+#include "engine/base/file.h"
+#include "engine/base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int parse_type(const char *name, const char *const *allowed, const enum dtype *types, int n, const char *what,
+                      enum dtype *out, struct err *e)
+{
+    for (int i = 0; i < n; i++)
+        if (strcmp(name, allowed[i]) == 0) {
+            *out = types[i];
+            return 0;
+        }
+    return err_set(e, ERR_INVALID, "%s \"%.40s\" is not one of those tandem knows", what, name);
+}
+
+static int parse_types(const struct engine_config *c, enum dtype *quantize, enum dtype *kv, struct err *e)
+{
+    static const char *const q_names[] = {"none", "int8", "int4"}, *const kv_names[] = {"f16", "bf16", "f32", "int8"};
+    static const enum dtype q_types[] = {DT_NONE, DT_I8, DT_I4}, kv_types[] = {DT_F16, DT_BF16, DT_F32, DT_I8};
+    int rc = parse_type(c->quantize ? c->quantize : "none", q_names, q_types, 3, "quantize", quantize, e);
+    return rc ? rc : parse_type(c->kv_type ? c->kv_type : "f16", kv_names, kv_types, 4, "kv-cache", kv, e);
+}
+
+/* Bytes a process may still take: what the kernel says is available, or less where a container is limited. */
+static size_t memory_available(void)
+{
+    size_t bytes = (size_t)1 << 30;
+    unsigned long long kb, limit, used;
+    FILE *f = fopen("/proc/meminfo", "r");
+    char line[128];
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %llu", &kb) == 1) bytes = (size_t)kb * 1024;
+    if (f) fclose(f);
+    FILE *max = fopen("/sys/fs/cgroup/memory.max", "r"), *cur = fopen("/sys/fs/cgroup/memory.current", "r");
+    if (max && cur && fscanf(max, "%llu", &limit) == 1 && fscanf(cur, "%llu", &used) == 1) {
+        size_t left = limit > used ? (size_t)(limit - used) : 0;
+        if (left < bytes) bytes = left;
+    }
+    if (max) fclose(max);
+    if (cur) fclose(cur);
+    return bytes;
+}
+
+static int min_int(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* How many pages: what the budget holds, or by default enough for max_seqs of 1024 tokens within a quarter of the free
+ * memory. */
+static int size_pool(struct setup *s, const struct engine_config *c, enum dtype kv_type, int *pages, struct err *e)
+{
+    struct engine_info *m = &s->info;
+    m->page_bytes = model_page_bytes(&s->model, kv_type);
+    int len = s->model.c.max_len, each = (min_int(len, 1024) + KV_PAGE - 1) / KV_PAGE, one = (len + KV_PAGE - 1) / KV_PAGE;
+    size_t want = (size_t)m->max_seqs * (size_t)each, room = memory_available() / 4 / m->page_bytes;
+    if (want < (size_t)one) want = (size_t)one;
+    if (c->kv_cache_bytes) want = c->kv_cache_bytes / m->page_bytes;
+    else if (want > room) want = room;
+    if (want < 2)
+        return err_set(e, ERR_NOMEM, "a KV cache of %zu bytes holds %zu pages; a page of %d tokens takes %zu bytes and at least 2 "
+                       "are needed", c->kv_cache_bytes, want, KV_PAGE, m->page_bytes);
+    if (want > 1 << 24) want = 1 << 24;
+    *pages = (int)want;
+    return 0;
+}
+
+static void fill_info(struct setup *s, const struct engine_config *c, enum dtype kv_type, int pages)
+{
+    const struct model_config *mc = &s->model.c;
+    struct engine_info *m = &s->info;
+    char *real = realpath(c->model, NULL);
+    const char *slash = real ? strrchr(real, '/') : NULL;
+    snprintf(s->model_id, sizeof s->model_id, "%s", slash && slash[1] ? slash + 1 : c->model);
+    free(real);
+    snprintf(s->device_name, sizeof s->device_name, "%s%s%s", s->model.d->ops->name,
+             strcmp(s->model.d->ops->name, s->model.d->level) ? " " : "",
+             strcmp(s->model.d->ops->name, s->model.d->level) ? s->model.d->level : "");
+    m->model_id = s->model_id;
+    m->family = mc->family_name;
+    m->device = s->device_name;
+    m->weight_type = dtype_name(s->model.w.type);
+    m->kv_type = dtype_name(kv_type);
+    m->parameters = s->model.w.parameters;
+    m->weight_bytes = s->model.w.bytes;
+    m->layers = mc->layers;
+    m->hidden = mc->hidden;
+    m->vocab = mc->vocab;
+    m->max_model_len = mc->max_len;
+    m->max_total_tokens = pages > mc->max_len / KV_PAGE ? mc->max_len : pages * KV_PAGE;
+    if (c->max_total_tokens > 0) m->max_total_tokens = min_int(m->max_total_tokens, c->max_total_tokens);
+    m->pages = pages;
+    m->page_tokens = KV_PAGE;
+    m->kv_bytes = (size_t)pages * m->page_bytes;
+    m->threads = s->model.d->threads;
+    m->eos = mc->eos;
+    m->n_eos = mc->n_eos;
+    m->temperature = mc->temperature;
+    m->top_p = mc->top_p;
+    m->repetition_penalty = mc->repetition_penalty;
+    m->top_k = mc->top_k;
+    m->do_sample = mc->do_sample;
+}
+
+static int open_tokenizer(struct setup *s, const char *dir, struct err *e)
+{
+    char *path = file_join(dir, "tokenizer.json");
+    s->tokenizer = tokenizer_open(path, e);
+    free(path);
+    return s->tokenizer ? 0 : e->code;
+}
+
+int setup_open(struct setup *s, const struct engine_config *c, struct err *e)
+{
+    *s = (struct setup){0};
+    uint64_t start = clock_now();
+    enum dtype quantize, kv_type;
+    int pages, rc = parse_types(c, &quantize, &kv_type, e);
+    if (rc) return rc;
+    s->info.max_seqs = c->max_seqs > 0 ? c->max_seqs : 64;
+    s->info.max_batch_tokens = c->max_batch_tokens > 0 ? c->max_batch_tokens : 512;
+    if (s->info.max_batch_tokens < s->info.max_seqs) s->info.max_batch_tokens = s->info.max_seqs;
+    s->info.max_queue = c->max_queue > 0 ? c->max_queue : 256;
+    s->max_rows = s->info.max_seqs < 16 ? 16 : s->info.max_seqs;
+
+    rc = model_load(&s->model, c->model, c->device, c->threads, quantize, e);
+    if (!rc) rc = open_tokenizer(s, c->model, e);
+    if (!rc) rc = size_pool(s, c, kv_type, &pages, e);
+    if (!rc) {
+        fill_info(s, c, kv_type, pages);
+        rc = model_reserve(&s->model, &(struct model_reserve){pages, s->info.max_total_tokens, s->info.max_batch_tokens,
+                                                              s->max_rows, kv_type}, e);
+    }
+    s->info.load_seconds = (double)(clock_now() - start) * 1e-9;
+    if (rc) setup_close(s);
+    return rc;
+}
+
+void setup_close(struct setup *s)
+{
+    model_close(&s->model);
+    tokenizer_close(s->tokenizer);
+    s->tokenizer = NULL;
+}

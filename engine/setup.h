@@ -1,0 +1,20 @@
+/* Opening a model for use: what engine_open and eval_open share.  Sizes the page pool and the limits from a
+ * struct engine_config and describes the result as a struct engine_info. */
+#ifndef TANDEM_SETUP_H
+#define TANDEM_SETUP_H
+
+#include "engine/engine.h"
+#include "engine/model.h"
+
+struct setup {
+    struct model model;
+    struct tokenizer *tokenizer;
+    struct engine_info info;
+    int max_rows; /* rows of logits of one step */
+    char model_id[256], device_name[32];
+};
+
+int setup_open(struct setup *, const struct engine_config *, struct err *e);
+void setup_close(struct setup *);
+
+#endif

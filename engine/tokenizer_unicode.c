@@ -1,0 +1,161 @@
+/* Character classes and normal forms on utf8proc's tables (tokenizer_unicode.h).
+ *
+ * utf8proc normalizes but does not say which characters became which; offsets need that, so decomposition, ordering and
+ * composition are done here, pair by pair, and each output character carries its change.  */
+#include "engine/tokenizer_unicode.h"
+
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <utf8proc.h>
+
+bool unicode_is_space(uint32_t c)
+{
+    if (c < 0x80) return c == ' ' || (c >= '\t' && c <= '\r');
+    return c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 ||
+           c == 0x202f || c == 0x205f || c == 0x3000;
+}
+
+bool unicode_is_numeric(uint32_t c)
+{
+    if (c < 0x80) return c >= '0' && c <= '9';
+    utf8proc_category_t k = utf8proc_category((utf8proc_int32_t)c);
+    return k == UTF8PROC_CATEGORY_ND || k == UTF8PROC_CATEGORY_NL || k == UTF8PROC_CATEGORY_NO;
+}
+
+bool unicode_is_punct(uint32_t c)
+{
+    if (c < 0x80) return c > ' ' && c < 0x7f && !((c | 32) >= 'a' && (c | 32) <= 'z') && !(c >= '0' && c <= '9');
+    utf8proc_category_t k = utf8proc_category((utf8proc_int32_t)c);
+    return k >= UTF8PROC_CATEGORY_PC && k <= UTF8PROC_CATEGORY_PO;
+}
+
+bool unicode_is_mark(uint32_t c)
+{
+    if (c < 0x300) return false;
+    utf8proc_category_t k = utf8proc_category((utf8proc_int32_t)c);
+    return k >= UTF8PROC_CATEGORY_MN && k <= UTF8PROC_CATEGORY_ME;
+}
+
+void edits_add(struct edits *x, uint32_t c, int32_t change)
+{
+    mem_grow(&x->v, &x->cap, x->n + 1, sizeof *x->v);
+    x->v[x->n++] = (struct edit){c, change};
+}
+
+void edits_free(struct edits *x)
+{
+    free(x->v);
+    *x = (struct edits){0};
+}
+
+bool unicode_is_inert(const char *s, size_t n, enum unicode_form form)
+{
+    /* below U+0300 nothing composes (NFC); below U+0080 nothing decomposes */
+    unsigned char bound = form == UNICODE_NFC ? 0xcc : 0x80;
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)s[i] >= bound) return false;
+    return true;
+}
+
+static unsigned combining_class(uint32_t c)
+{
+    return c < 0x300 ? 0 : (unsigned)utf8proc_get_property((utf8proc_int32_t)c)->combining_class;
+}
+
+/* Marks between starters go into canonical order; equal classes keep theirs. */
+static void marks_sort(struct edit *v, size_t n)
+{
+    bool ordered = true;
+    for (size_t i = 1; i < n && ordered; i++) ordered = combining_class(v[i - 1].c) <= combining_class(v[i].c);
+    if (ordered) return;
+    /* a counting sort by class: text may hold a megabyte of marks, and insertion would be quadratic */
+    size_t at[257] = {0};
+    struct edit *sorted = mem_array(n, sizeof *sorted);
+    for (size_t i = 0; i < n; i++) at[combining_class(v[i].c) + 1]++;
+    for (size_t k = 1; k < 257; k++) at[k] += at[k - 1];
+    for (size_t i = 0; i < n; i++) sorted[at[combining_class(v[i].c)]++] = v[i];
+    memcpy(v, sorted, n * sizeof *v);
+    free(sorted);
+}
+
+static void decompose(const char *s, size_t n, bool compat, struct edits *out)
+{
+    size_t pending = out->n; /* marks from here on wait for the next starter */
+    for (size_t i = 0; i < n;) {
+        uint32_t c;
+        i += utf8_get(s + i, &c);
+        utf8proc_int32_t parts[32];
+        int boundary = 0;
+        utf8proc_ssize_t k = 1;
+        parts[0] = (utf8proc_int32_t)c;
+        if (c >= 0x80)
+            k = utf8proc_decompose_char((utf8proc_int32_t)c, parts, 32,
+                                        UTF8PROC_DECOMPOSE | (compat ? UTF8PROC_COMPAT : 0), &boundary);
+        for (utf8proc_ssize_t j = 0; j < k; j++) {
+            bool starter = !combining_class((uint32_t)parts[j]);
+            if (starter) marks_sort(out->v + pending, out->n - pending);
+            edits_add(out, (uint32_t)parts[j], j > 0);
+            if (starter) pending = out->n;
+        }
+    }
+    marks_sort(out->v + pending, out->n - pending);
+}
+
+/* The one character that a and b make, or 0. */
+static uint32_t compose_pair(uint32_t a, uint32_t b)
+{
+    if (b < 0x300) return 0;
+    utf8proc_int32_t v[4] = {(utf8proc_int32_t)a, (utf8proc_int32_t)b};
+    return utf8proc_normalize_utf32(v, 2, UTF8PROC_COMPOSE | UTF8PROC_STABLE) == 1 ? (uint32_t)v[0] : 0;
+}
+
+/* Canonical composition in place from `first` on.  A character is blocked from the starter by one between them whose
+ * class is not lower. */
+static void compose(struct edits *x, size_t first)
+{
+    size_t starter = SIZE_MAX, out = first;
+    int last = -1; /* class of the last character kept behind the starter, -1 for none */
+    for (size_t i = first; i < x->n; i++) {
+        struct edit d = x->v[i];
+        int class = (int)combining_class(d.c);
+        if (starter != SIZE_MAX && (last < 0 || last < class)) {
+            uint32_t c = compose_pair(x->v[starter].c, d.c);
+            if (c) {
+                x->v[starter].c = c;
+                x->v[starter].change += d.change - 1;
+                continue;
+            }
+        }
+        if (!class) {
+            starter = out;
+            last = -1;
+        } else {
+            last = class;
+        }
+        x->v[out++] = d;
+    }
+    x->n = out;
+}
+
+void unicode_normalize(const char *s, size_t n, enum unicode_form form, struct edits *out)
+{
+    size_t first = out->n;
+    decompose(s, n, form == UNICODE_NFKC || form == UNICODE_NFKD, out);
+    if (form == UNICODE_NFC || form == UNICODE_NFKC) compose(out, first);
+}
+
+void unicode_lowercase(const char *s, size_t n, struct edits *out)
+{
+    for (size_t i = 0; i < n;) {
+        uint32_t c;
+        i += utf8_get(s + i, &c);
+        if (c == 0x130) { /* the one capital whose small form is two characters */
+            edits_add(out, 'i', 0);
+            edits_add(out, 0x307, 1);
+        } else {
+            edits_add(out, (uint32_t)utf8proc_tolower((utf8proc_int32_t)c), 0);
+        }
+    }
+}

@@ -1,0 +1,370 @@
+/* Schedule and page pool: directed cases, and 100,000 random operations that must keep every invariant. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "engine/sched.h"
+#include "kernels/rng.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_LEN = 160, MAX_PAGES = MAX_LEN / KV_PAGE };
+
+struct fake {
+    struct seq seq;
+    int32_t tokens[MAX_LEN], pages[MAX_PAGES];
+    int want; /* tokens at which it ends */
+};
+
+static void fake_init(struct fake *f, uint64_t arrival, int n, int want, int priority)
+{
+    *f = (struct fake){.want = want};
+    f->seq = (struct seq){.tokens = f->tokens, .pages = f->pages, .n_known = n, .priority = priority, .arrival = arrival};
+    for (int i = 0; i < n; i++) f->tokens[i] = i * 7 % 100;
+}
+
+struct world {
+    struct kv_pool *pool;
+    struct sched s;
+};
+
+static void world_open(struct world *w, int pages, int max_seqs, int budget)
+{
+    w->pool = kv_pool_new(pages, 42);
+    sched_init(&w->s, &(struct sched_config){max_seqs, budget, max_seqs, true}, w->pool);
+}
+
+static void world_close(struct world *w)
+{
+    sched_free(&w->s);
+    kv_pool_free(w->pool);
+}
+
+/* one step as the engine would do it; every finished prompt and every decode yields a token */
+static void step(struct world *w)
+{
+    const struct plan *p = sched_step(&w->s);
+    sched_commit(&w->s);
+    for (int i = 0; i < p->n; i++) {
+        struct fake *f = (struct fake *)p->v[i].seq;
+        if (!p->v[i].rows) continue;
+        if (f->seq.n_known == f->want) sched_remove(&w->s, &f->seq);
+        else f->tokens[f->seq.n_known++] = (int32_t)(f->seq.arrival % 3);
+    }
+}
+
+static void test_prompt_is_cut_to_the_budget(void **state)
+{
+    struct world w;
+    struct fake f;
+    world_open(&w, 20, 4, 30);
+    fake_init(&f, 1, 70, 75, 0);
+    sched_add(&w.s, &f.seq);
+    int want[] = {30, 30, 10, 1, 1};
+    for (int i = 0; i < 5; i++) {
+        const struct plan *p = sched_step(&w.s);
+        assert_int_equal(p->n, 1);
+        assert_int_equal(p->v[0].n, want[i]);
+        assert_int_equal(p->v[0].rows, i >= 2);
+        sched_commit(&w.s);
+        if (i >= 2) f.seq.n_known++;
+    }
+    sched_remove(&w.s, &f.seq);
+    assert_int_equal(kv_available(w.pool), 20);
+    world_close(&w);
+}
+
+static void test_decodes_come_before_prompts(void **state)
+{
+    struct world w;
+    struct fake a, b;
+    world_open(&w, 20, 4, 16);
+    fake_init(&a, 1, 8, 100, 0);
+    fake_init(&b, 2, 100, 120, 0);
+    sched_add(&w.s, &a.seq);
+    step(&w); /* a's prompt is done: it decodes from now on */
+    sched_add(&w.s, &b.seq);
+    const struct plan *p = sched_step(&w.s);
+    assert_int_equal(p->n, 2);
+    assert_ptr_equal(p->v[0].seq, &a.seq);
+    assert_int_equal(p->v[0].n, 1);
+    assert_int_equal(p->v[1].n, 15);
+    world_close(&w);
+}
+
+static void test_second_request_takes_the_known_prefix(void **state)
+{
+    struct world w;
+    struct fake a, b;
+    world_open(&w, 20, 4, 100);
+    fake_init(&a, 1, 70, 72, 0);
+    fake_init(&b, 2, 70, 72, 0);
+    sched_add(&w.s, &a.seq);
+    step(&w);
+    sched_add(&w.s, &b.seq);
+    const struct plan *p = sched_step(&w.s);
+    assert_int_equal(p->n, 2);
+    assert_int_equal(p->v[1].start, 64);
+    assert_int_equal(p->v[1].n, 6);
+    assert_int_equal(b.seq.n_cached, 64);
+    assert_memory_equal(a.pages, b.pages, 4 * sizeof(int32_t));
+    sched_remove(&w.s, &a.seq);
+    sched_remove(&w.s, &b.seq);
+    assert_int_equal(kv_available(w.pool), 20);
+    assert_int_equal(kv_cached(w.pool), 4);
+    world_close(&w);
+}
+
+static void test_whole_prompt_cached_still_computes_its_last_token(void **state)
+{
+    struct world w;
+    struct fake a, b;
+    world_open(&w, 20, 4, 100);
+    fake_init(&a, 1, 64, 66, 0);
+    fake_init(&b, 2, 64, 66, 0);
+    sched_add(&w.s, &a.seq);
+    step(&w);
+    sched_add(&w.s, &b.seq);
+    sched_step(&w.s);
+    assert_int_equal(b.seq.n_cached, 48);
+    world_close(&w);
+}
+
+static void test_youngest_gives_its_pages_up(void **state)
+{
+    struct world w;
+    struct fake a, b;
+    world_open(&w, 6, 4, 200);
+    fake_init(&a, 1, 40, 90, 0);
+    fake_init(&b, 2, 30, 60, 0);
+    b.tokens[0] = 99; /* nothing shared */
+    sched_add(&w.s, &a.seq);
+    step(&w);
+    sched_add(&w.s, &b.seq);
+    int preempted = 0;
+    for (int i = 0; i < 200 && (a.seq.state != SEQ_IDLE || b.seq.state != SEQ_IDLE); i++) {
+        step(&w);
+        preempted += w.s.plan.n_preempted;
+        if (a.seq.state != SEQ_IDLE) assert_int_equal(a.seq.state, SEQ_RUNNING); /* the older one never loses */
+        sched_check(&w.s);
+    }
+    assert_true(preempted > 0);
+    assert_int_equal(a.seq.n_known, 90);
+    assert_int_equal(b.seq.n_known, 60);
+    assert_int_equal(kv_available(w.pool), 6);
+    world_close(&w);
+}
+
+static void test_higher_priority_takes_the_slot(void **state)
+{
+    struct world w;
+    struct fake a, b, c;
+    world_open(&w, 20, 1, 64);
+    fake_init(&a, 1, 10, 100, 5);
+    fake_init(&b, 2, 10, 100, 5);
+    fake_init(&c, 3, 10, 12, -1);
+    sched_add(&w.s, &a.seq);
+    step(&w);
+    sched_add(&w.s, &b.seq);
+    sched_add(&w.s, &c.seq);
+    step(&w);
+    assert_int_equal(c.seq.state, SEQ_RUNNING);
+    assert_int_equal(a.seq.state, SEQ_WAITING);
+    while (c.seq.state != SEQ_IDLE) step(&w);
+    step(&w);
+    assert_int_equal(a.seq.state, SEQ_RUNNING); /* older than b */
+    assert_int_equal(b.seq.state, SEQ_WAITING);
+    world_close(&w);
+}
+
+static void test_paused_is_not_scheduled_and_yields(void **state)
+{
+    struct world w;
+    struct fake a, b;
+    world_open(&w, 6, 2, 64);
+    fake_init(&a, 1, 60, 90, 0);
+    fake_init(&b, 2, 60, 90, 0);
+    b.tokens[0] = 99;
+    sched_add(&w.s, &a.seq);
+    step(&w);
+    a.seq.paused = true;
+    assert_int_equal(sched_step(&w.s)->n, 0);
+    assert_int_equal(a.seq.state, SEQ_RUNNING); /* nobody needs its pages yet */
+    sched_add(&w.s, &b.seq);
+    step(&w);
+    assert_int_equal(b.seq.state, SEQ_RUNNING);
+    assert_int_equal(a.seq.state, SEQ_WAITING);
+    while (b.seq.state != SEQ_IDLE) step(&w);
+    a.seq.paused = false;
+    while (a.seq.state != SEQ_IDLE) step(&w);
+    assert_int_equal(a.seq.n_known, 90);
+    world_close(&w);
+}
+
+static void test_abandoned_step_reuses_nothing_of_it(void **state)
+{
+    struct world w;
+    struct fake a;
+    world_open(&w, 10, 2, 64);
+    fake_init(&a, 1, 50, 60, 0);
+    sched_add(&w.s, &a.seq);
+    sched_step(&w.s);
+    sched_abandon(&w.s);
+    assert_int_equal(a.seq.state, SEQ_WAITING);
+    assert_int_equal(a.seq.n_computed, 0);
+    assert_int_equal(kv_cached(w.pool), 0);
+    sched_check(&w.s);
+    world_close(&w);
+}
+
+/* ---- random operations ---- */
+
+enum { FAKES = 40, OPERATIONS = 100000 };
+
+static uint64_t draw;
+
+static int pick(int n)
+{
+    return (int)(rng_at(7, draw++) % (uint64_t)n);
+}
+
+/* texts begin alike, so that prefixes are shared, and part at random places */
+static void fake_random(struct fake *f, uint64_t arrival)
+{
+    int n = 1 + pick(MAX_LEN - 2);
+    fake_init(f, arrival, n, n + 1 + pick(MAX_LEN - n), pick(3) - 1);
+    int split = pick(MAX_LEN), kind = pick(3);
+    for (int i = split; i < n; i++) f->tokens[i] = kind * 1000 + i;
+    f->seq.every_row = pick(10) == 0;
+}
+
+static void submit(struct world *w, struct fake *all, uint64_t *arrival)
+{
+    for (int i = 0; i < FAKES; i++)
+        if (all[i].seq.state == SEQ_IDLE) {
+            fake_random(&all[i], ++*arrival);
+            sched_add(&w->s, &all[i].seq);
+            return;
+        }
+}
+
+static void check_plan(const struct world *w, const struct plan *p)
+{
+    int tokens = 0, rows = 0;
+    for (int i = 0; i < p->n; i++) {
+        const struct seq *q = p->v[i].seq;
+        assert_int_equal(q->state, SEQ_RUNNING);
+        assert_false(q->paused);
+        assert_int_equal(p->v[i].start, q->n_computed);
+        assert_true(p->v[i].n > 0 && q->n_computed + p->v[i].n <= q->n_known);
+        assert_true(q->n_pages * KV_PAGE >= q->n_computed + p->v[i].n);
+        for (int k = 0; k < i; k++) assert_ptr_not_equal(p->v[k].seq, q);
+        tokens += p->v[i].n;
+        rows += p->v[i].rows;
+    }
+    assert_int_equal(tokens, p->n_tokens);
+    assert_int_equal(rows, p->n_rows);
+    assert_true(tokens <= w->s.c.max_batch_tokens && rows <= w->s.c.max_rows && p->n <= w->s.c.max_seqs);
+}
+
+/* No page that a step writes may be read by another sequence: it is either unshared or full and registered. */
+static void check_writes(const struct fake *all, const struct plan *p)
+{
+    for (int i = 0; i < p->n; i++) {
+        const struct seq *q = p->v[i].seq;
+        for (int page = p->v[i].start / KV_PAGE; page <= (p->v[i].start + p->v[i].n - 1) / KV_PAGE; page++)
+            for (int k = 0; k < FAKES; k++) {
+                const struct seq *o = &all[k].seq;
+                for (int j = 0; o != q && j < o->n_pages; j++) assert_int_not_equal(o->pages[j], q->pages[page]);
+            }
+    }
+}
+
+/* Whoever holds a page holds the tokens that were written into it. */
+static void check_contents(const struct fake *all, int32_t (*written)[KV_PAGE])
+{
+    for (int k = 0; k < FAKES; k++) {
+        const struct seq *q = &all[k].seq;
+        for (int i = 0; i < q->n_computed; i++) assert_int_equal(written[q->pages[i / KV_PAGE]][i % KV_PAGE], q->tokens[i]);
+    }
+}
+
+static void random_operations(int pages, int max_seqs, int budget, int operations)
+{
+    struct world w;
+    uint64_t arrival = 0;
+    struct fake *all = calloc(FAKES, sizeof *all);
+    int32_t(*written)[KV_PAGE] = calloc((size_t)pages, sizeof *written);
+    int finished = 0, preempted = 0, cached = 0;
+    world_open(&w, pages, max_seqs, budget);
+    for (int op = 0; op < operations; op++) {
+        int what = pick(20);
+        struct fake *f = &all[pick(FAKES)];
+        if (what < 4) {
+            submit(&w, all, &arrival);
+        } else if (what == 4) {
+            sched_remove(&w.s, &f->seq);
+        } else if (what == 5) {
+            if (f->seq.state != SEQ_IDLE) f->seq.paused = !f->seq.paused;
+        } else {
+            const struct plan *p = sched_step(&w.s);
+            check_plan(&w, p);
+            check_writes(all, p);
+            preempted += p->n_preempted;
+            if (what == 6) {
+                sched_abandon(&w.s);
+                continue;
+            }
+            for (int i = 0; i < p->n; i++)
+                for (int t = p->v[i].start; t < p->v[i].start + p->v[i].n; t++)
+                    written[p->v[i].seq->pages[t / KV_PAGE]][t % KV_PAGE] = p->v[i].seq->tokens[t];
+            sched_commit(&w.s);
+            check_contents(all, written);
+            for (int i = 0; i < p->n; i++) {
+                struct fake *g = (struct fake *)p->v[i].seq;
+                if (!p->v[i].rows || g->seq.n_computed < g->seq.n_known) continue;
+                cached += g->seq.n_cached;
+                if (g->seq.n_known == g->want) sched_remove(&w.s, &g->seq), finished++;
+                else g->tokens[g->seq.n_known++] = pick(2);
+            }
+        }
+        if (op % 16 == 0) sched_check(&w.s);
+    }
+    assert_true(finished > 50 && preempted > 0 && cached > 0);
+    for (int i = 0; i < FAKES; i++) all[i].seq.paused = false;
+    for (int i = 0; i < 100000 && w.s.n_waiting + w.s.n_running; i++) step(&w); /* whoever is left can end */
+    assert_int_equal(w.s.n_waiting + w.s.n_running, 0);
+    sched_check(&w.s);
+    assert_int_equal(kv_available(w.pool), pages); /* no page leaked */
+    free(all);
+    free(written);
+    world_close(&w);
+}
+
+static void test_random_operations(void **state)
+{
+    random_operations(MAX_PAGES, 3, 8, OPERATIONS / 4); /* barely one request fits */
+    random_operations(25, 8, 32, OPERATIONS / 4);
+    random_operations(40, 6, 16, OPERATIONS / 4);
+    random_operations(100, 16, 64, OPERATIONS / 4);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_prompt_is_cut_to_the_budget),
+        cmocka_unit_test(test_decodes_come_before_prompts),
+        cmocka_unit_test(test_second_request_takes_the_known_prefix),
+        cmocka_unit_test(test_whole_prompt_cached_still_computes_its_last_token),
+        cmocka_unit_test(test_youngest_gives_its_pages_up),
+        cmocka_unit_test(test_higher_priority_takes_the_slot),
+        cmocka_unit_test(test_paused_is_not_scheduled_and_yields),
+        cmocka_unit_test(test_abandoned_step_reuses_nothing_of_it),
+        cmocka_unit_test(test_random_operations),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,254 @@
+/* The KV cache, the op that fills it and the driver of the op that reads it.
+ *
+ * Attention is cut into blocks of query rows (token, head) that share a KV head; each takes the context split by split,
+ * in order.  When there are too few blocks for the threads (decoding a long context), the splits of a block become
+ * tasks of their own and are folded afterwards, in the same order and with the same arithmetic. */
+#include "kernels/cpu/cpu.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the cache ----------------------------------------------------------------------------------------------- */
+
+/* false: a shape the kernels do not take, or too large */
+static bool kv_plan(struct kv *kv, const struct kv_shape *s)
+{
+    *kv = (struct kv){.shape = *s, .dim_pad = (s->head_dim + 15) / 16 * 16};
+    if (s->layers < 1 || s->pages < 1 || s->kv_heads < 1 || s->head_dim < 1 || s->head_dim > HEAD_DIM_MAX) return false;
+    if (s->t != DT_F32 && s->t != DT_F16 && s->t != DT_BF16 && s->t != DT_I8) return false;
+    kv->v_at = dtype_bytes(s->t, (size_t)s->head_dim * KV_PAGE);
+    kv->scale_at = kv->v_at + dtype_bytes(s->t, (size_t)kv->dim_pad * KV_PAGE);
+    size_t bytes = kv->scale_at + (s->t == DT_I8 ? 2 * KV_PAGE * sizeof(float) : 0);
+    kv->block_bytes = (bytes + 63) / 64 * 64;
+    size_t blocks = (size_t)s->layers * (size_t)s->pages; /* both below 2^31 */
+    return !__builtin_mul_overflow(blocks, (size_t)s->kv_heads, &blocks) &&
+           !__builtin_mul_overflow(blocks, kv->block_bytes, &kv->data_bytes);
+}
+
+size_t cpu_kv_page_bytes(const struct kv_shape *s)
+{
+    struct kv kv;
+    struct kv_shape one = *s;
+    one.pages = 1;
+    return kv_plan(&kv, &one) ? kv.data_bytes : 0;
+}
+
+struct kv *cpu_kv_open(struct dev *d, const struct kv_shape *s)
+{
+    struct kv *kv = malloc(sizeof *kv);
+    if (!kv || !kv_plan(kv, s)) return free(kv), NULL;
+    kv->data = cpu_map(kv->data_bytes);
+    if (!kv->data) return free(kv), NULL;
+    return kv;
+}
+
+void cpu_kv_close(struct dev *d, struct kv *kv)
+{
+    if (!kv) return;
+    cpu_unmap(kv->data, kv->data_bytes);
+    free(kv);
+}
+
+/* One head's k or v of one token: n values, `stride` elements apart from p on. */
+static void kv_store(const struct isa *isa, enum dtype t, void *p, int stride, float *scale, const float *x, int n)
+{
+    int8_t q[HEAD_DIM_MAX];
+    switch (t) {
+    case DT_F32:
+        for (int i = 0; i < n; i++) ((float *)p)[i * stride] = x[i];
+        break;
+    case DT_BF16:
+        for (int i = 0; i < n; i++) ((uint16_t *)p)[i * stride] = f32_to_bf16(x[i]);
+        break;
+    case DT_F16:
+        for (int i = 0; i < n; i++) ((uint16_t *)p)[i * stride] = f32_to_f16(x[i]);
+        break;
+    default:
+        isa->quantise(q, scale, x, n, n);
+        for (int i = 0; i < n; i++) ((int8_t *)p)[i * stride] = q[i];
+    }
+}
+
+struct rope_run {
+    const struct isa *isa;
+    const struct rope_kv_args *a;
+    int per_task;
+};
+
+static void rope_token(const struct rope_run *r, int t)
+{
+    const struct rope_kv_args *a = r->a;
+    const struct kv *kv = a->kv;
+    int dim = a->head_dim, place = a->slot[t] % KV_PAGE;
+    float *q = mat_row(&a->qkv, t), *k = q + (size_t)a->heads * dim, *v = k + (size_t)a->kv_heads * dim;
+    if (a->rot)
+        for (int h = 0; h < a->heads + a->kv_heads; h++)
+            r->isa->rope(q + (size_t)h * dim, a->rot, a->cos + (size_t)a->pos[t] * (a->rot / 2),
+                         a->sin + (size_t)a->pos[t] * (a->rot / 2));
+    for (int h = 0; h < a->kv_heads; h++) {
+        uint8_t *block = kv_block(kv, a->layer, a->slot[t] / KV_PAGE, h);
+        float *scales = (float *)(block + kv->scale_at);
+        enum dtype type = kv->shape.t;
+        kv_store(r->isa, type, block + dtype_bytes(type, (size_t)place), KV_PAGE, scales + place, k + h * dim, dim);
+        kv_store(r->isa, type, block + kv->v_at + dtype_bytes(type, (size_t)place * kv->dim_pad), 1,
+                 scales + KV_PAGE + place, v + h * dim, dim);
+    }
+}
+
+static void rope_task(void *ctx, int task, int worker)
+{
+    const struct rope_run *r = ctx;
+    int end = (task + 1) * r->per_task;
+    for (int t = task * r->per_task; t < end && t < r->a->qkv.rows; t++) rope_token(r, t);
+}
+
+void cpu_rope_kv(struct dev *head, const struct rope_kv_args *a)
+{
+    struct cpu_dev *d = cpu_of(head);
+    int rows = a->qkv.rows, n_tasks = head->threads * 4 < rows ? head->threads * 4 : rows;
+    if (rows == 0) return;
+    struct rope_run r = {d->isa, a, (rows + n_tasks - 1) / n_tasks};
+    double ns = (double)rows * a->head_dim * (a->heads * 0.2 + a->kv_heads * 1.5);
+    cpu_run(d, rope_task, &r, (rows + r.per_task - 1) / r.per_task, ns);
+}
+
+/* ---- attention ----------------------------------------------------------------------------------------------- */
+
+struct attn_run {
+    const struct isa *isa;
+    const struct attn_args *a;
+    int *seq_unit; /* (n_seqs + 1) first unit of each sequence; a unit is a block of rows of one KV head */
+    int units_per_task, splits;
+    struct attn_part *parts; /* (units, splits, attn_rows): only when splits are tasks */
+};
+
+/* blocks of rows in one KV head of sequence s */
+static int seq_blocks(const struct attn_run *r, int s)
+{
+    int group = r->a->heads / r->a->kv_heads, rows = (r->a->q_start[s + 1] - r->a->q_start[s]) * group;
+    return (rows + r->isa->attn_rows - 1) / r->isa->attn_rows;
+}
+
+static struct attn_block unit_block(const struct attn_run *r, int unit, int *last_pos)
+{
+    const struct attn_args *a = r->a;
+    int low = 0, high = a->n_seqs; /* the last sequence whose first unit is <= unit */
+    while (high - low > 1) {
+        int mid = (low + high) / 2;
+        *(r->seq_unit[mid] <= unit ? &low : &high) = mid;
+    }
+    int s = low, blocks = seq_blocks(r, s), n = a->q_start[s + 1] - a->q_start[s], group = a->heads / a->kv_heads;
+    int kv_head = (unit - r->seq_unit[s]) / blocks, i = (unit - r->seq_unit[s]) % blocks;
+    int row0 = (int)((int64_t)n * group * i / blocks), row1 = (int)((int64_t)n * group * (i + 1) / blocks);
+    struct attn_block b = {.a = a,
+                           .pages = a->pages + (size_t)s * a->pages_ld,
+                           .kv_head = kv_head,
+                           .group = group,
+                           .token0 = a->q_start[s],
+                           .pos0 = a->kv_len[s] - n,
+                           .row0 = row0,
+                           .n_rows = row1 - row0};
+    *last_pos = b.pos0 + (row1 - 1) / group;
+    return b;
+}
+
+static void block_finish(const struct attn_run *r, const struct attn_block *b, const struct attn_part *part)
+{
+    for (int i = 0; i < b->n_rows; i++) {
+        int row = b->row0 + i, h = b->kv_head * b->group + row % b->group;
+        float *out = mat_row(&r->a->out, b->token0 + row / b->group) + (size_t)h * r->a->head_dim;
+        r->isa->attn_finish(out, part + i, r->a->head_dim);
+    }
+}
+
+/* Folds the parts of split `split` into the total; the first split is the total itself. */
+static void block_fold(const struct attn_run *r, const struct attn_block *b, struct attn_part *total,
+                       const struct attn_part *part)
+{
+    for (int i = 0; i < b->n_rows; i++) r->isa->attn_merge(total + i, part + i, r->a->kv->dim_pad);
+}
+
+static void attn_unit(const struct attn_run *r, int unit)
+{
+    struct attn_part total[ATTN_ROWS_MAX], part[ATTN_ROWS_MAX];
+    int last;
+    struct attn_block b = unit_block(r, unit, &last);
+    r->isa->attn_split(&b, 0, total);
+    for (int split = 1; split <= last / (ATTN_SPLIT_PAGES * KV_PAGE); split++) {
+        r->isa->attn_split(&b, split, part);
+        block_fold(r, &b, total, part);
+    }
+    block_finish(r, &b, total);
+}
+
+static void attn_task(void *ctx, int task, int worker)
+{
+    const struct attn_run *r = ctx;
+    int end = (task + 1) * r->units_per_task;
+    for (int unit = task * r->units_per_task; unit < end && unit < r->seq_unit[r->a->n_seqs]; unit++)
+        attn_unit(r, unit);
+}
+
+static void attn_split_task(void *ctx, int task, int worker)
+{
+    const struct attn_run *r = ctx;
+    int last, split = task % r->splits;
+    struct attn_block b = unit_block(r, task / r->splits, &last);
+    if (split <= last / (ATTN_SPLIT_PAGES * KV_PAGE))
+        r->isa->attn_split(&b, split, r->parts + (size_t)task * r->isa->attn_rows);
+}
+
+static void attn_fold_task(void *ctx, int unit, int worker)
+{
+    const struct attn_run *r = ctx;
+    int last;
+    struct attn_block b = unit_block(r, unit, &last);
+    struct attn_part *total = r->parts + (size_t)unit * r->splits * r->isa->attn_rows;
+    for (int split = 1; split <= last / (ATTN_SPLIT_PAGES * KV_PAGE); split++)
+        block_fold(r, &b, total, total + (size_t)split * r->isa->attn_rows);
+    block_finish(r, &b, total);
+}
+
+void cpu_attn(struct dev *head, const struct attn_args *a)
+{
+    struct cpu_dev *d = cpu_of(head);
+    struct attn_run r = {.isa = d->isa, .a = a, .splits = 1};
+    size_t index_bytes = ((size_t)a->n_seqs + 1) * sizeof(int);
+    if (a->n_seqs == 0 || !(r.seq_unit = scratch_get(&d->attn, index_bytes))) {
+        if (a->n_seqs) dev_fail(head, "attn", "out of memory");
+        return;
+    }
+    double scores = 0;
+    int units = 0, max_len = 1;
+    for (int s = 0; s < a->n_seqs; s++) {
+        int n = a->q_start[s + 1] - a->q_start[s];
+        r.seq_unit[s] = units;
+        units += seq_blocks(&r, s) * a->kv_heads;
+        if (n && a->kv_len[s] > max_len) max_len = a->kv_len[s];
+        scores += (double)n * (a->window && a->window < a->kv_len[s] ? a->window : a->kv_len[s]) * a->heads;
+    }
+    r.seq_unit[a->n_seqs] = units;
+    double ns = scores * a->head_dim * 2 / 20;
+    int splits = (max_len - 1) / (ATTN_SPLIT_PAGES * KV_PAGE) + 1;
+    if (splits > 1 && head->threads > 1 && units < head->threads * 3 && units * splits <= POOL_TASKS_MAX) {
+        size_t parts_at = (index_bytes + 63) / 64 * 64;
+        size_t bytes = (size_t)units * splits * r.isa->attn_rows * sizeof(struct attn_part);
+        char *p = scratch_get(&d->attn, parts_at + bytes);
+        if (p) {
+            int fill = 0;
+            r.seq_unit = (int *)p;
+            for (int s = 0; s < a->n_seqs; fill += seq_blocks(&r, s++) * a->kv_heads) r.seq_unit[s] = fill;
+            r.seq_unit[a->n_seqs] = fill;
+            r.parts = (struct attn_part *)(p + parts_at);
+            r.splits = splits;
+            cpu_run(d, attn_split_task, &r, units * splits, ns);
+            cpu_run(d, attn_fold_task, &r, units, (double)units * splits * 100);
+            return;
+        }
+        dev_fail(head, "attn", "out of memory");
+        return;
+    }
+    r.units_per_task = 1 + units / (head->threads * 64);
+    cpu_run(d, attn_task, &r, (units + r.units_per_task - 1) / r.units_per_task, ns);
+}

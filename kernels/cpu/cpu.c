@@ -1,0 +1,181 @@
+/* The cpu device: choosing a level, memory, and the table of its ops. */
+#include "kernels/cpu/cpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* ---- memory -------------------------------------------------------------------------------------------------- */
+
+enum { HUGE_PAGE = 2 << 20 };
+
+void *cpu_map(size_t bytes)
+{
+    if (bytes > SIZE_MAX - 4096) return NULL;
+    void *p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return NULL;
+    if (bytes >= HUGE_PAGE) madvise(p, bytes, MADV_HUGEPAGE);
+    return p;
+}
+
+void cpu_unmap(void *p, size_t bytes)
+{
+    if (p) munmap(p, bytes ? bytes : 1);
+}
+
+void *scratch_get(struct scratch *s, size_t bytes)
+{
+    if (bytes <= s->bytes) return s->p;
+    cpu_unmap(s->p, s->bytes);
+    bytes += bytes / 4;
+    s->p = cpu_map(bytes);
+    s->bytes = s->p ? bytes : 0;
+    return s->p;
+}
+
+/* What alloc hands out is preceded by 64 bytes that hold the size of the whole. */
+static void *cpu_alloc(struct dev *d, size_t bytes)
+{
+    if (bytes > SIZE_MAX - 64 - 4096) return NULL;
+    size_t *p = cpu_map(bytes + 64);
+    if (!p) return NULL;
+    *p = bytes + 64;
+    return (char *)p + 64;
+}
+
+static void cpu_free(struct dev *d, void *p)
+{
+    if (!p) return;
+    size_t *head = (size_t *)((char *)p - 64);
+    cpu_unmap(head, *head);
+}
+
+static void cpu_copy(struct dev *d, void *to, const void *from, size_t bytes)
+{
+    if (bytes) memcpy(to, from, bytes);
+}
+
+/* ---- tasks --------------------------------------------------------------------------------------------------- */
+
+/* below this, one core is done about when the second would have started */
+static const double PARALLEL_NS = 8000;
+
+void cpu_run(struct cpu_dev *d, pool_fn *fn, void *ctx, int n_tasks, double ns)
+{
+    if (ns < PARALLEL_NS)
+        for (int i = 0; i < n_tasks; i++) fn(ctx, i, 0);
+    else
+        pool_run(d->pool, fn, ctx, n_tasks);
+}
+
+/* ---- the device ---------------------------------------------------------------------------------------------- */
+
+static bool has_avx512(void)
+{
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vnni");
+#else
+    return false;
+#endif
+}
+
+static bool has_avx2(void)
+{
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#else
+    return false;
+#endif
+}
+
+static bool has_portable(void)
+{
+    return true;
+}
+
+static const struct level {
+    const char *name;
+    bool (*available)(void);
+    const struct isa *isa;
+} levels[] = {
+#if defined(__x86_64__)
+    {"avx512", has_avx512, &isa_avx512},
+    {"avx2", has_avx2, &isa_avx2},
+#else
+    {"avx512", has_avx512, NULL},
+    {"avx2", has_avx2, NULL},
+#endif
+    {"portable", has_portable, &isa_portable},
+};
+
+static const struct isa *level_choose(const char *name, char why[160])
+{
+    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
+        if (name && strcmp(name, levels[i].name)) continue;
+        if (levels[i].available()) return levels[i].isa;
+        if (name) {
+            snprintf(why, 160, "this processor lacks what the %s level needs", name);
+            return NULL;
+        }
+    }
+    snprintf(why, 160, "the cpu device has no level \"%.60s\"; there are avx512, avx2, portable", name);
+    return NULL;
+}
+
+static int cpu_finish(struct dev *d)
+{
+    return d->error.op ? -1 : 0;
+}
+
+static void cpu_close(struct dev *head)
+{
+    struct cpu_dev *d = cpu_of(head);
+    pool_close(d->pool);
+    cpu_unmap(d->quant.p, d->quant.bytes);
+    cpu_unmap(d->attn.p, d->attn.bytes);
+    for (int i = 0; d->worker && i < head->threads; i++) cpu_unmap(d->worker[i].p, d->worker[i].bytes);
+    free(d->worker);
+    free(d);
+}
+
+static const struct dev_ops cpu_ops = {
+    .name = "cpu",
+#define X(op) .op = cpu_##op,
+    OPS(X)
+#undef X
+        .weight_pack = cpu_weight_pack,
+    .weight_free = cpu_weight_free,
+    .weight_bytes = cpu_weight_bytes,
+    .kv_page_bytes = cpu_kv_page_bytes,
+    .kv_open = cpu_kv_open,
+    .kv_close = cpu_kv_close,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .upload = cpu_copy,
+    .download = cpu_copy,
+    .finish = cpu_finish,
+    .close = cpu_close,
+};
+
+struct dev *cpu_open(const char *level, int threads, char why[160])
+{
+    const struct isa *isa = level_choose(level, why);
+    if (!isa) return NULL;
+    struct cpu_dev *d = calloc(1, sizeof *d);
+    if (d) {
+        d->ops = cpu_ops;
+        compose_fill(&d->ops);
+        d->head = (struct dev){.ops = &d->ops, .threads = threads ? threads : pool_cores()};
+        snprintf(d->head.level, sizeof d->head.level, "%s", isa->name);
+        d->isa = isa;
+        d->worker = calloc((size_t)d->head.threads, sizeof *d->worker);
+        d->pool = pool_open(d->head.threads);
+        if (d->worker && d->pool) return &d->head;
+        cpu_close(&d->head);
+    }
+    snprintf(why, 160, "not enough memory or threads for %d workers", threads);
+    return NULL;
+}

@@ -1,0 +1,154 @@
+/* Inside the cpu device: its structures, and the table of kernels that each instruction-set level fills.
+ *
+ * The drivers (linear.c, attn.c, sample.c, rows.c) cut an op into tasks and know nothing of vectors; the kernels
+ * (*_impl.h, compiled once for each level by isa_*.c) do one task and know nothing of threads.  Because every kernel
+ * has one order of operations for a row, whatever block it is computed in, the levels agree bit for bit. */
+#ifndef TANDEM_KERNELS_CPU_H
+#define TANDEM_KERNELS_CPU_H
+
+#include "kernels/cpu/pool.h"
+#include "kernels/dev.h"
+
+enum { PANEL = 16 };            /* outputs in a weight panel: the lanes of a vector */
+enum { HEAD_DIM_MAX = 512 };    /* attention keeps a block of rows on the stack */
+enum { ATTN_ROWS_MAX = 16 };    /* query rows (token, head) in one block */
+enum { ATTN_SPLIT_PAGES = 32 }; /* context is summed in splits of 512 positions, folded in order */
+
+/* ---- weights and KV cache ------------------------------------------------------------------------------------ */
+
+/* Packed so that lanes are outputs; outputs are padded with zeros to an even number of panels.
+ *   float types  [panel][K][16], in the weight's own type
+ *   int8         [panel][k_pad / 4][16][4] bytes, plus the level's bias
+ *   int4         [panel][k_pad / 8][16][4] bytes: low nibbles are k 0..3 of the eight, high nibbles k 4..7 */
+struct weight {
+    enum dtype t;
+    int rows, cols, group;       /* group: 0 but for int4 */
+    int panels, k_pad, n_groups; /* k_pad: int8 to 4, int4 to whole groups; n_groups: per row, int4 */
+    size_t panel_bytes, data_bytes, scale_bytes;
+    void *data;
+    void *scale; /* int8: f32 [panels * 16]; int4: f16 [panel][n_groups][16] */
+};
+
+/* One block for each (layer, page, head): K [head_dim][16] so that a vector is the page's tokens, V [16][dim_pad],
+ * and for int8 the two rows of sixteen f32 scales. */
+struct kv {
+    struct kv_shape shape;
+    int dim_pad;                        /* head_dim to a multiple of 16; the padding stays zero */
+    size_t v_at, scale_at, block_bytes; /* within a block; block_bytes is a multiple of 64 */
+    uint8_t *data;
+    size_t data_bytes;
+};
+
+static inline uint8_t *kv_block(const struct kv *kv, int layer, int page, int head)
+{
+    return kv->data + (((size_t)layer * kv->shape.pages + page) * kv->shape.kv_heads + head) * kv->block_bytes;
+}
+
+/* ---- what the kernels are given ------------------------------------------------------------------------------ */
+
+struct lin_job {
+    const struct weight *w;
+    struct mat y, x;
+    const float *b;      /* (N) or NULL */
+    const int8_t *q;     /* (T, q_ld) quantised x, zeros past K */
+    const float *q_step; /* (T) amax / 127 */
+    int32_t *q_sum;      /* (T, sums) sum of q over the row (int8) or each group (int4) */
+    int q_ld, sums;
+};
+
+/* rows row0..row1 of the panels panel0..panel1; panel0 is even, panel1 even or the last */
+typedef void lin_fn(const struct lin_job *, int row0, int row1, int panel0, int panel1);
+
+/* The part of a row's attention that one split of the context gives: weights relative to max. */
+struct attn_part {
+    float max;               /* of the scores; -INFINITY when the row sees nothing of the split */
+    float sum[PANEL];        /* of the weights, lane = place in the page */
+    float out[HEAD_DIM_MAX]; /* of the weights times V */
+};
+
+/* Query rows of one sequence that share a KV head, counted (token, head in group); row r is at position
+ * pos0 + r / group. */
+struct attn_block {
+    const struct attn_args *a;
+    const int32_t *pages; /* of the sequence */
+    int kv_head, group;   /* group: query heads per KV head */
+    int token0, pos0;     /* the sequence's first row of qkv, and that token's position */
+    int row0, n_rows;
+};
+
+struct isa {
+    const char *name;
+    int i8_bias, attn_rows;
+    lin_fn *linear[DT_COUNT];
+    void (*quantise)(int8_t *q, float *step, const float *x, int n, int n_pad);
+    void (*attn_split)(const struct attn_block *, int split, struct attn_part *part); /* n_rows parts */
+    void (*attn_merge)(struct attn_part *into, const struct attn_part *part, int dim_pad);
+    void (*attn_finish)(float *out, const struct attn_part *part, int head_dim);
+    void (*norm)(float *out, const float *x, int n, const float *w, const float *b, float eps, enum norm_kind kind);
+    void (*add)(float *x, const float *y, int n);
+    void (*act)(float *x, int n, enum act_kind act);
+    void (*act_mul)(float *out, const float *gu, int n, enum act_kind act);
+    void (*embed)(float *out, const void *row, enum dtype t, const void *pos_row, enum dtype pos_t, int n);
+    void (*rope)(float *head, int rot, const float *cosines, const float *sines);
+    float (*row_max)(const float *z, int n);                                     /* NaN when there is a NaN */
+    void (*exp_scaled)(float *p, const float *z, int n, float max, float inv_t); /* exp((z - max) inv_t) */
+    double (*exp_sum)(const float *z, int n, float max, float inv_t);            /* their sum */
+    int (*find_ge)(const float *z, int from, int n, float at_least); /* first place >= from with z >= at_least, or n */
+};
+
+extern const struct isa isa_portable, isa_avx2, isa_avx512;
+
+/* ---- the device ---------------------------------------------------------------------------------------------- */
+
+/* scratch that grows to the largest use and stays */
+struct scratch {
+    void *p;
+    size_t bytes;
+};
+
+struct cpu_dev {
+    struct dev head;
+    struct dev_ops ops;
+    const struct isa *isa;
+    struct pool *pool;
+    struct scratch quant, attn;
+    struct scratch *worker; /* [threads] */
+};
+
+static inline struct cpu_dev *cpu_of(struct dev *d)
+{
+    return (struct cpu_dev *)d;
+}
+
+static inline float *mat_row(const struct mat *m, int row)
+{
+    return (float *)m->p + (size_t)row * m->ld;
+}
+
+/* Runs the tasks on the pool, or here when `ns`, a guess at one core's time for all of them, is not worth a wake-up. */
+void cpu_run(struct cpu_dev *, pool_fn *, void *ctx, int n_tasks, double ns);
+void *scratch_get(struct scratch *, size_t bytes); /* contents are lost; NULL: out of memory */
+void *cpu_map(size_t bytes);                       /* zeroed, 64-byte aligned, huge pages where large; NULL */
+void cpu_unmap(void *, size_t bytes);
+
+void cpu_embed(struct dev *, const struct embed_args *);
+void cpu_norm(struct dev *, const struct norm_args *);
+void cpu_add_norm(struct dev *, const struct add_norm_args *);
+void cpu_add(struct dev *, const struct add_args *);
+void cpu_linear(struct dev *, const struct linear_args *);
+void cpu_head_norm(struct dev *, const struct head_norm_args *);
+void cpu_rope_kv(struct dev *, const struct rope_kv_args *);
+void cpu_attn(struct dev *, const struct attn_args *);
+void cpu_act_mul(struct dev *, const struct act_mul_args *);
+void cpu_act(struct dev *, const struct act_args *);
+void cpu_rows(struct dev *, const struct rows_args *);
+void cpu_sample(struct dev *, const struct sample_args *);
+
+struct weight *cpu_weight_pack(struct dev *, const struct weight_src *parts, int n_parts);
+void cpu_weight_free(struct dev *, struct weight *);
+size_t cpu_weight_bytes(const struct weight *);
+size_t cpu_kv_page_bytes(const struct kv_shape *);
+struct kv *cpu_kv_open(struct dev *, const struct kv_shape *);
+void cpu_kv_close(struct dev *, struct kv *);
+
+#endif

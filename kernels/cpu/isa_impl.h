@@ -1,0 +1,36 @@
+/* Everything an instruction-set level is made of; included by isa_*.c after its vec_*.h. */
+#include "kernels/cpu/cpu.h"
+
+#include "kernels/cpu/math_impl.h"
+
+// clang-format off: the order matters, each file uses the ones before it
+#include "kernels/cpu/attn_impl.h"
+#include "kernels/cpu/linear_impl.h"
+#include "kernels/cpu/rows_impl.h"
+#include "kernels/cpu/sample_impl.h"
+// clang-format on
+
+_Static_assert((int)ATTN_ROWS <= (int)ATTN_ROWS_MAX, "parts on the driver's stack");
+
+const struct isa VEC_SUFFIX(isa) = {.name = VEC_NAME,
+                                    .i8_bias = I8_BIAS,
+                                    .attn_rows = ATTN_ROWS,
+                                    .linear = {[DT_F32] = linear_f32,
+                                               [DT_BF16] = linear_bf16,
+                                               [DT_F16] = linear_f16,
+                                               [DT_I8] = linear_i8,
+                                               [DT_I4] = linear_i4},
+                                    .quantise = row_quantise,
+                                    .attn_split = attn_split,
+                                    .attn_merge = attn_merge,
+                                    .attn_finish = attn_finish,
+                                    .norm = row_norm,
+                                    .add = row_add,
+                                    .act = row_act,
+                                    .act_mul = row_act_mul,
+                                    .embed = row_embed,
+                                    .rope = row_rope,
+                                    .row_max = row_max,
+                                    .exp_scaled = row_exp_scaled,
+                                    .exp_sum = row_exp_sum,
+                                    .find_ge = row_find_ge};

@@ -1,0 +1,68 @@
+/* exp and the activations on sixteen lanes, written with the vec_*.h names only. */
+#ifndef TANDEM_KERNELS_CPU_MATH_IMPL_H
+#define TANDEM_KERNELS_CPU_MATH_IMPL_H
+
+#include <math.h>
+
+/* exp(x), relative error about 1e-7: x = n ln2 + r, a polynomial for e^r, n added to the exponent.  0 below -87.3
+ * (subnormal results are not worth their price), infinity above 88.4, NaN for NaN. */
+INLINE vf v_exp(vf x)
+{
+    const vf magic = v_set1(0x1.8p23f); /* adding it rounds to an integer, to even */
+    vf t = v_fma(x, v_set1(1.44269504088896341f), magic), n = v_sub(t, magic);
+    vf r = v_fnma(n, v_set1(0.693145751953125f), x);
+    r = v_fnma(n, v_set1(1.42860682030941723e-6f), r);
+    vf p = v_set1(1.3981999e-3f);
+    p = v_fma(p, r, v_set1(8.3334519e-3f));
+    p = v_fma(p, r, v_set1(4.1665795e-2f));
+    p = v_fma(p, r, v_set1(1.6666665e-1f));
+    p = v_fma(p, r, v_set1(0.5f));
+    p = v_fma(p, r, v_set1(1.0f));
+    p = v_fma(p, r, v_set1(1.0f));
+    vi scale = i_shl(i_sub(v_bits(t), v_bits(magic)), 23);
+    vf e = i_float(i_add(v_bits(p), scale));
+    e = v_select(v_lt(x, v_set1(-87.3f)), v_zero(), e);
+    e = v_select(v_lt(v_set1(88.37f), x), v_set1(INFINITY), e);
+    return v_select(v_eq(x, x), e, x);
+}
+
+INLINE vf v_sigmoid(vf x)
+{
+    vf one = v_set1(1.0f);
+    return v_div(one, v_add(one, v_exp(v_sub(v_zero(), x))));
+}
+
+/* erf(x), absolute error below 2e-7 (Abramowitz and Stegun 7.1.26) */
+INLINE vf v_erf(vf x)
+{
+    vi sign = i_and(v_bits(x), i_set1(INT32_MIN));
+    vf a = i_float(i_and(v_bits(x), i_set1(INT32_MAX))), one = v_set1(1.0f);
+    vf t = v_div(one, v_fma(a, v_set1(0.3275911f), one));
+    vf p = v_set1(1.061405429f);
+    p = v_fma(p, t, v_set1(-1.453152027f));
+    p = v_fma(p, t, v_set1(1.421413741f));
+    p = v_fma(p, t, v_set1(-0.284496736f));
+    p = v_fma(p, t, v_set1(0.254829592f));
+    vf e = v_exp(v_sub(v_zero(), v_mul(a, a)));
+    vf erf_abs = v_fnma(v_mul(p, t), e, one);
+    return i_float(i_or(v_bits(erf_abs), sign));
+}
+
+INLINE vf v_act(vf x, enum act_kind act)
+{
+    switch (act) {
+    case ACT_SILU: return v_mul(x, v_sigmoid(x));
+    case ACT_GELU_TANH: { /* 1 + tanh(u) = 2 sigmoid(2u) */
+        vf u = v_fma(v_mul(v_mul(x, x), x), v_set1(0.044715f), x);
+        return v_mul(x, v_sigmoid(v_mul(u, v_set1(1.5957691216057308f))));
+    }
+    case ACT_GELU_ERF: {
+        vf half = v_mul(x, v_set1(0.5f));
+        return v_fma(half, v_erf(v_mul(x, v_set1(0.70710678118654752f))), half);
+    }
+    case ACT_RELU: return v_select(v_lt(x, v_zero()), v_zero(), x);
+    }
+    return x;
+}
+
+#endif

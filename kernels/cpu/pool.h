@@ -1,0 +1,21 @@
+/* The cpu device's workers. */
+#ifndef TANDEM_KERNELS_CPU_POOL_H
+#define TANDEM_KERNELS_CPU_POOL_H
+
+struct pool;
+
+/* One of n_tasks tasks, numbered from 0, on worker 0 (the caller) .. threads - 1. */
+typedef void pool_fn(void *ctx, int task, int worker);
+
+enum { POOL_TASKS_MAX = 65535 };
+
+struct pool *pool_open(int threads); /* NULL: out of memory or threads */
+void pool_close(struct pool *);
+
+/* Runs every task and returns when all are done; tasks start in order, on whatever worker is free.  One caller at a
+ * time.  With one task, or one thread, nobody is woken. */
+void pool_run(struct pool *, pool_fn *, void *ctx, int n_tasks);
+
+int pool_cores(void); /* cores this process may run on */
+
+#endif

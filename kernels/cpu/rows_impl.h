@@ -1,0 +1,111 @@
+/* Kernels that go once along one row: norms, adds, activations, embedding, rotation, quantisation.  A sum over a row
+ * is kept in sixteen lanes, lane i taking the elements i mod 16 in order, and folded once at the end. */
+
+#define FOR_LANES(i, n) for (int i = 0, left; (left = (n)-i) > 0; i += 16)
+
+INLINE vf row_load(const void *p, enum dtype t, int i)
+{
+    if (t == DT_F32) return v_load((const float *)p + i);
+    return t == DT_BF16 ? v_load_bf16((const uint16_t *)p + i) : v_load_f16((const uint16_t *)p + i);
+}
+
+static void row_norm(float *out, const float *x, int n, const float *w, const float *b, float eps, enum norm_kind kind)
+{
+    float mean = 0;
+    if (kind == NORM_LAYER) {
+        vf sum = v_zero();
+        FOR_LANES(i, n) sum = v_add(sum, v_load_n(x + i, left));
+        mean = v_sum(sum) / (float)n;
+    }
+    vf square = v_zero(), m = v_set1(mean);
+    FOR_LANES(i, n)
+    {
+        vf c = v_sub(v_load_n(x + i, left), m);
+        if (left < 16) c = v_select(m_first(left), c, v_zero());
+        square = v_fma(c, c, square);
+    }
+    vf inv = v_set1(1.0f / sqrtf(v_sum(square) / (float)n + eps));
+    FOR_LANES(i, n)
+    {
+        vf c = v_mul(v_sub(v_load_n(x + i, left), m), inv);
+        v_store_n(out + i, v_fma(c, v_load_n(w + i, left), b ? v_load_n(b + i, left) : v_zero()), left);
+    }
+}
+
+static void row_add(float *x, const float *y, int n)
+{
+    FOR_LANES(i, n) v_store_n(x + i, v_add(v_load_n(x + i, left), v_load_n(y + i, left)), left);
+}
+
+static void row_act(float *x, int n, enum act_kind act)
+{
+    FOR_LANES(i, n) v_store_n(x + i, v_act(v_load_n(x + i, left), act), left);
+}
+
+static void row_act_mul(float *out, const float *gu, int n, enum act_kind act)
+{
+    FOR_LANES(i, n)
+    {
+        vf gate = v_act(v_load_n(gu + i, left), act);
+        v_store_n(out + i, v_mul(gate, v_load_n(gu + n + i, left)), left);
+    }
+}
+
+INLINE float one_float(const void *p, enum dtype t, int i)
+{
+    if (t == DT_F32) return ((const float *)p)[i];
+    return t == DT_BF16 ? bf16_to_f32(((const uint16_t *)p)[i]) : f16_to_f32(((const uint16_t *)p)[i]);
+}
+
+static void row_embed(float *out, const void *row, enum dtype t, const void *pos_row, enum dtype pos_t, int n)
+{
+    int i = 0;
+    for (; i + 16 <= n; i += 16) {
+        vf x = row_load(row, t, i);
+        if (pos_row) x = v_add(x, row_load(pos_row, pos_t, i));
+        v_store(out + i, x);
+    }
+    for (; i < n; i++) out[i] = one_float(row, t, i) + (pos_row ? one_float(pos_row, pos_t, i) : 0.0f);
+}
+
+/* pairs (i, i + rot / 2) */
+static void row_rope(float *head, int rot, const float *cosines, const float *sines)
+{
+    int half = rot / 2;
+    FOR_LANES(i, half)
+    {
+        vf x0 = v_load_n(head + i, left), x1 = v_load_n(head + half + i, left);
+        vf c = v_load_n(cosines + i, left), s = v_load_n(sines + i, left);
+        v_store_n(head + i, v_fnma(x1, s, v_mul(x0, c)), left);
+        v_store_n(head + half + i, v_fma(x0, s, v_mul(x1, c)), left);
+    }
+}
+
+/* As in linear_args: q = round_half_even(x * (127 / amax)), zeros up to n_pad; step = amax / 127, 0 for a row of
+ * zeros, NaN (and zeros) for a row that is not finite.  The largest absolute value is found on the bits, where NaN is
+ * above infinity and infinity above everything. */
+static void row_quantise(int8_t *q, float *step, const float *x, int n, int n_pad)
+{
+    vi amax_bits = i_zero(), magnitude = i_set1(INT32_MAX);
+    FOR_LANES(i, n) amax_bits = i_max(amax_bits, i_and(v_bits(v_load_n(x + i, left)), magnitude));
+    float amax = f32_from_bits((uint32_t)i_hmax(amax_bits));
+    if (!(amax >= QUANT_AMAX_MIN && amax < INFINITY)) {
+        memset(q, 0, (size_t)n_pad);
+        *step = amax < QUANT_AMAX_MIN ? 0.0f : NAN;
+        return;
+    }
+    vf inv = v_set1(127.0f / amax), magic = v_set1(0x1.8p23f);
+    int i = 0;
+    for (; i + 16 <= n; i += 16) {
+        vf t = v_add(v_mul(v_load(x + i), inv), magic); /* rounds to an integer, to even */
+        i_store_i8(q + i, i_sub(v_bits(t), v_bits(magic)));
+    }
+    if (i < n) {
+        int8_t last[16];
+        vf t = v_add(v_mul(v_load_n(x + i, n - i), inv), magic);
+        i_store_i8(last, i_sub(v_bits(t), v_bits(magic)));
+        memcpy(q + i, last, (size_t)(n - i));
+    }
+    memset(q + n, 0, (size_t)(n_pad - n));
+    *step = amax / 127.0f;
+}

@@ -1,0 +1,184 @@
+/* Sixteen lanes on AVX2 + FMA + F16C: two registers for each vector.  Same names and same bits as vec_avx512.h. */
+#ifndef TANDEM_KERNELS_CPU_VEC_H
+#define TANDEM_KERNELS_CPU_VEC_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#define VEC_NAME "avx2"
+#define VEC_SUFFIX(x) x##_avx2
+enum { BLOCK_ROWS_F = 5, BLOCK_ROWS_I8 = 4, BLOCK_ROWS_I4 = 2, BLOCK_PANELS = 1, BLOCK_PANELS_GEMV = 2 };
+enum { ATTN_ROWS = 5 };
+enum { I8_BIAS = 0 };
+
+typedef struct {
+    __m256 a, b;
+} vf;
+typedef struct {
+    __m256i a, b;
+} vi;
+typedef vi vb;
+typedef vf vm; /* all ones or zeros in each lane */
+
+#define INLINE static inline __attribute__((always_inline))
+#define PAIR(t, f) ((t){f(x.a, y.a), f(x.b, y.b)})
+
+INLINE vf v_zero(void) { return (vf){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+INLINE vf v_set1(float x) { return (vf){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+INLINE vf v_load(const float *p) { return (vf){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+INLINE void v_store(float *p, vf x)
+{
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
+INLINE vi i_first(int n)
+{
+    __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return (vi){_mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane), _mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), lane)};
+}
+INLINE vm m_first(int n)
+{
+    vi m = i_first(n);
+    return (vm){_mm256_castsi256_ps(m.a), _mm256_castsi256_ps(m.b)};
+}
+INLINE vf v_load_n(const float *p, int n)
+{
+    vi m = i_first(n);
+    return (vf){_mm256_maskload_ps(p, m.a), n > 8 ? _mm256_maskload_ps(p + 8, m.b) : _mm256_setzero_ps()};
+}
+INLINE void v_store_n(float *p, vf x, int n)
+{
+    vi m = i_first(n);
+    _mm256_maskstore_ps(p, m.a, x.a);
+    if (n > 8) _mm256_maskstore_ps(p + 8, m.b, x.b);
+}
+INLINE __m256 half_bf16(const uint16_t *p)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
+}
+INLINE vf v_load_bf16(const uint16_t *p) { return (vf){half_bf16(p), half_bf16(p + 8)}; }
+INLINE vf v_load_f16(const uint16_t *p)
+{
+    return (vf){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
+                _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8)))};
+}
+INLINE __m256 half_i8(const int8_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+INLINE vf v_load_i8(const int8_t *p) { return (vf){half_i8(p), half_i8(p + 8)}; }
+INLINE vf v_add(vf x, vf y) { return PAIR(vf, _mm256_add_ps); }
+INLINE vf v_sub(vf x, vf y) { return PAIR(vf, _mm256_sub_ps); }
+INLINE vf v_mul(vf x, vf y) { return PAIR(vf, _mm256_mul_ps); }
+INLINE vf v_div(vf x, vf y) { return PAIR(vf, _mm256_div_ps); }
+INLINE vf v_fma(vf x, vf y, vf c) { return (vf){_mm256_fmadd_ps(x.a, y.a, c.a), _mm256_fmadd_ps(x.b, y.b, c.b)}; }
+INLINE vf v_fnma(vf x, vf y, vf c) { return (vf){_mm256_fnmadd_ps(x.a, y.a, c.a), _mm256_fnmadd_ps(x.b, y.b, c.b)}; }
+INLINE vf v_min(vf x, vf y) { return PAIR(vf, _mm256_min_ps); }
+INLINE vf v_max(vf x, vf y) { return PAIR(vf, _mm256_max_ps); }
+INLINE vi v_bits(vf x) { return (vi){_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+INLINE vf i_float(vi x) { return (vf){_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+INLINE vm v_lt(vf x, vf y) { return (vm){_mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ)}; }
+INLINE vm v_ge(vf x, vf y) { return (vm){_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ)}; }
+INLINE vm v_eq(vf x, vf y) { return (vm){_mm256_cmp_ps(x.a, y.a, _CMP_EQ_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_EQ_OQ)}; }
+INLINE uint32_t m_bits(vm m) { return (uint32_t)_mm256_movemask_ps(m.a) | (uint32_t)_mm256_movemask_ps(m.b) << 8; }
+INLINE vm m_from(uint32_t bits)
+{
+    __m256i low = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128), high = _mm256_slli_epi32(low, 8);
+    __m256i all = _mm256_set1_epi32((int)bits);
+    return (vm){_mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(all, low), low)),
+                _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(all, high), high))};
+}
+INLINE vf v_select(vm m, vf yes, vf no)
+{
+    return (vf){_mm256_blendv_ps(no.a, yes.a, m.a), _mm256_blendv_ps(no.b, yes.b, m.b)};
+}
+
+INLINE vi i_zero(void) { return (vi){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+INLINE vi i_set1(int32_t x) { return (vi){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+INLINE vi i_add(vi x, vi y) { return PAIR(vi, _mm256_add_epi32); }
+INLINE vi i_sub(vi x, vi y) { return PAIR(vi, _mm256_sub_epi32); }
+INLINE vi i_and(vi x, vi y) { return PAIR(vi, _mm256_and_si256); }
+INLINE vi i_or(vi x, vi y) { return PAIR(vi, _mm256_or_si256); }
+INLINE vi i_max(vi x, vi y) { return PAIR(vi, _mm256_max_epi32); }
+INLINE vi i_shl(vi x, int n) { return (vi){_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)}; }
+INLINE vf i_to_f(vi x) { return (vf){_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+INLINE void i_store_i8(int8_t *p, vi x)
+{
+    __m256i w = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+    _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
+}
+INLINE void i_store(int32_t *p, vi x)
+{
+    _mm256_storeu_si256((__m256i *)p, x.a);
+    _mm256_storeu_si256((__m256i *)(p + 8), x.b);
+}
+
+INLINE vb b_load(const uint8_t *p)
+{
+    return (vb){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 32))};
+}
+INLINE vb b_low(vb w)
+{
+    __m256i m = _mm256_set1_epi8(15);
+    return (vb){_mm256_and_si256(w.a, m), _mm256_and_si256(w.b, m)};
+}
+INLINE vb b_high(vb w)
+{
+    return b_low((vb){_mm256_srli_epi16(w.a, 4), _mm256_srli_epi16(w.b, 4)});
+}
+INLINE __m256i four_activations(const int8_t *a)
+{
+    int32_t four;
+    memcpy(&four, a, 4);
+    return _mm256_set1_epi32(four);
+}
+/* vpmaddubsw saturates at 32767.  It cannot here: both factors are within +-127, so a pair is at most 2 * 127 * 127 =
+ * 32258.  (weight_pack refuses -128, and activations are quantised to +-127.) */
+INLINE __m256i half_dot_s(__m256i acc, __m256i w, __m256i a)
+{
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(w, a));
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+INLINE vi i_dot_s(vi acc, vb w, const int8_t *a)
+{
+    __m256i four = four_activations(a);
+    return (vi){half_dot_s(acc.a, w.a, four), half_dot_s(acc.b, w.b, four)};
+}
+/* here a pair is at most 2 * 15 * 127 = 3810 */
+INLINE __m256i half_dot_u(__m256i acc, __m256i w, __m256i a)
+{
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)));
+}
+INLINE vi i_dot_u(vi acc, vb w, const int8_t *a)
+{
+    __m256i four = four_activations(a);
+    return (vi){half_dot_u(acc.a, w.a, four), half_dot_u(acc.b, w.b, four)};
+}
+
+INLINE float v_sum(vf x)
+{
+    __m256 b = _mm256_add_ps(x.a, x.b);
+    __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
+INLINE float v_hmax(vf x)
+{
+    __m256 b = _mm256_max_ps(x.a, x.b);
+    __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_max_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+}
+INLINE int32_t i_hmax(vi x)
+{
+    __m256i b = _mm256_max_epi32(x.a, x.b);
+    __m128i c = _mm_max_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+    c = _mm_max_epi32(c, _mm_shuffle_epi32(c, 0x4e));
+    c = _mm_max_epi32(c, _mm_shuffle_epi32(c, 0xb1));
+    return _mm_cvtsi128_si32(c);
+}
+
+#undef PAIR
+
+#endif

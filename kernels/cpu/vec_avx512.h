@@ -1,0 +1,99 @@
+/* Sixteen lanes on AVX-512 (F, BW, VL, DQ, VNNI).  The three vec_*.h define the same names with the same results, bit
+ * for bit: `vf` 16 floats, `vi` 16 int32, `vb` 64 bytes, `vm` a mask; every multiply-add is fused, every reduction
+ * folds the upper half onto the lower, min and max return the second operand when one is NaN. */
+#ifndef TANDEM_KERNELS_CPU_VEC_H
+#define TANDEM_KERNELS_CPU_VEC_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#define VEC_NAME "avx512"
+#define VEC_SUFFIX(x) x##_avx512
+/* register blocks: rows of activations x vectors of sixteen outputs */
+enum { BLOCK_ROWS_F = 12, BLOCK_ROWS_I8 = 12, BLOCK_ROWS_I4 = 6, BLOCK_PANELS = 2, BLOCK_PANELS_GEMV = 4 };
+enum { ATTN_ROWS = 12 };
+enum { I8_BIAS = 128 }; /* int8 weights are stored + 128: vpdpbusd multiplies unsigned by signed */
+
+typedef __m512 vf;
+typedef __m512i vi;
+typedef __m512i vb;
+typedef __mmask16 vm;
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vf v_zero(void) { return _mm512_setzero_ps(); }
+INLINE vf v_set1(float x) { return _mm512_set1_ps(x); }
+INLINE vf v_load(const float *p) { return _mm512_loadu_ps(p); }
+INLINE void v_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
+INLINE vm m_first(int n) { return (vm)(n >= 16 ? 0xffff : (1u << n) - 1); } /* lanes 0 .. n-1; n >= 0 */
+INLINE vf v_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(m_first(n), p); }
+INLINE void v_store_n(float *p, vf a, int n) { _mm512_mask_storeu_ps(p, m_first(n), a); }
+INLINE vf v_load_bf16(const uint16_t *p)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
+}
+INLINE vf v_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE vf v_load_i8(const int8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+INLINE vf v_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+INLINE vf v_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+INLINE vf v_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+INLINE vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+INLINE vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }   /* a b + c */
+INLINE vf v_fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); } /* c - a b */
+INLINE vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+INLINE vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+INLINE vi v_bits(vf a) { return _mm512_castps_si512(a); }
+INLINE vf i_float(vi a) { return _mm512_castsi512_ps(a); } /* the bits */
+INLINE vm v_lt(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+INLINE vm v_ge(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+INLINE vm v_eq(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+INLINE uint32_t m_bits(vm m) { return m; }
+INLINE vm m_from(uint32_t bits) { return (vm)bits; }
+INLINE vf v_select(vm m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
+
+INLINE vi i_zero(void) { return _mm512_setzero_si512(); }
+INLINE vi i_set1(int32_t x) { return _mm512_set1_epi32(x); }
+INLINE vi i_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+INLINE vi i_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
+INLINE vi i_and(vi a, vi b) { return _mm512_and_si512(a, b); }
+INLINE vi i_or(vi a, vi b) { return _mm512_or_si512(a, b); }
+INLINE vi i_max(vi a, vi b) { return _mm512_max_epi32(a, b); }
+INLINE vi i_shl(vi a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
+INLINE vf i_to_f(vi a) { return _mm512_cvtepi32_ps(a); }
+INLINE void i_store_i8(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
+INLINE void i_store(int32_t *p, vi a) { _mm512_storeu_si512(p, a); }
+
+INLINE vb b_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
+INLINE vb b_low(vb w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
+INLINE vb b_high(vb w) { return _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi8(15)); }
+/* lane i += dot of the four weights 4i..4i+3 with the four activations at a; `s`: int8 weights as packed (+ I8_BIAS),
+ * `u`: weights 0..15 */
+INLINE vi i_dot_s(vi acc, vb w, const int8_t *a)
+{
+    int32_t four;
+    memcpy(&four, a, 4);
+    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(four));
+}
+INLINE vi i_dot_u(vi acc, vb w, const int8_t *a) { return i_dot_s(acc, w, a); }
+
+INLINE float v_sum(vf a)
+{
+    __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
+INLINE float v_hmax(vf a)
+{
+    __m256 b = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_max_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+}
+INLINE int32_t i_hmax(vi a) { return _mm512_reduce_max_epi32(a); }
+
+#endif

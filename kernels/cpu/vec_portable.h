@@ -1,0 +1,133 @@
+/* Sixteen lanes in plain C: arrays and loops for the compiler to vectorise as it can.  Same names and same bits as
+ * vec_avx512.h; without a fused multiply-add in the base instruction set it is slow, and meant to be right. */
+#ifndef TANDEM_KERNELS_CPU_VEC_H
+#define TANDEM_KERNELS_CPU_VEC_H
+
+#include "kernels/num.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#define VEC_NAME "portable"
+#define VEC_SUFFIX(x) x##_portable
+#define VEC_NO_UNROLL /* a vector is a loop already: unrolling blocks of them takes the compiler minutes */
+enum { BLOCK_ROWS_F = 2, BLOCK_ROWS_I8 = 2, BLOCK_ROWS_I4 = 2, BLOCK_PANELS = 1, BLOCK_PANELS_GEMV = 1 };
+enum { ATTN_ROWS = 2 };
+enum { I8_BIAS = 0 };
+
+typedef struct {
+    float f[16];
+} vf;
+typedef struct {
+    int32_t i[16];
+} vi;
+typedef struct {
+    uint8_t b[64];
+} vb;
+typedef uint32_t vm;
+
+#define INLINE static inline __attribute__((always_inline))
+#define EACH for (int l = 0; l < 16; l++)
+#define MAP_F(expr)                                                                                                    \
+    vf r;                                                                                                              \
+    EACH r.f[l] = (expr);                                                                                              \
+    return r
+#define MAP_I(expr)                                                                                                    \
+    vi r;                                                                                                              \
+    EACH r.i[l] = (expr);                                                                                              \
+    return r
+#define MAP_M(expr)                                                                                                    \
+    vm r = 0;                                                                                                          \
+    EACH r |= (uint32_t)(expr) << l;                                                                                   \
+    return r
+
+INLINE vf v_set1(float x) { MAP_F(x); }
+INLINE vf v_zero(void) { return v_set1(0); }
+INLINE vf v_load(const float *p) { MAP_F(p[l]); }
+INLINE void v_store(float *p, vf a) { EACH p[l] = a.f[l]; }
+INLINE vm m_first(int n) { return n >= 16 ? 0xffff : (1u << n) - 1; }
+INLINE vf v_load_n(const float *p, int n) { MAP_F(l < n ? p[l] : 0); }
+INLINE void v_store_n(float *p, vf a, int n)
+{
+    for (int l = 0; l < n && l < 16; l++) p[l] = a.f[l];
+}
+INLINE vf v_load_bf16(const uint16_t *p) { MAP_F(bf16_to_f32(p[l])); }
+INLINE vf v_load_f16(const uint16_t *p) { MAP_F(f16_to_f32(p[l])); }
+INLINE vf v_load_i8(const int8_t *p) { MAP_F((float)p[l]); }
+INLINE vf v_add(vf a, vf b) { MAP_F(a.f[l] + b.f[l]); }
+INLINE vf v_sub(vf a, vf b) { MAP_F(a.f[l] - b.f[l]); }
+INLINE vf v_mul(vf a, vf b) { MAP_F(a.f[l] * b.f[l]); }
+INLINE vf v_div(vf a, vf b) { MAP_F(a.f[l] / b.f[l]); }
+INLINE vf v_fma(vf a, vf b, vf c) { MAP_F(__builtin_fmaf(a.f[l], b.f[l], c.f[l])); }
+INLINE vf v_fnma(vf a, vf b, vf c) { MAP_F(__builtin_fmaf(-a.f[l], b.f[l], c.f[l])); }
+INLINE vf v_min(vf a, vf b) { MAP_F(a.f[l] < b.f[l] ? a.f[l] : b.f[l]); }
+INLINE vf v_max(vf a, vf b) { MAP_F(a.f[l] > b.f[l] ? a.f[l] : b.f[l]); }
+INLINE vi v_bits(vf a) { MAP_I((int32_t)f32_bits(a.f[l])); }
+INLINE vf i_float(vi a) { MAP_F(f32_from_bits((uint32_t)a.i[l])); }
+INLINE vm v_lt(vf a, vf b) { MAP_M(a.f[l] < b.f[l]); }
+INLINE vm v_ge(vf a, vf b) { MAP_M(a.f[l] >= b.f[l]); }
+INLINE vm v_eq(vf a, vf b) { MAP_M(a.f[l] == b.f[l]); }
+INLINE uint32_t m_bits(vm m) { return m; }
+INLINE vm m_from(uint32_t bits) { return bits; }
+INLINE vf v_select(vm m, vf yes, vf no) { MAP_F(m >> l & 1 ? yes.f[l] : no.f[l]); }
+
+INLINE vi i_set1(int32_t x) { MAP_I(x); }
+INLINE vi i_zero(void) { return i_set1(0); }
+INLINE vi i_add(vi a, vi b) { MAP_I((int32_t)((uint32_t)a.i[l] + (uint32_t)b.i[l])); }
+INLINE vi i_sub(vi a, vi b) { MAP_I((int32_t)((uint32_t)a.i[l] - (uint32_t)b.i[l])); }
+INLINE vi i_and(vi a, vi b) { MAP_I(a.i[l] & b.i[l]); }
+INLINE vi i_or(vi a, vi b) { MAP_I(a.i[l] | b.i[l]); }
+INLINE vi i_max(vi a, vi b) { MAP_I(a.i[l] > b.i[l] ? a.i[l] : b.i[l]); }
+INLINE vi i_shl(vi a, int n) { MAP_I((int32_t)((uint32_t)a.i[l] << n)); }
+INLINE vf i_to_f(vi a) { MAP_F((float)a.i[l]); }
+INLINE void i_store_i8(int8_t *p, vi a) { EACH p[l] = (int8_t)a.i[l]; }
+INLINE void i_store(int32_t *p, vi a) { EACH p[l] = a.i[l]; }
+
+INLINE vb b_load(const uint8_t *p)
+{
+    vb r;
+    memcpy(r.b, p, 64);
+    return r;
+}
+INLINE vb b_low(vb w)
+{
+    for (int i = 0; i < 64; i++) w.b[i] &= 15;
+    return w;
+}
+INLINE vb b_high(vb w)
+{
+    for (int i = 0; i < 64; i++) w.b[i] >>= 4;
+    return w;
+}
+INLINE vi i_dot_s(vi acc, vb w, const int8_t *a)
+{
+    MAP_I(acc.i[l] + (int8_t)w.b[4 * l] * a[0] + (int8_t)w.b[4 * l + 1] * a[1] + (int8_t)w.b[4 * l + 2] * a[2] +
+          (int8_t)w.b[4 * l + 3] * a[3]);
+}
+INLINE vi i_dot_u(vi acc, vb w, const int8_t *a) { return i_dot_s(acc, w, a); }
+
+INLINE float v_sum(vf a)
+{
+    for (int half = 8; half; half /= 2)
+        for (int l = 0; l < half; l++) a.f[l] += a.f[l + half];
+    return a.f[0];
+}
+INLINE float v_hmax(vf a)
+{
+    for (int half = 8; half; half /= 2)
+        for (int l = 0; l < half; l++) a.f[l] = a.f[l] > a.f[l + half] ? a.f[l] : a.f[l + half];
+    return a.f[0];
+}
+INLINE int32_t i_hmax(vi a)
+{
+    int32_t m = a.i[0];
+    EACH m = m > a.i[l] ? m : a.i[l];
+    return m;
+}
+
+#undef EACH
+#undef MAP_F
+#undef MAP_I
+#undef MAP_M
+
+#endif

@@ -1,0 +1,18 @@
+/* What the devices share with ops.c and with each other; nothing outside kernels/ includes this. */
+#ifndef TANDEM_KERNELS_DEV_H
+#define TANDEM_KERNELS_DEV_H
+
+#include "kernels/ops.h"
+
+/* Each returns NULL with a sentence in why[] when it cannot. */
+struct dev *ref_open(char why[160]);
+struct dev *cpu_open(const char *level, int threads, char why[160]); /* level NULL: the best the machine has */
+
+/* Puts compositions of basic ops into the NULL slots of a device's own table. */
+void compose_fill(struct dev_ops *);
+
+/* A row is quantised with the step amax / 127; below this amax the step's inverse would overflow and the row counts
+ * as zeros (see linear_args). */
+#define QUANT_AMAX_MIN 0x1p-100f
+
+#endif

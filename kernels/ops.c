@@ -1,0 +1,54 @@
+/* Opening devices by name, their names and their sticky error.  Runs on whatever thread owns the device. */
+#include "kernels/ops.h"
+
+#include "kernels/dev.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+struct dev *dev_open(const struct dev_config *c, char why[160])
+{
+    const char *name = c->name ? c->name : "cpu";
+    why[0] = 0;
+    if (c->threads < 0 || c->threads > 1024) {
+        snprintf(why, 160, "threads must be 0..1024, not %d", c->threads);
+        return NULL;
+    }
+    if (!strcmp(name, "ref")) return ref_open(why);
+    if (!strcmp(name, "cpu")) return cpu_open(NULL, c->threads, why);
+    if (!strncmp(name, "cpu:", 4)) return cpu_open(name + 4, c->threads, why);
+    snprintf(why, 160, "no device is called \"%.60s\"; there are ref, cpu, cpu:portable, cpu:avx2, cpu:avx512", name);
+    return NULL;
+}
+
+void dev_close(struct dev *d)
+{
+    if (d) d->ops->close(d);
+}
+
+const char *op_name(enum op_id op)
+{
+    static const char *const names[OP_COUNT] = {
+#define X(op) #op,
+        OPS(X)
+#undef X
+    };
+    return (unsigned)op < OP_COUNT ? names[op] : "?";
+}
+
+void dev_fail(struct dev *d, const char *op, const char *fmt, ...)
+{
+    if (d->error.op) return;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(d->error.msg, sizeof d->error.msg, fmt, ap);
+    va_end(ap);
+    d->error.op = op;
+}
+
+void dev_clear_error(struct dev *d)
+{
+    d->error.op = NULL;
+    d->error.msg[0] = 0;
+}

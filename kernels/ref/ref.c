@@ -1,0 +1,428 @@
+/* The reference device: every op as its contract in ops.h says it, one loop per index, sums in double, weights
+ * unpacked, the KV cache kept as the floats its type can hold.  It is the oracle of the op tests and the documentation
+ * of the arithmetic; it is never fast.  Sampling is in ref_sample.c. */
+#include "kernels/ref/ref.h"
+
+#include "kernels/dev.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct weight {
+    enum dtype t;
+    int rows, cols, group, n_groups; /* n_groups: of scale, per row (1 for int8) */
+    float *f;                        /* (rows, cols) float types */
+    int8_t *q;                       /* (rows, cols) int8, int4 */
+    float *scale;                    /* (rows, n_groups) */
+};
+
+struct kv {
+    struct kv_shape shape;
+    float *data; /* (layers, pages, 2, KV_PAGE, kv_heads, head_dim): k then v, already rounded to the type */
+};
+
+static float *mat_row(const struct mat *m, int row)
+{
+    return (float *)m->p + (size_t)row * m->ld;
+}
+
+static float load_as_f32(const void *p, enum dtype t, size_t i)
+{
+    if (t == DT_F32) return ((const float *)p)[i];
+    if (t == DT_BF16) return bf16_to_f32(((const uint16_t *)p)[i]);
+    return f16_to_f32(((const uint16_t *)p)[i]);
+}
+
+/* ---- embed, norms, elementwise ------------------------------------------------------------------------------- */
+
+static void ref_embed(struct dev *d, const struct embed_args *a)
+{
+    for (int t = 0; t < a->out.rows; t++)
+        for (int c = 0; c < a->out.cols; c++) {
+            float v = load_as_f32(a->table.p, a->table.t, (size_t)a->id[t] * a->table.ld + c);
+            if (a->pos_table.p)
+                v += load_as_f32(a->pos_table.p, a->pos_table.t, (size_t)a->pos[t] * a->pos_table.ld + c);
+            mat_row(&a->out, t)[c] = v;
+        }
+}
+
+static void norm_row(float *out, const float *x, int n, const float *w, const float *b, float eps, enum norm_kind kind)
+{
+    double mean = 0, square = 0;
+    if (kind == NORM_LAYER) {
+        for (int i = 0; i < n; i++) mean += x[i];
+        mean /= n;
+    }
+    for (int i = 0; i < n; i++) square += (x[i] - mean) * (x[i] - mean);
+    double inv = 1 / sqrt(square / n + eps);
+    for (int i = 0; i < n; i++) out[i] = (float)((x[i] - mean) * inv * w[i] + (b ? b[i] : 0));
+}
+
+static void ref_norm(struct dev *d, const struct norm_args *a)
+{
+    for (int t = 0; t < a->x.rows; t++)
+        norm_row(mat_row(&a->out, t), mat_row(&a->x, t), a->x.cols, a->w, a->b, a->eps, a->kind);
+}
+
+static void ref_head_norm(struct dev *d, const struct head_norm_args *a)
+{
+    for (int t = 0; t < a->x.rows; t++)
+        for (int h = 0; h < a->heads; h++) {
+            float *x = mat_row(&a->x, t) + a->col + h * a->head_dim;
+            norm_row(x, x, a->head_dim, a->w, NULL, a->eps, NORM_RMS);
+        }
+}
+
+static void ref_add(struct dev *d, const struct add_args *a)
+{
+    for (int t = 0; t < a->x.rows; t++)
+        for (int c = 0; c < a->x.cols; c++) mat_row(&a->x, t)[c] += mat_row(&a->y, t)[c];
+}
+
+static double act_apply(double x, enum act_kind act)
+{
+    switch (act) {
+    case ACT_SILU: return x / (1 + exp(-x));
+    case ACT_GELU_TANH: return 0.5 * x * (1 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+    case ACT_GELU_ERF: return 0.5 * x * (1 + erf(x * 0.70710678118654752440));
+    case ACT_RELU: return x < 0 ? 0 : x;
+    }
+    return NAN;
+}
+
+static void ref_act_mul(struct dev *d, const struct act_mul_args *a)
+{
+    for (int t = 0; t < a->out.rows; t++)
+        for (int c = 0; c < a->out.cols; c++) {
+            const float *gu = mat_row(&a->gu, t);
+            mat_row(&a->out, t)[c] = (float)(act_apply(gu[c], a->act) * gu[a->out.cols + c]);
+        }
+}
+
+static void ref_act(struct dev *d, const struct act_args *a)
+{
+    for (int t = 0; t < a->x.rows; t++)
+        for (int c = 0; c < a->x.cols; c++) {
+            float *x = mat_row(&a->x, t) + c;
+            *x = (float)act_apply(*x, a->act);
+        }
+}
+
+static void ref_rows(struct dev *d, const struct rows_args *a)
+{
+    for (int r = 0; r < a->out.rows; r++)
+        memcpy(mat_row(&a->out, r), mat_row(&a->x, a->row[r]), (size_t)a->x.cols * sizeof(float));
+}
+
+/* ---- linear -------------------------------------------------------------------------------------------------- */
+
+/* Quantises n values with one step; returns the step amax / 127.  All in f32, so that every device gets the same
+ * integers.  A row with a NaN or an infinity has step NaN. */
+static float quantise(int8_t *q, const float *x, int n)
+{
+    float amax = 0;
+    bool finite = true;
+    for (int i = 0; i < n; i++) {
+        finite = finite && isfinite(x[i]);
+        amax = fmaxf(amax, fabsf(x[i]));
+    }
+    for (int i = 0; i < n; i++) q[i] = 0;
+    if (!finite) return NAN;
+    if (amax < QUANT_AMAX_MIN) return 0;
+    float inv = 127.0f / amax;
+    for (int i = 0; i < n; i++) q[i] = (int8_t)lrintf(x[i] * inv);
+    return amax / 127.0f;
+}
+
+static double dot_float(const struct weight *w, int n, const float *x)
+{
+    double sum = 0;
+    for (int k = 0; k < w->cols; k++) sum += (double)x[k] * w->f[(size_t)n * w->cols + k];
+    return sum;
+}
+
+static double dot_int(const struct weight *w, int n, const int8_t *q, float step)
+{
+    double sum = 0;
+    int group = w->t == DT_I4 ? w->group : w->cols;
+    for (int g = 0; g < w->n_groups; g++) {
+        int64_t part = 0;
+        for (int k = g * group; k < w->cols && k < (g + 1) * group; k++) part += q[k] * w->q[(size_t)n * w->cols + k];
+        sum += (double)part * w->scale[(size_t)n * w->n_groups + g];
+    }
+    return sum * step;
+}
+
+static void ref_linear(struct dev *d, const struct linear_args *a)
+{
+    const struct weight *w = a->w;
+    int8_t *q = malloc((size_t)w->cols + 1);
+    if (!q) {
+        dev_fail(d, "linear", "out of memory");
+        return;
+    }
+    for (int t = 0; t < a->x.rows; t++) {
+        const float *x = mat_row(&a->x, t);
+        float step = w->q ? quantise(q, x, w->cols) : 0;
+        for (int n = 0; n < w->rows; n++) {
+            double y = w->q ? dot_int(w, n, q, step) : dot_float(w, n, x);
+            mat_row(&a->y, t)[n] = (float)(y + (a->b ? a->b[n] : 0));
+        }
+    }
+    free(q);
+}
+
+static void ref_weight_free(struct dev *d, struct weight *w)
+{
+    if (!w) return;
+    free(w->f);
+    free(w->q);
+    free(w->scale);
+    free(w);
+}
+
+static void unpack_int4(struct weight *w, size_t row0, const struct weight_src *s)
+{
+    const uint8_t *data = s->data;
+    const uint16_t *scale = s->scale;
+    size_t row_bytes = (size_t)w->n_groups * s->group / 2;
+    for (int n = 0; n < s->rows; n++) {
+        for (int k = 0; k < s->cols; k++) {
+            uint8_t byte = data[n * row_bytes + k / 2];
+            w->q[(row0 + n) * s->cols + k] = (int8_t)((k & 1 ? byte >> 4 : byte & 15) - 8);
+        }
+        for (int g = 0; g < w->n_groups; g++)
+            w->scale[(row0 + n) * w->n_groups + g] = f16_to_f32(scale[(size_t)n * w->n_groups + g]);
+    }
+}
+
+static void unpack_part(struct weight *w, size_t row0, const struct weight_src *s)
+{
+    size_t n = (size_t)s->rows * s->cols, at = row0 * s->cols;
+    if (s->t == DT_I4) {
+        unpack_int4(w, row0, s);
+    } else if (s->t == DT_I8) {
+        memcpy(w->q + at, s->data, n);
+        memcpy(w->scale + row0, s->scale, (size_t)s->rows * sizeof(float));
+    } else {
+        for (size_t i = 0; i < n; i++) w->f[at + i] = load_as_f32(s->data, s->t, i);
+    }
+}
+
+static struct weight *ref_weight_pack(struct dev *d, const struct weight_src *parts, int n_parts)
+{
+    struct weight *w = calloc(1, sizeof *w);
+    if (!w || n_parts < 1) return free(w), NULL;
+    bool is_int = parts[0].t == DT_I8 || parts[0].t == DT_I4;
+    size_t rows = 0, n;
+    for (int i = 0; i < n_parts; i++) {
+        if (parts[i].t != parts[0].t || parts[i].cols != parts[0].cols || parts[i].group != parts[0].group ||
+            parts[i].rows < 1 || parts[i].cols < 1)
+            return free(w), NULL;
+        rows += (size_t)parts[i].rows;
+    }
+    *w = (struct weight){.t = parts[0].t, .rows = (int)rows, .cols = parts[0].cols, .group = parts[0].group};
+    w->n_groups = w->t == DT_I4 ? (w->cols + w->group - 1) / w->group : 1;
+    if (rows > INT32_MAX || __builtin_mul_overflow(rows, (size_t)w->cols, &n)) return free(w), NULL;
+    if (is_int) {
+        w->q = calloc(n, 1);
+        w->scale = calloc(rows * (size_t)w->n_groups, sizeof(float));
+    } else {
+        w->f = calloc(n, sizeof(float));
+    }
+    if (is_int ? !w->q || !w->scale : !w->f) return ref_weight_free(d, w), NULL;
+    for (size_t i = 0, row = 0; i < (size_t)n_parts; row += (size_t)parts[i++].rows) unpack_part(w, row, parts + i);
+    return w;
+}
+
+static size_t ref_weight_bytes(const struct weight *w)
+{
+    size_t n = (size_t)w->rows * w->cols;
+    return w->q ? n + (size_t)w->rows * w->n_groups * sizeof(float) : n * sizeof(float);
+}
+
+/* ---- attention ----------------------------------------------------------------------------------------------- */
+
+/* the head_dim floats of one token and head; which: 0 k, 1 v */
+static float *kv_at(const struct kv *kv, int layer, int slot, int which, int head)
+{
+    const struct kv_shape *s = &kv->shape;
+    size_t page = (size_t)layer * s->pages + slot / KV_PAGE;
+    return kv->data + (((page * 2 + which) * KV_PAGE + slot % KV_PAGE) * s->kv_heads + head) * s->head_dim;
+}
+
+/* x as the cache's type gives it back */
+static void kv_round(float *out, const float *x, int n, enum dtype t)
+{
+    if (t == DT_I8) {
+        int8_t q[1024];
+        float step = quantise(q, x, n);
+        for (int i = 0; i < n; i++) out[i] = (float)q[i] * step;
+        return;
+    }
+    for (int i = 0; i < n; i++)
+        out[i] = t == DT_F32 ? x[i] : t == DT_BF16 ? bf16_to_f32(f32_to_bf16(x[i])) : f16_to_f32(f32_to_f16(x[i]));
+}
+
+static void rope_head(float *x, int rot, const float *cosines, const float *sines)
+{
+    for (int i = 0; i < rot / 2; i++) {
+        double x0 = x[i], x1 = x[i + rot / 2];
+        x[i] = (float)(x0 * cosines[i] - x1 * sines[i]);
+        x[i + rot / 2] = (float)(x1 * cosines[i] + x0 * sines[i]);
+    }
+}
+
+static void ref_rope_kv(struct dev *d, const struct rope_kv_args *a)
+{
+    for (int t = 0; t < a->qkv.rows; t++) {
+        float *row = mat_row(&a->qkv, t), *k = row + a->heads * a->head_dim, *v = k + a->kv_heads * a->head_dim;
+        if (a->rot)
+            for (int h = 0; h < a->heads + a->kv_heads; h++)
+                rope_head(row + h * a->head_dim, a->rot, a->cos + (size_t)a->pos[t] * (a->rot / 2),
+                          a->sin + (size_t)a->pos[t] * (a->rot / 2));
+        for (int h = 0; h < a->kv_heads; h++) {
+            kv_round(kv_at(a->kv, a->layer, a->slot[t], 0, h), k + h * a->head_dim, a->head_dim, a->kv->shape.t);
+            kv_round(kv_at(a->kv, a->layer, a->slot[t], 1, h), v + h * a->head_dim, a->head_dim, a->kv->shape.t);
+        }
+    }
+}
+
+static double attn_score(const struct attn_args *a, const float *q, const int32_t *pages, int pos, int kv_head)
+{
+    const float *k = kv_at(a->kv, a->layer, pages[pos / KV_PAGE] * KV_PAGE + pos % KV_PAGE, 0, kv_head);
+    double dot = 0;
+    for (int i = 0; i < a->head_dim; i++) dot += (double)q[i] * k[i];
+    return dot * a->scale;
+}
+
+/* one query head of one token at position p; score has room for p + 1 */
+static void attn_head(const struct attn_args *a, int t, int h, int p, const int32_t *pages, double *score)
+{
+    int first = a->window && p - a->window + 1 > 0 ? p - a->window + 1 : 0, kv_head = h / (a->heads / a->kv_heads);
+    const float *q = mat_row(&a->qkv, t) + h * a->head_dim;
+    float *out = mat_row(&a->out, t) + h * a->head_dim;
+    double max = -INFINITY, sum = 0;
+    for (int i = first; i <= p; i++) {
+        score[i] = attn_score(a, q, pages, i, kv_head);
+        max = fmax(max, score[i]);
+    }
+    for (int i = first; i <= p; i++) sum += score[i] = exp(score[i] - max);
+    for (int c = 0; c < a->head_dim; c++) {
+        double o = 0;
+        for (int i = first; i <= p; i++)
+            o += score[i] * kv_at(a->kv, a->layer, pages[i / KV_PAGE] * KV_PAGE + i % KV_PAGE, 1, kv_head)[c];
+        out[c] = (float)(o / sum);
+    }
+}
+
+static void ref_attn(struct dev *d, const struct attn_args *a)
+{
+    for (int s = 0; s < a->n_seqs; s++) {
+        int n = a->q_start[s + 1] - a->q_start[s];
+        if (n == 0) continue;
+        double *score = malloc((size_t)a->kv_len[s] * sizeof(double));
+        if (!score) {
+            dev_fail(d, "attn", "out of memory");
+            return;
+        }
+        for (int i = 0; i < n; i++)
+            for (int h = 0; h < a->heads; h++)
+                attn_head(a, a->q_start[s] + i, h, a->kv_len[s] - n + i, a->pages + (size_t)s * a->pages_ld, score);
+        free(score);
+    }
+}
+
+static size_t ref_kv_page_bytes(const struct kv_shape *s)
+{
+    return (size_t)s->layers * 2 * KV_PAGE * s->kv_heads * s->head_dim * sizeof(float);
+}
+
+static struct kv *ref_kv_open(struct dev *d, const struct kv_shape *s)
+{
+    struct kv *kv = calloc(1, sizeof *kv);
+    if (!kv || s->head_dim > 1024) return free(kv), NULL;
+    kv->shape = *s;
+    kv->data = calloc((size_t)s->pages, ref_kv_page_bytes(s));
+    if (!kv->data) return free(kv), NULL;
+    return kv;
+}
+
+static void ref_kv_close(struct dev *d, struct kv *kv)
+{
+    if (kv) free(kv->data);
+    free(kv);
+}
+
+/* ---- the device ---------------------------------------------------------------------------------------------- */
+
+static void *ref_alloc(struct dev *d, size_t bytes)
+{
+    if (bytes > SIZE_MAX - 64) return NULL;
+    size_t size = (bytes + 63) / 64 * 64;
+    void *p = aligned_alloc(64, size ? size : 64);
+    return p ? memset(p, 0, size ? size : 64) : NULL;
+}
+
+static void ref_free(struct dev *d, void *p)
+{
+    free(p);
+}
+
+static void ref_copy(struct dev *d, void *to, const void *from, size_t bytes)
+{
+    if (bytes) memcpy(to, from, bytes);
+}
+
+static int ref_finish(struct dev *d)
+{
+    return d->error.op ? -1 : 0;
+}
+
+static void ref_close(struct dev *d)
+{
+    free(d);
+}
+
+struct ref_dev {
+    struct dev head;
+    struct dev_ops ops;
+};
+
+struct dev *ref_open(char why[160])
+{
+    struct ref_dev *d = calloc(1, sizeof *d);
+    if (!d) {
+        snprintf(why, 160, "out of memory");
+        return NULL;
+    }
+    d->ops = (struct dev_ops){.name = "ref",
+                              .embed = ref_embed,
+                              .norm = ref_norm,
+                              .add = ref_add, /* add_norm: composed */
+                              .linear = ref_linear,
+                              .head_norm = ref_head_norm,
+                              .rope_kv = ref_rope_kv,
+                              .attn = ref_attn,
+                              .act_mul = ref_act_mul,
+                              .act = ref_act,
+                              .rows = ref_rows,
+                              .sample = ref_sample,
+                              .weight_pack = ref_weight_pack,
+                              .weight_free = ref_weight_free,
+                              .weight_bytes = ref_weight_bytes,
+                              .kv_page_bytes = ref_kv_page_bytes,
+                              .kv_open = ref_kv_open,
+                              .kv_close = ref_kv_close,
+                              .alloc = ref_alloc,
+                              .free = ref_free,
+                              .upload = ref_copy,
+                              .download = ref_copy,
+                              .finish = ref_finish,
+                              .close = ref_close};
+    compose_fill(&d->ops);
+    d->head = (struct dev){.ops = &d->ops, .threads = 1, .level = "ref"};
+    return &d->head;
+}

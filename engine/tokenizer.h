@@ -63,8 +63,8 @@ void tokenizer_decode(const struct tokenizer *, const int32_t *ids, size_t n, bo
 struct detok {
     unsigned char pending[16]; /* bytes of an unfinished character */
     uint8_t n_pending;
-    bool started;     /* something was emitted: a leading space is no longer stripped */
-    bool mid_context; /* set by the caller to continue after a prompt: the first token keeps its leading space */
+    bool started;       /* something was emitted: a leading space is no longer stripped */
+    bool mid_context;   /* set by the caller to continue after a prompt: the first token keeps its leading space */
     uint8_t n_stripped; /* leading spaces taken so far, while more may be */
 };
 

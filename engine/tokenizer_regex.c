@@ -168,7 +168,6 @@ static struct regex *regex_make(const char *pattern, size_t n, uint32_t options,
     CHECK(context);
     pcre2_set_newline(context, PCRE2_NEWLINE_LF);
     pcre2_set_parens_nest_limit(context, 100);
-    options |= PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
     pcre2_code *compiled = pcre2_compile((PCRE2_SPTR)pattern, n, options, &code, &where, context);
     pcre2_compile_context_free(context);
     if (!compiled) {
@@ -186,11 +185,12 @@ static struct regex *regex_make(const char *pattern, size_t n, uint32_t options,
 struct regex *regex_compile(const char *pattern, size_t n, struct err *e)
 {
     if (n > PATTERN_MAX) return err_set(e, ERR_INVALID, "regular expression longer than %d bytes", PATTERN_MAX), NULL;
+    const uint32_t syntax = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
     struct rewrite w = {.p = pattern, .n = n, .e = e};
     buf_str(&w.out, "");
     int rc = 0;
     while (w.i < n && !rc) rc = rewrite_next(&w);
-    struct regex *r = rc ? NULL : regex_make(w.out.data, w.out.len, 0, e);
+    struct regex *r = rc ? NULL : regex_make(w.out.data, w.out.len, syntax, e);
     buf_free(&w.out);
     return r;
 }
@@ -198,7 +198,7 @@ struct regex *regex_compile(const char *pattern, size_t n, struct err *e)
 struct regex *regex_literal(const char *text, size_t n, struct err *e)
 {
     if (n > PATTERN_MAX) return err_set(e, ERR_INVALID, "pattern longer than %d bytes", PATTERN_MAX), NULL;
-    return regex_make(text, n, PCRE2_LITERAL, e);
+    return regex_make(text, n, PCRE2_UTF | PCRE2_LITERAL, e);
 }
 
 int regex_read(const struct json_at *at, const char *key, struct regex **out, struct err *e)

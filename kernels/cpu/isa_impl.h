@@ -1,14 +1,16 @@
-/* Everything an instruction-set level is made of; included by isa_*.c after its vec_*.h. */
+/* Everything an instruction-set level is made of; included by isa_*.c after its vec_*.h.  The order of
+ * the includes matters: each uses the ones before it. */
 #include "kernels/cpu/cpu.h"
 
 #include "kernels/cpu/math_impl.h"
 
-// clang-format off: the order matters, each file uses the ones before it
-#include "kernels/cpu/attn_impl.h"
-#include "kernels/cpu/linear_impl.h"
 #include "kernels/cpu/rows_impl.h"
+
+#include "kernels/cpu/linear_impl.h"
+
+#include "kernels/cpu/attn_impl.h"
+
 #include "kernels/cpu/sample_impl.h"
-// clang-format on
 
 _Static_assert((int)ATTN_ROWS <= (int)ATTN_ROWS_MAX, "parts on the driver's stack");
 

@@ -21,6 +21,8 @@ typedef struct {
 typedef vi vb;
 typedef vf vm; /* all ones or zeros in each lane */
 
+// clang-format off
+/* One line for each name, to be read as a table. */
 #define INLINE static inline __attribute__((always_inline))
 #define PAIR(t, f) ((t){f(x.a, y.a), f(x.b, y.b)})
 
@@ -180,5 +182,7 @@ INLINE int32_t i_hmax(vi x)
 }
 
 #undef PAIR
+
+// clang-format on
 
 #endif

@@ -20,6 +20,8 @@ typedef __m512i vi;
 typedef __m512i vb;
 typedef __mmask16 vm;
 
+// clang-format off
+/* One line for each name, to be read as a table. */
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE vf v_zero(void) { return _mm512_setzero_ps(); }
@@ -95,5 +97,7 @@ INLINE float v_hmax(vf a)
     return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
 }
 INLINE int32_t i_hmax(vi a) { return _mm512_reduce_max_epi32(a); }
+
+// clang-format on
 
 #endif

@@ -26,6 +26,8 @@ typedef struct {
 } vb;
 typedef uint32_t vm;
 
+// clang-format off
+/* One line for each name, to be read as a table. */
 #define INLINE static inline __attribute__((always_inline))
 #define EACH for (int l = 0; l < 16; l++)
 #define MAP_F(expr)                                                                                                    \
@@ -129,5 +131,7 @@ INLINE int32_t i_hmax(vi a)
 #undef MAP_F
 #undef MAP_I
 #undef MAP_M
+
+// clang-format on
 
 #endif

@@ -60,6 +60,7 @@ static int quantize_slot(void *arg, const struct matrix_slot *slot)
         err_prefix(o->e, "tensor %s", slot->name);
         return rc;
     }
+    /* a tied table stays for the embeddings, under its own name */
     const char *name = slot->head ? "lm_head.weight" : slot->name;
     int64_t rows = slot->rows, groups = (slot->cols + INT4_GROUP - 1) / INT4_GROUP;
     bool int8 = type == DT_I8;

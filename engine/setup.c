@@ -120,8 +120,8 @@ int setup_open(struct setup *s, const struct engine_config *c, struct err *e)
 {
     *s = (struct setup){0};
     uint64_t start = clock_now();
-    enum dtype quantize, kv_type;
-    int pages, rc = parse_types(c, &quantize, &kv_type, e);
+    enum dtype quantize = DT_NONE, kv_type = DT_F16;
+    int pages = 0, rc = parse_types(c, &quantize, &kv_type, e);
     if (rc) return rc;
     s->info.max_seqs = c->max_seqs > 0 ? c->max_seqs : 64;
     s->info.max_batch_tokens = c->max_batch_tokens > 0 ? c->max_batch_tokens : 512;

@@ -317,7 +317,7 @@ void decoder_run(const struct decoder *z, struct strings *list, struct buf *out)
 /* Text that is whole: the Strip behind a Fuse takes its part of the very beginning. */
 static void stream_emit(const struct decoder *z, struct detok *d, const char *s, size_t n, struct buf *out)
 {
-    const struct decoder_step *step = z->fused + 1 < z->n ? &z->steps[z->fused + 1] : NULL;
+    const struct decoder_step *step = z->fused < z->n ? &z->steps[z->fused] : NULL; /* a Strip: step_place */
     if (step && !d->mid_context && d->n_stripped != STRIP_OVER) {
         size_t k = strlen(step->content);
         while (n >= k && d->n_stripped < step->start && !memcmp(s, step->content, k)) {
@@ -353,7 +353,7 @@ static void stream_byte(const struct decoder *z, struct detok *d, char byte, str
     stream_drain(z, d, false, out);
 }
 
-/* The steps before the fusing one, over one token; *in and *out change places as they go. */
+/* The steps up to the fusing one, over one token; in and out change places as they go. */
 static struct buf *stream_steps(const struct decoder *z, bool first, struct buf *in, struct buf *out, int *byte)
 {
     struct regex_run run = {0};
@@ -388,7 +388,7 @@ void decoder_push(const struct decoder *z, struct detok *d, const char *s, size_
     struct buf *text = stream_steps(z, first, &a, &b, &byte);
     if (byte >= 0) {
         stream_byte(z, d, (char)byte, out);
-    } else if (z->fused < z->n && z->steps[z->fused].kind == DECODE_BYTE_LEVEL) {
+    } else if (z->fused && z->steps[z->fused - 1].kind == DECODE_BYTE_LEVEL) {
         struct buf *bytes = text == &a ? &b : &a;
         buf_clear(bytes);
         byte_level(text->data, text->len, bytes);

@@ -51,7 +51,9 @@ struct source {
 static struct source source_open(const struct safetensors *f, const struct model_config *c)
 {
     struct source s = {f, c, names_of(c), names_of(c)->prefix};
-    if (safetensors_find(f, s.n->embed)) s.prefix = "";
+    char norm[64];
+    snprintf(norm, sizeof norm, "%s.weight", s.n->norm);
+    if (safetensors_find(f, norm)) s.prefix = "";
     return s;
 }
 
@@ -91,12 +93,19 @@ static bool layer_slot(const struct source *s, int layer, int i, char name[NAME_
     return true;
 }
 
+/* A tied table is stored once, under either name. */
+static void embed_name(const struct source *s, char name[NAME_MAX_LEN])
+{
+    top_name(s, s->n->embed, name);
+    if (s->c->tied && !safetensors_find(s->f, name)) snprintf(name, NAME_MAX_LEN, "lm_head.weight");
+}
+
 static void head_slot(const struct source *s, char name[NAME_MAX_LEN], struct matrix_slot *slot)
 {
     /* a directory that tandem quantised has the quantised head beside a tied table */
     snprintf(name, NAME_MAX_LEN, "lm_head.weight");
     bool own = !s->c->tied || (s->c->quant[0] && safetensors_find(s->f, name));
-    if (!own) top_name(s, s->n->embed, name);
+    if (!own) embed_name(s, name);
     *slot = (struct matrix_slot){name, s->c->vocab, s->c->hidden, false, true};
 }
 
@@ -202,7 +211,7 @@ struct loader {
 /* a vector of n floats as f32 on the device */
 static int load_vector(struct loader *l, const char *name, int n, float **out)
 {
-    const struct st_tensor *t;
+    const struct st_tensor *t = NULL;
     int rc = find_shaped(l->s.f, name, 1, n, 0, &t, l->e);
     if (rc) return rc;
     enum dtype type = st_float_type(t->type);
@@ -233,7 +242,7 @@ static int layer_vector(struct loader *l, int layer, const char *what, const cha
 /* an embedding or position table, in the file's type */
 static int load_table(struct loader *l, const char *name, int rows, int cols, struct mat *out)
 {
-    const struct st_tensor *t;
+    const struct st_tensor *t = NULL;
     int rc = find_shaped(l->s.f, name, 2, rows, cols, &t, l->e);
     if (rc) return rc;
     enum dtype type = st_float_type(t->type);
@@ -353,7 +362,7 @@ static int load_rest(struct loader *l)
     const struct model_config *c = l->s.c;
     char name[NAME_MAX_LEN], norm[64];
     struct matrix_slot head;
-    top_name(&l->s, l->s.n->embed, name);
+    embed_name(&l->s, name);
     int rc = load_table(l, name, c->vocab, c->hidden, &l->w->embed);
     if (!rc && c->learned_pos) {
         top_name(&l->s, l->s.n->pos, name);

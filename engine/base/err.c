@@ -24,6 +24,7 @@ int err_prefix(struct err *e, const char *fmt, ...)
     va_start(ap, fmt);
     int n = vsnprintf(e->msg, sizeof e->msg, fmt, ap);
     va_end(ap);
-    if (n >= 0 && (size_t)n < sizeof e->msg) snprintf(e->msg + n, sizeof e->msg - (size_t)n, ": %s", old);
+    size_t at = n < 0 ? 0 : (size_t)n, left = at + 3 < sizeof e->msg ? sizeof e->msg - at - 3 : 0;
+    if (left) snprintf(e->msg + at, sizeof e->msg - at, ": %.*s", (int)left, old); /* cut, if it must be, at the end */
     return e->code;
 }

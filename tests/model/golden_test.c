@@ -1,0 +1,143 @@
+/* Golden models: logits and greedy tokens of every family against what transformers computed (tests/model/make_fixtures.py).
+ *
+ *   golden_test FIXTURES_DIR
+ *
+ * One line per model and device; exit status 1 when any differs.  KV cache in f32, weights in the file's type. */
+#include "engine/eval.h"
+#include "engine/safetensors.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const double TOLERANCE = 1e-3; /* on logits, absolute */
+
+struct expected {
+    struct safetensors *file;
+    const int32_t *ids, *prompt, *greedy;
+    const float *logits;
+    int n, n_prompt, n_greedy, vocab;
+};
+
+static const void *tensor(const struct safetensors *f, const char *name, int dim, int *n)
+{
+    const struct st_tensor *t = safetensors_find(f, name);
+    if (!t) {
+        fprintf(stderr, "expected.safetensors has no %s\n", name);
+        exit(1);
+    }
+    *n = (int)t->dims[dim];
+    return t->data;
+}
+
+static struct expected expected_open(const char *dir)
+{
+    char path[1100];
+    struct err e;
+    struct expected x = {0};
+    snprintf(path, sizeof path, "%s/expected.safetensors", dir);
+    if (!(x.file = safetensors_open(path, &e))) {
+        fprintf(stderr, "%s\n", e.msg);
+        exit(1);
+    }
+    x.ids = tensor(x.file, "ids", 0, &x.n);
+    x.logits = tensor(x.file, "logits", 1, &x.vocab);
+    x.prompt = tensor(x.file, "greedy_prompt", 0, &x.n_prompt);
+    x.greedy = tensor(x.file, "greedy", 0, &x.n_greedy);
+    return x;
+}
+
+struct compare {
+    const struct expected *x;
+    double worst;
+    int worst_pos, rows;
+};
+
+static void compare_row(void *arg, int pos, const float *logits)
+{
+    struct compare *c = arg;
+    const float *want = c->x->logits + (size_t)pos * (size_t)c->x->vocab;
+    for (int i = 0; i < c->x->vocab; i++) {
+        double d = fabs((double)logits[i] - (double)want[i]);
+        if (!(d <= c->worst)) c->worst = d, c->worst_pos = pos; /* NaN counts as worst */
+    }
+    c->rows++;
+}
+
+struct argmax {
+    int pos, vocab, id;
+};
+
+static void take_argmax(void *arg, int pos, const float *logits)
+{
+    struct argmax *a = arg;
+    if (pos != a->pos) return;
+    a->id = 0;
+    for (int i = 1; i < a->vocab; i++)
+        if (logits[i] > logits[a->id]) a->id = i;
+}
+
+/* how many of the greedy tokens agree before the first that does not */
+static int greedy_agree(struct eval *v, const struct expected *x)
+{
+    int32_t text[512];
+    struct err e;
+    int n = x->n_prompt;
+    memcpy(text, x->prompt, (size_t)n * sizeof *text);
+    for (int i = 0; i < x->n_greedy; i++) {
+        struct argmax a = {n - 1, eval_vocab(v), -1};
+        if (eval_logits(v, text, n, take_argmax, &a, &e) || a.id != x->greedy[i]) return i;
+        text[n++] = a.id;
+    }
+    return x->n_greedy;
+}
+
+static bool check_model(const char *root, const char *name, const char *device)
+{
+    char dir[1024];
+    struct err e = {0};
+    snprintf(dir, sizeof dir, "%s/%s", root, name);
+    struct expected x = expected_open(dir);
+    struct eval *v = eval_open(&(struct engine_config){.model = dir, .device = device, .kv_type = "f32", .threads = 2,
+                                                       .kv_cache_bytes = 64 << 20}, &e);
+    bool ok = false;
+    if (!v) {
+        printf("FAIL %-20s %-14s %s\n", name, device, e.msg);
+    } else {
+        struct compare c = {.x = &x};
+        ok = eval_vocab(v) == x.vocab && eval_logits(v, x.ids, x.n, compare_row, &c, &e) == 0 && c.rows == x.n &&
+             c.worst <= TOLERANCE;
+        int agree = greedy_agree(v, &x);
+        ok = ok && x.n_greedy == 64 && agree == x.n_greedy;
+        printf("%s %-20s %-14s worst logit difference %.2e at position %d of %d; greedy tokens equal: %d of %d%s%s\n",
+               ok ? "ok  " : "FAIL", name, device, c.worst, c.worst_pos, x.n, agree, x.n_greedy, e.msg[0] ? "; " : "", e.msg);
+    }
+    eval_close(v);
+    safetensors_close(x.file);
+    return ok;
+}
+
+int main(int argc, char **argv)
+{
+    const char *devices[] = {"ref", "cpu:portable", "cpu"};
+    int models = 0, failed = 0;
+    DIR *d = argc == 2 ? opendir(argv[1]) : NULL;
+    if (!d) {
+        fprintf(stderr, "usage: golden_test FIXTURES_DIR\n");
+        return 2;
+    }
+    for (struct dirent *f; (f = readdir(d));) {
+        char path[1024];
+        snprintf(path, sizeof path, "%.700s/%.255s/expected.safetensors", argv[1], f->d_name);
+        FILE *probe = fopen(path, "rb");
+        if (!probe) continue;
+        fclose(probe);
+        models++;
+        for (size_t i = 0; i < sizeof devices / sizeof *devices; i++) failed += !check_model(argv[1], f->d_name, devices[i]);
+    }
+    closedir(d);
+    printf("%d models, %d failures\n", models, failed);
+    return failed || models < 10;
+}

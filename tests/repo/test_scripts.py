@@ -1,0 +1,56 @@
+"""The scripts: the last line of scripts/test is true, wrong arguments are refused, shellcheck is content."""
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from sources import ROOT
+
+SHELL = ["scripts/deps", "scripts/serve", "scripts/test", ".ci/run"]
+PASS, FAIL, SKIP, LATE = ("<testcase name='a'/>", "<testcase><failure/></testcase>", "<testcase><skipped/><system-out/></testcase>",
+                          "<testcase><timeout/></testcase>")
+
+
+def count(folder, steps):
+    """steps: [(name, status, kind, JUnit cases or None)] -> (last line, exit status)"""
+    for _, _, kind, cases in steps:
+        if cases is not None:
+            (folder / kind).write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    (folder / "steps.tsv").write_text("".join(f"{name}\t{status}\t{kind}\n" for name, status, kind, _ in steps))
+    done = subprocess.run([sys.executable, ROOT / "scripts/count_tests", folder], capture_output=True, text=True)
+    return done.stdout.splitlines()[-1], done.returncode
+
+
+@pytest.mark.parametrize("steps, line, status", [
+    ([("b", 0, "setup", None), ("c", 0, "c.xml", PASS * 3 + SKIP)], "3 passed, 0 failed, 1 skipped", 0),
+    ([("c", 1, "c.xml", PASS + FAIL + LATE)], "1 passed, 2 failed, 0 skipped", 1),
+    ([("b", 1, "setup", None), ("c", 0, "c.xml", PASS)], "1 passed, 1 failed, 0 skipped", 1),
+    ([("crash after the last test", 1, "c.xml", PASS)], "1 passed, 1 failed, 0 skipped", 1),
+    ([("crash before the first", 139, "missing.xml", None)], "0 passed, 1 failed, 0 skipped", 1),
+    ([("fuzz", 0, "test", None), ("fuzz", 77, "test", None)], "1 passed, 0 failed, 1 skipped", 0),
+    ([("fuzz", 77, "test", None), ("c", 1, "c.xml", PASS)], "1 passed, 1 failed, 1 skipped", 1),
+    ([], "0 passed, 0 failed, 0 skipped", 1),
+])
+def test_the_last_line_is_true(tmp_path, steps, line, status):
+    assert count(tmp_path, steps) == (line, status)
+
+
+@pytest.mark.parametrize("command", [["scripts/test", "--nonsense"], ["scripts/deps", "nonsense"]])
+def test_wrong_arguments_are_refused(command):
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode != 0 and "scripts/" in done.stderr
+
+
+def test_deps_says_what_is_missing_without_apt(tmp_path):
+    """On a system without apt-get, and here without a compiler either, the message names what to install."""
+    os.symlink(shutil.which("bash"), tmp_path / "bash")
+    done = subprocess.run([shutil.which("bash"), "scripts/deps", "build"], cwd=ROOT, capture_output=True, text=True,
+                          env={"PATH": str(tmp_path)})
+    assert done.returncode == 1 and "apt-get" in done.stderr and "meson" in done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="no shellcheck")
+@pytest.mark.parametrize("script", SHELL)
+def test_shellcheck_is_content(script):
+    subprocess.run(["shellcheck", script], cwd=ROOT, check=True)

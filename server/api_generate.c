@@ -1,0 +1,355 @@
+/* POST /generate, /generate_stream and / in TGI's convention.
+ *
+ * An exchange goes: refuse when there is no room (before any work) -> read and check the parameters -> tokenise
+ * (on the pool when long) -> submit, best_of times -> gather, or stream.  It lives from the handler until on_close and
+ * until no callback of ours is on the stack: http calls may close it under our feet, hence the count.  Loop thread. */
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "server/app.h"
+#include "server/generate_answer.h"
+#include "server/generate_params.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+struct exchange;
+
+struct sequence {
+    struct exchange *x;
+    struct gen *gen; /* NULL before and after it runs */
+};
+
+struct exchange {
+    int refs; /* the open http exchange, and every callback of ours that is running */
+    struct app *app;
+    struct http_req *req; /* NULL once closed */
+    enum generate_route route;
+    struct generate_params params;
+    struct generate_limits limits;
+    struct token_job *job;
+    struct sse sse;
+    struct event token;       /* streaming: the last token waits here for the EV_DONE behind it */
+    struct buf out, gathered; /* streaming: one event's JSON; the generated text so far */
+    int n_sent;
+    bool streaming; /* the head is out */
+    int n, n_done;
+    struct sequence *seqs;  /* n */
+    struct result *results; /* n; not used when streaming */
+    uint64_t *seeds;        /* n */
+    uint64_t tokenized;     /* clock_now() */
+};
+
+static void exchange_unref(struct exchange *x)
+{
+    if (--x->refs) return;
+    for (int i = 0; i < x->n; i++) result_free(&x->results[i]);
+    free(x->seqs);
+    free(x->results);
+    free(x->seeds);
+    buf_free(&x->out);
+    buf_free(&x->gathered);
+    generate_params_free(&x->params);
+    free(x);
+}
+
+static void cancel_all(struct exchange *x)
+{
+    for (int i = 0; i < x->n; i++) {
+        bridge_cancel(x->seqs[i].gen);
+        x->seqs[i].gen = NULL;
+    }
+}
+
+/* The exchange is over: answered, or the client left. */
+static void on_close(struct http_req *req)
+{
+    struct exchange *x = req->user;
+    x->req = NULL;
+    sse_stop(&x->sse);
+    bridge_tokenize_cancel(x->job);
+    x->job = NULL;
+    cancel_all(x);
+    exchange_unref(x);
+}
+
+static void reply_invalid(struct exchange *x, int status, const struct err *e)
+{
+    metrics_reject(&x->app->metrics, REJECT_VALIDATION);
+    http_reply_error(x->req, status, "validation", "%s", e->msg);
+}
+
+/* ---- random seeds ---------------------------------------------------------------------------------------------- */
+
+/* Below 2^53, so that a client whose numbers are doubles can send back what it read. */
+static uint64_t random_seed(void)
+{
+    uint64_t v = 0;
+    if (getrandom(&v, sizeof v, GRND_NONBLOCK) != sizeof v) v = clock_now() * 0x9e3779b97f4a7c15u;
+    return v >> 11;
+}
+
+/* Sequence i of best_of: a different seed for each, and each one reproducible alone. */
+static uint64_t derived_seed(uint64_t base, int i)
+{
+    uint64_t z = base + (uint64_t)i * 0x9e3779b97f4a7c15u;
+    if (i == 0) return base;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return (z ^ (z >> 31)) >> 11;
+}
+
+/* ---- the whole answer ------------------------------------------------------------------------------------------ */
+
+static size_t count_characters(const char *s, size_t n)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) count += ((unsigned char)s[i] & 0xc0) != 0x80;
+    return count;
+}
+
+__attribute__((format(printf, 3, 4))) static void set_header(struct http_req *req, const char *name, const char *fmt,
+                                                             ...)
+{
+    char value[64];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(value, sizeof value, fmt, ap);
+    va_end(ap);
+    http_set_header(req, name, value);
+}
+
+static uint64_t span(uint64_t from, uint64_t to)
+{
+    return from && to > from ? to - from : 0;
+}
+
+/* Milliseconds are whole numbers, as TGI sends them. */
+static void set_timing_headers(struct exchange *x, const struct result *r)
+{
+    struct http_req *req = x->req;
+    const struct event *d = &r->done;
+    uint64_t total = span(req->received, clock_now()), inference = span(d->times.scheduled, d->times.done);
+    unsigned long long ms = 1000000, per_token = d->n_generated ? inference / (uint64_t)d->n_generated : 0;
+    set_header(req, "x-compute-type", "%.60s", x->app->info->device);
+    set_header(req, "x-compute-time", "%.6f", (double)total * 1e-9);
+    set_header(req, "x-compute-characters", "%zu", count_characters(x->params.inputs, x->params.inputs_len));
+    set_header(req, "x-total-time", "%llu", total / ms);
+    set_header(req, "x-validation-time", "%llu", span(req->received, x->tokenized) / ms);
+    set_header(req, "x-queue-time", "%llu", span(d->times.submitted, d->times.scheduled) / ms);
+    set_header(req, "x-inference-time", "%llu", inference / ms);
+    set_header(req, "x-time-per-token", "%llu", per_token / ms);
+    set_header(req, "x-prompt-tokens", "%d", d->n_prompt);
+    set_header(req, "x-generated-tokens", "%d", d->n_generated);
+    set_header(req, "x-cached-tokens", "%d", d->n_cached);
+}
+
+static const char *failure_text(const struct event *done)
+{
+    return done->finish == FINISH_CANCELLED ? "the server is stopping" : done->error ? done->error : "unknown";
+}
+
+static void reply_whole(struct exchange *x)
+{
+    int best = 0;
+    for (int i = 0; i < x->n; i++) {
+        const struct event *d = &x->results[i].done;
+        if (d->finish == FINISH_ERROR || d->finish == FINISH_CANCELLED) {
+            http_reply_error(x->req, d->finish == FINISH_ERROR ? 424 : 503, "generation",
+                             "Request failed during generation: %s", failure_text(d));
+            return;
+        }
+        if (result_mean_logprob(&x->results[i]) > result_mean_logprob(&x->results[best])) best = i;
+    }
+    struct buf out = {0};
+    bool list = x->route == ROUTE_COMPAT;
+    if (list) buf_char(&out, '[');
+    answer_put_whole(&out, &x->params, engine_tokenizer(x->app->engine), x->results, x->seeds, x->n, best);
+    if (list) buf_char(&out, ']');
+    set_timing_headers(x, &x->results[best]);
+    http_reply(x->req, 200, "application/json", out.data, out.len);
+    buf_free(&out);
+}
+
+static void on_gather(void *arg, const struct event *ev, const struct event_batch *batch)
+{
+    struct sequence *seq = arg;
+    struct exchange *x = seq->x;
+    result_add(&x->results[seq - x->seqs], ev, batch);
+    if (ev->kind != EV_DONE) return;
+    seq->gen = NULL;
+    if (++x->n_done == x->n) reply_whole(x);
+}
+
+/* ---- the stream ------------------------------------------------------------------------------------------------ */
+
+static void on_drain(struct http_req *req)
+{
+    struct exchange *x = req->user;
+    if (x->seqs[0].gen) bridge_resume(x->seqs[0].gen);
+}
+
+static void send_token(struct exchange *x, const struct event *token, const struct event_batch *batch,
+                       const struct event *done)
+{
+    struct answer_event a = {
+        .params = &x->params,
+        .tokenizer = engine_tokenizer(x->app->engine),
+        .token = token,
+        .batch = batch,
+        .last = done,
+        .text = x->gathered.data,
+        .text_len = x->gathered.len,
+        .index = ++x->n_sent,
+    };
+    buf_clear(&x->out);
+    answer_put_event(&x->out, &a);
+    bool more = sse_send(&x->sse, x->out.data, x->out.len);
+    /* http may have closed the exchange just now; then the gen is cancelled already */
+    if (!more && x->seqs[0].gen) bridge_pause(x->seqs[0].gen);
+}
+
+static void end_stream(struct exchange *x, const struct event *done, const struct event_batch *batch)
+{
+    if (done->finish == FINISH_ERROR || done->finish == FINISH_CANCELLED) {
+        buf_clear(&x->out);
+        buf_printf(&x->out, "{\"error\":\"Request failed during generation: %s\",\"error_type\":\"%s\"}",
+                   failure_text(done), done->finish == FINISH_ERROR ? "generation" : "incomplete_generation");
+        sse_send(&x->sse, x->out.data, x->out.len);
+    } else if (x->token.kind == EV_TOKEN) {
+        send_token(x, &x->token, batch, done);
+    }
+    sse_stop(&x->sse);
+    if (x->req) http_end(x->req);
+}
+
+static void on_stream(void *arg, const struct event *ev, const struct event_batch *batch)
+{
+    struct sequence *seq = arg;
+    struct exchange *x = seq->x;
+    x->refs++;
+    if (ev->kind == EV_DONE) {
+        seq->gen = NULL;
+        end_stream(x, ev, batch);
+    } else if (ev->kind == EV_TOKEN) {
+        buf_append(&x->gathered, batch->text + ev->text, ev->gen_len);
+        /* a last token is sent with the EV_DONE that follows in the same batch: the totals are there */
+        if (ev->finish != FINISH_NONE)
+            x->token = *ev;
+        else
+            send_token(x, ev, batch, NULL);
+    }
+    exchange_unref(x);
+}
+
+/* ---- submitting ------------------------------------------------------------------------------------------------ */
+
+static int submit_all(struct exchange *x, struct err *e)
+{
+    struct gen_request r = x->params.gen;
+    for (int i = 0; i < x->n; i++) {
+        struct sequence *seq = &x->seqs[i];
+        seq->x = x;
+        x->seeds[i] = r.sampling.seed = derived_seed(x->params.gen.sampling.seed, i);
+        seq->gen = bridge_submit(x->app->bridge, &r, x->req->received, x->params.stream ? on_stream : on_gather, seq, e);
+        if (!seq->gen) {
+            cancel_all(x);
+            return e->code;
+        }
+    }
+    return 0;
+}
+
+static void start_generation(struct exchange *x)
+{
+    struct err e = {0};
+    x->n = x->params.best_of;
+    x->seqs = mem_array((size_t)x->n, sizeof *x->seqs);
+    x->results = mem_array((size_t)x->n, sizeof *x->results);
+    x->seeds = mem_array((size_t)x->n, sizeof *x->seeds);
+    if (!x->params.has_seed) x->params.gen.sampling.seed = random_seed();
+    int rc = submit_all(x, &e);
+    if (rc == ERR_FULL) {
+        app_reply_overloaded(x->app, x->req);
+    } else if (rc) {
+        err_prefix(&e, "Input validation error");
+        reply_invalid(x, 422, &e);
+    } else if (x->params.stream) {
+        x->req->on_drain = on_drain;
+        set_header(x->req, "x-compute-type", "%.60s", x->app->info->device);
+        set_header(x->req, "x-compute-characters", "%zu", count_characters(x->params.inputs, x->params.inputs_len));
+        sse_start(&x->sse, x->app->sse, x->req);
+    }
+}
+
+static void on_tokenized(void *arg, const struct tokenization *t)
+{
+    struct exchange *x = arg;
+    struct err e = {0};
+    size_t first;
+    x->refs++;
+    x->job = NULL;
+    x->tokenized = clock_now();
+    if (t->err.code) {
+        metrics_reject(&x->app->metrics, REJECT_VALIDATION);
+        http_reply_error(x->req, 422, "validation", "Input validation error: tokenizer error %s", t->err.msg);
+    } else {
+        int status = generate_params_fit(&x->params, &x->limits, t->tokens.n, &first, &e);
+        if (status) {
+            reply_invalid(x, status, &e);
+        } else {
+            size_t n = t->tokens.n - first;
+            int32_t *ids = mem_array(n, sizeof *ids);
+            for (size_t i = 0; i < n; i++) ids[i] = t->tokens.v[first + i].id;
+            x->params.gen.prompt = ids;
+            start_generation(x); /* the engine copies the prompt */
+            x->params.gen.prompt = NULL;
+            free(ids);
+        }
+    }
+    exchange_unref(x);
+}
+
+static void handle(struct http_req *req, enum generate_route route)
+{
+    struct app *app = req->app;
+    struct err e;
+    if (app_refuses(app, req)) return;
+    struct exchange *x = mem_zalloc(sizeof *x);
+    *x = (struct exchange){.refs = 2, .app = app, .req = req, .route = route};
+    x->limits = (struct generate_limits){
+        .max_best_of = app->set->max_best_of,
+        .max_stop = app->set->max_stop_sequences,
+        .max_top_n = app->set->max_top_n_tokens,
+        .max_total_tokens = app->info->max_total_tokens,
+        .vocab = app->info->vocab,
+        .longest_token = app->longest_token,
+    };
+    req->user = x;
+    req->on_close = on_close;
+    int status = generate_params_parse(&x->params, route, &x->limits, req->body, req->body_len, &e);
+    if (status)
+        reply_invalid(x, status, &e);
+    else
+        x->job = bridge_tokenize(app->bridge, x->params.inputs, x->params.inputs_len, TOKENIZE_SPECIAL, NULL,
+                                 on_tokenized, x);
+    exchange_unref(x);
+}
+
+void api_generate(struct http_req *req)
+{
+    handle(req, ROUTE_GENERATE);
+}
+
+void api_generate_compat(struct http_req *req)
+{
+    handle(req, ROUTE_COMPAT);
+}
+
+void api_generate_stream(struct http_req *req)
+{
+    handle(req, ROUTE_STREAM);
+}

@@ -1,0 +1,203 @@
+/* Everything but generating: POST /tokenize, GET / /info /health /ping /ready /metrics.  Loop thread; only
+ * render_tokens may run on a pool thread. */
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+#include "server/app.h"
+#include "server/json.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- POST /tokenize -------------------------------------------------------------------------------------------- */
+
+struct tokenize_exchange {
+    struct http_req *req; /* NULL once closed */
+    struct token_job *job;
+};
+
+/* Where character `index` begins, from a place known before; offsets of neighbouring tokens are near each other. */
+struct text_cursor {
+    const char *text;
+    size_t len, byte, index;
+};
+
+static size_t seek_character(struct text_cursor *c, size_t index)
+{
+    while (c->index < index && c->byte < c->len) {
+        c->byte++;
+        while (c->byte < c->len && ((unsigned char)c->text[c->byte] & 0xc0) == 0x80) c->byte++;
+        c->index++;
+    }
+    while (c->index > index) {
+        c->byte--;
+        while (((unsigned char)c->text[c->byte] & 0xc0) == 0x80) c->byte--;
+        c->index--;
+    }
+    return c->byte;
+}
+
+/* [{"id","text","start","stop"}]: text is the piece of the input, "" for tokens that the tokenizer added. */
+static void render_tokens(const struct tokenizer *tk, const char *text, size_t n, const struct tokens *t,
+                          struct buf *out)
+{
+    struct text_cursor c = {.text = text, .len = n};
+    buf_char(out, '[');
+    for (size_t i = 0; i < t->n; i++) {
+        const struct token *v = &t->v[i];
+        size_t start = seek_character(&c, v->start), stop = seek_character(&c, v->end);
+        buf_printf(out, "%s{\"id\":%d,\"text\":", i ? "," : "", v->id);
+        json_put_string(out, text + start, stop > start ? stop - start : 0);
+        buf_printf(out, ",\"start\":%u,\"stop\":%u}", v->start, v->end);
+    }
+    buf_char(out, ']');
+}
+
+static void on_tokenize_close(struct http_req *req)
+{
+    struct tokenize_exchange *x = req->user;
+    x->req = NULL;
+    bridge_tokenize_cancel(x->job); /* x itself was http_alloc'ed */
+}
+
+static void on_tokenized(void *arg, const struct tokenization *t)
+{
+    struct tokenize_exchange *x = arg;
+    x->job = NULL;
+    if (t->err.code)
+        http_reply_error(x->req, 422, "validation", "Input validation error: tokenizer error %s", t->err.msg);
+    else
+        http_reply(x->req, 200, "application/json", t->rendered.data, t->rendered.len);
+}
+
+void api_tokenize(struct http_req *req)
+{
+    struct app *app = req->app;
+    struct err e = {0};
+    if (app_refuses(app, req)) return;
+    cJSON *tree = json_parse(req->body, req->body_len, &e);
+    if (!tree) {
+        http_reply_error(req, 400, "validation", "%s", e.msg);
+        return;
+    }
+    struct json_at top = {.obj = tree, .path = "", .e = &e};
+    const char *inputs = NULL;
+    bool special = true, given = json_get_string(&top, "inputs", &inputs);
+    json_get_bool(&top, "add_special_tokens", &special);
+    if (e.code || !given) {
+        http_reply_error(req, 422, "validation", "Input validation error: %s",
+                         e.code ? e.msg : "inputs: the field is missing");
+    } else {
+        struct tokenize_exchange *x = http_alloc(req, sizeof *x);
+        size_t n = strlen(inputs);
+        x->req = req;
+        req->user = x;
+        req->on_close = on_tokenize_close;
+        struct token_job *job = bridge_tokenize(app->bridge, inputs, n, special ? TOKENIZE_SPECIAL : 0, render_tokens,
+                                                on_tokenized, x);
+        if (job) x->job = job; /* answered at once otherwise, and x may be gone */
+    }
+    cJSON_Delete(tree);
+}
+
+/* ---- GET ------------------------------------------------------------------------------------------------------- */
+
+static void reply_json(struct http_req *req, struct buf *out)
+{
+    http_reply(req, 200, "application/json", out->data, out->len);
+    buf_free(out);
+}
+
+static void put_field(struct buf *out, const char *name, const char *value)
+{
+    buf_printf(out, "\"%s\":", name);
+    json_put_string(out, value, strlen(value));
+    buf_char(out, ',');
+}
+
+void api_root(struct http_req *req)
+{
+    struct app *app = req->app;
+    struct buf out = {0};
+    buf_char(&out, '{');
+    put_field(&out, "server", "tandem " TANDEM_VERSION);
+    if (app->info) put_field(&out, "model_id", app->info->model_id);
+    buf_str(&out, "\"generate\":\"POST /generate\",\"stream\":\"POST /generate_stream\",\"tokenize\":\"POST /tokenize\","
+                  "\"info\":\"GET /info\",\"health\":\"GET /health\",\"ready\":\"GET /ready\",\"metrics\":\"GET /metrics\"}");
+    reply_json(req, &out);
+}
+
+/* TGI's fields first, then what only tandem can tell. */
+void api_info(struct http_req *req)
+{
+    struct app *app = req->app;
+    const struct engine_info *i = app->info;
+    const struct settings *s = app->set;
+    struct buf out = {0};
+    if (!i) {
+        app_refuses(app, req);
+        return;
+    }
+    buf_char(&out, '{');
+    put_field(&out, "model_id", i->model_id);
+    buf_str(&out, "\"model_sha\":null,\"model_pipeline_tag\":\"text-generation\",");
+    buf_printf(&out, "\"max_concurrent_requests\":%d,\"max_best_of\":%d,\"max_stop_sequences\":%d,"
+                     "\"max_input_tokens\":%d,\"max_total_tokens\":%d,\"validation_workers\":1,"
+                     "\"max_client_batch_size\":1,",
+               i->max_seqs + i->max_queue, s->max_best_of, s->max_stop_sequences, i->max_total_tokens - 1,
+               i->max_total_tokens);
+    buf_str(&out, "\"router\":\"tandem\",\"version\":\"" TANDEM_VERSION "\",\"sha\":null,\"docker_label\":null,");
+    put_field(&out, "model_family", i->family);
+    put_field(&out, "model_dtype", i->weight_type);
+    put_field(&out, "kv_dtype", i->kv_type);
+    put_field(&out, "device", i->device);
+    buf_printf(&out, "\"parameters\":%llu,\"weight_bytes\":%zu,\"kv_bytes\":%zu,\"kv_pages\":%d,\"page_tokens\":%d,"
+                     "\"layers\":%d,\"hidden_size\":%d,\"vocab_size\":%d,\"max_model_len\":%d,\"max_seqs\":%d,"
+                     "\"max_batch_tokens\":%d,\"max_queue\":%d,\"max_top_n_tokens\":%d,\"threads\":%d,"
+                     "\"load_seconds\":%.6f}",
+               (unsigned long long)i->parameters, i->weight_bytes, i->kv_bytes, i->pages, i->page_tokens, i->layers,
+               i->hidden, i->vocab, i->max_model_len, i->max_seqs, i->max_batch_tokens, i->max_queue,
+               s->max_top_n_tokens, i->threads, i->load_seconds);
+    reply_json(req, &out);
+}
+
+/* Alive: loading and draining count, a full queue counts; an engine step that does not end does not. */
+void api_health(struct http_req *req)
+{
+    struct app *app = req->app;
+    if (app_healthy(app))
+        http_reply(req, 200, NULL, "", 0);
+    else
+        http_reply_error(req, 503, "healthcheck", "unhealthy");
+}
+
+/* Willing: requests sent now are taken. */
+void api_ready(struct http_req *req)
+{
+    struct app *app = req->app;
+    if (app->state == APP_READY && app_healthy(app))
+        http_reply(req, 200, NULL, "", 0);
+    else
+        http_reply_error(req, 503, "healthcheck", "%s",
+                         app->state == APP_LOADING    ? "loading"
+                         : app->state == APP_DRAINING ? "draining"
+                                                      : "unhealthy");
+}
+
+void api_metrics(struct http_req *req)
+{
+    struct app *app = req->app;
+    struct engine_stats stats;
+    struct metrics_view view = {
+        .info = app->info,
+        .http = http_server_stats(app->http),
+        .ready = app->state == APP_READY,
+    };
+    if (app->engine) {
+        engine_stats_read(app->engine, &stats);
+        view.stats = &stats;
+    }
+    struct buf out = {0};
+    metrics_render(&app->metrics, &view, &out);
+    http_reply(req, 200, "text/plain; version=0.0.4; charset=utf-8", out.data, out.len);
+    buf_free(&out);
+}

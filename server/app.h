@@ -1,0 +1,46 @@
+/* What the handlers share: http_req.app points to it.  Loop thread only. */
+#ifndef TANDEM_SERVER_APP_H
+#define TANDEM_SERVER_APP_H
+
+#include "engine/engine.h"
+#include "server/bridge.h"
+#include "server/conf.h"
+#include "server/http.h"
+#include "server/metrics.h"
+#include "server/sse.h"
+
+enum app_state { APP_LOADING, APP_READY, APP_DRAINING };
+
+struct app {
+    const struct settings *set;
+    enum app_state state;
+    struct engine *engine;          /* NULL while loading; the bridge owns it */
+    const struct engine_info *info; /* likewise */
+    size_t longest_token;           /* bytes of the longest spelling in the vocabulary */
+    struct bridge *bridge;
+    struct sse_hub *sse;
+    struct http_server *http;
+    struct metrics metrics;
+};
+
+/* Before any work for a request that generates: answers 503 (loading, draining) or 429 (queue full) with Retry-After
+ * and returns true, or returns false. */
+bool app_refuses(struct app *, struct http_req *);
+/* 429 in the shape of the above. */
+void app_reply_overloaded(struct app *, struct http_req *);
+/* false when a step has been running for longer than --step-timeout */
+bool app_healthy(const struct app *);
+
+/* handlers: api_generate.c */
+void api_generate(struct http_req *);        /* POST /generate: an object, or a stream when asked */
+void api_generate_compat(struct http_req *); /* POST /: an array of one object, or a stream when asked */
+void api_generate_stream(struct http_req *); /* POST /generate_stream */
+/* handlers: api_info.c */
+void api_tokenize(struct http_req *);
+void api_root(struct http_req *);
+void api_info(struct http_req *);
+void api_health(struct http_req *);
+void api_ready(struct http_req *);
+void api_metrics(struct http_req *);
+
+#endif

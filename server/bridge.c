@@ -1,0 +1,310 @@
+/* Engine events to loop callbacks, and long tokenisations to the thread pool.  Loop thread only, but for on_notify
+ * (engine thread) and work_tokenize (pool thread). */
+#include "server/bridge.h"
+
+#include "engine/base/check.h"
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+#include "server/metrics.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <uv.h>
+
+struct gen {
+    struct gen *next, *prev; /* bridge.gens, a ring */
+    struct bridge *bridge;
+    uint64_t id;
+    gen_fn *fn; /* NULL: the client is gone */
+    void *arg;
+    uint64_t received, last_token; /* clock_now(); last_token 0 before the first */
+    bool paused;
+};
+
+struct token_job {
+    uv_work_t work;
+    struct bridge *bridge;
+    const struct tokenizer *tokenizer;
+    char *text; /* owned */
+    size_t len;
+    unsigned flags;
+    tokenize_render_fn *render;
+    tokenize_done_fn *done; /* NULL: the client is gone */
+    void *arg;
+    struct tokenization out;
+};
+
+enum { RECENT = 64 };
+
+struct bridge {
+    uv_loop_t *loop;
+    uv_async_t async;
+    struct metrics *metrics;
+    struct engine *engine; /* owned once started; NULL before */
+    const struct tokenizer *tokenizer;
+    int max_queue;
+    struct gen gens; /* head of the ring */
+    int n_gens, n_jobs;
+    uint64_t recent[RECENT]; /* when the last generations ended, a ring */
+    uint64_t n_finished;
+    void (*on_idle)(void *);
+    void *idle_arg;
+    void (*on_closed)(void *);
+    void *closed_arg;
+};
+
+static void drain_events(uv_async_t *async);
+
+static void on_notify(void *arg)
+{
+    struct bridge *b = arg;
+    uv_async_send(&b->async); /* coalesces: one wake-up for any number of batches */
+}
+
+struct bridge *bridge_open(uv_loop_t *loop, struct metrics *m)
+{
+    struct bridge *b = mem_zalloc(sizeof *b);
+    b->loop = loop;
+    b->metrics = m;
+    b->gens.next = b->gens.prev = &b->gens;
+    CHECK(uv_async_init(loop, &b->async, drain_events) == 0);
+    b->async.data = b;
+    return b;
+}
+
+int bridge_start(struct bridge *b, struct engine *engine, struct err *e)
+{
+    b->engine = engine;
+    b->tokenizer = engine_tokenizer(engine);
+    b->max_queue = engine_info(engine)->max_queue;
+    return engine_start(engine, on_notify, b, e);
+}
+
+static void gen_free(struct gen *g)
+{
+    g->prev->next = g->next;
+    g->next->prev = g->prev;
+    g->bridge->n_gens--;
+    free(g);
+}
+
+static void on_async_closed(uv_handle_t *h)
+{
+    struct bridge *b = h->data;
+    void (*done)(void *) = b->on_closed;
+    void *arg = b->closed_arg;
+    free(b);
+    done(arg);
+}
+
+/* Not before the last pool job: it reads the engine's tokenizer. */
+static void close_when_quiet(struct bridge *b)
+{
+    if (!b->on_closed || b->n_jobs) return;
+    engine_close(b->engine); /* joins its thread: no notify after this */
+    b->engine = NULL;
+    while (b->gens.next != &b->gens) gen_free(b->gens.next);
+    uv_close((uv_handle_t *)&b->async, on_async_closed);
+}
+
+void bridge_close(struct bridge *b, void (*done)(void *), void *arg)
+{
+    b->on_idle = NULL;
+    b->on_closed = done;
+    b->closed_arg = arg;
+    for (struct gen *g = b->gens.next; g != &b->gens; g = g->next) bridge_cancel(g);
+    close_when_quiet(b);
+}
+
+/* ---- generations ----------------------------------------------------------------------------------------------- */
+
+struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, uint64_t received, gen_fn *fn, void *arg,
+                          struct err *e)
+{
+    struct gen *g = mem_zalloc(sizeof *g);
+    struct gen_request copy = *r;
+    copy.user = g;
+    g->bridge = b;
+    g->fn = fn;
+    g->arg = arg;
+    g->received = received;
+    g->id = engine_submit(b->engine, &copy, e);
+    if (!g->id) {
+        free(g);
+        return NULL;
+    }
+    g->next = &b->gens;
+    g->prev = b->gens.prev;
+    g->prev->next = g->next->prev = g;
+    b->n_gens++;
+    return g;
+}
+
+void bridge_cancel(struct gen *g)
+{
+    if (!g || !g->fn) return;
+    g->fn = NULL;
+    engine_cancel(g->bridge->engine, g->id);
+}
+
+void bridge_stop_all(struct bridge *b)
+{
+    for (struct gen *g = b->gens.next; g != &b->gens; g = g->next) engine_cancel(b->engine, g->id);
+}
+
+void bridge_pause(struct gen *g)
+{
+    if (g->paused) return;
+    g->paused = true;
+    engine_pause(g->bridge->engine, g->id);
+}
+
+void bridge_resume(struct gen *g)
+{
+    if (!g->paused) return;
+    g->paused = false;
+    engine_resume(g->bridge->engine, g->id);
+}
+
+static void check_idle(struct bridge *b)
+{
+    if (bridge_active(b) || !b->on_idle) return;
+    void (*fn)(void *) = b->on_idle;
+    b->on_idle = NULL;
+    fn(b->idle_arg);
+}
+
+static void finish_gen(struct gen *g, const struct event *ev, const struct event_batch *batch, uint64_t now)
+{
+    struct bridge *b = g->bridge;
+    metrics_finish(b->metrics, ev, g->received, now);
+    b->recent[b->n_finished++ % RECENT] = now;
+    gen_fn *fn = g->fn;
+    void *arg = g->arg;
+    gen_free(g);
+    if (fn) fn(arg, ev, batch);
+}
+
+static void dispatch(const struct event *ev, const struct event_batch *batch, uint64_t now)
+{
+    struct gen *g = ev->user;
+    if (ev->kind == EV_DONE) {
+        finish_gen(g, ev, batch, now);
+        return;
+    }
+    if (ev->kind == EV_TOKEN) {
+        uint64_t since = g->last_token ? g->last_token : g->received;
+        metrics_observe(g->bridge->metrics, g->last_token ? HIST_ITL : HIST_TTFT, (double)(now - since) * 1e-9);
+        g->last_token = now;
+    }
+    if (g->fn) g->fn(g->arg, ev, batch);
+}
+
+static void drain_events(uv_async_t *async)
+{
+    struct bridge *b = async->data;
+    struct event_batch *list = b->engine ? engine_events(b->engine) : NULL;
+    if (!list) return;
+    uint64_t now = clock_now();
+    for (struct event_batch *batch = list; batch; batch = batch->next)
+        for (int i = 0; i < batch->n; i++) dispatch(&batch->v[i], batch, now);
+    engine_events_done(b->engine, list);
+    check_idle(b);
+}
+
+/* ---- room ------------------------------------------------------------------------------------------------------ */
+
+bool bridge_has_room(const struct bridge *b)
+{
+    return engine_has_room(b->engine) && b->n_jobs < b->max_queue;
+}
+
+int bridge_retry_after(const struct bridge *b)
+{
+    struct engine_stats s;
+    engine_stats_read(b->engine, &s);
+    uint64_t n = b->n_finished < RECENT ? b->n_finished : RECENT;
+    if (n < 2) return 5; /* nothing has ended yet: no rate to go by */
+    uint64_t oldest = b->recent[b->n_finished < RECENT ? 0 : b->n_finished % RECENT];
+    /* up to now, not up to the last end: an engine that stalls looks slower with every second */
+    double rate = (double)n / ((double)(clock_now() - oldest) * 1e-9 + 1e-6);
+    double seconds = (double)(s.waiting + b->n_jobs) * 0.5 / rate; /* half the queue gone: room for several */
+    return seconds < 1 ? 1 : seconds > 120 ? 120 : (int)seconds + 1;
+}
+
+int bridge_active(const struct bridge *b)
+{
+    return b->n_gens + b->n_jobs;
+}
+
+void bridge_on_idle(struct bridge *b, void (*fn)(void *), void *arg)
+{
+    b->on_idle = fn;
+    b->idle_arg = arg;
+    check_idle(b);
+}
+
+/* ---- tokenising ------------------------------------------------------------------------------------------------ */
+
+static void run_tokenize(const struct tokenizer *tk, const char *text, size_t n, unsigned flags,
+                         tokenize_render_fn *render, struct tokenization *out)
+{
+    if (tokenizer_encode(tk, text, n, flags, &out->tokens, &out->err) == 0) {
+        out->err.code = 0;
+        if (render) render(tk, text, n, &out->tokens, &out->rendered);
+    } else if (!out->err.code) {
+        err_set(&out->err, ERR_INVALID, "the text cannot be tokenised");
+    }
+}
+
+static void free_tokenization(struct tokenization *t)
+{
+    tokens_free(&t->tokens);
+    buf_free(&t->rendered);
+}
+
+static void work_tokenize(uv_work_t *w)
+{
+    struct token_job *j = w->data;
+    run_tokenize(j->tokenizer, j->text, j->len, j->flags, j->render, &j->out);
+}
+
+static void after_tokenize(uv_work_t *w, int status)
+{
+    struct token_job *j = w->data;
+    struct bridge *b = j->bridge;
+    CHECK(status == 0 || status == UV_ECANCELED);
+    b->n_jobs--;
+    if (j->done) j->done(j->arg, &j->out);
+    free_tokenization(&j->out);
+    free(j->text);
+    free(j);
+    check_idle(b);
+    close_when_quiet(b);
+}
+
+struct token_job *bridge_tokenize(struct bridge *b, const char *text, size_t n, unsigned flags,
+                                  tokenize_render_fn *render, tokenize_done_fn *done, void *arg)
+{
+    if (n <= TOKENIZE_INLINE_BYTES) {
+        struct tokenization t = {0};
+        run_tokenize(b->tokenizer, text, n, flags, render, &t);
+        done(arg, &t);
+        free_tokenization(&t);
+        return NULL;
+    }
+    struct token_job *j = mem_zalloc(sizeof *j);
+    *j = (struct token_job){.bridge = b, .tokenizer = b->tokenizer, .text = mem_strndup(text, n), .len = n,
+                            .flags = flags, .render = render, .done = done, .arg = arg};
+    j->work.data = j;
+    b->n_jobs++;
+    CHECK(uv_queue_work(b->loop, &j->work, work_tokenize, after_tokenize) == 0);
+    return j;
+}
+
+void bridge_tokenize_cancel(struct token_job *j)
+{
+    if (!j) return;
+    j->done = NULL;
+    uv_cancel((uv_req_t *)&j->work); /* fails when it already runs: then it is merely ignored */
+}

@@ -1,0 +1,72 @@
+/* The one place where libuv and the engine meet.  Loop thread only.
+ *
+ * A `struct gen` is one engine request as the loop sees it.  The bridge owns it until the engine's EV_DONE arrives, whatever
+ * happens to the client: bridge_cancel forgets the client at once, the gen itself stays until the engine is done
+ * with it, so an event can never reach freed memory. */
+#ifndef TANDEM_SERVER_BRIDGE_H
+#define TANDEM_SERVER_BRIDGE_H
+
+#include "engine/base/buf.h"
+#include "engine/engine.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct uv_loop_s;
+struct metrics;
+struct bridge;
+struct gen;
+
+/* Every event of a generation; EV_DONE is the last, and after it the gen is gone.  May cancel, pause, submit. */
+typedef void gen_fn(void *arg, const struct event *ev, const struct event_batch *batch);
+
+struct bridge *bridge_open(struct uv_loop_s *, struct metrics *);
+/* Takes the engine over (bridge_close closes it) and starts its thread. */
+int bridge_start(struct bridge *, struct engine *, struct err *);
+/* Ends everything.  No fn is called any more; done(arg) runs from the loop when the handles are closed and the bridge
+ * is freed. */
+void bridge_close(struct bridge *, void (*done)(void *), void *arg);
+
+/* NULL and *e (ERR_FULL, ERR_INVALID).  `received`: clock_now() when the client asked, for the latency figures. */
+struct gen *bridge_submit(struct bridge *, const struct gen_request *, uint64_t received, gen_fn *fn, void *arg,
+                          struct err *e);
+void bridge_cancel(struct gen *); /* fn is not called again; NULL is allowed */
+/* Ends every generation early; their fns get the EV_DONE with FINISH_CANCELLED. */
+void bridge_stop_all(struct bridge *);
+void bridge_pause(struct gen *);  /* pausing twice counts once */
+void bridge_resume(struct gen *);
+
+/* False when a new request would only be refused: asked before any work is spent on it. */
+bool bridge_has_room(const struct bridge *);
+/* Seconds after which a refused client may find room, from the queue and the recent rate of completions: 1 .. 120. */
+int bridge_retry_after(const struct bridge *);
+/* Generations and tokenisations that are not over. */
+int bridge_active(const struct bridge *);
+/* fn(arg) once, when nothing is active (at once if so already). */
+void bridge_on_idle(struct bridge *, void (*fn)(void *), void *arg);
+
+/* ---- tokenising ------------------------------------------------------------------------------------------------ */
+
+struct tokenization {
+    struct tokens tokens;
+    struct buf rendered; /* what `render` wrote */
+    struct err err;      /* code 0: fine */
+};
+
+typedef void tokenize_done_fn(void *arg, const struct tokenization *t);
+/* Runs where the tokenising ran, maybe on a pool thread: reads its arguments and writes *out only. */
+typedef void tokenize_render_fn(const struct tokenizer *, const char *text, size_t n, const struct tokens *,
+                                struct buf *out);
+
+enum { TOKENIZE_INLINE_BYTES = 4096 };
+
+struct token_job;
+
+/* Tokenises a copy of the text: at once up to TOKENIZE_INLINE_BYTES (done runs before this returns NULL), else on the
+ * thread pool.  The handle is good until done runs. */
+struct token_job *bridge_tokenize(struct bridge *, const char *text, size_t n, unsigned flags,
+                                  tokenize_render_fn *render, tokenize_done_fn *done, void *arg);
+void bridge_tokenize_cancel(struct token_job *); /* done is not called; NULL is allowed */
+
+#endif

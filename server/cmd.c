@@ -1,0 +1,76 @@
+/* What the subcommands share.  Main thread only. */
+#include "server/cmd.h"
+
+#include "engine/base/log.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, const char *usage, const char *about,
+                  int *status)
+{
+    struct err e = {0};
+    int rc = conf_parse(s, cmd, argc, argv, &e);
+    if (rc == CONF_HELP) {
+        conf_help(stdout, cmd, usage, about);
+        *status = 0;
+        return false;
+    }
+    if (rc) {
+        fprintf(stderr, "tandem: %s\nusage: %s\n", e.msg, usage);
+        *status = 2;
+        return false;
+    }
+    log_set_level((enum log_level)log_parse_level(s->log_level));
+    return true;
+}
+
+struct engine_config cmd_engine_config(const struct settings *s)
+{
+    return (struct engine_config){
+        .model = s->model,
+        .device = s->device,
+        .threads = s->threads,
+        .quantize = s->quantize,
+        .kv_type = s->kv_type,
+        .kv_cache_bytes = s->kv_cache,
+        .max_seqs = s->max_seqs,
+        .max_batch_tokens = s->max_batch_tokens,
+        .max_queue = s->max_queue,
+        .max_total_tokens = s->max_total_tokens,
+        .no_prefix_cache = !s->prefix_cache,
+    };
+}
+
+struct tokenizer *cmd_open_tokenizer(const char *model, struct err *e)
+{
+    struct buf path = {0};
+    buf_printf(&path, "%s/tokenizer.json", model);
+    struct tokenizer *t = tokenizer_open(path.data, e);
+    buf_free(&path);
+    return t;
+}
+
+int cmd_read_file(const char *path, struct buf *out, struct err *e)
+{
+    bool is_stdin = strcmp(path, "-") == 0;
+    FILE *f = is_stdin ? stdin : fopen(path, "rb");
+    if (!f) return err_set(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", path, strerror(errno));
+    char block[65536];
+    size_t n;
+    int rc = 0;
+    while (rc == 0 && (n = fread(block, 1, sizeof block, f)) > 0) {
+        if (out->len + n > CMD_MAX_TEXT) rc = err_set(e, ERR_INVALID, "%s: more than 1 GiB of text", path);
+        else buf_append(out, block, n);
+    }
+    if (rc == 0 && ferror(f)) rc = err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
+    if (!is_stdin) fclose(f);
+    return rc;
+}
+
+int cmd_fail(const struct err *e)
+{
+    fprintf(stderr, "tandem: %s\n", e->msg);
+    return 1;
+}

@@ -1,0 +1,31 @@
+/* The subcommands.  Each takes the words after its name and returns the process's exit status:
+ * 0 fine, 1 it failed, 2 it was called wrongly. */
+#ifndef TANDEM_SERVER_CMD_H
+#define TANDEM_SERVER_CMD_H
+
+#include "engine/base/buf.h"
+#include "engine/base/err.h"
+#include "engine/engine.h"
+#include "server/conf.h"
+
+int cmd_serve(int argc, char **argv);
+int cmd_generate(int argc, char **argv);
+int cmd_tokenize(int argc, char **argv);
+int cmd_perplexity(int argc, char **argv);
+int cmd_quantize(int argc, char **argv);
+
+/* Settings for a command.  Returns true when the command should go on; else *status is what it must return (--help was
+ * asked, or the words were wrong and that was said).  Free *s with settings_free in both cases. */
+bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, const char *usage, const char *about,
+                  int *status);
+struct engine_config cmd_engine_config(const struct settings *); /* points into the settings */
+/* The tokenizer of a model directory. */
+struct tokenizer *cmd_open_tokenizer(const char *model, struct err *e);
+
+enum { CMD_MAX_TEXT = 1 << 30 };
+/* Appends a whole file, or stdin for "-". */
+int cmd_read_file(const char *path, struct buf *out, struct err *e);
+/* "tandem: message" on stderr; returns 1. */
+int cmd_fail(const struct err *e);
+
+#endif

@@ -1,0 +1,297 @@
+/* tandem serve: listens at once, loads the model on a pool thread, serves until SIGTERM or SIGINT, drains.
+ *
+ *   listening --loaded--> ready --signal--> draining --idle, or --drain-timeout, or a second signal--> closing
+ *
+ * Liveness (/health) holds from the first moment; readiness (/ready) only in `ready`.  While draining, the port stays
+ * open and new work is refused with 503, so that a balancer sees why; it closes when the last generation is done.
+ * Loop thread, but for work_load. */
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "server/app.h"
+#include "server/cmd.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <uv.h>
+
+static const char usage[] = "tandem serve [--model DIR] [options]";
+static const char about[] = "Serves a model over HTTP: POST /generate, POST /generate_stream, POST /tokenize, GET /info, "
+                            "/health, /ready, /metrics.";
+
+enum { LAST_WORDS_MS = 1000 };
+
+struct server {
+    struct app app;
+    uv_loop_t loop;
+    uv_signal_t sigterm, sigint;
+    uv_timer_t drain_timer;
+    uv_work_t load;
+    struct engine *loaded; /* by work_load, taken over by after_load */
+    struct err load_error;
+    uint64_t started;
+    bool closing;
+    int status; /* of the process */
+};
+
+static const struct http_route routes[] = {
+    {HTTP_M_POST, "/generate", api_generate, 0},
+    {HTTP_M_POST, "/generate_stream", api_generate_stream, 0},
+    {HTTP_M_POST, "/", api_generate_compat, 0},
+    {HTTP_M_POST, "/tokenize", api_tokenize, 0},
+    {HTTP_M_GET, "/", api_root, 0},
+    {HTTP_M_GET, "/info", api_info, 0},
+    {HTTP_M_GET, "/health", api_health, 0},
+    {HTTP_M_GET, "/ping", api_health, 0},
+    {HTTP_M_GET, "/ready", api_ready, 0},
+    {HTTP_M_GET, "/metrics", api_metrics, 0},
+};
+enum { N_ROUTES = sizeof routes / sizeof *routes };
+
+/* ---- loading --------------------------------------------------------------------------------------------------- */
+
+static size_t longest_spelling(const struct tokenizer *t)
+{
+    size_t longest = 1;
+    for (int id = 0, n = tokenizer_size(t); id < n; id++) {
+        const char *s = tokenizer_spelling(t, id);
+        if (s && strlen(s) > longest) longest = strlen(s);
+    }
+    return longest;
+}
+
+static void print_bytes(char out[static 24], size_t bytes)
+{
+    const char *units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double v = (double)bytes;
+    int u = 0;
+    while (v >= 1024 && u < 4) v /= 1024, u++;
+    snprintf(out, 24, u ? "%.1f %s" : "%.0f %s", v, units[u]);
+}
+
+static void print_report(const struct server *s)
+{
+    const struct engine_info *i = s->app.info;
+    char weights[24], kv[24];
+    print_bytes(weights, i->weight_bytes);
+    print_bytes(kv, i->kv_bytes);
+    fprintf(stderr,
+            "model      %s (%s), %.2f M parameters, %d layers, vocabulary %d\n"
+            "weights    %s as %s\n"
+            "kv cache   %s as %s: %d pages of %d tokens, %lld tokens\n"
+            "limits     %d tokens a request, %d requests at once, %d waiting, %d tokens a step\n"
+            "device     %s, %d thread%s\n"
+            "ready      after %.3f s (model %.3f s)\n",
+            i->model_id, i->family, (double)i->parameters * 1e-6, i->layers, i->vocab, weights, i->weight_type, kv,
+            i->kv_type, i->pages, i->page_tokens, (long long)i->pages * i->page_tokens, i->max_total_tokens,
+            i->max_seqs, i->max_queue, i->max_batch_tokens, i->device, i->threads, i->threads == 1 ? "" : "s",
+            (double)(clock_now() - s->started) * 1e-9, i->load_seconds);
+}
+
+/* An address a person can paste: the wildcard is no place to connect to. */
+static void print_url(char out[static 128], const struct settings *set, int port)
+{
+    const char *host = set->host;
+    if (strcmp(host, "0.0.0.0") == 0) host = "127.0.0.1";
+    if (strcmp(host, "::") == 0) host = "::1";
+    snprintf(out, 128, strchr(host, ':') ? "http://[%.64s]:%d" : "http://%.64s:%d", host, port);
+}
+
+static void stop_now(struct server *s);
+
+static void work_load(uv_work_t *w)
+{
+    struct server *s = w->data;
+    struct engine_config cfg = cmd_engine_config(s->app.set);
+    s->loaded = engine_open(&cfg, &s->load_error);
+}
+
+static void after_load(uv_work_t *w, int status)
+{
+    struct server *s = w->data;
+    struct err *e = &s->load_error;
+    (void)status;
+    if (!s->loaded) {
+        log_error("the model could not be loaded: %s", e->msg);
+        s->status = 1;
+        stop_now(s);
+        return;
+    }
+    s->app.longest_token = longest_spelling(engine_tokenizer(s->loaded));
+    if (bridge_start(s->app.bridge, s->loaded, e)) { /* the bridge closes the engine in either case */
+        log_error("the engine did not start: %s", e->msg);
+        s->status = 1;
+        stop_now(s);
+        return;
+    }
+    s->app.engine = s->loaded;
+    s->app.info = engine_info(s->loaded);
+    s->app.state = APP_READY;
+    char url[128];
+    print_url(url, s->app.set, http_server_port(s->app.http));
+    print_report(s);
+    fprintf(stderr,
+            "try        curl %s/generate -H 'Content-Type: application/json' \\\n"
+            "             -d '{\"inputs\": \"Once upon a time\", \"parameters\": {\"max_new_tokens\": 40}}'\n",
+            url);
+    log_info("ready model=%s url=%s", s->app.info->model_id, url);
+}
+
+/* ---- stopping -------------------------------------------------------------------------------------------------- */
+
+static void on_bridge_closed(void *arg)
+{
+    (void)arg; /* nothing is left in the loop: uv_run returns */
+}
+
+/* The last connection is gone: close what the connections used. */
+static void close_rest(void *arg)
+{
+    struct server *s = arg;
+    s->app.engine = NULL;
+    s->app.info = NULL;
+    sse_hub_close(s->app.sse);
+    uv_close((uv_handle_t *)&s->sigterm, NULL);
+    uv_close((uv_handle_t *)&s->sigint, NULL);
+    uv_close((uv_handle_t *)&s->drain_timer, NULL);
+    bridge_close(s->app.bridge, on_bridge_closed, s);
+}
+
+static void stop_now(struct server *s)
+{
+    if (s->closing) return;
+    s->closing = true;
+    s->app.state = APP_DRAINING;
+    http_server_close(s->app.http, close_rest, s);
+}
+
+static void on_connections_gone(void *arg)
+{
+    stop_now(arg);
+}
+
+/* No generation runs any more: what is left are answers on their way to slow readers. */
+static void on_generations_done(void *arg)
+{
+    struct server *s = arg;
+    if (!s->closing) http_server_drain(s->app.http, on_connections_gone, s);
+}
+
+static void on_last_words(uv_timer_t *t)
+{
+    stop_now(t->data);
+}
+
+/* What still runs ends now; its clients get an error they can read, and a moment to read it. */
+static void on_drain_timeout(uv_timer_t *t)
+{
+    struct server *s = t->data;
+    log_warn("drain timeout: requests cut off=%d", bridge_active(s->app.bridge));
+    uv_timer_start(&s->drain_timer, on_last_words, LAST_WORDS_MS, 0);
+    bridge_stop_all(s->app.bridge);
+}
+
+static void on_signal(uv_signal_t *h, int signum)
+{
+    struct server *s = h->data;
+    if (s->app.state == APP_LOADING) {
+        log_info("stopping: signal=%d, the model was still loading", signum);
+        _exit(s->status); /* nothing to lose, and loading cannot be interrupted */
+    }
+    if (s->app.state == APP_DRAINING) {
+        log_warn("stopping at once: signal=%d again", signum);
+        stop_now(s);
+        return;
+    }
+    log_info("draining: signal=%d active=%d timeout_s=%g", signum, bridge_active(s->app.bridge),
+             s->app.set->drain_timeout);
+    s->app.state = APP_DRAINING;
+    uv_timer_start(&s->drain_timer, on_drain_timeout, (uint64_t)(s->app.set->drain_timeout * 1000), 0);
+    bridge_on_idle(s->app.bridge, on_generations_done, s);
+}
+
+/* ---- starting -------------------------------------------------------------------------------------------------- */
+
+static void on_request_done(void *arg, const struct http_req *req, int status, uint64_t duration_ns)
+{
+    struct app *app = arg;
+    const char *path = req ? req->path : NULL;
+    metrics_request(&app->metrics, path, status);
+    if (app->set->access_log)
+        log_info("request path=%.200s status=%d ms=%.3f", path ? path : "-", status, (double)duration_ns * 1e-6);
+}
+
+static int open_http(struct server *s, struct err *e)
+{
+    const struct settings *set = s->app.set;
+    struct http_server_config c;
+    http_server_defaults(&c);
+    c.host = set->host;
+    c.port = set->port;
+    c.routes = routes;
+    c.n_routes = N_ROUTES;
+    c.app = &s->app;
+    c.max_connections = set->max_connections;
+    c.max_header_bytes = set->max_header_size;
+    c.max_body_bytes = set->max_body_size;
+    c.header_timeout_ms = (int)(set->header_timeout * 1000);
+    c.body_timeout_ms = (int)(set->body_timeout * 1000);
+    c.idle_timeout_ms = (int)(set->idle_timeout * 1000);
+    c.write_timeout_ms = (int)(set->write_timeout * 1000);
+    c.cors_origin = set->cors_origin && *set->cors_origin ? set->cors_origin : NULL;
+    s->app.http = http_server_open(&s->loop, &c, e);
+    if (!s->app.http) return e->code;
+    http_server_on_done(s->app.http, on_request_done);
+    return 0;
+}
+
+static void open_signals(struct server *s)
+{
+    uv_signal_init(&s->loop, &s->sigterm);
+    uv_signal_init(&s->loop, &s->sigint);
+    uv_timer_init(&s->loop, &s->drain_timer);
+    s->sigterm.data = s->sigint.data = s->drain_timer.data = s;
+    uv_signal_start(&s->sigterm, on_signal, SIGTERM);
+    uv_signal_start(&s->sigint, on_signal, SIGINT);
+}
+
+static int serve(struct server *s)
+{
+    struct err e = {0};
+    metrics_init(&s->app.metrics);
+    for (int i = 0; i < N_ROUTES; i++) metrics_add_route(&s->app.metrics, routes[i].path);
+    if (uv_loop_init(&s->loop)) return err_set(&e, ERR_IO, "no event loop"), cmd_fail(&e);
+    if (open_http(s, &e)) {
+        uv_run(&s->loop, UV_RUN_DEFAULT);
+        uv_loop_close(&s->loop);
+        return cmd_fail(&e);
+    }
+    open_signals(s);
+    s->app.bridge = bridge_open(&s->loop, &s->app.metrics);
+    s->app.sse = sse_hub_open(&s->loop, s->app.set->sse_keepalive);
+    char url[128];
+    print_url(url, s->app.set, http_server_port(s->app.http));
+    fprintf(stderr, "listening %s\n", url);
+    s->load.data = s;
+    uv_queue_work(&s->loop, &s->load, work_load, after_load);
+    uv_run(&s->loop, UV_RUN_DEFAULT);
+    http_server_free(s->app.http);
+    uv_loop_close(&s->loop);
+    log_info("stopped");
+    return s->status;
+}
+
+int cmd_serve(int argc, char **argv)
+{
+    struct settings set;
+    int status;
+    if (cmd_settings(&set, CMD_SERVE, argc, argv, usage, about, &status)) {
+        static struct server s;
+        s.app.set = &set;
+        s.started = clock_now();
+        status = serve(&s);
+    }
+    settings_free(&set);
+    return status;
+}

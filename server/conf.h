@@ -1,0 +1,108 @@
+/* Settings: ONE table of options (conf.c) from which flags, TANDEM_* environment variables, the YAML file and --help
+ * follow.  What is set later wins: default, file, environment, flag.  Main thread, before anything else runs. */
+#ifndef TANDEM_SERVER_CONF_H
+#define TANDEM_SERVER_CONF_H
+
+#include "engine/base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+/* subcommands, as bits of conf_option.commands */
+enum command {
+    CMD_SERVE = 1,
+    CMD_GENERATE = 2,
+    CMD_TOKENIZE = 4,
+    CMD_PERPLEXITY = 8,
+    CMD_QUANTIZE = 16,
+};
+
+struct string_list {
+    char **v; /* owned */
+    int n;
+};
+
+struct settings {
+    char *config;
+    /* model */
+    char *model, *device, *quantize, *kv_type;
+    int threads;
+    /* batching and memory */
+    size_t kv_cache;
+    int max_seqs, max_batch_tokens, max_queue, max_total_tokens;
+    bool prefix_cache;
+    /* http */
+    char *host, *cors_origin;
+    int port, max_connections;
+    size_t max_header_size, max_body_size;
+    double header_timeout, body_timeout, idle_timeout, write_timeout, sse_keepalive; /* seconds */
+    /* requests */
+    int max_best_of, max_stop_sequences, max_top_n_tokens;
+    /* operation */
+    double drain_timeout, step_timeout; /* seconds */
+    char *log_level;
+    bool access_log;
+    /* one run of a command */
+    char *prompt, *text, *file, *ids, *out, *type;
+    bool json, kl, ignore_eos, special;
+    int max_new_tokens, top_n, top_k, window;
+    double temperature, top_p, typical_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
+    uint64_t seed;
+    struct string_list stop;
+
+    unsigned char source[96]; /* enum conf_source per row of the table */
+};
+
+enum conf_source { CONF_DEFAULT, CONF_FILE, CONF_ENV, CONF_FLAG };
+
+enum conf_type {
+    CONF_BOOL,   /* bool */
+    CONF_INT,    /* int */
+    CONF_U64,    /* uint64_t */
+    CONF_BYTES,  /* size_t; K, M, G are powers of 1024 */
+    CONF_NUMBER, /* double */
+    CONF_STRING, /* char *, NULL when not set */
+    CONF_CHOICE, /* char *, one of `choices` ("a|b|c") */
+    CONF_LIST,   /* struct string_list; a flag given again adds */
+};
+
+struct conf_option {
+    const char *name; /* "max-seqs": --max-seqs, TANDEM_MAX_SEQS, max-seqs: */
+    const char *group;
+    enum conf_type type;
+    size_t offset;       /* into struct settings */
+    const char *value;   /* the default as it would be typed; NULL: not set */
+    double min, max;     /* both 0: any */
+    const char *choices;
+    unsigned commands;   /* enum command */
+    bool flag_only;      /* belongs to one run: neither in the environment nor in a file */
+    const char *arg;     /* what --help calls the value */
+    const char *help;
+};
+
+const struct conf_option *conf_options(int *n);
+
+enum { CONF_HELP = 1 };
+
+/* argv without program and subcommand.  0; CONF_HELP when --help was asked; or an err code with *e.  The caller frees
+ * *s with settings_free whatever the result. */
+int conf_parse(struct settings *s, enum command cmd, int argc, char *const *argv, struct err *e);
+
+void settings_defaults(struct settings *s);
+void settings_free(struct settings *s);
+/* true when the option was set by anything but its default */
+bool settings_given(const struct settings *s, const char *name);
+
+/* Sets one option from text.  `where` names the source in messages ("--port", "tandem.yaml:3: port"). */
+int conf_set(struct settings *s, const struct conf_option *o, const char *text, const char *where,
+             enum conf_source source, struct err *e);
+const struct conf_option *conf_find(const char *name, size_t len); /* '_' counts as '-'; NULL */
+/* the option of `cmd` (0: any) whose name is nearest to a mistyped one; NULL when none is near */
+const char *conf_nearest(const char *name, size_t len, unsigned cmd);
+
+int conf_load_file(struct settings *s, const char *path, struct err *e); /* conf_yaml.c */
+void conf_help(FILE *out, enum command cmd, const char *usage, const char *about); /* conf_help.c */
+
+#endif

@@ -5,7 +5,11 @@
  * its handler with a `struct http_req`.  The handler answers at once (http_reply) or later, or streams
  * (http_start, http_write..., http_end).  The exchange ends when the answer was handed to the socket, or when the client went
  * away; either way `on_close` (if set) is called exactly once, and after it the pointer is dead.  The next pipelined
- * request is dispatched only then.  Memory from http_alloc lives until on_close returns. */
+ * request is dispatched only then.  Memory from http_alloc lives until on_close returns.
+ *
+ * on_close and on_drain never run inside a call of the functions below (a handler may still touch its request after
+ * http_reply), and no http_* function but http_header may be called from on_close.  A client that ends its sending side
+ * while it is owed an answer counts as gone: a half-close looks the same as a client that hung up. */
 #ifndef TANDEM_SERVER_HTTP_H
 #define TANDEM_SERVER_HTTP_H
 
@@ -36,7 +40,8 @@ const char *http_header(const struct http_req *, const char *name);
 /* zeroed memory that lives as long as the exchange */
 void *http_alloc(struct http_req *, size_t bytes);
 
-/* Adds a header to the answer; before http_reply or http_start.  Copied.  CR, LF and NUL in either are dropped. */
+/* Adds a header to the answer; before http_reply or http_start.  Copied.  CR and LF in either are dropped; so are
+ * Content-Length, Transfer-Encoding and Connection, which are the connection's business. */
 void http_set_header(struct http_req *, const char *name, const char *value);
 
 /* The whole answer.  `type` is the Content-Type (NULL: none).  Copies the body. */
@@ -100,7 +105,8 @@ void http_server_on_done(struct http_server *, void (*fn)(void *app, const struc
 /* Stops accepting, closes idle connections, answers what runs with Connection: close; calls done(arg) when the last
  * connection is gone. */
 void http_server_drain(struct http_server *, void (*done)(void *), void *arg);
-/* Closes everything now; done(arg) when the handles are closed; then http_server_free. */
+/* Closes everything now (on_close of what runs is called within); done(arg) when the handles are closed; then
+ * http_server_free.  Not from inside a handler.  After it, a drain's done is not called any more. */
 void http_server_close(struct http_server *, void (*done)(void *), void *arg);
 void http_server_free(struct http_server *);
 

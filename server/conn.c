@@ -1,0 +1,409 @@
+/* The life of a connection: reading a request, handing it to its handler, and what comes after the answer.  Loop
+ * thread.
+ *
+ *      IDLE -> HEAD -> [BODY ->] RUN -> IDLE ...            or, where the connection cannot go on, RUN -> LINGER ->
+ * CLOSED
+ *
+ * A decider without a clock or a socket: events come in by the conn_* functions, effects go out by the sock_* ones
+ * (conn.h). What must hold:
+ *   - One exchange at a time.  Later requests wait as bytes in `in`, at most PIPELINE_MAX of them; beyond, reading
+ * stops (and then a client that leaves is noticed only when it is written to).
+ *   - A handler's on_close and on_drain never run inside a call of http.h: answers take effect in conn_flushed.
+ *   - After a refusal the bytes that follow cannot be trusted to be a request, so the connection ends.  It lingers:
+ * closing with unread bytes would make the kernel send a reset, which can overtake the answer.
+ *   - EOF from a client that is owed an answer is taken as "gone".  A half-close cannot be told from a full one, and
+ * going on to generate for nobody costs more than the rare client that shuts down its side and waits. */
+#include "server/conn.h"
+
+#include "engine/base/check.h"
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    PIPELINE_MAX = 64 * 1024,
+    LINGER_MS = 1000,
+    LINGER_BYTES = 32 << 20,
+    KEEP_BUFFER = 4096, /* an idle connection holds on to buffers of at most this size */
+};
+
+struct conn *conn_new(struct http_server *server)
+{
+    struct conn *c = mem_zalloc(sizeof *c);
+    c->server = server;
+    c->fresh = true;
+    c->next = server->conns;
+    if (c->next) c->next->prev = c;
+    server->conns = c;
+    return c;
+}
+
+void conn_free(struct conn *c)
+{
+    if (c->next) c->next->prev = c->prev;
+    if (c->prev) c->prev->next = c->next;
+    if (c->server->conns == c) c->server->conns = c->next;
+    http_arena_free(c);
+    buf_free(&c->in);
+    buf_free(&c->head);
+    buf_free(&c->body);
+    buf_free(&c->extra);
+    buf_free(&c->out);
+    buf_free(&c->sending);
+    free(c);
+}
+
+static void trim(struct buf *b)
+{
+    buf_clear(b);
+    if (b->cap > KEEP_BUFFER) buf_free(b);
+}
+
+static size_t unread(const struct conn *c)
+{
+    return c->in.len - c->in_at;
+}
+
+size_t conn_appetite(const struct conn *c)
+{
+    if (c->state == CONN_CLOSED || c->eof) return 0;
+    if (c->state != CONN_RUN || !c->keep) return PIPELINE_MAX; /* used at once, or thrown away */
+    return unread(c) < PIPELINE_MAX ? PIPELINE_MAX - unread(c) : 0;
+}
+
+/* ---- the end of an exchange ------------------------------------------------------------------------------------ */
+
+static void request_reset(struct conn *c)
+{
+    http_arena_free(c);
+    trim(&c->head);
+    trim(&c->extra);
+    buf_free(&c->body);
+    c->req =
+        (struct http_req){.method = HTTP_M_OTHER, .path = "", .query = "", .body = "", .app = c->server->config.app};
+    c->match = (struct route_match){0};
+    c->n_headers = 0;
+    c->length = 0;
+    c->chunked = c->expects_continue = c->http10 = c->message_complete = false;
+    c->answer = ANSWER_NONE;
+    c->status = 0;
+    c->keep = c->head_only = c->bodyless = c->stream_chunked = c->want_drain = c->aborted = false;
+    c->timing_writes = false;
+}
+
+/* Tells whoever wants to know; the request is dead afterwards. */
+static void exchange_finish(struct conn *c)
+{
+    struct http_server *s = c->server;
+    int status = c->answer == ANSWER_NONE ? 0 : c->status;
+    if (s->on_done && !c->refused) s->on_done(s->config.app, &c->req, status, clock_now() - c->req.received);
+    if (c->req.on_close) c->req.on_close(&c->req);
+    request_reset(c);
+}
+
+void conn_drop(struct conn *c)
+{
+    if (c->state == CONN_CLOSED) return;
+    bool running = c->state == CONN_RUN;
+    c->state = CONN_CLOSED;
+    if (running) exchange_finish(c);
+    sock_close(c);
+}
+
+static void conn_linger(struct conn *c)
+{
+    if (c->eof) {
+        conn_drop(c);
+        return;
+    }
+    c->state = CONN_LINGER;
+    buf_free(&c->in);
+    c->in_at = c->scanned = 0;
+    sock_shutdown(c);
+    sock_timer(c, LINGER_MS);
+    sock_read(c, true);
+}
+
+/* Answers with an error and ends the connection. */
+static void conn_refuse(struct conn *c, const struct refusal *why)
+{
+    if (!c->req.received) c->req.received = clock_now();
+    c->state = CONN_RUN;
+    c->keep = false;
+    sock_timer(c, 0);
+    http_answer_refusal(c, why);
+}
+
+/* ---- reading ----------------------------------------------------------------------------------------------------
+ * Each step returns whether there may be another one with the bytes that are here. */
+
+static bool begin_head(struct conn *c)
+{
+    if (!unread(c)) return false;
+    c->state = CONN_HEAD;
+    c->fresh = false;
+    c->scanned = 0;
+    wire_begin_head(&c->wire, c->server->config.max_header_bytes);
+    sock_timer(c, c->server->config.header_timeout_ms);
+    return true;
+}
+
+static void dispatch(struct conn *c)
+{
+    c->state = CONN_RUN;
+    sock_timer(c, 0);
+    if (c->body.data) c->req.body = c->body.data;
+    c->req.body_len = c->body.len;
+    if (c->match.route) {
+        c->match.route->handler(&c->req);
+        return;
+    }
+    if (c->match.status == 204) {
+        http_answer_options(c);
+        return;
+    }
+    struct refusal why;
+    if (c->match.status == 405) {
+        refuse(&why, 405, "%.150s: method not allowed; allowed: %s", c->req.path, c->match.allow);
+    } else {
+        refuse(&why, 404, "%.200s: no such path", c->req.path);
+    }
+    http_answer_refusal(c, &why); /* the request was read in full, so the connection may go on */
+}
+
+/* The head is good: is the body wanted? */
+static void begin_body(struct conn *c)
+{
+    const struct http_server_config *config = &c->server->config;
+    const struct http_route *route = c->match.route;
+    c->body_limit = route && route->body_limit ? route->body_limit : config->max_body_bytes;
+    if (!c->chunked && !c->length) {
+        dispatch(c);
+        return;
+    }
+    if (!c->chunked && c->length > c->body_limit) {
+        struct refusal why;
+        refuse(&why, 413, "the body of %llu bytes is larger than the limit of %zu bytes", (unsigned long long)c->length,
+               c->body_limit);
+        conn_refuse(c, &why);
+        return;
+    }
+    if (c->expects_continue && (c->match.status == 404 || c->match.status == 405)) {
+        c->keep = false; /* the client may send its body now, or not: out of sync */
+        dispatch(c);
+        return;
+    }
+    c->state = CONN_BODY;
+    if (c->chunked) wire_begin_chunks(&c->wire, config->max_header_bytes, c->body_limit);
+    sock_timer(c, config->body_timeout_ms);
+    if (c->expects_continue && !unread(c)) {
+        static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
+        sock_write(c, go_on, sizeof go_on - 1);
+    }
+}
+
+static bool read_head(struct conn *c)
+{
+    size_t used;
+    enum wire_result result = wire_scan(&c->wire, c->in.data + c->in_at + c->scanned, unread(c) - c->scanned, &used);
+    struct refusal why;
+    c->scanned += used;
+    if (result == WIRE_BAD) {
+        refuse(&why, c->wire.status, "malformed request: %s", c->wire.fault);
+        conn_refuse(c, &why);
+    }
+    if (result != WIRE_DONE) return false;
+    buf_clear(&c->head);
+    buf_append(&c->head, c->in.data + c->in_at, c->scanned);
+    c->in_at += c->scanned;
+    c->scanned = 0;
+    c->req.received = clock_now();
+    c->server->stats.requests++;
+    if (!head_parse(c, &why)) {
+        conn_refuse(c, &why);
+        return false;
+    }
+    route_find(c->server->config.routes, c->server->config.n_routes, c->req.method, c->req.path, &c->match);
+    begin_body(c);
+    return true;
+}
+
+static bool read_body(struct conn *c)
+{
+    size_t n = unread(c);
+    const char *p = c->in.data + c->in_at;
+    enum wire_result result = WIRE_MORE;
+    struct refusal why;
+    if (!n) return false;
+    if (c->chunked) {
+        result = wire_scan(&c->wire, p, n, &n);
+    } else {
+        uint64_t left = c->length - c->body.len;
+        if (left <= n) {
+            result = WIRE_DONE;
+            n = (size_t)left;
+        }
+    }
+    if (result == WIRE_BAD) {
+        refuse(&why, c->wire.status, "malformed body: %s", c->wire.fault);
+        conn_refuse(c, &why);
+        return false;
+    }
+    c->in_at += n;
+    llhttp_errno_t code = llhttp_execute(&c->parser, p, n);
+    /* Two readers, one opinion on where the body ends: or else somebody is being fooled. */
+    if (code != HPE_OK || c->message_complete != (result == WIRE_DONE)) {
+        const char *reason = code != HPE_OK ? llhttp_get_error_reason(&c->parser) : "its end is ambiguous";
+        refuse(&why, 400, "malformed body: %s", reason ? reason : "unreadable");
+        conn_refuse(c, &why);
+        return false;
+    }
+    if (c->message_complete) dispatch(c);
+    return true;
+}
+
+/* Does with the bytes that are here what can be done. */
+static void conn_pump(struct conn *c)
+{
+    for (bool more = true; more;) {
+        switch (c->state) {
+        case CONN_IDLE: more = begin_head(c); break;
+        case CONN_HEAD: more = read_head(c); break;
+        case CONN_BODY: more = read_body(c); break;
+        default: more = false;
+        }
+    }
+    if (c->state == CONN_CLOSED) return;
+    if (c->eof && !(c->state == CONN_RUN && c->answer == ANSWER_DONE)) {
+        conn_drop(c);
+        return;
+    }
+    size_t left = unread(c);
+    if (c->in_at && left) memmove(c->in.data, c->in.data + c->in_at, left);
+    c->in.len = left;
+    c->in_at = 0;
+    if (!left) trim(&c->in);
+    sock_read(c, conn_appetite(c) > 0);
+}
+
+/* ---- events ---------------------------------------------------------------------------------------------------- */
+
+void conn_begin(struct conn *c)
+{
+    request_reset(c);
+    sock_read(c, true);
+    if (c->refused) {
+        struct refusal why;
+        refuse(&why, 503, "too many connections");
+        conn_refuse(c, &why);
+        return;
+    }
+    /* Whoever connects has something to say: the first request is not waited for as long as the next ones are. */
+    sock_timer(c, c->server->config.header_timeout_ms);
+}
+
+void conn_input(struct conn *c, const char *p, size_t n)
+{
+    c->server->stats.bytes_in += n;
+    if (c->state == CONN_CLOSED || (c->state == CONN_RUN && !c->keep)) return;
+    if (c->state == CONN_LINGER) {
+        c->discarded += n;
+        if (c->discarded > LINGER_BYTES) conn_drop(c);
+        return;
+    }
+    buf_append(&c->in, p, n);
+    conn_pump(c);
+}
+
+void conn_eof(struct conn *c)
+{
+    c->eof = true;
+    sock_read(c, false);
+    /* An answer that is complete still goes out: the client may have closed its side only. */
+    if (c->state == CONN_RUN && c->answer == ANSWER_DONE) return;
+    conn_drop(c);
+}
+
+void conn_lost(struct conn *c)
+{
+    c->eof = true;
+    conn_drop(c);
+}
+
+/* Starts the write timer when bytes wait for the client, stops it when none do. */
+static void watch_writes(struct conn *c, size_t queued)
+{
+    if ((queued > 0) == c->timing_writes) return;
+    c->timing_writes = queued > 0;
+    c->taken_mark = c->queued_total - queued;
+    sock_timer(c, queued ? c->server->config.write_timeout_ms : 0);
+}
+
+static void exchange_end(struct conn *c)
+{
+    bool keep = c->keep && !c->server->draining;
+    exchange_finish(c);
+    if (!keep) {
+        conn_linger(c);
+        return;
+    }
+    c->state = CONN_IDLE;
+    sock_timer(c, c->server->config.idle_timeout_ms);
+    conn_pump(c);
+}
+
+void conn_flushed(struct conn *c)
+{
+    if (c->state != CONN_RUN) return;
+    size_t queued = sock_queued(c);
+    if (c->aborted) {
+        conn_drop(c);
+        return;
+    }
+    if (c->answer == ANSWER_DONE && queued == 0) {
+        exchange_end(c);
+        return;
+    }
+    watch_writes(c, queued);
+    if (c->want_drain && queued <= c->server->config.low_water) {
+        c->want_drain = false;
+        if (c->req.on_drain) c->req.on_drain(&c->req);
+    }
+}
+
+static void write_timeout(struct conn *c)
+{
+    uint64_t taken = c->queued_total - sock_queued(c);
+    if (taken == c->taken_mark) {
+        conn_drop(c);
+        return;
+    }
+    c->taken_mark = taken;
+    sock_timer(c, c->server->config.write_timeout_ms);
+}
+
+void conn_timeout(struct conn *c)
+{
+    struct refusal why;
+    switch (c->state) {
+    case CONN_HEAD:
+        refuse(&why, 408, "the request head was not complete within %d ms", c->server->config.header_timeout_ms);
+        conn_refuse(c, &why);
+        break;
+    case CONN_BODY:
+        refuse(&why, 408, "the request body was not complete within %d ms", c->server->config.body_timeout_ms);
+        conn_refuse(c, &why);
+        break;
+    case CONN_RUN:
+        if (c->timing_writes) write_timeout(c);
+        break;
+    default: conn_drop(c);
+    }
+}
+
+void conn_drain(struct conn *c)
+{
+    if (c->state == CONN_IDLE) conn_drop(c);
+}

@@ -1,0 +1,50 @@
+/* The route table.  Pure; owns nothing.
+ *
+ * An exact path goes before a prefix ("/files/" and a star), a longer prefix before a shorter one.  GET routes answer
+ * HEAD; OPTIONS is answered for every path that has any route. */
+#include "server/route.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char *const method_names[] = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"};
+
+/* How well the route's path fits: 0 not at all, otherwise more is better. */
+static size_t path_fit(const char *pattern, const char *path)
+{
+    size_t n = strlen(pattern);
+    if (n && pattern[n - 1] == '*') return strncmp(pattern, path, n - 1) == 0 ? n : 0;
+    return strcmp(pattern, path) == 0 ? SIZE_MAX : 0;
+}
+
+static void allow_add(struct route_match *m, enum http_method method)
+{
+    const char *name = method_names[method];
+    size_t used = strlen(m->allow);
+    /* No method name is contained in another. */
+    if (!strstr(m->allow, name)) snprintf(m->allow + used, sizeof m->allow - used, "%s%s", used ? ", " : "", name);
+}
+
+void route_find(const struct http_route *routes, int n, enum http_method method, const char *path,
+                struct route_match *out)
+{
+    *out = (struct route_match){.status = 404};
+    bool everything = strcmp(path, "*") == 0 && method == HTTP_M_OPTIONS;
+    enum http_method wanted = method == HTTP_M_HEAD ? HTTP_M_GET : method;
+    size_t best = 0;
+    for (int i = 0; i < n; i++) {
+        size_t fit = path_fit(routes[i].path, path);
+        if ((!fit && !everything) || routes[i].method >= HTTP_M_OTHER) continue;
+        allow_add(out, routes[i].method);
+        if (routes[i].method == HTTP_M_GET) allow_add(out, HTTP_M_HEAD);
+        if (routes[i].method == wanted && fit > best) {
+            best = fit;
+            out->route = &routes[i];
+        }
+    }
+    if (out->allow[0]) {
+        allow_add(out, HTTP_M_OPTIONS);
+        out->status = out->route ? 200 : method == HTTP_M_OPTIONS ? 204 : 405;
+    }
+}

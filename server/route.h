@@ -1,0 +1,16 @@
+/* The route table: which handler a method and a path mean (route.c). */
+#ifndef TANDEM_SERVER_ROUTE_H
+#define TANDEM_SERVER_ROUTE_H
+
+#include "server/http.h"
+
+struct route_match {
+    const struct http_route *route; /* NULL: status says why */
+    int status;                     /* 200, 404, 405; 204: OPTIONS without a route of its own */
+    char allow[64];                 /* the methods this path has, "GET, HEAD, OPTIONS"; "" on 404 */
+};
+
+void route_find(const struct http_route *routes, int n, enum http_method method, const char *path,
+                struct route_match *out);
+
+#endif

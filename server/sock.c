@@ -1,0 +1,221 @@
+/* Bytes in and out of one connection, and its timer, over libuv.  Loop thread; owns the handles in struct conn.
+ *
+ * Writing.  sock_write only collects; each connection written to goes on the server's dirty list, and once per loop
+ * iteration (prepare, before the poll, and check, after it: so whatever ran, callback or timer, is covered before the
+ * loop sleeps) sock_flush_all sends what was collected with one uv_try_write.  What the kernel does not take becomes
+ * one uv_write; while that is in flight new bytes collect again.  So a burst of tokens is one system call and one
+ * segment.
+ *
+ * Closing.  sock_close may be called at any time; the memory goes when both handles are closed. */
+#include "server/conn.h"
+
+#include <stddef.h>
+
+enum { KEEP_OUT = 64 * 1024 }; /* an emptied output buffer up to this size is kept */
+
+static struct conn *conn_of_tcp(uv_handle_t *h)
+{
+    return (struct conn *)((char *)h - offsetof(struct conn, tcp));
+}
+
+static uv_stream_t *stream_of(struct conn *c)
+{
+    return (uv_stream_t *)&c->tcp;
+}
+
+/* ---- reading --------------------------------------------------------------------------------------------------- */
+
+static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *b)
+{
+    struct conn *c = conn_of_tcp(h);
+    size_t room = sizeof c->server->read_bytes;
+    size_t wanted = conn_appetite(c);
+    *b = uv_buf_init(c->server->read_bytes, (unsigned)(wanted < room ? wanted : room));
+}
+
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *b)
+{
+    struct conn *c = conn_of_tcp((uv_handle_t *)stream);
+    if (n > 0) {
+        conn_input(c, b->base, (size_t)n);
+    } else if (n == UV_EOF) {
+        conn_eof(c);
+    } else if (n < 0 && n != UV_ENOBUFS) {
+        conn_lost(c);
+    }
+}
+
+void sock_read(struct conn *c, bool on)
+{
+    if (c->reading == on || c->open_handles == 0 || uv_is_closing((uv_handle_t *)&c->tcp)) return;
+    c->reading = on;
+    if (on) {
+        uv_read_start(stream_of(c), on_alloc, on_read);
+    } else {
+        uv_read_stop(stream_of(c));
+    }
+}
+
+/* ---- writing --------------------------------------------------------------------------------------------------- */
+
+void sock_wake(struct conn *c)
+{
+    if (c->dirty || c->state == CONN_CLOSED) return;
+    struct http_server *s = c->server;
+    c->dirty = true;
+    c->next_dirty = NULL;
+    *s->dirty_tail = c;
+    s->dirty_tail = &c->next_dirty;
+}
+
+static struct conn *dirty_pop(struct http_server *s)
+{
+    struct conn *c = s->dirty;
+    if (!c) return NULL;
+    s->dirty = c->next_dirty;
+    if (!s->dirty) s->dirty_tail = &s->dirty;
+    c->dirty = false;
+    return c;
+}
+
+static void dirty_remove(struct conn *c)
+{
+    struct http_server *s = c->server;
+    if (!c->dirty) return;
+    struct conn **at = &s->dirty;
+    while (*at != c) at = &(*at)->next_dirty;
+    *at = c->next_dirty;
+    if (!*at) s->dirty_tail = at;
+    c->dirty = false;
+}
+
+void sock_write(struct conn *c, const void *p, size_t n)
+{
+    buf_append(&c->out, p, n);
+    c->queued_total += n;
+    sock_wake(c);
+}
+
+size_t sock_queued(const struct conn *c)
+{
+    return c->out.len + uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp);
+}
+
+static void on_written(uv_write_t *w, int status)
+{
+    struct conn *c = (struct conn *)((char *)w - offsetof(struct conn, write));
+    if (c->sending.cap > KEEP_OUT) {
+        buf_free(&c->sending);
+    } else {
+        buf_clear(&c->sending);
+    }
+    if (c->state == CONN_CLOSED) return;
+    if (status < 0) {
+        conn_lost(c);
+    } else {
+        sock_wake(c);
+    }
+}
+
+static void sock_flush(struct conn *c)
+{
+    if (c->out.len && !c->sending.len) {
+        uv_buf_t b = uv_buf_init(c->out.data, (unsigned)(c->out.len < (1u << 30) ? c->out.len : (1u << 30)));
+        int n = uv_try_write(stream_of(c), &b, 1);
+        if (n < 0 && n != UV_EAGAIN) {
+            conn_lost(c);
+            return;
+        }
+        size_t taken = n > 0 ? (size_t)n : 0;
+        c->server->stats.bytes_out += c->out.len;
+        struct buf spare = c->sending;
+        c->sending = c->out;
+        c->out = spare;
+        if (taken < c->sending.len) {
+            b = uv_buf_init(c->sending.data + taken, (unsigned)(c->sending.len - taken));
+            int rc = uv_write(&c->write, stream_of(c), &b, 1, on_written);
+            if (rc < 0) {
+                conn_lost(c);
+                return;
+            }
+        } else if (c->sending.cap > KEEP_OUT) {
+            buf_free(&c->sending);
+        } else {
+            buf_clear(&c->sending);
+        }
+    }
+    conn_flushed(c);
+}
+
+/* One round: what becomes dirty meanwhile waits for the next one, so that no connection can hold the loop by
+ * answering its own pipelined requests.  Then the idle handle keeps the poll from sleeping. */
+void sock_flush_all(struct http_server *s)
+{
+    int n = 0;
+    for (struct conn *c = s->dirty; c; c = c->next_dirty) n++;
+    for (; n > 0 && s->dirty; n--) sock_flush(dirty_pop(s));
+}
+
+/* ---- timer, opening, closing ----------------------------------------------------------------------------------- */
+
+static void on_timer(uv_timer_t *timer)
+{
+    conn_timeout((struct conn *)((char *)timer - offsetof(struct conn, timer)));
+}
+
+void sock_timer(struct conn *c, int ms)
+{
+    if (c->state == CONN_CLOSED) return;
+    if (ms > 0) {
+        uv_timer_start(&c->timer, on_timer, (uint64_t)ms, 0);
+    } else {
+        uv_timer_stop(&c->timer);
+    }
+}
+
+static void on_shutdown(uv_shutdown_t *req, int status)
+{
+    (void)req, (void)status; /* the linger timer decides, whatever became of it */
+}
+
+void sock_shutdown(struct conn *c)
+{
+    uv_shutdown(&c->shutdown, stream_of(c), on_shutdown);
+}
+
+static void on_closed(struct conn *c)
+{
+    if (--c->open_handles) return;
+    struct http_server *s = c->server;
+    bool refused = c->refused;
+    conn_free(c);
+    server_conn_gone(s, refused);
+}
+
+static void on_tcp_closed(uv_handle_t *h)
+{
+    on_closed(conn_of_tcp(h));
+}
+
+static void on_timer_closed(uv_handle_t *h)
+{
+    on_closed((struct conn *)((char *)h - offsetof(struct conn, timer)));
+}
+
+void sock_close(struct conn *c)
+{
+    dirty_remove(c);
+    uv_close((uv_handle_t *)&c->tcp, on_tcp_closed);
+    uv_close((uv_handle_t *)&c->timer, on_timer_closed);
+}
+
+int sock_open(struct conn *c, uv_stream_t *listener)
+{
+    uv_timer_init(c->server->loop, &c->timer);
+    int rc = uv_tcp_init(c->server->loop, &c->tcp);
+    if (rc < 0) return rc; /* libuv: cannot happen without flags; the caller treats it as fatal */
+    c->open_handles = 2;
+    rc = uv_accept(listener, stream_of(c));
+    if (rc == 0) uv_tcp_nodelay(&c->tcp, 1);
+    return rc;
+}

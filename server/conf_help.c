@@ -23,6 +23,14 @@ static void put_wrapped(FILE *out, const char *text)
     fputc('\n', out);
 }
 
+static void put_range(const struct conf_option *o, char *out, size_t size)
+{
+    if (o->min > 0 && o->min < 1e-4) /* as small as one likes, but not 0 */
+        snprintf(out, size, "%sabove 0, up to %.12g", o->value ? "; " : "", o->max);
+    else
+        snprintf(out, size, "%s%.12g to %.12g", o->value ? "; " : "", o->min, o->max);
+}
+
 /* "default 64; 1 to 4096" */
 static void describe(const struct conf_option *o, char *out, size_t size)
 {
@@ -36,7 +44,7 @@ static void describe(const struct conf_option *o, char *out, size_t size)
     }
     if (o->value) n += snprintf(out + n, size - (size_t)n, "default %s", *o->value ? o->value : "empty");
     if ((o->min != 0 || o->max != 0) && o->max < 1e9)
-        snprintf(out + n, size - (size_t)n, "%s%.12g to %.12g", o->value ? "; " : "", o->min, o->max);
+        put_range(o, out + n, size - (size_t)n);
 }
 
 static void put_option(FILE *out, const struct conf_option *o)

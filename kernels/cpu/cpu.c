@@ -10,6 +10,18 @@
 
 enum { HUGE_PAGE = 2 << 20 };
 
+#ifdef TANDEM_SANITIZED /* from the heap, so that the sanitizer knows where each piece ends */
+void *cpu_map(size_t bytes)
+{
+    void *p = bytes > SIZE_MAX / 2 ? NULL : aligned_alloc(64, bytes ? bytes : 1);
+    return p ? memset(p, 0, bytes) : NULL;
+}
+
+void cpu_unmap(void *p, size_t bytes)
+{
+    free(p);
+}
+#else
 void *cpu_map(size_t bytes)
 {
     if (bytes > SIZE_MAX - 4096) return NULL;
@@ -23,6 +35,7 @@ void cpu_unmap(void *p, size_t bytes)
 {
     if (p) munmap(p, bytes ? bytes : 1);
 }
+#endif
 
 void *scratch_get(struct scratch *s, size_t bytes)
 {

@@ -32,20 +32,14 @@ INLINE vf v_sigmoid(vf x)
     return v_div(one, v_add(one, v_exp(v_sub(v_zero(), x))));
 }
 
-/* erf(x), absolute error below 2e-7 (Abramowitz and Stegun 7.1.26) */
-INLINE vf v_erf(vf x)
+/* erfc(x) for x >= 0, relative error about 1e-6 in f32 (the Chebyshev fit of Numerical Recipes, section 6.2) */
+INLINE vf v_erfc(vf x)
 {
-    vi sign = i_and(v_bits(x), i_set1(INT32_MIN));
-    vf a = i_float(i_and(v_bits(x), i_set1(INT32_MAX))), one = v_set1(1.0f);
-    vf t = v_div(one, v_fma(a, v_set1(0.3275911f), one));
-    vf p = v_set1(1.061405429f);
-    p = v_fma(p, t, v_set1(-1.453152027f));
-    p = v_fma(p, t, v_set1(1.421413741f));
-    p = v_fma(p, t, v_set1(-0.284496736f));
-    p = v_fma(p, t, v_set1(0.254829592f));
-    vf e = v_exp(v_sub(v_zero(), v_mul(a, a)));
-    vf erf_abs = v_fnma(v_mul(p, t), e, one);
-    return i_float(i_or(v_bits(erf_abs), sign));
+    static const float c[] = {0.17087277f,  -0.82215223f, 1.48851587f, -1.13520398f, 0.27886807f,
+                              -0.18628806f, 0.09678418f,  0.37409196f, 1.00002368f,  -1.26551223f};
+    vf one = v_set1(1.0f), t = v_div(one, v_fma(x, v_set1(0.5f), one)), p = v_set1(c[0]);
+    for (int i = 1; i < 10; i++) p = v_fma(p, t, v_set1(c[i]));
+    return v_mul(t, v_exp(v_fnma(x, x, p)));
 }
 
 INLINE vf v_act(vf x, enum act_kind act)
@@ -56,9 +50,10 @@ INLINE vf v_act(vf x, enum act_kind act)
         vf u = v_fma(v_mul(v_mul(x, x), x), v_set1(0.044715f), x);
         return v_mul(x, v_sigmoid(v_mul(u, v_set1(1.5957691216057308f))));
     }
-    case ACT_GELU_ERF: {
-        vf half = v_mul(x, v_set1(0.5f));
-        return v_fma(half, v_erf(v_mul(x, v_set1(0.70710678118654752f))), half);
+    case ACT_GELU_ERF: { /* by the tail, so that large negative x keep their digits */
+        vf size = i_float(i_and(v_bits(x), i_set1(INT32_MAX)));
+        vf tail = v_mul(v_mul(x, v_set1(0.5f)), v_erfc(v_mul(size, v_set1(0.70710678118654752f))));
+        return v_select(v_lt(x, v_zero()), tail, v_sub(x, tail));
     }
     case ACT_RELU: return v_select(v_lt(x, v_zero()), v_zero(), x);
     }

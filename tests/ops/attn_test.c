@@ -1,0 +1,245 @@
+/* Tests of rope_kv and attn: against ref over all cache types and ragged batches, and that a prompt gives the same bits
+ * however it is cut, whoever shares the batch, on any number of threads and at any level. */
+#include "tests/ops/harness.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct shape {
+    int heads, kv_heads, head_dim, rot, window;
+};
+
+enum { MAX_POS = 1300 };
+
+/* A device with a cache, rotation tables, and sequences with shuffled pages. */
+struct bed {
+    struct dev *d;
+    struct shape s;
+    struct kv *kv;
+    int layers, pages, free_page;
+    int *page_order;
+    float *cos, *sin;
+};
+
+static struct bed bed_open(struct dev *d, struct shape s, enum dtype t, int pages, uint64_t seed)
+{
+    struct bed b = {.d = d, .s = s, .layers = 2, .pages = pages};
+    int half = s.rot / 2 > 0 ? s.rot / 2 : 1;
+    float *c = malloc((size_t)MAX_POS * half * 4), *n = malloc((size_t)MAX_POS * half * 4);
+    for (int p = 0; p < MAX_POS; p++)
+        for (int i = 0; i < half; i++) {
+            double angle = p * pow(10000, -2.0 * i / (2 * half));
+            c[p * half + i] = (float)cos(angle);
+            n[p * half + i] = (float)sin(angle);
+        }
+    b.cos = put(d, c, (size_t)MAX_POS * half * 4);
+    b.sin = put(d, n, (size_t)MAX_POS * half * 4);
+    free(c), free(n);
+    b.kv = d->ops->kv_open(d, &(struct kv_shape){b.layers, pages, s.kv_heads, s.head_dim, t});
+    b.page_order = malloc((size_t)pages * sizeof(int));
+    if (!b.kv || !b.page_order) abort();
+    random_seed(seed);
+    for (int i = 0; i < pages; i++) b.page_order[i] = i;
+    for (int i = pages - 1; i > 0; i--) {
+        int j = random_below(i + 1), t1 = b.page_order[i];
+        b.page_order[i] = b.page_order[j];
+        b.page_order[j] = t1;
+    }
+    return b;
+}
+
+static void bed_close(struct bed *b)
+{
+    b->d->ops->kv_close(b->d, b->kv);
+    b->d->ops->free(b->d, b->cos);
+    b->d->ops->free(b->d, b->sin);
+    free(b->page_order);
+}
+
+/* One sequence: qkv (len, width) of all its tokens, how many were fed, the outputs (len, heads * head_dim). */
+struct seq {
+    float *qkv, *out;
+    int len, fed, n_pages;
+    int32_t pages[MAX_POS / KV_PAGE + 1];
+};
+
+static int width_of(const struct shape *s)
+{
+    return (s->heads + 2 * s->kv_heads) * s->head_dim;
+}
+
+static struct seq seq_make(const struct shape *s, int len, uint64_t seed)
+{
+    struct seq q = {.len = len};
+    random_seed(seed);
+    q.qkv = random_floats((size_t)len * width_of(s), 1);
+    q.out = calloc((size_t)len * s->heads * s->head_dim, 4);
+    return q;
+}
+
+static void seq_free(struct seq *q)
+{
+    free(q->qkv), free(q->out);
+}
+
+/* Feeds the next n[i] tokens of each sequence in one batch: rope_kv, then attn, in layer 1. */
+static void feed(struct bed *b, struct seq *const *seqs, const int *n, int n_seqs)
+{
+    struct dev *d = b->d;
+    int W = width_of(&b->s), O = b->s.heads * b->s.head_dim, T = 0, ld = 0;
+    int32_t q_start[8] = {0}, kv_len[8];
+    for (int i = 0; i < n_seqs; i++) {
+        T += n[i];
+        q_start[i + 1] = T;
+        kv_len[i] = seqs[i]->fed + n[i];
+        for (; seqs[i]->n_pages * KV_PAGE < kv_len[i]; seqs[i]->n_pages++)
+            seqs[i]->pages[seqs[i]->n_pages] = b->page_order[b->free_page++];
+        ld = seqs[i]->n_pages > ld ? seqs[i]->n_pages : ld;
+    }
+    float *x = malloc((size_t)T * W * 4);
+    int32_t *pos = malloc((size_t)T * 4), *slot = malloc((size_t)T * 4), *pages = calloc((size_t)n_seqs * ld + 1, 4);
+    for (int i = 0, t = 0; i < n_seqs; i++) {
+        memcpy(pages + i * ld, seqs[i]->pages, (size_t)seqs[i]->n_pages * 4);
+        for (int k = 0; k < n[i]; k++, t++) {
+            pos[t] = seqs[i]->fed + k;
+            slot[t] = seqs[i]->pages[pos[t] / KV_PAGE] * KV_PAGE + pos[t] % KV_PAGE;
+            memcpy(x + (size_t)t * W, seqs[i]->qkv + (size_t)pos[t] * W, (size_t)W * 4);
+        }
+    }
+    float *dx = put(d, x, (size_t)T * W * 4), *out = put(d, NULL, (size_t)T * O * 4);
+    int32_t *dpos = put(d, pos, (size_t)T * 4), *dslot = put(d, slot, (size_t)T * 4);
+    int32_t *dstart = put(d, q_start, sizeof q_start), *dlen = put(d, kv_len, sizeof kv_len);
+    int32_t *dpages = put(d, pages, ((size_t)n_seqs * ld + 1) * 4);
+    struct mat qkv = mat_f32(dx, T, W);
+    op_rope_kv(d, (struct rope_kv_args){qkv, b->s.heads, b->s.kv_heads, b->s.head_dim, b->s.rot, b->cos, b->sin, dpos,
+                                        dslot, b->kv, 1});
+    op_attn(d, (struct attn_args){mat_f32(out, T, O), qkv, b->s.heads, b->s.kv_heads, b->s.head_dim, b->s.window,
+                                  1 / sqrtf((float)b->s.head_dim), n_seqs, dstart, dlen, dpages, ld, b->kv, 1});
+    check_device("rope_kv + attn", d);
+    float *rotated = get(d, dx, (size_t)T * W), *host = get(d, out, (size_t)T * O);
+    for (int i = 0; i < n_seqs; i++) {
+        memcpy(seqs[i]->out + (size_t)seqs[i]->fed * O, host + (size_t)q_start[i] * O, (size_t)n[i] * O * 4);
+        memcpy(seqs[i]->qkv + (size_t)seqs[i]->fed * W, rotated + (size_t)q_start[i] * W, (size_t)n[i] * W * 4);
+        seqs[i]->fed += n[i];
+    }
+    void *all[] = {dx, out, dpos, dslot, dstart, dlen, dpages};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) d->ops->free(d, all[i]);
+    free(x), free(pos), free(slot), free(pages), free(rotated), free(host);
+}
+
+static const enum dtype kv_types[] = {DT_F32, DT_F16, DT_BF16, DT_I8};
+
+static const struct shape shapes[] = {{1, 1, 1, 0, 0},    {2, 1, 8, 8, 0},    {4, 2, 16, 8, 5},  {7, 1, 17, 16, 0},
+                                      {3, 3, 20, 20, 16}, {14, 2, 64, 64, 0}, {8, 2, 32, 0, 33}, {6, 2, 48, 24, 17}};
+
+/* Three sequences in one ragged batch, after an earlier batch that left them at different lengths. */
+static void ragged_case(struct dev *dev, struct dev *ref, struct shape s, enum dtype t, bool check_out)
+{
+    static const int first[3] = {5, 16, 0}, second[3] = {30, 1, 17};
+    struct dev *devs[2] = {dev, ref};
+    struct seq seqs[2][3];
+    int W = width_of(&s), O = s.heads * s.head_dim;
+    char label[LABEL];
+    for (int i = 0; i < 2; i++) {
+        struct bed b = bed_open(devs[i], s, t, 9, 5);
+        struct seq *list[3];
+        for (int k = 0; k < 3; k++) {
+            seqs[i][k] = seq_make(&s, first[k] + second[k], 50 + (uint64_t)k);
+            list[k] = &seqs[i][k];
+        }
+        feed(&b, list, first, 3);
+        feed(&b, list, second, 3);
+        bed_close(&b);
+    }
+    /* int8: a last-bit difference after rotation may move a value by one step of the cache */
+    struct tolerance tol = {3e-5, 3e-5, 1e-10};
+    if (t != DT_F32) tol = t == DT_I8 ? (struct tolerance){0.05, 0.02, 2e-5} : (struct tolerance){8e-3, 8e-3, 1e-6};
+    for (int k = 0; k < 3; k++) {
+        snprintf(label, sizeof label, "%s %s heads %d/%d dim %d rot %d window %d sequence %d",
+                 check_out ? "attn" : "rope", dtype_name(t), s.heads, s.kv_heads, s.head_dim, s.rot, s.window, k);
+        size_t len = (size_t)seqs[0][k].len;
+        if (check_out)
+            compare(label, seqs[0][k].out, seqs[1][k].out, len * O, tol);
+        else
+            compare(label, seqs[0][k].qkv, seqs[1][k].qkv, len * W, (struct tolerance){1e-6, 1e-6, 1e-12});
+        for (int i = 0; i < 2; i++) seq_free(&seqs[i][k]);
+    }
+}
+
+void test_rope_kv(struct dev *dev, struct dev *ref)
+{
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (size_t k = 0; k < 4; k++) ragged_case(dev, ref, shapes[i], kv_types[k], false);
+}
+
+void test_attn(struct dev *dev, struct dev *ref)
+{
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (size_t k = 0; k < 4; k++) ragged_case(dev, ref, shapes[i], kv_types[k], true);
+}
+
+/* ---- the same bits ------------------------------------------------------------------------------------------- */
+
+/* Feeds `len` tokens of sequence A in the given chunks (0 ends the list; the rest goes one by one) while B and C come
+ * and go in the same batches; returns A's outputs. */
+static float *chunk_run(struct dev *d, struct shape s, enum dtype t, int len, const int *chunks, uint64_t seed)
+{
+    struct bed b = bed_open(d, s, t, len / KV_PAGE + 30, seed);
+    struct seq a = seq_make(&s, len, 99), other = seq_make(&s, 120, 98), third = seq_make(&s, 120, 97);
+    while (a.fed < len) {
+        int n = *chunks ? *chunks++ : 1;
+        n = n > len - a.fed ? len - a.fed : n;
+        bool with_b = random_below(2) && other.fed + 3 < other.len,
+             with_c = random_below(3) && third.fed + 9 < third.len;
+        struct seq *list[3];
+        int counts[3], k = 0;
+        if (with_b) list[k] = &other, counts[k++] = 1 + random_below(3);
+        list[k] = &a, counts[k++] = n;
+        if (with_c) list[k] = &third, counts[k++] = random_below(9);
+        feed(&b, list, counts, k);
+    }
+    bed_close(&b);
+    seq_free(&other), seq_free(&third);
+    free(a.qkv);
+    return a.out;
+}
+
+static void chunk_case(const char *const *levels, int n_levels, struct shape s, enum dtype t, int len,
+                       const int (*chunks)[8], int n_chunks)
+{
+    float *want = NULL;
+    size_t n = (size_t)len * s.heads * s.head_dim;
+    for (int i = 0; i < 2 * n_levels; i++) {
+        struct dev *d = open_checked(levels[i / 2], i % 2 ? 3 : 1);
+        for (int k = 0; k < n_chunks; k++) {
+            char label[LABEL];
+            float *got = chunk_run(d, s, t, len, chunks[k], 7 + (uint64_t)k);
+            snprintf(label, sizeof label, "attn %s %s threads %d, %d tokens dim %d window %d, chunks %d %d %d ...",
+                     d->level, dtype_name(t), d->threads, len, s.head_dim, s.window, chunks[k][0], chunks[k][1],
+                     chunks[k][2]);
+            if (want)
+                compare_bits(label, got, want, n);
+            else
+                want = got, got = NULL;
+            free(got);
+        }
+        dev_close(d);
+    }
+    free(want);
+}
+
+void test_chunks(const char *const *levels, int n_levels)
+{
+    static const int cuts[][8] = {{37}, {5, 16, 1, 15}, {0}, {16, 16, 5}, {1, 35, 1}};
+    static const struct shape mixed[] = {{14, 2, 64, 64, 0}, {4, 4, 20, 8, 7}, {6, 2, 16, 16, 20}, {2, 1, 8, 4, 16}};
+    for (size_t i = 0; i < sizeof mixed / sizeof *mixed; i++)
+        for (size_t k = 0; k < 4; k++) chunk_case(levels, n_levels, mixed[i], kv_types[k], 37, cuts, 5);
+    /* past the fixed splits of the context: the last tokens one by one are cut by split on several threads */
+    static const int long_cuts[][8] = {{1200}, {500, 20, 600, 75}, {1023, 2, 170}};
+    static const struct shape narrow = {2, 1, 16, 16, 0}, windowed = {2, 1, 16, 16, 700};
+    chunk_case(levels, n_levels, narrow, DT_BF16, 1200, long_cuts, 3);
+    chunk_case(levels, n_levels, narrow, DT_I8, 1200, long_cuts, 3);
+    chunk_case(levels, n_levels, windowed, DT_F32, 1200, long_cuts, 3);
+}

@@ -1,0 +1,149 @@
+/* What dev_checked catches: each breach fails the device with the op's name, the op is not run, and the process lives.
+ */
+#include "tests/ops/harness.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void expect_error(struct dev *d, const char *op, const char *what)
+{
+    CHECK(d->error.op && !strcmp(d->error.op, op), "%s: %s: not caught (%s)", op, what,
+          d->error.op ? d->error.msg : "no error");
+    CHECK(d->ops->finish(d) == -1, "%s: %s: finish did not say so", op, what);
+    dev_clear_error(d);
+}
+
+static void check_dense(struct dev *d)
+{
+    enum { T = 3, C = 8, V = 5 };
+    float *x = put(d, NULL, 4096), *y = put(d, NULL, 4096), *w = put(d, NULL, 4096);
+    int32_t ids[T] = {0, 4, 5}, *id = put(d, ids, sizeof ids);
+    struct mat mx = mat_f32(x, T, C), my = mat_f32(y, T, C), table = mat_f32(w, V, C), bad = mx;
+    op_embed(d, (struct embed_args){.out = mx, .table = table, .id = id});
+    expect_error(d, "embed", "id 5 of 5");
+    ids[2] = -1;
+    d->ops->upload(d, id, ids, sizeof ids);
+    op_embed(d, (struct embed_args){.out = mx, .table = table, .id = id});
+    expect_error(d, "embed", "id -1");
+    bad.ld = C - 1;
+    op_norm(d, (struct norm_args){my, bad, w, NULL, 1e-5f, NORM_RMS});
+    expect_error(d, "norm", "ld below cols");
+    bad = mat_f32(x + 1, T, C);
+    op_norm(d, (struct norm_args){bad, mx, w, NULL, 1e-5f, NORM_RMS});
+    expect_error(d, "norm", "overlap");
+    bad = mx, bad.t = DT_BF16;
+    op_add(d, (struct add_args){bad, my});
+    expect_error(d, "add", "type");
+    op_add(d, (struct add_args){mx, mat_f32(y, T, C + 1)});
+    expect_error(d, "add", "shape");
+    op_add(d, (struct add_args){mx, mx});
+    expect_error(d, "add", "alias");
+    op_rows(d, (struct rows_args){my, mx, id});
+    expect_error(d, "rows", "row -1");
+    op_head_norm(d, (struct head_norm_args){mx, 1, 2, 4, w, 1e-5f});
+    expect_error(d, "head_norm", "past the end");
+    op_act_mul(d, (struct act_mul_args){my, mx, ACT_SILU});
+    expect_error(d, "act_mul", "width");
+    op_act(d, (struct act_args){mx, (enum act_kind)9});
+    expect_error(d, "act", "kind");
+    float src[4 * C] = {0};
+    struct weight *wt = d->ops->weight_pack(d, &(struct weight_src){.t = DT_F32, .rows = 4, .cols = C, .data = src}, 1);
+    op_linear(d, (struct linear_args){my, mx, wt, NULL});
+    expect_error(d, "linear", "y too wide");
+    op_linear(d, (struct linear_args){mat_f32(y, T, 4), mx, (struct weight *)x, NULL});
+    expect_error(d, "linear", "not a weight");
+    op_linear(d, (struct linear_args){mat_f32(y, T, 4), mx, wt, NULL});
+    CHECK(!d->error.op, "a good call failed: %s", d->error.msg);
+    d->ops->weight_free(d, wt);
+    void *all[] = {x, y, w, id};
+    for (size_t i = 0; i < 4; i++) d->ops->free(d, all[i]);
+}
+
+static void check_cache(struct dev *d)
+{
+    enum { T = 2, H = 2, D = 4, W = (H + 2) * D };
+    struct kv *kv = d->ops->kv_open(d, &(struct kv_shape){1, 2, 1, D, DT_F16});
+    float *x = put(d, NULL, 4096), *out = put(d, NULL, 4096);
+    int32_t host[5][4] = {{0, 1}, {3, 40}, {0, 2}, {2}, {0, 7}}, *i[5];
+    for (int k = 0; k < 5; k++) i[k] = put(d, host[k], sizeof host[k]);
+    struct mat qkv = mat_f32(x, T, W), o = mat_f32(out, T, H * D);
+    struct rope_kv_args r = {qkv, H, 1, D, 0, NULL, NULL, i[0], i[1], kv, 0};
+    op_rope_kv(d, r);
+    expect_error(d, "rope_kv", "slot 40 of 32");
+    host[1][1] = 3;
+    d->ops->upload(d, i[1], host[1], sizeof host[1]);
+    op_rope_kv(d, r);
+    expect_error(d, "rope_kv", "a slot twice");
+    r.slot = i[0], r.layer = 1;
+    op_rope_kv(d, r);
+    expect_error(d, "rope_kv", "layer");
+    r.layer = 0, r.rot = 6;
+    op_rope_kv(d, r);
+    expect_error(d, "rope_kv", "rot");
+    struct attn_args a = {o, qkv, H, 1, D, 0, 1, 1, i[2], i[3], i[4], 1, kv, 0};
+    op_attn(d, a);
+    CHECK(!d->error.op, "a good call failed: %s", d->error.msg);
+    a.pages = i[4] + 1;
+    op_attn(d, a);
+    expect_error(d, "attn", "page 7 of 2");
+    a.pages = i[4], a.q_start = i[4]; /* 0, 7 */
+    op_attn(d, a);
+    expect_error(d, "attn", "q_start");
+    a.q_start = i[2], a.kv_len = i[0] + 1; /* 1 */
+    op_attn(d, a);
+    expect_error(d, "attn", "kv_len below the rows");
+    a.kv_len = i[3], a.head_dim = D + 1;
+    op_attn(d, a);
+    expect_error(d, "attn", "head_dim");
+    d->ops->kv_close(d, kv);
+    for (int k = 0; k < 5; k++) d->ops->free(d, i[k]);
+    d->ops->free(d, x), d->ops->free(d, out);
+}
+
+static void check_sampling(struct dev *d)
+{
+    float *z = put(d, NULL, 64);
+    struct sample_out *out = put(d, NULL, sizeof *out);
+    struct sample_row good = {.temperature = 1, .top_p = 1, .typical_p = 1, .repetition = 1, .forced = -1}, r = good;
+    struct token_add add = {16, 1};
+    r.forced = 16;
+    op_sample(d, (struct sample_args){mat_f32(z, 1, 16), &r, out});
+    expect_error(d, "sample", "forced 16 of 16");
+    r = good, r.n_adds = 1, r.adds = &add;
+    op_sample(d, (struct sample_args){mat_f32(z, 1, 16), &r, out});
+    expect_error(d, "sample", "add 16 of 16");
+    r = good, r.temperature = NAN;
+    op_sample(d, (struct sample_args){mat_f32(z, 1, 16), &r, out});
+    expect_error(d, "sample", "temperature");
+    d->ops->free(d, z), d->ops->free(d, out);
+}
+
+static void check_memory(struct dev *d)
+{
+    float one = 1;
+    CHECK(!d->ops->weight_pack(d, &(struct weight_src){.t = DT_F32, .rows = INT32_MAX, .cols = INT32_MAX, .data = &one},
+                               1),
+          "an absurd weight was packed");
+    CHECK(!d->ops->kv_open(d, &(struct kv_shape){INT32_MAX, INT32_MAX, INT32_MAX, 128, DT_F32}),
+          "an absurd cache opened");
+    CHECK(!d->ops->alloc(d, SIZE_MAX - 10), "an absurd allocation succeeded");
+    unsigned char *p = d->ops->alloc(d, 3 << 20);
+    size_t sum = 0;
+    for (size_t i = 0; i < 3 << 20; i++) sum += p[i];
+    CHECK(p && (uintptr_t)p % 64 == 0 && sum == 0, "memory is not aligned or not zero");
+    d->ops->free(d, p);
+    d->ops->free(d, NULL);
+    dev_clear_error(d);
+}
+
+void test_checked(const char *name)
+{
+    struct dev *d = open_checked(name, 2);
+    check_dense(d);
+    check_cache(d);
+    check_sampling(d);
+    check_memory(d);
+    dev_close(d);
+}

@@ -1,0 +1,352 @@
+/* Tests of the ops without a cache: embed, norms, add, activations, rows, linear; and that a row's result depends on
+ * that row alone. */
+#include "tests/ops/harness.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct tolerance tight = {1e-6, 2e-6, 1e-11}, loose = {1e-5, 1e-5, 1e-10};
+
+static const int row_counts[] = {1, 2, 7, 33};
+static const int col_counts[] = {1, 7, 15, 16, 17, 32, 67, 257, 1031};
+#define EACH(v, list)                                                                                                  \
+    for (size_t v##_i = 0, v; v##_i < sizeof(list) / sizeof *(list) && (v = (size_t)(list)[v##_i], 1); v##_i++)
+
+/* a matrix on both devices with the same contents, rows ld apart; the gap between rows is checked to stay as it was */
+struct pair {
+    struct mat dev, ref;
+    float *host;
+    size_t n;
+};
+
+static struct pair pair_make(struct dev *dev, struct dev *ref, int rows, int cols, int ld, float scale)
+{
+    struct pair p = {.n = (size_t)rows * ld, .host = random_floats((size_t)rows * ld, scale)};
+    p.dev = (struct mat){put(dev, p.host, p.n * 4), DT_F32, rows, cols, ld};
+    p.ref = (struct mat){put(ref, p.host, p.n * 4), DT_F32, rows, cols, ld};
+    return p;
+}
+
+static void pair_compare(const char *label, struct dev *dev, struct dev *ref, const struct pair *p,
+                         struct tolerance tol)
+{
+    float *got = get(dev, p->dev.p, p->n), *want = get(ref, p->ref.p, p->n);
+    compare(label, got, want, p->n, tol);
+    for (int r = 0; r < p->dev.rows; r++)
+        for (int c = p->dev.cols; c < p->dev.ld; c++) {
+            size_t i = (size_t)r * p->dev.ld + c;
+            CHECK(got[i] == p->host[i], "%s: wrote past the end of row %d", label, r);
+        }
+    check_device(label, dev);
+    check_device(label, ref);
+    free(got);
+    free(want);
+}
+
+static void pair_free(struct dev *dev, struct dev *ref, struct pair *p)
+{
+    dev->ops->free(dev, p->dev.p);
+    ref->ops->free(ref, p->ref.p);
+    free(p->host);
+}
+
+void test_embed(struct dev *dev, struct dev *ref)
+{
+    static const enum dtype types[] = {DT_F32, DT_BF16, DT_F16};
+    EACH(T, row_counts) EACH(C, col_counts) for (int k = 0; k < 6; k++)
+    {
+        enum { V = 11, P = 5 };
+        char label[LABEL];
+        int ld = (int)C + k;
+        struct weight_case table = weight_random(types[k % 3], V, ld, 0),
+                           pos = weight_random(types[k / 2], P, (int)C, 0);
+        int32_t id[64], at[64];
+        for (size_t t = 0; t < T; t++) id[t] = random_below(V), at[t] = random_below(P);
+        struct pair out = pair_make(dev, ref, (int)T, (int)C, ld, 1);
+        struct dev *devs[2] = {dev, ref};
+        snprintf(label, sizeof label, "embed T=%zu C=%zu %s pos %s", T, C, dtype_name(types[k % 3]),
+                 k % 2 ? dtype_name(types[k / 2]) : "none");
+        for (int i = 0; i < 2; i++) {
+            struct dev *d = devs[i];
+            size_t table_bytes = dtype_bytes(table.src.t, (size_t)V * ld);
+            size_t pos_bytes = dtype_bytes(pos.src.t, (size_t)P * C);
+            void *p = put(d, table.data, table_bytes), *q = put(d, pos.data, pos_bytes);
+            int32_t *ids = put(d, id, T * 4), *ats = put(d, at, T * 4);
+            op_embed(d, (struct embed_args){.out = i ? out.ref : out.dev,
+                                            .table = {p, table.src.t, V, (int)C, ld},
+                                            .pos_table = {k % 2 ? q : NULL, pos.src.t, P, (int)C, (int)C},
+                                            .id = ids,
+                                            .pos = ats});
+            d->ops->finish(d);
+            d->ops->free(d, p), d->ops->free(d, q), d->ops->free(d, ids), d->ops->free(d, ats);
+        }
+        pair_compare(label, dev, ref, &out, tight);
+        pair_free(dev, ref, &out);
+        weight_case_free(&table);
+        weight_case_free(&pos);
+    }
+}
+
+/* norm and add_norm; fused == composed on the device itself */
+static void norm_case(struct dev *dev, struct dev *ref, int T, int C, enum norm_kind kind, bool bias, bool fused)
+{
+    char label[LABEL];
+    float *w = random_floats((size_t)C, 1), *b = random_floats((size_t)C, 1);
+    struct pair x = pair_make(dev, ref, T, C, C + 3, 3), y = pair_make(dev, ref, T, C, C, 1);
+    struct pair out = pair_make(dev, ref, T, C, C + 1, 1), again = pair_make(dev, ref, T, C, C, 1);
+    struct dev *devs[2] = {dev, ref};
+    snprintf(label, sizeof label, "%s T=%d C=%d kind %d bias %d", fused ? "add_norm" : "norm", T, C, kind, bias);
+    for (int i = 0; i < 2; i++) {
+        struct dev *d = devs[i];
+        float *dw = put(d, w, (size_t)C * 4), *db = put(d, b, (size_t)C * 4);
+        struct mat mx = i ? x.ref : x.dev, my = i ? y.ref : y.dev, mo = i ? out.ref : out.dev;
+        struct mat ma = i ? again.ref : again.dev;
+        if (fused) {
+            op_add_norm(d, (struct add_norm_args){mo, mx, my, dw, bias ? db : NULL, 1e-5f, kind});
+            op_norm(d, (struct norm_args){ma, mx, dw, bias ? db : NULL, 1e-5f, kind}); /* x is the sum now */
+        } else {
+            op_norm(d, (struct norm_args){mo, mx, dw, bias ? db : NULL, 1e-5f, kind});
+            op_norm(d, (struct norm_args){mx, mx, dw, bias ? db : NULL, 1e-5f, kind}); /* in place */
+        }
+        d->ops->finish(d);
+        d->ops->free(d, dw), d->ops->free(d, db);
+    }
+    pair_compare(label, dev, ref, &out, loose);
+    pair_compare(label, dev, ref, &x, loose);
+    if (fused) {
+        float *one = get(dev, out.dev.p, out.n), *two = get(dev, again.dev.p, again.n);
+        for (int t = 0; t < T; t++) compare_bits(label, one + (size_t)t * (C + 1), two + (size_t)t * C, (size_t)C);
+        free(one), free(two);
+    }
+    pair_free(dev, ref, &x), pair_free(dev, ref, &y), pair_free(dev, ref, &out), pair_free(dev, ref, &again);
+    free(w), free(b);
+}
+
+void test_norm(struct dev *dev, struct dev *ref)
+{
+    EACH(T, row_counts)
+    EACH(C, col_counts) for (int k = 0; k < 4; k++)
+        norm_case(dev, ref, (int)T, (int)C, k & 1 ? NORM_LAYER : NORM_RMS, k & 2, false);
+}
+
+void test_add_norm(struct dev *dev, struct dev *ref)
+{
+    EACH(T, row_counts)
+    EACH(C, col_counts) for (int k = 0; k < 4; k++)
+        norm_case(dev, ref, (int)T, (int)C, k & 1 ? NORM_LAYER : NORM_RMS, k & 2, true);
+}
+
+void test_add(struct dev *dev, struct dev *ref)
+{
+    EACH(T, row_counts) EACH(C, col_counts)
+    {
+        char label[LABEL];
+        struct pair x = pair_make(dev, ref, (int)T, (int)C, (int)C + 2, 1);
+        struct pair y = pair_make(dev, ref, (int)T, (int)C, (int)C, 1);
+        snprintf(label, sizeof label, "add T=%zu C=%zu", T, C);
+        op_add(dev, (struct add_args){x.dev, y.dev});
+        op_add(ref, (struct add_args){x.ref, y.ref});
+        pair_compare(label, dev, ref, &x, (struct tolerance){0, 0, 0});
+        pair_free(dev, ref, &x), pair_free(dev, ref, &y);
+    }
+}
+
+void test_head_norm(struct dev *dev, struct dev *ref)
+{
+    static const int dims[] = {1, 8, 16, 20, 64, 128};
+    EACH(T, row_counts) EACH(D, dims) for (int heads = 1; heads < 4; heads++)
+    {
+        char label[LABEL];
+        int col = 5, cols = col + heads * (int)D + 2;
+        float *w = random_floats(D, 1);
+        struct pair x = pair_make(dev, ref, (int)T, cols, cols, 2);
+        float *dw = put(dev, w, D * 4), *rw = put(ref, w, D * 4);
+        snprintf(label, sizeof label, "head_norm T=%zu heads=%d dim=%zu", T, heads, D);
+        op_head_norm(dev, (struct head_norm_args){x.dev, col, heads, (int)D, dw, 1e-6f});
+        op_head_norm(ref, (struct head_norm_args){x.ref, col, heads, (int)D, rw, 1e-6f});
+        pair_compare(label, dev, ref, &x, loose);
+        pair_free(dev, ref, &x);
+        dev->ops->free(dev, dw), ref->ops->free(ref, rw), free(w);
+    }
+}
+
+void test_act_mul(struct dev *dev, struct dev *ref)
+{
+    EACH(T, row_counts) EACH(C, col_counts) for (int act = 0; act <= ACT_RELU; act++)
+    {
+        char label[LABEL];
+        struct pair gu = pair_make(dev, ref, (int)T, 2 * (int)C, 2 * (int)C + 1, act % 2 ? 3 : 30);
+        struct pair out = pair_make(dev, ref, (int)T, (int)C, (int)C + 1, 1);
+        snprintf(label, sizeof label, "act_mul T=%zu F=%zu act %d", T, C, act);
+        op_act_mul(dev, (struct act_mul_args){out.dev, gu.dev, (enum act_kind)act});
+        op_act_mul(ref, (struct act_mul_args){out.ref, gu.ref, (enum act_kind)act});
+        pair_compare(label, dev, ref, &out, loose);
+        pair_free(dev, ref, &gu), pair_free(dev, ref, &out);
+    }
+}
+
+void test_act(struct dev *dev, struct dev *ref)
+{
+    EACH(T, row_counts) EACH(C, col_counts) for (int act = 0; act <= ACT_RELU; act++)
+    {
+        char label[LABEL];
+        struct pair x = pair_make(dev, ref, (int)T, (int)C, (int)C + 1, act % 2 ? 3 : 200);
+        snprintf(label, sizeof label, "act T=%zu C=%zu act %d", T, C, act);
+        op_act(dev, (struct act_args){x.dev, (enum act_kind)act});
+        op_act(ref, (struct act_args){x.ref, (enum act_kind)act});
+        pair_compare(label, dev, ref, &x, loose);
+        pair_free(dev, ref, &x);
+    }
+}
+
+void test_rows(struct dev *dev, struct dev *ref)
+{
+    EACH(T, row_counts) EACH(C, col_counts) EACH(R, row_counts)
+    {
+        char label[LABEL];
+        int32_t row[64];
+        for (size_t r = 0; r < R; r++) row[r] = random_below((int)T);
+        struct pair x = pair_make(dev, ref, (int)T, (int)C, (int)C + 2, 1);
+        struct pair out = pair_make(dev, ref, (int)R, (int)C, (int)C + 1, 1);
+        int32_t *di = put(dev, row, R * 4), *ri = put(ref, row, R * 4);
+        snprintf(label, sizeof label, "rows T=%zu C=%zu R=%zu", T, C, R);
+        op_rows(dev, (struct rows_args){out.dev, x.dev, di});
+        op_rows(ref, (struct rows_args){out.ref, x.ref, ri});
+        pair_compare(label, dev, ref, &out, (struct tolerance){0, 0, 0});
+        pair_free(dev, ref, &x), pair_free(dev, ref, &out);
+        dev->ops->free(dev, di), ref->ops->free(ref, ri);
+    }
+}
+
+/* ---- linear -------------------------------------------------------------------------------------------------- */
+
+struct weight_kind {
+    enum dtype t;
+    int group;
+};
+
+static const struct weight_kind weight_kinds[] = {{DT_F32, 0}, {DT_BF16, 0}, {DT_F16, 0}, {DT_I8, 0},
+                                                  {DT_I4, 32}, {DT_I4, 64},  {DT_I4, 128}};
+
+static const struct linear_shape {
+    int M, N, K;
+} linear_shapes[] = {{1, 1, 1},      {1, 16, 4},    {2, 17, 3},    {3, 15, 31},   {1, 33, 32},   {5, 31, 33},
+                     {11, 32, 64},   {12, 47, 63},  {13, 64, 65},  {14, 65, 97},  {24, 70, 127}, {25, 100, 128},
+                     {33, 129, 129}, {1, 300, 200}, {2, 130, 300}, {4, 49, 1000}, {50, 20, 40},  {100, 16, 37}};
+
+/* Rows that try the quantiser: zeros, one value, ties of rounding, far apart magnitudes. */
+static void linear_rows(float *x, int M, int K)
+{
+    for (int m = 0; m < M; m++)
+        for (int k = 0; k < K; k++) {
+            float *v = x + (size_t)m * K + k;
+            if (m % 7 == 3) *v = 0;
+            if (m % 7 == 4) *v = k == 0 ? 127.0f : (float)(random_below(400) - 200) * 0.5f; /* ties at .5 */
+            if (m % 7 == 5) *v *= 1e-20f;
+            if (m % 7 == 6) *v *= 1e6f;
+        }
+}
+
+void test_linear(struct dev *dev, struct dev *ref)
+{
+    for (size_t s = 0; s < sizeof linear_shapes / sizeof *linear_shapes; s++)
+        for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) {
+            struct linear_shape sh = linear_shapes[s];
+            struct weight_kind kind = weight_kinds[k];
+            char label[LABEL];
+            struct weight_case c = weight_random(kind.t, sh.N, sh.K, kind.group);
+            struct weight *dw = weight_put(dev, &c), *rw = weight_put(ref, &c);
+            struct pair x = pair_make(dev, ref, sh.M, sh.K, sh.K, 1), y = pair_make(dev, ref, sh.M, sh.N, sh.N + 3, 1);
+            float *b = random_floats((size_t)sh.N, 1);
+            float *db = put(dev, b, (size_t)sh.N * 4), *rb = put(ref, b, (size_t)sh.N * 4);
+            bool bias = (s + k) % 2;
+            linear_rows(x.host, sh.M, sh.K);
+            dev->ops->upload(dev, x.dev.p, x.host, x.n * 4);
+            ref->ops->upload(ref, x.ref.p, x.host, x.n * 4);
+            snprintf(label, sizeof label, "linear %s/%d M=%d N=%d K=%d bias %d", dtype_name(kind.t), kind.group, sh.M,
+                     sh.N, sh.K, bias);
+            op_linear(dev, (struct linear_args){y.dev, x.dev, dw, bias ? db : NULL});
+            op_linear(ref, (struct linear_args){y.ref, x.ref, rw, bias ? rb : NULL});
+            /* rows of 1e6 among the others: compare row by row, in units of the row's largest */
+            float *got = get(dev, y.dev.p, y.n), *want = get(ref, y.ref.p, y.n);
+            for (int m = 0; m < sh.M; m++) {
+                float *g = got + (size_t)m * y.dev.ld, *w = want + (size_t)m * y.dev.ld;
+                double most = 1e-30;
+                for (int n = 0; n < sh.N; n++) most = fmax(most, fabs((double)w[n]));
+                compare(label, g, w, (size_t)sh.N, (struct tolerance){most * 4e-6, 4e-6, 1e-11});
+            }
+            check_device(label, dev);
+            free(got), free(want), free(b);
+            dev->ops->free(dev, db), ref->ops->free(ref, rb);
+            dev->ops->weight_free(dev, dw), ref->ops->weight_free(ref, rw);
+            pair_free(dev, ref, &x), pair_free(dev, ref, &y);
+            weight_case_free(&c);
+        }
+}
+
+/* ---- a row alone --------------------------------------------------------------------------------------------- */
+
+enum { ALONE_M = 33, ALONE_N = 150, ALONE_K = 333, ALONE_OUT = ALONE_N + 3 * ALONE_K };
+
+/* Every dense op on `count` rows of x from row `first` on; out (count, ALONE_OUT): linear, norm, act, act_mul. */
+static void alone_run(struct dev *d, const struct weight_case *c, const float *x, int first, int count, float *out)
+{
+    enum { N = ALONE_N, K = ALONE_K };
+    struct weight *w = weight_put(d, c);
+    float *dx = put(d, x + (size_t)first * K, (size_t)count * K * 4), *y = put(d, NULL, (size_t)count * N * 4);
+    float *n = put(d, NULL, (size_t)count * K * 4), *a = put(d, NULL, (size_t)count * K * 4);
+    float *m = put(d, NULL, (size_t)count * (K / 2) * 4), *wn = put(d, x, K * 4);
+    struct mat mx = mat_f32(dx, count, K), half = {dx, DT_F32, count, K / 2 * 2, K};
+    op_linear(d, (struct linear_args){mat_f32(y, count, N), mx, w, NULL});
+    op_norm(d, (struct norm_args){mat_f32(n, count, K), mx, wn, NULL, 1e-5f, NORM_LAYER});
+    op_act_mul(d, (struct act_mul_args){mat_f32(m, count, K / 2), half, ACT_GELU_ERF});
+    op_rows(d, (struct rows_args){mat_f32(a, 0, K), mx, NULL});
+    d->ops->upload(d, a, x + (size_t)first * K, (size_t)count * K * 4);
+    op_act(d, (struct act_args){mat_f32(a, count, K), ACT_SILU});
+    check_device("rows alone", d);
+    float *hy = get(d, y, (size_t)count * N), *hn = get(d, n, (size_t)count * K), *ha = get(d, a, (size_t)count * K);
+    float *hm = get(d, m, (size_t)count * (K / 2));
+    memset(out, 0, (size_t)count * ALONE_OUT * 4);
+    for (int r = 0; r < count; r++) {
+        float *o = out + (size_t)r * ALONE_OUT;
+        memcpy(o, hy + (size_t)r * N, N * 4);
+        memcpy(o + N, hn + (size_t)r * K, K * 4);
+        memcpy(o + N + K, ha + (size_t)r * K, K * 4);
+        memcpy(o + N + 2 * K, hm + (size_t)r * (K / 2), K / 2 * 4);
+    }
+    free(hy), free(hn), free(ha), free(hm);
+    void *all[] = {dx, y, n, a, m, wn};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) d->ops->free(d, all[i]);
+    d->ops->weight_free(d, w);
+}
+
+void test_rows_alone(const char *const *levels, int n_levels)
+{
+    static const int counts[] = {1, 2, 3, 5, 11, 12, 13, 25};
+    static float want[ALONE_M * ALONE_OUT], got[ALONE_M * ALONE_OUT];
+    float *x = random_floats((size_t)ALONE_M * ALONE_K, 1);
+    for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) {
+        struct weight_case c = weight_random(weight_kinds[k].t, ALONE_N, ALONE_K, weight_kinds[k].group);
+        for (int i = 0; i < 2 * n_levels; i++) {
+            char label[LABEL];
+            struct dev *d = open_checked(levels[i / 2], i % 2 ? 3 : 1);
+            if (i == 0) alone_run(d, &c, x, 0, ALONE_M, want);
+            alone_run(d, &c, x, 0, ALONE_M, got);
+            snprintf(label, sizeof label, "%s: level %s threads %d against %s threads 1", dtype_name(c.src.t), d->level,
+                     d->threads, levels[0]);
+            compare_bits(label, got, want, (size_t)ALONE_M * ALONE_OUT);
+            EACH(n, counts)
+            {
+                int first = random_below(ALONE_M - (int)n + 1);
+                alone_run(d, &c, x, first, (int)n, got);
+                snprintf(label, sizeof label, "%s %s: %zu rows from %d of 33", d->level, dtype_name(c.src.t), n, first);
+                compare_bits(label, got, want + (size_t)first * ALONE_OUT, n * ALONE_OUT);
+            }
+            dev_close(d);
+        }
+        weight_case_free(&c);
+    }
+    free(x);
+}

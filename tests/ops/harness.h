@@ -1,0 +1,62 @@
+/* What the op tests share: random data, moving it to a device and back, comparing, counting failures. */
+#ifndef TANDEM_TESTS_OPS_HARNESS_H
+#define TANDEM_TESTS_OPS_HARNESS_H
+
+#include "kernels/ops.h"
+
+extern int n_checks, n_failures;
+
+/* A failure: counted, and printed while there are few. */
+__attribute__((format(printf, 1, 2))) void fail(const char *fmt, ...);
+
+#define CHECK(ok, ...)                                                                                                 \
+    do {                                                                                                               \
+        n_checks++;                                                                                                    \
+        if (!(ok)) fail(__VA_ARGS__);                                                                                  \
+    } while (0)
+
+enum { LABEL = 200 };
+
+/* The same stream in every run. */
+void random_seed(uint64_t seed);
+uint32_t random_u32(void);
+int random_below(int n);
+float random_float(void);                    /* about normal */
+float *random_floats(size_t n, float scale); /* malloc */
+
+/* dev memory with a copy of the host's (which may be NULL: zeros) */
+void *put(struct dev *, const void *host, size_t bytes);
+float *get(struct dev *, const void *device, size_t n); /* n floats, malloc */
+
+/* How far a result may be from ref: every element within atol + rtol |want|, and all of them within nmse of the
+ * signal's power. */
+struct tolerance {
+    double atol, rtol, nmse;
+};
+void compare(const char *label, const float *got, const float *want, size_t n, struct tolerance);
+void compare_bits(const char *label, const float *got, const float *want, size_t n);
+void check_device(const char *label, struct dev *); /* no error */
+
+/* A weight matrix in canonical form with random contents; rows of zeros and large values included. */
+struct weight_case {
+    struct weight_src src;
+    void *data, *scale;
+};
+struct weight_case weight_random(enum dtype t, int rows, int cols, int group);
+void weight_case_free(struct weight_case *);
+struct weight *weight_put(struct dev *, const struct weight_case *);
+
+struct dev *open_checked(const char *name, int threads); /* aborts when it cannot */
+
+/* The groups of tests.  `ref` is the oracle. */
+#define X(op) void test_##op(struct dev *dev, struct dev *ref);
+OPS(X)
+#undef X
+void test_rows_alone(const char *const *levels, int n_levels); /* dense_test.c: M, threads, levels */
+void test_chunks(const char *const *levels, int n_levels);     /* attn_test.c: chunking, threads, levels */
+void test_sample_meaning(struct dev *dev);                     /* sample_test.c: without an oracle */
+void test_checked(const char *name);                           /* checked_test.c */
+void test_numbers(void);                                       /* num_test.c */
+void test_pool(void);                                          /* pool_test.c */
+
+#endif

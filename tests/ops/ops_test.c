@@ -1,0 +1,118 @@
+/* The op tests: every op of every device this machine has, wrapped in dev_checked, against `ref`; then what tolerances
+ * cannot show: bit equality over batches, threads, chunks and levels, what sampling means, and what the checks catch.
+ * The table is made from OPS: an op without a test does not compile. */
+#include "tests/ops/harness.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+struct op_test {
+    const char *op;
+    void (*run)(struct dev *dev, struct dev *ref);
+};
+
+static const struct op_test op_tests[] = {
+#define X(op) {#op, test_##op},
+    OPS(X)
+#undef X
+};
+
+static const char *const all_levels[] = {"cpu:portable", "cpu:avx2", "cpu:avx512"};
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void report(const char *what, double start, int failures_before)
+{
+    printf("%-40s %s  %.1f s\n", what, n_failures == failures_before ? "ok" : "FAILED", now() - start);
+    fflush(stdout);
+}
+
+static void run_table(const char *name, int threads)
+{
+    struct dev *dev = open_checked(name, threads), *ref = open_checked("ref", 1);
+    for (size_t i = 0; i < sizeof op_tests / sizeof *op_tests; i++) {
+        char label[80];
+        double start = now();
+        int before = n_failures, checks = n_checks;
+        random_seed(1000 + i);
+        op_tests[i].run(dev, ref);
+        CHECK(n_checks > checks, "%s: the test checked nothing", op_tests[i].op);
+        snprintf(label, sizeof label, "%s %s threads=%d", op_tests[i].op, name, threads);
+        report(label, start, before);
+    }
+    dev_close(dev);
+    dev_close(ref);
+}
+
+/* the levels this machine has; returns how many */
+static int find_levels(const char **levels)
+{
+    int n = 0;
+    for (size_t i = 0; i < sizeof all_levels / sizeof *all_levels; i++) {
+        char why[160];
+        struct dev *d = dev_open(&(struct dev_config){.name = all_levels[i], .threads = 1}, why);
+        if (d)
+            levels[n++] = all_levels[i];
+        else
+            printf("skip %s: %s\n", all_levels[i], why);
+        dev_close(d);
+    }
+    return n;
+}
+
+static void test_open(void)
+{
+    char why[160];
+    struct dev *d = dev_open(&(struct dev_config){.name = "gpu9"}, why);
+    CHECK(!d && why[0], "an unknown device opened");
+    d = dev_open(&(struct dev_config){.name = "cpu:avx9000"}, why);
+    CHECK(!d && why[0], "an unknown level opened");
+    d = dev_open(&(struct dev_config){.name = "cpu", .threads = -1}, why);
+    CHECK(!d && why[0], "a negative number of threads opened");
+    for (int op = 0; op < OP_COUNT; op++) CHECK(op_name((enum op_id)op)[0] != '?', "op %d has no name", op);
+}
+
+int main(void)
+{
+    const char *levels[3];
+    double start = now();
+    int n = find_levels(levels);
+    CHECK(n >= 1, "no level at all");
+    test_open();
+    test_numbers();
+    report("numbers", start, 0);
+    for (int i = 0; i < n; i++) {
+        run_table(levels[i], 1);
+        run_table(levels[i], 3);
+    }
+    struct {
+        const char *name;
+        void (*run)(const char *const *, int);
+    } wholes[] = {{"rows alone, threads, levels", test_rows_alone}, {"chunks, threads, levels", test_chunks}};
+    for (size_t i = 0; i < sizeof wholes / sizeof *wholes; i++) {
+        int before = n_failures;
+        double at = now();
+        random_seed(77);
+        wholes[i].run(levels, n);
+        report(wholes[i].name, at, before);
+    }
+    int before = n_failures;
+    start = now();
+    struct dev *cpu = open_checked("cpu", 2), *ref = open_checked("ref", 1);
+    test_sample_meaning(cpu);
+    test_sample_meaning(ref);
+    dev_close(cpu);
+    dev_close(ref);
+    test_checked("cpu");
+    test_checked("ref");
+    test_pool();
+    report("sampling, checks, pool", start, before);
+    printf("%d checks, %d failures\n", n_checks, n_failures);
+    return n_failures ? EXIT_FAILURE : EXIT_SUCCESS;
+}

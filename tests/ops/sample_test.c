@@ -1,0 +1,218 @@
+/* Tests of sampling: equal choices and log-probabilities with ref over random settings, and what the settings mean,
+ * without an oracle: ties, bans, penalties, distributions, broken rows. */
+#include "tests/ops/harness.h"
+
+#include "kernels/rng.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct sample_row plain = {.temperature = 1, .top_p = 1, .typical_p = 1, .repetition = 1, .forced = -1};
+
+static void run(struct dev *d, const float *logits, int R, int V, const struct sample_row *rows, struct sample_out *out)
+{
+    float *z = put(d, logits, (size_t)R * V * 4);
+    struct sample_row *dr = put(d, rows, (size_t)R * sizeof *rows);
+    struct sample_out *o = put(d, NULL, (size_t)R * sizeof *out);
+    op_sample(d, (struct sample_args){mat_f32(z, R, V), dr, o});
+    check_device("sample", d);
+    d->ops->download(d, out, o, (size_t)R * sizeof *out);
+    d->ops->free(d, z), d->ops->free(d, dr), d->ops->free(d, o);
+}
+
+static void compare_out(const char *label, const struct sample_out *got, const struct sample_out *want, int top_n)
+{
+    CHECK(got->id == want->id, "%s: chose %d, ref %d", label, got->id, want->id);
+    CHECK(got->id != want->id || fabsf(got->logprob - want->logprob) < 1e-4f ||
+              (isnan(got->logprob) && isnan(want->logprob)) || got->logprob == want->logprob,
+          "%s: logprob %.7g, ref %.7g", label, (double)got->logprob, (double)want->logprob);
+    for (int i = 0; i < top_n; i++)
+        CHECK(got->top_id[i] == want->top_id[i] && (!(fabsf(got->top_logprob[i] - want->top_logprob[i]) > 1e-4f) ||
+                                                    got->top_logprob[i] == want->top_logprob[i]),
+              "%s: top %d is %d (%.7g), ref %d (%.7g)", label, i, got->top_id[i], (double)got->top_logprob[i],
+              want->top_id[i], (double)want->top_logprob[i]);
+}
+
+/* settings number k of a small grid */
+static struct sample_row settings(int k)
+{
+    static const float temperatures[] = {0, 0.3f, 1, 1.7f}, top_ps[] = {1, 0.9f, 0.5f, 0.05f, 0.999f};
+    static const float min_ps[] = {0, 0, 0.1f, 0.5f}, typicals[] = {1, 1, 0.8f, 0.2f};
+    static const int top_ks[] = {0, 0, 1, 5, 40, 100000};
+    struct sample_row r = plain;
+    r.temperature = temperatures[k % 4];
+    r.top_p = top_ps[random_below(5)];
+    r.min_p = min_ps[random_below(4)];
+    r.typical_p = typicals[random_below(4)];
+    r.top_k = top_ks[random_below(6)];
+    r.top_n = random_below(3) ? random_below(SAMPLE_TOP_MAX + 1) : 0;
+    r.seed = random_u32();
+    r.step = random_u32();
+    if (random_below(12) == 0) r.forced = 0;
+    return r;
+}
+
+static void table_case(struct dev *dev, struct dev *ref, int V, int R, float scale)
+{
+    enum { LISTS = 6 };
+    float *z = random_floats((size_t)R * V, scale);
+    struct sample_row *rows = calloc((size_t)R, sizeof *rows);
+    struct sample_out *got = calloc((size_t)R, sizeof *got), *want = calloc((size_t)R, sizeof *want);
+    struct token_add(*adds)[LISTS] = calloc((size_t)R, sizeof *adds);
+    struct token_count(*counts)[LISTS] = calloc((size_t)R, sizeof *counts);
+    for (int i = 0; i < R; i++) {
+        rows[i] = settings(i);
+        rows[i].adds = adds[i], rows[i].counts = counts[i];
+        rows[i].n_adds = i % 3 == 0 ? random_below(LISTS + 1) : 0;
+        rows[i].n_counts = i % 4 == 0 ? random_below((V < LISTS ? V : LISTS) + 1) : 0;
+        rows[i].repetition = i % 2 ? 1.3f : 1;
+        rows[i].frequency = i % 5 ? 0.2f : 0;
+        rows[i].presence = i % 6 ? 0.4f : 0;
+        for (int k = 0; k < LISTS; k++) {
+            adds[i][k] = (struct token_add){random_below(V), random_below(3) || V < 9 ? random_float() : -INFINITY};
+            counts[i][k] = (struct token_count){(int)((int64_t)V * k / LISTS), random_below(3)};
+        }
+        if (i % 10 == 9)
+            for (int k = 0; k < V; k++) z[(size_t)i * V + k] = roundf(z[(size_t)i * V + k]); /* ties */
+    }
+    run(dev, z, R, V, rows, got);
+    run(ref, z, R, V, rows, want);
+    for (int i = 0; i < R; i++) {
+        char label[LABEL];
+        const struct sample_row *r = rows + i;
+        snprintf(label, sizeof label, "sample V=%d row %d: T %g top_k %d top_p %g min_p %g typical %g", V, i,
+                 (double)r->temperature, r->top_k, (double)r->top_p, (double)r->min_p, (double)r->typical_p);
+        compare_out(label, got + i, want + i, r->top_n < V ? r->top_n : V);
+    }
+    free(z), free(rows), free(got), free(want), free(adds), free(counts);
+}
+
+void test_sample(struct dev *dev, struct dev *ref)
+{
+    table_case(dev, ref, 1, 20, 1);
+    table_case(dev, ref, 2, 40, 1);
+    table_case(dev, ref, 15, 60, 2);
+    table_case(dev, ref, 17, 60, 2);
+    table_case(dev, ref, 257, 200, 2);
+    table_case(dev, ref, 1000, 400, 3);
+    table_case(dev, ref, 5003, 100, 2);
+#ifndef TANDEM_SANITIZED
+    table_case(dev, ref, 40000, 40, 1);
+    table_case(dev, ref, 151936, 8, 3);
+#endif
+}
+
+/* ---- meaning ------------------------------------------------------------------------------------------------- */
+
+static struct sample_out run_one(struct dev *d, const float *z, int V, struct sample_row r)
+{
+    struct sample_out o;
+    run(d, z, 1, V, &r, &o);
+    return o;
+}
+
+/* Draws from 12 tokens with known probabilities (cut to `kept` tokens): the frequencies agree within what chi-square
+ * allows at one in a million, and nothing outside the set comes. */
+static void distribution(struct dev *d, const char *name, struct sample_row r, int kept)
+{
+    enum { V = 12, DRAWS = 20000 };
+    float *z = malloc((size_t)DRAWS * V * 4);
+    struct sample_row *rows = malloc(DRAWS * sizeof *rows);
+    struct sample_out *out = malloc(DRAWS * sizeof *out);
+    double p[V], total = 0, chi = 0;
+    int seen[V] = {0};
+    for (int i = 0; i < V; i++) { /* token 5i mod 12 is the i-th most likely */
+        int id = i * 5 % V;
+        for (int n = 0; n < DRAWS; n++) z[(size_t)n * V + id] = -0.35f * (float)i;
+        p[id] = i < kept ? exp(-0.35 * i / (double)r.temperature) : 0;
+        total += p[id];
+    }
+    for (int n = 0; n < DRAWS; n++) rows[n] = r, rows[n].seed = 4, rows[n].step = (uint64_t)n;
+    run(d, z, DRAWS, V, rows, out);
+    for (int n = 0; n < DRAWS; n++)
+        if (out[n].id >= 0) seen[out[n].id]++;
+    for (int i = 0; i < V; i++) {
+        double expected = DRAWS * p[i] / total;
+        CHECK(p[i] > 0 || seen[i] == 0, "%s: token %d outside the set came %d times", name, i, seen[i]);
+        if (p[i] > 0) chi += (seen[i] - expected) * (seen[i] - expected) / expected;
+    }
+    CHECK(chi < 55, "%s: chi-square %.1f of %d tokens", name, chi, kept);
+    free(z), free(rows), free(out);
+}
+
+static void test_distributions(struct dev *d)
+{
+    struct sample_row r = plain;
+    distribution(d, "all", r, 12);
+    r.temperature = 0.7f;
+    distribution(d, "temperature 0.7", r, 12);
+    r = plain, r.top_k = 4;
+    distribution(d, "top_k 4", r, 4);
+    r = plain, r.top_p = 0.5f; /* 0.30 + 0.21: the second passes one half */
+    distribution(d, "top_p 0.5", r, 2);
+    r = plain, r.min_p = 0.3f; /* exp(-0.35 i) >= 0.3: i <= 3 */
+    distribution(d, "min_p 0.3", r, 4);
+    r = plain, r.top_k = 6, r.top_p = 0.75f, r.min_p = 0.6f;
+    distribution(d, "top_k, top_p, min_p", r, 2);
+}
+
+static void test_choices(struct dev *d)
+{
+    float z[20];
+    struct sample_row r = plain;
+    for (int i = 0; i < 20; i++) z[i] = i == 7 || i == 13 ? 2.0f : 0.1f * (float)(i % 5);
+    r.temperature = 0;
+    struct sample_out o = run_one(d, z, 20, r);
+    CHECK(o.id == 7, "greedy tie: %d", o.id);
+    struct token_add ban = {7, -INFINITY};
+    r.n_adds = 1, r.adds = &ban;
+    o = run_one(d, z, 20, r);
+    CHECK(o.id == 13 && fabsf(o.logprob - run_one(d, z, 20, plain).logprob) < 10, "ban: %d", o.id);
+    struct token_count both[2] = {{7, 3}, {13, 0}};
+    r = plain, r.temperature = 0, r.n_counts = 2, r.counts = both, r.presence = 1;
+    o = run_one(d, z, 20, r);
+    CHECK(o.id == 13, "presence only counts generated tokens: %d", o.id);
+    r.presence = 0, r.repetition = 50; /* 2 / 50 for both: another wins */
+    o = run_one(d, z, 20, r);
+    CHECK(o.id == 4, "repetition: %d", o.id);
+    r = plain, r.forced = 3, r.top_n = 2;
+    o = run_one(d, z, 20, r);
+    double lse = 0;
+    for (int i = 0; i < 20; i++) lse += exp((double)z[i]);
+    CHECK(o.id == 3 && fabs((double)o.logprob - (z[3] - log(lse))) < 1e-5, "forced: %d %g", o.id, (double)o.logprob);
+    CHECK(o.top_id[0] == 7 && o.top_id[1] == 13, "top: %d %d", o.top_id[0], o.top_id[1]);
+    r = plain, r.seed = 12, r.step = 3;
+    CHECK(run_one(d, z, 20, r).id == run_one(d, z, 20, r).id, "the same seed and step chose differently");
+}
+
+static void test_broken_rows(struct dev *d)
+{
+    float z[40];
+    for (int k = 0; k < 4; k++) {
+        for (int i = 0; i < 40; i++) z[i] = k == 2 ? -INFINITY : (float)(i % 3);
+        if (k == 0) z[17] = NAN;
+        if (k == 1) z[39] = NAN;
+        if (k == 3) z[39] = INFINITY;
+        for (int t = 0; t < 2; t++) {
+            struct sample_row r = plain;
+            r.temperature = (float)t;
+            struct sample_out o = run_one(d, z, 40, r);
+            CHECK(o.id == -1, "broken row %d: %d", k, o.id);
+        }
+    }
+    z[39] = 1;
+    struct token_add bans[40];
+    for (int i = 0; i < 40; i++) bans[i] = (struct token_add){i, -INFINITY};
+    struct sample_row r = plain;
+    r.n_adds = 40, r.adds = bans;
+    CHECK(run_one(d, z, 40, r).id == -1, "everything banned, yet something chosen");
+}
+
+void test_sample_meaning(struct dev *d)
+{
+    test_choices(d);
+    test_broken_rows(d);
+    test_distributions(d);
+}

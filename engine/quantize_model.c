@@ -60,7 +60,6 @@ static int quantize_slot(void *arg, const struct matrix_slot *slot)
         err_prefix(o->e, "tensor %s", slot->name);
         return rc;
     }
-    /* a tied table stays for the embeddings, under its own name */
     const char *name = slot->head ? "lm_head.weight" : slot->name;
     int64_t rows = slot->rows, groups = (slot->cols + INT4_GROUP - 1) / INT4_GROUP;
     bool int8 = type == DT_I8;
@@ -81,10 +80,14 @@ static bool has(const struct output *o, const char *name)
 /* every float tensor that is not a quantised matrix, as it is; others (attention masks of old files) are left out */
 static void add_rest(struct output *o)
 {
+    char stored[TENSOR_NAME_MAX], usual[TENSOR_NAME_MAX];
+    weights_embed_names(o->in, o->c, stored, usual);
     for (size_t i = 0; i < safetensors_count(o->in); i++) {
         const struct st_tensor *t = safetensors_at(o->in, i);
-        if (st_float_type(t->type) == DT_NONE || has(o, t->name)) continue;
-        add(o, t->name, "", t->type, t->n_dims, t->dims[0], t->dims[1], t->data, t->bytes, false);
+        /* a tied table stays for the embeddings, now that the name of the head is taken */
+        const char *name = strcmp(t->name, stored) ? t->name : usual;
+        if (st_float_type(t->type) == DT_NONE || has(o, name)) continue;
+        add(o, name, "", t->type, t->n_dims, t->dims[0], t->dims[1], t->data, t->bytes, false);
         memcpy(o->v[o->n - 1].dims, t->dims, sizeof t->dims);
     }
 }

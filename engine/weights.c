@@ -39,7 +39,7 @@ static const struct names *names_of(const struct model_config *c)
     return c->family == FAMILY_GPT2 ? &gpt2_names : c->family == FAMILY_PHI ? &phi_names : &llama_names;
 }
 
-enum { NAME_MAX_LEN = 128, LAYER_SLOTS = 7 };
+enum { LAYER_SLOTS = 7 };
 
 struct source {
     const struct safetensors *f;
@@ -57,21 +57,21 @@ static struct source source_open(const struct safetensors *f, const struct model
     return s;
 }
 
-static void top_name(const struct source *s, const char *what, char out[NAME_MAX_LEN])
+static void top_name(const struct source *s, const char *what, char out[TENSOR_NAME_MAX])
 {
-    snprintf(out, NAME_MAX_LEN, "%s%s", s->prefix, what);
+    snprintf(out, TENSOR_NAME_MAX, "%s%s", s->prefix, what);
 }
 
 /* "model.layers.3.self_attn.q_proj" + ".weight" */
-static void layer_name(const struct source *s, int layer, const char *what, const char *suffix, char out[NAME_MAX_LEN])
+static void layer_name(const struct source *s, int layer, const char *what, const char *suffix, char out[TENSOR_NAME_MAX])
 {
-    char rest[NAME_MAX_LEN / 2];
+    char rest[TENSOR_NAME_MAX / 2];
     snprintf(rest, sizeof rest, "%s.%d.%s%s", s->n->layers, layer, what, suffix);
     top_name(s, rest, out);
 }
 
 /* Slot i of a layer, in the order q k v (or qkv) o gate up down.  False: the family has no such slot. */
-static bool layer_slot(const struct source *s, int layer, int i, char name[NAME_MAX_LEN], struct matrix_slot *slot)
+static bool layer_slot(const struct source *s, int layer, int i, char name[TENSOR_NAME_MAX], struct matrix_slot *slot)
 {
     const struct model_config *c = s->c;
     int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
@@ -94,16 +94,16 @@ static bool layer_slot(const struct source *s, int layer, int i, char name[NAME_
 }
 
 /* A tied table is stored once, under either name. */
-static void embed_name(const struct source *s, char name[NAME_MAX_LEN])
+static void embed_name(const struct source *s, char name[TENSOR_NAME_MAX])
 {
     top_name(s, s->n->embed, name);
-    if (s->c->tied && !safetensors_find(s->f, name)) snprintf(name, NAME_MAX_LEN, "lm_head.weight");
+    if (s->c->tied && !safetensors_find(s->f, name)) snprintf(name, TENSOR_NAME_MAX, "lm_head.weight");
 }
 
-static void head_slot(const struct source *s, char name[NAME_MAX_LEN], struct matrix_slot *slot)
+static void head_slot(const struct source *s, char name[TENSOR_NAME_MAX], struct matrix_slot *slot)
 {
     /* a directory that tandem quantised has the quantised head beside a tied table */
-    snprintf(name, NAME_MAX_LEN, "lm_head.weight");
+    snprintf(name, TENSOR_NAME_MAX, "lm_head.weight");
     bool own = !s->c->tied || (s->c->quant[0] && safetensors_find(s->f, name));
     if (!own) embed_name(s, name);
     *slot = (struct matrix_slot){name, s->c->vocab, s->c->hidden, false, true};
@@ -113,7 +113,7 @@ int weights_each_matrix(const struct safetensors *f, const struct model_config *
                         int (*fn)(void *, const struct matrix_slot *), void *arg, struct err *e)
 {
     struct source s = source_open(f, c);
-    char name[NAME_MAX_LEN];
+    char name[TENSOR_NAME_MAX];
     struct matrix_slot slot;
     int rc = 0;
     for (int l = 0; l < c->layers && !rc; l++)
@@ -122,6 +122,14 @@ int weights_each_matrix(const struct safetensors *f, const struct model_config *
     if (rc) return rc;
     head_slot(&s, name, &slot);
     return fn(arg, &slot);
+}
+
+void weights_embed_names(const struct safetensors *f, const struct model_config *c, char stored[TENSOR_NAME_MAX],
+                         char usual[TENSOR_NAME_MAX])
+{
+    struct source s = source_open(f, c);
+    embed_name(&s, stored);
+    top_name(&s, s.n->embed, usual);
 }
 
 /* ---- one tensor ---- */
@@ -143,7 +151,7 @@ static int find_shaped(const struct safetensors *f, const char *name, int n_dims
 static int find_scale(const struct safetensors *f, const char *name, enum st_type type, size_t bytes, const void **out,
                       struct err *e)
 {
-    char scale[NAME_MAX_LEN + 8];
+    char scale[TENSOR_NAME_MAX + 8];
     snprintf(scale, sizeof scale, "%s.scale", name);
     const struct st_tensor *t = safetensors_find(f, scale);
     if (!t) return err_set(e, ERR_NOT_FOUND, "tensor %s is missing", scale);
@@ -234,7 +242,7 @@ static int load_vector(struct loader *l, const char *name, int n, float **out)
 static int layer_vector(struct loader *l, int layer, const char *what, const char *suffix, bool wanted, int n, float **out)
 {
     if (!wanted) return 0;
-    char name[NAME_MAX_LEN];
+    char name[TENSOR_NAME_MAX];
     layer_name(&l->s, layer, what, suffix, name);
     return load_vector(l, name, n, out);
 }
@@ -296,7 +304,7 @@ static int load_matrix(struct loader *l, const struct matrix_slot *slots, int n,
 static int load_slots(struct loader *l, int layer, int from, int to, struct weight **out)
 {
     struct matrix_slot slot[3];
-    char name[3][NAME_MAX_LEN];
+    char name[3][TENSOR_NAME_MAX];
     int n = 0;
     for (int i = from; i < to; i++) n += layer_slot(&l->s, layer, i, name[n], &slot[n]);
     return load_matrix(l, slot, n, out);
@@ -360,7 +368,7 @@ static int load_layer(struct loader *l, int i)
 static int load_rest(struct loader *l)
 {
     const struct model_config *c = l->s.c;
-    char name[NAME_MAX_LEN], norm[64];
+    char name[TENSOR_NAME_MAX], norm[64];
     struct matrix_slot head;
     embed_name(&l->s, name);
     int rc = load_table(l, name, c->vocab, c->hidden, &l->w->embed);

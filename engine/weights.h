@@ -41,6 +41,12 @@ int weights_load(struct weights *w, struct dev *d, const struct model_config *c,
                  int threads, struct err *e);
 void weights_free(struct weights *w, struct dev *d, const struct model_config *c);
 
+enum { TENSOR_NAME_MAX = 128 };
+
+/* The embedding table's name in this file, and the family's usual one (they differ when a tied table is stored as the head). */
+void weights_embed_names(const struct safetensors *f, const struct model_config *c, char stored[TENSOR_NAME_MAX],
+                         char usual[TENSOR_NAME_MAX]);
+
 /* Every matrix product's weight in order, for the quantiser: calls fn with the tensor's name as stored, and whether it is stored
  * [inputs][outputs].  Stops at the first non-zero return, which it returns. */
 struct matrix_slot {

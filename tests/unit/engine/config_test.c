@@ -1,0 +1,127 @@
+/* config.json: both spellings of transformers are read; what no model can be is refused with the field's name. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "engine/config.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define LLAMA                                                                                                          \
+    "\"model_type\":\"llama\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4," \
+    "\"intermediate_size\":96"
+
+static struct model_config good(const char *config, const char *generation)
+{
+    struct model_config c;
+    struct err e = {0};
+    if (model_config_parse(config, generation, &c, &e)) fail_msg("%s: %s", config, e.msg);
+    return c;
+}
+
+static void bad(const char *config, const char *says)
+{
+    struct model_config c;
+    struct err e = {0};
+    if (!model_config_parse(config, NULL, &c, &e) || !strstr(e.msg, says))
+        fail_msg("%s: expected \"%s\", got \"%s\"", config, says, e.msg);
+}
+
+static void test_llama(void **state)
+{
+    struct model_config c = good("{" LLAMA ",\"num_key_value_heads\":2,\"rope_theta\":500000.0,\"rms_norm_eps\":1e-5,"
+                                 "\"eos_token_id\":[7,8],\"bos_token_id\":1}", NULL);
+    assert_int_equal(c.family, FAMILY_LLAMA);
+    assert_int_equal(c.head_dim, 16);
+    assert_int_equal(c.rot, 16);
+    assert_int_equal(c.kv_heads, 2);
+    assert_true(c.gated && !c.qkv_bias && !c.tied && c.norm == NORM_RMS);
+    assert_true(c.rope_theta == 500000 && c.eps == 1e-5f);
+    assert_int_equal(c.n_eos, 2);
+    assert_int_equal(c.eos[1], 8);
+    assert_int_equal(c.bos, 1);
+    assert_true(isnan(c.temperature) && c.top_k == -1 && c.do_sample == -1);
+}
+
+static void test_both_spellings_of_rope(void **state)
+{
+    struct model_config a = good("{" LLAMA ",\"rope_theta\":5e5,\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8.0,"
+                                 "\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,\"original_max_position_embeddings\":8192}}", NULL);
+    struct model_config b = good("{" LLAMA ",\"rope_parameters\":{\"rope_theta\":5e5,\"rope_type\":\"llama3\",\"factor\":8.0,"
+                                 "\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,\"original_max_position_embeddings\":8192}}", NULL);
+    assert_int_equal(a.rope, ROPE_LLAMA3);
+    assert_memory_equal(&a, &b, sizeof a);
+    assert_int_equal(good("{" LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", NULL).rope, ROPE_LINEAR);
+    assert_int_equal(good("{" LLAMA ",\"rope_scaling\":null}", NULL).rope, ROPE_PLAIN);
+    bad("{" LLAMA ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2}}", "rope type \"yarn\"");
+    bad("{" LLAMA ",\"rope_scaling\":{\"type\":\"llama3\",\"factor\":2}}", "low_freq_factor");
+    bad("{" LLAMA ",\"rope_scaling\":3}", "rope_scaling");
+}
+
+static void test_families(void **state)
+{
+    struct model_config c = good("{\"model_type\":\"gpt2\",\"vocab_size\":50257,\"n_embd\":768,\"n_layer\":6,\"n_head\":12}", NULL);
+    assert_true(c.learned_pos && c.tied && c.qkv_bias && !c.gated && c.rot == 0 && c.norm == NORM_LAYER);
+    assert_int_equal(c.inter, 3072);
+    assert_int_equal(c.max_len, 1024);
+    c = good("{\"model_type\":\"phi\",\"vocab_size\":100,\"hidden_size\":80,\"num_hidden_layers\":2,\"num_attention_heads\":2,"
+             "\"intermediate_size\":96,\"partial_rotary_factor\":0.4}", NULL);
+    assert_true(c.parallel && c.head_bias && c.rot == 16 && c.act == ACT_GELU_TANH);
+    c = good("{\"model_type\":\"qwen3\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4,"
+             "\"intermediate_size\":96,\"head_dim\":20}", NULL);
+    assert_true(c.qk_norm && !c.qkv_bias && c.head_dim == 20);
+    c = good("{\"model_type\":\"mistral\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4,"
+             "\"intermediate_size\":96,\"sliding_window\":16}", NULL);
+    assert_true(c.window == 16 && c.window_from == 0);
+    c = good("{\"model_type\":\"qwen2\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4,"
+             "\"intermediate_size\":96,\"sliding_window\":16,\"use_sliding_window\":false}", NULL);
+    assert_true(c.window == 0 && c.qkv_bias);
+}
+
+static void test_generation_config(void **state)
+{
+    struct model_config c = good("{" LLAMA ",\"eos_token_id\":7}",
+                                 "{\"eos_token_id\":[9,7],\"temperature\":0.6,\"top_k\":20,\"top_p\":0.95,\"do_sample\":true}");
+    assert_int_equal(c.n_eos, 2);
+    assert_int_equal(c.eos[0], 9);
+    assert_true(c.temperature == 0.6f && c.top_k == 20 && c.top_p == 0.95f && c.do_sample == 1);
+    struct err e = {0};
+    assert_true(model_config_parse("{" LLAMA "}", "[1]", &c, &e) && strstr(e.msg, "generation_config.json"));
+    assert_true(model_config_parse("{" LLAMA "}", "{\"top_p\":7}", &c, &e) && strstr(e.msg, "generation_config.json"));
+}
+
+static void test_refuses_nonsense(void **state)
+{
+    bad("", "not a JSON object");
+    bad("[]", "not a JSON object");
+    bad("{}", "model_type is missing");
+    bad("{\"model_type\":7}", "model_type must be a string");
+    bad("{\"model_type\":\"mamba\"}", "\"mamba\" is not one of");
+    bad("{\"model_type\":\"llama\"}", "vocab_size is missing");
+    bad("{\"model_type\":\"llama\",\"vocab_size\":100}", "hidden_size is missing");
+    bad("{\"model_type\":\"gpt2\",\"vocab_size\":100,\"n_embd\":65,\"n_layer\":1,\"n_head\":2}", "not a multiple of n_head");
+    bad("{" LLAMA ",\"num_key_value_heads\":3}", "num_key_value_heads 3");
+    bad("{" LLAMA ",\"num_key_value_heads\":0}", "num_key_value_heads must be");
+    bad("{" LLAMA ",\"max_position_embeddings\":-5}", "max_position_embeddings");
+    bad("{" LLAMA ",\"max_position_embeddings\":1e300}", "max_position_embeddings");
+    bad("{" LLAMA ",\"head_dim\":1.5}", "head_dim");
+    bad("{" LLAMA ",\"rope_theta\":0}", "rope_theta");
+    bad("{" LLAMA ",\"hidden_act\":\"cube\"}", "\"cube\"");
+    bad("{" LLAMA ",\"eos_token_id\":\"</s>\"}", "eos_token_id");
+    bad("{" LLAMA ",\"tie_word_embeddings\":1}", "tie_word_embeddings");
+    bad("{" LLAMA ",\"quantization_config\":{\"quant_method\":\"gptq\"}}", "quantization_config");
+    bad("{\"model_type\":\"llama\",\"vocab_size\":1000000000,\"hidden_size\":64}", "vocab_size must be");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_llama), cmocka_unit_test(test_both_spellings_of_rope),
+                                       cmocka_unit_test(test_families), cmocka_unit_test(test_generation_config),
+                                       cmocka_unit_test(test_refuses_nonsense)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -148,7 +148,7 @@ void tokens_free(struct tokens *t)
 
 int tokenizer_size(const struct tokenizer *t)
 {
-    return t->added.names.size; /* never less than the model's */
+    return t->added.size;
 }
 
 int32_t tokenizer_find(const struct tokenizer *t, const char *token)

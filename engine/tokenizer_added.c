@@ -99,26 +99,26 @@ static int token_read(struct added_token *t, const char **content, const struct 
     return rc;
 }
 
-/* A token the model knows keeps the model's id, whatever the file says here; so does the reference. */
+/* The reference takes no notice of the ids written here: a token the model knows keeps the model's, the others are
+ * numbered on from the size of its vocabulary.  Files it wrote agree with that; for others, ids must be what they are
+ * in the reference, which the model was trained with. */
 static int token_place(struct added *a, struct added_token *t, const char *content, const struct json_at *at,
-                       const struct vocab *model, struct err *e)
+                       const struct vocab *model, int32_t *next, struct err *e)
 {
     size_t n = strlen(content);
-    int32_t known = vocab_find(model, content, n);
-    if (known >= 0)
-        t->id = known;
-    else if (vocab_spelling(model, t->id, NULL))
-        return json_fail(at, e, ERR_INVALID, "id %d is already the model's \"%.60s\"", t->id,
-                         vocab_spelling(model, t->id, NULL));
+    t->id = vocab_find(model, content, n);
     int32_t again = vocab_find(&a->names, content, n);
     if (again >= 0) { /* listed twice: the later entry counts */
         t->id = again;
         a->tokens[a->by_id[again]] = *t;
         return 0;
     }
-    if (!vocab_add(&a->names, content, n, t->id))
-        return json_fail(at, e, ERR_INVALID, "id %d is already \"%.60s\"", t->id,
-                         vocab_spelling(&a->names, t->id, NULL));
+    if (t->id < 0) {
+        t->id = (*next)++;
+        const char *other = vocab_spelling(model, t->id, NULL);
+        if (other) return json_fail(at, e, ERR_INVALID, "its id %d is already \"%.60s\"", (int)t->id, other);
+    }
+    vocab_add(&a->names, content, n, t->id);
     a->by_id[t->id] = (int32_t)a->n;
     a->tokens[a->n++] = *t;
     return 0;
@@ -159,27 +159,23 @@ int added_read(struct added *a, const struct json_at *at, const struct vocab *mo
     size_t n = 0;
     int rc = at->v ? json_array(at, &first, &n, e) : 0;
     if (rc) return rc;
-    int32_t size = model->size;
+    int32_t next = (int32_t)model->n, size = next + (int32_t)n > model->size ? next + (int32_t)n : model->size;
+    if (size > TOKEN_ID_MAX) return json_fail(at, e, ERR_INVALID, "more than %d ids", TOKEN_ID_MAX);
     bool word = false;
-    struct added_token t;
-    const char *content;
-    int i = 0;
-    for (const cJSON *v = n ? first : NULL; v; v = v->next, i++) { /* once for the largest id, once to keep them */
-        struct json_at place = json_element(at, v, i);
-        if ((rc = token_read(&t, &content, &place, e))) return rc;
-        if (t.id >= size) size = t.id + 1;
-        word |= t.single_word;
-    }
     vocab_init(&a->names, n, size);
     a->tokens = mem_array(n, sizeof *a->tokens);
     a->by_id = mem_array((size_t)size, sizeof *a->by_id);
     memset(a->by_id, 0xff, (size_t)size * sizeof *a->by_id);
-    i = 0;
+    int i = 0;
     for (const cJSON *v = n ? first : NULL; v && !rc; v = v->next, i++) {
         struct json_at place = json_element(at, v, i);
+        struct added_token t;
+        const char *content;
         rc = token_read(&t, &content, &place, e);
-        if (!rc && *content) rc = token_place(a, &t, content, &place, model, e);
+        if (!rc && *content) rc = token_place(a, &t, content, &place, model, &next, e);
+        word |= t.single_word;
     }
+    a->size = next > model->size ? next : model->size;
     if (!rc && word && !(a->word = regex_compile("\\w", 2, e))) rc = e ? e->code : ERR_INVALID;
     return rc ? rc : tries_build(a, z, e);
 }

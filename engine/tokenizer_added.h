@@ -23,6 +23,7 @@ struct added {
         bool single_word, lstrip, rstrip, normalized, special;
     } * tokens;
     size_t n;
+    int size;                      /* largest id + 1, the model's tokens counted */
     struct vocab names;            /* spelling <-> id of the added tokens */
     int32_t *by_id;                /* (names.size) index into tokens or -1 */
     struct regex *word;            /* one word character, for single_word */

@@ -2,7 +2,8 @@
  *
  * A word becomes symbols, one per character, and the pair of lowest rank, leftmost first, is merged until none is left.
  * Short words rescan their few pairs; long ones keep the candidates in a heap, O(n log n), so that a megabyte without a
- * space costs no more than its sorting.  */
+ * space costs no more than its sorting.  A long word is first cut where no merge can reach across: SentencePiece-style
+ * models see a whole text as one word, and so it falls into words again.  */
 #include "engine/tokenizer_bpe.h"
 
 #include "engine/base/mem.h"
@@ -13,6 +14,8 @@
 #include <string.h>
 
 enum { SMALL_WORD = 48 }; /* symbols up to which rescanning beats the heap */
+
+enum { JOINT_BITS = 18 }; /* a false hit only joins two stretches that could be apart */
 
 #define NO_RANK UINT32_MAX
 
@@ -36,6 +39,7 @@ void bpe_free(struct bpe *m)
 {
     vocab_free(&m->vocab);
     free(m->merges);
+    free(m->joints);
     free(m->prefix);
     free(m->suffix);
     *m = (struct bpe){0};
@@ -74,6 +78,46 @@ static uint32_t merge_rank(const struct bpe *m, int32_t left, int32_t right, uin
     return slot->rank;
 }
 
+static uint32_t joint_hash(int32_t left, int32_t right)
+{
+    uint64_t h = ((uint64_t)(uint32_t)left << 32 | (uint32_t)right) * 0x9e3779b97f4a7c15u;
+    return (uint32_t)(h >> (64 - JOINT_BITS));
+}
+
+static bool joint_has(const struct bpe *m, int32_t left, int32_t right)
+{
+    uint32_t h = joint_hash(left, right);
+    return !m->joints || m->joints[h / 64] >> h % 64 & 1;
+}
+
+/* The symbols a token may begin (or end) with before merging: its first (last) character, or itself where it is one a
+ * word starts from as a whole, such as <0x0A>. */
+static int32_t token_edge(const struct bpe *m, uint32_t id, bool last)
+{
+    size_t n, k = 0;
+    uint32_t c;
+    const char *s = vocab_spelling(&m->vocab, (int32_t)id, &n);
+    if (!n) return -1;
+    if (last)
+        for (k = n - 1; k > 0 && ((unsigned char)s[k] & 0xc0) == 0x80;) k--;
+    return vocab_find(&m->vocab, s + k, utf8_get(s + k, &c));
+}
+
+static void joints_build(struct bpe *m)
+{
+    m->joints = mem_array((1u << JOINT_BITS) / 64, sizeof *m->joints);
+    for (size_t i = 0; i <= m->merge_mask; i++) {
+        const struct bpe_merge *merge = m->merges + i;
+        if (merge->left == UINT32_MAX) continue;
+        int32_t left[2] = {(int32_t)merge->left, token_edge(m, merge->left, true)};
+        int32_t right[2] = {(int32_t)merge->right, token_edge(m, merge->right, false)};
+        for (int k = 0; k < 4; k++) {
+            uint32_t h = joint_hash(left[k / 2], right[k % 2]);
+            m->joints[h / 64] |= (uint64_t)1 << h % 64;
+        }
+    }
+}
+
 void bpe_seal(struct bpe *m)
 {
     m->plain = !m->prefix && !m->suffix;
@@ -83,6 +127,7 @@ void bpe_seal(struct bpe *m)
         m->fallback[b] = m->byte_fallback ? vocab_find(&m->vocab, s, 6) : -1;
         m->byte_unit[b] = vocab_find(&m->vocab, s, utf8_put(s, byte_level_char((unsigned char)b)));
     }
+    if (m->plain) joints_build(m); /* with affixes, a character's symbol depends on where it stands */
 }
 
 static void symbol_add(struct bpe_run *run, int32_t id, uint32_t len)
@@ -167,18 +212,17 @@ static void symbols_init(const struct bpe *m, struct bpe_run *run, const char *w
     unknown_flush(m, run, &unk);
 }
 
-static void merge_small(const struct bpe *m, struct bpe_run *run)
+/* Merges v[0, n); returns how many are left. */
+static size_t merge_small(const struct bpe *m, struct bpe_symbol *v, size_t n)
 {
-    struct bpe_symbol *v = run->symbols;
     uint32_t ranks[SMALL_WORD], makes[SMALL_WORD];
-    size_t n = run->n;
     for (size_t i = 0; i + 1 < n; i++) ranks[i] = merge_rank(m, v[i].id, v[i + 1].id, &makes[i]);
     for (;;) {
         uint32_t best = NO_RANK;
         size_t at = 0;
         for (size_t i = 0; i + 1 < n; i++)
             if (ranks[i] < best) best = ranks[i], at = i;
-        if (best == NO_RANK) break;
+        if (best == NO_RANK) return n;
         v[at].id = (int32_t)makes[at];
         v[at].len += v[at + 1].len;
         n--;
@@ -190,7 +234,6 @@ static void merge_small(const struct bpe *m, struct bpe_run *run)
         }
         if (at) ranks[at - 1] = merge_rank(m, v[at - 1].id, v[at].id, &makes[at - 1]);
     }
-    run->n = n;
 }
 
 static void heap_push(struct bpe_run *run, uint64_t order, uint32_t id)
@@ -205,34 +248,33 @@ static struct bpe_candidate heap_pop(struct bpe_run *run)
 {
     struct bpe_candidate top = run->heap[0], last = run->heap[--run->n_heap];
     size_t i = 0, n = run->n_heap;
-    for (size_t child; (child = 4 * i + 1) < n;) {
-        for (size_t k = child + 1; k < n && k <= 4 * i + 4; k++)
+    for (size_t child; (child = 4 * i + 1) < n; i = child) {
+        for (size_t k = child + 1, end = child + 4; k < n && k < end; k++)
             if (run->heap[k].order < run->heap[child].order) child = k;
         if (run->heap[child].order >= last.order) break;
         run->heap[i] = run->heap[child];
-        i = child;
     }
     run->heap[i] = last;
     return top;
 }
 
-static void heap_consider(const struct bpe *m, struct bpe_run *run, int32_t left, int32_t right)
+static void heap_consider(const struct bpe *m, struct bpe_run *run, const struct bpe_symbol *v, int32_t left,
+                          int32_t right)
 {
     if (left < 0 || right < 0) return;
     uint32_t id;
-    uint32_t rank = merge_rank(m, run->symbols[left].id, run->symbols[right].id, &id);
+    uint32_t rank = merge_rank(m, v[left].id, v[right].id, &id);
     if (rank != NO_RANK) heap_push(run, (uint64_t)rank << 32 | (uint32_t)left, id);
 }
 
-static void merge_large(const struct bpe *m, struct bpe_run *run)
+static size_t merge_large(const struct bpe *m, struct bpe_run *run, struct bpe_symbol *v, size_t n)
 {
-    struct bpe_symbol *v = run->symbols;
     run->n_heap = 0;
-    for (size_t i = 0; i < run->n; i++) {
+    for (size_t i = 0; i < n; i++) {
         v[i].prev = (int32_t)i - 1;
-        v[i].next = i + 1 < run->n ? (int32_t)i + 1 : -1;
+        v[i].next = i + 1 < n ? (int32_t)i + 1 : -1;
     }
-    for (size_t i = 0; i + 1 < run->n; i++) heap_consider(m, run, (int32_t)i, (int32_t)i + 1);
+    for (size_t i = 0; i + 1 < n; i++) heap_consider(m, run, v, (int32_t)i, (int32_t)i + 1);
     while (run->n_heap) {
         struct bpe_candidate c = heap_pop(run);
         struct bpe_symbol *left = v + (uint32_t)c.order;
@@ -245,13 +287,30 @@ static void merge_large(const struct bpe *m, struct bpe_run *run)
         left->next = right->next;
         right->len = 0;
         if (right->next >= 0) v[right->next].prev = (int32_t)(left - v);
-        heap_consider(m, run, left->prev, (int32_t)(left - v));
-        heap_consider(m, run, (int32_t)(left - v), left->next);
+        heap_consider(m, run, v, left->prev, (int32_t)(left - v));
+        heap_consider(m, run, v, (int32_t)(left - v), left->next);
     }
-    size_t n = 0;
-    for (size_t i = 0; i < run->n; i++)
-        if (v[i].len) v[n++] = v[i];
-    run->n = n;
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++)
+        if (v[i].len) v[kept++] = v[i];
+    return kept;
+}
+
+static void merge_word(const struct bpe *m, struct bpe_run *run)
+{
+    struct bpe_symbol *v = run->symbols;
+    size_t n = run->n, kept = 0;
+    if (n <= SMALL_WORD) {
+        run->n = merge_small(m, v, n);
+        return;
+    }
+    for (size_t i = 0, end; i < n; i = end) {
+        for (end = i + 1; end < n && joint_has(m, v[end - 1].id, v[end].id);) end++;
+        size_t k = end - i <= SMALL_WORD ? merge_small(m, v + i, end - i) : merge_large(m, run, v + i, end - i);
+        memmove(v + kept, v + i, k * sizeof *v);
+        kept += k;
+    }
+    run->n = kept;
 }
 
 void bpe_encode(const struct bpe *m, struct bpe_run *run, const char *word, size_t n, bool byte_level)
@@ -276,10 +335,7 @@ void bpe_encode(const struct bpe *m, struct bpe_run *run, const char *word, size
         }
     }
     symbols_init(m, run, word, n, byte_level);
-    if (run->n <= SMALL_WORD)
-        merge_small(m, run);
-    else
-        merge_large(m, run);
+    merge_word(m, run);
 }
 
 void bpe_run_free(struct bpe_run *run)

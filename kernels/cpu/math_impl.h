@@ -6,7 +6,7 @@
 
 /* exp(x), relative error about 1e-7: x = n ln2 + r, a polynomial for e^r, n added to the exponent.  0 below -87.3
  * (subnormal results are not worth their price), infinity above 88.4, NaN for NaN. */
-INLINE vf v_exp(vf x)
+VEC_CALLED vf v_exp(vf x)
 {
     const vf magic = v_set1(0x1.8p23f); /* adding it rounds to an integer, to even */
     vf t = v_fma(x, v_set1(1.44269504088896341f), magic), n = v_sub(t, magic);
@@ -26,14 +26,14 @@ INLINE vf v_exp(vf x)
     return v_select(v_eq(x, x), e, x);
 }
 
-INLINE vf v_sigmoid(vf x)
+VEC_CALLED vf v_sigmoid(vf x)
 {
     vf one = v_set1(1.0f);
     return v_div(one, v_add(one, v_exp(v_sub(v_zero(), x))));
 }
 
 /* erfc(x) for x >= 0, relative error about 1e-6 in f32 (the Chebyshev fit of Numerical Recipes, section 6.2) */
-INLINE vf v_erfc(vf x)
+VEC_CALLED vf v_erfc(vf x)
 {
     static const float c[] = {0.17087277f,  -0.82215223f, 1.48851587f, -1.13520398f, 0.27886807f,
                               -0.18628806f, 0.09678418f,  0.37409196f, 1.00002368f,  -1.26551223f};
@@ -42,7 +42,7 @@ INLINE vf v_erfc(vf x)
     return v_mul(t, v_exp(v_fnma(x, x, p)));
 }
 
-INLINE vf v_act(vf x, enum act_kind act)
+VEC_CALLED vf v_act(vf x, enum act_kind act)
 {
     switch (act) {
     case ACT_SILU: return v_mul(x, v_sigmoid(x));

@@ -24,6 +24,7 @@ typedef vf vm; /* all ones or zeros in each lane */
 // clang-format off
 /* One line for each name, to be read as a table. */
 #define INLINE static inline __attribute__((always_inline))
+#define VEC_CALLED INLINE /* the longer functions, which the portable level does not inline */
 #define PAIR(t, f) ((t){f(x.a, y.a), f(x.b, y.b)})
 
 INLINE vf v_zero(void) { return (vf){_mm256_setzero_ps(), _mm256_setzero_ps()}; }

@@ -23,6 +23,7 @@ typedef __mmask16 vm;
 // clang-format off
 /* One line for each name, to be read as a table. */
 #define INLINE static inline __attribute__((always_inline))
+#define VEC_CALLED INLINE /* the longer functions, which the portable level does not inline */
 
 INLINE vf v_zero(void) { return _mm512_setzero_ps(); }
 INLINE vf v_set1(float x) { return _mm512_set1_ps(x); }

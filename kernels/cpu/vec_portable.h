@@ -10,6 +10,7 @@
 
 #define VEC_NAME "portable"
 #define VEC_SUFFIX(x) x##_portable
+#define VEC_CALLED static __attribute__((noinline))
 #define VEC_NO_UNROLL /* a vector is a loop already: unrolling blocks of them takes the compiler minutes */
 enum { BLOCK_ROWS_F = 2, BLOCK_ROWS_I8 = 2, BLOCK_ROWS_I4 = 2, BLOCK_PANELS = 1, BLOCK_PANELS_GEMV = 1 };
 enum { ATTN_ROWS = 2 };

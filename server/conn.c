@@ -26,6 +26,7 @@ enum {
     PIPELINE_MAX = 64 * 1024,
     LINGER_MS = 1000,
     LINGER_BYTES = 32 << 20,
+    PEER_CHECK_MS = 1000,
     KEEP_BUFFER = 4096, /* an idle connection holds on to buffers of at most this size */
 };
 
@@ -90,7 +91,7 @@ static void request_reset(struct conn *c)
     c->answer = ANSWER_NONE;
     c->status = 0;
     c->keep = c->head_only = c->bodyless = c->stream_chunked = c->want_drain = c->aborted = false;
-    c->timing_writes = false;
+    c->watch = WATCH_NOTHING;
 }
 
 /* Tells whoever wants to know; the request is dead afterwards. */
@@ -134,6 +135,18 @@ static void conn_refuse(struct conn *c, const struct refusal *why)
     c->keep = false;
     sock_timer(c, 0);
     http_answer_refusal(c, why);
+}
+
+/* Sets the timer for what an exchange may have to wait for: a client that does not read (but not one that reads
+ * slowly), or, where reading has stopped, one that left. */
+static void watch_client(struct conn *c)
+{
+    size_t queued = sock_queued(c);
+    enum conn_watch watch = queued > 0 ? WATCH_WRITES : conn_appetite(c) == 0 && !c->eof ? WATCH_PEER : WATCH_NOTHING;
+    if (watch == c->watch) return;
+    c->watch = watch;
+    c->taken_mark = sock_taken(c);
+    sock_timer(c, watch == WATCH_WRITES ? c->server->config.write_timeout_ms : watch == WATCH_PEER ? PEER_CHECK_MS : 0);
 }
 
 /* ---- reading ----------------------------------------------------------------------------------------------------
@@ -252,7 +265,7 @@ static bool read_body(struct conn *c)
         return false;
     }
     c->in_at += n;
-    llhttp_errno_t code = llhttp_execute(&c->parser, p, n);
+    llhttp_errno_t code = c->chunked && c->wire.hidden ? HPE_OK : llhttp_execute(&c->parser, p, n);
     /* Two readers, one opinion on where the body ends: or else somebody is being fooled. */
     if (code != HPE_OK || c->message_complete != (result == WIRE_DONE)) {
         const char *reason = code != HPE_OK ? llhttp_get_error_reason(&c->parser) : "its end is ambiguous";
@@ -286,6 +299,7 @@ static void conn_pump(struct conn *c)
     c->in_at = 0;
     if (!left) trim(&c->in);
     sock_read(c, conn_appetite(c) > 0);
+    if (c->state == CONN_RUN) watch_client(c);
 }
 
 /* ---- events ---------------------------------------------------------------------------------------------------- */
@@ -332,15 +346,6 @@ void conn_lost(struct conn *c)
     conn_drop(c);
 }
 
-/* Starts the write timer when bytes wait for the client, stops it when none do. */
-static void watch_writes(struct conn *c, size_t queued)
-{
-    if ((queued > 0) == c->timing_writes) return;
-    c->timing_writes = queued > 0;
-    c->taken_mark = c->queued_total - queued;
-    sock_timer(c, queued ? c->server->config.write_timeout_ms : 0);
-}
-
 static void exchange_end(struct conn *c)
 {
     bool keep = c->keep && !c->server->draining;
@@ -366,22 +371,22 @@ void conn_flushed(struct conn *c)
         exchange_end(c);
         return;
     }
-    watch_writes(c, queued);
+    watch_client(c);
     if (c->want_drain && queued <= c->server->config.low_water) {
         c->want_drain = false;
         if (c->req.on_drain) c->req.on_drain(&c->req);
     }
 }
 
-static void write_timeout(struct conn *c)
+static void watch_timeout(struct conn *c)
 {
-    uint64_t taken = c->queued_total - sock_queued(c);
-    if (taken == c->taken_mark) {
+    uint64_t taken = sock_taken(c);
+    if (c->watch == WATCH_WRITES ? taken == c->taken_mark : sock_peer_left(c)) {
         conn_drop(c);
         return;
     }
-    c->taken_mark = taken;
-    sock_timer(c, c->server->config.write_timeout_ms);
+    c->watch = WATCH_NOTHING; /* begin again */
+    watch_client(c);
 }
 
 void conn_timeout(struct conn *c)
@@ -396,9 +401,7 @@ void conn_timeout(struct conn *c)
         refuse(&why, 408, "the request body was not complete within %d ms", c->server->config.body_timeout_ms);
         conn_refuse(c, &why);
         break;
-    case CONN_RUN:
-        if (c->timing_writes) write_timeout(c);
-        break;
+    case CONN_RUN: watch_timeout(c); break;
     default: conn_drop(c);
     }
 }

@@ -29,6 +29,9 @@ enum conn_state {
 
 enum conn_answer { ANSWER_NONE, ANSWER_STREAM, ANSWER_DONE };
 
+/* What the timer is for while an answer is owed. */
+enum conn_watch { WATCH_NOTHING, WATCH_WRITES, WATCH_PEER };
+
 struct header {
     const char *name, *value; /* NUL-terminated, in conn.head */
 };
@@ -70,10 +73,10 @@ struct conn {
     bool stream_chunked;
     bool want_drain; /* http_write said false */
     bool aborted;
-    uint64_t discarded;  /* bytes read while lingering */
-    struct buf extra;    /* http_set_header's lines */
-    bool timing_writes;  /* the timer watches a client that does not read */
-    uint64_t taken_mark; /* bytes the kernel had taken when that timer was set */
+    uint64_t discarded; /* bytes read while lingering */
+    struct buf extra;   /* http_set_header's lines */
+    enum conn_watch watch;
+    uint64_t taken_mark; /* bytes the client had taken when the timer was set */
 
     /* sock.c */
     uv_tcp_t tcp;
@@ -149,6 +152,8 @@ void http_arena_free(struct conn *);
 void sock_write(struct conn *, const void *p, size_t n); /* collected, sent once per loop iteration */
 void sock_wake(struct conn *);                           /* conn_flushed will be called in this iteration */
 size_t sock_queued(const struct conn *);                 /* bytes the kernel has not taken yet */
+uint64_t sock_taken(const struct conn *);                /* bytes the client's side has acknowledged, ever */
+bool sock_peer_left(const struct conn *);                /* asked only while reading is stopped */
 void sock_read(struct conn *, bool on);
 void sock_timer(struct conn *, int ms); /* replaces the one that runs; 0: none */
 void sock_shutdown(struct conn *);      /* our side is done */

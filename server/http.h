@@ -103,7 +103,7 @@ const struct http_server_stats *http_server_stats(const struct http_server *);
 void http_server_on_done(struct http_server *, void (*fn)(void *app, const struct http_req *, int status,
                                                           uint64_t duration_ns));
 /* Stops accepting, closes idle connections, answers what runs with Connection: close; calls done(arg) when the last
- * connection is gone. */
+ * connection is gone.  Does nothing when the server drains or closes already. */
 void http_server_drain(struct http_server *, void (*done)(void *), void *arg);
 /* Closes everything now (on_close of what runs is called within); done(arg) when the handles are closed; then
  * http_server_free.  Not from inside a handler.  After it, a drain's done is not called any more. */

@@ -9,7 +9,11 @@
  * Closing.  sock_close may be called at any time; the memory goes when both handles are closed. */
 #include "server/conn.h"
 
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stddef.h>
+#include <sys/ioctl.h>
 
 enum { KEEP_OUT = 64 * 1024 }; /* an emptied output buffer up to this size is kept */
 
@@ -99,6 +103,27 @@ void sock_write(struct conn *c, const void *p, size_t n)
 size_t sock_queued(const struct conn *c)
 {
     return c->out.len + uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp);
+}
+
+/* What the kernel holds counts as not taken: its send buffer can be megabytes and reports room only by the third, so a
+ * client that reads slowly would look like one that does not read. */
+uint64_t sock_taken(const struct conn *c)
+{
+    uv_os_fd_t fd;
+    int held = 0;
+    if (uv_fileno((const uv_handle_t *)&c->tcp, &fd) != 0 || ioctl(fd, SIOCOUTQ, &held) != 0 || held < 0) held = 0;
+    uint64_t given = c->queued_total - sock_queued(c);
+    return given > (uint64_t)held ? given - (uint64_t)held : 0;
+}
+
+bool sock_peer_left(const struct conn *c)
+{
+    uv_os_fd_t fd;
+    struct tcp_info info;
+    socklen_t n = sizeof info;
+    if (uv_fileno((const uv_handle_t *)&c->tcp, &fd) != 0) return false;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) != 0) return false;
+    return info.tcpi_state != TCP_ESTABLISHED;
 }
 
 static void on_written(uv_write_t *w, int status)

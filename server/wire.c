@@ -83,6 +83,13 @@ static enum wire_result count(struct wire *w)
     return bad(w, 431, "the headers are longer than %llu bytes", (unsigned long long)w->limit);
 }
 
+/* Said at once: who sends one line of another protocol and waits should not have to wait for the time-out. */
+static enum wire_result end_request_line(struct wire *w)
+{
+    if (w->spaces == 2) return go(w, AT_REQUEST_LF);
+    return bad(w, 400, "the request line must be: method, space, target, space, version");
+}
+
 static enum wire_result scan_request_line(struct wire *w, unsigned char ch)
 {
     switch (w->state) {
@@ -93,7 +100,8 @@ static enum wire_result scan_request_line(struct wire *w, unsigned char ch)
         return go(w, AT_REQUEST);
     case AT_FIRST_LF: return expect_lf(w, ch, AT_FIRST);
     case AT_REQUEST:
-        if (ch == '\r') return go(w, AT_REQUEST_LF);
+        if (ch == '\r') return end_request_line(w);
+        w->spaces += ch == ' ';
         if (ch < 0x20 || ch > 0x7e) return bad(w, 400, "byte 0x%02x in the request line", ch);
         return WIRE_MORE;
     default: return expect_lf(w, ch, AT_NAME_FIRST);
@@ -122,11 +130,11 @@ static enum wire_result scan_header_line(struct wire *w, unsigned char ch)
     }
 }
 
-static enum wire_result end_of_size(struct wire *w, int next)
+static enum wire_result end_of_size(struct wire *w)
 {
     if (!w->digits) return bad(w, 400, "a chunk must begin with its size in hexadecimal");
     if (w->chunk > w->room) return bad(w, 413, "the body is larger than the limit");
-    return go(w, next);
+    return go(w, AT_SIZE_LF);
 }
 
 static int hex_digit(unsigned char ch)
@@ -138,8 +146,7 @@ static int hex_digit(unsigned char ch)
 
 static enum wire_result scan_size(struct wire *w, unsigned char ch)
 {
-    if (ch == '\r') return end_of_size(w, AT_SIZE_LF);
-    if (ch == ';') return end_of_size(w, AT_EXTENSION);
+    if (ch == '\r') return end_of_size(w);
     int digit = hex_digit(ch);
     if (digit < 0) return bad(w, 400, "byte 0x%02x in a chunk size", ch);
     if (++w->digits > 16) return bad(w, 400, "a chunk size has more than 16 digits");
@@ -152,7 +159,6 @@ static enum wire_result scan_chunk(struct wire *w, unsigned char ch)
     switch (w->state) {
     case AT_SIZE: return scan_size(w, ch);
     case AT_EXTENSION:
-        if (ch == '\r') return go(w, AT_SIZE_LF);
         if (!is_text(ch)) return bad(w, 400, "byte 0x%02x in a chunk extension", ch);
         return count(w);
     case AT_SIZE_LF: w->room -= w->chunk; return expect_lf(w, ch, w->chunk ? AT_DATA : AT_NAME_FIRST);
@@ -161,10 +167,26 @@ static enum wire_result scan_chunk(struct wire *w, unsigned char ch)
     }
 }
 
+/* Chunk extensions are hidden from llhttp: version 8 refuses good ones ("3;a=b;c=d").  Is p[i] where one begins or
+ * ends? */
+static bool hide_or_show(struct wire *w, unsigned char ch)
+{
+    if (w->state == AT_SIZE && ch == ';' && w->digits) {
+        w->state = AT_EXTENSION;
+        return true;
+    }
+    if (w->state == AT_EXTENSION && ch == '\r') {
+        w->state = AT_SIZE;
+        return true;
+    }
+    return false;
+}
+
 enum wire_result wire_scan(struct wire *w, const char *p, size_t n, size_t *used)
 {
     size_t i = 0;
     enum wire_result result = WIRE_MORE;
+    w->hidden = w->state == AT_EXTENSION;
     while (i < n && result == WIRE_MORE) {
         if (w->state == AT_DATA) {
             size_t take = w->chunk < n - i ? (size_t)w->chunk : n - i;
@@ -173,7 +195,9 @@ enum wire_result wire_scan(struct wire *w, const char *p, size_t n, size_t *used
             if (!w->chunk) w->state = AT_DATA_CR;
             continue;
         }
-        unsigned char ch = (unsigned char)p[i++];
+        unsigned char ch = (unsigned char)p[i];
+        if (hide_or_show(w, ch)) break;
+        i++;
         if (w->state >= AT_SIZE) {
             result = scan_chunk(w, ch);
             continue;

@@ -26,6 +26,7 @@ def count(folder, steps):
     ([("b", 0, "setup", None), ("c", 0, "c.xml", PASS * 3 + SKIP)], "3 passed, 0 failed, 1 skipped", 0),
     ([("c", 1, "c.xml", PASS + FAIL + LATE)], "1 passed, 2 failed, 0 skipped", 1),
     ([("b", 1, "setup", None), ("c", 0, "c.xml", PASS)], "1 passed, 1 failed, 0 skipped", 1),
+    ([("b", 1, "setup", None)], "0 passed, 1 failed, 0 skipped", 1),
     ([("crash after the last test", 1, "c.xml", PASS)], "1 passed, 1 failed, 0 skipped", 1),
     ([("crash before the first", 139, "missing.xml", None)], "0 passed, 1 failed, 0 skipped", 1),
     ([("fuzz", 0, "test", None), ("fuzz", 77, "test", None)], "1 passed, 0 failed, 1 skipped", 0),

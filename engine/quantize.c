@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- one row ---- */
 
@@ -22,53 +23,93 @@ static void row_to_f32(const struct weight_src *s, int row, float *out)
 static void quantize_row_int8(const float *w, int n, int8_t *q, float *scale)
 {
     float amax = 0;
-    for (int k = 0; k < n; k++) amax = fmaxf(amax, fabsf(w[k]));
+    for (int k = 0; k < n; k++) amax = fabsf(w[k]) > amax ? fabsf(w[k]) : amax;
     *scale = amax / 127;
     float inv = amax > 0 ? 127 / amax : 0;
     for (int k = 0; k < n; k++) q[k] = (int8_t)lrintf(w[k] * inv);
 }
 
-static float clamp4(float v)
+/* Built once for each level of the instruction set and chosen at load, where the compiler can do that: quantising a large
+ * model is minutes of work at the lowest.  All give the same bits (no contraction into FMA, see meson.build). */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(TANDEM_SANITIZED)
+#define FOR_EACH_LEVEL __attribute__((target_clones("avx512f", "avx2", "default"), flatten))
+#else
+#define FOR_EACH_LEVEL
+#endif
+
+enum { LANES = 8, FITS = 8 };
+
+/* eight lanes of whatever the machine has; gcc and clang both turn these into its vector instructions */
+typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
+typedef int32_t ilanes __attribute__((vector_size(LANES * sizeof(int32_t))));
+
+/* The nibbles of eight weights at 1/scale = inv: round(w * inv) + 8 within 0..15. */
+static inline void nibbles(const float *w, float inv, lanes *x, ilanes *q)
 {
-    v = nearbyintf(v);
-    return v < -8 ? -8 : v > 7 ? 7 : v;
+    memcpy(x, w, sizeof *x);
+    lanes v = *x * inv + 8.5f, top = v * 0 + 15.5f;
+    ilanes low = v < 0, high = v > top;
+    v = (lanes)((((ilanes)v & ~low) & ~high) | ((ilanes)top & high));
+    *q = __builtin_convertvector(v, ilanes);
 }
 
-/* The best f16 scale for one group (n <= 128): 2 x 24 candidates, each scored by what least squares leaves. */
-static uint16_t best_scale_int4(const float *w, int n)
+/* Rounds the group at 1/scale = inv.  Returns sum w q and *qq = sum q^2: the scale that then fits best is wq / qq, and it
+ * leaves an error of sum w^2 - wq^2 / qq. */
+static float fit_group(const float w[INT4_GROUP], float inv, float *qq)
 {
-    float amax = 0;
-    for (int k = 0; k < n; k++) amax = fmaxf(amax, fabsf(w[k]));
+    lanes a = {0}, b = {0};
+    for (int k = 0; k < INT4_GROUP; k += LANES) {
+        lanes x;
+        ilanes n;
+        nibbles(w + k, inv, &x, &n);
+        lanes q = __builtin_convertvector(n, lanes) - 8;
+        a += x * q;
+        b += q * q;
+    }
+    float wq = 0;
+    *qq = 0;
+    for (int i = 0; i < LANES; i++) wq += a[i], *qq += b[i];
+    return wq;
+}
+
+/* The best f16 scale for one group (padded with zeros).  First the extreme value is put at several places between 6.1 and 8.5
+ * steps from zero, on either side, since -8 has no counterpart; then the best is improved by fitting in turn the scale to
+ * the rounded values and the rounding to the scale. */
+static uint16_t best_scale_int4(const float w[INT4_GROUP])
+{
+    float amax = 0, best = 0, scale = 0, qq;
+    for (int k = 0; k < INT4_GROUP; k++) amax = fabsf(w[k]) > amax ? fabsf(w[k]) : amax;
     if (amax == 0) return 0;
-    double best = -1;
-    float scale = amax / 8;
-    for (int c = 0; c < 48; c++) {
-        /* the extreme value lands between 6.2 and 8.5 steps from zero; the sign decides whether -8 serves it */
-        float steps = 6.2f + 0.1f * (float)(c % 24), inv = (c < 24 ? steps : -steps) / amax, wq = 0, qq = 0;
-        for (int k = 0; k < n; k++) {
-            float q = clamp4(w[k] * inv);
-            wq += w[k] * q;
-            qq += q * q;
-        }
-        /* error = sum w^2 - wq^2 / qq: the larger the second term the better */
-        if (qq > 0 && (double)wq * wq / qq > best) {
-            best = (double)wq * wq / qq;
+    for (int c = 0; c < 2 * FITS; c++) {
+        float steps = 6.1f + 2.4f / (FITS - 1) * (float)(c % FITS);
+        float wq = fit_group(w, (c < FITS ? steps : -steps) / amax, &qq);
+        if (qq > 0 && wq * wq > best * qq) {
+            best = wq * wq / qq;
             scale = wq / qq;
         }
+    }
+    for (int i = 0; i < 3 && scale != 0; i++) {
+        float wq = fit_group(w, 1 / scale, &qq);
+        if (!(qq > 0 && wq * wq > best * qq)) break;
+        best = wq * wq / qq;
+        scale = wq / qq;
     }
     return f32_to_f16(scale);
 }
 
-static void quantize_row_int4(const float *w, int n, uint8_t *q, uint16_t *scale)
+FOR_EACH_LEVEL static void quantize_row_int4(const float *w, int n, uint8_t *q, uint16_t *scale)
 {
-    for (int g = 0; g * INT4_GROUP < n; g++) {
-        const float *x = w + g * INT4_GROUP;
+    for (int g = 0; g * INT4_GROUP < n; g++, w += INT4_GROUP, q += INT4_GROUP / 2) {
+        float x[INT4_GROUP] = {0};
         int len = n - g * INT4_GROUP < INT4_GROUP ? n - g * INT4_GROUP : INT4_GROUP;
-        scale[g] = best_scale_int4(x, len);
+        memcpy(x, w, (size_t)len * sizeof *x);
+        scale[g] = best_scale_int4(x);
         float s = f16_to_f32(scale[g]), inv = s != 0 ? 1 / s : 0;
-        for (int k = 0; k < INT4_GROUP; k += 2) {
-            int lo = k < len ? (int)clamp4(x[k] * inv) + 8 : 8, hi = k + 1 < len ? (int)clamp4(x[k + 1] * inv) + 8 : 8;
-            q[(g * INT4_GROUP + k) / 2] = (uint8_t)(lo | hi << 4);
+        for (int k = 0; k < INT4_GROUP; k += LANES) {
+            lanes v;
+            ilanes n4;
+            nibbles(x + k, inv, &v, &n4);
+            for (int i = 0; i < LANES; i += 2) q[(k + i) / 2] = (uint8_t)(n4[i] | n4[i + 1] << 4);
         }
     }
 }

@@ -82,6 +82,12 @@ static int json_check(const char *json, size_t n, struct err *e)
     return nodes > NODES_MAX ? err_set(e, ERR_INVALID, "more than %d JSON values", NODES_MAX) : 0;
 }
 
+static bool json_trails(const char *json, size_t n, const char *end)
+{
+    while (end < json + n && memchr(" \t\r\n", *end, 4)) end++;
+    return end < json + n;
+}
+
 struct tokenizer *tokenizer_parse(const char *json, size_t n, struct err *e)
 {
     struct err own = {0};
@@ -92,6 +98,8 @@ struct tokenizer *tokenizer_parse(const char *json, size_t n, struct err *e)
         cJSON *root = cJSON_ParseWithLengthOpts(json, n, &end, false);
         if (!root)
             rc = err_set(&own, ERR_INVALID, "not JSON near byte %zu", end ? (size_t)(end - json) : 0);
+        else if (json_trails(json, n, end))
+            rc = err_set(&own, ERR_INVALID, "byte %zu: text behind the JSON value", (size_t)(end - json));
         else
             rc = parts_read(t, root, &own);
         cJSON_Delete(root);

@@ -9,6 +9,9 @@
 
 enum { CONTENT_MAX = 512 }; /* bytes: matching may look this far from every byte of a text */
 
+/* \w of Rust's regex, which decides on single_word in the reference */
+static const char word_char[] = "[\\p{Alphabetic}\\p{L}\\p{M}\\p{Nd}\\p{Pc}\\x{200c}\\x{200d}]";
+
 /* --- the trie ----------------------------------------------------------------------------------------------------- */
 
 static struct added_edge *trie_edge(const struct added_trie *x, uint32_t node, unsigned char byte)
@@ -176,7 +179,7 @@ int added_read(struct added *a, const struct json_at *at, const struct vocab *mo
         word |= t.single_word;
     }
     a->size = next > model->size ? next : model->size;
-    if (!rc && word && !(a->word = regex_compile("\\w", 2, e))) rc = e ? e->code : ERR_INVALID;
+    if (!rc && word && !(a->word = regex_compile(word_char, sizeof word_char - 1, e))) rc = e ? e->code : ERR_INVALID;
     return rc ? rc : tries_build(a, z, e);
 }
 

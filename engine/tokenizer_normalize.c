@@ -19,7 +19,6 @@ static const struct {
     {"NFKD", NORMALIZE_NFKD},
     {"Lowercase", NORMALIZE_LOWERCASE},
     {"Strip", NORMALIZE_STRIP},
-    {"StripAccents", NORMALIZE_STRIP_ACCENTS},
     {"Prepend", NORMALIZE_PREPEND},
     {"Replace", NORMALIZE_REPLACE},
 };
@@ -182,16 +181,6 @@ static void normalize_strip(const struct normalizer_step *step, const struct tex
     text_copy(to, from, start, end);
 }
 
-static void normalize_strip_accents(const struct text *from, struct piece p, struct text *to)
-{
-    for (size_t i = p.start; i < p.end;) {
-        uint32_t c;
-        size_t n = utf8_get(from->s + i, &c);
-        if (!unicode_is_mark(c)) text_copy(to, from, i, i + n);
-        i += n;
-    }
-}
-
 static int step_apply(const struct normalizer_step *step, struct regex_run *run, struct edits *x,
                       const struct text *from, struct piece p, struct text *to, struct err *e)
 {
@@ -206,7 +195,6 @@ static int step_apply(const struct normalizer_step *step, struct regex_run *run,
         edits_write(x, from, p, to);
         break;
     case NORMALIZE_STRIP: normalize_strip(step, from, p, to); break;
-    case NORMALIZE_STRIP_ACCENTS: normalize_strip_accents(from, p, to); break;
     case NORMALIZE_PREPEND:
         text_add(to, step->content, strlen(step->content), from->at[p.start]);
         text_copy(to, from, p.start, p.end);

@@ -15,7 +15,6 @@ struct normalizer {
             NORMALIZE_NFKD,
             NORMALIZE_LOWERCASE,
             NORMALIZE_STRIP,
-            NORMALIZE_STRIP_ACCENTS,
             NORMALIZE_PREPEND,
             NORMALIZE_REPLACE,
         } kind;

@@ -8,9 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* GPT-2's words, which ByteLevel has built in; and the Whitespace step's */
+/* GPT-2's words, which ByteLevel has built in; and the Whitespace step's, whose \w is that of Rust's regex: it counts
+ * the joiners */
 static const char gpt2_words[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
-static const char whitespace_words[] = "\\w+|[^\\w\\s]+";
+#define WORD "\\p{Alphabetic}\\p{L}\\p{M}\\p{Nd}\\p{Pc}\\x{200c}\\x{200d}"
+static const char whitespace_words[] = "[" WORD "]+|[^" WORD "\\s]+";
 
 static const struct {
     const char *name;

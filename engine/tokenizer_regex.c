@@ -7,12 +7,15 @@
  *   (?m)     "dot matches newline" in Ruby syntax, PCRE2's (?s); ^ and $ match at every line in Ruby.
  *   x{1,3}+  not possessive in Ruby syntax: (x{1,3})+.
  *   [a[bc]]  nested and intersected classes: refused.
- *   \p{L} \p{N}  letters and numbers newer than PCRE2's tables (Unicode 14) are added by range.  */
+ *   \p{L} \p{M} \p{N}  characters newer than PCRE2's tables are added (tokenizer_regex_newer.h).
+ * What is left, in tests/tokenizer/README.md: sub-classes such as \p{Lu} of such characters, negated sets inside a
+ * class, \b, and multi-character case folding ("ss" against U+00DF).  */
 #include "engine/tokenizer_regex.h"
 
 #include "engine/base/buf.h"
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
+#include "engine/tokenizer_regex_newer.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -34,14 +37,24 @@ struct regex {
 };
 
 #define WHITE_SPACE "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
-#define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+#define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}" NEWER_L NEWER_M NEWER_ND
 #define HEX "0-9A-Fa-f"
 
-/* what an escape means; NULL class = as PCRE2 has it */
+/* what an escape, and its negation, mean: the inside of a class */
 static const struct {
-    char letter, negated;
-    const char *set;
-} escapes[] = {{'s', 'S', WHITE_SPACE}, {'w', 'W', WORD}, {'d', 'D', "\\p{Nd}"}, {'h', 'H', HEX}};
+    const char *is, *is_not, *set;
+} escapes[] = {
+    {"s", "S", WHITE_SPACE},
+    {"w", "W", WORD},
+    {"d", "D", "\\p{Nd}" NEWER_ND},
+    {"h", "H", HEX},
+    {"p{L}", "P{L}", "\\p{L}" NEWER_L},
+    {"p{N}", "P{N}", "\\p{N}" NEWER_ND NEWER_N},
+    {"p{Nd}", "P{Nd}", "\\p{Nd}" NEWER_ND},
+    {"p{M}", "P{M}", "\\p{M}" NEWER_M},
+    {"pL", "PL", "\\p{L}" NEWER_L},
+    {"pN", "PN", "\\p{N}" NEWER_ND NEWER_N},
+};
 
 struct rewrite {
     const char *p;
@@ -56,18 +69,30 @@ static int rewrite_refuse(struct rewrite *r, const char *what)
     return err_set(r->e, ERR_UNSUPPORTED, "regular expression, byte %zu: %s", r->i, what);
 }
 
+/* The backslash at r->i is followed by s. */
+static bool rewrite_sees(const struct rewrite *r, const char *s)
+{
+    size_t n = strlen(s);
+    return r->n - r->i > n && !memcmp(r->p + r->i + 1, s, n);
+}
+
 static int rewrite_escape(struct rewrite *r)
 {
     if (r->i + 1 >= r->n) return err_set(r->e, ERR_INVALID, "regular expression ends with a backslash");
     char c = r->p[r->i + 1];
     for (size_t k = 0; k < sizeof escapes / sizeof *escapes; k++) {
-        if (c != escapes[k].letter && c != escapes[k].negated) continue;
-        bool negated = c == escapes[k].negated;
-        if (negated && r->in_class && c != 'S' && c != 'D') return rewrite_refuse(r, "a negated set inside a class");
-        r->i += 2;
-        if (negated && r->in_class) return buf_printf(&r->out, "\\%c", c), 0;
-        if (r->in_class) return buf_str(&r->out, escapes[k].set), 0;
-        buf_printf(&r->out, "[%s%s]", negated ? "^" : "", escapes[k].set);
+        bool is = rewrite_sees(r, escapes[k].is), is_not = rewrite_sees(r, escapes[k].is_not);
+        if (!is && !is_not) continue;
+        size_t n = strlen(escapes[k].is);
+        if (is_not && r->in_class) { /* PCRE2 cannot nest classes: its own idea of the set has to do */
+            if (c == 'W' || c == 'H') return rewrite_refuse(r, "a negated set inside a class");
+            buf_append(&r->out, r->p + r->i, n + 1);
+        } else if (r->in_class) {
+            buf_str(&r->out, escapes[k].set);
+        } else {
+            buf_printf(&r->out, "[%s%s]", is_not ? "^" : "", escapes[k].set);
+        }
+        r->i += n + 1;
         return 0;
     }
     if (c == 'C' || c == 'K' || c == 'Q' || c == 'E' || c == 'X') return rewrite_refuse(r, "this escape is not read");

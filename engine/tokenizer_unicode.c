@@ -10,6 +10,33 @@
 #include <string.h>
 #include <utf8proc.h>
 
+/* Characters that have a combining class or a decomposition here and none in the reference, whose normal forms are
+ * those of Unicode 9: for equal ids they are left alone.  Found by trying every code point.  */
+static const uint32_t later[][2] = {
+    {0x7fd, 0x7fd},     {0x898, 0x89f},     {0x8ca, 0x8d3},     {0x9fe, 0x9fe},     {0xc3c, 0xc3c},
+    {0xd3b, 0xd3c},     {0xeba, 0xeba},     {0x1715, 0x1715},   {0x1abf, 0x1ace},   {0x1df6, 0x1dfa},
+    {0x32ff, 0x32ff},   {0xa7f2, 0xa7f4},   {0xa82c, 0xa82c},   {0xab69, 0xab69},   {0x10781, 0x10785},
+    {0x10787, 0x107b0}, {0x107b2, 0x107ba}, {0x10d24, 0x10d27}, {0x10eab, 0x10eac}, {0x10efd, 0x10eff},
+    {0x10f46, 0x10f50}, {0x10f82, 0x10f85}, {0x11070, 0x11070}, {0x1133b, 0x1133b}, {0x1145e, 0x1145e},
+    {0x11839, 0x1183a}, {0x11938, 0x11938}, {0x1193d, 0x1193e}, {0x11943, 0x11943}, {0x119e0, 0x119e0},
+    {0x11a34, 0x11a34}, {0x11a47, 0x11a47}, {0x11a99, 0x11a99}, {0x11d42, 0x11d42}, {0x11d44, 0x11d45},
+    {0x11d97, 0x11d97}, {0x11f41, 0x11f42}, {0x16ff0, 0x16ff1}, {0x1e030, 0x1e06d}, {0x1e08f, 0x1e08f},
+    {0x1e130, 0x1e136}, {0x1e2ae, 0x1e2ae}, {0x1e2ec, 0x1e2ef}, {0x1e4ec, 0x1e4ef}, {0x1f16c, 0x1f16c},
+    {0x1fbf0, 0x1fbf9}};
+
+static bool is_later(uint32_t c)
+{
+    size_t lo = 0, hi = sizeof later / sizeof *later;
+    while (lo < hi) {
+        size_t mid = (lo + hi) / 2;
+        if (c > later[mid][1])
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo < sizeof later / sizeof *later && c >= later[lo][0];
+}
+
 bool unicode_is_space(uint32_t c)
 {
     if (c < 0x80) return c == ' ' || (c >= '\t' && c <= '\r');
@@ -29,13 +56,6 @@ bool unicode_is_punct(uint32_t c)
     if (c < 0x80) return c > ' ' && c < 0x7f && !((c | 32) >= 'a' && (c | 32) <= 'z') && !(c >= '0' && c <= '9');
     utf8proc_category_t k = utf8proc_category((utf8proc_int32_t)c);
     return k >= UTF8PROC_CATEGORY_PC && k <= UTF8PROC_CATEGORY_PO;
-}
-
-bool unicode_is_mark(uint32_t c)
-{
-    if (c < 0x300) return false;
-    utf8proc_category_t k = utf8proc_category((utf8proc_int32_t)c);
-    return k >= UTF8PROC_CATEGORY_MN && k <= UTF8PROC_CATEGORY_ME;
 }
 
 void edits_add(struct edits *x, uint32_t c, int32_t change)
@@ -61,7 +81,9 @@ bool unicode_is_inert(const char *s, size_t n, enum unicode_form form)
 
 static unsigned combining_class(uint32_t c)
 {
-    return c < 0x300 ? 0 : (unsigned)utf8proc_get_property((utf8proc_int32_t)c)->combining_class;
+    if (c < 0x300) return 0;
+    unsigned class = (unsigned)utf8proc_get_property((utf8proc_int32_t)c)->combining_class;
+    return class && is_later(c) ? 0 : class;
 }
 
 /* Marks between starters go into canonical order; equal classes keep theirs. */
@@ -93,6 +115,7 @@ static void decompose(const char *s, size_t n, bool compat, struct edits *out)
         if (c >= 0x80)
             k = utf8proc_decompose_char((utf8proc_int32_t)c, parts, 32,
                                         UTF8PROC_DECOMPOSE | (compat ? UTF8PROC_COMPAT : 0), &boundary);
+        if ((k != 1 || parts[0] != (utf8proc_int32_t)c) && is_later(c)) parts[0] = (utf8proc_int32_t)c, k = 1;
         for (utf8proc_ssize_t j = 0; j < k; j++) {
             bool starter = !combining_class((uint32_t)parts[j]);
             if (starter) marks_sort(out->v + pending, out->n - pending);
@@ -108,7 +131,8 @@ static uint32_t compose_pair(uint32_t a, uint32_t b)
 {
     if (b < 0x300) return 0;
     utf8proc_int32_t v[4] = {(utf8proc_int32_t)a, (utf8proc_int32_t)b};
-    return utf8proc_normalize_utf32(v, 2, UTF8PROC_COMPOSE | UTF8PROC_STABLE) == 1 ? (uint32_t)v[0] : 0;
+    bool composed = utf8proc_normalize_utf32(v, 2, UTF8PROC_COMPOSE | UTF8PROC_STABLE) == 1;
+    return composed && !is_later((uint32_t)v[0]) ? (uint32_t)v[0] : 0;
 }
 
 /* Canonical composition in place from `first` on.  A character is blocked from the starter by one between them whose
@@ -146,6 +170,23 @@ void unicode_normalize(const char *s, size_t n, enum unicode_form form, struct e
     if (form == UNICODE_NFC || form == UNICODE_NFKC) compose(out, first);
 }
 
+/* Capitals younger than utf8proc's tables, which the reference (Unicode 17 here) has: first, last, what to add. */
+static const int32_t capitals[][3] = {
+    {0x1c89, 0x1c89, 1},      {0xa7cb, 0xa7cb, 0x264 - 0xa7cb},
+    {0xa7cc, 0xa7cc, 1},      {0xa7ce, 0xa7ce, 1},
+    {0xa7d2, 0xa7d2, 1},      {0xa7d4, 0xa7d4, 1},
+    {0xa7da, 0xa7da, 1},      {0xa7dc, 0xa7dc, 0x19b - 0xa7dc},
+    {0x10d50, 0x10d65, 0x20}, {0x16ea0, 0x16eb8, 0x1b},
+};
+
+static uint32_t lowercase(uint32_t c)
+{
+    if (c >= 0x1c89)
+        for (size_t i = 0; i < sizeof capitals / sizeof *capitals; i++)
+            if ((int32_t)c >= capitals[i][0] && (int32_t)c <= capitals[i][1]) return c + (uint32_t)capitals[i][2];
+    return (uint32_t)utf8proc_tolower((utf8proc_int32_t)c);
+}
+
 void unicode_lowercase(const char *s, size_t n, struct edits *out)
 {
     for (size_t i = 0; i < n;) {
@@ -155,7 +196,7 @@ void unicode_lowercase(const char *s, size_t n, struct edits *out)
             edits_add(out, 'i', 0);
             edits_add(out, 0x307, 1);
         } else {
-            edits_add(out, (uint32_t)utf8proc_tolower((utf8proc_int32_t)c), 0);
+            edits_add(out, lowercase(c), 0);
         }
     }
 }

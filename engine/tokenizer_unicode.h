@@ -7,7 +7,6 @@
 bool unicode_is_space(uint32_t c);   /* White_Space */
 bool unicode_is_numeric(uint32_t c); /* Nd, Nl, No */
 bool unicode_is_punct(uint32_t c);   /* P*, and ASCII's symbols */
-bool unicode_is_mark(uint32_t c);    /* M* */
 
 /* A rewritten text, character by character: change 0 replaces one old character, 1 is new, -k replaces one and drops
  * the k after it. */

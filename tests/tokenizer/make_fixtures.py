@@ -99,7 +99,7 @@ def variants():
 
     d = strip_fallback(copy.deepcopy(spm))
     d['model'] |= {'byte_fallback': False, 'fuse_unk': False}
-    d['normalizer'] = {'type': 'Sequence', 'normalizers': [{'type': 'NFD'}, {'type': 'StripAccents'},
+    d['normalizer'] = {'type': 'Sequence', 'normalizers': [{'type': 'NFD'},
                        {'type': 'Replace', 'pattern': {'Regex': r'\s+'}, 'content': ' '},
                        {'type': 'Prepend', 'prepend': '▁'},
                        {'type': 'Replace', 'pattern': {'String': ' '}, 'content': '▁'}]}

@@ -7,6 +7,7 @@
 #include "server/json.h"
 #include "server/result.h"
 
+#include <math.h>
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +28,7 @@ static void fill_request(struct gen_request *r, const struct settings *s, const 
     bool sample = s->temperature > 0 || s->top_k > 0 || s->top_p < 1 || s->typical_p < 1 || s->min_p > 0;
     *r = (struct gen_request){
         .n_prompt = n_prompt,
-        .sampling = {.sample = sample, .temperature = s->temperature > 1e-4 ? (float)s->temperature : 1,
+        .sampling = {.sample = sample, .temperature = s->temperature > 0 ? fmaxf((float)s->temperature, 2e-4f) : 1,
                      .top_k = s->top_k, .top_p = (float)s->top_p, .typical_p = (float)s->typical_p,
                      .min_p = (float)s->min_p, .seed = s->seed, .repetition = (float)s->repetition_penalty,
                      .frequency = (float)s->frequency_penalty, .presence = (float)s->presence_penalty},

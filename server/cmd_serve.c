@@ -152,8 +152,6 @@ static void close_rest(void *arg)
     s->app.engine = NULL;
     s->app.info = NULL;
     sse_hub_close(s->app.sse);
-    uv_close((uv_handle_t *)&s->sigterm, NULL);
-    uv_close((uv_handle_t *)&s->sigint, NULL);
     uv_close((uv_handle_t *)&s->drain_timer, NULL);
     bridge_close(s->app.bridge, on_bridge_closed, s);
 }
@@ -200,7 +198,7 @@ static void on_signal(uv_signal_t *h, int signum)
         _exit(s->status); /* nothing to lose, and loading cannot be interrupted */
     }
     if (s->app.state == APP_DRAINING) {
-        log_warn("stopping at once: signal=%d again", signum);
+        if (!s->closing) log_warn("stopping at once: signal=%d again", signum);
         stop_now(s);
         return;
     }
@@ -254,6 +252,10 @@ static void open_signals(struct server *s)
     s->sigterm.data = s->sigint.data = s->drain_timer.data = s;
     uv_signal_start(&s->sigterm, on_signal, SIGTERM);
     uv_signal_start(&s->sigint, on_signal, SIGINT);
+    /* They stay until the process is gone: closing them would bring the default action back, and an impatient second
+     * signal would turn a clean end into a kill. */
+    uv_unref((uv_handle_t *)&s->sigterm);
+    uv_unref((uv_handle_t *)&s->sigint);
 }
 
 static int serve(struct server *s)
@@ -277,7 +279,6 @@ static int serve(struct server *s)
     uv_queue_work(&s->loop, &s->load, work_load, after_load);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     http_server_free(s->app.http);
-    uv_loop_close(&s->loop);
     log_info("stopped");
     return s->status;
 }

@@ -94,7 +94,7 @@ static const struct conf_option table[] = {
      "drop tokens less likely than X times the most likely one"},
     {"seed", "Generation", CONF_U64, AT(seed), NULL, 0, 0, NULL, CMD_GENERATE, true, "N",
      "same seed, same text; without it a random one is chosen"},
-    {"repetition-penalty", "Generation", CONF_NUMBER, AT(repetition_penalty), "1", 1e-4, 1e4, NULL, CMD_GENERATE, true,
+    {"repetition-penalty", "Generation", CONF_NUMBER, AT(repetition_penalty), "1", 1e-3, 1e3, NULL, CMD_GENERATE, true,
      "X", "divide the logits of tokens already seen"},
     {"frequency-penalty", "Generation", CONF_NUMBER, AT(frequency_penalty), "0", -2, 2, NULL, CMD_GENERATE, true, "X",
      "subtract for every time a token was generated"},

@@ -65,6 +65,11 @@ static bool get_int(struct check *c, const char *name, int64_t *out, bool *given
     return *given || ok(c);
 }
 
+static float clamp(float v, float low, float high)
+{
+    return v < low ? low : v > high ? high : v;
+}
+
 /* ---- the sampling rules, in TGI's order ------------------------------------------------------------------------ */
 
 static bool check_best_of(struct check *c)
@@ -112,19 +117,14 @@ static bool read_sampling(struct check *c, bool given[static 4])
     return true;
 }
 
-static float clamp(float v, float low, float high)
-{
-    return v < low ? low : v > high ? high : v;
-}
-
 static bool check_penalties(struct check *c)
 {
     struct sampling_params *s = &c->p->gen.sampling;
     bool given;
     if (!get_float(c, "repetition_penalty", &s->repetition, &given)) return false;
     if (given && !(s->repetition > 0)) return refuse(c->e, "`repetition_penalty` must be strictly positive");
-    /* beyond this range products of logits leave the floats, and nothing changes any more */
-    s->repetition = clamp(s->repetition, 1e-4f, 1e4f);
+    /* the engine's range; beyond it products of logits leave the floats, and nothing changes any more */
+    s->repetition = clamp(s->repetition, 1e-3f, 1e3f);
     if (!get_float(c, "frequency_penalty", &s->frequency, &given)) return false;
     if (!(s->frequency >= -2 && s->frequency <= 2))
         return refuse(c->e, "`frequency_penalty` must be >= -2.0 and <= 2.0");
@@ -165,8 +165,8 @@ static bool check_sampling(struct check *c)
     if (!check_best_of(c) || !read_sampling(c, given) || !check_sampling_switch(c)) return false;
     if (!check_top_n(c) || !check_details(c)) return false;
     if (given[0] && !(s->temperature > 0)) return refuse(c->e, "`temperature` must be strictly positive");
-    /* colder than this is greedy already, and logits divided by it leave the floats */
-    s->temperature = fmaxf(s->temperature, 1e-4f);
+    /* colder than this is greedy already, and hotter is uniform: the engine takes 1e-4 to 1e4 */
+    s->temperature = clamp(s->temperature, 2e-4f, 1e4f);
     if (!check_penalties(c)) return false;
     if (given[2] && !(s->top_p > 0 && s->top_p <= 1)) return refuse(c->e, "`top_p` must be > 0.0 and < 1.0");
     if (s->top_k < 0) return refuse(c->e, "`top_k` must be strictly positive");

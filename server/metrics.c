@@ -158,9 +158,9 @@ static void put_engine(const struct engine_stats *s, const struct engine_info *i
         const char *name, *type, *help;
         double value;
     } rows[] = {
-        {"tandem_requests_running", "gauge", "Requests that are being computed.", s->running},
+        {"tandem_requests_running", "gauge", "Requests that hold a slot, paused ones among them.", s->running},
         {"tandem_requests_waiting", "gauge", "Requests in the queue.", s->waiting},
-        {"tandem_requests_paused", "gauge", "Requests held because their client does not read.", s->paused},
+        {"tandem_requests_paused", "gauge", "Requests not computed because their client does not read.", s->paused},
         {"tandem_prompt_tokens_total", "counter", "Prompt tokens computed.", (double)s->prompt_tokens},
         {"tandem_generated_tokens_total", "counter", "Tokens generated.", (double)s->generated_tokens},
         {"tandem_prefix_query_tokens_total", "counter", "Prompt tokens looked up in the prefix cache.",

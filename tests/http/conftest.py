@@ -1,0 +1,148 @@
+"""The real binary, started on a free port with the demo model. TANDEM_BUILD_DIR says which build."""
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import requests
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("TANDEM_BUILD_DIR", ROOT / "build"))
+BINARY = BUILD / "server" / "tandem"
+DEMO = ROOT / "models" / "demo"
+MODEL = DEMO if (DEMO / "config.json").exists() else ROOT / "tests/fixtures/models/tinystories-656k"
+ENV = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
+
+
+def wait_for(condition, seconds=30.0, what="the condition"):
+    """Polls until condition() is true and returns its value."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"{what} did not come true in {seconds} s")
+
+
+class Server:
+    """One `tandem serve`; a context manager that ends it with SIGTERM and expects a clean exit."""
+
+    def __init__(self, log, *args, model=MODEL, ready=True, env=None):
+        self.log_path = log
+        with open(log, "wb") as out:
+            self.process = subprocess.Popen([BINARY, "serve", "--model", model, "--port", "0", *map(str, args)],
+                                            stderr=out, stdout=out, stdin=subprocess.DEVNULL, cwd=ROOT, env={**ENV, **(env or {})})
+        try:
+            self.url = wait_for(self._listening, what=f"listening; {log}")
+            self.port = int(self.url.rsplit(":", 1)[1])
+            if ready:
+                self.wait_ready()
+        except BaseException:
+            self.process.kill()
+            raise
+
+    def _listening(self):
+        assert self.process.poll() is None, self.log()
+        found = re.search(r"^listening (http://\S+)\n", self.log(), re.M)
+        return found and found.group(1)
+
+    def wait_ready(self):
+        def ready():
+            assert self.process.poll() is None, self.log()
+            return self.get("/ready").status_code == 200
+        wait_for(ready, 60, "ready")
+
+    def log(self):
+        return self.log_path.read_text(errors="replace")
+
+    def get(self, path, **kw):
+        return requests.get(self.url + path, timeout=60, **kw)
+
+    def post(self, path, body, **kw):
+        return requests.post(self.url + path, json=body, timeout=kw.pop("timeout", 100), **kw)
+
+    def generate(self, inputs="Once upon a time", path="/generate", **parameters):
+        answer = self.post(path, {"inputs": inputs, "parameters": parameters})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def metric(self, name, **labels):
+        """The value of one sample; 0 when it is not there."""
+        pattern = re.escape(name) + (r"\{([^}]*)\}" if labels else "") + r" (\S+)$"
+        for match in re.finditer("^" + pattern, self.get("/metrics").text, re.M):
+            if not labels or all(f'{k}="{v}"' in match.group(1) for k, v in labels.items()):
+                return float(match.group(match.lastindex))
+        return 0.0
+
+    def wait_idle(self, seconds=30.0):
+        """Until no request runs, waits or is paused, and no page is held."""
+        def idle():
+            names = ("tandem_requests_running", "tandem_requests_waiting", "tandem_requests_paused", "tandem_kv_pages_used")
+            return all(self.metric(name) == 0 for name in names)
+        wait_for(idle, seconds, "idle")
+
+    def cpu_seconds(self):
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def resident_bytes(self):
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def signal(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+
+    def wait(self, seconds=30):
+        return self.process.wait(seconds)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        if self.process.poll() is None:
+            self.signal(signal.SIGTERM)
+            time.sleep(0.02)
+            if self.process.poll() is None:
+                self.signal(signal.SIGTERM)  # the second one does not wait for requests
+        try:
+            status = self.wait()
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        assert exc[0] or status == 0, f"exit status {status}\n{self.log()[-4000:]}"
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory):
+    """start(*flags) -> Server, to be used in a with statement."""
+    folder, count = tmp_path_factory.mktemp("logs"), [0]
+
+    def run(*args, **kw):
+        count[0] += 1
+        return Server(folder / f"server{count[0]}.log", *args, **kw)
+    return run
+
+
+@pytest.fixture(scope="session")
+def shared(start):
+    with start() as s:
+        yield s
+
+
+@pytest.fixture
+def server(shared):
+    """The shared server; a test must leave it alive and idle."""
+    yield shared
+    assert shared.process.poll() is None, shared.log()[-4000:]
+    shared.wait_idle()
+
+
+@pytest.fixture(scope="session")
+def run():
+    """run("generate", "--prompt", ...) -> CompletedProcess of the command line."""
+    def call(*args, timeout=100, cwd=ROOT, env=None, **kw):
+        return subprocess.run([BINARY, *map(str, args)], capture_output=True, timeout=timeout, cwd=cwd, env={**ENV, **(env or {})}, **kw)
+    return call

@@ -1,0 +1,25 @@
+"""Server-sent events as a strict reader sees them."""
+import json
+
+
+def events(response):
+    """The JSON events of a streamed requests.Response; comments are dropped, anything else is an error."""
+    for line in response.iter_lines(decode_unicode=True):
+        if not line or line.startswith(":"):
+            continue
+        assert line.startswith("data: "), line
+        yield json.loads(line[len("data: "):])
+
+
+def stream(server, inputs="Once upon a time", path="/generate_stream", session=None, **parameters):
+    """All events of one streamed generation."""
+    import requests
+    with (session or requests).post(server.url + path, json={"inputs": inputs, "parameters": parameters, "stream": True},
+                                    stream=True, timeout=100) as answer:
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        return list(events(answer))
+
+
+def text_of(received):
+    return received[-1]["generated_text"]

@@ -1,0 +1,190 @@
+"""The command line: tandem generate, tokenize, perplexity, quantize, and help."""
+import json
+import math
+
+import pytest
+from conftest import DEMO, MODEL
+
+COMMANDS = ["serve", "generate", "tokenize", "perplexity", "quantize"]
+HELD_OUT = DEMO / "heldout.txt"
+
+
+def ok(result):
+    assert result.returncode == 0, result.stderr.decode()
+    return result.stdout.decode()
+
+
+# ---- help and mistakes -----------------------------------------------------------------------------------------------
+
+def test_help(run):
+    for words in (["help"], ["--help"], ["-h"]):
+        text = ok(run(*words))
+        assert all(f"\n  {name} " in text for name in COMMANDS)
+    assert ok(run("version")).startswith("tandem ") and ok(run("--version")) == ok(run("version"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command(run, command):
+    for flag in ("--help", "-h"):
+        text = ok(run(command, flag))
+        assert text.startswith(f"usage: tandem {command} ") and "--model DIR" in text and "default models/demo" in text
+        assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("words, says", [
+    ([], "usage: tandem COMMAND"),
+    (["sevre"], "unknown command 'sevre'"),
+    (["serve", "--prot", "1"], "did you mean --port"),
+    (["serve", "--port", "99999"], "--port: 99999 is not between 0 and 65535"),
+    (["serve", "extra"], "unexpected argument 'extra'"),
+    (["serve", "--config", "/no/such.yaml"], "/no/such.yaml"),
+    (["generate"], "--prompt is missing"),
+    (["generate", "--prompt"], "--prompt needs a value"),
+    (["generate", "--prompt", "a", "--top-p", "2"], "--top-p"),
+    (["tokenize", "--text", "a", "--ids", "1"], "one of --text"),
+    (["perplexity"], "--file is missing"),
+    (["perplexity", "--file", "x", "--kl"], "--kl needs --quantize"),
+    (["quantize"], "--out is missing"),
+])
+def test_called_wrongly(run, words, says):
+    got = run(*words)
+    assert got.returncode == 2 and says in got.stderr.decode() and not got.stdout
+
+
+@pytest.mark.parametrize("words", [["generate", "--prompt", "a"], ["tokenize", "--text", "a"], ["perplexity", "--file", "/dev/null"], ["quantize", "--out", "/tmp/no"]])
+def test_no_such_model(run, words):
+    got = run(*words, "--model", "no/such/model")
+    assert got.returncode == 1 and b"no/such/model" in got.stderr
+
+
+# ---- generate --------------------------------------------------------------------------------------------------------
+
+def generate(run, *args):
+    return json.loads(ok(run("generate", "--model", MODEL, "--json", *args)))
+
+
+@pytest.mark.smoke
+def test_generate(run):
+    text = ok(run("generate", "--model", MODEL, "--prompt", "Once upon a time", "--max-new-tokens", 20))
+    got = generate(run, "--prompt", "Once upon a time", "--max-new-tokens", 20)
+    assert text == got["text"] + "\n"
+    assert got["finish_reason"] == "length" and got["generated_tokens"] == 20 == len(got["tokens"]) and got["seed"] is None
+    assert "".join(t["text"] for t in got["tokens"]) == got["text"]
+    assert math.isclose(got["mean_logprob"], sum(t["logprob"] for t in got["tokens"]) / 20, rel_tol=1e-4)
+    assert got["timings"]["generated_tokens_per_second"] > 0
+
+
+def test_generate_from_stdin_equals_flag(run):
+    a = ok(run("generate", "--model", MODEL, "--prompt", "-", "--max-new-tokens", 10, input=b"A little dog"))
+    assert a == ok(run("generate", "--model", MODEL, "--prompt", "A little dog", "--max-new-tokens", 10))
+
+
+def test_generate_options(run):
+    first = generate(run, "--prompt", "Once", "--temperature", 1.2, "--top-k", 40, "--seed", 5, "--max-new-tokens", 12)
+    again = generate(run, "--prompt", "Once", "--temperature=1.2", "--top-k=40", "--seed=5", "--max-new-tokens=12")
+    assert first["text"] == again["text"] and first["seed"] == 5
+    unseeded = generate(run, "--prompt", "Once", "--temperature", 1.2, "--max-new-tokens", 12)
+    replay = generate(run, "--prompt", "Once", "--temperature", 1.2, "--max-new-tokens", 12, "--seed", unseeded["seed"])
+    assert unseeded["text"] == replay["text"]
+    top = generate(run, "--prompt", "Once", "--top-n", 3, "--max-new-tokens", 2)["tokens"]
+    assert [len(t["top"]) for t in top] == [3, 3] and top[0]["top"][0]["id"] == top[0]["id"]
+    stopped = generate(run, "--prompt", "Once upon a time", "--stop", "zzz", "--stop", " was")
+    assert stopped["finish_reason"] == "stop_sequence" and stopped["text"].endswith(" was")
+
+
+def test_generate_as_the_server_does(run, server):
+    for weights in ("none",):
+        got = generate(run, "--prompt", "The little girl", "--max-new-tokens", 30, "--quantize", weights)
+        assert got["text"] == server.generate("The little girl", max_new_tokens=30)["generated_text"]
+
+
+def test_generate_prompt_too_long(run):
+    got = run("generate", "--model", MODEL, "--prompt", "word " * 3000)
+    assert got.returncode == 1 and b"tokens" in got.stderr
+
+
+# ---- tokenize --------------------------------------------------------------------------------------------------------
+
+def test_tokenize(run, tmp_path):
+    text = "Once upon a time, Ünï 😀"
+    file = tmp_path / "t.txt"
+    file.write_text(text)
+    got = json.loads(ok(run("tokenize", "--model", MODEL, "--text", text, "--json")))
+    assert got["count"] == len(got["ids"]) == len(got["tokens"])
+    assert json.loads(ok(run("tokenize", "--model", MODEL, "--file", file, "--json"))) == got
+    assert json.loads(ok(run("tokenize", "--model", MODEL, "--json", input=text.encode()))) == got
+    ids = ",".join(map(str, got["ids"]))
+    assert text in ok(run("tokenize", "--model", MODEL, "--ids", ids))
+    assert text in json.loads(ok(run("tokenize", "--model", MODEL, "--ids", "-", "--json", input=json.dumps(got["ids"]).encode())))["text"]
+    assert len(ok(run("tokenize", "--model", MODEL, "--text", text)).splitlines()) == got["count"]
+
+
+def test_tokenize_bad_ids(run):
+    for ids in ("1,x", "-1", "99999999", "1e3"):
+        got = run("tokenize", "--model", MODEL, "--ids", ids)
+        assert got.returncode == 1 and b"--ids" in got.stderr
+
+
+# ---- perplexity ------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    if not HELD_OUT.exists():
+        pytest.skip("no held-out text")
+    file = tmp_path_factory.mktemp("text") / "t.txt"
+    file.write_text(HELD_OUT.read_text()[:6000])
+    return file
+
+
+def perplexity(run, *args):
+    return json.loads(ok(run("perplexity", "--model", MODEL, "--json", *args)))
+
+
+def test_perplexity(run, text):
+    got = perplexity(run, "--file", text)
+    assert 1 < got["perplexity"] < 60 and 0 < got["perplexity_error"] < got["perplexity"] / 4
+    assert got["tokens"] - 1 <= got["scored_tokens"] <= got["tokens"]
+    assert math.isclose(got["mean_nll"], math.log(got["perplexity"]), rel_tol=1e-5)
+    plain = ok(run("perplexity", "--model", MODEL, "--file", text))
+    assert plain.startswith(f"perplexity       {got['perplexity']:.4f} ± ")
+
+
+def test_every_token_is_scored_once_whatever_the_window(run, text):
+    counts, values = set(), []
+    for window in (8, 33, 64, 512):
+        got = perplexity(run, "--file", text, "--window", window)
+        counts.add(got["scored_tokens"])
+        values.append(got["perplexity"])
+    assert len(counts) == 1
+    assert values[0] > values[2] > values[3] * 0.98  # more context, better
+
+
+def test_kl_of_quantising(run, text):
+    got = {w: perplexity(run, "--file", text, "--quantize", w, "--kl") for w in ("int8", "int4")}
+    for g in got.values():
+        assert g["kl_divergence"] > 0 and g["kl_divergence_error"] > 0 and 0.5 < g["top1_agreement"] <= 1
+        assert 0.8 < g["perplexity_ratio"] < 1.6
+    assert got["int8"]["kl_divergence"] < 0.02 < 1 and got["int8"]["kl_divergence"] < got["int4"]["kl_divergence"]
+    assert got["int8"]["top1_agreement"] > 0.95
+
+
+def test_perplexity_mistakes(run, text, tmp_path):
+    (tmp_path / "empty").write_text("")
+    for args, says in ((["--file", tmp_path / "none"], b"none"), (["--file", tmp_path / "empty"], b"too short"),
+                       (["--file", text, "--window", 100000], b"--window")):
+        got = run("perplexity", "--model", MODEL, *args)
+        assert got.returncode == 1 and says in got.stderr
+
+
+# ---- quantize --------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_quantize_then_load(run, tmp_path, weights):
+    out = tmp_path / "q"
+    ok(run("quantize", "--model", MODEL, "--out", out, "--type", weights))
+    args = ["--prompt", "Once upon a time", "--max-new-tokens", 20]
+    from_file = json.loads(ok(run("generate", "--model", out, "--json", *args)))
+    at_load = generate(run, *args, "--quantize", weights)
+    assert from_file["text"] == at_load["text"]
+    again = run("quantize", "--model", MODEL, "--out", out, "--type", weights)
+    assert again.returncode == 1 and str(out).encode() in again.stderr

@@ -90,32 +90,41 @@ static bool joint_has(const struct bpe *m, int32_t left, int32_t right)
     return !m->joints || m->joints[h / 64] >> h % 64 & 1;
 }
 
-/* The symbols a token may begin (or end) with before merging: its first (last) character, or itself where it is one a
- * word starts from as a whole, such as <0x0A>. */
-static int32_t token_edge(const struct bpe *m, uint32_t id, bool last)
+/* The symbol of a spelling's first or last character, or -1. */
+static int32_t char_symbol(const struct bpe *m, const char *s, size_t n, bool last)
 {
-    size_t n, k = 0;
+    size_t k = 0;
     uint32_t c;
-    const char *s = vocab_spelling(&m->vocab, (int32_t)id, &n);
     if (!n) return -1;
     if (last)
         for (k = n - 1; k > 0 && ((unsigned char)s[k] & 0xc0) == 0x80;) k--;
     return vocab_find(&m->vocab, s + k, utf8_get(s + k, &c));
 }
 
+/* Before merging, a token is its characters, or itself where a word may start from it as a whole, such as <0x0A>: a
+ * merge bridges every pair of such an end and such a beginning. */
 static void joints_build(struct bpe *m)
 {
+    struct edge {
+        int32_t first, last;
+    } *edges = mem_array((size_t)m->vocab.size, sizeof *edges);
+    for (size_t i = 0; i < m->vocab.n; i++) {
+        const struct vocab_entry *t = m->vocab.entries + i;
+        const char *s = m->vocab.arena.data + t->at;
+        edges[t->id] = (struct edge){char_symbol(m, s, t->len, false), char_symbol(m, s, t->len, true)};
+    }
     m->joints = mem_array((1u << JOINT_BITS) / 64, sizeof *m->joints);
     for (size_t i = 0; i <= m->merge_mask; i++) {
         const struct bpe_merge *merge = m->merges + i;
         if (merge->left == UINT32_MAX) continue;
-        int32_t left[2] = {(int32_t)merge->left, token_edge(m, merge->left, true)};
-        int32_t right[2] = {(int32_t)merge->right, token_edge(m, merge->right, false)};
+        int32_t left[2] = {(int32_t)merge->left, edges[merge->left].last};
+        int32_t right[2] = {(int32_t)merge->right, edges[merge->right].first};
         for (int k = 0; k < 4; k++) {
             uint32_t h = joint_hash(left[k / 2], right[k % 2]);
             m->joints[h / 64] |= (uint64_t)1 << h % 64;
         }
     }
+    free(edges);
 }
 
 void bpe_seal(struct bpe *m)

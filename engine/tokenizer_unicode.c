@@ -118,12 +118,12 @@ static void decompose(const char *s, size_t n, bool compat, struct edits *out)
         if ((k != 1 || parts[0] != (utf8proc_int32_t)c) && is_later(c)) parts[0] = (utf8proc_int32_t)c, k = 1;
         for (utf8proc_ssize_t j = 0; j < k; j++) {
             bool starter = !combining_class((uint32_t)parts[j]);
-            if (starter) marks_sort(out->v + pending, out->n - pending);
+            if (starter && out->n > pending) marks_sort(out->v + pending, out->n - pending);
             edits_add(out, (uint32_t)parts[j], j > 0);
             if (starter) pending = out->n;
         }
     }
-    marks_sort(out->v + pending, out->n - pending);
+    if (out->n > pending) marks_sort(out->v + pending, out->n - pending);
 }
 
 /* The one character that a and b make, or 0. */

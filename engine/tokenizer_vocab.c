@@ -42,33 +42,35 @@ void vocab_free(struct vocab *v)
 }
 
 /* The slot that holds s, or the free one where it would go. */
-static size_t vocab_slot(const struct vocab *v, const char *s, size_t n, uint32_t hash)
+static struct vocab_slot *vocab_slot(const struct vocab *v, const char *s, size_t n, uint32_t hash)
 {
-    size_t i = hash & v->mask;
-    for (; v->slots[i]; i = (i + 1) & v->mask) {
-        const struct vocab_entry *t = v->entries + v->slots[i] - 1;
-        if (t->hash == hash && t->len == n && !memcmp(v->arena.data + t->at, s, n)) break;
+    for (size_t i = hash & v->mask;; i = (i + 1) & v->mask) {
+        struct vocab_slot *slot = v->slots + i;
+        if (!slot->entry) return slot;
+        if (slot->hash != hash) continue;
+        const struct vocab_entry *t = v->entries + slot->entry - 1;
+        if (t->len == n && !memcmp(v->arena.data + t->at, s, n)) return slot;
     }
-    return i;
 }
 
 bool vocab_add(struct vocab *v, const char *s, size_t n, int32_t id)
 {
     uint32_t hash = hash_bytes(s, n);
-    size_t slot = vocab_slot(v, s, n, hash);
-    if (v->slots[slot] || v->by_id[id]) return false;
+    struct vocab_slot *slot = vocab_slot(v, s, n, hash);
+    if (slot->entry || v->by_id[id]) return false;
     mem_grow(&v->entries, &v->cap, v->n + 1, sizeof *v->entries);
-    v->entries[v->n++] = (struct vocab_entry){(uint32_t)v->arena.len, (uint32_t)n, hash, id};
+    v->entries[v->n++] = (struct vocab_entry){(uint32_t)v->arena.len, (uint32_t)n, id};
     buf_append(&v->arena, s, n);
     buf_append(&v->arena, "", 1);
-    v->slots[slot] = v->by_id[id] = (uint32_t)v->n;
+    *slot = (struct vocab_slot){hash, (uint32_t)v->n};
+    v->by_id[id] = (uint32_t)v->n;
     return true;
 }
 
 int32_t vocab_find(const struct vocab *v, const char *s, size_t n)
 {
     if (!v->n) return -1;
-    uint32_t entry = v->slots[vocab_slot(v, s, n, hash_bytes(s, n))];
+    uint32_t entry = vocab_slot(v, s, n, hash_bytes(s, n))->entry;
     return entry ? v->entries[entry - 1].id : -1;
 }
 

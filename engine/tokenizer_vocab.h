@@ -13,11 +13,13 @@ enum { TOKEN_ID_MAX = (1 << 24) - 1 };
 struct vocab {
     struct buf arena; /* spellings, each NUL-terminated */
     struct vocab_entry {
-        uint32_t at, len, hash; /* where in arena */
+        uint32_t at, len; /* where in arena */
         int32_t id;
     } * entries;
     size_t n, cap;
-    uint32_t *slots; /* open addressing: index of an entry + 1; 0 free */
+    struct vocab_slot {
+        uint32_t hash, entry; /* index of an entry + 1; 0 free */
+    } * slots;                /* open addressing; the hash here spares most looks at an entry */
     size_t mask;
     uint32_t *by_id; /* (size) index of an entry + 1; 0 for an id nobody has */
     int size;        /* largest id + 1 */

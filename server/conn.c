@@ -34,7 +34,6 @@ struct conn *conn_new(struct http_server *server)
 {
     struct conn *c = mem_zalloc(sizeof *c);
     c->server = server;
-    c->fresh = true;
     c->next = server->conns;
     if (c->next) c->next->prev = c;
     server->conns = c;
@@ -156,7 +155,6 @@ static bool begin_head(struct conn *c)
 {
     if (!unread(c)) return false;
     c->state = CONN_HEAD;
-    c->fresh = false;
     c->scanned = 0;
     wire_begin_head(&c->wire, c->server->config.max_header_bytes);
     sock_timer(c, c->server->config.header_timeout_ms);
@@ -259,22 +257,25 @@ static bool read_body(struct conn *c)
             n = (size_t)left;
         }
     }
-    if (result == WIRE_BAD) {
-        refuse(&why, c->wire.status, "malformed body: %s", c->wire.fault);
-        conn_refuse(c, &why);
-        return false;
-    }
     c->in_at += n;
+    /* The byte that the gate refuses is kept from llhttp, but not those before it: whose complaint is heard must not
+     * depend on how the bytes were cut. */
+    if (result == WIRE_BAD) n--;
     llhttp_errno_t code = c->chunked && c->wire.hidden ? HPE_OK : llhttp_execute(&c->parser, p, n);
-    /* Two readers, one opinion on where the body ends: or else somebody is being fooled. */
-    if (code != HPE_OK || c->message_complete != (result == WIRE_DONE)) {
-        const char *reason = code != HPE_OK ? llhttp_get_error_reason(&c->parser) : "its end is ambiguous";
+    if (code != HPE_OK) {
+        const char *reason = llhttp_get_error_reason(&c->parser);
         refuse(&why, 400, "malformed body: %s", reason ? reason : "unreadable");
-        conn_refuse(c, &why);
-        return false;
+    } else if (result == WIRE_BAD) {
+        refuse(&why, c->wire.status, "malformed body: %s", c->wire.fault);
+    } else if (c->message_complete != (result == WIRE_DONE)) {
+        /* Two readers, one opinion on where the body ends: or else somebody is being fooled. */
+        refuse(&why, 400, "malformed body: its end is ambiguous");
+    } else {
+        if (c->message_complete) dispatch(c);
+        return true;
     }
-    if (c->message_complete) dispatch(c);
-    return true;
+    conn_refuse(c, &why);
+    return false;
 }
 
 /* Does with the bytes that are here what can be done. */

@@ -43,7 +43,6 @@ struct conn {
     enum conn_state state;
     bool eof;     /* the client will send no more */
     bool refused; /* beyond max_connections: gets a 503 */
-    bool fresh;   /* no request yet */
 
     /* bytes read and not yet understood: in.data[in_at, in.len).  `scanned` of them are known to wire. */
     struct buf in;

@@ -106,7 +106,7 @@ void http_server_on_done(struct http_server *, void (*fn)(void *app, const struc
  * connection is gone.  Does nothing when the server drains or closes already. */
 void http_server_drain(struct http_server *, void (*done)(void *), void *arg);
 /* Closes everything now (on_close of what runs is called within); done(arg) when the handles are closed; then
- * http_server_free.  Not from inside a handler.  After it, a drain's done is not called any more. */
+ * http_server_free.  Not from inside a handler or its callbacks.  After it, a drain's done is not called any more. */
 void http_server_close(struct http_server *, void (*done)(void *), void *arg);
 void http_server_free(struct http_server *);
 

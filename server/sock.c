@@ -241,6 +241,9 @@ int sock_open(struct conn *c, uv_stream_t *listener)
     if (rc < 0) return rc; /* libuv: cannot happen without flags; the caller treats it as fatal */
     c->open_handles = 2;
     rc = uv_accept(listener, stream_of(c));
-    if (rc == 0) uv_tcp_nodelay(&c->tcp, 1);
+    if (rc == 0) {
+        uv_tcp_nodelay(&c->tcp, 1);
+        uv_tcp_keepalive(&c->tcp, 1, 60); /* a machine that vanished while it waits for its answer */
+    }
     return rc;
 }

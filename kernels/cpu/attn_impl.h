@@ -25,17 +25,17 @@ INLINE void attn_scores(vf *score, const float *const *q, const void *k, enum dt
 }
 
 /* out[r] += weight[r][i] * V[i] for the places i in [from, to), in order */
-INLINE void attn_values(struct attn_part *const *part, const float (*weight)[KV_PAGE], const void *v, enum dtype t,
+INLINE void attn_values(struct attn_part *part, const float (*weight)[KV_PAGE], const void *v, enum dtype t,
                         int dim_pad, int from, int to, const int R)
 {
     for (int c = 0; c < dim_pad; c += 16) {
         vf acc[R_MAX];
-        FOR_R acc[r] = v_load(part[r]->out + c);
+        FOR_R acc[r] = v_load(part[r].out + c);
         for (int i = from; i < to; i++) {
             vf vi_c = kv_load(v, t, (size_t)i * dim_pad + c);
             FOR_R acc[r] = v_fma(v_set1(weight[r][i]), vi_c, acc[r]);
         }
-        FOR_R v_store(part[r]->out + c, acc[r]);
+        FOR_R v_store(part[r].out + c, acc[r]);
     }
 }
 
@@ -56,27 +56,61 @@ INLINE void attn_softmax(struct attn_part *part, float weight[KV_PAGE], vf score
     v_store(weight, v_scale ? v_mul(p, v_load(v_scale)) : p);
 }
 
+/* the two kernels of each type, for a run-time number of rows */
+#define ATTN_TYPE(name, t)                                                                                             \
+    static void attn_scores_##name(vf *score, const float *const *q, const void *k, int head_dim, int n)               \
+    {                                                                                                                  \
+        BLOCK_SWITCH(n, ATTN_ROWS, attn_scores(score, q, k, t, head_dim, R))                                           \
+    }                                                                                                                  \
+    static void attn_values_##name(struct attn_part *part, const float(*weight)[KV_PAGE], const void *v, int dim_pad,  \
+                                   int from, int to, int n)                                                            \
+    {                                                                                                                  \
+        BLOCK_SWITCH(n, ATTN_ROWS, attn_values(part, weight, v, t, dim_pad, from, to, R))                              \
+    }
+ATTN_TYPE(f32, DT_F32)
+ATTN_TYPE(bf16, DT_BF16)
+ATTN_TYPE(f16, DT_F16)
+ATTN_TYPE(i8, DT_I8)
+
+static const struct attn_kernels {
+    void (*scores)(vf *score, const float *const *q, const void *k, int head_dim, int n);
+    void (*values)(struct attn_part *part, const float (*weight)[KV_PAGE], const void *v, int dim_pad, int from, int to,
+                   int n);
+} attn_kernels[DT_COUNT] = {[DT_F32] = {attn_scores_f32, attn_values_f32},
+                            [DT_BF16] = {attn_scores_bf16, attn_values_bf16},
+                            [DT_F16] = {attn_scores_f16, attn_values_f16},
+                            [DT_I8] = {attn_scores_i8, attn_values_i8}};
+
 struct attn_row {
+    const float *q;  /* (head_dim) */
     int first, last; /* positions it sees */
 };
 
-/* one page for R rows; `page` counts within the sequence */
-INLINE void attn_page(const struct attn_block *b, const struct attn_row *rows, const float *const *q,
-                      struct attn_part *part, int page, enum dtype t, const int R)
+/* the places [*from, *to) of a page that a row sees; empty when *from >= *to */
+INLINE void attn_seen(const struct attn_row *row, int page, int *from, int *to)
+{
+    *from = row->first - page * KV_PAGE;
+    *to = row->last + 1 - page * KV_PAGE;
+    *from = *from < 0 ? 0 : *from;
+    *to = *to > KV_PAGE ? KV_PAGE : *to;
+}
+
+/* one page for n rows; `page` counts within the sequence */
+static void attn_page(const struct attn_block *b, const struct attn_row *rows, struct attn_part *part, int page, int n)
 {
     const struct kv *kv = b->a->kv;
+    const struct attn_kernels *kernels = &attn_kernels[kv->shape.t];
     const uint8_t *block = kv_block(kv, b->a->layer, b->pages[page], b->kv_head);
-    const float *scales = t == DT_I8 ? (const float *)(block + kv->scale_at) : NULL;
-    vf score[R_MAX], scale = v_set1(b->a->scale);
-    float weight[R_MAX][KV_PAGE];
-    struct attn_part *full[R_MAX];
+    const float *scales = kv->shape.t == DT_I8 ? (const float *)(block + kv->scale_at) : NULL;
+    vf score[ATTN_ROWS], scale = v_set1(b->a->scale);
+    float weight[ATTN_ROWS][KV_PAGE];
+    const float *q[ATTN_ROWS] = {0};
+    int from, to;
     bool all = true;
-    attn_scores(score, q, block, t, b->a->head_dim, R);
-    for (int r = 0; r < R; r++) {
-        int from = rows[r].first - page * KV_PAGE, to = rows[r].last + 1 - page * KV_PAGE;
-        from = from < 0 ? 0 : from;
-        to = to > KV_PAGE ? KV_PAGE : to;
-        full[r] = part + r;
+    for (int r = 0; r < n; r++) q[r] = rows[r].q;
+    kernels->scores(score, q, block, b->a->head_dim, n);
+    for (int r = 0; r < n; r++) {
+        attn_seen(rows + r, page, &from, &to);
         all = all && from == 0 && to == KV_PAGE;
         if (from >= to) continue;
         vf s = scales ? v_mul(score[r], v_load(scales)) : score[r];
@@ -84,26 +118,26 @@ INLINE void attn_page(const struct attn_block *b, const struct attn_row *rows, c
         attn_softmax(part + r, weight[r], v_mul(s, scale), seen, kv->dim_pad, scales ? scales + KV_PAGE : NULL);
     }
     if (all) {
-        attn_values(full, (const float(*)[KV_PAGE])weight, block + kv->v_at, t, kv->dim_pad, 0, KV_PAGE, R);
+        kernels->values(part, (const float(*)[KV_PAGE])weight, block + kv->v_at, kv->dim_pad, 0, KV_PAGE, n);
         return;
     }
-    for (int r = 0; r < R; r++) {
-        int from = rows[r].first - page * KV_PAGE, to = rows[r].last + 1 - page * KV_PAGE;
-        attn_values(full + r, (const float(*)[KV_PAGE])weight + r, block + kv->v_at, t, kv->dim_pad,
-                    from < 0 ? 0 : from, to > KV_PAGE ? KV_PAGE : to, 1);
+    for (int r = 0; r < n; r++) {
+        attn_seen(rows + r, page, &from, &to);
+        if (from >= to) continue;
+        kernels->values(part + r, (const float(*)[KV_PAGE])weight + r, block + kv->v_at, kv->dim_pad, from, to, 1);
     }
 }
 
-INLINE void attn_pages(const struct attn_block *b, int split, struct attn_part *part, enum dtype t, const int R)
+static void attn_split(const struct attn_block *b, int split, struct attn_part *part)
 {
-    struct attn_row rows[R_MAX];
-    const float *q[R_MAX];
-    int first = INT32_MAX, last = 0;
-    for (int r = 0; r < R; r++) {
+    struct attn_row rows[ATTN_ROWS];
+    int first = INT32_MAX, last = 0, n = b->n_rows;
+    for (int r = 0; r < n; r++) {
         int token = (b->row0 + r) / b->group, head = b->kv_head * b->group + (b->row0 + r) % b->group;
         int pos = b->pos0 + token, window = b->a->window;
-        rows[r] = (struct attn_row){.first = window && pos >= window ? pos - window + 1 : 0, .last = pos};
-        q[r] = mat_row(&b->a->qkv, b->token0 + token) + (size_t)head * b->a->head_dim;
+        rows[r] = (struct attn_row){.q = mat_row(&b->a->qkv, b->token0 + token) + (size_t)head * b->a->head_dim,
+                                    .first = window && pos >= window ? pos - window + 1 : 0,
+                                    .last = pos};
         first = rows[r].first < first ? rows[r].first : first;
         last = pos > last ? pos : last;
         part[r].max = -INFINITY;
@@ -113,36 +147,7 @@ INLINE void attn_pages(const struct attn_block *b, int split, struct attn_part *
     int page = split * ATTN_SPLIT_PAGES, end = page + ATTN_SPLIT_PAGES;
     page = first / KV_PAGE > page ? first / KV_PAGE : page;
     end = last / KV_PAGE + 1 < end ? last / KV_PAGE + 1 : end;
-    for (; page < end; page++) attn_page(b, rows, q, part, page, t, R);
-}
-
-#define ATTN_CASES(type) BLOCK_SWITCH(b->n_rows, ATTN_ROWS, attn_pages(b, split, part, type, R))
-
-static void attn_split_f32(const struct attn_block *b, int split, struct attn_part *part)
-{
-    ATTN_CASES(DT_F32)
-}
-static void attn_split_bf16(const struct attn_block *b, int split, struct attn_part *part)
-{
-    ATTN_CASES(DT_BF16)
-}
-static void attn_split_f16(const struct attn_block *b, int split, struct attn_part *part)
-{
-    ATTN_CASES(DT_F16)
-}
-static void attn_split_i8(const struct attn_block *b, int split, struct attn_part *part)
-{
-    ATTN_CASES(DT_I8)
-}
-
-static void attn_split(const struct attn_block *b, int split, struct attn_part *part)
-{
-    switch (b->a->kv->shape.t) {
-    case DT_F32: attn_split_f32(b, split, part); break;
-    case DT_BF16: attn_split_bf16(b, split, part); break;
-    case DT_F16: attn_split_f16(b, split, part); break;
-    default: attn_split_i8(b, split, part); break;
-    }
+    for (; page < end; page++) attn_page(b, rows, part, page, n);
 }
 
 static void attn_merge(struct attn_part *into, const struct attn_part *part, int dim_pad)

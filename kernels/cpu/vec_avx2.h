@@ -8,8 +8,12 @@
 
 #define VEC_NAME "avx2"
 #define VEC_SUFFIX(x) x##_avx2
-enum { BLOCK_ROWS_F = 5, BLOCK_ROWS_I8 = 4, BLOCK_ROWS_I4 = 2, BLOCK_PANELS = 1, BLOCK_PANELS_GEMV = 2 };
-enum { ATTN_ROWS = 5 };
+#ifdef TANDEM_SANITIZED /* instrumented, the large blocks take the compiler minutes */
+enum { BLOCK_ROWS_F = 3, BLOCK_ROWS_I8 = 3, BLOCK_ROWS_I4 = 3, ATTN_ROWS = 3 };
+#else
+enum { BLOCK_ROWS_F = 5, BLOCK_ROWS_I8 = 4, BLOCK_ROWS_I4 = 2, ATTN_ROWS = 5 };
+#endif
+enum { BLOCK_PANELS = 1, BLOCK_PANELS_GEMV = 2 };
 enum { I8_BIAS = 0 };
 
 typedef struct {

@@ -3,8 +3,8 @@
  *   ops_bench [threads] [device] [filter]
  *
  * One row for each case: time, GMAC/s and the share of the multiplier's ceiling, GB/s of weights or cache and the share
- * of the read ceiling.  The int8 ceiling is vpdpbusd on registers, the float ceiling fused multiply-adds; without
- * AVX-512 VNNI only bandwidth is measured. */
+ * of the read ceiling (a weight that fits a cache can pass it).  The int8 ceiling is vpdpbusd on registers, the float
+ * ceiling fused multiply-adds; without AVX-512 VNNI only bandwidth is measured. */
 #include "kernels/ops.h"
 
 #include <math.h>
@@ -27,7 +27,8 @@ static double now(void)
 
 /* ---- ceilings ------------------------------------------------------------------------------------------------ */
 
-enum { READ_BYTES = 512 << 20, LOOPS = 4000000 };
+/* Short bursts, the best of many: a neighbour on the same cores must not lower the ceiling. */
+enum { READ_BYTES = 512 << 20, READ_BURST = 8 << 20, LOOPS = 60000, BURSTS = 40 };
 
 struct ceilings {
     double read, int8, f32; /* bytes/s, multiply-adds/s; 0: not measured */
@@ -82,20 +83,19 @@ __attribute__((target("avx512f"))) static double rate_f32(uint64_t *sink)
 static void *probe_run(void *arg)
 {
     struct probe *p = arg;
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 4; i++) {
         pthread_barrier_wait(p->barrier);
-        double start = now();
-        p->sink += read_all(p->p, p->n);
-        double rate = (double)p->n / (now() - start);
-        p->c.read = rate > p->c.read ? rate : p->c.read;
-    }
-#if defined(__x86_64__)
-    pthread_barrier_wait(p->barrier);
-    if (__builtin_cpu_supports("avx512vnni")) {
-        for (int i = 0; i < 3; i++) {
-            p->c.int8 = fmax(p->c.int8, rate_int8(&p->sink));
-            p->c.f32 = fmax(p->c.f32, rate_f32(&p->sink));
+        for (size_t at = 0; at + READ_BURST <= p->n; at += READ_BURST) {
+            double start = now();
+            p->sink += read_all(p->p + at, READ_BURST);
+            p->c.read = fmax(p->c.read, READ_BURST / (now() - start));
         }
+    }
+    pthread_barrier_wait(p->barrier);
+#if defined(__x86_64__)
+    for (int i = 0; i < BURSTS && __builtin_cpu_supports("avx512vnni"); i++) {
+        p->c.int8 = fmax(p->c.int8, rate_int8(&p->sink));
+        p->c.f32 = fmax(p->c.f32, rate_f32(&p->sink));
     }
 #endif
     return NULL;
@@ -174,7 +174,7 @@ static void bench_linear(struct dev *d, const struct ceilings *c, enum dtype t, 
     for (size_t i = 0; i < n / 4; i++) scale[i] = 0.01f;
     struct weight_src src = {t, N, K, group, data, t == DT_I8 || t == DT_I4 ? scale : NULL};
     struct weight *w[COPIES_MAX] = {d->ops->weight_pack(d, &src, 1)};
-    int copies = M > 16 ? 1 : 1 + (int)(COPIES_BYTES / d->ops->weight_bytes(w[0]));
+    int copies = M > 64 ? 1 : 1 + (int)(COPIES_BYTES / d->ops->weight_bytes(w[0]));
     copies = copies < COPIES_MAX ? copies : COPIES_MAX;
     for (int i = 1; i < copies; i++) w[i] = d->ops->weight_pack(d, &src, 1);
     float *x = d->ops->alloc(d, (size_t)M * K * 4), *y = d->ops->alloc(d, (size_t)M * N * 4);

@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 /* ---- memory -------------------------------------------------------------------------------------------------- */
 
@@ -13,8 +16,9 @@ enum { HUGE_PAGE = 2 << 20 };
 #ifdef TANDEM_SANITIZED /* from the heap, so that the sanitizer knows where each piece ends */
 void *cpu_map(size_t bytes)
 {
-    void *p = bytes > SIZE_MAX / 2 ? NULL : aligned_alloc(64, bytes ? bytes : 1);
-    return p ? memset(p, 0, bytes) : NULL;
+    void *p;
+    if (bytes > PTRDIFF_MAX / 2 || posix_memalign(&p, 64, bytes ? bytes : 1)) return NULL;
+    return memset(p, 0, bytes);
 }
 
 void cpu_unmap(void *p, size_t bytes)
@@ -98,7 +102,9 @@ static bool has_avx512(void)
 static bool has_avx2(void)
 {
 #if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    unsigned a, b, c = 0, d; /* f16c by hand: clang 14 does not know its name */
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
+           (c & bit_F16C);
 #else
     return false;
 #endif

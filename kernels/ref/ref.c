@@ -343,7 +343,8 @@ static size_t ref_kv_page_bytes(const struct kv_shape *s)
 static struct kv *ref_kv_open(struct dev *d, const struct kv_shape *s)
 {
     struct kv *kv = calloc(1, sizeof *kv);
-    if (!kv || s->head_dim > 1024) return free(kv), NULL;
+    double bytes = (double)s->layers * s->pages * 2 * KV_PAGE * s->kv_heads * s->head_dim * sizeof(float);
+    if (!kv || s->head_dim > 1024 || bytes > 1e15) return free(kv), NULL;
     kv->shape = *s;
     kv->data = calloc((size_t)s->pages, ref_kv_page_bytes(s));
     if (!kv->data) return free(kv), NULL;

@@ -18,6 +18,20 @@ static const struct op_test op_tests[] = {
 #undef X
 };
 
+#ifdef TANDEM_SANITIZED /* absurd sizes are asked for on purpose */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void)
+{
+    return "allocator_may_return_null=1";
+}
+
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void)
+{
+    return "allocator_may_return_null=1";
+}
+#endif
+
 static const char *const all_levels[] = {"cpu:portable", "cpu:avx2", "cpu:avx512"};
 
 static double now(void)

@@ -8,7 +8,8 @@
  * fallback, unk/fuse_unk, ignore_merges, subword prefix/suffix; merges as "a b" or ["a","b"]); added and special tokens
  * (lstrip, rstrip, single_word, normalized); normalizers NFC NFD NFKC NFKD Lowercase Strip Prepend Replace Sequence;
  * pre-tokenizers ByteLevel Split Digits Punctuation Whitespace WhitespaceSplit Metaspace Sequence; post-processors
- * TemplateProcessing ByteLevel Sequence; decoders ByteLevel Replace ByteFallback Fuse Strip Metaspace Sequence.  */
+ * TemplateProcessing ByteLevel Sequence; decoders ByteLevel Replace ByteFallback Fuse Strip Metaspace Sequence.
+ * Truncation and padding settings of a file are not applied; a template of two texts is not read.  */
 #ifndef TANDEM_TOKENIZER_H
 #define TANDEM_TOKENIZER_H
 

@@ -231,6 +231,7 @@ static void piece_cut(const struct added *a, const struct added_trie *trie, stru
             if (!unicode_is_space(c)) break;
             start = before;
         }
+        if (token->rstrip && end < done) end = done; /* within spaces the last token took: they end there */
         for (unsigned n; token->rstrip && end < p.end; end += n) {
             n = utf8_get(t->s + end, &c);
             if (!unicode_is_space(c)) break;

@@ -46,9 +46,16 @@ static int content_read(struct decoder_step *step, const struct json_at *at, str
 static int step_read(struct decoder_step *step, const struct json_at *at, struct err *e)
 {
     struct json_at start = json_member(at, "start"), stop = json_member(at, "stop");
+    struct json_at pattern = json_member(at, "pattern");
+    const char *literal;
     int rc = 0;
     switch (step->kind) {
-    case DECODE_REPLACE: rc = regex_read(at, "pattern", &step->regex, e); return rc ? rc : content_read(step, at, e);
+    case DECODE_REPLACE:
+        rc = regex_read(at, "pattern", &step->regex, e);
+        if (!rc) rc = json_string_or(&pattern, "String", "", &literal, e);
+        if (rc) return rc;
+        if (*literal) step->literal = mem_strdup(literal);
+        return content_read(step, at, e);
     case DECODE_STRIP:
         rc = content_read(step, at, e);
         if (!rc) rc = json_integer(&start, STRIP_MAX, &step->start, e);
@@ -121,6 +128,7 @@ void decoder_free(struct decoder *z)
     for (size_t i = 0; i < z->n; i++) {
         regex_free(z->steps[i].regex);
         free(z->steps[i].content);
+        free(z->steps[i].literal);
     }
     free(z->steps);
     *z = (struct decoder){0};
@@ -140,6 +148,19 @@ void strings_free(struct strings *x)
     buf_free(&x->text);
     free(x->ends);
     *x = (struct strings){0};
+}
+
+/* A stream replaces in every token: for the usual plain text, setting up a regex each time would cost more. */
+static void replace_literal(const struct decoder_step *step, const char *s, size_t n, struct buf *out)
+{
+    size_t k = strlen(step->literal);
+    for (const char *hit; (hit = memmem(s, n, step->literal, k)) != NULL;) {
+        buf_append(out, s, (size_t)(hit - s));
+        buf_str(out, step->content);
+        n -= (size_t)(hit - s) + k;
+        s = hit + k;
+    }
+    buf_append(out, s, n);
 }
 
 static void replace(const struct decoder_step *step, struct regex_run *run, const char *s, size_t n, struct buf *out)
@@ -212,7 +233,12 @@ static void step_one(const struct decoder_step *step, struct regex_run *run, boo
                      struct buf *out)
 {
     switch (step->kind) {
-    case DECODE_REPLACE: replace(step, run, s, n, out); break;
+    case DECODE_REPLACE:
+        if (step->literal)
+            replace_literal(step, s, n, out);
+        else
+            replace(step, run, s, n, out);
+        break;
     case DECODE_STRIP: strip(step, s, n, out); break;
     case DECODE_METASPACE: metaspace(step, first, s, n, out); break;
     default: buf_append(out, s, n);

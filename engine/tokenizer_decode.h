@@ -19,6 +19,7 @@ struct decoder {
             DECODE_BYTE_LEVEL,
         } kind;
         struct regex *regex; /* REPLACE */
+        char *literal;       /* REPLACE: the pattern where it is plain text, else NULL; owned */
         char *content;       /* REPLACE: what it puts; STRIP: what it takes, one character */
         int32_t start, stop; /* STRIP: at most so many, on each side */
         char mark[5];        /* METASPACE */

@@ -7,9 +7,9 @@
  *   (?m)     "dot matches newline" in Ruby syntax, PCRE2's (?s); ^ and $ match at every line in Ruby.
  *   x{1,3}+  not possessive in Ruby syntax: (x{1,3})+.
  *   [a[bc]]  nested and intersected classes: refused.
- *   \p{L} \p{M} \p{N}  characters newer than PCRE2's tables are added (tokenizer_regex_newer.h).
- * What is left, in tests/tokenizer/README.md: sub-classes such as \p{Lu} of such characters, negated sets inside a
- * class, \b, and multi-character case folding ("ss" against U+00DF).  */
+ *   \p{L} and its like: characters newer than PCRE2's tables are added (tokenizer_regex_newer.h).
+ *   \p{Han} means the script, not PCRE2's script extensions.
+ * tests/tokenizer/README.md lists what is left.  */
 #include "engine/tokenizer_regex.h"
 
 #include "engine/base/buf.h"
@@ -52,6 +52,18 @@ static const struct {
     {"p{N}", "P{N}", "\\p{N}" NEWER_ND NEWER_N},
     {"p{Nd}", "P{Nd}", "\\p{Nd}" NEWER_ND},
     {"p{M}", "P{M}", "\\p{M}" NEWER_M},
+    {"p{P}", "P{P}", "\\p{P}" NEWER_P},
+    {"p{S}", "P{S}", "\\p{S}" NEWER_S},
+    {"p{Lu}", "P{Lu}", "\\p{Lu}" NEWER_LU},
+    {"p{Ll}", "P{Ll}", "\\p{Ll}" NEWER_LL},
+    {"p{Lo}", "P{Lo}", "\\p{Lo}" NEWER_LO},
+    {"p{Han}", "P{Han}", "\\p{sc:Han}" NEWER_HAN}, /* a bare name means Script_Extensions to PCRE2 */
+    {"p{Hiragana}", "P{Hiragana}", "\\p{sc:Hiragana}"},
+    {"p{Katakana}", "P{Katakana}", "\\p{sc:Katakana}"},
+    {"p{Hangul}", "P{Hangul}", "\\p{sc:Hangul}"},
+    {"p{Latin}", "P{Latin}", "\\p{sc:Latin}"},
+    {"p{Cyrillic}", "P{Cyrillic}", "\\p{sc:Cyrillic}"},
+    {"p{Arabic}", "P{Arabic}", "\\p{sc:Arabic}"},
     {"pL", "PL", "\\p{L}" NEWER_L},
     {"pN", "PN", "\\p{N}" NEWER_ND NEWER_N},
 };

@@ -24,17 +24,39 @@ static const uint32_t later[][2] = {
     {0x1e130, 0x1e136}, {0x1e2ae, 0x1e2ae}, {0x1e2ec, 0x1e2ef}, {0x1e4ec, 0x1e4ef}, {0x1f16c, 0x1f16c},
     {0x1fbf0, 0x1fbf9}};
 
-static bool is_later(uint32_t c)
+/* Numbers younger than utf8proc's tables; the reference asks Rust (Unicode 17). */
+static const uint32_t numbers[][2] = {{0x10d40, 0x10d49}, {0x116d0, 0x116e3}, {0x11bf0, 0x11bf9},
+                                      {0x11de0, 0x11de9}, {0x16130, 0x16139}, {0x16d70, 0x16d79},
+                                      {0x16ff4, 0x16ff6}, {0x1ccf0, 0x1ccf9}, {0x1e5f1, 0x1e5fa}};
+
+/* Where the reference, with Unicode 8's punctuation, answers otherwise than utf8proc. */
+static const uint32_t unlike_punct[][2] = {
+    {0x61d, 0x61d},     {0x9fd, 0x9fd},     {0xa76, 0xa76},     {0xc77, 0xc77},     {0xc84, 0xc84},
+    {0x166d, 0x166d},   {0x1b7d, 0x1b7e},   {0x2e43, 0x2e4f},   {0x2e52, 0x2e5d},   {0x10ead, 0x10ead},
+    {0x10f55, 0x10f59}, {0x10f86, 0x10f89}, {0x111c9, 0x111c9}, {0x1144b, 0x1144f}, {0x1145a, 0x1145b},
+    {0x1145d, 0x1145d}, {0x11660, 0x1166c}, {0x116b9, 0x116b9}, {0x1183b, 0x1183b}, {0x11944, 0x11946},
+    {0x119e2, 0x119e2}, {0x11a3f, 0x11a46}, {0x11a9a, 0x11a9c}, {0x11a9e, 0x11aa2}, {0x11b00, 0x11b09},
+    {0x11c41, 0x11c45}, {0x11c70, 0x11c71}, {0x11ef7, 0x11ef8}, {0x11f43, 0x11f4f}, {0x11fff, 0x11fff},
+    {0x12ff1, 0x12ff2}, {0x16e97, 0x16e9a}, {0x16fe2, 0x16fe2}, {0x1e95e, 0x1e95f}};
+
+static bool ranges_have(const uint32_t (*v)[2], size_t n, uint32_t c)
 {
-    size_t lo = 0, hi = sizeof later / sizeof *later;
+    size_t lo = 0, hi = n;
     while (lo < hi) {
         size_t mid = (lo + hi) / 2;
-        if (c > later[mid][1])
+        if (c > v[mid][1])
             lo = mid + 1;
         else
             hi = mid;
     }
-    return lo < sizeof later / sizeof *later && c >= later[lo][0];
+    return lo < n && c >= v[lo][0];
+}
+
+#define RANGES_HAVE(table, c) ranges_have(table, sizeof(table) / sizeof *(table), c)
+
+static bool is_later(uint32_t c)
+{
+    return RANGES_HAVE(later, c);
 }
 
 bool unicode_is_space(uint32_t c)
@@ -48,14 +70,15 @@ bool unicode_is_numeric(uint32_t c)
 {
     if (c < 0x80) return c >= '0' && c <= '9';
     utf8proc_category_t k = utf8proc_category((utf8proc_int32_t)c);
-    return k == UTF8PROC_CATEGORY_ND || k == UTF8PROC_CATEGORY_NL || k == UTF8PROC_CATEGORY_NO;
+    if (k == UTF8PROC_CATEGORY_ND || k == UTF8PROC_CATEGORY_NL || k == UTF8PROC_CATEGORY_NO) return true;
+    return RANGES_HAVE(numbers, c);
 }
 
 bool unicode_is_punct(uint32_t c)
 {
     if (c < 0x80) return c > ' ' && c < 0x7f && !((c | 32) >= 'a' && (c | 32) <= 'z') && !(c >= '0' && c <= '9');
     utf8proc_category_t k = utf8proc_category((utf8proc_int32_t)c);
-    return k >= UTF8PROC_CATEGORY_PC && k <= UTF8PROC_CATEGORY_PO;
+    return (k >= UTF8PROC_CATEGORY_PC && k <= UTF8PROC_CATEGORY_PO) != RANGES_HAVE(unlike_punct, c);
 }
 
 void edits_add(struct edits *x, uint32_t c, int32_t change)

@@ -101,7 +101,7 @@ struct add_args {
  * For DT_I8 and DT_I4 weights x is quantised per row first, a = round_half_even(x * (127 / amax)), and
  *   I8: y = (sum_k a w) * (amax/127) * scale[n]           (the integer sum is exact)
  *   I4: y = (sum over groups g in order of (sum_{k in g} a (nibble - 8)) * scale[n][g]) * (amax/127)
- * A row of zeros gives b. */
+ * A row of zeros gives b (amax below 2^-100 counts as zero); a row with a NaN or an infinity gives NaN. */
 struct linear_args {
     struct mat y, x;
     const struct weight *w;
@@ -202,10 +202,10 @@ struct sample_row {
 };
 
 struct sample_out {
-    int32_t id;    /* -1 when the row had a NaN or no finite logit */
-    float logprob; /* of id */
+    int32_t id;    /* -1 when the row had a NaN or +infinity, or no finite logit (before or after step 2) */
+    float logprob; /* of id; NaN with id -1 */
     int32_t top_id[SAMPLE_TOP_MAX];
-    float top_logprob[SAMPLE_TOP_MAX]; /* descending; ties by ascending id */
+    float top_logprob[SAMPLE_TOP_MAX]; /* descending; ties by ascending id; places past top_n: id -1, NaN */
 };
 
 /* logits (R, V); row, out (R) */
@@ -242,10 +242,12 @@ struct dev_config {
 
 struct dev_ops {
     const char *name;
+    bool host_memory; /* device pointers are ordinary pointers, so a read-only table may stay where the file is mapped */
 #define X(op) void (*op)(struct dev *, const struct op##_args *);
     OPS(X)
 #undef X
-    /* n_parts matrices of equal type, group and cols, stacked by rows into one.  NULL: out of memory or unsupported. */
+    /* n_parts matrices of equal type, group and cols, stacked by rows into one.  NULL: out of memory or unsupported
+     * (on cpu also an int8 weight of -128, or int8 rows longer than 2^17). */
     struct weight *(*weight_pack)(struct dev *, const struct weight_src *parts, int n_parts);
     void (*weight_free)(struct dev *, struct weight *);
     size_t (*weight_bytes)(const struct weight *);

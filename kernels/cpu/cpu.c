@@ -162,6 +162,7 @@ static void cpu_close(struct dev *head)
 
 static const struct dev_ops cpu_ops = {
     .name = "cpu",
+    .host_memory = true,
 #define X(op) .op = cpu_##op,
     OPS(X)
 #undef X

@@ -400,6 +400,7 @@ struct dev *ref_open(char why[160])
         return NULL;
     }
     d->ops = (struct dev_ops){.name = "ref",
+                              .host_memory = true,
                               .embed = ref_embed,
                               .norm = ref_norm,
                               .add = ref_add, /* add_norm: composed */

@@ -172,6 +172,9 @@ static int quantized_matrix(const struct safetensors *f, const struct matrix_slo
         return err_set(e, ERR_INVALID, "tensor %s: %zu bytes where %zu are needed", slot->name, t->bytes, bytes);
     *src = (struct weight_src){.t = int8 ? DT_I8 : DT_I4, .rows = slot->rows, .cols = slot->cols,
                                .group = int8 ? 0 : INT4_GROUP, .data = t->data};
+    for (size_t i = 0; int8 && i < bytes; i++) /* symmetric: devices count on |w| <= 127 */
+        if (((const int8_t *)t->data)[i] == -128)
+            return err_set(e, ERR_INVALID, "tensor %s: value %zu is -128; int8 weights are -127 to 127", slot->name, i);
     return find_scale(f, slot->name, int8 ? ST_F32 : ST_F16, int8 ? rows * 4 : rows * groups * 2, &src->scale, e);
 }
 
@@ -248,7 +251,7 @@ static int layer_vector(struct loader *l, int layer, const char *what, const cha
 }
 
 /* an embedding or position table, in the file's type */
-static int load_table(struct loader *l, const char *name, int rows, int cols, struct mat *out)
+static int load_table(struct loader *l, const char *name, int rows, int cols, struct mat *out, bool *mapped)
 {
     const struct st_tensor *t = NULL;
     int rc = find_shaped(l->s.f, name, 2, rows, cols, &t, l->e);
@@ -256,10 +259,12 @@ static int load_table(struct loader *l, const char *name, int rows, int cols, st
     enum dtype type = st_float_type(t->type);
     if (type == DT_NONE)
         return err_set(l->e, ERR_UNSUPPORTED, "tensor %s: type %s is not F32, F16 or BF16", name, st_type_name(t->type));
-    void *p = l->d->ops->alloc(l->d, t->bytes);
+    bool stay = l->d->ops->host_memory && (uintptr_t)t->data % 4 == 0; /* read where the file is mapped */
+    void *p = stay ? (void *)t->data : l->d->ops->alloc(l->d, t->bytes);
     if (!p) return err_set(l->e, ERR_NOMEM, "no memory on the device for %s (%zu bytes)", name, t->bytes);
-    l->d->ops->upload(l->d, p, t->data, t->bytes);
+    if (!stay) l->d->ops->upload(l->d, p, t->data, t->bytes);
     *out = (struct mat){p, type, rows, cols, cols};
+    *mapped = stay;
     l->w->parameters += (uint64_t)rows * (uint64_t)cols;
     l->w->bytes += t->bytes;
     return 0;
@@ -371,10 +376,10 @@ static int load_rest(struct loader *l)
     char name[TENSOR_NAME_MAX], norm[64];
     struct matrix_slot head;
     embed_name(&l->s, name);
-    int rc = load_table(l, name, c->vocab, c->hidden, &l->w->embed);
+    int rc = load_table(l, name, c->vocab, c->hidden, &l->w->embed, &l->w->embed_mapped);
     if (!rc && c->learned_pos) {
         top_name(&l->s, l->s.n->pos, name);
-        rc = load_table(l, name, c->max_len, c->hidden, &l->w->pos);
+        rc = load_table(l, name, c->max_len, c->hidden, &l->w->pos, &l->w->pos_mapped);
     }
     snprintf(norm, sizeof norm, "%s.weight", l->s.n->norm);
     top_name(&l->s, norm, name);
@@ -415,7 +420,7 @@ void weights_free(struct weights *w, struct dev *d, const struct model_config *c
         for (size_t k = 0; k < sizeof matrices / sizeof *matrices; k++)
             if (matrices[k]) d->ops->weight_free(d, matrices[k]);
     }
-    void *rest[] = {w->embed.p, w->pos.p, w->norm_w, w->norm_b, w->head_b};
+    void *rest[] = {w->embed_mapped ? NULL : w->embed.p, w->pos_mapped ? NULL : w->pos.p, w->norm_w, w->norm_b, w->head_b};
     for (size_t k = 0; k < sizeof rest / sizeof *rest; k++)
         if (rest[k]) d->ops->free(d, rest[k]);
     if (w->head) d->ops->weight_free(d, w->head);

@@ -26,6 +26,7 @@ struct layer_weights {
 
 struct weights {
     struct mat embed, pos;          /* (V, C), (max_len, C): file's type */
+    bool embed_mapped, pos_mapped;  /* they lie in the mapped file, not in device memory of ours */
     struct layer_weights *layer;
     float *norm_w, *norm_b;         /* (C) */
     struct weight *head;            /* (V, C) */

@@ -300,7 +300,7 @@ static void conn_pump(struct conn *c)
     c->in_at = 0;
     if (!left) trim(&c->in);
     sock_read(c, conn_appetite(c) > 0);
-    if (c->state == CONN_RUN) watch_client(c);
+    if (c->state == CONN_RUN && !c->reading) watch_client(c); /* otherwise conn_flushed does, when something waits */
 }
 
 /* ---- events ---------------------------------------------------------------------------------------------------- */

@@ -176,7 +176,7 @@ def test_overload_is_refused_with_a_time(start):
         with ThreadPoolExecutor(20) as pool:
             answers = list(pool.map(lambda _: s.post("/generate", body), range(20)))
         codes = [a.status_code for a in answers]
-        assert set(codes) == {200, 429} and codes.count(200) >= 6
+        assert set(codes) == {200, 429} and codes.count(200) >= 4
         for a in answers:
             if a.status_code == 429:
                 assert a.json() == {"error": "Model is overloaded", "error_type": "overloaded"}
@@ -188,8 +188,10 @@ def test_overload_is_refused_with_a_time(start):
 
 def test_overload_is_decided_before_the_text_is_tokenised(start):
     with start("--max-seqs", 1, "--max-queue", 1, "--device", "ref") as s:
-        clients = [raw_stream(s, {"inputs": "Once", "parameters": {"max_new_tokens": 400, "ignore_eos": True}}) for _ in range(2)]
-        wait_for(lambda: s.metric("tandem_requests_running") == s.metric("tandem_requests_waiting") == 1, what="a full queue")
+        clients = []
+        for name in ("running", "waiting"):
+            clients.append(raw_stream(s, {"inputs": "Once", "parameters": {"max_new_tokens": 400, "ignore_eos": True}}))
+            wait_for(lambda: s.metric("tandem_requests_" + name) == 1, what=name)
         long = {"inputs": "word and word " * 100_000, "parameters": {"truncate": 100}}
         before = s.cpu_seconds()
         assert all(s.post("/generate", {"inputs": "a", "parameters": {"temperature": -1}}).status_code == 429 for _ in range(3))

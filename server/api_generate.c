@@ -158,7 +158,8 @@ static void reply_whole(struct exchange *x)
     for (int i = 0; i < x->n; i++) {
         const struct event *d = &x->results[i].done;
         if (d->finish == FINISH_ERROR || d->finish == FINISH_CANCELLED) {
-            http_reply_error(x->req, d->finish == FINISH_ERROR ? 424 : 503, "generation",
+            bool failed = d->finish == FINISH_ERROR;
+            http_reply_error(x->req, failed ? 424 : 503, failed ? "generation" : "incomplete_generation",
                              "Request failed during generation: %s", failure_text(d));
             return;
         }
@@ -254,7 +255,8 @@ static int submit_all(struct exchange *x, struct err *e)
         struct sequence *seq = &x->seqs[i];
         seq->x = x;
         x->seeds[i] = r.sampling.seed = derived_seed(x->params.gen.sampling.seed, i);
-        seq->gen = bridge_submit(x->app->bridge, &r, x->req->received, x->params.stream ? on_stream : on_gather, seq, e);
+        seq->gen =
+            bridge_submit(x->app->bridge, &r, x->req->received, x->params.stream ? on_stream : on_gather, seq, e);
         if (!seq->gen) {
             cancel_all(x);
             return e->code;

@@ -92,8 +92,8 @@ void api_tokenize(struct http_req *req)
         x->req = req;
         req->user = x;
         req->on_close = on_tokenize_close;
-        struct token_job *job = bridge_tokenize(app->bridge, inputs, n, special ? TOKENIZE_SPECIAL : 0, render_tokens,
-                                                on_tokenized, x);
+        struct token_job *job =
+            bridge_tokenize(app->bridge, inputs, n, special ? TOKENIZE_SPECIAL : 0, render_tokens, on_tokenized, x);
         if (job) x->job = job; /* answered at once otherwise, and x may be gone */
     }
     cJSON_Delete(tree);
@@ -121,8 +121,9 @@ void api_root(struct http_req *req)
     buf_char(&out, '{');
     put_field(&out, "server", "tandem " TANDEM_VERSION);
     if (app->info) put_field(&out, "model_id", app->info->model_id);
-    buf_str(&out, "\"generate\":\"POST /generate\",\"stream\":\"POST /generate_stream\",\"tokenize\":\"POST /tokenize\","
-                  "\"info\":\"GET /info\",\"health\":\"GET /health\",\"ready\":\"GET /ready\",\"metrics\":\"GET /metrics\"}");
+    buf_str(&out,
+            "\"generate\":\"POST /generate\",\"stream\":\"POST /generate_stream\",\"tokenize\":\"POST /tokenize\","
+            "\"info\":\"GET /info\",\"health\":\"GET /health\",\"ready\":\"GET /ready\",\"metrics\":\"GET /metrics\"}");
     reply_json(req, &out);
 }
 
@@ -140,9 +141,10 @@ void api_info(struct http_req *req)
     buf_char(&out, '{');
     put_field(&out, "model_id", i->model_id);
     buf_str(&out, "\"model_sha\":null,\"model_pipeline_tag\":\"text-generation\",");
-    buf_printf(&out, "\"max_concurrent_requests\":%d,\"max_best_of\":%d,\"max_stop_sequences\":%d,"
-                     "\"max_input_tokens\":%d,\"max_total_tokens\":%d,\"validation_workers\":1,"
-                     "\"max_client_batch_size\":1,",
+    buf_printf(&out,
+               "\"max_concurrent_requests\":%d,\"max_best_of\":%d,\"max_stop_sequences\":%d,"
+               "\"max_input_tokens\":%d,\"max_total_tokens\":%d,\"validation_workers\":1,"
+               "\"max_client_batch_size\":1,",
                i->max_seqs + i->max_queue, s->max_best_of, s->max_stop_sequences, i->max_total_tokens - 1,
                i->max_total_tokens);
     buf_str(&out, "\"router\":\"tandem\",\"version\":\"" TANDEM_VERSION "\",\"sha\":null,\"docker_label\":null,");
@@ -150,10 +152,11 @@ void api_info(struct http_req *req)
     put_field(&out, "model_dtype", i->weight_type);
     put_field(&out, "kv_dtype", i->kv_type);
     put_field(&out, "device", i->device);
-    buf_printf(&out, "\"parameters\":%llu,\"weight_bytes\":%zu,\"kv_bytes\":%zu,\"kv_pages\":%d,\"page_tokens\":%d,"
-                     "\"layers\":%d,\"hidden_size\":%d,\"vocab_size\":%d,\"max_model_len\":%d,\"max_seqs\":%d,"
-                     "\"max_batch_tokens\":%d,\"max_queue\":%d,\"max_top_n_tokens\":%d,\"threads\":%d,"
-                     "\"load_seconds\":%.6f}",
+    buf_printf(&out,
+               "\"parameters\":%llu,\"weight_bytes\":%zu,\"kv_bytes\":%zu,\"kv_pages\":%d,\"page_tokens\":%d,"
+               "\"layers\":%d,\"hidden_size\":%d,\"vocab_size\":%d,\"max_model_len\":%d,\"max_seqs\":%d,"
+               "\"max_batch_tokens\":%d,\"max_queue\":%d,\"max_top_n_tokens\":%d,\"threads\":%d,"
+               "\"load_seconds\":%.6f}",
                (unsigned long long)i->parameters, i->weight_bytes, i->kv_bytes, i->pages, i->page_tokens, i->layers,
                i->hidden, i->vocab, i->max_model_len, i->max_seqs, i->max_batch_tokens, i->max_queue,
                s->max_top_n_tokens, i->threads, i->load_seconds);

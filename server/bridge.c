@@ -294,8 +294,14 @@ struct token_job *bridge_tokenize(struct bridge *b, const char *text, size_t n, 
         return NULL;
     }
     struct token_job *j = mem_zalloc(sizeof *j);
-    *j = (struct token_job){.bridge = b, .tokenizer = b->tokenizer, .text = mem_strndup(text, n), .len = n,
-                            .flags = flags, .render = render, .done = done, .arg = arg};
+    *j = (struct token_job){.bridge = b,
+                            .tokenizer = b->tokenizer,
+                            .text = mem_strndup(text, n),
+                            .len = n,
+                            .flags = flags,
+                            .render = render,
+                            .done = done,
+                            .arg = arg};
     j->work.data = j;
     b->n_jobs++;
     CHECK(uv_queue_work(b->loop, &j->work, work_tokenize, after_tokenize) == 0);

@@ -1,8 +1,8 @@
 /* The one place where libuv and the engine meet.  Loop thread only.
  *
- * A `struct gen` is one engine request as the loop sees it.  The bridge owns it until the engine's EV_DONE arrives, whatever
- * happens to the client: bridge_cancel forgets the client at once, the gen itself stays until the engine is done
- * with it, so an event can never reach freed memory. */
+ * A `struct gen` is one engine request as the loop sees it.  The bridge owns it until the engine's EV_DONE arrives,
+ * whatever happens to the client: bridge_cancel forgets the client at once, the gen itself stays until the engine is
+ * done with it, so an event can never reach freed memory. */
 #ifndef TANDEM_SERVER_BRIDGE_H
 #define TANDEM_SERVER_BRIDGE_H
 
@@ -34,7 +34,7 @@ struct gen *bridge_submit(struct bridge *, const struct gen_request *, uint64_t 
 void bridge_cancel(struct gen *); /* fn is not called again; NULL is allowed */
 /* Ends every generation early; their fns get the EV_DONE with FINISH_CANCELLED. */
 void bridge_stop_all(struct bridge *);
-void bridge_pause(struct gen *);  /* pausing twice counts once */
+void bridge_pause(struct gen *); /* pausing twice counts once */
 void bridge_resume(struct gen *);
 
 /* False when a new request would only be refused: asked before any work is spent on it. */

@@ -61,8 +61,10 @@ int cmd_read_file(const char *path, struct buf *out, struct err *e)
     size_t n;
     int rc = 0;
     while (rc == 0 && (n = fread(block, 1, sizeof block, f)) > 0) {
-        if (out->len + n > CMD_MAX_TEXT) rc = err_set(e, ERR_INVALID, "%s: more than 1 GiB of text", path);
-        else buf_append(out, block, n);
+        if (out->len + n > CMD_MAX_TEXT)
+            rc = err_set(e, ERR_INVALID, "%s: more than 1 GiB of text", path);
+        else
+            buf_append(out, block, n);
     }
     if (rc == 0 && ferror(f)) rc = err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
     if (!is_stdin) fclose(f);

@@ -28,10 +28,16 @@ static void fill_request(struct gen_request *r, const struct settings *s, const 
     bool sample = s->temperature > 0 || s->top_k > 0 || s->top_p < 1 || s->typical_p < 1 || s->min_p > 0;
     *r = (struct gen_request){
         .n_prompt = n_prompt,
-        .sampling = {.sample = sample, .temperature = s->temperature > 0 ? fmaxf((float)s->temperature, 2e-4f) : 1,
-                     .top_k = s->top_k, .top_p = (float)s->top_p, .typical_p = (float)s->typical_p,
-                     .min_p = (float)s->min_p, .seed = s->seed, .repetition = (float)s->repetition_penalty,
-                     .frequency = (float)s->frequency_penalty, .presence = (float)s->presence_penalty},
+        .sampling = {.sample = sample,
+                     .temperature = s->temperature > 0 ? fmaxf((float)s->temperature, 2e-4f) : 1,
+                     .top_k = s->top_k,
+                     .top_p = (float)s->top_p,
+                     .typical_p = (float)s->typical_p,
+                     .min_p = (float)s->min_p,
+                     .seed = s->seed,
+                     .repetition = (float)s->repetition_penalty,
+                     .frequency = (float)s->frequency_penalty,
+                     .presence = (float)s->presence_penalty},
         .max_new_tokens = s->max_new_tokens,
         .ignore_eos = s->ignore_eos,
         .stop = (const char *const *)s->stop.v,
@@ -98,8 +104,10 @@ static void print_json(const struct result *r, const struct gen_request *req, co
         buf_char(&out, '}');
     }
     buf_printf(&out, "],\"finish_reason\":\"%s\"", finish_name(d->finish));
-    if (req->sampling.sample) buf_printf(&out, ",\"seed\":%llu", (unsigned long long)req->sampling.seed);
-    else buf_str(&out, ",\"seed\":null");
+    if (req->sampling.sample)
+        buf_printf(&out, ",\"seed\":%llu", (unsigned long long)req->sampling.seed);
+    else
+        buf_str(&out, ",\"seed\":null");
     buf_printf(&out, ",\"prompt_tokens\":%d,\"generated_tokens\":%d,\"mean_logprob\":", d->n_prompt, d->n_generated);
     json_put_number(&out, result_mean_logprob(r));
     buf_printf(&out,
@@ -126,8 +134,10 @@ static int generate(struct engine *engine, const struct settings *s, sem_t *wake
     struct tokens tokens = {0};
     struct result result = {0};
     int rc = 0;
-    if (strcmp(s->prompt, "-") == 0) rc = cmd_read_file("-", &text, e);
-    else buf_str(&text, s->prompt);
+    if (strcmp(s->prompt, "-") == 0)
+        rc = cmd_read_file("-", &text, e);
+    else
+        buf_str(&text, s->prompt);
     if (!rc)
         rc = tokenizer_encode(engine_tokenizer(engine), text.data ? text.data : "", text.len, TOKENIZE_SPECIAL, &tokens,
                               e);

@@ -2,7 +2,8 @@
  *
  * Windows of W tokens step by W/2.  The first window scores all its tokens, a later one its second half only, so every
  * token of the text is scored exactly once and, but for the beginning, after at least W/2 tokens of context.  Each
- * window starts with the tokenizer's begin-of-text token where it has one.  Error bars are one standard error over tokens. */
+ * window starts with the tokenizer's begin-of-text token where it has one.  Error bars are one standard error over
+ * tokens. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/eval.h"
@@ -109,8 +110,8 @@ static void show_progress(const struct measure *m, size_t done, size_t total, ui
 {
     if (!isatty(STDERR_FILENO)) return;
     double s = (double)(clock_now() - started) * 1e-9;
-    fprintf(stderr, "\r%5.1f %%  perplexity %.4f  %.0f tokens/s ", 100.0 * (double)done / (double)total, exp(m->nll.mean),
-            m->nll.n / s);
+    fprintf(stderr, "\r%5.1f %%  perplexity %.4f  %.0f tokens/s ", 100.0 * (double)done / (double)total,
+            exp(m->nll.mean), m->nll.n / s);
 }
 
 static int score_text(struct measure *m, const struct tokens *t, struct err *e)
@@ -135,8 +136,9 @@ static int find_bos(const struct tokenizer *tk)
     struct tokens plain = {0}, special = {0};
     struct err e;
     int bos = -1;
-    if (tokenizer_encode(tk, "a", 1, 0, &plain, &e) == 0 && tokenizer_encode(tk, "a", 1, TOKENIZE_SPECIAL, &special, &e) == 0 &&
-        special.n > plain.n && plain.n && special.v[0].id != plain.v[0].id)
+    if (tokenizer_encode(tk, "a", 1, 0, &plain, &e) == 0 &&
+        tokenizer_encode(tk, "a", 1, TOKENIZE_SPECIAL, &special, &e) == 0 && special.n > plain.n && plain.n &&
+        special.v[0].id != plain.v[0].id)
         bos = special.v[0].id;
     tokens_free(&plain);
     tokens_free(&special);
@@ -223,7 +225,8 @@ static int open_models(struct measure *m, const struct settings *s, struct err *
     m->window = s->window ? s->window : DEFAULT_WINDOW < context ? DEFAULT_WINDOW : context;
     m->bos = find_bos(eval_tokenizer(m->model));
     if (m->window < 4 || m->window > context)
-        return err_set(e, ERR_INVALID, "--window: %d is not between 4 and %d, the model's positions", m->window, context);
+        return err_set(e, ERR_INVALID, "--window: %d is not between 4 and %d, the model's positions", m->window,
+                       context);
     m->ids = mem_array((size_t)m->window, sizeof *m->ids);
     if (m->base) {
         m->base_logits = mem_try_alloc((size_t)m->window * (size_t)m->vocab * sizeof *m->base_logits);
@@ -243,10 +246,16 @@ static int measure_file(struct measure *m, const struct settings *s, struct err 
     uint64_t started = clock_now();
     if (!rc) rc = score_text(m, &tokens, e);
     if (!rc) {
-        struct summary sum = {.model = s->model, .file = s->file, .quantize = s->quantize, .bytes = text.len,
-                              .seconds = (double)(clock_now() - started) * 1e-9, .tokens = tokens.n};
-        if (s->json) print_json(m, &sum);
-        else print_text(m, &sum);
+        struct summary sum = {.model = s->model,
+                              .file = s->file,
+                              .quantize = s->quantize,
+                              .bytes = text.len,
+                              .seconds = (double)(clock_now() - started) * 1e-9,
+                              .tokens = tokens.n};
+        if (s->json)
+            print_json(m, &sum);
+        else
+            print_text(m, &sum);
     }
     tokens_free(&tokens);
     buf_free(&text);
@@ -260,9 +269,10 @@ int cmd_perplexity(int argc, char **argv)
     int status = 0;
     if (cmd_settings(&s, CMD_PERPLEXITY, argc, argv, usage, about, &status)) {
         struct measure m = {0};
-        const char *wrong = !s.file                                   ? "--file is missing"
-                            : s.kl && strcmp(s.quantize, "none") == 0 ? "--kl needs --quantize: it compares with the unquantised model"
-                                                                      : NULL;
+        const char *wrong = !s.file ? "--file is missing"
+                            : s.kl && strcmp(s.quantize, "none") == 0
+                                ? "--kl needs --quantize: it compares with the unquantised model"
+                                : NULL;
         if (wrong) {
             fprintf(stderr, "tandem: %s\nusage: %s\n", wrong, usage);
             status = 2;

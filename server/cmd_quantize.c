@@ -7,7 +7,8 @@
 #include <unistd.h>
 
 static const char usage[] = "tandem quantize [--model DIR] --out DIR [--type int8|int4]";
-static const char about[] = "Writes a copy of a model whose matrices are int8 or int4; it loads without quantising again.";
+static const char about[] =
+    "Writes a copy of a model whose matrices are int8 or int4; it loads without quantising again.";
 
 static void show_progress(void *arg, int done, int total)
 {

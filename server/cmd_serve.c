@@ -17,8 +17,9 @@
 #include <uv.h>
 
 static const char usage[] = "tandem serve [--model DIR] [options]";
-static const char about[] = "Serves a model over HTTP: POST /generate, POST /generate_stream, POST /tokenize, GET /info, "
-                            "/health, /ready, /metrics.";
+static const char about[] =
+    "Serves a model over HTTP: POST /generate, POST /generate_stream, POST /tokenize, GET /info, "
+    "/health, /ready, /metrics.";
 
 enum { LAST_WORDS_MS = 1000 };
 

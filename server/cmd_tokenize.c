@@ -47,8 +47,10 @@ static int encode(const struct tokenizer *tk, const struct settings *s, struct e
     struct buf text = {0};
     struct tokens tokens = {0};
     int rc = 0;
-    if (s->text) buf_str(&text, s->text);
-    else rc = cmd_read_file(s->file ? s->file : "-", &text, e);
+    if (s->text)
+        buf_str(&text, s->text);
+    else
+        rc = cmd_read_file(s->file ? s->file : "-", &text, e);
     if (!rc)
         rc = tokenizer_encode(tk, text.data ? text.data : "", text.len, s->special ? TOKENIZE_SPECIAL : 0, &tokens, e);
     if (!rc) print_tokens(tk, &tokens, s->json);
@@ -82,8 +84,10 @@ static int decode(const struct tokenizer *tk, const struct settings *s, struct e
     int32_t *ids = NULL;
     size_t n = 0;
     int rc = 0;
-    if (strcmp(s->ids, "-") == 0) rc = cmd_read_file("-", &list, e);
-    else buf_str(&list, s->ids);
+    if (strcmp(s->ids, "-") == 0)
+        rc = cmd_read_file("-", &list, e);
+    else
+        buf_str(&list, s->ids);
     if (!rc) rc = parse_ids(list.data ? list.data : "", tokenizer_size(tk), &ids, &n, e);
     if (!rc) {
         tokenizer_decode(tk, ids, n, false, &text);

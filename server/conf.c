@@ -48,8 +48,7 @@ static int set_int(const struct conf_option *o, int *out, const char *text, cons
     long v = strtol(text, &end, 10);
     if (end == text || *end || isspace((unsigned char)*text))
         return err_set(e, ERR_INVALID, "%s: '%s' is not a whole number", where, text);
-    if (errno || v > INT32_MAX || v < INT32_MIN)
-        return err_set(e, ERR_INVALID, "%s: %s is too large", where, text);
+    if (errno || v > INT32_MAX || v < INT32_MIN) return err_set(e, ERR_INVALID, "%s: %s is too large", where, text);
     if (check_range(o, (double)v, text, where, e)) return e ? e->code : ERR_INVALID;
     *out = (int)v;
     return 0;
@@ -225,8 +224,10 @@ const char *conf_nearest(const char *name, size_t len, unsigned cmd)
         int d = distance(name, len, o[i].name, m);
         /* "--temp" means temperature: the beginning of a name is near too */
         if (len >= 3 && len < m && strncmp(name, o[i].name, len) == 0 && d > 1) d = 1;
-        if (d < best) best = d, found = o[i].name;
-        else if (d == best && !found) found = o[i].name;
+        if (d < best)
+            best = d, found = o[i].name;
+        else if (d == best && !found)
+            found = o[i].name;
     }
     return found;
 }

@@ -72,13 +72,13 @@ struct conf_option {
     const char *name; /* "max-seqs": --max-seqs, TANDEM_MAX_SEQS, max-seqs: */
     const char *group;
     enum conf_type type;
-    size_t offset;       /* into struct settings */
-    const char *value;   /* the default as it would be typed; NULL: not set */
-    double min, max;     /* both 0: any */
+    size_t offset;     /* into struct settings */
+    const char *value; /* the default as it would be typed; NULL: not set */
+    double min, max;   /* both 0: any */
     const char *choices;
-    unsigned commands;   /* enum command */
-    bool flag_only;      /* belongs to one run: neither in the environment nor in a file */
-    const char *arg;     /* what --help calls the value */
+    unsigned commands; /* enum command */
+    bool flag_only;    /* belongs to one run: neither in the environment nor in a file */
+    const char *arg;   /* what --help calls the value */
     const char *help;
 };
 
@@ -102,7 +102,7 @@ const struct conf_option *conf_find(const char *name, size_t len); /* '_' counts
 /* the option of `cmd` (0: any) whose name is nearest to a mistyped one; NULL when none is near */
 const char *conf_nearest(const char *name, size_t len, unsigned cmd);
 
-int conf_load_file(struct settings *s, const char *path, struct err *e); /* conf_yaml.c */
+int conf_load_file(struct settings *s, const char *path, struct err *e);           /* conf_yaml.c */
 void conf_help(FILE *out, enum command cmd, const char *usage, const char *about); /* conf_help.c */
 
 #endif

@@ -43,8 +43,7 @@ static void describe(const struct conf_option *o, char *out, size_t size)
         n += snprintf(out + n, size - (size_t)n, "one of %s; ", list);
     }
     if (o->value) n += snprintf(out + n, size - (size_t)n, "default %s", *o->value ? o->value : "empty");
-    if ((o->min != 0 || o->max != 0) && o->max < 1e9)
-        put_range(o, out + n, size - (size_t)n);
+    if ((o->min != 0 || o->max != 0) && o->max < 1e9) put_range(o, out + n, size - (size_t)n);
 }
 
 static void put_option(FILE *out, const struct conf_option *o)
@@ -74,7 +73,8 @@ void conf_help(FILE *out, enum command cmd, const char *usage, const char *about
         }
     }
     fprintf(out, "\n  -h, --help                  print this\n");
-    fprintf(out, "\nAn option NAME may be set as --name VALUE or --name=VALUE%s.\n",
-            ", in the environment as TANDEM_NAME, or in the\nfile of --config as  name: VALUE  (flags win over the "
-            "environment, that over the file; options of a single run\nsuch as --prompt, --file or --json are flags only)");
+    fprintf(
+        out, "\nAn option NAME may be set as --name VALUE or --name=VALUE%s.\n",
+        ", in the environment as TANDEM_NAME, or in the\nfile of --config as  name: VALUE  (flags win over the "
+        "environment, that over the file; options of a single run\nsuch as --prompt, --file or --json are flags only)");
 }

@@ -26,7 +26,8 @@ static const struct conf_option table[] = {
      "compute threads; 0 is one per available core"},
 
     {"kv-cache", "Batching and memory", CONF_BYTES, AT(kv_cache), "0", 0, 1e15, NULL, RUN, false, "BYTES",
-     "memory for keys and values (512M, 4G); 0 is enough for max-seqs requests of moderate length, at most a quarter of "
+     "memory for keys and values (512M, 4G); 0 is enough for max-seqs requests of moderate length, at most a quarter "
+     "of "
      "the free memory"},
     {"kv-type", "Batching and memory", CONF_CHOICE, AT(kv_type), "f16", 0, 0, "f16|bf16|f32|int8", RUN, false, "TYPE",
      "how keys and values are kept"},
@@ -64,8 +65,7 @@ static const struct conf_option table[] = {
     {"sse-keepalive", "HTTP", CONF_NUMBER, AT(sse_keepalive), "15", 0.1, 3600, NULL, CMD_SERVE, false, "SECONDS",
      "a silent stream gets a comment line this often"},
 
-    {"max-best-of", "Requests", CONF_INT, AT(max_best_of), "4", 1, 16, NULL, CMD_SERVE, false, "N",
-     "largest best_of"},
+    {"max-best-of", "Requests", CONF_INT, AT(max_best_of), "4", 1, 16, NULL, CMD_SERVE, false, "N", "largest best_of"},
     {"max-stop-sequences", "Requests", CONF_INT, AT(max_stop_sequences), "4", 0, 16, NULL, CMD_SERVE, false, "N",
      "stop texts of one request"},
     {"max-top-n-tokens", "Requests", CONF_INT, AT(max_top_n_tokens), "5", 0, 32, NULL, CMD_SERVE, false, "N",

@@ -83,7 +83,8 @@ static int find_key(struct reader *r, const yaml_event_t *ev, const struct conf_
     }
     if (!o || strcmp(o->name, "config") == 0) {
         const char *near = conf_nearest(name, strlen(name), 0);
-        snprintf(what, sizeof what, "unknown option '%.60s'%s%s", name, near ? "; did you mean " : "", near ? near : "");
+        snprintf(what, sizeof what, "unknown option '%.60s'%s%s", name, near ? "; did you mean " : "",
+                 near ? near : "");
         return fail(r, ev->start_mark.line, what);
     }
     size_t row = (size_t)(o - conf_options(&n));

@@ -96,8 +96,7 @@ static bool check_sampling_switch(struct check *c)
     c->p->has_seed = json_get_u64(&c->at, "seed", &s->seed);
     if (!ok(c)) return false;
     if (c->p->best_of > 1 && c->p->has_seed) return refuse(c->e, "`seed` must not be set when `best_of` > 1");
-    if (c->p->best_of > 1 && c->p->stream)
-        return refuse(c->e, "`best_of` != 1 is not supported when streaming tokens");
+    if (c->p->best_of > 1 && c->p->stream) return refuse(c->e, "`best_of` != 1 is not supported when streaming tokens");
     return true;
 }
 
@@ -112,8 +111,10 @@ static bool read_sampling(struct check *c, bool given[static 4])
     if (!get_float(c, "typical_p", &s->typical_p, &given[3])) return false;
     bool min_p;
     if (!get_float(c, "min_p", &s->min_p, &min_p)) return false;
-    if (given[1] && top_k <= 0) s->top_k = -1; /* judged below */
-    else s->top_k = top_k >= c->lim->vocab ? 0 : (int)top_k;
+    if (given[1] && top_k <= 0)
+        s->top_k = -1; /* judged below */
+    else
+        s->top_k = top_k > c->lim->vocab ? c->lim->vocab : (int)top_k;
     return true;
 }
 
@@ -129,8 +130,7 @@ static bool check_penalties(struct check *c)
     if (!(s->frequency >= -2 && s->frequency <= 2))
         return refuse(c->e, "`frequency_penalty` must be >= -2.0 and <= 2.0");
     if (!get_float(c, "presence_penalty", &s->presence, &given)) return false;
-    if (!(s->presence >= -2 && s->presence <= 2))
-        return refuse(c->e, "`presence_penalty` must be >= -2.0 and <= 2.0");
+    if (!(s->presence >= -2 && s->presence <= 2)) return refuse(c->e, "`presence_penalty` must be >= -2.0 and <= 2.0");
     return true;
 }
 
@@ -224,7 +224,8 @@ static bool check_stop_ids(struct check *c)
         return refuse(c->e, "`stop_token_ids` supports up to %d ids. Given: %d", ENGINE_STOP_MAX, n);
     for (const cJSON *item = list->child; item; item = item->next, i++) {
         if (!is_token(c, item))
-            return refuse(c->e, "parameters.stop_token_ids[%d]: expected a token id from 0 to %d", i, c->lim->vocab - 1);
+            return refuse(c->e, "parameters.stop_token_ids[%d]: expected a token id from 0 to %d", i,
+                          c->lim->vocab - 1);
         p->stop_ids[p->gen.n_stop_ids++] = (int32_t)item->valuedouble;
     }
     return true;
@@ -252,8 +253,8 @@ static bool check_lengths(struct check *c)
     int64_t most = c->lim->max_total_tokens - 1;
     if (!get_int(c, "truncate", &p->truncate, &given)) return false;
     if (given && (p->truncate < 1 || p->truncate > most))
-        return refuse(c->e, "`truncate` must be strictly positive and less than %lld. Given: %lld",
-                      (long long)most + 1, (long long)p->truncate);
+        return refuse(c->e, "`truncate` must be strictly positive and less than %lld. Given: %lld", (long long)most + 1,
+                      (long long)p->truncate);
     return true;
 }
 
@@ -332,7 +333,10 @@ static void set_defaults(struct generate_params *p, enum generate_route route)
     p->stream = route == ROUTE_STREAM;
     p->return_full_text = route == ROUTE_COMPAT;
     p->gen.sampling = (struct sampling_params){
-        .temperature = 1, .top_p = 1, .typical_p = 1, .repetition = 1,
+        .temperature = 1,
+        .top_p = 1,
+        .typical_p = 1,
+        .repetition = 1,
     };
     p->gen.stop = p->stop;
     p->gen.stop_ids = p->stop_ids;
@@ -375,8 +379,10 @@ int generate_params_fit(struct generate_params *p, const struct generate_limits 
     if (input < 1)
         good = refuse(e, "`inputs` cannot be empty");
     else if (input + reserve > total)
-        good = refuse(e, "`inputs` tokens + `max_new_tokens` must be <= %lld. Given: %lld `inputs` tokens and %lld "
-                         "`max_new_tokens`", (long long)total, (long long)input, (long long)wanted);
+        good = refuse(e,
+                      "`inputs` tokens + `max_new_tokens` must be <= %lld. Given: %lld `inputs` tokens and %lld "
+                      "`max_new_tokens`",
+                      (long long)total, (long long)input, (long long)wanted);
     else if (rest < 1)
         good = refuse(e, "`inputs` must have less than %lld tokens. Given: %lld", (long long)total, (long long)input);
     if (!good) return 422;

@@ -14,14 +14,18 @@
 #include <unistd.h>
 
 /* status codes with a series of their own; the rest count as "other" */
-static const int statuses[] = {200, 204, 400, 401, 404, 405, 408, 411, 413, 414, 415, 417,
-                               422, 424, 429, 431, 499, 500, 501, 503, 505};
+static const int statuses[] = {200, 204, 400, 401, 404, 405, 408, 411, 413, 414, 415,
+                               417, 422, 424, 429, 431, 499, 500, 501, 503, 505};
 enum { N_STATUSES = sizeof statuses / sizeof *statuses };
 _Static_assert((int)N_STATUSES < (int)METRICS_STATUSES, "one place is for the others");
 
 static const char *const finish_names[] = {
-    [FINISH_NONE] = NULL,          [FINISH_LENGTH] = "length",       [FINISH_EOS] = "eos_token",
-    [FINISH_STOP] = "stop_sequence", [FINISH_CANCELLED] = "cancelled", [FINISH_ERROR] = "error",
+    [FINISH_NONE] = NULL,
+    [FINISH_LENGTH] = "length",
+    [FINISH_EOS] = "eos_token",
+    [FINISH_STOP] = "stop_sequence",
+    [FINISH_CANCELLED] = "cancelled",
+    [FINISH_ERROR] = "error",
 };
 static const char *const reject_names[] = {"overloaded", "validation", "loading", "draining"};
 
@@ -29,17 +33,23 @@ static const struct {
     const char *name, *help;
     double bounds[METRICS_BUCKETS]; /* ascending; 0 ends them */
 } hists[HISTOGRAMS] = {
-    [HIST_TTFT] = {"tandem_time_to_first_token_seconds", "From the request's head to its first token.",
+    [HIST_TTFT] = {"tandem_time_to_first_token_seconds",
+                   "From the request's head to its first token.",
                    {.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160}},
-    [HIST_ITL] = {"tandem_inter_token_latency_seconds", "Between two tokens of one request.",
+    [HIST_ITL] = {"tandem_inter_token_latency_seconds",
+                  "Between two tokens of one request.",
                   {.0005, .001, .002, .003, .005, .0075, .01, .015, .02, .03, .05, .075, .1, .15, .25, .5, 1, 2.5, 10}},
-    [HIST_E2E] = {"tandem_e2e_request_latency_seconds", "From the request's head to its last token.",
+    [HIST_E2E] = {"tandem_e2e_request_latency_seconds",
+                  "From the request's head to its last token.",
                   {.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60, 120, 240, 480, 960}},
-    [HIST_QUEUE] = {"tandem_queue_time_seconds", "From submission to the first step that computes the request.",
+    [HIST_QUEUE] = {"tandem_queue_time_seconds",
+                    "From submission to the first step that computes the request.",
                     {.0005, .001, .005, .01, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300}},
-    [HIST_PROMPT] = {"tandem_request_prompt_tokens", "Prompt tokens of a request.",
+    [HIST_PROMPT] = {"tandem_request_prompt_tokens",
+                     "Prompt tokens of a request.",
                      {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000}},
-    [HIST_GENERATED] = {"tandem_request_generated_tokens", "Generated tokens of a request.",
+    [HIST_GENERATED] = {"tandem_request_generated_tokens",
+                        "Generated tokens of a request.",
                         {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000}},
 };
 
@@ -107,9 +117,12 @@ static void put_label(struct buf *out, const char *name, const char *value)
 {
     buf_printf(out, "%s=\"", name);
     for (; *value; value++) {
-        if (*value == '\n') buf_str(out, "\\n");
-        else if (*value == '"' || *value == '\\') buf_printf(out, "\\%c", *value);
-        else buf_char(out, *value);
+        if (*value == '\n')
+            buf_str(out, "\\n");
+        else if (*value == '"' || *value == '\\')
+            buf_printf(out, "\\%c", *value);
+        else
+            buf_char(out, *value);
     }
     buf_char(out, '"');
 }

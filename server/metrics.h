@@ -1,4 +1,5 @@
-/* What the daemon counts, and its Prometheus text.  Fixed memory: every label value is known here.  Loop thread only. */
+/* What the daemon counts, and its Prometheus text.  Fixed memory: every label value is known here.  Loop thread only.
+ */
 #ifndef TANDEM_SERVER_METRICS_H
 #define TANDEM_SERVER_METRICS_H
 

@@ -1,4 +1,5 @@
-/* Server-sent events: the stream's head, its events, and the comment line that keeps a silent one open.  Loop thread. */
+/* Server-sent events: the stream's head, its events, and the comment line that keeps a silent one open.  Loop thread.
+ */
 #ifndef TANDEM_SERVER_SSE_H
 #define TANDEM_SERVER_SSE_H
 

@@ -159,7 +159,7 @@ def test_absent_parameters_sample(server):
     ({}, False), ({"do_sample": False}, False), ({"temperature": 1.0}, False), ({"top_p": 1.0, "typical_p": 1.0}, False), ({"seed": 4}, False),
     ({"repetition_penalty": 1.2}, False), ({"temperature": None, "top_k": None}, False),
     ({"do_sample": True}, True), ({"temperature": 0.7}, True), ({"top_k": 5}, True), ({"top_p": 0.9}, True), ({"typical_p": 0.9}, True),
-    ({"min_p": 0.1}, True),
+    ({"min_p": 0.1}, True), ({"top_k": 10**6}, True),
 ])
 def test_what_switches_sampling_on(server, parameters, samples):
     d = server.generate(max_new_tokens=2, details=True, **parameters)["details"]

@@ -101,7 +101,8 @@ static void test_flag_forms(void **state)
 {
     (void)state;
     assert_int_equal(PARSE(CMD_SERVE, "--port", "1", "--host=::1", "--no-prefix-cache", "--access-log",
-                           "--kv-cache=1.5G", "--drain-timeout", "0.5", "--max_seqs", "7"), 0);
+                           "--kv-cache=1.5G", "--drain-timeout", "0.5", "--max_seqs", "7"),
+                     0);
     assert_int_equal(s.port, 1);
     assert_string_equal(s.host, "::1");
     assert_false(s.prefix_cache);
@@ -118,7 +119,8 @@ static void test_list_and_seed(void **state)
 {
     (void)state;
     assert_int_equal(PARSE(CMD_GENERATE, "--stop", "a", "--stop=", "--stop", "--b", "--seed", "18446744073709551615",
-                           "--prompt", "-"), 0);
+                           "--prompt", "-"),
+                     0);
     assert_int_equal(s.stop.n, 3);
     assert_string_equal(s.stop.v[0], "a");
     assert_string_equal(s.stop.v[1], "");

@@ -4,11 +4,11 @@ import json
 
 def events(response):
     """The JSON events of a streamed requests.Response; comments are dropped, anything else is an error."""
-    for line in response.iter_lines(decode_unicode=True):
-        if not line or line.startswith(":"):
+    for line in response.iter_lines():
+        if not line or line.startswith(b":"):
             continue
-        assert line.startswith("data: "), line
-        yield json.loads(line[len("data: "):])
+        assert line.startswith(b"data: "), line
+        yield json.loads(line[len("data: "):].decode("utf-8", "strict"))
 
 
 def stream(server, inputs="Once upon a time", path="/generate_stream", session=None, **parameters):

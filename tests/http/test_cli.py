@@ -188,3 +188,15 @@ def test_quantize_then_load(run, tmp_path, weights):
     assert from_file["text"] == at_load["text"]
     again = run("quantize", "--model", MODEL, "--out", out, "--type", weights)
     assert again.returncode == 1 and str(out).encode() in again.stderr
+
+
+def test_perplexity_is_what_the_server_reports(run, server, tmp_path):
+    """The log probabilities of a prompt, by two ways through the engine."""
+    text = "Once upon a time there was a little dog. He liked to play in the park with his friends."
+    file = tmp_path / "t.txt"
+    file.write_text(text)
+    prefill = server.generate(text, max_new_tokens=1, decoder_input_details=True)["details"]["prefill"]
+    logprobs = [t["logprob"] for t in prefill if t["logprob"] is not None]
+    got = perplexity(run, "--file", file)
+    assert got["scored_tokens"] == len(logprobs)
+    assert math.isclose(got["mean_nll"], -sum(logprobs) / len(logprobs), rel_tol=1e-3)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import requests
-from conftest import MODEL
+from conftest import MODEL, ROOT
 from huggingface_hub import InferenceClient
 from sse import events, stream, text_of
 
@@ -337,6 +337,20 @@ def test_small_routes(server):
                  "max_input_tokens", "max_total_tokens", "validation_workers", "max_client_batch_size", "router", "version", "sha", "docker_label"):
         assert name in info
     assert info["model_id"] == MODEL.name and info["max_input_tokens"] == info["max_total_tokens"] - 1
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gpt2", "tinystories-656k"])
+def test_broken_utf8_never_reaches_a_client(start, name):
+    """Untrained models emit bytes of half characters: every event is whole UTF-8, and the pieces make up the text."""
+    with start(model=ROOT / "tests/fixtures/models" / name) as s:
+        for seed in range(6):
+            parameters = {"max_new_tokens": 40, "temperature": 2.0, "seed": seed}
+            plain = s.generate("Ünï", details=True, **parameters)
+            pieces = [t["text"] for t in plain["details"]["tokens"] if not t["special"]]
+            assert "".join(pieces) == plain["generated_text"]
+            received = stream(s, "Ünï", **parameters)
+            assert text_of(received) == plain["generated_text"]
+            assert [e["token"] for e in received] == plain["details"]["tokens"]
 
 
 def test_the_printed_curl_line_works(start):

@@ -40,6 +40,12 @@ struct conn *conn_new(struct http_server *server)
     return c;
 }
 
+static void body_free(struct conn *c)
+{
+    c->server->buffered -= c->body.len;
+    buf_free(&c->body);
+}
+
 void conn_free(struct conn *c)
 {
     if (c->next) c->next->prev = c->prev;
@@ -48,7 +54,7 @@ void conn_free(struct conn *c)
     http_arena_free(c);
     buf_free(&c->in);
     buf_free(&c->head);
-    buf_free(&c->body);
+    body_free(c);
     buf_free(&c->extra);
     buf_free(&c->out);
     buf_free(&c->sending);
@@ -80,13 +86,13 @@ static void request_reset(struct conn *c)
     http_arena_free(c);
     trim(&c->head);
     trim(&c->extra);
-    buf_free(&c->body);
+    body_free(c);
     c->req =
         (struct http_req){.method = HTTP_M_OTHER, .path = "", .query = "", .body = "", .app = c->server->config.app};
     c->match = (struct route_match){0};
     c->n_headers = 0;
     c->length = 0;
-    c->chunked = c->expects_continue = c->http10 = c->message_complete = false;
+    c->chunked = c->expects_continue = c->http10 = c->message_complete = c->crowded = false;
     c->answer = ANSWER_NONE;
     c->status = 0;
     c->keep = c->head_only = c->bodyless = c->stream_chunked = c->want_drain = c->aborted = false;
@@ -262,7 +268,10 @@ static bool read_body(struct conn *c)
      * depend on how the bytes were cut. */
     if (result == WIRE_BAD) n--;
     llhttp_errno_t code = c->chunked && c->wire.hidden ? HPE_OK : llhttp_execute(&c->parser, p, n);
-    if (code != HPE_OK) {
+    if (c->crowded) {
+        refuse(&why, 503, "the bodies of all requests together are larger than the limit of %zu bytes; try again",
+               c->server->config.max_buffered_bytes);
+    } else if (code != HPE_OK) {
         const char *reason = llhttp_get_error_reason(&c->parser);
         refuse(&why, 400, "malformed body: %s", reason ? reason : "unreadable");
     } else if (result == WIRE_BAD) {

@@ -61,6 +61,7 @@ struct conn {
     uint64_t length; /* of the body; unknown when chunked */
     bool chunked, expects_continue, http10;
     bool message_complete; /* llhttp's opinion */
+    bool crowded;          /* the body did not fit beside those of the other connections */
     struct arena_block *arena;
 
     /* the answer */
@@ -99,6 +100,7 @@ struct http_server {
     void (*on_done)(void *, const struct http_req *, int, uint64_t);
 
     struct conn *conns;
+    size_t buffered; /* bytes in the bodies of all connections */
     struct conn *dirty, **dirty_tail;
     int refusing; /* connections that only get their 503 */
 

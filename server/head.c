@@ -74,6 +74,11 @@ static int on_body(llhttp_t *parser, const char *at, size_t n)
 {
     struct conn *c = parser->data;
     CHECK(c->body.len + n <= c->body_limit);
+    if (c->server->buffered + n > c->server->config.max_buffered_bytes) {
+        c->crowded = true;
+        return HPE_USER;
+    }
+    c->server->buffered += n;
     buf_append(&c->body, at, n);
     return 0;
 }

@@ -78,6 +78,7 @@ struct http_server_config {
     int max_connections;       /* beyond: 503 with Retry-After, closed */
     size_t max_header_bytes;   /* request line and headers; 431 / 414 beyond */
     size_t max_body_bytes;     /* 413 beyond */
+    size_t max_buffered_bytes; /* bodies of all connections together; 503 beyond */
     int header_timeout_ms;     /* the whole head must be in by then; 408 */
     int body_timeout_ms;       /* likewise the body; 408 */
     int idle_timeout_ms;       /* keep-alive without a request: closed */

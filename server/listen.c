@@ -31,6 +31,7 @@ void http_server_defaults(struct http_server_config *config)
         .max_connections = 1024,
         .max_header_bytes = 16 * 1024,
         .max_body_bytes = 2 * 1000 * 1000,
+        .max_buffered_bytes = 256 * 1000 * 1000,
         .header_timeout_ms = 10 * 1000,
         .body_timeout_ms = 30 * 1000,
         .idle_timeout_ms = 75 * 1000,

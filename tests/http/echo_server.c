@@ -311,6 +311,7 @@ static void read_flags(int argc, char **argv, struct http_server_config *config)
         {"--write-timeout", &config->write_timeout_ms, NULL},
         {"--max-header", NULL, &config->max_header_bytes},
         {"--max-body", NULL, &config->max_body_bytes},
+        {"--max-buffered", NULL, &config->max_buffered_bytes},
         {"--high-water", NULL, &config->high_water},
         {"--low-water", NULL, &config->low_water},
     };

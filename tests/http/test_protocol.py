@@ -929,6 +929,28 @@ def test_connection_limit(start):
         s.close()
 
 
+@pytest.mark.parametrize("framing", [b"Content-Length: 60000\r\n", CHUNKED])
+def test_bodies_together(start, framing):
+    """One body fits, two at a time do not; when the first is gone there is room again."""
+    server = start("--max-buffered", 100000, "--max-body", 80000)
+    begin = b"POST /echo HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\n"
+    if framing == CHUNKED:
+        begin += b"ea60\r\n"
+    end = b"\r\n0\r\n\r\n" if framing == CHUNKED else b""
+    with server.connect() as first, server.connect() as second:
+        first.sendall(begin + b"a" * 59999)
+        time.sleep(0.2)
+        second.sendall(begin + b"b" * 59999)
+        status, headers, body = Reader(second).answer()
+        assert status == 503 and headers[b"retry-after"] == b"1"
+        assert json.loads(body)["error_type"] == "overloaded"
+        first.sendall(b"a" + end)
+        assert Reader(first).answer()[0] == 200
+    with server.connect() as third:
+        third.sendall(begin + b"c" * 60000 + end)
+        assert Reader(third).answer()[0] == 200
+
+
 def test_flood_beyond_the_limit(start):
     """More refusals at a time than the server is willing to write: it must not hold on to them."""
     server = start("--max-connections", 1)

@@ -246,7 +246,8 @@ void json_put_number(struct buf *b, double v)
     /* Most numbers we send were floats; as such 0.1f is "0.1", not "0.10000000149011612". */
     bool is_float = fabs(v) <= 3.4028234663852886e38 && (double)(float)v == v;
     char text[40];
-    for (int digits = 1; digits <= 17; digits++) {
+    /* %g drops trailing zeros, so what has fewer digits than the first try is short all the same */
+    for (int digits = is_float ? 6 : 15; digits <= 17; digits++) {
         snprintf(text, sizeof text, "%.*g", digits, v);
         double back = strtod(text, NULL);
         if (is_float ? (float)back == (float)v : back == v) break;

@@ -15,7 +15,10 @@
 #include <stddef.h>
 #include <sys/ioctl.h>
 
-enum { KEEP_OUT = 64 * 1024 }; /* an emptied output buffer up to this size is kept */
+enum {
+    KEEP_OUT = 64 * 1024,     /* an emptied output buffer up to this size is kept */
+    SEND_BUFFER = 128 * 1024, /* asked of the kernel, which doubles it */
+};
 
 static struct conn *conn_of_tcp(uv_handle_t *h)
 {
@@ -243,6 +246,8 @@ int sock_open(struct conn *c, uv_stream_t *listener)
     rc = uv_accept(listener, stream_of(c));
     if (rc == 0) {
         uv_tcp_nodelay(&c->tcp, 1);
+        int room = SEND_BUFFER; /* left alone, the kernel takes megabytes for a client that has stopped reading */
+        uv_send_buffer_size((uv_handle_t *)&c->tcp, &room);
         uv_tcp_keepalive(&c->tcp, 1, 60); /* a machine that vanished while it waits for its answer */
     }
     return rc;

@@ -30,7 +30,7 @@ struct settings {
     char *model, *device, *quantize, *kv_type;
     int threads;
     /* batching and memory */
-    size_t kv_cache;
+    size_t kv_cache_bytes;
     int max_seqs, max_batch_tokens, max_queue, max_total_tokens;
     bool prefix_cache;
     /* http */

@@ -36,7 +36,7 @@ def test_32_streams_equal_to_alone(start, weights):
     def prompt(i):
         return PROMPTS[i % len(PROMPTS)] + " and" * (i % 4)
 
-    with start("--quantize", weights, "--kv-cache", "16M") as s:
+    with start("--quantize", weights, "--kv-cache-bytes", "16M") as s:
         alone = [s.generate(prompt(i), **parameters(i))["generated_text"] for i in range(32)]
         order = list(range(32))
         random.Random(1).shuffle(order)
@@ -96,7 +96,7 @@ def test_disconnect_in_every_state(server):
 
 def test_1000_random_disconnects_give_everything_back(start):
     """Pages return to zero and, once every page was touched, memory stays where it is."""
-    with start("--kv-cache", "8M") as s:
+    with start("--kv-cache-bytes", "8M") as s:
         def one(seed):
             r = random.Random(seed)
             body = {"inputs": r.choice(PROMPTS) + " word" * r.randrange(60), "parameters": {"max_new_tokens": r.randrange(1, 60), "ignore_eos": True,
@@ -219,7 +219,7 @@ def test_streams_on_one_connection(server):
 
 def test_pages_run_out(start):
     """Eight requests that need more pages than there are: preempted, recomputed, the same text."""
-    with start("--kv-cache", "2M", "--max-seqs", 8) as s:
+    with start("--kv-cache-bytes", "2M", "--max-seqs", 8) as s:
         def one(i):
             return s.generate(PROMPTS[i], max_new_tokens=200, ignore_eos=True)["generated_text"]
         alone = [one(i) for i in range(8)]

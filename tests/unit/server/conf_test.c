@@ -101,13 +101,13 @@ static void test_flag_forms(void **state)
 {
     (void)state;
     assert_int_equal(PARSE(CMD_SERVE, "--port", "1", "--host=::1", "--no-prefix-cache", "--access-log",
-                           "--kv-cache=1.5G", "--drain-timeout", "0.5", "--max_seqs", "7"),
+                           "--kv-cache-bytes=1.5G", "--drain-timeout", "0.5", "--max_seqs", "7"),
                      0);
     assert_int_equal(s.port, 1);
     assert_string_equal(s.host, "::1");
     assert_false(s.prefix_cache);
     assert_true(s.access_log);
-    assert_true(s.kv_cache == (size_t)3 << 29);
+    assert_true(s.kv_cache_bytes == (size_t)3 << 29);
     assert_true(s.drain_timeout == 0.5);
     assert_int_equal(s.max_seqs, 7);
     assert_true(settings_given(&s, "port"));
@@ -169,9 +169,9 @@ static void test_bad_flags(void **state)
         {"--port=", "--port"},
         {"--port= 1", "--port"},
         {"--port=99999999999", "--port: 99999999999 is too large"},
-        {"--kv-cache=-1", "--kv-cache"},
-        {"--kv-cache=1X", "not a size"},
-        {"--kv-cache=1e30G", "--kv-cache"},
+        {"--kv-cache-bytes=-1", "--kv-cache-bytes"},
+        {"--kv-cache-bytes=1X", "not a size"},
+        {"--kv-cache-bytes=1e30G", "--kv-cache-bytes"},
         {"--idle-timeout=nan", "--idle-timeout: 'nan' is not a number"},
         {"--idle-timeout=0", "--idle-timeout"},
         {"--access-log=maybe", "neither true nor false"},
@@ -234,11 +234,11 @@ static void test_file_values(void **state)
     (void)state;
     assert_int_equal(load("# nothing\n"), 0);
     assert_int_equal(load(""), 0);
-    assert_int_equal(load("port: 1\nhost: \"::\"\naccess-log: yes\nkv-cache: 2GiB\nmodel:\ndevice: ~\n"), 0);
+    assert_int_equal(load("port: 1\nhost: \"::\"\naccess-log: yes\nkv-cache-bytes: 2GiB\nmodel:\ndevice: ~\n"), 0);
     assert_int_equal(s.port, 1);
     assert_string_equal(s.host, "::");
     assert_true(s.access_log);
-    assert_true(s.kv_cache == (size_t)2 << 30);
+    assert_true(s.kv_cache_bytes == (size_t)2 << 30);
     assert_string_equal(s.model, "models/demo"); /* null leaves the default */
     assert_int_equal(load("cors-origin: ''\n"), 0);
     assert_string_equal(s.cors_origin, ""); /* a quoted empty text does not */

@@ -73,16 +73,35 @@ static bool penalised(const struct sampling_params *s)
     return s->repetition != 1 || s->frequency != 0 || s->presence != 0;
 }
 
-static void count_token(struct request *r, int32_t id, bool generated)
+/* the slot of id, or the empty one where it belongs */
+static int32_t *count_find(struct request *r, int32_t id)
 {
-    if (!r->counts) return;
     uint32_t at = (uint32_t)rng_mix((uint64_t)id) & r->count_mask;
     while (r->count_slot[at] >= 0 && r->counts[r->count_slot[at]].id != id) at = (at + 1) & r->count_mask;
-    if (r->count_slot[at] < 0) {
-        r->count_slot[at] = r->n_counts;
+    return &r->count_slot[at];
+}
+
+/* Doubles the table when it is half full.  It grows with the text, not with what the request may yet ask for. */
+static void count_grow(struct request *r)
+{
+    if (r->count_slot && 2 * (uint32_t)r->n_counts <= r->count_mask) return;
+    r->count_mask = r->count_slot ? 2 * r->count_mask + 1 : 63;
+    r->count_slot = mem_resize(r->count_slot, (size_t)r->count_mask + 1, sizeof *r->count_slot);
+    memset(r->count_slot, 0xff, ((size_t)r->count_mask + 1) * sizeof *r->count_slot);
+    for (int i = 0; i < r->n_counts; i++) *count_find(r, r->counts[i].id) = i;
+}
+
+static void count_token(struct request *r, int32_t id, bool generated)
+{
+    if (!penalised(&r->sampling)) return;
+    count_grow(r);
+    int32_t *slot = count_find(r, id);
+    if (*slot < 0) {
+        mem_grow(&r->counts, &r->cap_counts, (size_t)r->n_counts + 1, sizeof *r->counts);
+        *slot = r->n_counts;
         r->counts[r->n_counts++] = (struct token_count){id, 0};
     }
-    r->counts[r->count_slot[at]].generated += generated;
+    r->counts[*slot].generated += generated;
 }
 
 static void copy_stops(struct request *r, const struct gen_request *g, char *text)
@@ -131,13 +150,7 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
     memcpy(r->tokens, g->prompt, (size_t)g->n_prompt * sizeof *r->tokens);
     copy_adds(r, g, m);
     copy_stops(r, g, (char *)(r->tokens + total + pages));
-    if (penalised(&g->sampling)) {
-        for (r->count_mask = 63; r->count_mask < 2 * total; r->count_mask = r->count_mask * 2 + 1) {}
-        r->counts = mem_array(total, sizeof *r->counts);
-        r->count_slot = mem_array((size_t)r->count_mask + 1, sizeof *r->count_slot);
-        memset(r->count_slot, 0xff, ((size_t)r->count_mask + 1) * sizeof *r->count_slot);
-        for (int i = 0; i < g->n_prompt; i++) count_token(r, g->prompt[i], false);
-    }
+    for (int i = 0; i < g->n_prompt; i++) count_token(r, g->prompt[i], false);
     return r;
 }
 

@@ -33,6 +33,7 @@ struct request {
     struct token_count *counts;      /* distinct tokens seen, when a penalty is on */
     int32_t *count_slot;             /* open-addressed: token id -> index into counts, -1 empty */
     int n_counts;
+    size_t cap_counts;
     uint32_t count_mask;
 
     struct stop_text stop[ENGINE_STOP_MAX];

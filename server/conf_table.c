@@ -26,9 +26,8 @@ static const struct conf_option table[] = {
      "compute threads; 0 is one per available core"},
 
     {"kv-cache-bytes", "Batching and memory", CONF_BYTES, AT(kv_cache_bytes), "0", 0, 1e15, NULL, RUN, false, "BYTES",
-     "memory for keys and values (512M, 4G); 0 is enough for max-seqs requests of moderate length, at most a quarter "
-     "of "
-     "the free memory"},
+     "memory for keys and values (512M, 4G); 0 is enough for max-seqs requests of moderate length, "
+     "at most a quarter of the free memory"},
     {"kv-cache", "Batching and memory", CONF_CHOICE, AT(kv_type), "f16", 0, 0, "f16|bf16|f32|int8", RUN, false, "TYPE",
      "how keys and values are kept"},
     {"max-seqs", "Batching and memory", CONF_INT, AT(max_seqs), "64", 1, 4096, NULL, RUN, false, "N",

@@ -11,13 +11,14 @@
 enum { CONFIG_LIMIT = 16 << 20 };
 
 /* Ranges no real model leaves; with them, no product of two sizes overflows 64 bits and no dimension 31. */
-enum { MAX_LAYERS = 1024, MAX_WIDTH = 1 << 18, MAX_HEADS = 4096, MAX_VOCAB = 1 << 24, MAX_POSITIONS = 1 << 24 };
+enum { MAX_LAYERS = 1024, MAX_WIDTH = 1 << 18, MAX_HEADS = 4096, MAX_HEAD_DIM = 1024, MAX_VOCAB = 1 << 24, MAX_POSITIONS = 1 << 24 };
 
 /* ---- typed getters: a missing field leaves *out alone, a wrong one is the first error ---- */
 
 struct fields {
     const cJSON *j;
     struct err *e;
+    const char *file;
     int rc;
 };
 
@@ -33,7 +34,7 @@ static void get_int(struct fields *f, const char *name, int min, int max, int *o
     if (!v || f->rc) return;
     double d = v->valuedouble;
     if (!cJSON_IsNumber(v) || !(d >= min && d <= max) || d != floor(d))
-        f->rc = err_set(f->e, ERR_INVALID, "config.json: %s must be a whole number from %d to %d", name, min, max);
+        f->rc = err_set(f->e, ERR_INVALID, "%s: %s must be a whole number from %d to %d", f->file, name, min, max);
     else
         *out = (int)d;
 }
@@ -43,7 +44,7 @@ static void get_real(struct fields *f, const char *name, double min, double max,
     const cJSON *v = get(f, name);
     if (!v || f->rc) return;
     if (!cJSON_IsNumber(v) || !(v->valuedouble >= min && v->valuedouble <= max))
-        f->rc = err_set(f->e, ERR_INVALID, "config.json: %s must be a number from %g to %g", name, min, max);
+        f->rc = err_set(f->e, ERR_INVALID, "%s: %s must be a number from %g to %g", f->file, name, min, max);
     else
         *out = v->valuedouble;
 }
@@ -53,7 +54,7 @@ static void get_bool(struct fields *f, const char *name, bool *out)
     const cJSON *v = get(f, name);
     if (!v || f->rc) return;
     if (!cJSON_IsBool(v))
-        f->rc = err_set(f->e, ERR_INVALID, "config.json: %s must be true or false", name);
+        f->rc = err_set(f->e, ERR_INVALID, "%s: %s must be true or false", f->file, name);
     else
         *out = cJSON_IsTrue(v);
 }
@@ -63,13 +64,13 @@ static const char *get_text(struct fields *f, const char *name)
     const cJSON *v = get(f, name);
     if (!v || f->rc) return NULL;
     if (cJSON_IsString(v)) return v->valuestring;
-    f->rc = err_set(f->e, ERR_INVALID, "config.json: %s must be a string", name);
+    f->rc = err_set(f->e, ERR_INVALID, "%s: %s must be a string", f->file, name);
     return NULL;
 }
 
 static void need(struct fields *f, const char *name)
 {
-    if (!f->rc && !get(f, name)) f->rc = err_set(f->e, ERR_INVALID, "config.json: %s is missing", name);
+    if (!f->rc && !get(f, name)) f->rc = err_set(f->e, ERR_INVALID, "%s: %s is missing", f->file, name);
 }
 
 /* ---- the parts ---- */
@@ -134,7 +135,7 @@ static void read_rope(struct fields *f, struct model_config *c)
     if (scaling && !cJSON_IsObject(scaling) && !f->rc)
         f->rc = err_set(f->e, ERR_INVALID, "config.json: rope_scaling must be an object");
     if (scaling && !f->rc) {
-        struct fields s = {scaling, f->e, 0};
+        struct fields s = {scaling, f->e, f->file, 0};
         get_real(&s, "rope_theta", 1, 1e12, &c->rope_theta);
         get_real(&s, "partial_rotary_factor", 0, 1, &partial);
         const char *type = get_text(&s, "rope_type");
@@ -166,14 +167,22 @@ static void read_rope(struct fields *f, struct model_config *c)
 
 static void read_window(struct fields *f, struct model_config *c)
 {
-    bool use = c->family == FAMILY_LLAMA; /* Mistral's sliding_window counts when present; Qwen's needs the switch */
+    /* Mistral's sliding_window counts when present, Qwen's needs the switch, Llama has none */
+    bool use = strcmp(c->family_name, "mistral") == 0;
+    if (c->family == FAMILY_LLAMA && !use) return;
     get_bool(f, "use_sliding_window", &use);
     if (!use) return;
     get_int(f, "sliding_window", 1, MAX_POSITIONS, &c->window);
     if (c->family != FAMILY_LLAMA) {
-        c->window_from = c->layers; /* transformers' default: none of the layers */
+        c->window_from = 28; /* transformers' default */
         get_int(f, "max_window_layers", 0, MAX_LAYERS, &c->window_from);
     }
+}
+
+static void check_head_dim(struct fields *f, const struct model_config *c)
+{
+    if (!f->rc && c->head_dim > MAX_HEAD_DIM)
+        f->rc = err_set(f->e, ERR_INVALID, "%s: heads of %d features; at most %d are sane", f->file, c->head_dim, MAX_HEAD_DIM);
 }
 
 static void read_gpt2(struct fields *f, struct model_config *c)
@@ -200,10 +209,14 @@ static void read_gpt2(struct fields *f, struct model_config *c)
     get_bool(f, "scale_attn_by_inverse_layer_idx", &odd);
     if (!f->rc && odd)
         f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: scale_attn_by_inverse_layer_idx is not supported");
+    bool scaled = true;
+    get_bool(f, "scale_attn_weights", &scaled);
+    if (!f->rc && !scaled) f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: scale_attn_weights false is not supported");
     read_act(f, c, "activation_function", "gelu_new");
     if (!f->rc && c->hidden % c->heads)
         f->rc = err_set(f->e, ERR_INVALID, "config.json: n_embd %d is not a multiple of n_head %d", c->hidden, c->heads);
     if (!f->rc) c->head_dim = c->hidden / c->heads;
+    check_head_dim(f, c);
 }
 
 static void read_sizes(struct fields *f, struct model_config *c)
@@ -218,16 +231,17 @@ static void read_sizes(struct fields *f, struct model_config *c)
     get_int(f, "intermediate_size", 1, MAX_WIDTH * 4, &c->inter);
     c->max_len = 2048;
     get_int(f, "max_position_embeddings", 1, MAX_POSITIONS, &c->max_len);
-    get_int(f, "head_dim", 1, 1024, &c->head_dim);
+    get_int(f, "head_dim", 1, MAX_HEAD_DIM, &c->head_dim);
     if (f->rc) return;
     if (c->heads % c->kv_heads)
         f->rc = err_set(f->e, ERR_INVALID, "config.json: num_attention_heads %d is not a multiple of num_key_value_heads %d",
                         c->heads, c->kv_heads);
-    else if (!c->head_dim && c->hidden % c->heads)
+    else if (!c->head_dim && c->family != FAMILY_QWEN3 && c->hidden % c->heads)
         f->rc = err_set(f->e, ERR_INVALID, "config.json: hidden_size %d is not a multiple of num_attention_heads %d",
                         c->hidden, c->heads);
     else if (!c->head_dim)
-        c->head_dim = c->hidden / c->heads;
+        c->head_dim = c->family == FAMILY_QWEN3 ? 128 : c->hidden / c->heads;
+    check_head_dim(f, c);
 }
 
 static void read_llama_like(struct fields *f, struct model_config *c)
@@ -266,7 +280,7 @@ static void read_eos(struct fields *f, struct model_config *c)
     for (; one; one = cJSON_IsArray(v) ? one->next : NULL) {
         double d = one->valuedouble;
         if (!cJSON_IsNumber(one) || !(d >= 0 && d < MAX_VOCAB) || d != floor(d)) {
-            f->rc = err_set(f->e, ERR_INVALID, "eos_token_id must be a token id or a list of them");
+            f->rc = err_set(f->e, ERR_INVALID, "%s: eos_token_id must be a token id or a list of them", f->file);
             return;
         }
         bool known = false;
@@ -290,11 +304,11 @@ static void read_quant(struct fields *f, struct model_config *c)
 
 static void read_generation(const char *text, struct model_config *c, struct fields *f)
 {
-    cJSON *j = text ? cJSON_Parse(text) : NULL;
+    cJSON *j = text ? cJSON_ParseWithOpts(text, NULL, 1) : NULL;
     if (text && !cJSON_IsObject(j)) {
         f->rc = err_set(f->e, ERR_INVALID, "generation_config.json is not a JSON object");
     } else if (j) {
-        struct fields g = {j, f->e, 0};
+        struct fields g = {j, f->e, "generation_config.json", 0};
         double temperature = NAN, top_p = NAN, repetition = NAN;
         get_real(&g, "temperature", 0, 1e6, &temperature);
         get_real(&g, "top_p", 0, 1, &top_p);
@@ -307,17 +321,17 @@ static void read_generation(const char *text, struct model_config *c, struct fie
         c->temperature = (float)temperature;
         c->top_p = (float)top_p;
         c->repetition_penalty = (float)repetition;
-        if (g.rc) f->rc = err_prefix(f->e, "generation_config.json");
+        f->rc = g.rc;
     }
     cJSON_Delete(j);
 }
 
 int model_config_parse(const char *config, const char *generation, struct model_config *c, struct err *e)
 {
-    *c = (struct model_config){.bos = -1, .temperature = NAN, .top_p = NAN, .repetition_penalty = NAN, .top_k = -1,
+    *c = (struct model_config){.temperature = NAN, .top_p = NAN, .repetition_penalty = NAN, .top_k = -1,
                                .do_sample = -1, .rope_factor = 1};
-    cJSON *j = cJSON_Parse(config);
-    struct fields f = {j, e, 0};
+    cJSON *j = cJSON_ParseWithOpts(config, NULL, 1);
+    struct fields f = {j, e, "config.json", 0};
     if (!cJSON_IsObject(j)) f.rc = err_set(e, ERR_INVALID, "config.json is not a JSON object");
     if (!f.rc) read_family(&f, c);
     need(&f, "vocab_size");
@@ -326,9 +340,6 @@ int model_config_parse(const char *config, const char *generation, struct model_
     if (!f.rc) read_quant(&f, c);
     if (!f.rc) read_generation(generation, c, &f);
     if (!f.rc) read_eos(&f, c);
-    int bos = -1;
-    if (cJSON_IsNumber(get(&f, "bos_token_id"))) get_int(&f, "bos_token_id", 0, MAX_VOCAB, &bos);
-    c->bos = bos;
     cJSON_Delete(j);
     return f.rc;
 }

@@ -20,6 +20,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MIN_ROWS = 16 }; /* of logits in a step, so that prompt log-probabilities come in decent chunks */
+
 enum msg_kind { MSG_SUBMIT, MSG_CANCEL, MSG_PAUSE, MSG_RESUME, MSG_STOP };
 
 struct msg {
@@ -59,7 +61,7 @@ struct engine {
 struct engine *engine_open(const struct engine_config *c, struct err *e)
 {
     struct engine *g = mem_zalloc(sizeof *g);
-    if (setup_open(&g->s, c, e)) {
+    if (setup_open(&g->s, c, MIN_ROWS, e)) {
         free(g);
         return NULL;
     }
@@ -269,12 +271,7 @@ static void fail_step(struct engine *g, const struct plan *p)
     struct dev_error *err = &g->s.model.d->error;
     log_error("step failed op=%s error=\"%s\"", err->op ? err->op : "?", err->msg);
     dev_clear_error(g->s.model.d);
-    int n = p->n;
-    struct request **failed = mem_array((size_t)n, sizeof *failed);
-    for (int i = 0; i < n; i++) failed[i] = request_of(&p->v[i]);
-    sched_abandon(&g->sched);
-    for (int i = 0; i < n; i++) end_request(g, failed[i], FINISH_ERROR, -1, "the device failed in the step");
-    free(failed);
+    for (int i = 0; i < p->n; i++) end_request(g, request_of(&p->v[i]), FINISH_ERROR, -1, "the device failed in the step");
 }
 
 static void run_step(struct engine *g, const struct plan *p)

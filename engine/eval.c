@@ -19,10 +19,11 @@ struct eval {
 struct eval *eval_open(const struct engine_config *config, struct err *e)
 {
     struct engine_config c = *config;
-    c.max_seqs = c.max_batch_tokens = CHUNK; /* a row of logits for each token of a step */
+    c.max_seqs = 1;
+    c.max_batch_tokens = CHUNK;
     if (c.max_total_tokens <= 0 || c.max_total_tokens > CONTEXT_MAX) c.max_total_tokens = CONTEXT_MAX;
     struct eval *v = mem_zalloc(sizeof *v);
-    if (setup_open(&v->s, &c, e)) {
+    if (setup_open(&v->s, &c, CHUNK, e)) {
         free(v);
         return NULL;
     }
@@ -84,9 +85,9 @@ int eval_logits(struct eval *v, const int32_t *ids, int n, void (*row)(void *, i
         batch_build(&v->batch, d, &(struct plan){.v = &item, .n = 1, .n_tokens = len, .n_rows = len});
         model_forward(&v->s.model, &v->batch);
         if (d->ops->finish(d)) {
-            err_set(e, ERR_IO, "%s: %s", d->error.op, d->error.msg);
+            int rc = err_set(e, ERR_IO, "%s: %s", d->error.op, d->error.msg);
             dev_clear_error(d);
-            return e ? e->code : ERR_IO;
+            return rc;
         }
         d->ops->download(d, v->host, v->s.model.logits.p, (size_t)len * vocab * sizeof(float));
         for (int k = 0; k < len; k++) row(arg, start + k, v->host + (size_t)k * vocab);

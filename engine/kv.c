@@ -133,9 +133,8 @@ int32_t kv_alloc(struct kv_pool *p)
     return i;
 }
 
-void kv_ref(struct kv_pool *p, int32_t i)
+static void kv_ref(struct kv_pool *p, int32_t i)
 {
-    CHECK(i >= 0 && i < p->n);
     if (p->page[i].ref++ == 0) list_remove(p, i);
 }
 
@@ -168,16 +167,6 @@ uint64_t kv_register(struct kv_pool *p, int32_t i, uint64_t parent, const int32_
     g->chain = p->bucket[b];
     p->bucket[b] = i;
     return g->serial;
-}
-
-void kv_forget(struct kv_pool *p)
-{
-    for (int32_t i = 0; i < p->n; i++) {
-        if (!p->page[i].serial) continue;
-        if (p->page[i].ref == 0) list_remove(p, i);
-        unregister(p, i);
-        if (p->page[i].ref == 0) list_add(p, i);
-    }
 }
 
 void kv_check(const struct kv_pool *p)

@@ -24,7 +24,6 @@ int kv_cached(const struct kv_pool *);    /* of those, how many hold a known pre
 
 /* A page with one reference, or -1 when none is left. */
 int32_t kv_alloc(struct kv_pool *);
-void kv_ref(struct kv_pool *, int32_t page);
 void kv_unref(struct kv_pool *, int32_t page);
 
 /* The page registered for `tokens` (KV_PAGE of them) after the prefix `parent` (0: none), with a reference taken and its
@@ -34,9 +33,6 @@ int32_t kv_lookup(struct kv_pool *, uint64_t parent, const int32_t *tokens, uint
 /* Makes a full page, held by the caller, known.  Returns the serial of this prefix; when another page is already
  * known for it, that page stays the known one. */
 uint64_t kv_register(struct kv_pool *, int32_t page, uint64_t parent, const int32_t *tokens);
-
-/* Forgets every prefix (tests; a model whose weights changed). */
-void kv_forget(struct kv_pool *);
 
 /* Aborts when an invariant does not hold: O(pages), for tests. */
 void kv_check(const struct kv_pool *);

@@ -143,7 +143,6 @@ static bool reserve_mat(struct model *m, struct mat *out, int rows, int cols)
 {
     size_t bytes = (size_t)rows * (size_t)cols * sizeof(float);
     *out = mat_f32(m->d->ops->alloc(m->d, bytes), rows, cols);
-    m->workspace_bytes += bytes;
     return out->p != NULL;
 }
 
@@ -152,7 +151,7 @@ int model_reserve(struct model *m, const struct model_reserve *r, struct err *e)
     const struct model_config *c = &m->c;
     int t = r->max_tokens, q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
     m->max_len = r->max_len;
-    m->kv_shape = (struct kv_shape){c->layers, r->pages, c->kv_heads, c->head_dim, r->kv_type};
+    struct kv_shape shape = {c->layers, r->pages, c->kv_heads, c->head_dim, r->kv_type};
     bool ok = reserve_mat(m, &m->x, t, c->hidden) && reserve_mat(m, &m->h, t, c->hidden) &&
               reserve_mat(m, &m->y, t, c->hidden) && reserve_mat(m, &m->qkv, t, q + 2 * kv) &&
               reserve_mat(m, &m->att, t, q) && reserve_mat(m, &m->up, t, c->gated ? 2 * c->inter : c->inter) &&
@@ -161,7 +160,7 @@ int model_reserve(struct model *m, const struct model_reserve *r, struct err *e)
     if (!ok) return err_set(e, ERR_NOMEM, "no memory for the activations of %d tokens a step", t);
     int rc = reserve_rope(m, e);
     if (rc) return rc;
-    if (!(m->kv = m->d->ops->kv_open(m->d, &m->kv_shape)))
+    if (!(m->kv = m->d->ops->kv_open(m->d, &shape)))
         return err_set(e, ERR_NOMEM, "no memory for %d KV pages of %zu bytes", r->pages, model_page_bytes(m, r->kv_type));
     return 0;
 }

@@ -16,7 +16,6 @@ struct model {
     struct weights w;
     float *cos, *sin;    /* (max_len, rot / 2) */
     struct kv *kv;
-    struct kv_shape kv_shape;
     int max_len;         /* positions it was reserved for */
     /* activations, f32: T max tokens of a step, R max rows */
     struct mat x, h, y;  /* (T, C) residual stream, normed input, a block's output */
@@ -24,7 +23,6 @@ struct model {
     struct mat att;      /* (T, H D) */
     struct mat up, ff;   /* (T, 2F or F), (T, F); ff only when gated */
     struct mat hr, logits; /* (R, C), (R, V) */
-    size_t workspace_bytes;
 };
 
 /* Configuration and weights.  device: NULL or "auto" means cpu. */

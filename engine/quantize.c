@@ -38,6 +38,7 @@ static void quantize_row_int8(const float *w, int n, int8_t *q, float *scale)
 #endif
 
 enum { LANES = 8, FITS = 8 };
+static const float F16_MAX = 65504;
 
 /* eight lanes of whatever the machine has; gcc and clang both turn these into its vector instructions */
 typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
@@ -47,7 +48,7 @@ typedef int32_t ilanes __attribute__((vector_size(LANES * sizeof(int32_t))));
 static inline void nibbles(const float *w, float inv, lanes *x, ilanes *q)
 {
     memcpy(x, w, sizeof *x);
-    lanes v = *x * inv + 8.5f, top = v * 0 + 15.5f;
+    lanes v = *x * inv + 8.5f, top = (lanes){0} + 15.5f;
     ilanes low = v < 0, high = v > top;
     v = (lanes)((((ilanes)v & ~low) & ~high) | ((ilanes)top & high));
     *q = __builtin_convertvector(v, ilanes);
@@ -94,7 +95,7 @@ static uint16_t best_scale_int4(const float w[INT4_GROUP])
         best = wq * wq / qq;
         scale = wq / qq;
     }
-    return f32_to_f16(scale);
+    return f32_to_f16(scale > F16_MAX ? F16_MAX : scale < -F16_MAX ? -F16_MAX : scale);
 }
 
 FOR_EACH_LEVEL static void quantize_row_int4(const float *w, int n, uint8_t *q, uint16_t *scale)

@@ -54,6 +54,8 @@ static int quantize_slot(void *arg, const struct matrix_slot *slot)
     enum dtype type = slot->head ? DT_I8 : o->type;
     int rc = weights_matrix(o->in, slot, &src, &owned, o->e);
     if (rc) return rc;
+    if (src.t == DT_I8 || src.t == DT_I4)
+        return err_set(o->e, ERR_INVALID, "tensor %s is quantised already", slot->name); /* it points into the file: nothing owned */
     rc = quantize_matrix(&src, type, o->threads, &q, o->e);
     free(owned);
     if (rc) {
@@ -92,6 +94,18 @@ static void add_rest(struct output *o)
     }
 }
 
+static int width(const struct st_tensor *t)
+{
+    return t->type == ST_F32 ? 4 : t->type == ST_I8 || t->type == ST_U8 ? 1 : 2;
+}
+
+/* Wide elements first: tensors lie end to end in the file, and so each is aligned. */
+static int by_width(const void *a, const void *b)
+{
+    int d = width(b) - width(a);
+    return d ? d : strcmp(((const struct st_tensor *)a)->name, ((const struct st_tensor *)b)->name);
+}
+
 static int write_text(const char *dir, const char *name, const char *text, size_t n, struct err *e)
 {
     char *path = file_join(dir, name);
@@ -110,9 +124,9 @@ static int write_config(const char *dir, const char *out, const char *type, stru
     int rc = file_read(path, 16 << 20, &text, &n, e);
     free(path);
     if (rc) return rc;
-    cJSON *j = cJSON_Parse(text);
+    cJSON *j = cJSON_Parse(text), *q = cJSON_CreateObject();
     free(text);
-    cJSON *q = cJSON_CreateObject();
+    cJSON_DeleteItemFromObjectCaseSensitive(j, "quantization_config"); /* null in some files */
     cJSON_AddStringToObject(q, "quant_method", "tandem");
     cJSON_AddStringToObject(q, "type", type);
     cJSON_AddNumberToObject(q, "group_size", strcmp(type, "int4") ? 0 : INT4_GROUP);
@@ -145,14 +159,21 @@ static int copy_others(const char *dir, const char *out, struct err *e)
 
 static int write_model(struct output *o, const char *dir, const char *out, const char *type, struct err *e)
 {
-    char *path = file_join(out, "model.safetensors");
+    static const char *const models[] = {"model.safetensors", "model.safetensors.index.json", "config.json"};
+    char *path = NULL;
     int rc = 0;
-    if (access(path, F_OK) == 0) rc = err_set(e, ERR_INVALID, "%s is there already; choose another directory", path);
-    else if (mkdir(out, 0777) && errno != EEXIST) rc = err_set(e, ERR_IO, "%s: %s", out, strerror(errno));
+    for (size_t i = 0; i < sizeof models / sizeof *models && !rc; i++) {
+        path = file_join(out, models[i]);
+        if (access(path, F_OK) == 0) rc = err_set(e, ERR_INVALID, "%s is there already; choose another directory", path);
+        free(path);
+    }
+    path = file_join(out, "model.safetensors");
+    if (!rc && mkdir(out, 0777) && errno != EEXIST) rc = err_set(e, ERR_IO, "%s: %s", out, strerror(errno));
     if (!rc) rc = weights_each_matrix(o->in, o->c, quantize_slot, o, e);
     if (!rc) {
         const char *meta[] = {"format", "tandem", "version", "1", "type", type, NULL};
         add_rest(o);
+        qsort(o->v, o->n, sizeof *o->v, by_width);
         rc = copy_others(dir, out, e);
         if (!rc) rc = write_config(dir, out, type, e);
         if (!rc) rc = safetensors_write(path, o->v, o->n, meta, e); /* last: a directory with it is whole */

@@ -143,8 +143,7 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
     r->max_new = g->max_new_tokens;
     r->min_new = g->min_new_tokens;
     r->ignore_eos = g->ignore_eos;
-    r->prompt_logprobs = g->prompt_logprobs;
-    r->top_n = g->top_n;
+    r->top_n = g->top_n < m->vocab ? g->top_n : m->vocab;
     r->sampling = g->sampling;
     r->detok.mid_context = true;
     memcpy(r->tokens, g->prompt, (size_t)g->n_prompt * sizeof *r->tokens);
@@ -224,9 +223,12 @@ static void send_prompt_token(struct request *r, const struct sample_out *o, con
 
 void request_prompt_row(struct request *r, int pos, const struct sample_out *o, const struct tokenizer *t, struct events *ev)
 {
-    if (!r->prompt_logprobs) return;
+    if (!r->seq.every_row) return;
     if (r->n_prompt_sent == 0) send_prompt_token(r, &(struct sample_out){.id = r->tokens[0], .logprob = NAN}, t, ev);
-    if (pos + 1 < r->n_prompt && pos + 1 == r->n_prompt_sent) send_prompt_token(r, o, t, ev); /* not again after preemption */
+    if (pos + 1 >= r->n_prompt || pos + 1 != r->n_prompt_sent) return; /* sent before a preemption */
+    struct sample_out known = *o;
+    known.id = r->tokens[pos + 1]; /* also where the row was broken */
+    send_prompt_token(r, &known, t, ev);
 }
 
 /* Looks for a stop text that ends within the last `len` bytes, which were just appended.  Returns its index and sets
@@ -277,7 +279,7 @@ enum finish_reason request_token(struct request *r, const struct sample_out *o, 
                                  const struct tokenizer *t, struct events *ev, uint64_t now, int *stop_index)
 {
     struct event v;
-    if (r->prompt_logprobs && r->n_prompt_sent == 0) /* a prompt of one token has no row of its own */
+    if (r->seq.every_row && r->n_prompt_sent == 0) /* a prompt of one token has no row of its own */
         send_prompt_token(r, &(struct sample_out){.id = r->tokens[0], .logprob = NAN}, t, ev);
     fill_event(&v, r, EV_TOKEN, o, ev);
     r->n_generated++;

@@ -24,7 +24,7 @@ struct request {
     int32_t *tokens;      /* n_prompt + max_new of room */
     int n_prompt, n_generated, max_new, min_new;
     int n_prompt_sent;    /* EV_PROMPT events so far */
-    bool prompt_logprobs, ignore_eos;
+    bool ignore_eos;
     int top_n;
 
     struct sampling_params sampling; /* bias points into the block */

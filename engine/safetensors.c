@@ -110,17 +110,24 @@ static int by_place(const void *a, const void *b)
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
-/* the tensors [from, n) came from one file: no two may share a byte */
-static int check_overlap(struct safetensors *s, size_t from, struct err *e)
+/* The tensors [from, n) came from one file: they must fill its data without gap or overlap, as the format demands. */
+static int check_places(struct safetensors *s, size_t from, const char *data, size_t n_data, struct err *e)
 {
     size_t n = s->n - from;
     struct st_tensor **order = mem_array(n, sizeof *order);
     for (size_t i = 0; i < n; i++) order[i] = &s->v[from + i];
-    qsort(order, n, sizeof *order, by_place);
+    if (n) qsort(order, n, sizeof *order, by_place);
     int rc = 0;
-    for (size_t i = 1; i < n && !rc; i++)
-        if ((const char *)order[i - 1]->data + order[i - 1]->bytes > (const char *)order[i]->data)
-            rc = err_set(e, ERR_INVALID, "tensors %s and %s overlap", order[i - 1]->name, order[i]->name);
+    const char *at = data, *before = "the header";
+    for (size_t i = 0; i < n && !rc; i++) {
+        const char *begin = order[i]->data;
+        if (begin < at) rc = err_set(e, ERR_INVALID, "tensors %s and %s overlap", before, order[i]->name);
+        if (begin > at) rc = err_set(e, ERR_INVALID, "%zu bytes before tensor %s belong to none", (size_t)(begin - at), order[i]->name);
+        at = begin + order[i]->bytes;
+        before = order[i]->name;
+    }
+    if (!rc && at != data + n_data)
+        rc = err_set(e, ERR_INVALID, "%zu bytes after the last tensor belong to none", (size_t)(data + n_data - at));
     free(order);
     return rc;
 }
@@ -138,7 +145,7 @@ static int add_file(struct safetensors *s, const char *bytes, size_t n, struct e
     if (!text) return err_set(e, ERR_NOMEM, "no memory for a header of %llu bytes", (unsigned long long)head);
     memcpy(text, bytes + 8, (size_t)head);
     text[head] = 0;
-    cJSON *j = cJSON_ParseWithLengthOpts(text, (size_t)head + 1, &end, 0);
+    cJSON *j = cJSON_ParseWithLengthOpts(text, (size_t)head + 1, &end, 1);
     int rc = 0;
     if (!cJSON_IsObject(j)) rc = err_set(e, ERR_INVALID, "the header is not a JSON object (near byte %zu)",
                                          end ? (size_t)(end - text) + 8 : (size_t)8);
@@ -159,7 +166,7 @@ static int add_file(struct safetensors *s, const char *bytes, size_t n, struct e
     }
     cJSON_Delete(j);
     free(text);
-    return rc ? rc : check_overlap(s, from, e);
+    return rc ? rc : check_places(s, from, bytes + 8 + head, n - 8 - (size_t)head, e);
 }
 
 static int finish(struct safetensors *s, struct err *e)
@@ -257,7 +264,7 @@ struct safetensors *safetensors_open_dir(const char *dir, struct err *e)
     free(path);
     if (rc) return NULL;
     s = mem_zalloc(sizeof *s);
-    cJSON *j = cJSON_ParseWithLength(text, n + 1);
+    cJSON *j = cJSON_ParseWithLengthOpts(text, n + 1, NULL, 1);
     const cJSON *map = cJSON_GetObjectItemCaseSensitive(j, "weight_map");
     if (!cJSON_IsObject(map) || !map->child)
         rc = err_set(e, ERR_INVALID, "model.safetensors.index.json has no weight_map");

@@ -2,8 +2,8 @@
  *
  * Format: u64 little-endian header length, that many bytes of JSON {"name": {"dtype", "shape", "data_offsets"}, ...,
  * "__metadata__": {...}}, then the data.  (huggingface/safetensors, README "Format".)  The files are untrusted: lengths,
- * shapes and offsets are checked against each other before any becomes a pointer; overlaps, gaps past the end and duplicates are
- * errors that name the tensor.  Immutable after opening. */
+ * shapes and offsets are checked against each other before any becomes a pointer; overlaps, gaps and duplicates are errors
+ * that name the tensor.  Immutable after opening. */
 #ifndef TANDEM_SAFETENSORS_H
 #define TANDEM_SAFETENSORS_H
 

@@ -148,9 +148,10 @@ static void plan_add(struct sched *s, struct seq *q)
 {
     struct plan *p = &s->plan;
     int n = q->n_known - q->n_computed, room = s->c.max_batch_tokens - p->n_tokens, rows_left = s->c.max_rows - p->n_rows;
+    if (rows_left == 0) n--; /* without its last token it needs no logits */
     if (n > room) n = room;
     if (q->every_row && n > rows_left) n = rows_left;
-    if (n <= 0 || rows_left <= 0) return;
+    if (n <= 0) return;
     if (!grow(s, q, q->n_computed + n)) return;
     bool last = q->n_computed + n == q->n_known;
     q->planned = s->step;
@@ -184,17 +185,24 @@ static void take_prefix(struct sched *s, struct seq *q)
     q->n_computed = q->n_pages * KV_PAGE;
 }
 
-/* Room for q beside those that run?  Its whole known text must fit, and leave each running sequence a page to grow into:
- * admitting more would only cause preemptions. */
-static bool fits(struct sched *s, const struct seq *q)
-{
-    int need = (q->n_known + KV_PAGE - 1) / KV_PAGE - q->n_pages;
-    return kv_available(s->kv) >= need + s->n_running || (s->n_running == 0 && kv_available(s->kv) >= need);
-}
-
 static bool yields_to(const struct seq *running, const struct seq *q)
 {
     return running->paused || running->priority > q->priority;
+}
+
+/* Pages q still needs, and one for each running sequence to grow into: admitting more would only cause preemptions. */
+static int pages_wanted(const struct sched *s, const struct seq *q)
+{
+    return (q->n_known + KV_PAGE - 1) / KV_PAGE - q->n_pages + s->n_running;
+}
+
+/* Could q run if all that yield to it gave their pages up?  (Shared pages are counted more than once: an upper bound.) */
+static bool could_fit(struct sched *s, const struct seq *q)
+{
+    int pages = kv_available(s->kv);
+    for (const struct seq *r = s->running.next; r != &s->running; r = r->next)
+        if (yields_to(r, q)) pages += r->n_pages + 1;
+    return pages >= pages_wanted(s, q);
 }
 
 /* Tries to start the waiting sequence q; may preempt paused and lower-priority ones.  False: no room now. */
@@ -202,7 +210,11 @@ static bool admit(struct sched *s, struct seq *q)
 {
     if (s->n_running >= s->c.max_seqs) return false;
     take_prefix(s, q);
-    while (!fits(s, q)) {
+    if (!could_fit(s, q)) {
+        release_pages(s, q);
+        return false;
+    }
+    while (kv_available(s->kv) < pages_wanted(s, q)) {
         struct seq *w = worst_running(s);
         if (!w || !yields_to(w, q)) {
             release_pages(s, q);
@@ -228,7 +240,7 @@ static void displace(struct sched *s)
     while (q != &s->waiting && q->paused) q = q->next;
     if (q == &s->waiting || s->n_running < s->c.max_seqs) return;
     struct seq *w = worst_running(s);
-    if (yields_to(w, q)) preempt(s, w);
+    if (yields_to(w, q) && could_fit(s, q)) preempt(s, w);
 }
 
 const struct plan *sched_step(struct sched *s)
@@ -263,11 +275,6 @@ void sched_commit(struct sched *s)
         q->n_computed += s->plan.v[i].n;
         register_pages(s, q);
     }
-}
-
-void sched_abandon(struct sched *s)
-{
-    while (s->plan.n) preempt(s, s->plan.v[0].seq);
 }
 
 void sched_check(const struct sched *s)

@@ -75,10 +75,9 @@ void sched_remove(struct sched *, struct seq *); /* any -> SEQ_IDLE; its pages g
 /* The next step; valid until the next call.  n == 0: nothing can run now. */
 const struct plan *sched_step(struct sched *);
 
-/* The plan was computed: counts its tokens as computed and makes full pages known to the prefix cache. */
+/* The plan was computed: counts its tokens as computed and makes full pages known to the prefix cache.  Not called after a
+ * step that failed: then the plan's sequences are removed, and nothing half-written becomes known. */
 void sched_commit(struct sched *);
-/* The step failed: the sequences of the plan forget what they computed, so that nothing half-written is reused. */
-void sched_abandon(struct sched *);
 
 /* Aborts when an invariant does not hold: for tests. */
 void sched_check(const struct sched *);

@@ -27,24 +27,32 @@ static int parse_types(const struct engine_config *c, enum dtype *quantize, enum
     return rc ? rc : parse_type(c->kv_type ? c->kv_type : "f16", kv_names, kv_types, 4, "kv-cache", kv, e);
 }
 
-/* Bytes a process may still take: what the kernel says is available, or less where a container is limited. */
+/* The number behind `name` in a file of "name number" lines, or the file's first word where name is "".  0: not there. */
+static unsigned long long read_number(const char *path, const char *name)
+{
+    unsigned long long v = 0;
+    char line[128];
+    size_t n = strlen(name);
+    FILE *f = fopen(path, "r");
+    while (f && !v && fgets(line, sizeof line, f))
+        if (strncmp(line, name, n) == 0) sscanf(line + n, "%llu", &v);
+    if (f) fclose(f);
+    return v;
+}
+
+/* Bytes a process may still take: what the kernel says is available, or less where a container is limited.  The group's
+ * use counts cached files, which the kernel gives up when memory is needed. */
 static size_t memory_available(void)
 {
-    size_t bytes = (size_t)1 << 30;
-    unsigned long long kb, limit, used;
-    FILE *f = fopen("/proc/meminfo", "r");
-    char line[128];
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "MemAvailable: %llu", &kb) == 1) bytes = (size_t)kb * 1024;
-    if (f) fclose(f);
-    FILE *max = fopen("/sys/fs/cgroup/memory.max", "r"), *cur = fopen("/sys/fs/cgroup/memory.current", "r");
-    if (max && cur && fscanf(max, "%llu", &limit) == 1 && fscanf(cur, "%llu", &used) == 1) {
-        size_t left = limit > used ? (size_t)(limit - used) : 0;
-        if (left < bytes) bytes = left;
-    }
-    if (max) fclose(max);
-    if (cur) fclose(cur);
-    return bytes;
+    static const char stat[] = "/sys/fs/cgroup/memory.stat";
+    unsigned long long bytes = read_number("/proc/meminfo", "MemAvailable:") * 1024;
+    unsigned long long limit = read_number("/sys/fs/cgroup/memory.max", ""); /* 0 for "max" */
+    unsigned long long used = read_number("/sys/fs/cgroup/memory.current", "");
+    unsigned long long cached = read_number(stat, "inactive_file ") + read_number(stat, "active_file ");
+    used = used > cached ? used - cached : 0;
+    if (!bytes) bytes = 1ull << 30;
+    if (limit && limit - used < bytes) bytes = limit > used ? limit - used : 0;
+    return (size_t)bytes;
 }
 
 static int min_int(int a, int b)
@@ -58,6 +66,9 @@ static int size_pool(struct setup *s, const struct engine_config *c, enum dtype 
 {
     struct engine_info *m = &s->info;
     m->page_bytes = model_page_bytes(&s->model, kv_type);
+    if (!m->page_bytes)
+        return err_set(e, ERR_UNSUPPORTED, "config.json: device %s has no attention for a head_dim of %d",
+                       s->model.d->ops->name, s->model.c.head_dim);
     int len = s->model.c.max_len, each = (min_int(len, 1024) + KV_PAGE - 1) / KV_PAGE, one = (len + KV_PAGE - 1) / KV_PAGE;
     size_t want = (size_t)m->max_seqs * (size_t)each, room = memory_available() / 4 / m->page_bytes;
     if (want < (size_t)one) want = (size_t)one;
@@ -65,7 +76,8 @@ static int size_pool(struct setup *s, const struct engine_config *c, enum dtype 
     else if (want > room) want = room;
     if (want < 2)
         return err_set(e, ERR_NOMEM, "a KV cache of %zu bytes holds %zu pages; a page of %d tokens takes %zu bytes and at least 2 "
-                       "are needed", c->kv_cache_bytes, want, KV_PAGE, m->page_bytes);
+                       "are needed: set --kv-cache-bytes", c->kv_cache_bytes ? c->kv_cache_bytes : room * m->page_bytes, want,
+                       KV_PAGE, m->page_bytes);
     if (want > 1 << 24) want = 1 << 24;
     *pages = (int)want;
     return 0;
@@ -116,7 +128,7 @@ static int open_tokenizer(struct setup *s, const char *dir, struct err *e)
     return s->tokenizer ? 0 : e->code;
 }
 
-int setup_open(struct setup *s, const struct engine_config *c, struct err *e)
+int setup_open(struct setup *s, const struct engine_config *c, int min_rows, struct err *e)
 {
     *s = (struct setup){0};
     uint64_t start = clock_now();
@@ -127,7 +139,7 @@ int setup_open(struct setup *s, const struct engine_config *c, struct err *e)
     s->info.max_batch_tokens = c->max_batch_tokens > 0 ? c->max_batch_tokens : 512;
     if (s->info.max_batch_tokens < s->info.max_seqs) s->info.max_batch_tokens = s->info.max_seqs;
     s->info.max_queue = c->max_queue > 0 ? c->max_queue : 256;
-    s->max_rows = s->info.max_seqs < 16 ? 16 : s->info.max_seqs;
+    s->max_rows = s->info.max_seqs < min_rows ? min_rows : s->info.max_seqs;
 
     rc = model_load(&s->model, c->model, c->device, c->threads, quantize, e);
     if (!rc) rc = open_tokenizer(s, c->model, e);

@@ -14,7 +14,8 @@ struct setup {
     char model_id[256], device_name[32];
 };
 
-int setup_open(struct setup *, const struct engine_config *, struct err *e);
+/* min_rows: rows of logits a step must have room for; max_seqs if that is more. */
+int setup_open(struct setup *, const struct engine_config *, int min_rows, struct err *e);
 void setup_close(struct setup *);
 
 #endif

@@ -148,34 +148,27 @@ static int find_shaped(const struct safetensors *f, const char *name, int n_dims
     return 0;
 }
 
-static int find_scale(const struct safetensors *f, const char *name, enum st_type type, size_t bytes, const void **out,
-                      struct err *e)
-{
-    char scale[TENSOR_NAME_MAX + 8];
-    snprintf(scale, sizeof scale, "%s.scale", name);
-    const struct st_tensor *t = safetensors_find(f, scale);
-    if (!t) return err_set(e, ERR_NOT_FOUND, "tensor %s is missing", scale);
-    if (t->type != type || t->bytes != bytes || (uintptr_t)t->data % 4)
-        return err_set(e, ERR_INVALID, "tensor %s: not %s of %zu bytes", scale, st_type_name(type), bytes);
-    *out = t->data;
-    return 0;
-}
-
-/* what `tandem quantize` wrote */
+/* What `tandem quantize` wrote: NAME as I8 [rows, cols] or U8 [rows, bytes], and NAME.scale. */
 static int quantized_matrix(const struct safetensors *f, const struct matrix_slot *slot, const struct st_tensor *t,
                             struct weight_src *src, struct err *e)
 {
-    size_t groups = ((size_t)slot->cols + INT4_GROUP - 1) / INT4_GROUP, rows = (size_t)slot->rows;
+    int64_t groups = (slot->cols + INT4_GROUP - 1) / INT4_GROUP, rows = slot->rows;
     bool int8 = t->type == ST_I8;
-    size_t bytes = int8 ? rows * (size_t)slot->cols : rows * groups * INT4_GROUP / 2;
-    if (t->bytes != bytes)
-        return err_set(e, ERR_INVALID, "tensor %s: %zu bytes where %zu are needed", slot->name, t->bytes, bytes);
-    *src = (struct weight_src){.t = int8 ? DT_I8 : DT_I4, .rows = slot->rows, .cols = slot->cols,
-                               .group = int8 ? 0 : INT4_GROUP, .data = t->data};
-    for (size_t i = 0; int8 && i < bytes; i++) /* symmetric: devices count on |w| <= 127 */
+    const struct st_tensor *scale = NULL;
+    char name[TENSOR_NAME_MAX + 8];
+    snprintf(name, sizeof name, "%s.scale", slot->name);
+    int rc = find_shaped(f, slot->name, 2, rows, int8 ? slot->cols : groups * INT4_GROUP / 2, &t, e);
+    if (!rc) rc = find_shaped(f, name, 2, rows, int8 ? 1 : groups, &scale, e);
+    if (rc) return rc;
+    enum st_type scale_type = int8 ? ST_F32 : ST_F16;
+    if (scale->type != scale_type || (uintptr_t)scale->data % (int8 ? 4 : 2))
+        return err_set(e, ERR_INVALID, "tensor %s: not %s, or not aligned", name, st_type_name(scale_type));
+    for (size_t i = 0; int8 && i < t->bytes; i++) /* symmetric: devices count on |w| <= 127 */
         if (((const int8_t *)t->data)[i] == -128)
             return err_set(e, ERR_INVALID, "tensor %s: value %zu is -128; int8 weights are -127 to 127", slot->name, i);
-    return find_scale(f, slot->name, int8 ? ST_F32 : ST_F16, int8 ? rows * 4 : rows * groups * 2, &src->scale, e);
+    *src = (struct weight_src){.t = int8 ? DT_I8 : DT_I4, .rows = slot->rows, .cols = slot->cols,
+                               .group = int8 ? 0 : INT4_GROUP, .data = t->data, .scale = scale->data};
+    return 0;
 }
 
 static void transpose(const char *in, char *out, size_t rows, size_t cols, size_t width)

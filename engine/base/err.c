@@ -12,6 +12,9 @@ int err_set(struct err *e, int code, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(e->msg, sizeof e->msg, fmt, ap);
     va_end(ap);
+    /* names in files and requests may hold anything: a message stays one line and cannot steer a terminal */
+    for (char *p = e->msg; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7f) *p = '?';
     return code;
 }
 

@@ -44,7 +44,6 @@ static void test_llama(void **state)
     assert_true(c.rope_theta == 500000 && c.eps == 1e-5f);
     assert_int_equal(c.n_eos, 2);
     assert_int_equal(c.eos[1], 8);
-    assert_int_equal(c.bos, 1);
     assert_true(isnan(c.temperature) && c.top_k == -1 && c.do_sample == -1);
 }
 
@@ -98,6 +97,11 @@ static void test_generation_config(void **state)
 static void test_refuses_nonsense(void **state)
 {
     bad("", "not a JSON object");
+    bad("{" LLAMA "} and more", "not a JSON object");
+    bad("{\"model_type\":\"llama\",\"vocab_size\":100,\"hidden_size\":65536,\"num_hidden_layers\":2,\"num_attention_heads\":2,"
+        "\"intermediate_size\":96}", "heads of 32768 features");
+    bad("{\"model_type\":\"gpt2\",\"vocab_size\":100,\"n_embd\":64,\"n_layer\":1,\"n_head\":2,\"scale_attn_weights\":false}",
+        "scale_attn_weights");
     bad("[]", "not a JSON object");
     bad("{}", "model_type is missing");
     bad("{\"model_type\":7}", "model_type must be a string");

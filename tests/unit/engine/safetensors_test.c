@@ -80,6 +80,10 @@ static void test_refuses_lies(void **state)
            8, "tensor t is there twice");
     refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"u\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}",
            12, "overlap");
+    refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8, "before tensor t");
+    refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 5, "after the last tensor");
+    refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}} x", 4, "not a JSON object");
+    refuse("{\"\\u001b[2J\\n\":7}", 4, "tensor ?[2J?");
 }
 
 static void test_truncation_at_every_byte(void **state)

@@ -205,19 +205,58 @@ static void test_paused_is_not_scheduled_and_yields(void **state)
     world_close(&w);
 }
 
-static void test_abandoned_step_reuses_nothing_of_it(void **state)
+static void test_failed_step_leaves_nothing_known(void **state)
 {
     struct world w;
     struct fake a;
     world_open(&w, 10, 2, 64);
     fake_init(&a, 1, 50, 60, 0);
     sched_add(&w.s, &a.seq);
-    sched_step(&w.s);
-    sched_abandon(&w.s);
-    assert_int_equal(a.seq.state, SEQ_WAITING);
-    assert_int_equal(a.seq.n_computed, 0);
+    sched_step(&w.s); /* not committed: it failed */
+    sched_remove(&w.s, &a.seq);
     assert_int_equal(kv_cached(w.pool), 0);
+    assert_int_equal(kv_available(w.pool), 10);
     sched_check(&w.s);
+    world_close(&w);
+}
+
+static void test_nobody_is_preempted_in_vain(void **state)
+{
+    struct world w;
+    struct fake p, l, q;
+    world_open(&w, 10, 3, 200);
+    fake_init(&p, 1, 70, 80, 0);
+    fake_init(&l, 2, 40, 100, 5);
+    fake_init(&q, 3, 120, 130, 0); /* even all that l holds would not do */
+    l.tokens[0] = 98, q.tokens[0] = 99;
+    sched_add(&w.s, &p.seq);
+    sched_add(&w.s, &l.seq);
+    step(&w);
+    sched_add(&w.s, &q.seq);
+    step(&w);
+    assert_int_equal(l.seq.state, SEQ_RUNNING);
+    assert_int_equal(q.seq.state, SEQ_WAITING);
+    for (int i = 0; i < 300 && q.seq.state != SEQ_IDLE; i++) step(&w);
+    assert_int_equal(q.seq.n_known, 130);
+    world_close(&w);
+}
+
+static void test_prompt_goes_on_when_rows_are_used_up(void **state)
+{
+    struct world w;
+    struct fake scored, plain;
+    world_open(&w, 40, 4, 64); /* rows: 4 */
+    fake_init(&scored, 1, 100, 101, 0);
+    fake_init(&plain, 2, 100, 101, 0);
+    scored.seq.every_row = true;
+    plain.tokens[0] = 99;
+    sched_add(&w.s, &scored.seq);
+    sched_add(&w.s, &plain.seq);
+    const struct plan *p = sched_step(&w.s);
+    assert_int_equal(p->n, 2);
+    assert_int_equal(p->v[0].n, 4);
+    assert_int_equal(p->v[1].n, 60);
+    assert_int_equal(p->v[1].rows, 0);
     world_close(&w);
 }
 
@@ -315,8 +354,8 @@ static void random_operations(int pages, int max_seqs, int budget, int operation
             check_plan(&w, p);
             check_writes(all, p);
             preempted += p->n_preempted;
-            if (what == 6) {
-                sched_abandon(&w.s);
+            if (what == 6) { /* the step failed */
+                for (int i = 0; i < p->n; i++) sched_remove(&w.s, p->v[i].seq);
                 continue;
             }
             for (int i = 0; i < p->n; i++)
@@ -363,7 +402,9 @@ int main(void)
         cmocka_unit_test(test_youngest_gives_its_pages_up),
         cmocka_unit_test(test_higher_priority_takes_the_slot),
         cmocka_unit_test(test_paused_is_not_scheduled_and_yields),
-        cmocka_unit_test(test_abandoned_step_reuses_nothing_of_it),
+        cmocka_unit_test(test_failed_step_leaves_nothing_known),
+        cmocka_unit_test(test_nobody_is_preempted_in_vain),
+        cmocka_unit_test(test_prompt_goes_on_when_rows_are_used_up),
         cmocka_unit_test(test_random_operations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -97,7 +97,8 @@ static bool layer_slot(const struct source *s, int layer, int i, char name[TENSO
 static void embed_name(const struct source *s, char name[TENSOR_NAME_MAX])
 {
     top_name(s, s->n->embed, name);
-    if (s->c->tied && !safetensors_find(s->f, name)) snprintf(name, TENSOR_NAME_MAX, "lm_head.weight");
+    bool as_head = s->c->tied && !safetensors_find(s->f, name) && safetensors_find(s->f, "lm_head.weight");
+    if (as_head) snprintf(name, TENSOR_NAME_MAX, "lm_head.weight");
 }
 
 static void head_slot(const struct source *s, char name[TENSOR_NAME_MAX], struct matrix_slot *slot)

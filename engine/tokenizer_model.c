@@ -127,7 +127,7 @@ static int merges_read(struct bpe *m, const struct json_at *at, struct err *e)
     bpe_merges_init(m, n);
     struct buf joined = {0};
     for (int i = 0; v && !rc; v = v->next, i++) {
-        int32_t ids[3];
+        int32_t ids[3] = {0};
         rc = merge_read(m, &joined, at, v, i, ids, e);
         if (!rc) bpe_merge_add(m, ids[0], ids[1], (uint32_t)i, ids[2]);
     }

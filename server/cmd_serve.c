@@ -133,8 +133,8 @@ static void after_load(uv_work_t *w, int status)
     print_url(url, s->app.set, http_server_port(s->app.http));
     print_report(s);
     fprintf(stderr,
-            "try        curl %s/generate -H 'Content-Type: application/json' \\\n"
-            "             -d '{\"inputs\": \"Once upon a time\", \"parameters\": {\"max_new_tokens\": 40}}'\n",
+            "try        curl -N %s/generate -d "
+            "'{\"inputs\":\"Once upon a time\",\"parameters\":{\"max_new_tokens\":60},\"stream\":true}'\n",
             url);
     log_info("ready model=%s url=%s", s->app.info->model_id, url);
 }

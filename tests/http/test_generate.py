@@ -357,9 +357,11 @@ def test_the_printed_curl_line_works(start):
     import subprocess
     with start() as s:
         log = s.log()
-        line = log[log.index("curl "):log.index("}'", log.index("curl ")) + 2]
+        line = log[log.index("curl "):].splitlines()[0]
         got = subprocess.run(["bash", "-c", line.replace("curl", "curl -s", 1)], capture_output=True, timeout=60)
-        assert "generated_text" in json.loads(got.stdout)
+        events = [json.loads(e.removeprefix(b"data: ")) for e in got.stdout.strip().split(b"\n\n")]
+        assert [e["index"] for e in events] == list(range(1, len(events) + 1)) and len(events) > 10
+        assert events[-1]["generated_text"] == "".join(e["token"]["text"] for e in events if not e["token"]["special"])
 
 
 def test_keep_alive_comments(start):

@@ -256,11 +256,5 @@ void added_cut(const struct added *a, const struct added_trie *trie, struct rege
         else
             text_piece(spare, p.start, p.end, p.id);
     }
-    struct piece *pieces = t->pieces;
-    size_t cap = t->cap_pieces;
-    t->pieces = spare->pieces;
-    t->n_pieces = spare->n_pieces;
-    t->cap_pieces = spare->cap_pieces;
-    spare->pieces = pieces;
-    spare->cap_pieces = cap;
+    text_take_pieces(t, spare);
 }

@@ -85,23 +85,13 @@ static int step_place(struct decoder *z, const struct decoder_step *step, const 
     return 0;
 }
 
-static int decoder_read_into(struct decoder *z, const struct json_at *at, struct err *e)
+static int decoder_read_into(void *arg, const struct json_at *at, struct err *e)
 {
+    struct decoder *z = arg;
     const char *type;
     int rc = json_type(at, &type, e);
     if (rc) return rc;
-    if (!strcmp(type, "Sequence")) {
-        struct json_at list = json_member(at, "decoders");
-        const cJSON *v;
-        size_t n;
-        if ((rc = json_array(&list, &v, &n, e))) return rc;
-        for (int i = 0; v && !rc; v = v->next, i++) {
-            struct json_at step = json_element(&list, v, i);
-            if (++step.depth > JSON_NESTED_MAX) return json_fail(&step, e, ERR_INVALID, "nested too deep");
-            rc = decoder_read_into(z, &step, e);
-        }
-        return rc;
-    }
+    if (!strcmp(type, "Sequence")) return json_each(at, "decoders", decoder_read_into, z, e);
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         if (strcmp(type, kinds[k].name)) continue;
         if (kinds[k].kind == DECODE_FUSE && z->fused != SIZE_MAX) return 0; /* fusing one string changes nothing */

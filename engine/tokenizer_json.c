@@ -86,3 +86,18 @@ int json_type(const struct json_at *at, const char **out, struct err *e)
     if (!cJSON_IsObject(at->v)) return json_fail(at, e, ERR_INVALID, "must be an object");
     return json_string(at, "type", out, e);
 }
+
+int json_each(const struct json_at *at, const char *key, int (*read)(void *, const struct json_at *, struct err *),
+              void *arg, struct err *e)
+{
+    struct json_at list = json_member(at, key);
+    const cJSON *v;
+    size_t n;
+    int rc = json_array(&list, &v, &n, e);
+    for (int i = 0; !rc && v; v = v->next, i++) {
+        struct json_at step = json_element(&list, v, i);
+        if (++step.depth > JSON_NESTED_MAX) return json_fail(&step, e, ERR_INVALID, "nested too deep");
+        rc = read(arg, &step, e);
+    }
+    return rc;
+}

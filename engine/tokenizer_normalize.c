@@ -49,24 +49,18 @@ static int step_read(struct normalizer_step *step, const struct json_at *at, str
     }
 }
 
+static int read_any(void *arg, const struct json_at *at, struct err *e)
+{
+    return normalizer_read(arg, at, e);
+}
+
 int normalizer_read(struct normalizer *z, const struct json_at *at, struct err *e)
 {
     if (!at->v) return 0;
     const char *type;
     int rc = json_type(at, &type, e);
     if (rc) return rc;
-    if (!strcmp(type, "Sequence")) {
-        struct json_at list = json_member(at, "normalizers");
-        const cJSON *v;
-        size_t n;
-        if ((rc = json_array(&list, &v, &n, e))) return rc;
-        for (int i = 0; v && !rc; v = v->next, i++) {
-            struct json_at step = json_element(&list, v, i);
-            if (++step.depth > JSON_NESTED_MAX) return json_fail(&step, e, ERR_INVALID, "nested too deep");
-            rc = normalizer_read(z, &step, e);
-        }
-        return rc;
-    }
+    if (!strcmp(type, "Sequence")) return json_each(at, "normalizers", read_any, z, e);
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         if (strcmp(type, kinds[k].name)) continue;
         mem_grow(&z->steps, &z->cap, z->n + 1, sizeof *z->steps);

@@ -107,24 +107,18 @@ static int step_read(struct pretokenizer_step *step, const struct json_at *at, s
     return rc;
 }
 
+static int read_any(void *arg, const struct json_at *at, struct err *e)
+{
+    return pretokenizer_read(arg, at, e);
+}
+
 int pretokenizer_read(struct pretokenizer *z, const struct json_at *at, struct err *e)
 {
     if (!at->v) return 0;
     const char *type;
     int rc = json_type(at, &type, e);
     if (rc) return rc;
-    if (!strcmp(type, "Sequence")) {
-        struct json_at list = json_member(at, "pretokenizers");
-        const cJSON *v;
-        size_t n;
-        if ((rc = json_array(&list, &v, &n, e))) return rc;
-        for (int i = 0; v && !rc; v = v->next, i++) {
-            struct json_at step = json_element(&list, v, i);
-            if (++step.depth > JSON_NESTED_MAX) return json_fail(&step, e, ERR_INVALID, "nested too deep");
-            rc = pretokenizer_read(z, &step, e);
-        }
-        return rc;
-    }
+    if (!strcmp(type, "Sequence")) return json_each(at, "pretokenizers", read_any, z, e);
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         if (strcmp(type, kinds[k].name)) continue;
         mem_grow(&z->steps, &z->cap, z->n + 1, sizeof *z->steps);
@@ -251,13 +245,7 @@ static int cut(const struct pretokenizer_step *step, struct regex_run *run, stru
             cut_by_char(step, t, p, &x);
         cutter_flush(&x);
     }
-    struct piece *pieces = t->pieces;
-    size_t cap = t->cap_pieces;
-    t->pieces = spare->pieces;
-    t->n_pieces = spare->n_pieces;
-    t->cap_pieces = spare->cap_pieces;
-    spare->pieces = pieces;
-    spare->cap_pieces = cap;
+    text_take_pieces(t, spare);
     return rc < 0 ? rc : 0;
 }
 

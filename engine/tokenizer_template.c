@@ -81,6 +81,11 @@ static int processing_read(struct template *z, const struct json_at *at, struct 
     return 0;
 }
 
+static int read_any(void *arg, const struct json_at *at, struct err *e)
+{
+    return template_read(arg, at, e);
+}
+
 int template_read(struct template *z, const struct json_at *at, struct err *e)
 {
     if (!at->v) return 0;
@@ -97,14 +102,5 @@ int template_read(struct template *z, const struct json_at *at, struct err *e)
     }
     if (strcmp(type, "Sequence"))
         return json_fail(at, e, ERR_UNSUPPORTED, "post-processor \"%.40s\" is not known", type);
-    struct json_at list = json_member(at, "processors");
-    const cJSON *v;
-    size_t n;
-    if ((rc = json_array(&list, &v, &n, e))) return rc;
-    for (int i = 0; v && !rc; v = v->next, i++) {
-        struct json_at step = json_element(&list, v, i);
-        if (++step.depth > JSON_NESTED_MAX) return json_fail(&step, e, ERR_INVALID, "nested too deep");
-        rc = template_read(z, &step, e);
-    }
-    return rc;
+    return json_each(at, "processors", read_any, z, e);
 }

@@ -112,6 +112,17 @@ void text_decode(struct text *t, const char *s, size_t n)
     text_piece(t, 0, t->n, PIECE_OPEN);
 }
 
+void text_take_pieces(struct text *t, struct text *from)
+{
+    struct piece *pieces = t->pieces;
+    size_t cap = t->cap_pieces;
+    t->pieces = from->pieces;
+    t->n_pieces = from->n_pieces;
+    t->cap_pieces = from->cap_pieces;
+    from->pieces = pieces;
+    from->cap_pieces = cap;
+}
+
 void text_clear(struct text *t)
 {
     t->n = t->n_pieces = 0;

@@ -34,6 +34,7 @@ void text_add(struct text *t, const char *s, size_t n, struct span at);         
 void text_add_char(struct text *t, uint32_t c, struct span at);                    /* one code point from `at` */
 void text_copy(struct text *t, const struct text *from, size_t start, size_t end); /* bytes with their spans */
 void text_piece(struct text *t, size_t start, size_t end, int32_t id);             /* an empty piece is not kept */
+void text_take_pieces(struct text *t, struct text *from); /* t's pieces become from's; from keeps t's memory */
 void text_clear(struct text *t);                                                   /* keeps memory and limit */
 void text_free(struct text *t);
 

@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The arrays lie one after the other in one block, on the host and on the device alike, so that one copy moves a step. */
+/* The arrays lie one after the other in one block, on the host and on the device alike, so that one copy moves a step.
+ */
 static void layout(struct batch *b, int32_t *base)
 {
     b->id = base;

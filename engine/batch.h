@@ -1,4 +1,5 @@
-/* A step's plan as flat arrays on the device: what model_forward works on.  Sized once; owned by the engine thread (or an eval). */
+/* A step's plan as flat arrays on the device: what model_forward works on.  Sized once; owned by the engine thread (or
+ * an eval). */
 #ifndef TANDEM_BATCH_H
 #define TANDEM_BATCH_H
 

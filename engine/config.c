@@ -11,7 +11,14 @@
 enum { CONFIG_LIMIT = 16 << 20 };
 
 /* Ranges no real model leaves; with them, no product of two sizes overflows 64 bits and no dimension 31. */
-enum { MAX_LAYERS = 1024, MAX_WIDTH = 1 << 18, MAX_HEADS = 4096, MAX_HEAD_DIM = 1024, MAX_VOCAB = 1 << 24, MAX_POSITIONS = 1 << 24 };
+enum {
+    MAX_LAYERS = 1024,
+    MAX_WIDTH = 1 << 18,
+    MAX_HEADS = 4096,
+    MAX_HEAD_DIM = 1024,
+    MAX_VOCAB = 1 << 24,
+    MAX_POSITIONS = 1 << 24
+};
 
 /* ---- typed getters: a missing field leaves *out alone, a wrong one is the first error ---- */
 
@@ -107,9 +114,13 @@ static void read_act(struct fields *f, struct model_config *c, const char *field
         const char *name;
         enum act_kind act;
     } acts[] = {
-        {"silu", ACT_SILU},          {"swish", ACT_SILU},         {"gelu_new", ACT_GELU_TANH},
-        {"gelu_fast", ACT_GELU_TANH}, {"gelu_pytorch_tanh", ACT_GELU_TANH},
-        {"gelu", ACT_GELU_ERF},      {"relu", ACT_RELU},
+        {"silu", ACT_SILU},
+        {"swish", ACT_SILU},
+        {"gelu_new", ACT_GELU_TANH},
+        {"gelu_fast", ACT_GELU_TANH},
+        {"gelu_pytorch_tanh", ACT_GELU_TANH},
+        {"gelu", ACT_GELU_ERF},
+        {"relu", ACT_RELU},
     };
     const char *name = get_text(f, field);
     if (f->rc) return;
@@ -182,7 +193,8 @@ static void read_window(struct fields *f, struct model_config *c)
 static void check_head_dim(struct fields *f, const struct model_config *c)
 {
     if (!f->rc && c->head_dim > MAX_HEAD_DIM)
-        f->rc = err_set(f->e, ERR_INVALID, "%s: heads of %d features; at most %d are sane", f->file, c->head_dim, MAX_HEAD_DIM);
+        f->rc = err_set(f->e, ERR_INVALID, "%s: heads of %d features; at most %d are sane", f->file, c->head_dim,
+                        MAX_HEAD_DIM);
 }
 
 static void read_gpt2(struct fields *f, struct model_config *c)
@@ -211,17 +223,20 @@ static void read_gpt2(struct fields *f, struct model_config *c)
         f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: scale_attn_by_inverse_layer_idx is not supported");
     bool scaled = true;
     get_bool(f, "scale_attn_weights", &scaled);
-    if (!f->rc && !scaled) f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: scale_attn_weights false is not supported");
+    if (!f->rc && !scaled)
+        f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: scale_attn_weights false is not supported");
     read_act(f, c, "activation_function", "gelu_new");
     if (!f->rc && c->hidden % c->heads)
-        f->rc = err_set(f->e, ERR_INVALID, "config.json: n_embd %d is not a multiple of n_head %d", c->hidden, c->heads);
+        f->rc =
+            err_set(f->e, ERR_INVALID, "config.json: n_embd %d is not a multiple of n_head %d", c->hidden, c->heads);
     if (!f->rc) c->head_dim = c->hidden / c->heads;
     check_head_dim(f, c);
 }
 
 static void read_sizes(struct fields *f, struct model_config *c)
 {
-    static const char *const needed[] = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"};
+    static const char *const needed[] = {"hidden_size", "num_hidden_layers", "num_attention_heads",
+                                         "intermediate_size"};
     for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) need(f, needed[i]);
     get_int(f, "hidden_size", 1, MAX_WIDTH, &c->hidden);
     get_int(f, "num_hidden_layers", 1, MAX_LAYERS, &c->layers);
@@ -234,8 +249,9 @@ static void read_sizes(struct fields *f, struct model_config *c)
     get_int(f, "head_dim", 1, MAX_HEAD_DIM, &c->head_dim);
     if (f->rc) return;
     if (c->heads % c->kv_heads)
-        f->rc = err_set(f->e, ERR_INVALID, "config.json: num_attention_heads %d is not a multiple of num_key_value_heads %d",
-                        c->heads, c->kv_heads);
+        f->rc = err_set(f->e, ERR_INVALID,
+                        "config.json: num_attention_heads %d is not a multiple of num_key_value_heads %d", c->heads,
+                        c->kv_heads);
     else if (!c->head_dim && c->family != FAMILY_QWEN3 && c->hidden % c->heads)
         f->rc = err_set(f->e, ERR_INVALID, "config.json: hidden_size %d is not a multiple of num_attention_heads %d",
                         c->hidden, c->heads);
@@ -296,8 +312,9 @@ static void read_quant(struct fields *f, struct model_config *c)
     const cJSON *method = cJSON_GetObjectItemCaseSensitive(q, "quant_method");
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(q, "type");
     if (!cJSON_IsString(method) || strcmp(method->valuestring, "tandem") || !cJSON_IsString(type))
-        f->rc = err_set(f->e, ERR_UNSUPPORTED,
-                        "config.json: quantization_config was not written by tandem; use the unquantised model and --quantize");
+        f->rc = err_set(
+            f->e, ERR_UNSUPPORTED,
+            "config.json: quantization_config was not written by tandem; use the unquantised model and --quantize");
     else
         snprintf(c->quant, sizeof c->quant, "%.15s", type->valuestring);
 }
@@ -328,8 +345,8 @@ static void read_generation(const char *text, struct model_config *c, struct fie
 
 int model_config_parse(const char *config, const char *generation, struct model_config *c, struct err *e)
 {
-    *c = (struct model_config){.temperature = NAN, .top_p = NAN, .repetition_penalty = NAN, .top_k = -1,
-                               .do_sample = -1, .rope_factor = 1};
+    *c = (struct model_config){
+        .temperature = NAN, .top_p = NAN, .repetition_penalty = NAN, .top_k = -1, .do_sample = -1, .rope_factor = 1};
     cJSON *j = cJSON_ParseWithOpts(config, NULL, 1);
     struct fields f = {j, e, "config.json", 0};
     if (!cJSON_IsObject(j)) f.rc = err_set(e, ERR_INVALID, "config.json is not a JSON object");

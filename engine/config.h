@@ -25,18 +25,18 @@ struct model_config {
     enum norm_kind norm;
     float eps;
     enum act_kind act;
-    bool gated;            /* act(gate) * up, else act(fc1) */
-    bool parallel;         /* attention and feed-forward read the same norm and are summed (Phi) */
-    bool tied;             /* the head is the embedding table */
-    bool learned_pos;      /* position table added to the embeddings (GPT-2) */
+    bool gated;       /* act(gate) * up, else act(fc1) */
+    bool parallel;    /* attention and feed-forward read the same norm and are summed (Phi) */
+    bool tied;        /* the head is the embedding table */
+    bool learned_pos; /* position table added to the embeddings (GPT-2) */
     bool qkv_bias, o_bias, mlp_bias, norm_bias, head_bias, qk_norm;
     int window, window_from; /* layers >= window_from see only the last `window` positions; window 0: all see all */
-    int rot;               /* rotated features of a head; 0: no rope */
+    int rot;                 /* rotated features of a head; 0: no rope */
     double rope_theta;
     enum rope_scaling rope;
     double rope_factor, rope_low, rope_high; /* llama3: low_freq_factor, high_freq_factor; linear: factor only */
     int rope_old_len;
-    char quant[16];        /* "", or "int8" / "int4" when `tandem quantize` wrote the directory */
+    char quant[16]; /* "", or "int8" / "int4" when `tandem quantize` wrote the directory */
     int32_t eos[MAX_EOS];
     int n_eos;
     /* generation_config.json; NAN or -1: not said */

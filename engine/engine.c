@@ -1,5 +1,5 @@
-/* The engine thread: inbox -> schedule -> batch -> forward -> sample -> events, step after step; asleep when nothing can
- * run.  See engine.h for who may call what. */
+/* The engine thread: inbox -> schedule -> batch -> forward -> sample -> events, step after step; asleep when nothing
+ * can run.  See engine.h for who may call what. */
 #include "engine/engine.h"
 
 #include "engine/base/check.h"
@@ -77,10 +77,12 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     events_init(&g->events);
     pthread_mutex_init(&g->stats_lock, NULL);
     g->pool = kv_pool_new(m->pages, rng_mix(clock_unix()));
-    sched_init(&g->sched, &(struct sched_config){m->max_seqs, m->max_batch_tokens, g->s.max_rows, !c->no_prefix_cache}, g->pool);
+    sched_init(&g->sched, &(struct sched_config){m->max_seqs, m->max_batch_tokens, g->s.max_rows, !c->no_prefix_cache},
+               g->pool);
     g->rows = mem_array((size_t)g->s.max_rows, sizeof *g->rows);
     g->outs = mem_array((size_t)g->s.max_rows, sizeof *g->outs);
-    for (g->id_mask = 63; g->id_mask < (uint32_t)(m->max_seqs + m->max_queue); g->id_mask = g->id_mask * 2 + 1) {}
+    for (g->id_mask = 63; g->id_mask < (uint32_t)(m->max_seqs + m->max_queue); g->id_mask = g->id_mask * 2 + 1) {
+    }
     g->by_id = mem_array((size_t)g->id_mask + 1, sizeof *g->by_id);
     g->stats.pages_total = g->now.pages_total = m->pages;
     return g;
@@ -163,7 +165,8 @@ void engine_stats_read(const struct engine *g, struct engine_stats *out)
     if (out->waiting < atomic_load(&g->queued)) out->waiting = atomic_load(&g->queued);
 }
 
-/* ---- the engine thread: requests ---------------------------------------------------------------------------------- */
+/* ---- the engine thread: requests ----------------------------------------------------------------------------------
+ */
 
 static struct request **find_link(struct engine *g, uint64_t id)
 {
@@ -196,8 +199,10 @@ static bool handle(struct engine *g, const struct msg *m)
     }
     struct request *r = *find_link(g, m->id);
     if (!r) return true; /* ended meanwhile */
-    if (m->kind == MSG_CANCEL) end_request(g, r, FINISH_CANCELLED, -1, NULL);
-    else r->seq.paused = m->kind == MSG_PAUSE;
+    if (m->kind == MSG_CANCEL)
+        end_request(g, r, FINISH_CANCELLED, -1, NULL);
+    else
+        r->seq.paused = m->kind == MSG_PAUSE;
     return true;
 }
 
@@ -213,7 +218,8 @@ static bool take_inbox(struct engine *g, bool wait)
     return go_on;
 }
 
-/* ---- the engine thread: a step ------------------------------------------------------------------------------------- */
+/* ---- the engine thread: a step -------------------------------------------------------------------------------------
+ */
 
 static struct request *request_of(const struct plan_item *it)
 {
@@ -271,7 +277,8 @@ static void fail_step(struct engine *g, const struct plan *p)
     struct dev_error *err = &g->s.model.d->error;
     log_error("step failed op=%s error=\"%s\"", err->op ? err->op : "?", err->msg);
     dev_clear_error(g->s.model.d);
-    for (int i = 0; i < p->n; i++) end_request(g, request_of(&p->v[i]), FINISH_ERROR, -1, "the device failed in the step");
+    for (int i = 0; i < p->n; i++)
+        end_request(g, request_of(&p->v[i]), FINISH_ERROR, -1, "the device failed in the step");
 }
 
 static void run_step(struct engine *g, const struct plan *p)

@@ -44,18 +44,18 @@ void engine_close(struct engine *);
 
 /* What was loaded; constant after engine_open, owned by the engine. */
 struct engine_info {
-    const char *model_id;     /* the directory's last component */
-    const char *family;       /* "llama", "qwen2", "qwen3", "gpt2", "phi" */
-    const char *device;       /* "cpu avx512" */
-    const char *weight_type;  /* "bf16", "int8" ... */
+    const char *model_id;    /* the directory's last component */
+    const char *family;      /* "llama", "qwen2", "qwen3", "gpt2", "phi" */
+    const char *device;      /* "cpu avx512" */
+    const char *weight_type; /* "bf16", "int8" ... */
     const char *kv_type;
     uint64_t parameters;
     size_t weight_bytes, kv_bytes, page_bytes;
     int layers, hidden, vocab;
-    int max_model_len;        /* positions the model has */
-    int max_total_tokens;     /* prompt + generated, what one request may use here */
+    int max_model_len;    /* positions the model has */
+    int max_total_tokens; /* prompt + generated, what one request may use here */
     int max_seqs, max_batch_tokens, max_queue, pages, page_tokens, threads;
-    const int32_t *eos;       /* ids that end a text (n_eos of them) */
+    const int32_t *eos; /* ids that end a text (n_eos of them) */
     int n_eos;
     /* defaults of generation_config.json; NAN or -1 where it says nothing */
     float temperature, top_p, repetition_penalty;
@@ -76,12 +76,12 @@ struct logit_bias {
 };
 
 struct sampling_params {
-    bool sample;             /* false: greedy, the six below are ignored */
-    float temperature;       /* > 0; 1 */
-    int top_k;               /* 0: off */
-    float top_p, typical_p;  /* (0, 1]; 1: off */
-    float min_p;             /* [0, 1]; 0: off */
-    uint64_t seed;           /* same seed, same text, whatever the batch */
+    bool sample;                           /* false: greedy, the six below are ignored */
+    float temperature;                     /* > 0; 1 */
+    int top_k;                             /* 0: off */
+    float top_p, typical_p;                /* (0, 1]; 1: off */
+    float min_p;                           /* [0, 1]; 0: off */
+    uint64_t seed;                         /* same seed, same text, whatever the batch */
     float repetition, frequency, presence; /* 1, 0, 0: off */
     int n_bias;
     const struct logit_bias *bias;
@@ -89,20 +89,20 @@ struct sampling_params {
 
 /* Everything is copied by engine_submit. */
 struct gen_request {
-    const int32_t *prompt;      /* 1 .. max_total_tokens - 1 ids, all < vocab */
+    const int32_t *prompt; /* 1 .. max_total_tokens - 1 ids, all < vocab */
     int n_prompt;
     struct sampling_params sampling;
-    int max_new_tokens;         /* >= 1; n_prompt + max_new_tokens <= max_total_tokens */
-    int min_new_tokens;         /* eos and stops do not count before */
+    int max_new_tokens; /* >= 1; n_prompt + max_new_tokens <= max_total_tokens */
+    int min_new_tokens; /* eos and stops do not count before */
     bool ignore_eos;
-    const char *const *stop;    /* texts, 1 .. ENGINE_STOP_BYTES bytes of UTF-8 each */
-    int n_stop;                 /* <= ENGINE_STOP_MAX */
+    const char *const *stop; /* texts, 1 .. ENGINE_STOP_BYTES bytes of UTF-8 each */
+    int n_stop;              /* <= ENGINE_STOP_MAX */
     const int32_t *stop_ids;
-    int n_stop_ids;             /* <= ENGINE_STOP_MAX */
-    bool prompt_logprobs;       /* EV_PROMPT for every prompt token before the first EV_TOKEN */
-    int top_n;                  /* most likely tokens to report, 0 .. ENGINE_TOP_MAX */
-    int priority;               /* lower runs first; 0 */
-    void *user;                 /* handed back in every event */
+    int n_stop_ids;       /* <= ENGINE_STOP_MAX */
+    bool prompt_logprobs; /* EV_PROMPT for every prompt token before the first EV_TOKEN */
+    int top_n;            /* most likely tokens to report, 0 .. ENGINE_TOP_MAX */
+    int priority;         /* lower runs first; 0 */
+    void *user;           /* handed back in every event */
 };
 
 /* Checks, copies and queues.  Returns the request's id (never 0), or 0 with *e: ERR_FULL when max_queue wait already,
@@ -138,18 +138,19 @@ struct event {
     enum event_kind kind;
     /* EV_PROMPT, EV_TOKEN */
     int32_t token;
-    float logprob;     /* NAN for the first prompt token */
+    float logprob; /* NAN for the first prompt token */
     bool special;
-    uint32_t text, text_len; /* this token's text: bytes [text, text + text_len) of the batch's `text`; complete UTF-8 */
-    uint32_t gen_len;  /* how much of it belongs to the generated text: 0 for special tokens, less where a stop text
-                          ended inside the token */
-    int n_top;         /* entries of batch->top from `top` on */
+    uint32_t text,
+        text_len;     /* this token's text: bytes [text, text + text_len) of the batch's `text`; complete UTF-8 */
+    uint32_t gen_len; /* how much of it belongs to the generated text: 0 for special tokens, less where a stop text
+                         ended inside the token */
+    int n_top;        /* entries of batch->top from `top` on */
     uint32_t top;
     /* EV_TOKEN with finish != NONE is always followed by EV_DONE in the same batch */
     enum finish_reason finish;
     /* EV_DONE */
     int n_prompt, n_cached, n_generated; /* n_cached: prompt tokens found in the prefix cache */
-    int stop_index;    /* which stop text or, after them, which stop id matched; -1 */
+    int stop_index;                      /* which stop text or, after them, which stop id matched; -1 */
     struct request_times times;
     const char *error; /* FINISH_ERROR: static text */
 };
@@ -158,7 +159,7 @@ struct event_batch {
     struct event_batch *next;
     struct event *v;
     int n;
-    const char *text;              /* UTF-8 bytes the events point into */
+    const char *text; /* UTF-8 bytes the events point into */
     const struct top_token *top;
 };
 

@@ -71,11 +71,13 @@ int eval_context(const struct eval *v)
     return v->context;
 }
 
-int eval_logits(struct eval *v, const int32_t *ids, int n, void (*row)(void *, int, const float *), void *arg, struct err *e)
+int eval_logits(struct eval *v, const int32_t *ids, int n, void (*row)(void *, int, const float *), void *arg,
+                struct err *e)
 {
     size_t vocab = (size_t)v->s.info.vocab;
     struct dev *d = v->s.model.d;
-    if (n < 1 || n > v->context) return err_set(e, ERR_INVALID, "a text of %d tokens; 1 to %d can be evaluated", n, v->context);
+    if (n < 1 || n > v->context)
+        return err_set(e, ERR_INVALID, "a text of %d tokens; 1 to %d can be evaluated", n, v->context);
     for (int i = 0; i < n; i++)
         if (ids[i] < 0 || (size_t)ids[i] >= vocab) return err_set(e, ERR_INVALID, "the model has no token %d", ids[i]);
     struct seq seq = {.tokens = ids, .pages = v->pages, .n_known = n, .n_pages = (n + KV_PAGE - 1) / KV_PAGE};

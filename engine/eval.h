@@ -18,7 +18,7 @@ int eval_context(const struct eval *); /* the longest text */
 
 /* Computes ids[0, n) as a fresh text and calls row(arg, pos, logits) for each position in order; logits (V) hold what
  * follows ids[pos] and are valid during the call. */
-int eval_logits(struct eval *, const int32_t *ids, int n, void (*row)(void *arg, int pos, const float *logits), void *arg,
-                struct err *e);
+int eval_logits(struct eval *, const int32_t *ids, int n, void (*row)(void *arg, int pos, const float *logits),
+                void *arg, struct err *e);
 
 #endif

@@ -1,7 +1,7 @@
 /* The way up: batches of events from the engine thread to the thread that drains them.
  *
- * The engine opens a batch, adds events and their text, and posts it; the other side detaches all posted batches at once and
- * hands them back when read.  Batches are reused, so after warm-up nothing is allocated per token. */
+ * The engine opens a batch, adds events and their text, and posts it; the other side detaches all posted batches at
+ * once and hands them back when read.  Batches are reused, so after warm-up nothing is allocated per token. */
 #ifndef TANDEM_EVENTS_H
 #define TANDEM_EVENTS_H
 

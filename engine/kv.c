@@ -32,10 +32,12 @@ struct kv_pool *kv_pool_new(int pages, uint64_t hash_seed)
     p->next_serial = 1;
     p->seed = hash_seed;
     p->page = mem_array((size_t)pages, sizeof *p->page);
-    for (p->mask = 15; p->mask < (uint32_t)pages; p->mask = p->mask * 2 + 1) {}
+    for (p->mask = 15; p->mask < (uint32_t)pages; p->mask = p->mask * 2 + 1) {
+    }
     p->bucket = mem_array((size_t)p->mask + 1, sizeof *p->bucket);
     memset(p->bucket, 0xff, ((size_t)p->mask + 1) * sizeof *p->bucket);
-    for (int i = 0; i < pages; i++) p->page[i] = (struct page){.prev = i - 1, .next = i + 1 < pages ? i + 1 : -1, .chain = -1};
+    for (int i = 0; i < pages; i++)
+        p->page[i] = (struct page){.prev = i - 1, .next = i + 1 < pages ? i + 1 : -1, .chain = -1};
     p->tail = pages - 1;
     return p;
 }
@@ -68,10 +70,14 @@ int kv_cached(const struct kv_pool *p)
 static void list_remove(struct kv_pool *p, int32_t i)
 {
     struct page *g = &p->page[i];
-    if (g->prev >= 0) p->page[g->prev].next = g->next;
-    else p->head = g->next;
-    if (g->next >= 0) p->page[g->next].prev = g->prev;
-    else p->tail = g->prev;
+    if (g->prev >= 0)
+        p->page[g->prev].next = g->next;
+    else
+        p->head = g->next;
+    if (g->next >= 0)
+        p->page[g->next].prev = g->prev;
+    else
+        p->tail = g->prev;
     p->n_free--;
     if (g->serial) p->n_cached--;
 }
@@ -82,15 +88,19 @@ static void list_add(struct kv_pool *p, int32_t i)
     if (g->serial) { /* known prefixes are the last to be taken */
         g->prev = p->tail;
         g->next = -1;
-        if (p->tail >= 0) p->page[p->tail].next = i;
-        else p->head = i;
+        if (p->tail >= 0)
+            p->page[p->tail].next = i;
+        else
+            p->head = i;
         p->tail = i;
         p->n_cached++;
     } else {
         g->prev = -1;
         g->next = p->head;
-        if (p->head >= 0) p->page[p->head].prev = i;
-        else p->tail = i;
+        if (p->head >= 0)
+            p->page[p->head].prev = i;
+        else
+            p->tail = i;
         p->head = i;
     }
     p->n_free++;
@@ -101,7 +111,8 @@ static void list_add(struct kv_pool *p, int32_t i)
 static uint32_t bucket_of(const struct kv_pool *p, uint64_t parent, const int32_t *tokens)
 {
     uint64_t h = rng_mix(p->seed ^ parent);
-    for (int i = 0; i < KV_PAGE; i += 2) h = rng_mix(h ^ ((uint64_t)(uint32_t)tokens[i] << 32 | (uint32_t)tokens[i + 1]));
+    for (int i = 0; i < KV_PAGE; i += 2)
+        h = rng_mix(h ^ ((uint64_t)(uint32_t)tokens[i] << 32 | (uint32_t)tokens[i + 1]));
     return (uint32_t)h & p->mask;
 }
 

@@ -24,13 +24,14 @@ static void attention(struct model *m, const struct batch *b, int layer, struct 
     op_linear(m->d, (struct linear_args){qkv, h, w->qkv, w->qkv_b});
     if (c->qk_norm) {
         op_head_norm(m->d, (struct head_norm_args){qkv, 0, c->heads, c->head_dim, w->q_norm, c->eps});
-        op_head_norm(m->d, (struct head_norm_args){qkv, c->heads * c->head_dim, c->kv_heads, c->head_dim, w->k_norm, c->eps});
+        op_head_norm(m->d,
+                     (struct head_norm_args){qkv, c->heads * c->head_dim, c->kv_heads, c->head_dim, w->k_norm, c->eps});
     }
     op_rope_kv(m->d, (struct rope_kv_args){qkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, b->pos,
                                            b->slot, m->kv, layer});
-    op_attn(m->d, (struct attn_args){att, qkv, c->heads, c->kv_heads, c->head_dim, window,
-                                     1.0f / sqrtf((float)c->head_dim), b->n_seqs, b->q_start, b->kv_len, b->pages,
-                                     b->pages_ld, m->kv, layer});
+    op_attn(m->d,
+            (struct attn_args){att, qkv, c->heads, c->kv_heads, c->head_dim, window, 1.0f / sqrtf((float)c->head_dim),
+                               b->n_seqs, b->q_start, b->kv_len, b->pages, b->pages_ld, m->kv, layer});
     op_linear(m->d, (struct linear_args){y, att, w->o, w->o_b});
 }
 
@@ -103,8 +104,8 @@ size_t model_page_bytes(const struct model *m, enum dtype kv_type)
     return m->d->ops->kv_page_bytes(&s);
 }
 
-/* The angle of feature pair i per position.  Llama 3's rule stretches long wavelengths by `factor`, keeps short ones, and goes
- * from one to the other in between (transformers, modeling_rope_utils.py). */
+/* The angle of feature pair i per position.  Llama 3's rule stretches long wavelengths by `factor`, keeps short ones,
+ * and goes from one to the other in between (transformers, modeling_rope_utils.py). */
 static float inv_freq(const struct model_config *c, int i)
 {
     double f = 1.0 / pow(c->rope_theta, 2.0 * i / c->rot);
@@ -161,7 +162,8 @@ int model_reserve(struct model *m, const struct model_reserve *r, struct err *e)
     int rc = reserve_rope(m, e);
     if (rc) return rc;
     if (!(m->kv = m->d->ops->kv_open(m->d, &shape)))
-        return err_set(e, ERR_NOMEM, "no memory for %d KV pages of %zu bytes", r->pages, model_page_bytes(m, r->kv_type));
+        return err_set(e, ERR_NOMEM, "no memory for %d KV pages of %zu bytes", r->pages,
+                       model_page_bytes(m, r->kv_type));
     return 0;
 }
 

@@ -14,14 +14,14 @@ struct model {
     struct model_config c;
     struct dev *d;
     struct weights w;
-    float *cos, *sin;    /* (max_len, rot / 2) */
+    float *cos, *sin; /* (max_len, rot / 2) */
     struct kv *kv;
-    int max_len;         /* positions it was reserved for */
+    int max_len; /* positions it was reserved for */
     /* activations, f32: T max tokens of a step, R max rows */
-    struct mat x, h, y;  /* (T, C) residual stream, normed input, a block's output */
-    struct mat qkv;      /* (T, (H + 2G) D) */
-    struct mat att;      /* (T, H D) */
-    struct mat up, ff;   /* (T, 2F or F), (T, F); ff only when gated */
+    struct mat x, h, y;    /* (T, C) residual stream, normed input, a block's output */
+    struct mat qkv;        /* (T, (H + 2G) D) */
+    struct mat att;        /* (T, H D) */
+    struct mat up, ff;     /* (T, 2F or F), (T, F); ff only when gated */
     struct mat hr, logits; /* (R, C), (R, V) */
 };
 

@@ -29,8 +29,8 @@ static void quantize_row_int8(const float *w, int n, int8_t *q, float *scale)
     for (int k = 0; k < n; k++) q[k] = (int8_t)lrintf(w[k] * inv);
 }
 
-/* Built once for each level of the instruction set and chosen at load, where the compiler can do that: quantising a large
- * model is minutes of work at the lowest.  All give the same bits (no contraction into FMA, see meson.build). */
+/* Built once for each level of the instruction set and chosen at load, where the compiler can do that: quantising a
+ * large model is minutes of work at the lowest.  All give the same bits (no contraction into FMA, see meson.build). */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(TANDEM_SANITIZED)
 #define FOR_EACH_LEVEL __attribute__((target_clones("avx512f", "avx2", "default"), flatten))
 #else
@@ -49,13 +49,13 @@ static inline void nibbles(const float *w, float inv, lanes *x, ilanes *q)
 {
     memcpy(x, w, sizeof *x);
     lanes v = *x * inv + 8.5f, top = (lanes){0} + 15.5f;
-    ilanes low = v < 0, high = v > top;
+    ilanes low = v<0, high = v> top;
     v = (lanes)((((ilanes)v & ~low) & ~high) | ((ilanes)top & high));
     *q = __builtin_convertvector(v, ilanes);
 }
 
-/* Rounds the group at 1/scale = inv.  Returns sum w q and *qq = sum q^2: the scale that then fits best is wq / qq, and it
- * leaves an error of sum w^2 - wq^2 / qq. */
+/* Rounds the group at 1/scale = inv.  Returns sum w q and *qq = sum q^2: the scale that then fits best is wq / qq, and
+ * it leaves an error of sum w^2 - wq^2 / qq. */
 static float fit_group(const float w[INT4_GROUP], float inv, float *qq)
 {
     lanes a = {0}, b = {0};
@@ -73,9 +73,9 @@ static float fit_group(const float w[INT4_GROUP], float inv, float *qq)
     return wq;
 }
 
-/* The best f16 scale for one group (padded with zeros).  First the extreme value is put at several places between 6.1 and 8.5
- * steps from zero, on either side, since -8 has no counterpart; then the best is improved by fitting in turn the scale to
- * the rounded values and the rounding to the scale. */
+/* The best f16 scale for one group (padded with zeros).  First the extreme value is put at several places between 6.1
+ * and 8.5 steps from zero, on either side, since -8 has no counterpart; then the best is improved by fitting in turn
+ * the scale to the rounded values and the rounding to the scale. */
 static uint16_t best_scale_int4(const float w[INT4_GROUP])
 {
     float amax = 0, best = 0, scale = 0, qq;
@@ -155,7 +155,8 @@ int quantize_matrix(const struct weight_src *src, int t, int threads, struct wei
     struct job j = {.src = src, .out = out, .bad_row = -1};
     j.row_bytes = t == DT_I8 ? (size_t)src->cols : groups * INT4_GROUP / 2;
     j.row_scales = t == DT_I8 ? 1 : groups;
-    *out = (struct weight_src){.t = (enum dtype)t, .rows = src->rows, .cols = src->cols, .group = t == DT_I4 ? INT4_GROUP : 0};
+    *out = (struct weight_src){
+        .t = (enum dtype)t, .rows = src->rows, .cols = src->cols, .group = t == DT_I4 ? INT4_GROUP : 0};
     out->data = mem_try_alloc(rows * j.row_bytes);
     out->scale = mem_try_alloc(rows * j.row_scales * (t == DT_I8 ? 4 : 2));
     if (!out->data || !out->scale) {

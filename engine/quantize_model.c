@@ -1,5 +1,6 @@
-/* `tandem quantize`: a model directory rewritten with int8 or int4 matrices, the rest as it was.  The quantised matrices
- * are kept in memory until the file is written; config.json comes out with a quantization_config that weights.c knows. */
+/* `tandem quantize`: a model directory rewritten with int8 or int4 matrices, the rest as it was.  The quantised
+ * matrices are kept in memory until the file is written; config.json comes out with a quantization_config that
+ * weights.c knows. */
 #include "engine/quantize.h"
 
 #include "engine/base/buf.h"
@@ -38,8 +39,8 @@ static void add(struct output *o, const char *name, const char *suffix, enum st_
     struct buf full = {0};
     buf_printf(&full, "%s%s", name, suffix);
     mem_grow(&o->v, &o->cap, o->n + 1, sizeof *o->v);
-    o->v[o->n++] = (struct st_tensor){.name = full.data, .type = type, .n_dims = n_dims, .dims = {d0, d1}, .data = data,
-                                      .bytes = bytes};
+    o->v[o->n++] = (struct st_tensor){
+        .name = full.data, .type = type, .n_dims = n_dims, .dims = {d0, d1}, .data = data, .bytes = bytes};
     if (!owned) return;
     mem_grow(&o->owned, &o->cap_owned, o->n_owned + 1, sizeof *o->owned);
     o->owned[o->n_owned++] = (void *)data;
@@ -55,7 +56,8 @@ static int quantize_slot(void *arg, const struct matrix_slot *slot)
     int rc = weights_matrix(o->in, slot, &src, &owned, o->e);
     if (rc) return rc;
     if (src.t == DT_I8 || src.t == DT_I4)
-        return err_set(o->e, ERR_INVALID, "tensor %s is quantised already", slot->name); /* it points into the file: nothing owned */
+        return err_set(o->e, ERR_INVALID, "tensor %s is quantised already",
+                       slot->name); /* it points into the file: nothing owned */
     rc = quantize_matrix(&src, type, o->threads, &q, o->e);
     free(owned);
     if (rc) {
@@ -67,7 +69,8 @@ static int quantize_slot(void *arg, const struct matrix_slot *slot)
     bool int8 = type == DT_I8;
     int64_t row_bytes = int8 ? slot->cols : groups * INT4_GROUP / 2, scales = int8 ? 1 : groups;
     add(o, name, "", int8 ? ST_I8 : ST_U8, 2, rows, row_bytes, q.data, (size_t)(rows * row_bytes), true);
-    add(o, name, ".scale", int8 ? ST_F32 : ST_F16, 2, rows, scales, q.scale, (size_t)(rows * scales) * (int8 ? 4 : 2), true);
+    add(o, name, ".scale", int8 ? ST_F32 : ST_F16, 2, rows, scales, q.scale, (size_t)(rows * scales) * (int8 ? 4 : 2),
+        true);
     if (o->progress) o->progress(o->arg, ++o->done, o->total);
     return 0;
 }
@@ -164,7 +167,8 @@ static int write_model(struct output *o, const char *dir, const char *out, const
     int rc = 0;
     for (size_t i = 0; i < sizeof models / sizeof *models && !rc; i++) {
         path = file_join(out, models[i]);
-        if (access(path, F_OK) == 0) rc = err_set(e, ERR_INVALID, "%s is there already; choose another directory", path);
+        if (access(path, F_OK) == 0)
+            rc = err_set(e, ERR_INVALID, "%s is there already; choose another directory", path);
         free(path);
     }
     path = file_join(out, "model.safetensors");
@@ -194,8 +198,14 @@ int quantize_model(const char *dir, const char *out, const char *type, void (*pr
     struct safetensors *in = safetensors_open_dir(dir, e);
     if (!in) return e->code;
     int slots = c.family == FAMILY_GPT2 ? 4 : c.family == FAMILY_PHI ? 6 : 7;
-    struct output o = {.in = in, .c = &c, .type = t, .threads = (int)sysconf(_SC_NPROCESSORS_ONLN),
-                       .total = c.layers * slots + 1, .progress = progress, .arg = arg, .e = e};
+    struct output o = {.in = in,
+                       .c = &c,
+                       .type = t,
+                       .threads = (int)sysconf(_SC_NPROCESSORS_ONLN),
+                       .total = c.layers * slots + 1,
+                       .progress = progress,
+                       .arg = arg,
+                       .e = e};
     rc = write_model(&o, dir, out, type, e);
     for (size_t i = 0; i < o.n; i++) free(o.v[i].name);
     for (size_t i = 0; i < o.n_owned; i++) free(o.owned[i]);

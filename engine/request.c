@@ -15,11 +15,14 @@ static int check_lengths(const struct gen_request *g, const struct engine_info *
     if (g->n_prompt < 1) return err_set(e, ERR_INVALID, "`inputs` cannot be empty");
     if (g->max_new_tokens < 1) return err_set(e, ERR_INVALID, "`max_new_tokens` must be strictly positive");
     if (g->n_prompt > m->max_total_tokens || g->max_new_tokens > m->max_total_tokens - g->n_prompt)
-        return err_set(e, ERR_INVALID, "`inputs` tokens + `max_new_tokens` must be <= %d. Given: %d `inputs` tokens and %d "
-                       "`max_new_tokens`", m->max_total_tokens, g->n_prompt, g->max_new_tokens);
+        return err_set(e, ERR_INVALID,
+                       "`inputs` tokens + `max_new_tokens` must be <= %d. Given: %d `inputs` tokens and %d "
+                       "`max_new_tokens`",
+                       m->max_total_tokens, g->n_prompt, g->max_new_tokens);
     for (int i = 0; i < g->n_prompt; i++)
         if (g->prompt[i] < 0 || g->prompt[i] >= m->vocab)
-            return err_set(e, ERR_INVALID, "token %d of the prompt is %d; the model knows 0 to %d", i, g->prompt[i], m->vocab - 1);
+            return err_set(e, ERR_INVALID, "token %d of the prompt is %d; the model knows 0 to %d", i, g->prompt[i],
+                           m->vocab - 1);
     return 0;
 }
 
@@ -32,19 +35,24 @@ static int check_sampling(const struct sampling_params *s, const struct engine_i
 {
     if (s->sample && !within(s->temperature, 1e-4, 1e4))
         return err_set(e, ERR_INVALID, "`temperature` must be from 0.0001 to 10000");
-    if (s->sample && !(s->top_p > 0 && s->top_p <= 1)) return err_set(e, ERR_INVALID, "`top_p` must be > 0.0 and <= 1.0");
+    if (s->sample && !(s->top_p > 0 && s->top_p <= 1))
+        return err_set(e, ERR_INVALID, "`top_p` must be > 0.0 and <= 1.0");
     if (s->sample && !(s->typical_p > 0 && s->typical_p <= 1))
         return err_set(e, ERR_INVALID, "`typical_p` must be > 0.0 and <= 1.0");
     if (s->sample && !within(s->min_p, 0, 1)) return err_set(e, ERR_INVALID, "`min_p` must be >= 0.0 and <= 1.0");
     if (s->sample && s->top_k < 0) return err_set(e, ERR_INVALID, "`top_k` must not be negative");
-    if (!within(s->repetition, 1e-3, 1e3)) return err_set(e, ERR_INVALID, "`repetition_penalty` must be from 0.001 to 1000");
-    if (!within(s->frequency, -1e3, 1e3)) return err_set(e, ERR_INVALID, "`frequency_penalty` must be from -1000 to 1000");
-    if (!within(s->presence, -1e3, 1e3)) return err_set(e, ERR_INVALID, "`presence_penalty` must be from -1000 to 1000");
+    if (!within(s->repetition, 1e-3, 1e3))
+        return err_set(e, ERR_INVALID, "`repetition_penalty` must be from 0.001 to 1000");
+    if (!within(s->frequency, -1e3, 1e3))
+        return err_set(e, ERR_INVALID, "`frequency_penalty` must be from -1000 to 1000");
+    if (!within(s->presence, -1e3, 1e3))
+        return err_set(e, ERR_INVALID, "`presence_penalty` must be from -1000 to 1000");
     if (s->n_bias < 0 || s->n_bias > m->vocab) return err_set(e, ERR_INVALID, "`logit_bias` has too many entries");
     for (int i = 0; i < s->n_bias; i++) {
         if (s->bias[i].id < 0 || s->bias[i].id >= m->vocab)
             return err_set(e, ERR_INVALID, "`logit_bias`: the model has no token %d", s->bias[i].id);
-        if (!within(s->bias[i].add, -1e4, 1e4)) return err_set(e, ERR_INVALID, "`logit_bias` must be from -10000 to 10000");
+        if (!within(s->bias[i].add, -1e4, 1e4))
+            return err_set(e, ERR_INVALID, "`logit_bias` must be from -10000 to 10000");
     }
     return 0;
 }
@@ -123,7 +131,8 @@ static void copy_adds(struct request *r, const struct gen_request *g, const stru
         r->adds[r->n_bias++] = (struct token_add){g->sampling.bias[i].id, g->sampling.bias[i].add};
     if (g->min_new_tokens <= 0) return;
     for (int i = 0; i < m->n_eos; i++) r->adds[r->n_bias + r->n_bans++] = (struct token_add){m->eos[i], -INFINITY};
-    for (int i = 0; i < g->n_stop_ids; i++) r->adds[r->n_bias + r->n_bans++] = (struct token_add){g->stop_ids[i], -INFINITY};
+    for (int i = 0; i < g->n_stop_ids; i++)
+        r->adds[r->n_bias + r->n_bans++] = (struct token_add){g->stop_ids[i], -INFINITY};
 }
 
 struct request *request_new(const struct gen_request *g, const struct engine_info *m, struct err *e)
@@ -133,10 +142,14 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
     size_t adds = (size_t)g->sampling.n_bias + (size_t)m->n_eos + (size_t)g->n_stop_ids, text = 0;
     for (int i = 0; i < g->n_stop; i++) text += strlen(g->stop[i]);
 
-    struct request *r = mem_zalloc(sizeof *r + (total + pages) * sizeof(int32_t) + adds * sizeof(struct token_add) + text);
+    struct request *r =
+        mem_zalloc(sizeof *r + (total + pages) * sizeof(int32_t) + adds * sizeof(struct token_add) + text);
     r->adds = (struct token_add *)(r + 1);
     r->tokens = (int32_t *)(r->adds + adds);
-    r->seq = (struct seq){.tokens = r->tokens, .pages = r->tokens + total, .n_known = g->n_prompt, .priority = g->priority,
+    r->seq = (struct seq){.tokens = r->tokens,
+                          .pages = r->tokens + total,
+                          .n_known = g->n_prompt,
+                          .priority = g->priority,
                           .every_row = g->prompt_logprobs};
     r->user = g->user;
     r->n_prompt = g->n_prompt;
@@ -168,8 +181,8 @@ void request_sample_row(struct request *r, int pos, struct sample_row *row)
 {
     const struct sampling_params *s = &r->sampling;
     bool last = pos + 1 == r->seq.n_known;
-    *row = (struct sample_row){.top_p = 1, .typical_p = 1, .repetition = 1, .forced = last ? -1 : r->tokens[pos + 1],
-                               .top_n = r->top_n};
+    *row = (struct sample_row){
+        .top_p = 1, .typical_p = 1, .repetition = 1, .forced = last ? -1 : r->tokens[pos + 1], .top_n = r->top_n};
     if (!last) return;
     if (s->sample) {
         row->temperature = s->temperature;
@@ -194,7 +207,12 @@ void request_sample_row(struct request *r, int pos, struct sample_row *row)
 static void fill_event(struct event *v, struct request *r, enum event_kind kind, const struct sample_out *o,
                        struct events *ev)
 {
-    *v = (struct event){.id = r->id, .user = r->user, .kind = kind, .token = o->id, .logprob = o->logprob, .n_top = r->top_n,
+    *v = (struct event){.id = r->id,
+                        .user = r->user,
+                        .kind = kind,
+                        .token = o->id,
+                        .logprob = o->logprob,
+                        .n_top = r->top_n,
                         .stop_index = -1};
     struct top_token top[ENGINE_TOP_MAX];
     for (int i = 0; i < r->top_n; i++) top[i] = (struct top_token){o->top_id[i], o->top_logprob[i]};
@@ -211,7 +229,8 @@ static uint32_t put_text(struct event *v, struct detok *d, const struct tokenize
     return v->text_len = (uint32_t)text->len - v->text;
 }
 
-static void send_prompt_token(struct request *r, const struct sample_out *o, const struct tokenizer *t, struct events *ev)
+static void send_prompt_token(struct request *r, const struct sample_out *o, const struct tokenizer *t,
+                              struct events *ev)
 {
     struct event v;
     fill_event(&v, r, EV_PROMPT, o, ev);
@@ -221,7 +240,8 @@ static void send_prompt_token(struct request *r, const struct sample_out *o, con
     events_add(ev, &v);
 }
 
-void request_prompt_row(struct request *r, int pos, const struct sample_out *o, const struct tokenizer *t, struct events *ev)
+void request_prompt_row(struct request *r, int pos, const struct sample_out *o, const struct tokenizer *t,
+                        struct events *ev)
 {
     if (!r->seq.every_row) return;
     if (r->n_prompt_sent == 0) send_prompt_token(r, &(struct sample_out){.id = r->tokens[0], .logprob = NAN}, t, ev);
@@ -305,11 +325,19 @@ enum finish_reason request_token(struct request *r, const struct sample_out *o, 
     return v.finish;
 }
 
-void request_done(struct request *r, enum finish_reason why, int stop_index, const char *error, struct events *ev, uint64_t now)
+void request_done(struct request *r, enum finish_reason why, int stop_index, const char *error, struct events *ev,
+                  uint64_t now)
 {
     r->times.done = now;
-    struct event v = {.id = r->id, .user = r->user, .kind = EV_DONE, .finish = why, .n_prompt = r->n_prompt,
-                      .n_cached = r->seq.n_cached, .n_generated = r->n_generated, .stop_index = stop_index,
-                      .times = r->times, .error = error};
+    struct event v = {.id = r->id,
+                      .user = r->user,
+                      .kind = EV_DONE,
+                      .finish = why,
+                      .n_prompt = r->n_prompt,
+                      .n_cached = r->seq.n_cached,
+                      .n_generated = r->n_generated,
+                      .stop_index = stop_index,
+                      .times = r->times,
+                      .error = error};
     events_add(ev, &v);
 }

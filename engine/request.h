@@ -21,17 +21,17 @@ struct request {
     void *user;
     struct request *next; /* hash chain of the engine */
 
-    int32_t *tokens;      /* n_prompt + max_new of room */
+    int32_t *tokens; /* n_prompt + max_new of room */
     int n_prompt, n_generated, max_new, min_new;
-    int n_prompt_sent;    /* EV_PROMPT events so far */
+    int n_prompt_sent; /* EV_PROMPT events so far */
     bool ignore_eos;
     int top_n;
 
     struct sampling_params sampling; /* bias points into the block */
     struct token_add *adds;          /* logit_bias, then bans while n_generated < min_new */
     int n_bias, n_bans;
-    struct token_count *counts;      /* distinct tokens seen, when a penalty is on */
-    int32_t *count_slot;             /* open-addressed: token id -> index into counts, -1 empty */
+    struct token_count *counts; /* distinct tokens seen, when a penalty is on */
+    int32_t *count_slot;        /* open-addressed: token id -> index into counts, -1 empty */
     int n_counts;
     size_t cap_counts;
     uint32_t count_mask;
@@ -53,12 +53,14 @@ void request_free(struct request *);
 void request_sample_row(struct request *, int pos, struct sample_row *row);
 
 /* The row after the prompt token at `pos` was computed: emits EV_PROMPT for token pos + 1 (and for token 0 first). */
-void request_prompt_row(struct request *, int pos, const struct sample_out *, const struct tokenizer *, struct events *);
+void request_prompt_row(struct request *, int pos, const struct sample_out *, const struct tokenizer *,
+                        struct events *);
 
 /* The next token was sampled: appends it, emits EV_TOKEN; not FINISH_NONE when the text ends with it. */
 enum finish_reason request_token(struct request *, const struct sample_out *, const struct engine_info *,
                                  const struct tokenizer *, struct events *, uint64_t now, int *stop_index);
 
-void request_done(struct request *, enum finish_reason, int stop_index, const char *error, struct events *, uint64_t now);
+void request_done(struct request *, enum finish_reason, int stop_index, const char *error, struct events *,
+                  uint64_t now);
 
 #endif

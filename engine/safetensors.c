@@ -80,11 +80,12 @@ static int read_entry(const cJSON *j, struct st_tensor *t, const char *data, siz
     int rc = read_shape(cJSON_GetObjectItemCaseSensitive(j, "shape"), t, e);
     if (rc) return rc;
     int64_t begin, end;
-    if (!cJSON_IsArray(off) || cJSON_GetArraySize(off) != 2 || !whole(off->child, &begin) || !whole(off->child->next, &end))
+    if (!cJSON_IsArray(off) || cJSON_GetArraySize(off) != 2 || !whole(off->child, &begin) ||
+        !whole(off->child->next, &end))
         return err_set(e, ERR_INVALID, "tensor %s: data_offsets is not a pair of whole numbers", t->name);
     if (begin > end || (uint64_t)end > n_data)
-        return err_set(e, ERR_INVALID, "tensor %s: data_offsets [%lld, %lld) outside the file's %zu data bytes", t->name,
-                       (long long)begin, (long long)end, n_data);
+        return err_set(e, ERR_INVALID, "tensor %s: data_offsets [%lld, %lld) outside the file's %zu data bytes",
+                       t->name, (long long)begin, (long long)end, n_data);
     t->data = data + begin;
     t->bytes = (size_t)(end - begin);
     if (t->type == ST_OTHER) return 0;
@@ -122,7 +123,9 @@ static int check_places(struct safetensors *s, size_t from, const char *data, si
     for (size_t i = 0; i < n && !rc; i++) {
         const char *begin = order[i]->data;
         if (begin < at) rc = err_set(e, ERR_INVALID, "tensors %s and %s overlap", before, order[i]->name);
-        if (begin > at) rc = err_set(e, ERR_INVALID, "%zu bytes before tensor %s belong to none", (size_t)(begin - at), order[i]->name);
+        if (begin > at)
+            rc = err_set(e, ERR_INVALID, "%zu bytes before tensor %s belong to none", (size_t)(begin - at),
+                         order[i]->name);
         at = begin + order[i]->bytes;
         before = order[i]->name;
     }
@@ -147,23 +150,24 @@ static int add_file(struct safetensors *s, const char *bytes, size_t n, struct e
     text[head] = 0;
     cJSON *j = cJSON_ParseWithLengthOpts(text, (size_t)head + 1, &end, 1);
     int rc = 0;
-    if (!cJSON_IsObject(j)) rc = err_set(e, ERR_INVALID, "the header is not a JSON object (near byte %zu)",
-                                         end ? (size_t)(end - text) + 8 : (size_t)8);
+    if (!cJSON_IsObject(j))
+        rc = err_set(e, ERR_INVALID, "the header is not a JSON object (near byte %zu)",
+                     end ? (size_t)(end - text) + 8 : (size_t)8);
     size_t from = s->n;
     const cJSON *item;
     if (!rc) cJSON_ArrayForEach(item, j)
-    {
-        if (strcmp(item->string, "__metadata__") == 0) continue;
-        if (s->n >= MAX_TENSORS) {
-            rc = err_set(e, ERR_INVALID, "more than %d tensors", MAX_TENSORS);
-            break;
+        {
+            if (strcmp(item->string, "__metadata__") == 0) continue;
+            if (s->n >= MAX_TENSORS) {
+                rc = err_set(e, ERR_INVALID, "more than %d tensors", MAX_TENSORS);
+                break;
+            }
+            mem_grow(&s->v, &s->cap, s->n + 1, sizeof *s->v);
+            struct st_tensor *t = &s->v[s->n++];
+            *t = (struct st_tensor){.name = mem_strdup(item->string)};
+            rc = read_entry(item, t, bytes + 8 + head, n - 8 - (size_t)head, e);
+            if (rc) break;
         }
-        mem_grow(&s->v, &s->cap, s->n + 1, sizeof *s->v);
-        struct st_tensor *t = &s->v[s->n++];
-        *t = (struct st_tensor){.name = mem_strdup(item->string)};
-        rc = read_entry(item, t, bytes + 8 + head, n - 8 - (size_t)head, e);
-        if (rc) break;
-    }
     cJSON_Delete(j);
     free(text);
     return rc ? rc : check_places(s, from, bytes + 8 + head, n - 8 - (size_t)head, e);
@@ -229,7 +233,8 @@ static int open_shards(struct safetensors *s, const char *dir, const cJSON *map,
     cJSON_ArrayForEach(item, map)
     {
         if (!cJSON_IsString(item) || !plain_name(item->valuestring)) {
-            rc = err_set(e, ERR_INVALID, "model.safetensors.index.json: weight_map.%s is not a file name", item->string);
+            rc =
+                err_set(e, ERR_INVALID, "model.safetensors.index.json: weight_map.%s is not a file name", item->string);
             break;
         }
         names[n++] = item->valuestring;
@@ -260,7 +265,8 @@ struct safetensors *safetensors_open_dir(const char *dir, struct err *e)
     char *path = file_join(dir, "model.safetensors.index.json"), *text = NULL;
     size_t n;
     int rc = file_read(path, HEADER_LIMIT, &text, &n, e);
-    if (rc == ERR_NOT_FOUND) err_set(e, rc, "%s: neither model.safetensors nor model.safetensors.index.json is there", dir);
+    if (rc == ERR_NOT_FOUND)
+        err_set(e, rc, "%s: neither model.safetensors nor model.safetensors.index.json is there", dir);
     free(path);
     if (rc) return NULL;
     s = mem_zalloc(sizeof *s);

@@ -1,9 +1,9 @@
 /* Reads safetensors files, single or sharded by an index, and writes single ones.
  *
  * Format: u64 little-endian header length, that many bytes of JSON {"name": {"dtype", "shape", "data_offsets"}, ...,
- * "__metadata__": {...}}, then the data.  (huggingface/safetensors, README "Format".)  The files are untrusted: lengths,
- * shapes and offsets are checked against each other before any becomes a pointer; overlaps, gaps and duplicates are errors
- * that name the tensor.  Immutable after opening. */
+ * "__metadata__": {...}}, then the data.  (huggingface/safetensors, README "Format".)  The files are untrusted:
+ * lengths, shapes and offsets are checked against each other before any becomes a pointer; overlaps, gaps and
+ * duplicates are errors that name the tensor.  Immutable after opening. */
 #ifndef TANDEM_SAFETENSORS_H
 #define TANDEM_SAFETENSORS_H
 
@@ -15,7 +15,22 @@
 
 enum { ST_MAX_DIMS = 8 };
 
-enum st_type { ST_F32, ST_F16, ST_BF16, ST_I8, ST_U8, ST_I16, ST_U16, ST_I32, ST_U32, ST_I64, ST_U64, ST_F64, ST_BOOL, ST_OTHER };
+enum st_type {
+    ST_F32,
+    ST_F16,
+    ST_BF16,
+    ST_I8,
+    ST_U8,
+    ST_I16,
+    ST_U16,
+    ST_I32,
+    ST_U32,
+    ST_I64,
+    ST_U64,
+    ST_F64,
+    ST_BOOL,
+    ST_OTHER
+};
 
 struct st_tensor {
     char *name;
@@ -44,6 +59,7 @@ enum dtype st_float_type(enum st_type); /* DT_NONE when it is no float type tand
 
 /* Writes the tensors in the given order to path (through a temporary name, fsync, rename).
  * metadata: key, value pairs ended by NULL, or NULL. */
-int safetensors_write(const char *path, const struct st_tensor *t, size_t n, const char *const *metadata, struct err *e);
+int safetensors_write(const char *path, const struct st_tensor *t, size_t n, const char *const *metadata,
+                      struct err *e);
 
 #endif

@@ -83,8 +83,10 @@ void sched_add(struct sched *s, struct seq *q)
 static void leave(struct sched *s, struct seq *q)
 {
     list_remove(q);
-    if (q->state == SEQ_WAITING) s->n_waiting--;
-    else s->n_running--;
+    if (q->state == SEQ_WAITING)
+        s->n_waiting--;
+    else
+        s->n_running--;
     release_pages(s, q);
     q->state = SEQ_IDLE;
 }
@@ -147,7 +149,8 @@ static bool grow(struct sched *s, struct seq *q, int tokens)
 static void plan_add(struct sched *s, struct seq *q)
 {
     struct plan *p = &s->plan;
-    int n = q->n_known - q->n_computed, room = s->c.max_batch_tokens - p->n_tokens, rows_left = s->c.max_rows - p->n_rows;
+    int n = q->n_known - q->n_computed, room = s->c.max_batch_tokens - p->n_tokens,
+        rows_left = s->c.max_rows - p->n_rows;
     if (rows_left == 0) n--; /* without its last token it needs no logits */
     if (n > room) n = room;
     if (q->every_row && n > rows_left) n = rows_left;
@@ -196,7 +199,8 @@ static int pages_wanted(const struct sched *s, const struct seq *q)
     return (q->n_known + KV_PAGE - 1) / KV_PAGE - q->n_pages + s->n_running;
 }
 
-/* Could q run if all that yield to it gave their pages up?  (Shared pages are counted more than once: an upper bound.) */
+/* Could q run if all that yield to it gave their pages up?  (Shared pages are counted more than once: an upper bound.)
+ */
 static bool could_fit(struct sched *s, const struct seq *q)
 {
     int pages = kv_available(s->kv);

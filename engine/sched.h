@@ -1,13 +1,13 @@
 /* The schedule: which tokens of which requests the next step computes.  Pure: (queues, free pages, budgets) -> plan;
  * no clock, no device, no allocation after a sequence was added.  Owned by the engine thread.
  *
- * There is no prefill phase and no decode phase.  A sequence has tokens known (prompt and generated so far) and tokens computed
- * (in the KV cache), and each step gives it min(known - computed, what is left of the budget).  Chunked prefill, decoding, prefix
- * hits and recomputing after preemption are all that one rule.  Order: sequences with one token left to compute
- * (decoding) first, then started prompts, then waiting ones by priority and arrival.
+ * There is no prefill phase and no decode phase.  A sequence has tokens known (prompt and generated so far) and tokens
+ * computed (in the KV cache), and each step gives it min(known - computed, what is left of the budget).  Chunked
+ * prefill, decoding, prefix hits and recomputing after preemption are all that one rule.  Order: sequences with one
+ * token left to compute (decoding) first, then started prompts, then waiting ones by priority and arrival.
  *
- * Out of pages: the worst running sequence (paused before running, then lower priority, then younger) gives its pages up
- * and waits again; its known tokens are recomputed later, mostly from the prefix cache. */
+ * Out of pages: the worst running sequence (paused before running, then lower priority, then younger) gives its pages
+ * up and waits again; its known tokens are recomputed later, mostly from the prefix cache. */
 #ifndef TANDEM_SCHED_H
 #define TANDEM_SCHED_H
 
@@ -18,24 +18,24 @@
 
 enum seq_state { SEQ_IDLE, SEQ_WAITING, SEQ_RUNNING };
 
-/* A request as the schedule sees it; embedded in the engine's request.  The caller sets the first group before sched_add and
- * appends to tokens; the rest belongs to sched.c. */
+/* A request as the schedule sees it; embedded in the engine's request.  The caller sets the first group before
+ * sched_add and appends to tokens; the rest belongs to sched.c. */
 struct seq {
     const int32_t *tokens; /* n_known of them */
     int32_t *pages;        /* room for every page the request may ever need */
     int n_known;
-    int priority;          /* lower runs first */
-    bool every_row;        /* wants logits of every prompt token, so no prefix hits */
+    int priority;   /* lower runs first */
+    bool every_row; /* wants logits of every prompt token, so no prefix hits */
     bool paused;
-    uint64_t arrival;      /* unique, increasing */
+    uint64_t arrival; /* unique, increasing */
 
     enum seq_state state;
     int n_computed, n_pages;
-    int n_registered;      /* pages known to the prefix cache; the last one's serial is `serial` */
+    int n_registered; /* pages known to the prefix cache; the last one's serial is `serial` */
     uint64_t serial;
-    int n_cached;          /* tokens found in the prefix cache when it was first admitted */
-    bool admitted;         /* was running at least once */
-    uint64_t planned;      /* the step whose plan it is in */
+    int n_cached;     /* tokens found in the prefix cache when it was first admitted */
+    bool admitted;    /* was running at least once */
+    uint64_t planned; /* the step whose plan it is in */
     struct seq *next, *prev;
 };
 
@@ -75,8 +75,8 @@ void sched_remove(struct sched *, struct seq *); /* any -> SEQ_IDLE; its pages g
 /* The next step; valid until the next call.  n == 0: nothing can run now. */
 const struct plan *sched_step(struct sched *);
 
-/* The plan was computed: counts its tokens as computed and makes full pages known to the prefix cache.  Not called after a
- * step that failed: then the plan's sequences are removed, and nothing half-written becomes known. */
+/* The plan was computed: counts its tokens as computed and makes full pages known to the prefix cache.  Not called
+ * after a step that failed: then the plan's sequences are removed, and nothing half-written becomes known. */
 void sched_commit(struct sched *);
 
 /* Aborts when an invariant does not hold: for tests. */

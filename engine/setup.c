@@ -27,7 +27,8 @@ static int parse_types(const struct engine_config *c, enum dtype *quantize, enum
     return rc ? rc : parse_type(c->kv_type ? c->kv_type : "f16", kv_names, kv_types, 4, "kv-cache", kv, e);
 }
 
-/* The number behind `name` in a file of "name number" lines, or the file's first word where name is "".  0: not there. */
+/* The number behind `name` in a file of "name number" lines, or the file's first word where name is "".  0: not there.
+ */
 static unsigned long long read_number(const char *path, const char *name)
 {
     unsigned long long v = 0;
@@ -69,15 +70,19 @@ static int size_pool(struct setup *s, const struct engine_config *c, enum dtype 
     if (!m->page_bytes)
         return err_set(e, ERR_UNSUPPORTED, "config.json: device %s has no attention for a head_dim of %d",
                        s->model.d->ops->name, s->model.c.head_dim);
-    int len = s->model.c.max_len, each = (min_int(len, 1024) + KV_PAGE - 1) / KV_PAGE, one = (len + KV_PAGE - 1) / KV_PAGE;
+    int len = s->model.c.max_len, each = (min_int(len, 1024) + KV_PAGE - 1) / KV_PAGE,
+        one = (len + KV_PAGE - 1) / KV_PAGE;
     size_t want = (size_t)m->max_seqs * (size_t)each, room = memory_available() / 4 / m->page_bytes;
     if (want < (size_t)one) want = (size_t)one;
-    if (c->kv_cache_bytes) want = c->kv_cache_bytes / m->page_bytes;
-    else if (want > room) want = room;
+    if (c->kv_cache_bytes)
+        want = c->kv_cache_bytes / m->page_bytes;
+    else if (want > room)
+        want = room;
     if (want < 2)
-        return err_set(e, ERR_NOMEM, "a KV cache of %zu bytes holds %zu pages; a page of %d tokens takes %zu bytes and at least 2 "
-                       "are needed: set --kv-cache-bytes", c->kv_cache_bytes ? c->kv_cache_bytes : room * m->page_bytes, want,
-                       KV_PAGE, m->page_bytes);
+        return err_set(e, ERR_NOMEM,
+                       "a KV cache of %zu bytes holds %zu pages; a page of %d tokens takes %zu bytes and at least 2 "
+                       "are needed: set --kv-cache-bytes",
+                       c->kv_cache_bytes ? c->kv_cache_bytes : room * m->page_bytes, want, KV_PAGE, m->page_bytes);
     if (want > 1 << 24) want = 1 << 24;
     *pages = (int)want;
     return 0;
@@ -146,8 +151,10 @@ int setup_open(struct setup *s, const struct engine_config *c, int min_rows, str
     if (!rc) rc = size_pool(s, c, kv_type, &pages, e);
     if (!rc) {
         fill_info(s, c, kv_type, pages);
-        rc = model_reserve(&s->model, &(struct model_reserve){pages, s->info.max_total_tokens, s->info.max_batch_tokens,
-                                                              s->max_rows, kv_type}, e);
+        rc = model_reserve(
+            &s->model,
+            &(struct model_reserve){pages, s->info.max_total_tokens, s->info.max_batch_tokens, s->max_rows, kv_type},
+            e);
     }
     s->info.load_seconds = (double)(clock_now() - start) * 1e-9;
     if (rc) setup_close(s);

@@ -34,8 +34,8 @@ int json_integer(const struct json_at *at, int32_t max, int32_t *out, struct err
 int json_array(const struct json_at *at, const cJSON **first, size_t *n, struct err *e);
 
 /* Calls `read` for each element of at's member `key` (a Sequence's steps), until one fails; nesting is bounded. */
-int json_each(const struct json_at *at, const char *key, int (*read)(void *arg, const struct json_at *step, struct err *e),
-              void *arg, struct err *e);
+int json_each(const struct json_at *at, const char *key,
+              int (*read)(void *arg, const struct json_at *step, struct err *e), void *arg, struct err *e);
 
 /* The "type" of a step; an error when at is no object or has none. */
 int json_type(const struct json_at *at, const char **out, struct err *e);

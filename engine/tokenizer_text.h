@@ -35,7 +35,7 @@ void text_add_char(struct text *t, uint32_t c, struct span at);                 
 void text_copy(struct text *t, const struct text *from, size_t start, size_t end); /* bytes with their spans */
 void text_piece(struct text *t, size_t start, size_t end, int32_t id);             /* an empty piece is not kept */
 void text_take_pieces(struct text *t, struct text *from); /* t's pieces become from's; from keeps t's memory */
-void text_clear(struct text *t);                                                   /* keeps memory and limit */
+void text_clear(struct text *t);                          /* keeps memory and limit */
 void text_free(struct text *t);
 
 /* One code point of valid UTF-8 at s; returns its length in bytes. */

@@ -17,21 +17,46 @@ struct names {
 };
 
 static const struct names llama_names = {
-    .prefix = "model.", .embed = "embed_tokens.weight", .norm = "norm", .layers = "layers",
-    .norm1 = "input_layernorm", .norm2 = "post_attention_layernorm",
-    .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .o = "self_attn.o_proj",
-    .gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj",
+    .prefix = "model.",
+    .embed = "embed_tokens.weight",
+    .norm = "norm",
+    .layers = "layers",
+    .norm1 = "input_layernorm",
+    .norm2 = "post_attention_layernorm",
+    .q = "self_attn.q_proj",
+    .k = "self_attn.k_proj",
+    .v = "self_attn.v_proj",
+    .o = "self_attn.o_proj",
+    .gate = "mlp.gate_proj",
+    .up = "mlp.up_proj",
+    .down = "mlp.down_proj",
 };
 static const struct names phi_names = {
-    .prefix = "model.", .embed = "embed_tokens.weight", .norm = "final_layernorm", .layers = "layers",
+    .prefix = "model.",
+    .embed = "embed_tokens.weight",
+    .norm = "final_layernorm",
+    .layers = "layers",
     .norm1 = "input_layernorm",
-    .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .o = "self_attn.dense",
-    .up = "mlp.fc1", .down = "mlp.fc2",
+    .q = "self_attn.q_proj",
+    .k = "self_attn.k_proj",
+    .v = "self_attn.v_proj",
+    .o = "self_attn.dense",
+    .up = "mlp.fc1",
+    .down = "mlp.fc2",
 };
 static const struct names gpt2_names = {
-    .prefix = "transformer.", .embed = "wte.weight", .pos = "wpe.weight", .norm = "ln_f", .layers = "h",
-    .norm1 = "ln_1", .norm2 = "ln_2",
-    .qkv = "attn.c_attn", .o = "attn.c_proj", .up = "mlp.c_fc", .down = "mlp.c_proj", .transposed = true,
+    .prefix = "transformer.",
+    .embed = "wte.weight",
+    .pos = "wpe.weight",
+    .norm = "ln_f",
+    .layers = "h",
+    .norm1 = "ln_1",
+    .norm2 = "ln_2",
+    .qkv = "attn.c_attn",
+    .o = "attn.c_proj",
+    .up = "mlp.c_fc",
+    .down = "mlp.c_proj",
+    .transposed = true,
 };
 
 static const struct names *names_of(const struct model_config *c)
@@ -63,7 +88,8 @@ static void top_name(const struct source *s, const char *what, char out[TENSOR_N
 }
 
 /* "model.layers.3.self_attn.q_proj" + ".weight" */
-static void layer_name(const struct source *s, int layer, const char *what, const char *suffix, char out[TENSOR_NAME_MAX])
+static void layer_name(const struct source *s, int layer, const char *what, const char *suffix,
+                       char out[TENSOR_NAME_MAX])
 {
     char rest[TENSOR_NAME_MAX / 2];
     snprintf(rest, sizeof rest, "%s.%d.%s%s", s->n->layers, layer, what, suffix);
@@ -167,8 +193,12 @@ static int quantized_matrix(const struct safetensors *f, const struct matrix_slo
     for (size_t i = 0; int8 && i < t->bytes; i++) /* symmetric: devices count on |w| <= 127 */
         if (((const int8_t *)t->data)[i] == -128)
             return err_set(e, ERR_INVALID, "tensor %s: value %zu is -128; int8 weights are -127 to 127", slot->name, i);
-    *src = (struct weight_src){.t = int8 ? DT_I8 : DT_I4, .rows = slot->rows, .cols = slot->cols,
-                               .group = int8 ? 0 : INT4_GROUP, .data = t->data, .scale = scale->data};
+    *src = (struct weight_src){.t = int8 ? DT_I8 : DT_I4,
+                               .rows = slot->rows,
+                               .cols = slot->cols,
+                               .group = int8 ? 0 : INT4_GROUP,
+                               .data = t->data,
+                               .scale = scale->data};
     return 0;
 }
 
@@ -189,7 +219,8 @@ int weights_matrix(const struct safetensors *f, const struct matrix_slot *slot, 
     if (rc) return rc;
     enum dtype type = st_float_type(t->type);
     if (type == DT_NONE)
-        return err_set(e, ERR_UNSUPPORTED, "tensor %s: type %s is not F32, F16 or BF16", slot->name, st_type_name(t->type));
+        return err_set(e, ERR_UNSUPPORTED, "tensor %s: type %s is not F32, F16 or BF16", slot->name,
+                       st_type_name(t->type));
     size_t width = dtype_bytes(type, 1);
     *src = (struct weight_src){.t = type, .rows = slot->rows, .cols = slot->cols, .data = t->data};
     if (!slot->transposed && (uintptr_t)t->data % width == 0) return 0;
@@ -221,12 +252,16 @@ static int load_vector(struct loader *l, const char *name, int n, float **out)
     if (rc) return rc;
     enum dtype type = st_float_type(t->type);
     if (type == DT_NONE)
-        return err_set(l->e, ERR_UNSUPPORTED, "tensor %s: type %s is not F32, F16 or BF16", name, st_type_name(t->type));
+        return err_set(l->e, ERR_UNSUPPORTED, "tensor %s: type %s is not F32, F16 or BF16", name,
+                       st_type_name(t->type));
     float *host = mem_array((size_t)n, sizeof *host);
     for (int i = 0; i < n; i++) {
         uint16_t h = 0;
-        if (type == DT_F32) memcpy(&host[i], (const char *)t->data + (size_t)i * 4, 4);
-        else memcpy(&h, (const char *)t->data + (size_t)i * 2, 2), host[i] = type == DT_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
+        if (type == DT_F32)
+            memcpy(&host[i], (const char *)t->data + (size_t)i * 4, 4);
+        else
+            memcpy(&h, (const char *)t->data + (size_t)i * 2, 2),
+                host[i] = type == DT_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
     }
     *out = l->d->ops->alloc(l->d, (size_t)n * sizeof **out);
     if (*out) l->d->ops->upload(l->d, *out, host, (size_t)n * sizeof **out);
@@ -236,7 +271,8 @@ static int load_vector(struct loader *l, const char *name, int n, float **out)
     return *out ? 0 : err_set(l->e, ERR_NOMEM, "no memory on the device for %s", name);
 }
 
-static int layer_vector(struct loader *l, int layer, const char *what, const char *suffix, bool wanted, int n, float **out)
+static int layer_vector(struct loader *l, int layer, const char *what, const char *suffix, bool wanted, int n,
+                        float **out)
 {
     if (!wanted) return 0;
     char name[TENSOR_NAME_MAX];
@@ -252,7 +288,8 @@ static int load_table(struct loader *l, const char *name, int rows, int cols, st
     if (rc) return rc;
     enum dtype type = st_float_type(t->type);
     if (type == DT_NONE)
-        return err_set(l->e, ERR_UNSUPPORTED, "tensor %s: type %s is not F32, F16 or BF16", name, st_type_name(t->type));
+        return err_set(l->e, ERR_UNSUPPORTED, "tensor %s: type %s is not F32, F16 or BF16", name,
+                       st_type_name(t->type));
     bool stay = l->d->ops->host_memory && (uintptr_t)t->data % 4 == 0; /* read where the file is mapped */
     void *p = stay ? (void *)t->data : l->d->ops->alloc(l->d, t->bytes);
     if (!p) return err_set(l->e, ERR_NOMEM, "no memory on the device for %s (%zu bytes)", name, t->bytes);
@@ -279,8 +316,10 @@ static int load_matrix(struct loader *l, const struct matrix_slot *slots, int n,
         if (!rc && to != DT_NONE && is_float) {
             struct weight_src q;
             rc = quantize_matrix(&part[i], to, l->threads, &q, l->e);
-            if (rc) err_prefix(l->e, "tensor %s", slots[i].name);
-            else part[i] = q, quantized[i] = true;
+            if (rc)
+                err_prefix(l->e, "tensor %s", slots[i].name);
+            else
+                part[i] = q, quantized[i] = true;
         }
         if (!rc && part[i].t != part[0].t)
             rc = err_set(l->e, ERR_UNSUPPORTED, "tensors %s and %s have different types", slots[0].name, slots[i].name);
@@ -333,7 +372,8 @@ static int load_biases(struct loader *l, int i, struct layer_weights *w)
     const struct model_config *c = l->s.c;
     const struct names *n = l->s.n;
     int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, rc = 0;
-    if (c->qkv_bias && n->qkv) rc = layer_vector(l, i, n->qkv, ".bias", true, q + 2 * kv, &w->qkv_b);
+    if (c->qkv_bias && n->qkv)
+        rc = layer_vector(l, i, n->qkv, ".bias", true, q + 2 * kv, &w->qkv_b);
     else if (c->qkv_bias)
         rc = load_stacked_bias(l, i, (const char *const[]){n->q, n->k, n->v}, (int[]){q, kv, kv}, 3, &w->qkv_b);
     if (!rc) rc = layer_vector(l, i, n->o, ".bias", c->o_bias, c->hidden, &w->o_b);
@@ -414,7 +454,8 @@ void weights_free(struct weights *w, struct dev *d, const struct model_config *c
         for (size_t k = 0; k < sizeof matrices / sizeof *matrices; k++)
             if (matrices[k]) d->ops->weight_free(d, matrices[k]);
     }
-    void *rest[] = {w->embed_mapped ? NULL : w->embed.p, w->pos_mapped ? NULL : w->pos.p, w->norm_w, w->norm_b, w->head_b};
+    void *rest[] = {w->embed_mapped ? NULL : w->embed.p, w->pos_mapped ? NULL : w->pos.p, w->norm_w, w->norm_b,
+                    w->head_b};
     for (size_t k = 0; k < sizeof rest / sizeof *rest; k++)
         if (rest[k]) d->ops->free(d, rest[k]);
     if (w->head) d->ops->weight_free(d, w->head);

@@ -13,28 +13,29 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* C hidden, H heads, G kv_heads, D head_dim, F inter, V vocab.  Vectors f32 on the device; NULL where the family has none. */
+/* C hidden, H heads, G kv_heads, D head_dim, F inter, V vocab.  Vectors f32 on the device; NULL where the family has
+ * none. */
 struct layer_weights {
-    float *norm1_w, *norm1_b;       /* (C) before attention */
-    float *norm2_w, *norm2_b;       /* (C) before the feed-forward; NULL when parallel */
-    struct weight *qkv, *o;         /* ((H + 2G) D, C), (C, H D) */
+    float *norm1_w, *norm1_b; /* (C) before attention */
+    float *norm2_w, *norm2_b; /* (C) before the feed-forward; NULL when parallel */
+    struct weight *qkv, *o;   /* ((H + 2G) D, C), (C, H D) */
     float *qkv_b, *o_b;
-    float *q_norm, *k_norm;         /* (D) */
-    struct weight *up, *down;       /* gated: gate stacked on up (2F, C); else (F, C).  down (C, F) */
+    float *q_norm, *k_norm;   /* (D) */
+    struct weight *up, *down; /* gated: gate stacked on up (2F, C); else (F, C).  down (C, F) */
     float *up_b, *down_b;
 };
 
 struct weights {
-    struct mat embed, pos;          /* (V, C), (max_len, C): file's type */
-    bool embed_mapped, pos_mapped;  /* they lie in the mapped file, not in device memory of ours */
+    struct mat embed, pos;         /* (V, C), (max_len, C): file's type */
+    bool embed_mapped, pos_mapped; /* they lie in the mapped file, not in device memory of ours */
     struct layer_weights *layer;
-    float *norm_w, *norm_b;         /* (C) */
-    struct weight *head;            /* (V, C) */
-    float *head_b;                  /* (V) */
+    float *norm_w, *norm_b; /* (C) */
+    struct weight *head;    /* (V, C) */
+    float *head_b;          /* (V) */
     struct safetensors *file;
-    enum dtype type;                /* of the layers' matrices */
+    enum dtype type; /* of the layers' matrices */
     uint64_t parameters;
-    size_t bytes;                   /* packed matrices and tables */
+    size_t bytes; /* packed matrices and tables */
 };
 
 /* quantize: DT_NONE keeps the file's type. */
@@ -44,22 +45,25 @@ void weights_free(struct weights *w, struct dev *d, const struct model_config *c
 
 enum { TENSOR_NAME_MAX = 128 };
 
-/* The embedding table's name in this file, and the family's usual one (they differ when a tied table is stored as the head). */
+/* The embedding table's name in this file, and the family's usual one (they differ when a tied table is stored as the
+ * head). */
 void weights_embed_names(const struct safetensors *f, const struct model_config *c, char stored[TENSOR_NAME_MAX],
                          char usual[TENSOR_NAME_MAX]);
 
-/* Every matrix product's weight in order, for the quantiser: calls fn with the tensor's name as stored, and whether it is stored
- * [inputs][outputs].  Stops at the first non-zero return, which it returns. */
+/* Every matrix product's weight in order, for the quantiser: calls fn with the tensor's name as stored, and whether it
+ * is stored [inputs][outputs].  Stops at the first non-zero return, which it returns. */
 struct matrix_slot {
     const char *name;
-    int rows, cols;      /* outputs, inputs */
+    int rows, cols; /* outputs, inputs */
     bool transposed;
-    bool head;           /* the vocabulary product; when tied, `name` is the embedding table */
+    bool head; /* the vocabulary product; when tied, `name` is the embedding table */
 };
 int weights_each_matrix(const struct safetensors *f, const struct model_config *c,
                         int (*fn)(void *arg, const struct matrix_slot *), void *arg, struct err *e);
 
-/* The named tensor as a canonical matrix of rows x cols.  *owned gets memory to free (NULL when src points into the file). */
-int weights_matrix(const struct safetensors *f, const struct matrix_slot *slot, struct weight_src *src, void **owned, struct err *e);
+/* The named tensor as a canonical matrix of rows x cols.  *owned gets memory to free (NULL when src points into the
+ * file). */
+int weights_matrix(const struct safetensors *f, const struct matrix_slot *slot, struct weight_src *src, void **owned,
+                   struct err *e);
 
 #endif

@@ -180,11 +180,11 @@ enum { SAMPLE_TOP_MAX = 32 };
  *  1. logit[adds[i].id] += adds[i].add
  *  2. for each id in `counts` (distinct ids): repetition != 1: logit = logit < 0 ? logit * r : logit / r;
  *     then logit -= frequency * generated + (generated > 0 ? presence : 0)
- *  3. temperature 0 (greedy): the largest logit, the lowest id on a tie.  Otherwise p = softmax(logit / temperature) and
- *     candidates are cut, in the order of (p descending, id ascending):
- *     top_k > 0: the first top_k;  then renormalise;  typical_p in (0,1): the smallest set, by ascending
- *     | -log p - entropy |, whose mass reaches typical_p;  renormalise;  top_p in (0,1): the smallest prefix whose mass
- *     reaches top_p;  min_p > 0: those with p >= min_p * largest p.  At least one always stays.
+ *  3. temperature 0 (greedy): the largest logit, the lowest id on a tie.  Otherwise p = softmax(logit / temperature)
+ * and candidates are cut, in the order of (p descending, id ascending): top_k > 0: the first top_k;  then renormalise;
+ * typical_p in (0,1): the smallest set, by ascending | -log p - entropy |, whose mass reaches typical_p;  renormalise;
+ * top_p in (0,1): the smallest prefix whose mass reaches top_p;  min_p > 0: those with p >= min_p * largest p.  At
+ * least one always stays.
  *  4. u = rng_uniform(seed, step); the choice is the first id, in ascending order of id, at which the running sum of
  *     p over the candidates exceeds u * (their sum).
  * forced >= 0 skips 1-4: that id is "chosen" (prompt log-probabilities).
@@ -242,7 +242,8 @@ struct dev_config {
 
 struct dev_ops {
     const char *name;
-    bool host_memory; /* device pointers are ordinary pointers, so a read-only table may stay where the file is mapped */
+    bool
+        host_memory; /* device pointers are ordinary pointers, so a read-only table may stay where the file is mapped */
 #define X(op) void (*op)(struct dev *, const struct op##_args *);
     OPS(X)
 #undef X

@@ -3,9 +3,9 @@
  *
  * Life.  A connection (conn.c) parses with llhttp, collects the body up to the route's limit, finds the route and calls
  * its handler with a `struct http_req`.  The handler answers at once (http_reply) or later, or streams
- * (http_start, http_write..., http_end).  The exchange ends when the answer was handed to the socket, or when the client went
- * away; either way `on_close` (if set) is called exactly once, and after it the pointer is dead.  The next pipelined
- * request is dispatched only then.  Memory from http_alloc lives until on_close returns.
+ * (http_start, http_write..., http_end).  The exchange ends when the answer was handed to the socket, or when the
+ * client went away; either way `on_close` (if set) is called exactly once, and after it the pointer is dead.  The next
+ * pipelined request is dispatched only then.  Memory from http_alloc lives until on_close returns.
  *
  * on_close and on_drain never run inside a call of the functions below (a handler may still touch its request after
  * http_reply), and no http_* function but http_header may be called from on_close.  A client that ends its sending side
@@ -21,13 +21,13 @@ enum http_method { HTTP_M_GET, HTTP_M_HEAD, HTTP_M_POST, HTTP_M_PUT, HTTP_M_DELE
 
 struct http_req {
     /* read-only for the handler; owned by the connection until on_close */
-    enum http_method method;   /* HEAD is dispatched to the GET handler; its body is dropped on the way out */
-    const char *path;          /* percent-decoded, no query, NUL-terminated */
-    const char *query;         /* raw, without '?'; "" when none */
-    const char *body;          /* body_len bytes and a NUL */
+    enum http_method method; /* HEAD is dispatched to the GET handler; its body is dropped on the way out */
+    const char *path;        /* percent-decoded, no query, NUL-terminated */
+    const char *query;       /* raw, without '?'; "" when none */
+    const char *body;        /* body_len bytes and a NUL */
     size_t body_len;
-    uint64_t received;         /* clock_now() when the head was complete */
-    void *app;                 /* what the server was set up with (struct http_server_config.app) */
+    uint64_t received; /* clock_now() when the head was complete */
+    void *app;         /* what the server was set up with (struct http_server_config.app) */
 
     /* the handler's */
     void *user;
@@ -70,21 +70,21 @@ struct http_route {
 /* ---- the server ------------------------------------------------------------------------------------------------ */
 
 struct http_server_config {
-    const char *host;          /* "127.0.0.1", "::1", "0.0.0.0" */
-    int port;                  /* 0: any; http_server_port tells */
+    const char *host; /* "127.0.0.1", "::1", "0.0.0.0" */
+    int port;         /* 0: any; http_server_port tells */
     const struct http_route *routes;
     int n_routes;
     void *app;
-    int max_connections;       /* beyond: 503 with Retry-After, closed */
-    size_t max_header_bytes;   /* request line and headers; 431 / 414 beyond */
-    size_t max_body_bytes;     /* 413 beyond */
-    size_t max_buffered_bytes; /* bodies of all connections together; 503 beyond */
-    int header_timeout_ms;     /* the whole head must be in by then; 408 */
-    int body_timeout_ms;       /* likewise the body; 408 */
-    int idle_timeout_ms;       /* keep-alive without a request: closed */
-    int write_timeout_ms;      /* no byte taken by the client for so long: closed */
+    int max_connections;          /* beyond: 503 with Retry-After, closed */
+    size_t max_header_bytes;      /* request line and headers; 431 / 414 beyond */
+    size_t max_body_bytes;        /* 413 beyond */
+    size_t max_buffered_bytes;    /* bodies of all connections together; 503 beyond */
+    int header_timeout_ms;        /* the whole head must be in by then; 408 */
+    int body_timeout_ms;          /* likewise the body; 408 */
+    int idle_timeout_ms;          /* keep-alive without a request: closed */
+    int write_timeout_ms;         /* no byte taken by the client for so long: closed */
     size_t high_water, low_water; /* bytes queued on one connection */
-    const char *cors_origin;   /* "*"; NULL: no CORS headers */
+    const char *cors_origin;      /* "*"; NULL: no CORS headers */
 };
 
 struct http_server_stats {
@@ -101,8 +101,8 @@ struct http_server *http_server_open(struct uv_loop_s *, const struct http_serve
 int http_server_port(const struct http_server *);
 const struct http_server_stats *http_server_stats(const struct http_server *);
 /* Called for every finished exchange: for metrics and the access log.  status 0: the client left before an answer. */
-void http_server_on_done(struct http_server *, void (*fn)(void *app, const struct http_req *, int status,
-                                                          uint64_t duration_ns));
+void http_server_on_done(struct http_server *,
+                         void (*fn)(void *app, const struct http_req *, int status, uint64_t duration_ns));
 /* Stops accepting, closes idle connections, answers what runs with Connection: close; calls done(arg) when the last
  * connection is gone.  Does nothing when the server drains or closes already. */
 void http_server_drain(struct http_server *, void (*done)(void *), void *arg);

@@ -1,7 +1,8 @@
 /* JSON from a request, strictly read and typed.  Loop or pool thread; owns what it parses.
  *
- * json_parse checks the whole text first (RFC 8259 grammar, UTF-8, escapes, nesting <= 64, no NUL character, finite numbers)
- * and names the byte at fault; only then cJSON builds the tree.  The getters name the field at fault with its path
+ * json_parse checks the whole text first (RFC 8259 grammar, UTF-8, escapes, nesting <= 64, no NUL character, finite
+ * numbers) and names the byte at fault; only then cJSON builds the tree.  The getters name the field at fault with its
+ * path
  * ("parameters.stop[2]: expected a string"). */
 #ifndef TANDEM_SERVER_JSON_H
 #define TANDEM_SERVER_JSON_H
@@ -24,8 +25,8 @@ struct json_at {
     struct err *e; /* the first error found; getters do nothing once it is set */
 };
 
-/* Each returns true and sets *out when the field is there (null counts as absent), false when it is absent or wrong (then
- * at->e has the error).  Duplicate fields: the last one wins, as in Python.  */
+/* Each returns true and sets *out when the field is there (null counts as absent), false when it is absent or wrong
+ * (then at->e has the error).  Duplicate fields: the last one wins, as in Python.  */
 bool json_get_bool(struct json_at *, const char *name, bool *out);
 bool json_get_int(struct json_at *, const char *name, int64_t min, int64_t max, int64_t *out); /* whole numbers only */
 bool json_get_u64(struct json_at *, const char *name, uint64_t *out); /* exact for all 64 bits */
@@ -36,6 +37,6 @@ bool json_get_array(struct json_at *, const char *name, const cJSON **out);
 
 /* Writing: escaped, and always valid UTF-8 (bad bytes become U+FFFD). */
 void json_put_string(struct buf *, const char *s, size_t n); /* with the quotes */
-void json_put_number(struct buf *, double v);                /* shortest that reads back as the same float; null if not finite */
+void json_put_number(struct buf *, double v); /* shortest that reads back as the same float; null if not finite */
 
 #endif

@@ -62,8 +62,10 @@ int file_read(const char *path, size_t limit, char **data, size_t *size, struct 
     while (!rc && got < n) {
         ssize_t r = read(fd, p + got, n - got);
         if (r < 0 && errno == EINTR) continue;
-        if (r <= 0) rc = err_set(e, ERR_IO, "%s: %s", path, r ? strerror(errno) : "became shorter while it was read");
-        else got += (size_t)r;
+        if (r <= 0)
+            rc = err_set(e, ERR_IO, "%s: %s", path, r ? strerror(errno) : "became shorter while it was read");
+        else
+            got += (size_t)r;
     }
     close(fd);
     if (rc) {

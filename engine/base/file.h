@@ -1,4 +1,5 @@
-/* Whole files: mapped read-only, or read into memory with a limit.  Paths come from the operator, contents from anybody. */
+/* Whole files: mapped read-only, or read into memory with a limit.  Paths come from the operator, contents from
+ * anybody. */
 #ifndef TANDEM_BASE_FILE_H
 #define TANDEM_BASE_FILE_H
 

@@ -1,5 +1,5 @@
-/* One line per event on stderr, as logfmt: time level message key=value...  Any thread may call it: one write(2) a line.
- * Control bytes are escaped, so no text, however hostile, can forge a line. */
+/* One line per event on stderr, as logfmt: time level message key=value...  Any thread may call it: one write(2) a
+ * line. Control bytes are escaped, so no text, however hostile, can forge a line. */
 #ifndef TANDEM_BASE_LOG_H
 #define TANDEM_BASE_LOG_H
 

@@ -8,10 +8,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-void *mem_alloc(size_t bytes);                             /* uninitialised */
-void *mem_zalloc(size_t bytes);                            /* zeroed */
-void *mem_array(size_t count, size_t size);                /* zeroed, overflow-checked */
-void *mem_resize(void *old, size_t count, size_t size);    /* realloc, overflow-checked, never NULL */
+void *mem_alloc(size_t bytes);                          /* uninitialised */
+void *mem_zalloc(size_t bytes);                         /* zeroed */
+void *mem_array(size_t count, size_t size);             /* zeroed, overflow-checked */
+void *mem_resize(void *old, size_t count, size_t size); /* realloc, overflow-checked, never NULL */
 char *mem_strdup(const char *s);
 char *mem_strndup(const char *s, size_t n);
 __attribute__((warn_unused_result)) void *mem_try_alloc(size_t bytes);

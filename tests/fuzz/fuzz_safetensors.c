@@ -1,4 +1,5 @@
-/* libFuzzer: any bytes as a safetensors file.  What is accepted must be readable in full: every byte of every tensor. */
+/* libFuzzer: any bytes as a safetensors file.  What is accepted must be readable in full: every byte of every tensor.
+ */
 #include "engine/safetensors.h"
 
 #include <stdlib.h>

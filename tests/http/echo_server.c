@@ -1,4 +1,5 @@
-/* A small server for test_protocol.py and test_connections.py: the real HTTP code with handlers that do what a test wants to see.
+/* A small server for test_protocol.py and test_connections.py: the real HTTP code with handlers that do what a test
+ * wants to see.
  *
  * Flags set the limits and time-outs; the port is printed as "port N".  SIGTERM drains, SIGINT closes at once; a clean
  * end exits with 0.  Single thread. */

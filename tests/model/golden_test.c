@@ -1,4 +1,5 @@
-/* Golden models: logits and greedy tokens of every family against what transformers computed (tests/model/make_fixtures.py).
+/* Golden models: logits and greedy tokens of every family against what transformers computed
+ * (tests/model/make_fixtures.py).
  *
  *   golden_test FIXTURES_DIR
  *
@@ -100,8 +101,10 @@ static bool check_model(const char *root, const char *name, const char *device)
     struct err e = {0};
     snprintf(dir, sizeof dir, "%s/%s", root, name);
     struct expected x = expected_open(dir);
-    struct eval *v = eval_open(&(struct engine_config){.model = dir, .device = device, .kv_type = "f32", .threads = 2,
-                                                       .kv_cache_bytes = 64 << 20}, &e);
+    struct eval *v = eval_open(
+        &(struct engine_config){
+            .model = dir, .device = device, .kv_type = "f32", .threads = 2, .kv_cache_bytes = 64 << 20},
+        &e);
     bool ok = false;
     if (!v) {
         printf("FAIL %-20s %-14s %s\n", name, device, e.msg);
@@ -112,7 +115,8 @@ static bool check_model(const char *root, const char *name, const char *device)
         int agree = greedy_agree(v, &x);
         ok = ok && x.n_greedy == 64 && agree == x.n_greedy;
         printf("%s %-20s %-14s worst logit difference %.2e at position %d of %d; greedy tokens equal: %d of %d%s%s\n",
-               ok ? "ok  " : "FAIL", name, device, c.worst, c.worst_pos, x.n, agree, x.n_greedy, e.msg[0] ? "; " : "", e.msg);
+               ok ? "ok  " : "FAIL", name, device, c.worst, c.worst_pos, x.n, agree, x.n_greedy, e.msg[0] ? "; " : "",
+               e.msg);
     }
     eval_close(v);
     safetensors_close(x.file);
@@ -135,7 +139,8 @@ int main(int argc, char **argv)
         if (!probe) continue;
         fclose(probe);
         models++;
-        for (size_t i = 0; i < sizeof devices / sizeof *devices; i++) failed += !check_model(argv[1], f->d_name, devices[i]);
+        for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
+            failed += !check_model(argv[1], f->d_name, devices[i]);
     }
     closedir(d);
     printf("%d models, %d failures\n", models, failed);

@@ -99,8 +99,10 @@ static bool compare(const char *model, const char *text, const char *quantize, c
     double p = exp(a.nll / a.tokens), q = exp(b.nll / b.tokens), kl = b.kl / b.rows;
     double kl_error = sqrt((b.kl2 / b.rows - kl * kl) / b.rows);
     bool ok = q / p - 1 <= bound && b.tokens > 1000 && isfinite(kl);
-    printf("%s weights %-5s KV %-5s perplexity %.4f, unquantised %.4f (%+.2f %%, allowed %+.1f %%); KL divergence %.5f +- %.5f; "
-           "same best token %.1f %%\n", ok ? "ok  " : "FAIL", quantize, kv, q, p, 100 * (q / p - 1), 100 * bound, kl, kl_error,
+    printf("%s weights %-5s KV %-5s perplexity %.4f, unquantised %.4f (%+.2f %%, allowed %+.1f %%); KL divergence %.5f "
+           "+- %.5f; "
+           "same best token %.1f %%\n",
+           ok ? "ok  " : "FAIL", quantize, kv, q, p, 100 * (q / p - 1), 100 * bound, kl, kl_error,
            100.0 * b.top1 / b.rows);
     free(a.reference);
     eval_close(want);

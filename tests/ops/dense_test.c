@@ -127,15 +127,15 @@ static void norm_case(struct dev *dev, struct dev *ref, int T, int C, enum norm_
 void test_norm(struct dev *dev, struct dev *ref)
 {
     EACH(T, row_counts)
-    EACH(C, col_counts) for (int k = 0; k < 4; k++)
-        norm_case(dev, ref, (int)T, (int)C, k & 1 ? NORM_LAYER : NORM_RMS, k & 2, false);
+    EACH(C, col_counts)
+    for (int k = 0; k < 4; k++) norm_case(dev, ref, (int)T, (int)C, k & 1 ? NORM_LAYER : NORM_RMS, k & 2, false);
 }
 
 void test_add_norm(struct dev *dev, struct dev *ref)
 {
     EACH(T, row_counts)
-    EACH(C, col_counts) for (int k = 0; k < 4; k++)
-        norm_case(dev, ref, (int)T, (int)C, k & 1 ? NORM_LAYER : NORM_RMS, k & 2, true);
+    EACH(C, col_counts)
+    for (int k = 0; k < 4; k++) norm_case(dev, ref, (int)T, (int)C, k & 1 ? NORM_LAYER : NORM_RMS, k & 2, true);
 }
 
 void test_add(struct dev *dev, struct dev *ref)

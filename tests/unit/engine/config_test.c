@@ -13,7 +13,8 @@
 #include <string.h>
 
 #define LLAMA                                                                                                          \
-    "\"model_type\":\"llama\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4," \
+    "\"model_type\":\"llama\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":"  \
+    "4,"                                                                                                               \
     "\"intermediate_size\":96"
 
 static struct model_config good(const char *config, const char *generation)
@@ -35,7 +36,8 @@ static void bad(const char *config, const char *says)
 static void test_llama(void **state)
 {
     struct model_config c = good("{" LLAMA ",\"num_key_value_heads\":2,\"rope_theta\":500000.0,\"rms_norm_eps\":1e-5,"
-                                 "\"eos_token_id\":[7,8],\"bos_token_id\":1}", NULL);
+                                 "\"eos_token_id\":[7,8],\"bos_token_id\":1}",
+                                 NULL);
     assert_int_equal(c.family, FAMILY_LLAMA);
     assert_int_equal(c.head_dim, 16);
     assert_int_equal(c.rot, 16);
@@ -49,10 +51,14 @@ static void test_llama(void **state)
 
 static void test_both_spellings_of_rope(void **state)
 {
-    struct model_config a = good("{" LLAMA ",\"rope_theta\":5e5,\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8.0,"
-                                 "\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,\"original_max_position_embeddings\":8192}}", NULL);
-    struct model_config b = good("{" LLAMA ",\"rope_parameters\":{\"rope_theta\":5e5,\"rope_type\":\"llama3\",\"factor\":8.0,"
-                                 "\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,\"original_max_position_embeddings\":8192}}", NULL);
+    struct model_config a =
+        good("{" LLAMA ",\"rope_theta\":5e5,\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8.0,"
+             "\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,\"original_max_position_embeddings\":8192}}",
+             NULL);
+    struct model_config b =
+        good("{" LLAMA ",\"rope_parameters\":{\"rope_theta\":5e5,\"rope_type\":\"llama3\",\"factor\":8.0,"
+             "\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,\"original_max_position_embeddings\":8192}}",
+             NULL);
     assert_int_equal(a.rope, ROPE_LLAMA3);
     assert_memory_equal(&a, &b, sizeof a);
     assert_int_equal(good("{" LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", NULL).rope, ROPE_LINEAR);
@@ -64,28 +70,38 @@ static void test_both_spellings_of_rope(void **state)
 
 static void test_families(void **state)
 {
-    struct model_config c = good("{\"model_type\":\"gpt2\",\"vocab_size\":50257,\"n_embd\":768,\"n_layer\":6,\"n_head\":12}", NULL);
+    struct model_config c =
+        good("{\"model_type\":\"gpt2\",\"vocab_size\":50257,\"n_embd\":768,\"n_layer\":6,\"n_head\":12}", NULL);
     assert_true(c.learned_pos && c.tied && c.qkv_bias && !c.gated && c.rot == 0 && c.norm == NORM_LAYER);
     assert_int_equal(c.inter, 3072);
     assert_int_equal(c.max_len, 1024);
-    c = good("{\"model_type\":\"phi\",\"vocab_size\":100,\"hidden_size\":80,\"num_hidden_layers\":2,\"num_attention_heads\":2,"
-             "\"intermediate_size\":96,\"partial_rotary_factor\":0.4}", NULL);
+    c = good("{\"model_type\":\"phi\",\"vocab_size\":100,\"hidden_size\":80,\"num_hidden_layers\":2,\"num_attention_"
+             "heads\":2,"
+             "\"intermediate_size\":96,\"partial_rotary_factor\":0.4}",
+             NULL);
     assert_true(c.parallel && c.head_bias && c.rot == 16 && c.act == ACT_GELU_TANH);
-    c = good("{\"model_type\":\"qwen3\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4,"
-             "\"intermediate_size\":96,\"head_dim\":20}", NULL);
+    c = good("{\"model_type\":\"qwen3\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_"
+             "heads\":4,"
+             "\"intermediate_size\":96,\"head_dim\":20}",
+             NULL);
     assert_true(c.qk_norm && !c.qkv_bias && c.head_dim == 20);
-    c = good("{\"model_type\":\"mistral\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4,"
-             "\"intermediate_size\":96,\"sliding_window\":16}", NULL);
+    c = good("{\"model_type\":\"mistral\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_"
+             "attention_heads\":4,"
+             "\"intermediate_size\":96,\"sliding_window\":16}",
+             NULL);
     assert_true(c.window == 16 && c.window_from == 0);
-    c = good("{\"model_type\":\"qwen2\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4,"
-             "\"intermediate_size\":96,\"sliding_window\":16,\"use_sliding_window\":false}", NULL);
+    c = good("{\"model_type\":\"qwen2\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_"
+             "heads\":4,"
+             "\"intermediate_size\":96,\"sliding_window\":16,\"use_sliding_window\":false}",
+             NULL);
     assert_true(c.window == 0 && c.qkv_bias);
 }
 
 static void test_generation_config(void **state)
 {
-    struct model_config c = good("{" LLAMA ",\"eos_token_id\":7}",
-                                 "{\"eos_token_id\":[9,7],\"temperature\":0.6,\"top_k\":20,\"top_p\":0.95,\"do_sample\":true}");
+    struct model_config c =
+        good("{" LLAMA ",\"eos_token_id\":7}",
+             "{\"eos_token_id\":[9,7],\"temperature\":0.6,\"top_k\":20,\"top_p\":0.95,\"do_sample\":true}");
     assert_int_equal(c.n_eos, 2);
     assert_int_equal(c.eos[0], 9);
     assert_true(c.temperature == 0.6f && c.top_k == 20 && c.top_p == 0.95f && c.do_sample == 1);
@@ -98,9 +114,12 @@ static void test_refuses_nonsense(void **state)
 {
     bad("", "not a JSON object");
     bad("{" LLAMA "} and more", "not a JSON object");
-    bad("{\"model_type\":\"llama\",\"vocab_size\":100,\"hidden_size\":65536,\"num_hidden_layers\":2,\"num_attention_heads\":2,"
-        "\"intermediate_size\":96}", "heads of 32768 features");
-    bad("{\"model_type\":\"gpt2\",\"vocab_size\":100,\"n_embd\":64,\"n_layer\":1,\"n_head\":2,\"scale_attn_weights\":false}",
+    bad("{\"model_type\":\"llama\",\"vocab_size\":100,\"hidden_size\":65536,\"num_hidden_layers\":2,\"num_attention_"
+        "heads\":2,"
+        "\"intermediate_size\":96}",
+        "heads of 32768 features");
+    bad("{\"model_type\":\"gpt2\",\"vocab_size\":100,\"n_embd\":64,\"n_layer\":1,\"n_head\":2,\"scale_attn_weights\":"
+        "false}",
         "scale_attn_weights");
     bad("[]", "not a JSON object");
     bad("{}", "model_type is missing");
@@ -108,7 +127,8 @@ static void test_refuses_nonsense(void **state)
     bad("{\"model_type\":\"mamba\"}", "\"mamba\" is not one of");
     bad("{\"model_type\":\"llama\"}", "vocab_size is missing");
     bad("{\"model_type\":\"llama\",\"vocab_size\":100}", "hidden_size is missing");
-    bad("{\"model_type\":\"gpt2\",\"vocab_size\":100,\"n_embd\":65,\"n_layer\":1,\"n_head\":2}", "not a multiple of n_head");
+    bad("{\"model_type\":\"gpt2\",\"vocab_size\":100,\"n_embd\":65,\"n_layer\":1,\"n_head\":2}",
+        "not a multiple of n_head");
     bad("{" LLAMA ",\"num_key_value_heads\":3}", "num_key_value_heads 3");
     bad("{" LLAMA ",\"num_key_value_heads\":0}", "num_key_value_heads must be");
     bad("{" LLAMA ",\"max_position_embeddings\":-5}", "max_position_embeddings");

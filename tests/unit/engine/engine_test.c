@@ -1,5 +1,5 @@
-/* The engine as a whole, on a trained model: continuous batching changes no text, whatever the batch, the threads, the chunks,
- * the cache and the preemptions; sampling, stops, cancellation, pauses and limits do what engine.h says.
+/* The engine as a whole, on a trained model: continuous batching changes no text, whatever the batch, the threads, the
+ * chunks, the cache and the preemptions; sampling, stops, cancellation, pauses and limits do what engine.h says.
  *
  *   engine_test FIXTURES_DIR */
 #include <setjmp.h>
@@ -60,7 +60,8 @@ static struct engine_config base_config(void)
 {
     static char model[1024];
     snprintf(model, sizeof model, "%s/tinystories-656k", fixtures);
-    return (struct engine_config){.model = model, .threads = 2, .kv_cache_bytes = 64 << 20, .max_seqs = 40, .kv_type = "f32"};
+    return (struct engine_config){
+        .model = model, .threads = 2, .kv_cache_bytes = 64 << 20, .max_seqs = 40, .kv_type = "f32"};
 }
 
 static void rig_open(struct rig *r, struct engine_config c)
@@ -155,7 +156,10 @@ static int encode(struct rig *r, const char *text, int32_t *ids)
 
 static struct gen_request greedy(const int32_t *prompt, int n, int max_new)
 {
-    return (struct gen_request){.prompt = prompt, .n_prompt = n, .max_new_tokens = max_new, .ignore_eos = true,
+    return (struct gen_request){.prompt = prompt,
+                                .n_prompt = n,
+                                .max_new_tokens = max_new,
+                                .ignore_eos = true,
                                 .sampling = {.temperature = 1, .top_p = 1, .typical_p = 1, .repetition = 1}};
 }
 
@@ -242,7 +246,8 @@ static void compare_all(struct engine_config c, const struct job *job, const str
     engine_stats_read(r.g, &s);
     for (int i = 0; i < JOBS; i++) {
         if (got[i].n != want[i].n || memcmp(got[i].logprobs, want[i].logprobs, sizeof(float) * (size_t)got[i].n))
-            fail_msg("%s: request %d differs from the one computed alone:\n%s\n%s", what, i, got[i].text.data, want[i].text.data);
+            fail_msg("%s: request %d differs from the one computed alone:\n%s\n%s", what, i, got[i].text.data,
+                     want[i].text.data);
         assert_same(&got[i], &want[i]);
     }
     assert_int_equal(s.pages_used, 0);
@@ -399,8 +404,8 @@ static void test_eos_ends_the_story(void **state)
     submit(&r, q, &y);
     run_out(&r);
     assert_int_equal(y.finish, FINISH_EOS);
-    assert_int_equal(y.n, 4);                      /* banned three times, then wanted above all */
-    assert_true(y.token_text.len > y.text.len);    /* its own text is shown, but is no part of the story */
+    assert_int_equal(y.n, 4);                   /* banned three times, then wanted above all */
+    assert_true(y.token_text.len > y.text.len); /* its own text is shown, but is no part of the story */
     reply_free(&y);
     rig_close(&r);
 }
@@ -458,8 +463,11 @@ static void test_prefix_is_reused(void **state)
     struct reply a, b;
     int32_t ids[MAX_TOKENS];
     rig_open(&r, base_config());
-    int n = encode(&r, "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, "
-                   "she saw a big dog and she was very happy. The dog wanted to play, too.", ids);
+    int n =
+        encode(&r,
+               "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, "
+               "she saw a big dog and she was very happy. The dog wanted to play, too.",
+               ids);
     submit(&r, greedy(ids, n, 10), &a);
     run_out(&r);
     submit(&r, greedy(ids, n, 10), &b);

@@ -31,7 +31,8 @@ static void refuse(const char *header, size_t n, const char *says)
     struct err e = {0};
     char *p = make(header, n, &size);
     struct safetensors *s = safetensors_parse(p, size, &e);
-    if (s || !strstr(e.msg, says)) fail_msg("%s: expected an error with \"%s\", got \"%s\"", header, says, s ? "(accepted)" : e.msg);
+    if (s || !strstr(e.msg, says))
+        fail_msg("%s: expected an error with \"%s\", got \"%s\"", header, says, s ? "(accepted)" : e.msg);
     free(p);
 }
 
@@ -39,9 +40,11 @@ static void test_reads_tensors(void **state)
 {
     size_t size;
     struct err e;
-    char *p = make("{\"__metadata__\":{\"format\":\"pt\"},\"b\":{\"dtype\":\"BF16\",\"shape\":[2,3],\"data_offsets\":[4,16]},"
-                   "\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]},"
-                   "\"none\":{\"dtype\":\"F16\",\"shape\":[0,7],\"data_offsets\":[16,16]}}", 16, &size);
+    char *p =
+        make("{\"__metadata__\":{\"format\":\"pt\"},\"b\":{\"dtype\":\"BF16\",\"shape\":[2,3],\"data_offsets\":[4,16]},"
+             "\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]},"
+             "\"none\":{\"dtype\":\"F16\",\"shape\":[0,7],\"data_offsets\":[16,16]}}",
+             16, &size);
     struct safetensors *s = safetensors_parse(p, size, &e);
     assert_non_null(s);
     assert_int_equal(safetensors_count(s), 3);
@@ -68,17 +71,24 @@ static void test_refuses_lies(void **state)
     refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,8]}}", 4, "tensor t: data_offsets");
     refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]}}", 4, "tensor t: data_offsets");
     refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}}", 4, "tensor t: shape needs 8 bytes");
-    refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,4]}}", 4, "tensor t: shape overflows");
-    refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", 4, "tensor t: shape has a bad dimension");
-    refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[1.5],\"data_offsets\":[0,4]}}", 4, "tensor t: shape has a bad dimension");
+    refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,4]}}", 4,
+           "tensor t: shape overflows");
+    refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", 4,
+           "tensor t: shape has a bad dimension");
+    refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[1.5],\"data_offsets\":[0,4]}}", 4,
+           "tensor t: shape has a bad dimension");
     refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":1,\"data_offsets\":[0,4]}}", 4, "tensor t: shape is not a list");
     refuse("{\"t\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "tensor t: no dtype");
-    refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,9223372036854775808]}}", 4, "tensor t: data_offsets");
-    refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4, "more than 8 dimensions");
+    refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,9223372036854775808]}}", 4,
+           "tensor t: data_offsets");
+    refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4,
+           "more than 8 dimensions");
     refuse("{\"t\":7}", 4, "tensor t");
-    refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"t\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}",
+    refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"t\":{\"dtype\":\"F32\",\"shape\":[1],"
+           "\"data_offsets\":[4,8]}}",
            8, "tensor t is there twice");
-    refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"u\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}",
+    refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"u\":{\"dtype\":\"F32\",\"shape\":[2],"
+           "\"data_offsets\":[4,12]}}",
            12, "overlap");
     refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8, "before tensor t");
     refuse("{\"t\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 5, "after the last tensor");
@@ -126,6 +136,7 @@ static void test_write_then_read(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_reads_tensors), cmocka_unit_test(test_refuses_lies),
-                                       cmocka_unit_test(test_truncation_at_every_byte), cmocka_unit_test(test_write_then_read)};
+                                       cmocka_unit_test(test_truncation_at_every_byte),
+                                       cmocka_unit_test(test_write_then_read)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

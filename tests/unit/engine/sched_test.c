@@ -23,7 +23,8 @@ struct fake {
 static void fake_init(struct fake *f, uint64_t arrival, int n, int want, int priority)
 {
     *f = (struct fake){.want = want};
-    f->seq = (struct seq){.tokens = f->tokens, .pages = f->pages, .n_known = n, .priority = priority, .arrival = arrival};
+    f->seq =
+        (struct seq){.tokens = f->tokens, .pages = f->pages, .n_known = n, .priority = priority, .arrival = arrival};
     for (int i = 0; i < n; i++) f->tokens[i] = i * 7 % 100;
 }
 
@@ -52,8 +53,10 @@ static void step(struct world *w)
     for (int i = 0; i < p->n; i++) {
         struct fake *f = (struct fake *)p->v[i].seq;
         if (!p->v[i].rows) continue;
-        if (f->seq.n_known == f->want) sched_remove(&w->s, &f->seq);
-        else f->tokens[f->seq.n_known++] = (int32_t)(f->seq.arrival % 3);
+        if (f->seq.n_known == f->want)
+            sched_remove(&w->s, &f->seq);
+        else
+            f->tokens[f->seq.n_known++] = (int32_t)(f->seq.arrival % 3);
     }
 }
 
@@ -328,7 +331,8 @@ static void check_contents(const struct fake *all, int32_t (*written)[KV_PAGE])
 {
     for (int k = 0; k < FAKES; k++) {
         const struct seq *q = &all[k].seq;
-        for (int i = 0; i < q->n_computed; i++) assert_int_equal(written[q->pages[i / KV_PAGE]][i % KV_PAGE], q->tokens[i]);
+        for (int i = 0; i < q->n_computed; i++)
+            assert_int_equal(written[q->pages[i / KV_PAGE]][i % KV_PAGE], q->tokens[i]);
     }
 }
 
@@ -367,8 +371,10 @@ static void random_operations(int pages, int max_seqs, int budget, int operation
                 struct fake *g = (struct fake *)p->v[i].seq;
                 if (!p->v[i].rows || g->seq.n_computed < g->seq.n_known) continue;
                 cached += g->seq.n_cached;
-                if (g->seq.n_known == g->want) sched_remove(&w.s, &g->seq), finished++;
-                else g->tokens[g->seq.n_known++] = pick(2);
+                if (g->seq.n_known == g->want)
+                    sched_remove(&w.s, &g->seq), finished++;
+                else
+                    g->tokens[g->seq.n_known++] = pick(2);
             }
         }
         if (op % 16 == 0) sched_check(&w.s);

@@ -13,10 +13,10 @@ DIR given as --data holds plain-text files with one story between each pair of
   4. writes a Hugging Face directory (config.json, model.safetensors in bf16,
      tokenizer.json, ...) that transformers' LlamaForCausalLM loads.
 
-Needs torch (2.9 or newer, for Muon), numpy, tokenizers, safetensors and (for torch.compile) a C++ compiler;
---no-compile does without the compiler and is about half as fast. The schedule
-follows the clock (--minutes), so a slower machine sees fewer steps. A run that was
-stopped goes on with --resume.
+Needs torch (2.9 or newer, for Muon), numpy, tokenizers, safetensors and, for
+torch.compile, a C++ compiler; --no-compile does without the compiler and is about
+half as fast. The schedule follows the clock (--minutes), so a slower machine sees
+fewer steps. A run that was stopped goes on with --resume.
 """
 import argparse
 import collections

@@ -49,6 +49,7 @@ struct weight_src {
     int rows, cols, group;
     const void *data;  /* borrowed until weight_pack returns */
     const void *scale; /* likewise; NULL for float types */
+    bool gate_up;      /* of all parts: two of equal rows, gate and up, for op gate_up and no other */
 };
 
 struct weight; /* packed the way the device likes; opaque */
@@ -252,6 +253,14 @@ struct dev_ops {
     struct weight *(*weight_pack)(struct dev *, const struct weight_src *parts, int n_parts);
     void (*weight_free)(struct dev *, struct weight *);
     size_t (*weight_bytes)(const struct weight *);
+    /* Packed bytes in a file: layout names their form, and changes when it does; NULL: the device has no such form, and
+     * the two functions are NULL. */
+    const char *layout;
+    /* A weight's packed bytes: good until it is freed. */
+    const void *(*weight_packed)(const struct weight *, size_t *bytes);
+    /* A weight over bytes packed before, which stay the caller's, unchanged, until weight_free; 64-byte aligned.  Of
+     * `shape`, data and scale are not looked at.  NULL: out of memory, or not the size that shape takes. */
+    struct weight *(*weight_open)(struct dev *, const struct weight_src *shape, const void *packed, size_t bytes);
 
     size_t (*kv_page_bytes)(const struct kv_shape *); /* of one page over all layers, k and v */
     struct kv *(*kv_open)(struct dev *, const struct kv_shape *);

@@ -10,23 +10,29 @@
 #include "kernels/dev.h"
 
 enum { PANEL = 16 };            /* outputs in a weight panel: the lanes of a vector */
+enum { PAIR = 2 * PANEL };      /* outputs in a pair of panels */
 enum { HEAD_DIM_MAX = 512 };    /* attention keeps a block of rows on the stack */
 enum { ATTN_ROWS_MAX = 16 };    /* query rows (token, head) in one block */
 enum { ATTN_SPLIT_PAGES = 32 }; /* context is summed in splits of 512 positions, folded in order */
 
 /* ---- weights and KV cache ------------------------------------------------------------------------------------ */
 
-/* Packed so that lanes are outputs; outputs are padded with zeros to an even number of panels.
- *   float types  [panel][K][16], in the weight's own type
- *   int8         [panel][k_pad / 4][16][4] bytes, plus the level's bias
- *   int4         [panel][k_pad / 8][16][4] bytes: low nibbles are k 0..3 of the eight, high nibbles k 4..7 */
+/* Packed so that lanes are outputs, in pairs of panels: 32 outputs that one pass over k reads as a single stream.
+ * Outputs are padded with zeros to whole pairs, k as written.  Layout "tandem-cpu-2", the same for every level:
+ *   f32, f16     [pair][k][32]
+ *   bf16         [pair][k_pad / 2][32][2]
+ *   int8         [pair][k_pad / 4][32][4] bytes, each + 128; then f32 scales [pairs * 32]
+ *   int4         [pair][n_groups] of { f16 scales [32], [group / 8][32][4] bytes }: low nibbles are k 0..3 of the
+ * eight, high nibbles k 4..7 */
 struct weight {
     enum dtype t;
-    int rows, cols, group;       /* group: 0 but for int4 */
-    int panels, k_pad, n_groups; /* k_pad: int8 to 4, int4 to whole groups; n_groups: per row, int4 */
-    size_t panel_bytes, data_bytes, scale_bytes;
-    void *data;
-    void *scale; /* int8: f32 [panels * 16]; int4: f16 [panel][n_groups][16] */
+    int rows, cols, group;      /* group: 0 but for int4 */
+    int pairs, k_pad, n_groups; /* k_pad: bf16 to 2, int8 to 4, int4 to whole groups; n_groups: per row, int4 */
+    size_t pair_bytes, data_bytes;
+    uint8_t *data;
+    const float *scale; /* int8: within data */
+    bool gate_up;       /* a pair is a panel of gate and the same panel of up: rows is of both together */
+    bool borrowed;      /* data belongs to somebody else */
 };
 
 /* One block for each (layer, page, head): K [head_dim][16] so that a vector is the page's tokens, V [16][dim_pad],
@@ -56,8 +62,8 @@ struct lin_job {
     int q_ld, sums;
 };
 
-/* rows row0..row1 of the panels panel0..panel1; panel0 is even, panel1 even or the last */
-typedef void lin_fn(const struct lin_job *, int row0, int row1, int panel0, int panel1);
+/* rows row0..row1 of the pairs pair0..pair1; scratch is the worker's, of lin_scratch bytes */
+typedef void lin_fn(const struct lin_job *, int row0, int row1, int pair0, int pair1, void *scratch);
 
 /* The part of a row's attention that one split of the context gives: weights relative to max. */
 struct attn_part {
@@ -78,7 +84,7 @@ struct attn_block {
 
 struct isa {
     const char *name;
-    int i8_bias, attn_rows;
+    int attn_rows;
     lin_fn *linear[DT_COUNT];
     void (*quantise)(int8_t *q, float *step, const float *x, int n, int n_pad);
     void (*attn_split)(const struct attn_block *, int split, struct attn_part *part); /* n_rows parts */
@@ -147,6 +153,8 @@ void cpu_sample(struct dev *, const struct sample_args *);
 struct weight *cpu_weight_pack(struct dev *, const struct weight_src *parts, int n_parts);
 void cpu_weight_free(struct dev *, struct weight *);
 size_t cpu_weight_bytes(const struct weight *);
+const void *cpu_weight_packed(const struct weight *, size_t *bytes);
+struct weight *cpu_weight_open(struct dev *, const struct weight_src *shape, const void *packed, size_t bytes);
 size_t cpu_kv_page_bytes(const struct kv_shape *);
 struct kv *cpu_kv_open(struct dev *, const struct kv_shape *);
 void cpu_kv_close(struct dev *, struct kv *);

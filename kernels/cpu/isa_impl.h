@@ -15,7 +15,6 @@
 _Static_assert((int)ATTN_ROWS <= (int)ATTN_ROWS_MAX, "parts on the driver's stack");
 
 const struct isa VEC_SUFFIX(isa) = {.name = VEC_NAME,
-                                    .i8_bias = I8_BIAS,
                                     .attn_rows = ATTN_ROWS,
                                     .linear = {[DT_F32] = linear_f32,
                                                [DT_BF16] = linear_bf16,

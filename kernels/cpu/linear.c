@@ -4,7 +4,8 @@
 struct lin_run {
     struct lin_job job;
     const struct isa *isa;
-    int panels_per_task, rows_per_task, panel_tasks;
+    int pairs_per_task, rows_per_task, pair_tasks;
+    const struct scratch *worker;
     int rows_per_quant_task;
 };
 
@@ -47,16 +48,25 @@ static void lin_task(void *ctx, int task, int worker)
 {
     const struct lin_run *r = ctx;
     const struct lin_job *j = &r->job;
-    int panel0 = task % r->panel_tasks * r->panels_per_task, panel1 = panel0 + r->panels_per_task;
-    int row0 = task / r->panel_tasks * r->rows_per_task, row1 = row0 + r->rows_per_task;
-    r->isa->linear[j->w->t](j, row0, row1 < j->x.rows ? row1 : j->x.rows, panel0,
-                            panel1 < j->w->panels ? panel1 : j->w->panels);
+    int pair0 = task % r->pair_tasks * r->pairs_per_task, pair1 = pair0 + r->pairs_per_task;
+    int row0 = task / r->pair_tasks * r->rows_per_task, row1 = row0 + r->rows_per_task;
+    r->isa->linear[j->w->t](j, row0, row1 < j->x.rows ? row1 : j->x.rows, pair0,
+                            pair1 < j->w->pairs ? pair1 : j->w->pairs, r->worker[worker].p);
+}
+
+/* room for one unpacked pair of int4 panels in each worker's scratch */
+static bool reserve_unpacked(struct cpu_dev *d, const struct weight *w)
+{
+    size_t bytes = (size_t)w->n_groups * (PAIR * sizeof(float) + (size_t)w->group * PAIR);
+    for (int i = 0; i < d->head.threads; i++)
+        if (!scratch_get(d->worker + i, bytes)) return false;
+    return true;
 }
 
 /* a guess at one core's time: the multiplier's or the memory's, whichever is longer */
 static double lin_ns(const struct lin_job *j)
 {
-    double macs = (double)j->x.rows * j->w->cols * j->w->panels * PANEL;
+    double macs = (double)j->x.rows * j->w->cols * j->w->pairs * PAIR;
     bool floats = j->w->t == DT_F32 || j->w->t == DT_BF16 || j->w->t == DT_F16;
     double multiply = macs / (floats ? 30 : 100), read = (double)j->w->data_bytes / 20;
     return multiply > read ? multiply : read;
@@ -65,20 +75,21 @@ static double lin_ns(const struct lin_job *j)
 void cpu_linear(struct dev *head, const struct linear_args *a)
 {
     struct cpu_dev *d = cpu_of(head);
-    struct lin_run r = {.job = {.w = a->w, .y = a->y, .x = a->x, .b = a->b}, .isa = d->isa};
-    int rows = a->x.rows, panels = a->w->panels;
+    struct lin_run r = {.job = {.w = a->w, .y = a->y, .x = a->x, .b = a->b}, .isa = d->isa, .worker = d->worker};
+    int rows = a->x.rows, pairs = a->w->pairs;
     if (rows == 0) return;
-    if ((a->w->t == DT_I8 || a->w->t == DT_I4) && !quantise_rows(d, &r)) {
+    bool ok = (a->w->t != DT_I8 && a->w->t != DT_I4) || quantise_rows(d, &r);
+    if (ok && a->w->t == DT_I4) ok = reserve_unpacked(d, a->w);
+    if (!ok) {
         dev_fail(head, "linear", "out of memory for %d rows of quantised activations", rows);
         return;
     }
-    /* four panels is what the one-row kernels take; about eight tasks a thread evens out a busy neighbour */
-    int groups = (panels + 3) / 4, want = head->threads * 8;
-    int groups_per_task = groups > want ? groups / want : 1;
-    r.panels_per_task = groups_per_task * 4;
-    r.panel_tasks = (groups + groups_per_task - 1) / groups_per_task;
-    int row_tasks = r.panel_tasks >= head->threads * 2 || rows < 48 ? 1 : (rows + 23) / 24;
+    /* about eight tasks a thread even out a busy neighbour */
+    int want = head->threads * 8;
+    r.pairs_per_task = pairs > want ? pairs / want : 1;
+    r.pair_tasks = (pairs + r.pairs_per_task - 1) / r.pairs_per_task;
+    int row_tasks = r.pair_tasks >= head->threads * 2 || rows < 48 ? 1 : (rows + 23) / 24;
     r.rows_per_task = (rows + row_tasks - 1) / row_tasks;
     row_tasks = (rows + r.rows_per_task - 1) / r.rows_per_task;
-    cpu_run(d, lin_task, &r, r.panel_tasks * row_tasks, lin_ns(&r.job));
+    cpu_run(d, lin_task, &r, r.pair_tasks * row_tasks, lin_ns(&r.job));
 }

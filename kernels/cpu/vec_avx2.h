@@ -13,7 +13,7 @@ enum { BLOCK_ROWS_F = 3, BLOCK_ROWS_I8 = 3, BLOCK_ROWS_I4 = 3, ATTN_ROWS = 3 };
 #else
 enum { BLOCK_ROWS_F = 5, BLOCK_ROWS_I8 = 4, BLOCK_ROWS_I4 = 2, ATTN_ROWS = 5 };
 #endif
-enum { BLOCK_PANELS = 1, BLOCK_PANELS_GEMV = 2 };
+enum { BLOCK_PANELS = 1 };
 enum { I8_BIAS = 0 };
 
 typedef struct {
@@ -102,6 +102,10 @@ INLINE vf v_select(vm m, vf yes, vf no)
 }
 
 INLINE vi i_zero(void) { return (vi){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+INLINE vi i_load(const void *p)
+{
+    return (vi){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)p + 1)};
+}
 INLINE vi i_set1(int32_t x) { return (vi){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 INLINE vi i_add(vi x, vi y) { return PAIR(vi, _mm256_add_epi32); }
 INLINE vi i_sub(vi x, vi y) { return PAIR(vi, _mm256_sub_epi32); }
@@ -124,6 +128,17 @@ INLINE void i_store(int32_t *p, vi x)
 INLINE vb b_load(const uint8_t *p)
 {
     return (vb){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 32))};
+}
+INLINE vb b_load_i8(const uint8_t *p) /* int8 weights, + I8_BIAS */
+{
+    vb w = b_load(p);
+    __m256i m = _mm256_set1_epi8((char)128);
+    return (vb){_mm256_xor_si256(w.a, m), _mm256_xor_si256(w.b, m)};
+}
+INLINE void b_store(uint8_t *p, vb w)
+{
+    _mm256_storeu_si256((__m256i *)p, w.a);
+    _mm256_storeu_si256((__m256i *)(p + 32), w.b);
 }
 INLINE vb b_low(vb w)
 {

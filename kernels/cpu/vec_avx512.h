@@ -16,8 +16,8 @@ enum { BLOCK_ROWS_F = 3, BLOCK_ROWS_I8 = 3, BLOCK_ROWS_I4 = 3, ATTN_ROWS = 3 };
 #else
 enum { BLOCK_ROWS_F = 12, BLOCK_ROWS_I8 = 12, BLOCK_ROWS_I4 = 6, ATTN_ROWS = 12 };
 #endif
-enum { BLOCK_PANELS = 2, BLOCK_PANELS_GEMV = 4 };
-enum { I8_BIAS = 128 }; /* int8 weights are stored + 128: vpdpbusd multiplies unsigned by signed */
+enum { BLOCK_PANELS = 2 };
+enum { I8_BIAS = 128 }; /* int8 weights are packed + 128 and used so: vpdpbusd multiplies unsigned by signed */
 
 typedef __m512 vf;
 typedef __m512i vi;
@@ -63,6 +63,7 @@ INLINE vm m_from(uint32_t bits) { return (vm)bits; }
 INLINE vf v_select(vm m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
 
 INLINE vi i_zero(void) { return _mm512_setzero_si512(); }
+INLINE vi i_load(const void *p) { return _mm512_loadu_si512(p); }
 INLINE vi i_set1(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE vi i_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 INLINE vi i_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
@@ -75,6 +76,8 @@ INLINE void i_store_i8(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_
 INLINE void i_store(int32_t *p, vi a) { _mm512_storeu_si512(p, a); }
 
 INLINE vb b_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
+INLINE vb b_load_i8(const uint8_t *p) { return b_load(p); } /* int8 weights, + I8_BIAS */
+INLINE void b_store(uint8_t *p, vb w) { _mm512_storeu_si512(p, w); }
 INLINE vb b_low(vb w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
 INLINE vb b_high(vb w) { return _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi8(15)); }
 /* lane i += dot of the four weights 4i..4i+3 with the four activations at a; `s`: int8 weights as packed (+ I8_BIAS),

@@ -12,7 +12,7 @@
 #define VEC_SUFFIX(x) x##_portable
 #define VEC_CALLED static __attribute__((noinline))
 #define VEC_NO_UNROLL /* a vector is a loop already: unrolling blocks of them takes the compiler minutes */
-enum { BLOCK_ROWS_F = 2, BLOCK_ROWS_I8 = 2, BLOCK_ROWS_I4 = 2, BLOCK_PANELS = 1, BLOCK_PANELS_GEMV = 1 };
+enum { BLOCK_ROWS_F = 2, BLOCK_ROWS_I8 = 2, BLOCK_ROWS_I4 = 2, BLOCK_PANELS = 1 };
 enum { ATTN_ROWS = 2 };
 enum { I8_BIAS = 0 };
 
@@ -74,6 +74,12 @@ INLINE uint32_t m_bits(vm m) { return m; }
 INLINE vm m_from(uint32_t bits) { return bits; }
 INLINE vf v_select(vm m, vf yes, vf no) { MAP_F(m >> l & 1 ? yes.f[l] : no.f[l]); }
 
+INLINE vi i_load(const void *p)
+{
+    vi r;
+    memcpy(r.i, p, 64);
+    return r;
+}
 INLINE vi i_set1(int32_t x) { MAP_I(x); }
 INLINE vi i_zero(void) { return i_set1(0); }
 INLINE vi i_add(vi a, vi b) { MAP_I((int32_t)((uint32_t)a.i[l] + (uint32_t)b.i[l])); }
@@ -92,6 +98,13 @@ INLINE vb b_load(const uint8_t *p)
     memcpy(r.b, p, 64);
     return r;
 }
+INLINE vb b_load_i8(const uint8_t *p) /* int8 weights, + I8_BIAS */
+{
+    vb r = b_load(p);
+    for (int i = 0; i < 64; i++) r.b[i] ^= 128;
+    return r;
+}
+INLINE void b_store(uint8_t *p, vb w) { memcpy(p, w.b, 64); }
 INLINE vb b_low(vb w)
 {
     for (int i = 0; i < 64; i++) w.b[i] &= 15;

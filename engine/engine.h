@@ -33,6 +33,7 @@ struct engine_config {
     int max_queue;         /* requests that wait; 0: 256 */
     int max_total_tokens;  /* prompt + generated of one request; 0: what the model and the page pool allow */
     bool no_prefix_cache;
+    bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
 };
 
 /* Loads the model; long.  NULL and *e on error. */

@@ -82,7 +82,8 @@ void model_forward(struct model *m, const struct batch *b)
 
 /* ---- loading --------------------------------------------------------------------------------------------------- */
 
-int model_load(struct model *m, const char *dir, const char *device, int threads, enum dtype quantize, struct err *e)
+int model_load(struct model *m, const char *dir, const char *device, int threads, enum dtype quantize, bool verify,
+               struct err *e)
 {
     *m = (struct model){0};
     char why[160] = "";
@@ -90,7 +91,7 @@ int model_load(struct model *m, const char *dir, const char *device, int threads
     if (rc) return rc;
     struct dev_config dc = {.name = device && strcmp(device, "auto") ? device : "cpu", .threads = threads};
     if (!(m->d = dev_open(&dc, why))) return err_set(e, ERR_UNSUPPORTED, "device %s: %s", dc.name, why);
-    rc = weights_load(&m->w, m->d, &m->c, dir, quantize, m->d->threads, e);
+    rc = weights_load(&m->w, m->d, &m->c, dir, quantize, verify, m->d->threads, e);
     if (rc) {
         dev_close(m->d);
         m->d = NULL;

@@ -26,7 +26,8 @@ struct model {
 };
 
 /* Configuration and weights.  device: NULL or "auto" means cpu. */
-int model_load(struct model *, const char *dir, const char *device, int threads, enum dtype quantize, struct err *);
+int model_load(struct model *, const char *dir, const char *device, int threads, enum dtype quantize, bool verify,
+               struct err *);
 
 /* KV pages and activations; after it nothing large is allocated. */
 struct model_reserve {

@@ -20,9 +20,20 @@ enum { INT4_GROUP = 32 };
  * free both.  ERR_NOMEM, or ERR_INVALID when a weight is not finite (the message has row and column). */
 int quantize_matrix(const struct weight_src *src, int t, int threads, struct weight_src *out, struct err *e);
 
+struct quantize_options {
+    const char *type;   /* "int8" or "int4" */
+    const char *layout; /* NULL or "packed": as the cpu device computes with it, mapped when served; "canonical" */
+    void (*progress)(void *arg, int done, int total); /* matrices; may be NULL */
+    void *arg;
+};
+
 /* Reads the model in `dir` and writes `out` (created; must not hold a model yet): quantised matrices, the other tensors
- * as they are, tokenizer and configs copied.  type: "int8" or "int4".  progress may be NULL. */
-int quantize_model(const char *dir, const char *out, const char *type, void (*progress)(void *arg, int done, int total),
-                   void *arg, struct err *e);
+ * as they are, tokenizer and configs copied.  Memory: one stack of matrices.  Killed at any time, it leaves either the
+ * whole model or no model.safetensors. */
+int quantize_model(const char *dir, const char *out, const struct quantize_options *, struct err *e);
+
+/* Reads every byte of the weights in `dir` and compares with the checksums in the file.  The message names the tensor;
+ * ERR_UNSUPPORTED where the file has no checksums. */
+int quantize_verify(const char *dir, struct err *e);
 
 #endif

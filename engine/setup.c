@@ -146,7 +146,7 @@ int setup_open(struct setup *s, const struct engine_config *c, int min_rows, str
     s->info.max_queue = c->max_queue > 0 ? c->max_queue : 256;
     s->max_rows = s->info.max_seqs < min_rows ? min_rows : s->info.max_seqs;
 
-    rc = model_load(&s->model, c->model, c->device, c->threads, quantize, e);
+    rc = model_load(&s->model, c->model, c->device, c->threads, quantize, c->verify_weights, e);
     if (!rc) rc = open_tokenizer(s, c->model, e);
     if (!rc) rc = size_pool(s, c, kv_type, &pages, e);
     if (!rc) {

@@ -24,6 +24,8 @@ static const struct conf_option table[] = {
      "auto, cpu, cpu:portable, or ref (the slow definition of every operation)"},
     {"threads", "Model", CONF_INT, AT(threads), "0", 0, 1024, NULL, RUN, false, "N",
      "compute threads; 0 is one per available core"},
+    {"verify-weights", "Model", CONF_BOOL, AT(verify_weights), "false", 0, 0, NULL, RUN | CMD_QUANTIZE, false, NULL,
+     "first compare every byte of the weights with the checksums that tandem quantize wrote"},
 
     {"kv-cache-bytes", "Batching and memory", CONF_BYTES, AT(kv_cache_bytes), "0", 0, 1e15, NULL, RUN, false, "BYTES",
      "memory for keys and values (512M, 4G); 0 is enough for max-seqs requests of moderate length, "
@@ -122,6 +124,8 @@ static const struct conf_option table[] = {
     {"out", "Output", CONF_STRING, AT(out), NULL, 0, 0, NULL, CMD_QUANTIZE, true, "DIR",
      "directory to write; must not hold a model yet"},
     {"type", "Output", CONF_CHOICE, AT(type), "int8", 0, 0, "int8|int4", CMD_QUANTIZE, true, "TYPE", "weight type"},
+    {"layout", "Output", CONF_CHOICE, AT(layout), "packed", 0, 0, "packed|canonical", CMD_QUANTIZE, true, "LAYOUT",
+     "packed for the cpu device, which maps it: starts at once, shared by processes; canonical is for any device"},
     {"json", "Output", CONF_BOOL, AT(json), "false", 0, 0, NULL, CMD_GENERATE | CMD_TOKENIZE | CMD_PERPLEXITY, true,
      NULL, "print one JSON object"},
 };

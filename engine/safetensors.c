@@ -388,8 +388,22 @@ int safetensors_verify(const struct safetensors *s, struct err *e)
         if (strcmp(sum, stated))
             return err_set(e, ERR_INVALID, "tensor %s is damaged: its checksum is %s, the file states %.8s", t->name,
                            sum, stated);
+        safetensors_release(s, t);
     }
     return 0;
+}
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* Linux 5.14 */
+#endif
+
+int safetensors_populate(const struct safetensors *s, const struct st_tensor *t, struct err *e)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)t->data / page * page;
+    if (!s->n_maps || !t->bytes) return 0;
+    if (madvise((void *)from, (uintptr_t)t->data + t->bytes - from, MADV_POPULATE_READ) == 0) return 0;
+    if (errno != EFAULT && errno != EIO && errno != EHWPOISON) return 0; /* an older kernel: the pages come when used */
+    return err_set(e, ERR_IO, "tensor %s cannot be read: the disk failed, or the file became shorter", t->name);
 }
 
 void safetensors_release(const struct safetensors *s, const struct st_tensor *t)

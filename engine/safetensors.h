@@ -67,6 +67,10 @@ const char *safetensors_metadata(const struct safetensors *, const char *key);
 #define ST_TENSOR_SUM "crc32c:"
 int safetensors_verify(const struct safetensors *, struct err *e);
 
+/* The tensor's pages are read and in this process when it returns, shared with others that map the file.  ERR_IO where
+ * the file cannot be read; without this, that ends the process at the first use. */
+int safetensors_populate(const struct safetensors *, const struct st_tensor *, struct err *e);
+
 /* The pages of the tensor are not needed for now: they leave this process, and come back when they are read. */
 void safetensors_release(const struct safetensors *, const struct st_tensor *);
 

@@ -8,7 +8,6 @@
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -149,10 +148,11 @@ static int read_back(struct st_writer *w, struct err *e)
 /* A rename is kept by the directory it happened in. */
 static void sync_directory(const char *path)
 {
-    char *copy = mem_strdup(path);
-    int fd = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const char *slash = strrchr(path, '/');
+    char *dir = slash ? mem_strndup(path, (size_t)(slash - path) + 1) : mem_strdup(".");
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd >= 0) fsync(fd), close(fd); /* where it fails, a crash now may lose the name, not the whole */
-    free(copy);
+    free(dir);
 }
 
 static void writer_free(struct st_writer *w)

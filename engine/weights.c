@@ -390,6 +390,8 @@ static int open_packed(struct loader *l, const struct stack *m, struct weight **
     if (rc) return rc;
     if (t->type != ST_U8 || (uintptr_t)t->data % PACKED_ALIGN)
         return err_set(l->e, ERR_INVALID, "tensor %s: not U8, or not aligned to %d bytes", m->name, PACKED_ALIGN);
+    rc = safetensors_populate(l->s.f, t, l->e);
+    if (rc) return rc;
     if (!(*out = l->d->ops->weight_open(l->d, &shape, t->data, t->bytes)))
         return err_set(l->e, ERR_INVALID, "tensor %s: %zu bytes are not a packed %s matrix of %d x %d", m->name,
                        t->bytes, dtype_name(shape.t), m->rows, m->cols);

@@ -52,18 +52,27 @@ static inline uint8_t *kv_block(const struct kv *kv, int layer, int page, int he
 
 /* ---- what the kernels are given ------------------------------------------------------------------------------ */
 
+/* Rows are cut into n_blocks equal blocks that the kernels hold in registers (13 rows are 7 + 6, not 12 + 1). */
 struct lin_job {
     const struct weight *w;
     struct mat y, x;
-    const float *b;      /* (N) or NULL */
-    const int8_t *q;     /* (T, q_ld) quantised x, zeros past K */
+    const float *b; /* (N) or NULL */
+    int n_blocks;
+    /* int8 and int4: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0 * q_ld;
+     * sums [sums][R] from q_sum + r0 * sums: int8: of the row; int4: -8 times that of each group */
+    const int8_t *q;
     const float *q_step; /* (T) amax / 127 */
-    int32_t *q_sum;      /* (T, sums) sum of q over the row (int8) or each group (int4) */
+    int32_t *q_sum;
     int q_ld, sums;
 };
 
-/* rows row0..row1 of the pairs pair0..pair1; scratch is the worker's, of lin_scratch bytes */
-typedef void lin_fn(const struct lin_job *, int row0, int row1, int pair0, int pair1, void *scratch);
+static inline int lin_block_row(const struct lin_job *j, int block)
+{
+    return (int)((int64_t)j->x.rows * block / j->n_blocks);
+}
+
+/* blocks block0..block1 of rows, pairs pair0..pair1 of panels */
+typedef void lin_fn(const struct lin_job *, int block0, int block1, int pair0, int pair1);
 
 /* The part of a row's attention that one split of the context gives: weights relative to max. */
 struct attn_part {
@@ -84,9 +93,11 @@ struct attn_block {
 
 struct isa {
     const char *name;
-    int attn_rows;
+    int attn_rows, block_rows[DT_COUNT]; /* rows of a block, at most */
     lin_fn *linear[DT_COUNT];
-    void (*quantise)(int8_t *q, float *step, const float *x, int n, int n_pad);
+    void (*quantise)(int8_t *q, float *step, const float *x, int n);
+    void (*quantise_block)(int8_t *q, int R, float *step, int32_t *sums, int span, int factor, const float *x, int n,
+                           int n_pad);
     void (*attn_split)(const struct attn_block *, int split, struct attn_part *part); /* n_rows parts */
     void (*attn_merge)(struct attn_part *into, const struct attn_part *part, int dim_pad);
     void (*attn_finish)(float *out, const struct attn_part *part, int head_dim);

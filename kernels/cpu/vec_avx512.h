@@ -13,10 +13,11 @@
 /* register blocks: rows of activations x vectors of sixteen outputs */
 #ifdef TANDEM_SANITIZED /* instrumented, the large blocks take the compiler minutes */
 enum { BLOCK_ROWS_F = 3, BLOCK_ROWS_I8 = 3, BLOCK_ROWS_I4 = 3, ATTN_ROWS = 3 };
+enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 2 };
 #else
 enum { BLOCK_ROWS_F = 12, BLOCK_ROWS_I8 = 12, BLOCK_ROWS_I4 = 6, ATTN_ROWS = 12 };
+enum { BLOCK_ROWS_F2 = 12, BLOCK_ROWS_I8_2 = 12, BLOCK_ROWS_I4_2 = 6 }; /* with both panels of a pair */
 #endif
-enum { BLOCK_PANELS = 2 };
 enum { I8_BIAS = 128 }; /* int8 weights are packed + 128 and used so: vpdpbusd multiplies unsigned by signed */
 
 typedef __m512 vf;
@@ -73,6 +74,14 @@ INLINE vi i_max(vi a, vi b) { return _mm512_max_epi32(a, b); }
 INLINE vi i_shl(vi a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
 INLINE vf i_to_f(vi a) { return _mm512_cvtepi32_ps(a); }
 INLINE void i_store_i8(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
+/* sixteen bytes as four words, `apart` bytes from each other */
+INLINE void i_store_i8_words(int8_t *p, int apart, vi a)
+{
+    __m128i b = _mm512_cvtepi32_epi8(a);
+    int32_t w[4] = {_mm_cvtsi128_si32(b), _mm_extract_epi32(b, 1), _mm_extract_epi32(b, 2), _mm_extract_epi32(b, 3)};
+    for (int i = 0; i < 4; i++) memcpy(p + (size_t)i * apart, w + i, 4);
+}
+INLINE int32_t i_hsum(vi a) { return _mm512_reduce_add_epi32(a); }
 INLINE void i_store(int32_t *p, vi a) { _mm512_storeu_si512(p, a); }
 
 INLINE vb b_load(const uint8_t *p) { return _mm512_loadu_si512(p); }

@@ -56,8 +56,8 @@ static inline uint8_t *kv_block(const struct kv *kv, int layer, int page, int he
 struct lin_job {
     const struct weight *w;
     struct mat y, x;
-    const float *b; /* (N) or NULL */
-    int n_blocks;
+    const float *b;     /* (N) or NULL */
+    int n_blocks, skip; /* skip: pairs between a task and the one that the same thread is likely to take next */
     /* int8 and int4: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0 * q_ld;
      * sums [sums][R] from q_sum + r0 * sums: int8: of the row; int4: -8 times that of each group */
     const int8_t *q;

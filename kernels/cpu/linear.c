@@ -82,6 +82,7 @@ void cpu_linear(struct dev *head, const struct linear_args *a)
     int want = head->threads * 8;
     r.pairs_per_task = pairs > want ? pairs / want : 1;
     r.pair_tasks = (pairs + r.pairs_per_task - 1) / r.pairs_per_task;
+    r.job.skip = r.pairs_per_task * (head->threads - 1);
     int row_tasks = r.pair_tasks >= head->threads * 2 || rows < 48 ? 1 : (rows + 23) / 24;
     r.blocks_per_task = (r.job.n_blocks + row_tasks - 1) / row_tasks;
     row_tasks = (r.job.n_blocks + r.blocks_per_task - 1) / r.blocks_per_task;

@@ -233,22 +233,21 @@ BLOCK_FN(blocks_i8, BLOCK_ROWS_I8, BLOCK_ROWS_I8_2, block_i8)
 BLOCK_FN(blocks_i4, BLOCK_ROWS_I4, BLOCK_ROWS_I4_2, block_i4)
 
 /* A pair of panels comes from memory for the first block of rows and from the cache for the others; so that memory is
- * busy all the time, each of n blocks asks for its n-th of the next pair.  With many blocks that no longer matters, and
- * the prefetch stands still. */
+ * busy all the time, each of n blocks asks for its n-th of `next`, the pair that this thread will take next.  With many
+ * blocks that no longer matters, and the prefetch stands still. */
 enum { PREFETCH_BLOCKS = 8, PREFETCH_FAR = 2048 };
 
-INLINE void block_prefetch(const struct lin_job *j, struct block *b, int i, int n_blocks, int prefetches)
+INLINE void block_prefetch(const struct lin_job *j, struct block *b, int next, int i, int n_blocks, int prefetches)
 {
     size_t bytes = j->w->pair_bytes;
-    const uint8_t *pair = j->w->data + (size_t)b->pair * bytes;
-    b->ahead = pair;
+    b->ahead = b->w;
     b->stride = 0;
     if (n_blocks == 1) { /* a stream */
-        b->ahead = (const uint8_t *)((uintptr_t)pair + PREFETCH_FAR);
+        b->ahead = (const uint8_t *)((uintptr_t)b->w + PREFETCH_FAR);
         b->stride = bytes / (size_t)prefetches;
     } else if (n_blocks <= PREFETCH_BLOCKS) {
         size_t share = bytes / (size_t)n_blocks;
-        b->ahead = (const uint8_t *)((uintptr_t)pair + bytes + (size_t)i * share);
+        b->ahead = (const uint8_t *)((uintptr_t)j->w->data + (size_t)next * bytes + (size_t)i * share);
         b->stride = share / (size_t)prefetches;
     }
 }
@@ -260,9 +259,10 @@ INLINE void block_prefetch(const struct lin_job *j, struct block *b, int i, int 
         int prefetches = (j->w->k_pad + (k_step)-1) / (k_step)*2;                                                      \
         for (int pair = pair0; pair < pair1; pair++) {                                                                 \
             struct block b = {.pair = pair, .w = j->w->data + (size_t)pair * j->w->pair_bytes};                        \
+            int next = pair + 1 < pair1 ? pair + 1 : pair + 1 + j->skip;                                               \
             for (int i = block0; i < block1; i++) {                                                                    \
                 b.row = lin_block_row(j, i);                                                                           \
-                block_prefetch(j, &b, i - block0, block1 - block0, prefetches);                                        \
+                block_prefetch(j, &b, next, i - block0, block1 - block0, prefetches);                                  \
                 blocks(j, &b, lin_block_row(j, i + 1) - b.row);                                                        \
             }                                                                                                          \
         }                                                                                                              \

@@ -4,47 +4,46 @@
 struct lin_run {
     struct lin_job job;
     const struct isa *isa;
-    int pairs_per_task, blocks_per_task, pair_tasks, quant_rows;
+    int pairs_per_task, blocks_per_task, pair_tasks;
+    int slice, slices; /* columns of a task of quantising, and how many make a row */
 };
 
-/* the block that a row lies in: about where equal division puts it, or the next */
-static int block_of_row(const struct lin_job *j, int row)
-{
-    int block = (int)((int64_t)row * j->n_blocks / j->x.rows);
-    return lin_block_row(j, block + 1) <= row ? block + 1 : block;
-}
-
+/* One slice of columns of one block: rows of a block share cache lines, so that threads divide blocks, and when these
+ * are few, columns. */
 static void quant_task(void *ctx, int task, int worker)
 {
     struct lin_run *run = ctx;
     struct lin_job *j = &run->job;
     bool grouped = j->w->t == DT_I4;
-    int end = (task + 1) * run->quant_rows;
-    for (int row = task * run->quant_rows; row < end && row < j->x.rows; row++) {
-        int block = block_of_row(j, row), row0 = lin_block_row(j, block), R = lin_block_row(j, block + 1) - row0;
-        run->isa->quantise_block((int8_t *)j->q + (size_t)row0 * j->q_ld + (row - row0) * 4, R,
-                                 (float *)j->q_step + row, j->q_sum + (size_t)row0 * j->sums + (row - row0),
-                                 grouped ? j->w->group : j->q_ld, grouped ? -8 : 1, mat_row(&j->x, row), j->x.cols,
-                                 j->q_ld);
-    }
+    int block = task / run->slices, from = task % run->slices * run->slice, to = from + run->slice;
+    int row0 = lin_block_row(j, block), R = lin_block_row(j, block + 1) - row0;
+    for (int r = 0; r < R; r++)
+        run->isa->quantise_block(j->q + (size_t)row0 * j->q_ld + r * 4, R, j->q_step + row0 + r,
+                                 grouped ? j->q_sum + (size_t)row0 * j->w->n_groups + r : NULL, j->w->group,
+                                 mat_row(&j->x, row0 + r), j->x.cols, from, to < j->q_ld ? to : j->q_ld);
 }
 
 /* q, its steps and its sums in the device's scratch */
 static bool quantise_rows(struct cpu_dev *d, struct lin_run *r)
 {
+    enum { SLICE = 128 }; /* whole groups, and whole cache lines of a block */
     struct lin_job *j = &r->job;
     size_t T = (size_t)j->x.rows;
-    bool grouped = j->w->t == DT_I4;
-    j->sums = grouped ? j->w->n_groups : 1;
-    j->q_ld = grouped ? j->w->k_pad : (j->w->k_pad + 63) / 64 * 64;
-    int8_t *q = scratch_get(&d->quant, T * ((size_t)j->q_ld + sizeof(float) + (size_t)j->sums * sizeof(int32_t)));
+    int threads = d->head.threads;
+    j->q_ld = (j->w->k_pad + 63) / 64 * 64;
+    if (j->w->t == DT_I4) j->q_ld = j->w->k_pad;
+    int8_t *q =
+        scratch_get(&d->quant, T * ((size_t)j->q_ld + sizeof(float) + (size_t)j->w->n_groups * sizeof(int32_t)));
     if (!q) return false;
     j->q = q;
     j->q_step = (float *)(q + T * (size_t)j->q_ld);
     j->q_sum = (int32_t *)(j->q_step + T);
-    double ns = (double)T * j->x.cols / 10;
-    r->quant_rows = 1 + j->x.rows / 64;
-    cpu_run(d, quant_task, r, (j->x.rows + r->quant_rows - 1) / r->quant_rows, ns);
+    int want = j->n_blocks >= threads * 4 ? 1 : threads * 4 / j->n_blocks;
+    r->slice = ((j->q_ld + want - 1) / want + SLICE - 1) / SLICE * SLICE;
+    double ns = (double)T * j->x.cols / 8;
+    if (ns < 4000) r->slice = j->q_ld;
+    r->slices = (j->q_ld + r->slice - 1) / r->slice;
+    cpu_run(d, quant_task, r, j->n_blocks * r->slices, ns < 4000 ? 0 : ns * 2);
     return true;
 }
 

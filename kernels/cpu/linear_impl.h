@@ -113,10 +113,14 @@ INLINE void block_i8(const struct lin_job *j, const struct block *b, const int R
     const uint8_t *w = b->w + (size_t)b->panel * 64, *ahead = b->ahead;
     const int8_t *q = j->q + (size_t)b->row * j->q_ld;
     vi acc[R_MAX][P_MAX];
-    FOR_R FOR_P acc[r][p] = i_set1((int32_t)(-(uint32_t)I8_BIAS * (uint32_t)j->q_sum[b->row + r]));
+    FOR_P
+    {
+        vi less = I8_BIAS ? i_load(j->w->bias_sum + b->pair * PAIR + (b->panel + p) * PANEL) : i_zero();
+        FOR_R acc[r][p] = less;
+    }
     for (int k = 0; k < j->w->k_pad; k += 4, w += 128, q += 4 * R) {
         vb wk[P_MAX];
-        FOR_P wk[p] = b_load_i8(w + (size_t)p * 64);
+        FOR_P wk[p] = b_load(w + (size_t)p * 64);
         FOR_P ahead = prefetch(ahead, b->stride);
         FOR_R FOR_P acc[r][p] = i_dot_s(acc[r][p], wk[p], q + 4 * r);
     }
@@ -137,7 +141,7 @@ INLINE void block_i4_groups(const struct lin_job *j, const struct block *b, cons
 {
     const uint8_t *w = b->w, *ahead = b->ahead;
     const int8_t *q = j->q + (size_t)b->row * j->q_ld;
-    const int32_t *sums = j->q_sum + (size_t)b->row * j->sums;
+    const int32_t *sums = j->q_sum + (size_t)b->row * j->w->n_groups;
     size_t stride = b->stride;
     vf total[R_MAX][P_MAX];
     FOR_R FOR_P total[r][p] = v_zero();

@@ -122,21 +122,24 @@ static void row_quantise(int8_t *q, float *step, const float *x, int n)
     }
 }
 
-/* One row of R: four q's at a time, R words apart; sums[g * R] = factor times the sum of span g of the row.  n_pad and
- * span are multiples of 16. */
-static void row_quantise_block(int8_t *q, int R, float *step, int32_t *sums, int span, int factor, const float *x,
-                               int n, int n_pad)
+/* Columns from..to of one row of R, from a multiple of 16 on: four q's at a time, R words apart, + bias, zeros past n.
+ * sums unless NULL: sums[g * R] = -8 times the sum over columns [g * group, (g + 1) * group); to - from is whole
+ * groups.
+ */
+static void row_quantise_block(int8_t *q, int R, float *step, int32_t *sums, int group, const float *x, int n, int from,
+                               int to)
 {
     struct quant s = quant_of(x, n);
+    int bias = sums ? 0 : I8_BIAS, span = sums ? group : to - from;
     *step = s.step;
-    for (int g = 0; g < n_pad / span; g++) {
+    for (int k = from; k < to; k += span) {
         vi sum = i_zero();
-        for (int i = g * span; i < (g + 1) * span; i += 16) {
+        for (int i = k; i < k + span; i += 16) {
             vi t = i_zero();
             if (!s.zero && i < n) t = quant_round(v_load_n(x + i, n - i), s.inv);
             sum = i_add(sum, t);
-            i_store_i8_words(q + (size_t)i * R, 4 * R, t);
+            i_store_i8_words(q + (size_t)i * R, 4 * R, t, bias);
         }
-        sums[g * R] = factor * i_hsum(sum);
+        if (sums) sums[k / group * R] = -8 * i_hsum(sum);
     }
 }

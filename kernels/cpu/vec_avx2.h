@@ -120,8 +120,8 @@ INLINE void i_store_i8(int8_t *p, vi x)
     __m256i w = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
     _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
 }
-/* sixteen bytes as four words, `apart` bytes from each other */
-INLINE void i_store_i8_words(int8_t *p, int apart, vi x)
+/* sixteen bytes as four words, `apart` bytes from each other; bias is 0 on this level */
+INLINE void i_store_i8_words(int8_t *p, int apart, vi x, int bias)
 {
     int8_t b[16];
     i_store_i8(b, x);
@@ -144,17 +144,6 @@ INLINE void i_store(int32_t *p, vi x)
 INLINE vb b_load(const uint8_t *p)
 {
     return (vb){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 32))};
-}
-INLINE vb b_load_i8(const uint8_t *p) /* int8 weights, + I8_BIAS */
-{
-    vb w = b_load(p);
-    __m256i m = _mm256_set1_epi8((char)128);
-    return (vb){_mm256_xor_si256(w.a, m), _mm256_xor_si256(w.b, m)};
-}
-INLINE void b_store(uint8_t *p, vb w)
-{
-    _mm256_storeu_si256((__m256i *)p, w.a);
-    _mm256_storeu_si256((__m256i *)(p + 32), w.b);
 }
 INLINE vb b_low(vb w)
 {

@@ -91,8 +91,8 @@ INLINE vi i_max(vi a, vi b) { MAP_I(a.i[l] > b.i[l] ? a.i[l] : b.i[l]); }
 INLINE vi i_shl(vi a, int n) { MAP_I((int32_t)((uint32_t)a.i[l] << n)); }
 INLINE vf i_to_f(vi a) { MAP_F((float)a.i[l]); }
 INLINE void i_store_i8(int8_t *p, vi a) { EACH p[l] = (int8_t)a.i[l]; }
-/* sixteen bytes as four words, `apart` bytes from each other */
-INLINE void i_store_i8_words(int8_t *p, int apart, vi a) { EACH p[l / 4 * apart + l % 4] = (int8_t)a.i[l]; }
+/* sixteen bytes as four words, `apart` bytes from each other; bias is 0 on this level */
+INLINE void i_store_i8_words(int8_t *p, int apart, vi a, int bias) { EACH p[l / 4 * apart + l % 4] = (int8_t)a.i[l]; }
 INLINE int32_t i_hsum(vi a)
 {
     int32_t sum = 0;
@@ -107,13 +107,6 @@ INLINE vb b_load(const uint8_t *p)
     memcpy(r.b, p, 64);
     return r;
 }
-INLINE vb b_load_i8(const uint8_t *p) /* int8 weights, + I8_BIAS */
-{
-    vb r = b_load(p);
-    for (int i = 0; i < 64; i++) r.b[i] ^= 128;
-    return r;
-}
-INLINE void b_store(uint8_t *p, vb w) { memcpy(p, w.b, 64); }
 INLINE vb b_low(vb w)
 {
     for (int i = 0; i < 64; i++) w.b[i] &= 15;

@@ -65,7 +65,7 @@ static void kv_store(const struct isa *isa, enum dtype t, void *p, int stride, f
         for (int i = 0; i < n; i++) ((uint16_t *)p)[i * stride] = f32_to_f16(x[i]);
         break;
     default:
-        isa->quantise(q, scale, x, n, n);
+        isa->quantise(q, scale, x, n);
         for (int i = 0; i < n; i++) ((int8_t *)p)[i * stride] = q[i];
     }
 }

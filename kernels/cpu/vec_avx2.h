@@ -10,10 +10,11 @@
 #define VEC_SUFFIX(x) x##_avx2
 #ifdef TANDEM_SANITIZED /* instrumented, the large blocks take the compiler minutes */
 enum { BLOCK_ROWS_F = 3, BLOCK_ROWS_I8 = 3, BLOCK_ROWS_I4 = 3, ATTN_ROWS = 3 };
+enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 2 };
 #else
-enum { BLOCK_ROWS_F = 5, BLOCK_ROWS_I8 = 4, BLOCK_ROWS_I4 = 2, ATTN_ROWS = 5 };
+enum { BLOCK_ROWS_F = 5, BLOCK_ROWS_I8 = 4, BLOCK_ROWS_I4 = 4, ATTN_ROWS = 5 };
+enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 1 }; /* with both panels of a pair */
 #endif
-enum { BLOCK_PANELS = 1 };
 enum { I8_BIAS = 0 };
 
 typedef struct {
@@ -119,6 +120,21 @@ INLINE void i_store_i8(int8_t *p, vi x)
     __m256i w = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
     _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
 }
+/* sixteen bytes as four words, `apart` bytes from each other; bias is 0 on this level */
+INLINE void i_store_i8_words(int8_t *p, int apart, vi x, int bias)
+{
+    int8_t b[16];
+    i_store_i8(b, x);
+    for (int i = 0; i < 4; i++) memcpy(p + (size_t)i * apart, b + 4 * i, 4);
+}
+INLINE int32_t i_hsum(vi x)
+{
+    __m256i b = _mm256_add_epi32(x.a, x.b);
+    __m128i c = _mm_add_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+    c = _mm_add_epi32(c, _mm_shuffle_epi32(c, 0x4e));
+    c = _mm_add_epi32(c, _mm_shuffle_epi32(c, 0xb1));
+    return _mm_cvtsi128_si32(c);
+}
 INLINE void i_store(int32_t *p, vi x)
 {
     _mm256_storeu_si256((__m256i *)p, x.a);
@@ -128,17 +144,6 @@ INLINE void i_store(int32_t *p, vi x)
 INLINE vb b_load(const uint8_t *p)
 {
     return (vb){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 32))};
-}
-INLINE vb b_load_i8(const uint8_t *p) /* int8 weights, + I8_BIAS */
-{
-    vb w = b_load(p);
-    __m256i m = _mm256_set1_epi8((char)128);
-    return (vb){_mm256_xor_si256(w.a, m), _mm256_xor_si256(w.b, m)};
-}
-INLINE void b_store(uint8_t *p, vb w)
-{
-    _mm256_storeu_si256((__m256i *)p, w.a);
-    _mm256_storeu_si256((__m256i *)(p + 32), w.b);
 }
 INLINE vb b_low(vb w)
 {

@@ -13,11 +13,12 @@
 /* register blocks: rows of activations x vectors of sixteen outputs */
 #ifdef TANDEM_SANITIZED /* instrumented, the large blocks take the compiler minutes */
 enum { BLOCK_ROWS_F = 3, BLOCK_ROWS_I8 = 3, BLOCK_ROWS_I4 = 3, ATTN_ROWS = 3 };
+enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 2 };
 #else
 enum { BLOCK_ROWS_F = 12, BLOCK_ROWS_I8 = 12, BLOCK_ROWS_I4 = 6, ATTN_ROWS = 12 };
+enum { BLOCK_ROWS_F2 = 12, BLOCK_ROWS_I8_2 = 12, BLOCK_ROWS_I4_2 = 6 }; /* with both panels of a pair */
 #endif
-enum { BLOCK_PANELS = 2 };
-enum { I8_BIAS = 128 }; /* int8 weights are packed + 128 and used so: vpdpbusd multiplies unsigned by signed */
+enum { I8_BIAS = 128 }; /* added to activations for int8 weights: vpdpbusd multiplies unsigned by signed */
 
 typedef __m512 vf;
 typedef __m512i vi;
@@ -73,22 +74,29 @@ INLINE vi i_max(vi a, vi b) { return _mm512_max_epi32(a, b); }
 INLINE vi i_shl(vi a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
 INLINE vf i_to_f(vi a) { return _mm512_cvtepi32_ps(a); }
 INLINE void i_store_i8(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
+/* sixteen bytes as four words, `apart` bytes from each other; bias 0, or 128 to be added to each */
+INLINE void i_store_i8_words(int8_t *p, int apart, vi a, int bias)
+{
+    __m128i b = _mm_xor_si128(_mm512_cvtepi32_epi8(a), _mm_set1_epi8((char)bias));
+    int32_t w[4] = {_mm_cvtsi128_si32(b), _mm_extract_epi32(b, 1), _mm_extract_epi32(b, 2), _mm_extract_epi32(b, 3)};
+    for (int i = 0; i < 4; i++) memcpy(p + (size_t)i * apart, w + i, 4);
+}
+INLINE int32_t i_hsum(vi a) { return _mm512_reduce_add_epi32(a); }
 INLINE void i_store(int32_t *p, vi a) { _mm512_storeu_si512(p, a); }
 
 INLINE vb b_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
-INLINE vb b_load_i8(const uint8_t *p) { return b_load(p); } /* int8 weights, + I8_BIAS */
-INLINE void b_store(uint8_t *p, vb w) { _mm512_storeu_si512(p, w); }
 INLINE vb b_low(vb w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
 INLINE vb b_high(vb w) { return _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi8(15)); }
-/* lane i += dot of the four weights 4i..4i+3 with the four activations at a; `s`: int8 weights as packed (+ I8_BIAS),
- * `u`: weights 0..15 */
-INLINE vi i_dot_s(vi acc, vb w, const int8_t *a)
+INLINE vi four_bytes(const void *p)
 {
     int32_t four;
-    memcpy(&four, a, 4);
-    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(four));
+    memcpy(&four, p, 4);
+    return _mm512_set1_epi32(four);
 }
-INLINE vi i_dot_u(vi acc, vb w, const int8_t *a) { return i_dot_s(acc, w, a); }
+/* lane i += dot of the four weights 4i..4i+3 with the four activations at a; `s`: int8 weights and activations +
+ * I8_BIAS, `u`: weights 0..15 and signed activations */
+INLINE vi i_dot_s(vi acc, vb w, const int8_t *a) { return _mm512_dpbusd_epi32(acc, four_bytes(a), w); }
+INLINE vi i_dot_u(vi acc, vb w, const int8_t *a) { return _mm512_dpbusd_epi32(acc, w, four_bytes(a)); }
 
 INLINE float v_sum(vf a)
 {

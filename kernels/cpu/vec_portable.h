@@ -12,7 +12,8 @@
 #define VEC_SUFFIX(x) x##_portable
 #define VEC_CALLED static __attribute__((noinline))
 #define VEC_NO_UNROLL /* a vector is a loop already: unrolling blocks of them takes the compiler minutes */
-enum { BLOCK_ROWS_F = 2, BLOCK_ROWS_I8 = 2, BLOCK_ROWS_I4 = 2, BLOCK_PANELS = 1 };
+enum { BLOCK_ROWS_F = 2, BLOCK_ROWS_I8 = 2, BLOCK_ROWS_I4 = 2 };
+enum { BLOCK_ROWS_F2 = 1, BLOCK_ROWS_I8_2 = 1, BLOCK_ROWS_I4_2 = 1 };
 enum { ATTN_ROWS = 2 };
 enum { I8_BIAS = 0 };
 
@@ -90,6 +91,14 @@ INLINE vi i_max(vi a, vi b) { MAP_I(a.i[l] > b.i[l] ? a.i[l] : b.i[l]); }
 INLINE vi i_shl(vi a, int n) { MAP_I((int32_t)((uint32_t)a.i[l] << n)); }
 INLINE vf i_to_f(vi a) { MAP_F((float)a.i[l]); }
 INLINE void i_store_i8(int8_t *p, vi a) { EACH p[l] = (int8_t)a.i[l]; }
+/* sixteen bytes as four words, `apart` bytes from each other; bias is 0 on this level */
+INLINE void i_store_i8_words(int8_t *p, int apart, vi a, int bias) { EACH p[l / 4 * apart + l % 4] = (int8_t)a.i[l]; }
+INLINE int32_t i_hsum(vi a)
+{
+    int32_t sum = 0;
+    EACH sum += a.i[l];
+    return sum;
+}
 INLINE void i_store(int32_t *p, vi a) { EACH p[l] = a.i[l]; }
 
 INLINE vb b_load(const uint8_t *p)
@@ -98,13 +107,6 @@ INLINE vb b_load(const uint8_t *p)
     memcpy(r.b, p, 64);
     return r;
 }
-INLINE vb b_load_i8(const uint8_t *p) /* int8 weights, + I8_BIAS */
-{
-    vb r = b_load(p);
-    for (int i = 0; i < 64; i++) r.b[i] ^= 128;
-    return r;
-}
-INLINE void b_store(uint8_t *p, vb w) { memcpy(p, w.b, 64); }
 INLINE vb b_low(vb w)
 {
     for (int i = 0; i < 64; i++) w.b[i] &= 15;

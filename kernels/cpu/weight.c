@@ -43,9 +43,15 @@ static void pack_row_f32(float *to, const float *from, int K)
     for (int k = 0; k < K; k++) to[k * PAIR] = from[k];
 }
 
-static void pack_row_i8(uint8_t *to, const int8_t *from, int K)
+/* returns what goes into bias_sum */
+static int32_t pack_row_i8(uint8_t *to, const int8_t *from, int K)
 {
-    for (int k = 0; k < K; k++) to[k / 4 * (4 * PAIR) + k % 4] = (uint8_t)(from[k] + 128);
+    int sum = 0;
+    for (int k = 0; k < K; k++) {
+        to[k / 4 * (4 * PAIR) + k % 4] = (uint8_t)from[k];
+        sum += from[k];
+    }
+    return -128 * sum;
 }
 
 static void pack_row_i4(const struct weight *w, uint8_t *to, int lane, const uint8_t *from, const uint16_t *scale)
@@ -75,7 +81,7 @@ static void pack_row(const struct pack_job *j, int pair, int lane)
     case DT_BF16: pack_row_bf16((uint16_t *)to + lane * 2, (const uint16_t *)s->data + at, K); break;
     case DT_F16: pack_row_f16((uint16_t *)to + lane, (const uint16_t *)s->data + at, K); break;
     case DT_I8:
-        pack_row_i8(to + lane * 4, (const int8_t *)s->data + at, K);
+        ((int32_t *)w->bias_sum)[pair * PAIR + lane] = pack_row_i8(to + lane * 4, (const int8_t *)s->data + at, K);
         ((float *)w->scale)[pair * PAIR + lane] = ((const float *)s->scale)[n];
         break;
     default:
@@ -92,7 +98,7 @@ static void pack_task(void *ctx, int task, int worker)
         for (int lane = 0; lane < PAIR; lane++) pack_row(j, pair, lane);
 }
 
-/* Sizes; false for shapes the kernels do not take: int8 rows so long that a sum could pass 2^31. */
+/* Sizes; false for shapes the kernels do not take: int8 rows so long that a sum could pass 2^31 with the bias. */
 static bool weight_plan(struct weight *w, const struct weight_src *s, size_t rows)
 {
     enum dtype t = s->t;
@@ -109,10 +115,10 @@ static bool weight_plan(struct weight *w, const struct weight_src *s, size_t row
         w->pair_bytes = (size_t)w->k_pad * PAIR * 2;
         break;
     case DT_I8:
-        if (cols > 1 << 17) return false;
+        if (cols > 1 << 16) return false;
         w->k_pad = (cols + 3) / 4 * 4;
         w->pair_bytes = (size_t)w->k_pad * PAIR;
-        scale_bytes = (size_t)w->pairs * PAIR * sizeof(float);
+        scale_bytes = (size_t)w->pairs * PAIR * (sizeof(float) + sizeof(int32_t));
         break;
     case DT_I4:
         if (group != 32 && group != 64 && group != 128) return false;
@@ -131,7 +137,9 @@ static bool weight_plan(struct weight *w, const struct weight_src *s, size_t row
 static void weight_place(struct weight *w, uint8_t *data)
 {
     w->data = data;
-    if (w->t == DT_I8) w->scale = (const float *)(data + (size_t)w->pairs * w->pair_bytes);
+    if (w->t != DT_I8 || !data) return;
+    w->scale = (const float *)(data + (size_t)w->pairs * w->pair_bytes);
+    w->bias_sum = (const int32_t *)(w->scale + (size_t)w->pairs * PAIR);
 }
 
 /* Int8 weights of -128 are refused: see i_dot_s in vec_avx2.h. */

@@ -207,11 +207,6 @@ static int quantized_matrix(const struct safetensors *f, const struct matrix_slo
     enum st_type scale_type = int8 ? ST_F32 : ST_F16;
     if (scale->type != scale_type || (uintptr_t)scale->data % (int8 ? 4 : 2))
         return err_set(e, ERR_INVALID, "tensor %s: not %s, or not aligned", name, st_type_name(scale_type));
-    int8_t least = 0;
-    for (size_t i = 0; int8 && i < t->bytes; i++)
-        least = ((const int8_t *)t->data)[i] < least ? ((const int8_t *)t->data)[i] : least;
-    if (least == -128) /* symmetric: devices count on |w| <= 127 */
-        return err_set(e, ERR_INVALID, "tensor %s has a weight of -128; int8 weights are -127 to 127", slot->name);
     *src = (struct weight_src){.t = int8 ? DT_I8 : DT_I4,
                                .rows = slot->rows,
                                .cols = slot->cols,
@@ -399,12 +394,26 @@ static int open_packed(struct loader *l, const struct stack *m, struct weight **
     return 0;
 }
 
+/* Why the device did not take the parts.  Int8 weights are -127 to 127: a file of our own that has others is damaged.
+ */
+static int not_packed(struct loader *l, const struct stack *m, const struct parts *p)
+{
+    for (int i = 0; i < p->n; i++) {
+        const int8_t *q = p->src[i].data;
+        size_t n = p->src[i].t == DT_I8 ? (size_t)p->src[i].rows * (size_t)p->src[i].cols : 0;
+        for (size_t k = 0; k < n; k++)
+            if (q[k] == -128)
+                return err_set(l->e, ERR_INVALID, "tensor %s: value %zu is -128; int8 weights are -127 to 127",
+                               m->part[i].name, k);
+    }
+    return err_set(l->e, ERR_NOMEM, "no memory on the device for %s", m->part[0].name);
+}
+
 static int pack(struct loader *l, const struct stack *m, struct weight **out, enum dtype *type)
 {
     struct parts p;
     int rc = weights_parts(l->s.f, m, l->quantize, l->threads, &p, l->e);
-    if (!rc && !(*out = l->d->ops->weight_pack(l->d, p.src, p.n)))
-        rc = err_set(l->e, ERR_NOMEM, "no memory on the device for %s", m->part[0].name);
+    if (!rc && !(*out = l->d->ops->weight_pack(l->d, p.src, p.n))) rc = not_packed(l, m, &p);
     *type = p.src[0].t;
     weights_parts_free(&p);
     return rc;

@@ -292,6 +292,15 @@ def test_a_config_of_another_shape(run, copy):
     refused(generate(run, copy), r"tensor packed\.layers\.0\.up: the file says")
 
 
+def test_canonical_int8_of_minus_128(run, tmp_path):
+    file = File(quantize(run, tmp_path / "q", "--layout", "canonical") / "model.safetensors")
+    name = "model.layers.1.self_attn.k_proj.weight"
+    at = file.header[name]["data_offsets"][0] + 5
+    file.data = file.data[:at] + b"\x80" + file.data[at + 1:]
+    file.save()
+    refused(generate(run, tmp_path / "q"), f"tensor {name}: value 5 is -128")
+
+
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.smoke

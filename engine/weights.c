@@ -414,6 +414,10 @@ static int pack(struct loader *l, const struct stack *m, struct weight **out, en
     struct parts p;
     int rc = weights_parts(l->s.f, m, l->quantize, l->threads, &p, l->e);
     if (!rc && !(*out = l->d->ops->weight_pack(l->d, p.src, p.n))) rc = not_packed(l, m, &p);
+    for (int i = 0; i < m->n; i++) { /* copied; but a tied table is still read where it is mapped */
+        const struct st_tensor *t = safetensors_find(l->s.f, m->part[i].name);
+        if (t && t->data != l->w->embed.p) safetensors_release(l->s.f, t);
+    }
     *type = p.src[0].t;
     weights_parts_free(&p);
     return rc;

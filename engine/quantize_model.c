@@ -23,7 +23,8 @@ struct output {
     const struct model_config *c;
     enum dtype type;
     int threads;
-    struct st_tensor *v; /* what will be written */
+    char embed_usual[TENSOR_NAME_MAX]; /* the embedding table's name in the output */
+    struct st_tensor *v;               /* what will be written */
     size_t n, cap;
     void **owned; /* data to free */
     size_t n_owned, cap_owned;
@@ -51,22 +52,20 @@ static int quantize_slot(void *arg, const struct matrix_slot *slot)
     struct output *o = arg;
     struct weight_src src, q;
     void *owned;
-    /* the same rule as at load: the head of an int4 model is int8 */
-    enum dtype type = slot->head ? DT_I8 : o->type;
     int rc = weights_matrix(o->in, slot, &src, &owned, o->e);
     if (rc) return rc;
     if (src.t == DT_I8 || src.t == DT_I4)
         return err_set(o->e, ERR_INVALID, "tensor %s is quantised already",
                        slot->name); /* it points into the file: nothing owned */
-    rc = quantize_matrix(&src, type, o->threads, &q, o->e);
+    rc = quantize_matrix(&src, o->type, o->threads, &q, o->e);
     free(owned);
     if (rc) {
         err_prefix(o->e, "tensor %s", slot->name);
         return rc;
     }
-    const char *name = slot->head ? "lm_head.weight" : slot->name;
+    const char *name = slot->table ? o->embed_usual : slot->name;
     int64_t rows = slot->rows, groups = (slot->cols + INT4_GROUP - 1) / INT4_GROUP;
-    bool int8 = type == DT_I8;
+    bool int8 = o->type == DT_I8;
     int64_t row_bytes = int8 ? slot->cols : groups * INT4_GROUP / 2, scales = int8 ? 1 : groups;
     add(o, name, "", int8 ? ST_I8 : ST_U8, 2, rows, row_bytes, q.data, (size_t)(rows * row_bytes), true);
     add(o, name, ".scale", int8 ? ST_F32 : ST_F16, 2, rows, scales, q.scale, (size_t)(rows * scales) * (int8 ? 4 : 2),
@@ -85,14 +84,11 @@ static bool has(const struct output *o, const char *name)
 /* every float tensor that is not a quantised matrix, as it is; others (attention masks of old files) are left out */
 static void add_rest(struct output *o)
 {
-    char stored[TENSOR_NAME_MAX], usual[TENSOR_NAME_MAX];
-    weights_embed_names(o->in, o->c, stored, usual);
     for (size_t i = 0; i < safetensors_count(o->in); i++) {
         const struct st_tensor *t = safetensors_at(o->in, i);
-        /* a tied table stays for the embeddings, now that the name of the head is taken */
-        const char *name = strcmp(t->name, stored) ? t->name : usual;
-        if (st_float_type(t->type) == DT_NONE || has(o, name)) continue;
-        add(o, name, "", t->type, t->n_dims, t->dims[0], t->dims[1], t->data, t->bytes, false);
+        bool tied_copy = o->c->tied && strcmp(t->name, "lm_head.weight") == 0; /* the table is the head */
+        if (st_float_type(t->type) == DT_NONE || has(o, t->name) || tied_copy) continue;
+        add(o, t->name, "", t->type, t->n_dims, t->dims[0], t->dims[1], t->data, t->bytes, false);
         memcpy(o->v[o->n - 1].dims, t->dims, sizeof t->dims);
     }
 }
@@ -202,10 +198,12 @@ int quantize_model(const char *dir, const char *out, const char *type, void (*pr
                        .c = &c,
                        .type = t,
                        .threads = (int)sysconf(_SC_NPROCESSORS_ONLN),
-                       .total = c.layers * slots + 1,
+                       .total = c.layers * slots + (c.tied ? 1 : 2),
                        .progress = progress,
                        .arg = arg,
                        .e = e};
+    char stored[TENSOR_NAME_MAX];
+    weights_embed_names(in, &c, stored, o.embed_usual);
     rc = write_model(&o, dir, out, type, e);
     for (size_t i = 0; i < o.n; i++) free(o.v[i].name);
     for (size_t i = 0; i < o.n_owned; i++) free(o.owned[i]);

@@ -115,7 +115,14 @@ static bool layer_slot(const struct source *s, int layer, int i, char name[TENSO
     };
     if (!all[i].what) return false;
     layer_name(s, layer, all[i].what, ".weight", name);
-    *slot = (struct matrix_slot){name, all[i].rows, all[i].cols, s->n->transposed, false};
+    *slot = (struct matrix_slot){.name = name,
+                                 .rows = all[i].rows,
+                                 .cols = all[i].cols,
+                                 .transposed = s->n->transposed,
+                                 .product = 4 * layer + (i < 3   ? 0
+                                                         : i < 4 ? 1
+                                                         : i < 6 ? 2
+                                                                 : 3)};
     return true;
 }
 
@@ -129,11 +136,22 @@ static void embed_name(const struct source *s, char name[TENSOR_NAME_MAX])
 
 static void head_slot(const struct source *s, char name[TENSOR_NAME_MAX], struct matrix_slot *slot)
 {
-    /* a directory that tandem quantised has the quantised head beside a tied table */
+    /* early versions of tandem quantize wrote a head beside a tied float table */
     snprintf(name, TENSOR_NAME_MAX, "lm_head.weight");
     bool own = !s->c->tied || (s->c->quant[0] && safetensors_find(s->f, name));
     if (!own) embed_name(s, name);
-    *slot = (struct matrix_slot){name, s->c->vocab, s->c->hidden, false, true};
+    *slot = (struct matrix_slot){.name = name,
+                                 .rows = s->c->vocab,
+                                 .cols = s->c->hidden,
+                                 .head = true,
+                                 .table = !own,
+                                 .product = 4 * s->c->layers};
+}
+
+static void embed_slot(const struct source *s, char name[TENSOR_NAME_MAX], struct matrix_slot *slot)
+{
+    embed_name(s, name);
+    *slot = (struct matrix_slot){.name = name, .rows = s->c->vocab, .cols = s->c->hidden, .table = true, .product = -1};
 }
 
 int weights_each_matrix(const struct safetensors *f, const struct model_config *c,
@@ -148,6 +166,9 @@ int weights_each_matrix(const struct safetensors *f, const struct model_config *
             if (layer_slot(&s, l, i, name, &slot)) rc = fn(arg, &slot);
     if (rc) return rc;
     head_slot(&s, name, &slot);
+    rc = fn(arg, &slot);
+    if (rc || slot.table) return rc;
+    embed_slot(&s, name, &slot);
     return fn(arg, &slot);
 }
 
@@ -311,11 +332,9 @@ static int load_matrix(struct loader *l, const struct matrix_slot *slots, int n,
     for (int i = 0; i < n && !rc; i++) {
         rc = weights_matrix(l->s.f, &slots[i], &part[i], &owned[i], l->e);
         bool is_float = part[i].t == DT_F32 || part[i].t == DT_BF16 || part[i].t == DT_F16;
-        /* the head is the matrix quality depends on most: int4 models keep it in int8 */
-        enum dtype to = l->quantize == DT_I4 && slots[i].head ? DT_I8 : l->quantize;
-        if (!rc && to != DT_NONE && is_float) {
+        if (!rc && l->quantize != DT_NONE && is_float) {
             struct weight_src q;
-            rc = quantize_matrix(&part[i], to, l->threads, &q, l->e);
+            rc = quantize_matrix(&part[i], l->quantize, l->threads, &q, l->e);
             if (rc)
                 err_prefix(l->e, "tensor %s", slots[i].name);
             else
@@ -328,10 +347,11 @@ static int load_matrix(struct loader *l, const struct matrix_slot *slots, int n,
         rc = err_set(l->e, ERR_NOMEM, "no memory on the device for %s", slots[0].name);
     if (!rc) {
         l->w->bytes += l->d->ops->weight_bytes(*out);
-        if (!slots[0].head) l->w->type = part[0].t;
+        if (!slots[0].head && !slots[0].table) l->w->type = part[0].t;
     }
     for (int i = 0; i < n; i++) {
-        if (!slots[i].head || !l->s.c->tied) l->w->parameters += (uint64_t)slots[i].rows * (uint64_t)slots[i].cols;
+        bool counted = slots[i].head && l->s.c->tied && l->w->embed.p; /* a tied float table */
+        if (!counted) l->w->parameters += (uint64_t)slots[i].rows * (uint64_t)slots[i].cols;
         if (quantized[i]) free((void *)part[i].data), free((void *)part[i].scale);
         free(owned[i]);
     }
@@ -404,13 +424,30 @@ static int load_layer(struct loader *l, int i)
     return rc;
 }
 
+/* A float table stays as it is, beside the packed head.  A quantised one is a packed matrix too, the head itself when
+ * they are tied. */
+static int load_embed_and_head(struct loader *l)
+{
+    const struct model_config *c = l->s.c;
+    char head_name[TENSOR_NAME_MAX], embed_name[TENSOR_NAME_MAX];
+    struct matrix_slot head, embed;
+    head_slot(&l->s, head_name, &head);
+    embed_slot(&l->s, embed_name, &embed);
+    const struct st_tensor *t = safetensors_find(l->s.f, embed.name);
+    bool quantized = l->quantize != DT_NONE || (t && (t->type == ST_I8 || t->type == ST_U8));
+    int rc = quantized ? 0 : load_table(l, embed.name, c->vocab, c->hidden, &l->w->embed, &l->w->embed_mapped);
+    if (!rc) rc = load_matrix(l, &head, 1, &l->w->head);
+    if (rc || !quantized) return rc;
+    if (!head.table) return load_matrix(l, &embed, 1, &l->w->embed_w);
+    l->w->embed_w = l->w->head;
+    return 0;
+}
+
 static int load_rest(struct loader *l)
 {
     const struct model_config *c = l->s.c;
     char name[TENSOR_NAME_MAX], norm[64];
-    struct matrix_slot head;
-    embed_name(&l->s, name);
-    int rc = load_table(l, name, c->vocab, c->hidden, &l->w->embed, &l->w->embed_mapped);
+    int rc = load_embed_and_head(l);
     if (!rc && c->learned_pos) {
         top_name(&l->s, l->s.n->pos, name);
         rc = load_table(l, name, c->max_len, c->hidden, &l->w->pos, &l->w->pos_mapped);
@@ -422,8 +459,6 @@ static int load_rest(struct loader *l)
     top_name(&l->s, norm, name);
     if (!rc && c->norm_bias) rc = load_vector(l, name, c->hidden, &l->w->norm_b);
     if (!rc && c->head_bias) rc = load_vector(l, "lm_head.bias", c->vocab, &l->w->head_b);
-    head_slot(&l->s, name, &head);
-    if (!rc) rc = load_matrix(l, &head, 1, &l->w->head);
     return rc;
 }
 
@@ -458,6 +493,7 @@ void weights_free(struct weights *w, struct dev *d, const struct model_config *c
                     w->head_b};
     for (size_t k = 0; k < sizeof rest / sizeof *rest; k++)
         if (rest[k]) d->ops->free(d, rest[k]);
+    if (w->embed_w && w->embed_w != w->head) d->ops->weight_free(d, w->embed_w);
     if (w->head) d->ops->weight_free(d, w->head);
     free(w->layer);
     safetensors_close(w->file);

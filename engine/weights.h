@@ -26,7 +26,8 @@ struct layer_weights {
 };
 
 struct weights {
-    struct mat embed, pos;         /* (V, C), (max_len, C): file's type */
+    struct mat embed, pos;         /* (V, C), (max_len, C): file's type; embed.p NULL when embed_w is set */
+    struct weight *embed_w;        /* (V, C) quantised, rows are looked up in it; the same as head when tied */
     bool embed_mapped, pos_mapped; /* they lie in the mapped file, not in device memory of ours */
     struct layer_weights *layer;
     float *norm_w, *norm_b; /* (C) */
@@ -50,13 +51,17 @@ enum { TENSOR_NAME_MAX = 128 };
 void weights_embed_names(const struct safetensors *f, const struct model_config *c, char stored[TENSOR_NAME_MAX],
                          char usual[TENSOR_NAME_MAX]);
 
-/* Every matrix product's weight in order, for the quantiser: calls fn with the tensor's name as stored, and whether it
- * is stored [inputs][outputs].  Stops at the first non-zero return, which it returns. */
+/* Every matrix that is quantised, in order (layers, head, and the embedding table when it is not the head): calls fn
+ * with the tensor's name as stored, and whether it is stored [inputs][outputs].  Stops at the first non-zero return,
+ * which it returns. */
 struct matrix_slot {
     const char *name;
     int rows, cols; /* outputs, inputs */
     bool transposed;
-    bool head; /* the vocabulary product; when tied, `name` is the embedding table */
+    bool head;   /* the vocabulary product */
+    bool table;  /* the embedding table; with head too: a tied one */
+    int product; /* which input it multiplies: 4 layer + 0 (q k v), 1 (o), 2 (gate up), 3 (down); 4 layers: the head;
+                    -1: a table only */
 };
 int weights_each_matrix(const struct safetensors *f, const struct model_config *c,
                         int (*fn)(void *arg, const struct matrix_slot *), void *arg, struct err *e);

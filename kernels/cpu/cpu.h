@@ -24,6 +24,7 @@ struct weight {
     enum dtype t;
     int rows, cols, group;       /* group: 0 but for int4 */
     int panels, k_pad, n_groups; /* k_pad: int8 to 4, int4 to whole groups; n_groups: per row, int4 */
+    int bias;                    /* added to every int8 byte */
     size_t panel_bytes, data_bytes, scale_bytes;
     void *data;
     void *scale; /* int8: f32 [panels * 16]; int4: f16 [panel][n_groups][16] */
@@ -147,6 +148,7 @@ void cpu_sample(struct dev *, const struct sample_args *);
 struct weight *cpu_weight_pack(struct dev *, const struct weight_src *parts, int n_parts);
 void cpu_weight_free(struct dev *, struct weight *);
 size_t cpu_weight_bytes(const struct weight *);
+void weight_row(const struct weight *, int row, float *out); /* row as cols floats, see embed_args */
 size_t cpu_kv_page_bytes(const struct kv_shape *);
 struct kv *cpu_kv_open(struct dev *, const struct kv_shape *);
 void cpu_kv_close(struct dev *, struct kv *);

@@ -135,9 +135,38 @@ struct weight *cpu_weight_pack(struct dev *head, const struct weight_src *parts,
     if (w->scale_bytes) w->scale = cpu_map(w->scale_bytes);
     if (!w->data || (w->scale_bytes && !w->scale)) return cpu_weight_free(head, w), NULL;
     struct pack_job j = {w, parts, n_parts, d->isa->i8_bias};
+    w->bias = d->isa->i8_bias;
     int chunk = (w->panels + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX;
     cpu_run(d, pack_task, &j, (w->panels + chunk - 1) / chunk, (double)w->data_bytes);
     return w;
+}
+
+void weight_row(const struct weight *w, int row, float *out)
+{
+    int panel = row / PANEL, lane = row % PANEL;
+    const uint8_t *p = (const uint8_t *)w->data + (size_t)panel * w->panel_bytes, *q = p + lane * 4;
+    const uint16_t *h = (const uint16_t *)(const void *)p + lane;
+    const float *f = (const float *)(const void *)p + lane, step = w->t == DT_I8 ? ((const float *)w->scale)[row] : 0;
+    switch (w->t) {
+    case DT_F32:
+        for (int k = 0; k < w->cols; k++) out[k] = f[k * PANEL];
+        break;
+    case DT_BF16:
+        for (int k = 0; k < w->cols; k++) out[k] = bf16_to_f32(h[k * PANEL]);
+        break;
+    case DT_F16:
+        for (int k = 0; k < w->cols; k++) out[k] = f16_to_f32(h[k * PANEL]);
+        break;
+    case DT_I8:
+        for (int k = 0; k < w->cols; k++) out[k] = (float)((int8_t)(q[k / 4 * 64 + k % 4] - w->bias)) * step;
+        break;
+    default:
+        for (int k = 0; k < w->cols; k++) {
+            const uint16_t *scale = (const uint16_t *)w->scale + (size_t)panel * w->n_groups * PANEL + lane;
+            int n = q[k / 8 * 64 + k % 4] >> (k & 4) & 15;
+            out[k] = (float)(n - 8) * f16_to_f32(scale[k / w->group * PANEL]);
+        }
+    }
 }
 
 void cpu_weight_free(struct dev *d, struct weight *w)

@@ -82,7 +82,8 @@ void model_forward(struct model *m, const struct batch *b)
 
 /* ---- loading --------------------------------------------------------------------------------------------------- */
 
-int model_load(struct model *m, const char *dir, const char *device, int threads, enum dtype quantize, struct err *e)
+int model_load(struct model *m, const char *dir, const char *device, int threads, const struct quantize_how *quantize,
+               struct err *e)
 {
     *m = (struct model){0};
     char why[160] = "";

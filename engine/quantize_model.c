@@ -6,6 +6,7 @@
 #include "engine/base/buf.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/calibrate.h"
 #include "engine/config.h"
 #include "engine/safetensors.h"
 #include "engine/weights.h"
@@ -23,6 +24,7 @@ struct output {
     const struct model_config *c;
     enum dtype type;
     int threads;
+    struct calibration calibration;
     char embed_usual[TENSOR_NAME_MAX]; /* the embedding table's name in the output */
     struct st_tensor *v;               /* what will be written */
     size_t n, cap;
@@ -57,7 +59,8 @@ static int quantize_slot(void *arg, const struct matrix_slot *slot)
     if (src.t == DT_I8 || src.t == DT_I4)
         return err_set(o->e, ERR_INVALID, "tensor %s is quantised already",
                        slot->name); /* it points into the file: nothing owned */
-    rc = quantize_matrix(&src, o->type, o->threads, &q, o->e);
+    struct quantize_fit fit = {o->type, false, calibration_feedback(&o->calibration, slot->product)};
+    rc = quantize_matrix(&src, &fit, o->threads, &q, o->e);
     free(owned);
     if (rc) {
         err_prefix(o->e, "tensor %s", slot->name);
@@ -182,8 +185,8 @@ static int write_model(struct output *o, const char *dir, const char *out, const
     return rc;
 }
 
-int quantize_model(const char *dir, const char *out, const char *type, void (*progress)(void *, int, int), void *arg,
-                   struct err *e)
+int quantize_model(const char *dir, const char *out, const char *type, const char *text, size_t n,
+                   void (*progress)(void *, int, int), void *arg, struct err *e)
 {
     struct model_config c;
     enum dtype t = strcmp(type, "int8") == 0 ? DT_I8 : strcmp(type, "int4") == 0 ? DT_I4 : DT_NONE;
@@ -204,7 +207,10 @@ int quantize_model(const char *dir, const char *out, const char *type, void (*pr
                        .e = e};
     char stored[TENSOR_NAME_MAX];
     weights_embed_names(in, &c, stored, o.embed_usual);
-    rc = write_model(&o, dir, out, type, e);
+    rc = text ? calibration_from_text(&o.calibration, dir, NULL, 0, text, n, e)
+              : calibration_default(&o.calibration, dir, &c, t, NULL, 0, e);
+    if (!rc) rc = write_model(&o, dir, out, type, e);
+    calibration_close(&o.calibration);
     for (size_t i = 0; i < o.n; i++) free(o.v[i].name);
     for (size_t i = 0; i < o.n_owned; i++) free(o.owned[i]);
     free(o.v);

@@ -1,7 +1,7 @@
 #include "engine/weights.h"
 
 #include "engine/base/mem.h"
-#include "engine/quantize.h"
+#include "engine/calibrate.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -260,7 +260,7 @@ struct loader {
     struct source s;
     struct weights *w;
     struct dev *d;
-    enum dtype quantize;
+    struct quantize_how quantize;
     int threads;
     struct err *e;
 };
@@ -332,9 +332,11 @@ static int load_matrix(struct loader *l, const struct matrix_slot *slots, int n,
     for (int i = 0; i < n && !rc; i++) {
         rc = weights_matrix(l->s.f, &slots[i], &part[i], &owned[i], l->e);
         bool is_float = part[i].t == DT_F32 || part[i].t == DT_BF16 || part[i].t == DT_F16;
-        if (!rc && l->quantize != DT_NONE && is_float) {
+        if (!rc && l->quantize.type != DT_NONE && is_float) {
             struct weight_src q;
-            rc = quantize_matrix(&part[i], l->quantize, l->threads, &q, l->e);
+            struct quantize_fit fit = {l->quantize.type, l->quantize.nearest,
+                                       calibration_feedback(l->quantize.calibration, slots[i].product)};
+            rc = quantize_matrix(&part[i], &fit, l->threads, &q, l->e);
             if (rc)
                 err_prefix(l->e, "tensor %s", slots[i].name);
             else
@@ -434,7 +436,7 @@ static int load_embed_and_head(struct loader *l)
     head_slot(&l->s, head_name, &head);
     embed_slot(&l->s, embed_name, &embed);
     const struct st_tensor *t = safetensors_find(l->s.f, embed.name);
-    bool quantized = l->quantize != DT_NONE || (t && (t->type == ST_I8 || t->type == ST_U8));
+    bool quantized = l->quantize.type != DT_NONE || (t && (t->type == ST_I8 || t->type == ST_U8));
     int rc = quantized ? 0 : load_table(l, embed.name, c->vocab, c->hidden, &l->w->embed, &l->w->embed_mapped);
     if (!rc) rc = load_matrix(l, &head, 1, &l->w->head);
     if (rc || !quantized) return rc;
@@ -462,15 +464,16 @@ static int load_rest(struct loader *l)
     return rc;
 }
 
-int weights_load(struct weights *w, struct dev *d, const struct model_config *c, const char *dir, enum dtype quantize,
-                 int threads, struct err *e)
+int weights_load(struct weights *w, struct dev *d, const struct model_config *c, const char *dir,
+                 const struct quantize_how *quantize, int threads, struct err *e)
 {
     *w = (struct weights){0};
-    if (c->quant[0] && quantize != DT_NONE && strcmp(c->quant, dtype_name(quantize)))
+    struct quantize_how how = quantize ? *quantize : (struct quantize_how){.type = DT_NONE};
+    if (c->quant[0] && how.type != DT_NONE && strcmp(c->quant, dtype_name((enum dtype)how.type)))
         return err_set(e, ERR_INVALID, "%s is quantised to %s already; leave --quantize out", dir, c->quant);
     if (!(w->file = safetensors_open_dir(dir, e))) return e->code;
     w->layer = mem_array((size_t)c->layers, sizeof *w->layer);
-    struct loader l = {source_open(w->file, c), w, d, quantize, threads, e};
+    struct loader l = {source_open(w->file, c), w, d, how, threads, e};
     int rc = load_rest(&l);
     for (int i = 0; i < c->layers && !rc; i++) rc = load_layer(&l, i);
     if (rc) weights_free(w, d, c);

@@ -7,6 +7,7 @@
 
 #include "engine/base/err.h"
 #include "engine/config.h"
+#include "engine/quantize.h"
 #include "engine/safetensors.h"
 #include "kernels/ops.h"
 
@@ -39,9 +40,9 @@ struct weights {
     size_t bytes; /* packed matrices and tables */
 };
 
-/* quantize: DT_NONE keeps the file's type. */
-int weights_load(struct weights *w, struct dev *d, const struct model_config *c, const char *dir, enum dtype quantize,
-                 int threads, struct err *e);
+/* quantize: NULL keeps the file's types. */
+int weights_load(struct weights *w, struct dev *d, const struct model_config *c, const char *dir,
+                 const struct quantize_how *quantize, int threads, struct err *e);
 void weights_free(struct weights *w, struct dev *d, const struct model_config *c);
 
 enum { TENSOR_NAME_MAX = 128 };

@@ -25,7 +25,7 @@ int cmd_quantize(int argc, char **argv)
         if (!s.out) {
             fprintf(stderr, "tandem: --out is missing\nusage: %s\n", usage);
             status = 2;
-        } else if (quantize_model(s.model, s.out, s.type, show_progress, NULL, &e)) {
+        } else if (quantize_model(s.model, s.out, s.type, NULL, 0, show_progress, NULL, &e)) {
             status = cmd_fail(&e);
         } else {
             fprintf(stderr, "%s: written, %s\n", s.out, s.type);

@@ -7,6 +7,8 @@
 #include "kernels/rng.h"
 
 #include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,28 +37,59 @@ void moments_close(struct moments *m)
     *m = (struct moments){0};
 }
 
-/* four rows of one block at a time, so that h is read and written once for them */
-FOR_EACH_LEVEL static void add_four(float *h, int n, const float *a, const float *b, const float *c, const float *d)
+/* Runs fn(ctx) on several threads at once; it takes its tasks from a counter in ctx. */
+static void on_threads(int threads, void *(*fn)(void *), void *ctx)
 {
-    for (int i = 0; i < n; i++, h += n) {
+    pthread_t helper[64];
+    int n = 0;
+    for (; n < threads - 1 && n < 64; n++)
+        if (pthread_create(&helper[n], NULL, fn, ctx)) break;
+    fn(ctx);
+    for (int i = 0; i < n; i++) pthread_join(helper[i], NULL);
+}
+
+/* Rows [from, to) of one block, four rows of x at a time, so that h is read and written once for them. */
+FOR_EACH_LEVEL static void add_four(float *h, int n, int from, int to, const float *const x[4])
+{
+    const float *a = x[0], *b = x[1], *c = x[2], *d = x[3];
+    h += (size_t)from * (size_t)n;
+    for (int i = from; i < to; i++, h += n) {
         float p = a[i], q = b[i], r = c[i], s = d[i];
         for (int j = i; j < n; j++) h[j] += p * a[j] + q * b[j] + r * c[j] + s * d[j];
     }
 }
 
-void moments_add(struct moments *m, const float *x, int rows, int ld)
+enum { PIECE = 64 }; /* rows of a block: what stays in a core's cache while all of x passes */
+
+struct add_job {
+    struct moments *m;
+    const float *x, *zero;
+    int rows, ld;
+    _Atomic int next;
+};
+
+static void *add_work(void *arg)
 {
-    float *zero = mem_array((size_t)m->cols, sizeof *zero);
-    for (int t = 0; t < rows; t += 4) {
-        const float *r[4];
-        for (int i = 0; i < 4; i++) r[i] = t + i < rows ? x + (size_t)(t + i) * (size_t)ld : zero;
-        float *h = m->h;
-        for (int at = 0; at < m->cols; at += FEEDBACK_BLOCK) {
-            int n = block_of(m->cols, at);
-            add_four(h, n, r[0] + at, r[1] + at, r[2] + at, r[3] + at);
-            h += (size_t)n * (size_t)n;
+    struct add_job *j = arg;
+    int piece, cols = j->m->cols;
+    while ((piece = atomic_fetch_add(&j->next, PIECE)) < cols) { /* blocks are whole pieces */
+        int at = piece / FEEDBACK_BLOCK * FEEDBACK_BLOCK, n = block_of(cols, at), from = piece - at;
+        float *h = j->m->h + (size_t)at * FEEDBACK_BLOCK;
+        for (int t = 0; t < j->rows; t += 4) {
+            const float *x[4];
+            for (int i = 0; i < 4; i++) x[i] = t + i < j->rows ? j->x + (size_t)(t + i) * (size_t)j->ld + at : j->zero;
+            add_four(h, n, from, from + PIECE < n ? from + PIECE : n, x);
         }
     }
+    return NULL;
+}
+
+void moments_add(struct moments *m, const float *x, int rows, int ld, int threads)
+{
+    float *zero = mem_array(FEEDBACK_BLOCK, sizeof *zero);
+    struct add_job j = {.m = m, .x = x, .zero = zero, .rows = rows, .ld = ld};
+    double work = (double)rows * m->cols * block_of(m->cols, 0);
+    on_threads(work < 1 << 24 ? 1 : threads, add_work, &j);
     m->rows += rows;
     free(zero);
 }
@@ -143,7 +176,7 @@ static void tap_linear(struct dev *d, const struct linear_args *a)
     mem_grow(&t->host, &t->host_cap, floats, sizeof *t->host);
     if (t->inner->finish(d) == 0) {
         t->inner->download(d, t->host, a->x.p, floats * sizeof *t->host);
-        moments_add(&t->v[product_of(t->m, a->w)], t->host, a->x.rows, a->x.ld);
+        moments_add(&t->v[product_of(t->m, a->w)], t->host, a->x.rows, a->x.ld, d->threads);
     }
     t->inner->linear(d, a);
 }
@@ -157,7 +190,7 @@ static int product_cols(const struct model_config *c, int product)
 
 /* ---- running it ---- */
 
-enum { TEXTS = 64, TEXT_LEN = 128, WINDOW = 512, STEP = 64 };
+enum { TEXTS = 64, TEXT_LEN = 128, WINDOW = 512, STEP = 64, TEXT_BYTES = 32 * CALIBRATE_TOKENS };
 
 struct run {
     struct model m;
@@ -225,17 +258,33 @@ static int run_step(struct run *r, const struct plan *p, struct err *e)
 }
 
 /* How firmly H counts.  The rows of a tied table are looked up as well, there any direction matters: the identity's
- * share is as large as H's.  The values are measured (docs/performance.md). */
+ * share is twice H's.  Measured on the two models of docs/performance.md, where a factor of three either way hardly
+ * matters. */
 static double damp_of(const struct model_config *c, int product)
 {
-    return product == 4 * c->layers && c->tied ? 1.0 : 0.05;
+    return product == 4 * c->layers && c->tied ? 2.0 : 0.1;
+}
+
+struct factor_job {
+    const struct run *r;
+    struct calibration *out;
+    _Atomic int next;
+};
+
+static void *factor_work(void *arg)
+{
+    struct factor_job *j = arg;
+    int i;
+    while ((i = atomic_fetch_add(&j->next, 1)) < j->out->n)
+        feedback_open(&j->out->v[i], &j->r->tap.v[i], damp_of(&j->r->m.c, i));
+    return NULL;
 }
 
 static void run_result(const struct run *r, struct calibration *out)
 {
     *out = (struct calibration){.n = 4 * r->m.c.layers + 1, .tokens = r->tap.v[0].rows};
     out->v = mem_array((size_t)out->n, sizeof *out->v);
-    for (int i = 0; i < out->n; i++) feedback_open(&out->v[i], &r->tap.v[i], damp_of(&r->m.c, i));
+    on_threads(r->m.d->threads, factor_work, &(struct factor_job){.r = r, .out = out});
 }
 
 /* a draw from softmax(logits) */
@@ -315,6 +364,7 @@ int calibration_from_text(struct calibration *out, const char *dir, const char *
     struct tokenizer *tk = tokenizer_open(path, e);
     free(path);
     if (!tk) return e->code;
+    if (n > TEXT_BYTES) n = TEXT_BYTES;
     int rc = tokenizer_encode(tk, text, n, TOKENIZE_SPECIAL, &tokens, e);
     if (!rc && tokens.n < 2) rc = err_set(e, ERR_INVALID, "the text to calibrate with has %zu tokens", tokens.n);
     if (!rc) rc = run_open(&r, dir, device, threads, 1, WINDOW, e);

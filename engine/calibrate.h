@@ -28,8 +28,8 @@ struct moments {
 
 void moments_open(struct moments *, int cols);
 void moments_close(struct moments *);
-/* h += x^T x, x (T, cols) f32 on the host, rows ld apart */
-void moments_add(struct moments *, const float *x, int rows, int ld);
+/* h += x^T x, x (T, cols) f32 on the host, rows ld apart; the same bits on any number of threads */
+void moments_add(struct moments *, const float *x, int rows, int ld, int threads);
 /* The feedback for H + damp * mean(diag H) * 1.  *out is owned: feedback_close. */
 void feedback_open(struct feedback *out, const struct moments *, double damp);
 void feedback_close(struct feedback *);

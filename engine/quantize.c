@@ -133,48 +133,69 @@ FOR_EACH_LEVEL static void quantize_row_int4(const float *w, int n, uint8_t *q, 
     }
 }
 
-/* ---- int4 with error feedback ---- */
+/* ---- error feedback ---- */
 
-/* Rounds one group of a row column by column, each column's error pushed into the later ones of the group.  u: the
- * group's diagonal block of the feedback, rows ld apart.  error[k] is what the columns after the group owe. */
-static inline void feed_group(float *w, int len, const float *u, int ld, uint8_t *q, uint16_t *scale, float *error)
+/* where TILE rows of the output go */
+struct tile_out {
+    uint8_t *q; /* rows row_bytes apart */
+    size_t row_bytes;
+    uint16_t *scale; /* int4: rows row_scales apart */
+    size_t row_scales;
+    float *scale8; /* int8: one for each row */
+};
+
+/* Rounds up to INT4_GROUP columns of a row one by one, to whole steps of s from low to high; each column's error is
+ * pushed into the later ones.  u: the columns' diagonal block of the feedback, rows ld apart.  error[k] is what the
+ * columns after these owe. */
+static inline void feed(float x[INT4_GROUP], int len, const float *u, int ld, float s, float low, float high,
+                        int8_t out[INT4_GROUP], float *error)
 {
-    float x[INT4_GROUP] = {0};
-    uint8_t n4[INT4_GROUP];
-    memcpy(x, w, (size_t)len * sizeof *x);
-    memset(n4, 8, sizeof n4);
-    *scale = best_scale_int4(x);
-    float s = f16_to_f32(*scale), inv = s != 0 ? 1 / s : 0;
+    float inv = s != 0 ? 1 / s : 0;
     for (int k = 0; k < len; k++, u += ld) {
-        float v = x[k] * inv + 8.5f;
-        int n = v < 0 ? 0 : v > 15.5f ? 15 : (int)v;
-        float e = (x[k] - (float)(n - 8) * s) / u[k];
-        n4[k] = (uint8_t)n;
+        float v = rintf(x[k] * inv);
+        v = v < low ? low : v > high ? high : v;
+        float e = (x[k] - v * s) / u[k];
+        out[k] = (int8_t)v;
         error[k] = e;
         for (int j = k + 1; j < len; j++) x[j] -= e * u[j];
     }
-    for (int k = 0; k < INT4_GROUP; k += 2) q[k / 2] = (uint8_t)(n4[k] | n4[k + 1] << 4);
+}
+
+/* `len` columns of row r from w on; column is their place in the whole row */
+static inline void feed_group(const struct tile_out *o, int r, int column, const float *w, int len, const float *u,
+                              int ld, float *error)
+{
+    float x[INT4_GROUP] = {0};
+    int8_t v[INT4_GROUP] = {0};
+    memcpy(x, w, (size_t)len * sizeof *x);
+    uint8_t *q = o->q + (size_t)r * o->row_bytes;
+    if (o->scale8) {
+        feed(x, len, u, ld, o->scale8[r], -127, 127, v, error);
+        memcpy(q + column, v, (size_t)len);
+        return;
+    }
+    uint16_t *scale = o->scale + (size_t)r * o->row_scales + column / INT4_GROUP;
+    *scale = best_scale_int4(x);
+    feed(x, len, u, ld, f16_to_f32(*scale), -8, 7, v, error);
+    for (int k = 0; k < INT4_GROUP; k += 2) q[(column + k) / 2] = (uint8_t)((v[k] + 8) | (v[k + 1] + 8) << 4);
 }
 
 /* GPTQ (Frantar, Ashkboos, Hoefler, Alistarh, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
  * Transformers", 2022): with H^-1 = U^T U, rounding column k with error e changes the later columns by
- * -e U[k][j] / U[k][k], which keeps x W^T nearest to what it was.  The scale of a group is fitted when its turn comes.
- * TILE rows at a time share each read of U. */
-FOR_EACH_LEVEL static void quantize_rows_feedback(float *w, int n, const struct feedback *f, uint8_t *q,
-                                                  size_t row_bytes, uint16_t *scale, size_t row_scales)
+ * -e U[k][j] / U[k][k], which keeps x W^T nearest to what it was.  The scale of an int4 group is fitted when its turn
+ * comes.  TILE rows at a time share each read of U. */
+FOR_EACH_LEVEL static void feed_rows(float *w, int n, const struct feedback *f, const struct tile_out *o)
 {
     const float *u = f->u;
     size_t N = (size_t)n;
     for (int at = 0; at < n; at += FEEDBACK_BLOCK) {
         int block = n - at < FEEDBACK_BLOCK ? n - at : FEEDBACK_BLOCK;
         for (int g = 0; g < block; g += INT4_GROUP) {
-            int len = block - g < INT4_GROUP ? block - g : INT4_GROUP, group = (at + g) / INT4_GROUP;
+            int len = block - g < INT4_GROUP ? block - g : INT4_GROUP;
             float e[TILE][INT4_GROUP];
             const float *rows = u + (size_t)g * (size_t)block;
-            for (int r = 0; r < TILE; r++)
-                feed_group(w + r * N + at + g, len, rows + g, block, q + r * row_bytes + group * INT4_GROUP / 2,
-                           scale + r * row_scales + group, e[r]);
             float *a = w + at, *b = a + N, *c = b + N, *d = c + N;
+            for (int r = 0; r < TILE; r++) feed_group(o, r, at + g, a + (size_t)r * N + g, len, rows + g, block, e[r]);
             for (int k = 0; k < len; k++, rows += block)
                 for (int j = g + len; j < block; j++) {
                     a[j] -= e[0][k] * rows[j];
@@ -214,38 +235,40 @@ static bool read_rows(struct job *j, int row, int n, float *w)
     return atomic_load(&j->bad_row) < 0;
 }
 
-/* TILE rows of int4 with feedback; those past the end are computed aside and dropped */
-static void feed_tile(struct job *j, int row, int n, float *w)
+/* TILE rows with feedback; those past the last are zeros, computed aside and dropped */
+static void feed_tile(const struct job *j, int row, int n, float *w)
 {
-    uint8_t *q = (uint8_t *)j->out->data + (size_t)row * j->row_bytes;
-    uint16_t *scale = (uint16_t *)j->out->scale + (size_t)row * j->row_scales;
-    if (n == TILE) {
-        quantize_rows_feedback(w, j->src->cols, j->fit->feedback, q, j->row_bytes, scale, j->row_scales);
-        return;
-    }
-    uint8_t *all = mem_alloc(TILE * (j->row_bytes + j->row_scales * sizeof *scale));
-    uint16_t *all_scales = (uint16_t *)(void *)all;
-    uint8_t *all_q = all + TILE * j->row_scales * sizeof *scale;
-    memset(w + (size_t)n * (size_t)j->src->cols, 0, (size_t)(TILE - n) * (size_t)j->src->cols * sizeof *w);
-    quantize_rows_feedback(w, j->src->cols, j->fit->feedback, all_q, j->row_bytes, all_scales, j->row_scales);
-    memcpy(q, all_q, (size_t)n * j->row_bytes);
-    memcpy(scale, all_scales, (size_t)n * j->row_scales * sizeof *scale);
-    free(all);
+    size_t cols = (size_t)j->src->cols, bytes = j->row_bytes, scales = j->row_scales;
+    bool int8 = j->out->t == DT_I8;
+    uint8_t *q = mem_alloc(TILE * bytes);
+    uint16_t *scale = mem_array(TILE * scales, sizeof *scale);
+    float scale8[TILE] = {0};
+    memset(w + (size_t)n * cols, 0, (size_t)(TILE - n) * cols * sizeof *w);
+    for (int r = 0; int8 && r < n; r++)
+        scale8[r] = quantize_row_int8(w + (size_t)r * cols, (int)cols, (int8_t *)q, false);
+    feed_rows(w, (int)cols, j->fit->feedback, &(struct tile_out){q, bytes, scale, scales, int8 ? scale8 : NULL});
+    memcpy((uint8_t *)j->out->data + (size_t)row * bytes, q, (size_t)n * bytes);
+    if (int8)
+        memcpy((float *)j->out->scale + row, scale8, (size_t)n * sizeof *scale8);
+    else
+        memcpy((uint16_t *)j->out->scale + (size_t)row * scales, scale, (size_t)n * scales * sizeof *scale);
+    free(q);
+    free(scale);
 }
 
 static void *work(void *arg)
 {
     struct job *j = arg;
     const struct weight_src *s = j->src;
-    bool feed = j->fit->feedback && j->fit->type == DT_I4;
-    int row, step = feed ? TILE : 1;
+    bool with_feedback = j->fit->feedback != NULL;
+    int row, step = with_feedback ? TILE : 1;
     float *w = mem_array((size_t)step * (size_t)s->cols, sizeof *w);
     while ((row = atomic_fetch_add(&j->next, step)) < s->rows) {
         int n = s->rows - row < step ? s->rows - row : step;
         if (!read_rows(j, row, n, w)) break;
         uint8_t *q = (uint8_t *)j->out->data + (size_t)row * j->row_bytes;
         uint16_t *scale = (uint16_t *)j->out->scale + (size_t)row * j->row_scales;
-        if (feed)
+        if (with_feedback)
             feed_tile(j, row, n, w);
         else if (j->out->t == DT_I8)
             ((float *)j->out->scale)[row] = quantize_row_int8(w, s->cols, (int8_t *)q, j->fit->nearest);

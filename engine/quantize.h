@@ -30,7 +30,7 @@ struct feedback {
 struct quantize_fit {
     int type;                        /* enum dtype: DT_I8, DT_I4 */
     bool nearest;                    /* plain round-to-nearest at amax / 127 or amax / 7, to compare with */
-    const struct feedback *feedback; /* of as many columns; NULL: each weight for itself.  int4 only, not nearest */
+    const struct feedback *feedback; /* of as many columns; NULL: each weight for itself.  Not with nearest */
 };
 
 /* How a whole model is. */
@@ -46,9 +46,13 @@ int quantize_matrix(const struct weight_src *src, const struct quantize_fit *fit
                     struct err *e);
 
 /* Reads the model in `dir` and writes `out` (created; must not hold a model yet): quantised matrices, the other tensors
- * as they are, tokenizer and configs copied.  type: "int8" or "int4".  text[0, n) is what int4 is
- * calibrated with; NULL: what loading with that type would do (calibration_default).  progress may be NULL. */
-int quantize_model(const char *dir, const char *out, const char *type, const char *text, size_t n,
+ * as they are, tokenizer and configs copied.  type: "int8" or "int4".  calibrate: NULL does what
+ * loading with that type would do (calibration_default).  progress may be NULL. */
+struct quantize_text {
+    const char *text; /* n bytes to calibrate with; NULL: text that the model writes itself */
+    size_t n;
+};
+int quantize_model(const char *dir, const char *out, const char *type, const struct quantize_text *calibrate,
                    void (*progress)(void *arg, int done, int total), void *arg, struct err *e);
 
 #endif

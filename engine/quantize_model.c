@@ -185,7 +185,15 @@ static int write_model(struct output *o, const char *dir, const char *out, const
     return rc;
 }
 
-int quantize_model(const char *dir, const char *out, const char *type, const char *text, size_t n,
+static int calibrate_for(struct calibration *out, const char *dir, const struct model_config *c, enum dtype t,
+                         const struct quantize_text *text, struct err *e)
+{
+    if (!text) return calibration_default(out, dir, c, (int)t, NULL, 0, e);
+    if (!text->text) return calibration_from_itself(out, dir, NULL, 0, e);
+    return calibration_from_text(out, dir, NULL, 0, text->text, text->n, e);
+}
+
+int quantize_model(const char *dir, const char *out, const char *type, const struct quantize_text *calibrate,
                    void (*progress)(void *, int, int), void *arg, struct err *e)
 {
     struct model_config c;
@@ -207,8 +215,7 @@ int quantize_model(const char *dir, const char *out, const char *type, const cha
                        .e = e};
     char stored[TENSOR_NAME_MAX];
     weights_embed_names(in, &c, stored, o.embed_usual);
-    rc = text ? calibration_from_text(&o.calibration, dir, NULL, 0, text, n, e)
-              : calibration_default(&o.calibration, dir, &c, t, NULL, 0, e);
+    rc = calibrate_for(&o.calibration, dir, &c, t, calibrate, e);
     if (!rc) rc = write_model(&o, dir, out, type, e);
     calibration_close(&o.calibration);
     for (size_t i = 0; i < o.n; i++) free(o.v[i].name);

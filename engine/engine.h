@@ -25,7 +25,8 @@ struct engine_config {
     const char *model;     /* a Hugging Face directory */
     const char *device;    /* NULL or "auto": cpu; "ref", "cpu", "cpu:portable"... */
     int threads;           /* compute threads, the engine's own included; 0: one per available core */
-    const char *quantize;  /* NULL or "none": the file's own type; "int8", "int4" */
+    const char *quantize;  /* NULL or "none": the file's own type; "int8", "int4"; for comparisons "int8-nearest",
+                              "int4-nearest": plain rounding */
     const char *kv_type;   /* NULL or "f16"; "bf16", "f32", "int8" */
     size_t kv_cache_bytes; /* 0: enough for max_seqs of a moderate length, at most a quarter of the free memory */
     int max_seqs;          /* requests that run at once; 0: 64 */
@@ -34,6 +35,7 @@ struct engine_config {
     int max_total_tokens;  /* prompt + generated of one request; 0: what the model and the page pool allow */
     bool no_prefix_cache;
     bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
+    bool no_calibration; /* int4 of a small model without calibrating it on its own text (calibrate.h) */
 };
 
 /* Loads the model; long.  NULL and *e on error. */

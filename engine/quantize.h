@@ -1,28 +1,61 @@
 /* Weight quantisation: float matrices to the canonical int8 and int4 forms of kernels/ops.h, and whole models.
  *
- *   int8  symmetric, one scale per output row: scale = amax / 127.
+ *   int8  symmetric, one scale per output row: rounded at amax / 127, then the scale is set by least squares.
  *   int4  groups of 32 inputs, f16 scale, values -8..7.  The scale of a group is the one, among candidates around
  *         amax / 8 of either sign, whose rounded values fit the group best when the scale is then set by least squares.
+ *         With a calibration (calibrate.h) the error of each column is also fed into those that follow.
  */
 #ifndef TANDEM_QUANTIZE_H
 #define TANDEM_QUANTIZE_H
 
 #include "engine/base/err.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /* kernels/num.h and ops.h speak of these; users of quantize_model need not see them */
 struct weight_src;
+struct calibration;
 
-enum { INT4_GROUP = 32 };
+enum { INT4_GROUP = 32, FEEDBACK_BLOCK = 1024 };
 
-/* Quantises src (float type) to t (DT_I8 or DT_I4) on up to `threads` threads.  *out's data and scale are allocated:
- * free both.  ERR_NOMEM, or ERR_INVALID when a weight is not finite (the message has row and column). */
-int quantize_matrix(const struct weight_src *src, int t, int threads, struct weight_src *out, struct err *e);
+/* What rounding errors mean for a product with inputs x: for each block of FEEDBACK_BLOCK columns (the last is shorter)
+ * an upper triangular U (len, len), row-major, with (X^T X + damping)^-1 = U^T U.  Made by calibrate.c. */
+struct feedback {
+    int cols;
+    float *u; /* the blocks one after the other */
+};
+
+/* How one matrix is rounded. */
+struct quantize_fit {
+    int type;                        /* enum dtype: DT_I8, DT_I4 */
+    bool nearest;                    /* plain round-to-nearest at amax / 127 or amax / 7, to compare with */
+    const struct feedback *feedback; /* of as many columns; NULL: each weight for itself.  Not with nearest */
+};
+
+/* How a whole model is. */
+struct quantize_how {
+    int type; /* DT_NONE: as the file has it */
+    bool nearest;
+    const struct calibration *calibration; /* NULL: none */
+};
+
+/* Quantises src (float type) on up to `threads` threads.  *out's data and scale are allocated: free both.  ERR_NOMEM,
+ * or ERR_INVALID when a weight is not finite (the message has row and column). */
+int quantize_matrix(const struct weight_src *src, const struct quantize_fit *fit, int threads, struct weight_src *out,
+                    struct err *e);
+
+struct quantize_text {
+    const char *text; /* n bytes to calibrate with; NULL: text that the model writes itself */
+    size_t n;
+};
 
 struct quantize_options {
-    const char *type;   /* "int8" or "int4" */
-    const char *layout; /* NULL or "packed": as the cpu device computes with it, mapped when served; "canonical" */
+    const char *type;                      /* "int8" or "int4" */
+    const char *layout;                    /* NULL or "packed": as the cpu device computes with it, mapped when served;
+                                              "canonical" */
+    const struct quantize_text *calibrate; /* NULL: as loading with that type would (calibration_default) */
+    bool no_calibration;                   /* not even that */
     void (*progress)(void *arg, int done, int total); /* matrices; may be NULL */
     void *arg;
 };

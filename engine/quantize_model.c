@@ -5,6 +5,7 @@
 
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/calibrate.h"
 #include "engine/config.h"
 #include "engine/safetensors.h"
 #include "engine/weights.h"
@@ -21,7 +22,9 @@ struct output {
     const struct safetensors *in;
     const struct model_config *c;
     const struct quantize_options *options;
-    enum dtype type;
+    struct quantize_how how;
+    struct calibration calibration;
+    char embed[TENSOR_NAME_MAX]; /* the embedding table's usual name */
     int threads;
     struct dev *d; /* whose layout the stacks get; NULL: canonical */
     struct st_writer *w;
@@ -50,7 +53,7 @@ static int write_canonical(struct output *o, const struct matrix_slot *slot, con
     bool int8 = q->t == DT_I8;
     int64_t rows = q->rows, groups = int8 ? 1 : (q->cols + q->group - 1) / q->group;
     int64_t row_bytes = int8 ? q->cols : groups * q->group / 2;
-    snprintf(name, sizeof name, "%s", slot->head ? "lm_head.weight" : slot->name);
+    snprintf(name, sizeof name, "%s", slot->table ? o->embed : slot->name);
     snprintf(scale, sizeof scale, "%s.scale", name);
     struct st_tensor data = {.name = name,
                              .type = int8 ? ST_I8 : ST_U8,
@@ -88,7 +91,7 @@ static int write_packed(struct output *o, const struct stack *m, const struct pa
 static int write_stack(struct output *o, const struct stack *m)
 {
     struct parts p;
-    int rc = weights_parts(o->in, m, o->type, o->threads, &p, o->e);
+    int rc = weights_parts(o->in, m, &o->how, o->threads, &p, o->e);
     for (int i = 0; i < m->n && !rc; i++)
         if (!p.owned[i][1]) rc = err_set(o->e, ERR_INVALID, "tensor %s is quantised already", m->part[i].name);
     if (!rc && o->d) rc = write_packed(o, m, &p);
@@ -104,17 +107,12 @@ static int write_stack(struct output *o, const struct stack *m)
 /* every float tensor that is not a matrix, as it is; others (attention masks of old files) are left out */
 static int write_rest(struct output *o)
 {
-    char stored[TENSOR_NAME_MAX], usual[TENSOR_NAME_MAX];
     int rc = 0;
-    weights_embed_names(o->in, o->c, stored, usual);
     for (size_t i = 0; i < safetensors_count(o->in) && !rc; i++) {
-        struct st_tensor t = *safetensors_at(o->in, i);
-        /* a tied table stays for the embeddings, now that the name of the head is taken */
-        bool table = strcmp(t.name, stored) == 0;
-        if (st_float_type(t.type) == DT_NONE || (!table && taken(o, t.name))) continue;
-        if (table) t.name = usual;
-        rc = st_writer_add(o->w, &t, PACKED_ALIGN, o->e);
-        safetensors_release(o->in, &t);
+        const struct st_tensor *t = safetensors_at(o->in, i);
+        if (st_float_type(t->type) == DT_NONE || taken(o, t->name)) continue;
+        rc = st_writer_add(o->w, t, PACKED_ALIGN, o->e);
+        safetensors_release(o->in, t);
     }
     return rc;
 }
@@ -130,7 +128,7 @@ static int write_weights(struct output *o, const char *path)
     st_writer_note(o->w, "version", WEIGHTS_VERSION);
     st_writer_note(o->w, "type", o->options->type);
     st_writer_note(o->w, "layout", o->d ? o->d->ops->layout : WEIGHTS_CANONICAL);
-    take(o, "lm_head.weight");
+    take(o, "lm_head.weight"); /* a copy of a tied table is not needed */
     int rc = 0;
     for (int i = 0; i < n && !rc; i++) {
         struct stack m;
@@ -217,6 +215,15 @@ static int write_model(struct output *o, const char *dir, const char *out)
     return rc;
 }
 
+static int calibrate(struct output *o, const char *dir)
+{
+    const struct quantize_text *with = o->options->calibrate;
+    if (o->options->no_calibration) return 0;
+    if (!with) return calibration_default(&o->calibration, dir, o->c, o->how.type, NULL, 0, o->e);
+    if (!with->text) return calibration_from_itself(&o->calibration, dir, NULL, 0, o->e);
+    return calibration_from_text(&o->calibration, dir, NULL, 0, with->text, with->n, o->e);
+}
+
 int quantize_model(const char *dir, const char *out, const struct quantize_options *options, struct err *e)
 {
     struct model_config c;
@@ -233,9 +240,14 @@ int quantize_model(const char *dir, const char *out, const struct quantize_optio
     struct safetensors *in = safetensors_open_dir(dir, e);
     if (!in) return e->code;
     struct dev *d = dev_open(&(struct dev_config){.name = "cpu"}, why);
-    struct output o = {.in = in, .c = &c, .options = options, .type = t, .d = packed ? d : NULL, .e = e};
+    struct output o = {.in = in, .c = &c, .options = options, .how = {.type = (int)t}, .d = packed ? d : NULL, .e = e};
     if (d) o.threads = d->threads;
-    rc = d ? write_model(&o, dir, out) : err_set(e, ERR_UNSUPPORTED, "device cpu: %s", why);
+    char stored[TENSOR_NAME_MAX];
+    weights_embed_names(in, &c, stored, o.embed);
+    o.how.calibration = &o.calibration;
+    rc = d ? calibrate(&o, dir) : err_set(e, ERR_UNSUPPORTED, "device cpu: %s", why);
+    if (!rc) rc = write_model(&o, dir, out);
+    calibration_close(&o.calibration);
     if (d) dev_close(d);
     free(o.taken);
     safetensors_close(in);

@@ -1,6 +1,7 @@
 #include "engine/weights.h"
 
 #include "engine/base/mem.h"
+#include "engine/calibrate.h"
 #include "engine/quantize.h"
 
 #include <stdio.h>
@@ -120,7 +121,7 @@ static void layer_stack(const struct source *s, int layer, int which, struct sta
     static const char *const names[LAYER_STACKS] = {"qkv", "o", "up", "down"};
     const struct model_config *c = s->c;
     int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-    *m = (struct stack){0};
+    *m = (struct stack){.product = layer * LAYER_STACKS + which};
     snprintf(m->name, sizeof m->name, "packed.layers.%d.%s", layer, names[which]);
     switch (which) {
     case STACK_QKV:
@@ -141,16 +142,26 @@ static void layer_stack(const struct source *s, int layer, int which, struct sta
 
 static void head_stack(const struct source *s, struct stack *m)
 {
-    *m = (struct stack){.name = "packed.head", .n = 1, .rows = s->c->vocab, .cols = s->c->hidden};
+    const struct model_config *c = s->c;
+    *m = (struct stack){
+        .name = "packed.head", .n = 1, .rows = c->vocab, .cols = c->hidden, .product = c->layers * LAYER_STACKS};
     m->part[0] = (struct matrix_slot){.name = "lm_head.weight", .rows = m->rows, .cols = m->cols, .head = true};
-    /* a directory that tandem quantised has the quantised head beside a tied table */
-    bool own = !s->c->tied || (s->c->quant[0] && safetensors_find(s->f, m->part[0].name));
+    /* early versions of tandem quantize wrote a head beside a tied float table */
+    bool own = !c->tied || (c->quant[0] && safetensors_find(s->f, m->part[0].name));
     if (!own) embed_name(s, m->part[0].name);
+    m->part[0].table = !own;
+}
+
+static void embed_stack(const struct source *s, struct stack *m)
+{
+    *m = (struct stack){.name = "packed.embed", .n = 1, .rows = s->c->vocab, .cols = s->c->hidden, .product = -1};
+    m->part[0] = (struct matrix_slot){.rows = m->rows, .cols = m->cols, .table = true};
+    embed_name(s, m->part[0].name);
 }
 
 int weights_stacks(const struct model_config *c)
 {
-    return c->layers * LAYER_STACKS + 1;
+    return c->layers * LAYER_STACKS + (c->tied ? 1 : 2);
 }
 
 void weights_stack(const struct safetensors *f, const struct model_config *c, int i, struct stack *out)
@@ -158,8 +169,10 @@ void weights_stack(const struct safetensors *f, const struct model_config *c, in
     struct source s = source_open(f, c);
     if (i < c->layers * LAYER_STACKS)
         layer_stack(&s, i / LAYER_STACKS, i % LAYER_STACKS, out);
-    else
+    else if (i == c->layers * LAYER_STACKS)
         head_stack(&s, out);
+    else
+        embed_stack(&s, out);
 }
 
 void weights_describe(const struct stack *m, enum dtype t, int group, char out[DESCRIPTION_MAX])
@@ -248,16 +261,14 @@ static int read_matrix(const struct safetensors *f, const struct matrix_slot *sl
     return 0;
 }
 
-static int read_part(const struct safetensors *f, const struct matrix_slot *slot, enum dtype quantize, int threads,
-                     struct weight_src *src, void *owned[2], struct err *e)
+static int read_part(const struct safetensors *f, const struct matrix_slot *slot, const struct quantize_fit *fit,
+                     int threads, struct weight_src *src, void *owned[2], struct err *e)
 {
     int rc = read_matrix(f, slot, src, &owned[0], e);
     bool is_float = src->t == DT_F32 || src->t == DT_BF16 || src->t == DT_F16;
-    /* the head is the matrix quality depends on most: int4 models keep it in int8 */
-    enum dtype to = quantize == DT_I4 && slot->head ? DT_I8 : quantize;
-    if (rc || to == DT_NONE || !is_float) return rc;
+    if (rc || fit->type == DT_NONE || !is_float) return rc;
     struct weight_src q;
-    rc = quantize_matrix(src, to, threads, &q, e);
+    rc = quantize_matrix(src, fit, threads, &q, e);
     if (rc) return err_prefix(e, "tensor %s", slot->name);
     free(owned[0]);
     *src = q;
@@ -266,13 +277,14 @@ static int read_part(const struct safetensors *f, const struct matrix_slot *slot
     return 0;
 }
 
-int weights_parts(const struct safetensors *f, const struct stack *m, enum dtype quantize, int threads,
+int weights_parts(const struct safetensors *f, const struct stack *m, const struct quantize_how *how, int threads,
                   struct parts *out, struct err *e)
 {
+    struct quantize_fit fit = {how->type, how->nearest, calibration_feedback(how->calibration, m->product)};
     int rc = 0;
     *out = (struct parts){0};
     for (int i = 0; i < m->n && !rc; i++) {
-        rc = read_part(f, &m->part[i], quantize, threads, &out->src[i], out->owned[i], e);
+        rc = read_part(f, &m->part[i], &fit, threads, &out->src[i], out->owned[i], e);
         out->src[i].gate_up = m->gate_up;
         out->n = i + 1;
         if (!rc && out->src[i].t != out->src[0].t)
@@ -294,7 +306,7 @@ struct loader {
     struct source s;
     struct weights *w;
     struct dev *d;
-    enum dtype quantize;
+    struct quantize_how quantize;
     bool packed; /* the file holds stacks in the device's own layout */
     int threads;
     struct err *e;
@@ -412,7 +424,7 @@ static int not_packed(struct loader *l, const struct stack *m, const struct part
 static int pack(struct loader *l, const struct stack *m, struct weight **out, enum dtype *type)
 {
     struct parts p;
-    int rc = weights_parts(l->s.f, m, l->quantize, l->threads, &p, l->e);
+    int rc = weights_parts(l->s.f, m, &l->quantize, l->threads, &p, l->e);
     if (!rc && !(*out = l->d->ops->weight_pack(l->d, p.src, p.n))) rc = not_packed(l, m, &p);
     for (int i = 0; i < m->n; i++) { /* copied; but a tied table is still read where it is mapped */
         const struct st_tensor *t = safetensors_find(l->s.f, m->part[i].name);
@@ -426,12 +438,13 @@ static int pack(struct loader *l, const struct stack *m, struct weight **out, en
 static int load_stack(struct loader *l, const struct stack *m, struct weight **out)
 {
     enum dtype type = DT_NONE;
-    bool head = m->part[0].head;
+    const struct matrix_slot *p = &m->part[0];
     int rc = l->packed ? open_packed(l, m, out, &type) : pack(l, m, out, &type);
     if (rc) return rc;
     l->w->bytes += l->d->ops->weight_bytes(*out);
-    if (!head) l->w->type = type;
-    if (!head || !l->s.c->tied) l->w->parameters += (uint64_t)m->rows * (uint64_t)m->cols;
+    if (!p->head && !p->table) l->w->type = type;
+    bool counted = p->head && l->s.c->tied && l->w->embed.p; /* a tied float table */
+    if (!counted) l->w->parameters += (uint64_t)m->rows * (uint64_t)m->cols;
     return 0;
 }
 
@@ -498,13 +511,30 @@ static int load_layer(struct loader *l, int i)
     return rc;
 }
 
+/* A float table stays as it is, beside the packed head.  A quantised one is a packed matrix too, the head itself when
+ * they are tied. */
+static int load_embed_and_head(struct loader *l)
+{
+    const struct model_config *c = l->s.c;
+    struct stack head, embed;
+    head_stack(&l->s, &head);
+    embed_stack(&l->s, &embed);
+    const char *name = embed.part[0].name;
+    const struct st_tensor *t = safetensors_find(l->s.f, name);
+    bool quantized = l->packed ? !t : l->quantize.type != DT_NONE || (t && (t->type == ST_I8 || t->type == ST_U8));
+    int rc = quantized ? 0 : load_table(l, name, c->vocab, c->hidden, &l->w->embed, &l->w->embed_mapped);
+    if (!rc) rc = load_stack(l, &head, &l->w->head);
+    if (rc || !quantized) return rc;
+    if (!head.part[0].table) return load_stack(l, &embed, &l->w->embed_w);
+    l->w->embed_w = l->w->head;
+    return 0;
+}
+
 static int load_rest(struct loader *l)
 {
     const struct model_config *c = l->s.c;
     char name[TENSOR_NAME_MAX], norm[64];
-    struct stack head;
-    embed_name(&l->s, name);
-    int rc = load_table(l, name, c->vocab, c->hidden, &l->w->embed, &l->w->embed_mapped);
+    int rc = load_embed_and_head(l);
     if (!rc && c->learned_pos) {
         top_name(&l->s, l->s.n->pos, name);
         rc = load_table(l, name, c->max_len, c->hidden, &l->w->pos, &l->w->pos_mapped);
@@ -516,8 +546,6 @@ static int load_rest(struct loader *l)
     top_name(&l->s, norm, name);
     if (!rc && c->norm_bias) rc = load_vector(l, name, c->hidden, &l->w->norm_b);
     if (!rc && c->head_bias) rc = load_vector(l, "lm_head.bias", c->vocab, &l->w->head_b);
-    head_stack(&l->s, &head);
-    if (!rc) rc = load_stack(l, &head, &l->w->head);
     return rc;
 }
 
@@ -540,15 +568,16 @@ static int check_layout(const struct safetensors *f, const struct dev *d, const 
                    dir, layout, d->ops->name, d->ops->layout ? d->ops->layout : "no packed weights");
 }
 
-int weights_load(struct weights *w, struct dev *d, const struct model_config *c, const char *dir, enum dtype quantize,
-                 bool verify, int threads, struct err *e)
+int weights_load(struct weights *w, struct dev *d, const struct model_config *c, const char *dir,
+                 const struct quantize_how *quantize, bool verify, int threads, struct err *e)
 {
     *w = (struct weights){0};
-    if (c->quant[0] && quantize != DT_NONE && strcmp(c->quant, dtype_name(quantize)))
+    struct quantize_how how = quantize ? *quantize : (struct quantize_how){.type = DT_NONE};
+    if (c->quant[0] && how.type != DT_NONE && strcmp(c->quant, dtype_name((enum dtype)how.type)))
         return err_set(e, ERR_INVALID, "%s is quantised to %s already; leave --quantize out", dir, c->quant);
     if (!(w->file = safetensors_open_dir(dir, e))) return e->code;
     w->layer = mem_array((size_t)c->layers, sizeof *w->layer);
-    struct loader l = {source_open(w->file, c), w, d, quantize, false, threads, e};
+    struct loader l = {source_open(w->file, c), w, d, how, false, threads, e};
     int rc = check_layout(w->file, d, dir, &l.packed, e);
     if (!rc && verify) {
         rc = safetensors_verify(w->file, e);
@@ -576,6 +605,7 @@ void weights_free(struct weights *w, struct dev *d, const struct model_config *c
                     w->head_b};
     for (size_t k = 0; k < sizeof rest / sizeof *rest; k++)
         if (rest[k]) d->ops->free(d, rest[k]);
+    if (w->embed_w && w->embed_w != w->head) d->ops->weight_free(d, w->embed_w);
     if (w->head) d->ops->weight_free(d, w->head);
     free(w->layer);
     safetensors_close(w->file);

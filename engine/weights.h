@@ -7,6 +7,7 @@
 
 #include "engine/base/err.h"
 #include "engine/config.h"
+#include "engine/quantize.h"
 #include "engine/safetensors.h"
 #include "kernels/ops.h"
 
@@ -26,7 +27,8 @@ struct layer_weights {
 };
 
 struct weights {
-    struct mat embed, pos;         /* (V, C), (max_len, C): file's type */
+    struct mat embed, pos;         /* (V, C), (max_len, C): file's type; embed.p NULL when embed_w is set */
+    struct weight *embed_w;        /* (V, C) quantised, rows are looked up in it; the same as head when tied */
     bool embed_mapped, pos_mapped; /* they lie in the mapped file, not in device memory of ours */
     struct layer_weights *layer;
     float *norm_w, *norm_b; /* (C) */
@@ -38,9 +40,9 @@ struct weights {
     size_t bytes; /* packed matrices and tables */
 };
 
-/* quantize: DT_NONE keeps the file's type.  verify: every byte is read and compared with the file's checksums first. */
-int weights_load(struct weights *w, struct dev *d, const struct model_config *c, const char *dir, enum dtype quantize,
-                 bool verify, int threads, struct err *e);
+/* quantize: NULL keeps the file's types.  verify: every byte is read and compared with the file's checksums first. */
+int weights_load(struct weights *w, struct dev *d, const struct model_config *c, const char *dir,
+                 const struct quantize_how *quantize, bool verify, int threads, struct err *e);
 void weights_free(struct weights *w, struct dev *d, const struct model_config *c);
 
 /* ---- the matrices, for the quantiser ---- */
@@ -56,7 +58,8 @@ struct matrix_slot {
     char name[TENSOR_NAME_MAX]; /* of the tensor as stored */
     int rows, cols;             /* outputs, inputs */
     bool transposed;            /* stored [inputs][outputs] */
-    bool head;                  /* the vocabulary product; when tied, `name` is the embedding table */
+    bool head;                  /* the vocabulary product */
+    bool table;                 /* the embedding table; with head too: a tied one */
 };
 
 /* What one product of the forward pass multiplies by: one to three tensors, stacked by rows. */
@@ -65,21 +68,23 @@ struct stack {
     struct matrix_slot part[STACK_MAX];
     int n, rows, cols; /* rows: of all parts */
     bool gate_up;      /* for weight_src */
+    int product;       /* which input it multiplies, for calibration_feedback: its number; -1: a table only */
 };
 
-/* Stack i of weights_stacks(): qkv, o, up (gate and up when gated) and down of each layer, then the head. */
+/* Stack i of weights_stacks(): qkv, o, up (gate and up when gated) and down of each layer, then the head, then the
+ * embedding table when it is not the head. */
 int weights_stacks(const struct model_config *c);
 void weights_stack(const struct safetensors *f, const struct model_config *c, int i, struct stack *out);
 
-/* Its parts in canonical form, floats quantised as a model of type `quantize` has them (DT_NONE: left).  Free with
+/* Its parts in canonical form, floats quantised (type DT_NONE: left).  Free with
  * weights_parts_free, also after an error. */
 struct parts {
     struct weight_src src[STACK_MAX];
     void *owned[STACK_MAX][2]; /* data, scale; NULL where src points into the file */
     int n;
 };
-int weights_parts(const struct safetensors *f, const struct stack *m, enum dtype quantize, int threads, struct parts *,
-                  struct err *e);
+int weights_parts(const struct safetensors *f, const struct stack *m, const struct quantize_how *, int threads,
+                  struct parts *, struct err *e);
 void weights_parts_free(struct parts *);
 
 /* ---- directories of `tandem quantize` (docs/quantisation.md) ---- */

@@ -110,8 +110,14 @@ static bool check_embed(struct dev *d, const struct embed_args *a)
 {
     const char *op = "embed";
     int T = a->out.rows, C = a->out.cols;
-    return check_mat(d, op, "out", &a->out, T, C) && check_table(d, op, "table", &a->table, C) &&
-           check_index(d, op, "id", a->id, T, a->table.rows) &&
+    const struct made *w = a->w ? find_made(d, a->w) : NULL;
+    if (a->w) {
+        need(w && w->rows, "w is not a weight of this device");
+        need(w->cols == C, "w has cols %d, wanted %d", w->cols, C);
+    } else if (!check_table(d, op, "table", &a->table, C)) {
+        return false;
+    }
+    return check_mat(d, op, "out", &a->out, T, C) && check_index(d, op, "id", a->id, T, w ? w->rows : a->table.rows) &&
            (!a->pos_table.p || (check_table(d, op, "pos_table", &a->pos_table, C) &&
                                 check_index(d, op, "pos", a->pos, T, a->pos_table.rows)));
 }

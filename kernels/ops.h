@@ -70,10 +70,12 @@ enum norm_kind { NORM_RMS, NORM_LAYER };
 enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU_ERF, ACT_RELU };
 
 /* out[t] = table[id[t]] + (pos_table ? pos_table[pos[t]] : 0).   out (T, C) f32; table (V, C), pos_table (P, C) any
- * float type; id, pos (T) in range. */
+ * float type; id, pos (T) in range.  With w, packed (V, C), the table is w and `table` is not looked at: the row's
+ * values are data * scale rounded to f32. */
 struct embed_args {
     struct mat out, table, pos_table; /* pos_table.p NULL: none */
     const int32_t *id, *pos;
+    const struct weight *w; /* NULL: none */
 };
 
 /* out = norm(x) * w + b over each row.  x, out (T, C), may be the same matrix; w, b (C) f32, b NULL for none.

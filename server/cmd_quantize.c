@@ -4,9 +4,10 @@
 #include "server/cmd.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
-static const char usage[] = "tandem quantize [--model DIR] --out DIR [--type int8|int4]\n"
+static const char usage[] = "tandem quantize [--model DIR] --out DIR [--type int8|int4] [--calibrate FILE]\n"
                             "       tandem quantize --model DIR --verify-weights";
 static const char about[] =
     "Writes a copy of a model whose matrices are int8 or int4, packed as the processor takes them: "
@@ -27,7 +28,18 @@ static int run(const struct settings *s)
         fprintf(stderr, "%s: every checksum is right\n", s->model);
     }
     if (!s->out) return 0;
-    if (quantize_model(s->model, s->out, &o, &e)) return cmd_fail(&e);
+    struct buf text = {0};
+    struct quantize_text with = {0};
+    int rc = 0;
+    if (s->calibrate && strcmp(s->calibrate, "self")) {
+        rc = cmd_read_file(s->calibrate, &text, &e);
+        with = (struct quantize_text){text.data ? text.data : "", text.len};
+    }
+    if (s->calibrate) o.calibrate = &with;
+    if (!rc && s->calibrate && isatty(STDERR_FILENO)) fprintf(stderr, "calibrating...");
+    if (!rc) rc = quantize_model(s->model, s->out, &o, &e);
+    buf_free(&text);
+    if (rc) return cmd_fail(&e);
     fprintf(stderr, "%s: written, %s\n", s->out, s->type);
     return 0;
 }

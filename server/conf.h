@@ -46,7 +46,7 @@ struct settings {
     char *log_level;
     bool access_log;
     /* one run of a command */
-    char *prompt, *text, *file, *ids, *out, *type, *layout;
+    char *prompt, *text, *file, *ids, *out, *type, *layout, *calibrate;
     bool json, kl, ignore_eos, special;
     int max_new_tokens, top_n, top_k, window;
     double temperature, top_p, typical_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;

@@ -121,6 +121,9 @@ static const struct conf_option table[] = {
     {"kl", "Measure", CONF_BOOL, AT(kl), "false", 0, 0, NULL, CMD_PERPLEXITY, true, NULL,
      "with --quantize, load the unquantised model too and print the divergence from it"},
 
+    {"calibrate", "Input", CONF_STRING, AT(calibrate), NULL, 0, 0, NULL, CMD_QUANTIZE, true, "FILE",
+     "choose the weights so that the model's answers to this text change least (\"self\": to text it writes itself)"},
+
     {"out", "Output", CONF_STRING, AT(out), NULL, 0, 0, NULL, CMD_QUANTIZE, true, "DIR",
      "directory to write; must not hold a model yet"},
     {"type", "Output", CONF_CHOICE, AT(type), "int8", 0, 0, "int8|int4", CMD_QUANTIZE, true, "TYPE", "weight type"},

@@ -168,6 +168,7 @@ void cpu_weight_free(struct dev *, struct weight *);
 size_t cpu_weight_bytes(const struct weight *);
 const void *cpu_weight_packed(const struct weight *, size_t *bytes);
 struct weight *cpu_weight_open(struct dev *, const struct weight_src *shape, const void *packed, size_t bytes);
+void weight_row(const struct weight *, int row, float *out); /* row as cols floats, see embed_args */
 size_t cpu_kv_page_bytes(const struct kv_shape *);
 struct kv *cpu_kv_open(struct dev *, const struct kv_shape *);
 void cpu_kv_close(struct dev *, struct kv *);

@@ -192,6 +192,37 @@ struct weight *cpu_weight_open(struct dev *d, const struct weight_src *shape, co
     return w;
 }
 
+void weight_row(const struct weight *w, int row, float *out)
+{
+    int lane = row % PAIR;
+    const uint8_t *p = w->data + (size_t)(row / PAIR) * w->pair_bytes, *q = p + lane * 4;
+    const float *f = (const float *)p + lane;
+    const uint16_t *h = (const uint16_t *)p;
+    size_t group_bytes = w->n_groups ? w->pair_bytes / (size_t)w->n_groups : 0;
+    switch (w->t) {
+    case DT_F32:
+        for (int k = 0; k < w->cols; k++) out[k] = f[(size_t)k * PAIR];
+        break;
+    case DT_F16:
+        for (int k = 0; k < w->cols; k++) out[k] = f16_to_f32(h[(size_t)k * PAIR + lane]);
+        break;
+    case DT_BF16:
+        for (int k = 0; k < w->cols; k++) out[k] = bf16_to_f32(h[(size_t)(k / 2) * (2 * PAIR) + lane * 2 + k % 2]);
+        break;
+    case DT_I8:
+        for (int k = 0; k < w->cols; k++)
+            out[k] = (float)(int8_t)q[(size_t)(k / 4) * (4 * PAIR) + k % 4] * w->scale[row];
+        break;
+    default:
+        for (int k = 0; k < w->cols; k++) {
+            int in = k % w->group;
+            const uint8_t *g = p + (size_t)(k / w->group) * group_bytes;
+            int nibble = g[I4_SCALES + lane * 4 + in / 8 * (4 * PAIR) + in % 4] >> (in & 4) & 15;
+            out[k] = (float)(nibble - 8) * f16_to_f32(((const uint16_t *)g)[lane]);
+        }
+    }
+}
+
 void cpu_weight_free(struct dev *d, struct weight *w)
 {
     if (!w) return;

@@ -37,11 +37,20 @@ static float load_as_f32(const void *p, enum dtype t, size_t i)
 
 /* ---- embed, norms, elementwise ------------------------------------------------------------------------------- */
 
+static float weight_at(const struct weight *w, int row, int col)
+{
+    size_t i = (size_t)row * w->cols + col;
+    if (w->f) return w->f[i];
+    int group = w->t == DT_I4 ? w->group : w->cols;
+    return (float)w->q[i] * w->scale[(size_t)row * w->n_groups + col / group];
+}
+
 static void ref_embed(struct dev *d, const struct embed_args *a)
 {
     for (int t = 0; t < a->out.rows; t++)
         for (int c = 0; c < a->out.cols; c++) {
-            float v = load_as_f32(a->table.p, a->table.t, (size_t)a->id[t] * a->table.ld + c);
+            float v = a->w ? weight_at(a->w, a->id[t], c)
+                           : load_as_f32(a->table.p, a->table.t, (size_t)a->id[t] * a->table.ld + c);
             if (a->pos_table.p)
                 v += load_as_f32(a->pos_table.p, a->pos_table.t, (size_t)a->pos[t] * a->pos_table.ld + c);
             mat_row(&a->out, t)[c] = v;

@@ -27,6 +27,8 @@ static void check_dense(struct dev *d)
     d->ops->upload(d, id, ids, sizeof ids);
     op_embed(d, (struct embed_args){.out = mx, .table = table, .id = id});
     expect_error(d, "embed", "id -1");
+    op_embed(d, (struct embed_args){.out = mx, .id = id, .w = (struct weight *)(void *)x});
+    expect_error(d, "embed", "not a weight");
     bad.ld = C - 1;
     op_norm(d, (struct norm_args){my, bad, w, NULL, 1e-5f, NORM_RMS});
     expect_error(d, "norm", "ld below cols");

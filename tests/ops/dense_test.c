@@ -52,8 +52,45 @@ static void pair_free(struct dev *dev, struct dev *ref, struct pair *p)
     free(p->host);
 }
 
+/* rows looked up in a packed weight, bit for bit: there is nothing to round but the product with the scale */
+static void embed_packed_case(struct dev *dev, struct dev *ref, int T, int C, enum dtype t, bool positions)
+{
+    enum { V = 37, P = 5 };
+    char label[LABEL];
+    struct weight_case table = weight_random(t, V, C, t == DT_I4 ? 32 : 0), pos = weight_random(DT_F16, P, C, 0);
+    int32_t id[64], at[64];
+    for (int i = 0; i < T; i++) id[i] = random_below(V), at[i] = random_below(P);
+    struct pair out = pair_make(dev, ref, T, C, C + 1, 1);
+    struct dev *devs[2] = {dev, ref};
+    snprintf(label, sizeof label, "embed T=%d C=%d packed %s pos %d", T, C, dtype_name(t), positions);
+    for (int i = 0; i < 2; i++) {
+        struct dev *d = devs[i];
+        struct weight *w = weight_put(d, &table);
+        void *q = put(d, pos.data, dtype_bytes(DT_F16, (size_t)P * (size_t)C));
+        int32_t *ids = put(d, id, (size_t)T * 4), *ats = put(d, at, (size_t)T * 4);
+        op_embed(d, (struct embed_args){.out = i ? out.ref : out.dev,
+                                        .pos_table = {positions ? q : NULL, DT_F16, P, C, C},
+                                        .id = ids,
+                                        .pos = ats,
+                                        .w = w});
+        d->ops->finish(d);
+        d->ops->free(d, q), d->ops->free(d, ids), d->ops->free(d, ats), d->ops->weight_free(d, w);
+    }
+    float *got = get(dev, out.dev.p, out.n), *want = get(ref, out.ref.p, out.n);
+    compare_bits(label, got, want, out.n);
+    free(got);
+    free(want);
+    pair_compare(label, dev, ref, &out, tight);
+    pair_free(dev, ref, &out);
+    weight_case_free(&table);
+    weight_case_free(&pos);
+}
+
 void test_embed(struct dev *dev, struct dev *ref)
 {
+    static const enum dtype packed[] = {DT_F32, DT_BF16, DT_F16, DT_I8, DT_I4};
+    EACH(T, row_counts)
+    EACH(C, col_counts) for (int k = 0; k < 10; k++) embed_packed_case(dev, ref, (int)T, (int)C, packed[k % 5], k >= 5);
     static const enum dtype types[] = {DT_F32, DT_BF16, DT_F16};
     EACH(T, row_counts) EACH(C, col_counts) for (int k = 0; k < 6; k++)
     {

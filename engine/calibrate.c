@@ -257,12 +257,9 @@ static int run_step(struct run *r, const struct plan *p, struct err *e)
     return 0;
 }
 
-/* How firmly H counts.  The rows of a tied table are looked up as well, there any direction matters: the identity's
- * share is twice H's.  Measured on the two models of docs/performance.md, where a factor of three either way hardly
- * matters. */
 static double damp_of(const struct model_config *c, int product)
 {
-    return product == 4 * c->layers && c->tied ? 2.0 : 0.1;
+    return product == 4 * c->layers && c->tied ? DAMP_TIED : DAMP;
 }
 
 struct factor_job {

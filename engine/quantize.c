@@ -21,7 +21,7 @@ static void row_to_f32(const struct weight_src *s, int row, float *out)
         out[k] = s->t == DT_F32 ? f[k] : s->t == DT_BF16 ? bf16_to_f32(h[k]) : f16_to_f32(h[k]);
 }
 
-enum { LANES = 8, FITS = 8, TILE = 4 };
+enum { LANES = 8, FITS = 7, TILE = 4 };
 static const float F16_MAX = 65504, AMAX_MIN = 0x1p-100f; /* below it 127 / amax could overflow */
 
 /* eight lanes of whatever the machine has; gcc and clang both turn these into its vector instructions */
@@ -83,16 +83,16 @@ static float fit_group(const float w[INT4_GROUP], float inv, float *qq)
     return wq;
 }
 
-/* The best f16 scale for one group (padded with zeros).  First the extreme value is put at several places between 6.1
- * and 8.5 steps from zero, on either side, since -8 has no counterpart; then the best is improved by fitting in turn
- * the scale to the rounded values and the rounding to the scale. */
+/* The best f16 scale for one group (padded with zeros).  First the extreme value is put at several places between 6.25
+ * and 8.5 steps from zero (7 among them: never worse than plain rounding), on either side, since -8 has no counterpart;
+ * then the best is improved by fitting in turn the scale to the rounded values and the rounding to the scale. */
 static uint16_t best_scale_int4(const float w[INT4_GROUP])
 {
     float amax = 0, best = 0, scale = 0, qq;
     for (int k = 0; k < INT4_GROUP; k++) amax = fabsf(w[k]) > amax ? fabsf(w[k]) : amax;
     if (amax < AMAX_MIN) return 0;
     for (int c = 0; c < 2 * FITS; c++) {
-        float steps = 6.1f + 2.4f / (FITS - 1) * (float)(c % FITS);
+        float steps = 6.25f + 0.375f * (float)(c % FITS);
         float wq = fit_group(w, (c < FITS ? steps : -steps) / amax, &qq);
         if (qq > 0 && wq * wq > best * qq) {
             best = wq * wq / qq;

@@ -129,13 +129,21 @@ static void factor_block(float *u, const float *h, int n, double damp)
 
 void feedback_open(struct feedback *out, const struct moments *m, double damp)
 {
-    *out = (struct feedback){.cols = m->cols, .u = mem_array(block_floats(m->cols), sizeof *out->u)};
+    *out = (struct feedback){.cols = m->cols};
+    out->u = mem_array(block_floats(m->cols), sizeof *out->u);
+    out->h = mem_array(block_floats(m->cols), sizeof *out->h);
     size_t offset = 0;
     for (int at = 0; at < m->cols; at += FEEDBACK_BLOCK) {
         size_t n = (size_t)block_of(m->cols, at);
         double mean = 0;
         for (size_t i = 0; i < n; i++) mean += (double)m->h[offset + i * n + i] / (double)n;
-        factor_block(out->u + offset, m->h + offset, (int)n, mean > 0 ? damp * mean : 1);
+        double add = mean > 0 ? damp * mean : 1;
+        factor_block(out->u + offset, m->h + offset, (int)n, add);
+        for (size_t i = 0; i < n; i++)
+            for (size_t j = i; j < n; j++) {
+                float h = (float)((double)m->h[offset + i * n + j] + (i == j ? add : 0));
+                out->h[offset + i * n + j] = out->h[offset + j * n + i] = h;
+            }
         offset += n * n;
     }
 }
@@ -143,6 +151,7 @@ void feedback_open(struct feedback *out, const struct moments *m, double damp)
 void feedback_close(struct feedback *f)
 {
     free(f->u);
+    free(f->h);
     *f = (struct feedback){0};
 }
 
@@ -257,16 +266,13 @@ static int run_step(struct run *r, const struct plan *p, struct err *e)
     return 0;
 }
 
-/* How firmly H counts.  The rows of a tied table are looked up as well, there any direction matters: the identity's
- * share is twice H's.  Measured on the two models of docs/performance.md, where a factor of three either way hardly
- * matters. */
 static double damp_of(const struct model_config *c, int product)
 {
-    return product == 4 * c->layers && c->tied ? 2.0 : 0.1;
+    return product == 4 * c->layers && c->tied ? DAMP_TIED : DAMP;
 }
 
 struct factor_job {
-    const struct run *r;
+    struct run *r;
     struct calibration *out;
     _Atomic int next;
 };
@@ -275,12 +281,14 @@ static void *factor_work(void *arg)
 {
     struct factor_job *j = arg;
     int i;
-    while ((i = atomic_fetch_add(&j->next, 1)) < j->out->n)
+    while ((i = atomic_fetch_add(&j->next, 1)) < j->out->n) {
         feedback_open(&j->out->v[i], &j->r->tap.v[i], damp_of(&j->r->m.c, i));
+        moments_close(&j->r->tap.v[i]); /* large */
+    }
     return NULL;
 }
 
-static void run_result(const struct run *r, struct calibration *out)
+static void run_result(struct run *r, struct calibration *out)
 {
     *out = (struct calibration){.n = 4 * r->m.c.layers + 1, .tokens = r->tap.v[0].rows};
     out->v = mem_array((size_t)out->n, sizeof *out->v);

@@ -21,7 +21,7 @@ static void row_to_f32(const struct weight_src *s, int row, float *out)
         out[k] = s->t == DT_F32 ? f[k] : s->t == DT_BF16 ? bf16_to_f32(h[k]) : f16_to_f32(h[k]);
 }
 
-enum { LANES = 8, FITS = 8, TILE = 4 };
+enum { LANES = 8, FITS = 7, TILE = 4 };
 static const float F16_MAX = 65504, AMAX_MIN = 0x1p-100f; /* below it 127 / amax could overflow */
 
 /* eight lanes of whatever the machine has; gcc and clang both turn these into its vector instructions */
@@ -83,16 +83,16 @@ static float fit_group(const float w[INT4_GROUP], float inv, float *qq)
     return wq;
 }
 
-/* The best f16 scale for one group (padded with zeros).  First the extreme value is put at several places between 6.1
- * and 8.5 steps from zero, on either side, since -8 has no counterpart; then the best is improved by fitting in turn
- * the scale to the rounded values and the rounding to the scale. */
+/* The best f16 scale for one group (padded with zeros).  First the extreme value is put at several places between 6.25
+ * and 8.5 steps from zero (7 among them: never worse than plain rounding), on either side, since -8 has no counterpart;
+ * then the best is improved by fitting in turn the scale to the rounded values and the rounding to the scale. */
 static uint16_t best_scale_int4(const float w[INT4_GROUP])
 {
     float amax = 0, best = 0, scale = 0, qq;
     for (int k = 0; k < INT4_GROUP; k++) amax = fabsf(w[k]) > amax ? fabsf(w[k]) : amax;
     if (amax < AMAX_MIN) return 0;
     for (int c = 0; c < 2 * FITS; c++) {
-        float steps = 6.1f + 2.4f / (FITS - 1) * (float)(c % FITS);
+        float steps = 6.25f + 0.375f * (float)(c % FITS);
         float wq = fit_group(w, (c < FITS ? steps : -steps) / amax, &qq);
         if (qq > 0 && wq * wq > best * qq) {
             best = wq * wq / qq;
@@ -135,76 +135,123 @@ FOR_EACH_LEVEL static void quantize_row_int4(const float *w, int n, uint8_t *q, 
 
 /* ---- error feedback ---- */
 
-/* where TILE rows of the output go */
-struct tile_out {
-    uint8_t *q; /* rows row_bytes apart */
-    size_t row_bytes;
-    uint16_t *scale; /* int4: rows row_scales apart */
-    size_t row_scales;
-    float *scale8; /* int8: one for each row */
+/* TILE rows in the making: value [r][k] is v * scale of its group.  int8: one group, the row. */
+struct tile {
+    int cols, group, groups;
+    float low, high; /* v is within */
+    const float *w;  /* (TILE, cols) the weights */
+    float *left;     /* (TILE, cols) what is still to be rounded, errors of earlier columns included */
+    int8_t *v;       /* (TILE, cols) */
+    float *scale;    /* (TILE, groups) */
+    float *pull;     /* (TILE, FEEDBACK_BLOCK) H times the error, see refine_rows */
 };
 
-/* Rounds up to INT4_GROUP columns of a row one by one, to whole steps of s from low to high; each column's error is
- * pushed into the later ones.  u: the columns' diagonal block of the feedback, rows ld apart.  error[k] is what the
- * columns after these owe. */
-static inline void feed(float x[INT4_GROUP], int len, const float *u, int ld, float s, float low, float high,
-                        int8_t out[INT4_GROUP], float *error)
+static inline float to_level(float x, float low, float high)
 {
-    float inv = s != 0 ? 1 / s : 0;
-    for (int k = 0; k < len; k++, u += ld) {
-        float v = rintf(x[k] * inv);
-        v = v < low ? low : v > high ? high : v;
-        float e = (x[k] - v * s) / u[k];
-        out[k] = (int8_t)v;
-        error[k] = e;
-        for (int j = k + 1; j < len; j++) x[j] -= e * u[j];
-    }
+    x = rintf(x);
+    return x < low ? low : x > high ? high : x; /* NaN cannot be: weights are finite, scales too */
 }
 
-/* `len` columns of row r from w on; column is their place in the whole row */
-static inline void feed_group(const struct tile_out *o, int r, int column, const float *w, int len, const float *u,
-                              int ld, float *error)
+/* y -= a x */
+static inline void take(float *y, const float *x, float a, int from, int to)
 {
-    float x[INT4_GROUP] = {0};
-    int8_t v[INT4_GROUP] = {0};
-    memcpy(x, w, (size_t)len * sizeof *x);
-    uint8_t *q = o->q + (size_t)r * o->row_bytes;
-    if (o->scale8) {
-        feed(x, len, u, ld, o->scale8[r], -127, 127, v, error);
-        memcpy(q + column, v, (size_t)len);
-        return;
+    for (int j = from; j < to; j++) y[j] -= a * x[j];
+}
+
+/* Rounds `len` columns of row r from column `at` on, one by one; each one's error is pushed into the later of them.  u:
+ * their diagonal block of the feedback, rows ld apart.  error[k] is what the columns after these owe. */
+static inline void feed_group(const struct tile *t, int r, int at, int len, const float *u, int ld, float *error)
+{
+    float *x = t->left + (size_t)r * (size_t)t->cols + at, *scale = t->scale + r * t->groups + at / t->group;
+    int8_t *v = t->v + (size_t)r * (size_t)t->cols + at;
+    if (t->group == INT4_GROUP) { /* an int4 group's scale is fitted when its turn comes */
+        float group[INT4_GROUP] = {0};
+        memcpy(group, x, (size_t)len * sizeof *x);
+        *scale = f16_to_f32(best_scale_int4(group));
     }
-    uint16_t *scale = o->scale + (size_t)r * o->row_scales + column / INT4_GROUP;
-    *scale = best_scale_int4(x);
-    feed(x, len, u, ld, f16_to_f32(*scale), -8, 7, v, error);
-    for (int k = 0; k < INT4_GROUP; k += 2) q[(column + k) / 2] = (uint8_t)((v[k] + 8) | (v[k + 1] + 8) << 4);
+    float s = *scale, inv = s != 0 ? 1 / s : 0;
+    for (int k = 0; k < len; k++, u += ld) {
+        float level = to_level(x[k] * inv, t->low, t->high);
+        v[k] = (int8_t)level;
+        error[k] = (x[k] - level * s) / u[k];
+        take(x, u, error[k], k + 1, len);
+    }
 }
 
 /* GPTQ (Frantar, Ashkboos, Hoefler, Alistarh, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
  * Transformers", 2022): with H^-1 = U^T U, rounding column k with error e changes the later columns by
- * -e U[k][j] / U[k][k], which keeps x W^T nearest to what it was.  The scale of an int4 group is fitted when its turn
- * comes.  TILE rows at a time share each read of U. */
-FOR_EACH_LEVEL static void feed_rows(float *w, int n, const struct feedback *f, const struct tile_out *o)
+ * -e U[k][j] / U[k][k], which keeps x W^T nearest to what it was.  All rows of the tile share each read of U. */
+FOR_EACH_LEVEL static void feed_rows(const struct tile *t, const struct feedback *f)
 {
     const float *u = f->u;
-    size_t N = (size_t)n;
-    for (int at = 0; at < n; at += FEEDBACK_BLOCK) {
-        int block = n - at < FEEDBACK_BLOCK ? n - at : FEEDBACK_BLOCK;
+    for (int at = 0; at < t->cols; at += FEEDBACK_BLOCK) {
+        int block = t->cols - at < FEEDBACK_BLOCK ? t->cols - at : FEEDBACK_BLOCK;
         for (int g = 0; g < block; g += INT4_GROUP) {
             int len = block - g < INT4_GROUP ? block - g : INT4_GROUP;
             float e[TILE][INT4_GROUP];
-            const float *rows = u + (size_t)g * (size_t)block;
-            float *a = w + at, *b = a + N, *c = b + N, *d = c + N;
-            for (int r = 0; r < TILE; r++) feed_group(o, r, at + g, a + (size_t)r * N + g, len, rows + g, block, e[r]);
-            for (int k = 0; k < len; k++, rows += block)
-                for (int j = g + len; j < block; j++) {
-                    a[j] -= e[0][k] * rows[j];
-                    b[j] -= e[1][k] * rows[j];
-                    c[j] -= e[2][k] * rows[j];
-                    d[j] -= e[3][k] * rows[j];
-                }
+            for (int r = 0; r < TILE; r++)
+                feed_group(t, r, at + g, len, u + (size_t)g * (size_t)block + g, block, e[r]);
+            for (int k = 0; k < len; k++)
+                for (int r = 0; r < TILE; r++)
+                    take(t->left + (size_t)r * (size_t)t->cols + at, u + (size_t)(g + k) * (size_t)block, e[r][k],
+                         g + len, block);
         }
         u += (size_t)block * (size_t)block;
+    }
+}
+
+/* Improves one group's scale: with v fixed, the step that lessens the error most.  h: row `from` of the block's H. */
+static inline void refit_group(const struct tile *t, int r, int column, int from, int len, int block, const float *h)
+{
+    const int8_t *v = t->v + (size_t)r * (size_t)t->cols + column;
+    float *pull = t->pull + (size_t)r * FEEDBACK_BLOCK, *scale = t->scale + r * t->groups + column / t->group;
+    float num = 0, den = 0;
+    for (int k = 0; k < len; k++) {
+        float sum = 0;
+        for (int j = 0; j < len; j++) sum += h[(size_t)k * (size_t)block + (size_t)(from + j)] * (float)v[j];
+        num += (float)v[k] * pull[from + k];
+        den += (float)v[k] * sum;
+    }
+    float s = den > 0 ? *scale + num / den : *scale;
+    if (!(fabsf(s) <= F16_MAX)) return;
+    s = f16_to_f32(f32_to_f16(s));
+    for (int k = 0; k < len; k++) take(pull, h + (size_t)k * (size_t)block, (s - *scale) * (float)v[k], 0, block);
+    *scale = s;
+}
+
+/* Then column by column, the error e = w - v scale of a row is lessened in the measure e H e^T: `pull` = H e says where
+ * each value would like to go.  Never makes it worse (but for rounding).  Two rounds get nearly all there is. */
+FOR_EACH_LEVEL static void refine_rows(const struct tile *t, const struct feedback *f)
+{
+    const float *h = f->h;
+    for (int at = 0; at < t->cols; at += FEEDBACK_BLOCK) {
+        int block = t->cols - at < FEEDBACK_BLOCK ? t->cols - at : FEEDBACK_BLOCK;
+        size_t ld = (size_t)block;
+        memset(t->pull, 0, TILE * FEEDBACK_BLOCK * sizeof *t->pull);
+        for (int k = 0; k < block; k++)
+            for (int r = 0; r < TILE; r++) {
+                size_t i = (size_t)r * (size_t)t->cols + (size_t)(at + k);
+                float e = t->w[i] - (float)t->v[i] * t->scale[r * t->groups + (at + k) / t->group];
+                take(t->pull + (size_t)r * FEEDBACK_BLOCK, h + (size_t)k * ld, -e, 0, block);
+            }
+        for (int g = 0; g < block && t->group == INT4_GROUP; g += INT4_GROUP)
+            for (int r = 0; r < TILE; r++)
+                refit_group(t, r, at + g, g, block - g < INT4_GROUP ? block - g : INT4_GROUP, block,
+                            h + (size_t)g * ld);
+        for (int k = 0; k < 2 * block; k++) {
+            int col = k % block;
+            const float *row = h + (size_t)col * ld;
+            for (int r = 0; r < TILE; r++) {
+                int8_t *v = t->v + (size_t)r * (size_t)t->cols + (at + col);
+                float *pull = t->pull + (size_t)r * FEEDBACK_BLOCK;
+                float s = t->scale[r * t->groups + (at + col) / t->group];
+                float better = s != 0 ? to_level((float)*v + pull[col] / (row[col] * s), t->low, t->high) : 0;
+                if (better == (float)*v) continue;
+                take(pull, row, (better - (float)*v) * s, 0, block);
+                *v = (int8_t)better;
+            }
+        }
+        h += ld * ld;
     }
 }
 
@@ -235,25 +282,42 @@ static bool read_rows(struct job *j, int row, int n, float *w)
     return atomic_load(&j->bad_row) < 0;
 }
 
-/* TILE rows with feedback; those past the last are zeros, computed aside and dropped */
+/* n rows from w (with room for TILE) as a tile into the output */
 static void feed_tile(const struct job *j, int row, int n, float *w)
 {
-    size_t cols = (size_t)j->src->cols, bytes = j->row_bytes, scales = j->row_scales;
+    int cols = j->src->cols;
     bool int8 = j->out->t == DT_I8;
-    uint8_t *q = mem_alloc(TILE * bytes);
-    uint16_t *scale = mem_array(TILE * scales, sizeof *scale);
-    float scale8[TILE] = {0};
-    memset(w + (size_t)n * cols, 0, (size_t)(TILE - n) * cols * sizeof *w);
-    for (int r = 0; int8 && r < n; r++)
-        scale8[r] = quantize_row_int8(w + (size_t)r * cols, (int)cols, (int8_t *)q, false);
-    feed_rows(w, (int)cols, j->fit->feedback, &(struct tile_out){q, bytes, scale, scales, int8 ? scale8 : NULL});
-    memcpy((uint8_t *)j->out->data + (size_t)row * bytes, q, (size_t)n * bytes);
-    if (int8)
-        memcpy((float *)j->out->scale + row, scale8, (size_t)n * sizeof *scale8);
-    else
-        memcpy((uint16_t *)j->out->scale + (size_t)row * scales, scale, (size_t)n * scales * sizeof *scale);
-    free(q);
-    free(scale);
+    size_t all = (size_t)TILE * (size_t)cols;
+    struct tile t = {.cols = cols, .group = int8 ? cols : INT4_GROUP, .groups = (int)j->row_scales, .w = w};
+    t.low = int8 ? -127 : -8, t.high = int8 ? 127 : 7;
+    t.v = mem_array(all, sizeof *t.v);
+    t.left = mem_array(all, sizeof *t.left);
+    t.scale = mem_array(TILE * j->row_scales, sizeof *t.scale);
+    t.pull = mem_array(TILE * FEEDBACK_BLOCK, sizeof *t.pull);
+    memset(w + (size_t)n * (size_t)cols, 0, (size_t)(TILE - n) * (size_t)cols * sizeof *w);
+    memcpy(t.left, w, all * sizeof *w);
+    for (int r = 0; int8 && r < n; r++) t.scale[r] = quantize_row_int8(w + (size_t)r * (size_t)cols, cols, t.v, false);
+    feed_rows(&t, j->fit->feedback);
+    refine_rows(&t, j->fit->feedback);
+    for (int r = 0; r < n; r++) {
+        const int8_t *v = t.v + (size_t)r * (size_t)cols;
+        uint8_t *q = (uint8_t *)j->out->data + (size_t)(row + r) * j->row_bytes;
+        if (int8) {
+            memcpy(q, v, (size_t)cols);
+            ((float *)j->out->scale)[row + r] = t.scale[r];
+            continue;
+        }
+        memset(q, 0x88, j->row_bytes);
+        for (int k = 0; k < cols; k++)
+            q[k / 2] = (uint8_t)(k & 1 ? (q[k / 2] & 15) | (v[k] + 8) << 4 : (q[k / 2] & 0xf0) | (v[k] + 8));
+        for (int g = 0; g < t.groups; g++)
+            ((uint16_t *)j->out->scale)[(size_t)(row + r) * j->row_scales + (size_t)g] =
+                f32_to_f16(t.scale[r * t.groups + g]);
+    }
+    free(t.v);
+    free(t.left);
+    free(t.scale);
+    free(t.pull);
 }
 
 static void *work(void *arg)

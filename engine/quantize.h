@@ -20,10 +20,10 @@ struct calibration;
 enum { INT4_GROUP = 32, FEEDBACK_BLOCK = 1024 };
 
 /* What rounding errors mean for a product with inputs x: for each block of FEEDBACK_BLOCK columns (the last is shorter)
- * an upper triangular U (len, len), row-major, with (X^T X + damping)^-1 = U^T U.  Made by calibrate.c. */
+ * H = X^T X + damping (len, len), row-major, and an upper triangular U with H^-1 = U^T U.  Made by calibrate.c. */
 struct feedback {
     int cols;
-    float *u; /* the blocks one after the other */
+    float *h, *u; /* the blocks one after the other */
 };
 
 /* How one matrix is rounded. */

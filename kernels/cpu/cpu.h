@@ -12,7 +12,7 @@
 enum { PANEL = 16 };            /* outputs in a weight panel: the lanes of a vector */
 enum { PAIR = 2 * PANEL };      /* outputs in a pair of panels */
 enum { HEAD_DIM_MAX = 512 };    /* attention keeps a block of rows on the stack */
-enum { ATTN_ROWS_MAX = 16 };    /* query rows (token, head) in one block */
+enum { ATTN_ROWS_MAX = 24 };    /* query rows (token, head) in one block */
 enum { ATTN_SPLIT_PAGES = 32 }; /* context is summed in splits of 512 positions, folded in order */
 
 /* ---- weights and KV cache ------------------------------------------------------------------------------------ */
@@ -38,7 +38,8 @@ struct weight {
 };
 
 /* One block for each (layer, page, head): K [head_dim][16] so that a vector is the page's tokens, V [16][dim_pad],
- * and for int8 the two rows of sixteen f32 scales. */
+ * and for int8 the two rows of sixteen f32 scales.  bf16: K [head_dim / 2][16][2] and V [8][dim_pad][2], in the pairs
+ * that the bf16 dot product takes. */
 struct kv {
     struct kv_shape shape;
     int dim_pad;                        /* head_dim to a multiple of 16; the padding stays zero */
@@ -115,7 +116,7 @@ struct isa {
     int (*find_ge)(const float *z, int from, int n, float at_least); /* first place >= from with z >= at_least, or n */
 };
 
-extern const struct isa isa_portable, isa_avx2, isa_avx512;
+extern const struct isa isa_portable, isa_avx2, isa_avxvnni, isa_avx512, isa_avx512bf16;
 
 /* ---- the device ---------------------------------------------------------------------------------------------- */
 

@@ -60,19 +60,24 @@ static void kv_store(const struct isa *isa, const struct kv *kv, uint8_t *block,
     size_t v_row = (size_t)place * kv->dim_pad;
     float *scales = (float *)(block + kv->scale_at);
     int8_t q[HEAD_DIM_MAX];
+    uint16_t half[HEAD_DIM_MAX];
     switch (kv->shape.t) {
     case DT_F32:
         for (int i = 0; i < dim; i++) ((float *)to_k)[i * KV_PAGE + place] = k[i];
         memcpy((float *)to_v + v_row, v, (size_t)dim * sizeof *v);
         break;
     case DT_BF16:
-        for (int i = 0; i < dim; i++) ((uint16_t *)to_k)[(i / 2 * KV_PAGE + place) * 2 + i % 2] = f32_to_bf16(k[i]);
+        isa->halve(half, DT_BF16, k, dim);
+        for (int i = 0; i < dim; i++) ((uint16_t *)to_k)[(i / 2 * KV_PAGE + place) * 2 + i % 2] = half[i];
+        isa->halve(half, DT_BF16, v, dim);
         for (int i = 0; i < dim; i++)
-            ((uint16_t *)to_v)[((size_t)(place / 2) * kv->dim_pad + i) * 2 + place % 2] = f32_to_bf16(v[i]);
+            ((uint16_t *)to_v)[((size_t)(place / 2) * kv->dim_pad + i) * 2 + place % 2] = half[i];
         break;
     case DT_F16:
-        for (int i = 0; i < dim; i++) ((uint16_t *)to_k)[i * KV_PAGE + place] = f32_to_f16(k[i]);
-        for (int i = 0; i < dim; i++) ((uint16_t *)to_v)[v_row + i] = f32_to_f16(v[i]);
+        isa->halve(half, DT_F16, k, dim);
+        for (int i = 0; i < dim; i++) ((uint16_t *)to_k)[i * KV_PAGE + place] = half[i];
+        isa->halve(half, DT_F16, v, dim);
+        memcpy((uint16_t *)to_v + v_row, half, (size_t)dim * sizeof *half);
         break;
     default:
         isa->quantise(q, scales + place, k, dim);

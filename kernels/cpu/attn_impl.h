@@ -101,32 +101,43 @@ INLINE void attn_values(const struct attn_rows *rows, int r0, const struct attn_
     for (; c < dim_pad; c += 16) attn_values_at(rows, r0, s, t, dim_pad, c, part_of_page, R, 1);
 }
 
-/* Folds a granule's scores into the row's running maximum and sum; leaves the weights of V.  seen: a bit for each
- * position.  v_scale (of pages) NULL: none. */
-INLINE void attn_softmax(struct attn_rows *rows, int r, uint64_t seen, vf scale, const float *const *k_scale,
-                         const float *const *v_scale, bool bf16, int dim_pad)
+/* Base-2 scores of a granule in place of the products, -infinity where bit i of `seen` is not set; returns the largest.
+ */
+INLINE float attn_mask(struct attn_rows *rows, int r, uint64_t seen, vf scale, const float *const *k_scale)
+{
+    vf max = v_set1(-INFINITY);
+    for (int p = 0; p < GRANULE_PAGES; p++) {
+        vf s = v_mul(rows->score[r][p], scale);
+        if (k_scale) s = v_mul(s, v_load(k_scale[p]));
+        if (~seen) s = v_select(m_from((uint32_t)(seen >> (16 * p)) & 0xffff), s, v_set1(-INFINITY));
+        rows->score[r][p] = s;
+        max = v_max(max, s);
+    }
+    return v_hmax(max);
+}
+
+/* Folds a granule's scores, the largest of them `top`, into the row's running maximum and sum; leaves the weights of
+ * V.  v_scale (of pages) NULL: none. */
+INLINE void attn_softmax(struct attn_rows *rows, int r, uint64_t seen, float top, const float *const *v_scale,
+                         bool bf16, int dim_pad)
 {
     struct attn_part *part = rows->part + r;
-    vf s[GRANULE_PAGES], max = v_set1(-INFINITY), sum = v_load(part->sum);
-    for (int p = 0; p < GRANULE_PAGES; p++) {
-        s[p] = rows->score[r][p];
-        if (k_scale) s[p] = v_mul(s[p], v_load(k_scale[p]));
-        s[p] = v_select(m_from((uint32_t)(seen >> (16 * p)) & 0xffff), v_mul(s[p], scale), v_set1(-INFINITY));
-        max = v_max(max, s[p]);
-    }
-    float top = v_hmax(max);
+    vf sum = v_load(part->sum);
     if (top > part->max) {
-        vf fade = v_exp(v_set1(part->max - top)); /* 0 on the row's first granule */
+        if (part->max > -INFINITY) {
+            vf fade = v_exp2_negative(v_set1(part->max - top));
+            sum = v_mul(sum, fade);
+            for (int c = 0; c < dim_pad; c += 16) v_store(part->out + c, v_mul(v_load(part->out + c), fade));
+        }
         part->max = top;
-        sum = v_mul(sum, fade);
-        for (int c = 0; c < dim_pad; c += 16) v_store(part->out + c, v_mul(v_load(part->out + c), fade));
     }
+    vf max = v_set1(part->max);
     for (int p = 0; p < GRANULE_PAGES; p++) {
-        vf w = v_exp(v_sub(s[p], v_set1(part->max)));
+        vf w = v_exp2_negative(v_sub(rows->score[r][p], max));
+        if (~seen) w = v_select(m_from((uint32_t)(seen >> (16 * p)) & 0xffff), w, v_zero());
         if (bf16) { /* the sum is of the rounded weights, so that they are an average */
-            uint16_t *to = (uint16_t *)rows->weight[r] + p * KV_PAGE;
-            v_store_bf16(to, w);
-            sum = v_add(sum, v_load_bf16(to));
+            vf rounded = v_store_bf16((uint16_t *)rows->weight[r] + p * KV_PAGE, w);
+            sum = v_add(sum, rounded);
             continue;
         }
         sum = v_add(sum, w);
@@ -226,17 +237,21 @@ static void attn_granule(const struct attn_block *b, struct attn_rows *rows, int
     bool int8 = kv->shape.t == DT_I8;
     int start = granule * GRANULE, full0 = 0, full1 = GRANULE_PAGES; /* pages that all rows see as a whole */
     int from[ATTN_R], to[ATTN_R];
+    uint64_t seen[ATTN_R];
+    float top[ATTN_R];
+    vf scale = v_set1(b->a->scale * 1.44269504f);
     for (int at = 0; at < GRANULE_PAGES; at += ATTN_P) kernels->scores(rows, g->k + at, at, b->a->head_dim);
     for (int r = 0; r < rows->n; r++) {
         struct attn_sight sight = attn_sees(b, row0 + r);
         from[r] = clamp(sight.first - start, 0, GRANULE), to[r] = clamp(sight.last + 1 - start, 0, GRANULE);
         full0 = full0 > (from[r] + 15) / 16 ? full0 : (from[r] + 15) / 16;
         full1 = full1 < to[r] / 16 ? full1 : to[r] / 16;
-        if (from[r] >= to[r]) continue;
-        uint64_t seen = (~0ull >> (GRANULE - to[r])) & (~0ull << from[r]);
-        attn_softmax(rows, r, seen, v_set1(b->a->scale), int8 ? g->k_scale : NULL, int8 ? g->v_scale : NULL,
-                     kv->shape.t == DT_BF16, kv->dim_pad);
+        seen[r] = from[r] < to[r] ? (~0ull >> (GRANULE - to[r])) & (~0ull << from[r]) : 0;
+        if (seen[r]) top[r] = attn_mask(rows, r, seen[r], scale, int8 ? g->k_scale : NULL);
     }
+    for (int r = 0; r < rows->n; r++)
+        if (seen[r])
+            attn_softmax(rows, r, seen[r], top[r], int8 ? g->v_scale : NULL, kv->shape.t == DT_BF16, kv->dim_pad);
     for (int p = 0; p < GRANULE_PAGES; p++) {
         struct attn_span s = {.v = g->v + p, .at = p, .n = 1};
         if (p == full0 && full0 < full1) {
@@ -307,7 +322,7 @@ static void attn_merge(struct attn_part *into, const struct attn_part *part, int
         return;
     }
     float max = into->max > part->max ? into->max : part->max;
-    vf keep = v_exp(v_set1(into->max - max)), take = v_exp(v_set1(part->max - max));
+    vf keep = v_exp2_negative(v_set1(into->max - max)), take = v_exp2_negative(v_set1(part->max - max));
     into->max = max;
     v_store(into->sum, v_fma(v_load(into->sum), keep, v_mul(v_load(part->sum), take)));
     for (int c = 0; c < dim_pad; c += 16)

@@ -98,6 +98,7 @@ struct isa {
     const char *name;
     int attn_rows, block_rows[DT_COUNT]; /* rows of a block, at most */
     lin_fn *linear[DT_COUNT];
+    void (*halve)(uint16_t *out, enum dtype t, const float *x, int n); /* writes up to a multiple of 16 */
     void (*quantise)(int8_t *q, float *step, const float *x, int n);
     void (*quantise_block)(int8_t *q, int R, float *step, int32_t *sums, int group, const float *x, int n, int from,
                            int to);

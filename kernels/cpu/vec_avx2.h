@@ -134,7 +134,12 @@ INLINE vf v_dot_bf16(vf acc, vi w, uint32_t a)
     acc = v_fma(i_float(i_and(both, high)), i_float(i_and(w, high)), acc);
     return v_fma(i_float(i_shl(both, 16)), i_float(i_shl(w, 16)), acc);
 }
-/* sixteen floats to bf16, to nearest even */
+INLINE void v_store_f16(uint16_t *p, vf x) /* sixteen floats to f16, to nearest even */
+{
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    _mm_storeu_si128((__m128i *)p + 1, _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+/* sixteen floats to bf16, to nearest even; returns them rounded */
 INLINE __m256i half_bf16_of(__m256 x)
 {
     __m256i u = _mm256_castps_si256(x), high = _mm256_srli_epi32(u, 16), one = _mm256_set1_epi32(1);
@@ -142,10 +147,11 @@ INLINE __m256i half_bf16_of(__m256 x)
     __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
     return _mm256_blendv_epi8(_mm256_srli_epi32(r, 16), _mm256_or_si256(high, _mm256_set1_epi32(0x40)), nan);
 }
-INLINE void v_store_bf16(uint16_t *p, vf x)
+INLINE vf v_store_bf16(uint16_t *p, vf x)
 {
-    __m256i both = _mm256_packus_epi32(half_bf16_of(x.a), half_bf16_of(x.b));
-    _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(both, 0xd8));
+    vi r = {half_bf16_of(x.a), half_bf16_of(x.b)};
+    _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(_mm256_packus_epi32(r.a, r.b), 0xd8));
+    return i_float(i_shl(r, 16));
 }
 /* sixteen bytes as four words, `apart` bytes from each other; bias 0, or 128 to be added to each */
 INLINE void i_store_i8_words(int8_t *p, int apart, vi x, int bias)

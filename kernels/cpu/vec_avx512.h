@@ -92,17 +92,23 @@ INLINE vf v_dot_bf16(vf acc, vi w, uint32_t a)
     return v_fma(i_float(i_shl(both, 16)), i_float(i_shl(w, 16)), acc);
 #endif
 }
-/* sixteen floats to bf16, to nearest even */
-INLINE void v_store_bf16(uint16_t *p, vf x)
+INLINE void v_store_f16(uint16_t *p, vf x) /* sixteen floats to f16, to nearest even */
+{
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+/* sixteen floats to bf16, to nearest even; returns them rounded */
+INLINE vf v_store_bf16(uint16_t *p, vf x)
 {
 #ifdef __AVX512BF16__
     __m256bh h = _mm512_cvtneps_pbh(x);
     memcpy(p, &h, 32);
+    return i_float(i_shl(_mm512_cvtepu16_epi32((__m256i)h), 16));
 #else
     vi u = v_bits(x), odd = i_and(_mm512_srli_epi32(u, 16), i_set1(1));
     vi r = _mm512_srli_epi32(i_add(i_add(u, odd), i_set1(0x7fff)), 16);
     r = _mm512_mask_or_epi32(r, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_srli_epi32(u, 16), i_set1(0x40));
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(r));
+    return i_float(i_shl(r, 16));
 #endif
 }
 /* sixteen bytes as four words, `apart` bytes from each other; bias 0, or 128 to be added to each */

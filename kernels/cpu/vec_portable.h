@@ -98,8 +98,13 @@ INLINE vf v_dot_bf16(vf acc, vi w, uint32_t a)
     MAP_F(__builtin_fmaf(low, f32_from_bits((uint32_t)w.i[l] << 16),
                          __builtin_fmaf(high, f32_from_bits((uint32_t)w.i[l] & 0xffff0000u), acc.f[l])));
 }
-/* sixteen floats to bf16, to nearest even */
-INLINE void v_store_bf16(uint16_t *p, vf x) { EACH p[l] = f32_to_bf16(x.f[l]); }
+INLINE void v_store_f16(uint16_t *p, vf x) { EACH p[l] = f32_to_f16(x.f[l]); } /* to nearest even */
+/* sixteen floats to bf16, to nearest even; returns them rounded */
+INLINE vf v_store_bf16(uint16_t *p, vf x)
+{
+    EACH p[l] = f32_to_bf16(x.f[l]);
+    return v_load_bf16(p);
+}
 /* sixteen bytes as four words, `apart` bytes from each other; bias is 0 on this level */
 INLINE void i_store_i8_words(int8_t *p, int apart, vi a, int bias) { EACH p[l / 4 * apart + l % 4] = (int8_t)a.i[l]; }
 INLINE int32_t i_hsum(vi a)

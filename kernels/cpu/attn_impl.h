@@ -275,8 +275,9 @@ static void attn_take_q(const struct attn_block *b, uint32_t *q, int row0, int n
         int row = b->row0 + row0 + r, head = b->kv_head * b->group + row % b->group;
         const float *from = mat_row(&b->a->qkv, b->token0 + row / b->group) + (size_t)head * dim;
         if (b->a->kv->shape.t == DT_BF16) {
-            uint16_t pairs[HEAD_DIM_MAX + 16] = {0};
-            FOR_LANES(i, dim) v_store_bf16(pairs + i, v_load_n(from + i, left));
+            uint16_t pairs[HEAD_DIM_MAX + 16];
+            row_halve(pairs, DT_BF16, from, dim);
+            pairs[dim] = 0; /* of an odd dim the last pair's other half */
             for (int c = 0; c < (dim + 1) / 2; c++) memcpy(q + c * n + r, pairs + 2 * c, 4);
         } else {
             for (int c = 0; c < dim; c++) q[c * n + r] = f32_bits(from[c]);

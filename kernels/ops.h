@@ -109,6 +109,17 @@ struct linear_args {
     const float *b;
 };
 
+/* y = act(x Wg^T + bg) * (x Wu^T + bu): linear, then act_mul, with the gate first in w (2F rows, packed as gate_up) and
+ * in b (2F, or NULL).  x (T, K), y (T, F); tmp (T, 2F) is for devices that do it in two steps, p NULL where the
+ * device's fused_gate_up says that it does not. */
+struct gate_up_args {
+    struct mat y, x;
+    const struct weight *w;
+    const float *b;
+    enum act_kind act;
+    struct mat tmp;
+};
+
 /* In place on the columns [col, col + heads * head_dim) of x: each head's slice h of each row becomes
  * h / sqrt(mean(h^2) + eps) * w, w (head_dim) f32.   (Qwen3's q/k norm.) */
 struct head_norm_args {
@@ -221,7 +232,9 @@ struct sample_args {
 
 /* one list: the vtable, the names, the tracer, the checks and the op table of the tests */
 #define OPS(X)                                                                                                         \
-    X(embed) X(norm) X(add_norm) X(add) X(linear) X(head_norm) X(rope_kv) X(attn) X(act_mul) X(act) X(rows) X(sample)
+    X(embed)                                                                                                           \
+    X(norm) X(add_norm) X(add) X(linear) X(gate_up) X(head_norm) X(rope_kv) X(attn) X(act_mul) X(act) X(rows)          \
+        X(sample)
 
 enum op_id {
 #define X(op) OP_##op,
@@ -244,6 +257,7 @@ struct dev_config {
 
 struct dev_ops {
     const char *name;
+    bool fused_gate_up; /* gate_up leaves tmp alone */
     bool
         host_memory; /* device pointers are ordinary pointers, so a read-only table may stay where the file is mapped */
 #define X(op) void (*op)(struct dev *, const struct op##_args *);

@@ -1,6 +1,7 @@
 /* Every rate is that of all threads together: work done by all, over the time from the first start to the last end,
  * between two barriers.  (A sum of each thread's best run is no ceiling: the threads never had it at the same time.)
- * The best of several repeats counts, because a neighbour on the same cores must not lower a ceiling.
+ * The best of many short repeats counts, because a neighbour on the same cores must not lower a ceiling: some of them
+ * fall between its turns.
  *
  * The multipliers are loops of inline assembly on registers with enough independent chains to hide the latency. Written
  * with intrinsics, compilers put the accumulators through memory or joined chains, and kernels passed the "ceiling". */
@@ -21,11 +22,11 @@
 #endif
 
 #ifdef TANDEM_SANITIZED /* the figures mean nothing then, and the time would be spent in vain */
-enum { READ_MAX = 8 << 20, READ_NS = 20000000, BURST_NS = 200000 };
+enum { READ_MAX = 8 << 20, READ_NS = 20000000, BURST_NS = 100000 };
 #else
-enum { READ_MAX = CEILINGS_READ_WANTED, READ_NS = 400000000, BURST_NS = 8000000 };
+enum { READ_MAX = CEILINGS_READ_WANTED, READ_NS = 400000000, BURST_NS = 2000000 };
 #endif
-enum { BURSTS = 8, HUGE_PAGE = 2 << 20 };
+enum { BURSTS = 40, PIECES = 8, TRIES = 2, HUGE_PAGE = 2 << 20 };
 
 static int64_t now_ns(void)
 {
@@ -241,29 +242,31 @@ static double round_seconds(const struct probe *p)
     return end > start ? (double)(end - start) * 1e-9 : 1e-9;
 }
 
-/* The way of the next round: each once, then the best until the time is up (-1). */
+/* The way of the next round: each TRIES times, then the best until the time is up (-1). */
 static int next_way(const struct probe *p, int round)
 {
     int64_t took = now_ns() - p->began;
-    if (round < WAYS && took < 2 * READ_NS) return round;
+    if (round < WAYS * TRIES && took < 2 * READ_NS) return round / TRIES;
     return took < READ_NS ? p->best_way : -1;
 }
 
 static void probe_read(struct probe *p, int thread)
 {
     char *mine = p->buffer + (size_t)thread * p->share;
-    memset(mine, 1, p->share); /* by the thread that reads it, so that it lies in its memory */
+    memset(mine, 1, p->share);                      /* by the thread that reads it, so that it lies in its memory */
+    size_t piece = p->share / PIECES / 4096 * 4096; /* round after round through the whole buffer: never in a cache */
     meet(p);
     if (thread == 0) p->began = now_ns(), p->way = 0;
     for (int round = 1;; round++) {
         meet(p);
         if (p->way < 0) return;
         p->stamp[thread].start = now_ns();
-        p->sink += p->machine.read(mine, p->share, ways[p->way].ahead, ways[p->way].streams);
+        const char *at = mine + (size_t)(round % PIECES) * piece;
+        p->sink += p->machine.read(at, piece, ways[p->way].ahead, ways[p->way].streams);
         p->stamp[thread].end = now_ns();
         meet(p);
         if (thread != 0) continue;
-        double rate = (double)p->share * p->threads / round_seconds(p);
+        double rate = (double)piece * p->threads / round_seconds(p);
         if (rate > p->read) p->read = rate, p->best_way = p->way;
         p->way = next_way(p, round);
     }

@@ -26,7 +26,7 @@ enum { READ_MAX = 8 << 20, READ_NS = 20000000, BURST_NS = 100000 };
 #else
 enum { READ_MAX = CEILINGS_READ_WANTED, READ_NS = 400000000, BURST_NS = 2000000 };
 #endif
-enum { BURSTS = 40, PIECES = 8, TRIES = 2, HUGE_PAGE = 2 << 20 };
+enum { TOGETHER_NS = 200000, BURSTS = 40, PIECES = 4, TRIES = 2, HUGE_PAGE = 2 << 20 };
 
 static int64_t now_ns(void)
 {
@@ -219,6 +219,7 @@ struct probe {
     size_t share; /* bytes of the buffer that each thread reads */
     struct stamp *stamp;
     _Atomic uint64_t sink;
+    _Atomic long arrived; /* threads times the rounds they began */
     /* written by thread 0 between two barriers */
     int way, best_way;
     long loops;
@@ -229,6 +230,18 @@ struct probe {
 static void meet(struct probe *p)
 {
     pthread_barrier_wait(&p->barrier);
+}
+
+/* After meet(), whose sleepers wake one after the other: spins until all are awake, so that the round begins at once
+ * everywhere.  Not for long, for there may be more threads than cores.  *rounds: how many this thread began. */
+static void start_together(struct probe *p, int thread, long *rounds)
+{
+    long all = ++*rounds * p->threads;
+    int64_t until = now_ns() + TOGETHER_NS;
+    atomic_fetch_add(&p->arrived, 1);
+    while (atomic_load(&p->arrived) < all && now_ns() < until) {
+    }
+    p->stamp[thread].start = now_ns();
 }
 
 /* From the first start to the last end of the round that just ended, in seconds.  Thread 0, after meet(). */
@@ -250,7 +263,7 @@ static int next_way(const struct probe *p, int round)
     return took < READ_NS ? p->best_way : -1;
 }
 
-static void probe_read(struct probe *p, int thread)
+static void probe_read(struct probe *p, int thread, long *rounds)
 {
     char *mine = p->buffer + (size_t)thread * p->share;
     memset(mine, 1, p->share);                      /* by the thread that reads it, so that it lies in its memory */
@@ -260,7 +273,7 @@ static void probe_read(struct probe *p, int thread)
     for (int round = 1;; round++) {
         meet(p);
         if (p->way < 0) return;
-        p->stamp[thread].start = now_ns();
+        start_together(p, thread, rounds);
         const char *at = mine + (size_t)(round % PIECES) * piece;
         p->sink += p->machine.read(at, piece, ways[p->way].ahead, ways[p->way].streams);
         p->stamp[thread].end = now_ns();
@@ -272,22 +285,35 @@ static void probe_read(struct probe *p, int thread)
     }
 }
 
-static void probe_unit(struct probe *p, int thread, int unit)
+/* Loops that take BURST_NS when nobody disturbs. */
+static long loops_for(const struct unit *u)
+{
+    enum { LOOPS = 4000, TRIES_ALONE = 8 };
+    int64_t best = INT64_MAX;
+    for (int i = 0; i < TRIES_ALONE; i++) {
+        int64_t start = now_ns();
+        u->run(LOOPS);
+        int64_t took = now_ns() - start;
+        if (took < best) best = took;
+    }
+    return (long)((double)LOOPS * BURST_NS / (double)(best > 0 ? best : 1)) + 1;
+}
+
+static void probe_unit(struct probe *p, int thread, int unit, long *rounds)
 {
     const struct unit *u = &p->machine.unit[unit];
     if (!u->run) return;
     meet(p);
-    if (thread == 0) p->loops = 1000;
+    if (thread == 0) p->loops = loops_for(u);
     for (int burst = 0; burst < BURSTS; burst++) {
         meet(p);
-        p->stamp[thread].start = now_ns();
+        start_together(p, thread, rounds);
         u->run(p->loops);
         p->stamp[thread].end = now_ns();
         meet(p);
         if (thread != 0) continue;
-        double s = round_seconds(p), rate = (double)p->loops * u->macs * p->threads / s;
+        double rate = (double)p->loops * u->macs * p->threads / round_seconds(p);
         if (rate > p->rate[unit]) p->rate[unit] = rate;
-        if (burst == 0) p->loops = (long)((double)p->loops * (BURST_NS * 1e-9) / s) + 1;
     }
     meet(p); /* nobody changes p->loops while another still reads it */
 }
@@ -295,8 +321,9 @@ static void probe_unit(struct probe *p, int thread, int unit)
 static void probe_thread(void *ctx, int thread)
 {
     struct probe *p = ctx;
-    probe_read(p, thread);
-    for (int unit = 0; unit < UNITS; unit++) probe_unit(p, thread, unit);
+    long rounds = 0;
+    probe_read(p, thread, &rounds);
+    for (int unit = 0; unit < UNITS; unit++) probe_unit(p, thread, unit, &rounds);
 }
 
 int dev_ceilings(struct dev *d, size_t read_bytes, struct ceilings *out)

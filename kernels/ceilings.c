@@ -26,7 +26,13 @@ enum { READ_MAX = 8 << 20, READ_NS = 20000000, BURST_NS = 100000 };
 #else
 enum { READ_MAX = CEILINGS_READ_WANTED, READ_NS = 400000000, BURST_NS = 2000000 };
 #endif
-enum { TOGETHER_NS = 200000, BURSTS = 40, PIECES = 4, TRIES = 2, HUGE_PAGE = 2 << 20 };
+enum {
+    TOGETHER_NS = 200000, /* how long a thread waits for the others to wake */
+    BURSTS = 40,          /* of each unit */
+    PIECES = 4,           /* rounds that read the buffer once */
+    TRIES = 2,            /* rounds of each way to read */
+    HUGE_PAGE = 2 << 20,
+};
 
 static int64_t now_ns(void)
 {
@@ -89,7 +95,10 @@ __attribute__((target("avx512f"))) static uint64_t read_avx512(const char *p, si
             }
         }
     sum[0] = _mm512_add_epi64(_mm512_add_epi64(sum[0], sum[1]), _mm512_add_epi64(sum[2], sum[3]));
-    return (uint64_t)_mm512_reduce_add_epi64(sum[0]);
+    uint64_t lane[8]; /* not the intrinsic's reduction: it adds signed numbers, which may overflow */
+    memcpy(lane, &sum[0], sizeof lane);
+    for (int k = 1; k < 8; k++) lane[0] += lane[k];
+    return lane[0];
 }
 #endif
 

@@ -160,12 +160,9 @@ size_t bench_load_peak(const struct bench *b)
 
 int bench_ceilings(struct bench *b, struct ceilings *out, struct err *e)
 {
-    size_t bytes = CEILINGS_READ_WANTED, room = memory_available() / 2;
-    if (bytes > room) bytes = room;
-    if (bytes < CEILINGS_READ_MIN) bytes = CEILINGS_READ_MIN;
-    int rc = dev_ceilings(engine_setup(b->g)->model.d, bytes, out);
+    int rc = bench_measure(engine_setup(b->g)->model.d, out, e);
     forget_peak();
-    return rc ? err_set(e, ERR_NOMEM, "no memory to measure reading: a buffer of %zu MiB", bytes >> 20) : 0;
+    return rc;
 }
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */

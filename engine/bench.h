@@ -19,6 +19,11 @@ struct bench_system {
 
 void bench_system_read(struct bench_system *);
 
+struct dev;
+
+/* dev_ceilings with the largest buffer there is memory for.  0 or ERR_NOMEM. */
+int bench_measure(struct dev *, struct ceilings *, struct err *e);
+
 /* ---- what a phase was ------------------------------------------------------------------------------------------ */
 
 enum { BENCH_OPS_MAX = 24, BENCH_ADVICE_MAX = 6, BENCH_ADVICE_BYTES = 200 };

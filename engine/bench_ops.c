@@ -5,7 +5,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
-#include "engine/setup.h"
+#include "kernels/ops.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -293,9 +293,7 @@ int bench_ops(const char *device, int threads, const char *filter, const struct 
     struct dev_config dc = {.name = device && strcmp(device, "auto") ? device : "cpu", .threads = threads};
     struct bench_all b = {.d = dev_open(&dc, why), .filter = filter && *filter ? filter : NULL, .sink = sink};
     if (!b.d) return err_set(e, ERR_UNSUPPORTED, "device %s: %s", dc.name, why);
-    size_t bytes = CEILINGS_READ_WANTED, room = memory_available() / 2;
-    if (bytes > room) bytes = room > CEILINGS_READ_MIN ? room : CEILINGS_READ_MIN;
-    int rc = dev_ceilings(b.d, bytes, &b.c) ? err_set(e, ERR_NOMEM, "no memory to measure reading") : 0;
+    int rc = bench_measure(b.d, &b.c, e);
     if (!rc) {
         bool same = strcmp(b.d->ops->name, b.d->level) == 0;
         snprintf(name, sizeof name, "%s%s%s", b.d->ops->name, same ? "" : " ", same ? "" : b.d->level);

@@ -1,5 +1,7 @@
-/* What Linux says about the machine, for a report.  What it does not say stays empty. */
+/* The machine, for a report: its ceilings, and what Linux says about it.  What it does not say stays empty. */
 #include "engine/bench.h"
+
+#include "engine/setup.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -84,4 +86,14 @@ void bench_system_read(struct bench_system *s)
     bool avx512 = has_word(s->flags, "avx512bw") && has_word(s->flags, "avx512vl") && has_word(s->flags, "avx512dq") &&
                   has_word(s->flags, "avx512_vnni");
     snprintf(s->best_level, sizeof s->best_level, "%s", avx512 ? "avx512" : avx2 ? "avx2" : "portable");
+}
+
+int bench_measure(struct dev *d, struct ceilings *out, struct err *e)
+{
+    size_t bytes = CEILINGS_READ_WANTED, room = memory_available() / 2;
+    while (bytes > CEILINGS_READ_MIN && bytes > room) bytes /= 2;
+    while (dev_ceilings(d, bytes, out))
+        if ((bytes /= 2) < CEILINGS_READ_MIN)
+            return err_set(e, ERR_NOMEM, "no memory to measure reading: a buffer of %d MiB", CEILINGS_READ_MIN >> 20);
+    return 0;
 }

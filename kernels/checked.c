@@ -422,6 +422,12 @@ static void checked_download(struct dev *d, void *host, const void *device, size
     inner->ops->download(inner, host, device, bytes);
 }
 
+static void checked_on_threads(struct dev *d, void (*fn)(void *ctx, int thread), void *ctx)
+{
+    struct dev *inner = checked_of(d)->inner;
+    inner->ops->on_threads(inner, fn, ctx);
+}
+
 static int checked_finish(struct dev *d)
 {
     struct dev *inner = checked_of(d)->inner;
@@ -459,6 +465,7 @@ struct dev *dev_checked(struct dev *inner)
     c->ops.free = checked_free;
     c->ops.upload = checked_upload;
     c->ops.download = checked_download;
+    if (c->ops.on_threads) c->ops.on_threads = checked_on_threads;
     c->ops.finish = checked_finish;
     c->ops.close = checked_close;
     c->inner = inner;

@@ -285,6 +285,8 @@ struct dev_ops {
     void (*free)(struct dev *, void *);
     void (*upload)(struct dev *, void *device, const void *host, size_t bytes);
     void (*download)(struct dev *, void *host, const void *device, size_t bytes);
+    /* Runs fn(ctx, 0 .. threads - 1) once on each of the device's threads, at the same time; NULL: it has one. */
+    void (*on_threads)(struct dev *, void (*fn)(void *ctx, int thread), void *ctx);
     int (*finish)(struct dev *); /* waits for everything enqueued; 0, or -1 with dev_error set */
     void (*close)(struct dev *);
 };

@@ -25,6 +25,7 @@ INSTALL = """
     CMAKE_ARGS="-DGGML_NATIVE=ON" venv/bin/pip install --no-binary llama-cpp-python llama-cpp-python gguf numpy
     venv/bin/python loadtest/compare_llamacpp.py ..."""
 PAIRS = {"q8_0": "int8", "q4_0": "int4"}  # llama.cpp's type: tandem's
+BUSY = 0.03  # share of the processors that others may take in a run that counts
 CHUNK = 512  # tokens in one llama_decode of a prompt (n_batch and n_ubatch)
 
 
@@ -294,18 +295,15 @@ class Llama:
         return sum(self.decode([(0, i, i == n - 1) for i in range(first, min(first + CHUNK, n))])
                    for first in range(0, n, CHUNK))
 
-    def save(self):
-        """Sequence 0's keys and values."""
+    def fill(self, sequences):
+        """The same prompt in every sequence, each with a copy of its own: what so many strangers' prompts cost to read."""
+        self.prefill()
         size = self.lc.llama_state_seq_get_size(self.ctx, 0)
         data = (ctypes.c_uint8 * size)()
         if self.lc.llama_state_seq_get_data(self.ctx, data, size, 0) != size:
             fail("llama_state_seq_get_data wrote less than it announced")
-        return data
-
-    def fill(self, data, sequences):
-        """The same prompt in every sequence, each with a copy of its own: what B strangers' prompts cost to read."""
-        for seq in range(sequences):
-            if self.lc.llama_state_seq_set_data(self.ctx, data, len(data), seq) == 0:
+        for seq in range(1, sequences):
+            if self.lc.llama_state_seq_set_data(self.ctx, data, size, seq) == 0:
                 fail(f"llama_state_seq_set_data failed for sequence {seq}")
 
     def generate(self, sequences, steps):
@@ -321,17 +319,16 @@ def cmd_llama(a):
     """Prints {"version": ..., "cells": {"prefill": [tokens/s, ...], "1": [...], "8": [...]}}."""
     m = Llama(a.gguf, a)
     cells = {}
-    m.open(1)
-    m.prefill()  # touches every weight once
     if "prefill" in a.cells:
+        m.open(1)
+        m.prefill()  # touches every weight once
         cells["prefill"] = [a.prompt_tokens / m.prefill() for _ in range(a.repeat)]
-    state = m.save()
     for cell in a.cells:
         if cell == "prefill":
             continue
         sequences = int(cell)
         m.open(sequences)
-        m.fill(state, sequences)
+        m.fill(sequences)
         m.generate(sequences, 2)
         cells[cell] = [sequences * a.generate_tokens / m.generate(sequences, a.generate_tokens)
                        for _ in range(a.repeat)]
@@ -340,9 +337,23 @@ def cmd_llama(a):
 
 # ---- bench: both in turn -------------------------------------------------------------------------------------------
 
-def run(command):
-    """The JSON a command writes to stdout."""
-    p = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+def cpu_seconds():
+    """(what all processors did together, what they did not get from the host, what our finished children did), in seconds."""
+    tick = os.sysconf("SC_CLK_TCK")
+    user, nice, system, _, _, irq, softirq, steal = [int(x) / tick for x in open("/proc/stat").readline().split()[1:9]]
+    t = os.times()
+    return user + nice + system + irq + softirq, steal, t.children_user + t.children_system
+
+
+def run(a, command):
+    """The JSON a command writes to stdout.  Notes which share of the processors others took meanwhile."""
+    before, start = cpu_seconds(), time.perf_counter()
+    env = dict(os.environ, OPENBLAS_NUM_THREADS="1")  # numpy's, idle in any case
+    p = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=env)
+    seconds = time.perf_counter() - start
+    busy, steal, own = (x - y for x, y in zip(cpu_seconds(), before))
+    if seconds > 1:  # the kernel counts in ticks of 10 ms: nothing can be said of less
+        a.others.append(max(0.0, busy - own + steal) / (seconds * os.cpu_count()))
     if p.returncode != 0:
         fail(f"exit status {p.returncode} from: {' '.join(command)}")
     try:
@@ -353,16 +364,17 @@ def run(command):
 
 def run_llama(a, kind, variant, cells, steps, repeat):
     flash, kv = variant
-    return run([sys.executable, os.path.abspath(__file__), "llama", "--gguf", f"{a.gguf}-{kind}.gguf",
-                "--prompt-tokens", str(a.prompt_tokens), "--generate-tokens", str(steps), "--threads", str(a.threads),
-                "--repeat", str(repeat), "--flash", flash, "--kv", kv, "--cells", ",".join(cells)])
+    return run(a, [sys.executable, os.path.abspath(__file__), "llama", "--gguf", f"{a.gguf}-{kind}.gguf",
+                   "--prompt-tokens", str(a.prompt_tokens), "--generate-tokens", str(steps),
+                   "--threads", str(a.threads), "--repeat", str(repeat), "--flash", flash, "--kv", kv,
+                   "--cells", ",".join(cells)])
 
 
 def run_tandem(a, kind):
     """{"prefill": [tokens/s], "1": [tokens/s], ...} and what tandem says of the system."""
     command = [a.tandem, "bench", "--model", a.model, "--quantize", PAIRS[kind], "--prompt-tokens", str(a.prompt_tokens),
                "--generate-tokens", str(a.generate_tokens), "--batch", a.batch, "--threads", str(a.threads), "--json"]
-    answer = run(command)
+    answer = run(a, command)
     cells = {}
     for r in sorted(answer.get("results", []), key=lambda r: r.get("batch", 1)):
         if r["phase"] == "decode":
@@ -471,6 +483,7 @@ def cmd_bench(a):
             fail(f"{a.gguf}-{kind}.gguf does not exist; write it with `compare_llamacpp.py make`")
     if not os.access(a.tandem, os.X_OK):
         fail(f"--tandem {a.tandem} is no program")
+    a.others = []
     chosen, tried, samples, version, system = {}, {}, {k: [] for k in kinds}, None, None
     for kind in kinds:
         chosen[kind], tried[kind], version = choose(a, kind)
@@ -483,13 +496,17 @@ def cmd_bench(a):
     if a.json:
         print(json.dumps({"model": a.model, "threads": a.threads, "prompt_tokens": a.prompt_tokens,
                           "generate_tokens": a.generate_tokens, "rounds": a.rounds, "repeat": a.repeat,
-                          "machine": platform.platform(), "llamacpp": version, "llamacpp_ways_tried": tried,
+                          "machine": platform.platform(), "others_cpu_share": a.others, "llamacpp": version, "llamacpp_ways_tried": tried,
                           "tandem_system": system, "results": rows}, indent=1))
         return
     print(f"llama-cpp-python {version['llama_cpp_python']}, ggml {version['ggml_version']} ({version['ggml_commit']})")
     print(f"{version['system_info']}\n{a.model}, {a.threads} threads, prompt {a.prompt_tokens}, {a.generate_tokens} "
           f"generated; tokens/s, medians of {a.rounds} rounds (llama.cpp: of {a.repeat} repetitions in each)\n")
     report(a, rows)
+    print(f"\nprocessor time that others took during a run: {100 * max(a.others, default=0):.1f} % at most")
+    if max(a.others, default=0) > BUSY:
+        print("WARNING: the machine was not quiet. llama.cpp's threads wait for each other at every operation and lose most "
+              "from that: these ratios mean nothing")
 
 
 # ---- command line ----------------------------------------------------------------------------------------------------

@@ -140,6 +140,22 @@ def run(url, a, rng, n, n_prompt, n_new):
     return streams, cpu
 
 
+def wait_ready(url, seconds):
+    """Returns when GET /ready answers 200: the server answers while its model still loads."""
+    answer = b""
+    for _ in range(int(seconds)):
+        try:
+            with socket.create_connection((url.hostname, url.port or 80)) as s:
+                s.sendall(f"GET {url.path.rstrip('/')}/ready HTTP/1.1\r\nHost: {url.netloc}\r\nConnection: close\r\n\r\n".encode())
+                answer = s.makefile("rb").read()
+        except OSError as e:
+            fail(f"{url.netloc}: {e}")
+        if answer.startswith(b"HTTP/1.1 200"):
+            return
+        time.sleep(1)
+    fail(f"{url.netloc} is not ready after {seconds:g} s: {answer[-200:].decode(errors='replace')}")
+
+
 def cpu_seconds():
     u = resource.getrusage(resource.RUSAGE_SELF)
     return u.ru_utime + u.ru_stime
@@ -147,14 +163,21 @@ def cpu_seconds():
 
 def percentile(values, p):
     values = sorted(values)
-    return values[min(len(values) - 1, int(p / 100 * len(values)))] if values else float("nan")
+    return values[min(len(values) - 1, int(p / 100 * len(values)))] if values else None
+
+
+def rate(s, begin, end):
+    """A stream's tokens/s from its first to its last read in the interval: whole steps, so their sum has no error at the edges."""
+    reads = [r for r in s.reads if begin <= r[0] <= end]
+    seconds = reads[-1][0] - reads[0][0] if reads else 0
+    return sum(n for _, n in reads[1:]) / seconds if seconds > 0 else None
 
 
 def measure(streams, cpu, a):
     """Of one run, a dict; times in seconds."""
     begin = max(s.reads[0][0] for s in streams)
     end = min(s.reads[-1][0] for s in streams)
-    steady = sum(n for s in streams for t, n in s.reads if begin < t <= end)
+    rates = [rate(s, begin, end) for s in streams]
     first_sent, last = min(s.sent for s in streams), max(s.reads[-1][0] for s in streams)
     gaps = []
     for s in streams:
@@ -163,8 +186,8 @@ def measure(streams, cpu, a):
                 gaps += [t1 - t0] + [0.0] * (n - 1)  # events read together: the later ones waited for nothing
     total = sum(s.events for s in streams)
     out = {"streams": len(streams), "prompt_tokens": a.prompt_tokens, "generate_tokens": a.generate_tokens,
-           "steady_tokens_per_s": steady / (end - begin) if end > begin else None, "steady_seconds": end - begin,
-           "steady_tokens": steady, "total_tokens_per_s": total / (last - first_sent), "total_seconds": last - first_sent,
+           "steady_tokens_per_s": None if None in rates else sum(rates), "steady_seconds": end - begin,
+           "total_tokens_per_s": total / (last - first_sent), "total_seconds": last - first_sent,
            "client_cpu_seconds": cpu, "client_cpu_share": cpu / (last - first_sent)}
     ttft = [s.reads[0][0] - s.sent for s in streams]
     for name, values in (("ttft", ttft), ("itl", gaps)):
@@ -196,7 +219,8 @@ def main():
     ap.add_argument("--repeat", type=int, default=1, help="runs; the median of the steady rates is printed too")
     ap.add_argument("--every", type=float, default=0, metavar="MS", help="rest so long after each look at the sockets")
     ap.add_argument("--sample", action="store_true", help="sample (temperature 0.8, top-p 0.95) instead of the best token")
-    ap.add_argument("--seed", type=int, help="of the prompts; without it other ones each time")
+    ap.add_argument("--seed", type=int, help="of the prompts; without it other ones each time (the same ones again hit the "
+                    "server's prefix cache)")
     ap.add_argument("--timeout", type=float, default=600, metavar="S", help="seconds for one run")
     ap.add_argument("--json", action="store_true")
     a = ap.parse_args()
@@ -206,6 +230,7 @@ def main():
     if url.scheme != "http":
         fail(f"only http:// is spoken, not {url.scheme}://")
     rng = random.Random(a.seed)
+    wait_ready(url, a.timeout)
     run(url, a, rng, 1, 8, 4)  # wakes the workers
     results = []
     for _ in range(a.repeat):

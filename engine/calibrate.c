@@ -157,7 +157,7 @@ void feedback_close(struct feedback *f)
 
 /* ---- listening to a model ---- */
 
-/* The device's table of ops, with `linear` going through us. */
+/* The device's table of ops, with the products going through us. */
 struct tap {
     struct dev_ops ops; /* first: the device's ops pointer is a pointer to us */
     const struct dev_ops *inner;
@@ -178,16 +178,26 @@ static int product_of(const struct model *m, const struct weight *w)
     return 4 * m->c.layers;
 }
 
-static void tap_linear(struct dev *d, const struct linear_args *a)
+static const struct dev_ops *listen(struct dev *d, const struct mat *x, const struct weight *w)
 {
     struct tap *t = (struct tap *)(void *)d->ops; /* not const: calibrate made it */
-    size_t floats = a->x.rows ? (size_t)(a->x.rows - 1) * (size_t)a->x.ld + (size_t)a->x.cols : 0;
+    size_t floats = x->rows ? (size_t)(x->rows - 1) * (size_t)x->ld + (size_t)x->cols : 0;
     mem_grow(&t->host, &t->host_cap, floats, sizeof *t->host);
     if (t->inner->finish(d) == 0) {
-        t->inner->download(d, t->host, a->x.p, floats * sizeof *t->host);
-        moments_add(&t->v[product_of(t->m, a->w)], t->host, a->x.rows, a->x.ld, d->threads);
+        t->inner->download(d, t->host, x->p, floats * sizeof *t->host);
+        moments_add(&t->v[product_of(t->m, w)], t->host, x->rows, x->ld, d->threads);
     }
-    t->inner->linear(d, a);
+    return t->inner;
+}
+
+static void tap_linear(struct dev *d, const struct linear_args *a)
+{
+    listen(d, &a->x, a->w)->linear(d, a);
+}
+
+static void tap_gate_up(struct dev *d, const struct gate_up_args *a)
+{
+    listen(d, &a->x, a->w)->gate_up(d, a);
 }
 
 static int product_cols(const struct model_config *c, int product)
@@ -250,6 +260,7 @@ static int run_open(struct run *r, const char *dir, const char *device, int thre
     r->tap.v = mem_array((size_t)r->m.c.layers * 4 + 1, sizeof *r->tap.v);
     for (int i = 0; i <= 4 * r->m.c.layers; i++) moments_open(&r->tap.v[i], product_cols(&r->m.c, i));
     r->tap.ops.linear = tap_linear;
+    if (r->tap.ops.fused_gate_up) r->tap.ops.gate_up = tap_gate_up; /* else it is a linear too */
     r->m.d->ops = &r->tap.ops;
     return 0;
 }

@@ -23,12 +23,13 @@ static int parse_type(const char *name, const char *const *allowed, const enum d
 static int parse_types(const struct engine_config *c, enum dtype *quantize, enum dtype *kv, struct err *e)
 {
     static const char *const q_names[] = {"none", "int8", "int4", "int8-nearest", "int4-nearest"}, *const kv_names[] = {
-                                                                                                       "f16", "bf16",
-                                                                                                       "f32", "int8"};
+                                                                                                       "auto", "f16",
+                                                                                                       "bf16", "f32",
+                                                                                                       "int8"};
     static const enum dtype q_types[] = {DT_NONE, DT_I8, DT_I4, DT_I8, DT_I4},
-                            kv_types[] = {DT_F16, DT_BF16, DT_F32, DT_I8};
+                            kv_types[] = {DT_NONE, DT_F16, DT_BF16, DT_F32, DT_I8};
     int rc = parse_type(c->quantize ? c->quantize : "none", q_names, q_types, 5, "quantize", quantize, e);
-    return rc ? rc : parse_type(c->kv_type ? c->kv_type : "f16", kv_names, kv_types, 4, "kv-cache", kv, e);
+    return rc ? rc : parse_type(c->kv_type ? c->kv_type : "auto", kv_names, kv_types, 5, "kv-cache", kv, e);
 }
 
 /* The number behind `name` in a file of "name number" lines, or the file's first word where name is "".  0: not there.
@@ -45,9 +46,9 @@ static unsigned long long read_number(const char *path, const char *name)
     return v;
 }
 
-/* Bytes a process may still take: what the kernel says is available, or less where a container is limited.  The group's
- * use counts cached files, which the kernel gives up when memory is needed. */
-static size_t memory_available(void)
+/* What the kernel says is available, or less where a container is limited.  The group's use counts cached files, which
+ * the kernel gives up when memory is needed. */
+size_t memory_available(void)
 {
     static const char stat[] = "/sys/fs/cgroup/memory.stat";
     unsigned long long bytes = read_number("/proc/meminfo", "MemAvailable:") * 1024;
@@ -65,6 +66,19 @@ static int min_int(int a, int b)
     return a < b ? a : b;
 }
 
+/* `n` pages, if they and the logits fit in memory. */
+static int exact_pool(const struct setup *s, int n, int *pages, struct err *e)
+{
+    size_t kv = 0, logits = (size_t)s->max_rows * (size_t)s->model.c.vocab * sizeof(float), room = memory_available();
+    if (__builtin_mul_overflow((size_t)n, s->info.page_bytes, &kv) || kv > room || logits > room - kv)
+        return err_set(e, ERR_NOMEM,
+                       "%d KV pages of %zu bytes and %d rows of logits need %.1f GiB; %.1f GiB are available", n,
+                       s->info.page_bytes, s->max_rows,
+                       ((double)n * (double)s->info.page_bytes + (double)logits) / 0x1p30, (double)room / 0x1p30);
+    *pages = n;
+    return 0;
+}
+
 /* How many pages: what the budget holds, or by default enough for max_seqs of 1024 tokens within a quarter of the free
  * memory. */
 static int size_pool(struct setup *s, const struct engine_config *c, enum dtype kv_type, int *pages, struct err *e)
@@ -74,6 +88,7 @@ static int size_pool(struct setup *s, const struct engine_config *c, enum dtype 
     if (!m->page_bytes)
         return err_set(e, ERR_UNSUPPORTED, "config.json: device %s has no attention for a head_dim of %d",
                        s->model.d->ops->name, s->model.c.head_dim);
+    if (c->kv_pages) return exact_pool(s, c->kv_pages, pages, e);
     int len = s->model.c.max_len, each = (min_int(len, 1024) + KV_PAGE - 1) / KV_PAGE,
         one = (len + KV_PAGE - 1) / KV_PAGE;
     size_t want = (size_t)m->max_seqs * (size_t)each, room = memory_available() / 4 / m->page_bytes;
@@ -155,7 +170,7 @@ int setup_open(struct setup *s, const struct engine_config *c, int min_rows, str
 {
     *s = (struct setup){0};
     uint64_t start = clock_now();
-    enum dtype quantize = DT_NONE, kv_type = DT_F16;
+    enum dtype quantize = DT_NONE, kv_type = DT_NONE;
     int pages = 0, rc = parse_types(c, &quantize, &kv_type, e);
     if (rc) return rc;
     s->info.max_seqs = c->max_seqs > 0 ? c->max_seqs : 64;
@@ -166,6 +181,7 @@ int setup_open(struct setup *s, const struct engine_config *c, int min_rows, str
 
     rc = load_model(s, c, quantize, e);
     if (!rc) rc = open_tokenizer(s, c->model, e);
+    if (!rc && kv_type == DT_NONE) kv_type = s->model.d->ops->kv_type;
     if (!rc) rc = size_pool(s, c, kv_type, &pages, e);
     if (!rc) {
         fill_info(s, c, kv_type, pages);

@@ -134,7 +134,7 @@ static void layer_stack(const struct source *s, int layer, int which, struct sta
     case STACK_UP:
         stack_add(m, s, layer, s->n->gate, c->inter, c->hidden);
         stack_add(m, s, layer, s->n->up, c->inter, c->hidden);
-        m->gate_up = false; /* the one place to say so for gated families */
+        m->gate_up = c->gated;
         break;
     default: stack_add(m, s, layer, s->n->down, c->hidden, c->inter);
     }

@@ -111,6 +111,17 @@ struct linear_args {
     const float *b;
 };
 
+/* y = act(x Wg^T + bg) * (x Wu^T + bu): linear, then act_mul, with the gate first in w (2F rows, packed as gate_up) and
+ * in b (2F, or NULL).  x (T, K), y (T, F); tmp (T, 2F) is for devices that do it in two steps, p NULL where the
+ * device's fused_gate_up says that it does not. */
+struct gate_up_args {
+    struct mat y, x;
+    const struct weight *w;
+    const float *b;
+    enum act_kind act;
+    struct mat tmp;
+};
+
 /* In place on the columns [col, col + heads * head_dim) of x: each head's slice h of each row becomes
  * h / sqrt(mean(h^2) + eps) * w, w (head_dim) f32.   (Qwen3's q/k norm.) */
 struct head_norm_args {
@@ -137,7 +148,8 @@ struct rope_kv_args {
  * Rows q_start[s] .. q_start[s+1]-1 of qkv and out belong to sequence s and are its last tokens: the last of them is at
  * position kv_len[s] - 1.  A token at position p sees positions max(0, p - window + 1) .. p (window 0: all).
  * pages (n_seqs, pages_ld): page numbers of each sequence in order.  qkv as in rope_kv, only q is read;
- * out (T, heads * head_dim).  score = (q . k) * scale. */
+ * out (T, heads * head_dim).  score = (q . k) * scale.
+ * With a bf16 cache q is rounded to bf16, and so may be each softmax weight before it multiplies v. */
 struct attn_args {
     struct mat out, qkv;
     int heads, kv_heads, head_dim, window;
@@ -222,7 +234,8 @@ struct sample_args {
 
 /* one list: the vtable, the names, the tracer, the checks and the op table of the tests */
 #define OPS(X)                                                                                                         \
-    X(embed) X(norm) X(add_norm) X(add) X(linear) X(head_norm) X(rope_kv) X(attn) X(act_mul) X(act) X(rows) X(sample)
+    X(embed)                                                                                                           \
+    X(norm) X(add_norm) X(add) X(linear) X(gate_up) X(head_norm) X(rope_kv) X(attn) X(act_mul) X(act) X(rows) X(sample)
 
 enum op_id {
 #define X(op) OP_##op,
@@ -239,12 +252,13 @@ struct dev_error {
 };
 
 struct dev_config {
-    const char *name; /* "cpu", "ref", or a cpu level: "cpu:portable", "cpu:avx2", "cpu:avx512" */
+    const char *name; /* "cpu", "ref", or a cpu level: "cpu:portable", "cpu:avx2", "cpu:avx512bf16"... */
     int threads;      /* 0: one per available core */
 };
 
 struct dev_ops {
     const char *name;
+    bool fused_gate_up; /* gate_up leaves tmp alone */
     bool
         host_memory; /* device pointers are ordinary pointers, so a read-only table may stay where the file is mapped */
 #define X(op) void (*op)(struct dev *, const struct op##_args *);
@@ -264,6 +278,7 @@ struct dev_ops {
      * `shape`, data and scale are not looked at.  NULL: out of memory, or not the size that shape takes. */
     struct weight *(*weight_open)(struct dev *, const struct weight_src *shape, const void *packed, size_t bytes);
 
+    enum dtype kv_type;                               /* of 16 bits, the cache type it computes best with */
     size_t (*kv_page_bytes)(const struct kv_shape *); /* of one page over all layers, k and v */
     struct kv *(*kv_open)(struct dev *, const struct kv_shape *);
     void (*kv_close)(struct dev *, struct kv *);
@@ -272,6 +287,8 @@ struct dev_ops {
     void (*free)(struct dev *, void *);
     void (*upload)(struct dev *, void *device, const void *host, size_t bytes);
     void (*download)(struct dev *, void *host, const void *device, size_t bytes);
+    /* Runs fn(ctx, 0 .. threads - 1) once on each of the device's threads, at the same time; NULL: it has one. */
+    void (*on_threads)(struct dev *, void (*fn)(void *ctx, int thread), void *ctx);
     int (*finish)(struct dev *); /* waits for everything enqueued; 0, or -1 with dev_error set */
     void (*close)(struct dev *);
 };

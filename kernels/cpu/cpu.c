@@ -110,6 +110,27 @@ static bool has_avx2(void)
 #endif
 }
 
+/* clang 14 and gcc 12 do not both know the names of these two */
+static bool has_leaf7_1(unsigned bit)
+{
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> bit & 1);
+#else
+    return false;
+#endif
+}
+
+static bool has_avxvnni(void)
+{
+    return has_avx2() && has_leaf7_1(4);
+}
+
+static bool has_avx512bf16(void)
+{
+    return has_avx512() && has_leaf7_1(5);
+}
+
 static bool has_portable(void)
 {
     return true;
@@ -121,10 +142,12 @@ static const struct level {
     const struct isa *isa;
 } levels[] = {
 #if defined(__x86_64__)
-    {"avx512", has_avx512, &isa_avx512},
-    {"avx2", has_avx2, &isa_avx2},
+    {"avx512bf16", has_avx512bf16, &isa_avx512bf16}, {"avx512", has_avx512, &isa_avx512},
+    {"avxvnni", has_avxvnni, &isa_avxvnni},          {"avx2", has_avx2, &isa_avx2},
 #else
+    {"avx512bf16", has_avx512bf16, NULL},
     {"avx512", has_avx512, NULL},
+    {"avxvnni", has_avxvnni, NULL},
     {"avx2", has_avx2, NULL},
 #endif
     {"portable", has_portable, &isa_portable},
@@ -140,8 +163,26 @@ static const struct isa *level_choose(const char *name, char why[160])
             return NULL;
         }
     }
-    snprintf(why, 160, "the cpu device has no level \"%.60s\"; there are avx512, avx2, portable", name);
+    snprintf(why, 160, "the cpu device has no level \"%.60s\"; there are avx512bf16, avx512, avxvnni, avx2, portable",
+             name);
     return NULL;
+}
+
+struct on_threads {
+    void (*fn)(void *ctx, int thread);
+    void *ctx;
+};
+
+/* As many tasks as threads: fn may wait for the others, since a worker inside one task takes no second. */
+static void on_threads_task(void *ctx, int task, int worker)
+{
+    const struct on_threads *o = ctx;
+    o->fn(o->ctx, task);
+}
+
+static void cpu_on_threads(struct dev *d, void (*fn)(void *ctx, int thread), void *ctx)
+{
+    pool_run(cpu_of(d)->pool, on_threads_task, &(struct on_threads){fn, ctx}, d->threads);
 }
 
 static int cpu_finish(struct dev *d)
@@ -179,6 +220,7 @@ static const struct dev_ops cpu_ops = {
     .free = cpu_free,
     .upload = cpu_copy,
     .download = cpu_copy,
+    .on_threads = cpu_on_threads,
     .finish = cpu_finish,
     .close = cpu_close,
 };
@@ -194,6 +236,7 @@ struct dev *cpu_open(const char *level, int threads, char why[160])
         d->head = (struct dev){.ops = &d->ops, .threads = threads ? threads : pool_cores()};
         snprintf(d->head.level, sizeof d->head.level, "%s", isa->name);
         d->isa = isa;
+        d->ops.kv_type = isa->kv_type;
         d->worker = calloc((size_t)d->head.threads, sizeof *d->worker);
         d->pool = pool_open(d->head.threads);
         if (d->worker && d->pool) return &d->head;

@@ -12,7 +12,7 @@
 enum { PANEL = 16 };            /* outputs in a weight panel: the lanes of a vector */
 enum { PAIR = 2 * PANEL };      /* outputs in a pair of panels */
 enum { HEAD_DIM_MAX = 512 };    /* attention keeps a block of rows on the stack */
-enum { ATTN_ROWS_MAX = 16 };    /* query rows (token, head) in one block */
+enum { ATTN_ROWS_MAX = 24 };    /* query rows (token, head) in one block */
 enum { ATTN_SPLIT_PAGES = 32 }; /* context is summed in splits of 512 positions, folded in order */
 
 /* ---- weights and KV cache ------------------------------------------------------------------------------------ */
@@ -38,7 +38,8 @@ struct weight {
 };
 
 /* One block for each (layer, page, head): K [head_dim][16] so that a vector is the page's tokens, V [16][dim_pad],
- * and for int8 the two rows of sixteen f32 scales. */
+ * and for int8 the two rows of sixteen f32 scales.  bf16: K [head_dim / 2][16][2] and V [8][dim_pad][2], in the pairs
+ * that the bf16 dot product takes. */
 struct kv {
     struct kv_shape shape;
     int dim_pad;                        /* head_dim to a multiple of 16; the padding stays zero */
@@ -59,6 +60,7 @@ struct lin_job {
     const struct weight *w;
     struct mat y, x;
     const float *b;     /* (N) or NULL */
+    enum act_kind act;  /* of a gate_up weight */
     int n_blocks, skip; /* skip: pairs between a task and the one that the same thread is likely to take next */
     /* int8 and int4: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0 * q_ld;
      * int4: also -8 times the sum of each group, [n_groups][R] from q_sum + r0 * n_groups */
@@ -96,7 +98,9 @@ struct attn_block {
 struct isa {
     const char *name;
     int attn_rows, block_rows[DT_COUNT]; /* rows of a block, at most */
+    enum dtype kv_type;
     lin_fn *linear[DT_COUNT];
+    void (*halve)(uint16_t *out, enum dtype t, const float *x, int n); /* writes up to a multiple of 16 */
     void (*quantise)(int8_t *q, float *step, const float *x, int n);
     void (*quantise_block)(int8_t *q, int R, float *step, int32_t *sums, int group, const float *x, int n, int from,
                            int to);
@@ -115,7 +119,7 @@ struct isa {
     int (*find_ge)(const float *z, int from, int n, float at_least); /* first place >= from with z >= at_least, or n */
 };
 
-extern const struct isa isa_portable, isa_avx2, isa_avx512;
+extern const struct isa isa_portable, isa_avx2, isa_avxvnni, isa_avx512, isa_avx512bf16;
 
 /* ---- the device ---------------------------------------------------------------------------------------------- */
 
@@ -155,6 +159,7 @@ void cpu_norm(struct dev *, const struct norm_args *);
 void cpu_add_norm(struct dev *, const struct add_norm_args *);
 void cpu_add(struct dev *, const struct add_args *);
 void cpu_linear(struct dev *, const struct linear_args *);
+void cpu_gate_up(struct dev *, const struct gate_up_args *);
 void cpu_head_norm(struct dev *, const struct head_norm_args *);
 void cpu_rope_kv(struct dev *, const struct rope_kv_args *);
 void cpu_attn(struct dev *, const struct attn_args *);

@@ -81,6 +81,19 @@ static void row_rope(float *head, int rot, const float *cosines, const float *si
     }
 }
 
+/* to bf16 or f16, n padded to a multiple of 16 */
+static void row_halve(uint16_t *out, enum dtype t, const float *x, int n)
+{
+    FOR_LANES(i, n)
+    {
+        vf v = v_load_n(x + i, left);
+        if (t == DT_BF16)
+            v_store_bf16(out + i, v);
+        else
+            v_store_f16(out + i, v);
+    }
+}
+
 /* As in linear_args: q = round_half_even(x * (127 / amax)), zeros up to n_pad; step = amax / 127, 0 for a row of
  * zeros, NaN (and zeros) for a row that is not finite. */
 struct quant {

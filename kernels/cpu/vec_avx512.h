@@ -1,6 +1,7 @@
-/* Sixteen lanes on AVX-512 (F, BW, VL, DQ, VNNI).  The three vec_*.h define the same names with the same results, bit
- * for bit: `vf` 16 floats, `vi` 16 int32, `vb` 64 bytes, `vm` a mask; every multiply-add is fused, every reduction
- * folds the upper half onto the lower, min and max return the second operand when one is NaN. */
+/* Sixteen lanes on AVX-512 (F, BW, VL, DQ, VNNI, and BF16 where the level has it).  The three vec_*.h define the same
+ * names with the same results, bit for bit: `vf` 16 floats, `vi` 16 int32, `vb` 64 bytes, `vm` a mask; every
+ * multiply-add is fused, every reduction folds the upper half onto the lower, min and max return the second operand
+ * when one is NaN. */
 #ifndef TANDEM_KERNELS_CPU_VEC_H
 #define TANDEM_KERNELS_CPU_VEC_H
 
@@ -8,14 +9,22 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __AVX512BF16__
+#define VEC_NAME "avx512bf16"
+#define VEC_SUFFIX(x) x##_avx512bf16
+enum { VEC_BF16 = 1 }; /* has a dot product of bf16 */
+#else
 #define VEC_NAME "avx512"
 #define VEC_SUFFIX(x) x##_avx512
+enum { VEC_BF16 = 0 };
+#endif
 /* register blocks: rows of activations x vectors of sixteen outputs */
 #ifdef TANDEM_SANITIZED /* instrumented, the large blocks take the compiler minutes */
-enum { BLOCK_ROWS_F = 3, BLOCK_ROWS_I8 = 3, BLOCK_ROWS_I4 = 3, ATTN_ROWS = 3 };
+enum { BLOCK_ROWS_F = 3, BLOCK_ROWS_I8 = 3, BLOCK_ROWS_I4 = 3, ATTN_ROWS = 5, ATTN_R = 3, ATTN_P = 1 };
 enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 2 };
 #else
-enum { BLOCK_ROWS_F = 12, BLOCK_ROWS_I8 = 12, BLOCK_ROWS_I4 = 6, ATTN_ROWS = 12 };
+enum { BLOCK_ROWS_F = 12, BLOCK_ROWS_I8 = 12, BLOCK_ROWS_I4 = 6 };
+enum { ATTN_ROWS = 24, ATTN_R = 6, ATTN_P = 4 };                        /* rows of a task, rows x pages in registers */
 enum { BLOCK_ROWS_F2 = 12, BLOCK_ROWS_I8_2 = 12, BLOCK_ROWS_I4_2 = 6 }; /* with both panels of a pair */
 #endif
 enum { I8_BIAS = 128 }; /* added to activations for int8 weights: vpdpbusd multiplies unsigned by signed */
@@ -74,6 +83,36 @@ INLINE vi i_max(vi a, vi b) { return _mm512_max_epi32(a, b); }
 INLINE vi i_shl(vi a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
 INLINE vf i_to_f(vi a) { return _mm512_cvtepi32_ps(a); }
 INLINE void i_store_i8(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
+/* lane i += a.hi w[i].hi, then += a.lo w[i].lo: what vdpbf16ps does, but for subnormal numbers */
+INLINE vf v_dot_bf16(vf acc, vi w, uint32_t a)
+{
+#ifdef __AVX512BF16__
+    return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32((int)a));
+#else
+    vi high = i_set1((int32_t)0xffff0000), both = i_set1((int32_t)a);
+    acc = v_fma(i_float(i_and(both, high)), i_float(i_and(w, high)), acc);
+    return v_fma(i_float(i_shl(both, 16)), i_float(i_shl(w, 16)), acc);
+#endif
+}
+INLINE void v_store_f16(uint16_t *p, vf x) /* sixteen floats to f16, to nearest even */
+{
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+/* sixteen floats to bf16, to nearest even; returns them rounded */
+INLINE vf v_store_bf16(uint16_t *p, vf x)
+{
+#ifdef __AVX512BF16__
+    __m256bh h = _mm512_cvtneps_pbh(x);
+    memcpy(p, &h, 32);
+    return i_float(i_shl(_mm512_cvtepu16_epi32((__m256i)h), 16));
+#else
+    vi u = v_bits(x), odd = i_and(_mm512_srli_epi32(u, 16), i_set1(1));
+    vi r = _mm512_srli_epi32(i_add(i_add(u, odd), i_set1(0x7fff)), 16);
+    r = _mm512_mask_or_epi32(r, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_srli_epi32(u, 16), i_set1(0x40));
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(r));
+    return i_float(i_shl(r, 16));
+#endif
+}
 /* sixteen bytes as four words, `apart` bytes from each other; bias 0, or 128 to be added to each */
 INLINE void i_store_i8_words(int8_t *p, int apart, vi a, int bias)
 {

@@ -14,8 +14,9 @@
 #define VEC_NO_UNROLL /* a vector is a loop already: unrolling blocks of them takes the compiler minutes */
 enum { BLOCK_ROWS_F = 2, BLOCK_ROWS_I8 = 2, BLOCK_ROWS_I4 = 2 };
 enum { BLOCK_ROWS_F2 = 1, BLOCK_ROWS_I8_2 = 1, BLOCK_ROWS_I4_2 = 1 };
-enum { ATTN_ROWS = 2 };
+enum { ATTN_ROWS = 8, ATTN_R = 2, ATTN_P = 1 };
 enum { I8_BIAS = 0 };
+enum { VEC_BF16 = 0 }; /* no dot product of bf16 */
 
 typedef struct {
     float f[16];
@@ -91,6 +92,20 @@ INLINE vi i_max(vi a, vi b) { MAP_I(a.i[l] > b.i[l] ? a.i[l] : b.i[l]); }
 INLINE vi i_shl(vi a, int n) { MAP_I((int32_t)((uint32_t)a.i[l] << n)); }
 INLINE vf i_to_f(vi a) { MAP_F((float)a.i[l]); }
 INLINE void i_store_i8(int8_t *p, vi a) { EACH p[l] = (int8_t)a.i[l]; }
+/* lane i += a.hi w[i].hi, then += a.lo w[i].lo: what vdpbf16ps does, but for subnormal numbers */
+INLINE vf v_dot_bf16(vf acc, vi w, uint32_t a)
+{
+    float high = f32_from_bits(a & 0xffff0000u), low = f32_from_bits(a << 16);
+    MAP_F(__builtin_fmaf(low, f32_from_bits((uint32_t)w.i[l] << 16),
+                         __builtin_fmaf(high, f32_from_bits((uint32_t)w.i[l] & 0xffff0000u), acc.f[l])));
+}
+INLINE void v_store_f16(uint16_t *p, vf x) { EACH p[l] = f32_to_f16(x.f[l]); } /* to nearest even */
+/* sixteen floats to bf16, to nearest even; returns them rounded */
+INLINE vf v_store_bf16(uint16_t *p, vf x)
+{
+    EACH p[l] = f32_to_bf16(x.f[l]);
+    return v_load_bf16(p);
+}
 /* sixteen bytes as four words, `apart` bytes from each other; bias is 0 on this level */
 INLINE void i_store_i8_words(int8_t *p, int apart, vi a, int bias) { EACH p[l / 4 * apart + l % 4] = (int8_t)a.i[l]; }
 INLINE int32_t i_hsum(vi a)

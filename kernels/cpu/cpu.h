@@ -19,10 +19,11 @@ enum { ATTN_SPLIT_PAGES = 32 }; /* context is summed in splits of 512 positions,
 /* Packed so that lanes are outputs; outputs are padded with zeros to an even number of panels.
  *   float types  [panel][K][16], in the weight's own type
  *   int8         [panel][k_pad / 4][16][4] bytes, plus the level's bias
- *   int4         [panel][k_pad / 8][16][4] bytes: low nibbles are k 0..3 of the eight, high nibbles k 4..7 */
+ *   int4         [panel][k_pad / 8][16][4] bytes: low nibbles are k 0..3 of the eight, high nibbles k 4..7
+ *   nf4          see nf4.h */
 struct weight {
     enum dtype t;
-    int rows, cols, group;       /* group: 0 but for int4 */
+    int rows, cols, group;       /* group: 0 but for int4 and nf4 */
     int panels, k_pad, n_groups; /* k_pad: int8 to 4, int4 to whole groups; n_groups: per row, int4 */
     size_t panel_bytes, data_bytes, scale_bytes;
     void *data;

@@ -8,6 +8,8 @@
 
 #include "kernels/cpu/linear_impl.h"
 
+#include "kernels/cpu/linear_nf4_impl.h"
+
 #include "kernels/cpu/attn_impl.h"
 
 #include "kernels/cpu/sample_impl.h"
@@ -21,7 +23,8 @@ const struct isa VEC_SUFFIX(isa) = {.name = VEC_NAME,
                                                [DT_BF16] = linear_bf16,
                                                [DT_F16] = linear_f16,
                                                [DT_I8] = linear_i8,
-                                               [DT_I4] = linear_i4},
+                                               [DT_I4] = linear_i4,
+                                               [DT_NF4] = linear_nf4},
                                     .quantise = row_quantise,
                                     .attn_split = attn_split,
                                     .attn_merge = attn_merge,

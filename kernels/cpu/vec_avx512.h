@@ -4,6 +4,8 @@
 #ifndef TANDEM_KERNELS_CPU_VEC_H
 #define TANDEM_KERNELS_CPU_VEC_H
 
+#include "kernels/num.h"
+
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
@@ -86,6 +88,20 @@ INLINE vi i_dot_s(vi acc, vb w, const int8_t *a)
     return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(four));
 }
 INLINE vi i_dot_u(vi acc, vb w, const int8_t *a) { return i_dot_s(acc, w, a); }
+
+/* nf4: a load gives each lane eight weights, the first in its low nibble; next moves on by one; codes looks the current
+ * ones up */
+typedef __m512 vt;
+enum { NF4_PANELS = 2 };
+#ifdef TANDEM_SANITIZED
+enum { NF4_ROWS = 3 };
+#else
+enum { NF4_ROWS = 10 };
+#endif
+INLINE vt nf4_table(void) { return _mm512_loadu_ps(nf4_code); }
+INLINE vi nf4_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
+INLINE vi nf4_next(vi w) { return _mm512_srli_epi32(w, 4); }
+INLINE vf nf4_codes(vt t, vi w) { return _mm512_permutexvar_ps(w, t); } /* vpermps reads the low four bits only */
 
 INLINE float v_sum(vf a)
 {

@@ -1,5 +1,6 @@
 /* Weights in the layout of the linear kernels (see struct weight), packed on all threads. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/nf4.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -51,6 +52,10 @@ static void pack_row(const struct pack_job *j, int panel, int lane)
     const struct weight_src *s = part_of(j, &n);
     if (!s) return;
     size_t at = (size_t)n * K;
+    if (w->t == DT_NF4) {
+        nf4_pack_row((uint8_t *)w->data + (size_t)panel / 2 * nf4_pair_bytes(K), panel % 2 * PANEL + lane, s, n);
+        return;
+    }
     switch (w->t) {
     case DT_F32: pack_row_f32((float *)to + lane, (const float *)s->data + at, K); break;
     case DT_BF16:
@@ -108,6 +113,10 @@ static bool weight_plan(struct weight *w, const struct weight_src *parts, int n_
         w->k_pad = w->n_groups * w->group;
         w->panel_bytes = (size_t)w->k_pad * PANEL / 2;
         w->scale_bytes = (size_t)w->panels * (size_t)w->n_groups * PANEL * sizeof(uint16_t);
+        break;
+    case DT_NF4:
+        if (w->group != NF4_BLOCK || w->cols % NF4_BLOCK) return false;
+        w->panel_bytes = nf4_pair_bytes(w->cols) / 2;
         break;
     default: return false;
     }

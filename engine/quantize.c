@@ -1,6 +1,7 @@
 #include "engine/quantize.h"
 
 #include "engine/base/mem.h"
+#include "engine/nf4.h"
 #include "kernels/ops.h"
 
 #include <math.h>
@@ -151,6 +152,7 @@ static void *work(void *arg)
 
 int quantize_matrix(const struct weight_src *src, int t, int threads, struct weight_src *out, struct err *e)
 {
+    if (t == DT_NF4) return nf4_quantize_matrix(src, threads, out, e);
     size_t groups = ((size_t)src->cols + INT4_GROUP - 1) / INT4_GROUP, rows = (size_t)src->rows;
     struct job j = {.src = src, .out = out, .bad_row = -1};
     j.row_bytes = t == DT_I8 ? (size_t)src->cols : groups * INT4_GROUP / 2;

@@ -1,4 +1,4 @@
-/* `tandem quantize`: a model directory rewritten with int8 or int4 matrices, the rest as it was.  The quantised
+/* `tandem quantize`: a model directory rewritten with int8, int4 or nf4 matrices, the rest as it was.  The quantised
  * matrices are kept in memory until the file is written; config.json comes out with a quantization_config that
  * weights.c knows. */
 #include "engine/quantize.h"
@@ -9,6 +9,7 @@
 #include "engine/config.h"
 #include "engine/safetensors.h"
 #include "engine/weights.h"
+#include "engine/weights_bnb.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -22,6 +23,7 @@ struct output {
     const struct safetensors *in;
     const struct model_config *c;
     enum dtype type;
+    enum dtype dtype; /* of the model, seen on the way (nf4) */
     int threads;
     struct st_tensor *v; /* what will be written */
     size_t n, cap;
@@ -46,9 +48,32 @@ static void add(struct output *o, const char *name, const char *suffix, enum st_
     o->owned[o->n_owned++] = (void *)data;
 }
 
+/* as bitsandbytes would have it; the head stays as it is */
+static int quantize_slot_nf4(struct output *o, const struct matrix_slot *slot)
+{
+    struct weight_src src;
+    struct st_tensor t[BNB_TENSORS];
+    void *owned;
+    int rc = 0;
+    if (!slot->head) {
+        if ((rc = weights_matrix(o->in, slot, &src, &owned, o->e))) return rc;
+        o->dtype = src.t;
+        rc = bnb_tensors(&src, slot->name, o->threads, t, o->e);
+        free(owned);
+        if (rc) return err_prefix(o->e, "tensor %s", slot->name);
+        for (int i = 0; i < BNB_TENSORS; i++) {
+            add(o, t[i].name, "", t[i].type, t[i].n_dims, t[i].dims[0], t[i].dims[1], t[i].data, t[i].bytes, true);
+            free(t[i].name);
+        }
+    }
+    if (o->progress) o->progress(o->arg, ++o->done, o->total);
+    return 0;
+}
+
 static int quantize_slot(void *arg, const struct matrix_slot *slot)
 {
     struct output *o = arg;
+    if (o->type == DT_NF4) return quantize_slot_nf4(o, slot);
     struct weight_src src, q;
     void *owned;
     /* the same rule as at load: the head of an int4 model is int8 */
@@ -120,19 +145,21 @@ static int write_text(const char *dir, const char *name, const char *text, size_
     return rc;
 }
 
-static int write_config(const char *dir, const char *out, const char *type, struct err *e)
+static int write_config(const struct output *o, const char *dir, const char *out, const char *type, struct err *e)
 {
     char *path = file_join(dir, "config.json"), *text = NULL;
     size_t n;
     int rc = file_read(path, 16 << 20, &text, &n, e);
     free(path);
     if (rc) return rc;
-    cJSON *j = cJSON_Parse(text), *q = cJSON_CreateObject();
+    cJSON *j = cJSON_Parse(text), *q = o->type == DT_NF4 ? bnb_config(o->dtype) : cJSON_CreateObject();
     free(text);
     cJSON_DeleteItemFromObjectCaseSensitive(j, "quantization_config"); /* null in some files */
-    cJSON_AddStringToObject(q, "quant_method", "tandem");
-    cJSON_AddStringToObject(q, "type", type);
-    cJSON_AddNumberToObject(q, "group_size", strcmp(type, "int4") ? 0 : INT4_GROUP);
+    if (o->type != DT_NF4) {
+        cJSON_AddStringToObject(q, "quant_method", "tandem");
+        cJSON_AddStringToObject(q, "type", type);
+        cJSON_AddNumberToObject(q, "group_size", strcmp(type, "int4") ? 0 : INT4_GROUP);
+    }
     cJSON_AddItemToObject(j, "quantization_config", q);
     char *printed = cJSON_Print(j);
     cJSON_Delete(j);
@@ -176,10 +203,11 @@ static int write_model(struct output *o, const char *dir, const char *out, const
     if (!rc) rc = weights_each_matrix(o->in, o->c, quantize_slot, o, e);
     if (!rc) {
         const char *meta[] = {"format", "tandem", "version", "1", "type", type, NULL};
+        if (o->type == DT_NF4) meta[1] = "pt", meta[2] = NULL; /* transformers asks for it */
         add_rest(o);
         qsort(o->v, o->n, sizeof *o->v, by_width);
         rc = copy_others(dir, out, e);
-        if (!rc) rc = write_config(dir, out, type, e);
+        if (!rc) rc = write_config(o, dir, out, type, e);
         if (!rc) rc = safetensors_write(path, o->v, o->n, meta, e); /* last: a directory with it is whole */
     }
     free(path);
@@ -190,8 +218,11 @@ int quantize_model(const char *dir, const char *out, const char *type, void (*pr
                    struct err *e)
 {
     struct model_config c;
-    enum dtype t = strcmp(type, "int8") == 0 ? DT_I8 : strcmp(type, "int4") == 0 ? DT_I4 : DT_NONE;
-    if (t == DT_NONE) return err_set(e, ERR_INVALID, "type \"%.40s\" is not int8 or int4", type);
+    enum dtype t = strcmp(type, "int8") == 0   ? DT_I8
+                   : strcmp(type, "int4") == 0 ? DT_I4
+                   : strcmp(type, "nf4") == 0  ? DT_NF4
+                                               : DT_NONE;
+    if (t == DT_NONE) return err_set(e, ERR_INVALID, "type \"%.40s\" is not int8, int4 or nf4", type);
     int rc = model_config_read(dir, &c, e);
     if (rc) return rc;
     if (c.quant[0]) return err_set(e, ERR_INVALID, "%s is quantised to %s already", dir, c.quant);

@@ -21,9 +21,10 @@ static int parse_type(const char *name, const char *const *allowed, const enum d
 
 static int parse_types(const struct engine_config *c, enum dtype *quantize, enum dtype *kv, struct err *e)
 {
-    static const char *const q_names[] = {"none", "int8", "int4"}, *const kv_names[] = {"f16", "bf16", "f32", "int8"};
-    static const enum dtype q_types[] = {DT_NONE, DT_I8, DT_I4}, kv_types[] = {DT_F16, DT_BF16, DT_F32, DT_I8};
-    int rc = parse_type(c->quantize ? c->quantize : "none", q_names, q_types, 3, "quantize", quantize, e);
+    static const char *const q_names[] = {"none", "int8", "int4", "nf4"}, *const kv_names[] = {"f16", "bf16", "f32",
+                                                                                               "int8"};
+    static const enum dtype q_types[] = {DT_NONE, DT_I8, DT_I4, DT_NF4}, kv_types[] = {DT_F16, DT_BF16, DT_F32, DT_I8};
+    int rc = parse_type(c->quantize ? c->quantize : "none", q_names, q_types, 4, "quantize", quantize, e);
     return rc ? rc : parse_type(c->kv_type ? c->kv_type : "f16", kv_names, kv_types, 4, "kv-cache", kv, e);
 }
 

@@ -2,6 +2,7 @@
 
 #include "engine/base/mem.h"
 #include "engine/quantize.h"
+#include "engine/weights_bnb.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -212,6 +213,7 @@ int weights_matrix(const struct safetensors *f, const struct matrix_slot *slot, 
                    struct err *e)
 {
     *owned = NULL;
+    if (bnb_is_quantized(f, slot->name)) return bnb_matrix(f, slot, src, owned, e);
     const struct st_tensor *t = safetensors_find(f, slot->name);
     if (t && (t->type == ST_I8 || t->type == ST_U8)) return quantized_matrix(f, slot, t, src, e);
     int64_t d0 = slot->transposed ? slot->cols : slot->rows, d1 = slot->transposed ? slot->rows : slot->cols;
@@ -306,24 +308,27 @@ static int load_matrix(struct loader *l, const struct matrix_slot *slots, int n,
 {
     struct weight_src part[3] = {0};
     void *owned[3] = {0};
-    bool quantized[3] = {0};
+    const void *scale[3] = {0}; /* owned too */
     int rc = 0;
     for (int i = 0; i < n && !rc; i++) {
         rc = weights_matrix(l->s.f, &slots[i], &part[i], &owned[i], l->e);
         bool is_float = part[i].t == DT_F32 || part[i].t == DT_BF16 || part[i].t == DT_F16;
         /* the head is the matrix quality depends on most: int4 models keep it in int8 */
         enum dtype to = l->quantize == DT_I4 && slots[i].head ? DT_I8 : l->quantize;
+        if (to == DT_NF4 && slots[i].head) to = DT_NONE; /* as bitsandbytes leaves it */
         if (!rc && to != DT_NONE && is_float) {
             struct weight_src q;
             rc = quantize_matrix(&part[i], to, l->threads, &q, l->e);
             if (rc)
                 err_prefix(l->e, "tensor %s", slots[i].name);
             else
-                part[i] = q, quantized[i] = true;
+                free(owned[i]), part[i] = q, owned[i] = (void *)q.data, scale[i] = q.scale;
         }
-        if (!rc && part[i].t != part[0].t)
-            rc = err_set(l->e, ERR_UNSUPPORTED, "tensors %s and %s have different types", slots[0].name, slots[i].name);
     }
+    if (!rc) rc = bnb_unify(part, n, owned, l->e);
+    for (int i = 0; i < n && !rc; i++)
+        if (part[i].t != part[0].t)
+            rc = err_set(l->e, ERR_UNSUPPORTED, "tensors %s and %s have different types", slots[0].name, slots[i].name);
     if (!rc && !(*out = l->d->ops->weight_pack(l->d, part, n)))
         rc = err_set(l->e, ERR_NOMEM, "no memory on the device for %s", slots[0].name);
     if (!rc) {
@@ -332,8 +337,8 @@ static int load_matrix(struct loader *l, const struct matrix_slot *slots, int n,
     }
     for (int i = 0; i < n; i++) {
         if (!slots[i].head || !l->s.c->tied) l->w->parameters += (uint64_t)slots[i].rows * (uint64_t)slots[i].cols;
-        if (quantized[i]) free((void *)part[i].data), free((void *)part[i].scale);
         free(owned[i]);
+        free((void *)scale[i]);
     }
     return rc;
 }
@@ -435,6 +440,7 @@ int weights_load(struct weights *w, struct dev *d, const struct model_config *c,
         return err_set(e, ERR_INVALID, "%s is quantised to %s already; leave --quantize out", dir, c->quant);
     if (!(w->file = safetensors_open_dir(dir, e))) return e->code;
     w->layer = mem_array((size_t)c->layers, sizeof *w->layer);
+    if (c->quant[0]) quantize = DT_NONE; /* what was left in floats was left so on purpose */
     struct loader l = {source_open(w->file, c), w, d, quantize, threads, e};
     int rc = load_rest(&l);
     for (int i = 0; i < c->layers && !rc; i++) rc = load_layer(&l, i);

@@ -1,4 +1,4 @@
-/* tandem quantize: a model directory with int8 or int4 weights from one with floats.  Main thread. */
+/* tandem quantize: a model directory with int8, int4 or nf4 weights from one with floats.  Main thread. */
 #include "engine/quantize.h"
 
 #include "server/cmd.h"
@@ -6,9 +6,10 @@
 #include <stdio.h>
 #include <unistd.h>
 
-static const char usage[] = "tandem quantize [--model DIR] --out DIR [--type int8|int4]";
-static const char about[] =
-    "Writes a copy of a model whose matrices are int8 or int4; it loads without quantising again.";
+static const char usage[] = "tandem quantize [--model DIR] --out DIR [--type int8|int4|nf4]";
+static const char about[] = "Writes a copy of a model whose matrices are int8, int4 or nf4; it loads without "
+                            "quantising again.  nf4 is written as\n"
+                            "bitsandbytes does, with double quantisation, for transformers to load too.";
 
 static void show_progress(void *arg, int done, int total)
 {

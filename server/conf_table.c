@@ -8,7 +8,7 @@ enum {
 };
 
 #define AT(field) offsetof(struct settings, field)
-#define NO_TYPES "none|int8|int4"
+#define NO_TYPES "none|int8|int4|nf4"
 
 static const struct conf_option table[] = {
     {"config", "General", CONF_STRING, AT(config), NULL, 0, 0, NULL, ALL, false, "FILE",
@@ -121,7 +121,7 @@ static const struct conf_option table[] = {
 
     {"out", "Output", CONF_STRING, AT(out), NULL, 0, 0, NULL, CMD_QUANTIZE, true, "DIR",
      "directory to write; must not hold a model yet"},
-    {"type", "Output", CONF_CHOICE, AT(type), "int8", 0, 0, "int8|int4", CMD_QUANTIZE, true, "TYPE", "weight type"},
+    {"type", "Output", CONF_CHOICE, AT(type), "int8", 0, 0, "int8|int4|nf4", CMD_QUANTIZE, true, "TYPE", "weight type"},
     {"json", "Output", CONF_BOOL, AT(json), "false", 0, 0, NULL, CMD_GENERATE | CMD_TOKENIZE | CMD_PERPLEXITY, true,
      NULL, "print one JSON object"},
 };

@@ -327,7 +327,10 @@ static void read_quant(struct fields *f, struct model_config *c)
     if (!q || f->rc) return;
     const cJSON *method = cJSON_GetObjectItemCaseSensitive(q, "quant_method");
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(q, "type");
-    if (cJSON_IsString(method) && strcmp(method->valuestring, "bitsandbytes") == 0)
+    /* the oldest have no quant_method */
+    bool old = !method && (cJSON_GetObjectItemCaseSensitive(q, "load_in_4bit") ||
+                           cJSON_GetObjectItemCaseSensitive(q, "load_in_8bit"));
+    if (old || (cJSON_IsString(method) && strcmp(method->valuestring, "bitsandbytes") == 0))
         read_bnb(f, q, c);
     else if (!cJSON_IsString(method) || strcmp(method->valuestring, "tandem") || !cJSON_IsString(type))
         f->rc = err_set(

@@ -2,7 +2,8 @@
  *
  *   quality_test MODEL_DIR TEXT_FILE
  *
- * Bounds: perplexity within 1 % (int8) and 6 % (int4, nf4) of the unquantised model's; int8 KV cache within 1 %. */
+ * Bounds: perplexity within 1 % (int8), 6 % (int4) and 7 % (nf4) of the unquantised model's; int8 KV cache within 1 %.
+ */
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "engine/eval.h"
@@ -125,7 +126,7 @@ int main(int argc, char **argv)
     }
     bool ok = compare(argv[1], text, "int8", "f16", 0.01);
     ok &= compare(argv[1], text, "int4", "f16", 0.06);
-    ok &= compare(argv[1], text, "nf4", "f16", 0.06);
+    ok &= compare(argv[1], text, "nf4", "f16", 0.07);
     ok &= compare(argv[1], text, "none", "int8", 0.01);
     ok &= compare(argv[1], text, "none", "f16", 0.001);
     free(text);

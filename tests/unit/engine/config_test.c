@@ -116,6 +116,9 @@ static void test_bitsandbytes(void **state)
 {
     assert_string_equal(good(BNB(",\"load_in_4bit\":true,\"bnb_4bit_quant_type\":\"nf4\""), NULL).quant, "nf4");
     assert_string_equal(good("{" LLAMA ",\"quantization_config\":null}", NULL).quant, "");
+    assert_string_equal(
+        good("{" LLAMA ",\"quantization_config\":{\"load_in_4bit\":true,\"bnb_4bit_quant_type\":\"nf4\"}}", NULL).quant,
+        "nf4");
     bad(BNB(""), "8-bit weights are not supported");
     bad(BNB(",\"load_in_8bit\":true"), "8-bit weights are not supported");
     bad(BNB(",\"load_in_4bit\":true"), "\"fp4\" is not supported"); /* transformers' default */

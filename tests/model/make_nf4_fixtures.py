@@ -124,6 +124,30 @@ def nest(out, absmax):
             "nest.offset": offset.reshape(1), "nest.restored": restored, "map": code}
 
 
+def edges():
+    """[1, 148]: a block of the thresholds and what lies next to them, one with values that a division by absmax and a
+    multiplication by its reciprocal put on different sides of a threshold, and a short one (20) of such."""
+    code = bnb.get_4bit_type("nf4", device="cpu")
+    bounds = (code[:-1] + code[1:]) / 2
+    up, down = torch.tensor(2.0), torch.tensor(-2.0)
+    first = torch.cat([bounds, torch.nextafter(bounds, up), torch.nextafter(bounds, down), torch.ones(1), torch.zeros(18)])
+
+    def split(count, absmax):
+        found, g = [], torch.Generator().manual_seed(3)
+        while len(found) < count - 1:
+            m = (absmax * (1 + torch.rand(1, generator=g))).item()
+            m = torch.tensor([m])
+            near = (bounds * m)
+            x = torch.cat([near, torch.nextafter(near, 100 * up), torch.nextafter(near, 100 * down)])
+            differ = torch.bucketize(x / m, bounds) != torch.bucketize(x * (1.0 / m), bounds)
+            if int(differ.sum()) >= 3:
+                found = x[differ].tolist()[:count - 1]
+                found += [0.0] * (count - 1 - len(found))
+        return torch.cat([m, torch.tensor(found)])
+
+    return torch.cat([first, split(64, 1.3), split(20, 0.7)]).reshape(1, -1)
+
+
 def make_matrices(path):
     g = torch.Generator().manual_seed(7)
     out = {}
@@ -134,6 +158,7 @@ def make_matrices(path):
     matrix(out, "f32", w)
     matrix(out, "bf16", (0.02 * torch.randn(23, 70, generator=g)).bfloat16())  # blocks that straddle rows, a short last one
     matrix(out, "odd", torch.randn(5, 27, generator=g).half())                 # an odd number of weights
+    matrix(out, "edge", edges())
     # whole 2^-16ths, so that their sum is exact in every order and the offset is the same to the bit
     nest(out, torch.round((0.05 + 0.02 * torch.rand(700, generator=g) ** 3) * 65536) / 65536)
     path.parent.mkdir(parents=True, exist_ok=True)

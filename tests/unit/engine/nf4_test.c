@@ -71,11 +71,12 @@ static float *widened(const struct weight_src *s)
     return w;
 }
 
-static const char *const matrices[] = {"f32", "bf16", "odd"};
+static const char *const matrices[] = {"f32", "bf16", "odd", "edge"};
+enum { MATRICES = sizeof matrices / sizeof *matrices };
 
 static void test_codes_and_scales(void **state)
 {
-    for (size_t m = 0; m < 3; m++) {
+    for (size_t m = 0; m < MATRICES; m++) {
         struct weight_src s = source(matrices[m]);
         size_t n = (size_t)s.rows * (size_t)s.cols, blocks = nf4_blocks(n, NF4_GROUP);
         const struct st_tensor *codes = get(matrices[m], ".codes");
@@ -128,10 +129,30 @@ static void test_nested(void **state)
     assert_true(differ < N / 50);
 }
 
+/* halfway between two entries it is the lower; symmetric, so that the offset is 0 */
+static void test_nested_ties(void **state)
+{
+    float map[NF4_MAP], y[NF4_NEST] = {0}, nested;
+    uint8_t q[NF4_NEST];
+    nf4_dynamic_map(map);
+    for (int i = 129; i < 250; i++) {
+        float tie = (map[i] + map[i + 1]) / 2, above = nextafterf(tie, 2);
+        y[0] = 1, y[1] = -1, y[2] = tie, y[3] = -tie, y[4] = above, y[5] = -above;
+        assert_true(nf4_nest(y, NF4_NEST, q, &nested) == 0 && nested == 1);
+        assert_int_equal(q[2], i);
+        assert_int_equal(q[4], i + 1);
+        assert_int_equal(q[0], 255);
+        assert_int_equal(q[1], 0); /* there is no -1 */
+        int low = 0;
+        while (low < 255 && (map[low] + map[low + 1]) / 2 < -tie) low++;
+        assert_int_equal(q[3], low);
+    }
+}
+
 /* nested_offset of the file: the mean in f32, in an order of torch's; ours is rounded once */
 static void test_whole_matrices(void **state)
 {
-    for (size_t m = 0; m < 3; m++) {
+    for (size_t m = 0; m < MATRICES; m++) {
         struct weight_src s = source(matrices[m]);
         struct nf4_matrix made;
         struct nf4_state want;
@@ -501,12 +522,19 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s\n", e.msg);
         return 1;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_codes_and_scales), cmocka_unit_test(test_map),
-                                       cmocka_unit_test(test_nested),           cmocka_unit_test(test_whole_matrices),
-                                       cmocka_unit_test(test_state_text),       cmocka_unit_test(test_refuses_states),
-                                       cmocka_unit_test(test_refuses_tensors),  cmocka_unit_test(test_refuses_8_bit),
-                                       cmocka_unit_test(test_other_forms),      cmocka_unit_test(test_changed_bytes),
-                                       cmocka_unit_test(test_not_finite),       cmocka_unit_test(test_unify)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_codes_and_scales),
+                                       cmocka_unit_test(test_map),
+                                       cmocka_unit_test(test_nested),
+                                       cmocka_unit_test(test_nested_ties),
+                                       cmocka_unit_test(test_whole_matrices),
+                                       cmocka_unit_test(test_state_text),
+                                       cmocka_unit_test(test_refuses_states),
+                                       cmocka_unit_test(test_refuses_tensors),
+                                       cmocka_unit_test(test_refuses_8_bit),
+                                       cmocka_unit_test(test_other_forms),
+                                       cmocka_unit_test(test_changed_bytes),
+                                       cmocka_unit_test(test_not_finite),
+                                       cmocka_unit_test(test_unify)};
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     safetensors_close(fixture);
     return failed;

@@ -28,9 +28,11 @@ bool bnb_is_quantized(const struct safetensors *f, const char *name)
     for (size_t i = 0; i < sizeof signs / sizeof *signs; i++)
         if (beside(f, name, signs[i], full)) return true;
     /* LLM.int8(): X.SCB beside X.weight */
-    size_t stem = strlen(name) > 7 ? strlen(name) - 7 : 0;
-    snprintf(full, sizeof full, "%.*s.SCB", (int)stem, name);
-    return stem && safetensors_find(f, full);
+    size_t len = strlen(name), end = sizeof ".weight" - 1;
+    if (len <= end || len >= TENSOR_NAME_MAX || strcmp(name + len - end, ".weight")) return false;
+    memcpy(full, name, len - end);
+    memcpy(full + len - end, ".SCB", sizeof ".SCB");
+    return safetensors_find(f, full) != NULL;
 }
 
 /* ---- reading ---- */

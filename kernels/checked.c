@@ -350,6 +350,18 @@ static struct weight *checked_weight_pack(struct dev *d, const struct weight_src
     return w;
 }
 
+static struct weight *checked_weight_open(struct dev *d, const struct weight_src *shape, const void *packed,
+                                          size_t bytes)
+{
+    struct dev *inner = checked_of(d)->inner;
+    struct weight *w = inner->ops->weight_open(inner, shape, packed, bytes);
+    if (w && !made_add(d, w, (struct made){.rows = shape->rows, .cols = shape->cols})) {
+        inner->ops->weight_free(inner, w);
+        return NULL;
+    }
+    return w;
+}
+
 static void checked_weight_free(struct dev *d, struct weight *w)
 {
     struct dev *inner = checked_of(d)->inner;
@@ -429,6 +441,7 @@ struct dev *dev_checked(struct dev *inner)
     OPS(X)
 #undef X
     c->ops.weight_pack = checked_weight_pack;
+    if (c->ops.weight_open) c->ops.weight_open = checked_weight_open;
     c->ops.weight_free = checked_weight_free;
     c->ops.kv_open = checked_kv_open;
     c->ops.kv_close = checked_kv_close;

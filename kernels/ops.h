@@ -51,6 +51,7 @@ struct weight_src {
     int rows, cols, group;
     const void *data;  /* borrowed until weight_pack returns */
     const void *scale; /* likewise; NULL for float types */
+    bool gate_up;      /* of all parts: two of equal rows, gate and up, for op gate_up and no other */
 };
 
 struct weight; /* packed the way the device likes; opaque */
@@ -137,7 +138,8 @@ struct rope_kv_args {
  * Rows q_start[s] .. q_start[s+1]-1 of qkv and out belong to sequence s and are its last tokens: the last of them is at
  * position kv_len[s] - 1.  A token at position p sees positions max(0, p - window + 1) .. p (window 0: all).
  * pages (n_seqs, pages_ld): page numbers of each sequence in order.  qkv as in rope_kv, only q is read;
- * out (T, heads * head_dim).  score = (q . k) * scale. */
+ * out (T, heads * head_dim).  score = (q . k) * scale.
+ * With a bf16 cache q is rounded to bf16, and so may be each softmax weight before it multiplies v. */
 struct attn_args {
     struct mat out, qkv;
     int heads, kv_heads, head_dim, window;
@@ -239,7 +241,7 @@ struct dev_error {
 };
 
 struct dev_config {
-    const char *name; /* "cpu", "ref", or a cpu level: "cpu:portable", "cpu:avx2", "cpu:avx512" */
+    const char *name; /* "cpu", "ref", or a cpu level: "cpu:portable", "cpu:avx2", "cpu:avx512bf16"... */
     int threads;      /* 0: one per available core */
 };
 
@@ -255,6 +257,14 @@ struct dev_ops {
     struct weight *(*weight_pack)(struct dev *, const struct weight_src *parts, int n_parts);
     void (*weight_free)(struct dev *, struct weight *);
     size_t (*weight_bytes)(const struct weight *);
+    /* Packed bytes in a file: layout names their form, and changes when it does; NULL: the device has no such form, and
+     * the two functions are NULL. */
+    const char *layout;
+    /* A weight's packed bytes: good until it is freed. */
+    const void *(*weight_packed)(const struct weight *, size_t *bytes);
+    /* A weight over bytes packed before, which stay the caller's, unchanged, until weight_free; 64-byte aligned.  Of
+     * `shape`, data and scale are not looked at.  NULL: out of memory, or not the size that shape takes. */
+    struct weight *(*weight_open)(struct dev *, const struct weight_src *shape, const void *packed, size_t bytes);
 
     size_t (*kv_page_bytes)(const struct kv_shape *); /* of one page over all layers, k and v */
     struct kv *(*kv_open)(struct dev *, const struct kv_shape *);

@@ -17,7 +17,8 @@ static bool kv_plan(struct kv *kv, const struct kv_shape *s)
     *kv = (struct kv){.shape = *s, .dim_pad = (s->head_dim + 15) / 16 * 16};
     if (s->layers < 1 || s->pages < 1 || s->kv_heads < 1 || s->head_dim < 1 || s->head_dim > HEAD_DIM_MAX) return false;
     if (s->t != DT_F32 && s->t != DT_F16 && s->t != DT_BF16 && s->t != DT_I8) return false;
-    kv->v_at = dtype_bytes(s->t, (size_t)s->head_dim * KV_PAGE);
+    int k_dim = s->t == DT_BF16 ? (s->head_dim + 1) / 2 * 2 : s->head_dim;
+    kv->v_at = dtype_bytes(s->t, (size_t)k_dim * KV_PAGE);
     kv->scale_at = kv->v_at + dtype_bytes(s->t, (size_t)kv->dim_pad * KV_PAGE);
     size_t bytes = kv->scale_at + (s->t == DT_I8 ? 2 * KV_PAGE * sizeof(float) : 0);
     kv->block_bytes = (bytes + 63) / 64 * 64;
@@ -50,23 +51,38 @@ void cpu_kv_close(struct dev *d, struct kv *kv)
     free(kv);
 }
 
-/* One head's k or v of one token: n values, `stride` elements apart from p on. */
-static void kv_store(const struct isa *isa, enum dtype t, void *p, int stride, float *scale, const float *x, int n)
+/* One head's k and v of one token, to place `place` of a page's block. */
+static void kv_store(const struct isa *isa, const struct kv *kv, uint8_t *block, int place, const float *k,
+                     const float *v)
 {
+    int dim = kv->shape.head_dim;
+    void *to_k = block, *to_v = block + kv->v_at;
+    size_t v_row = (size_t)place * kv->dim_pad;
+    float *scales = (float *)(block + kv->scale_at);
     int8_t q[HEAD_DIM_MAX];
-    switch (t) {
+    uint16_t half[HEAD_DIM_MAX];
+    switch (kv->shape.t) {
     case DT_F32:
-        for (int i = 0; i < n; i++) ((float *)p)[i * stride] = x[i];
+        for (int i = 0; i < dim; i++) ((float *)to_k)[i * KV_PAGE + place] = k[i];
+        memcpy((float *)to_v + v_row, v, (size_t)dim * sizeof *v);
         break;
     case DT_BF16:
-        for (int i = 0; i < n; i++) ((uint16_t *)p)[i * stride] = f32_to_bf16(x[i]);
+        isa->halve(half, DT_BF16, k, dim);
+        for (int i = 0; i < dim; i++) ((uint16_t *)to_k)[(i / 2 * KV_PAGE + place) * 2 + i % 2] = half[i];
+        isa->halve(half, DT_BF16, v, dim);
+        for (int i = 0; i < dim; i++)
+            ((uint16_t *)to_v)[((size_t)(place / 2) * kv->dim_pad + i) * 2 + place % 2] = half[i];
         break;
     case DT_F16:
-        for (int i = 0; i < n; i++) ((uint16_t *)p)[i * stride] = f32_to_f16(x[i]);
+        isa->halve(half, DT_F16, k, dim);
+        for (int i = 0; i < dim; i++) ((uint16_t *)to_k)[i * KV_PAGE + place] = half[i];
+        isa->halve(half, DT_F16, v, dim);
+        memcpy((uint16_t *)to_v + v_row, half, (size_t)dim * sizeof *half);
         break;
     default:
-        isa->quantise(q, scale, x, n, n);
-        for (int i = 0; i < n; i++) ((int8_t *)p)[i * stride] = q[i];
+        isa->quantise(q, scales + place, k, dim);
+        for (int i = 0; i < dim; i++) ((int8_t *)to_k)[i * KV_PAGE + place] = q[i];
+        isa->quantise((int8_t *)to_v + v_row, scales + KV_PAGE + place, v, dim);
     }
 }
 
@@ -88,11 +104,7 @@ static void rope_token(const struct rope_run *r, int t)
                          a->sin + (size_t)a->pos[t] * (a->rot / 2));
     for (int h = 0; h < a->kv_heads; h++) {
         uint8_t *block = kv_block(kv, a->layer, a->slot[t] / KV_PAGE, h);
-        float *scales = (float *)(block + kv->scale_at);
-        enum dtype type = kv->shape.t;
-        kv_store(r->isa, type, block + dtype_bytes(type, (size_t)place), KV_PAGE, scales + place, k + h * dim, dim);
-        kv_store(r->isa, type, block + kv->v_at + dtype_bytes(type, (size_t)place * kv->dim_pad), 1,
-                 scales + KV_PAGE + place, v + h * dim, dim);
+        kv_store(r->isa, kv, block, place, k + h * dim, v + h * dim);
     }
 }
 

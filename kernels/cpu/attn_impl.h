@@ -1,10 +1,18 @@
-/* Attention of a block of query rows over one split of the context, page by page in order.
+/* Attention of a block of query rows over one split of the context, four pages (a granule of 64 positions) at a time,
+ * in order.
  *
  * A page is sixteen tokens and K lies with tokens in lanes, so the scores of a page are one vector per row.  Softmax is
- * online: a page rescales what came before only when it raises the maximum.  A row's arithmetic over a page depends
- * only on the row and on the part of the page it may see, never on the rows beside it, so a prompt gives the same bits
- * in any chunks.  Rows that see only part of a page (the diagonal, the edge of the window) multiply V on their own: 0 *
- * V is not nothing when V is what an earlier owner of the page left behind. */
+ * online: a granule rescales what came before only when it raises the maximum.  A row's arithmetic over a granule
+ * depends only on the row and on the part of the granule it may see, never on the rows beside it, so a prompt gives the
+ * same bits in any chunks.  Rows that see only part of a page (the diagonal, the edge of the window) multiply its V on
+ * their own: 0 * V is not nothing when V is what an earlier owner of the page left behind.
+ *
+ * With a bf16 cache q and the weights of V are rounded to bf16 too, and products are summed in pairs as the bf16
+ * instructions do. */
+
+enum { GRANULE_PAGES = 4, GRANULE = GRANULE_PAGES * KV_PAGE };
+_Static_assert(ATTN_SPLIT_PAGES % GRANULE_PAGES == 0, "splits are whole granules");
+_Static_assert(GRANULE_PAGES % ATTN_P == 0, "granules are whole passes");
 
 INLINE vf kv_load(const void *p, enum dtype t, size_t i)
 {
@@ -12,60 +20,161 @@ INLINE vf kv_load(const void *p, enum dtype t, size_t i)
     return row_load((const uint8_t *)p + i * (t == DT_F32 ? 4 : 2), t, 0);
 }
 
-/* score[r] = q[r] . K over head_dim, lanes are the page's tokens */
-INLINE void attn_scores(vf *score, const float *const *q, const void *k, enum dtype t, int head_dim, const int R)
-{
-    vf acc[R_MAX];
-    FOR_R acc[r] = v_zero();
-    for (int c = 0; c < head_dim; c++) {
-        vf kc = kv_load(k, t, (size_t)c * KV_PAGE);
-        FOR_R acc[r] = v_fma(v_set1(q[r][c]), kc, acc[r]);
-    }
-    FOR_R score[r] = acc[r];
-}
+/* The rows of one register block: q as the kernels read it, [head_dim][R], for bf16 [head_dim / 2][R] pairs; and the
+ * weights of V over a granule, one row after the other: f32, for bf16 pairs. */
+struct attn_rows {
+    int n;
+    const uint32_t *q;
+    uint32_t weight[ATTN_R][GRANULE];
+    struct attn_part *part;
+    vf score[ATTN_R][GRANULE_PAGES];
+};
 
-/* out[r] += weight[r][i] * V[i] for the places i in [from, to), in order */
-INLINE void attn_values(struct attn_part *part, const float (*weight)[KV_PAGE], const void *v, enum dtype t,
-                        int dim_pad, int from, int to, const int R)
+#define FOR_AR UNROLL for (int r = 0; r < R; r++)
+#define FOR_AP UNROLL for (int p = 0; p < P; p++)
+
+/* score[r][at + p] = q[r] . K[p] over head_dim, lanes are the tokens of page p */
+INLINE void attn_scores(struct attn_rows *rows, const uint8_t *const *k, int at, enum dtype t, int head_dim,
+                        const int R, const int P)
 {
-    for (int c = 0; c < dim_pad; c += 16) {
-        vf acc[R_MAX];
-        FOR_R acc[r] = v_load(part[r].out + c);
-        for (int i = from; i < to; i++) {
-            vf vi_c = kv_load(v, t, (size_t)i * dim_pad + c);
-            FOR_R acc[r] = v_fma(v_set1(weight[r][i]), vi_c, acc[r]);
+    vf acc[ATTN_R][ATTN_P];
+    const uint32_t *q = rows->q;
+    FOR_AR FOR_AP acc[r][p] = v_zero();
+    if (t == DT_BF16)
+        for (int c = 0; c < (head_dim + 1) / 2; c++, q += R) {
+            vi kc[ATTN_P];
+            FOR_AP kc[p] = i_load(k[p] + (size_t)c * 64);
+            FOR_AR FOR_AP acc[r][p] = v_dot_bf16(acc[r][p], kc[p], q[r]);
         }
-        FOR_R v_store(part[r].out + c, acc[r]);
-    }
+    else
+        for (int c = 0; c < head_dim; c++, q += R) {
+            vf kc[ATTN_P];
+            FOR_AP kc[p] = kv_load(k[p], t, (size_t)c * KV_PAGE);
+            FOR_AR FOR_AP acc[r][p] = v_fma(v_set1(f32_from_bits(q[r])), kc[p], acc[r][p]);
+        }
+    FOR_AR FOR_AP rows->score[r][at + p] = acc[r][p];
 }
 
-/* Folds one page's scores into the row's running maximum and sum; leaves the weights of V. */
-INLINE void attn_softmax(struct attn_part *part, float weight[KV_PAGE], vf score, uint32_t seen, int dim_pad,
-                         const float *v_scale)
+/* the places [from, to) of n pages, the first of them page `at` of the granule */
+struct attn_span {
+    const uint8_t *const *v;
+    int at, n, from, to;
+};
+
+/* out[r0 + r] += weight[r0 + r][i] * V[i] for the places of the span in order, for P vectors of features from c on */
+INLINE void attn_values_at(const struct attn_rows *rows, int r0, const struct attn_span *s, enum dtype t, int dim_pad,
+                           int c, bool part_of_page, const int R, const int P)
 {
-    score = v_select(m_from(seen), score, v_set1(-INFINITY));
-    float max = v_hmax(score);
-    if (max > part->max) {
-        vf fade = v_exp(v_set1(part->max - max)); /* 0 on the row's first page */
-        part->max = max;
-        v_store(part->sum, v_mul(v_load(part->sum), fade));
-        for (int c = 0; c < dim_pad; c += 16) v_store(part->out + c, v_mul(v_load(part->out + c), fade));
-    }
-    vf p = v_exp(v_sub(score, v_set1(part->max)));
-    v_store(part->sum, v_add(v_load(part->sum), p));
-    v_store(weight, v_scale ? v_mul(p, v_load(v_scale)) : p);
+    vf acc[ATTN_R][ATTN_P];
+    FOR_AR FOR_AP acc[r][p] = v_load(rows->part[r0 + r].out + c + p * 16);
+    for (int page = 0; page < s->n; page++)
+        if (t == DT_BF16) {
+            int from = part_of_page ? s->from / 2 : 0, to = part_of_page ? (s->to + 1) / 2 : KV_PAGE / 2;
+            for (int i = from; i < to; i++) {
+                const uint32_t *weight = &rows->weight[r0][(s->at + page) * (KV_PAGE / 2) + i];
+                vi v[ATTN_P];
+                FOR_AP v[p] = i_load(s->v[page] + ((size_t)i * dim_pad + c + p * 16) * 4);
+                if (part_of_page) {
+                    uint32_t seen = (2 * i >= s->from ? 0xffffu : 0) | (2 * i + 1 < s->to ? 0xffff0000u : 0);
+                    FOR_AP v[p] = i_and(v[p], i_set1((int32_t)seen));
+                }
+                FOR_AR FOR_AP acc[r][p] = v_dot_bf16(acc[r][p], v[p], weight[r * GRANULE]);
+            }
+        } else {
+            int from = part_of_page ? s->from : 0, to = part_of_page ? s->to : KV_PAGE;
+            for (int i = from; i < to; i++) {
+                const uint32_t *weight = &rows->weight[r0][(s->at + page) * KV_PAGE + i];
+                vf v[ATTN_P];
+                FOR_AP v[p] = kv_load(s->v[page], t, (size_t)i * dim_pad + c + p * 16);
+                FOR_AR FOR_AP acc[r][p] = v_fma(v_set1(f32_from_bits(weight[r * GRANULE])), v[p], acc[r][p]);
+            }
+        }
+    FOR_AR FOR_AP v_store(rows->part[r0 + r].out + c + p * 16, acc[r][p]);
 }
 
-/* the two kernels of each type, for a run-time number of rows */
+INLINE void attn_values(const struct attn_rows *rows, int r0, const struct attn_span *s, enum dtype t, int dim_pad,
+                        bool part_of_page, const int R)
+{
+    int c = 0;
+    for (; c + 16 * ATTN_P <= dim_pad; c += 16 * ATTN_P)
+        attn_values_at(rows, r0, s, t, dim_pad, c, part_of_page, R, ATTN_P);
+    for (; c < dim_pad; c += 16) attn_values_at(rows, r0, s, t, dim_pad, c, part_of_page, R, 1);
+}
+
+/* Base-2 scores of a granule in place of the products, -infinity where bit i of `seen` is not set; returns the largest.
+ */
+INLINE float attn_mask(struct attn_rows *rows, int r, uint64_t seen, vf scale, const float *const *k_scale)
+{
+    vf max = v_set1(-INFINITY);
+    for (int p = 0; p < GRANULE_PAGES; p++) {
+        vf s = v_mul(rows->score[r][p], scale);
+        if (k_scale) s = v_mul(s, v_load(k_scale[p]));
+        if (~seen) s = v_select(m_from((uint32_t)(seen >> (16 * p)) & 0xffff), s, v_set1(-INFINITY));
+        rows->score[r][p] = s;
+        max = v_max(max, s);
+    }
+    return v_hmax(max);
+}
+
+/* Folds a granule's scores, the largest of them `top`, into the row's running maximum and sum; leaves the weights of
+ * V.  v_scale (of pages) NULL: none. */
+INLINE void attn_softmax(struct attn_rows *rows, int r, uint64_t seen, float top, const float *const *v_scale,
+                         bool bf16, int dim_pad)
+{
+    struct attn_part *part = rows->part + r;
+    vf sum = v_load(part->sum);
+    if (top > part->max) {
+        if (part->max > -INFINITY) {
+            vf fade = v_exp2_negative(v_set1(part->max - top));
+            sum = v_mul(sum, fade);
+            for (int c = 0; c < dim_pad; c += 16) v_store(part->out + c, v_mul(v_load(part->out + c), fade));
+        }
+        part->max = top;
+    }
+    vf max = v_set1(part->max);
+    for (int p = 0; p < GRANULE_PAGES; p++) {
+        vf w = v_exp2_negative(v_sub(rows->score[r][p], max));
+        if (~seen) w = v_select(m_from((uint32_t)(seen >> (16 * p)) & 0xffff), w, v_zero());
+        if (bf16) { /* the sum is of the rounded weights, so that they are an average */
+            vf rounded = v_store_bf16((uint16_t *)rows->weight[r] + p * KV_PAGE, w);
+            sum = v_add(sum, rounded);
+            continue;
+        }
+        sum = v_add(sum, w);
+        v_store((float *)rows->weight[r] + p * KV_PAGE, v_scale ? v_mul(w, v_load(v_scale[p])) : w);
+    }
+    v_store(part->sum, sum);
+}
+
+/* the kernels of each type, for a run-time number of rows */
+#define ATTN_CASE(n, call)                                                                                             \
+    case n:                                                                                                            \
+        if ((n) <= ATTN_R) {                                                                                           \
+            enum { R = (n) <= ATTN_R ? (n) : 1 };                                                                      \
+            call;                                                                                                      \
+        }                                                                                                              \
+        break;
+#define ATTN_SWITCH(rows, call)                                                                                        \
+    switch (rows) {                                                                                                    \
+        ATTN_CASE(1, call)                                                                                             \
+        ATTN_CASE(2, call)                                                                                             \
+        ATTN_CASE(3, call)                                                                                             \
+        ATTN_CASE(4, call)                                                                                             \
+        ATTN_CASE(5, call)                                                                                             \
+        ATTN_CASE(6, call)                                                                                             \
+    }
 #define ATTN_TYPE(name, t)                                                                                             \
-    static void attn_scores_##name(vf *score, const float *const *q, const void *k, int head_dim, int n)               \
+    static void attn_scores_##name(struct attn_rows *rows, const uint8_t *const *k, int at, int head_dim)              \
     {                                                                                                                  \
-        BLOCK_SWITCH(n, ATTN_ROWS, attn_scores(score, q, k, t, head_dim, R))                                           \
+        ATTN_SWITCH(rows->n, attn_scores(rows, k, at, t, head_dim, R, ATTN_P))                                         \
     }                                                                                                                  \
-    static void attn_values_##name(struct attn_part *part, const float(*weight)[KV_PAGE], const void *v, int dim_pad,  \
-                                   int from, int to, int n)                                                            \
+    static void attn_values_##name(const struct attn_rows *rows, const struct attn_span *s, int dim_pad)               \
     {                                                                                                                  \
-        BLOCK_SWITCH(n, ATTN_ROWS, attn_values(part, weight, v, t, dim_pad, from, to, R))                              \
+        ATTN_SWITCH(rows->n, attn_values(rows, 0, s, t, dim_pad, false, R))                                            \
+    }                                                                                                                  \
+    static void attn_edge_##name(const struct attn_rows *rows, int r, const struct attn_span *s, int dim_pad)          \
+    {                                                                                                                  \
+        attn_values(rows, r, s, t, dim_pad, true, 1);                                                                  \
     }
 ATTN_TYPE(f32, DT_F32)
 ATTN_TYPE(bf16, DT_BF16)
@@ -73,81 +182,135 @@ ATTN_TYPE(f16, DT_F16)
 ATTN_TYPE(i8, DT_I8)
 
 static const struct attn_kernels {
-    void (*scores)(vf *score, const float *const *q, const void *k, int head_dim, int n);
-    void (*values)(struct attn_part *part, const float (*weight)[KV_PAGE], const void *v, int dim_pad, int from, int to,
-                   int n);
-} attn_kernels[DT_COUNT] = {[DT_F32] = {attn_scores_f32, attn_values_f32},
-                            [DT_BF16] = {attn_scores_bf16, attn_values_bf16},
-                            [DT_F16] = {attn_scores_f16, attn_values_f16},
-                            [DT_I8] = {attn_scores_i8, attn_values_i8}};
+    void (*scores)(struct attn_rows *, const uint8_t *const *k, int at, int head_dim);
+    void (*values)(const struct attn_rows *, const struct attn_span *, int dim_pad);
+    void (*edge)(const struct attn_rows *, int r, const struct attn_span *, int dim_pad); /* row r, part of a page */
+} attn_kernels[DT_COUNT] = {[DT_F32] = {attn_scores_f32, attn_values_f32, attn_edge_f32},
+                            [DT_BF16] = {attn_scores_bf16, attn_values_bf16, attn_edge_bf16},
+                            [DT_F16] = {attn_scores_f16, attn_values_f16, attn_edge_f16},
+                            [DT_I8] = {attn_scores_i8, attn_values_i8, attn_edge_i8}};
 
-struct attn_row {
-    const float *q;  /* (head_dim) */
-    int first, last; /* positions it sees */
+/* the positions a row sees, [first, last] */
+struct attn_sight {
+    int first, last;
 };
 
-/* the places [*from, *to) of a page that a row sees; empty when *from >= *to */
-INLINE void attn_seen(const struct attn_row *row, int page, int *from, int *to)
+static struct attn_sight attn_sees(const struct attn_block *b, int row)
 {
-    *from = row->first - page * KV_PAGE;
-    *to = row->last + 1 - page * KV_PAGE;
-    *from = *from < 0 ? 0 : *from;
-    *to = *to > KV_PAGE ? KV_PAGE : *to;
+    int pos = b->pos0 + row / b->group, window = b->a->window;
+    return (struct attn_sight){window && pos >= window ? pos - window + 1 : 0, pos};
 }
 
-/* one page for n rows; `page` counts within the sequence */
-static void attn_page(const struct attn_block *b, const struct attn_row *rows, struct attn_part *part, int page, int n)
+/* where a granule's pages lie */
+struct attn_pages {
+    const uint8_t *k[GRANULE_PAGES], *v[GRANULE_PAGES];
+    const float *k_scale[GRANULE_PAGES], *v_scale[GRANULE_PAGES];
+};
+
+/* Pages that no row sees stand for a page that one does: their scores are computed and not used. */
+static struct attn_pages attn_lookup(const struct attn_block *b, int granule, struct attn_sight seen)
+{
+    const struct kv *kv = b->a->kv;
+    struct attn_pages g;
+    for (int p = 0; p < GRANULE_PAGES; p++) {
+        int page = granule * GRANULE_PAGES + p, low = seen.first / KV_PAGE, high = seen.last / KV_PAGE;
+        page = page < low ? low : page > high ? high : page;
+        g.k[p] = kv_block(kv, b->a->layer, b->pages[page], b->kv_head);
+        g.v[p] = g.k[p] + kv->v_at;
+        g.k_scale[p] = (const float *)(g.k[p] + kv->scale_at);
+        g.v_scale[p] = g.k_scale[p] + KV_PAGE;
+    }
+    return g;
+}
+
+static int clamp(int x, int low, int high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
+/* one granule for the rows row0 .. row0 + rows->n - 1 */
+static void attn_granule(const struct attn_block *b, struct attn_rows *rows, int row0, int granule,
+                         const struct attn_pages *g)
 {
     const struct kv *kv = b->a->kv;
     const struct attn_kernels *kernels = &attn_kernels[kv->shape.t];
-    const uint8_t *block = kv_block(kv, b->a->layer, b->pages[page], b->kv_head);
-    const float *scales = kv->shape.t == DT_I8 ? (const float *)(block + kv->scale_at) : NULL;
-    vf score[ATTN_ROWS], scale = v_set1(b->a->scale);
-    float weight[ATTN_ROWS][KV_PAGE];
-    const float *q[ATTN_ROWS] = {0};
-    int from, to;
-    bool all = true;
-    for (int r = 0; r < n; r++) q[r] = rows[r].q;
-    kernels->scores(score, q, block, b->a->head_dim, n);
-    for (int r = 0; r < n; r++) {
-        attn_seen(rows + r, page, &from, &to);
-        all = all && from == 0 && to == KV_PAGE;
-        if (from >= to) continue;
-        vf s = scales ? v_mul(score[r], v_load(scales)) : score[r];
-        uint32_t seen = (0xffffu >> (KV_PAGE - to)) & (0xffffu << from);
-        attn_softmax(part + r, weight[r], v_mul(s, scale), seen, kv->dim_pad, scales ? scales + KV_PAGE : NULL);
+    bool int8 = kv->shape.t == DT_I8;
+    int start = granule * GRANULE, full0 = 0, full1 = GRANULE_PAGES; /* pages that all rows see as a whole */
+    int from[ATTN_R], to[ATTN_R];
+    uint64_t seen[ATTN_R];
+    float top[ATTN_R];
+    vf scale = v_set1(b->a->scale * 1.44269504f);
+    for (int at = 0; at < GRANULE_PAGES; at += ATTN_P) kernels->scores(rows, g->k + at, at, b->a->head_dim);
+    for (int r = 0; r < rows->n; r++) {
+        struct attn_sight sight = attn_sees(b, row0 + r);
+        from[r] = clamp(sight.first - start, 0, GRANULE), to[r] = clamp(sight.last + 1 - start, 0, GRANULE);
+        full0 = full0 > (from[r] + 15) / 16 ? full0 : (from[r] + 15) / 16;
+        full1 = full1 < to[r] / 16 ? full1 : to[r] / 16;
+        seen[r] = from[r] < to[r] ? (~0ull >> (GRANULE - to[r])) & (~0ull << from[r]) : 0;
+        if (seen[r]) top[r] = attn_mask(rows, r, seen[r], scale, int8 ? g->k_scale : NULL);
     }
-    if (all) {
-        kernels->values(part, (const float(*)[KV_PAGE])weight, block + kv->v_at, kv->dim_pad, 0, KV_PAGE, n);
-        return;
+    for (int r = 0; r < rows->n; r++)
+        if (seen[r])
+            attn_softmax(rows, r, seen[r], top[r], int8 ? g->v_scale : NULL, kv->shape.t == DT_BF16, kv->dim_pad);
+    for (int p = 0; p < GRANULE_PAGES; p++) {
+        struct attn_span s = {.v = g->v + p, .at = p, .n = 1};
+        if (p == full0 && full0 < full1) {
+            s.n = full1 - full0;
+            kernels->values(rows, &s, kv->dim_pad);
+            p = full1 - 1;
+            continue;
+        }
+        for (int r = 0; r < rows->n; r++) {
+            s.from = clamp(from[r] - p * KV_PAGE, 0, KV_PAGE), s.to = clamp(to[r] - p * KV_PAGE, 0, KV_PAGE);
+            if (s.from < s.to) kernels->edge(rows, r, &s, kv->dim_pad);
+        }
     }
+}
+
+/* q of rows row0 .. row0 + n - 1 in the kernels' order */
+static void attn_take_q(const struct attn_block *b, uint32_t *q, int row0, int n)
+{
+    int dim = b->a->head_dim;
     for (int r = 0; r < n; r++) {
-        attn_seen(rows + r, page, &from, &to);
-        if (from >= to) continue;
-        kernels->values(part + r, (const float(*)[KV_PAGE])weight + r, block + kv->v_at, kv->dim_pad, from, to, 1);
+        int row = b->row0 + row0 + r, head = b->kv_head * b->group + row % b->group;
+        const float *from = mat_row(&b->a->qkv, b->token0 + row / b->group) + (size_t)head * dim;
+        if (b->a->kv->shape.t == DT_BF16) {
+            uint16_t pairs[HEAD_DIM_MAX + 16];
+            row_halve(pairs, DT_BF16, from, dim);
+            pairs[dim] = 0; /* of an odd dim the last pair's other half */
+            for (int c = 0; c < (dim + 1) / 2; c++) memcpy(q + c * n + r, pairs + 2 * c, 4);
+        } else {
+            for (int c = 0; c < dim; c++) q[c * n + r] = f32_bits(from[c]);
+        }
     }
 }
 
 static void attn_split(const struct attn_block *b, int split, struct attn_part *part)
 {
-    struct attn_row rows[ATTN_ROWS];
-    int first = INT32_MAX, last = 0, n = b->n_rows;
+    enum { BLOCKS_MAX = (ATTN_ROWS + ATTN_R - 1) / ATTN_R };
+    uint32_t q[ATTN_ROWS * HEAD_DIM_MAX];
+    struct attn_rows rows[BLOCKS_MAX];
+    int n = b->n_rows, n_blocks = (n + ATTN_R - 1) / ATTN_R, dim = b->a->head_dim;
+    for (int i = 0; i < n_blocks; i++) {
+        int row0 = n * i / n_blocks;
+        rows[i].n = n * (i + 1) / n_blocks - row0;
+        rows[i].part = part + row0;
+        rows[i].q = q + (size_t)row0 * dim;
+        attn_take_q(b, q + (size_t)row0 * dim, row0, rows[i].n);
+    }
     for (int r = 0; r < n; r++) {
-        int token = (b->row0 + r) / b->group, head = b->kv_head * b->group + (b->row0 + r) % b->group;
-        int pos = b->pos0 + token, window = b->a->window;
-        rows[r] = (struct attn_row){.q = mat_row(&b->a->qkv, b->token0 + token) + (size_t)head * b->a->head_dim,
-                                    .first = window && pos >= window ? pos - window + 1 : 0,
-                                    .last = pos};
-        first = rows[r].first < first ? rows[r].first : first;
-        last = pos > last ? pos : last;
         part[r].max = -INFINITY;
         memset(part[r].sum, 0, sizeof part[r].sum);
         memset(part[r].out, 0, (size_t)b->a->kv->dim_pad * sizeof(float));
     }
-    int page = split * ATTN_SPLIT_PAGES, end = page + ATTN_SPLIT_PAGES;
-    page = first / KV_PAGE > page ? first / KV_PAGE : page;
-    end = last / KV_PAGE + 1 < end ? last / KV_PAGE + 1 : end;
-    for (; page < end; page++) attn_page(b, rows, part, page, n);
+    struct attn_sight seen = {attn_sees(b, b->row0).first, attn_sees(b, b->row0 + n - 1).last};
+    int granule = split * (ATTN_SPLIT_PAGES / GRANULE_PAGES), end = granule + ATTN_SPLIT_PAGES / GRANULE_PAGES;
+    granule = seen.first / GRANULE > granule ? seen.first / GRANULE : granule;
+    end = seen.last / GRANULE + 1 < end ? seen.last / GRANULE + 1 : end;
+    for (; granule < end; granule++) {
+        struct attn_pages g = attn_lookup(b, granule, seen);
+        for (int i = 0; i < n_blocks; i++) attn_granule(b, &rows[i], b->row0 + n * i / n_blocks, granule, &g);
+    }
 }
 
 static void attn_merge(struct attn_part *into, const struct attn_part *part, int dim_pad)
@@ -160,7 +323,7 @@ static void attn_merge(struct attn_part *into, const struct attn_part *part, int
         return;
     }
     float max = into->max > part->max ? into->max : part->max;
-    vf keep = v_exp(v_set1(into->max - max)), take = v_exp(v_set1(part->max - max));
+    vf keep = v_exp2_negative(v_set1(into->max - max)), take = v_exp2_negative(v_set1(part->max - max));
     into->max = max;
     v_store(into->sum, v_fma(v_load(into->sum), keep, v_mul(v_load(part->sum), take)));
     for (int c = 0; c < dim_pad; c += 16)

@@ -110,6 +110,27 @@ static bool has_avx2(void)
 #endif
 }
 
+/* clang 14 and gcc 12 do not both know the names of these two */
+static bool has_leaf7_1(unsigned bit)
+{
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> bit & 1);
+#else
+    return false;
+#endif
+}
+
+static bool has_avxvnni(void)
+{
+    return has_avx2() && has_leaf7_1(4);
+}
+
+static bool has_avx512bf16(void)
+{
+    return has_avx512() && has_leaf7_1(5);
+}
+
 static bool has_portable(void)
 {
     return true;
@@ -121,10 +142,12 @@ static const struct level {
     const struct isa *isa;
 } levels[] = {
 #if defined(__x86_64__)
-    {"avx512", has_avx512, &isa_avx512},
-    {"avx2", has_avx2, &isa_avx2},
+    {"avx512bf16", has_avx512bf16, &isa_avx512bf16}, {"avx512", has_avx512, &isa_avx512},
+    {"avxvnni", has_avxvnni, &isa_avxvnni},          {"avx2", has_avx2, &isa_avx2},
 #else
+    {"avx512bf16", has_avx512bf16, NULL},
     {"avx512", has_avx512, NULL},
+    {"avxvnni", has_avxvnni, NULL},
     {"avx2", has_avx2, NULL},
 #endif
     {"portable", has_portable, &isa_portable},
@@ -140,7 +163,8 @@ static const struct isa *level_choose(const char *name, char why[160])
             return NULL;
         }
     }
-    snprintf(why, 160, "the cpu device has no level \"%.60s\"; there are avx512, avx2, portable", name);
+    snprintf(why, 160, "the cpu device has no level \"%.60s\"; there are avx512bf16, avx512, avxvnni, avx2, portable",
+             name);
     return NULL;
 }
 
@@ -169,6 +193,9 @@ static const struct dev_ops cpu_ops = {
         .weight_pack = cpu_weight_pack,
     .weight_free = cpu_weight_free,
     .weight_bytes = cpu_weight_bytes,
+    .layout = "tandem-cpu-2",
+    .weight_packed = cpu_weight_packed,
+    .weight_open = cpu_weight_open,
     .kv_page_bytes = cpu_kv_page_bytes,
     .kv_open = cpu_kv_open,
     .kv_close = cpu_kv_close,

@@ -10,28 +10,37 @@
 #include "kernels/dev.h"
 
 enum { PANEL = 16 };            /* outputs in a weight panel: the lanes of a vector */
+enum { PAIR = 2 * PANEL };      /* outputs in a pair of panels */
 enum { HEAD_DIM_MAX = 512 };    /* attention keeps a block of rows on the stack */
-enum { ATTN_ROWS_MAX = 16 };    /* query rows (token, head) in one block */
+enum { ATTN_ROWS_MAX = 24 };    /* query rows (token, head) in one block */
 enum { ATTN_SPLIT_PAGES = 32 }; /* context is summed in splits of 512 positions, folded in order */
 
 /* ---- weights and KV cache ------------------------------------------------------------------------------------ */
 
-/* Packed so that lanes are outputs; outputs are padded with zeros to an even number of panels.
- *   float types  [panel][K][16], in the weight's own type
- *   int8         [panel][k_pad / 4][16][4] bytes, plus the level's bias
- *   int4         [panel][k_pad / 8][16][4] bytes: low nibbles are k 0..3 of the eight, high nibbles k 4..7
+/* Packed so that lanes are outputs, in pairs of panels: 32 outputs that one pass over k reads as a single stream.
+ * Outputs are padded with zeros to whole pairs, k as written.  Layout "tandem-cpu-2", the same for every level:
+ *   f32, f16     [pair][k][32]
+ *   bf16         [pair][k_pad / 2][32][2]
+ *   int8         [pair][k_pad / 4][32][4] bytes; then, for each output, f32 scales [pairs * 32] and int32 [pairs * 32]
+ *                -128 times the sum of its weights
+ *   int4         [pair][n_groups] of { f16 scales [32], [group / 8][32][4] bytes }: low nibbles are k 0..3 of the
+ * eight, high nibbles k 4..7
  *   nf4          see nf4.h */
 struct weight {
     enum dtype t;
-    int rows, cols, group;       /* group: 0 but for int4 and nf4 */
-    int panels, k_pad, n_groups; /* k_pad: int8 to 4, int4 to whole groups; n_groups: per row, int4 */
-    size_t panel_bytes, data_bytes, scale_bytes;
-    void *data;
-    void *scale; /* int8: f32 [panels * 16]; int4: f16 [panel][n_groups][16] */
+    int rows, cols, group;      /* group: 0 but for int4 and nf4 */
+    int pairs, k_pad, n_groups; /* k_pad: bf16 to 2, int8 to 4, int4 to whole groups; n_groups: per row, int4 */
+    size_t pair_bytes, data_bytes;
+    uint8_t *data;
+    const float *scale;      /* int8: within data */
+    const int32_t *bias_sum; /* int8: likewise */
+    bool gate_up;            /* a pair is a panel of gate and the same panel of up: rows is of both together */
+    bool borrowed;           /* data belongs to somebody else */
 };
 
 /* One block for each (layer, page, head): K [head_dim][16] so that a vector is the page's tokens, V [16][dim_pad],
- * and for int8 the two rows of sixteen f32 scales. */
+ * and for int8 the two rows of sixteen f32 scales.  bf16: K [head_dim / 2][16][2] and V [8][dim_pad][2], in the pairs
+ * that the bf16 dot product takes. */
 struct kv {
     struct kv_shape shape;
     int dim_pad;                        /* head_dim to a multiple of 16; the padding stays zero */
@@ -47,18 +56,27 @@ static inline uint8_t *kv_block(const struct kv *kv, int layer, int page, int he
 
 /* ---- what the kernels are given ------------------------------------------------------------------------------ */
 
+/* Rows are cut into n_blocks equal blocks that the kernels hold in registers (13 rows are 7 + 6, not 12 + 1). */
 struct lin_job {
     const struct weight *w;
     struct mat y, x;
-    const float *b;      /* (N) or NULL */
-    const int8_t *q;     /* (T, q_ld) quantised x, zeros past K */
-    const float *q_step; /* (T) amax / 127 */
-    int32_t *q_sum;      /* (T, sums) sum of q over the row (int8) or each group (int4) */
-    int q_ld, sums;
+    const float *b;     /* (N) or NULL */
+    int n_blocks, skip; /* skip: pairs between a task and the one that the same thread is likely to take next */
+    /* int8 and int4: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0 * q_ld;
+     * int4: also -8 times the sum of each group, [n_groups][R] from q_sum + r0 * n_groups */
+    int8_t *q;
+    float *q_step; /* (T) amax / 127 */
+    int32_t *q_sum;
+    int q_ld;
 };
 
-/* rows row0..row1 of the panels panel0..panel1; panel0 is even, panel1 even or the last */
-typedef void lin_fn(const struct lin_job *, int row0, int row1, int panel0, int panel1);
+static inline int lin_block_row(const struct lin_job *j, int block)
+{
+    return (int)((int64_t)j->x.rows * block / j->n_blocks);
+}
+
+/* blocks block0..block1 of rows, pairs pair0..pair1 of panels */
+typedef void lin_fn(const struct lin_job *, int block0, int block1, int pair0, int pair1);
 
 /* The part of a row's attention that one split of the context gives: weights relative to max. */
 struct attn_part {
@@ -79,9 +97,12 @@ struct attn_block {
 
 struct isa {
     const char *name;
-    int i8_bias, attn_rows;
+    int attn_rows, block_rows[DT_COUNT]; /* rows of a block, at most */
     lin_fn *linear[DT_COUNT];
-    void (*quantise)(int8_t *q, float *step, const float *x, int n, int n_pad);
+    void (*halve)(uint16_t *out, enum dtype t, const float *x, int n); /* writes up to a multiple of 16 */
+    void (*quantise)(int8_t *q, float *step, const float *x, int n);
+    void (*quantise_block)(int8_t *q, int R, float *step, int32_t *sums, int group, const float *x, int n, int from,
+                           int to);
     void (*attn_split)(const struct attn_block *, int split, struct attn_part *part); /* n_rows parts */
     void (*attn_merge)(struct attn_part *into, const struct attn_part *part, int dim_pad);
     void (*attn_finish)(float *out, const struct attn_part *part, int head_dim);
@@ -97,7 +118,7 @@ struct isa {
     int (*find_ge)(const float *z, int from, int n, float at_least); /* first place >= from with z >= at_least, or n */
 };
 
-extern const struct isa isa_portable, isa_avx2, isa_avx512;
+extern const struct isa isa_portable, isa_avx2, isa_avxvnni, isa_avx512, isa_avx512bf16;
 
 /* ---- the device ---------------------------------------------------------------------------------------------- */
 
@@ -148,6 +169,8 @@ void cpu_sample(struct dev *, const struct sample_args *);
 struct weight *cpu_weight_pack(struct dev *, const struct weight_src *parts, int n_parts);
 void cpu_weight_free(struct dev *, struct weight *);
 size_t cpu_weight_bytes(const struct weight *);
+const void *cpu_weight_packed(const struct weight *, size_t *bytes);
+struct weight *cpu_weight_open(struct dev *, const struct weight_src *shape, const void *packed, size_t bytes);
 size_t cpu_kv_page_bytes(const struct kv_shape *);
 struct kv *cpu_kv_open(struct dev *, const struct kv_shape *);
 void cpu_kv_close(struct dev *, struct kv *);

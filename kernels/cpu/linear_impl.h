@@ -14,44 +14,53 @@
 #endif
 /* R and P are constants wherever these are inlined, so that the accumulators of a block become registers; the arrays
  * are declared at the largest block and only what is used exists. */
-enum { R_MAX = 12, P_MAX = 4 };
+enum { R_MAX = 12, P_MAX = 2 };
 #define FOR_R UNROLL for (int r = 0; r < R; r++)
 #define FOR_P UNROLL for (int p = 0; p < P; p++)
 
-INLINE void block_store(const struct lin_job *j, int row, int panel, vf y)
+INLINE void block_store(const struct lin_job *j, int row, int n, vf y)
 {
-    int n = panel * PANEL, left = j->y.cols - n;
+    int left = j->y.cols - n;
     if (left >= PANEL)
         v_store(mat_row(&j->y, row) + n, y);
     else if (left > 0)
         v_store_n(mat_row(&j->y, row) + n, y, left);
 }
 
-INLINE vf block_bias(const struct lin_job *j, int panel)
+INLINE vf block_bias(const struct lin_job *j, int n)
 {
-    int left = j->y.cols - panel * PANEL;
-    return j->b && left > 0 ? v_load_n(j->b + panel * PANEL, left) : v_zero();
+    int left = j->y.cols - n;
+    return j->b && left > 0 ? v_load_n(j->b + n, left) : v_zero();
 }
 
-/* Asks for what the next panels will read at this place: a whole block ahead, into the second-level cache.  The
- * hardware's own prefetch stops at every page, and panels of short rows are little longer. */
-INLINE void prefetch_next(const uint8_t *w, size_t ahead)
+/* One block: rows row .. row + R - 1, panels panel .. panel + P - 1 of one pair; and what it is to prefetch: `ahead`
+ * moves `stride` bytes for each line of weights read. */
+struct block {
+    int row, pair, panel;
+    const uint8_t *w; /* the pair's weights */
+    const uint8_t *ahead;
+    size_t stride;
+};
+
+/* The hardware's own prefetch stops at every page, and pairs of short rows are little longer. */
+INLINE const uint8_t *prefetch(const uint8_t *ahead, size_t stride)
 {
-    __builtin_prefetch((const void *)((uintptr_t)w + ahead), 0, 2);
+    __builtin_prefetch(ahead, 0, 2);
+    return (const uint8_t *)((uintptr_t)ahead + stride);
 }
 
-INLINE void block_float(const struct lin_job *j, enum dtype t, int row, int panel, const int R, const int P)
+INLINE void block_float(const struct lin_job *j, enum dtype t, const struct block *b, const int R, const int P)
 {
-    const uint8_t *w = (const uint8_t *)j->w->data + (size_t)panel * j->w->panel_bytes;
-    size_t panel_bytes = j->w->panel_bytes, step = t == DT_F32 ? 64 : 32;
-    const float *x = mat_row(&j->x, row);
+    const size_t line = t == DT_F32 ? 64 : 32;
+    const uint8_t *w = b->w + (size_t)b->panel * line, *ahead = b->ahead;
+    const float *x = mat_row(&j->x, b->row);
     int ld = j->x.ld, K = j->w->cols;
     vf acc[R_MAX][P_MAX];
     FOR_R FOR_P acc[r][p] = v_zero();
-    for (int k = 0; k < K; k++) {
+    for (int k = 0; k < K; k++, w += 2 * line) {
         vf wk[P_MAX];
-        FOR_P wk[p] = row_load(w + (size_t)k * step + p * panel_bytes, t, 0);
-        FOR_P prefetch_next(w + (size_t)k * step + p * panel_bytes, P * panel_bytes);
+        FOR_P wk[p] = row_load(w + (size_t)p * line, t, 0);
+        FOR_P ahead = prefetch(ahead, b->stride);
         FOR_R
         {
             vf xk = v_set1(x[(size_t)r * ld + k]);
@@ -60,72 +69,124 @@ INLINE void block_float(const struct lin_job *j, enum dtype t, int row, int pane
     }
     FOR_P
     {
-        vf b = block_bias(j, panel + p);
-        FOR_R block_store(j, row + r, panel + p, v_add(acc[r][p], b));
+        int n = b->pair * PAIR + (b->panel + p) * PANEL;
+        vf bias = block_bias(j, n);
+        FOR_R block_store(j, b->row + r, n, v_add(acc[r][p], bias));
     }
 }
 
-INLINE void block_i8(const struct lin_job *j, int row, int panel, const int R, const int P)
+/* bf16 weights lie in pairs of k, one a line: the even one is the low half of each lane */
+INLINE void block_bf16(const struct lin_job *j, const struct block *b, const int R, const int P)
 {
-    const uint8_t *w = (const uint8_t *)j->w->data + (size_t)panel * j->w->panel_bytes;
-    const int8_t *q = j->q + (size_t)row * j->q_ld;
-    size_t panel_bytes = j->w->panel_bytes;
-    int ld = j->q_ld, K = j->w->k_pad;
-    vi acc[R_MAX][P_MAX];
-    FOR_R FOR_P acc[r][p] = i_set1((int32_t)(-(uint32_t)I8_BIAS * (uint32_t)j->q_sum[row + r]));
-    for (int k = 0; k < K; k += 4) {
-        vb wk[P_MAX];
-        FOR_P wk[p] = b_load(w + (size_t)k * PANEL + p * panel_bytes);
-        FOR_P prefetch_next(w + (size_t)k * PANEL + p * panel_bytes, P * panel_bytes);
-        FOR_R FOR_P acc[r][p] = i_dot_s(acc[r][p], wk[p], q + (size_t)r * ld + k);
+    const uint8_t *w = b->w + (size_t)b->panel * 64, *ahead = b->ahead;
+    const float *x = mat_row(&j->x, b->row);
+    int ld = j->x.ld, K = j->w->cols;
+    vf acc[R_MAX][P_MAX];
+    FOR_R FOR_P acc[r][p] = v_zero();
+    for (int k = 0; k < K; k += 2, w += 128) {
+        vi both[P_MAX];
+        FOR_P both[p] = i_load(w + (size_t)p * 64);
+        FOR_P ahead = prefetch(ahead, b->stride);
+        FOR_R
+        {
+            vf xk = v_set1(x[(size_t)r * ld + k]);
+            FOR_P acc[r][p] = v_fma(xk, i_float(i_shl(both[p], 16)), acc[r][p]);
+        }
+        if (k + 1 == K) break;
+        FOR_R
+        {
+            vf xk = v_set1(x[(size_t)r * ld + k + 1]);
+            FOR_P acc[r][p] = v_fma(xk, i_float(i_and(both[p], i_set1((int32_t)0xffff0000))), acc[r][p]);
+        }
     }
     FOR_P
     {
-        vf b = block_bias(j, panel + p), scale = v_load((const float *)j->w->scale + (panel + p) * PANEL);
+        int n = b->pair * PAIR + (b->panel + p) * PANEL;
+        vf bias = block_bias(j, n);
+        FOR_R block_store(j, b->row + r, n, v_add(acc[r][p], bias));
+    }
+}
+
+/* Quantised activations of a block lie together, [k / 4][R][4]: one pointer, and constant distances from it. */
+INLINE void block_i8(const struct lin_job *j, const struct block *b, const int R, const int P)
+{
+    const uint8_t *w = b->w + (size_t)b->panel * 64, *ahead = b->ahead;
+    const int8_t *q = j->q + (size_t)b->row * j->q_ld;
+    vi acc[R_MAX][P_MAX];
+    FOR_P
+    {
+        vi less = I8_BIAS ? i_load(j->w->bias_sum + b->pair * PAIR + (b->panel + p) * PANEL) : i_zero();
+        FOR_R acc[r][p] = less;
+    }
+    for (int k = 0; k < j->w->k_pad; k += 4, w += 128, q += 4 * R) {
+        vb wk[P_MAX];
+        FOR_P wk[p] = b_load(w + (size_t)p * 64);
+        FOR_P ahead = prefetch(ahead, b->stride);
+        FOR_R FOR_P acc[r][p] = i_dot_s(acc[r][p], wk[p], q + 4 * r);
+    }
+    FOR_P
+    {
+        int n = b->pair * PAIR + (b->panel + p) * PANEL;
+        vf bias = block_bias(j, n), scale = v_load(j->w->scale + n);
         FOR_R
         {
-            vf y = v_mul(i_to_f(acc[r][p]), v_set1(j->q_step[row + r]));
-            block_store(j, row + r, panel + p, v_fma(y, scale, b));
+            vf y = v_mul(i_to_f(acc[r][p]), v_set1(j->q_step[b->row + r]));
+            block_store(j, b->row + r, n, v_fma(y, scale, bias));
         }
     }
 }
 
-INLINE void block_i4(const struct lin_job *j, int row, int panel, const int R, const int P)
+/* The sums of a block's groups lie as its activations do, [group][R]. */
+INLINE void block_i4_groups(const struct lin_job *j, const struct block *b, const int group, const int R, const int P)
 {
-    const uint8_t *w = (const uint8_t *)j->w->data + (size_t)panel * j->w->panel_bytes;
-    const uint16_t *scale = (const uint16_t *)j->w->scale + (size_t)panel * j->w->n_groups * PANEL;
-    const int8_t *q = j->q + (size_t)row * j->q_ld;
-    const int32_t *sums = j->q_sum + (size_t)row * j->sums;
-    size_t panel_bytes = j->w->panel_bytes, scale_panel = (size_t)j->w->n_groups * PANEL;
-    int ld = j->q_ld, group = j->w->group, n_groups = j->w->n_groups;
+    const uint8_t *w = b->w, *ahead = b->ahead;
+    const int8_t *q = j->q + (size_t)b->row * j->q_ld;
+    const int32_t *sums = j->q_sum + (size_t)b->row * j->w->n_groups;
+    size_t stride = b->stride;
     vf total[R_MAX][P_MAX];
     FOR_R FOR_P total[r][p] = v_zero();
-    for (int g = 0; g < n_groups; g++) {
+    for (int g = 0; g < j->w->n_groups; g++, sums += R) {
+        const uint16_t *s = (const uint16_t *)w + b->panel * PANEL;
         vi acc[R_MAX][P_MAX];
-        FOR_R FOR_P acc[r][p] = i_set1(-8 * sums[(size_t)r * j->sums + g]);
-        for (int k = g * group; k < (g + 1) * group; k += 8) {
+        FOR_R
+        {
+            vi sum = i_set1(sums[r]);
+            FOR_P acc[r][p] = sum;
+        }
+        w += PAIR * sizeof *s;
+        UNROLL
+        for (int k = 0; k < group; k += 8, w += 128, q += 8 * R) {
             vb low[P_MAX], high[P_MAX];
             FOR_P
             {
-                vb both = b_load(w + (size_t)k * (PANEL / 2) + p * panel_bytes);
-                prefetch_next(w + (size_t)k * (PANEL / 2) + p * panel_bytes, P * panel_bytes);
+                vb both = b_load(w + (b->panel + p) * 64);
                 low[p] = b_low(both);
                 high[p] = b_high(both);
             }
-            FOR_R FOR_P acc[r][p] = i_dot_u(acc[r][p], low[p], q + (size_t)r * ld + k);
-            FOR_R FOR_P acc[r][p] = i_dot_u(acc[r][p], high[p], q + (size_t)r * ld + k + 4);
+            FOR_P ahead = prefetch(ahead, stride);
+            FOR_R FOR_P acc[r][p] = i_dot_u(acc[r][p], low[p], q + 4 * r);
+            FOR_R FOR_P acc[r][p] = i_dot_u(acc[r][p], high[p], q + 4 * (R + r));
         }
         FOR_P
         {
-            vf s = v_load_f16(scale + p * scale_panel + (size_t)g * PANEL);
-            FOR_R total[r][p] = v_fma(i_to_f(acc[r][p]), s, total[r][p]);
+            vf scale = v_load_f16(s + p * PANEL);
+            FOR_R total[r][p] = v_fma(i_to_f(acc[r][p]), scale, total[r][p]);
         }
     }
     FOR_P
     {
-        vf b = block_bias(j, panel + p);
-        FOR_R block_store(j, row + r, panel + p, v_fma(total[r][p], v_set1(j->q_step[row + r]), b));
+        int n = b->pair * PAIR + (b->panel + p) * PANEL;
+        vf bias = block_bias(j, n);
+        FOR_R block_store(j, b->row + r, n, v_fma(total[r][p], v_set1(j->q_step[b->row + r]), bias));
     }
+}
+
+INLINE void block_i4(const struct lin_job *j, const struct block *b, const int R, const int P)
+{
+    if (j->w->group == 32)
+        block_i4_groups(j, b, 32, R, P);
+    else
+        block_i4_groups(j, b, j->w->group, R, P);
 }
 
 /* One block of a run-time number of rows: a switch over the compiled shapes; those past the level's limit are never
@@ -153,31 +214,65 @@ INLINE void block_i4(const struct lin_job *j, int row, int panel, const int R, c
         BLOCK_CASE(12, most, call)                                                                                     \
     }
 
-/* Rows are cut into equal blocks of at most `most` (13 rows are 7 + 6, not 12 + 1).  Up to GEMV_ROWS rows, more panels
- * at once: what counts then is the number of streams from memory. */
-enum { GEMV_ROWS = 2 };
+/* ---- all blocks of a task ------------------------------------------------------------------------------------ */
 
-#define LINEAR_FN(name, most, call_block)                                                                              \
-    static void name(const struct lin_job *j, int row0, int row1, int panel0, int panel1)                              \
+/* One row of blocks over a pair: both panels at once for few rows, where what counts is the stream from memory, and
+ * where the registers hold them. */
+#define BLOCK_FN(name, most, most_2, call_block)                                                                       \
+    static void name(const struct lin_job *j, struct block *b, int rows)                                               \
     {                                                                                                                  \
-        int panel = panel0, n = row1 - row0, n_blocks = (n + (most)-1) / (most);                                       \
-        for (; n <= GEMV_ROWS && panel + BLOCK_PANELS_GEMV <= panel1; panel += BLOCK_PANELS_GEMV) {                    \
-            int row = row0;                                                                                            \
-            BLOCK_SWITCH(n, GEMV_ROWS, call_block(j, row, panel, R, BLOCK_PANELS_GEMV))                                \
-        }                                                                                                              \
-        for (; panel < panel1; panel += BLOCK_PANELS)                                                                  \
-            for (int i = 0; i < n_blocks; i++) {                                                                       \
-                int row = row0 + (int)((int64_t)n * i / n_blocks);                                                     \
-                int rows = row0 + (int)((int64_t)n * (i + 1) / n_blocks) - row;                                        \
-                BLOCK_SWITCH(rows, most, call_block(j, row, panel, R, BLOCK_PANELS))                                   \
-            }                                                                                                          \
+        b->panel = 0;                                                                                                  \
+        if (rows <= (most_2))                                                                                          \
+            BLOCK_SWITCH(rows, most_2, call_block(j, b, R, 2))                                                         \
+        else                                                                                                           \
+            for (; b->panel < 2; b->panel++) BLOCK_SWITCH(rows, most, call_block(j, b, R, 1))                          \
     }
 
-#define BLOCK_F32(j, row, panel, R, P) block_float(j, DT_F32, row, panel, R, P)
-#define BLOCK_BF16(j, row, panel, R, P) block_float(j, DT_BF16, row, panel, R, P)
-#define BLOCK_F16(j, row, panel, R, P) block_float(j, DT_F16, row, panel, R, P)
-LINEAR_FN(linear_f32, BLOCK_ROWS_F, BLOCK_F32)
-LINEAR_FN(linear_bf16, BLOCK_ROWS_F, BLOCK_BF16)
-LINEAR_FN(linear_f16, BLOCK_ROWS_F, BLOCK_F16)
-LINEAR_FN(linear_i8, BLOCK_ROWS_I8, block_i8)
-LINEAR_FN(linear_i4, BLOCK_ROWS_I4, block_i4)
+#define BLOCK_F32(j, b, R, P) block_float(j, DT_F32, b, R, P)
+#define BLOCK_F16(j, b, R, P) block_float(j, DT_F16, b, R, P)
+BLOCK_FN(blocks_f32, BLOCK_ROWS_F, BLOCK_ROWS_F2, BLOCK_F32)
+BLOCK_FN(blocks_f16, BLOCK_ROWS_F, BLOCK_ROWS_F2, BLOCK_F16)
+BLOCK_FN(blocks_bf16, BLOCK_ROWS_F, BLOCK_ROWS_F2, block_bf16)
+BLOCK_FN(blocks_i8, BLOCK_ROWS_I8, BLOCK_ROWS_I8_2, block_i8)
+BLOCK_FN(blocks_i4, BLOCK_ROWS_I4, BLOCK_ROWS_I4_2, block_i4)
+
+/* A pair of panels comes from memory for the first block of rows and from the cache for the others; so that memory is
+ * busy all the time, each of n blocks asks for its n-th of `next`, the pair that this thread will take next.  With many
+ * blocks that no longer matters, and the prefetch stands still. */
+enum { PREFETCH_BLOCKS = 8, PREFETCH_FAR = 2048 };
+
+INLINE void block_prefetch(const struct lin_job *j, struct block *b, int next, int i, int n_blocks, int prefetches)
+{
+    size_t bytes = j->w->pair_bytes;
+    b->ahead = b->w;
+    b->stride = 0;
+    if (n_blocks == 1) { /* a stream */
+        b->ahead = (const uint8_t *)((uintptr_t)b->w + PREFETCH_FAR);
+        b->stride = bytes / (size_t)prefetches;
+    } else if (n_blocks <= PREFETCH_BLOCKS) {
+        size_t share = bytes / (size_t)n_blocks;
+        b->ahead = (const uint8_t *)((uintptr_t)j->w->data + (size_t)next * bytes + (size_t)i * share);
+        b->stride = share / (size_t)prefetches;
+    }
+}
+
+/* k_step: k's between two prefetches for each panel */
+#define LINEAR_FN(name, k_step, blocks)                                                                                \
+    static void name(const struct lin_job *j, int block0, int block1, int pair0, int pair1)                            \
+    {                                                                                                                  \
+        int prefetches = (j->w->k_pad + (k_step)-1) / (k_step)*2;                                                      \
+        for (int pair = pair0; pair < pair1; pair++) {                                                                 \
+            struct block b = {.pair = pair, .w = j->w->data + (size_t)pair * j->w->pair_bytes};                        \
+            int next = pair + 1 < pair1 ? pair + 1 : pair + 1 + j->skip;                                               \
+            for (int i = block0; i < block1; i++) {                                                                    \
+                b.row = lin_block_row(j, i);                                                                           \
+                block_prefetch(j, &b, next, i - block0, block1 - block0, prefetches);                                  \
+                blocks(j, &b, lin_block_row(j, i + 1) - b.row);                                                        \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+LINEAR_FN(linear_f32, 1, blocks_f32)
+LINEAR_FN(linear_f16, 1, blocks_f16)
+LINEAR_FN(linear_bf16, 2, blocks_bf16)
+LINEAR_FN(linear_i8, 4, blocks_i8)
+LINEAR_FN(linear_i4, 8, blocks_i4)

@@ -26,6 +26,23 @@ VEC_CALLED vf v_exp(vf x)
     return v_select(v_eq(x, x), e, x);
 }
 
+/* 2^x for x <= 0, relative error about 1e-7: x = n + r, a polynomial for 2^r, n added to the exponent.  Below -126 it
+ * is 2^-126; NaN for NaN. */
+VEC_CALLED vf v_exp2_negative(vf x)
+{
+    const vf magic = v_set1(0x1.8p23f); /* adding it rounds to an integer, to even, in the low bits */
+    x = v_max(v_set1(-126.0f), x);
+    vf t = v_add(x, magic), r = v_sub(x, v_sub(t, magic));
+    vf p = v_set1(1.5403530e-4f);
+    p = v_fma(p, r, v_set1(1.3333558e-3f));
+    p = v_fma(p, r, v_set1(9.6181291e-3f));
+    p = v_fma(p, r, v_set1(5.5504109e-2f));
+    p = v_fma(p, r, v_set1(2.4022651e-1f));
+    p = v_fma(p, r, v_set1(6.9314718e-1f));
+    p = v_fma(p, r, v_set1(1.0f));
+    return i_float(i_add(v_bits(p), i_shl(v_bits(t), 23)));
+}
+
 VEC_CALLED vf v_sigmoid(vf x)
 {
     vf one = v_set1(1.0f);

@@ -17,8 +17,8 @@ static inline size_t nf4_pair_bytes(int cols)
     return (size_t)cols / NF4_BLOCK * NF4_BLOCK_BYTES;
 }
 
-/* Row `row` of src as output `lane` (0..31) of the pair that begins at `pair`.  Any thread; the rows of a pair touch
- * different bytes. */
+/* Row `row` of src as output `lane` (0..31) of the pair whose bytes begin at `pair`.  Any thread; the rows of a pair
+ * touch different bytes. */
 void nf4_pack_row(uint8_t *pair, int lane, const struct weight_src *src, int row);
 
 #endif

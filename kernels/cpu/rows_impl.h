@@ -81,31 +81,78 @@ static void row_rope(float *head, int rot, const float *cosines, const float *si
     }
 }
 
+/* to bf16 or f16, n padded to a multiple of 16 */
+static void row_halve(uint16_t *out, enum dtype t, const float *x, int n)
+{
+    FOR_LANES(i, n)
+    {
+        vf v = v_load_n(x + i, left);
+        if (t == DT_BF16)
+            v_store_bf16(out + i, v);
+        else
+            v_store_f16(out + i, v);
+    }
+}
+
 /* As in linear_args: q = round_half_even(x * (127 / amax)), zeros up to n_pad; step = amax / 127, 0 for a row of
- * zeros, NaN (and zeros) for a row that is not finite.  The largest absolute value is found on the bits, where NaN is
- * above infinity and infinity above everything. */
-static void row_quantise(int8_t *q, float *step, const float *x, int n, int n_pad)
+ * zeros, NaN (and zeros) for a row that is not finite. */
+struct quant {
+    vf inv;
+    float step;
+    bool zero; /* every q is 0 */
+};
+
+/* The largest absolute value is found on the bits, where NaN is above infinity and infinity above everything. */
+INLINE struct quant quant_of(const float *x, int n)
 {
     vi amax_bits = i_zero(), magnitude = i_set1(INT32_MAX);
     FOR_LANES(i, n) amax_bits = i_max(amax_bits, i_and(v_bits(v_load_n(x + i, left)), magnitude));
     float amax = f32_from_bits((uint32_t)i_hmax(amax_bits));
-    if (!(amax >= QUANT_AMAX_MIN && amax < INFINITY)) {
-        memset(q, 0, (size_t)n_pad);
-        *step = amax < QUANT_AMAX_MIN ? 0.0f : NAN;
+    if (amax >= QUANT_AMAX_MIN && amax < INFINITY) return (struct quant){v_set1(127.0f / amax), amax / 127.0f, false};
+    return (struct quant){v_zero(), amax < QUANT_AMAX_MIN ? 0.0f : NAN, true};
+}
+
+INLINE vi quant_round(vf x, vf inv)
+{
+    vf magic = v_set1(0x1.8p23f); /* adding it rounds to an integer, to even */
+    return i_sub(v_bits(v_add(v_mul(x, inv), magic)), v_bits(magic));
+}
+
+static void row_quantise(int8_t *q, float *step, const float *x, int n)
+{
+    struct quant s = quant_of(x, n);
+    *step = s.step;
+    if (s.zero) {
+        memset(q, 0, (size_t)n);
         return;
     }
-    vf inv = v_set1(127.0f / amax), magic = v_set1(0x1.8p23f);
     int i = 0;
-    for (; i + 16 <= n; i += 16) {
-        vf t = v_add(v_mul(v_load(x + i), inv), magic); /* rounds to an integer, to even */
-        i_store_i8(q + i, i_sub(v_bits(t), v_bits(magic)));
-    }
+    for (; i + 16 <= n; i += 16) i_store_i8(q + i, quant_round(v_load(x + i), s.inv));
     if (i < n) {
         int8_t last[16];
-        vf t = v_add(v_mul(v_load_n(x + i, n - i), inv), magic);
-        i_store_i8(last, i_sub(v_bits(t), v_bits(magic)));
+        i_store_i8(last, quant_round(v_load_n(x + i, n - i), s.inv));
         memcpy(q + i, last, (size_t)(n - i));
     }
-    memset(q + n, 0, (size_t)(n_pad - n));
-    *step = amax / 127.0f;
+}
+
+/* Columns from..to of one row of R, from a multiple of 16 on: four q's at a time, R words apart, + bias, zeros past n.
+ * sums unless NULL: sums[g * R] = -8 times the sum over columns [g * group, (g + 1) * group); to - from is whole
+ * groups.
+ */
+static void row_quantise_block(int8_t *q, int R, float *step, int32_t *sums, int group, const float *x, int n, int from,
+                               int to)
+{
+    struct quant s = quant_of(x, n);
+    int bias = sums ? 0 : I8_BIAS, span = sums ? group : to - from;
+    *step = s.step;
+    for (int k = from; k < to; k += span) {
+        vi sum = i_zero();
+        for (int i = k; i < k + span; i += 16) {
+            vi t = i_zero();
+            if (!s.zero && i < n) t = quant_round(v_load_n(x + i, n - i), s.inv);
+            sum = i_add(sum, t);
+            i_store_i8_words(q + (size_t)i * R, 4 * R, t, bias);
+        }
+        if (sums) sums[k / group * R] = -8 * i_hsum(sum);
+    }
 }

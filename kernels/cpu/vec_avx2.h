@@ -8,15 +8,23 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __AVXVNNI__
+#define VEC_NAME "avxvnni"
+#define VEC_SUFFIX(x) x##_avxvnni
+enum { I8_BIAS = 128 }; /* added to activations for int8 weights: vpdpbusd multiplies unsigned by signed */
+#else
 #define VEC_NAME "avx2"
 #define VEC_SUFFIX(x) x##_avx2
-#ifdef TANDEM_SANITIZED /* instrumented, the large blocks take the compiler minutes */
-enum { BLOCK_ROWS_F = 3, BLOCK_ROWS_I8 = 3, BLOCK_ROWS_I4 = 3, ATTN_ROWS = 3 };
-#else
-enum { BLOCK_ROWS_F = 5, BLOCK_ROWS_I8 = 4, BLOCK_ROWS_I4 = 2, ATTN_ROWS = 5 };
-#endif
-enum { BLOCK_PANELS = 1, BLOCK_PANELS_GEMV = 2 };
 enum { I8_BIAS = 0 };
+#endif
+#ifdef TANDEM_SANITIZED /* instrumented, the large blocks take the compiler minutes */
+enum { BLOCK_ROWS_F = 3, BLOCK_ROWS_I8 = 3, BLOCK_ROWS_I4 = 3, ATTN_ROWS = 5, ATTN_R = 3, ATTN_P = 1 };
+enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 2 };
+#else
+enum { BLOCK_ROWS_F = 5, BLOCK_ROWS_I8 = 4, BLOCK_ROWS_I4 = 4 };
+enum { ATTN_ROWS = 20, ATTN_R = 5, ATTN_P = 1 };                      /* rows of a task, rows x pages in registers */
+enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 1 }; /* with both panels of a pair */
+#endif
 
 typedef struct {
     __m256 a, b;
@@ -104,6 +112,10 @@ INLINE vf v_select(vm m, vf yes, vf no)
 }
 
 INLINE vi i_zero(void) { return (vi){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+INLINE vi i_load(const void *p)
+{
+    return (vi){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)p + 1)};
+}
 INLINE vi i_set1(int32_t x) { return (vi){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 INLINE vi i_add(vi x, vi y) { return PAIR(vi, _mm256_add_epi32); }
 INLINE vi i_sub(vi x, vi y) { return PAIR(vi, _mm256_sub_epi32); }
@@ -116,6 +128,52 @@ INLINE void i_store_i8(int8_t *p, vi x)
 {
     __m256i w = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
     _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
+}
+/* lane i += a.hi w[i].hi, then += a.lo w[i].lo: what vdpbf16ps does, but for subnormal numbers */
+INLINE vf v_dot_bf16(vf acc, vi w, uint32_t a)
+{
+    vi high = i_set1((int32_t)0xffff0000), both = i_set1((int32_t)a);
+    acc = v_fma(i_float(i_and(both, high)), i_float(i_and(w, high)), acc);
+    return v_fma(i_float(i_shl(both, 16)), i_float(i_shl(w, 16)), acc);
+}
+INLINE void v_store_f16(uint16_t *p, vf x) /* sixteen floats to f16, to nearest even */
+{
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    _mm_storeu_si128((__m128i *)p + 1, _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+/* sixteen floats to bf16, to nearest even; returns them rounded */
+INLINE __m256i half_bf16_of(__m256 x)
+{
+    __m256i u = _mm256_castps_si256(x), high = _mm256_srli_epi32(u, 16), one = _mm256_set1_epi32(1);
+    __m256i r = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_and_si256(high, one)), _mm256_set1_epi32(0x7fff));
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(_mm256_srli_epi32(r, 16), _mm256_or_si256(high, _mm256_set1_epi32(0x40)), nan);
+}
+INLINE vf v_store_bf16(uint16_t *p, vf x)
+{
+    vi r = {half_bf16_of(x.a), half_bf16_of(x.b)};
+    _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(_mm256_packus_epi32(r.a, r.b), 0xd8));
+    return i_float(i_shl(r, 16));
+}
+/* sixteen bytes as four words, `apart` bytes from each other; bias 0, or 128 to be added to each */
+INLINE void i_store_i8_words(int8_t *p, int apart, vi x, int bias)
+{
+    int8_t b[16];
+    i_store_i8(b, x);
+    for (int i = 0; i < 4; i++) {
+        uint32_t w;
+        memcpy(&w, b + 4 * i, 4);
+        w ^= (uint32_t)bias * 0x01010101u;
+        memcpy(p + (size_t)i * apart, &w, 4);
+    }
+}
+INLINE int32_t i_hsum(vi x)
+{
+    __m256i b = _mm256_add_epi32(x.a, x.b);
+    __m128i c = _mm_add_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+    c = _mm_add_epi32(c, _mm_shuffle_epi32(c, 0x4e));
+    c = _mm_add_epi32(c, _mm_shuffle_epi32(c, 0xb1));
+    return _mm_cvtsi128_si32(c);
 }
 INLINE void i_store(int32_t *p, vi x)
 {
@@ -142,6 +200,10 @@ INLINE __m256i four_activations(const int8_t *a)
     memcpy(&four, a, 4);
     return _mm256_set1_epi32(four);
 }
+#ifdef __AVXVNNI__
+INLINE __m256i half_dot_s(__m256i acc, __m256i w, __m256i a) { return _mm256_dpbusd_avx_epi32(acc, a, w); }
+INLINE __m256i half_dot_u(__m256i acc, __m256i w, __m256i a) { return _mm256_dpbusd_avx_epi32(acc, w, a); }
+#else
 /* vpmaddubsw saturates at 32767.  It cannot here: both factors are within +-127, so a pair is at most 2 * 127 * 127 =
  * 32258.  (weight_pack refuses -128, and activations are quantised to +-127.) */
 INLINE __m256i half_dot_s(__m256i acc, __m256i w, __m256i a)
@@ -149,15 +211,16 @@ INLINE __m256i half_dot_s(__m256i acc, __m256i w, __m256i a)
     __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(w, a));
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
-INLINE vi i_dot_s(vi acc, vb w, const int8_t *a)
-{
-    __m256i four = four_activations(a);
-    return (vi){half_dot_s(acc.a, w.a, four), half_dot_s(acc.b, w.b, four)};
-}
 /* here a pair is at most 2 * 15 * 127 = 3810 */
 INLINE __m256i half_dot_u(__m256i acc, __m256i w, __m256i a)
 {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)));
+}
+#endif
+INLINE vi i_dot_s(vi acc, vb w, const int8_t *a)
+{
+    __m256i four = four_activations(a);
+    return (vi){half_dot_s(acc.a, w.a, four), half_dot_s(acc.b, w.b, four)};
 }
 INLINE vi i_dot_u(vi acc, vb w, const int8_t *a)
 {
@@ -168,12 +231,8 @@ INLINE vi i_dot_u(vi acc, vb w, const int8_t *a)
 typedef struct {
     __m256 low, high; /* codes 0..7 and 8..15 */
 } vt;
-enum { NF4_ROWS = 3, NF4_PANELS = 1 };
+enum { BLOCK_ROWS_NF4 = 3, BLOCK_ROWS_NF4_2 = 1 };
 INLINE vt nf4_table(void) { return (vt){_mm256_loadu_ps(nf4_code), _mm256_loadu_ps(nf4_code + 8)}; }
-INLINE vi nf4_load(const uint8_t *p)
-{
-    return (vi){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 32))};
-}
 INLINE vi nf4_next(vi w) { return (vi){_mm256_srli_epi32(w.a, 4), _mm256_srli_epi32(w.b, 4)}; }
 INLINE __m256 half_nf4(vt t, __m256i w) /* vpermps reads three bits; the fourth chooses the half, as a sign */
 {

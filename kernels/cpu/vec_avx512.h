@@ -1,6 +1,7 @@
-/* Sixteen lanes on AVX-512 (F, BW, VL, DQ, VNNI).  The three vec_*.h define the same names with the same results, bit
- * for bit: `vf` 16 floats, `vi` 16 int32, `vb` 64 bytes, `vm` a mask; every multiply-add is fused, every reduction
- * folds the upper half onto the lower, min and max return the second operand when one is NaN. */
+/* Sixteen lanes on AVX-512 (F, BW, VL, DQ, VNNI, and BF16 where the level has it).  The three vec_*.h define the same
+ * names with the same results, bit for bit: `vf` 16 floats, `vi` 16 int32, `vb` 64 bytes, `vm` a mask; every
+ * multiply-add is fused, every reduction folds the upper half onto the lower, min and max return the second operand
+ * when one is NaN. */
 #ifndef TANDEM_KERNELS_CPU_VEC_H
 #define TANDEM_KERNELS_CPU_VEC_H
 
@@ -10,16 +11,23 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __AVX512BF16__
+#define VEC_NAME "avx512bf16"
+#define VEC_SUFFIX(x) x##_avx512bf16
+#else
 #define VEC_NAME "avx512"
 #define VEC_SUFFIX(x) x##_avx512
+#endif
 /* register blocks: rows of activations x vectors of sixteen outputs */
 #ifdef TANDEM_SANITIZED /* instrumented, the large blocks take the compiler minutes */
-enum { BLOCK_ROWS_F = 3, BLOCK_ROWS_I8 = 3, BLOCK_ROWS_I4 = 3, ATTN_ROWS = 3 };
+enum { BLOCK_ROWS_F = 3, BLOCK_ROWS_I8 = 3, BLOCK_ROWS_I4 = 3, ATTN_ROWS = 5, ATTN_R = 3, ATTN_P = 1 };
+enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 2 };
 #else
-enum { BLOCK_ROWS_F = 12, BLOCK_ROWS_I8 = 12, BLOCK_ROWS_I4 = 6, ATTN_ROWS = 12 };
+enum { BLOCK_ROWS_F = 12, BLOCK_ROWS_I8 = 12, BLOCK_ROWS_I4 = 6 };
+enum { ATTN_ROWS = 24, ATTN_R = 6, ATTN_P = 4 };                        /* rows of a task, rows x pages in registers */
+enum { BLOCK_ROWS_F2 = 12, BLOCK_ROWS_I8_2 = 12, BLOCK_ROWS_I4_2 = 6 }; /* with both panels of a pair */
 #endif
-enum { BLOCK_PANELS = 2, BLOCK_PANELS_GEMV = 4 };
-enum { I8_BIAS = 128 }; /* int8 weights are stored + 128: vpdpbusd multiplies unsigned by signed */
+enum { I8_BIAS = 128 }; /* added to activations for int8 weights: vpdpbusd multiplies unsigned by signed */
 
 typedef __m512 vf;
 typedef __m512i vi;
@@ -65,6 +73,7 @@ INLINE vm m_from(uint32_t bits) { return (vm)bits; }
 INLINE vf v_select(vm m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
 
 INLINE vi i_zero(void) { return _mm512_setzero_si512(); }
+INLINE vi i_load(const void *p) { return _mm512_loadu_si512(p); }
 INLINE vi i_set1(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE vi i_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 INLINE vi i_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
@@ -74,32 +83,68 @@ INLINE vi i_max(vi a, vi b) { return _mm512_max_epi32(a, b); }
 INLINE vi i_shl(vi a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
 INLINE vf i_to_f(vi a) { return _mm512_cvtepi32_ps(a); }
 INLINE void i_store_i8(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
+/* lane i += a.hi w[i].hi, then += a.lo w[i].lo: what vdpbf16ps does, but for subnormal numbers */
+INLINE vf v_dot_bf16(vf acc, vi w, uint32_t a)
+{
+#ifdef __AVX512BF16__
+    return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32((int)a));
+#else
+    vi high = i_set1((int32_t)0xffff0000), both = i_set1((int32_t)a);
+    acc = v_fma(i_float(i_and(both, high)), i_float(i_and(w, high)), acc);
+    return v_fma(i_float(i_shl(both, 16)), i_float(i_shl(w, 16)), acc);
+#endif
+}
+INLINE void v_store_f16(uint16_t *p, vf x) /* sixteen floats to f16, to nearest even */
+{
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+/* sixteen floats to bf16, to nearest even; returns them rounded */
+INLINE vf v_store_bf16(uint16_t *p, vf x)
+{
+#ifdef __AVX512BF16__
+    __m256bh h = _mm512_cvtneps_pbh(x);
+    memcpy(p, &h, 32);
+    return i_float(i_shl(_mm512_cvtepu16_epi32((__m256i)h), 16));
+#else
+    vi u = v_bits(x), odd = i_and(_mm512_srli_epi32(u, 16), i_set1(1));
+    vi r = _mm512_srli_epi32(i_add(i_add(u, odd), i_set1(0x7fff)), 16);
+    r = _mm512_mask_or_epi32(r, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_srli_epi32(u, 16), i_set1(0x40));
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(r));
+    return i_float(i_shl(r, 16));
+#endif
+}
+/* sixteen bytes as four words, `apart` bytes from each other; bias 0, or 128 to be added to each */
+INLINE void i_store_i8_words(int8_t *p, int apart, vi a, int bias)
+{
+    __m128i b = _mm_xor_si128(_mm512_cvtepi32_epi8(a), _mm_set1_epi8((char)bias));
+    int32_t w[4] = {_mm_cvtsi128_si32(b), _mm_extract_epi32(b, 1), _mm_extract_epi32(b, 2), _mm_extract_epi32(b, 3)};
+    for (int i = 0; i < 4; i++) memcpy(p + (size_t)i * apart, w + i, 4);
+}
+INLINE int32_t i_hsum(vi a) { return _mm512_reduce_add_epi32(a); }
 INLINE void i_store(int32_t *p, vi a) { _mm512_storeu_si512(p, a); }
 
 INLINE vb b_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
 INLINE vb b_low(vb w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
 INLINE vb b_high(vb w) { return _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi8(15)); }
-/* lane i += dot of the four weights 4i..4i+3 with the four activations at a; `s`: int8 weights as packed (+ I8_BIAS),
- * `u`: weights 0..15 */
-INLINE vi i_dot_s(vi acc, vb w, const int8_t *a)
+INLINE vi four_bytes(const void *p)
 {
     int32_t four;
-    memcpy(&four, a, 4);
-    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(four));
+    memcpy(&four, p, 4);
+    return _mm512_set1_epi32(four);
 }
-INLINE vi i_dot_u(vi acc, vb w, const int8_t *a) { return i_dot_s(acc, w, a); }
+/* lane i += dot of the four weights 4i..4i+3 with the four activations at a; `s`: int8 weights and activations +
+ * I8_BIAS, `u`: weights 0..15 and signed activations */
+INLINE vi i_dot_s(vi acc, vb w, const int8_t *a) { return _mm512_dpbusd_epi32(acc, four_bytes(a), w); }
+INLINE vi i_dot_u(vi acc, vb w, const int8_t *a) { return _mm512_dpbusd_epi32(acc, w, four_bytes(a)); }
 
-/* nf4: a load gives each lane eight weights, the first in its low nibble; next moves on by one; codes looks the current
- * ones up */
+/* nf4: a lane has eight weights, the first in its low nibble; next moves on by one, codes looks the current ones up */
 typedef __m512 vt;
-enum { NF4_PANELS = 2 };
 #ifdef TANDEM_SANITIZED
-enum { NF4_ROWS = 3 };
+enum { BLOCK_ROWS_NF4 = 3, BLOCK_ROWS_NF4_2 = 2 };
 #else
-enum { NF4_ROWS = 10 };
+enum { BLOCK_ROWS_NF4 = 10, BLOCK_ROWS_NF4_2 = 10 };
 #endif
 INLINE vt nf4_table(void) { return _mm512_loadu_ps(nf4_code); }
-INLINE vi nf4_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
 INLINE vi nf4_next(vi w) { return _mm512_srli_epi32(w, 4); }
 INLINE vf nf4_codes(vt t, vi w) { return _mm512_permutexvar_ps(w, t); } /* vpermps reads the low four bits only */
 

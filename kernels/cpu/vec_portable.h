@@ -12,8 +12,9 @@
 #define VEC_SUFFIX(x) x##_portable
 #define VEC_CALLED static __attribute__((noinline))
 #define VEC_NO_UNROLL /* a vector is a loop already: unrolling blocks of them takes the compiler minutes */
-enum { BLOCK_ROWS_F = 2, BLOCK_ROWS_I8 = 2, BLOCK_ROWS_I4 = 2, BLOCK_PANELS = 1, BLOCK_PANELS_GEMV = 1 };
-enum { ATTN_ROWS = 2 };
+enum { BLOCK_ROWS_F = 2, BLOCK_ROWS_I8 = 2, BLOCK_ROWS_I4 = 2 };
+enum { BLOCK_ROWS_F2 = 1, BLOCK_ROWS_I8_2 = 1, BLOCK_ROWS_I4_2 = 1 };
+enum { ATTN_ROWS = 8, ATTN_R = 2, ATTN_P = 1 };
 enum { I8_BIAS = 0 };
 
 typedef struct {
@@ -74,6 +75,12 @@ INLINE uint32_t m_bits(vm m) { return m; }
 INLINE vm m_from(uint32_t bits) { return bits; }
 INLINE vf v_select(vm m, vf yes, vf no) { MAP_F(m >> l & 1 ? yes.f[l] : no.f[l]); }
 
+INLINE vi i_load(const void *p)
+{
+    vi r;
+    memcpy(r.i, p, 64);
+    return r;
+}
 INLINE vi i_set1(int32_t x) { MAP_I(x); }
 INLINE vi i_zero(void) { return i_set1(0); }
 INLINE vi i_add(vi a, vi b) { MAP_I((int32_t)((uint32_t)a.i[l] + (uint32_t)b.i[l])); }
@@ -84,6 +91,28 @@ INLINE vi i_max(vi a, vi b) { MAP_I(a.i[l] > b.i[l] ? a.i[l] : b.i[l]); }
 INLINE vi i_shl(vi a, int n) { MAP_I((int32_t)((uint32_t)a.i[l] << n)); }
 INLINE vf i_to_f(vi a) { MAP_F((float)a.i[l]); }
 INLINE void i_store_i8(int8_t *p, vi a) { EACH p[l] = (int8_t)a.i[l]; }
+/* lane i += a.hi w[i].hi, then += a.lo w[i].lo: what vdpbf16ps does, but for subnormal numbers */
+INLINE vf v_dot_bf16(vf acc, vi w, uint32_t a)
+{
+    float high = f32_from_bits(a & 0xffff0000u), low = f32_from_bits(a << 16);
+    MAP_F(__builtin_fmaf(low, f32_from_bits((uint32_t)w.i[l] << 16),
+                         __builtin_fmaf(high, f32_from_bits((uint32_t)w.i[l] & 0xffff0000u), acc.f[l])));
+}
+INLINE void v_store_f16(uint16_t *p, vf x) { EACH p[l] = f32_to_f16(x.f[l]); } /* to nearest even */
+/* sixteen floats to bf16, to nearest even; returns them rounded */
+INLINE vf v_store_bf16(uint16_t *p, vf x)
+{
+    EACH p[l] = f32_to_bf16(x.f[l]);
+    return v_load_bf16(p);
+}
+/* sixteen bytes as four words, `apart` bytes from each other; bias is 0 on this level */
+INLINE void i_store_i8_words(int8_t *p, int apart, vi a, int bias) { EACH p[l / 4 * apart + l % 4] = (int8_t)a.i[l]; }
+INLINE int32_t i_hsum(vi a)
+{
+    int32_t sum = 0;
+    EACH sum += a.i[l];
+    return sum;
+}
 INLINE void i_store(int32_t *p, vi a) { EACH p[l] = a.i[l]; }
 
 INLINE vb b_load(const uint8_t *p)
@@ -110,13 +139,8 @@ INLINE vi i_dot_s(vi acc, vb w, const int8_t *a)
 INLINE vi i_dot_u(vi acc, vb w, const int8_t *a) { return i_dot_s(acc, w, a); }
 
 typedef const float *vt;
-enum { NF4_ROWS = 2, NF4_PANELS = 1 };
+enum { BLOCK_ROWS_NF4 = 2, BLOCK_ROWS_NF4_2 = 1 };
 INLINE vt nf4_table(void) { return nf4_code; }
-INLINE vi nf4_load(const uint8_t *p)
-{
-    MAP_I((int32_t)((uint32_t)p[4 * l] | (uint32_t)p[4 * l + 1] << 8 | (uint32_t)p[4 * l + 2] << 16 |
-                    (uint32_t)p[4 * l + 3] << 24));
-}
 INLINE vi nf4_next(vi w) { MAP_I((int32_t)((uint32_t)w.i[l] >> 4)); }
 INLINE vf nf4_codes(vt t, vi w) { MAP_F(t[w.i[l] & 15]); }
 

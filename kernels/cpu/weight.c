@@ -5,124 +5,150 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { SCALES_ALIGN = 64, I4_SCALES = PAIR * sizeof(uint16_t) };
+
 struct pack_job {
     struct weight *w;
     const struct weight_src *parts;
-    int n_parts, bias;
+    int n_parts;
 };
 
-/* the part that row n of the stack lies in, and n within it; NULL past the last row */
-static const struct weight_src *part_of(const struct pack_job *j, int *n)
+/* the part that an output lies in, and its row there; NULL: padding */
+static const struct weight_src *part_of(const struct pack_job *j, int pair, int lane, int *row)
 {
+    if (j->w->gate_up) {
+        const struct weight_src *s = j->parts + lane / PANEL;
+        *row = pair * PANEL + lane % PANEL;
+        return *row < s->rows ? s : NULL;
+    }
+    *row = pair * PAIR + lane;
     for (int i = 0; i < j->n_parts; i++) {
-        if (*n < j->parts[i].rows) return j->parts + i;
-        *n -= j->parts[i].rows;
+        if (*row < j->parts[i].rows) return j->parts + i;
+        *row -= j->parts[i].rows;
     }
     return NULL;
 }
 
-static void pack_row_u16(uint16_t *to, const uint16_t *from, int K)
+static void pack_row_bf16(uint16_t *to, const uint16_t *from, int K)
 {
-    for (int k = 0; k < K; k++) to[k * PANEL] = from[k];
+    for (int k = 0; k < K; k++) to[k / 2 * (2 * PAIR) + k % 2] = from[k];
+}
+
+static void pack_row_f16(uint16_t *to, const uint16_t *from, int K)
+{
+    for (int k = 0; k < K; k++) to[k * PAIR] = from[k];
 }
 
 static void pack_row_f32(float *to, const float *from, int K)
 {
-    for (int k = 0; k < K; k++) to[k * PANEL] = from[k];
+    for (int k = 0; k < K; k++) to[k * PAIR] = from[k];
 }
 
-static void pack_row_i8(uint8_t *to, const int8_t *from, int K, int bias)
+/* returns what goes into bias_sum */
+static int32_t pack_row_i8(uint8_t *to, const int8_t *from, int K)
 {
-    for (int k = 0; k < K; k++) to[k / 4 * 64 + k % 4] = (uint8_t)(from[k] + bias);
+    int sum = 0;
+    for (int k = 0; k < K; k++) {
+        to[k / 4 * (4 * PAIR) + k % 4] = (uint8_t)from[k];
+        sum += from[k];
+    }
+    return -128 * sum;
 }
 
-static void pack_row_i4(uint8_t *to, const uint8_t *from, int k_pad)
+static void pack_row_i4(const struct weight *w, uint8_t *to, int lane, const uint8_t *from, const uint16_t *scale)
 {
-    for (int k = 0; k < k_pad; k++) {
-        uint8_t nibble = k & 1 ? from[k / 2] >> 4 : from[k / 2] & 15;
-        to[k / 8 * 64 + k % 4] |= (uint8_t)(nibble << (k & 4));
+    size_t group_bytes = w->pair_bytes / (size_t)w->n_groups;
+    for (int g = 0; g < w->n_groups; g++, to += group_bytes) {
+        ((uint16_t *)to)[lane] = scale[g];
+        uint8_t *q = to + I4_SCALES + lane * 4;
+        for (int k = 0; k < w->group; k++) {
+            int at = g * w->group + k;
+            uint8_t nibble = at & 1 ? from[at / 2] >> 4 : from[at / 2] & 15;
+            q[k / 8 * (4 * PAIR) + k % 4] |= (uint8_t)(nibble << (k & 4));
+        }
     }
 }
 
-static void pack_row(const struct pack_job *j, int panel, int lane)
+static void pack_row(const struct pack_job *j, int pair, int lane)
 {
     struct weight *w = j->w;
-    int n = panel * PANEL + lane, K = w->cols;
-    uint8_t *to = (uint8_t *)w->data + (size_t)panel * w->panel_bytes;
-    const struct weight_src *s = part_of(j, &n);
+    int n, K = w->cols;
+    uint8_t *to = w->data + (size_t)pair * w->pair_bytes;
+    const struct weight_src *s = part_of(j, pair, lane, &n);
     if (!s) return;
     size_t at = (size_t)n * K;
-    if (w->t == DT_NF4) {
-        nf4_pack_row((uint8_t *)w->data + (size_t)panel / 2 * nf4_pair_bytes(K), panel % 2 * PANEL + lane, s, n);
-        return;
-    }
     switch (w->t) {
     case DT_F32: pack_row_f32((float *)to + lane, (const float *)s->data + at, K); break;
-    case DT_BF16:
-    case DT_F16: pack_row_u16((uint16_t *)to + lane, (const uint16_t *)s->data + at, K); break;
+    case DT_BF16: pack_row_bf16((uint16_t *)to + lane * 2, (const uint16_t *)s->data + at, K); break;
+    case DT_F16: pack_row_f16((uint16_t *)to + lane, (const uint16_t *)s->data + at, K); break;
     case DT_I8:
-        pack_row_i8(to + lane * 4, (const int8_t *)s->data + at, K, j->bias);
-        ((float *)w->scale)[panel * PANEL + lane] = ((const float *)s->scale)[n];
+        ((int32_t *)w->bias_sum)[pair * PAIR + lane] = pack_row_i8(to + lane * 4, (const int8_t *)s->data + at, K);
+        ((float *)w->scale)[pair * PAIR + lane] = ((const float *)s->scale)[n];
         break;
+    case DT_NF4: nf4_pack_row(to, lane, s, n); break;
     default:
-        pack_row_i4(to + lane * 4, (const uint8_t *)s->data + (size_t)n * (w->k_pad / 2), w->k_pad);
-        for (int g = 0; g < w->n_groups; g++)
-            ((uint16_t *)w->scale)[((size_t)panel * w->n_groups + g) * PANEL + lane] =
-                ((const uint16_t *)s->scale)[(size_t)n * w->n_groups + g];
+        pack_row_i4(w, to, lane, (const uint8_t *)s->data + (size_t)n * (w->k_pad / 2),
+                    (const uint16_t *)s->scale + (size_t)n * w->n_groups);
     }
 }
 
 static void pack_task(void *ctx, int task, int worker)
 {
     const struct pack_job *j = ctx;
-    int chunk = (j->w->panels + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX;
-    for (int panel = task * chunk; panel < (task + 1) * chunk && panel < j->w->panels; panel++)
-        for (int lane = 0; lane < PANEL; lane++) pack_row(j, panel, lane);
+    int chunk = (j->w->pairs + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX;
+    for (int pair = task * chunk; pair < (task + 1) * chunk && pair < j->w->pairs; pair++)
+        for (int lane = 0; lane < PAIR; lane++) pack_row(j, pair, lane);
 }
 
-/* Sizes; false for shapes the kernels do not take: int8 rows so long that a sum could pass 2^31, or int8 weights of
- * -128 (see vec_avx2.h). */
-static bool weight_plan(struct weight *w, const struct weight_src *parts, int n_parts)
+/* Sizes; false for shapes the kernels do not take: int8 rows so long that a sum could pass 2^31 with the bias. */
+static bool weight_plan(struct weight *w, const struct weight_src *s, size_t rows)
 {
-    size_t rows = 0;
-    if (n_parts < 1) return false;
-    *w = (struct weight){.t = parts[0].t, .cols = parts[0].cols, .group = parts[0].group};
-    for (int i = 0; i < n_parts; i++) {
-        const struct weight_src *p = parts + i;
-        if (p->t != w->t || p->cols != w->cols || p->group != w->group || p->rows < 1 || p->cols < 1) return false;
-        rows += (size_t)p->rows;
-    }
-    if (rows > INT32_MAX - 64 || w->cols > INT32_MAX - 256) return false;
-    w->rows = (int)rows;
-    w->panels = (w->rows + 2 * PANEL - 1) / (2 * PANEL) * 2;
-    w->k_pad = w->cols;
-    size_t K = (size_t)w->cols;
-    switch (w->t) {
-    case DT_F32: w->panel_bytes = K * PANEL * 4; break;
+    enum dtype t = s->t;
+    int cols = s->cols, group = s->group;
+    if (rows < 1 || cols < 1 || rows > INT32_MAX - 64 || cols > INT32_MAX - 256) return false;
+    *w = (struct weight){.t = t, .rows = (int)rows, .cols = cols, .group = group, .k_pad = cols, .gate_up = s->gate_up};
+    w->pairs = s->gate_up ? (w->rows / 2 + PANEL - 1) / PANEL : (w->rows + PAIR - 1) / PAIR;
+    size_t K = (size_t)cols, scale_bytes = 0, data_bytes;
+    switch (t) {
+    case DT_F32: w->pair_bytes = K * PAIR * 4; break;
+    case DT_F16: w->pair_bytes = K * PAIR * 2; break;
     case DT_BF16:
-    case DT_F16: w->panel_bytes = K * PANEL * 2; break;
+        w->k_pad = (cols + 1) / 2 * 2;
+        w->pair_bytes = (size_t)w->k_pad * PAIR * 2;
+        break;
     case DT_I8:
-        if (w->cols > 1 << 17) return false;
-        w->k_pad = (w->cols + 3) / 4 * 4;
-        w->panel_bytes = (size_t)w->k_pad * PANEL;
-        w->scale_bytes = (size_t)w->panels * PANEL * sizeof(float);
+        if (cols > 1 << 16) return false;
+        w->k_pad = (cols + 3) / 4 * 4;
+        w->pair_bytes = (size_t)w->k_pad * PAIR;
+        scale_bytes = (size_t)w->pairs * PAIR * (sizeof(float) + sizeof(int32_t));
         break;
     case DT_I4:
-        if (w->group != 32 && w->group != 64 && w->group != 128) return false;
-        w->n_groups = (w->cols + w->group - 1) / w->group;
-        w->k_pad = w->n_groups * w->group;
-        w->panel_bytes = (size_t)w->k_pad * PANEL / 2;
-        w->scale_bytes = (size_t)w->panels * (size_t)w->n_groups * PANEL * sizeof(uint16_t);
+        if (group != 32 && group != 64 && group != 128) return false;
+        w->n_groups = (cols + group - 1) / group;
+        w->k_pad = w->n_groups * group;
+        w->pair_bytes = (size_t)w->n_groups * (I4_SCALES + (size_t)group / 2 * PAIR);
         break;
     case DT_NF4:
-        if (w->group != NF4_BLOCK || w->cols % NF4_BLOCK) return false;
-        w->panel_bytes = nf4_pair_bytes(w->cols) / 2;
+        if (group != NF4_BLOCK || cols % NF4_BLOCK) return false;
+        w->pair_bytes = nf4_pair_bytes(cols);
         break;
     default: return false;
     }
-    return !__builtin_mul_overflow(w->panel_bytes, (size_t)w->panels, &w->data_bytes) && w->data_bytes < SIZE_MAX / 4;
+    bool fits = !__builtin_mul_overflow(w->pair_bytes, (size_t)w->pairs, &data_bytes) && data_bytes < SIZE_MAX / 4;
+    w->data_bytes = data_bytes + scale_bytes;
+    return fits;
 }
 
+/* where the scales of int8 lie once the data is there */
+static void weight_place(struct weight *w, uint8_t *data)
+{
+    w->data = data;
+    if (w->t != DT_I8 || !data) return;
+    w->scale = (const float *)(data + (size_t)w->pairs * w->pair_bytes);
+    w->bias_sum = (const int32_t *)(w->scale + (size_t)w->pairs * PAIR);
+}
+
+/* Int8 weights of -128 are refused: see i_dot_s in vec_avx2.h. */
 static bool has_minus_128(const struct weight_src *parts, int n_parts)
 {
     for (int i = 0; i < n_parts; i++) {
@@ -138,26 +164,48 @@ static bool has_minus_128(const struct weight_src *parts, int n_parts)
 struct weight *cpu_weight_pack(struct dev *head, const struct weight_src *parts, int n_parts)
 {
     struct cpu_dev *d = cpu_of(head);
+    size_t rows = 0;
+    if (n_parts < 1 || (parts->gate_up && (n_parts != 2 || parts[0].rows != parts[1].rows))) return NULL;
+    for (int i = 0; i < n_parts; i++) {
+        const struct weight_src *p = parts + i;
+        if (p->t != parts->t || p->cols != parts->cols || p->group != parts->group || p->rows < 1) return NULL;
+        rows += (size_t)p->rows;
+    }
     struct weight *w = calloc(1, sizeof *w);
-    if (!w || !weight_plan(w, parts, n_parts) || (w->t == DT_I8 && has_minus_128(parts, n_parts))) return free(w), NULL;
-    w->data = cpu_map(w->data_bytes);
-    if (w->scale_bytes) w->scale = cpu_map(w->scale_bytes);
-    if (!w->data || (w->scale_bytes && !w->scale)) return cpu_weight_free(head, w), NULL;
-    struct pack_job j = {w, parts, n_parts, d->isa->i8_bias};
-    int chunk = (w->panels + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX;
-    cpu_run(d, pack_task, &j, (w->panels + chunk - 1) / chunk, (double)w->data_bytes);
+    if (!w || !weight_plan(w, parts, rows) || (w->t == DT_I8 && has_minus_128(parts, n_parts))) return free(w), NULL;
+    weight_place(w, cpu_map(w->data_bytes));
+    if (!w->data) return free(w), NULL;
+    struct pack_job j = {w, parts, n_parts};
+    int chunk = (w->pairs + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX;
+    cpu_run(d, pack_task, &j, (w->pairs + chunk - 1) / chunk, (double)w->data_bytes);
+    return w;
+}
+
+const void *cpu_weight_packed(const struct weight *w, size_t *bytes)
+{
+    *bytes = w->data_bytes;
+    return w->data;
+}
+
+struct weight *cpu_weight_open(struct dev *d, const struct weight_src *shape, const void *packed, size_t bytes)
+{
+    struct weight *w = calloc(1, sizeof *w);
+    if (!w || shape->rows < 1 || (shape->gate_up && shape->rows % 2) || !weight_plan(w, shape, (size_t)shape->rows) ||
+        w->data_bytes != bytes || (uintptr_t)packed % SCALES_ALIGN)
+        return free(w), NULL;
+    weight_place(w, (uint8_t *)packed);
+    w->borrowed = true;
     return w;
 }
 
 void cpu_weight_free(struct dev *d, struct weight *w)
 {
     if (!w) return;
-    cpu_unmap(w->data, w->data_bytes);
-    cpu_unmap(w->scale, w->scale_bytes);
+    if (!w->borrowed) cpu_unmap(w->data, w->data_bytes);
     free(w);
 }
 
 size_t cpu_weight_bytes(const struct weight *w)
 {
-    return w->data_bytes + w->scale_bytes;
+    return w->data_bytes;
 }

@@ -300,11 +300,17 @@ static void ref_rope_kv(struct dev *d, const struct rope_kv_args *a)
     }
 }
 
+/* q of one head as the cache's type has it */
+static float attn_q(const struct attn_args *a, float q)
+{
+    return a->kv->shape.t == DT_BF16 ? bf16_to_f32(f32_to_bf16(q)) : q;
+}
+
 static double attn_score(const struct attn_args *a, const float *q, const int32_t *pages, int pos, int kv_head)
 {
     const float *k = kv_at(a->kv, a->layer, pages[pos / KV_PAGE] * KV_PAGE + pos % KV_PAGE, 0, kv_head);
     double dot = 0;
-    for (int i = 0; i < a->head_dim; i++) dot += (double)q[i] * k[i];
+    for (int i = 0; i < a->head_dim; i++) dot += (double)attn_q(a, q[i]) * k[i];
     return dot * a->scale;
 }
 

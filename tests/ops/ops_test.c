@@ -32,7 +32,7 @@ const char *__tsan_default_options(void)
 }
 #endif
 
-static const char *const all_levels[] = {"cpu:portable", "cpu:avx2", "cpu:avx512"};
+static const char *const all_levels[] = {"cpu:portable", "cpu:avx2", "cpu:avxvnni", "cpu:avx512", "cpu:avx512bf16"};
 
 static double now(void)
 {
@@ -94,7 +94,7 @@ static void test_open(void)
 
 int main(void)
 {
-    const char *levels[3];
+    const char *levels[sizeof all_levels / sizeof *all_levels];
     double start = now();
     int n = find_levels(levels);
     CHECK(n >= 1, "no level at all");

@@ -203,7 +203,7 @@ int bnb_unify(struct weight_src *part, int n, void **owned, struct err *e)
         widen(&part[i], w);
         free(owned[i]);
         owned[i] = w;
-        part[i] = (struct weight_src){.t = DT_F32, .rows = part[i].rows, .cols = part[i].cols, .data = w};
+        part[i].t = DT_F32, part[i].group = 0, part[i].data = w, part[i].scale = NULL;
     }
     return 0;
 }

@@ -13,6 +13,7 @@
 #include "engine/request.h"
 #include "engine/sched.h"
 #include "engine/setup.h"
+#include "engine/turn.h"
 #include "kernels/rng.h"
 
 #include <pthread.h>
@@ -326,16 +327,26 @@ static void publish(struct engine *g, const struct plan *p)
     pthread_mutex_unlock(&g->stats_lock);
 }
 
+int engine_turn(struct engine *g, bool wait)
+{
+    if (!take_inbox(g, wait)) return -1;
+    const struct plan *p = sched_step(&g->sched);
+    if (p->n) run_step(g, p);
+    publish(g, p); /* before the events: who has seen a request end sees its pages free */
+    events_post(&g->events);
+    return p->n_tokens;
+}
+
+struct setup *engine_setup(struct engine *g)
+{
+    return &g->s;
+}
+
 static void *engine_main(void *arg)
 {
     struct engine *g = arg;
-    bool idle = true;
-    while (take_inbox(g, idle)) {
-        const struct plan *p = sched_step(&g->sched);
-        idle = p->n == 0;
-        if (!idle) run_step(g, p);
-        publish(g, p); /* before the events: who has seen a request end sees its pages free */
-        events_post(&g->events);
+    int n = 0;
+    while ((n = engine_turn(g, n == 0)) >= 0) {
     }
     return NULL;
 }

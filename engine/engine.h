@@ -28,6 +28,7 @@ struct engine_config {
     const char *quantize;  /* NULL or "none": the file's own type; "int8", "int4" */
     const char *kv_type;   /* NULL or "f16"; "bf16", "f32", "int8" */
     size_t kv_cache_bytes; /* 0: enough for max_seqs of a moderate length, at most a quarter of the free memory */
+    int kv_pages;          /* exactly so many pages, or ERR_NOMEM with what they need; 0: by the line above */
     int max_seqs;          /* requests that run at once; 0: 64 */
     int max_batch_tokens;  /* tokens in one step; 0: 512 */
     int max_queue;         /* requests that wait; 0: 256 */

@@ -39,17 +39,15 @@ static void feed_forward(struct model *m, const struct batch *b, int layer, stru
 {
     const struct model_config *c = &m->c;
     const struct layer_weights *w = &m->w.layer[layer];
-    struct mat up = first(m->up, b->n_tokens);
+    struct mat ff = first(m->ff, b->n_tokens);
 
-    op_linear(m->d, (struct linear_args){up, h, w->up, w->up_b});
     if (c->gated) {
-        struct mat ff = first(m->ff, b->n_tokens);
-        op_act_mul(m->d, (struct act_mul_args){ff, up, c->act});
-        up = ff;
+        op_gate_up(m->d, (struct gate_up_args){ff, h, w->up, w->up_b, c->act, m->up});
     } else {
-        op_act(m->d, (struct act_args){up, c->act});
+        op_linear(m->d, (struct linear_args){ff, h, w->up, w->up_b});
+        op_act(m->d, (struct act_args){ff, c->act});
     }
-    op_linear(m->d, (struct linear_args){y, up, w->down, w->down_b});
+    op_linear(m->d, (struct linear_args){y, ff, w->down, w->down_b});
 }
 
 void model_forward(struct model *m, const struct batch *b)
@@ -155,9 +153,9 @@ int model_reserve(struct model *m, const struct model_reserve *r, struct err *e)
     struct kv_shape shape = {c->layers, r->pages, c->kv_heads, c->head_dim, r->kv_type};
     bool ok = reserve_mat(m, &m->x, t, c->hidden) && reserve_mat(m, &m->h, t, c->hidden) &&
               reserve_mat(m, &m->y, t, c->hidden) && reserve_mat(m, &m->qkv, t, q + 2 * kv) &&
-              reserve_mat(m, &m->att, t, q) && reserve_mat(m, &m->up, t, c->gated ? 2 * c->inter : c->inter) &&
-              (!c->gated || reserve_mat(m, &m->ff, t, c->inter)) && reserve_mat(m, &m->hr, r->max_rows, c->hidden) &&
-              reserve_mat(m, &m->logits, r->max_rows, c->vocab);
+              reserve_mat(m, &m->att, t, q) && reserve_mat(m, &m->ff, t, c->inter) &&
+              (!c->gated || m->d->ops->fused_gate_up || reserve_mat(m, &m->up, t, 2 * c->inter)) &&
+              reserve_mat(m, &m->hr, r->max_rows, c->hidden) && reserve_mat(m, &m->logits, r->max_rows, c->vocab);
     if (!ok) return err_set(e, ERR_NOMEM, "no memory for the activations of %d tokens a step", t);
     int rc = reserve_rope(m, e);
     if (rc) return rc;

@@ -21,7 +21,7 @@ struct model {
     struct mat x, h, y;    /* (T, C) residual stream, normed input, a block's output */
     struct mat qkv;        /* (T, (H + 2G) D) */
     struct mat att;        /* (T, H D) */
-    struct mat up, ff;     /* (T, 2F or F), (T, F); ff only when gated */
+    struct mat ff, up;     /* (T, F), (T, 2F); up only for a device that takes gate and up in two steps */
     struct mat hr, logits; /* (R, C), (R, V) */
 };
 

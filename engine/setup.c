@@ -42,9 +42,9 @@ static unsigned long long read_number(const char *path, const char *name)
     return v;
 }
 
-/* Bytes a process may still take: what the kernel says is available, or less where a container is limited.  The group's
- * use counts cached files, which the kernel gives up when memory is needed. */
-static size_t memory_available(void)
+/* What the kernel says is available, or less where a container is limited.  The group's use counts cached files, which
+ * the kernel gives up when memory is needed. */
+size_t memory_available(void)
 {
     static const char stat[] = "/sys/fs/cgroup/memory.stat";
     unsigned long long bytes = read_number("/proc/meminfo", "MemAvailable:") * 1024;
@@ -62,6 +62,19 @@ static int min_int(int a, int b)
     return a < b ? a : b;
 }
 
+/* `n` pages, if they and the logits fit in memory. */
+static int exact_pool(const struct setup *s, int n, int *pages, struct err *e)
+{
+    size_t kv = 0, logits = (size_t)s->max_rows * (size_t)s->model.c.vocab * sizeof(float), room = memory_available();
+    if (__builtin_mul_overflow((size_t)n, s->info.page_bytes, &kv) || kv > room || logits > room - kv)
+        return err_set(e, ERR_NOMEM,
+                       "%d KV pages of %zu bytes and %d rows of logits need %.1f GiB; %.1f GiB are available", n,
+                       s->info.page_bytes, s->max_rows,
+                       ((double)n * (double)s->info.page_bytes + (double)logits) / 0x1p30, (double)room / 0x1p30);
+    *pages = n;
+    return 0;
+}
+
 /* How many pages: what the budget holds, or by default enough for max_seqs of 1024 tokens within a quarter of the free
  * memory. */
 static int size_pool(struct setup *s, const struct engine_config *c, enum dtype kv_type, int *pages, struct err *e)
@@ -71,6 +84,7 @@ static int size_pool(struct setup *s, const struct engine_config *c, enum dtype 
     if (!m->page_bytes)
         return err_set(e, ERR_UNSUPPORTED, "config.json: device %s has no attention for a head_dim of %d",
                        s->model.d->ops->name, s->model.c.head_dim);
+    if (c->kv_pages) return exact_pool(s, c->kv_pages, pages, e);
     int len = s->model.c.max_len, each = (min_int(len, 1024) + KV_PAGE - 1) / KV_PAGE,
         one = (len + KV_PAGE - 1) / KV_PAGE;
     size_t want = (size_t)m->max_seqs * (size_t)each, room = memory_available() / 4 / m->page_bytes;

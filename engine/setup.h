@@ -18,4 +18,6 @@ struct setup {
 int setup_open(struct setup *, const struct engine_config *, int min_rows, struct err *e);
 void setup_close(struct setup *);
 
+size_t memory_available(void); /* bytes that this process may still take */
+
 #endif

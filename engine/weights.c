@@ -304,7 +304,7 @@ static int load_table(struct loader *l, const char *name, int rows, int cols, st
 }
 
 /* Packs n slots, stacked by rows, into one weight. */
-static int load_matrix(struct loader *l, const struct matrix_slot *slots, int n, struct weight **out)
+static int load_matrix(struct loader *l, const struct matrix_slot *slots, int n, bool gate_up, struct weight **out)
 {
     struct weight_src part[3] = {0};
     void *owned[3] = {0};
@@ -329,6 +329,7 @@ static int load_matrix(struct loader *l, const struct matrix_slot *slots, int n,
     for (int i = 0; i < n && !rc; i++)
         if (part[i].t != part[0].t)
             rc = err_set(l->e, ERR_UNSUPPORTED, "tensors %s and %s have different types", slots[0].name, slots[i].name);
+    for (int i = 0; i < n; i++) part[i].gate_up = gate_up;
     if (!rc && !(*out = l->d->ops->weight_pack(l->d, part, n)))
         rc = err_set(l->e, ERR_NOMEM, "no memory on the device for %s", slots[0].name);
     if (!rc) {
@@ -350,7 +351,7 @@ static int load_slots(struct loader *l, int layer, int from, int to, struct weig
     char name[3][TENSOR_NAME_MAX];
     int n = 0;
     for (int i = from; i < to; i++) n += layer_slot(&l->s, layer, i, name[n], &slot[n]);
-    return load_matrix(l, slot, n, out);
+    return load_matrix(l, slot, n, from == 4 && n == 2, out); /* two in the fifth place: gate and up */
 }
 
 /* the biases of matrices that are stacked into one, stacked likewise */
@@ -428,7 +429,7 @@ static int load_rest(struct loader *l)
     if (!rc && c->norm_bias) rc = load_vector(l, name, c->hidden, &l->w->norm_b);
     if (!rc && c->head_bias) rc = load_vector(l, "lm_head.bias", c->vocab, &l->w->head_b);
     head_slot(&l->s, name, &head);
-    if (!rc) rc = load_matrix(l, &head, 1, &l->w->head);
+    if (!rc) rc = load_matrix(l, &head, 1, false, &l->w->head);
     return rc;
 }
 

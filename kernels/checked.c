@@ -13,6 +13,7 @@ struct made {
     struct made *next;
     const void *object;
     int rows, cols; /* of a weight */
+    bool gate_up;
     struct kv_shape kv;
 };
 
@@ -154,9 +155,21 @@ static bool check_linear(struct dev *d, const struct linear_args *a)
 {
     const char *op = "linear";
     const struct made *w = find_made(d, a->w);
-    need(w && w->rows, "w is not a weight of this device");
+    need(w && w->rows && !w->gate_up, "w is not a plain weight of this device");
     return check_mat(d, op, "x", &a->x, a->x.rows, w->cols) && check_mat(d, op, "y", &a->y, a->x.rows, w->rows) &&
            check_apart(d, op, &a->x, &a->y) && (!a->b || check_floats(d, op, "b", a->b));
+}
+
+static bool check_gate_up(struct dev *d, const struct gate_up_args *a)
+{
+    const char *op = "gate_up";
+    const struct made *w = find_made(d, a->w);
+    int T = a->x.rows, F = a->y.cols;
+    need(w && w->gate_up, "w is not a gate_up weight of this device");
+    need(w->rows == 2 * F, "y has %d columns, w %d rows", F, w->rows);
+    return check_mat(d, op, "x", &a->x, T, w->cols) && check_mat(d, op, "y", &a->y, T, F) &&
+           check_apart(d, op, &a->x, &a->y) && (!a->b || check_floats(d, op, "b", a->b)) && check_act(d, op, a->act) &&
+           (d->ops->fused_gate_up || check_mat(d, op, "tmp", &a->tmp, a->tmp.rows, 2 * F));
 }
 
 static bool check_head_norm(struct dev *d, const struct head_norm_args *a)
@@ -343,7 +356,7 @@ static struct weight *checked_weight_pack(struct dev *d, const struct weight_src
     }
     struct weight *w = inner->ops->weight_pack(inner, parts, n_parts);
     take_error(d);
-    if (w && !made_add(d, w, (struct made){.rows = (int)rows, .cols = parts->cols})) {
+    if (w && !made_add(d, w, (struct made){.rows = (int)rows, .cols = parts->cols, .gate_up = parts->gate_up})) {
         inner->ops->weight_free(inner, w);
         return NULL;
     }
@@ -355,7 +368,7 @@ static struct weight *checked_weight_open(struct dev *d, const struct weight_src
 {
     struct dev *inner = checked_of(d)->inner;
     struct weight *w = inner->ops->weight_open(inner, shape, packed, bytes);
-    if (w && !made_add(d, w, (struct made){.rows = shape->rows, .cols = shape->cols})) {
+    if (w && !made_add(d, w, (struct made){.rows = shape->rows, .cols = shape->cols, .gate_up = shape->gate_up})) {
         inner->ops->weight_free(inner, w);
         return NULL;
     }
@@ -412,6 +425,12 @@ static void checked_download(struct dev *d, void *host, const void *device, size
     inner->ops->download(inner, host, device, bytes);
 }
 
+static void checked_on_threads(struct dev *d, void (*fn)(void *ctx, int thread), void *ctx)
+{
+    struct dev *inner = checked_of(d)->inner;
+    inner->ops->on_threads(inner, fn, ctx);
+}
+
 static int checked_finish(struct dev *d)
 {
     struct dev *inner = checked_of(d)->inner;
@@ -449,6 +468,7 @@ struct dev *dev_checked(struct dev *inner)
     c->ops.free = checked_free;
     c->ops.upload = checked_upload;
     c->ops.download = checked_download;
+    if (c->ops.on_threads) c->ops.on_threads = checked_on_threads;
     c->ops.finish = checked_finish;
     c->ops.close = checked_close;
     c->inner = inner;

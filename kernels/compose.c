@@ -9,7 +9,17 @@ static void compose_add_norm(struct dev *d, const struct add_norm_args *a)
                  &(struct norm_args){.out = a->out, .x = a->x, .w = a->w, .b = a->b, .eps = a->eps, .kind = a->kind});
 }
 
+static void compose_gate_up(struct dev *d, const struct gate_up_args *a)
+{
+    struct mat both = a->tmp;
+    both.rows = a->x.rows;
+    d->ops->linear(d, &(struct linear_args){.y = both, .x = a->x, .w = a->w, .b = a->b});
+    d->ops->act_mul(d, &(struct act_mul_args){.out = a->y, .gu = both, .act = a->act});
+}
+
 void compose_fill(struct dev_ops *ops)
 {
     if (!ops->add_norm) ops->add_norm = compose_add_norm;
+    ops->fused_gate_up = ops->gate_up != NULL;
+    if (!ops->gate_up) ops->gate_up = compose_gate_up;
 }

@@ -112,6 +112,17 @@ struct linear_args {
     const float *b;
 };
 
+/* y = act(x Wg^T + bg) * (x Wu^T + bu): linear, then act_mul, with the gate first in w (2F rows, packed as gate_up) and
+ * in b (2F, or NULL).  x (T, K), y (T, F); tmp (T, 2F) is for devices that do it in two steps, p NULL where the
+ * device's fused_gate_up says that it does not. */
+struct gate_up_args {
+    struct mat y, x;
+    const struct weight *w;
+    const float *b;
+    enum act_kind act;
+    struct mat tmp;
+};
+
 /* In place on the columns [col, col + heads * head_dim) of x: each head's slice h of each row becomes
  * h / sqrt(mean(h^2) + eps) * w, w (head_dim) f32.   (Qwen3's q/k norm.) */
 struct head_norm_args {
@@ -224,7 +235,9 @@ struct sample_args {
 
 /* one list: the vtable, the names, the tracer, the checks and the op table of the tests */
 #define OPS(X)                                                                                                         \
-    X(embed) X(norm) X(add_norm) X(add) X(linear) X(head_norm) X(rope_kv) X(attn) X(act_mul) X(act) X(rows) X(sample)
+    X(embed)                                                                                                           \
+    X(norm) X(add_norm) X(add) X(linear) X(gate_up) X(head_norm) X(rope_kv) X(attn) X(act_mul) X(act) X(rows)          \
+        X(sample)
 
 enum op_id {
 #define X(op) OP_##op,
@@ -247,6 +260,7 @@ struct dev_config {
 
 struct dev_ops {
     const char *name;
+    bool fused_gate_up; /* gate_up leaves tmp alone */
     bool
         host_memory; /* device pointers are ordinary pointers, so a read-only table may stay where the file is mapped */
 #define X(op) void (*op)(struct dev *, const struct op##_args *);
@@ -274,6 +288,8 @@ struct dev_ops {
     void (*free)(struct dev *, void *);
     void (*upload)(struct dev *, void *device, const void *host, size_t bytes);
     void (*download)(struct dev *, void *host, const void *device, size_t bytes);
+    /* Runs fn(ctx, 0 .. threads - 1) once on each of the device's threads, at the same time; NULL: it has one. */
+    void (*on_threads)(struct dev *, void (*fn)(void *ctx, int thread), void *ctx);
     int (*finish)(struct dev *); /* waits for everything enqueued; 0, or -1 with dev_error set */
     void (*close)(struct dev *);
 };

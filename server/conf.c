@@ -129,7 +129,8 @@ int conf_set(struct settings *s, const struct conf_option *o, const char *text, 
     case CONF_U64: rc = set_u64(p, text, where, e); break;
     case CONF_BYTES: rc = set_bytes(o, p, text, where, e); break;
     case CONF_NUMBER: rc = set_number(o, p, text, where, e); break;
-    case CONF_STRING: set_string(p, text); break;
+    case CONF_STRING:
+    case CONF_MAYBE: set_string(p, text); break;
     case CONF_CHOICE:
         if (!is_choice(o->choices, text))
             return err_set(e, ERR_INVALID, "%s: '%s' is not one of %s", where, text, o->choices);
@@ -161,7 +162,7 @@ void settings_free(struct settings *s)
     int n;
     const struct conf_option *o = conf_options(&n);
     for (int i = 0; i < n; i++) {
-        if (o[i].type == CONF_STRING || o[i].type == CONF_CHOICE) {
+        if (o[i].type == CONF_STRING || o[i].type == CONF_MAYBE || o[i].type == CONF_CHOICE) {
             char **p = field(s, &o[i]);
             free(*p);
         } else if (o[i].type == CONF_LIST) {
@@ -275,6 +276,7 @@ static int read_flag(enum command cmd, int argc, char *const *argv, const struct
     *opt = o;
     if (o->type == CONF_BOOL && !eq) return *value = negated ? "false" : "true", 1;
     if (eq) return *value = eq + 1, 1;
+    if (o->type == CONF_MAYBE && (argc < 2 || strncmp(argv[1], "--", 2) == 0)) return *value = "", 1;
     if (argc < 2) return err_set(e, ERR_INVALID, "--%s needs a value", o->name);
     *value = argv[1];
     return 2;

@@ -17,6 +17,7 @@ enum command {
     CMD_TOKENIZE = 4,
     CMD_PERPLEXITY = 8,
     CMD_QUANTIZE = 16,
+    CMD_BENCH = 32,
 };
 
 struct string_list {
@@ -45,9 +46,9 @@ struct settings {
     char *log_level;
     bool access_log;
     /* one run of a command */
-    char *prompt, *text, *file, *ids, *out, *type;
+    char *prompt, *text, *file, *ids, *out, *type, *batch, *ops;
     bool json, kl, ignore_eos, special;
-    int max_new_tokens, top_n, top_k, window;
+    int max_new_tokens, top_n, top_k, window, prompt_tokens, generate_tokens, repeat;
     double temperature, top_p, typical_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
     uint64_t seed;
     struct string_list stop;
@@ -64,6 +65,7 @@ enum conf_type {
     CONF_BYTES,  /* size_t; K, M, G are powers of 1024 */
     CONF_NUMBER, /* double */
     CONF_STRING, /* char *, NULL when not set */
+    CONF_MAYBE,  /* a string whose flag may stand without a value: then "" */
     CONF_CHOICE, /* char *, one of `choices` ("a|b|c") */
     CONF_LIST,   /* struct string_list; a flag given again adds */
 };

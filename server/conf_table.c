@@ -4,7 +4,8 @@
 
 enum {
     RUN = CMD_SERVE | CMD_GENERATE | CMD_PERPLEXITY, /* commands that run a model */
-    ALL = RUN | CMD_TOKENIZE | CMD_QUANTIZE,
+    ALL = RUN | CMD_TOKENIZE | CMD_QUANTIZE | CMD_BENCH,
+    MEASURED = RUN | CMD_BENCH,
 };
 
 #define AT(field) offsetof(struct settings, field)
@@ -18,22 +19,22 @@ static const struct conf_option table[] = {
 
     {"model", "Model", CONF_STRING, AT(model), "models/demo", 0, 0, NULL, ALL, false, "DIR",
      "the model: a Hugging Face directory (config.json, tokenizer.json, *.safetensors)"},
-    {"quantize", "Model", CONF_CHOICE, AT(quantize), "none", 0, 0, NO_TYPES, RUN, false, "TYPE",
+    {"quantize", "Model", CONF_CHOICE, AT(quantize), "none", 0, 0, NO_TYPES, MEASURED, false, "TYPE",
      "weights: as the file has them, or quantised while loading"},
-    {"device", "Model", CONF_STRING, AT(device), "auto", 0, 0, NULL, RUN, false, "NAME",
+    {"device", "Model", CONF_STRING, AT(device), "auto", 0, 0, NULL, MEASURED, false, "NAME",
      "auto, cpu, cpu:portable, or ref (the slow definition of every operation)"},
-    {"threads", "Model", CONF_INT, AT(threads), "0", 0, 1024, NULL, RUN, false, "N",
+    {"threads", "Model", CONF_INT, AT(threads), "0", 0, 1024, NULL, MEASURED, false, "N",
      "compute threads; 0 is one per available core"},
 
     {"kv-cache-bytes", "Batching and memory", CONF_BYTES, AT(kv_cache_bytes), "0", 0, 1e15, NULL, RUN, false, "BYTES",
      "memory for keys and values (512M, 4G); 0 is enough for max-seqs requests of moderate length, "
      "at most a quarter of the free memory"},
-    {"kv-cache", "Batching and memory", CONF_CHOICE, AT(kv_type), "f16", 0, 0, "f16|bf16|f32|int8", RUN, false, "TYPE",
-     "how keys and values are kept"},
+    {"kv-cache", "Batching and memory", CONF_CHOICE, AT(kv_type), "f16", 0, 0, "f16|bf16|f32|int8", MEASURED, false,
+     "TYPE", "how keys and values are kept"},
     {"max-seqs", "Batching and memory", CONF_INT, AT(max_seqs), "64", 1, 4096, NULL, RUN, false, "N",
      "requests that run at once"},
-    {"max-batch-tokens", "Batching and memory", CONF_INT, AT(max_batch_tokens), "512", 16, 65536, NULL, RUN, false, "N",
-     "tokens in one step: smaller gives steadier streams, larger reads prompts faster"},
+    {"max-batch-tokens", "Batching and memory", CONF_INT, AT(max_batch_tokens), "512", 16, 65536, NULL, MEASURED, false,
+     "N", "tokens in one step: smaller gives steadier streams, larger reads prompts faster"},
     {"max-queue", "Batching and memory", CONF_INT, AT(max_queue), "256", 1, 65536, NULL, CMD_SERVE, false, "N",
      "requests that wait; beyond it the answer is 429 with Retry-After"},
     {"max-total-tokens", "Batching and memory", CONF_INT, AT(max_total_tokens), "0", 0, 16777216, NULL, RUN, false, "N",
@@ -119,11 +120,22 @@ static const struct conf_option table[] = {
     {"kl", "Measure", CONF_BOOL, AT(kl), "false", 0, 0, NULL, CMD_PERPLEXITY, true, NULL,
      "with --quantize, load the unquantised model too and print the divergence from it"},
 
+    {"prompt-tokens", "Bench", CONF_INT, AT(prompt_tokens), "512", 1, 16777216, NULL, CMD_BENCH, true, "N",
+     "tokens of each prompt; unless given, less where the model has no room"},
+    {"generate-tokens", "Bench", CONF_INT, AT(generate_tokens), "64", 1, 16777216, NULL, CMD_BENCH, true, "N",
+     "steps of decoding after the prompt; unless given, less where the model has no room"},
+    {"batch", "Bench", CONF_STRING, AT(batch), "1,8,32", 0, 0, NULL, CMD_BENCH, true, "LIST",
+     "sequences decoded at once: numbers from 1 to 1024, separated by commas"},
+    {"repeat", "Bench", CONF_INT, AT(repeat), "3", 1, 1000, NULL, CMD_BENCH, true, "N",
+     "runs of each phase; the median counts"},
+    {"ops", "Bench", CONF_MAYBE, AT(ops), NULL, 0, 0, NULL, CMD_BENCH, true, "[FILTER]",
+     "measure single operations in the shapes of Qwen2.5-0.5B instead, those whose name contains FILTER"},
+
     {"out", "Output", CONF_STRING, AT(out), NULL, 0, 0, NULL, CMD_QUANTIZE, true, "DIR",
      "directory to write; must not hold a model yet"},
     {"type", "Output", CONF_CHOICE, AT(type), "int8", 0, 0, "int8|int4|nf4", CMD_QUANTIZE, true, "TYPE", "weight type"},
-    {"json", "Output", CONF_BOOL, AT(json), "false", 0, 0, NULL, CMD_GENERATE | CMD_TOKENIZE | CMD_PERPLEXITY, true,
-     NULL, "print one JSON object"},
+    {"json", "Output", CONF_BOOL, AT(json), "false", 0, 0, NULL,
+     CMD_GENERATE | CMD_TOKENIZE | CMD_PERPLEXITY | CMD_BENCH, true, NULL, "print one JSON object"},
 };
 
 const struct conf_option *conf_options(int *n)

@@ -168,6 +168,23 @@ static const struct isa *level_choose(const char *name, char why[160])
     return NULL;
 }
 
+struct on_threads {
+    void (*fn)(void *ctx, int thread);
+    void *ctx;
+};
+
+/* As many tasks as threads: fn may wait for the others, since a worker inside one task takes no second. */
+static void on_threads_task(void *ctx, int task, int worker)
+{
+    const struct on_threads *o = ctx;
+    o->fn(o->ctx, task);
+}
+
+static void cpu_on_threads(struct dev *d, void (*fn)(void *ctx, int thread), void *ctx)
+{
+    pool_run(cpu_of(d)->pool, on_threads_task, &(struct on_threads){fn, ctx}, d->threads);
+}
+
 static int cpu_finish(struct dev *d)
 {
     return d->error.op ? -1 : 0;
@@ -203,6 +220,7 @@ static const struct dev_ops cpu_ops = {
     .free = cpu_free,
     .upload = cpu_copy,
     .download = cpu_copy,
+    .on_threads = cpu_on_threads,
     .finish = cpu_finish,
     .close = cpu_close,
 };

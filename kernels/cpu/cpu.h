@@ -61,6 +61,7 @@ struct lin_job {
     const struct weight *w;
     struct mat y, x;
     const float *b;     /* (N) or NULL */
+    enum act_kind act;  /* of a gate_up weight */
     int n_blocks, skip; /* skip: pairs between a task and the one that the same thread is likely to take next */
     /* int8 and int4: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0 * q_ld;
      * int4: also -8 times the sum of each group, [n_groups][R] from q_sum + r0 * n_groups */
@@ -158,6 +159,7 @@ void cpu_norm(struct dev *, const struct norm_args *);
 void cpu_add_norm(struct dev *, const struct add_norm_args *);
 void cpu_add(struct dev *, const struct add_args *);
 void cpu_linear(struct dev *, const struct linear_args *);
+void cpu_gate_up(struct dev *, const struct gate_up_args *);
 void cpu_head_norm(struct dev *, const struct head_norm_args *);
 void cpu_rope_kv(struct dev *, const struct rope_kv_args *);
 void cpu_attn(struct dev *, const struct attn_args *);

@@ -66,15 +66,16 @@ static double lin_ns(const struct lin_job *j)
     return multiply > read ? multiply : read;
 }
 
-void cpu_linear(struct dev *head, const struct linear_args *a)
+static void run_job(struct dev *head, const struct lin_job *job, const char *op)
 {
     struct cpu_dev *d = cpu_of(head);
-    struct lin_run r = {.job = {.w = a->w, .y = a->y, .x = a->x, .b = a->b}, .isa = d->isa};
-    int rows = a->x.rows, pairs = a->w->pairs, most = d->isa->block_rows[a->w->t];
+    struct lin_run r = {.job = *job, .isa = d->isa};
+    enum dtype t = job->w->t;
+    int rows = job->x.rows, pairs = job->w->pairs, most = d->isa->block_rows[t];
     if (rows == 0) return;
     r.job.n_blocks = (rows + most - 1) / most;
-    if ((a->w->t == DT_I8 || a->w->t == DT_I4) && !quantise_rows(d, &r)) {
-        dev_fail(head, "linear", "out of memory for %d rows of quantised activations", rows);
+    if ((t == DT_I8 || t == DT_I4) && !quantise_rows(d, &r)) {
+        dev_fail(head, op, "out of memory for %d rows of quantised activations", rows);
         return;
     }
     /* about eight tasks a thread even out a busy neighbour */
@@ -86,4 +87,14 @@ void cpu_linear(struct dev *head, const struct linear_args *a)
     r.blocks_per_task = (r.job.n_blocks + row_tasks - 1) / row_tasks;
     row_tasks = (r.job.n_blocks + r.blocks_per_task - 1) / r.blocks_per_task;
     cpu_run(d, lin_task, &r, r.pair_tasks * row_tasks, lin_ns(&r.job));
+}
+
+void cpu_linear(struct dev *d, const struct linear_args *a)
+{
+    run_job(d, &(struct lin_job){.w = a->w, .y = a->y, .x = a->x, .b = a->b}, "linear");
+}
+
+void cpu_gate_up(struct dev *d, const struct gate_up_args *a)
+{
+    run_job(d, &(struct lin_job){.w = a->w, .y = a->y, .x = a->x, .b = a->b, .act = a->act}, "gate_up");
 }

@@ -18,19 +18,18 @@ enum { R_MAX = 12, P_MAX = 2 };
 #define FOR_R UNROLL for (int r = 0; r < R; r++)
 #define FOR_P UNROLL for (int p = 0; p < P; p++)
 
-INLINE void block_store(const struct lin_job *j, int row, int n, vf y)
+/* the first column of y that a panel gives; of a gate_up weight, both panels of a pair give the same */
+INLINE int panel_column(const struct lin_job *j, int pair, int panel)
 {
-    int left = j->y.cols - n;
-    if (left >= PANEL)
-        v_store(mat_row(&j->y, row) + n, y);
-    else if (left > 0)
-        v_store_n(mat_row(&j->y, row) + n, y, left);
+    return j->w->gate_up ? pair * PANEL : pair * PAIR + panel * PANEL;
 }
 
-INLINE vf block_bias(const struct lin_job *j, int n)
+INLINE vf panel_bias(const struct lin_job *j, int pair, int panel)
 {
-    int left = j->y.cols - n;
-    return j->b && left > 0 ? v_load_n(j->b + n, left) : v_zero();
+    int n = panel_column(j, pair, panel), left = j->y.cols - n;
+    const float *b = j->b;
+    if (b && j->w->gate_up && panel == 1) b += j->y.cols;
+    return b && left > 0 ? v_load_n(b + n, left) : v_zero();
 }
 
 /* One block: rows row .. row + R - 1, panels panel .. panel + P - 1 of one pair; and what it is to prefetch: `ahead`
@@ -40,7 +39,30 @@ struct block {
     const uint8_t *w; /* the pair's weights */
     const uint8_t *ahead;
     size_t stride;
+    float *up; /* of a gate_up weight: [R][16] that wait for block_gate, while the gate waits in y */
 };
+
+INLINE void block_store(const struct lin_job *j, const struct block *b, int r, int panel, vf y)
+{
+    int n = panel_column(j, b->pair, panel), left = j->y.cols - n;
+    float *to = mat_row(&j->y, b->row + r) + n;
+    if (j->w->gate_up && panel == 1)
+        v_store(b->up + r * PANEL, y);
+    else if (left >= PANEL)
+        v_store(to, y);
+    else if (left > 0)
+        v_store_n(to, y, left);
+}
+
+/* y = act(y) * up for the rows of a block */
+static void block_gate(const struct lin_job *j, const struct block *b, int rows)
+{
+    int n = b->pair * PANEL, left = j->y.cols - n;
+    for (int r = 0; r < rows; r++) {
+        float *y = mat_row(&j->y, b->row + r) + n;
+        v_store_n(y, v_mul(v_act(v_load_n(y, left), j->act), v_load(b->up + r * PANEL)), left);
+    }
+}
 
 /* The hardware's own prefetch stops at every page, and pairs of short rows are little longer. */
 INLINE const uint8_t *prefetch(const uint8_t *ahead, size_t stride)
@@ -69,9 +91,9 @@ INLINE void block_float(const struct lin_job *j, enum dtype t, const struct bloc
     }
     FOR_P
     {
-        int n = b->pair * PAIR + (b->panel + p) * PANEL;
-        vf bias = block_bias(j, n);
-        FOR_R block_store(j, b->row + r, n, v_add(acc[r][p], bias));
+        int panel = b->panel + p;
+        vf bias = panel_bias(j, b->pair, panel);
+        FOR_R block_store(j, b, r, panel, v_add(acc[r][p], bias));
     }
 }
 
@@ -101,9 +123,9 @@ INLINE void block_bf16(const struct lin_job *j, const struct block *b, const int
     }
     FOR_P
     {
-        int n = b->pair * PAIR + (b->panel + p) * PANEL;
-        vf bias = block_bias(j, n);
-        FOR_R block_store(j, b->row + r, n, v_add(acc[r][p], bias));
+        int panel = b->panel + p;
+        vf bias = panel_bias(j, b->pair, panel);
+        FOR_R block_store(j, b, r, panel, v_add(acc[r][p], bias));
     }
 }
 
@@ -126,12 +148,12 @@ INLINE void block_i8(const struct lin_job *j, const struct block *b, const int R
     }
     FOR_P
     {
-        int n = b->pair * PAIR + (b->panel + p) * PANEL;
-        vf bias = block_bias(j, n), scale = v_load(j->w->scale + n);
+        int panel = b->panel + p;
+        vf bias = panel_bias(j, b->pair, panel), scale = v_load(j->w->scale + b->pair * PAIR + panel * PANEL);
         FOR_R
         {
             vf y = v_mul(i_to_f(acc[r][p]), v_set1(j->q_step[b->row + r]));
-            block_store(j, b->row + r, n, v_fma(y, scale, bias));
+            block_store(j, b, r, panel, v_fma(y, scale, bias));
         }
     }
 }
@@ -175,9 +197,9 @@ INLINE void block_i4_groups(const struct lin_job *j, const struct block *b, cons
     }
     FOR_P
     {
-        int n = b->pair * PAIR + (b->panel + p) * PANEL;
-        vf bias = block_bias(j, n);
-        FOR_R block_store(j, b->row + r, n, v_fma(total[r][p], v_set1(j->q_step[b->row + r]), bias));
+        int panel = b->panel + p;
+        vf bias = panel_bias(j, b->pair, panel);
+        FOR_R block_store(j, b, r, panel, v_fma(total[r][p], v_set1(j->q_step[b->row + r]), bias));
     }
 }
 
@@ -256,20 +278,31 @@ INLINE void block_prefetch(const struct lin_job *j, struct block *b, int next, i
     }
 }
 
+typedef void blocks_fn(const struct lin_job *, struct block *, int rows);
+
 /* k_step: k's between two prefetches for each panel */
+static void linear_task(const struct lin_job *j, int block0, int block1, int pair0, int pair1, int k_step,
+                        blocks_fn *blocks)
+{
+    float up[R_MAX * PANEL];
+    int prefetches = (j->w->k_pad + k_step - 1) / k_step * 2;
+    for (int pair = pair0; pair < pair1; pair++) {
+        struct block b = {.pair = pair, .w = j->w->data + (size_t)pair * j->w->pair_bytes, .up = up};
+        int next = pair + 1 < pair1 ? pair + 1 : pair + 1 + j->skip;
+        for (int i = block0; i < block1; i++) {
+            b.row = lin_block_row(j, i);
+            int rows = lin_block_row(j, i + 1) - b.row;
+            block_prefetch(j, &b, next, i - block0, block1 - block0, prefetches);
+            blocks(j, &b, rows);
+            if (j->w->gate_up) block_gate(j, &b, rows);
+        }
+    }
+}
+
 #define LINEAR_FN(name, k_step, blocks)                                                                                \
     static void name(const struct lin_job *j, int block0, int block1, int pair0, int pair1)                            \
     {                                                                                                                  \
-        int prefetches = (j->w->k_pad + (k_step)-1) / (k_step)*2;                                                      \
-        for (int pair = pair0; pair < pair1; pair++) {                                                                 \
-            struct block b = {.pair = pair, .w = j->w->data + (size_t)pair * j->w->pair_bytes};                        \
-            int next = pair + 1 < pair1 ? pair + 1 : pair + 1 + j->skip;                                               \
-            for (int i = block0; i < block1; i++) {                                                                    \
-                b.row = lin_block_row(j, i);                                                                           \
-                block_prefetch(j, &b, next, i - block0, block1 - block0, prefetches);                                  \
-                blocks(j, &b, lin_block_row(j, i + 1) - b.row);                                                        \
-            }                                                                                                          \
-        }                                                                                                              \
+        linear_task(j, block0, block1, pair0, pair1, k_step, blocks);                                                  \
     }
 LINEAR_FN(linear_f32, 1, blocks_f32)
 LINEAR_FN(linear_f16, 1, blocks_f16)

@@ -36,9 +36,9 @@ INLINE void block_nf4(const struct lin_job *j, const struct block *b, const int 
     }
     FOR_P
     {
-        int n = b->pair * PAIR + (b->panel + p) * PANEL;
-        vf bias = block_bias(j, n);
-        FOR_R block_store(j, b->row + r, n, v_add(acc[r][p], bias));
+        int panel = b->panel + p;
+        vf bias = panel_bias(j, b->pair, panel);
+        FOR_R block_store(j, b, r, panel, v_add(acc[r][p], bias));
     }
 }
 

@@ -5,7 +5,7 @@ import math
 import pytest
 from conftest import DEMO, MODEL
 
-COMMANDS = ["serve", "generate", "tokenize", "perplexity", "quantize"]
+COMMANDS = ["serve", "generate", "tokenize", "perplexity", "quantize", "bench"]
 HELD_OUT = DEMO / "heldout.txt"
 
 

@@ -288,6 +288,44 @@ void test_linear(struct dev *dev, struct dev *ref)
         }
 }
 
+/* Against linear and act_mul of the same device, bit for bit, and those are held to ref. */
+void test_gate_up(struct dev *dev, struct dev *ref)
+{
+    static const struct linear_shape all[] = {{1, 1, 1},    {2, 15, 33},  {3, 16, 64},
+                                              {5, 17, 128}, {13, 47, 96}, {40, 32, 31}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) {
+            struct linear_shape sh = all[i];
+            if (weight_kinds[k].t == DT_NF4 && sh.K % 64) continue;
+            int F = sh.N, act = (int)(i + k) % (ACT_RELU + 1);
+            char label[LABEL];
+            struct weight_case g = weight_random(weight_kinds[k].t, F, sh.K, weight_kinds[k].group);
+            struct weight_case u = weight_random(weight_kinds[k].t, F, sh.K, weight_kinds[k].group);
+            struct weight_src parts[2] = {g.src, u.src};
+            struct weight *plain = dev->ops->weight_pack(dev, parts, 2);
+            parts[0].gate_up = parts[1].gate_up = true;
+            struct weight *fused = dev->ops->weight_pack(dev, parts, 2);
+            struct pair x = pair_make(dev, ref, sh.M, sh.K, sh.K + 1, 1), y = pair_make(dev, ref, sh.M, F, F + 3, 1);
+            struct pair both = pair_make(dev, ref, sh.M, 2 * F, 2 * F, 1), want = pair_make(dev, ref, sh.M, F, F, 1);
+            float *b = random_floats((size_t)F * 2, 1), *db = put(dev, b, (size_t)F * 8);
+            const float *bias = k % 2 ? db : NULL;
+            snprintf(label, sizeof label, "gate_up %s/%d M=%d F=%d K=%d act %d", dtype_name(weight_kinds[k].t),
+                     weight_kinds[k].group, sh.M, F, sh.K, act);
+            op_gate_up(dev, (struct gate_up_args){y.dev, x.dev, fused, bias, (enum act_kind)act, both.dev});
+            op_linear(dev, (struct linear_args){both.dev, x.dev, plain, bias});
+            op_act_mul(dev, (struct act_mul_args){want.dev, both.dev, (enum act_kind)act});
+            check_device(label, dev);
+            float *got = get(dev, y.dev.p, y.n), *right = get(dev, want.dev.p, want.n);
+            for (int m = 0; m < sh.M; m++)
+                compare_bits(label, got + (size_t)m * y.dev.ld, right + (size_t)m * F, (size_t)F);
+            free(got), free(right), free(b);
+            dev->ops->free(dev, db);
+            dev->ops->weight_free(dev, plain), dev->ops->weight_free(dev, fused);
+            pair_free(dev, ref, &x), pair_free(dev, ref, &y), pair_free(dev, ref, &both), pair_free(dev, ref, &want);
+            weight_case_free(&g), weight_case_free(&u);
+        }
+}
+
 /* ---- a row alone --------------------------------------------------------------------------------------------- */
 
 /* nf4 takes whole blocks of 64: it sees the first ALONE_NF4 columns */

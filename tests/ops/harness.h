@@ -59,5 +59,6 @@ void test_sample_meaning(struct dev *dev);                     /* sample_test.c:
 void test_checked(const char *name);                           /* checked_test.c */
 void test_numbers(void);                                       /* num_test.c */
 void test_pool(void);                                          /* pool_test.c */
+void test_trace(void);                                         /* trace_test.c */
 
 #endif

@@ -129,6 +129,10 @@ int main(void)
     test_checked("ref");
     test_pool();
     report("sampling, checks, pool", start, before);
+    before = n_failures;
+    start = now();
+    test_trace();
+    report("trace, ceilings", start, before);
     printf("%d checks, %d failures\n", n_checks, n_failures);
     return n_failures ? EXIT_FAILURE : EXIT_SUCCESS;
 }

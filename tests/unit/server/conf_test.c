@@ -128,6 +128,26 @@ static void test_list_and_seed(void **state)
     assert_true(s.seed == UINT64_MAX);
 }
 
+/* --ops may stand alone; what follows is its value unless it is a flag. */
+static void test_value_may_be_missing(void **state)
+{
+    (void)state;
+    assert_int_equal(PARSE(CMD_BENCH, "--json"), 0);
+    assert_null(s.ops);
+    assert_int_equal(PARSE(CMD_BENCH, "--ops"), 0);
+    assert_string_equal(s.ops, "");
+    assert_int_equal(PARSE(CMD_BENCH, "--ops", "--json"), 0);
+    assert_string_equal(s.ops, "");
+    assert_true(s.json);
+    assert_int_equal(PARSE(CMD_BENCH, "--ops", "linear int8", "--json"), 0);
+    assert_string_equal(s.ops, "linear int8");
+    assert_true(s.json);
+    assert_int_equal(PARSE(CMD_BENCH, "--ops=attn"), 0);
+    assert_string_equal(s.ops, "attn");
+    assert_int_equal(PARSE(CMD_BENCH, "--ops", "a", "b"), ERR_INVALID);
+    assert_says("unexpected argument 'b'");
+}
+
 static void test_help(void **state)
 {
     (void)state;
@@ -138,7 +158,7 @@ static void test_help(void **state)
 static void test_every_option_is_in_help(void **state)
 {
     (void)state;
-    const enum command all[] = {CMD_SERVE, CMD_GENERATE, CMD_TOKENIZE, CMD_PERPLEXITY, CMD_QUANTIZE};
+    const enum command all[] = {CMD_SERVE, CMD_GENERATE, CMD_TOKENIZE, CMD_PERPLEXITY, CMD_QUANTIZE, CMD_BENCH};
     for (size_t c = 0; c < sizeof all / sizeof *all; c++) {
         char *text = NULL, name[80];
         size_t len = 0;
@@ -330,6 +350,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_teardown(test_defaults, teardown),
         cmocka_unit_test_teardown(test_flag_forms, teardown),
         cmocka_unit_test_teardown(test_list_and_seed, teardown),
+        cmocka_unit_test_teardown(test_value_may_be_missing, teardown),
         cmocka_unit_test_teardown(test_help, teardown),
         cmocka_unit_test_teardown(test_every_option_is_in_help, teardown),
         cmocka_unit_test_teardown(test_bad_flags, teardown),

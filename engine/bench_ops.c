@@ -1,0 +1,311 @@
+/* Every op alone, in the shapes of Qwen2.5-0.5B: hidden 896, inter 4864, 14 heads of 64 on 2 key heads, vocabulary
+ * 151936.  A weight is copied until the copies do not fit a cache, and each call takes the next; what is read besides
+ * (activations) may stay in one, so the bytes of such a row can pass the read ceiling. */
+#include "engine/bench.h"
+
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+#include "kernels/ops.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    HIDDEN = 896,
+    INTER = 4864,
+    HEADS = 14,
+    KV_HEADS = 2,
+    DIM = 64,
+    QKV = (HEADS + 2 * KV_HEADS) * DIM,
+    VOCAB = 151936
+};
+enum { ROWS = 512, COPIES_BYTES = 96 << 20, COPIES_MAX = 64 };
+
+#ifdef TANDEM_SANITIZED
+static const uint64_t ROW_NS = 1000000;
+#else
+static const uint64_t ROW_NS = 200000000; /* of repeated calls for a row */
+#endif
+
+struct bench_all {
+    struct dev *d;
+    struct ceilings c;
+    const char *filter;
+    const struct bench_ops_sink *sink;
+    struct bench_op_row row; /* the one in hand */
+    bool no_memory, stopped;
+};
+
+/* Names the row in hand.  False: it is not wanted. */
+__attribute__((format(printf, 2, 3))) static bool wanted(struct bench_all *b, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(b->row.name, sizeof b->row.name, fmt, ap);
+    va_end(ap);
+    return !b->stopped && (!b->filter || strstr(b->row.name, b->filter));
+}
+
+/* The best time of `call`, repeated for ROW_NS and at least three times, into `best` (seconds). */
+#define BEST_OF(best, call)                                                                                            \
+    do {                                                                                                               \
+        uint64_t bench_begin = clock_now();                                                                            \
+        best = INFINITY;                                                                                               \
+        for (int runs = 0; runs < 3 || clock_now() - bench_begin < ROW_NS; runs++) {                                   \
+            uint64_t bench_at = clock_now();                                                                           \
+            call;                                                                                                      \
+            double bench_took = (double)(clock_now() - bench_at) * 1e-9;                                               \
+            best = bench_took < best ? bench_took : best;                                                              \
+        }                                                                                                              \
+    } while (0)
+
+static void report(struct bench_all *b, double seconds, double macs, double macs_ceiling, double bytes)
+{
+    b->row.seconds = seconds > 1e-9 ? seconds : 1e-9;
+    b->row.macs = macs;
+    b->row.bytes = bytes;
+    b->row.macs_ceiling = macs_ceiling;
+    if (!b->sink->row(b->sink->arg, &b->row)) b->stopped = true;
+}
+
+/* n floats on the device, small and not all alike; NULL and no_memory. */
+static float *floats(struct bench_all *b, size_t n)
+{
+    float *p = b->d->ops->alloc(b->d, n * sizeof *p);
+    if (!p) b->no_memory = true;
+    for (size_t i = 0; p && i < n; i++) p[i] = (float)((int)(i * 7 % 31) - 15) * 0.05f;
+    return p;
+}
+
+static void drop(struct bench_all *b, void *p)
+{
+    if (p) b->d->ops->free(b->d, p);
+}
+
+/* ---- linear ------------------------------------------------------------------------------------------------------ */
+
+static double unit_ceiling(const struct ceilings *c, enum dtype t)
+{
+    if (t == DT_I8 || t == DT_I4) return c->int8_macs_per_s;
+    return t == DT_BF16 && c->bf16_macs_per_s > 0 ? c->bf16_macs_per_s : c->f32_macs_per_s;
+}
+
+/* A weight of any type from bytes that are valid for it; NULL and no_memory. */
+static struct weight *make_weight(struct bench_all *b, enum dtype t, int N, int K)
+{
+    int group = t == DT_I4 ? 32 : t == DT_NF4 ? 64 : 0;
+    size_t bytes = dtype_bytes(t, (size_t)N * (size_t)((K + 127) / 128 * 128));
+    size_t scales = (size_t)N * (size_t)(group ? (K + group - 1) / group : 1);
+    uint8_t *data = mem_try_alloc(bytes);
+    float *scale = mem_try_alloc(scales * sizeof *scale);
+    struct weight *w = NULL;
+    if (data && scale) {
+        int from = group || t == DT_I8 ? 0 : 0x30; /* as floats: 1e-10 to 0.2, none denormal */
+        for (size_t i = 0; i < bytes; i++) data[i] = (uint8_t)(from + (int)(i * 37 % 15));
+        for (size_t i = 0; i < scales; i++) scale[i] = 0.01f;
+        struct weight_src src = {t, N, K, group, data, group || t == DT_I8 ? scale : NULL};
+        w = b->d->ops->weight_pack(b->d, &src, 1);
+    }
+    free(data);
+    free(scale);
+    if (!w) b->no_memory = true;
+    return w;
+}
+
+static void linear_rows(struct bench_all *b, enum dtype t, int M, int N, int K, struct weight **w, int copies)
+{
+    float *x = floats(b, (size_t)M * (size_t)K), *y = floats(b, (size_t)M * (size_t)N);
+    if (x && y) {
+        struct mat mx = mat_f32(x, M, K), my = mat_f32(y, M, N);
+        double best;
+        BEST_OF(best, for (int i = 0; i < copies; i++) op_linear(b->d, (struct linear_args){my, mx, w[i], NULL}));
+        report(b, best / copies, (double)M * N * K, unit_ceiling(&b->c, t), (double)b->d->ops->weight_bytes(w[0]));
+    }
+    drop(b, x);
+    drop(b, y);
+}
+
+/* One weight shape with each number of rows. */
+static void bench_linear(struct bench_all *b, enum dtype t, int N, int K, const int *rows, int n_rows)
+{
+    struct weight *w[COPIES_MAX] = {0};
+    int copies = 0;
+    for (int i = 0; i < n_rows && !b->no_memory; i++) {
+        int M = rows[i];
+        if (!wanted(b, "linear %s M=%d N=%d K=%d", dtype_name(t), M, N, K)) continue;
+        if (!copies && (w[0] = make_weight(b, t, N, K))) {
+            int most = 1 + (int)(COPIES_BYTES / b->d->ops->weight_bytes(w[0]));
+            if (most > COPIES_MAX) most = COPIES_MAX;
+            for (copies = 1; copies < most; copies++)
+                if (!(w[copies] = make_weight(b, t, N, K))) break;
+        }
+        if (!b->no_memory) linear_rows(b, t, M, N, K, w, M > 64 ? 1 : copies);
+    }
+    for (int i = 0; i < copies; i++) b->d->ops->weight_free(b->d, w[i]);
+}
+
+static void bench_linears(struct bench_all *b)
+{
+    static const int many[] = {1, 2, 4, 8, 16, 32, 64, 512}, few[] = {1, 8, 32, 512}, head[] = {1, 8, 32};
+    static const enum dtype types[] = {DT_F32, DT_BF16, DT_I8, DT_I4, DT_NF4};
+    static const int shapes[][2] = {{INTER, HIDDEN}, {HIDDEN, INTER}, {128, 384}, {QKV, HIDDEN}, {2 * INTER, HIDDEN}};
+    for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
+        bool f32 = types[k] == DT_F32;
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+            bench_linear(b, types[k], shapes[s][0], shapes[s][1], f32 ? few : many, f32 ? 4 : 8);
+        if (!f32) bench_linear(b, types[k], VOCAB, HIDDEN, head, 3);
+    }
+}
+
+/* ---- attention --------------------------------------------------------------------------------------------------- */
+
+struct seqs { /* n sequences, each with `rows` new tokens at the end of a context of `len` */
+    int n, rows, len;
+};
+
+static void attn_rows(struct bench_all *b, struct seqs q, enum dtype t, struct kv *kv, double page_bytes, int used)
+{
+    int T = q.n * q.rows;
+    float *x = floats(b, (size_t)T * QKV), *out = floats(b, (size_t)T * HEADS * DIM);
+    int32_t *start = mem_array((size_t)q.n + 1, 4), *lens = mem_array((size_t)q.n, 4);
+    int32_t *pages = mem_array((size_t)q.n * (size_t)used, 4), *slot = mem_array((size_t)T, 4);
+    for (int i = 0; i < q.n * used; i++) pages[i] = i;
+    for (int i = 0; i < q.n; i++) start[i + 1] = (i + 1) * q.rows, lens[i] = q.len;
+    for (int i = 0; i < T; i++) slot[i] = i;
+    struct mat qkv = mat_f32(x, T, QKV);
+    double best;
+    if (x && out && wanted(b, "attn %s seqs=%d rows=%d len=%d", dtype_name(t), q.n, q.rows, q.len)) {
+        struct attn_args a = {
+            mat_f32(out, T, HEADS * DIM), qkv, HEADS, KV_HEADS, DIM, 0, 0.125f, q.n, start, lens, pages, used, kv, 0};
+        BEST_OF(best, op_attn(b->d, a));
+        double seen = (double)T * (q.len - q.rows + (q.rows + 1) / 2.0);
+        double rate = b->c.bf16_macs_per_s > 0 ? b->c.bf16_macs_per_s : b->c.f32_macs_per_s;
+        report(b, best, seen * HEADS * DIM * 2, rate, (double)q.n * q.len / KV_PAGE * page_bytes);
+    }
+    if (x && wanted(b, "rope_kv %s rows=%d, no rotation", dtype_name(t), T)) {
+        struct rope_kv_args a = {qkv, HEADS, KV_HEADS, DIM, 0, NULL, NULL, NULL, slot, kv, 0};
+        BEST_OF(best, op_rope_kv(b->d, a));
+        report(b, best, 0, 0, (double)T * KV_HEADS * DIM * 2 * 4);
+    }
+    drop(b, x);
+    drop(b, out);
+    free(start), free(lens), free(pages), free(slot);
+}
+
+static void bench_attn(struct bench_all *b, enum dtype t, struct seqs q)
+{
+    int used = (q.len + KV_PAGE - 1) / KV_PAGE;
+    struct kv_shape shape = {1, q.n * used, KV_HEADS, DIM, t}, one = {1, 1, KV_HEADS, DIM, t};
+    if (!wanted(b, "attn %s seqs=%d rows=%d len=%d", dtype_name(t), q.n, q.rows, q.len) &&
+        !wanted(b, "rope_kv %s rows=%d, no rotation", dtype_name(t), q.n * q.rows))
+        return;
+    struct kv *kv = b->d->ops->kv_open(b->d, &shape);
+    if (!kv) {
+        b->no_memory = true;
+        return;
+    }
+    attn_rows(b, q, t, kv, (double)b->d->ops->kv_page_bytes(&one), used);
+    b->d->ops->kv_close(b->d, kv);
+}
+
+static void bench_attns(struct bench_all *b)
+{
+    static const enum dtype types[] = {DT_F32, DT_BF16, DT_F16, DT_I8};
+    static const struct seqs all[] = {{1, 512, 512}, {1, 512, 4096}, {1, 4096, 4096}, {1, 1, 512},
+                                      {8, 1, 4096},  {32, 1, 512},   {32, 1, 4096}};
+    for (size_t k = 0; k < sizeof types / sizeof *types; k++)
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) bench_attn(b, types[k], all[i]);
+    bench_attn(b, DT_BF16, (struct seqs){1, 1, 32768});
+}
+
+/* ---- the rest: bytes moved are those of the rows read and written --------------------------------------------------
+ */
+
+#define MOVE(name, bytes, call)                                                                                        \
+    do {                                                                                                               \
+        double took;                                                                                                   \
+        if (!wanted(b, "%s", name)) break;                                                                             \
+        BEST_OF(took, call);                                                                                           \
+        report(b, took, 0, 0, bytes);                                                                                  \
+    } while (0)
+
+static void bench_moves(struct bench_all *b)
+{
+    enum { T = ROWS, F = INTER, C = HIDDEN };
+    const double row = (double)T * C * 4;
+    struct dev *d = b->d;
+    float *gu = floats(b, (size_t)T * 2 * F), *out = floats(b, (size_t)T * F), *w = floats(b, F);
+    float *table = floats(b, (size_t)VOCAB * 64);
+    int32_t *id = d->ops->alloc(d, T * sizeof *id);
+    if (gu && out && w && table && id) {
+        for (int i = 0; i < T; i++) id[i] = i * 13 % T;
+        for (int i = 0; i < F; i++) w[i] = 1; /* ops in place, repeated, must not sink into denormal numbers */
+        for (size_t i = 0; i < (size_t)T * F; i++) out[i] = 6;
+        MOVE("act gelu_tanh 512 x 4864", (double)T * F * 8,
+             op_act(d, (struct act_args){mat_f32(out, T, F), ACT_GELU_TANH}));
+        float *second = gu + (size_t)T * C;
+        struct mat x = mat_f32(gu, T, C), y = mat_f32(second, T, C), o = mat_f32(out, T, C);
+        struct mat rows_of = mat_f32(table, VOCAB * 64 / C, C);
+        MOVE("act_mul silu 512 x 4864", (double)T * F * 12,
+             op_act_mul(d, (struct act_mul_args){mat_f32(out, T, F), mat_f32(gu, T, 2 * F), ACT_SILU}));
+        MOVE("add_norm 512 x 896", row * 4, op_add_norm(d, (struct add_norm_args){o, x, y, w, NULL, 1e-6f, NORM_RMS}));
+        MOVE("norm rms 512 x 896", row * 2, op_norm(d, (struct norm_args){o, x, w, NULL, 1e-6f, NORM_RMS}));
+        MOVE("norm layer 512 x 896", row * 2, op_norm(d, (struct norm_args){o, x, w, w, 1e-6f, NORM_LAYER}));
+        MOVE("add 512 x 896", row * 3, op_add(d, (struct add_args){o, y}));
+        MOVE("head_norm 512 x 14 x 64", row * 2, op_head_norm(d, (struct head_norm_args){o, 0, HEADS, DIM, w, 1e-6f}));
+        MOVE("embed f32 512 x 896", row * 2, op_embed(d, (struct embed_args){o, rows_of, {0}, id, NULL}));
+        MOVE("rows 512 x 896", row * 2, op_rows(d, (struct rows_args){o, x, id}));
+    }
+    void *all[] = {gu, out, w, table, id};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) drop(b, all[i]);
+}
+
+static void bench_samples(struct bench_all *b)
+{
+    enum { V = VOCAB, R = 32 };
+    struct dev *d = b->d;
+    float *z = floats(b, (size_t)V * R);
+    struct sample_row row[R];
+    struct sample_out out[R];
+    for (size_t i = 0; z && i < (size_t)V * R; i++) z[i] = 8 * sinf((float)i * 1.7f) * sinf((float)i * 0.013f);
+    if (z) {
+        struct sample_args one = {mat_f32(z, 1, V), row, out}, many = {mat_f32(z, R, V), row, out};
+        for (int i = 0; i < R; i++)
+            row[i] =
+                (struct sample_row){.top_p = 1, .typical_p = 1, .repetition = 1, .forced = -1, .seed = (uint64_t)i};
+        MOVE("sample greedy V=151936", V * 4.0, op_sample(d, one));
+        MOVE("sample greedy V=151936, 32 rows", V * 4.0 * R, op_sample(d, many));
+        for (int i = 0; i < R; i++) row[i].temperature = 1, row[i].top_p = 0.95f;
+        MOVE("sample top_p 0.95", V * 4.0, op_sample(d, one));
+        MOVE("sample top_p 0.95, 32 rows", V * 4.0 * R, op_sample(d, many));
+        row[0].top_k = 40, row[0].top_n = 5;
+        MOVE("sample top_k 40, top_p, top_n 5", V * 4.0, op_sample(d, one));
+    }
+    drop(b, z);
+}
+
+int bench_ops(const char *device, int threads, const char *filter, const struct bench_ops_sink *sink, struct err *e)
+{
+    char why[160], name[32];
+    struct dev_config dc = {.name = device && strcmp(device, "auto") ? device : "cpu", .threads = threads};
+    struct bench_all b = {.d = dev_open(&dc, why), .filter = filter && *filter ? filter : NULL, .sink = sink};
+    if (!b.d) return err_set(e, ERR_UNSUPPORTED, "device %s: %s", dc.name, why);
+    int rc = bench_measure(b.d, &b.c, e);
+    if (!rc) {
+        bool same = strcmp(b.d->ops->name, b.d->level) == 0;
+        snprintf(name, sizeof name, "%s%s%s", b.d->ops->name, same ? "" : " ", same ? "" : b.d->level);
+        sink->begin(sink->arg, name, b.d->threads, &b.c);
+        bench_linears(&b);
+        bench_attns(&b);
+        bench_moves(&b);
+        bench_samples(&b);
+    }
+    if (!rc && b.stopped) rc = err_set(e, ERR_FULL, "interrupted");
+    if (!rc && b.no_memory) rc = err_set(e, ERR_NOMEM, "not enough memory for every row");
+    if (!rc && b.d->ops->finish(b.d)) rc = err_set(e, ERR_IO, "%s: %s", b.d->error.op, b.d->error.msg);
+    dev_close(b.d);
+    return rc;
+}

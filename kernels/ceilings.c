@@ -1,0 +1,379 @@
+/* Every rate is that of all threads together: work done by all, over the time from the first start to the last end,
+ * between two barriers.  (A sum of each thread's best run is no ceiling: the threads never had it at the same time.)
+ * The best of many short repeats counts, because a neighbour on the same cores must not lower a ceiling: some of them
+ * fall between its turns.
+ *
+ * The multipliers are loops of inline assembly on registers with enough independent chains to hide the latency. Written
+ * with intrinsics, compilers put the accumulators through memory or joined chains, and kernels passed the "ceiling". */
+#include "kernels/ceilings.h"
+
+#include "kernels/dev.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+#ifdef TANDEM_SANITIZED /* the figures mean nothing then, and the time would be spent in vain */
+enum { READ_MAX = 8 << 20, READ_NS = 20000000, BURST_NS = 100000 };
+#else
+enum { READ_MAX = CEILINGS_READ_WANTED, READ_NS = 400000000, BURST_NS = 2000000 };
+#endif
+enum {
+    TOGETHER_NS = 200000, /* how long a thread waits for the others to wake */
+    BURSTS = 40,          /* of each unit */
+    PIECES = 4,           /* rounds that read the buffer once */
+    TRIES = 2,            /* rounds of each way to read */
+    HUGE_PAGE = 2 << 20,
+};
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* ---- reading --------------------------------------------------------------------------------------------------- */
+
+/* Reads n bytes as `streams` interleaved streams, asking for what lies `ahead` bytes further (0: the hardware's own
+ * prefetcher only).  n is a multiple of 4096.  Returns something that depends on every byte. */
+typedef uint64_t read_fn(const char *p, size_t n, int ahead, int streams);
+
+static uint64_t read_portable(const char *p, size_t n, int ahead, int streams)
+{
+    uint64_t sum[8] = {0};
+    size_t part = n / (size_t)streams / 64 * 64;
+    for (size_t i = 0; i < part; i += 64)
+        for (int s = 0; s < streams; s++) {
+            const char *at = p + (size_t)s * part + i;
+            if (ahead) __builtin_prefetch(at + ahead);
+            for (int k = 0; k < 8; k++) sum[k] += ((const uint64_t *)(const void *)at)[k];
+        }
+    for (int k = 1; k < 8; k++) sum[0] += sum[k];
+    return sum[0];
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) static uint64_t read_avx2(const char *p, size_t n, int ahead, int streams)
+{
+    __m256i sum[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
+    size_t part = n / (size_t)streams / 128 * 128;
+    for (size_t i = 0; i < part; i += 128)
+        for (int s = 0; s < streams; s++) {
+            const char *at = p + (size_t)s * part + i;
+            if (ahead) {
+                _mm_prefetch(at + ahead, _MM_HINT_T0);
+                _mm_prefetch(at + ahead + 64, _MM_HINT_T0);
+            }
+            for (int k = 0; k < 4; k++)
+                sum[k] = _mm256_add_epi64(sum[k], _mm256_load_si256((const __m256i *)(const void *)(at + k * 32)));
+        }
+    sum[0] = _mm256_add_epi64(_mm256_add_epi64(sum[0], sum[1]), _mm256_add_epi64(sum[2], sum[3]));
+    uint64_t lane[4];
+    memcpy(lane, &sum[0], sizeof lane);
+    return lane[0] + lane[1] + lane[2] + lane[3];
+}
+
+__attribute__((target("avx512f"))) static uint64_t read_avx512(const char *p, size_t n, int ahead, int streams)
+{
+    __m512i sum[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+    size_t part = n / (size_t)streams / 256 * 256;
+    for (size_t i = 0; i < part; i += 256)
+        for (int s = 0; s < streams; s++) {
+            const char *at = p + (size_t)s * part + i;
+            for (int k = 0; k < 4; k++) {
+                if (ahead) _mm_prefetch(at + k * 64 + ahead, _MM_HINT_T0);
+                sum[k] = _mm512_add_epi64(sum[k], _mm512_load_si512(at + k * 64));
+            }
+        }
+    sum[0] = _mm512_add_epi64(_mm512_add_epi64(sum[0], sum[1]), _mm512_add_epi64(sum[2], sum[3]));
+    uint64_t lane[8]; /* not the intrinsic's reduction: it adds signed numbers, which may overflow */
+    memcpy(lane, &sum[0], sizeof lane);
+    for (int k = 1; k < 8; k++) lane[0] += lane[k];
+    return lane[0];
+}
+#endif
+
+static const struct {
+    int ahead, streams;
+} ways[] = {{1024, 1}, {0, 1}, {4096, 1}, {512, 2}, {1024, 4}, {2048, 1}};
+enum { WAYS = sizeof ways / sizeof *ways };
+
+/* ---- multiplying ----------------------------------------------------------------------------------------------- */
+
+/* `loops` rounds of a fixed number of multiply-adds; `macs` in the table below says how many. */
+typedef void mac_fn(long loops);
+
+/* The product of the accumulator cannot be taken out of the loop, and 32 of them fill the vectors of any machine. */
+static void mac_f32_portable(long loops)
+{
+    static volatile float seed = 0.5f, sink;
+    enum { LANES = 32 };
+    float a[LANES], b[LANES], acc[LANES];
+    for (int k = 0; k < LANES; k++) a[k] = b[k] = acc[k] = seed;
+    for (long i = 0; i < loops; i++)
+        for (int k = 0; k < LANES; k++) acc[k] = acc[k] * b[k] + a[k];
+    for (int k = 1; k < LANES; k++) acc[0] += acc[k];
+    sink = acc[0];
+    (void)sink;
+}
+
+enum { DOT = 1024 };
+
+/* What plain C gets out of two arrays of bytes in the first cache. */
+static void mac_int8_portable(long loops)
+{
+    static volatile int8_t seed = 3;
+    static volatile int32_t sink;
+    int8_t a[DOT], b[DOT];
+    int32_t sum = 0;
+    memset(a, seed, sizeof a);
+    memset(b, seed, sizeof b);
+    for (long i = 0; i < loops; i++) {
+        int32_t dot = 0;
+        __asm__ volatile("" : : "r"(a), "r"(b) : "memory"); /* they may have changed: compute again */
+        for (int k = 0; k < DOT; k++) dot += a[k] * b[k];
+        sum ^= dot;
+    }
+    sink = sum;
+    (void)sink;
+}
+
+#if defined(__x86_64__)
+#define LOOP(name, target_, zero, body, ...)                                                                           \
+    __attribute__((target(target_))) static void name(long loops)                                                      \
+    {                                                                                                                  \
+        __asm__ volatile(zero "1:\n" body "dec %0\njnz 1b\nvzeroupper\n" : "+r"(loops) : : __VA_ARGS__, "cc");         \
+    }
+#define LOW "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7"
+#define HIGH "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15"
+#define ON_ALL(f, op) f(op, 0) f(op, 1) f(op, 2) f(op, 3) f(op, 4) f(op, 5) f(op, 6) f(op, 7) f(op, 8) f(op, 9)
+#define ON_MORE(f, op) f(op, 10) f(op, 11) f(op, 12) f(op, 13)
+
+#define ZMM(op, n) op " %%zmm30, %%zmm31, %%zmm" #n "\n"
+#define ZMM_ALL(op) ON_ALL(ZMM, op) ON_MORE(ZMM, op) ZMM(op, 14) ZMM(op, 15)
+#define ZMM_ZERO "vpxord %%zmm30, %%zmm30, %%zmm30\nvpxord %%zmm31, %%zmm31, %%zmm31\n"
+LOOP(mac_int8_avx512, "avx512f", ZMM_ZERO, ZMM_ALL("vpdpbusd"), LOW, HIGH, "xmm30", "xmm31")
+LOOP(mac_bf16_avx512, "avx512f", ZMM_ZERO, ZMM_ALL("vdpbf16ps"), LOW, HIGH, "xmm30", "xmm31")
+LOOP(mac_f32_avx512, "avx512f", ZMM_ZERO, ZMM_ALL("vfmadd231ps"), LOW, HIGH, "xmm30", "xmm31")
+
+#define YMM(op, n) op " %%ymm14, %%ymm15, %%ymm" #n "\n"
+#define YMM_ALL(op) ON_ALL(YMM, op) ON_MORE(YMM, op)
+#define YMM_ZERO "vpxor %%ymm14, %%ymm14, %%ymm14\nvpxor %%ymm15, %%ymm15, %%ymm15\n"
+LOOP(mac_int8_avxvnni, "avx2", YMM_ZERO, YMM_ALL("%{vex%} vpdpbusd"), LOW, HIGH)
+LOOP(mac_f32_avx2, "avx2", YMM_ZERO, YMM_ALL("vfmadd231ps"), LOW, HIGH)
+
+/* bytes to pairs in 16 bits, pairs to 32 bits, added up: eight sums, each with a register to work in */
+#define MADD(sum, tmp)                                                                                                 \
+    "vpmaddubsw %%ymm14, %%ymm15, %%ymm" #tmp "\nvpmaddwd %%ymm14, %%ymm" #tmp ", %%ymm" #tmp "\nvpaddd %%ymm" #tmp    \
+    ", %%ymm" #sum ", %%ymm" #sum "\n"
+LOOP(mac_int8_avx2, "avx2", YMM_ZERO,
+     MADD(0, 8) MADD(1, 9) MADD(2, 10) MADD(3, 11) MADD(4, 12) MADD(5, 13) MADD(6, 8) MADD(7, 9), LOW, HIGH)
+#endif
+
+/* ---- what this machine has --------------------------------------------------------------------------------------- */
+
+struct unit {
+    mac_fn *run; /* NULL: none */
+    double macs; /* in a loop of it */
+};
+
+enum { UNIT_INT8, UNIT_BF16, UNIT_F32, UNITS };
+
+struct machine {
+    read_fn *read;
+    struct unit unit[UNITS];
+};
+
+static struct machine machine_look(void)
+{
+    struct machine m = {read_portable, {{mac_int8_portable, DOT}, {NULL, 0}, {mac_f32_portable, 32}}};
+#if defined(__x86_64__)
+    unsigned a = 0, b, c, d; /* by hand: compilers learned the names of these two late */
+    bool more = __get_cpuid_count(7, 1, &a, &b, &c, &d), avx_vnni = more && (a >> 4 & 1), bf16 = more && (a >> 5 & 1);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        m.read = read_avx2;
+        m.unit[UNIT_INT8] = avx_vnni ? (struct unit){mac_int8_avxvnni, 14 * 32} : (struct unit){mac_int8_avx2, 8 * 32};
+        m.unit[UNIT_F32] = (struct unit){mac_f32_avx2, 14 * 8};
+    }
+    if (__builtin_cpu_supports("avx512f")) {
+        m.read = read_avx512;
+        m.unit[UNIT_F32] = (struct unit){mac_f32_avx512, 16 * 16};
+        if (__builtin_cpu_supports("avx512vnni")) m.unit[UNIT_INT8] = (struct unit){mac_int8_avx512, 16 * 64};
+        if (bf16) m.unit[UNIT_BF16] = (struct unit){mac_bf16_avx512, 16 * 32};
+    }
+#endif
+    return m;
+}
+
+/* ---- all threads together ---------------------------------------------------------------------------------------- */
+
+struct stamp {
+    _Alignas(64) int64_t start, end;
+};
+
+struct probe {
+    struct machine machine;
+    pthread_barrier_t barrier;
+    int threads;
+    char *buffer;
+    size_t share; /* bytes of the buffer that each thread reads */
+    struct stamp *stamp;
+    _Atomic uint64_t sink;
+    _Atomic long arrived; /* threads times the rounds they began */
+    /* written by thread 0 between two barriers */
+    int way, best_way;
+    long loops;
+    int64_t began;
+    double read, rate[UNITS];
+};
+
+static void meet(struct probe *p)
+{
+    pthread_barrier_wait(&p->barrier);
+}
+
+/* After meet(), whose sleepers wake one after the other: spins until all are awake, so that the round begins at once
+ * everywhere.  Not for long, for there may be more threads than cores.  *rounds: how many this thread began. */
+static void start_together(struct probe *p, int thread, long *rounds)
+{
+    long all = ++*rounds * p->threads;
+    int64_t until = now_ns() + TOGETHER_NS;
+    atomic_fetch_add(&p->arrived, 1);
+    while (atomic_load(&p->arrived) < all && now_ns() < until) {
+    }
+    p->stamp[thread].start = now_ns();
+}
+
+/* From the first start to the last end of the round that just ended, in seconds.  Thread 0, after meet(). */
+static double round_seconds(const struct probe *p)
+{
+    int64_t start = p->stamp[0].start, end = p->stamp[0].end;
+    for (int i = 1; i < p->threads; i++) {
+        if (p->stamp[i].start < start) start = p->stamp[i].start;
+        if (p->stamp[i].end > end) end = p->stamp[i].end;
+    }
+    return end > start ? (double)(end - start) * 1e-9 : 1e-9;
+}
+
+/* The way of the next round: each TRIES times, then the best until the time is up (-1). */
+static int next_way(const struct probe *p, int round)
+{
+    int64_t took = now_ns() - p->began;
+    if (round < WAYS * TRIES && took < 2 * READ_NS) return round / TRIES;
+    return took < READ_NS ? p->best_way : -1;
+}
+
+static void probe_read(struct probe *p, int thread, long *rounds)
+{
+    char *mine = p->buffer + (size_t)thread * p->share;
+    memset(mine, 1, p->share);                      /* by the thread that reads it, so that it lies in its memory */
+    size_t piece = p->share / PIECES / 4096 * 4096; /* round after round through the whole buffer: never in a cache */
+    meet(p);
+    if (thread == 0) p->began = now_ns(), p->way = 0;
+    for (int round = 1;; round++) {
+        meet(p);
+        if (p->way < 0) return;
+        start_together(p, thread, rounds);
+        const char *at = mine + (size_t)(round % PIECES) * piece;
+        p->sink += p->machine.read(at, piece, ways[p->way].ahead, ways[p->way].streams);
+        p->stamp[thread].end = now_ns();
+        meet(p);
+        if (thread != 0) continue;
+        double rate = (double)piece * p->threads / round_seconds(p);
+        if (rate > p->read) p->read = rate, p->best_way = p->way;
+        p->way = next_way(p, round);
+    }
+}
+
+/* Loops that take BURST_NS when nobody disturbs. */
+static long loops_for(const struct unit *u)
+{
+    enum { LOOPS = 4000, TRIES_ALONE = 8 };
+    int64_t best = INT64_MAX;
+    for (int i = 0; i < TRIES_ALONE; i++) {
+        int64_t start = now_ns();
+        u->run(LOOPS);
+        int64_t took = now_ns() - start;
+        if (took < best) best = took;
+    }
+    return (long)((double)LOOPS * BURST_NS / (double)(best > 0 ? best : 1)) + 1;
+}
+
+static void probe_unit(struct probe *p, int thread, int unit, long *rounds)
+{
+    const struct unit *u = &p->machine.unit[unit];
+    if (!u->run) return;
+    meet(p);
+    if (thread == 0) p->loops = loops_for(u);
+    for (int burst = 0; burst < BURSTS; burst++) {
+        meet(p);
+        start_together(p, thread, rounds);
+        u->run(p->loops);
+        p->stamp[thread].end = now_ns();
+        meet(p);
+        if (thread != 0) continue;
+        double rate = (double)p->loops * u->macs * p->threads / round_seconds(p);
+        if (rate > p->rate[unit]) p->rate[unit] = rate;
+    }
+    meet(p); /* nobody changes p->loops while another still reads it */
+}
+
+static void probe_thread(void *ctx, int thread)
+{
+    struct probe *p = ctx;
+    long rounds = 0;
+    probe_read(p, thread, &rounds);
+    for (int unit = 0; unit < UNITS; unit++) probe_unit(p, thread, unit, &rounds);
+}
+
+int dev_ceilings(struct dev *d, size_t read_bytes, struct ceilings *out)
+{
+    *out = (struct ceilings){0};
+    if (!d->ops->host_memory) return 0;
+    struct probe p = {.machine = machine_look(), .threads = d->ops->on_threads ? d->threads : 1};
+    if (read_bytes > READ_MAX) read_bytes = READ_MAX;
+    p.share = read_bytes / (size_t)p.threads / HUGE_PAGE * HUGE_PAGE;
+    if (!p.share) p.share = HUGE_PAGE;
+    size_t bytes = p.share * (size_t)p.threads + HUGE_PAGE; /* the last thread's prefetches end within it */
+    p.buffer = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    p.stamp = calloc((size_t)p.threads, sizeof *p.stamp);
+    if (p.buffer == MAP_FAILED || !p.stamp || pthread_barrier_init(&p.barrier, NULL, (unsigned)p.threads)) {
+        if (p.buffer != MAP_FAILED) munmap(p.buffer, bytes);
+        free(p.stamp);
+        return -1;
+    }
+    madvise(p.buffer, bytes, MADV_HUGEPAGE); /* as the weights are */
+    if (d->ops->on_threads)
+        d->ops->on_threads(d, probe_thread, &p);
+    else
+        probe_thread(&p, 0);
+    pthread_barrier_destroy(&p.barrier);
+    munmap(p.buffer, bytes);
+    free(p.stamp);
+    *out =
+        (struct ceilings){p.read, p.rate[UNIT_INT8], p.rate[UNIT_BF16], p.rate[UNIT_F32], p.share * (size_t)p.threads};
+    return 0;
+}
+
+static void raise_to(double *into, double v)
+{
+    if (v > *into) *into = v;
+}
+
+void ceilings_max(struct ceilings *into, const struct ceilings *c)
+{
+    raise_to(&into->read_bytes_per_s, c->read_bytes_per_s);
+    raise_to(&into->int8_macs_per_s, c->int8_macs_per_s);
+    raise_to(&into->bf16_macs_per_s, c->bf16_macs_per_s);
+    raise_to(&into->f32_macs_per_s, c->f32_macs_per_s);
+    if (c->read_bytes > into->read_bytes) into->read_bytes = c->read_bytes;
+}

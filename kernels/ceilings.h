@@ -1,0 +1,31 @@
+/* What the machine can do, measured: the ceilings that everything else is compared with.
+ *
+ * They are the machine's, not the level's: a device that was told to use a lower instruction-set level is measured
+ * against the same numbers.  Vector units only; matrix units (AMX) are not counted.  Shared machines drift, so measure
+ * in the same process as what is compared, more than once, and keep the larger. */
+#ifndef TANDEM_KERNELS_CEILINGS_H
+#define TANDEM_KERNELS_CEILINGS_H
+
+#include <stddef.h>
+
+struct ceilings {
+    double read_bytes_per_s; /* memory, read by all of the device's threads at once */
+    /* multiply-adds per second of all threads, on registers; 0: the machine has no such unit */
+    double int8_macs_per_s; /* exact 32-bit sums: vpdpbusd, or the AVX2 instructions that do the same */
+    double bf16_macs_per_s; /* vdpbf16ps */
+    double f32_macs_per_s;  /* fused multiply-adds; plain C: a product and a sum */
+    size_t read_bytes;      /* size of the buffer that was read */
+};
+
+enum { CEILINGS_READ_MIN = 256 << 20, CEILINGS_READ_WANTED = 1 << 30 }; /* bytes: well past any cache */
+
+struct dev;
+
+/* Measures for about a second on the device's threads, which must be idle.  read_bytes: size of the buffer, see above.
+ * 0, or -1 when there is no memory for it.  A device without host memory has no ceilings here: all 0. */
+int dev_ceilings(struct dev *, size_t read_bytes, struct ceilings *out);
+
+/* Raises each of *into to what `c` has. */
+void ceilings_max(struct ceilings *into, const struct ceilings *c);
+
+#endif

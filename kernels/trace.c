@@ -1,0 +1,128 @@
+#include "kernels/trace.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+struct dev_trace {
+    struct dev_ops ops; /* first: what the traced device's `ops` points to */
+    const struct dev_ops *own;
+    struct dev *d;
+    const struct weight *head;
+    double kv_token_bytes;
+    int depth; /* ops composed of others call them through the table again: only the outermost counts */
+    struct trace_count count[TRACE_COUNT];
+};
+
+static struct dev_trace *trace_of(struct dev *d)
+{
+    return (struct dev_trace *)(uintptr_t)d->ops;
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* ---- what an op amounts to: most move activations only, which is not counted --------------------------------------
+ */
+
+#define X(op)                                                                                                          \
+    __attribute__((unused)) static int tally_##op(struct dev_trace *t, const struct op##_args *a)                      \
+    {                                                                                                                  \
+        return OP_##op;                                                                                                \
+    }
+#define tally_linear tally_linear_plain
+#define tally_attn tally_attn_plain
+OPS(X)
+#undef tally_linear
+#undef tally_attn
+#undef X
+
+static int tally_linear(struct dev_trace *t, const struct linear_args *a)
+{
+    int row = a->w == t->head ? TRACE_HEAD : OP_linear;
+    t->count[row].macs += (double)a->x.rows * a->x.cols * a->y.cols;
+    t->count[row].bytes += a->x.rows ? (double)t->own->weight_bytes(a->w) : 0;
+    return row;
+}
+
+/* Rows at the positions first .. len - 1 see themselves and all before them, or the last `window` of those. */
+static double positions_seen(int first, int len, int window)
+{
+    double rows = len - first, full = window && first + 1 > window ? rows : 0; /* rows that see a whole window */
+    if (window && !full && len > window) full = len - window;
+    double growing = rows - full; /* they see first + 1, first + 2 ... */
+    return full * window + growing * (first + 1 + (growing - 1) / 2);
+}
+
+static int tally_attn(struct dev_trace *t, const struct attn_args *a)
+{
+    if (!t->own->host_memory) return OP_attn; /* the lengths lie on the device */
+    for (int s = 0; s < a->n_seqs; s++) {
+        int len = a->kv_len[s], first = len - (a->q_start[s + 1] - a->q_start[s]);
+        int from = a->window && first + 1 > a->window ? first + 1 - a->window : 0;
+        if (first == len) continue;
+        t->count[OP_attn].macs += positions_seen(first, len, a->window) * a->heads * a->head_dim * 2;
+        t->count[OP_attn].bytes += (double)(len - from) * t->kv_token_bytes;
+    }
+    return OP_attn;
+}
+
+/* ---- the table -----------------------------------------------------------------------------------------------------
+ */
+
+#define X(op)                                                                                                          \
+    static void trace_##op(struct dev *d, const struct op##_args *a)                                                   \
+    {                                                                                                                  \
+        struct dev_trace *t = trace_of(d);                                                                             \
+        if (t->depth) {                                                                                                \
+            t->own->op(d, a);                                                                                          \
+            return;                                                                                                    \
+        }                                                                                                              \
+        struct trace_count *c = &t->count[tally_##op(t, a)];                                                           \
+        t->depth = 1;                                                                                                  \
+        uint64_t start = now_ns();                                                                                     \
+        t->own->op(d, a);                                                                                              \
+        if (!t->own->host_memory) t->own->finish(d);                                                                   \
+        c->ns += now_ns() - start;                                                                                     \
+        c->calls++;                                                                                                    \
+        t->depth = 0;                                                                                                  \
+    }
+OPS(X)
+#undef X
+
+struct dev_trace *dev_trace_open(struct dev *d, const struct weight *head, double kv_token_bytes)
+{
+    struct dev_trace *t = calloc(1, sizeof *t);
+    if (!t) return NULL;
+    *t = (struct dev_trace){.ops = *d->ops, .own = d->ops, .d = d, .head = head, .kv_token_bytes = kv_token_bytes};
+#define X(op) t->ops.op = trace_##op;
+    OPS(X)
+#undef X
+    d->ops = &t->ops;
+    return t;
+}
+
+void dev_trace_close(struct dev_trace *t)
+{
+    if (!t) return;
+    t->d->ops = t->own;
+    free(t);
+}
+
+void dev_trace_clear(struct dev_trace *t)
+{
+    for (int i = 0; i < TRACE_COUNT; i++) t->count[i] = (struct trace_count){0};
+}
+
+const struct trace_count *dev_trace_counts(const struct dev_trace *t)
+{
+    return t->count;
+}
+
+const char *trace_name(int row)
+{
+    return row == TRACE_HEAD ? "head" : op_name((enum op_id)row);
+}

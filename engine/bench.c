@@ -318,10 +318,11 @@ static void fill_result(struct bench *b, struct bench_result *r)
     r->step_p50 = bench_percentile(b->times, b->n_times, 0.50);
     r->step_p95 = bench_percentile(b->times, b->n_times, 0.95);
     r->step_p99 = bench_percentile(b->times, b->n_times, 0.99);
-    const struct trace_count *lin = &b->sum[OP_linear], *head = &b->sum[TRACE_HEAD], *attn = &b->sum[OP_attn];
+    const struct trace_count *lin = &b->sum[OP_linear], *gate_up = &b->sum[OP_gate_up], *head = &b->sum[TRACE_HEAD],
+                             *attn = &b->sum[OP_attn];
     double n = b->n_times;
-    r->work = (struct bench_work){(lin->macs + head->macs) / n, attn->macs / n, (lin->bytes + head->bytes) / n,
-                                  attn->bytes / n};
+    r->work = (struct bench_work){(lin->macs + gate_up->macs + head->macs) / n, attn->macs / n,
+                                  (lin->bytes + gate_up->bytes + head->bytes) / n, attn->bytes / n};
     fill_ops(b, whole, r);
     r->peak_bytes = resident("VmHWM:");
 }

@@ -85,7 +85,12 @@ void bench_system_read(struct bench_system *s)
     bool avx2 = has_word(s->flags, "avx2") && has_word(s->flags, "fma") && has_word(s->flags, "f16c");
     bool avx512 = has_word(s->flags, "avx512bw") && has_word(s->flags, "avx512vl") && has_word(s->flags, "avx512dq") &&
                   has_word(s->flags, "avx512_vnni");
-    snprintf(s->best_level, sizeof s->best_level, "%s", avx512 ? "avx512" : avx2 ? "avx2" : "portable");
+    snprintf(s->best_level, sizeof s->best_level, "%s",
+             avx512 && has_word(s->flags, "avx512_bf16") ? "avx512bf16"
+             : avx512                                    ? "avx512"
+             : avx2 && has_word(s->flags, "avx_vnni")    ? "avxvnni"
+             : avx2                                      ? "avx2"
+                                                         : "portable");
 }
 
 int bench_measure(struct dev *d, struct ceilings *out, struct err *e)

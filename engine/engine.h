@@ -26,7 +26,7 @@ struct engine_config {
     const char *device;    /* NULL or "auto": cpu; "ref", "cpu", "cpu:portable"... */
     int threads;           /* compute threads, the engine's own included; 0: one per available core */
     const char *quantize;  /* NULL or "none": the file's own type; "int8", "int4" */
-    const char *kv_type;   /* NULL or "f16"; "bf16", "f32", "int8" */
+    const char *kv_type;   /* NULL or "auto": the device's choice of 16 bits; "f16", "bf16", "f32", "int8" */
     size_t kv_cache_bytes; /* 0: enough for max_seqs of a moderate length, at most a quarter of the free memory */
     int kv_pages;          /* exactly so many pages, or ERR_NOMEM with what they need; 0: by the line above */
     int max_seqs;          /* requests that run at once; 0: 64 */

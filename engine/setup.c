@@ -21,11 +21,12 @@ static int parse_type(const char *name, const char *const *allowed, const enum d
 
 static int parse_types(const struct engine_config *c, enum dtype *quantize, enum dtype *kv, struct err *e)
 {
-    static const char *const q_names[] = {"none", "int8", "int4", "nf4"}, *const kv_names[] = {"f16", "bf16", "f32",
-                                                                                               "int8"};
-    static const enum dtype q_types[] = {DT_NONE, DT_I8, DT_I4, DT_NF4}, kv_types[] = {DT_F16, DT_BF16, DT_F32, DT_I8};
+    static const char *const q_names[] = {"none", "int8", "int4", "nf4"}, *const kv_names[] = {"auto", "f16", "bf16",
+                                                                                               "f32", "int8"};
+    static const enum dtype q_types[] = {DT_NONE, DT_I8, DT_I4, DT_NF4},
+                            kv_types[] = {DT_NONE, DT_F16, DT_BF16, DT_F32, DT_I8};
     int rc = parse_type(c->quantize ? c->quantize : "none", q_names, q_types, 4, "quantize", quantize, e);
-    return rc ? rc : parse_type(c->kv_type ? c->kv_type : "f16", kv_names, kv_types, 4, "kv-cache", kv, e);
+    return rc ? rc : parse_type(c->kv_type ? c->kv_type : "auto", kv_names, kv_types, 5, "kv-cache", kv, e);
 }
 
 /* The number behind `name` in a file of "name number" lines, or the file's first word where name is "".  0: not there.
@@ -152,7 +153,7 @@ int setup_open(struct setup *s, const struct engine_config *c, int min_rows, str
 {
     *s = (struct setup){0};
     uint64_t start = clock_now();
-    enum dtype quantize = DT_NONE, kv_type = DT_F16;
+    enum dtype quantize = DT_NONE, kv_type = DT_NONE;
     int pages = 0, rc = parse_types(c, &quantize, &kv_type, e);
     if (rc) return rc;
     s->info.max_seqs = c->max_seqs > 0 ? c->max_seqs : 64;
@@ -163,6 +164,7 @@ int setup_open(struct setup *s, const struct engine_config *c, int min_rows, str
 
     rc = model_load(&s->model, c->model, c->device, c->threads, quantize, e);
     if (!rc) rc = open_tokenizer(s, c->model, e);
+    if (!rc && kv_type == DT_NONE) kv_type = s->model.d->ops->kv_type;
     if (!rc) rc = size_pool(s, c, kv_type, &pages, e);
     if (!rc) {
         fill_info(s, c, kv_type, pages);

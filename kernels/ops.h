@@ -236,8 +236,7 @@ struct sample_args {
 /* one list: the vtable, the names, the tracer, the checks and the op table of the tests */
 #define OPS(X)                                                                                                         \
     X(embed)                                                                                                           \
-    X(norm) X(add_norm) X(add) X(linear) X(gate_up) X(head_norm) X(rope_kv) X(attn) X(act_mul) X(act) X(rows)          \
-        X(sample)
+    X(norm) X(add_norm) X(add) X(linear) X(gate_up) X(head_norm) X(rope_kv) X(attn) X(act_mul) X(act) X(rows) X(sample)
 
 enum op_id {
 #define X(op) OP_##op,
@@ -280,6 +279,7 @@ struct dev_ops {
      * `shape`, data and scale are not looked at.  NULL: out of memory, or not the size that shape takes. */
     struct weight *(*weight_open)(struct dev *, const struct weight_src *shape, const void *packed, size_t bytes);
 
+    enum dtype kv_type;                               /* of 16 bits, the cache type it computes best with */
     size_t (*kv_page_bytes)(const struct kv_shape *); /* of one page over all layers, k and v */
     struct kv *(*kv_open)(struct dev *, const struct kv_shape *);
     void (*kv_close)(struct dev *, struct kv *);

@@ -34,9 +34,11 @@ static uint64_t now_ns(void)
         return OP_##op;                                                                                                \
     }
 #define tally_linear tally_linear_plain
+#define tally_gate_up tally_gate_up_plain
 #define tally_attn tally_attn_plain
 OPS(X)
 #undef tally_linear
+#undef tally_gate_up
 #undef tally_attn
 #undef X
 
@@ -46,6 +48,13 @@ static int tally_linear(struct dev_trace *t, const struct linear_args *a)
     t->count[row].macs += (double)a->x.rows * a->x.cols * a->y.cols;
     t->count[row].bytes += a->x.rows ? (double)t->own->weight_bytes(a->w) : 0;
     return row;
+}
+
+static int tally_gate_up(struct dev_trace *t, const struct gate_up_args *a)
+{
+    t->count[OP_gate_up].macs += (double)a->x.rows * a->x.cols * a->y.cols * 2;
+    t->count[OP_gate_up].bytes += a->x.rows ? (double)t->own->weight_bytes(a->w) : 0;
+    return OP_gate_up;
 }
 
 /* Rows at the positions first .. len - 1 see themselves and all before them, or the last `window` of those. */

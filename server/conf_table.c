@@ -29,8 +29,8 @@ static const struct conf_option table[] = {
     {"kv-cache-bytes", "Batching and memory", CONF_BYTES, AT(kv_cache_bytes), "0", 0, 1e15, NULL, RUN, false, "BYTES",
      "memory for keys and values (512M, 4G); 0 is enough for max-seqs requests of moderate length, "
      "at most a quarter of the free memory"},
-    {"kv-cache", "Batching and memory", CONF_CHOICE, AT(kv_type), "f16", 0, 0, "f16|bf16|f32|int8", MEASURED, false,
-     "TYPE", "how keys and values are kept"},
+    {"kv-cache", "Batching and memory", CONF_CHOICE, AT(kv_type), "auto", 0, 0, "auto|f16|bf16|f32|int8", MEASURED,
+     false, "TYPE", "how keys and values are kept; auto is bf16 where the processor multiplies bf16, else f16"},
     {"max-seqs", "Batching and memory", CONF_INT, AT(max_seqs), "64", 1, 4096, NULL, RUN, false, "N",
      "requests that run at once"},
     {"max-batch-tokens", "Batching and memory", CONF_INT, AT(max_batch_tokens), "512", 16, 65536, NULL, MEASURED, false,

@@ -99,6 +99,7 @@ struct attn_block {
 struct isa {
     const char *name;
     int attn_rows, block_rows[DT_COUNT]; /* rows of a block, at most */
+    enum dtype kv_type;
     lin_fn *linear[DT_COUNT];
     void (*halve)(uint16_t *out, enum dtype t, const float *x, int n); /* writes up to a multiple of 16 */
     void (*quantise)(int8_t *q, float *step, const float *x, int n);

@@ -18,6 +18,7 @@ _Static_assert((int)ATTN_ROWS <= (int)ATTN_ROWS_MAX, "parts on the driver's stac
 
 const struct isa VEC_SUFFIX(isa) = {.name = VEC_NAME,
                                     .attn_rows = ATTN_ROWS,
+                                    .kv_type = VEC_BF16 ? DT_BF16 : DT_F16,
                                     .block_rows = {[DT_F32] = BLOCK_ROWS_F,
                                                    [DT_BF16] = BLOCK_ROWS_F,
                                                    [DT_F16] = BLOCK_ROWS_F,

@@ -25,6 +25,7 @@ enum { BLOCK_ROWS_F = 5, BLOCK_ROWS_I8 = 4, BLOCK_ROWS_I4 = 4 };
 enum { ATTN_ROWS = 20, ATTN_R = 5, ATTN_P = 1 };                      /* rows of a task, rows x pages in registers */
 enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 1 }; /* with both panels of a pair */
 #endif
+enum { VEC_BF16 = 0 }; /* no dot product of bf16 */
 
 typedef struct {
     __m256 a, b;

@@ -16,6 +16,7 @@ enum { BLOCK_ROWS_F = 2, BLOCK_ROWS_I8 = 2, BLOCK_ROWS_I4 = 2 };
 enum { BLOCK_ROWS_F2 = 1, BLOCK_ROWS_I8_2 = 1, BLOCK_ROWS_I4_2 = 1 };
 enum { ATTN_ROWS = 8, ATTN_R = 2, ATTN_P = 1 };
 enum { I8_BIAS = 0 };
+enum { VEC_BF16 = 0 }; /* no dot product of bf16 */
 
 typedef struct {
     float f[16];

@@ -431,6 +431,7 @@ struct dev *ref_open(char why[160])
                               .weight_pack = ref_weight_pack,
                               .weight_free = ref_weight_free,
                               .weight_bytes = ref_weight_bytes,
+                              .kv_type = DT_F16,
                               .kv_page_bytes = ref_kv_page_bytes,
                               .kv_open = ref_kv_open,
                               .kv_close = ref_kv_close,

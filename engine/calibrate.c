@@ -402,7 +402,7 @@ int calibration_default(struct calibration *out, const char *dir, const struct m
     double layer = c->hidden * (2 * q + 2 * kv + (c->gated ? 3.0 : 2.0) * c->inter);
     double weights = c->layers * layer + (double)c->vocab * c->hidden;
     *out = (struct calibration){0};
-    if (type == DT_NONE || c->quant[0] || weights > CALIBRATE_SELF_MAX) return 0;
+    if (type == DT_NONE || type == DT_NF4 || c->quant[0] || weights > CALIBRATE_SELF_MAX) return 0;
     return calibration_from_itself(out, dir, device, threads, e);
 }
 

@@ -2,6 +2,7 @@
 
 #include "engine/base/levels.h"
 #include "engine/base/mem.h"
+#include "engine/nf4.h"
 #include "kernels/ops.h"
 
 #include <math.h>
@@ -346,6 +347,7 @@ static void *work(void *arg)
 int quantize_matrix(const struct weight_src *src, const struct quantize_fit *fit, int threads, struct weight_src *out,
                     struct err *e)
 {
+    if (fit->type == DT_NF4) return nf4_quantize_matrix(src, threads, out, e);
     size_t groups = ((size_t)src->cols + INT4_GROUP - 1) / INT4_GROUP, rows = (size_t)src->rows;
     struct job j = {.src = src, .out = out, .fit = fit, .bad_row = -1};
     int t = fit->type;

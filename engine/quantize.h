@@ -4,6 +4,7 @@
  *   int4  groups of 32 inputs, f16 scale, values -8..7.  The scale of a group is the one, among candidates around
  *         amax / 8 of either sign, whose rounded values fit the group best when the scale is then set by least squares.
  *         With a calibration (calibrate.h) the error of each column is also fed into those that follow.
+ *   nf4   bitsandbytes' 4-bit type with double quantisation (nf4.h, weights_bnb.h).
  */
 #ifndef TANDEM_QUANTIZE_H
 #define TANDEM_QUANTIZE_H
@@ -28,8 +29,8 @@ struct feedback {
 
 /* How one matrix is rounded. */
 struct quantize_fit {
-    int type;                        /* enum dtype: DT_I8, DT_I4 */
-    bool nearest;                    /* plain round-to-nearest at amax / 127 or amax / 7, to compare with */
+    int type;     /* enum dtype: DT_I8, DT_I4, or DT_NF4 (which is only ever rounded to nearest; nf4.h) */
+    bool nearest; /* plain round-to-nearest at amax / 127 or amax / 7, to compare with */
     const struct feedback *feedback; /* of as many columns; NULL: each weight for itself.  Not with nearest */
 };
 
@@ -51,7 +52,7 @@ struct quantize_text {
 };
 
 struct quantize_options {
-    const char *type;                      /* "int8" or "int4" */
+    const char *type;                      /* "int8", "int4" or "nf4" (bitsandbytes' format; layout is not looked at) */
     const char *layout;                    /* NULL or "packed": as the cpu device computes with it, mapped when served;
                                               "canonical" */
     const struct quantize_text *calibrate; /* NULL: as loading with that type would (calibration_default) */

@@ -1,5 +1,5 @@
-/* `tandem quantize`: a model directory rewritten with int8 or int4 matrices, the rest as it was (the files' layout is
- * in docs/quantisation.md).  One stack of matrices is in memory at a time; the weights get their name last, so a
+/* `tandem quantize`: a model directory rewritten with int8, int4 or nf4 matrices, the rest as it was (the files' layout
+ * is in docs/quantisation.md).  One stack of matrices is in memory at a time; the weights get their name last, so a
  * directory that has model.safetensors is whole. */
 #include "engine/quantize.h"
 
@@ -9,6 +9,7 @@
 #include "engine/config.h"
 #include "engine/safetensors.h"
 #include "engine/weights.h"
+#include "engine/weights_bnb.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -24,7 +25,10 @@ struct output {
     const struct quantize_options *options;
     struct quantize_how how;
     struct calibration calibration;
-    char embed[TENSOR_NAME_MAX]; /* the embedding table's usual name */
+    char stored[TENSOR_NAME_MAX], embed[TENSOR_NAME_MAX]; /* the embedding table's name in `in`, and the usual one */
+    enum dtype dtype;                                     /* of the model, seen on the way (nf4) */
+    struct st_tensor *held;                               /* nf4: small tensors of bytes, owned, for the end */
+    size_t n_held, cap_held;
     int threads;
     struct dev *d; /* whose layout the stacks get; NULL: canonical */
     struct st_writer *w;
@@ -88,8 +92,39 @@ static int write_packed(struct output *o, const struct stack *m, const struct pa
     return rc;
 }
 
+/* As bitsandbytes would have it; the head and the table stay as they are.  No padding, which others would take for
+ * tensors of the model: wide elements are written before bytes, and so each is aligned. */
+static int write_bnb(struct output *o, const struct stack *m)
+{
+    struct parts p;
+    struct st_tensor t[BNB_TENSORS];
+    if (m->part[0].head || m->part[0].table) return 0;
+    int rc = weights_parts(o->in, m, &(struct quantize_how){.type = DT_NONE}, o->threads, &p, o->e);
+    for (int i = 0; i < m->n && !rc; i++) {
+        const char *name = m->part[i].name;
+        o->dtype = p.src[i].t;
+        rc = bnb_tensors(&p.src[i], name, o->threads, t, o->e);
+        if (rc) err_prefix(o->e, "tensor %s", name);
+        for (int k = 0; k < BNB_TENSORS && !rc; k++) {
+            if (t[k].type == ST_F32 || (k == 0 && t[k].bytes % 4 == 0)) {
+                rc = st_writer_add(o->w, &t[k], 1, o->e);
+                free(t[k].name);
+                free((void *)t[k].data);
+            } else {
+                mem_grow(&o->held, &o->cap_held, o->n_held + 1, sizeof *o->held);
+                o->held[o->n_held++] = t[k];
+            }
+        }
+        take(o, name);
+        safetensors_release(o->in, safetensors_find(o->in, name));
+    }
+    weights_parts_free(&p);
+    return rc;
+}
+
 static int write_stack(struct output *o, const struct stack *m)
 {
+    if (o->how.type == DT_NF4) return write_bnb(o, m);
     struct parts p;
     int rc = weights_parts(o->in, m, &o->how, o->threads, &p, o->e);
     for (int i = 0; i < m->n && !rc; i++)
@@ -104,39 +139,53 @@ static int write_stack(struct output *o, const struct stack *m)
     return rc;
 }
 
-/* every float tensor that is not a matrix, as it is; others (attention masks of old files) are left out */
-static int write_rest(struct output *o)
+/* every float tensor of that width that is not a matrix, as it is; others (attention masks of old files) are left out
+ */
+static int write_rest(struct output *o, bool wide)
 {
     int rc = 0;
     for (size_t i = 0; i < safetensors_count(o->in) && !rc; i++) {
-        const struct st_tensor *t = safetensors_at(o->in, i);
-        if (st_float_type(t->type) == DT_NONE || taken(o, t->name)) continue;
-        rc = st_writer_add(o->w, t, PACKED_ALIGN, o->e);
-        safetensors_release(o->in, t);
+        struct st_tensor t = *safetensors_at(o->in, i);
+        if (st_float_type(t.type) == DT_NONE || (t.type == ST_F32) != wide || taken(o, t.name)) continue;
+        if (strcmp(t.name, o->stored) == 0) t.name = o->embed;
+        rc = st_writer_add(o->w, &t, o->how.type == DT_NF4 ? 1 : PACKED_ALIGN, o->e);
+        safetensors_release(o->in, &t);
     }
     return rc;
 }
 
-static int write_weights(struct output *o, const char *path)
+static void write_notes(struct output *o)
 {
-    int n = weights_stacks(o->c);
-    size_t names = 0, tensors = safetensors_count(o->in);
-    for (size_t i = 0; i < tensors; i++) names += 2 * strlen(safetensors_at(o->in, i)->name) + 16; /* and scales */
-    if (!(o->w = st_writer_open(path, 2 * tensors + 2, names, (size_t)n * (TENSOR_NAME_MAX + DESCRIPTION_MAX), o->e)))
-        return o->e->code;
+    if (o->how.type == DT_NF4) {
+        st_writer_note(o->w, "format", "pt"); /* transformers asks for it */
+        return;
+    }
     st_writer_note(o->w, "format", "tandem");
     st_writer_note(o->w, "version", WEIGHTS_VERSION);
     st_writer_note(o->w, "type", o->options->type);
     st_writer_note(o->w, "layout", o->d ? o->d->ops->layout : WEIGHTS_CANONICAL);
     take(o, "lm_head.weight"); /* a copy of a tied table is not needed */
-    int rc = 0;
+}
+
+static int write_weights(struct output *o, const char *path)
+{
+    enum { SUFFIX = 48 }; /* of names made from one of `in`, at most BNB_TENSORS */
+    int n = weights_stacks(o->c), rc = 0;
+    size_t names = 0, tensors = safetensors_count(o->in);
+    for (size_t i = 0; i < tensors; i++) names += BNB_TENSORS * (strlen(safetensors_at(o->in, i)->name) + SUFFIX);
+    size_t texts = (size_t)n * (TENSOR_NAME_MAX + DESCRIPTION_MAX);
+    if (!(o->w = st_writer_open(path, BNB_TENSORS * tensors + 2, names, texts, o->e))) return o->e->code;
+    write_notes(o);
     for (int i = 0; i < n && !rc; i++) {
         struct stack m;
         weights_stack(o->in, o->c, i, &m);
         rc = write_stack(o, &m);
         if (!rc && o->options->progress) o->options->progress(o->options->arg, i + 1, n);
     }
-    return rc ? rc : write_rest(o);
+    if (!rc) rc = write_rest(o, true);
+    if (!rc) rc = write_rest(o, false);
+    for (size_t i = 0; i < o->n_held && !rc; i++) rc = st_writer_add(o->w, &o->held[i], 1, o->e);
+    return rc;
 }
 
 static int write_text(const char *dir, const char *name, const char *text, size_t n, struct err *e)
@@ -150,24 +199,27 @@ static int write_text(const char *dir, const char *name, const char *text, size_
     return rc;
 }
 
-static int write_config(const char *dir, const char *out, const char *type, const char *layout, struct err *e)
+static int write_config(const struct output *o, const char *dir, const char *out)
 {
     char *path = file_join(dir, "config.json"), *text = NULL;
     size_t n;
-    int rc = file_read(path, 16 << 20, &text, &n, e);
+    int rc = file_read(path, 16 << 20, &text, &n, o->e);
     free(path);
     if (rc) return rc;
-    cJSON *j = cJSON_Parse(text), *q = cJSON_CreateObject();
+    bool bnb = o->how.type == DT_NF4;
+    cJSON *j = cJSON_Parse(text), *q = bnb ? bnb_config(o->dtype) : cJSON_CreateObject();
     free(text);
     cJSON_DeleteItemFromObjectCaseSensitive(j, "quantization_config"); /* null in some files */
-    cJSON_AddStringToObject(q, "quant_method", "tandem");
-    cJSON_AddStringToObject(q, "type", type);
-    cJSON_AddNumberToObject(q, "group_size", strcmp(type, "int4") ? 0 : INT4_GROUP);
-    cJSON_AddStringToObject(q, "layout", layout);
+    if (!bnb) {
+        cJSON_AddStringToObject(q, "quant_method", "tandem");
+        cJSON_AddStringToObject(q, "type", o->options->type);
+        cJSON_AddNumberToObject(q, "group_size", o->how.type == DT_I4 ? INT4_GROUP : 0);
+        cJSON_AddStringToObject(q, "layout", o->d ? o->d->ops->layout : WEIGHTS_CANONICAL);
+    }
     cJSON_AddItemToObject(j, "quantization_config", q);
     char *printed = cJSON_Print(j);
     cJSON_Delete(j);
-    rc = write_text(out, "config.json", printed, strlen(printed), e);
+    rc = write_text(out, "config.json", printed, strlen(printed), o->e);
     free(printed);
     return rc;
 }
@@ -206,7 +258,7 @@ static int write_model(struct output *o, const char *dir, const char *out)
     if (!rc && mkdir(out, 0777) && errno != EEXIST) rc = err_set(o->e, ERR_IO, "%s: %s", out, strerror(errno));
     if (!rc) rc = write_weights(o, path);
     if (!rc) rc = copy_others(dir, out, o->e);
-    if (!rc) rc = write_config(dir, out, o->options->type, o->d ? o->d->ops->layout : WEIGHTS_CANONICAL, o->e);
+    if (!rc) rc = write_config(o, dir, out);
     if (!rc)
         rc = st_writer_finish(o->w, o->e); /* last: only now model.safetensors is there */
     else
@@ -229,9 +281,12 @@ int quantize_model(const char *dir, const char *out, const struct quantize_optio
     struct model_config c;
     char why[160] = "";
     const char *type = options->type, *layout = options->layout ? options->layout : "packed";
-    enum dtype t = strcmp(type, "int8") == 0 ? DT_I8 : strcmp(type, "int4") == 0 ? DT_I4 : DT_NONE;
+    enum dtype t = strcmp(type, "int8") == 0   ? DT_I8
+                   : strcmp(type, "int4") == 0 ? DT_I4
+                   : strcmp(type, "nf4") == 0  ? DT_NF4
+                                               : DT_NONE;
     bool packed = strcmp(layout, "packed") == 0;
-    if (t == DT_NONE) return err_set(e, ERR_INVALID, "type \"%.40s\" is not int8 or int4", type);
+    if (t == DT_NONE) return err_set(e, ERR_INVALID, "type \"%.40s\" is not int8, int4 or nf4", type);
     if (!packed && strcmp(layout, WEIGHTS_CANONICAL))
         return err_set(e, ERR_INVALID, "layout \"%.40s\" is not packed or canonical", layout);
     int rc = model_config_read(dir, &c, e);
@@ -242,13 +297,14 @@ int quantize_model(const char *dir, const char *out, const struct quantize_optio
     struct dev *d = dev_open(&(struct dev_config){.name = "cpu"}, why);
     struct output o = {.in = in, .c = &c, .options = options, .how = {.type = (int)t}, .d = packed ? d : NULL, .e = e};
     if (d) o.threads = d->threads;
-    char stored[TENSOR_NAME_MAX];
-    weights_embed_names(in, &c, stored, o.embed);
+    weights_embed_names(in, &c, o.stored, o.embed);
     o.how.calibration = &o.calibration;
     rc = d ? calibrate(&o, dir) : err_set(e, ERR_UNSUPPORTED, "device cpu: %s", why);
     if (!rc) rc = write_model(&o, dir, out);
     calibration_close(&o.calibration);
     if (d) dev_close(d);
+    for (size_t i = 0; i < o.n_held; i++) free(o.held[i].name), free((void *)o.held[i].data);
+    free(o.held);
     free(o.taken);
     safetensors_close(in);
     return rc;

@@ -22,13 +22,11 @@ static int parse_type(const char *name, const char *const *allowed, const enum d
 
 static int parse_types(const struct engine_config *c, enum dtype *quantize, enum dtype *kv, struct err *e)
 {
-    static const char *const q_names[] = {"none", "int8", "int4", "int8-nearest", "int4-nearest"}, *const kv_names[] = {
-                                                                                                       "auto", "f16",
-                                                                                                       "bf16", "f32",
-                                                                                                       "int8"};
-    static const enum dtype q_types[] = {DT_NONE, DT_I8, DT_I4, DT_I8, DT_I4},
+    static const char *const q_names[] = {"none", "int8", "int4", "int8-nearest", "int4-nearest", "nf4"},
+                             *const kv_names[] = {"auto", "f16", "bf16", "f32", "int8"};
+    static const enum dtype q_types[] = {DT_NONE, DT_I8, DT_I4, DT_I8, DT_I4, DT_NF4},
                             kv_types[] = {DT_NONE, DT_F16, DT_BF16, DT_F32, DT_I8};
-    int rc = parse_type(c->quantize ? c->quantize : "none", q_names, q_types, 5, "quantize", quantize, e);
+    int rc = parse_type(c->quantize ? c->quantize : "none", q_names, q_types, 6, "quantize", quantize, e);
     return rc ? rc : parse_type(c->kv_type ? c->kv_type : "auto", kv_names, kv_types, 5, "kv-cache", kv, e);
 }
 

@@ -3,6 +3,7 @@
 #include "engine/base/mem.h"
 #include "engine/calibrate.h"
 #include "engine/quantize.h"
+#include "engine/weights_bnb.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -235,11 +236,11 @@ static void transpose(const char *in, char *out, size_t rows, size_t cols, size_
         for (size_t k = 0; k < cols; k++) memcpy(out + (r * cols + k) * width, in + (k * rows + r) * width, width);
 }
 
-/* The tensor as a canonical matrix.  *owned gets memory to free (NULL when src points into the file). */
-static int read_matrix(const struct safetensors *f, const struct matrix_slot *slot, struct weight_src *src,
-                       void **owned, struct err *e)
+int weights_matrix(const struct safetensors *f, const struct matrix_slot *slot, struct weight_src *src, void **owned,
+                   struct err *e)
 {
     *owned = NULL;
+    if (bnb_is_quantized(f, slot->name)) return bnb_matrix(f, slot, src, owned, e);
     const struct st_tensor *t = safetensors_find(f, slot->name);
     if (t && (t->type == ST_I8 || t->type == ST_U8)) return quantized_matrix(f, slot, t, src, e);
     int64_t d0 = slot->transposed ? slot->cols : slot->rows, d1 = slot->transposed ? slot->rows : slot->cols;
@@ -264,9 +265,10 @@ static int read_matrix(const struct safetensors *f, const struct matrix_slot *sl
 static int read_part(const struct safetensors *f, const struct matrix_slot *slot, const struct quantize_fit *fit,
                      int threads, struct weight_src *src, void *owned[2], struct err *e)
 {
-    int rc = read_matrix(f, slot, src, &owned[0], e);
+    int rc = weights_matrix(f, slot, src, &owned[0], e);
     bool is_float = src->t == DT_F32 || src->t == DT_BF16 || src->t == DT_F16;
-    if (rc || fit->type == DT_NONE || !is_float) return rc;
+    bool left = fit->type == DT_NONE || (fit->type == DT_NF4 && slot->head); /* as bitsandbytes leaves it */
+    if (rc || left || !is_float) return rc;
     struct weight_src q;
     rc = quantize_matrix(src, fit, threads, &q, e);
     if (rc) return err_prefix(e, "tensor %s", slot->name);
@@ -285,8 +287,14 @@ int weights_parts(const struct safetensors *f, const struct stack *m, const stru
     *out = (struct parts){0};
     for (int i = 0; i < m->n && !rc; i++) {
         rc = read_part(f, &m->part[i], &fit, threads, &out->src[i], out->owned[i], e);
-        out->src[i].gate_up = m->gate_up;
         out->n = i + 1;
+    }
+    void *first[STACK_MAX];
+    for (int i = 0; i < m->n; i++) first[i] = out->owned[i][0];
+    if (!rc) rc = bnb_unify(out->src, m->n, first, e);
+    for (int i = 0; i < m->n; i++) {
+        out->owned[i][0] = first[i];
+        out->src[i].gate_up = m->gate_up;
         if (!rc && out->src[i].t != out->src[0].t)
             rc =
                 err_set(e, ERR_UNSUPPORTED, "tensors %s and %s have different types", m->part[0].name, m->part[i].name);
@@ -521,7 +529,9 @@ static int load_embed_and_head(struct loader *l)
     embed_stack(&l->s, &embed);
     const char *name = embed.part[0].name;
     const struct st_tensor *t = safetensors_find(l->s.f, name);
-    bool quantized = l->packed ? !t : l->quantize.type != DT_NONE || (t && (t->type == ST_I8 || t->type == ST_U8));
+    bool quantized = l->packed ? !t
+                               : (l->quantize.type != DT_NONE && l->quantize.type != DT_NF4) ||
+                                     (t && (t->type == ST_I8 || t->type == ST_U8));
     int rc = quantized ? 0 : load_table(l, name, c->vocab, c->hidden, &l->w->embed, &l->w->embed_mapped);
     if (!rc) rc = load_stack(l, &head, &l->w->head);
     if (rc || !quantized) return rc;
@@ -577,6 +587,7 @@ int weights_load(struct weights *w, struct dev *d, const struct model_config *c,
         return err_set(e, ERR_INVALID, "%s is quantised to %s already; leave --quantize out", dir, c->quant);
     if (!(w->file = safetensors_open_dir(dir, e))) return e->code;
     w->layer = mem_array((size_t)c->layers, sizeof *w->layer);
+    if (c->quant[0]) how.type = DT_NONE; /* what was left in floats was left so on purpose */
     struct loader l = {source_open(w->file, c), w, d, how, false, threads, e};
     int rc = check_layout(w->file, d, dir, &l.packed, e);
     if (!rc && verify) {

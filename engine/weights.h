@@ -76,6 +76,10 @@ struct stack {
 int weights_stacks(const struct model_config *c);
 void weights_stack(const struct safetensors *f, const struct model_config *c, int i, struct stack *out);
 
+/* The tensor as a canonical matrix.  *owned gets memory to free (NULL when src points into the file). */
+int weights_matrix(const struct safetensors *f, const struct matrix_slot *slot, struct weight_src *src, void **owned,
+                   struct err *e);
+
 /* Its parts in canonical form, floats quantised (type DT_NONE: left).  Free with
  * weights_parts_free, also after an error. */
 struct parts {

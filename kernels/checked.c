@@ -349,8 +349,11 @@ static struct weight *checked_weight_pack(struct dev *d, const struct weight_src
     int64_t rows = 0;
     for (int i = 0; i < n_parts; i++) {
         const struct weight_src *p = parts + i;
-        bool grouped = p->group == 32 || p->group == 64 || p->group == 128;
-        if (!p->data || (!p->scale && (p->t == DT_I8 || p->t == DT_I4)) || (p->t == DT_I4 ? !grouped : p->group != 0)) {
+        bool scaled = p->t == DT_I8 || p->t == DT_I4 || p->t == DT_NF4;
+        bool grouped = p->t == DT_I4    ? p->group == 32 || p->group == 64 || p->group == 128
+                       : p->t == DT_NF4 ? p->group == 64
+                                        : p->group == 0;
+        if (!p->data || (!p->scale && scaled) || !grouped) {
             dev_fail(d, "weight_pack", "part %d: data or scale is NULL, or group %d is wrong for %s", i, p->group,
                      dtype_name(p->t));
             return NULL;

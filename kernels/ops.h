@@ -43,7 +43,9 @@ enum { KV_PAGE = 16 }; /* tokens in a KV page */
  *   DT_I4            data [rows][ceil(cols/group) * group / 2] bytes, even column in the low nibble, each nibble
  *                    0..15 meaning nibble - 8 (padding columns hold 8);
  *                    scale f16 [rows][ceil(cols/group)];                                  w = (nibble - 8) * scale
- * group is 32, 64 or 128 for DT_I4 and 0 otherwise. */
+ *   DT_NF4           data rows * cols / 2 bytes, even column in the high nibble (bitsandbytes' order);
+ *                    scale f32 [rows][cols / 64];                      w = nf4_code[nibble] * scale, rounded to f32
+ * group is 32, 64 or 128 for DT_I4, 64 for DT_NF4 and 0 otherwise; cols of DT_NF4 is a multiple of 64. */
 struct weight_src {
     enum dtype t;
     int rows, cols, group;
@@ -101,10 +103,11 @@ struct add_args {
 };
 
 /* y = x W^T + b.  x (T, K), y (T, N), w packed (N, K), b (N) f32 or NULL.
- * For DT_I8 and DT_I4 weights x is quantised per row first, a = round_half_even(x * (127 / amax)), and
- *   I8: y = (sum_k a w) * (amax/127) * scale[n]           (the integer sum is exact)
- *   I4: y = (sum over groups g in order of (sum_{k in g} a (nibble - 8)) * scale[n][g]) * (amax/127)
- * A row of zeros gives b (amax below 2^-100 counts as zero); a row with a NaN or an infinity gives NaN. */
+ * DT_NF4 weights are multiplied as the floats they stand for: on the cpu device y has the bits that DT_F32 weights of
+ * the same values give.  For DT_I8 and DT_I4 weights x is quantised per row first, a = round_half_even(x * (127 /
+ * amax)), and I8: y = (sum_k a w) * (amax/127) * scale[n]           (the integer sum is exact) I4: y = (sum over groups
+ * g in order of (sum_{k in g} a (nibble - 8)) * scale[n][g]) * (amax/127) A row of zeros gives b (amax below 2^-100
+ * counts as zero); a row with a NaN or an infinity gives NaN. */
 struct linear_args {
     struct mat y, x;
     const struct weight *w;
@@ -265,7 +268,7 @@ struct dev_ops {
     OPS(X)
 #undef X
     /* n_parts matrices of equal type, group and cols, stacked by rows into one.  NULL: out of memory or unsupported
-     * (on cpu also an int8 weight of -128, or int8 rows longer than 2^17). */
+     * (nf4 with cols not a multiple of 64; on cpu also an int8 weight of -128, or int8 rows longer than 2^17). */
     struct weight *(*weight_pack)(struct dev *, const struct weight_src *parts, int n_parts);
     void (*weight_free)(struct dev *, struct weight *);
     size_t (*weight_bytes)(const struct weight *);

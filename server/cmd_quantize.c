@@ -1,4 +1,4 @@
-/* tandem quantize: a model directory with int8 or int4 weights from one with floats.  Main thread. */
+/* tandem quantize: a model directory with int8, int4 or nf4 weights from one with floats.  Main thread. */
 #include "engine/quantize.h"
 
 #include "server/cmd.h"
@@ -7,11 +7,12 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char usage[] = "tandem quantize [--model DIR] --out DIR [--type int8|int4] [--calibrate FILE]\n"
+static const char usage[] = "tandem quantize [--model DIR] --out DIR [--type int8|int4|nf4] [--calibrate FILE]\n"
                             "       tandem quantize --model DIR --verify-weights";
 static const char about[] =
-    "Writes a copy of a model whose matrices are int8 or int4, packed as the processor takes them: "
-    "it starts at once.\nOr compares a copy with its checksums.";
+    "Writes a copy of a model whose matrices are int8 or int4, packed as the processor takes them: it starts at once.\n"
+    "nf4 is written as bitsandbytes does, with double quantisation, for transformers to load too.\n"
+    "Or compares a copy with its checksums.";
 
 static void show_progress(void *arg, int done, int total)
 {

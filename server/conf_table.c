@@ -9,7 +9,7 @@ enum {
 };
 
 #define AT(field) offsetof(struct settings, field)
-#define NO_TYPES "none|int8|int4"
+#define NO_TYPES "none|int8|int4|nf4"
 
 static const struct conf_option table[] = {
     {"config", "General", CONF_STRING, AT(config), NULL, 0, 0, NULL, ALL, false, "FILE",
@@ -138,7 +138,7 @@ static const struct conf_option table[] = {
 
     {"out", "Output", CONF_STRING, AT(out), NULL, 0, 0, NULL, CMD_QUANTIZE, true, "DIR",
      "directory to write; must not hold a model yet"},
-    {"type", "Output", CONF_CHOICE, AT(type), "int8", 0, 0, "int8|int4", CMD_QUANTIZE, true, "TYPE", "weight type"},
+    {"type", "Output", CONF_CHOICE, AT(type), "int8", 0, 0, "int8|int4|nf4", CMD_QUANTIZE, true, "TYPE", "weight type"},
     {"layout", "Output", CONF_CHOICE, AT(layout), "packed", 0, 0, "packed|canonical", CMD_QUANTIZE, true, "LAYOUT",
      "packed for the cpu device, which maps it: starts at once, shared by processes; canonical is for any device"},
     {"json", "Output", CONF_BOOL, AT(json), "false", 0, 0, NULL,

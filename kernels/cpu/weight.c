@@ -1,5 +1,6 @@
 /* Weights in the layout of the linear kernels (see struct weight), packed on all threads. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/nf4.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -84,6 +85,7 @@ static void pack_row(const struct pack_job *j, int pair, int lane)
         ((int32_t *)w->bias_sum)[pair * PAIR + lane] = pack_row_i8(to + lane * 4, (const int8_t *)s->data + at, K);
         ((float *)w->scale)[pair * PAIR + lane] = ((const float *)s->scale)[n];
         break;
+    case DT_NF4: nf4_pack_row(to, lane, s, n); break;
     default:
         pack_row_i4(w, to, lane, (const uint8_t *)s->data + (size_t)n * (w->k_pad / 2),
                     (const uint16_t *)s->scale + (size_t)n * w->n_groups);
@@ -125,6 +127,10 @@ static bool weight_plan(struct weight *w, const struct weight_src *s, size_t row
         w->n_groups = (cols + group - 1) / group;
         w->k_pad = w->n_groups * group;
         w->pair_bytes = (size_t)w->n_groups * (I4_SCALES + (size_t)group / 2 * PAIR);
+        break;
+    case DT_NF4:
+        if (group != NF4_BLOCK || cols % NF4_BLOCK) return false;
+        w->pair_bytes = nf4_pair_bytes(cols);
         break;
     default: return false;
     }

@@ -178,7 +178,7 @@ def test_perplexity_mistakes(run, text, tmp_path):
 
 # ---- quantize --------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("weights", ["int8", "int4", "nf4"])
 def test_quantize_then_load(run, tmp_path, weights):
     out = tmp_path / "q"
     ok(run("quantize", "--model", MODEL, "--out", out, "--type", weights))

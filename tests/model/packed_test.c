@@ -7,6 +7,7 @@
  * some.  One line per model, type and layout; exit status 1 when any differs. */
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/config.h"
 #include "engine/eval.h"
 #include "engine/quantize.h"
 #include "kernels/ops.h"
@@ -109,12 +110,12 @@ static void check_model(const char *dir)
     check(dir, name, "int4", "canonical", ref ? ref_too : cpu);
 }
 
+/* one that can be quantised */
 static bool is_model(const char *dir)
 {
-    char *config = file_join(dir, "config.json");
-    bool yes = access(config, F_OK) == 0;
-    free(config);
-    return yes;
+    struct model_config c;
+    struct err e;
+    return model_config_read(dir, &c, &e) == 0 && !c.quant[0];
 }
 
 int main(int argc, char **argv)

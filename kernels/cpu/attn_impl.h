@@ -223,6 +223,14 @@ static struct attn_pages attn_lookup(const struct attn_block *b, int granule, st
     return g;
 }
 
+/* Asks for a page of the next granule: in decoding, the cache comes from memory. */
+static void attn_prefetch(const struct attn_block *b, int page)
+{
+    const struct kv *kv = b->a->kv;
+    const uint8_t *block = kv_block(kv, b->a->layer, b->pages[page], b->kv_head);
+    for (size_t i = 0; i < kv->block_bytes; i += 64) __builtin_prefetch(block + i, 0, 2);
+}
+
 static int clamp(int x, int low, int high)
 {
     return x < low ? low : x > high ? high : x;
@@ -309,6 +317,10 @@ static void attn_split(const struct attn_block *b, int split, struct attn_part *
     end = seen.last / GRANULE + 1 < end ? seen.last / GRANULE + 1 : end;
     for (; granule < end; granule++) {
         struct attn_pages g = attn_lookup(b, granule, seen);
+        for (int p = 0; p < GRANULE_PAGES; p++) {
+            int page = (granule + 1) * GRANULE_PAGES + p;
+            if (page <= seen.last / KV_PAGE) attn_prefetch(b, page);
+        }
         for (int i = 0; i < n_blocks; i++) attn_granule(b, &rows[i], b->row0 + n * i / n_blocks, granule, &g);
     }
 }

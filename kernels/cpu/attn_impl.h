@@ -20,6 +20,12 @@ INLINE vf kv_load(const void *p, enum dtype t, size_t i)
     return row_load((const uint8_t *)p + i * (t == DT_F32 ? 4 : 2), t, 0);
 }
 
+/* where a granule's pages lie */
+struct attn_pages {
+    const uint8_t *k[GRANULE_PAGES], *v[GRANULE_PAGES];
+    const float *k_scale[GRANULE_PAGES], *v_scale[GRANULE_PAGES];
+};
+
 /* The rows of one register block: q as the kernels read it, [head_dim][R], for bf16 [head_dim / 2][R] pairs; and the
  * weights of V over a granule, one row after the other: f32, for bf16 pairs. */
 struct attn_rows {
@@ -27,6 +33,7 @@ struct attn_rows {
     const uint32_t *q;
     uint32_t weight[ATTN_R][GRANULE];
     struct attn_part *part;
+    const struct attn_pages *ahead; /* to be asked for meanwhile: in decoding, the cache comes from memory */
     vf score[ATTN_R][GRANULE_PAGES];
 };
 
@@ -44,12 +51,14 @@ INLINE void attn_scores(struct attn_rows *rows, const uint8_t *const *k, int at,
         for (int c = 0; c < (head_dim + 1) / 2; c++, q += R) {
             vi kc[ATTN_P];
             FOR_AP kc[p] = i_load(k[p] + (size_t)c * 64);
+            FOR_AP __builtin_prefetch(rows->ahead->k[at + p] + (size_t)c * 64, 0, 2);
             FOR_AR FOR_AP acc[r][p] = v_dot_bf16(acc[r][p], kc[p], q[r]);
         }
     else
         for (int c = 0; c < head_dim; c++, q += R) {
             vf kc[ATTN_P];
             FOR_AP kc[p] = kv_load(k[p], t, (size_t)c * KV_PAGE);
+            FOR_AP __builtin_prefetch(rows->ahead->k[at + p] + dtype_bytes(t, (size_t)c * KV_PAGE), 0, 2);
             FOR_AR FOR_AP acc[r][p] = v_fma(v_set1(f32_from_bits(q[r])), kc[p], acc[r][p]);
         }
     FOR_AR FOR_AP rows->score[r][at + p] = acc[r][p];
@@ -66,6 +75,7 @@ INLINE void attn_values_at(const struct attn_rows *rows, int r0, const struct at
                            int c, bool part_of_page, const int R, const int P)
 {
     vf acc[ATTN_R][ATTN_P];
+    const uint8_t *const *ahead = rows->ahead->v + s->at;
     FOR_AR FOR_AP acc[r][p] = v_load(rows->part[r0 + r].out + c + p * 16);
     for (int page = 0; page < s->n; page++)
         if (t == DT_BF16) {
@@ -74,6 +84,7 @@ INLINE void attn_values_at(const struct attn_rows *rows, int r0, const struct at
                 const uint32_t *weight = &rows->weight[r0][(s->at + page) * (KV_PAGE / 2) + i];
                 vi v[ATTN_P];
                 FOR_AP v[p] = i_load(s->v[page] + ((size_t)i * dim_pad + c + p * 16) * 4);
+                FOR_AP __builtin_prefetch(ahead[page] + ((size_t)i * dim_pad + c + p * 16) * 4, 0, 2);
                 if (part_of_page) {
                     uint32_t seen = (2 * i >= s->from ? 0xffffu : 0) | (2 * i + 1 < s->to ? 0xffff0000u : 0);
                     FOR_AP v[p] = i_and(v[p], i_set1((int32_t)seen));
@@ -86,6 +97,7 @@ INLINE void attn_values_at(const struct attn_rows *rows, int r0, const struct at
                 const uint32_t *weight = &rows->weight[r0][(s->at + page) * KV_PAGE + i];
                 vf v[ATTN_P];
                 FOR_AP v[p] = kv_load(s->v[page], t, (size_t)i * dim_pad + c + p * 16);
+                FOR_AP __builtin_prefetch(ahead[page] + dtype_bytes(t, (size_t)i * dim_pad + c + p * 16), 0, 2);
                 FOR_AR FOR_AP acc[r][p] = v_fma(v_set1(f32_from_bits(weight[r * GRANULE])), v[p], acc[r][p]);
             }
         }
@@ -201,12 +213,6 @@ static struct attn_sight attn_sees(const struct attn_block *b, int row)
     return (struct attn_sight){window && pos >= window ? pos - window + 1 : 0, pos};
 }
 
-/* where a granule's pages lie */
-struct attn_pages {
-    const uint8_t *k[GRANULE_PAGES], *v[GRANULE_PAGES];
-    const float *k_scale[GRANULE_PAGES], *v_scale[GRANULE_PAGES];
-};
-
 /* Pages that no row sees stand for a page that one does: their scores are computed and not used. */
 static struct attn_pages attn_lookup(const struct attn_block *b, int granule, struct attn_sight seen)
 {
@@ -308,7 +314,8 @@ static void attn_split(const struct attn_block *b, int split, struct attn_part *
     granule = seen.first / GRANULE > granule ? seen.first / GRANULE : granule;
     end = seen.last / GRANULE + 1 < end ? seen.last / GRANULE + 1 : end;
     for (; granule < end; granule++) {
-        struct attn_pages g = attn_lookup(b, granule, seen);
+        struct attn_pages g = attn_lookup(b, granule, seen), next = attn_lookup(b, granule + 1, seen);
+        for (int i = 0; i < n_blocks; i++) rows[i].ahead = i == 0 ? &next : &g;
         for (int i = 0; i < n_blocks; i++) attn_granule(b, &rows[i], b->row0 + n * i / n_blocks, granule, &g);
     }
 }

@@ -28,11 +28,17 @@ void cpu_unmap(void *p, size_t bytes)
 #else
 void *cpu_map(size_t bytes)
 {
-    if (bytes > SIZE_MAX - 4096) return NULL;
-    void *p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (bytes > SIZE_MAX / 2) return NULL;
+    size_t pages = (bytes + 4095) / 4096 * 4096 + (bytes == 0) * 4096, slack = bytes >= HUGE_PAGE ? HUGE_PAGE : 0;
+    uint8_t *p = mmap(NULL, pages + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return NULL;
-    if (bytes >= HUGE_PAGE) madvise(p, bytes, MADV_HUGEPAGE);
-    return p;
+    if (!slack) return p;
+    /* begin at a huge page, and give back what is before and after */
+    uint8_t *start = p + (HUGE_PAGE - (uintptr_t)p % HUGE_PAGE) % HUGE_PAGE;
+    if (start > p) munmap(p, (size_t)(start - p));
+    if (start - p < HUGE_PAGE) munmap(start + pages, slack - (size_t)(start - p));
+    madvise(start, pages, MADV_HUGEPAGE);
+    return start;
 }
 
 void cpu_unmap(void *p, size_t bytes)

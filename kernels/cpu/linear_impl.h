@@ -64,10 +64,14 @@ static void block_gate(const struct lin_job *j, const struct block *b, int rows)
     }
 }
 
-/* The hardware's own prefetch stops at every page, and pairs of short rows are little longer. */
-INLINE const uint8_t *prefetch(const uint8_t *ahead, size_t stride)
+/* The hardware's own prefetch stops at every page, and pairs of short rows are little longer.  Few rows (R) are one
+ * block: what they read is used once, and need not stay in the caches. */
+INLINE const uint8_t *prefetch(const uint8_t *ahead, size_t stride, const int R)
 {
-    __builtin_prefetch(ahead, 0, 2);
+    if (R < 6)
+        __builtin_prefetch(ahead, 0, 0);
+    else
+        __builtin_prefetch(ahead, 0, 2);
     return (const uint8_t *)((uintptr_t)ahead + stride);
 }
 
@@ -82,7 +86,7 @@ INLINE void block_float(const struct lin_job *j, enum dtype t, const struct bloc
     for (int k = 0; k < K; k++, w += 2 * line) {
         vf wk[P_MAX];
         FOR_P wk[p] = row_load(w + (size_t)p * line, t, 0);
-        FOR_P ahead = prefetch(ahead, b->stride);
+        FOR_P ahead = prefetch(ahead, b->stride, R);
         FOR_R
         {
             vf xk = v_set1(x[(size_t)r * ld + k]);
@@ -108,7 +112,7 @@ INLINE void block_bf16(const struct lin_job *j, const struct block *b, const int
     for (int k = 0; k < K; k += 2, w += 128) {
         vi both[P_MAX];
         FOR_P both[p] = i_load(w + (size_t)p * 64);
-        FOR_P ahead = prefetch(ahead, b->stride);
+        FOR_P ahead = prefetch(ahead, b->stride, R);
         FOR_R
         {
             vf xk = v_set1(x[(size_t)r * ld + k]);
@@ -143,7 +147,7 @@ INLINE void block_i8(const struct lin_job *j, const struct block *b, const int R
     for (int k = 0; k < j->w->k_pad; k += 4, w += 128, q += 4 * R) {
         vb wk[P_MAX];
         FOR_P wk[p] = b_load(w + (size_t)p * 64);
-        FOR_P ahead = prefetch(ahead, b->stride);
+        FOR_P ahead = prefetch(ahead, b->stride, R);
         FOR_R FOR_P acc[r][p] = i_dot_s(acc[r][p], wk[p], q + 4 * r);
     }
     FOR_P
@@ -185,7 +189,7 @@ INLINE void block_i4_groups(const struct lin_job *j, const struct block *b, cons
                 low[p] = b_low(both);
                 high[p] = b_high(both);
             }
-            FOR_P ahead = prefetch(ahead, stride);
+            FOR_P ahead = prefetch(ahead, stride, R);
             FOR_R FOR_P acc[r][p] = i_dot_u(acc[r][p], low[p], q + 4 * r);
             FOR_R FOR_P acc[r][p] = i_dot_u(acc[r][p], high[p], q + 4 * (R + r));
         }

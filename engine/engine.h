@@ -34,7 +34,7 @@ struct engine_config {
     int max_queue;         /* requests that wait; 0: 256 */
     int max_total_tokens;  /* prompt + generated of one request; 0: what the model and the page pool allow */
     bool no_prefix_cache;
-    bool no_calibration; /* int4 of a small model without calibrating it on its own text (calibrate.h) */
+    bool no_calibration; /* a small model is quantised without being calibrated on its own text (calibrate.h) */
 };
 
 /* Loads the model; long.  NULL and *e on error. */

@@ -188,7 +188,7 @@ static int write_model(struct output *o, const char *dir, const char *out, const
 static int calibrate_for(struct calibration *out, const char *dir, const struct model_config *c, enum dtype t,
                          const struct quantize_text *text, struct err *e)
 {
-    if (!text) return calibration_default(out, dir, c, (int)t, NULL, 0, e);
+    if (!text) return calibration_default(out, dir, c, (int)t, 0, e);
     if (!text->text) return calibration_from_itself(out, dir, NULL, 0, e);
     return calibration_from_text(out, dir, NULL, 0, text->text, text->n, e);
 }

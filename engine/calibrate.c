@@ -395,15 +395,15 @@ int calibration_from_text(struct calibration *out, const char *dir, const char *
     return rc;
 }
 
-int calibration_default(struct calibration *out, const char *dir, const struct model_config *c, int type,
-                        const char *device, int threads, struct err *e)
+int calibration_default(struct calibration *out, const char *dir, const struct model_config *c, int type, int threads,
+                        struct err *e)
 {
     double q = (double)c->heads * c->head_dim, kv = (double)c->kv_heads * c->head_dim;
     double layer = c->hidden * (2 * q + 2 * kv + (c->gated ? 3.0 : 2.0) * c->inter);
     double weights = c->layers * layer + (double)c->vocab * c->hidden;
     *out = (struct calibration){0};
     if (type == DT_NONE || type == DT_NF4 || c->quant[0] || weights > CALIBRATE_SELF_MAX) return 0;
-    return calibration_from_itself(out, dir, device, threads, e);
+    return calibration_from_itself(out, dir, NULL, threads, e);
 }
 
 void calibration_close(struct calibration *c)

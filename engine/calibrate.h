@@ -16,8 +16,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Models of up to this many weights are calibrated on their own text whenever they are quantised to int4: they lose
- * most by it, and it takes about a second. */
+/* Models of up to this many weights are calibrated on their own text whenever they are quantised: they lose most by it,
+ * and it takes about a second. */
 enum { CALIBRATE_SELF_MAX = 16 << 20 };
 
 struct moments {
@@ -54,10 +54,10 @@ int calibration_from_text(struct calibration *, const char *dir, const char *dev
 /* From text the model writes, starting each of 64 texts with a random token and sampling from its own distribution; the
  * same text on every call. */
 int calibration_from_itself(struct calibration *, const char *dir, const char *device, int threads, struct err *e);
-/* What quantising to `type` (an enum dtype) does when nothing was asked for: calibration_from_itself for a small model
- * and DT_I4, else nothing (n == 0). */
-int calibration_default(struct calibration *, const char *dir, const struct model_config *, int type,
-                        const char *device, int threads, struct err *e);
+/* What quantising to `type` (an enum dtype) does when nothing was asked for: calibration_from_itself for a small model,
+ * else nothing (n == 0).  On the cpu device whatever the model will run on, so that the weights are the same on all. */
+int calibration_default(struct calibration *, const char *dir, const struct model_config *, int type, int threads,
+                        struct err *e);
 void calibration_close(struct calibration *);
 
 /* NULL where there is none */

@@ -36,7 +36,7 @@ struct engine_config {
     int max_total_tokens;  /* prompt + generated of one request; 0: what the model and the page pool allow */
     bool no_prefix_cache;
     bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
-    bool no_calibration; /* int4 of a small model without calibrating it on its own text (calibrate.h) */
+    bool no_calibration; /* a small model is quantised without being calibrated on its own text (calibrate.h) */
 };
 
 /* Loads the model; long.  NULL and *e on error. */

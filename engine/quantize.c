@@ -32,8 +32,9 @@ typedef int32_t ilanes __attribute__((vector_size(LANES * sizeof(int32_t))));
 /* ---- int8 ---- */
 
 /* Returns the scale that fits the values best once they are rounded: least squares, never worse than amax / 127.
- * Clipping the largest values was tried too: an outlier cut by d costs d^2, what the others gain by the smaller step is
- * less unless rows have tens of thousands of columns, so nothing is ever clipped. */
+ * Nothing is clipped: an outlier cut by d costs d^2, and what the others gain by the smaller step is about that; the
+ * best of ten places to clip at, chosen for each row, lessened the squared error by 0 to 3 % (rows of 128 to 4864
+ * normal or t-distributed values, with and without outliers of 20 times their size). */
 FOR_EACH_LEVEL static float quantize_row_int8(const float *w, int n, int8_t *q, bool nearest)
 {
     float amax = 0, wq[LANES] = {0}, qq[LANES] = {0};

@@ -271,7 +271,7 @@ static int calibrate(struct output *o, const char *dir)
 {
     const struct quantize_text *with = o->options->calibrate;
     if (o->options->no_calibration) return 0;
-    if (!with) return calibration_default(&o->calibration, dir, o->c, o->how.type, NULL, 0, o->e);
+    if (!with) return calibration_default(&o->calibration, dir, o->c, o->how.type, 0, o->e);
     if (!with->text) return calibration_from_itself(&o->calibration, dir, NULL, 0, o->e);
     return calibration_from_text(&o->calibration, dir, NULL, 0, with->text, with->n, o->e);
 }

@@ -157,7 +157,7 @@ static int load_model(struct setup *s, const struct engine_config *c, enum dtype
     struct quantize_how how = {.type = quantize, .nearest = c->quantize && strstr(c->quantize, "-nearest")};
     int rc = model_config_read(c->model, &mc, e);
     if (!rc && !how.nearest && !c->no_calibration)
-        rc = calibration_default(&calibration, c->model, &mc, quantize, c->device, c->threads, e);
+        rc = calibration_default(&calibration, c->model, &mc, quantize, c->threads, e);
     how.calibration = &calibration;
     if (!rc) rc = model_load(&s->model, c->model, c->device, c->threads, &how, c->verify_weights, e);
     calibration_close(&calibration);

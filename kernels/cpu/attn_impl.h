@@ -33,7 +33,7 @@ struct attn_rows {
     const uint32_t *q;
     uint32_t weight[ATTN_R][GRANULE];
     struct attn_part *part;
-    const struct attn_pages *ahead; /* to be asked for meanwhile: in decoding, the cache comes from memory */
+    struct attn_pages ahead; /* to be asked for meanwhile: in decoding, the cache comes from memory */
     vf score[ATTN_R][GRANULE_PAGES];
 };
 
@@ -51,14 +51,14 @@ INLINE void attn_scores(struct attn_rows *rows, const uint8_t *const *k, int at,
         for (int c = 0; c < (head_dim + 1) / 2; c++, q += R) {
             vi kc[ATTN_P];
             FOR_AP kc[p] = i_load(k[p] + (size_t)c * 64);
-            FOR_AP __builtin_prefetch(rows->ahead->k[at + p] + (size_t)c * 64, 0, 2);
+            FOR_AP __builtin_prefetch(rows->ahead.k[at + p] + (size_t)c * 64, 0, 2);
             FOR_AR FOR_AP acc[r][p] = v_dot_bf16(acc[r][p], kc[p], q[r]);
         }
     else
         for (int c = 0; c < head_dim; c++, q += R) {
             vf kc[ATTN_P];
             FOR_AP kc[p] = kv_load(k[p], t, (size_t)c * KV_PAGE);
-            FOR_AP __builtin_prefetch(rows->ahead->k[at + p] + dtype_bytes(t, (size_t)c * KV_PAGE), 0, 2);
+            FOR_AP __builtin_prefetch(rows->ahead.k[at + p] + dtype_bytes(t, (size_t)c * KV_PAGE), 0, 2);
             FOR_AR FOR_AP acc[r][p] = v_fma(v_set1(f32_from_bits(q[r])), kc[p], acc[r][p]);
         }
     FOR_AR FOR_AP rows->score[r][at + p] = acc[r][p];
@@ -75,7 +75,7 @@ INLINE void attn_values_at(const struct attn_rows *rows, int r0, const struct at
                            int c, bool part_of_page, const int R, const int P)
 {
     vf acc[ATTN_R][ATTN_P];
-    const uint8_t *const *ahead = rows->ahead->v + s->at;
+    const uint8_t *const *ahead = rows->ahead.v + s->at;
     FOR_AR FOR_AP acc[r][p] = v_load(rows->part[r0 + r].out + c + p * 16);
     for (int page = 0; page < s->n; page++)
         if (t == DT_BF16) {
@@ -315,7 +315,11 @@ static void attn_split(const struct attn_block *b, int split, struct attn_part *
     end = seen.last / GRANULE + 1 < end ? seen.last / GRANULE + 1 : end;
     for (; granule < end; granule++) {
         struct attn_pages g = attn_lookup(b, granule, seen), next = attn_lookup(b, granule + 1, seen);
-        for (int i = 0; i < n_blocks; i++) rows[i].ahead = i == 0 ? &next : &g;
+        for (int i = 0; i < n_blocks; i++) { /* each block asks for its share of the next granule */
+            rows[i].ahead = g;
+            for (int p = i; p < GRANULE_PAGES; p += n_blocks)
+                rows[i].ahead.k[p] = next.k[p], rows[i].ahead.v[p] = next.v[p];
+        }
         for (int i = 0; i < n_blocks; i++) attn_granule(b, &rows[i], b->row0 + n * i / n_blocks, granule, &g);
     }
 }

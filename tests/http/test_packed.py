@@ -303,17 +303,17 @@ def test_canonical_int8_of_minus_128(run, tmp_path):
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
-@pytest.mark.smoke
+@pytest.mark.timeout(600)  # each attempt calibrates
 def test_killed_half_way(run, tmp_path):
     """Whatever the moment: no model.safetensors, or the whole; and the next run writes it."""
     out, halves = tmp_path / "q", 0
-    for attempt in range(40):
+    for attempt in range(20):
         shutil.rmtree(out, ignore_errors=True)
         writer = subprocess.Popen([BINARY, "quantize", "--model", MODEL, "--out", out, "--type", "int4"], env=ENV,
                                   stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while not (out / "model.safetensors.tmp").exists() and writer.poll() is None:
             pass
-        time.sleep(attempt % 10 * 0.004)
+        time.sleep(attempt % 5 * 0.004)
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         if (out / "model.safetensors").exists():
@@ -321,7 +321,7 @@ def test_killed_half_way(run, tmp_path):
         else:
             halves += 1
             refused(generate(run, out), "config.json|neither model.safetensors")
-        if halves == 3:
+        if halves == 2:
             break
     assert halves, "every run was over before it could be killed"
     shutil.rmtree(out, ignore_errors=True)

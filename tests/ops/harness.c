@@ -155,10 +155,12 @@ struct weight *weight_put(struct dev *d, const struct weight_case *c)
     return w;
 }
 
+bool with_bf16_x;
+
 struct dev *open_checked(const char *name, int threads)
 {
     char why[160];
-    struct dev *d = dev_open(&(struct dev_config){.name = name, .threads = threads}, why);
+    struct dev *d = dev_open(&(struct dev_config){.name = name, .threads = threads, .bf16_x = with_bf16_x}, why);
     if (!d) {
         printf("FAIL %s does not open: %s\n", name, why);
         exit(1);

@@ -28,7 +28,7 @@ struct string_list {
 struct settings {
     char *config;
     /* model */
-    char *model, *device, *quantize, *kv_type;
+    char *model, *device, *quantize, *kv_type, *activations;
     int threads;
     /* batching and memory */
     size_t kv_cache_bytes;

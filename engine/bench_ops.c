@@ -96,7 +96,7 @@ static double unit_ceiling(const struct ceilings *c, enum dtype t)
 /* A weight of any type from bytes that are valid for it; NULL and no_memory. */
 static struct weight *make_weight(struct bench_all *b, enum dtype t, int N, int K)
 {
-    int group = t == DT_I4 ? 32 : 0;
+    int group = t == DT_I4 ? 32 : t == DT_NF4 ? 64 : 0;
     size_t bytes = dtype_bytes(t, (size_t)N * (size_t)((K + 127) / 128 * 128));
     size_t scales = (size_t)N * (size_t)(group ? (K + group - 1) / group : 1);
     uint8_t *data = mem_try_alloc(bytes);
@@ -150,7 +150,7 @@ static void bench_linear(struct bench_all *b, enum dtype t, int N, int K, const 
 static void bench_linears(struct bench_all *b)
 {
     static const int many[] = {1, 2, 4, 8, 16, 32, 64, 512}, few[] = {1, 8, 32, 512}, head[] = {1, 8, 32};
-    static const enum dtype types[] = {DT_F32, DT_BF16, DT_I8, DT_I4};
+    static const enum dtype types[] = {DT_F32, DT_BF16, DT_I8, DT_I4, DT_NF4};
     static const int shapes[][2] = {{INTER, HIDDEN}, {HIDDEN, INTER}, {128, 384}, {QKV, HIDDEN}, {2 * INTER, HIDDEN}};
     for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
         bool f32 = types[k] == DT_F32;

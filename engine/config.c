@@ -305,13 +305,34 @@ static void read_eos(struct fields *f, struct model_config *c)
     }
 }
 
+/* as transformers writes it for bitsandbytes (weights_bnb.h) */
+static void read_bnb(struct fields *f, const cJSON *q, struct model_config *c)
+{
+    struct fields b = {q, f->e, "config.json: quantization_config", 0};
+    bool four = false;
+    get_bool(&b, "load_in_4bit", &four);
+    const char *type = get_text(&b, "bnb_4bit_quant_type");
+    if (!b.rc && !four)
+        b.rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: bitsandbytes 8-bit weights are not supported, only nf4");
+    else if (!b.rc && (!type || strcmp(type, "nf4")))
+        b.rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: bnb_4bit_quant_type \"%.16s\" is not supported, only nf4",
+                       type ? type : "fp4");
+    snprintf(c->quant, sizeof c->quant, "nf4");
+    f->rc = b.rc;
+}
+
 static void read_quant(struct fields *f, struct model_config *c)
 {
     const cJSON *q = get(f, "quantization_config");
     if (!q || f->rc) return;
     const cJSON *method = cJSON_GetObjectItemCaseSensitive(q, "quant_method");
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(q, "type");
-    if (!cJSON_IsString(method) || strcmp(method->valuestring, "tandem") || !cJSON_IsString(type))
+    /* the oldest have no quant_method */
+    bool old = !method && (cJSON_GetObjectItemCaseSensitive(q, "load_in_4bit") ||
+                           cJSON_GetObjectItemCaseSensitive(q, "load_in_8bit"));
+    if (old || (cJSON_IsString(method) && strcmp(method->valuestring, "bitsandbytes") == 0))
+        read_bnb(f, q, c);
+    else if (!cJSON_IsString(method) || strcmp(method->valuestring, "tandem") || !cJSON_IsString(type))
         f->rc = err_set(
             f->e, ERR_UNSUPPORTED,
             "config.json: quantization_config was not written by tandem; use the unquantised model and --quantize");

@@ -36,7 +36,7 @@ struct model_config {
     enum rope_scaling rope;
     double rope_factor, rope_low, rope_high; /* llama3: low_freq_factor, high_freq_factor; linear: factor only */
     int rope_old_len;
-    char quant[16]; /* "", or "int8" / "int4" when `tandem quantize` wrote the directory */
+    char quant[16]; /* "", or "int8" / "int4" / "nf4" when the directory is quantised */
     int32_t eos[MAX_EOS];
     int n_eos;
     /* generation_config.json; NAN or -1: not said */

@@ -25,7 +25,8 @@ struct engine_config {
     const char *model;       /* a Hugging Face directory */
     const char *device;      /* NULL or "auto": cpu; "ref", "cpu", "cpu:portable"... */
     int threads;             /* compute threads, the engine's own included; 0: one per available core */
-    const char *quantize;    /* NULL or "none": the file's own type; "int8", "int4" */
+    const char *quantize;    /* NULL or "none": the file's own type; "int8", "int4", "nf4"; for comparisons
+                                "int8-nearest", "int4-nearest": plain rounding */
     const char *kv_type;     /* NULL or "auto": the device's choice of 16 bits; "f16", "bf16", "f32", "int8" */
     const char *activations; /* for products with bf16 weights: "f32"; "bf16": rounded, as models that run in bf16 have
                                 them; NULL or "auto": bf16 where the device multiplies it faster */
@@ -36,6 +37,8 @@ struct engine_config {
     int max_queue;           /* requests that wait; 0: 256 */
     int max_total_tokens;    /* prompt + generated of one request; 0: what the model and the page pool allow */
     bool no_prefix_cache;
+    bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
+    bool no_calibration; /* a small model is quantised without being calibrated on its own text (calibrate.h) */
 };
 
 /* Loads the model; long.  NULL and *e on error. */

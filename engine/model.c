@@ -57,7 +57,7 @@ void model_forward(struct model *m, const struct batch *b)
     struct dev *d = m->d;
     struct mat x = first(m->x, b->n_tokens), h = first(m->h, b->n_tokens), y = first(m->y, b->n_tokens);
 
-    op_embed(d, (struct embed_args){x, w->embed, w->pos, b->id, b->pos});
+    op_embed(d, (struct embed_args){x, w->embed, w->pos, b->id, b->pos, w->embed_w});
     op_norm(d, (struct norm_args){h, x, w->layer[0].norm1_w, w->layer[0].norm1_b, c->eps, c->norm});
     for (int l = 0; l < c->layers; l++) {
         const struct layer_weights *lw = &w->layer[l];
@@ -80,7 +80,8 @@ void model_forward(struct model *m, const struct batch *b)
 
 /* ---- loading --------------------------------------------------------------------------------------------------- */
 
-int model_load(struct model *m, const char *dir, const char *device, int threads, enum dtype quantize, struct err *e)
+int model_load(struct model *m, const char *dir, const char *device, int threads, const struct quantize_how *quantize,
+               bool verify, struct err *e)
 {
     *m = (struct model){0};
     char why[160] = "";
@@ -88,7 +89,7 @@ int model_load(struct model *m, const char *dir, const char *device, int threads
     if (rc) return rc;
     struct dev_config dc = {.name = device && strcmp(device, "auto") ? device : "cpu", .threads = threads};
     if (!(m->d = dev_open(&dc, why))) return err_set(e, ERR_UNSUPPORTED, "device %s: %s", dc.name, why);
-    rc = weights_load(&m->w, m->d, &m->c, dir, quantize, m->d->threads, e);
+    rc = weights_load(&m->w, m->d, &m->c, dir, quantize, verify, m->d->threads, e);
     if (rc) {
         dev_close(m->d);
         m->d = NULL;

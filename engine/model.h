@@ -25,8 +25,9 @@ struct model {
     struct mat hr, logits; /* (R, C), (R, V) */
 };
 
-/* Configuration and weights.  device: NULL or "auto" means cpu. */
-int model_load(struct model *, const char *dir, const char *device, int threads, enum dtype quantize, struct err *);
+/* Configuration and weights.  device: NULL or "auto" means cpu.  quantize: NULL keeps the file's types. */
+int model_load(struct model *, const char *dir, const char *device, int threads, const struct quantize_how *quantize,
+               bool verify, struct err *);
 
 /* KV pages and activations; after it nothing large is allocated. */
 struct model_reserve {

@@ -1,14 +1,15 @@
-/* `tandem quantize`: a model directory rewritten with int8 or int4 matrices, the rest as it was.  The quantised
- * matrices are kept in memory until the file is written; config.json comes out with a quantization_config that
- * weights.c knows. */
+/* `tandem quantize`: a model directory rewritten with int8, int4 or nf4 matrices, the rest as it was (the files' layout
+ * is in docs/quantisation.md).  One stack of matrices is in memory at a time; the weights get their name last, so a
+ * directory that has model.safetensors is whole. */
 #include "engine/quantize.h"
 
-#include "engine/base/buf.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/calibrate.h"
 #include "engine/config.h"
 #include "engine/safetensors.h"
 #include "engine/weights.h"
+#include "engine/weights_bnb.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -21,92 +22,170 @@
 struct output {
     const struct safetensors *in;
     const struct model_config *c;
-    enum dtype type;
+    const struct quantize_options *options;
+    struct quantize_how how;
+    struct calibration calibration;
+    char stored[TENSOR_NAME_MAX], embed[TENSOR_NAME_MAX]; /* the embedding table's name in `in`, and the usual one */
+    enum dtype dtype;                                     /* of the model, seen on the way (nf4) */
+    struct st_tensor *held;                               /* nf4: small tensors of bytes, owned, for the end */
+    size_t n_held, cap_held;
     int threads;
-    struct st_tensor *v; /* what will be written */
-    size_t n, cap;
-    void **owned; /* data to free */
-    size_t n_owned, cap_owned;
-    int done, total;
-    void (*progress)(void *, int, int);
-    void *arg;
+    struct dev *d; /* whose layout the stacks get; NULL: canonical */
+    struct st_writer *w;
+    char (*taken)[TENSOR_NAME_MAX]; /* tensors of `in` that are matrices */
+    size_t n_taken, cap_taken;
     struct err *e;
 };
 
-static void add(struct output *o, const char *name, const char *suffix, enum st_type type, int n_dims, int64_t d0,
-                int64_t d1, const void *data, size_t bytes, bool owned)
+static void take(struct output *o, const char *name)
 {
-    struct buf full = {0};
-    buf_printf(&full, "%s%s", name, suffix);
-    mem_grow(&o->v, &o->cap, o->n + 1, sizeof *o->v);
-    o->v[o->n++] = (struct st_tensor){
-        .name = full.data, .type = type, .n_dims = n_dims, .dims = {d0, d1}, .data = data, .bytes = bytes};
-    if (!owned) return;
-    mem_grow(&o->owned, &o->cap_owned, o->n_owned + 1, sizeof *o->owned);
-    o->owned[o->n_owned++] = (void *)data;
+    mem_grow(&o->taken, &o->cap_taken, o->n_taken + 1, sizeof *o->taken);
+    snprintf(o->taken[o->n_taken++], TENSOR_NAME_MAX, "%s", name);
 }
 
-static int quantize_slot(void *arg, const struct matrix_slot *slot)
+static bool taken(const struct output *o, const char *name)
 {
-    struct output *o = arg;
-    struct weight_src src, q;
-    void *owned;
-    /* the same rule as at load: the head of an int4 model is int8 */
-    enum dtype type = slot->head ? DT_I8 : o->type;
-    int rc = weights_matrix(o->in, slot, &src, &owned, o->e);
-    if (rc) return rc;
-    if (src.t == DT_I8 || src.t == DT_I4)
-        return err_set(o->e, ERR_INVALID, "tensor %s is quantised already",
-                       slot->name); /* it points into the file: nothing owned */
-    rc = quantize_matrix(&src, type, o->threads, &q, o->e);
-    free(owned);
-    if (rc) {
-        err_prefix(o->e, "tensor %s", slot->name);
-        return rc;
-    }
-    const char *name = slot->head ? "lm_head.weight" : slot->name;
-    int64_t rows = slot->rows, groups = (slot->cols + INT4_GROUP - 1) / INT4_GROUP;
-    bool int8 = type == DT_I8;
-    int64_t row_bytes = int8 ? slot->cols : groups * INT4_GROUP / 2, scales = int8 ? 1 : groups;
-    add(o, name, "", int8 ? ST_I8 : ST_U8, 2, rows, row_bytes, q.data, (size_t)(rows * row_bytes), true);
-    add(o, name, ".scale", int8 ? ST_F32 : ST_F16, 2, rows, scales, q.scale, (size_t)(rows * scales) * (int8 ? 4 : 2),
-        true);
-    if (o->progress) o->progress(o->arg, ++o->done, o->total);
-    return 0;
-}
-
-static bool has(const struct output *o, const char *name)
-{
-    for (size_t i = 0; i < o->n; i++)
-        if (strcmp(o->v[i].name, name) == 0) return true;
+    for (size_t i = 0; i < o->n_taken; i++)
+        if (strcmp(o->taken[i], name) == 0) return true;
     return false;
 }
 
-/* every float tensor that is not a quantised matrix, as it is; others (attention masks of old files) are left out */
-static void add_rest(struct output *o)
+/* NAME and NAME.scale, as ops.h has them */
+static int write_canonical(struct output *o, const struct matrix_slot *slot, const struct weight_src *q)
 {
-    char stored[TENSOR_NAME_MAX], usual[TENSOR_NAME_MAX];
-    weights_embed_names(o->in, o->c, stored, usual);
-    for (size_t i = 0; i < safetensors_count(o->in); i++) {
-        const struct st_tensor *t = safetensors_at(o->in, i);
-        /* a tied table stays for the embeddings, now that the name of the head is taken */
-        const char *name = strcmp(t->name, stored) ? t->name : usual;
-        if (st_float_type(t->type) == DT_NONE || has(o, name)) continue;
-        add(o, name, "", t->type, t->n_dims, t->dims[0], t->dims[1], t->data, t->bytes, false);
-        memcpy(o->v[o->n - 1].dims, t->dims, sizeof t->dims);
+    char name[TENSOR_NAME_MAX], scale[TENSOR_NAME_MAX + 8];
+    bool int8 = q->t == DT_I8;
+    int64_t rows = q->rows, groups = int8 ? 1 : (q->cols + q->group - 1) / q->group;
+    int64_t row_bytes = int8 ? q->cols : groups * q->group / 2;
+    snprintf(name, sizeof name, "%s", slot->table ? o->embed : slot->name);
+    snprintf(scale, sizeof scale, "%s.scale", name);
+    struct st_tensor data = {.name = name,
+                             .type = int8 ? ST_I8 : ST_U8,
+                             .n_dims = 2,
+                             .dims = {rows, row_bytes},
+                             .data = q->data,
+                             .bytes = (size_t)(rows * row_bytes)};
+    struct st_tensor scales = {.name = scale,
+                               .type = int8 ? ST_F32 : ST_F16,
+                               .n_dims = 2,
+                               .dims = {rows, groups},
+                               .data = q->scale,
+                               .bytes = (size_t)(rows * groups) * (int8 ? 4 : 2)};
+    int rc = st_writer_add(o->w, &data, PACKED_ALIGN, o->e);
+    return rc ? rc : st_writer_add(o->w, &scales, PACKED_ALIGN, o->e);
+}
+
+/* One tensor of the device's bytes, to be used where the file is mapped. */
+static int write_packed(struct output *o, const struct stack *m, const struct parts *p)
+{
+    char description[DESCRIPTION_MAX];
+    size_t bytes;
+    struct weight *w = o->d->ops->weight_pack(o->d, p->src, p->n);
+    if (!w) return err_set(o->e, ERR_NOMEM, "no memory to pack %s", m->part[0].name);
+    const void *data = o->d->ops->weight_packed(w, &bytes);
+    weights_describe(m, p->src[0].t, p->src[0].group, description);
+    st_writer_note(o->w, m->name, description);
+    struct st_tensor t = {
+        .name = (char *)m->name, .type = ST_U8, .n_dims = 1, .dims = {(int64_t)bytes}, .data = data, .bytes = bytes};
+    int rc = st_writer_add(o->w, &t, PACKED_ALIGN, o->e);
+    o->d->ops->weight_free(o->d, w);
+    return rc;
+}
+
+/* As bitsandbytes would have it; the head and the table stay as they are.  No padding, which others would take for
+ * tensors of the model: wide elements are written before bytes, and so each is aligned. */
+static int write_bnb(struct output *o, const struct stack *m)
+{
+    struct parts p;
+    struct st_tensor t[BNB_TENSORS];
+    if (m->part[0].head || m->part[0].table) return 0;
+    int rc = weights_parts(o->in, m, &(struct quantize_how){.type = DT_NONE}, o->threads, &p, o->e);
+    for (int i = 0; i < m->n && !rc; i++) {
+        const char *name = m->part[i].name;
+        o->dtype = p.src[i].t;
+        rc = bnb_tensors(&p.src[i], name, o->threads, t, o->e);
+        if (rc) err_prefix(o->e, "tensor %s", name);
+        for (int k = 0; k < BNB_TENSORS && !rc; k++) {
+            if (t[k].type == ST_F32 || (k == 0 && t[k].bytes % 4 == 0)) {
+                rc = st_writer_add(o->w, &t[k], 1, o->e);
+                free(t[k].name);
+                free((void *)t[k].data);
+            } else {
+                mem_grow(&o->held, &o->cap_held, o->n_held + 1, sizeof *o->held);
+                o->held[o->n_held++] = t[k];
+            }
+        }
+        take(o, name);
+        safetensors_release(o->in, safetensors_find(o->in, name));
     }
+    weights_parts_free(&p);
+    return rc;
 }
 
-static int width(const struct st_tensor *t)
+static int write_stack(struct output *o, const struct stack *m)
 {
-    return t->type == ST_F32 ? 4 : t->type == ST_I8 || t->type == ST_U8 ? 1 : 2;
+    if (o->how.type == DT_NF4) return write_bnb(o, m);
+    struct parts p;
+    int rc = weights_parts(o->in, m, &o->how, o->threads, &p, o->e);
+    for (int i = 0; i < m->n && !rc; i++)
+        if (!p.owned[i][1]) rc = err_set(o->e, ERR_INVALID, "tensor %s is quantised already", m->part[i].name);
+    if (!rc && o->d) rc = write_packed(o, m, &p);
+    for (int i = 0; i < m->n && !rc; i++) {
+        if (!o->d) rc = write_canonical(o, &m->part[i], &p.src[i]);
+        take(o, m->part[i].name);
+        safetensors_release(o->in, safetensors_find(o->in, m->part[i].name));
+    }
+    weights_parts_free(&p);
+    return rc;
 }
 
-/* Wide elements first: tensors lie end to end in the file, and so each is aligned. */
-static int by_width(const void *a, const void *b)
+/* every float tensor of that width that is not a matrix, as it is; others (attention masks of old files) are left out
+ */
+static int write_rest(struct output *o, bool wide)
 {
-    int d = width(b) - width(a);
-    return d ? d : strcmp(((const struct st_tensor *)a)->name, ((const struct st_tensor *)b)->name);
+    int rc = 0;
+    for (size_t i = 0; i < safetensors_count(o->in) && !rc; i++) {
+        struct st_tensor t = *safetensors_at(o->in, i);
+        if (st_float_type(t.type) == DT_NONE || (t.type == ST_F32) != wide || taken(o, t.name)) continue;
+        if (strcmp(t.name, o->stored) == 0) t.name = o->embed;
+        rc = st_writer_add(o->w, &t, o->how.type == DT_NF4 ? 1 : PACKED_ALIGN, o->e);
+        safetensors_release(o->in, &t);
+    }
+    return rc;
+}
+
+static void write_notes(struct output *o)
+{
+    if (o->how.type == DT_NF4) {
+        st_writer_note(o->w, "format", "pt"); /* transformers asks for it */
+        return;
+    }
+    st_writer_note(o->w, "format", "tandem");
+    st_writer_note(o->w, "version", WEIGHTS_VERSION);
+    st_writer_note(o->w, "type", o->options->type);
+    st_writer_note(o->w, "layout", o->d ? o->d->ops->layout : WEIGHTS_CANONICAL);
+    take(o, "lm_head.weight"); /* a copy of a tied table is not needed */
+}
+
+static int write_weights(struct output *o, const char *path)
+{
+    enum { SUFFIX = 48 }; /* of names made from one of `in`, at most BNB_TENSORS */
+    int n = weights_stacks(o->c), rc = 0;
+    size_t names = 0, tensors = safetensors_count(o->in);
+    for (size_t i = 0; i < tensors; i++) names += BNB_TENSORS * (strlen(safetensors_at(o->in, i)->name) + SUFFIX);
+    size_t texts = (size_t)n * (TENSOR_NAME_MAX + DESCRIPTION_MAX);
+    if (!(o->w = st_writer_open(path, BNB_TENSORS * tensors + 2, names, texts, o->e))) return o->e->code;
+    write_notes(o);
+    for (int i = 0; i < n && !rc; i++) {
+        struct stack m;
+        weights_stack(o->in, o->c, i, &m);
+        rc = write_stack(o, &m);
+        if (!rc && o->options->progress) o->options->progress(o->options->arg, i + 1, n);
+    }
+    if (!rc) rc = write_rest(o, true);
+    if (!rc) rc = write_rest(o, false);
+    for (size_t i = 0; i < o->n_held && !rc; i++) rc = st_writer_add(o->w, &o->held[i], 1, o->e);
+    return rc;
 }
 
 static int write_text(const char *dir, const char *name, const char *text, size_t n, struct err *e)
@@ -120,23 +199,27 @@ static int write_text(const char *dir, const char *name, const char *text, size_
     return rc;
 }
 
-static int write_config(const char *dir, const char *out, const char *type, struct err *e)
+static int write_config(const struct output *o, const char *dir, const char *out)
 {
     char *path = file_join(dir, "config.json"), *text = NULL;
     size_t n;
-    int rc = file_read(path, 16 << 20, &text, &n, e);
+    int rc = file_read(path, 16 << 20, &text, &n, o->e);
     free(path);
     if (rc) return rc;
-    cJSON *j = cJSON_Parse(text), *q = cJSON_CreateObject();
+    bool bnb = o->how.type == DT_NF4;
+    cJSON *j = cJSON_Parse(text), *q = bnb ? bnb_config(o->dtype) : cJSON_CreateObject();
     free(text);
     cJSON_DeleteItemFromObjectCaseSensitive(j, "quantization_config"); /* null in some files */
-    cJSON_AddStringToObject(q, "quant_method", "tandem");
-    cJSON_AddStringToObject(q, "type", type);
-    cJSON_AddNumberToObject(q, "group_size", strcmp(type, "int4") ? 0 : INT4_GROUP);
+    if (!bnb) {
+        cJSON_AddStringToObject(q, "quant_method", "tandem");
+        cJSON_AddStringToObject(q, "type", o->options->type);
+        cJSON_AddNumberToObject(q, "group_size", o->how.type == DT_I4 ? INT4_GROUP : 0);
+        cJSON_AddStringToObject(q, "layout", o->d ? o->d->ops->layout : WEIGHTS_CANONICAL);
+    }
     cJSON_AddItemToObject(j, "quantization_config", q);
     char *printed = cJSON_Print(j);
     cJSON_Delete(j);
-    rc = write_text(out, "config.json", printed, strlen(printed), e);
+    rc = write_text(out, "config.json", printed, strlen(printed), o->e);
     free(printed);
     return rc;
 }
@@ -160,7 +243,7 @@ static int copy_others(const char *dir, const char *out, struct err *e)
     return rc;
 }
 
-static int write_model(struct output *o, const char *dir, const char *out, const char *type, struct err *e)
+static int write_model(struct output *o, const char *dir, const char *out)
 {
     static const char *const models[] = {"model.safetensors", "model.safetensors.index.json", "config.json"};
     char *path = NULL;
@@ -168,49 +251,71 @@ static int write_model(struct output *o, const char *dir, const char *out, const
     for (size_t i = 0; i < sizeof models / sizeof *models && !rc; i++) {
         path = file_join(out, models[i]);
         if (access(path, F_OK) == 0)
-            rc = err_set(e, ERR_INVALID, "%s is there already; choose another directory", path);
+            rc = err_set(o->e, ERR_INVALID, "%s is there already; choose another directory", path);
         free(path);
     }
     path = file_join(out, "model.safetensors");
-    if (!rc && mkdir(out, 0777) && errno != EEXIST) rc = err_set(e, ERR_IO, "%s: %s", out, strerror(errno));
-    if (!rc) rc = weights_each_matrix(o->in, o->c, quantize_slot, o, e);
-    if (!rc) {
-        const char *meta[] = {"format", "tandem", "version", "1", "type", type, NULL};
-        add_rest(o);
-        qsort(o->v, o->n, sizeof *o->v, by_width);
-        rc = copy_others(dir, out, e);
-        if (!rc) rc = write_config(dir, out, type, e);
-        if (!rc) rc = safetensors_write(path, o->v, o->n, meta, e); /* last: a directory with it is whole */
-    }
+    if (!rc && mkdir(out, 0777) && errno != EEXIST) rc = err_set(o->e, ERR_IO, "%s: %s", out, strerror(errno));
+    if (!rc) rc = write_weights(o, path);
+    if (!rc) rc = copy_others(dir, out, o->e);
+    if (!rc) rc = write_config(o, dir, out);
+    if (!rc)
+        rc = st_writer_finish(o->w, o->e); /* last: only now model.safetensors is there */
+    else
+        st_writer_abort(o->w);
     free(path);
     return rc;
 }
 
-int quantize_model(const char *dir, const char *out, const char *type, void (*progress)(void *, int, int), void *arg,
-                   struct err *e)
+static int calibrate(struct output *o, const char *dir)
+{
+    const struct quantize_text *with = o->options->calibrate;
+    if (o->options->no_calibration) return 0;
+    if (!with) return calibration_default(&o->calibration, dir, o->c, o->how.type, 0, o->e);
+    if (!with->text) return calibration_from_itself(&o->calibration, dir, NULL, 0, o->e);
+    return calibration_from_text(&o->calibration, dir, NULL, 0, with->text, with->n, o->e);
+}
+
+int quantize_model(const char *dir, const char *out, const struct quantize_options *options, struct err *e)
 {
     struct model_config c;
-    enum dtype t = strcmp(type, "int8") == 0 ? DT_I8 : strcmp(type, "int4") == 0 ? DT_I4 : DT_NONE;
-    if (t == DT_NONE) return err_set(e, ERR_INVALID, "type \"%.40s\" is not int8 or int4", type);
+    char why[160] = "";
+    const char *type = options->type, *layout = options->layout ? options->layout : "packed";
+    enum dtype t = strcmp(type, "int8") == 0   ? DT_I8
+                   : strcmp(type, "int4") == 0 ? DT_I4
+                   : strcmp(type, "nf4") == 0  ? DT_NF4
+                                               : DT_NONE;
+    bool packed = strcmp(layout, "packed") == 0;
+    if (t == DT_NONE) return err_set(e, ERR_INVALID, "type \"%.40s\" is not int8, int4 or nf4", type);
+    if (!packed && strcmp(layout, WEIGHTS_CANONICAL))
+        return err_set(e, ERR_INVALID, "layout \"%.40s\" is not packed or canonical", layout);
     int rc = model_config_read(dir, &c, e);
     if (rc) return rc;
     if (c.quant[0]) return err_set(e, ERR_INVALID, "%s is quantised to %s already", dir, c.quant);
     struct safetensors *in = safetensors_open_dir(dir, e);
     if (!in) return e->code;
-    int slots = c.family == FAMILY_GPT2 ? 4 : c.family == FAMILY_PHI ? 6 : 7;
-    struct output o = {.in = in,
-                       .c = &c,
-                       .type = t,
-                       .threads = (int)sysconf(_SC_NPROCESSORS_ONLN),
-                       .total = c.layers * slots + 1,
-                       .progress = progress,
-                       .arg = arg,
-                       .e = e};
-    rc = write_model(&o, dir, out, type, e);
-    for (size_t i = 0; i < o.n; i++) free(o.v[i].name);
-    for (size_t i = 0; i < o.n_owned; i++) free(o.owned[i]);
-    free(o.v);
-    free(o.owned);
+    struct dev *d = dev_open(&(struct dev_config){.name = "cpu"}, why);
+    struct output o = {.in = in, .c = &c, .options = options, .how = {.type = (int)t}, .d = packed ? d : NULL, .e = e};
+    if (d) o.threads = d->threads;
+    weights_embed_names(in, &c, o.stored, o.embed);
+    o.how.calibration = &o.calibration;
+    rc = d ? calibrate(&o, dir) : err_set(e, ERR_UNSUPPORTED, "device cpu: %s", why);
+    if (!rc) rc = write_model(&o, dir, out);
+    calibration_close(&o.calibration);
+    if (d) dev_close(d);
+    for (size_t i = 0; i < o.n_held; i++) free(o.held[i].name), free((void *)o.held[i].data);
+    free(o.held);
+    free(o.taken);
     safetensors_close(in);
+    return rc;
+}
+
+int quantize_verify(const char *dir, struct err *e)
+{
+    struct safetensors *f = safetensors_open_dir(dir, e);
+    if (!f) return e->code;
+    int rc = safetensors_verify(f, e);
+    if (rc) err_prefix(e, "%s", dir);
+    safetensors_close(f);
     return rc;
 }

@@ -1,6 +1,6 @@
 #include "engine/safetensors.h"
 
-#include "engine/base/buf.h"
+#include "engine/base/crc32c.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 
@@ -11,15 +11,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { HEADER_LIMIT = 100 << 20, MAX_TENSORS = 1 << 20, MAX_SHARDS = 4096 };
+
+struct note {
+    char *key, *value; /* owned */
+};
 
 struct safetensors {
     struct file_map *maps; /* owned mappings; n_maps 0 for parsed bytes */
     int n_maps;
     struct st_tensor *v; /* sorted by name */
     size_t n, cap;
+    struct note *notes; /* of every file; sorted by key */
+    size_t n_notes, cap_notes;
 };
 
 /* F8 and sub-byte types are kept as ST_OTHER: listed, never computed with. */
@@ -99,6 +106,41 @@ static int read_entry(const cJSON *j, struct st_tensor *t, const char *data, siz
     return 0;
 }
 
+/* __metadata__: names and texts */
+static int read_notes(struct safetensors *s, const cJSON *j, struct err *e)
+{
+    if (!cJSON_IsObject(j)) return err_set(e, ERR_INVALID, "__metadata__ is not an object");
+    const cJSON *item;
+    cJSON_ArrayForEach(item, j)
+    {
+        if (!cJSON_IsString(item)) return err_set(e, ERR_INVALID, "__metadata__: %s is not a text", item->string);
+        mem_grow(&s->notes, &s->cap_notes, s->n_notes + 1, sizeof *s->notes);
+        s->notes[s->n_notes++] = (struct note){mem_strdup(item->string), mem_strdup(item->valuestring)};
+    }
+    return 0;
+}
+
+/* A header that states its own checksum (safetensors_write.c) has to be as it was written. */
+static int check_header(const char *text, size_t n, const cJSON *notes, struct err *e)
+{
+    const cJSON *stated = cJSON_GetObjectItemCaseSensitive(notes, ST_HEADER_SUM);
+    static const char before[] = "\"" ST_HEADER_SUM "\":\"";
+    if (!stated) return 0;
+    const char *at = memmem(text, n, before, sizeof before - 1);
+    if (!cJSON_IsString(stated) || strlen(stated->valuestring) != 8 || !at || at + sizeof before - 1 + 8 > text + n)
+        return err_set(e, ERR_INVALID, "%s is not eight digits as tandem writes them", ST_HEADER_SUM);
+    at += sizeof before - 1;
+    char sum[9];
+    uint32_t c = crc32c(0, text, (size_t)(at - text));
+    c = crc32c(c, "00000000", 8);
+    snprintf(sum, sizeof sum, "%08x", crc32c(c, at + 8, n - (size_t)(at - text) - 8));
+    if (strcmp(sum, stated->valuestring))
+        return err_set(e, ERR_INVALID,
+                       "the header's checksum is %s, it states %.8s: the file was changed or is damaged", sum,
+                       stated->valuestring);
+    return 0;
+}
+
 static int by_name(const void *a, const void *b)
 {
     return strcmp(((const struct st_tensor *)a)->name, ((const struct st_tensor *)b)->name);
@@ -157,7 +199,12 @@ static int add_file(struct safetensors *s, const char *bytes, size_t n, struct e
     const cJSON *item;
     if (!rc) cJSON_ArrayForEach(item, j)
         {
-            if (strcmp(item->string, "__metadata__") == 0) continue;
+            if (strcmp(item->string, "__metadata__") == 0) {
+                rc = read_notes(s, item, e);
+                if (!rc) rc = check_header(text, (size_t)head, item, e);
+                if (rc) break;
+                continue;
+            }
             if (s->n >= MAX_TENSORS) {
                 rc = err_set(e, ERR_INVALID, "more than %d tensors", MAX_TENSORS);
                 break;
@@ -173,8 +220,14 @@ static int add_file(struct safetensors *s, const char *bytes, size_t n, struct e
     return rc ? rc : check_places(s, from, bytes + 8 + head, n - 8 - (size_t)head, e);
 }
 
+static int by_key(const void *a, const void *b)
+{
+    return strcmp(((const struct note *)a)->key, ((const struct note *)b)->key);
+}
+
 static int finish(struct safetensors *s, struct err *e)
 {
+    if (s->n_notes) qsort(s->notes, s->n_notes, sizeof *s->notes, by_key);
     if (s->n) qsort(s->v, s->n, sizeof *s->v, by_name);
     for (size_t i = 1; i < s->n; i++)
         if (strcmp(s->v[i - 1].name, s->v[i].name) == 0)
@@ -289,7 +342,9 @@ void safetensors_close(struct safetensors *s)
 {
     if (!s) return;
     for (size_t i = 0; i < s->n; i++) free(s->v[i].name);
+    for (size_t i = 0; i < s->n_notes; i++) free(s->notes[i].key), free(s->notes[i].value);
     for (int i = 0; i < s->n_maps; i++) file_unmap(&s->maps[i]);
+    free(s->notes);
     free(s->v);
     free(s->maps);
     free(s);
@@ -311,59 +366,49 @@ const struct st_tensor *safetensors_find(const struct safetensors *s, const char
     return s->n ? bsearch(&key, s->v, s->n, sizeof *s->v, by_name) : NULL;
 }
 
-/* ---- writing --------------------------------------------------------------------------------------------------- */
-
-static char *header_text(const struct st_tensor *t, size_t n, const char *const *metadata)
+const char *safetensors_metadata(const struct safetensors *s, const char *key)
 {
-    cJSON *j = cJSON_CreateObject();
-    if (metadata && metadata[0]) {
-        cJSON *m = cJSON_AddObjectToObject(j, "__metadata__");
-        for (; metadata[0]; metadata += 2) cJSON_AddStringToObject(m, metadata[0], metadata[1]);
-    }
-    double at = 0;
-    for (size_t i = 0; i < n; i++) {
-        cJSON *o = cJSON_AddObjectToObject(j, t[i].name);
-        cJSON_AddStringToObject(o, "dtype", types[t[i].type].name);
-        cJSON *shape = cJSON_AddArrayToObject(o, "shape");
-        for (int d = 0; d < t[i].n_dims; d++) cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)t[i].dims[d]));
-        cJSON *off = cJSON_AddArrayToObject(o, "data_offsets");
-        cJSON_AddItemToArray(off, cJSON_CreateNumber(at));
-        cJSON_AddItemToArray(off, cJSON_CreateNumber(at += (double)t[i].bytes));
-    }
-    char *text = cJSON_PrintUnformatted(j);
-    cJSON_Delete(j);
-    return text;
+    struct note want = {.key = (char *)key};
+    const struct note *n = s->n_notes ? bsearch(&want, s->notes, s->n_notes, sizeof *s->notes, by_key) : NULL;
+    return n ? n->value : NULL;
 }
 
-static bool write_all(FILE *f, const char *head, const struct st_tensor *t, size_t n)
+int safetensors_verify(const struct safetensors *s, struct err *e)
 {
-    size_t len = strlen(head), padded = len + (120 - len % 64) % 64; /* with the 8 of the length, data start at 64 k */
-    unsigned char size[8];
-    for (int i = 0; i < 8; i++) size[i] = (unsigned char)((uint64_t)padded >> (8 * i));
-    bool ok = fwrite(size, 1, 8, f) == 8 && fwrite(head, 1, len, f) == len;
-    for (size_t i = len; ok && i < padded; i++) ok = fputc(' ', f) != EOF;
-    for (size_t i = 0; ok && i < n; i++) ok = fwrite(t[i].data, 1, t[i].bytes, f) == t[i].bytes;
-    return ok && fflush(f) == 0 && fsync(fileno(f)) == 0;
+    if (!safetensors_metadata(s, ST_HEADER_SUM))
+        return err_set(e, ERR_UNSUPPORTED, "the weights have no checksums; tandem quantize writes them");
+    for (size_t i = 0; i < s->n; i++) {
+        const struct st_tensor *t = &s->v[i];
+        char sum[9], *key = mem_alloc(strlen(t->name) + sizeof ST_TENSOR_SUM);
+        strcpy(stpcpy(key, ST_TENSOR_SUM), t->name);
+        const char *stated = safetensors_metadata(s, key);
+        free(key);
+        if (!stated) return err_set(e, ERR_INVALID, "tensor %s has no checksum", t->name);
+        snprintf(sum, sizeof sum, "%08x", crc32c(0, t->data, t->bytes));
+        if (strcmp(sum, stated))
+            return err_set(e, ERR_INVALID, "tensor %s is damaged: its checksum is %s, the file states %.8s", t->name,
+                           sum, stated);
+        safetensors_release(s, t);
+    }
+    return 0;
 }
 
-int safetensors_write(const char *path, const struct st_tensor *t, size_t n, const char *const *metadata, struct err *e)
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* Linux 5.14 */
+#endif
+
+int safetensors_populate(const struct safetensors *s, const struct st_tensor *t, struct err *e)
 {
-    struct buf tmp = {0};
-    buf_printf(&tmp, "%s.tmp", path);
-    FILE *f = fopen(tmp.data, "wb");
-    int rc = 0;
-    if (!f) {
-        rc = err_set(e, ERR_IO, "%s: %s", tmp.data, strerror(errno));
-    } else {
-        char *head = header_text(t, n, metadata);
-        bool ok = head && write_all(f, head, t, n);
-        ok = fclose(f) == 0 && ok;
-        if (!ok || rename(tmp.data, path) != 0) {
-            rc = err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
-            unlink(tmp.data);
-        }
-        free(head);
-    }
-    buf_free(&tmp);
-    return rc;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)t->data / page * page;
+    if (!s->n_maps || !t->bytes) return 0;
+    if (madvise((void *)from, (uintptr_t)t->data + t->bytes - from, MADV_POPULATE_READ) == 0) return 0;
+    if (errno != EFAULT && errno != EIO && errno != EHWPOISON) return 0; /* an older kernel: the pages come when used */
+    return err_set(e, ERR_IO, "tensor %s cannot be read: the disk failed, or the file became shorter", t->name);
+}
+
+void safetensors_release(const struct safetensors *s, const struct st_tensor *t)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = ((uintptr_t)t->data + page - 1) / page * page,
+              to = ((uintptr_t)t->data + t->bytes) / page * page;
+    if (s->n_maps && to > from) madvise((void *)from, to - from, MADV_DONTNEED);
 }

@@ -3,6 +3,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/calibrate.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,10 +32,11 @@ static int choose_activations(const struct engine_config *c, struct dev *d, stru
 
 static int parse_types(const struct engine_config *c, enum dtype *quantize, enum dtype *kv, struct err *e)
 {
-    static const char *const q_names[] = {"none", "int8", "int4"}, *const kv_names[] = {"auto", "f16", "bf16", "f32",
-                                                                                        "int8"};
-    static const enum dtype q_types[] = {DT_NONE, DT_I8, DT_I4}, kv_types[] = {DT_NONE, DT_F16, DT_BF16, DT_F32, DT_I8};
-    int rc = parse_type(c->quantize ? c->quantize : "none", q_names, q_types, 3, "quantize", quantize, e);
+    static const char *const q_names[] = {"none", "int8", "int4", "int8-nearest", "int4-nearest", "nf4"},
+                             *const kv_names[] = {"auto", "f16", "bf16", "f32", "int8"};
+    static const enum dtype q_types[] = {DT_NONE, DT_I8, DT_I4, DT_I8, DT_I4, DT_NF4},
+                            kv_types[] = {DT_NONE, DT_F16, DT_BF16, DT_F32, DT_I8};
+    int rc = parse_type(c->quantize ? c->quantize : "none", q_names, q_types, 6, "quantize", quantize, e);
     return rc ? rc : parse_type(c->kv_type ? c->kv_type : "auto", kv_names, kv_types, 5, "kv-cache", kv, e);
 }
 
@@ -158,6 +160,20 @@ static int open_tokenizer(struct setup *s, const char *dir, struct err *e)
     return s->tokenizer ? 0 : e->code;
 }
 
+static int load_model(struct setup *s, const struct engine_config *c, enum dtype quantize, struct err *e)
+{
+    struct model_config mc;
+    struct calibration calibration = {0};
+    struct quantize_how how = {.type = quantize, .nearest = c->quantize && strstr(c->quantize, "-nearest")};
+    int rc = model_config_read(c->model, &mc, e);
+    if (!rc && !how.nearest && !c->no_calibration)
+        rc = calibration_default(&calibration, c->model, &mc, quantize, c->threads, e);
+    how.calibration = &calibration;
+    if (!rc) rc = model_load(&s->model, c->model, c->device, c->threads, &how, c->verify_weights, e);
+    calibration_close(&calibration);
+    return rc;
+}
+
 int setup_open(struct setup *s, const struct engine_config *c, int min_rows, struct err *e)
 {
     *s = (struct setup){0};
@@ -171,7 +187,7 @@ int setup_open(struct setup *s, const struct engine_config *c, int min_rows, str
     s->info.max_queue = c->max_queue > 0 ? c->max_queue : 256;
     s->max_rows = s->info.max_seqs < min_rows ? min_rows : s->info.max_seqs;
 
-    rc = model_load(&s->model, c->model, c->device, c->threads, quantize, e);
+    rc = load_model(s, c, quantize, e);
     if (!rc) rc = open_tokenizer(s, c->model, e);
     if (!rc) rc = choose_activations(c, s->model.d, e);
     if (!rc && kv_type == DT_NONE) kv_type = s->model.d->ops->kv_type;

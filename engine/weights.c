@@ -1,7 +1,9 @@
 #include "engine/weights.h"
 
 #include "engine/base/mem.h"
+#include "engine/calibrate.h"
 #include "engine/quantize.h"
+#include "engine/weights_bnb.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,8 +66,6 @@ static const struct names *names_of(const struct model_config *c)
     return c->family == FAMILY_GPT2 ? &gpt2_names : c->family == FAMILY_PHI ? &phi_names : &llama_names;
 }
 
-enum { LAYER_SLOTS = 7 };
-
 struct source {
     const struct safetensors *f;
     const struct model_config *c;
@@ -96,29 +96,6 @@ static void layer_name(const struct source *s, int layer, const char *what, cons
     top_name(s, rest, out);
 }
 
-/* Slot i of a layer, in the order q k v (or qkv) o gate up down.  False: the family has no such slot. */
-static bool layer_slot(const struct source *s, int layer, int i, char name[TENSOR_NAME_MAX], struct matrix_slot *slot)
-{
-    const struct model_config *c = s->c;
-    int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-    const struct {
-        const char *what;
-        int rows, cols;
-    } all[LAYER_SLOTS] = {
-        {s->n->qkv ? s->n->qkv : s->n->q, s->n->qkv ? q + 2 * kv : q, c->hidden},
-        {s->n->k, kv, c->hidden},
-        {s->n->v, kv, c->hidden},
-        {s->n->o, c->hidden, q},
-        {s->n->gate, c->inter, c->hidden},
-        {s->n->up, c->inter, c->hidden},
-        {s->n->down, c->hidden, c->inter},
-    };
-    if (!all[i].what) return false;
-    layer_name(s, layer, all[i].what, ".weight", name);
-    *slot = (struct matrix_slot){name, all[i].rows, all[i].cols, s->n->transposed, false};
-    return true;
-}
-
 /* A tied table is stored once, under either name. */
 static void embed_name(const struct source *s, char name[TENSOR_NAME_MAX])
 {
@@ -127,28 +104,82 @@ static void embed_name(const struct source *s, char name[TENSOR_NAME_MAX])
     if (as_head) snprintf(name, TENSOR_NAME_MAX, "lm_head.weight");
 }
 
-static void head_slot(const struct source *s, char name[TENSOR_NAME_MAX], struct matrix_slot *slot)
+/* Adds a tensor to the stack.  what NULL: the family has none. */
+static void stack_add(struct stack *m, const struct source *s, int layer, const char *what, int rows, int cols)
 {
-    /* a directory that tandem quantised has the quantised head beside a tied table */
-    snprintf(name, TENSOR_NAME_MAX, "lm_head.weight");
-    bool own = !s->c->tied || (s->c->quant[0] && safetensors_find(s->f, name));
-    if (!own) embed_name(s, name);
-    *slot = (struct matrix_slot){name, s->c->vocab, s->c->hidden, false, true};
+    if (!what) return;
+    struct matrix_slot *p = &m->part[m->n++];
+    *p = (struct matrix_slot){.rows = rows, .cols = cols, .transposed = s->n->transposed};
+    layer_name(s, layer, what, ".weight", p->name);
+    m->rows += rows;
+    m->cols = cols;
 }
 
-int weights_each_matrix(const struct safetensors *f, const struct model_config *c,
-                        int (*fn)(void *, const struct matrix_slot *), void *arg, struct err *e)
+enum { STACK_QKV, STACK_O, STACK_UP, STACK_DOWN, LAYER_STACKS };
+
+static void layer_stack(const struct source *s, int layer, int which, struct stack *m)
+{
+    static const char *const names[LAYER_STACKS] = {"qkv", "o", "up", "down"};
+    const struct model_config *c = s->c;
+    int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    *m = (struct stack){.product = layer * LAYER_STACKS + which};
+    snprintf(m->name, sizeof m->name, "packed.layers.%d.%s", layer, names[which]);
+    switch (which) {
+    case STACK_QKV:
+        stack_add(m, s, layer, s->n->qkv, q + 2 * kv, c->hidden);
+        stack_add(m, s, layer, s->n->q, q, c->hidden);
+        stack_add(m, s, layer, s->n->k, kv, c->hidden);
+        stack_add(m, s, layer, s->n->v, kv, c->hidden);
+        break;
+    case STACK_O: stack_add(m, s, layer, s->n->o, c->hidden, q); break;
+    case STACK_UP:
+        stack_add(m, s, layer, s->n->gate, c->inter, c->hidden);
+        stack_add(m, s, layer, s->n->up, c->inter, c->hidden);
+        m->gate_up = c->gated;
+        break;
+    default: stack_add(m, s, layer, s->n->down, c->hidden, c->inter);
+    }
+}
+
+static void head_stack(const struct source *s, struct stack *m)
+{
+    const struct model_config *c = s->c;
+    *m = (struct stack){
+        .name = "packed.head", .n = 1, .rows = c->vocab, .cols = c->hidden, .product = c->layers * LAYER_STACKS};
+    m->part[0] = (struct matrix_slot){.name = "lm_head.weight", .rows = m->rows, .cols = m->cols, .head = true};
+    /* early versions of tandem quantize wrote a head beside a tied float table */
+    bool own = !c->tied || (c->quant[0] && safetensors_find(s->f, m->part[0].name));
+    if (!own) embed_name(s, m->part[0].name);
+    m->part[0].table = !own;
+}
+
+static void embed_stack(const struct source *s, struct stack *m)
+{
+    *m = (struct stack){.name = "packed.embed", .n = 1, .rows = s->c->vocab, .cols = s->c->hidden, .product = -1};
+    m->part[0] = (struct matrix_slot){.rows = m->rows, .cols = m->cols, .table = true};
+    embed_name(s, m->part[0].name);
+}
+
+int weights_stacks(const struct model_config *c)
+{
+    return c->layers * LAYER_STACKS + (c->tied ? 1 : 2);
+}
+
+void weights_stack(const struct safetensors *f, const struct model_config *c, int i, struct stack *out)
 {
     struct source s = source_open(f, c);
-    char name[TENSOR_NAME_MAX];
-    struct matrix_slot slot;
-    int rc = 0;
-    for (int l = 0; l < c->layers && !rc; l++)
-        for (int i = 0; i < LAYER_SLOTS && !rc; i++)
-            if (layer_slot(&s, l, i, name, &slot)) rc = fn(arg, &slot);
-    if (rc) return rc;
-    head_slot(&s, name, &slot);
-    return fn(arg, &slot);
+    if (i < c->layers * LAYER_STACKS)
+        layer_stack(&s, i / LAYER_STACKS, i % LAYER_STACKS, out);
+    else if (i == c->layers * LAYER_STACKS)
+        head_stack(&s, out);
+    else
+        embed_stack(&s, out);
+}
+
+void weights_describe(const struct stack *m, enum dtype t, int group, char out[DESCRIPTION_MAX])
+{
+    snprintf(out, DESCRIPTION_MAX, "%s %dx%d group %d%s", dtype_name(t), m->rows, m->cols, group,
+             m->gate_up ? " gate_up" : "");
 }
 
 void weights_embed_names(const struct safetensors *f, const struct model_config *c, char stored[TENSOR_NAME_MAX],
@@ -190,9 +221,6 @@ static int quantized_matrix(const struct safetensors *f, const struct matrix_slo
     enum st_type scale_type = int8 ? ST_F32 : ST_F16;
     if (scale->type != scale_type || (uintptr_t)scale->data % (int8 ? 4 : 2))
         return err_set(e, ERR_INVALID, "tensor %s: not %s, or not aligned", name, st_type_name(scale_type));
-    for (size_t i = 0; int8 && i < t->bytes; i++) /* symmetric: devices count on |w| <= 127 */
-        if (((const int8_t *)t->data)[i] == -128)
-            return err_set(e, ERR_INVALID, "tensor %s: value %zu is -128; int8 weights are -127 to 127", slot->name, i);
     *src = (struct weight_src){.t = int8 ? DT_I8 : DT_I4,
                                .rows = slot->rows,
                                .cols = slot->cols,
@@ -212,6 +240,7 @@ int weights_matrix(const struct safetensors *f, const struct matrix_slot *slot, 
                    struct err *e)
 {
     *owned = NULL;
+    if (bnb_is_quantized(f, slot->name)) return bnb_matrix(f, slot, src, owned, e);
     const struct st_tensor *t = safetensors_find(f, slot->name);
     if (t && (t->type == ST_I8 || t->type == ST_U8)) return quantized_matrix(f, slot, t, src, e);
     int64_t d0 = slot->transposed ? slot->cols : slot->rows, d1 = slot->transposed ? slot->rows : slot->cols;
@@ -233,13 +262,60 @@ int weights_matrix(const struct safetensors *f, const struct matrix_slot *slot, 
     return 0;
 }
 
+static int read_part(const struct safetensors *f, const struct matrix_slot *slot, const struct quantize_fit *fit,
+                     int threads, struct weight_src *src, void *owned[2], struct err *e)
+{
+    int rc = weights_matrix(f, slot, src, &owned[0], e);
+    bool is_float = src->t == DT_F32 || src->t == DT_BF16 || src->t == DT_F16;
+    bool left = fit->type == DT_NONE || (fit->type == DT_NF4 && slot->head); /* as bitsandbytes leaves it */
+    if (rc || left || !is_float) return rc;
+    struct weight_src q;
+    rc = quantize_matrix(src, fit, threads, &q, e);
+    if (rc) return err_prefix(e, "tensor %s", slot->name);
+    free(owned[0]);
+    *src = q;
+    owned[0] = (void *)q.data;
+    owned[1] = (void *)q.scale;
+    return 0;
+}
+
+int weights_parts(const struct safetensors *f, const struct stack *m, const struct quantize_how *how, int threads,
+                  struct parts *out, struct err *e)
+{
+    struct quantize_fit fit = {how->type, how->nearest, calibration_feedback(how->calibration, m->product)};
+    int rc = 0;
+    *out = (struct parts){0};
+    for (int i = 0; i < m->n && !rc; i++) {
+        rc = read_part(f, &m->part[i], &fit, threads, &out->src[i], out->owned[i], e);
+        out->n = i + 1;
+    }
+    void *first[STACK_MAX];
+    for (int i = 0; i < m->n; i++) first[i] = out->owned[i][0];
+    if (!rc) rc = bnb_unify(out->src, m->n, first, e);
+    for (int i = 0; i < m->n; i++) {
+        out->owned[i][0] = first[i];
+        out->src[i].gate_up = m->gate_up;
+        if (!rc && out->src[i].t != out->src[0].t)
+            rc =
+                err_set(e, ERR_UNSUPPORTED, "tensors %s and %s have different types", m->part[0].name, m->part[i].name);
+    }
+    return rc;
+}
+
+void weights_parts_free(struct parts *p)
+{
+    for (int i = 0; i < p->n; i++) free(p->owned[i][0]), free(p->owned[i][1]);
+    *p = (struct parts){0};
+}
+
 /* ---- loading ---- */
 
 struct loader {
     struct source s;
     struct weights *w;
     struct dev *d;
-    enum dtype quantize;
+    struct quantize_how quantize;
+    bool packed; /* the file holds stacks in the device's own layout */
     int threads;
     struct err *e;
 };
@@ -301,52 +377,90 @@ static int load_table(struct loader *l, const char *name, int rows, int cols, st
     return 0;
 }
 
-/* Packs n slots, stacked by rows, into one weight. */
-static int load_matrix(struct loader *l, const struct matrix_slot *slots, int n, bool gate_up, struct weight **out)
+/* The type and group that the file states of a packed stack; the rest of what it states has to be the stack's own. */
+static int read_description(struct loader *l, const struct stack *m, struct weight_src *shape)
 {
-    struct weight_src part[3] = {0};
-    void *owned[3] = {0};
-    bool quantized[3] = {0};
-    int rc = 0;
-    for (int i = 0; i < n && !rc; i++) {
-        rc = weights_matrix(l->s.f, &slots[i], &part[i], &owned[i], l->e);
-        bool is_float = part[i].t == DT_F32 || part[i].t == DT_BF16 || part[i].t == DT_F16;
-        /* the head is the matrix quality depends on most: int4 models keep it in int8 */
-        enum dtype to = l->quantize == DT_I4 && slots[i].head ? DT_I8 : l->quantize;
-        if (!rc && to != DT_NONE && is_float) {
-            struct weight_src q;
-            rc = quantize_matrix(&part[i], to, l->threads, &q, l->e);
-            if (rc)
-                err_prefix(l->e, "tensor %s", slots[i].name);
-            else
-                part[i] = q, quantized[i] = true;
-        }
-        if (!rc && part[i].t != part[0].t)
-            rc = err_set(l->e, ERR_UNSUPPORTED, "tensors %s and %s have different types", slots[0].name, slots[i].name);
+    const char *says = safetensors_metadata(l->s.f, m->name);
+    char type[16] = "", want[DESCRIPTION_MAX];
+    int group = 0;
+    *shape = (struct weight_src){.rows = m->rows, .cols = m->cols, .gate_up = m->gate_up};
+    if (says) sscanf(says, "%15s %*dx%*d group %d", type, &group);
+    for (enum dtype t = DT_NONE + 1; t < DT_COUNT; t++)
+        if (strcmp(type, dtype_name(t)) == 0) shape->t = t;
+    shape->group = group;
+    weights_describe(m, shape->t, group, want);
+    if (!says || strcmp(says, want))
+        return err_set(l->e, ERR_INVALID, "tensor %s: the file says it is \"%.60s\", config.json makes it \"%s\"",
+                       m->name, says ? says : "", want);
+    return 0;
+}
+
+/* A weight over the mapped file. */
+static int open_packed(struct loader *l, const struct stack *m, struct weight **out, enum dtype *type)
+{
+    struct weight_src shape;
+    const struct st_tensor *t = safetensors_find(l->s.f, m->name);
+    if (!t) return err_set(l->e, ERR_NOT_FOUND, "tensor %s is missing", m->name);
+    int rc = read_description(l, m, &shape);
+    if (rc) return rc;
+    if (t->type != ST_U8 || (uintptr_t)t->data % PACKED_ALIGN)
+        return err_set(l->e, ERR_INVALID, "tensor %s: not U8, or not aligned to %d bytes", m->name, PACKED_ALIGN);
+    rc = safetensors_populate(l->s.f, t, l->e);
+    if (rc) return rc;
+    if (!(*out = l->d->ops->weight_open(l->d, &shape, t->data, t->bytes)))
+        return err_set(l->e, ERR_INVALID, "tensor %s: %zu bytes are not a packed %s matrix of %d x %d", m->name,
+                       t->bytes, dtype_name(shape.t), m->rows, m->cols);
+    *type = shape.t;
+    return 0;
+}
+
+/* Why the device did not take the parts.  Int8 weights are -127 to 127: a file of our own that has others is damaged.
+ */
+static int not_packed(struct loader *l, const struct stack *m, const struct parts *p)
+{
+    for (int i = 0; i < p->n; i++) {
+        const int8_t *q = p->src[i].data;
+        size_t n = p->src[i].t == DT_I8 ? (size_t)p->src[i].rows * (size_t)p->src[i].cols : 0;
+        for (size_t k = 0; k < n; k++)
+            if (q[k] == -128)
+                return err_set(l->e, ERR_INVALID, "tensor %s: value %zu is -128; int8 weights are -127 to 127",
+                               m->part[i].name, k);
     }
-    for (int i = 0; i < n; i++) part[i].gate_up = gate_up;
-    if (!rc && !(*out = l->d->ops->weight_pack(l->d, part, n)))
-        rc = err_set(l->e, ERR_NOMEM, "no memory on the device for %s", slots[0].name);
-    if (!rc) {
-        l->w->bytes += l->d->ops->weight_bytes(*out);
-        if (!slots[0].head) l->w->type = part[0].t;
+    return err_set(l->e, ERR_NOMEM, "no memory on the device for %s", m->part[0].name);
+}
+
+static int pack(struct loader *l, const struct stack *m, struct weight **out, enum dtype *type)
+{
+    struct parts p;
+    int rc = weights_parts(l->s.f, m, &l->quantize, l->threads, &p, l->e);
+    if (!rc && !(*out = l->d->ops->weight_pack(l->d, p.src, p.n))) rc = not_packed(l, m, &p);
+    for (int i = 0; i < m->n; i++) { /* copied; but a tied table is still read where it is mapped */
+        const struct st_tensor *t = safetensors_find(l->s.f, m->part[i].name);
+        if (t && t->data != l->w->embed.p) safetensors_release(l->s.f, t);
     }
-    for (int i = 0; i < n; i++) {
-        if (!slots[i].head || !l->s.c->tied) l->w->parameters += (uint64_t)slots[i].rows * (uint64_t)slots[i].cols;
-        if (quantized[i]) free((void *)part[i].data), free((void *)part[i].scale);
-        free(owned[i]);
-    }
+    *type = p.src[0].t;
+    weights_parts_free(&p);
     return rc;
 }
 
-/* slots [from, to) of a layer as one weight */
-static int load_slots(struct loader *l, int layer, int from, int to, struct weight **out)
+static int load_stack(struct loader *l, const struct stack *m, struct weight **out)
 {
-    struct matrix_slot slot[3];
-    char name[3][TENSOR_NAME_MAX];
-    int n = 0;
-    for (int i = from; i < to; i++) n += layer_slot(&l->s, layer, i, name[n], &slot[n]);
-    return load_matrix(l, slot, n, from == 4 && n == 2, out); /* two in the fifth place: gate and up */
+    enum dtype type = DT_NONE;
+    const struct matrix_slot *p = &m->part[0];
+    int rc = l->packed ? open_packed(l, m, out, &type) : pack(l, m, out, &type);
+    if (rc) return rc;
+    l->w->bytes += l->d->ops->weight_bytes(*out);
+    if (!p->head && !p->table) l->w->type = type;
+    bool counted = p->head && l->s.c->tied && l->w->embed.p; /* a tied float table */
+    if (!counted) l->w->parameters += (uint64_t)m->rows * (uint64_t)m->cols;
+    return 0;
+}
+
+static int load_layer_stack(struct loader *l, int layer, int which, struct weight **out)
+{
+    struct stack m;
+    layer_stack(&l->s, layer, which, &m);
+    return load_stack(l, &m, out);
 }
 
 /* the biases of matrices that are stacked into one, stacked likewise */
@@ -391,10 +505,10 @@ static int load_layer(struct loader *l, int i)
     const struct model_config *c = l->s.c;
     const struct names *n = l->s.n;
     struct layer_weights *w = &l->w->layer[i];
-    int rc = load_slots(l, i, 0, 3, &w->qkv);
-    if (!rc) rc = load_slots(l, i, 3, 4, &w->o);
-    if (!rc) rc = load_slots(l, i, 4, 6, &w->up);
-    if (!rc) rc = load_slots(l, i, 6, 7, &w->down);
+    int rc = load_layer_stack(l, i, STACK_QKV, &w->qkv);
+    if (!rc) rc = load_layer_stack(l, i, STACK_O, &w->o);
+    if (!rc) rc = load_layer_stack(l, i, STACK_UP, &w->up);
+    if (!rc) rc = load_layer_stack(l, i, STACK_DOWN, &w->down);
     if (!rc) rc = load_biases(l, i, w);
     if (!rc) rc = layer_vector(l, i, n->norm1, ".weight", true, c->hidden, &w->norm1_w);
     if (!rc) rc = layer_vector(l, i, n->norm1, ".bias", c->norm_bias, c->hidden, &w->norm1_b);
@@ -405,13 +519,32 @@ static int load_layer(struct loader *l, int i)
     return rc;
 }
 
+/* A float table stays as it is, beside the packed head.  A quantised one is a packed matrix too, the head itself when
+ * they are tied. */
+static int load_embed_and_head(struct loader *l)
+{
+    const struct model_config *c = l->s.c;
+    struct stack head, embed;
+    head_stack(&l->s, &head);
+    embed_stack(&l->s, &embed);
+    const char *name = embed.part[0].name;
+    const struct st_tensor *t = safetensors_find(l->s.f, name);
+    bool quantized = l->packed ? !t
+                               : (l->quantize.type != DT_NONE && l->quantize.type != DT_NF4) ||
+                                     (t && (t->type == ST_I8 || t->type == ST_U8));
+    int rc = quantized ? 0 : load_table(l, name, c->vocab, c->hidden, &l->w->embed, &l->w->embed_mapped);
+    if (!rc) rc = load_stack(l, &head, &l->w->head);
+    if (rc || !quantized) return rc;
+    if (!head.part[0].table) return load_stack(l, &embed, &l->w->embed_w);
+    l->w->embed_w = l->w->head;
+    return 0;
+}
+
 static int load_rest(struct loader *l)
 {
     const struct model_config *c = l->s.c;
     char name[TENSOR_NAME_MAX], norm[64];
-    struct matrix_slot head;
-    embed_name(&l->s, name);
-    int rc = load_table(l, name, c->vocab, c->hidden, &l->w->embed, &l->w->embed_mapped);
+    int rc = load_embed_and_head(l);
     if (!rc && c->learned_pos) {
         top_name(&l->s, l->s.n->pos, name);
         rc = load_table(l, name, c->max_len, c->hidden, &l->w->pos, &l->w->pos_mapped);
@@ -423,21 +556,45 @@ static int load_rest(struct loader *l)
     top_name(&l->s, norm, name);
     if (!rc && c->norm_bias) rc = load_vector(l, name, c->hidden, &l->w->norm_b);
     if (!rc && c->head_bias) rc = load_vector(l, "lm_head.bias", c->vocab, &l->w->head_b);
-    head_slot(&l->s, name, &head);
-    if (!rc) rc = load_matrix(l, &head, 1, false, &l->w->head);
     return rc;
 }
 
-int weights_load(struct weights *w, struct dev *d, const struct model_config *c, const char *dir, enum dtype quantize,
-                 int threads, struct err *e)
+/* What of `tandem quantize` this is: *packed when its stacks can be used where the file is mapped. */
+static int check_layout(const struct safetensors *f, const struct dev *d, const char *dir, bool *packed, struct err *e)
+{
+    const char *format = safetensors_metadata(f, "format"), *version = safetensors_metadata(f, "version"),
+               *layout = safetensors_metadata(f, "layout");
+    *packed = false;
+    if (!format || strcmp(format, "tandem")) return 0; /* "pt" and the like */
+    if (!version || (strcmp(version, "1") && strcmp(version, WEIGHTS_VERSION)))
+        return err_set(e, ERR_UNSUPPORTED, "%s: weights of version \"%.20s\"; this tandem reads 1 and " WEIGHTS_VERSION,
+                       dir, version ? version : "");
+    if (!layout || strcmp(layout, WEIGHTS_CANONICAL) == 0) return 0;
+    *packed = d->ops->layout && strcmp(layout, d->ops->layout) == 0;
+    if (*packed) return 0;
+    return err_set(e, ERR_UNSUPPORTED,
+                   "%s is packed as %.40s; device %s takes %s: quantise the original model again, with --layout "
+                   "canonical for every device",
+                   dir, layout, d->ops->name, d->ops->layout ? d->ops->layout : "no packed weights");
+}
+
+int weights_load(struct weights *w, struct dev *d, const struct model_config *c, const char *dir,
+                 const struct quantize_how *quantize, bool verify, int threads, struct err *e)
 {
     *w = (struct weights){0};
-    if (c->quant[0] && quantize != DT_NONE && strcmp(c->quant, dtype_name(quantize)))
+    struct quantize_how how = quantize ? *quantize : (struct quantize_how){.type = DT_NONE};
+    if (c->quant[0] && how.type != DT_NONE && strcmp(c->quant, dtype_name((enum dtype)how.type)))
         return err_set(e, ERR_INVALID, "%s is quantised to %s already; leave --quantize out", dir, c->quant);
     if (!(w->file = safetensors_open_dir(dir, e))) return e->code;
     w->layer = mem_array((size_t)c->layers, sizeof *w->layer);
-    struct loader l = {source_open(w->file, c), w, d, quantize, threads, e};
-    int rc = load_rest(&l);
+    if (c->quant[0]) how.type = DT_NONE; /* what was left in floats was left so on purpose */
+    struct loader l = {source_open(w->file, c), w, d, how, false, threads, e};
+    int rc = check_layout(w->file, d, dir, &l.packed, e);
+    if (!rc && verify) {
+        rc = safetensors_verify(w->file, e);
+        if (rc) err_prefix(e, "%s", dir);
+    }
+    if (!rc) rc = load_rest(&l);
     for (int i = 0; i < c->layers && !rc; i++) rc = load_layer(&l, i);
     if (rc) weights_free(w, d, c);
     return rc;
@@ -459,6 +616,7 @@ void weights_free(struct weights *w, struct dev *d, const struct model_config *c
                     w->head_b};
     for (size_t k = 0; k < sizeof rest / sizeof *rest; k++)
         if (rest[k]) d->ops->free(d, rest[k]);
+    if (w->embed_w && w->embed_w != w->head) d->ops->weight_free(d, w->embed_w);
     if (w->head) d->ops->weight_free(d, w->head);
     free(w->layer);
     safetensors_close(w->file);

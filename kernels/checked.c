@@ -111,8 +111,14 @@ static bool check_embed(struct dev *d, const struct embed_args *a)
 {
     const char *op = "embed";
     int T = a->out.rows, C = a->out.cols;
-    return check_mat(d, op, "out", &a->out, T, C) && check_table(d, op, "table", &a->table, C) &&
-           check_index(d, op, "id", a->id, T, a->table.rows) &&
+    const struct made *w = a->w ? find_made(d, a->w) : NULL;
+    if (a->w) {
+        need(w && w->rows, "w is not a weight of this device");
+        need(w->cols == C, "w has cols %d, wanted %d", w->cols, C);
+    } else if (!check_table(d, op, "table", &a->table, C)) {
+        return false;
+    }
+    return check_mat(d, op, "out", &a->out, T, C) && check_index(d, op, "id", a->id, T, w ? w->rows : a->table.rows) &&
            (!a->pos_table.p || (check_table(d, op, "pos_table", &a->pos_table, C) &&
                                 check_index(d, op, "pos", a->pos, T, a->pos_table.rows)));
 }
@@ -343,8 +349,11 @@ static struct weight *checked_weight_pack(struct dev *d, const struct weight_src
     int64_t rows = 0;
     for (int i = 0; i < n_parts; i++) {
         const struct weight_src *p = parts + i;
-        bool grouped = p->group == 32 || p->group == 64 || p->group == 128;
-        if (!p->data || (!p->scale && (p->t == DT_I8 || p->t == DT_I4)) || (p->t == DT_I4 ? !grouped : p->group != 0)) {
+        bool scaled = p->t == DT_I8 || p->t == DT_I4 || p->t == DT_NF4;
+        bool grouped = p->t == DT_I4    ? p->group == 32 || p->group == 64 || p->group == 128
+                       : p->t == DT_NF4 ? p->group == 64
+                                        : p->group == 0;
+        if (!p->data || (!p->scale && scaled) || !grouped) {
             dev_fail(d, "weight_pack", "part %d: data or scale is NULL, or group %d is wrong for %s", i, p->group,
                      dtype_name(p->t));
             return NULL;

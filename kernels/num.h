@@ -7,15 +7,15 @@
 #include <stdint.h>
 #include <string.h>
 
-enum dtype { DT_NONE, DT_F32, DT_BF16, DT_F16, DT_I8, DT_I4, DT_COUNT };
+enum dtype { DT_NONE, DT_F32, DT_BF16, DT_F16, DT_I8, DT_I4, DT_NF4, DT_COUNT };
 
 static inline const char *dtype_name(enum dtype t)
 {
-    static const char *const names[DT_COUNT] = {"none", "f32", "bf16", "f16", "int8", "int4"};
+    static const char *const names[DT_COUNT] = {"none", "f32", "bf16", "f16", "int8", "int4", "nf4"};
     return (unsigned)t < DT_COUNT ? names[t] : "?";
 }
 
-/* bytes of n elements; int4 packs two to a byte */
+/* bytes of n elements; int4 and nf4 pack two to a byte */
 static inline size_t dtype_bytes(enum dtype t, size_t n)
 {
     switch (t) {
@@ -23,10 +23,30 @@ static inline size_t dtype_bytes(enum dtype t, size_t n)
     case DT_BF16:
     case DT_F16: return n * 2;
     case DT_I8: return n;
-    case DT_I4: return (n + 1) / 2;
+    case DT_I4:
+    case DT_NF4: return (n + 1) / 2;
     default: return 0;
     }
 }
+
+/* The sixteen values of nf4, ascending: quantiles of the normal distribution, scaled to -1 .. 1, with an exact zero.
+ * (Dettmers et al., QLoRA, arXiv 2305.14314, appendix E; the bits are those bitsandbytes 0.50 stores as quant_map.) */
+static const float nf4_code[16] = {-1.0f,
+                                   -0.6961928009986877f,
+                                   -0.5250730514526367f,
+                                   -0.39491748809814453f,
+                                   -0.28444138169288635f,
+                                   -0.18477343022823334f,
+                                   -0.09105003625154495f,
+                                   0.0f,
+                                   0.07958029955625534f,
+                                   0.16093020141124725f,
+                                   0.24611230194568634f,
+                                   0.33791524171829224f,
+                                   0.44070982933044434f,
+                                   0.5626170039176941f,
+                                   0.7229568362236023f,
+                                   1.0f};
 
 static inline float f32_from_bits(uint32_t u)
 {

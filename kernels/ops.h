@@ -43,7 +43,9 @@ enum { KV_PAGE = 16 }; /* tokens in a KV page */
  *   DT_I4            data [rows][ceil(cols/group) * group / 2] bytes, even column in the low nibble, each nibble
  *                    0..15 meaning nibble - 8 (padding columns hold 8);
  *                    scale f16 [rows][ceil(cols/group)];                                  w = (nibble - 8) * scale
- * group is 32, 64 or 128 for DT_I4 and 0 otherwise. */
+ *   DT_NF4           data rows * cols / 2 bytes, even column in the high nibble (bitsandbytes' order);
+ *                    scale f32 [rows][cols / 64];                      w = nf4_code[nibble] * scale, rounded to f32
+ * group is 32, 64 or 128 for DT_I4, 64 for DT_NF4 and 0 otherwise; cols of DT_NF4 is a multiple of 64. */
 struct weight_src {
     enum dtype t;
     int rows, cols, group;
@@ -70,10 +72,12 @@ enum norm_kind { NORM_RMS, NORM_LAYER };
 enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU_ERF, ACT_RELU };
 
 /* out[t] = table[id[t]] + (pos_table ? pos_table[pos[t]] : 0).   out (T, C) f32; table (V, C), pos_table (P, C) any
- * float type; id, pos (T) in range. */
+ * float type; id, pos (T) in range.  With w, packed (V, C), the table is w and `table` is not looked at: the row's
+ * values are data * scale rounded to f32. */
 struct embed_args {
     struct mat out, table, pos_table; /* pos_table.p NULL: none */
     const int32_t *id, *pos;
+    const struct weight *w; /* NULL: none */
 };
 
 /* out = norm(x) * w + b over each row.  x, out (T, C), may be the same matrix; w, b (C) f32, b NULL for none.
@@ -99,11 +103,14 @@ struct add_args {
 };
 
 /* y = x W^T + b.  x (T, K), y (T, N), w packed (N, K), b (N) f32 or NULL.
- * For DT_BF16 weights, on a device opened with bf16_x, x is rounded to bf16 first, as everything in a model that runs
- * in bf16 is; products are then summed in pairs.  Otherwise x is used as it is. For DT_I8 and DT_I4 weights x is
- * quantised per row first, a = round_half_even(x * (127 / amax)), and I8: y = (sum_k a w) * (amax/127) * scale[n] (the
- * integer sum is exact) I4: y = (sum over groups g in order of (sum_{k in g} a (nibble - 8)) * scale[n][g]) *
- * (amax/127) A row of zeros gives b (amax below 2^-100 counts as zero); a row with a NaN or an infinity gives NaN. */
+ * DT_BF16 weights on a device opened with bf16_x: x is rounded to bf16 first, as everything in a model that runs in
+ * bf16 is, and products are summed in pairs.  Otherwise x is used as it is.
+ * DT_NF4 weights are multiplied as the floats they stand for: on the cpu device y has the bits that DT_F32 weights of
+ * the same values give.
+ * For DT_I8 and DT_I4 weights x is quantised per row first, a = round_half_even(x * (127 / amax)), and
+ *   I8: y = (sum_k a w) * (amax/127) * scale[n]           (the integer sum is exact)
+ *   I4: y = (sum over groups g in order of (sum_{k in g} a (nibble - 8)) * scale[n][g]) * (amax/127)
+ * A row of zeros gives b (amax below 2^-100 counts as zero); a row with a NaN or an infinity gives NaN. */
 struct linear_args {
     struct mat y, x;
     const struct weight *w;
@@ -265,7 +272,7 @@ struct dev_ops {
     OPS(X)
 #undef X
     /* n_parts matrices of equal type, group and cols, stacked by rows into one.  NULL: out of memory or unsupported
-     * (on cpu also an int8 weight of -128, or int8 rows longer than 2^17). */
+     * (nf4 with cols not a multiple of 64; on cpu also an int8 weight of -128, or int8 rows longer than 2^17). */
     struct weight *(*weight_pack)(struct dev *, const struct weight_src *parts, int n_parts);
     void (*weight_free)(struct dev *, struct weight *);
     size_t (*weight_bytes)(const struct weight *);

@@ -41,6 +41,7 @@ struct engine_config cmd_engine_config(const struct settings *s)
         .max_queue = s->max_queue,
         .max_total_tokens = s->max_total_tokens,
         .no_prefix_cache = !s->prefix_cache,
+        .verify_weights = s->verify_weights,
     };
 }
 

@@ -149,7 +149,7 @@ static int find_bos(const struct tokenizer *tk)
 
 struct summary {
     const char *model, *file, *quantize;
-    double seconds;
+    double seconds, weight_bits;
     size_t bytes, tokens;
 };
 
@@ -160,6 +160,7 @@ static void print_text(const struct measure *m, const struct summary *s)
     printf("bits per byte    %.4f\n", m->nll.mean * m->nll.n / log(2) / (double)s->bytes);
     printf("scored           %.0f of %zu tokens, windows of %d, stride %d\n", m->nll.n, s->tokens, m->window,
            (m->window - (m->bos >= 0)) - (m->window - (m->bos >= 0)) / 2);
+    printf("weights          %.3f bits each, all that is kept for them\n", s->weight_bits);
     printf("speed            %.1f tokens/s\n", m->nll.n / s->seconds);
     if (!m->base) return;
     double ratio = exp(m->ratio.mean);
@@ -189,6 +190,7 @@ static void print_json(const struct measure *m, const struct summary *s)
     put_number(&out, "perplexity_error", ppl * stat_error(&m->nll));
     put_number(&out, "mean_nll", m->nll.mean);
     put_number(&out, "bits_per_byte", m->nll.mean * m->nll.n / log(2) / (double)s->bytes);
+    put_number(&out, "bits_per_weight", s->weight_bits);
     put_number(&out, "tokens", (double)s->tokens);
     put_number(&out, "scored_tokens", m->nll.n);
     put_number(&out, "window", m->window);
@@ -246,11 +248,13 @@ static int measure_file(struct measure *m, const struct settings *s, struct err 
     uint64_t started = clock_now();
     if (!rc) rc = score_text(m, &tokens, e);
     if (!rc) {
+        const struct engine_info *info = eval_info(m->model);
         struct summary sum = {.model = s->model,
                               .file = s->file,
                               .quantize = s->quantize,
                               .bytes = text.len,
                               .seconds = (double)(clock_now() - started) * 1e-9,
+                              .weight_bits = 8.0 * (double)info->weight_bytes / (double)info->parameters,
                               .tokens = tokens.n};
         if (s->json)
             print_json(m, &sum);

@@ -30,6 +30,7 @@ struct settings {
     /* model */
     char *model, *device, *quantize, *kv_type, *activations;
     int threads;
+    bool verify_weights;
     /* batching and memory */
     size_t kv_cache_bytes;
     int max_seqs, max_batch_tokens, max_queue, max_total_tokens;
@@ -46,7 +47,7 @@ struct settings {
     char *log_level;
     bool access_log;
     /* one run of a command */
-    char *prompt, *text, *file, *ids, *out, *type, *batch, *ops;
+    char *prompt, *text, *file, *ids, *out, *type, *layout, *calibrate, *batch, *ops;
     bool json, kl, ignore_eos, special;
     int max_new_tokens, top_n, top_k, window, prompt_tokens, generate_tokens, repeat;
     double temperature, top_p, typical_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;

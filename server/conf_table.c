@@ -9,7 +9,7 @@ enum {
 };
 
 #define AT(field) offsetof(struct settings, field)
-#define NO_TYPES "none|int8|int4"
+#define NO_TYPES "none|int8|int4|nf4"
 
 static const struct conf_option table[] = {
     {"config", "General", CONF_STRING, AT(config), NULL, 0, 0, NULL, ALL, false, "FILE",
@@ -27,6 +27,8 @@ static const struct conf_option table[] = {
      "auto, cpu, cpu:portable, or ref (the slow definition of every operation)"},
     {"threads", "Model", CONF_INT, AT(threads), "0", 0, 1024, NULL, MEASURED, false, "N",
      "compute threads; 0 is one per available core"},
+    {"verify-weights", "Model", CONF_BOOL, AT(verify_weights), "false", 0, 0, NULL, MEASURED | CMD_QUANTIZE, false,
+     NULL, "first compare every byte of the weights with the checksums that tandem quantize wrote"},
 
     {"kv-cache-bytes", "Batching and memory", CONF_BYTES, AT(kv_cache_bytes), "0", 0, 1e15, NULL, RUN, false, "BYTES",
      "memory for keys and values (512M, 4G); 0 is enough for max-seqs requests of moderate length, "
@@ -122,6 +124,9 @@ static const struct conf_option table[] = {
     {"kl", "Measure", CONF_BOOL, AT(kl), "false", 0, 0, NULL, CMD_PERPLEXITY, true, NULL,
      "with --quantize, load the unquantised model too and print the divergence from it"},
 
+    {"calibrate", "Input", CONF_STRING, AT(calibrate), NULL, 0, 0, NULL, CMD_QUANTIZE, true, "FILE",
+     "choose the weights so that the model's answers to this text change least (\"self\": to text it writes itself)"},
+
     {"prompt-tokens", "Bench", CONF_INT, AT(prompt_tokens), "512", 1, 16777216, NULL, CMD_BENCH, true, "N",
      "tokens of each prompt; unless given, less where the model has no room"},
     {"generate-tokens", "Bench", CONF_INT, AT(generate_tokens), "64", 1, 16777216, NULL, CMD_BENCH, true, "N",
@@ -135,7 +140,9 @@ static const struct conf_option table[] = {
 
     {"out", "Output", CONF_STRING, AT(out), NULL, 0, 0, NULL, CMD_QUANTIZE, true, "DIR",
      "directory to write; must not hold a model yet"},
-    {"type", "Output", CONF_CHOICE, AT(type), "int8", 0, 0, "int8|int4", CMD_QUANTIZE, true, "TYPE", "weight type"},
+    {"type", "Output", CONF_CHOICE, AT(type), "int8", 0, 0, "int8|int4|nf4", CMD_QUANTIZE, true, "TYPE", "weight type"},
+    {"layout", "Output", CONF_CHOICE, AT(layout), "packed", 0, 0, "packed|canonical", CMD_QUANTIZE, true, "LAYOUT",
+     "packed for the cpu device, which maps it: starts at once, shared by processes; canonical is for any device"},
     {"json", "Output", CONF_BOOL, AT(json), "false", 0, 0, NULL,
      CMD_GENERATE | CMD_TOKENIZE | CMD_PERPLEXITY | CMD_BENCH, true, NULL, "print one JSON object"},
 };

@@ -24,10 +24,11 @@ enum { ATTN_SPLIT_PAGES = 32 }; /* context is summed in splits of 512 positions,
  *   int8         [pair][k_pad / 4][32][4] bytes; then, for each output, f32 scales [pairs * 32] and int32 [pairs * 32]
  *                -128 times the sum of its weights
  *   int4         [pair][n_groups] of { f16 scales [32], [group / 8][32][4] bytes }: low nibbles are k 0..3 of the
- * eight, high nibbles k 4..7 */
+ * eight, high nibbles k 4..7
+ *   nf4          see nf4.h */
 struct weight {
     enum dtype t;
-    int rows, cols, group;      /* group: 0 but for int4 */
+    int rows, cols, group;      /* group: 0 but for int4 and nf4 */
     int pairs, k_pad, n_groups; /* k_pad: bf16 to 2, int8 to 4, int4 to whole groups; n_groups: per row, int4 */
     size_t pair_bytes, data_bytes;
     uint8_t *data;
@@ -176,6 +177,7 @@ void cpu_weight_free(struct dev *, struct weight *);
 size_t cpu_weight_bytes(const struct weight *);
 const void *cpu_weight_packed(const struct weight *, size_t *bytes);
 struct weight *cpu_weight_open(struct dev *, const struct weight_src *shape, const void *packed, size_t bytes);
+void weight_row(const struct weight *, int row, float *out); /* row as cols floats, see embed_args */
 size_t cpu_kv_page_bytes(const struct kv_shape *);
 struct kv *cpu_kv_open(struct dev *, const struct kv_shape *);
 void cpu_kv_close(struct dev *, struct kv *);

@@ -8,6 +8,8 @@
 
 #include "kernels/cpu/linear_impl.h"
 
+#include "kernels/cpu/linear_nf4_impl.h"
+
 #include "kernels/cpu/attn_impl.h"
 
 #include "kernels/cpu/sample_impl.h"
@@ -21,12 +23,14 @@ const struct isa VEC_SUFFIX(isa) = {.name = VEC_NAME,
                                                    [DT_BF16] = BLOCK_ROWS_F,
                                                    [DT_F16] = BLOCK_ROWS_F,
                                                    [DT_I8] = BLOCK_ROWS_I8,
-                                                   [DT_I4] = BLOCK_ROWS_I4},
+                                                   [DT_I4] = BLOCK_ROWS_I4,
+                                                   [DT_NF4] = BLOCK_ROWS_NF4},
                                     .linear = {[DT_F32] = linear_f32,
                                                [DT_BF16] = linear_bf16,
                                                [DT_F16] = linear_f16,
                                                [DT_I8] = linear_i8,
-                                               [DT_I4] = linear_i4},
+                                               [DT_I4] = linear_i4,
+                                               [DT_NF4] = linear_nf4},
                                     .halve = row_halve,
                                     .halve_block = row_halve_block,
                                     .linear_bf16_x = linear_bf16_x,

@@ -66,7 +66,7 @@ static void lin_task(void *ctx, int task, int worker)
 static double lin_ns(const struct lin_job *j)
 {
     double macs = (double)j->x.rows * j->w->cols * j->w->pairs * PAIR;
-    bool floats = j->w->t == DT_F32 || j->w->t == DT_BF16 || j->w->t == DT_F16;
+    bool floats = j->w->t != DT_I8 && j->w->t != DT_I4;
     double multiply = macs / (floats ? 30 : 100), read = (double)j->w->data_bytes / 20;
     return multiply > read ? multiply : read;
 }

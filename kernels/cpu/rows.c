@@ -32,10 +32,23 @@ static const void *table_row(const struct mat *m, int row)
     return (const char *)m->p + dtype_bytes(m->t, (size_t)row * m->ld);
 }
 
+static float table_at(const void *row, enum dtype t, int k)
+{
+    if (t == DT_F32) return ((const float *)row)[k];
+    uint16_t h = ((const uint16_t *)row)[k];
+    return t == DT_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
+}
+
 static void embed_row(const struct rows_run *r, int t)
 {
     const struct embed_args *a = r->args;
     const void *pos = a->pos_table.p ? table_row(&a->pos_table, a->pos[t]) : NULL;
+    if (a->w) {
+        float *row = mat_row(&a->out, t);
+        weight_row(a->w, a->id[t], row);
+        for (int k = 0; pos && k < a->out.cols; k++) row[k] += table_at(pos, a->pos_table.t, k);
+        return;
+    }
     r->isa->embed(mat_row(&a->out, t), table_row(&a->table, a->id[t]), a->table.t, pos, a->pos_table.t, a->out.cols);
 }
 

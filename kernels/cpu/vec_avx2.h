@@ -2,6 +2,8 @@
 #ifndef TANDEM_KERNELS_CPU_VEC_H
 #define TANDEM_KERNELS_CPU_VEC_H
 
+#include "kernels/num.h"
+
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
@@ -226,6 +228,19 @@ INLINE vi i_dot_u(vi acc, vb w, const int8_t *a)
     __m256i four = four_activations(a);
     return (vi){half_dot_u(acc.a, w.a, four), half_dot_u(acc.b, w.b, four)};
 }
+
+typedef struct {
+    __m256 low, high; /* codes 0..7 and 8..15 */
+} vt;
+enum { BLOCK_ROWS_NF4 = 3, BLOCK_ROWS_NF4_2 = 1 };
+INLINE vt nf4_table(void) { return (vt){_mm256_loadu_ps(nf4_code), _mm256_loadu_ps(nf4_code + 8)}; }
+INLINE vi nf4_next(vi w) { return (vi){_mm256_srli_epi32(w.a, 4), _mm256_srli_epi32(w.b, 4)}; }
+INLINE __m256 half_nf4(vt t, __m256i w) /* vpermps reads three bits; the fourth chooses the half, as a sign */
+{
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(t.low, w), _mm256_permutevar8x32_ps(t.high, w),
+                            _mm256_castsi256_ps(_mm256_slli_epi32(w, 28)));
+}
+INLINE vf nf4_codes(vt t, vi w) { return (vf){half_nf4(t, w.a), half_nf4(t, w.b)}; }
 
 INLINE float v_sum(vf x)
 {

@@ -5,6 +5,8 @@
 #ifndef TANDEM_KERNELS_CPU_VEC_H
 #define TANDEM_KERNELS_CPU_VEC_H
 
+#include "kernels/num.h"
+
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
@@ -136,6 +138,17 @@ INLINE vi four_bytes(const void *p)
  * I8_BIAS, `u`: weights 0..15 and signed activations */
 INLINE vi i_dot_s(vi acc, vb w, const int8_t *a) { return _mm512_dpbusd_epi32(acc, four_bytes(a), w); }
 INLINE vi i_dot_u(vi acc, vb w, const int8_t *a) { return _mm512_dpbusd_epi32(acc, w, four_bytes(a)); }
+
+/* nf4: a lane has eight weights, the first in its low nibble; next moves on by one, codes looks the current ones up */
+typedef __m512 vt;
+#ifdef TANDEM_SANITIZED
+enum { BLOCK_ROWS_NF4 = 3, BLOCK_ROWS_NF4_2 = 2 };
+#else
+enum { BLOCK_ROWS_NF4 = 10, BLOCK_ROWS_NF4_2 = 10 };
+#endif
+INLINE vt nf4_table(void) { return _mm512_loadu_ps(nf4_code); }
+INLINE vi nf4_next(vi w) { return _mm512_srli_epi32(w, 4); }
+INLINE vf nf4_codes(vt t, vi w) { return _mm512_permutexvar_ps(w, t); } /* vpermps reads the low four bits only */
 
 INLINE float v_sum(vf a)
 {

@@ -139,6 +139,12 @@ INLINE vi i_dot_s(vi acc, vb w, const int8_t *a)
 }
 INLINE vi i_dot_u(vi acc, vb w, const int8_t *a) { return i_dot_s(acc, w, a); }
 
+typedef const float *vt;
+enum { BLOCK_ROWS_NF4 = 2, BLOCK_ROWS_NF4_2 = 1 };
+INLINE vt nf4_table(void) { return nf4_code; }
+INLINE vi nf4_next(vi w) { MAP_I((int32_t)((uint32_t)w.i[l] >> 4)); }
+INLINE vf nf4_codes(vt t, vi w) { MAP_F(t[w.i[l] & 15]); }
+
 INLINE float v_sum(vf a)
 {
     for (int half = 8; half; half /= 2)

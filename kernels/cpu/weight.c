@@ -1,5 +1,6 @@
 /* Weights in the layout of the linear kernels (see struct weight), packed on all threads. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/nf4.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -84,6 +85,7 @@ static void pack_row(const struct pack_job *j, int pair, int lane)
         ((int32_t *)w->bias_sum)[pair * PAIR + lane] = pack_row_i8(to + lane * 4, (const int8_t *)s->data + at, K);
         ((float *)w->scale)[pair * PAIR + lane] = ((const float *)s->scale)[n];
         break;
+    case DT_NF4: nf4_pack_row(to, lane, s, n); break;
     default:
         pack_row_i4(w, to, lane, (const uint8_t *)s->data + (size_t)n * (w->k_pad / 2),
                     (const uint16_t *)s->scale + (size_t)n * w->n_groups);
@@ -125,6 +127,10 @@ static bool weight_plan(struct weight *w, const struct weight_src *s, size_t row
         w->n_groups = (cols + group - 1) / group;
         w->k_pad = w->n_groups * group;
         w->pair_bytes = (size_t)w->n_groups * (I4_SCALES + (size_t)group / 2 * PAIR);
+        break;
+    case DT_NF4:
+        if (group != NF4_BLOCK || cols % NF4_BLOCK) return false;
+        w->pair_bytes = nf4_pair_bytes(cols);
         break;
     default: return false;
     }
@@ -190,6 +196,37 @@ struct weight *cpu_weight_open(struct dev *d, const struct weight_src *shape, co
     weight_place(w, (uint8_t *)packed);
     w->borrowed = true;
     return w;
+}
+
+void weight_row(const struct weight *w, int row, float *out)
+{
+    int lane = row % PAIR;
+    const uint8_t *p = w->data + (size_t)(row / PAIR) * w->pair_bytes, *q = p + lane * 4;
+    const float *f = (const float *)p + lane;
+    const uint16_t *h = (const uint16_t *)p;
+    size_t group_bytes = w->n_groups ? w->pair_bytes / (size_t)w->n_groups : 0;
+    switch (w->t) {
+    case DT_F32:
+        for (int k = 0; k < w->cols; k++) out[k] = f[(size_t)k * PAIR];
+        break;
+    case DT_F16:
+        for (int k = 0; k < w->cols; k++) out[k] = f16_to_f32(h[(size_t)k * PAIR + lane]);
+        break;
+    case DT_BF16:
+        for (int k = 0; k < w->cols; k++) out[k] = bf16_to_f32(h[(size_t)(k / 2) * (2 * PAIR) + lane * 2 + k % 2]);
+        break;
+    case DT_I8:
+        for (int k = 0; k < w->cols; k++)
+            out[k] = (float)(int8_t)q[(size_t)(k / 4) * (4 * PAIR) + k % 4] * w->scale[row];
+        break;
+    default:
+        for (int k = 0; k < w->cols; k++) {
+            int in = k % w->group;
+            const uint8_t *g = p + (size_t)(k / w->group) * group_bytes;
+            int nibble = g[I4_SCALES + lane * 4 + in / 8 * (4 * PAIR) + in % 4] >> (in & 4) & 15;
+            out[k] = (float)(nibble - 8) * f16_to_f32(((const uint16_t *)g)[lane]);
+        }
+    }
 }
 
 void cpu_weight_free(struct dev *d, struct weight *w)

@@ -13,7 +13,7 @@
 struct weight {
     enum dtype t;
     int rows, cols, group, n_groups; /* n_groups: of scale, per row (1 for int8) */
-    float *f;                        /* (rows, cols) float types */
+    float *f;                        /* (rows, cols) float types, nf4 */
     int8_t *q;                       /* (rows, cols) int8, int4 */
     float *scale;                    /* (rows, n_groups) */
 };
@@ -37,11 +37,20 @@ static float load_as_f32(const void *p, enum dtype t, size_t i)
 
 /* ---- embed, norms, elementwise ------------------------------------------------------------------------------- */
 
+static float weight_at(const struct weight *w, int row, int col)
+{
+    size_t i = (size_t)row * w->cols + col;
+    if (w->f) return w->f[i];
+    int group = w->t == DT_I4 ? w->group : w->cols;
+    return (float)w->q[i] * w->scale[(size_t)row * w->n_groups + col / group];
+}
+
 static void ref_embed(struct dev *d, const struct embed_args *a)
 {
     for (int t = 0; t < a->out.rows; t++)
         for (int c = 0; c < a->out.cols; c++) {
-            float v = load_as_f32(a->table.p, a->table.t, (size_t)a->id[t] * a->table.ld + c);
+            float v = a->w ? weight_at(a->w, a->id[t], c)
+                           : load_as_f32(a->table.p, a->table.t, (size_t)a->id[t] * a->table.ld + c);
             if (a->pos_table.p)
                 v += load_as_f32(a->pos_table.p, a->pos_table.t, (size_t)a->pos[t] * a->pos_table.ld + c);
             mat_row(&a->out, t)[c] = v;
@@ -201,11 +210,21 @@ static void unpack_int4(struct weight *w, size_t row0, const struct weight_src *
     }
 }
 
+static void unpack_nf4(struct weight *w, size_t at, const struct weight_src *s)
+{
+    const uint8_t *data = s->data;
+    const float *scale = s->scale;
+    for (size_t i = 0; i < (size_t)s->rows * s->cols; i++)
+        w->f[at + i] = nf4_code[i & 1 ? data[i / 2] & 15 : data[i / 2] >> 4] * scale[i / 64];
+}
+
 static void unpack_part(struct weight *w, size_t row0, const struct weight_src *s)
 {
     size_t n = (size_t)s->rows * s->cols, at = row0 * s->cols;
     if (s->t == DT_I4) {
         unpack_int4(w, row0, s);
+    } else if (s->t == DT_NF4) {
+        unpack_nf4(w, at, s);
     } else if (s->t == DT_I8) {
         memcpy(w->q + at, s->data, n);
         memcpy(w->scale + row0, s->scale, (size_t)s->rows * sizeof(float));
@@ -222,7 +241,7 @@ static struct weight *ref_weight_pack(struct dev *d, const struct weight_src *pa
     size_t rows = 0, n;
     for (int i = 0; i < n_parts; i++) {
         if (parts[i].t != parts[0].t || parts[i].cols != parts[0].cols || parts[i].group != parts[0].group ||
-            parts[i].rows < 1 || parts[i].cols < 1)
+            parts[i].rows < 1 || parts[i].cols < 1 || (parts[i].t == DT_NF4 && parts[i].cols % 64))
             return free(w), NULL;
         rows += (size_t)parts[i].rows;
     }

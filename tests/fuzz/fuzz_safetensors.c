@@ -22,6 +22,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         (void)sum;
         if (safetensors_find(s, t->name) != t) abort();
     }
+    if (safetensors_verify(s, &e) && !e.msg[0]) abort();
     safetensors_close(s);
     return 0;
 }

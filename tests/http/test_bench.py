@@ -123,7 +123,7 @@ def test_ops_are_the_whole_time(report):
         close(sum(o["share"] for o in r["ops"]), 1, 1e-3)
         assert [o["seconds"] for o in r["ops"]] == sorted((o["seconds"] for o in r["ops"]), reverse=True)
         steps = r["steps"] * r["repeats"]
-        assert ops["attn"]["calls"] == steps * Model.L and ops["linear"]["calls"] == 4 * steps * Model.L
+        assert ops["attn"]["calls"] == steps * Model.L and sum(ops[o]["calls"] for o in ("linear", "gate_up") if o in ops) == 4 * steps * Model.L
         assert ops["head"]["calls"] == ops["sample"]["calls"] == steps
         close(sum(o["macs"] for o in r["ops"]), steps * r["macs_per_step"])
         close(sum(o["bytes"] for o in r["ops"]), steps * r["bytes_per_step"])
@@ -193,7 +193,7 @@ def test_lengths_fit_the_model(run):
 def test_ops(run):
     doc = json.loads(ok(run("bench", "--ops", "M=1 N=128", "--json", timeout=300)))
     assert set(doc) == {"version", "system", "ceilings", "ops"}
-    assert [o["name"] for o in doc["ops"]] == [f"linear {t} M=1 N=128 K=384" for t in ("f32", "bf16", "int8", "int4")]
+    assert [o["name"] for o in doc["ops"]] == [f"linear {t} M=1 N=128 K=384" for t in ("f32", "bf16", "int8", "int4", "nf4")]
     for o in doc["ops"]:
         close(o["macs_per_s"] * o["seconds"], 128 * 384, 1e-3)
         assert o["bytes_per_s"] > 0 and o["read_ratio"] > 0 and o["multiplier_ratio"] > 0

@@ -178,7 +178,7 @@ def test_perplexity_mistakes(run, text, tmp_path):
 
 # ---- quantize --------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("weights", ["int8", "int4", "nf4"])
 def test_quantize_then_load(run, tmp_path, weights):
     out = tmp_path / "q"
     ok(run("quantize", "--model", MODEL, "--out", out, "--type", weights))
@@ -188,6 +188,31 @@ def test_quantize_then_load(run, tmp_path, weights):
     assert from_file["text"] == at_load["text"]
     again = run("quantize", "--model", MODEL, "--out", out, "--type", weights)
     assert again.returncode == 1 and str(out).encode() in again.stderr
+
+
+def test_quantize_calibrated(run, tmp_path):
+    """A text changes the weights, and not for the worse: another part of the same kind of text is predicted well."""
+    stories = (MODEL / "heldout.txt").read_text().split("<|endoftext|>")
+    text, other = tmp_path / "text.txt", tmp_path / "other.txt"
+    text.write_text("<|endoftext|>".join(stories[:30]))
+    other.write_text("<|endoftext|>".join(stories[30:40]))
+    ok(run("quantize", "--model", MODEL, "--out", tmp_path / "q", "--type", "int4", "--calibrate", text))
+    ok(run("quantize", "--model", MODEL, "--out", tmp_path / "self", "--type", "int4", "--calibrate", "self"))
+    assert (tmp_path / "q/model.safetensors").read_bytes() != (tmp_path / "self/model.safetensors").read_bytes()
+    full = json.loads(ok(run("perplexity", "--model", MODEL, "--file", other, "--json")))["perplexity"]
+    for d in ("q", "self"):
+        got = json.loads(ok(run("perplexity", "--model", tmp_path / d, "--file", other, "--json")))["perplexity"]
+        assert got < full * 1.04
+
+
+@pytest.mark.parametrize("text, says", [(None, "No such file"), ("", "0 tokens")])
+def test_quantize_with_a_bad_text(run, tmp_path, text, says):
+    file = tmp_path / "text.txt"
+    if text is not None:
+        file.write_text(text)
+    got = run("quantize", "--model", MODEL, "--out", tmp_path / "q", "--type", "int4", "--calibrate", file)
+    assert got.returncode == 1 and says in got.stderr.decode()
+    assert not (tmp_path / "q" / "model.safetensors").exists()
 
 
 def test_perplexity_is_what_the_server_reports(run, server, tmp_path):

@@ -27,6 +27,8 @@ static void check_dense(struct dev *d)
     d->ops->upload(d, id, ids, sizeof ids);
     op_embed(d, (struct embed_args){.out = mx, .table = table, .id = id});
     expect_error(d, "embed", "id -1");
+    op_embed(d, (struct embed_args){.out = mx, .id = id, .w = (struct weight *)(void *)x});
+    expect_error(d, "embed", "not a weight");
     bad.ld = C - 1;
     op_norm(d, (struct norm_args){my, bad, w, NULL, 1e-5f, NORM_RMS});
     expect_error(d, "norm", "ld below cols");
@@ -126,6 +128,15 @@ static void check_memory(struct dev *d)
     CHECK(!d->ops->weight_pack(d, &(struct weight_src){.t = DT_F32, .rows = INT32_MAX, .cols = INT32_MAX, .data = &one},
                                1),
           "an absurd weight was packed");
+    struct weight_case c = weight_random(DT_NF4, 2, 64, 64);
+    struct weight_src odd = c.src, ungrouped = c.src, unscaled = c.src;
+    odd.rows = 4, odd.cols = 32; /* a block would reach into the next row */
+    ungrouped.group = 32;
+    unscaled.scale = NULL;
+    CHECK(!d->ops->weight_pack(d, &odd, 1), "nf4 with 32 columns was packed");
+    CHECK(!d->ops->weight_pack(d, &ungrouped, 1), "nf4 in groups of 32 was packed");
+    CHECK(!d->ops->weight_pack(d, &unscaled, 1), "nf4 without scales was packed");
+    weight_case_free(&c);
     CHECK(!d->ops->kv_open(d, &(struct kv_shape){INT32_MAX, INT32_MAX, INT32_MAX, 128, DT_F32}),
           "an absurd cache opened");
     CHECK(!d->ops->alloc(d, SIZE_MAX - 10), "an absurd allocation succeeded");

@@ -52,8 +52,45 @@ static void pair_free(struct dev *dev, struct dev *ref, struct pair *p)
     free(p->host);
 }
 
+/* rows looked up in a packed weight, bit for bit: there is nothing to round but the product with the scale */
+static void embed_packed_case(struct dev *dev, struct dev *ref, int T, int C, enum dtype t, bool positions)
+{
+    enum { V = 37, P = 5 };
+    char label[LABEL];
+    struct weight_case table = weight_random(t, V, C, t == DT_I4 ? 32 : 0), pos = weight_random(DT_F16, P, C, 0);
+    int32_t id[64], at[64];
+    for (int i = 0; i < T; i++) id[i] = random_below(V), at[i] = random_below(P);
+    struct pair out = pair_make(dev, ref, T, C, C + 1, 1);
+    struct dev *devs[2] = {dev, ref};
+    snprintf(label, sizeof label, "embed T=%d C=%d packed %s pos %d", T, C, dtype_name(t), positions);
+    for (int i = 0; i < 2; i++) {
+        struct dev *d = devs[i];
+        struct weight *w = weight_put(d, &table);
+        void *q = put(d, pos.data, dtype_bytes(DT_F16, (size_t)P * (size_t)C));
+        int32_t *ids = put(d, id, (size_t)T * 4), *ats = put(d, at, (size_t)T * 4);
+        op_embed(d, (struct embed_args){.out = i ? out.ref : out.dev,
+                                        .pos_table = {positions ? q : NULL, DT_F16, P, C, C},
+                                        .id = ids,
+                                        .pos = ats,
+                                        .w = w});
+        d->ops->finish(d);
+        d->ops->free(d, q), d->ops->free(d, ids), d->ops->free(d, ats), d->ops->weight_free(d, w);
+    }
+    float *got = get(dev, out.dev.p, out.n), *want = get(ref, out.ref.p, out.n);
+    compare_bits(label, got, want, out.n);
+    free(got);
+    free(want);
+    pair_compare(label, dev, ref, &out, tight);
+    pair_free(dev, ref, &out);
+    weight_case_free(&table);
+    weight_case_free(&pos);
+}
+
 void test_embed(struct dev *dev, struct dev *ref)
 {
+    static const enum dtype packed[] = {DT_F32, DT_BF16, DT_F16, DT_I8, DT_I4};
+    EACH(T, row_counts)
+    EACH(C, col_counts) for (int k = 0; k < 10; k++) embed_packed_case(dev, ref, (int)T, (int)C, packed[k % 5], k >= 5);
     static const enum dtype types[] = {DT_F32, DT_BF16, DT_F16};
     EACH(T, row_counts) EACH(C, col_counts) for (int k = 0; k < 6; k++)
     {
@@ -227,14 +264,15 @@ struct weight_kind {
     int group;
 };
 
-static const struct weight_kind weight_kinds[] = {{DT_F32, 0}, {DT_BF16, 0}, {DT_F16, 0}, {DT_I8, 0},
-                                                  {DT_I4, 32}, {DT_I4, 64},  {DT_I4, 128}};
+static const struct weight_kind weight_kinds[] = {{DT_F32, 0}, {DT_BF16, 0}, {DT_F16, 0},  {DT_I8, 0},
+                                                  {DT_I4, 32}, {DT_I4, 64},  {DT_I4, 128}, {DT_NF4, 64}};
 
 static const struct linear_shape {
     int M, N, K;
 } linear_shapes[] = {{1, 1, 1},      {1, 16, 4},    {2, 17, 3},    {3, 15, 31},   {1, 33, 32},   {5, 31, 33},
                      {11, 32, 64},   {12, 47, 63},  {13, 64, 65},  {14, 65, 97},  {24, 70, 127}, {25, 100, 128},
-                     {33, 129, 129}, {1, 300, 200}, {2, 130, 300}, {4, 49, 1000}, {50, 20, 40},  {100, 16, 37}};
+                     {33, 129, 129}, {1, 300, 200}, {2, 130, 300}, {4, 49, 1000}, {50, 20, 40},  {100, 16, 37},
+                     {2, 15, 64},    {7, 17, 192},  {9, 47, 896},  {10, 49, 128}, {1, 97, 896}};
 
 /* Rows that try the quantiser: zeros, one value, ties of rounding, far apart magnitudes. */
 static void linear_rows(float *x, int M, int K)
@@ -255,6 +293,7 @@ void test_linear(struct dev *dev, struct dev *ref)
         for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) {
             struct linear_shape sh = linear_shapes[s];
             struct weight_kind kind = weight_kinds[k];
+            if (kind.t == DT_NF4 && sh.K % kind.group) continue;
             char label[LABEL];
             struct weight_case c = weight_random(kind.t, sh.N, sh.K, kind.group);
             struct weight *dw = weight_put(dev, &c), *rw = weight_put(ref, &c);
@@ -294,6 +333,7 @@ void test_gate_up(struct dev *dev, struct dev *ref)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) {
             struct linear_shape sh = all[i];
+            if (weight_kinds[k].t == DT_NF4 && sh.K % 64) continue;
             int F = sh.N, act = (int)(i + k) % (ACT_RELU + 1);
             char label[LABEL];
             struct weight_case g = weight_random(weight_kinds[k].t, F, sh.K, weight_kinds[k].group);
@@ -325,7 +365,8 @@ void test_gate_up(struct dev *dev, struct dev *ref)
 
 /* ---- a row alone --------------------------------------------------------------------------------------------- */
 
-enum { ALONE_M = 33, ALONE_N = 150, ALONE_K = 333, ALONE_OUT = ALONE_N + 3 * ALONE_K };
+/* nf4 takes whole blocks of 64: it sees the first ALONE_NF4 columns */
+enum { ALONE_M = 33, ALONE_N = 150, ALONE_K = 333, ALONE_NF4 = 320, ALONE_OUT = ALONE_N + 3 * ALONE_K };
 
 /* Every dense op on `count` rows of x from row `first` on; out (count, ALONE_OUT): linear, norm, act, act_mul. */
 static void alone_run(struct dev *d, const struct weight_case *c, const float *x, int first, int count, float *out)
@@ -336,7 +377,8 @@ static void alone_run(struct dev *d, const struct weight_case *c, const float *x
     float *n = put(d, NULL, (size_t)count * K * 4), *a = put(d, NULL, (size_t)count * K * 4);
     float *m = put(d, NULL, (size_t)count * (K / 2) * 4), *wn = put(d, x, K * 4);
     struct mat mx = mat_f32(dx, count, K), half = {dx, DT_F32, count, K / 2 * 2, K};
-    op_linear(d, (struct linear_args){mat_f32(y, count, N), mx, w, NULL});
+    struct mat lx = {dx, DT_F32, count, c->src.cols, K};
+    op_linear(d, (struct linear_args){mat_f32(y, count, N), lx, w, NULL});
     op_norm(d, (struct norm_args){mat_f32(n, count, K), mx, wn, NULL, 1e-5f, NORM_LAYER});
     op_act_mul(d, (struct act_mul_args){mat_f32(m, count, K / 2), half, ACT_GELU_ERF});
     op_rows(d, (struct rows_args){mat_f32(a, 0, K), mx, NULL});
@@ -365,7 +407,8 @@ void test_rows_alone(const char *const *levels, int n_levels)
     static float want[ALONE_M * ALONE_OUT], got[ALONE_M * ALONE_OUT];
     float *x = random_floats((size_t)ALONE_M * ALONE_K, 1);
     for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) {
-        struct weight_case c = weight_random(weight_kinds[k].t, ALONE_N, ALONE_K, weight_kinds[k].group);
+        int K = weight_kinds[k].t == DT_NF4 ? ALONE_NF4 : ALONE_K;
+        struct weight_case c = weight_random(weight_kinds[k].t, ALONE_N, K, weight_kinds[k].group);
         for (int i = 0; i < 2 * n_levels; i++) {
             char label[LABEL];
             struct dev *d = open_checked(levels[i / 2], i % 2 ? 3 : 1);
@@ -386,4 +429,36 @@ void test_rows_alone(const char *const *levels, int n_levels)
         weight_case_free(&c);
     }
     free(x);
+}
+
+/* nf4 is float weights written shorter: the same bits come out as with f32 weights of the same values */
+void test_nf4_values(const char *const *levels, int n_levels)
+{
+    enum { M = 13, N = 45, K = 192 };
+    struct weight_case c = weight_random(DT_NF4, N, K, 64), f = weight_random(DT_F32, N, K, 0);
+    const uint8_t *q = c.data;
+    for (int i = 0; i < N * K; i++)
+        ((float *)f.data)[i] = nf4_code[i % 2 ? q[i / 2] & 15 : q[i / 2] >> 4] * ((const float *)c.scale)[i / 64];
+    float *x = random_floats((size_t)M * K, 1);
+    for (int i = 0; i < n_levels; i++)
+        for (int rows = 1; rows <= M; rows++) {
+            char label[LABEL];
+            struct dev *d = open_checked(levels[i], 1);
+            struct weight *w4 = weight_put(d, &c), *w32 = weight_put(d, &f);
+            float *dx = put(d, x, sizeof(float) * M * K), *b = put(d, x, sizeof(float) * N);
+            float *y4 = put(d, NULL, sizeof(float) * M * N), *y32 = put(d, NULL, sizeof(float) * M * N);
+            op_linear(d, (struct linear_args){mat_f32(y4, rows, N), mat_f32(dx, rows, K), w4, b});
+            op_linear(d, (struct linear_args){mat_f32(y32, rows, N), mat_f32(dx, rows, K), w32, b});
+            snprintf(label, sizeof label, "%s: nf4 against f32 of the same values, %d rows", levels[i], rows);
+            check_device(label, d);
+            float *got = get(d, y4, (size_t)rows * N), *want = get(d, y32, (size_t)rows * N);
+            compare_bits(label, got, want, (size_t)rows * N);
+            free(got), free(want);
+            void *all[] = {dx, b, y4, y32};
+            for (size_t k = 0; k < sizeof all / sizeof *all; k++) d->ops->free(d, all[k]);
+            d->ops->weight_free(d, w4), d->ops->weight_free(d, w32);
+            dev_close(d);
+        }
+    free(x);
+    weight_case_free(&c), weight_case_free(&f);
 }

@@ -108,9 +108,11 @@ void check_device(const char *label, struct dev *d)
 
 struct weight_case weight_random(enum dtype t, int rows, int cols, int group)
 {
-    int n_groups = t == DT_I4 ? (cols + group - 1) / group : 1;
+    int n_groups = t == DT_I4 ? (cols + group - 1) / group : t == DT_NF4 ? cols / 64 : 1;
     size_t n = (size_t)rows * cols, int4_bytes = t == DT_I4 ? (size_t)rows * n_groups * group / 2 : 0;
-    struct weight_case c = {.src = {.t = t, .rows = rows, .cols = cols, .group = t == DT_I4 ? group : 0}};
+    bool scaled = t == DT_I8 || t == DT_I4 || t == DT_NF4;
+    struct weight_case c = {
+        .src = {.t = t, .rows = rows, .cols = cols, .group = t == DT_I4 || t == DT_NF4 ? group : 0}};
     c.data = malloc(t == DT_I4 ? int4_bytes : n * 4);
     c.scale = malloc((size_t)rows * n_groups * 4);
     if (!c.data || !c.scale) abort();
@@ -120,6 +122,7 @@ struct weight_case weight_random(enum dtype t, int rows, int cols, int group)
         if (t == DT_BF16) ((uint16_t *)c.data)[i] = f32_to_bf16(x);
         if (t == DT_F16) ((uint16_t *)c.data)[i] = f32_to_f16(x);
         if (t == DT_I8) ((int8_t *)c.data)[i] = (int8_t)(random_below(8) ? random_below(255) - 127 : 127);
+        if (t == DT_NF4) ((uint8_t *)c.data)[i / 2] = (uint8_t)random_below(256);
     }
     for (int r = 0; r < rows && t == DT_I4; r++)
         for (int k = 0; k < n_groups * group; k++) {
@@ -135,7 +138,7 @@ struct weight_case weight_random(enum dtype t, int rows, int cols, int group)
             ((float *)c.scale)[i] = s;
     }
     c.src.data = c.data;
-    c.src.scale = t == DT_I8 || t == DT_I4 ? c.scale : NULL;
+    c.src.scale = scaled ? c.scale : NULL;
     return c;
 }
 

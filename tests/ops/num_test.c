@@ -59,5 +59,7 @@ void test_numbers(void)
         double u = rng_uniform(5, i);
         CHECK(u >= 0 && u < 1, "uniform %g", u);
     }
-    CHECK(dtype_bytes(DT_I4, 5) == 3 && dtype_bytes(DT_BF16, 5) == 10 && dtype_bytes(DT_F32, 5) == 20, "dtype_bytes");
+    CHECK(dtype_bytes(DT_I4, 5) == 3 && dtype_bytes(DT_NF4, 6) == 3 && dtype_bytes(DT_BF16, 5) == 10 &&
+              dtype_bytes(DT_F32, 5) == 20,
+          "dtype_bytes");
 }

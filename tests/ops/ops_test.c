@@ -108,7 +108,9 @@ int main(void)
     struct {
         const char *name;
         void (*run)(const char *const *, int);
-    } wholes[] = {{"rows alone, threads, levels", test_rows_alone}, {"chunks, threads, levels", test_chunks}};
+    } wholes[] = {{"rows alone, threads, levels", test_rows_alone},
+                  {"chunks, threads, levels", test_chunks},
+                  {"nf4 as floats", test_nf4_values}};
     for (size_t i = 0; i < sizeof wholes / sizeof *wholes; i++) {
         int before = n_failures;
         double at = now();

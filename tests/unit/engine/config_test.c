@@ -110,6 +110,23 @@ static void test_generation_config(void **state)
     assert_true(model_config_parse("{" LLAMA "}", "{\"top_p\":7}", &c, &e) && strstr(e.msg, "generation_config.json"));
 }
 
+#define BNB(rest) "{" LLAMA ",\"quantization_config\":{\"quant_method\":\"bitsandbytes\"" rest "}}"
+
+static void test_bitsandbytes(void **state)
+{
+    assert_string_equal(good(BNB(",\"load_in_4bit\":true,\"bnb_4bit_quant_type\":\"nf4\""), NULL).quant, "nf4");
+    assert_string_equal(good("{" LLAMA ",\"quantization_config\":null}", NULL).quant, "");
+    assert_string_equal(
+        good("{" LLAMA ",\"quantization_config\":{\"load_in_4bit\":true,\"bnb_4bit_quant_type\":\"nf4\"}}", NULL).quant,
+        "nf4");
+    bad(BNB(""), "8-bit weights are not supported");
+    bad(BNB(",\"load_in_8bit\":true"), "8-bit weights are not supported");
+    bad(BNB(",\"load_in_4bit\":true"), "\"fp4\" is not supported"); /* transformers' default */
+    bad(BNB(",\"load_in_4bit\":true,\"bnb_4bit_quant_type\":\"fp4\""), "\"fp4\" is not supported");
+    bad(BNB(",\"load_in_4bit\":true,\"bnb_4bit_quant_type\":4"), "bnb_4bit_quant_type must be a string");
+    bad(BNB(",\"load_in_4bit\":\"yes\""), "load_in_4bit must be true or false");
+}
+
 static void test_refuses_nonsense(void **state)
 {
     bad("", "not a JSON object");
@@ -139,13 +156,15 @@ static void test_refuses_nonsense(void **state)
     bad("{" LLAMA ",\"eos_token_id\":\"</s>\"}", "eos_token_id");
     bad("{" LLAMA ",\"tie_word_embeddings\":1}", "tie_word_embeddings");
     bad("{" LLAMA ",\"quantization_config\":{\"quant_method\":\"gptq\"}}", "quantization_config");
+    bad("{" LLAMA ",\"quantization_config\":7}", "quantization_config");
     bad("{\"model_type\":\"llama\",\"vocab_size\":1000000000,\"hidden_size\":64}", "vocab_size must be");
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_llama), cmocka_unit_test(test_both_spellings_of_rope),
-                                       cmocka_unit_test(test_families), cmocka_unit_test(test_generation_config),
-                                       cmocka_unit_test(test_refuses_nonsense)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_llama),        cmocka_unit_test(test_both_spellings_of_rope),
+        cmocka_unit_test(test_families),     cmocka_unit_test(test_generation_config),
+        cmocka_unit_test(test_bitsandbytes), cmocka_unit_test(test_refuses_nonsense)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

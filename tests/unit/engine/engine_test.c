@@ -307,6 +307,11 @@ static void test_batching_int4(void **state)
     batching_changes_nothing("int4", "int8");
 }
 
+static void test_batching_nf4(void **state)
+{
+    batching_changes_nothing("nf4", "f16");
+}
+
 static void test_bf16_cache(void **state)
 {
     batching_changes_nothing("none", "bf16");
@@ -639,6 +644,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_batching_f32),
         cmocka_unit_test(test_batching_int8),
         cmocka_unit_test(test_batching_int4),
+        cmocka_unit_test(test_batching_nf4),
         cmocka_unit_test(test_bf16_cache),
         cmocka_unit_test(test_same_seed_same_text),
         cmocka_unit_test(test_ends),

@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "engine/base/file.h"
 #include "engine/safetensors.h"
 
 #include <stdio.h>
@@ -133,10 +134,87 @@ static void test_write_then_read(void **state)
     rmdir(dir);
 }
 
+/* Aligned tensors, the padding between them, checksums that notice any changed byte, and nothing left by an abort. */
+static void test_writer(void **state)
+{
+    char dir[] = "/tmp/tandem-test-XXXXXX", path[64], tmp[72];
+    struct err e = {0};
+    char data[100];
+    struct st_tensor a = {.name = "a", .type = ST_U8, .n_dims = 1, .dims = {100}, .data = data, .bytes = 100}, b = a;
+    memset(data, 5, sizeof data);
+    b.name = "b";
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/m.safetensors", dir);
+    snprintf(tmp, sizeof tmp, "%s.tmp", path);
+
+    struct st_writer *w = st_writer_open(path, 2, 2, 64, &e);
+    assert_int_equal(st_writer_add(w, &a, 64, &e), 0);
+    assert_int_equal(access(tmp, F_OK), 0);
+    st_writer_abort(w);
+    assert_int_not_equal(access(tmp, F_OK), 0);
+
+    w = st_writer_open(path, 2, 2, 64, &e);
+    st_writer_note(w, "format", "tandem");
+    assert_int_equal(st_writer_add(w, &a, 64, &e), 0);
+    assert_int_equal(st_writer_add(w, &b, 64, &e), 0);
+    assert_int_not_equal(access(path, F_OK), 0);
+    assert_int_equal(st_writer_finish(w, &e), 0);
+    assert_int_not_equal(access(tmp, F_OK), 0);
+
+    struct safetensors *s = safetensors_open(path, &e);
+    assert_non_null(s);
+    assert_int_equal(safetensors_count(s), 3);
+    assert_int_equal(safetensors_find(s, "padding.0")->bytes, 28);
+    assert_int_equal((uintptr_t)safetensors_find(s, "a")->data % ST_ALIGN, 0);
+    assert_int_equal((uintptr_t)safetensors_find(s, "b")->data % 64, 0);
+    assert_string_equal(safetensors_metadata(s, "format"), "tandem");
+    assert_null(safetensors_metadata(s, "version"));
+    assert_int_equal(safetensors_verify(s, &e), 0);
+    safetensors_close(s);
+
+    char *bytes = NULL;
+    size_t n;
+    assert_int_equal(file_read(path, 1 << 20, &bytes, &n, &e), 0);
+    for (size_t i = 0; i < n; i += i < 700 ? 1 : 37) { /* the header's beginning, its padding, the data */
+        bytes[i] ^= 4;
+        s = safetensors_parse(bytes, n, &e);
+        if (s && !safetensors_verify(s, &e)) fail_msg("byte %zu changed and nobody noticed", i);
+        safetensors_close(s);
+        bytes[i] ^= 4;
+    }
+    free(bytes);
+    remove(path);
+    rmdir(dir);
+}
+
+static void test_writer_failures(void **state)
+{
+    char dir[] = "/tmp/tandem-test-XXXXXX", path[64];
+    struct err e = {0};
+    assert_null(st_writer_open("/no/such/folder/m.safetensors", 1, 1, 0, &e));
+    assert_non_null(strstr(e.msg, "/no/such/folder/m.safetensors"));
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/m.safetensors", dir);
+
+    /* a header that does not fit the room that was asked for */
+    char name[8192];
+    memset(name, 'n', sizeof name - 1);
+    name[sizeof name - 1] = 0;
+    struct st_tensor t = {.name = name, .type = ST_U8, .n_dims = 1, .dims = {1}, .data = "x", .bytes = 1};
+    struct st_writer *w = st_writer_open(path, 1, 1, 0, &e);
+    assert_int_equal(st_writer_add(w, &t, 64, &e), 0);
+    assert_int_equal(st_writer_finish(w, &e), ERR_INVALID);
+    assert_non_null(strstr(e.msg, "the header needs"));
+    assert_int_equal(rmdir(dir), 0); /* nothing is left */
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_reads_tensors), cmocka_unit_test(test_refuses_lies),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_reads_tensors),
+                                       cmocka_unit_test(test_refuses_lies),
                                        cmocka_unit_test(test_truncation_at_every_byte),
-                                       cmocka_unit_test(test_write_then_read)};
+                                       cmocka_unit_test(test_write_then_read),
+                                       cmocka_unit_test(test_writer),
+                                       cmocka_unit_test(test_writer_failures)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

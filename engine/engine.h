@@ -22,18 +22,20 @@ struct engine;
 /* ---- opening --------------------------------------------------------------------------------------------------- */
 
 struct engine_config {
-    const char *model;     /* a Hugging Face directory */
-    const char *device;    /* NULL or "auto": cpu; "ref", "cpu", "cpu:portable"... */
-    int threads;           /* compute threads, the engine's own included; 0: one per available core */
-    const char *quantize;  /* NULL or "none": the file's own type; "int8", "int4"; for comparisons "int8-nearest",
-                              "int4-nearest": plain rounding */
-    const char *kv_type;   /* NULL or "auto": the device's choice of 16 bits; "f16", "bf16", "f32", "int8" */
-    size_t kv_cache_bytes; /* 0: enough for max_seqs of a moderate length, at most a quarter of the free memory */
-    int kv_pages;          /* exactly so many pages, or ERR_NOMEM with what they need; 0: by the line above */
-    int max_seqs;          /* requests that run at once; 0: 64 */
-    int max_batch_tokens;  /* tokens in one step; 0: 512 */
-    int max_queue;         /* requests that wait; 0: 256 */
-    int max_total_tokens;  /* prompt + generated of one request; 0: what the model and the page pool allow */
+    const char *model;       /* a Hugging Face directory */
+    const char *device;      /* NULL or "auto": cpu; "ref", "cpu", "cpu:portable"... */
+    int threads;             /* compute threads, the engine's own included; 0: one per available core */
+    const char *quantize;    /* NULL or "none": the file's own type; "int8", "int4", "nf4"; for comparisons
+                                "int8-nearest", "int4-nearest": plain rounding */
+    const char *kv_type;     /* NULL or "auto": the device's choice of 16 bits; "f16", "bf16", "f32", "int8" */
+    const char *activations; /* for products with bf16 weights: "f32"; "bf16": rounded, as models that run in bf16 have
+                                them; NULL or "auto": bf16 where the device multiplies it faster */
+    size_t kv_cache_bytes;   /* 0: enough for max_seqs of a moderate length, at most a quarter of the free memory */
+    int kv_pages;            /* exactly so many pages, or ERR_NOMEM with what they need; 0: by the line above */
+    int max_seqs;            /* requests that run at once; 0: 64 */
+    int max_batch_tokens;    /* tokens in one step; 0: 512 */
+    int max_queue;           /* requests that wait; 0: 256 */
+    int max_total_tokens;    /* prompt + generated of one request; 0: what the model and the page pool allow */
     bool no_prefix_cache;
     bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
     bool no_calibration; /* a small model is quantised without being calibrated on its own text (calibrate.h) */

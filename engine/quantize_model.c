@@ -287,6 +287,8 @@ int quantize_model(const char *dir, const char *out, const struct quantize_optio
                                                : DT_NONE;
     bool packed = strcmp(layout, "packed") == 0;
     if (t == DT_NONE) return err_set(e, ERR_INVALID, "type \"%.40s\" is not int8, int4 or nf4", type);
+    if (t == DT_NF4 && options->calibrate)
+        return err_set(e, ERR_INVALID, "nf4 is not calibrated; leave --calibrate out");
     if (!packed && strcmp(layout, WEIGHTS_CANONICAL))
         return err_set(e, ERR_INVALID, "layout \"%.40s\" is not packed or canonical", layout);
     int rc = model_config_read(dir, &c, e);

@@ -20,6 +20,16 @@ static int parse_type(const char *name, const char *const *allowed, const enum d
     return err_set(e, ERR_INVALID, "%s \"%.40s\" is not one of those tandem knows", what, name);
 }
 
+static int choose_activations(const struct engine_config *c, struct dev *d, struct err *e)
+{
+    const char *name = c->activations ? c->activations : "auto";
+    bool is_auto = strcmp(name, "auto") == 0, bf16 = strcmp(name, "bf16") == 0;
+    if (!is_auto && !bf16 && strcmp(name, "f32"))
+        return err_set(e, ERR_INVALID, "activations \"%.40s\" is not auto, f32 or bf16", name);
+    d->bf16_x = is_auto ? d->ops->bf16_units : bf16;
+    return 0;
+}
+
 static int parse_types(const struct engine_config *c, enum dtype *quantize, enum dtype *kv, struct err *e)
 {
     static const char *const q_names[] = {"none", "int8", "int4", "int8-nearest", "int4-nearest", "nf4"},
@@ -179,6 +189,7 @@ int setup_open(struct setup *s, const struct engine_config *c, int min_rows, str
 
     rc = load_model(s, c, quantize, e);
     if (!rc) rc = open_tokenizer(s, c->model, e);
+    if (!rc) rc = choose_activations(c, s->model.d, e);
     if (!rc && kv_type == DT_NONE) kv_type = s->model.d->ops->kv_type;
     if (!rc) rc = size_pool(s, c, kv_type, &pages, e);
     if (!rc) {

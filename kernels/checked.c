@@ -478,7 +478,7 @@ struct dev *dev_checked(struct dev *inner)
     c->ops.finish = checked_finish;
     c->ops.close = checked_close;
     c->inner = inner;
-    c->head = (struct dev){.ops = &c->ops, .threads = inner->threads};
+    c->head = (struct dev){.ops = &c->ops, .threads = inner->threads, .bf16_x = inner->bf16_x};
     memcpy(c->head.level, inner->level, sizeof c->head.level);
     return &c->head;
 }

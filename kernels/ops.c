@@ -15,11 +15,16 @@ struct dev *dev_open(const struct dev_config *c, char why[160])
         snprintf(why, 160, "threads must be 0..1024, not %d", c->threads);
         return NULL;
     }
-    if (!strcmp(name, "ref")) return ref_open(why);
-    if (!strcmp(name, "cpu")) return cpu_open(NULL, c->threads, why);
-    if (!strncmp(name, "cpu:", 4)) return cpu_open(name + 4, c->threads, why);
-    snprintf(why, 160, "no device is called \"%.60s\"; there are ref, cpu, cpu:portable, cpu:avx2, cpu:avx512", name);
-    return NULL;
+    struct dev *d = NULL;
+    if (!strcmp(name, "ref"))
+        d = ref_open(why);
+    else if (!strncmp(name, "cpu", 3) && (!name[3] || name[3] == ':'))
+        d = cpu_open(name[3] ? name + 4 : NULL, c->threads, why);
+    else
+        snprintf(why, 160, "no device is called \"%.60s\"; there are ref, cpu, cpu:portable, cpu:avx2, cpu:avx512",
+                 name);
+    if (d) d->bf16_x = c->bf16_x;
+    return d;
 }
 
 void dev_close(struct dev *d)

@@ -103,11 +103,14 @@ struct add_args {
 };
 
 /* y = x W^T + b.  x (T, K), y (T, N), w packed (N, K), b (N) f32 or NULL.
+ * DT_BF16 weights on a device opened with bf16_x: x is rounded to bf16 first, as everything in a model that runs in
+ * bf16 is, and products are summed in pairs.  Otherwise x is used as it is.
  * DT_NF4 weights are multiplied as the floats they stand for: on the cpu device y has the bits that DT_F32 weights of
- * the same values give.  For DT_I8 and DT_I4 weights x is quantised per row first, a = round_half_even(x * (127 /
- * amax)), and I8: y = (sum_k a w) * (amax/127) * scale[n]           (the integer sum is exact) I4: y = (sum over groups
- * g in order of (sum_{k in g} a (nibble - 8)) * scale[n][g]) * (amax/127) A row of zeros gives b (amax below 2^-100
- * counts as zero); a row with a NaN or an infinity gives NaN. */
+ * the same values give.
+ * For DT_I8 and DT_I4 weights x is quantised per row first, a = round_half_even(x * (127 / amax)), and
+ *   I8: y = (sum_k a w) * (amax/127) * scale[n]           (the integer sum is exact)
+ *   I4: y = (sum over groups g in order of (sum_{k in g} a (nibble - 8)) * scale[n][g]) * (amax/127)
+ * A row of zeros gives b (amax below 2^-100 counts as zero); a row with a NaN or an infinity gives NaN. */
 struct linear_args {
     struct mat y, x;
     const struct weight *w;
@@ -257,6 +260,7 @@ struct dev_error {
 struct dev_config {
     const char *name; /* "cpu", "ref", or a cpu level: "cpu:portable", "cpu:avx2", "cpu:avx512bf16"... */
     int threads;      /* 0: one per available core */
+    bool bf16_x;      /* round x to bf16 for bf16 weights: see linear_args */
 };
 
 struct dev_ops {
@@ -281,6 +285,7 @@ struct dev_ops {
      * `shape`, data and scale are not looked at.  NULL: out of memory, or not the size that shape takes. */
     struct weight *(*weight_open)(struct dev *, const struct weight_src *shape, const void *packed, size_t bytes);
 
+    bool bf16_units;                                  /* multiplies bf16 faster than f32 */
     enum dtype kv_type;                               /* of 16 bits, the cache type it computes best with */
     size_t (*kv_page_bytes)(const struct kv_shape *); /* of one page over all layers, k and v */
     struct kv *(*kv_open)(struct dev *, const struct kv_shape *);
@@ -301,6 +306,7 @@ struct dev {
     const struct dev_ops *ops;
     struct dev_error error; /* the first failure; sticky until dev_clear_error */
     int threads;
+    bool bf16_x;    /* as opened */
     char level[16]; /* what it chose: "avx512", "avx2", "portable"; "ref" */
 };
 

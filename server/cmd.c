@@ -34,6 +34,7 @@ struct engine_config cmd_engine_config(const struct settings *s)
         .threads = s->threads,
         .quantize = s->quantize,
         .kv_type = s->kv_type,
+        .activations = s->activations,
         .kv_cache_bytes = s->kv_cache_bytes,
         .max_seqs = s->max_seqs,
         .max_batch_tokens = s->max_batch_tokens,

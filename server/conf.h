@@ -28,7 +28,7 @@ struct string_list {
 struct settings {
     char *config;
     /* model */
-    char *model, *device, *quantize, *kv_type;
+    char *model, *device, *quantize, *kv_type, *activations;
     int threads;
     bool verify_weights;
     /* batching and memory */

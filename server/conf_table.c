@@ -21,6 +21,8 @@ static const struct conf_option table[] = {
      "the model: a Hugging Face directory (config.json, tokenizer.json, *.safetensors)"},
     {"quantize", "Model", CONF_CHOICE, AT(quantize), "none", 0, 0, NO_TYPES, MEASURED, false, "TYPE",
      "weights: as the file has them, or quantised while loading"},
+    {"activations", "Model", CONF_CHOICE, AT(activations), "auto", 0, 0, "auto|f32|bf16", MEASURED, false, "TYPE",
+     "what bf16 weights are multiplied with; auto is bf16 where the processor multiplies bf16, else f32"},
     {"device", "Model", CONF_STRING, AT(device), "auto", 0, 0, NULL, MEASURED, false, "NAME",
      "auto, cpu, cpu:portable, or ref (the slow definition of every operation)"},
     {"threads", "Model", CONF_INT, AT(threads), "0", 0, 1024, NULL, MEASURED, false, "N",

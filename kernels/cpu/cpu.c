@@ -243,6 +243,7 @@ struct dev *cpu_open(const char *level, int threads, char why[160])
         snprintf(d->head.level, sizeof d->head.level, "%s", isa->name);
         d->isa = isa;
         d->ops.kv_type = isa->kv_type;
+        d->ops.bf16_units = isa->bf16_units;
         d->worker = calloc((size_t)d->head.threads, sizeof *d->worker);
         d->pool = pool_open(d->head.threads);
         if (d->worker && d->pool) return &d->head;

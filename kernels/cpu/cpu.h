@@ -64,7 +64,8 @@ struct lin_job {
     enum act_kind act;  /* of a gate_up weight */
     int n_blocks, skip; /* skip: pairs between a task and the one that the same thread is likely to take next */
     /* int8 and int4: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0 * q_ld;
-     * int4: also -8 times the sum of each group, [n_groups][R] from q_sum + r0 * n_groups */
+     * int4: also -8 times the sum of each group, [n_groups][R] from q_sum + r0 * n_groups.  bf16 of rounded x: q is
+     * pairs of bf16 [q_ld / 2][R] from 2 * (r0 * q_ld) bytes on, q_ld counts bf16 */
     int8_t *q;
     float *q_step; /* (T) amax / 127 */
     int32_t *q_sum;
@@ -100,8 +101,10 @@ struct isa {
     const char *name;
     int attn_rows, block_rows[DT_COUNT]; /* rows of a block, at most */
     enum dtype kv_type;
-    lin_fn *linear[DT_COUNT];
+    bool bf16_units;
+    lin_fn *linear[DT_COUNT], *linear_bf16_x;                          /* of rounded x */
     void (*halve)(uint16_t *out, enum dtype t, const float *x, int n); /* writes up to a multiple of 16 */
+    void (*halve_block)(uint32_t *out, int R, const float *x, int n, int from, int to);
     void (*quantise)(int8_t *q, float *step, const float *x, int n);
     void (*quantise_block)(int8_t *q, int R, float *step, int32_t *sums, int group, const float *x, int n, int from,
                            int to);

@@ -5,6 +5,7 @@ struct lin_run {
     struct lin_job job;
     const struct isa *isa;
     int pairs_per_task, blocks_per_task, pair_tasks;
+    bool rounded;      /* x is in q: quantised, or rounded to bf16 */
     int slice, slices; /* columns of a task of quantising, and how many make a row */
 };
 
@@ -14,13 +15,17 @@ static void quant_task(void *ctx, int task, int worker)
 {
     struct lin_run *run = ctx;
     struct lin_job *j = &run->job;
-    bool grouped = j->w->t == DT_I4;
+    bool grouped = j->w->t == DT_I4, bf16 = j->w->t == DT_BF16;
     int block = task / run->slices, from = task % run->slices * run->slice, to = from + run->slice;
     int row0 = lin_block_row(j, block), R = lin_block_row(j, block + 1) - row0;
-    for (int r = 0; r < R; r++)
+    to = to < j->q_ld ? to : j->q_ld;
+    for (int r = 0; r < R && bf16; r++)
+        run->isa->halve_block((uint32_t *)j->q + (size_t)row0 * j->q_ld / 2 + r, R, mat_row(&j->x, row0 + r), j->x.cols,
+                              from, to);
+    for (int r = 0; r < R && !bf16; r++)
         run->isa->quantise_block(j->q + (size_t)row0 * j->q_ld + r * 4, R, j->q_step + row0 + r,
                                  grouped ? j->q_sum + (size_t)row0 * j->w->n_groups + r : NULL, j->w->group,
-                                 mat_row(&j->x, row0 + r), j->x.cols, from, to < j->q_ld ? to : j->q_ld);
+                                 mat_row(&j->x, row0 + r), j->x.cols, from, to);
 }
 
 /* q, its steps and its sums in the device's scratch */
@@ -32,11 +37,11 @@ static bool quantise_rows(struct cpu_dev *d, struct lin_run *r)
     int threads = d->head.threads;
     j->q_ld = (j->w->k_pad + 63) / 64 * 64;
     if (j->w->t == DT_I4) j->q_ld = j->w->k_pad;
-    int8_t *q =
-        scratch_get(&d->quant, T * ((size_t)j->q_ld + sizeof(float) + (size_t)j->w->n_groups * sizeof(int32_t)));
+    size_t row = j->w->t == DT_BF16 ? (size_t)j->q_ld * 2 : (size_t)j->q_ld;
+    int8_t *q = scratch_get(&d->quant, T * (row + sizeof(float) + (size_t)j->w->n_groups * sizeof(int32_t)));
     if (!q) return false;
     j->q = q;
-    j->q_step = (float *)(q + T * (size_t)j->q_ld);
+    j->q_step = (float *)(q + T * row);
     j->q_sum = (int32_t *)(j->q_step + T);
     int want = j->n_blocks >= threads * 4 ? 1 : threads * 4 / j->n_blocks;
     r->slice = ((j->q_ld + want - 1) / want + SLICE - 1) / SLICE * SLICE;
@@ -53,8 +58,8 @@ static void lin_task(void *ctx, int task, int worker)
     const struct lin_job *j = &r->job;
     int pair0 = task % r->pair_tasks * r->pairs_per_task, pair1 = pair0 + r->pairs_per_task;
     int block0 = task / r->pair_tasks * r->blocks_per_task, block1 = block0 + r->blocks_per_task;
-    r->isa->linear[j->w->t](j, block0, block1 < j->n_blocks ? block1 : j->n_blocks, pair0,
-                            pair1 < j->w->pairs ? pair1 : j->w->pairs);
+    lin_fn *fn = j->w->t == DT_BF16 && r->rounded ? r->isa->linear_bf16_x : r->isa->linear[j->w->t];
+    fn(j, block0, block1 < j->n_blocks ? block1 : j->n_blocks, pair0, pair1 < j->w->pairs ? pair1 : j->w->pairs);
 }
 
 /* a guess at one core's time: the multiplier's or the memory's, whichever is longer */
@@ -74,7 +79,8 @@ static void run_job(struct dev *head, const struct lin_job *job, const char *op)
     int rows = job->x.rows, pairs = job->w->pairs, most = d->isa->block_rows[t];
     if (rows == 0) return;
     r.job.n_blocks = (rows + most - 1) / most;
-    if ((t == DT_I8 || t == DT_I4) && !quantise_rows(d, &r)) {
+    r.rounded = t == DT_I8 || t == DT_I4 || (t == DT_BF16 && head->bf16_x);
+    if (r.rounded && !quantise_rows(d, &r)) {
         dev_fail(head, op, "out of memory for %d rows of quantised activations", rows);
         return;
     }

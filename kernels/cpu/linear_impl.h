@@ -133,6 +133,27 @@ INLINE void block_bf16(const struct lin_job *j, const struct block *b, const int
     }
 }
 
+/* of x rounded to bf16, which lies as quantised activations do: [k / 2][R] pairs */
+INLINE void block_bf16_x(const struct lin_job *j, const struct block *b, const int R, const int P)
+{
+    const uint8_t *w = b->w + (size_t)b->panel * 64, *ahead = b->ahead;
+    const uint32_t *x = (const uint32_t *)j->q + (size_t)b->row * j->q_ld / 2;
+    vf acc[R_MAX][P_MAX];
+    FOR_R FOR_P acc[r][p] = v_zero();
+    for (int k = 0; k < j->w->k_pad; k += 2, w += 128, x += R) {
+        vi wk[P_MAX];
+        FOR_P wk[p] = i_load(w + (size_t)p * 64);
+        FOR_P ahead = prefetch(ahead, b->stride, R);
+        FOR_R FOR_P acc[r][p] = v_dot_bf16(acc[r][p], wk[p], x[r]);
+    }
+    FOR_P
+    {
+        int panel = b->panel + p;
+        vf bias = panel_bias(j, b->pair, panel);
+        FOR_R block_store(j, b, r, panel, v_add(acc[r][p], bias));
+    }
+}
+
 /* Quantised activations of a block lie together, [k / 4][R][4]: one pointer, and constant distances from it. */
 INLINE void block_i8(const struct lin_job *j, const struct block *b, const int R, const int P)
 {
@@ -259,6 +280,7 @@ INLINE void block_i4(const struct lin_job *j, const struct block *b, const int R
 BLOCK_FN(blocks_f32, BLOCK_ROWS_F, BLOCK_ROWS_F2, BLOCK_F32)
 BLOCK_FN(blocks_f16, BLOCK_ROWS_F, BLOCK_ROWS_F2, BLOCK_F16)
 BLOCK_FN(blocks_bf16, BLOCK_ROWS_F, BLOCK_ROWS_F2, block_bf16)
+BLOCK_FN(blocks_bf16_x, BLOCK_ROWS_F, BLOCK_ROWS_F2, block_bf16_x)
 BLOCK_FN(blocks_i8, BLOCK_ROWS_I8, BLOCK_ROWS_I8_2, block_i8)
 BLOCK_FN(blocks_i4, BLOCK_ROWS_I4, BLOCK_ROWS_I4_2, block_i4)
 
@@ -311,5 +333,6 @@ static void linear_task(const struct lin_job *j, int block0, int block1, int pai
 LINEAR_FN(linear_f32, 1, blocks_f32)
 LINEAR_FN(linear_f16, 1, blocks_f16)
 LINEAR_FN(linear_bf16, 2, blocks_bf16)
+LINEAR_FN(linear_bf16_x, 2, blocks_bf16_x)
 LINEAR_FN(linear_i8, 4, blocks_i8)
 LINEAR_FN(linear_i4, 8, blocks_i4)

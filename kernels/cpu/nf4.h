@@ -20,5 +20,7 @@ static inline size_t nf4_pair_bytes(int cols)
 /* Row `row` of src as output `lane` (0..31) of the pair whose bytes begin at `pair`.  Any thread; the rows of a pair
  * touch different bytes. */
 void nf4_pack_row(uint8_t *pair, int lane, const struct weight_src *src, int row);
+/* The values of output `lane`: out (cols). */
+void nf4_unpack_row(const uint8_t *pair, int lane, int cols, float *out);
 
 #endif

@@ -94,6 +94,16 @@ static void row_halve(uint16_t *out, enum dtype t, const float *x, int n)
     }
 }
 
+/* Columns from..to of one row of R as bf16, from a multiple of 16 on: two at a time, R words apart, zeros past n. */
+static void row_halve_block(uint32_t *out, int R, const float *x, int n, int from, int to)
+{
+    for (int i = from; i < to; i += 16) {
+        uint32_t pairs[8];
+        v_store_bf16((uint16_t *)pairs, n > i ? v_load_n(x + i, n - i) : v_zero());
+        for (int k = 0; k < 8; k++) out[(i / 2 + k) * R] = pairs[k];
+    }
+}
+
 /* As in linear_args: q = round_half_even(x * (127 / amax)), zeros up to n_pad; step = amax / 127, 0 for a row of
  * zeros, NaN (and zeros) for a row that is not finite. */
 struct quant {

@@ -219,6 +219,7 @@ void weight_row(const struct weight *w, int row, float *out)
         for (int k = 0; k < w->cols; k++)
             out[k] = (float)(int8_t)q[(size_t)(k / 4) * (4 * PAIR) + k % 4] * w->scale[row];
         break;
+    case DT_NF4: nf4_unpack_row(p, lane, w->cols, out); break;
     default:
         for (int k = 0; k < w->cols; k++) {
             int in = k % w->group;

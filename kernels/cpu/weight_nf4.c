@@ -15,3 +15,14 @@ void nf4_pack_row(uint8_t *pair, int lane, const struct weight_src *src, int row
             for (int k = 0; k < 4; k++) to[k] = (uint8_t)(from[k] << 4 | from[k] >> 4);
     }
 }
+
+void nf4_unpack_row(const uint8_t *pair, int lane, int cols, float *out)
+{
+    for (int k = 0; k < cols; k++) {
+        const uint8_t *block = pair + (size_t)(k / NF4_BLOCK) * NF4_BLOCK_BYTES;
+        uint8_t both = block[NF4_SCALES + k % NF4_BLOCK / 8 * (NF4_PAIR * 4) + lane * 4 + k % 8 / 2];
+        float scale;
+        memcpy(&scale, block + lane * 4, sizeof scale);
+        out[k] = nf4_code[k % 2 ? both >> 4 : both & 15] * scale;
+    }
+}

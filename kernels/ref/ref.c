@@ -145,10 +145,13 @@ static float quantise(int8_t *q, const float *x, int n)
     return amax / 127.0f;
 }
 
-static double dot_float(const struct weight *w, int n, const float *x)
+static double dot_float(const struct weight *w, int n, const float *x, bool bf16_x)
 {
     double sum = 0;
-    for (int k = 0; k < w->cols; k++) sum += (double)x[k] * w->f[(size_t)n * w->cols + k];
+    for (int k = 0; k < w->cols; k++) {
+        float xk = bf16_x && w->t == DT_BF16 ? bf16_to_f32(f32_to_bf16(x[k])) : x[k];
+        sum += (double)xk * w->f[(size_t)n * w->cols + k];
+    }
     return sum;
 }
 
@@ -176,7 +179,7 @@ static void ref_linear(struct dev *d, const struct linear_args *a)
         const float *x = mat_row(&a->x, t);
         float step = w->q ? quantise(q, x, w->cols) : 0;
         for (int n = 0; n < w->rows; n++) {
-            double y = w->q ? dot_int(w, n, q, step) : dot_float(w, n, x);
+            double y = w->q ? dot_int(w, n, q, step) : dot_float(w, n, x, d->bf16_x);
             mat_row(&a->y, t)[n] = (float)(y + (a->b ? a->b[n] : 0));
         }
     }

@@ -190,6 +190,11 @@ def test_quantize_then_load(run, tmp_path, weights):
     assert again.returncode == 1 and str(out).encode() in again.stderr
 
 
+def test_nf4_is_not_calibrated(run, tmp_path):
+    got = run("quantize", "--model", MODEL, "--out", tmp_path / "q", "--type", "nf4", "--calibrate", "self")
+    assert got.returncode == 1 and b"--calibrate" in got.stderr and not (tmp_path / "q").exists()
+
+
 def test_quantize_calibrated(run, tmp_path):
     """A text changes the weights, and not for the worse: another part of the same kind of text is predicted well."""
     stories = (MODEL / "heldout.txt").read_text().split("<|endoftext|>")

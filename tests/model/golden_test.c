@@ -52,7 +52,7 @@ static struct expected expected_open(const char *dir)
 
 struct compare {
     const struct expected *x;
-    double worst;
+    double worst, error, power; /* sums of squares */
     int worst_pos, rows;
 };
 
@@ -63,6 +63,8 @@ static void compare_row(void *arg, int pos, const float *logits)
     for (int i = 0; i < c->x->vocab; i++) {
         double d = fabs((double)logits[i] - (double)want[i]);
         if (!(d <= c->worst)) c->worst = d, c->worst_pos = pos; /* NaN counts as worst */
+        c->error += d * d;
+        c->power += (double)want[i] * (double)want[i];
     }
     c->rows++;
 }
@@ -101,10 +103,13 @@ static bool check_model(const char *root, const char *name, const char *device)
     struct err e = {0};
     snprintf(dir, sizeof dir, "%s/%s", root, name);
     struct expected x = expected_open(dir);
-    struct eval *v = eval_open(
-        &(struct engine_config){
-            .model = dir, .device = device, .kv_type = "f32", .threads = 2, .kv_cache_bytes = 64 << 20},
-        &e);
+    struct eval *v = eval_open(&(struct engine_config){.model = dir,
+                                                       .device = device,
+                                                       .kv_type = "f32",
+                                                       .activations = "f32",
+                                                       .threads = 2,
+                                                       .kv_cache_bytes = 64 << 20},
+                               &e);
     bool ok = false;
     if (!v) {
         printf("FAIL %-20s %-14s %s\n", name, device, e.msg);
@@ -118,6 +123,26 @@ static bool check_model(const char *root, const char *name, const char *device)
                ok ? "ok  " : "FAIL", name, device, c.worst, c.worst_pos, x.n, agree, x.n_greedy, e.msg[0] ? "; " : "",
                e.msg);
     }
+    eval_close(v);
+    safetensors_close(x.file);
+    return ok;
+}
+
+/* In bf16, as served by default where the processor multiplies it: the f32 logits but for roundings of 2^-9. */
+static bool check_bf16(const char *root, const char *name)
+{
+    char dir[1024];
+    struct err e = {0};
+    snprintf(dir, sizeof dir, "%s/%s", root, name);
+    struct expected x = expected_open(dir);
+    struct compare c = {.x = &x};
+    struct eval *v = eval_open(
+        &(struct engine_config){
+            .model = dir, .kv_type = "bf16", .activations = "bf16", .threads = 2, .kv_cache_bytes = 64 << 20},
+        &e);
+    bool ok = v && eval_logits(v, x.ids, x.n, compare_row, &c, &e) == 0 && c.rows == x.n && c.error <= 1e-3 * c.power;
+    printf("%s %-20s cpu in bf16    error %.1e of the logits' power%s%s\n", ok ? "ok  " : "FAIL", name,
+           c.error / c.power, e.msg[0] ? "; " : "", e.msg);
     eval_close(v);
     safetensors_close(x.file);
     return ok;
@@ -145,6 +170,7 @@ int main(int argc, char **argv)
         models++;
         for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
             failed += !check_model(argv[1], f->d_name, devices[i]);
+        failed += !check_bf16(argv[1], f->d_name);
     }
     closedir(d);
     printf("%d models, %d failures\n", models, failed);

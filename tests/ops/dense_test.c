@@ -91,6 +91,7 @@ void test_embed(struct dev *dev, struct dev *ref)
     static const enum dtype packed[] = {DT_F32, DT_BF16, DT_F16, DT_I8, DT_I4};
     EACH(T, row_counts)
     EACH(C, col_counts) for (int k = 0; k < 10; k++) embed_packed_case(dev, ref, (int)T, (int)C, packed[k % 5], k >= 5);
+    EACH(T, row_counts) for (int C = 64; C <= 192; C += 64) embed_packed_case(dev, ref, (int)T, C, DT_NF4, C == 64);
     static const enum dtype types[] = {DT_F32, DT_BF16, DT_F16};
     EACH(T, row_counts) EACH(C, col_counts) for (int k = 0; k < 6; k++)
     {

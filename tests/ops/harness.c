@@ -111,8 +111,12 @@ struct weight_case weight_random(enum dtype t, int rows, int cols, int group)
     int n_groups = t == DT_I4 ? (cols + group - 1) / group : t == DT_NF4 ? cols / 64 : 1;
     size_t n = (size_t)rows * cols, int4_bytes = t == DT_I4 ? (size_t)rows * n_groups * group / 2 : 0;
     bool scaled = t == DT_I8 || t == DT_I4 || t == DT_NF4;
-    struct weight_case c = {
-        .src = {.t = t, .rows = rows, .cols = cols, .group = t == DT_I4 || t == DT_NF4 ? group : 0}};
+    struct weight_case c = {.src = {.t = t,
+                                    .rows = rows,
+                                    .cols = cols,
+                                    .group = t == DT_I4    ? group
+                                             : t == DT_NF4 ? 64
+                                                           : 0}};
     c.data = malloc(t == DT_I4 ? int4_bytes : n * 4);
     c.scale = malloc((size_t)rows * n_groups * 4);
     if (!c.data || !c.scale) abort();
@@ -158,10 +162,12 @@ struct weight *weight_put(struct dev *d, const struct weight_case *c)
     return w;
 }
 
+bool with_bf16_x;
+
 struct dev *open_checked(const char *name, int threads)
 {
     char why[160];
-    struct dev *d = dev_open(&(struct dev_config){.name = name, .threads = threads}, why);
+    struct dev *d = dev_open(&(struct dev_config){.name = name, .threads = threads, .bf16_x = with_bf16_x}, why);
     if (!d) {
         printf("FAIL %s does not open: %s\n", name, why);
         exit(1);

@@ -46,6 +46,7 @@ struct weight_case weight_random(enum dtype t, int rows, int cols, int group);
 void weight_case_free(struct weight_case *);
 struct weight *weight_put(struct dev *, const struct weight_case *);
 
+extern bool with_bf16_x;                                 /* how open_checked opens */
 struct dev *open_checked(const char *name, int threads); /* aborts when it cannot */
 
 /* The groups of tests.  `ref` is the oracle. */

@@ -120,6 +120,18 @@ int main(void)
     }
     int before = n_failures;
     start = now();
+    with_bf16_x = true;
+    for (int i = 0; i < n; i++) {
+        struct dev *dev = open_checked(levels[i], 3), *exact = open_checked("ref", 1);
+        test_linear(dev, exact);
+        dev_close(dev);
+        dev_close(exact);
+    }
+    test_rows_alone(levels, n);
+    with_bf16_x = false;
+    report("bf16 x", start, before);
+    before = n_failures;
+    start = now();
     struct dev *cpu = open_checked("cpu", 2), *ref = open_checked("ref", 1);
     test_sample_meaning(cpu);
     test_sample_meaning(ref);

@@ -367,9 +367,8 @@ static double change(double a, double b)
 void bench_judge(const struct bench *b, const struct bench_system *s, const struct ceilings *before,
                  const struct ceilings *after, struct bench_result *r)
 {
-    struct ceilings c = *before;
-    ceilings_max(&c, after);
-    r->ratios = bench_ratios_of(&r->work, b->info->weight_type, r->seconds / r->steps, &c);
+    r->ceilings = ceilings_mean((const struct ceilings[]){*before, *after}, 2);
+    r->ratios = bench_ratios_of(&r->work, b->info->weight_type, r->seconds / r->steps, &r->ceilings);
     const char *space = strchr(b->info->device, ' ');
     struct bench_facts f = {
         .phase = r->phase,

@@ -63,7 +63,8 @@ struct bench_result {
     double tokens_per_s, tokens_per_s_min, tokens_per_s_max;
     double step_p50, step_p95, step_p99; /* seconds, over the steps of all repeats */
     struct bench_work work;
-    struct bench_ratios ratios; /* filled by bench_judge */
+    struct ceilings ceilings;   /* filled by bench_judge: around this phase */
+    struct bench_ratios ratios; /* likewise */
     int n_ops;
     struct bench_op ops[BENCH_OPS_MAX]; /* longest first */
     size_t peak_bytes;                  /* resident, up to the end of this phase */
@@ -123,7 +124,7 @@ int bench_ceilings(struct bench *, struct ceilings *, struct err *e);
 /* One phase; batch is 1 for prefill, 1 .. max_batch for decoding. */
 int bench_run(struct bench *, enum bench_phase, int batch, struct bench_result *, struct err *e);
 
-/* Ratios and advice, once the ceilings are known. */
+/* Ratios and advice, from the ceilings measured right before and right after the phase. */
 void bench_judge(const struct bench *, const struct bench_system *, const struct ceilings *before,
                  const struct ceilings *after, struct bench_result *);
 

@@ -36,8 +36,7 @@ static bool is_integer(const char *weight_type)
 static double unit_rate(const char *weight_type, const struct ceilings *c)
 {
     if (is_integer(weight_type)) return c->int8_macs_per_s;
-    bool bf16 =
-        strcmp(weight_type, "bf16") == 0 || strcmp(weight_type, "nf4") == 0; /* values that bf16 can stand for */
+    bool bf16 = strcmp(weight_type, "bf16") == 0;
     return bf16 && c->bf16_macs_per_s > 0 ? c->bf16_macs_per_s : c->f32_macs_per_s;
 }
 

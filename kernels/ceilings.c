@@ -1,7 +1,9 @@
 /* Every rate is that of all threads together: work done by all, over the time from the first start to the last end,
  * between two barriers.  (A sum of each thread's best run is no ceiling: the threads never had it at the same time.)
- * The best of many short repeats counts, because a neighbour on the same cores must not lower a ceiling: some of them
- * fall between its turns.
+ * Of the multipliers, the best of many short repeats counts, because a neighbour on the same cores must not lower a
+ * ceiling: some of them fall between its turns.  Of reading, the median of passes through the whole buffer in the best
+ * way to read: memory is shared with whoever else is on the machine, short passes find part of the buffer in a cache,
+ * and what is measured beside it are medians too.
  *
  * The multipliers are loops of inline assembly on registers with enough independent chains to hide the latency. Written
  * with intrinsics, compilers put the accumulators through memory or joined chains, and kernels passed the "ceiling". */
@@ -29,7 +31,7 @@ enum { READ_MAX = CEILINGS_READ_WANTED, READ_NS = 400000000, BURST_NS = 2000000 
 enum {
     TOGETHER_NS = 200000, /* how long a thread waits for the others to wake */
     BURSTS = 40,          /* of each unit */
-    PIECES = 4,           /* rounds that read the buffer once */
+    PASSES = 64,          /* of reading, at most */
     TRIES = 2,            /* rounds of each way to read */
     HUGE_PAGE = 2 << 20,
 };
@@ -233,7 +235,9 @@ struct probe {
     int way, best_way;
     long loops;
     int64_t began;
-    double read, rate[UNITS];
+    double read, rate[UNITS]; /* read: the best pass */
+    double pass[PASSES];      /* in the best way */
+    int passes;
 };
 
 static void meet(struct probe *p)
@@ -269,27 +273,26 @@ static int next_way(const struct probe *p, int round)
 {
     int64_t took = now_ns() - p->began;
     if (round < WAYS * TRIES && took < 2 * READ_NS) return round / TRIES;
-    return took < READ_NS ? p->best_way : -1;
+    return p->passes < PASSES && (took < 2 * READ_NS || !p->passes) ? p->best_way : -1;
 }
 
 static void probe_read(struct probe *p, int thread, long *rounds)
 {
     char *mine = p->buffer + (size_t)thread * p->share;
-    memset(mine, 1, p->share);                      /* by the thread that reads it, so that it lies in its memory */
-    size_t piece = p->share / PIECES / 4096 * 4096; /* round after round through the whole buffer: never in a cache */
+    memset(mine, 1, p->share); /* by the thread that reads it, so that it lies in its memory */
     meet(p);
     if (thread == 0) p->began = now_ns(), p->way = 0;
     for (int round = 1;; round++) {
         meet(p);
         if (p->way < 0) return;
         start_together(p, thread, rounds);
-        const char *at = mine + (size_t)(round % PIECES) * piece;
-        p->sink += p->machine.read(at, piece, ways[p->way].ahead, ways[p->way].streams);
+        p->sink += p->machine.read(mine, p->share, ways[p->way].ahead, ways[p->way].streams);
         p->stamp[thread].end = now_ns();
         meet(p);
         if (thread != 0) continue;
-        double rate = (double)piece * p->threads / round_seconds(p);
-        if (rate > p->read) p->read = rate, p->best_way = p->way;
+        double rate = (double)p->share * p->threads / round_seconds(p);
+        if (round > WAYS * TRIES) p->pass[p->passes++] = rate;
+        if (rate > p->read) p->read = rate, p->best_way = round > WAYS * TRIES ? p->best_way : p->way;
         p->way = next_way(p, round);
     }
 }
@@ -335,6 +338,12 @@ static void probe_thread(void *ctx, int thread)
     for (int unit = 0; unit < UNITS; unit++) probe_unit(p, thread, unit, &rounds);
 }
 
+static int by_rate(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
 int dev_ceilings(struct dev *d, size_t read_bytes, struct ceilings *out)
 {
     *out = (struct ceilings){0};
@@ -359,21 +368,20 @@ int dev_ceilings(struct dev *d, size_t read_bytes, struct ceilings *out)
     pthread_barrier_destroy(&p.barrier);
     munmap(p.buffer, bytes);
     free(p.stamp);
-    *out =
-        (struct ceilings){p.read, p.rate[UNIT_INT8], p.rate[UNIT_BF16], p.rate[UNIT_F32], p.share * (size_t)p.threads};
+    qsort(p.pass, (size_t)p.passes, sizeof *p.pass, by_rate);
+    double read = p.passes ? p.pass[p.passes / 2] : p.read;
+    *out = (struct ceilings){read, p.rate[UNIT_INT8], p.rate[UNIT_BF16], p.rate[UNIT_F32], p.share * (size_t)p.threads};
     return 0;
 }
 
-static void raise_to(double *into, double v)
+struct ceilings ceilings_mean(const struct ceilings *v, int n)
 {
-    if (v > *into) *into = v;
-}
-
-void ceilings_max(struct ceilings *into, const struct ceilings *c)
-{
-    raise_to(&into->read_bytes_per_s, c->read_bytes_per_s);
-    raise_to(&into->int8_macs_per_s, c->int8_macs_per_s);
-    raise_to(&into->bf16_macs_per_s, c->bf16_macs_per_s);
-    raise_to(&into->f32_macs_per_s, c->f32_macs_per_s);
-    if (c->read_bytes > into->read_bytes) into->read_bytes = c->read_bytes;
+    struct ceilings c = {.read_bytes = v[0].read_bytes};
+    for (int i = 0; i < n; i++) {
+        c.read_bytes_per_s += v[i].read_bytes_per_s / n;
+        c.int8_macs_per_s += v[i].int8_macs_per_s / n;
+        c.bf16_macs_per_s += v[i].bf16_macs_per_s / n;
+        c.f32_macs_per_s += v[i].f32_macs_per_s / n;
+    }
+    return c;
 }

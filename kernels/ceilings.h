@@ -25,7 +25,7 @@ struct dev;
  * 0, or -1 when there is no memory for it.  A device without host memory has no ceilings here: all 0. */
 int dev_ceilings(struct dev *, size_t read_bytes, struct ceilings *out);
 
-/* Raises each of *into to what `c` has. */
-void ceilings_max(struct ceilings *into, const struct ceilings *c);
+/* The mean of n > 0 measurements, rate by rate. */
+struct ceilings ceilings_mean(const struct ceilings *v, int n);
 
 #endif

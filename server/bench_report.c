@@ -51,16 +51,24 @@ static void put_rates(struct buf *out, const struct ceilings *c)
     put_rate(out, "f32_macs_per_s", c->f32_macs_per_s);
 }
 
-static struct ceilings larger(const struct bench_report *r)
+/* of all phases */
+static struct ceilings overall(const struct bench_report *r)
 {
-    struct ceilings c = r->before;
-    ceilings_max(&c, &r->after);
+    struct ceilings all[2] = {r->before, r->after}, c = ceilings_mean(all, 2);
+    for (int i = 0; i < r->n_results; i++) {
+        double n = r->n_results;
+        if (i == 0) c = (struct ceilings){.read_bytes = c.read_bytes};
+        c.read_bytes_per_s += r->results[i].ceilings.read_bytes_per_s / n;
+        c.int8_macs_per_s += r->results[i].ceilings.int8_macs_per_s / n;
+        c.bf16_macs_per_s += r->results[i].ceilings.bf16_macs_per_s / n;
+        c.f32_macs_per_s += r->results[i].ceilings.f32_macs_per_s / n;
+    }
     return c;
 }
 
 static void put_ceilings(struct buf *out, const struct bench_report *r)
 {
-    struct ceilings most = larger(r);
+    struct ceilings most = overall(r);
     put_name(out, "ceilings");
     buf_char(out, '{');
     put_rates(out, &most);
@@ -158,6 +166,10 @@ static void put_result(struct buf *out, const struct bench_result *r)
     put_number(out, "compute_ratio", r->ratios.compute);
     put_number(out, "multiplier_ratio", r->ratios.multiplier);
     put_string(out, "bound_by", bench_bound_name(r->ratios.bound));
+    put_name(out, "ceilings");
+    buf_char(out, '{');
+    put_rates(out, &r->ceilings);
+    buf_char(out, '}');
     put_name(out, "ops");
     buf_char(out, '[');
     for (int i = 0; i < r->n_ops; i++) put_op(out, &r->ops[i]);
@@ -256,16 +268,17 @@ static void text_ceilings(struct buf *out, const struct bench_report *r)
 
 static void text_results(struct buf *out, const struct bench_report *r)
 {
-    buf_printf(out, "\n%-8s %5s %11s %9s %9s %9s %8s %7s %6s %6s %7s  %-10s %8s\n", "phase", "batch", "tokens/s",
-               "p50 ms", "p95 ms", "p99 ms", "GMAC/s", "GB/s", "read", "mult", "ceiling", "bound by", "peak MB");
+    buf_printf(out, "\n%-8s %5s %9s %9s %9s %9s %13s %13s %5s %5s %7s  %-10s %8s\n", "phase", "batch", "tokens/s",
+               "p50 ms", "p95 ms", "p99 ms", "GMAC/s of", "GB/s of", "read", "mult", "ceiling", "bound by", "peak MB");
     for (int i = 0; i < r->n_results; i++) {
         const struct bench_result *b = &r->results[i];
         double step = b->seconds / b->steps;
-        buf_printf(out, "%-8s %5d %11.1f %9.3f %9.3f %9.3f %8.1f %7.2f %6.2f %6.2f %7.2f  %-10s %8.0f\n",
+        buf_printf(out, "%-8s %5d %9.1f %9.3f %9.3f %9.3f %7.1f %5.0f %7.2f %5.1f %5.2f %5.2f %7.2f  %-10s %8.0f\n",
                    bench_phase_name(b->phase), b->batch, b->tokens_per_s, b->step_p50 * 1e3, b->step_p95 * 1e3,
                    b->step_p99 * 1e3, (b->work.weight_macs + b->work.attention_macs) / step * 1e-9,
-                   (b->work.weight_bytes + b->work.kv_bytes) / step * 1e-9, b->ratios.read, b->ratios.multiplier,
-                   b->ratios.ceiling, bench_bound_name(b->ratios.bound), (double)b->peak_bytes * 1e-6);
+                   b->ceilings.int8_macs_per_s * 1e-9, (b->work.weight_bytes + b->work.kv_bytes) / step * 1e-9,
+                   b->ceilings.read_bytes_per_s * 1e-9, b->ratios.read, b->ratios.multiplier, b->ratios.ceiling,
+                   bench_bound_name(b->ratios.bound), (double)b->peak_bytes * 1e-6);
     }
     buf_printf(out,
                "  read, mult: share of the read and of the int8 ceiling; ceiling: of the time at the ceilings, 1 is "

@@ -82,13 +82,19 @@ static int parse_batches(const char *text, int *out, struct err *e)
 static int measure(struct bench *b, struct bench_report *r, struct bench_result *results, const int *batches,
                    int n_batches, struct err *e)
 {
+    struct ceilings c[2];
     show_progress(NULL, "ceilings", 0, 0);
-    int rc = bench_ceilings(b, &r->before, e);
-    if (!rc) rc = bench_run(b, BENCH_PREFILL, 1, &results[r->n_results++], e);
-    for (int i = 0; i < n_batches && !rc; i++) rc = bench_run(b, BENCH_DECODE, batches[i], &results[r->n_results++], e);
-    if (!rc && !show_progress(NULL, "ceilings", 0, 0)) rc = err_set(e, ERR_FULL, "interrupted");
-    if (!rc) rc = bench_ceilings(b, &r->after, e);
-    for (int i = 0; i < r->n_results && !rc; i++) bench_judge(b, &r->system, &r->before, &r->after, &results[i]);
+    int rc = bench_ceilings(b, &c[0], e);
+    r->before = c[0];
+    for (int i = -1; i < n_batches && !rc; i++) {
+        struct bench_result *out = &results[r->n_results++];
+        rc = i < 0 ? bench_run(b, BENCH_PREFILL, 1, out, e) : bench_run(b, BENCH_DECODE, batches[i], out, e);
+        if (!rc && !show_progress(NULL, "ceilings", 0, 0)) rc = err_set(e, ERR_FULL, "interrupted");
+        if (!rc) rc = bench_ceilings(b, &c[1], e);
+        if (!rc) bench_judge(b, &r->system, &c[0], &c[1], out);
+        c[0] = c[1];
+    }
+    r->after = c[1];
     return rc;
 }
 

@@ -310,7 +310,7 @@ typedef void blocks_fn(const struct lin_job *, struct block *, int rows);
 static void linear_task(const struct lin_job *j, int block0, int block1, int pair0, int pair1, int k_step,
                         blocks_fn *blocks)
 {
-    float up[R_MAX * PANEL];
+    _Alignas(64) float up[R_MAX * PANEL];
     int prefetches = (j->w->k_pad + k_step - 1) / k_step * 2;
     for (int pair = pair0; pair < pair1; pair++) {
         struct block b = {.pair = pair, .w = j->w->data + (size_t)pair * j->w->pair_bytes, .up = up};
@@ -319,6 +319,8 @@ static void linear_task(const struct lin_job *j, int block0, int block1, int pai
             b.row = lin_block_row(j, i);
             int rows = lin_block_row(j, i + 1) - b.row;
             block_prefetch(j, &b, next, i - block0, block1 - block0, prefetches);
+            for (int r = 0; r < rows; r++) /* where the results go, a line or two of each row */
+                __builtin_prefetch(mat_row(&j->y, b.row + r) + panel_column(j, pair, 0), 1, 3);
             blocks(j, &b, rows);
             if (j->w->gate_up) block_gate(j, &b, rows);
         }

@@ -26,12 +26,10 @@ VEC_CALLED vf v_exp(vf x)
     return v_select(v_eq(x, x), e, x);
 }
 
-/* 2^x for x <= 0, relative error about 1e-7: x = n + r, a polynomial for 2^r, n added to the exponent.  Below -126 it
- * is 2^-126; NaN for NaN. */
-VEC_CALLED vf v_exp2_negative(vf x)
+/* 2^x for -126 <= x <= 126, relative error about 1e-7: x = n + r, a polynomial for 2^r, n added to the exponent. */
+VEC_CALLED vf v_exp2_within(vf x)
 {
     const vf magic = v_set1(0x1.8p23f); /* adding it rounds to an integer, to even, in the low bits */
-    x = v_max(v_set1(-126.0f), x);
     vf t = v_add(x, magic), r = v_sub(x, v_sub(t, magic));
     vf p = v_set1(1.5403530e-4f);
     p = v_fma(p, r, v_set1(1.3333558e-3f));
@@ -43,10 +41,17 @@ VEC_CALLED vf v_exp2_negative(vf x)
     return i_float(i_add(v_bits(p), i_shl(v_bits(t), 23)));
 }
 
+/* 2^x for x <= 0; below -126 it is 2^-126; NaN for NaN. */
+VEC_CALLED vf v_exp2_negative(vf x)
+{
+    return v_exp2_within(v_max(v_set1(-126.0f), x));
+}
+
 VEC_CALLED vf v_sigmoid(vf x)
 {
-    vf one = v_set1(1.0f);
-    return v_div(one, v_add(one, v_exp(v_sub(v_zero(), x))));
+    vf one = v_set1(1.0f), minus = v_mul(x, v_set1(-1.44269504f));
+    minus = v_min(v_set1(126.0f), v_max(v_set1(-126.0f), minus));
+    return v_div(one, v_add(one, v_exp2_within(minus)));
 }
 
 /* erfc(x) for x >= 0, relative error about 1e-6 in f32 (the Chebyshev fit of Numerical Recipes, section 6.2) */

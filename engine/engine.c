@@ -345,7 +345,9 @@ struct setup *engine_setup(struct engine *g)
 static void *engine_main(void *arg)
 {
     struct engine *g = arg;
+    struct err e;
     int n = 0;
+    if (setup_pin(&g->s, &e)) log_write(LOG_WARN, "%s", e.msg);
     while ((n = engine_turn(g, n == 0)) >= 0) {
     }
     return NULL;

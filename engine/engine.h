@@ -25,6 +25,8 @@ struct engine_config {
     const char *model;       /* a Hugging Face directory */
     const char *device;      /* NULL or "auto": cpu; "ref", "cpu", "cpu:portable"... */
     int threads;             /* compute threads, the engine's own included; 0: one per available core */
+    const char *cpus;        /* which cores the threads are bound to: "0-3,8"; NULL or "": none.  With threads 0, one
+                                thread for each */
     const char *quantize;    /* NULL or "none": the file's own type; "int8", "int4", "nf4"; for comparisons
                                 "int8-nearest", "int4-nearest": plain rounding */
     const char *kv_type;     /* NULL or "auto": the device's choice of 16 bits; "f16", "bf16", "f32", "int8" */

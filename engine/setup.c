@@ -5,6 +5,7 @@
 #include "engine/base/mem.h"
 #include "engine/calibrate.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,40 @@ static int parse_type(const char *name, const char *const *allowed, const enum d
             return 0;
         }
     return err_set(e, ERR_INVALID, "%s \"%.40s\" is not one of those tandem knows", what, name);
+}
+
+/* "0-3,8" */
+static int parse_cpus(struct setup *s, const char *text, struct err *e)
+{
+    cpu_set_t allowed;
+    bool known = sched_getaffinity(0, sizeof allowed, &allowed) == 0;
+    for (const char *p = text ? text : ""; *p;) {
+        char *end;
+        long from = strtol(p, &end, 10), to = from;
+        bool ok = end > p;
+        if (ok && *end == '-') {
+            p = end + 1;
+            to = strtol(p, &end, 10);
+            ok = end > p;
+        }
+        ok = ok && from >= 0 && from <= to && to < SETUP_CPUS_MAX && s->n_cpus + (to - from) < SETUP_CPUS_MAX &&
+             (*end == 0 || (*end == ',' && end[1]));
+        if (!ok) return err_set(e, ERR_INVALID, "cpus \"%.60s\" is not a list of cores such as 0-3,8", text);
+        for (long i = from; i <= to; i++) {
+            if (known && !CPU_ISSET((size_t)i, &allowed))
+                return err_set(e, ERR_INVALID, "cpus: core %ld is not one that this process may run on", i);
+            s->cpus[s->n_cpus++] = (int)i;
+        }
+        p = *end ? end + 1 : end;
+    }
+    return 0;
+}
+
+int setup_pin(struct setup *s, struct err *e)
+{
+    const struct dev_ops *ops = s->model.d->ops;
+    if (!s->n_cpus || !ops->pin || ops->pin(s->model.d, s->cpus, s->n_cpus) == 0) return 0;
+    return err_set(e, ERR_UNSUPPORTED, "the system does not let tandem bind its threads to all of the cores in --cpus");
 }
 
 static int choose_activations(const struct engine_config *c, struct dev *d, struct err *e)
@@ -169,7 +204,9 @@ static int load_model(struct setup *s, const struct engine_config *c, enum dtype
     if (!rc && !how.nearest && !c->no_calibration)
         rc = calibration_default(&calibration, c->model, &mc, quantize, c->threads, e);
     how.calibration = &calibration;
-    if (!rc) rc = model_load(&s->model, c->model, c->device, c->threads, &how, c->verify_weights, e);
+    if (!rc)
+        rc = model_load(&s->model, c->model, c->device, !c->threads && s->n_cpus ? s->n_cpus : c->threads, &how,
+                        c->verify_weights, e);
     calibration_close(&calibration);
     return rc;
 }
@@ -180,6 +217,7 @@ int setup_open(struct setup *s, const struct engine_config *c, int min_rows, str
     uint64_t start = clock_now();
     enum dtype quantize = DT_NONE, kv_type = DT_NONE;
     int pages = 0, rc = parse_types(c, &quantize, &kv_type, e);
+    if (!rc) rc = parse_cpus(s, c->cpus, e);
     if (rc) return rc;
     s->info.max_seqs = c->max_seqs > 0 ? c->max_seqs : 64;
     s->info.max_batch_tokens = c->max_batch_tokens > 0 ? c->max_batch_tokens : 512;

@@ -6,16 +6,21 @@
 #include "engine/engine.h"
 #include "engine/model.h"
 
+enum { SETUP_CPUS_MAX = 1024 };
+
 struct setup {
     struct model model;
     struct tokenizer *tokenizer;
     struct engine_info info;
-    int max_rows; /* rows of logits of one step */
+    int cpus[SETUP_CPUS_MAX], n_cpus; /* to bind the device's threads to; 0: none */
+    int max_rows;                     /* rows of logits of one step */
     char model_id[256], device_name[32];
 };
 
 /* min_rows: rows of logits a step must have room for; max_seqs if that is more. */
 int setup_open(struct setup *, const struct engine_config *, int min_rows, struct err *e);
+/* By the thread that will use the model: binds it and the device's others as configured. */
+int setup_pin(struct setup *, struct err *e);
 void setup_close(struct setup *);
 
 size_t memory_available(void); /* bytes that this process may still take */

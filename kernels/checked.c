@@ -431,6 +431,12 @@ static void checked_download(struct dev *d, void *host, const void *device, size
     inner->ops->download(inner, host, device, bytes);
 }
 
+static int checked_pin(struct dev *d, const int *cpus, int n)
+{
+    struct dev *inner = checked_of(d)->inner;
+    return inner->ops->pin(inner, cpus, n);
+}
+
 static void checked_on_threads(struct dev *d, void (*fn)(void *ctx, int thread), void *ctx)
 {
     struct dev *inner = checked_of(d)->inner;
@@ -474,6 +480,7 @@ struct dev *dev_checked(struct dev *inner)
     c->ops.free = checked_free;
     c->ops.upload = checked_upload;
     c->ops.download = checked_download;
+    if (c->ops.pin) c->ops.pin = checked_pin;
     if (c->ops.on_threads) c->ops.on_threads = checked_on_threads;
     c->ops.finish = checked_finish;
     c->ops.close = checked_close;

@@ -297,6 +297,9 @@ struct dev_ops {
     void (*download)(struct dev *, void *host, const void *device, size_t bytes);
     /* Runs fn(ctx, 0 .. threads - 1) once on each of the device's threads, at the same time; NULL: it has one. */
     void (*on_threads)(struct dev *, void (*fn)(void *ctx, int thread), void *ctx);
+    /* Binds the calling thread, which is the device's from now on, to cpus[0] and the device's other threads to the
+     * next ones, beginning again after n.  0, or -1 when the system refuses one.  NULL: the device has no threads. */
+    int (*pin)(struct dev *, const int *cpus, int n);
     int (*finish)(struct dev *); /* waits for everything enqueued; 0, or -1 with dev_error set */
     void (*close)(struct dev *);
 };

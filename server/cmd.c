@@ -35,6 +35,7 @@ struct engine_config cmd_engine_config(const struct settings *s)
         .quantize = s->quantize,
         .kv_type = s->kv_type,
         .activations = s->activations,
+        .cpus = s->cpus,
         .kv_cache_bytes = s->kv_cache_bytes,
         .max_seqs = s->max_seqs,
         .max_batch_tokens = s->max_batch_tokens,

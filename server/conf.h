@@ -28,7 +28,7 @@ struct string_list {
 struct settings {
     char *config;
     /* model */
-    char *model, *device, *quantize, *kv_type, *activations;
+    char *model, *device, *quantize, *kv_type, *activations, *cpus;
     int threads;
     bool verify_weights;
     /* batching and memory */

@@ -27,6 +27,8 @@ static const struct conf_option table[] = {
      "auto, cpu, cpu:portable, or ref (the slow definition of every operation)"},
     {"threads", "Model", CONF_INT, AT(threads), "0", 0, 1024, NULL, MEASURED, false, "N",
      "compute threads; 0 is one per available core"},
+    {"cpus", "Model", CONF_STRING, AT(cpus), "", 0, 0, NULL, MEASURED, false, "LIST",
+     "cores that the compute threads are bound to, such as 0-3,8; empty: the system places them"},
     {"verify-weights", "Model", CONF_BOOL, AT(verify_weights), "false", 0, 0, NULL, MEASURED | CMD_QUANTIZE, false,
      NULL, "first compare every byte of the weights with the checksums that tandem quantize wrote"},
 

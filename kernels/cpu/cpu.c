@@ -191,6 +191,11 @@ static void cpu_on_threads(struct dev *d, void (*fn)(void *ctx, int thread), voi
     pool_run(cpu_of(d)->pool, on_threads_task, &(struct on_threads){fn, ctx}, d->threads);
 }
 
+static int cpu_pin(struct dev *d, const int *cpus, int n)
+{
+    return pool_pin(cpu_of(d)->pool, cpus, n);
+}
+
 static int cpu_finish(struct dev *d)
 {
     return d->error.op ? -1 : 0;
@@ -227,6 +232,7 @@ static const struct dev_ops cpu_ops = {
     .upload = cpu_copy,
     .download = cpu_copy,
     .on_threads = cpu_on_threads,
+    .pin = cpu_pin,
     .finish = cpu_finish,
     .close = cpu_close,
 };

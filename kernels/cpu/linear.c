@@ -84,8 +84,8 @@ static void run_job(struct dev *head, const struct lin_job *job, const char *op)
         dev_fail(head, op, "out of memory for %d rows of quantised activations", rows);
         return;
     }
-    /* about eight tasks a thread even out a busy neighbour */
-    int want = head->threads * 8;
+    /* so many tasks a thread even out a busy neighbour, and threads that end at different times */
+    int want = head->threads * 20;
     r.pairs_per_task = pairs > want ? pairs / want : 1;
     r.pair_tasks = (pairs + r.pairs_per_task - 1) / r.pairs_per_task;
     r.job.skip = r.pairs_per_task * (head->threads - 1);

@@ -38,7 +38,8 @@ struct pool {
     _Atomic uint32_t sleepers;
     _Atomic bool stop;
     uint32_t region;
-    int threads, spin_ns;
+    int threads;
+    _Atomic int spin_ns; /* 0: nobody spins */
     struct worker workers[];
 };
 
@@ -108,7 +109,8 @@ static void *worker_main(void *arg)
     struct pool *p = w->pool;
     while (!atomic_load(&p->stop)) {
         pool_work(p, w->id);
-        int64_t until = p->spin_ns ? now_ns() + p->spin_ns : 0;
+        int spin = atomic_load_explicit(&p->spin_ns, memory_order_relaxed);
+        int64_t until = spin ? now_ns() + spin : 0;
         bool idle;
         do {
             for (int i = 0; (idle = pool_idle(p)) && i < 32; i++) cpu_relax();
@@ -134,7 +136,8 @@ void pool_run(struct pool *p, pool_fn *fn, void *ctx, int n_tasks)
     }
     pool_work(p, 0);
     uint32_t done;
-    int64_t until = p->spin_ns ? now_ns() + p->spin_ns : 0;
+    int spin = atomic_load_explicit(&p->spin_ns, memory_order_relaxed);
+    int64_t until = spin ? now_ns() + spin : 0;
     while ((done = atomic_load(&p->done)) != (uint32_t)n_tasks) {
         cpu_relax();
         if (until && now_ns() < until) continue;
@@ -142,6 +145,19 @@ void pool_run(struct pool *p, pool_fn *fn, void *ctx, int n_tasks)
         futex_wait(&p->done, done);
         atomic_store(&p->caller_waits, 0);
     }
+}
+
+int pool_pin(struct pool *p, const int *cpus, int n)
+{
+    if (n < p->threads) atomic_store(&p->spin_ns, 0);
+    for (int i = 0; i < p->threads; i++) {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        if (cpus[i % n] < 0 || cpus[i % n] >= CPU_SETSIZE) return -1;
+        CPU_SET(cpus[i % n], &set);
+        if (pthread_setaffinity_np(i ? p->workers[i].thread : pthread_self(), sizeof set, &set)) return -1;
+    }
+    return 0;
 }
 
 int pool_cores(void)

@@ -16,6 +16,9 @@ void pool_close(struct pool *);
  * time.  With one task, or one thread, nobody is woken. */
 void pool_run(struct pool *, pool_fn *, void *ctx, int n_tasks);
 
+/* Binds the calling thread to cpus[0] and worker i to cpus[i % n]; with fewer cpus than threads nobody spins then. 0,
+ * or -1 when the system refuses one. */
+int pool_pin(struct pool *, const int *cpus, int n);
 int pool_cores(void); /* cores this process may run on */
 
 #endif

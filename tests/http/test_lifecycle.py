@@ -1,5 +1,6 @@
 """Start, readiness, idling, draining, stopping."""
 import json
+import os
 import signal
 import socket
 import time
@@ -169,3 +170,30 @@ def test_body_limit(start):
         answer = s.post("/generate", {"inputs": "a" * 4000})
         assert answer.status_code == 413 and "error" in json.loads(answer.text)
         assert s.generate(max_new_tokens=1)
+
+
+def affinities(pid):
+    """Of each thread, the cores it may run on."""
+    found = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/status") as f:
+            found.append(next(x.split()[1] for x in f if x.startswith("Cpus_allowed_list")))
+    return found
+
+
+def test_cpus_binds_the_compute_threads(start):
+    """The engine's thread and its one worker, to the cores given in turn; not the loop's thread."""
+    core = str(min(os.sched_getaffinity(0)))
+    everywhere = affinities(os.getpid())[0]
+    with start("--threads", "2", "--cpus", core) as s:
+        s.generate(max_new_tokens=2)
+        bound = affinities(s.process.pid)
+    assert everywhere == core or (bound.count(core) == 2 and everywhere in bound)
+
+
+@pytest.mark.parametrize("cpus, why", [("0-", "is not a list"), ("x", "is not a list"), ("3-1", "is not a list"),
+                                       ("0,", "is not a list"), ("1023", "is not one that this process may run on")])
+def test_cpus_that_cannot_be(start, cpus, why):
+    with pytest.raises(Exception, match=why):
+        with start("--cpus", cpus):
+            pass

@@ -279,6 +279,10 @@ static void batching_changes_nothing(const char *quantize, const char *kv)
     other.no_prefix_cache = true;
     compare_all(other, job, alone, "3 threads, small chunks, no prefix cache", NULL);
     other = c;
+    other.threads = 4;
+    other.max_batch_tokens = 100;
+    compare_all(other, job, alone, "4 threads, other chunks, prefix cache", NULL);
+    other = c;
     other.threads = 1;
     other.max_seqs = 7;
     other.kv_cache_bytes = page_bytes * 8; /* far too few pages for seven */

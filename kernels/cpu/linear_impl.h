@@ -7,10 +7,13 @@
 
 #if defined VEC_NO_UNROLL
 #define UNROLL
+#define UNROLL_GROUP
 #elif defined __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define UNROLL_GROUP /* it does where the length is a constant, and complains where it is not */
 #else
 #define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL_GROUP _Pragma("GCC unroll 4")
 #endif
 /* R and P are constants wherever these are inlined, so that the accumulators of a block become registers; the arrays
  * are declared at the largest block and only what is used exists. */
@@ -201,7 +204,7 @@ INLINE void block_i4_groups(const struct lin_job *j, const struct block *b, cons
             FOR_P acc[r][p] = sum;
         }
         w += PAIR * sizeof *s;
-        UNROLL
+        UNROLL_GROUP
         for (int k = 0; k < group; k += 8, w += 128, q += 8 * R) {
             vb low[P_MAX], high[P_MAX];
             FOR_P

@@ -104,7 +104,7 @@ static int open_engine(struct bench *b, struct err *e)
     c.max_seqs = c.max_queue = b->c.max_batch;
     c.max_total_tokens = b->prompt + b->generate + 1;
     c.no_prefix_cache = false;
-    if (!(b->g = engine_open(&c, e))) return e->code;
+    if (!(b->g = engine_open(&c, e)) || setup_pin(engine_setup(b->g), e)) return e->code;
     b->info = engine_info(b->g);
     struct model *model = &engine_setup(b->g)->model;
     b->trace = dev_trace_open(model->d, model->w.head, (double)b->info->page_bytes / b->info->layers / KV_PAGE);
@@ -242,7 +242,7 @@ static void begin(struct bench *b, bool hold)
 static int run_prefill(struct bench *b, int n_prompt, bool timed, struct err *e)
 {
     begin(b, false);
-    int tokens, done = 0, rc = submit(b, n_prompt, UINT64_MAX - b->fresh++, 1, e);
+    int tokens = 0, done = 0, rc = submit(b, n_prompt, UINT64_MAX - b->fresh++, 1, e);
     count_from_here(b);
     while (!rc && !b->n_ended) {
         rc = turn(b, timed, &tokens, done, n_prompt, e);

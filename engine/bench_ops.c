@@ -93,8 +93,8 @@ static double unit_ceiling(const struct ceilings *c, enum dtype t)
     return t == DT_BF16 && c->bf16_macs_per_s > 0 ? c->bf16_macs_per_s : c->f32_macs_per_s;
 }
 
-/* A weight of any type from bytes that are valid for it; NULL and no_memory. */
-static struct weight *make_weight(struct bench_all *b, enum dtype t, int N, int K)
+/* A weight of any type from bytes that are valid for it; NULL and no_memory.  gate_up: of N rows together. */
+static struct weight *make_weight(struct bench_all *b, enum dtype t, int N, int K, bool gate_up)
 {
     int group = t == DT_I4 ? 32 : t == DT_NF4 ? 64 : 0;
     size_t bytes = dtype_bytes(t, (size_t)N * (size_t)((K + 127) / 128 * 128));
@@ -106,8 +106,8 @@ static struct weight *make_weight(struct bench_all *b, enum dtype t, int N, int 
         int from = group || t == DT_I8 ? 0 : 0x30; /* as floats: 1e-10 to 0.2, none denormal */
         for (size_t i = 0; i < bytes; i++) data[i] = (uint8_t)(from + (int)(i * 37 % 15));
         for (size_t i = 0; i < scales; i++) scale[i] = 0.01f;
-        struct weight_src src = {t, N, K, group, data, group || t == DT_I8 ? scale : NULL};
-        w = b->d->ops->weight_pack(b->d, &src, 1);
+        struct weight_src src = {t, gate_up ? N / 2 : N, K, group, data, group || t == DT_I8 ? scale : NULL, gate_up};
+        w = b->d->ops->weight_pack(b->d, (const struct weight_src[]){src, src}, gate_up ? 2 : 1);
     }
     free(data);
     free(scale);
@@ -115,13 +115,21 @@ static struct weight *make_weight(struct bench_all *b, enum dtype t, int N, int 
     return w;
 }
 
-static void linear_rows(struct bench_all *b, enum dtype t, int M, int N, int K, struct weight **w, int copies)
+static void linear_rows(struct bench_all *b, enum dtype t, int M, int N, int K, bool gate_up, struct weight **w,
+                        int copies)
 {
     float *x = floats(b, (size_t)M * (size_t)K), *y = floats(b, (size_t)M * (size_t)N);
     if (x && y) {
-        struct mat mx = mat_f32(x, M, K), my = mat_f32(y, M, N);
+        struct mat mx = mat_f32(x, M, K), my = mat_f32(y, M, N), ff = mat_f32(y, M, N / 2), tmp = {0};
         double best;
-        BEST_OF(best, for (int i = 0; i < copies; i++) op_linear(b->d, (struct linear_args){my, mx, w[i], NULL}));
+        if (gate_up) {
+            if (!b->d->ops->fused_gate_up) tmp = mat_f32(floats(b, (size_t)M * (size_t)N), M, N);
+            BEST_OF(best, for (int i = 0; i < copies && !b->no_memory; i++)
+                              op_gate_up(b->d, (struct gate_up_args){ff, mx, w[i], NULL, ACT_SILU, tmp}));
+            drop(b, tmp.p);
+        } else {
+            BEST_OF(best, for (int i = 0; i < copies; i++) op_linear(b->d, (struct linear_args){my, mx, w[i], NULL}));
+        }
         report(b, best / copies, (double)M * N * K, unit_ceiling(&b->c, t), (double)b->d->ops->weight_bytes(w[0]));
     }
     drop(b, x);
@@ -129,20 +137,20 @@ static void linear_rows(struct bench_all *b, enum dtype t, int M, int N, int K, 
 }
 
 /* One weight shape with each number of rows. */
-static void bench_linear(struct bench_all *b, enum dtype t, int N, int K, const int *rows, int n_rows)
+static void bench_linear(struct bench_all *b, enum dtype t, int N, int K, bool gate_up, const int *rows, int n_rows)
 {
     struct weight *w[COPIES_MAX] = {0};
     int copies = 0;
     for (int i = 0; i < n_rows && !b->no_memory; i++) {
         int M = rows[i];
-        if (!wanted(b, "linear %s M=%d N=%d K=%d", dtype_name(t), M, N, K)) continue;
-        if (!copies && (w[0] = make_weight(b, t, N, K))) {
+        if (!wanted(b, "%s %s M=%d N=%d K=%d", gate_up ? "gate_up" : "linear", dtype_name(t), M, N, K)) continue;
+        if (!copies && (w[0] = make_weight(b, t, N, K, gate_up))) {
             int most = 1 + (int)(COPIES_BYTES / b->d->ops->weight_bytes(w[0]));
             if (most > COPIES_MAX) most = COPIES_MAX;
             for (copies = 1; copies < most; copies++)
-                if (!(w[copies] = make_weight(b, t, N, K))) break;
+                if (!(w[copies] = make_weight(b, t, N, K, gate_up))) break;
         }
-        if (!b->no_memory) linear_rows(b, t, M, N, K, w, M > 64 ? 1 : copies);
+        if (!b->no_memory) linear_rows(b, t, M, N, K, gate_up, w, M > 64 ? 1 : copies);
     }
     for (int i = 0; i < copies; i++) b->d->ops->weight_free(b->d, w[i]);
 }
@@ -155,8 +163,9 @@ static void bench_linears(struct bench_all *b)
     for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
         bool f32 = types[k] == DT_F32;
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-            bench_linear(b, types[k], shapes[s][0], shapes[s][1], f32 ? few : many, f32 ? 4 : 8);
-        if (!f32) bench_linear(b, types[k], VOCAB, HIDDEN, head, 3);
+            bench_linear(b, types[k], shapes[s][0], shapes[s][1], false, f32 ? few : many, f32 ? 4 : 8);
+        bench_linear(b, types[k], 2 * INTER, HIDDEN, true, few, 4);
+        if (!f32) bench_linear(b, types[k], VOCAB, HIDDEN, false, head, 3);
     }
 }
 
@@ -293,6 +302,7 @@ int bench_ops(const char *device, int threads, const char *filter, const struct 
     struct dev_config dc = {.name = device && strcmp(device, "auto") ? device : "cpu", .threads = threads};
     struct bench_all b = {.d = dev_open(&dc, why), .filter = filter && *filter ? filter : NULL, .sink = sink};
     if (!b.d) return err_set(e, ERR_UNSUPPORTED, "device %s: %s", dc.name, why);
+    b.d->bf16_x = b.d->ops->bf16_units; /* as it is served by default */
     int rc = bench_measure(b.d, &b.c, e);
     if (!rc) {
         bool same = strcmp(b.d->ops->name, b.d->level) == 0;

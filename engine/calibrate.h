@@ -1,9 +1,9 @@
 /* Calibration: what the inputs of a model's matrix products look like, so that quantising can spare what matters.
  *
  * The unquantised model runs over a text, one given or one it writes itself, and for every product (the `product` of a
- * matrix_slot) H = X^T X over the rows x of its input is summed.  From H comes the error feedback that quantize.c uses.
- * Columns are taken in blocks of at most FEEDBACK_BLOCK, H between blocks counts as zero: memory and time grow with the
- * width and not with its square.
+ * struct stack) H = X^T X over the rows x of its input is summed.  From H comes the error feedback that quantize.c
+ * uses. Columns are taken in blocks of at most FEEDBACK_BLOCK, H between blocks counts as zero: memory and time grow
+ * with the width and not with its square.
  *
  * Owned by who makes it; read-only once made; any thread. */
 #ifndef TANDEM_CALIBRATE_H

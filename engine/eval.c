@@ -23,7 +23,9 @@ struct eval *eval_open(const struct engine_config *config, struct err *e)
     c.max_batch_tokens = CHUNK;
     if (c.max_total_tokens <= 0 || c.max_total_tokens > CONTEXT_MAX) c.max_total_tokens = CONTEXT_MAX;
     struct eval *v = mem_zalloc(sizeof *v);
-    if (setup_open(&v->s, &c, CHUNK, e)) {
+    int rc = setup_open(&v->s, &c, CHUNK, e);
+    if (!rc && (rc = setup_pin(&v->s, e))) setup_close(&v->s);
+    if (rc) {
         free(v);
         return NULL;
     }

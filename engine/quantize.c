@@ -140,6 +140,7 @@ FOR_EACH_LEVEL static void quantize_row_int4(const float *w, int n, uint8_t *q, 
 /* TILE rows in the making: value [r][k] is v * scale of its group.  int8: one group, the row. */
 struct tile {
     int cols, group, groups;
+    bool int4;
     float low, high; /* v is within */
     const float *w;  /* (TILE, cols) the weights */
     float *left;     /* (TILE, cols) what is still to be rounded, errors of earlier columns included */
@@ -151,7 +152,7 @@ struct tile {
 static inline float to_level(float x, float low, float high)
 {
     x = rintf(x);
-    return x < low ? low : x > high ? high : x; /* NaN cannot be: weights are finite, scales too */
+    return !(x >= low) ? low : x > high ? high : x; /* NaN, of a moment that overflowed, is low */
 }
 
 /* y -= a x */
@@ -166,7 +167,7 @@ static inline void feed_group(const struct tile *t, int r, int at, int len, cons
 {
     float *x = t->left + (size_t)r * (size_t)t->cols + at, *scale = t->scale + r * t->groups + at / t->group;
     int8_t *v = t->v + (size_t)r * (size_t)t->cols + at;
-    if (t->group == INT4_GROUP) { /* an int4 group's scale is fitted when its turn comes */
+    if (t->int4) { /* an int4 group's scale is fitted when its turn comes */
         float group[INT4_GROUP] = {0};
         memcpy(group, x, (size_t)len * sizeof *x);
         *scale = f16_to_f32(best_scale_int4(group));
@@ -236,7 +237,7 @@ FOR_EACH_LEVEL static void refine_rows(const struct tile *t, const struct feedba
                 float e = t->w[i] - (float)t->v[i] * t->scale[r * t->groups + (at + k) / t->group];
                 take(t->pull + (size_t)r * FEEDBACK_BLOCK, h + (size_t)k * ld, -e, 0, block);
             }
-        for (int g = 0; g < block && t->group == INT4_GROUP; g += INT4_GROUP)
+        for (int g = 0; g < block && t->int4; g += INT4_GROUP)
             for (int r = 0; r < TILE; r++)
                 refit_group(t, r, at + g, g, block - g < INT4_GROUP ? block - g : INT4_GROUP, block,
                             h + (size_t)g * ld);
@@ -290,7 +291,8 @@ static void feed_tile(const struct job *j, int row, int n, float *w)
     int cols = j->src->cols;
     bool int8 = j->out->t == DT_I8;
     size_t all = (size_t)TILE * (size_t)cols;
-    struct tile t = {.cols = cols, .group = int8 ? cols : INT4_GROUP, .groups = (int)j->row_scales, .w = w};
+    struct tile t = {
+        .cols = cols, .group = int8 ? cols : INT4_GROUP, .groups = (int)j->row_scales, .int4 = !int8, .w = w};
     t.low = int8 ? -127 : -8, t.high = int8 ? 127 : 7;
     t.v = mem_array(all, sizeof *t.v);
     t.left = mem_array(all, sizeof *t.left);

@@ -246,11 +246,13 @@ static int copy_others(const char *dir, const char *out, struct err *e)
 static int write_model(struct output *o, const char *dir, const char *out)
 {
     static const char *const models[] = {"model.safetensors", "model.safetensors.index.json", "config.json"};
-    char *path = NULL;
+    char *path = file_join(out, "model.safetensors.tmp");
+    bool half_done = access(path, F_OK) == 0; /* a run that was killed left it, and perhaps its config.json */
     int rc = 0;
+    free(path);
     for (size_t i = 0; i < sizeof models / sizeof *models && !rc; i++) {
         path = file_join(out, models[i]);
-        if (access(path, F_OK) == 0)
+        if (access(path, F_OK) == 0 && !(half_done && strcmp(models[i], "config.json") == 0))
             rc = err_set(o->e, ERR_INVALID, "%s is there already; choose another directory", path);
         free(path);
     }

@@ -41,6 +41,8 @@ static int parse_cpus(struct setup *s, const char *text, struct err *e)
         for (long i = from; i <= to; i++) {
             if (known && !CPU_ISSET((size_t)i, &allowed))
                 return err_set(e, ERR_INVALID, "cpus: core %ld is not one that this process may run on", i);
+            for (int k = 0; k < s->n_cpus; k++)
+                if (s->cpus[k] == i) return err_set(e, ERR_INVALID, "cpus: core %ld is named twice", i);
             s->cpus[s->n_cpus++] = (int)i;
         }
         p = *end ? end + 1 : end;

@@ -2,7 +2,7 @@
  *
  * They are the machine's, not the level's: a device that was told to use a lower instruction-set level is measured
  * against the same numbers.  Vector units only; matrix units (AMX) are not counted.  Shared machines drift, so measure
- * in the same process as what is compared, more than once, and keep the larger. */
+ * in the same process as what is compared, more than once, and take the mean. */
 #ifndef TANDEM_KERNELS_CEILINGS_H
 #define TANDEM_KERNELS_CEILINGS_H
 

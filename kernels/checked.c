@@ -175,7 +175,8 @@ static bool check_gate_up(struct dev *d, const struct gate_up_args *a)
     need(w->rows == 2 * F, "y has %d columns, w %d rows", F, w->rows);
     return check_mat(d, op, "x", &a->x, T, w->cols) && check_mat(d, op, "y", &a->y, T, F) &&
            check_apart(d, op, &a->x, &a->y) && (!a->b || check_floats(d, op, "b", a->b)) && check_act(d, op, a->act) &&
-           (d->ops->fused_gate_up || check_mat(d, op, "tmp", &a->tmp, a->tmp.rows, 2 * F));
+           (d->ops->fused_gate_up || (a->tmp.rows >= T && check_mat(d, op, "tmp", &a->tmp, a->tmp.rows, 2 * F) &&
+                                      check_apart(d, op, &a->tmp, &a->x) && check_apart(d, op, &a->tmp, &a->y)));
 }
 
 static bool check_head_norm(struct dev *d, const struct head_norm_args *a)

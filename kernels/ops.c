@@ -21,7 +21,7 @@ struct dev *dev_open(const struct dev_config *c, char why[160])
     else if (!strncmp(name, "cpu", 3) && (!name[3] || name[3] == ':'))
         d = cpu_open(name[3] ? name + 4 : NULL, c->threads, why);
     else
-        snprintf(why, 160, "no device is called \"%.60s\"; there are ref, cpu, cpu:portable, cpu:avx2, cpu:avx512",
+        snprintf(why, 160, "no device is called \"%.60s\"; there are ref, cpu, and its levels such as cpu:portable",
                  name);
     if (d) d->bf16_x = c->bf16_x;
     return d;

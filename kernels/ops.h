@@ -272,7 +272,7 @@ struct dev_ops {
     OPS(X)
 #undef X
     /* n_parts matrices of equal type, group and cols, stacked by rows into one.  NULL: out of memory or unsupported
-     * (nf4 with cols not a multiple of 64; on cpu also an int8 weight of -128, or int8 rows longer than 2^17). */
+     * (nf4 with cols not a multiple of 64; on cpu also an int8 weight of -128, or int8 rows longer than 2^16). */
     struct weight *(*weight_pack)(struct dev *, const struct weight_src *parts, int n_parts);
     void (*weight_free)(struct dev *, struct weight *);
     size_t (*weight_bytes)(const struct weight *);

@@ -2,7 +2,8 @@
  *
  * The drivers (linear.c, attn.c, sample.c, rows.c) cut an op into tasks and know nothing of vectors; the kernels
  * (*_impl.h, compiled once for each level by isa_*.c) do one task and know nothing of threads.  Because every kernel
- * has one order of operations for a row, whatever block it is computed in, the levels agree bit for bit. */
+ * has one order of operations for a row, whatever block it is computed in, the levels agree bit for bit (but for
+ * subnormal numbers, which the bf16 instructions take for zero). */
 #ifndef TANDEM_KERNELS_CPU_H
 #define TANDEM_KERNELS_CPU_H
 

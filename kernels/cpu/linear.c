@@ -90,6 +90,7 @@ static void run_job(struct dev *head, const struct lin_job *job, const char *op)
     r.pair_tasks = (pairs + r.pairs_per_task - 1) / r.pairs_per_task;
     r.job.skip = r.pairs_per_task * (head->threads - 1);
     int row_tasks = r.pair_tasks >= head->threads * 2 || rows < 48 ? 1 : (rows + 23) / 24;
+    if (row_tasks > POOL_TASKS_MAX / r.pair_tasks) row_tasks = POOL_TASKS_MAX / r.pair_tasks;
     r.blocks_per_task = (r.job.n_blocks + row_tasks - 1) / row_tasks;
     row_tasks = (r.job.n_blocks + r.blocks_per_task - 1) / r.blocks_per_task;
     cpu_run(d, lin_task, &r, r.pair_tasks * row_tasks, lin_ns(&r.job));

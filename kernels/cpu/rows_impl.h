@@ -154,7 +154,7 @@ static void row_quantise_block(int8_t *q, int R, float *step, int32_t *sums, int
 {
     struct quant s = quant_of(x, n);
     int bias = sums ? 0 : I8_BIAS, span = sums ? group : to - from;
-    *step = s.step;
+    if (from == 0) *step = s.step; /* other columns of the row may be another thread's */
     for (int k = from; k < to; k += span) {
         vi sum = i_zero();
         for (int i = k; i < k + span; i += 16) {

@@ -121,7 +121,6 @@ INLINE vi i_set1(int32_t x) { return (vi){_mm256_set1_epi32(x), _mm256_set1_epi3
 INLINE vi i_add(vi x, vi y) { return PAIR(vi, _mm256_add_epi32); }
 INLINE vi i_sub(vi x, vi y) { return PAIR(vi, _mm256_sub_epi32); }
 INLINE vi i_and(vi x, vi y) { return PAIR(vi, _mm256_and_si256); }
-INLINE vi i_or(vi x, vi y) { return PAIR(vi, _mm256_or_si256); }
 INLINE vi i_max(vi x, vi y) { return PAIR(vi, _mm256_max_epi32); }
 INLINE vi i_shl(vi x, int n) { return (vi){_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)}; }
 INLINE vf i_to_f(vi x) { return (vf){_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
@@ -175,11 +174,6 @@ INLINE int32_t i_hsum(vi x)
     c = _mm_add_epi32(c, _mm_shuffle_epi32(c, 0x4e));
     c = _mm_add_epi32(c, _mm_shuffle_epi32(c, 0xb1));
     return _mm_cvtsi128_si32(c);
-}
-INLINE void i_store(int32_t *p, vi x)
-{
-    _mm256_storeu_si256((__m256i *)p, x.a);
-    _mm256_storeu_si256((__m256i *)(p + 8), x.b);
 }
 
 INLINE vb b_load(const uint8_t *p)

@@ -80,7 +80,6 @@ INLINE vi i_set1(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE vi i_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 INLINE vi i_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 INLINE vi i_and(vi a, vi b) { return _mm512_and_si512(a, b); }
-INLINE vi i_or(vi a, vi b) { return _mm512_or_si512(a, b); }
 INLINE vi i_max(vi a, vi b) { return _mm512_max_epi32(a, b); }
 INLINE vi i_shl(vi a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
 INLINE vf i_to_f(vi a) { return _mm512_cvtepi32_ps(a); }
@@ -123,7 +122,6 @@ INLINE void i_store_i8_words(int8_t *p, int apart, vi a, int bias)
     for (int i = 0; i < 4; i++) memcpy(p + (size_t)i * apart, w + i, 4);
 }
 INLINE int32_t i_hsum(vi a) { return _mm512_reduce_add_epi32(a); }
-INLINE void i_store(int32_t *p, vi a) { _mm512_storeu_si512(p, a); }
 
 INLINE vb b_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
 INLINE vb b_low(vb w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }

@@ -87,7 +87,6 @@ INLINE vi i_zero(void) { return i_set1(0); }
 INLINE vi i_add(vi a, vi b) { MAP_I((int32_t)((uint32_t)a.i[l] + (uint32_t)b.i[l])); }
 INLINE vi i_sub(vi a, vi b) { MAP_I((int32_t)((uint32_t)a.i[l] - (uint32_t)b.i[l])); }
 INLINE vi i_and(vi a, vi b) { MAP_I(a.i[l] & b.i[l]); }
-INLINE vi i_or(vi a, vi b) { MAP_I(a.i[l] | b.i[l]); }
 INLINE vi i_max(vi a, vi b) { MAP_I(a.i[l] > b.i[l] ? a.i[l] : b.i[l]); }
 INLINE vi i_shl(vi a, int n) { MAP_I((int32_t)((uint32_t)a.i[l] << n)); }
 INLINE vf i_to_f(vi a) { MAP_F((float)a.i[l]); }
@@ -114,7 +113,6 @@ INLINE int32_t i_hsum(vi a)
     EACH sum += a.i[l];
     return sum;
 }
-INLINE void i_store(int32_t *p, vi a) { EACH p[l] = a.i[l]; }
 
 INLINE vb b_load(const uint8_t *p)
 {

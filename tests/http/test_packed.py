@@ -321,6 +321,8 @@ def test_killed_half_way(run, tmp_path):
         else:
             halves += 1
             refused(generate(run, out), "config.json|neither model.safetensors")
+            ok(run("quantize", "--model", MODEL, "--out", out, "--type", "int4"))  # the same command, over what is left
+            ok(generate(run, out, "--verify-weights"))
         if halves == 2:
             break
     assert halves, "every run was over before it could be killed"

@@ -82,15 +82,10 @@ void bench_system_read(struct bench_system *s)
     s->cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     read_cpu(s);
     read_rest(s);
-    bool avx2 = has_word(s->flags, "avx2") && has_word(s->flags, "fma") && has_word(s->flags, "f16c");
-    bool avx512 = has_word(s->flags, "avx512bw") && has_word(s->flags, "avx512vl") && has_word(s->flags, "avx512dq") &&
-                  has_word(s->flags, "avx512_vnni");
-    snprintf(s->best_level, sizeof s->best_level, "%s",
-             avx512 && has_word(s->flags, "avx512_bf16") ? "avx512bf16"
-             : avx512                                    ? "avx512"
-             : avx2 && has_word(s->flags, "avx_vnni")    ? "avxvnni"
-             : avx2                                      ? "avx2"
-                                                         : "portable");
+    char why[160];
+    struct dev *best = dev_open(&(struct dev_config){.name = "cpu", .threads = 1}, why);
+    if (best) snprintf(s->best_level, sizeof s->best_level, "%s", best->level);
+    dev_close(best);
 }
 
 int bench_measure(struct dev *d, struct ceilings *out, struct err *e)

@@ -374,14 +374,18 @@ int dev_ceilings(struct dev *d, size_t read_bytes, struct ceilings *out)
     return 0;
 }
 
+void ceilings_add(struct ceilings *sum, const struct ceilings *c, double share)
+{
+    sum->read_bytes_per_s += c->read_bytes_per_s * share;
+    sum->int8_macs_per_s += c->int8_macs_per_s * share;
+    sum->bf16_macs_per_s += c->bf16_macs_per_s * share;
+    sum->f32_macs_per_s += c->f32_macs_per_s * share;
+    sum->read_bytes = c->read_bytes;
+}
+
 struct ceilings ceilings_mean(const struct ceilings *v, int n)
 {
-    struct ceilings c = {.read_bytes = v[0].read_bytes};
-    for (int i = 0; i < n; i++) {
-        c.read_bytes_per_s += v[i].read_bytes_per_s / n;
-        c.int8_macs_per_s += v[i].int8_macs_per_s / n;
-        c.bf16_macs_per_s += v[i].bf16_macs_per_s / n;
-        c.f32_macs_per_s += v[i].f32_macs_per_s / n;
-    }
+    struct ceilings c = {0};
+    for (int i = 0; i < n; i++) ceilings_add(&c, v + i, 1.0 / n);
     return c;
 }

@@ -25,6 +25,9 @@ struct dev;
  * 0, or -1 when there is no memory for it.  A device without host memory has no ceilings here: all 0. */
 int dev_ceilings(struct dev *, size_t read_bytes, struct ceilings *out);
 
+/* Adds a share of each rate to *sum; the buffer's size is c's. */
+void ceilings_add(struct ceilings *sum, const struct ceilings *c, double share);
+
 /* The mean of n > 0 measurements, rate by rate. */
 struct ceilings ceilings_mean(const struct ceilings *v, int n);
 

@@ -51,18 +51,12 @@ static void put_rates(struct buf *out, const struct ceilings *c)
     put_rate(out, "f32_macs_per_s", c->f32_macs_per_s);
 }
 
-/* of all phases */
+/* of all phases; --ops has none */
 static struct ceilings overall(const struct bench_report *r)
 {
-    struct ceilings all[2] = {r->before, r->after}, c = ceilings_mean(all, 2);
-    for (int i = 0; i < r->n_results; i++) {
-        double n = r->n_results;
-        if (i == 0) c = (struct ceilings){.read_bytes = c.read_bytes};
-        c.read_bytes_per_s += r->results[i].ceilings.read_bytes_per_s / n;
-        c.int8_macs_per_s += r->results[i].ceilings.int8_macs_per_s / n;
-        c.bf16_macs_per_s += r->results[i].ceilings.bf16_macs_per_s / n;
-        c.f32_macs_per_s += r->results[i].ceilings.f32_macs_per_s / n;
-    }
+    struct ceilings c = {0};
+    if (!r->n_results) return r->before;
+    for (int i = 0; i < r->n_results; i++) ceilings_add(&c, &r->results[i].ceilings, 1.0 / r->n_results);
     return c;
 }
 

@@ -78,6 +78,15 @@ INLINE const uint8_t *prefetch(const uint8_t *ahead, size_t stride, const int R)
     return (const uint8_t *)((uintptr_t)ahead + stride);
 }
 
+/* The end of a block: y of row r and panel p, an expression of r, p and the panel's bias, to its place. */
+#define STORE_BLOCK(y)                                                                                                 \
+    FOR_P                                                                                                              \
+    {                                                                                                                  \
+        int panel = b->panel + p;                                                                                      \
+        vf bias = panel_bias(j, b->pair, panel);                                                                       \
+        FOR_R block_store(j, b, r, panel, y);                                                                          \
+    }
+
 INLINE void block_float(const struct lin_job *j, enum dtype t, const struct block *b, const int R, const int P)
 {
     const size_t line = t == DT_F32 ? 64 : 32;
@@ -96,12 +105,7 @@ INLINE void block_float(const struct lin_job *j, enum dtype t, const struct bloc
             FOR_P acc[r][p] = v_fma(xk, wk[p], acc[r][p]);
         }
     }
-    FOR_P
-    {
-        int panel = b->panel + p;
-        vf bias = panel_bias(j, b->pair, panel);
-        FOR_R block_store(j, b, r, panel, v_add(acc[r][p], bias));
-    }
+    STORE_BLOCK(v_add(acc[r][p], bias))
 }
 
 /* bf16 weights lie in pairs of k, one a line: the even one is the low half of each lane */
@@ -128,12 +132,7 @@ INLINE void block_bf16(const struct lin_job *j, const struct block *b, const int
             FOR_P acc[r][p] = v_fma(xk, i_float(i_and(both[p], i_set1((int32_t)0xffff0000))), acc[r][p]);
         }
     }
-    FOR_P
-    {
-        int panel = b->panel + p;
-        vf bias = panel_bias(j, b->pair, panel);
-        FOR_R block_store(j, b, r, panel, v_add(acc[r][p], bias));
-    }
+    STORE_BLOCK(v_add(acc[r][p], bias))
 }
 
 /* of x rounded to bf16, which lies as quantised activations do: [k / 2][R] pairs */
@@ -149,12 +148,7 @@ INLINE void block_bf16_x(const struct lin_job *j, const struct block *b, const i
         FOR_P ahead = prefetch(ahead, b->stride, R);
         FOR_R FOR_P acc[r][p] = v_dot_bf16(acc[r][p], wk[p], x[r]);
     }
-    FOR_P
-    {
-        int panel = b->panel + p;
-        vf bias = panel_bias(j, b->pair, panel);
-        FOR_R block_store(j, b, r, panel, v_add(acc[r][p], bias));
-    }
+    STORE_BLOCK(v_add(acc[r][p], bias))
 }
 
 /* Quantised activations of a block lie together, [k / 4][R][4]: one pointer, and constant distances from it. */
@@ -223,12 +217,7 @@ INLINE void block_i4_groups(const struct lin_job *j, const struct block *b, cons
             FOR_R total[r][p] = v_fma(i_to_f(acc[r][p]), scale, total[r][p]);
         }
     }
-    FOR_P
-    {
-        int panel = b->panel + p;
-        vf bias = panel_bias(j, b->pair, panel);
-        FOR_R block_store(j, b, r, panel, v_fma(total[r][p], v_set1(j->q_step[b->row + r]), bias));
-    }
+    STORE_BLOCK(v_fma(total[r][p], v_set1(j->q_step[b->row + r]), bias))
 }
 
 INLINE void block_i4(const struct lin_job *j, const struct block *b, const int R, const int P)

@@ -34,12 +34,7 @@ INLINE void block_nf4(const struct lin_job *j, const struct block *b, const int 
             }
         }
     }
-    FOR_P
-    {
-        int panel = b->panel + p;
-        vf bias = panel_bias(j, b->pair, panel);
-        FOR_R block_store(j, b, r, panel, v_add(acc[r][p], bias));
-    }
+    STORE_BLOCK(v_add(acc[r][p], bias))
 }
 
 BLOCK_FN(blocks_nf4, BLOCK_ROWS_NF4, BLOCK_ROWS_NF4_2, block_nf4)

@@ -102,15 +102,14 @@ struct add_args {
     struct mat x, y;
 };
 
-/* y = x W^T + b.  x (T, K), y (T, N), w packed (N, K), b (N) f32 or NULL.
- * DT_BF16 weights on a device opened with bf16_x: x is rounded to bf16 first, as everything in a model that runs in
- * bf16 is, and products are summed in pairs.  Otherwise x is used as it is.
- * DT_NF4 weights are multiplied as the floats they stand for: on the cpu device y has the bits that DT_F32 weights of
- * the same values give.
- * For DT_I8 and DT_I4 weights x is quantised per row first, a = round_half_even(x * (127 / amax)), and
- *   I8: y = (sum_k a w) * (amax/127) * scale[n]           (the integer sum is exact)
- *   I4: y = (sum over groups g in order of (sum_{k in g} a (nibble - 8)) * scale[n][g]) * (amax/127)
- * A row of zeros gives b (amax below 2^-100 counts as zero); a row with a NaN or an infinity gives NaN. */
+/* y = x W^T + b.  x (T, K), y (T, N), w packed (N, K), b (N) f32 or NULL.  Of a gate_up weight y is (T, 2F), gate
+ * first. DT_BF16 weights on a device opened with bf16_x: x is rounded to bf16 first, as everything in a model that runs
+ * in bf16 is, and products are summed in pairs.  Otherwise x is used as it is. DT_NF4 weights are multiplied as the
+ * floats they stand for: on the cpu device y has the bits that DT_F32 weights of the same values give. For DT_I8 and
+ * DT_I4 weights x is quantised per row first, a = round_half_even(x * (127 / amax)), and I8: y = (sum_k a w) *
+ * (amax/127) * scale[n]           (the integer sum is exact) I4: y = (sum over groups g in order of (sum_{k in g} a
+ * (nibble - 8)) * scale[n][g]) * (amax/127) A row of zeros gives b (amax below 2^-100 counts as zero); a row with a NaN
+ * or an infinity gives NaN. */
 struct linear_args {
     struct mat y, x;
     const struct weight *w;
@@ -236,12 +235,18 @@ struct sample_args {
     struct sample_out *out;
 };
 
+/* ---- training ------------------------------------------------------------------------------------------------ */
+
+#include "kernels/train_ops.h"
+
 /* ---- the device ---------------------------------------------------------------------------------------------- */
 
 /* one list: the vtable, the names, the tracer, the checks and the op table of the tests */
 #define OPS(X)                                                                                                         \
     X(embed)                                                                                                           \
-    X(norm) X(add_norm) X(add) X(linear) X(gate_up) X(head_norm) X(rope_kv) X(attn) X(act_mul) X(act) X(rows) X(sample)
+    X(norm)                                                                                                            \
+    X(add_norm) X(add) X(linear) X(gate_up) X(head_norm) X(rope_kv) X(attn) X(act_mul) X(act) X(rows) X(sample)        \
+        TRAIN_OPS(X)
 
 enum op_id {
 #define X(op) OP_##op,
@@ -275,6 +280,9 @@ struct dev_ops {
      * (nf4 with cols not a multiple of 64; on cpu also an int8 weight of -128, or int8 rows longer than 2^16). */
     struct weight *(*weight_pack)(struct dev *, const struct weight_src *parts, int n_parts);
     void (*weight_free)(struct dev *, struct weight *);
+    /* Packs other values of the same shape into a weight of floats in its place: f32 parts, rounded to the weight's
+     * type.  The weight must not be borrowed.  For training; enqueued like an op. */
+    void (*weight_update)(struct dev *, struct weight *, const struct weight_src *parts, int n_parts);
     size_t (*weight_bytes)(const struct weight *);
     /* Packed bytes in a file: layout names their form, and changes when it does; NULL: the device has no such form, and
      * the two functions are NULL. */

@@ -1,0 +1,63 @@
+/* LoRA adapters: PEFT's directory format (adapter_config.json, adapter_model.safetensors), read and written, and where
+ * in the model's products they act.
+ * (Format: huggingface/peft, src/peft/tuners/lora; names and shapes as its save_pretrained writes them.) */
+#ifndef TANDEM_ADAPTER_H
+#define TANDEM_ADAPTER_H
+
+#include "engine/base/err.h"
+#include "engine/config.h"
+#include "kernels/ops.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* The four products of a layer that an adapter can change. */
+enum product { PRODUCT_QKV, PRODUCT_O, PRODUCT_UP, PRODUCT_DOWN, PRODUCTS };
+
+/* A module as PEFT names it, and its place in a product's outputs. */
+struct lora_module {
+    const char *name; /* "q_proj", "c_attn": the last component */
+    const char *path; /* within a layer: "self_attn.q_proj", "attn.c_attn" */
+    unsigned target;  /* of enum train_target */
+    enum product product;
+    int col, n, k; /* columns [col, col + n) of the product's output; k inputs */
+};
+
+enum { LORA_MODULES_MAX = 8 };
+
+/* The family's modules in a fixed order; returns how many. */
+int lora_modules(const struct model_config *, struct lora_module out[LORA_MODULES_MAX]);
+/* "model.layers.3." or "transformer.h.3." */
+void lora_layer_prefix(const struct model_config *, int layer, char out[64]);
+
+/* A pair of matrices on the host, f32: a (r, k), b (n, r).  r 0: the module has none in this layer. */
+struct lora_pair {
+    int r;
+    float scale; /* alpha / r, or alpha / sqrt(r) */
+    float *a, *b;
+};
+
+/* Owned by whoever read or built it; immutable once served. */
+struct adapter {
+    int layers, n_modules;
+    struct lora_module module[LORA_MODULES_MAX];
+    struct lora_pair *pair; /* [layers][n_modules] */
+    int r;                  /* for the configuration: of the whole, before patterns */
+    double alpha, dropout;
+    bool rslora;
+    unsigned targets;
+    void *memory; /* one block */
+};
+
+/* Reads and checks every shape against the model.  NULL and *e, with the file and the tensor or key in it: DoRA, aLoRA,
+ * modules_to_save and biases are refused by name. */
+struct adapter *adapter_read(const char *dir, const struct model_config *, struct err *e);
+/* Pairs zeroed, for building one: rank r at the modules in targets. */
+struct adapter *adapter_new(const struct model_config *, unsigned targets, int r, double alpha, bool rslora);
+/* Writes the two files into dir, which is made; each file is written beside, synced and renamed.  The bytes depend on
+ * the arguments only. */
+int adapter_write(const struct adapter *, const struct model_config *, const char *base_name, const char *dir,
+                  struct err *e);
+void adapter_free(struct adapter *);
+
+#endif

@@ -1,0 +1,168 @@
+/* The ops of training: products with weights backwards, dense products of f32 matrices, and the backward of what the
+ * forward pass is made of.  Part of ops.h, whose rules hold here too; include that.
+ *
+ * Two kinds of results.  What belongs to a token (dx, dy, out, lse) is computed per row, so that a row depends on that
+ * row alone (attention: on its sequence alone).  What is summed over tokens (gradients of parameters, a gemm with ta)
+ * is one chain of additions in an order that depends on the shapes only: the same bits for any number of threads.
+ *
+ * Names: x is what the forward op read, y what it wrote, dx and dy the gradients of the loss by them.  `accumulate`:
+ * the result is added to what is there.  Pointers to parameter gradients (dw, db...) are always added to, and NULL when
+ * nobody wants them.
+ *
+ * T tokens, C hidden, H heads, G kv_heads, D head_dim, F inter, V vocab, N outputs, K inputs. */
+#ifndef TANDEM_KERNELS_TRAIN_OPS_H
+#define TANDEM_KERNELS_TRAIN_OPS_H
+
+/* c = alpha * op(a) op(b) (+ c).  c (M, N); op(a) (M, K) is a, or with ta the transpose of a (K, M); op(b) (K, N) is b,
+ * or with tb the transpose of b (N, K).  f32.  half: a and b may be rounded to bf16 where the device was opened with
+ * bf16_x; sums are f32.  Without ta, a row of c depends on that row of a alone. */
+struct gemm_args {
+    struct mat c, a, b;
+    bool ta, tb, accumulate, half;
+    float alpha;
+};
+
+/* dx = dy W (+ dx).  dy (T, N), dx (T, K), w packed (N, K) of any type; of a gate_up weight N = 2F, gate first.  The
+ * quantising of activations passes gradients through unchanged.  On a device opened with bf16_x, dy and the weight's
+ * values may be rounded to bf16 unless w is f32. */
+struct linear_back_args {
+    struct mat dx, dy;
+    const struct weight *w;
+    bool accumulate;
+};
+
+/* What an adapter adds, y += scale * (x a^T) b^T, in columns [col, col + n) of y, for rows [row0, row0 + rows) of x and
+ * y.  a (r, K), b (n, r) f32.  Ranges of different groups are disjoint; the parts of a group may overlap in columns and
+ * are added in order. */
+struct lora_part {
+    const float *a, *b;
+    int r, col, n;
+    float scale;
+};
+struct lora_group {
+    int row0, rows, n_parts;
+    const struct lora_part *part;
+};
+/* y (T, N), x (T, K) */
+struct lora_args {
+    struct mat y, x;
+    const struct lora_group *group;
+    int n_groups;
+};
+
+/* dx (+)= the gradient through norm(x) * w + b; dw += sum_t dy xhat, db += sum_t dy.  x, dx, dy (T, C); dx may be dy
+ * (without accumulate). */
+struct norm_back_args {
+    struct mat dx, x, dy;
+    const float *w;
+    float eps;
+    enum norm_kind kind;
+    bool accumulate;
+    float *dw, *db; /* (C) */
+};
+
+/* Rotates q and k of qkv (T, (H + 2G) D) in place as rope_kv does, storing nothing; back: by the opposite angle. */
+struct rope_args {
+    struct mat qkv;
+    int heads, kv_heads, head_dim, rot;
+    const float *cos, *sin;
+    const int32_t *pos;
+    bool back;
+};
+
+/* Causal attention of whole sequences: rows q_start[s] .. q_start[s+1]-1 of qkv (after rope) are sequence s and see
+ * only each other, row i the rows max(first, i - window + 1) .. i (window 0: all).  out (T, H D); lse (T, H) the
+ * natural log of the sum of exp(score). */
+struct attn_seq_args {
+    struct mat out, lse, qkv;
+    int heads, kv_heads, head_dim, window;
+    float scale;
+    int n_seqs;
+    const int32_t *q_start;
+};
+
+/* dqkv (T, (H + 2G) D) = the gradient by q, k and v, all columns written.  dout, out (T, H D), lse as above. */
+struct attn_back_args {
+    struct mat dqkv, dout, out, lse, qkv;
+    int heads, kv_heads, head_dim, window;
+    float scale;
+    int n_seqs;
+    const int32_t *q_start;
+};
+
+/* dx, in place, in columns [col, col + heads * head_dim): on entry the gradient by head_norm's result, on return by its
+ * input.  x: head_norm's input (before it ran in place).  dw (D). */
+struct head_norm_back_args {
+    struct mat dx, x;
+    int col, heads, head_dim;
+    const float *w;
+    float eps; /* as head_norm's */
+    float *dw;
+};
+
+/* dgu (T, 2F) = the gradient through act(gu[:, :F]) * gu[:, F:]; dy (T, F).  dgu may be gu. */
+struct act_mul_back_args {
+    struct mat dgu, gu, dy;
+    enum act_kind act;
+};
+
+/* dx (T, F) = dy * act'(x), x as it was before act.  dx may be dy. */
+struct act_back_args {
+    struct mat dx, x, dy;
+    enum act_kind act;
+};
+
+/* Of each row of logits (R, V): loss[r] = -log softmax(logits)[target[r]], hit[r] = 1 where the target is the largest
+ * logit (the lowest id on a tie), and with back the row becomes (softmax - onehot(target)) * scale[r].  target -1: loss
+ * 0, hit 0, row 0.  A row with a NaN or +infinity gives loss NaN. */
+struct cross_entropy_args {
+    struct mat logits;
+    const int32_t *target;
+    const float *scale; /* (R); NULL without back */
+    float *loss;        /* (R) */
+    int32_t *hit;       /* (R) */
+    bool back;
+};
+
+/* dtable[id[t]] += dx[t], in the order of t; dpos[pos[t]] += dx[t] when dpos.p.  dx (T, C), dtable (V, C). */
+struct embed_back_args {
+    struct mat dtable, dpos, dx;
+    const int32_t *id, *pos;
+};
+
+/* out[c] += sum_t x[t][c].  x (T, C), out (C): gradients of biases. */
+struct col_sum_args {
+    struct mat x;
+    float *out;
+};
+
+/* x[t][c] = keep ? x[t][c] / (1 - p) : 0, keep = rng_uniform(seed, (row0 + t) * cols + c) >= p.  In place; the same
+ * call on a gradient is the backward. */
+struct dropout_args {
+    struct mat x;
+    float p;
+    uint64_t seed, row0;
+};
+
+/* *sum += the sum of x[i]^2 in double.  Device memory. */
+struct square_sum_args {
+    const float *x;
+    size_t n;
+    double *sum;
+};
+
+/* Decoupled weight decay (Loshchilov and Hutter, 2019), in the order of torch.optim.AdamW: with g' = g * grad_scale
+ *   p *= 1 - lr * decay;  m = beta1 m + (1 - beta1) g';  v = beta2 v + (1 - beta2) g'^2
+ *   p -= lr / bias1 * m / (sqrt(v) / sqrt(bias2) + eps)          bias = 1 - beta^step
+ * p, m, v, g: n f32. */
+struct adamw_args {
+    float *p, *m, *v;
+    const float *g;
+    size_t n;
+    float lr, beta1, beta2, eps, decay, bias1, bias2, grad_scale;
+};
+
+/* A name enters this list with its definition in ref, its kernel in cpu, its check and its test. */
+#define TRAIN_OPS(X)
+
+#endif

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 struct dataset;
-struct template;
+struct chat_template;
 
 enum dataset_format {
     DATASET_AUTO,
@@ -66,7 +66,7 @@ struct dataset_report {
 /* t: for rows of messages (NULL: a plain "role: content" layout that serving uses, too).  eos: the id that ends a text.
  * 0, or *e with a sentence: no such file, no usable row, zero trained tokens, a format that cannot be recognised... */
 int dataset_open(struct dataset **, const struct dataset_source *, const struct dataset_options *,
-                 const struct tokenizer *, const struct template *t, int32_t eos, struct dataset_report *,
+                 const struct tokenizer *, const struct chat_template *t, int32_t eos, struct dataset_report *,
                  struct err *e);
 void dataset_free(struct dataset *);
 

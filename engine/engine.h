@@ -12,6 +12,7 @@
 
 #include "engine/base/err.h"
 #include "engine/tokenizer.h"
+#include "engine/train.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -40,7 +41,9 @@ struct engine_config {
     int max_total_tokens;    /* prompt + generated of one request; 0: what the model and the page pool allow */
     bool no_prefix_cache;
     bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
-    bool no_calibration; /* a small model is quantised without being calibrated on its own text (calibrate.h) */
+    double train_itl_budget; /* seconds a step of serving and the training behind it may take; 0: 0.05 */
+    double train_slowdown;   /* and how many times the step; >= 1; 0: 1.2 */
+    bool no_calibration;     /* a small model is quantised without being calibrated on its own text (calibrate.h) */
 };
 
 /* Loads the model; long.  NULL and *e on error. */
@@ -175,6 +178,15 @@ struct event_batch {
 struct event_batch *engine_events(struct engine *);
 void engine_events_done(struct engine *, struct event_batch *);
 
+/* ---- training --------------------------------------------------------------------------------------------------- */
+
+/* Starts the job (train.h) on the model being served, on a thread of its own; its strings and data sets stay the
+ * caller's until the last event, after which another job may be started.  Opening is part of it: what cannot be planned
+ * fails with TRAIN_FAILED.  ERR_FULL while a job runs.  Called by the owner's thread or, one at a time, another. */
+int engine_train_start(struct engine *, const struct train_job *, train_event_fn *, void *arg, struct err *e);
+/* Ignored when no job runs. */
+void engine_train_command(struct engine *, enum train_command);
+
 /* ---- what it is doing ------------------------------------------------------------------------------------------ */
 
 struct engine_stats {
@@ -184,6 +196,7 @@ struct engine_stats {
     uint64_t prefix_query_tokens, prefix_hit_tokens;
     uint64_t step_started; /* clock_now() of the step in progress; 0 when idle */
     uint64_t last_step_ns;
+    uint64_t train_ns; /* that training had the device */
 };
 
 void engine_stats_read(const struct engine *, struct engine_stats *);

@@ -1,7 +1,6 @@
 #include "engine/optim.h"
 
 #include "engine/base/mem.h"
-#include "engine/train_turn.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -67,7 +66,7 @@ void optim_zero_grad(struct optim *o)
 {
     for (size_t i = 0, k; i < o->n; i += k) {
         k = o->n - i < SLICE ? o->n - i : SLICE;
-        turn_pass(o->gate);
+        train_gate_pass(o->gate);
         dev_zero(o->d, o->g + i, k);
     }
 }
@@ -78,7 +77,7 @@ double optim_grad_norm(struct optim *o)
     o->d->ops->upload(o->d, o->sum, &sum, sizeof sum);
     for (size_t i = 0, k; i < o->n; i += k) { /* slices of one size, so that the sum has one order */
         k = o->n - i < SLICE ? o->n - i : SLICE;
-        turn_pass(o->gate);
+        train_gate_pass(o->gate);
         op_square_sum(o->d, (struct square_sum_args){o->g + i, k, o->sum});
     }
     o->d->ops->finish(o->d);
@@ -88,20 +87,20 @@ double optim_grad_norm(struct optim *o)
 
 void optim_step(struct optim *o, const struct train_params *t, double rate, double scale, int64_t step)
 {
-    struct adamw_args a = {.lr = (float)rate,
-                           .beta1 = (float)t->beta1,
-                           .beta2 = (float)t->beta2,
-                           .eps = (float)t->epsilon,
-                           .bias1 = (float)(1 - pow(t->beta1, (double)step)),
-                           .bias2 = (float)(1 - pow(t->beta2, (double)step)),
-                           .grad_scale = (float)scale};
+    struct adamw_args a = {.lr = rate,
+                           .beta1 = t->beta1,
+                           .beta2 = t->beta2,
+                           .eps = t->epsilon,
+                           .bias1 = 1 - pow(t->beta1, (double)step),
+                           .bias2 = 1 - pow(t->beta2, (double)step),
+                           .grad_scale = scale};
     for (size_t s = 0; s < o->n_segments; s++) {
         size_t from = o->segment[s].from, end = from + o->segment[s].n;
-        a.decay = o->segment[s].decay ? (float)t->weight_decay : 0;
+        a.decay = o->segment[s].decay ? t->weight_decay : 0;
         for (size_t i = from; i < end; i += a.n) {
             a.n = end - i < SLICE ? end - i : SLICE;
             a.p = o->p + i, a.g = o->g + i, a.m = o->m + i, a.v = o->v + i;
-            turn_pass(o->gate);
+            train_gate_pass(o->gate);
             op_adamw(o->d, a);
         }
     }

@@ -1,8 +1,8 @@
 /* Which rows are trained together: an epoch is cut into optimizer steps, a step into micro-batches.
  *
  * Pure: everything follows from the rows' lengths, the seed and the number of the epoch, so a job continues at
- * (epoch, step) by asking for it.  What is in a step does not depend on micro_tokens nor on packing; they only say how a
- * step is cut.  Rows are never padded nor cut: in a micro-batch they lie end to end, each a sequence of its own. */
+ * (epoch, step) by asking for it.  What is in a step does not depend on micro_tokens nor on packing; they only say how
+ * a step is cut.  Rows are never padded nor cut: in a micro-batch they lie end to end, each a sequence of its own. */
 #ifndef TANDEM_BATCHES_H
 #define TANDEM_BATCHES_H
 

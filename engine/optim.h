@@ -14,10 +14,13 @@
  * them is and stays zero. */
 enum { OPTIM_SEGMENTS_MAX = 1 << 16 };
 struct optim {
-    size_t n, trained;                  /* floats of each array; of them parameters */
-    float *p, *g, *m, *v;               /* (n) parameters, gradients, first and second moments */
-    double *sum;                        /* (1) scratch of the norm */
-    struct { size_t from, n; bool decay; } *segment;
+    size_t n, trained;    /* floats of each array; of them parameters */
+    float *p, *g, *m, *v; /* (n) parameters, gradients, first and second moments */
+    double *sum;          /* (1) scratch of the norm */
+    struct {
+        size_t from, n;
+        bool decay;
+    } * segment;
     size_t n_segments, cap_segments;
     struct dev *d;
     struct train_gate *gate;

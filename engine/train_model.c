@@ -293,8 +293,7 @@ static void attention(struct train_model *m, int layer, const struct kept *k, st
         op_head_norm(m->d, (struct head_norm_args){qkv, q, c->kv_heads, c->head_dim, w->k_norm, c->eps});
     }
     pass(m);
-    op_rope(m->d,
-            (struct rope_args){qkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, m->pos, false});
+    op_rope(m->d, (struct rope_args){qkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, m->pos, false});
     attn_forward(m, layer, k);
     site_down(m, layer, PRODUCT_O, att, k);
     if (!y.p) return;
@@ -413,8 +412,7 @@ static void rotate_back(struct train_model *m, int layer, const struct kept *k, 
     const struct layer_grads *g = m->grads ? &m->grads->layer[layer] : NULL;
     int q = c->heads * c->head_dim;
     pass(m);
-    op_rope(m->d,
-            (struct rope_args){dqkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, m->pos, true});
+    op_rope(m->d, (struct rope_args){dqkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, m->pos, true});
     if (!c->qk_norm) return;
     struct mat bare = here(m, k->bare), dbare = cols_of(dqkv, 0, bare.cols);
     pass(m);
@@ -478,7 +476,8 @@ static void layer_back(struct train_model *m, int layer, const struct kept *k, s
     struct mat h = here(m, m->h), dh = here(m, m->dh), x2 = here(m, k->x2);
     bool ff_site = m->grads || site_of(m, layer, PRODUCT_UP)->r;
 
-    if (!fresh && (m->grads || site_of(m, layer, PRODUCT_DOWN)->r)) activate(m, area_mat(m, 0, c->inter), here(m, k->up));
+    if (!fresh && (m->grads || site_of(m, layer, PRODUCT_DOWN)->r))
+        activate(m, area_mat(m, 0, c->inter), here(m, k->up));
     if (!fresh && ff_site)
         norm(m, h, c->parallel ? x : x2, c->parallel ? w->norm1_w : w->norm2_w, c->parallel ? w->norm1_b : w->norm2_b);
     feed_forward_back(m, layer, k, h, dx, dh, &r);
@@ -514,8 +513,8 @@ static void head(struct train_model *m, int from, int n, bool back, struct mat d
     }
     linear_back(m, dh, logits, w->head, false);
     pass(m);
-    op_norm_back(m->d, (struct norm_back_args){dh, x, dh, w->norm_w, m->c->eps, m->c->norm, false,
-                                               g ? g->norm_w : NULL, g ? g->norm_b : NULL});
+    op_norm_back(m->d, (struct norm_back_args){dh, x, dh, w->norm_w, m->c->eps, m->c->norm, false, g ? g->norm_w : NULL,
+                                               g ? g->norm_b : NULL});
     pass(m); /* scatters: row[t] are distinct */
     op_embed_back(m->d, (struct embed_back_args){.dtable = dx, .dx = dh, .id = m->row + from});
 }

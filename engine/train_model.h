@@ -28,7 +28,7 @@ enum { SITE_PARTS = 3 };
 /* The adapters of one product of one layer: y[:, col .. col + n) += scale (x a_i^T) b_i^T.  Their a's are stacked, so
  * that one product gives x a^T for all of them.  r 0: none.  Pointers into the optimizer's arrays. */
 struct site {
-    int r, k;     /* of all parts; inputs */
+    int r, k;      /* of all parts; inputs */
     float *a, *da; /* (r, k) */
     int n_parts;
     struct site_part {
@@ -92,15 +92,15 @@ struct train_model {
     float *x;         /* (L + 1, T, C): inputs of the layers, and the last one's output */
     struct kept *kept;
     int n_kept;
-    struct mat h, dx, dh; /* (T, C) normed input; gradients */
-    float *area;          /* (T, 2F or 2 (H + G) D): ff and dff, or dqkv and datt */
-    struct mat dropped;   /* (T, widest input of a site) */
-    struct mat du;        /* (T, most r of a site) */
+    struct mat h, dx, dh;          /* (T, C) normed input; gradients */
+    float *area;                   /* (T, 2F or 2 (H + G) D): ff and dff, or dqkv and datt */
+    struct mat dropped;            /* (T, widest input of a site) */
+    struct mat du;                 /* (T, most r of a site) */
     struct mat hx, hh, hd, logits; /* of head_rows tokens: (., C) final input, normed, gradient; (., V) */
     float *loss, *scale;           /* (T) of each target, and of its gradient */
     int32_t *hit, *iota;           /* (T); (T) 0 1 2... */
     int32_t *id, *pos, *q_start, *row, *target, *some; /* (T), (T + 1): the micro-batch's on the device */
-    float *host_loss;              /* (T) */
+    float *host_loss;                                  /* (T) */
     int32_t *host_hit;
     const struct micro *b; /* the one that runs */
     void **owned;          /* what open took from the device */

@@ -14,6 +14,12 @@ struct train_full {
     struct model_grads g;
     struct master *master; /* one for each tensor of the file that is trained */
     int n_masters;
+    size_t *stack_at; /* where each stack of weights_stack, and each of weights_vectors, is in those arrays */
+    int n_stacks;
+    struct vector_slot *vector;
+    size_t *vector_at;
+    int n_vectors;
+    struct dev *d; /* that packed the weights */
 };
 
 /* Adds the parameters to the optimizer.  ERR_UNSUPPORTED: a quantised base. */

@@ -190,10 +190,21 @@ static void test_lora_learns(void **state)
     learns("qwen3", "cpu", TRAIN_LORA);
 }
 
+static void test_full_learns(void **state)
+{
+    (void)state;
+    learns("llama-gqa", "ref", TRAIN_FULL);
+    learns("qwen2-bf16", "cpu", TRAIN_FULL);
+    learns("gpt2", "cpu", TRAIN_FULL);
+    learns("phi", "cpu", TRAIN_FULL);
+    learns("qwen3", "cpu", TRAIN_FULL);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lora_learns),
+        cmocka_unit_test(test_full_learns),
     };
     fixtures = argc > 1 ? argv[1] : "tests/fixtures/models";
     snprintf(scratch, sizeof scratch, "/tmp/tandem-train-%d", (int)getpid());

@@ -98,6 +98,30 @@ struct attn_block {
     int row0, n_rows;
 };
 
+enum { TILE = 64 }; /* query rows, and keys, of a block of attention in training */
+
+/* What the blocks of one head in one sequence share.  Keys and values are packed in blocks of TILE, zeros past the
+ * sequence's end and past head_dim, block j at + j * stride floats:  k, v [TILE][dim_pad];  k_t, v_t [head_dim][TILE].
+ */
+struct attn_head {
+    int head_dim, dim_pad, window;
+    float scale;
+    const float *k, *k_t, *v, *v_t; /* forward: k_t and v; back: k, k_t and v_t */
+    size_t stride;
+    float *dk, *dv; /* back: (rows of the sequence, dim_pad) what this head adds to dk and dv */
+};
+
+/* Rows row0 .. row0 + n - 1 of the sequence, at most TILE; row0 is a multiple of it.  Copied, zeros past head_dim: */
+struct attn_tile {
+    const struct attn_head *head;
+    int row0, n;
+    float *q, *out;    /* [TILE][dim_pad]; back: out is dq */
+    float *p;          /* [TILE][TILE], scratch; back: two of them */
+    float lse[TILE];   /* forward: result */
+    const float *dout; /* [TILE][dim_pad] */
+    float delta[TILE]; /* the sum of dout * out */
+};
+
 /* One row of norm_back_args; dx may be dy.  dw, db: sums to add the row to, NULL: none. */
 struct norm_back_row {
     float *dx;
@@ -148,9 +172,12 @@ struct isa {
     void (*act_mul_back)(float *dgu, const float *gu, const float *dy, int n, enum act_kind act);
     double (*exp_in_place)(float *z, int n, float max); /* z = exp(z - max); their sum */
     void (*scale)(float *x, int n, float by);
+    float (*dot)(const float *x, const float *y, int n);
     void (*dropout)(float *x, int n, const struct dropout_row *);
     double (*square_sum)(const float *x, size_t n); /* one chain: of SQUARE_BLOCK at most */
     void (*adamw)(const struct adamw_args *, size_t from, size_t to);
+    void (*attn_tile)(struct attn_tile *);
+    void (*attn_tile_back)(struct attn_tile *); /* query blocks of a head in order */
 };
 
 extern const struct isa isa_portable, isa_avx2, isa_avxvnni, isa_avx512, isa_avx512bf16;

@@ -81,6 +81,13 @@ static void row_scale(float *x, int n, float by)
     FOR_LANES(i, n) v_store_n(x + i, v_mul(v_load_n(x + i, left), b), left);
 }
 
+static float row_dot(const float *x, const float *y, int n)
+{
+    vf sum = v_zero();
+    FOR_LANES(i, n) sum = v_fma(v_load_n(x + i, left), v_load_n(y + i, left), sum);
+    return v_sum(sum);
+}
+
 /* Integers of 64 bits are the compiler's to vectorise. */
 static void row_dropout(float *x, int n, const struct dropout_row *r)
 {

@@ -412,6 +412,8 @@ static const struct {
     {&attn_seq_op, {.T = 303, .H = 6, .G = 2, .D = 33, .n_seqs = 3, .q_start = {0, 170, 211, 303}}},
     {&attn_back_op, {.T = 303, .H = 6, .G = 2, .D = 33, .n_seqs = 3, .q_start = {0, 170, 211, 303}}},
     {&attn_back_op, {.T = 303, .H = 4, .G = 4, .D = 16, .n_seqs = 2, .q_start = {0, 270, 303}, .window = 100}},
+    /* more rows than sums are kept for at once */
+    {&attn_back_op, {.T = 1500, .H = 2, .G = 1, .D = 16, .n_seqs = 4, .q_start = {0, 700, 1100, 1105, 1500}}},
     {&act_mul_back_op, {.T = 101, .C = 333, .kind = ACT_GELU_ERF}},
     {&act_mul_back_op, {.T = 101, .C = 333, .kind = ACT_SILU}},
     {&act_back_op, {.T = 101, .C = 333, .kind = ACT_GELU_TANH}},

@@ -220,6 +220,7 @@ static const struct dev_ops cpu_ops = {
 #undef X
         .weight_pack = cpu_weight_pack,
     .weight_free = cpu_weight_free,
+    .weight_update = cpu_weight_update,
     .weight_bytes = cpu_weight_bytes,
     .layout = "tandem-cpu-2",
     .weight_packed = cpu_weight_packed,

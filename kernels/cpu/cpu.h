@@ -62,7 +62,8 @@ struct lin_job {
     const struct weight *w;
     struct mat y, x;
     const float *b;     /* (N) or NULL */
-    enum act_kind act;  /* of a gate_up weight */
+    bool gated;         /* of a gate_up weight: op gate_up, not linear */
+    enum act_kind act;  /* then */
     int n_blocks, skip; /* skip: pairs between a task and the one that the same thread is likely to take next */
     /* int8 and int4: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0 * q_ld;
      * int4: also -8 times the sum of each group, [n_groups][R] from q_sum + r0 * n_groups.  bf16 of rounded x: q is
@@ -172,9 +173,13 @@ void cpu_act_mul(struct dev *, const struct act_mul_args *);
 void cpu_act(struct dev *, const struct act_args *);
 void cpu_rows(struct dev *, const struct rows_args *);
 void cpu_sample(struct dev *, const struct sample_args *);
+#define X(op) void cpu_##op(struct dev *, const struct op##_args *);
+TRAIN_OPS(X)
+#undef X
 
 struct weight *cpu_weight_pack(struct dev *, const struct weight_src *parts, int n_parts);
 void cpu_weight_free(struct dev *, struct weight *);
+void cpu_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts);
 size_t cpu_weight_bytes(const struct weight *);
 const void *cpu_weight_packed(const struct weight *, size_t *bytes);
 struct weight *cpu_weight_open(struct dev *, const struct weight_src *shape, const void *packed, size_t bytes);

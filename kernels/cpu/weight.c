@@ -181,6 +181,40 @@ struct weight *cpu_weight_pack(struct dev *head, const struct weight_src *parts,
     return w;
 }
 
+static void update_row(const struct pack_job *j, int pair, int lane)
+{
+    int n, K = j->w->cols;
+    uint8_t *data = j->w->data + (size_t)pair * j->w->pair_bytes;
+    const struct weight_src *s = part_of(j, pair, lane, &n);
+    if (!s) return;
+    const float *from = (const float *)s->data + (size_t)n * K;
+    float *f = (float *)data + lane;
+    uint16_t *h = (uint16_t *)data;
+    for (int k = 0; k < K; k++) {
+        if (j->w->t == DT_F32)
+            f[(size_t)k * PAIR] = from[k];
+        else if (j->w->t == DT_F16)
+            h[(size_t)k * PAIR + lane] = f32_to_f16(from[k]);
+        else
+            h[(size_t)(k / 2) * (2 * PAIR) + lane * 2 + k % 2] = f32_to_bf16(from[k]);
+    }
+}
+
+static void update_task(void *ctx, int task, int worker)
+{
+    const struct pack_job *j = ctx;
+    int chunk = (j->w->pairs + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX;
+    for (int pair = task * chunk; pair < (task + 1) * chunk && pair < j->w->pairs; pair++)
+        for (int lane = 0; lane < PAIR; lane++) update_row(j, pair, lane);
+}
+
+void cpu_weight_update(struct dev *d, struct weight *w, const struct weight_src *parts, int n_parts)
+{
+    struct pack_job j = {w, parts, n_parts};
+    int chunk = (w->pairs + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX;
+    cpu_run(cpu_of(d), update_task, &j, (w->pairs + chunk - 1) / chunk, (double)w->data_bytes);
+}
+
 const void *cpu_weight_packed(const struct weight *w, size_t *bytes)
 {
     *bytes = w->data_bytes;
@@ -200,8 +234,12 @@ struct weight *cpu_weight_open(struct dev *d, const struct weight_src *shape, co
 
 void weight_row(const struct weight *w, int row, float *out)
 {
-    int lane = row % PAIR;
-    const uint8_t *p = w->data + (size_t)(row / PAIR) * w->pair_bytes, *q = p + lane * 4;
+    int pair = row / PAIR, lane = row % PAIR, half = w->rows / 2;
+    if (w->gate_up) {
+        pair = row % half / PANEL;
+        lane = row / half * PANEL + row % half % PANEL;
+    }
+    const uint8_t *p = w->data + (size_t)pair * w->pair_bytes, *q = p + lane * 4;
     const float *f = (const float *)p + lane;
     const uint16_t *h = (const uint16_t *)p;
     size_t group_bytes = w->n_groups ? w->pair_bytes / (size_t)w->n_groups : 0;
@@ -217,7 +255,7 @@ void weight_row(const struct weight *w, int row, float *out)
         break;
     case DT_I8:
         for (int k = 0; k < w->cols; k++)
-            out[k] = (float)(int8_t)q[(size_t)(k / 4) * (4 * PAIR) + k % 4] * w->scale[row];
+            out[k] = (float)(int8_t)q[(size_t)(k / 4) * (4 * PAIR) + k % 4] * w->scale[pair * PAIR + lane];
         break;
     case DT_NF4: nf4_unpack_row(p, lane, w->cols, out); break;
     default:

@@ -376,8 +376,8 @@ static void test_boundaries(void **state)
     check_boundary(DEMO, "On", "ce upon", "|On|[ce][" G "upon][" EOT "]\n");
     /* SentencePiece: bos before the prompt, and no space that was not there */
     check_boundary(STORIES, "on up", " a tim",
-                   "|<|start_story|>||" U "||on||" U "||up|[" U "a" U "][tim][<|end_story|>]\n");
-    check_boundary(STORIES, "on u", "p", "|<|start_story|>||" U "||on||" U "||u|[p][<|end_story|>]\n");
+                   "|<|start_story|>||" U "||on" U "||up|[" U "a" U "][tim][<|end_story|>]\n");
+    check_boundary(STORIES, "on u", "p", "|<|start_story|>||" U "||on" U "||u|[p][<|end_story|>]\n");
 }
 
 /* Random pairs: the prompt's tokens are those of the prompt alone, the rest says the completion. */

@@ -154,7 +154,8 @@ static int format_of_rows(struct source *s, const struct dataset_options *o, str
             else if (row)
                 row_describe(&seen, row);
             else
-                buf_str(&seen, at.too_large ? "too large" : why.msg);
+                buf_printf(&seen, "%s%s", at.too_large ? "too large" : why.msg,
+                           d->kind == SCAN_LINES ? " (each row has a line of its own)" : "");
         }
         cJSON_Delete(row);
         buf_clear(&bytes);

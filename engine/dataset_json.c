@@ -50,7 +50,7 @@ cJSON *row_parse(const char *text, size_t n, struct err *e)
     cJSON *row = cJSON_ParseWithLengthOpts(text, n, &end, false);
     size_t at = end ? (size_t)(end - text) : 0;
     if (!row) {
-        err_set(e, ERR_INVALID, "malformed JSON at byte %zu", at + 1);
+        err_set(e, ERR_INVALID, "malformed JSON near byte %zu", at + 1);
         return NULL;
     }
     while (at < n && memchr(" \t\r\n", text[at], 4)) at++;

@@ -25,6 +25,14 @@ static const char *type_of(const cJSON *v)
                                : /* cJSON_IsNull(v)*/ "null";
 }
 
+/* Bytes of a name or word that a message shows: not all of a long one, no part of a character. */
+static int shown(const char *s)
+{
+    size_t n = strnlen(s, 30);
+    while (n && ((unsigned char)s[n] & 0xc0) == 0x80) n--;
+    return (int)n;
+}
+
 static const cJSON *conversation(const cJSON *row)
 {
     const cJSON *v = field(row, "conversations");
@@ -60,7 +68,7 @@ void row_describe(struct buf *b, const cJSON *row)
             buf_str(b, "...");
             return;
         }
-        buf_printf(b, "%s %.30s", n ? "," : "", v->string);
+        buf_printf(b, "%s %.*s", n ? "," : "", shown(v->string), v->string);
     }
 }
 
@@ -119,8 +127,8 @@ static int content_join(cJSON *message, const cJSON *parts, int at, struct err *
     {
         const cJSON *type = field(part, "type"), *v = field(part, "text") ? field(part, "text") : field(part, "value");
         if (cJSON_IsString(type) && strcmp(type->valuestring, "text") != 0)
-            rc = err_set(e, ERR_UNSUPPORTED, "messages[%d].content[%d] is of type \"%.30s\"; only text can be trained",
-                         at, i, type->valuestring);
+            rc = err_set(e, ERR_UNSUPPORTED, "messages[%d].content[%d] is of type \"%.*s\"; only text can be trained",
+                         at, i, shown(type->valuestring), type->valuestring);
         else if (!cJSON_IsString(v))
             rc = err_set(e, ERR_INVALID, "messages[%d].content[%d] has no \"text\"", at, i);
         else
@@ -146,8 +154,8 @@ static int role_check(const cJSON *message, int at, const char **role, struct er
         *role = roles[i];
         return 0;
     }
-    return err_set(e, ERR_INVALID, "messages[%d].role is \"%.30s\", not system, user, assistant or tool", at,
-                   v->valuestring);
+    return err_set(e, ERR_INVALID, "messages[%d].role is \"%.*s\", not system, user, assistant or tool", at,
+                   shown(v->valuestring), v->valuestring);
 }
 
 /* weight (OpenAI) or loss_weight: 0 or 1, and 1 on assistant turns only, which is also what is meant without. */
@@ -332,8 +340,8 @@ static int speaker_read(struct row *r, const cJSON *turn, int at, struct err *e)
         if (strcmp(from, speakers[i].from) == 0) role = speakers[i].role;
     if (!role)
         return err_set(e, ERR_INVALID,
-                       "conversations[%d].from is \"%.30s\", not human, gpt, system, function_call or observation", at,
-                       from);
+                       "conversations[%d].from is \"%.*s\", not human, gpt, system, function_call or observation", at,
+                       shown(from), from);
     bool trained = strcmp(role, "assistant") == 0;
     if (trained && is_blank(value)) return err_set(e, ERR_INVALID, "conversations[%d] is an empty answer", at);
     turn_add(r, role, value, trained);

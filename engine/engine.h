@@ -12,6 +12,7 @@
 
 #include "engine/base/err.h"
 #include "engine/tokenizer.h"
+#include "engine/train.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -204,6 +205,15 @@ struct event_batch {
 /* Detaches the batches that wait, oldest first (NULL: none).  Hand the whole list back when done. */
 struct event_batch *engine_events(struct engine *);
 void engine_events_done(struct engine *, struct event_batch *);
+
+/* ---- training --------------------------------------------------------------------------------------------------- */
+
+/* Starts the job (train.h) on the model being served, on a thread of its own; its strings and data sets stay the
+ * caller's until the last event, after which another job may be started.  Opening is part of it: what cannot be planned
+ * fails with TRAIN_FAILED.  ERR_FULL while a job runs.  Called by the owner's thread or, one at a time, another. */
+int engine_train_start(struct engine *, const struct train_job *, train_event_fn *, void *arg, struct err *e);
+/* Ignored when no job runs. */
+void engine_train_command(struct engine *, enum train_command);
 
 /* ---- what it is doing ------------------------------------------------------------------------------------------ */
 

@@ -157,26 +157,28 @@ static float inv_freq(const struct model_config *c, int i)
     return (float)((1 - smooth) * f / c->rope_factor + smooth * f);
 }
 
-static int reserve_rope(struct model *m, struct err *e)
+int model_rope_tables(const struct model_config *c, struct dev *d, int positions, float **cos_out, float **sin_out,
+                      struct err *e)
 {
-    size_t half = (size_t)m->c.rot / 2, n = half * (size_t)m->max_len;
+    size_t half = (size_t)c->rot / 2, n = half * (size_t)positions;
     if (!n) return 0;
     float *cos_host = mem_array(n, sizeof *cos_host), *sin_host = mem_array(n, sizeof *sin_host);
     for (size_t i = 0; i < half; i++) {
-        float f = inv_freq(&m->c, (int)i);
-        for (size_t p = 0; p < (size_t)m->max_len; p++) {
+        float f = inv_freq(c, (int)i);
+        for (size_t p = 0; p < (size_t)positions; p++) {
             float angle = (float)p * f; /* rounded to f32 as transformers does */
             cos_host[p * half + i] = (float)cos((double)angle);
             sin_host[p * half + i] = (float)sin((double)angle);
         }
     }
-    m->cos = m->d->ops->alloc(m->d, n * sizeof *m->cos);
-    m->sin = m->d->ops->alloc(m->d, n * sizeof *m->sin);
-    if (m->cos) m->d->ops->upload(m->d, m->cos, cos_host, n * sizeof *m->cos);
-    if (m->sin) m->d->ops->upload(m->d, m->sin, sin_host, n * sizeof *m->sin);
+    *cos_out = d->ops->alloc(d, n * sizeof **cos_out);
+    *sin_out = d->ops->alloc(d, n * sizeof **sin_out);
+    if (*cos_out) d->ops->upload(d, *cos_out, cos_host, n * sizeof **cos_out);
+    if (*sin_out) d->ops->upload(d, *sin_out, sin_host, n * sizeof **sin_out);
     free(cos_host);
     free(sin_host);
-    return m->cos && m->sin ? 0 : err_set(e, ERR_NOMEM, "no memory for the rotary tables of %d positions", m->max_len);
+    return *cos_out && *sin_out ? 0
+                                : err_set(e, ERR_NOMEM, "no memory for the rotary tables of %d positions", positions);
 }
 
 static bool reserve_mat(struct model *m, struct mat *out, int rows, int cols)
@@ -198,7 +200,7 @@ int model_reserve(struct model *m, const struct model_reserve *r, struct err *e)
               (!c->gated || m->d->ops->fused_gate_up || reserve_mat(m, &m->up, t, 2 * c->inter)) &&
               reserve_mat(m, &m->hr, r->max_rows, c->hidden) && reserve_mat(m, &m->logits, r->max_rows, c->vocab);
     if (!ok) return err_set(e, ERR_NOMEM, "no memory for the activations of %d tokens a step", t);
-    int rc = reserve_rope(m, e);
+    int rc = model_rope_tables(c, m->d, m->max_len, &m->cos, &m->sin, e);
     if (rc) return rc;
     if (!(m->kv = m->d->ops->kv_open(m->d, &shape)))
         return err_set(e, ERR_NOMEM, "no memory for %d KV pages of %zu bytes", r->pages,

@@ -36,6 +36,8 @@ struct model_reserve {
     enum dtype kv_type;
 };
 int model_reserve(struct model *, const struct model_reserve *, struct err *);
+/* cos and sin (positions, rot / 2) on the device, the caller's, also after an error; left alone where rot is 0. */
+int model_rope_tables(const struct model_config *, struct dev *, int positions, float **cos, float **sin, struct err *);
 /* What adapters need beside their weights; once, before the first is used. */
 int model_reserve_adapters(struct model *, struct err *);
 size_t model_page_bytes(const struct model *, enum dtype kv_type);

@@ -81,8 +81,10 @@ struct train_job {
     const struct dataset *data, *eval; /* eval NULL: eval_fraction of data */
     const char *from;                  /* an adapter directory to go on from; NULL */
     const char *base_name;             /* base_model_name_or_path in the adapter's configuration */
-    const char *dir;                   /* the job's own directory: checkpoints/ inside; made when missing */
-    const char *out; /* where the result goes: an adapter directory (full: a model directory), by rename at the end */
+    const char *model_dir; /* full: the base's directory, whose configuration and tokenizer are copied; NULL: none */
+    const char *dir;       /* the job's own directory: checkpoints/ inside; made when missing */
+    const char *out; /* where the result goes: an adapter directory (full: a model directory), by rename at the end;
+                      * NULL: nowhere.  With evaluation the result is the best of the evaluated, else the last. */
 };
 
 /* ---- what happens ---------------------------------------------------------------------------------------------- */

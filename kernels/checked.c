@@ -1,22 +1,10 @@
 /* A device around a device: checks every op's arguments against the contracts in ops.h before they reach it.  A breach
  * fails the device, names the argument, and the op is not run.  It knows the shapes of weights and caches because they
- * are made through it.
- *
- * Each check is `need(condition, "what")`; a check function returns false at the first that fails. */
-#include "kernels/dev.h"
+ * are made through it.  The checks of the ops of training are in checked_train.c. */
+#include "kernels/checked.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* a weight or a KV cache made through us */
-struct made {
-    struct made *next;
-    const void *object;
-    int rows, cols; /* of a weight */
-    enum dtype t;
-    bool gate_up, borrowed;
-    struct kv_shape kv;
-};
 
 struct checked {
     struct dev head;
@@ -30,12 +18,7 @@ static struct checked *checked_of(struct dev *d)
     return (struct checked *)d;
 }
 
-#define need(ok, ...)                                                                                                  \
-    do {                                                                                                               \
-        if (!(ok)) return dev_fail(d, op, __VA_ARGS__), false;                                                         \
-    } while (0)
-
-static const struct made *find_made(struct dev *d, const void *object)
+const struct made *find_made(struct dev *d, const void *object)
 {
     for (const struct made *m = checked_of(d)->made; m; m = m->next)
         if (m->object == object) return m;
@@ -44,7 +27,7 @@ static const struct made *find_made(struct dev *d, const void *object)
 
 /* ---- pieces -------------------------------------------------------------------------------------------------- */
 
-static bool check_mat(struct dev *d, const char *op, const char *name, const struct mat *m, int rows, int cols)
+bool check_mat(struct dev *d, const char *op, const char *name, const struct mat *m, int rows, int cols)
 {
     need(m->t == DT_F32, "%s is %s, not f32", name, dtype_name(m->t));
     need(m->rows == rows && m->cols == cols, "%s is %d x %d, not %d x %d", name, m->rows, m->cols, rows, cols);
@@ -62,7 +45,7 @@ static bool check_table(struct dev *d, const char *op, const char *name, const s
     return true;
 }
 
-static bool check_index(struct dev *d, const char *op, const char *name, const int32_t *index, int n, int64_t limit)
+bool check_index(struct dev *d, const char *op, const char *name, const int32_t *index, int n, int64_t limit)
 {
     need(index || n == 0, "%s is NULL", name);
     for (int i = 0; i < n; i++)
@@ -71,14 +54,14 @@ static bool check_index(struct dev *d, const char *op, const char *name, const i
     return true;
 }
 
-static bool check_floats(struct dev *d, const char *op, const char *name, const float *p)
+bool check_floats(struct dev *d, const char *op, const char *name, const float *p)
 {
     need(p && (uintptr_t)p % sizeof(float) == 0, "%s is NULL or not aligned", name);
     return true;
 }
 
-/* Do two matrices of floats share an element?  Column slices of one buffer interleave without sharing. */
-static bool mats_overlap(const struct mat *a, const struct mat *b)
+/* Column slices of one buffer interleave without sharing. */
+bool mats_overlap(const struct mat *a, const struct mat *b)
 {
     if (!a->p || !b->p || a->rows < 1 || b->rows < 1) return false;
     if ((uintptr_t)a->p > (uintptr_t)b->p) {
@@ -94,13 +77,13 @@ static bool mats_overlap(const struct mat *a, const struct mat *b)
     return col < (size_t)a->cols || col + (size_t)b->cols > (size_t)a->ld;
 }
 
-static bool check_apart(struct dev *d, const char *op, const struct mat *a, const struct mat *b)
+bool check_apart(struct dev *d, const char *op, const struct mat *a, const struct mat *b)
 {
     need(!mats_overlap(a, b), "two arguments share memory");
     return true;
 }
 
-static bool check_act(struct dev *d, const char *op, enum act_kind act)
+bool check_act(struct dev *d, const char *op, enum act_kind act)
 {
     need((unsigned)act <= ACT_RELU, "act is %d", act);
     return true;
@@ -302,7 +285,7 @@ static bool check_sample(struct dev *d, const struct sample_args *a)
 
 /* ---- products of training ------------------------------------------------------------------------------------ */
 
-static bool check_gemm(struct dev *d, const struct gemm_args *a)
+bool check_gemm(struct dev *d, const struct gemm_args *a)
 {
     const char *op = "gemm";
     int M = a->c.rows, N = a->c.cols, K = a->ta ? a->a.rows : a->a.cols;
@@ -311,7 +294,7 @@ static bool check_gemm(struct dev *d, const struct gemm_args *a)
            check_apart(d, op, &a->c, &a->b);
 }
 
-static bool check_linear_back(struct dev *d, const struct linear_back_args *a)
+bool check_linear_back(struct dev *d, const struct linear_back_args *a)
 {
     const char *op = "linear_back";
     const struct made *w = find_made(d, a->w);
@@ -336,7 +319,7 @@ static bool check_lora_group(struct dev *d, const struct lora_args *a, const str
     return true;
 }
 
-static bool check_lora(struct dev *d, const struct lora_args *a)
+bool check_lora(struct dev *d, const struct lora_args *a)
 {
     const char *op = "lora";
     if (!check_mat(d, op, "x", &a->x, a->x.rows, a->x.cols) || !check_mat(d, op, "y", &a->y, a->x.rows, a->y.cols) ||
@@ -348,7 +331,7 @@ static bool check_lora(struct dev *d, const struct lora_args *a)
     return true;
 }
 
-static bool check_embed_back(struct dev *d, const struct embed_back_args *a)
+bool check_embed_back(struct dev *d, const struct embed_back_args *a)
 {
     const char *op = "embed_back";
     int T = a->dx.rows, C = a->dx.cols;
@@ -359,7 +342,7 @@ static bool check_embed_back(struct dev *d, const struct embed_back_args *a)
                            check_apart(d, op, &a->dtable, &a->dpos)));
 }
 
-static bool check_col_sum(struct dev *d, const struct col_sum_args *a)
+bool check_col_sum(struct dev *d, const struct col_sum_args *a)
 {
     const char *op = "col_sum";
     struct mat out = mat_f32(a->out, 1, a->x.cols);
@@ -377,7 +360,7 @@ static void take_error(struct dev *d)
     dev_clear_error(inner);
 }
 
-#define check_act check_act_op /* the op's name is that of the piece above */
+#define check_act check_act_op /* the op's name is that of the piece in checked.h */
 #define X(op)                                                                                                          \
     static void checked_##op(struct dev *d, const struct op##_args *a)                                                 \
     {                                                                                                                  \

@@ -12,16 +12,10 @@
 
 enum { ROOTS = 2 };
 
-static const char *data_dir(const struct settings *s)
-{
-    if (s->data_dir && *s->data_dir) return s->data_dir;
-    return geteuid() == 0 ? "/var/lib/tandem" : "./tandem-data";
-}
-
 /* real paths, owned by the caller; NULL where there is no such directory */
 static void find_roots(const struct settings *s, char *root[ROOTS])
 {
-    char *trained = file_join(data_dir(s), "adapters");
+    char *trained = file_join(settings_data_dir(s), "adapters");
     root[0] = s->adapter_dir && *s->adapter_dir ? realpath(s->adapter_dir, NULL) : NULL;
     root[1] = realpath(trained, NULL);
     free(trained);

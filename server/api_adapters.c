@@ -72,25 +72,20 @@ void api_adapters_list(struct http_req *req)
     reply_json(req, 200, &out);
 }
 
-static const char *name_of(const struct http_req *req)
-{
-    return req->path + strlen("/adapters/");
-}
-
 void api_adapters_get(struct http_req *req)
 {
     struct app *app = req->app;
     struct buf out = {0};
     struct err e;
     if (not_ready(app, req)) return;
-    if (engine_adapter_check(app->engine, name_of(req), &e)) {
+    if (engine_adapter_check(app->engine, req->param, &e)) {
         http_reply_error(req, 404, "not_found", "%s", e.msg);
         return;
     }
     int n;
     struct adapter_info *v = list(app, &n);
     for (int i = 0; i < n; i++)
-        if (strcmp(v[i].name, name_of(req)) == 0) put_adapter(&out, &v[i]);
+        if (strcmp(v[i].name, req->param) == 0) put_adapter(&out, &v[i]);
     free(v);
     reply_json(req, 200, &out);
 }
@@ -101,13 +96,13 @@ void api_adapters_delete(struct http_req *req)
     struct buf out = {0};
     struct err e;
     if (not_ready(app, req)) return;
-    if (engine_adapter_unload(app->engine, name_of(req), &e)) {
+    if (engine_adapter_unload(app->engine, req->param, &e)) {
         http_reply_error(req, 404, "not_found", "%s", e.msg);
         return;
     }
-    log_info("adapter unloaded name=%s", name_of(req));
+    log_info("adapter unloaded name=%s", req->param);
     buf_str(&out, "{\"name\":");
-    json_put_string(&out, name_of(req), strlen(name_of(req)));
+    json_put_string(&out, req->param, strlen(req->param));
     buf_str(&out, ",\"deleted\":true}");
     reply_json(req, 200, &out);
 }

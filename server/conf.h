@@ -98,6 +98,7 @@ int conf_parse(struct settings *s, enum command cmd, int argc, char *const *argv
 
 void settings_defaults(struct settings *s);
 void settings_free(struct settings *s);
+const char *settings_data_dir(const struct settings *s); /* --data-dir, or what stands for an empty one */
 /* true when the option was set by anything but its default */
 bool settings_given(const struct settings *s, const char *name);
 

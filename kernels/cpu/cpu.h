@@ -173,11 +173,9 @@ void cpu_act_mul(struct dev *, const struct act_mul_args *);
 void cpu_act(struct dev *, const struct act_args *);
 void cpu_rows(struct dev *, const struct rows_args *);
 void cpu_sample(struct dev *, const struct sample_args *);
-void cpu_gemm(struct dev *, const struct gemm_args *);
-void cpu_linear_back(struct dev *, const struct linear_back_args *);
-void cpu_lora(struct dev *, const struct lora_args *);
-void cpu_embed_back(struct dev *, const struct embed_back_args *);
-void cpu_col_sum(struct dev *, const struct col_sum_args *);
+#define X(op) void cpu_##op(struct dev *, const struct op##_args *);
+TRAIN_OPS(X)
+#undef X
 
 struct weight *cpu_weight_pack(struct dev *, const struct weight_src *parts, int n_parts);
 void cpu_weight_free(struct dev *, struct weight *);

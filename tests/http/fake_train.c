@@ -14,61 +14,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-struct dataset {
-    uint64_t rows;
-};
-
-void train_params_default(struct train_params *p, enum train_method m)
-{
-    *p = (struct train_params){.method = m,
-                               .epochs = 3,
-                               .batch_tokens = 2048,
-                               .max_length = 512,
-                               .learning_rate = m == TRAIN_FULL ? 5e-5 : 2e-4,
-                               .schedule = SCHEDULE_COSINE,
-                               .warmup_ratio = 0.03,
-                               .warmup_steps = -1,
-                               .weight_decay = m == TRAIN_FULL ? 0.01 : 0,
-                               .beta1 = 0.9,
-                               .beta2 = 0.999,
-                               .epsilon = 1e-8,
-                               .max_grad_norm = 1,
-                               .lora_r = 16,
-                               .lora_alpha = 32,
-                               .targets = TARGET_ALL,
-                               .packing = true,
-                               .group_by_length = true,
-                               .seed = 42};
-}
-
-int dataset_open(struct dataset **out, const struct dataset_source *s, const struct dataset_options *o,
-                 const struct tokenizer *t, const struct chat_template *c, int32_t eos, struct dataset_report *r,
-                 struct err *e)
-{
-    char *data;
-    size_t n;
-    int rc = file_read(s->path, 1 << 30, &data, &n, e);
-    if (rc) return rc;
-    *r = (struct dataset_report){.format = DATASET_TEXT};
-    for (size_t i = 0; i < n; i++) r->kept += data[i] == '{' || data[i] == '\n';
-    bool bad = strstr(data, "BAD") != NULL;
-    free(data);
-    r->seen = r->kept, r->tokens = n / 4, r->trained_tokens = n / 8;
-    if (bad) return err_set(e, ERR_INVALID, "%s: no usable row", s->name);
-    *out = mem_zalloc(sizeof **out);
-    (*out)->rows = r->kept;
-    for (int i = 0; i < 3; i++) {
-        if (o->progress) o->progress(o->arg, i / 3.0);
-        usleep(10000);
-    }
-    return 0;
-}
-
-void dataset_free(struct dataset *d)
-{
-    free(d);
-}
-
 static struct {
     pthread_t thread;
     volatile enum train_command command;

@@ -350,11 +350,25 @@ static int check_module(const struct reading *r, int i, struct err *e)
     return rc ? rc : check_tensor(f->b, name, "lora_B", m->n, r->rank[i], e);
 }
 
+/* Modules outside the layers that PEFT would give an adapter. */
+static int refuse_ends(const struct reading *r, struct err *e)
+{
+    const char *table = r->c->family == FAMILY_GPT2 ? "transformer.wte" : "model.embed_tokens";
+    int head = r->p.all_linear ? 0 : targeted(&r->p, -1, "lm_head", e);
+    if (head < 0) return head;
+    if (head) return err_set(e, ERR_UNSUPPORTED, "target_modules: adapters of the output head are not supported");
+    int embed = r->p.all_linear ? 0 : targeted(&r->p, -1, table, e);
+    if (embed < 0) return embed;
+    if (embed) return err_set(e, ERR_UNSUPPORTED, "target_modules: adapters of the embedding table are not supported");
+    return 0;
+}
+
 static int read_config(struct reading *r, const char *config, struct err *e)
 {
     int rc = peft_open(&r->p, config, r->c, e), any = 0;
     if (rc) return err_prefix(e, ADAPTER_CONFIG);
     int n = r->shape->layers * r->shape->n_modules;
+    rc = refuse_ends(r, e);
     for (int i = 0; i < n && !rc; i++) {
         rc = decide(r, i, e);
         any |= r->rank[i];

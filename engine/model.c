@@ -14,6 +14,13 @@ static struct mat first(struct mat m, int rows)
     return m;
 }
 
+/* y += what the adapters of the batch's rows make of x */
+static void adapt(struct model *m, const struct batch *b, int layer, enum product product, struct mat y, struct mat x)
+{
+    int n = b->n_groups ? batch_lora(b, layer, product, 0, b->n_tokens) : 0;
+    if (n) op_lora(m->d, (struct lora_args){y, x, b->lora, n});
+}
+
 static void attention(struct model *m, const struct batch *b, int layer, struct mat h, struct mat y)
 {
     const struct model_config *c = &m->c;
@@ -22,6 +29,7 @@ static void attention(struct model *m, const struct batch *b, int layer, struct 
     int window = layer >= c->window_from ? c->window : 0;
 
     op_linear(m->d, (struct linear_args){qkv, h, w->qkv, w->qkv_b});
+    adapt(m, b, layer, PRODUCT_QKV, qkv, h);
     if (c->qk_norm) {
         op_head_norm(m->d, (struct head_norm_args){qkv, 0, c->heads, c->head_dim, w->q_norm, c->eps});
         op_head_norm(m->d,
@@ -33,6 +41,36 @@ static void attention(struct model *m, const struct batch *b, int layer, struct 
             (struct attn_args){att, qkv, c->heads, c->kv_heads, c->head_dim, window, 1.0f / sqrtf((float)c->head_dim),
                                b->n_seqs, b->q_start, b->kv_len, b->pages, b->pages_ld, m->kv, layer});
     op_linear(m->d, (struct linear_args){y, att, w->o, w->o_b});
+    adapt(m, b, layer, PRODUCT_O, y, att);
+}
+
+static struct mat part(struct mat m, int row, int rows)
+{
+    m.p = (float *)m.p + (size_t)row * (size_t)m.ld;
+    m.rows = rows;
+    return m;
+}
+
+/* ff = act(gate) * up, in runs of rows: those whose gate and up an adapter changes are taken before the activation, a
+ * block at a time; the others by the fused op, as without any adapter: their bits may not depend on the batch. */
+static void gate_up(struct model *m, const struct batch *b, int layer, struct mat h, struct mat ff)
+{
+    const struct layer_weights *w = &m->w.layer[layer];
+    enum act_kind act = m->c.act;
+    bool changed = false;
+    for (int row = 0, end; row < b->n_tokens; row = end) {
+        end = batch_run(b, layer, PRODUCT_UP, row, &changed);
+        if (changed && end > row + m->raw.rows) end = row + m->raw.rows;
+        int n = end - row;
+        struct mat x = part(h, row, n), y = part(ff, row, n), raw = first(m->raw, n);
+        if (!changed) {
+            op_gate_up(m->d, (struct gate_up_args){y, x, w->up, w->up_b, act, m->up});
+            continue;
+        }
+        op_linear(m->d, (struct linear_args){raw, x, w->up, w->up_b});
+        op_lora(m->d, (struct lora_args){raw, x, b->lora, batch_lora(b, layer, PRODUCT_UP, row, n)});
+        op_act_mul(m->d, (struct act_mul_args){y, raw, act});
+    }
 }
 
 static void feed_forward(struct model *m, const struct batch *b, int layer, struct mat h, struct mat y)
@@ -42,12 +80,14 @@ static void feed_forward(struct model *m, const struct batch *b, int layer, stru
     struct mat ff = first(m->ff, b->n_tokens);
 
     if (c->gated) {
-        op_gate_up(m->d, (struct gate_up_args){ff, h, w->up, w->up_b, c->act, m->up});
+        gate_up(m, b, layer, h, ff);
     } else {
         op_linear(m->d, (struct linear_args){ff, h, w->up, w->up_b});
+        adapt(m, b, layer, PRODUCT_UP, ff, h);
         op_act(m->d, (struct act_args){ff, c->act});
     }
     op_linear(m->d, (struct linear_args){y, ff, w->down, w->down_b});
+    adapt(m, b, layer, PRODUCT_DOWN, y, ff);
 }
 
 void model_forward(struct model *m, const struct batch *b)
@@ -168,12 +208,23 @@ int model_reserve(struct model *m, const struct model_reserve *r, struct err *e)
     return 0;
 }
 
+/* A block of rows is enough for the weights to be read seldom; all the rows of a step would take more memory than most
+ * adapters. */
+enum { RAW_ROWS = 128 };
+
+int model_reserve_adapters(struct model *m, struct err *e)
+{
+    int rows = m->x.rows < RAW_ROWS ? m->x.rows : RAW_ROWS;
+    if (!m->c.gated || m->raw.p || reserve_mat(m, &m->raw, rows, 2 * m->c.inter)) return 0;
+    return err_set(e, ERR_NOMEM, "no memory for the activations of adapters");
+}
+
 void model_close(struct model *m)
 {
     if (!m->d) return;
     if (m->kv) m->d->ops->kv_close(m->d, m->kv);
-    void *buffers[] = {m->cos,   m->sin,  m->x.p,  m->h.p,  m->y.p,     m->qkv.p,
-                       m->att.p, m->up.p, m->ff.p, m->hr.p, m->logits.p};
+    void *buffers[] = {m->cos,   m->sin,  m->x.p,  m->h.p,  m->y.p,      m->qkv.p,
+                       m->att.p, m->up.p, m->ff.p, m->hr.p, m->logits.p, m->raw.p};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         if (buffers[i]) m->d->ops->free(m->d, buffers[i]);
     weights_free(&m->w, m->d, &m->c);

@@ -9,6 +9,10 @@
 #include "server/metrics.h"
 #include "server/sse.h"
 
+struct jobs;
+struct store;
+struct uv_loop_s;
+
 enum app_state { APP_LOADING, APP_READY, APP_DRAINING };
 
 struct app {
@@ -20,6 +24,9 @@ struct app {
     struct bridge *bridge;
     struct sse_hub *sse;
     struct http_server *http;
+    struct uv_loop_s *loop;
+    struct store *store;
+    struct jobs *jobs;
     struct metrics metrics;
 };
 
@@ -42,5 +49,32 @@ void api_info(struct http_req *);
 void api_health(struct http_req *);
 void api_ready(struct http_req *);
 void api_metrics(struct http_req *);
+/* handlers: api_train.c, api_train_events.c */
+void api_train_create(struct http_req *);
+void api_train_list(struct http_req *);
+void api_train_get(struct http_req *);
+void api_train_delete(struct http_req *);
+void api_train_events(struct http_req *);
+void api_train_metrics(struct http_req *);
+void api_train_checkpoints(struct http_req *);
+void api_train_cancel(struct http_req *);
+void api_train_pause(struct http_req *);
+void api_train_resume(struct http_req *);
+/* handlers: api_finetune.c */
+void api_finetune_create(struct http_req *);
+void api_finetune_list(struct http_req *);
+void api_finetune_get(struct http_req *);
+void api_finetune_events(struct http_req *);
+void api_finetune_checkpoints(struct http_req *);
+void api_finetune_cancel(struct http_req *);
+void api_finetune_pause(struct http_req *);
+void api_finetune_resume(struct http_req *);
+/* handlers: api_files.c */
+void api_files_begin(struct http_req *);
+void api_files_create(struct http_req *);
+void api_files_list(struct http_req *);
+void api_files_get(struct http_req *);
+void api_files_delete(struct http_req *);
+void api_files_content(struct http_req *);
 
 #endif

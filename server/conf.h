@@ -44,7 +44,7 @@ struct settings {
     int max_best_of, max_stop_sequences, max_top_n_tokens;
     /* operation */
     double drain_timeout, step_timeout; /* seconds */
-    char *log_level;
+    char *log_level, *data_dir;
     bool access_log;
     /* one run of a command */
     char *prompt, *text, *file, *ids, *out, *type, *layout, *calibrate, *batch, *ops;

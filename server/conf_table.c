@@ -81,6 +81,8 @@ static const struct conf_option table[] = {
      "after SIGTERM, time for running requests to finish; a second signal stops at once"},
     {"step-timeout", "Operation", CONF_NUMBER, AT(step_timeout), "60", 0.1, 86400, NULL, CMD_SERVE, false, "SECONDS",
      "an engine step that takes longer makes /health and /ready answer 503"},
+    {"data-dir", "Operation", CONF_STRING, AT(data_dir), "", 0, 0, NULL, CMD_SERVE, false, "DIR",
+     "where jobs, files, adapters and checkpoints are kept; empty: /var/lib/tandem for root, else ./tandem-data"},
     {"access-log", "Operation", CONF_BOOL, AT(access_log), "false", 0, 0, NULL, CMD_SERVE, false, NULL,
      "write a line for every finished request"},
 

@@ -33,8 +33,9 @@ class Server:
 
     def __init__(self, log, *args, model=MODEL, ready=True, env=None):
         self.log_path = log
+        self.data = Path(next((args[i + 1] for i in range(len(args) - 1) if args[i] == "--data-dir"), f"{log}.data"))
         with open(log, "wb") as out:
-            self.process = subprocess.Popen([BINARY, "serve", "--model", model, "--port", "0", *map(str, args)],
+            self.process = subprocess.Popen([BINARY, "serve", "--model", model, "--port", "0", "--data-dir", self.data, *map(str, args)],
                                             stderr=out, stdout=out, stdin=subprocess.DEVNULL, cwd=ROOT, env={**ENV, **(env or {})})
         try:
             self.url = wait_for(self._listening, what=f"listening; {log}")

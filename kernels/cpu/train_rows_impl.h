@@ -91,9 +91,9 @@ static float row_dot(const float *x, const float *y, int n)
 /* Integers of 64 bits are the compiler's to vectorise. */
 static void row_dropout(float *x, int n, const struct dropout_row *r)
 {
-    uint64_t seed = rng_mix(r->seed); /* rng_at, its part of the seed taken out */
+    uint64_t stream = rng_mix(r->seed);
     for (int i = 0; i < n; i++) {
-        uint64_t bits = rng_mix(seed ^ rng_mix(r->first + (uint64_t)i + 0x632be59bd9b4e019u)) >> 11;
+        uint64_t bits = rng_in(stream, r->first + (uint64_t)i) >> 11;
         x[i] = bits >= r->from ? x[i] * r->by : 0.0f;
     }
 }

@@ -185,8 +185,24 @@ void test_attn_seq(struct dev *dev, struct dev *ref)
     against_ref(dev, ref, &attn_seq_op, &attn_none, 1, loose);
 }
 
+/* A NaN shows in the row that has it, forward and backward, and never in another sequence. */
+static void attn_poison(struct dev *d)
+{
+    struct shape s = {.T = 140, .H = 2, .G = 1, .D = 16, .n_seqs = 3, .q_start = {0, 40, 120, 140}};
+    size_t x = (size_t)(s.H + 2 * s.G) * s.D, n = n_in(&attn_back_op, &s);
+    float *in = random_floats(n, 1), *whole = run_on(d, &attn_back_op, &s, in);
+    in[70 * x + 3] = NAN; /* q of row 70, head 0 */
+    float *out = run_on(d, &attn_back_op, &s, in), *forward = run_on(d, &attn_seq_op, &s, in);
+    CHECK(isnan(forward[70 * s.H * s.D]) && isnan(forward[s.T * s.H * s.D + 70 * s.H]), "attn_seq lost a NaN");
+    CHECK(isnan(out[70 * x]), "attn_back lost a NaN");
+    compare_bits("attn_back before a NaN's sequence", out, whole, 40 * x);
+    compare_bits("attn_back after a NaN's sequence", out + 120 * x, whole + 120 * x, 20 * x);
+    free(in), free(whole), free(out), free(forward);
+}
+
 void test_attn_back(struct dev *dev, struct dev *ref)
 {
+    attn_poison(dev);
     for (int i = 0; i < ATTN_SHAPES; i++)
         against_ref(dev, ref, &attn_back_op, &attn_shapes[i], 1.5f, (struct tolerance){5e-5, 2e-5, 1e-10});
     against_ref(dev, ref, &attn_back_op, &attn_none, 1, loose);

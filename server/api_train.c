@@ -307,7 +307,7 @@ bool train_act(struct call *c, struct db *db, const struct job_key *k, enum job_
 }
 
 /* A job that was cancelled while it waited leaves nothing behind. */
-static void settle_act(struct call *c, struct db *db)
+void train_settle_act(struct call *c, struct db *db)
 {
     if (c->status >= 400 || !c->path2) return;
     char *dir = data_path(db->dir, "checkpoints", c->path2);
@@ -348,7 +348,7 @@ static void resume(struct call *c, struct db *db)
 static void start_act(struct http_req *req, call_fn *run)
 {
     struct call *c = call_new(req, false, run);
-    c->settle = settle_act;
+    c->settle = train_settle_act;
     c->after = train_after_act;
     call_send(c);
 }
@@ -388,7 +388,7 @@ static void delete_job(struct call *c, struct db *db)
 
 static void settle_delete(struct call *c, struct db *db)
 {
-    settle_act(c, db);
+    train_settle_act(c, db);
     if (c->status >= 400 || !c->path2) return;
     char *board = data_path(db->dir, "tensorboard", c->path2);
     data_remove(board);

@@ -26,6 +26,7 @@ bool train_replay(struct call *, struct db *);
 enum job_action { ACTION_CANCEL, ACTION_PAUSE, ACTION_RESUME };
 bool train_act(struct call *, struct db *, const struct job_key *, enum job_action);
 void train_after_act(struct call *);
+void train_settle_act(struct call *, struct db *);
 void train_after_create(struct call *);
 
 #endif

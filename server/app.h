@@ -27,8 +27,6 @@ struct app {
     struct uv_loop_s *loop;
     struct store *store;
     struct jobs *jobs;
-    /* Makes a trained adapter servable under its name (pool thread); NULL: there is nothing that serves adapters. */
-    int (*publish)(struct app *, const char *name, const char *dir, struct err *);
     struct metrics metrics;
     int adapter_loads; /* in progress */
 };
@@ -73,6 +71,15 @@ void api_train_checkpoints(struct http_req *);
 void api_train_cancel(struct http_req *);
 void api_train_pause(struct http_req *);
 void api_train_resume(struct http_req *);
+/* handlers: api_finetune.c */
+void api_finetune_create(struct http_req *);
+void api_finetune_list(struct http_req *);
+void api_finetune_get(struct http_req *);
+void api_finetune_events(struct http_req *);
+void api_finetune_checkpoints(struct http_req *);
+void api_finetune_cancel(struct http_req *);
+void api_finetune_pause(struct http_req *);
+void api_finetune_resume(struct http_req *);
 /* handlers: api_files.c */
 void api_files_begin(struct http_req *);
 void api_files_create(struct http_req *);

@@ -58,11 +58,10 @@ void job_data_remove(const char *dir, const char *job_id)
 
 void job_put_report(struct buf *b, const struct dataset_report *d)
 {
-    static const char *const formats[] = {"auto", "text", "completion", "alpaca", "messages", "sharegpt", "tokens"};
     buf_printf(b,
                "{\"format\":\"%s\",\"rows\":%llu,\"kept\":%llu,\"skipped\":%llu,\"duplicates\":%llu,\"truncated\":%llu,"
                "\"tokens\":%llu,\"trained_tokens\":%llu,\"longest\":%llu,\"problems\":[",
-               formats[d->format], (unsigned long long)d->seen, (unsigned long long)d->kept,
+               dataset_format_name(d->format), (unsigned long long)d->seen, (unsigned long long)d->kept,
                (unsigned long long)d->skipped, (unsigned long long)d->duplicates, (unsigned long long)d->truncated,
                (unsigned long long)d->tokens, (unsigned long long)d->trained_tokens, (unsigned long long)d->longest);
     for (int i = 0; i < d->n_problems; i++) {
@@ -87,6 +86,13 @@ void run_free(struct run *r)
 
 /* ---- preparing ------------------------------------------------------------------------------------------------- */
 
+/* Cancelled, paused, or the daemon ends: data that is not ready is prepared anew. */
+static bool is_stopped(void *arg)
+{
+    struct run *r = arg;
+    return atomic_load(&r->stopping) || atomic_load(&r->interrupted);
+}
+
 static int open_data(struct run *r, const struct data_spec *d, bool eval, struct dataset **out,
                      struct dataset_report *report)
 {
@@ -104,6 +110,7 @@ static int open_data(struct run *r, const struct data_spec *d, bool eval, struct
         .no_eos = d->no_eos,
         .cache_dir = cache,
         .threads = 1, /* serving has the others */
+        .cancelled = is_stopped,
         .progress = run_prepared,
         .arg = r,
     };
@@ -195,11 +202,17 @@ static int put_in_place(struct run *r)
     return 0;
 }
 
+/* First what reads it, then its place: a result that cannot be served replaces nothing. */
 void run_publish(uv_work_t *w)
 {
     struct run *r = w->data;
+    bool lora = r->spec.p.method != TRAIN_FULL;
+    uint64_t version;
     r->e.code = 0;
-    r->error_code = "storage";
+    r->error_code = "publishing_failed";
+    if (lora &&
+        engine_adapter_load(r->app->engine, r->spec.serve_as, r->published ? r->target : r->out, &version, &r->e))
+        return;
     if (!r->published) {
         struct buf about = {0};
         char *path = file_join(r->out, "tandem.json");

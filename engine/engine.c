@@ -270,6 +270,7 @@ void engine_stats_read(const struct engine *g, struct engine_stats *out)
     pthread_mutex_lock(&w->stats_lock);
     *out = g->stats;
     pthread_mutex_unlock(&w->stats_lock);
+    out->adapters = adapters_count(&w->adapters, &out->adapter_bytes);
     out->step_started = atomic_load(&g->step_started);
     /* requests still in the inbox wait, too */
     if (out->waiting < atomic_load(&g->queued)) out->waiting = atomic_load(&g->queued);

@@ -222,6 +222,8 @@ struct engine_stats {
     int pages_total, pages_used, pages_cached; /* used: held by requests; cached: free but holding a known prefix */
     uint64_t steps, prompt_tokens, generated_tokens, preemptions;
     uint64_t prefix_query_tokens, prefix_hit_tokens;
+    int adapters; /* that can be named */
+    size_t adapter_bytes;
     uint64_t step_started; /* clock_now() of the step in progress; 0 when idle */
     uint64_t last_step_ns;
 };

@@ -48,6 +48,15 @@ static const struct conf_option table[] = {
     {"prefix-cache", "Batching and memory", CONF_BOOL, AT(prefix_cache), "true", 0, 0, NULL, RUN, false, NULL,
      "reuse keys and values of prompts that begin alike"},
 
+    {"adapters", "Adapters", CONF_STRING, AT(adapters), "", 0, 0, NULL, CMD_SERVE, false, "NAME=DIR,...",
+     "LoRA adapters (PEFT directories) to load at start; requests name them by adapter_id"},
+    {"adapter-dir", "Adapters", CONF_STRING, AT(adapter_dir), "", 0, 0, NULL, CMD_SERVE, false, "DIR",
+     "every adapter in this directory is loaded at start, and POST /adapters may load from it"},
+    {"max-adapters", "Adapters", CONF_INT, AT(max_adapters), "64", 1, 4096, NULL, CMD_SERVE, false, "N",
+     "adapters that are loaded at once"},
+    {"max-lora-rank", "Adapters", CONF_INT, AT(max_lora_rank), "256", 1, 512, NULL, CMD_SERVE, false, "N",
+     "largest rank of an adapter: bounds the memory of each"},
+
     {"host", "HTTP", CONF_STRING, AT(host), "127.0.0.1", 0, 0, NULL, CMD_SERVE, false, "ADDRESS",
      "address to listen on; 0.0.0.0 or :: for every interface"},
     {"port", "HTTP", CONF_INT, AT(port), "8080", 0, 65535, NULL, CMD_SERVE, false, "N",
@@ -86,6 +95,8 @@ static const struct conf_option table[] = {
     {"access-log", "Operation", CONF_BOOL, AT(access_log), "false", 0, 0, NULL, CMD_SERVE, false, NULL,
      "write a line for every finished request"},
 
+    {"adapter", "Generation", CONF_STRING, AT(adapter), NULL, 0, 0, NULL, CMD_GENERATE, true, "DIR",
+     "go through this LoRA adapter, a PEFT directory"},
     {"prompt", "Generation", CONF_STRING, AT(prompt), NULL, 0, 0, NULL, CMD_GENERATE, true, "TEXT",
      "text to continue; - reads it from stdin"},
     {"max-new-tokens", "Generation", CONF_INT, AT(max_new_tokens), "128", 1, 16777216, NULL, CMD_GENERATE, true, "N",

@@ -191,6 +191,9 @@ static void put_engine(const struct engine_stats *s, const struct engine_info *i
          s->pages_total ? (double)s->pages_used / s->pages_total : 0},
         {"tandem_kv_cache_bytes", "gauge", "Memory of the key-value pool.", (double)info->kv_bytes},
         {"tandem_weight_bytes", "gauge", "Memory of the weights.", (double)info->weight_bytes},
+        {"tandem_adapters", "gauge", "LoRA adapters that requests can name.", s->adapters},
+        {"tandem_adapter_bytes", "gauge", "Memory of the LoRA adapters, replaced ones in use included.",
+         (double)s->adapter_bytes},
         {"tandem_model_load_seconds", "gauge", "Time the model took to load.", info->load_seconds},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)

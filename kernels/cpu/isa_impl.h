@@ -14,6 +14,10 @@
 
 #include "kernels/cpu/sample_impl.h"
 
+#include "kernels/cpu/train_rows_impl.h"
+
+#include "kernels/cpu/attn_train_impl.h"
+
 _Static_assert((int)ATTN_ROWS <= (int)ATTN_ROWS_MAX, "parts on the driver's stack");
 
 const struct isa VEC_SUFFIX(isa) = {.name = VEC_NAME,
@@ -49,4 +53,16 @@ const struct isa VEC_SUFFIX(isa) = {.name = VEC_NAME,
                                     .row_max = row_max,
                                     .exp_scaled = row_exp_scaled,
                                     .exp_sum = row_exp_sum,
-                                    .find_ge = row_find_ge};
+                                    .find_ge = row_find_ge,
+                                    .rope_back = row_rope_back,
+                                    .norm_back = row_norm_back,
+                                    .act_back = row_act_back,
+                                    .act_mul_back = row_act_mul_back,
+                                    .exp_in_place = row_exp_in_place,
+                                    .scale = row_scale,
+                                    .dot = row_dot,
+                                    .dropout = row_dropout,
+                                    .square_sum = row_square_sum,
+                                    .adamw = row_adamw,
+                                    .attn_tile = attn_tile,
+                                    .attn_tile_back = attn_tile_back};

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-struct rows_run {
+struct product_run {
     const void *args;
     const struct weight *w;
     float *tile; /* weights as floats (N, K) */
@@ -32,7 +32,7 @@ void cpu_gemm(struct dev *d, const struct gemm_args *a)
 
 static void linear_back_task(void *ctx, int t, int worker)
 {
-    const struct rows_run *r = ctx;
+    const struct product_run *r = ctx;
     const struct linear_back_args *a = r->args;
     float *dx = mat_row(&a->dx, t), *dy = mat_row(&a->dy, t);
     int K = a->dx.cols;
@@ -51,7 +51,7 @@ void cpu_linear_back(struct dev *d, const struct linear_back_args *a)
         return;
     }
     for (int n = 0; n < a->w->rows; n++) weight_row(a->w, n, tile + (size_t)n * K);
-    pool_run(c->pool, linear_back_task, &(struct rows_run){a, a->w, tile}, a->dx.rows);
+    pool_run(c->pool, linear_back_task, &(struct product_run){a, a->w, tile}, a->dx.rows);
 }
 
 static void lora_part(const struct lora_part *p, float *y, const float *x, int K, float *xa)

@@ -27,8 +27,6 @@ struct app {
     struct uv_loop_s *loop;
     struct store *store;
     struct jobs *jobs;
-    /* Makes a trained adapter servable under its name (pool thread). */
-    int (*publish)(struct app *, const char *name, const char *dir, struct err *);
     struct metrics metrics;
     int adapter_loads; /* in progress */
 };

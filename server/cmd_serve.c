@@ -356,7 +356,6 @@ static int serve(struct server *s)
     s->app.bridge = bridge_open(&s->loop, &s->app.metrics);
     s->app.loop = &s->loop;
     s->app.store = store_open(&s->loop, settings_data_dir(s->app.set));
-    s->app.publish = app_publish_adapter;
     s->app.jobs = jobs_open(&s->app);
     s->app.sse = sse_hub_open(&s->loop, s->app.set->sse_keepalive);
     char url[128];

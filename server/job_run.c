@@ -207,12 +207,9 @@ void run_publish(uv_work_t *w)
 {
     struct run *r = w->data;
     bool lora = r->spec.p.method != TRAIN_FULL;
-    uint64_t version;
     r->e.code = 0;
     r->error_code = "publishing_failed";
-    if (lora &&
-        engine_adapter_load(r->app->engine, r->spec.serve_as, r->published ? r->target : r->out, &version, &r->e))
-        return;
+    if (lora && app_publish_adapter(r->app, r->spec.serve_as, r->published ? r->target : r->out, &r->e)) return;
     if (!r->published) {
         struct buf about = {0};
         char *path = file_join(r->out, "tandem.json");
@@ -226,6 +223,4 @@ void run_publish(uv_work_t *w)
     char *cache = file_join(r->dir, "cache");
     if (!r->e.code) data_remove(cache);
     free(cache);
-    if (!r->e.code && r->app->publish && r->spec.p.method != TRAIN_FULL)
-        r->app->publish(r->app, r->spec.serve_as, r->target, &r->e);
 }

@@ -4,8 +4,8 @@
 #ifndef TANDEM_CHAT_TEMPLATE_H
 #define TANDEM_CHAT_TEMPLATE_H
 
+#include "engine/base/buf.h"
 #include "engine/base/err.h"
-#include "engine/base/mem.h"
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>

@@ -116,6 +116,12 @@ static struct jv message_value(struct jinja *j, const cJSON *message, int index)
 
 /* --- the view */
 
+static bool by_assistant(const cJSON *message)
+{
+    const cJSON *role = cJSON_GetObjectItemCaseSensitive(message, "role");
+    return cJSON_IsString(role) && strcmp(role->valuestring, "assistant") == 0;
+}
+
 static void set_json(struct jinja *j, struct jdict *d, const char *name, const cJSON *item)
 {
     struct jv v = item ? json_value(j, item, JINJA_ORIGIN_NONE) : jv_none();
@@ -135,8 +141,11 @@ static void make_values(void *arg)
     set_json(j, d, "documents", NULL);
     for (const cJSON *c = v->in->extra ? v->in->extra->child : NULL; c; c = c->next) set_json(j, d, c->string, c);
     set_json(j, d, "tools", v->in->tools);
-    for (const cJSON *c = v->in->messages->child; c; c = c->next)
-        jlist_add(j, v->messages.list, message_value(j, c, index++));
+    v->assistant = jinja_array(j, (size_t)cJSON_GetArraySize(v->in->messages) + 1, sizeof *v->assistant);
+    for (const cJSON *c = v->in->messages->child; c; c = c->next, index++) {
+        v->assistant[index] = by_assistant(c);
+        jlist_add(j, v->messages.list, message_value(j, c, index));
+    }
 }
 
 static int check(const struct chat_input *in, struct err *e)
@@ -200,12 +209,4 @@ int chat_view_render(struct chat_view *v, size_t n, bool prompt, struct chat_pag
     struct render_call call = {v, n, prompt, page};
     if (chat_attempt(&v->j, render, &call, &own)) return ERR_OK;
     return err_set(e, own.code, "%s", own.msg);
-}
-
-bool chat_is_assistant(const struct chat_view *v, size_t i)
-{
-    const cJSON *m = cJSON_GetArrayItem(v->in->messages, (int)i);
-    const cJSON *role = cJSON_GetObjectItemCaseSensitive(m, "role");
-    return cJSON_IsString(role) &&
-           (strcmp(role->valuestring, "assistant") == 0 || strcmp(role->valuestring, "model") == 0);
 }

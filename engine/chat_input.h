@@ -24,6 +24,7 @@ struct chat_view {
     struct jinja j;
     struct jv variables; /* dict of all but messages and add_generation_prompt */
     struct jv messages;  /* list */
+    bool *assistant;     /* (messages) the assistant says it */
 };
 
 struct chat_page {
@@ -39,9 +40,6 @@ int chat_view_init(struct chat_view *v, const struct chat_template *t, const str
 /* messages[0, n), with or without the generation prompt */
 int chat_view_render(struct chat_view *v, size_t n, bool prompt, struct chat_page *page, struct err *e);
 void chat_view_free(struct chat_view *v);
-
-bool chat_is_assistant(const struct chat_view *v, size_t i);
-bool chat_same_text(struct jv v, const char *text);
 
 /* Finds what the assistant would have generated on the page of all messages (chat_spans.c). */
 int chat_find_spans(struct chat_view *v, const struct chat_page *page, struct chat_spans *out, struct err *e);

@@ -27,17 +27,20 @@ def attempt(**arguments):
         return {"error": str(e), "raised": type(e) is jinja2.exceptions.TemplateError}
 
 
-def render(template, messages, options, prompt):
+def render(template, messages, options, prompt, **more):
     return attempt(conversations=[messages], tools=options.get("tools"), chat_template=template,
-                   add_generation_prompt=prompt, **TOKENS, **options.get("extra", {}))
+                   add_generation_prompt=prompt, **more, **TOKENS, **options.get("extra", {}))
 
 
 def main():
-    expected = {"templates": {}, "language": {}}
+    expected = {"templates": {}, "continued": {}, "language": {}}
     for path in sorted(FIXTURES.glob("*.jinja")):
         template = path.read_text()
         expected["templates"][path.stem] = {
             name: [render(template, messages, options, prompt) for prompt in (False, True)]
+            for name, (messages, options) in CONVERSATIONS.items()}
+        expected["continued"][path.stem] = {
+            name: render(template, messages, options, False, continue_final_message=True)
             for name, (messages, options) in CONVERSATIONS.items()}
     for source in CASES:
         expected["language"][source] = attempt(conversations=[[]], chat_template=source, **VARIABLES)

@@ -45,6 +45,14 @@ def test_conversation(tool, template, conversation):
                 tools=options.get("tools"), extra=TOKENS | options.get("extra", {}), prompt=prompt)
 
 
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_continue_final_message(tool, template, conversation):
+    messages, options = CONVERSATIONS[conversation]
+    compare(tool, EXPECTED["continued"][template][conversation], template=TEMPLATES[template], messages=messages,
+            tools=options.get("tools"), extra=TOKENS | options.get("extra", {}), **{"continue": True})
+
+
 @pytest.mark.parametrize("source", CASES)
 def test_language(tool, source):
     compare(tool, EXPECTED["language"][source], template=source, messages=[], extra=VARIABLES)

@@ -58,6 +58,7 @@ const struct isa VEC_SUFFIX(isa) = {.name = VEC_NAME,
                                                  .panel_of = tp_panel_of,
                                                  .panel_back = tp_panel_back,
                                                  .gather = tp_gather,
+                                                 .halve_rows = tp_halve_rows,
                                                  .halve_columns = tp_halve_columns,
                                                  .col_sum = tp_col_sum,
                                                  .pack = tp_pack}};

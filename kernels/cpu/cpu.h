@@ -115,10 +115,13 @@ struct isa_products {
     /* A panel of a weight transposed, its columns first .. first + 31 by its outputs in pairs pair0 .. pair1 - 1, as
      * they lie there.  int8 values are whole numbers, without their scale. */
     void (*panel_back)(void *panel, bool half, const struct weight *w, int first, int pair0, int pair1, float *tile);
-    /* one row of dy, as the outputs lie in pairs pair0 .. pair1 - 1; times the scale of int8 */
-    void (*gather)(float *out, const struct weight *w, const float *dy, int pair0, int pair1);
-    /* Pairs of columns k (even), k + 1 of R rows of a^T, zeros past k1: out[(k - k0) / 2 * R + r]; a: its row 0 */
-    void (*halve_columns)(uint32_t *out, int R, const float *a, int ld, int k0, int k1);
+    /* one row of dy (the next is ld further), as the outputs lie in pairs pair0 .. pair1 - 1; times the scale of int8
+     */
+    void (*gather)(float *out, const struct weight *w, const float *dy, int ld, int pair0, int pair1);
+    /* R rows of n columns to bf16 in pairs: out[k / 2 * R + r]; an odd n is padded with a zero */
+    void (*halve_rows)(uint32_t *out, int R, const float *x, int ld, int n);
+    /* The same of columns: R columns of n rows at x, rows ld apart. */
+    void (*halve_columns)(uint32_t *out, int R, const float *x, int ld, int n);
     void (*col_sum)(float *out, const struct mat *x, int from, int to); /* columns from .. to */
     void (*pack)(uint8_t *pair, enum dtype t, const float *const row[PAIR],
                  int K); /* a pair of a weight; NULL: zeros */

@@ -119,6 +119,21 @@ INLINE void w_transpose(float *to, size_t ld_to, const float *from, size_t ld_fr
     for (size_t i = 0; i < 16; i++)
         for (size_t k = 0; k < 16; k++) memcpy(to + k * ld_to + i, from + i * ld_from + k, 4);
 }
+/* 32 floats to bf16 side by side */
+INLINE void v_store_2_bf16(uint16_t *p, vf x, vf y)
+{
+    v_store_bf16(p, x);
+    v_store_bf16(p + 16, y);
+}
+/* two rows of 32 16-bit values as columns side by side: 0 .. 15 and 16 .. 31 */
+INLINE void w_zip(void *first, void *second, const void *even, const void *odd)
+{
+    for (int i = 0; i < 32; i++) {
+        uint8_t *to = (uint8_t *)(i < 16 ? first : second) + i % 16 * 4;
+        memcpy(to, (const uint8_t *)even + 2 * i, 2);
+        memcpy(to + 2, (const uint8_t *)odd + 2 * i, 2);
+    }
+}
 /* sixteen bytes as four words, `apart` bytes from each other; bias is 0 on this level */
 INLINE void i_store_i8_words(int8_t *p, int apart, vi a, int bias) { EACH p[l / 4 * apart + l % 4] = (int8_t)a.i[l]; }
 INLINE int32_t i_hsum(vi a)

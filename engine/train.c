@@ -436,7 +436,7 @@ const struct train_plan *train_plan(const struct train *t)
 static int check_base(const struct train *t, struct err *e)
 {
     enum dtype type = t->model->w.type;
-    bool is_float = type == DT_F32 || type == DT_BF16 || type == DT_F16;
+    bool is_float = !t->model->c.quant[0] && (type == DT_F32 || type == DT_BF16 || type == DT_F16);
     if (t->p.method == TRAIN_QLORA && is_float)
         return err_set(e, ERR_INVALID, "method qlora wants a quantised base; this one is %s: use lora, or --quantize",
                        dtype_name(type));

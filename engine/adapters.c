@@ -56,6 +56,7 @@ static bool let_go(struct adapters *s, struct adapter_version *v)
     if (--v->refs) return false;
     v->next = s->buried;
     s->buried = v;
+    s->bytes -= v->lora.bytes; /* the sweep follows at once */
     return true;
 }
 
@@ -161,6 +162,7 @@ int adapters_publish(struct adapters *s, struct dev *d, const char *name, const 
         v->next = *at;
         *at = v;
         s->n++;
+        s->bytes += v->lora.bytes;
     }
     pthread_mutex_unlock(&s->lock);
     adapters_sweep(s, d);
@@ -228,6 +230,15 @@ void adapters_sweep(struct adapters *s, struct dev *d)
     s->buried = NULL;
     pthread_mutex_unlock(&s->lock);
     free_list(v, d);
+}
+
+int adapters_count(struct adapters *s, size_t *bytes)
+{
+    pthread_mutex_lock(&s->lock);
+    int n = s->n;
+    *bytes = s->bytes;
+    pthread_mutex_unlock(&s->lock);
+    return n;
 }
 
 int adapters_list(struct adapters *s, struct adapter_info *out, int max)

@@ -25,6 +25,7 @@ struct adapters {
     pthread_mutex_t lock;
     struct adapter_version *current, *buried;
     int n, max, max_rank;
+    size_t bytes; /* of every version that is not freed */
     uint64_t last;
 };
 
@@ -49,6 +50,8 @@ bool adapters_release(struct adapters *, struct adapter_version *);
 /* The engine's thread: frees what nobody holds. */
 void adapters_sweep(struct adapters *, struct dev *);
 
+/* how many can be named; *bytes: of all on the device, replaced ones that are still used included */
+int adapters_count(struct adapters *, size_t *bytes);
 int adapters_list(struct adapters *, struct adapter_info *out, int max);
 
 /* What the prefix cache's keys of this version begin with (kv.h: 0 is the base model's).  Of two versions, the one that

@@ -28,6 +28,7 @@ struct app {
     struct store *store;
     struct jobs *jobs;
     struct metrics metrics;
+    int adapter_loads; /* in progress */
 };
 
 /* Before any work for a request that generates: answers 503 (loading, draining) or 429 (queue full) with Retry-After
@@ -42,6 +43,16 @@ bool app_healthy(const struct app *);
 void api_generate(struct http_req *);        /* POST /generate: an object, or a stream when asked */
 void api_generate_compat(struct http_req *); /* POST /: an array of one object, or a stream when asked */
 void api_generate_stream(struct http_req *); /* POST /generate_stream */
+/* handlers: api_adapters.c */
+void api_adapters_list(struct http_req *);
+void api_adapters_load(struct http_req *);
+void api_adapters_get(struct http_req *);
+void api_adapters_delete(struct http_req *);
+void api_lora_load(struct http_req *);   /* vLLM's POST /v1/load_lora_adapter */
+void api_lora_unload(struct http_req *); /* and /v1/unload_lora_adapter */
+/* Makes the adapter in dir servable under its name, from the next request on.  Pool thread; waits for the engine. */
+int app_publish_adapter(struct app *, const char *name, const char *dir, struct err *);
+
 /* handlers: api_info.c */
 void api_tokenize(struct http_req *);
 void api_root(struct http_req *);

@@ -7,6 +7,8 @@
  * Loop thread, but for work_load. */
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "server/adapter_dir.h"
 #include "server/api_files.h"
 #include "server/app.h"
 #include "server/cmd.h"
@@ -46,6 +48,12 @@ static const struct http_route routes[] = {
     {HTTP_M_POST, "/generate_stream", api_generate_stream, 0},
     {HTTP_M_POST, "/", api_generate_compat, 0},
     {HTTP_M_POST, "/tokenize", api_tokenize, 0},
+    {HTTP_M_GET, "/adapters", api_adapters_list, 0},
+    {HTTP_M_POST, "/adapters", api_adapters_load, 0},
+    {HTTP_M_GET, "/adapters/{name}", api_adapters_get, 0},
+    {HTTP_M_DELETE, "/adapters/{name}", api_adapters_delete, 0},
+    {HTTP_M_POST, "/v1/load_lora_adapter", api_lora_load, 0},
+    {HTTP_M_POST, "/v1/unload_lora_adapter", api_lora_unload, 0},
     {HTTP_M_GET, "/", api_root, 0},
     {HTTP_M_GET, "/info", api_info, 0},
     {HTTP_M_GET, "/health", api_health, 0},
@@ -99,22 +107,39 @@ static void print_bytes(char out[static 24], size_t bytes)
     snprintf(out, 24, u ? "%.1f %s" : "%.0f %s", v, units[u]);
 }
 
+/* a line, or nothing when there are none */
+static void print_adapters(const struct server *s, char out[static 120])
+{
+    const struct engine_info *i = s->app.info;
+    struct adapter_info *v = mem_array((size_t)i->max_adapters, sizeof *v);
+    char size[24];
+    size_t bytes = 0;
+    int n = engine_adapters_list(s->app.engine, v, i->max_adapters);
+    for (int k = 0; k < n; k++) bytes += v[k].bytes;
+    print_bytes(size, bytes);
+    out[0] = 0;
+    if (n) snprintf(out, 120, "adapters   %d of at most %d, %s\n", n, i->max_adapters, size);
+    free(v);
+}
+
 static void print_report(const struct server *s)
 {
     const struct engine_info *i = s->app.info;
-    char weights[24], kv[24];
+    char weights[24], kv[24], adapters[120];
     print_bytes(weights, i->weight_bytes);
     print_bytes(kv, i->kv_bytes);
+    print_adapters(s, adapters);
     fprintf(stderr,
             "model      %s (%s), %.2f M parameters, %d layers, vocabulary %d\n"
             "weights    %s as %s\n"
             "kv cache   %s as %s: %d pages of %d tokens, %lld tokens\n"
             "limits     %d tokens a request, %d requests at once, %d waiting, %d tokens a step\n"
             "device     %s, %d thread%s\n"
+            "%s"
             "ready      after %.3f s (model %.3f s)\n",
             i->model_id, i->family, (double)i->parameters * 1e-6, i->layers, i->vocab, weights, i->weight_type, kv,
             i->kv_type, i->pages, i->page_tokens, (long long)i->pages * i->page_tokens, i->max_total_tokens,
-            i->max_seqs, i->max_queue, i->max_batch_tokens, i->device, i->threads, i->threads == 1 ? "" : "s",
+            i->max_seqs, i->max_queue, i->max_batch_tokens, i->device, i->threads, i->threads == 1 ? "" : "s", adapters,
             (double)(clock_now() - s->started) * 1e-9, i->load_seconds);
 }
 
@@ -134,6 +159,10 @@ static void work_load(uv_work_t *w)
     struct server *s = w->data;
     struct engine_config cfg = cmd_engine_config(s->app.set);
     s->loaded = engine_open(&cfg, &s->load_error);
+    if (s->loaded && adapter_dir_load_all(s->app.set, s->loaded, &s->load_error)) {
+        engine_close(s->loaded);
+        s->loaded = NULL;
+    }
 }
 
 static void after_load(uv_work_t *w, int status)
@@ -312,12 +341,6 @@ static void open_signals(struct server *s)
     uv_unref((uv_handle_t *)&s->sigint);
 }
 
-static const char *data_dir(const struct settings *set)
-{
-    if (set->data_dir && *set->data_dir) return set->data_dir;
-    return geteuid() == 0 ? "/var/lib/tandem" : "./tandem-data";
-}
-
 static int serve(struct server *s)
 {
     struct err e = {0};
@@ -332,7 +355,7 @@ static int serve(struct server *s)
     open_signals(s);
     s->app.bridge = bridge_open(&s->loop, &s->app.metrics);
     s->app.loop = &s->loop;
-    s->app.store = store_open(&s->loop, data_dir(s->app.set));
+    s->app.store = store_open(&s->loop, settings_data_dir(s->app.set));
     s->app.jobs = jobs_open(&s->app);
     s->app.sse = sse_hub_open(&s->loop, s->app.set->sse_keepalive);
     char url[128];

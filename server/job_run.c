@@ -207,12 +207,9 @@ void run_publish(uv_work_t *w)
 {
     struct run *r = w->data;
     bool lora = r->spec.p.method != TRAIN_FULL;
-    uint64_t version;
     r->e.code = 0;
     r->error_code = "publishing_failed";
-    if (lora &&
-        engine_adapter_load(r->app->engine, r->spec.serve_as, r->published ? r->target : r->out, &version, &r->e))
-        return;
+    if (lora && app_publish_adapter(r->app, r->spec.serve_as, r->published ? r->target : r->out, &r->e)) return;
     if (!r->published) {
         struct buf about = {0};
         char *path = file_join(r->out, "tandem.json");

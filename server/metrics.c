@@ -175,6 +175,8 @@ static void put_engine(const struct engine_stats *s, const struct engine_info *i
         {"tandem_requests_waiting", "gauge", "Requests in the queue.", s->waiting},
         {"tandem_requests_paused", "gauge", "Requests not computed because their client does not read.", s->paused},
         {"tandem_prompt_tokens_total", "counter", "Prompt tokens computed.", (double)s->prompt_tokens},
+        {"tandem_train_device_seconds_total", "counter", "Time that training had the device.",
+         (double)s->train_ns * 1e-9},
         {"tandem_generated_tokens_total", "counter", "Tokens generated.", (double)s->generated_tokens},
         {"tandem_prefix_query_tokens_total", "counter", "Prompt tokens looked up in the prefix cache.",
          (double)s->prefix_query_tokens},
@@ -191,6 +193,9 @@ static void put_engine(const struct engine_stats *s, const struct engine_info *i
          s->pages_total ? (double)s->pages_used / s->pages_total : 0},
         {"tandem_kv_cache_bytes", "gauge", "Memory of the key-value pool.", (double)info->kv_bytes},
         {"tandem_weight_bytes", "gauge", "Memory of the weights.", (double)info->weight_bytes},
+        {"tandem_adapters", "gauge", "LoRA adapters that requests can name.", s->adapters},
+        {"tandem_adapter_bytes", "gauge", "Memory of the LoRA adapters, replaced ones in use included.",
+         (double)s->adapter_bytes},
         {"tandem_model_load_seconds", "gauge", "Time the model took to load.", info->load_seconds},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)

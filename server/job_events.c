@@ -243,11 +243,9 @@ void run_finish(struct run *r, enum job_state state, const char *code, const cha
     post(w);
 }
 
-static void put_plan(struct event_work *w, const struct train_plan *p)
+void job_put_plan(struct buf *d, const struct train_plan *p)
 {
-    struct buf *d = &w->data;
-    if (!p) return;
-    put_number(d, "steps", (double)p->steps);
+    buf_printf(d, "\"steps\":%lld", (long long)p->steps);
     put_number(d, "rows", (double)p->rows);
     put_number(d, "eval_rows", (double)p->eval_rows);
     put_number(d, "tokens_per_epoch", (double)p->tokens_per_epoch);
@@ -257,6 +255,12 @@ static void put_plan(struct event_work *w, const struct train_plan *p)
     put_number(d, "state_bytes", (double)p->state_bytes);
     put_number(d, "activation_bytes", (double)p->activation_bytes);
     buf_printf(d, ",\"recompute\":%s", p->recompute ? "true" : "false");
+}
+
+static void put_plan(struct event_work *w, const struct train_plan *p)
+{
+    if (!p) return;
+    job_put_plan(&w->data, p);
     buf_printf(&w->message, "%lld steps over %lld rows; %.1f MiB for states, %.1f MiB for activations",
                (long long)p->steps, (long long)p->rows, (double)p->state_bytes / 1048576,
                (double)p->activation_bytes / 1048576);

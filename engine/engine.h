@@ -43,7 +43,9 @@ struct engine_config {
     int max_lora_rank;       /* of an adapter; 0: 256 */
     bool no_prefix_cache;
     bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
-    bool no_calibration; /* a small model is quantised without being calibrated on its own text (calibrate.h) */
+    double train_itl_budget; /* seconds a step of serving and the training behind it may take; 0: 0.05 */
+    double train_slowdown;   /* and how many times the step; >= 1; 0: 1.2 */
+    bool no_calibration;     /* a small model is quantised without being calibrated on its own text (calibrate.h) */
 };
 
 /* Loads the model; long.  NULL and *e on error. */
@@ -228,6 +230,7 @@ struct engine_stats {
     size_t adapter_bytes;
     uint64_t step_started; /* clock_now() of the step in progress; 0 when idle */
     uint64_t last_step_ns;
+    uint64_t train_ns; /* that training had the device */
 };
 
 void engine_stats_read(const struct engine *, struct engine_stats *);

@@ -130,8 +130,12 @@ static void work_validate(uv_work_t *w)
     if (!v->e.code) {
         uint64_t n = dataset_rows(data);
         for (uint64_t i = 0; i < n && i < (uint64_t)v->rows; i++) put_row(v, data, i);
-        struct train_job job = {
-            .p = v->spec.p, .data = data, .eval = eval, .from = v->from, .base_name = v->app->info->model_id};
+        struct train_job job = {.p = v->spec.p,
+                                .data = data,
+                                .eval = eval,
+                                .from = v->from,
+                                .base_name = v->app->info->model_id,
+                                .model_dir = v->app->set->model};
         engine_train_plan(v->app->engine, &job, &v->plan, &v->plan_error);
     }
     if (data) dataset_free(data);

@@ -185,6 +185,7 @@ void run_prepare(uv_work_t *w)
         .eval = r->eval,
         .from = r->from,
         .base_name = r->app->info->model_id,
+        .model_dir = full ? r->app->set->model : NULL,
         .dir = r->dir,
         .out = r->out,
     };

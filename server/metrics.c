@@ -177,6 +177,8 @@ static void put_engine(const struct engine_stats *s, const struct engine_info *i
         {"tandem_requests_waiting", "gauge", "Requests in the queue.", s->waiting},
         {"tandem_requests_paused", "gauge", "Requests not computed because their client does not read.", s->paused},
         {"tandem_prompt_tokens_total", "counter", "Prompt tokens computed.", (double)s->prompt_tokens},
+        {"tandem_train_device_seconds_total", "counter", "Time that training had the device.",
+         (double)s->train_ns * 1e-9},
         {"tandem_generated_tokens_total", "counter", "Tokens generated.", (double)s->generated_tokens},
         {"tandem_prefix_query_tokens_total", "counter", "Prompt tokens looked up in the prefix cache.",
          (double)s->prefix_query_tokens},

@@ -61,9 +61,11 @@ static inline uint8_t *kv_block(const struct kv *kv, int layer, int page, int he
 struct lin_job {
     const struct weight *w;
     struct mat y, x;
-    const float *b;     /* (N) or NULL */
-    bool gated;         /* of a gate_up weight: op gate_up, not linear */
-    enum act_kind act;  /* then */
+    const float *b;        /* (N) or NULL */
+    bool gated;            /* of a gate_up weight: op gate_up, not linear */
+    enum act_kind act;     /* then */
+    bool into, accumulate; /* into: y = alpha * (the product) (+ y with accumulate); f32 and linear_bf16_x only, no b */
+    float alpha;
     int n_blocks, skip; /* skip: pairs between a task and the one that the same thread is likely to take next */
     /* int8 and int4: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0 * q_ld;
      * int4: also -8 times the sum of each group, [n_groups][R] from q_sum + r0 * n_groups.  bf16 of rounded x: q is
@@ -97,6 +99,29 @@ struct attn_block {
     int kv_head, group;   /* group: query heads per KV head */
     int token0, pos0;     /* the sequence's first row of qkv, and that token's position */
     int row0, n_rows;
+};
+
+/* What the products of training have of their own (train_products_impl.h). */
+struct isa_products {
+    int dot_rows; /* rows that `dot` takes at once, or a multiple, waste nothing */
+    /* to[c * ld_to + r] = from[r * ld_from + c] */
+    void (*transpose)(float *to, int ld_to, const float *from, int ld_from, int rows, int cols);
+    /* c = alpha x w^T (+ c): c (rows, n), x (rows, K), w (n, K), each chain in sixteen lanes along k */
+    void (*dot)(struct mat c, struct mat x, const float *w, int ld_w, float alpha, bool accumulate);
+    /* A panel of op(b), columns first .. first + 31 (zeros past N) by k0 .. k1 - 1: [k][32] f32, or with half the pairs
+     * of a bf16 weight. `tile`: 32 x 32 floats for itself. */
+    void (*panel_of)(void *panel, bool half, const struct mat *b, bool transposed, int first, int k0, int k1,
+                     float *tile);
+    /* A panel of a weight transposed, its columns first .. first + 31 by its outputs in pairs pair0 .. pair1 - 1, as
+     * they lie there.  int8 values are whole numbers, without their scale. */
+    void (*panel_back)(void *panel, bool half, const struct weight *w, int first, int pair0, int pair1, float *tile);
+    /* one row of dy, as the outputs lie in pairs pair0 .. pair1 - 1; times the scale of int8 */
+    void (*gather)(float *out, const struct weight *w, const float *dy, int pair0, int pair1);
+    /* Pairs of columns k (even), k + 1 of R rows of a^T, zeros past k1: out[(k - k0) / 2 * R + r]; a: its row 0 */
+    void (*halve_columns)(uint32_t *out, int R, const float *a, int ld, int k0, int k1);
+    void (*col_sum)(float *out, const struct mat *x, int from, int to); /* columns from .. to */
+    void (*pack)(uint8_t *pair, enum dtype t, const float *const row[PAIR],
+                 int K); /* a pair of a weight; NULL: zeros */
 };
 
 enum { TILE = 64 }; /* query rows, and keys, of a block of attention in training */
@@ -167,6 +192,7 @@ struct isa {
     void (*exp_scaled)(float *p, const float *z, int n, float max, float inv_t); /* exp((z - max) inv_t) */
     double (*exp_sum)(const float *z, int n, float max, float inv_t);            /* their sum */
     int (*find_ge)(const float *z, int from, int n, float at_least); /* first place >= from with z >= at_least, or n */
+    struct isa_products products;
     void (*rope_back)(float *head, int rot, const float *cosines, const float *sines);
     void (*norm_back)(const struct norm_back_row *);
     void (*act_back)(float *dx, const float *x, const float *dy, int n, enum act_kind act);
@@ -196,8 +222,8 @@ struct cpu_dev {
     struct dev_ops ops;
     const struct isa *isa;
     struct pool *pool;
-    struct scratch quant, attn, train;
-    struct scratch *worker; /* [threads] */
+    struct scratch quant, attn, train, panels, turned; /* the last two: of the products of training */
+    struct scratch *worker;                            /* [threads] */
 };
 
 static inline struct cpu_dev *cpu_of(struct dev *d)

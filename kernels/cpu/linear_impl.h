@@ -64,6 +64,20 @@ INLINE void block_store(const struct lin_job *j, const struct block *b, int r, i
         v_store_n(to, y, left);
 }
 
+/* y = alpha * sum (+ y) */
+INLINE void block_add(const struct lin_job *j, const struct block *b, int r, int panel, vf sum)
+{
+    int n = b->pair * PAIR + panel * PANEL, left = j->y.cols - n;
+    float *to = mat_row(&j->y, b->row + r) + n;
+    if (left <= 0) return;
+    vf y = v_mul(sum, v_set1(j->alpha));
+    if (j->accumulate) y = v_add(y, left >= PANEL ? v_load(to) : v_load_n(to, left));
+    if (left >= PANEL)
+        v_store(to, y);
+    else
+        v_store_n(to, y, left);
+}
+
 /* y = act(y) * up for the rows of a block */
 static void block_gate(const struct lin_job *j, const struct block *b, int rows)
 {
@@ -94,6 +108,13 @@ INLINE const uint8_t *prefetch(const uint8_t *ahead, size_t stride, const int R)
         FOR_R block_store(j, b, r, panel, y);                                                                          \
     }
 
+/* The same where y may be scaled and added to what is there. */
+#define STORE_BLOCK_INTO(y)                                                                                            \
+    if (j->into) {                                                                                                     \
+        FOR_P FOR_R block_add(j, b, r, b->panel + p, acc[r][p]);                                                       \
+    } else                                                                                                             \
+        STORE_BLOCK(y)
+
 INLINE void block_float(const struct lin_job *j, enum dtype t, const struct block *b, const int R, const int P)
 {
     const size_t line = t == DT_F32 ? 64 : 32;
@@ -112,7 +133,11 @@ INLINE void block_float(const struct lin_job *j, enum dtype t, const struct bloc
             FOR_P acc[r][p] = v_fma(xk, wk[p], acc[r][p]);
         }
     }
-    STORE_BLOCK(v_add(acc[r][p], bias))
+    if (t == DT_F32) {
+        STORE_BLOCK_INTO(v_add(acc[r][p], bias))
+    } else {
+        STORE_BLOCK(v_add(acc[r][p], bias))
+    }
 }
 
 /* bf16 weights lie in pairs of k, one a line: the even one is the low half of each lane */
@@ -155,7 +180,7 @@ INLINE void block_bf16_x(const struct lin_job *j, const struct block *b, const i
         FOR_P ahead = prefetch(ahead, b->stride, R);
         FOR_R FOR_P acc[r][p] = v_dot_bf16(acc[r][p], wk[p], x[r]);
     }
-    STORE_BLOCK(v_add(acc[r][p], bias))
+    STORE_BLOCK_INTO(v_add(acc[r][p], bias))
 }
 
 /* Quantised activations of a block lie together, [k / 4][R][4]: one pointer, and constant distances from it. */

@@ -11,6 +11,7 @@ struct pack_job {
     struct weight *w;
     const struct weight_src *parts;
     int n_parts;
+    const struct isa *isa;
 };
 
 /* the part that an output lies in, and its row there; NULL: padding */
@@ -175,42 +176,29 @@ struct weight *cpu_weight_pack(struct dev *head, const struct weight_src *parts,
     if (!w || !weight_plan(w, parts, rows) || (w->t == DT_I8 && has_minus_128(parts, n_parts))) return free(w), NULL;
     weight_place(w, cpu_map(w->data_bytes));
     if (!w->data) return free(w), NULL;
-    struct pack_job j = {w, parts, n_parts};
+    struct pack_job j = {w, parts, n_parts, d->isa};
     int chunk = (w->pairs + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX;
     cpu_run(d, pack_task, &j, (w->pairs + chunk - 1) / chunk, (double)w->data_bytes);
     return w;
 }
 
-static void update_row(const struct pack_job *j, int pair, int lane)
-{
-    int n, K = j->w->cols;
-    uint8_t *data = j->w->data + (size_t)pair * j->w->pair_bytes;
-    const struct weight_src *s = part_of(j, pair, lane, &n);
-    if (!s) return;
-    const float *from = (const float *)s->data + (size_t)n * K;
-    float *f = (float *)data + lane;
-    uint16_t *h = (uint16_t *)data;
-    for (int k = 0; k < K; k++) {
-        if (j->w->t == DT_F32)
-            f[(size_t)k * PAIR] = from[k];
-        else if (j->w->t == DT_F16)
-            h[(size_t)k * PAIR + lane] = f32_to_f16(from[k]);
-        else
-            h[(size_t)(k / 2) * (2 * PAIR) + lane * 2 + k % 2] = f32_to_bf16(from[k]);
-    }
-}
-
 static void update_task(void *ctx, int task, int worker)
 {
     const struct pack_job *j = ctx;
-    int chunk = (j->w->pairs + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX;
-    for (int pair = task * chunk; pair < (task + 1) * chunk && pair < j->w->pairs; pair++)
-        for (int lane = 0; lane < PAIR; lane++) update_row(j, pair, lane);
+    int chunk = (j->w->pairs + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX, n;
+    for (int pair = task * chunk; pair < (task + 1) * chunk && pair < j->w->pairs; pair++) {
+        const float *row[PAIR];
+        for (int lane = 0; lane < PAIR; lane++) {
+            const struct weight_src *s = part_of(j, pair, lane, &n);
+            row[lane] = s ? (const float *)s->data + (size_t)n * s->cols : NULL;
+        }
+        j->isa->products.pack(j->w->data + (size_t)pair * j->w->pair_bytes, j->w->t, row, j->w->cols);
+    }
 }
 
 void cpu_weight_update(struct dev *d, struct weight *w, const struct weight_src *parts, int n_parts)
 {
-    struct pack_job j = {w, parts, n_parts};
+    struct pack_job j = {w, parts, n_parts, cpu_of(d)->isa};
     int chunk = (w->pairs + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX;
     cpu_run(cpu_of(d), update_task, &j, (w->pairs + chunk - 1) / chunk, (double)w->data_bytes);
 }

@@ -132,6 +132,7 @@ int main(void)
         dev_close(exact);
     }
     test_rows_alone(levels, n);
+    test_train_products(levels, n);
     with_bf16_x = false;
     report("bf16 x", start, before);
     before = n_failures;

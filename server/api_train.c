@@ -124,8 +124,10 @@ bool train_create(struct call *c, struct db *db, const struct train_create *t)
     else
         data_id(id, "job-");
     if (!s->serve_as) s->serve_as = mem_strdup(id);
+    if (c->path) job_data_remove(db->dir, c->path); /* of a first attempt that could not be committed */
+    free(c->path);
+    c->path = mem_strdup(id);
     if (job_data_save(db->dir, id, &s->data, false, &e) || job_data_save(db->dir, id, &s->eval, true, &e)) {
-        job_data_remove(db->dir, id);
         call_fail(c, 507, "storage", NULL, "the rows could not be stored: %s", e.msg);
         return false;
     }
@@ -144,8 +146,6 @@ bool train_create(struct call *c, struct db *db, const struct train_create *t)
               &(struct job_event){
                   .kind = "state", .level = "info", .message = text.data, .step = -1, .data = "\"status\":\"queued\""});
     buf_free(&text);
-    free(c->path);
-    c->path = mem_strdup(id);
     return db->e.code == 0;
 }
 

@@ -3,6 +3,7 @@
 
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/chat_template.h"
 #include "server/data_dir.h"
 #include "server/json.h"
 
@@ -100,7 +101,7 @@ int job_data_open(const struct app *app, const char *job_id, const struct data_s
                   struct dataset_report *report, struct err *e)
 {
     char *path = job_data_path(dir, job_id, d, eval, e), *cache = data_path(dir, "cache", NULL);
-    int rc = path ? 0 : e->code;
+    int rc = path ? (e->code = 0) : e->code;
     struct dataset_source source = {.path = path, .name = d->ref ? d->ref : eval ? "validation" : "dataset"};
     struct dataset_options options = {
         .format = d->format,
@@ -115,9 +116,13 @@ int job_data_open(const struct app *app, const char *job_id, const struct data_s
         .cancelled = hooks->cancelled,
         .arg = hooks->arg,
     };
+    /* the same code and the same template as serving: what is trained is what will be asked */
+    struct chat_template *t = rc ? NULL : chat_template_load(app->set->model, e);
+    if (!rc && !t && e->code) rc = e->code;
     if (!rc)
-        rc = dataset_open(out, &source, &options, engine_tokenizer(app->engine), NULL,
+        rc = dataset_open(out, &source, &options, engine_tokenizer(app->engine), t,
                           app->info->n_eos ? app->info->eos[0] : -1, report, e);
+    chat_template_free(t);
     free(path);
     free(cache);
     return rc;

@@ -150,9 +150,10 @@ static ptrdiff_t find_start_by_prefix(struct chat_view *v, struct jstr page, con
 {
     struct chat_page before;
     if (!p->there || chat_view_render(v, i, true, &before, NULL)) return NOWHERE;
-    size_t n = common(page, before.text);
-    struct jstr rest = part(before.text, n, before.text.n);
-    if (rest.n && !jstr_same(rest, eos_token(v))) return NOWHERE;
+    struct jstr eos = eos_token(v);
+    size_t n = before.text.n, shared = common(page, before.text);
+    if (shared < n && ends_with(before.text, eos)) n -= eos.n;
+    if (shared < n) return NOWHERE;
     return n >= p->before && n <= p->first ? (ptrdiff_t)n : NOWHERE;
 }
 

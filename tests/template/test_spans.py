@@ -2,7 +2,7 @@
 import pytest
 
 from conversations import assistant, call, system, tool as tool_says, user
-from tool import Refused, Tool
+from template_client import Refused, Tool
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 CHAT = [system("Be kind."), user("Hi"), assistant(" Hello. "), user("Bye"), assistant("Ciao")]

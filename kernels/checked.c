@@ -145,7 +145,7 @@ static bool check_linear(struct dev *d, const struct linear_args *a)
 {
     const char *op = "linear";
     const struct made *w = find_made(d, a->w);
-    need(w && w->rows && !w->gate_up, "w is not a plain weight of this device");
+    need(w && w->rows, "w is not a weight of this device");
     return check_mat(d, op, "x", &a->x, a->x.rows, w->cols) && check_mat(d, op, "y", &a->y, a->x.rows, w->rows) &&
            check_apart(d, op, &a->x, &a->y) && (!a->b || check_floats(d, op, "b", a->b));
 }
@@ -347,7 +347,9 @@ static struct weight *checked_weight_pack(struct dev *d, const struct weight_src
     }
     struct weight *w = inner->ops->weight_pack(inner, parts, n_parts);
     take_error(d);
-    if (w && !made_add(d, w, (struct made){.rows = (int)rows, .cols = parts->cols, .gate_up = parts->gate_up})) {
+    if (w &&
+        !made_add(d, w,
+                  (struct made){.rows = (int)rows, .cols = parts->cols, .t = parts->t, .gate_up = parts->gate_up})) {
         inner->ops->weight_free(inner, w);
         return NULL;
     }
@@ -359,11 +361,45 @@ static struct weight *checked_weight_open(struct dev *d, const struct weight_src
 {
     struct dev *inner = checked_of(d)->inner;
     struct weight *w = inner->ops->weight_open(inner, shape, packed, bytes);
-    if (w && !made_add(d, w, (struct made){.rows = shape->rows, .cols = shape->cols, .gate_up = shape->gate_up})) {
+    if (w && !made_add(d, w,
+                       (struct made){.rows = shape->rows,
+                                     .cols = shape->cols,
+                                     .t = shape->t,
+                                     .gate_up = shape->gate_up,
+                                     .borrowed = true})) {
         inner->ops->weight_free(inner, w);
         return NULL;
     }
     return w;
+}
+
+static bool check_weight_update(struct dev *d, const struct weight *weight, const struct weight_src *parts, int n_parts)
+{
+    const char *op = "weight_update";
+    const struct made *w = find_made(d, weight);
+    int64_t rows = 0;
+    need(w && w->rows, "w is not a weight of this device");
+    need(w->t == DT_F32 || w->t == DT_BF16 || w->t == DT_F16, "w is %s", dtype_name(w->t));
+    need(!w->borrowed, "w is borrowed");
+    need(parts && n_parts > 0, "no parts");
+    for (int i = 0; i < n_parts; i++) {
+        const struct weight_src *p = parts + i;
+        need(p->t == DT_F32 && p->data, "part %d is %s, or NULL", i, dtype_name(p->t));
+        need(p->rows > 0 && p->cols == w->cols && p->gate_up == w->gate_up, "part %d is %d x %d%s", i, p->rows, p->cols,
+             p->gate_up != w->gate_up ? ", and gate_up or not unlike w" : "");
+        need(!w->gate_up || (n_parts == 2 && p->rows == parts->rows), "gate and up are not two parts of equal rows");
+        rows += p->rows;
+    }
+    need(rows == w->rows, "the parts have %lld rows, w has %d", (long long)rows, w->rows);
+    return true;
+}
+
+static void checked_weight_update(struct dev *d, struct weight *w, const struct weight_src *parts, int n_parts)
+{
+    struct dev *inner = checked_of(d)->inner;
+    if (!check_weight_update(d, w, parts, n_parts)) return;
+    inner->ops->weight_update(inner, w, parts, n_parts);
+    take_error(d);
 }
 
 static void checked_weight_free(struct dev *d, struct weight *w)
@@ -458,6 +494,7 @@ struct dev *dev_checked(struct dev *inner)
 #undef X
     c->ops.weight_pack = checked_weight_pack;
     if (c->ops.weight_open) c->ops.weight_open = checked_weight_open;
+    c->ops.weight_update = checked_weight_update;
     c->ops.weight_free = checked_weight_free;
     c->ops.kv_open = checked_kv_open;
     c->ops.kv_close = checked_kv_close;

@@ -11,7 +11,8 @@ struct made {
     struct made *next;
     const void *object;
     int rows, cols; /* of a weight */
-    bool gate_up;
+    enum dtype t;
+    bool gate_up, borrowed;
     struct kv_shape kv;
 };
 

@@ -171,6 +171,8 @@ struct adamw_args {
     X(attn_seq)                                                                                                        \
     X(attn_back)                                                                                                       \
     X(head_norm_back)                                                                                                  \
-    X(act_mul_back) X(act_back) X(cross_entropy) X(dropout) X(square_sum) X(adamw)
+    X(act_mul_back)                                                                                                    \
+    X(act_back)                                                                                                        \
+    X(cross_entropy) X(dropout) X(square_sum) X(adamw) X(gemm) X(linear_back) X(lora) X(embed_back) X(col_sum)
 
 #endif

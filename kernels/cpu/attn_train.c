@@ -17,10 +17,10 @@ struct attn_train {
     const struct mat *dqkv, *dout; /* of the backward only */
     int seq0, seq1, dim_pad;
     int units, units_per_task; /* of the run in hand */
-    int *block0;               /* (n_seqs + 1) blocks of TILE rows in the sequences before, from seq0 on */
+    int *block0;               /* (n_seqs + 1) blocks of ATTN_TILE rows in the sequences before, from seq0 on */
     float *keys;               /* packed: (blocks, kv_heads, stride) */
     size_t stride;
-    float *sums; /* (2, heads, blocks * TILE, dim_pad): dk, then dv */
+    float *sums; /* (2, heads, blocks * ATTN_TILE, dim_pad): dk, then dv */
 };
 
 static int seq_rows(const struct attn_train *r, int s)
@@ -54,21 +54,23 @@ static void rows_give(const struct mat *m, int row0, int n, size_t col, const fl
         memcpy(mat_row(m, row0 + r) + col, from, (size_t)head_dim * sizeof *from);
 }
 
-/* rows [TILE][dim_pad] to [head_dim][TILE] */
+/* rows [ATTN_TILE][dim_pad] to [head_dim][ATTN_TILE] */
 static void rows_turn(float *to, const float *from, int head_dim, int dim_pad)
 {
     for (int c0 = 0; c0 < head_dim; c0 += 16)
-        for (int r = 0; r < TILE; r++)
-            for (int c = c0; c < c0 + 16 && c < head_dim; c++) to[(size_t)c * TILE + r] = from[(size_t)r * dim_pad + c];
+        for (int r = 0; r < ATTN_TILE; r++)
+            for (int c = c0; c < c0 + 16 && c < head_dim; c++)
+                to[(size_t)c * ATTN_TILE + r] = from[(size_t)r * dim_pad + c];
 }
 
 /* Packs the keys and values of one block and KV head: see struct attn_head. */
 static void pack_unit(const struct attn_train *r, int unit)
 {
     int block = unit / r->a.kv_heads, g = unit % r->a.kv_heads, s = block_seq(r, block), D = r->a.head_dim;
-    int row0 = (block - r->block0[s]) * TILE, left = seq_rows(r, s) - row0, n = left < TILE ? left : TILE;
+    int row0 = (block - r->block0[s]) * ATTN_TILE, left = seq_rows(r, s) - row0,
+        n = left < ATTN_TILE ? left : ATTN_TILE;
     size_t k_col = (size_t)(r->a.heads + g) * D, v_col = (size_t)(r->a.heads + r->a.kv_heads + g) * D;
-    size_t rows = (size_t)TILE * r->dim_pad, turned = (size_t)TILE * D;
+    size_t rows = (size_t)ATTN_TILE * r->dim_pad, turned = (size_t)ATTN_TILE * D;
     float *plain = r->keys + (size_t)unit * r->stride, *k_t = plain + rows, *v_t = k_t + turned;
     int first = r->a.q_start[s] + row0;
     memset(plain, 0, rows * sizeof *plain);
@@ -85,7 +87,7 @@ static void pack_unit(const struct attn_train *r, int unit)
 static struct attn_head head_open(const struct attn_train *r, int s, int h)
 {
     int g = h / (r->a.heads / r->a.kv_heads), D = r->a.head_dim;
-    size_t unit = (size_t)r->block0[s] * r->a.kv_heads + g, rows = (size_t)TILE * r->dim_pad;
+    size_t unit = (size_t)r->block0[s] * r->a.kv_heads + g, rows = (size_t)ATTN_TILE * r->dim_pad;
     const float *keys = r->keys + unit * r->stride;
     struct attn_head head = {.head_dim = D,
                              .dim_pad = r->dim_pad,
@@ -94,10 +96,10 @@ static struct attn_head head_open(const struct attn_train *r, int s, int h)
                              .k = keys,
                              .v = keys,
                              .k_t = keys + rows,
-                             .v_t = keys + rows + (size_t)TILE * D,
+                             .v_t = keys + rows + (size_t)ATTN_TILE * D,
                              .stride = r->stride * r->a.kv_heads};
     if (r->dqkv) {
-        size_t all = (size_t)r->block0[r->seq1] * TILE * r->dim_pad;
+        size_t all = (size_t)r->block0[r->seq1] * ATTN_TILE * r->dim_pad;
         head.dk = r->sums + h * all + (size_t)r->block0[s] * rows;
         head.dv = head.dk + r->a.heads * all;
     }
@@ -107,13 +109,13 @@ static struct attn_head head_open(const struct attn_train *r, int s, int h)
 /* a worker's memory for one block: q, out, dout, p, and backward a second p */
 static size_t tile_bytes(const struct attn_train *r)
 {
-    return ((size_t)3 * TILE * r->dim_pad + (r->dqkv ? 2 : 1) * TILE * TILE) * sizeof(float);
+    return ((size_t)3 * ATTN_TILE * r->dim_pad + (r->dqkv ? 2 : 1) * ATTN_TILE * ATTN_TILE) * sizeof(float);
 }
 
 /* returns dout */
 static float *tile_open(const struct attn_train *r, struct attn_tile *t, int worker)
 {
-    size_t rows = (size_t)TILE * r->dim_pad;
+    size_t rows = (size_t)ATTN_TILE * r->dim_pad;
     float *mem = r->d->worker[worker].p;
     t->q = mem;
     t->out = mem + rows;
@@ -125,9 +127,9 @@ static void tile_unit(const struct attn_train *r, int unit, int worker)
 {
     const struct attn_seq_args *a = &r->a;
     int block = unit / a->heads, h = unit % a->heads, s = block_seq(r, block), D = a->head_dim;
-    int row0 = (block - r->block0[s]) * TILE, left = seq_rows(r, s) - row0, first = a->q_start[s] + row0;
+    int row0 = (block - r->block0[s]) * ATTN_TILE, left = seq_rows(r, s) - row0, first = a->q_start[s] + row0;
     struct attn_head head = head_open(r, s, h);
-    struct attn_tile t = {.head = &head, .row0 = row0, .n = left < TILE ? left : TILE};
+    struct attn_tile t = {.head = &head, .row0 = row0, .n = left < ATTN_TILE ? left : ATTN_TILE};
     tile_open(r, &t, worker);
     rows_take(t.q, &a->qkv, first, t.n, (size_t)h * D, D, r->dim_pad);
     r->isa->attn_tile(&t);
@@ -143,9 +145,9 @@ static void back_unit(const struct attn_train *r, int unit, int worker)
     struct attn_tile t = {.head = &head};
     float *dout = tile_open(r, &t, worker);
     t.dout = dout;
-    for (t.row0 = 0; t.row0 < seq_rows(r, s); t.row0 += TILE) {
+    for (t.row0 = 0; t.row0 < seq_rows(r, s); t.row0 += ATTN_TILE) {
         int left = seq_rows(r, s) - t.row0, first = a->q_start[s] + t.row0;
-        t.n = left < TILE ? left : TILE;
+        t.n = left < ATTN_TILE ? left : ATTN_TILE;
         rows_take(t.q, &a->qkv, first, t.n, (size_t)h * D, D, r->dim_pad);
         rows_take(dout, r->dout, first, t.n, (size_t)h * D, D, r->dim_pad);
         rows_take(t.out, &a->out, first, t.n, (size_t)h * D, D, r->dim_pad);
@@ -164,11 +166,11 @@ static void fold_unit(const struct attn_train *r, int unit)
 {
     const struct attn_seq_args *a = &r->a;
     int block = unit / a->kv_heads, g = unit % a->kv_heads, s = block_seq(r, block), D = a->head_dim;
-    int group = a->heads / a->kv_heads, row0 = (block - r->block0[s]) * TILE, left = seq_rows(r, s) - row0;
-    int n = left < TILE ? left : TILE;
-    size_t all = (size_t)r->block0[r->seq1] * TILE * r->dim_pad;
+    int group = a->heads / a->kv_heads, row0 = (block - r->block0[s]) * ATTN_TILE, left = seq_rows(r, s) - row0;
+    int n = left < ATTN_TILE ? left : ATTN_TILE;
+    size_t all = (size_t)r->block0[r->seq1] * ATTN_TILE * r->dim_pad;
     for (int k = 0; k < 2; k++) { /* dk, dv */
-        float *sum = r->sums + ((size_t)k * a->heads + g * group) * all + (size_t)block * TILE * r->dim_pad;
+        float *sum = r->sums + ((size_t)k * a->heads + g * group) * all + (size_t)block * ATTN_TILE * r->dim_pad;
         for (int h = 1; h < group; h++) r->isa->add(sum, sum + h * all, n * r->dim_pad);
         size_t col = (size_t)(a->heads + k * a->kv_heads + g) * D;
         rows_give(r->dqkv, a->q_start[s] + row0, n, col, sum, D, r->dim_pad);
@@ -201,14 +203,14 @@ static bool wave_open(struct attn_train *r, const char *op, int seq0, int seq1)
 {
     struct cpu_dev *d = r->d;
     int blocks = 0, G = r->a.kv_heads, D = r->a.head_dim;
-    for (int s = seq0; s < seq1; s++) blocks += (seq_rows(r, s) + TILE - 1) / TILE;
+    for (int s = seq0; s < seq1; s++) blocks += (seq_rows(r, s) + ATTN_TILE - 1) / ATTN_TILE;
     r->seq0 = seq0, r->seq1 = seq1;
-    r->stride = (size_t)TILE * (r->dim_pad + (r->dqkv ? 2 : 1) * D);
+    r->stride = (size_t)ATTN_TILE * (r->dim_pad + (r->dqkv ? 2 : 1) * D);
     r->stride = (r->stride + 15) / 16 * 16;
     size_t index = ((size_t)r->a.n_seqs + 1) * sizeof(int), keys = (size_t)blocks * G * r->stride * sizeof(float);
-    size_t sums = r->dqkv ? (size_t)2 * r->a.heads * blocks * TILE * r->dim_pad * sizeof(float) : 0;
+    size_t sums = r->dqkv ? (size_t)2 * r->a.heads * blocks * ATTN_TILE * r->dim_pad * sizeof(float) : 0;
     index = (index + 63) / 64 * 64;
-    char *mem = scratch_get(&d->train, index + keys + sums);
+    char *mem = scratch_get(&d->panels, index + keys + sums);
     for (int i = 0; mem && i < d->head.threads; i++)
         if (!scratch_get(&d->worker[i], tile_bytes(r))) mem = NULL;
     if (!mem) {
@@ -221,10 +223,10 @@ static bool wave_open(struct attn_train *r, const char *op, int seq0, int seq1)
     blocks = 0;
     for (int s = seq0; s < seq1; s++) {
         r->block0[s] = blocks;
-        blocks += (seq_rows(r, s) + TILE - 1) / TILE;
+        blocks += (seq_rows(r, s) + ATTN_TILE - 1) / ATTN_TILE;
     }
     r->block0[seq1] = blocks;
-    units_run(r, pack_task, blocks * G, (double)blocks * G * TILE * D * 2);
+    units_run(r, pack_task, blocks * G, (double)blocks * G * ATTN_TILE * D * 2);
     return true;
 }
 
@@ -234,7 +236,7 @@ static double wave_macs(const struct attn_train *r)
     double scores = 0;
     for (int s = r->seq0; s < r->seq1; s++) {
         double n = seq_rows(r, s), seen = r->a.window && r->a.window < n ? r->a.window : n / 2;
-        scores += n * (seen + TILE / 2.0);
+        scores += n * (seen + ATTN_TILE / 2.0);
     }
     return scores * r->a.heads * r->dim_pad;
 }
@@ -260,6 +262,6 @@ void cpu_attn_back(struct dev *head, const struct attn_back_args *b)
         if (!wave_open(&r, "attn_back", seq0, seq1)) return;
         units_run(&r, back_task, (seq1 - seq0) * b->heads, wave_macs(&r) * 5 / 20);
         units_run(&r, fold_task, r.block0[seq1] * b->kv_heads,
-                  (double)r.block0[seq1] * TILE * b->heads * r.dim_pad / 4);
+                  (double)r.block0[seq1] * ATTN_TILE * b->heads * r.dim_pad / 4);
     }
 }

@@ -1,4 +1,4 @@
-/* Attention of whole sequences, forward and backward, in blocks of TILE query rows by TILE keys (after Dao,
+/* Attention of whole sequences, forward and backward, in blocks of ATTN_TILE query rows by ATTN_TILE keys (after Dao,
  * FlashAttention-2, arXiv 2307.08691): the scores are never kept; the backward computes them again from lse.
  *
  * All five products are one kernel, tile_mul: each element of a result is one chain over k, in order, whatever register
@@ -76,7 +76,7 @@ struct tile_sight {
 INLINE struct tile_sight tile_sees(const struct attn_head *h, int row, int key0)
 {
     int first = h->window && row - h->window + 1 > 0 ? row - h->window + 1 : 0;
-    return (struct tile_sight){clamp(first - key0, 0, TILE), clamp(row + 1 - key0, 0, TILE)};
+    return (struct tile_sight){clamp(first - key0, 0, ATTN_TILE), clamp(row + 1 - key0, 0, ATTN_TILE)};
 }
 
 INLINE vm tile_mask(struct tile_sight s, int vector)
@@ -92,8 +92,8 @@ static void tile_scores(const struct attn_tile *t, float *c, const float *x, con
     FOR_ROW_BLOCKS(t->n, from, to)
     {
         int seen = tile_sees(h, t->row0 + to - 1, key0).to;
-        struct tile_mul m = {.c = c + from * TILE, .a = x + (size_t)from * h->dim_pad, .b = b, .c_ld = TILE};
-        m.a_row = h->dim_pad, m.a_k = 1, m.b_ld = TILE, m.K = h->head_dim;
+        struct tile_mul m = {.c = c + from * ATTN_TILE, .a = x + (size_t)from * h->dim_pad, .b = b, .c_ld = ATTN_TILE};
+        m.a_row = h->dim_pad, m.a_k = 1, m.b_ld = ATTN_TILE, m.K = h->head_dim;
         tile_mul(m, to - from, (seen + 15) / 16);
     }
 }
@@ -104,8 +104,9 @@ static void tile_values(const struct attn_tile *t, float *c, const float *p, con
     const struct attn_head *h = t->head;
     FOR_ROW_BLOCKS(t->n, from, to)
     {
-        struct tile_mul m = {.c = c + (size_t)from * h->dim_pad, .a = p + from * TILE, .b = b, .c_ld = h->dim_pad};
-        m.a_row = TILE, m.a_k = 1, m.b_ld = h->dim_pad, m.K = tile_sees(h, t->row0 + to - 1, key0).to, m.add = true;
+        struct tile_mul m = {.c = c + (size_t)from * h->dim_pad, .a = p + from * ATTN_TILE, .b = b, .c_ld = h->dim_pad};
+        m.a_row = ATTN_TILE, m.a_k = 1, m.b_ld = h->dim_pad, m.K = tile_sees(h, t->row0 + to - 1, key0).to,
+        m.add = true;
         tile_mul(m, to - from, h->dim_pad / 16);
     }
 }
@@ -114,12 +115,12 @@ static void tile_values(const struct attn_tile *t, float *c, const float *p, con
 static void tile_keys(const struct attn_tile *t, float *c, const float *p, const float *x, int key0)
 {
     const struct attn_head *h = t->head;
-    int keys = t->row0 + t->n - key0 < TILE ? t->row0 + t->n - key0 : TILE;
+    int keys = t->row0 + t->n - key0 < ATTN_TILE ? t->row0 + t->n - key0 : ATTN_TILE;
     FOR_ROW_BLOCKS(keys, from, to)
     {
         int first = key0 + from - t->row0 > 0 ? key0 + from - t->row0 : 0; /* the first row that sees the first key */
-        struct tile_mul m = {.c = c + (size_t)from * h->dim_pad, .a = p + first * TILE + from, .c_ld = h->dim_pad};
-        m.b = x + (size_t)first * h->dim_pad, m.a_row = 1, m.a_k = TILE, m.b_ld = h->dim_pad, m.K = t->n - first;
+        struct tile_mul m = {.c = c + (size_t)from * h->dim_pad, .a = p + first * ATTN_TILE + from, .c_ld = h->dim_pad};
+        m.b = x + (size_t)first * h->dim_pad, m.a_row = 1, m.a_k = ATTN_TILE, m.b_ld = h->dim_pad, m.K = t->n - first;
         m.add = key0 < t->row0; /* the diagonal comes first */
         tile_mul(m, to - from, h->dim_pad / 16);
     }
@@ -133,8 +134,8 @@ struct tile_row {
 /* Scores of a row become weights; out of the row is rescaled when the maximum rises. */
 static void tile_softmax(struct tile_row *row, float *p, struct tile_sight s, vf scale, float *out, int dim_pad)
 {
-    vf top = v_set1(-INFINITY), score[TILE / 16];
-    for (int i = 0; i < TILE / 16; i++) {
+    vf top = v_set1(-INFINITY), score[ATTN_TILE / 16];
+    for (int i = 0; i < ATTN_TILE / 16; i++) {
         vf x = v_mul(v_load(p + i * 16), scale);
         if (i * 16 < s.from || i * 16 + 16 > s.to) x = v_select(tile_mask(s, i), x, v_set1(-INFINITY));
         score[i] = x;
@@ -151,7 +152,7 @@ static void tile_softmax(struct tile_row *row, float *p, struct tile_sight s, vf
         row->max = highest;
     }
     vf max = v_set1(row->max);
-    for (int i = 0; i < TILE / 16; i++) {
+    for (int i = 0; i < ATTN_TILE / 16; i++) {
         vf w = v_exp2_negative(v_sub(score[i], max));
         if (i * 16 < s.from || i * 16 + 16 > s.to) w = v_select(tile_mask(s, i), w, v_zero());
         v_store(p + i * 16, w);
@@ -163,24 +164,24 @@ static void tile_softmax(struct tile_row *row, float *p, struct tile_sight s, vf
 INLINE int tile_first_key(const struct attn_tile *t)
 {
     int first = t->head->window ? t->row0 - t->head->window + 1 : 0;
-    return first > 0 ? first / TILE * TILE : 0;
+    return first > 0 ? first / ATTN_TILE * ATTN_TILE : 0;
 }
 
 static void attn_tile(struct attn_tile *t)
 {
     const struct attn_head *h = t->head;
-    struct tile_row row[TILE];
+    struct tile_row row[ATTN_TILE];
     vf scale = v_set1(h->scale * 1.44269504f);
     for (int r = 0; r < t->n; r++) {
         row[r].max = -INFINITY;
         memset(row[r].sum, 0, sizeof row[r].sum);
     }
     memset(t->out, 0, (size_t)t->n * h->dim_pad * sizeof *t->out);
-    for (int key0 = tile_first_key(t); key0 <= t->row0; key0 += TILE) {
-        size_t at = (size_t)(key0 / TILE) * h->stride;
+    for (int key0 = tile_first_key(t); key0 <= t->row0; key0 += ATTN_TILE) {
+        size_t at = (size_t)(key0 / ATTN_TILE) * h->stride;
         tile_scores(t, t->p, t->q, h->k_t + at, key0);
         for (int r = 0; r < t->n; r++)
-            tile_softmax(&row[r], t->p + r * TILE, tile_sees(h, t->row0 + r, key0), scale,
+            tile_softmax(&row[r], t->p + r * ATTN_TILE, tile_sees(h, t->row0 + r, key0), scale,
                          t->out + (size_t)r * h->dim_pad, h->dim_pad);
         tile_values(t, t->out, t->p, h->v + at, key0);
     }
@@ -197,10 +198,10 @@ static void tile_weights(const struct attn_tile *t, float *p, float *dp, int key
 {
     const struct attn_head *h = t->head;
     vf scale = v_set1(h->scale), scale_2 = v_set1(h->scale * 1.44269504f);
-    for (int r = 0; r < t->n; r++, p += TILE, dp += TILE) {
+    for (int r = 0; r < t->n; r++, p += ATTN_TILE, dp += ATTN_TILE) {
         struct tile_sight s = tile_sees(h, t->row0 + r, key0);
         vf lse = v_set1(t->lse[r] * 1.44269504f), delta = v_set1(t->delta[r]);
-        for (int i = 0; i < TILE; i += 16) {
+        for (int i = 0; i < ATTN_TILE; i += 16) {
             vf w = v_sub(v_mul(v_load(p + i), scale_2), lse), g;
             w = v_exp2_within(v_min(v_set1(126.0f), v_max(v_set1(-126.0f), w)));
             g = v_mul(v_mul(w, v_sub(v_load(dp + i), delta)), scale);
@@ -218,10 +219,10 @@ static void tile_weights(const struct attn_tile *t, float *p, float *dp, int key
 static void attn_tile_back(struct attn_tile *t)
 {
     const struct attn_head *h = t->head;
-    float *p = t->p, *dp = p + TILE * TILE;
+    float *p = t->p, *dp = p + ATTN_TILE * ATTN_TILE;
     memset(t->out, 0, (size_t)t->n * h->dim_pad * sizeof *t->out);
-    for (int key0 = tile_first_key(t); key0 <= t->row0; key0 += TILE) {
-        size_t at = (size_t)(key0 / TILE) * h->stride, sum_at = (size_t)key0 * h->dim_pad;
+    for (int key0 = tile_first_key(t); key0 <= t->row0; key0 += ATTN_TILE) {
+        size_t at = (size_t)(key0 / ATTN_TILE) * h->stride, sum_at = (size_t)key0 * h->dim_pad;
         tile_scores(t, p, t->q, h->k_t + at, key0);
         tile_scores(t, dp, t->dout, h->v_t + at, key0);
         tile_weights(t, p, dp, key0);

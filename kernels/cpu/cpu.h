@@ -61,8 +61,11 @@ static inline uint8_t *kv_block(const struct kv *kv, int layer, int page, int he
 struct lin_job {
     const struct weight *w;
     struct mat y, x;
-    const float *b;     /* (N) or NULL */
-    enum act_kind act;  /* of a gate_up weight */
+    const float *b;        /* (N) or NULL */
+    bool gated;            /* of a gate_up weight: op gate_up, not linear */
+    enum act_kind act;     /* then */
+    bool into, accumulate; /* into: y = alpha * (the product) (+ y with accumulate); f32 and linear_bf16_x only, no b */
+    float alpha;
     int n_blocks, skip; /* skip: pairs between a task and the one that the same thread is likely to take next */
     /* int8 and int4: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0 * q_ld;
      * int4: also -8 times the sum of each group, [n_groups][R] from q_sum + r0 * n_groups.  bf16 of rounded x: q is
@@ -98,10 +101,11 @@ struct attn_block {
     int row0, n_rows;
 };
 
-enum { TILE = 64 }; /* query rows, and keys, of a block of attention in training */
+enum { ATTN_TILE = 64 }; /* query rows, and keys, of a block of attention in training */
 
-/* What the blocks of one head in one sequence share.  Keys and values are packed in blocks of TILE, zeros past the
- * sequence's end and past head_dim, block j at + j * stride floats:  k, v [TILE][dim_pad];  k_t, v_t [head_dim][TILE].
+/* What the blocks of one head in one sequence share.  Keys and values are packed in blocks of ATTN_TILE, zeros past the
+ * sequence's end and past head_dim, block j at + j * stride floats:  k, v [ATTN_TILE][dim_pad];  k_t, v_t
+ * [head_dim][ATTN_TILE].
  */
 struct attn_head {
     int head_dim, dim_pad, window;
@@ -111,15 +115,16 @@ struct attn_head {
     float *dk, *dv; /* back: (rows of the sequence, dim_pad) what this head adds to dk and dv */
 };
 
-/* Rows row0 .. row0 + n - 1 of the sequence, at most TILE; row0 is a multiple of it.  Copied, zeros past head_dim: */
+/* Rows row0 .. row0 + n - 1 of the sequence, at most ATTN_TILE; row0 is a multiple of it.  Copied, zeros past head_dim:
+ */
 struct attn_tile {
     const struct attn_head *head;
     int row0, n;
-    float *q, *out;    /* [TILE][dim_pad]; back: out is dq */
-    float *p;          /* [TILE][TILE], scratch; back: two of them */
-    float lse[TILE];   /* forward: result */
-    const float *dout; /* [TILE][dim_pad] */
-    float delta[TILE]; /* the sum of dout * out */
+    float *q, *out;         /* [ATTN_TILE][dim_pad]; back: out is dq */
+    float *p;               /* [ATTN_TILE][ATTN_TILE], scratch; back: two of them */
+    float lse[ATTN_TILE];   /* forward: result */
+    const float *dout;      /* [ATTN_TILE][dim_pad] */
+    float delta[ATTN_TILE]; /* the sum of dout * out */
 };
 
 /* One row of norm_back_args; dx may be dy.  dw, db: sums to add the row to, NULL: none. */
@@ -141,6 +146,29 @@ struct dropout_row {
 
 enum { SUM_ROWS = 32 };          /* rows whose gradients of a parameter are one chain */
 enum { SQUARE_BLOCK = 1 << 14 }; /* numbers whose squares are one chain */
+
+/* What the products of training have of their own (train_products_impl.h). */
+struct isa_products {
+    int dot_rows; /* rows that `dot` takes at once, or a multiple, waste nothing */
+    /* to[c * ld_to + r] = from[r * ld_from + c] */
+    void (*transpose)(float *to, int ld_to, const float *from, int ld_from, int rows, int cols);
+    /* c = alpha x w^T (+ c): c (rows, n), x (rows, K), w (n, K), each chain in sixteen lanes along k */
+    void (*dot)(struct mat c, struct mat x, const float *w, int ld_w, float alpha, bool accumulate);
+    /* A panel of op(b), columns first .. first + 31 (zeros past N) by k0 .. k1 - 1: [k][32] f32, or with half the pairs
+     * of a bf16 weight. `tile`: 32 x 32 floats for itself. */
+    void (*panel_of)(void *panel, bool half, const struct mat *b, bool transposed, int first, int k0, int k1,
+                     float *tile);
+    /* A panel of a weight transposed, its columns first .. first + 31 by its outputs in pairs pair0 .. pair1 - 1, as
+     * they lie there.  int8 values are whole numbers, without their scale. */
+    void (*panel_back)(void *panel, bool half, const struct weight *w, int first, int pair0, int pair1, float *tile);
+    /* one row of dy, as the outputs lie in pairs pair0 .. pair1 - 1; times the scale of int8 */
+    void (*gather)(float *out, const struct weight *w, const float *dy, int pair0, int pair1);
+    /* Pairs of columns k (even), k + 1 of R rows of a^T, zeros past k1: out[(k - k0) / 2 * R + r]; a: its row 0 */
+    void (*halve_columns)(uint32_t *out, int R, const float *a, int ld, int k0, int k1);
+    void (*col_sum)(float *out, const struct mat *x, int from, int to); /* columns from .. to */
+    void (*pack)(uint8_t *pair, enum dtype t, const float *const row[PAIR],
+                 int K); /* a pair of a weight; NULL: zeros */
+};
 
 struct isa {
     const char *name;
@@ -178,6 +206,7 @@ struct isa {
     void (*adamw)(const struct adamw_args *, size_t from, size_t to);
     void (*attn_tile)(struct attn_tile *);
     void (*attn_tile_back)(struct attn_tile *); /* query blocks of a head in order */
+    struct isa_products products;
 };
 
 extern const struct isa isa_portable, isa_avx2, isa_avxvnni, isa_avx512, isa_avx512bf16;
@@ -195,8 +224,8 @@ struct cpu_dev {
     struct dev_ops ops;
     const struct isa *isa;
     struct pool *pool;
-    struct scratch quant, attn, train;
-    struct scratch *worker; /* [threads] */
+    struct scratch quant, attn, panels, turned; /* the last two: of the ops of training */
+    struct scratch *worker;                     /* [threads] */
 };
 
 static inline struct cpu_dev *cpu_of(struct dev *d)
@@ -245,6 +274,7 @@ TRAIN_OPS(X)
 
 struct weight *cpu_weight_pack(struct dev *, const struct weight_src *parts, int n_parts);
 void cpu_weight_free(struct dev *, struct weight *);
+void cpu_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts);
 size_t cpu_weight_bytes(const struct weight *);
 const void *cpu_weight_packed(const struct weight *, size_t *bytes);
 struct weight *cpu_weight_open(struct dev *, const struct weight_src *shape, const void *packed, size_t bytes);

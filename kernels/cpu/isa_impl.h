@@ -10,6 +10,8 @@
 
 #include "kernels/cpu/linear_nf4_impl.h"
 
+#include "kernels/cpu/train_products_impl.h"
+
 #include "kernels/cpu/attn_impl.h"
 
 #include "kernels/cpu/sample_impl.h"
@@ -65,4 +67,13 @@ const struct isa VEC_SUFFIX(isa) = {.name = VEC_NAME,
                                     .square_sum = row_square_sum,
                                     .adamw = row_adamw,
                                     .attn_tile = attn_tile,
-                                    .attn_tile_back = attn_tile_back};
+                                    .attn_tile_back = attn_tile_back,
+                                    .products = {.dot_rows = DOT_R,
+                                                 .transpose = tp_transpose,
+                                                 .dot = tp_dot,
+                                                 .panel_of = tp_panel_of,
+                                                 .panel_back = tp_panel_back,
+                                                 .gather = tp_gather,
+                                                 .halve_columns = tp_halve_columns,
+                                                 .col_sum = tp_col_sum,
+                                                 .pack = tp_pack}};

@@ -38,7 +38,7 @@ static void norm_run(struct dev *head, const char *op, struct norm_run *r, float
     r->isa = d->isa;
     r->width = 2 * n;
     r->rows_per_task = wanted || r->rows > head->threads * 4 * SUM_ROWS ? SUM_ROWS : 1 + r->rows / (head->threads * 4);
-    if (wanted) r->sums = scratch_get(&d->train, (size_t)blocks * r->width * sizeof(float));
+    if (wanted) r->sums = scratch_get(&d->panels, (size_t)blocks * r->width * sizeof(float));
     if (wanted && !r->sums) {
         dev_fail(head, op, "out of memory");
         return;
@@ -210,7 +210,7 @@ void cpu_square_sum(struct dev *head, const struct square_sum_args *a)
 {
     struct cpu_dev *d = cpu_of(head);
     size_t blocks = (a->n + SQUARE_BLOCK - 1) / SQUARE_BLOCK;
-    struct flat_run r = {.args = a, .n = a->n, .sums = scratch_get(&d->train, blocks * sizeof(double))};
+    struct flat_run r = {.args = a, .n = a->n, .sums = scratch_get(&d->panels, blocks * sizeof(double))};
     if (blocks == 0) return;
     if (!r.sums) {
         dev_fail(head, "square_sum", "out of memory");

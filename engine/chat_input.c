@@ -99,6 +99,44 @@ static const cJSON *reasoning_of(const cJSON *message)
     return NULL;
 }
 
+/* The content of the message to be continued: its text, or its last part's, with a mark behind it. */
+static struct jv marked_content(struct jinja *j, struct jv content)
+{
+    struct jtext t = {0};
+    if (content.type == J_STR) {
+        jtext_add(j, &t, *content.str);
+        jtext_cstr(j, &t, CHAT_CONTINUE_MARK);
+        return jtext_value(j, &t);
+    }
+    struct jv parts = jv_list(j, JL_LIST, 0);
+    bool done = false;
+    for (size_t i = content.type == J_LIST ? content.list->n : 0; i-- > 0;) {
+        struct jv part = content.list->v[i], copy = jv_dict(j);
+        struct jv *text = part.type == J_DICT && !done ? jdict_find_text(j, part.dict, "text", 4) : NULL;
+        if (text && text->type == J_STR) {
+            for (size_t k = 0; k < part.dict->n; k++)
+                jdict_set(j, copy.dict, part.dict->v[k].key, part.dict->v[k].value);
+            jdict_set(j, copy.dict, jv_cstr(j, "text"), marked_content(j, *text));
+            part = copy;
+            done = true;
+        }
+        jlist_add(j, parts.list, part);
+    }
+    if (!done) jinja_fail(j, "continue_final_message is set but the final message has no text to continue");
+    struct jv content_again = jv_list(j, JL_LIST, parts.list->n);
+    for (size_t i = parts.list->n; i-- > 0;) jlist_add(j, content_again.list, parts.list->v[i]);
+    return content_again;
+}
+
+static void mark_last(struct jinja *j, struct jv messages)
+{
+    struct jv *last = messages.list->n ? &messages.list->v[messages.list->n - 1] : NULL;
+    if (!last) jinja_fail(j, "continue_final_message is set but the conversation is empty");
+    struct jv *content = jdict_find_text(j, last->dict, "content", 7);
+    if (!content) jinja_fail(j, "continue_final_message is set but the final message has no content");
+    *content = marked_content(j, *content);
+}
+
 static struct jv message_value(struct jinja *j, const cJSON *message, int index)
 {
     struct jv v = jv_dict(j);
@@ -146,6 +184,7 @@ static void make_values(void *arg)
         v->assistant[index] = by_assistant(c);
         jlist_add(j, v->messages.list, message_value(j, c, index));
     }
+    if (v->in->continue_final_message) mark_last(j, v->messages);
 }
 
 static int check(const struct chat_input *in, struct err *e)

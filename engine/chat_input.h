@@ -5,6 +5,10 @@
 #include "engine/chat_template.h"
 #include "engine/jinja_eval.h"
 
+/* Stands behind the text that continue_final_message continues, while the page is rendered; as in transformers, whose
+ * way of finding the place this is.  The blank tells whether the template strips the text. */
+#define CHAT_CONTINUE_MARK "CONTINUE_FINAL_MESSAGE_TAG "
+
 /* A special token as a variable: bos_token -> "<s>". */
 struct chat_token {
     char *name, *text;

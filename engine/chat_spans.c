@@ -99,15 +99,16 @@ static struct jstr eos_token(const struct chat_view *v)
     return (struct jstr){.s = ""};
 }
 
-/* The end of the turn, from what follows its text when nothing more comes (`last`) and when the prompt does. */
-static struct jstr mark_of(const struct chat_view *v, struct jstr last, struct jstr more, size_t *shared)
+/* The end of the turn: `last` follows its text when nothing more comes, `more` when something does. */
+static struct jstr mark_of(const struct chat_view *v, struct jstr last, struct jstr more)
 {
     struct jstr eos = eos_token(v), mark = last;
-    *shared = common(last, more);
-    if (*shared < last.n && eos.n && ends_with(last, eos))
-        mark.n -= eos.n;    /* Phi 3 ends the page, not a turn, with it */
-    if (*shared < mark.n) { /* two marks with the same beginning, "<|end|><|a..." and "<|end|><|b...": cut before it */
-        mark.n = *shared;
+    size_t shared = common(last, more);
+    /* Phi 3 ends the page, not a turn, with it: either it goes when more comes, or it has a line of its own */
+    bool own_line = last.n > eos.n + 1 && last.s[last.n - eos.n - 1] == '\n' && last.s[0] != '\n';
+    if (eos.n && ends_with(last, eos) && (shared < last.n || own_line)) mark.n -= eos.n;
+    if (shared < mark.n) { /* "<|end|><|a..." and "<|end|><|b...": what they share ends within a mark */
+        mark.n = shared;
         while (mark.n && mark.s[mark.n - 1] != '\n' && mark.s[mark.n - 1] != '>' && mark.s[mark.n - 1] != ']') mark.n--;
     }
     struct jstr stripped = without_end_space(mark);
@@ -115,16 +116,18 @@ static struct jstr mark_of(const struct chat_view *v, struct jstr last, struct j
 }
 
 /* Learns from the turn of message i; false when its renderings tell nothing. */
-static bool learn(struct chat_view *v, size_t i, struct lesson *l)
+static bool learn(struct chat_view *v, struct jstr page, size_t i, struct lesson *l)
 {
     struct chat_page bare, prompted;
     if (chat_view_render(v, i + 1, false, &bare, NULL) || chat_view_render(v, i + 1, true, &prompted, NULL))
         return false;
-    struct place p = place_of(bare.text, (int)i);
-    size_t same = common(bare.text, prompted.text), from = p.there && p.last <= same ? p.last : same, shared;
-    struct jstr last = part(bare.text, from, bare.text.n), more = part(prompted.text, from, prompted.text.n);
-    *l = (struct lesson){.mark = p.there && p.last <= same ? mark_of(v, last, more, &shared) : (struct jstr){0}};
-    l->prompt = part(prompted.text, same, prompted.text.n);
+    size_t same = common(bare.text, prompted.text);
+    struct place p = place_of(bare.text, (int)i), there = place_of(page, (int)i);
+    *l = (struct lesson){.prompt = part(prompted.text, same, prompted.text.n), .mark = {.s = ""}};
+    if (!p.there || p.last > same) return true;
+    struct jstr more = part(prompted.text, p.last, prompted.text.n);
+    if (i + 1 < v->messages.list->n && there.there) more = part(page, there.last, page.n);
+    l->mark = mark_of(v, part(bare.text, p.last, bare.text.n), more);
     return true;
 }
 
@@ -142,13 +145,16 @@ static ptrdiff_t find_start(struct jstr page, const struct place *p, const struc
     return NOWHERE;
 }
 
-/* messages[:i] with the prompt begins the page */
+/* messages[:i] with the prompt begins the page, but for an end-of-text token that ends every page */
 static ptrdiff_t find_start_by_prefix(struct chat_view *v, struct jstr page, const struct place *p, size_t i)
 {
     struct chat_page before;
     if (!p->there || chat_view_render(v, i, true, &before, NULL)) return NOWHERE;
-    size_t n = before.text.n;
-    return common(page, before.text) == n && n >= p->before && n <= p->first ? (ptrdiff_t)n : NOWHERE;
+    struct jstr eos = eos_token(v);
+    size_t n = before.text.n, shared = common(page, before.text);
+    if (shared < n && ends_with(before.text, eos)) n -= eos.n;
+    if (shared < n) return NOWHERE;
+    return n >= p->before && n <= p->first ? (ptrdiff_t)n : NOWHERE;
 }
 
 static ptrdiff_t find_end(struct jstr page, const struct place *p, size_t from, struct jstr mark)
@@ -182,7 +188,7 @@ static int find_turn(struct chat_view *v, struct jstr page, size_t i, struct les
     if (!p.whole)
         return err_set(e, ERR_UNSUPPORTED, "the chat template mixes the text of messages[%zu] with that of others", i);
     ptrdiff_t start = find_start(page, &p, l), end = NOWHERE;
-    if (start == NOWHERE && learn(v, i, &own)) start = find_start(page, &p, &own);
+    if (start == NOWHERE && learn(v, page, i, &own)) start = find_start(page, &p, &own);
     if (start == NOWHERE) start = find_start_by_prefix(v, page, &p, i);
     if (start == NOWHERE && !p.there) return ERR_OK;
     if (start == NOWHERE)
@@ -192,7 +198,7 @@ static int find_turn(struct chat_view *v, struct jstr page, size_t i, struct les
                        i);
     size_t from = p.there ? p.last : (size_t)start;
     end = find_end(page, &p, from, l->mark);
-    if (end == NOWHERE && learn(v, i, &own)) end = find_end(page, &p, from, own.mark);
+    if (end == NOWHERE && learn(v, page, i, &own)) end = find_end(page, &p, from, own.mark);
     if (end == NOWHERE) end = find_end(page, &p, from, eos_token(v));
     if (end == NOWHERE) end = find_end_by_prefix(v, page, &p, from, i);
     if (end == NOWHERE)
@@ -233,7 +239,7 @@ int chat_find_spans(struct chat_view *v, const struct chat_page *page, struct ch
         r = take_marks(v, page, out, e);
     } else {
         while (last > 0 && !v->assistant[last - 1]) last--;
-        if (last) learn(v, last - 1, &l);
+        if (last) learn(v, page->text, last - 1, &l);
         for (size_t i = 0; i < last && !r; i++)
             if (v->assistant[i]) r = find_turn(v, page->text, i, &l, out, e);
     }

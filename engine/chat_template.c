@@ -220,6 +220,19 @@ static int render_plain(const struct chat_input *in, struct buf *out, struct cha
     return ERR_OK;
 }
 
+/* The page up to the mark of continue_final_message; where the template strips the text, so is the page. */
+static int cut_page(struct jstr *page, struct err *e)
+{
+    size_t n = strlen(CHAT_CONTINUE_MARK) - 1, at = page->n;
+    while (at != SIZE_MAX && !(page->n - at >= n && memcmp(page->s + at, CHAT_CONTINUE_MARK, n) == 0)) at--;
+    if (at == SIZE_MAX)
+        return err_set(e, ERR_INVALID, "continue_final_message: the chat template does not print the final message");
+    bool stripped = at + n == page->n || page->s[at + n] != ' ';
+    page->n = at;
+    for (size_t k; stripped && (k = jinja_space_before(page->s, page->n));) page->n -= k;
+    return ERR_OK;
+}
+
 int chat_template_render(const struct chat_template *t, const struct chat_input *in, struct buf *out,
                          struct chat_spans *spans, struct err *e)
 {
@@ -231,6 +244,7 @@ int chat_template_render(const struct chat_template *t, const struct chat_input 
     struct chat_page page;
     int r = chat_view_init(&v, t, in, e);
     if (!r) r = chat_view_render(&v, v.messages.list->n, in->add_generation_prompt, &page, e);
+    if (!r && in->continue_final_message) r = cut_page(&page.text, e);
     if (!r && spans) r = chat_find_spans(&v, &page, spans, e);
     if (!r) buf_append(out, page.text.s, page.text.n);
     chat_view_free(&v);

@@ -84,8 +84,7 @@ static struct jv rsplit_space(struct jinja *j, struct jstr s, int64_t most)
     if (most < 0 || n <= (size_t)most + 1) return all;
     /* the first words stay one piece, up to the last of them */
     const struct jstr *last = all.list->v[n - (size_t)most - 1].str;
-    size_t start = (size_t)(all.list->v[0].str->s - s.s), end = (size_t)(last->s - s.s) + last->n;
-    jlist_add(j, v.list, jv_str(j, jstr_cut(j, s, start, end)));
+    jlist_add(j, v.list, jv_str(j, jstr_cut(j, s, 0, (size_t)(last->s - s.s) + last->n)));
     for (size_t i = n - (size_t)most; i < n; i++) jlist_add(j, v.list, all.list->v[i]);
     return v;
 }

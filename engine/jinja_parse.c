@@ -70,10 +70,18 @@ int jparse_intern(struct jparse *x, struct jstr name)
     return x->index[at] = (int)x->n_names, (int)x->n_names - 1;
 }
 
+static void refuse_loop(struct jparse *x, const struct jnode *target)
+{
+    if (target->type == N_NAME && target->id == x->p->id_loop)
+        jparse_fail(x, "cannot assign to the special loop variable in a for loop's target");
+    for (const struct jnode *n = target->list; n; n = n->next) refuse_loop(x, n);
+}
+
 static struct jnode *parse_for(struct jparse *x)
 {
     struct jnode *n = jparse_node(x, N_FOR);
     n->a = jparse_target(x, "in", false);
+    refuse_loop(x, n->a);
     if (!jparse_skip_name(x, "in")) jparse_fail(x, "expected 'in'");
     n->b = jparse_tuple(x, false, "recursive");
     if (jparse_skip_name(x, "if")) n->c = jparse_expression(x, true);

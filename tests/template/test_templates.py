@@ -10,7 +10,9 @@ import pytest
 
 from conversations import CONVERSATIONS
 from language import CASES, VARIABLES
-from tool import FIXTURES, Refused, Tool
+from template_client import FIXTURES, Refused, Tool
+
+pytestmark = pytest.mark.smoke
 
 EXPECTED = json.loads(lzma.decompress((FIXTURES / "expected.json.xz").read_bytes()))
 TEMPLATES = {path.stem: path.read_text() for path in sorted(FIXTURES.glob("*.jinja"))}
@@ -43,6 +45,14 @@ def test_conversation(tool, template, conversation):
     for prompt in (False, True):
         compare(tool, EXPECTED["templates"][template][conversation][prompt], template=TEMPLATES[template], messages=messages,
                 tools=options.get("tools"), extra=TOKENS | options.get("extra", {}), prompt=prompt)
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_continue_final_message(tool, template, conversation):
+    messages, options = CONVERSATIONS[conversation]
+    compare(tool, EXPECTED["continued"][template][conversation], template=TEMPLATES[template], messages=messages,
+            tools=options.get("tools"), extra=TOKENS | options.get("extra", {}), **{"continue": True})
 
 
 @pytest.mark.parametrize("source", CASES)

@@ -223,6 +223,8 @@ int setup_open(struct setup *s, const struct engine_config *c, int min_rows, str
     if (rc) return rc;
     s->info.max_seqs = c->max_seqs > 0 ? c->max_seqs : 64;
     s->info.max_batch_tokens = c->max_batch_tokens > 0 ? c->max_batch_tokens : 512;
+    s->info.max_adapters = c->max_adapters > 0 ? c->max_adapters : 64;
+    s->info.max_lora_rank = c->max_lora_rank > 0 ? c->max_lora_rank : 256;
     if (s->info.max_batch_tokens < s->info.max_seqs) s->info.max_batch_tokens = s->info.max_seqs;
     s->info.max_queue = c->max_queue > 0 ? c->max_queue : 256;
     s->max_rows = s->info.max_seqs < min_rows ? min_rows : s->info.max_seqs;

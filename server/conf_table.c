@@ -48,6 +48,15 @@ static const struct conf_option table[] = {
     {"prefix-cache", "Batching and memory", CONF_BOOL, AT(prefix_cache), "true", 0, 0, NULL, RUN, false, NULL,
      "reuse keys and values of prompts that begin alike"},
 
+    {"adapters", "Adapters", CONF_STRING, AT(adapters), "", 0, 0, NULL, CMD_SERVE, false, "NAME=DIR,...",
+     "LoRA adapters (PEFT directories) to load at start; requests name them by adapter_id"},
+    {"adapter-dir", "Adapters", CONF_STRING, AT(adapter_dir), "", 0, 0, NULL, CMD_SERVE, false, "DIR",
+     "every adapter in this directory is loaded at start, and POST /adapters may load from it"},
+    {"max-adapters", "Adapters", CONF_INT, AT(max_adapters), "64", 1, 4096, NULL, CMD_SERVE, false, "N",
+     "adapters that are loaded at once"},
+    {"max-lora-rank", "Adapters", CONF_INT, AT(max_lora_rank), "256", 1, 512, NULL, CMD_SERVE, false, "N",
+     "largest rank of an adapter: bounds the memory of each"},
+
     {"host", "HTTP", CONF_STRING, AT(host), "127.0.0.1", 0, 0, NULL, CMD_SERVE, false, "ADDRESS",
      "address to listen on; 0.0.0.0 or :: for every interface"},
     {"port", "HTTP", CONF_INT, AT(port), "8080", 0, 65535, NULL, CMD_SERVE, false, "N",
@@ -77,13 +86,22 @@ static const struct conf_option table[] = {
     {"max-top-n-tokens", "Requests", CONF_INT, AT(max_top_n_tokens), "5", 0, 32, NULL, CMD_SERVE, false, "N",
      "largest top_n_tokens"},
 
+    {"train-itl-budget-ms", "Training", CONF_NUMBER, AT(train_itl_budget_ms), "50", 1, 60000, NULL, CMD_SERVE, false,
+     "MS", "while requests run, training takes what a step leaves of this time between two tokens"},
+    {"train-slowdown", "Training", CONF_NUMBER, AT(train_slowdown), "1.2", 1, 100, NULL, CMD_SERVE, false, "X",
+     "and at most so much that the time between two tokens grows by this factor"},
+
     {"drain-timeout", "Operation", CONF_NUMBER, AT(drain_timeout), "60", 0, 86400, NULL, CMD_SERVE, false, "SECONDS",
      "after SIGTERM, time for running requests to finish; a second signal stops at once"},
     {"step-timeout", "Operation", CONF_NUMBER, AT(step_timeout), "60", 0.1, 86400, NULL, CMD_SERVE, false, "SECONDS",
      "an engine step that takes longer makes /health and /ready answer 503"},
+    {"data-dir", "Operation", CONF_STRING, AT(data_dir), "", 0, 0, NULL, CMD_SERVE, false, "DIR",
+     "where jobs, files, adapters and checkpoints are kept; empty: /var/lib/tandem for root, else ./tandem-data"},
     {"access-log", "Operation", CONF_BOOL, AT(access_log), "false", 0, 0, NULL, CMD_SERVE, false, NULL,
      "write a line for every finished request"},
 
+    {"adapter", "Generation", CONF_STRING, AT(adapter), NULL, 0, 0, NULL, CMD_GENERATE, true, "DIR",
+     "go through this LoRA adapter, a PEFT directory"},
     {"prompt", "Generation", CONF_STRING, AT(prompt), NULL, 0, 0, NULL, CMD_GENERATE, true, "TEXT",
      "text to continue; - reads it from stdin"},
     {"max-new-tokens", "Generation", CONF_INT, AT(max_new_tokens), "128", 1, 16777216, NULL, CMD_GENERATE, true, "N",

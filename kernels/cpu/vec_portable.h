@@ -14,7 +14,7 @@
 #define VEC_NO_UNROLL /* a vector is a loop already: unrolling blocks of them takes the compiler minutes */
 enum { BLOCK_ROWS_F = 2, BLOCK_ROWS_I8 = 2, BLOCK_ROWS_I4 = 2 };
 enum { BLOCK_ROWS_F2 = 1, BLOCK_ROWS_I8_2 = 1, BLOCK_ROWS_I4_2 = 1 };
-enum { ATTN_ROWS = 8, ATTN_R = 2, ATTN_P = 1 };
+enum { ATTN_ROWS = 8, ATTN_R = 2, ATTN_P = 1, DOT_R = 1, DOT_N = 1 };
 enum { I8_BIAS = 0 };
 enum { VEC_BF16 = 0 }; /* no dot product of bf16 */
 
@@ -63,6 +63,7 @@ INLINE vf v_add(vf a, vf b) { MAP_F(a.f[l] + b.f[l]); }
 INLINE vf v_sub(vf a, vf b) { MAP_F(a.f[l] - b.f[l]); }
 INLINE vf v_mul(vf a, vf b) { MAP_F(a.f[l] * b.f[l]); }
 INLINE vf v_div(vf a, vf b) { MAP_F(a.f[l] / b.f[l]); }
+INLINE vf v_sqrt(vf a) { MAP_F(__builtin_sqrtf(a.f[l])); }
 INLINE vf v_fma(vf a, vf b, vf c) { MAP_F(__builtin_fmaf(a.f[l], b.f[l], c.f[l])); }
 INLINE vf v_fnma(vf a, vf b, vf c) { MAP_F(__builtin_fmaf(-a.f[l], b.f[l], c.f[l])); }
 INLINE vf v_min(vf a, vf b) { MAP_F(a.f[l] < b.f[l] ? a.f[l] : b.f[l]); }
@@ -88,6 +89,9 @@ INLINE vi i_add(vi a, vi b) { MAP_I((int32_t)((uint32_t)a.i[l] + (uint32_t)b.i[l
 INLINE vi i_sub(vi a, vi b) { MAP_I((int32_t)((uint32_t)a.i[l] - (uint32_t)b.i[l])); }
 INLINE vi i_and(vi a, vi b) { MAP_I(a.i[l] & b.i[l]); }
 INLINE vi i_max(vi a, vi b) { MAP_I(a.i[l] > b.i[l] ? a.i[l] : b.i[l]); }
+INLINE vi i_or(vi a, vi b) { MAP_I(a.i[l] | b.i[l]); }
+INLINE vi i_shr(vi a, int n) { MAP_I((int32_t)((uint32_t)a.i[l] >> n)); } /* zeros come in */
+INLINE vi i_sar(vi a, int n) { MAP_I(a.i[l] >> n); }                      /* the sign comes in */
 INLINE vi i_shl(vi a, int n) { MAP_I((int32_t)((uint32_t)a.i[l] << n)); }
 INLINE vf i_to_f(vi a) { MAP_F((float)a.i[l]); }
 INLINE void i_store_i8(int8_t *p, vi a) { EACH p[l] = (int8_t)a.i[l]; }
@@ -104,6 +108,16 @@ INLINE vf v_store_bf16(uint16_t *p, vf x)
 {
     EACH p[l] = f32_to_bf16(x.f[l]);
     return v_load_bf16(p);
+}
+INLINE vi v_pair_bf16(vf low, vf high) /* both rounded to bf16, side by side in each lane */
+{
+    MAP_I((int32_t)(f32_to_bf16(low.f[l]) | (uint32_t)f32_to_bf16(high.f[l]) << 16));
+}
+/* the 16 x 16 words at `from`, rows ld_from words apart, transposed to `to`, rows ld_to words apart */
+INLINE void w_transpose(float *to, size_t ld_to, const float *from, size_t ld_from)
+{
+    for (size_t i = 0; i < 16; i++)
+        for (size_t k = 0; k < 16; k++) memcpy(to + k * ld_to + i, from + i * ld_from + k, 4);
 }
 /* sixteen bytes as four words, `apart` bytes from each other; bias is 0 on this level */
 INLINE void i_store_i8_words(int8_t *p, int apart, vi a, int bias) { EACH p[l / 4 * apart + l % 4] = (int8_t)a.i[l]; }

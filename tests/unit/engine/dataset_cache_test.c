@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -182,6 +183,37 @@ static void test_two_at_once(void **state)
     empty_cache();
 }
 
+static bool second_time(void *arg)
+{
+    return ++*(int *)arg > 1;
+}
+
+/* Waiting for another writer of the same set ends when the job is cancelled. */
+static void test_cancelled_while_waiting(void **state)
+{
+    bool cached;
+    struct buf path = {0};
+    hash_of(usual(), &cached);
+    files(".tokens", &path);
+    unlink(path.data);
+    buf_str(&path, ".part");
+    int other = open(path.data, O_CREAT | O_RDWR, 0600), asked = 0;
+    assert_int_equal(flock(other, LOCK_EX), 0);
+    struct dataset *d;
+    struct dataset_source s = {.inline_json = rows.data, .inline_bytes = rows.len};
+    struct dataset_options o = usual();
+    struct err e = {0};
+    o.cache_dir = cache;
+    o.cancelled = second_time;
+    o.arg = &asked;
+    assert_int_not_equal(dataset_open(&d, &s, &o, tokenizer, NULL, eos(), NULL, &e), 0);
+    assert_string_equal(e.msg, "cancelled");
+    assert_int_equal(access(path.data, F_OK), 0); /* the other's */
+    close(other);
+    buf_free(&path);
+    empty_cache();
+}
+
 /* As on a full disk: a file may not grow past some bytes. */
 static void test_no_room(void **state)
 {
@@ -316,9 +348,15 @@ static int end(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_found_again), cmocka_unit_test(test_damaged), cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_two_at_once), cmocka_unit_test(test_no_room), cmocka_unit_test(test_sweep),
-        cmocka_unit_test(test_unnamed),     cmocka_unit_test(test_sha256),
+        cmocka_unit_test(test_found_again),
+        cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_two_at_once),
+        cmocka_unit_test(test_cancelled_while_waiting),
+        cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_sweep),
+        cmocka_unit_test(test_unnamed),
+        cmocka_unit_test(test_sha256),
     };
     if (argc < 2) return 2;
     fixtures = argv[1];

@@ -39,6 +39,7 @@ static bool same_file(int fd, const char *path)
 static int part_lock(int fd, const char *path, const struct dataset_options *o, struct err *e)
 {
     while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+        if (errno == ENOLCK || errno == EOPNOTSUPP || errno == ENOSYS) return 0; /* a file system without locks */
         if (errno != EWOULDBLOCK && errno != EINTR) return err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
         if (o->cancelled && o->cancelled(o->arg)) return err_set(e, ERR_FULL, "cancelled");
         usleep(20000);

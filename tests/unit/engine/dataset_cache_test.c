@@ -1,6 +1,7 @@
 /* Prepared data sets on disk: found again, made anew when damaged or half written, never half visible; bounded. */
 #include "dataset_rows.h"
 
+#include "engine/base/clock.h"
 #include "engine/base/err.h"
 #include "engine/base/sha256.h"
 
@@ -140,7 +141,7 @@ static void test_damaged(void **state)
 static void test_killed(void **state)
 {
     bool cached;
-    uint64_t hash = hash_of(usual(), &cached);
+    uint64_t start = clock_now(), hash = hash_of(usual(), &cached), whole = clock_now() - start;
     empty_cache();
     int found = 0;
     for (int i = 0; i < 40; i++) {
@@ -151,7 +152,7 @@ static void test_killed(void **state)
             dataset_free(open_with(usual(), &r));
             _exit(0);
         }
-        usleep((useconds_t)i * 300);
+        usleep((useconds_t)(whole / 1000 * (uint64_t)i / 25));
         kill(pid, SIGKILL);
         waitpid(pid, NULL, 0);
         assert_true(hash_of(usual(), &cached) == hash);

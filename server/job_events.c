@@ -168,6 +168,9 @@ static int on_run(struct store_work *work, struct db *db)
         db_run(db, "UPDATE jobs SET prepared = ?, phase = 'preparing' WHERE seq = ?", "di", w->prepared, r->seq);
     } else if (w->final) {
         board_close(r);
+        struct err e;
+        if (w->state == JOB_SUCCEEDED && job_add_result_file(db, r->seq, &e))
+            log_warn("no result file: job=%s error=\"%s\"", r->id, e.msg);
         if (w->state == JOB_SUCCEEDED)
             db_run(db, "UPDATE jobs SET adapter_dir = ?, step = coalesce(steps, step) WHERE seq = ?", "ti", r->target,
                    r->seq);

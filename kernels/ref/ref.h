@@ -20,15 +20,16 @@ static inline float ref_weight_at(const struct weight *w, int row, int col)
     return (float)w->q[i] * w->scale[(size_t)row * w->n_groups + col / group];
 }
 
-/* ref_sample.c */
+enum { REF_HEAD_MAX = 1024 }; /* of head_dim */
+
+double ref_act_value(double x, enum act_kind);
+
 void ref_sample(struct dev *, const struct sample_args *);
 
-/* ref_train_products.c */
-void ref_gemm(struct dev *, const struct gemm_args *);
-void ref_linear_back(struct dev *, const struct linear_back_args *);
-void ref_lora(struct dev *, const struct lora_args *);
-void ref_embed_back(struct dev *, const struct embed_back_args *);
-void ref_col_sum(struct dev *, const struct col_sum_args *);
+#define X(op) void ref_##op(struct dev *, const struct op##_args *);
+TRAIN_OPS(X)
+#undef X
+
 void ref_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts);
 
 #endif

@@ -176,6 +176,7 @@ void run_prepare(uv_work_t *w)
         .eval = r->eval,
         .from = r->from,
         .base_name = r->app->info->model_id,
+        .model_dir = r->app->set->model,
         .dir = r->dir,
         .out = r->out,
     };

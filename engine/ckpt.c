@@ -20,7 +20,7 @@
 #define RENAME_EXCHANGE 2
 #endif
 
-enum { MANIFEST_MAX = 1 << 16 };
+enum { MANIFEST_MAX = 1 << 16, END_BYTES = sizeof "end 01234567\n" - 1 };
 
 /* ---- files and directories --------------------------------------------------------------------------------------- */
 
@@ -248,11 +248,9 @@ static const char *check_manifest(char *text, size_t size, uint64_t job, int64_t
     char *at = text, *rest, name[64];
     uint64_t its_job = 0;
     int64_t its_step = -1;
-    uint32_t end = 0;
-    char *last = size > 13 ? text + size - 13 : NULL; /* "end xxxxxxxx\n" */
-    if (!last || strncmp(last, "end ", 4) || sscanf(last, "end %" SCNx32, &end) != 1 ||
-        end != crc32c(0, text, size - 13))
-        return "its manifest is damaged";
+    char end[16] = "";
+    if (size > END_BYTES) snprintf(end, sizeof end, "end %08" PRIx32 "\n", crc32c(0, text, size - END_BYTES));
+    if (size <= END_BYTES || memcmp(text + size - END_BYTES, end, END_BYTES)) return "its manifest is damaged";
     if (!next_line(&at, "tandem", &rest) || strcmp(rest, "checkpoint 1"))
         return *other = true, "it is of another version";
     if (!next_line(&at, "job", &rest) || sscanf(rest, "%" SCNx64, &its_job) != 1 || its_job != job)

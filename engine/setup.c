@@ -213,6 +213,19 @@ static int load_model(struct setup *s, const struct engine_config *c, enum dtype
     return rc;
 }
 
+int setup_load(struct setup *s, const struct engine_config *c, struct err *e)
+{
+    *s = (struct setup){0};
+    enum dtype quantize = DT_NONE, kv_type = DT_NONE;
+    int rc = parse_types(c, &quantize, &kv_type, e);
+    if (!rc) rc = parse_cpus(s, c->cpus, e);
+    if (!rc) rc = load_model(s, c, quantize, e);
+    if (!rc) rc = open_tokenizer(s, c->model, e);
+    if (!rc) rc = choose_activations(c, s->model.d, e);
+    if (rc) setup_close(s);
+    return rc;
+}
+
 int setup_open(struct setup *s, const struct engine_config *c, int min_rows, struct err *e)
 {
     *s = (struct setup){0};

@@ -90,13 +90,12 @@ static struct train_event event_of(const struct train *t, enum train_event_kind 
     const struct state *s = &t->st;
     int64_t total = t->plan.steps;
     int epoch = train_rows_epoch(&t->rows, s->step < total ? s->step : total - 1);
-    double in_epoch = (double)(s->step - t->rows.before[epoch]);
-    double each = (double)(t->rows.before[epoch + 1] - t->rows.before[epoch]);
+    double in_epoch = (double)(s->step - t->rows.before[epoch]) / (double)t->rows.whole[epoch];
     return (struct train_event){
         .kind = kind,
         .step = s->step,
         .steps = total,
-        .epoch = epoch + in_epoch / each,
+        .epoch = epoch + in_epoch,
         .loss = NAN,
         .accuracy = NAN,
         .grad_norm = NAN,
@@ -437,7 +436,7 @@ const struct train_plan *train_plan(const struct train *t)
 static int check_base(const struct train *t, struct err *e)
 {
     enum dtype type = t->model->w.type;
-    bool is_float = type == DT_F32 || type == DT_BF16 || type == DT_F16;
+    bool is_float = !t->model->c.quant[0] && (type == DT_F32 || type == DT_BF16 || type == DT_F16);
     if (t->p.method == TRAIN_QLORA && is_float)
         return err_set(e, ERR_INVALID, "method qlora wants a quantised base; this one is %s: use lora, or --quantize",
                        dtype_name(type));
@@ -505,6 +504,7 @@ static int take_memory(struct train *t, struct err *e)
     else
         rc = train_full_bind(&t->full, &t->p, &t->o, e);
     if (!rc) rc = train_model_open(&t->tm, t->p.max_length, e);
+    train_gate_leave(t->gate);
     micro_open(&t->micro, t->tm.max_tokens);
     return rc;
 }
@@ -521,6 +521,7 @@ static void hash_job(struct train *t)
 static int plan_all(struct train *t, struct err *e)
 {
     uint64_t left_out = 0;
+    train_gate_leave(t->gate); /* until there is something to compute */
     int rc = train_params_check(&t->p, &t->model->c, e);
     if (!rc) rc = check_base(t, e);
     if (!rc) rc = train_rows_open(&t->rows, &t->eval, &t->job, &t->p, t->model->c.vocab, &left_out, e);

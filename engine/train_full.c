@@ -235,6 +235,7 @@ int train_full_bind(struct train_full *f, const struct train_params *p, struct o
             f->w.embed = mat_f32(o->p + f->stack_at[i], s.rows, s.cols);
             f->g.embed = o->g + f->stack_at[i];
         }
+        train_gate_pass(o->gate);
         if (w && !(*w = pack(o->d, &s, t))) rc = err_set(e, ERR_NOMEM, "no memory for packed weights");
     }
     for (int i = 0; i < f->n_vectors; i++) {

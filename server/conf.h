@@ -18,6 +18,7 @@ enum command {
     CMD_PERPLEXITY = 8,
     CMD_QUANTIZE = 16,
     CMD_BENCH = 32,
+    CMD_TRAIN = 64,
 };
 
 struct string_list {
@@ -52,13 +53,14 @@ struct settings {
     bool access_log;
     /* one run of a command */
     char *adapter, *prompt, *text, *file, *ids, *out, *type, *layout, *calibrate, *batch, *ops;
-    bool json, kl, ignore_eos, special;
+    char *method, *data, *eval_data, *format, *from;
+    bool json, kl, ignore_eos, special, train_on_prompt, keep_duplicates;
     int max_new_tokens, top_n, top_k, window, prompt_tokens, generate_tokens, repeat;
     double temperature, top_p, typical_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
     uint64_t seed;
     struct string_list stop;
 
-    unsigned char source[96]; /* enum conf_source per row of the table */
+    unsigned char source[128]; /* enum conf_source per row of the table */
 };
 
 enum conf_source { CONF_DEFAULT, CONF_FILE, CONF_ENV, CONF_FLAG };

@@ -290,6 +290,13 @@ static bool check_together(struct json_at *at, const struct train_params *p)
     return true;
 }
 
+bool train_params_known(const char *name, bool *is_bool)
+{
+    for (int i = 0; i < N_FIELDS; i++)
+        if (strcmp(name, fields[i].name) == 0) return *is_bool = fields[i].kind == K_BOOL, true;
+    return false;
+}
+
 bool train_params_read(struct json_at *at, struct train_params *p)
 {
     if (!check_names(at)) return false;

@@ -389,6 +389,78 @@ static void bench_samples(struct bench_all *b)
     drop(b, z);
 }
 
+/* ---- training ---------------------------------------------------------------------------------------------------- */
+
+/* Whole sequences of `rows` tokens, ROWS at least in all: two products forward, five backward. */
+static void bench_attn_train(struct bench_all *b, int rows)
+{
+    enum { SEQS = 8 };
+    struct dev *d = b->d;
+    int n = rows < ROWS ? ROWS / rows : 1, T = n * rows;
+    float *qkv = floats(b, (size_t)T * QKV), *dqkv = floats(b, (size_t)T * QKV), *lse = floats(b, (size_t)T * HEADS);
+    float *out = floats(b, (size_t)T * HEADS * DIM), *dout = floats(b, (size_t)T * HEADS * DIM);
+    int32_t *start = d->ops->alloc(d, (SEQS + 1) * sizeof *start);
+    double best, macs = (double)T * (rows + 1) / 2 * HEADS * DIM;
+    if (qkv && dqkv && lse && out && dout && start) {
+        for (int i = 0; i <= n; i++) start[i] = i * rows;
+        struct mat mq = mat_f32(qkv, T, QKV), mo = mat_f32(out, T, HEADS * DIM), ml = mat_f32(lse, T, HEADS);
+        struct mat mdq = mat_f32(dqkv, T, QKV), mdo = mat_f32(dout, T, HEADS * DIM);
+        struct attn_seq_args a = {mo, ml, mq, HEADS, KV_HEADS, DIM, 0, 0.125f, n, start};
+        struct attn_back_args back = {mdq, mdo, mo, ml, mq, HEADS, KV_HEADS, DIM, 0, 0.125f, n, start};
+        if (wanted(b, "attn_seq %d x %d", n, rows)) {
+            BEST_OF(best, op_attn_seq(d, a));
+            report(b, best, macs * 2, b->c.f32_macs_per_s, 0);
+        }
+        if (wanted(b, "attn_back %d x %d", n, rows)) {
+            op_attn_seq(d, a);
+            BEST_OF(best, op_attn_back(d, back));
+            report(b, best, macs * 5, b->c.f32_macs_per_s, 0);
+        }
+    }
+    void *all[] = {qkv, dqkv, lse, out, dout, start};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) drop(b, all[i]);
+}
+
+static void bench_train_moves(struct bench_all *b)
+{
+    enum { T = ROWS, F = INTER, C = HIDDEN, R = 32 };
+    const double row = (double)T * C * 4;
+    struct dev *d = b->d;
+    size_t n = (size_t)T * F;
+    float *gu = floats(b, 2 * n), *dgu = floats(b, 2 * n), *dy = floats(b, n), *w = floats(b, 2 * F);
+    int32_t *id = d->ops->alloc(d, T * sizeof *id);
+    float *z = floats(b, (size_t)R * VOCAB);
+    double *sum = d->ops->alloc(d, sizeof *sum);
+    if (gu && dgu && dy && w && id && z && sum) {
+        for (int i = 0; i < T; i++) id[i] = i * 13 % T;
+        struct mat mgu = mat_f32(gu, T, 2 * F), mdgu = mat_f32(dgu, T, 2 * F), mdy = mat_f32(dy, T, F);
+        struct mat x = mat_f32(gu, T, C), dx = mat_f32(dgu, T, C), dout = mat_f32(dy, T, C);
+        MOVE("act_mul_back silu 512 x 4864", (double)n * 20,
+             op_act_mul_back(d, (struct act_mul_back_args){mdgu, mgu, mdy, ACT_SILU}));
+        MOVE("act_back gelu_tanh 512 x 4864", (double)n * 12,
+             op_act_back(d, (struct act_back_args){mat_f32(dgu, T, F), mat_f32(gu, T, F), mdy, ACT_GELU_TANH}));
+        MOVE("norm_back rms 512 x 896", row * 3,
+             op_norm_back(d, (struct norm_back_args){dx, x, dout, w, 1e-6f, NORM_RMS, false, NULL, NULL}));
+        MOVE("norm_back layer, dw, db 512 x 896", row * 3,
+             op_norm_back(d, (struct norm_back_args){dx, x, dout, w, 1e-6f, NORM_LAYER, false, w + F, w + F + C}));
+        MOVE("head_norm_back 512 x 14 x 64", row * 3,
+             op_head_norm_back(d, (struct head_norm_back_args){dx, x, 0, HEADS, DIM, w, 1e-6f, NULL}));
+        MOVE("dropout 512 x 896", row * 2, op_dropout(d, (struct dropout_args){dout, 0.1f, 1, 0}));
+        MOVE("square_sum 5 M", (double)n * 8, op_square_sum(d, (struct square_sum_args){gu, 2 * n, sum}));
+        struct adamw_args a = {.p = gu, .m = dgu, .v = dgu + n, .g = dy, .n = n, .lr = 1e-4, .beta1 = 0.9};
+        a.beta2 = 0.999, a.eps = 1e-8, a.bias1 = 0.1, a.bias2 = 0.001, a.grad_scale = 1;
+        for (size_t i = 0; i < n; i++) a.v[i] = 1;
+        MOVE("adamw 2.5 M", (double)n * 28, op_adamw(d, a));
+        struct cross_entropy_args ce = {mat_f32(z, R, VOCAB), id, w, w + T, id, false};
+        ce.hit = id + R;
+        MOVE("cross_entropy V=151936, 32 rows", (double)R * VOCAB * 4, op_cross_entropy(d, ce));
+        ce.back = true;
+        MOVE("cross_entropy back V=151936, 32 rows", (double)R * VOCAB * 8, op_cross_entropy(d, ce));
+    }
+    void *all[] = {gu, dgu, dy, w, id, z, sum};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) drop(b, all[i]);
+}
+
 int bench_ops(const char *device, int threads, const char *filter, const struct bench_ops_sink *sink, struct err *e)
 {
     char why[160], name[32];
@@ -406,6 +478,10 @@ int bench_ops(const char *device, int threads, const char *filter, const struct 
         bench_attns(&b);
         bench_moves(&b);
         bench_samples(&b);
+        bench_attn_train(&b, 128);
+        bench_attn_train(&b, 512);
+        bench_attn_train(&b, 2048);
+        bench_train_moves(&b);
     }
     if (!rc && b.stopped) rc = err_set(e, ERR_FULL, "interrupted");
     if (!rc && b.no_memory) rc = err_set(e, ERR_NOMEM, "not enough memory for every row");

@@ -14,6 +14,8 @@
 #include "engine/request.h"
 #include "engine/sched.h"
 #include "engine/setup.h"
+#include "engine/train_share.h"
+#include "engine/training.h"
 #include "engine/turn.h"
 #include "kernels/rng.h"
 
@@ -22,9 +24,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { IDLE_GIFT_NS = 500 * 1000 * 1000 }; /* then the statistics are published, and training goes on */
 enum { MIN_ROWS = 16 }; /* of logits in a step, so that prompt log-probabilities come in decent chunks */
 
-enum msg_kind { MSG_SUBMIT, MSG_CANCEL, MSG_PAUSE, MSG_RESUME, MSG_ADAPTER, MSG_SWEEP, MSG_STOP };
+enum msg_kind { MSG_SUBMIT, MSG_CANCEL, MSG_PAUSE, MSG_RESUME, MSG_ADAPTER, MSG_SWEEP, MSG_WAKE, MSG_STOP };
 
 /* An adapter on its way to the device; on the stack of the thread that waits for it. */
 struct adapter_load {
@@ -61,6 +64,8 @@ struct engine {
     uint64_t last_id; /* the submitting thread's */
     pthread_t thread;
     bool started;
+    struct train_gate *gate;
+    struct training training;
 
     /* the engine thread's */
     struct kv_pool *pool;
@@ -70,10 +75,29 @@ struct engine {
     struct sample_out *outs; /* (max_rows) */
     struct request **by_id;  /* hash table with chains */
     uint32_t id_mask;
+    struct train_share share;
     struct engine_stats now; /* what stats becomes at the end of the step */
 };
 
 /* ---- opening and closing ---------------------------------------------------------------------------------------- */
+
+static void post_msg(struct engine *g, struct msg msg)
+{
+    struct msg *m = mem_alloc(sizeof *m);
+    *m = msg;
+    mailbox_send(&g->inbox, &m->mail);
+}
+
+static void send_msg(struct engine *g, enum msg_kind kind, uint64_t id, struct request *r)
+{
+    post_msg(g, (struct msg){.kind = kind, .id = id, .request = r});
+}
+
+/* The trainer wants the device: by its thread. */
+static void wake_engine(void *arg)
+{
+    send_msg(arg, MSG_WAKE, 0, NULL);
+}
 
 struct engine *engine_open(const struct engine_config *c, struct err *e)
 {
@@ -105,6 +129,10 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     }
     g->by_id = mem_array((size_t)g->id_mask + 1, sizeof *g->by_id);
     g->stats.pages_total = g->now.pages_total = m->pages;
+    g->share = (struct train_share){.budget_ns = 1e9 * (c->train_itl_budget > 0 ? c->train_itl_budget : 0.05),
+                                    .slowdown = c->train_slowdown >= 1 ? c->train_slowdown : 1.2};
+    g->gate = train_gate_new(wake_engine, g);
+    training_init(&g->training, &g->s, g->gate);
     return g;
 }
 
@@ -119,18 +147,6 @@ const struct tokenizer *engine_tokenizer(const struct engine *g)
 }
 
 /* ---- the other thread's calls ------------------------------------------------------------------------------------ */
-
-static void post_msg(struct engine *g, struct msg msg)
-{
-    struct msg *m = mem_alloc(sizeof *m);
-    *m = msg;
-    mailbox_send(&g->inbox, &m->mail);
-}
-
-static void send_msg(struct engine *g, enum msg_kind kind, uint64_t id, struct request *r)
-{
-    post_msg(g, (struct msg){.kind = kind, .id = id, .request = r});
-}
 
 bool engine_has_room(const struct engine *g)
 {
@@ -177,6 +193,21 @@ void engine_pause(struct engine *g, uint64_t id)
 void engine_resume(struct engine *g, uint64_t id)
 {
     send_msg(g, MSG_RESUME, id, NULL);
+}
+
+int engine_train_start(struct engine *g, const struct train_job *job, train_event_fn *fn, void *arg, struct err *e)
+{
+    return training_start(&g->training, job, fn, arg, e);
+}
+
+int engine_train_plan(struct engine *g, const struct train_job *job, struct train_plan *plan, struct err *e)
+{
+    return train_plan_job(job, &g->s.model, g->gate, plan, e);
+}
+
+void engine_train_command(struct engine *g, enum train_command c)
+{
+    training_command(&g->training, c);
 }
 
 /* ---- adapters ---- */
@@ -307,6 +338,7 @@ static void end_request(struct engine *g, struct request *r, enum finish_reason 
 static bool handle(struct engine *g, const struct msg *m)
 {
     if (m->kind == MSG_STOP) return false;
+    if (m->kind == MSG_WAKE) return true;
     if (m->kind == MSG_ADAPTER) {
         publish_adapter(g, m->load);
         load_answer(g, m->load);
@@ -452,13 +484,35 @@ static void publish(struct engine *g, const struct plan *p)
     pthread_mutex_unlock(&g->stats_lock);
 }
 
+static bool mail_waits(void *arg)
+{
+    return mailbox_waiting(&((struct engine *)arg)->inbox);
+}
+
+/* Training has its turn: what a step leaves of the budget, or, when nothing can be computed for anybody, the time until
+ * the next message. */
+static void give_to_training(struct engine *g, const struct plan *p)
+{
+    if (!train_gate_wanted(g->gate)) return;
+    uint64_t used = 0;
+    if (!p->n) {
+        used = train_gate_give(g->gate, IDLE_GIFT_NS, mail_waits, g);
+    } else {
+        uint64_t ns = train_share_allow(&g->share, g->now.last_step_ns);
+        if (ns) used = train_gate_give(g->gate, ns, NULL, NULL);
+        train_share_used(&g->share, used);
+    }
+    g->now.train_ns += used;
+}
+
 int engine_turn(struct engine *g, bool wait)
 {
-    if (!take_inbox(g, wait)) return -1;
+    if (!take_inbox(g, wait && !train_gate_wanted(g->gate))) return -1;
     const struct plan *p = sched_step(&g->sched);
     if (p->n) run_step(g, p);
     publish(g, p); /* before the events: who has seen a request end sees its pages free */
     events_post(&g->events);
+    give_to_training(g, p);
     return p->n_tokens;
 }
 
@@ -496,6 +550,7 @@ void engine_close(struct engine *g)
         send_msg(g, MSG_STOP, 0, NULL);
         pthread_join(g->thread, NULL);
     }
+    training_close(&g->training);
     pthread_mutex_lock(&g->load_lock);
     g->closing = true;
     pthread_mutex_unlock(&g->load_lock);
@@ -520,6 +575,7 @@ void engine_close(struct engine *g)
             sched_remove(&g->sched, &r->seq);
             drop_request(g, r);
         }
+    train_gate_free(g->gate);
     sched_free(&g->sched);
     kv_pool_free(g->pool);
     batch_close(&g->batch, g->s.model.d);

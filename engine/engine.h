@@ -43,7 +43,9 @@ struct engine_config {
     int max_lora_rank;       /* of an adapter; 0: 256 */
     bool no_prefix_cache;
     bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
-    bool no_calibration; /* a small model is quantised without being calibrated on its own text (calibrate.h) */
+    double train_itl_budget; /* seconds a step of serving and the training behind it may take; 0: 0.05 */
+    double train_slowdown;   /* and how many times the step; >= 1; 0: 1.2 */
+    bool no_calibration;     /* a small model is quantised without being calibrated on its own text (calibrate.h) */
 };
 
 /* Loads the model; long.  NULL and *e on error. */
@@ -212,6 +214,8 @@ void engine_events_done(struct engine *, struct event_batch *);
  * caller's until the last event, after which another job may be started.  Opening is part of it: what cannot be planned
  * fails with TRAIN_FAILED.  ERR_FULL while a job runs.  Called by the owner's thread or, one at a time, another. */
 int engine_train_start(struct engine *, const struct train_job *, train_event_fn *, void *arg, struct err *e);
+/* What the job would take: nothing is trained or kept.  A pool thread, at any time. */
+int engine_train_plan(struct engine *, const struct train_job *, struct train_plan *, struct err *e);
 /* Ignored when no job runs. */
 void engine_train_command(struct engine *, enum train_command);
 
@@ -226,6 +230,7 @@ struct engine_stats {
     size_t adapter_bytes;
     uint64_t step_started; /* clock_now() of the step in progress; 0 when idle */
     uint64_t last_step_ns;
+    uint64_t train_ns; /* that training had the device */
 };
 
 void engine_stats_read(const struct engine *, struct engine_stats *);

@@ -198,8 +198,8 @@ static int parts_of(const struct stack *s, const void *p, enum dtype t, struct w
     size_t at = 0;
     for (int k = 0; k < s->n; k++) {
         const char *data = (const char *)p + dtype_bytes(t, at);
-        out[k] = (struct weight_src){
-            .t = t, .rows = s->part[k].rows, .cols = s->cols, .data = data, .gate_up = s->gate_up};
+        out[k] =
+            (struct weight_src){.t = t, .rows = s->part[k].rows, .cols = s->cols, .data = data, .gate_up = s->gate_up};
         at += (size_t)s->part[k].rows * (size_t)s->cols;
     }
     return s->n;

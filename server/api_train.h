@@ -18,6 +18,9 @@ struct train_create {
     const char *id;     /* NULL: a new one */
 };
 bool train_create(struct call *, struct db *, const struct train_create *);
+/* What only the store knows: whether the data is there, the name free, the adapter to go on from; else an error answer.
+ */
+bool train_check(struct call *, struct db *, const struct train_spec *);
 struct train_limits train_limits_of(const struct app *);
 /* The job of this key, when the same request was made before: true and c->job, or an error answer. */
 bool train_replay(struct call *, struct db *);
@@ -26,6 +29,7 @@ bool train_replay(struct call *, struct db *);
 enum job_action { ACTION_CANCEL, ACTION_PAUSE, ACTION_RESUME };
 bool train_act(struct call *, struct db *, const struct job_key *, enum job_action);
 void train_after_act(struct call *);
+void train_settle_act(struct call *, struct db *);
 void train_after_create(struct call *);
 
 #endif

@@ -27,10 +27,9 @@ struct app {
     struct uv_loop_s *loop;
     struct store *store;
     struct jobs *jobs;
-    /* Makes a trained adapter servable under its name (pool thread); NULL: there is nothing that serves adapters. */
-    int (*publish)(struct app *, const char *name, const char *dir, struct err *);
     struct metrics metrics;
     int adapter_loads; /* in progress */
+    int validations;   /* POST /train/validate, likewise */
 };
 
 /* Before any work for a request that generates: answers 503 (loading, draining) or 429 (queue full) with Retry-After
@@ -64,6 +63,7 @@ void api_ready(struct http_req *);
 void api_metrics(struct http_req *);
 /* handlers: api_train.c, api_train_events.c */
 void api_train_create(struct http_req *);
+void api_train_validate(struct http_req *);
 void api_train_list(struct http_req *);
 void api_train_get(struct http_req *);
 void api_train_delete(struct http_req *);
@@ -73,6 +73,15 @@ void api_train_checkpoints(struct http_req *);
 void api_train_cancel(struct http_req *);
 void api_train_pause(struct http_req *);
 void api_train_resume(struct http_req *);
+/* handlers: api_finetune.c */
+void api_finetune_create(struct http_req *);
+void api_finetune_list(struct http_req *);
+void api_finetune_get(struct http_req *);
+void api_finetune_events(struct http_req *);
+void api_finetune_checkpoints(struct http_req *);
+void api_finetune_cancel(struct http_req *);
+void api_finetune_pause(struct http_req *);
+void api_finetune_resume(struct http_req *);
 /* handlers: api_files.c */
 void api_files_begin(struct http_req *);
 void api_files_create(struct http_req *);

@@ -61,6 +61,7 @@ static const struct http_route routes[] = {
     {HTTP_M_GET, "/ready", api_ready, 0},
     {HTTP_M_GET, "/metrics", api_metrics, 0},
     {HTTP_M_POST, "/train", api_train_create, TRAIN_BODY},
+    {HTTP_M_POST, "/train/validate", api_train_validate, TRAIN_BODY},
     {HTTP_M_GET, "/train", api_train_list, 0},
     {HTTP_M_GET, "/train/{id}", api_train_get, 0},
     {HTTP_M_DELETE, "/train/{id}", api_train_delete, 0},
@@ -70,6 +71,14 @@ static const struct http_route routes[] = {
     {HTTP_M_POST, "/train/{id}/cancel", api_train_cancel, 0},
     {HTTP_M_POST, "/train/{id}/pause", api_train_pause, 0},
     {HTTP_M_POST, "/train/{id}/resume", api_train_resume, 0},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs", api_finetune_create, 0},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs", api_finetune_list, 0},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}", api_finetune_get, 0},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}/events", api_finetune_events, 0},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}/checkpoints", api_finetune_checkpoints, 0},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/cancel", api_finetune_cancel, 0},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/pause", api_finetune_pause, 0},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/resume", api_finetune_resume, 0},
     {HTTP_M_POST, "/v1/files", api_files_create, FILES_LIMIT, api_files_begin},
     {HTTP_M_GET, "/v1/files", api_files_list, 0},
     {HTTP_M_GET, "/v1/files/{id}", api_files_get, 0},
@@ -321,6 +330,7 @@ static int open_http(struct server *s, struct err *e)
 
 static void open_signals(struct server *s)
 {
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of that write, not the end of the process */
     uv_signal_init(&s->loop, &s->sigterm);
     uv_signal_init(&s->loop, &s->sigint);
     uv_timer_init(&s->loop, &s->drain_timer);
@@ -348,7 +358,6 @@ static int serve(struct server *s)
     s->app.bridge = bridge_open(&s->loop, &s->app.metrics);
     s->app.loop = &s->loop;
     s->app.store = store_open(&s->loop, settings_data_dir(s->app.set));
-    s->app.publish = app_publish_adapter;
     s->app.jobs = jobs_open(&s->app);
     s->app.sse = sse_hub_open(&s->loop, s->app.set->sse_keepalive);
     char url[128];

@@ -47,6 +47,7 @@ struct settings {
     int max_best_of, max_stop_sequences, max_top_n_tokens;
     /* operation */
     double drain_timeout, step_timeout; /* seconds */
+    double train_itl_budget_ms, train_slowdown;
     char *log_level, *data_dir;
     bool access_log;
     /* one run of a command */

@@ -86,6 +86,11 @@ static const struct conf_option table[] = {
     {"max-top-n-tokens", "Requests", CONF_INT, AT(max_top_n_tokens), "5", 0, 32, NULL, CMD_SERVE, false, "N",
      "largest top_n_tokens"},
 
+    {"train-itl-budget-ms", "Training", CONF_NUMBER, AT(train_itl_budget_ms), "50", 1, 60000, NULL, CMD_SERVE, false,
+     "MS", "while requests run, training takes what a step leaves of this time between two tokens"},
+    {"train-slowdown", "Training", CONF_NUMBER, AT(train_slowdown), "1.2", 1, 100, NULL, CMD_SERVE, false, "X",
+     "and at most so much that the time between two tokens grows by this factor"},
+
     {"drain-timeout", "Operation", CONF_NUMBER, AT(drain_timeout), "60", 0, 86400, NULL, CMD_SERVE, false, "SECONDS",
      "after SIGTERM, time for running requests to finish; a second signal stops at once"},
     {"step-timeout", "Operation", CONF_NUMBER, AT(step_timeout), "60", 0.1, 86400, NULL, CMD_SERVE, false, "SECONDS",

@@ -25,7 +25,7 @@ static const char *const migrations[] = {
     " created INTEGER NOT NULL, started INTEGER, finished INTEGER,"
     " method TEXT NOT NULL, serve_as TEXT NOT NULL, spec TEXT NOT NULL, openai TEXT,"
     " phase TEXT, prepared REAL, step INTEGER, steps INTEGER, last TEXT, plan TEXT, report TEXT, eval TEXT,"
-    " stride INTEGER NOT NULL DEFAULT 1, error TEXT, error_code TEXT, adapter_dir TEXT,"
+    " stride INTEGER NOT NULL DEFAULT 1, error TEXT, error_code TEXT, adapter_dir TEXT, result_file TEXT,"
     " idem_key TEXT UNIQUE, idem_hash TEXT) STRICT;"
     "CREATE INDEX jobs_status ON jobs(status, seq);"
     "CREATE TABLE events("

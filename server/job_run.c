@@ -3,6 +3,7 @@
 
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/chat_template.h"
 #include "server/data_dir.h"
 #include "server/json.h"
 
@@ -58,11 +59,10 @@ void job_data_remove(const char *dir, const char *job_id)
 
 void job_put_report(struct buf *b, const struct dataset_report *d)
 {
-    static const char *const formats[] = {"auto", "text", "completion", "alpaca", "messages", "sharegpt", "tokens"};
     buf_printf(b,
                "{\"format\":\"%s\",\"rows\":%llu,\"kept\":%llu,\"skipped\":%llu,\"duplicates\":%llu,\"truncated\":%llu,"
                "\"tokens\":%llu,\"trained_tokens\":%llu,\"longest\":%llu,\"problems\":[",
-               formats[d->format], (unsigned long long)d->seen, (unsigned long long)d->kept,
+               dataset_format_name(d->format), (unsigned long long)d->seen, (unsigned long long)d->kept,
                (unsigned long long)d->skipped, (unsigned long long)d->duplicates, (unsigned long long)d->truncated,
                (unsigned long long)d->tokens, (unsigned long long)d->trained_tokens, (unsigned long long)d->longest);
     for (int i = 0; i < d->n_problems; i++) {
@@ -87,32 +87,53 @@ void run_free(struct run *r)
 
 /* ---- preparing ------------------------------------------------------------------------------------------------- */
 
-static int open_data(struct run *r, const struct data_spec *d, bool eval, struct dataset **out,
-                     struct dataset_report *report)
+/* Cancelled, paused, or the daemon ends: data that is not ready is prepared anew. */
+static bool is_stopped(void *arg)
 {
-    const struct app *app = r->app;
-    const char *dir = store_dir(app->store);
-    char *path = job_data_path(dir, r->id, d, eval, &r->e), *cache = file_join(r->dir, "cache");
-    int rc = path ? 0 : r->e.code;
-    if (!rc) rc = data_mkdir(r->dir, "cache", NULL, &r->e);
+    struct run *r = arg;
+    return atomic_load(&r->stopping) || atomic_load(&r->interrupted);
+}
+
+#define CACHE_BYTES ((uint64_t)8 << 30) /* of all prepared sets together */
+
+int job_data_open(const struct app *app, const char *job_id, const struct data_spec *d, bool eval, int max_length,
+                  const struct job_data_hooks *hooks, const char *dir, struct dataset **out,
+                  struct dataset_report *report, struct err *e)
+{
+    char *path = job_data_path(dir, job_id, d, eval, e), *cache = data_path(dir, "cache", NULL);
+    int rc = path ? (e->code = 0) : e->code;
     struct dataset_source source = {.path = path, .name = d->ref ? d->ref : eval ? "validation" : "dataset"};
     struct dataset_options options = {
         .format = d->format,
-        .max_length = r->spec.p.max_length,
+        .max_length = max_length,
         .train_on_prompt = d->train_on_prompt,
         .keep_duplicates = d->keep_duplicates,
         .no_eos = d->no_eos,
         .cache_dir = cache,
+        .cache_bytes = CACHE_BYTES,
         .threads = 1, /* serving has the others */
-        .progress = run_prepared,
-        .arg = r,
+        .progress = hooks->progress,
+        .cancelled = hooks->cancelled,
+        .arg = hooks->arg,
     };
+    /* the same code and the same template as serving: what is trained is what will be asked */
+    struct chat_template *t = rc ? NULL : chat_template_load(app->set->model, e);
+    if (!rc && !t && e->code) rc = e->code;
     if (!rc)
-        rc = dataset_open(out, &source, &options, engine_tokenizer(app->engine), NULL,
-                          app->info->n_eos ? app->info->eos[0] : -1, report, &r->e);
+        rc = dataset_open(out, &source, &options, engine_tokenizer(app->engine), t,
+                          app->info->n_eos ? app->info->eos[0] : -1, report, e);
+    chat_template_free(t);
     free(path);
     free(cache);
     return rc;
+}
+
+static int open_data(struct run *r, const struct data_spec *d, bool eval, struct dataset **out,
+                     struct dataset_report *report)
+{
+    struct job_data_hooks hooks = {.progress = run_prepared, .cancelled = is_stopped, .arg = r};
+    return job_data_open(r->app, r->id, d, eval, r->spec.p.max_length, &hooks, store_dir(r->app->store), out, report,
+                         &r->e);
 }
 
 /* A crash came between the renaming and the row: what is served already is this job's. */
@@ -169,6 +190,7 @@ void run_prepare(uv_work_t *w)
         .eval = r->eval,
         .from = r->from,
         .base_name = r->app->info->model_id,
+        .model_dir = full ? r->app->set->model : NULL,
         .dir = r->dir,
         .out = r->out,
     };
@@ -195,11 +217,14 @@ static int put_in_place(struct run *r)
     return 0;
 }
 
+/* First what reads it, then its place: a result that cannot be served replaces nothing. */
 void run_publish(uv_work_t *w)
 {
     struct run *r = w->data;
+    bool lora = r->spec.p.method != TRAIN_FULL;
     r->e.code = 0;
-    r->error_code = "storage";
+    r->error_code = "publishing_failed";
+    if (lora && app_publish_adapter(r->app, r->spec.serve_as, r->published ? r->target : r->out, &r->e)) return;
     if (!r->published) {
         struct buf about = {0};
         char *path = file_join(r->out, "tandem.json");
@@ -210,9 +235,4 @@ void run_publish(uv_work_t *w)
         buf_free(&about);
         free(path);
     }
-    char *cache = file_join(r->dir, "cache");
-    if (!r->e.code) data_remove(cache);
-    free(cache);
-    if (!r->e.code && r->app->publish && r->spec.p.method != TRAIN_FULL)
-        r->app->publish(r->app, r->spec.serve_as, r->target, &r->e);
 }

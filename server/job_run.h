@@ -9,6 +9,8 @@
 #include <stdatomic.h>
 #include <uv.h>
 
+struct tfevents;
+
 enum run_phase { RUN_PREPARING, RUN_TRAINING, RUN_PUBLISHING };
 
 struct run {
@@ -31,10 +33,12 @@ struct run {
     struct train_job job;
     char *dir, *out, *from, *target; /* absolute; target: where the result is served from */
     uint64_t last_progress;          /* clock_now() */
-    atomic_bool stopping;            /* read by the store thread */
+    atomic_bool stopping;            /* the daemon ends; read by the store and pool threads */
+    atomic_bool interrupted;         /* a command came while preparing; read by the pool thread */
     int stride;                      /* the store thread's: of step events kept */
     int64_t stored_steps;            /* likewise */
-    int refs;                        /* events on their way; the loop's own */
+    struct tfevents *board;          /* likewise; NULL before the first step, or when it cannot be written */
+    bool board_failed;
 };
 
 struct jobs {

@@ -253,7 +253,7 @@ static void on_published(uv_work_t *w, int status)
     (void)status;
     struct err e = r->e;
     if (e.code) {
-        run_finish(r, JOB_FAILED, "publishing_failed", e.msg);
+        run_finish(r, JOB_FAILED, r->error_code, e.msg);
         return;
     }
     char text[160];
@@ -273,6 +273,10 @@ static void on_prepared(uv_work_t *w, int status)
     struct run *r = w->data;
     struct err e = r->e;
     (void)status;
+    if (e.code && (r->wanted != TRAIN_GO_ON || atomic_load(&r->interrupted))) {
+        stop_early(r);
+        return;
+    }
     if (e.code) {
         run_finish(r, JOB_FAILED, r->error_code, e.msg);
         return;
@@ -332,6 +336,7 @@ void jobs_command(struct jobs *j, int64_t seq, enum train_command command)
     struct run *r = j->current;
     if (!r || r->seq != seq || j->stopping) return;
     r->wanted = command;
+    if (command != TRAIN_GO_ON) atomic_store(&r->interrupted, true);
     if (r->phase == RUN_TRAINING) engine_train_command(j->app->engine, command);
 }
 

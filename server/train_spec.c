@@ -11,9 +11,6 @@
 
 enum { METADATA_MAX = 16, METADATA_KEY = 64, METADATA_VALUE = 512 };
 
-static const char *const format_names[] = {"auto", "text", "completion", "alpaca", "messages", "sharegpt", "tokens"};
-enum { N_FORMATS = sizeof format_names / sizeof *format_names };
-
 __attribute__((format(printf, 3, 4))) static bool wrong(struct json_at *at, const char *name, const char *fmt, ...)
 {
     char text[400];
@@ -78,11 +75,10 @@ static bool read_options(struct json_at *at, struct data_spec *d)
     const char *format;
     if (!json_only(at, names, sizeof names / sizeof *names)) return false;
     if (json_get_string(at, "format", &format)) {
-        int i = 0;
-        while (i < N_FORMATS && strcmp(format, format_names[i]) != 0) i++;
-        if (i == N_FORMATS)
+        int f = dataset_format_parse(format);
+        if (f < 0)
             return wrong(at, "format", "must be one of auto, text, completion, alpaca, messages, sharegpt, tokens");
-        d->format = (enum dataset_format)i;
+        d->format = (enum dataset_format)f;
     }
     json_get_bool(at, "train_on_prompt", &d->train_on_prompt);
     json_get_bool(at, "keep_duplicates", &d->keep_duplicates);
@@ -229,8 +225,8 @@ static void put_data(struct buf *b, const char *name, const struct data_spec *d)
         return;
     }
     buf_printf(b, "{\"format\":\"%s\",\"train_on_prompt\":%s,\"keep_duplicates\":%s,\"no_eos\":%s",
-               format_names[d->format], d->train_on_prompt ? "true" : "false", d->keep_duplicates ? "true" : "false",
-               d->no_eos ? "true" : "false");
+               dataset_format_name(d->format), d->train_on_prompt ? "true" : "false",
+               d->keep_duplicates ? "true" : "false", d->no_eos ? "true" : "false");
     if (d->ref)
         put_text(b, names[d->kind], d->ref);
     else

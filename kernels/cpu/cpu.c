@@ -209,6 +209,7 @@ static void cpu_close(struct dev *head)
     cpu_unmap(d->attn.p, d->attn.bytes);
     cpu_unmap(d->panels.p, d->panels.bytes);
     cpu_unmap(d->turned.p, d->turned.bytes);
+    cpu_unmap(d->train.p, d->train.bytes);
     for (int i = 0; d->worker && i < head->threads; i++) cpu_unmap(d->worker[i].p, d->worker[i].bytes);
     free(d->worker);
     free(d);

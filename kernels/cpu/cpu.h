@@ -124,6 +124,50 @@ struct isa_products {
                  int K); /* a pair of a weight; NULL: zeros */
 };
 
+enum { TILE = 64 }; /* query rows, and keys, of a block of attention in training */
+
+/* What the blocks of one head in one sequence share.  Keys and values are packed in blocks of TILE, zeros past the
+ * sequence's end and past head_dim, block j at + j * stride floats:  k, v [TILE][dim_pad];  k_t, v_t [head_dim][TILE].
+ */
+struct attn_head {
+    int head_dim, dim_pad, window;
+    float scale;
+    const float *k, *k_t, *v, *v_t; /* forward: k_t and v; back: k, k_t and v_t */
+    size_t stride;
+    float *dk, *dv; /* back: (rows of the sequence, dim_pad) what this head adds to dk and dv */
+};
+
+/* Rows row0 .. row0 + n - 1 of the sequence, at most TILE; row0 is a multiple of it.  Copied, zeros past head_dim: */
+struct attn_tile {
+    const struct attn_head *head;
+    int row0, n;
+    float *q, *out;    /* [TILE][dim_pad]; back: out is dq */
+    float *p;          /* [TILE][TILE], scratch; back: two of them */
+    float lse[TILE];   /* forward: result */
+    const float *dout; /* [TILE][dim_pad] */
+    float delta[TILE]; /* the sum of dout * out */
+};
+
+/* One row of norm_back_args; dx may be dy.  dw, db: sums to add the row to, NULL: none. */
+struct norm_back_row {
+    float *dx;
+    const float *x, *dy, *w;
+    int n;
+    float eps;
+    enum norm_kind kind;
+    bool accumulate;
+    float *dw, *db;
+};
+
+/* One row of dropout_args: element i is kept when the top 53 bits of rng_at(seed, first + i) are `from` or more. */
+struct dropout_row {
+    uint64_t seed, first, from;
+    float by; /* 1 / (1 - p) */
+};
+
+enum { SUM_ROWS = 32 };          /* rows whose gradients of a parameter are one chain */
+enum { SQUARE_BLOCK = 1 << 14 }; /* numbers whose squares are one chain */
+
 struct isa {
     const char *name;
     int attn_rows, block_rows[DT_COUNT]; /* rows of a block, at most */
@@ -149,6 +193,18 @@ struct isa {
     double (*exp_sum)(const float *z, int n, float max, float inv_t);            /* their sum */
     int (*find_ge)(const float *z, int from, int n, float at_least); /* first place >= from with z >= at_least, or n */
     struct isa_products products;
+    void (*rope_back)(float *head, int rot, const float *cosines, const float *sines);
+    void (*norm_back)(const struct norm_back_row *);
+    void (*act_back)(float *dx, const float *x, const float *dy, int n, enum act_kind act);
+    void (*act_mul_back)(float *dgu, const float *gu, const float *dy, int n, enum act_kind act);
+    double (*exp_in_place)(float *z, int n, float max); /* z = exp(z - max); their sum */
+    void (*scale)(float *x, int n, float by);
+    float (*dot)(const float *x, const float *y, int n);
+    void (*dropout)(float *x, int n, const struct dropout_row *);
+    double (*square_sum)(const float *x, size_t n); /* one chain: of SQUARE_BLOCK at most */
+    void (*adamw)(const struct adamw_args *, size_t from, size_t to);
+    void (*attn_tile)(struct attn_tile *);
+    void (*attn_tile_back)(struct attn_tile *); /* query blocks of a head in order */
 };
 
 extern const struct isa isa_portable, isa_avx2, isa_avxvnni, isa_avx512, isa_avx512bf16;
@@ -166,8 +222,8 @@ struct cpu_dev {
     struct dev_ops ops;
     const struct isa *isa;
     struct pool *pool;
-    struct scratch quant, attn, panels, turned; /* the last two: of the products of training */
-    struct scratch *worker;                     /* [threads] */
+    struct scratch quant, attn, train, panels, turned; /* the last two: of the products of training */
+    struct scratch *worker;                            /* [threads] */
 };
 
 static inline struct cpu_dev *cpu_of(struct dev *d)
@@ -182,6 +238,17 @@ static inline float *mat_row(const struct mat *m, int row)
 
 /* Runs the tasks on the pool, or here when `ns`, a guess at one core's time for all of them, is not worth a wake-up. */
 void cpu_run(struct cpu_dev *, pool_fn *, void *ctx, int n_tasks, double ns);
+
+/* A run of independent rows. */
+struct rows_run {
+    const struct isa *isa;
+    const void *args;
+    void (*row)(const struct rows_run *, int t);
+    int rows, rows_per_task;
+};
+/* Runs row(run, 0 .. rows - 1) on the pool.  ns: a guess at one row's time on one core */
+void rows_run(struct dev *, void (*row)(const struct rows_run *, int), const void *args, int rows, double ns);
+
 void *scratch_get(struct scratch *, size_t bytes); /* contents are lost; NULL: out of memory */
 void *cpu_map(size_t bytes);                       /* zeroed, 64-byte aligned, huge pages where large; NULL */
 void cpu_unmap(void *, size_t bytes);

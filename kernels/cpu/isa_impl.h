@@ -16,6 +16,10 @@
 
 #include "kernels/cpu/sample_impl.h"
 
+#include "kernels/cpu/train_rows_impl.h"
+
+#include "kernels/cpu/attn_train_impl.h"
+
 _Static_assert((int)ATTN_ROWS <= (int)ATTN_ROWS_MAX, "parts on the driver's stack");
 
 const struct isa VEC_SUFFIX(isa) = {.name = VEC_NAME,
@@ -60,4 +64,16 @@ const struct isa VEC_SUFFIX(isa) = {.name = VEC_NAME,
                                                  .gather = tp_gather,
                                                  .halve_columns = tp_halve_columns,
                                                  .col_sum = tp_col_sum,
-                                                 .pack = tp_pack}};
+                                                 .pack = tp_pack},
+                                    .rope_back = row_rope_back,
+                                    .norm_back = row_norm_back,
+                                    .act_back = row_act_back,
+                                    .act_mul_back = row_act_mul_back,
+                                    .exp_in_place = row_exp_in_place,
+                                    .scale = row_scale,
+                                    .dot = row_dot,
+                                    .dropout = row_dropout,
+                                    .square_sum = row_square_sum,
+                                    .adamw = row_adamw,
+                                    .attn_tile = attn_tile,
+                                    .attn_tile_back = attn_tile_back};

@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-enum { DOT_COLS = 32, DEPTH_MAX = 5120, WIDE_DEPTH = 64, SWAP_COLS = 256, TILE = 2 * PAIR * PAIR };
+enum { DOT_COLS = 32, DEPTH_MAX = 5120, WIDE_DEPTH = 64, SWAP_COLS = 256, TURN = 2 * PAIR * PAIR };
 
 struct product {
     struct cpu_dev *d;
@@ -75,8 +75,8 @@ static void product_task(void *ctx, int task, int worker)
     }
     float *tile = p->d->worker[worker].p;
     for (int pair = pair0; pair < pair1; pair++) {
-        fill_panel(p, tile + TILE, pair, tile);
-        multiply(p, (uint8_t *)(tile + TILE), block0, block1, pair, pair + 1);
+        fill_panel(p, tile + TURN, pair, tile);
+        multiply(p, (uint8_t *)(tile + TURN), block0, block1, pair, pair + 1);
     }
 }
 
@@ -183,7 +183,7 @@ static void plan_tasks(struct product *p)
 static bool run_chunk(struct product *p)
 {
     int most = p->d->isa->block_rows[p->half ? DT_BF16 : DT_F32], rows = p->job.y.rows;
-    size_t tile = TILE * sizeof(float);
+    size_t tile = TURN * sizeof(float);
     p->pairs = (p->cols + PAIR - 1) / PAIR;
     p->job.n_blocks = (rows + most - 1) / most;
     bool wide = p->depth <= WIDE_DEPTH && rows > 24;

@@ -91,6 +91,7 @@ INLINE vf v_add(vf x, vf y) { return PAIR(vf, _mm256_add_ps); }
 INLINE vf v_sub(vf x, vf y) { return PAIR(vf, _mm256_sub_ps); }
 INLINE vf v_mul(vf x, vf y) { return PAIR(vf, _mm256_mul_ps); }
 INLINE vf v_div(vf x, vf y) { return PAIR(vf, _mm256_div_ps); }
+INLINE vf v_sqrt(vf x) { return (vf){_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
 INLINE vf v_fma(vf x, vf y, vf c) { return (vf){_mm256_fmadd_ps(x.a, y.a, c.a), _mm256_fmadd_ps(x.b, y.b, c.b)}; }
 INLINE vf v_fnma(vf x, vf y, vf c) { return (vf){_mm256_fnmadd_ps(x.a, y.a, c.a), _mm256_fnmadd_ps(x.b, y.b, c.b)}; }
 INLINE vf v_min(vf x, vf y) { return PAIR(vf, _mm256_min_ps); }

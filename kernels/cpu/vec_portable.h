@@ -63,6 +63,7 @@ INLINE vf v_add(vf a, vf b) { MAP_F(a.f[l] + b.f[l]); }
 INLINE vf v_sub(vf a, vf b) { MAP_F(a.f[l] - b.f[l]); }
 INLINE vf v_mul(vf a, vf b) { MAP_F(a.f[l] * b.f[l]); }
 INLINE vf v_div(vf a, vf b) { MAP_F(a.f[l] / b.f[l]); }
+INLINE vf v_sqrt(vf a) { MAP_F(__builtin_sqrtf(a.f[l])); }
 INLINE vf v_fma(vf a, vf b, vf c) { MAP_F(__builtin_fmaf(a.f[l], b.f[l], c.f[l])); }
 INLINE vf v_fnma(vf a, vf b, vf c) { MAP_F(__builtin_fmaf(-a.f[l], b.f[l], c.f[l])); }
 INLINE vf v_min(vf a, vf b) { MAP_F(a.f[l] < b.f[l] ? a.f[l] : b.f[l]); }

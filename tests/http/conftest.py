@@ -77,7 +77,7 @@ class Server:
 
     def metric(self, name, **labels):
         """The value of one sample; 0 when it is not there."""
-        pattern = re.escape(name) + (r"\{([^}]*)\}" if labels else "") + r" (\S+)$"
+        pattern = re.escape(name) + (r"\{(.*)\}" if labels else "") + r" (\S+)$"
         for match in re.finditer("^" + pattern, self.get("/metrics").text, re.M):
             if not labels or all(f'{k}="{v}"' in match.group(1) for k, v in labels.items()):
                 return float(match.group(match.lastindex))

@@ -111,7 +111,8 @@ int main(void)
     } wholes[] = {{"rows alone, threads, levels", test_rows_alone},
                   {"chunks, threads, levels", test_chunks},
                   {"nf4 as floats", test_nf4_values},
-                  {"products of training, bits", test_train_products}};
+                  {"products of training, bits", test_train_products},
+                  {"training: threads, levels, alone", test_train_bits}};
     for (size_t i = 0; i < sizeof wholes / sizeof *wholes; i++) {
         int before = n_failures;
         double at = now();

@@ -9,10 +9,9 @@
 
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
-#include "engine/dataset.h"
 #include "engine/model.h"
 #include "engine/train.h"
-#include "kernels/rng.h"
+#include "tests/train/rows.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -25,54 +24,6 @@
 
 static const char *fixtures;
 static char scratch[64];
-
-/* ---- data: the trainer asks only these three of a set ------------------------------------------------------------ */
-
-enum { ROW_MAX = 64 };
-
-struct dataset {
-    uint64_t n, hash;
-    struct dataset_row row[64];
-    int32_t id[64][ROW_MAX];
-    uint8_t trained[64][ROW_MAX];
-};
-
-uint64_t dataset_rows(const struct dataset *s)
-{
-    return s->n;
-}
-
-struct dataset_row dataset_row(const struct dataset *s, uint64_t i)
-{
-    return s->row[i];
-}
-
-uint64_t dataset_hash(const struct dataset *s)
-{
-    return s->hash;
-}
-
-/* n rows of 4 to 40 tokens that repeat a pattern, a third of each not trained */
-static struct dataset *make_rows(uint64_t n, int vocab, uint64_t seed)
-{
-    struct dataset *s = mem_zalloc(sizeof *s);
-    assert_true(n <= 64);
-    s->n = n;
-    s->hash = seed;
-    for (uint64_t i = 0; i < n; i++) {
-        struct dataset_row *r = &s->row[i];
-        r->n = 4 + (int)(rng_at(seed, i) % 37);
-        int step = 1 + (int)(rng_at(seed, i + 1000) % 3), from = (int)(rng_at(seed, i + 2000) % 50);
-        for (int k = 0; k < r->n; k++) {
-            s->id[i][k] = (from + k * step) % 60 % vocab;
-            s->trained[i][k] = k > r->n / 3;
-            r->n_trained += k > r->n / 3;
-        }
-        r->id = s->id[i];
-        r->trained = s->trained[i];
-    }
-    return s;
-}
 
 /* ---- running a job ----------------------------------------------------------------------------------------------- */
 
@@ -166,7 +117,7 @@ static struct run run_job(struct model *m, const struct dataset *data, const str
 static void learns(const char *model, const char *device, enum train_method method)
 {
     struct model m = open_model(model, device, 1);
-    struct dataset *data = make_rows(24, m.c.vocab, 3);
+    struct dataset *data = rows_make(24, m.c.vocab, 3);
     struct train_params p = params(method);
     p.epochs = 8;
     struct run r = run_job(&m, data, &p, "learns", -1);

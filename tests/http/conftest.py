@@ -54,7 +54,11 @@ class Server:
     def wait_ready(self):
         def ready():
             assert self.process.poll() is None, self.log()
-            return self.get("/ready").status_code == 200
+            try:
+                return self.get("/ready").status_code == 200
+            except requests.ConnectionError as e:  # it is ending: its log says why
+                self.process.wait(30)
+                raise AssertionError(self.log()) from e
         wait_for(ready, 60, "ready")
 
     def log(self):

@@ -154,6 +154,7 @@ static int save(struct train *t, struct err *e)
     for (int i = 0; i < 3; i++)
         if (t->host[i] != device_array(t, i)) t->d->ops->download(t->d, t->host[i], device_array(t, i), bytes);
     train_gate_leave(t->gate);
+    tell(t, TRAIN_SAVING, NULL);
     int rc = ckpt_write(t->ckpt_dir, t->hash, t->st.step, part, n, e);
     if (rc) return err_prefix(e, "the checkpoint could not be written");
     t->saved = t->st.step;

@@ -175,7 +175,7 @@ def test_unknown_file(files):
 
 def test_a_file_in_use_stays(files):
     made = upload(files, b"".join(json.dumps({"prompt": f"p {i}", "completion": f" c {i} and more"}).encode() + b"\n" for i in range(30))).json()
-    body = {"serve_as": "uses-a-file", "dataset": {"file": made["id"]}, "hyperparameters": {"max_steps": 3000, "batch_tokens": 64, "max_length": 32}}
+    body = {"serve_as": "uses-a-file", "dataset": {"file": made["id"]}, "hyperparameters": {"max_steps": 3000, "epochs": 1000, "batch_tokens": 64, "max_length": 32}}
     job = files.post("/train", body).json()["id"]
     refused = requests.delete(f"{files.url}/v1/files/{made['id']}", timeout=30)
     assert refused.status_code == 409 and job in refused.json()["error"]["message"]

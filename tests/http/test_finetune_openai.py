@@ -88,7 +88,7 @@ def test_checkpoints(client, done):
 
 
 def test_pause_resume_cancel(client, training_file):
-    job = create(client, training_file, hyperparameters={"max_steps": 5000})
+    job = create(client, training_file, hyperparameters={"max_steps": 5000, "n_epochs": 1000})
     wait(client, job.id, ("running",))
     client.fine_tuning.jobs.pause(job.id)
     assert wait(client, job.id, ("paused",))

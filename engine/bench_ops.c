@@ -169,6 +169,99 @@ static void bench_linears(struct bench_all *b)
     }
 }
 
+/* ---- products of training ---------------------------------------------------------------------------------------- */
+
+static void bench_back(struct bench_all *b, enum dtype t, int N, int K, bool gate_up)
+{
+    enum { M = ROWS };
+    if (!wanted(b, "linear_back %s%s M=%d N=%d K=%d", dtype_name(t), gate_up ? " gate_up" : "", M, N, K)) return;
+    float *dy = floats(b, (size_t)M * (size_t)N), *dx = floats(b, (size_t)M * (size_t)K);
+    struct weight *w = make_weight(b, t, N, K, gate_up);
+    if (dy && dx && w) {
+        double best;
+        BEST_OF(best, op_linear_back(b->d, (struct linear_back_args){mat_f32(dx, M, K), mat_f32(dy, M, N), w, false}));
+        double rate = t != DT_F32 && b->c.bf16_macs_per_s > 0 ? b->c.bf16_macs_per_s : b->c.f32_macs_per_s;
+        report(b, best, (double)M * N * K, rate, (double)b->d->ops->weight_bytes(w));
+    }
+    if (w) b->d->ops->weight_free(b->d, w);
+    drop(b, dy);
+    drop(b, dx);
+}
+
+/* As a trainer calls it: c in bf16 products unless a factor is as narrow as an adapter's rank. */
+static void bench_gemm(struct bench_all *b, const char *what, int M, int N, int K, bool ta, bool tb, bool accumulate)
+{
+    if (!wanted(b, "gemm%s%s%s M=%d N=%d K=%d%s%s", ta ? " ta" : "", tb ? " tb" : "", accumulate ? " +=" : "", M, N, K,
+                *what ? ": " : "", what))
+        return;
+    float *x = floats(b, (size_t)M * (size_t)K), *y = floats(b, (size_t)K * (size_t)N);
+    float *z = floats(b, (size_t)M * (size_t)N);
+    if (x && y && z) {
+        struct gemm_args a = {.c = mat_f32(z, M, N),
+                              .a = ta ? mat_f32(x, K, M) : mat_f32(x, M, K),
+                              .b = tb ? mat_f32(y, N, K) : mat_f32(y, K, N),
+                              .ta = ta,
+                              .tb = tb,
+                              .accumulate = accumulate,
+                              .half = true,
+                              .alpha = accumulate ? 1e-6f : 1};
+        double best, rate = b->c.bf16_macs_per_s > 0 ? b->c.bf16_macs_per_s : b->c.f32_macs_per_s;
+        BEST_OF(best, op_gemm(b->d, a));
+        report(b, best, (double)M * N * K, rate,
+               ((double)M * K + (double)N * K + (double)M * N * (accumulate + 1)) * 4);
+    }
+    drop(b, x);
+    drop(b, y);
+    drop(b, z);
+}
+
+static void bench_lora(struct bench_all *b, int T, int K, int N, int r)
+{
+    if (!wanted(b, "lora T=%d K=%d N=%d r=%d", T, K, N, r)) return;
+    float *x = floats(b, (size_t)T * (size_t)K), *y = floats(b, (size_t)T * (size_t)N);
+    float *a = floats(b, (size_t)r * (size_t)(K + N));
+    if (x && y && a) {
+        struct lora_part part = {a, a + (size_t)r * (size_t)K, r, 0, N, 1e-6f};
+        struct lora_group group = {0, T, 1, &part};
+        double best, bytes = ((double)r * (K + N) + (double)T * (K + 2.0 * N)) * 4;
+        BEST_OF(best, op_lora(b->d, (struct lora_args){mat_f32(y, T, N), mat_f32(x, T, K), &group, 1}));
+        report(b, best, (double)T * r * (K + N), b->c.f32_macs_per_s, bytes);
+    }
+    drop(b, x);
+    drop(b, y);
+    drop(b, a);
+}
+
+static void bench_products(struct bench_all *b)
+{
+    static const enum dtype types[] = {DT_F32, DT_BF16, DT_I8, DT_I4, DT_NF4};
+    for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
+        bench_back(b, types[k], QKV, HIDDEN, false);
+        bench_back(b, types[k], HIDDEN, INTER, false);
+        bench_back(b, types[k], 2 * INTER, HIDDEN, true);
+    }
+    bench_back(b, DT_I8, VOCAB / 4, HIDDEN, false);
+    for (int r = 8; r <= 64; r *= 8) {
+        static const int widths[] = {HIDDEN, INTER};
+        for (int i = 0; i < 2; i++) {
+            bench_gemm(b, "x a^T", ROWS, r, widths[i], false, true, false);
+            bench_gemm(b, "y += x b^T", ROWS, widths[i], r, false, true, true);
+            bench_gemm(b, "dy b", ROWS, r, widths[i], false, false, false);
+            bench_gemm(b, "dx += d a", ROWS, widths[i], r, false, false, true);
+            bench_gemm(b, "da", r, widths[i], ROWS, true, false, true);
+            bench_gemm(b, "db", widths[i], r, ROWS, true, false, true);
+        }
+    }
+    bench_gemm(b, "dw", 256, 256, 2048, true, false, true);
+    bench_gemm(b, "dw", 1024, 1024, 2048, true, false, true);
+    bench_gemm(b, "dw", INTER, HIDDEN, 2048, true, false, true);
+    bench_gemm(b, "", ROWS, HIDDEN, HIDDEN, false, false, false);
+    bench_lora(b, 1, HIDDEN, INTER, 8);
+    bench_lora(b, 1, INTER, HIDDEN, 8);
+    bench_lora(b, 32, HIDDEN, INTER, 8);
+    bench_lora(b, ROWS, HIDDEN, INTER, 8);
+}
+
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
 struct seqs { /* n sequences, each with `rows` new tokens at the end of a context of `len` */
@@ -309,6 +402,7 @@ int bench_ops(const char *device, int threads, const char *filter, const struct 
         snprintf(name, sizeof name, "%s%s%s", b.d->ops->name, same ? "" : " ", same ? "" : b.d->level);
         sink->begin(sink->arg, name, b.d->threads, &b.c);
         bench_linears(&b);
+        bench_products(&b);
         bench_attns(&b);
         bench_moves(&b);
         bench_samples(&b);

@@ -163,6 +163,6 @@ struct adamw_args {
 };
 
 /* A name enters this list with its definition in ref, its kernel in cpu, its check and its test. */
-#define TRAIN_OPS(X)
+#define TRAIN_OPS(X) X(gemm) X(linear_back) X(lora) X(embed_back) X(col_sum)
 
 #endif

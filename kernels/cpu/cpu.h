@@ -61,8 +61,11 @@ static inline uint8_t *kv_block(const struct kv *kv, int layer, int page, int he
 struct lin_job {
     const struct weight *w;
     struct mat y, x;
-    const float *b;     /* (N) or NULL */
-    enum act_kind act;  /* of a gate_up weight */
+    const float *b;        /* (N) or NULL */
+    bool gated;            /* of a gate_up weight: op gate_up, not linear */
+    enum act_kind act;     /* then */
+    bool into, accumulate; /* into: y = alpha * (the product) (+ y with accumulate); f32 and linear_bf16_x only, no b */
+    float alpha;
     int n_blocks, skip; /* skip: pairs between a task and the one that the same thread is likely to take next */
     /* int8 and int4: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0 * q_ld;
      * int4: also -8 times the sum of each group, [n_groups][R] from q_sum + r0 * n_groups.  bf16 of rounded x: q is
@@ -99,6 +102,32 @@ struct attn_block {
     const struct attn_block *then; /* what the same thread is likely to do next; NULL: nothing, or not known */
 };
 
+/* What the products of training have of their own (train_products_impl.h). */
+struct isa_products {
+    int dot_rows; /* rows that `dot` takes at once, or a multiple, waste nothing */
+    /* to[c * ld_to + r] = from[r * ld_from + c] */
+    void (*transpose)(float *to, int ld_to, const float *from, int ld_from, int rows, int cols);
+    /* c = alpha x w^T (+ c): c (rows, n), x (rows, K), w (n, K), each chain in sixteen lanes along k */
+    void (*dot)(struct mat c, struct mat x, const float *w, int ld_w, float alpha, bool accumulate);
+    /* A panel of op(b), columns first .. first + 31 (zeros past N) by k0 .. k1 - 1: [k][32] f32, or with half the pairs
+     * of a bf16 weight. `tile`: 32 x 32 floats for itself. */
+    void (*panel_of)(void *panel, bool half, const struct mat *b, bool transposed, int first, int k0, int k1,
+                     float *tile);
+    /* A panel of a weight transposed, its columns first .. first + 31 by its outputs in pairs pair0 .. pair1 - 1, as
+     * they lie there.  int8 values are whole numbers, without their scale. */
+    void (*panel_back)(void *panel, bool half, const struct weight *w, int first, int pair0, int pair1, float *tile);
+    /* one row of dy (the next is ld further), as the outputs lie in pairs pair0 .. pair1 - 1; times the scale of int8
+     */
+    void (*gather)(float *out, const struct weight *w, const float *dy, int ld, int pair0, int pair1);
+    /* R rows of n columns to bf16 in pairs: out[k / 2 * R + r]; an odd n is padded with a zero */
+    void (*halve_rows)(uint32_t *out, int R, const float *x, int ld, int n);
+    /* The same of columns: R columns of n rows at x, rows ld apart. */
+    void (*halve_columns)(uint32_t *out, int R, const float *x, int ld, int n);
+    void (*col_sum)(float *out, const struct mat *x, int from, int to); /* columns from .. to */
+    void (*pack)(uint8_t *pair, enum dtype t, const float *const row[PAIR],
+                 int K); /* a pair of a weight; NULL: zeros */
+};
+
 struct isa {
     const char *name;
     int attn_rows, block_rows[DT_COUNT]; /* rows of a block, at most */
@@ -123,6 +152,7 @@ struct isa {
     void (*exp_scaled)(float *p, const float *z, int n, float max, float inv_t); /* exp((z - max) inv_t) */
     double (*exp_sum)(const float *z, int n, float max, float inv_t);            /* their sum */
     int (*find_ge)(const float *z, int from, int n, float at_least); /* first place >= from with z >= at_least, or n */
+    struct isa_products products;
 };
 
 extern const struct isa isa_portable, isa_avx2, isa_avxvnni, isa_avx512, isa_avx512bf16;
@@ -140,8 +170,8 @@ struct cpu_dev {
     struct dev_ops ops;
     const struct isa *isa;
     struct pool *pool;
-    struct scratch quant, attn;
-    struct scratch *worker; /* [threads] */
+    struct scratch quant, attn, panels, turned; /* the last two: of the products of training */
+    struct scratch *worker;                     /* [threads] */
 };
 
 static inline struct cpu_dev *cpu_of(struct dev *d)
@@ -173,9 +203,15 @@ void cpu_act_mul(struct dev *, const struct act_mul_args *);
 void cpu_act(struct dev *, const struct act_args *);
 void cpu_rows(struct dev *, const struct rows_args *);
 void cpu_sample(struct dev *, const struct sample_args *);
+void cpu_gemm(struct dev *, const struct gemm_args *);
+void cpu_linear_back(struct dev *, const struct linear_back_args *);
+void cpu_lora(struct dev *, const struct lora_args *);
+void cpu_embed_back(struct dev *, const struct embed_back_args *);
+void cpu_col_sum(struct dev *, const struct col_sum_args *);
 
 struct weight *cpu_weight_pack(struct dev *, const struct weight_src *parts, int n_parts);
 void cpu_weight_free(struct dev *, struct weight *);
+void cpu_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts);
 size_t cpu_weight_bytes(const struct weight *);
 const void *cpu_weight_packed(const struct weight *, size_t *bytes);
 struct weight *cpu_weight_open(struct dev *, const struct weight_src *shape, const void *packed, size_t bytes);

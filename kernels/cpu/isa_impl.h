@@ -10,6 +10,8 @@
 
 #include "kernels/cpu/linear_nf4_impl.h"
 
+#include "kernels/cpu/train_products_impl.h"
+
 #include "kernels/cpu/attn_impl.h"
 
 #include "kernels/cpu/sample_impl.h"
@@ -49,4 +51,14 @@ const struct isa VEC_SUFFIX(isa) = {.name = VEC_NAME,
                                     .row_max = row_max,
                                     .exp_scaled = row_exp_scaled,
                                     .exp_sum = row_exp_sum,
-                                    .find_ge = row_find_ge};
+                                    .find_ge = row_find_ge,
+                                    .products = {.dot_rows = DOT_R,
+                                                 .transpose = tp_transpose,
+                                                 .dot = tp_dot,
+                                                 .panel_of = tp_panel_of,
+                                                 .panel_back = tp_panel_back,
+                                                 .gather = tp_gather,
+                                                 .halve_rows = tp_halve_rows,
+                                                 .halve_columns = tp_halve_columns,
+                                                 .col_sum = tp_col_sum,
+                                                 .pack = tp_pack}};

@@ -18,7 +18,7 @@
 #define VEC_NO_UNROLL /* a vector is a loop already: unrolling blocks of them takes the compiler minutes */
 enum { BLOCK_ROWS_F = 2, BLOCK_ROWS_I8 = 8, BLOCK_ROWS_I4 = 8 };
 enum { BLOCK_ROWS_F2 = 1, BLOCK_ROWS_I8_2 = 4, BLOCK_ROWS_I4_2 = 1 };
-enum { ATTN_ROWS = 8, ATTN_R = 2, ATTN_P = 1 };
+enum { ATTN_ROWS = 8, ATTN_R = 2, ATTN_P = 1, DOT_R = 1, DOT_N = 1 };
 enum { I8_BIAS = 0 };
 enum { VEC_BF16 = 0 }; /* no dot product of bf16 */
 
@@ -92,6 +92,9 @@ INLINE vi i_add(vi a, vi b) { MAP_I((int32_t)((uint32_t)a.i[l] + (uint32_t)b.i[l
 INLINE vi i_sub(vi a, vi b) { MAP_I((int32_t)((uint32_t)a.i[l] - (uint32_t)b.i[l])); }
 INLINE vi i_and(vi a, vi b) { MAP_I(a.i[l] & b.i[l]); }
 INLINE vi i_max(vi a, vi b) { MAP_I(a.i[l] > b.i[l] ? a.i[l] : b.i[l]); }
+INLINE vi i_or(vi a, vi b) { MAP_I(a.i[l] | b.i[l]); }
+INLINE vi i_shr(vi a, int n) { MAP_I((int32_t)((uint32_t)a.i[l] >> n)); } /* zeros come in */
+INLINE vi i_sar(vi a, int n) { MAP_I(a.i[l] >> n); }                      /* the sign comes in */
 INLINE vi i_shl(vi a, int n) { MAP_I((int32_t)((uint32_t)a.i[l] << n)); }
 INLINE vf i_to_f(vi a) { MAP_F((float)a.i[l]); }
 INLINE void i_store_i8(int8_t *p, vi a) { EACH p[l] = (int8_t)a.i[l]; }
@@ -108,6 +111,31 @@ INLINE vf v_store_bf16(uint16_t *p, vf x)
 {
     EACH p[l] = f32_to_bf16(x.f[l]);
     return v_load_bf16(p);
+}
+INLINE vi v_pair_bf16(vf low, vf high) /* both rounded to bf16, side by side in each lane */
+{
+    MAP_I((int32_t)(f32_to_bf16(low.f[l]) | (uint32_t)f32_to_bf16(high.f[l]) << 16));
+}
+/* the 16 x 16 words at `from`, rows ld_from words apart, transposed to `to`, rows ld_to words apart */
+INLINE void w_transpose(float *to, size_t ld_to, const float *from, size_t ld_from)
+{
+    for (size_t i = 0; i < 16; i++)
+        for (size_t k = 0; k < 16; k++) memcpy(to + k * ld_to + i, from + i * ld_from + k, 4);
+}
+/* 32 floats to bf16 side by side */
+INLINE void v_store_2_bf16(uint16_t *p, vf x, vf y)
+{
+    v_store_bf16(p, x);
+    v_store_bf16(p + 16, y);
+}
+/* two rows of 32 16-bit values as columns side by side: 0 .. 15 and 16 .. 31 */
+INLINE void w_zip(void *first, void *second, const void *even, const void *odd)
+{
+    for (int i = 0; i < 32; i++) {
+        uint8_t *to = (uint8_t *)(i < 16 ? first : second) + i % 16 * 4;
+        memcpy(to, (const uint8_t *)even + 2 * i, 2);
+        memcpy(to + 2, (const uint8_t *)odd + 2 * i, 2);
+    }
 }
 /* sixteen bytes as four words, `apart` bytes from each other; bias is 0 on this level */
 INLINE void i_store_i8_words(int8_t *p, int apart, vi a, int bias) { EACH p[l / 4 * apart + l % 4] = (int8_t)a.i[l]; }

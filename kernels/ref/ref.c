@@ -1,6 +1,7 @@
 /* The reference device: every op as its contract in ops.h says it, one loop per index, sums in double, weights
  * unpacked, the KV cache kept as the floats its type can hold.  It is the oracle of the op tests and the documentation
- * of the arithmetic; it is never fast.  Sampling is in ref_sample.c. */
+ * of the arithmetic; it is never fast.  Sampling is in ref_sample.c, products of
+ * training in ref_train_products.c. */
 #include "kernels/ref/ref.h"
 
 #include "kernels/dev.h"
@@ -9,14 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-struct weight {
-    enum dtype t;
-    int rows, cols, group, n_groups; /* n_groups: of scale, per row (1 for int8) */
-    float *f;                        /* (rows, cols) float types, nf4 */
-    int8_t *q;                       /* (rows, cols) int8, int4 */
-    float *scale;                    /* (rows, n_groups) */
-};
 
 struct kv {
     struct kv_shape shape;
@@ -37,19 +30,11 @@ static float load_as_f32(const void *p, enum dtype t, size_t i)
 
 /* ---- embed, norms, elementwise ------------------------------------------------------------------------------- */
 
-static float weight_at(const struct weight *w, int row, int col)
-{
-    size_t i = (size_t)row * w->cols + col;
-    if (w->f) return w->f[i];
-    int group = w->t == DT_I4 ? w->group : w->cols;
-    return (float)w->q[i] * w->scale[(size_t)row * w->n_groups + col / group];
-}
-
 static void ref_embed(struct dev *d, const struct embed_args *a)
 {
     for (int t = 0; t < a->out.rows; t++)
         for (int c = 0; c < a->out.cols; c++) {
-            float v = a->w ? weight_at(a->w, a->id[t], c)
+            float v = a->w ? ref_weight_at(a->w, a->id[t], c)
                            : load_as_f32(a->table.p, a->table.t, (size_t)a->id[t] * a->table.ld + c);
             if (a->pos_table.p)
                 v += load_as_f32(a->pos_table.p, a->pos_table.t, (size_t)a->pos[t] * a->pos_table.ld + c);
@@ -440,8 +425,14 @@ struct dev *ref_open(char why[160])
                               .act = ref_act,
                               .rows = ref_rows,
                               .sample = ref_sample,
+                              .gemm = ref_gemm,
+                              .linear_back = ref_linear_back,
+                              .lora = ref_lora,
+                              .embed_back = ref_embed_back,
+                              .col_sum = ref_col_sum,
                               .weight_pack = ref_weight_pack,
                               .weight_free = ref_weight_free,
+                              .weight_update = ref_weight_update,
                               .weight_bytes = ref_weight_bytes,
                               .kv_type = DT_F16,
                               .kv_page_bytes = ref_kv_page_bytes,

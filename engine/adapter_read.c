@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { CONFIG_LIMIT = 4 << 20, NAME_MAX_LEN = 160 };
@@ -426,27 +427,76 @@ struct adapter *adapter_parse(const char *config, const struct safetensors *f, c
     return out;
 }
 
-struct adapter *adapter_read(const char *dir, const struct model_config *c, struct err *e)
+/* ---- a directory ---- */
+
+/* What the directory held when it was looked at.  A trainer may put another one in its place, or new files into it,
+ * while it is read; the configuration of one adapter with the weights of another may fit and be wrong. */
+struct look {
+    struct stat dir, config, weights;
+};
+
+static void look_at(const char *dir, const char *config, const char *weights, struct look *l)
 {
-    char *path = file_join(dir, ADAPTER_CONFIG), *config = NULL;
+    memset(l, 0, sizeof *l); /* what is not there stays 0 */
+    stat(dir, &l->dir);
+    stat(config, &l->config);
+    stat(weights, &l->weights);
+}
+
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
+           a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+}
+
+static bool same_look(const struct look *a, const struct look *b)
+{
+    return a->dir.st_dev == b->dir.st_dev && a->dir.st_ino == b->dir.st_ino && same_file(&a->config, &b->config) &&
+           same_file(&a->weights, &b->weights);
+}
+
+static struct adapter *read_once(const char *dir, const char *config_path, const char *weights_path,
+                                 const struct model_config *c, struct err *e)
+{
+    char *config = NULL;
     size_t size;
-    int rc = file_read(path, CONFIG_LIMIT, &config, &size, e);
-    free(path);
-    if (!rc && memchr(config, 0, size)) rc = err_set(e, ERR_INVALID, "%s/" ADAPTER_CONFIG ": not a JSON object", dir);
+    int rc = file_read(config_path, CONFIG_LIMIT, &config, &size, e);
+    if (!rc && memchr(config, 0, size)) rc = err_set(e, ERR_INVALID, "%s: not a JSON object", config_path);
     if (rc) {
         free(config);
         return NULL;
     }
-    path = file_join(dir, ADAPTER_WEIGHTS);
-    struct safetensors *f = safetensors_open(path, e);
+    struct safetensors *f = safetensors_open(weights_path, e);
     struct adapter *a = f ? adapter_parse(config, f, c, e) : NULL;
     if (f && !a) err_prefix(e, "%s", dir);
     char *pickle = file_join(dir, "adapter_model.bin");
-    if (!f && access(path, F_OK) && access(pickle, F_OK) == 0)
+    if (!f && access(weights_path, F_OK) && access(pickle, F_OK) == 0)
         err_set(e, ERR_UNSUPPORTED, "%s: only adapter_model.bin is there; tandem reads safetensors", dir);
     safetensors_close(f);
     free(pickle);
-    free(path);
     free(config);
+    return a;
+}
+
+struct adapter *adapter_read(const char *dir, const struct model_config *c, struct err *e)
+{
+    char *config = file_join(dir, ADAPTER_CONFIG), *weights = file_join(dir, ADAPTER_WEIGHTS);
+    struct look before, after;
+    struct adapter *a = NULL;
+    bool quiet = false;
+    for (int tries = 0; tries < 5 && !quiet; tries++) {
+        adapter_free(a);
+        look_at(dir, config, weights, &before);
+        a = read_once(dir, config, weights, c, e);
+        look_at(dir, config, weights, &after);
+        quiet = same_look(&before, &after);
+    }
+    if (!quiet) {
+        adapter_free(a);
+        a = NULL;
+        err_set(e, ERR_IO, "%s changes while it is read", dir);
+    }
+    free(config);
+    free(weights);
     return a;
 }

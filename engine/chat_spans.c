@@ -145,13 +145,16 @@ static ptrdiff_t find_start(struct jstr page, const struct place *p, const struc
     return NOWHERE;
 }
 
-/* messages[:i] with the prompt begins the page */
+/* messages[:i] with the prompt begins the page, but for an end-of-text token that ends every page */
 static ptrdiff_t find_start_by_prefix(struct chat_view *v, struct jstr page, const struct place *p, size_t i)
 {
     struct chat_page before;
     if (!p->there || chat_view_render(v, i, true, &before, NULL)) return NOWHERE;
-    size_t n = before.text.n;
-    return common(page, before.text) == n && n >= p->before && n <= p->first ? (ptrdiff_t)n : NOWHERE;
+    struct jstr eos = eos_token(v);
+    size_t n = before.text.n, shared = common(page, before.text);
+    if (shared < n && ends_with(before.text, eos)) n -= eos.n;
+    if (shared < n) return NOWHERE;
+    return n >= p->before && n <= p->first ? (ptrdiff_t)n : NOWHERE;
 }
 
 static ptrdiff_t find_end(struct jstr page, const struct place *p, size_t from, struct jstr mark)

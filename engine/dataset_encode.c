@@ -160,20 +160,30 @@ static size_t token_at(const struct cutting *k, uint32_t chars)
     return i;
 }
 
+/* Whether token i is a special one that stands in the text as it is spelled, not one for what has no token. */
+static bool is_written(struct cutting *k, size_t i)
+{
+    const struct token *t = &k->now.v[i];
+    const char *spelling = tokenizer_spelling(k->c->tokenizer, t->id);
+    size_t n = spelling ? strlen(spelling) : 0;
+    if (!n || t->end <= t->start || !tokenizer_is_special(k->c->tokenizer, t->id)) return false;
+    size_t end = byte_of(k, t->end);
+    return end - k->from >= n && !memcmp(k->text + end - n, spelling, n);
+}
+
 /* Puts out all tokens before byte `start` as a prompt and makes `next` the first of the stretch there.  The prompt is
  * tokenised alone, from the last special token on where there is one (text before it makes no difference). */
 static int prompt_put(struct cutting *k, size_t start, struct err *e)
 {
     uint32_t chars = chars_to(k, start);
-    size_t anchor = k->next, byte = k->from;
-    for (size_t i = k->next; i < k->now.n && k->now.v[i].end <= chars; i++)
-        if (tokenizer_is_special(k->c->tokenizer, k->now.v[i].id)) anchor = i;
-    bool special = anchor < k->now.n && tokenizer_is_special(k->c->tokenizer, k->now.v[anchor].id) &&
-                   k->now.v[anchor].end <= chars;
-    if (special)
+    size_t anchor = 0, byte = k->from;
+    bool special = false;
+    for (size_t i = token_at(k, chars); i > k->next && !special; i--) {
+        special = is_written(k, i - 1);
+        if (!special) continue;
+        anchor = i - 1;
         byte = byte_of(k, k->now.v[anchor].start);
-    else
-        anchor = 0;
+    }
     if (start - byte > k->budget) {
         put(k, token_at(k, chars), false);
         return 0;

@@ -200,6 +200,11 @@ int engine_train_start(struct engine *g, const struct train_job *job, train_even
     return training_start(&g->training, job, fn, arg, e);
 }
 
+int engine_train_plan(struct engine *g, const struct train_job *job, struct train_plan *plan, struct err *e)
+{
+    return train_plan_job(job, &g->s.model, g->gate, plan, e);
+}
+
 void engine_train_command(struct engine *g, enum train_command c)
 {
     training_command(&g->training, c);

@@ -214,6 +214,8 @@ void engine_events_done(struct engine *, struct event_batch *);
  * caller's until the last event, after which another job may be started.  Opening is part of it: what cannot be planned
  * fails with TRAIN_FAILED.  ERR_FULL while a job runs.  Called by the owner's thread or, one at a time, another. */
 int engine_train_start(struct engine *, const struct train_job *, train_event_fn *, void *arg, struct err *e);
+/* What the job would take: nothing is trained or kept.  A pool thread, at any time. */
+int engine_train_plan(struct engine *, const struct train_job *, struct train_plan *, struct err *e);
 /* Ignored when no job runs. */
 void engine_train_command(struct engine *, enum train_command);
 

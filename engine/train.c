@@ -516,7 +516,8 @@ static void hash_job(struct train *t)
                              t->model->w.file, p, t->o.n);
 }
 
-static int open_all(struct train *t, struct err *e)
+/* All that can be said without the device: nothing is computed or taken. */
+static int plan_all(struct train *t, struct err *e)
 {
     uint64_t left_out = 0;
     train_gate_leave(t->gate); /* until there is something to compute */
@@ -542,7 +543,12 @@ static int open_all(struct train *t, struct err *e)
                                  .half = !t->p.f32,
                                  .max_tokens = most > most_eval ? most : most_eval};
     plan_steps(t);
-    rc = plan_memory(t, e);
+    return plan_memory(t, e);
+}
+
+static int open_all(struct train *t, struct err *e)
+{
+    int rc = plan_all(t, e);
     if (!rc) rc = take_memory(t, e);
     if (rc) return rc;
     hash_job(t);
@@ -557,7 +563,7 @@ static char *copy_text(const char *s)
     return s ? mem_strdup(s) : NULL;
 }
 
-struct train *train_open(const struct train_job *job, struct model *m, struct train_gate *gate, struct err *e)
+static struct train *train_new(const struct train_job *job, struct model *m, struct train_gate *gate)
 {
     struct train *t = mem_zalloc(sizeof *t);
     *t = (struct train){.job = *job, .p = job->p, .model = m, .d = m->d, .gate = gate, .saved = -1};
@@ -567,8 +573,24 @@ struct train *train_open(const struct train_job *job, struct model *m, struct tr
     t->job.model_dir = copy_text(job->model_dir);
     t->job.dir = copy_text(job->dir);
     t->job.out = copy_text(job->out);
-    t->ckpt_dir = file_join(job->dir, "checkpoints");
+    t->ckpt_dir = job->dir ? file_join(job->dir, "checkpoints") : NULL;
     t->bf16_x = m->d->bf16_x;
+    return t;
+}
+
+int train_plan_job(const struct train_job *job, struct model *m, struct train_gate *gate, struct train_plan *plan,
+                   struct err *e)
+{
+    struct train *t = train_new(job, m, gate);
+    int rc = plan_all(t, e);
+    *plan = t->plan;
+    train_free(t);
+    return rc;
+}
+
+struct train *train_open(const struct train_job *job, struct model *m, struct train_gate *gate, struct err *e)
+{
+    struct train *t = train_new(job, m, gate);
     if (t->p.f32 && !gate) m->d->bf16_x = false; /* nobody else computes on it */
     if (open_all(t, e)) {
         train_free(t);

@@ -138,6 +138,10 @@ struct train_gate;
  * alone.  The model's weights are borrowed until train_free. */
 struct model;
 struct train *train_open(const struct train_job *, struct model *, struct train_gate *, struct err *e);
+/* The plan alone, and the same errors; any thread, also while the model is served or trained on.  dir and out may be
+ * NULL.
+ */
+int train_plan_job(const struct train_job *, struct model *, struct train_gate *, struct train_plan *, struct err *e);
 /* Runs in the caller's thread until the last event. */
 void train_run(struct train *, train_event_fn *, void *arg);
 /* Any thread: at the next micro-batch, a checkpoint, then PAUSED or CANCELLED. */

@@ -6,10 +6,13 @@
 #include "engine/base/mem.h"
 #include "server/adapter_dir.h"
 #include "server/app.h"
+#include "server/call.h"
+#include "server/data_dir.h"
 #include "server/json.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { LOADS_MAX = 2 }; /* at once: the pool has tokenising to do, too */
 
@@ -90,21 +93,80 @@ void api_adapters_get(struct http_req *req)
     reply_json(req, 200, &out);
 }
 
+/* ---- deleting ---- */
+
+/* with ?files=true: what lies under its name in the data directory goes, too, or the next start would load it again */
+struct deletion {
+    struct app *app;
+    struct http_req *req; /* NULL once the client is gone */
+    char *name;           /* owned */
+    bool unloaded, removed;
+    struct err e;
+};
+
+static void put_deleted(struct buf *out, const char *name)
+{
+    buf_str(out, "{\"name\":");
+    json_put_string(out, name, strlen(name));
+    buf_str(out, ",\"deleted\":true");
+}
+
+static void on_deletion_close(struct http_req *req)
+{
+    ((struct deletion *)req->user)->req = NULL;
+}
+
+static void work_remove(void *arg)
+{
+    struct deletion *d = arg;
+    struct stat st;
+    if (!data_name_ok(d->name)) return;
+    char *path = data_path(settings_data_dir(d->app->set), "adapters", d->name);
+    d->removed = lstat(path, &st) == 0;
+    if (d->removed) data_remove(path);
+    free(path);
+}
+
+static void after_remove(void *arg)
+{
+    struct deletion *d = arg;
+    struct buf out = {0};
+    if (d->req && (d->unloaded || d->removed)) {
+        d->req->on_close = NULL;
+        put_deleted(&out, d->name);
+        buf_printf(&out, ",\"files_deleted\":%s}", d->removed ? "true" : "false");
+        reply_json(d->req, 200, &out);
+    } else if (d->req) {
+        d->req->on_close = NULL;
+        http_reply_error(d->req, 404, "not_found", "%s", d->e.msg);
+    }
+    free(d->name);
+    free(d);
+}
+
 void api_adapters_delete(struct http_req *req)
 {
     struct app *app = req->app;
-    struct buf out = {0};
-    struct err e;
+    struct err e = {0};
+    char files[8] = "";
     if (not_ready(app, req)) return;
-    if (engine_adapter_unload(app->engine, req->param, &e)) {
+    bool unloaded = engine_adapter_unload(app->engine, req->param, &e) == 0;
+    if (unloaded) log_info("adapter unloaded name=%s", req->param);
+    query_get(req->query, "files", files, sizeof files);
+    if (strcmp(files, "true") == 0) {
+        struct deletion *d = mem_zalloc(sizeof *d);
+        *d = (struct deletion){.app = app, .req = req, .name = mem_strdup(req->param), .unloaded = unloaded, .e = e};
+        req->user = d;
+        req->on_close = on_deletion_close;
+        bridge_work(app->bridge, work_remove, after_remove, d);
+    } else if (unloaded) {
+        struct buf out = {0};
+        put_deleted(&out, req->param);
+        buf_char(&out, '}');
+        reply_json(req, 200, &out);
+    } else {
         http_reply_error(req, 404, "not_found", "%s", e.msg);
-        return;
     }
-    log_info("adapter unloaded name=%s", req->param);
-    buf_str(&out, "{\"name\":");
-    json_put_string(&out, req->param, strlen(req->param));
-    buf_str(&out, ",\"deleted\":true}");
-    reply_json(req, 200, &out);
 }
 
 /* ---- loading ---- */

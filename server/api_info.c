@@ -3,6 +3,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "server/app.h"
+#include "server/jobs.h"
 #include "server/json.h"
 
 #include <stdlib.h>
@@ -207,11 +208,14 @@ void api_metrics(struct http_req *req)
 {
     struct app *app = req->app;
     struct engine_stats stats;
+    struct jobs_view jobs;
     struct metrics_view view = {
         .info = app->info,
         .http = http_server_stats(app->http),
+        .jobs = &jobs,
         .ready = app->state == APP_READY,
     };
+    jobs_view(app->jobs, &jobs);
     if (app->engine) {
         engine_stats_read(app->engine, &stats);
         view.stats = &stats;

@@ -102,15 +102,19 @@ static bool check_names(struct call *c, struct db *db, const struct train_spec *
     return true;
 }
 
+bool train_check(struct call *c, struct db *db, const struct train_spec *s)
+{
+    return check_data(c, db, &s->data, "dataset") && (!s->eval.kind || check_data(c, db, &s->eval, "validation")) &&
+           check_names(c, db, s);
+}
+
 bool train_create(struct call *c, struct db *db, const struct train_create *t)
 {
     struct train_spec *s = t->spec;
     char id[DATA_ID_MAX], hash[40];
     struct err e = {0};
     struct buf text = {0};
-    if (!check_data(c, db, &s->data, "dataset")) return false;
-    if (s->eval.kind && !check_data(c, db, &s->eval, "validation")) return false;
-    if (!check_names(c, db, s)) return false;
+    if (!train_check(c, db, s)) return false;
     if (db_number(db, 0, "SELECT count(*) FROM jobs WHERE status = 'queued'", "") >= QUEUE_MAX) {
         call_fail(c, 429, "overloaded", NULL, "%d jobs are queued already", QUEUE_MAX);
         return false;
@@ -120,8 +124,10 @@ bool train_create(struct call *c, struct db *db, const struct train_create *t)
     else
         data_id(id, "job-");
     if (!s->serve_as) s->serve_as = mem_strdup(id);
+    if (c->path) job_data_remove(db->dir, c->path); /* of a first attempt that could not be committed */
+    free(c->path);
+    c->path = mem_strdup(id);
     if (job_data_save(db->dir, id, &s->data, false, &e) || job_data_save(db->dir, id, &s->eval, true, &e)) {
-        job_data_remove(db->dir, id);
         call_fail(c, 507, "storage", NULL, "the rows could not be stored: %s", e.msg);
         return false;
     }
@@ -140,8 +146,6 @@ bool train_create(struct call *c, struct db *db, const struct train_create *t)
               &(struct job_event){
                   .kind = "state", .level = "info", .message = text.data, .step = -1, .data = "\"status\":\"queued\""});
     buf_free(&text);
-    free(c->path);
-    c->path = mem_strdup(id);
     return db->e.code == 0;
 }
 

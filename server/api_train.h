@@ -18,6 +18,9 @@ struct train_create {
     const char *id;     /* NULL: a new one */
 };
 bool train_create(struct call *, struct db *, const struct train_create *);
+/* What only the store knows: whether the data is there, the name free, the adapter to go on from; else an error answer.
+ */
+bool train_check(struct call *, struct db *, const struct train_spec *);
 struct train_limits train_limits_of(const struct app *);
 /* The job of this key, when the same request was made before: true and c->job, or an error answer. */
 bool train_replay(struct call *, struct db *);

@@ -29,6 +29,7 @@ struct app {
     struct jobs *jobs;
     struct metrics metrics;
     int adapter_loads; /* in progress */
+    int validations;   /* POST /train/validate, likewise */
 };
 
 /* Before any work for a request that generates: answers 503 (loading, draining) or 429 (queue full) with Retry-After
@@ -62,6 +63,7 @@ void api_ready(struct http_req *);
 void api_metrics(struct http_req *);
 /* handlers: api_train.c, api_train_events.c */
 void api_train_create(struct http_req *);
+void api_train_validate(struct http_req *);
 void api_train_list(struct http_req *);
 void api_train_get(struct http_req *);
 void api_train_delete(struct http_req *);

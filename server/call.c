@@ -94,6 +94,8 @@ static void on_close(struct http_req *req)
 static int on_run(struct store_work *w, struct db *db)
 {
     struct call *c = (struct call *)w;
+    c->status = 200; /* it may be run again, alone, when a batch of works fails */
+    buf_clear(&c->out);
     c->run(c, db);
     return c->status >= 400;
 }

@@ -61,6 +61,7 @@ static const struct http_route routes[] = {
     {HTTP_M_GET, "/ready", api_ready, 0},
     {HTTP_M_GET, "/metrics", api_metrics, 0},
     {HTTP_M_POST, "/train", api_train_create, TRAIN_BODY},
+    {HTTP_M_POST, "/train/validate", api_train_validate, TRAIN_BODY},
     {HTTP_M_GET, "/train", api_train_list, 0},
     {HTTP_M_GET, "/train/{id}", api_train_get, 0},
     {HTTP_M_DELETE, "/train/{id}", api_train_delete, 0},

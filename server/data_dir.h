@@ -3,7 +3,8 @@
  *     jobs.sqlite, lock          db.c
  *     files/ID                   uploads
  *     inline/JOB.json|.txt       rows that came with the request
- *     checkpoints/JOB/           the trainer's own directory (train.h), its cache of tokens, its unpublished result
+ *     cache/                     prepared data sets (dataset.h), bounded
+ *     checkpoints/JOB/           the trainer's own directory (train.h), its unpublished result
  *     adapters/NAME/             published results; models/NAME/ those of full training
  *     tensorboard/JOB/           event files
  *

@@ -3,7 +3,9 @@
 #include "server/job_run.h"
 
 #include "engine/base/clock.h"
+#include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/tfevents.h"
 #include "server/data_dir.h"
 #include "server/job_db.h"
 #include "server/json.h"
@@ -47,6 +49,41 @@ static void add_event(struct event_work *w, struct db *db, int64_t step)
                                   .data = w->data.data});
 }
 
+/* Event files for TensorBoard are an extra: what goes wrong with them is said once. */
+static void board_add(struct event_work *w, struct db *db, const struct tfevents_scalar *v, size_t n)
+{
+    struct run *r = w->run;
+    struct err e = {0};
+    if (r->board_failed) return;
+    if (!r->board) {
+        char *dir = data_path(db->dir, "tensorboard", r->id);
+        if (data_mkdir(db->dir, "tensorboard", NULL, &e) == 0) r->board = tfevents_open(dir, w->ev.step, &e);
+        free(dir);
+    }
+    if (r->board) tfevents_add(r->board, w->ev.step, v, n, &e);
+    if (!e.code) return;
+    r->board_failed = true;
+    log_warn("no TensorBoard events: job=%s error=\"%s\"", r->id, e.msg);
+}
+
+static void board_step(struct event_work *w, struct db *db)
+{
+    const struct tfevents_scalar v[] = {
+        {"train/loss", w->ev.loss},
+        {"train/accuracy", w->ev.accuracy},
+        {"train/grad_norm", w->ev.grad_norm},
+        {"train/learning_rate", w->ev.learning_rate},
+        {"train/tokens_per_second", w->ev.tokens_per_s},
+    };
+    board_add(w, db, v, sizeof v / sizeof *v);
+}
+
+static void board_close(struct run *r)
+{
+    tfevents_close(r->board);
+    r->board = NULL;
+}
+
 /* Shown with the job: the last step's numbers, as one stored object. */
 static void store_step(struct event_work *w, struct db *db)
 {
@@ -56,6 +93,7 @@ static void store_step(struct event_work *w, struct db *db)
     db_run(db, "UPDATE jobs SET step = ?, steps = ?, last = ?, phase = 'training' WHERE seq = ?", "iiti", w->ev.step,
            w->ev.steps, last.data, r->seq);
     buf_free(&last);
+    board_step(w, db);
     if (r->stored_steps++ % THIN_EVERY == 0) {
         job_thin_events(db, r->seq);
         r->stride = (int)db_number(db, 1, "SELECT stride FROM jobs WHERE seq = ?", "i", r->seq);
@@ -84,6 +122,7 @@ static void store_paused(struct event_work *w, struct db *db)
 {
     struct run *r = w->run;
     char wanted[16] = "";
+    board_close(r);
     add_event(w, db, -1);
     sqlite3_stmt *q = db_query(db, "SELECT coalesce(wanted, '') FROM jobs WHERE seq = ?", "i", r->seq);
     if (db_step(db, q)) {
@@ -116,6 +155,8 @@ static void store_eval(struct event_work *w, struct db *db)
     db_run(db, "UPDATE jobs SET eval = ? WHERE seq = ?", "ti", object.data, w->run->seq);
     buf_free(&object);
     buf_free(&eval);
+    const struct tfevents_scalar v[] = {{"eval/loss", w->ev.eval_loss}, {"eval/accuracy", w->ev.eval_accuracy}};
+    board_add(w, db, v, 2);
     add_event(w, db, -1);
 }
 
@@ -126,6 +167,7 @@ static int on_run(struct store_work *work, struct db *db)
     if (w->prepared >= 0) {
         db_run(db, "UPDATE jobs SET prepared = ?, phase = 'preparing' WHERE seq = ?", "di", w->prepared, r->seq);
     } else if (w->final) {
+        board_close(r);
         if (w->state == JOB_SUCCEEDED)
             db_run(db, "UPDATE jobs SET adapter_dir = ?, step = coalesce(steps, step) WHERE seq = ?", "ti", r->target,
                    r->seq);
@@ -243,11 +285,9 @@ void run_finish(struct run *r, enum job_state state, const char *code, const cha
     post(w);
 }
 
-static void put_plan(struct event_work *w, const struct train_plan *p)
+void job_put_plan(struct buf *d, const struct train_plan *p)
 {
-    struct buf *d = &w->data;
-    if (!p) return;
-    put_number(d, "steps", (double)p->steps);
+    buf_printf(d, "\"steps\":%lld", (long long)p->steps);
     put_number(d, "rows", (double)p->rows);
     put_number(d, "eval_rows", (double)p->eval_rows);
     put_number(d, "tokens_per_epoch", (double)p->tokens_per_epoch);
@@ -257,6 +297,12 @@ static void put_plan(struct event_work *w, const struct train_plan *p)
     put_number(d, "state_bytes", (double)p->state_bytes);
     put_number(d, "activation_bytes", (double)p->activation_bytes);
     buf_printf(d, ",\"recompute\":%s", p->recompute ? "true" : "false");
+}
+
+static void put_plan(struct event_work *w, const struct train_plan *p)
+{
+    if (!p) return;
+    job_put_plan(&w->data, p);
     buf_printf(&w->message, "%lld steps over %lld rows; %.1f MiB for states, %.1f MiB for activations",
                (long long)p->steps, (long long)p->rows, (double)p->state_bytes / 1048576,
                (double)p->activation_bytes / 1048576);

@@ -3,6 +3,7 @@
 
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/chat_template.h"
 #include "server/data_dir.h"
 #include "server/json.h"
 
@@ -93,33 +94,46 @@ static bool is_stopped(void *arg)
     return atomic_load(&r->stopping) || atomic_load(&r->interrupted);
 }
 
-static int open_data(struct run *r, const struct data_spec *d, bool eval, struct dataset **out,
-                     struct dataset_report *report)
+#define CACHE_BYTES ((uint64_t)8 << 30) /* of all prepared sets together */
+
+int job_data_open(const struct app *app, const char *job_id, const struct data_spec *d, bool eval, int max_length,
+                  const struct job_data_hooks *hooks, const char *dir, struct dataset **out,
+                  struct dataset_report *report, struct err *e)
 {
-    const struct app *app = r->app;
-    const char *dir = store_dir(app->store);
-    char *path = job_data_path(dir, r->id, d, eval, &r->e), *cache = file_join(r->dir, "cache");
-    int rc = path ? 0 : r->e.code;
-    if (!rc) rc = data_mkdir(r->dir, "cache", NULL, &r->e);
+    char *path = job_data_path(dir, job_id, d, eval, e), *cache = data_path(dir, "cache", NULL);
+    int rc = path ? (e->code = 0) : e->code;
     struct dataset_source source = {.path = path, .name = d->ref ? d->ref : eval ? "validation" : "dataset"};
     struct dataset_options options = {
         .format = d->format,
-        .max_length = r->spec.p.max_length,
+        .max_length = max_length,
         .train_on_prompt = d->train_on_prompt,
         .keep_duplicates = d->keep_duplicates,
         .no_eos = d->no_eos,
         .cache_dir = cache,
+        .cache_bytes = CACHE_BYTES,
         .threads = 1, /* serving has the others */
-        .cancelled = is_stopped,
-        .progress = run_prepared,
-        .arg = r,
+        .progress = hooks->progress,
+        .cancelled = hooks->cancelled,
+        .arg = hooks->arg,
     };
+    /* the same code and the same template as serving: what is trained is what will be asked */
+    struct chat_template *t = rc ? NULL : chat_template_load(app->set->model, e);
+    if (!rc && !t && e->code) rc = e->code;
     if (!rc)
-        rc = dataset_open(out, &source, &options, engine_tokenizer(app->engine), NULL,
-                          app->info->n_eos ? app->info->eos[0] : -1, report, &r->e);
+        rc = dataset_open(out, &source, &options, engine_tokenizer(app->engine), t,
+                          app->info->n_eos ? app->info->eos[0] : -1, report, e);
+    chat_template_free(t);
     free(path);
     free(cache);
     return rc;
+}
+
+static int open_data(struct run *r, const struct data_spec *d, bool eval, struct dataset **out,
+                     struct dataset_report *report)
+{
+    struct job_data_hooks hooks = {.progress = run_prepared, .cancelled = is_stopped, .arg = r};
+    return job_data_open(r->app, r->id, d, eval, r->spec.p.max_length, &hooks, store_dir(r->app->store), out, report,
+                         &r->e);
 }
 
 /* A crash came between the renaming and the row: what is served already is this job's. */
@@ -176,7 +190,7 @@ void run_prepare(uv_work_t *w)
         .eval = r->eval,
         .from = r->from,
         .base_name = r->app->info->model_id,
-        .model_dir = r->app->set->model,
+        .model_dir = full ? r->app->set->model : NULL,
         .dir = r->dir,
         .out = r->out,
     };
@@ -221,7 +235,4 @@ void run_publish(uv_work_t *w)
         buf_free(&about);
         free(path);
     }
-    char *cache = file_join(r->dir, "cache");
-    if (!r->e.code) data_remove(cache);
-    free(cache);
 }

@@ -9,6 +9,8 @@
 #include <stdatomic.h>
 #include <uv.h>
 
+struct tfevents;
+
 enum run_phase { RUN_PREPARING, RUN_TRAINING, RUN_PUBLISHING };
 
 struct run {
@@ -35,7 +37,8 @@ struct run {
     atomic_bool interrupted;         /* a command came while preparing; read by the pool thread */
     int stride;                      /* the store thread's: of step events kept */
     int64_t stored_steps;            /* likewise */
-    int refs;                        /* events on their way; the loop's own */
+    struct tfevents *board;          /* likewise; NULL before the first step, or when it cannot be written */
+    bool board_failed;
 };
 
 struct jobs {

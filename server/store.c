@@ -51,7 +51,7 @@ static void run_one(struct db *db, struct store_work *w)
 static void read_counts(struct store *s)
 {
     struct db *db = &s->db;
-    if (!db->jobs_changed) return;
+    if (!db->jobs_changed || !db->h) return;
     db->jobs_changed = false;
     int counts[JOB_STATES] = {0};
     sqlite3_stmt *q = db_query(db, "SELECT status, count(*) FROM jobs GROUP BY status", "");
@@ -66,34 +66,44 @@ static struct store_work *work_of(struct mail *m)
     return (struct store_work *)m;
 }
 
-/* All of the list in one transaction. */
-static void run_batch(struct store *s, struct mail *list)
+/* All of the list up to `end` in one transaction: 0, or *failed and nothing of it was written. */
+static int commit_works(struct store *s, struct mail *list, const struct mail *end, struct err *failed)
 {
     struct db *db = &s->db;
-    struct err failed = {0};
-    if (!db->h) db_open(db, s->dir, &failed);
+    failed->code = 0;
     db->e.code = 0;
-    if (!failed.code && exec(db, "BEGIN IMMEDIATE")) failed = db->e;
-    for (struct mail *m = list; m && !failed.code; m = m->next) {
+    if (!db->h && db_open(db, s->dir, failed)) return failed->code;
+    if (exec(db, "BEGIN IMMEDIATE")) *failed = db->e;
+    for (struct mail *m = list; m != end && !failed->code; m = m->next) {
         if (work_of(m) == &s->stop) continue;
         run_one(db, work_of(m));
         /* a full disk makes SQLite give the whole transaction up, not only the statement */
-        if (sqlite3_get_autocommit(db->h)) failed = work_of(m)->e;
+        if (sqlite3_get_autocommit(db->h)) *failed = work_of(m)->e;
     }
     db->e.code = 0;
-    if (!failed.code && exec(db, "COMMIT")) {
-        failed = db->e;
-        sqlite3_exec(db->h, "ROLLBACK", NULL, NULL, NULL);
-        db->jobs_changed = true;
-    }
+    if (!failed->code && exec(db, "COMMIT")) *failed = db->e;
+    if (failed->code && !sqlite3_get_autocommit(db->h)) sqlite3_exec(db->h, "ROLLBACK", NULL, NULL, NULL);
     db->e.code = 0;
-    if (failed.code) log_warn("the job store failed: %s", failed.msg);
-    if (db->h) read_counts(s);
+    read_counts(s);
     db->e.code = 0;
+    return failed->code;
+}
+
+/* Together if that works; else each alone, so that a reader does not fail for somebody else's writing. */
+static void run_batch(struct store *s, struct mail *list)
+{
+    struct err failed;
+    bool together = commit_works(s, list, NULL, &failed) == 0;
     for (struct mail *m = list; m; m = m->next) {
         struct store_work *w = work_of(m);
-        if (failed.code) w->e = failed, w->undone = true;
-        if (w->settle) w->settle(w, db);
+        if (w == &s->stop) continue;
+        if (!together && (!s->db.h || list->next)) commit_works(s, m, m->next, &failed);
+        if (!together && failed.code) {
+            w->e = failed;
+            w->undone = true;
+            log_warn("the job store failed: %s", failed.msg);
+        }
+        if (w->settle) w->settle(w, &s->db);
     }
 }
 

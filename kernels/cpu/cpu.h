@@ -39,9 +39,9 @@ struct weight {
     bool borrowed;           /* data belongs to somebody else */
 };
 
-/* One block for each (layer, page, head): K [head_dim][16] so that a vector is the page's tokens, V [16][dim_pad],
- * and for int8 the two rows of sixteen f32 scales.  bf16: K [head_dim / 2][16][2] and V [8][dim_pad][2], in the pairs
- * that the bf16 dot product takes. */
+/* One block for each (layer, head, page), so that neighbouring pages of a head are read as one stream: K [head_dim][16]
+ * so that a vector is the page's tokens, V [16][dim_pad], and for int8 the two rows of sixteen f32 scales.  bf16: K
+ * [head_dim / 2][16][2] and V [8][dim_pad][2], in the pairs that the bf16 dot product takes. */
 struct kv {
     struct kv_shape shape;
     int dim_pad;                        /* head_dim to a multiple of 16; the padding stays zero */
@@ -52,7 +52,7 @@ struct kv {
 
 static inline uint8_t *kv_block(const struct kv *kv, int layer, int page, int head)
 {
-    return kv->data + (((size_t)layer * kv->shape.pages + page) * kv->shape.kv_heads + head) * kv->block_bytes;
+    return kv->data + (((size_t)layer * kv->shape.kv_heads + head) * kv->shape.pages + page) * kv->block_bytes;
 }
 
 /* ---- what the kernels are given ------------------------------------------------------------------------------ */
@@ -86,9 +86,9 @@ typedef void lin_fn(const struct lin_job *, int block0, int block1, int pair0, i
 
 /* The part of a row's attention that one split of the context gives: weights relative to max. */
 struct attn_part {
-    float max;               /* of the scores; -INFINITY when the row sees nothing of the split */
-    float sum[PANEL];        /* of the weights, lane = place in the page */
-    float out[HEAD_DIM_MAX]; /* of the weights times V */
+    float max;                     /* of the scores; -INFINITY when the row sees nothing of the split */
+    _Alignas(64) float sum[PANEL]; /* of the weights, lane = place in the page */
+    float out[HEAD_DIM_MAX];       /* of the weights times V */
 };
 
 /* Query rows of one sequence that share a KV head, counted (token, head in group); row r is at position
@@ -99,6 +99,7 @@ struct attn_block {
     int kv_head, group;   /* group: query heads per KV head */
     int token0, pos0;     /* the sequence's first row of qkv, and that token's position */
     int row0, n_rows;
+    const struct attn_block *then; /* what the same thread is likely to do next; NULL: nothing, or not known */
 };
 
 /* What the products of training have of their own (train_products_impl.h). */
@@ -115,10 +116,13 @@ struct isa_products {
     /* A panel of a weight transposed, its columns first .. first + 31 by its outputs in pairs pair0 .. pair1 - 1, as
      * they lie there.  int8 values are whole numbers, without their scale. */
     void (*panel_back)(void *panel, bool half, const struct weight *w, int first, int pair0, int pair1, float *tile);
-    /* one row of dy, as the outputs lie in pairs pair0 .. pair1 - 1; times the scale of int8 */
-    void (*gather)(float *out, const struct weight *w, const float *dy, int pair0, int pair1);
-    /* Pairs of columns k (even), k + 1 of R rows of a^T, zeros past k1: out[(k - k0) / 2 * R + r]; a: its row 0 */
-    void (*halve_columns)(uint32_t *out, int R, const float *a, int ld, int k0, int k1);
+    /* one row of dy (the next is ld further), as the outputs lie in pairs pair0 .. pair1 - 1; times the scale of int8
+     */
+    void (*gather)(float *out, const struct weight *w, const float *dy, int ld, int pair0, int pair1);
+    /* R rows of n columns to bf16 in pairs: out[k / 2 * R + r]; an odd n is padded with a zero */
+    void (*halve_rows)(uint32_t *out, int R, const float *x, int ld, int n);
+    /* The same of columns: R columns of n rows at x, rows ld apart. */
+    void (*halve_columns)(uint32_t *out, int R, const float *x, int ld, int n);
     void (*col_sum)(float *out, const struct mat *x, int from, int to); /* columns from .. to */
     void (*pack)(uint8_t *pair, enum dtype t, const float *const row[PAIR],
                  int K); /* a pair of a weight; NULL: zeros */

@@ -7,9 +7,11 @@
  * only, and without ta not on the number of rows. */
 #include "kernels/cpu/cpu.h"
 
-#include <string.h>
-
-enum { DOT_COLS = 32, DEPTH_MAX = 5120, WIDE_DEPTH = 64, SWAP_COLS = 256, TURN = 2 * PAIR * PAIR };
+enum { DOT_COLS = 32, DEPTH_MAX = 1280, WIDE_DEPTH = 64, SWAP_COLS = 256 };
+/* Columns of the left factor that a task turns at once (of one that is read by rows many, for the sake of memory), and
+ * what a worker needs for it: a slice of a block of rows. */
+enum { BLOCK_MOST = 12, SLICE_LEAST = 128, SLICE_MOST = 512, TURN = BLOCK_MOST * SLICE_MOST };
+_Static_assert((int)TURN >= 2 * PAIR * PAIR, "the tiles of a panel");
 
 struct product {
     struct cpu_dev *d;
@@ -24,7 +26,7 @@ struct product {
     /* the left factor: dy, or a, or its transpose */
     struct mat left;
     bool left_turned, gathered;
-    int slice, slices; /* of the tasks that prepare it */
+    int slice, slices, left_blocks; /* of the tasks that prepare it */
     /* tasks */
     int pairs, pairs_per_task, pair_tasks, blocks_per_task;
     uint8_t *panels; /* all of them, or NULL: each worker makes its own */
@@ -88,76 +90,76 @@ static void panels_task(void *ctx, int pair, int worker)
 
 /* ---- the left factor ----------------------------------------------------------------------------------------- */
 
-/* Columns from..to of one block of rows, rounded to bf16 in pairs. */
-static void halve_rows(const struct product *p, int row0, int R, int from, int to, float *tile)
+/* The slice from `from` on of one block of rows, rounded to bf16 in pairs. */
+static void halve_block(const struct product *p, int block, int from, float *tile)
 {
-    const struct isa *isa = p->d->isa;
-    uint32_t *out = (uint32_t *)p->job.q + (size_t)row0 * p->job.q_ld / 2 + (size_t)from / 2 * R;
-    int n = p->depth < to ? p->depth : to;
-    if (n <= from) return;
+    const struct isa_products *isa = &p->d->isa->products;
+    int row = lin_block_row(&p->job, block), R = lin_block_row(&p->job, block + 1) - row;
+    int n = p->depth - from < p->slice ? p->depth - from : p->slice;
+    uint32_t *out = (uint32_t *)p->job.q + (size_t)row * (size_t)p->job.q_ld / 2 + (size_t)from / 2 * (size_t)R;
     if (p->left_turned) {
-        const float *a = (const float *)p->left.p + row0;
-        isa->products.halve_columns(out, R, a, p->left.ld, p->from + from, p->from + n);
-        return;
-    }
-    for (int r = 0; r < R; r++) {
-        const float *x = mat_row(&p->left, row0 + r);
-        if (p->gathered) {
-            isa->products.gather(tile, p->back, x, p->from + from / PAIR, p->from + n / PAIR);
-            x = tile;
-        } else {
-            x += (p->back ? p->from * PAIR : p->from) + from;
-        }
-        isa->halve_block(out + r, R, x, n - from, 0, (n - from + 15) / 16 * 16);
+        isa->halve_columns(out, R, mat_row(&p->left, p->from + from) + row, p->left.ld, n);
+    } else if (p->gathered) {
+        int pair = p->from + from / PAIR;
+        for (int r = 0; r < R; r++)
+            isa->gather(tile + r * p->slice, p->back, mat_row(&p->left, row + r), p->left.ld, pair, pair + n / PAIR);
+        isa->halve_rows(out, R, tile, p->slice, n);
+    } else {
+        isa->halve_rows(out, R, mat_row(&p->left, row) + p->from * (p->back ? PAIR : 1) + from, p->left.ld, n);
     }
 }
 
+/* the same as floats, rows of q_ld */
+static void copy_block(const struct product *p, int block, int from)
+{
+    const struct isa_products *isa = &p->d->isa->products;
+    int row = lin_block_row(&p->job, block), R = lin_block_row(&p->job, block + 1) - row;
+    int n = p->depth - from < p->slice ? p->depth - from : p->slice, pair = p->from + from / PAIR;
+    float *to = mat_row(&p->job.x, row) + from;
+    if (p->left_turned)
+        isa->transpose(to, p->job.x.ld, mat_row(&p->left, p->from + from) + row, p->left.ld, n, R);
+    else
+        for (int r = 0; r < R; r++)
+            isa->gather(to + (size_t)r * (size_t)p->job.x.ld, p->back, mat_row(&p->left, row + r), p->left.ld, pair,
+                        pair + n / PAIR);
+}
+
+/* A task is a slice of some blocks: of a matrix read by columns, neighbours in its rows. */
 static void left_task(void *ctx, int task, int worker)
 {
     const struct product *p = ctx;
-    int block = task / p->slices, from = task % p->slices * p->slice;
-    int row0 = lin_block_row(&p->job, block), R = lin_block_row(&p->job, block + 1) - row0;
-    if (p->half) {
-        halve_rows(p, row0, R, from, from + p->slice, p->d->worker[worker].p);
-        return;
+    int from = task % p->slices * p->slice, block0 = task / p->slices * p->left_blocks,
+        block1 = block0 + p->left_blocks;
+    for (int block = block0; block < block1 && block < p->job.n_blocks; block++) {
+        if (p->half)
+            halve_block(p, block, from, p->d->worker[worker].p);
+        else
+            copy_block(p, block, from);
     }
-    if (p->left_turned) {
-        int n = p->depth - from < p->slice ? p->depth - from : p->slice;
-        const float *a = mat_row(&p->left, p->from + from) + row0;
-        if (n > 0) p->d->isa->products.transpose(mat_row(&p->job.x, row0) + from, p->job.x.ld, a, p->left.ld, n, R);
-        return;
-    }
-    int pair0 = p->from + from / PAIR, pair1 = pair0 + p->slice / PAIR;
-    for (int r = 0; r < R && pair0 < p->to; r++)
-        p->d->isa->products.gather(mat_row(&p->job.x, row0 + r) + from, p->back, mat_row(&p->left, row0 + r), pair0,
-                                   pair1 < p->to ? pair1 : p->to);
 }
 
 /* Puts the left factor's columns of this chunk where and how the kernel wants them. */
 static bool prepare_left(struct product *p)
 {
-    enum { SLICE = 128 };
-    int rows = p->job.y.rows, threads = p->d->head.threads;
+    int rows = p->job.y.rows;
     p->job.x = p->left;
     p->job.x.rows = rows;
     if (!p->half && !p->left_turned && !p->gathered) {
-        if (p->left.p) p->job.x.p = (float *)p->left.p + (p->back ? p->from * PAIR : p->from);
+        p->job.x.p = mat_row(&p->left, 0) + p->from * (p->back ? PAIR : 1);
         return true;
     }
     p->job.q_ld = (p->depth + 63) / 64 * 64;
-    size_t bytes = (size_t)rows * (size_t)p->job.q_ld * (p->half ? 2 : 4) + 64;
-    void *to = scratch_get(&p->d->quant, bytes);
+    void *to = scratch_get(&p->d->quant, (size_t)rows * (size_t)p->job.q_ld * (p->half ? 2 : 4) + 64);
     if (!to) return false;
     p->job.q = to;
     if (!p->half) p->job.x = mat_f32(to, rows, p->job.q_ld);
-    int want = p->job.n_blocks >= threads * 4 ? 1 : threads * 4 / p->job.n_blocks;
-    p->slice = ((p->job.q_ld + want - 1) / want + SLICE - 1) / SLICE * SLICE;
-    if (p->slice > DEPTH_MAX / 4) p->slice = DEPTH_MAX / 4 / SLICE * SLICE; /* a gathered row fits the scratch */
-    if (p->slice < SLICE) p->slice = SLICE;
-    while (!p->gathered && p->job.n_blocks > POOL_TASKS_MAX / (p->job.q_ld / p->slice + 1)) p->slice *= 2;
-    p->slices = (p->job.q_ld + p->slice - 1) / p->slice;
-    if (p->slices < 1) p->slices = 1;
-    cpu_run(p->d, left_task, p, p->job.n_blocks * p->slices, (double)rows * p->depth / 4);
+    p->slice = p->left_turned || p->job.n_blocks < p->d->head.threads * 8 ? SLICE_LEAST : SLICE_MOST;
+    p->slices = (p->depth + p->slice - 1) / p->slice;
+    int want = p->d->head.threads * 8 / (p->slices ? p->slices : 1) + 1;
+    if (want < p->job.n_blocks / 64) want = p->job.n_blocks / 64;
+    p->left_blocks = (p->job.n_blocks + want - 1) / want;
+    int tasks = (p->job.n_blocks + p->left_blocks - 1) / p->left_blocks * p->slices;
+    cpu_run(p->d, left_task, p, tasks, (double)rows * p->depth / 8);
     return true;
 }
 
@@ -306,7 +308,7 @@ static void gemm_swapped(struct cpu_dev *d, const struct gemm_args *a, bool half
     struct gemm_args b = {
         .c = r.turned, .a = a->b, .b = a->a, .ta = !a->tb, .tb = !a->ta, .half = a->half, .alpha = a->alpha};
     gemm_panels(d, &b, half);
-    for (int done = 0; done < M; done += POOL_TASKS_MAX * 16 / 16 * 16) {
+    for (int done = 0; done < M; done += POOL_TASKS_MAX * 16) {
         int rows = M - done < POOL_TASKS_MAX * 16 ? M - done : POOL_TASKS_MAX * 16;
         struct turn_run part = r;
         part.c.p = mat_row(&r.c, done);

@@ -187,6 +187,40 @@ static void tile_floats(float *tile, const struct weight *w, const uint8_t *pair
         }
 }
 
+/* A pair of bf16 weights turned: words of two k's by outputs become words of two outputs by k. */
+static void turn_bf16(uint32_t *panel, const uint8_t *data, int first, int n, float *tile)
+{
+    const float *w = (const float *)data + (size_t)(first / 2) * PAIR;
+    int words = (n + 1) / 2;
+    if (words < 16) { /* the last columns: zeros beyond */
+        memcpy(tile + 16 * PAIR, w, (size_t)words * PAIR * sizeof *tile);
+        memset(tile + (16 + words) * PAIR, 0, (size_t)(16 - words) * PAIR * sizeof *tile);
+        w = tile + 16 * PAIR;
+    }
+    w_transpose(tile, 16, w, PAIR);
+    w_transpose(tile + 256, 16, w + 16, PAIR);
+    for (int i = 0; i < PAIR / 2; i++, panel += PAIR) w_zip(panel, panel + 16, tile + i * 32, tile + i * 32 + 16);
+}
+
+/* Of int8: words of four k's by outputs; whole numbers are exact in bf16. */
+static void turn_i8(uint32_t *panel, const uint8_t *data, int first, int n, float *tile)
+{
+    const float *w = (const float *)data + (size_t)(first / 4) * PAIR;
+    int words = (n + 3) / 4;
+    float *two = tile + 256; /* rows 0 .. 7: outputs 0 .. 15, then 16 .. 31 */
+    memset(two, 0, 256 * sizeof *two);
+    for (int i = 0; i < words; i++) {
+        v_store(two + i * 16, v_load(w + i * PAIR));
+        v_store(two + (8 + i) * 16, v_load(w + i * PAIR + 16));
+    }
+    w_transpose(tile, 16, two, 16);
+    for (int i = 0; i < PAIR / 2; i++, panel += PAIR) {
+        const int8_t *even = (const int8_t *)(tile + i % 8 * 32 + i / 8 * 8), *odd = even + 64;
+        v_store((float *)panel, i_float(v_pair_bf16(v_load_i8(even), v_load_i8(odd))));
+        v_store((float *)panel + 16, i_float(v_pair_bf16(v_load_i8(even + 16), v_load_i8(odd + 16))));
+    }
+}
+
 static void tp_panel_back(void *panel, bool half, const struct weight *w, int first, int pair0, int pair1, float *tile)
 {
     int n = w->cols - first < PAIR ? w->cols - first : PAIR;
@@ -194,6 +228,15 @@ static void tp_panel_back(void *panel, bool half, const struct weight *w, int fi
     memset(tile, 0, PAIR * PAIR * sizeof *tile);
     for (int pair = pair0; pair < pair1; pair++) {
         const uint8_t *data = w->data + (size_t)pair * w->pair_bytes;
+        uint32_t *half_panel = (uint32_t *)panel + (size_t)(pair - pair0) * PAIR * PAIR / 2;
+        if (half && w->t == DT_BF16) {
+            turn_bf16(half_panel, data, first, n, tile);
+            continue;
+        }
+        if (half && w->t == DT_I8) {
+            turn_i8(half_panel, data, first, n, tile);
+            continue;
+        }
         if (w->t == DT_I8)
             tile_words(tile, data + (size_t)first * PAIR, (n + 3) / 4, 4, DT_I8, v_zero(), NULL);
         else if (w->t == DT_I4)
@@ -209,7 +252,7 @@ static void tp_panel_back(void *panel, bool half, const struct weight *w, int fi
     }
 }
 
-static void tp_gather(float *out, const struct weight *w, const float *dy, int pair0, int pair1)
+static void tp_gather(float *out, const struct weight *w, const float *dy, int ld, int pair0, int pair1)
 {
     int half = w->rows / 2;
     for (int panel = 2 * pair0; panel < 2 * pair1; panel++, out += PANEL) {
@@ -220,18 +263,40 @@ static void tp_gather(float *out, const struct weight *w, const float *dy, int p
             left = half - at;
             from = dy + at + (panel % 2 ? half : 0);
         }
+        __builtin_prefetch((const void *)((uintptr_t)from + (size_t)ld * sizeof *from)); /* the next row */
         vf y = left > 0 ? v_load_n(from, left) : v_zero();
         if (w->t == DT_I8) y = v_mul(y, v_load(w->scale + (size_t)panel * PANEL));
         v_store(out, y);
     }
 }
 
-static void tp_halve_columns(uint32_t *out, int R, const float *a, int ld, int k0, int k1)
+/* R rows of 32 floats at a time are transposed as words of two. */
+static void tp_halve_rows(uint32_t *out, int R, const float *x, int ld, int n)
 {
-    const float *row = a + (size_t)k0 * (size_t)ld;
-    for (int k = k0; k < k1; k += 2, row += 2 * (size_t)ld, out += R) {
-        vf odd = k + 1 < k1 ? v_load_n(row + ld, R) : v_zero();
-        v_store_n((float *)out, i_float(v_pair_bf16(v_load_n(row, R), odd)), R);
+    _Alignas(64) float rows[256], words[256];
+    memset(rows, 0, sizeof rows);
+    for (int k = 0; k < n; k += 32, out += 16 * R) {
+        int left = n - k, pairs = left < 32 ? (left + 1) / 2 : 16;
+        const float *from = x + k;
+        for (int r = 0; r < R; r++, from += ld) {
+            uint16_t *to = (uint16_t *)(rows + r * 16);
+            __builtin_prefetch((const void *)((uintptr_t)from + 512));
+            __builtin_prefetch((const void *)((uintptr_t)from + 576));
+            if (left >= 32)
+                v_store_2_bf16(to, v_load(from), v_load(from + 16));
+            else
+                v_store_2_bf16(to, v_load_n(from, left), left > 16 ? v_load_n(from + 16, left - 16) : v_zero());
+        }
+        w_transpose(words, 16, rows, 16);
+        for (int i = 0; i < pairs; i++) v_store_n((float *)out + i * R, v_load(words + i * 16), R);
+    }
+}
+
+static void tp_halve_columns(uint32_t *out, int R, const float *x, int ld, int n)
+{
+    for (int k = 0; k < n; k += 2, x += 2 * (size_t)ld, out += R) {
+        vf odd = k + 1 < n ? v_load_n(x + ld, R) : v_zero();
+        v_store_n((float *)out, i_float(v_pair_bf16(v_load_n(x, R), odd)), R);
     }
 }
 

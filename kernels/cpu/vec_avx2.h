@@ -191,6 +191,22 @@ INLINE void w_transpose(float *to, size_t ld_to, const float *from, size_t ld_fr
     for (size_t i = 0; i < 16; i += 8)
         for (size_t k = 0; k < 16; k += 8) half_transpose(to + k * ld_to + i, ld_to, from + i * ld_from + k, ld_from);
 }
+/* 32 floats to bf16 side by side */
+INLINE void v_store_2_bf16(uint16_t *p, vf x, vf y)
+{
+    v_store_bf16(p, x);
+    v_store_bf16(p + 16, y);
+}
+/* two rows of 32 16-bit values as columns side by side: 0 .. 15 and 16 .. 31 */
+INLINE void w_zip(void *first, void *second, const void *even, const void *odd)
+{
+    for (int i = 0; i < 2; i++) {
+        __m256i e = _mm256_loadu_si256((const __m256i *)even + i), o = _mm256_loadu_si256((const __m256i *)odd + i);
+        __m256i l = _mm256_unpacklo_epi16(e, o), h = _mm256_unpackhi_epi16(e, o), *to = i ? second : first;
+        _mm256_storeu_si256(to, _mm256_permute2x128_si256(l, h, 0x20));
+        _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(l, h, 0x31));
+    }
+}
 /* sixteen bytes as four words, `apart` bytes from each other; bias 0, or 128 to be added to each */
 INLINE void i_store_i8_words(int8_t *p, int apart, vi x, int bias)
 {

@@ -164,6 +164,25 @@ INLINE void w_transpose(float *to, size_t ld_to, const float *from, size_t ld_fr
     }
     for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + (size_t)i * ld_to, t[i]);
 }
+/* 32 floats to bf16 side by side */
+INLINE void v_store_2_bf16(uint16_t *p, vf x, vf y)
+{
+#ifdef __AVX512BF16__
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+#else
+    v_store_bf16(p, x);
+    v_store_bf16(p + 16, y);
+#endif
+}
+/* two rows of 32 16-bit values as columns side by side: 0 .. 15 and 16 .. 31 */
+INLINE void w_zip(void *first, void *second, const void *even, const void *odd)
+{
+    const __m512i at = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
+                                        36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    __m512i e = _mm512_loadu_si512(even), o = _mm512_loadu_si512(odd);
+    _mm512_storeu_si512(first, _mm512_permutex2var_epi16(e, at, o));
+    _mm512_storeu_si512(second, _mm512_permutex2var_epi16(e, _mm512_add_epi16(at, _mm512_set1_epi16(16)), o));
+}
 /* sixteen bytes as four words, `apart` bytes from each other; bias 0, or 128 to be added to each */
 INLINE void i_store_i8_words(int8_t *p, int apart, vi a, int bias)
 {

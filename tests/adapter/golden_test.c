@@ -190,7 +190,7 @@ static int check_base(const char *models, const char *adapters, const char *base
     for (struct dirent *f; (f = readdir(d));) {
         char mine[64];
         base_of(f->d_name, mine);
-        if (f->d_name[0] == '.' || strcmp(mine, base) || strstr(f->d_name, "--refused-")) continue;
+        if (!strstr(f->d_name, "--") || strcmp(mine, base) || strstr(f->d_name, "--refused-")) continue;
         if (!v)
             v = eval_open(&(struct engine_config){.model = dir,
                                                   .device = device,

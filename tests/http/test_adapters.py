@@ -182,11 +182,10 @@ def test_limits(start, folder):
         assert server.post("/adapters", {"name": "b", "path": "small"}).status_code == 201
 
 
-def test_named_adapter_must_load(start, folder):
-    with pytest.raises(AssertionError, match="DoRA"):
-        start("--adapters", f"x={folder / 'dora'}", *FEW, model=MODEL)
-    with pytest.raises(AssertionError, match="is not NAME=DIR"):
-        start("--adapters", "qv", *FEW, model=MODEL)
+def test_named_adapter_must_load(run, folder):
+    for named, says in [(f"x={folder / 'dora'}", b"DoRA"), ("qv", b'"qv" is not NAME=DIR'), (f"../x={folder / 'qv'}", b"name")]:
+        ended = run("serve", "--model", MODEL, "--port", "0", "--adapters", named, *FEW)
+        assert ended.returncode == 1 and says in ended.stderr, ended.stderr
 
 
 def test_data_directory(start, tmp_path):
@@ -195,6 +194,14 @@ def test_data_directory(start, tmp_path):
     with start("--data-dir", tmp_path, *FEW, model=MODEL) as server:
         assert names(server) == ["trained"]
         assert server.post("/adapters", {"name": "again", "path": "trained"}).status_code == 201
+        assert requests.delete(server.url + "/adapters/again").json() == {"name": "again", "deleted": True}
+        assert (tmp_path / "adapters" / "trained").exists()
+        gone = requests.delete(server.url + "/adapters/trained?files=true").json()
+        assert gone == {"name": "trained", "deleted": True, "files_deleted": True}
+        assert not (tmp_path / "adapters" / "trained").exists() and names(server) == []
+        for name in ("trained", "..", "%2e%2e"):
+            assert requests.delete(f"{server.url}/adapters/{name}?files=true").status_code in (404, 405)
+        assert (tmp_path / "adapters").exists()
 
 
 def test_deleted_and_replaced_in_the_middle_of_streams(server, folder):

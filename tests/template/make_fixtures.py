@@ -1,4 +1,5 @@
-"""Writes ../fixtures/templates/expected.json.xz: what transformers makes of conversations.py and language.py.
+"""Writes ../fixtures/templates/expected.json.xz, what transformers makes of conversations.py and language.py, and the
+fuzzer's seeds.
 
     python tests/template/make_fixtures.py        (needs transformers >= 5.0 and jinja2)
 
@@ -17,6 +18,7 @@ from conversations import CONVERSATIONS
 from language import CASES, VARIABLES
 
 FIXTURES = pathlib.Path(__file__).resolve().parent.parent / "fixtures" / "templates"
+SEEDS = FIXTURES.parent.parent / "fuzz" / "corpus" / "chat_template"
 TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>"}
 
 
@@ -32,7 +34,21 @@ def render(template, messages, options, prompt, **more):
                    add_generation_prompt=prompt, **more, **TOKENS, **options.get("extra", {}))
 
 
+def write_seeds():
+    """Starting points of the fuzzer: template, NUL, {"messages", "tools", "extra"}."""
+    SEEDS.mkdir(parents=True, exist_ok=True)
+    for path in sorted(FIXTURES.glob("*.jinja")):
+        for i, name in enumerate(("several turns, system", "talk and tool call", "tools and thinking")):
+            messages, options = CONVERSATIONS[name]
+            request = {"messages": messages, "tools": options.get("tools"), "extra": TOKENS | {"prompt": i}}
+            (SEEDS / f"{path.stem[:12]}-{i}").write_bytes(path.read_bytes() + b"\0" + json.dumps(request).encode())
+    for i in range(0, len(CASES), 12):
+        request = {"messages": [], "extra": VARIABLES}
+        (SEEDS / f"language-{i // 12:02}").write_bytes("\n".join(CASES[i:i + 12]).encode() + b"\0" + json.dumps(request).encode())
+
+
 def main():
+    write_seeds()
     expected = {"templates": {}, "continued": {}, "language": {}}
     for path in sorted(FIXTURES.glob("*.jinja")):
         template = path.read_text()

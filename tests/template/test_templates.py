@@ -10,7 +10,9 @@ import pytest
 
 from conversations import CONVERSATIONS
 from language import CASES, VARIABLES
-from tool import FIXTURES, Refused, Tool
+from template_client import FIXTURES, Refused, Tool
+
+pytestmark = pytest.mark.smoke
 
 EXPECTED = json.loads(lzma.decompress((FIXTURES / "expected.json.xz").read_bytes()))
 TEMPLATES = {path.stem: path.read_text() for path in sorted(FIXTURES.glob("*.jinja"))}

@@ -13,7 +13,10 @@
 #include "engine/safetensors.h"
 #include "engine/train.h"
 
+#include <fcntl.h>
 #include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -515,6 +518,97 @@ static void test_directory_errors(void **state)
     remove_dir(dir);
 }
 
+/* A directory that is exchanged again and again while it is read: one adapter or the other, never half of each. */
+struct exchange {
+    char one[64], two[64];
+    atomic_bool stop;
+};
+
+static void *exchange_often(void *arg)
+{
+    struct exchange *x = arg;
+    while (!atomic_load(&x->stop)) {
+        renameat2(AT_FDCWD, x->one, AT_FDCWD, x->two, RENAME_EXCHANGE);
+        usleep(200);
+    }
+    return NULL;
+}
+
+static void test_exchanged_while_read(void **state)
+{
+    char root[] = "/tmp/tandem-test-XXXXXX";
+    struct exchange x = {0};
+    struct err e;
+    assert_non_null(mkdtemp(root));
+    snprintf(x.one, sizeof x.one, "%s/a", root);
+    snprintf(x.two, sizeof x.two, "%s/b", root);
+    for (int i = 0; i < 2; i++) { /* the same shapes; alpha says whose weights they are */
+        struct adapter *a = adapter_new(&llama, TARGET_ALL, 2, i ? 64 : 2, false);
+        for (int p = 0; p < 14; p++) a->pair[p].a[0] = i ? 64 : 2;
+        assert_int_equal(adapter_write(a, &llama, "b", i ? x.two : x.one, &e), 0);
+        adapter_free(a);
+    }
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, exchange_often, &x), 0);
+    for (int i = 0; i < 300; i++) {
+        struct adapter *a = adapter_read(x.one, &llama, &e);
+        if (!a) continue; /* it changed each time it was looked at */
+        if (a->alpha != (double)a->pair[0].a[0])
+            fail_msg("alpha %g with weights of %g", a->alpha, (double)a->pair[0].a[0]);
+        adapter_free(a);
+    }
+    atomic_store(&x.stop, true);
+    pthread_join(thread, NULL);
+    remove_dir(x.one);
+    remove_dir(x.two);
+    rmdir(root);
+}
+
+/* Bytes of a real adapter changed, cut and repeated at random: refused or read, never worse (sanitizers watch). */
+static void test_mutations(void **state)
+{
+    char dir[] = "/tmp/tandem-test-XXXXXX";
+    struct err e;
+    size_t n_config, n_weights;
+    uint32_t x = 99;
+    assert_non_null(mkdtemp(dir));
+    struct adapter *a = odd_ranks();
+    assert_int_equal(adapter_write(a, &llama, "b", dir, &e), 0);
+    adapter_free(a);
+    char *config = contents(dir, ADAPTER_CONFIG, &n_config), *weights = contents(dir, ADAPTER_WEIGHTS, &n_weights);
+    int refused = 0, taken = 0;
+    for (int i = 0; i < 4000; i++) {
+        char *c = strdup(config), *w = malloc(n_weights);
+        memcpy(w, weights, n_weights);
+        size_t cut = n_weights;
+        for (int k = 0; k < 1 + i % 3; k++) {
+            x = x * 1664525 + 1013904223;
+            uint32_t at = x >> 8;
+            if (i % 2)
+                c[at % n_config] = (char)(32 + x % 95);
+            else if (i % 16 == 0)
+                cut = at % n_weights;
+            else
+                w[8 + at % 4088] ^= (char)(1 << x % 8); /* the header */
+        }
+        struct safetensors *f = safetensors_parse(w, cut, &e);
+        a = f ? adapter_parse(c, f, &llama, &e) : NULL;
+        if (a)
+            taken++;
+        else
+            refused++;
+        assert_true(a || e.msg[0]);
+        adapter_free(a);
+        safetensors_close(f);
+        free(w);
+        free(c);
+    }
+    assert_true(refused > 1000 && taken > 100);
+    free(config);
+    free(weights);
+    remove_dir(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -529,6 +623,8 @@ int main(void)
         cmocka_unit_test(test_scale),
         cmocka_unit_test(test_rules),
         cmocka_unit_test(test_directory_errors),
+        cmocka_unit_test(test_exchanged_while_read),
+        cmocka_unit_test(test_mutations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

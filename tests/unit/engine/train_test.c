@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "engine/adapter.h"
 #include "engine/base/buf.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
@@ -297,6 +298,35 @@ static void test_threads_and_recompute(void **state)
     }
 }
 
+/* An adapter whose ranks differ from layer to layer goes on, recomputed or not. */
+static void test_from_patterns(void **state)
+{
+    (void)state;
+    struct model m = open_model("qwen2", "cpu", 1);
+    struct dataset *data = rows_make(20, m.c.vocab, 5);
+    struct err e = {0};
+    char *from = file_join(fixtures, "../adapters/qwen2--ours-patterns");
+    for (int recompute = 0; recompute < 2; recompute++) {
+        char *dir = path_to(recompute ? "again" : "kept"), *out = file_join(dir, "out");
+        struct train_job job = {
+            .p = params(TRAIN_LORA), .data = data, .from = from, .base_name = "b", .dir = dir, .out = out};
+        job.p.recompute = recompute ? RECOMPUTE_ON : RECOMPUTE_OFF;
+        struct run r = {.pause_at = -1};
+        if (!(r.t = train_open(&job, &m, NULL, &e))) fail_msg("%s", e.msg);
+        train_run(r.t, on_event, &r);
+        train_free(r.t);
+        if (r.last != TRAIN_SUCCEEDED) fail_msg("%s", r.text);
+        assert_true(r.loss[r.steps - 1] < r.loss[0]);
+        free(dir);
+        free(out);
+    }
+    same_result("kept", "again", "ranks that differ");
+    free(from);
+    remove_tree(scratch);
+    free(data);
+    model_close(&m);
+}
+
 /* ---- interrupted ------------------------------------------------------------------------------------------------- */
 
 static struct train_params interrupted_params(enum train_method method)
@@ -391,6 +421,42 @@ static void test_not_finite(void **state)
     assert_non_null(strstr(r.text, "without a finite loss"));
     assert_int_equal(r.steps, 6); /* three, back, three */
     assert_true(r.rate[3] == r.rate[0] / 2);
+    remove_tree(scratch);
+    free(data);
+    model_close(&m);
+}
+
+/* Gradients that nothing can be learnt from, or that are far too large, are worth a word. */
+static void test_suspicious_norms(void **state)
+{
+    (void)state;
+    struct model m = open_model("llama-gqa", "cpu", 1);
+    struct dataset *data = rows_make(24, m.c.vocab, 3);
+    struct err e = {0};
+    char *from = path_to("zero"), *dir = path_to("norms");
+    struct adapter *zero = adapter_new(&m.c, TARGET_ALL, 2, 4, false); /* a and b are zero: so is the gradient */
+    if (adapter_write(zero, &m.c, "base", from, &e)) fail_msg("%s", e.msg);
+    adapter_free(zero);
+    struct train_job job = {.p = params(TRAIN_LORA), .data = data, .from = from, .dir = dir};
+    job.p.max_steps = 4;
+    struct run r = {.pause_at = -1};
+    if (!(r.t = train_open(&job, &m, NULL, &e))) fail_msg("%s", e.msg);
+    train_run(r.t, on_event, &r);
+    train_free(r.t);
+    assert_int_equal(r.last, TRAIN_SUCCEEDED);
+    assert_int_equal(r.warnings, 3); /* not for the first step */
+    assert_non_null(strstr(r.warning, "exactly zero"));
+
+    struct train_params p = params(TRAIN_LORA);
+    p.lora_alpha = 4096;
+    p.lora_r = 1;
+    p.max_steps = 2;
+    r = run_job(&m, data, &p, "large", -1);
+    assert_true(r.norm[0] > 100);
+    assert_true(r.warnings >= 1);
+    assert_non_null(strstr(r.warning, "above 100"));
+    free(from);
+    free(dir);
     remove_tree(scratch);
     free(data);
     model_close(&m);
@@ -585,8 +651,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_lora_learns),    cmocka_unit_test(test_full_learns),
         cmocka_unit_test(test_qlora_learns),   cmocka_unit_test(test_random_init_learns),
         cmocka_unit_test(test_cuts),           cmocka_unit_test(test_threads_and_recompute),
-        cmocka_unit_test(test_resume),         cmocka_unit_test(test_torn),
-        cmocka_unit_test(test_not_finite),     cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_from_patterns),  cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_torn),           cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_refused),        cmocka_unit_test(test_suspicious_norms),
         cmocka_unit_test(test_other_job),      cmocka_unit_test(test_disk),
         cmocka_unit_test(test_early_stopping), cmocka_unit_test(test_schedules),
     };

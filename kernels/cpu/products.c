@@ -58,6 +58,7 @@ static void multiply(const struct product *p, uint8_t *data, int block0, int blo
                        .data = data};
     struct lin_job j = p->job;
     j.w = &w;
+    j.k1 = w.k_pad;
     j.skip = -w.pairs; /* what comes next does not exist yet */
     j.y.p = (float *)j.y.p + (size_t)pair0 * PAIR;
     j.y.cols = p->cols - pair0 * PAIR;

@@ -39,9 +39,9 @@ struct weight {
     bool borrowed;           /* data belongs to somebody else */
 };
 
-/* One block for each (layer, page, head): K [head_dim][16] so that a vector is the page's tokens, V [16][dim_pad],
- * and for int8 the two rows of sixteen f32 scales.  bf16: K [head_dim / 2][16][2] and V [8][dim_pad][2], in the pairs
- * that the bf16 dot product takes. */
+/* One block for each (layer, head, page), so that neighbouring pages of a head are read as one stream: K [head_dim][16]
+ * so that a vector is the page's tokens, V [16][dim_pad], and for int8 the two rows of sixteen f32 scales.  bf16: K
+ * [head_dim / 2][16][2] and V [8][dim_pad][2], in the pairs that the bf16 dot product takes. */
 struct kv {
     struct kv_shape shape;
     int dim_pad;                        /* head_dim to a multiple of 16; the padding stays zero */
@@ -52,7 +52,7 @@ struct kv {
 
 static inline uint8_t *kv_block(const struct kv *kv, int layer, int page, int head)
 {
-    return kv->data + (((size_t)layer * kv->shape.pages + page) * kv->shape.kv_heads + head) * kv->block_bytes;
+    return kv->data + (((size_t)layer * kv->shape.kv_heads + head) * kv->shape.pages + page) * kv->block_bytes;
 }
 
 /* ---- what the kernels are given ------------------------------------------------------------------------------ */
@@ -87,9 +87,9 @@ typedef void lin_fn(const struct lin_job *, int block0, int block1, int pair0, i
 
 /* The part of a row's attention that one split of the context gives: weights relative to max. */
 struct attn_part {
-    float max;               /* of the scores; -INFINITY when the row sees nothing of the split */
-    float sum[PANEL];        /* of the weights, lane = place in the page */
-    float out[HEAD_DIM_MAX]; /* of the weights times V */
+    float max;                     /* of the scores; -INFINITY when the row sees nothing of the split */
+    _Alignas(64) float sum[PANEL]; /* of the weights, lane = place in the page */
+    float out[HEAD_DIM_MAX];       /* of the weights times V */
 };
 
 /* Query rows of one sequence that share a KV head, counted (token, head in group); row r is at position
@@ -100,6 +100,7 @@ struct attn_block {
     int kv_head, group;   /* group: query heads per KV head */
     int token0, pos0;     /* the sequence's first row of qkv, and that token's position */
     int row0, n_rows;
+    const struct attn_block *then; /* what the same thread is likely to do next; NULL: nothing, or not known */
 };
 
 /* What the products of training have of their own (train_products_impl.h). */

@@ -1,0 +1,147 @@
+/* Arithmetic, with Python's types and signs.  Integers have 64 bits: what does not fit is an error, not a wrap. */
+#include "engine/jinja_ast.h"
+#include "engine/jinja_builtins.h"
+
+#include <math.h>
+#include <string.h>
+
+static const char *const SIGNS[] = {"+", "-", "*", "/", "//", "%", "** or pow()"};
+
+static struct jv mismatch(struct jinja *j, int op, struct jv a, struct jv b)
+{
+    jinja_fail(j, "unsupported operand type(s) for %s: '%s' and '%s'", SIGNS[op], jv_type_name(a), jv_type_name(b));
+}
+
+static struct jv int_power(struct jinja *j, int64_t base, int64_t exponent)
+{
+    int64_t r = 1;
+    bool wrong = false;
+    for (; exponent; exponent >>= 1) {
+        if (exponent & 1) wrong |= __builtin_mul_overflow(r, base, &r);
+        if (exponent > 1) wrong |= __builtin_mul_overflow(base, base, &base);
+        if (wrong) jinja_fail(j, "integers of more than 64 bits are not supported");
+    }
+    return jv_int(r);
+}
+
+static struct jv int_divide(struct jinja *j, int op, int64_t a, int64_t b)
+{
+    if (b == 0) jinja_fail(j, op == OP_DIV ? "division by zero" : "integer division or modulo by zero");
+    if (op == OP_DIV) return jv_float((double)a / (double)b);
+    if (b == -1) { /* INT64_MIN / -1 would trap */
+        int64_t r;
+        if (op == OP_MOD) return jv_int(0);
+        if (__builtin_sub_overflow(0, a, &r)) jinja_fail(j, "integers of more than 64 bits are not supported");
+        return jv_int(r);
+    }
+    int64_t q = a / b, r = a % b;
+    if (r && (r < 0) != (b < 0)) q--, r += b; /* towards minus infinity */
+    return jv_int(op == OP_MOD ? r : q);
+}
+
+static struct jv int_binary(struct jinja *j, int op, int64_t a, int64_t b)
+{
+    int64_t r = 0;
+    bool wrong;
+    switch (op) {
+    case OP_ADD: wrong = __builtin_add_overflow(a, b, &r); break;
+    case OP_SUB: wrong = __builtin_sub_overflow(a, b, &r); break;
+    case OP_MUL: wrong = __builtin_mul_overflow(a, b, &r); break;
+    case OP_POW:
+        if (b >= 0) return int_power(j, a, b);
+        if (a == 0) jinja_fail(j, "0.0 cannot be raised to a negative power");
+        return jv_float(pow((double)a, (double)b));
+    default: return int_divide(j, op, a, b);
+    }
+    if (wrong) jinja_fail(j, "integers of more than 64 bits are not supported");
+    return jv_int(r);
+}
+
+static struct jv float_binary(struct jinja *j, int op, double a, double b)
+{
+    double m;
+    switch (op) {
+    case OP_ADD: return jv_float(a + b);
+    case OP_SUB: return jv_float(a - b);
+    case OP_MUL: return jv_float(a * b);
+    case OP_POW:
+        if (a == 0 && b < 0) jinja_fail(j, "0.0 cannot be raised to a negative power");
+        if (a < 0 && b != floor(b)) jinja_fail(j, "complex numbers are not supported");
+        return jv_float(pow(a, b));
+    default: break;
+    }
+    if (b == 0)
+        jinja_fail(j, op == OP_DIV   ? "float division by zero"
+                      : op == OP_MOD ? "float modulo"
+                                     : "float floor division by zero");
+    if (op == OP_DIV) return jv_float(a / b);
+    m = fmod(a, b);
+    if (m && (m < 0) != (b < 0)) m += b;
+    if (op == OP_MOD) return jv_float(m ? m : copysign(0, b));
+    double q = (a - m) / b, floored = floor(q);
+    return jv_float(q - floored > 0.5 ? floored + 1 : floored);
+}
+
+static struct jv repeat(struct jinja *j, struct jv v, int64_t times)
+{
+    if (times < 0) times = 0;
+    if (v.type == J_STR) {
+        struct jtext t = {0};
+        if (v.str->n && (uint64_t)times > JINJA_TEXT_MAX / v.str->n)
+            jinja_fail(j, "makes a text of more than %d bytes", JINJA_TEXT_MAX);
+        for (int64_t i = 0; v.str->n && i < times; i++) {
+            jinja_work(j, 1);
+            jtext_add(j, &t, *v.str);
+        }
+        return jtext_value(j, &t);
+    }
+    size_t n = v.list->n;
+    if (n && (uint64_t)times > JINJA_STEPS / n) jinja_fail(j, "takes too many steps");
+    struct jv list = jv_list(j, v.list->kind, n * (size_t)times);
+    jinja_work(j, n * (size_t)times);
+    for (int64_t i = 0; n && i < times; i++)
+        for (size_t k = 0; k < n; k++) jlist_add(j, list.list, v.list->v[k]);
+    return list;
+}
+
+static bool is_sequence(struct jv v)
+{
+    return v.type == J_STR || (v.type == J_LIST && v.list->kind <= JL_TUPLE);
+}
+
+static struct jv join(struct jinja *j, struct jv a, struct jv b)
+{
+    if (a.type == J_STR) {
+        struct jtext t = {0};
+        jtext_add(j, &t, *a.str);
+        jtext_add(j, &t, *b.str);
+        return jtext_value(j, &t);
+    }
+    struct jv list = jv_list(j, a.list->kind, a.list->n + b.list->n);
+    jinja_work(j, a.list->n + b.list->n);
+    for (size_t i = 0; i < a.list->n; i++) jlist_add(j, list.list, a.list->v[i]);
+    for (size_t i = 0; i < b.list->n; i++) jlist_add(j, list.list, b.list->v[i]);
+    return list;
+}
+
+static struct jv add_sequences(struct jinja *j, struct jv a, struct jv b)
+{
+    if (a.type == b.type && (a.type == J_STR || a.list->kind == b.list->kind) && is_sequence(b)) return join(j, a, b);
+    if (a.type == J_STR) jinja_fail(j, "can only concatenate str (not \"%s\") to str", jv_type_name(b));
+    jinja_fail(j, "can only concatenate %s (not \"%s\") to %s", jv_type_name(a), jv_type_name(b), jv_type_name(a));
+}
+
+struct jv jinja_binary(struct jinja *j, int op, struct jv a, struct jv b)
+{
+    int64_t x, y;
+    double p, q;
+    if (op == OP_MOD && a.type == J_STR) return jinja_percent(j, *a.str, b);
+    if (a.type == J_UNDEF) jinja_fail_undefined(j, a);
+    if (b.type == J_UNDEF) jinja_fail_undefined(j, b);
+    if (jv_is_int(a, &x) && jv_is_int(b, &y)) return int_binary(j, op, x, y);
+    if (jv_is_number(a, &p) && jv_is_number(b, &q)) return float_binary(j, op, p, q);
+    if (op == OP_ADD && is_sequence(a)) return add_sequences(j, a, b);
+    if (op == OP_MUL && is_sequence(a) && jv_is_int(b, &y)) return repeat(j, a, y);
+    if (op == OP_MUL && is_sequence(b) && jv_is_int(a, &x)) return repeat(j, b, x);
+    return mismatch(j, op, a, b);
+}

@@ -23,7 +23,7 @@ struct lora_module {
     int col, n, k; /* columns [col, col + n) of the product's output; k inputs */
 };
 
-enum { LORA_MODULES_MAX = 8 };
+enum { LORA_MODULES_MAX = 8, LORA_RANK_MAX = 512 };
 
 /* The family's modules in a fixed order; returns how many. */
 int lora_modules(const struct model_config *, struct lora_module out[LORA_MODULES_MAX]);
@@ -37,12 +37,12 @@ struct lora_pair {
     float *a, *b;
 };
 
-/* Owned by whoever read or built it; immutable once served. */
+/* Owned by whoever read or built it, from any thread; immutable once served. */
 struct adapter {
     int layers, n_modules;
     struct lora_module module[LORA_MODULES_MAX];
     struct lora_pair *pair; /* [layers][n_modules] */
-    int r;                  /* for the configuration: of the whole, before patterns */
+    int r;                  /* for the configuration: of the whole, before patterns; 1..LORA_RANK_MAX */
     double alpha, dropout;
     bool rslora;
     unsigned targets;
@@ -50,14 +50,26 @@ struct adapter {
 };
 
 /* Reads and checks every shape against the model.  NULL and *e, with the file and the tensor or key in it: DoRA, aLoRA,
- * modules_to_save and biases are refused by name. */
+ * modules_to_save, biases, adapters of the embedding or the head and values that are not finite are refused by name.
+ * Any thread. */
 struct adapter *adapter_read(const char *dir, const struct model_config *, struct err *e);
-/* Pairs zeroed, for building one: rank r at the modules in targets. */
+/* The same of a configuration's text and an opened file (both borrowed for the call). */
+struct safetensors;
+struct adapter *adapter_parse(const char *config, const struct safetensors *, const struct model_config *,
+                              struct err *e);
+/* Pairs zeroed, for building one: rank r at the modules in targets, scale from r, alpha and rslora.  NULL: no memory.
+ */
 struct adapter *adapter_new(const struct model_config *, unsigned targets, int r, double alpha, bool rslora);
-/* Writes the two files into dir, which is made; each file is written beside, synced and renamed.  The bytes depend on
- * the arguments only. */
+/* Pairs zeroed, of rank[layer * n_modules + module] each (0: none), scale 0.  NULL: no memory. */
+struct adapter *adapter_of_ranks(const struct model_config *, const int *rank);
+size_t adapter_bytes(const struct adapter *); /* of all matrices */
+/* Writes the two files into dir, which is made, parents too; each file is written beside, synced and renamed, the
+ * configuration last, and the directory is synced.  The bytes depend on the arguments only. */
 int adapter_write(const struct adapter *, const struct model_config *, const char *base_name, const char *dir,
                   struct err *e);
-void adapter_free(struct adapter *);
+void adapter_free(struct adapter *); /* NULL is allowed */
+
+#define ADAPTER_CONFIG "adapter_config.json"
+#define ADAPTER_WEIGHTS "adapter_model.safetensors"
 
 #endif

@@ -37,6 +37,8 @@ int batch_open(struct batch *b, struct dev *d, int max_tokens, int max_seqs, int
         return ERR_NOMEM;
     }
     layout(b, base);
+    b->group = mem_array((size_t)max_seqs, sizeof *b->group);
+    b->lora = mem_array((size_t)max_seqs, sizeof *b->lora);
     return 0;
 }
 
@@ -44,7 +46,19 @@ void batch_close(struct batch *b, struct dev *d)
 {
     if (b->id) d->ops->free(d, b->id);
     free(b->host);
+    free(b->group);
+    free(b->lora);
     *b = (struct batch){0};
+}
+
+static void add_rows(struct batch *b, const struct lora_weights *w, int row0, int rows)
+{
+    struct batch_group *last = b->n_groups ? &b->group[b->n_groups - 1] : NULL;
+    if (!w) return;
+    if (last && last->lora == w && last->row0 + last->rows == row0)
+        last->rows += rows;
+    else
+        b->group[b->n_groups++] = (struct batch_group){row0, rows, w};
 }
 
 static int widest(const struct plan *p)
@@ -62,9 +76,11 @@ void batch_build(struct batch *b, struct dev *d, const struct plan *p)
     CHECK(p->n_tokens <= b->max_tokens && p->n <= b->max_seqs && p->n_rows <= b->max_rows);
     int t = 0, r = 0, ld = widest(p);
     CHECK(ld <= b->max_pages);
+    b->n_groups = 0;
     for (int i = 0; i < p->n; i++) {
         const struct plan_item *it = &p->v[i];
         const struct seq *s = it->seq;
+        add_rows(b, s->lora, t, it->n);
         h.q_start[i] = t;
         h.kv_len[i] = it->start + it->n;
         memcpy(h.pages + (size_t)i * (size_t)ld, s->pages, (size_t)s->n_pages * sizeof *s->pages);
@@ -83,4 +99,33 @@ void batch_build(struct batch *b, struct dev *d, const struct plan *p)
     b->n_rows = r;
     b->pages_ld = ld;
     d->ops->upload(d, b->id, b->host, (fixed_ints(b) + (size_t)p->n * (size_t)ld) * sizeof *b->host);
+}
+
+int batch_lora(const struct batch *b, int layer, enum product product, int row0, int rows)
+{
+    int n = 0;
+    for (int i = 0; i < b->n_groups; i++) {
+        const struct batch_group *g = &b->group[i];
+        const struct lora_product *p = &g->lora->layer[layer][product];
+        int from = g->row0 > row0 ? g->row0 : row0, end = g->row0 + g->rows;
+        if (end > row0 + rows) end = row0 + rows;
+        if (p->n && from < end) b->lora[n++] = (struct lora_group){from - row0, end - from, p->n, p->part};
+    }
+    return n;
+}
+
+int batch_run(const struct batch *b, int layer, enum product product, int row, bool *changed)
+{
+    int end = row;
+    for (int i = 0; i < b->n_groups; i++) {
+        const struct batch_group *g = &b->group[i];
+        if (!g->lora->layer[layer][product].n || g->row0 + g->rows <= row) continue;
+        if (g->row0 > end) { /* rows between are left alone */
+            *changed = end > row;
+            return end > row ? end : g->row0;
+        }
+        end = g->row0 + g->rows;
+    }
+    *changed = end > row;
+    return end > row ? end : b->n_tokens;
 }

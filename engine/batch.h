@@ -3,11 +3,21 @@
 #ifndef TANDEM_BATCH_H
 #define TANDEM_BATCH_H
 
+#include "engine/lora_weights.h"
 #include "engine/sched.h"
 #include "kernels/ops.h"
 
+/* Rows that go through an adapter. */
+struct batch_group {
+    int row0, rows;
+    const struct lora_weights *lora;
+};
+
 struct batch {
     int n_tokens, n_seqs, n_rows, pages_ld;
+    int n_groups;              /* 0: the base model alone */
+    struct batch_group *group; /* (S), in the order of rows; host */
+    struct lora_group *lora;   /* (S), of batch_lora; host */
     /* device arrays; T = max_tokens, S = max_seqs, R = max_rows */
     int32_t *id, *pos, *slot;  /* (T) token, position in its text, KV place (page * KV_PAGE + offset) */
     int32_t *q_start, *kv_len; /* (S + 1), (S) */
@@ -21,5 +31,11 @@ struct batch {
 int batch_open(struct batch *, struct dev *, int max_tokens, int max_seqs, int max_rows, int max_pages);
 void batch_close(struct batch *, struct dev *);
 void batch_build(struct batch *, struct dev *, const struct plan *);
+
+/* What the adapters add to a product in rows [row0, row0 + rows): b->lora, with rows counted from row0.  Returns how
+ * many; good until the next call. */
+int batch_lora(const struct batch *b, int layer, enum product, int row0, int rows);
+/* Where the run of rows ends that begins at `row` and in which all, or none, have the product changed. */
+int batch_run(const struct batch *b, int layer, enum product, int row, bool *changed);
 
 #endif

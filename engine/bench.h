@@ -26,7 +26,7 @@ int bench_measure(struct dev *, struct ceilings *, struct err *e);
 
 /* ---- what a phase was ------------------------------------------------------------------------------------------ */
 
-enum { BENCH_OPS_MAX = 24, BENCH_ADVICE_MAX = 6, BENCH_ADVICE_BYTES = 200 };
+enum { BENCH_OPS_MAX = 64, BENCH_ADVICE_MAX = 6, BENCH_ADVICE_BYTES = 200 };
 
 enum bench_phase { BENCH_PREFILL, BENCH_DECODE };
 enum bench_bound { BOUND_MEMORY, BOUND_MULTIPLIER, BOUND_OVERHEAD };

@@ -169,6 +169,99 @@ static void bench_linears(struct bench_all *b)
     }
 }
 
+/* ---- products of training ---------------------------------------------------------------------------------------- */
+
+static void bench_back(struct bench_all *b, enum dtype t, int N, int K, bool gate_up)
+{
+    enum { M = ROWS };
+    if (!wanted(b, "linear_back %s%s M=%d N=%d K=%d", dtype_name(t), gate_up ? " gate_up" : "", M, N, K)) return;
+    float *dy = floats(b, (size_t)M * (size_t)N), *dx = floats(b, (size_t)M * (size_t)K);
+    struct weight *w = make_weight(b, t, N, K, gate_up);
+    if (dy && dx && w) {
+        double best;
+        BEST_OF(best, op_linear_back(b->d, (struct linear_back_args){mat_f32(dx, M, K), mat_f32(dy, M, N), w, false}));
+        double rate = t != DT_F32 && b->c.bf16_macs_per_s > 0 ? b->c.bf16_macs_per_s : b->c.f32_macs_per_s;
+        report(b, best, (double)M * N * K, rate, (double)b->d->ops->weight_bytes(w));
+    }
+    if (w) b->d->ops->weight_free(b->d, w);
+    drop(b, dy);
+    drop(b, dx);
+}
+
+/* As a trainer calls it: c in bf16 products unless a factor is as narrow as an adapter's rank. */
+static void bench_gemm(struct bench_all *b, const char *what, int M, int N, int K, bool ta, bool tb, bool accumulate)
+{
+    if (!wanted(b, "gemm%s%s%s M=%d N=%d K=%d%s%s", ta ? " ta" : "", tb ? " tb" : "", accumulate ? " +=" : "", M, N, K,
+                *what ? ": " : "", what))
+        return;
+    float *x = floats(b, (size_t)M * (size_t)K), *y = floats(b, (size_t)K * (size_t)N);
+    float *z = floats(b, (size_t)M * (size_t)N);
+    if (x && y && z) {
+        struct gemm_args a = {.c = mat_f32(z, M, N),
+                              .a = ta ? mat_f32(x, K, M) : mat_f32(x, M, K),
+                              .b = tb ? mat_f32(y, N, K) : mat_f32(y, K, N),
+                              .ta = ta,
+                              .tb = tb,
+                              .accumulate = accumulate,
+                              .half = true,
+                              .alpha = accumulate ? 1e-6f : 1};
+        double best, rate = b->c.bf16_macs_per_s > 0 ? b->c.bf16_macs_per_s : b->c.f32_macs_per_s;
+        BEST_OF(best, op_gemm(b->d, a));
+        report(b, best, (double)M * N * K, rate,
+               ((double)M * K + (double)N * K + (double)M * N * (accumulate + 1)) * 4);
+    }
+    drop(b, x);
+    drop(b, y);
+    drop(b, z);
+}
+
+static void bench_lora(struct bench_all *b, int T, int K, int N, int r)
+{
+    if (!wanted(b, "lora T=%d K=%d N=%d r=%d", T, K, N, r)) return;
+    float *x = floats(b, (size_t)T * (size_t)K), *y = floats(b, (size_t)T * (size_t)N);
+    float *a = floats(b, (size_t)r * (size_t)(K + N));
+    if (x && y && a) {
+        struct lora_part part = {a, a + (size_t)r * (size_t)K, r, 0, N, 1e-6f};
+        struct lora_group group = {0, T, 1, &part};
+        double best, bytes = ((double)r * (K + N) + (double)T * (K + 2.0 * N)) * 4;
+        BEST_OF(best, op_lora(b->d, (struct lora_args){mat_f32(y, T, N), mat_f32(x, T, K), &group, 1}));
+        report(b, best, (double)T * r * (K + N), b->c.f32_macs_per_s, bytes);
+    }
+    drop(b, x);
+    drop(b, y);
+    drop(b, a);
+}
+
+static void bench_products(struct bench_all *b)
+{
+    static const enum dtype types[] = {DT_F32, DT_BF16, DT_I8, DT_I4, DT_NF4};
+    for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
+        bench_back(b, types[k], QKV, HIDDEN, false);
+        bench_back(b, types[k], HIDDEN, INTER, false);
+        bench_back(b, types[k], 2 * INTER, HIDDEN, true);
+    }
+    bench_back(b, DT_I8, VOCAB / 4, HIDDEN, false);
+    for (int r = 8; r <= 64; r *= 8) {
+        static const int widths[] = {HIDDEN, INTER};
+        for (int i = 0; i < 2; i++) {
+            bench_gemm(b, "x a^T", ROWS, r, widths[i], false, true, false);
+            bench_gemm(b, "y += x b^T", ROWS, widths[i], r, false, true, true);
+            bench_gemm(b, "dy b", ROWS, r, widths[i], false, false, false);
+            bench_gemm(b, "dx += d a", ROWS, widths[i], r, false, false, true);
+            bench_gemm(b, "da", r, widths[i], ROWS, true, false, true);
+            bench_gemm(b, "db", widths[i], r, ROWS, true, false, true);
+        }
+    }
+    bench_gemm(b, "dw", 256, 256, 2048, true, false, true);
+    bench_gemm(b, "dw", 1024, 1024, 2048, true, false, true);
+    bench_gemm(b, "dw", INTER, HIDDEN, 2048, true, false, true);
+    bench_gemm(b, "", ROWS, HIDDEN, HIDDEN, false, false, false);
+    bench_lora(b, 1, HIDDEN, INTER, 8);
+    bench_lora(b, 1, INTER, HIDDEN, 8);
+    bench_lora(b, 32, HIDDEN, INTER, 8);
+    bench_lora(b, ROWS, HIDDEN, INTER, 8);
+}
+
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
 struct seqs { /* n sequences, each with `rows` new tokens at the end of a context of `len` */
@@ -296,6 +389,78 @@ static void bench_samples(struct bench_all *b)
     drop(b, z);
 }
 
+/* ---- training ---------------------------------------------------------------------------------------------------- */
+
+/* Whole sequences of `rows` tokens, ROWS at least in all: two products forward, five backward. */
+static void bench_attn_train(struct bench_all *b, int rows)
+{
+    enum { SEQS = 8 };
+    struct dev *d = b->d;
+    int n = rows < ROWS ? ROWS / rows : 1, T = n * rows;
+    float *qkv = floats(b, (size_t)T * QKV), *dqkv = floats(b, (size_t)T * QKV), *lse = floats(b, (size_t)T * HEADS);
+    float *out = floats(b, (size_t)T * HEADS * DIM), *dout = floats(b, (size_t)T * HEADS * DIM);
+    int32_t *start = d->ops->alloc(d, (SEQS + 1) * sizeof *start);
+    double best, macs = (double)T * (rows + 1) / 2 * HEADS * DIM;
+    if (qkv && dqkv && lse && out && dout && start) {
+        for (int i = 0; i <= n; i++) start[i] = i * rows;
+        struct mat mq = mat_f32(qkv, T, QKV), mo = mat_f32(out, T, HEADS * DIM), ml = mat_f32(lse, T, HEADS);
+        struct mat mdq = mat_f32(dqkv, T, QKV), mdo = mat_f32(dout, T, HEADS * DIM);
+        struct attn_seq_args a = {mo, ml, mq, HEADS, KV_HEADS, DIM, 0, 0.125f, n, start};
+        struct attn_back_args back = {mdq, mdo, mo, ml, mq, HEADS, KV_HEADS, DIM, 0, 0.125f, n, start};
+        if (wanted(b, "attn_seq %d x %d", n, rows)) {
+            BEST_OF(best, op_attn_seq(d, a));
+            report(b, best, macs * 2, b->c.f32_macs_per_s, 0);
+        }
+        if (wanted(b, "attn_back %d x %d", n, rows)) {
+            op_attn_seq(d, a);
+            BEST_OF(best, op_attn_back(d, back));
+            report(b, best, macs * 5, b->c.f32_macs_per_s, 0);
+        }
+    }
+    void *all[] = {qkv, dqkv, lse, out, dout, start};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) drop(b, all[i]);
+}
+
+static void bench_train_moves(struct bench_all *b)
+{
+    enum { T = ROWS, F = INTER, C = HIDDEN, R = 32 };
+    const double row = (double)T * C * 4;
+    struct dev *d = b->d;
+    size_t n = (size_t)T * F;
+    float *gu = floats(b, 2 * n), *dgu = floats(b, 2 * n), *dy = floats(b, n), *w = floats(b, 2 * F);
+    int32_t *id = d->ops->alloc(d, T * sizeof *id);
+    float *z = floats(b, (size_t)R * VOCAB);
+    double *sum = d->ops->alloc(d, sizeof *sum);
+    if (gu && dgu && dy && w && id && z && sum) {
+        for (int i = 0; i < T; i++) id[i] = i * 13 % T;
+        struct mat mgu = mat_f32(gu, T, 2 * F), mdgu = mat_f32(dgu, T, 2 * F), mdy = mat_f32(dy, T, F);
+        struct mat x = mat_f32(gu, T, C), dx = mat_f32(dgu, T, C), dout = mat_f32(dy, T, C);
+        MOVE("act_mul_back silu 512 x 4864", (double)n * 20,
+             op_act_mul_back(d, (struct act_mul_back_args){mdgu, mgu, mdy, ACT_SILU}));
+        MOVE("act_back gelu_tanh 512 x 4864", (double)n * 12,
+             op_act_back(d, (struct act_back_args){mat_f32(dgu, T, F), mat_f32(gu, T, F), mdy, ACT_GELU_TANH}));
+        MOVE("norm_back rms 512 x 896", row * 3,
+             op_norm_back(d, (struct norm_back_args){dx, x, dout, w, 1e-6f, NORM_RMS, false, NULL, NULL}));
+        MOVE("norm_back layer, dw, db 512 x 896", row * 3,
+             op_norm_back(d, (struct norm_back_args){dx, x, dout, w, 1e-6f, NORM_LAYER, false, w + F, w + F + C}));
+        MOVE("head_norm_back 512 x 14 x 64", row * 3,
+             op_head_norm_back(d, (struct head_norm_back_args){dx, x, 0, HEADS, DIM, w, 1e-6f, NULL}));
+        MOVE("dropout 512 x 896", row * 2, op_dropout(d, (struct dropout_args){dout, 0.1f, 1, 0}));
+        MOVE("square_sum 5 M", (double)n * 8, op_square_sum(d, (struct square_sum_args){gu, 2 * n, sum}));
+        struct adamw_args a = {.p = gu, .m = dgu, .v = dgu + n, .g = dy, .n = n, .lr = 1e-4, .beta1 = 0.9};
+        a.beta2 = 0.999, a.eps = 1e-8, a.bias1 = 0.1, a.bias2 = 0.001, a.grad_scale = 1;
+        for (size_t i = 0; i < n; i++) a.v[i] = 1;
+        MOVE("adamw 2.5 M", (double)n * 28, op_adamw(d, a));
+        struct cross_entropy_args ce = {mat_f32(z, R, VOCAB), id, w, w + T, id, false};
+        ce.hit = id + R;
+        MOVE("cross_entropy V=151936, 32 rows", (double)R * VOCAB * 4, op_cross_entropy(d, ce));
+        ce.back = true;
+        MOVE("cross_entropy back V=151936, 32 rows", (double)R * VOCAB * 8, op_cross_entropy(d, ce));
+    }
+    void *all[] = {gu, dgu, dy, w, id, z, sum};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) drop(b, all[i]);
+}
+
 int bench_ops(const char *device, int threads, const char *filter, const struct bench_ops_sink *sink, struct err *e)
 {
     char why[160], name[32];
@@ -309,9 +474,14 @@ int bench_ops(const char *device, int threads, const char *filter, const struct 
         snprintf(name, sizeof name, "%s%s%s", b.d->ops->name, same ? "" : " ", same ? "" : b.d->level);
         sink->begin(sink->arg, name, b.d->threads, &b.c);
         bench_linears(&b);
+        bench_products(&b);
         bench_attns(&b);
         bench_moves(&b);
         bench_samples(&b);
+        bench_attn_train(&b, 128);
+        bench_attn_train(&b, 512);
+        bench_attn_train(&b, 2048);
+        bench_train_moves(&b);
     }
     if (!rc && b.stopped) rc = err_set(e, ERR_FULL, "interrupted");
     if (!rc && b.no_memory) rc = err_set(e, ERR_NOMEM, "not enough memory for every row");

@@ -35,9 +35,17 @@ static void parse(void *arg)
     jinja_parse(j, (struct jstr){.s = copy, .n = c->n}, c->into);
 }
 
+/* FNV-1a, 64 bits; the NUL that ends each text is counted. */
+static void identify(struct chat_template *t, const char *text, size_t n)
+{
+    for (size_t i = 0; i <= n; i++)
+        t->identity = (t->identity ^ (i < n ? (unsigned char)text[i] : 0)) * UINT64_C(0x100000001b3);
+}
+
 static bool add_program(struct chat_template *t, const char *source, size_t n, struct jprogram *into, struct err *e)
 {
     struct err own = {0};
+    identify(t, source, n);
     if (chat_attempt(&t->j, parse, &(struct parse_call){t, source, n, into}, &own)) return true;
     err_set(e, own.code, "%s", own.msg);
     return false;
@@ -46,6 +54,7 @@ static bool add_program(struct chat_template *t, const char *source, size_t n, s
 static struct chat_template *template_new(void)
 {
     struct chat_template *t = mem_zalloc(sizeof *t);
+    t->identity = UINT64_C(0xcbf29ce484222325);
     jinja_begin(&t->j, NULL);
     return t;
 }
@@ -70,6 +79,11 @@ void chat_template_free(struct chat_template *t)
     free(t);
 }
 
+uint64_t chat_template_identity(const struct chat_template *t)
+{
+    return t ? t->identity : 0;
+}
+
 /* --- a model's directory */
 
 static void set_token(struct chat_template *t, const char *name, const char *text)
@@ -77,6 +91,8 @@ static void set_token(struct chat_template *t, const char *name, const char *tex
     for (int i = 0; i < t->n_tokens; i++)
         if (strcmp(t->tokens[i].name, name) == 0) return;
     t->tokens = mem_resize(t->tokens, (size_t)t->n_tokens + 1, sizeof *t->tokens);
+    identify(t, name, strlen(name));
+    identify(t, text, strlen(text));
     t->tokens[t->n_tokens++] = (struct chat_token){mem_strdup(name), mem_strdup(text)};
 }
 

@@ -16,6 +16,7 @@
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct chat_template;
 
@@ -25,6 +26,8 @@ struct chat_template *chat_template_parse(const char *source, size_t n, struct e
  * alone when it has none. */
 struct chat_template *chat_template_load(const char *model_dir, struct err *e);
 void chat_template_free(struct chat_template *);
+/* Of its source and its directory's bos_token and the like: equal for the same template.  0 for NULL. */
+uint64_t chat_template_identity(const struct chat_template *);
 
 /* A conversation: messages (array of objects), tools (array or NULL), and whatever else the template's variables are to
  * be (an object or NULL: documents, enable_thinking...).  bos_token and the like come from the template's directory, or

@@ -35,15 +35,18 @@ struct dataset_source {
 
 struct dataset_options {
     enum dataset_format format;
-    int max_length;       /* rows are cut to so many tokens; counted in the report */
-    bool train_on_prompt; /* loss on everything, not only completions and assistant turns */
-    bool keep_duplicates;
+    int max_length; /* >= 2.  Rows are cut to so many tokens, counted in the report; plain text into pieces of them */
+    bool train_on_prompt;  /* loss on everything, not only completions and assistant turns */
+    bool keep_duplicates;  /* rows of the same ids and mask */
     bool no_eos;           /* do not end texts and completions with the end-of-text token */
-    const char *cache_dir; /* NULL: an unlinked temporary file */
-    int threads;
-    size_t max_row_bytes;         /* 0: 4 MiB */
-    uint64_t max_rows, max_bytes; /* 0: 50 M rows; 16 GiB */
-    void (*progress)(void *arg, double fraction);
+    const char *cache_dir; /* made when missing; NULL: an unlinked temporary file */
+    uint64_t cache_bytes;  /* of all prepared sets in cache_dir: the longest unused are removed; 0: 64 GiB */
+    int threads;           /* 0 and 1: the caller's alone */
+    size_t max_row_bytes;  /* 0: 4 MiB */
+    uint64_t max_rows;     /* 0: 50 M */
+    uint64_t max_bytes;    /* of the source, and of the prepared set; 0: 16 GiB */
+    void (*progress)(void *arg, double fraction); /* in the caller's thread; NULL: none */
+    bool (*cancelled)(void *arg);                 /* asked now and then; true: dataset_open gives up; NULL: never */
     void *arg;
 };
 
@@ -79,5 +82,23 @@ struct dataset_row {
 uint64_t dataset_rows(const struct dataset *);
 struct dataset_row dataset_row(const struct dataset *, uint64_t i);
 uint64_t dataset_hash(const struct dataset *); /* of ids and masks: a checkpoint belongs to it */
+
+const char *dataset_format_name(enum dataset_format); /* "text", "completion"... */
+int dataset_format_parse(const char *name);           /* also "auto"; -1: no such format */
+
+/* A row's text in stretches that are trained or not, for people: what POST /train/validate shows. */
+struct dataset_segment {
+    char *text; /* owned by the preview; valid UTF-8 */
+    size_t bytes;
+    int tokens;
+    bool trained;
+};
+struct dataset_preview {
+    struct dataset_segment *v;
+    int n;
+};
+/* Fills *out; dataset_preview_free. */
+void dataset_preview(const struct dataset_row *, const struct tokenizer *, struct dataset_preview *out);
+void dataset_preview_free(struct dataset_preview *);
 
 #endif

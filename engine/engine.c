@@ -2,6 +2,7 @@
  * can run.  See engine.h for who may call what. */
 #include "engine/engine.h"
 
+#include "engine/adapters.h"
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
@@ -13,6 +14,8 @@
 #include "engine/request.h"
 #include "engine/sched.h"
 #include "engine/setup.h"
+#include "engine/train_share.h"
+#include "engine/training.h"
 #include "engine/turn.h"
 #include "kernels/rng.h"
 
@@ -21,15 +24,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { IDLE_GIFT_NS = 500 * 1000 * 1000 }; /* then the statistics are published, and training goes on */
 enum { MIN_ROWS = 16 }; /* of logits in a step, so that prompt log-probabilities come in decent chunks */
 
-enum msg_kind { MSG_SUBMIT, MSG_CANCEL, MSG_PAUSE, MSG_RESUME, MSG_STOP };
+enum msg_kind { MSG_SUBMIT, MSG_CANCEL, MSG_PAUSE, MSG_RESUME, MSG_ADAPTER, MSG_SWEEP, MSG_WAKE, MSG_STOP };
+
+/* An adapter on its way to the device; on the stack of the thread that waits for it. */
+struct adapter_load {
+    const char *name;
+    struct adapter *adapter;
+    uint64_t version;
+    struct err e;
+    bool done; /* under load_lock */
+};
 
 struct msg {
     struct mail mail; /* first */
     enum msg_kind kind;
     uint64_t id;
-    struct request *request; /* MSG_SUBMIT */
+    struct request *request;   /* MSG_SUBMIT */
+    struct adapter_load *load; /* MSG_ADAPTER */
 };
 
 struct engine {
@@ -42,9 +56,16 @@ struct engine {
     _Atomic uint64_t step_started; /* 0: no step in progress */
     pthread_mutex_t stats_lock;
     struct engine_stats stats;
+    struct adapters adapters;
+    pthread_mutex_t load_lock;
+    pthread_cond_t load_done;
+    bool closing;     /* under load_lock, as n_loading */
+    int n_loading;    /* under load_lock */
     uint64_t last_id; /* the submitting thread's */
     pthread_t thread;
     bool started;
+    struct train_gate *gate;
+    struct training training;
 
     /* the engine thread's */
     struct kv_pool *pool;
@@ -54,10 +75,29 @@ struct engine {
     struct sample_out *outs; /* (max_rows) */
     struct request **by_id;  /* hash table with chains */
     uint32_t id_mask;
+    struct train_share share;
     struct engine_stats now; /* what stats becomes at the end of the step */
 };
 
 /* ---- opening and closing ---------------------------------------------------------------------------------------- */
+
+static void post_msg(struct engine *g, struct msg msg)
+{
+    struct msg *m = mem_alloc(sizeof *m);
+    *m = msg;
+    mailbox_send(&g->inbox, &m->mail);
+}
+
+static void send_msg(struct engine *g, enum msg_kind kind, uint64_t id, struct request *r)
+{
+    post_msg(g, (struct msg){.kind = kind, .id = id, .request = r});
+}
+
+/* The trainer wants the device: by its thread. */
+static void wake_engine(void *arg)
+{
+    send_msg(arg, MSG_WAKE, 0, NULL);
+}
 
 struct engine *engine_open(const struct engine_config *c, struct err *e)
 {
@@ -77,6 +117,9 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     mailbox_init(&g->inbox);
     events_init(&g->events);
     pthread_mutex_init(&g->stats_lock, NULL);
+    pthread_mutex_init(&g->load_lock, NULL);
+    pthread_cond_init(&g->load_done, NULL);
+    adapters_init(&g->adapters, m->max_adapters, m->max_lora_rank);
     g->pool = kv_pool_new(m->pages, rng_mix(clock_unix()));
     sched_init(&g->sched, &(struct sched_config){m->max_seqs, m->max_batch_tokens, g->s.max_rows, !c->no_prefix_cache},
                g->pool);
@@ -86,6 +129,10 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     }
     g->by_id = mem_array((size_t)g->id_mask + 1, sizeof *g->by_id);
     g->stats.pages_total = g->now.pages_total = m->pages;
+    g->share = (struct train_share){.budget_ns = 1e9 * (c->train_itl_budget > 0 ? c->train_itl_budget : 0.05),
+                                    .slowdown = c->train_slowdown >= 1 ? c->train_slowdown : 1.2};
+    g->gate = train_gate_new(wake_engine, g);
+    training_init(&g->training, &g->s, g->gate);
     return g;
 }
 
@@ -101,13 +148,6 @@ const struct tokenizer *engine_tokenizer(const struct engine *g)
 
 /* ---- the other thread's calls ------------------------------------------------------------------------------------ */
 
-static void send_msg(struct engine *g, enum msg_kind kind, uint64_t id, struct request *r)
-{
-    struct msg *m = mem_zalloc(sizeof *m);
-    *m = (struct msg){.kind = kind, .id = id, .request = r};
-    mailbox_send(&g->inbox, &m->mail);
-}
-
 bool engine_has_room(const struct engine *g)
 {
     return atomic_load(&g->queued) < g->s.info.max_queue;
@@ -119,8 +159,18 @@ uint64_t engine_submit(struct engine *g, const struct gen_request *spec, struct 
         err_set(e, ERR_FULL, "Model is overloaded");
         return 0;
     }
+    struct adapter_version *adapter = spec->adapter ? adapters_hold(&g->adapters, spec->adapter, e) : NULL;
+    if (spec->adapter && !adapter) return 0;
     struct request *r = request_new(spec, &g->s.info, e);
-    if (!r) return 0;
+    if (!r) {
+        if (adapters_release(&g->adapters, adapter)) send_msg(g, MSG_SWEEP, 0, NULL);
+        return 0;
+    }
+    if (adapter) {
+        r->adapter = adapter;
+        r->seq.lora = &adapter->lora;
+        r->seq.root = adapter_root(adapter);
+    }
     r->id = ++g->last_id;
     r->seq.arrival = r->id;
     r->times.submitted = clock_now();
@@ -145,6 +195,96 @@ void engine_resume(struct engine *g, uint64_t id)
     send_msg(g, MSG_RESUME, id, NULL);
 }
 
+int engine_train_start(struct engine *g, const struct train_job *job, train_event_fn *fn, void *arg, struct err *e)
+{
+    return training_start(&g->training, job, fn, arg, e);
+}
+
+int engine_train_plan(struct engine *g, const struct train_job *job, struct train_plan *plan, struct err *e)
+{
+    return train_plan_job(job, &g->s.model, g->gate, plan, e);
+}
+
+void engine_train_command(struct engine *g, enum train_command c)
+{
+    training_command(&g->training, c);
+}
+
+/* ---- adapters ---- */
+
+/* the thread that has the device */
+static void publish_adapter(struct engine *g, struct adapter_load *l)
+{
+    if (!model_reserve_adapters(&g->s.model, &l->e))
+        adapters_publish(&g->adapters, g->s.model.d, l->name, l->adapter, &l->version, &l->e);
+}
+
+static void load_answer(struct engine *g, struct adapter_load *l)
+{
+    pthread_mutex_lock(&g->load_lock);
+    l->done = true;
+    pthread_cond_broadcast(&g->load_done);
+    pthread_mutex_unlock(&g->load_lock);
+}
+
+/* The engine thread does it between two steps. */
+static void load_wait(struct engine *g, struct adapter_load *l)
+{
+    pthread_mutex_lock(&g->load_lock);
+    if (g->closing) {
+        err_set(&l->e, ERR_FULL, "the engine is closing");
+        l->done = true;
+    } else {
+        post_msg(g, (struct msg){.kind = MSG_ADAPTER, .load = l});
+    }
+    while (!l->done) pthread_cond_wait(&g->load_done, &g->load_lock);
+    pthread_mutex_unlock(&g->load_lock);
+}
+
+/* engine_close waits for those that are on their way */
+static void count_loading(struct engine *g, int more)
+{
+    pthread_mutex_lock(&g->load_lock);
+    g->n_loading += more;
+    pthread_cond_broadcast(&g->load_done);
+    pthread_mutex_unlock(&g->load_lock);
+}
+
+int engine_adapter_load(struct engine *g, const char *name, const char *dir, uint64_t *version, struct err *e)
+{
+    struct adapter_load l = {.name = name};
+    count_loading(g, 1);
+    if (adapters_read(&g->adapters, name, dir, &g->s.model.c, &l.adapter, &l.e) == 0) {
+        if (g->started)
+            load_wait(g, &l);
+        else
+            publish_adapter(g, &l);
+    }
+    adapter_free(l.adapter);
+    count_loading(g, -1);
+    if (version) *version = l.version;
+    if (l.e.code) *e = l.e;
+    return l.e.code;
+}
+
+int engine_adapter_unload(struct engine *g, const char *name, struct err *e)
+{
+    bool buried;
+    int rc = adapters_remove(&g->adapters, name, &buried, e);
+    if (buried) send_msg(g, MSG_SWEEP, 0, NULL);
+    return rc;
+}
+
+int engine_adapters_list(const struct engine *g, struct adapter_info *out, int max)
+{
+    return adapters_list((struct adapters *)&g->adapters, out, max); /* the lock is the only thing written */
+}
+
+int engine_adapter_check(const struct engine *g, const char *name, struct err *e)
+{
+    return adapters_check((struct adapters *)&g->adapters, name, e);
+}
+
 struct event_batch *engine_events(struct engine *g)
 {
     return events_take(&g->events);
@@ -161,6 +301,7 @@ void engine_stats_read(const struct engine *g, struct engine_stats *out)
     pthread_mutex_lock(&w->stats_lock);
     *out = g->stats;
     pthread_mutex_unlock(&w->stats_lock);
+    out->adapters = adapters_count(&w->adapters, &out->adapter_bytes);
     out->step_started = atomic_load(&g->step_started);
     /* requests still in the inbox wait, too */
     if (out->waiting < atomic_load(&g->queued)) out->waiting = atomic_load(&g->queued);
@@ -176,6 +317,12 @@ static struct request **find_link(struct engine *g, uint64_t id)
     return link;
 }
 
+static void drop_request(struct engine *g, struct request *r)
+{
+    if (r && adapters_release(&g->adapters, r->adapter)) adapters_sweep(&g->adapters, g->s.model.d);
+    request_free(r);
+}
+
 static void end_request(struct engine *g, struct request *r, enum finish_reason why, int stop_index, const char *error)
 {
     if (!r->times.scheduled) atomic_fetch_sub(&g->queued, 1);
@@ -184,13 +331,23 @@ static void end_request(struct engine *g, struct request *r, enum finish_reason 
     CHECK(*link == r);
     *link = r->next;
     request_done(r, why, stop_index, error, &g->events, clock_now());
-    request_free(r);
+    drop_request(g, r);
 }
 
 /* False: stop. */
 static bool handle(struct engine *g, const struct msg *m)
 {
     if (m->kind == MSG_STOP) return false;
+    if (m->kind == MSG_WAKE) return true;
+    if (m->kind == MSG_ADAPTER) {
+        publish_adapter(g, m->load);
+        load_answer(g, m->load);
+        return true;
+    }
+    if (m->kind == MSG_SWEEP) {
+        adapters_sweep(&g->adapters, g->s.model.d);
+        return true;
+    }
     if (m->kind == MSG_SUBMIT) {
         struct request *r = m->request;
         r->next = g->by_id[r->id & g->id_mask];
@@ -327,13 +484,35 @@ static void publish(struct engine *g, const struct plan *p)
     pthread_mutex_unlock(&g->stats_lock);
 }
 
+static bool mail_waits(void *arg)
+{
+    return mailbox_waiting(&((struct engine *)arg)->inbox);
+}
+
+/* Training has its turn: what a step leaves of the budget, or, when nothing can be computed for anybody, the time until
+ * the next message. */
+static void give_to_training(struct engine *g, const struct plan *p)
+{
+    if (!train_gate_wanted(g->gate)) return;
+    uint64_t used = 0;
+    if (!p->n) {
+        used = train_gate_give(g->gate, IDLE_GIFT_NS, mail_waits, g);
+    } else {
+        uint64_t ns = train_share_allow(&g->share, g->now.last_step_ns);
+        if (ns) used = train_gate_give(g->gate, ns, NULL, NULL);
+        train_share_used(&g->share, used);
+    }
+    g->now.train_ns += used;
+}
+
 int engine_turn(struct engine *g, bool wait)
 {
-    if (!take_inbox(g, wait)) return -1;
+    if (!take_inbox(g, wait && !train_gate_wanted(g->gate))) return -1;
     const struct plan *p = sched_step(&g->sched);
     if (p->n) run_step(g, p);
     publish(g, p); /* before the events: who has seen a request end sees its pages free */
     events_post(&g->events);
+    give_to_training(g, p);
     return p->n_tokens;
 }
 
@@ -371,26 +550,42 @@ void engine_close(struct engine *g)
         send_msg(g, MSG_STOP, 0, NULL);
         pthread_join(g->thread, NULL);
     }
+    training_close(&g->training);
+    pthread_mutex_lock(&g->load_lock);
+    g->closing = true;
+    pthread_mutex_unlock(&g->load_lock);
     struct mail *next;
     for (struct mail *m = mailbox_take(&g->inbox, false); m; m = next) {
         next = m->next;
-        request_free(((struct msg *)m)->request);
+        struct msg *left = (struct msg *)m;
+        drop_request(g, left->request);
+        if (left->kind == MSG_ADAPTER) {
+            err_set(&left->load->e, ERR_FULL, "the engine is closing");
+            load_answer(g, left->load);
+        }
         free(m);
     }
+    pthread_mutex_lock(&g->load_lock);
+    while (g->n_loading) pthread_cond_wait(&g->load_done, &g->load_lock);
+    pthread_mutex_unlock(&g->load_lock);
     for (uint32_t i = 0; i <= g->id_mask; i++)
         while (g->by_id[i]) {
             struct request *r = g->by_id[i];
             g->by_id[i] = r->next;
             sched_remove(&g->sched, &r->seq);
-            request_free(r);
+            drop_request(g, r);
         }
+    train_gate_free(g->gate);
     sched_free(&g->sched);
     kv_pool_free(g->pool);
     batch_close(&g->batch, g->s.model.d);
+    adapters_close(&g->adapters, g->s.model.d);
     setup_close(&g->s);
     events_free(&g->events);
     mailbox_destroy(&g->inbox);
     pthread_mutex_destroy(&g->stats_lock);
+    pthread_mutex_destroy(&g->load_lock);
+    pthread_cond_destroy(&g->load_done);
     free(g->by_id);
     free(g->rows);
     free(g->outs);

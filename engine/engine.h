@@ -12,6 +12,7 @@
 
 #include "engine/base/err.h"
 #include "engine/tokenizer.h"
+#include "engine/train.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -38,9 +39,13 @@ struct engine_config {
     int max_batch_tokens;    /* tokens in one step; 0: 512 */
     int max_queue;           /* requests that wait; 0: 256 */
     int max_total_tokens;    /* prompt + generated of one request; 0: what the model and the page pool allow */
+    int max_adapters;        /* names at once; 0: 64 */
+    int max_lora_rank;       /* of an adapter; 0: 256 */
     bool no_prefix_cache;
     bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
-    bool no_calibration; /* a small model is quantised without being calibrated on its own text (calibrate.h) */
+    double train_itl_budget; /* seconds a step of serving and the training behind it may take; 0: 0.05 */
+    double train_slowdown;   /* and how many times the step; >= 1; 0: 1.2 */
+    bool no_calibration;     /* a small model is quantised without being calibrated on its own text (calibrate.h) */
 };
 
 /* Loads the model; long.  NULL and *e on error. */
@@ -63,6 +68,7 @@ struct engine_info {
     int max_model_len;    /* positions the model has */
     int max_total_tokens; /* prompt + generated, what one request may use here */
     int max_seqs, max_batch_tokens, max_queue, pages, page_tokens, threads;
+    int max_adapters, max_lora_rank;
     const int32_t *eos; /* ids that end a text (n_eos of them) */
     int n_eos;
     /* defaults of generation_config.json; NAN or -1 where it says nothing */
@@ -110,11 +116,12 @@ struct gen_request {
     bool prompt_logprobs; /* EV_PROMPT for every prompt token before the first EV_TOKEN */
     int top_n;            /* most likely tokens to report, 0 .. ENGINE_TOP_MAX */
     int priority;         /* lower runs first; 0 */
+    const char *adapter;  /* a name that is loaded; NULL: the base model */
     void *user;           /* handed back in every event */
 };
 
 /* Checks, copies and queues.  Returns the request's id (never 0), or 0 with *e: ERR_FULL when max_queue wait already,
- * ERR_INVALID when a field breaks the rules above. */
+ * ERR_INVALID when a field breaks the rules above, ERR_NOT_FOUND when no such adapter is loaded. */
 uint64_t engine_submit(struct engine *, const struct gen_request *, struct err *e);
 /* True while the queue has room: asked before a prompt is tokenised. */
 bool engine_has_room(const struct engine *);
@@ -124,6 +131,32 @@ void engine_cancel(struct engine *, uint64_t id);
 /* A paused request keeps its pages while nobody needs them and is not scheduled: the answer to a slow reader. */
 void engine_pause(struct engine *, uint64_t id);
 void engine_resume(struct engine *, uint64_t id);
+
+/* ---- adapters -------------------------------------------------------------------------------------------------- */
+
+enum { ADAPTER_NAME_MAX = 100 }; /* a letter or digit, then letters, digits, '.', '_', ':', '-' */
+
+struct adapter_info {
+    char name[ADAPTER_NAME_MAX + 1];
+    uint64_t version; /* of each load, in order, from 1 */
+    int r;            /* the largest of its modules' */
+    double alpha;
+    bool rslora;
+    size_t bytes;      /* on the device */
+    int requests;      /* that use this version now, waiting ones included */
+    char targets[160]; /* "q_proj,v_proj" */
+};
+
+/* Reads a PEFT directory and makes it the adapter of that name for all requests from now on; those that run keep the
+ * version they began with.  Any thread but the engine's (the loop's too, if it may wait for the disk and for the step
+ * in progress); before engine_start the owner's.  Several may load at once; none may begin after engine_close has. */
+int engine_adapter_load(struct engine *, const char *name, const char *dir, uint64_t *version, struct err *e);
+/* From now on there is no adapter of that name; its memory is free when the last request that uses it ends. */
+int engine_adapter_unload(struct engine *, const char *name, struct err *e);
+/* The first `max` by name; returns how many. */
+int engine_adapters_list(const struct engine *, struct adapter_info *out, int max);
+/* ERR_NOT_FOUND with the known names, as engine_submit would say. */
+int engine_adapter_check(const struct engine *, const char *name, struct err *e);
 
 /* ---- events ---------------------------------------------------------------------------------------------------- */
 
@@ -175,6 +208,17 @@ struct event_batch {
 struct event_batch *engine_events(struct engine *);
 void engine_events_done(struct engine *, struct event_batch *);
 
+/* ---- training --------------------------------------------------------------------------------------------------- */
+
+/* Starts the job (train.h) on the model being served, on a thread of its own; its strings and data sets stay the
+ * caller's until the last event, after which another job may be started.  Opening is part of it: what cannot be planned
+ * fails with TRAIN_FAILED.  ERR_FULL while a job runs.  Called by the owner's thread or, one at a time, another. */
+int engine_train_start(struct engine *, const struct train_job *, train_event_fn *, void *arg, struct err *e);
+/* What the job would take: nothing is trained or kept.  A pool thread, at any time. */
+int engine_train_plan(struct engine *, const struct train_job *, struct train_plan *, struct err *e);
+/* Ignored when no job runs. */
+void engine_train_command(struct engine *, enum train_command);
+
 /* ---- what it is doing ------------------------------------------------------------------------------------------ */
 
 struct engine_stats {
@@ -182,8 +226,11 @@ struct engine_stats {
     int pages_total, pages_used, pages_cached; /* used: held by requests; cached: free but holding a known prefix */
     uint64_t steps, prompt_tokens, generated_tokens, preemptions;
     uint64_t prefix_query_tokens, prefix_hit_tokens;
+    int adapters; /* that can be named */
+    size_t adapter_bytes;
     uint64_t step_started; /* clock_now() of the step in progress; 0 when idle */
     uint64_t last_step_ns;
+    uint64_t train_ns; /* that training had the device */
 };
 
 void engine_stats_read(const struct engine *, struct engine_stats *);

@@ -14,6 +14,8 @@ struct eval {
     int32_t *pages; /* 0, 1, 2...: the one text owns the pool */
     float *host;    /* (CHUNK, V) */
     int context;
+    struct lora_weights lora;
+    bool adapted;
 };
 
 struct eval *eval_open(const struct engine_config *config, struct err *e)
@@ -46,6 +48,7 @@ struct eval *eval_open(const struct engine_config *config, struct err *e)
 void eval_close(struct eval *v)
 {
     if (!v) return;
+    lora_weights_free(&v->lora, v->s.model.d);
     batch_close(&v->batch, v->s.model.d);
     setup_close(&v->s);
     free(v->pages);
@@ -73,6 +76,20 @@ int eval_context(const struct eval *v)
     return v->context;
 }
 
+int eval_adapter(struct eval *v, const char *dir, struct err *e)
+{
+    struct dev *d = v->s.model.d;
+    lora_weights_free(&v->lora, d);
+    v->adapted = false;
+    if (!dir) return 0;
+    struct adapter *a = adapter_read(dir, &v->s.model.c, e);
+    int rc = a ? model_reserve_adapters(&v->s.model, e) : e->code;
+    if (!rc) rc = lora_weights_upload(&v->lora, d, a, e);
+    adapter_free(a);
+    v->adapted = !rc;
+    return rc;
+}
+
 int eval_logits(struct eval *v, const int32_t *ids, int n, void (*row)(void *, int, const float *), void *arg,
                 struct err *e)
 {
@@ -83,6 +100,7 @@ int eval_logits(struct eval *v, const int32_t *ids, int n, void (*row)(void *, i
     for (int i = 0; i < n; i++)
         if (ids[i] < 0 || (size_t)ids[i] >= vocab) return err_set(e, ERR_INVALID, "the model has no token %d", ids[i]);
     struct seq seq = {.tokens = ids, .pages = v->pages, .n_known = n, .n_pages = (n + KV_PAGE - 1) / KV_PAGE};
+    if (v->adapted) seq.lora = &v->lora;
     for (int start = 0; start < n; start += CHUNK) {
         int len = n - start < CHUNK ? n - start : CHUNK;
         struct plan_item item = {&seq, start, len, len};

@@ -16,6 +16,9 @@ const struct tokenizer *eval_tokenizer(const struct eval *);
 int eval_vocab(const struct eval *);
 int eval_context(const struct eval *); /* the longest text */
 
+/* Texts go through this adapter (a PEFT directory) from now on; NULL: through none. */
+int eval_adapter(struct eval *, const char *dir, struct err *e);
+
 /* Computes ids[0, n) as a fresh text and calls row(arg, pos, logits) for each position in order; logits (V) hold what
  * follows ids[pos] and are valid during the call. */
 int eval_logits(struct eval *, const int32_t *ids, int n, void (*row)(void *arg, int pos, const float *logits),

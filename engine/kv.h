@@ -26,8 +26,9 @@ int kv_cached(const struct kv_pool *);    /* of those, how many hold a known pre
 int32_t kv_alloc(struct kv_pool *);
 void kv_unref(struct kv_pool *, int32_t page);
 
-/* The page registered for `tokens` (KV_PAGE of them) after the prefix `parent` (0: none), with a reference taken and
- * its serial in *serial; -1: unknown. */
+/* The page registered for `tokens` (KV_PAGE of them) after the prefix `parent`, with a reference taken and its serial
+ * in *serial; -1: unknown.  parent of a first page: 0, or any number from 2^63 on, so that what different adapters make
+ * of the same tokens never meets. */
 int32_t kv_lookup(struct kv_pool *, uint64_t parent, const int32_t *tokens, uint64_t *serial);
 
 /* Makes a full page, held by the caller, known.  Returns the serial of this prefix; when another page is already

@@ -14,6 +14,13 @@ static struct mat first(struct mat m, int rows)
     return m;
 }
 
+/* y += what the adapters of the batch's rows make of x */
+static void adapt(struct model *m, const struct batch *b, int layer, enum product product, struct mat y, struct mat x)
+{
+    int n = b->n_groups ? batch_lora(b, layer, product, 0, b->n_tokens) : 0;
+    if (n) op_lora(m->d, (struct lora_args){y, x, b->lora, n});
+}
+
 static void attention(struct model *m, const struct batch *b, int layer, struct mat h, struct mat y)
 {
     const struct model_config *c = &m->c;
@@ -22,6 +29,7 @@ static void attention(struct model *m, const struct batch *b, int layer, struct 
     int window = layer >= c->window_from ? c->window : 0;
 
     op_linear(m->d, (struct linear_args){qkv, h, w->qkv, w->qkv_b});
+    adapt(m, b, layer, PRODUCT_QKV, qkv, h);
     if (c->qk_norm) {
         op_head_norm(m->d, (struct head_norm_args){qkv, 0, c->heads, c->head_dim, w->q_norm, c->eps});
         op_head_norm(m->d,
@@ -33,6 +41,36 @@ static void attention(struct model *m, const struct batch *b, int layer, struct 
             (struct attn_args){att, qkv, c->heads, c->kv_heads, c->head_dim, window, 1.0f / sqrtf((float)c->head_dim),
                                b->n_seqs, b->q_start, b->kv_len, b->pages, b->pages_ld, m->kv, layer});
     op_linear(m->d, (struct linear_args){y, att, w->o, w->o_b});
+    adapt(m, b, layer, PRODUCT_O, y, att);
+}
+
+static struct mat part(struct mat m, int row, int rows)
+{
+    m.p = (float *)m.p + (size_t)row * (size_t)m.ld;
+    m.rows = rows;
+    return m;
+}
+
+/* ff = act(gate) * up, in runs of rows: those whose gate and up an adapter changes are taken before the activation, a
+ * block at a time; the others by the fused op, as without any adapter: their bits may not depend on the batch. */
+static void gate_up(struct model *m, const struct batch *b, int layer, struct mat h, struct mat ff)
+{
+    const struct layer_weights *w = &m->w.layer[layer];
+    enum act_kind act = m->c.act;
+    bool changed = false;
+    for (int row = 0, end; row < b->n_tokens; row = end) {
+        end = batch_run(b, layer, PRODUCT_UP, row, &changed);
+        if (changed && end > row + m->raw.rows) end = row + m->raw.rows;
+        int n = end - row;
+        struct mat x = part(h, row, n), y = part(ff, row, n), raw = first(m->raw, n);
+        if (!changed) {
+            op_gate_up(m->d, (struct gate_up_args){y, x, w->up, w->up_b, act, m->up});
+            continue;
+        }
+        op_linear(m->d, (struct linear_args){raw, x, w->up, w->up_b});
+        op_lora(m->d, (struct lora_args){raw, x, b->lora, batch_lora(b, layer, PRODUCT_UP, row, n)});
+        op_act_mul(m->d, (struct act_mul_args){y, raw, act});
+    }
 }
 
 static void feed_forward(struct model *m, const struct batch *b, int layer, struct mat h, struct mat y)
@@ -42,12 +80,14 @@ static void feed_forward(struct model *m, const struct batch *b, int layer, stru
     struct mat ff = first(m->ff, b->n_tokens);
 
     if (c->gated) {
-        op_gate_up(m->d, (struct gate_up_args){ff, h, w->up, w->up_b, c->act, m->up});
+        gate_up(m, b, layer, h, ff);
     } else {
         op_linear(m->d, (struct linear_args){ff, h, w->up, w->up_b});
+        adapt(m, b, layer, PRODUCT_UP, ff, h);
         op_act(m->d, (struct act_args){ff, c->act});
     }
     op_linear(m->d, (struct linear_args){y, ff, w->down, w->down_b});
+    adapt(m, b, layer, PRODUCT_DOWN, y, ff);
 }
 
 void model_forward(struct model *m, const struct batch *b)
@@ -117,26 +157,28 @@ static float inv_freq(const struct model_config *c, int i)
     return (float)((1 - smooth) * f / c->rope_factor + smooth * f);
 }
 
-static int reserve_rope(struct model *m, struct err *e)
+int model_rope_tables(const struct model_config *c, struct dev *d, int positions, float **cos_out, float **sin_out,
+                      struct err *e)
 {
-    size_t half = (size_t)m->c.rot / 2, n = half * (size_t)m->max_len;
+    size_t half = (size_t)c->rot / 2, n = half * (size_t)positions;
     if (!n) return 0;
     float *cos_host = mem_array(n, sizeof *cos_host), *sin_host = mem_array(n, sizeof *sin_host);
     for (size_t i = 0; i < half; i++) {
-        float f = inv_freq(&m->c, (int)i);
-        for (size_t p = 0; p < (size_t)m->max_len; p++) {
+        float f = inv_freq(c, (int)i);
+        for (size_t p = 0; p < (size_t)positions; p++) {
             float angle = (float)p * f; /* rounded to f32 as transformers does */
             cos_host[p * half + i] = (float)cos((double)angle);
             sin_host[p * half + i] = (float)sin((double)angle);
         }
     }
-    m->cos = m->d->ops->alloc(m->d, n * sizeof *m->cos);
-    m->sin = m->d->ops->alloc(m->d, n * sizeof *m->sin);
-    if (m->cos) m->d->ops->upload(m->d, m->cos, cos_host, n * sizeof *m->cos);
-    if (m->sin) m->d->ops->upload(m->d, m->sin, sin_host, n * sizeof *m->sin);
+    *cos_out = d->ops->alloc(d, n * sizeof **cos_out);
+    *sin_out = d->ops->alloc(d, n * sizeof **sin_out);
+    if (*cos_out) d->ops->upload(d, *cos_out, cos_host, n * sizeof **cos_out);
+    if (*sin_out) d->ops->upload(d, *sin_out, sin_host, n * sizeof **sin_out);
     free(cos_host);
     free(sin_host);
-    return m->cos && m->sin ? 0 : err_set(e, ERR_NOMEM, "no memory for the rotary tables of %d positions", m->max_len);
+    return *cos_out && *sin_out ? 0
+                                : err_set(e, ERR_NOMEM, "no memory for the rotary tables of %d positions", positions);
 }
 
 static bool reserve_mat(struct model *m, struct mat *out, int rows, int cols)
@@ -158,7 +200,7 @@ int model_reserve(struct model *m, const struct model_reserve *r, struct err *e)
               (!c->gated || m->d->ops->fused_gate_up || reserve_mat(m, &m->up, t, 2 * c->inter)) &&
               reserve_mat(m, &m->hr, r->max_rows, c->hidden) && reserve_mat(m, &m->logits, r->max_rows, c->vocab);
     if (!ok) return err_set(e, ERR_NOMEM, "no memory for the activations of %d tokens a step", t);
-    int rc = reserve_rope(m, e);
+    int rc = model_rope_tables(c, m->d, m->max_len, &m->cos, &m->sin, e);
     if (rc) return rc;
     if (!(m->kv = m->d->ops->kv_open(m->d, &shape)))
         return err_set(e, ERR_NOMEM, "no memory for %d KV pages of %zu bytes", r->pages,
@@ -166,12 +208,23 @@ int model_reserve(struct model *m, const struct model_reserve *r, struct err *e)
     return 0;
 }
 
+/* A block of rows is enough for the weights to be read seldom; all the rows of a step would take more memory than most
+ * adapters. */
+enum { RAW_ROWS = 128 };
+
+int model_reserve_adapters(struct model *m, struct err *e)
+{
+    int rows = m->x.rows < RAW_ROWS ? m->x.rows : RAW_ROWS;
+    if (!m->c.gated || m->raw.p || reserve_mat(m, &m->raw, rows, 2 * m->c.inter)) return 0;
+    return err_set(e, ERR_NOMEM, "no memory for the activations of adapters");
+}
+
 void model_close(struct model *m)
 {
     if (!m->d) return;
     if (m->kv) m->d->ops->kv_close(m->d, m->kv);
-    void *buffers[] = {m->cos,   m->sin,  m->x.p,  m->h.p,  m->y.p,     m->qkv.p,
-                       m->att.p, m->up.p, m->ff.p, m->hr.p, m->logits.p};
+    void *buffers[] = {m->cos,   m->sin,  m->x.p,  m->h.p,  m->y.p,      m->qkv.p,
+                       m->att.p, m->up.p, m->ff.p, m->hr.p, m->logits.p, m->raw.p};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         if (buffers[i]) m->d->ops->free(m->d, buffers[i]);
     weights_free(&m->w, m->d, &m->c);

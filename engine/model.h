@@ -22,6 +22,7 @@ struct model {
     struct mat qkv;        /* (T, (H + 2G) D) */
     struct mat att;        /* (T, H D) */
     struct mat ff, up;     /* (T, F), (T, 2F); up only for a device that takes gate and up in two steps */
+    struct mat raw;        /* (some, 2F) gate and up before the activation, where an adapter changes them; see below */
     struct mat hr, logits; /* (R, C), (R, V) */
 };
 
@@ -35,11 +36,15 @@ struct model_reserve {
     enum dtype kv_type;
 };
 int model_reserve(struct model *, const struct model_reserve *, struct err *);
+/* cos and sin (positions, rot / 2) on the device, the caller's, also after an error; left alone where rot is 0. */
+int model_rope_tables(const struct model_config *, struct dev *, int positions, float **cos, float **sin, struct err *);
+/* What adapters need beside their weights; once, before the first is used. */
+int model_reserve_adapters(struct model *, struct err *);
 size_t model_page_bytes(const struct model *, enum dtype kv_type);
 void model_close(struct model *);
 
-/* Computes every token of the batch, writes its keys and values, and leaves the logits of the batch's rows in
- * m->logits.  Enqueues only: errors are the device's. */
+/* Computes every token of the batch, each row through its adapter if it has one, writes its keys and values, and leaves
+ * the logits of the batch's rows in m->logits.  Enqueues only: errors are the device's. */
 void model_forward(struct model *, const struct batch *);
 
 #endif

@@ -15,11 +15,14 @@ struct stop_text {
     uint32_t len;
 };
 
+struct adapter_version;
+
 struct request {
     struct seq seq; /* first: the schedule hands back its address */
     uint64_t id;
     void *user;
-    struct request *next; /* hash chain of the engine */
+    struct request *next;            /* hash chain of the engine */
+    struct adapter_version *adapter; /* held; NULL: none */
 
     int32_t *tokens; /* n_prompt + max_new of room */
     int n_prompt, n_generated, max_new, min_new;

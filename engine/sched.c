@@ -68,14 +68,15 @@ static void release_pages(struct sched *s, struct seq *q)
     /* last page first: in the free list the end of a prefix is then taken before its beginning */
     while (q->n_pages) kv_unref(s->kv, q->pages[--q->n_pages]);
     q->n_computed = q->n_registered = 0;
-    q->serial = 0;
+    q->serial = q->root;
 }
 
 void sched_add(struct sched *s, struct seq *q)
 {
     CHECK(q->state == SEQ_IDLE && q->n_known > 0);
     q->n_pages = q->n_computed = q->n_registered = q->n_cached = 0;
-    q->serial = q->planned = 0;
+    q->serial = q->root;
+    q->planned = 0;
     q->admitted = false;
     wait_insert(s, q);
 }
@@ -247,6 +248,17 @@ static void displace(struct sched *s)
     if (yields_to(w, q) && could_fit(s, q)) preempt(s, w);
 }
 
+/* Stable, and hardly ever more than a look: an item moves when an adapter is used. */
+static void sort_by_root(struct plan *p)
+{
+    for (int i = 1; i < p->n; i++) {
+        struct plan_item it = p->v[i];
+        int k = i;
+        for (; k > 0 && p->v[k - 1].seq->root > it.seq->root; k--) p->v[k] = p->v[k - 1];
+        p->v[k] = it;
+    }
+}
+
 const struct plan *sched_step(struct sched *s)
 {
     struct plan *p = &s->plan;
@@ -262,6 +274,7 @@ const struct plan *sched_step(struct sched *s)
         plan_add(s, q);
         next = s->waiting.next;
     }
+    sort_by_root(p);
     return p;
 }
 

@@ -16,6 +16,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct lora_weights;
+
 enum seq_state { SEQ_IDLE, SEQ_WAITING, SEQ_RUNNING };
 
 /* A request as the schedule sees it; embedded in the engine's request.  The caller sets the first group before
@@ -24,8 +26,10 @@ struct seq {
     const int32_t *tokens; /* n_known of them */
     int32_t *pages;        /* room for every page the request may ever need */
     int n_known;
-    int priority;   /* lower runs first */
-    bool every_row; /* wants logits of every prompt token, so no prefix hits */
+    int priority;                    /* lower runs first */
+    uint64_t root;                   /* what its prefixes begin with in the page pool (kv.h); 0: the base model's */
+    const struct lora_weights *lora; /* the adapter that its tokens go through, borrowed; NULL: none */
+    bool every_row;                  /* wants logits of every prompt token, so no prefix hits */
     bool paused;
     uint64_t arrival; /* unique, increasing */
 
@@ -46,7 +50,7 @@ struct plan_item {
 };
 
 struct plan {
-    struct plan_item *v; /* max_seqs of room */
+    struct plan_item *v; /* max_seqs of room; by root, so that an adapter's rows lie together */
     int n, n_tokens, n_rows, n_preempted;
 };
 

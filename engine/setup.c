@@ -213,6 +213,19 @@ static int load_model(struct setup *s, const struct engine_config *c, enum dtype
     return rc;
 }
 
+int setup_load(struct setup *s, const struct engine_config *c, struct err *e)
+{
+    *s = (struct setup){0};
+    enum dtype quantize = DT_NONE, kv_type = DT_NONE;
+    int rc = parse_types(c, &quantize, &kv_type, e);
+    if (!rc) rc = parse_cpus(s, c->cpus, e);
+    if (!rc) rc = load_model(s, c, quantize, e);
+    if (!rc) rc = open_tokenizer(s, c->model, e);
+    if (!rc) rc = choose_activations(c, s->model.d, e);
+    if (rc) setup_close(s);
+    return rc;
+}
+
 int setup_open(struct setup *s, const struct engine_config *c, int min_rows, struct err *e)
 {
     *s = (struct setup){0};
@@ -223,6 +236,8 @@ int setup_open(struct setup *s, const struct engine_config *c, int min_rows, str
     if (rc) return rc;
     s->info.max_seqs = c->max_seqs > 0 ? c->max_seqs : 64;
     s->info.max_batch_tokens = c->max_batch_tokens > 0 ? c->max_batch_tokens : 512;
+    s->info.max_adapters = c->max_adapters > 0 ? c->max_adapters : 64;
+    s->info.max_lora_rank = c->max_lora_rank > 0 ? c->max_lora_rank : 256;
     if (s->info.max_batch_tokens < s->info.max_seqs) s->info.max_batch_tokens = s->info.max_seqs;
     s->info.max_queue = c->max_queue > 0 ? c->max_queue : 256;
     s->max_rows = s->info.max_seqs < min_rows ? min_rows : s->info.max_seqs;

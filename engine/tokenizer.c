@@ -10,6 +10,7 @@
  * A struct tokenizer is written by tokenizer_parse alone; what a call needs to write it keeps on its own stack.  */
 #include "engine/tokenizer.h"
 
+#include "engine/base/crc32c.h"
 #include "engine/base/mem.h"
 #include "engine/tokenizer_added.h"
 #include "engine/tokenizer_bpe.h"
@@ -40,6 +41,7 @@ struct tokenizer {
     struct template template;
     struct decoder decoder;
     bool byte_level; /* words reach the model as raw bytes */
+    uint64_t identity;
 };
 
 /* --- reading ------------------------------------------------------------------------------------------------------ */
@@ -92,6 +94,7 @@ struct tokenizer *tokenizer_parse(const char *json, size_t n, struct err *e)
 {
     struct err own = {0};
     struct tokenizer *t = mem_zalloc(sizeof *t);
+    t->identity = (uint64_t)crc32c(0, json, n) << 32 | (uint32_t)n;
     int rc = json_check(json, n, &own);
     if (!rc) {
         const char *end = NULL;
@@ -181,6 +184,23 @@ static const char *spelling(const struct tokenizer *t, int32_t id, size_t *n)
 const char *tokenizer_spelling(const struct tokenizer *t, int32_t id)
 {
     return spelling(t, id, NULL);
+}
+
+size_t tokenizer_before(const struct tokenizer *t, const int32_t **ids)
+{
+    *ids = t->template.before;
+    return t->template.n_before;
+}
+
+size_t tokenizer_after(const struct tokenizer *t, const int32_t **ids)
+{
+    *ids = t->template.after;
+    return t->template.n_after;
+}
+
+uint64_t tokenizer_identity(const struct tokenizer *t)
+{
+    return t->identity;
 }
 
 /* --- encoding ----------------------------------------------------------------------------------------------------- */

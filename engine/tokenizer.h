@@ -54,6 +54,13 @@ bool tokenizer_is_special(const struct tokenizer *, int32_t id);
 /* the vocabulary's own spelling ("Ġthe", "▁the", "<0x0A>"), NULL for an id it lacks; owned by the tokenizer */
 const char *tokenizer_spelling(const struct tokenizer *, int32_t id);
 
+/* What TOKENIZE_SPECIAL puts before and behind a text: *ids (n returned), owned by the tokenizer. */
+size_t tokenizer_before(const struct tokenizer *, const int32_t **ids);
+size_t tokenizer_after(const struct tokenizer *, const int32_t **ids);
+
+/* Of the bytes it was parsed from: equal for the same file, and hardly for another. */
+uint64_t tokenizer_identity(const struct tokenizer *);
+
 /* Appends the text of all ids, as Python's decode does. */
 void tokenizer_decode(const struct tokenizer *, const int32_t *ids, size_t n, bool skip_special, struct buf *out);
 

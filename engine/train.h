@@ -81,8 +81,10 @@ struct train_job {
     const struct dataset *data, *eval; /* eval NULL: eval_fraction of data */
     const char *from;                  /* an adapter directory to go on from; NULL */
     const char *base_name;             /* base_model_name_or_path in the adapter's configuration */
-    const char *dir;                   /* the job's own directory: checkpoints/ inside; made when missing */
-    const char *out; /* where the result goes: an adapter directory (full: a model directory), by rename at the end */
+    const char *model_dir; /* full: the base's directory, whose configuration and tokenizer are copied; NULL: none */
+    const char *dir;       /* the job's own directory: checkpoints/ inside; made when missing */
+    const char *out; /* where the result goes: an adapter directory (full: a model directory), by rename at the end;
+                      * NULL: nowhere.  With evaluation the result is the best of the evaluated, else the last. */
 };
 
 /* ---- what happens ---------------------------------------------------------------------------------------------- */
@@ -136,6 +138,10 @@ struct train_gate;
  * alone.  The model's weights are borrowed until train_free. */
 struct model;
 struct train *train_open(const struct train_job *, struct model *, struct train_gate *, struct err *e);
+/* The plan alone, and the same errors; any thread, also while the model is served or trained on.  dir and out may be
+ * NULL.
+ */
+int train_plan_job(const struct train_job *, struct model *, struct train_gate *, struct train_plan *, struct err *e);
 /* Runs in the caller's thread until the last event. */
 void train_run(struct train *, train_event_fn *, void *arg);
 /* Any thread: at the next micro-batch, a checkpoint, then PAUSED or CANCELLED. */

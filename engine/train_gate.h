@@ -1,8 +1,9 @@
-/* The turnstile between serving and training: the trainer's thread asks before every op, the engine's thread decides.
+/* The turnstile between serving and training: one device, two threads, never both.
  *
- * The trainer calls train_gate_pass before each op it enqueues.  It returns at once while training has the device, and
- * sleeps while serving has it.  `rows` hints at how an op should be cut: train_gate_rows says how many rows of a
- * sliceable op may be done in one go. */
+ * The trainer's thread passes the gate before every op; the engine's thread gives it the device for a while, between
+ * two steps or as long as nobody asks for text, and has it back at the next op boundary.  So that a boundary is never
+ * far, the trainer cuts row-wise ops into as many rows as the gate allows; how an op is cut does not change its result.
+ */
 #ifndef TANDEM_TRAIN_GATE_H
 #define TANDEM_TRAIN_GATE_H
 
@@ -11,19 +12,29 @@
 
 struct train_gate;
 
-struct train_gate *train_gate_new(void);
+/* wake(arg) is called on the trainer's thread when it begins to want the device, while the engine may be asleep. */
+struct train_gate *train_gate_new(void (*wake)(void *), void *arg);
 void train_gate_free(struct train_gate *);
 
-/* ---- the trainer's thread; NULL gates are open */
-void train_gate_pass(struct train_gate *);
-/* The device is not needed for a while (a checkpoint is written, the job ends); the next pass asks again. */
-void train_gate_leave(struct train_gate *);
-int train_gate_rows(struct train_gate *); /* >= 16; INT_MAX while nobody is served */
+/* ---- the trainer's thread; a gate of NULL is always open ---- */
 
-/* ---- the engine's thread */
-/* Lets the trainer run for ns (UINT64_MAX: until `stop` is true), and returns when it has let go of the device: at the
- * first op boundary after.  Returns the ns it used; 0 when no trainer wants the device. */
+/* Returns when the device is the trainer's for one op more. */
+void train_gate_pass(struct train_gate *);
+/* How many of `rows` rows, of `row_cost` multiply-adds each, to do in the next op: 1 .. rows.  Called before its pass.
+ */
+int train_gate_rows(struct train_gate *, int rows, double row_cost);
+/* The device is not needed for a while: a file is written, or the job ended.  The next pass asks again. */
+void train_gate_leave(struct train_gate *);
+
+/* ---- the engine's thread ---- */
+
+/* The trainer waits for the device. */
+bool train_gate_wanted(struct train_gate *);
+/* The trainer has the device for ns, or until stop(arg) is true, which it asks at each boundary on its own thread
+ * (NULL: only ns counts, and ops are cut finer, because somebody waits for the next step).  Returns the ns it took, 0
+ * when it did not want any. */
 uint64_t train_gate_give(struct train_gate *, uint64_t ns, bool (*stop)(void *), void *arg);
-bool train_gate_wanted(struct train_gate *); /* a trainer waits for the device */
+/* From now on every pass returns at once: nobody else uses the device any more. */
+void train_gate_open(struct train_gate *);
 
 #endif

@@ -176,6 +176,67 @@ void weights_stack(const struct safetensors *f, const struct model_config *c, in
         embed_stack(&s, out);
 }
 
+struct vectors {
+    struct source s;
+    struct vector_slot *out;
+    int n, layer;
+};
+
+static void vector_add(struct vectors *v, bool wanted, const char *what, const char *suffix, size_t field, int at,
+                       int n)
+{
+    if (!wanted) return;
+    struct vector_slot *o = v->out ? &v->out[v->n] : NULL;
+    v->n++;
+    if (!o) return;
+    *o = (struct vector_slot){.layer = v->layer, .field = field, .at = at, .rows = 1, .cols = n};
+    o->norm = strstr(what, "norm") || strncmp(what, "ln_", 3) == 0;
+    o->norm = o->norm && strcmp(suffix, ".weight") == 0;
+    char top[TENSOR_NAME_MAX / 2];
+    snprintf(top, sizeof top, "%s%s", what, suffix);
+    if (v->layer >= 0)
+        layer_name(&v->s, v->layer, what, suffix, o->name);
+    else
+        top_name(&v->s, top, o->name);
+}
+
+static void layer_vectors(struct vectors *v)
+{
+    const struct model_config *c = v->s.c;
+    const struct names *n = v->s.n;
+    int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+#define FIELD(name) offsetof(struct layer_weights, name)
+    vector_add(v, true, n->norm1, ".weight", FIELD(norm1_w), 0, c->hidden);
+    vector_add(v, c->norm_bias, n->norm1, ".bias", FIELD(norm1_b), 0, c->hidden);
+    vector_add(v, !c->parallel, n->norm2, ".weight", FIELD(norm2_w), 0, c->hidden);
+    vector_add(v, !c->parallel && c->norm_bias, n->norm2, ".bias", FIELD(norm2_b), 0, c->hidden);
+    vector_add(v, c->qkv_bias && n->qkv, n->qkv, ".bias", FIELD(qkv_b), 0, q + 2 * kv);
+    vector_add(v, c->qkv_bias && !n->qkv, n->q, ".bias", FIELD(qkv_b), 0, q);
+    vector_add(v, c->qkv_bias && !n->qkv, n->k, ".bias", FIELD(qkv_b), q, kv);
+    vector_add(v, c->qkv_bias && !n->qkv, n->v, ".bias", FIELD(qkv_b), q + kv, kv);
+    vector_add(v, c->o_bias, n->o, ".bias", FIELD(o_b), 0, c->hidden);
+    vector_add(v, c->qk_norm, "self_attn.q_norm", ".weight", FIELD(q_norm), 0, c->head_dim);
+    vector_add(v, c->qk_norm, "self_attn.k_norm", ".weight", FIELD(k_norm), 0, c->head_dim);
+    vector_add(v, c->mlp_bias && c->gated, n->gate, ".bias", FIELD(up_b), 0, c->inter);
+    vector_add(v, c->mlp_bias, n->up, ".bias", FIELD(up_b), c->gated ? c->inter : 0, c->inter);
+    vector_add(v, c->mlp_bias, n->down, ".bias", FIELD(down_b), 0, c->hidden);
+#undef FIELD
+}
+
+int weights_vectors(const struct safetensors *f, const struct model_config *c, struct vector_slot *out)
+{
+    struct vectors v = {.s = source_open(f, c), .out = out};
+    for (v.layer = 0; v.layer < c->layers; v.layer++) layer_vectors(&v);
+    v.layer = -1;
+    vector_add(&v, true, v.s.n->norm, ".weight", offsetof(struct weights, norm_w), 0, c->hidden);
+    vector_add(&v, c->norm_bias, v.s.n->norm, ".bias", offsetof(struct weights, norm_b), 0, c->hidden);
+    vector_add(&v, c->head_bias, "lm_head", ".bias", offsetof(struct weights, head_b), 0, c->vocab);
+    if (out && c->head_bias) snprintf(out[v.n - 1].name, TENSOR_NAME_MAX, "lm_head.bias"); /* never prefixed */
+    vector_add(&v, c->learned_pos, v.s.n->pos, "", offsetof(struct weights, pos), 0, c->hidden);
+    if (out && c->learned_pos) out[v.n - 1].rows = c->max_len;
+    return v.n;
+}
+
 void weights_describe(const struct stack *m, enum dtype t, int group, char out[DESCRIPTION_MAX])
 {
     snprintf(out, DESCRIPTION_MAX, "%s %dx%d group %d%s", dtype_name(t), m->rows, m->cols, group,

@@ -76,6 +76,18 @@ struct stack {
 int weights_stacks(const struct model_config *c);
 void weights_stack(const struct safetensors *f, const struct model_config *c, int i, struct stack *out);
 
+/* A vector (a norm or a bias) or the position table, and where it belongs: `at` floats into the array that the pointer
+ * at `field` of struct layer_weights points to, or of struct weights where layer is -1 (the table: `pos`). */
+struct vector_slot {
+    char name[TENSOR_NAME_MAX];
+    int layer;
+    size_t field;
+    int at, rows, cols; /* rows 1, but for the table */
+    bool norm;          /* begins as ones */
+};
+/* Fills `out` with all of the model's, in a fixed order; out NULL: only counts. */
+int weights_vectors(const struct safetensors *f, const struct model_config *c, struct vector_slot *out);
+
 /* The tensor as a canonical matrix.  *owned gets memory to free (NULL when src points into the file). */
 int weights_matrix(const struct safetensors *f, const struct matrix_slot *slot, struct weight_src *src, void **owned,
                    struct err *e);

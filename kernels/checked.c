@@ -1,21 +1,10 @@
 /* A device around a device: checks every op's arguments against the contracts in ops.h before they reach it.  A breach
  * fails the device, names the argument, and the op is not run.  It knows the shapes of weights and caches because they
- * are made through it.
- *
- * Each check is `need(condition, "what")`; a check function returns false at the first that fails. */
-#include "kernels/dev.h"
+ * are made through it.  The checks of the ops of training are in checked_train.c. */
+#include "kernels/checked.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* a weight or a KV cache made through us */
-struct made {
-    struct made *next;
-    const void *object;
-    int rows, cols; /* of a weight */
-    bool gate_up;
-    struct kv_shape kv;
-};
 
 struct checked {
     struct dev head;
@@ -29,12 +18,7 @@ static struct checked *checked_of(struct dev *d)
     return (struct checked *)d;
 }
 
-#define need(ok, ...)                                                                                                  \
-    do {                                                                                                               \
-        if (!(ok)) return dev_fail(d, op, __VA_ARGS__), false;                                                         \
-    } while (0)
-
-static const struct made *find_made(struct dev *d, const void *object)
+const struct made *find_made(struct dev *d, const void *object)
 {
     for (const struct made *m = checked_of(d)->made; m; m = m->next)
         if (m->object == object) return m;
@@ -43,7 +27,7 @@ static const struct made *find_made(struct dev *d, const void *object)
 
 /* ---- pieces -------------------------------------------------------------------------------------------------- */
 
-static bool check_mat(struct dev *d, const char *op, const char *name, const struct mat *m, int rows, int cols)
+bool check_mat(struct dev *d, const char *op, const char *name, const struct mat *m, int rows, int cols)
 {
     need(m->t == DT_F32, "%s is %s, not f32", name, dtype_name(m->t));
     need(m->rows == rows && m->cols == cols, "%s is %d x %d, not %d x %d", name, m->rows, m->cols, rows, cols);
@@ -61,7 +45,7 @@ static bool check_table(struct dev *d, const char *op, const char *name, const s
     return true;
 }
 
-static bool check_index(struct dev *d, const char *op, const char *name, const int32_t *index, int n, int64_t limit)
+bool check_index(struct dev *d, const char *op, const char *name, const int32_t *index, int n, int64_t limit)
 {
     need(index || n == 0, "%s is NULL", name);
     for (int i = 0; i < n; i++)
@@ -70,14 +54,14 @@ static bool check_index(struct dev *d, const char *op, const char *name, const i
     return true;
 }
 
-static bool check_floats(struct dev *d, const char *op, const char *name, const float *p)
+bool check_floats(struct dev *d, const char *op, const char *name, const float *p)
 {
     need(p && (uintptr_t)p % sizeof(float) == 0, "%s is NULL or not aligned", name);
     return true;
 }
 
-/* Do two matrices of floats share an element?  Column slices of one buffer interleave without sharing. */
-static bool mats_overlap(const struct mat *a, const struct mat *b)
+/* Column slices of one buffer interleave without sharing. */
+bool mats_overlap(const struct mat *a, const struct mat *b)
 {
     if (!a->p || !b->p || a->rows < 1 || b->rows < 1) return false;
     if ((uintptr_t)a->p > (uintptr_t)b->p) {
@@ -93,13 +77,13 @@ static bool mats_overlap(const struct mat *a, const struct mat *b)
     return col < (size_t)a->cols || col + (size_t)b->cols > (size_t)a->ld;
 }
 
-static bool check_apart(struct dev *d, const char *op, const struct mat *a, const struct mat *b)
+bool check_apart(struct dev *d, const char *op, const struct mat *a, const struct mat *b)
 {
     need(!mats_overlap(a, b), "two arguments share memory");
     return true;
 }
 
-static bool check_act(struct dev *d, const char *op, enum act_kind act)
+bool check_act(struct dev *d, const char *op, enum act_kind act)
 {
     need((unsigned)act <= ACT_RELU, "act is %d", act);
     return true;
@@ -161,7 +145,7 @@ static bool check_linear(struct dev *d, const struct linear_args *a)
 {
     const char *op = "linear";
     const struct made *w = find_made(d, a->w);
-    need(w && w->rows && !w->gate_up, "w is not a plain weight of this device");
+    need(w && w->rows, "w is not a weight of this device");
     return check_mat(d, op, "x", &a->x, a->x.rows, w->cols) && check_mat(d, op, "y", &a->y, a->x.rows, w->rows) &&
            check_apart(d, op, &a->x, &a->y) && (!a->b || check_floats(d, op, "b", a->b));
 }
@@ -299,6 +283,73 @@ static bool check_sample(struct dev *d, const struct sample_args *a)
     return true;
 }
 
+/* ---- products of training ------------------------------------------------------------------------------------ */
+
+bool check_gemm(struct dev *d, const struct gemm_args *a)
+{
+    const char *op = "gemm";
+    int M = a->c.rows, N = a->c.cols, K = a->ta ? a->a.rows : a->a.cols;
+    return check_mat(d, op, "c", &a->c, M, N) && check_mat(d, op, "a", &a->a, a->ta ? K : M, a->ta ? M : K) &&
+           check_mat(d, op, "b", &a->b, a->tb ? N : K, a->tb ? K : N) && check_apart(d, op, &a->c, &a->a) &&
+           check_apart(d, op, &a->c, &a->b);
+}
+
+bool check_linear_back(struct dev *d, const struct linear_back_args *a)
+{
+    const char *op = "linear_back";
+    const struct made *w = find_made(d, a->w);
+    need(w && w->rows, "w is not a weight of this device");
+    return check_mat(d, op, "dy", &a->dy, a->dy.rows, w->rows) && check_mat(d, op, "dx", &a->dx, a->dy.rows, w->cols) &&
+           check_apart(d, op, &a->dx, &a->dy);
+}
+
+static bool check_lora_group(struct dev *d, const struct lora_args *a, const struct lora_group *g)
+{
+    const char *op = "lora";
+    need(g->row0 >= 0 && g->rows >= 0 && (int64_t)g->row0 + g->rows <= a->x.rows, "a group of %d rows from %d, of %d",
+         g->rows, g->row0, a->x.rows);
+    for (const struct lora_group *o = a->group; o < g; o++)
+        need(g->row0 >= o->row0 + o->rows || o->row0 >= g->row0 + g->rows, "two groups share rows");
+    need(g->n_parts >= 0 && (g->part || !g->n_parts), "n_parts %d, or part is NULL", g->n_parts);
+    for (const struct lora_part *p = g->part; p < g->part + g->n_parts; p++) {
+        need(p->r > 0 && p->n > 0 && p->col >= 0 && (int64_t)p->col + p->n <= a->y.cols,
+             "r %d, columns %d from %d of %d", p->r, p->n, p->col, a->y.cols);
+        if (!check_floats(d, op, "a", p->a) || !check_floats(d, op, "b", p->b)) return false;
+    }
+    return true;
+}
+
+bool check_lora(struct dev *d, const struct lora_args *a)
+{
+    const char *op = "lora";
+    if (!check_mat(d, op, "x", &a->x, a->x.rows, a->x.cols) || !check_mat(d, op, "y", &a->y, a->x.rows, a->y.cols) ||
+        !check_apart(d, op, &a->x, &a->y))
+        return false;
+    need(a->n_groups >= 0 && (a->group || !a->n_groups), "n_groups %d, or group is NULL", a->n_groups);
+    for (int i = 0; i < a->n_groups; i++)
+        if (!check_lora_group(d, a, a->group + i)) return false;
+    return true;
+}
+
+bool check_embed_back(struct dev *d, const struct embed_back_args *a)
+{
+    const char *op = "embed_back";
+    int T = a->dx.rows, C = a->dx.cols;
+    return check_mat(d, op, "dx", &a->dx, T, C) && check_mat(d, op, "dtable", &a->dtable, a->dtable.rows, C) &&
+           check_index(d, op, "id", a->id, T, a->dtable.rows) && check_apart(d, op, &a->dx, &a->dtable) &&
+           (!a->dpos.p || (check_mat(d, op, "dpos", &a->dpos, a->dpos.rows, C) &&
+                           check_index(d, op, "pos", a->pos, T, a->dpos.rows) && check_apart(d, op, &a->dx, &a->dpos) &&
+                           check_apart(d, op, &a->dtable, &a->dpos)));
+}
+
+bool check_col_sum(struct dev *d, const struct col_sum_args *a)
+{
+    const char *op = "col_sum";
+    struct mat out = mat_f32(a->out, 1, a->x.cols);
+    return check_mat(d, op, "x", &a->x, a->x.rows, a->x.cols) && check_floats(d, op, "out", a->out) &&
+           check_apart(d, op, &a->x, &out);
+}
+
 /* ---- the wrapper --------------------------------------------------------------------------------------------- */
 
 /* The inner device's error becomes ours; ours, once set, stops everything. */
@@ -309,7 +360,7 @@ static void take_error(struct dev *d)
     dev_clear_error(inner);
 }
 
-#define check_act check_act_op /* the op's name is that of the piece above */
+#define check_act check_act_op /* the op's name is that of the piece in checked.h */
 #define X(op)                                                                                                          \
     static void checked_##op(struct dev *d, const struct op##_args *a)                                                 \
     {                                                                                                                  \
@@ -363,7 +414,9 @@ static struct weight *checked_weight_pack(struct dev *d, const struct weight_src
     }
     struct weight *w = inner->ops->weight_pack(inner, parts, n_parts);
     take_error(d);
-    if (w && !made_add(d, w, (struct made){.rows = (int)rows, .cols = parts->cols, .gate_up = parts->gate_up})) {
+    if (w &&
+        !made_add(d, w,
+                  (struct made){.rows = (int)rows, .cols = parts->cols, .t = parts->t, .gate_up = parts->gate_up})) {
         inner->ops->weight_free(inner, w);
         return NULL;
     }
@@ -375,11 +428,45 @@ static struct weight *checked_weight_open(struct dev *d, const struct weight_src
 {
     struct dev *inner = checked_of(d)->inner;
     struct weight *w = inner->ops->weight_open(inner, shape, packed, bytes);
-    if (w && !made_add(d, w, (struct made){.rows = shape->rows, .cols = shape->cols, .gate_up = shape->gate_up})) {
+    if (w && !made_add(d, w,
+                       (struct made){.rows = shape->rows,
+                                     .cols = shape->cols,
+                                     .t = shape->t,
+                                     .gate_up = shape->gate_up,
+                                     .borrowed = true})) {
         inner->ops->weight_free(inner, w);
         return NULL;
     }
     return w;
+}
+
+static bool check_weight_update(struct dev *d, const struct weight *weight, const struct weight_src *parts, int n_parts)
+{
+    const char *op = "weight_update";
+    const struct made *w = find_made(d, weight);
+    int64_t rows = 0;
+    need(w && w->rows, "w is not a weight of this device");
+    need(w->t == DT_F32 || w->t == DT_BF16 || w->t == DT_F16, "w is %s", dtype_name(w->t));
+    need(!w->borrowed, "w is borrowed");
+    need(parts && n_parts > 0, "no parts");
+    for (int i = 0; i < n_parts; i++) {
+        const struct weight_src *p = parts + i;
+        need(p->t == DT_F32 && p->data, "part %d is %s, or NULL", i, dtype_name(p->t));
+        need(p->rows > 0 && p->cols == w->cols && p->gate_up == w->gate_up, "part %d is %d x %d%s", i, p->rows, p->cols,
+             p->gate_up != w->gate_up ? ", and gate_up or not unlike w" : "");
+        need(!w->gate_up || (n_parts == 2 && p->rows == parts->rows), "gate and up are not two parts of equal rows");
+        rows += p->rows;
+    }
+    need(rows == w->rows, "the parts have %lld rows, w has %d", (long long)rows, w->rows);
+    return true;
+}
+
+static void checked_weight_update(struct dev *d, struct weight *w, const struct weight_src *parts, int n_parts)
+{
+    struct dev *inner = checked_of(d)->inner;
+    if (!check_weight_update(d, w, parts, n_parts)) return;
+    inner->ops->weight_update(inner, w, parts, n_parts);
+    take_error(d);
 }
 
 static void checked_weight_free(struct dev *d, struct weight *w)
@@ -474,6 +561,7 @@ struct dev *dev_checked(struct dev *inner)
 #undef X
     c->ops.weight_pack = checked_weight_pack;
     if (c->ops.weight_open) c->ops.weight_open = checked_weight_open;
+    c->ops.weight_update = checked_weight_update;
     c->ops.weight_free = checked_weight_free;
     c->ops.kv_open = checked_kv_open;
     c->ops.kv_close = checked_kv_close;

@@ -245,8 +245,8 @@ struct sample_args {
 #define OPS(X)                                                                                                         \
     X(embed)                                                                                                           \
     X(norm)                                                                                                            \
-    X(add_norm) X(add) X(linear) X(gate_up) X(head_norm) X(rope_kv) X(attn) X(act_mul) X(act) X(rows) X(sample)        \
-        TRAIN_OPS(X)
+    X(add_norm)                                                                                                        \
+    X(add) X(linear) X(gate_up) X(head_norm) X(rope_kv) X(attn) X(act_mul) X(act) X(rows) X(sample) TRAIN_OPS(X)
 
 enum op_id {
 #define X(op) OP_##op,

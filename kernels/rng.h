@@ -14,9 +14,15 @@ static inline uint64_t rng_mix(uint64_t z)
     return z ^ (z >> 31);
 }
 
+/* rng_at(seed, index) for many indices: stream is rng_mix(seed) */
+static inline uint64_t rng_in(uint64_t stream, uint64_t index)
+{
+    return rng_mix(stream ^ rng_mix(index + 0x632be59bd9b4e019u));
+}
+
 static inline uint64_t rng_at(uint64_t seed, uint64_t index)
 {
-    return rng_mix(rng_mix(seed) ^ rng_mix(index + 0x632be59bd9b4e019u));
+    return rng_in(rng_mix(seed), index);
 }
 
 /* uniform in [0, 1), 53 bits */

@@ -36,10 +36,14 @@ static uint64_t now_ns(void)
 #define tally_linear tally_linear_plain
 #define tally_gate_up tally_gate_up_plain
 #define tally_attn tally_attn_plain
+#define tally_attn_seq tally_attn_seq_plain
+#define tally_attn_back tally_attn_back_plain
 OPS(X)
 #undef tally_linear
 #undef tally_gate_up
 #undef tally_attn
+#undef tally_attn_seq
+#undef tally_attn_back
 #undef X
 
 static int tally_linear(struct dev_trace *t, const struct linear_args *a)
@@ -77,6 +81,25 @@ static int tally_attn(struct dev_trace *t, const struct attn_args *a)
         t->count[OP_attn].bytes += (double)(len - from) * t->kv_token_bytes;
     }
     return OP_attn;
+}
+
+/* two products of a score and a feature forward, five backward */
+static int tally_seqs(struct dev_trace *t, enum op_id op, const int32_t *q_start, int n_seqs, int window, int width)
+{
+    for (int s = 0; s < n_seqs && t->own->host_memory; s++)
+        t->count[op].macs +=
+            positions_seen(0, q_start[s + 1] - q_start[s], window) * width * (op == OP_attn_seq ? 2 : 5);
+    return op;
+}
+
+static int tally_attn_seq(struct dev_trace *t, const struct attn_seq_args *a)
+{
+    return tally_seqs(t, OP_attn_seq, a->q_start, a->n_seqs, a->window, a->heads * a->head_dim);
+}
+
+static int tally_attn_back(struct dev_trace *t, const struct attn_back_args *a)
+{
+    return tally_seqs(t, OP_attn_back, a->q_start, a->n_seqs, a->window, a->heads * a->head_dim);
 }
 
 /* ---- the table -----------------------------------------------------------------------------------------------------

@@ -50,6 +50,8 @@ struct lora_args {
     int n_groups;
 };
 
+enum { TRAIN_HEAD_MAX = 512 }; /* head_dim of the attention ops of training */
+
 /* dx (+)= the gradient through norm(x) * w + b; dw += sum_t dy xhat, db += sum_t dy.  x, dx, dy (T, C); dx may be dy
  * (without accumulate). */
 struct norm_back_args {
@@ -114,7 +116,7 @@ struct act_back_args {
 
 /* Of each row of logits (R, V): loss[r] = -log softmax(logits)[target[r]], hit[r] = 1 where the target is the largest
  * logit (the lowest id on a tie), and with back the row becomes (softmax - onehot(target)) * scale[r].  target -1: loss
- * 0, hit 0, row 0.  A row with a NaN or +infinity gives loss NaN. */
+ * 0, hit 0, row 0.  A row with a NaN or +infinity, or with nothing finite, gives loss NaN, hit 0 and a row of NaN. */
 struct cross_entropy_args {
     struct mat logits;
     const int32_t *target;
@@ -159,10 +161,21 @@ struct adamw_args {
     float *p, *m, *v;
     const float *g;
     size_t n;
-    float lr, beta1, beta2, eps, decay, bias1, bias2, grad_scale;
+    double lr, beta1, beta2, eps, decay, bias1, bias2, grad_scale; /* double: 1 - beta2 keeps its digits */
 };
 
 /* A name enters this list with its definition in ref, its kernel in cpu, its check and its test. */
-#define TRAIN_OPS(X)
+#define TRAIN_OPS(X)                                                                                                   \
+    X(gemm)                                                                                                            \
+    X(linear_back)                                                                                                     \
+    X(lora)                                                                                                            \
+    X(embed_back)                                                                                                      \
+    X(col_sum)                                                                                                         \
+    X(norm_back)                                                                                                       \
+    X(rope)                                                                                                            \
+    X(attn_seq)                                                                                                        \
+    X(attn_back)                                                                                                       \
+    X(head_norm_back)                                                                                                  \
+    X(act_mul_back) X(act_back) X(cross_entropy) X(dropout) X(square_sum) X(adamw)
 
 #endif

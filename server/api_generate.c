@@ -333,6 +333,10 @@ static void handle(struct http_req *req, enum generate_route route)
     req->user = x;
     req->on_close = on_close;
     int status = generate_params_parse(&x->params, route, &x->limits, req->body, req->body_len, &e);
+    if (!status && x->params.gen.adapter && engine_adapter_check(app->engine, x->params.gen.adapter, &e)) {
+        err_prefix(&e, "Input validation error: `adapter_id`");
+        status = 422;
+    }
     if (status)
         reply_invalid(x, status, &e);
     else

@@ -3,6 +3,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "server/app.h"
+#include "server/jobs.h"
 #include "server/json.h"
 
 #include <stdlib.h>
@@ -123,8 +124,24 @@ void api_root(struct http_req *req)
     if (app->info) put_field(&out, "model_id", app->info->model_id);
     buf_str(&out,
             "\"generate\":\"POST /generate\",\"stream\":\"POST /generate_stream\",\"tokenize\":\"POST /tokenize\","
+            "\"adapters\":\"GET /adapters\","
             "\"info\":\"GET /info\",\"health\":\"GET /health\",\"ready\":\"GET /ready\",\"metrics\":\"GET /metrics\"}");
     reply_json(req, &out);
+}
+
+/* The names that adapter_id takes, and the last of the object. */
+static void put_adapters(struct buf *out, const struct app *app)
+{
+    int max = app->info->max_adapters;
+    struct adapter_info *v = mem_array((size_t)max, sizeof *v);
+    int n = engine_adapters_list(app->engine, v, max);
+    buf_printf(out, "\"max_adapters\":%d,\"max_lora_rank\":%d,\"adapters\":[", max, app->info->max_lora_rank);
+    for (int i = 0; i < n; i++) {
+        if (i) buf_char(out, ',');
+        json_put_string(out, v[i].name, strlen(v[i].name));
+    }
+    buf_str(out, "]}");
+    free(v);
 }
 
 /* TGI's fields first, then what only tandem can tell. */
@@ -156,10 +173,11 @@ void api_info(struct http_req *req)
                "\"parameters\":%llu,\"weight_bytes\":%zu,\"kv_bytes\":%zu,\"kv_pages\":%d,\"page_tokens\":%d,"
                "\"layers\":%d,\"hidden_size\":%d,\"vocab_size\":%d,\"max_model_len\":%d,\"max_seqs\":%d,"
                "\"max_batch_tokens\":%d,\"max_queue\":%d,\"max_top_n_tokens\":%d,\"threads\":%d,"
-               "\"load_seconds\":%.6f}",
+               "\"load_seconds\":%.6f,",
                (unsigned long long)i->parameters, i->weight_bytes, i->kv_bytes, i->pages, i->page_tokens, i->layers,
                i->hidden, i->vocab, i->max_model_len, i->max_seqs, i->max_batch_tokens, i->max_queue,
                s->max_top_n_tokens, i->threads, i->load_seconds);
+    put_adapters(&out, app);
     reply_json(req, &out);
 }
 
@@ -190,11 +208,14 @@ void api_metrics(struct http_req *req)
 {
     struct app *app = req->app;
     struct engine_stats stats;
+    struct jobs_view jobs;
     struct metrics_view view = {
         .info = app->info,
         .http = http_server_stats(app->http),
+        .jobs = &jobs,
         .ready = app->state == APP_READY,
     };
+    jobs_view(app->jobs, &jobs);
     if (app->engine) {
         engine_stats_read(app->engine, &stats);
         view.stats = &stats;

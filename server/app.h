@@ -9,6 +9,10 @@
 #include "server/metrics.h"
 #include "server/sse.h"
 
+struct jobs;
+struct store;
+struct uv_loop_s;
+
 enum app_state { APP_LOADING, APP_READY, APP_DRAINING };
 
 struct app {
@@ -20,7 +24,12 @@ struct app {
     struct bridge *bridge;
     struct sse_hub *sse;
     struct http_server *http;
+    struct uv_loop_s *loop;
+    struct store *store;
+    struct jobs *jobs;
     struct metrics metrics;
+    int adapter_loads; /* in progress */
+    int validations;   /* POST /train/validate, likewise */
 };
 
 /* Before any work for a request that generates: answers 503 (loading, draining) or 429 (queue full) with Retry-After
@@ -35,6 +44,16 @@ bool app_healthy(const struct app *);
 void api_generate(struct http_req *);        /* POST /generate: an object, or a stream when asked */
 void api_generate_compat(struct http_req *); /* POST /: an array of one object, or a stream when asked */
 void api_generate_stream(struct http_req *); /* POST /generate_stream */
+/* handlers: api_adapters.c */
+void api_adapters_list(struct http_req *);
+void api_adapters_load(struct http_req *);
+void api_adapters_get(struct http_req *);
+void api_adapters_delete(struct http_req *);
+void api_lora_load(struct http_req *);   /* vLLM's POST /v1/load_lora_adapter */
+void api_lora_unload(struct http_req *); /* and /v1/unload_lora_adapter */
+/* Makes the adapter in dir servable under its name, from the next request on.  Pool thread; waits for the engine. */
+int app_publish_adapter(struct app *, const char *name, const char *dir, struct err *);
+
 /* handlers: api_info.c */
 void api_tokenize(struct http_req *);
 void api_root(struct http_req *);
@@ -42,5 +61,33 @@ void api_info(struct http_req *);
 void api_health(struct http_req *);
 void api_ready(struct http_req *);
 void api_metrics(struct http_req *);
+/* handlers: api_train.c, api_train_events.c */
+void api_train_create(struct http_req *);
+void api_train_validate(struct http_req *);
+void api_train_list(struct http_req *);
+void api_train_get(struct http_req *);
+void api_train_delete(struct http_req *);
+void api_train_events(struct http_req *);
+void api_train_metrics(struct http_req *);
+void api_train_checkpoints(struct http_req *);
+void api_train_cancel(struct http_req *);
+void api_train_pause(struct http_req *);
+void api_train_resume(struct http_req *);
+/* handlers: api_finetune.c */
+void api_finetune_create(struct http_req *);
+void api_finetune_list(struct http_req *);
+void api_finetune_get(struct http_req *);
+void api_finetune_events(struct http_req *);
+void api_finetune_checkpoints(struct http_req *);
+void api_finetune_cancel(struct http_req *);
+void api_finetune_pause(struct http_req *);
+void api_finetune_resume(struct http_req *);
+/* handlers: api_files.c */
+void api_files_begin(struct http_req *);
+void api_files_create(struct http_req *);
+void api_files_list(struct http_req *);
+void api_files_get(struct http_req *);
+void api_files_delete(struct http_req *);
+void api_files_content(struct http_req *);
 
 #endif

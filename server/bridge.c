@@ -244,6 +244,42 @@ void bridge_on_idle(struct bridge *b, void (*fn)(void *), void *arg)
     check_idle(b);
 }
 
+/* ---- work on the pool ------------------------------------------------------------------------------------------ */
+
+struct pool_job {
+    uv_work_t work;
+    struct bridge *bridge;
+    void (*run)(void *), (*done)(void *);
+    void *arg;
+};
+
+static void work_pool(uv_work_t *w)
+{
+    struct pool_job *j = w->data;
+    j->run(j->arg);
+}
+
+static void after_pool(uv_work_t *w, int status)
+{
+    struct pool_job *j = w->data;
+    struct bridge *b = j->bridge;
+    CHECK(status == 0); /* nobody cancels it */
+    b->n_jobs--;
+    j->done(j->arg);
+    free(j);
+    check_idle(b);
+    close_when_quiet(b);
+}
+
+void bridge_work(struct bridge *b, void (*work)(void *), void (*done)(void *), void *arg)
+{
+    struct pool_job *j = mem_zalloc(sizeof *j);
+    *j = (struct pool_job){.bridge = b, .run = work, .done = done, .arg = arg};
+    j->work.data = j;
+    b->n_jobs++;
+    CHECK(uv_queue_work(b->loop, &j->work, work_pool, after_pool) == 0);
+}
+
 /* ---- tokenising ------------------------------------------------------------------------------------------------ */
 
 static void run_tokenize(const struct tokenizer *tk, const char *text, size_t n, unsigned flags,

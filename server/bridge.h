@@ -46,6 +46,10 @@ int bridge_active(const struct bridge *);
 /* fn(arg) once, when nothing is active (at once if so already). */
 void bridge_on_idle(struct bridge *, void (*fn)(void *), void *arg);
 
+/* Runs work(arg) on the thread pool, then done(arg) on the loop, also when the client that asked is gone: before that
+ * the bridge does not close and is not idle. */
+void bridge_work(struct bridge *, void (*work)(void *), void (*done)(void *), void *arg);
+
 /* ---- tokenising ------------------------------------------------------------------------------------------------ */
 
 struct tokenization {

@@ -43,6 +43,10 @@ struct engine_config cmd_engine_config(const struct settings *s)
         .max_total_tokens = s->max_total_tokens,
         .no_prefix_cache = !s->prefix_cache,
         .verify_weights = s->verify_weights,
+        .train_itl_budget = s->train_itl_budget_ms / 1000,
+        .train_slowdown = s->train_slowdown,
+        .max_adapters = s->max_adapters,
+        .max_lora_rank = s->max_lora_rank,
     };
 }
 

@@ -150,7 +150,11 @@ static int generate(struct engine *engine, const struct settings *s, sem_t *wake
         for (size_t i = 0; i < tokens.n; i++) ids[i] = tokens.v[i].id;
         fill_request(&r, s, engine_info(engine), (int)tokens.n);
         r.prompt = ids;
-        rc = engine_start(engine, on_notify, wake, e);
+        if (s->adapter) {
+            r.adapter = "adapter";
+            rc = engine_adapter_load(engine, r.adapter, s->adapter, NULL, e);
+        }
+        if (!rc) rc = engine_start(engine, on_notify, wake, e);
         if (!rc) rc = run(engine, &r, wake, !s->json, &result, e);
         free(ids);
         if (!rc && s->json) print_json(&result, &r, engine);

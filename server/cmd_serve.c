@@ -7,8 +7,13 @@
  * Loop thread, but for work_load. */
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "server/adapter_dir.h"
+#include "server/api_files.h"
 #include "server/app.h"
 #include "server/cmd.h"
+#include "server/jobs.h"
+#include "server/store.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +26,9 @@ static const char about[] =
     "Serves a model over HTTP: POST /generate, POST /generate_stream, POST /tokenize, GET /info, "
     "/health, /ready, /metrics.";
 
-enum { LAST_WORDS_MS = 1000 };
+enum { LAST_WORDS_MS = 1000, STOP_MS = 20000 };
+
+#define TRAIN_BODY ((size_t)64 * 1024 * 1024) /* rows may come inline */
 
 struct server {
     struct app app;
@@ -41,12 +48,42 @@ static const struct http_route routes[] = {
     {HTTP_M_POST, "/generate_stream", api_generate_stream, 0},
     {HTTP_M_POST, "/", api_generate_compat, 0},
     {HTTP_M_POST, "/tokenize", api_tokenize, 0},
+    {HTTP_M_GET, "/adapters", api_adapters_list, 0},
+    {HTTP_M_POST, "/adapters", api_adapters_load, 0},
+    {HTTP_M_GET, "/adapters/{name}", api_adapters_get, 0},
+    {HTTP_M_DELETE, "/adapters/{name}", api_adapters_delete, 0},
+    {HTTP_M_POST, "/v1/load_lora_adapter", api_lora_load, 0},
+    {HTTP_M_POST, "/v1/unload_lora_adapter", api_lora_unload, 0},
     {HTTP_M_GET, "/", api_root, 0},
     {HTTP_M_GET, "/info", api_info, 0},
     {HTTP_M_GET, "/health", api_health, 0},
     {HTTP_M_GET, "/ping", api_health, 0},
     {HTTP_M_GET, "/ready", api_ready, 0},
     {HTTP_M_GET, "/metrics", api_metrics, 0},
+    {HTTP_M_POST, "/train", api_train_create, TRAIN_BODY},
+    {HTTP_M_POST, "/train/validate", api_train_validate, TRAIN_BODY},
+    {HTTP_M_GET, "/train", api_train_list, 0},
+    {HTTP_M_GET, "/train/{id}", api_train_get, 0},
+    {HTTP_M_DELETE, "/train/{id}", api_train_delete, 0},
+    {HTTP_M_GET, "/train/{id}/events", api_train_events, 0},
+    {HTTP_M_GET, "/train/{id}/metrics", api_train_metrics, 0},
+    {HTTP_M_GET, "/train/{id}/checkpoints", api_train_checkpoints, 0},
+    {HTTP_M_POST, "/train/{id}/cancel", api_train_cancel, 0},
+    {HTTP_M_POST, "/train/{id}/pause", api_train_pause, 0},
+    {HTTP_M_POST, "/train/{id}/resume", api_train_resume, 0},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs", api_finetune_create, 0},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs", api_finetune_list, 0},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}", api_finetune_get, 0},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}/events", api_finetune_events, 0},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}/checkpoints", api_finetune_checkpoints, 0},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/cancel", api_finetune_cancel, 0},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/pause", api_finetune_pause, 0},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/resume", api_finetune_resume, 0},
+    {HTTP_M_POST, "/v1/files", api_files_create, FILES_LIMIT, api_files_begin},
+    {HTTP_M_GET, "/v1/files", api_files_list, 0},
+    {HTTP_M_GET, "/v1/files/{id}", api_files_get, 0},
+    {HTTP_M_DELETE, "/v1/files/{id}", api_files_delete, 0},
+    {HTTP_M_GET, "/v1/files/{id}/content", api_files_content, 0},
 };
 enum { N_ROUTES = sizeof routes / sizeof *routes };
 
@@ -71,22 +108,39 @@ static void print_bytes(char out[static 24], size_t bytes)
     snprintf(out, 24, u ? "%.1f %s" : "%.0f %s", v, units[u]);
 }
 
+/* a line, or nothing when there are none */
+static void print_adapters(const struct server *s, char out[static 120])
+{
+    const struct engine_info *i = s->app.info;
+    struct adapter_info *v = mem_array((size_t)i->max_adapters, sizeof *v);
+    char size[24];
+    size_t bytes = 0;
+    int n = engine_adapters_list(s->app.engine, v, i->max_adapters);
+    for (int k = 0; k < n; k++) bytes += v[k].bytes;
+    print_bytes(size, bytes);
+    out[0] = 0;
+    if (n) snprintf(out, 120, "adapters   %d of at most %d, %s\n", n, i->max_adapters, size);
+    free(v);
+}
+
 static void print_report(const struct server *s)
 {
     const struct engine_info *i = s->app.info;
-    char weights[24], kv[24];
+    char weights[24], kv[24], adapters[120];
     print_bytes(weights, i->weight_bytes);
     print_bytes(kv, i->kv_bytes);
+    print_adapters(s, adapters);
     fprintf(stderr,
             "model      %s (%s), %.2f M parameters, %d layers, vocabulary %d\n"
             "weights    %s as %s\n"
             "kv cache   %s as %s: %d pages of %d tokens, %lld tokens\n"
             "limits     %d tokens a request, %d requests at once, %d waiting, %d tokens a step\n"
             "device     %s, %d thread%s\n"
+            "%s"
             "ready      after %.3f s (model %.3f s)\n",
             i->model_id, i->family, (double)i->parameters * 1e-6, i->layers, i->vocab, weights, i->weight_type, kv,
             i->kv_type, i->pages, i->page_tokens, (long long)i->pages * i->page_tokens, i->max_total_tokens,
-            i->max_seqs, i->max_queue, i->max_batch_tokens, i->device, i->threads, i->threads == 1 ? "" : "s",
+            i->max_seqs, i->max_queue, i->max_batch_tokens, i->device, i->threads, i->threads == 1 ? "" : "s", adapters,
             (double)(clock_now() - s->started) * 1e-9, i->load_seconds);
 }
 
@@ -106,6 +160,10 @@ static void work_load(uv_work_t *w)
     struct server *s = w->data;
     struct engine_config cfg = cmd_engine_config(s->app.set);
     s->loaded = engine_open(&cfg, &s->load_error);
+    if (s->loaded && adapter_dir_load_all(s->app.set, s->loaded, &s->load_error)) {
+        engine_close(s->loaded);
+        s->loaded = NULL;
+    }
 }
 
 static void after_load(uv_work_t *w, int status)
@@ -129,6 +187,7 @@ static void after_load(uv_work_t *w, int status)
     s->app.engine = s->loaded;
     s->app.info = engine_info(s->loaded);
     s->app.state = APP_READY;
+    jobs_ready(s->app.jobs);
     char url[128];
     print_url(url, s->app.set, http_server_port(s->app.http));
     print_report(s);
@@ -146,15 +205,39 @@ static void on_bridge_closed(void *arg)
     (void)arg; /* nothing is left in the loop: uv_run returns */
 }
 
-/* The last connection is gone: close what the connections used. */
-static void close_rest(void *arg)
+static void on_store_closed(void *arg)
 {
     struct server *s = arg;
     s->app.engine = NULL;
     s->app.info = NULL;
-    sse_hub_close(s->app.sse);
     uv_close((uv_handle_t *)&s->drain_timer, NULL);
     bridge_close(s->app.bridge, on_bridge_closed, s);
+}
+
+static void on_jobs_stopped(void *arg)
+{
+    struct server *s = arg;
+    uv_timer_stop(&s->drain_timer);
+    jobs_free(s->app.jobs);
+    store_close(s->app.store, on_store_closed, s);
+}
+
+/* The trainer, or the data it reads, does not end in time.  Nothing is lost: what was acknowledged is on the disk, and
+ * the job goes on at the next start as after a crash. */
+static void on_stop_timeout(uv_timer_t *t)
+{
+    struct server *s = t->data;
+    log_warn("training did not stop in time: ending without it");
+    _exit(s->status);
+}
+
+/* The last connection is gone: close what the connections used. */
+static void close_rest(void *arg)
+{
+    struct server *s = arg;
+    sse_hub_close(s->app.sse);
+    uv_timer_start(&s->drain_timer, on_stop_timeout, STOP_MS, 0);
+    jobs_stop(s->app.jobs, on_jobs_stopped, s);
 }
 
 static void stop_now(struct server *s)
@@ -216,7 +299,7 @@ static void on_request_done(void *arg, const struct http_req *req, int status, u
 {
     struct app *app = arg;
     const char *path = req ? req->path : NULL;
-    metrics_request(&app->metrics, path, status);
+    metrics_request(&app->metrics, req && req->route ? req->route->path : path, status);
     if (app->set->access_log)
         log_info("request path=%.200s status=%d ms=%.3f", path ? path : "-", status, (double)duration_ns * 1e-6);
 }
@@ -272,6 +355,9 @@ static int serve(struct server *s)
     }
     open_signals(s);
     s->app.bridge = bridge_open(&s->loop, &s->app.metrics);
+    s->app.loop = &s->loop;
+    s->app.store = store_open(&s->loop, settings_data_dir(s->app.set));
+    s->app.jobs = jobs_open(&s->app);
     s->app.sse = sse_hub_open(&s->loop, s->app.set->sse_keepalive);
     char url[128];
     print_url(url, s->app.set, http_server_port(s->app.http));

@@ -10,6 +10,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static void *field(struct settings *s, const struct conf_option *o)
 {
@@ -314,4 +315,10 @@ int conf_parse(struct settings *s, enum command cmd, int argc, char *const *argv
         if (set_flag(s, o, value, e)) return e ? e->code : ERR_INVALID;
     }
     return 0;
+}
+
+const char *settings_data_dir(const struct settings *s)
+{
+    if (s->data_dir && *s->data_dir) return s->data_dir;
+    return geteuid() == 0 ? "/var/lib/tandem" : "./tandem-data";
 }

@@ -18,6 +18,7 @@ enum command {
     CMD_PERPLEXITY = 8,
     CMD_QUANTIZE = 16,
     CMD_BENCH = 32,
+    CMD_TRAIN = 64,
 };
 
 struct string_list {
@@ -35,6 +36,9 @@ struct settings {
     size_t kv_cache_bytes;
     int max_seqs, max_batch_tokens, max_queue, max_total_tokens;
     bool prefix_cache;
+    /* adapters */
+    char *adapters, *adapter_dir;
+    int max_adapters, max_lora_rank;
     /* http */
     char *host, *cors_origin;
     int port, max_connections;
@@ -44,17 +48,19 @@ struct settings {
     int max_best_of, max_stop_sequences, max_top_n_tokens;
     /* operation */
     double drain_timeout, step_timeout; /* seconds */
-    char *log_level;
+    double train_itl_budget_ms, train_slowdown;
+    char *log_level, *data_dir;
     bool access_log;
     /* one run of a command */
-    char *prompt, *text, *file, *ids, *out, *type, *layout, *calibrate, *batch, *ops;
-    bool json, kl, ignore_eos, special;
+    char *adapter, *prompt, *text, *file, *ids, *out, *type, *layout, *calibrate, *batch, *ops;
+    char *method, *data, *eval_data, *format, *from;
+    bool json, kl, ignore_eos, special, train_on_prompt, keep_duplicates;
     int max_new_tokens, top_n, top_k, window, prompt_tokens, generate_tokens, repeat;
     double temperature, top_p, typical_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
     uint64_t seed;
     struct string_list stop;
 
-    unsigned char source[96]; /* enum conf_source per row of the table */
+    unsigned char source[128]; /* enum conf_source per row of the table */
 };
 
 enum conf_source { CONF_DEFAULT, CONF_FILE, CONF_ENV, CONF_FLAG };
@@ -95,6 +101,7 @@ int conf_parse(struct settings *s, enum command cmd, int argc, char *const *argv
 
 void settings_defaults(struct settings *s);
 void settings_free(struct settings *s);
+const char *settings_data_dir(const struct settings *s); /* --data-dir, or what stands for an empty one */
 /* true when the option was set by anything but its default */
 bool settings_given(const struct settings *s, const char *name);
 

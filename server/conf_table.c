@@ -4,8 +4,9 @@
 
 enum {
     RUN = CMD_SERVE | CMD_GENERATE | CMD_PERPLEXITY, /* commands that run a model */
-    ALL = RUN | CMD_TOKENIZE | CMD_QUANTIZE | CMD_BENCH,
+    ALL = RUN | CMD_TOKENIZE | CMD_QUANTIZE | CMD_BENCH | CMD_TRAIN,
     MEASURED = RUN | CMD_BENCH,
+    COMPUTED = MEASURED | CMD_TRAIN,
 };
 
 #define AT(field) offsetof(struct settings, field)
@@ -19,17 +20,17 @@ static const struct conf_option table[] = {
 
     {"model", "Model", CONF_STRING, AT(model), "models/demo", 0, 0, NULL, ALL, false, "DIR",
      "the model: a Hugging Face directory (config.json, tokenizer.json, *.safetensors)"},
-    {"quantize", "Model", CONF_CHOICE, AT(quantize), "none", 0, 0, NO_TYPES, MEASURED, false, "TYPE",
+    {"quantize", "Model", CONF_CHOICE, AT(quantize), "none", 0, 0, NO_TYPES, COMPUTED, false, "TYPE",
      "weights: as the file has them, or quantised while loading"},
-    {"activations", "Model", CONF_CHOICE, AT(activations), "auto", 0, 0, "auto|f32|bf16", MEASURED, false, "TYPE",
+    {"activations", "Model", CONF_CHOICE, AT(activations), "auto", 0, 0, "auto|f32|bf16", COMPUTED, false, "TYPE",
      "what bf16 weights are multiplied with; auto is bf16 where the processor multiplies bf16, else f32"},
-    {"device", "Model", CONF_STRING, AT(device), "auto", 0, 0, NULL, MEASURED, false, "NAME",
+    {"device", "Model", CONF_STRING, AT(device), "auto", 0, 0, NULL, COMPUTED, false, "NAME",
      "auto, cpu, cpu:portable, or ref (the slow definition of every operation)"},
-    {"threads", "Model", CONF_INT, AT(threads), "0", 0, 1024, NULL, MEASURED, false, "N",
+    {"threads", "Model", CONF_INT, AT(threads), "0", 0, 1024, NULL, COMPUTED, false, "N",
      "compute threads; 0 is one per available core"},
-    {"cpus", "Model", CONF_STRING, AT(cpus), "", 0, 0, NULL, MEASURED, false, "LIST",
+    {"cpus", "Model", CONF_STRING, AT(cpus), "", 0, 0, NULL, COMPUTED, false, "LIST",
      "cores that the compute threads are bound to, such as 0-3,8; empty: the system places them"},
-    {"verify-weights", "Model", CONF_BOOL, AT(verify_weights), "false", 0, 0, NULL, MEASURED | CMD_QUANTIZE, false,
+    {"verify-weights", "Model", CONF_BOOL, AT(verify_weights), "false", 0, 0, NULL, COMPUTED | CMD_QUANTIZE, false,
      NULL, "first compare every byte of the weights with the checksums that tandem quantize wrote"},
 
     {"kv-cache-bytes", "Batching and memory", CONF_BYTES, AT(kv_cache_bytes), "0", 0, 1e15, NULL, RUN, false, "BYTES",
@@ -47,6 +48,15 @@ static const struct conf_option table[] = {
      "prompt and generated tokens of one request; 0 is what model and memory allow"},
     {"prefix-cache", "Batching and memory", CONF_BOOL, AT(prefix_cache), "true", 0, 0, NULL, RUN, false, NULL,
      "reuse keys and values of prompts that begin alike"},
+
+    {"adapters", "Adapters", CONF_STRING, AT(adapters), "", 0, 0, NULL, CMD_SERVE, false, "NAME=DIR,...",
+     "LoRA adapters (PEFT directories) to load at start; requests name them by adapter_id"},
+    {"adapter-dir", "Adapters", CONF_STRING, AT(adapter_dir), "", 0, 0, NULL, CMD_SERVE, false, "DIR",
+     "every adapter in this directory is loaded at start, and POST /adapters may load from it"},
+    {"max-adapters", "Adapters", CONF_INT, AT(max_adapters), "64", 1, 4096, NULL, CMD_SERVE, false, "N",
+     "adapters that are loaded at once"},
+    {"max-lora-rank", "Adapters", CONF_INT, AT(max_lora_rank), "256", 1, 512, NULL, CMD_SERVE, false, "N",
+     "largest rank of an adapter: bounds the memory of each"},
 
     {"host", "HTTP", CONF_STRING, AT(host), "127.0.0.1", 0, 0, NULL, CMD_SERVE, false, "ADDRESS",
      "address to listen on; 0.0.0.0 or :: for every interface"},
@@ -77,13 +87,22 @@ static const struct conf_option table[] = {
     {"max-top-n-tokens", "Requests", CONF_INT, AT(max_top_n_tokens), "5", 0, 32, NULL, CMD_SERVE, false, "N",
      "largest top_n_tokens"},
 
+    {"train-itl-budget-ms", "Training", CONF_NUMBER, AT(train_itl_budget_ms), "50", 1, 60000, NULL, CMD_SERVE, false,
+     "MS", "while requests run, training takes what a step leaves of this time between two tokens"},
+    {"train-slowdown", "Training", CONF_NUMBER, AT(train_slowdown), "1.2", 1, 100, NULL, CMD_SERVE, false, "X",
+     "and at most so much that the time between two tokens grows by this factor"},
+
     {"drain-timeout", "Operation", CONF_NUMBER, AT(drain_timeout), "60", 0, 86400, NULL, CMD_SERVE, false, "SECONDS",
      "after SIGTERM, time for running requests to finish; a second signal stops at once"},
     {"step-timeout", "Operation", CONF_NUMBER, AT(step_timeout), "60", 0.1, 86400, NULL, CMD_SERVE, false, "SECONDS",
      "an engine step that takes longer makes /health and /ready answer 503"},
+    {"data-dir", "Operation", CONF_STRING, AT(data_dir), "", 0, 0, NULL, CMD_SERVE, false, "DIR",
+     "where jobs, files, adapters and checkpoints are kept; empty: /var/lib/tandem for root, else ./tandem-data"},
     {"access-log", "Operation", CONF_BOOL, AT(access_log), "false", 0, 0, NULL, CMD_SERVE, false, NULL,
      "write a line for every finished request"},
 
+    {"adapter", "Generation", CONF_STRING, AT(adapter), NULL, 0, 0, NULL, CMD_GENERATE, true, "DIR",
+     "go through this LoRA adapter, a PEFT directory"},
     {"prompt", "Generation", CONF_STRING, AT(prompt), NULL, 0, 0, NULL, CMD_GENERATE, true, "TEXT",
      "text to continue; - reads it from stdin"},
     {"max-new-tokens", "Generation", CONF_INT, AT(max_new_tokens), "128", 1, 16777216, NULL, CMD_GENERATE, true, "N",
@@ -140,7 +159,23 @@ static const struct conf_option table[] = {
     {"ops", "Bench", CONF_MAYBE, AT(ops), NULL, 0, 0, NULL, CMD_BENCH, true, "[FILTER]",
      "measure single operations in the shapes of Qwen2.5-0.5B instead, those whose name contains FILTER"},
 
-    {"out", "Output", CONF_STRING, AT(out), NULL, 0, 0, NULL, CMD_QUANTIZE, true, "DIR",
+    {"method", "Training", CONF_CHOICE, AT(method), "lora", 0, 0, "lora|qlora|full", CMD_TRAIN, true, "METHOD",
+     "an adapter; an adapter on weights that are quantised; all weights"},
+    {"data", "Training", CONF_STRING, AT(data), NULL, 0, 0, NULL, CMD_TRAIN, true, "FILE",
+     "rows to train on: .jsonl, a JSON array, or text"},
+    {"eval-data", "Training", CONF_STRING, AT(eval_data), NULL, 0, 0, NULL, CMD_TRAIN, true, "FILE",
+     "rows to measure the loss on; without it, the part of --data that --eval-fraction says"},
+    {"format", "Training", CONF_CHOICE, AT(format), "auto", 0, 0,
+     "auto|text|completion|alpaca|messages|sharegpt|tokens", CMD_TRAIN, true, "FORMAT",
+     "what the rows are; auto looks at the first"},
+    {"from", "Training", CONF_STRING, AT(from), NULL, 0, 0, NULL, CMD_TRAIN, true, "DIR",
+     "go on from this adapter instead of a new one"},
+    {"train-on-prompt", "Training", CONF_BOOL, AT(train_on_prompt), "false", 0, 0, NULL, CMD_TRAIN, true, NULL,
+     "learn prompts too, not only completions and the assistant's turns"},
+    {"keep-duplicates", "Training", CONF_BOOL, AT(keep_duplicates), "false", 0, 0, NULL, CMD_TRAIN, true, NULL,
+     "keep rows that occur again"},
+
+    {"out", "Output", CONF_STRING, AT(out), NULL, 0, 0, NULL, CMD_QUANTIZE | CMD_TRAIN, true, "DIR",
      "directory to write; must not hold a model yet"},
     {"type", "Output", CONF_CHOICE, AT(type), "int8", 0, 0, "int8|int4|nf4", CMD_QUANTIZE, true, "TYPE", "weight type"},
     {"layout", "Output", CONF_CHOICE, AT(layout), "packed", 0, 0, "packed|canonical", CMD_QUANTIZE, true, "LAYOUT",

@@ -74,7 +74,7 @@ static size_t unread(const struct conn *c)
 
 size_t conn_appetite(const struct conn *c)
 {
-    if (c->state == CONN_CLOSED || c->eof) return 0;
+    if (c->state == CONN_CLOSED || c->eof || (c->state == CONN_BODY && c->paused)) return 0;
     if (c->state != CONN_RUN || !c->keep) return PIPELINE_MAX; /* used at once, or thrown away */
     return unread(c) < PIPELINE_MAX ? PIPELINE_MAX - unread(c) : 0;
 }
@@ -87,11 +87,13 @@ static void request_reset(struct conn *c)
     trim(&c->head);
     trim(&c->extra);
     body_free(c);
-    c->req =
-        (struct http_req){.method = HTTP_M_OTHER, .path = "", .query = "", .body = "", .app = c->server->config.app};
+    c->req = (struct http_req){
+        .method = HTTP_M_OTHER, .path = "", .param = "", .query = "", .body = "", .app = c->server->config.app};
     c->match = (struct route_match){0};
     c->n_headers = 0;
     c->length = 0;
+    c->body_seen = 0;
+    c->streamed = c->paused = false;
     c->chunked = c->expects_continue = c->http10 = c->message_complete = c->crowded = false;
     c->answer = ANSWER_NONE;
     c->status = 0;
@@ -112,7 +114,7 @@ static void exchange_finish(struct conn *c)
 void conn_drop(struct conn *c)
 {
     if (c->state == CONN_CLOSED) return;
-    bool running = c->state == CONN_RUN;
+    bool running = c->state == CONN_RUN || (c->state == CONN_BODY && c->streamed);
     c->state = CONN_CLOSED;
     if (running) exchange_finish(c);
     sock_close(c);
@@ -215,6 +217,11 @@ static void begin_body(struct conn *c)
     c->state = CONN_BODY;
     if (c->chunked) wire_begin_chunks(&c->wire, config->max_header_bytes, c->body_limit);
     sock_timer(c, config->body_timeout_ms);
+    if (route && route->begin) {
+        c->streamed = true;
+        route->begin(&c->req);
+        if (c->state != CONN_BODY) return;
+    }
     if (c->expects_continue && !unread(c)) {
         static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
         sock_write(c, go_on, sizeof go_on - 1);
@@ -243,6 +250,8 @@ static bool read_head(struct conn *c)
         return false;
     }
     route_find(c->server->config.routes, c->server->config.n_routes, c->req.method, c->req.path, &c->match);
+    c->req.route = c->match.route;
+    c->req.param = c->match.param;
     begin_body(c);
     return true;
 }
@@ -253,11 +262,11 @@ static bool read_body(struct conn *c)
     const char *p = c->in.data + c->in_at;
     enum wire_result result = WIRE_MORE;
     struct refusal why;
-    if (!n) return false;
+    if (!n || c->paused) return false;
     if (c->chunked) {
         result = wire_scan(&c->wire, p, n, &n);
     } else {
-        uint64_t left = c->length - c->body.len;
+        uint64_t left = c->length - c->body_seen;
         if (left <= n) {
             result = WIRE_DONE;
             n = (size_t)left;
@@ -268,6 +277,7 @@ static bool read_body(struct conn *c)
      * depend on how the bytes were cut. */
     if (result == WIRE_BAD) n--;
     llhttp_errno_t code = c->chunked && c->wire.hidden ? HPE_OK : llhttp_execute(&c->parser, p, n);
+    if (c->state != CONN_BODY) return false; /* http_body_stop */
     if (c->crowded) {
         refuse(&why, 503, "the bodies of all requests together are larger than the limit of %zu bytes; try again",
                c->server->config.max_buffered_bytes);
@@ -338,6 +348,7 @@ void conn_input(struct conn *c, const char *p, size_t n)
         return;
     }
     buf_append(&c->in, p, n);
+    if (c->state == CONN_BODY && c->streamed && !c->paused) sock_timer(c, c->server->config.body_timeout_ms);
     conn_pump(c);
 }
 
@@ -369,8 +380,30 @@ static void exchange_end(struct conn *c)
     conn_pump(c);
 }
 
+/* While the body is paused there is no time limit on it: it is the sink that is late. */
+void conn_body_pause(struct conn *c, bool pause)
+{
+    if (c->state != CONN_BODY || c->paused == pause) return;
+    c->paused = pause;
+    sock_timer(c, pause ? 0 : c->server->config.body_timeout_ms);
+    if (pause)
+        sock_read(c, false);
+    else
+        sock_wake(c); /* conn_flushed goes on with it */
+}
+
+bool conn_body_stop(struct conn *c)
+{
+    if (c->state != CONN_BODY) return false;
+    c->state = CONN_RUN;
+    c->keep = false;
+    sock_timer(c, 0);
+    return true;
+}
+
 void conn_flushed(struct conn *c)
 {
+    if (c->state == CONN_BODY && c->streamed) conn_pump(c);
     if (c->state != CONN_RUN) return;
     size_t queued = sock_queued(c);
     if (c->aborted) {

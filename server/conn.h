@@ -61,6 +61,8 @@ struct conn {
     uint64_t length; /* of the body; unknown when chunked */
     bool chunked, expects_continue, http10;
     bool message_complete; /* llhttp's opinion */
+    bool streamed, paused; /* the body goes to req.on_body; not now */
+    uint64_t body_seen;    /* bytes of it so far */
     bool crowded;          /* the body did not fit beside those of the other connections */
     struct arena_block *arena;
 
@@ -135,6 +137,8 @@ void conn_timeout(struct conn *);
 void conn_flushed(struct conn *); /* what was collected went out, as far as the socket takes it */
 void conn_drain(struct conn *);
 void conn_drop(struct conn *);
+void conn_body_pause(struct conn *, bool pause); /* http.h */
+bool conn_body_stop(struct conn *);
 /* How many more bytes the connection wants to see now; 0: none. */
 size_t conn_appetite(const struct conn *);
 

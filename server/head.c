@@ -73,7 +73,13 @@ static int on_headers_complete(llhttp_t *parser)
 static int on_body(llhttp_t *parser, const char *at, size_t n)
 {
     struct conn *c = parser->data;
-    CHECK(c->body.len + n <= c->body_limit);
+    if (c->state != CONN_BODY) return HPE_USER; /* on_body did not want more */
+    CHECK(c->body_seen + n <= c->body_limit);
+    c->body_seen += n;
+    if (c->streamed) {
+        c->req.on_body(&c->req, at, n);
+        return 0;
+    }
     if (c->server->buffered + n > c->server->config.max_buffered_bytes) {
         c->crowded = true;
         return HPE_USER;

@@ -88,6 +88,7 @@ static const char *reason_of(int status)
         {503, "Service Unavailable"},
         {504, "Gateway Timeout"},
         {505, "HTTP Version Not Supported"},
+        {507, "Insufficient Storage"},
     };
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
         if (reasons[i].status == status) return reasons[i].reason;
@@ -262,6 +263,16 @@ void http_end(struct http_req *req)
     CHECK(c->answer == ANSWER_STREAM);
     if (c->stream_chunked && !c->head_only) sock_write(c, "0\r\n\r\n", 5);
     answer_end(c);
+}
+
+void http_body_pause(struct http_req *req, bool pause)
+{
+    conn_body_pause(conn_of(req), pause);
+}
+
+bool http_body_stop(struct http_req *req)
+{
+    return conn_body_stop(conn_of(req));
 }
 
 void http_abort(struct http_req *req)

@@ -19,19 +19,24 @@
 
 enum http_method { HTTP_M_GET, HTTP_M_HEAD, HTTP_M_POST, HTTP_M_PUT, HTTP_M_DELETE, HTTP_M_OPTIONS, HTTP_M_OTHER };
 
+struct http_route;
+
 struct http_req {
     /* read-only for the handler; owned by the connection until on_close */
     enum http_method method; /* HEAD is dispatched to the GET handler; its body is dropped on the way out */
     const char *path;        /* percent-decoded, no query, NUL-terminated */
+    const char *param;       /* what stands in the path for the route's {...}; "" when it has none */
     const char *query;       /* raw, without '?'; "" when none */
     const char *body;        /* body_len bytes and a NUL */
     size_t body_len;
-    uint64_t received; /* clock_now() when the head was complete */
-    void *app;         /* what the server was set up with (struct http_server_config.app) */
+    uint64_t received;              /* clock_now() when the head was complete */
+    void *app;                      /* what the server was set up with (struct http_server_config.app) */
+    const struct http_route *route; /* NULL: none was found */
 
     /* the handler's */
     void *user;
-    void (*on_close)(struct http_req *); /* the exchange is over; req->user may be freed */
+    void (*on_body)(struct http_req *, const char *p, size_t n); /* set by a route's begin; see struct http_route */
+    void (*on_close)(struct http_req *);                         /* the exchange is over; req->user may be freed */
     void (*on_drain)(struct http_req *); /* the write queue fell below the low-water mark after http_write said false */
 };
 
@@ -58,13 +63,25 @@ void http_end(struct http_req *);
 /* Gives the connection up at once (after an error in the middle of a stream). */
 void http_abort(struct http_req *);
 
+/* ---- a body that is not collected (struct http_route.begin) ---- */
+
+/* Stops reading the body, or goes on: for a sink that is slower than the client.  Not from on_close. */
+void http_body_pause(struct http_req *, bool pause);
+/* The rest of the body is not wanted.  True: the handler answers now, the connection closes after it.  False: the body
+ * was complete or refused already, and whoever saw that answers. */
+bool http_body_stop(struct http_req *);
+
 /* ---- routes ---------------------------------------------------------------------------------------------------- */
 
 struct http_route {
     enum http_method method;
-    const char *path; /* exact; a trailing '*' matches any rest */
+    const char *path; /* exact; a trailing '*' matches any rest; "{id}" as a segment matches any one, see param */
     void (*handler)(struct http_req *);
     size_t body_limit; /* 0: the server's default */
+    /* Not NULL: a body is not collected but handed to req->on_body, which begin sets, as it comes; the handler runs
+     * after its last byte, with body_len 0.  Without a body begin is not called.  on_close is called from begin on,
+     * also when the body was cut off.  The body's time limit counts from its latest byte. */
+    void (*begin)(struct http_req *);
 };
 
 /* ---- the server ------------------------------------------------------------------------------------------------ */

@@ -13,6 +13,7 @@ static const struct {
     {"generate", "continue a prompt in the terminal", cmd_generate},
     {"tokenize", "text to token ids, and back", cmd_tokenize},
     {"perplexity", "measure a model on a text", cmd_perplexity},
+    {"train", "fine-tune a model, or train it from random weights", cmd_train},
     {"quantize", "write a model with int8, int4 or nf4 weights", cmd_quantize},
     {"bench", "measure speed beside what the machine could do", cmd_bench},
 };

@@ -4,6 +4,8 @@
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "server/http.h"
+#include "server/jobs.h"
+#include "server/store.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -175,6 +177,8 @@ static void put_engine(const struct engine_stats *s, const struct engine_info *i
         {"tandem_requests_waiting", "gauge", "Requests in the queue.", s->waiting},
         {"tandem_requests_paused", "gauge", "Requests not computed because their client does not read.", s->paused},
         {"tandem_prompt_tokens_total", "counter", "Prompt tokens computed.", (double)s->prompt_tokens},
+        {"tandem_train_device_seconds_total", "counter", "Time that training had the device.",
+         (double)s->train_ns * 1e-9},
         {"tandem_generated_tokens_total", "counter", "Tokens generated.", (double)s->generated_tokens},
         {"tandem_prefix_query_tokens_total", "counter", "Prompt tokens looked up in the prefix cache.",
          (double)s->prefix_query_tokens},
@@ -191,6 +195,9 @@ static void put_engine(const struct engine_stats *s, const struct engine_info *i
          s->pages_total ? (double)s->pages_used / s->pages_total : 0},
         {"tandem_kv_cache_bytes", "gauge", "Memory of the key-value pool.", (double)info->kv_bytes},
         {"tandem_weight_bytes", "gauge", "Memory of the weights.", (double)info->weight_bytes},
+        {"tandem_adapters", "gauge", "LoRA adapters that requests can name.", s->adapters},
+        {"tandem_adapter_bytes", "gauge", "Memory of the LoRA adapters, replaced ones in use included.",
+         (double)s->adapter_bytes},
         {"tandem_model_load_seconds", "gauge", "Time the model took to load.", info->load_seconds},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -207,6 +214,38 @@ static void put_engine(const struct engine_stats *s, const struct engine_info *i
     buf_char(out, ',');
     put_label(out, "kv_type", info->kv_type);
     buf_str(out, "} 1\n");
+}
+
+static void put_training(const struct jobs_view *j, struct buf *out)
+{
+    const struct train_event *last = &j->last;
+    bool runs = last->kind == TRAIN_STEP;
+    const struct {
+        const char *name, *type, *help;
+        double value;
+    } rows[] = {
+        {"tandem_train_step", "gauge", "Optimizer steps done of the job that runs; 0 when none does.",
+         runs ? (double)last->step : 0},
+        {"tandem_train_steps_planned", "gauge", "Its steps in all.", runs ? (double)last->steps : 0},
+        {"tandem_train_loss", "gauge", "Training loss of its last step.", runs ? last->loss : 0},
+        {"tandem_train_learning_rate", "gauge", "Learning rate of its last step.", runs ? last->learning_rate : 0},
+        {"tandem_train_grad_norm", "gauge", "Gradient norm of its last step, before clipping.",
+         runs ? last->grad_norm : 0},
+        {"tandem_train_tokens_per_second", "gauge", "Tokens trained a second in its last step.",
+         runs ? last->tokens_per_s : 0},
+        {"tandem_train_eta_seconds", "gauge", "Time it has left, as estimated.", runs ? last->eta_s : 0},
+        {"tandem_train_steps_total", "counter", "Optimizer steps of all jobs.", (double)j->steps},
+        {"tandem_train_tokens_total", "counter", "Tokens of all steps.", (double)j->tokens},
+        {"tandem_train_trained_tokens_total", "counter", "Those of them that the loss was computed on.",
+         (double)j->trained_tokens},
+        {"tandem_train_skipped_steps_total", "counter", "Steps skipped for a loss or gradient that was not finite.",
+         (double)j->skipped},
+    };
+    put_head(out, "tandem_train_jobs", "gauge", "Fine-tuning jobs by state.");
+    for (int i = 0; i < JOB_STATES; i++)
+        buf_printf(out, "tandem_train_jobs{status=\"%s\"} %d\n", job_state_names[i], j->counts[i]);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        put_one(out, rows[i].name, rows[i].type, rows[i].help, rows[i].value);
 }
 
 static void put_http(const struct http_server_stats *h, struct buf *out)
@@ -264,6 +303,7 @@ void metrics_render(const struct metrics *m, const struct metrics_view *v, struc
     put_requests(m, out);
     if (v->stats && v->info) put_engine(v->stats, v->info, out);
     for (int i = 0; i < HISTOGRAMS; i++) put_histogram(m, (enum histogram_id)i, out);
+    if (v->jobs) put_training(v->jobs, out);
     if (v->http) put_http(v->http, out);
     put_process(m, out);
 }

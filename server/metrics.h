@@ -8,7 +8,9 @@
 
 #include <stdint.h>
 
-enum { METRICS_ROUTES = 32, METRICS_STATUSES = 24, METRICS_BUCKETS = 20 };
+struct jobs_view;
+
+enum { METRICS_ROUTES = 96, METRICS_STATUSES = 24, METRICS_BUCKETS = 20 };
 
 enum reject_reason { REJECT_OVERLOADED, REJECT_VALIDATION, REJECT_LOADING, REJECT_DRAINING, REJECT_REASONS };
 
@@ -42,6 +44,7 @@ struct metrics_view {
     const struct engine_info *info;
     const struct engine_stats *stats;
     const struct http_server_stats *http;
+    const struct jobs_view *jobs;
     bool ready;
 };
 

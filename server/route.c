@@ -1,6 +1,7 @@
 /* The route table.  Pure; owns nothing.
  *
- * An exact path goes before a prefix ("/files/" and a star), a longer prefix before a shorter one.  GET routes answer
+ * An exact path goes before one with a parameter ("/train/{id}"), that before a prefix ("/files/" and a star), a longer
+ * prefix before a shorter one.  GET routes answer
  * HEAD; OPTIONS is answered for every path that has any route. */
 #include "server/route.h"
 
@@ -10,12 +11,28 @@
 
 static const char *const method_names[] = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"};
 
+enum { PARAM_MAX = sizeof((struct route_match *)0)->param - 1 };
+
+/* "/train/{id}/events": the segment in the place of the braces goes to param.  True when the rest is the same. */
+static bool path_param(const char *pattern, const char *path, char *param)
+{
+    const char *open = strchr(pattern, '{'), *close = open ? strchr(open, '}') : NULL;
+    if (!close || strncmp(pattern, path, (size_t)(open - pattern)) != 0) return false;
+    path += open - pattern;
+    size_t n = strcspn(path, "/");
+    if (n == 0 || n > PARAM_MAX || strcmp(close + 1, path + n) != 0) return false;
+    memcpy(param, path, n);
+    param[n] = 0;
+    return true;
+}
+
 /* How well the route's path fits: 0 not at all, otherwise more is better. */
-static size_t path_fit(const char *pattern, const char *path)
+static size_t path_fit(const char *pattern, const char *path, char *param)
 {
     size_t n = strlen(pattern);
     if (n && pattern[n - 1] == '*') return strncmp(pattern, path, n - 1) == 0 ? n : 0;
-    return strcmp(pattern, path) == 0 ? SIZE_MAX : 0;
+    if (strcmp(pattern, path) == 0) return SIZE_MAX;
+    return path_param(pattern, path, param) ? SIZE_MAX / 2 : 0;
 }
 
 static void allow_add(struct route_match *m, enum http_method method)
@@ -34,13 +51,15 @@ void route_find(const struct http_route *routes, int n, enum http_method method,
     enum http_method wanted = method == HTTP_M_HEAD ? HTTP_M_GET : method;
     size_t best = 0;
     for (int i = 0; i < n; i++) {
-        size_t fit = path_fit(routes[i].path, path);
+        char param[sizeof out->param] = "";
+        size_t fit = path_fit(routes[i].path, path, param);
         if ((!fit && !everything) || routes[i].method >= HTTP_M_OTHER) continue;
         allow_add(out, routes[i].method);
         if (routes[i].method == HTTP_M_GET) allow_add(out, HTTP_M_HEAD);
         if (routes[i].method == wanted && fit > best) {
             best = fit;
             out->route = &routes[i];
+            memcpy(out->param, param, sizeof param);
         }
     }
     if (out->allow[0]) {

@@ -6,6 +6,7 @@
 
 struct route_match {
     const struct http_route *route; /* NULL: status says why */
+    char param[128];                /* for its {...} */
     int status;                     /* 200, 404, 405; 204: OPTIONS without a route of its own */
     char allow[64];                 /* the methods this path has, "GET, HEAD, OPTIONS"; "" on 404 */
 };

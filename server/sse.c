@@ -76,6 +76,12 @@ bool sse_send(struct sse *s, const void *json, size_t n)
     return more;
 }
 
+bool sse_write(struct sse *s, const void *events, size_t n)
+{
+    s->last_write = clock_now();
+    return http_write(s->req, events, n);
+}
+
 void sse_stop(struct sse *s)
 {
     if (!s->hub) return;

@@ -27,6 +27,8 @@ struct sse {
 void sse_start(struct sse *, struct sse_hub *, struct http_req *);
 /* "data: <json>\n\n".  False: the client reads too slowly (http_write). */
 bool sse_send(struct sse *, const void *json, size_t n);
+/* Whole events, written by the caller with their "id:" and "event:" lines. */
+bool sse_write(struct sse *, const void *events, size_t n);
 /* Forgets the stream; call it from on_close, or before http_end.  Harmless when it never started. */
 void sse_stop(struct sse *);
 

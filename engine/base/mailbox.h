@@ -42,6 +42,15 @@ static inline void mailbox_send(struct mailbox *b, struct mail *m)
     pthread_mutex_unlock(&b->lock);
 }
 
+/* Something waits: by any thread. */
+static inline bool mailbox_waiting(struct mailbox *b)
+{
+    pthread_mutex_lock(&b->lock);
+    bool waiting = b->first != NULL;
+    pthread_mutex_unlock(&b->lock);
+    return waiting;
+}
+
 /* Everything that waits, oldest first; with `wait`, sleeps until there is something. */
 static inline struct mail *mailbox_take(struct mailbox *b, bool wait)
 {

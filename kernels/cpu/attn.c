@@ -131,8 +131,8 @@ struct attn_run {
     const struct isa *isa;
     const struct attn_args *a;
     int *seq_unit; /* (n_seqs + 1) first unit of each sequence; a unit is a block of rows of one KV head */
-    int units_per_task, splits;
-    struct attn_part *parts; /* (units, splits, attn_rows): only when splits are tasks */
+    int units_per_task, splits, skip; /* skip: units between a task and the next one of the same thread */
+    struct attn_part *parts;          /* (units, splits, attn_rows): only when splits are tasks */
 };
 
 /* blocks of rows in one KV head of sequence s */
@@ -184,8 +184,13 @@ static void block_fold(const struct attn_run *r, const struct attn_block *b, str
 static void attn_unit(const struct attn_run *r, int unit)
 {
     struct attn_part total[ATTN_ROWS_MAX], part[ATTN_ROWS_MAX];
-    int last;
-    struct attn_block b = unit_block(r, unit, &last);
+    int last, then_last, then = unit + 1;
+    struct attn_block b = unit_block(r, unit, &last), next;
+    if (then % r->units_per_task == 0) then += r->skip; /* tasks start in order, on all threads in turn */
+    if (then < r->seq_unit[r->a->n_seqs]) {
+        next = unit_block(r, then, &then_last);
+        b.then = &next;
+    }
     r->isa->attn_split(&b, 0, total);
     for (int split = 1; split <= last / (ATTN_SPLIT_PAGES * KV_PAGE); split++) {
         r->isa->attn_split(&b, split, part);
@@ -262,5 +267,6 @@ void cpu_attn(struct dev *head, const struct attn_args *a)
         return;
     }
     r.units_per_task = 1 + units / (head->threads * 64);
+    r.skip = r.units_per_task * (head->threads - 1);
     cpu_run(d, attn_task, &r, (units + r.units_per_task - 1) / r.units_per_task, ns);
 }

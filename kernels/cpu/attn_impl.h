@@ -26,6 +26,14 @@ struct attn_pages {
     const float *k_scale[GRANULE_PAGES], *v_scale[GRANULE_PAGES];
 };
 
+/* What is to be asked for while a granule is computed: in decoding the cache comes from memory.  Of each page of the
+ * next granule `share` bytes, page after page, because memory is fastest when read in order: the scores ask for the
+ * first half of the pages, the values for the others. */
+struct attn_ahead {
+    const uint8_t *page[GRANULE_PAGES];
+    size_t share;
+};
+
 /* The rows of one register block: q as the kernels read it, [head_dim][R], for bf16 [head_dim / 2][R] pairs; and the
  * weights of V over a granule, one row after the other: f32, for bf16 pairs. */
 struct attn_rows {
@@ -33,32 +41,46 @@ struct attn_rows {
     const uint32_t *q;
     uint32_t weight[ATTN_R][GRANULE];
     struct attn_part *part;
-    struct attn_pages ahead; /* to be asked for meanwhile: in decoding, the cache comes from memory */
+    struct attn_ahead ahead;
     vf score[ATTN_R][GRANULE_PAGES];
 };
 
 #define FOR_AR UNROLL for (int r = 0; r < R; r++)
 #define FOR_AP UNROLL for (int p = 0; p < P; p++)
 
+/* asks for every second of P places that are `apart` bytes from each other, or for all when these are whole lines */
+INLINE void attn_prefetch(const uint8_t *ahead, size_t apart, const int P)
+{
+    FOR_AP
+    if (p % 2 == 0 || apart > 32) __builtin_prefetch((const uint8_t *)((uintptr_t)ahead + (size_t)p * apart), 0, 2);
+}
+
 /* score[r][at + p] = q[r] . K[p] over head_dim, lanes are the tokens of page p */
 INLINE void attn_scores(struct attn_rows *rows, const uint8_t *const *k, int at, enum dtype t, int head_dim,
                         const int R, const int P)
 {
+    enum { HALF = GRANULE_PAGES / 2 };
     vf acc[ATTN_R][ATTN_P];
     const uint32_t *q = rows->q;
+    const int steps = t == DT_BF16 ? (head_dim + 1) / 2 : head_dim;
+    const size_t share = rows->ahead.share, apart = share / (size_t)(HALF * steps);
+    /* a pass over all pages goes from the first page to the second in the middle */
+    const int middle = P > HALF ? steps / 2 : steps;
+    const uintptr_t ahead[2] = {(uintptr_t)rows->ahead.page[at / HALF] + (size_t)(at % HALF) * (share / HALF),
+                                (uintptr_t)rows->ahead.page[1] - (size_t)middle * apart * P};
     FOR_AR FOR_AP acc[r][p] = v_zero();
     if (t == DT_BF16)
-        for (int c = 0; c < (head_dim + 1) / 2; c++, q += R) {
+        for (int c = 0; c < steps; c++, q += R) {
             vi kc[ATTN_P];
             FOR_AP kc[p] = i_load(k[p] + (size_t)c * 64);
-            FOR_AP __builtin_prefetch(rows->ahead.k[at + p] + (size_t)c * 64, 0, 2);
+            attn_prefetch((const uint8_t *)(ahead[c >= middle] + (size_t)c * apart * P), apart, P);
             FOR_AR FOR_AP acc[r][p] = v_dot_bf16(acc[r][p], kc[p], q[r]);
         }
     else
-        for (int c = 0; c < head_dim; c++, q += R) {
+        for (int c = 0; c < steps; c++, q += R) {
             vf kc[ATTN_P];
             FOR_AP kc[p] = kv_load(k[p], t, (size_t)c * KV_PAGE);
-            FOR_AP __builtin_prefetch(rows->ahead.k[at + p] + dtype_bytes(t, (size_t)c * KV_PAGE), 0, 2);
+            attn_prefetch((const uint8_t *)(ahead[c >= middle] + (size_t)c * apart * P), apart, P);
             FOR_AR FOR_AP acc[r][p] = v_fma(v_set1(f32_from_bits(q[r])), kc[p], acc[r][p]);
         }
     FOR_AR FOR_AP rows->score[r][at + p] = acc[r][p];
@@ -74,17 +96,23 @@ struct attn_span {
 INLINE void attn_values_at(const struct attn_rows *rows, int r0, const struct attn_span *s, enum dtype t, int dim_pad,
                            int c, bool part_of_page, const int R, const int P)
 {
+    enum { HALF = GRANULE_PAGES / 2 };
     vf acc[ATTN_R][ATTN_P];
-    const uint8_t *const *ahead = rows->ahead.v + s->at;
+    /* these P vectors' part of the two shares, and a page's part of that */
+    const size_t share = rows->ahead.share, start = share * 2 * (size_t)c / (size_t)dim_pad;
+    const size_t chunk = share * 8 * P / (size_t)dim_pad, apart = chunk / (KV_PAGE / (t == DT_BF16 ? 2 : 1) * P);
     FOR_AR FOR_AP acc[r][p] = v_load(rows->part[r0 + r].out + c + p * 16);
-    for (int page = 0; page < s->n; page++)
+    for (int page = 0; page < s->n; page++) {
+        size_t ask = start + (size_t)(s->at + page) * chunk, second = ask >= share;
+        const uint8_t *ahead = rows->ahead.page[HALF + second] + (ask - second * share);
         if (t == DT_BF16) {
             int from = part_of_page ? s->from / 2 : 0, to = part_of_page ? (s->to + 1) / 2 : KV_PAGE / 2;
             for (int i = from; i < to; i++) {
                 const uint32_t *weight = &rows->weight[r0][(s->at + page) * (KV_PAGE / 2) + i];
                 vi v[ATTN_P];
                 FOR_AP v[p] = i_load(s->v[page] + ((size_t)i * dim_pad + c + p * 16) * 4);
-                FOR_AP __builtin_prefetch(ahead[page] + ((size_t)i * dim_pad + c + p * 16) * 4, 0, 2);
+                attn_prefetch(ahead, apart, P);
+                ahead = (const uint8_t *)((uintptr_t)ahead + apart * P);
                 if (part_of_page) {
                     uint32_t seen = (2 * i >= s->from ? 0xffffu : 0) | (2 * i + 1 < s->to ? 0xffff0000u : 0);
                     FOR_AP v[p] = i_and(v[p], i_set1((int32_t)seen));
@@ -97,10 +125,12 @@ INLINE void attn_values_at(const struct attn_rows *rows, int r0, const struct at
                 const uint32_t *weight = &rows->weight[r0][(s->at + page) * KV_PAGE + i];
                 vf v[ATTN_P];
                 FOR_AP v[p] = kv_load(s->v[page], t, (size_t)i * dim_pad + c + p * 16);
-                FOR_AP __builtin_prefetch(ahead[page] + dtype_bytes(t, (size_t)i * dim_pad + c + p * 16), 0, 2);
+                attn_prefetch(ahead, apart, P);
+                ahead = (const uint8_t *)((uintptr_t)ahead + apart * P);
                 FOR_AR FOR_AP acc[r][p] = v_fma(v_set1(f32_from_bits(weight[r * GRANULE])), v[p], acc[r][p]);
             }
         }
+    }
     FOR_AR FOR_AP v_store(rows->part[r0 + r].out + c + p * 16, acc[r][p]);
 }
 
@@ -229,6 +259,20 @@ static struct attn_pages attn_lookup(const struct attn_block *b, int granule, st
     return g;
 }
 
+/* of all rows of the block */
+static struct attn_sight block_sees(const struct attn_block *b)
+{
+    return (struct attn_sight){attn_sees(b, b->row0).first, attn_sees(b, b->row0 + b->n_rows - 1).last};
+}
+
+/* the granule that this thread is likely to take next */
+static struct attn_pages attn_next(const struct attn_block *b, int granule, struct attn_sight seen)
+{
+    if (granule < seen.last / GRANULE || !b->then) return attn_lookup(b, granule + 1, seen);
+    struct attn_sight then = block_sees(b->then);
+    return attn_lookup(b->then, then.first / GRANULE, then);
+}
+
 static int clamp(int x, int low, int high)
 {
     return x < low ? low : x > high ? high : x;
@@ -309,16 +353,16 @@ static void attn_split(const struct attn_block *b, int split, struct attn_part *
         memset(part[r].sum, 0, sizeof part[r].sum);
         memset(part[r].out, 0, (size_t)b->a->kv->dim_pad * sizeof(float));
     }
-    struct attn_sight seen = {attn_sees(b, b->row0).first, attn_sees(b, b->row0 + n - 1).last};
+    struct attn_sight seen = block_sees(b);
     int granule = split * (ATTN_SPLIT_PAGES / GRANULE_PAGES), end = granule + ATTN_SPLIT_PAGES / GRANULE_PAGES;
     granule = seen.first / GRANULE > granule ? seen.first / GRANULE : granule;
     end = seen.last / GRANULE + 1 < end ? seen.last / GRANULE + 1 : end;
+    size_t share = b->a->kv->block_bytes / (size_t)n_blocks;
     for (; granule < end; granule++) {
-        struct attn_pages g = attn_lookup(b, granule, seen), next = attn_lookup(b, granule + 1, seen);
-        for (int i = 0; i < n_blocks; i++) { /* each block asks for its share of the next granule */
-            rows[i].ahead = g;
-            for (int p = i; p < GRANULE_PAGES; p += n_blocks)
-                rows[i].ahead.k[p] = next.k[p], rows[i].ahead.v[p] = next.v[p];
+        struct attn_pages g = attn_lookup(b, granule, seen), next = attn_next(b, granule, seen);
+        for (int i = 0; i < n_blocks; i++) {
+            rows[i].ahead.share = share;
+            for (int p = 0; p < GRANULE_PAGES; p++) rows[i].ahead.page[p] = next.k[p] + (size_t)i * share;
         }
         for (int i = 0; i < n_blocks; i++) attn_granule(b, &rows[i], b->row0 + n * i / n_blocks, granule, &g);
     }

@@ -207,6 +207,9 @@ static void cpu_close(struct dev *head)
     pool_close(d->pool);
     cpu_unmap(d->quant.p, d->quant.bytes);
     cpu_unmap(d->attn.p, d->attn.bytes);
+    cpu_unmap(d->panels.p, d->panels.bytes);
+    cpu_unmap(d->turned.p, d->turned.bytes);
+    cpu_unmap(d->train.p, d->train.bytes);
     for (int i = 0; d->worker && i < head->threads; i++) cpu_unmap(d->worker[i].p, d->worker[i].bytes);
     free(d->worker);
     free(d);
@@ -220,6 +223,7 @@ static const struct dev_ops cpu_ops = {
 #undef X
         .weight_pack = cpu_weight_pack,
     .weight_free = cpu_weight_free,
+    .weight_update = cpu_weight_update,
     .weight_bytes = cpu_weight_bytes,
     .layout = "tandem-cpu-2",
     .weight_packed = cpu_weight_packed,

@@ -39,9 +39,9 @@ struct weight {
     bool borrowed;           /* data belongs to somebody else */
 };
 
-/* One block for each (layer, page, head): K [head_dim][16] so that a vector is the page's tokens, V [16][dim_pad],
- * and for int8 the two rows of sixteen f32 scales.  bf16: K [head_dim / 2][16][2] and V [8][dim_pad][2], in the pairs
- * that the bf16 dot product takes. */
+/* One block for each (layer, head, page), so that neighbouring pages of a head are read as one stream: K [head_dim][16]
+ * so that a vector is the page's tokens, V [16][dim_pad], and for int8 the two rows of sixteen f32 scales.  bf16: K
+ * [head_dim / 2][16][2] and V [8][dim_pad][2], in the pairs that the bf16 dot product takes. */
 struct kv {
     struct kv_shape shape;
     int dim_pad;                        /* head_dim to a multiple of 16; the padding stays zero */
@@ -52,7 +52,7 @@ struct kv {
 
 static inline uint8_t *kv_block(const struct kv *kv, int layer, int page, int head)
 {
-    return kv->data + (((size_t)layer * kv->shape.pages + page) * kv->shape.kv_heads + head) * kv->block_bytes;
+    return kv->data + (((size_t)layer * kv->shape.kv_heads + head) * kv->shape.pages + page) * kv->block_bytes;
 }
 
 /* ---- what the kernels are given ------------------------------------------------------------------------------ */
@@ -61,8 +61,11 @@ static inline uint8_t *kv_block(const struct kv *kv, int layer, int page, int he
 struct lin_job {
     const struct weight *w;
     struct mat y, x;
-    const float *b;     /* (N) or NULL */
-    enum act_kind act;  /* of a gate_up weight */
+    const float *b;        /* (N) or NULL */
+    bool gated;            /* of a gate_up weight: op gate_up, not linear */
+    enum act_kind act;     /* then */
+    bool into, accumulate; /* into: y = alpha * (the product) (+ y with accumulate); f32 and linear_bf16_x only, no b */
+    float alpha;
     int n_blocks, skip; /* skip: pairs between a task and the one that the same thread is likely to take next */
     /* int8 and int4: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0 * q_ld;
      * int4: also -8 times the sum of each group, [n_groups][R] from q_sum + r0 * n_groups.  bf16 of rounded x: q is
@@ -83,9 +86,9 @@ typedef void lin_fn(const struct lin_job *, int block0, int block1, int pair0, i
 
 /* The part of a row's attention that one split of the context gives: weights relative to max. */
 struct attn_part {
-    float max;               /* of the scores; -INFINITY when the row sees nothing of the split */
-    float sum[PANEL];        /* of the weights, lane = place in the page */
-    float out[HEAD_DIM_MAX]; /* of the weights times V */
+    float max;                     /* of the scores; -INFINITY when the row sees nothing of the split */
+    _Alignas(64) float sum[PANEL]; /* of the weights, lane = place in the page */
+    float out[HEAD_DIM_MAX];       /* of the weights times V */
 };
 
 /* Query rows of one sequence that share a KV head, counted (token, head in group); row r is at position
@@ -96,7 +99,78 @@ struct attn_block {
     int kv_head, group;   /* group: query heads per KV head */
     int token0, pos0;     /* the sequence's first row of qkv, and that token's position */
     int row0, n_rows;
+    const struct attn_block *then; /* what the same thread is likely to do next; NULL: nothing, or not known */
 };
+
+/* What the products of training have of their own (train_products_impl.h). */
+struct isa_products {
+    int dot_rows; /* rows that `dot` takes at once, or a multiple, waste nothing */
+    /* to[c * ld_to + r] = from[r * ld_from + c] */
+    void (*transpose)(float *to, int ld_to, const float *from, int ld_from, int rows, int cols);
+    /* c = alpha x w^T (+ c): c (rows, n), x (rows, K), w (n, K), each chain in sixteen lanes along k */
+    void (*dot)(struct mat c, struct mat x, const float *w, int ld_w, float alpha, bool accumulate);
+    /* A panel of op(b), columns first .. first + 31 (zeros past N) by k0 .. k1 - 1: [k][32] f32, or with half the pairs
+     * of a bf16 weight. `tile`: 32 x 32 floats for itself. */
+    void (*panel_of)(void *panel, bool half, const struct mat *b, bool transposed, int first, int k0, int k1,
+                     float *tile);
+    /* A panel of a weight transposed, its columns first .. first + 31 by its outputs in pairs pair0 .. pair1 - 1, as
+     * they lie there.  int8 values are whole numbers, without their scale. */
+    void (*panel_back)(void *panel, bool half, const struct weight *w, int first, int pair0, int pair1, float *tile);
+    /* one row of dy (the next is ld further), as the outputs lie in pairs pair0 .. pair1 - 1; times the scale of int8
+     */
+    void (*gather)(float *out, const struct weight *w, const float *dy, int ld, int pair0, int pair1);
+    /* R rows of n columns to bf16 in pairs: out[k / 2 * R + r]; an odd n is padded with a zero */
+    void (*halve_rows)(uint32_t *out, int R, const float *x, int ld, int n);
+    /* The same of columns: R columns of n rows at x, rows ld apart. */
+    void (*halve_columns)(uint32_t *out, int R, const float *x, int ld, int n);
+    void (*col_sum)(float *out, const struct mat *x, int from, int to); /* columns from .. to */
+    void (*pack)(uint8_t *pair, enum dtype t, const float *const row[PAIR],
+                 int K); /* a pair of a weight; NULL: zeros */
+};
+
+enum { TILE = 64 }; /* query rows, and keys, of a block of attention in training */
+
+/* What the blocks of one head in one sequence share.  Keys and values are packed in blocks of TILE, zeros past the
+ * sequence's end and past head_dim, block j at + j * stride floats:  k, v [TILE][dim_pad];  k_t, v_t [head_dim][TILE].
+ */
+struct attn_head {
+    int head_dim, dim_pad, window;
+    float scale;
+    const float *k, *k_t, *v, *v_t; /* forward: k_t and v; back: k, k_t and v_t */
+    size_t stride;
+    float *dk, *dv; /* back: (rows of the sequence, dim_pad) what this head adds to dk and dv */
+};
+
+/* Rows row0 .. row0 + n - 1 of the sequence, at most TILE; row0 is a multiple of it.  Copied, zeros past head_dim: */
+struct attn_tile {
+    const struct attn_head *head;
+    int row0, n;
+    float *q, *out;    /* [TILE][dim_pad]; back: out is dq */
+    float *p;          /* [TILE][TILE], scratch; back: two of them */
+    float lse[TILE];   /* forward: result */
+    const float *dout; /* [TILE][dim_pad] */
+    float delta[TILE]; /* the sum of dout * out */
+};
+
+/* One row of norm_back_args; dx may be dy.  dw, db: sums to add the row to, NULL: none. */
+struct norm_back_row {
+    float *dx;
+    const float *x, *dy, *w;
+    int n;
+    float eps;
+    enum norm_kind kind;
+    bool accumulate;
+    float *dw, *db;
+};
+
+/* One row of dropout_args: element i is kept when the top 53 bits of rng_at(seed, first + i) are `from` or more. */
+struct dropout_row {
+    uint64_t seed, first, from;
+    float by; /* 1 / (1 - p) */
+};
+
+enum { SUM_ROWS = 32 };          /* rows whose gradients of a parameter are one chain */
+enum { SQUARE_BLOCK = 1 << 14 }; /* numbers whose squares are one chain */
 
 struct isa {
     const char *name;
@@ -122,6 +196,19 @@ struct isa {
     void (*exp_scaled)(float *p, const float *z, int n, float max, float inv_t); /* exp((z - max) inv_t) */
     double (*exp_sum)(const float *z, int n, float max, float inv_t);            /* their sum */
     int (*find_ge)(const float *z, int from, int n, float at_least); /* first place >= from with z >= at_least, or n */
+    struct isa_products products;
+    void (*rope_back)(float *head, int rot, const float *cosines, const float *sines);
+    void (*norm_back)(const struct norm_back_row *);
+    void (*act_back)(float *dx, const float *x, const float *dy, int n, enum act_kind act);
+    void (*act_mul_back)(float *dgu, const float *gu, const float *dy, int n, enum act_kind act);
+    double (*exp_in_place)(float *z, int n, float max); /* z = exp(z - max); their sum */
+    void (*scale)(float *x, int n, float by);
+    float (*dot)(const float *x, const float *y, int n);
+    void (*dropout)(float *x, int n, const struct dropout_row *);
+    double (*square_sum)(const float *x, size_t n); /* one chain: of SQUARE_BLOCK at most */
+    void (*adamw)(const struct adamw_args *, size_t from, size_t to);
+    void (*attn_tile)(struct attn_tile *);
+    void (*attn_tile_back)(struct attn_tile *); /* query blocks of a head in order */
 };
 
 extern const struct isa isa_portable, isa_avx2, isa_avxvnni, isa_avx512, isa_avx512bf16;
@@ -139,8 +226,8 @@ struct cpu_dev {
     struct dev_ops ops;
     const struct isa *isa;
     struct pool *pool;
-    struct scratch quant, attn;
-    struct scratch *worker; /* [threads] */
+    struct scratch quant, attn, train, panels, turned; /* the last two: of the products of training */
+    struct scratch *worker;                            /* [threads] */
 };
 
 static inline struct cpu_dev *cpu_of(struct dev *d)
@@ -155,6 +242,17 @@ static inline float *mat_row(const struct mat *m, int row)
 
 /* Runs the tasks on the pool, or here when `ns`, a guess at one core's time for all of them, is not worth a wake-up. */
 void cpu_run(struct cpu_dev *, pool_fn *, void *ctx, int n_tasks, double ns);
+
+/* A run of independent rows. */
+struct rows_run {
+    const struct isa *isa;
+    const void *args;
+    void (*row)(const struct rows_run *, int t);
+    int rows, rows_per_task;
+};
+/* Runs row(run, 0 .. rows - 1) on the pool.  ns: a guess at one row's time on one core */
+void rows_run(struct dev *, void (*row)(const struct rows_run *, int), const void *args, int rows, double ns);
+
 void *scratch_get(struct scratch *, size_t bytes); /* contents are lost; NULL: out of memory */
 void *cpu_map(size_t bytes);                       /* zeroed, 64-byte aligned, huge pages where large; NULL */
 void cpu_unmap(void *, size_t bytes);
@@ -172,9 +270,13 @@ void cpu_act_mul(struct dev *, const struct act_mul_args *);
 void cpu_act(struct dev *, const struct act_args *);
 void cpu_rows(struct dev *, const struct rows_args *);
 void cpu_sample(struct dev *, const struct sample_args *);
+#define X(op) void cpu_##op(struct dev *, const struct op##_args *);
+TRAIN_OPS(X)
+#undef X
 
 struct weight *cpu_weight_pack(struct dev *, const struct weight_src *parts, int n_parts);
 void cpu_weight_free(struct dev *, struct weight *);
+void cpu_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts);
 size_t cpu_weight_bytes(const struct weight *);
 const void *cpu_weight_packed(const struct weight *, size_t *bytes);
 struct weight *cpu_weight_open(struct dev *, const struct weight_src *shape, const void *packed, size_t bytes);

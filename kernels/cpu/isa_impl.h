@@ -10,9 +10,15 @@
 
 #include "kernels/cpu/linear_nf4_impl.h"
 
+#include "kernels/cpu/train_products_impl.h"
+
 #include "kernels/cpu/attn_impl.h"
 
 #include "kernels/cpu/sample_impl.h"
+
+#include "kernels/cpu/train_rows_impl.h"
+
+#include "kernels/cpu/attn_train_impl.h"
 
 _Static_assert((int)ATTN_ROWS <= (int)ATTN_ROWS_MAX, "parts on the driver's stack");
 
@@ -49,4 +55,26 @@ const struct isa VEC_SUFFIX(isa) = {.name = VEC_NAME,
                                     .row_max = row_max,
                                     .exp_scaled = row_exp_scaled,
                                     .exp_sum = row_exp_sum,
-                                    .find_ge = row_find_ge};
+                                    .find_ge = row_find_ge,
+                                    .products = {.dot_rows = DOT_R,
+                                                 .transpose = tp_transpose,
+                                                 .dot = tp_dot,
+                                                 .panel_of = tp_panel_of,
+                                                 .panel_back = tp_panel_back,
+                                                 .gather = tp_gather,
+                                                 .halve_rows = tp_halve_rows,
+                                                 .halve_columns = tp_halve_columns,
+                                                 .col_sum = tp_col_sum,
+                                                 .pack = tp_pack},
+                                    .rope_back = row_rope_back,
+                                    .norm_back = row_norm_back,
+                                    .act_back = row_act_back,
+                                    .act_mul_back = row_act_mul_back,
+                                    .exp_in_place = row_exp_in_place,
+                                    .scale = row_scale,
+                                    .dot = row_dot,
+                                    .dropout = row_dropout,
+                                    .square_sum = row_square_sum,
+                                    .adamw = row_adamw,
+                                    .attn_tile = attn_tile,
+                                    .attn_tile_back = attn_tile_back};

@@ -103,5 +103,5 @@ void cpu_linear(struct dev *d, const struct linear_args *a)
 
 void cpu_gate_up(struct dev *d, const struct gate_up_args *a)
 {
-    run_job(d, &(struct lin_job){.w = a->w, .y = a->y, .x = a->x, .b = a->b, .act = a->act}, "gate_up");
+    run_job(d, &(struct lin_job){.w = a->w, .y = a->y, .x = a->x, .b = a->b, .gated = true, .act = a->act}, "gate_up");
 }

@@ -21,17 +21,24 @@ enum { R_MAX = 12, P_MAX = 2 };
 #define FOR_R UNROLL for (int r = 0; r < R; r++)
 #define FOR_P UNROLL for (int p = 0; p < P; p++)
 
-/* the first column of y that a panel gives; of a gate_up weight, both panels of a pair give the same */
+/* the first column of y that a panel gives; op gate_up gives one matrix for both panels of a pair */
 INLINE int panel_column(const struct lin_job *j, int pair, int panel)
 {
-    return j->w->gate_up ? pair * PANEL : pair * PAIR + panel * PANEL;
+    if (!j->w->gate_up) return pair * PAIR + panel * PANEL;
+    return pair * PANEL + (panel && !j->gated ? j->w->rows / 2 : 0);
+}
+
+/* how many columns there are from there on */
+INLINE int panel_left(const struct lin_job *j, int pair, int panel)
+{
+    return j->w->gate_up ? j->w->rows / 2 - pair * PANEL : j->y.cols - pair * PAIR - panel * PANEL;
 }
 
 INLINE vf panel_bias(const struct lin_job *j, int pair, int panel)
 {
-    int n = panel_column(j, pair, panel), left = j->y.cols - n;
+    int n = panel_column(j, pair, panel), left = panel_left(j, pair, panel);
     const float *b = j->b;
-    if (b && j->w->gate_up && panel == 1) b += j->y.cols;
+    if (b && j->gated && panel == 1) b += j->w->rows / 2;
     return b && left > 0 ? v_load_n(b + n, left) : v_zero();
 }
 
@@ -42,18 +49,32 @@ struct block {
     const uint8_t *w; /* the pair's weights */
     const uint8_t *ahead;
     size_t stride;
-    float *up; /* of a gate_up weight: [R][16] that wait for block_gate, while the gate waits in y */
+    float *up; /* of op gate_up: [R][16] that wait for block_gate, while the gate waits in y */
 };
 
 INLINE void block_store(const struct lin_job *j, const struct block *b, int r, int panel, vf y)
 {
-    int n = panel_column(j, b->pair, panel), left = j->y.cols - n;
+    int n = panel_column(j, b->pair, panel), left = panel_left(j, b->pair, panel);
     float *to = mat_row(&j->y, b->row + r) + n;
-    if (j->w->gate_up && panel == 1)
+    if (j->gated && panel == 1)
         v_store(b->up + r * PANEL, y);
     else if (left >= PANEL)
         v_store(to, y);
     else if (left > 0)
+        v_store_n(to, y, left);
+}
+
+/* y = alpha * sum (+ y) */
+INLINE void block_add(const struct lin_job *j, const struct block *b, int r, int panel, vf sum)
+{
+    int n = b->pair * PAIR + panel * PANEL, left = j->y.cols - n;
+    float *to = mat_row(&j->y, b->row + r) + n;
+    if (left <= 0) return;
+    vf y = v_mul(sum, v_set1(j->alpha));
+    if (j->accumulate) y = v_add(y, left >= PANEL ? v_load(to) : v_load_n(to, left));
+    if (left >= PANEL)
+        v_store(to, y);
+    else
         v_store_n(to, y, left);
 }
 
@@ -87,6 +108,13 @@ INLINE const uint8_t *prefetch(const uint8_t *ahead, size_t stride, const int R)
         FOR_R block_store(j, b, r, panel, y);                                                                          \
     }
 
+/* The same where y may be scaled and added to what is there. */
+#define STORE_BLOCK_INTO(y)                                                                                            \
+    if (j->into) {                                                                                                     \
+        FOR_P FOR_R block_add(j, b, r, b->panel + p, acc[r][p]);                                                       \
+    } else                                                                                                             \
+        STORE_BLOCK(y)
+
 INLINE void block_float(const struct lin_job *j, enum dtype t, const struct block *b, const int R, const int P)
 {
     const size_t line = t == DT_F32 ? 64 : 32;
@@ -105,7 +133,11 @@ INLINE void block_float(const struct lin_job *j, enum dtype t, const struct bloc
             FOR_P acc[r][p] = v_fma(xk, wk[p], acc[r][p]);
         }
     }
-    STORE_BLOCK(v_add(acc[r][p], bias))
+    if (t == DT_F32) {
+        STORE_BLOCK_INTO(v_add(acc[r][p], bias))
+    } else {
+        STORE_BLOCK(v_add(acc[r][p], bias))
+    }
 }
 
 /* bf16 weights lie in pairs of k, one a line: the even one is the low half of each lane */
@@ -148,7 +180,7 @@ INLINE void block_bf16_x(const struct lin_job *j, const struct block *b, const i
         FOR_P ahead = prefetch(ahead, b->stride, R);
         FOR_R FOR_P acc[r][p] = v_dot_bf16(acc[r][p], wk[p], x[r]);
     }
-    STORE_BLOCK(v_add(acc[r][p], bias))
+    STORE_BLOCK_INTO(v_add(acc[r][p], bias))
 }
 
 /* Quantised activations of a block lie together, [k / 4][R][4]: one pointer, and constant distances from it. */
@@ -314,7 +346,7 @@ static void linear_task(const struct lin_job *j, int block0, int block1, int pai
             for (int r = 0; r < rows; r++) /* where the results go, a line or two of each row */
                 __builtin_prefetch(mat_row(&j->y, b.row + r) + panel_column(j, pair, 0), 1, 3);
             blocks(j, &b, rows);
-            if (j->w->gate_up) block_gate(j, &b, rows);
+            if (j->gated) block_gate(j, &b, rows);
         }
     }
 }

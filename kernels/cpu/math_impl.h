@@ -82,4 +82,39 @@ VEC_CALLED vf v_act(vf x, enum act_kind act)
     return x;
 }
 
+/* act(x) and its derivative */
+VEC_CALLED vf v_act_slope(vf x, enum act_kind act, vf *value)
+{
+    vf one = v_set1(1.0f);
+    switch (act) {
+    case ACT_SILU: {
+        vf s = v_sigmoid(x);
+        *value = v_mul(x, s);
+        return v_fma(*value, v_sub(one, s), s);
+    }
+    case ACT_GELU_TANH: { /* x s(2u), with 2u' = 1.5957691 (1 + 3 * 0.044715 x^2) */
+        vf square = v_mul(x, x), u = v_fma(v_mul(square, x), v_set1(0.044715f), x);
+        vf s = v_sigmoid(v_mul(u, v_set1(1.5957691216057308f)));
+        *value = v_mul(x, s);
+        vf du = v_fma(square, v_set1(0.21406941126f), v_set1(1.5957691216057308f));
+        return v_fma(v_mul(*value, v_sub(one, s)), du, s);
+    }
+    case ACT_GELU_ERF: { /* Phi(x) + x phi(x) */
+        vf size = i_float(i_and(v_bits(x), i_set1(INT32_MAX)));
+        vf tail = v_mul(v_set1(0.5f), v_erfc(v_mul(size, v_set1(0.70710678118654752f))));
+        vf below = v_select(v_lt(x, v_zero()), tail, v_sub(one, tail));
+        vf density = v_mul(v_exp(v_mul(v_mul(x, x), v_set1(-0.5f))), v_set1(0.39894228040143268f));
+        *value = v_mul(x, below);
+        return v_fma(x, density, below);
+    }
+    case ACT_RELU: {
+        vm above = v_lt(v_zero(), x);
+        *value = v_select(v_lt(x, v_zero()), v_zero(), x);
+        return v_select(above, one, v_zero());
+    }
+    }
+    *value = x;
+    return one;
+}
+
 #endif

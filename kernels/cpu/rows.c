@@ -3,13 +3,6 @@
 
 #include <string.h>
 
-struct rows_run {
-    const struct isa *isa;
-    const void *args;
-    void (*row)(const struct rows_run *, int t);
-    int rows, rows_per_task;
-};
-
 static void rows_task(void *ctx, int task, int worker)
 {
     const struct rows_run *r = ctx;
@@ -17,8 +10,7 @@ static void rows_task(void *ctx, int task, int worker)
     for (int t = task * r->rows_per_task; t < end && t < r->rows; t++) r->row(r, t);
 }
 
-/* ns: a guess at one row's time on one core */
-static void rows_run(struct dev *head, void (*row)(const struct rows_run *, int), const void *args, int rows, double ns)
+void rows_run(struct dev *head, void (*row)(const struct rows_run *, int), const void *args, int rows, double ns)
 {
     struct cpu_dev *d = cpu_of(head);
     int n_tasks = head->threads * 4 < rows ? head->threads * 4 : rows;

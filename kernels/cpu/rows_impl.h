@@ -68,17 +68,28 @@ static void row_embed(float *out, const void *row, enum dtype t, const void *pos
     for (; i < n; i++) out[i] = one_float(row, t, i) + (pos_row ? one_float(pos_row, pos_t, i) : 0.0f);
 }
 
-/* pairs (i, i + rot / 2) */
-static void row_rope(float *head, int rot, const float *cosines, const float *sines)
+/* pairs (i, i + rot / 2); back: by the opposite angle */
+INLINE void rope_pairs(float *head, int rot, const float *cosines, const float *sines, bool back)
 {
     int half = rot / 2;
     FOR_LANES(i, half)
     {
         vf x0 = v_load_n(head + i, left), x1 = v_load_n(head + half + i, left);
         vf c = v_load_n(cosines + i, left), s = v_load_n(sines + i, left);
+        if (back) s = v_sub(v_zero(), s);
         v_store_n(head + i, v_fnma(x1, s, v_mul(x0, c)), left);
         v_store_n(head + half + i, v_fma(x0, s, v_mul(x1, c)), left);
     }
+}
+
+static void row_rope(float *head, int rot, const float *cosines, const float *sines)
+{
+    rope_pairs(head, rot, cosines, sines, false);
+}
+
+static void row_rope_back(float *head, int rot, const float *cosines, const float *sines)
+{
+    rope_pairs(head, rot, cosines, sines, true);
 }
 
 /* to bf16 or f16, n padded to a multiple of 16 */

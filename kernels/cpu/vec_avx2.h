@@ -19,9 +19,10 @@ enum { I8_BIAS = 0 };
 #endif
 #ifdef TANDEM_SANITIZED /* instrumented, the large blocks take the compiler minutes */
 enum { BLOCK_ROWS_F = 3, BLOCK_ROWS_I8 = 3, BLOCK_ROWS_I4 = 3, ATTN_ROWS = 5, ATTN_R = 3, ATTN_P = 1 };
-enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 2 };
+enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 2, DOT_R = 2, DOT_N = 2 };
 #else
 enum { BLOCK_ROWS_F = 5, BLOCK_ROWS_I8 = 4, BLOCK_ROWS_I4 = 4 };
+enum { DOT_R = 2, DOT_N = 2 };                                        /* rows x outputs of a dot product */
 enum { ATTN_ROWS = 20, ATTN_R = 5, ATTN_P = 1 };                      /* rows of a task, rows x pages in registers */
 enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 1 }; /* with both panels of a pair */
 #endif
@@ -90,6 +91,7 @@ INLINE vf v_add(vf x, vf y) { return PAIR(vf, _mm256_add_ps); }
 INLINE vf v_sub(vf x, vf y) { return PAIR(vf, _mm256_sub_ps); }
 INLINE vf v_mul(vf x, vf y) { return PAIR(vf, _mm256_mul_ps); }
 INLINE vf v_div(vf x, vf y) { return PAIR(vf, _mm256_div_ps); }
+INLINE vf v_sqrt(vf x) { return (vf){_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
 INLINE vf v_fma(vf x, vf y, vf c) { return (vf){_mm256_fmadd_ps(x.a, y.a, c.a), _mm256_fmadd_ps(x.b, y.b, c.b)}; }
 INLINE vf v_fnma(vf x, vf y, vf c) { return (vf){_mm256_fnmadd_ps(x.a, y.a, c.a), _mm256_fnmadd_ps(x.b, y.b, c.b)}; }
 INLINE vf v_min(vf x, vf y) { return PAIR(vf, _mm256_min_ps); }
@@ -122,6 +124,9 @@ INLINE vi i_add(vi x, vi y) { return PAIR(vi, _mm256_add_epi32); }
 INLINE vi i_sub(vi x, vi y) { return PAIR(vi, _mm256_sub_epi32); }
 INLINE vi i_and(vi x, vi y) { return PAIR(vi, _mm256_and_si256); }
 INLINE vi i_max(vi x, vi y) { return PAIR(vi, _mm256_max_epi32); }
+INLINE vi i_or(vi x, vi y) { return PAIR(vi, _mm256_or_si256); }
+INLINE vi i_shr(vi x, int n) { return (vi){_mm256_srli_epi32(x.a, n), _mm256_srli_epi32(x.b, n)}; } /* zeros come in */
+INLINE vi i_sar(vi x, int n) { return (vi){_mm256_srai_epi32(x.a, n), _mm256_srai_epi32(x.b, n)}; } /* the sign */
 INLINE vi i_shl(vi x, int n) { return (vi){_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)}; }
 INLINE vf i_to_f(vi x) { return (vf){_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 INLINE void i_store_i8(int8_t *p, vi x)
@@ -154,6 +159,53 @@ INLINE vf v_store_bf16(uint16_t *p, vf x)
     vi r = {half_bf16_of(x.a), half_bf16_of(x.b)};
     _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(_mm256_packus_epi32(r.a, r.b), 0xd8));
     return i_float(i_shl(r, 16));
+}
+INLINE vi v_pair_bf16(vf low, vf high) /* both rounded to bf16, side by side in each lane */
+{
+    vi l = {half_bf16_of(low.a), half_bf16_of(low.b)}, h = {half_bf16_of(high.a), half_bf16_of(high.b)};
+    return i_or(l, i_shl(h, 16));
+}
+INLINE void half_transpose(float *to, size_t ld_to, const float *from, size_t ld_from) /* 8 x 8 */
+{
+    __m256i r[8], t[8];
+    for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_si256((const __m256i *)(from + (size_t)i * ld_from));
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) { /* r[i + c]: columns c and c + 4 of rows i .. i + 3 */
+        r[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int c = 0; c < 4; c++) {
+        t[c] = _mm256_permute2x128_si256(r[c], r[4 + c], 0x20);
+        t[c + 4] = _mm256_permute2x128_si256(r[c], r[4 + c], 0x31);
+    }
+    for (int i = 0; i < 8; i++) _mm256_storeu_si256((__m256i *)(to + (size_t)i * ld_to), t[i]);
+}
+/* the 16 x 16 words at `from`, rows ld_from words apart, transposed to `to`, rows ld_to words apart */
+INLINE void w_transpose(float *to, size_t ld_to, const float *from, size_t ld_from)
+{
+    for (size_t i = 0; i < 16; i += 8)
+        for (size_t k = 0; k < 16; k += 8) half_transpose(to + k * ld_to + i, ld_to, from + i * ld_from + k, ld_from);
+}
+/* 32 floats to bf16 side by side */
+INLINE void v_store_2_bf16(uint16_t *p, vf x, vf y)
+{
+    v_store_bf16(p, x);
+    v_store_bf16(p + 16, y);
+}
+/* two rows of 32 16-bit values as columns side by side: 0 .. 15 and 16 .. 31 */
+INLINE void w_zip(void *first, void *second, const void *even, const void *odd)
+{
+    for (int i = 0; i < 2; i++) {
+        __m256i e = _mm256_loadu_si256((const __m256i *)even + i), o = _mm256_loadu_si256((const __m256i *)odd + i);
+        __m256i l = _mm256_unpacklo_epi16(e, o), h = _mm256_unpackhi_epi16(e, o), *to = i ? second : first;
+        _mm256_storeu_si256(to, _mm256_permute2x128_si256(l, h, 0x20));
+        _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(l, h, 0x31));
+    }
 }
 /* sixteen bytes as four words, `apart` bytes from each other; bias 0, or 128 to be added to each */
 INLINE void i_store_i8_words(int8_t *p, int apart, vi x, int bias)

@@ -23,9 +23,10 @@ enum { VEC_BF16 = 0 };
 /* register blocks: rows of activations x vectors of sixteen outputs */
 #ifdef TANDEM_SANITIZED /* instrumented, the large blocks take the compiler minutes */
 enum { BLOCK_ROWS_F = 3, BLOCK_ROWS_I8 = 3, BLOCK_ROWS_I4 = 3, ATTN_ROWS = 5, ATTN_R = 3, ATTN_P = 1 };
-enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 2 };
+enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 2, DOT_R = 2, DOT_N = 2 };
 #else
 enum { BLOCK_ROWS_F = 12, BLOCK_ROWS_I8 = 12, BLOCK_ROWS_I4 = 6 };
+enum { DOT_R = 4, DOT_N = 4 };                                          /* rows x outputs of a dot product */
 enum { ATTN_ROWS = 24, ATTN_R = 6, ATTN_P = 4 };                        /* rows of a task, rows x pages in registers */
 enum { BLOCK_ROWS_F2 = 12, BLOCK_ROWS_I8_2 = 12, BLOCK_ROWS_I4_2 = 6 }; /* with both panels of a pair */
 #endif
@@ -61,6 +62,7 @@ INLINE vf v_add(vf a, vf b) { return _mm512_add_ps(a, b); }
 INLINE vf v_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 INLINE vf v_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 INLINE vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+INLINE vf v_sqrt(vf a) { return _mm512_sqrt_ps(a); }
 INLINE vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }   /* a b + c */
 INLINE vf v_fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); } /* c - a b */
 INLINE vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); }
@@ -81,7 +83,10 @@ INLINE vi i_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 INLINE vi i_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 INLINE vi i_and(vi a, vi b) { return _mm512_and_si512(a, b); }
 INLINE vi i_max(vi a, vi b) { return _mm512_max_epi32(a, b); }
+INLINE vi i_or(vi a, vi b) { return _mm512_or_si512(a, b); }
 INLINE vi i_shl(vi a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
+INLINE vi i_shr(vi a, int n) { return _mm512_srli_epi32(a, (unsigned)n); } /* zeros come in */
+INLINE vi i_sar(vi a, int n) { return _mm512_srai_epi32(a, (unsigned)n); } /* the sign comes in */
 INLINE vf i_to_f(vi a) { return _mm512_cvtepi32_ps(a); }
 INLINE void i_store_i8(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
 /* lane i += a.hi w[i].hi, then += a.lo w[i].lo: what vdpbf16ps does, but for subnormal numbers */
@@ -113,6 +118,70 @@ INLINE vf v_store_bf16(uint16_t *p, vf x)
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(r));
     return i_float(i_shl(r, 16));
 #endif
+}
+INLINE vi i_bf16(vf x) /* x rounded to bf16, in the low half of each lane */
+{
+#ifdef __AVX512BF16__
+    return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x));
+#else
+    vi u = v_bits(x), odd = i_and(_mm512_srli_epi32(u, 16), i_set1(1));
+    vi r = _mm512_srli_epi32(i_add(i_add(u, odd), i_set1(0x7fff)), 16);
+    return _mm512_mask_or_epi32(r, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_srli_epi32(u, 16), i_set1(0x40));
+#endif
+}
+INLINE vi v_pair_bf16(vf low, vf high) /* both rounded to bf16, side by side in each lane */
+{
+#ifdef __AVX512BF16__
+    const __m512i side_by_side = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
+                                                  6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(side_by_side, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+#else
+    return i_or(i_bf16(low), i_shl(i_bf16(high), 16));
+#endif
+}
+/* the 16 x 16 words at `from`, rows ld_from words apart, transposed to `to`, rows ld_to words apart */
+INLINE void w_transpose(float *to, size_t ld_to, const float *from, size_t ld_from)
+{
+    __m512i r[16], t[16];
+    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(from + (size_t)i * ld_from);
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) { /* r[i + c]: in its four parts, columns c, c + 4, ... of rows i .. i + 3 */
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int c = 0; c < 4; c++) {
+        __m512i a = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x88), b = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x88);
+        __m512i e = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xdd), f = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xdd);
+        t[c] = _mm512_shuffle_i32x4(a, b, 0x88);
+        t[c + 8] = _mm512_shuffle_i32x4(a, b, 0xdd);
+        t[c + 4] = _mm512_shuffle_i32x4(e, f, 0x88);
+        t[c + 12] = _mm512_shuffle_i32x4(e, f, 0xdd);
+    }
+    for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + (size_t)i * ld_to, t[i]);
+}
+/* 32 floats to bf16 side by side */
+INLINE void v_store_2_bf16(uint16_t *p, vf x, vf y)
+{
+#ifdef __AVX512BF16__
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+#else
+    v_store_bf16(p, x);
+    v_store_bf16(p + 16, y);
+#endif
+}
+/* two rows of 32 16-bit values as columns side by side: 0 .. 15 and 16 .. 31 */
+INLINE void w_zip(void *first, void *second, const void *even, const void *odd)
+{
+    const __m512i at = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
+                                        36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    __m512i e = _mm512_loadu_si512(even), o = _mm512_loadu_si512(odd);
+    _mm512_storeu_si512(first, _mm512_permutex2var_epi16(e, at, o));
+    _mm512_storeu_si512(second, _mm512_permutex2var_epi16(e, _mm512_add_epi16(at, _mm512_set1_epi16(16)), o));
 }
 /* sixteen bytes as four words, `apart` bytes from each other; bias 0, or 128 to be added to each */
 INLINE void i_store_i8_words(int8_t *p, int apart, vi a, int bias)

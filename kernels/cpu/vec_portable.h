@@ -1,5 +1,6 @@
 /* Sixteen lanes in plain C: arrays and loops for the compiler to vectorise as it can.  Same names and same bits as
- * vec_avx512.h; without a fused multiply-add in the base instruction set it is slow, and meant to be right. */
+ * vec_avx512.h; without a fused multiply-add in the base instruction set it is slow, and meant to be right.
+ * Little-endian, as the packed weights are. */
 #ifndef TANDEM_KERNELS_CPU_VEC_H
 #define TANDEM_KERNELS_CPU_VEC_H
 
@@ -7,14 +8,17 @@
 
 #include <stdint.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #define VEC_NAME "portable"
 #define VEC_SUFFIX(x) x##_portable
 #define VEC_CALLED static __attribute__((noinline))
 #define VEC_NO_UNROLL /* a vector is a loop already: unrolling blocks of them takes the compiler minutes */
-enum { BLOCK_ROWS_F = 2, BLOCK_ROWS_I8 = 2, BLOCK_ROWS_I4 = 2 };
-enum { BLOCK_ROWS_F2 = 1, BLOCK_ROWS_I8_2 = 1, BLOCK_ROWS_I4_2 = 1 };
-enum { ATTN_ROWS = 8, ATTN_R = 2, ATTN_P = 1 };
+enum { BLOCK_ROWS_F = 2, BLOCK_ROWS_I8 = 8, BLOCK_ROWS_I4 = 8 };
+enum { BLOCK_ROWS_F2 = 1, BLOCK_ROWS_I8_2 = 4, BLOCK_ROWS_I4_2 = 1 };
+enum { ATTN_ROWS = 8, ATTN_R = 2, ATTN_P = 1, DOT_R = 1, DOT_N = 1 };
 enum { I8_BIAS = 0 };
 enum { VEC_BF16 = 0 }; /* no dot product of bf16 */
 
@@ -25,7 +29,7 @@ typedef struct {
     int32_t i[16];
 } vi;
 typedef struct {
-    uint8_t b[64];
+    vi even, odd; /* sixteen-bit halves: the bytes 0 and 2 of each lane, and 1 and 3 */
 } vb;
 typedef uint32_t vm;
 
@@ -63,6 +67,7 @@ INLINE vf v_add(vf a, vf b) { MAP_F(a.f[l] + b.f[l]); }
 INLINE vf v_sub(vf a, vf b) { MAP_F(a.f[l] - b.f[l]); }
 INLINE vf v_mul(vf a, vf b) { MAP_F(a.f[l] * b.f[l]); }
 INLINE vf v_div(vf a, vf b) { MAP_F(a.f[l] / b.f[l]); }
+INLINE vf v_sqrt(vf a) { MAP_F(__builtin_sqrtf(a.f[l])); }
 INLINE vf v_fma(vf a, vf b, vf c) { MAP_F(__builtin_fmaf(a.f[l], b.f[l], c.f[l])); }
 INLINE vf v_fnma(vf a, vf b, vf c) { MAP_F(__builtin_fmaf(-a.f[l], b.f[l], c.f[l])); }
 INLINE vf v_min(vf a, vf b) { MAP_F(a.f[l] < b.f[l] ? a.f[l] : b.f[l]); }
@@ -88,6 +93,9 @@ INLINE vi i_add(vi a, vi b) { MAP_I((int32_t)((uint32_t)a.i[l] + (uint32_t)b.i[l
 INLINE vi i_sub(vi a, vi b) { MAP_I((int32_t)((uint32_t)a.i[l] - (uint32_t)b.i[l])); }
 INLINE vi i_and(vi a, vi b) { MAP_I(a.i[l] & b.i[l]); }
 INLINE vi i_max(vi a, vi b) { MAP_I(a.i[l] > b.i[l] ? a.i[l] : b.i[l]); }
+INLINE vi i_or(vi a, vi b) { MAP_I(a.i[l] | b.i[l]); }
+INLINE vi i_shr(vi a, int n) { MAP_I((int32_t)((uint32_t)a.i[l] >> n)); } /* zeros come in */
+INLINE vi i_sar(vi a, int n) { MAP_I(a.i[l] >> n); }                      /* the sign comes in */
 INLINE vi i_shl(vi a, int n) { MAP_I((int32_t)((uint32_t)a.i[l] << n)); }
 INLINE vf i_to_f(vi a) { MAP_F((float)a.i[l]); }
 INLINE void i_store_i8(int8_t *p, vi a) { EACH p[l] = (int8_t)a.i[l]; }
@@ -105,6 +113,31 @@ INLINE vf v_store_bf16(uint16_t *p, vf x)
     EACH p[l] = f32_to_bf16(x.f[l]);
     return v_load_bf16(p);
 }
+INLINE vi v_pair_bf16(vf low, vf high) /* both rounded to bf16, side by side in each lane */
+{
+    MAP_I((int32_t)(f32_to_bf16(low.f[l]) | (uint32_t)f32_to_bf16(high.f[l]) << 16));
+}
+/* the 16 x 16 words at `from`, rows ld_from words apart, transposed to `to`, rows ld_to words apart */
+INLINE void w_transpose(float *to, size_t ld_to, const float *from, size_t ld_from)
+{
+    for (size_t i = 0; i < 16; i++)
+        for (size_t k = 0; k < 16; k++) memcpy(to + k * ld_to + i, from + i * ld_from + k, 4);
+}
+/* 32 floats to bf16 side by side */
+INLINE void v_store_2_bf16(uint16_t *p, vf x, vf y)
+{
+    v_store_bf16(p, x);
+    v_store_bf16(p + 16, y);
+}
+/* two rows of 32 16-bit values as columns side by side: 0 .. 15 and 16 .. 31 */
+INLINE void w_zip(void *first, void *second, const void *even, const void *odd)
+{
+    for (int i = 0; i < 32; i++) {
+        uint8_t *to = (uint8_t *)(i < 16 ? first : second) + i % 16 * 4;
+        memcpy(to, (const uint8_t *)even + 2 * i, 2);
+        memcpy(to + 2, (const uint8_t *)odd + 2 * i, 2);
+    }
+}
 /* sixteen bytes as four words, `apart` bytes from each other; bias is 0 on this level */
 INLINE void i_store_i8_words(int8_t *p, int apart, vi a, int bias) { EACH p[l / 4 * apart + l % 4] = (int8_t)a.i[l]; }
 INLINE int32_t i_hsum(vi a)
@@ -114,26 +147,39 @@ INLINE int32_t i_hsum(vi a)
     return sum;
 }
 
+/* lane i += the products of the low and of the high sixteen bits of x[i] and y[i] */
+INLINE vi i_madd16(vi acc, vi x, vi y)
+{
+#ifdef __SSE2__ /* in every x86-64; gcc does not find the instruction by itself */
+    for (int i = 0; i < 16; i += 4) {
+        __m128i s = _mm_madd_epi16(_mm_loadu_si128((__m128i *)(x.i + i)), _mm_loadu_si128((__m128i *)(y.i + i)));
+        _mm_storeu_si128((__m128i *)(acc.i + i), _mm_add_epi32(_mm_loadu_si128((__m128i *)(acc.i + i)), s));
+    }
+    return acc;
+#else
+    MAP_I(acc.i[l] + (int16_t)x.i[l] * (int16_t)y.i[l] + (x.i[l] >> 16) * (y.i[l] >> 16));
+#endif
+}
 INLINE vb b_load(const uint8_t *p)
 {
+    int16_t low[32], high[32];
     vb r;
-    memcpy(r.b, p, 64);
+    memcpy(low, p, 64);
+    for (int i = 0; i < 32; i++) high[i] = (int16_t)(low[i] >> 8), low[i] = (int16_t)((int16_t)((uint16_t)low[i] << 8) >> 8);
+    memcpy(r.even.i, low, 64);
+    memcpy(r.odd.i, high, 64);
     return r;
 }
-INLINE vb b_low(vb w)
-{
-    for (int i = 0; i < 64; i++) w.b[i] &= 15;
-    return w;
-}
+INLINE vb b_low(vb w) { return (vb){i_and(w.even, i_set1(0x000f000f)), i_and(w.odd, i_set1(0x000f000f))}; }
 INLINE vb b_high(vb w)
 {
-    for (int i = 0; i < 64; i++) w.b[i] >>= 4;
-    return w;
+    for (int l = 0; l < 16; l++) w.even.i[l] >>= 4, w.odd.i[l] >>= 4;
+    return b_low(w);
 }
+INLINE vi two_bytes(int8_t low, int8_t high) { return i_set1((int32_t)((uint32_t)(uint16_t)low | (uint32_t)high << 16)); }
 INLINE vi i_dot_s(vi acc, vb w, const int8_t *a)
 {
-    MAP_I(acc.i[l] + (int8_t)w.b[4 * l] * a[0] + (int8_t)w.b[4 * l + 1] * a[1] + (int8_t)w.b[4 * l + 2] * a[2] +
-          (int8_t)w.b[4 * l + 3] * a[3]);
+    return i_madd16(i_madd16(acc, w.even, two_bytes(a[0], a[2])), w.odd, two_bytes(a[1], a[3]));
 }
 INLINE vi i_dot_u(vi acc, vb w, const int8_t *a) { return i_dot_s(acc, w, a); }
 

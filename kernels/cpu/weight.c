@@ -11,6 +11,7 @@ struct pack_job {
     struct weight *w;
     const struct weight_src *parts;
     int n_parts;
+    const struct isa *isa;
 };
 
 /* the part that an output lies in, and its row there; NULL: padding */
@@ -175,10 +176,31 @@ struct weight *cpu_weight_pack(struct dev *head, const struct weight_src *parts,
     if (!w || !weight_plan(w, parts, rows) || (w->t == DT_I8 && has_minus_128(parts, n_parts))) return free(w), NULL;
     weight_place(w, cpu_map(w->data_bytes));
     if (!w->data) return free(w), NULL;
-    struct pack_job j = {w, parts, n_parts};
+    struct pack_job j = {w, parts, n_parts, d->isa};
     int chunk = (w->pairs + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX;
     cpu_run(d, pack_task, &j, (w->pairs + chunk - 1) / chunk, (double)w->data_bytes);
     return w;
+}
+
+static void update_task(void *ctx, int task, int worker)
+{
+    const struct pack_job *j = ctx;
+    int chunk = (j->w->pairs + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX, n;
+    for (int pair = task * chunk; pair < (task + 1) * chunk && pair < j->w->pairs; pair++) {
+        const float *row[PAIR];
+        for (int lane = 0; lane < PAIR; lane++) {
+            const struct weight_src *s = part_of(j, pair, lane, &n);
+            row[lane] = s ? (const float *)s->data + (size_t)n * s->cols : NULL;
+        }
+        j->isa->products.pack(j->w->data + (size_t)pair * j->w->pair_bytes, j->w->t, row, j->w->cols);
+    }
+}
+
+void cpu_weight_update(struct dev *d, struct weight *w, const struct weight_src *parts, int n_parts)
+{
+    struct pack_job j = {w, parts, n_parts, cpu_of(d)->isa};
+    int chunk = (w->pairs + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX;
+    cpu_run(cpu_of(d), update_task, &j, (w->pairs + chunk - 1) / chunk, (double)w->data_bytes);
 }
 
 const void *cpu_weight_packed(const struct weight *w, size_t *bytes)
@@ -200,8 +222,12 @@ struct weight *cpu_weight_open(struct dev *d, const struct weight_src *shape, co
 
 void weight_row(const struct weight *w, int row, float *out)
 {
-    int lane = row % PAIR;
-    const uint8_t *p = w->data + (size_t)(row / PAIR) * w->pair_bytes, *q = p + lane * 4;
+    int pair = row / PAIR, lane = row % PAIR, half = w->rows / 2;
+    if (w->gate_up) {
+        pair = row % half / PANEL;
+        lane = row / half * PANEL + row % half % PANEL;
+    }
+    const uint8_t *p = w->data + (size_t)pair * w->pair_bytes, *q = p + lane * 4;
     const float *f = (const float *)p + lane;
     const uint16_t *h = (const uint16_t *)p;
     size_t group_bytes = w->n_groups ? w->pair_bytes / (size_t)w->n_groups : 0;
@@ -217,7 +243,7 @@ void weight_row(const struct weight *w, int row, float *out)
         break;
     case DT_I8:
         for (int k = 0; k < w->cols; k++)
-            out[k] = (float)(int8_t)q[(size_t)(k / 4) * (4 * PAIR) + k % 4] * w->scale[row];
+            out[k] = (float)(int8_t)q[(size_t)(k / 4) * (4 * PAIR) + k % 4] * w->scale[pair * PAIR + lane];
         break;
     case DT_NF4: nf4_unpack_row(p, lane, w->cols, out); break;
     default:

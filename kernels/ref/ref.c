@@ -1,6 +1,7 @@
 /* The reference device: every op as its contract in ops.h says it, one loop per index, sums in double, weights
  * unpacked, the KV cache kept as the floats its type can hold.  It is the oracle of the op tests and the documentation
- * of the arithmetic; it is never fast.  Sampling is in ref_sample.c. */
+ * of the arithmetic; it is never fast.  Sampling is in ref_sample.c, the ops of training in ref_train.c and
+ * ref_train_products.c. */
 #include "kernels/ref/ref.h"
 
 #include "kernels/dev.h"
@@ -9,14 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-struct weight {
-    enum dtype t;
-    int rows, cols, group, n_groups; /* n_groups: of scale, per row (1 for int8) */
-    float *f;                        /* (rows, cols) float types, nf4 */
-    int8_t *q;                       /* (rows, cols) int8, int4 */
-    float *scale;                    /* (rows, n_groups) */
-};
 
 struct kv {
     struct kv_shape shape;
@@ -37,19 +30,11 @@ static float load_as_f32(const void *p, enum dtype t, size_t i)
 
 /* ---- embed, norms, elementwise ------------------------------------------------------------------------------- */
 
-static float weight_at(const struct weight *w, int row, int col)
-{
-    size_t i = (size_t)row * w->cols + col;
-    if (w->f) return w->f[i];
-    int group = w->t == DT_I4 ? w->group : w->cols;
-    return (float)w->q[i] * w->scale[(size_t)row * w->n_groups + col / group];
-}
-
 static void ref_embed(struct dev *d, const struct embed_args *a)
 {
     for (int t = 0; t < a->out.rows; t++)
         for (int c = 0; c < a->out.cols; c++) {
-            float v = a->w ? weight_at(a->w, a->id[t], c)
+            float v = a->w ? ref_weight_at(a->w, a->id[t], c)
                            : load_as_f32(a->table.p, a->table.t, (size_t)a->id[t] * a->table.ld + c);
             if (a->pos_table.p)
                 v += load_as_f32(a->pos_table.p, a->pos_table.t, (size_t)a->pos[t] * a->pos_table.ld + c);
@@ -90,7 +75,7 @@ static void ref_add(struct dev *d, const struct add_args *a)
         for (int c = 0; c < a->x.cols; c++) mat_row(&a->x, t)[c] += mat_row(&a->y, t)[c];
 }
 
-static double act_apply(double x, enum act_kind act)
+double ref_act_value(double x, enum act_kind act)
 {
     switch (act) {
     case ACT_SILU: return x / (1 + exp(-x));
@@ -106,7 +91,7 @@ static void ref_act_mul(struct dev *d, const struct act_mul_args *a)
     for (int t = 0; t < a->out.rows; t++)
         for (int c = 0; c < a->out.cols; c++) {
             const float *gu = mat_row(&a->gu, t);
-            mat_row(&a->out, t)[c] = (float)(act_apply(gu[c], a->act) * gu[a->out.cols + c]);
+            mat_row(&a->out, t)[c] = (float)(ref_act_value(gu[c], a->act) * gu[a->out.cols + c]);
         }
 }
 
@@ -115,7 +100,7 @@ static void ref_act(struct dev *d, const struct act_args *a)
     for (int t = 0; t < a->x.rows; t++)
         for (int c = 0; c < a->x.cols; c++) {
             float *x = mat_row(&a->x, t) + c;
-            *x = (float)act_apply(*x, a->act);
+            *x = (float)ref_act_value(*x, a->act);
         }
 }
 
@@ -279,7 +264,7 @@ static float *kv_at(const struct kv *kv, int layer, int slot, int which, int hea
 static void kv_round(float *out, const float *x, int n, enum dtype t)
 {
     if (t == DT_I8) {
-        int8_t q[1024];
+        int8_t q[REF_HEAD_MAX];
         float step = quantise(q, x, n);
         for (int i = 0; i < n; i++) out[i] = (float)q[i] * step;
         return;
@@ -372,7 +357,7 @@ static struct kv *ref_kv_open(struct dev *d, const struct kv_shape *s)
 {
     struct kv *kv = calloc(1, sizeof *kv);
     double bytes = (double)s->layers * s->pages * 2 * KV_PAGE * s->kv_heads * s->head_dim * sizeof(float);
-    if (!kv || s->head_dim > 1024 || bytes > 1e15) return free(kv), NULL;
+    if (!kv || s->head_dim > REF_HEAD_MAX || bytes > 1e15) return free(kv), NULL;
     kv->shape = *s;
     kv->data = calloc((size_t)s->pages, ref_kv_page_bytes(s));
     if (!kv->data) return free(kv), NULL;
@@ -440,8 +425,12 @@ struct dev *ref_open(char why[160])
                               .act = ref_act,
                               .rows = ref_rows,
                               .sample = ref_sample,
-                              .weight_pack = ref_weight_pack,
+#define X(op) .op = ref_##op,
+                              TRAIN_OPS(X)
+#undef X
+                                  .weight_pack = ref_weight_pack,
                               .weight_free = ref_weight_free,
+                              .weight_update = ref_weight_update,
                               .weight_bytes = ref_weight_bytes,
                               .kv_type = DT_F16,
                               .kv_page_bytes = ref_kv_page_bytes,

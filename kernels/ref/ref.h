@@ -1,9 +1,35 @@
-/* The part of the reference device that lives in its second file. */
+/* What the files of the reference device share. */
 #ifndef TANDEM_KERNELS_REF_H
 #define TANDEM_KERNELS_REF_H
 
 #include "kernels/ops.h"
 
+enum { REF_HEAD_MAX = 1024 }; /* of head_dim */
+
+struct weight {
+    enum dtype t;
+    int rows, cols, group, n_groups; /* n_groups: of scale, per row (1 for int8) */
+    float *f;                        /* (rows, cols) float types, nf4 */
+    int8_t *q;                       /* (rows, cols) int8, int4 */
+    float *scale;                    /* (rows, n_groups) */
+};
+
+static inline float ref_weight_at(const struct weight *w, int row, int col)
+{
+    size_t i = (size_t)row * w->cols + col;
+    if (w->f) return w->f[i];
+    int group = w->t == DT_I4 ? w->group : w->cols;
+    return (float)w->q[i] * w->scale[(size_t)row * w->n_groups + col / group];
+}
+
+double ref_act_value(double x, enum act_kind);
+
 void ref_sample(struct dev *, const struct sample_args *);
+
+/* ref_train.c, ref_train_products.c */
+#define X(op) void ref_##op(struct dev *, const struct op##_args *);
+TRAIN_OPS(X)
+#undef X
+void ref_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts);
 
 #endif

@@ -33,8 +33,9 @@ class Server:
 
     def __init__(self, log, *args, model=MODEL, ready=True, env=None):
         self.log_path = log
+        self.data = Path(next((args[i + 1] for i in range(len(args) - 1) if args[i] == "--data-dir"), f"{log}.data"))
         with open(log, "wb") as out:
-            self.process = subprocess.Popen([BINARY, "serve", "--model", model, "--port", "0", *map(str, args)],
+            self.process = subprocess.Popen([BINARY, "serve", "--model", model, "--port", "0", "--data-dir", self.data, *map(str, args)],
                                             stderr=out, stdout=out, stdin=subprocess.DEVNULL, cwd=ROOT, env={**ENV, **(env or {})})
         try:
             self.url = wait_for(self._listening, what=f"listening; {log}")
@@ -53,7 +54,11 @@ class Server:
     def wait_ready(self):
         def ready():
             assert self.process.poll() is None, self.log()
-            return self.get("/ready").status_code == 200
+            try:
+                return self.get("/ready").status_code == 200
+            except requests.ConnectionError as e:  # it is ending: its log says why
+                self.process.wait(30)
+                raise AssertionError(self.log()) from e
         wait_for(ready, 60, "ready")
 
     def log(self):
@@ -72,7 +77,7 @@ class Server:
 
     def metric(self, name, **labels):
         """The value of one sample; 0 when it is not there."""
-        pattern = re.escape(name) + (r"\{([^}]*)\}" if labels else "") + r" (\S+)$"
+        pattern = re.escape(name) + (r"\{(.*)\}" if labels else "") + r" (\S+)$"
         for match in re.finditer("^" + pattern, self.get("/metrics").text, re.M):
             if not labels or all(f'{k}="{v}"' in match.group(1) for k, v in labels.items()):
                 return float(match.group(match.lastindex))

@@ -122,6 +122,57 @@ static void check_sampling(struct dev *d)
     d->ops->free(d, z), d->ops->free(d, out);
 }
 
+static void check_training(struct dev *d)
+{
+    enum { T = 3, C = 8, H = 2, D = 2 }; /* qkv is 8 wide */
+    float *p[5];
+    for (int i = 0; i < 5; i++) p[i] = put(d, NULL, 4096);
+    int32_t host[] = {0, 2, T, C, 0}, *index = put(d, host, sizeof host);
+    struct mat x = mat_f32(p[0], T, C), y = mat_f32(p[1], T, C), z = mat_f32(p[2], T, C);
+    struct mat head = mat_f32(p[3], T, H * D), lse = mat_f32(p[4], T, H);
+    op_norm_back(d, (struct norm_back_args){y, x, y, p[3], 1e-5f, NORM_RMS, true, NULL, NULL});
+    expect_error(d, "norm_back", "accumulates in place");
+    op_norm_back(d, (struct norm_back_args){x, x, y, p[3], 1e-5f, NORM_RMS, false, NULL, NULL});
+    expect_error(d, "norm_back", "dx is x");
+    op_norm_back(d, (struct norm_back_args){y, x, y, NULL, 1e-5f, NORM_RMS, false, NULL, NULL});
+    expect_error(d, "norm_back", "w");
+    op_head_norm_back(d, (struct head_norm_back_args){y, x, 1, H, 4, p[3], 1e-5f, NULL});
+    expect_error(d, "head_norm_back", "past the end");
+    op_rope(d, (struct rope_args){x, H, 1, D, 4, p[1], p[2], index, false});
+    expect_error(d, "rope", "rot 4 of 2");
+    struct attn_seq_args a = {head, lse, x, H, 1, D, 0, 1, 2, index};
+    op_attn_seq(d, a);
+    CHECK(!d->error.op, "a good call failed: %s", d->error.msg);
+    a.n_seqs = 1;
+    op_attn_seq(d, a);
+    expect_error(d, "attn_seq", "q_start ends early");
+    a.n_seqs = 2, a.out = y;
+    op_attn_seq(d, a);
+    expect_error(d, "attn_seq", "out too wide");
+    struct attn_back_args back = {x, head, head, lse, x, H, 1, D, 0, 1, 2, index};
+    op_attn_back(d, back);
+    expect_error(d, "attn_back", "dqkv is qkv");
+    back.dqkv = y, back.window = -1;
+    op_attn_back(d, back);
+    expect_error(d, "attn_back", "window");
+    op_act_mul_back(d, (struct act_mul_back_args){y, x, z, ACT_SILU});
+    expect_error(d, "act_mul_back", "width");
+    op_act_back(d, (struct act_back_args){x, x, y, ACT_SILU});
+    expect_error(d, "act_back", "dx is x");
+    op_cross_entropy(d, (struct cross_entropy_args){x, index + 1, p[1], p[2], (int32_t *)p[3], true});
+    expect_error(d, "cross_entropy", "target 8 of 8");
+    op_cross_entropy(d, (struct cross_entropy_args){x, index, NULL, p[2], (int32_t *)p[3], true});
+    expect_error(d, "cross_entropy", "no scale");
+    op_dropout(d, (struct dropout_args){x, 1, 0, 0});
+    expect_error(d, "dropout", "p is 1");
+    op_square_sum(d, (struct square_sum_args){p[0], 4, NULL});
+    expect_error(d, "square_sum", "sum");
+    op_adamw(d, (struct adamw_args){.p = p[0], .m = p[1], .v = p[2], .g = p[3], .n = 4, .bias1 = 1});
+    expect_error(d, "adamw", "bias2 is 0");
+    for (int i = 0; i < 5; i++) d->ops->free(d, p[i]);
+    d->ops->free(d, index);
+}
+
 static void check_memory(struct dev *d)
 {
     float one = 1;
@@ -155,6 +206,7 @@ void test_checked(const char *name)
     check_dense(d);
     check_cache(d);
     check_sampling(d);
+    check_training(d);
     check_memory(d);
     dev_close(d);
 }

@@ -53,13 +53,15 @@ struct dev *open_checked(const char *name, int threads); /* aborts when it canno
 #define X(op) void test_##op(struct dev *dev, struct dev *ref);
 OPS(X)
 #undef X
-void test_rows_alone(const char *const *levels, int n_levels); /* dense_test.c: M, threads, levels */
-void test_nf4_values(const char *const *levels, int n_levels); /* dense_test.c */
-void test_chunks(const char *const *levels, int n_levels);     /* attn_test.c: chunking, threads, levels */
-void test_sample_meaning(struct dev *dev);                     /* sample_test.c: without an oracle */
-void test_checked(const char *name);                           /* checked_test.c */
-void test_numbers(void);                                       /* num_test.c */
-void test_pool(void);                                          /* pool_test.c */
-void test_trace(void);                                         /* trace_test.c */
+void test_rows_alone(const char *const *levels, int n_levels);     /* dense_test.c: M, threads, levels */
+void test_nf4_values(const char *const *levels, int n_levels);     /* dense_test.c */
+void test_chunks(const char *const *levels, int n_levels);         /* attn_test.c: chunking, threads, levels */
+void test_train_products(const char *const *levels, int n_levels); /* train_products_test.c: rows alone, threads */
+void test_train_bits(const char *const *levels, int n_levels);     /* train_ops_test.c: threads, levels, alone */
+void test_sample_meaning(struct dev *dev);                         /* sample_test.c: without an oracle */
+void test_checked(const char *name);                               /* checked_test.c */
+void test_numbers(void);                                           /* num_test.c */
+void test_pool(void);                                              /* pool_test.c */
+void test_trace(void);                                             /* trace_test.c */
 
 #endif

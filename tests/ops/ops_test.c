@@ -110,7 +110,9 @@ int main(void)
         void (*run)(const char *const *, int);
     } wholes[] = {{"rows alone, threads, levels", test_rows_alone},
                   {"chunks, threads, levels", test_chunks},
-                  {"nf4 as floats", test_nf4_values}};
+                  {"nf4 as floats", test_nf4_values},
+                  {"products of training, bits", test_train_products},
+                  {"training: threads, levels, alone", test_train_bits}};
     for (size_t i = 0; i < sizeof wholes / sizeof *wholes; i++) {
         int before = n_failures;
         double at = now();
@@ -124,10 +126,13 @@ int main(void)
     for (int i = 0; i < n; i++) {
         struct dev *dev = open_checked(levels[i], 3), *exact = open_checked("ref", 1);
         test_linear(dev, exact);
+        test_gemm(dev, exact);
+        test_linear_back(dev, exact);
         dev_close(dev);
         dev_close(exact);
     }
     test_rows_alone(levels, n);
+    test_train_products(levels, n);
     with_bf16_x = false;
     report("bf16 x", start, before);
     before = n_failures;

@@ -99,6 +99,38 @@ static void test_decodes_come_before_prompts(void **state)
     world_close(&w);
 }
 
+static void test_roots_share_nothing(void **state)
+{
+    struct world w;
+    struct fake f[4];
+    const uint64_t root[4] = {0, 1ull << 63 | 7, 0, 1ull << 63 | 7};
+    world_open(&w, 40, 4, 400);
+    for (int i = 0; i < 4; i++) {
+        fake_init(&f[i], (uint64_t)i + 1, 40, 60, 0);
+        f[i].seq.root = root[i];
+    }
+    for (int i = 0; i < 2; i++) {
+        sched_add(&w.s, &f[i].seq);
+        step(&w);
+        assert_int_equal(f[i].seq.n_cached, 0);
+    }
+    sched_add(&w.s, &f[2].seq);
+    sched_add(&w.s, &f[3].seq);
+    const struct plan *p = sched_step(&w.s);
+    assert_int_equal(p->n, 4); /* those of a root lie together */
+    assert_ptr_equal(p->v[0].seq, &f[0].seq);
+    assert_ptr_equal(p->v[1].seq, &f[2].seq);
+    assert_ptr_equal(p->v[2].seq, &f[1].seq);
+    assert_ptr_equal(p->v[3].seq, &f[3].seq);
+    assert_int_equal(f[2].seq.n_cached, 32);
+    assert_int_equal(f[3].seq.n_cached, 32);
+    assert_memory_equal(f[2].pages, f[0].pages, 2 * sizeof(int32_t));
+    assert_memory_equal(f[3].pages, f[1].pages, 2 * sizeof(int32_t));
+    assert_int_not_equal(f[0].pages[0], f[1].pages[0]);
+    sched_check(&w.s);
+    world_close(&w);
+}
+
 static void test_second_request_takes_the_known_prefix(void **state)
 {
     struct world w;
@@ -279,6 +311,7 @@ static void fake_random(struct fake *f, uint64_t arrival)
 {
     int n = 1 + pick(MAX_LEN - 2);
     fake_init(f, arrival, n, n + 1 + pick(MAX_LEN - n), pick(3) - 1);
+    if (pick(4) == 0) f->seq.root = 1ull << 63 | (uint64_t)pick(2);
     int split = pick(MAX_LEN), kind = pick(3);
     for (int i = split; i < n; i++) f->tokens[i] = kind * 1000 + i;
     f->seq.every_row = pick(10) == 0;
@@ -403,6 +436,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_prompt_is_cut_to_the_budget),
         cmocka_unit_test(test_decodes_come_before_prompts),
+        cmocka_unit_test(test_roots_share_nothing),
         cmocka_unit_test(test_second_request_takes_the_known_prefix),
         cmocka_unit_test(test_whole_prompt_cached_still_computes_its_last_token),
         cmocka_unit_test(test_youngest_gives_its_pages_up),

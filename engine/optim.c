@@ -1,0 +1,123 @@
+#include "engine/optim.h"
+
+#include "engine/base/mem.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum {
+    ALIGN_FLOATS = 16,
+    SLICE = 1 << 20, /* floats between two looks at the gate */
+};
+
+void optim_init(struct optim *o, struct dev *d, struct train_gate *gate)
+{
+    *o = (struct optim){.d = d, .gate = gate};
+}
+
+size_t optim_add(struct optim *o, size_t n, bool decay)
+{
+    size_t at = o->n, padded = (n + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
+    if (o->n_segments && o->segment[o->n_segments - 1].decay == decay) {
+        o->segment[o->n_segments - 1].n += padded;
+    } else {
+        mem_grow(&o->segment, &o->cap_segments, o->n_segments + 1, sizeof *o->segment);
+        o->segment[o->n_segments].from = at;
+        o->segment[o->n_segments].n = padded;
+        o->segment[o->n_segments++].decay = decay;
+    }
+    o->n += padded;
+    o->trained += n;
+    return at;
+}
+
+size_t optim_bytes(const struct optim *o)
+{
+    return o->n * 4 * sizeof(float);
+}
+
+int optim_alloc(struct optim *o, struct err *e)
+{
+    float **arrays[] = {&o->p, &o->g, &o->m, &o->v};
+    bool ok = (o->sum = o->d->ops->alloc(o->d, sizeof *o->sum)) != NULL;
+    for (size_t i = 0; i < 4 && ok; i++) ok = (*arrays[i] = o->d->ops->alloc(o->d, o->n * sizeof(float))) != NULL;
+    return ok ? 0 : err_set(e, ERR_NOMEM, "no memory for %zu parameters with their gradients and moments", o->trained);
+}
+
+void optim_free(struct optim *o)
+{
+    void *arrays[] = {o->p, o->g, o->m, o->v, o->sum};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        if (arrays[i]) o->d->ops->free(o->d, arrays[i]);
+    free(o->segment);
+    *o = (struct optim){0};
+}
+
+void dev_zero(struct dev *d, float *p, size_t n)
+{
+    static const float zeros[1 << 14];
+    for (size_t i = 0, k; i < n; i += k) {
+        k = n - i < sizeof zeros / sizeof *zeros ? n - i : sizeof zeros / sizeof *zeros;
+        d->ops->upload(d, p + i, zeros, k * sizeof *p);
+    }
+}
+
+void optim_zero_grad(struct optim *o)
+{
+    for (size_t i = 0, k; i < o->n; i += k) {
+        k = o->n - i < SLICE ? o->n - i : SLICE;
+        train_gate_pass(o->gate);
+        dev_zero(o->d, o->g + i, k);
+    }
+}
+
+double optim_grad_norm(struct optim *o)
+{
+    double sum = 0;
+    o->d->ops->upload(o->d, o->sum, &sum, sizeof sum);
+    for (size_t i = 0, k; i < o->n; i += k) { /* slices of one size, so that the sum has one order */
+        k = o->n - i < SLICE ? o->n - i : SLICE;
+        train_gate_pass(o->gate);
+        op_square_sum(o->d, (struct square_sum_args){o->g + i, k, o->sum});
+    }
+    o->d->ops->finish(o->d);
+    o->d->ops->download(o->d, &sum, o->sum, sizeof sum);
+    return sqrt(sum);
+}
+
+void optim_step(struct optim *o, const struct train_params *t, double rate, double scale, int64_t step)
+{
+    struct adamw_args a = {.lr = rate,
+                           .beta1 = t->beta1,
+                           .beta2 = t->beta2,
+                           .eps = t->epsilon,
+                           .bias1 = 1 - pow(t->beta1, (double)step),
+                           .bias2 = 1 - pow(t->beta2, (double)step),
+                           .grad_scale = scale};
+    for (size_t s = 0; s < o->n_segments; s++) {
+        size_t from = o->segment[s].from, end = from + o->segment[s].n;
+        a.decay = o->segment[s].decay ? t->weight_decay : 0;
+        for (size_t i = from; i < end; i += a.n) {
+            a.n = end - i < SLICE ? end - i : SLICE;
+            a.p = o->p + i, a.g = o->g + i, a.m = o->m + i, a.v = o->v + i;
+            train_gate_pass(o->gate);
+            op_adamw(o->d, a);
+        }
+    }
+}
+
+int64_t optim_warmup(const struct train_params *t, int64_t steps)
+{
+    int64_t w = t->warmup_steps >= 0 ? t->warmup_steps : (int64_t)ceil(t->warmup_ratio * (double)steps);
+    return w < steps ? w : steps;
+}
+
+double optim_rate(const struct train_params *t, int64_t step, int64_t steps)
+{
+    int64_t w = optim_warmup(t, steps);
+    if (step < w) return t->learning_rate * (double)(step + 1) / (double)w;
+    double done = steps > w ? (double)(step - w) / (double)(steps - w) : 0, part = 1;
+    if (t->schedule == SCHEDULE_LINEAR) part = 1 - done;
+    if (t->schedule == SCHEDULE_COSINE) part = 0.5 * (1 + cos(M_PI * done));
+    return t->learning_rate * (t->min_lr_ratio + (1 - t->min_lr_ratio) * part);
+}

@@ -1,0 +1,622 @@
+/* The training loop: steps, micro-batches, guards, evaluation, early stopping, checkpoints, events. */
+#include "engine/train.h"
+
+#include "engine/base/buf.h"
+#include "engine/base/clock.h"
+#include "engine/base/file.h"
+#include "engine/base/mem.h"
+#include "engine/ckpt.h"
+#include "engine/optim.h"
+#include "engine/setup.h"
+#include "engine/train_full.h"
+#include "engine/train_gate.h"
+#include "engine/train_lora.h"
+#include "engine/train_model.h"
+#include "engine/train_params.h"
+#include "engine/train_rows.h"
+#include "kernels/rng.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    STREAM_DROPOUT = 11, /* of the seed */
+    BAD_IN_A_ROW = 3,    /* steps without a finite loss and gradient before going back */
+    SAVE_SECONDS = 120,  /* between checkpoints where save_steps does not say */
+    NORM_WARNINGS = 5,   /* per run */
+    NORM_LARGE = 100,    /* a gradient norm above it means trouble */
+};
+
+/* What a checkpoint holds beside the arrays; eight bytes each, no padding. */
+struct state {
+    int64_t step;    /* done */
+    int64_t updates; /* of them not skipped */
+    int64_t tokens, trained, skipped;
+    int64_t bad;       /* skipped in a row, until now */
+    int64_t fallbacks; /* times it went back to a checkpoint for that */
+    int64_t evaluated; /* step of the last evaluation; -1 */
+    int64_t worse;     /* evaluations without improvement, until now */
+    int64_t best_step; /* -1: none */
+    int64_t stopped;   /* early */
+    double best_loss, best_accuracy;
+    double rate_scale;
+    double seconds;
+};
+
+struct train {
+    struct train_job job; /* its texts are ours */
+    struct train_params p;
+    struct model *model;
+    struct dev *d;
+    struct train_gate *gate;
+    bool lora_method, bf16_x; /* as the device had it */
+
+    struct optim o;
+    struct train_lora lora;
+    struct train_full full;
+    struct train_model tm;
+    struct train_rows rows, eval;
+    struct micro micro;
+    struct train_plan plan;
+    struct state st;
+
+    float *host[3]; /* p, m, v as the host sees them: the device's own, or copies for checkpoints */
+    float *best;    /* the best evaluated p; NULL without evaluation */
+    char *ckpt_dir;
+    uint64_t hash;
+    int64_t saved;     /* step of the newest checkpoint; -1 */
+    uint64_t saved_at; /* clock */
+    bool resumed;
+    struct buf warnings; /* of open */
+
+    train_event_fn *fn;
+    void *arg;
+    double run_seconds; /* of the steps of this run */
+    int64_t run_steps;
+    int norm_warnings;
+    atomic_int command;
+};
+
+enum outcome { GO_ON, DONE, PAUSED, CANCELLED, FAILED };
+
+/* ---- events ------------------------------------------------------------------------------------------------------ */
+
+static struct train_event event_of(const struct train *t, enum train_event_kind kind)
+{
+    const struct state *s = &t->st;
+    int64_t total = t->plan.steps;
+    int epoch = train_rows_epoch(&t->rows, s->step < total ? s->step : total - 1);
+    double in_epoch = (double)(s->step - t->rows.before[epoch]);
+    double each = (double)(t->rows.before[epoch + 1] - t->rows.before[epoch]);
+    return (struct train_event){
+        .kind = kind,
+        .step = s->step,
+        .steps = total,
+        .epoch = epoch + in_epoch / each,
+        .loss = NAN,
+        .accuracy = NAN,
+        .grad_norm = NAN,
+        .tokens = s->tokens,
+        .trained_tokens = s->trained,
+        .seconds = s->seconds,
+        .eta_s = t->run_steps ? t->run_seconds / (double)t->run_steps * (double)(total - s->step) : NAN,
+        .skipped = s->skipped,
+        .eval_loss = NAN,
+        .eval_accuracy = NAN,
+        .plan = &t->plan,
+    };
+}
+
+static void tell(struct train *t, enum train_event_kind kind, const char *text)
+{
+    struct train_event e = event_of(t, kind);
+    e.text = text;
+    t->fn(t->arg, &e);
+}
+
+__attribute__((format(printf, 2, 3))) static void warn(struct train *t, const char *fmt, ...)
+{
+    char text[200];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    tell(t, TRAIN_WARNING, text);
+}
+
+/* ---- checkpoints ------------------------------------------------------------------------------------------------- */
+
+enum { PARTS_MAX = 5 };
+
+static int parts_of(struct train *t, struct ckpt_part part[PARTS_MAX])
+{
+    static const char *const names[] = {"parameters", "moment1", "moment2"};
+    int n = 0;
+    part[n++] = (struct ckpt_part){"state", &t->st, sizeof t->st};
+    for (int i = 0; i < 3; i++) part[n++] = (struct ckpt_part){names[i], t->host[i], t->o.n * sizeof(float)};
+    if (t->best) part[n++] = (struct ckpt_part){"best", t->best, t->o.n * sizeof(float)};
+    return n;
+}
+
+static float *device_array(const struct train *t, int i)
+{
+    return i == 0 ? t->o.p : i == 1 ? t->o.m : t->o.v;
+}
+
+static int save(struct train *t, struct err *e)
+{
+    struct ckpt_part part[PARTS_MAX];
+    int n = parts_of(t, part);
+    size_t bytes = t->o.n * sizeof(float);
+    for (int i = 0; i < 3; i++)
+        if (t->host[i] != device_array(t, i)) t->d->ops->download(t->d, t->host[i], device_array(t, i), bytes);
+    train_gate_leave(t->gate);
+    int rc = ckpt_write(t->ckpt_dir, t->hash, t->st.step, part, n, e);
+    if (rc) return err_prefix(e, "the checkpoint could not be written");
+    t->saved = t->st.step;
+    t->saved_at = clock_now();
+    char name[CKPT_NAME_MAX];
+    ckpt_name(t->st.step, name);
+    char *path = file_join(t->ckpt_dir, name);
+    tell(t, TRAIN_CHECKPOINT, path);
+    free(path);
+    return 0;
+}
+
+/* The newest checkpoint, if there is one: t->saved >= 0. */
+static int load(struct train *t, struct err *e)
+{
+    struct ckpt_part part[PARTS_MAX];
+    int n = parts_of(t, part), rc = ckpt_read(t->ckpt_dir, t->hash, part, n, &t->saved, &t->warnings, e);
+    if (rc || t->saved < 0) return rc;
+    for (int i = 0; i < 3; i++)
+        if (t->host[i] != device_array(t, i))
+            t->d->ops->upload(t->d, device_array(t, i), t->host[i], t->o.n * sizeof(float));
+    if (!t->lora_method) train_full_update(&t->full, &t->o);
+    return 0;
+}
+
+/* ---- a step ------------------------------------------------------------------------------------------------------ */
+
+static enum outcome device_failed(struct train *t, struct err *e)
+{
+    const struct dev_error *w = &t->d->error;
+    err_set(e, ERR_NOMEM, "device: op %s: %s", w->op, w->msg);
+    dev_clear_error(t->d);
+    return FAILED;
+}
+
+static enum outcome asked(struct train *t)
+{
+    int c = atomic_load(&t->command);
+    return c == TRAIN_PAUSE ? PAUSED : c == TRAIN_CANCEL ? CANCELLED : GO_ON;
+}
+
+struct sums {
+    double loss; /* of all targets */
+    int64_t hits, targets, tokens;
+};
+
+/* The micro-batches of a step; with back their gradients, of the mean over the step's targets. */
+static enum outcome run_step(struct train *t, struct train_rows *rows, int64_t step, bool back, struct sums *sum,
+                             struct err *e)
+{
+    struct batches_step b = train_rows_step(rows, step);
+    int64_t targets = train_rows_targets(rows, &b), tokens = 0;
+    for (uint32_t i = 0; i < b.n_micro; i++) {
+        enum outcome o = asked(t);
+        if (o != GO_ON) return o;
+        micro_fill(&t->micro, rows, &b, i, (uint64_t)tokens);
+        struct train_loss l = train_model_run(&t->tm, &t->micro, back, (float)(1 / (double)targets));
+        if (t->d->error.op) return device_failed(t, e);
+        sum->loss += l.sum;
+        sum->hits += l.hits;
+        tokens += t->micro.n_tokens;
+    }
+    sum->targets += targets;
+    sum->tokens += tokens;
+    return GO_ON;
+}
+
+/* Three bad steps in a row: the learning rate is halved, and it goes on from the last checkpoint, which none of them
+ * had touched; once. */
+static enum outcome go_back(struct train *t, struct err *e)
+{
+    struct state was = t->st;
+    if (was.fallbacks > 0) {
+        err_set(e, ERR_INVALID,
+                "%d steps in a row without a finite loss and gradient, again after the learning rate was halved",
+                BAD_IN_A_ROW);
+        return FAILED;
+    }
+    if (load(t, e)) return FAILED;
+    t->st.skipped = was.skipped;
+    t->st.seconds = was.seconds;
+    t->st.fallbacks = was.fallbacks + 1;
+    t->st.rate_scale = was.rate_scale / 2;
+    t->st.bad = 0;
+    t->saved = -1;
+    warn(t, "%d steps in a row without a finite loss and gradient: the learning rate is halved, back to step %lld",
+         BAD_IN_A_ROW, (long long)t->st.step);
+    return GO_ON;
+}
+
+static void look_at_norm(struct train *t, double norm)
+{
+    bool zero = norm == 0 && t->st.step > 1;
+    if ((!zero && norm <= NORM_LARGE) || t->norm_warnings >= NORM_WARNINGS) return;
+    t->norm_warnings++;
+    if (zero)
+        warn(t, "the gradient is exactly zero: nothing is learnt");
+    else
+        warn(t, "the gradient's norm is %.3g: above %d training is unstable; a lower learning rate may help", norm,
+             NORM_LARGE);
+}
+
+static void update(struct train *t, double rate, double norm)
+{
+    double limit = t->p.max_grad_norm, scale = 1;
+    if (limit > 0) scale = fmin(1, limit / (norm + 1e-6)); /* as torch.nn.utils.clip_grad_norm_ */
+    optim_step(&t->o, &t->p, rate, scale, ++t->st.updates);
+    if (!t->lora_method) train_full_update(&t->full, &t->o);
+}
+
+static enum outcome train_step(struct train *t, struct err *e)
+{
+    uint64_t start = clock_now();
+    struct sums sum = {0};
+    t->tm.dropout_seed = rng_at(t->p.seed, (uint64_t)STREAM_DROPOUT << 48 | (uint64_t)t->st.step);
+    optim_zero_grad(&t->o);
+    enum outcome o = run_step(t, &t->rows, t->st.step, true, &sum, e);
+    if (o != GO_ON) return o;
+    double norm = optim_grad_norm(&t->o), loss = sum.loss / (double)sum.targets;
+    double rate = optim_rate(&t->p, t->st.step, t->plan.steps) * t->st.rate_scale;
+    bool good = isfinite(loss) && isfinite(norm);
+    if (good) update(t, rate, norm);
+    if (t->d->error.op) return device_failed(t, e);
+
+    double took = (double)(clock_now() - start) * 1e-9;
+    t->st.step++;
+    t->st.tokens += sum.tokens;
+    t->st.trained += sum.targets;
+    t->st.seconds += took;
+    t->st.bad = good ? 0 : t->st.bad + 1;
+    t->st.skipped += !good;
+    t->run_seconds += took;
+    t->run_steps++;
+    struct train_event ev = event_of(t, TRAIN_STEP);
+    ev.loss = loss;
+    ev.accuracy = (double)sum.hits / (double)sum.targets;
+    ev.grad_norm = norm;
+    ev.learning_rate = rate;
+    ev.tokens_per_s = (double)sum.tokens / took;
+    t->fn(t->arg, &ev);
+    if (good) {
+        look_at_norm(t, norm);
+        return GO_ON;
+    }
+    warn(t, "step %lld is skipped: its %s is not finite", (long long)t->st.step, isfinite(loss) ? "gradient" : "loss");
+    return t->st.bad >= BAD_IN_A_ROW ? go_back(t, e) : GO_ON;
+}
+
+/* ---- evaluation -------------------------------------------------------------------------------------------------- */
+
+static bool at_end(const struct train *t)
+{
+    return t->st.step >= t->plan.steps || t->st.stopped;
+}
+
+static bool eval_due(const struct train *t)
+{
+    int64_t step = t->st.step;
+    if (!t->best || step == 0 || t->st.evaluated == step) return false;
+    if (step >= t->plan.steps) return true;
+    if (t->p.eval_steps) return step % t->p.eval_steps == 0;
+    return t->rows.before[train_rows_epoch(&t->rows, step)] == step;
+}
+
+static enum outcome evaluate(struct train *t, struct err *e)
+{
+    struct sums sum = {0};
+    float dropout = t->tm.dropout;
+    enum outcome o = GO_ON;
+    t->tm.dropout = 0;
+    for (int64_t i = 0; i < t->eval.before[1] && o == GO_ON; i++) o = run_step(t, &t->eval, i, false, &sum, e);
+    t->tm.dropout = dropout;
+    if (o != GO_ON) return o;
+    double loss = sum.loss / (double)sum.targets, accuracy = (double)sum.hits / (double)sum.targets;
+    struct state *s = &t->st;
+    bool best = isfinite(loss) && (s->best_step < 0 || loss < s->best_loss - t->p.min_improvement);
+    s->evaluated = s->step;
+    s->worse = best ? 0 : s->worse + 1;
+    if (best) {
+        s->best_step = s->step;
+        s->best_loss = loss;
+        s->best_accuracy = accuracy;
+        t->d->ops->download(t->d, t->best, t->o.p, t->o.n * sizeof(float));
+    }
+    s->stopped = t->p.patience > 0 && s->worse >= t->p.patience;
+    struct train_event ev = event_of(t, TRAIN_EVAL);
+    ev.eval_loss = loss;
+    ev.eval_accuracy = accuracy;
+    ev.best = best;
+    t->fn(t->arg, &ev);
+    return GO_ON;
+}
+
+/* ---- the loop ---------------------------------------------------------------------------------------------------- */
+
+static bool save_due(const struct train *t, bool evaluated)
+{
+    if (t->saved == t->st.step) return false;
+    if (t->saved < 0 || at_end(t)) return true;
+    if (t->st.bad) return false; /* so that there is a checkpoint from before */
+    if (evaluated) return true;
+    if (t->p.save_steps) return t->st.step % t->p.save_steps == 0;
+    return clock_now() - t->saved_at >= SAVE_SECONDS * 1000000000ull;
+}
+
+static enum outcome loop(struct train *t, struct err *e)
+{
+    for (;;) {
+        bool due = eval_due(t);
+        enum outcome o = due ? evaluate(t, e) : GO_ON;
+        if (o == GO_ON && save_due(t, due) && save(t, e)) return FAILED;
+        if (o == GO_ON && at_end(t)) return DONE;
+        if (o == GO_ON) o = asked(t);
+        if (o == GO_ON) o = train_step(t, e);
+        if (o != GO_ON) return o;
+    }
+}
+
+static int write_result(struct train *t, struct err *e)
+{
+    const float *p = t->st.best_step >= 0 ? t->best : t->host[0];
+    if (!t->job.out) return 0;
+    if (p == t->host[0] && p != t->o.p) t->d->ops->download(t->d, t->host[0], t->o.p, t->o.n * sizeof(float));
+    struct buf tmp = {0};
+    buf_printf(&tmp, "%s.tmp", t->job.out);
+    dir_remove(tmp.data);
+    int rc = dir_make(tmp.data, e);
+    if (!rc)
+        rc = t->lora_method ? train_lora_write(&t->lora, p, t->job.base_name, tmp.data, e)
+                            : train_full_write(&t->full, p, t->job.model_dir, tmp.data, e);
+    if (!rc) rc = dir_sync(tmp.data, e);
+    if (!rc) rc = dir_replace(tmp.data, t->job.out, e);
+    if (rc) dir_remove(tmp.data);
+    buf_free(&tmp);
+    return rc ? err_prefix(e, "the result could not be written") : 0;
+}
+
+static void tell_warnings(struct train *t)
+{
+    if (t->warnings.len) tell(t, TRAIN_WARNING, t->warnings.data);
+    buf_clear(&t->warnings);
+}
+
+void train_run(struct train *t, train_event_fn *fn, void *arg)
+{
+    struct err e = {0};
+    t->fn = fn;
+    t->arg = arg;
+    t->saved_at = clock_now();
+    tell(t, TRAIN_PLAN, NULL);
+    tell_warnings(t);
+    if (t->resumed) tell(t, TRAIN_RESUMED, NULL);
+    enum outcome o = loop(t, &e);
+    tell_warnings(t);
+    if ((o == PAUSED || o == CANCELLED) && t->saved != t->st.step && save(t, &e)) o = FAILED;
+    train_gate_leave(t->gate);
+    if (o == DONE && write_result(t, &e)) o = FAILED;
+    if (o == DONE) ckpt_prune(t->ckpt_dir, 1);
+    tell(t,
+         o == DONE     ? TRAIN_SUCCEEDED
+         : o == PAUSED ? TRAIN_PAUSED
+         : o == FAILED ? TRAIN_FAILED
+                       : TRAIN_CANCELLED,
+         o == FAILED ? e.msg : NULL);
+}
+
+void train_command(struct train *t, enum train_command c)
+{
+    atomic_store(&t->command, (int)c);
+}
+
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
+
+const struct train_plan *train_plan(const struct train *t)
+{
+    return &t->plan;
+}
+
+static int check_base(const struct train *t, struct err *e)
+{
+    enum dtype type = t->model->w.type;
+    bool is_float = !t->model->c.quant[0] && (type == DT_F32 || type == DT_BF16 || type == DT_F16);
+    if (t->p.method == TRAIN_QLORA && is_float)
+        return err_set(e, ERR_INVALID, "method qlora wants a quantised base; this one is %s: use lora, or --quantize",
+                       dtype_name(type));
+    if (t->p.method == TRAIN_FULL && !is_float)
+        return err_set(e, ERR_INVALID, "method full wants a base of floats; this one is %s", dtype_name(type));
+    if (t->p.method == TRAIN_FULL && t->job.from)
+        return err_set(e, ERR_INVALID, "from: an adapter cannot be gone on from with method full");
+    return 0;
+}
+
+static const double GIB = 1024.0 * 1024 * 1024;
+
+/* Chooses whether activations are computed again, and refuses what does not fit. */
+static int plan_memory(struct train *t, struct err *e)
+{
+    struct train_plan *p = &t->plan;
+    int copies = 4 + (t->d->ops->host_memory ? 0 : 3) + (t->eval.n ? 1 : 0);
+    size_t room = memory_available();
+    p->weight_bytes = t->model->w.bytes;
+    p->trainable = t->o.trained;
+    p->state_bytes = (size_t)copies * t->o.n * sizeof(float) + (t->lora_method ? 0 : train_full_bytes(&t->full));
+    t->tm.recompute = t->p.recompute == RECOMPUTE_ON;
+    p->activation_bytes = train_model_bytes(&t->tm);
+    double need = (double)p->state_bytes + (double)p->activation_bytes;
+    if (t->p.recompute == RECOMPUTE_AUTO && need > 0.6 * (double)room) {
+        t->tm.recompute = true;
+        p->activation_bytes = train_model_bytes(&t->tm);
+        need = (double)p->state_bytes + (double)p->activation_bytes;
+    }
+    p->recompute = t->tm.recompute;
+    if (need <= 0.95 * (double)room) return 0;
+    bool state = (double)p->state_bytes > need / 2;
+    return err_set(
+        e, ERR_NOMEM,
+        "training needs %.2f GiB (%.2f for %zu parameters with gradients and moments, %.2f for activations of "
+        "%d tokens), %.2f GiB are available: %s",
+        need / GIB, (double)p->state_bytes / GIB, p->trainable, (double)p->activation_bytes / GIB, t->tm.max_tokens,
+        (double)room / GIB,
+        state                             ? t->lora_method ? "lower lora_r, or name fewer targets" : "use method lora"
+        : t->p.recompute == RECOMPUTE_OFF ? "let recompute be auto, or lower micro_tokens and max_length"
+                                          : "lower micro_tokens and max_length");
+}
+
+static void plan_steps(struct train *t)
+{
+    t->plan.steps = t->rows.before[t->rows.epochs];
+    t->plan.rows = t->rows.n;
+    t->plan.eval_rows = t->eval.n;
+    t->plan.tokens_per_epoch = (int64_t)t->rows.tokens;
+    t->plan.trained_tokens_per_epoch = (int64_t)t->rows.targets;
+}
+
+static int take_memory(struct train *t, struct err *e)
+{
+    int rc = optim_alloc(&t->o, e);
+    if (rc) return rc;
+    for (int i = 0; i < 3; i++) {
+        t->host[i] = device_array(t, i);
+        if (!t->d->ops->host_memory && !(t->host[i] = mem_try_alloc(t->o.n * sizeof(float)))) rc = ERR_NOMEM;
+    }
+    if (t->eval.n && !(t->best = calloc(t->o.n, sizeof *t->best))) rc = ERR_NOMEM;
+    if (rc) return err_set(e, rc, "no memory for copies of %zu parameters", t->o.trained);
+    if (t->lora_method)
+        train_lora_bind(&t->lora, &t->o);
+    else
+        rc = train_full_bind(&t->full, &t->p, &t->o, e);
+    if (!rc) rc = train_model_open(&t->tm, t->p.max_length, e);
+    train_gate_leave(t->gate);
+    micro_open(&t->micro, t->tm.max_tokens);
+    return rc;
+}
+
+static void hash_job(struct train *t)
+{
+    float *p = t->host[0];
+    if (p != t->o.p) t->d->ops->download(t->d, p, t->o.p, t->o.n * sizeof(float));
+    t->hash = train_job_hash(&t->p, dataset_hash(t->job.data), t->job.eval ? dataset_hash(t->job.eval) : 0,
+                             t->model->w.file, p, t->o.n);
+}
+
+/* All that can be said without the device: nothing is computed or taken. */
+static int plan_all(struct train *t, struct err *e)
+{
+    uint64_t left_out = 0;
+    train_gate_leave(t->gate); /* until there is something to compute */
+    int rc = train_params_check(&t->p, &t->model->c, e);
+    if (!rc) rc = check_base(t, e);
+    if (!rc) rc = train_rows_open(&t->rows, &t->eval, &t->job, &t->p, t->model->c.vocab, &left_out, e);
+    if (rc) return rc;
+    if (left_out)
+        buf_printf(&t->warnings, "%llu rows have no token to train on within max_length %d and are left out",
+                   (unsigned long long)left_out, t->p.max_length);
+    optim_init(&t->o, t->d, t->gate);
+    rc = t->lora_method ? train_lora_open(&t->lora, &t->model->c, &t->p, t->job.from, &t->o, e)
+                        : train_full_open(&t->full, t->model, &t->o, e);
+    if (rc) return rc;
+    int most = batches_micro_max(t->rows.batches), most_eval = t->eval.n ? batches_micro_max(t->eval.batches) : 0;
+    t->tm = (struct train_model){.c = &t->model->c,
+                                 .w = t->lora_method ? &t->model->w : &t->full.w,
+                                 .d = t->d,
+                                 .gate = t->gate,
+                                 .site = t->lora_method ? t->lora.site : NULL,
+                                 .grads = t->lora_method ? NULL : &t->full.g,
+                                 .dropout = (float)t->p.lora_dropout,
+                                 .half = !t->p.f32,
+                                 .max_tokens = most > most_eval ? most : most_eval};
+    plan_steps(t);
+    return plan_memory(t, e);
+}
+
+static int open_all(struct train *t, struct err *e)
+{
+    int rc = plan_all(t, e);
+    if (!rc) rc = take_memory(t, e);
+    if (rc) return rc;
+    hash_job(t);
+    t->st = (struct state){.evaluated = -1, .best_step = -1, .rate_scale = 1};
+    rc = load(t, e);
+    t->resumed = t->saved >= 0;
+    return rc;
+}
+
+static char *copy_text(const char *s)
+{
+    return s ? mem_strdup(s) : NULL;
+}
+
+static struct train *train_new(const struct train_job *job, struct model *m, struct train_gate *gate)
+{
+    struct train *t = mem_zalloc(sizeof *t);
+    *t = (struct train){.job = *job, .p = job->p, .model = m, .d = m->d, .gate = gate, .saved = -1};
+    t->lora_method = job->p.method != TRAIN_FULL;
+    t->job.from = copy_text(job->from);
+    t->job.base_name = copy_text(job->base_name);
+    t->job.model_dir = copy_text(job->model_dir);
+    t->job.dir = copy_text(job->dir);
+    t->job.out = copy_text(job->out);
+    t->ckpt_dir = job->dir ? file_join(job->dir, "checkpoints") : NULL;
+    t->bf16_x = m->d->bf16_x;
+    return t;
+}
+
+int train_plan_job(const struct train_job *job, struct model *m, struct train_gate *gate, struct train_plan *plan,
+                   struct err *e)
+{
+    struct train *t = train_new(job, m, gate);
+    int rc = plan_all(t, e);
+    *plan = t->plan;
+    train_free(t);
+    return rc;
+}
+
+struct train *train_open(const struct train_job *job, struct model *m, struct train_gate *gate, struct err *e)
+{
+    struct train *t = train_new(job, m, gate);
+    if (t->p.f32 && !gate) m->d->bf16_x = false; /* nobody else computes on it */
+    if (open_all(t, e)) {
+        train_free(t);
+        return NULL;
+    }
+    return t;
+}
+
+void train_free(struct train *t)
+{
+    if (!t) return;
+    if (!t->gate) t->d->bf16_x = t->bf16_x;
+    for (int i = 0; i < 3; i++)
+        if (t->host[i] != device_array(t, i)) free(t->host[i]);
+    train_model_close(&t->tm);
+    train_lora_close(&t->lora);
+    train_full_close(&t->full);
+    optim_free(&t->o);
+    train_rows_close(&t->rows);
+    train_rows_close(&t->eval);
+    micro_close(&t->micro);
+    free(t->best);
+    free(t->ckpt_dir);
+    const char *texts[] = {t->job.from, t->job.base_name, t->job.model_dir, t->job.dir, t->job.out};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) free((char *)texts[i]);
+    buf_free(&t->warnings);
+    free(t);
+}

@@ -1,0 +1,158 @@
+#include "engine/train_gate.h"
+
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+/* An op of the trainer is cut so that it takes about a quarter of what it was given, but no less than what makes its
+ * start worth while, and no more than a newly arrived request may wait. */
+#define CUT_SHARE 0.25
+#define CUT_MIN_NS 100e3
+#define CUT_MAX_NS 20e6
+#define FIRST_RATE 20.0 /* multiply-adds a ns, until one was measured */
+#define RATE_WEIGHT 0.2
+
+enum turn { AWAY, WAITING, INSIDE };
+
+struct train_gate {
+    void (*wake)(void *);
+    void *wake_arg;
+    pthread_mutex_t lock;
+    pthread_cond_t to_trainer, to_engine;
+    enum turn turn; /* of the trainer; WAITING -> INSIDE by the engine, the other changes by the trainer */
+    _Atomic bool open;
+
+    /* set by the engine before it lets the trainer in */
+    uint64_t given, until;
+    bool (*stop)(void *);
+    void *stop_arg;
+
+    /* the trainer's own */
+    bool inside;
+    double rate;              /* of cut ops, multiply-adds a ns */
+    double cut_now, cut_next; /* cost of the cut op that runs, and of the next one; 0: that op was not cut */
+    uint64_t passed;          /* when it passed last */
+};
+
+struct train_gate *train_gate_new(void (*wake)(void *), void *arg)
+{
+    struct train_gate *g = mem_zalloc(sizeof *g);
+    *g = (struct train_gate){.wake = wake, .wake_arg = arg, .rate = FIRST_RATE};
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_cond_init(&g->to_trainer, NULL);
+    pthread_cond_init(&g->to_engine, NULL);
+    return g;
+}
+
+void train_gate_free(struct train_gate *g)
+{
+    if (!g) return;
+    pthread_mutex_destroy(&g->lock);
+    pthread_cond_destroy(&g->to_trainer);
+    pthread_cond_destroy(&g->to_engine);
+    free(g);
+}
+
+/* ---- the trainer's thread -------------------------------------------------------------------------------------- */
+
+static void wait_outside(struct train_gate *g)
+{
+    pthread_mutex_lock(&g->lock);
+    bool begins = g->turn == AWAY;
+    g->turn = WAITING;
+    pthread_cond_signal(&g->to_engine);
+    if (begins && g->wake) {
+        pthread_mutex_unlock(&g->lock);
+        g->wake(g->wake_arg);
+        pthread_mutex_lock(&g->lock);
+    }
+    while (g->turn != INSIDE && !atomic_load(&g->open)) pthread_cond_wait(&g->to_trainer, &g->lock);
+    g->turn = INSIDE;
+    g->inside = true;
+    pthread_mutex_unlock(&g->lock);
+}
+
+static bool may_go_on(const struct train_gate *g, uint64_t now)
+{
+    if (atomic_load_explicit(&g->open, memory_order_relaxed)) return true;
+    return now < g->until && !(g->stop && g->stop(g->stop_arg));
+}
+
+void train_gate_pass(struct train_gate *g)
+{
+    if (!g) return;
+    uint64_t now = clock_now();
+    if (g->cut_now > 0 && now > g->passed) g->rate += RATE_WEIGHT * (g->cut_now / (double)(now - g->passed) - g->rate);
+    g->cut_now = g->cut_next;
+    g->cut_next = 0;
+    if (g->inside && !may_go_on(g, now)) g->inside = false;
+    if (!g->inside) {
+        wait_outside(g);
+        now = clock_now();
+    }
+    g->passed = now;
+}
+
+int train_gate_rows(struct train_gate *g, int rows, double row_cost)
+{
+    if (!g || rows <= 1) return rows;
+    double ns = g->inside && !g->stop ? CUT_SHARE * (double)g->given : CUT_MAX_NS;
+    ns = ns < CUT_MIN_NS ? CUT_MIN_NS : ns > CUT_MAX_NS ? CUT_MAX_NS : ns;
+    double most = ns * g->rate / row_cost;
+    int n = most >= rows ? rows : most < 1 ? 1 : (int)most;
+    if (n > 16 && n < rows) n -= n % 16; /* whole register blocks */
+    g->cut_next = n * row_cost;
+    return n;
+}
+
+void train_gate_leave(struct train_gate *g)
+{
+    if (!g) return;
+    pthread_mutex_lock(&g->lock);
+    g->turn = AWAY;
+    g->inside = false;
+    g->cut_now = g->cut_next = 0;
+    pthread_cond_signal(&g->to_engine);
+    pthread_mutex_unlock(&g->lock);
+}
+
+/* ---- the engine's thread --------------------------------------------------------------------------------------- */
+
+bool train_gate_wanted(struct train_gate *g)
+{
+    if (!g) return false;
+    pthread_mutex_lock(&g->lock);
+    bool wanted = g->turn == WAITING;
+    pthread_mutex_unlock(&g->lock);
+    return wanted;
+}
+
+uint64_t train_gate_give(struct train_gate *g, uint64_t ns, bool (*stop)(void *), void *arg)
+{
+    if (!g) return 0;
+    uint64_t start = clock_now();
+    pthread_mutex_lock(&g->lock);
+    bool wanted = g->turn == WAITING;
+    if (wanted) {
+        g->given = ns;
+        g->until = start + ns;
+        g->stop = stop;
+        g->stop_arg = arg;
+        g->turn = INSIDE;
+        pthread_cond_signal(&g->to_trainer);
+        while (g->turn == INSIDE) pthread_cond_wait(&g->to_engine, &g->lock);
+    }
+    pthread_mutex_unlock(&g->lock);
+    return wanted ? clock_now() - start : 0;
+}
+
+void train_gate_open(struct train_gate *g)
+{
+    pthread_mutex_lock(&g->lock);
+    atomic_store(&g->open, true);
+    pthread_cond_signal(&g->to_trainer);
+    pthread_mutex_unlock(&g->lock);
+}

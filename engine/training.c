@@ -1,0 +1,113 @@
+#include "engine/training.h"
+
+#include "engine/base/log.h"
+
+#include <string.h>
+
+/* After this event the owner may start the next job, so nothing of this one is touched behind it. */
+static bool is_last(enum train_event_kind k)
+{
+    return k == TRAIN_PAUSED || k == TRAIN_CANCELLED || k == TRAIN_FAILED || k == TRAIN_SUCCEEDED;
+}
+
+static void close_train(struct training *t)
+{
+    pthread_mutex_lock(&t->lock);
+    struct train *train = t->train;
+    t->train = NULL;
+    pthread_mutex_unlock(&t->lock);
+    if (train) {
+        train_gate_pass(t->gate); /* it frees device memory */
+        train_free(train);
+    }
+    train_gate_leave(t->gate);
+}
+
+static void on_event(void *arg, const struct train_event *ev)
+{
+    struct training *t = arg;
+    if (!is_last(ev->kind)) {
+        t->fn(t->arg, ev);
+        return;
+    }
+    struct train_event last = *ev;
+    char text[512] = "";
+    if (ev->text) {
+        strncat(text, ev->text, sizeof text - 1);
+        last.text = text;
+    }
+    last.plan = NULL; /* it goes with the trainer */
+    train_event_fn *fn = t->fn;
+    void *fn_arg = t->arg;
+    close_train(t);
+    pthread_mutex_lock(&t->lock);
+    t->state = TRAINING_ENDED;
+    pthread_mutex_unlock(&t->lock);
+    fn(fn_arg, &last);
+}
+
+static void *training_main(void *arg)
+{
+    struct training *t = arg;
+    struct err e = {0};
+    train_gate_pass(t->gate);
+    if (setup_pin(t->setup, &e)) log_write(LOG_WARN, "%s", e.msg);
+    struct train *train = train_open(&t->job, &t->setup->model, t->gate, &e);
+    pthread_mutex_lock(&t->lock);
+    t->train = train;
+    if (train) train_command(train, t->command);
+    pthread_mutex_unlock(&t->lock);
+    if (train)
+        train_run(train, on_event, t);
+    else
+        on_event(t, &(struct train_event){.kind = TRAIN_FAILED, .text = e.msg});
+    return NULL;
+}
+
+void training_init(struct training *t, struct setup *s, struct train_gate *gate)
+{
+    *t = (struct training){.setup = s, .gate = gate};
+    pthread_mutex_init(&t->lock, NULL);
+}
+
+int training_start(struct training *t, const struct train_job *job, train_event_fn *fn, void *arg, struct err *e)
+{
+    pthread_mutex_lock(&t->lock);
+    if (t->state == TRAINING_RUNS) {
+        pthread_mutex_unlock(&t->lock);
+        return err_set(e, ERR_FULL, "a training job runs already");
+    }
+    if (t->state == TRAINING_ENDED) pthread_join(t->thread, NULL);
+    t->state = TRAINING_NONE;
+    t->job = *job;
+    t->fn = fn;
+    t->arg = arg;
+    t->command = TRAIN_GO_ON;
+    int rc = pthread_create(&t->thread, NULL, training_main, t);
+    if (rc)
+        err_set(e, ERR_IO, "cannot start the training thread: %s", strerror(rc));
+    else
+        t->state = TRAINING_RUNS;
+    pthread_mutex_unlock(&t->lock);
+    return rc ? e->code : 0;
+}
+
+void training_command(struct training *t, enum train_command c)
+{
+    pthread_mutex_lock(&t->lock);
+    t->command = c;
+    if (t->train) train_command(t->train, c);
+    pthread_mutex_unlock(&t->lock);
+}
+
+void training_close(struct training *t)
+{
+    train_gate_open(t->gate);
+    training_command(t, TRAIN_PAUSE);
+    pthread_mutex_lock(&t->lock);
+    bool joinable = t->state != TRAINING_NONE;
+    t->state = TRAINING_NONE;
+    pthread_mutex_unlock(&t->lock);
+    if (joinable) pthread_join(t->thread, NULL);
+    pthread_mutex_destroy(&t->lock);
+}

@@ -1,0 +1,39 @@
+/* Inside the checking device: the pieces that checks are made of.
+ *
+ * Each check is `need(condition, "what")`; a check function returns false at the first that fails. */
+#ifndef TANDEM_KERNELS_CHECKED_H
+#define TANDEM_KERNELS_CHECKED_H
+
+#include "kernels/dev.h"
+
+/* a weight or a KV cache made through the checking device */
+struct made {
+    struct made *next;
+    const void *object;
+    int rows, cols; /* of a weight */
+    enum dtype t;
+    bool gate_up, borrowed;
+    struct kv_shape kv;
+};
+
+#define need(ok, ...)                                                                                                  \
+    do {                                                                                                               \
+        if (!(ok)) return dev_fail(d, op, __VA_ARGS__), false;                                                         \
+    } while (0)
+
+const struct made *find_made(struct dev *, const void *object); /* NULL: not made through it */
+
+/* f32, rows x cols, not NULL unless empty, aligned */
+bool check_mat(struct dev *, const char *op, const char *name, const struct mat *, int rows, int cols);
+/* n indices in 0 .. limit - 1 */
+bool check_index(struct dev *, const char *op, const char *name, const int32_t *index, int n, int64_t limit);
+bool check_floats(struct dev *, const char *op, const char *name, const float *); /* not NULL, aligned */
+bool check_act(struct dev *, const char *op, enum act_kind);
+bool mats_overlap(const struct mat *, const struct mat *); /* Do two matrices of floats share an element? */
+bool check_apart(struct dev *, const char *op, const struct mat *, const struct mat *);
+
+#define X(op) bool check_##op(struct dev *, const struct op##_args *);
+TRAIN_OPS(X)
+#undef X
+
+#endif

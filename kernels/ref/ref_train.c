@@ -1,0 +1,285 @@
+/* The reference device's ops of training, each as its contract in train_ops.h says it, one loop per index, in double.
+ * The products among them are in ref_product.c. */
+#include "kernels/ref/ref.h"
+
+#include "kernels/dev.h"
+#include "kernels/rng.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static float *mat_row(const struct mat *m, int row)
+{
+    return (float *)m->p + (size_t)row * m->ld;
+}
+
+/* NULL, and the device has failed: out of memory */
+static double *doubles(struct dev *d, const char *op, size_t n)
+{
+    double *p = calloc(n ? n : 1, sizeof *p);
+    if (!p) dev_fail(d, op, "out of memory");
+    return p;
+}
+
+/* to += sum, if anybody wants it */
+static void add_sums(float *to, const double *sum, int n)
+{
+    for (int i = 0; to && i < n; i++) to[i] = (float)(to[i] + sum[i]);
+}
+
+/* ---- norms --------------------------------------------------------------------------------------------------- */
+
+/* With xhat = (x - mean) inv and g = dy w:  dx = inv (g - [mean(g)] - xhat mean(g xhat)), the bracket for LAYER.
+ * xhat, dw, db: sums are added to dw and db. */
+static void norm_back_row(float *dx, const float *x, const float *dy, int n, const struct norm_back_args *a, double *dw,
+                          double *db)
+{
+    double mean = 0, square = 0, mean_g = 0, mean_gx = 0;
+    for (int i = 0; i < n && a->kind == NORM_LAYER; i++) mean += x[i];
+    mean /= n;
+    for (int i = 0; i < n; i++) square += (x[i] - mean) * (x[i] - mean);
+    double inv = 1 / sqrt(square / n + a->eps);
+    for (int i = 0; i < n; i++) {
+        double xhat = (x[i] - mean) * inv, g = (double)dy[i] * a->w[i];
+        mean_g += a->kind == NORM_LAYER ? g / n : 0;
+        mean_gx += g * xhat / n;
+        dw[i] += dy[i] * xhat;
+        db[i] += dy[i];
+    }
+    for (int i = 0; i < n; i++) {
+        double xhat = (x[i] - mean) * inv, g = (double)dy[i] * a->w[i], d = inv * (g - mean_g - xhat * mean_gx);
+        dx[i] = (float)(a->accumulate ? dx[i] + d : d);
+    }
+}
+
+void ref_norm_back(struct dev *d, const struct norm_back_args *a)
+{
+    int C = a->x.cols;
+    double *sums = doubles(d, "norm_back", 2 * (size_t)C);
+    if (!sums) return;
+    for (int t = 0; t < a->x.rows; t++)
+        norm_back_row(mat_row(&a->dx, t), mat_row(&a->x, t), mat_row(&a->dy, t), C, a, sums, sums + C);
+    add_sums(a->dw, sums, C);
+    add_sums(a->db, sums + C, C);
+    free(sums);
+}
+
+void ref_head_norm_back(struct dev *d, const struct head_norm_back_args *a)
+{
+    int D = a->head_dim;
+    struct norm_back_args norm = {.w = a->w, .eps = a->eps, .kind = NORM_RMS};
+    double *sums = doubles(d, "head_norm_back", 2 * (size_t)D);
+    if (!sums) return;
+    for (int t = 0; t < a->x.rows; t++)
+        for (int h = 0; h < a->heads; h++) {
+            int col = a->col + h * D;
+            float *dx = mat_row(&a->dx, t) + col;
+            norm_back_row(dx, mat_row(&a->x, t) + col, dx, D, &norm, sums, sums + D);
+        }
+    add_sums(a->dw, sums, D);
+    free(sums);
+}
+
+/* ---- attention ----------------------------------------------------------------------------------------------- */
+
+void ref_rope(struct dev *d, const struct rope_args *a)
+{
+    int half = a->rot / 2;
+    for (int t = 0; t < a->qkv.rows; t++)
+        for (int h = 0; h < a->heads + a->kv_heads; h++)
+            for (int i = 0; i < half; i++) {
+                float *x = mat_row(&a->qkv, t) + h * a->head_dim + i;
+                double x0 = x[0], x1 = x[half];
+                double c = a->cos[(size_t)a->pos[t] * half + i], s = a->sin[(size_t)a->pos[t] * half + i];
+                if (a->back) s = -s;
+                x[0] = (float)(x0 * c - x1 * s);
+                x[half] = (float)(x1 * c + x0 * s);
+            }
+}
+
+/* the head_dim floats of row t's head h: query heads, then key heads, then value heads */
+static float *head_of(const struct mat *qkv, int t, int h, int head_dim)
+{
+    return mat_row(qkv, t) + (size_t)h * head_dim;
+}
+
+static double dot(const float *a, const float *b, int n)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += (double)a[i] * b[i];
+    return sum;
+}
+
+static int first_seen(int start, int t, int window)
+{
+    return window && t - window + 1 > start ? t - window + 1 : start;
+}
+
+/* query head h of row t, whose sequence starts at row `start`; score has room for the rows it sees */
+static void attn_seq_head(const struct attn_seq_args *a, int start, int t, int h, double *score)
+{
+    int D = a->head_dim, first = first_seen(start, t, a->window), g = h / (a->heads / a->kv_heads);
+    double max = -INFINITY, sum = 0;
+    for (int j = first; j <= t; j++) {
+        score[j - first] = dot(head_of(&a->qkv, t, h, D), head_of(&a->qkv, j, a->heads + g, D), D) * (double)a->scale;
+        max = fmax(max, score[j - first]);
+    }
+    for (int j = first; j <= t; j++) sum += score[j - first] = exp(score[j - first] - max);
+    for (int c = 0; c < D; c++) {
+        double o = 0;
+        for (int j = first; j <= t; j++) o += score[j - first] * head_of(&a->qkv, j, a->heads + a->kv_heads + g, D)[c];
+        head_of(&a->out, t, h, D)[c] = (float)(o / sum);
+    }
+    mat_row(&a->lse, t)[h] = (float)(max + log(sum));
+}
+
+void ref_attn_seq(struct dev *d, const struct attn_seq_args *a)
+{
+    double *score = doubles(d, "attn_seq", (size_t)a->qkv.rows);
+    if (!score) return;
+    for (int s = 0; s < a->n_seqs; s++)
+        for (int t = a->q_start[s]; t < a->q_start[s + 1]; t++)
+            for (int h = 0; h < a->heads; h++) attn_seq_head(a, a->q_start[s], t, h, score);
+    free(score);
+}
+
+/* What query head h of row t gives: dq as a whole, and its part of dk and dv, (rows of the sequence, D) each. */
+static void attn_back_head(const struct attn_back_args *a, int start, int t, int h, double *dk, double *dv)
+{
+    int D = a->head_dim, g = h / (a->heads / a->kv_heads);
+    const float *q = head_of(&a->qkv, t, h, D), *dout = head_of(&a->dout, t, h, D);
+    float *dq = head_of(&a->dqkv, t, h, D);
+    double delta = dot(dout, head_of(&a->out, t, h, D), D), sum[TRAIN_HEAD_MAX] = {0};
+    for (int j = first_seen(start, t, a->window); j <= t; j++) {
+        const float *k = head_of(&a->qkv, j, a->heads + g, D), *v = head_of(&a->qkv, j, a->heads + a->kv_heads + g, D);
+        double p = exp(dot(q, k, D) * (double)a->scale - mat_row(&a->lse, t)[h]);
+        double ds = p * (dot(dout, v, D) - delta) * a->scale;
+        for (int c = 0; c < D; c++) {
+            sum[c] += ds * k[c];
+            dk[(size_t)(j - start) * D + c] += ds * q[c];
+            dv[(size_t)(j - start) * D + c] += p * dout[c];
+        }
+    }
+    for (int c = 0; c < D; c++) dq[c] = (float)sum[c];
+}
+
+static void attn_back_seq(const struct attn_back_args *a, int start, int end, int g, double *dk, double *dv)
+{
+    int D = a->head_dim, group = a->heads / a->kv_heads;
+    size_t n = (size_t)(end - start) * D;
+    memset(dk, 0, n * sizeof *dk);
+    memset(dv, 0, n * sizeof *dv);
+    for (int t = start; t < end; t++)
+        for (int h = g * group; h < (g + 1) * group; h++) attn_back_head(a, start, t, h, dk, dv);
+    for (int t = start; t < end; t++)
+        for (int c = 0; c < D; c++) {
+            head_of(&a->dqkv, t, a->heads + g, D)[c] = (float)dk[(size_t)(t - start) * D + c];
+            head_of(&a->dqkv, t, a->heads + a->kv_heads + g, D)[c] = (float)dv[(size_t)(t - start) * D + c];
+        }
+}
+
+void ref_attn_back(struct dev *d, const struct attn_back_args *a)
+{
+    size_t n = (size_t)a->qkv.rows * a->head_dim;
+    double *sums = a->head_dim <= TRAIN_HEAD_MAX ? doubles(d, "attn_back", 2 * n) : NULL;
+    if (!sums) {
+        dev_fail(d, "attn_back", "head_dim is %d", a->head_dim);
+        return;
+    }
+    for (int s = 0; s < a->n_seqs; s++)
+        for (int g = 0; g < a->kv_heads; g++) attn_back_seq(a, a->q_start[s], a->q_start[s + 1], g, sums, sums + n);
+    free(sums);
+}
+
+/* ---- activations --------------------------------------------------------------------------------------------- */
+
+/* the derivative of ref_act_value; of RELU 0 at 0 */
+static double act_slope(double x, enum act_kind act)
+{
+    double s, u;
+    switch (act) {
+    case ACT_SILU: s = 1 / (1 + exp(-x)); return s * (1 + x * (1 - s));
+    case ACT_GELU_TANH:
+        u = tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x));
+        return 0.5 * (1 + u) + 0.5 * x * (1 - u * u) * 0.79788456080286535588 * (1 + 3 * 0.044715 * x * x);
+    case ACT_GELU_ERF: return 0.5 * erfc(-x * 0.70710678118654752440) + x * exp(-0.5 * x * x) * 0.39894228040143267794;
+    case ACT_RELU: return x > 0 ? 1 : 0;
+    }
+    return NAN;
+}
+
+void ref_act_mul_back(struct dev *d, const struct act_mul_back_args *a)
+{
+    int F = a->dy.cols;
+    for (int t = 0; t < a->dy.rows; t++)
+        for (int c = 0; c < F; c++) {
+            double gate = mat_row(&a->gu, t)[c], up = mat_row(&a->gu, t)[F + c], dy = mat_row(&a->dy, t)[c];
+            mat_row(&a->dgu, t)[c] = (float)(dy * up * act_slope(gate, a->act));
+            mat_row(&a->dgu, t)[F + c] = (float)(dy * ref_act_value(gate, a->act));
+        }
+}
+
+void ref_act_back(struct dev *d, const struct act_back_args *a)
+{
+    for (int t = 0; t < a->dy.rows; t++)
+        for (int c = 0; c < a->dy.cols; c++)
+            mat_row(&a->dx, t)[c] = (float)(mat_row(&a->dy, t)[c] * act_slope(mat_row(&a->x, t)[c], a->act));
+}
+
+/* ---- loss ---------------------------------------------------------------------------------------------------- */
+
+static void cross_entropy_row(const struct cross_entropy_args *a, int r)
+{
+    float *z = mat_row(&a->logits, r);
+    int V = a->logits.cols, best = 0, target = a->target[r];
+    double sum = 0, max = -INFINITY;
+    bool nan = false;
+    for (int i = 0; i < V; i++) {
+        nan = nan || isnan(z[i]);
+        if (z[i] > max) max = z[best = i];
+    }
+    bool sound = !nan && isfinite(max); /* a NaN, an infinity or nothing finite */
+    for (int i = 0; i < V && sound; i++) sum += exp(z[i] - max);
+    a->hit[r] = target >= 0 && sound && best == target;
+    a->loss[r] = target < 0 ? 0 : sound ? (float)(max + log(sum) - z[target]) : NAN;
+    for (int i = 0; i < V && a->back; i++)
+        z[i] = target < 0 ? 0 : sound ? (float)((exp(z[i] - max) / sum - (i == target)) * a->scale[r]) : NAN;
+}
+
+void ref_cross_entropy(struct dev *d, const struct cross_entropy_args *a)
+{
+    for (int r = 0; r < a->logits.rows; r++) cross_entropy_row(a, r);
+}
+
+/* ---- dropout, optimizer -------------------------------------------------------------------------------------- */
+
+void ref_dropout(struct dev *d, const struct dropout_args *a)
+{
+    int C = a->x.cols;
+    for (int t = 0; t < a->x.rows; t++)
+        for (int c = 0; c < C; c++) {
+            float *x = mat_row(&a->x, t) + c;
+            bool keep = rng_uniform(a->seed, (a->row0 + (uint64_t)t) * (uint64_t)C + (uint64_t)c) >= a->p;
+            *x = keep ? (float)(*x / (1 - (double)a->p)) : 0;
+        }
+}
+
+void ref_square_sum(struct dev *d, const struct square_sum_args *a)
+{
+    double sum = 0;
+    for (size_t i = 0; i < a->n; i++) sum += (double)a->x[i] * a->x[i];
+    *a->sum += sum;
+}
+
+void ref_adamw(struct dev *d, const struct adamw_args *a)
+{
+    for (size_t i = 0; i < a->n; i++) {
+        double g = a->g[i] * a->grad_scale;
+        double m = a->beta1 * a->m[i] + (1 - a->beta1) * g, v = a->beta2 * a->v[i] + (1 - a->beta2) * g * g;
+        double p = a->p[i] * (1 - a->lr * a->decay);
+        a->p[i] = (float)(p - a->lr / a->bias1 * m / (sqrt(v) / sqrt(a->bias2) + a->eps));
+        a->m[i] = (float)m;
+        a->v[i] = (float)v;
+    }
+}

@@ -1,0 +1,110 @@
+#include "server/adapter_dir.h"
+
+#include "engine/base/file.h"
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { ROOTS = 2 };
+
+/* real paths, owned by the caller; NULL where there is no such directory */
+static void find_roots(const struct settings *s, char *root[ROOTS])
+{
+    char *trained = file_join(settings_data_dir(s), "adapters");
+    root[0] = s->adapter_dir && *s->adapter_dir ? realpath(s->adapter_dir, NULL) : NULL;
+    root[1] = realpath(trained, NULL);
+    free(trained);
+}
+
+static bool inside(const char *path, const char *root)
+{
+    size_t n = strlen(root);
+    while (n && root[n - 1] == '/') n--; /* "/" */
+    return strncmp(path, root, n) == 0 && path[n] == '/' && path[n + 1];
+}
+
+/* path's real one, if it lies in root and is a directory */
+static char *find_in(const char *root, const char *path)
+{
+    struct stat st;
+    char *joined = path[0] == '/' ? mem_strdup(path) : file_join(root, path), *real = realpath(joined, NULL);
+    free(joined);
+    if (real && inside(real, root) && stat(real, &st) == 0 && S_ISDIR(st.st_mode)) return real;
+    free(real);
+    return NULL;
+}
+
+char *adapter_dir_find(const struct settings *s, const char *path, struct err *e)
+{
+    char *root[ROOTS], *found = NULL;
+    find_roots(s, root);
+    for (int i = 0; i < ROOTS; i++) {
+        if (root[i] && !found) found = find_in(root[i], path);
+        free(root[i]);
+    }
+    if (!found)
+        err_set(e, ERR_NOT_FOUND, "%.200s is no directory within --adapter-dir or the data directory's adapters", path);
+    return found;
+}
+
+/* ---- at start ---- */
+
+/* "a=dir/one,b=dir/two" */
+static int load_named(const char *list, struct engine *engine, struct err *e)
+{
+    for (const char *at = list; *at;) {
+        size_t n = strcspn(at, ",");
+        const char *equals = memchr(at, '=', n);
+        if (!equals || equals == at || equals + 1 == at + n)
+            return err_set(e, ERR_INVALID, "--adapters: \"%.*s\" is not NAME=DIR", (int)(n < 100 ? n : 100), at);
+        char *name = mem_strndup(at, (size_t)(equals - at)),
+             *dir = mem_strndup(equals + 1, n - (size_t)(equals + 1 - at));
+        int rc = engine_adapter_load(engine, name, dir, NULL, e);
+        if (rc) err_prefix(e, "--adapters: %.100s", name);
+        free(name);
+        free(dir);
+        if (rc) return rc;
+        at += n + (at[n] == ',');
+    }
+    return 0;
+}
+
+static int by_name(const struct dirent **a, const struct dirent **b)
+{
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+static void load_folder(const char *root, struct engine *engine)
+{
+    struct dirent **v = NULL;
+    int n = scandir(root, &v, NULL, by_name);
+    for (int i = 0; i < n; i++) {
+        char *dir = file_join(root, v[i]->d_name), *config = file_join(dir, "adapter_config.json");
+        struct err e;
+        bool wanted = v[i]->d_name[0] != '.' && access(config, F_OK) == 0;
+        bool new = wanted &&engine_adapter_check(engine, v[i]->d_name, &e) != 0;
+        if (new &&engine_adapter_load(engine, v[i]->d_name, dir, NULL, &e))
+            log_warn("adapter left out name=%s reason=\"%s\"", v[i]->d_name, e.msg);
+        free(config);
+        free(dir);
+        free(v[i]);
+    }
+    free(v);
+}
+
+int adapter_dir_load_all(const struct settings *s, struct engine *engine, struct err *e)
+{
+    int rc = s->adapters ? load_named(s->adapters, engine, e) : 0;
+    char *root[ROOTS];
+    find_roots(s, root);
+    for (int i = 0; i < ROOTS; i++) {
+        if (!rc && root[i]) load_folder(root[i], engine);
+        free(root[i]);
+    }
+    return rc;
+}

@@ -1,0 +1,17 @@
+/* Where adapters come from: the directories that --adapters names, and everything in --adapter-dir and in the data
+ * directory's adapters/.  Reads the disk: not on the loop thread. */
+#ifndef TANDEM_SERVER_ADAPTER_DIR_H
+#define TANDEM_SERVER_ADAPTER_DIR_H
+
+#include "engine/engine.h"
+#include "server/conf.h"
+
+/* The real path of a directory that a client names: relative to one of the two, or absolute and inside one.  NULL and
+ * *e when it is none (whatever else is there: a client cannot look around with this).  Owned by the caller. */
+char *adapter_dir_find(const struct settings *, const char *path, struct err *e);
+
+/* At start.  What --adapters names has to load; what is merely there and does not is reported and left out.  The first
+ * of two equal names counts. */
+int adapter_dir_load_all(const struct settings *, struct engine *, struct err *e);
+
+#endif

@@ -1,0 +1,254 @@
+"""LoRA adapters through HTTP: named in requests, loaded, replaced and deleted while others generate."""
+import shutil
+import threading
+
+import pytest
+import requests
+from conftest import DEMO, ROOT
+
+MODELS, ADAPTERS = ROOT / "tests/fixtures/models", ROOT / "tests/fixtures/adapters"
+MODEL = MODELS / "llama-gqa"
+PROMPT = "The dog and the cat"
+FEW = ("--kv-cache-bytes", "16M", "--threads", "2")
+
+
+def copy(folder, name, source):
+    shutil.copytree(ADAPTERS / source, folder / name)
+    return folder / name
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An --adapter-dir with one good adapter, one that cannot load, and things that are no adapters."""
+    root = tmp_path / "adapters"
+    root.mkdir()
+    copy(root, "qv", "llama-gqa--qv")
+    copy(root, "dora", "llama-gqa--refused-dora")
+    copy(root, ".hidden", "llama-gqa--qv")
+    (root / "notes.txt").write_text("hello")
+    (root / "empty").mkdir()
+    return root
+
+
+@pytest.fixture
+def server(start, folder):
+    with start("--adapter-dir", folder, "--adapters", f"all={ADAPTERS / 'llama-gqa--ours-all'}", "--max-adapters", "4", *FEW,
+               model=MODEL) as s:
+        yield s
+        assert s.process.poll() is None, s.log()[-4000:]
+        s.wait_idle()
+
+
+def tokens(server, adapter=None, **parameters):
+    more = {} if adapter is None else {"adapter_id": adapter}
+    answer = server.generate(PROMPT, max_new_tokens=12, details=True, ignore_eos=True, **more, **parameters)
+    return [(t["id"], t["logprob"]) for t in answer["details"]["tokens"]]
+
+
+def names(server):
+    return [a["name"] for a in server.get("/adapters").json()["adapters"]]
+
+
+def test_start_and_list(server):
+    assert names(server) == ["all", "qv"]
+    assert 'adapter left out name=dora reason="' in server.log() and "DoRA" in server.log()
+    assert "adapters   2 of at most 4, " in server.log()
+    info = server.get("/info").json()
+    assert info["adapters"] == ["all", "qv"] and info["max_adapters"] == 4 and info["max_lora_rank"] == 256
+    listed = server.get("/adapters").json()
+    assert listed["adapters"][1]["target_modules"] == ["q_proj", "v_proj"] and listed["adapters"][1]["r"] == 4
+    assert listed["bytes"] == sum(a["bytes"] for a in listed["adapters"]) == server.metric("tandem_adapter_bytes") > 0
+    assert server.metric("tandem_adapters") == 2
+    one = server.get("/adapters/qv")
+    assert one.status_code == 200 and one.json() == listed["adapters"][1]
+    assert server.get("/adapters/dora").status_code == 404
+
+
+def test_requests_name_them(server):
+    base, qv, both = tokens(server), tokens(server, "qv"), tokens(server, "all")
+    assert base != qv != both != base
+    assert tokens(server, None) == base and tokens(server, "qv") == qv
+    together = {}
+    def ask(i, name):
+        together[i] = tokens(server, name)
+    threads = [threading.Thread(target=ask, args=(i, (None, "qv", "all")[i % 3])) for i in range(12)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert [together[i] for i in range(12)] == [base, qv, both] * 4  # log-probabilities to the last bit
+
+
+def test_hub_client(server):
+    hub = pytest.importorskip("huggingface_hub")
+    client = hub.InferenceClient(server.url)
+    plain = client.text_generation(PROMPT, max_new_tokens=12, return_full_text=False)
+    adapted = client.text_generation(PROMPT, max_new_tokens=12, return_full_text=False, adapter_id="all")
+    streamed = "".join(client.text_generation(PROMPT, max_new_tokens=12, adapter_id="all", stream=True))
+    assert adapted != plain and streamed == adapted
+    with pytest.raises(Exception, match="no adapter is called"):
+        client.text_generation(PROMPT, adapter_id="nobody")
+
+
+def test_load_replace_delete(server, folder):
+    base, qv = tokens(server), tokens(server, "qv")
+    copy(folder, "second", "llama-gqa--all-linear-bf16")
+    answer = server.post("/adapters", {"name": "mine", "path": "second"})
+    assert answer.status_code == 201 and answer.json()["name"] == "mine"
+    second = tokens(server, "mine")
+    assert second not in (base, qv)
+    again = server.post("/adapters", {"name": "mine", "path": str(folder / "qv")})  # another under the same name
+    assert again.status_code == 201 and again.json()["version"] > answer.json()["version"]
+    assert tokens(server, "mine") == qv  # not what the prefix cache had of the old one
+    assert requests.delete(server.url + "/adapters/mine").json() == {"name": "mine", "deleted": True}
+    gone = requests.delete(server.url + "/adapters/mine")
+    assert gone.status_code == 404 and gone.json()["error_type"] == "not_found"
+    refused = server.post("/generate", {"inputs": "x", "parameters": {"adapter_id": "mine"}})
+    assert refused.status_code == 422
+    assert refused.json()["error"] == 'Input validation error: `adapter_id`: no adapter is called "mine"; loaded: all, qv'
+    assert tokens(server) == base
+
+
+def test_vllm_routes(server, folder):
+    qv = tokens(server, "qv")
+    answer = server.post("/v1/load_lora_adapter", {"lora_name": "v", "lora_path": str(folder / "qv")})
+    assert answer.status_code == 200 and answer.text == "Success: LoRA adapter 'v' added successfully."
+    assert tokens(server, "v") == qv
+    answer = server.post("/v1/unload_lora_adapter", {"lora_name": "v"})
+    assert answer.status_code == 200 and answer.text == "Success: LoRA adapter 'v' removed successfully."
+    for path, body, status in [("/v1/unload_lora_adapter", {"lora_name": "v"}, 404), ("/v1/unload_lora_adapter", {}, 400),
+                               ("/v1/load_lora_adapter", {"lora_name": "v"}, 400),
+                               ("/v1/load_lora_adapter", {"lora_name": "v", "lora_path": "/etc"}, 404)]:
+        answer = server.post(path, body)
+        assert answer.status_code == status and answer.json()["error"]["code"] == status, answer.text
+
+
+BAD = [
+    ({"name": "x"}, 422, "path: the field is missing"),
+    ({"path": "qv"}, 422, "name: the field is missing"),
+    ({"name": 7, "path": "qv"}, 422, "name: expected a string"),
+    ([], 422, "expected a JSON object"),
+    ({"name": "../x", "path": "qv"}, 422, "an adapter's name"),
+    ({"name": "", "path": "qv"}, 422, "an adapter's name"),
+    ({"name": "a" * 101, "path": "qv"}, 422, "an adapter's name"),
+    ({"name": "x y", "path": "qv"}, 422, "an adapter's name"),
+    ({"name": "x", "path": ""}, 404, "no directory within"),
+    ({"name": "x", "path": "."}, 404, "no directory within"),
+    ({"name": "x", "path": "nowhere"}, 404, "nowhere is no directory within"),
+    ({"name": "x", "path": "notes.txt"}, 404, "no directory within"),
+    ({"name": "x", "path": "../../../etc"}, 404, "no directory within"),
+    ({"name": "x", "path": "/etc"}, 404, "no directory within"),
+    ({"name": "x", "path": "link"}, 404, "no directory within"),
+    ({"name": "x", "path": "empty"}, 404, "adapter_config.json"),
+    ({"name": "x", "path": "dora"}, 422, "DoRA"),
+    ({"name": "x", "path": "qwen"}, 422, "layers"),
+    ({"name": "x", "path": "cut"}, 422, "adapter_model.safetensors"),
+    ({"name": "x", "path": "nan"}, 422, "not finite"),
+    ({"name": "x", "path": "config"}, 422, "not a JSON object"),
+]
+
+
+def test_bad_inputs(start, folder):
+    (folder / "link").symlink_to(MODEL)
+    copy(folder, "qwen", "qwen2--rslora")
+    weights = copy(folder, "cut", "llama-gqa--qv") / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-5])
+    weights = copy(folder, "nan", "llama-gqa--qv") / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\x00\x00\xc0\x7f")
+    (copy(folder, "config", "llama-gqa--qv") / "adapter_config.json").write_text("{")
+    with start("--adapter-dir", folder, *FEW, model=MODEL) as server:
+        before = names(server)
+        for body, status, says in BAD:
+            answer = server.post("/adapters", body)
+            assert answer.status_code == status and says in answer.json()["error"], (body, answer.status_code, answer.text)
+        answer = requests.post(server.url + "/adapters", data=b'{"name":', timeout=30)
+        assert answer.status_code == 400 and "malformed JSON" in answer.json()["error"]
+        assert requests.put(server.url + "/adapters/qv", timeout=30).status_code == 405
+        assert names(server) == before
+        assert tokens(server, "qv")
+
+
+def test_limits(start, folder):
+    with start("--adapter-dir", folder, "--max-lora-rank", "3", "--max-adapters", "1", *FEW, model=MODEL) as server:
+        assert names(server) == []  # rank 4 is too much
+        answer = server.post("/adapters", {"name": "x", "path": "qv"})
+        assert answer.status_code == 422 and "rank 4; --max-lora-rank is 3" in answer.json()["error"]
+        copy(folder, "small", "llama-gqa--all-linear-bf16")
+        assert server.post("/adapters", {"name": "a", "path": "small"}).status_code == 201
+        full = server.post("/adapters", {"name": "b", "path": "small"})
+        assert full.status_code == 409 and "--max-adapters" in full.json()["error"]
+        assert server.post("/adapters", {"name": "a", "path": "small"}).status_code == 201
+        assert requests.delete(server.url + "/adapters/a").status_code == 200
+        assert server.post("/adapters", {"name": "b", "path": "small"}).status_code == 201
+
+
+def test_named_adapter_must_load(run, folder):
+    for named, says in [(f"x={folder / 'dora'}", b"DoRA"), ("qv", b'"qv" is not NAME=DIR'), (f"../x={folder / 'qv'}", b"name")]:
+        ended = run("serve", "--model", MODEL, "--port", "0", "--adapters", named, *FEW)
+        assert ended.returncode == 1 and says in ended.stderr, ended.stderr
+
+
+def test_data_directory(start, tmp_path):
+    (tmp_path / "adapters").mkdir()
+    copy(tmp_path / "adapters", "trained", "llama-gqa--qv")
+    with start("--data-dir", tmp_path, *FEW, model=MODEL) as server:
+        assert names(server) == ["trained"]
+        assert server.post("/adapters", {"name": "again", "path": "trained"}).status_code == 201
+        assert requests.delete(server.url + "/adapters/again").json() == {"name": "again", "deleted": True}
+        assert (tmp_path / "adapters" / "trained").exists()
+        gone = requests.delete(server.url + "/adapters/trained?files=true").json()
+        assert gone == {"name": "trained", "deleted": True, "files_deleted": True}
+        assert not (tmp_path / "adapters" / "trained").exists() and names(server) == []
+        for name in ("trained", "..", "%2e%2e"):
+            assert requests.delete(f"{server.url}/adapters/{name}?files=true").status_code in (404, 405)
+        assert (tmp_path / "adapters").exists()
+
+
+def test_deleted_and_replaced_in_the_middle_of_streams(server, folder):
+    """Streams that run keep what they began with; a hundred reloads beside them harm nobody."""
+    copy(folder, "second", "llama-gqa--all-linear-bf16")
+    qv = tokens(server, "qv")
+    server.post("/adapters", {"name": "moving", "path": "qv"})
+    second = tokens(server, "all")
+    results, stop = [], threading.Event()
+
+    def ask():
+        while not stop.is_set():
+            answer = server.post("/generate", {"inputs": PROMPT, "parameters": {
+                "adapter_id": "moving", "max_new_tokens": 12, "details": True, "ignore_eos": True}})
+            if answer.status_code == 200:
+                results.append([(t["id"], t["logprob"]) for t in answer.json()["details"]["tokens"]])
+            else:
+                assert answer.status_code == 422, answer.text  # just deleted
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for i in range(40):
+        if i % 5 == 4:
+            requests.delete(server.url + "/adapters/moving")
+        else:
+            answer = server.post("/adapters", {"name": "moving", "path": ("qv", "second")[i % 2]})
+            assert answer.status_code == 201, answer.text
+    server.post("/adapters", {"name": "moving", "path": "second"})
+    stop.set()
+    for t in threads:
+        t.join()
+    last = tokens(server, "moving")
+    assert results and all(r in (qv, last) for r in results) and last not in (qv, second)
+    server.wait_idle()
+    listed = server.get("/adapters").json()
+    assert server.metric("tandem_adapter_bytes") == listed["bytes"]  # nothing of the old versions is left
+
+
+def test_command_line(run):
+    plain = run("generate", "--model", MODEL, "--prompt", PROMPT, "--max-new-tokens", "12")
+    adapted = run("generate", "--model", MODEL, "--prompt", PROMPT, "--max-new-tokens", "12", "--adapter", ADAPTERS / "llama-gqa--qv")
+    assert plain.returncode == adapted.returncode == 0 and plain.stdout != adapted.stdout
+    refused = run("generate", "--model", MODEL, "--prompt", PROMPT, "--adapter", ADAPTERS / "llama-gqa--refused-dora")
+    assert refused.returncode == 1 and b"DoRA" in refused.stderr
+
+
+def test_demo_model_says_none(start):
+    with start(*FEW, model=DEMO) as server:
+        assert server.get("/adapters").json()["adapters"] == []

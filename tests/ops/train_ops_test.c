@@ -1,0 +1,544 @@
+/* Tests of the training ops of rows, attention, loss and optimizer: drivers over the runs of train_run.h, against ref,
+ * against finite differences, over levels and threads bit for bit. */
+#include "tests/ops/gradient.h"
+#include "tests/ops/train_run.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- drivers ----------------------------------------------------------------------------------------------------- */
+
+static size_t n_in(const struct train_op *op, const struct shape *s)
+{
+    return op->n_x(s) + op->n_y(s);
+}
+
+/* attn_seq gives no gradient, only results */
+static size_t n_out(const struct train_op *op, const struct shape *s)
+{
+    return (op->forward ? op->n_x(s) : 0) + (op->n_more ? op->n_more(s) : 0);
+}
+
+static void shape_name(char label[LABEL], const struct train_op *op, const struct shape *s, const char *what)
+{
+    snprintf(label, LABEL, "%s T=%d C=%d H=%d/%d D=%d rot %d window %d kind %d%s%s pad %d%s", op->name, s->T, s->C,
+             s->H, s->G, s->D, s->rot, s->window, s->kind, s->accumulate ? " accumulates" : "",
+             s->in_place ? " in place" : "", s->pad, what);
+}
+
+static float *run_on(struct dev *d, const struct train_op *op, const struct shape *s, const float *in)
+{
+    float *out = calloc(n_out(op, s) + 1, sizeof *out);
+    if (!out) abort();
+    op->run(d, s, in, out);
+    return out;
+}
+
+static void against_ref(struct dev *dev, struct dev *ref, const struct train_op *op, const struct shape *s, float scale,
+                        struct tolerance tol)
+{
+    char label[LABEL];
+    float *in = random_floats(n_in(op, s), scale);
+    float *got = run_on(dev, op, s, in), *want = run_on(ref, op, s, in);
+    shape_name(label, op, s, "");
+    compare(label, got, want, n_out(op, s), tol);
+    free(in), free(got), free(want);
+}
+
+struct differences {
+    const struct train_op *op;
+    const struct shape *s;
+    struct dev *d;
+    const float *x, *dy;
+    float *y;
+};
+
+/* sum dy y */
+static double differences_loss(void *ctx)
+{
+    const struct differences *f = ctx;
+    double sum = 0;
+    f->op->forward(f->d, f->s, f->x, f->y);
+    for (size_t i = 0; i < f->op->n_y(f->s); i++) sum += (double)f->dy[i] * f->y[i];
+    return sum;
+}
+
+/* of ref alone: the other devices are held to it */
+static void against_differences(struct dev *ref, const struct train_op *op, const struct shape *s)
+{
+    char label[LABEL];
+    size_t n = op->n_x(s);
+    float *in = random_floats(n_in(op, s), 1), *dx = run_on(ref, op, s, in), *y = malloc(op->n_y(s) * sizeof *y);
+    if (!y) abort();
+    struct differences f = {op, s, ref, in, in + n, y};
+    shape_name(label, op, s, " against differences");
+    gradient_check((struct gradient_check){.label = label,
+                                           .x = in,
+                                           .dx = dx,
+                                           .n = n,
+                                           .most = (int)n,
+                                           .loss = differences_loss,
+                                           .ctx = &f,
+                                           .step = 0x1p-7,
+                                           .tolerance = 3e-4});
+    free(in), free(dx), free(y);
+}
+
+/* ---- each op against ref ----------------------------------------------------------------------------------------- */
+
+static const int row_counts[] = {1, 2, 7, 67}, col_counts[] = {1, 7, 16, 17, 48, 67, 257};
+static const struct tolerance loose = {1e-5, 1e-5, 1e-10};
+#define EACH(v, list)                                                                                                  \
+    for (size_t v##_i = 0, v; v##_i < sizeof(list) / sizeof *(list) && (v = (size_t)(list)[v##_i], 1); v##_i++)
+
+void test_norm_back(struct dev *dev, struct dev *ref)
+{
+    EACH(T, row_counts) EACH(C, col_counts) for (int k = 0; k < 6; k++)
+    {
+        struct shape s = {.T = (int)T, .C = (int)C, .kind = k % 2, .accumulate = k / 2 == 1, .in_place = k / 2 == 2};
+        s.pad = k / 2;
+        against_ref(dev, ref, &norm_back_op, &s, 2, (struct tolerance){5e-5, 2e-5, 1e-10});
+    }
+    struct shape small = {.T = 3, .C = 7};
+    against_differences(ref, &norm_back_op, &small);
+    small.kind = NORM_LAYER;
+    against_differences(ref, &norm_back_op, &small);
+}
+
+void test_head_norm_back(struct dev *dev, struct dev *ref)
+{
+    static const int dims[] = {1, 8, 16, 20, 64, 128};
+    EACH(T, row_counts) EACH(D, dims) for (int H = 1; H < 4; H++)
+    {
+        struct shape s = {.T = (int)T, .D = (int)D, .H = H, .pad = H - 1};
+        against_ref(dev, ref, &head_norm_back_op, &s, 2, (struct tolerance){5e-5, 2e-5, 1e-10});
+    }
+    struct shape small = {.T = 2, .D = 5, .H = 2};
+    against_differences(ref, &head_norm_back_op, &small);
+}
+
+/* The rotation is rope_kv's, bit for bit; and back undoes it. */
+static void rope_as_rope_kv(struct dev *d, const struct shape *s)
+{
+    struct bed b = {d, s->pad};
+    int half = s->rot / 2;
+    size_t n = size_qkv(s);
+    float *x = random_floats(n, 1), *turned = malloc(n * sizeof *x), *want = malloc(n * sizeof *x);
+    float *angles = random_floats((size_t)s->T * half * 2, 1);
+    int32_t at[64];
+    for (int i = 0; i < 64; i++) at[i] = i;
+    if (!turned || !want) abort();
+    struct kv *kv = d->ops->kv_open(d, &(struct kv_shape){1, 5, s->G, s->D, DT_F16});
+    float *cosines = bed_put(&b, angles, (size_t)s->T * half * 8), *sines = cosines + s->T * half;
+    int32_t *pos = bed_put(&b, at, sizeof at);
+    struct mat one = bed_mat(&b, x, s->T, (s->H + 2 * s->G) * s->D), two = bed_mat(&b, x, s->T, one.cols);
+    op_rope(d, (struct rope_args){one, s->H, s->G, s->D, s->rot, cosines, sines, pos, false});
+    op_rope_kv(d, (struct rope_kv_args){two, s->H, s->G, s->D, s->rot, cosines, sines, pos, pos, kv, 0});
+    bed_take(&b, &one, turned);
+    bed_take(&b, &two, want);
+    compare_bits("rope as rope_kv", turned, want, n);
+    bed_end(&b, "rope as rope_kv");
+    d->ops->kv_close(d, kv);
+    float *there = malloc(n * sizeof *x);
+    if (!there) abort();
+    rope_at(d, s, x, there, false);
+    rope_at(d, s, there, turned, true);
+    compare("rope there and back", turned, x, n, loose);
+    free(x), free(turned), free(want), free(angles), free(there);
+}
+
+void test_rope(struct dev *dev, struct dev *ref)
+{
+    EACH(T, row_counts) for (int k = 0; k < 4; k++)
+    {
+        struct shape s = {.T = (int)T, .H = 4, .G = 2, .D = k == 3 ? 64 : 20, .rot = k * 6 + (k == 3) * 46, .pad = k};
+        if (k == 1) s.rot = 2;
+        against_ref(dev, ref, &rope_op, &s, 1, loose);
+        if (s.rot && s.T < 64) rope_as_rope_kv(dev, &s);
+    }
+    struct shape small = {.T = 3, .H = 2, .G = 1, .D = 6, .rot = 4};
+    against_differences(ref, &rope_op, &small);
+}
+
+/* sequences of every kind of length; an empty one among them */
+static const struct shape attn_shapes[] = {
+    {.T = 1, .H = 1, .G = 1, .D = 1, .n_seqs = 1, .q_start = {0, 1}},
+    {.T = 9, .H = 4, .G = 2, .D = 6, .n_seqs = 3, .q_start = {0, 3, 3, 9}},
+    {.T = 33, .H = 3, .G = 1, .D = 17, .n_seqs = 2, .q_start = {0, 16, 33}, .pad = 3},
+    {.T = 70, .H = 4, .G = 4, .D = 16, .n_seqs = 3, .q_start = {0, 1, 65, 70}},
+    {.T = 133, .H = 2, .G = 1, .D = 64, .n_seqs = 1, .q_start = {0, 133}, .pad = 1},
+    {.T = 150, .H = 6, .G = 2, .D = 40, .n_seqs = 2, .q_start = {0, 129, 150}},
+    {.T = 97, .H = 7, .G = 1, .D = 128, .n_seqs = 1, .q_start = {0, 97}},
+    {.T = 50, .H = 4, .G = 2, .D = 12, .n_seqs = 2, .q_start = {0, 40, 50}, .window = 7},
+    {.T = 200, .H = 2, .G = 2, .D = 32, .n_seqs = 1, .q_start = {0, 200}, .window = 64},
+    {.T = 130, .H = 3, .G = 3, .D = 80, .n_seqs = 2, .q_start = {0, 100, 130}, .window = 1},
+    {.T = 20, .H = 2, .G = 1, .D = 300, .n_seqs = 1, .q_start = {0, 20}, .window = 100},
+};
+static const struct shape attn_none = {.T = 0, .H = 2, .G = 1, .D = 8, .n_seqs = 0};
+enum { ATTN_SHAPES = sizeof attn_shapes / sizeof *attn_shapes };
+
+void test_attn_seq(struct dev *dev, struct dev *ref)
+{
+    for (int i = 0; i < ATTN_SHAPES; i++) against_ref(dev, ref, &attn_seq_op, &attn_shapes[i], 1.5f, loose);
+    against_ref(dev, ref, &attn_seq_op, &attn_none, 1, loose);
+}
+
+/* A NaN shows in the row that has it, forward and backward, and never in another sequence. */
+static void attn_poison(struct dev *d)
+{
+    struct shape s = {.T = 140, .H = 2, .G = 1, .D = 16, .n_seqs = 3, .q_start = {0, 40, 120, 140}};
+    size_t x = (size_t)(s.H + 2 * s.G) * s.D, n = n_in(&attn_back_op, &s);
+    float *in = random_floats(n, 1), *whole = run_on(d, &attn_back_op, &s, in);
+    in[70 * x + 3] = NAN; /* q of row 70, head 0 */
+    float *out = run_on(d, &attn_back_op, &s, in), *forward = run_on(d, &attn_seq_op, &s, in);
+    CHECK(isnan(forward[70 * s.H * s.D]) && isnan(forward[s.T * s.H * s.D + 70 * s.H]), "attn_seq lost a NaN");
+    CHECK(isnan(out[70 * x]), "attn_back lost a NaN");
+    compare_bits("attn_back before a NaN's sequence", out, whole, 40 * x);
+    compare_bits("attn_back after a NaN's sequence", out + 120 * x, whole + 120 * x, 20 * x);
+    free(in), free(whole), free(out), free(forward);
+}
+
+void test_attn_back(struct dev *dev, struct dev *ref)
+{
+    attn_poison(dev);
+    for (int i = 0; i < ATTN_SHAPES; i++)
+        against_ref(dev, ref, &attn_back_op, &attn_shapes[i], 1.5f, (struct tolerance){5e-5, 2e-5, 1e-10});
+    against_ref(dev, ref, &attn_back_op, &attn_none, 1, loose);
+    struct shape small = attn_shapes[1];
+    against_differences(ref, &attn_back_op, &small);
+    small.window = 2;
+    against_differences(ref, &attn_back_op, &small);
+}
+
+void test_act_mul_back(struct dev *dev, struct dev *ref)
+{
+    EACH(T, row_counts) EACH(C, col_counts) for (int act = 0; act <= ACT_RELU; act++)
+    {
+        struct shape s = {.T = (int)T, .C = (int)C, .kind = act, .in_place = C % 2, .pad = act};
+        against_ref(dev, ref, &act_mul_back_op, &s, act % 2 ? 3 : 20, (struct tolerance){5e-5, 1e-5, 1e-9});
+    }
+    for (int act = 0; act < ACT_RELU; act++) {
+        struct shape small = {.T = 2, .C = 9, .kind = act};
+        against_differences(ref, &act_mul_back_op, &small);
+    }
+}
+
+void test_act_back(struct dev *dev, struct dev *ref)
+{
+    EACH(T, row_counts) EACH(C, col_counts) for (int act = 0; act <= ACT_RELU; act++)
+    {
+        struct shape s = {.T = (int)T, .C = (int)C, .kind = act, .in_place = C % 2, .pad = act};
+        against_ref(dev, ref, &act_back_op, &s, act % 2 ? 3 : 20, (struct tolerance){5e-5, 1e-5, 1e-9});
+    }
+    for (int act = 0; act < ACT_RELU; act++) {
+        struct shape small = {.T = 2, .C = 19, .kind = act};
+        against_differences(ref, &act_back_op, &small);
+    }
+}
+
+/* what has no tolerance: ties, rows that are not sound, targets of no probability */
+static void cross_entropy_odd(struct dev *d)
+{
+    enum { R = 9, V = 20 };
+    static const int32_t target[R] = {3, 4, -1, 2, 2, 2, 5, 6, 19};
+    float z[R * V], scale[R];
+    struct bed b = {d, 0};
+    for (int i = 0; i < R * V; i++) z[i] = (float)(i % V == 3 || i % V == 4); /* the largest twice */
+    for (int r = 0; r < R; r++) scale[r] = 2;
+    z[2 * V] = NAN;                                       /* no target: nobody looks */
+    z[3 * V + 17] = NAN;                                  /* loss NaN */
+    z[4 * V + 1] = INFINITY;                              /* loss NaN */
+    for (int i = 0; i < V; i++) z[5 * V + i] = -INFINITY; /* loss NaN */
+    z[6 * V + 5] = -INFINITY;                             /* loss infinite, gradient as ever */
+    z[7 * V + 6] = 3e38f;                                 /* loss 0 */
+    z[8 * V + 19] = 1.5f;
+    struct mat m = bed_mat(&b, z, R, V);
+    float *loss = bed_put(&b, NULL, R * 4);
+    int32_t *hit = bed_put(&b, NULL, R * 4);
+    op_cross_entropy(d, (struct cross_entropy_args){m, bed_put(&b, target, sizeof target),
+                                                    bed_put(&b, scale, sizeof scale), loss, hit, true});
+    float *l = get(d, loss, R), *dz = get(d, m.p, R * V);
+    int32_t *h = (int32_t *)get(d, hit, R);
+    CHECK(h[0] == 1 && h[1] == 0, "cross_entropy: of a tie the lowest id is the largest: %d %d", h[0], h[1]);
+    CHECK(l[0] == l[1] && l[0] > 1, "cross_entropy: a tie lost %g and %g", (double)l[0], (double)l[1]);
+    CHECK(l[2] == 0 && h[2] == 0, "cross_entropy: no target, loss %g, hit %d", (double)l[2], h[2]);
+    for (int i = 0; i < V; i++)
+        CHECK(dz[2 * V + i] == 0, "cross_entropy: no target, gradient %g", (double)dz[2 * V + i]);
+    for (int r = 3; r < 6; r++) {
+        CHECK(isnan(l[r]) && h[r] == 0, "cross_entropy: row %d lost %g, hit %d", r, (double)l[r], h[r]);
+        for (int i = 0; i < V; i++)
+            CHECK(isnan(dz[r * V + i]), "cross_entropy: row %d, gradient %g", r, (double)dz[r * V + i]);
+    }
+    CHECK(l[6] == INFINITY && dz[6 * V + 5] == -2, "cross_entropy: impossible target, %g and %g", (double)l[6],
+          (double)dz[6 * V + 5]);
+    CHECK(l[7] == 0 && h[7] == 1 && dz[7 * V + 6] == 0 && dz[7 * V] == 0, "cross_entropy: certain target, %g, %d",
+          (double)l[7], h[7]);
+    CHECK(h[8] == 1 && l[8] > 0, "cross_entropy: last id, hit %d", h[8]);
+    for (int r = 0; r < R; r += 8) {
+        double sum = 0;
+        for (int i = 0; i < V; i++) sum += dz[r * V + i];
+        CHECK(fabs(sum) < 1e-5, "cross_entropy: row %d's gradient sums to %g", r, sum);
+    }
+    free(l), free(dz), free(h);
+    bed_end(&b, "cross_entropy of odd rows");
+}
+
+void test_cross_entropy(struct dev *dev, struct dev *ref)
+{
+    static const int vocabs[] = {1, 15, 16, 17, 1000, 9001};
+    EACH(T, row_counts) EACH(C, vocabs)
+    {
+        struct shape s = {.T = (int)T, .C = (int)C, .pad = (int)T % 3};
+        against_ref(dev, ref, &cross_entropy_op, &s, 3, loose);
+        s.T = s.T < 4 ? s.T : 4;
+        against_ref(dev, ref, &cross_entropy_op, &s, 30, loose);
+    }
+    cross_entropy_odd(dev);
+    cross_entropy_odd(ref);
+    struct shape small = {.T = 6, .C = 5};
+    against_differences(ref, &cross_entropy_op, &small);
+}
+
+void test_dropout(struct dev *dev, struct dev *ref)
+{
+    EACH(T, row_counts) EACH(C, col_counts)
+    {
+        struct shape s = {.T = (int)T, .C = (int)C, .window = 1000, .pad = (int)C % 2}; /* window: row0 */
+        against_ref(dev, ref, &dropout_op, &s, 1, (struct tolerance){0, 1e-6, 1e-12});
+    }
+    struct shape small = {.T = 4, .C = 5};
+    against_differences(ref, &dropout_op, &small);
+    /* ones: the mean stays about 1, about 0.3 of them go; a row by itself, and p = 0 */
+    struct shape s = {.T = 50, .C = 400, .window = 3};
+    size_t n = size_TC(&s);
+    float *x = malloc(n * sizeof *x), *y = malloc(n * sizeof *y), *row = malloc((size_t)s.C * sizeof *row);
+    if (!x || !y || !row) abort();
+    double sum = 0, gone = 0;
+    for (size_t i = 0; i < n; i++) x[i] = 1;
+    dropout_at(dev, &s, x, y);
+    for (size_t i = 0; i < n; i++) sum += y[i], gone += y[i] == 0;
+    CHECK(fabs(sum / (double)n - 1) < 0.03 && fabs(gone / (double)n - 0.3) < 0.02, "dropout: mean %g, %g gone",
+          sum / (double)n, gone / (double)n);
+    struct shape one = {.T = 1, .C = s.C, .window = 3 + 20};
+    dropout_at(dev, &one, x, row);
+    compare_bits("dropout: a row alone", row, y + (size_t)20 * s.C, (size_t)s.C);
+    struct bed b = {dev, 0};
+    for (size_t i = 0; i < n; i++) x[i] = random_float();
+    struct mat m = bed_mat(&b, x, s.T, s.C);
+    op_dropout(dev, (struct dropout_args){m, 0, 5, 0});
+    bed_take(&b, &m, y);
+    compare_bits("dropout: p 0", y, x, n);
+    bed_end(&b, "dropout: p 0");
+    free(x), free(y), free(row);
+}
+
+void test_square_sum(struct dev *dev, struct dev *ref)
+{
+    static const int counts[] = {0, 1, 15, 16, 17, 1000, 16384, 16385, 100003};
+    EACH(n, counts)
+    {
+        double start = 0.25, got, want = start, all = 0;
+        float *x = random_floats(n, 100);
+        struct bed b = {dev, 0};
+        double *sum = bed_put(&b, &start, sizeof start);
+        for (size_t i = 0; i < n; i++) all += (double)x[i] * x[i];
+        want += all;
+        op_square_sum(dev, (struct square_sum_args){bed_put(&b, x, n * 4), n, sum});
+        dev->ops->finish(dev);
+        dev->ops->download(dev, &got, sum, sizeof got);
+        CHECK(fabs(got - want) <= 1e-13 * want, "square_sum of %zu: %.17g, wanted %.17g", n, got, want);
+        bed_end(&b, "square_sum");
+        free(x);
+    }
+    random_seed(5);
+}
+
+/* p, m, v, g (n) after `steps` of random gradients, by the op; the first gradient is `scale` large */
+static void adamw_steps(struct dev *d, size_t n, int steps, const float *start, const float *g, float *out)
+{
+    struct bed b = {d, 0};
+    float *p = bed_put(&b, start, n * 4), *m = bed_put(&b, NULL, n * 4), *v = bed_put(&b, NULL, n * 4);
+    float *dg = bed_put(&b, NULL, n * 4);
+    for (int t = 1; t <= steps; t++) {
+        d->ops->upload(d, dg, g + (size_t)(t - 1) * n, n * 4);
+        op_adamw(d, (struct adamw_args){.p = p,
+                                        .m = m,
+                                        .v = v,
+                                        .g = dg,
+                                        .n = n,
+                                        .lr = 1e-2 / t,
+                                        .beta1 = 0.9,
+                                        .beta2 = 0.999,
+                                        .eps = 1e-8,
+                                        .decay = 0.1,
+                                        .bias1 = 1 - pow(0.9, t),
+                                        .bias2 = 1 - pow(0.999, t),
+                                        .grad_scale = 0.5});
+        d->ops->finish(d);
+    }
+    bed_take_floats(&b, v, n, bed_take_floats(&b, m, n, bed_take_floats(&b, p, n, out)));
+    bed_end(&b, "adamw");
+}
+
+void test_adamw(struct dev *dev, struct dev *ref)
+{
+    enum { STEPS = 10 };
+    static const int counts[] = {1, 15, 16, 17, 1000, 40003};
+    EACH(n, counts)
+    {
+        char label[LABEL];
+        float *start = random_floats(n, 1), *g = random_floats(n * STEPS, 0.1f);
+        float *got = malloc(n * 12), *want = malloc(n * 12);
+        if (!got || !want) abort();
+        for (size_t i = 0; i < n; i++) { /* plainly, in double from the first step to the last */
+            double p = start[i], m = 0, v = 0;
+            for (int t = 1; t <= STEPS; t++) {
+                double gi = g[(size_t)(t - 1) * n + i] * 0.5, lr = 1e-2 / t;
+                p *= 1 - lr * 0.1;
+                m = 0.9 * m + 0.1 * gi;
+                v = 0.999 * v + 0.001 * gi * gi;
+                p -= lr * m / (1 - pow(0.9, t)) / (sqrt(v / (1 - pow(0.999, t))) + 1e-8);
+            }
+            want[i] = (float)p, want[n + i] = (float)m, want[2 * n + i] = (float)v;
+        }
+        adamw_steps(dev, n, STEPS, start, g, got);
+        snprintf(label, sizeof label, "adamw n=%zu", n);
+        compare(label, got, want, n, (struct tolerance){1e-6, 1e-6, 1e-11});
+        compare(label, got + n, want + n, n, (struct tolerance){1e-8, 1e-5, 1e-11});
+        compare(label, got + 2 * n, want + 2 * n, n, (struct tolerance){1e-12, 1e-5, 1e-10});
+        adamw_steps(ref, n, STEPS, start, g, got);
+        compare("adamw of ref", got, want, 3 * n, (struct tolerance){1e-6, 1e-6, 1e-11});
+        free(start), free(g), free(got), free(want);
+    }
+}
+
+/* ---- bits -------------------------------------------------------------------------------------------------------- */
+
+/* large enough that all threads work */
+static const struct {
+    const struct train_op *op;
+    struct shape s;
+} big[] = {
+    {&norm_back_op, {.T = 301, .C = 263, .kind = NORM_LAYER}},
+    {&norm_back_op, {.T = 301, .C = 263, .kind = NORM_RMS, .accumulate = true}},
+    {&head_norm_back_op, {.T = 301, .H = 5, .D = 48}},
+    {&rope_op, {.T = 301, .H = 5, .G = 1, .D = 48, .rot = 32}},
+    {&attn_seq_op, {.T = 303, .H = 6, .G = 2, .D = 33, .n_seqs = 3, .q_start = {0, 170, 211, 303}}},
+    {&attn_back_op, {.T = 303, .H = 6, .G = 2, .D = 33, .n_seqs = 3, .q_start = {0, 170, 211, 303}}},
+    {&attn_back_op, {.T = 303, .H = 4, .G = 4, .D = 16, .n_seqs = 2, .q_start = {0, 270, 303}, .window = 100}},
+    /* more rows than sums are kept for at once */
+    {&attn_back_op, {.T = 1500, .H = 2, .G = 1, .D = 16, .n_seqs = 4, .q_start = {0, 700, 1100, 1105, 1500}}},
+    {&act_mul_back_op, {.T = 101, .C = 333, .kind = ACT_GELU_ERF}},
+    {&act_mul_back_op, {.T = 101, .C = 333, .kind = ACT_SILU}},
+    {&act_back_op, {.T = 101, .C = 333, .kind = ACT_GELU_TANH}},
+    {&cross_entropy_op, {.T = 21, .C = 5003}},
+    {&dropout_op, {.T = 301, .C = 263}},
+};
+
+/* all of square_sum and adamw */
+static void flat_run(struct dev *d, float out[3 * 50001 + 2])
+{
+    enum { N = 50001 };
+    random_seed(3);
+    float *start = random_floats(N, 1), *g = random_floats(2 * N, 0.1f);
+    struct bed b = {d, 0};
+    double *sum = bed_put(&b, NULL, sizeof *sum);
+    adamw_steps(d, N, 2, start, g, out);
+    op_square_sum(d, (struct square_sum_args){bed_put(&b, g, 2 * N * 4), 2 * N, sum});
+    d->ops->finish(d);
+    d->ops->download(d, out + 3 * N, sum, sizeof *sum);
+    bed_end(&b, "flat");
+    free(start), free(g);
+}
+
+/* the rows of sequence i of s as a case of its own */
+static void sequence_alone(struct dev *d, const struct train_op *op, const struct shape *s, int i, const float *in,
+                           const float *whole)
+{
+    char label[LABEL];
+    int row0 = s->q_start[i], rows = s->q_start[i + 1] - row0;
+    size_t x = (size_t)(s->H + 2 * s->G) * s->D, y = (size_t)s->H * s->D;
+    struct shape one = *s;
+    one.T = one.q_start[1] = rows;
+    one.n_seqs = 1;
+    float *part = malloc((n_in(op, &one) + 1) * sizeof *part);
+    if (!part) abort();
+    memcpy(part, in + row0 * x, rows * x * sizeof *part);
+    if (op->forward) memcpy(part + rows * x, in + s->T * x + row0 * y, rows * y * sizeof *part);
+    float *got = run_on(d, op, &one, part);
+    shape_name(label, op, &one, " alone");
+    if (op->forward) {
+        compare_bits(label, got, whole + row0 * x, rows * x);
+    } else {
+        compare_bits(label, got, whole + row0 * y, rows * y);
+        compare_bits(label, got + rows * y, whole + s->T * y + row0 * s->H, (size_t)rows * s->H);
+    }
+    free(part), free(got);
+}
+
+/* row `row` of an op of rows, n_x / T inputs and n_y / T dy's a row, `shared` inputs and results after all x */
+static void row_alone(struct dev *d, const struct train_op *op, const struct shape *s, int row, const float *in,
+                      const float *whole)
+{
+    char label[LABEL];
+    struct shape one = *s;
+    one.T = 1;
+    bool norm = op == &norm_back_op;
+    size_t shared = norm ? 2 * (size_t)s->C : op == &head_norm_back_op ? (size_t)s->D : 0;
+    size_t x = op->n_x(&one) - shared, y = op->n_y(&one), all = op->n_x(s);
+    float *part = malloc((x + shared + y) * sizeof *part);
+    if (!part) abort();
+    memcpy(part, in + row * x, x * sizeof *part);
+    memcpy(part + x, in + s->T * x, shared * sizeof *part);
+    memcpy(part + x + shared, in + all + row * y, y * sizeof *part);
+    float *got = run_on(d, op, &one, part);
+    shape_name(label, op, s, " a row alone");
+    compare_bits(label, got, whole + row * x, x);
+    free(part), free(got);
+}
+
+static void alone(struct dev *d, const struct train_op *op, const struct shape *s, const float *in, const float *whole)
+{
+    if (s->n_seqs) {
+        for (int i = 0; i < s->n_seqs; i++) sequence_alone(d, op, s, i, in, whole);
+        return;
+    }
+    if (op == &rope_op || op == &cross_entropy_op || op == &dropout_op) return; /* they know the row's number */
+    for (int row = 0; row < s->T; row += s->T / 3) row_alone(d, op, s, row, in, whole);
+}
+
+/* One result on all levels and threads; rows and sequences alone give what they give among others. */
+void test_train_bits(const char *const *levels, int n_levels)
+{
+    enum { FLAT = 3 * 50001 + 2 };
+    static float flat[2][FLAT];
+    char label[2 * LABEL];
+    struct dev *first = open_checked(levels[0], 1);
+    flat_run(first, flat[0]);
+    for (size_t c = 0; c < sizeof big / sizeof *big; c++) {
+        const struct train_op *op = big[c].op;
+        const struct shape *s = &big[c].s;
+        random_seed(c);
+        float *in = random_floats(n_in(op, s), 1), *want = run_on(first, op, s, in);
+        for (int i = 0; i < 3 * n_levels; i++) {
+            char name[LABEL];
+            struct dev *d = open_checked(levels[i / 3], 1 + i % 3);
+            float *got = run_on(d, op, s, in);
+            shape_name(name, op, s, "");
+            snprintf(label, sizeof label, "%s: %s threads %d against %s threads 1", name, d->level, d->threads,
+                     first->level);
+            compare_bits(label, got, want, n_out(op, s));
+            if (i % 3 != 1) alone(d, op, s, in, got);
+            if (c == 0) {
+                flat_run(d, flat[1]);
+                compare_bits("adamw and square_sum", flat[1], flat[0], FLAT);
+            }
+            dev_close(d);
+            free(got);
+        }
+        free(in), free(want);
+    }
+    dev_close(first);
+}

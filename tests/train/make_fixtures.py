@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Makes the training fixtures: ten optimizer steps of torch (and PEFT) on the golden models, for the trainer to repeat.
+
+    python tests/train/make_fixtures.py --models tests/fixtures/models --out tests/fixtures/train
+
+Needs torch, transformers, peft, safetensors (not a test dependency: the fixtures are committed).
+
+NAME.safetensors has
+    ids, trained, start    I32 [n], U8 [n], I32 [rows + 1]   the rows, end to end, and which of their tokens are targets
+    full.loss, lora.loss   F32 [10]    mean over the targets, before each step
+    full.norm, lora.norm   F32 [10]    of the gradient, before clipping
+    full.NAME              F32 [m]     at most SAMPLES values of each tensor of the model afterwards, evenly spaced
+    lora.NAME              F32         each tensor of the adapter afterwards, as PEFT names it
+and NAME-adapter/ is the adapter that the LoRA steps begin with, as PEFT saves it.
+
+Each step sees all rows, so their order does not matter. float32, CPU, eager attention, no dropout.
+"""
+import argparse
+import math
+import shutil
+from pathlib import Path
+
+import peft
+import safetensors.torch
+import torch
+import transformers
+
+MODELS = ["llama-gqa", "mistral", "qwen2", "qwen3", "gpt2", "phi"]
+STEPS, WARMUP, SAMPLES = 10, 3, 64
+RATE = {"full": 2e-3, "lora": 1e-2}
+DECAY = {"full": 0.05, "lora": 0.0}
+# Some gradients are zero but for rounding (the bias of keys). With a small epsilon Adam would make whole steps of the noise.
+EPSILON = 1e-5
+TARGETS = {
+    "gpt2": ["c_attn", "c_proj", "c_fc"],
+    "phi": ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"],
+}
+LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def rate(method, step):
+    """Warm-up, then a cosine to zero: engine/optim.h."""
+    if step < WARMUP:
+        return RATE[method] * (step + 1) / WARMUP
+    return RATE[method] * 0.5 * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP)))
+
+
+def make_rows(vocab, seed):
+    """Six rows that repeat with a period, the first third of each not trained."""
+    g = torch.Generator().manual_seed(seed)
+    rows = []
+    for n in (5, 9, 17, 23, 30, 40):
+        pattern = torch.randint(0, vocab, (4,), generator=g)
+        ids = pattern.repeat(n // 4 + 1)[:n].tolist()
+        rows.append((ids, [int(i > n // 3) for i in range(n)]))
+    return rows
+
+
+def step_loss(model, rows):
+    total, count = 0.0, 0
+    for ids, trained in rows:
+        logits = model(torch.tensor([ids])).logits[0, :-1]
+        target = torch.tensor(ids[1:])
+        mask = torch.tensor(trained[1:], dtype=torch.bool)
+        total = total + torch.nn.functional.cross_entropy(logits[mask], target[mask], reduction="sum")
+        count += int(mask.sum())
+    return total / count
+
+
+def train(method, model, rows):
+    """-> losses, norms"""
+    params = [p for p in model.parameters() if p.requires_grad]
+    groups = [{"params": [p for p in params if p.dim() > 1], "weight_decay": DECAY[method]},
+              {"params": [p for p in params if p.dim() == 1], "weight_decay": 0.0}]
+    optim = torch.optim.AdamW([g for g in groups if g["params"]], lr=1.0, betas=(0.9, 0.999), eps=EPSILON)
+    losses, norms = [], []
+    for step in range(STEPS):
+        for group in optim.param_groups:
+            group["lr"] = rate(method, step)
+        optim.zero_grad()
+        loss = step_loss(model, rows)
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(params, 1.0)))
+        optim.step()
+        losses.append(float(loss.detach()))
+    return torch.tensor(losses), torch.tensor(norms)
+
+
+def load(directory):
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def sample(t):
+    flat = t.detach().float().contiguous().view(-1)
+    n = min(SAMPLES, flat.numel())
+    return flat[[i * flat.numel() // n for i in range(n)]].clone()
+
+
+def run_full(directory, rows, out):
+    model = load(directory)
+    out["full.loss"], out["full.norm"] = train("full", model, rows)
+    names = dict(model.state_dict())
+    for name in safetensors_names(directory):
+        key = name if name in names else "transformer." + name
+        if key in names:
+            out["full." + name] = sample(names[key])
+
+
+def safetensors_names(directory):
+    for path in sorted(Path(directory).glob("model*.safetensors")):
+        with safetensors.safe_open(path, "pt") as f:
+            yield from f.keys()
+
+
+def run_lora(name, directory, rows, out, adapter):
+    torch.manual_seed(7)
+    config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=TARGETS.get(name, LLAMA), lora_dropout=0.0, task_type="CAUSAL_LM",
+                             fan_in_fan_out=name == "gpt2")
+    model = peft.get_peft_model(load(directory), config).eval()
+    shutil.rmtree(adapter, ignore_errors=True)
+    model.save_pretrained(adapter)
+    (adapter / "README.md").unlink(missing_ok=True)
+    text = (adapter / "adapter_config.json").read_text().replace(str(directory), name)
+    (adapter / "adapter_config.json").write_text(text)
+    out["lora.loss"], out["lora.norm"] = train("lora", model, rows)
+    for key, value in peft.get_peft_model_state_dict(model).items():
+        out["lora." + key] = value.detach().float().contiguous()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    for i, name in enumerate(MODELS):
+        directory = args.models / name
+        rows = make_rows(288, i)
+        start = [0]
+        for ids, _ in rows:
+            start.append(start[-1] + len(ids))
+        out = {"ids": torch.tensor(sum((r[0] for r in rows), []), dtype=torch.int32),
+               "trained": torch.tensor(sum((r[1] for r in rows), []), dtype=torch.uint8),
+               "start": torch.tensor(start, dtype=torch.int32)}
+        run_full(directory, rows, out)
+        run_lora(name, directory, rows, out, args.out / f"{name}-adapter")
+        safetensors.torch.save_file(out, args.out / f"{name}.safetensors", metadata={"format": "pt"})
+        print(name, "full", [round(x, 4) for x in out["full.loss"].tolist()], "lora", [round(x, 4) for x in out["lora.loss"].tolist()])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+/* The turnstile: the device is never used by both sides, nobody is left waiting, and ops are cut to what is given. */
+#include "engine/train_gate.h"
+
+#include "engine/base/clock.h"
+#include "engine/train_share.h"
+
+#include <limits.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+struct world {
+    struct train_gate *gate;
+    _Atomic int users;   /* of the device, now */
+    _Atomic int clashes; /* times that there were two */
+    _Atomic int wakes;
+    _Atomic bool wanted_back, end;
+    int ops, leave_every; /* ops the trainer does; after how many it leaves for a moment */
+    _Atomic int done;
+};
+
+static void use_device(struct world *w)
+{
+    if (atomic_fetch_add(&w->users, 1)) atomic_fetch_add(&w->clashes, 1);
+    for (uint64_t until = clock_now() + 2000; clock_now() < until;) {
+    }
+    atomic_fetch_sub(&w->users, 1);
+}
+
+static void count_wake(void *arg)
+{
+    atomic_fetch_add(&((struct world *)arg)->wakes, 1);
+}
+
+static void *trainer(void *arg)
+{
+    struct world *w = arg;
+    for (int i = 0; i < w->ops; i++) {
+        train_gate_pass(w->gate);
+        use_device(w);
+        atomic_fetch_add(&w->done, 1);
+        if (w->leave_every && i % w->leave_every == 0) train_gate_leave(w->gate);
+    }
+    train_gate_leave(w->gate);
+    atomic_store(&w->end, true);
+    return NULL;
+}
+
+static bool wanted_back(void *arg)
+{
+    return atomic_load(&((struct world *)arg)->wanted_back);
+}
+
+static void test_null_is_open(void **state)
+{
+    (void)state;
+    train_gate_pass(NULL);
+    train_gate_leave(NULL);
+    assert_int_equal(train_gate_rows(NULL, 1000, 1e9), 1000);
+    assert_false(train_gate_wanted(NULL));
+    assert_int_equal(train_gate_give(NULL, 1000, NULL, NULL), 0);
+}
+
+/* Steps of serving and ops of training, two thousand of them, in turns. */
+static void test_turns(void **state)
+{
+    (void)state;
+    struct world w = {.ops = 2000, .leave_every = 50};
+    w.gate = train_gate_new(count_wake, &w);
+    pthread_t t;
+    pthread_create(&t, NULL, trainer, &w);
+    while (!atomic_load(&w.end)) {
+        use_device(&w); /* a step */
+        if (train_gate_wanted(w.gate)) assert_true(train_gate_give(w.gate, 20000, NULL, NULL) > 0);
+    }
+    pthread_join(t, NULL);
+    assert_int_equal(w.clashes, 0);
+    assert_int_equal(w.done, 2000);
+    assert_true(w.wakes >= 2000 / 50); /* each time that it came back */
+    assert_int_equal(train_gate_give(w.gate, 1000, NULL, NULL), 0);
+    train_gate_free(w.gate);
+}
+
+/* Without anybody to serve the trainer keeps the device until it is wanted back. */
+static void test_stop(void **state)
+{
+    (void)state;
+    struct world w = {.ops = 1 << 30};
+    w.gate = train_gate_new(count_wake, &w);
+    pthread_t t;
+    pthread_create(&t, NULL, trainer, &w);
+    while (!train_gate_wanted(w.gate)) {
+    }
+    atomic_store(&w.wanted_back, true);
+    train_gate_give(w.gate, UINT64_MAX / 2, wanted_back, &w); /* returns at the first boundary */
+    use_device(&w);
+    int before = atomic_load(&w.done);
+    assert_true(before >= 1);
+    use_device(&w);
+    assert_int_equal(atomic_load(&w.done), before); /* it waits */
+    assert_int_equal(w.clashes, 0);
+    w.ops = 0; /* read by the trainer only after it was let in */
+    train_gate_open(w.gate);
+    pthread_join(t, NULL);
+    train_gate_free(w.gate);
+}
+
+static void test_rows(void **state)
+{
+    (void)state;
+    struct train_gate *g = train_gate_new(NULL, NULL);
+    train_gate_open(g);
+    train_gate_pass(g);
+    assert_int_equal(train_gate_rows(g, 1, 1e12), 1);
+    assert_int_equal(train_gate_rows(g, 64, 1), 64); /* cheap rows: all of them */
+    int n = train_gate_rows(g, 1000000, 1e6);
+    assert_true(n >= 1 && n < 1000000); /* dear ones are cut */
+    assert_true(n <= 16 || n % 16 == 0);
+    assert_int_equal(train_gate_rows(g, 5, 1e15), 1);
+    train_gate_free(g);
+}
+
+static void test_share(void **state)
+{
+    (void)state;
+    struct train_share s = {.budget_ns = 50e6, .slowdown = 1.25};
+    assert_int_equal(train_share_allow(&s, 10000000), 2500000); /* a quarter of the step */
+    train_share_used(&s, 12000000);                             /* an op that took longer */
+    int owed = 0;
+    while (!train_share_allow(&s, 10000000)) owed++;
+    assert_true(owed >= 3 && owed <= 4); /* is paid back */
+    s = (struct train_share){.budget_ns = 50e6, .slowdown = 2};
+    assert_int_equal(train_share_allow(&s, 45000000), 5000000); /* the budget bounds it, too */
+    s.credit_ns = 0;
+    assert_in_range(train_share_allow(&s, 80000000), 1599999, 1600000); /* never nothing */
+    /* what was not wanted is not saved for later */
+    for (int i = 0; i < 100; i++) train_share_allow(&s, 10000000);
+    assert_true(s.credit_ns <= 2 * 10e6);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_null_is_open), cmocka_unit_test(test_turns), cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_rows),         cmocka_unit_test(test_share),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

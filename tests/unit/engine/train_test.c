@@ -1,0 +1,559 @@
+/* The trainer: that it learns, that how a step is cut, recomputed or interrupted changes nothing, and what it refuses.
+ * The models are the golden fixtures; the data are made here. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "engine/base/buf.h"
+#include "engine/base/file.h"
+#include "engine/base/mem.h"
+#include "engine/model.h"
+#include "engine/train.h"
+#include "tests/train/rows.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char *fixtures;
+static char scratch[64];
+
+/* ---- running a job ----------------------------------------------------------------------------------------------- */
+
+struct run {
+    struct train *t;
+    int steps, warnings, evals;
+    double loss[256], norm[256], rate[256], eval_loss[64];
+    enum train_event_kind last;
+    char text[512], warning[512];
+    int64_t pause_at; /* -1: never */
+    int64_t resumed;  /* -1: not */
+    bool recompute;
+};
+
+static void on_event(void *arg, const struct train_event *e)
+{
+    struct run *r = arg;
+    r->last = e->kind;
+    if (e->text) snprintf(r->text, sizeof r->text, "%s", e->text);
+    if (e->kind == TRAIN_STEP && r->steps < 256) {
+        r->loss[r->steps] = e->loss;
+        r->norm[r->steps] = e->grad_norm;
+        r->rate[r->steps++] = e->learning_rate;
+        if (e->step == r->pause_at) train_command(r->t, TRAIN_PAUSE);
+    }
+    if (e->kind == TRAIN_EVAL) r->eval_loss[r->evals++] = e->eval_loss;
+    if (e->kind == TRAIN_PLAN) r->recompute = e->plan->recompute;
+    if (e->kind == TRAIN_RESUMED) r->resumed = e->step;
+    if (e->kind == TRAIN_WARNING) {
+        r->warnings++;
+        snprintf(r->warning, sizeof r->warning, "%s", e->text);
+    }
+}
+
+static char *path_to(const char *name)
+{
+    return file_join(scratch, name);
+}
+
+static void remove_tree(const char *path)
+{
+    char cmd[512];
+    snprintf(cmd, sizeof cmd, "rm -rf '%s'", path);
+    assert_int_equal(system(cmd), 0);
+}
+
+static struct model open_model(const char *name, const char *device, int threads)
+{
+    struct model m;
+    struct err e = {0};
+    char *dir = file_join(fixtures, name);
+    if (model_load(&m, dir, device, threads, NULL, false, &e)) fail_msg("%s: %s", name, e.msg);
+    free(dir);
+    return m;
+}
+
+static struct train_params params(enum train_method method)
+{
+    struct train_params p;
+    train_params_default(&p, method);
+    p.max_length = 48;
+    p.batch_tokens = 256;
+    p.epochs = 2;
+    p.learning_rate = method == TRAIN_FULL ? 3e-3 : 1e-2;
+    p.lora_r = 4;
+    p.lora_alpha = 8;
+    p.f32 = true;
+    p.warmup_ratio = 0;
+    return p;
+}
+
+/* Runs a job whose directory is scratch/name and whose result goes to scratch/name/out. */
+static struct run run_job(struct model *m, const struct dataset *data, const struct train_params *p, const char *name,
+                          int64_t pause_at)
+{
+    struct err e = {0};
+    struct run r = {.pause_at = pause_at, .resumed = -1};
+    char *dir = path_to(name), *out = file_join(dir, "out");
+    struct train_job job = {.p = *p, .data = data, .base_name = "base", .dir = dir, .out = out};
+    if (!(r.t = train_open(&job, m, NULL, &e))) fail_msg("%s: %s", name, e.msg);
+    train_run(r.t, on_event, &r);
+    train_free(r.t);
+    r.t = NULL;
+    free(dir);
+    free(out);
+    return r;
+}
+
+/* ---- it learns --------------------------------------------------------------------------------------------------- */
+
+static void learns(const char *model, const char *device, enum train_method method)
+{
+    struct model m = open_model(model, device, 1);
+    struct dataset *data = rows_make(24, m.c.vocab, 3);
+    struct train_params p = params(method);
+    p.epochs = 8;
+    struct run r = run_job(&m, data, &p, "learns", -1);
+    if (r.last != TRAIN_SUCCEEDED) fail_msg("%s on %s: %s", model, device, r.text);
+    assert_true(r.steps >= 12);
+    if (!(r.loss[r.steps - 1] < 0.85 * r.loss[0]))
+        fail_msg("%s on %s: the loss goes from %g to %g in %d steps", model, device, r.loss[0], r.loss[r.steps - 1],
+                 r.steps);
+    remove_tree(scratch);
+    free(data);
+    model_close(&m);
+}
+
+static void test_lora_learns(void **state)
+{
+    (void)state;
+    learns("llama-gqa", "ref", TRAIN_LORA);
+    learns("llama-gqa", "cpu", TRAIN_LORA);
+    learns("gpt2", "cpu", TRAIN_LORA);
+    learns("phi", "cpu", TRAIN_LORA);
+    learns("qwen3", "cpu", TRAIN_LORA);
+}
+
+static void test_full_learns(void **state)
+{
+    (void)state;
+    learns("llama-gqa", "ref", TRAIN_FULL);
+    learns("qwen2-bf16", "cpu", TRAIN_FULL);
+    learns("gpt2", "cpu", TRAIN_FULL);
+    learns("phi", "cpu", TRAIN_FULL);
+    learns("qwen3", "cpu", TRAIN_FULL);
+}
+
+static void learns_quantised(const char *model, enum dtype type)
+{
+    struct model m;
+    struct err e = {0};
+    struct quantize_how how = {.type = type};
+    char *dir = file_join(fixtures, model);
+    if (model_load(&m, dir, "cpu", 1, &how, false, &e)) fail_msg("%s: %s", model, e.msg);
+    free(dir);
+    struct dataset *data = rows_make(24, m.c.vocab, 3);
+    struct train_params p = params(TRAIN_QLORA);
+    p.epochs = 8;
+    p.f32 = false;
+    struct run r = run_job(&m, data, &p, "quantised", -1);
+    if (r.last != TRAIN_SUCCEEDED || !(r.loss[r.steps - 1] < 0.9 * r.loss[0]))
+        fail_msg("%s %s: %s; the loss goes from %g to %g", model, dtype_name(type), r.text, r.loss[0],
+                 r.loss[r.steps - 1]);
+    remove_tree(scratch);
+    free(data);
+    model_close(&m);
+}
+
+static void test_qlora_learns(void **state)
+{
+    (void)state;
+    learns_quantised("llama-f16", DT_I8);
+    learns_quantised("llama-f16", DT_I4);
+    learns_quantised("llama-nf4", DT_NONE);
+}
+
+static void test_random_init_learns(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"llama-gqa", "gpt2"};
+    for (int i = 0; i < 2; i++) {
+        struct model m = open_model(names[i], "cpu", 1);
+        struct dataset *data = rows_make(24, m.c.vocab, 3);
+        struct train_params p = params(TRAIN_FULL);
+        p.random_init = true;
+        p.epochs = 20;
+        struct run r = run_job(&m, data, &p, "random", -1);
+        assert_int_equal(r.last, TRAIN_SUCCEEDED);
+        /* weights near zero say every token is as likely */
+        assert_true(fabs(r.loss[0] - log(m.c.vocab)) < 0.3);
+        assert_true(r.loss[r.steps - 1] < 0.8 * r.loss[0]);
+        remove_tree(scratch);
+        free(data);
+        model_close(&m);
+    }
+}
+
+/* ---- how it is cut changes nothing ------------------------------------------------------------------------------- */
+
+/* All bytes of the files in a directory, by name; free() it. */
+static char *bytes_of(const char *dir, size_t *n)
+{
+    struct buf b = {0};
+    struct dirent **list;
+    int k = scandir(dir, &list, NULL, alphasort);
+    if (k < 0) fail_msg("%s is not there", dir);
+    for (int i = 0; i < k; i++) {
+        struct err e = {0};
+        char *path = file_join(dir, list[i]->d_name), *data = NULL;
+        size_t size = 0;
+        if (list[i]->d_name[0] != '.') {
+            if (file_read(path, 1 << 28, &data, &size, &e)) fail_msg("%s", e.msg);
+            buf_printf(&b, "%s %zu ", list[i]->d_name, size);
+            buf_append(&b, data, size);
+        }
+        free(data);
+        free(path);
+        free(list[i]);
+    }
+    free(list);
+    *n = b.len;
+    return b.data;
+}
+
+static char *result_of(const char *name, size_t *n)
+{
+    char *dir = path_to(name), *out = file_join(dir, "out"), *bytes = bytes_of(out, n);
+    free(dir);
+    free(out);
+    return bytes;
+}
+
+static void same_result(const char *a, const char *b, const char *what)
+{
+    size_t na, nb;
+    char *x = result_of(a, &na), *y = result_of(b, &nb);
+    if (na != nb || memcmp(x, y, na)) fail_msg("%s: the results differ", what);
+    free(x);
+    free(y);
+}
+
+/* Steps of many micro-batches or of one, packed or not, have the same losses. */
+static void test_cuts(void **state)
+{
+    (void)state;
+    struct model m = open_model("qwen2", "cpu", 1);
+    struct dataset *data = rows_make(30, m.c.vocab, 5);
+    struct train_params p = params(TRAIN_LORA);
+    p.group_by_length = false;
+    struct run whole = run_job(&m, data, &p, "whole", -1);
+    assert_int_equal(whole.last, TRAIN_SUCCEEDED);
+    p.max_length = 40;
+    p.micro_tokens = 40;
+    struct run cut = run_job(&m, data, &p, "cut", -1);
+    p.packing = false;
+    struct run apart = run_job(&m, data, &p, "apart", -1);
+    assert_true(whole.steps > 4);
+    assert_int_equal(whole.steps, cut.steps);
+    assert_int_equal(whole.steps, apart.steps);
+    for (int i = 0; i < whole.steps; i++) {
+        assert_true(fabs(whole.loss[i] - cut.loss[i]) < 1e-4 * whole.loss[i]);
+        assert_true(fabs(whole.loss[i] - apart.loss[i]) < 1e-4 * whole.loss[i]);
+    }
+    remove_tree(scratch);
+    free(data);
+    model_close(&m);
+}
+
+static void test_threads_and_recompute(void **state)
+{
+    (void)state;
+    for (int full = 0; full < 2; full++) {
+        struct dataset *data = rows_make(20, 288, 5);
+        struct train_params p = params(full ? TRAIN_FULL : TRAIN_LORA);
+        p.lora_dropout = full ? 0 : 0.1;
+        struct model one = open_model("llama-gqa", "cpu", 1), two = open_model("llama-gqa", "cpu", 2);
+        p.recompute = RECOMPUTE_OFF;
+        assert_false(run_job(&one, data, &p, "one", -1).recompute);
+        run_job(&two, data, &p, "two", -1);
+        p.recompute = RECOMPUTE_ON;
+        assert_true(run_job(&one, data, &p, "again", -1).recompute);
+        same_result("one", "two", "two threads");
+        same_result("one", "again", "recomputed");
+        remove_tree(scratch);
+        free(data);
+        model_close(&one);
+        model_close(&two);
+    }
+}
+
+/* ---- interrupted ------------------------------------------------------------------------------------------------- */
+
+static struct train_params interrupted_params(enum train_method method)
+{
+    struct train_params p = params(method);
+    p.epochs = 3;
+    p.batch_tokens = 128;
+    p.micro_tokens = 64;
+    p.eval_fraction = 0.2;
+    p.eval_steps = 4;
+    p.save_steps = 3;
+    p.lora_dropout = method == TRAIN_FULL ? 0 : 0.1;
+    return p;
+}
+
+/* Stopped after a step, again after three more, and then run to the end: the bytes of an unbroken run. */
+static void test_resume(void **state)
+{
+    (void)state;
+    for (int full = 0; full < 2; full++) {
+        struct model m = open_model(full ? "gpt2" : "qwen2", "cpu", 1);
+        struct dataset *data = rows_make(30, m.c.vocab, 6);
+        struct train_params p = interrupted_params(full ? TRAIN_FULL : TRAIN_LORA);
+        struct run whole = run_job(&m, data, &p, "whole", -1);
+        assert_int_equal(whole.last, TRAIN_SUCCEEDED);
+        assert_true(whole.steps > 8);
+        for (int64_t at = 1; at < whole.steps; at += full ? 3 : 1) {
+            struct run r = run_job(&m, data, &p, "broken", at);
+            assert_int_equal(r.last, TRAIN_PAUSED);
+            assert_int_equal(r.steps, at);
+            r = run_job(&m, data, &p, "broken", at + 3);
+            assert_int_equal(r.resumed, at);
+            assert_true(r.loss[0] == whole.loss[at]); /* to the bit */
+            if (r.last == TRAIN_PAUSED) r = run_job(&m, data, &p, "broken", -1);
+            assert_int_equal(r.last, TRAIN_SUCCEEDED);
+            same_result("whole", "broken", "interrupted");
+            char *dir = path_to("broken");
+            remove_tree(dir);
+            free(dir);
+        }
+        /* once more: the result is written again from the last checkpoint */
+        struct run r = run_job(&m, data, &p, "whole", -1);
+        assert_int_equal(r.last, TRAIN_SUCCEEDED);
+        assert_int_equal(r.steps, 0);
+        remove_tree(scratch);
+        free(data);
+        model_close(&m);
+    }
+}
+
+static void shell(const char *fmt, const char *a, const char *b)
+{
+    char cmd[512];
+    snprintf(cmd, sizeof cmd, fmt, a, b);
+    assert_int_equal(system(cmd), 0);
+}
+
+/* A copy of the directory made in the middle, its newest checkpoint torn. */
+static void test_torn(void **state)
+{
+    (void)state;
+    struct model m = open_model("llama-gqa", "cpu", 1);
+    struct dataset *data = rows_make(30, m.c.vocab, 6);
+    struct train_params p = interrupted_params(TRAIN_LORA);
+    run_job(&m, data, &p, "whole", -1);
+    struct run r = run_job(&m, data, &p, "broken", 8);
+    assert_int_equal(r.last, TRAIN_PAUSED);
+    shell("cp -r '%s/broken' '%s/copy'", scratch, scratch);
+    shell("truncate -s 100 '%s/copy/checkpoints/step-0000000008/moment1.bin'%s", scratch, "");
+    r = run_job(&m, data, &p, "copy", -1);
+    assert_int_equal(r.last, TRAIN_SUCCEEDED);
+    assert_true(r.resumed > 0 && r.resumed < 8);
+    assert_true(r.warnings >= 1);
+    same_result("whole", "copy", "torn");
+    remove_tree(scratch);
+    free(data);
+    model_close(&m);
+}
+
+/* ---- guards ------------------------------------------------------------------------------------------------------ */
+
+static void test_not_finite(void **state)
+{
+    (void)state;
+    struct model m = open_model("llama-gqa", "cpu", 1);
+    struct dataset *data = rows_make(24, m.c.vocab, 3);
+    struct train_params p = params(TRAIN_LORA);
+    p.epochs = 5;
+    m.w.norm_w[3] = NAN;
+    struct run r = run_job(&m, data, &p, "nan", -1);
+    assert_int_equal(r.last, TRAIN_FAILED);
+    assert_non_null(strstr(r.text, "without a finite loss"));
+    assert_int_equal(r.steps, 6); /* three, back, three */
+    assert_true(r.rate[3] == r.rate[0] / 2);
+    remove_tree(scratch);
+    free(data);
+    model_close(&m);
+}
+
+static void refused(const struct train_job *job, struct model *m, const char *says)
+{
+    struct err e = {0};
+    struct train *t = train_open(job, m, NULL, &e);
+    if (t) fail_msg("not refused: %s", says);
+    if (!strstr(e.msg, says)) fail_msg("\"%s\" does not say \"%s\"", e.msg, says);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    struct model m = open_model("llama-gqa", "cpu", 1), quantised = open_model("llama-nf4", "cpu", 1);
+    struct dataset *data = rows_make(8, m.c.vocab, 3);
+    struct train_job job = {.p = params(TRAIN_LORA), .data = data, .dir = scratch};
+#define REFUSED(change, says)                                                                                          \
+    do {                                                                                                               \
+        struct train_job j = job;                                                                                      \
+        j.change;                                                                                                      \
+        refused(&j, &m, says);                                                                                         \
+    } while (0)
+    REFUSED(p.epochs = 0, "epochs");
+    REFUSED(p.epochs = NAN, "epochs");
+    REFUSED(p.epochs = 1e9, "epochs");
+    REFUSED(p.learning_rate = 1e6, "learning_rate must be above 0 and at most 1, not 1e+06");
+    REFUSED(p.learning_rate = 0, "learning_rate");
+    REFUSED(p.learning_rate = NAN, "learning_rate");
+    REFUSED(p.batch_tokens = 3, "batch_tokens");
+    REFUSED(p.max_length = 100000, "max_length");
+    REFUSED(p.lora_r = 0, "lora_r");
+    REFUSED(p.lora_r = 1000, "lora_r");
+    REFUSED(p.lora_alpha = -1, "lora_alpha");
+    REFUSED(p.lora_dropout = 1, "lora_dropout");
+    REFUSED(p.beta1 = 1, "beta1");
+    REFUSED(p.beta2 = 1, "beta2");
+    REFUSED(p.epsilon = 0, "epsilon");
+    REFUSED(p.eval_fraction = 0.6, "eval_fraction");
+    REFUSED(p.warmup_ratio = -1, "warmup_ratio");
+    REFUSED(p.targets = 0, "targets");
+    REFUSED(p.targets = TARGET_C_ATTN, "none of these modules");
+    REFUSED(p.random_init = true, "random_init");
+    REFUSED(p.method = TRAIN_QLORA, "quantised");
+    REFUSED(from = "/does/not/exist", "/does/not/exist");
+    job.p.method = TRAIN_FULL;
+    refused(&job, &quantised, "floats");
+    job.p.method = TRAIN_LORA;
+    job.p.max_length = 8;
+    memset(data->trained, 0, sizeof data->trained);
+    refused(&job, &m, "no row has a token to train on");
+    data->trained[0][2] = 1;
+    data->id[0][1] = 288;
+    refused(&job, &m, "row 1 has the token id 288");
+    free(data);
+    model_close(&m);
+    model_close(&quantised);
+}
+
+/* A directory with another job's checkpoint. */
+static void test_other_job(void **state)
+{
+    (void)state;
+    struct model m = open_model("llama-gqa", "cpu", 1);
+    struct dataset *data = rows_make(24, m.c.vocab, 3);
+    struct train_params p = params(TRAIN_LORA);
+    assert_int_equal(run_job(&m, data, &p, "job", 2).last, TRAIN_PAUSED);
+    char *dir = path_to("job");
+    struct train_job job = {.p = p, .data = data, .dir = dir};
+    job.p.learning_rate *= 2;
+    refused(&job, &m, "another job");
+    job.p = p;
+    data->hash++;
+    refused(&job, &m, "another job");
+    data->hash--;
+    job.p.recompute = RECOMPUTE_ON; /* changes no bit */
+    job.p.save_steps = 5;
+    struct err e = {0};
+    struct train *t = train_open(&job, &m, NULL, &e);
+    if (!t) fail_msg("%s", e.msg);
+    train_free(t);
+    free(dir);
+    remove_tree(scratch);
+    free(data);
+    model_close(&m);
+}
+
+/* ---- evaluation -------------------------------------------------------------------------------------------------- */
+
+/* A rate that is too high: evaluations get worse, it stops early, and the best one is the result. */
+static void test_early_stopping(void **state)
+{
+    (void)state;
+    struct model m = open_model("llama-gqa", "cpu", 1);
+    struct dataset *data = rows_make(30, m.c.vocab, 3), *eval = rows_make(6, m.c.vocab, 99);
+    struct err e = {0};
+    char *dir = path_to("early");
+    struct train_job job = {.p = params(TRAIN_LORA), .data = data, .eval = eval, .dir = dir};
+    job.p.epochs = 50;
+    job.p.eval_steps = 1;
+    job.p.patience = 4;
+    job.p.learning_rate = 0.3;
+    job.p.schedule = SCHEDULE_CONSTANT;
+    struct run r = {.pause_at = -1};
+    if (!(r.t = train_open(&job, &m, NULL, &e))) fail_msg("%s", e.msg);
+    assert_int_equal(train_plan(r.t)->eval_rows, 6);
+    train_run(r.t, on_event, &r);
+    train_free(r.t);
+    assert_int_equal(r.last, TRAIN_SUCCEEDED);
+    assert_int_equal(r.evals, r.steps);
+    assert_true(r.steps >= 5 && r.steps < 100);
+    double best = INFINITY;
+    int at = 0;
+    for (int i = 0; i < r.evals; i++)
+        if (r.eval_loss[i] < best) best = r.eval_loss[i], at = i;
+    assert_int_equal(r.evals - 1 - at, 4);
+    free(dir);
+    remove_tree(scratch);
+    free(data);
+    free(eval);
+    model_close(&m);
+}
+
+static void test_schedules(void **state)
+{
+    (void)state;
+    struct model m = open_model("llama-gqa", "cpu", 1);
+    struct dataset *data = rows_make(4, m.c.vocab, 3);
+    struct train_params p = params(TRAIN_LORA);
+    p.epochs = 1000;
+    p.max_steps = 10;
+    p.warmup_steps = 2;
+    p.learning_rate = 0.01;
+    static const double want[3][4] = {
+        {0.005, 0.01, 0.01, 0.01}, {0.005, 0.01, 0.01, 0.00125}, {0.005, 0.01, 0.01, 0.01 * 0.0380602337443566}};
+    for (int s = 0; s < 3; s++) {
+        p.schedule = (enum train_schedule)s;
+        struct run r = run_job(&m, data, &p, "rates", -1);
+        assert_int_equal(r.steps, 10);
+        const int at[] = {0, 1, 2, 9};
+        for (int i = 0; i < 4; i++)
+            if (fabs(r.rate[at[i]] - want[s][i]) > 1e-9)
+                fail_msg("schedule %d, step %d: %g, not %g", s, at[i], r.rate[at[i]], want[s][i]);
+        remove_tree(scratch);
+    }
+    free(data);
+    model_close(&m);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lora_learns),  cmocka_unit_test(test_full_learns),
+        cmocka_unit_test(test_qlora_learns), cmocka_unit_test(test_random_init_learns),
+        cmocka_unit_test(test_cuts),         cmocka_unit_test(test_threads_and_recompute),
+        cmocka_unit_test(test_resume),       cmocka_unit_test(test_torn),
+        cmocka_unit_test(test_not_finite),   cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_other_job),    cmocka_unit_test(test_early_stopping),
+        cmocka_unit_test(test_schedules),
+    };
+    fixtures = argc > 1 ? argv[1] : "tests/fixtures/models";
+    snprintf(scratch, sizeof scratch, "/tmp/tandem-train-%d", (int)getpid());
+    int failed = cmocka_run_group_tests_name("train", tests, NULL, NULL);
+    remove_tree(scratch);
+    return failed;
+}

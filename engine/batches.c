@@ -19,6 +19,7 @@ struct batches {
     uint32_t *order;  /* (n) the epoch's rows, step after step */
     uint32_t *start;  /* (steps + 1) of each step in order; room for n + 1 */
     uint32_t longest;
+    uint64_t tokens;
     /* of the step asked for */
     uint32_t *row, *micro_start; /* (n), (n + 1) */
     uint32_t *bin, *bin_tokens;  /* (n) */
@@ -34,6 +35,7 @@ struct batches *batches_new(const uint32_t *length, uint32_t n, const struct bat
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i] = mem_array(room, sizeof(uint32_t));
     for (uint32_t i = 0; i < n; i++) {
         b->length[i] = length[i];
+        b->tokens += length[i];
         if (length[i] > b->longest) b->longest = length[i];
     }
     return b;
@@ -50,6 +52,7 @@ void batches_free(struct batches *b)
 int batches_micro_max(const struct batches *b)
 {
     int cap = b->o.micro_tokens < b->o.batch_tokens ? b->o.micro_tokens : b->o.batch_tokens;
+    if ((uint64_t)cap > b->tokens) cap = (int)b->tokens;
     return (uint32_t)cap > b->longest ? cap : (int)b->longest;
 }
 

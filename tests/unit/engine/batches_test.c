@@ -111,6 +111,24 @@ static void test_continue_anywhere(void **state)
     free(length);
 }
 
+static void test_micro_max(void **state)
+{
+    (void)state;
+    const uint32_t length[] = {5, 9, 3};
+    struct batches_options o = {.batch_tokens = 100, .micro_tokens = 50, .packing = true};
+    struct batches *b = batches_new(length, 3, &o);
+    assert_int_equal(batches_micro_max(b), 17); /* all there are */
+    batches_free(b);
+    o.micro_tokens = 12;
+    b = batches_new(length, 3, &o);
+    assert_int_equal(batches_micro_max(b), 12);
+    batches_free(b);
+    o.micro_tokens = 4;
+    b = batches_new(length, 3, &o);
+    assert_int_equal(batches_micro_max(b), 9); /* the longest row */
+    batches_free(b);
+}
+
 static uint64_t set_hash(const struct batches_step *s)
 {
     uint64_t h = 0;
@@ -205,7 +223,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_row_once), cmocka_unit_test(test_continue_anywhere),
         cmocka_unit_test(test_what_matters),   cmocka_unit_test(test_packing_is_tight),
-        cmocka_unit_test(test_length_groups),
+        cmocka_unit_test(test_length_groups),  cmocka_unit_test(test_micro_max),
     };
     return cmocka_run_group_tests_name("batches", tests, NULL, NULL);
 }

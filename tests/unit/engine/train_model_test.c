@@ -39,6 +39,8 @@ struct way {
     double dropout;
     enum dtype quantize; /* the base's weights */
     struct train_gate *gate;
+    const float *along; /* the parameters are moved by `by` times this; NULL: not */
+    double by;
 };
 
 struct gradient {
@@ -84,6 +86,8 @@ static struct gradient gradient_of(const char *name, const struct dataset *data,
     }
     for (size_t i = 0; w->moved_b && !w->full && i < o.n; i++)
         if (o.p[i] == 0) o.p[i] = 0.01f * (float)((int)(i % 7) - 3);
+    for (size_t i = 0; w->along && i < o.n; i++) o.p[i] += (float)(w->by * (double)w->along[i]);
+    if (w->along && w->full) train_full_update(&full, &o);
 
     struct train_rows rows = {0}, none = {0};
     struct train_job job = {.data = data};
@@ -229,7 +233,39 @@ static void test_devices(void **state)
     compare(&(struct way){.moved_b = true, .device = "ref"}, &(struct way){.moved_b = true}, "ref and cpu", 1e-4);
 }
 
-/* A dropped layer: only some products of it are trained, so the way back ends early. */
+/* Moved a little along the gradient, the loss changes by the gradient's square times that: what is computed is the
+ * gradient of the loss that is computed. */
+static void test_differences(void **state)
+{
+    (void)state;
+    static const struct way ways[] = {{.moved_b = true},
+                                      {.moved_b = true, .dropout = 0.3},
+                                      {.full = true},
+                                      {.moved_b = true, .targets = TARGET_UP | TARGET_C_FC | TARGET_FC1}};
+    for (int i = 0; i < N_MODELS; i++)
+        for (size_t k = 0; k < sizeof ways / sizeof *ways; k++) {
+            struct dataset *data = rows_make(4, 288, 7);
+            struct way w = ways[k];
+            w.device = "ref";
+            struct gradient g = gradient_of(models[i], data, &w);
+            double square = 0;
+            for (size_t j = 0; j < g.n; j++) square += (double)g.g[j] * (double)g.g[j];
+            w.along = g.g;
+            w.by = 3e-3 / square; /* the loss changes by 0.003 each way */
+            struct gradient up = gradient_of(models[i], data, &w);
+            w.by = -w.by;
+            struct gradient down = gradient_of(models[i], data, &w);
+            double change = (up.loss - down.loss) / 6e-3;
+            if (!(fabs(change - 1) < 5e-3))
+                fail_msg("%s, way %zu: the loss changes by %g of what the gradient says", models[i], k, change);
+            free(g.g);
+            free(up.g);
+            free(down.g);
+            free(data);
+        }
+}
+
+/* Only some products are trained, so the way back through the lowest layer ends early. */
 static void test_few_targets(void **state)
 {
     (void)state;
@@ -331,6 +367,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_quantised_bases),
         cmocka_unit_test(test_gate),
         cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_differences),
     };
     fixtures = argc > 1 ? argv[1] : "tests/fixtures/models";
     return cmocka_run_group_tests_name("train_model", tests, NULL, NULL);

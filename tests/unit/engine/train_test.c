@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "engine/adapter.h"
 #include "engine/base/buf.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
@@ -17,9 +18,11 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -394,6 +397,42 @@ static void test_not_finite(void **state)
     model_close(&m);
 }
 
+/* Gradients that nothing can be learnt from, or that are far too large, are worth a word. */
+static void test_suspicious_norms(void **state)
+{
+    (void)state;
+    struct model m = open_model("llama-gqa", "cpu", 1);
+    struct dataset *data = rows_make(24, m.c.vocab, 3);
+    struct err e = {0};
+    char *from = path_to("zero"), *dir = path_to("norms");
+    struct adapter *zero = adapter_new(&m.c, TARGET_ALL, 2, 4, false); /* a and b are zero: so is the gradient */
+    if (adapter_write(zero, &m.c, "base", from, &e)) fail_msg("%s", e.msg);
+    adapter_free(zero);
+    struct train_job job = {.p = params(TRAIN_LORA), .data = data, .from = from, .dir = dir};
+    job.p.max_steps = 4;
+    struct run r = {.pause_at = -1};
+    if (!(r.t = train_open(&job, &m, NULL, &e))) fail_msg("%s", e.msg);
+    train_run(r.t, on_event, &r);
+    train_free(r.t);
+    assert_int_equal(r.last, TRAIN_SUCCEEDED);
+    assert_int_equal(r.warnings, 3); /* not for the first step */
+    assert_non_null(strstr(r.warning, "exactly zero"));
+
+    struct train_params p = params(TRAIN_LORA);
+    p.lora_alpha = 4096;
+    p.lora_r = 1;
+    p.max_steps = 2;
+    r = run_job(&m, data, &p, "large", -1);
+    assert_true(r.norm[0] > 100);
+    assert_true(r.warnings >= 1);
+    assert_non_null(strstr(r.warning, "above 100"));
+    free(from);
+    free(dir);
+    remove_tree(scratch);
+    free(data);
+    model_close(&m);
+}
+
 static void refused(const struct train_job *job, struct model *m, const char *says)
 {
     struct err e = {0};
@@ -478,6 +517,43 @@ static void test_other_job(void **state)
     model_close(&m);
 }
 
+/* A disk that takes nothing, and a place for the result that is none: the job fails and says why; nothing is lost. */
+static void test_disk(void **state)
+{
+    (void)state;
+    struct model m = open_model("llama-gqa", "cpu", 1);
+    struct dataset *data = rows_make(24, m.c.vocab, 3);
+    struct train_params p = params(TRAIN_LORA);
+    struct rlimit was, low;
+    signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &was);
+    low = was;
+    low.rlim_cur = 2000;
+    setrlimit(RLIMIT_FSIZE, &low);
+    struct run r = run_job(&m, data, &p, "full", -1);
+    setrlimit(RLIMIT_FSIZE, &was);
+    assert_int_equal(r.last, TRAIN_FAILED);
+    assert_non_null(strstr(r.text, "the checkpoint could not be written"));
+    assert_non_null(strstr(r.text, "parameters.bin"));
+    run_job(&m, data, &p, "whole", -1);
+    r = run_job(&m, data, &p, "full", -1);
+    assert_int_equal(r.last, TRAIN_SUCCEEDED);
+    same_result("whole", "full", "after a full disk");
+
+    shell("mkdir -p '%s/blocked' && touch '%s/blocked/out.tmp'", scratch, scratch);
+    r = run_job(&m, data, &p, "blocked", -1);
+    assert_int_equal(r.last, TRAIN_FAILED);
+    assert_non_null(strstr(r.text, "the result could not be written"));
+    shell("rm '%s/blocked/out.tmp'%s", scratch, "");
+    r = run_job(&m, data, &p, "blocked", -1);
+    assert_int_equal(r.last, TRAIN_SUCCEEDED);
+    assert_int_equal(r.steps, 0); /* from the last checkpoint */
+    same_result("whole", "blocked", "after a blocked place");
+    remove_tree(scratch);
+    free(data);
+    model_close(&m);
+}
+
 /* ---- evaluation -------------------------------------------------------------------------------------------------- */
 
 /* A rate that is too high: evaluations get worse, it stops early, and the best one is the result. */
@@ -543,12 +619,20 @@ static void test_schedules(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lora_learns),  cmocka_unit_test(test_full_learns),
-        cmocka_unit_test(test_qlora_learns), cmocka_unit_test(test_random_init_learns),
-        cmocka_unit_test(test_cuts),         cmocka_unit_test(test_threads_and_recompute),
-        cmocka_unit_test(test_resume),       cmocka_unit_test(test_torn),
-        cmocka_unit_test(test_not_finite),   cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_other_job),    cmocka_unit_test(test_early_stopping),
+        cmocka_unit_test(test_lora_learns),
+        cmocka_unit_test(test_full_learns),
+        cmocka_unit_test(test_qlora_learns),
+        cmocka_unit_test(test_random_init_learns),
+        cmocka_unit_test(test_cuts),
+        cmocka_unit_test(test_threads_and_recompute),
+        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_torn),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_suspicious_norms),
+        cmocka_unit_test(test_other_job),
+        cmocka_unit_test(test_disk),
+        cmocka_unit_test(test_early_stopping),
         cmocka_unit_test(test_schedules),
     };
     fixtures = argc > 1 ? argv[1] : "tests/fixtures/models";

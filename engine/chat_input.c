@@ -61,7 +61,14 @@ static struct jv number_value(const cJSON *item)
     return jv_float(d);
 }
 
-static struct jv json_value(struct jinja *j, const cJSON *item, int origin)
+/* Names and ids of calls are said again by others (the tool that answers), so they do not tell who speaks. */
+static int origin_within(const cJSON *pair, bool calls, int origin)
+{
+    return calls && (strcmp(pair->string, "name") == 0 || strcmp(pair->string, "id") == 0) ? JINJA_ORIGIN_NONE : origin;
+}
+
+/* calls: item is, or is directly below, a message's tool_calls (but not a call's arguments). */
+static struct jv json_value(struct jinja *j, const cJSON *item, int origin, bool calls)
 {
     jinja_work(j, 1);
     switch (item->type & 0xff) {
@@ -77,9 +84,11 @@ static struct jv json_value(struct jinja *j, const cJSON *item, int origin)
     struct jv v = cJSON_IsArray(item) ? jv_list(j, JL_LIST, 0) : jv_dict(j);
     for (const cJSON *c = item->child; c; c = c->next) {
         if (v.type == J_LIST) {
-            jlist_add(j, v.list, json_value(j, c, origin));
+            jlist_add(j, v.list, json_value(j, c, origin, calls));
         } else {
-            jdict_set(j, v.dict, text_value(j, c->string, origin), json_value(j, c, origin));
+            bool within = calls && strcmp(c->string, "arguments") != 0;
+            jdict_set(j, v.dict, text_value(j, c->string, origin),
+                      json_value(j, c, origin_within(c, calls, origin), within));
         }
     }
     jinja_leave(j);
@@ -141,12 +150,12 @@ static struct jv message_value(struct jinja *j, const cJSON *message, int index)
 {
     struct jv v = jv_dict(j);
     const cJSON *reasoning = reasoning_of(message);
-    struct jv r = reasoning ? json_value(j, reasoning, index) : jv_none();
+    struct jv r = reasoning ? json_value(j, reasoning, index, false) : jv_none();
     if (reasoning) jdict_set(j, v.dict, jv_cstr(j, "thinking"), r);
     for (const cJSON *c = message->child; c; c = c->next) {
         bool role = strcmp(c->string, "role") == 0; /* who speaks is not what is said */
         jdict_set(j, v.dict, text_value(j, c->string, JINJA_ORIGIN_NONE),
-                  json_value(j, c, role ? JINJA_ORIGIN_NONE : index));
+                  json_value(j, c, role ? JINJA_ORIGIN_NONE : index, strcmp(c->string, "tool_calls") == 0));
     }
     if (reasoning) jdict_set(j, v.dict, jv_cstr(j, "reasoning_content"), r);
     return v;
@@ -162,7 +171,7 @@ static bool by_assistant(const cJSON *message)
 
 static void set_json(struct jinja *j, struct jdict *d, const char *name, const cJSON *item)
 {
-    struct jv v = item ? json_value(j, item, JINJA_ORIGIN_NONE) : jv_none();
+    struct jv v = item ? json_value(j, item, JINJA_ORIGIN_NONE, false) : jv_none();
     jdict_set(j, d, text_value(j, name, JINJA_ORIGIN_NONE), v);
 }
 

@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NOWHERE = -1, SHORTEST_PROMPT = 4 };
+enum { NOWHERE = -1, SHORTEST_PROMPT = 4, LONGEST_MARK = 40 };
 
 /* Where a message's bytes stand.  Without any: first > last. */
 struct place {
@@ -173,6 +173,31 @@ static ptrdiff_t find_end_by_prefix(struct chat_view *v, struct jstr page, const
     return n < from ? NOWHERE : (ptrdiff_t)n;
 }
 
+/* Does a mark say that it ends something, and not that somebody else begins? */
+static bool says_end(struct jstr mark)
+{
+    static const char *const words[] = {"end", "eot", "eom", "eos", "stop", "return", "call"};
+    if (mark.s[1] == '/') return true;
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (memmem(mark.s, mark.n, words[i], strlen(words[i]))) return true;
+    return false;
+}
+
+/* Last: a mark right behind the text, "<|end|>", "</s>" or "[/A]"; some templates end the last turn of a page with
+ * another one than those before, so that no lesson fits. */
+static ptrdiff_t find_any_mark(struct jstr page, const struct place *p, size_t from)
+{
+    size_t at = from;
+    for (size_t n; at < p->after && (n = jinja_space(page.s + at, p->after - at));) at += n;
+    char open = at < p->after ? page.s[at] : 0, close = open == '<' ? '>' : ']';
+    if (open != '<' && open != '[') return NOWHERE;
+    for (size_t i = at + 1; i < p->after && i < at + LONGEST_MARK; i++) {
+        if (page.s[i] == close && i > at + 1) return says_end(part(page, at, i + 1)) ? (ptrdiff_t)i + 1 : NOWHERE;
+        if (page.s[i] == open || jinja_space(page.s + i, 1)) break;
+    }
+    return NOWHERE;
+}
+
 static void add(struct chat_spans *out, size_t start, size_t end, size_t message)
 {
     out->v = mem_resize(out->v, (size_t)out->n + 1, sizeof *out->v);
@@ -185,6 +210,10 @@ static int find_turn(struct chat_view *v, struct jstr page, size_t i, struct les
 {
     struct place p = place_of(page, (int)i);
     struct lesson own = *l;
+    if (out->n && out->v[out->n - 1].end > p.before) p.before = out->v[out->n - 1].end;
+    if (p.there && p.before > p.first)
+        return err_set(e, ERR_UNSUPPORTED, "the chat template does not print messages[%zu] after the turn before it",
+                       i);
     if (!p.whole)
         return err_set(e, ERR_UNSUPPORTED, "the chat template mixes the text of messages[%zu] with that of others", i);
     ptrdiff_t start = find_start(page, &p, l), end = NOWHERE;
@@ -201,6 +230,7 @@ static int find_turn(struct chat_view *v, struct jstr page, size_t i, struct les
     if (end == NOWHERE && learn(v, page, i, &own)) end = find_end(page, &p, from, own.mark);
     if (end == NOWHERE) end = find_end(page, &p, from, eos_token(v));
     if (end == NOWHERE) end = find_end_by_prefix(v, page, &p, from, i);
+    if (end == NOWHERE) end = find_any_mark(page, &p, from);
     if (end == NOWHERE)
         return err_set(e, ERR_UNSUPPORTED, "cannot tell where messages[%zu] ends on the chat template's page", i);
     if (out->n && out->v[out->n - 1].end > (size_t)start)

@@ -246,6 +246,10 @@ int chat_template_render(const struct chat_template *t, const struct chat_input 
     if (!r) r = chat_view_render(&v, v.messages.list->n, in->add_generation_prompt, &page, e);
     if (!r && in->continue_final_message) r = cut_page(&page.text, e);
     if (!r && spans) r = chat_find_spans(&v, &page, spans, e);
+    for (int i = 0; !r && spans && i < spans->n; i++) {
+        spans->v[i].start += out->len;
+        spans->v[i].end += out->len;
+    }
     if (!r) buf_append(out, page.text.s, page.text.n);
     chat_view_free(&v);
     return r;

@@ -77,6 +77,20 @@ SHAPES = {
         LOOP + "{{ '[' + m.role + ']' + m.content + '[end]' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
         [user("[assistant]x[end]"), assistant("[assistant]x[end]"), user("[assistant]x[end]"), assistant("x")],
         ["[assistant]x[end][end]", "x[end]"]),
+    "a mark of its own for the last turn, and the tool named again": (
+        "{% set last = namespace(name=none) %}" + LOOP + "{% if m.role == 'assistant' %}{% if m.tool_calls %}"
+        "{{ '<|start|>assistant' }}{% if m.thinking %}{{ '<|think|>' + m.thinking + '<|end|><|start|>assistant' }}{% endif %}"
+        "{% set c = m.tool_calls[0].function %}{{ ' to=' + c.name + '<|message|>' + c.arguments | tojson + '<|call|>' }}{% set last.name = c.name %}"
+        "{% elif loop.last and not add_generation_prompt %}{{ '<|start|>assistant<|message|>' + m.content + '<|return|>' }}"
+        "{% else %}{{ '<|start|>assistant<|message|>' + m.content + '<|end|>' }}{% endif %}"
+        "{% elif m.role == 'tool' %}{{ '<|start|>' + last.name + '<|message|>' + m.content + '<|end|>' }}"
+        "{% else %}{{ '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant{% endif %}",
+        [user("Weather?"), assistant("", tool_calls=[call("look", at="sky")], thinking="Up?"), tool_says("blue"), assistant("Blue."), user("!"), assistant("?")],
+        ["<|think|>Up?<|end|><|start|>assistant to=look<|message|>{\"at\": \"sky\"}<|call|>", "<|message|>Blue.<|end|>", "<|message|>?<|return|>"]),
+    "texts that the template loses": (
+        LOOP + "{{ '[' + m.role + ']' }}{% for p in m.content %}{{ p.text }}{% endfor %}{{ '[end]' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
+        CHAT, ["[end]", "[end]"]),
     "nobody": (LOOP + "{{ m.content }}{% endfor %}", [user("a")], []),
     "the assistant is not printed": (LOOP + "{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}", CHAT, []),
     "an empty turn": (
@@ -111,7 +125,7 @@ def test_plain_layout(tool):
 
 
 @pytest.mark.parametrize("template, says", [
-    ("{% for m in messages | reverse %}{{ '[' + m.role + ']' + m.content + '[end]' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}", "cannot tell where messages[2] ends"),
+    ("{% for m in messages | reverse %}{{ '[' + m.role + ']' + m.content + '[end]' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}", "does not print messages[4] after the turn before"),
     ("{{ messages[2].content }}" + LOOP + "{{ '[' + m.role + ']' + m.content + '[end]' }}{% endfor %}", "mixes the text of messages[2]"),
     (LOOP + "{{ m.content }}|{% endfor %}{% if add_generation_prompt %}{{ raise_exception('no') }}{% endif %}", "cannot tell where messages[2]"),
 ])

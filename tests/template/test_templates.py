@@ -84,14 +84,14 @@ def turns(template, conversation, page):
     return found
 
 
-@pytest.mark.parametrize("conversation", [c for c in CONVERSATIONS if c != "marks in the text"])
-@pytest.mark.parametrize("template", TEMPLATES)
+RENDERED = [(t, c) for t in TEMPLATES for c in CONVERSATIONS if c != "marks in the text" and "text" in EXPECTED["templates"][t][c][0]]
+
+
+@pytest.mark.parametrize("template, conversation", RENDERED)
 def test_spans(tool, template, conversation):
     """Training learns the assistant's turns, all of them, with their ends, and nothing else."""
     messages, options = CONVERSATIONS[conversation]
     expected = EXPECTED["templates"][template][conversation][0]
-    if "error" in expected:
-        pytest.skip("cannot be rendered")
     page, spans = tool.render(TEMPLATES[template], messages, options.get("tools"), TOKENS | options.get("extra", {}), spans=True)
     assert [page[a:b].decode() for a, b, _ in spans] == turns(template, conversation, expected["text"])
     assert [m for _, _, m in spans] == [i for i, m in enumerate(messages) if m.get("role") == "assistant"]

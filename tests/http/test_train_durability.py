@@ -101,7 +101,8 @@ def test_kill_9(start, tmp_path):
         assert set(steps) == set(range(1, LONG["max_steps"] + 1))
         history = s.get(f"/train/{job_id}/metrics").json()["metrics"]["train_loss"]
         assert [p["step"] for p in history] == list(range(1, LONG["max_steps"] + 1))
-        assert len(list((s.data / "checkpoints" / job_id / "checkpoints").iterdir())) <= 4
+        assert all(len(list(p.glob("checkpoints/*"))) <= 4 for p in (s.data / "checkpoints").iterdir())
+        assert len(list((s.data / "checkpoints").iterdir())) <= 11  # of the jobs that ended last
     assert adapter(tmp_path / "broken", "long") == adapter(tmp_path / "whole", "long")
     assert sum(len(c.files) for c in clients) > 0
 

@@ -19,7 +19,7 @@ from conftest import wait_for
 from training import OVER, events, job, jsonl, request, submit, wait_over, wait_step
 
 KILLS = int(os.environ.get("TANDEM_KILLS", 5))
-LONG = {"max_steps": 60 + 25 * KILLS, "n": 40, "save_steps": 8, "lora_dropout": 0.1}
+LONG = {"max_steps": 60 + 25 * min(KILLS, 10), "n": 40, "save_steps": 8, "lora_dropout": 0.1}
 
 
 def adapter(folder, name):

@@ -28,7 +28,7 @@ static const char about[] =
 
 enum { LAST_WORDS_MS = 1000, STOP_MS = 20000 };
 
-#define TRAIN_BODY ((size_t)64 * 1024 * 1024) /* rows may come inline */
+#define TRAIN_BODY ((size_t)32 * 1024 * 1024) /* rows may come inline */
 
 struct server {
     struct app app;

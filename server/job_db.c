@@ -6,9 +6,10 @@
 #include "server/json.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-enum { STEP_EVENTS_MAX = 20000 };
+enum { STEP_EVENTS_MAX = 20000, KEEP_FINISHED = 10 };
 
 bool job_find(struct db *db, const char *id, struct job_key *out)
 {
@@ -96,6 +97,19 @@ void job_thin_events(struct db *db, int64_t seq)
            "DELETE FROM events WHERE job = ?1 AND kind = 'step'"
            " AND step % (SELECT stride FROM jobs WHERE seq = ?1) <> 0",
            "i", seq);
+}
+
+void job_sweep_checkpoints(struct db *db)
+{
+    sqlite3_stmt *q = db_query(db,
+                               "SELECT id FROM jobs WHERE status IN ('succeeded', 'failed', 'cancelled')"
+                               " ORDER BY finished DESC LIMIT -1 OFFSET ?",
+                               "n", (int)KEEP_FINISHED);
+    while (db_step(db, q)) {
+        char *path = data_path(db->dir, "checkpoints", db_text(q, 0));
+        data_remove(path);
+        free(path);
+    }
 }
 
 /* ---- one job --------------------------------------------------------------------------------------------------- */

@@ -212,6 +212,7 @@ static void on_settle(struct store_work *work, struct db *db)
     if (work->e.code) return;
     if (w->state == JOB_SUCCEEDED || w->state == JOB_CANCELLED) job_data_remove(db->dir, w->run->id);
     if (w->state == JOB_CANCELLED) data_remove(w->run->dir);
+    job_sweep_checkpoints(db);
 }
 
 /* ---- the loop -------------------------------------------------------------------------------------------------- */

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RETRY_MS = 2000, KEEP_FINISHED = 10 };
+enum { RETRY_MS = 2000 };
 
 /* ---- sweeping: what no row knows of ---------------------------------------------------------------------------- */
 
@@ -51,30 +51,17 @@ static void sweep_one(void *arg, const char *name)
     free(path);
 }
 
-/* Finished jobs keep their checkpoints while they are among the newest. */
-static void sweep_finished(struct db *db)
-{
-    sqlite3_stmt *q = db_query(db,
-                               "SELECT id FROM jobs WHERE status IN ('succeeded', 'failed', 'cancelled')"
-                               " ORDER BY finished DESC LIMIT -1 OFFSET ?",
-                               "n", (int)KEEP_FINISHED);
-    while (db_step(db, q)) {
-        char *path = data_path(db->dir, "checkpoints", db_text(q, 0));
-        data_remove(path);
-        free(path);
-    }
-}
-
 static int on_sweep(struct store_work *w, struct db *db)
 {
     static const char *const folders[] = {"files", "inline", "checkpoints", "tensorboard"};
     struct sweep *s = (struct sweep *)w;
     s->db = db;
+    db_run(db, "DELETE FROM files WHERE expires < ?", "i", data_now_ms() / 1000);
     for (int i = 0; i < 4; i++) {
         s->folder = folders[i];
         data_list(db->dir, s->folder, sweep_one, s);
     }
-    sweep_finished(db);
+    job_sweep_checkpoints(db);
     db->jobs_changed = true;
     return 0;
 }
@@ -168,6 +155,8 @@ static void on_claimed(struct store_work *w)
     if (w->e.code) {
         if (c->run) run_free(c->run);
         if (!j->stopping) retry_later(j);
+    } else if (c->run && j->stopping) {
+        run_free(c->run); /* `running` in its row: the next process goes on with it */
     } else if (c->run) {
         struct run *r = c->run;
         j->current = r;

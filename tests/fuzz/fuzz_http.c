@@ -21,6 +21,7 @@ static struct {
     bool timer, closed, shut, wake;
     int started, ended, in_call;
     struct http_req *waiting; /* for the driver to answer it */
+    struct http_req *paused;  /* its body is, until the driver lets it go on */
     struct buf answers;       /* what the client has received */
 } world;
 
@@ -93,6 +94,7 @@ static void on_close(struct http_req *req)
     CHECK(!world.in_call);
     world.ended++;
     if (world.waiting == req) world.waiting = NULL;
+    if (world.paused == req) world.paused = NULL;
     memset(req->user, 0xee, 16); /* ours until we return */
 }
 
@@ -163,12 +165,52 @@ static void answer_waiting(void)
     world.in_call--;
 }
 
+/* A body that is taken as it comes: its bytes are counted and added up. */
+static void upload_body(struct http_req *req, const char *p, size_t n)
+{
+    size_t *sum = req->user;
+    CHECK(n > 0 && n <= 3000);
+    for (size_t i = 0; i < n; i++) sum[1] += (unsigned char)p[i];
+    sum[0] += n;
+    CHECK(sum[0] <= 3000);
+    if (world.steady) return;
+    world.in_call++;
+    if (chance(4) == 0) {
+        http_body_pause(req, true);
+        world.paused = req;
+    } else if (chance(40) == 0 && http_body_stop(req)) {
+        http_reply_error(req, 507, "storage", "no more");
+        CHECK(!http_body_stop(req));
+    }
+    world.in_call--;
+}
+
+static void upload_begin(struct http_req *req)
+{
+    CHECK(req->param[0] && !strchr(req->param, '/'));
+    begin(req);
+    req->on_body = upload_body;
+}
+
+static void upload(struct http_req *req)
+{
+    char text[64];
+    if (!req->user) begin(req); /* without a body */
+    const size_t *sum = req->user;
+    world.in_call++;
+    CHECK(!http_body_stop(req));
+    http_reply(req, 200, "text/plain", text, (size_t)snprintf(text, sizeof text, "%zu %zu", sum[0], sum[1]));
+    world.in_call--;
+}
+
 static const struct http_route routes[] = {
     {HTTP_M_GET, "/", echo, 0},
     {HTTP_M_POST, "/", echo, 5000},
     {HTTP_M_GET, "/s", stream, 0},
     {HTTP_M_POST, "/w", wait_for_driver, 100},
     {HTTP_M_GET, "/w*", wait_for_driver, 0},
+    {HTTP_M_POST, "/u/{id}", upload, 3000, upload_begin},
+    {HTTP_M_DELETE, "/u/{id}/x", echo, 0},
 };
 
 /* ---- the client ------------------------------------------------------------------------------------------------ */
@@ -223,13 +265,20 @@ static void chance_event(struct conn *c)
         break;
     default:
         if (world.waiting && chance(2)) answer_waiting();
+        if (world.paused && chance(2)) {
+            struct http_req *req = world.paused;
+            world.paused = NULL;
+            world.in_call++;
+            http_body_pause(req, false);
+            world.in_call--;
+        }
     }
 }
 
 /* One connection from its beginning to its end.  seed 0: all bytes at once. */
 static void run(uint64_t seed, bool steady, const uint8_t *p, size_t n)
 {
-    struct http_server server = {.config = {.routes = routes, .n_routes = 5}};
+    struct http_server server = {.config = {.routes = routes, .n_routes = sizeof routes / sizeof *routes}};
     server.config.max_header_bytes = 2000;
     server.config.max_body_bytes = 1000;
     server.config.header_timeout_ms = server.config.body_timeout_ms = 10;
@@ -242,7 +291,7 @@ static void run(uint64_t seed, bool steady, const uint8_t *p, size_t n)
     world.steady = steady;
     world.timer = world.closed = world.shut = world.wake = false;
     world.started = world.ended = world.in_call = 0;
-    world.waiting = NULL;
+    world.waiting = world.paused = NULL;
     buf_clear(&world.answers);
     if (steady) server.cors_origin = NULL;
     struct conn *c = conn_new(&server);

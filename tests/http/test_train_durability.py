@@ -19,7 +19,7 @@ from conftest import wait_for
 from training import OVER, events, job, jsonl, request, submit, wait_over, wait_step
 
 KILLS = int(os.environ.get("TANDEM_KILLS", 5))
-LONG = {"max_steps": 60 + 25 * KILLS, "n": 40, "save_steps": 8, "lora_dropout": 0.1}
+LONG = {"max_steps": 60 + 25 * min(KILLS, 10), "n": 40, "save_steps": 8, "lora_dropout": 0.1}
 
 
 def adapter(folder, name):
@@ -101,7 +101,8 @@ def test_kill_9(start, tmp_path):
         assert set(steps) == set(range(1, LONG["max_steps"] + 1))
         history = s.get(f"/train/{job_id}/metrics").json()["metrics"]["train_loss"]
         assert [p["step"] for p in history] == list(range(1, LONG["max_steps"] + 1))
-        assert len(list((s.data / "checkpoints" / job_id / "checkpoints").iterdir())) <= 4
+        assert all(len(list(p.glob("checkpoints/*"))) <= 4 for p in (s.data / "checkpoints").iterdir())
+        assert len(list((s.data / "checkpoints").iterdir())) <= 11  # of the jobs that ended last
     assert adapter(tmp_path / "broken", "long") == adapter(tmp_path / "whole", "long")
     assert sum(len(c.files) for c in clients) > 0
 

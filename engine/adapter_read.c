@@ -8,7 +8,8 @@
 #include "engine/safetensors.h"
 
 #include <cjson/cJSON.h>
-#include <limits.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -429,18 +430,51 @@ struct adapter *adapter_parse(const char *config, const struct safetensors *f, c
 
 /* ---- a directory ---- */
 
-/* What the directory held when it was looked at.  A trainer may put another one in its place, or new files into it,
- * while it is read; the configuration of one adapter with the weights of another may fit and be wrong. */
-struct look {
-    struct stat dir, config, weights;
+/* A trainer may put another directory in its place, or new files into it, while it is read; the configuration of one
+ * adapter with the weights of another may fit and be wrong.  So the directory is opened, what it is called later does
+ * not matter, and the files have to be the same after reading as before. */
+struct place {
+    const char *name; /* as the caller knows it */
+    int fd;
+    char path[64]; /* of what was opened */
+    char *config, *weights;
 };
 
-static void look_at(const char *dir, const char *config, const char *weights, struct look *l)
+struct look {
+    struct stat config, weights;
+};
+
+static int place_open(struct place *p, const char *dir, struct err *e)
+{
+    *p = (struct place){.name = dir, .fd = open(dir, O_PATH | O_DIRECTORY | O_CLOEXEC)};
+    if (p->fd < 0) return err_set(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", dir, strerror(errno));
+    snprintf(p->path, sizeof p->path, "/proc/self/fd/%d", p->fd);
+    const char *base = access(p->path, F_OK) == 0 ? p->path : dir; /* a system without /proc */
+    p->config = file_join(base, ADAPTER_CONFIG);
+    p->weights = file_join(base, ADAPTER_WEIGHTS);
+    return 0;
+}
+
+static void place_close(struct place *p)
+{
+    close(p->fd);
+    free(p->config);
+    free(p->weights);
+}
+
+/* Messages begin with the path that was opened; the caller's is put there. */
+static void name_place(const struct place *p, struct err *e)
+{
+    size_t n = strlen(p->path);
+    struct err rest = *e;
+    if (strncmp(e->msg, p->path, n) == 0) err_set(e, rest.code, "%.200s%s", p->name, rest.msg + n);
+}
+
+static void look_at(const struct place *p, struct look *l)
 {
     memset(l, 0, sizeof *l); /* what is not there stays 0 */
-    stat(dir, &l->dir);
-    stat(config, &l->config);
-    stat(weights, &l->weights);
+    stat(p->config, &l->config);
+    stat(p->weights, &l->weights);
 }
 
 static bool same_file(const struct stat *a, const struct stat *b)
@@ -449,54 +483,56 @@ static bool same_file(const struct stat *a, const struct stat *b)
            a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
 }
 
-static bool same_look(const struct look *a, const struct look *b)
-{
-    return a->dir.st_dev == b->dir.st_dev && a->dir.st_ino == b->dir.st_ino && same_file(&a->config, &b->config) &&
-           same_file(&a->weights, &b->weights);
-}
-
-static struct adapter *read_once(const char *dir, const char *config_path, const char *weights_path,
-                                 const struct model_config *c, struct err *e)
+static struct adapter *read_once(const struct place *p, const struct model_config *c, struct err *e)
 {
     char *config = NULL;
     size_t size;
-    int rc = file_read(config_path, CONFIG_LIMIT, &config, &size, e);
-    if (!rc && memchr(config, 0, size)) rc = err_set(e, ERR_INVALID, "%s: not a JSON object", config_path);
-    if (rc) {
-        free(config);
-        return NULL;
-    }
-    struct safetensors *f = safetensors_open(weights_path, e);
+    int rc = file_read(p->config, CONFIG_LIMIT, &config, &size, e);
+    if (!rc && memchr(config, 0, size)) rc = err_set(e, ERR_INVALID, "%s: not a JSON object", p->config);
+    struct safetensors *f = rc ? NULL : safetensors_open(p->weights, e);
     struct adapter *a = f ? adapter_parse(config, f, c, e) : NULL;
-    if (f && !a) err_prefix(e, "%s", dir);
-    char *pickle = file_join(dir, "adapter_model.bin");
-    if (!f && access(weights_path, F_OK) && access(pickle, F_OK) == 0)
-        err_set(e, ERR_UNSUPPORTED, "%s: only adapter_model.bin is there; tandem reads safetensors", dir);
+    if (f && !a) err_prefix(e, "%.200s", p->name);
+    if (!rc && !f && access(p->weights, F_OK)) {
+        char *pickle = file_join(p->path, "adapter_model.bin");
+        if (access(pickle, F_OK) == 0)
+            err_set(e, ERR_UNSUPPORTED, "%.200s: only adapter_model.bin is there; tandem reads safetensors", p->name);
+        free(pickle);
+    }
     safetensors_close(f);
-    free(pickle);
     free(config);
+    return a;
+}
+
+/* Reads what is there now.  *again: it changed meanwhile. */
+static struct adapter *try_read(const char *dir, const struct model_config *c, bool *again, struct err *e)
+{
+    struct place p;
+    struct look before, after;
+    struct stat opened, now;
+    *again = false;
+    if (place_open(&p, dir, e)) return NULL;
+    look_at(&p, &before);
+    struct adapter *a = read_once(&p, c, e);
+    look_at(&p, &after);
+    *again = !same_file(&before.config, &after.config) || !same_file(&before.weights, &after.weights);
+    /* replaced, and what it was is being removed: the error is not about what is there now */
+    bool replaced = fstat(p.fd, &opened) == 0 && stat(dir, &now) == 0 && opened.st_ino != now.st_ino;
+    if (!a) name_place(&p, e);
+    if (!a && replaced) *again = true;
+    place_close(&p);
     return a;
 }
 
 struct adapter *adapter_read(const char *dir, const struct model_config *c, struct err *e)
 {
-    char *config = file_join(dir, ADAPTER_CONFIG), *weights = file_join(dir, ADAPTER_WEIGHTS);
-    struct look before, after;
+    bool again = true;
     struct adapter *a = NULL;
-    bool quiet = false;
-    for (int tries = 0; tries < 5 && !quiet; tries++) {
+    for (int tries = 0; tries < 5 && again; tries++) {
         adapter_free(a);
-        look_at(dir, config, weights, &before);
-        a = read_once(dir, config, weights, c, e);
-        look_at(dir, config, weights, &after);
-        quiet = same_look(&before, &after);
+        a = try_read(dir, c, &again, e);
     }
-    if (!quiet) {
-        adapter_free(a);
-        a = NULL;
-        err_set(e, ERR_IO, "%s changes while it is read", dir);
-    }
-    free(config);
-    free(weights);
-    return a;
+    if (!again) return a;
+    adapter_free(a);
+    err_set(e, ERR_IO, "%.200s changes while it is read", dir);
+    return NULL;
 }

@@ -83,7 +83,7 @@ static int prepare(struct source *s, const struct dataset_options *o, const stru
     key_of(d, o, tk, t, eos, key);
     if (o->cache_dir && !cache_open(cache, o->cache_dir, key, &why)) return 0;
     if (why.code && why.code != ERR_NOT_FOUND) log_warn("prepared data set is made anew reason=\"%s\"", why.msg);
-    int rc = cache_start(&w, o->cache_dir, key, o->max_bytes, e);
+    int rc = cache_start(&w, o->cache_dir, key, o, e);
     if (rc) return rc;
     /* it may be that we waited for somebody who made just this one */
     if (o->cache_dir && !cache_open(cache, o->cache_dir, key, NULL)) {

@@ -35,14 +35,29 @@ static bool same_file(int fd, const char *path)
     return !fstat(fd, &a) && !stat(path, &b) && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
+/* A lock that another writer holds is asked for again every 20 ms. */
+static int part_lock(int fd, const char *path, const struct dataset_options *o, struct err *e)
+{
+    while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+        if (errno == ENOLCK || errno == EOPNOTSUPP || errno == ENOSYS) return 0; /* a file system without locks */
+        if (errno != EWOULDBLOCK && errno != EINTR) return err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
+        if (o->cancelled && o->cancelled(o->arg)) return err_set(e, ERR_FULL, "cancelled");
+        usleep(20000);
+    }
+    return 0;
+}
+
 /* Only one at a time writes a part; what a writer that died left is taken over. */
-static int part_open(const char *path, struct err *e)
+static int part_open(const char *path, const struct dataset_options *o, struct err *e)
 {
     for (int tries = 0; tries < 100; tries++) {
         int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
         if (fd < 0) return err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
-        while (flock(fd, LOCK_EX) < 0 && errno == EINTR)
-            ;
+        int rc = part_lock(fd, path, o, e);
+        if (rc) {
+            close(fd);
+            return rc;
+        }
         if (same_file(fd, path)) { /* else its writer has renamed it, or it was swept away */
             if (!ftruncate(fd, 0)) return fd;
             err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
@@ -72,10 +87,10 @@ static int write_failed(const struct cache_writer *w, struct err *e)
     return err_set(e, ERR_IO, "%s: %s", w->part ? w->part : "the temporary file of the data set", strerror(errno));
 }
 
-int cache_start(struct cache_writer *w, const char *dir, const unsigned char key[SHA256_BYTES], uint64_t max_bytes,
-                struct err *e)
+int cache_start(struct cache_writer *w, const char *dir, const unsigned char key[SHA256_BYTES],
+                const struct dataset_options *o, struct err *e)
 {
-    *w = (struct cache_writer){.fd = -1, .max_bytes = max_bytes, .at = CACHE_HEADER_BYTES};
+    *w = (struct cache_writer){.fd = -1, .max_bytes = o->max_bytes, .at = CACHE_HEADER_BYTES};
     memcpy(w->key, key, sizeof w->key);
     sha256_start(&w->hash);
     if (dir) {
@@ -85,7 +100,7 @@ int cache_start(struct cache_writer *w, const char *dir, const unsigned char key
         buf_printf(&part, "%s%s", w->place, part_suffix);
         w->part = part.data;
     }
-    int rc = w->fd = w->part ? part_open(w->part, e) : unlinked_open(e);
+    int rc = w->fd = w->part ? part_open(w->part, o, e) : unlinked_open(e);
     if (rc >= 0) {
         static const char zeros[CACHE_HEADER_BYTES];
         rc = 0;

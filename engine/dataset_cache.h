@@ -40,9 +40,10 @@ struct cache_writer {
     unsigned char key[SHA256_BYTES];
 };
 
-/* dir NULL: a file without a name. */
-int cache_start(struct cache_writer *, const char *dir, const unsigned char key[SHA256_BYTES], uint64_t max_bytes,
-                struct err *e);
+/* dir NULL: a file without a name.  While somebody else writes the same set it waits, as long as options' cancelled
+ * lets it. */
+int cache_start(struct cache_writer *, const char *dir, const unsigned char key[SHA256_BYTES],
+                const struct dataset_options *, struct err *e);
 /* 1: written; 0: the same row is there already and unique is set; or an err code. */
 int cache_add(struct cache_writer *, const int32_t *id, const uint8_t *trained, uint32_t n, bool unique, struct err *e);
 /* Writes what is missing, syncs, gives the file its name and maps it. */

@@ -107,13 +107,13 @@ struct cutting {
     const struct encoder *c;
     const char *text;
     size_t n;
-    struct tokens now;   /* of text[from, n) */
-    size_t from;         /* byte */
-    size_t next;         /* of now: the first token that is not in out yet */
-    size_t byte, chars;  /* a place in text and how many characters lie in [from, byte) */
-    size_t budget;       /* bytes that may still be tokenised again */
-    bool whole;          /* text[from...] begins a text (or goes on from one that is out already) */
-    struct encoded *out; /* */
+    struct tokens now;  /* of text[from, n) */
+    size_t from;        /* byte */
+    size_t next;        /* of now: the first token that is not in out yet */
+    size_t byte, chars; /* a place in text and how many characters lie in [from, byte) */
+    size_t budget;      /* bytes that may still be tokenised again */
+    bool whole;         /* text[from...] was tokenised as a text of its own, not as one that goes on */
+    struct encoded *out;
 };
 
 static bool is_lead(char c)

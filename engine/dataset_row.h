@@ -9,21 +9,27 @@
 
 #include <cjson/cJSON.h>
 
-/* A message's content, and whether its turn is trained on. */
 enum row_kind { ROW_TEXT, ROW_PAIR, ROW_TURNS, ROW_ALPACA, ROW_IDS };
 
+/* What is borrowed lies in the row's JSON, which must outlive this. */
 struct row {
     enum row_kind kind;
-    const char *text, *prompt;           /* TEXT: text; PAIR: prompt, then text.  Borrowed from the JSON */
-    cJSON *turns;                        /* TURNS and ALPACA: messages {"role", "content"...}, owned */
-    const cJSON *tools, *extra;          /* borrowed; NULL: none */
-    unsigned char *trained;              /* per turn, owned */
-    int n_turns;                         /* */
-    int32_t *id;                         /* IDS, owned */
-    unsigned char *is_target;            /* per id, owned */
-    int n;                               /* */
-    const char *instruction, *alpaca_in; /* ALPACA: the last user turn in its parts; alpaca_in may be empty */
-    cJSON *own;                          /* JSON that something above lies in, owned */
+    const char *text, *prompt; /* TEXT: text; PAIR: prompt, then text */
+
+    /* TURNS and ALPACA */
+    cJSON *turns;           /* messages {"role", "content"...}, owned */
+    unsigned char *trained; /* (n_turns) owned */
+    int n_turns;
+    const cJSON *tools, *extra; /* NULL: none */
+    cJSON *own;                 /* parsed from a string of the row: tools lie in it; owned */
+
+    /* ALPACA: the last question in its parts; alpaca_in may be empty */
+    const char *instruction, *alpaca_in;
+
+    /* IDS */
+    int32_t *id;              /* (n) owned */
+    unsigned char *is_target; /* (n) owned */
+    int n;
 };
 
 /* DATASET_AUTO when it is none of them. */

@@ -90,13 +90,12 @@ static struct train_event event_of(const struct train *t, enum train_event_kind 
     const struct state *s = &t->st;
     int64_t total = t->plan.steps;
     int epoch = train_rows_epoch(&t->rows, s->step < total ? s->step : total - 1);
-    double in_epoch = (double)(s->step - t->rows.before[epoch]);
-    double each = (double)(t->rows.before[epoch + 1] - t->rows.before[epoch]);
+    double in_epoch = (double)(s->step - t->rows.before[epoch]) / (double)t->rows.whole[epoch];
     return (struct train_event){
         .kind = kind,
         .step = s->step,
         .steps = total,
-        .epoch = epoch + in_epoch / each,
+        .epoch = epoch + in_epoch,
         .loss = NAN,
         .accuracy = NAN,
         .grad_norm = NAN,
@@ -155,6 +154,7 @@ static int save(struct train *t, struct err *e)
     for (int i = 0; i < 3; i++)
         if (t->host[i] != device_array(t, i)) t->d->ops->download(t->d, t->host[i], device_array(t, i), bytes);
     train_gate_leave(t->gate);
+    tell(t, TRAIN_SAVING, NULL);
     int rc = ckpt_write(t->ckpt_dir, t->hash, t->st.step, part, n, e);
     if (rc) return err_prefix(e, "the checkpoint could not be written");
     t->saved = t->st.step;

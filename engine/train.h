@@ -93,6 +93,8 @@ enum train_event_kind {
     TRAIN_PLAN,       /* before the first step: plan */
     TRAIN_STEP,       /* an optimizer step is done: metrics */
     TRAIN_EVAL,       /* eval_loss, eval_accuracy, best */
+    TRAIN_SAVING,     /* a checkpoint comes next: steps before it will not be told again after a crash.  A callback that
+                         keeps events may take the time to make them durable; the device is not held meanwhile */
     TRAIN_CHECKPOINT, /* text: its directory */
     TRAIN_WARNING,    /* text: a step skipped, a suspicious gradient norm, rows left out */
     TRAIN_RESUMED,    /* step: of the checkpoint */

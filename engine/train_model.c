@@ -583,7 +583,7 @@ struct train_loss train_model_run(struct train_model *m, const struct micro *b, 
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-enum { HEAD_BYTES = 32 << 20, HEAD_ROWS_MIN = 16 };
+enum { HEAD_BYTES = 64 << 20, HEAD_ROWS_MIN = 16 };
 
 /* The same walk counts the bytes (d NULL) and takes them. */
 struct take {

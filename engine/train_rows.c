@@ -96,8 +96,9 @@ static void schedule(struct train_rows *t, const struct train_params *p)
 {
     t->epochs = (int)ceil(p->epochs);
     t->before = mem_array((size_t)t->epochs + 1, sizeof *t->before);
+    t->whole = mem_array((size_t)t->epochs, sizeof *t->whole);
     for (int i = 0; i < t->epochs; i++) {
-        int64_t steps = batches_epoch(t->batches, (uint32_t)i);
+        int64_t steps = t->whole[i] = batches_epoch(t->batches, (uint32_t)i);
         double part = p->epochs - i;
         if (part < 1) steps = (int64_t)ceil(part * (double)steps);
         t->before[i + 1] = t->before[i] + steps;
@@ -145,6 +146,7 @@ void train_rows_close(struct train_rows *r)
     free(r->length);
     free(r->trained);
     free(r->before);
+    free(r->whole);
     batches_free(r->batches);
     *r = (struct train_rows){0};
 }

@@ -17,6 +17,7 @@ struct train_rows {
     struct batches *batches;
     int epochs;
     int64_t *before; /* (epochs + 1) steps before each epoch; the last: of all */
+    int64_t *whole;  /* (epochs) steps of each epoch if it is not cut short */
     int epoch;       /* that batches has made; -1 */
 };
 

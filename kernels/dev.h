@@ -14,5 +14,7 @@ void compose_fill(struct dev_ops *);
 /* A row is quantised with the step amax / 127; below this amax the step's inverse would overflow and the row counts
  * as zeros (see linear_args). */
 #define QUANT_AMAX_MIN 0x1p-100f
+/* A row whose amax is above this many times the mean of its |x| is quantised twice (see linear_args). */
+#define QUANT_OUTLIER 64.0f
 
 #endif

@@ -109,7 +109,9 @@ struct add_args {
  * DT_I4 weights x is quantised per row first, a = round_half_even(x * (127 / amax)), and I8: y = (sum_k a w) *
  * (amax/127) * scale[n]           (the integer sum is exact) I4: y = (sum over groups g in order of (sum_{k in g} a
  * (nibble - 8)) * scale[n][g]) * (amax/127) A row of zeros gives b (amax below 2^-100 counts as zero); a row with a NaN
- * or an infinity gives NaN. */
+ * or an infinity gives NaN.
+ * An outlier row, one with amax > 64 mean |x| (in f32), would leave little of its other values: what rounding left of
+ * it, r = x - a * (amax/127), is quantised likewise with its own amax, and its product is added to the first. */
 struct linear_args {
     struct mat y, x;
     const struct weight *w;

@@ -36,12 +36,18 @@ static uint64_t now_ns(void)
 #define tally_linear tally_linear_plain
 #define tally_gate_up tally_gate_up_plain
 #define tally_attn tally_attn_plain
+#define tally_gemm tally_gemm_plain
+#define tally_linear_back tally_linear_back_plain
+#define tally_lora tally_lora_plain
 #define tally_attn_seq tally_attn_seq_plain
 #define tally_attn_back tally_attn_back_plain
 OPS(X)
 #undef tally_linear
 #undef tally_gate_up
 #undef tally_attn
+#undef tally_gemm
+#undef tally_linear_back
+#undef tally_lora
 #undef tally_attn_seq
 #undef tally_attn_back
 #undef X
@@ -59,6 +65,27 @@ static int tally_gate_up(struct dev_trace *t, const struct gate_up_args *a)
     t->count[OP_gate_up].macs += (double)a->x.rows * a->x.cols * a->y.cols * 2;
     t->count[OP_gate_up].bytes += a->x.rows ? (double)t->own->weight_bytes(a->w) : 0;
     return OP_gate_up;
+}
+
+static int tally_gemm(struct dev_trace *t, const struct gemm_args *a)
+{
+    t->count[OP_gemm].macs += (double)a->c.rows * a->c.cols * (a->ta ? a->a.rows : a->a.cols);
+    return OP_gemm;
+}
+
+static int tally_linear_back(struct dev_trace *t, const struct linear_back_args *a)
+{
+    t->count[OP_linear_back].macs += (double)a->dx.rows * a->dx.cols * a->dy.cols;
+    t->count[OP_linear_back].bytes += a->dx.rows ? (double)t->own->weight_bytes(a->w) : 0;
+    return OP_linear_back;
+}
+
+static int tally_lora(struct dev_trace *t, const struct lora_args *a)
+{
+    for (const struct lora_group *g = a->group; g < a->group + a->n_groups; g++)
+        for (const struct lora_part *p = g->part; p < g->part + g->n_parts; p++)
+            t->count[OP_lora].macs += (double)g->rows * p->r * (a->x.cols + p->n);
+    return OP_lora;
 }
 
 /* Rows at the positions first .. len - 1 see themselves and all before them, or the last `window` of those. */

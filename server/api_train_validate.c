@@ -148,9 +148,9 @@ static void work_validate(uv_work_t *w)
 static void put_estimate(struct buf *b, const struct validation *v)
 {
     const struct train_plan *p = &v->plan;
-    /* the last batch of an epoch is smaller: by tokens, not by steps */
-    double epochs = v->spec.p.max_steps > 0 ? NAN : v->spec.p.epochs, tokens = (double)p->tokens_per_epoch * epochs;
-    if (isnan(epochs)) tokens = (double)p->steps * v->spec.p.batch_tokens;
+    /* whichever is less: the last batch of an epoch is smaller, and max_steps may end it early */
+    double tokens = (double)p->tokens_per_epoch * v->spec.p.epochs, most = (double)p->steps * v->spec.p.batch_tokens;
+    if (v->spec.p.max_steps > 0 && most < tokens) tokens = most;
     buf_printf(b, ",\"estimate\":{\"steps\":%lld,\"tokens\":", (long long)p->steps);
     json_put_number(b, tokens);
     buf_str(b, ",\"tokens_per_s\":");

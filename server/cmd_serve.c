@@ -330,6 +330,7 @@ static int open_http(struct server *s, struct err *e)
 
 static void open_signals(struct server *s)
 {
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of that write, not the end of the process */
     uv_signal_init(&s->loop, &s->sigterm);
     uv_signal_init(&s->loop, &s->sigint);
     uv_timer_init(&s->loop, &s->drain_timer);

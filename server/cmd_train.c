@@ -129,14 +129,17 @@ static void on_signal(int number)
     signal(number, SIG_DFL);
 }
 
-static bool is_empty(const char *dir)
+/* The result is to go to a directory that is not there, or has nothing in it. */
+static int check_out(const char *dir, struct err *e)
 {
     DIR *d = opendir(dir);
+    if (!d && errno == ENOENT) return 0;
+    if (!d) return err_set(e, ERR_IO, "--out: %s: %s", dir, strerror(errno));
     bool empty = true;
-    for (struct dirent *f; d && empty && (f = readdir(d));)
+    for (struct dirent *f; empty && (f = readdir(d));)
         empty = strcmp(f->d_name, ".") == 0 || strcmp(f->d_name, "..") == 0;
-    if (d) closedir(d);
-    return empty && (d || errno == ENOENT);
+    closedir(d);
+    return empty ? 0 : err_set(e, ERR_INVALID, "--out: %s is not empty", dir);
 }
 
 static void show_report(const char *path, const struct dataset_report *r)
@@ -198,10 +201,7 @@ static int train(const struct settings *s, const struct train_params *params)
     };
     struct train_offline *o = NULL;
     int status = 1;
-    if (!is_empty(s->out))
-        err_set(&e, ERR_INVALID, "--out: %s is not empty", s->out);
-    else
-        o = train_offline_open(&c, &e);
+    if (!check_out(s->out, &e)) o = train_offline_open(&c, &e);
     if (o) {
         struct train_progress progress;
         train_progress_init(&progress, stderr, isatty(STDERR_FILENO));

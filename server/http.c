@@ -175,14 +175,20 @@ void http_reply(struct http_req *req, int status, const char *type, const void *
     answer_end(c);
 }
 
+/* In the shape that the route's clients read: OpenAI's below /v1/, else TGI's. */
 static void reply_error(struct http_req *req, int status, const char *type, const char *text)
 {
     struct buf b = {0};
-    buf_str(&b, "{\"error\":");
+    bool openai = strncmp(req->path, "/v1/", 4) == 0;
+    buf_str(&b, openai ? "{\"error\":{\"message\":" : "{\"error\":");
     json_put_string(&b, text, strlen(text));
-    buf_str(&b, ",\"error_type\":");
+    if (openai)
+        buf_printf(
+            &b, ",\"type\":\"%s\",\"param\":null,\"code\":", status >= 500 ? "server_error" : "invalid_request_error");
+    else
+        buf_str(&b, ",\"error_type\":");
     json_put_string(&b, type, strlen(type));
-    buf_char(&b, '}');
+    buf_str(&b, openai ? "}}" : "}");
     http_reply(req, status, "application/json", b.data, b.len);
     buf_free(&b);
 }

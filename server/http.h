@@ -51,7 +51,7 @@ void http_set_header(struct http_req *, const char *name, const char *value);
 
 /* The whole answer.  `type` is the Content-Type (NULL: none).  Copies the body. */
 void http_reply(struct http_req *, int status, const char *type, const void *body, size_t len);
-/* {"error": message, "error_type": type} in TGI's shape; message is escaped. */
+/* {"error": message, "error_type": type} in TGI's shape, below /v1/ in OpenAI's; message is escaped. */
 __attribute__((format(printf, 4, 5))) void http_reply_error(struct http_req *, int status, const char *type,
                                                             const char *fmt, ...);
 

@@ -1,6 +1,7 @@
 /* Jobs as rows, and rows as JSON (job_db.h).  Store thread. */
 #include "server/job_db.h"
 
+#include "server/api_files.h"
 #include "server/data_dir.h"
 #include "server/json.h"
 
@@ -279,6 +280,36 @@ void job_put_metrics(struct db *db, struct buf *out, int64_t seq)
     buf_str(out, "],\"metrics\":{");
     for (int i = 0; i < N; i++) put_series(db, out, seq, series[i].kind, series[i].key, series[i].name, i == 0);
     buf_str(out, "}}");
+}
+
+static void put_cell(struct buf *b, sqlite3_stmt *q, int column)
+{
+    buf_char(b, ',');
+    if (!db_null(q, column)) json_put_number(b, db_double(q, column));
+}
+
+int job_add_result_file(struct db *db, int64_t seq, struct err *e)
+{
+    struct buf csv = {0};
+    char id[40];
+    buf_str(&csv, "step,train_loss,train_accuracy,valid_loss,valid_mean_token_accuracy\n");
+    sqlite3_stmt *q = db_query(db,
+                               "SELECT json_extract('{' || data || '}', '$.step') AS at,"
+                               " max(json_extract('{' || data || '}', '$.loss')),"
+                               " max(json_extract('{' || data || '}', '$.accuracy')),"
+                               " max(json_extract('{' || data || '}', '$.eval_loss')),"
+                               " max(json_extract('{' || data || '}', '$.eval_accuracy')) FROM events"
+                               " WHERE job = ? AND kind IN ('step', 'eval') GROUP BY at ORDER BY at",
+                               "i", seq);
+    while (db_step(db, q)) {
+        buf_printf(&csv, "%lld", (long long)db_int(q, 0));
+        for (int i = 1; i <= 4; i++) put_cell(&csv, q, i);
+        buf_char(&csv, '\n');
+    }
+    bool good = file_add(db, "step_metrics.csv", "fine-tune-results", csv.data, csv.len, id, e);
+    buf_free(&csv);
+    if (good) db_run(db, "UPDATE jobs SET result_file = ? WHERE seq = ?", "ti", id, seq);
+    return good ? 0 : ERR_IO;
 }
 
 void job_put_checkpoints(struct db *db, struct buf *out, int64_t seq)

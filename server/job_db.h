@@ -40,6 +40,9 @@ int job_put_events(struct db *, struct buf *out, int64_t seq, int64_t after, int
 void job_put_metrics(struct db *, struct buf *out, int64_t seq);
 void job_put_checkpoints(struct db *, struct buf *out, int64_t seq);
 
+/* The numbers of every step as a file of purpose fine-tune-results, as OpenAI gives; its id becomes the job's. */
+int job_add_result_file(struct db *, int64_t seq, struct err *e);
+
 /* Keeps the number of step events of a job bounded: every other one goes when there are too many. */
 void job_thin_events(struct db *, int64_t seq);
 

@@ -11,6 +11,7 @@
 #include "server/json.h"
 
 #include <math.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -168,6 +169,9 @@ static int on_run(struct store_work *work, struct db *db)
         db_run(db, "UPDATE jobs SET prepared = ?, phase = 'preparing' WHERE seq = ?", "di", w->prepared, r->seq);
     } else if (w->final) {
         board_close(r);
+        struct err e;
+        if (w->state == JOB_SUCCEEDED && job_add_result_file(db, r->seq, &e))
+            log_warn("no result file: job=%s error=\"%s\"", r->id, e.msg);
         if (w->state == JOB_SUCCEEDED)
             db_run(db, "UPDATE jobs SET adapter_dir = ?, step = coalesce(steps, step) WHERE seq = ?", "ti", r->target,
                    r->seq);
@@ -344,6 +348,36 @@ static void put_eval(struct event_work *w)
     buf_printf(&w->message, "Step %lld: evaluation loss=%.4g", (long long)w->ev.step, w->ev.eval_loss);
 }
 
+struct flush_work {
+    struct store_work work; /* first */
+    sem_t *done;
+};
+
+static int on_flush(struct store_work *w, struct db *db)
+{
+    (void)w, (void)db;
+    return 0;
+}
+
+static void on_flushed(struct store_work *w, struct db *db)
+{
+    (void)db;
+    sem_post(((struct flush_work *)w)->done);
+}
+
+/* Returns when all that was sent before is on the disk, or could not be. */
+static void flush(struct run *r)
+{
+    sem_t done;
+    struct flush_work *w = mem_zalloc(sizeof *w);
+    w->work = (struct store_work){.run = on_flush, .settle = on_flushed};
+    w->done = &done;
+    sem_init(&done, 0, 0);
+    store_send(r->app->store, &w->work);
+    while (sem_wait(&done)) continue; /* EINTR */
+    sem_destroy(&done);
+}
+
 void run_on_event(void *arg, const struct train_event *ev)
 {
     static const struct {
@@ -356,6 +390,10 @@ void run_on_event(void *arg, const struct train_event *ev)
         [TRAIN_FAILED] = {"log", "error"},     [TRAIN_SUCCEEDED] = {"log", "info"},
     };
     struct run *r = arg;
+    if (ev->kind == TRAIN_SAVING) {
+        flush(r);
+        return;
+    }
     /* a disk that has stopped must not fill the memory: steps are what there is many of */
     if (ev->kind == TRAIN_STEP && store_waiting(r->app->store) > PENDING_MAX) return;
     struct event_work *w = event_new(r, kinds[ev->kind].kind, kinds[ev->kind].level);

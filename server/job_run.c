@@ -234,5 +234,7 @@ void run_publish(uv_work_t *w)
         if (data_write(path, about.data, about.len, &r->e) == 0) put_in_place(r);
         buf_free(&about);
         free(path);
+    } else {
+        data_remove(r->out); /* what it replaced */
     }
 }

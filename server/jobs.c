@@ -312,6 +312,7 @@ void jobs_on_event(struct run *r, const struct train_event *ev)
 {
     struct jobs_view *v = &r->jobs->view;
     if (ev->kind == TRAIN_STEP) {
+        if (ev->step == 1) v->tokens += (uint64_t)ev->tokens, v->trained_tokens += (uint64_t)ev->trained_tokens;
         int64_t tokens = ev->tokens - v->last.tokens, trained = ev->trained_tokens - v->last.trained_tokens;
         if (v->last.kind == TRAIN_STEP && tokens > 0)
             v->tokens += (uint64_t)tokens, v->trained_tokens += (uint64_t)trained;

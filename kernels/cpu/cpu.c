@@ -206,6 +206,7 @@ static void cpu_close(struct dev *head)
     struct cpu_dev *d = cpu_of(head);
     pool_close(d->pool);
     cpu_unmap(d->quant.p, d->quant.bytes);
+    cpu_unmap(d->outliers.p, d->outliers.bytes);
     cpu_unmap(d->attn.p, d->attn.bytes);
     cpu_unmap(d->panels.p, d->panels.bytes);
     cpu_unmap(d->turned.p, d->turned.bytes);

@@ -74,11 +74,33 @@ struct lin_job {
     float *q_step; /* (T) amax / 127 */
     int32_t *q_sum;
     int q_ld;
+    /* With outlier rows: the row of x and y that each quantised row belongs to, (n_rows); the second of two equal ones
+     * is what the first left, in the same block.  NULL: the rows of x, each once. */
+    const int32_t *row;
+    int n_rows;
 };
+
+static inline int lin_rows(const struct lin_job *j)
+{
+    return j->row ? j->n_rows : j->x.rows;
+}
+
+/* the row of x and y */
+static inline int lin_row(const struct lin_job *j, int row)
+{
+    return j->row ? j->row[row] : row;
+}
+
+/* whether a quantised row is what the row before it left */
+static inline bool lin_is_rest(const struct lin_job *j, int row)
+{
+    return j->row && row > 0 && row < j->n_rows && j->row[row] == j->row[row - 1];
+}
 
 static inline int lin_block_row(const struct lin_job *j, int block)
 {
-    return (int)((int64_t)j->x.rows * block / j->n_blocks);
+    int row = (int)((int64_t)lin_rows(j) * block / j->n_blocks);
+    return row - lin_is_rest(j, row);
 }
 
 /* blocks block0..block1 of rows, pairs pair0..pair1 of panels */
@@ -181,8 +203,8 @@ struct isa {
     void (*halve)(uint16_t *out, enum dtype t, const float *x, int n); /* writes up to a multiple of 16 */
     void (*halve_block)(uint32_t *out, int R, const float *x, int n, int from, int to);
     void (*quantise)(int8_t *q, float *step, const float *x, int n);
-    void (*quantise_block)(int8_t *q, int R, float *step, int32_t *sums, int group, const float *x, int n, int from,
-                           int to);
+    bool (*quantise_block)(int8_t *q, int R, float *step, int32_t *sums, int group, const float *x, int n, int from,
+                           int to, bool rest);
     void (*attn_split)(const struct attn_block *, int split, struct attn_part *part); /* n_rows parts */
     void (*attn_merge)(struct attn_part *into, const struct attn_part *part, int dim_pad);
     void (*attn_finish)(float *out, const struct attn_part *part, int head_dim);
@@ -226,8 +248,8 @@ struct cpu_dev {
     struct dev_ops ops;
     const struct isa *isa;
     struct pool *pool;
-    struct scratch quant, attn, train, panels, turned; /* the last two: of the products of training */
-    struct scratch *worker;                            /* [threads] */
+    struct scratch quant, outliers, attn, train, panels, turned; /* the last two: of the products of training */
+    struct scratch *worker;                                      /* [threads] */
 };
 
 static inline struct cpu_dev *cpu_of(struct dev *d)

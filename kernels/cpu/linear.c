@@ -7,6 +7,7 @@ struct lin_run {
     int pairs_per_task, blocks_per_task, pair_tasks;
     bool rounded;      /* x is in q: quantised, or rounded to bf16 */
     int slice, slices; /* columns of a task of quantising, and how many make a row */
+    bool *outlier;     /* (T) found when the rows were quantised once */
 };
 
 /* One slice of columns of one block: rows of a block share cache lines, so that threads divide blocks, and when these
@@ -22,10 +23,14 @@ static void quant_task(void *ctx, int task, int worker)
     for (int r = 0; r < R && bf16; r++)
         run->isa->halve_block((uint32_t *)j->q + (size_t)row0 * j->q_ld / 2 + r, R, mat_row(&j->x, row0 + r), j->x.cols,
                               from, to);
-    for (int r = 0; r < R && !bf16; r++)
-        run->isa->quantise_block(j->q + (size_t)row0 * j->q_ld + r * 4, R, j->q_step + row0 + r,
-                                 grouped ? j->q_sum + (size_t)row0 * j->w->n_groups + r : NULL, j->w->group,
-                                 mat_row(&j->x, row0 + r), j->x.cols, from, to);
+    for (int r = 0; r < R && !bf16; r++) {
+        int row = lin_row(j, row0 + r);
+        bool rest = lin_is_rest(j, row0 + r), outlier;
+        outlier = run->isa->quantise_block(j->q + (size_t)row0 * j->q_ld + r * 4, R, j->q_step + row0 + r,
+                                           grouped ? j->q_sum + (size_t)row0 * j->w->n_groups + r : NULL, j->w->group,
+                                           mat_row(&j->x, row), j->x.cols, from, to, rest);
+        if (from == 0) run->outlier[row] = outlier;
+    }
 }
 
 /* q, its steps and its sums in the device's scratch */
@@ -33,10 +38,9 @@ static bool quantise_rows(struct cpu_dev *d, struct lin_run *r)
 {
     enum { SLICE = 128 }; /* whole groups, and whole cache lines of a block */
     struct lin_job *j = &r->job;
-    size_t T = (size_t)j->x.rows;
+    size_t T = (size_t)lin_rows(j);
     int threads = d->head.threads;
-    j->q_ld = (j->w->k_pad + 63) / 64 * 64;
-    if (j->w->t == DT_I4) j->q_ld = j->w->k_pad;
+    j->q_ld = j->w->t == DT_I4 ? j->w->k_pad : (j->w->k_pad + 63) / 64 * 64; /* int4: to whole groups of 32 or more */
     size_t row = j->w->t == DT_BF16 ? (size_t)j->q_ld * 2 : (size_t)j->q_ld;
     int8_t *q = scratch_get(&d->quant, T * (row + sizeof(float) + (size_t)j->w->n_groups * sizeof(int32_t)));
     if (!q) return false;
@@ -50,6 +54,27 @@ static bool quantise_rows(struct cpu_dev *d, struct lin_run *r)
     r->slices = (j->q_ld + r->slice - 1) / r->slice;
     cpu_run(d, quant_task, r, j->n_blocks * r->slices, ns < 4000 ? 0 : ns * 2);
     return true;
+}
+
+/* Quantises x, and when that finds outlier rows, which is rare, once more with a second row for each. */
+static bool quantise_x(struct cpu_dev *d, struct lin_run *r)
+{
+    struct lin_job *j = &r->job;
+    int T = j->x.rows, n = 0, most = r->isa->block_rows[j->w->t];
+    if (j->w->t == DT_BF16) return quantise_rows(d, r);
+    int32_t *rows = scratch_get(&d->outliers, (size_t)T * (2 * sizeof *rows + sizeof *r->outlier));
+    if (!rows) return false;
+    r->outlier = (bool *)(rows + 2 * (size_t)T);
+    if (!quantise_rows(d, r)) return false;
+    for (int t = 0; t < T; t++) {
+        rows[n++] = t;
+        if (r->outlier[t]) rows[n++] = t;
+    }
+    if (n == T) return true;
+    j->row = rows;
+    j->n_rows = n;
+    j->n_blocks = (n + most - 2) / (most - 1); /* a block may take one more, to keep a row and its rest together */
+    return quantise_rows(d, r);
 }
 
 static void lin_task(void *ctx, int task, int worker)
@@ -80,7 +105,7 @@ static void run_job(struct dev *head, const struct lin_job *job, const char *op)
     if (rows == 0) return;
     r.job.n_blocks = (rows + most - 1) / most;
     r.rounded = t == DT_I8 || t == DT_I4 || (t == DT_BF16 && head->bf16_x);
-    if (r.rounded && !quantise_rows(d, &r)) {
+    if (r.rounded && !quantise_x(d, &r)) {
         dev_fail(head, op, "out of memory for %d rows of quantised activations", rows);
         return;
     }

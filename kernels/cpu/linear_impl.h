@@ -55,7 +55,7 @@ struct block {
 INLINE void block_store(const struct lin_job *j, const struct block *b, int r, int panel, vf y)
 {
     int n = panel_column(j, b->pair, panel), left = panel_left(j, b->pair, panel);
-    float *to = mat_row(&j->y, b->row + r) + n;
+    float *to = mat_row(&j->y, lin_row(j, b->row + r)) + n;
     if (j->gated && panel == 1)
         v_store(b->up + r * PANEL, y);
     else if (left >= PANEL)
@@ -83,7 +83,8 @@ static void block_gate(const struct lin_job *j, const struct block *b, int rows)
 {
     int n = b->pair * PANEL, left = j->y.cols - n;
     for (int r = 0; r < rows; r++) {
-        float *y = mat_row(&j->y, b->row + r) + n;
+        float *y = mat_row(&j->y, lin_row(j, b->row + r)) + n;
+        if (r + 1 < rows && lin_is_rest(j, b->row + r + 1)) continue; /* not before its rest is added */
         v_store_n(y, v_mul(v_act(v_load_n(y, left), j->act), v_load(b->up + r * PANEL)), left);
     }
 }
@@ -106,6 +107,21 @@ INLINE const uint8_t *prefetch(const uint8_t *ahead, size_t stride, const int R)
         int panel = b->panel + p;                                                                                      \
         vf bias = panel_bias(j, b->pair, panel);                                                                       \
         FOR_R block_store(j, b, r, panel, y);                                                                          \
+    }
+
+/* The same of quantised rows: y is an expression of `from`, too, the bias or for a row's rest what the row before gave;
+ * that row is stored, then stored again. */
+#define STORE_QUANTISED(y)                                                                                             \
+    FOR_P                                                                                                              \
+    {                                                                                                                  \
+        int panel = b->panel + p;                                                                                      \
+        vf bias = panel_bias(j, b->pair, panel), from = bias;                                                          \
+        FOR_R                                                                                                          \
+        {                                                                                                              \
+            if (!lin_is_rest(j, b->row + r)) from = bias;                                                              \
+            from = (y);                                                                                                \
+            block_store(j, b, r, panel, from);                                                                         \
+        }                                                                                                              \
     }
 
 /* The same where y may be scaled and added to what is there. */
@@ -200,16 +216,8 @@ INLINE void block_i8(const struct lin_job *j, const struct block *b, const int R
         FOR_P ahead = prefetch(ahead, b->stride, R);
         FOR_R FOR_P acc[r][p] = i_dot_s(acc[r][p], wk[p], q + 4 * r);
     }
-    FOR_P
-    {
-        int panel = b->panel + p;
-        vf bias = panel_bias(j, b->pair, panel), scale = v_load(j->w->scale + b->pair * PAIR + panel * PANEL);
-        FOR_R
-        {
-            vf y = v_mul(i_to_f(acc[r][p]), v_set1(j->q_step[b->row + r]));
-            block_store(j, b, r, panel, v_fma(y, scale, bias));
-        }
-    }
+    STORE_QUANTISED(v_fma(v_mul(i_to_f(acc[r][p]), v_set1(j->q_step[b->row + r])),
+                          v_load(j->w->scale + b->pair * PAIR + panel * PANEL), from))
 }
 
 /* The sums of a block's groups lie as its activations do, [group][R]. */
@@ -249,7 +257,7 @@ INLINE void block_i4_groups(const struct lin_job *j, const struct block *b, cons
             FOR_R total[r][p] = v_fma(i_to_f(acc[r][p]), scale, total[r][p]);
         }
     }
-    STORE_BLOCK(v_fma(total[r][p], v_set1(j->q_step[b->row + r]), bias))
+    STORE_QUANTISED(v_fma(total[r][p], v_set1(j->q_step[b->row + r]), from))
 }
 
 INLINE void block_i4(const struct lin_job *j, const struct block *b, const int R, const int P)
@@ -344,7 +352,7 @@ static void linear_task(const struct lin_job *j, int block0, int block1, int pai
             int rows = lin_block_row(j, i + 1) - b.row;
             block_prefetch(j, &b, next, i - block0, block1 - block0, prefetches);
             for (int r = 0; r < rows; r++) /* where the results go, a line or two of each row */
-                __builtin_prefetch(mat_row(&j->y, b.row + r) + panel_column(j, pair, 0), 1, 3);
+                __builtin_prefetch(mat_row(&j->y, lin_row(j, b.row + r)) + panel_column(j, pair, 0), 1, 3);
             blocks(j, &b, rows);
             if (j->gated) block_gate(j, &b, rows);
         }

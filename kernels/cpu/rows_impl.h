@@ -120,23 +120,52 @@ static void row_halve_block(uint32_t *out, int R, const float *x, int n, int fro
 struct quant {
     vf inv;
     float step;
-    bool zero; /* every q is 0 */
+    bool zero;    /* every q is 0 */
+    bool outlier; /* amax is far above the rest of the row */
 };
 
 /* The largest absolute value is found on the bits, where NaN is above infinity and infinity above everything. */
+INLINE struct quant quant_from(float amax)
+{
+    if (amax >= QUANT_AMAX_MIN && amax < INFINITY)
+        return (struct quant){.inv = v_set1(127.0f / amax), .step = amax / 127.0f};
+    return (struct quant){.inv = v_zero(), .step = amax < QUANT_AMAX_MIN ? 0.0f : NAN, .zero = true};
+}
+
 INLINE struct quant quant_of(const float *x, int n)
 {
     vi amax_bits = i_zero(), magnitude = i_set1(INT32_MAX);
-    FOR_LANES(i, n) amax_bits = i_max(amax_bits, i_and(v_bits(v_load_n(x + i, left)), magnitude));
+    vf sum = v_zero();
+    FOR_LANES(i, n)
+    {
+        vi size = i_and(v_bits(v_load_n(x + i, left)), magnitude);
+        amax_bits = i_max(amax_bits, size);
+        sum = v_add(sum, i_float(size));
+    }
     float amax = f32_from_bits((uint32_t)i_hmax(amax_bits));
-    if (amax >= QUANT_AMAX_MIN && amax < INFINITY) return (struct quant){v_set1(127.0f / amax), amax / 127.0f, false};
-    return (struct quant){v_zero(), amax < QUANT_AMAX_MIN ? 0.0f : NAN, true};
+    struct quant s = quant_from(amax);
+    s.outlier = !s.zero && amax > v_sum(sum) * (QUANT_OUTLIER / (float)n);
+    return s;
 }
 
 INLINE vi quant_round(vf x, vf inv)
 {
     vf magic = v_set1(0x1.8p23f); /* adding it rounds to an integer, to even */
     return i_sub(v_bits(v_add(v_mul(x, inv), magic)), v_bits(magic));
+}
+
+/* what rounding leaves of x, exactly but for one rounding */
+INLINE vf quant_left(vf x, const struct quant *s)
+{
+    return v_fnma(i_to_f(quant_round(x, s->inv)), v_set1(s->step), x);
+}
+
+/* of a finite row's rest */
+INLINE struct quant quant_of_rest(const float *x, int n, const struct quant *s)
+{
+    vi amax_bits = i_zero(), magnitude = i_set1(INT32_MAX);
+    FOR_LANES(i, n) amax_bits = i_max(amax_bits, i_and(v_bits(quant_left(v_load_n(x + i, left), s)), magnitude));
+    return quant_from(f32_from_bits((uint32_t)i_hmax(amax_bits)));
 }
 
 static void row_quantise(int8_t *q, float *step, const float *x, int n)
@@ -158,22 +187,28 @@ static void row_quantise(int8_t *q, float *step, const float *x, int n)
 
 /* Columns from..to of one row of R, from a multiple of 16 on: four q's at a time, R words apart, + bias, zeros past n.
  * sums unless NULL: sums[g * R] = -8 times the sum over columns [g * group, (g + 1) * group); to - from is whole
- * groups.
+ * groups.  With rest, of an outlier row what its first quantisation leaves.  Returns whether the row is an outlier.
  */
-static void row_quantise_block(int8_t *q, int R, float *step, int32_t *sums, int group, const float *x, int n, int from,
-                               int to)
+static bool row_quantise_block(int8_t *q, int R, float *step, int32_t *sums, int group, const float *x, int n, int from,
+                               int to, bool rest)
 {
-    struct quant s = quant_of(x, n);
+    struct quant first = quant_of(x, n), s = first;
     int bias = sums ? 0 : I8_BIAS, span = sums ? group : to - from;
+    if (rest) s = quant_of_rest(x, n, &first);
     if (from == 0) *step = s.step; /* other columns of the row may be another thread's */
     for (int k = from; k < to; k += span) {
         vi sum = i_zero();
         for (int i = k; i < k + span; i += 16) {
             vi t = i_zero();
-            if (!s.zero && i < n) t = quant_round(v_load_n(x + i, n - i), s.inv);
+            if (!s.zero && i < n) {
+                vf v = v_load_n(x + i, n - i);
+                if (rest) v = quant_left(v, &first);
+                t = quant_round(v, s.inv);
+            }
             sum = i_add(sum, t);
             i_store_i8_words(q + (size_t)i * R, 4 * R, t, bias);
         }
         if (sums) sums[k / group * R] = -8 * i_hsum(sum);
     }
+    return first.outlier;
 }

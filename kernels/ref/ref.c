@@ -112,6 +112,18 @@ static void ref_rows(struct dev *d, const struct rows_args *a)
 
 /* ---- linear -------------------------------------------------------------------------------------------------- */
 
+/* whether a row is quantised twice, see linear_args */
+static bool is_outlier(const float *x, int n)
+{
+    double sum = 0, amax = 0;
+    for (int i = 0; i < n; i++) {
+        if (!isfinite(x[i])) return false;
+        sum += fabs((double)x[i]);
+        amax = fmax(amax, fabs((double)x[i]));
+    }
+    return amax >= (double)QUANT_AMAX_MIN && amax * n > (double)QUANT_OUTLIER * sum;
+}
+
 /* Quantises n values with one step; returns the step amax / 127.  All in f32, so that every device gets the same
  * integers.  A row with a NaN or an infinity has step NaN. */
 static float quantise(int8_t *q, const float *x, int n)
@@ -155,20 +167,27 @@ static double dot_int(const struct weight *w, int n, const int8_t *q, float step
 static void ref_linear(struct dev *d, const struct linear_args *a)
 {
     const struct weight *w = a->w;
-    int8_t *q = malloc((size_t)w->cols + 1);
-    if (!q) {
+    size_t K = (size_t)w->cols;
+    int8_t *q = malloc(2 * K + 1), *q2 = q + K; /* the second of an outlier row's rest */
+    float *rest = malloc((K + 1) * sizeof *rest);
+    if (!q || !rest) {
+        free(q), free(rest);
         dev_fail(d, "linear", "out of memory");
         return;
     }
     for (int t = 0; t < a->x.rows; t++) {
         const float *x = mat_row(&a->x, t);
-        float step = w->q ? quantise(q, x, w->cols) : 0;
+        float step = w->q ? quantise(q, x, w->cols) : 0, step2 = 0;
+        bool outlier = w->q && is_outlier(x, w->cols);
+        for (int k = 0; outlier && k < w->cols; k++) rest[k] = fmaf(-(float)q[k], step, x[k]);
+        if (outlier) step2 = quantise(q2, rest, w->cols);
         for (int n = 0; n < w->rows; n++) {
             double y = w->q ? dot_int(w, n, q, step) : dot_float(w, n, x, d->bf16_x);
+            if (outlier) y += dot_int(w, n, q2, step2);
             mat_row(&a->y, t)[n] = (float)(y + (a->b ? a->b[n] : 0));
         }
     }
-    free(q);
+    free(q), free(rest);
 }
 
 static void ref_weight_free(struct dev *d, struct weight *w)

@@ -4,8 +4,6 @@
 
 #include "kernels/ops.h"
 
-enum { REF_HEAD_MAX = 1024 }; /* of head_dim */
-
 struct weight {
     enum dtype t;
     int rows, cols, group, n_groups; /* n_groups: of scale, per row (1 for int8) */
@@ -22,14 +20,16 @@ static inline float ref_weight_at(const struct weight *w, int row, int col)
     return (float)w->q[i] * w->scale[(size_t)row * w->n_groups + col / group];
 }
 
+enum { REF_HEAD_MAX = 1024 }; /* of head_dim */
+
 double ref_act_value(double x, enum act_kind);
 
 void ref_sample(struct dev *, const struct sample_args *);
 
-/* ref_train.c, ref_train_products.c */
 #define X(op) void ref_##op(struct dev *, const struct op##_args *);
 TRAIN_OPS(X)
 #undef X
+
 void ref_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts);
 
 #endif

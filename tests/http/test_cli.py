@@ -5,7 +5,7 @@ import math
 import pytest
 from conftest import DEMO, MODEL
 
-COMMANDS = ["serve", "generate", "tokenize", "perplexity", "quantize", "bench"]
+COMMANDS = ["serve", "generate", "tokenize", "perplexity", "train", "quantize", "bench"]
 HELD_OUT = DEMO / "heldout.txt"
 
 

@@ -173,6 +173,52 @@ static void check_training(struct dev *d)
     d->ops->free(d, index);
 }
 
+static void check_products(struct dev *d)
+{
+    enum { T = 3, C = 8, N = 4 };
+    float *p[4];
+    for (int i = 0; i < 4; i++) p[i] = put(d, NULL, 4096);
+    int32_t host[] = {0, N, 1}, *index = put(d, host, sizeof host);
+    struct mat x = mat_f32(p[0], T, C), y = mat_f32(p[1], T, N), z = mat_f32(p[2], N, C), none = {0};
+    struct gemm_args g = {.c = y, .a = x, .b = z, .alpha = 1};
+    op_gemm(d, g);
+    expect_error(d, "gemm", "b not transposed");
+    g.tb = true;
+    op_gemm(d, g);
+    CHECK(!d->error.op, "a good call failed: %s", d->error.msg);
+    g.c = mat_f32(p[0] + C, T, N);
+    op_gemm(d, g);
+    expect_error(d, "gemm", "c is in a");
+    float src[N * C] = {0};
+    struct weight *w = d->ops->weight_pack(d, &(struct weight_src){.t = DT_F32, .rows = N, .cols = C, .data = src}, 1);
+    op_linear_back(d, (struct linear_back_args){y, x, w, false});
+    expect_error(d, "linear_back", "dx and dy in turn");
+    op_linear_back(d, (struct linear_back_args){x, y, (struct weight *)(void *)p[0], false});
+    expect_error(d, "linear_back", "not a weight");
+    d->ops->weight_free(d, w);
+    struct lora_part part = {p[2], p[3], 2, 1, N, 1}, fits = part;
+    struct lora_group group[] = {{0, 2, 1, &part}, {1, 1, 1, &fits}};
+    fits.col = 0;
+    op_lora(d, (struct lora_args){y, x, group, 1});
+    expect_error(d, "lora", "past the columns");
+    part.col = 0;
+    op_lora(d, (struct lora_args){y, x, group, 1});
+    CHECK(!d->error.op, "a good call failed: %s", d->error.msg);
+    op_lora(d, (struct lora_args){y, x, group, 2});
+    expect_error(d, "lora", "two groups share a row");
+    group[0].rows = T + 1;
+    op_lora(d, (struct lora_args){y, x, group, 1});
+    expect_error(d, "lora", "past the rows");
+    op_embed_back(d, (struct embed_back_args){z, none, x, index, NULL});
+    expect_error(d, "embed_back", "id 4 of 4");
+    op_embed_back(d, (struct embed_back_args){z, none, mat_f32(p[0], 1, C), index, NULL});
+    CHECK(!d->error.op, "a good call failed: %s", d->error.msg);
+    op_col_sum(d, (struct col_sum_args){x, NULL});
+    expect_error(d, "col_sum", "no out");
+    for (int i = 0; i < 4; i++) d->ops->free(d, p[i]);
+    d->ops->free(d, index);
+}
+
 static void check_memory(struct dev *d)
 {
     float one = 1;
@@ -207,6 +253,7 @@ void test_checked(const char *name)
     check_cache(d);
     check_sampling(d);
     check_training(d);
+    check_products(d);
     check_memory(d);
     dev_close(d);
 }

@@ -275,12 +275,13 @@ static const struct linear_shape {
                      {33, 129, 129}, {1, 300, 200}, {2, 130, 300}, {4, 49, 1000}, {50, 20, 40},  {100, 16, 37},
                      {2, 15, 64},    {7, 17, 192},  {8, 40, 4864}, {9, 47, 896},  {10, 49, 128}, {1, 97, 896}};
 
-/* Rows that try the quantiser: zeros, one value, ties of rounding, far apart magnitudes. */
+/* Rows that try the quantiser: outliers, zeros, one value, ties of rounding, far apart magnitudes. */
 static void linear_rows(float *x, int M, int K)
 {
     for (int m = 0; m < M; m++)
         for (int k = 0; k < K; k++) {
             float *v = x + (size_t)m * K + k;
+            if ((m % 7 == 1 || m % 13 == 0) && (k == K / 2 || k == K - 1)) *v = m % 2 ? 3e3f : -7e5f;
             if (m % 7 == 3) *v = 0;
             if (m % 7 == 4) *v = k == 0 ? 127.0f : (float)(random_below(400) - 200) * 0.5f; /* ties at .5 */
             if (m % 7 == 5) *v *= 1e-20f;
@@ -326,7 +327,32 @@ void test_linear(struct dev *dev, struct dev *ref)
         }
 }
 
-/* Against linear and act_mul of the same device, bit for bit, and those are held to ref. */
+/* gate_up of ref over the same weights; got (M, y.ld) of the device is held to it, in units of what multiplies up to it
+ */
+static void gate_up_ref(const char *label, struct dev *ref, const struct weight_src parts[2], struct gate_up_args a,
+                        const float *got, int ld)
+{
+    struct weight *w = ref->ops->weight_pack(ref, parts, 2);
+    int F = a.y.cols;
+    a.w = w;
+    op_gate_up(ref, a);
+    check_device(label, ref);
+    float *want = get(ref, a.y.p, (size_t)a.y.rows * (size_t)a.y.ld);
+    float *both = get(ref, a.tmp.p, (size_t)a.tmp.rows * (size_t)a.tmp.ld);
+    for (int m = 0; m < a.y.rows; m++) {
+        double gate = 1e-30, up = 1e-30;
+        for (int f = 0; f < F; f++) {
+            gate = fmax(gate, fabs((double)both[(size_t)m * (size_t)a.tmp.ld + f]));
+            up = fmax(up, fabs((double)both[(size_t)m * (size_t)a.tmp.ld + F + f]));
+        }
+        compare(label, got + (size_t)m * ld, want + (size_t)m * (size_t)a.y.ld, (size_t)F,
+                (struct tolerance){gate * up * 1e-5, 1e-5, 1e-9});
+    }
+    free(want), free(both);
+    ref->ops->weight_free(ref, w);
+}
+
+/* Against linear and act_mul of the same device, bit for bit, and against ref. */
 void test_gate_up(struct dev *dev, struct dev *ref)
 {
     static const struct linear_shape all[] = {{1, 1, 1},    {2, 15, 33},  {3, 16, 64},
@@ -346,7 +372,12 @@ void test_gate_up(struct dev *dev, struct dev *ref)
             struct pair x = pair_make(dev, ref, sh.M, sh.K, sh.K + 1, 1), y = pair_make(dev, ref, sh.M, F, F + 3, 1);
             struct pair both = pair_make(dev, ref, sh.M, 2 * F, 2 * F, 1), want = pair_make(dev, ref, sh.M, F, F, 1);
             float *b = random_floats((size_t)F * 2, 1), *db = put(dev, b, (size_t)F * 8);
+            float *rb = put(ref, b, (size_t)F * 8);
             const float *bias = k % 2 ? db : NULL;
+            for (int m = 1; m < sh.M; m += 3)
+                x.host[(size_t)m * (size_t)(sh.K + 1) + (size_t)(sh.K / 3)] = 200; /* outliers */
+            dev->ops->upload(dev, x.dev.p, x.host, x.n * 4);
+            ref->ops->upload(ref, x.ref.p, x.host, x.n * 4);
             snprintf(label, sizeof label, "gate_up %s/%d M=%d F=%d K=%d act %d", dtype_name(weight_kinds[k].t),
                      weight_kinds[k].group, sh.M, F, sh.K, act);
             op_gate_up(dev, (struct gate_up_args){y.dev, x.dev, fused, bias, (enum act_kind)act, both.dev});
@@ -356,12 +387,44 @@ void test_gate_up(struct dev *dev, struct dev *ref)
             float *got = get(dev, y.dev.p, y.n), *right = get(dev, want.dev.p, want.n);
             for (int m = 0; m < sh.M; m++)
                 compare_bits(label, got + (size_t)m * y.dev.ld, right + (size_t)m * F, (size_t)F);
+            struct gate_up_args a = {y.ref, x.ref, NULL, k % 2 ? rb : NULL, (enum act_kind)act, both.ref};
+            gate_up_ref(label, ref, parts, a, got, y.dev.ld);
             free(got), free(right), free(b);
-            dev->ops->free(dev, db);
+            dev->ops->free(dev, db), ref->ops->free(ref, rb);
             dev->ops->weight_free(dev, plain), dev->ops->weight_free(dev, fused);
             pair_free(dev, ref, &x), pair_free(dev, ref, &y), pair_free(dev, ref, &both), pair_free(dev, ref, &want);
             weight_case_free(&g), weight_case_free(&u);
         }
+}
+
+/* An outlier row keeps its other values: its product is much nearer to the exact one than when quantised once. */
+void test_outliers(struct dev *dev)
+{
+    enum { N = 64, K = 896 };
+    struct weight_case c = weight_random(DT_I8, N, K, 0);
+    float *x = random_floats(K, 1);
+    for (int i = 0; i < 3; i++) x[i * 300 + 7] = i % 2 ? -2000.0f : 1700.0f + (float)i;
+    struct weight *w = weight_put(dev, &c);
+    float *dx = put(dev, x, K * 4), *dy = put(dev, NULL, N * 4);
+    op_linear(dev, (struct linear_args){mat_f32(dy, 1, N), mat_f32(dx, 1, K), w, NULL});
+    check_device("outliers", dev);
+    float *y = get(dev, dy, N);
+    double once = 0, twice = 0, step = 2000.0 / 127;
+    for (int n = 0; n < N; n++) {
+        double exact = 0, rounded = 0;
+        for (int k = 0; k < K; k++) {
+            double wk = (double)((const int8_t *)c.data)[n * K + k] * ((const float *)c.scale)[n];
+            exact += (double)x[k] * wk;
+            rounded += nearbyint((double)x[k] / step) * step * wk;
+        }
+        once += (exact - rounded) * (exact - rounded);
+        twice += (exact - (double)y[n]) * (exact - (double)y[n]);
+    }
+    CHECK(twice * 50 * 50 < once, "an outlier row: error %g, %g when quantised once", sqrt(twice / N), sqrt(once / N));
+    free(x), free(y);
+    dev->ops->free(dev, dx), dev->ops->free(dev, dy);
+    dev->ops->weight_free(dev, w);
+    weight_case_free(&c);
 }
 
 /* ---- a row alone --------------------------------------------------------------------------------------------- */
@@ -407,6 +470,7 @@ void test_rows_alone(const char *const *levels, int n_levels)
     static const int counts[] = {1, 2, 3, 5, 11, 12, 13, 25};
     static float want[ALONE_M * ALONE_OUT], got[ALONE_M * ALONE_OUT];
     float *x = random_floats((size_t)ALONE_M * ALONE_K, 1);
+    for (int m = 0; m < ALONE_M; m += m % 2 ? 1 : 4) x[m * ALONE_K + m * 3] = 600; /* rows that are quantised twice */
     for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) {
         int K = weight_kinds[k].t == DT_NF4 ? ALONE_NF4 : ALONE_K;
         struct weight_case c = weight_random(weight_kinds[k].t, ALONE_N, K, weight_kinds[k].group);

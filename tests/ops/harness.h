@@ -54,6 +54,7 @@ struct dev *open_checked(const char *name, int threads); /* aborts when it canno
 OPS(X)
 #undef X
 void test_rows_alone(const char *const *levels, int n_levels);     /* dense_test.c: M, threads, levels */
+void test_outliers(struct dev *dev);                               /* dense_test.c */
 void test_nf4_values(const char *const *levels, int n_levels);     /* dense_test.c */
 void test_chunks(const char *const *levels, int n_levels);         /* attn_test.c: chunking, threads, levels */
 void test_train_products(const char *const *levels, int n_levels); /* train_products_test.c: rows alone, threads */

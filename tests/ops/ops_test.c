@@ -140,12 +140,14 @@ int main(void)
     struct dev *cpu = open_checked("cpu", 2), *ref = open_checked("ref", 1);
     test_sample_meaning(cpu);
     test_sample_meaning(ref);
+    test_outliers(cpu);
+    test_outliers(ref);
     dev_close(cpu);
     dev_close(ref);
     test_checked("cpu");
     test_checked("ref");
     test_pool();
-    report("sampling, checks, pool", start, before);
+    report("sampling, outliers, checks, pool", start, before);
     before = n_failures;
     start = now();
     test_trace();

@@ -54,6 +54,10 @@ static void trace_linear(const char *name)
         d, (struct add_norm_args){mat_f32(z, T, K), mat_f32(x, T, K), mat_f32(add, T, K), ones, NULL, 1e-5f, NORM_RMS});
     CHECK(c[OP_add_norm].calls == 1 && c[OP_add].calls == 0 && c[OP_norm].calls == 0, "%s: composed ops counted twice",
           name);
+    op_linear_back(d, (struct linear_back_args){mat_f32(x, T, K), mat_f32(y, T, N), w, false});
+    op_gemm(d, (struct gemm_args){.c = mat_f32(y, T, T), .a = mat_f32(x, T, K), .b = mat_f32(z, T, K), .tb = true});
+    CHECK(c[OP_linear_back].macs == 1.0 * T * N * K && c[OP_gemm].macs == 1.0 * T * T * K, "%s: backwards %g, gemm %g",
+          name, c[OP_linear_back].macs, c[OP_gemm].macs);
     dev_fail(d, "test", "sticks");
     CHECK(d->ops->finish(d) == -1, "%s: the error got lost", name);
     dev_clear_error(d);

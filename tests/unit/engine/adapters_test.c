@@ -507,7 +507,7 @@ static void test_limits(void **state)
     expect_error(r.g, "c", "all", ERR_FULL, "2 adapters are loaded");
     load(r.g, "a", "all-2"); /* in its own place */
     expect_error(r.g, "a", "all-3", ERR_INVALID, "rank 6; --max-lora-rank is 4");
-    expect_error(r.g, "a", "none", ERR_NOT_FOUND, "adapter_config.json");
+    expect_error(r.g, "a", "none", ERR_NOT_FOUND, "none: ");
     expect_error(r.g, "", "all", ERR_INVALID, "name");
     expect_error(r.g, "../a", "all", ERR_INVALID, "name");
     expect_error(r.g, ".a", "all", ERR_INVALID, "name");

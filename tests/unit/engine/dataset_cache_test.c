@@ -1,12 +1,14 @@
 /* Prepared data sets on disk: found again, made anew when damaged or half written, never half visible; bounded. */
 #include "dataset_rows.h"
 
+#include "engine/base/clock.h"
 #include "engine/base/err.h"
 #include "engine/base/sha256.h"
 
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -139,7 +141,7 @@ static void test_damaged(void **state)
 static void test_killed(void **state)
 {
     bool cached;
-    uint64_t hash = hash_of(usual(), &cached);
+    uint64_t start = clock_now(), hash = hash_of(usual(), &cached), whole = clock_now() - start;
     empty_cache();
     int found = 0;
     for (int i = 0; i < 40; i++) {
@@ -150,7 +152,7 @@ static void test_killed(void **state)
             dataset_free(open_with(usual(), &r));
             _exit(0);
         }
-        usleep((useconds_t)i * 300);
+        usleep((useconds_t)(whole / 1000 * (uint64_t)i / 25));
         kill(pid, SIGKILL);
         waitpid(pid, NULL, 0);
         assert_true(hash_of(usual(), &cached) == hash);
@@ -179,6 +181,37 @@ static void test_two_at_once(void **state)
         assert_int_equal(status, 0);
     }
     assert_int_equal(files("", NULL), 1);
+    empty_cache();
+}
+
+static bool second_time(void *arg)
+{
+    return ++*(int *)arg > 1;
+}
+
+/* Waiting for another writer of the same set ends when the job is cancelled. */
+static void test_cancelled_while_waiting(void **state)
+{
+    bool cached;
+    struct buf path = {0};
+    hash_of(usual(), &cached);
+    files(".tokens", &path);
+    unlink(path.data);
+    buf_str(&path, ".part");
+    int other = open(path.data, O_CREAT | O_RDWR, 0600), asked = 0;
+    assert_int_equal(flock(other, LOCK_EX), 0);
+    struct dataset *d;
+    struct dataset_source s = {.inline_json = rows.data, .inline_bytes = rows.len};
+    struct dataset_options o = usual();
+    struct err e = {0};
+    o.cache_dir = cache;
+    o.cancelled = second_time;
+    o.arg = &asked;
+    assert_int_not_equal(dataset_open(&d, &s, &o, tokenizer, NULL, eos(), NULL, &e), 0);
+    assert_string_equal(e.msg, "cancelled");
+    assert_int_equal(access(path.data, F_OK), 0); /* the other's */
+    close(other);
+    buf_free(&path);
     empty_cache();
 }
 
@@ -316,9 +349,15 @@ static int end(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_found_again), cmocka_unit_test(test_damaged), cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_two_at_once), cmocka_unit_test(test_no_room), cmocka_unit_test(test_sweep),
-        cmocka_unit_test(test_unnamed),     cmocka_unit_test(test_sha256),
+        cmocka_unit_test(test_found_again),
+        cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_two_at_once),
+        cmocka_unit_test(test_cancelled_while_waiting),
+        cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_sweep),
+        cmocka_unit_test(test_unnamed),
+        cmocka_unit_test(test_sha256),
     };
     if (argc < 2) return 2;
     fixtures = argv[1];

@@ -17,9 +17,11 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -478,6 +480,43 @@ static void test_other_job(void **state)
     model_close(&m);
 }
 
+/* A disk that takes nothing, and a place for the result that is none: the job fails and says why; nothing is lost. */
+static void test_disk(void **state)
+{
+    (void)state;
+    struct model m = open_model("llama-gqa", "cpu", 1);
+    struct dataset *data = rows_make(24, m.c.vocab, 3);
+    struct train_params p = params(TRAIN_LORA);
+    struct rlimit was, low;
+    signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &was);
+    low = was;
+    low.rlim_cur = 2000;
+    setrlimit(RLIMIT_FSIZE, &low);
+    struct run r = run_job(&m, data, &p, "full", -1);
+    setrlimit(RLIMIT_FSIZE, &was);
+    assert_int_equal(r.last, TRAIN_FAILED);
+    assert_non_null(strstr(r.text, "the checkpoint could not be written"));
+    assert_non_null(strstr(r.text, "parameters.bin"));
+    run_job(&m, data, &p, "whole", -1);
+    r = run_job(&m, data, &p, "full", -1);
+    assert_int_equal(r.last, TRAIN_SUCCEEDED);
+    same_result("whole", "full", "after a full disk");
+
+    shell("mkdir -p '%s/blocked' && touch '%s/blocked/out.tmp'", scratch, scratch);
+    r = run_job(&m, data, &p, "blocked", -1);
+    assert_int_equal(r.last, TRAIN_FAILED);
+    assert_non_null(strstr(r.text, "the result could not be written"));
+    shell("rm '%s/blocked/out.tmp'%s", scratch, "");
+    r = run_job(&m, data, &p, "blocked", -1);
+    assert_int_equal(r.last, TRAIN_SUCCEEDED);
+    assert_int_equal(r.steps, 0); /* from the last checkpoint */
+    same_result("whole", "blocked", "after a blocked place");
+    remove_tree(scratch);
+    free(data);
+    model_close(&m);
+}
+
 /* ---- evaluation -------------------------------------------------------------------------------------------------- */
 
 /* A rate that is too high: evaluations get worse, it stops early, and the best one is the result. */
@@ -543,13 +582,13 @@ static void test_schedules(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lora_learns),  cmocka_unit_test(test_full_learns),
-        cmocka_unit_test(test_qlora_learns), cmocka_unit_test(test_random_init_learns),
-        cmocka_unit_test(test_cuts),         cmocka_unit_test(test_threads_and_recompute),
-        cmocka_unit_test(test_resume),       cmocka_unit_test(test_torn),
-        cmocka_unit_test(test_not_finite),   cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_other_job),    cmocka_unit_test(test_early_stopping),
-        cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_lora_learns),    cmocka_unit_test(test_full_learns),
+        cmocka_unit_test(test_qlora_learns),   cmocka_unit_test(test_random_init_learns),
+        cmocka_unit_test(test_cuts),           cmocka_unit_test(test_threads_and_recompute),
+        cmocka_unit_test(test_resume),         cmocka_unit_test(test_torn),
+        cmocka_unit_test(test_not_finite),     cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_other_job),      cmocka_unit_test(test_disk),
+        cmocka_unit_test(test_early_stopping), cmocka_unit_test(test_schedules),
     };
     fixtures = argc > 1 ? argv[1] : "tests/fixtures/models";
     snprintf(scratch, sizeof scratch, "/tmp/tandem-train-%d", (int)getpid());

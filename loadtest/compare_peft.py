@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Fine-tuning side by side with PyTorch and PEFT, in one run: the same model, rows, rank and threads.
+
+    compare_peft.py --model MODEL_DIR --tandem build/server/tandem --threads 2 --tokens 512 --rows 4 --steps 4
+
+A step is `rows` rows of `tokens` random tokens each, all of them trained.  Every measurement is a process of its own, tandem
+and PyTorch in turn, `rounds` times; printed are the best and the median tokens/s of the steps after the first, and the
+peak resident memory.  Needs: pip install torch transformers peft
+"""
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+TORCH = r"""
+import json, resource, sys, time
+import torch
+from transformers import AutoModelForCausalLM
+from peft import LoraConfig, get_peft_model
+model_dir, rows_file, threads, rank, steps, rows, dtype, checkpointing = sys.argv[1:9]
+torch.set_num_threads(int(threads))
+torch.manual_seed(1)
+data = [json.loads(line)["input_ids"] for line in open(rows_file)]
+model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype))
+model = get_peft_model(model, LoraConfig(r=int(rank), lora_alpha=2 * int(rank), target_modules="all-linear", task_type="CAUSAL_LM"))
+model.config.use_cache = False
+if checkpointing == "on":
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.enable_input_require_grads()
+model.train()
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+n, times, loss = int(rows), [], None
+for step in range(int(steps)):
+    start = time.perf_counter()
+    ids = torch.tensor(data[step * n:(step + 1) * n])
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    times.append(time.perf_counter() - start)
+    print(json.dumps({"step": step, "s": times[-1], "loss": float(loss)}), flush=True)
+print(json.dumps({"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+"""
+
+
+def run(command):
+    """-> (lines of stdout and stderr, peak resident bytes)"""
+    with tempfile.TemporaryFile("w+") as out:
+        p = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(p.pid, 0)
+        out.seek(0)
+        text = out.read()
+    if status:
+        sys.exit(f"compare_peft.py: failed: {' '.join(command)[:300]}\n{text[-3000:]}")
+    return text.splitlines(), usage.ru_maxrss * 1024
+
+
+def run_torch(a, rows_file, script, dtype, checkpointing):
+    command = [sys.executable, script, a.model, rows_file, str(a.threads), str(a.rank), str(a.steps), str(a.rows), dtype, checkpointing]
+    lines, peak = run(command)
+    steps = [json.loads(line) for line in lines if line.startswith('{"step"')]
+    per_step = a.rows * a.tokens
+    return [per_step / s["s"] for s in steps[1:]], peak, [s["loss"] for s in steps]
+
+
+def run_tandem(a, rows_file, quantize):
+    with tempfile.TemporaryDirectory() as d:
+        command = [a.tandem, "train", "--model", a.model, "--data", rows_file, "--out", os.path.join(d, "adapter"), "--method", "lora",
+                   "--threads", str(a.threads), "--lora-r", str(a.rank), "--lora-alpha", str(2 * a.rank), "--learning-rate", "1e-4",
+                   "--schedule", "constant", "--warmup-ratio", "0", "--batch-tokens", str(a.rows * a.tokens), "--max-length", str(a.tokens),
+                   "--max-steps", str(a.steps), "--epochs", "1", "--json"]
+        if quantize:
+            command += ["--quantize", quantize]
+        lines, peak = run(command)
+    steps = [e for e in (json.loads(line) for line in lines if line.startswith("{")) if e.get("event") == "step"]
+    return [e["tokens_per_s"] for e in steps[1:]], peak, [e["loss"] for e in steps]
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    p.add_argument("--model", required=True)
+    p.add_argument("--tandem", default="build/server/tandem")
+    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--tokens", type=int, default=512)
+    p.add_argument("--rows", type=int, default=1)
+    p.add_argument("--rank", type=int, default=8)
+    p.add_argument("--steps", type=int, default=4)
+    p.add_argument("--rounds", type=int, default=1)
+    p.add_argument("--only", help="a part of the names of what to run")
+    a = p.parse_args()
+    vocab = json.load(open(os.path.join(a.model, "config.json")))["vocab_size"]
+    rng = random.Random(1)
+    with tempfile.TemporaryDirectory() as d:
+        rows_file, script = os.path.join(d, "rows.jsonl"), os.path.join(d, "torch_side.py")
+        with open(rows_file, "w") as f:
+            for _ in range(a.rows * a.steps):
+                f.write(json.dumps({"input_ids": [rng.randrange(vocab) for _ in range(a.tokens)]}) + "\n")
+        open(script, "w").write(TORCH)
+        variants = {
+            "PyTorch + PEFT, bf16": lambda: run_torch(a, rows_file, script, "bfloat16", "off"),
+            "PyTorch + PEFT, bf16, gradient checkpointing": lambda: run_torch(a, rows_file, script, "bfloat16", "on"),
+            "PyTorch + PEFT, f32": lambda: run_torch(a, rows_file, script, "float32", "off"),
+            "tandem, bf16": lambda: run_tandem(a, rows_file, None),
+            "tandem, int8": lambda: run_tandem(a, rows_file, "int8"),
+            "tandem, int4": lambda: run_tandem(a, rows_file, "int4"),
+        }
+        got = {name: [] for name in variants if not a.only or a.only in name}
+        for _ in range(a.rounds):
+            for name in got:
+                start = time.time()
+                got[name].append(variants[name]())
+                print(f"{name}: {time.time() - start:.0f} s", file=sys.stderr)
+    print(f"{'':48}{'tokens/s':>10}{'best':>8}{'peak MiB':>10}   first and last loss")
+    for name, rounds in got.items():
+        rates = [r for rates, _, _ in rounds for r in rates]
+        losses = rounds[0][2]
+        print(f"{name:48}{statistics.median(rates):10.1f}{max(rates):8.1f}{max(peak for _, peak, _ in rounds) / 2**20:10.0f}"
+              f"   {losses[0]:.3f} {losses[-1]:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""tandem train: what it writes and says, and that killing it at any moment changes no byte of the result."""
+import json
+import random
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+from conftest import BINARY, ENV, ROOT
+
+SMALL = ROOT / "tests/fixtures/models/tinystories-656k"
+FLOATS = ["--threads", "1", "--f32"]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """Prompts whose answers are in capitals."""
+    path = tmp_path_factory.mktemp("data") / "rows.jsonl"
+    words = "cat dog bird tree house girl boy ball sun moon".split()
+    rng = random.Random(1)
+    lines = [json.dumps({"prompt": " ".join(rng.sample(words, 3)) + ":", "completion": " ".join(rng.sample(words, 3)).upper()}) for _ in range(60)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def command(rows, out, *more):
+    return [BINARY, "train", "--model", SMALL, "--data", rows, "--out", out, "--max-length", "96", "--batch-tokens", "256", *FLOATS, *map(str, more)]
+
+
+def train(*args, **kw):
+    return subprocess.run(command(*args), capture_output=True, cwd=ROOT, env=ENV, timeout=300, **kw)
+
+
+def files(directory):
+    return {p.name: p.read_bytes() for p in directory.iterdir()}
+
+
+def losses(stderr):
+    return [float(x) for x in re.findall(r"^step \d+ of .* loss ([0-9.]+)", stderr.decode(), re.M)]
+
+
+def test_an_adapter_is_written(rows, tmp_path):
+    got = train(rows, tmp_path / "out", "--epochs", 6, "--learning-rate", "5e-3", "--eval-fraction", "0.1")
+    assert got.returncode == 0, got.stderr.decode()
+    text, loss = got.stderr.decode(), losses(got.stderr)
+    assert loss[-1] < 0.8 * loss[0]
+    assert "54 rows, 6 held out" in text and "the best so far" in text
+    config = json.loads((tmp_path / "out/adapter_config.json").read_text())
+    assert config["peft_type"] == "LORA" and config["r"] == 16
+    assert sorted(files(tmp_path / "out")) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]  # no job directory is left
+    again = train(rows, tmp_path / "out")
+    assert again.returncode == 1 and b"is not empty" in again.stderr
+
+
+def test_a_model_is_written_and_served(rows, tmp_path):
+    out = tmp_path / "model"
+    got = train(rows, out, "--method", "full", "--random-init", "--epochs", 1)
+    assert got.returncode == 0, got.stderr.decode()
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= set(files(out))
+    text = subprocess.run([BINARY, "generate", "--model", out, "--prompt", "the cat", "--max-new-tokens", "5"], capture_output=True, env=ENV)
+    assert text.returncode == 0, text.stderr.decode()
+
+
+def test_going_on_from_an_adapter(rows, tmp_path):
+    assert train(rows, tmp_path / "one", "--epochs", 3, "--learning-rate", "5e-3", "--lora-r", 4, "--target-modules", "q_proj,v_proj").returncode == 0
+    got = train(rows, tmp_path / "two", "--from", tmp_path / "one", "--max-steps", 1)
+    assert got.returncode == 0
+    first = train(rows, tmp_path / "three", "--max-steps", 1)
+    assert losses(got.stderr)[0] < 0.95 * losses(first.stderr)[0]
+    assert json.loads((tmp_path / "two/adapter_config.json").read_text())["r"] == 4
+
+
+def test_killed_at_any_moment(rows, tmp_path):
+    """As often as it takes to end; the bytes of an unbroken run."""
+    more = ["--epochs", 4, "--save-steps", 1, "--eval-steps", 5, "--eval-fraction", "0.1", "--lora-dropout", "0.1"]
+    began = time.monotonic()
+    assert train(rows, tmp_path / "whole", *more).returncode == 0
+    took = time.monotonic() - began
+    rng, kills = random.Random(2), 0
+    for _ in range(200):
+        with subprocess.Popen(command(rows, tmp_path / "broken", *more), stderr=subprocess.PIPE, cwd=ROOT, env=ENV) as p:
+            try:
+                p.wait(rng.uniform(0.05, 0.6) * took + 0.002 * kills * took)
+            except subprocess.TimeoutExpired:
+                p.kill()
+                kills += 1
+                continue
+            err = p.stderr.read().decode()
+            assert p.returncode == 0, err
+            break
+    assert kills >= 1
+    assert files(tmp_path / "broken") == files(tmp_path / "whole")
+
+
+def test_interrupted(rows, tmp_path):
+    out = tmp_path / "out"
+    with subprocess.Popen(command(rows, out, "--epochs", 1000), stderr=subprocess.PIPE, cwd=ROOT, env=ENV, text=True) as p:
+        for line in p.stderr:
+            if line.startswith("step "):
+                break
+        p.send_signal(signal.SIGINT)
+        rest = p.stderr.read()
+        assert p.wait(60) == 130
+    assert "the same command goes on" in rest and not out.exists()
+    steps = list((tmp_path / "out.train/checkpoints").iterdir())
+    assert steps
+    other = train(rows, out, "--epochs", 999)
+    assert other.returncode == 1 and b"another job" in other.stderr
+
+
+@pytest.mark.parametrize("words, says", [
+    (["--out", "x"], "--data is missing"),
+    (["--data", "x"], "--out is missing"),
+    (["--data", "x", "--out", "y", "--learning-rate", "1e6"], "learning_rate: must be above 0 and at most 1"),
+    (["--data", "x", "--out", "y", "--epochs", "many"], "epochs"),
+    (["--data", "x", "--out", "y", "--epochs"], "--epochs wants a value"),
+    (["--data", "x", "--out", "y", "--schedule", "sine"], "schedule: must be one of constant, linear, cosine"),
+    (["--data", "x", "--out", "y", "--target-modules", "q_prj"], "did you mean q_proj"),
+    (["--data", "x", "--out", "y", "--random-init"], "random_init"),
+    (["--data", "x", "--out", "y", "--method", "dora"], "--method"),
+    (["--data", "x", "--out", "y", "--lora-rnk", "2"], "lora-rnk"),
+])
+def test_called_wrongly(words, says):
+    got = subprocess.run([BINARY, "train", *words], capture_output=True, cwd=ROOT, env=ENV)
+    assert got.returncode == 2 and says in got.stderr.decode() and not got.stdout, got.stderr.decode()
+
+
+def test_what_fails_says_why(rows, tmp_path):
+    def fails(says, *more, data=rows):
+        got = train(data, tmp_path / "no", *more)
+        assert got.returncode == 1 and says in got.stderr.decode(), got.stderr.decode()
+        assert not (tmp_path / "no").exists()
+
+    fails("no/such/file", data="no/such/file")
+    fails("no/such/adapter", "--from", "no/such/adapter")
+    fails("qlora wants a quantised base", "--method", "qlora")
+    fails("wants a base of floats", "--method", "full", "--quantize", "int8")
+    fails("max_length", "--max-length", "100000")
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text('{"prompt": "a", "completion": ""}\n')
+    fails("empty.jsonl", data=empty)
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    got = train(rows, blocked / "out")
+    assert got.returncode == 1 and b"Not a directory" in got.stderr
+
+
+def test_qlora(rows, tmp_path):
+    got = train(rows, tmp_path / "out", "--method", "qlora", "--quantize", "int8", "--epochs", 4, "--learning-rate", "5e-3")
+    assert got.returncode == 0, got.stderr.decode()
+    loss = losses(got.stderr)
+    assert loss[-1] < 0.9 * loss[0]

@@ -1,0 +1,261 @@
+"""What a crash, a full disk or a wrong directory may do to jobs and files: nothing that was acknowledged is lost, a job
+that was broken off ends with the bytes of an unbroken one, and serving goes on.
+
+TANDEM_KILLS=50 for the long run; a handful otherwise."""
+import contextlib
+import os
+import random
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import threading
+import time
+
+import pytest
+import requests
+from conftest import wait_for
+from training import OVER, events, job, jsonl, request, submit, wait_over, wait_step
+
+KILLS = int(os.environ.get("TANDEM_KILLS", 5))
+LONG = {"max_steps": 60 + 25 * KILLS, "n": 40, "save_steps": 8, "lora_dropout": 0.1}
+
+
+def adapter(folder, name):
+    return {p.name: p.read_bytes() for p in sorted((folder / "adapters" / name).iterdir()) if p.name != "tandem.json"}
+
+
+class Client(threading.Thread):
+    """Uploads, starts jobs and reads events as fast as it can, and remembers what was acknowledged."""
+
+    def __init__(self, server, job_id, number):
+        super().__init__()
+        self.server, self.job_id, self.number = server, job_id, number
+        self.files, self.jobs, self.events, self.deleted = {}, [], {}, []
+
+    def run(self):
+        try:
+            for i in range(10000):
+                content = f"{self.number}-{i}-".encode() * 200
+                made = requests.post(self.server.url + "/v1/files", files={"file": ("f", content)}, data={"purpose": "fine-tune"}, timeout=30)
+                if made.status_code == 200:
+                    self.files[made.json()["id"]] = content
+                if i == 2:
+                    made = self.server.post("/train", request(f"small-{self.number}", n=4, max_steps=1))
+                    if made.status_code == 202:
+                        self.jobs.append(made.json()["id"])
+                last = max(self.events, default=0)
+                for e in requests.get(f"{self.server.url}/train/{self.job_id}/events?after={last}", timeout=30).json()["data"]:
+                    self.events[e["id"]] = e
+        except (requests.RequestException, ValueError):
+            pass  # killed
+
+
+def check(server, job_id, clients):
+    """Everything that was acknowledged to anybody is there, as it was."""
+    there = {e["id"]: e for e in events(server, job_id)}
+    for c in clients:
+        for file_id, content in c.files.items():
+            assert server.get(f"/v1/files/{file_id}/content").content == content
+        for small in c.jobs:
+            assert job(server, small)["status"] in (*OVER, "queued", "running")
+        for event_id, e in c.events.items():
+            assert there.get(event_id) == e
+    listed = {f["id"] for f in server.get("/v1/files").json()["data"]}
+    assert {p.name for p in (server.data / "files").glob("*") if not p.name.endswith(".tmp")} <= listed
+
+
+def test_kill_9(start, tmp_path):
+    seed = int(os.environ.get("TANDEM_KILL_SEED", time.time()))
+    print("TANDEM_KILL_SEED", seed)
+    rng, clients = random.Random(seed), []
+    with start("--data-dir", tmp_path / "whole") as s:
+        begun = time.monotonic()
+        found = wait_over(s, submit(s, "long", **LONG), 600)
+        assert found["status"] == "succeeded"
+        each = (time.monotonic() - begun) / (KILLS + 2)
+    job_id = None
+    for number in range(KILLS):
+        s = start("--data-dir", tmp_path / "broken")
+        try:
+            if not job_id:
+                job_id = submit(s, "long", **LONG)
+            wait_for(lambda s=s: not list((s.data / "files").glob("*.tmp")) if (s.data / "files").exists() else True, 10, "the sweep")
+            check(s, job_id, clients)
+            clients.append(Client(s, job_id, number))
+            clients[-1].start()
+            time.sleep(rng.uniform(0, 1.5 * each) if rng.random() < 0.8 else rng.uniform(0, 0.05))
+        finally:
+            s.process.send_signal(signal.SIGKILL)
+            s.process.wait()
+        clients[-1].join()
+    with start("--data-dir", tmp_path / "broken") as s:
+        found = wait_over(s, job_id, 600)
+        assert found["status"] == "succeeded", found
+        for c in clients:
+            for small in c.jobs:
+                assert wait_over(s, small, 100)["status"] == "succeeded"
+        check(s, job_id, clients)
+        steps = [e["step"] for e in events(s, job_id) if e["type"] == "step"]
+        assert set(steps) == set(range(1, LONG["max_steps"] + 1))
+        history = s.get(f"/train/{job_id}/metrics").json()["metrics"]["train_loss"]
+        assert [p["step"] for p in history] == list(range(1, LONG["max_steps"] + 1))
+        assert len(list((s.data / "checkpoints" / job_id / "checkpoints").iterdir())) <= 4
+    assert adapter(tmp_path / "broken", "long") == adapter(tmp_path / "whole", "long")
+    assert sum(len(c.files) for c in clients) > 0
+
+
+def set_running(folder, job_id):
+    db = sqlite3.connect(folder / "jobs.sqlite")
+    with db:
+        assert db.execute("UPDATE jobs SET status = 'running', finished = NULL, adapter_dir = NULL WHERE id = ?", (job_id,)).rowcount == 1
+    db.close()
+
+
+def test_a_crash_between_publishing_and_its_row(start, tmp_path):
+    with start("--data-dir", tmp_path) as s:
+        job_id = submit(s, "twice", max_steps=5)
+        assert wait_over(s, job_id)["status"] == "succeeded"
+    before, inode = adapter(tmp_path, "twice"), (tmp_path / "adapters/twice").stat().st_ino
+    set_running(tmp_path, job_id)
+    with start("--data-dir", tmp_path) as s:
+        assert wait_over(s, job_id)["status"] == "succeeded"
+        assert s.generate(max_new_tokens=2, adapter_id="twice")
+    assert adapter(tmp_path, "twice") == before and (tmp_path / "adapters/twice").stat().st_ino == inode
+
+
+def test_a_crash_before_publishing(start, tmp_path):
+    """The trainer has written its result, and nobody has put it in its place."""
+    with start("--data-dir", tmp_path) as s:
+        job_id = submit(s, "once", dataset={"text": "A ship. It was big.\n\nThe sea was calm all day.\n\nThey went home late."}, max_steps=3)
+        assert wait_over(s, job_id)["status"] == "succeeded"
+    before = adapter(tmp_path, "once")
+    shutil.move(tmp_path / "adapters/once", tmp_path / "checkpoints" / job_id / "result")
+    set_running(tmp_path, job_id)
+    (tmp_path / "inline").mkdir(exist_ok=True)
+    (tmp_path / "inline" / f"{job_id}.txt").write_text("A ship. It was big.\n\nThe sea was calm all day.\n\nThey went home late.")
+    with start("--data-dir", tmp_path) as s:
+        assert wait_over(s, job_id)["status"] == "succeeded", job(s, job_id)
+    assert adapter(tmp_path, "once") == before
+
+
+# ---- disks that do not take it ---------------------------------------------------------------------------------------
+
+def limit(server, size):
+    """No file of the daemon may grow beyond size; -1 lifts it.  What a write beyond it gets is what a full disk gives."""
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def test_files_that_cannot_grow(start, tmp_path):
+    with start("--data-dir", tmp_path) as s:
+        (tmp_path / "data.jsonl").write_text(jsonl(40))
+        job_id = submit(s, "unlucky", dataset={"path": "data.jsonl"}, max_steps=4000, save_steps=5)
+        wait_step(s, job_id, 3)
+        limit(s, 20000)
+        refused = requests.post(s.url + "/v1/files", files={"file": ("f", b"x" * 1_000_000)}, data={"purpose": "fine-tune"}, timeout=30)
+        assert refused.status_code == 507 and "too large" in refused.json()["error"]["message"].lower()
+        found = wait_over(s, job_id)  # readers see it although it cannot be written
+        assert found["status"] == "failed" and found["error"]["message"], found
+        refused = s.post("/train", request("later"))
+        assert refused.status_code == 507 and refused.json()["error"]
+        assert s.generate(max_new_tokens=4) and s.get("/ready").status_code == 200
+        assert not list((tmp_path / "files").glob("*.tmp"))
+        limit(s, resource.RLIM_INFINITY)
+        wait_for(lambda: s.post("/train", request("later", max_steps=2)).status_code == 202, 20, "the store works again")
+        wait_for(lambda: s.metric("tandem_train_jobs", status="failed") == 1, 20, "the last word is written")
+        assert s.post(f"/train/{job_id}/resume", {}).status_code == 200  # and the job can go on
+        wait_for(lambda: job(s, job_id)["step"] > 5, 60, "it goes on")
+        s.post(f"/train/{job_id}/cancel", {})
+        wait_over(s, job_id)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = os.geteuid() == 0 and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", folder], capture_output=True).returncode == 0
+    if not mounted:
+        pytest.skip("cannot mount a small tmpfs here")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk(start, small_disk):
+    with start("--data-dir", small_disk) as s:
+        done = submit(s, "first", max_steps=1)
+        wait_over(s, done)
+        with open(small_disk / "ballast", "wb", buffering=0) as ballast:
+            with contextlib.suppress(OSError):
+                while ballast.write(b"x" * 65536) == 65536:
+                    pass
+            ballast.truncate(max(0, ballast.tell() - (400 << 10)))
+        refused = requests.post(s.url + "/v1/files", files={"file": ("f", b"x" * 3_000_000)}, data={"purpose": "fine-tune"}, timeout=30)
+        assert refused.status_code == 507 and "No space left" in refused.json()["error"]["message"]
+        answer = s.post("/train", request("second", n=4000, max_steps=3000))
+        if answer.status_code == 202:
+            found = wait_over(s, answer.json()["id"])
+            assert found["status"] == "failed" and found["error"]["message"]
+        else:
+            assert answer.status_code == 507
+        assert job(s, done)["status"] == "succeeded" and s.generate(max_new_tokens=2)
+        (small_disk / "ballast").unlink()
+        wait_for(lambda: s.post("/train", request("third", max_steps=1)).status_code == 202, 20, "room again")
+
+
+@pytest.mark.parametrize("folder", ["/proc/tandem-data", "/dev/null/tandem"])
+def test_a_directory_that_cannot_be_made(start, folder):
+    with start("--data-dir", folder) as s:
+        for _ in range(2):
+            refused = s.post("/train", request("nowhere"))
+            assert refused.status_code == 507 and folder in refused.json()["error"]
+        refused = requests.post(s.url + "/v1/files", files={"file": ("f", b"x")}, data={"purpose": "fine-tune"}, timeout=30)
+        assert refused.status_code == 507 and folder in refused.json()["error"]["message"]
+        assert s.get("/train").status_code == 507 and s.generate(max_new_tokens=2)
+
+
+def test_a_database_that_is_none(start, tmp_path):
+    (tmp_path / "jobs.sqlite").write_bytes(b"this is no database" * 100)
+    with start("--data-dir", tmp_path) as s:
+        refused = s.post("/train", request("nothing"))
+        assert refused.status_code == 507 and "not a database" in refused.json()["error"]
+        assert s.generate(max_new_tokens=2)
+
+
+def test_a_database_of_a_newer_version(start, tmp_path):
+    with start("--data-dir", tmp_path) as s:
+        wait_over(s, submit(s, "old", max_steps=1))
+    db = sqlite3.connect(tmp_path / "jobs.sqlite")
+    db.execute("PRAGMA user_version = 1000")
+    db.close()
+    with start("--data-dir", tmp_path) as s:
+        assert "newer tandem" in s.get("/train").json()["error"]
+
+
+def test_a_job_whose_rows_were_taken_away(start, tmp_path):
+    """Between a crash and the restart somebody removed what the job needs: it fails, and the next one runs."""
+    s = start("--data-dir", tmp_path)
+    try:
+        first = submit(s, "robbed", max_steps=3000)
+        second = submit(s, "next", max_steps=1)
+        wait_step(s, first)
+    finally:
+        s.process.send_signal(signal.SIGKILL)
+        s.process.wait()
+    for p in (tmp_path / "inline").glob(f"{first}*"):
+        p.unlink()
+    with start("--data-dir", tmp_path) as again:
+        assert wait_over(again, first)["status"] == "failed"
+        assert wait_over(again, second)["status"] == "succeeded"
+
+
+def test_ids_of_events_do_not_come_back(start, tmp_path):
+    """Deleting a job does not make its events' ids free: Last-Event-ID means the same for ever."""
+    with start("--data-dir", tmp_path) as s:
+        first = submit(s, "gone", max_steps=2)
+        wait_over(s, first)
+        last = events(s, first)[-1]["id"]
+        requests.delete(f"{s.url}/train/{first}", timeout=30)
+        second = submit(s, "new", max_steps=1)
+        wait_over(s, second)
+        assert events(s, second)[0]["id"] > last

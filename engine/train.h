@@ -68,7 +68,7 @@ struct train_params {
     int patience;           /* stop after so many evaluations without improvement; 0: never */
     double min_improvement; /* what counts as one; 0 */
     enum train_recompute recompute;
-    bool f32;         /* products in f32 even where bf16 is faster */
+    bool f32;         /* products in f32 even where bf16 is faster; beside serving those of adapters only */
     bool random_init; /* full: start from random weights of this shape, not the model's */
     uint64_t seed;    /* 42 */
 };

@@ -280,7 +280,7 @@ static bool ends_with(const char *s, const char *end)
 static int copy_others(const char *from, const char *to, struct err *e)
 {
     enum { LIMIT = 256 << 20 };
-    static const char *const kinds[] = {".json", ".txt", ".model", ".jinja"};
+    static const char *const kinds[] = {".json", ".model", ".jinja", "merges.txt", "vocab.txt"};
     int rc = 0;
     DIR *d = opendir(from);
     for (struct dirent *f; d && !rc && (f = readdir(d));) {

@@ -155,20 +155,28 @@ static struct mat site_input(struct train_model *m, int layer, enum product p, s
     return to;
 }
 
+/* x a^T of the site's rank, which may be less than there is room for */
+static struct mat xa_of(const struct site *s, enum product p, const struct kept *k, int rows)
+{
+    struct mat xa = first(k->xa[p], rows);
+    xa.cols = s->r;
+    return xa;
+}
+
 /* xa = x a^T */
 static void site_down(struct train_model *m, int layer, enum product p, struct mat x, const struct kept *k)
 {
     const struct site *s = site_of(m, layer, p);
     if (!s->r) return;
     x = site_input(m, layer, p, x);
-    product(m, first(k->xa[p], x.rows), x, mat_f32(s->a, s->r, s->k), true, 1, false);
+    product(m, xa_of(s, p, k, x.rows), x, mat_f32(s->a, s->r, s->k), true, 1, false);
 }
 
 /* y += scale xa b^T */
 static void site_up(struct train_model *m, int layer, enum product p, struct mat y, const struct kept *k)
 {
     const struct site *s = site_of(m, layer, p);
-    struct mat xa = first(k->xa[p], y.rows);
+    struct mat xa = xa_of(s, p, k, y.rows);
     for (int i = 0; i < s->n_parts; i++) {
         const struct site_part *t = &s->part[i];
         product(m, cols_of(y, t->col, t->n), cols_of(xa, t->at, t->r), mat_f32(t->b, t->n, t->r), true, t->scale, true);
@@ -182,7 +190,7 @@ static void site_back(struct train_model *m, int layer, enum product p, const st
 {
     const struct site *s = site_of(m, layer, p);
     if (!s->r) return;
-    struct mat du = {m->du.p, DT_F32, dy.rows, s->r, s->r}, xa = first(k->xa[p], dy.rows);
+    struct mat du = {m->du.p, DT_F32, dy.rows, s->r, s->r}, xa = xa_of(s, p, k, dy.rows);
     for (int i = 0; i < s->n_parts; i++) {
         const struct site_part *t = &s->part[i];
         struct mat part = cols_of(dy, t->col, t->n);

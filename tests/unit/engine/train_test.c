@@ -298,6 +298,35 @@ static void test_threads_and_recompute(void **state)
     }
 }
 
+/* An adapter whose ranks differ from layer to layer goes on, recomputed or not. */
+static void test_from_patterns(void **state)
+{
+    (void)state;
+    struct model m = open_model("qwen2", "cpu", 1);
+    struct dataset *data = rows_make(20, m.c.vocab, 5);
+    struct err e = {0};
+    char *from = file_join(fixtures, "../adapters/qwen2--ours-patterns");
+    for (int recompute = 0; recompute < 2; recompute++) {
+        char *dir = path_to(recompute ? "again" : "kept"), *out = file_join(dir, "out");
+        struct train_job job = {
+            .p = params(TRAIN_LORA), .data = data, .from = from, .base_name = "b", .dir = dir, .out = out};
+        job.p.recompute = recompute ? RECOMPUTE_ON : RECOMPUTE_OFF;
+        struct run r = {.pause_at = -1};
+        if (!(r.t = train_open(&job, &m, NULL, &e))) fail_msg("%s", e.msg);
+        train_run(r.t, on_event, &r);
+        train_free(r.t);
+        if (r.last != TRAIN_SUCCEEDED) fail_msg("%s", r.text);
+        assert_true(r.loss[r.steps - 1] < r.loss[0]);
+        free(dir);
+        free(out);
+    }
+    same_result("kept", "again", "ranks that differ");
+    free(from);
+    remove_tree(scratch);
+    free(data);
+    model_close(&m);
+}
+
 /* ---- interrupted ------------------------------------------------------------------------------------------------- */
 
 static struct train_params interrupted_params(enum train_method method)
@@ -619,21 +648,14 @@ static void test_schedules(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lora_learns),
-        cmocka_unit_test(test_full_learns),
-        cmocka_unit_test(test_qlora_learns),
-        cmocka_unit_test(test_random_init_learns),
-        cmocka_unit_test(test_cuts),
-        cmocka_unit_test(test_threads_and_recompute),
-        cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_torn),
-        cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_suspicious_norms),
-        cmocka_unit_test(test_other_job),
-        cmocka_unit_test(test_disk),
-        cmocka_unit_test(test_early_stopping),
-        cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_lora_learns),    cmocka_unit_test(test_full_learns),
+        cmocka_unit_test(test_qlora_learns),   cmocka_unit_test(test_random_init_learns),
+        cmocka_unit_test(test_cuts),           cmocka_unit_test(test_threads_and_recompute),
+        cmocka_unit_test(test_from_patterns),  cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_torn),           cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_refused),        cmocka_unit_test(test_suspicious_norms),
+        cmocka_unit_test(test_other_job),      cmocka_unit_test(test_disk),
+        cmocka_unit_test(test_early_stopping), cmocka_unit_test(test_schedules),
     };
     fixtures = argc > 1 ? argv[1] : "tests/fixtures/models";
     snprintf(scratch, sizeof scratch, "/tmp/tandem-train-%d", (int)getpid());

@@ -297,6 +297,21 @@ static void attn_rows(struct bench_all *b, struct seqs q, enum dtype t, struct k
     free(start), free(lens), free(pages), free(slot);
 }
 
+/* Writes every place of the first n pages: memory that nobody wrote is one page of zeros, and lies in the caches. */
+static void kv_fill(struct bench_all *b, struct kv *kv, int n)
+{
+    enum { TOKENS = 512 };
+    float *x = floats(b, (size_t)TOKENS * QKV);
+    int32_t slot[TOKENS];
+    for (int done = 0; x && done < n * KV_PAGE; done += TOKENS) {
+        int T = n * KV_PAGE - done < TOKENS ? n * KV_PAGE - done : TOKENS;
+        for (int i = 0; i < T; i++) slot[i] = done + i;
+        op_rope_kv(b->d,
+                   (struct rope_kv_args){mat_f32(x, T, QKV), HEADS, KV_HEADS, DIM, 0, NULL, NULL, NULL, slot, kv, 0});
+    }
+    drop(b, x);
+}
+
 static void bench_attn(struct bench_all *b, enum dtype t, struct seqs q)
 {
     int used = (q.len + KV_PAGE - 1) / KV_PAGE;
@@ -309,6 +324,7 @@ static void bench_attn(struct bench_all *b, enum dtype t, struct seqs q)
         b->no_memory = true;
         return;
     }
+    kv_fill(b, kv, q.n * used);
     attn_rows(b, q, t, kv, (double)b->d->ops->kv_page_bytes(&one), used);
     b->d->ops->kv_close(b->d, kv);
 }

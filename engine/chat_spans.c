@@ -29,6 +29,7 @@ struct place {
 
 struct lesson {
     struct jstr prompt, mark;
+    bool known; /* it was learnt: an empty mark means that the template writes none */
 };
 
 static struct place place_of(struct jstr page, int message)
@@ -124,25 +125,46 @@ static bool learn(struct chat_view *v, struct jstr page, size_t i, struct lesson
     size_t same = common(bare.text, prompted.text);
     struct place p = place_of(bare.text, (int)i), there = place_of(page, (int)i);
     *l = (struct lesson){.prompt = part(prompted.text, same, prompted.text.n), .mark = {.s = ""}};
-    if (!p.there || p.last > same) return true;
+    l->known = p.there && p.last <= same;
+    if (!l->known) return true;
     struct jstr more = part(prompted.text, p.last, prompted.text.n);
     if (i + 1 < v->messages.list->n && there.there) more = part(page, there.last, page.n);
     l->mark = mark_of(v, part(bare.text, p.last, bare.text.n), more);
     return true;
 }
 
+/* The least of a prompt that still tells whose turn it is: its first line. */
+static size_t first_line(struct jstr prompt)
+{
+    size_t i = 0;
+    while (i < prompt.n && prompt.s[i] == '\n') i++;
+    while (i < prompt.n && prompt.s[i] != '\n') i++;
+    return i < prompt.n ? i + 1 : prompt.n;
+}
+
 /* Where the turn begins to be generated; NOWHERE */
 static ptrdiff_t find_start(struct jstr page, const struct place *p, const struct lesson *l)
 {
-    size_t end = p->there ? p->first : p->after;
-    struct jstr gap = part(page, p->before, end);
-    ptrdiff_t at = find(gap, l->prompt, p->there);
-    if (at != NOWHERE) return (ptrdiff_t)(p->before + l->prompt.n) + at;
-    if (!p->there) return NOWHERE;
-    /* earlier turns may lack the prompt's end: Qwen3's empty thoughts */
-    for (size_t n = l->prompt.n; n-- > SHORTEST_PROMPT;)
-        if (ends_with(gap, part(l->prompt, 0, n))) return (ptrdiff_t)end;
+    struct jstr gap = part(page, p->before, p->there ? p->first : p->after);
+    size_t least = first_line(l->prompt);
+    /* turns may lack the prompt's end: Qwen3's empty thoughts; less than a line of it must stand right before the text
+     */
+    for (size_t n = l->prompt.n; n >= SHORTEST_PROMPT || (n && n == l->prompt.n); n--) {
+        struct jstr some = part(l->prompt, 0, n);
+        ptrdiff_t at = n >= least ? find(gap, some, p->there) : NOWHERE;
+        if (at != NOWHERE) return (ptrdiff_t)(p->before + n) + at;
+        if (p->there && ends_with(gap, some)) return (ptrdiff_t)p->first;
+    }
     return NOWHERE;
+}
+
+/* A template without a prompt: after whatever ends the others' turn, "[/INST]" or a heading's line. */
+static ptrdiff_t find_start_without_prompt(struct jstr page, const struct place *p, const struct lesson *l)
+{
+    size_t at = p->first;
+    if (!l->known || l->prompt.n || !p->there) return NOWHERE;
+    while (at > p->before && page.s[at - 1] != '>' && page.s[at - 1] != ']' && page.s[at - 1] != '\n') at--;
+    return at > p->before ? (ptrdiff_t)at : NOWHERE;
 }
 
 /* messages[:i] with the prompt begins the page, but for an end-of-text token that ends every page */
@@ -219,6 +241,7 @@ static int find_turn(struct chat_view *v, struct jstr page, size_t i, struct les
     ptrdiff_t start = find_start(page, &p, l), end = NOWHERE;
     if (start == NOWHERE && learn(v, page, i, &own)) start = find_start(page, &p, &own);
     if (start == NOWHERE) start = find_start_by_prefix(v, page, &p, i);
+    if (start == NOWHERE) start = find_start_without_prompt(page, &p, &own);
     if (start == NOWHERE && !p.there) return ERR_OK;
     if (start == NOWHERE)
         return err_set(e, ERR_UNSUPPORTED,
@@ -231,6 +254,7 @@ static int find_turn(struct chat_view *v, struct jstr page, size_t i, struct les
     if (end == NOWHERE) end = find_end(page, &p, from, eos_token(v));
     if (end == NOWHERE) end = find_end_by_prefix(v, page, &p, from, i);
     if (end == NOWHERE) end = find_any_mark(page, &p, from);
+    if (end == NOWHERE && own.known && !own.mark.n) end = (ptrdiff_t)from;
     if (end == NOWHERE)
         return err_set(e, ERR_UNSUPPORTED, "cannot tell where messages[%zu] ends on the chat template's page", i);
     if (out->n && out->v[out->n - 1].end > (size_t)start)
@@ -240,10 +264,12 @@ static int find_turn(struct chat_view *v, struct jstr page, size_t i, struct les
     return ERR_OK;
 }
 
-/* {% generation %}: each block belongs to the assistant whose text is in it, else they are counted. */
+/* {% generation %}: each block belongs to the assistant whose text is in it; blocks without any are counted, and what
+ * is left over (an end-of-text token) belongs to the last. */
 static int take_marks(struct chat_view *v, const struct chat_page *page, struct chat_spans *out, struct err *e)
 {
-    size_t n = v->messages.list->n, next = 0;
+    size_t n = v->messages.list->n, next = 0, last = n;
+    while (last > 0 && !v->assistant[last - 1]) last--;
     for (size_t k = 0; k < page->n_marks; k++) {
         struct jmark m = page->marks[k];
         while (next < n && !v->assistant[next]) next++;
@@ -253,7 +279,8 @@ static int take_marks(struct chat_view *v, const struct chat_page *page, struct 
             if (r.origin >= 0 && r.start >= m.start && r.end <= m.end && v->assistant[r.origin])
                 message = (size_t)r.origin;
         }
-        if (message >= n) return err_set(e, ERR_UNSUPPORTED, "the chat template generates more turns than there are");
+        if (!last) return err_set(e, ERR_UNSUPPORTED, "the chat template generates a turn, but there is no assistant");
+        if (message >= n) message = last - 1;
         if (m.end > m.start) add(out, m.start, m.end, message);
         next = message + 1;
     }
@@ -262,7 +289,7 @@ static int take_marks(struct chat_view *v, const struct chat_page *page, struct 
 
 int chat_find_spans(struct chat_view *v, const struct chat_page *page, struct chat_spans *out, struct err *e)
 {
-    struct lesson l = {{.s = ""}, {.s = ""}};
+    struct lesson l = {{.s = ""}, {.s = ""}, false};
     size_t n = v->messages.list->n, last = n;
     int r = ERR_OK;
     if (page->n_marks) {

@@ -46,24 +46,6 @@ enum jnode_type {
     N_CONTINUE,
 };
 
-enum jop {
-    OP_ADD,
-    OP_SUB,
-    OP_MUL,
-    OP_DIV,
-    OP_FLOORDIV,
-    OP_MOD,
-    OP_POW,
-    OP_EQ,
-    OP_NE,
-    OP_LT,
-    OP_LE,
-    OP_GT,
-    OP_GE,
-    OP_IN,
-    OP_NOT_IN
-};
-
 /* What a macro's body mentions, and so what a call of it may pass. */
 enum { MACRO_CALLER = 1, MACRO_KWARGS = 2, MACRO_VARARGS = 4 };
 

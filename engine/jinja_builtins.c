@@ -76,7 +76,7 @@ struct jv jinja_call_builtin(struct jinja *j, const struct jbuiltin *b, struct j
             p += len + optional;
         }
         if (!known)
-            jinja_fail(j, "%s() got an unexpected keyword argument '%.*s'", b->name, (int)(c->keywords[i].name.n % 100),
+            jinja_fail(j, "%s() got an unexpected keyword argument '%.*s'", b->name, jstr_short(c->keywords[i].name),
                        c->keywords[i].name.s);
     }
     return b->fn(j, self, args, c);

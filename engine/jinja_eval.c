@@ -118,8 +118,8 @@ static void bind_rest(struct jinja *j, const struct jinja_macro *m, const struct
     for (int i = 0; i < c->n_keywords; i++) {
         if (used[i]) continue;
         if (!(n->op & MACRO_KWARGS))
-            jinja_fail(j, "macro '%.*s' takes no keyword argument '%.*s'", (int)(n->name.n % 100), n->name.s,
-                       (int)(c->keywords[i].name.n % 100), c->keywords[i].name.s);
+            jinja_fail(j, "macro '%.*s' takes no keyword argument '%.*s'", jstr_short(n->name), n->name.s,
+                       jstr_short(c->keywords[i].name), c->keywords[i].name.s);
         jdict_set(j, kwargs.dict, jv_str(j, c->keywords[i].name), c->keywords[i].value);
     }
     for (int i = n_params; i < c->n; i++) jlist_add(j, varargs.list, c->args[i]);
@@ -127,7 +127,7 @@ static void bind_rest(struct jinja *j, const struct jinja_macro *m, const struct
     if (n->op & MACRO_VARARGS) {
         jscope_set(j, s, p->id_varargs, varargs);
     } else if (c->n > n_params) {
-        jinja_fail(j, "macro '%.*s' takes not more than %d argument(s)", (int)(n->name.n % 100), n->name.s, n_params);
+        jinja_fail(j, "macro '%.*s' takes not more than %d argument(s)", jstr_short(n->name), n->name.s, n_params);
     }
 }
 
@@ -180,8 +180,7 @@ static struct jv apply(struct jinja *j, const struct jnode *n, struct jv input)
 {
     struct jcall c = eval_arguments(j, n, NULL);
     if (!n->builtin)
-        jinja_fail(j, "no %s named '%.*s'", n->type == N_FILTER ? "filter" : "test",
-                   n->name.n < 100 ? (int)n->name.n : 100, n->name.s);
+        jinja_fail(j, "no %s named '%.*s'", n->type == N_FILTER ? "filter" : "test", jstr_short(n->name), n->name.s);
     return jinja_call_builtin(j, n->builtin, input, &c);
 }
 

@@ -248,7 +248,7 @@ FILTER(f_abs)
     if (self.type == J_FLOAT) return jv_float(fabs(self.d));
     if (self.type == J_UNDEF) jinja_fail_undefined(j, self);
     if (!jv_is_int(self, &i)) jinja_fail(j, "bad operand type for abs(): '%s'", jv_type_name(self));
-    return i < 0 ? jinja_binary(j, 1 /* OP_SUB */, jv_int(0), jv_int(i)) : jv_int(i);
+    return i < 0 ? jinja_binary(j, OP_SUB, jv_int(0), jv_int(i)) : jv_int(i);
 }
 
 /* To `precision` decimals, halves to even, correctly for the number's exact value: printf does that. */

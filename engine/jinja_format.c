@@ -156,7 +156,8 @@ static size_t percent(struct jinja *j, struct jtext *out, struct jstr f, size_t 
         if (values->all.type != J_DICT) jinja_fail(j, "format requires a mapping");
         size_t end = (size_t)(close - f.s);
         struct jv *there = jdict_find_text(j, values->all.dict, f.s + at + 1, end - at - 1);
-        if (!there) jinja_fail(j, "there is no '%.*s' to format", (int)(end - at - 1) % 100, f.s + at + 1);
+        if (!there)
+            jinja_fail(j, "there is no '%.*s' to format", jstr_short(jstr_cut(j, f, at + 1, end)), f.s + at + 1);
         v = *there;
         at = end + 1;
     }
@@ -256,7 +257,7 @@ static struct jv find_field(struct jinja *j, struct jstr f, const struct jcall *
     }
     for (int i = 0; v.type == J_MISSING && i < c->n_keywords; i++)
         if (jstr_same(c->keywords[i].name, first)) v = c->keywords[i].value;
-    if (v.type == J_MISSING) jinja_fail(j, "there is no '%.*s' to format", (int)(at % 100), f.s);
+    if (v.type == J_MISSING) jinja_fail(j, "there is no '%.*s' to format", jstr_short(first), f.s);
     while (at < f.n) {
         bool item = f.s[at++] == '[';
         size_t start = at;

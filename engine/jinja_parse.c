@@ -38,7 +38,7 @@ const struct jtoken *jparse_expect(struct jparse *x, int type)
     const struct jtoken *t = x->t;
     if ((int)t->type != type) {
         if (t->type == TOK_NAME)
-            jparse_fail(x, "expected '%s', got '%.*s'", jinja_token_name((enum jtok)type), (int)(t->text.n % 100),
+            jparse_fail(x, "expected '%s', got '%.*s'", jinja_token_name((enum jtok)type), jstr_short(t->text),
                         t->text.s);
         jparse_fail(x, "expected '%s', got '%s'", jinja_token_name((enum jtok)type), jinja_token_name(t->type));
     }
@@ -281,7 +281,7 @@ static struct jnode *parse_statement(struct jparse *x)
     for (size_t i = 0; i < sizeof STATEMENTS / sizeof *STATEMENTS; i++) {
         if (jparse_skip_name(x, STATEMENTS[i].tag)) return STATEMENTS[i].parse(x);
     }
-    jparse_fail(x, "unknown tag '%.*s'", tag->text.n < 100 ? (int)tag->text.n : 100, tag->text.s);
+    jparse_fail(x, "unknown tag '%.*s'", jstr_short(tag->text), tag->text.s);
 }
 
 static bool at_end(const struct jparse *x, const char *const *ends)

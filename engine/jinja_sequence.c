@@ -246,7 +246,7 @@ FILTER(s_sum)
     if (sum.type == J_STR) jinja_fail(j, "sum() can't sum strings [use ''.join(seq) instead]");
     for (size_t i = 0; i < l->n; i++) {
         jinja_work(j, 1);
-        sum = jinja_binary(j, 0 /* OP_ADD */, sum, path_get(j, l->v[i], a[0], MISSING));
+        sum = jinja_binary(j, OP_ADD, sum, path_get(j, l->v[i], a[0], MISSING));
     }
     return sum;
 }
@@ -339,7 +339,7 @@ FILTER(s_map)
         if (!c->n) jinja_fail(j, "map requires a filter argument");
         struct jstr name = jarg_str(j, c->args[0], "filter");
         f = jinja_filter(name);
-        if (!f) jinja_fail(j, "no filter named '%.*s'", (int)(name.n % 100), name.s);
+        if (!f) jinja_fail(j, "no filter named '%.*s'", jstr_short(name), name.s);
     }
     for (size_t i = 0; i < l->n; i++) {
         jinja_work(j, 1);
@@ -362,7 +362,7 @@ static struct jv choose(struct jinja *j, struct jv self, const struct jcall *c, 
     if (c->n > off) {
         struct jstr name = jarg_str(j, c->args[off], "test");
         test = jinja_test(name);
-        if (!test) jinja_fail(j, "no test named '%.*s'", (int)(name.n % 100), name.s);
+        if (!test) jinja_fail(j, "no test named '%.*s'", jstr_short(name), name.s);
     }
     for (size_t i = 0; i < l->n; i++) {
         jinja_work(j, 1);

@@ -9,7 +9,7 @@
 /* self % n of a number, for odd, even, divisibleby */
 static struct jv modulo(struct jinja *j, struct jv self, struct jv n)
 {
-    return jinja_binary(j, 5 /* OP_MOD */, self, n);
+    return jinja_binary(j, OP_MOD, self, n);
 }
 
 TEST(t_odd)

@@ -57,6 +57,25 @@ enum jtype {
     J_JOINER,
 };
 
+/* Operators of two operands. */
+enum jop {
+    OP_ADD,
+    OP_SUB,
+    OP_MUL,
+    OP_DIV,
+    OP_FLOORDIV,
+    OP_MOD,
+    OP_POW,
+    OP_EQ,
+    OP_NE,
+    OP_LT,
+    OP_LE,
+    OP_GT,
+    OP_GE,
+    OP_IN,
+    OP_NOT_IN
+};
+
 struct jinja;
 struct jinja_loop;
 struct jinja_macro;
@@ -221,6 +240,12 @@ bool jstr_same(struct jstr a, struct jstr b);
 size_t jstr_find(struct jinja *j, struct jstr s, size_t from, struct jstr what); /* SIZE_MAX: not there */
 size_t jinja_space(const char *s, size_t n); /* bytes of the white space (Python's) that s[0, n) starts with; 0: none */
 size_t jinja_space_before(const char *s, size_t n); /* the same before its end */
+
+/* for "%.*s" of a name in a message */
+static inline int jstr_short(struct jstr s)
+{
+    return s.n < 100 ? (int)s.n : 100;
+}
 
 /* As Python's str() and repr(). */
 void jtext_value_str(struct jinja *j, struct jtext *t, struct jv v);

@@ -2,6 +2,7 @@
 #include "engine/safetensors.h"
 
 #include "engine/base/buf.h"
+#include "engine/base/check.h"
 #include "engine/base/crc32c.h"
 #include "engine/base/mem.h"
 
@@ -126,7 +127,9 @@ static int put_header(struct st_writer *w, struct err *e)
         memset(head + 8, ' ', size);
         memcpy(head + 8, text, len);
         snprintf(sum, sizeof sum, "%08x", crc32c(0, head + 8, size));
-        memcpy(strstr(head + 8, before) + sizeof before - 1, sum, 8);
+        const char *at = strstr(text, before); /* a quote inside a name or a note is escaped, so only the key itself */
+        CHECK(at);
+        memcpy(head + 8 + (at - text) + sizeof before - 1, sum, 8);
         rc = lseek(w->fd, 0, SEEK_SET) < 0 ? fail(w, e) : put(w, head, w->room, e);
     }
     free(head);

@@ -102,7 +102,8 @@ size_t memory_available(void)
     unsigned long long cached = read_number(stat, "inactive_file ") + read_number(stat, "active_file ");
     used = used > cached ? used - cached : 0;
     if (!bytes) bytes = 1ull << 30;
-    if (limit && limit - used < bytes) bytes = limit > used ? limit - used : 0;
+    unsigned long long left = limit > used ? limit - used : 0;
+    if (limit && left < bytes) bytes = left;
     return (size_t)bytes;
 }
 

@@ -442,14 +442,15 @@ static int load_table(struct loader *l, const char *name, int rows, int cols, st
 static int read_description(struct loader *l, const struct stack *m, struct weight_src *shape)
 {
     const char *says = safetensors_metadata(l->s.f, m->name);
-    char type[16] = "", want[DESCRIPTION_MAX];
-    int group = 0;
+    const char *group = says ? strstr(says, " group ") : NULL;
+    char want[DESCRIPTION_MAX];
     *shape = (struct weight_src){.rows = m->rows, .cols = m->cols, .gate_up = m->gate_up};
-    if (says) sscanf(says, "%15s %*dx%*d group %d", type, &group);
+    size_t len = says ? strcspn(says, " ") : 0;
     for (enum dtype t = DT_NONE + 1; t < DT_COUNT; t++)
-        if (strcmp(type, dtype_name(t)) == 0) shape->t = t;
-    shape->group = group;
-    weights_describe(m, shape->t, group, want);
+        if (len && strncmp(says, dtype_name(t), len) == 0 && !dtype_name(t)[len]) shape->t = t;
+    long n = group ? strtol(group + strlen(" group "), NULL, 10) : 0;
+    shape->group = n > 0 && n <= INT16_MAX ? (int)n : 0;
+    weights_describe(m, shape->t, shape->group, want);
     if (!says || strcmp(says, want))
         return err_set(l->e, ERR_INVALID, "tensor %s: the file says it is \"%.60s\", config.json makes it \"%s\"",
                        m->name, says ? says : "", want);

@@ -168,7 +168,14 @@ struct adamw_args {
 #define TRAIN_OPS(X)                                                                                                   \
     X(gemm)                                                                                                            \
     X(linear_back)                                                                                                     \
-    X(lora) X(embed_back) X(col_sum) X(norm_back) X(rope) X(attn_seq) X(attn_back) X(head_norm_back) X(act_mul_back)   \
-        X(act_back) X(cross_entropy) X(dropout) X(square_sum) X(adamw)
+    X(lora)                                                                                                            \
+    X(embed_back)                                                                                                      \
+    X(col_sum)                                                                                                         \
+    X(norm_back)                                                                                                       \
+    X(rope)                                                                                                            \
+    X(attn_seq)                                                                                                        \
+    X(attn_back)                                                                                                       \
+    X(head_norm_back)                                                                                                  \
+    X(act_mul_back) X(act_back) X(cross_entropy) X(dropout) X(square_sum) X(adamw)
 
 #endif

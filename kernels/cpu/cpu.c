@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -29,7 +30,8 @@ void cpu_unmap(void *p, size_t bytes)
 void *cpu_map(size_t bytes)
 {
     if (bytes > SIZE_MAX / 2) return NULL;
-    size_t pages = (bytes + 4095) / 4096 * 4096 + (bytes == 0) * 4096, slack = bytes >= HUGE_PAGE ? HUGE_PAGE : 0;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE); /* 4 KB; 16 or 64 on some aarch64 */
+    size_t pages = (bytes + page - 1) / page * page + (bytes == 0) * page, slack = bytes >= HUGE_PAGE ? HUGE_PAGE : 0;
     uint8_t *p = mmap(NULL, pages + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return NULL;
     if (!slack) return p;

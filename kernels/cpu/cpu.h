@@ -66,6 +66,7 @@ struct lin_job {
     enum act_kind act;     /* then */
     bool into, accumulate; /* into: y = alpha * (the product) (+ y with accumulate); f32 and linear_bf16_x only, no b */
     float alpha;
+    int k0, k1;         /* linear_bf16_x only: the part of k, even; the sums before k0 are in y */
     int n_blocks, skip; /* skip: pairs between a task and the one that the same thread is likely to take next */
     /* int8 and int4: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0 * q_ld;
      * int4: also -8 times the sum of each group, [n_groups][R] from q_sum + r0 * n_groups.  bf16 of rounded x: q is

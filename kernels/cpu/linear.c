@@ -1,6 +1,9 @@
 /* The driver of matrix products: quantises the activations once, then cuts the output into tasks. */
 #include "kernels/cpu/cpu.h"
 
+enum { HALVE_ROWS = 4 };                     /* fewer rows are rounded one by one */
+enum { DEPTH_MOST = 1280, DEEP_BLOCKS = 8 }; /* of more blocks than these, x and a panel should fit a core's cache */
+
 struct lin_run {
     struct lin_job job;
     const struct isa *isa;
@@ -20,9 +23,15 @@ static void quant_task(void *ctx, int task, int worker)
     int block = task / run->slices, from = task % run->slices * run->slice, to = from + run->slice;
     int row0 = lin_block_row(j, block), R = lin_block_row(j, block + 1) - row0;
     to = to < j->q_ld ? to : j->q_ld;
+    uint32_t *words = (uint32_t *)j->q + (size_t)row0 * j->q_ld / 2;
+    if (bf16 && R >= HALVE_ROWS) {
+        int n = (to < j->x.cols ? to : j->x.cols) - from;
+        if (n > 0)
+            run->isa->products.halve_rows(words + (size_t)from / 2 * R, R, mat_row(&j->x, row0) + from, j->x.ld, n);
+        return;
+    }
     for (int r = 0; r < R && bf16; r++)
-        run->isa->halve_block((uint32_t *)j->q + (size_t)row0 * j->q_ld / 2 + r, R, mat_row(&j->x, row0 + r), j->x.cols,
-                              from, to);
+        run->isa->halve_block(words + r, R, mat_row(&j->x, row0 + r), j->x.cols, from, to);
     for (int r = 0; r < R && !bf16; r++) {
         int row = lin_row(j, row0 + r);
         bool rest = lin_is_rest(j, row0 + r), outlier;
@@ -49,6 +58,7 @@ static bool quantise_rows(struct cpu_dev *d, struct lin_run *r)
     j->q_sum = (int32_t *)(j->q_step + T);
     int want = j->n_blocks >= threads * 4 ? 1 : threads * 4 / j->n_blocks;
     r->slice = ((j->q_ld + want - 1) / want + SLICE - 1) / SLICE * SLICE;
+    if (j->w->t == DT_BF16 && r->slice < 512 && j->n_blocks >= threads * 4) r->slice = 512; /* memory likes it longer */
     double ns = (double)T * j->x.cols / 8;
     if (ns < 4000) r->slice = j->q_ld;
     r->slices = (j->q_ld + r->slice - 1) / r->slice;
@@ -118,7 +128,14 @@ static void run_job(struct dev *head, const struct lin_job *job, const char *op)
     if (row_tasks > POOL_TASKS_MAX / r.pair_tasks) row_tasks = POOL_TASKS_MAX / r.pair_tasks;
     r.blocks_per_task = (r.job.n_blocks + row_tasks - 1) / row_tasks;
     row_tasks = (r.job.n_blocks + r.blocks_per_task - 1) / r.blocks_per_task;
-    cpu_run(d, lin_task, &r, r.pair_tasks * row_tasks, lin_ns(&r.job));
+    int k_pad = job->w->k_pad, parts = 1;
+    if (t == DT_BF16 && r.rounded && !job->gated && r.job.n_blocks > DEEP_BLOCKS)
+        parts = (k_pad + DEPTH_MOST - 1) / DEPTH_MOST;
+    for (int i = 0; i < parts; i++) {
+        r.job.k0 = (int)((int64_t)k_pad / 2 * i / parts) * 2;
+        r.job.k1 = (int)((int64_t)k_pad / 2 * (i + 1) / parts) * 2;
+        cpu_run(d, lin_task, &r, r.pair_tasks * row_tasks, lin_ns(&r.job) / parts);
+    }
 }
 
 void cpu_linear(struct dev *d, const struct linear_args *a)

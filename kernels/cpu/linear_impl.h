@@ -64,6 +64,14 @@ INLINE void block_store(const struct lin_job *j, const struct block *b, int r, i
         v_store_n(to, y, left);
 }
 
+/* what block_store left in y */
+INLINE vf block_sum(const struct lin_job *j, const struct block *b, int r, int panel)
+{
+    const float *y = mat_row(&j->y, b->row + r) + panel_column(j, b->pair, panel);
+    int left = panel_left(j, b->pair, panel);
+    return left >= PANEL ? v_load(y) : left > 0 ? v_load_n(y, left) : v_zero();
+}
+
 /* y = alpha * sum (+ y) */
 INLINE void block_add(const struct lin_job *j, const struct block *b, int r, int panel, vf sum)
 {
@@ -183,18 +191,27 @@ INLINE void block_bf16(const struct lin_job *j, const struct block *b, const int
     STORE_BLOCK(v_add(acc[r][p], bias))
 }
 
-/* of x rounded to bf16, which lies as quantised activations do: [k / 2][R] pairs */
+/* Of x rounded to bf16, which lies as quantised activations do: [k / 2][R] pairs.  A part of k leaves its sums in y for
+ * the next part to go on from: the chain is the same. */
 INLINE void block_bf16_x(const struct lin_job *j, const struct block *b, const int R, const int P)
 {
-    const uint8_t *w = b->w + (size_t)b->panel * 64, *ahead = b->ahead;
-    const uint32_t *x = (const uint32_t *)j->q + (size_t)b->row * j->q_ld / 2;
+    const uint8_t *w = b->w + (size_t)b->panel * 64 + (size_t)j->k0 * 64, *ahead = b->ahead;
+    const uint32_t *x = (const uint32_t *)j->q + (size_t)b->row * j->q_ld / 2 + (size_t)j->k0 / 2 * R;
     vf acc[R_MAX][P_MAX];
-    FOR_R FOR_P acc[r][p] = v_zero();
-    for (int k = 0; k < j->w->k_pad; k += 2, w += 128, x += R) {
+    if (j->k0 == 0) {
+        FOR_R FOR_P acc[r][p] = v_zero();
+    } else {
+        FOR_R FOR_P acc[r][p] = block_sum(j, b, r, b->panel + p);
+    }
+    for (int k = j->k0; k < j->k1; k += 2, w += 128, x += R) {
         vi wk[P_MAX];
         FOR_P wk[p] = i_load(w + (size_t)p * 64);
         FOR_P ahead = prefetch(ahead, b->stride, R);
         FOR_R FOR_P acc[r][p] = v_dot_bf16(acc[r][p], wk[p], x[r]);
+    }
+    if (j->k1 < j->w->k_pad) {
+        FOR_P FOR_R block_store(j, b, r, b->panel + p, acc[r][p]);
+        return;
     }
     STORE_BLOCK_INTO(v_add(acc[r][p], bias))
 }

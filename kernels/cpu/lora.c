@@ -3,7 +3,7 @@
  * whatever its group; parts that overlap are taken in order. */
 #include "kernels/cpu/cpu.h"
 
-enum { RANKS = 8, DOT_ROWS = 16, ROWS = 96, COLUMNS = 512, WORK_TILE = 2 * PAIR * PAIR };
+enum { RANKS = 8, DOT_ROWS = 16, ROWS = 96, COLUMNS = 512, TURN = 2 * PAIR * PAIR };
 
 struct piece { /* of a task: rows of a group by some of the parts */
     const struct lora_group *group;
@@ -57,7 +57,7 @@ static void up_part(const struct lora_run *r, const struct piece *p, const struc
                        .pairs = 1,
                        .k_pad = part->r,
                        .pair_bytes = (size_t)part->r * PAIR * sizeof(float),
-                       .data = (uint8_t *)(tile + WORK_TILE)};
+                       .data = (uint8_t *)(tile + TURN)};
     struct lin_job j = {
         .w = &w,
         .y = rows_of(&r->a->y, p->group->row0 + p->row, p->rows),
@@ -151,7 +151,7 @@ void cpu_lora(struct dev *head, const struct lora_args *a)
     struct cpu_dev *d = cpu_of(head);
     struct count c = list_pieces(a, NULL, NULL);
     size_t pieces = (size_t)(c.down + c.up) * sizeof(struct piece);
-    size_t worker = (WORK_TILE + (size_t)c.rank * PAIR) * sizeof(float);
+    size_t worker = (TURN + (size_t)c.rank * PAIR) * sizeof(float);
     if (!c.up) return;
     struct piece *down = scratch_get(&d->panels, pieces);
     struct lora_run r = {.d = d, .a = a, .xa = scratch_get(&d->turned, c.xa * sizeof(float))};

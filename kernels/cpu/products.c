@@ -10,8 +10,8 @@
 enum { DOT_COLS = 32, DEPTH_MAX = 1280, WIDE_DEPTH = 64, SWAP_COLS = 256 };
 /* Columns of the left factor that a task turns at once (of one that is read by rows many, for the sake of memory), and
  * what a worker needs for it: a slice of a block of rows. */
-enum { BLOCK_MOST = 12, SLICE_LEAST = 128, SLICE_MOST = 512, LEFT_TILE = BLOCK_MOST * SLICE_MOST };
-_Static_assert((int)LEFT_TILE >= 2 * PAIR * PAIR, "the tiles of a panel");
+enum { BLOCK_MOST = 12, SLICE_LEAST = 128, SLICE_MOST = 512, TURN = BLOCK_MOST * SLICE_MOST };
+_Static_assert((int)TURN >= 2 * PAIR * PAIR, "the tiles of a panel");
 
 struct product {
     struct cpu_dev *d;
@@ -58,6 +58,7 @@ static void multiply(const struct product *p, uint8_t *data, int block0, int blo
                        .data = data};
     struct lin_job j = p->job;
     j.w = &w;
+    j.k1 = w.k_pad;
     j.skip = -w.pairs; /* what comes next does not exist yet */
     j.y.p = (float *)j.y.p + (size_t)pair0 * PAIR;
     j.y.cols = p->cols - pair0 * PAIR;
@@ -77,8 +78,8 @@ static void product_task(void *ctx, int task, int worker)
     }
     float *tile = p->d->worker[worker].p;
     for (int pair = pair0; pair < pair1; pair++) {
-        fill_panel(p, tile + LEFT_TILE, pair, tile);
-        multiply(p, (uint8_t *)(tile + LEFT_TILE), block0, block1, pair, pair + 1);
+        fill_panel(p, tile + TURN, pair, tile);
+        multiply(p, (uint8_t *)(tile + TURN), block0, block1, pair, pair + 1);
     }
 }
 
@@ -185,7 +186,7 @@ static void plan_tasks(struct product *p)
 static bool run_chunk(struct product *p)
 {
     int most = p->d->isa->block_rows[p->half ? DT_BF16 : DT_F32], rows = p->job.y.rows;
-    size_t tile = LEFT_TILE * sizeof(float);
+    size_t tile = TURN * sizeof(float);
     p->pairs = (p->cols + PAIR - 1) / PAIR;
     p->job.n_blocks = (rows + most - 1) / most;
     bool wide = p->depth <= WIDE_DEPTH && rows > 24;

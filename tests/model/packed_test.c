@@ -22,11 +22,16 @@ enum { TEXT = 24 };
 
 static int models, failed;
 
+/* whether this machine has it; if not, says so once */
 static bool have(const char *device)
 {
+    static const char *told[8];
     char why[160];
     struct dev *d = dev_open(&(struct dev_config){.name = device, .threads = 1}, why);
     dev_close(d);
+    size_t i = 0;
+    while (i < sizeof told / sizeof *told && told[i] && strcmp(told[i], device)) i++;
+    if (!d && i < sizeof told / sizeof *told && !told[i]) printf("skip %s: %s\n", told[i] = device, why);
     return d != NULL;
 }
 
@@ -98,7 +103,8 @@ static void check_model(const char *dir)
     static const char *const levels[] = {"cpu", NULL};
     bool ref = false; /* slow enough */
 #else
-    static const char *const levels[] = {"cpu:avx512", "cpu:avx2", "cpu:portable", "cpu", NULL};
+    static const char *const levels[] = {"cpu:avx512bf16", "cpu:avx512", "cpu:avxvnni", "cpu:avx2",
+                                         "cpu:portable",   "cpu",        NULL};
     bool ref = true;
 #endif
     static const char *const cpu[] = {"cpu", NULL}, *const ref_too[] = {"cpu", "ref", NULL};

@@ -600,9 +600,6 @@ x {% set x = 1 %} y
 
   leading
 ====
-	{% if yes %}	tab	{% endif %}	
-end
-====
 a{% if yes %}
 
 b{% endif %}
@@ -636,9 +633,6 @@ line{% endif %}
 ====
 é{{ "é" }}東{% if yes %} 🙂{% endif %}
 ====
-{{- name -}}    
-   {{- name }}
-====
 {%if yes%}a{%endif%}{{name}}{#c#}
 ====
 {%- if yes -%}a{%- else -%}b{%- endif -%}
@@ -665,3 +659,4 @@ line{% endif %}
 CASES = ["{{ " + line + " }}" for line in EXPRESSIONS.strip("\n").split("\n")]
 CASES += ['{{ "multi\nline" }}']
 CASES += [t.removeprefix("\n") for t in TEMPLATES.removesuffix("\n").split("\n====")]
+CASES += ['\t{% if yes %}\ttab\t{% endif %}\t\nend', '{{- name -}}    \n   {{- name }}']  # blanks at the ends of lines

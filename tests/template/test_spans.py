@@ -91,6 +91,25 @@ SHAPES = {
     "texts that the template loses": (
         LOOP + "{{ '[' + m.role + ']' }}{% for p in m.content %}{{ p.text }}{% endfor %}{{ '[end]' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
         CHAT, ["[end]", "[end]"]),
+    "system before the last question, no prompt": (
+        "{% set s = messages[0].content %}{{ bos_token }}{% for m in messages[1:] %}{% if m.role == 'user' %}"
+        "{{ '[INST] ' + (s + ' ' if m == (messages | selectattr('role', '==', 'user') | list)[-1] else '') + m.content + '[/INST]' }}"
+        "{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}",
+        CHAT, ["  Hello. </s>", " Ciao</s>"]),
+    "turns have no end": (
+        LOOP + "{{ '<|' + m.role + '|>' + m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% else %}{{ eos_token }}{% endif %}",
+        CHAT, [" Hello. ", "Ciao</s>"]),
+    "the prompt opens a thought that the past has closed": (
+        LOOP + "{{ '[' + m.role + ']\n' }}{% if m.role == 'assistant' %}{{ '<t></t>' }}{% endif %}{{ m.content + '[end]\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '[assistant]\n<t>\n' }}{% endif %}",
+        CHAT, ["</t> Hello. [end]", "</t>Ciao[end]"]),
+    "the prompt opens a thought in its only line": (
+        LOOP + "{{ '[' + m.role + ']' + m.content + '[end]' }}{% endfor %}{% if add_generation_prompt %}{{ '[assistant]<t>' }}{% endif %}",
+        CHAT, [" Hello. [end]", "Ciao[end]"]),
+    "an end that is generated apart": (
+        LOOP + "{{ '[' + m.role + ']' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+        "{% endfor %}{% generation %}{{ eos_token }}{% endgeneration %}",
+        CHAT, [" Hello. ", "Ciao", "</s>"]),
     "nobody": (LOOP + "{{ m.content }}{% endfor %}", [user("a")], []),
     "the assistant is not printed": (LOOP + "{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}", CHAT, []),
     "an empty turn": (
@@ -112,7 +131,7 @@ def test_shape(tool, shape):
     page, spans = tool.render(template, messages, extra=TOKENS, spans=True)
     assert [page[a:b].decode() for a, b, _ in spans] == expected
     said = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
-    assert [m for _, _, m in spans] == said[:len(expected)]
+    assert [m for _, _, m in spans] == (said + said[-1:])[:len(expected)]
 
 
 def test_plain_layout(tool):

@@ -225,6 +225,11 @@ static void event_free(struct event_work *w)
     free(w);
 }
 
+void run_abandon(struct store_work *work)
+{
+    event_free((struct event_work *)work);
+}
+
 static void on_done(struct store_work *work)
 {
     struct event_work *w = (struct event_work *)work;

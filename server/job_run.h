@@ -60,8 +60,9 @@ void run_free(struct run *);   /* job_run.c */
 train_event_fn run_on_event;   /* trainer's thread: job_events.c */
 /* Sends the job's last state to the store; the run ends when it is there. */
 void run_finish(struct run *, enum job_state, const char *code, const char *message); /* job_events.c */
-void run_log(struct run *, const char *level, const char *message);                   /* any thread: job_events.c */
-void run_prepared(void *run, double fraction);                                        /* pool thread: job_events.c */
+void run_abandon(struct store_work *); /* of run_finish or a last event: frees it; job_events.c */
+void run_log(struct run *, const char *level, const char *message); /* any thread: job_events.c */
+void run_prepared(void *run, double fraction);                      /* pool thread: job_events.c */
 /* Loop: an event of the trainer is stored. */
 void jobs_on_event(struct run *, const struct train_event *); /* jobs.c */
 void jobs_on_finished(struct run *);                          /* jobs.c */

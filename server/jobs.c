@@ -351,11 +351,13 @@ static void retry_later(struct jobs *j)
 void jobs_retry(struct jobs *j, struct store_work *w)
 {
     CHECK(!j->retry_work);
+    if (j->stopping) { /* lost with the process; the job is `running` in its row and will go on */
+        run_abandon(w);
+        run_end(j->current);
+        return;
+    }
     j->retry_work = w;
-    if (j->stopping)
-        jobs_stop(j, j->stopped, j->stopped_arg);
-    else
-        retry_later(j);
+    retry_later(j);
 }
 
 /* ---- life ------------------------------------------------------------------------------------------------------ */
@@ -387,8 +389,13 @@ void jobs_stop(struct jobs *j, void (*done)(void *), void *arg)
     j->stopped = done;
     j->stopped_arg = arg;
     uv_timer_stop(&j->retry);
-    /* what could not be stored is lost with the process; the job is `running` in its row and will go on */
-    if (j->claiming || (j->current && !j->retry_work)) {
+    if (j->retry_work) {
+        struct store_work *w = j->retry_work;
+        j->retry_work = NULL;
+        store_send(j->app->store, w); /* once more */
+        return;
+    }
+    if (j->claiming || j->current) {
         struct run *r = j->current;
         if (first && r) {
             atomic_store(&r->stopping, true);

@@ -115,6 +115,14 @@ def test_checkpoints(train, done):
     assert found and all(c["step"] <= 8 for c in found)
 
 
+def test_tensorboard_reads_it(train, done):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    board = EventAccumulator(str(train.data / "tensorboard" / done["id"])).Reload()
+    assert [s.step for s in board.Scalars("train/loss")] == list(range(1, 9))
+    assert [s.step for s in board.Scalars("eval/loss")] == [4, 8]
+    assert abs(board.Scalars("train/loss")[-1].value - done["loss"]) < 1e-5
+
+
 def test_prometheus(train, done):
     assert train.metric("tandem_train_jobs", status="succeeded") >= 1
     assert train.metric("tandem_train_steps_total") >= 8

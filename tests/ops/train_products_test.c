@@ -576,7 +576,7 @@ static void bits_check(const struct bits_case *b, const char *const *levels, int
             float *got = b->run(b, d, 0, b->rows);
             snprintf(label, sizeof label, "%s: %s, %d threads, bf16 x %d", b->name, levels[i], threads, with_bf16_x);
             if (want) compare_bits(label, got, want, n);
-            for (int row = 0; b->by_rows && threads == 2 && row < b->rows; row += b->rows > 64 ? 23 : 1 + row % 3) {
+            for (int row = 0; b->by_rows && threads == 2 && row<b->rows; row += b->rows> 64 ? 23 : 1 + row % 3) {
                 int rows = 1 + row % 3 < b->rows - row ? 1 + row % 3 : b->rows - row;
                 float *alone = b->run(b, d, row, rows);
                 snprintf(label, sizeof label, "%s: %s, rows %d.. alone, bf16 x %d", b->name, levels[i], row,

@@ -124,6 +124,7 @@ void api_root(struct http_req *req)
     if (app->info) put_field(&out, "model_id", app->info->model_id);
     buf_str(&out,
             "\"generate\":\"POST /generate\",\"stream\":\"POST /generate_stream\",\"tokenize\":\"POST /tokenize\","
+            "\"train\":\"POST /train\","
             "\"adapters\":\"GET /adapters\","
             "\"info\":\"GET /info\",\"health\":\"GET /health\",\"ready\":\"GET /ready\",\"metrics\":\"GET /metrics\"}");
     reply_json(req, &out);

@@ -96,15 +96,16 @@ void train_gate_pass(struct train_gate *g)
     g->passed = now;
 }
 
-int train_gate_rows(struct train_gate *g, int rows, double row_cost)
+int train_gate_rows(struct train_gate *g, int rows, double row_cost, double fixed)
 {
     if (!g || rows <= 1) return rows;
     double ns = g->inside && !g->stop ? CUT_SHARE * (double)g->given : CUT_MAX_NS;
     ns = ns < CUT_MIN_NS ? CUT_MIN_NS : ns > CUT_MAX_NS ? CUT_MAX_NS : ns;
-    double most = ns * g->rate / row_cost;
-    int n = most >= rows ? rows : most < 1 ? 1 : (int)most;
+    double most = (ns * g->rate - fixed) / row_cost, least = fixed / (2 * row_cost) + 1;
+    if (most < least) most = least;
+    int n = most >= rows ? rows : (int)most;
     if (n > 16 && n < rows) n -= n % 16; /* whole register blocks */
-    g->cut_next = n * row_cost;
+    g->cut_next = fixed + n * row_cost;
     return n;
 }
 

@@ -31,12 +31,17 @@ static struct mat first(struct mat m, int rows)
     return m;
 }
 
-/* The rows that the next op may take: `row_cost` multiply-adds each. */
-static int turn(struct train_model *m, int rows, double row_cost)
+/* What the gate reckons with, in multiply-adds of a linear op: the time to read a weight once, and to move a float. */
+#define READ_WEIGHT 16.0
+#define MOVE_FLOAT 40.0
+
+/* The rows that the next op may take: a product with a weight of k by n. */
+static int weight_turn(struct train_model *m, int rows, int k, int n)
 {
-    int n = train_gate_rows(m->gate, rows, row_cost);
+    double macs = (double)k * n;
+    int most = train_gate_rows(m->gate, rows, macs, READ_WEIGHT * macs);
     train_gate_pass(m->gate);
-    return n;
+    return most;
 }
 
 static void pass(struct train_model *m)
@@ -48,7 +53,7 @@ static void pass(struct train_model *m)
 static void linear(struct train_model *m, struct mat y, struct mat x, const struct weight *w, const float *b)
 {
     for (int r = 0, n; r < x.rows; r += n) {
-        n = turn(m, x.rows - r, (double)x.cols * y.cols);
+        n = weight_turn(m, x.rows - r, x.cols, y.cols);
         op_linear(m->d, (struct linear_args){rows_of(y, r, n), rows_of(x, r, n), w, b});
     }
 }
@@ -56,7 +61,7 @@ static void linear(struct train_model *m, struct mat y, struct mat x, const stru
 static void linear_back(struct train_model *m, struct mat dx, struct mat dy, const struct weight *w, bool accumulate)
 {
     for (int r = 0, n; r < dy.rows; r += n) {
-        n = turn(m, dy.rows - r, (double)dx.cols * dy.cols);
+        n = weight_turn(m, dy.rows - r, dx.cols, dy.cols);
         op_linear_back(m->d, (struct linear_back_args){rows_of(dx, r, n), rows_of(dy, r, n), w, accumulate});
     }
 }
@@ -66,7 +71,9 @@ static void product(struct train_model *m, struct mat c, struct mat a, struct ma
                     bool accumulate)
 {
     for (int r = 0, n; r < a.rows; r += n) {
-        n = turn(m, a.rows - r, (double)a.cols * c.cols);
+        double cost = (double)a.cols * c.cols + MOVE_FLOAT * (a.cols + c.cols);
+        n = train_gate_rows(m->gate, a.rows - r, cost, 0);
+        pass(m);
         op_gemm(m->d, (struct gemm_args){.c = rows_of(c, r, n),
                                          .a = rows_of(a, r, n),
                                          .b = b,
@@ -249,7 +256,7 @@ struct seqs {
 static struct seqs next_seqs(struct train_model *m, int s, double row_cost)
 {
     const int32_t *start = m->b->q_start;
-    int rows = m->b->n_tokens - start[s], most = train_gate_rows(m->gate, rows, row_cost), end = s + 1;
+    int rows = m->b->n_tokens - start[s], most = train_gate_rows(m->gate, rows, row_cost, 0), end = s + 1;
     while (end < m->b->n_seqs && start[end + 1] - start[s] <= most) end++;
     struct seqs q = {start[s], start[end] - start[s], end - s, m->q_start};
     pass(m);
@@ -262,10 +269,10 @@ static struct seqs next_seqs(struct train_model *m, int s, double row_cost)
     return q;
 }
 
-/* multiply-adds of attention for a token, about */
+/* of a token's attention, about: its multiply-adds take three times those of a linear op */
 static double attn_cost(const struct train_model *m)
 {
-    return (double)m->b->n_tokens / m->b->n_seqs * m->c->heads * m->c->head_dim;
+    return 3.0 * m->b->n_tokens / m->b->n_seqs * m->c->heads * m->c->head_dim;
 }
 
 static void attn_forward(struct train_model *m, int layer, const struct kept *k)

@@ -61,7 +61,7 @@ static void test_null_is_open(void **state)
     (void)state;
     train_gate_pass(NULL);
     train_gate_leave(NULL);
-    assert_int_equal(train_gate_rows(NULL, 1000, 1e9), 1000);
+    assert_int_equal(train_gate_rows(NULL, 1000, 1e9, 0), 1000);
     assert_false(train_gate_wanted(NULL));
     assert_int_equal(train_gate_give(NULL, 1000, NULL, NULL), 0);
 }
@@ -116,12 +116,13 @@ static void test_rows(void **state)
     struct train_gate *g = train_gate_new(NULL, NULL);
     train_gate_open(g);
     train_gate_pass(g);
-    assert_int_equal(train_gate_rows(g, 1, 1e12), 1);
-    assert_int_equal(train_gate_rows(g, 64, 1), 64); /* cheap rows: all of them */
-    int n = train_gate_rows(g, 1000000, 1e6);
+    assert_int_equal(train_gate_rows(g, 1, 1e12, 0), 1);
+    assert_int_equal(train_gate_rows(g, 64, 1, 0), 64); /* cheap rows: all of them */
+    int n = train_gate_rows(g, 1000000, 1e6, 0);
     assert_true(n >= 1 && n < 1000000); /* dear ones are cut */
     assert_true(n <= 16 || n % 16 == 0);
-    assert_int_equal(train_gate_rows(g, 5, 1e15), 1);
+    assert_int_equal(train_gate_rows(g, 5, 1e15, 0), 1);
+    assert_int_equal(train_gate_rows(g, 1000, 1e12, 40e12), 16); /* about half of what is fixed */
     train_gate_free(g);
 }
 

@@ -20,9 +20,9 @@ void train_gate_free(struct train_gate *);
 
 /* Returns when the device is the trainer's for one op more. */
 void train_gate_pass(struct train_gate *);
-/* How many of `rows` rows, of `row_cost` multiply-adds each, to do in the next op: 1 .. rows.  Called before its pass.
- */
-int train_gate_rows(struct train_gate *, int rows, double row_cost);
+/* How many of `rows` rows to do in the next op: 1 .. rows.  An op of n rows costs about fixed + n * row_cost
+ * multiply-adds; what is fixed (a weight is read) is not made to be the most of it.  Called before its pass. */
+int train_gate_rows(struct train_gate *, int rows, double row_cost, double fixed);
 /* The device is not needed for a while: a file is written, or the job ended.  The next pass asks again. */
 void train_gate_leave(struct train_gate *);
 

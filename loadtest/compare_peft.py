@@ -11,11 +11,14 @@ import argparse
 import json
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+
+STEP = re.compile(r"step \d+ of \d+ .*?loss (?P<loss>[\d.]+) .*?(?P<rate>[\d.]+) tokens/s")  # what tandem prints; not of every fast step
 
 TORCH = r"""
 import json, resource, sys, time
@@ -74,12 +77,14 @@ def run_tandem(a, rows_file, quantize):
         command = [a.tandem, "train", "--model", a.model, "--data", rows_file, "--out", os.path.join(d, "adapter"), "--method", "lora",
                    "--threads", str(a.threads), "--lora-r", str(a.rank), "--lora-alpha", str(2 * a.rank), "--learning-rate", "1e-4",
                    "--schedule", "constant", "--warmup-ratio", "0", "--batch-tokens", str(a.rows * a.tokens), "--max-length", str(a.tokens),
-                   "--max-steps", str(a.steps), "--epochs", "1", "--json"]
+                   "--max-steps", str(a.steps), "--epochs", "1", "--keep-duplicates"]
         if quantize:
             command += ["--quantize", quantize]
         lines, peak = run(command)
-    steps = [e for e in (json.loads(line) for line in lines if line.startswith("{")) if e.get("event") == "step"]
-    return [e["tokens_per_s"] for e in steps[1:]], peak, [e["loss"] for e in steps]
+    steps = [m for m in map(STEP.match, lines) if m]
+    if len(steps) < 2:
+        sys.exit("compare_peft.py: tandem printed no steps:\n" + "\n".join(lines[-20:]))
+    return [float(m["rate"]) for m in steps[1:]], peak, [float(m["loss"]) for m in steps]
 
 
 def main():

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -106,24 +107,22 @@ def offline_rate(a, rows):
     p = hyperparameters(a)
     with tempfile.TemporaryDirectory() as d:
         command = [a.tandem, "train", "--model", a.model, "--data", rows, "--out", os.path.join(d, "adapter"), "--method", "lora",
-                   "--threads", str(a.threads), "--quantize", a.quantize, "--json", "--seed", "7", "--epochs", "1000"]
+                   "--threads", str(a.threads), "--quantize", a.quantize, "--seed", "7", "--epochs", "1000"]
         for name in ("learning_rate", "lora_r", "lora_alpha", "batch_tokens", "max_length"):
             command += ["--" + name.replace("_", "-"), str(p[name])]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        begin, steps = None, []
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        rates, begin = [], time.time()
         for line in process.stdout:
-            e = json.loads(line) if line.startswith("{") else {}
-            if e.get("event") != "step":
-                continue
-            steps.append((time.time(), e["tokens"]))
-            begin = begin or steps[0]
-            if steps[-1][0] - begin[0] > a.seconds:
+            m = re.match(r"step \d+ of .*?([\d.]+) tokens/s", line)
+            if m:
+                rates.append(float(m[1]))
+            if len(rates) > 2 and time.time() - begin > a.seconds:
                 break
         process.kill()
         process.wait()
-    if len(steps) < 2:
+    if len(rates) < 2:
         fail("tandem train printed no steps")
-    return (steps[-1][1] - steps[0][1]) / (steps[-1][0] - steps[0][0])
+    return statistics.median(rates[1:])
 
 
 def arrivals(daemon, a, rate, seconds, rng):

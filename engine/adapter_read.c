@@ -398,7 +398,8 @@ static int read_tensors(struct reading *r, struct adapter **out, struct err *e)
         struct lora_pair *p = &a->pair[i];
         if (!p->r) continue;
         p->scale = (float)(a->rslora ? r->alpha[i] / sqrt(p->r) : r->alpha[i] / p->r);
-        rc = fill(r->f, r->found[i].a, p->a, e);
+        if (!isfinite(p->scale)) rc = err_set(e, ERR_INVALID, "the alpha of a module is too large");
+        if (!rc) rc = fill(r->f, r->found[i].a, p->a, e);
         if (!rc) rc = fill(r->f, r->found[i].b, p->b, e);
     }
     if (rc)

@@ -233,7 +233,7 @@ static int find_turn(struct chat_view *v, struct jstr page, size_t i, struct les
     struct place p = place_of(page, (int)i);
     struct lesson own = *l;
     if (out->n && out->v[out->n - 1].end > p.before) p.before = out->v[out->n - 1].end;
-    if (p.there && p.before > p.first)
+    if (p.before > (p.there ? p.first : p.after)) /* printed in another order */
         return err_set(e, ERR_UNSUPPORTED, "the chat template does not print messages[%zu] after the turn before it",
                        i);
     if (!p.whole)

@@ -52,6 +52,15 @@ int dir_sync(const char *path, struct err *e)
     return rc;
 }
 
+static void sync_parent(const char *path)
+{
+    char *p = mem_strdup(path), *slash = strrchr(p, '/');
+    struct err ignored;
+    if (slash && slash != p) *slash = 0;
+    dir_sync(slash ? p : ".", &ignored);
+    free(p);
+}
+
 int dir_make(const char *path, struct err *e)
 {
     char *p = mem_strdup(path);
@@ -60,7 +69,10 @@ int dir_make(const char *path, struct err *e)
         char was = *at;
         if (was && was != '/') continue;
         *at = 0;
-        if (mkdir(p, 0755) && errno != EEXIST) rc = io_error(e, p);
+        if (mkdir(p, 0755) == 0)
+            sync_parent(p);
+        else if (errno != EEXIST)
+            rc = io_error(e, p);
         *at = was;
         if (!was) break;
     }
@@ -81,15 +93,6 @@ void dir_remove(const char *path)
     rmdir(path);
 }
 
-static void sync_parent(const char *path)
-{
-    char *p = mem_strdup(path), *slash = strrchr(p, '/');
-    struct err ignored;
-    if (slash && slash != p) *slash = 0;
-    dir_sync(slash ? p : ".", &ignored);
-    free(p);
-}
-
 int dir_replace(const char *dir, const char *to, struct err *e)
 {
     if (rename(dir, to) == 0) return sync_parent(to), 0;
@@ -102,7 +105,11 @@ int dir_replace(const char *dir, const char *to, struct err *e)
     struct buf old = {0}; /* a file system that cannot */
     buf_printf(&old, "%s.old", to);
     dir_remove(old.data);
-    int rc = rename(to, old.data) || rename(dir, to) ? io_error(e, to) : 0;
+    int rc = rename(to, old.data) ? io_error(e, to) : 0;
+    if (!rc && rename(dir, to)) {
+        rc = io_error(e, to);
+        rename(old.data, to);
+    }
     if (!rc) dir_remove(old.data);
     sync_parent(to);
     buf_free(&old);
@@ -132,12 +139,13 @@ static int newer_first(const void *a, const void *b)
 }
 
 /* The steps of all checkpoints, newest first; *n of them, the caller frees.  Deletes what was not finished. */
-static int64_t *list(const char *dir, int *n)
+static int64_t *list(const char *dir, int *n, struct err *e)
 {
     int64_t *steps = NULL;
     size_t cap = 0;
     *n = 0;
     DIR *d = opendir(dir);
+    if (!d && errno != ENOENT) io_error(e, dir);
     for (struct dirent *f; d && (f = readdir(d));) {
         int64_t step = step_of(f->d_name);
         if (step >= 0) {
@@ -178,7 +186,7 @@ static void remove_step(const char *dir, int64_t step)
 void ckpt_prune(const char *dir, int keep)
 {
     int n;
-    int64_t *steps = list(dir, &n);
+    int64_t *steps = list(dir, &n, NULL);
     for (int i = keep; i < n; i++) remove_step(dir, steps[i]);
     free(steps);
 }
@@ -268,18 +276,22 @@ static const char *check_manifest(char *text, size_t size, uint64_t job, int64_t
 
 /* Reads one checkpoint into the parts.  What is wrong with it, or NULL. */
 static const char *read_step(const char *path, uint64_t job, int64_t step, const struct ckpt_part *part, int n,
-                             bool *other)
+                             bool *other, struct err *io)
 {
     struct err e = {0};
     char *text = NULL, *manifest = file_join(path, "manifest");
     size_t size = 0;
     uint32_t *sum = mem_array((size_t)n, sizeof *sum);
     struct file_map *map = mem_array((size_t)n, sizeof *map);
-    const char *wrong = file_read(manifest, MANIFEST_MAX, &text, &size, &e) ? "it has no manifest" : NULL;
+    int rc = file_read(manifest, MANIFEST_MAX, &text, &size, &e);
+    const char *wrong = rc ? "it has no manifest" : NULL;
+    if (rc && rc != ERR_NOT_FOUND && rc != ERR_INVALID) *io = e; /* no descriptor, no memory: it may be whole */
     if (!wrong) wrong = check_manifest(text, size, job, step, part, n, sum, other);
     for (int i = 0; i < n && !wrong; i++) {
         char *file = part_path(path, part[i].name);
-        if (file_map(&map[i], file, &e) || map[i].size != part[i].bytes) wrong = "a file of it is missing or cut short";
+        rc = file_map(&map[i], file, &e);
+        if (rc || map[i].size != part[i].bytes) wrong = "a file of it is missing or cut short";
+        if (rc && rc != ERR_NOT_FOUND) *io = e;
         if (!wrong && crc32c(0, map[i].data, map[i].size) != sum[i]) wrong = "a file of it is damaged";
         free(file);
     }
@@ -297,13 +309,17 @@ int ckpt_read(const char *dir, uint64_t job, const struct ckpt_part *part, int n
               struct err *e)
 {
     int found, rc = 0;
-    int64_t *steps = list(dir, &found);
+    struct err io = {0};
+    int64_t *steps = list(dir, &found, &io);
+    rc = io.code;
     *step = -1;
     for (int i = 0; i < found && *step < 0 && !rc; i++) {
         char *path = path_of(dir, steps[i]);
         bool other = false;
-        const char *wrong = read_step(path, job, steps[i], part, n, &other);
-        if (!wrong) {
+        const char *wrong = read_step(path, job, steps[i], part, n, &other, &io);
+        if (io.code) {
+            rc = io.code;
+        } else if (!wrong) {
             *step = steps[i];
         } else if (other) {
             rc = err_set(e, ERR_INVALID, "%s: %s: the data, the model or the parameters were others", path, wrong);
@@ -314,5 +330,6 @@ int ckpt_read(const char *dir, uint64_t job, const struct ckpt_part *part, int n
         free(path);
     }
     free(steps);
+    if (io.code && e) *e = io;
     return rc;
 }

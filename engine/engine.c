@@ -131,7 +131,7 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     g->stats.pages_total = g->now.pages_total = m->pages;
     g->share = (struct train_share){.budget_ns = 1e9 * (c->train_itl_budget > 0 ? c->train_itl_budget : 0.05),
                                     .slowdown = c->train_slowdown >= 1 ? c->train_slowdown : 1.2};
-    g->gate = train_gate_new(wake_engine, g);
+    g->gate = train_gate_new(g->s.model.d, wake_engine, g);
     training_init(&g->training, &g->s, g->gate);
     return g;
 }

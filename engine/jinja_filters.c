@@ -274,6 +274,7 @@ FILTER(f_round)
     if (jstr_same(method, jstr_of("common"))) {
         if (jv_is_int(self, &i) && precision >= 0) return jv_int(i);
         double r = round_to(d, precision);
+        if (jv_is_int(self, &i) && fabs(r) >= 0x1p63) jinja_fail(j, "integers of more than 64 bits are not supported");
         return jv_is_int(self, &i) ? jv_int((int64_t)r) : jv_float(r);
     }
     bool up = jstr_same(method, jstr_of("ceil"));

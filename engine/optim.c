@@ -31,11 +31,6 @@ size_t optim_add(struct optim *o, size_t n, bool decay)
     return at;
 }
 
-size_t optim_bytes(const struct optim *o)
-{
-    return o->n * 4 * sizeof(float);
-}
-
 int optim_alloc(struct optim *o, struct err *e)
 {
     float **arrays[] = {&o->p, &o->g, &o->m, &o->v};
@@ -106,7 +101,7 @@ void optim_step(struct optim *o, const struct train_params *t, double rate, doub
     }
 }
 
-int64_t optim_warmup(const struct train_params *t, int64_t steps)
+static int64_t optim_warmup(const struct train_params *t, int64_t steps)
 {
     int64_t w = t->warmup_steps >= 0 ? t->warmup_steps : (int64_t)ceil(t->warmup_ratio * (double)steps);
     return w < steps ? w : steps;

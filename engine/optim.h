@@ -29,7 +29,6 @@ struct optim {
 void optim_init(struct optim *, struct dev *, struct train_gate *);
 /* Where n more parameters begin in each array. */
 size_t optim_add(struct optim *, size_t n, bool decay);
-size_t optim_bytes(const struct optim *); /* of the four arrays */
 int optim_alloc(struct optim *, struct err *);
 void optim_free(struct optim *);
 
@@ -42,7 +41,6 @@ void optim_step(struct optim *, const struct train_params *, double rate, double
 /* The learning rate of step 0 .. steps - 1: warm-up w rises as (step + 1) / w, then the schedule falls over the steps
  * that are left, from the whole rate to min_lr_ratio of it. */
 double optim_rate(const struct train_params *, int64_t step, int64_t steps);
-int64_t optim_warmup(const struct train_params *, int64_t steps);
 
 /* Sets n floats of device memory to zero. */
 void dev_zero(struct dev *, float *, size_t n);

@@ -182,12 +182,17 @@ static int load(struct train *t, struct err *e)
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-static enum outcome device_failed(struct train *t, struct err *e)
+/* An op of this job failed.  Beside serving the gate has the error: the device's is of who has the device. */
+static bool device_failed(struct train *t, struct err *e)
 {
-    const struct dev_error *w = &t->d->error;
-    err_set(e, ERR_NOMEM, "device: op %s: %s", w->op, w->msg);
-    dev_clear_error(t->d);
-    return FAILED;
+    struct dev_error w;
+    if (t->gate ? !train_gate_error(t->gate, &w) : !t->d->error.op) return false;
+    if (!t->gate) {
+        w = t->d->error;
+        dev_clear_error(t->d);
+    }
+    err_set(e, ERR_NOMEM, "device: op %s: %s", w.op, w.msg);
+    return true;
 }
 
 static enum outcome asked(struct train *t)
@@ -212,7 +217,7 @@ static enum outcome run_step(struct train *t, struct train_rows *rows, int64_t s
         if (o != GO_ON) return o;
         micro_fill(&t->micro, rows, &b, i, (uint64_t)tokens);
         struct train_loss l = train_model_run(&t->tm, &t->micro, back, (float)(1 / (double)targets));
-        if (t->d->error.op) return device_failed(t, e);
+        if (device_failed(t, e)) return FAILED;
         sum->loss += l.sum;
         sum->hits += l.hits;
         tokens += t->micro.n_tokens;
@@ -276,8 +281,9 @@ static enum outcome train_step(struct train *t, struct err *e)
     double norm = optim_grad_norm(&t->o), loss = sum.loss / (double)sum.targets;
     double rate = optim_rate(&t->p, t->st.step, t->plan.steps) * t->st.rate_scale;
     bool good = isfinite(loss) && isfinite(norm);
+    if (device_failed(t, e)) return FAILED;
     if (good) update(t, rate, norm);
-    if (t->d->error.op) return device_failed(t, e);
+    if (device_failed(t, e)) return FAILED;
 
     double took = (double)(clock_now() - start) * 1e-9;
     t->st.step++;
@@ -449,6 +455,18 @@ static int check_base(const struct train *t, struct err *e)
 
 static const double GIB = 1024.0 * 1024 * 1024;
 
+/* What ops take for themselves, attention most of all (packed keys; gradients of the longest sequence, or of about a
+ * thousand rows), and what is kept of each row of data. */
+static size_t scratch_bytes(const struct train *t)
+{
+    const double SPARE = 1.25, ROW_BYTES = 40;
+    const struct model_config *c = &t->model->c;
+    double rows = t->tm.max_tokens, longest = t->p.max_length > 1024 ? t->p.max_length : 1024;
+    double dim = (c->head_dim + 15) / 16 * 16, wave = longest < rows ? longest : rows;
+    double forward = rows * c->kv_heads * 2 * dim * 4, back = wave * dim * 4 * (2.0 * c->heads + 3.0 * c->kv_heads);
+    return (size_t)((forward > back ? forward : back) * SPARE + ROW_BYTES * (double)(t->rows.n + t->eval.n));
+}
+
 /* Chooses whether activations are computed again, and refuses what does not fit. */
 static int plan_memory(struct train *t, struct err *e)
 {
@@ -459,11 +477,11 @@ static int plan_memory(struct train *t, struct err *e)
     p->trainable = t->o.trained;
     p->state_bytes = (size_t)copies * t->o.n * sizeof(float) + (t->lora_method ? 0 : train_full_bytes(&t->full));
     t->tm.recompute = t->p.recompute == RECOMPUTE_ON;
-    p->activation_bytes = train_model_bytes(&t->tm);
+    p->activation_bytes = train_model_bytes(&t->tm) + scratch_bytes(t);
     double need = (double)p->state_bytes + (double)p->activation_bytes;
     if (t->p.recompute == RECOMPUTE_AUTO && need > 0.6 * (double)room) {
         t->tm.recompute = true;
-        p->activation_bytes = train_model_bytes(&t->tm);
+        p->activation_bytes = train_model_bytes(&t->tm) + scratch_bytes(t);
         need = (double)p->state_bytes + (double)p->activation_bytes;
     }
     p->recompute = t->tm.recompute;
@@ -515,13 +533,14 @@ static void hash_job(struct train *t)
     if (p != t->o.p) t->d->ops->download(t->d, p, t->o.p, t->o.n * sizeof(float));
     t->hash = train_job_hash(&t->p, dataset_hash(t->job.data), t->job.eval ? dataset_hash(t->job.eval) : 0,
                              t->model->w.file, p, t->o.n);
+    /* what the base is multiplied as is not in its file */
+    t->hash = rng_mix(t->hash ^ rng_mix((uint64_t)t->model->w.type << 1 | t->d->bf16_x));
 }
 
 /* All that can be said without the device: nothing is computed or taken. */
 static int plan_all(struct train *t, struct err *e)
 {
     uint64_t left_out = 0;
-    train_gate_leave(t->gate); /* until there is something to compute */
     int rc = train_params_check(&t->p, &t->model->c, e);
     if (!rc) rc = check_base(t, e);
     if (!rc) rc = train_rows_open(&t->rows, &t->eval, &t->job, &t->p, t->model->c.vocab, &left_out, e);
@@ -549,6 +568,7 @@ static int plan_all(struct train *t, struct err *e)
 
 static int open_all(struct train *t, struct err *e)
 {
+    train_gate_leave(t->gate); /* until there is something to compute */
     int rc = plan_all(t, e);
     if (!rc) rc = take_memory(t, e);
     if (rc) return rc;

@@ -44,7 +44,7 @@ enum train_target {
 struct train_params {
     enum train_method method;
     double epochs;                /* (0, 1000]; 3 */
-    int64_t max_steps;            /* > 0: ends there, whatever epochs says; 0 */
+    int64_t max_steps;            /* > 0: ends there at the latest; 0 */
     int batch_tokens;             /* tokens of an optimizer step, about; 16..1048576; 2048 */
     int micro_tokens;             /* tokens computed at once; 0: batch_tokens, at most 2048, at least max_length */
     int max_length;               /* rows are cut to so many tokens; 8..the model's; 512 */

@@ -2,6 +2,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "kernels/ops.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -18,6 +19,7 @@
 enum turn { AWAY, WAITING, INSIDE };
 
 struct train_gate {
+    struct dev *d;
     void (*wake)(void *);
     void *wake_arg;
     pthread_mutex_t lock;
@@ -31,16 +33,17 @@ struct train_gate {
     void *stop_arg;
 
     /* the trainer's own */
+    struct dev_error error;
     bool inside;
     double rate;              /* of cut ops, multiply-adds a ns */
     double cut_now, cut_next; /* cost of the cut op that runs, and of the next one; 0: that op was not cut */
     uint64_t passed;          /* when it passed last */
 };
 
-struct train_gate *train_gate_new(void (*wake)(void *), void *arg)
+struct train_gate *train_gate_new(struct dev *d, void (*wake)(void *), void *arg)
 {
     struct train_gate *g = mem_zalloc(sizeof *g);
-    *g = (struct train_gate){.wake = wake, .wake_arg = arg, .rate = FIRST_RATE};
+    *g = (struct train_gate){.d = d, .wake = wake, .wake_arg = arg, .rate = FIRST_RATE};
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->to_trainer, NULL);
     pthread_cond_init(&g->to_engine, NULL);
@@ -75,6 +78,22 @@ static void wait_outside(struct train_gate *g)
     pthread_mutex_unlock(&g->lock);
 }
 
+/* While the device is still the trainer's. */
+static void keep_error(struct train_gate *g)
+{
+    if (!g->d || !g->d->error.op) return;
+    if (!g->error.op) g->error = g->d->error;
+    dev_clear_error(g->d);
+}
+
+bool train_gate_error(struct train_gate *g, struct dev_error *out)
+{
+    if (g->inside) keep_error(g);
+    *out = g->error;
+    g->error.op = NULL;
+    return out->op != NULL;
+}
+
 static bool may_go_on(const struct train_gate *g, uint64_t now)
 {
     if (atomic_load_explicit(&g->open, memory_order_relaxed)) return true;
@@ -88,7 +107,10 @@ void train_gate_pass(struct train_gate *g)
     if (g->cut_now > 0 && now > g->passed) g->rate += RATE_WEIGHT * (g->cut_now / (double)(now - g->passed) - g->rate);
     g->cut_now = g->cut_next;
     g->cut_next = 0;
-    if (g->inside && !may_go_on(g, now)) g->inside = false;
+    if (g->inside && !may_go_on(g, now)) {
+        keep_error(g);
+        g->inside = false;
+    }
     if (!g->inside) {
         wait_outside(g);
         now = clock_now();
@@ -109,9 +131,15 @@ int train_gate_rows(struct train_gate *g, int rows, double row_cost, double fixe
     return n;
 }
 
+void train_gate_took(struct train_gate *g, double cost)
+{
+    if (g && g->cut_next > 0) g->cut_next = cost;
+}
+
 void train_gate_leave(struct train_gate *g)
 {
     if (!g) return;
+    if (g->inside) keep_error(g);
     pthread_mutex_lock(&g->lock);
     g->turn = AWAY;
     g->inside = false;

@@ -10,10 +10,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct dev;
+struct dev_error;
 struct train_gate;
 
-/* wake(arg) is called on the trainer's thread when it begins to want the device, while the engine may be asleep. */
-struct train_gate *train_gate_new(void (*wake)(void *), void *arg);
+/* d: the device, for errors of the trainer's ops; NULL: they stay in it.  wake(arg) is called on the trainer's thread
+ * when it begins to want the device, while the engine may be asleep. */
+struct train_gate *train_gate_new(struct dev *d, void (*wake)(void *), void *arg);
 void train_gate_free(struct train_gate *);
 
 /* ---- the trainer's thread; a gate of NULL is always open ---- */
@@ -25,6 +28,12 @@ void train_gate_pass(struct train_gate *);
 int train_gate_rows(struct train_gate *, int rows, double row_cost, double fixed);
 /* The device is not needed for a while: a file is written, or the job ended.  The next pass asks again. */
 void train_gate_leave(struct train_gate *);
+
+/* Takes the first error of an op since the last call; false: none.  The gate keeps errors, so that what fails in
+ * training does not end requests, whose errors the device has. */
+bool train_gate_error(struct train_gate *, struct dev_error *out);
+/* What the op of the last train_gate_rows costs after all, where its rows could not be cut as allowed. */
+void train_gate_took(struct train_gate *, double cost);
 
 /* ---- the engine's thread ---- */
 

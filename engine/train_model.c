@@ -259,6 +259,7 @@ static struct seqs next_seqs(struct train_model *m, int s, double row_cost)
     int rows = m->b->n_tokens - start[s], most = train_gate_rows(m->gate, rows, row_cost, 0), end = s + 1;
     while (end < m->b->n_seqs && start[end + 1] - start[s] <= most) end++;
     struct seqs q = {start[s], start[end] - start[s], end - s, m->q_start};
+    train_gate_took(m->gate, q.rows * row_cost);
     pass(m);
     if (q.n == m->b->n_seqs) return q;
     for (int i = 0, from; i <= q.n; i++) {

@@ -65,7 +65,7 @@ int train_params_check(struct train_params *p, const struct model_config *c, str
         {"weight_decay", p->weight_decay, 0, 10, false, false},
         {"beta1", p->beta1, 0, 0.99999, false, false},
         {"beta2", p->beta2, 0, 0.9999999, false, false},
-        {"epsilon", p->epsilon, 0, 1, true, false},
+        {"epsilon", p->epsilon, 1e-30, 1, false, false},
         {"max_grad_norm", p->max_grad_norm, 0, 1e9, false, false},
         {"lora_r", lora ? p->lora_r : 1, 1, 256, false, true},
         {"lora_alpha", lora ? p->lora_alpha : 1, 0, 4096, true, false},

@@ -3,6 +3,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/train_share.h"
+#include "kernels/ops.h"
 
 #include <limits.h>
 #include <pthread.h>
@@ -71,7 +72,7 @@ static void test_turns(void **state)
 {
     (void)state;
     struct world w = {.ops = 2000, .leave_every = 50};
-    w.gate = train_gate_new(count_wake, &w);
+    w.gate = train_gate_new(NULL, count_wake, &w);
     pthread_t t;
     pthread_create(&t, NULL, trainer, &w);
     while (!atomic_load(&w.end)) {
@@ -91,7 +92,7 @@ static void test_stop(void **state)
 {
     (void)state;
     struct world w = {.ops = 1 << 30};
-    w.gate = train_gate_new(count_wake, &w);
+    w.gate = train_gate_new(NULL, count_wake, &w);
     pthread_t t;
     pthread_create(&t, NULL, trainer, &w);
     while (!train_gate_wanted(w.gate)) {
@@ -113,7 +114,7 @@ static void test_stop(void **state)
 static void test_rows(void **state)
 {
     (void)state;
-    struct train_gate *g = train_gate_new(NULL, NULL);
+    struct train_gate *g = train_gate_new(NULL, NULL, NULL);
     train_gate_open(g);
     train_gate_pass(g);
     assert_int_equal(train_gate_rows(g, 1, 1e12, 0), 1);
@@ -124,6 +125,27 @@ static void test_rows(void **state)
     assert_int_equal(train_gate_rows(g, 5, 1e15, 0), 1);
     assert_int_equal(train_gate_rows(g, 1000, 1e12, 40e12), 16); /* about half of what is fixed */
     train_gate_free(g);
+}
+
+/* An op of the trainer fails: the engine, which has the device next, sees nothing of it. */
+static void test_errors(void **state)
+{
+    (void)state;
+    char why[160];
+    struct dev *d = dev_open(&(struct dev_config){.name = "ref"}, why);
+    struct train_gate *g = train_gate_new(d, NULL, NULL);
+    struct dev_error e;
+    train_gate_open(g);
+    train_gate_pass(g);
+    assert_false(train_gate_error(g, &e));
+    dev_fail(d, "gemm", "out of memory");
+    train_gate_leave(g);
+    assert_null(d->error.op);
+    assert_true(train_gate_error(g, &e));
+    assert_string_equal(e.op, "gemm");
+    assert_false(train_gate_error(g, &e));
+    train_gate_free(g);
+    dev_close(d);
 }
 
 static void test_share(void **state)
@@ -147,8 +169,8 @@ static void test_share(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_null_is_open), cmocka_unit_test(test_turns), cmocka_unit_test(test_stop),
-        cmocka_unit_test(test_rows),         cmocka_unit_test(test_share),
+        cmocka_unit_test(test_null_is_open), cmocka_unit_test(test_turns),  cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_rows),         cmocka_unit_test(test_errors), cmocka_unit_test(test_share),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -328,7 +328,7 @@ static void test_gate(void **state)
         struct way w = {.moved_b = true, .full = full};
         struct gradient a = gradient_of("llama-gqa", data, &w);
         pthread_t thread;
-        w.gate = train_gate_new(NULL, NULL);
+        w.gate = train_gate_new(NULL, NULL, NULL);
         atomic_store(&give, true);
         pthread_create(&thread, NULL, giver, w.gate);
         struct gradient b = gradient_of("llama-gqa", data, &w);

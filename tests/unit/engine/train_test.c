@@ -13,11 +13,13 @@
 #include "engine/base/mem.h"
 #include "engine/model.h"
 #include "engine/train.h"
+#include "engine/train_gate.h"
 #include "tests/train/rows.h"
 
 #include <dirent.h>
 #include <fcntl.h>
 #include <math.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -518,6 +520,36 @@ static void test_refused(void **state)
     model_close(&quantised);
 }
 
+static void *wait_for_device(void *gate)
+{
+    train_gate_pass(gate);
+    return NULL;
+}
+
+/* A job is planned while another one trains: whose turn it is on the device is none of the plan's business. */
+static void test_plan_beside(void **state)
+{
+    (void)state;
+    struct model m = open_model("llama-gqa", "cpu", 1);
+    struct dataset *data = rows_make(8, m.c.vocab, 3);
+    struct train_job job = {.p = params(TRAIN_LORA), .data = data, .dir = scratch};
+    struct train_gate *gate = train_gate_new(m.d, NULL, NULL);
+    struct train_plan plan;
+    struct err e = {0};
+    pthread_t trainer;
+    pthread_create(&trainer, NULL, wait_for_device, gate);
+    while (!train_gate_wanted(gate)) {
+    }
+    assert_int_equal(train_plan_job(&job, &m, gate, &plan, &e), 0);
+    assert_true(plan.steps > 0);
+    assert_true(train_gate_wanted(gate));
+    train_gate_open(gate);
+    pthread_join(trainer, NULL);
+    train_gate_free(gate);
+    free(data);
+    model_close(&m);
+}
+
 /* A directory with another job's checkpoint. */
 static void test_other_job(void **state)
 {
@@ -656,6 +688,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_refused),        cmocka_unit_test(test_suspicious_norms),
         cmocka_unit_test(test_other_job),      cmocka_unit_test(test_disk),
         cmocka_unit_test(test_early_stopping), cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_plan_beside),
     };
     fixtures = argc > 1 ? argv[1] : "tests/fixtures/models";
     snprintf(scratch, sizeof scratch, "/tmp/tandem-train-%d", (int)getpid());

@@ -202,22 +202,23 @@ static void after_load(uv_work_t *w, int status)
 
 static void on_bridge_closed(void *arg)
 {
-    (void)arg; /* nothing is left in the loop: uv_run returns */
+    struct server *s = arg;
+    s->app.engine = NULL;
+    s->app.info = NULL;
+    uv_timer_stop(&s->drain_timer);
+    uv_close((uv_handle_t *)&s->drain_timer, NULL); /* nothing is left in the loop: uv_run returns */
 }
 
 static void on_store_closed(void *arg)
 {
     struct server *s = arg;
-    s->app.engine = NULL;
-    s->app.info = NULL;
-    uv_close((uv_handle_t *)&s->drain_timer, NULL);
+    /* what is on the pool reads the engine: the bridge waits for it, and only then closes the engine */
     bridge_close(s->app.bridge, on_bridge_closed, s);
 }
 
 static void on_jobs_stopped(void *arg)
 {
     struct server *s = arg;
-    uv_timer_stop(&s->drain_timer);
     jobs_free(s->app.jobs);
     store_close(s->app.store, on_store_closed, s);
 }
@@ -227,7 +228,7 @@ static void on_jobs_stopped(void *arg)
 static void on_stop_timeout(uv_timer_t *t)
 {
     struct server *s = t->data;
-    log_warn("training did not stop in time: ending without it");
+    log_warn("training, or the reading of a data set, did not stop in time: ending without it");
     _exit(s->status);
 }
 

@@ -260,3 +260,25 @@ def test_ids_of_events_do_not_come_back(start, tmp_path):
         second = submit(s, "new", max_steps=1)
         wait_over(s, second)
         assert events(s, second)[0]["id"] > last
+
+
+# ---- ends ------------------------------------------------------------------------------------------------------------
+
+def test_the_end_waits_for_what_reads_the_model(start, tmp_path):
+    """Two signals while data is prepared: nothing is closed under it, and nothing is left of rows that came inline."""
+    tmp_path.joinpath("big.jsonl").write_text("".join('{"text":"Once upon a time there was a number %d in the garden. %s"}\n' % (i, "It played. " * 8) for i in range(60000)))
+    for body in ({"dataset": {"path": "big.jsonl"}}, {"dataset": [{"text": f"The {i}. ship is big."} for i in range(20000)]}):
+        with start("--data-dir", tmp_path) as s:
+            def ask(s=s, body=body):
+                with contextlib.suppress(requests.RequestException):
+                    s.post("/train/validate", body)
+            asker = threading.Thread(target=ask)
+            asker.start()
+            wait_for(lambda: list((tmp_path / "cache").glob("*")) or not asker.is_alive(), 30, "preparing")
+            s.signal()
+            time.sleep(0.1)
+            s.signal()
+            assert s.wait() == 0
+            asker.join()
+        shutil.rmtree(tmp_path / "cache")
+        assert not list((tmp_path / "inline").glob("*")) if (tmp_path / "inline").exists() else True

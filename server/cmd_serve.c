@@ -159,6 +159,7 @@ static void work_load(uv_work_t *w)
 {
     struct server *s = w->data;
     struct engine_config cfg = cmd_engine_config(s->app.set);
+    jobs_look(s->app.jobs);
     s->loaded = engine_open(&cfg, &s->load_error);
     if (s->loaded && adapter_dir_load_all(s->app.set, s->loaded, &s->load_error)) {
         engine_close(s->loaded);

@@ -22,7 +22,14 @@ struct sweep {
     struct jobs *jobs;
     struct db *db;
     const char *folder;
+    struct buf orphans; /* paths, each with its terminating 0; removed when the commit is on the disk */
 };
+
+static bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), m = strlen(end);
+    return n >= m && strcmp(s + n - m, end) == 0;
+}
 
 static bool is_known(struct sweep *s, const char *name)
 {
@@ -30,8 +37,7 @@ static bool is_known(struct sweep *s, const char *name)
     snprintf(id, sizeof id, "%.*s", (int)strcspn(name, "."), name);
     if (strcmp(s->folder, "files") == 0)
         return db_number(s->db, 0, "SELECT count(*) FROM files WHERE id = ?", "t", name) > 0;
-    char *eval = strstr(id, "-eval");
-    if (eval) *eval = 0;
+    if (ends_with(id, "-eval")) id[strlen(id) - 5] = 0;
     /* rows that came inline are needed until the job is over for good */
     if (strcmp(s->folder, "inline") == 0)
         return !strstr(name, ".tmp") &&
@@ -46,24 +52,43 @@ static void sweep_one(void *arg, const char *name)
     struct sweep *s = arg;
     if (is_known(s, name) || s->db->e.code) return;
     char *path = data_path(s->db->dir, s->folder, name);
-    log_info("removing what no job or file owns: path=%s", path);
-    data_remove(path);
+    buf_append(&s->orphans, path, strlen(path) + 1);
     free(path);
 }
 
 static int on_sweep(struct store_work *w, struct db *db)
 {
-    static const char *const folders[] = {"files", "inline", "checkpoints", "tensorboard"};
+    static const char *const folders[] = {"inline", "checkpoints", "tensorboard"};
     struct sweep *s = (struct sweep *)w;
+    const struct buf *found = &s->jobs->found;
     s->db = db;
-    db_run(db, "DELETE FROM files WHERE expires < ?", "i", data_now_ms() / 1000);
-    for (int i = 0; i < 4; i++) {
+    buf_clear(&s->orphans);
+    db_run(db,
+           "DELETE FROM files WHERE expires < ? AND NOT EXISTS(SELECT 1 FROM jobs"
+           " WHERE status IN ('queued', 'running', 'paused') AND instr(spec, files.id) > 0)",
+           "i", data_now_ms() / 1000);
+    s->folder = "files"; /* not as it is now: uploads are under way */
+    for (const char *p = found->data; p && p < found->data + found->len; p += strlen(p) + 1) sweep_one(s, p);
+    for (int i = 0; i < 3; i++) {
         s->folder = folders[i];
         data_list(db->dir, s->folder, sweep_one, s);
     }
-    job_sweep_checkpoints(db);
     db->jobs_changed = true;
     return 0;
+}
+
+static void on_swept(struct store_work *w, struct db *db)
+{
+    struct sweep *s = (struct sweep *)w;
+    const struct buf *v = &s->orphans;
+    if (!w->undone) {
+        for (const char *p = v->data; p && p < v->data + v->len; p += strlen(p) + 1) {
+            log_info("removing what no job or file owns: path=%s", p);
+            data_remove(p);
+        }
+        job_sweep_checkpoints(db);
+    }
+    buf_free(&s->orphans);
 }
 
 /* ---- claiming the next job ------------------------------------------------------------------------------------- */
@@ -372,12 +397,22 @@ struct jobs *jobs_open(struct app *app)
     return j;
 }
 
+static void keep_name(void *arg, const char *name)
+{
+    buf_append(arg, name, strlen(name) + 1);
+}
+
+void jobs_look(struct jobs *j)
+{
+    data_list(settings_data_dir(j->app->set), "files", keep_name, &j->found);
+}
+
 void jobs_ready(struct jobs *j)
 {
     j->ready = true;
     if (!store_exists(j->app->store)) return; /* nothing was ever asked: no directory is made */
     struct sweep *s = mem_zalloc(sizeof *s);
-    *s = (struct sweep){.work = {.run = on_sweep}, .jobs = j};
+    *s = (struct sweep){.work = {.run = on_sweep, .settle = on_swept}, .jobs = j};
     store_send(j->app->store, &s->work);
     jobs_kick(j);
 }
@@ -412,7 +447,9 @@ void jobs_stop(struct jobs *j, void (*done)(void *), void *arg)
 
 static void on_timer_closed(uv_handle_t *h)
 {
-    free(h->data);
+    struct jobs *j = h->data;
+    buf_free(&j->found);
+    free(j);
 }
 
 void jobs_free(struct jobs *j)

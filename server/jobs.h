@@ -20,7 +20,9 @@ struct jobs;
 struct metrics;
 
 struct jobs *jobs_open(struct app *);
-/* The model is there: jobs that an earlier process left go on, then queued ones. */
+/* Looks at what an earlier process left among the uploads.  Any thread, once, before the first upload may begin. */
+void jobs_look(struct jobs *);
+/* The model is there: what belongs to nobody is removed, jobs that an earlier process left go on, then queued ones. */
 void jobs_ready(struct jobs *);
 /* There may be a job to start. */
 void jobs_kick(struct jobs *);

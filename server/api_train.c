@@ -124,6 +124,7 @@ bool train_create(struct call *c, struct db *db, const struct train_create *t)
     else
         data_id(id, "job-");
     if (!s->serve_as) s->serve_as = mem_strdup(id);
+    if (!s->base) s->base = mem_strdup(c->app->info->model_id);
     if (c->path) job_data_remove(db->dir, c->path); /* of a first attempt that could not be committed */
     free(c->path);
     c->path = mem_strdup(id);

@@ -127,7 +127,11 @@ static struct run *run_new(struct jobs *jobs, sqlite3_stmt *q, struct err *e)
     r->resumed = !db_null(q, 4);
     const char *spec = db_text(q, 3);
     cJSON *tree = json_parse(spec, strlen(spec), e);
-    if (tree && train_spec_read(&r->spec, tree, &lim, e) == 0 && r->spec.p.max_length > lim.max_model_len)
+    bool read = tree && train_spec_read(&r->spec, tree, &lim, e) == 0;
+    if (read && r->spec.base && strcmp(r->spec.base, lim.model_id) != 0)
+        err_set(e, ERR_INVALID, "base: the job is for the model %.100s, and this server has %.100s: resume it there",
+                r->spec.base, lim.model_id);
+    else if (read && r->spec.p.max_length > lim.max_model_len)
         err_set(e, ERR_INVALID, "max_length: the model that is served now has %d positions", lim.max_model_len);
     cJSON_Delete(tree);
     r->e = *e;

@@ -15,7 +15,7 @@ import time
 
 import pytest
 import requests
-from conftest import wait_for
+from conftest import MODEL, wait_for
 from training import OVER, events, job, jsonl, request, submit, wait_over, wait_step
 
 KILLS = int(os.environ.get("TANDEM_KILLS", 5))
@@ -260,6 +260,27 @@ def test_ids_of_events_do_not_come_back(start, tmp_path):
         second = submit(s, "new", max_steps=1)
         wait_over(s, second)
         assert events(s, second)[0]["id"] > last
+
+
+def test_another_model_takes_no_job_over(start, tmp_path):
+    """A job remembers its base: on another model it fails and says so, and goes on where that is served again."""
+    other = tmp_path / "another-model"
+    shutil.copytree(MODEL, other)
+    with start("--data-dir", tmp_path / "d") as s:
+        job_id = submit(s, "based", max_steps=100000)
+        s.post(f"/train/{job_id}/pause", {})
+        base = wait_over(s, job_id, states=("paused",))["base"]
+        assert base == s.get("/info").json()["model_id"]
+    with start("--data-dir", tmp_path / "d", model=other) as s:
+        s.post(f"/train/{job_id}/resume", {})
+        found = wait_over(s, job_id)
+        assert found["status"] == "failed" and found["base"] == base
+        assert base in found["error"]["message"] and "another-model" in found["error"]["message"]
+        assert s.get(f"/v1/fine_tuning/jobs/ft{job_id}").json()["model"] == base
+    with start("--data-dir", tmp_path / "d") as s:
+        s.post(f"/train/{job_id}/resume", {})
+        wait_step(s, job_id)
+        assert job(s, job_id)["status"] == "running"
 
 
 # ---- ends ------------------------------------------------------------------------------------------------------------

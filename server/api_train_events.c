@@ -1,7 +1,8 @@
 /* GET /train/{id}/events: a list, or a stream that ends after the job's last event.
  *
  * A stream reads the store from the id it has got to, sends what it finds, and waits for jobs_notify.  So it shows
- * nothing that a crash could take back, and a client that comes again with Last-Event-ID misses and repeats nothing. */
+ * nothing that a crash could take back, and a client that comes again with Last-Event-ID misses and repeats nothing.
+ * So a daemon that drains just ends its streams. */
 #include "server/api_train.h"
 
 #include "engine/base/mem.h"
@@ -23,7 +24,8 @@ struct stream {
     struct buf out;
     int n;           /* events in out */
     bool over, gone; /* the job's state is final (or paused); the job was deleted */
-    bool reading, again, started, slow;
+    bool reading, again, slow;
+    bool ending; /* the daemon is: after what is there now, the client is to come again */
 };
 
 static void stream_free(struct stream *s)
@@ -77,6 +79,22 @@ static void on_changed(void *arg)
     read_more(arg);
 }
 
+static void end_stream(struct stream *s)
+{
+    sse_stop(&s->sse);
+    http_end(s->req);
+}
+
+static void on_ending(void *arg)
+{
+    struct stream *s = arg;
+    s->ending = true;
+    if (s->slow)
+        end_stream(s);
+    else
+        read_more(s);
+}
+
 /* Loop thread. */
 static void on_done(struct store_work *w)
 {
@@ -87,9 +105,8 @@ static void on_done(struct store_work *w)
         return;
     }
     if (s->out.len) s->slow = !sse_write(&s->sse, s->out.data, s->out.len);
-    if (w->e.code || s->gone || (s->over && s->n < BATCH)) {
-        sse_stop(&s->sse);
-        http_end(s->req);
+    if (w->e.code || s->gone || (s->over && s->n < BATCH) || (s->ending && (s->slow || s->n < BATCH))) {
+        end_stream(s);
     } else if (s->n == BATCH || s->again) {
         read_more(s);
     }
@@ -153,8 +170,9 @@ static void after_open(struct call *c)
     s->req->on_close = on_close;
     s->req->on_drain = on_slow;
     s->work = (struct store_work){.run = on_read, .done = on_done};
-    s->watch = (struct job_watch){.seq = s->seq, .fn = on_changed, .arg = s};
+    s->watch = (struct job_watch){.seq = s->seq, .fn = on_changed, .end = on_ending, .arg = s};
     sse_start(&s->sse, s->app->sse, s->req);
+    s->ending = s->app->state == APP_DRAINING;
     jobs_watch(s->app->jobs, &s->watch);
     read_more(s);
 }
@@ -180,8 +198,10 @@ static void list(struct call *c, struct db *db)
 
 void api_train_events(struct http_req *req)
 {
+    struct app *app = req->app;
     const char *last = http_header(req, "Last-Event-ID");
     bool stream = wants_stream(req);
+    if (stream && app->state == APP_DRAINING && train_refuses(req, false)) return;
     struct call *c = call_new(req, false, stream ? open_stream : list);
     free(c->idempotency_key);
     c->idempotency_key = last ? mem_strdup(last) : NULL;

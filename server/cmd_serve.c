@@ -3,7 +3,9 @@
  *   listening --loaded--> ready --signal--> draining --idle, or --drain-timeout, or a second signal--> closing
  *
  * Liveness (/health) holds from the first moment; readiness (/ready) only in `ready`.  While draining, the port stays
- * open and new work is refused with 503, so that a balancer sees why; it closes when the last generation is done.
+ * open and new work is refused with 503, so that a balancer sees why; it closes when the last generation is done.  A
+ * training job writes its checkpoint at the signal, and goes on at the next start; event streams end with the
+ * generations.
  * Loop thread, but for work_load. */
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
@@ -259,6 +261,7 @@ static void on_connections_gone(void *arg)
 static void on_generations_done(void *arg)
 {
     struct server *s = arg;
+    jobs_end_streams(s->app.jobs);
     if (!s->closing) http_server_drain(s->app.http, on_connections_gone, s);
 }
 
@@ -291,6 +294,7 @@ static void on_signal(uv_signal_t *h, int signum)
     log_info("draining: signal=%d active=%d timeout_s=%g", signum, bridge_active(s->app.bridge),
              s->app.set->drain_timeout);
     s->app.state = APP_DRAINING;
+    jobs_drain(s->app.jobs); /* its checkpoint is written while requests end */
     uv_timer_start(&s->drain_timer, on_drain_timeout, (uint64_t)(s->app.set->drain_timeout * 1000), 0);
     bridge_on_idle(s->app.bridge, on_generations_done, s);
 }

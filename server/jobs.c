@@ -421,10 +421,20 @@ void jobs_ready(struct jobs *j)
     jobs_kick(j);
 }
 
+void jobs_drain(struct jobs *j)
+{
+    struct run *r = j->current;
+    if (j->stopping) return;
+    j->stopping = true;
+    if (!r) return;
+    atomic_store(&r->stopping, true);
+    r->wanted = TRAIN_PAUSE;
+    if (r->phase == RUN_TRAINING) engine_train_command(j->app->engine, TRAIN_PAUSE);
+}
+
 void jobs_stop(struct jobs *j, void (*done)(void *), void *arg)
 {
-    bool first = !j->stopping;
-    j->stopping = true;
+    jobs_drain(j);
     j->stopped = done;
     j->stopped_arg = arg;
     uv_timer_stop(&j->retry);
@@ -434,15 +444,7 @@ void jobs_stop(struct jobs *j, void (*done)(void *), void *arg)
         store_send(j->app->store, w); /* once more */
         return;
     }
-    if (j->claiming || j->current) {
-        struct run *r = j->current;
-        if (first && r) {
-            atomic_store(&r->stopping, true);
-            r->wanted = TRAIN_PAUSE;
-            if (r->phase == RUN_TRAINING) engine_train_command(j->app->engine, TRAIN_PAUSE);
-        }
-        return;
-    }
+    if (j->claiming || j->current) return;
     if (j->stopped) {
         j->stopped = NULL;
         done(arg);
@@ -476,6 +478,14 @@ void jobs_unwatch(struct job_watch *w)
     w->prev->next = w->next;
     w->next->prev = w->prev;
     w->next = w->prev = NULL;
+}
+
+void jobs_end_streams(struct jobs *j)
+{
+    for (struct job_watch *w = j->watches.next, *next; w != &j->watches; w = next) {
+        next = w->next; /* end may unwatch its own, and no other */
+        w->end(w->arg);
+    }
 }
 
 void jobs_notify(struct jobs *j, int64_t seq)

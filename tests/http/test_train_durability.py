@@ -16,7 +16,7 @@ import time
 import pytest
 import requests
 from conftest import MODEL, wait_for
-from training import OVER, events, job, jsonl, request, submit, wait_over, wait_step
+from training import OVER, events, job, jsonl, request, stream, submit, wait_over, wait_step
 
 KILLS = int(os.environ.get("TANDEM_KILLS", 5))
 LONG = {"max_steps": 60 + 25 * min(KILLS, 10), "n": 40, "save_steps": 8, "lora_dropout": 0.1}
@@ -283,7 +283,45 @@ def test_another_model_takes_no_job_over(start, tmp_path):
         assert job(s, job_id)["status"] == "running"
 
 
+def test_the_trained_adapter_is_served_again(start, tmp_path):
+    """Whatever has its name in --adapter-dir; and a name that --adapters gives is not free."""
+    data, folder = tmp_path / "d", tmp_path / "own"
+
+    def rank(s):
+        return {a["name"]: a["r"] for a in s.get("/adapters").json()["adapters"]}
+    with start("--data-dir", data) as s:
+        assert wait_over(s, submit(s, "pirate", max_steps=1, lora_r=4))["status"] == "succeeded"
+    folder.mkdir()
+    shutil.move(data / "adapters/pirate", folder / "pirate")
+    flags = ("--data-dir", data, "--adapter-dir", folder, "--adapters", f"fixed={folder / 'pirate'}")
+    with start(*flags) as s:
+        assert rank(s) == {"fixed": 4, "pirate": 4}
+        assert s.post("/train", request("fixed", max_steps=1)).status_code == 409
+        assert wait_over(s, submit(s, "pirate", max_steps=1, lora_r=8))["status"] == "succeeded"
+        assert rank(s) == {"fixed": 4, "pirate": 8}
+    with start(*flags) as s:
+        assert rank(s) == {"fixed": 4, "pirate": 8}
+
+
 # ---- ends ------------------------------------------------------------------------------------------------------------
+
+def test_an_event_stream_does_not_hold_the_end_up(start, tmp_path):
+    """Draining ends the stream without an error, and it goes on after the restart where it was."""
+    with start("--data-dir", tmp_path, "--drain-timeout", 60) as s:
+        job_id, seen = submit(s, "streamed", max_steps=100000), []
+        reader = threading.Thread(target=lambda: seen.extend(stream(s, job_id)))
+        reader.start()
+        wait_step(s, job_id, 3)
+        s.signal()
+        assert s.wait(30) == 0
+        reader.join(10)
+        assert not reader.is_alive() and seen
+    with start("--data-dir", tmp_path) as s:
+        s.post(f"/train/{job_id}/cancel", {})
+        rest = list(stream(s, job_id, last=seen[-1][0]))
+        assert rest[-1][2]["status"] == "cancelled"
+        assert [e[0] for e in seen + rest] == [e["id"] for e in events(s, job_id)]
+
 
 def test_the_end_waits_for_what_reads_the_model(start, tmp_path):
     """Two signals while data is prepared: nothing is closed under it, and nothing is left of rows that came inline."""

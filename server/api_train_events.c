@@ -20,7 +20,9 @@ struct stream {
     struct http_req *req; /* NULL once closed */
     struct sse sse;
     struct job_watch watch;
-    int64_t seq, last;
+    int64_t seq;
+    int64_t last; /* id of the last event that was sent */
+    int64_t next; /* of the last one in out */
     struct buf out;
     int n;           /* events in out */
     bool over, gone; /* the job's state is final (or paused); the job was deleted */
@@ -51,8 +53,8 @@ static void read_more(struct stream *s)
 static int on_read(struct store_work *w, struct db *db)
 {
     struct stream *s = (struct stream *)w;
-    int64_t last = s->last;
     buf_clear(&s->out);
+    s->next = s->last; /* taken over by the loop only: a reading that is repeated begins at the same place */
     s->over = s->gone = false;
     sqlite3_stmt *q =
         db_query(db, "SELECT status IN ('succeeded', 'failed', 'cancelled') FROM jobs WHERE seq = ?", "i", s->seq);
@@ -61,9 +63,7 @@ static int on_read(struct store_work *w, struct db *db)
         s->over = db_int(q, 0);
         db_done(q);
     }
-    s->n = job_put_events(db, &s->out, s->seq, s->last, BATCH, true, &last);
-    /* taken over by the loop only when it is sent; a reading that is repeated begins at the same place */
-    if (!db->e.code) s->last = last;
+    s->n = job_put_events(db, &s->out, s->seq, s->last, BATCH, true, &s->next);
     return 0;
 }
 
@@ -104,7 +104,9 @@ static void on_done(struct store_work *w)
         stream_free(s);
         return;
     }
-    if (s->out.len) s->slow = !sse_write(&s->sse, s->out.data, s->out.len);
+    /* what was read in a transaction that failed may never have been */
+    if (!w->e.code) s->last = s->next;
+    if (!w->e.code && s->out.len) s->slow = !sse_write(&s->sse, s->out.data, s->out.len);
     if (w->e.code || s->gone || (s->over && s->n < BATCH) || (s->ending && (s->slow || s->n < BATCH))) {
         end_stream(s);
     } else if (s->n == BATCH || s->again) {
@@ -160,6 +162,11 @@ static void after_open(struct call *c)
 {
     struct stream *s = c->user;
     if (!c->req || c->status >= 400) {
+        free(s);
+        return;
+    }
+    if (c->req->method == HTTP_M_HEAD) { /* the connection would be of no use until the job is over */
+        c->type = "text/event-stream";
         free(s);
         return;
     }

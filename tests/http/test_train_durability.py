@@ -171,6 +171,48 @@ def test_files_that_cannot_grow(start, tmp_path):
         wait_over(s, job_id)
 
 
+def test_streams_show_what_is_stored(start, tmp_path):
+    """And all of it, under its own id, while transactions fail: a stream may break off then, and is taken up again."""
+    with start("--data-dir", tmp_path) as s:
+        job_id = submit(s, "shown", max_steps=100000, batch_tokens=16, save_steps=100000)
+        seen, stop = [[] for _ in range(12)], threading.Event()
+
+        def follow(mine):
+            while not stop.is_set():
+                with contextlib.suppress(AssertionError):  # 507 while the store cannot write
+                    for event in stream(s, job_id, last=mine[-1][0] if mine else 0):
+                        mine.append(event)
+                if mine and mine[-1][1] == "state" and mine[-1][2]["status"] == "cancelled":
+                    return
+        readers = [threading.Thread(target=follow, args=(mine,)) for mine in seen]
+        for r in readers:
+            r.start()
+        wait_step(s, job_id, 3)
+        for _ in range(4):
+            limit(s, 4096)
+            time.sleep(0.2)
+            limit(s, resource.RLIM_INFINITY)
+            time.sleep(0.4)
+        wait_for(lambda: s.post(f"/train/{job_id}/cancel", {}).status_code == 200, 20, "it is taken")
+        wait_over(s, job_id)
+        for r in readers:
+            r.join(30)
+        alive = [r.is_alive() for r in readers]
+        stop.set()
+        stored = {e["id"]: e for e in events(s, job_id)}
+    assert not any(alive)
+    for mine in seen:
+        assert {e[0]: e[2] for e in mine} == stored and len(mine) == len(stored)
+
+
+def test_the_head_of_a_stream(start, tmp_path):
+    with start("--data-dir", tmp_path) as s, requests.Session() as session:
+        job_id = submit(s, "headed", max_steps=100000)
+        head = session.head(f"{s.url}/train/{job_id}/events?stream=1", timeout=10)
+        assert head.status_code == 200 and head.headers["content-type"].startswith("text/event-stream")
+        assert session.get(s.url + "/health", timeout=10).status_code == 200
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     folder = tmp_path / "small"

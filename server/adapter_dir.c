@@ -74,6 +74,17 @@ static int load_named(const char *list, struct engine *engine, struct err *e)
     return 0;
 }
 
+bool adapter_dir_names(const struct settings *s, const char *name)
+{
+    size_t len = strlen(name);
+    for (const char *at = s->adapters ? s->adapters : ""; *at;) {
+        size_t n = strcspn(at, ",");
+        if (n > len && strncmp(at, name, len) == 0 && at[len] == '=') return true;
+        at += n + (at[n] == ',');
+    }
+    return false;
+}
+
 static int by_name(const struct dirent **a, const struct dirent **b)
 {
     return strcmp((*a)->d_name, (*b)->d_name);
@@ -102,7 +113,8 @@ int adapter_dir_load_all(const struct settings *s, struct engine *engine, struct
     int rc = s->adapters ? load_named(s->adapters, engine, e) : 0;
     char *root[ROOTS];
     find_roots(s, root);
-    for (int i = 0; i < ROOTS; i++) {
+    /* the trained ones first: one of them was served, whatever has the same name in --adapter-dir */
+    for (int i = ROOTS - 1; i >= 0; i--) {
         if (!rc && root[i]) load_folder(root[i], engine);
         free(root[i]);
     }

@@ -10,8 +10,11 @@
  * *e when it is none (whatever else is there: a client cannot look around with this).  Owned by the caller. */
 char *adapter_dir_find(const struct settings *, const char *path, struct err *e);
 
+/* Whether --adapters has an adapter of this name. */
+bool adapter_dir_names(const struct settings *, const char *name);
+
 /* At start.  What --adapters names has to load; what is merely there and does not is reported and left out.  The first
- * of two equal names counts. */
+ * of two equal names counts: --adapters, then what was trained here, then --adapter-dir. */
 int adapter_dir_load_all(const struct settings *, struct engine *, struct err *e);
 
 #endif

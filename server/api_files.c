@@ -7,6 +7,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
+#include "server/api_train.h"
 #include "server/data_dir.h"
 #include "server/json.h"
 #include "server/multipart.h"
@@ -132,7 +133,7 @@ static void write_work(uv_work_t *w)
     struct err *e = &u->write_error;
     const char *p = u->writing.data;
     if (u->fd < 0) {
-        const char *dir = store_dir(u->app->store);
+        const char *dir = settings_data_dir(u->app->set); /* the store may be closed before the pool is done */
         if (mkdir(dir, 0750) && errno != EEXIST) err_set(e, ERR_IO, "%s: %s", dir, strerror(errno));
         if (!e->code && data_mkdir(dir, "files", NULL, e) == 0)
             u->fd = open(u->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0640);
@@ -274,20 +275,27 @@ static void on_close(struct http_req *req)
 void api_files_begin(struct http_req *req)
 {
     static const struct multipart_events events = {on_begin, on_data, on_end};
+    struct app *app = req->app;
     struct upload *u = mem_zalloc(sizeof *u);
     struct err e;
-    u->app = req->app;
+    u->app = app;
     u->req = req;
     u->fd = -1;
     u->work.data = u;
     data_id(u->id, "file-");
-    u->path = data_path(store_dir(u->app->store), "files", u->id);
+    u->path = data_path(settings_data_dir(u->app->set), "files", u->id);
     u->temp = mem_alloc(strlen(u->path) + 5);
     strcpy(u->temp, u->path);
     strcat(u->temp, ".tmp");
     req->user = u;
     req->on_body = on_body;
     req->on_close = on_close;
+    /* only once it is known what an earlier process left (jobs_look): an upload must not be taken for that */
+    if (app->state != APP_READY) {
+        u->status = 503;
+        if (http_body_stop(req)) train_refuses(req, true);
+        return;
+    }
     if (multipart_init(&u->form, http_header(req, "Content-Type"), &events, u, &e)) refuse_upload(u, 415, &e);
 }
 

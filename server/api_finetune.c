@@ -36,7 +36,7 @@ static const char *text_or_null(sqlite3_stmt *q, int column)
     "id, status, phase, created, finished, serve_as, error, error_code, openai, "                                      \
     "spec ->> '$.dataset.file', spec ->> '$.validation.file', spec ->> '$.hyperparameters.epochs',"                    \
     "spec ->> '$.hyperparameters.seed', spec -> '$.metadata', last ->> '$.trained_tokens', last ->> '$.eta_s',"        \
-    "result_file, spec ->> '$.from', seq"
+    "result_file, coalesce(spec ->> '$.from', spec ->> '$.base'), seq"
 
 enum column {
     F_ID,
@@ -56,7 +56,7 @@ enum column {
     F_TOKENS,
     F_ETA,
     F_RESULT,
-    F_FROM,
+    F_MODEL,
     F_SEQ,
 };
 
@@ -95,7 +95,7 @@ static void put_job(const struct db *db, struct buf *b, sqlite3_stmt *q, const s
         buf_str(b, "null");
     else
         buf_printf(b, "%lld", (long long)db_int(q, F_FINISHED) / 1000);
-    put_text(b, "model", db_null(q, F_FROM) ? app->info->model_id : db_text(q, F_FROM));
+    put_text(b, "model", db_null(q, F_MODEL) ? app->info->model_id : db_text(q, F_MODEL));
     put_text(b, "fine_tuned_model", succeeded ? db_text(q, F_SERVE_AS) : NULL);
     buf_str(b, ",\"organization_id\":\"tandem\",\"result_files\":[");
     if (!db_null(q, F_RESULT)) json_put_string(b, db_text(q, F_RESULT), strlen(db_text(q, F_RESULT)));

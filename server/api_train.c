@@ -3,6 +3,7 @@
 #include "server/api_train.h"
 
 #include "engine/base/mem.h"
+#include "server/adapter_dir.h"
 #include "server/data_dir.h"
 #include "server/jobs.h"
 #include "server/json.h"
@@ -80,6 +81,11 @@ static bool check_data(struct call *c, struct db *db, const struct data_spec *d,
 /* Names are given once: two jobs that end under one name would leave it to chance which is served. */
 static bool check_names(struct call *c, struct db *db, const struct train_spec *s)
 {
+    if (s->serve_as && adapter_dir_names(c->app->set, s->serve_as)) {
+        call_fail(c, 409, "conflict", "serve_as", "serve_as: %s is an adapter of --adapters, and would be that again",
+                  s->serve_as);
+        return false;
+    }
     if (s->serve_as) {
         sqlite3_stmt *q =
             db_query(db, "SELECT id FROM jobs WHERE serve_as = ? AND status IN ('queued', 'running', 'paused')", "t",
@@ -124,6 +130,7 @@ bool train_create(struct call *c, struct db *db, const struct train_create *t)
     else
         data_id(id, "job-");
     if (!s->serve_as) s->serve_as = mem_strdup(id);
+    if (!s->base) s->base = mem_strdup(c->app->info->model_id);
     if (c->path) job_data_remove(db->dir, c->path); /* of a first attempt that could not be committed */
     free(c->path);
     c->path = mem_strdup(id);

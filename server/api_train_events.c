@@ -1,7 +1,8 @@
 /* GET /train/{id}/events: a list, or a stream that ends after the job's last event.
  *
  * A stream reads the store from the id it has got to, sends what it finds, and waits for jobs_notify.  So it shows
- * nothing that a crash could take back, and a client that comes again with Last-Event-ID misses and repeats nothing. */
+ * nothing that a crash could take back, and a client that comes again with Last-Event-ID misses and repeats nothing.
+ * So a daemon that drains just ends its streams. */
 #include "server/api_train.h"
 
 #include "engine/base/mem.h"
@@ -19,11 +20,14 @@ struct stream {
     struct http_req *req; /* NULL once closed */
     struct sse sse;
     struct job_watch watch;
-    int64_t seq, last;
+    int64_t seq;
+    int64_t last; /* id of the last event that was sent */
+    int64_t next; /* of the last one in out */
     struct buf out;
     int n;           /* events in out */
     bool over, gone; /* the job's state is final (or paused); the job was deleted */
-    bool reading, again, started, slow;
+    bool reading, again, slow;
+    bool ending; /* the daemon is: after what is there now, the client is to come again */
 };
 
 static void stream_free(struct stream *s)
@@ -49,8 +53,8 @@ static void read_more(struct stream *s)
 static int on_read(struct store_work *w, struct db *db)
 {
     struct stream *s = (struct stream *)w;
-    int64_t last = s->last;
     buf_clear(&s->out);
+    s->next = s->last; /* taken over by the loop only: a reading that is repeated begins at the same place */
     s->over = s->gone = false;
     sqlite3_stmt *q =
         db_query(db, "SELECT status IN ('succeeded', 'failed', 'cancelled') FROM jobs WHERE seq = ?", "i", s->seq);
@@ -59,9 +63,7 @@ static int on_read(struct store_work *w, struct db *db)
         s->over = db_int(q, 0);
         db_done(q);
     }
-    s->n = job_put_events(db, &s->out, s->seq, s->last, BATCH, true, &last);
-    /* taken over by the loop only when it is sent; a reading that is repeated begins at the same place */
-    if (!db->e.code) s->last = last;
+    s->n = job_put_events(db, &s->out, s->seq, s->last, BATCH, true, &s->next);
     return 0;
 }
 
@@ -77,6 +79,22 @@ static void on_changed(void *arg)
     read_more(arg);
 }
 
+static void end_stream(struct stream *s)
+{
+    sse_stop(&s->sse);
+    http_end(s->req);
+}
+
+static void on_ending(void *arg)
+{
+    struct stream *s = arg;
+    s->ending = true;
+    if (s->slow)
+        end_stream(s);
+    else
+        read_more(s);
+}
+
 /* Loop thread. */
 static void on_done(struct store_work *w)
 {
@@ -86,10 +104,11 @@ static void on_done(struct store_work *w)
         stream_free(s);
         return;
     }
-    if (s->out.len) s->slow = !sse_write(&s->sse, s->out.data, s->out.len);
-    if (w->e.code || s->gone || (s->over && s->n < BATCH)) {
-        sse_stop(&s->sse);
-        http_end(s->req);
+    /* what was read in a transaction that failed may never have been */
+    if (!w->e.code) s->last = s->next;
+    if (!w->e.code && s->out.len) s->slow = !sse_write(&s->sse, s->out.data, s->out.len);
+    if (w->e.code || s->gone || (s->over && s->n < BATCH) || (s->ending && (s->slow || s->n < BATCH))) {
+        end_stream(s);
     } else if (s->n == BATCH || s->again) {
         read_more(s);
     }
@@ -146,6 +165,11 @@ static void after_open(struct call *c)
         free(s);
         return;
     }
+    if (c->req->method == HTTP_M_HEAD) { /* the connection would be of no use until the job is over */
+        c->type = "text/event-stream";
+        free(s);
+        return;
+    }
     c->answered = true;
     s->app = c->app;
     s->req = c->req;
@@ -153,8 +177,9 @@ static void after_open(struct call *c)
     s->req->on_close = on_close;
     s->req->on_drain = on_slow;
     s->work = (struct store_work){.run = on_read, .done = on_done};
-    s->watch = (struct job_watch){.seq = s->seq, .fn = on_changed, .arg = s};
+    s->watch = (struct job_watch){.seq = s->seq, .fn = on_changed, .end = on_ending, .arg = s};
     sse_start(&s->sse, s->app->sse, s->req);
+    s->ending = s->app->state == APP_DRAINING;
     jobs_watch(s->app->jobs, &s->watch);
     read_more(s);
 }
@@ -180,8 +205,10 @@ static void list(struct call *c, struct db *db)
 
 void api_train_events(struct http_req *req)
 {
+    struct app *app = req->app;
     const char *last = http_header(req, "Last-Event-ID");
     bool stream = wants_stream(req);
+    if (stream && app->state == APP_DRAINING && train_refuses(req, false)) return;
     struct call *c = call_new(req, false, stream ? open_stream : list);
     free(c->idempotency_key);
     c->idempotency_key = last ? mem_strdup(last) : NULL;

@@ -2,7 +2,6 @@
  * thread prepares the data (into the cache that a job with the same data then uses), the loop answers. */
 #include "server/api_train.h"
 
-#include "engine/base/check.h"
 #include "engine/base/mem.h"
 #include "server/data_dir.h"
 #include "server/jobs.h"
@@ -13,12 +12,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <uv.h>
 
 enum { AT_ONCE = 2, ROWS = 3, ROWS_MAX = 20 };
 
 struct validation {
-    uv_work_t work; /* first */
     struct app *app;
     struct http_req *req; /* NULL once closed */
     atomic_bool gone;     /* likewise, for the pool thread */
@@ -64,7 +61,7 @@ static void check(struct call *c, struct db *db)
     }
     train_spec_free(&v->spec);
     int status = train_spec_read(&v->spec, tree, &lim, &e);
-    data_id(v->id, "validate-");
+    if (!v->id[0]) data_id(v->id, "validate-"); /* once, if a batch of works is repeated */
     if (status) {
         call_fail(c, status, "validation", NULL, "Input validation error: %s", e.msg);
     } else if (train_check(c, db, &v->spec)) {
@@ -98,7 +95,7 @@ static bool is_gone(void *arg)
 static int open_data(struct validation *v, bool eval, struct dataset **out)
 {
     const struct data_spec *d = eval ? &v->spec.eval : &v->spec.data;
-    const char *dir = store_dir(v->app->store);
+    const char *dir = settings_data_dir(v->app->set); /* the pool does not look into the store */
     return job_data_open(v->app, v->id, d, eval, v->spec.p.max_length,
                          &(struct job_data_hooks){.cancelled = is_gone, .arg = v}, dir, out,
                          eval ? &v->eval_report : &v->report, &v->e);
@@ -121,9 +118,9 @@ static void put_row(struct validation *v, const struct dataset *data, uint64_t i
     dataset_preview_free(&p);
 }
 
-static void work_validate(uv_work_t *w)
+static void work_validate(void *arg)
 {
-    struct validation *v = w->data;
+    struct validation *v = arg;
     struct dataset *data = NULL, *eval = NULL;
     if (open_data(v, false, &data) == 0 && v->spec.eval.kind && open_data(v, true, &eval))
         err_prefix(&v->e, "validation");
@@ -140,7 +137,7 @@ static void work_validate(uv_work_t *w)
     }
     if (data) dataset_free(data);
     if (eval) dataset_free(eval);
-    job_data_remove(store_dir(v->app->store), v->id);
+    job_data_remove(settings_data_dir(v->app->set), v->id);
 }
 
 /* ---- the loop -------------------------------------------------------------------------------------------------- */
@@ -192,10 +189,9 @@ static void answer(struct validation *v)
     buf_free(&b);
 }
 
-static void on_validated(uv_work_t *w, int status)
+static void on_validated(void *arg)
 {
-    struct validation *v = w->data;
-    (void)status;
+    struct validation *v = arg;
     v->app->validations--;
     if (v->req) {
         v->req->on_close = NULL;
@@ -214,7 +210,7 @@ static void on_close(struct http_req *req)
 static void after_check(struct call *c)
 {
     struct validation *v = c->user;
-    if (!c->req || c->status >= 400) {
+    if (c->status >= 400) {
         c->app->validations--;
         validation_free(v);
         return;
@@ -222,10 +218,13 @@ static void after_check(struct call *c)
     c->answered = true;
     v->app = c->app;
     v->req = c->req;
-    v->req->user = v;
-    v->req->on_close = on_close;
-    v->work.data = v;
-    CHECK(uv_queue_work(c->app->loop, &v->work, work_validate, on_validated) == 0);
+    if (v->req) {
+        v->req->user = v;
+        v->req->on_close = on_close;
+    } else {
+        atomic_store(&v->gone, true); /* what is left to do is to remove the rows */
+    }
+    bridge_work(c->app->bridge, work_validate, on_validated, v);
 }
 
 static void settle_check(struct call *c, struct db *db)

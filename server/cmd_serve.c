@@ -3,7 +3,9 @@
  *   listening --loaded--> ready --signal--> draining --idle, or --drain-timeout, or a second signal--> closing
  *
  * Liveness (/health) holds from the first moment; readiness (/ready) only in `ready`.  While draining, the port stays
- * open and new work is refused with 503, so that a balancer sees why; it closes when the last generation is done.
+ * open and new work is refused with 503, so that a balancer sees why; it closes when the last generation is done.  A
+ * training job writes its checkpoint at the signal, and goes on at the next start; event streams end with the
+ * generations.
  * Loop thread, but for work_load. */
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
@@ -159,6 +161,7 @@ static void work_load(uv_work_t *w)
 {
     struct server *s = w->data;
     struct engine_config cfg = cmd_engine_config(s->app.set);
+    jobs_look(s->app.jobs);
     s->loaded = engine_open(&cfg, &s->load_error);
     if (s->loaded && adapter_dir_load_all(s->app.set, s->loaded, &s->load_error)) {
         engine_close(s->loaded);
@@ -202,22 +205,23 @@ static void after_load(uv_work_t *w, int status)
 
 static void on_bridge_closed(void *arg)
 {
-    (void)arg; /* nothing is left in the loop: uv_run returns */
+    struct server *s = arg;
+    s->app.engine = NULL;
+    s->app.info = NULL;
+    uv_timer_stop(&s->drain_timer);
+    uv_close((uv_handle_t *)&s->drain_timer, NULL); /* nothing is left in the loop: uv_run returns */
 }
 
 static void on_store_closed(void *arg)
 {
     struct server *s = arg;
-    s->app.engine = NULL;
-    s->app.info = NULL;
-    uv_close((uv_handle_t *)&s->drain_timer, NULL);
+    /* what is on the pool reads the engine: the bridge waits for it, and only then closes the engine */
     bridge_close(s->app.bridge, on_bridge_closed, s);
 }
 
 static void on_jobs_stopped(void *arg)
 {
     struct server *s = arg;
-    uv_timer_stop(&s->drain_timer);
     jobs_free(s->app.jobs);
     store_close(s->app.store, on_store_closed, s);
 }
@@ -227,7 +231,7 @@ static void on_jobs_stopped(void *arg)
 static void on_stop_timeout(uv_timer_t *t)
 {
     struct server *s = t->data;
-    log_warn("training did not stop in time: ending without it");
+    log_warn("training, or the reading of a data set, did not stop in time: ending without it");
     _exit(s->status);
 }
 
@@ -257,6 +261,7 @@ static void on_connections_gone(void *arg)
 static void on_generations_done(void *arg)
 {
     struct server *s = arg;
+    jobs_end_streams(s->app.jobs);
     if (!s->closing) http_server_drain(s->app.http, on_connections_gone, s);
 }
 
@@ -289,6 +294,7 @@ static void on_signal(uv_signal_t *h, int signum)
     log_info("draining: signal=%d active=%d timeout_s=%g", signum, bridge_active(s->app.bridge),
              s->app.set->drain_timeout);
     s->app.state = APP_DRAINING;
+    jobs_drain(s->app.jobs); /* its checkpoint is written while requests end */
     uv_timer_start(&s->drain_timer, on_drain_timeout, (uint64_t)(s->app.set->drain_timeout * 1000), 0);
     bridge_on_idle(s->app.bridge, on_generations_done, s);
 }

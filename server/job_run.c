@@ -132,8 +132,8 @@ static int open_data(struct run *r, const struct data_spec *d, bool eval, struct
                      struct dataset_report *report)
 {
     struct job_data_hooks hooks = {.progress = run_prepared, .cancelled = is_stopped, .arg = r};
-    return job_data_open(r->app, r->id, d, eval, r->spec.p.max_length, &hooks, store_dir(r->app->store), out, report,
-                         &r->e);
+    return job_data_open(r->app, r->id, d, eval, r->spec.p.max_length, &hooks, settings_data_dir(r->app->set), out,
+                         report, &r->e);
 }
 
 /* A crash came between the renaming and the row: what is served already is this job's. */
@@ -165,7 +165,7 @@ static void count_batch(struct run *r)
 void run_prepare(uv_work_t *w)
 {
     struct run *r = w->data;
-    const char *dir = store_dir(r->app->store);
+    const char *dir = settings_data_dir(r->app->set);
     bool full = r->spec.p.method == TRAIN_FULL;
     r->error_code = "storage";
     r->dir = data_path(dir, "checkpoints", r->id);

@@ -22,7 +22,14 @@ struct sweep {
     struct jobs *jobs;
     struct db *db;
     const char *folder;
+    struct buf orphans; /* paths, each with its terminating 0; removed when the commit is on the disk */
 };
+
+static bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), m = strlen(end);
+    return n >= m && strcmp(s + n - m, end) == 0;
+}
 
 static bool is_known(struct sweep *s, const char *name)
 {
@@ -30,8 +37,7 @@ static bool is_known(struct sweep *s, const char *name)
     snprintf(id, sizeof id, "%.*s", (int)strcspn(name, "."), name);
     if (strcmp(s->folder, "files") == 0)
         return db_number(s->db, 0, "SELECT count(*) FROM files WHERE id = ?", "t", name) > 0;
-    char *eval = strstr(id, "-eval");
-    if (eval) *eval = 0;
+    if (ends_with(id, "-eval")) id[strlen(id) - 5] = 0;
     /* rows that came inline are needed until the job is over for good */
     if (strcmp(s->folder, "inline") == 0)
         return !strstr(name, ".tmp") &&
@@ -46,24 +52,43 @@ static void sweep_one(void *arg, const char *name)
     struct sweep *s = arg;
     if (is_known(s, name) || s->db->e.code) return;
     char *path = data_path(s->db->dir, s->folder, name);
-    log_info("removing what no job or file owns: path=%s", path);
-    data_remove(path);
+    buf_append(&s->orphans, path, strlen(path) + 1);
     free(path);
 }
 
 static int on_sweep(struct store_work *w, struct db *db)
 {
-    static const char *const folders[] = {"files", "inline", "checkpoints", "tensorboard"};
+    static const char *const folders[] = {"inline", "checkpoints", "tensorboard"};
     struct sweep *s = (struct sweep *)w;
+    const struct buf *found = &s->jobs->found;
     s->db = db;
-    db_run(db, "DELETE FROM files WHERE expires < ?", "i", data_now_ms() / 1000);
-    for (int i = 0; i < 4; i++) {
+    buf_clear(&s->orphans);
+    db_run(db,
+           "DELETE FROM files WHERE expires < ? AND NOT EXISTS(SELECT 1 FROM jobs"
+           " WHERE status IN ('queued', 'running', 'paused') AND instr(spec, files.id) > 0)",
+           "i", data_now_ms() / 1000);
+    s->folder = "files"; /* not as it is now: uploads are under way */
+    for (const char *p = found->data; p && p < found->data + found->len; p += strlen(p) + 1) sweep_one(s, p);
+    for (int i = 0; i < 3; i++) {
         s->folder = folders[i];
         data_list(db->dir, s->folder, sweep_one, s);
     }
-    job_sweep_checkpoints(db);
     db->jobs_changed = true;
     return 0;
+}
+
+static void on_swept(struct store_work *w, struct db *db)
+{
+    struct sweep *s = (struct sweep *)w;
+    const struct buf *v = &s->orphans;
+    if (!w->undone) {
+        for (const char *p = v->data; p && p < v->data + v->len; p += strlen(p) + 1) {
+            log_info("removing what no job or file owns: path=%s", p);
+            data_remove(p);
+        }
+        job_sweep_checkpoints(db);
+    }
+    buf_free(&s->orphans);
 }
 
 /* ---- claiming the next job ------------------------------------------------------------------------------------- */
@@ -102,7 +127,11 @@ static struct run *run_new(struct jobs *jobs, sqlite3_stmt *q, struct err *e)
     r->resumed = !db_null(q, 4);
     const char *spec = db_text(q, 3);
     cJSON *tree = json_parse(spec, strlen(spec), e);
-    if (tree && train_spec_read(&r->spec, tree, &lim, e) == 0 && r->spec.p.max_length > lim.max_model_len)
+    bool read = tree && train_spec_read(&r->spec, tree, &lim, e) == 0;
+    if (read && r->spec.base && strcmp(r->spec.base, lim.model_id) != 0)
+        err_set(e, ERR_INVALID, "base: the job is for the model %.100s, and this server has %.100s: resume it there",
+                r->spec.base, lim.model_id);
+    else if (read && r->spec.p.max_length > lim.max_model_len)
         err_set(e, ERR_INVALID, "max_length: the model that is served now has %d positions", lim.max_model_len);
     cJSON_Delete(tree);
     r->e = *e;
@@ -372,20 +401,40 @@ struct jobs *jobs_open(struct app *app)
     return j;
 }
 
+static void keep_name(void *arg, const char *name)
+{
+    buf_append(arg, name, strlen(name) + 1);
+}
+
+void jobs_look(struct jobs *j)
+{
+    data_list(settings_data_dir(j->app->set), "files", keep_name, &j->found);
+}
+
 void jobs_ready(struct jobs *j)
 {
     j->ready = true;
     if (!store_exists(j->app->store)) return; /* nothing was ever asked: no directory is made */
     struct sweep *s = mem_zalloc(sizeof *s);
-    *s = (struct sweep){.work = {.run = on_sweep}, .jobs = j};
+    *s = (struct sweep){.work = {.run = on_sweep, .settle = on_swept}, .jobs = j};
     store_send(j->app->store, &s->work);
     jobs_kick(j);
 }
 
+void jobs_drain(struct jobs *j)
+{
+    struct run *r = j->current;
+    if (j->stopping) return;
+    j->stopping = true;
+    if (!r) return;
+    atomic_store(&r->stopping, true);
+    r->wanted = TRAIN_PAUSE;
+    if (r->phase == RUN_TRAINING) engine_train_command(j->app->engine, TRAIN_PAUSE);
+}
+
 void jobs_stop(struct jobs *j, void (*done)(void *), void *arg)
 {
-    bool first = !j->stopping;
-    j->stopping = true;
+    jobs_drain(j);
     j->stopped = done;
     j->stopped_arg = arg;
     uv_timer_stop(&j->retry);
@@ -395,15 +444,7 @@ void jobs_stop(struct jobs *j, void (*done)(void *), void *arg)
         store_send(j->app->store, w); /* once more */
         return;
     }
-    if (j->claiming || j->current) {
-        struct run *r = j->current;
-        if (first && r) {
-            atomic_store(&r->stopping, true);
-            r->wanted = TRAIN_PAUSE;
-            if (r->phase == RUN_TRAINING) engine_train_command(j->app->engine, TRAIN_PAUSE);
-        }
-        return;
-    }
+    if (j->claiming || j->current) return;
     if (j->stopped) {
         j->stopped = NULL;
         done(arg);
@@ -412,7 +453,9 @@ void jobs_stop(struct jobs *j, void (*done)(void *), void *arg)
 
 static void on_timer_closed(uv_handle_t *h)
 {
-    free(h->data);
+    struct jobs *j = h->data;
+    buf_free(&j->found);
+    free(j);
 }
 
 void jobs_free(struct jobs *j)
@@ -435,6 +478,14 @@ void jobs_unwatch(struct job_watch *w)
     w->prev->next = w->next;
     w->next->prev = w->prev;
     w->next = w->prev = NULL;
+}
+
+void jobs_end_streams(struct jobs *j)
+{
+    for (struct job_watch *w = j->watches.next, *next; w != &j->watches; w = next) {
+        next = w->next; /* end may unwatch its own, and no other */
+        w->end(w->arg);
+    }
 }
 
 void jobs_notify(struct jobs *j, int64_t seq)

@@ -20,7 +20,9 @@ struct jobs;
 struct metrics;
 
 struct jobs *jobs_open(struct app *);
-/* The model is there: jobs that an earlier process left go on, then queued ones. */
+/* Looks at what an earlier process left among the uploads.  Any thread, once, before the first upload may begin. */
+void jobs_look(struct jobs *);
+/* The model is there: what belongs to nobody is removed, jobs that an earlier process left go on, then queued ones. */
 void jobs_ready(struct jobs *);
 /* There may be a job to start. */
 void jobs_kick(struct jobs *);
@@ -28,6 +30,8 @@ void jobs_kick(struct jobs *);
 void jobs_command(struct jobs *, int64_t seq, enum train_command);
 /* Something about the job was committed: those who watch it are told. */
 void jobs_notify(struct jobs *, int64_t seq);
+/* No job begins any more, and the one that runs writes a checkpoint and ends: what jobs_stop then waits for. */
+void jobs_drain(struct jobs *);
 /* The running job writes a checkpoint and ends, and no other begins; then done(arg).  Within seconds, or as long as one
  * micro-batch takes. */
 void jobs_stop(struct jobs *, void (*done)(void *), void *arg);
@@ -38,10 +42,13 @@ struct job_watch {
     struct job_watch *next, *prev;
     int64_t seq;
     void (*fn)(void *arg);
+    void (*end)(void *arg); /* the daemon is about to end; may unwatch itself */
     void *arg;
 };
 void jobs_watch(struct jobs *, struct job_watch *);
 void jobs_unwatch(struct job_watch *);
+/* Calls end of all. */
+void jobs_end_streams(struct jobs *);
 
 /* What the newest step said, for /metrics. */
 struct jobs_view {

@@ -139,8 +139,11 @@ static bool read_names(struct json_at *at, const struct train_limits *lim, struc
             return wrong(at, "serve_as", "%s is the name of the model itself", text);
         s->serve_as = mem_strdup(text);
     }
-    if (json_get_string(at, "base", &text) && !lim->stored && strcmp(text, lim->model_id) != 0)
-        return wrong(at, "base", "%.100s is not served here; this is %s", text, lim->model_id);
+    if (json_get_string(at, "base", &text)) {
+        if (!lim->stored && strcmp(text, lim->model_id) != 0)
+            return wrong(at, "base", "%.100s is not served here; this is %s", text, lim->model_id);
+        s->base = mem_strdup(text);
+    }
     if (json_get_string(at, "from", &text)) {
         if (!data_name_ok(text)) return wrong(at, "from", "%.100s is no adapter's name", text);
         s->from = mem_strdup(text);
@@ -238,6 +241,7 @@ void train_spec_put(struct buf *b, const struct train_spec *s)
 {
     buf_printf(b, "{\"method\":\"%s\"", train_method_names[s->p.method]);
     put_text(b, "serve_as", s->serve_as);
+    put_text(b, "base", s->base);
     put_text(b, "from", s->from);
     put_data(b, "dataset", &s->data);
     put_data(b, "validation", &s->eval);
@@ -251,6 +255,7 @@ void train_spec_put(struct buf *b, const struct train_spec *s)
 void train_spec_free(struct train_spec *s)
 {
     free(s->serve_as);
+    free(s->base);
     free(s->from);
     free(s->data.ref);
     free(s->eval.ref);

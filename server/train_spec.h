@@ -20,6 +20,7 @@ struct data_spec {
 struct train_spec {
     struct train_params p;
     char *serve_as; /* NULL: to be chosen; owned */
+    char *base;     /* the model that is trained, by its id; NULL: the one that is served; owned */
     char *from;     /* the adapter to go on from, by name; NULL; owned */
     struct data_spec data, eval;
     int batch_size; /* rows of an optimizer step, as OpenAI counts: decides batch_tokens when the rows are known; 0 */

@@ -2,6 +2,7 @@
 import json
 import os
 import socket
+import sqlite3
 import threading
 
 import pytest
@@ -196,3 +197,37 @@ def test_orphans_are_swept_at_start(start, tmp_path):
         wait_for(lambda: on_disk(s) == [kept], 10, "the sweep")
         for folder in ("inline", "checkpoints", "tensorboard"):
             wait_for(lambda: not list((tmp_path / folder).iterdir()), 10, folder)
+
+
+def test_the_sweep_takes_no_upload(start, tmp_path):
+    """What is uploaded while the daemon starts is refused, or there for good."""
+    for _ in range(3):
+        made = []
+        with start("--data-dir", tmp_path, ready=False) as s:
+            while len(made) < 5:
+                answer = upload(s)
+                assert answer.status_code == 200 or (answer.status_code == 503 and answer.headers["retry-after"]), answer.text
+                made += [answer.json()["id"]] if answer.status_code == 200 else []
+            for name in made:
+                assert s.get(f"/v1/files/{name}/content").status_code == 200
+
+
+def test_an_expired_file_that_a_job_needs_stays(start, tmp_path):
+    with start("--data-dir", tmp_path) as s:
+        needed, other = upload(s).json()["id"], upload(s).json()["id"]
+        body = {"dataset": {"file": needed}, "hyperparameters": {"max_steps": 100000, "epochs": 1000, "max_length": 32}}
+        job = s.post("/train", body).json()["id"]
+        s.post(f"/train/{job}/pause", {})
+        wait_for(lambda: s.get(f"/train/{job}").json()["status"] == "paused", 60)
+        for own in (f"files/{needed}", "cache/x", "inline/x", "checkpoints/x"):
+            (tmp_path / own).parent.mkdir(exist_ok=True)
+            (tmp_path / own).touch()
+            refused = s.post("/train", {"dataset": {"path": own}})
+            assert refused.status_code == 422 and "not inside the data directory" in refused.json()["error"]
+    db = sqlite3.connect(tmp_path / "jobs.sqlite")
+    with db:
+        db.execute("UPDATE files SET expires = 1")
+    db.close()
+    with start("--data-dir", tmp_path) as s:
+        wait_for(lambda: on_disk(s) == [needed], 10, "the sweep")
+        assert s.get(f"/v1/files/{other}").status_code == 404 and s.get(f"/v1/files/{needed}").status_code == 200

@@ -15,8 +15,8 @@ import time
 
 import pytest
 import requests
-from conftest import wait_for
-from training import OVER, events, job, jsonl, request, submit, wait_over, wait_step
+from conftest import MODEL, wait_for
+from training import OVER, events, job, jsonl, request, stream, submit, wait_over, wait_step
 
 KILLS = int(os.environ.get("TANDEM_KILLS", 5))
 LONG = {"max_steps": 60 + 25 * min(KILLS, 10), "n": 40, "save_steps": 8, "lora_dropout": 0.1}
@@ -171,6 +171,48 @@ def test_files_that_cannot_grow(start, tmp_path):
         wait_over(s, job_id)
 
 
+def test_streams_show_what_is_stored(start, tmp_path):
+    """And all of it, under its own id, while transactions fail: a stream may break off then, and is taken up again."""
+    with start("--data-dir", tmp_path) as s:
+        job_id = submit(s, "shown", max_steps=100000, batch_tokens=16, save_steps=100000)
+        seen, stop = [[] for _ in range(12)], threading.Event()
+
+        def follow(mine):
+            while not stop.is_set():
+                with contextlib.suppress(AssertionError):  # 507 while the store cannot write
+                    for event in stream(s, job_id, last=mine[-1][0] if mine else 0):
+                        mine.append(event)
+                if mine and mine[-1][1] == "state" and mine[-1][2]["status"] == "cancelled":
+                    return
+        readers = [threading.Thread(target=follow, args=(mine,)) for mine in seen]
+        for r in readers:
+            r.start()
+        wait_step(s, job_id, 3)
+        for _ in range(4):
+            limit(s, 4096)
+            time.sleep(0.2)
+            limit(s, resource.RLIM_INFINITY)
+            time.sleep(0.4)
+        wait_for(lambda: s.post(f"/train/{job_id}/cancel", {}).status_code == 200, 20, "it is taken")
+        wait_over(s, job_id)
+        for r in readers:
+            r.join(30)
+        alive = [r.is_alive() for r in readers]
+        stop.set()
+        stored = {e["id"]: e for e in events(s, job_id)}
+    assert not any(alive)
+    for mine in seen:
+        assert {e[0]: e[2] for e in mine} == stored and len(mine) == len(stored)
+
+
+def test_the_head_of_a_stream(start, tmp_path):
+    with start("--data-dir", tmp_path) as s, requests.Session() as session:
+        job_id = submit(s, "headed", max_steps=100000)
+        head = session.head(f"{s.url}/train/{job_id}/events?stream=1", timeout=10)
+        assert head.status_code == 200 and head.headers["content-type"].startswith("text/event-stream")
+        assert session.get(s.url + "/health", timeout=10).status_code == 200
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     folder = tmp_path / "small"
@@ -260,3 +302,84 @@ def test_ids_of_events_do_not_come_back(start, tmp_path):
         second = submit(s, "new", max_steps=1)
         wait_over(s, second)
         assert events(s, second)[0]["id"] > last
+
+
+def test_another_model_takes_no_job_over(start, tmp_path):
+    """A job remembers its base: on another model it fails and says so, and goes on where that is served again."""
+    other = tmp_path / "another-model"
+    shutil.copytree(MODEL, other)
+    with start("--data-dir", tmp_path / "d") as s:
+        job_id = submit(s, "based", max_steps=100000)
+        s.post(f"/train/{job_id}/pause", {})
+        base = wait_over(s, job_id, states=("paused",))["base"]
+        assert base == s.get("/info").json()["model_id"]
+    with start("--data-dir", tmp_path / "d", model=other) as s:
+        s.post(f"/train/{job_id}/resume", {})
+        found = wait_over(s, job_id)
+        assert found["status"] == "failed" and found["base"] == base
+        assert base in found["error"]["message"] and "another-model" in found["error"]["message"]
+        assert s.get(f"/v1/fine_tuning/jobs/ft{job_id}").json()["model"] == base
+    with start("--data-dir", tmp_path / "d") as s:
+        s.post(f"/train/{job_id}/resume", {})
+        wait_step(s, job_id)
+        assert job(s, job_id)["status"] == "running"
+
+
+def test_the_trained_adapter_is_served_again(start, tmp_path):
+    """Whatever has its name in --adapter-dir; and a name that --adapters gives is not free."""
+    data, folder = tmp_path / "d", tmp_path / "own"
+
+    def rank(s):
+        return {a["name"]: a["r"] for a in s.get("/adapters").json()["adapters"]}
+    with start("--data-dir", data) as s:
+        assert wait_over(s, submit(s, "pirate", max_steps=1, lora_r=4))["status"] == "succeeded"
+    folder.mkdir()
+    shutil.move(data / "adapters/pirate", folder / "pirate")
+    flags = ("--data-dir", data, "--adapter-dir", folder, "--adapters", f"fixed={folder / 'pirate'}")
+    with start(*flags) as s:
+        assert rank(s) == {"fixed": 4, "pirate": 4}
+        assert s.post("/train", request("fixed", max_steps=1)).status_code == 409
+        assert wait_over(s, submit(s, "pirate", max_steps=1, lora_r=8))["status"] == "succeeded"
+        assert rank(s) == {"fixed": 4, "pirate": 8}
+    with start(*flags) as s:
+        assert rank(s) == {"fixed": 4, "pirate": 8}
+
+
+# ---- ends ------------------------------------------------------------------------------------------------------------
+
+def test_an_event_stream_does_not_hold_the_end_up(start, tmp_path):
+    """Draining ends the stream without an error, and it goes on after the restart where it was."""
+    with start("--data-dir", tmp_path, "--drain-timeout", 60) as s:
+        job_id, seen = submit(s, "streamed", max_steps=100000), []
+        reader = threading.Thread(target=lambda: seen.extend(stream(s, job_id)))
+        reader.start()
+        wait_step(s, job_id, 3)
+        s.signal()
+        assert s.wait(30) == 0
+        reader.join(10)
+        assert not reader.is_alive() and seen
+    with start("--data-dir", tmp_path) as s:
+        s.post(f"/train/{job_id}/cancel", {})
+        rest = list(stream(s, job_id, last=seen[-1][0]))
+        assert rest[-1][2]["status"] == "cancelled"
+        assert [e[0] for e in seen + rest] == [e["id"] for e in events(s, job_id)]
+
+
+def test_the_end_waits_for_what_reads_the_model(start, tmp_path):
+    """Two signals while data is prepared: nothing is closed under it, and nothing is left of rows that came inline."""
+    tmp_path.joinpath("big.jsonl").write_text("".join('{"text":"Once upon a time there was a number %d in the garden. %s"}\n' % (i, "It played. " * 8) for i in range(60000)))
+    for body in ({"dataset": {"path": "big.jsonl"}}, {"dataset": [{"text": f"The {i}. ship is big."} for i in range(20000)]}):
+        with start("--data-dir", tmp_path) as s:
+            def ask(s=s, body=body):
+                with contextlib.suppress(requests.RequestException):
+                    s.post("/train/validate", body)
+            asker = threading.Thread(target=ask)
+            asker.start()
+            wait_for(lambda: list((tmp_path / "cache").glob("*")) or not asker.is_alive(), 30, "preparing")
+            s.signal()
+            time.sleep(0.1)
+            s.signal()
+            assert s.wait() == 0
+            asker.join()
+        shutil.rmtree(tmp_path / "cache")
+        assert not list((tmp_path / "inline").glob("*")) if (tmp_path / "inline").exists() else True

@@ -110,11 +110,11 @@ static void test_bombs(void **state)
         "{% for a in range(100000) %}{{ 'x' * 1000 }}{% endfor %}",
         "{% set n = namespace(s='x') %}{% for a in range(100) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
         "{% set n = namespace(s=[1]) %}{% for a in range(100) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}",
-        "{% set n = namespace(s=[1], t=[1]) %}{% for a in range(99) %}{% set n.s = [n.s, n.s] %}{% set n.t = [n.t, "
-        "n.t] %}"
-        "{% endfor %}{{ n.s == n.t }}",
-        "{% set n = namespace(s=[1]) %}{% for a in range(60) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s | tojson | "
-        "length }}",
+        ("{% set n = namespace(s=[1], t=[1]) %}{% for a in range(99) %}{% set n.s = [n.s, n.s] %}{% set n.t = [n.t, "
+         "n.t] %}{% endfor %}{{ n.s == n.t }}"),
+        ("{% set n = namespace(s=[1]) %}{% for a in range(60) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s | tojson "
+         "| "
+         "length }}"),
         "{% set n = namespace(s=[1]) %}{% for a in range(90000) %}{% set n.s = [n.s] %}{% endfor %}{{ n.s }}",
         "{% set n = namespace(s=(1,)) %}{% for a in range(90000) %}{% set n.s = (n.s,) %}{% endfor %}{{ {n.s: 1} }}",
         "{% set n = namespace() %}{% set n.n = n %}{{ n }}",

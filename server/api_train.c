@@ -18,7 +18,12 @@ enum { QUEUE_MAX = 1000, LIST_MAX = 100 };
 bool train_refuses(struct http_req *req, bool openai)
 {
     struct app *app = req->app;
-    if (app->state == APP_READY) return false;
+    if (app->state == APP_READY && !call_crowded(req)) return false;
+    if (app->state == APP_READY) {
+        http_set_header(req, "Retry-After", "2");
+        call_reply_error(req, openai, 429, "overloaded", "too many large requests wait for the job store");
+        return true;
+    }
     http_set_header(req, "Retry-After", app->state == APP_LOADING ? "1" : "5");
     call_reply_error(req, openai, 503, app->state == APP_LOADING ? "loading" : "draining", "%s",
                      app->state == APP_LOADING ? "the model is loading" : "the server is shutting down");
@@ -195,6 +200,7 @@ void api_train_create(struct http_req *req)
 {
     if (train_refuses(req, false)) return;
     struct call *c = call_new(req, false, create);
+    call_take_body(c);
     c->settle = settle_create;
     c->after = train_after_create;
     call_send(c);

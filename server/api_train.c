@@ -290,6 +290,21 @@ static void want(struct db *db, int64_t seq, const char *wanted)
     job_event(db, seq, &(struct job_event){.kind = "log", .level = "info", .message = message, .step = -1});
 }
 
+/* A job that is over does not hold its name any more. */
+static bool name_taken(struct call *c, struct db *db, const struct job_key *k)
+{
+    sqlite3_stmt *q =
+        db_query(db,
+                 "SELECT id, serve_as FROM jobs WHERE serve_as = (SELECT serve_as FROM jobs WHERE seq = ?1)"
+                 " AND seq <> ?1 AND status IN ('queued', 'running', 'paused')",
+                 "i", k->seq);
+    if (!db_step(db, q)) return false;
+    call_fail(c, 409, "conflict", NULL, "%s cannot be resumed: %s, which is not over, will have its name %s", k->id,
+              db_text(q, 0), db_text(q, 1));
+    db_done(q);
+    return true;
+}
+
 bool train_act(struct call *c, struct db *db, const struct job_key *k, enum job_action action)
 {
     static const char *const names[] = {"cancelled", "paused", "resumed"};
@@ -309,6 +324,7 @@ bool train_act(struct call *c, struct db *db, const struct job_key *k, enum job_
         want(db, k->seq, "pause");
         c->command = TRAIN_PAUSE;
     } else if (action == ACTION_RESUME && (k->state == JOB_PAUSED || k->state == JOB_FAILED)) {
+        if (k->state == JOB_FAILED && name_taken(c, db, k)) return false;
         job_set_state(db, k->seq, JOB_QUEUED, NULL, NULL);
     } else if (action == ACTION_RESUME && runs) {
         want(db, k->seq, NULL);

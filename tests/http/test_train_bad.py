@@ -266,3 +266,15 @@ def test_bodies_of_clients_that_left_are_counted(start):
         assert set(answers) <= {422, 429, 503} and s.get("/health").status_code == 200
         assert s.resident_bytes() - before < 1 << 30
         wait_for(lambda: requests.post(s.url + "/train", data=body, timeout=120).status_code == 422, 60, "room again")
+
+
+def test_resuming_a_job_whose_name_is_taken(train):
+    failed = train.post("/train", {**request("taken"), "dataset": {"rows": [{"input_ids": [99999999]}]}}).json()["id"]
+    assert wait_over(train, failed)["status"] == "failed"
+    other = train.post("/train", request("taken", max_steps=100000)).json()["id"]
+    refused = train.post(f"/train/{failed}/resume", {})
+    assert refused.status_code == 409 and other in refused.json()["error"]
+    train.post(f"/train/{other}/cancel", {})
+    wait_over(train, other)
+    assert train.post(f"/train/{failed}/resume", {}).status_code == 200
+    wait_over(train, failed)

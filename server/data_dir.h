@@ -33,7 +33,7 @@ char *data_path(const char *dir, const char *a, const char *b);
  * own.  Owned by the caller. */
 char *data_find(const char *dir, const char *path, struct err *e);
 
-/* Makes DIR/a (and DIR/a/b) where missing. */
+/* Makes DIR/a (and DIR/a/b) where missing, durably. */
 int data_mkdir(const char *dir, const char *a, const char *b, struct err *e);
 /* Writes beside, syncs, renames, syncs the folder. */
 int data_write(const char *path, const void *p, size_t n, struct err *e);

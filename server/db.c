@@ -5,6 +5,7 @@
 #include "server/db.h"
 
 #include "engine/base/check.h"
+#include "server/data_dir.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -73,7 +74,11 @@ static int migrate(struct db *db, struct err *e)
 static int lock_dir(struct db *db, struct err *e)
 {
     char path[4200];
-    if (mkdir(db->dir, 0750) && errno != EEXIST) return err_set(e, ERR_IO, "%s: %s", db->dir, strerror(errno));
+    struct err none; /* the folder around it may be one that we cannot open */
+    if (mkdir(db->dir, 0750) == 0)
+        data_sync_parent(db->dir, &none);
+    else if (errno != EEXIST)
+        return err_set(e, ERR_IO, "%s: %s", db->dir, strerror(errno));
     snprintf(path, sizeof path, "%s/lock", db->dir);
     db->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0640);
     if (db->lock_fd < 0) return err_set(e, ERR_IO, "%s: %s", path, strerror(errno));

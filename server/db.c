@@ -40,6 +40,8 @@ static const char *const migrations[] = {
     "CREATE TABLE files("
     " seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, created INTEGER NOT NULL,"
     " bytes INTEGER NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL, expires INTEGER) STRICT;",
+    /* 2.  How often the job was found running at a start, since it last gained a step. */
+    "ALTER TABLE jobs ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0;",
 };
 enum { SCHEMA = sizeof migrations / sizeof *migrations };
 

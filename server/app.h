@@ -29,6 +29,7 @@ struct app {
     struct jobs *jobs;
     struct metrics metrics;
     size_t call_bytes; /* bodies that the store has (call.h) */
+    int event_streams; /* GET /train/{id}/events, open */
     int adapter_loads; /* in progress */
     int validations;   /* POST /train/validate, likewise */
 };

@@ -278,3 +278,20 @@ def test_resuming_a_job_whose_name_is_taken(train):
     wait_over(train, other)
     assert train.post(f"/train/{failed}/resume", {}).status_code == 200
     wait_over(train, failed)
+
+
+def test_too_many_event_streams(start):
+    with start() as s:
+        job_id, clients = s.post("/train", request("watched", max_steps=100000)).json()["id"], []
+        for _ in range(256):
+            c = socket.create_connection(("127.0.0.1", s.port))
+            c.sendall(f"GET /train/{job_id}/events?stream=1 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            clients.append(c)
+        for c in clients:
+            assert c.recv(12) == b"HTTP/1.1 200"
+        refused = s.get(f"/train/{job_id}/events?stream=1")
+        assert refused.status_code == 429 and refused.headers["retry-after"]
+        assert s.get(f"/train/{job_id}/events").status_code == 200
+        for c in clients:
+            c.close()
+        wait_for(lambda: s.get(f"/train/{job_id}/events?stream=1", stream=True).status_code == 200, 30, "room again")

@@ -134,7 +134,11 @@ static void write_work(uv_work_t *w)
     const char *p = u->writing.data;
     if (u->fd < 0) {
         const char *dir = settings_data_dir(u->app->set); /* the store may be closed before the pool is done */
-        if (mkdir(dir, 0750) && errno != EEXIST) err_set(e, ERR_IO, "%s: %s", dir, strerror(errno));
+        struct err none;
+        if (mkdir(dir, 0750) == 0)
+            data_sync_parent(dir, &none);
+        else if (errno != EEXIST)
+            err_set(e, ERR_IO, "%s: %s", dir, strerror(errno));
         if (!e->code && data_mkdir(dir, "files", NULL, e) == 0)
             u->fd = open(u->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0640);
         if (!e->code && u->fd < 0) err_set(e, ERR_IO, "%s: %s", u->temp, strerror(errno));

@@ -329,6 +329,7 @@ void api_finetune_create(struct http_req *req)
 {
     if (train_refuses(req, true)) return;
     struct call *c = call_new(req, true, create);
+    call_take_body(c);
     c->after = train_after_create;
     call_send(c);
 }

@@ -18,7 +18,12 @@ enum { QUEUE_MAX = 1000, LIST_MAX = 100 };
 bool train_refuses(struct http_req *req, bool openai)
 {
     struct app *app = req->app;
-    if (app->state == APP_READY) return false;
+    if (app->state == APP_READY && !call_crowded(req)) return false;
+    if (app->state == APP_READY) {
+        http_set_header(req, "Retry-After", "2");
+        call_reply_error(req, openai, 429, "overloaded", "too many large requests wait for the job store");
+        return true;
+    }
     http_set_header(req, "Retry-After", app->state == APP_LOADING ? "1" : "5");
     call_reply_error(req, openai, 503, app->state == APP_LOADING ? "loading" : "draining", "%s",
                      app->state == APP_LOADING ? "the model is loading" : "the server is shutting down");
@@ -195,6 +200,7 @@ void api_train_create(struct http_req *req)
 {
     if (train_refuses(req, false)) return;
     struct call *c = call_new(req, false, create);
+    call_take_body(c);
     c->settle = settle_create;
     c->after = train_after_create;
     call_send(c);
@@ -284,6 +290,21 @@ static void want(struct db *db, int64_t seq, const char *wanted)
     job_event(db, seq, &(struct job_event){.kind = "log", .level = "info", .message = message, .step = -1});
 }
 
+/* A job that is over does not hold its name any more. */
+static bool name_taken(struct call *c, struct db *db, const struct job_key *k)
+{
+    sqlite3_stmt *q =
+        db_query(db,
+                 "SELECT id, serve_as FROM jobs WHERE serve_as = (SELECT serve_as FROM jobs WHERE seq = ?1)"
+                 " AND seq <> ?1 AND status IN ('queued', 'running', 'paused')",
+                 "i", k->seq);
+    if (!db_step(db, q)) return false;
+    call_fail(c, 409, "conflict", NULL, "%s cannot be resumed: %s, which is not over, will have its name %s", k->id,
+              db_text(q, 0), db_text(q, 1));
+    db_done(q);
+    return true;
+}
+
 bool train_act(struct call *c, struct db *db, const struct job_key *k, enum job_action action)
 {
     static const char *const names[] = {"cancelled", "paused", "resumed"};
@@ -303,6 +324,7 @@ bool train_act(struct call *c, struct db *db, const struct job_key *k, enum job_
         want(db, k->seq, "pause");
         c->command = TRAIN_PAUSE;
     } else if (action == ACTION_RESUME && (k->state == JOB_PAUSED || k->state == JOB_FAILED)) {
+        if (k->state == JOB_FAILED && name_taken(c, db, k)) return false;
         job_set_state(db, k->seq, JOB_QUEUED, NULL, NULL);
     } else if (action == ACTION_RESUME && runs) {
         want(db, k->seq, NULL);

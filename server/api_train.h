@@ -7,7 +7,7 @@
 #include "server/job_db.h"
 #include "server/train_spec.h"
 
-/* 503 while the model is loading: jobs are checked against it. */
+/* 503 while the model is loading: jobs are checked against it; 429 while too many bodies wait for the store. */
 bool train_refuses(struct http_req *, bool openai);
 
 /* Stores a job that was read from a request: a new one, or the one that this Idempotency-Key made before.  Sets c->job,

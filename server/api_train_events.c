@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BATCH = 200, LIST_MAX = 10000, LIST_DEFAULT = 1000 };
+enum { BATCH = 200, LIST_MAX = 10000, LIST_DEFAULT = 1000, STREAMS_MAX = 256 };
 
 struct stream {
     struct store_work work; /* first: a reading; sent again and again */
@@ -34,6 +34,7 @@ static void stream_free(struct stream *s)
 {
     jobs_unwatch(&s->watch);
     buf_free(&s->out);
+    s->app->event_streams--;
     free(s);
 }
 
@@ -162,16 +163,15 @@ static void after_open(struct call *c)
 {
     struct stream *s = c->user;
     if (!c->req || c->status >= 400) {
-        free(s);
+        stream_free(s);
         return;
     }
     if (c->req->method == HTTP_M_HEAD) { /* the connection would be of no use until the job is over */
         c->type = "text/event-stream";
-        free(s);
+        stream_free(s);
         return;
     }
     c->answered = true;
-    s->app = c->app;
     s->req = c->req;
     s->req->user = s;
     s->req->on_close = on_close;
@@ -209,11 +209,19 @@ void api_train_events(struct http_req *req)
     const char *last = http_header(req, "Last-Event-ID");
     bool stream = wants_stream(req);
     if (stream && app->state == APP_DRAINING && train_refuses(req, false)) return;
+    if (stream && app->event_streams >= STREAMS_MAX) {
+        http_set_header(req, "Retry-After", "5");
+        call_reply_error(req, false, 429, "overloaded", "%d event streams are open already", STREAMS_MAX);
+        return;
+    }
+    app->event_streams += stream;
     struct call *c = call_new(req, false, stream ? open_stream : list);
     free(c->idempotency_key);
     c->idempotency_key = last ? mem_strdup(last) : NULL;
     if (stream) {
-        c->user = mem_zalloc(sizeof(struct stream));
+        struct stream *s = mem_zalloc(sizeof *s);
+        s->app = app;
+        c->user = s;
         c->after = after_open;
     }
     call_send(c);

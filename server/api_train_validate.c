@@ -244,6 +244,7 @@ void api_train_validate(struct http_req *req)
     }
     app->validations++;
     struct call *c = call_new(req, false, check);
+    call_take_body(c);
     c->user = mem_zalloc(sizeof(struct validation));
     c->settle = settle_check;
     c->after = after_check;

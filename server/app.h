@@ -28,6 +28,8 @@ struct app {
     struct store *store;
     struct jobs *jobs;
     struct metrics metrics;
+    size_t call_bytes; /* bodies that the store has (call.h) */
+    int event_streams; /* GET /train/{id}/events, open */
     int adapter_loads; /* in progress */
     int validations;   /* POST /train/validate, likewise */
 };

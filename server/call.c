@@ -12,6 +12,7 @@
 
 void call_free(struct call *c)
 {
+    c->app->call_bytes -= c->body_len;
     free(c->param);
     free(c->query);
     free(c->body);
@@ -135,8 +136,7 @@ struct call *call_new(struct http_req *req, bool openai, call_fn *run)
         .run = run,
         .param = mem_strdup(req->param),
         .query = mem_strdup(req->query),
-        .body = mem_strndup(req->body, req->body_len),
-        .body_len = req->body_len,
+        .body = mem_strdup(""),
         .idempotency_key = key ? mem_strdup(key) : NULL,
         .status = 200,
         .type = "application/json",
@@ -144,6 +144,20 @@ struct call *call_new(struct http_req *req, bool openai, call_fn *run)
     req->user = c;
     req->on_close = on_close;
     return c;
+}
+
+void call_take_body(struct call *c)
+{
+    free(c->body);
+    c->body = mem_strndup(c->req->body, c->req->body_len);
+    c->body_len = c->req->body_len;
+    c->app->call_bytes += c->body_len;
+}
+
+bool call_crowded(const struct http_req *req)
+{
+    const struct app *app = req->app;
+    return app->call_bytes && app->call_bytes + req->body_len > CALL_BYTES;
 }
 
 void call_send(struct call *c)

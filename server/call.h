@@ -38,8 +38,14 @@ struct call {
     void *user;
 };
 
+#define CALL_BYTES ((size_t)64 * 1024 * 1024) /* of bodies at the store, whether or not their clients still wait */
+
 /* Takes the exchange over: sets req->user and on_close. */
 struct call *call_new(struct http_req *, bool openai, call_fn *run);
+/* Copies the body, which is empty for run otherwise. */
+void call_take_body(struct call *);
+/* One body more would be more than CALL_BYTES.  A body alone is never too much. */
+bool call_crowded(const struct http_req *);
 void call_send(struct call *);
 /* call_new and call_send */
 void call_start(struct http_req *, bool openai, call_fn *run, void (*after)(struct call *));

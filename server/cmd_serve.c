@@ -5,8 +5,8 @@
  * Liveness (/health) holds from the first moment; readiness (/ready) only in `ready`.  While draining, the port stays
  * open and new work is refused with 503, so that a balancer sees why; it closes when the last generation is done.  A
  * training job writes its checkpoint at the signal, and goes on at the next start; event streams end with the
- * generations.
- * Loop thread, but for work_load. */
+ * generations.  Closing goes from the outside in: connections, the runner of jobs, the store, what is on the thread
+ * pool, the engine. Loop thread, but for work_load. */
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"

@@ -96,7 +96,8 @@ char *data_find(const char *dir, const char *path, struct err *e)
 
 static int make(const char *path, struct err *e)
 {
-    if (mkdir(path, 0750) == 0 || errno == EEXIST) return 0;
+    if (mkdir(path, 0750) == 0) return data_sync_parent(path, e);
+    if (errno == EEXIST) return 0;
     return err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
 }
 

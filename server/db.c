@@ -5,6 +5,7 @@
 #include "server/db.h"
 
 #include "engine/base/check.h"
+#include "server/data_dir.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -39,6 +40,8 @@ static const char *const migrations[] = {
     "CREATE TABLE files("
     " seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, created INTEGER NOT NULL,"
     " bytes INTEGER NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL, expires INTEGER) STRICT;",
+    /* 2.  How often the job was found running at a start, since it last gained a step. */
+    "ALTER TABLE jobs ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0;",
 };
 enum { SCHEMA = sizeof migrations / sizeof *migrations };
 
@@ -73,7 +76,11 @@ static int migrate(struct db *db, struct err *e)
 static int lock_dir(struct db *db, struct err *e)
 {
     char path[4200];
-    if (mkdir(db->dir, 0750) && errno != EEXIST) return err_set(e, ERR_IO, "%s: %s", db->dir, strerror(errno));
+    struct err none; /* the folder around it may be one that we cannot open */
+    if (mkdir(db->dir, 0750) == 0)
+        data_sync_parent(db->dir, &none);
+    else if (errno != EEXIST)
+        return err_set(e, ERR_IO, "%s: %s", db->dir, strerror(errno));
     snprintf(path, sizeof path, "%s/lock", db->dir);
     db->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0640);
     if (db->lock_fd < 0) return err_set(e, ERR_IO, "%s: %s", path, strerror(errno));

@@ -65,7 +65,7 @@ void job_set_state(struct db *db, int64_t seq, enum job_state state, const char 
 {
     bool over = state >= JOB_SUCCEEDED;
     db_run(db,
-           "UPDATE jobs SET status = ?1, error_code = ?2, error = ?3, wanted = NULL, phase = NULL,"
+           "UPDATE jobs SET status = ?1, error_code = ?2, error = ?3, wanted = NULL, phase = NULL, attempts = 0,"
            " started = CASE WHEN ?1 = 'running' THEN coalesce(started, ?4) ELSE started END,"
            " finished = CASE WHEN ?5 THEN ?4 ELSE NULL END WHERE seq = ?6",
            "tttini", job_state_names[state], error_code, error, data_now_ms(), (int)over, seq);

@@ -99,6 +99,8 @@ static void store_step(struct event_work *w, struct db *db)
         job_thin_events(db, r->seq);
         r->stride = (int)db_number(db, 1, "SELECT stride FROM jobs WHERE seq = ?", "i", r->seq);
     }
+    if (w->ev.step > r->reached) /* it gets on: what ended the daemons before was not this job */
+        db_run(db, "UPDATE jobs SET attempts = 0 WHERE seq = ? AND attempts > 0", "i", r->seq);
     if (w->ev.step % r->stride == 0 || w->ev.step == w->ev.steps) add_event(w, db, w->ev.step);
 }
 
@@ -136,6 +138,8 @@ static void store_paused(struct event_work *w, struct db *db)
         job_set_state(db, r->seq, JOB_PAUSED, NULL, NULL);
     else if (!atomic_load(&r->stopping)) /* resumed before it had stopped */
         job_set_state(db, r->seq, JOB_QUEUED, NULL, NULL);
+    else
+        db_run(db, "UPDATE jobs SET attempts = 0 WHERE seq = ?", "i", r->seq);
 }
 
 static void store_eval(struct event_work *w, struct db *db)

@@ -2,6 +2,7 @@
 #include "server/job_run.h"
 
 #include "engine/base/file.h"
+#include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/chat_template.h"
 #include "server/data_dir.h"
@@ -202,13 +203,20 @@ void run_prepare(uv_work_t *w)
 static int put_in_place(struct run *r)
 {
     struct stat st;
-    int rc = lstat(r->target, &st) == 0 ? renameat2(AT_FDCWD, r->out, AT_FDCWD, r->target, RENAME_EXCHANGE)
-                                        : rename(r->out, r->target);
-    if (rc && (errno == EINVAL || errno == ENOSYS)) { /* a file system without exchange: two steps */
+    bool there = lstat(r->target, &st) == 0;
+    int rc = there ? renameat2(AT_FDCWD, r->out, AT_FDCWD, r->target, RENAME_EXCHANGE) : rename(r->out, r->target);
+    if (rc && there && (errno == EINVAL || errno == ENOSYS)) { /* a file system without exchange: two steps */
         char *old = file_join(r->dir, "replaced");
         data_remove(old);
-        rc = rename(r->target, old) || rename(r->out, r->target);
-        data_remove(old);
+        rc = rename(r->target, old);
+        if (!rc && rename(r->out, r->target)) {
+            int why = errno;
+            rc = -1;
+            if (rename(old, r->target)) log_error("%s: what was served is now in %s", r->target, old);
+            errno = why;
+        } else if (!rc) {
+            data_remove(old);
+        }
         free(old);
     }
     if (rc) return err_set(&r->e, ERR_IO, "%s: %s", r->target, strerror(errno));

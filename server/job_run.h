@@ -37,6 +37,7 @@ struct run {
     atomic_bool interrupted;         /* a command came while preparing; read by the pool thread */
     int stride;                      /* the store thread's: of step events kept */
     int64_t stored_steps;            /* likewise */
+    int64_t reached;                 /* the last step that an earlier process stored */
     struct tfevents *board;          /* likewise; NULL before the first step, or when it cannot be written */
     bool board_failed;
 };

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RETRY_MS = 2000 };
+enum { RETRY_MS = 2000, ATTEMPTS_MAX = 5 };
 
 /* ---- sweeping: what no row knows of ---------------------------------------------------------------------------- */
 
@@ -125,6 +125,7 @@ static struct run *run_new(struct jobs *jobs, sqlite3_stmt *q, struct err *e)
     r->seq = db_int(q, 0);
     snprintf(r->id, sizeof r->id, "%s", db_text(q, 1));
     r->resumed = !db_null(q, 4);
+    r->reached = db_int(q, 7);
     const char *spec = db_text(q, 3);
     cJSON *tree = json_parse(spec, strlen(spec), e);
     bool read = tree && train_spec_read(&r->spec, tree, &lim, e) == 0;
@@ -143,30 +144,37 @@ static int on_claim(struct store_work *w, struct db *db)
     struct claim *c = (struct claim *)w;
     char wanted[16];
     c->again = false;
-    sqlite3_stmt *q = db_query(db,
-                               "SELECT seq, id, coalesce(wanted, ''), spec, started, status = 'running' FROM jobs"
-                               " WHERE status IN ('running', 'queued') ORDER BY status = 'queued', seq LIMIT 1",
-                               "");
+    sqlite3_stmt *q = db_query(
+        db,
+        "SELECT seq, id, coalesce(wanted, ''), spec, started, status = 'running', attempts, coalesce(step, 0) FROM jobs"
+        " WHERE status IN ('running', 'queued') ORDER BY status = 'queued', seq LIMIT 1",
+        "");
     if (!db_step(db, q)) return 0;
     int64_t seq = db_int(q, 0);
     snprintf(wanted, sizeof wanted, "%s", db_text(q, 2));
-    bool running = db_int(q, 5);
+    bool running = db_int(q, 5), crashes = running && db_int(q, 6) >= ATTEMPTS_MAX;
     struct err e = {0};
     if (c->run) run_free(c->run); /* of an attempt that could not be committed */
     c->run = run_new(c->jobs, q, &e);
     db_done(q);
     c->again = settle_wanted(db, seq, wanted);
+    if (!c->again && crashes) {
+        c->again = true;
+        job_set_state(db, seq, JOB_FAILED, "crashed",
+                      "the daemon ended without a word each time it ran this job; resume it to try once more");
+    }
     if (c->again) {
         run_free(c->run);
         c->run = NULL;
         return 0;
     }
-    if (running)
+    if (running) {
+        db_run(db, "UPDATE jobs SET attempts = attempts + 1 WHERE seq = ?", "i", seq);
         job_event(
             db, seq,
             &(struct job_event){
                 .kind = "log", .level = "info", .step = -1, .message = "The daemon was restarted; the job goes on"});
-    else
+    } else
         job_set_state(db, seq, JOB_RUNNING, NULL, NULL);
     db_run(db, "UPDATE jobs SET phase = 'preparing' WHERE seq = ?", "i", seq);
     return 0;

@@ -1,8 +1,9 @@
-/* The store: one thread that owns the database and the small files beside it.
+/* The store: one thread that owns the database and the rows that came inline beside it.
  *
  * Work is handed over from any thread and done in order.  What waits together is committed together: one transaction,
  * one fsync.  A work is over for its owner when `done` runs on the loop, and by then its commit is on the disk, or
- * work->e says why it is not.  Nothing of SQLite and no file of the data directory is touched by the loop thread. */
+ * work->e says why it is not.  Nothing of SQLite is touched by another thread.  Large files (uploads, data sets,
+ * results) are the pool's; the loop itself does no more than to look for jobs.sqlite, and to open, close or unlink. */
 #ifndef TANDEM_SERVER_STORE_H
 #define TANDEM_SERVER_STORE_H
 

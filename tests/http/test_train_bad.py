@@ -1,6 +1,7 @@
 """What POST /train and its neighbours refuse, each with a message that says what is wrong; and a daemon that serves on."""
 import json
 import os
+import socket
 
 import pytest
 import requests
@@ -245,3 +246,52 @@ def test_not_ready(start):
 
 def test_the_table_is_long_enough():
     assert len(REFUSED) + len(FAILS) >= 40 and rows(3) and job
+
+
+def test_bodies_of_clients_that_left_are_counted(start):
+    """Large bodies that wait for the store are refused beyond a bound, also when nobody waits for their answers."""
+    body = b'{"dataset":{"rows":[' + b"{}," * 2_500_000 + b'{}]},"nothing":1}'
+    with start() as s:
+        before = s.resident_bytes()
+        assert s.post("/train", None, data=body).status_code in (413, 422)
+        answers = []
+
+        def ask():
+            answers.append(requests.post(s.url + "/train", data=body, timeout=120).status_code)
+        for _ in range(3):
+            for _ in range(6):
+                with socket.create_connection(("127.0.0.1", s.port)) as c:
+                    c.sendall(b"POST /train HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            ask()
+        assert set(answers) <= {422, 429, 503} and s.get("/health").status_code == 200
+        assert s.resident_bytes() - before < 1 << 30
+        wait_for(lambda: requests.post(s.url + "/train", data=body, timeout=120).status_code == 422, 60, "room again")
+
+
+def test_resuming_a_job_whose_name_is_taken(train):
+    failed = train.post("/train", {**request("taken"), "dataset": {"rows": [{"input_ids": [99999999]}]}}).json()["id"]
+    assert wait_over(train, failed)["status"] == "failed"
+    other = train.post("/train", request("taken", max_steps=100000)).json()["id"]
+    refused = train.post(f"/train/{failed}/resume", {})
+    assert refused.status_code == 409 and other in refused.json()["error"]
+    train.post(f"/train/{other}/cancel", {})
+    wait_over(train, other)
+    assert train.post(f"/train/{failed}/resume", {}).status_code == 200
+    wait_over(train, failed)
+
+
+def test_too_many_event_streams(start):
+    with start() as s:
+        job_id, clients = s.post("/train", request("watched", max_steps=100000)).json()["id"], []
+        for _ in range(256):
+            c = socket.create_connection(("127.0.0.1", s.port))
+            c.sendall(f"GET /train/{job_id}/events?stream=1 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            clients.append(c)
+        for c in clients:
+            assert c.recv(12) == b"HTTP/1.1 200"
+        refused = s.get(f"/train/{job_id}/events?stream=1")
+        assert refused.status_code == 429 and refused.headers["retry-after"]
+        assert s.get(f"/train/{job_id}/events").status_code == 200
+        for c in clients:
+            c.close()
+        wait_for(lambda: s.get(f"/train/{job_id}/events?stream=1", stream=True).status_code == 200, 30, "room again")

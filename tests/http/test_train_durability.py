@@ -66,6 +66,15 @@ def check(server, job_id, clients):
     assert {p.name for p in (server.data / "files").glob("*") if not p.name.endswith(".tmp")} <= listed
 
 
+def wait_over_revived(server, job_id, seconds):
+    """A job that was killed early again and again is taken for one that crashes: it is resumed by hand."""
+    found = wait_over(server, job_id, seconds)
+    if found["status"] == "failed" and found["error"]["code"] == "crashed":
+        assert server.post(f"/train/{job_id}/resume", {}).status_code == 200
+        found = wait_over(server, job_id, seconds)
+    return found
+
+
 def test_kill_9(start, tmp_path):
     seed = int(os.environ.get("TANDEM_KILL_SEED", time.time()))
     print("TANDEM_KILL_SEED", seed)
@@ -91,11 +100,11 @@ def test_kill_9(start, tmp_path):
             s.process.wait()
         clients[-1].join()
     with start("--data-dir", tmp_path / "broken") as s:
-        found = wait_over(s, job_id, 600)
+        found = wait_over_revived(s, job_id, 600)
         assert found["status"] == "succeeded", found
         for c in clients:
             for small in c.jobs:
-                assert wait_over(s, small, 100)["status"] == "succeeded"
+                assert wait_over_revived(s, small, 100)["status"] == "succeeded"
         check(s, job_id, clients)
         steps = [e["step"] for e in events(s, job_id) if e["type"] == "step"]
         assert set(steps) == set(range(1, LONG["max_steps"] + 1))
@@ -302,6 +311,33 @@ def test_ids_of_events_do_not_come_back(start, tmp_path):
         second = submit(s, "new", max_steps=1)
         wait_over(s, second)
         assert events(s, second)[0]["id"] > last
+
+
+def test_a_job_that_crashes_the_daemon_is_given_up(start, tmp_path):
+    def ended():
+        """As a crash leaves it, with how often it was taken up in vain."""
+        db = sqlite3.connect(tmp_path / "jobs.sqlite")
+        with db:
+            db.execute("UPDATE jobs SET status = 'running'")
+        attempts = db.execute("SELECT attempts FROM jobs").fetchone()[0]
+        db.close()
+        return attempts
+    with start("--data-dir", tmp_path) as s:
+        s.data.mkdir(exist_ok=True)
+        (s.data / "data.jsonl").write_text(jsonl())
+        job_id = submit(s, "crashes", max_steps=100000, dataset={"path": "data.jsonl"})
+        wait_step(s, job_id)
+    assert ended() == 0
+    db = sqlite3.connect(tmp_path / "jobs.sqlite")
+    with db:
+        db.execute("UPDATE jobs SET attempts = 5")
+    db.close()
+    with start("--data-dir", tmp_path) as s:
+        found = wait_over(s, job_id)
+        assert found["status"] == "failed" and found["error"]["code"] == "crashed"
+        assert s.post(f"/train/{job_id}/resume", {}).status_code == 200
+        wait_for(lambda: job(s, job_id)["step"] > found["step"], 60, "it goes on")
+    assert ended() == 0
 
 
 def test_another_model_takes_no_job_over(start, tmp_path):

@@ -67,7 +67,7 @@ static const struct field {
     {"weight_decay", K_NUMBER, AT(weight_decay), 0, 10, 0, NULL},
     {"beta1", K_NUMBER, AT(beta1), 0, 1, BELOW, NULL},
     {"beta2", K_NUMBER, AT(beta2), 0, 1, BELOW, NULL},
-    {"epsilon", K_NUMBER, AT(epsilon), 0, 1, ABOVE, NULL},
+    {"epsilon", K_NUMBER, AT(epsilon), 1e-30, 1, 0, NULL},
     {"max_grad_norm", K_NUMBER, AT(max_grad_norm), 0, 1e6, 0, NULL},
     {"lora_r", K_INT, AT(lora_r), 1, 256, 0, NULL},
     {"lora_alpha", K_NUMBER, AT(lora_alpha), 0, 4096, ABOVE, NULL},

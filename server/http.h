@@ -65,8 +65,8 @@ void http_abort(struct http_req *);
 
 /* ---- a body that is not collected (struct http_route.begin) ---- */
 
-/* Stops reading the body, or goes on: for a sink that is slower than the client.  What was read already (64 KiB at most)
- * may still come after a pause.  Not from on_close. */
+/* Stops reading the body, or goes on: for a sink that is slower than the client.  What was read already (64 KiB at
+ * most) may still come after a pause.  Not from on_close. */
 void http_body_pause(struct http_req *, bool pause);
 /* The rest of the body is not wanted.  True: the handler answers now, the connection closes after it.  False: the body
  * was complete or refused already, and whoever saw that answers. */

@@ -59,7 +59,7 @@ class Server:
             except requests.ConnectionError as e:  # it is ending: its log says why
                 self.process.wait(30)
                 raise AssertionError(self.log()) from e
-        wait_for(ready, 60, "ready")
+        wait_for(ready, 300, "ready")  # sanitizers calibrate slowly
 
     def log(self):
         return self.log_path.read_text(errors="replace")

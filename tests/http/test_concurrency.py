@@ -27,6 +27,7 @@ def raw_stream(server, body, receive_buffer=None, count=1):
 
 
 @pytest.mark.concurrent
+@pytest.mark.timeout(600)  # quantising is slow under a sanitizer
 @pytest.mark.parametrize("weights", ["none", "int8", "int4", "nf4"])
 def test_32_streams_equal_to_alone(start, weights):
     """They start at different moments, have different lengths, stop independently; greedy text is as alone."""

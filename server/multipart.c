@@ -28,7 +28,8 @@ static bool parameter(const char *p, const char *name, char *out, size_t size, b
             if (mine && len + 1 < size) out[len] = *p;
             len++;
         }
-        if (quoted && *p++ != '"') *bad = true;
+        if (quoted && *p != '"') *bad = true; /* p is at the end, and stays there */
+        p += *p == '"';
         if (!mine) continue;
         if (len + 1 > size) *bad = true;
         out[len < size ? len : size - 1] = 0;

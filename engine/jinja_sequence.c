@@ -332,11 +332,13 @@ FILTER(s_map)
     const struct jlist *l = jv_iterate(j, self);
     const struct jkeyword *attribute = c->n ? NULL : keyword(c, "attribute"), *otherwise = keyword(c, "default");
     const struct jbuiltin *f = NULL;
-    struct jcall rest = {c->args + 1, c->n - 1, c->keywords, c->n_keywords};
+    struct jcall rest = {NULL, 0, c->keywords, c->n_keywords};
     if (attribute) {
         if (c->n_keywords > 1 + (otherwise != NULL)) jinja_fail(j, "unexpected keyword argument of map");
     } else {
         if (!c->n) jinja_fail(j, "map requires a filter argument");
+        rest.args = c->args + 1;
+        rest.n = c->n - 1;
         struct jstr name = jarg_str(j, c->args[0], "filter");
         f = jinja_filter(name);
         if (!f) jinja_fail(j, "no filter named '%.*s'", jstr_short(name), name.s);

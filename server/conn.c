@@ -259,10 +259,10 @@ static bool read_head(struct conn *c)
 static bool read_body(struct conn *c)
 {
     size_t n = unread(c);
-    const char *p = c->in.data + c->in_at;
     enum wire_result result = WIRE_MORE;
     struct refusal why;
     if (!n || c->paused) return false;
+    const char *p = c->in.data + c->in_at;
     if (c->chunked) {
         result = wire_scan(&c->wire, p, n, &n);
     } else {

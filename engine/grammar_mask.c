@@ -194,6 +194,11 @@ const unsigned char *token_trie_bytes(const struct token_trie *t, int32_t id, si
     return t->bytes + t->at[id];
 }
 
+int token_trie_eos(const struct token_trie *t)
+{
+    return t->n_eos;
+}
+
 size_t token_trie_memory(const struct token_trie *t)
 {
     return ((size_t)t->n_nodes + 1) * sizeof *t->nodes + (size_t)t->n_order * sizeof *t->order + t->at[t->n_ids] +

@@ -26,7 +26,7 @@ struct masked {
     size_t n_read; /* bytes of it */
     struct mask_walk walk;
     struct gram_mask *mask; /* of `state` */
-    bool accepts;
+    bool accepts, ends;
     const char *why;
     /* under k->lock */
     enum mask_status status;
@@ -91,10 +91,11 @@ static bool read_token(struct masked *m, const struct token_trie *t, uint64_t un
     return true;
 }
 
-static bool take_mask(struct masked *m, struct gram_mask *mask)
+static bool take_mask(struct masked *m, const struct token_trie *t, struct gram_mask *mask)
 {
     m->mask = mask;
     m->accepts = gram_accepts(m->a, m->state);
+    m->ends = m->accepts && mask->n_allowed == token_trie_eos(t);
     if (mask->n_allowed == 0 && !m->accepts) return fail(m, "no token continues the text as the grammar wants it");
     return true;
 }
@@ -111,7 +112,7 @@ static bool work_on(struct masked *m, const struct token_trie *t, uint64_t until
     struct gram_mask *known = gram_mask_of(a, twin);
     if (known) {
         mask_walk_drop(&m->walk);
-        return take_mask(m, gram_mask_ref(known));
+        return take_mask(m, t, gram_mask_ref(known));
     }
     if (!m->walk.m) mask_walk_begin(&m->walk, t, twin);
     int rc = mask_walk_on(&m->walk, t, a, until);
@@ -120,7 +121,7 @@ static bool work_on(struct masked *m, const struct token_trie *t, uint64_t until
     struct gram_mask *made = m->walk.m;
     m->walk.m = NULL;
     gram_mask_keep(a, twin, made);
-    return take_mask(m, made);
+    return take_mask(m, t, made);
 }
 
 static void destroy(struct masked *m)
@@ -283,6 +284,11 @@ const uint32_t *masked_bits(const struct masked *m)
 bool masked_accepts(const struct masked *m)
 {
     return m->accepts;
+}
+
+bool masked_ends(const struct masked *m)
+{
+    return m->ends;
 }
 
 const char *masked_why(const struct masked *m)

@@ -107,21 +107,10 @@ static bool work_on(struct masked *m, const struct token_trie *t, uint64_t until
     if (m->state < 0) m->state = gram_begin(a);
     if (m->token >= 0 && m->state >= 0 && !read_token(m, t, until)) return false;
     if (m->state == GRAM_DEAD) return fail(m, "a token that the grammar does not allow");
-    int32_t twin = m->state >= 0 ? gram_twin(a, m->state) : GRAM_FULL;
-    if (twin == GRAM_FULL) return fail(m, "the grammar became too large");
-    struct gram_mask *known = gram_mask_of(a, twin);
-    if (known) {
-        mask_walk_drop(&m->walk);
-        return take_mask(m, t, gram_mask_ref(known));
-    }
-    if (!m->walk.m) mask_walk_begin(&m->walk, t, twin);
-    int rc = mask_walk_on(&m->walk, t, a, until);
+    struct gram_mask *mask;
+    int rc = m->state >= 0 ? mask_at(&m->walk, t, a, m->state, until, &mask) : GRAM_FULL;
     if (rc == 0) return false;
-    if (rc < 0) return fail(m, "the grammar became too large");
-    struct gram_mask *made = m->walk.m;
-    m->walk.m = NULL;
-    gram_mask_keep(a, twin, made);
-    return take_mask(m, t, made);
+    return rc < 0 ? fail(m, "the grammar became too large") : take_mask(m, t, mask);
 }
 
 static void destroy(struct masked *m)

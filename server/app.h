@@ -9,6 +9,7 @@
 #include "server/metrics.h"
 #include "server/sse.h"
 
+struct constraints;
 struct jobs;
 struct store;
 struct uv_loop_s;
@@ -21,6 +22,7 @@ struct app {
     struct engine *engine;          /* NULL while loading; the bridge owns it */
     const struct engine_info *info; /* likewise */
     size_t longest_token;           /* bytes of the longest spelling in the vocabulary */
+    struct constraints *constraints; /* likewise */
     struct bridge *bridge;
     struct sse_hub *sse;
     struct http_server *http;

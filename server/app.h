@@ -19,9 +19,9 @@ enum app_state { APP_LOADING, APP_READY, APP_DRAINING };
 struct app {
     const struct settings *set;
     enum app_state state;
-    struct engine *engine;          /* NULL while loading; the bridge owns it */
-    const struct engine_info *info; /* likewise */
-    size_t longest_token;           /* bytes of the longest spelling in the vocabulary */
+    struct engine *engine;           /* NULL while loading; the bridge owns it */
+    const struct engine_info *info;  /* likewise */
+    size_t longest_token;            /* bytes of the longest spelling in the vocabulary */
     struct constraints *constraints; /* likewise */
     struct bridge *bridge;
     struct sse_hub *sse;

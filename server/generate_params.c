@@ -363,7 +363,8 @@ int generate_params_parse(struct generate_params *p, enum generate_route route, 
     if (good) json_get_object(&top, "parameters", &c.at.obj);
     good = good && ok(&c) && check_sampling(&c) && check_stop(&c, "stop") &&
            (p->gen.n_stop || check_stop(&c, "stop_sequences")) && check_stop_ids(&c) && check_lengths(&c) &&
-           check_extras(&c) && check_unsupported(&c) && check_grammar(&c) && check_inputs(p, &top) && check_bytes(p, lim, e);
+           check_extras(&c) && check_unsupported(&c) && check_grammar(&c) && check_inputs(p, &top) &&
+           check_bytes(p, lim, e);
     if (good) return 0;
     if (strncmp(e->msg, "Input validation", 16) != 0) err_prefix(e, "Input validation error");
     return 422;

@@ -1,6 +1,6 @@
 /* The formats as regular expressions.  Where a standard allows more than anyone writes (years below 1000, leap seconds,
- * quoted local parts), the expression is narrower: what is generated must be valid for every checker.  Lengths are bounded,
- * so that a maxLength beside a format usually holds by itself. */
+ * quoted local parts), the expression is narrower: what is generated must be valid for every checker.  Lengths are
+ * bounded, so that a maxLength beside a format usually holds by itself. */
 #include "server/json_format.h"
 
 #include "server/json_regex.h"
@@ -29,9 +29,9 @@
 #define IPV4 OCTET "(?:\\." OCTET "){3}"
 #define H16 "[0-9a-f]{1,4}"
 #define IPV6                                                                                                           \
-    "(?:" H16 "(?::" H16 "){7}|::(?:" H16 "(?::" H16 "){0,5})?|" H16 "::(?:" H16 "(?::" H16 "){0,4})?|"                \
-    H16 ":" H16 "::(?:" H16 "(?::" H16 "){0,3})?|" H16 "(?::" H16 "){2}::(?:" H16 "(?::" H16 "){0,2})?|"               \
-    H16 "(?::" H16 "){3}::(?:" H16 "(?::" H16 ")?)?|" H16 "(?::" H16 "){4}::(?:" H16 ")?)"
+    "(?:" H16 "(?::" H16 "){7}|::(?:" H16 "(?::" H16 "){0,5})?|" H16 "::(?:" H16 "(?::" H16 "){0,4})?|" H16 ":" H16    \
+    "::(?:" H16 "(?::" H16 "){0,3})?|" H16 "(?::" H16 "){2}::(?:" H16 "(?::" H16 "){0,2})?|" H16 "(?::" H16            \
+    "){3}::(?:" H16 "(?::" H16 ")?)?|" H16 "(?::" H16 "){4}::(?:" H16 ")?)"
 #define HEX "[0-9a-f]"
 #define UUID HEX "{8}-" HEX "{4}-" HEX "{4}-" HEX "{4}-" HEX "{12}"
 #define PATH_CHAR "(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-F]{2})"

@@ -54,11 +54,10 @@ const cJSON *schema_resolve(struct translator *, const cJSON *ref, const struct 
 bool schema_check_keywords(struct translator *, const cJSON *schema, const struct place *);
 /* Counts against SCHEMA_WORK_MAX; false: failed. */
 bool schema_works(struct translator *, long units, const struct place *);
-__attribute__((format(printf, 3, 4))) void schema_fail(struct translator *, const struct place *, const char *fmt,
-                                                       ...);
+__attribute__((format(printf, 3, 4))) void schema_fail(struct translator *, const struct place *, const char *fmt, ...);
 
-/* A new schema that holds where both do, of base without the keyword `without` (NULL: all of it), and branch (NULL: base
- * alone; then $ref and allOf are resolved).  It refers into both and belongs to the translator.  NULL: failed. */
+/* A new schema that holds where both do, of base without the keyword `without` (NULL: all of it), and branch (NULL:
+ * base alone; then $ref and allOf are resolved).  It refers into both and belongs to the translator.  NULL: failed. */
 const cJSON *schema_merge(struct translator *, const cJSON *base, const char *without, const cJSON *branch,
                           const struct place *);
 

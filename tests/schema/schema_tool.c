@@ -2,8 +2,8 @@
  *
  *   {"schema": ...} or {"regex": "..."} or {"object": true}, "documents": [texts], "samples": n, "seed": s
  *
- * and answers with one: {"error": "..."} or {"accepted": [booleans], "samples": [texts], "seconds": of compiling}.  Samples
- * are random walks through the automaton, which likes to close what is open. */
+ * and answers with one: {"error": "..."} or {"accepted": [booleans], "samples": [texts], "seconds": of compiling}.
+ * Samples are random walks through the automaton, which likes to close what is open. */
 #include "engine/base/clock.h"
 #include "engine/grammar_run.h"
 #include "server/constraint.h"

@@ -64,16 +64,19 @@ static const struct {
     {"uri-template", NULL},
 };
 
-enum json_format json_format(struct jpool *p, const char *name, jx *out)
+enum json_format json_format(struct jpool *p, const char *name, jx made[static JSON_FORMATS], jx *out)
 {
+    _Static_assert(sizeof formats / sizeof *formats == JSON_FORMATS, "the number of formats");
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         if (strcmp(formats[i].name, name) != 0) continue;
         if (!formats[i].pattern) return FORMAT_REFUSED;
+        *out = made[i];
+        if (*out != JX_NONE) return FORMAT_KNOWN;
         char anchored[4096] = "^(?:";
         struct err e = {0};
         CHECK(strlen(formats[i].pattern) + 8 < sizeof anchored);
         strcat(strcat(anchored, formats[i].pattern), ")$");
-        *out = json_regex(p, anchored, &e);
+        *out = made[i] = json_regex(p, anchored, &e);
         CHECK(e.code == 0);
         return FORMAT_KNOWN;
     }

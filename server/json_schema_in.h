@@ -3,6 +3,7 @@
 #ifndef TANDEM_SERVER_JSON_SCHEMA_IN_H
 #define TANDEM_SERVER_JSON_SCHEMA_IN_H
 
+#include "server/json_format.h"
 #include "server/json_schema.h"
 
 #include <stdbool.h>
@@ -31,6 +32,7 @@ struct translator {
     size_t n_made, cap_made;
     int depth;
     long work;
+    jx formats[JSON_FORMATS];                                    /* JX_NONE: not made */
     jx any_value, any_object, any_string, any_number, any_chars; /* JX_NONE: not made */
 };
 

@@ -25,7 +25,7 @@ static bool string_content(struct translator *t, const cJSON *schema, jx *out, c
         schema_fail(t, at, "`pattern` and `format` must be strings");
         return false;
     }
-    enum json_format known = format ? json_format(t->p, format->valuestring, out) : FORMAT_UNKNOWN;
+    enum json_format known = format ? json_format(t->p, format->valuestring, t->formats, out) : FORMAT_UNKNOWN;
     if (known == FORMAT_REFUSED) schema_fail(t, at, "`format` %.40s is not supported", format->valuestring);
     if (!pattern) return !jpool_failed(t->p);
     if (known == FORMAT_KNOWN) schema_fail(t, at, "`pattern` beside `format` is not supported");

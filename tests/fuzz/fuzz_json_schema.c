@@ -15,7 +15,7 @@ enum { STEPS = 200 };
 /* Follows the automaton by the bytes of the input; each state must go somewhere or accept. */
 static void walk(struct grammar *g, const uint8_t *data, size_t size, bool json)
 {
-    struct gram_automaton *a = gram_automaton_of(g, NULL);
+    struct gram_automaton *a = gram_automaton_of(g, 0);
     struct buf text = {0};
     pthread_mutex_lock(gram_lock(a));
     int32_t state = gram_begin(a);

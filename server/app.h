@@ -9,6 +9,7 @@
 #include "server/metrics.h"
 #include "server/sse.h"
 
+struct constraints;
 struct jobs;
 struct store;
 struct uv_loop_s;
@@ -18,9 +19,10 @@ enum app_state { APP_LOADING, APP_READY, APP_DRAINING };
 struct app {
     const struct settings *set;
     enum app_state state;
-    struct engine *engine;          /* NULL while loading; the bridge owns it */
-    const struct engine_info *info; /* likewise */
-    size_t longest_token;           /* bytes of the longest spelling in the vocabulary */
+    struct engine *engine;           /* NULL while loading; the bridge owns it */
+    const struct engine_info *info;  /* likewise */
+    size_t longest_token;            /* bytes of the longest spelling in the vocabulary */
+    struct constraints *constraints; /* likewise */
     struct bridge *bridge;
     struct sse_hub *sse;
     struct http_server *http;

@@ -14,6 +14,7 @@
 #include "server/api_files.h"
 #include "server/app.h"
 #include "server/cmd.h"
+#include "server/constraint.h"
 #include "server/jobs.h"
 #include "server/store.h"
 
@@ -189,6 +190,7 @@ static void after_load(uv_work_t *w, int status)
     }
     s->app.engine = s->loaded;
     s->app.info = engine_info(s->loaded);
+    s->app.constraints = constraints_new(s->app.bridge);
     s->app.state = APP_READY;
     jobs_ready(s->app.jobs);
     char url[128];
@@ -208,6 +210,7 @@ static void on_bridge_closed(void *arg)
     struct server *s = arg;
     s->app.engine = NULL;
     s->app.info = NULL;
+    constraints_free(s->app.constraints);
     uv_timer_stop(&s->drain_timer);
     uv_close((uv_handle_t *)&s->drain_timer, NULL); /* nothing is left in the loop: uv_run returns */
 }

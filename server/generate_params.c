@@ -300,9 +300,17 @@ static bool check_unsupported(struct check *c)
     json_get_bool(&c->at, "watermark", &watermark);
     if (!ok(c)) return false;
     if (watermark) return refuse(c->e, "watermark is not supported");
+    return true;
+}
+
+/* TGI's `grammar`; also LoRAX's `response_format` and vLLM's `structured_outputs`. */
+static bool check_grammar(struct check *c)
+{
+    struct err e = {0};
     const cJSON *grammar = find_field(c, "grammar");
-    if (grammar && !cJSON_IsNull(grammar)) return refuse(c->e, "grammar is not supported");
-    return ok(c);
+    if (!constraint_read_tgi(&c->p->ask, grammar, &e)) return refuse(c->e, "grammar is not valid: %s", e.msg);
+    if (!constraint_read_openai(&c->p->ask, c->at.obj, &e)) return refuse(c->e, "parameters.%s", e.msg);
+    return true;
 }
 
 static bool check_inputs(struct generate_params *p, struct json_at *top)
@@ -355,7 +363,8 @@ int generate_params_parse(struct generate_params *p, enum generate_route route, 
     if (good) json_get_object(&top, "parameters", &c.at.obj);
     good = good && ok(&c) && check_sampling(&c) && check_stop(&c, "stop") &&
            (p->gen.n_stop || check_stop(&c, "stop_sequences")) && check_stop_ids(&c) && check_lengths(&c) &&
-           check_extras(&c) && check_unsupported(&c) && check_inputs(p, &top) && check_bytes(p, lim, e);
+           check_extras(&c) && check_unsupported(&c) && check_grammar(&c) && check_inputs(p, &top) &&
+           check_bytes(p, lim, e);
     if (good) return 0;
     if (strncmp(e->msg, "Input validation", 16) != 0) err_prefix(e, "Input validation error");
     return 422;
@@ -394,5 +403,6 @@ void generate_params_free(struct generate_params *p)
 {
     cJSON_Delete(p->tree);
     free(p->bias);
+    constraint_ask_free(&p->ask);
     *p = (struct generate_params){0};
 }

@@ -32,6 +32,7 @@ static void parse(void *arg)
     }
     char *copy = jinja_alloc(j, c->n + 1);
     memcpy(copy, c->source, c->n);
+    if (c->into == &c->t->tools || !c->t->source.s) c->t->source = (struct jstr){.s = copy, .n = c->n};
     jinja_parse(j, (struct jstr){.s = copy, .n = c->n}, c->into);
 }
 
@@ -82,6 +83,12 @@ void chat_template_free(struct chat_template *t)
 uint64_t chat_template_identity(const struct chat_template *t)
 {
     return t ? t->identity : 0;
+}
+
+const char *chat_template_source(const struct chat_template *t, size_t *n)
+{
+    *n = t ? t->source.n : 0;
+    return t ? t->source.s : NULL;
 }
 
 /* --- a model's directory */

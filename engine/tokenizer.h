@@ -54,6 +54,10 @@ bool tokenizer_is_special(const struct tokenizer *, int32_t id);
 /* the vocabulary's own spelling ("Ġthe", "▁the", "<0x0A>"), NULL for an id it lacks; owned by the tokenizer */
 const char *tokenizer_spelling(const struct tokenizer *, int32_t id);
 
+/* Appends the bytes that the token stands for in the middle of a text, part of a character included, where a decoder
+ * would wait for the rest.  Nothing for an id the vocabulary lacks. */
+void tokenizer_bytes(const struct tokenizer *, int32_t id, struct buf *out);
+
 /* What TOKENIZE_SPECIAL puts before and behind a text: *ids (n returned), owned by the tokenizer. */
 size_t tokenizer_before(const struct tokenizer *, const int32_t **ids);
 size_t tokenizer_after(const struct tokenizer *, const int32_t **ids);

@@ -45,7 +45,9 @@ struct settings {
     size_t max_header_size, max_body_size;
     double header_timeout, body_timeout, idle_timeout, write_timeout, sse_keepalive; /* seconds */
     /* requests */
-    int max_best_of, max_stop_sequences, max_top_n_tokens;
+    int max_best_of, max_stop_sequences, max_top_n_tokens, max_choices;
+    char *served_model_name, *chat_template, *tool_call_parser;
+    bool accept_any_model;
     /* operation */
     double drain_timeout, step_timeout; /* seconds */
     double train_itl_budget_ms, train_slowdown;

@@ -11,8 +11,8 @@
  *
  * What is no call is content, byte by byte as it was generated: bad JSON (by the rules of json.h but for numbers out
  * of range), another shape, nested deeper than 64, more than TOOL_CALL_MAX bytes, more than TOOL_CALLS_MAX calls.
- * Content is held back only while it may be the beginning of a mark, or white space before one: white space between a
- * text and a call, between calls and behind the last call belongs to the calls and is dropped.
+ * Content is held back only while it may be the beginning of a mark, or white space before one: white space before a
+ * call and behind the last one belongs to the calls and is dropped.
  *
  * Where the text is cut into pieces changes nothing but where the deltas are cut.  One thread at a time; work and
  * memory are linear in the text. */
@@ -66,6 +66,7 @@ struct tool_parser_config {
      * content.  true: BEGIN as soon as the name is known and the arguments begin, then their bytes as they come; a call
      * that breaks after that, or whose text ends early, keeps what was handed out and ends as broken. */
     bool stream;
+    bool thinking;            /* the prompt ended with <think>: the answer begins within */
     const char *const *names; /* the tools' (n_names), copied; see above for what they are for */
     int n_names;
 };

@@ -282,7 +282,7 @@ static void start_generation(struct exchange *x)
     for (int p = 0; p < x->params.n_prompts && !rc; p++) {
         if (openai_params_fit(&x->params, x->route, &x->limits, x->prompts[p].n, &e, &param)) {
             cancel_all(x);
-            reply_error(x, 400, "context_length_exceeded", param, e.msg);
+            reply_error(x, 400, x->prompts[p].n ? "context_length_exceeded" : "invalid_value", param, e.msg);
             return;
         }
         x->usage.prompt += x->params.gen.n_prompt;

@@ -46,7 +46,6 @@ struct settings {
     size_t max_header_size, max_body_size;
     double header_timeout, body_timeout, idle_timeout, write_timeout, sse_keepalive; /* seconds */
     /* requests */
-    char *tool_call_parser;
     int max_best_of, max_stop_sequences, max_top_n_tokens;
     /* operation */
     double drain_timeout, step_timeout; /* seconds */

@@ -82,10 +82,6 @@ static const struct conf_option table[] = {
     {"sse-keepalive", "HTTP", CONF_NUMBER, AT(sse_keepalive), "15", 0.1, 3600, NULL, CMD_SERVE, false, "SECONDS",
      "a silent stream gets a comment line this often"},
 
-    {"tool-call-parser", "Requests", CONF_CHOICE, AT(tool_call_parser), "auto", 0, 0, "auto|hermes|llama3_json|none",
-     CMD_SERVE, false, "FORMAT",
-     "how the model writes tool calls: as Qwen and Hermes do, as Llama 3 does, not at all; auto goes by its chat "
-     "template"},
     {"max-best-of", "Requests", CONF_INT, AT(max_best_of), "4", 1, 16, NULL, CMD_SERVE, false, "N", "largest best_of"},
     {"max-stop-sequences", "Requests", CONF_INT, AT(max_stop_sequences), "4", 0, 16, NULL, CMD_SERVE, false, "N",
      "stop texts of one request"},

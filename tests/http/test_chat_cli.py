@@ -142,14 +142,18 @@ class Terminal:
                                         start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
         os.close(theirs)
         os.set_blocking(self.ours, False)
-        self.seen = ""
+        self.bytes = b""
+
+    @property
+    def seen(self):
+        return self.bytes.decode(errors="replace")
 
     def type(self, text):
         os.write(self.ours, text.encode())
 
     def _read(self):
         try:
-            self.seen += os.read(self.ours, 65536).decode(errors="replace")
+            self.bytes += os.read(self.ours, 65536)
         except OSError:  # nothing yet, or it has ended
             pass
 

@@ -19,6 +19,7 @@ enum command {
     CMD_QUANTIZE = 16,
     CMD_BENCH = 32,
     CMD_TRAIN = 64,
+    CMD_CHAT = 128,
 };
 
 struct string_list {
@@ -54,7 +55,7 @@ struct settings {
     char *log_level, *data_dir;
     bool access_log;
     /* one run of a command */
-    char *adapter, *prompt, *text, *file, *ids, *out, *type, *layout, *calibrate, *batch, *ops;
+    char *adapter, *prompt, *system, *text, *file, *ids, *out, *type, *layout, *calibrate, *batch, *ops;
     char *method, *data, *eval_data, *format, *from;
     bool json, kl, ignore_eos, special, train_on_prompt, keep_duplicates;
     int max_new_tokens, top_n, top_k, window, prompt_tokens, generate_tokens, repeat;

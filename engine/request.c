@@ -255,7 +255,7 @@ void request_prompt_row(struct request *r, int pos, const struct sample_out *o, 
  * *keep to how many of those bytes come before its end; -1: none. */
 static int find_stop(struct request *r, const char *text, uint32_t len, uint32_t *keep)
 {
-    if (r->n_stop == 0 || len == 0) return -1;
+    if (r->n_stop == 0) return -1;
     int best = -1;
     size_t old = r->tail.len, best_end = SIZE_MAX;
     buf_append(&r->tail, text, len);
@@ -311,7 +311,7 @@ enum finish_reason request_token(struct request *r, const struct sample_out *o, 
     uint32_t len = put_text(&v, &r->detok, t, v.finish != FINISH_NONE, ev);
     v.gen_len = v.special || *stop_index >= 0 ? 0 : len;
     uint32_t keep = 0;
-    int hit = find_stop(r, events_text(ev)->data + v.text, v.gen_len, &keep);
+    int hit = v.gen_len ? find_stop(r, events_text(ev)->data + v.text, v.gen_len, &keep) : -1;
     if (hit >= 0 && r->n_generated >= r->min_new && (v.finish == FINISH_NONE || v.finish == FINISH_LENGTH)) {
         v.gen_len = keep;
         if (v.finish == FINISH_NONE) {

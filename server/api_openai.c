@@ -346,7 +346,7 @@ static void prepare_prompt(struct exchange *x, const struct openai_prompt *p, st
 
 static void prepare_chat(struct exchange *x, struct prepared *out)
 {
-    const struct chat *chat = &x->app->chat;
+    const struct chat_format *chat = &x->app->chat;
     struct buf page = {0};
     buf_str(&page, "");
     /* a template writes its own begin-of-text */
@@ -407,7 +407,7 @@ static void make_id(struct exchange *x)
 /* The model, and whether it can chat.  True when the exchange may go on. */
 static bool find_model(struct exchange *x)
 {
-    const struct chat *chat = &x->app->chat;
+    const struct chat_format *chat = &x->app->chat;
     struct model_choice m;
     struct err e = {0};
     if (!models_find(x->app, x->params.model, &m, &e)) {

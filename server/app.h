@@ -25,7 +25,7 @@ struct app {
     char *model_name;               /* what the base model is listed as; owned */
     char fingerprint[24];           /* OpenAI's system_fingerprint: another where texts may be others */
     int64_t ready_time;             /* time() when the model was loaded */
-    struct chat chat;
+    struct chat_format chat;
     struct constraints *constraints;
     struct bridge *bridge;
     struct sse_hub *sse;

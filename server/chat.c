@@ -14,14 +14,14 @@
     "start the server with --chat-template FILE (a Jinja file), or --chat-template plain, the lines of \"role: "       \
     "content\" that such models are fine-tuned with; /v1/completions needs no template"
 
-static void find_tools(struct chat *c, const struct settings *set)
+static void find_tools(struct chat_format *c, const struct settings *set)
 {
     size_t n;
     const char *source = chat_template_source(c->template, &n);
     c->tools = tool_format_choose(set->tool_call_parser, tool_format_detect(source, n));
 }
 
-int chat_open(struct chat *c, const struct settings *set, struct err *e)
+int chat_open(struct chat_format *c, const struct settings *set, struct err *e)
 {
     struct err own = {0};
     const char *file = set->chat_template;
@@ -43,10 +43,10 @@ int chat_open(struct chat *c, const struct settings *set, struct err *e)
     return 0;
 }
 
-void chat_close(struct chat *c)
+void chat_close(struct chat_format *c)
 {
     chat_template_free(c->template);
-    *c = (struct chat){0};
+    *c = (struct chat_format){0};
 }
 
 /* ---- messages -------------------------------------------------------------------------------------------------- */
@@ -139,7 +139,7 @@ int chat_messages_check(cJSON *messages, struct err *e)
     return rc;
 }
 
-int chat_render(const struct chat *c, const struct openai_params *p, struct buf *out, struct err *e)
+int chat_render(const struct chat_format *c, const struct openai_params *p, struct buf *out, struct err *e)
 {
     struct chat_input in = {
         .messages = p->messages,
@@ -158,7 +158,7 @@ static bool demanded(const struct openai_params *p)
     return p->tool_choice == TOOL_CHOICE_REQUIRED || p->tool_choice == TOOL_CHOICE_NAMED;
 }
 
-enum tool_format chat_tool_format(const struct chat *c, const struct openai_params *p)
+enum tool_format chat_tool_format(const struct chat_format *c, const struct openai_params *p)
 {
     if (p->tool_choice == TOOL_CHOICE_NONE) return TOOL_FORMAT_NONE;
     return c->tools == TOOL_FORMAT_NONE && demanded(p) ? TOOL_FORMAT_HERMES : c->tools;
@@ -208,7 +208,7 @@ static cJSON *call_schema(const cJSON *function, const char *arguments, cJSON *t
     return schema;
 }
 
-int chat_tool_ask(const struct chat *c, const struct openai_params *p, struct constraint_ask *ask, struct err *e)
+int chat_tool_ask(const struct chat_format *c, const struct openai_params *p, struct constraint_ask *ask, struct err *e)
 {
     if (!demanded(p)) return 0;
     if (ask->kind != CONSTRAINT_NONE)

@@ -117,7 +117,7 @@ int job_data_open(const struct app *app, const char *job_id, const struct data_s
         .arg = hooks->arg,
     };
     /* the same code and the same template as serving: what is trained is what will be asked */
-    const struct chat *chat = &app->chat;
+    const struct chat_format *chat = &app->chat;
     if (!rc && chat->broken) rc = err_set(e, ERR_INVALID, "%s", chat->reason);
     if (!rc)
         rc = dataset_open(out, &source, &options, engine_tokenizer(app->engine), chat->template,

@@ -48,6 +48,7 @@ static void take_tools(struct choice *v, struct tool_events events)
         const struct tool_event *t = &events.v[i];
         if (t->kind == TOOL_CONTENT) buf_append(&v->text, t->text, t->n);
         if (t->kind != TOOL_BEGIN && t->kind != TOOL_ARGUMENTS) continue;
+        if (t->index && !v->c->params->parallel_tool_calls) continue; /* one call is all that was asked for */
         if (v->deltas.len) buf_char(&v->deltas, ',');
         tool_put_delta(&v->deltas, t);
     }
@@ -284,7 +285,7 @@ static void add_token(struct choice *v, const struct event *ev, const struct eve
     buf_append(&v->held, text, n);
     v->finish = ev->finish;
     v->stop_index = ev->stop_index;
-    if (ev->finish == FINISH_NONE) release(v, v->held.len - (v->c->params->keep_stop ? 0 : bytes_to_hold(v)));
+    if (ev->finish == FINISH_NONE) release(v, v->held.len - bytes_to_hold(v));
 }
 
 void choice_add(struct choice *v, const struct event *ev, const struct event_batch *batch)

@@ -105,8 +105,10 @@ static void put_message(struct buf *out, const struct choice *v, int index)
         put_text(out, text);
     buf_str(out, ",\"refusal\":null");
     if (v->answer.n) {
+        struct tool_answer calls = v->answer;
+        if (!v->c->params->parallel_tool_calls) calls.n = 1;
         buf_str(out, ",\"tool_calls\":");
-        tool_answer_put(out, &v->answer);
+        tool_answer_put(out, &calls);
     }
     buf_str(out, "},\"logprobs\":");
     choice_put_logprobs(out, v);

@@ -380,8 +380,10 @@ def test_retries_when_overloaded(start):
     with start("--max-seqs", 1, "--max-queue", 1, "--device", "ref") as s:
         for _ in range(3):
             s.generate(max_new_tokens=1)  # so that the time to wait is known to be short
-        holders = [complete(client_of(s), max_tokens=400, ignore_eos=True, stream=True) for _ in range(2)]
-        wait_for(lambda: s.metric("tandem_requests_running") == 1 == s.metric("tandem_requests_waiting"), what="full")
+        holders = []
+        for state in ("running", "waiting"):
+            holders.append(complete(client_of(s), max_tokens=400, ignore_eos=True, stream=True))
+            wait_for(lambda: s.metric("tandem_requests_" + state) == 1, what=state)
         with pytest.raises(openai.RateLimitError) as e:
             complete(client_of(s))
         assert e.value.type == "rate_limit_error" and 1 <= int(e.value.response.headers["retry-after"]) <= 120

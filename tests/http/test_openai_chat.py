@@ -14,7 +14,7 @@ SYSTEM = {"role": "system", "content": "Be kind."}
 USER = {"role": "user", "content": "Tell me a story."}
 PAGE = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nTell me a story.<|im_end|>\n<|im_start|>assistant\n"
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {
-    "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}, "required": ["a", "b"], "additionalProperties": False}}}
+    "type": "object", "properties": {"a": {"enum": [1, 20, 300]}, "b": {"type": "boolean"}}, "required": ["a", "b"], "additionalProperties": False}}}
 OTHER = {"type": "function", "function": {"name": "now"}}
 VLLM = {"structured_outputs", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "top_k", "min_tokens", "ignore_eos",
         "stop_token_ids", "include_stop_str_in_output"}
@@ -289,6 +289,13 @@ def test_tool_calls_are_found(client, stream):
     assert (role, content, finish) == ("assistant", "Let me see.", "tool_calls")
     assert [(name, json.loads(arguments)) for _, name, arguments in calls] == [("add", {"a": 1, "b": True}), ("now", {})]
     assert len({id for id, _, _ in calls}) == 2 and all(id.startswith("call_") for id, _, _ in calls)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_call_at_a_time(client, stream):
+    got = chat(client, tools=[TOOL, OTHER], parallel_tool_calls=False, stream=stream, **saying(CALLS))
+    names = [c[1] for c in collect(got)[2]] if stream else [c.function.name for c in got.choices[0].message.tool_calls]
+    assert names == ["add"]
 
 
 def test_without_tools_a_call_is_text(client):

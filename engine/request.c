@@ -129,6 +129,8 @@ static void copy_adds(struct request *r, const struct gen_request *g, const stru
 {
     for (int i = 0; i < g->sampling.n_bias; i++)
         r->adds[r->n_bias++] = (struct token_add){g->sampling.bias[i].id, g->sampling.bias[i].add};
+    for (int i = 0; g->grammar && g->ignore_eos && i < m->n_eos; i++)
+        r->adds[r->n_bias++] = (struct token_add){m->eos[i], -INFINITY};
     if (g->min_new_tokens <= 0) return;
     for (int i = 0; i < m->n_eos; i++) r->adds[r->n_bias + r->n_bans++] = (struct token_add){m->eos[i], -INFINITY};
     for (int i = 0; i < g->n_stop_ids; i++)
@@ -139,7 +141,7 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
 {
     if (check_lengths(g, m, e) || check_sampling(&g->sampling, m, e) || check_stops(g, m, e)) return NULL;
     size_t total = (size_t)g->n_prompt + (size_t)g->max_new_tokens, pages = (total + KV_PAGE - 1) / KV_PAGE;
-    size_t adds = (size_t)g->sampling.n_bias + (size_t)m->n_eos + (size_t)g->n_stop_ids, text = 0;
+    size_t adds = (size_t)g->sampling.n_bias + 2 * (size_t)m->n_eos + (size_t)g->n_stop_ids, text = 0;
     for (int i = 0; i < g->n_stop; i++) text += strlen(g->stop[i]);
 
     struct request *r =
@@ -169,6 +171,7 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
 void request_free(struct request *r)
 {
     if (!r) return;
+    masked_free(r->masked);
     buf_free(&r->tail);
     free(r->counts);
     free(r->count_slot);
@@ -184,6 +187,12 @@ void request_sample_row(struct request *r, int pos, struct sample_row *row)
     *row = (struct sample_row){
         .top_p = 1, .typical_p = 1, .repetition = 1, .forced = last ? -1 : r->tokens[pos + 1], .top_n = r->top_n};
     if (!last) return;
+    if (r->unsampled) {
+        row->forced = 0;
+        row->top_n = 0;
+        return;
+    }
+    if (r->masked) row->allowed = masked_bits(r->masked);
     if (s->sample) {
         row->temperature = s->temperature;
         row->top_p = s->top_p;

@@ -7,6 +7,7 @@
 
 #include "engine/engine.h"
 #include "engine/events.h"
+#include "engine/masker.h"
 #include "engine/sched.h"
 #include "kernels/ops.h"
 
@@ -23,6 +24,8 @@ struct request {
     void *user;
     struct request *next;            /* hash chain of the engine */
     struct adapter_version *adapter; /* held; NULL: none */
+    struct masked *masked;           /* owned; NULL: no grammar */
+    bool unsampled;                  /* in this step: its mask is missing, or there is nothing to choose */
 
     int32_t *tokens; /* n_prompt + max_new of room */
     int n_prompt, n_generated, max_new, min_new;

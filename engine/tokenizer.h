@@ -54,10 +54,6 @@ bool tokenizer_is_special(const struct tokenizer *, int32_t id);
 /* the vocabulary's own spelling ("Ġthe", "▁the", "<0x0A>"), NULL for an id it lacks; owned by the tokenizer */
 const char *tokenizer_spelling(const struct tokenizer *, int32_t id);
 
-/* Appends the bytes that the token stands for in the middle of a text, part of a character included, where a decoder
- * would wait for the rest.  Nothing for an id the vocabulary lacks. */
-void tokenizer_bytes(const struct tokenizer *, int32_t id, struct buf *out);
-
 /* What TOKENIZE_SPECIAL puts before and behind a text: *ids (n returned), owned by the tokenizer. */
 size_t tokenizer_before(const struct tokenizer *, const int32_t **ids);
 size_t tokenizer_after(const struct tokenizer *, const int32_t **ids);
@@ -67,6 +63,10 @@ uint64_t tokenizer_identity(const struct tokenizer *);
 
 /* Appends the text of all ids, as Python's decode does. */
 void tokenizer_decode(const struct tokenizer *, const int32_t *ids, size_t n, bool skip_special, struct buf *out);
+
+/* Appends the bytes that a token adds to a text which it continues, as they are: perhaps a part of a UTF-8 character.
+ * Nothing for an id it lacks. */
+void tokenizer_bytes(const struct tokenizer *, int32_t id, struct buf *out);
 
 /* Streaming decode.  Zero-initialise; feed ids one by one; each push appends the text that is complete (never part of a
  * UTF-8 character) to *out.  The pieces joined, with the flush at the end, are what tokenizer_decode gives with

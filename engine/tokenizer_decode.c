@@ -419,16 +419,20 @@ void decoder_push(const struct decoder *z, struct detok *d, const char *s, size_
 
 void decoder_bytes(const struct decoder *z, const char *s, size_t n, struct buf *out)
 {
+    if (z->none) {
+        buf_char(out, ' ');
+        buf_append(out, s, n);
+        return;
+    }
     struct buf a = {0}, b = {0};
-    int byte = -1;
+    int byte;
     buf_append(&a, s, n);
-    struct buf *text = z->none ? &a : stream_steps(z, false, &a, &b, &byte);
-    if (z->none) buf_char(out, ' ');
+    const struct buf *text = stream_steps(z, false, &a, &b, &byte);
     if (byte >= 0)
         buf_char(out, (char)byte);
-    else if (!z->none && z->fused && z->steps[z->fused - 1].kind == DECODE_BYTE_LEVEL)
+    else if (z->fused && z->steps[z->fused - 1].kind == DECODE_BYTE_LEVEL)
         byte_level(text->data, text->len, out);
-    else
+    else if (text->len)
         buf_append(out, text->data, text->len);
     buf_free(&a);
     buf_free(&b);

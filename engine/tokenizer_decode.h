@@ -47,7 +47,7 @@ void strings_free(struct strings *x);
 /* Runs all steps over the list and appends the result. */
 void decoder_run(const struct decoder *z, struct strings *list, struct buf *out);
 
-/* The bytes of one token in mid-text. */
+/* What a token behind others adds, in bytes. */
 void decoder_bytes(const struct decoder *z, const char *s, size_t n, struct buf *out);
 
 /* One more token of a stream, and its end. */

@@ -119,7 +119,8 @@ struct gen_request {
     int priority;         /* lower runs first; 0 */
     const char *adapter;  /* a name that is loaded; NULL: the base model */
     /* What the generated text must be (grammar.h), referenced by engine_submit; NULL: anything.  eos is chosen only
-     * where the text is whole, and no other special token ever; with ignore_eos, the text goes on while it can.  Log-
+     * where the text is whole, and no other special token ever; with ignore_eos or min_new_tokens, the text goes on
+     * while it can, but a text that nothing may follow ends with eos.  Log-
      * probabilities and top tokens stay those of the model without the constraint. */
     struct grammar *grammar;
     void *user; /* handed back in every event */

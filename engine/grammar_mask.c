@@ -33,12 +33,17 @@ struct trie_node {
     uint16_t kinds;
 };
 
-struct token_trie {
-    int vocab, n_ids;
+struct trie {
     struct trie_node *nodes; /* in preorder; one more behind the last */
     uint32_t n_nodes;
     int32_t *order; /* tokens by their bytes */
     uint32_t n_order;
+};
+
+struct token_trie {
+    int vocab, n_ids;
+    struct trie part[2];  /* tokens of up to GRAM_NEAR bytes; longer ones */
+    uint32_t *far;        /* the bits of the longer ones */
     unsigned char *bytes; /* of all tokens, by id */
     uint32_t *at;         /* (n_ids + 1) */
     int32_t *eos;
@@ -46,6 +51,11 @@ struct token_trie {
 };
 
 /* ---- the trie ---- */
+
+static size_t mask_words(int vocab)
+{
+    return ((size_t)vocab + 31) / 32;
+}
 
 struct token_ref {
     const unsigned char *s;
@@ -115,7 +125,7 @@ static uint16_t utf8_byte(struct utf8_at *u, unsigned char byte)
     return KIND_UTF8;
 }
 
-static void find_kinds(struct token_trie *t)
+static void find_kinds(struct trie *t)
 {
     struct utf8_at path[GRAM_LOOK + 1] = {0};
     uint16_t below[GRAM_LOOK + 2] = {0};
@@ -133,7 +143,7 @@ static void find_kinds(struct token_trie *t)
     }
 }
 
-static void make_nodes(struct token_trie *t, const struct token_ref *v, uint32_t n)
+static void make_nodes(struct trie *t, const struct token_ref *v, uint32_t n)
 {
     uint32_t path[GRAM_LOOK + 1], depth = 0;
     size_t cap = 0;
@@ -153,6 +163,23 @@ static void make_nodes(struct token_trie *t, const struct token_ref *v, uint32_t
     t->nodes[t->n_nodes] = (struct trie_node){.first = n, .skip = t->n_nodes};
 }
 
+static void make_part(struct token_trie *t, int part)
+{
+    struct token_ref *v = mem_array((size_t)t->n_ids + 1, sizeof *v);
+    struct trie *p = &t->part[part];
+    for (int32_t id = 0; id < t->n_ids; id++) {
+        uint32_t n = t->at[id + 1] - t->at[id];
+        if (n == 0 || (n > GRAM_NEAR) != part) continue;
+        v[p->n_order++] = (struct token_ref){t->bytes + t->at[id], n, id};
+        if (part) t->far[id / 32] |= (uint32_t)1 << id % 32;
+    }
+    if (p->n_order) qsort(v, p->n_order, sizeof *v, by_bytes);
+    p->order = mem_array((size_t)p->n_order + 1, sizeof *p->order);
+    make_nodes(p, v, p->n_order);
+    find_kinds(p);
+    free(v);
+}
+
 struct token_trie *token_trie_new(const struct tokenizer *z, int vocab, const int32_t *eos, int n_eos)
 {
     struct token_trie *t = mem_zalloc(sizeof *t);
@@ -163,23 +190,20 @@ struct token_trie *token_trie_new(const struct tokenizer *z, int vocab, const in
         if (eos[i] >= 0 && eos[i] < vocab) t->eos[t->n_eos++] = eos[i];
     t->at = mem_array((size_t)t->n_ids + 1, sizeof *t->at);
     read_tokens(t, z);
-    struct token_ref *v = mem_array((size_t)t->n_ids + 1, sizeof *v);
-    for (int32_t id = 0; id < t->n_ids; id++)
-        if (t->at[id + 1] > t->at[id])
-            v[t->n_order++] = (struct token_ref){t->bytes + t->at[id], t->at[id + 1] - t->at[id], id};
-    if (t->n_order) qsort(v, t->n_order, sizeof *v, by_bytes);
-    t->order = mem_array((size_t)t->n_order + 1, sizeof *t->order);
-    make_nodes(t, v, t->n_order);
-    find_kinds(t);
-    free(v);
+    t->far = mem_array(mask_words(vocab) + 1, sizeof *t->far);
+    make_part(t, 0);
+    make_part(t, 1);
     return t;
 }
 
 void token_trie_free(struct token_trie *t)
 {
     if (!t) return;
-    free(t->nodes);
-    free(t->order);
+    for (int k = 0; k < 2; k++) {
+        free(t->part[k].nodes);
+        free(t->part[k].order);
+    }
+    free(t->far);
     free(t->bytes);
     free(t->at);
     free(t->eos);
@@ -194,18 +218,21 @@ const unsigned char *token_trie_bytes(const struct token_trie *t, int32_t id, si
     return t->bytes + t->at[id];
 }
 
+int token_trie_eos(const struct token_trie *t)
+{
+    return t->n_eos;
+}
+
 size_t token_trie_memory(const struct token_trie *t)
 {
-    return ((size_t)t->n_nodes + 1) * sizeof *t->nodes + (size_t)t->n_order * sizeof *t->order + t->at[t->n_ids] +
-           ((size_t)t->n_ids + 1) * sizeof *t->at;
+    size_t bytes = t->at[t->n_ids] + ((size_t)t->n_ids + 1) * sizeof *t->at + mask_words(t->vocab) * sizeof *t->far;
+    for (int k = 0; k < 2; k++)
+        bytes +=
+            ((size_t)t->part[k].n_nodes + 1) * sizeof(struct trie_node) + (size_t)t->part[k].n_order * sizeof(int32_t);
+    return bytes;
 }
 
 /* ---- masks ---- */
-
-static size_t mask_words(int vocab)
-{
-    return ((size_t)vocab + 31) / 32;
-}
 
 struct gram_mask *gram_mask_ref(struct gram_mask *m)
 {
@@ -230,18 +257,22 @@ static void allow(struct gram_mask *m, int32_t id)
 
 /* ---- what a state stays on ---- */
 
-/* 1: the byte leads back to the state, or to one with the same twin; 0: not; GRAM_FULL. */
-static int stays(struct gram_automaton *a, int32_t state, int32_t twin, uint8_t byte)
+struct home {
+    int32_t state;
+    bool twins; /* it stands for all states that have it as their twin: enough for tokens of GRAM_NEAR bytes */
+};
+
+/* 1: the byte leads to `home`, or to a state whose twin it is, where twins are asked about; 0: not; GRAM_FULL. */
+static int stays(struct gram_automaton *a, int32_t at, struct home home, uint8_t byte)
 {
-    int32_t to = gram_next(a, state, byte);
+    int32_t to = gram_next(a, at, byte);
     if (to < 0) return to == GRAM_FULL ? GRAM_FULL : 0;
-    if (to == state) return 1;
-    int32_t other = gram_twin(a, to);
-    return other == GRAM_FULL ? GRAM_FULL : other == twin;
+    if (home.twins) to = gram_twin(a, to);
+    return to == GRAM_FULL ? GRAM_FULL : to == home.state;
 }
 
 /* Like `stays` for every completion of a character of which `more` bytes are missing, the next of them in [lo, hi]. */
-static int stays_tail(struct gram_automaton *a, int32_t at, int32_t twin, int more, uint8_t lo, uint8_t hi)
+static int stays_tail(struct gram_automaton *a, int32_t at, struct home home, int more, uint8_t lo, uint8_t hi)
 {
     int last = -1;
     for (unsigned byte = lo; byte <= hi; byte++) {
@@ -249,10 +280,10 @@ static int stays_tail(struct gram_automaton *a, int32_t at, int32_t twin, int mo
         last = gram_kind(a, (uint8_t)byte);
         int rc;
         if (more == 1) {
-            rc = stays(a, at, twin, (uint8_t)byte);
+            rc = stays(a, at, home, (uint8_t)byte);
         } else {
             int32_t to = gram_next(a, at, (uint8_t)byte);
-            rc = to < 0 ? (to == GRAM_FULL ? GRAM_FULL : 0) : stays_tail(a, to, twin, more - 1, 0x80, 0xbf);
+            rc = to < 0 ? (to == GRAM_FULL ? GRAM_FULL : 0) : stays_tail(a, to, home, more - 1, 0x80, 0xbf);
         }
         if (rc != 1) return rc;
     }
@@ -260,7 +291,7 @@ static int stays_tail(struct gram_automaton *a, int32_t at, int32_t twin, int mo
 }
 
 /* Every character of several bytes: RFC 3629's table of well-formed sequences. */
-static int stays_utf8(struct gram_automaton *a, int32_t state, int32_t twin)
+static int stays_utf8(struct gram_automaton *a, int32_t state, struct home home)
 {
     int last = -1;
     for (unsigned lead = 0xc2; lead <= 0xf4; lead++) {
@@ -276,42 +307,45 @@ static int stays_utf8(struct gram_automaton *a, int32_t state, int32_t twin)
                 hi = lead == 0xed   ? 0x9f
                      : lead == 0xf4 ? 0x8f
                                     : 0xbf;
-        int rc = stays_tail(a, to, twin, lead < 0xe0 ? 1 : lead < 0xf0 ? 2 : 3, lo, hi);
+        int rc = stays_tail(a, to, home, lead < 0xe0 ? 1 : lead < 0xf0 ? 2 : 3, lo, hi);
         if (rc != 1) return rc;
     }
     return 1;
 }
 
 /* The kinds of bytes that keep the state where it is; NOT_ASKED: a limit was met. */
-static uint16_t loops_of(struct gram_automaton *a, int32_t state)
+static uint16_t loops_of(struct gram_automaton *a, int32_t state, bool twins)
 {
-    uint16_t known = *gram_loops(a, state), broken = 0, all = 0;
+    uint16_t known = gram_loops(a, state)[twins], broken = 0, all = 0;
     if (known != NOT_ASKED) return known;
-    int32_t twin = gram_twin(a, state);
-    if (twin == GRAM_FULL) return NOT_ASKED;
+    struct home home = {twins ? gram_twin(a, state) : state, twins};
+    if (home.state == GRAM_FULL) return NOT_ASKED;
     for (unsigned byte = 0; byte < 0x80; byte++) {
         uint16_t kind = ascii_kind(byte);
         all |= kind;
         if (broken & kind) continue;
-        int rc = stays(a, state, twin, (uint8_t)byte);
+        int rc = stays(a, state, home, (uint8_t)byte);
         if (rc == GRAM_FULL) return NOT_ASKED;
         if (!rc) broken |= kind;
     }
-    int rc = stays_utf8(a, state, twin);
+    int rc = stays_utf8(a, state, home);
     if (rc == GRAM_FULL) return NOT_ASKED;
-    return *gram_loops(a, state) = (uint16_t)((all & ~broken) | (rc ? KIND_UTF8 : 0));
+    return gram_loops(a, state)[twins] = (uint16_t)((all & ~broken) | (rc ? KIND_UTF8 : 0));
 }
 
 /* ---- the walk ---- */
 
-void mask_walk_begin(struct mask_walk *w, const struct token_trie *t, int32_t state)
+/* With the mask of the state's twin, only the longer tokens are left to be asked about. */
+static void walk_begin(struct mask_walk *w, const struct token_trie *t, int32_t state, const struct gram_mask *twin)
 {
     size_t words = mask_words(t->vocab);
     w->m = mem_zalloc(sizeof *w->m + words * sizeof *w->m->bits);
     atomic_init(&w->m->refs, 1);
     w->m->vocab = t->vocab;
+    w->part = twin != NULL;
     w->at = 0;
     w->path[0] = state;
+    for (size_t i = 0; twin && i < words; i++) w->m->bits[i] = twin->bits[i] & ~t->far[i];
 }
 
 void mask_walk_drop(struct mask_walk *w)
@@ -320,20 +354,27 @@ void mask_walk_drop(struct mask_walk *w)
     w->m = NULL;
 }
 
-static int finish(struct mask_walk *w, const struct token_trie *t, const struct gram_automaton *a)
+static void finish(struct mask_walk *w, const struct token_trie *t, const struct gram_automaton *a)
 {
     struct gram_mask *m = w->m;
     if (gram_accepts(a, w->path[0]))
         for (int i = 0; i < t->n_eos; i++) allow(m, t->eos[i]);
     for (size_t i = 0; i < mask_words(m->vocab); i++) m->n_allowed += __builtin_popcount(m->bits[i]);
-    return 1;
 }
 
-int mask_walk_on(struct mask_walk *w, const struct token_trie *t, struct gram_automaton *a, uint64_t until)
+/* Could all of the node's subtree follow, by what the state stays on?  1, 0, GRAM_FULL. */
+static int allows_all(struct gram_automaton *a, int32_t state, const struct trie_node *n, int part)
+{
+    if (n->kinds & (KIND_INSIDE | KIND_BROKEN)) return 0;
+    uint16_t loops = loops_of(a, state, part == 0);
+    return loops == NOT_ASKED ? GRAM_FULL : !(n->kinds & ~loops);
+}
+
+/* The rest of one part; 1 done, 0 the time is up, GRAM_FULL. */
+static int walk_part(struct mask_walk *w, const struct trie *t, struct gram_automaton *a, uint64_t until)
 {
     uint64_t work = gram_work(a), cost = 0;
     uint32_t i = w->at;
-    if (clock_now() >= until) return 0;
     while (i < t->n_nodes) {
         const struct trie_node *n = t->nodes + i;
         int32_t from = w->path[n->depth - 1];
@@ -343,10 +384,10 @@ int mask_walk_on(struct mask_walk *w, const struct token_trie *t, struct gram_au
             w->at = i;
             if (clock_now() >= until) return 0;
         }
-        if (n->skip - i >= SKIP_FROM && !(n->kinds & (KIND_INSIDE | KIND_BROKEN))) {
-            uint16_t loops = loops_of(a, from);
-            if (loops == NOT_ASKED) return GRAM_FULL;
-            if (!(n->kinds & ~loops)) {
+        if (n->skip - i >= SKIP_FROM) {
+            int all = allows_all(a, from, n, w->part);
+            if (all == GRAM_FULL) return GRAM_FULL;
+            if (all) {
                 for (uint32_t k = n->first; k < t->nodes[n->skip].first; k++) allow(w->m, t->order[k]);
                 cost += t->nodes[n->skip].first - n->first;
                 i = n->skip;
@@ -363,5 +404,38 @@ int mask_walk_on(struct mask_walk *w, const struct token_trie *t, struct gram_au
         for (uint32_t k = n->first; k < n[1].first; k++) allow(w->m, t->order[k]);
         i++;
     }
-    return finish(w, t, a);
+    return 1;
+}
+
+static int walk_on(struct mask_walk *w, const struct token_trie *t, struct gram_automaton *a, uint64_t until)
+{
+    if (clock_now() >= until) return 0;
+    for (; w->part < 2; w->part++, w->at = 0) {
+        int rc = walk_part(w, &t->part[w->part], a, until);
+        if (rc != 1) return rc;
+    }
+    finish(w, t, a);
+    return 1;
+}
+
+int mask_at(struct mask_walk *w, const struct token_trie *t, struct gram_automaton *a, int32_t state, uint64_t until,
+            struct gram_mask **out)
+{
+    for (;;) {
+        int32_t twin = gram_twin(a, state);
+        if (twin == GRAM_FULL) return GRAM_FULL;
+        struct gram_mask *known = gram_mask_of(a, state), *base = twin != state ? gram_mask_of(a, twin) : NULL;
+        if (known) {
+            mask_walk_drop(w);
+            *out = gram_mask_ref(known);
+            return 1;
+        }
+        int32_t next = twin == state || base ? state : twin; /* whose mask is to be made now */
+        if (w->m && w->path[0] != next) mask_walk_drop(w);   /* another request has made the twin's */
+        if (!w->m) walk_begin(w, t, next, base);
+        int rc = walk_on(w, t, a, until);
+        if (rc != 1) return rc;
+        gram_mask_keep(a, next, w->m);
+        mask_walk_drop(w);
+    }
 }

@@ -17,6 +17,7 @@ struct token_trie *token_trie_new(const struct tokenizer *, int vocab, const int
 void token_trie_free(struct token_trie *);
 /* What the token adds to the text; n 0: nothing, or it is never allowed. */
 const unsigned char *token_trie_bytes(const struct token_trie *, int32_t id, size_t *n);
+int token_trie_eos(const struct token_trie *);       /* how many there are */
 size_t token_trie_memory(const struct token_trie *); /* bytes */
 
 /* Immutable once it is finished; reference counted. */
@@ -31,17 +32,18 @@ struct gram_mask *gram_mask_ref(struct gram_mask *);
 void gram_mask_unref(struct gram_mask *); /* NULL is allowed */
 size_t gram_mask_bytes(const struct gram_mask *);
 
-struct mask_walk {
+struct mask_walk {       /* zero-initialise; between two calls of mask_at it belongs to one state */
     struct gram_mask *m; /* NULL: none is under way */
-    uint32_t at;         /* next node of the trie */
+    int part;            /* of the trie */
+    uint32_t at;         /* its next node */
     int32_t path[GRAM_LOOK + 1];
 };
 
-/* Begins the mask of a state.  Zero-initialise the walk before the first. */
-void mask_walk_begin(struct mask_walk *, const struct token_trie *, int32_t state);
-/* Goes on until the clock (clock_now) shows `until`: 1 done (w->m is finished, and the caller's), 0 not yet, GRAM_FULL.
- * Under the automaton's lock, which may be left between two calls. */
-int mask_walk_on(struct mask_walk *, const struct token_trie *, struct gram_automaton *, uint64_t until);
+/* The mask of a state: the one that is kept with it, or made now and kept.  Works until the clock (clock_now) shows
+ * `until`: 1 and a reference for the caller; 0: not yet, call again; GRAM_FULL.  Under the automaton's lock, which may
+ * be left between two calls. */
+int mask_at(struct mask_walk *, const struct token_trie *, struct gram_automaton *, int32_t state, uint64_t until,
+            struct gram_mask **);
 void mask_walk_drop(struct mask_walk *); /* what was found so far */
 
 #endif

@@ -26,7 +26,7 @@ struct state {
     uint32_t first, n; /* positions */
     int32_t next;      /* where its row of `next` begins; -1: no byte was asked about yet */
     int32_t twin;      /* NOT_MADE */
-    uint16_t loops;
+    uint16_t loops[2];
     bool accepts;
     struct gram_mask *mask;
     int32_t newer, older; /* list of the states with masks */
@@ -169,10 +169,10 @@ static void frames_grow(struct gram_automaton *a)
         if (frame_find(a, a->frames[i].parent, a->frames[i].pc, a->frames[i].count, &slot) == UINT32_MAX) *slot = i + 1;
 }
 
-/* A count that stands for all counts from which GRAM_LOOK more readings meet the same bounds. */
+/* A count that stands for all counts from which GRAM_NEAR more readings meet the same bounds. */
 static uint32_t twin_count(const struct gram_loop *l, uint32_t count)
 {
-    uint64_t reach = (uint64_t)count + GRAM_LOOK;
+    uint64_t reach = (uint64_t)count + GRAM_NEAR;
     if (reach < l->min) return 0;
     if (count >= l->min && (l->max == UINT32_MAX || reach < l->max)) return l->min;
     return count;
@@ -344,7 +344,7 @@ static int32_t close_set(struct gram_automaton *a)
                                             .n = (uint32_t)n,
                                             .next = -1,
                                             .twin = NOT_MADE,
-                                            .loops = UINT16_MAX,
+                                            .loops = {UINT16_MAX, UINT16_MAX},
                                             .accepts = a->accepts};
     a->n_positions += n;
     a->state_slots[at] = (uint32_t)a->n_states + 1;
@@ -448,7 +448,7 @@ int32_t gram_twin(struct gram_automaton *a, int32_t state)
 
 uint16_t *gram_loops(struct gram_automaton *a, int32_t state)
 {
-    return &a->states[state].loops;
+    return a->states[state].loops;
 }
 
 uint8_t gram_kind(const struct gram_automaton *a, uint8_t byte)

@@ -26,7 +26,7 @@ struct masked {
     size_t n_read; /* bytes of it */
     struct mask_walk walk;
     struct gram_mask *mask; /* of `state` */
-    bool accepts;
+    bool accepts, ends;
     const char *why;
     /* under k->lock */
     enum mask_status status;
@@ -91,10 +91,11 @@ static bool read_token(struct masked *m, const struct token_trie *t, uint64_t un
     return true;
 }
 
-static bool take_mask(struct masked *m, struct gram_mask *mask)
+static bool take_mask(struct masked *m, const struct token_trie *t, struct gram_mask *mask)
 {
     m->mask = mask;
     m->accepts = gram_accepts(m->a, m->state);
+    m->ends = m->accepts && mask->n_allowed == token_trie_eos(t);
     if (mask->n_allowed == 0 && !m->accepts) return fail(m, "no token continues the text as the grammar wants it");
     return true;
 }
@@ -106,21 +107,10 @@ static bool work_on(struct masked *m, const struct token_trie *t, uint64_t until
     if (m->state < 0) m->state = gram_begin(a);
     if (m->token >= 0 && m->state >= 0 && !read_token(m, t, until)) return false;
     if (m->state == GRAM_DEAD) return fail(m, "a token that the grammar does not allow");
-    int32_t twin = m->state >= 0 ? gram_twin(a, m->state) : GRAM_FULL;
-    if (twin == GRAM_FULL) return fail(m, "the grammar became too large");
-    struct gram_mask *known = gram_mask_of(a, twin);
-    if (known) {
-        mask_walk_drop(&m->walk);
-        return take_mask(m, gram_mask_ref(known));
-    }
-    if (!m->walk.m) mask_walk_begin(&m->walk, t, twin);
-    int rc = mask_walk_on(&m->walk, t, a, until);
+    struct gram_mask *mask;
+    int rc = m->state >= 0 ? mask_at(&m->walk, t, a, m->state, until, &mask) : GRAM_FULL;
     if (rc == 0) return false;
-    if (rc < 0) return fail(m, "the grammar became too large");
-    struct gram_mask *made = m->walk.m;
-    m->walk.m = NULL;
-    gram_mask_keep(a, twin, made);
-    return take_mask(m, made);
+    return rc < 0 ? fail(m, "the grammar became too large") : take_mask(m, t, mask);
 }
 
 static void destroy(struct masked *m)
@@ -283,6 +273,11 @@ const uint32_t *masked_bits(const struct masked *m)
 bool masked_accepts(const struct masked *m)
 {
     return m->accepts;
+}
+
+bool masked_ends(const struct masked *m)
+{
+    return m->ends;
 }
 
 const char *masked_why(const struct masked *m)

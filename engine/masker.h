@@ -38,6 +38,7 @@ bool masked_hold(struct masked *);
 /* MASK_READY: the bits as sample_row.allowed wants them; good until the next masked_token.  NULL: no token may follow;
  * the text is whole (which is otherwise said by an eos token, but the model has none). */
 const uint32_t *masked_bits(const struct masked *);
+bool masked_ends(const struct masked *);    /* MASK_READY: the text is whole, and nothing may follow but eos */
 bool masked_accepts(const struct masked *); /* MASK_READY: the text may end here */
 /* MASK_FAILED: why, a static sentence. */
 const char *masked_why(const struct masked *);

@@ -129,10 +129,10 @@ static void copy_adds(struct request *r, const struct gen_request *g, const stru
 {
     for (int i = 0; i < g->sampling.n_bias; i++)
         r->adds[r->n_bias++] = (struct token_add){g->sampling.bias[i].id, g->sampling.bias[i].add};
-    for (int i = 0; g->grammar && g->ignore_eos && i < m->n_eos; i++)
-        r->adds[r->n_bias++] = (struct token_add){m->eos[i], -INFINITY};
-    if (g->min_new_tokens <= 0) return;
+    if (g->min_new_tokens <= 0 && !(g->grammar && g->ignore_eos)) return;
     for (int i = 0; i < m->n_eos; i++) r->adds[r->n_bias + r->n_bans++] = (struct token_add){m->eos[i], -INFINITY};
+    r->n_eos_bans = r->n_bans;
+    if (g->min_new_tokens <= 0) return;
     for (int i = 0; i < g->n_stop_ids; i++)
         r->adds[r->n_bias + r->n_bans++] = (struct token_add){g->stop_ids[i], -INFINITY};
 }
@@ -141,7 +141,7 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
 {
     if (check_lengths(g, m, e) || check_sampling(&g->sampling, m, e) || check_stops(g, m, e)) return NULL;
     size_t total = (size_t)g->n_prompt + (size_t)g->max_new_tokens, pages = (total + KV_PAGE - 1) / KV_PAGE;
-    size_t adds = (size_t)g->sampling.n_bias + 2 * (size_t)m->n_eos + (size_t)g->n_stop_ids, text = 0;
+    size_t adds = (size_t)g->sampling.n_bias + (size_t)m->n_eos + (size_t)g->n_stop_ids, text = 0;
     for (int i = 0; i < g->n_stop; i++) text += strlen(g->stop[i]);
 
     struct request *r =
@@ -193,6 +193,7 @@ void request_sample_row(struct request *r, int pos, struct sample_row *row)
         return;
     }
     if (r->masked) row->allowed = masked_bits(r->masked);
+    r->whole = r->masked && masked_ends(r->masked);
     if (s->sample) {
         row->temperature = s->temperature;
         row->top_p = s->top_p;
@@ -206,7 +207,11 @@ void request_sample_row(struct request *r, int pos, struct sample_row *row)
     row->frequency = s->frequency;
     row->presence = s->presence;
     row->adds = r->adds;
-    row->n_adds = r->n_bias + (r->n_generated < r->min_new ? r->n_bans : 0);
+    row->n_adds = r->n_bias;
+    if (r->n_generated < r->min_new && !r->whole)
+        row->n_adds += r->n_bans;
+    else if (r->masked && r->ignore_eos && !r->whole)
+        row->n_adds += r->n_eos_bans;
     row->counts = r->counts;
     row->n_counts = r->n_counts;
 }
@@ -295,7 +300,7 @@ static enum finish_reason finish_by_id(struct request *r, int32_t id, const stru
 {
     bool early = r->n_generated < r->min_new;
     if (r->n_generated >= r->max_new) return FINISH_LENGTH;
-    if (!early && !r->ignore_eos && contains(m->eos, m->n_eos, id)) return FINISH_EOS;
+    if ((r->whole || (!early && !r->ignore_eos)) && contains(m->eos, m->n_eos, id)) return FINISH_EOS;
     for (int i = 0; !early && i < r->n_stop_ids; i++)
         if (r->stop_ids[i] == id) {
             *stop_index = r->n_stop + i;

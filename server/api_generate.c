@@ -1,12 +1,14 @@
 /* POST /generate, /generate_stream and / in TGI's convention.
  *
  * An exchange goes: refuse when there is no room (before any work) -> read and check the parameters -> tokenise
- * (on the pool when long) -> submit, best_of times -> gather, or stream.  It lives from the handler until on_close and
- * until no callback of ours is on the stack: http calls may close it under our feet, hence the count.  Loop thread. */
+ * (on the pool when long) -> compile the grammar, if one is asked for (on the pool) -> submit, best_of times -> gather,
+ * or stream.  It lives from the handler until on_close and until no callback of ours is on the stack: http calls may
+ * close it under our feet, hence the count.  Loop thread. */
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "server/app.h"
+#include "server/constraint.h"
 #include "server/fields.h"
 #include "server/generate_answer.h"
 #include "server/generate_params.h"
@@ -31,6 +33,8 @@ struct exchange {
     struct generate_params params;
     struct generate_limits limits;
     struct token_job *job;
+    struct constraint_job *compiling;
+    int32_t *prompt; /* owned; from tokenising until it is submitted */
     struct sse sse;
     struct event token;       /* streaming: the last token waits here for the EV_DONE behind it */
     struct buf out, gathered; /* streaming: one event's JSON; the generated text so far */
@@ -50,6 +54,7 @@ static void exchange_unref(struct exchange *x)
     free(x->seqs);
     free(x->results);
     free(x->seeds);
+    free(x->prompt);
     buf_free(&x->out);
     buf_free(&x->gathered);
     generate_params_free(&x->params);
@@ -72,6 +77,8 @@ static void on_close(struct http_req *req)
     sse_stop(&x->sse);
     bridge_tokenize_cancel(x->job);
     x->job = NULL;
+    constraint_cancel(x->compiling);
+    x->compiling = NULL;
     cancel_all(x);
     exchange_unref(x);
 }
@@ -267,6 +274,28 @@ static void start_generation(struct exchange *x)
     }
 }
 
+/* g: what the text must be; NULL: anything.  May run before constraint_compile returns. */
+static void on_compiled(void *arg, struct grammar *g, const struct err *e)
+{
+    struct exchange *x = arg;
+    x->refs++;
+    x->compiling = NULL;
+    if (e->code) {
+        metrics_reject(&x->app->metrics, REJECT_VALIDATION);
+        http_reply_error(x->req, 422, "validation", "Input validation error: %s is not valid: %s", x->params.ask.field,
+                         e->msg);
+    } else {
+        x->params.gen.prompt = x->prompt;
+        x->params.gen.grammar = g;
+        start_generation(x); /* the engine copies the prompt and references the grammar */
+        x->params.gen.prompt = NULL;
+        x->params.gen.grammar = NULL;
+    }
+    free(x->prompt);
+    x->prompt = NULL;
+    exchange_unref(x);
+}
+
 static void on_tokenized(void *arg, const struct tokenization *t)
 {
     struct exchange *x = arg;
@@ -284,12 +313,10 @@ static void on_tokenized(void *arg, const struct tokenization *t)
             reply_invalid(x, status, &e);
         } else {
             size_t n = t->tokens.n - first;
-            int32_t *ids = mem_array(n, sizeof *ids);
-            for (size_t i = 0; i < n; i++) ids[i] = t->tokens.v[first + i].id;
-            x->params.gen.prompt = ids;
-            start_generation(x); /* the engine copies the prompt */
-            x->params.gen.prompt = NULL;
-            free(ids);
+            x->prompt = mem_array(n, sizeof *x->prompt);
+            for (size_t i = 0; i < n; i++) x->prompt[i] = t->tokens.v[first + i].id;
+            struct constraint_job *job = constraint_compile(x->app->constraints, &x->params.ask, on_compiled, x);
+            if (job) x->compiling = job; /* else on_compiled has run */
         }
     }
     exchange_unref(x);

@@ -10,6 +10,7 @@
 #include "server/metrics.h"
 #include "server/sse.h"
 
+struct constraints;
 struct jobs;
 struct store;
 struct uv_loop_s;

@@ -14,6 +14,7 @@
 #include "server/api_files.h"
 #include "server/app.h"
 #include "server/cmd.h"
+#include "server/constraint.h"
 #include "server/jobs.h"
 #include "server/models.h"
 #include "server/store.h"

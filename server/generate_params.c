@@ -158,7 +158,17 @@ static bool check_unsupported(struct check *c)
     bool watermark = false;
     if (!fields_bool(&c->f, "watermark", &watermark)) return false;
     if (watermark) return fields_refuse(&c->f, "watermark", "watermark is not supported");
-    if (fields_find(&c->f, "grammar")) return fields_refuse(&c->f, "grammar", "grammar is not supported");
+    return true;
+}
+
+/* TGI's `grammar`; also LoRAX's `response_format` and vLLM's `structured_outputs`. */
+static bool check_grammar(struct check *c)
+{
+    struct err e = {0};
+    if (!constraint_read_tgi(&c->p->ask, fields_find(&c->f, "grammar"), &e))
+        return fields_refuse(&c->f, "grammar", "grammar is not valid: %s", e.msg);
+    if (!constraint_read_openai(&c->p->ask, c->f.at.obj, &e))
+        return fields_refuse(&c->f, "response_format", "parameters.%s", e.msg);
     return true;
 }
 
@@ -209,7 +219,7 @@ int generate_params_parse(struct generate_params *p, enum generate_route route, 
            fields_stop(&c.f, "stop", lim->max_stop, &p->gen, p->stop) &&
            (p->gen.n_stop || fields_stop(&c.f, "stop_sequences", lim->max_stop, &p->gen, p->stop)) &&
            fields_stop_ids(&c.f, &p->gen, p->stop_ids) && check_lengths(&c) && check_extras(&c) &&
-           check_unsupported(&c) && check_inputs(p, &top) && check_bytes(p, lim, &top);
+           check_unsupported(&c) && check_grammar(&c) && check_inputs(p, &top) && check_bytes(p, lim, &top);
     if (good) return 0;
     err_prefix(e, "Input validation error");
     return 422;
@@ -249,5 +259,6 @@ void generate_params_free(struct generate_params *p)
 {
     cJSON_Delete(p->tree);
     free(p->bias);
+    constraint_ask_free(&p->ask);
     *p = (struct generate_params){0};
 }

@@ -90,18 +90,19 @@ static int compare_mask(struct grammar *g, const char *prefix, struct err *e)
     plain = gram_automaton_of(g, 0); /* a fresh one: `a` is for another vocabulary */
     int32_t alone = walk(plain, prefix, n);
     int rc, bits = 0, turns = 0;
-    mask_walk_begin(&w, trie, gram_twin(a, state));
-    while ((rc = mask_walk_on(&w, trie, a, clock_now() + 50000)) == 0 && ++turns < 100000) {
+    struct gram_mask *m = NULL;
+    while ((rc = mask_at(&w, trie, a, state, clock_now() + 50000, &m)) == 0 && ++turns < 100000) {
     }
     if (rc < 0) err_set(e, ERR_INVALID, "%s", gram_why(a));
-    for (int32_t id = 0; rc == 1 && id < w.m->vocab && !e->code; id++) {
-        bool set = w.m->bits[id / 32] >> id % 32 & 1, want = may_follow(plain, alone, id);
+    for (int32_t id = 0; rc == 1 && id < m->vocab && !e->code; id++) {
+        bool set = m->bits[id / 32] >> id % 32 & 1, want = may_follow(plain, alone, id);
         bits += set;
         if (set != want)
             err_set(e, ERR_INVALID, "token %d behind \"%s\": the mask says %d, alone it is %d", id, prefix, set, want);
     }
-    if (rc == 1 && !e->code && bits != w.m->n_allowed)
-        err_set(e, ERR_INVALID, "%d bits, n_allowed %d", bits, w.m->n_allowed);
+    if (rc == 1 && !e->code && bits != m->n_allowed)
+        err_set(e, ERR_INVALID, "%d bits, n_allowed %d", bits, m->n_allowed);
+    gram_mask_unref(m);
     mask_walk_drop(&w);
     gram_automaton_unref(a);
     gram_automaton_unref(plain);

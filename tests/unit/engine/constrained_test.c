@@ -271,12 +271,22 @@ static void test_ends(void **state)
     buf_free(&again.text);
 
     q = ask(p, n, 60, g, 0);
-    q.ignore_eos = true; /* no eos, but nothing may follow */
+    q.ignore_eos = true; /* but nothing else may follow */
     submit(&r, q, &y);
     run_out(&r);
     assert_int_equal(y.finish, FINISH_EOS);
     assert_true(matches(g, text_of(&y)));
-    assert_int_not_equal(y.ids[y.n - 1], engine_info(r.g)->eos[0]);
+    assert_int_equal(y.ids[y.n - 1], engine_info(r.g)->eos[0]);
+
+    struct grammar *open = regex("[^\"]{3,}"); /* could end at any place, but does not */
+    q = ask(p, n, 30, open, 3);
+    q.ignore_eos = true;
+    submit(&r, q, &y);
+    run_out(&r);
+    assert_int_equal(y.finish, FINISH_LENGTH);
+    assert_int_equal(y.n, 30);
+    assert_true(matches(open, text_of(&y)));
+    grammar_unref(open);
 
     q = ask(p, n, 60, g, 0);
     q.min_new_tokens = 50; /* cannot be had */

@@ -46,6 +46,7 @@ struct settings {
     double header_timeout, body_timeout, idle_timeout, write_timeout, sse_keepalive; /* seconds */
     /* requests */
     int max_best_of, max_stop_sequences, max_top_n_tokens;
+    char *pooling;
     /* operation */
     double drain_timeout, step_timeout; /* seconds */
     double train_itl_budget_ms, train_slowdown;

@@ -86,6 +86,8 @@ static const struct conf_option table[] = {
      "stop texts of one request"},
     {"max-top-n-tokens", "Requests", CONF_INT, AT(max_top_n_tokens), "5", 0, 32, NULL, CMD_SERVE, false, "N",
      "largest top_n_tokens"},
+    {"pooling", "Requests", CONF_CHOICE, AT(pooling), "mean", 0, 0, "mean|last", CMD_SERVE, false, "HOW",
+     "embeddings: the mean of the hidden states of a text, or that of its last token"},
 
     {"train-itl-budget-ms", "Training", CONF_NUMBER, AT(train_itl_budget_ms), "50", 1, 60000, NULL, CMD_SERVE, false,
      "MS", "while requests run, training takes what a step leaves of this time between two tokens"},

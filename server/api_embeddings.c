@@ -10,6 +10,7 @@
 #include "server/data_dir.h"
 #include "server/embed_params.h"
 #include "server/json.h"
+#include "server/models.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -35,8 +36,8 @@ struct exchange {
     _Atomic bool gone;    /* the same, for the pool */
     struct embed_params params;
     struct embed_limits limits;
-    const char *adapter; /* NULL: the base model */
-    struct err err;      /* of tokenising; status 0: fine */
+    struct model_choice model;
+    struct err err; /* of tokenising; status 0: fine */
     int status;
     struct item *items; /* params.n */
     float *values;      /* (params.n, dimensions) */
@@ -126,12 +127,11 @@ static void work_render(void *arg)
 {
     struct exchange *x = arg;
     const struct embed_params *p = &x->params;
-    const char *model = p->model ? p->model : x->app->info->model_id;
     char id[DATA_ID_MAX];
     data_id(id, "embd-");
     buf_printf(&x->out, "{\"object\":\"list\",\"id\":\"%s\",\"created\":%lld,\"model\":", id,
                (long long)data_now_ms() / 1000);
-    json_put_string(&x->out, model, strlen(model));
+    json_put_string(&x->out, x->model.name, strlen(x->model.name));
     buf_str(&x->out, ",\"data\":[");
     for (int i = 0; i < p->n && !atomic_load(&x->gone); i++) {
         buf_printf(&x->out, "%s{\"object\":\"embedding\",\"index\":%d,\"embedding\":", i ? "," : "", i);
@@ -194,7 +194,7 @@ static void submit_more(struct exchange *x)
                                       .n_prompt = (int)in->n,
                                       .pooling = p->pooling,
                                       .priority = p->priority,
-                                      .adapter = x->adapter};
+                                      .adapter = x->model.adapter};
         item->x = x;
         item->gen = bridge_submit(x->app->bridge, &r, x->req->received, on_event, item, &e);
         if (item->gen) {
@@ -240,15 +240,6 @@ static void after_tokenize(void *arg)
 
 /* ---- the handler ----------------------------------------------------------------------------------------------- */
 
-/* A name that is the model's, an adapter's, or one that clients send when they must send something. */
-static bool find_model(struct exchange *x, struct err *e)
-{
-    const char *name = x->params.model;
-    if (!name || !strcmp(name, "tgi") || !strcmp(name, "dummy") || !strcmp(name, x->app->info->model_id)) return true;
-    x->adapter = name;
-    return engine_adapter_check(x->app->engine, name, e) == 0;
-}
-
 void api_embeddings(struct http_req *req)
 {
     struct app *app = req->app;
@@ -268,7 +259,7 @@ void api_embeddings(struct http_req *req)
     int status = embed_params_parse(&x->params, &x->limits, req->body, req->body_len, &e);
     if (status) {
         reply_error(x, status, "invalid_value", x->params.field, e.msg);
-    } else if (!find_model(x, &e)) {
+    } else if (!models_find(app, x->params.model, &x->model, &e)) {
         reply_error(x, 404, "model_not_found", "model", e.msg);
     } else {
         size_t bytes = 0;

@@ -1,8 +1,9 @@
 /* POST /tokenize and /detokenize: TGI's and vLLM's, told apart by the field that holds the text.
  *
- *   {"inputs": TEXT}   TGI:  [{"id","text","start","stop"}], offsets in characters
- *   {"prompt": TEXT}   vLLM: {"count","max_model_len","tokens","token_strs"}
- *   {"tokens": IDS}    vLLM, /detokenize: {"prompt"}
+ *   {"inputs": TEXT}     TGI:  [{"id","text","start","stop"}], offsets in characters
+ *   {"prompt": TEXT}     vLLM: {"count","max_model_len","tokens","token_strs"}
+ *   {"messages": [...]}  vLLM: the same of what the chat template makes of a conversation
+ *   {"tokens": IDS}      vLLM, /detokenize: {"prompt"}
  *
  * A long text, or a long list, is worked on by the pool.  Loop thread; the render_ and work_ functions any. */
 #include "engine/base/mem.h"
@@ -126,10 +127,106 @@ static cJSON *read_body(struct http_req *req, const char *field)
     return tree;
 }
 
+/* ---- /tokenize of a conversation ---- */
+
+struct chat_work {
+    struct http_req *req; /* NULL once closed */
+    const struct app *app;
+    cJSON *tree; /* owned; what input points into */
+    struct chat_input input;
+    bool special, strings;
+    struct buf out;
+    struct err e;
+};
+
+static void on_chat_close(struct http_req *req)
+{
+    ((struct chat_work *)req->user)->req = NULL;
+}
+
+static void work_chat(void *arg)
+{
+    struct chat_work *w = arg;
+    const struct tokenizer *tk = engine_tokenizer(w->app->engine);
+    struct buf page = {0};
+    struct tokens t = {0};
+    buf_str(&page, "");
+    if (chat_template_render(w->app->chat.template, &w->input, &page, NULL, &w->e) == 0 &&
+        tokenizer_encode(tk, page.data, page.len, w->special ? TOKENIZE_SPECIAL : 0, &t, &w->e) == 0) {
+        buf_printf(&w->out, "{\"max_model_len\":%d,", w->app->info->max_total_tokens);
+        (w->strings ? render_vllm_strings : render_vllm)(tk, page.data, page.len, &t, &w->out);
+        buf_char(&w->out, '}');
+    }
+    tokens_free(&t);
+    buf_free(&page);
+}
+
+static void after_chat(void *arg)
+{
+    struct chat_work *w = arg;
+    if (w->req) {
+        w->req->on_close = NULL;
+        if (w->e.code)
+            http_reply_error(w->req, 422, "validation", "Input validation error: messages: %s", w->e.msg);
+        else
+            http_reply(w->req, 200, "application/json", w->out.data, w->out.len);
+    }
+    buf_free(&w->out);
+    cJSON_Delete(w->tree);
+    free(w);
+}
+
+/* The fields that say how; false: *top->e says what is wrong. */
+static bool read_chat(struct chat_work *w, struct json_at *top, const cJSON *messages)
+{
+    const struct chat *chat = &w->app->chat;
+    w->input.add_generation_prompt = true;
+    json_get_bool(top, "continue_final_message", &w->input.continue_final_message);
+    if (w->input.continue_final_message) w->input.add_generation_prompt = false;
+    json_get_bool(top, "add_generation_prompt", &w->input.add_generation_prompt);
+    json_get_bool(top, "add_special_tokens", &w->special);
+    json_get_bool(top, "return_token_strs", &w->strings);
+    json_get_array(top, "tools", &w->input.tools);
+    json_get_object(top, "chat_template_kwargs", &w->input.extra);
+    w->input.messages = messages;
+    w->special = w->special || chat->plain; /* a template writes its own begin-of-text */
+    if (top->e->code) return false;
+    if (!chat->template && !chat->plain) return err_set(top->e, ERR_UNSUPPORTED, "%s", chat->reason), false;
+    if (w->input.continue_final_message && w->input.add_generation_prompt)
+        return err_set(top->e, ERR_INVALID, "continue_final_message: not with add_generation_prompt"), false;
+    return chat_messages_check((cJSON *)(uintptr_t)messages, top->e) == 0; /* the tree is ours */
+}
+
+/* Takes the tree. */
+static void tokenize_chat(struct http_req *req, cJSON *tree, const cJSON *messages)
+{
+    struct app *app = req->app;
+    struct err e = {0};
+    struct json_at top = {.obj = tree, .path = "", .e = &e};
+    struct chat_work *w = mem_zalloc(sizeof *w);
+    *w = (struct chat_work){.req = req, .app = app, .tree = tree};
+    req->user = w;
+    req->on_close = on_chat_close;
+    if (!read_chat(w, &top, messages)) {
+        req->on_close = NULL;
+        http_reply_error(req, 422, "validation", "Input validation error: %s", e.msg);
+        cJSON_Delete(tree);
+        free(w);
+    } else if (req->body_len > TOKENIZE_INLINE_BYTES) {
+        bridge_work(app->bridge, work_chat, after_chat, w);
+    } else {
+        work_chat(w);
+        after_chat(w);
+    }
+}
+
+/* ---- the routes ---- */
+
 void api_tokenize(struct http_req *req)
 {
     struct app *app = req->app;
     struct err e = {0};
+    const cJSON *messages = NULL;
     if (app_refuses(app, req)) return;
     cJSON *tree = read_body(req, "inputs");
     if (!tree) return;
@@ -137,11 +234,15 @@ void api_tokenize(struct http_req *req)
     const char *text = NULL;
     bool special = true, strings = false, given = json_get_string(&top, "inputs", &text), vllm = false;
     if (!given) given = vllm = json_get_string(&top, "prompt", &text);
+    if (!given && json_get_array(&top, "messages", &messages)) {
+        tokenize_chat(req, tree, messages);
+        return;
+    }
     json_get_bool(&top, "add_special_tokens", &special);
     json_get_bool(&top, "return_token_strs", &strings);
     if (e.code || !given) {
         http_reply_error(req, 422, "validation", "Input validation error: %s",
-                         e.code ? e.msg : "inputs: the field is missing (prompt for vLLM's shape)");
+                         e.code ? e.msg : "inputs: the field is missing (or prompt, or messages, in vLLM's shape)");
     } else {
         struct tokenize_exchange *x = http_alloc(req, sizeof *x);
         *x = (struct tokenize_exchange){.req = req, .vllm = vllm, .max_model_len = app->info->max_total_tokens};

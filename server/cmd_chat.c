@@ -1,6 +1,5 @@
 /* tandem chat: a conversation in the terminal, or line by line in a pipe, with a model in this process.  Main thread;
  * the engine thread and the signal handler only write to an eventfd. */
-#include "engine/base/mem.h"
 #include "server/cmd.h"
 #include "server/conversation.h"
 
@@ -30,6 +29,7 @@ struct chat {
     struct engine *engine;
     struct conversation said;
     bool interactive;
+    struct buf line;  /* the message */
     struct buf input; /* read, but not used yet */
     bool input_ended;
 };
@@ -102,20 +102,19 @@ static void prompt(const struct chat *c, const char *text)
     fflush(stdout);
 }
 
-/* A message: a line, and those that it says follow.  NULL at the end; free it. */
-static char *read_message(struct chat *c, struct err *e)
+/* A message: a line, and those that it says follow.  False: there is none. */
+static bool read_message(struct chat *c, struct buf *line, struct err *e)
 {
-    struct buf line = {0};
+    buf_clear(line);
+    buf_str(line, "");
     prompt(c, "> ");
-    bool more = read_line(c, &line, e), any = more;
-    while (more && line.len && line.data[line.len - 1] == '\\') {
-        line.data[line.len - 1] = '\n';
+    bool more = read_line(c, line, e), any = more;
+    while (more && line->len && line->data[line->len - 1] == '\\') {
+        line->data[line->len - 1] = '\n';
         prompt(c, "  ");
-        more = read_line(c, &line, e);
+        more = read_line(c, line, e);
     }
-    if (any && !e->code && !interrupted) return line.data ? line.data : mem_strdup("");
-    buf_free(&line);
-    return NULL;
+    return any && !e->code && !interrupted;
 }
 
 /* ---- an answer --------------------------------------------------------------------------------------------------- */
@@ -164,7 +163,7 @@ static int run(struct chat *c, const struct gen_request *r, struct buf *text, st
     return 0;
 }
 
-static int answer(struct chat *c, const char *message, struct err *e)
+static int answer(struct chat *c, const char *message, size_t length, struct err *e)
 {
     struct settings *s = c->settings;
     const int total = engine_info(c->engine)->max_total_tokens;
@@ -172,7 +171,7 @@ static int answer(struct chat *c, const char *message, struct err *e)
     if (room > total / 4) room = total / 4;
     if (room < 1) room = 1;
 
-    conversation_user(&c->said, message);
+    conversation_user(&c->said, message, length);
     int n = 0, forgotten = 0;
     int32_t *ids = conversation_prompt(&c->said, total - room, &n, &forgotten, e);
     if (forgotten) fprintf(stderr, "[forgot the %d oldest messages: there is no more room]\n", forgotten);
@@ -247,19 +246,18 @@ static void greet(const struct chat *c)
 static int talk(struct chat *c, struct err *e)
 {
     for (;;) {
-        char *line = read_message(c, e);
-        if (!line) {
+        if (!read_message(c, &c->line, e)) {
             if (c->interactive) putchar('\n');
             return e->code ? e->code : interrupted && !c->interactive ? EXIT_INTERRUPTED : 0;
         }
-        bool command = line[0] == '/' && line[1] != '/', more = true;
-        const char *message = line[0] == '/' && !command ? line + 1 : line;
+        const char *line = c->line.data;
+        bool slash = line[0] == '/', command = slash && line[1] != '/', more = true;
+        size_t skip = slash && !command;
         int rc = 0;
         if (command)
             more = do_command(c, line);
-        else if (*message || (!c->said.chat && c->said.text.len))
-            rc = answer(c, message, e);
-        free(line);
+        else if (c->line.len || (!c->said.chat && c->said.text.len))
+            rc = answer(c, line + skip, c->line.len - skip, e);
         if (rc && (!c->interactive || e->code == ERR_IO)) return rc;
         if (rc) cmd_fail(e);
         e->code = 0;
@@ -288,6 +286,7 @@ static int chat(struct settings *s, struct engine *engine, struct err *e)
         rc = talk(&c, e);
     }
     conversation_free(&c.said);
+    buf_free(&c.line);
     buf_free(&c.input);
     chat_template_free(template);
     return rc;

@@ -24,6 +24,20 @@ static bool has_system(struct conversation *c)
     return cJSON_IsString(role) && strcmp(role->valuestring, "system") == 0;
 }
 
+/* A NUL, which some tokens are, cannot be in a message: U+FFFD stands for it.  Free it. */
+static char *copy_text(const char *text, size_t n)
+{
+    struct buf out = {0};
+    buf_str(&out, "");
+    for (size_t i = 0; i < n; i++) {
+        if (text[i])
+            buf_char(&out, text[i]);
+        else
+            buf_str(&out, "\xef\xbf\xbd");
+    }
+    return out.data;
+}
+
 static cJSON *new_message(const char *role, const char *text)
 {
     cJSON *m = cJSON_CreateObject();
@@ -46,19 +60,21 @@ void conversation_system(struct conversation *c, const char *text)
     if (text && *text) cJSON_InsertItemInArray(messages(c), 0, new_message("system", text));
 }
 
-void conversation_user(struct conversation *c, const char *text)
+void conversation_user(struct conversation *c, const char *text, size_t n)
 {
+    char *copy = copy_text(text, n);
     if (c->chat) {
-        cJSON_AddItemToArray(messages(c), new_message("user", text));
-    } else if (*text) {
+        cJSON_AddItemToArray(messages(c), new_message("user", copy));
+    } else if (n) {
         buf_clear(&c->text);
-        buf_str(&c->text, text);
+        buf_str(&c->text, copy);
     }
+    free(copy);
 }
 
 void conversation_assistant(struct conversation *c, const char *text, size_t n)
 {
-    char *copy = mem_strndup(text, n);
+    char *copy = copy_text(text, n);
     if (c->chat) {
         cJSON_AddItemToArray(messages(c), new_message("assistant", copy));
     } else {

@@ -24,7 +24,7 @@ void conversation_reset(struct conversation *);
 void conversation_system(struct conversation *, const char *text);
 /* One more turn.  Without a template a user's is the beginning of a new text unless it is empty, and an assistant's is
  * the next part of it. */
-void conversation_user(struct conversation *, const char *text);
+void conversation_user(struct conversation *, const char *text, size_t n);
 void conversation_assistant(struct conversation *, const char *text, size_t n);
 /* Takes the last turn back: the user's, for which there was no answer. */
 void conversation_undo(struct conversation *);

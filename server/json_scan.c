@@ -86,7 +86,7 @@ static enum scan_result hex(struct json_scan *s, unsigned char c)
 {
     unsigned char lower = c | 32;
     if (!is_digit(c) && (lower < 'a' || lower > 'f')) return SCAN_BAD;
-    s->unit = s->unit * 16 + (is_digit(c) ? c - '0' : lower - 'a' + 10u);
+    s->unit = s->unit * 16 + (unsigned)(is_digit(c) ? c - '0' : lower - 'a' + 10);
     if (--s->left) return SCAN_MORE;
     bool low = s->unit >= 0xdc00 && s->unit <= 0xdfff, high = s->unit >= 0xd800 && s->unit <= 0xdbff;
     if (!s->unit || low != s->low) return SCAN_BAD;

@@ -65,7 +65,7 @@ static void run(struct buf *log, enum tool_format format, bool stream, const cha
 /* Whole, byte by byte, and in all ways to cut it once or twice. */
 static void check(enum tool_format format, bool stream, const char *text, const char *expected)
 {
-    size_t n = strlen(text), each[512];
+    size_t n = strlen(text), each[512] = {0};
     struct buf log = {0};
     run(&log, format, stream, text, n, NULL, 0);
     if (strcmp(log.data, expected) != 0)

@@ -490,9 +490,8 @@ static void take_global_flags(struct regex_parser *r)
         size_t start = r->at;
         struct flags f = r->f;
         r->at += 2;
-        if (!take_flags(r, &f)) return;
-        if (!match(r, ")")) {
-            r->at = start;
+        if (!take_flags(r, &f) || !match(r, ")")) {
+            r->at = start; /* a group of the expression, or a wrong one */
             return;
         }
         r->f = f;

@@ -216,7 +216,8 @@ static struct grammar *build_json(const struct constraint_ask *ask, struct err *
         if (schema) root = json_schema(p, schema);
     }
     if (schema || ask->kind == CONSTRAINT_JSON_OBJECT) {
-        jx before = jx_bytes(p, ask->before.data, ask->before.len), after = jx_bytes(p, ask->after.data, ask->after.len);
+        jx before = jx_bytes(p, ask->before.data, ask->before.len),
+           after = jx_bytes(p, ask->after.data, ask->after.len);
         g = jexpr_grammar(p, jx_seq3(p, before, root, after), e);
     }
     cJSON_Delete(schema);

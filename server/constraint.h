@@ -28,8 +28,8 @@ enum constraint_kind {
 /* Zero-initialise; constraint_ask_free frees. */
 struct constraint_ask {
     enum constraint_kind kind;
-    const char *field; /* what asked, for messages ("response_format"); static */
-    struct buf text;   /* as above; the whole identity of what is asked: equal asks share a grammar */
+    const char *field;        /* what asked, for messages ("response_format"); static */
+    struct buf text;          /* as above; the whole identity of what is asked: equal asks share a grammar */
     struct buf before, after; /* the generated text is before, the constrained text, after; empty but for tools */
 };
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KEPT = 32 };
+enum { KEPT = 16 };
 
 struct kept {
     struct constraint_ask ask; /* owned */

@@ -1,5 +1,5 @@
-/* Expressions over JSON text: building, folding, looking at.  jexpr.h says what holds; jexpr_grammar.c hands them to the
- * engine. */
+/* Expressions over JSON text: building, folding, looking at.  jexpr.h says what holds; jexpr_grammar.c hands them to
+ * the engine. */
 #include "server/jexpr_pool.h"
 
 #include "engine/base/check.h"
@@ -104,7 +104,8 @@ static int by_low(const void *a, const void *b)
     return x->lo < y->lo ? -1 : x->lo > y->lo;
 }
 
-/* What can be written of the ranges, sorted, without overlaps; returns how many of v, which has room for four times n. */
+/* What can be written of the ranges, sorted, without overlaps; returns how many of v, which has room for four times n.
+ */
 static size_t writable(struct grange *v, size_t n)
 {
     static const struct grange can[] = {{'\b', '\n'}, {'\f', '\r'}, {0x20, 0xd7ff}, {0xe000, 0x10ffff}};

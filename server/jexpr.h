@@ -25,8 +25,8 @@ enum jx_kind { JX_IS_NONE, JX_IS_BYTES, JX_IS_CHARS, JX_IS_SEQ, JX_IS_ALT, JX_IS
 #define JX_MANY UINT32_MAX /* a length or a count without end */
 enum {
     JX_REPEAT_MAX = 100 * 1000, /* a longer minimum is an error; a longer finite maximum is held here */
-    JX_NODES_MAX = 100 * 1000,  /* of a pool */
-    JX_SIZE_MAX = 150 * 1000,   /* of all expressions together, in positions of an automaton, about */
+    JX_NODES_MAX = 60 * 1000,   /* of a pool */
+    JX_SIZE_MAX = 80 * 1000,    /* of all expressions together, in positions of an automaton, about */
     JX_DEPTH_MAX = 800
 };
 

@@ -1,5 +1,5 @@
-/* Expressions to a grammar: rule by rule to the engine's builder, which leaves out what can never match and refuses rules
- * that begin with themselves. */
+/* Expressions to a grammar: rule by rule to the engine's builder, which leaves out what can never match and refuses
+ * rules that begin with themselves. */
 #include "server/jexpr_pool.h"
 
 #include "engine/base/mem.h"
@@ -94,7 +94,8 @@ struct grammar *jexpr_grammar(struct jpool *p, jx root, struct err *e)
         l.made[r] = gram_rule(l.b);
         l.done[r] = true;
     }
-    for (uint32_t r = p->last_rule; r; r = p->nodes[r].min) gram_define(l.b, l.made[r], lower(&l, (jx)p->nodes[r].first));
+    for (uint32_t r = p->last_rule; r; r = p->nodes[r].min)
+        gram_define(l.b, l.made[r], lower(&l, (jx)p->nodes[r].first));
     struct grammar *g = grammar_build(l.b, lower(&l, root), e);
     grammar_builder_free(l.b);
     free(l.made);

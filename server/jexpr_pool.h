@@ -4,8 +4,8 @@
 
 #include "server/jexpr.h"
 
-/* What `first` and `n` mean: bytes: of pool.bytes; chars: of pool.ranges; seq, alt, repeat: of pool.kids; rule: first is
- * the body. */
+/* What `first` and `n` mean: bytes: of pool.bytes; chars: of pool.ranges; seq, alt, repeat: of pool.kids; rule: first
+ * is the body. */
 struct jnode {
     enum jx_kind kind;
     bool anchor; /* holds an anchor */

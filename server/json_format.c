@@ -1,6 +1,6 @@
 /* The formats as regular expressions.  Where a standard allows more than anyone writes (years below 1000, leap seconds,
- * quoted local parts), the expression is narrower: what is generated must be valid for every checker.  Lengths are bounded,
- * so that a maxLength beside a format usually holds by itself. */
+ * quoted local parts), the expression is narrower: what is generated must be valid for every checker.  Lengths are
+ * bounded, so that a maxLength beside a format usually holds by itself. */
 #include "server/json_format.h"
 
 #include "server/json_regex.h"
@@ -29,9 +29,9 @@
 #define IPV4 OCTET "(?:\\." OCTET "){3}"
 #define H16 "[0-9a-f]{1,4}"
 #define IPV6                                                                                                           \
-    "(?:" H16 "(?::" H16 "){7}|::(?:" H16 "(?::" H16 "){0,5})?|" H16 "::(?:" H16 "(?::" H16 "){0,4})?|"                \
-    H16 ":" H16 "::(?:" H16 "(?::" H16 "){0,3})?|" H16 "(?::" H16 "){2}::(?:" H16 "(?::" H16 "){0,2})?|"               \
-    H16 "(?::" H16 "){3}::(?:" H16 "(?::" H16 ")?)?|" H16 "(?::" H16 "){4}::(?:" H16 ")?)"
+    "(?:" H16 "(?::" H16 "){7}|::(?:" H16 "(?::" H16 "){0,5})?|" H16 "::(?:" H16 "(?::" H16 "){0,4})?|" H16 ":" H16    \
+    "::(?:" H16 "(?::" H16 "){0,3})?|" H16 "(?::" H16 "){2}::(?:" H16 "(?::" H16 "){0,2})?|" H16 "(?::" H16            \
+    "){3}::(?:" H16 "(?::" H16 ")?)?|" H16 "(?::" H16 "){4}::(?:" H16 ")?)"
 #define HEX "[0-9a-f]"
 #define UUID HEX "{8}-" HEX "{4}-" HEX "{4}-" HEX "{4}-" HEX "{12}"
 #define PATH_CHAR "(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-F]{2})"
@@ -64,16 +64,19 @@ static const struct {
     {"uri-template", NULL},
 };
 
-enum json_format json_format(struct jpool *p, const char *name, jx *out)
+enum json_format json_format(struct jpool *p, const char *name, jx made[static JSON_FORMATS], jx *out)
 {
+    _Static_assert(sizeof formats / sizeof *formats == JSON_FORMATS, "the number of formats");
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         if (strcmp(formats[i].name, name) != 0) continue;
         if (!formats[i].pattern) return FORMAT_REFUSED;
+        *out = made[i];
+        if (*out != JX_NONE) return FORMAT_KNOWN;
         char anchored[4096] = "^(?:";
         struct err e = {0};
         CHECK(strlen(formats[i].pattern) + 8 < sizeof anchored);
         strcat(strcat(anchored, formats[i].pattern), ")$");
-        *out = json_regex(p, anchored, &e);
+        *out = made[i] = json_regex(p, anchored, &e);
         CHECK(e.code == 0);
         return FORMAT_KNOWN;
     }

@@ -10,7 +10,10 @@ enum json_format {
     FORMAT_REFUSED, /* a name of the standard that no finite automaton can check */
 };
 
-/* Sets *out (FORMAT_KNOWN): texts of this format, not always all (docs/constrained.md), of bounded length. */
-enum json_format json_format(struct jpool *, const char *name, jx *out);
+enum { JSON_FORMATS = 20 };
+
+/* Sets *out (FORMAT_KNOWN): texts of this format, not always all (docs/constrained.md), of bounded length.  What was
+ * made is kept in made[], for the next string of the same format. */
+enum json_format json_format(struct jpool *, const char *name, jx made[static JSON_FORMATS], jx *out);
 
 #endif

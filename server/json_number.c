@@ -1,8 +1,9 @@
-/* json_number.h's languages.  All of them are one: the multiples of a step between two bounds on the grid of numbers with
- * `places` digits behind the point, as integers of up to 18 digits, most significant digit first.  A number without a
- * step is the union over several grids. */
+/* json_number.h's languages.  All of them are one: the multiples of a step between two bounds on the grid of numbers
+ * with `places` digits behind the point, as integers of up to 18 digits, most significant digit first.  A number
+ * without a step is the union over several grids. */
 #include "server/json_number.h"
 
+#include "engine/base/buf.h"
 #include "engine/base/mem.h"
 
 #include <stdio.h>
@@ -196,14 +197,12 @@ static jx listed(struct jpool *p, int64_t lo, int64_t hi, int64_t step, int plac
     size_t n = 0, cap = (size_t)(hi / step - lo / step + 1);
     jx *v = mem_array(cap, sizeof *v);
     for (int64_t k = lo / step; k <= hi / step; k++) {
-        char text[64];
         int64_t m = k * step, size = m < 0 ? -m : m, unit = power(places);
-        if (places)
-            snprintf(text, sizeof text, "%s%lld.%0*lld", m < 0 ? "-" : "", (long long)(size / unit), places,
-                     (long long)(size % unit));
-        else
-            snprintf(text, sizeof text, "%lld", (long long)m);
-        if (n < cap) v[n++] = jx_text(p, text);
+        struct buf text = {0};
+        buf_printf(&text, "%s%lld", m < 0 ? "-" : "", (long long)(size / unit));
+        if (places) buf_printf(&text, ".%0*lld", places, (long long)(size % unit));
+        if (n < cap) v[n++] = jx_bytes(p, text.data, text.len);
+        buf_free(&text);
     }
     jx out = jx_alt(p, v, n);
     free(v);

@@ -1,7 +1,8 @@
 /* The numbers of JSON Schema as expressions over their digits.
  *
  * Bounds and steps are exact decimals.  A number that is bounded or stepped is written without an exponent and with at
- * most 15 digits (integers: 18), so that what holds for the decimals holds for the doubles that readers make of them. */
+ * most 15 digits (integers: 18), so that what holds for the decimals holds for the doubles that readers make of them.
+ */
 #ifndef TANDEM_SERVER_JSON_NUMBER_H
 #define TANDEM_SERVER_JSON_NUMBER_H
 
@@ -21,9 +22,9 @@ void decimal_read(struct decimal *, const cJSON *item);
 int decimal_compare(const struct decimal *, const struct decimal *);
 
 struct number_limits {
-    bool whole;                           /* type integer */
-    bool has_min, has_max, has_step;      /* step: multipleOf */
-    bool min_excluded, max_excluded;      /* the bound itself is not allowed */
+    bool whole;                      /* type integer */
+    bool has_min, has_max, has_step; /* step: multipleOf */
+    bool min_excluded, max_excluded; /* the bound itself is not allowed */
     struct decimal min, max, step;
 };
 

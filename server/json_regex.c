@@ -1,5 +1,5 @@
-/* json_regex.h's parser: recursive descent, straight to expressions, the ends (^, $) as marks; then the marks are resolved,
- * and what is not tied to an end gets any characters before or behind it.  Depth and length are bounded. */
+/* json_regex.h's parser: recursive descent, straight to expressions, the ends (^, $) as marks; then the marks are
+ * resolved, and what is not tied to an end gets any characters before or behind it.  Depth and length are bounded. */
 #include "server/json_regex.h"
 
 #include "engine/base/mem.h"

@@ -86,9 +86,8 @@ uint32_t schema_count(struct translator *t, const cJSON *schema, const char *nam
 
 /* Keywords that would restrict and are not done.  (Names that are in no standard are annotations.)  Sorted. */
 static const char *const refused[] = {
-    "$dynamicRef",      "$recursiveRef", "contains", "dependencies", "dependentRequired",
-    "dependentSchemas", "disallow",      "divisibleBy", "extends",   "if",
-    "not",
+    "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired", "dependentSchemas", "disallow",
+    "divisibleBy", "extends",       "if",       "not",
 };
 
 static int by_name(const void *key, const void *row)
@@ -118,14 +117,37 @@ bool schema_check_keywords(struct translator *t, const cJSON *schema, const stru
 
 /* Keywords that change what is allowed; of a schema without any, everything is.  Sorted. */
 static const char *const used[] = {
-    "$ref",          "additionalItems",  "additionalProperties",  "allOf",
-    "anyOf",         "const",            "enum",                  "exclusiveMaximum",
-    "exclusiveMinimum", "format",        "items",                 "maxItems",
-    "maxLength",     "maxProperties",    "maximum",               "minItems",
-    "minLength",     "minProperties",    "minimum",               "multipleOf",
-    "oneOf",         "pattern",          "patternProperties",     "prefixItems",
-    "properties",    "propertyNames",    "required",              "type",
-    "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
+    "$ref",
+    "additionalItems",
+    "additionalProperties",
+    "allOf",
+    "anyOf",
+    "const",
+    "enum",
+    "exclusiveMaximum",
+    "exclusiveMinimum",
+    "format",
+    "items",
+    "maxItems",
+    "maxLength",
+    "maxProperties",
+    "maximum",
+    "minItems",
+    "minLength",
+    "minProperties",
+    "minimum",
+    "multipleOf",
+    "oneOf",
+    "pattern",
+    "patternProperties",
+    "prefixItems",
+    "properties",
+    "propertyNames",
+    "required",
+    "type",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "uniqueItems",
 };
 
 /* Whether a keyword other than `but` restricts. */
@@ -273,8 +295,9 @@ static size_t count_characters(const char *s)
 /* Whether a given value satisfies the other keywords beside enum or const.  Fails for those not looked at. */
 static bool satisfies(struct translator *t, const cJSON *schema, const cJSON *v, const struct place *at)
 {
-    static const char *const unseen[] = {"pattern", "multipleOf", "properties", "items", "prefixItems",
-                                         "required", "additionalProperties", "patternProperties", "propertyNames"};
+    static const char *const unseen[] = {"pattern",      "multipleOf", "properties",           "items",
+                                         "prefixItems",  "required",   "additionalProperties", "patternProperties",
+                                         "propertyNames"};
     unsigned types = types_given(t, schema, at), own = type_of(v);
     if (types && !(types & own)) return false;
     for (size_t i = 0; i < sizeof unseen / sizeof *unseen; i++) {
@@ -284,7 +307,8 @@ static bool satisfies(struct translator *t, const cJSON *schema, const cJSON *v,
     }
     if (own == T_STRING) {
         size_t n = count_characters(v->valuestring);
-        return n >= schema_count(t, schema, "minLength", 0, at) && n <= schema_count(t, schema, "maxLength", JX_MANY, at);
+        return n >= schema_count(t, schema, "minLength", 0, at) &&
+               n <= schema_count(t, schema, "maxLength", JX_MANY, at);
     }
     if (own & T_NUMBER) {
         const cJSON *min = schema_get(schema, "minimum"), *max = schema_get(schema, "maximum");
@@ -365,12 +389,9 @@ jx schema_any_value(struct translator *t)
     if (t->any_value == JX_NONE) {
         t->any_value = jx_rule(t->p);
         jx v[] = {
-            schema_any_string(t),
-            schema_number(t, NULL, false, NULL),
-            any_object(t),
-            any_list(t, "[", t->any_value, "]"),
-            jx_text(t->p, "true"),
-            jx_text(t->p, "false"),
+            schema_any_string(t),  schema_number(t, NULL, false, NULL),
+            any_object(t),         any_list(t, "[", t->any_value, "]"),
+            jx_text(t->p, "true"), jx_text(t->p, "false"),
             jx_text(t->p, "null"),
         };
         jx_define(t->p, t->any_value, jx_alt(t->p, v, sizeof v / sizeof *v));
@@ -387,14 +408,29 @@ static unsigned types_meant(const cJSON *schema)
         const char *name;
         unsigned type;
     } rows[] = {
-        {"properties", T_OBJECT},       {"required", T_OBJECT},      {"additionalProperties", T_OBJECT},
-        {"patternProperties", T_OBJECT}, {"propertyNames", T_OBJECT}, {"minProperties", T_OBJECT},
-        {"maxProperties", T_OBJECT},    {"unevaluatedProperties", T_OBJECT},
-        {"items", T_ARRAY},             {"prefixItems", T_ARRAY},    {"minItems", T_ARRAY},
-        {"maxItems", T_ARRAY},          {"uniqueItems", T_ARRAY},    {"additionalItems", T_ARRAY},
-        {"unevaluatedItems", T_ARRAY},  {"minLength", T_STRING},     {"maxLength", T_STRING},
-        {"pattern", T_STRING},          {"format", T_STRING},        {"minimum", T_NUMBER},
-        {"maximum", T_NUMBER},          {"exclusiveMinimum", T_NUMBER}, {"exclusiveMaximum", T_NUMBER},
+        {"properties", T_OBJECT},
+        {"required", T_OBJECT},
+        {"additionalProperties", T_OBJECT},
+        {"patternProperties", T_OBJECT},
+        {"propertyNames", T_OBJECT},
+        {"minProperties", T_OBJECT},
+        {"maxProperties", T_OBJECT},
+        {"unevaluatedProperties", T_OBJECT},
+        {"items", T_ARRAY},
+        {"prefixItems", T_ARRAY},
+        {"minItems", T_ARRAY},
+        {"maxItems", T_ARRAY},
+        {"uniqueItems", T_ARRAY},
+        {"additionalItems", T_ARRAY},
+        {"unevaluatedItems", T_ARRAY},
+        {"minLength", T_STRING},
+        {"maxLength", T_STRING},
+        {"pattern", T_STRING},
+        {"format", T_STRING},
+        {"minimum", T_NUMBER},
+        {"maximum", T_NUMBER},
+        {"exclusiveMinimum", T_NUMBER},
+        {"exclusiveMaximum", T_NUMBER},
         {"multipleOf", T_NUMBER},
     };
     unsigned out = 0;

@@ -6,8 +6,8 @@
 
 #include <cjson/cJSON.h>
 
-/* The documents that the schema (read by json_parse) allows.  What cannot be done fails the pool with a text that begins
- * with the JSON pointer of the place.  Every document is valid; not every valid document is among them. */
+/* The documents that the schema (read by json_parse) allows.  What cannot be done fails the pool with a text that
+ * begins with the JSON pointer of the place.  Every document is valid; not every valid document is among them. */
 jx json_schema(struct jpool *, const cJSON *schema);
 /* Any JSON object. */
 jx json_any_object(struct jpool *);

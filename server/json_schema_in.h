@@ -3,6 +3,7 @@
 #ifndef TANDEM_SERVER_JSON_SCHEMA_IN_H
 #define TANDEM_SERVER_JSON_SCHEMA_IN_H
 
+#include "server/json_format.h"
 #include "server/json_schema.h"
 
 #include <stdbool.h>
@@ -31,6 +32,7 @@ struct translator {
     size_t n_made, cap_made;
     int depth;
     long work;
+    jx formats[JSON_FORMATS];                                    /* JX_NONE: not made */
     jx any_value, any_object, any_string, any_number, any_chars; /* JX_NONE: not made */
 };
 
@@ -54,11 +56,10 @@ const cJSON *schema_resolve(struct translator *, const cJSON *ref, const struct 
 bool schema_check_keywords(struct translator *, const cJSON *schema, const struct place *);
 /* Counts against SCHEMA_WORK_MAX; false: failed. */
 bool schema_works(struct translator *, long units, const struct place *);
-__attribute__((format(printf, 3, 4))) void schema_fail(struct translator *, const struct place *, const char *fmt,
-                                                       ...);
+__attribute__((format(printf, 3, 4))) void schema_fail(struct translator *, const struct place *, const char *fmt, ...);
 
-/* A new schema that holds where both do, of base without the keyword `without` (NULL: all of it), and branch (NULL: base
- * alone; then $ref and allOf are resolved).  It refers into both and belongs to the translator.  NULL: failed. */
+/* A new schema that holds where both do, of base without the keyword `without` (NULL: all of it), and branch (NULL:
+ * base alone; then $ref and allOf are resolved).  It refers into both and belongs to the translator.  NULL: failed. */
 const cJSON *schema_merge(struct translator *, const cJSON *base, const char *without, const cJSON *branch,
                           const struct place *);
 

@@ -1,6 +1,6 @@
 /* Several schemas that hold at once (allOf, keywords beside $ref or anyOf), as one schema.  Keyword by keyword: types
- * intersect, bounds tighten, properties join; what has no such rule is refused by name.  The result refers into the schemas
- * it is made of and copies nothing. */
+ * intersect, bounds tighten, properties join; what has no such rule is refused by name.  The result refers into the
+ * schemas it is made of and copies nothing. */
 #include "server/json_schema_in.h"
 
 #include "engine/base/mem.h"
@@ -142,7 +142,8 @@ static bool merge_members(struct translator *t, cJSON *acc, const cJSON *schema,
         set_made(t, acc, "properties", list);
     }
     if (a && b && !cJSON_IsTrue(a) && !cJSON_IsTrue(b))
-        set_made(t, acc, "additionalProperties", cJSON_IsFalse(a) || cJSON_IsFalse(b) ? cJSON_CreateFalse() : both(a, b));
+        set_made(t, acc, "additionalProperties",
+                 cJSON_IsFalse(a) || cJSON_IsFalse(b) ? cJSON_CreateFalse() : both(a, b));
     else if (b && (!a || cJSON_IsTrue(a)))
         set_reference(t, acc, "additionalProperties", b);
     return true;
@@ -180,12 +181,23 @@ static const struct {
     const char *name;
     enum rule rule;
 } simple[] = {
-    {"minimum", KEEP_LARGER},       {"exclusiveMinimum", KEEP_LARGER}, {"minLength", KEEP_LARGER},
-    {"minItems", KEEP_LARGER},      {"minProperties", KEEP_LARGER},    {"maximum", KEEP_SMALLER},
-    {"exclusiveMaximum", KEEP_SMALLER}, {"maxLength", KEEP_SMALLER},   {"maxItems", KEEP_SMALLER},
-    {"maxProperties", KEEP_SMALLER}, {"pattern", KEEP_EQUAL},          {"format", KEEP_EQUAL},
-    {"multipleOf", KEEP_EQUAL},     {"propertyNames", KEEP_EQUAL},     {"uniqueItems", KEEP_TRUE},
-    {"unevaluatedItems", KEEP_EQUAL}, {"unevaluatedProperties", KEEP_EQUAL},
+    {"minimum", KEEP_LARGER},
+    {"exclusiveMinimum", KEEP_LARGER},
+    {"minLength", KEEP_LARGER},
+    {"minItems", KEEP_LARGER},
+    {"minProperties", KEEP_LARGER},
+    {"maximum", KEEP_SMALLER},
+    {"exclusiveMaximum", KEEP_SMALLER},
+    {"maxLength", KEEP_SMALLER},
+    {"maxItems", KEEP_SMALLER},
+    {"maxProperties", KEEP_SMALLER},
+    {"pattern", KEEP_EQUAL},
+    {"format", KEEP_EQUAL},
+    {"multipleOf", KEEP_EQUAL},
+    {"propertyNames", KEEP_EQUAL},
+    {"uniqueItems", KEEP_TRUE},
+    {"unevaluatedItems", KEEP_EQUAL},
+    {"unevaluatedProperties", KEEP_EQUAL},
 };
 
 static bool merge_simple(struct translator *t, cJSON *acc, const cJSON *item, enum rule rule, const struct place *at)

@@ -25,7 +25,7 @@ static bool string_content(struct translator *t, const cJSON *schema, jx *out, c
         schema_fail(t, at, "`pattern` and `format` must be strings");
         return false;
     }
-    enum json_format known = format ? json_format(t->p, format->valuestring, out) : FORMAT_UNKNOWN;
+    enum json_format known = format ? json_format(t->p, format->valuestring, t->formats, out) : FORMAT_UNKNOWN;
     if (known == FORMAT_REFUSED) schema_fail(t, at, "`format` %.40s is not supported", format->valuestring);
     if (!pattern) return !jpool_failed(t->p);
     if (known == FORMAT_KNOWN) schema_fail(t, at, "`pattern` beside `format` is not supported");
@@ -45,7 +45,8 @@ jx schema_string(struct translator *t, const cJSON *schema, const struct place *
         content = jx_repeat(t->p, jx_any_char(t->p), min, max);
     } else {
         content = jx_fit(t->p, content, min, max);
-        if (content == JX_NONE) schema_fail(t, at, "no string was found that has both its pattern or format and its length");
+        if (content == JX_NONE)
+            schema_fail(t, at, "no string was found that has both its pattern or format and its length");
     }
     jx quote = jx_text(t->p, "\"");
     return content == JX_NONE ? JX_NONE : jx_seq3(t->p, quote, content, quote);
@@ -463,8 +464,7 @@ static bool check_counts(struct translator *t, const struct members *m, uint32_t
     *most = !m->open ? 0 : m->max == JX_MANY ? JX_MANY : m->max > listed ? m->max - listed : 0;
     if (m->min > 1 && m->min > required)
         schema_fail(t, at, "`minProperties` above 1 and above the number of required properties is not supported");
-    if (m->max < listed)
-        schema_fail(t, at, "`maxProperties` below the number of listed properties is not supported");
+    if (m->max < listed) schema_fail(t, at, "`maxProperties` below the number of listed properties is not supported");
     return !jpool_failed(t->p);
 }
 
@@ -477,8 +477,7 @@ static jx put_members(struct translator *t, struct members *m, const struct plac
     if (most) {
         struct place here = {at, m->by_pattern ? "patternProperties" : "additionalProperties", 0};
         jx value = m->additional ? schema_value(t, m->additional, &here) : schema_any_value(t);
-        if (value != JX_NONE)
-            pair = jx_shared(t->p, jx_seq3(t->p, other_name(t, m, at), jx_text(t->p, ": "), value));
+        if (value != JX_NONE) pair = jx_shared(t->p, jx_seq3(t->p, other_name(t, m, at), jx_text(t->p, ": "), value));
     }
     bool alone = m->n == 0; /* then the first of the others has no comma */
     uint32_t more = most == JX_MANY ? JX_MANY : most && alone ? most - 1 : most;

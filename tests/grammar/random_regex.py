@@ -11,11 +11,14 @@ CLASSES = {"\\d": "0123456789", "\\w": "abcXYZ_09é日", "\\s": " \t\n\u00a0", "
 class Maker:
     def __init__(self, seed):
         self.r = random.Random(seed)
+        self.repeats = 0
 
     def make(self, depth):
         """-> (pattern, draw), draw() gives a text of the pattern"""
         r = self.r
         kind = r.choice(["text", "text", "class", "seq", "seq", "alt", "repeat", "repeat", "group"]) if depth else r.choice(["text", "class"])
+        if kind == "repeat" and self.repeats:
+            kind = "class"  # one in another takes Python's re hours
         return getattr(self, "_" + kind)(depth)
 
     def _text(self, depth):
@@ -35,7 +38,9 @@ class Maker:
         return "(?:" + "|".join(p for p, _ in parts) + ")", lambda: self.r.choice(parts)[1]()
 
     def _repeat(self, depth):
+        self.repeats += 1
         pattern, draw = self.make(depth - 1)
+        self.repeats -= 1
         low, high, text = self.r.choice([(0, 3, "*"), (1, 3, "+"), (0, 1, "?"), (2, 2, "{2}"), (1, 3, "{1,3}"), (2, 4, "{2,}"), (0, 2, "{,2}"), (0, 12, "{0,12}")])
         lazy = self.r.choice(["", "", "?"])
         return self.wrap(pattern) + text + lazy, lambda: "".join(draw() for _ in range(self.r.randint(low, high)))

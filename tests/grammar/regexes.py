@@ -30,7 +30,7 @@ REFUSED = {"(": "without its )", "{,}": "nothing to repeat", ")": "without its (
            "(?=a)": "look-ahead", "(?!a)": "look-ahead", "(?<=a)": "look-behind", "(?<!a)b": "look-behind", "\\bfoo": "word boundaries", "fo\\B": "word boundaries",
            "(?>a)": "atomic", "a++": "possessive", "(a)?(?(1)b|c)": "conditional", "a^b": "beginning", "a$b": "end", "(a$)+": "^ or $", "\\q": "bad escape",
            "\\p{L}": "Unicode properties", "\\N{DASH}": "bad escape", "(?x) a": "flag x", "(?m)^a": "flag m", "a(?i)b": "start of the whole", "\\ud800": "no character",
-           "\\xg1": "hexadecimal", "[\\400]": "octal", "(?P<": "group name", "(?#": "comment", "^*": "repeat", "a{99999999999}": "too large", "(?i": "without its )"}
+           "\\xg1": "hexadecimal", "[\\400]": "octal", "(?P<": "group name", "(?#": "comment", "^*": "a repetition", "a{99999999999}": "too large", "(?i": "without its )"}
 
 
 def table():

@@ -2,8 +2,8 @@
  *
  *   {"schema": ...} or {"regex": "..."} or {"object": true}, "documents": [texts], "samples": n, "seed": s
  *
- * and answers with one: {"error": "..."} or {"accepted": [booleans], "samples": [texts], "seconds": of compiling}.  Samples
- * are random walks through the automaton, which likes to close what is open. */
+ * and answers with one: {"error": "..."} or {"accepted": [booleans], "samples": [texts], "seconds": of compiling}.
+ * Samples are random walks through the automaton, which likes to close what is open. */
 #include "engine/base/clock.h"
 #include "engine/grammar_run.h"
 #include "server/constraint.h"
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SAMPLE_MAX = 20000 };
+enum { SAMPLE_MAX = 3000 };
 
 static uint64_t next_random(uint64_t *state)
 {
@@ -50,7 +50,7 @@ static bool walk(struct gram_automaton *a, uint64_t *seed, struct buf *out)
 
 static void put_samples(struct buf *out, struct grammar *g, int n, uint64_t seed)
 {
-    struct gram_automaton *a = gram_automaton_of(g, NULL);
+    struct gram_automaton *a = gram_automaton_of(g, 0);
     struct buf text = {0};
     pthread_mutex_lock(gram_lock(a));
     for (int i = 0; i < n; i++) {

@@ -59,7 +59,7 @@ def check(schema, text):
 @pytest.mark.smoke
 def test_samples_are_valid(tool):
     ended = 0
-    for seed in range(400):
+    for seed in range(300):
         rng = random.Random(seed)
         schema, size = random_schema(rng)
         answer = tool(schema, samples=4, seed=seed)
@@ -75,7 +75,7 @@ def test_samples_are_valid(tool):
             loosened = json.loads(json.dumps(schema).replace('"oneOf"', '"anyOf"'))
             check(loosened, text)
             assert size is None or len(text.encode()) <= size, (schema, text)
-    assert ended > 1200, ended
+    assert ended > 900, ended
 
 
 def test_recursion(tool):
@@ -115,11 +115,6 @@ def closed(schema):
     if "properties" in out and "additionalProperties" not in out:
         out["additionalProperties"] = False
     return out
-
-
-def in_order(schema, text):
-    """tandem writes members in the order of the schema; what was drawn is so, and mutations keep it."""
-    return True
 
 
 def test_accepted_if_and_only_if_valid(tool):
@@ -169,11 +164,11 @@ def test_every_integer_of_a_range(tool):
     for _ in range(40):
         low = rng.randint(-300, 300)
         schema = {"type": "integer", "minimum": low, "maximum": low + rng.randint(0, 400), "multipleOf": rng.choice([1, 1, 3, 4, 11, 30])}
-        got = accepted(tool, schema, *map(str, range(-800, 800)))
         want = [schema["minimum"] <= v <= schema["maximum"] and v % schema["multipleOf"] == 0 for v in range(-800, 800)]
-        if not any(want):
-            continue
-        assert got == want, schema
+        if any(want):
+            assert accepted(tool, schema, *map(str, range(-800, 800))) == want, schema
+        else:
+            assert tool(schema)["error"] == "no value is allowed"
 
 
 OBJECTS = [
@@ -323,9 +318,9 @@ REFUSED = [
     ({"contains": {}}, "`contains` is not supported"),
     ({"dependentRequired": {"a": ["b"]}}, "`dependentRequired` is not supported"),
     ({"items": {"unevaluatedProperties": {"type": "null"}}}, "#/items: `unevaluatedProperties`"),
-    ({"type": "object", "properties": {f"p{i}": {"enum": list(range(i * 1000, i * 1000 + 900))} for i in range(60)}}, "too large"),
+    ({"type": "object", "properties": {f"p{i}": {"minimum": i} for i in range(900)}}, "the schema is too large"),
     ({"allOf": [{"$ref": "#"}]}, "nested too deeply"),
-    ({"anyOf": [{"$ref": "#"}, {"$ref": "#"}], "type": "object"}, "too large"),
+    ({"anyOf": [{"$ref": "#"}, {"$ref": "#"}], "type": "object"}, "the schema is nested too deeply"),
 ]
 
 

@@ -167,7 +167,7 @@ static void after_chat(void *arg)
     if (w->req) {
         w->req->on_close = NULL;
         if (w->e.code)
-            http_reply_error(w->req, 422, "validation", "Input validation error: messages: %s", w->e.msg);
+            http_reply_error(w->req, 422, "validation", "Input validation error: %s", w->e.msg);
         else
             http_reply(w->req, 200, "application/json", w->out.data, w->out.len);
     }
@@ -179,7 +179,7 @@ static void after_chat(void *arg)
 /* The fields that say how; false: *top->e says what is wrong. */
 static bool read_chat(struct chat_work *w, struct json_at *top, const cJSON *messages)
 {
-    const struct chat *chat = &w->app->chat;
+    const struct chat_format *chat = &w->app->chat;
     w->input.add_generation_prompt = true;
     json_get_bool(top, "continue_final_message", &w->input.continue_final_message);
     if (w->input.continue_final_message) w->input.add_generation_prompt = false;
@@ -191,6 +191,7 @@ static bool read_chat(struct chat_work *w, struct json_at *top, const cJSON *mes
     w->input.messages = messages;
     w->special = w->special || chat->plain; /* a template writes its own begin-of-text */
     if (top->e->code) return false;
+    if (!messages->child) return err_set(top->e, ERR_INVALID, "messages: the list is empty"), false;
     if (!chat->template && !chat->plain) return err_set(top->e, ERR_UNSUPPORTED, "%s", chat->reason), false;
     if (w->input.continue_final_message && w->input.add_generation_prompt)
         return err_set(top->e, ERR_INVALID, "continue_final_message: not with add_generation_prompt"), false;

@@ -53,7 +53,7 @@ class Daemon:
 @pytest.fixture(scope="module")
 def daemon(start):
     before = (ROOT / "tandem-data").exists()
-    with start("--threads", "2", "--max-seqs", "16", "--max-total-tokens", "96", model=DEMO) as s:
+    with start("--threads", "2", "--max-seqs", "16", "--max-total-tokens", "96", "--chat-template", "plain", model=DEMO) as s:
         yield Daemon(s)
         assert s.process.poll() is None, s.log()[-4000:]
         s.wait_idle()

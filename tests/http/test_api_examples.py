@@ -19,7 +19,7 @@ def commands():
 
 @pytest.fixture(scope="module")
 def daemon(start):
-    with start("--adapter-dir", ROOT / "models", "--threads", "2", model=DEMO) as s:
+    with start("--adapter-dir", ROOT / "models", "--chat-template", "plain", "--threads", "2", model=DEMO) as s:
         yield s
 
 
@@ -37,7 +37,7 @@ def test_every_line(daemon):
         assert got.returncode == 0, f"{line}\n{got.stdout}{got.stderr}"
         if "/train -d" in line:
             job = json.loads(got.stdout)["id"]
-        if "_stream" in line or "stream=1" in line:
+        if "_stream" in line or "stream=1" in line or '"stream":true' in line:
             assert got.stdout.count("data: ") >= 5, got.stdout
     assert job and len(commands()) > 20
 

@@ -69,6 +69,8 @@ def little(body, name, most):
 def tame(case, daemon):
     body = case.body if isinstance(case.body, dict) else {}
     chosen = random.Random(zlib.crc32(repr((case.path_parameters, case.body, case.query)).encode()))
+    if chosen.random() < 0.9:  # a key that comes again is a conflict, and nothing else is looked at
+        (case.headers or {}).pop("Idempotency-Key", None)
     if case.path_parameters and chosen.random() < 0.5:
         for name in case.path_parameters:
             case.path_parameters[name] = daemon.known(case.method, case.operation.path)

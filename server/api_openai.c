@@ -282,7 +282,7 @@ static void start_generation(struct exchange *x)
     for (int p = 0; p < x->params.n_prompts && !rc; p++) {
         if (openai_params_fit(&x->params, x->route, &x->limits, x->prompts[p].n, &e, &param)) {
             cancel_all(x);
-            reply_error(x, 400, x->prompts[p].n ? "context_length_exceeded" : "invalid_value", param, e.msg);
+            reply_error(x, 400, x->params.code, param, e.msg);
             return;
         }
         x->usage.prompt += x->params.gen.n_prompt;
@@ -466,7 +466,7 @@ static void handle(struct http_req *req, enum openai_route route)
     req->on_close = on_close;
     int status = openai_params_parse(&x->params, route, &x->limits, req->body, req->body_len, &e, &param);
     if (status)
-        reply_error(x, status, "invalid_value", param, e.msg);
+        reply_error(x, status, x->params.code, param, e.msg);
     else
         begin(x);
     exchange_unref(x);

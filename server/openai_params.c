@@ -21,6 +21,7 @@ struct check {
 static void set_defaults(struct openai_params *p, const struct engine_info *m)
 {
     *p = (struct openai_params){
+        .code = "invalid_value",
         .n = 1,
         .logprobs = -1,
         .max_tokens_field = "max_tokens",
@@ -167,8 +168,11 @@ static bool add_prompt(struct check *c, const cJSON *item, int i)
     if (cJSON_IsString(item)) {
         *v = (struct openai_prompt){.text = item->valuestring, .len = strlen(item->valuestring)};
         if (text_may_fit(v->len, c->lim->info->max_total_tokens, c->lim->longest_token) || p->truncate) return true;
-        return fields_refuse(&c->f, "prompt", "prompt: %zu bytes are more than %d tokens can hold", v->len,
-                             c->lim->info->max_total_tokens);
+        p->code = "context_length_exceeded";
+        return fields_refuse(&c->f, "prompt",
+                             "This model's maximum context length is %d tokens. However, your prompt has %zu bytes, "
+                             "more than so many tokens can hold.",
+                             c->lim->info->max_total_tokens, v->len);
     }
     *v = (struct openai_prompt){.ids = item->child, .len = (size_t)cJSON_GetArraySize(item)};
     if (is_ids(c, item)) return true;
@@ -391,6 +395,7 @@ int openai_params_fit(struct openai_params *p, enum openai_route route, const st
     *param = where;
     if (n < 1) return err_set(e, ERR_INVALID, "%s: there are no tokens in it", where), 400;
     if (rest < 1 || wanted > rest) {
+        p->code = "context_length_exceeded";
         err_set(e, ERR_INVALID,
                 "This model's maximum context length is %lld tokens. However, you requested %lld tokens (%zu in the "
                 "%s, %lld in the completion).",

@@ -33,7 +33,8 @@ struct openai_prompt {
 enum tool_choice { TOOL_CHOICE_NONE, TOOL_CHOICE_AUTO, TOOL_CHOICE_REQUIRED, TOOL_CHOICE_NAMED };
 
 struct openai_params {
-    cJSON *tree; /* owned; the strings below point into it */
+    cJSON *tree;      /* owned; the strings below point into it */
+    const char *code; /* of a refusal, for OpenAI's error shape; static */
     const char *model;
     bool stream, include_usage, continuous_usage;
     bool echo;

@@ -296,7 +296,7 @@ BAD = [
     ({"max_tokens": "8"}, "max_tokens", "whole number"),
     ({"max_tokens": 10**6}, "prompt", "maximum context length"),
     ({"prompt": "word " * 3000}, "prompt", "maximum context length"),
-    ({"prompt": "w" * 1_900_000}, "prompt", "more than"),
+    ({"prompt": "w" * 1_900_000}, "prompt", "maximum context length"),
     ({"temperature": -0.1}, "temperature", ">= 0"),
     ({"temperature": "hot"}, "temperature", "expected a number"),
     ({"top_p": 1.5}, "top_p", "<= 1"),
@@ -388,11 +388,15 @@ def test_retries_when_overloaded(start):
             complete(client_of(s))
         assert e.value.type == "rate_limit_error" and 1 <= int(e.value.response.headers["retry-after"]) <= 120
         refused = s.metric("tandem_requests_rejected_total", reason="overloaded")
-        timer = threading.Timer(0.3, lambda: [h.close() for h in holders])
-        timer.start()
+
+        def make_room():
+            wait_for(lambda: s.metric("tandem_requests_rejected_total", reason="overloaded") > refused, what="refused")
+            for h in holders:
+                h.close()
+        thread = threading.Thread(target=make_room)
+        thread.start()
         assert complete(client_of(s, max_retries=5), max_tokens=2).usage.completion_tokens == 2
-        timer.join()
-        assert s.metric("tandem_requests_rejected_total", reason="overloaded") > refused
+        thread.join()
 
 
 def test_stopping_ends_streams_with_an_error(start):

@@ -17,6 +17,7 @@ void choice_init(struct choice *v, const struct choice_config *c, const char *ec
     v->parser = tool_parser_new(&(struct tool_parser_config){
         .format = c->tools,
         .stream = p->stream,
+        .thinking = c->thinking && p->tool_choice == TOOL_CHOICE_AUTO, /* a call that is demanded comes first */
         .names = p->tool_names,
         .n_names = p->n_tools,
     });

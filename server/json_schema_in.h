@@ -30,6 +30,7 @@ struct translator {
     size_t n_targets, cap_targets;
     cJSON **made; /* merged schemas; owned */
     size_t n_made, cap_made;
+    const cJSON *merging; /* the target at work, which is to be merged now */
     int depth;
     long work;
     jx formats[JSON_FORMATS];                                    /* JX_NONE: not made */
@@ -58,6 +59,8 @@ bool schema_check_keywords(struct translator *, const cJSON *schema, const struc
 bool schema_works(struct translator *, long units, const struct place *);
 __attribute__((format(printf, 3, 4))) void schema_fail(struct translator *, const struct place *, const char *fmt, ...);
 
+/* An empty schema that belongs to the translator. */
+cJSON *schema_new(struct translator *);
 /* A new schema that holds where both do, of base without the keyword `without` (NULL: all of it), and branch (NULL:
  * base alone; then $ref and allOf are resolved).  It refers into both and belongs to the translator.  NULL: failed. */
 const cJSON *schema_merge(struct translator *, const cJSON *base, const char *without, const cJSON *branch,

@@ -359,12 +359,10 @@ static jx other_name(struct translator *t, const struct members *m, const struct
     }
     if (m->names) {
         struct place here = {at, "propertyNames", 0};
-        cJSON *strings = cJSON_CreateObject();
+        cJSON *strings = schema_new(t);
         cJSON_AddStringToObject(strings, "type", "string");
         const cJSON *schema = schema_merge(t, strings, NULL, m->names, &here);
-        jx out = schema ? schema_value(t, schema, &here) : JX_NONE;
-        cJSON_Delete(strings);
-        return out;
+        return schema ? schema_value(t, schema, &here) : JX_NONE;
     }
     const char **v = mem_array(m->n + 1, sizeof *v);
     for (size_t i = 0; i < m->n; i++) {

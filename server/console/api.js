@@ -3,9 +3,10 @@
 import { $ } from "./dom.js";
 
 export class ApiError extends Error {
-  constructor(status, message) {
+  constructor(status, message, code = null) {
     super(message);
     this.status = status; // 0: no answer
+    this.code = code; // the daemon's short word for it
   }
 }
 
@@ -63,15 +64,17 @@ export function errorText(body) {
 
 async function failure(answer) {
   const text = await answer.text().catch(() => "");
-  let message = null;
+  let message = null, code = null;
   try {
-    message = errorText(JSON.parse(text));
+    const body = JSON.parse(text);
+    message = errorText(body);
+    code = body.error?.code ?? body.error_type ?? null;
   } catch {
     // not JSON: shown as it is
   }
   message ??= text.slice(0, 400) || `The server answered ${answer.status} ${answer.statusText}.`;
   const wait = answer.headers.get("Retry-After");
-  return new ApiError(answer.status, answer.status === 429 && wait ? `${message} (try again in ${wait} s)` : message);
+  return new ApiError(answer.status, answer.status === 429 && wait ? `${message} (try again in ${wait} s)` : message, code);
 }
 
 // -> a good answer; throws ApiError, or AbortError when options.signal says stop. options.background: nobody waits for it

@@ -56,8 +56,6 @@ async function read(text, timing) {
   return end;
 }
 
-const noTemplate = e => e.status === 404 || (e.status === 400 && /chat.template/i.test(e.message));
-
 async function send() {
   const content = $("chat-text").value.trim(), timing = new Timing();
   if (running || !content || !samplingGood()) return;
@@ -94,12 +92,12 @@ async function send() {
 }
 
 function explain(e, content) {
-  if (!noTemplate(e)) {
+  if (e.code !== "no_chat_template") {
     say($("chat-error"), e.message);
     return;
   }
-  say($("chat-notice"), `There is no chat with this model: ${e.message}`);
-  promptInstead(content, `There is no chat with this model (${e.message}) Your message is here, as the beginning of a text.`);
+  say($("chat-notice"), `No chat with this model: ${e.message}`);
+  promptInstead(content, `The model cannot chat, so your message is here as the beginning of a text. (${e.message})`);
   location.hash = "prompt";
 }
 

@@ -84,8 +84,10 @@ class Row {
     const names = can.map(([name]) => name).join();
     if (names === this.buttons) return;
     this.buttons = names;
+    const focused = this.actions.contains(document.activeElement);
     this.actions.replaceChildren(...can.map(([name, run]) =>
       el("button", { type: "button", class: name === "Use" ? "" : "quiet", "aria-label": `${name} ${this.job.serve_as}`, onclick: run }, name)));
+    if (focused) this.actions.firstElementChild?.focus();
   }
 
   async act(what) {

@@ -75,8 +75,8 @@ def test_the_page_itself(server):
 
 
 def test_other_paths(server):
-    for path in ("/console/nothing.js", "/console/embed.py", "/console/%2e%2e", "/console/..%2f..%2fetc%2fpasswd"):
-        assert server.get(path).status_code == 404, path
+    for path in ("/console/nothing.js", "/console/embed.py", "/console/INDEX.HTML", "/console/index.html%00", "/console/..%2fapp.h"):
+        assert server.get(path).status_code in (400, 404), path
     for path in ("/console", "/console/", "/console/a/b", "/index.html"):
         assert server.get(path, headers={"Accept": BROWSER}).status_code == 404, path
     assert server.post("/console/console.js", {}).status_code == 405
@@ -455,10 +455,34 @@ def test_keyboard_alone(page):
 
 def test_no_template_no_chat(page):
     """The demo model has none: the tab says so, and the message waits in the prompt tab."""
-    page.expected = ["status of 40"]
+    page.expected = ["status of 400"]
     go(page, "chat")
     page.fill("#chat-text", "Hello there")
     page.key("Enter")
     page.wait("!document.querySelector('#panel-prompt').hidden")
     assert page.js("document.querySelector('#prompt-text').value") == "Hello there"
-    assert "no chat with this model" in page.text("#prompt-notice") and "no chat with this model" in page.text("#chat-notice")
+    assert "no chat template" in page.text("#prompt-notice") and "no chat template" in page.text("#chat-notice")
+    assert page.js("document.querySelectorAll('.message').length") == 0
+
+
+def test_a_conversation(browser, start):
+    with start("--chat-template", "plain") as s:
+        p = browser.page()
+        p.open(s.url + "/#chat")
+        p.wait("document.querySelector('#status').textContent === 'ready' && document.querySelector('#facts').textContent")
+        set_sampling(p, max_tokens=20, temperature=0)
+        p.click(".fold summary")
+        p.fill("#chat-system", "You tell stories.")
+        messages = [{"role": "system", "content": "You tell stories."}]
+        for turn, text in enumerate(("Tell me of a dog.", "And <b>then</b>?"), 1):
+            p.fill("#chat-text", text)
+            p.key("Enter")
+            p.wait(f"document.querySelectorAll('.message').length === {2 * turn} && document.querySelector('#chat-stats').textContent.includes('ended')")
+            messages.append({"role": "user", "content": text})
+            answer = s.post("/v1/chat/completions", {"model": MODEL.name, "messages": messages, "max_tokens": 20, "temperature": 0}).json()
+            messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+            assert p.js("[...document.querySelectorAll('.said')].map(e => e.textContent)") == [m["content"] for m in messages[1:]]
+            assert p.text("#chat-stats").startswith(f"{answer['usage']['completion_tokens']} tokens")
+        p.click("#chat-clear")
+        assert p.js("document.querySelectorAll('.message').length") == 0 and p.problems == []
+        p.close()

@@ -145,12 +145,12 @@ class Page:
         assert "exceptionDetails" not in found, f"{expression}: {found.get('exceptionDetails')}"
         return found["result"].get("value")
 
-    def wait(self, expression, seconds=60):
-        """Until the expression is true; returns its value."""
+    def wait(self, expression, seconds=15):
+        """Until the expression is true, or an element; returns its value."""
         end = time.monotonic() + seconds
         while True:
             value = self.js(expression)
-            if value:
+            if value or value == {}:
                 return value
             assert time.monotonic() < end, f"not in {seconds} s: {expression}\n{self.problems}\n{self.js('document.body.innerText')}"
             self.browser.read(0.03)

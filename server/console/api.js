@@ -1,6 +1,6 @@
 // Asking the daemon: JSON, streams of events, and the key where it wants one. Paths are relative to the page, so that it
 // also works below a proxy's prefix.
-import { $ } from "./dom.js";
+import { $, say } from "./dom.js";
 
 export class ApiError extends Error {
   constructor(status, message, code = null) {
@@ -38,7 +38,7 @@ export function askKey(reason) {
   if (asking) return asking;
   const dialog = $("key-dialog");
   $("key-open").hidden = false;
-  $("key-reason").textContent = reason ?? "";
+  say($("key-reason"), reason);
   $("key-text").value = key;
   dialog.returnValue = "";
   dialog.showModal();

@@ -1,7 +1,7 @@
 // Line charts as SVG: a title, the newest values as legend, and under the pointer the values there.
 import { el, svg, put } from "./dom.js";
 
-const LEFT = 38, RIGHT = 6, TOP = 8, BOTTOM = 16; // pixels around the plot
+const LEFT = 46, RIGHT = 6, TOP = 8, BOTTOM = 16; // pixels around the plot
 
 // The next larger of 1, 2, 2.5, 5 times a power of ten.
 function niceStep(v) {
@@ -21,19 +21,20 @@ function ticksOf(low, high, count) {
 }
 
 export class Chart {
-  // title; format(y); about(x): the words for a place; lines: [{name, kind}], kind a CSS class of the line;
+  // title; format(y); about(x): the words for a place; lines: [{name, kind}], kind a CSS class of the line, optional: in
+  // the legend only when it has points, dots, area;
   // zero: y begins at 0; least: y reaches at least this far; place(x): the label of an end of the x axis
   constructor(options) {
     this.options = { zero: true, least: 0, ...options };
     this.lines = this.options.lines.map(line => ({ ...line, points: [] }));
     this.range = [0, 1];
     this.values = this.lines.map(() => el("b", {}, "–"));
+    this.keys = this.lines.map((line, i) =>
+      el("span", { class: `key ${line.kind}`, hidden: line.optional }, el("i", { "aria-hidden": "true" }), `${line.name} `, this.values[i]));
     this.plot = svg("svg", { role: "img", "aria-label": options.title });
     this.tip = el("div", { class: "tip", hidden: true });
-    const legend = this.lines.map((line, i) =>
-      el("span", { class: `key ${line.kind}` }, el("i", { "aria-hidden": "true" }), `${line.name} `, this.values[i]));
     this.node = el("figure", { class: "chart" },
-      el("figcaption", {}, el("span", { class: "name" }, options.title), el("span", { class: "legend" }, ...legend)),
+      el("figcaption", {}, el("span", { class: "name" }, options.title), el("span", { class: "legend" }, ...this.keys)),
       el("div", { class: "plot" }, this.plot, this.tip));
     this.plot.addEventListener("pointermove", e => this.point(e.offsetX));
     this.plot.addEventListener("pointerleave", () => this.point(null));
@@ -49,8 +50,9 @@ export class Chart {
     this.lines.forEach((line, i) => {
       const last = this.options.now ? line.points.at(-1) : line.points.findLast(p => Number.isFinite(p[1]));
       put(this.values[i], this.options.format(last ? last[1] : null));
+      this.keys[i].hidden = Boolean(line.optional && !last);
     });
-    const text = this.lines.map((line, i) => `${line.name} ${this.values[i].textContent}`).join(", ");
+    const text = this.keys.filter(key => !key.hidden).map(key => key.textContent).join(", ");
     this.plot.setAttribute("aria-label", `${this.options.title}: ${text}`);
     this.frame ||= requestAnimationFrame(() => this.draw());
   }
@@ -91,7 +93,7 @@ export class Chart {
     const end = () => {
       const at = run.map(p => `${this.x(p[0]).toFixed(1)} ${this.y(p[1]).toFixed(1)}`);
       if (run.length === 1 || (line.dots && run.length)) {
-        for (const p of run) shapes.push(svg("circle", { class: `dot ${line.kind}`, cx: this.x(p[0]), cy: this.y(p[1]), r: 2.5 }));
+        for (const p of run) shapes.push(svg("circle", { class: `dot ${line.kind}`, cx: this.x(p[0]), cy: this.y(p[1]), r: line.dots ? 3.5 : 2.5 }));
       }
       if (run.length > 1) shapes.push(svg("path", { class: `line ${line.kind}`, d: `M${at.join("L")}` }));
       if (run.length > 1 && line.area) {

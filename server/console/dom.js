@@ -90,7 +90,7 @@ export function seconds(v) {
   if (v === 0) return "0";
   if (v < 1e-3) return round(v * 1e6) + SPACE + "µs";
   if (v < 1) return round(v * 1e3) + SPACE + "ms";
-  if (v < 100) return round(v) + SPACE + "s";
+  if (v < 100) return (v < 10 ? round(v) : Math.round(v)) + SPACE + "s";
   const minutes = Math.round(v / 60);
   return minutes < 100 ? minutes + SPACE + "min" : `${Math.floor(minutes / 60)}${SPACE}h ${minutes % 60}${SPACE}min`;
 }
@@ -103,7 +103,7 @@ export function bytes(v) {
   return (i ? round(v) : String(v)) + SPACE + units[i];
 }
 
-export const percent = v => (v == null || !Number.isFinite(v) ? "–" : round(v * 100) + SPACE + "%");
+export const percent = v => (v == null || !Number.isFinite(v) ? "–" : Number((v * 100).toFixed(v < 0.1 ? 1 : 0)) + SPACE + "%");
 
 // ---- a question -----------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import { $, ask, el, number, percent, put, say, seconds } from "./dom.js";
 const OVER = ["succeeded", "failed", "cancelled"];
 const LIMIT = 50;
 const LOG_LINES = 200;
+const FEW = 30; // steps; a curve of more is also drawn smoothed
 
 const shown = new Map(); // job id -> Row
 let opened = null; // Row
@@ -40,6 +41,16 @@ function progress(job) {
 }
 
 const stateOf = job => (job.wanted ? { cancel: "cancelling", pause: "pausing" }[job.wanted] ?? job.status : job.status);
+
+// A moving average over about a twentieth of the curve, without the pull of its start.
+function smoothed(points) {
+  const keep = 1 - 20 / Math.max(points.length, 100);
+  let sum = 0, weight = 0;
+  return points.map(([x, y]) => {
+    if (Number.isFinite(y)) [sum, weight] = [keep * sum + y, keep * weight + 1];
+    return [x, sum / weight];
+  });
+}
 
 // ---- one job --------------------------------------------------------------------------------------------------------
 
@@ -136,7 +147,8 @@ class Row {
     this.held = new Map();
     this.rate = new Map();
     this.chart = new Chart({ title: "Loss", format: number, zero: false, about: step => `step ${step}`, place: step => `step ${step}`,
-      lines: [{ name: "training", kind: "one" }, { name: "held out", kind: "two", dots: true }] });
+      lines: [{ name: "each step", kind: "one" }, { name: "smoothed", kind: "smooth", optional: true },
+        { name: "held out", kind: "two", dots: true, optional: true }] });
     this.chart.node.classList.add("large");
     this.log = el("ol", { class: "log", "aria-label": "Events", tabindex: "0" });
     this.detail.replaceChildren(this.chart.node, this.log);
@@ -210,8 +222,9 @@ class Row {
   draw() {
     const sorted = map => [...map].sort((a, b) => a[0] - b[0]);
     const loss = sorted(this.loss), held = sorted(this.held);
-    const least = loss[0]?.[0] ?? 1, last = Math.max(this.job.steps ?? 0, loss.at(-1)?.[0] ?? 0, held.at(-1)?.[0] ?? 0, least + 1);
-    this.chart.set([loss, held], [least, last]);
+    const least = loss[0]?.[0] ?? 1, last = Math.max(loss.at(-1)?.[0] ?? 0, held.at(-1)?.[0] ?? 0, least + 1);
+    this.chart.node.classList.toggle("noisy", loss.length > FEW);
+    this.chart.set([loss, loss.length > FEW ? smoothed(loss) : [], held], [least, last]);
   }
 }
 

@@ -72,7 +72,7 @@ function sample(now, before, then) {
   };
 }
 
-const ago = t => (t > -0.5 ? "now" : `${Math.round(-t)} s ago`);
+const ago = t => (t > -0.5 ? "now" : t <= -SPAN ? "2 min ago" : `${Math.round(-t)} s ago`);
 
 const CHARTS = [
   { id: "throughput", title: "Tokens per second", format: number, least: 1, now: true,

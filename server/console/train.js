@@ -55,7 +55,7 @@ function showFile() {
   const file = $("train-file").files[0];
   $("train-file-name").textContent = file ? `${file.name}, ${bytes(file.size)}` : ".jsonl, .json or .txt; or paste rows";
   $("train-file-clear").hidden = !file;
-  $("train-rows").disabled = Boolean(file);
+  $("train-rows").hidden = Boolean(file);
 }
 
 // ---- the request ----------------------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ class Page:
         assert "exceptionDetails" not in found, f"{expression}: {found.get('exceptionDetails')}"
         return found["result"].get("value")
 
-    def wait(self, expression, seconds=15):
+    def wait(self, expression, seconds=60):
         """Until the expression is true, or an element; returns its value."""
         end = time.monotonic() + seconds
         while True:

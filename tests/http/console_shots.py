@@ -31,7 +31,7 @@ def train(page, name, steps):
 def main(out):
     out.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, Server(Path(folder) / "log", "--threads", "2") as server, Browser() as browser:
-        page, stop = browser.page(1200, 780), threading.Event()
+        page, stop = browser.page(1200, 840), threading.Event()
         others = threading.Thread(target=load, args=(server, stop))
         page.open(server.url + "/")
         page.wait("document.querySelector('#status').textContent === 'ready'")
@@ -46,7 +46,7 @@ def main(out):
         page.show(390, 844, dark=True)
         page.js("scrollTo(0, 0)")
         page.screenshot(out / "console-phone.png")
-        page.show(1200, 780, dark=True)
+        page.show(1200, 840, dark=True)
         train(page, "pirate", "1")
         page.click("#train-check")
         page.wait("!document.querySelector('#train-report').hidden", 60)

@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 struct engine;
+struct grammar;
 
 /* ---- opening --------------------------------------------------------------------------------------------------- */
 
@@ -117,7 +118,12 @@ struct gen_request {
     int top_n;            /* most likely tokens to report, 0 .. ENGINE_TOP_MAX */
     int priority;         /* lower runs first; 0 */
     const char *adapter;  /* a name that is loaded; NULL: the base model */
-    void *user;           /* handed back in every event */
+    /* What the generated text must be (grammar.h), referenced by engine_submit; NULL: anything.  eos is chosen only
+     * where the text is whole, and no other special token ever; with ignore_eos or min_new_tokens, the text goes on
+     * while it can, but a text that nothing may follow ends with eos.  Log-
+     * probabilities and top tokens stay those of the model without the constraint. */
+    struct grammar *grammar;
+    void *user; /* handed back in every event */
 };
 
 /* Checks, copies and queues.  Returns the request's id (never 0), or 0 with *e: ERR_FULL when max_queue wait already,

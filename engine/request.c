@@ -129,8 +129,10 @@ static void copy_adds(struct request *r, const struct gen_request *g, const stru
 {
     for (int i = 0; i < g->sampling.n_bias; i++)
         r->adds[r->n_bias++] = (struct token_add){g->sampling.bias[i].id, g->sampling.bias[i].add};
-    if (g->min_new_tokens <= 0) return;
+    if (g->min_new_tokens <= 0 && !(g->grammar && g->ignore_eos)) return;
     for (int i = 0; i < m->n_eos; i++) r->adds[r->n_bias + r->n_bans++] = (struct token_add){m->eos[i], -INFINITY};
+    r->n_eos_bans = r->n_bans;
+    if (g->min_new_tokens <= 0) return;
     for (int i = 0; i < g->n_stop_ids; i++)
         r->adds[r->n_bias + r->n_bans++] = (struct token_add){g->stop_ids[i], -INFINITY};
 }
@@ -169,6 +171,7 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
 void request_free(struct request *r)
 {
     if (!r) return;
+    masked_free(r->masked);
     buf_free(&r->tail);
     free(r->counts);
     free(r->count_slot);
@@ -184,6 +187,13 @@ void request_sample_row(struct request *r, int pos, struct sample_row *row)
     *row = (struct sample_row){
         .top_p = 1, .typical_p = 1, .repetition = 1, .forced = last ? -1 : r->tokens[pos + 1], .top_n = r->top_n};
     if (!last) return;
+    if (r->unsampled) {
+        row->forced = 0;
+        row->top_n = 0;
+        return;
+    }
+    if (r->masked) row->allowed = masked_bits(r->masked);
+    r->whole = r->masked && masked_ends(r->masked);
     if (s->sample) {
         row->temperature = s->temperature;
         row->top_p = s->top_p;
@@ -197,7 +207,11 @@ void request_sample_row(struct request *r, int pos, struct sample_row *row)
     row->frequency = s->frequency;
     row->presence = s->presence;
     row->adds = r->adds;
-    row->n_adds = r->n_bias + (r->n_generated < r->min_new ? r->n_bans : 0);
+    row->n_adds = r->n_bias;
+    if (r->n_generated < r->min_new && !r->whole)
+        row->n_adds += r->n_bans;
+    else if (r->masked && r->ignore_eos && !r->whole)
+        row->n_adds += r->n_eos_bans;
     row->counts = r->counts;
     row->n_counts = r->n_counts;
 }
@@ -255,7 +269,7 @@ void request_prompt_row(struct request *r, int pos, const struct sample_out *o, 
  * *keep to how many of those bytes come before its end; -1: none. */
 static int find_stop(struct request *r, const char *text, uint32_t len, uint32_t *keep)
 {
-    if (r->n_stop == 0 || len == 0) return -1;
+    if (r->n_stop == 0) return -1;
     int best = -1;
     size_t old = r->tail.len, best_end = SIZE_MAX;
     buf_append(&r->tail, text, len);
@@ -286,7 +300,7 @@ static enum finish_reason finish_by_id(struct request *r, int32_t id, const stru
 {
     bool early = r->n_generated < r->min_new;
     if (r->n_generated >= r->max_new) return FINISH_LENGTH;
-    if (!early && !r->ignore_eos && contains(m->eos, m->n_eos, id)) return FINISH_EOS;
+    if ((r->whole || (!early && !r->ignore_eos)) && contains(m->eos, m->n_eos, id)) return FINISH_EOS;
     for (int i = 0; !early && i < r->n_stop_ids; i++)
         if (r->stop_ids[i] == id) {
             *stop_index = r->n_stop + i;
@@ -311,7 +325,7 @@ enum finish_reason request_token(struct request *r, const struct sample_out *o, 
     uint32_t len = put_text(&v, &r->detok, t, v.finish != FINISH_NONE, ev);
     v.gen_len = v.special || *stop_index >= 0 ? 0 : len;
     uint32_t keep = 0;
-    int hit = find_stop(r, events_text(ev)->data + v.text, v.gen_len, &keep);
+    int hit = v.gen_len ? find_stop(r, events_text(ev)->data + v.text, v.gen_len, &keep) : -1;
     if (hit >= 0 && r->n_generated >= r->min_new && (v.finish == FINISH_NONE || v.finish == FINISH_LENGTH)) {
         v.gen_len = keep;
         if (v.finish == FINISH_NONE) {

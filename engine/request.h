@@ -7,6 +7,7 @@
 
 #include "engine/engine.h"
 #include "engine/events.h"
+#include "engine/masker.h"
 #include "engine/sched.h"
 #include "kernels/ops.h"
 
@@ -23,6 +24,9 @@ struct request {
     void *user;
     struct request *next;            /* hash chain of the engine */
     struct adapter_version *adapter; /* held; NULL: none */
+    struct masked *masked;           /* owned; NULL: no grammar */
+    bool unsampled;                  /* in this step: its mask is missing, or there is nothing to choose */
+    bool whole;                      /* nothing but eos may follow, whatever else was asked for */
 
     int32_t *tokens; /* n_prompt + max_new of room */
     int n_prompt, n_generated, max_new, min_new;
@@ -31,10 +35,10 @@ struct request {
     int top_n;
 
     struct sampling_params sampling; /* bias points into the block */
-    struct token_add *adds;          /* logit_bias, then bans while n_generated < min_new */
-    int n_bias, n_bans;
-    struct token_count *counts; /* distinct tokens seen, when a penalty is on */
-    int32_t *count_slot;        /* open-addressed: token id -> index into counts, -1 empty */
+    struct token_add *adds;          /* logit_bias, then bans while n_generated < min_new: eos, then stop ids */
+    int n_bias, n_bans, n_eos_bans;  /* eos is banned throughout with ignore_eos and a grammar */
+    struct token_count *counts;      /* distinct tokens seen, when a penalty is on */
+    int32_t *count_slot;             /* open-addressed: token id -> index into counts, -1 empty */
     int n_counts;
     size_t cap_counts;
     uint32_t count_mask;

@@ -169,7 +169,7 @@ static void plan_running(struct sched *s, bool decoding)
     for (struct seq *q = s->running.next, *next; q != &s->running; q = next) {
         next = q->next;
         int rest = q->n_known - q->n_computed;
-        if (q->paused || rest <= 0 || (rest == 1) != decoding || q->planned == s->step) continue;
+        if (q->paused || q->blocked || rest <= 0 || (rest == 1) != decoding || q->planned == s->step) continue;
         plan_add(s, q);
         /* what grow() preempted may be `next` itself, which then stands in the waiting list: begin again */
         if (next->state == SEQ_WAITING) next = s->running.next;
@@ -242,7 +242,7 @@ static bool admit(struct sched *s, struct seq *q)
 static void displace(struct sched *s)
 {
     struct seq *q = s->waiting.next;
-    while (q != &s->waiting && q->paused) q = q->next;
+    while (q != &s->waiting && (q->paused || q->blocked)) q = q->next;
     if (q == &s->waiting || s->n_running < s->c.max_seqs) return;
     struct seq *w = worst_running(s);
     if (yields_to(w, q) && could_fit(s, q)) preempt(s, w);
@@ -269,7 +269,7 @@ const struct plan *sched_step(struct sched *s)
     plan_running(s, false);
     for (struct seq *q = s->waiting.next, *next; q != &s->waiting && p->n_tokens < s->c.max_batch_tokens; q = next) {
         next = q->next;
-        if (q->paused) continue;
+        if (q->paused || q->blocked) continue;
         if (!admit(s, q)) break; /* in order: a large request is not starved by small ones behind it */
         plan_add(s, q);
         next = s->waiting.next;
@@ -292,6 +292,16 @@ void sched_commit(struct sched *s)
         q->n_computed += s->plan.v[i].n;
         register_pages(s, q);
     }
+}
+
+void sched_hold(struct sched *s, int i)
+{
+    struct plan_item *it = s->plan.v + i;
+    CHECK(i < s->plan.n && it->n > 0 && it->rows > 0);
+    it->n--;
+    it->rows--;
+    s->plan.n_tokens--;
+    s->plan.n_rows--;
 }
 
 void sched_check(const struct sched *s)

@@ -333,7 +333,7 @@ static void check_plan(const struct world *w, const struct plan *p)
     for (int i = 0; i < p->n; i++) {
         const struct seq *q = p->v[i].seq;
         assert_int_equal(q->state, SEQ_RUNNING);
-        assert_false(q->paused);
+        assert_false(q->paused || q->blocked);
         assert_int_equal(p->v[i].start, q->n_computed);
         assert_true(p->v[i].n > 0 && q->n_computed + p->v[i].n <= q->n_known);
         assert_true(q->n_pages * KV_PAGE >= q->n_computed + p->v[i].n);
@@ -375,7 +375,7 @@ static void random_operations(int pages, int max_seqs, int budget, int operation
     uint64_t arrival = 0;
     struct fake *all = calloc(FAKES, sizeof *all);
     int32_t(*written)[KV_PAGE] = calloc((size_t)pages, sizeof *written);
-    int finished = 0, preempted = 0, cached = 0;
+    int finished = 0, preempted = 0, cached = 0, held = 0;
     world_open(&w, pages, max_seqs, budget);
     for (int op = 0; op < operations; op++) {
         int what = pick(20);
@@ -386,18 +386,26 @@ static void random_operations(int pages, int max_seqs, int budget, int operation
             sched_remove(&w.s, &f->seq);
         } else if (what == 5) {
             if (f->seq.state != SEQ_IDLE) f->seq.paused = !f->seq.paused;
+        } else if (what < 8) {
+            for (int i = 0; i < FAKES; i++) all[i].seq.blocked &= pick(2) != 0;
         } else {
             const struct plan *p = sched_step(&w.s);
             check_plan(&w, p);
             check_writes(all, p);
             preempted += p->n_preempted;
-            if (what == 6) { /* the step failed */
+            if (what == 8) { /* the step failed */
                 for (int i = 0; i < p->n; i++) sched_remove(&w.s, p->v[i].seq);
                 continue;
             }
             for (int i = 0; i < p->n; i++)
                 for (int t = p->v[i].start; t < p->v[i].start + p->v[i].n; t++)
                     written[p->v[i].seq->pages[t / KV_PAGE]][t % KV_PAGE] = p->v[i].seq->tokens[t];
+            for (int i = 0; i < p->n; i++) { /* a row that cannot be sampled yet */
+                if (!p->v[i].rows || p->v[i].seq->n_computed + p->v[i].n < p->v[i].seq->n_known || pick(8)) continue;
+                sched_hold(&w.s, i);
+                p->v[i].seq->blocked = true;
+                held++;
+            }
             sched_commit(&w.s);
             check_contents(all, written);
             for (int i = 0; i < p->n; i++) {
@@ -412,8 +420,8 @@ static void random_operations(int pages, int max_seqs, int budget, int operation
         }
         if (op % 16 == 0) sched_check(&w.s);
     }
-    assert_true(finished > 50 && preempted > 0 && cached > 0);
-    for (int i = 0; i < FAKES; i++) all[i].seq.paused = false;
+    assert_true(finished > 50 && preempted > 0 && cached > 0 && held > 0);
+    for (int i = 0; i < FAKES; i++) all[i].seq.paused = all[i].seq.blocked = false;
     for (int i = 0; i < 100000 && w.s.n_waiting + w.s.n_running; i++) step(&w); /* whoever is left can end */
     assert_int_equal(w.s.n_waiting + w.s.n_running, 0);
     sched_check(&w.s);

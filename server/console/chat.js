@@ -96,8 +96,9 @@ function explain(e, content) {
     say($("chat-error"), e.message);
     return;
   }
-  say($("chat-notice"), `No chat with this model: ${e.message}`);
-  promptInstead(content, `The model cannot chat, so your message is here as the beginning of a text. (${e.message})`);
+  const reason = e.message[0].toUpperCase() + e.message.slice(1) + ".";
+  say($("chat-notice"), reason);
+  promptInstead(content, `${reason}\nYour message is here instead, as the beginning of a text.`);
   location.hash = "prompt";
 }
 

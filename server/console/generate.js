@@ -52,8 +52,9 @@ export class Timing {
 
   text(end) {
     if (!this.tokens) return end ?? "";
-    const parts = [`${this.tokens} token${this.tokens === 1 ? "" : "s"}`, `first after ${seconds((this.first - this.start) / 1000)}`];
-    if (this.last > this.first) parts.push(`${number(((this.tokens - 1) * 1000) / (this.last - this.first))} tokens/s`);
+    const all = (this.last - this.start) / 1000, first = (this.first - this.start) / 1000;
+    const parts = [`${this.tokens} token${this.tokens === 1 ? "" : "s"} in ${seconds(all)}`, `first after ${seconds(first)}`];
+    if (all > 0) parts.push(`${number(this.tokens / all)} tokens/s`);
     if (end) parts.push(end);
     return parts.join(" · ");
   }

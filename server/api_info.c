@@ -2,6 +2,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "server/app.h"
+#include "server/console.h"
 #include "server/jobs.h"
 #include "server/json.h"
 
@@ -23,10 +24,16 @@ static void put_field(struct buf *out, const char *name, const char *value)
     buf_char(out, ',');
 }
 
+/* For a browser the console, for everybody else what is where. */
 void api_root(struct http_req *req)
 {
     struct app *app = req->app;
     struct buf out = {0};
+    http_set_header(req, "Vary", "Accept");
+    if (console_accepts(http_header(req, "Accept"))) {
+        console_page(req);
+        return;
+    }
     buf_char(&out, '{');
     put_field(&out, "server", "tandem " TANDEM_VERSION);
     if (app->info) put_field(&out, "model_id", app->info->model_id);

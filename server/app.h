@@ -78,6 +78,8 @@ void api_info(struct http_req *);
 void api_health(struct http_req *);
 void api_ready(struct http_req *);
 void api_metrics(struct http_req *);
+/* handlers: console.c */
+void api_console_file(struct http_req *); /* GET /console/{file} */
 /* handlers: api_train.c, api_train_events.c */
 void api_train_create(struct http_req *);
 void api_train_validate(struct http_req *);

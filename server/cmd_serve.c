@@ -65,6 +65,7 @@ static const struct http_route routes[] = {
     {HTTP_M_POST, "/v1/load_lora_adapter", api_lora_load, 0},
     {HTTP_M_POST, "/v1/unload_lora_adapter", api_lora_unload, 0},
     {HTTP_M_GET, "/", api_root, 0},
+    {HTTP_M_GET, "/console/{file}", api_console_file, 0},
     {HTTP_M_GET, "/info", api_info, 0},
     {HTTP_M_GET, "/health", api_health, 0},
     {HTTP_M_GET, "/ping", api_health, 0},
@@ -226,9 +227,10 @@ static void after_load(uv_work_t *w, int status)
     print_url(url, s->app.set, http_server_port(s->app.http));
     print_report(s);
     fprintf(stderr,
+            "console    %s/\n"
             "try        curl -N %s/generate -d "
             "'{\"inputs\":\"Once upon a time\",\"parameters\":{\"max_new_tokens\":60},\"stream\":true}'\n",
-            url);
+            url, url);
     log_info("ready model=%s url=%s", s->app.info->model_id, url);
 }
 

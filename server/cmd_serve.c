@@ -27,8 +27,8 @@
 #include <uv.h>
 
 static const char usage[] = "tandem serve [--model DIR] [options]";
-static const char about[] = "Serves a model over HTTP: POST /generate, POST /generate_stream, POST /v1/completions, "
-                            "POST /v1/chat/completions, POST /tokenize, GET /info, /health, /ready, /metrics.";
+static const char about[] =
+    "Serves a model over HTTP: OpenAI's routes below /v1/, Text Generation Inference's /generate, and /train.";
 
 enum { LAST_WORDS_MS = 1000, STOP_MS = 20000 };
 

@@ -26,7 +26,7 @@
 #include <string.h>
 
 enum { IDLE_GIFT_NS = 500 * 1000 * 1000 };         /* then the statistics are published, and training goes on */
-enum { MASK_NS_MIN = 20 * 1000, MASK_SHARE = 64 }; /* masks on the engine thread: at most this, or of a step's time */
+enum { MASK_NS_MIN = 20 * 1000, MASK_SHARE = 32 }; /* masks on the engine thread: at most this, or of a step's time */
 enum { HIDDEN_ROWS = 16 };                         /* of hidden states, on their way from the device */
 enum { MIN_ROWS = 16 }; /* of logits in a step, so that prompt log-probabilities come in decent chunks */
 

@@ -150,11 +150,11 @@ static const char *const used[] = {
     "uniqueItems",
 };
 
-/* Whether a keyword other than `but` restricts. */
-static bool restricts(const cJSON *schema, const char *but)
+bool schema_restricts(const cJSON *schema, const char *but, const char *or_but)
 {
     for (const cJSON *i = schema->child; i; i = i->next)
-        if (strcmp(i->string, but) != 0 && bsearch(i->string, used, sizeof used / sizeof *used, sizeof *used, by_name))
+        if (strcmp(i->string, but) != 0 && strcmp(i->string, or_but) != 0 &&
+            bsearch(i->string, used, sizeof used / sizeof *used, sizeof *used, by_name))
             return true;
     return false;
 }
@@ -348,6 +348,15 @@ static const cJSON *find_const(const cJSON *schema)
     return found;
 }
 
+jx schema_literal(struct translator *t, const cJSON *value)
+{
+    struct buf b = {0};
+    json_put_value(&b, value, ", ", ": ");
+    jx out = jx_bytes(t->p, b.data, b.len);
+    buf_free(&b);
+    return out;
+}
+
 static jx enumeration(struct translator *t, const cJSON *schema, const struct place *at)
 {
     const cJSON *list = schema_get(schema, "enum"), *only = find_const(schema);
@@ -361,11 +370,8 @@ static jx enumeration(struct translator *t, const cJSON *schema, const struct pl
         if (!schema_works(t, 1, at)) break;
         if (list && only && !cJSON_Compare(i, only, true)) continue;
         if (!satisfies(t, schema, i, at)) continue;
-        struct buf b = {0};
-        json_put_value(&b, i, ", ", ": ");
         mem_grow(&v, &cap, n + 1, sizeof *v);
-        v[n++] = jx_bytes(t->p, b.data, b.len);
-        buf_free(&b);
+        v[n++] = schema_literal(t, i);
     }
     jx out = jx_alt(t->p, v, n);
     free(v);
@@ -478,7 +484,7 @@ static jx plain(struct translator *t, const cJSON *schema, const struct place *a
 static jx alternatives(struct translator *t, const cJSON *schema, const char *name, const struct place *at)
 {
     const cJSON *list = schema_get(schema, name);
-    bool more = restricts(schema, name);
+    bool more = schema_restricts(schema, name, name);
     struct place here = {at, name, 0};
     jx *v = NULL;
     size_t n = 0, cap = 0;
@@ -502,8 +508,8 @@ static jx compound(struct translator *t, const cJSON *schema, const struct place
 {
     const cJSON *ref = schema_get(schema, "$ref");
     const cJSON *all = schema_get(schema, "allOf");
-    if (ref && !restricts(schema, "$ref")) return reference(t, ref, at);
-    if (cJSON_GetArraySize(all) == 1 && !restricts(schema, "allOf")) {
+    if (ref && !schema_restricts(schema, "$ref", "$ref")) return reference(t, ref, at);
+    if (cJSON_GetArraySize(all) == 1 && !schema_restricts(schema, "allOf", "allOf")) {
         struct place list = {at, "allOf", 0}, inside = {&list, NULL, 0};
         return schema_value(t, all->child, &inside);
     }

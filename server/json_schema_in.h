@@ -40,6 +40,7 @@ struct translator {
 /* What the schema allows; JX_NONE: nothing, or the pool failed. */
 jx schema_value(struct translator *, const cJSON *schema, const struct place *);
 jx schema_any_value(struct translator *);
+jx schema_literal(struct translator *, const cJSON *value); /* this one */
 jx schema_any_string(struct translator *);
 jx schema_string(struct translator *, const cJSON *schema, const struct place *);
 jx schema_number(struct translator *, const cJSON *schema, bool whole, const struct place *);
@@ -51,6 +52,8 @@ const cJSON *schema_get(const cJSON *schema, const char *name);
 /* A whole number >= 0, held at JX_MANY - 1; `otherwise` when absent. */
 uint32_t schema_count(struct translator *, const cJSON *schema, const char *name, uint32_t otherwise,
                       const struct place *);
+/* Whether a keyword other than these two restricts. */
+bool schema_restricts(const cJSON *schema, const char *but, const char *or_but);
 /* The schema that a reference names, of the root; NULL: failed. */
 const cJSON *schema_resolve(struct translator *, const cJSON *ref, const struct place *);
 /* False (and failed) when it has a keyword that restricts in a way that is not supported. */

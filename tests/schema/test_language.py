@@ -213,6 +213,9 @@ OTHERS = [
     ({"prefixItems": [{"const": 1}, {"const": 2}], "minItems": 2, "maxItems": 2}, ["[1, 2]"], ["[1]", "[]", "[1, 2, 3]"]),
     ({"items": [{"const": 1}], "additionalItems": False, "type": "array"}, ["[]", "[1]"], ["[1, 1]"]),
     ({"type": "array", "items": False}, ["[]"], ["[1]"]),
+    ({"items": {"enum": ["a", "b", 1, "a"]}, "uniqueItems": True, "minItems": 1, "maxItems": 2}, ['["a"]', '["b", "a"]', '[1, "b"]'],
+     ["[]", '["a", "a"]', '["a", "b", 1]', '["a", 2]', '["a",1]']),
+    ({"$defs": {"e": {"type": "string", "enum": ["x", 3]}}, "type": "array", "items": {"$ref": "#/$defs/e"}, "uniqueItems": True}, ["[]", '["x"]'], ["[3]", '["x", "x"]']),
     ({"type": "string"}, ['""', '"é"', '"\\""', '"\\\\"', '"\\n"', '"/"', '"😀"'], ['"', '"\n"', '"\\x"', '"\\u00e9"', '"\\/"', "a"]),
     ({"type": "string", "minLength": 2, "maxLength": 3}, ['"ab"', '"😀é\\n"'], ['"a"', '"abcd"', '""']),
     ({"type": "string", "pattern": "^a\\\\\"$"}, ['"a\\\\\\""'], ['"a"']),
@@ -292,7 +295,7 @@ def test_patterns_of_random_regexes(tool):
 
 REFUSED = [
     ({"not": {}}, "#: `not` is not supported"),
-    ({"properties": {"a/b": {"uniqueItems": True, "type": "array"}}}, "#/properties/a~1b: `uniqueItems` is not supported"),
+    ({"properties": {"a/b": {"uniqueItems": True, "type": "array"}}}, "#/properties/a~1b: `uniqueItems` is supported where `items` is an `enum` of at most 8 values only"),
     ({"$defs": {"t": {"if": True}}, "items": {"$ref": "#/$defs/t"}}, "#/$defs/t: `if` is not supported"),
     ({"type": "strin"}, "#: `type` must be names of types"),
     ({"type": []}, "#: `type` must be names of types"),

@@ -68,13 +68,18 @@ void api_lora_unload(struct http_req *); /* and /v1/unload_lora_adapter */
 /* Makes the adapter in dir servable under its name, from the next request on.  Pool thread; waits for the engine. */
 int app_publish_adapter(struct app *, const char *name, const char *dir, struct err *);
 
-/* handlers: api_info.c */
+/* handlers: api_embeddings.c, api_tokenize.c */
+void api_embeddings(struct http_req *);
 void api_tokenize(struct http_req *);
+void api_detokenize(struct http_req *);
+/* handlers: api_info.c */
 void api_root(struct http_req *);
 void api_info(struct http_req *);
 void api_health(struct http_req *);
 void api_ready(struct http_req *);
 void api_metrics(struct http_req *);
+/* handlers: console.c */
+void api_console_file(struct http_req *); /* GET /console/{file} */
 /* handlers: api_train.c, api_train_events.c */
 void api_train_create(struct http_req *);
 void api_train_validate(struct http_req *);

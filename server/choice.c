@@ -294,6 +294,7 @@ void choice_add(struct choice *v, const struct event *ev, const struct event_bat
     switch (ev->kind) {
     case EV_PROMPT: add_prompt_token(v, ev, batch); break;
     case EV_TOKEN: add_token(v, ev, batch); break;
+    case EV_EMBEDDING: break;
     case EV_DONE:
         v->done = *ev;
         if (!v->finish) v->finish = ev->finish;

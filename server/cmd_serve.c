@@ -27,8 +27,8 @@
 #include <uv.h>
 
 static const char usage[] = "tandem serve [--model DIR] [options]";
-static const char about[] = "Serves a model over HTTP: POST /generate, POST /generate_stream, POST /v1/completions, "
-                            "POST /v1/chat/completions, POST /tokenize, GET /info, /health, /ready, /metrics.";
+static const char about[] =
+    "Serves a model over HTTP: OpenAI's routes below /v1/, Text Generation Inference's /generate, and /train.";
 
 enum { LAST_WORDS_MS = 1000, STOP_MS = 20000 };
 
@@ -55,7 +55,9 @@ static const struct http_route routes[] = {
     {HTTP_M_GET, "/v1/models/*", api_models_get, 0},
     {HTTP_M_POST, "/v1/completions", api_completions, 0},
     {HTTP_M_POST, "/v1/chat/completions", api_chat_completions, 0},
+    {HTTP_M_POST, "/v1/embeddings", api_embeddings, 0},
     {HTTP_M_POST, "/tokenize", api_tokenize, 0},
+    {HTTP_M_POST, "/detokenize", api_detokenize, 0},
     {HTTP_M_GET, "/adapters", api_adapters_list, 0},
     {HTTP_M_POST, "/adapters", api_adapters_load, 0},
     {HTTP_M_GET, "/adapters/{name}", api_adapters_get, 0},
@@ -63,6 +65,7 @@ static const struct http_route routes[] = {
     {HTTP_M_POST, "/v1/load_lora_adapter", api_lora_load, 0},
     {HTTP_M_POST, "/v1/unload_lora_adapter", api_lora_unload, 0},
     {HTTP_M_GET, "/", api_root, 0},
+    {HTTP_M_GET, "/console/{file}", api_console_file, 0},
     {HTTP_M_GET, "/info", api_info, 0},
     {HTTP_M_GET, "/health", api_health, 0},
     {HTTP_M_GET, "/ping", api_health, 0},
@@ -224,9 +227,10 @@ static void after_load(uv_work_t *w, int status)
     print_url(url, s->app.set, http_server_port(s->app.http));
     print_report(s);
     fprintf(stderr,
+            "console    %s/\n"
             "try        curl -N %s/generate -d "
             "'{\"inputs\":\"Once upon a time\",\"parameters\":{\"max_new_tokens\":60},\"stream\":true}'\n",
-            url);
+            url, url);
     log_info("ready model=%s url=%s", s->app.info->model_id, url);
 }
 

@@ -97,6 +97,8 @@ static const struct conf_option table[] = {
      "a Jinja chat template, or plain (lines of \"role: content\"); empty: the model's own"},
     {"tool-call-parser", "Requests", CONF_CHOICE, AT(tool_call_parser), "auto", 0, 0, "auto|hermes|llama3_json|none",
      CMD_SERVE, false, "FORMAT", "how the model writes tool calls; auto looks at the chat template"},
+    {"pooling", "Requests", CONF_CHOICE, AT(pooling), "mean", 0, 0, "mean|last", CMD_SERVE, false, "HOW",
+     "embeddings: the mean of the hidden states of a text, or that of its last token"},
 
     {"train-itl-budget-ms", "Training", CONF_NUMBER, AT(train_itl_budget_ms), "50", 1, 60000, NULL, CMD_SERVE, false,
      "MS", "while requests run, training takes what a step leaves of this time between two tokens"},

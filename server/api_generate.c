@@ -9,6 +9,7 @@
 #include "engine/base/mem.h"
 #include "server/app.h"
 #include "server/constraint.h"
+#include "server/fields.h"
 #include "server/generate_answer.h"
 #include "server/generate_params.h"
 
@@ -16,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 struct exchange;
 
@@ -87,26 +87,6 @@ static void reply_invalid(struct exchange *x, int status, const struct err *e)
 {
     metrics_reject(&x->app->metrics, REJECT_VALIDATION);
     http_reply_error(x->req, status, "validation", "%s", e->msg);
-}
-
-/* ---- random seeds ---------------------------------------------------------------------------------------------- */
-
-/* Below 2^53, so that a client whose numbers are doubles can send back what it read. */
-static uint64_t random_seed(void)
-{
-    uint64_t v = 0;
-    if (getrandom(&v, sizeof v, GRND_NONBLOCK) != sizeof v) v = clock_now() * 0x9e3779b97f4a7c15u;
-    return v >> 11;
-}
-
-/* Sequence i of best_of: a different seed for each, and each one reproducible alone. */
-static uint64_t derived_seed(uint64_t base, int i)
-{
-    uint64_t z = base + (uint64_t)i * 0x9e3779b97f4a7c15u;
-    if (i == 0) return base;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (z ^ (z >> 31)) >> 11;
 }
 
 /* ---- the whole answer ------------------------------------------------------------------------------------------ */
@@ -261,7 +241,7 @@ static int submit_all(struct exchange *x, struct err *e)
     for (int i = 0; i < x->n; i++) {
         struct sequence *seq = &x->seqs[i];
         seq->x = x;
-        x->seeds[i] = r.sampling.seed = derived_seed(x->params.gen.sampling.seed, i);
+        x->seeds[i] = r.sampling.seed = seed_derive(x->params.gen.sampling.seed, i);
         seq->gen =
             bridge_submit(x->app->bridge, &r, x->req->received, x->params.stream ? on_stream : on_gather, seq, e);
         if (!seq->gen) {
@@ -279,7 +259,7 @@ static void start_generation(struct exchange *x)
     x->seqs = mem_array((size_t)x->n, sizeof *x->seqs);
     x->results = mem_array((size_t)x->n, sizeof *x->results);
     x->seeds = mem_array((size_t)x->n, sizeof *x->seeds);
-    if (!x->params.has_seed) x->params.gen.sampling.seed = random_seed();
+    if (!x->params.has_seed) x->params.gen.sampling.seed = seed_random();
     int rc = submit_all(x, &e);
     if (rc == ERR_FULL) {
         app_reply_overloaded(x->app, x->req);

@@ -93,7 +93,7 @@ static const struct conf_option table[] = {
      "what OpenAI's clients call the model; empty: the name of its directory"},
     {"accept-any-model", "Requests", CONF_BOOL, AT(accept_any_model), "false", 0, 0, NULL, CMD_SERVE, false, NULL,
      "take OpenAI requests for any model's name; otherwise an unknown one is 404"},
-    {"chat-template", "Requests", CONF_STRING, AT(chat_template), "", 0, 0, NULL, CMD_SERVE, false, "FILE",
+    {"chat-template", "Requests", CONF_STRING, AT(chat_template), "", 0, 0, NULL, CMD_SERVE | CMD_TRAIN, false, "FILE",
      "a Jinja chat template, or plain (lines of \"role: content\"); empty: the model's own"},
     {"tool-call-parser", "Requests", CONF_CHOICE, AT(tool_call_parser), "auto", 0, 0, "auto|hermes|llama3_json|none",
      CMD_SERVE, false, "FORMAT", "how the model writes tool calls; auto looks at the chat template"},

@@ -431,7 +431,7 @@ static bool find_model(struct exchange *x)
     }
     x->config.tools = chat_tool_format(chat, &x->params);
     if (chat_tool_ask(chat, &x->params, &x->params.ask, &e)) {
-        reply_error(x, 400, "invalid_value", "tools", e.msg);
+        reply_error(x, 400, "invalid_value", "tool_choice", e.msg);
         return false;
     }
     return true;

@@ -43,6 +43,10 @@ class Daemon:
         return wait_over(self.server, job)["id"]
 
     def known(self, method, path):
+        if path.startswith("/v1/models/"):
+            return "demo"
+        if path.startswith("/console/"):
+            return "index.html"
         if "/files/" in path:
             return self.upload() if method == "DELETE" else self.file
         if path.startswith("/train/"):

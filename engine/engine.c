@@ -10,6 +10,7 @@
 #include "engine/base/mem.h"
 #include "engine/batch.h"
 #include "engine/events.h"
+#include "engine/masker.h"
 #include "engine/model.h"
 #include "engine/request.h"
 #include "engine/sched.h"
@@ -24,10 +25,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { IDLE_GIFT_NS = 500 * 1000 * 1000 }; /* then the statistics are published, and training goes on */
+enum { IDLE_GIFT_NS = 500 * 1000 * 1000 };         /* then the statistics are published, and training goes on */
+enum { MASK_NS_MIN = 20 * 1000, MASK_SHARE = 32 }; /* masks on the engine thread: at most this, or of a step's time */
+enum { HIDDEN_ROWS = 16 };                         /* of hidden states, on their way from the device */
 enum { MIN_ROWS = 16 }; /* of logits in a step, so that prompt log-probabilities come in decent chunks */
 
-enum msg_kind { MSG_SUBMIT, MSG_CANCEL, MSG_PAUSE, MSG_RESUME, MSG_ADAPTER, MSG_SWEEP, MSG_WAKE, MSG_STOP };
+enum msg_kind { MSG_SUBMIT, MSG_CANCEL, MSG_PAUSE, MSG_RESUME, MSG_ADAPTER, MSG_SWEEP, MSG_MASK, MSG_WAKE, MSG_STOP };
 
 /* An adapter on its way to the device; on the stack of the thread that waits for it. */
 struct adapter_load {
@@ -66,6 +69,7 @@ struct engine {
     bool started;
     struct train_gate *gate;
     struct training training;
+    struct masker *masker;
 
     /* the engine thread's */
     struct kv_pool *pool;
@@ -73,9 +77,11 @@ struct engine {
     struct batch batch;
     struct sample_row *rows; /* (max_rows) */
     struct sample_out *outs; /* (max_rows) */
+    float *hidden;           /* (HIDDEN_ROWS, C) on their way to a pooling */
     struct request **by_id;  /* hash table with chains */
     uint32_t id_mask;
     struct train_share share;
+    uint64_t mask_until;     /* clock: how long masks may be made on this thread */
     struct engine_stats now; /* what stats becomes at the end of the step */
 };
 
@@ -97,6 +103,12 @@ static void send_msg(struct engine *g, enum msg_kind kind, uint64_t id, struct r
 static void wake_engine(void *arg)
 {
     send_msg(arg, MSG_WAKE, 0, NULL);
+}
+
+/* A request that was held back has its mask: by the masker's thread. */
+static void mask_ready(void *arg, uint64_t id)
+{
+    send_msg(arg, MSG_MASK, id, NULL);
 }
 
 struct engine *engine_open(const struct engine_config *c, struct err *e)
@@ -125,6 +137,7 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
                g->pool);
     g->rows = mem_array((size_t)g->s.max_rows, sizeof *g->rows);
     g->outs = mem_array((size_t)g->s.max_rows, sizeof *g->outs);
+    g->hidden = mem_array((size_t)m->hidden * HIDDEN_ROWS, sizeof *g->hidden);
     for (g->id_mask = 63; g->id_mask < (uint32_t)(m->max_seqs + m->max_queue); g->id_mask = g->id_mask * 2 + 1) {
     }
     g->by_id = mem_array((size_t)g->id_mask + 1, sizeof *g->by_id);
@@ -133,6 +146,7 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
                                     .slowdown = c->train_slowdown >= 1 ? c->train_slowdown : 1.2};
     g->gate = train_gate_new(g->s.model.d, wake_engine, g);
     training_init(&g->training, &g->s, g->gate);
+    g->masker = masker_new(g->s.tokenizer, m->vocab, m->eos, m->n_eos, mask_ready, g);
     return g;
 }
 
@@ -162,6 +176,11 @@ uint64_t engine_submit(struct engine *g, const struct gen_request *spec, struct 
     struct adapter_version *adapter = spec->adapter ? adapters_hold(&g->adapters, spec->adapter, e) : NULL;
     if (spec->adapter && !adapter) return 0;
     struct request *r = request_new(spec, &g->s.info, e);
+    uint64_t id = g->last_id + 1;
+    if (r && spec->grammar && !(r->masked = masked_new(g->masker, spec->grammar, id, e))) {
+        request_free(r);
+        r = NULL;
+    }
     if (!r) {
         if (adapters_release(&g->adapters, adapter)) send_msg(g, MSG_SWEEP, 0, NULL);
         return 0;
@@ -171,11 +190,10 @@ uint64_t engine_submit(struct engine *g, const struct gen_request *spec, struct 
         r->seq.lora = &adapter->lora;
         r->seq.root = adapter_root(adapter);
     }
-    r->id = ++g->last_id;
+    r->id = g->last_id = id;
     r->seq.arrival = r->id;
     r->times.submitted = clock_now();
     atomic_fetch_add(&g->queued, 1);
-    uint64_t id = r->id;
     send_msg(g, MSG_SUBMIT, id, r);
     return id;
 }
@@ -359,6 +377,8 @@ static bool handle(struct engine *g, const struct msg *m)
     if (!r) return true; /* ended meanwhile */
     if (m->kind == MSG_CANCEL)
         end_request(g, r, FINISH_CANCELLED, -1, NULL);
+    else if (m->kind == MSG_MASK)
+        r->seq.blocked = false;
     else
         r->seq.paused = m->kind == MSG_PAUSE;
     return true;
@@ -397,6 +417,36 @@ static void mark_scheduled(struct engine *g, const struct plan *p, uint64_t now)
     }
 }
 
+static bool wants_mask(const struct plan_item *it)
+{
+    return request_of(it)->masked && it->rows && it->start + it->n == it->seq->n_known;
+}
+
+/* Which rows cannot be sampled: their masks are not there.  Waits for these a little while, a longer one when nobody
+ * else is in the step. */
+static void await_masks(const struct plan *p, uint64_t start)
+{
+    bool others = false, missing = false;
+    for (int i = 0; i < p->n; i++) {
+        bool waits = wants_mask(&p->v[i]) && masked_poll(request_of(&p->v[i])->masked, 0) == MASK_WAIT;
+        missing |= waits;
+        others |= !waits;
+    }
+    uint64_t now = clock_now(), until = missing ? now + (now - start) / (others ? 32 : 1) : 0;
+    for (int i = 0; i < p->n; i++) {
+        struct request *r = request_of(&p->v[i]);
+        r->seq.blocked = r->unsampled = false;
+        if (!wants_mask(&p->v[i])) continue;
+        enum mask_status status = masked_poll(r->masked, until);
+        if (status == MASK_WAIT && (r->seq.blocked = masked_hold(r->masked))) {
+            r->unsampled = true;
+            continue;
+        }
+        status = masked_poll(r->masked, 0);
+        r->unsampled = status == MASK_FAILED || !masked_bits(r->masked);
+    }
+}
+
 static void fill_rows(struct engine *g, const struct plan *p)
 {
     int r = 0;
@@ -404,6 +454,15 @@ static void fill_rows(struct engine *g, const struct plan *p)
         const struct plan_item *it = &p->v[i];
         for (int k = it->n - it->rows; k < it->n; k++) request_sample_row(request_of(it), it->start + k, &g->rows[r++]);
     }
+}
+
+/* The last row of a constrained request was not sampled, though its mask is there: the request ends. */
+static void end_unsampled(struct engine *g, struct request *r)
+{
+    if (masked_poll(r->masked, 0) == MASK_FAILED)
+        end_request(g, r, FINISH_ERROR, -1, masked_why(r->masked));
+    else
+        end_request(g, r, FINISH_EOS, -1, NULL);
 }
 
 /* What the rows of one sequence say: prompt log-probabilities, then perhaps a new token. */
@@ -417,6 +476,14 @@ static void deliver(struct engine *g, const struct plan_item *it, const struct s
             request_prompt_row(r, pos, out, g->s.tokenizer, &g->events);
             continue;
         }
+        if (r->unsampled) {
+            end_unsampled(g, r);
+            return;
+        }
+        if (out->id < 0 && r->masked && masked_accepts(r->masked)) { /* biases ban all that may follow */
+            end_request(g, r, FINISH_EOS, -1, NULL);
+            return;
+        }
         if (out->id < 0) {
             end_request(g, r, FINISH_ERROR, -1, "the model produced no finite logit");
             return;
@@ -424,7 +491,26 @@ static void deliver(struct engine *g, const struct plan_item *it, const struct s
         int stop_index;
         enum finish_reason why = request_token(r, out, &g->s.info, g->s.tokenizer, &g->events, now, &stop_index);
         g->now.generated_tokens++;
-        if (why != FINISH_NONE) end_request(g, r, why, stop_index, NULL);
+        if (why != FINISH_NONE)
+            end_request(g, r, why, stop_index, NULL);
+        else if (r->masked)
+            masked_token(r->masked, out->id, g->mask_until);
+        return;
+    }
+}
+
+/* The hidden states of one sequence, from row `row` of the step, to its pooling. */
+static void deliver_hidden(struct engine *g, const struct plan_item *it, int row)
+{
+    struct request *r = request_of(it);
+    const struct engine_info *m = &g->s.info;
+    int k = r->pooling == POOLING_LAST ? it->n - 1 : 0; /* of the others only the position counts */
+    for (int n; k < it->n; k += n) {
+        n = it->n - k < HIDDEN_ROWS ? it->n - k : HIDDEN_ROWS;
+        model_hidden(&g->s.model, row + k, n, g->hidden);
+        enum finish_reason why = request_hidden(r, it->start + k, n, g->hidden, m, &g->events);
+        if (why == FINISH_NONE) continue;
+        end_request(g, r, why, -1, why == FINISH_ERROR ? "the model produced no finite hidden state" : NULL);
         return;
     }
 }
@@ -447,6 +533,7 @@ static void run_step(struct engine *g, const struct plan *p)
     batch_build(&g->batch, g->s.model.d, p);
     model_forward(&g->s.model, &g->batch);
     if (p->n_rows) {
+        await_masks(p, start);
         fill_rows(g, p);
         struct mat logits = g->s.model.logits;
         logits.rows = p->n_rows;
@@ -455,12 +542,19 @@ static void run_step(struct engine *g, const struct plan *p)
     if (g->s.model.d->ops->finish(g->s.model.d)) {
         fail_step(g, p);
     } else {
+        for (int i = 0; i < p->n; i++)
+            if (p->v[i].seq->blocked) sched_hold(&g->sched, i);
         sched_commit(&g->sched);
         const struct sample_out *out = g->outs;
-        uint64_t now = clock_now();
-        for (int i = 0; i < p->n; i++) {
-            int rows = p->v[i].rows;
-            deliver(g, &p->v[i], out, now);
+        uint64_t now = clock_now(), share = (now - start) / MASK_SHARE;
+        g->mask_until = now + (share > MASK_NS_MIN ? share : MASK_NS_MIN);
+        for (int i = 0, row = 0; i < p->n; i++) {
+            int held = p->v[i].seq->blocked, n = p->v[i].n + held, rows = p->v[i].rows + held;
+            if (request_of(&p->v[i])->pooling)
+                deliver_hidden(g, &p->v[i], row);
+            else
+                deliver(g, &p->v[i], out, now);
+            row += n;
             out += rows;
         }
     }
@@ -551,6 +645,7 @@ void engine_close(struct engine *g)
         pthread_join(g->thread, NULL);
     }
     training_close(&g->training);
+    masker_stop(g->masker);
     pthread_mutex_lock(&g->load_lock);
     g->closing = true;
     pthread_mutex_unlock(&g->load_lock);
@@ -575,6 +670,7 @@ void engine_close(struct engine *g)
             sched_remove(&g->sched, &r->seq);
             drop_request(g, r);
         }
+    masker_free(g->masker);
     train_gate_free(g->gate);
     sched_free(&g->sched);
     kv_pool_free(g->pool);
@@ -589,5 +685,6 @@ void engine_close(struct engine *g)
     free(g->by_id);
     free(g->rows);
     free(g->outs);
+    free(g->hidden);
     free(g);
 }

@@ -32,16 +32,25 @@ gexpr gram_class(struct grammar_builder *, const struct grange *, size_t n, int 
 gexpr gram_seq(struct grammar_builder *, const gexpr *, size_t n);
 gexpr gram_alt(struct grammar_builder *, const gexpr *, size_t n);              /* n >= 1 */
 gexpr gram_repeat(struct grammar_builder *, gexpr, uint32_t min, uint32_t max); /* max UINT32_MAX: without end */
-/* A regular expression that must match as Python's re.fullmatch would; what cannot be had in a regular language
- * (back-references, look-around) is refused by name, with the byte where it stands. */
+/* A regular expression that must match as Python's re.fullmatch would (\d, \w, \s are Unicode's unless (?a) is given);
+ * (?i), (?s), (?a) and their scoped forms are known.  What cannot be had in a regular language (back-references,
+ * look-around, \b) is refused by name, with the byte where it stands, and so are ^ and $ that do not stand at the ends.
+ * A group may be named as in (?P<name>...) or (?<name>...). */
 gexpr gram_regex(struct grammar_builder *, const char *pattern, size_t n);
 /* A name for an expression that is given later; may stand in itself (recursion, but not on the left). */
 gexpr gram_rule(struct grammar_builder *);
 void gram_define(struct grammar_builder *, gexpr rule, gexpr body);
 
+/* Limits: 2^18 expressions, 4 MiB of text, 1000 levels (rules not followed), 2^19 instructions.  A counted repetition
+ * costs no more than an endless one.  What can match no text is left out; a grammar without texts is an error. */
+
 /* The grammar whose texts are those of `root`; frees nothing.  NULL and *e on error, the builder's first included. */
 struct grammar *grammar_build(struct grammar_builder *, gexpr root, struct err *e);
 struct grammar *grammar_ref(struct grammar *);
 void grammar_unref(struct grammar *); /* NULL is allowed */
+
+/* 1 when the bytes are one of its texts, 0 when not; ERR_INVALID and *e when a limit was met on the way.  Any thread.
+ */
+int grammar_matches(struct grammar *, const void *bytes, size_t n, struct err *e);
 
 #endif

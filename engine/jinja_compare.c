@@ -194,6 +194,7 @@ struct jlist *jv_iterate(struct jinja *j, struct jv v)
     struct jlist *l = jv_list(j, JL_LIST, 0).list;
     switch (v.type) {
     case J_LIST:
+        if (v.list->at == v.list->n) return l;
         *l = (struct jlist){.v = v.list->v + v.list->at, .n = v.list->n - v.list->at};
         l->cap = l->n;
         v.list->at = v.list->n;

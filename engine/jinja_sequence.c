@@ -325,6 +325,13 @@ static const struct jkeyword *keyword(const struct jcall *c, const char *name)
     return NULL;
 }
 
+/* The call without its first n positional arguments. */
+static struct jcall arguments_after(const struct jcall *c, int n)
+{
+    if (c->n <= n) return (struct jcall){NULL, 0, c->keywords, c->n_keywords};
+    return (struct jcall){c->args + n, c->n - n, c->keywords, c->n_keywords};
+}
+
 FILTER(s_map)
 {
     struct jlist *out = jv_list(j, JL_LIST, 0).list;
@@ -332,13 +339,11 @@ FILTER(s_map)
     const struct jlist *l = jv_iterate(j, self);
     const struct jkeyword *attribute = c->n ? NULL : keyword(c, "attribute"), *otherwise = keyword(c, "default");
     const struct jbuiltin *f = NULL;
-    struct jcall rest = {NULL, 0, c->keywords, c->n_keywords};
+    struct jcall rest = arguments_after(c, 1);
     if (attribute) {
         if (c->n_keywords > 1 + (otherwise != NULL)) jinja_fail(j, "unexpected keyword argument of map");
     } else {
         if (!c->n) jinja_fail(j, "map requires a filter argument");
-        rest.args = c->args + 1;
-        rest.n = c->n - 1;
         struct jstr name = jarg_str(j, c->args[0], "filter");
         f = jinja_filter(name);
         if (!f) jinja_fail(j, "no filter named '%.*s'", jstr_short(name), name.s);
@@ -360,7 +365,7 @@ static struct jv choose(struct jinja *j, struct jv self, const struct jcall *c, 
     int off = by_attribute;
     if (c->n < off) jinja_fail(j, "missing parameter for attribute name");
     const struct jbuiltin *test = NULL;
-    struct jcall rest = {c->args + off + 1, c->n - off - 1, c->keywords, c->n_keywords};
+    struct jcall rest = arguments_after(c, off + 1);
     if (c->n > off) {
         struct jstr name = jarg_str(j, c->args[off], "test");
         test = jinja_test(name);

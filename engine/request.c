@@ -19,6 +19,11 @@ static int check_lengths(const struct gen_request *g, const struct engine_info *
                        "`inputs` tokens + `max_new_tokens` must be <= %d. Given: %d `inputs` tokens and %d "
                        "`max_new_tokens`",
                        m->max_total_tokens, g->n_prompt, g->max_new_tokens);
+    return request_check_ids(g, m, e);
+}
+
+int request_check_ids(const struct gen_request *g, const struct engine_info *m, struct err *e)
+{
     for (int i = 0; i < g->n_prompt; i++)
         if (g->prompt[i] < 0 || g->prompt[i] >= m->vocab)
             return err_set(e, ERR_INVALID, "token %d of the prompt is %d; the model knows 0 to %d", i, g->prompt[i],
@@ -129,14 +134,17 @@ static void copy_adds(struct request *r, const struct gen_request *g, const stru
 {
     for (int i = 0; i < g->sampling.n_bias; i++)
         r->adds[r->n_bias++] = (struct token_add){g->sampling.bias[i].id, g->sampling.bias[i].add};
-    if (g->min_new_tokens <= 0) return;
+    if (g->min_new_tokens <= 0 && !(g->grammar && g->ignore_eos)) return;
     for (int i = 0; i < m->n_eos; i++) r->adds[r->n_bias + r->n_bans++] = (struct token_add){m->eos[i], -INFINITY};
+    r->n_eos_bans = r->n_bans;
+    if (g->min_new_tokens <= 0) return;
     for (int i = 0; i < g->n_stop_ids; i++)
         r->adds[r->n_bias + r->n_bans++] = (struct token_add){g->stop_ids[i], -INFINITY};
 }
 
 struct request *request_new(const struct gen_request *g, const struct engine_info *m, struct err *e)
 {
+    if (g->pooling) return request_new_pooled(g, m, e);
     if (check_lengths(g, m, e) || check_sampling(&g->sampling, m, e) || check_stops(g, m, e)) return NULL;
     size_t total = (size_t)g->n_prompt + (size_t)g->max_new_tokens, pages = (total + KV_PAGE - 1) / KV_PAGE;
     size_t adds = (size_t)g->sampling.n_bias + (size_t)m->n_eos + (size_t)g->n_stop_ids, text = 0;
@@ -169,6 +177,7 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
 void request_free(struct request *r)
 {
     if (!r) return;
+    masked_free(r->masked);
     buf_free(&r->tail);
     free(r->counts);
     free(r->count_slot);
@@ -184,6 +193,13 @@ void request_sample_row(struct request *r, int pos, struct sample_row *row)
     *row = (struct sample_row){
         .top_p = 1, .typical_p = 1, .repetition = 1, .forced = last ? -1 : r->tokens[pos + 1], .top_n = r->top_n};
     if (!last) return;
+    if (r->unsampled) {
+        row->forced = 0;
+        row->top_n = 0;
+        return;
+    }
+    if (r->masked) row->allowed = masked_bits(r->masked);
+    r->whole = r->masked && masked_ends(r->masked);
     if (s->sample) {
         row->temperature = s->temperature;
         row->top_p = s->top_p;
@@ -197,7 +213,11 @@ void request_sample_row(struct request *r, int pos, struct sample_row *row)
     row->frequency = s->frequency;
     row->presence = s->presence;
     row->adds = r->adds;
-    row->n_adds = r->n_bias + (r->n_generated < r->min_new ? r->n_bans : 0);
+    row->n_adds = r->n_bias;
+    if (r->n_generated < r->min_new && !r->whole)
+        row->n_adds += r->n_bans;
+    else if (r->masked && r->ignore_eos && !r->whole)
+        row->n_adds += r->n_eos_bans;
     row->counts = r->counts;
     row->n_counts = r->n_counts;
 }
@@ -255,7 +275,7 @@ void request_prompt_row(struct request *r, int pos, const struct sample_out *o, 
  * *keep to how many of those bytes come before its end; -1: none. */
 static int find_stop(struct request *r, const char *text, uint32_t len, uint32_t *keep)
 {
-    if (r->n_stop == 0 || len == 0) return -1;
+    if (r->n_stop == 0) return -1;
     int best = -1;
     size_t old = r->tail.len, best_end = SIZE_MAX;
     buf_append(&r->tail, text, len);
@@ -286,7 +306,7 @@ static enum finish_reason finish_by_id(struct request *r, int32_t id, const stru
 {
     bool early = r->n_generated < r->min_new;
     if (r->n_generated >= r->max_new) return FINISH_LENGTH;
-    if (!early && !r->ignore_eos && contains(m->eos, m->n_eos, id)) return FINISH_EOS;
+    if ((r->whole || (!early && !r->ignore_eos)) && contains(m->eos, m->n_eos, id)) return FINISH_EOS;
     for (int i = 0; !early && i < r->n_stop_ids; i++)
         if (r->stop_ids[i] == id) {
             *stop_index = r->n_stop + i;
@@ -311,7 +331,7 @@ enum finish_reason request_token(struct request *r, const struct sample_out *o, 
     uint32_t len = put_text(&v, &r->detok, t, v.finish != FINISH_NONE, ev);
     v.gen_len = v.special || *stop_index >= 0 ? 0 : len;
     uint32_t keep = 0;
-    int hit = find_stop(r, events_text(ev)->data + v.text, v.gen_len, &keep);
+    int hit = v.gen_len ? find_stop(r, events_text(ev)->data + v.text, v.gen_len, &keep) : -1;
     if (hit >= 0 && r->n_generated >= r->min_new && (v.finish == FINISH_NONE || v.finish == FINISH_LENGTH)) {
         v.gen_len = keep;
         if (v.finish == FINISH_NONE) {

@@ -152,16 +152,16 @@ static void plan_add(struct sched *s, struct seq *q)
     struct plan *p = &s->plan;
     int n = q->n_known - q->n_computed, room = s->c.max_batch_tokens - p->n_tokens,
         rows_left = s->c.max_rows - p->n_rows;
-    if (rows_left == 0) n--; /* without its last token it needs no logits */
+    if (rows_left == 0 && !q->no_rows) n--; /* without its last token it needs no logits */
     if (n > room) n = room;
     if (q->every_row && n > rows_left) n = rows_left;
     if (n <= 0) return;
     if (!grow(s, q, q->n_computed + n)) return;
-    bool last = q->n_computed + n == q->n_known;
+    int rows = q->no_rows ? 0 : q->every_row ? n : q->n_computed + n == q->n_known;
     q->planned = s->step;
-    p->v[p->n++] = (struct plan_item){q, q->n_computed, n, q->every_row ? n : last};
+    p->v[p->n++] = (struct plan_item){q, q->n_computed, n, rows};
     p->n_tokens += n;
-    p->n_rows += q->every_row ? n : last;
+    p->n_rows += rows;
 }
 
 static void plan_running(struct sched *s, bool decoding)
@@ -169,17 +169,18 @@ static void plan_running(struct sched *s, bool decoding)
     for (struct seq *q = s->running.next, *next; q != &s->running; q = next) {
         next = q->next;
         int rest = q->n_known - q->n_computed;
-        if (q->paused || rest <= 0 || (rest == 1) != decoding || q->planned == s->step) continue;
+        if (q->paused || q->blocked || rest <= 0 || (rest == 1) != decoding || q->planned == s->step) continue;
         plan_add(s, q);
         /* what grow() preempted may be `next` itself, which then stands in the waiting list: begin again */
         if (next->state == SEQ_WAITING) next = s->running.next;
     }
 }
 
-/* Takes the known prefix of q from the cache.  The last token is always computed: its logits are wanted. */
+/* Takes the known prefix of q from the cache.  The last token is always computed: its logits, or its
+ * hidden state, are wanted. */
 static void take_prefix(struct sched *s, struct seq *q)
 {
-    if (!s->c.prefix_cache || q->every_row) return;
+    if (!s->c.prefix_cache || q->every_row || q->no_prefix) return;
     while ((q->n_pages + 1) * KV_PAGE < q->n_known) {
         int32_t page = kv_lookup(s->kv, q->serial, q->tokens + q->n_pages * KV_PAGE, &q->serial);
         if (page < 0) break;
@@ -242,7 +243,7 @@ static bool admit(struct sched *s, struct seq *q)
 static void displace(struct sched *s)
 {
     struct seq *q = s->waiting.next;
-    while (q != &s->waiting && q->paused) q = q->next;
+    while (q != &s->waiting && (q->paused || q->blocked)) q = q->next;
     if (q == &s->waiting || s->n_running < s->c.max_seqs) return;
     struct seq *w = worst_running(s);
     if (yields_to(w, q) && could_fit(s, q)) preempt(s, w);
@@ -269,7 +270,7 @@ const struct plan *sched_step(struct sched *s)
     plan_running(s, false);
     for (struct seq *q = s->waiting.next, *next; q != &s->waiting && p->n_tokens < s->c.max_batch_tokens; q = next) {
         next = q->next;
-        if (q->paused) continue;
+        if (q->paused || q->blocked) continue;
         if (!admit(s, q)) break; /* in order: a large request is not starved by small ones behind it */
         plan_add(s, q);
         next = s->waiting.next;
@@ -292,6 +293,16 @@ void sched_commit(struct sched *s)
         q->n_computed += s->plan.v[i].n;
         register_pages(s, q);
     }
+}
+
+void sched_hold(struct sched *s, int i)
+{
+    struct plan_item *it = s->plan.v + i;
+    CHECK(i < s->plan.n && it->n > 0 && it->rows > 0);
+    it->n--;
+    it->rows--;
+    s->plan.n_tokens--;
+    s->plan.n_rows--;
 }
 
 void sched_check(const struct sched *s)

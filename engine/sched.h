@@ -30,7 +30,10 @@ struct seq {
     uint64_t root;                   /* what its prefixes begin with in the page pool (kv.h); 0: the base model's */
     const struct lora_weights *lora; /* the adapter that its tokens go through, borrowed; NULL: none */
     bool every_row;                  /* wants logits of every prompt token, so no prefix hits */
+    bool no_rows;                    /* wants no logits at all: it ends with its last known token */
+    bool no_prefix;                  /* every token is to be computed, so no prefix hits */
     bool paused;
+    bool blocked;     /* waits for something that is on its way (its mask): not scheduled, but no worse than others */
     uint64_t arrival; /* unique, increasing */
 
     enum seq_state state;
@@ -82,6 +85,9 @@ const struct plan *sched_step(struct sched *);
 /* The plan was computed: counts its tokens as computed and makes full pages known to the prefix cache.  Not called
  * after a step that failed: then the plan's sequences are removed, and nothing half-written becomes known. */
 void sched_commit(struct sched *);
+
+/* Before sched_commit: the last token of the plan's item i is to be computed again, with its row. */
+void sched_hold(struct sched *, int i);
 
 /* Aborts when an invariant does not hold: for tests. */
 void sched_check(const struct sched *);

@@ -306,6 +306,13 @@ void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, b
     strings_free(&list);
 }
 
+void tokenizer_bytes(const struct tokenizer *t, int32_t id, struct buf *out)
+{
+    size_t n;
+    const char *s = spelling(t, id, &n);
+    if (s) decoder_bytes(&t->decoder, s, n, out);
+}
+
 void detok_push(struct detok *d, const struct tokenizer *t, int32_t id, struct buf *out)
 {
     size_t n;

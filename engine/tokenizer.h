@@ -64,6 +64,10 @@ uint64_t tokenizer_identity(const struct tokenizer *);
 /* Appends the text of all ids, as Python's decode does. */
 void tokenizer_decode(const struct tokenizer *, const int32_t *ids, size_t n, bool skip_special, struct buf *out);
 
+/* Appends the bytes that a token adds to a text which it continues, as they are: perhaps a part of a UTF-8 character.
+ * Nothing for an id it lacks. */
+void tokenizer_bytes(const struct tokenizer *, int32_t id, struct buf *out);
+
 /* Streaming decode.  Zero-initialise; feed ids one by one; each push appends the text that is complete (never part of a
  * UTF-8 character) to *out.  The pieces joined, with the flush at the end, are what tokenizer_decode gives with
  * skip_special false, except that a special token first flushes what was incomplete, and that a run of byte tokens

@@ -417,6 +417,27 @@ void decoder_push(const struct decoder *z, struct detok *d, const char *s, size_
     buf_free(&b);
 }
 
+void decoder_bytes(const struct decoder *z, const char *s, size_t n, struct buf *out)
+{
+    if (z->none) {
+        buf_char(out, ' ');
+        buf_append(out, s, n);
+        return;
+    }
+    struct buf a = {0}, b = {0};
+    int byte;
+    buf_append(&a, s, n);
+    const struct buf *text = stream_steps(z, false, &a, &b, &byte);
+    if (byte >= 0)
+        buf_char(out, (char)byte);
+    else if (z->fused && z->steps[z->fused - 1].kind == DECODE_BYTE_LEVEL)
+        byte_level(text->data, text->len, out);
+    else if (text->len)
+        buf_append(out, text->data, text->len);
+    buf_free(&a);
+    buf_free(&b);
+}
+
 void decoder_flush(const struct decoder *z, struct detok *d, struct buf *out)
 {
     stream_drain(z, d, true, out);

@@ -47,6 +47,9 @@ void strings_free(struct strings *x);
 /* Runs all steps over the list and appends the result. */
 void decoder_run(const struct decoder *z, struct strings *list, struct buf *out);
 
+/* What a token behind others adds, in bytes. */
+void decoder_bytes(const struct decoder *z, const char *s, size_t n, struct buf *out);
+
 /* One more token of a stream, and its end. */
 void decoder_push(const struct decoder *z, struct detok *d, const char *s, size_t n, struct buf *out);
 void decoder_flush(const struct decoder *z, struct detok *d, struct buf *out);

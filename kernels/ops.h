@@ -199,6 +199,7 @@ struct token_count {
 enum { SAMPLE_TOP_MAX = 32 };
 
 /* How to choose the next token of one row.  In this order, on a copy of the logits:
+ *  0. with `allowed`: the logit of every token whose bit is not set becomes -infinity (and stays so)
  *  1. logit[adds[i].id] += adds[i].add
  *  2. for each id in `counts` (distinct ids): repetition != 1: logit = logit < 0 ? logit * r : logit / r;
  *     then logit -= frequency * generated + (generated > 0 ? presence : 0)
@@ -209,8 +210,8 @@ enum { SAMPLE_TOP_MAX = 32 };
  * least one always stays.
  *  4. u = rng_uniform(seed, step); the choice is the first id, in ascending order of id, at which the running sum of
  *     p over the candidates exceeds u * (their sum).
- * forced >= 0 skips 1-4: that id is "chosen" (prompt log-probabilities).
- * Log-probabilities reported are those of the model: log_softmax of the logits before step 1. */
+ * forced >= 0 skips 0-4: that id is "chosen" (prompt log-probabilities).
+ * Log-probabilities reported are those of the model: log_softmax of the logits before step 0. */
 struct sample_row {
     float temperature, top_p, min_p, typical_p; /* off: top_p 1, min_p 0, typical_p 1 */
     int32_t top_k;                              /* off: 0 */
@@ -221,10 +222,12 @@ struct sample_row {
     int32_t n_adds, n_counts;
     const struct token_add *adds;
     const struct token_count *counts;
+    const uint32_t
+        *allowed; /* ((V + 31) / 32) token i: bit i % 32 of word i / 32; bits past V are ignored; NULL: all */
 };
 
 struct sample_out {
-    int32_t id;    /* -1 when the row had a NaN or +infinity, or no finite logit (before or after step 2) */
+    int32_t id;    /* -1 when the row had a NaN or +infinity, or no finite logit (at first or after step 2) */
     float logprob; /* of id; NaN with id -1 */
     int32_t top_id[SAMPLE_TOP_MAX];
     float top_logprob[SAMPLE_TOP_MAX]; /* descending; ties by ascending id; places past top_n: id -1, NaN */

@@ -5,7 +5,9 @@
 
 A step is `rows` rows of `tokens` random tokens each, all of them trained.  Every measurement is a process of its own, tandem
 and PyTorch in turn, `rounds` times; printed are the best and the median tokens/s of the steps after the first, and the
-peak resident memory.  Needs: pip install torch transformers peft
+peak resident memory, and the share of the bf16 ceiling that `tandem bench` measures before and after: two multiply-adds per
+weight and token, forward and back; what is computed twice to save memory counts once.  Needs: pip install torch transformers
+peft
 """
 import argparse
 import json
@@ -87,6 +89,18 @@ def run_tandem(a, rows_file, quantize):
     return [float(m["rate"]) for m in steps[1:]], peak, [float(m["loss"]) for m in steps]
 
 
+def ceiling(a):
+    """(bf16 multiply-adds/s of this machine, now; multiply-adds of a trained token)"""
+    lines, _ = run([a.tandem, "bench", "--model", a.model, "--threads", str(a.threads), "--prompt-tokens", "16", "--generate-tokens", "1",
+                    "--batch", "1", "--repeat", "1", "--json"])
+    report = json.loads(next(line for line in lines if line.startswith("{")))
+    config = json.load(open(os.path.join(a.model, "config.json")))
+    weights = report["model"]["parameters"]
+    if not config.get("tie_word_embeddings"):
+        weights -= config["vocab_size"] * config["hidden_size"]  # rows that are only looked up
+    return report["ceilings"]["bf16_macs_per_s"], 2 * weights
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     p.add_argument("--model", required=True)
@@ -116,16 +130,19 @@ def main():
             "tandem, int4": lambda: run_tandem(a, rows_file, "int4"),
         }
         got = {name: [] for name in variants if not a.only or a.only in name}
+        before, macs = ceiling(a)
         for _ in range(a.rounds):
             for name in got:
                 start = time.time()
                 got[name].append(variants[name]())
                 print(f"{name}: {time.time() - start:.0f} s", file=sys.stderr)
-    print(f"{'':48}{'tokens/s':>10}{'best':>8}{'peak MiB':>10}   first and last loss")
+    after, _ = ceiling(a)
+    print(f"bf16 ceiling: {before / 1e9:.0f} before, {after / 1e9:.0f} after, in G multiply-adds/s; a token takes {macs / 1e9:.3f} G")
+    print(f"{'':48}{'tokens/s':>10}{'best':>8}{'of bf16':>9}{'peak MiB':>10}   first and last loss")
     for name, rounds in got.items():
         rates = [r for rates, _, _ in rounds for r in rates]
         losses = rounds[0][2]
-        print(f"{name:48}{statistics.median(rates):10.1f}{max(rates):8.1f}{max(peak for _, peak, _ in rounds) / 2**20:10.0f}"
+        print(f"{name:48}{statistics.median(rates):10.1f}{max(rates):8.1f}{statistics.median(rates) * macs / max(before, after):9.2f}{max(peak for _, peak, _ in rounds) / 2**20:10.0f}"
               f"   {losses[0]:.3f} {losses[-1]:.3f}")
 
 

@@ -77,18 +77,19 @@ class Job:
     def tokens(self):
         job = self.daemon.call("GET", f"/train/{self.id}")
         if job["status"] not in ("queued", "running", "preparing"):
-            fail(f"the job is {job['status']}: {json.dumps(job)[:600]}")
+            fail(f"the job is {job['status']}: {job.get('error')}")
         return job.get("tokens") or 0
 
     def rate(self, begin):
-        """Tokens/s since `begin`, a pair of time and tokens: whole steps, so over a long time."""
-        return (self.tokens() - begin[1]) / (time.time() - begin[0])
+        """Tokens/s from one end of a step, a pair of time and tokens, to the next end."""
+        end = self.mark()
+        return (end[1] - begin[1]) / (end[0] - begin[0])
 
     def mark(self):
         """Waits for the end of a step."""
         n = self.tokens()
         while self.tokens() == n:
-            time.sleep(0.005)
+            time.sleep(0.02)
         return time.time(), self.tokens()
 
     def cancel(self):
@@ -103,25 +104,18 @@ def streams(daemon, a, rng):
     return bench_http.measure(got, cpu, args)["itl"]
 
 
-def offline_rate(a, rows):
+def offline_rate(a, rows, steps):
+    """Tokens/s of `tandem train`, the median of its steps after the first."""
     p = hyperparameters(a)
     with tempfile.TemporaryDirectory() as d:
         command = [a.tandem, "train", "--model", a.model, "--data", rows, "--out", os.path.join(d, "adapter"), "--method", "lora",
-                   "--threads", str(a.threads), "--quantize", a.quantize, "--seed", "7", "--epochs", "1000"]
+                   "--threads", str(a.threads), "--quantize", a.quantize, "--seed", "7", "--epochs", "1000", "--max-steps", str(steps)]
         for name in ("learning_rate", "lora_r", "lora_alpha", "batch_tokens", "max_length"):
             command += ["--" + name.replace("_", "-"), str(p[name])]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        rates, begin = [], time.time()
-        for line in process.stdout:
-            m = re.match(r"step \d+ of .*?([\d.]+) tokens/s", line)
-            if m:
-                rates.append(float(m[1]))
-            if len(rates) > 2 and time.time() - begin > a.seconds:
-                break
-        process.kill()
-        process.wait()
-    if len(rates) < 2:
-        fail("tandem train printed no steps")
+        run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    rates = [float(m[1]) for m in re.finditer(r"^step \d+ of .*?([\d.]+) tokens/s", run.stdout, re.M)]
+    if run.returncode or len(rates) < 2:
+        fail("tandem train printed no steps:\n" + run.stdout)
     return statistics.median(rates[1:])
 
 
@@ -160,7 +154,7 @@ def main():
     rng = random.Random(1)
     with tempfile.TemporaryDirectory() as data_dir:
         rows = os.path.join(data_dir, "rows.jsonl")
-        vocab = json.load(open(os.path.join(a.model, "config.json")))["vocab_size"]
+        vocab = len(json.load(open(os.path.join(a.model, "tokenizer.json")))["model"]["vocab"])  # may be less than the model's
         with open(rows, "w") as f:
             for _ in range(400):
                 f.write(json.dumps({"input_ids": [rng.randrange(3, vocab) for _ in range(a.length)]}) + "\n")
@@ -174,14 +168,14 @@ def main():
                 beside.append(streams(daemon, a, rng))
                 begin = job.mark()
                 time.sleep(a.seconds)
-                alone.append(job.rate((begin[0], begin[1])))
+                alone.append(job.rate(begin))
                 job.cancel()
-                offline.append(offline_rate(a, rows))
+                offline.append(offline_rate(a, rows, max(4, int(alone[-1] * a.seconds / a.batch_tokens))))
                 print(f"round {i + 1}: p99 {1000 * without[-1]['p99']:.2f} -> {1000 * beside[-1]['p99']:.2f} ms, training {alone[-1]:.0f}"
                       f" of {offline[-1]:.0f} tokens/s", file=sys.stderr)
             for name in ("p50", "p95", "p99", "max"):
                 x, y = (statistics.median(v[name] for v in values) * 1000 for values in (without, beside))
-                print(f"between tokens, {name:4} {x:8.2f} ms without training, {y:8.2f} ms beside it: {y / x:.2f}x")
+                print(f"between tokens, {name:4} {x:8.2f} ms without training, {y:8.2f} ms beside it" + (f": {y / x:.2f}x" if x else ""))
             x, y = statistics.median(alone), statistics.median(offline)
             print(f"training with nobody served {x:.0f} tokens/s, offline {y:.0f}: {x / y:.2f}")
             job = Job(daemon, a)

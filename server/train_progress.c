@@ -1,11 +1,14 @@
 #include "server/train_progress.h"
 
+#include "engine/base/clock.h"
+
 #include <math.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-enum { BAR_CELLS = 24, LINES = 100 }; /* lines of a whole job, about, where there is no bar */
+/* where there is no bar: lines of a whole job, about, and seconds without one */
+enum { BAR_CELLS = 24, LINES = 100, LINE_SECONDS = 30 };
 
 void train_progress_init(struct train_progress *p, FILE *out, bool bar)
 {
@@ -61,8 +64,11 @@ static void show_step(struct train_progress *p, const struct train_event *e)
         return;
     }
     int64_t every = e->steps > LINES ? e->steps / LINES : 1;
-    if (p->told >= 0 && e->step < e->steps && e->step / every == p->told / every) return;
+    uint64_t now = clock_now();
+    bool due = e->step / every != p->told / every || now - p->told_at > LINE_SECONDS * UINT64_C(1000000000);
+    if (p->told >= 0 && e->step < e->steps && !due) return;
     p->told = e->step;
+    p->told_at = now;
     char eta[32];
     train_time_text(e->eta_s, eta);
     fprintf(

@@ -11,7 +11,8 @@ struct train_progress {
     bool bar;       /* one line that is written again and again */
     bool line_open; /* it stands there */
     int64_t told;   /* the step of the last line */
-    double loss;    /* smoothed over some steps; NAN before the first */
+    uint64_t told_at;
+    double loss; /* smoothed over some steps; NAN before the first */
     enum train_event_kind last;
     char text[512]; /* of the last event that had one */
     double eval_loss, best_loss;

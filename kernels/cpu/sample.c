@@ -276,6 +276,19 @@ static void apply_penalties(float *z, const struct sample_row *r)
     }
 }
 
+/* The logits of the tokens that are allowed; the others' are -infinity. */
+static void copy_allowed(float *z, const float *logits, int V, const uint32_t *allowed)
+{
+    for (int at = 0; at < V; at += 32) {
+        int n = V - at < 32 ? V - at : 32;
+        uint32_t bits = allowed[at / 32];
+        if (bits == UINT32_MAX)
+            memcpy(z + at, logits + at, (size_t)n * sizeof *z);
+        else
+            for (int i = 0; i < n; i++) z[at + i] = bits >> i & 1 ? logits[at + i] : -INFINITY;
+    }
+}
+
 static void report_top(const struct isa *isa, const float *logits, int V, int top_n, double lse, struct sample_out *o,
                        struct cand *c)
 {
@@ -304,8 +317,11 @@ static void sample_one(const struct isa *isa, const float *logits, int V, const 
     int32_t id = r->forced;
     if (id < 0) {
         struct pick k = {isa, r, logits, V, max, 0, cand, cand + room, copy + room};
-        if (r->n_adds || r->n_counts) {
-            memcpy(copy, logits, (size_t)V * sizeof *copy);
+        if (r->n_adds || r->n_counts || r->allowed) {
+            if (r->allowed)
+                copy_allowed(copy, logits, V, r->allowed);
+            else
+                memcpy(copy, logits, (size_t)V * sizeof *copy);
             apply_penalties(copy, r);
             k.z = copy;
             k.max = isa->row_max(copy, V);

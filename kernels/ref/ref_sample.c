@@ -132,7 +132,7 @@ static void sample_one(const float *logits, int V, const struct sample_row *r, s
     if (r->forced >= 0) {
         id = r->forced;
     } else {
-        for (int i = 0; i < V; i++) z[i] = logits[i];
+        for (int i = 0; i < V; i++) z[i] = !r->allowed || r->allowed[i / 32] >> i % 32 & 1 ? logits[i] : -INFINITY;
         apply_penalties(z, r);
         if (!row_max(z, V, &max, &id)) return;
         if (r->temperature > 0) id = choose(z, V, max, r, c);

@@ -54,6 +54,20 @@ static struct sample_row settings(int k)
     return r;
 }
 
+/* Few, half or most of the tokens, or one; bits past V are set. */
+static const uint32_t *random_mask(uint32_t *m, int V, int how)
+{
+    size_t words = ((size_t)V + 31) / 32;
+    for (size_t w = 0; w < words; w++) {
+        uint32_t a = random_u32(), b = random_u32();
+        m[w] = how == 0 ? a : how == 1 ? a | b | random_u32() : how == 2 && w % 3 == 0 ? UINT32_MAX : 0;
+    }
+    int one = random_below(V);
+    m[one / 32] |= (uint32_t)1 << one % 32;
+    if (V % 32) m[words - 1] |= UINT32_MAX << V % 32;
+    return m;
+}
+
 static void table_case(struct dev *dev, struct dev *ref, int V, int R, float scale)
 {
     enum { LISTS = 6 };
@@ -62,6 +76,8 @@ static void table_case(struct dev *dev, struct dev *ref, int V, int R, float sca
     struct sample_out *got = calloc((size_t)R, sizeof *got), *want = calloc((size_t)R, sizeof *want);
     struct token_add(*adds)[LISTS] = calloc((size_t)R, sizeof *adds);
     struct token_count(*counts)[LISTS] = calloc((size_t)R, sizeof *counts);
+    size_t words = ((size_t)V + 31) / 32;
+    uint32_t *allowed = calloc((size_t)R * words, sizeof *allowed);
     for (int i = 0; i < R; i++) {
         rows[i] = settings(i);
         rows[i].adds = adds[i], rows[i].counts = counts[i];
@@ -74,6 +90,7 @@ static void table_case(struct dev *dev, struct dev *ref, int V, int R, float sca
             adds[i][k] = (struct token_add){random_below(V), random_below(3) || V < 9 ? random_float() : -INFINITY};
             counts[i][k] = (struct token_count){(int)((int64_t)V * k / LISTS), random_below(3)};
         }
+        if (i % 4 == 2) rows[i].allowed = random_mask(allowed + (size_t)i * words, V, i / 4 % 4);
         if (i % 10 == 9)
             for (int k = 0; k < V; k++) z[(size_t)i * V + k] = roundf(z[(size_t)i * V + k]); /* ties */
     }
@@ -85,8 +102,10 @@ static void table_case(struct dev *dev, struct dev *ref, int V, int R, float sca
         snprintf(label, sizeof label, "sample V=%d row %d: T %g top_k %d top_p %g min_p %g typical %g", V, i,
                  (double)r->temperature, r->top_k, (double)r->top_p, (double)r->min_p, (double)r->typical_p);
         compare_out(label, got + i, want + i, r->top_n < V ? r->top_n : V);
+        if (r->allowed && r->forced < 0 && got[i].id >= 0)
+            CHECK(r->allowed[got[i].id / 32] >> got[i].id % 32 & 1, "%s: %d is not allowed", label, got[i].id);
     }
-    free(z), free(rows), free(got), free(want), free(adds), free(counts);
+    free(z), free(rows), free(got), free(want), free(adds), free(counts), free(allowed);
 }
 
 void test_sample(struct dev *dev, struct dev *ref)
@@ -140,6 +159,45 @@ static void distribution(struct dev *d, const char *name, struct sample_row r, i
     }
     CHECK(chi < 55, "%s: chi-square %.1f of %d tokens", name, chi, kept);
     free(z), free(rows), free(out);
+}
+
+/* What is not allowed is never chosen, however likely, and the log-probabilities are the model's. */
+static void test_masks(struct dev *d)
+{
+    float z[70];
+    uint32_t allowed[3] = {0};
+    struct sample_row r = plain;
+    for (int i = 0; i < 70; i++) z[i] = i == 3 ? 9.0f : i == 66 ? 1.0f : 0.01f * (float)i;
+    r.temperature = 0, r.allowed = allowed, r.top_n = 1;
+    struct sample_out o = run_one(d, z, 70, r);
+    CHECK(o.id == -1, "nothing is allowed, yet %d was chosen", o.id);
+    allowed[2] = 4;
+    allowed[0] = 1 << 5;
+    o = run_one(d, z, 70, r);
+    struct sample_row free_row = plain;
+    free_row.forced = 66;
+    CHECK(o.id == 66 && o.top_id[0] == 3, "greedy of 5 and 66: %d, most likely %d", o.id, o.top_id[0]);
+    CHECK(o.logprob == run_one(d, z, 70, free_row).logprob, "masked logprob %g", (double)o.logprob);
+    struct token_add more = {5, 4};
+    r.n_adds = 1, r.adds = &more;
+    o = run_one(d, z, 70, r);
+    CHECK(o.id == 5, "the bias counts among the allowed: %d", o.id);
+    more = (struct token_add){4, 400};
+    o = run_one(d, z, 70, r);
+    CHECK(o.id == 66, "a bias does not allow: %d", o.id);
+    r.n_adds = 0, r.temperature = 100;
+    for (int cut = 0; cut < 5; cut++) {
+        int seen[2] = {0};
+        r.top_k = cut == 1 ? 10 : 0, r.top_p = cut == 2 ? 0.9f : 1, r.typical_p = cut == 3 ? 0.9f : 1;
+        r.min_p = cut == 4 ? 0.1f : 0;
+        for (int n = 0; n < 60; n++) {
+            r.step = (uint64_t)n;
+            o = run_one(d, z, 70, r);
+            CHECK(o.id == 5 || o.id == 66, "cut %d: %d is not allowed", cut, o.id);
+            seen[o.id == 66]++;
+        }
+        CHECK(seen[0] > 5 && seen[1] > 5, "cut %d: two that are as likely came %d and %d times", cut, seen[0], seen[1]);
+    }
 }
 
 static void test_distributions(struct dev *d)
@@ -214,5 +272,6 @@ void test_sample_meaning(struct dev *d)
 {
     test_choices(d);
     test_broken_rows(d);
+    test_masks(d);
     test_distributions(d);
 }

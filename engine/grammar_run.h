@@ -1,0 +1,55 @@
+/* A grammar at work: an automaton over bytes whose states are made as they are first reached.
+ *
+ * A state is the set of positions (grammar_program.h) that a text may have led to; equal sets are one state, and where
+ * a byte leads is remembered.  Everything is kept in one automaton of bounded size, shared by all that run the grammar;
+ * one that has grown large is left to those who use it, and the next user begins a new one.
+ *
+ * An automaton is reference counted; everything but the counting is done under its lock. */
+#ifndef TANDEM_GRAMMAR_RUN_H
+#define TANDEM_GRAMMAR_RUN_H
+
+#include "engine/grammar_program.h"
+
+enum { GRAM_DEAD = -1, GRAM_FULL = -2, GRAM_START = 0 };
+
+/* Of the longest token that may be asked about. */
+enum { GRAM_LOOK = 255 };
+
+struct gram_mask; /* grammar_mask.h */
+
+/* The grammar's automaton for masks of a vocabulary (a number, only compared; 0: without masks).  The grammar must
+ * outlive it.  Any thread. */
+struct gram_automaton *gram_automaton_of(struct grammar *, uint64_t vocabulary);
+void gram_automaton_unref(struct gram_automaton *); /* NULL is allowed */
+pthread_mutex_t *gram_lock(struct gram_automaton *);
+
+/* The state before the first byte, or GRAM_FULL. */
+int32_t gram_begin(struct gram_automaton *);
+/* Where the byte leads: a state, GRAM_DEAD, or GRAM_FULL when a limit was met (gram_why; for good). */
+int32_t gram_next(struct gram_automaton *, int32_t state, uint8_t byte);
+/* The same if it is known already; else GRAM_FULL. */
+int32_t gram_known(const struct gram_automaton *, int32_t state, uint8_t byte);
+bool gram_accepts(const struct gram_automaton *, int32_t state);
+bool gram_ends(const struct gram_automaton *, int32_t state); /* no byte may follow */
+const char *gram_why(const struct gram_automaton *);          /* static */
+
+/* How many bytes may be read before any count in the state meets a bound (UINT32_MAX: it has none). */
+uint32_t gram_slack(const struct gram_automaton *, int32_t state);
+/* The state without its counts, or GRAM_FULL: the same texts of up to gram_slack bytes may follow.  Many states have
+ * the same one, and it stays where it is where they go on counting. */
+int32_t gram_loose(struct gram_automaton *, int32_t state);
+
+/* The bytes that keep a state where it is, as bits: KIND_... of grammar_mask.c.  0xffff: not asked yet. */
+uint16_t *gram_loops(struct gram_automaton *, int32_t state);
+/* Bytes that the grammar does not tell apart have the same kind. */
+uint8_t gram_kind(const struct gram_automaton *, uint8_t byte);
+
+/* The mask kept with a state, or NULL (borrowed; used now, for the order in which they are dropped). */
+struct gram_mask *gram_mask_of(struct gram_automaton *, int32_t state);
+/* Keeps a mask; drops the one not used for longest when there are too many. */
+void gram_mask_keep(struct gram_automaton *, int32_t state, struct gram_mask *);
+
+uint64_t gram_work(const struct gram_automaton *); /* positions visited so far: what the calls above cost */
+size_t gram_states(const struct gram_automaton *); /* how many were made: for tests */
+
+#endif

@@ -325,6 +325,16 @@ static bool eval_due(const struct train *t)
     return t->rows.before[train_rows_epoch(&t->rows, step)] == step;
 }
 
+static void keep_best(struct train *t)
+{
+    const size_t SLICE = 1 << 19;
+    for (size_t i = 0, n; i < t->o.n; i += n) {
+        n = t->o.n - i < SLICE ? t->o.n - i : SLICE;
+        train_gate_pass(t->gate);
+        t->d->ops->download(t->d, t->best + i, t->o.p + i, n * sizeof(float));
+    }
+}
+
 static enum outcome evaluate(struct train *t, struct err *e)
 {
     struct sums sum = {0};
@@ -343,7 +353,7 @@ static enum outcome evaluate(struct train *t, struct err *e)
         s->best_step = s->step;
         s->best_loss = loss;
         s->best_accuracy = accuracy;
-        t->d->ops->download(t->d, t->best, t->o.p, t->o.n * sizeof(float));
+        keep_best(t);
     }
     s->stopped = t->p.patience > 0 && s->worse >= t->p.patience;
     struct train_event ev = event_of(t, TRAIN_EVAL);

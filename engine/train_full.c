@@ -254,6 +254,7 @@ int train_full_bind(struct train_full *f, const struct train_params *p, struct o
 
 void train_full_update(struct train_full *f, struct optim *o)
 {
+    const double PIECE = 1 << 20; /* values between two looks at the gate */
     for (int i = 0; i < f->n_stacks; i++) {
         struct stack s;
         struct weight_src src[STACK_MAX];
@@ -263,8 +264,11 @@ void train_full_update(struct train_full *f, struct optim *o)
         if (!w) continue;
         weights_stack(f->base->w.file, &f->base->c, i, &s);
         int n = parts_of(&s, o->p + f->stack_at[i], DT_F32, src);
-        train_gate_pass(o->gate);
-        o->d->ops->weight_update(o->d, *w, src, n);
+        int pieces = (int)((double)s.rows * s.cols / PIECE) + 1;
+        for (int k = 0; k < pieces; k++) {
+            train_gate_pass(o->gate);
+            o->d->ops->weight_update(o->d, *w, src, n, k, pieces);
+        }
     }
 }
 

@@ -385,8 +385,9 @@ bool cut_attention(struct cut c, enum train_work work, const struct attn_seq_arg
     }
     double head = 0;
     for (int i = s->first; i < s->first + s->n; i++) head += seq_cost(a, start[i + 1] - start[i]);
-    int left = a->heads - s->head0;
-    s->n_heads = room >= head * left ? left : room > head ? (int)(room / head) : 1;
+    int left = a->heads - s->head0, threads = c.d->threads;
+    s->n_heads = room >= head * left ? left : (int)(room / head) / threads * threads; /* backward, a head is a task */
+    if (s->n_heads < threads) s->n_heads = threads < left ? threads : left;
     train_gate_cost(c.gate, work, head * s->n_heads);
     return true;
 }

@@ -118,7 +118,7 @@ void cut_product(struct cut c, struct gemm_args a)
 /* ---- sums over tokens -------------------------------------------------------------------------------------------- */
 
 /* About what a call may cost: some milliseconds at most. */
-#define SUM_MACS 256e6
+#define SUM_MACS 512e6
 enum { SUM_FLOATS = 2 << 20 };
 
 /* About SUM_MACS over cost, of n: a multiple of unit. */

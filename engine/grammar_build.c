@@ -114,7 +114,7 @@ gexpr gram_alt(struct grammar_builder *b, const gexpr *v, size_t n)
 gexpr gram_repeat(struct grammar_builder *b, gexpr x, uint32_t min, uint32_t max)
 {
     if (!known(b, x)) return -1;
-    if (min > max || min == UINT32_MAX)
+    if (min > max || min >= GRAM_FEW || (max >= GRAM_FEW && max != UINT32_MAX))
         return gram_fail(b, "a repetition of at least %u and at most %u times", min, max);
     if (min == 1 && max == 1) return x;
     return put(

@@ -23,6 +23,7 @@ enum {
     KIND_BROKEN = 1 << 11, /* what is no UTF-8 */
     KIND_INSIDE = 1 << 12, /* of the node itself: it begins inside a character, so nothing can be said */
     NOT_ASKED = UINT16_MAX,
+    NEAR = 16,      /* bytes of a token in the first part of the trie */
     SKIP_FROM = 32, /* nodes: asking what a state stays on costs some hundred steps, once */
 };
 
@@ -36,14 +37,15 @@ struct trie_node {
 struct trie {
     struct trie_node *nodes; /* in preorder; one more behind the last */
     uint32_t n_nodes;
+    uint8_t *reach; /* (n_nodes) how many bytes the longest token of the subtree has from this node's byte on */
     int32_t *order; /* tokens by their bytes */
     uint32_t n_order;
 };
 
 struct token_trie {
     int vocab, n_ids;
-    struct trie part[2];  /* tokens of up to GRAM_NEAR bytes; longer ones */
-    uint32_t *far;        /* the bits of the longer ones */
+    struct trie part[2];  /* tokens of up to NEAR bytes; longer ones */
+    uint32_t *upto;       /* (NEAR + 1, mask_words) the bits of the tokens of 0, 1 .. NEAR bytes and fewer */
     unsigned char *bytes; /* of all tokens, by id */
     uint32_t *at;         /* (n_ids + 1) */
     int32_t *eos;
@@ -129,6 +131,8 @@ static void find_kinds(struct trie *t)
 {
     struct utf8_at path[GRAM_LOOK + 1] = {0};
     uint16_t below[GRAM_LOOK + 2] = {0};
+    uint8_t longest[GRAM_LOOK + 2] = {0};
+    t->reach = mem_array((size_t)t->n_nodes + 1, sizeof *t->reach);
     for (uint32_t i = 0; i < t->n_nodes; i++) {
         struct trie_node *n = t->nodes + i;
         path[n->depth] = path[n->depth - 1];
@@ -139,6 +143,9 @@ static void find_kinds(struct trie *t)
         struct trie_node *n = t->nodes + i;
         n->kinds |= below[n->depth + 1];
         below[n->depth + 1] = 0;
+        t->reach[i] = (uint8_t)(longest[n->depth + 1] + 1);
+        longest[n->depth + 1] = 0;
+        if (t->reach[i] > longest[n->depth]) longest[n->depth] = t->reach[i];
         below[n->depth] |= n->kinds & (uint16_t)~KIND_INSIDE;
     }
 }
@@ -169,9 +176,10 @@ static void make_part(struct token_trie *t, int part)
     struct trie *p = &t->part[part];
     for (int32_t id = 0; id < t->n_ids; id++) {
         uint32_t n = t->at[id + 1] - t->at[id];
-        if (n == 0 || (n > GRAM_NEAR) != part) continue;
+        if (n == 0 || (n > NEAR) != part) continue;
+        for (uint32_t k = n; k <= NEAR; k++)
+            t->upto[k * mask_words(t->vocab) + (size_t)id / 32] |= (uint32_t)1 << id % 32;
         v[p->n_order++] = (struct token_ref){t->bytes + t->at[id], n, id};
-        if (part) t->far[id / 32] |= (uint32_t)1 << id % 32;
     }
     if (p->n_order) qsort(v, p->n_order, sizeof *v, by_bytes);
     p->order = mem_array((size_t)p->n_order + 1, sizeof *p->order);
@@ -190,7 +198,7 @@ struct token_trie *token_trie_new(const struct tokenizer *z, int vocab, const in
         if (eos[i] >= 0 && eos[i] < vocab) t->eos[t->n_eos++] = eos[i];
     t->at = mem_array((size_t)t->n_ids + 1, sizeof *t->at);
     read_tokens(t, z);
-    t->far = mem_array(mask_words(vocab) + 1, sizeof *t->far);
+    t->upto = mem_array((NEAR + 1) * mask_words(vocab), sizeof *t->upto);
     make_part(t, 0);
     make_part(t, 1);
     return t;
@@ -202,8 +210,9 @@ void token_trie_free(struct token_trie *t)
     for (int k = 0; k < 2; k++) {
         free(t->part[k].nodes);
         free(t->part[k].order);
+        free(t->part[k].reach);
     }
-    free(t->far);
+    free(t->upto);
     free(t->bytes);
     free(t->at);
     free(t->eos);
@@ -225,10 +234,11 @@ int token_trie_eos(const struct token_trie *t)
 
 size_t token_trie_memory(const struct token_trie *t)
 {
-    size_t bytes = t->at[t->n_ids] + ((size_t)t->n_ids + 1) * sizeof *t->at + mask_words(t->vocab) * sizeof *t->far;
+    size_t bytes =
+        t->at[t->n_ids] + ((size_t)t->n_ids + 1) * sizeof *t->at + (NEAR + 1) * mask_words(t->vocab) * sizeof *t->upto;
     for (int k = 0; k < 2; k++)
-        bytes +=
-            ((size_t)t->part[k].n_nodes + 1) * sizeof(struct trie_node) + (size_t)t->part[k].n_order * sizeof(int32_t);
+        bytes += ((size_t)t->part[k].n_nodes + 1) * (sizeof(struct trie_node) + 1) +
+                 (size_t)t->part[k].n_order * sizeof(int32_t);
     return bytes;
 }
 
@@ -257,22 +267,15 @@ static void allow(struct gram_mask *m, int32_t id)
 
 /* ---- what a state stays on ---- */
 
-struct home {
-    int32_t state;
-    bool twins; /* it stands for all states that have it as their twin: enough for tokens of GRAM_NEAR bytes */
-};
-
-/* 1: the byte leads to `home`, or to a state whose twin it is, where twins are asked about; 0: not; GRAM_FULL. */
-static int stays(struct gram_automaton *a, int32_t at, struct home home, uint8_t byte)
+/* 1: the byte leads to `home`; 0: not; GRAM_FULL. */
+static int stays(struct gram_automaton *a, int32_t at, int32_t home, uint8_t byte)
 {
     int32_t to = gram_next(a, at, byte);
-    if (to < 0) return to == GRAM_FULL ? GRAM_FULL : 0;
-    if (home.twins) to = gram_twin(a, to);
-    return to == GRAM_FULL ? GRAM_FULL : to == home.state;
+    return to == GRAM_FULL ? GRAM_FULL : to == home;
 }
 
 /* Like `stays` for every completion of a character of which `more` bytes are missing, the next of them in [lo, hi]. */
-static int stays_tail(struct gram_automaton *a, int32_t at, struct home home, int more, uint8_t lo, uint8_t hi)
+static int stays_tail(struct gram_automaton *a, int32_t at, int32_t home, int more, uint8_t lo, uint8_t hi)
 {
     int last = -1;
     for (unsigned byte = lo; byte <= hi; byte++) {
@@ -291,7 +294,7 @@ static int stays_tail(struct gram_automaton *a, int32_t at, struct home home, in
 }
 
 /* Every character of several bytes: RFC 3629's table of well-formed sequences. */
-static int stays_utf8(struct gram_automaton *a, int32_t state, struct home home)
+static int stays_utf8(struct gram_automaton *a, int32_t state)
 {
     int last = -1;
     for (unsigned lead = 0xc2; lead <= 0xf4; lead++) {
@@ -307,45 +310,46 @@ static int stays_utf8(struct gram_automaton *a, int32_t state, struct home home)
                 hi = lead == 0xed   ? 0x9f
                      : lead == 0xf4 ? 0x8f
                                     : 0xbf;
-        int rc = stays_tail(a, to, home, lead < 0xe0 ? 1 : lead < 0xf0 ? 2 : 3, lo, hi);
+        int rc = stays_tail(a, to, state, lead < 0xe0 ? 1 : lead < 0xf0 ? 2 : 3, lo, hi);
         if (rc != 1) return rc;
     }
     return 1;
 }
 
 /* The kinds of bytes that keep the state where it is; NOT_ASKED: a limit was met. */
-static uint16_t loops_of(struct gram_automaton *a, int32_t state, bool twins)
+static uint16_t loops_of(struct gram_automaton *a, int32_t state)
 {
-    uint16_t known = gram_loops(a, state)[twins], broken = 0, all = 0;
+    uint16_t known = *gram_loops(a, state), broken = 0, all = 0;
     if (known != NOT_ASKED) return known;
-    struct home home = {twins ? gram_twin(a, state) : state, twins};
-    if (home.state == GRAM_FULL) return NOT_ASKED;
     for (unsigned byte = 0; byte < 0x80; byte++) {
         uint16_t kind = ascii_kind(byte);
         all |= kind;
         if (broken & kind) continue;
-        int rc = stays(a, state, home, (uint8_t)byte);
+        int rc = stays(a, state, state, (uint8_t)byte);
         if (rc == GRAM_FULL) return NOT_ASKED;
         if (!rc) broken |= kind;
     }
-    int rc = stays_utf8(a, state, home);
+    int rc = stays_utf8(a, state);
     if (rc == GRAM_FULL) return NOT_ASKED;
-    return gram_loops(a, state)[twins] = (uint16_t)((all & ~broken) | (rc ? KIND_UTF8 : 0));
+    return *gram_loops(a, state) = (uint16_t)((all & ~broken) | (rc ? KIND_UTF8 : 0));
 }
 
 /* ---- the walk ---- */
 
-/* With the mask of the state's twin, only the longer tokens are left to be asked about. */
-static void walk_begin(struct mask_walk *w, const struct token_trie *t, int32_t state, const struct gram_mask *twin)
+/* `loose`: the mask of the state without its counts, which are right for tokens of up to `known` bytes. */
+static void walk_begin(struct mask_walk *w, const struct token_trie *t, int32_t state, const struct gram_mask *loose,
+                       int known)
 {
     size_t words = mask_words(t->vocab);
     w->m = mem_zalloc(sizeof *w->m + words * sizeof *w->m->bits);
     atomic_init(&w->m->refs, 1);
     w->m->vocab = t->vocab;
-    w->part = twin != NULL;
+    w->known = loose ? known : 0;
+    w->part = w->known == NEAR;
     w->at = 0;
     w->path[0] = state;
-    for (size_t i = 0; twin && i < words; i++) w->m->bits[i] = twin->bits[i] & ~t->far[i];
+    const uint32_t *upto = t->upto + (size_t)w->known * words;
+    for (size_t i = 0; loose && i < words; i++) w->m->bits[i] = loose->bits[i] & upto[i];
 }
 
 void mask_walk_drop(struct mask_walk *w)
@@ -363,10 +367,10 @@ static void finish(struct mask_walk *w, const struct token_trie *t, const struct
 }
 
 /* Could all of the node's subtree follow, by what the state stays on?  1, 0, GRAM_FULL. */
-static int allows_all(struct gram_automaton *a, int32_t state, const struct trie_node *n, int part)
+static int allows_all(struct gram_automaton *a, int32_t state, const struct trie_node *n)
 {
     if (n->kinds & (KIND_INSIDE | KIND_BROKEN)) return 0;
-    uint16_t loops = loops_of(a, state, part == 0);
+    uint16_t loops = loops_of(a, state);
     return loops == NOT_ASKED ? GRAM_FULL : !(n->kinds & ~loops);
 }
 
@@ -384,8 +388,13 @@ static int walk_part(struct mask_walk *w, const struct trie *t, struct gram_auto
             w->at = i;
             if (clock_now() >= until) return 0;
         }
+        if (n->depth + t->reach[i] - 1 <= w->known) {
+            i = n->skip;
+            continue;
+        }
         if (n->skip - i >= SKIP_FROM) {
-            int all = allows_all(a, from, n, w->part);
+            if (t->reach[i] <= gram_slack(a, from) && (from = gram_loose(a, from)) == GRAM_FULL) return GRAM_FULL;
+            int all = allows_all(a, from, n);
             if (all == GRAM_FULL) return GRAM_FULL;
             if (all) {
                 for (uint32_t k = n->first; k < t->nodes[n->skip].first; k++) allow(w->m, t->order[k]);
@@ -421,18 +430,19 @@ static int walk_on(struct mask_walk *w, const struct token_trie *t, struct gram_
 int mask_at(struct mask_walk *w, const struct token_trie *t, struct gram_automaton *a, int32_t state, uint64_t until,
             struct gram_mask **out)
 {
+    uint32_t slack = gram_slack(a, state);
     for (;;) {
-        int32_t twin = gram_twin(a, state);
-        if (twin == GRAM_FULL) return GRAM_FULL;
-        struct gram_mask *known = gram_mask_of(a, state), *base = twin != state ? gram_mask_of(a, twin) : NULL;
+        int32_t loose = slack ? gram_loose(a, state) : state;
+        if (loose == GRAM_FULL) return GRAM_FULL;
+        struct gram_mask *known = gram_mask_of(a, state), *base = loose != state ? gram_mask_of(a, loose) : NULL;
         if (known) {
             mask_walk_drop(w);
             *out = gram_mask_ref(known);
             return 1;
         }
-        int32_t next = twin == state || base ? state : twin; /* whose mask is to be made now */
-        if (w->m && w->path[0] != next) mask_walk_drop(w);   /* another request has made the twin's */
-        if (!w->m) walk_begin(w, t, next, base);
+        int32_t next = loose == state || base ? state : loose; /* whose mask is to be made now */
+        if (w->m && w->path[0] != next) mask_walk_drop(w);     /* another request has made the loose one's */
+        if (!w->m) walk_begin(w, t, next, base, slack < NEAR ? (int)slack : NEAR);
         int rc = walk_on(w, t, a, until);
         if (rc != 1) return rc;
         gram_mask_keep(a, next, w->m);

@@ -35,6 +35,7 @@ size_t gram_mask_bytes(const struct gram_mask *);
 struct mask_walk {       /* zero-initialise; between two calls of mask_at it belongs to one state */
     struct gram_mask *m; /* NULL: none is under way */
     int part;            /* of the trie */
+    int known;           /* tokens of so many bytes and fewer are in m already */
     uint32_t at;         /* its next node */
     int32_t path[GRAM_LOOK + 1];
 };

@@ -60,8 +60,12 @@ struct gram_ins {
     uint32_t a, b;
 };
 
+/* Counts so far from their bounds that they are not kept: below min, and between min and max. */
+#define GRAM_FEW (UINT32_MAX - 2)
+#define GRAM_MANY (UINT32_MAX - 1)
+
 struct gram_loop {
-    uint32_t min, max; /* max UINT32_MAX: without end */
+    uint32_t min, max; /* max UINT32_MAX: without end, else below GRAM_FEW */
     uint32_t body, again, after;
 };
 

@@ -19,14 +19,16 @@ struct position {
 };
 
 struct frame {
-    uint32_t parent, pc, count, twin; /* pc: where it returns to; twin: gram_twin's frame */
+    uint32_t parent, pc, count, loose; /* pc: where it returns to; loose: gram_loose's frame */
+    uint32_t slack;                    /* gram_slack, of the whole stack */
 };
 
 struct state {
     uint32_t first, n; /* positions */
     int32_t next;      /* where its row of `next` begins; -1: no byte was asked about yet */
-    int32_t twin;      /* NOT_MADE */
-    uint16_t loops[2];
+    int32_t loose;     /* NOT_MADE */
+    uint32_t slack;
+    uint16_t loops;
     bool accepts;
     struct gram_mask *mask;
     int32_t newer, older; /* list of the states with masks */
@@ -74,7 +76,7 @@ static struct gram_automaton *automaton_new(const struct gram_program *p, uint64
     a->vocabulary = vocabulary;
     a->newest = a->oldest = -1;
     mem_grow(&a->frames, &a->cap_frames, 1, sizeof *a->frames);
-    a->frames[a->n_frames++] = (struct frame){0};
+    a->frames[a->n_frames++] = (struct frame){.slack = UINT32_MAX};
     a->frame_mask = a->state_mask = a->seen_mask = 63;
     a->frame_slots = mem_array(a->frame_mask + 1, sizeof *a->frame_slots);
     a->state_slots = mem_array(a->state_mask + 1, sizeof *a->state_slots);
@@ -169,13 +171,19 @@ static void frames_grow(struct gram_automaton *a)
         if (frame_find(a, a->frames[i].parent, a->frames[i].pc, a->frames[i].count, &slot) == UINT32_MAX) *slot = i + 1;
 }
 
-/* A count that stands for all counts from which GRAM_NEAR more readings meet the same bounds. */
-static uint32_t twin_count(const struct gram_loop *l, uint32_t count)
+/* The count without its number; what is read again and again stays as it is. */
+static uint32_t loose_count(const struct gram_loop *l, uint32_t count)
 {
-    uint64_t reach = (uint64_t)count + GRAM_NEAR;
-    if (reach < l->min) return 0;
-    if (count >= l->min && (l->max == UINT32_MAX || reach < l->max)) return l->min;
-    return count;
+    if (count >= GRAM_FEW || (l->max == UINT32_MAX && count >= l->min)) return count;
+    return count < l->min ? GRAM_FEW : GRAM_MANY;
+}
+
+static uint32_t count_slack(const struct gram_loop *l, uint32_t count)
+{
+    if (count >= GRAM_FEW) return UINT32_MAX;
+    if (count < l->min) return l->min - count - 1;
+    if (l->max == UINT32_MAX) return UINT32_MAX;
+    return count < l->max ? l->max - count - 1 : 0;
 }
 
 static uint32_t frame_push(struct gram_automaton *a, uint32_t parent, uint32_t pc, uint32_t count)
@@ -183,14 +191,19 @@ static uint32_t frame_push(struct gram_automaton *a, uint32_t parent, uint32_t p
     uint32_t *slot, known = frame_find(a, parent, pc, count, &slot);
     if (known != UINT32_MAX) return known;
     const struct gram_ins *at = a->p->code + pc;
-    uint32_t parent_twin = a->frames[parent].twin;
-    uint32_t count_twin = at->op == GRAM_AGAIN ? twin_count(a->p->loops + at->a, count) : count;
-    uint32_t twin = (uint32_t)a->n_frames;
-    if (parent_twin != parent || count_twin != count) twin = frame_push(a, parent_twin, pc, count_twin);
+    uint32_t parent_loose = a->frames[parent].loose;
+    uint32_t count_loose = count, loose = UINT32_MAX /* itself */, slack = a->frames[parent].slack;
+    if (at->op == GRAM_AGAIN) {
+        const struct gram_loop *l = a->p->loops + at->a;
+        count_loose = loose_count(l, count);
+        if (count_slack(l, count) < slack) slack = count_slack(l, count);
+    }
+    if (parent_loose != parent || count_loose != count) loose = frame_push(a, parent_loose, pc, count_loose);
     frames_grow(a);
     frame_find(a, parent, pc, count, &slot);
     mem_grow(&a->frames, &a->cap_frames, a->n_frames + 1, sizeof *a->frames);
-    a->frames[a->n_frames] = (struct frame){parent, pc, count, twin};
+    if (loose == UINT32_MAX) loose = (uint32_t)a->n_frames;
+    a->frames[a->n_frames] = (struct frame){parent, pc, count, loose, slack};
     *slot = (uint32_t)a->n_frames + 1;
     return (uint32_t)a->n_frames++;
 }
@@ -237,7 +250,12 @@ static void again(struct gram_automaton *a, uint32_t pc, uint32_t stack)
 {
     const struct gram_loop *l = a->p->loops + a->p->code[pc].a;
     const struct frame f = a->frames[stack];
-    uint32_t done = f.count == UINT32_MAX ? f.count : f.count + 1;
+    if (f.count >= GRAM_FEW) {
+        if (f.count == GRAM_MANY) go(a, l->after, f.parent);
+        go(a, l->body, stack);
+        return;
+    }
+    uint32_t done = f.count + 1;
     if (done >= l->min) go(a, l->after, f.parent);
     if (l->max == UINT32_MAX && done > l->min) done = l->min;
     if (done < l->max) go(a, l->body, frame_push(a, f.parent, pc, done));
@@ -320,6 +338,14 @@ static void states_grow(struct gram_automaton *a)
     }
 }
 
+static uint32_t slack_of(const struct gram_automaton *a)
+{
+    uint32_t slack = UINT32_MAX;
+    for (size_t i = 0; i < a->n_found; i++)
+        if (a->frames[a->found[i].stack].slack < slack) slack = a->frames[a->found[i].stack].slack;
+    return slack;
+}
+
 /* The state of what was found. */
 static int32_t close_set(struct gram_automaton *a)
 {
@@ -343,8 +369,9 @@ static int32_t close_set(struct gram_automaton *a)
     a->states[a->n_states] = (struct state){.first = (uint32_t)a->n_positions,
                                             .n = (uint32_t)n,
                                             .next = -1,
-                                            .twin = NOT_MADE,
-                                            .loops = {UINT16_MAX, UINT16_MAX},
+                                            .loose = NOT_MADE,
+                                            .slack = slack_of(a),
+                                            .loops = UINT16_MAX,
                                             .accepts = a->accepts};
     a->n_positions += n;
     a->state_slots[at] = (uint32_t)a->n_states + 1;
@@ -430,25 +457,30 @@ const char *gram_why(const struct gram_automaton *a)
     return a->why;
 }
 
-int32_t gram_twin(struct gram_automaton *a, int32_t state)
+int32_t gram_loose(struct gram_automaton *a, int32_t state)
 {
-    if (a->states[state].twin != NOT_MADE) return a->states[state].twin;
+    if (a->states[state].loose != NOT_MADE) return a->states[state].loose;
     if (!has_room(a)) return GRAM_FULL;
     open_set(a);
     const struct state *s = a->states + state;
     for (uint32_t i = 0; i < s->n; i++) {
         struct position at = a->positions[s->first + i];
-        stay(a, at.pc, at.sub, a->frames[at.stack].twin);
+        stay(a, at.pc, at.sub, a->frames[at.stack].loose);
     }
     a->accepts = s->accepts;
-    int32_t twin = close_set(a);
-    a->states[twin].twin = twin;
-    return a->states[state].twin = twin;
+    int32_t loose = close_set(a);
+    a->states[loose].loose = loose;
+    return a->states[state].loose = loose;
+}
+
+uint32_t gram_slack(const struct gram_automaton *a, int32_t state)
+{
+    return a->states[state].slack;
 }
 
 uint16_t *gram_loops(struct gram_automaton *a, int32_t state)
 {
-    return a->states[state].loops;
+    return &a->states[state].loops;
 }
 
 uint8_t gram_kind(const struct gram_automaton *a, uint8_t byte)

@@ -12,8 +12,8 @@
 
 enum { GRAM_DEAD = -1, GRAM_FULL = -2, GRAM_START = 0 };
 
-/* The longest token that may be asked about, and those for which twins are enough. */
-enum { GRAM_LOOK = 255, GRAM_NEAR = 16 };
+/* Of the longest token that may be asked about. */
+enum { GRAM_LOOK = 255 };
 
 struct gram_mask; /* grammar_mask.h */
 
@@ -33,12 +33,13 @@ bool gram_accepts(const struct gram_automaton *, int32_t state);
 bool gram_ends(const struct gram_automaton *, int32_t state); /* no byte may follow */
 const char *gram_why(const struct gram_automaton *);          /* static */
 
-/* A state behind which the same GRAM_NEAR bytes (and fewer) may follow, and that is the same for many: counts that far
- * from their bounds make no difference.  Or GRAM_FULL. */
-int32_t gram_twin(struct gram_automaton *, int32_t state);
+/* How many bytes may be read before any count in the state meets a bound (UINT32_MAX: it has none). */
+uint32_t gram_slack(const struct gram_automaton *, int32_t state);
+/* The state without its counts, or GRAM_FULL: the same texts of up to gram_slack bytes may follow.  Many states have
+ * the same one, and it stays where it is where they go on counting. */
+int32_t gram_loose(struct gram_automaton *, int32_t state);
 
-/* Two sets of bytes that keep a state, or its twin, where it is, as bits: KIND_... of grammar_mask.c.  0xffff: not
- * asked yet. */
+/* The bytes that keep a state where it is, as bits: KIND_... of grammar_mask.c.  0xffff: not asked yet. */
 uint16_t *gram_loops(struct gram_automaton *, int32_t state);
 /* Bytes that the grammar does not tell apart have the same kind. */
 uint8_t gram_kind(const struct gram_automaton *, uint8_t byte);

@@ -29,6 +29,7 @@ enum {
     SAVE_SECONDS = 120,  /* between checkpoints where save_steps does not say */
     NORM_WARNINGS = 5,   /* per run */
     NORM_LARGE = 100,    /* a gradient norm above it means trouble */
+    ARRAYS = 4,          /* of the optimizer in a checkpoint */
 };
 
 /* What a checkpoint holds beside the arrays; eight bytes each, no padding. */
@@ -64,8 +65,8 @@ struct train {
     struct train_plan plan;
     struct state st;
 
-    float *host[3]; /* p, m, v as the host sees them: the device's own, or copies for checkpoints */
-    float *best;    /* the best evaluated p; NULL without evaluation */
+    float *host[ARRAYS]; /* p, m, v, avg as the host sees them: the device's own, or copies for checkpoints */
+    float *best;         /* the best evaluated p, or avg; NULL without evaluation */
     char *ckpt_dir;
     uint64_t hash;
     int64_t saved;     /* step of the newest checkpoint; -1 */
@@ -129,21 +130,29 @@ __attribute__((format(printf, 2, 3))) static void warn(struct train *t, const ch
 
 /* ---- checkpoints ------------------------------------------------------------------------------------------------- */
 
-enum { PARTS_MAX = 5 };
+enum { PARTS_MAX = ARRAYS + 2 };
+
+/* NULL: there is none of it. */
+static float *device_array(const struct train *t, int i)
+{
+    return i == 0 ? t->o.p : i == 1 ? t->o.m : i == 2 ? t->o.v : t->o.avg;
+}
+
+/* Which of them is evaluated and written. */
+static int result_array(const struct train *t)
+{
+    return t->o.avg ? 3 : 0;
+}
 
 static int parts_of(struct train *t, struct ckpt_part part[PARTS_MAX])
 {
-    static const char *const names[] = {"parameters", "moment1", "moment2"};
+    static const char *const names[ARRAYS] = {"parameters", "moment1", "moment2", "average"};
     int n = 0;
     part[n++] = (struct ckpt_part){"state", &t->st, sizeof t->st};
-    for (int i = 0; i < 3; i++) part[n++] = (struct ckpt_part){names[i], t->host[i], t->o.n * sizeof(float)};
+    for (int i = 0; i < ARRAYS; i++)
+        if (t->host[i]) part[n++] = (struct ckpt_part){names[i], t->host[i], t->o.n * sizeof(float)};
     if (t->best) part[n++] = (struct ckpt_part){"best", t->best, t->o.n * sizeof(float)};
     return n;
-}
-
-static float *device_array(const struct train *t, int i)
-{
-    return i == 0 ? t->o.p : i == 1 ? t->o.m : t->o.v;
 }
 
 static int save(struct train *t, struct err *e)
@@ -151,7 +160,7 @@ static int save(struct train *t, struct err *e)
     struct ckpt_part part[PARTS_MAX];
     int n = parts_of(t, part);
     size_t bytes = t->o.n * sizeof(float);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < ARRAYS; i++)
         if (t->host[i] != device_array(t, i)) t->d->ops->download(t->d, t->host[i], device_array(t, i), bytes);
     train_gate_leave(t->gate);
     tell(t, TRAIN_SAVING, NULL);
@@ -173,10 +182,10 @@ static int load(struct train *t, struct err *e)
     struct ckpt_part part[PARTS_MAX];
     int n = parts_of(t, part), rc = ckpt_read(t->ckpt_dir, t->hash, part, n, &t->saved, &t->warnings, e);
     if (rc || t->saved < 0) return rc;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < ARRAYS; i++)
         if (t->host[i] != device_array(t, i))
             t->d->ops->upload(t->d, device_array(t, i), t->host[i], t->o.n * sizeof(float));
-    if (!t->lora_method) train_full_update(&t->full, &t->o);
+    if (!t->lora_method) train_full_use(&t->full, &t->o, t->o.p);
     return 0;
 }
 
@@ -267,7 +276,7 @@ static void update(struct train *t, double rate, double norm)
     double limit = t->p.max_grad_norm, scale = 1;
     if (limit > 0) scale = fmin(1, limit / (norm + 1e-6)); /* as torch.nn.utils.clip_grad_norm_ */
     optim_step(&t->o, &t->p, rate, scale, ++t->st.updates);
-    if (!t->lora_method) train_full_update(&t->full, &t->o);
+    if (!t->lora_method) train_full_use(&t->full, &t->o, t->o.p);
 }
 
 static enum outcome train_step(struct train *t, struct err *e)
@@ -328,11 +337,14 @@ static bool eval_due(const struct train *t)
 static enum outcome evaluate(struct train *t, struct err *e)
 {
     struct sums sum = {0};
-    float dropout = t->tm.dropout;
+    float dropout = t->tm.dropout, residual = t->tm.residual_dropout;
     enum outcome o = GO_ON;
-    t->tm.dropout = 0;
+    t->tm.dropout = t->tm.residual_dropout = 0;
+    if (t->o.avg) train_full_use(&t->full, &t->o, t->o.avg);
     for (int64_t i = 0; i < t->eval.before[1] && o == GO_ON; i++) o = run_step(t, &t->eval, i, false, &sum, e);
     t->tm.dropout = dropout;
+    t->tm.residual_dropout = residual;
+    if (t->o.avg) train_full_use(&t->full, &t->o, t->o.p);
     if (o != GO_ON) return o;
     double loss = sum.loss / (double)sum.targets, accuracy = (double)sum.hits / (double)sum.targets;
     struct state *s = &t->st;
@@ -343,7 +355,7 @@ static enum outcome evaluate(struct train *t, struct err *e)
         s->best_step = s->step;
         s->best_loss = loss;
         s->best_accuracy = accuracy;
-        t->d->ops->download(t->d, t->best, t->o.p, t->o.n * sizeof(float));
+        t->d->ops->download(t->d, t->best, device_array(t, result_array(t)), t->o.n * sizeof(float));
     }
     s->stopped = t->p.patience > 0 && s->worse >= t->p.patience;
     struct train_event ev = event_of(t, TRAIN_EVAL);
@@ -381,9 +393,11 @@ static enum outcome loop(struct train *t, struct err *e)
 
 static int write_result(struct train *t, struct err *e)
 {
-    const float *p = t->st.best_step >= 0 ? t->best : t->host[0];
+    int last = result_array(t);
+    const float *p = t->st.best_step >= 0 ? t->best : t->host[last], *on_device = device_array(t, last);
     if (!t->job.out) return 0;
-    if (p == t->host[0] && p != t->o.p) t->d->ops->download(t->d, t->host[0], t->o.p, t->o.n * sizeof(float));
+    if (p == t->host[last] && p != on_device)
+        t->d->ops->download(t->d, t->host[last], on_device, t->o.n * sizeof(float));
     struct buf tmp = {0};
     buf_printf(&tmp, "%s.tmp", t->job.out);
     dir_remove(tmp.data);
@@ -471,11 +485,13 @@ static size_t scratch_bytes(const struct train *t)
 static int plan_memory(struct train *t, struct err *e)
 {
     struct train_plan *p = &t->plan;
-    int copies = 4 + (t->d->ops->host_memory ? 0 : 3) + (t->eval.n ? 1 : 0);
+    int average = t->p.ema_decay > 0;
+    int copies = 4 + average + (t->d->ops->host_memory ? 0 : 3 + average) + (t->eval.n ? 1 : 0);
     size_t room = memory_available();
     p->weight_bytes = t->model->w.bytes;
     p->trainable = t->o.trained;
-    p->state_bytes = (size_t)copies * t->o.n * sizeof(float) + (t->lora_method ? 0 : train_full_bytes(&t->full));
+    p->state_bytes = (size_t)copies * t->o.n * sizeof(float) + muon_bytes(&t->o.muon);
+    if (!t->lora_method) p->state_bytes += train_full_bytes(&t->full);
     t->tm.recompute = t->p.recompute == RECOMPUTE_ON;
     p->activation_bytes = train_model_bytes(&t->tm) + scratch_bytes(t);
     double need = (double)p->state_bytes + (double)p->activation_bytes;
@@ -509,11 +525,12 @@ static void plan_steps(struct train *t)
 
 static int take_memory(struct train *t, struct err *e)
 {
-    int rc = optim_alloc(&t->o, e);
+    int rc = optim_alloc(&t->o, t->p.ema_decay > 0, e);
     if (rc) return rc;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < ARRAYS; i++) {
         t->host[i] = device_array(t, i);
-        if (!t->d->ops->host_memory && !(t->host[i] = mem_try_alloc(t->o.n * sizeof(float)))) rc = ERR_NOMEM;
+        if (!t->host[i] || t->d->ops->host_memory) continue;
+        if (!(t->host[i] = mem_try_alloc(t->o.n * sizeof(float)))) rc = ERR_NOMEM;
     }
     if (t->eval.n && !(t->best = calloc(t->o.n, sizeof *t->best))) rc = ERR_NOMEM;
     if (rc) return err_set(e, rc, "no memory for copies of %zu parameters", t->o.trained);
@@ -521,6 +538,7 @@ static int take_memory(struct train *t, struct err *e)
         train_lora_bind(&t->lora, &t->o);
     else
         rc = train_full_bind(&t->full, &t->p, &t->o, e);
+    if (!rc) optim_start(&t->o);
     if (!rc) rc = train_model_open(&t->tm, t->p.max_length, e);
     train_gate_leave(t->gate);
     micro_open(&t->micro, t->tm.max_tokens);
@@ -550,7 +568,7 @@ static int plan_all(struct train *t, struct err *e)
                    (unsigned long long)left_out, t->p.max_length);
     optim_init(&t->o, t->d, t->gate);
     rc = t->lora_method ? train_lora_open(&t->lora, &t->model->c, &t->p, t->job.from, &t->o, e)
-                        : train_full_open(&t->full, t->model, &t->o, e);
+                        : train_full_open(&t->full, t->model, &t->p, &t->o, e);
     if (rc) return rc;
     int most = batches_micro_max(t->rows.batches), most_eval = t->eval.n ? batches_micro_max(t->eval.batches) : 0;
     t->tm = (struct train_model){.c = &t->model->c,
@@ -560,6 +578,7 @@ static int plan_all(struct train *t, struct err *e)
                                  .site = t->lora_method ? t->lora.site : NULL,
                                  .grads = t->lora_method ? NULL : &t->full.g,
                                  .dropout = (float)t->p.lora_dropout,
+                                 .residual_dropout = (float)t->p.dropout,
                                  .half = !t->p.f32,
                                  .max_tokens = most > most_eval ? most : most_eval};
     plan_steps(t);
@@ -624,7 +643,7 @@ void train_free(struct train *t)
 {
     if (!t) return;
     if (!t->gate) t->d->bf16_x = t->bf16_x;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < ARRAYS; i++)
         if (t->host[i] != device_array(t, i)) free(t->host[i]);
     train_model_close(&t->tm);
     train_lora_close(&t->lora);

@@ -21,6 +21,7 @@ struct engine;
 
 enum train_method { TRAIN_LORA, TRAIN_QLORA, TRAIN_FULL }; /* qlora: lora that insists on a quantised base */
 enum train_schedule { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE };
+enum train_optimizer { OPTIMIZER_ADAMW, OPTIMIZER_MUON };
 enum train_recompute { RECOMPUTE_AUTO, RECOMPUTE_ON, RECOMPUTE_OFF }; /* gradient checkpointing */
 
 /* Which products get an adapter; a family has some of them (adapter.h). */
@@ -55,9 +56,12 @@ struct train_params {
     int64_t warmup_steps;         /* >= 0 instead of the ratio; -1 */
     double weight_decay, beta1, beta2, epsilon; /* 0 (full 0.01), 0.9, 0.999, 1e-8.  Decay spares biases and norms */
     double max_grad_norm;                       /* 0: off; 1 */
-    int lora_r;                                 /* 1..256; 16 */
-    double lora_alpha;                          /* (0, 4096]; 32 */
-    double lora_dropout;                        /* [0, 1); 0 */
+    enum train_optimizer optimizer; /* full: muon for the layers' matrices, adamw for the rest (muon.h); adamw */
+    double dropout;                 /* full: of what attention and feed-forward add, and of embeddings; [0, 1); 0 */
+    double ema_decay;               /* full: > 0: what is evaluated and written is the weights' average; [0, 1); 0 */
+    int lora_r;                     /* 1..256; 16 */
+    double lora_alpha;              /* (0, 4096]; 32 */
+    double lora_dropout;            /* [0, 1); 0 */
     bool use_rslora;
     unsigned targets;       /* of enum train_target; TARGET_ALL */
     bool packing;           /* several rows in one sequence's place; true */

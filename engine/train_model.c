@@ -136,6 +136,35 @@ static void copy(struct train_model *m, struct mat to, struct mat from)
     op_rows(m->d, (struct rows_args){to, from, m->iota});
 }
 
+/* ---- dropout ----------------------------------------------------------------------------------------------------- */
+
+/* Streams of random numbers of a step: one for each site, then one for each branch, then the embeddings'. */
+static void drop(struct train_model *m, float p, int stream, struct mat x)
+{
+    pass(m);
+    op_dropout(m->d, (struct dropout_args){x, p, rng_at(m->dropout_seed, (uint64_t)stream), m->b->first});
+}
+
+/* What is added to the residual stream: by a layer's attention and feed-forward, and at its beginning, which is counted
+ * as a layer after the last. */
+enum branch { ATTENTION, FEED_FORWARD };
+
+static void drop_branch(struct train_model *m, int layer, enum branch b, struct mat x)
+{
+    int L = m->c->layers;
+    if (m->residual_dropout > 0) drop(m, m->residual_dropout, L * PRODUCTS + 2 * layer + (int)b, x);
+}
+
+/* The gradient by what a branch computes, from that by the residual stream. */
+static struct mat branch_grad(struct train_model *m, int layer, enum branch b, struct mat dx)
+{
+    if (m->residual_dropout <= 0) return dx;
+    struct mat to = {m->dropped.p, DT_F32, dx.rows, dx.cols, dx.cols};
+    copy(m, to, dx);
+    drop_branch(m, layer, b, to);
+    return to;
+}
+
 /* ---- adapters ---------------------------------------------------------------------------------------------------- */
 
 static const struct site no_site;
@@ -145,11 +174,9 @@ static const struct site *site_of(const struct train_model *m, int layer, enum p
     return m->site ? &m->site[layer * PRODUCTS + p] : &no_site;
 }
 
-static void drop(struct train_model *m, int layer, enum product p, struct mat x)
+static void drop_input(struct train_model *m, int layer, enum product p, struct mat x)
 {
-    uint64_t seed = rng_at(m->dropout_seed, (uint64_t)layer * PRODUCTS + p);
-    pass(m);
-    op_dropout(m->d, (struct dropout_args){x, m->dropout, seed, m->b->first});
+    drop(m, m->dropout, layer * PRODUCTS + (int)p, x);
 }
 
 /* x as the adapters read it */
@@ -158,7 +185,7 @@ static struct mat site_input(struct train_model *m, int layer, enum product p, s
     if (m->dropout <= 0) return x;
     struct mat to = {m->dropped.p, DT_F32, x.rows, x.cols, x.cols};
     copy(m, to, x);
-    drop(m, layer, p, to);
+    drop_input(m, layer, p, to);
     return to;
 }
 
@@ -210,7 +237,7 @@ static void site_back(struct train_model *m, int layer, enum product p, const st
     struct mat back = drops ? (struct mat){m->dropped.p, DT_F32, dy.rows, s->k, s->k} : dx;
     product(m, back, du, mat_f32(s->a, s->r, s->k), false, 1, !drops);
     if (drops) {
-        drop(m, layer, p, back);
+        drop_input(m, layer, p, back);
         add(m, dx, back);
     }
 }
@@ -315,6 +342,7 @@ static void attention(struct train_model *m, int layer, const struct kept *k, st
     if (!y.p) return;
     linear(m, y, att, w->o, w->o_b);
     site_up(m, layer, PRODUCT_O, y, k);
+    drop_branch(m, layer, ATTENTION, y);
     add(m, y, x);
 }
 
@@ -345,6 +373,7 @@ static void feed_forward(struct train_model *m, int layer, const struct kept *k,
     if (!y.p) return;
     linear(m, y, ff, w->down, w->down_b);
     site_up(m, layer, PRODUCT_DOWN, y, k);
+    drop_branch(m, layer, FEED_FORWARD, y);
 }
 
 /* y: the layer's output; y.p NULL: only what is kept is computed. */
@@ -390,7 +419,7 @@ static struct mat if_wanted(struct mat x, bool wanted)
     return x;
 }
 
-/* dx by the layer's output.  Leaves in dh the gradient by the feed-forward's input h, where that is reached. */
+/* dx by the branch's output.  Leaves in dh the gradient by the feed-forward's input h, where that is reached. */
 static void feed_forward_back(struct train_model *m, int layer, const struct kept *k, struct mat h, struct mat dx,
                               struct mat dh, const struct reach *r)
 {
@@ -452,7 +481,7 @@ static void attn_backward(struct train_model *m, int layer, const struct kept *k
     }
 }
 
-/* dx by attention's output; h: norm(x).  dh (+)= the gradient by h. */
+/* dx by the branch's output; h: norm(x).  dh (+)= the gradient by h. */
 static void attention_back(struct train_model *m, int layer, const struct kept *k, struct mat h, struct mat dx,
                            struct mat dh, const struct reach *r)
 {
@@ -496,12 +525,12 @@ static void layer_back(struct train_model *m, int layer, const struct kept *k, s
         activate(m, area_mat(m, 0, c->inter), here(m, k->up));
     if (!fresh && ff_site)
         norm(m, h, c->parallel ? x : x2, c->parallel ? w->norm1_w : w->norm2_w, c->parallel ? w->norm1_b : w->norm2_b);
-    feed_forward_back(m, layer, k, h, dx, dh, &r);
+    feed_forward_back(m, layer, k, h, branch_grad(m, layer, FEED_FORWARD, dx), dh, &r);
     if (!r.attention) return;
     if (!c->parallel) norm_back(m, dx, x2, dh, w->norm2_w, g->norm2_w, g->norm2_b);
     if (!(c->parallel && (fresh || ff_site)) && (m->grads || site_of(m, layer, PRODUCT_QKV)->r))
         norm(m, h, x, w->norm1_w, w->norm1_b);
-    attention_back(m, layer, k, h, dx, dh, &r);
+    attention_back(m, layer, k, h, branch_grad(m, layer, ATTENTION, dx), dh, &r);
     if (r.below) norm_back(m, dx, x, dh, w->norm1_w, g->norm1_w, g->norm1_b);
 }
 
@@ -575,6 +604,7 @@ static void backward(struct train_model *m, struct mat dx)
     if (!m->grads) return;
     struct mat table = mat_f32(m->grads->embed, m->c->vocab, m->c->hidden), pos = {0};
     if (m->grads->pos) pos = mat_f32(m->grads->pos, m->c->max_len, m->c->hidden);
+    drop_branch(m, m->c->layers, ATTENTION, dx);
     pass(m);
     op_embed_back(m->d, (struct embed_back_args){table, pos, dx, m->id, m->pos});
 }
@@ -585,6 +615,7 @@ struct train_loss train_model_run(struct train_model *m, const struct micro *b, 
     upload(m, b, scale);
     pass(m);
     op_embed(m->d, (struct embed_args){layer_input(m, 0), m->w->embed, m->w->pos, m->id, m->pos, m->w->embed_w});
+    drop_branch(m, m->c->layers, ATTENTION, layer_input(m, 0));
     for (int l = 0; l < m->c->layers; l++)
         layer_forward(m, l, &m->kept[m->recompute ? 0 : l], layer_input(m, l), layer_input(m, l + 1));
     struct mat dx = here(m, m->dx);
@@ -660,6 +691,7 @@ static void take_sites(struct take *t)
         }
     if (r) m->du = take_mat(t, m->max_tokens, r);
     if (k && m->dropout > 0) m->dropped = take_mat(t, m->max_tokens, k);
+    if (!k && m->residual_dropout > 0) m->dropped = take_mat(t, m->max_tokens, m->c->hidden);
 }
 
 static void take_all(struct take *t)

@@ -41,8 +41,12 @@ static int open_all(struct train_offline *o, const struct train_offline_config *
     int rc = setup_load(&o->s, c->engine, e);
     if (!rc) rc = setup_pin(&o->s, e);
     if (rc) return rc;
+    const char *file = c->chat_template;
     e->code = 0;
-    o->template = chat_template_load(c->engine->model, e);
+    if (!file || !*file)
+        o->template = chat_template_load(c->engine->model, e);
+    else if (strcmp(file, "plain") != 0)
+        o->template = chat_template_load_file(c->engine->model, file, e);
     if (!o->template && e->code) return e->code;
     rc = open_data(o, c, c->data, &o->data, &o->report, e);
     if (!rc && c->eval && (rc = open_data(o, c, c->eval, &o->eval, &o->eval_report, e))) err_prefix(e, "--eval-data");

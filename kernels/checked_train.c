@@ -1,6 +1,8 @@
 /* The checks of the ops of training: see checked.h. */
 #include "kernels/checked.h"
 
+#include <math.h>
+
 /* the same matrix, or apart */
 static bool check_same_or_apart(struct dev *d, const char *op, const struct mat *a, const struct mat *b)
 {
@@ -145,4 +147,13 @@ bool check_adamw(struct dev *d, const struct adamw_args *a)
     need(a->lr >= 0 && a->eps >= 0 && a->decay >= 0, "lr %g, eps %g, decay %g", a->lr, a->eps, a->decay);
     return a->n == 0 || (check_floats(d, op, "p", a->p) && check_floats(d, op, "m", a->m) &&
                          check_floats(d, op, "v", a->v) && check_floats(d, op, "g", a->g));
+}
+
+bool check_axpby(struct dev *d, const struct axpby_args *a)
+{
+    const char *op = "axpby";
+    need(isfinite(a->alpha) && isfinite(a->beta), "alpha %g, beta %g", a->alpha, a->beta);
+    if (a->n == 0) return true;
+    need(a->x == a->y || a->x + a->n <= a->y || a->y + a->n <= a->x, "x is partly y");
+    return check_floats(d, op, "x", a->x) && check_floats(d, op, "y", a->y);
 }

@@ -164,6 +164,14 @@ struct adamw_args {
     double lr, beta1, beta2, eps, decay, bias1, bias2, grad_scale; /* double: 1 - beta2 keeps its digits */
 };
 
+/* y = alpha x + beta y.  With beta 0, y is not read; alpha 1 copies bits.  x, y: n f32; x may be y. */
+struct axpby_args {
+    float *y;
+    const float *x;
+    size_t n;
+    double alpha, beta;
+};
+
 /* A name enters this list with its definition in ref, its kernel in cpu, its check and its test. */
 #define TRAIN_OPS(X)                                                                                                   \
     X(gemm)                                                                                                            \
@@ -176,6 +184,6 @@ struct adamw_args {
     X(attn_seq)                                                                                                        \
     X(attn_back)                                                                                                       \
     X(head_norm_back)                                                                                                  \
-    X(act_mul_back) X(act_back) X(cross_entropy) X(dropout) X(square_sum) X(adamw)
+    X(act_mul_back) X(act_back) X(cross_entropy) X(dropout) X(square_sum) X(adamw) X(axpby)
 
 #endif

@@ -135,9 +135,11 @@ int main(int argc, char **argv)
                       &e);
     static double rate[KINDS][ROUNDS_MAX], lost[KINDS][ROUNDS_MAX];
     struct grammar *shared[BATCH_MAX], *own[BATCH_MAX], *one = NULL;
+    int only = argc > 7 ? atoi(argv[7]) : -1;
     for (int round = -1; r.g && !e.code && round < rounds; round++) { /* the first warms up */
         one = records(UINT32_MAX, &e);
         for (int kind = 0; kind < KINDS && !e.code; kind++) {
+            if (only >= 0 && kind != FREE && kind != only) continue;
             for (int i = 0; i < r.batch; i++) {
                 shared[i] = one;
                 own[i] = kind == OWN ? records(UINT32_MAX, &e) : kind == SHORT ? records(60, &e) : NULL;

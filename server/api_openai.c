@@ -32,6 +32,7 @@ struct prepared {
     int32_t *ids; /* owned */
     size_t n;
     struct buf echo; /* what an echo of it says */
+    bool thinking;   /* it ends with <think> */
 };
 
 struct exchange {
@@ -263,6 +264,7 @@ static int submit_prompt(struct exchange *x, int p, struct err *e)
     for (int i = 0; i < x->params.best_of; i++) {
         struct sequence *seq = &x->seqs[x->n++];
         *seq = (struct sequence){.x = x, .index = p * x->params.n + i};
+        x->config.thinking = v->thinking;
         choice_init(&seq->choice, &x->config, v->echo.data, v->echo.len);
         r.sampling.seed = seed_derive(seed, i);
         seq->gen =
@@ -352,6 +354,7 @@ static void prepare_chat(struct exchange *x, struct prepared *out)
     /* a template writes its own begin-of-text */
     bool special = x->params.add_special || chat->plain;
     if (chat_render(chat, &x->params, &page, &x->failed) == 0) tokenize(x, page.data, page.len, special, out);
+    out->thinking = tool_prompt_thinks(page.data, page.len);
     buf_free(&page);
 }
 
@@ -428,7 +431,7 @@ static bool find_model(struct exchange *x)
     }
     x->config.tools = chat_tool_format(chat, &x->params);
     if (chat_tool_ask(chat, &x->params, &x->params.ask, &e)) {
-        reply_error(x, 400, "invalid_value", "tools", e.msg);
+        reply_error(x, 400, "invalid_value", "tool_choice", e.msg);
         return false;
     }
     return true;

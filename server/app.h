@@ -68,8 +68,11 @@ void api_lora_unload(struct http_req *); /* and /v1/unload_lora_adapter */
 /* Makes the adapter in dir servable under its name, from the next request on.  Pool thread; waits for the engine. */
 int app_publish_adapter(struct app *, const char *name, const char *dir, struct err *);
 
-/* handlers: api_info.c */
+/* handlers: api_embeddings.c, api_tokenize.c */
+void api_embeddings(struct http_req *);
 void api_tokenize(struct http_req *);
+void api_detokenize(struct http_req *);
+/* handlers: api_info.c */
 void api_root(struct http_req *);
 void api_info(struct http_req *);
 void api_health(struct http_req *);

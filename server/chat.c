@@ -196,6 +196,7 @@ static cJSON *call_schema(const cJSON *function, const char *arguments, cJSON *t
     cJSON *schema = cJSON_CreateObject(), *properties = cJSON_AddObjectToObject(schema, "properties");
     cJSON *name = cJSON_AddObjectToObject(properties, "name"), *required = cJSON_CreateArray();
     if (!cJSON_GetObjectItemCaseSensitive(parameters, "type")) cJSON_AddStringToObject(parameters, "type", "object");
+    if (!cJSON_IsObject(given)) cJSON_AddFalseToObject(parameters, "additionalProperties"); /* it takes none */
     hoist(top, parameters, "$defs", e);
     if (!e->code) hoist(top, parameters, "definitions", e);
     cJSON_AddStringToObject(schema, "type", "object");

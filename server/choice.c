@@ -17,6 +17,7 @@ void choice_init(struct choice *v, const struct choice_config *c, const char *ec
     v->parser = tool_parser_new(&(struct tool_parser_config){
         .format = c->tools,
         .stream = p->stream,
+        .thinking = c->thinking && p->tool_choice == TOOL_CHOICE_AUTO, /* a call that is demanded comes first */
         .names = p->tool_names,
         .n_names = p->n_tools,
     });
@@ -293,6 +294,7 @@ void choice_add(struct choice *v, const struct event *ev, const struct event_bat
     switch (ev->kind) {
     case EV_PROMPT: add_prompt_token(v, ev, batch); break;
     case EV_TOKEN: add_token(v, ev, batch); break;
+    case EV_EMBEDDING: break;
     case EV_DONE:
         v->done = *ev;
         if (!v->finish) v->finish = ev->finish;

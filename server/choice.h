@@ -19,6 +19,7 @@ struct choice_config {
     const struct tokenizer *tokenizer;
     enum openai_route route;
     enum tool_format tools; /* TOOL_FORMAT_NONE: text is text */
+    bool thinking;          /* the prompt ended with <think> */
 };
 
 /* Zero-initialise; choice_init, choice_free. */

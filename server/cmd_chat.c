@@ -34,6 +34,11 @@ struct chat {
     bool input_ended;
 };
 
+static bool has_turns(const struct chat *c)
+{
+    return conversation_has_turns(&c->said);
+}
+
 /* ---- waiting ----------------------------------------------------------------------------------------------------- */
 
 static int wake = -1; /* an eventfd: events wait, or Ctrl-C was pressed */
@@ -131,12 +136,36 @@ static void take_recommended(struct settings *s, const struct engine_info *info)
     if (!settings_given(s, "top-k") && info->top_k > 0) s->top_k = info->top_k;
 }
 
+/* How many bytes at the end of the text may be the beginning of a stop text, which is not shown. */
+static size_t stop_begun(const struct gen_request *r, const struct buf *text)
+{
+    size_t most = 0;
+    for (int i = 0; i < r->n_stop; i++) {
+        for (size_t n = strlen(r->stop[i]); n-- > most + 1;) {
+            if (n > text->len || memcmp(text->data + text->len - n, r->stop[i], n) != 0) continue;
+            most = n;
+            break;
+        }
+    }
+    return most;
+}
+
+/* Without the stop text that ended it. */
+static void cut_stop(const struct gen_request *r, const struct event *done, struct buf *text)
+{
+    if (done->finish != FINISH_STOP || done->stop_index < 0 || done->stop_index >= r->n_stop) return;
+    const char *stop = r->stop[done->stop_index];
+    size_t n = strlen(stop);
+    if (n <= text->len && memcmp(text->data + text->len - n, stop, n) == 0) text->len -= n;
+}
+
 /* Prints the answer as it comes and appends it to *text. */
 static int run(struct chat *c, const struct gen_request *r, struct buf *text, struct event *done, struct err *e)
 {
     uint64_t id = engine_submit(c->engine, r, e);
     if (!id) return e->code;
     bool cancelled = false;
+    size_t shown = 0;
     while (done->kind != EV_DONE) {
         if (interrupted && !cancelled) {
             engine_cancel(c->engine, id);
@@ -153,14 +182,35 @@ static int run(struct chat *c, const struct gen_request *r, struct buf *text, st
                 if (ev->kind == EV_DONE) *done = *ev;
                 if (ev->kind != EV_TOKEN) continue;
                 buf_append(text, b->text + ev->text, ev->gen_len);
-                fwrite(b->text + ev->text, 1, ev->gen_len, stdout);
             }
         }
         engine_events_done(c->engine, list);
+        if (done->kind == EV_DONE) cut_stop(r, done, text);
+        size_t end = done->kind == EV_DONE ? text->len : text->len - stop_begun(r, text);
+        if (end > shown) fwrite(text->data + shown, 1, end - shown, stdout);
+        if (end > shown) shown = end;
         if (fflush(stdout)) return err_set(e, ERR_IO, "stdout is closed");
     }
     if (done->finish == FINISH_ERROR) return err_set(e, ERR_INVALID, "generation failed: %s", done->error);
     return 0;
+}
+
+static struct gen_request make_request(const struct chat *c, const int32_t *ids, int n)
+{
+    static const char *const next_line[] = {"\nuser:"};
+    const struct settings *s = c->settings;
+    bool plain = c->said.plain && !s->stop.n, limited = settings_given(s, "max-new-tokens") || !has_turns(c);
+    int rest = engine_info(c->engine)->max_total_tokens - n;
+    return (struct gen_request){
+        .prompt = ids,
+        .n_prompt = n,
+        .sampling = cmd_sampling(s),
+        .max_new_tokens = limited && s->max_new_tokens < rest ? s->max_new_tokens : rest,
+        .ignore_eos = s->ignore_eos,
+        .stop = plain ? next_line : (const char *const *)s->stop.v,
+        .n_stop = plain ? 1 : s->stop.n,
+        .adapter = s->adapter ? "adapter" : NULL,
+    };
 }
 
 static int answer(struct chat *c, const char *message, size_t length, struct err *e)
@@ -179,21 +229,11 @@ static int answer(struct chat *c, const char *message, size_t length, struct err
     struct event done = {.kind = EV_TOKEN};
     int rc = ids ? 0 : e->code;
     if (ids) {
-        bool limited = settings_given(s, "max-new-tokens") || !c->said.chat;
-        struct gen_request r = {
-            .prompt = ids,
-            .n_prompt = n,
-            .sampling = cmd_sampling(s),
-            .max_new_tokens = limited && s->max_new_tokens < total - n ? s->max_new_tokens : total - n,
-            .ignore_eos = s->ignore_eos,
-            .stop = (const char *const *)s->stop.v,
-            .n_stop = s->stop.n,
-            .adapter = s->adapter ? "adapter" : NULL,
-        };
+        const struct gen_request r = make_request(c, ids, n);
         rc = run(c, &r, &text, &done, e);
     }
     if (!rc && (!text.len || text.data[text.len - 1] != '\n')) putchar('\n');
-    if (!rc && done.finish == FINISH_LENGTH && c->said.chat)
+    if (!rc && done.finish == FINISH_LENGTH && has_turns(c))
         fprintf(stderr, "[cut off after %d tokens]\n", done.n_generated);
     if (text.len) {
         conversation_assistant(&c->said, text.data, text.len);
@@ -211,7 +251,7 @@ static int answer(struct chat *c, const char *message, size_t length, struct err
 static void set_system(struct chat *c, const char *text)
 {
     conversation_system(&c->said, text);
-    if (text && !c->said.chat) fprintf(stderr, "[the model has no chat template: it knows no instructions]\n");
+    if (text && !has_turns(c)) fprintf(stderr, "[the model has no chat template: it knows no instructions]\n");
 }
 
 /* Does what a line that begins with one '/' says.  False: to end. */
@@ -235,7 +275,7 @@ static bool do_command(struct chat *c, const char *line)
 static void greet(const struct chat *c)
 {
     const struct engine_info *info = engine_info(c->engine);
-    if (!c->said.chat)
+    if (!has_turns(c))
         fprintf(stderr, "%s has no chat template: it continues each line; an empty line goes on.%s\n", info->model_id,
                 c->interactive ? "  /help lists the commands." : "");
     else if (c->interactive)
@@ -256,7 +296,7 @@ static int talk(struct chat *c, struct err *e)
         int rc = 0;
         if (command)
             more = do_command(c, line);
-        else if (c->line.len || (!c->said.chat && c->said.text.len))
+        else if (c->line.len || (!has_turns(c) && c->said.text.len))
             rc = answer(c, line + skip, c->line.len - skip, e);
         if (rc && (!c->interactive || e->code == ERR_IO)) return rc;
         if (rc) cmd_fail(e);
@@ -271,7 +311,10 @@ static int talk(struct chat *c, struct err *e)
 static int chat(struct settings *s, struct engine *engine, struct err *e)
 {
     struct chat c = {.settings = s, .engine = engine, .interactive = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)};
-    struct chat_template *template = chat_template_load(s->model, e);
+    const char *file = s->chat_template;
+    struct chat_template *template = NULL;
+    c.said.plain = strcmp(file, "plain") == 0;
+    if (!c.said.plain) template = *file ? chat_template_load_file(s->model, file, e) : chat_template_load(s->model, e);
     int rc = e->code;
     c.said.tokenizer = engine_tokenizer(engine);
     c.said.chat = template;

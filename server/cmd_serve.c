@@ -27,8 +27,8 @@
 #include <uv.h>
 
 static const char usage[] = "tandem serve [--model DIR] [options]";
-static const char about[] = "Serves a model over HTTP: POST /generate, POST /generate_stream, POST /v1/completions, "
-                            "POST /v1/chat/completions, POST /tokenize, GET /info, /health, /ready, /metrics.";
+static const char about[] =
+    "Serves a model over HTTP: OpenAI's routes below /v1/, Text Generation Inference's /generate, and /train.";
 
 enum { LAST_WORDS_MS = 1000, STOP_MS = 20000 };
 
@@ -55,7 +55,9 @@ static const struct http_route routes[] = {
     {HTTP_M_GET, "/v1/models/*", api_models_get, 0},
     {HTTP_M_POST, "/v1/completions", api_completions, 0},
     {HTTP_M_POST, "/v1/chat/completions", api_chat_completions, 0},
+    {HTTP_M_POST, "/v1/embeddings", api_embeddings, 0},
     {HTTP_M_POST, "/tokenize", api_tokenize, 0},
+    {HTTP_M_POST, "/detokenize", api_detokenize, 0},
     {HTTP_M_GET, "/adapters", api_adapters_list, 0},
     {HTTP_M_POST, "/adapters", api_adapters_load, 0},
     {HTTP_M_GET, "/adapters/{name}", api_adapters_get, 0},

@@ -47,7 +47,7 @@ struct settings {
     double header_timeout, body_timeout, idle_timeout, write_timeout, sse_keepalive; /* seconds */
     /* requests */
     int max_best_of, max_stop_sequences, max_top_n_tokens, max_choices;
-    char *served_model_name, *chat_template, *tool_call_parser;
+    char *served_model_name, *chat_template, *tool_call_parser, *pooling;
     bool accept_any_model;
     /* operation */
     double drain_timeout, step_timeout; /* seconds */

@@ -12,6 +12,11 @@ void conversation_free(struct conversation *c)
     buf_free(&c->text);
 }
 
+bool conversation_has_turns(const struct conversation *c)
+{
+    return c->chat || c->plain;
+}
+
 static cJSON *messages(struct conversation *c)
 {
     if (!c->messages) c->messages = cJSON_CreateArray();
@@ -55,7 +60,7 @@ void conversation_reset(struct conversation *c)
 
 void conversation_system(struct conversation *c, const char *text)
 {
-    if (!c->chat) return;
+    if (!conversation_has_turns(c)) return;
     if (has_system(c)) cJSON_DeleteItemFromArray(c->messages, 0);
     if (text && *text) cJSON_InsertItemInArray(messages(c), 0, new_message("system", text));
 }
@@ -63,7 +68,7 @@ void conversation_system(struct conversation *c, const char *text)
 void conversation_user(struct conversation *c, const char *text, size_t n)
 {
     char *copy = copy_text(text, n);
-    if (c->chat) {
+    if (conversation_has_turns(c)) {
         cJSON_AddItemToArray(messages(c), new_message("user", copy));
     } else if (n) {
         buf_clear(&c->text);
@@ -75,7 +80,7 @@ void conversation_user(struct conversation *c, const char *text, size_t n)
 void conversation_assistant(struct conversation *c, const char *text, size_t n)
 {
     char *copy = copy_text(text, n);
-    if (c->chat) {
+    if (conversation_has_turns(c)) {
         cJSON_AddItemToArray(messages(c), new_message("assistant", copy));
     } else {
         buf_str(&c->text, copy);
@@ -95,7 +100,7 @@ static int encode(struct conversation *c, struct tokens *out, struct err *e)
     struct buf rendered = {0};
     int rc = 0;
     out->n = 0;
-    if (c->chat) {
+    if (conversation_has_turns(c)) {
         const struct chat_input in = {.messages = messages(c), .add_generation_prompt = true};
         rc = chat_template_render(c->chat, &in, &rendered, NULL, e);
         page = &rendered;

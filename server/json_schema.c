@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TARGETS_MAX = 1000, PLACE_MAX = 200, KEYWORDS_MAX = 256 };
+enum { TARGETS_MAX = 2000, PLACE_MAX = 200, KEYWORDS_MAX = 256 };
 
 struct target {
     const cJSON *schema;
@@ -150,11 +150,11 @@ static const char *const used[] = {
     "uniqueItems",
 };
 
-/* Whether a keyword other than `but` restricts. */
-static bool restricts(const cJSON *schema, const char *but)
+bool schema_restricts(const cJSON *schema, const char *but, const char *or_but)
 {
     for (const cJSON *i = schema->child; i; i = i->next)
-        if (strcmp(i->string, but) != 0 && bsearch(i->string, used, sizeof used / sizeof *used, sizeof *used, by_name))
+        if (strcmp(i->string, but) != 0 && strcmp(i->string, or_but) != 0 &&
+            bsearch(i->string, used, sizeof used / sizeof *used, sizeof *used, by_name))
             return true;
     return false;
 }
@@ -230,21 +230,37 @@ const cJSON *schema_resolve(struct translator *t, const cJSON *ref, const struct
     return node;
 }
 
-/* The rule of a reference. */
-static jx reference(struct translator *t, const cJSON *ref, const struct place *at)
+/* The rule of a schema that is translated later; pointer: what to call it, owned from here on. */
+static jx later(struct translator *t, const cJSON *schema, char *pointer, const struct place *at)
 {
-    const cJSON *schema = schema_resolve(t, ref, at);
-    if (!schema) return JX_NONE;
-    for (size_t i = 0; i < t->n_targets; i++)
-        if (t->targets[i].schema == schema) return t->targets[i].rule;
+    for (size_t i = 0; i < t->n_targets; i++) {
+        if (t->targets[i].schema != schema) continue;
+        free(pointer);
+        return t->targets[i].rule;
+    }
     if (t->n_targets == TARGETS_MAX) {
-        schema_fail(t, at, "more than %d different references", TARGETS_MAX);
+        schema_fail(t, at, "more than %d references", TARGETS_MAX);
+        free(pointer);
         return JX_NONE;
     }
     mem_grow(&t->targets, &t->cap_targets, t->n_targets + 1, sizeof *t->targets);
-    struct target new = {.schema = schema, .rule = jx_rule(t->p), .pointer = mem_strdup(ref->valuestring)};
+    struct target new = {.schema = schema, .rule = jx_rule(t->p), .pointer = pointer};
     t->targets[t->n_targets++] = new;
     return new.rule;
+}
+
+static jx reference(struct translator *t, const cJSON *ref, const struct place *at)
+{
+    const cJSON *schema = schema_resolve(t, ref, at);
+    return schema ? later(t, schema, mem_strdup(ref->valuestring), at) : JX_NONE;
+}
+
+/* A schema of several that hold at once is merged later too, and so once, wherever recursion comes back to it. */
+static jx merged_later(struct translator *t, const cJSON *schema, const struct place *at)
+{
+    struct buf b = {0};
+    put_place(&b, at);
+    return later(t, schema, b.data, at);
 }
 
 /* ---- values that are given ------------------------------------------------------------------------------------- */
@@ -332,6 +348,15 @@ static const cJSON *find_const(const cJSON *schema)
     return found;
 }
 
+jx schema_literal(struct translator *t, const cJSON *value)
+{
+    struct buf b = {0};
+    json_put_value(&b, value, ", ", ": ");
+    jx out = jx_bytes(t->p, b.data, b.len);
+    buf_free(&b);
+    return out;
+}
+
 static jx enumeration(struct translator *t, const cJSON *schema, const struct place *at)
 {
     const cJSON *list = schema_get(schema, "enum"), *only = find_const(schema);
@@ -345,11 +370,8 @@ static jx enumeration(struct translator *t, const cJSON *schema, const struct pl
         if (!schema_works(t, 1, at)) break;
         if (list && only && !cJSON_Compare(i, only, true)) continue;
         if (!satisfies(t, schema, i, at)) continue;
-        struct buf b = {0};
-        json_put_value(&b, i, ", ", ": ");
         mem_grow(&v, &cap, n + 1, sizeof *v);
-        v[n++] = jx_bytes(t->p, b.data, b.len);
-        buf_free(&b);
+        v[n++] = schema_literal(t, i);
     }
     jx out = jx_alt(t->p, v, n);
     free(v);
@@ -462,7 +484,7 @@ static jx plain(struct translator *t, const cJSON *schema, const struct place *a
 static jx alternatives(struct translator *t, const cJSON *schema, const char *name, const struct place *at)
 {
     const cJSON *list = schema_get(schema, name);
-    bool more = restricts(schema, name);
+    bool more = schema_restricts(schema, name, name);
     struct place here = {at, name, 0};
     jx *v = NULL;
     size_t n = 0, cap = 0;
@@ -485,8 +507,15 @@ static jx alternatives(struct translator *t, const cJSON *schema, const char *na
 static jx compound(struct translator *t, const cJSON *schema, const struct place *at)
 {
     const cJSON *ref = schema_get(schema, "$ref");
-    if (ref && !restricts(schema, "$ref")) return reference(t, ref, at);
-    if (ref || schema_get(schema, "allOf")) schema = schema_merge(t, schema, NULL, NULL, at);
+    const cJSON *all = schema_get(schema, "allOf");
+    if (ref && !schema_restricts(schema, "$ref", "$ref")) return reference(t, ref, at);
+    if (cJSON_GetArraySize(all) == 1 && !schema_restricts(schema, "allOf", "allOf")) {
+        struct place list = {at, "allOf", 0}, inside = {&list, NULL, 0};
+        return schema_value(t, all->child, &inside);
+    }
+    if ((ref || all) && t->merging != schema) return merged_later(t, schema, at);
+    t->merging = NULL;
+    if (ref || all) schema = schema_merge(t, schema, NULL, NULL, at);
     if (!schema) return JX_NONE;
     if (schema_get(schema, "anyOf")) return alternatives(t, schema, "anyOf", at);
     if (schema_get(schema, "oneOf")) return alternatives(t, schema, "oneOf", at);
@@ -530,6 +559,7 @@ jx json_schema(struct jpool *p, const cJSON *schema)
     jx out = schema_value(&t, schema, &root);
     for (size_t i = 0; i < t.n_targets && !jpool_failed(p); i++) { /* which finds more of them */
         struct place at = {NULL, t.targets[i].pointer, 0};
+        t.merging = t.targets[i].schema;
         jx body = schema_value(&t, t.targets[i].schema, &at);
         jx_define(p, t.targets[i].rule, body);
     }

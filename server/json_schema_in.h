@@ -30,6 +30,7 @@ struct translator {
     size_t n_targets, cap_targets;
     cJSON **made; /* merged schemas; owned */
     size_t n_made, cap_made;
+    const cJSON *merging; /* the target at work, which is to be merged now */
     int depth;
     long work;
     jx formats[JSON_FORMATS];                                    /* JX_NONE: not made */
@@ -39,6 +40,7 @@ struct translator {
 /* What the schema allows; JX_NONE: nothing, or the pool failed. */
 jx schema_value(struct translator *, const cJSON *schema, const struct place *);
 jx schema_any_value(struct translator *);
+jx schema_literal(struct translator *, const cJSON *value); /* this one */
 jx schema_any_string(struct translator *);
 jx schema_string(struct translator *, const cJSON *schema, const struct place *);
 jx schema_number(struct translator *, const cJSON *schema, bool whole, const struct place *);
@@ -50,6 +52,8 @@ const cJSON *schema_get(const cJSON *schema, const char *name);
 /* A whole number >= 0, held at JX_MANY - 1; `otherwise` when absent. */
 uint32_t schema_count(struct translator *, const cJSON *schema, const char *name, uint32_t otherwise,
                       const struct place *);
+/* Whether a keyword other than these two restricts. */
+bool schema_restricts(const cJSON *schema, const char *but, const char *or_but);
 /* The schema that a reference names, of the root; NULL: failed. */
 const cJSON *schema_resolve(struct translator *, const cJSON *ref, const struct place *);
 /* False (and failed) when it has a keyword that restricts in a way that is not supported. */
@@ -58,6 +62,8 @@ bool schema_check_keywords(struct translator *, const cJSON *schema, const struc
 bool schema_works(struct translator *, long units, const struct place *);
 __attribute__((format(printf, 3, 4))) void schema_fail(struct translator *, const struct place *, const char *fmt, ...);
 
+/* An empty schema that belongs to the translator. */
+cJSON *schema_new(struct translator *);
 /* A new schema that holds where both do, of base without the keyword `without` (NULL: all of it), and branch (NULL:
  * base alone; then $ref and allOf are resolved).  It refers into both and belongs to the translator.  NULL: failed. */
 const cJSON *schema_merge(struct translator *, const cJSON *base, const char *without, const cJSON *branch,

@@ -9,7 +9,7 @@
 
 static bool merge_into(struct translator *t, cJSON *acc, const cJSON *schema, const struct place *at);
 
-static cJSON *new_object(struct translator *t)
+cJSON *schema_new(struct translator *t)
 {
     cJSON *made = cJSON_CreateObject();
     mem_grow(&t->made, &t->cap_made, t->n_made + 1, sizeof *t->made);
@@ -304,7 +304,7 @@ static bool merge_into(struct translator *t, cJSON *acc, const cJSON *schema, co
 const cJSON *schema_merge(struct translator *t, const cJSON *base, const char *without, const cJSON *branch,
                           const struct place *at)
 {
-    cJSON *acc = new_object(t);
+    cJSON *acc = schema_new(t);
     if (!branch) return merge_into(t, acc, base, at) ? acc : NULL;
     for (const cJSON *i = base->child; i; i = i->next) {
         if (!schema_works(t, 1, at)) return NULL;

@@ -11,7 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NAME_MAX = 200 /* characters of a property's name, where other names are possible too */ };
+enum {
+    NAME_MAX = 200, /* bytes of a property's name, where other names are possible too */
+    UNIQUE_MAX = 8  /* values of an enumeration in an array of different ones */
+};
 
 /* ---- strings --------------------------------------------------------------------------------------------------- */
 
@@ -115,6 +118,7 @@ struct elements {
     const cJSON *first; /* a list of schemas, or NULL */
     const cJSON *rest;  /* NULL: anything, unless closed */
     bool closed;        /* nothing is said of further elements: none are written */
+    bool unique;
     uint32_t min, max;
 };
 
@@ -130,7 +134,7 @@ static bool read_elements(struct translator *t, const cJSON *schema, struct elem
     v->min = schema_count(t, schema, "minItems", 0, at);
     v->max = schema_count(t, schema, "maxItems", JX_MANY, at);
     if (v->first && !cJSON_IsArray(v->first)) schema_fail(t, at, "`prefixItems` must be a list of schemas");
-    if (cJSON_IsTrue(unique) && v->max > 1) schema_fail(t, at, "`uniqueItems` is not supported");
+    v->unique = cJSON_IsTrue(unique) && v->max > 1;
     uint32_t n = v->first ? (uint32_t)cJSON_GetArraySize(v->first) : 0;
     v->closed = !v->rest && (cJSON_IsFalse(schema_get(schema, "unevaluatedItems")) || (v->first && v->min <= n));
     return !jpool_failed(t->p);
@@ -146,11 +150,56 @@ static jx uniform(struct translator *t, jx element, uint32_t min, uint32_t max)
     return min ? all : jx_optional(t->p, all);
 }
 
+/* The values of an enumeration without anything beside it but a type, each once; 0: it is none, or too long. */
+static size_t listed_values(struct translator *t, const cJSON *items, const cJSON *out[static UNIQUE_MAX],
+                            const struct place *at)
+{
+    size_t n = 0;
+    if (items && schema_get(items, "$ref")) items = schema_resolve(t, schema_get(items, "$ref"), at);
+    const cJSON *list = items ? schema_get(items, "enum") : NULL, *type = list ? schema_get(items, "type") : NULL;
+    if (!list || schema_restricts(items, "enum", "type")) return 0;
+    if (type && (!cJSON_IsString(type) || strcmp(type->valuestring, "string") != 0)) return 0;
+    for (const cJSON *i = list->child; i; i = i->next) {
+        bool again = type && !cJSON_IsString(i);
+        for (size_t k = 0; k < n && !again; k++) again = cJSON_Compare(out[k], i, true);
+        if (again) continue;
+        if (n == UNIQUE_MAX) return 0;
+        out[n++] = i;
+    }
+    return n;
+}
+
+/* An array of different values out of a short list: a rule for each set of values that are in it already. */
+static jx unique_array(struct translator *t, const struct elements *v, const struct place *at)
+{
+    const cJSON *values[UNIQUE_MAX];
+    size_t n = v->first ? 0 : listed_values(t, v->rest, values, at);
+    jx text[UNIQUE_MAX], rule[1 << UNIQUE_MAX], comma = jx_text(t->p, ", ");
+    if (n == 0) {
+        schema_fail(t, at, "`uniqueItems` is supported where `items` is an `enum` of at most %d values only",
+                    UNIQUE_MAX);
+        return JX_NONE;
+    }
+    for (size_t i = 0; i < n; i++) text[i] = schema_literal(t, values[i]);
+    for (size_t set = (size_t)1 << n; set-- > 0;) { /* larger sets first */
+        uint32_t in = (uint32_t)__builtin_popcountll(set);
+        jx ways[UNIQUE_MAX + 1];
+        size_t n_ways = 0;
+        if (in >= v->min) ways[n_ways++] = JX_EMPTY;
+        for (size_t i = 0; i < n && in < v->max; i++)
+            if (!(set >> i & 1))
+                ways[n_ways++] = jx_seq3(t->p, in ? comma : JX_EMPTY, text[i], rule[set | (size_t)1 << i]);
+        rule[set] = jx_shared(t->p, jx_alt(t->p, ways, n_ways));
+    }
+    return jx_seq3(t->p, jx_text(t->p, "["), rule[0], jx_text(t->p, "]"));
+}
+
 jx schema_array(struct translator *t, const cJSON *schema, const struct place *at)
 {
     struct elements v;
     if (!read_elements(t, schema, &v, at)) return JX_NONE;
     if (v.min > v.max) return JX_NONE;
+    if (v.unique) return unique_array(t, &v, at);
     struct place in_rest = {at, "items", 0}, in_first = {at, "prefixItems", 0};
     jx rest = JX_NONE, comma = jx_text(t->p, ", "), inside;
     if (!v.closed) rest = v.rest ? schema_value(t, v.rest, &in_rest) : schema_any_value(t);
@@ -359,12 +408,10 @@ static jx other_name(struct translator *t, const struct members *m, const struct
     }
     if (m->names) {
         struct place here = {at, "propertyNames", 0};
-        cJSON *strings = cJSON_CreateObject();
+        cJSON *strings = schema_new(t);
         cJSON_AddStringToObject(strings, "type", "string");
         const cJSON *schema = schema_merge(t, strings, NULL, m->names, &here);
-        jx out = schema ? schema_value(t, schema, &here) : JX_NONE;
-        cJSON_Delete(strings);
-        return out;
+        return schema ? schema_value(t, schema, &here) : JX_NONE;
     }
     const char **v = mem_array(m->n + 1, sizeof *v);
     for (size_t i = 0; i < m->n; i++) {

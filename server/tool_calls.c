@@ -88,6 +88,14 @@ enum tool_format tool_format_choose(const char *option, enum tool_format detecte
     return strcmp(option, "none") == 0 ? TOOL_FORMAT_NONE : detected;
 }
 
+bool tool_prompt_thinks(const char *prompt, size_t n)
+{
+    const char *mark = marks[MARK_THINK];
+    size_t len = strlen(mark);
+    while (n && is_space(prompt[n - 1])) n--;
+    return n >= len && memcmp(prompt + n - len, mark, len) == 0;
+}
+
 static bool format_has(enum tool_format format, enum mark m)
 {
     if (m == MARK_PYTHON) return format == TOOL_FORMAT_LLAMA3;

@@ -30,6 +30,8 @@ enum tool_format { TOOL_FORMAT_NONE, TOOL_FORMAT_HERMES, TOOL_FORMAT_LLAMA3 };
 enum tool_format tool_format_detect(const char *source, size_t n);
 /* --tool-call-parser: "auto" (then `detected`), "hermes", "llama3_json", "none". */
 enum tool_format tool_format_choose(const char *option, enum tool_format detected);
+/* Whether a prompt ends within <think>, as those of some templates do: the answer begins with thoughts. */
+bool tool_prompt_thinks(const char *prompt, size_t n);
 /* A special token's text (which the generated text does not have) that the parser is to be fed all the same. */
 bool tool_format_is_mark(enum tool_format, const char *text, size_t n);
 

@@ -230,6 +230,7 @@ struct isa {
     void (*dropout)(float *x, int n, const struct dropout_row *);
     double (*square_sum)(const float *x, size_t n); /* one chain: of SQUARE_BLOCK at most */
     void (*adamw)(const struct adamw_args *, size_t from, size_t to);
+    void (*axpby)(float *y, const float *x, size_t n, float alpha, float beta);
     void (*attn_tile)(struct attn_tile *);
     void (*attn_tile_back)(struct attn_tile *); /* query blocks of a head in order */
 };

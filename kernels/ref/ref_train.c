@@ -283,3 +283,8 @@ void ref_adamw(struct dev *d, const struct adamw_args *a)
         a->v[i] = (float)v;
     }
 }
+
+void ref_axpby(struct dev *d, const struct axpby_args *a)
+{
+    for (size_t i = 0; i < a->n; i++) a->y[i] = (float)(a->alpha * a->x[i] + (a->beta == 0 ? 0 : a->beta * a->y[i]));
+}

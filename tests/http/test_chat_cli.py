@@ -91,6 +91,14 @@ def test_answer_takes_the_room_there_is(run):
     assert "[cut off after " in err and len(out) > 100
 
 
+def test_another_template(run, tmp_path):
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    out, _ = chat(run, ["Hello"], "--chat-template", tmp_path / "t.jinja", "--max-new-tokens", 8, "--ignore-eos")
+    assert out == printed(generate(run, "[Hello]", 8, "--ignore-eos"))
+    _, err = chat(run, [], "--chat-template", "no/such.jinja", status=1)
+    assert "no/such.jinja" in err
+
+
 def test_broken_template(run, tmp_path):
     shutil.copytree(QWEN, tmp_path / "m")
     (tmp_path / "m" / "chat_template.jinja").write_text("{% for %}")
@@ -110,6 +118,27 @@ def test_text_is_continued(run):
     out, err = chat(run, ["", "Once upon a time", "", "A dog"], *GREEDY, "--max-new-tokens", 10, model=MODEL)
     assert out == printed(first, second, other)
     assert err.splitlines()[0].startswith(f"{MODEL.name} has no chat template: it continues each line")
+
+
+def test_plain_turns(run):
+    """As models without a template are fine-tuned; an answer ends where the user's next line would begin."""
+    words = ("--max-new-tokens", 12)
+    first = generate(run, "system: Be brief.\nuser: Hello\nassistant:", 12, model=MODEL)
+    second = generate(run, f"system: Be brief.\nuser: Hello\nassistant: {first}\nuser: Bye\nassistant:", 12, model=MODEL)
+    out, err = chat(run, ["Hello", "Bye"], "--chat-template", "plain", "--system", "Be brief.", *GREEDY, *words, model=MODEL)
+    assert out == printed(first, second) and "no chat template" not in err
+
+
+def test_stop_text_is_not_shown(run):
+    words = ("--stop", "zzz", "--stop", " was", "--max-new-tokens", 100)
+
+    def until_stop(prompt):
+        text = generate(run, prompt, 100, *words, model=MODEL)
+        return text.removesuffix(" was")
+    first = until_stop("Once upon a time")
+    second = until_stop("Once upon a time" + first)
+    out, _ = chat(run, ["Once upon a time", ""], *words, *GREEDY, model=MODEL)
+    assert out == printed(first, second) and " was" not in first
 
 
 def test_no_instructions_without_a_template(run):

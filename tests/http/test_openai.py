@@ -1,6 +1,9 @@
 """/v1/models and /v1/completions: OpenAI's shapes, with the openai package, and the same texts as /generate's."""
+import json
 import math
+import socket
 import threading
+import time
 
 import openai
 import pytest
@@ -273,7 +276,6 @@ def test_end_of_text(client, server):
 
 
 def server_eos(server):
-    import json
     eos = json.loads((MODEL / "config.json").read_text())["eos_token_id"]
     return eos[0] if isinstance(eos, list) else eos
 
@@ -374,6 +376,48 @@ def test_leaving_cancels_all_of_it(server, client):
     stream.close()
     server.wait_idle()
     assert server.metric("tandem_requests_finished_total", reason="cancelled") >= 4
+
+
+def raw_post(server, body, receive_buffer=None):
+    """A socket that has sent a request and reads nothing yet."""
+    s = socket.socket()
+    if receive_buffer:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    s.connect(("127.0.0.1", server.port))
+    data = json.dumps(body).encode()
+    s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    return s
+
+
+@pytest.mark.smoke
+def test_leaving_while_the_prompt_is_prepared(server):
+    body = {"prompt": ["word and word " * 2000] * 4, "max_tokens": 4, "truncate_prompt_tokens": 64}
+    for i in range(12):
+        client = raw_post(server, body)
+        time.sleep(0.004 * (i % 4))
+        client.close()
+    assert server.post("/v1/completions", body).status_code == 200
+    server.wait_idle()
+
+
+def test_a_slow_reader_of_several_choices(start):
+    """All of its sequences are paused, others go on, and in the end it gets everything."""
+    with start() as s:
+        slow = raw_post(s, {"prompt": "Once", "n": 4, "max_tokens": 480, "ignore_eos": True, "temperature": 0, "logprobs": 20, "stream": True},
+                        receive_buffer=4096)
+        wait_for(lambda: s.metric("tandem_requests_paused") == 4, what="paused")
+        assert s.generate(max_new_tokens=20)
+        data = bytearray()
+        slow.settimeout(60)
+        while not data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+            got = slow.recv(1 << 20)
+            assert got
+            data += got
+        slow.close()
+        chunks = [json.loads(line[6:]) for line in data.split(b"\n") if line.startswith(b"data: {")]
+        texts = ["".join(c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == i) for i in range(4)]
+        assert set(texts) == {s.generate("Once", max_new_tokens=480, ignore_eos=True)["generated_text"]}
+        s.wait_idle()
 
 
 def test_retries_when_overloaded(start):

@@ -121,6 +121,9 @@ REFUSED = [
     (hyper(target_modules=3), 422, "hyperparameters.target_modules: expected a list"),
     (hyper(recompute=True), 422, "hyperparameters.recompute: expected a string"),
     (hyper(random_init=True), 422, "hyperparameters.random_init: only with method full"),
+    (hyper(optimizer="sgd"), 422, "hyperparameters.optimizer: must be one of adamw, muon"),
+    (hyper(dropout=0.1), 422, "hyperparameters.dropout: only with method full; did you mean `lora_dropout`?"),
+    (hyper(ema_decay=1), 422, "hyperparameters.ema_decay: must be at least 0 and below 1"),
     (hyper(beta1=1), 422, "hyperparameters.beta1"),
     (hyper(epsilon=0), 422, "hyperparameters.epsilon"),
 ]

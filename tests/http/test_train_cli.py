@@ -72,9 +72,13 @@ def test_going_on_from_an_adapter(rows, tmp_path):
     assert json.loads((tmp_path / "two/adapter_config.json").read_text())["r"] == 4
 
 
-def test_killed_at_any_moment(rows, tmp_path):
+@pytest.mark.parametrize("method", [
+    ["--lora-dropout", "0.1"],
+    ["--method", "full", "--random-init", "--optimizer", "muon", "--dropout", "0.1", "--ema-decay", "0.9", "--max-steps", 8],
+], ids=["lora", "full"])
+def test_killed_at_any_moment(rows, tmp_path, method):
     """As often as it takes to end; the bytes of an unbroken run."""
-    more = ["--epochs", 4, "--save-steps", 1, "--eval-steps", 5, "--eval-fraction", "0.1", "--lora-dropout", "0.1"]
+    more = ["--epochs", 4, "--save-steps", 1, "--eval-steps", 5, "--eval-fraction", "0.1", *method]
     began = time.monotonic()
     assert train(rows, tmp_path / "whole", *more).returncode == 0
     took = time.monotonic() - began
@@ -119,6 +123,8 @@ def test_interrupted(rows, tmp_path):
     (["--data", "x", "--out", "y", "--schedule", "sine"], "schedule: must be one of constant, linear, cosine"),
     (["--data", "x", "--out", "y", "--target-modules", "q_prj"], "did you mean q_proj"),
     (["--data", "x", "--out", "y", "--random-init"], "random_init"),
+    (["--data", "x", "--out", "y", "--optimizer", "muon"], "optimizer: muon only with method full"),
+    (["--data", "x", "--out", "y", "--dropout", "0.1"], "did you mean `lora_dropout`?"),
     (["--data", "x", "--out", "y", "--method", "dora"], "--method"),
     (["--data", "x", "--out", "y", "--lora-rnk", "2"], "lora-rnk"),
 ])

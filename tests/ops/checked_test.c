@@ -169,6 +169,10 @@ static void check_training(struct dev *d)
     expect_error(d, "square_sum", "sum");
     op_adamw(d, (struct adamw_args){.p = p[0], .m = p[1], .v = p[2], .g = p[3], .n = 4, .bias1 = 1});
     expect_error(d, "adamw", "bias2 is 0");
+    op_axpby(d, (struct axpby_args){p[0], p[0] + 1, 4, 1, 1});
+    expect_error(d, "axpby", "x is partly y");
+    op_axpby(d, (struct axpby_args){p[0], p[1], 4, NAN, 1});
+    expect_error(d, "axpby", "alpha nan");
     for (int i = 0; i < 5; i++) d->ops->free(d, p[i]);
     d->ops->free(d, index);
 }

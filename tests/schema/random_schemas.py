@@ -11,7 +11,7 @@ WORDS = ["name", "age", "id", "kind", "items", "on", "price", "note", "tag", "x"
 PATTERNS = [  # with the most characters a string may have; None: no end
     ("^[a-z]{1,5}$", 5), ("^[A-Z][a-z]{0,4}$", 5), (r"^\d{3}-\d{2}$", 6), ("^(red|green|blue)$", 5), (r"^#[0-9a-fA-F]{6}$", 7),
     (r"^[^\s\d]{2,4}$", 4), ("^a?b?c?$", 3), (r"^v\d{1,2}(\.\d{1,2}){0,2}$", 9), (r'^["\\/]{1,3}$', 3), ("^.{2,3}$", 3),
-    ("[0-9]$", None), ("^x+y", None), ("foo|^bar$", None), (r"^\w+@\w+\.com$", None)]
+    ("[0-9]$", None), ("^x+y", None), ("foo|^bar$", None), (r"^[a-z_]+@[a-z]+\.com$", None)]
 FORMATS = {"date": 10, "time": 21, "date-time": 32, "uuid": 36, "ipv4": 15, "ipv6": 39}
 
 

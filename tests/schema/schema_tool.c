@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SAMPLE_MAX = 3000 };
+enum { SAMPLE_MAX = 1000 };
 
 static uint64_t next_random(uint64_t *state)
 {
@@ -41,7 +41,7 @@ static bool walk(struct gram_automaton *a, uint64_t *seed, struct buf *out)
         if (accepts && (n == 0 || next_random(seed) % 3 == 0)) return true;
         if (n == 0) return false; /* a dead end, which must not be */
         int pick = (int)(next_random(seed) % (uint64_t)n);
-        if (closing >= 0 && next_random(seed) % 4 == 0) pick = closing;
+        if (closing >= 0 && next_random(seed) % 3 == 0) pick = closing;
         buf_char(out, (char)can[pick]);
         state = to[pick];
     }

@@ -50,8 +50,7 @@ def accepted(tool, schema, *texts):
 def check(schema, text):
     """The text is a document that the schema allows."""
     document = json.loads(text)
-    jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator, format_checker=CHECKER)
-    return document
+    assert jsonschema.Draft202012Validator(schema, format_checker=CHECKER).is_valid(document), (schema, text)
 
 
 # ---- what is drawn is valid ----------------------------------------------------------------------------------------
@@ -59,7 +58,7 @@ def check(schema, text):
 @pytest.mark.smoke
 def test_samples_are_valid(tool):
     ended = 0
-    for seed in range(300):
+    for seed in range(150):
         rng = random.Random(seed)
         schema, size = random_schema(rng)
         answer = tool(schema, samples=4, seed=seed)
@@ -75,19 +74,22 @@ def test_samples_are_valid(tool):
             loosened = json.loads(json.dumps(schema).replace('"oneOf"', '"anyOf"'))
             check(loosened, text)
             assert size is None or len(text.encode()) <= size, (schema, text)
-    assert ended > 900, ended
+    assert ended > 450, ended
 
 
 def test_recursion(tool):
     node = {"type": "object", "properties": {"value": {"type": "integer"}, "children": {"type": "array", "items": {"$ref": "#"}}}, "required": ["value"]}
     lists = {"$defs": {"l": {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"next": {"$ref": "#/$defs/l"}}, "required": ["next"]}]}},
              "$ref": "#/$defs/l"}
-    for schema in (node, lists):
+    person = {"$defs": {"P": {"type": "object", "properties": {"age": {"type": "integer"}, "boss": {"allOf": [{"$ref": "#/$defs/P"}], "default": None},
+                              "friend": {"$ref": "#/$defs/P", "type": "object"}, "other": {"$ref": "#/$defs/P", "minProperties": 1}}}}, "$ref": "#/$defs/P"}
+    for schema in (node, lists, person):
         texts = [t for t in tool(schema, samples=60)["samples"] if t]
         assert len(texts) > 30
         for text in texts:
             check(schema, text)
     assert accepted(tool, node, '{"value": 1, "children": [{"value": 2}, {"value": 3, "children": []}]}', '{"children": []}') == [True, False]
+    assert accepted(tool, person, '{"boss": {"boss": {"friend": {"age": 1}}}}', '{"other": {}}', '{"other": {"other": {"boss": {}}}}') == [True, False, True]
     assert accepted(tool, lists, '{"next": {"next": null}}', '{"next": {}}') == [True, False]
 
 
@@ -119,7 +121,7 @@ def closed(schema):
 
 def test_accepted_if_and_only_if_valid(tool):
     yes = no = 0
-    for seed in range(300):
+    for seed in range(200):
         rng = random.Random(seed)
         schema, _ = random_schema(rng, exact=True)
         drawn = tool(schema, samples=3, seed=seed)
@@ -131,7 +133,7 @@ def test_accepted_if_and_only_if_valid(tool):
             want = valid(schema, document)
             assert got == want, (schema, document, got)
             yes, no = yes + want, no + (not want)
-    assert yes > 1000 and no > 1000, (yes, no)
+    assert yes > 500 and no > 500, (yes, no)
 
 
 NUMBERS = [
@@ -211,6 +213,9 @@ OTHERS = [
     ({"prefixItems": [{"const": 1}, {"const": 2}], "minItems": 2, "maxItems": 2}, ["[1, 2]"], ["[1]", "[]", "[1, 2, 3]"]),
     ({"items": [{"const": 1}], "additionalItems": False, "type": "array"}, ["[]", "[1]"], ["[1, 1]"]),
     ({"type": "array", "items": False}, ["[]"], ["[1]"]),
+    ({"items": {"enum": ["a", "b", 1, "a"]}, "uniqueItems": True, "minItems": 1, "maxItems": 2}, ['["a"]', '["b", "a"]', '[1, "b"]'],
+     ["[]", '["a", "a"]', '["a", "b", 1]', '["a", 2]', '["a",1]']),
+    ({"$defs": {"e": {"type": "string", "enum": ["x", 3]}}, "type": "array", "items": {"$ref": "#/$defs/e"}, "uniqueItems": True}, ["[]", '["x"]'], ["[3]", '["x", "x"]']),
     ({"type": "string"}, ['""', '"é"', '"\\""', '"\\\\"', '"\\n"', '"/"', '"😀"'], ['"', '"\n"', '"\\x"', '"\\u00e9"', '"\\/"', "a"]),
     ({"type": "string", "minLength": 2, "maxLength": 3}, ['"ab"', '"😀é\\n"'], ['"a"', '"abcd"', '""']),
     ({"type": "string", "pattern": "^a\\\\\"$"}, ['"a\\\\\\""'], ['"a"']),
@@ -290,7 +295,7 @@ def test_patterns_of_random_regexes(tool):
 
 REFUSED = [
     ({"not": {}}, "#: `not` is not supported"),
-    ({"properties": {"a/b": {"uniqueItems": True, "type": "array"}}}, "#/properties/a~1b: `uniqueItems` is not supported"),
+    ({"properties": {"a/b": {"uniqueItems": True, "type": "array"}}}, "#/properties/a~1b: `uniqueItems` is supported where `items` is an `enum` of at most 8 values only"),
     ({"$defs": {"t": {"if": True}}, "items": {"$ref": "#/$defs/t"}}, "#/$defs/t: `if` is not supported"),
     ({"type": "strin"}, "#: `type` must be names of types"),
     ({"type": []}, "#: `type` must be names of types"),
@@ -319,7 +324,8 @@ REFUSED = [
     ({"dependentRequired": {"a": ["b"]}}, "`dependentRequired` is not supported"),
     ({"items": {"unevaluatedProperties": {"type": "null"}}}, "#/items: `unevaluatedProperties`"),
     ({"type": "object", "properties": {f"p{i}": {"minimum": i} for i in range(900)}}, "the schema is too large"),
-    ({"allOf": [{"$ref": "#"}]}, "nested too deeply"),
+    ({"allOf": [{"$ref": "#"}]}, "begins with itself"),
+    ({"allOf": [{"$ref": "#"}, {"type": "object"}]}, "nested too deeply"),
     ({"anyOf": [{"$ref": "#"}, {"$ref": "#"}], "type": "object"}, "the schema is nested too deeply"),
 ]
 

@@ -101,6 +101,14 @@ static struct train_params params(enum train_method method)
     return p;
 }
 
+/* What method full has beside its steps, all of it. */
+static void regularise(struct train_params *p)
+{
+    p->optimizer = OPTIMIZER_MUON;
+    p->dropout = 0.1;
+    p->ema_decay = 0.6;
+}
+
 /* Runs a job whose directory is scratch/name and whose result goes to scratch/name/out. */
 static struct run run_job(struct model *m, const struct dataset *data, const struct train_params *p, const char *name,
                           int64_t pause_at)
@@ -285,6 +293,7 @@ static void test_threads_and_recompute(void **state)
         struct dataset *data = rows_make(20, 288, 5);
         struct train_params p = params(full ? TRAIN_FULL : TRAIN_LORA);
         p.lora_dropout = full ? 0 : 0.1;
+        if (full) regularise(&p);
         struct model one = open_model("llama-gqa", "cpu", 1), two = open_model("llama-gqa", "cpu", 2);
         p.recompute = RECOMPUTE_OFF;
         assert_false(run_job(&one, data, &p, "one", -1).recompute);
@@ -298,6 +307,32 @@ static void test_threads_and_recompute(void **state)
         model_close(&one);
         model_close(&two);
     }
+}
+
+/* The average is evaluated, and training does not notice. */
+static void test_average(void **state)
+{
+    (void)state;
+    struct model m = open_model("llama-gqa", "cpu", 2);
+    struct dataset *data = rows_make(30, m.c.vocab, 5);
+    struct train_params p = params(TRAIN_FULL);
+    p.eval_fraction = 0.2;
+    p.eval_steps = 2;
+    p.epochs = 4;
+    struct run plain = run_job(&m, data, &p, "plain", -1);
+    p.ema_decay = 0.9;
+    struct run average = run_job(&m, data, &p, "average", -1);
+    assert_int_equal(average.last, TRAIN_SUCCEEDED);
+    assert_int_equal(plain.steps, average.steps);
+    assert_true(plain.evals >= 3 && plain.evals == average.evals);
+    for (int i = 0; i < plain.steps; i++) assert_true(plain.loss[i] == average.loss[i]);
+    for (int i = 0; i < plain.evals; i++) assert_true(plain.eval_loss[i] != average.eval_loss[i]);
+    /* behind, while the loss falls fast */
+    assert_true(average.eval_loss[1] > plain.eval_loss[1]);
+    assert_true(average.eval_loss[plain.evals - 1] < average.eval_loss[0]);
+    remove_tree(scratch);
+    free(data);
+    model_close(&m);
 }
 
 /* An adapter whose ranks differ from layer to layer goes on, recomputed or not. */
@@ -341,6 +376,7 @@ static struct train_params interrupted_params(enum train_method method)
     p.eval_steps = 4;
     p.save_steps = 3;
     p.lora_dropout = method == TRAIN_FULL ? 0 : 0.1;
+    if (method == TRAIN_FULL) regularise(&p);
     return p;
 }
 
@@ -496,6 +532,9 @@ static void test_refused(void **state)
     REFUSED(p.lora_r = 1000, "lora_r");
     REFUSED(p.lora_alpha = -1, "lora_alpha");
     REFUSED(p.lora_dropout = 1, "lora_dropout");
+    REFUSED(p.dropout = 0.1, "dropout is for method full");
+    REFUSED(p.ema_decay = 0.9, "ema_decay is for method full");
+    REFUSED(p.optimizer = OPTIMIZER_MUON, "optimizer muon is for method full");
     REFUSED(p.beta1 = 1, "beta1");
     REFUSED(p.beta2 = 1, "beta2");
     REFUSED(p.epsilon = 0, "epsilon");
@@ -508,6 +547,11 @@ static void test_refused(void **state)
     REFUSED(from = "/does/not/exist", "/does/not/exist");
     job.p.method = TRAIN_FULL;
     refused(&job, &quantised, "floats");
+    REFUSED(p.dropout = 1, "dropout must be at least 0");
+    REFUSED(p.dropout = NAN, "dropout");
+    REFUSED(p.ema_decay = 1, "ema_decay must be at least 0");
+    REFUSED(p.ema_decay = -0.1, "ema_decay");
+    REFUSED(p.optimizer = (enum train_optimizer)2, "optimizer must be adamw or muon");
     job.p.method = TRAIN_LORA;
     job.p.max_length = 8;
     memset(data->trained, 0, sizeof data->trained);
@@ -688,7 +732,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_refused),        cmocka_unit_test(test_suspicious_norms),
         cmocka_unit_test(test_other_job),      cmocka_unit_test(test_disk),
         cmocka_unit_test(test_early_stopping), cmocka_unit_test(test_schedules),
-        cmocka_unit_test(test_plan_beside),
+        cmocka_unit_test(test_plan_beside),    cmocka_unit_test(test_average),
     };
     fixtures = argc > 1 ? argv[1] : "tests/fixtures/models";
     snprintf(scratch, sizeof scratch, "/tmp/tandem-train-%d", (int)getpid());

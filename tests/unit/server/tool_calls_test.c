@@ -256,6 +256,11 @@ static void the_answer_begins_in_thoughts(void **state)
     note(&log, tool_parser_feed(p, text, strlen(text)));
     note(&log, tool_parser_finish(p));
     assert_string_equal(log.data, "I may " CALL(F1) "</think>[0 f {\"x\": 1}]");
+    assert_true(tool_prompt_thinks("assistant\n<think>\n", 18));
+    assert_true(tool_prompt_thinks("<think>", 7));
+    assert_false(tool_prompt_thinks("<think>\n</think>\n\n", 19));
+    assert_false(tool_prompt_thinks("think>", 6));
+    assert_false(tool_prompt_thinks(NULL, 0));
     assert_int_equal(tool_parser_calls(p), 1);
     tool_parser_free(p);
     buf_free(&log);

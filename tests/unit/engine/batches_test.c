@@ -234,6 +234,7 @@ static void test_stopped(void **state)
     struct train_params p;
     train_params_default(&p, TRAIN_LORA);
     p.epochs = 1000;
+    p.micro_tokens = 512;
     for (int at = 1; at < 4; at++) {
         int looks = at;
         struct train_job job = {.data = data, .stop = stop_then, .stop_arg = &looks};

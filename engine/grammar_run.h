@@ -41,6 +41,13 @@ int32_t gram_loose(struct gram_automaton *, int32_t state);
 
 /* The bytes that keep a state where it is, as bits: KIND_... of grammar_mask.c.  0xffff: not asked yet. */
 uint16_t *gram_loops(struct gram_automaton *, int32_t state);
+/* Where a state goes on all bytes of some kinds: for grammar_mask.c.  kinds 0xffff: not asked yet. */
+struct gram_run {
+    int32_t to; /* a state or GRAM_DEAD */
+    uint16_t kinds;
+};
+struct gram_run *gram_run(struct gram_automaton *, int32_t state);
+
 /* Bytes that the grammar does not tell apart have the same kind. */
 uint8_t gram_kind(const struct gram_automaton *, uint8_t byte);
 

@@ -467,6 +467,7 @@ static void bench_train_moves(struct bench_all *b)
         a.beta2 = 0.999, a.eps = 1e-8, a.bias1 = 0.1, a.bias2 = 0.001, a.grad_scale = 1;
         for (size_t i = 0; i < n; i++) a.v[i] = 1;
         MOVE("adamw 2.5 M", (double)n * 28, op_adamw(d, a));
+        MOVE("axpby 2.5 M", (double)n * 12, op_axpby(d, (struct axpby_args){gu, dgu, n, 0.5, 0.5}));
         struct cross_entropy_args ce = {mat_f32(z, R, VOCAB), id, w, w + T, id, false};
         ce.hit = id + R;
         MOVE("cross_entropy V=151936, 32 rows", (double)R * VOCAB * 4, op_cross_entropy(d, ce));

@@ -19,7 +19,8 @@ struct chat_template {
     struct jprogram normal, tools; /* tools: rendered when tools are given; body NULL when there is no such template */
     struct chat_token *tokens;     /* (n_tokens) */
     int n_tokens;
-    uint64_t identity; /* FNV-1a of sources and tokens */
+    uint64_t identity;  /* FNV-1a of sources and tokens */
+    struct jstr source; /* in the arena: of `tools` where there is one, else of `normal` */
 };
 
 /* One call of chat_template_render: values made once, rendered as often as the spans need. */

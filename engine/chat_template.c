@@ -32,6 +32,7 @@ static void parse(void *arg)
     }
     char *copy = jinja_alloc(j, c->n + 1);
     memcpy(copy, c->source, c->n);
+    if (c->into == &c->t->tools || !c->t->source.s) c->t->source = (struct jstr){.s = copy, .n = c->n};
     jinja_parse(j, (struct jstr){.s = copy, .n = c->n}, c->into);
 }
 
@@ -82,6 +83,12 @@ void chat_template_free(struct chat_template *t)
 uint64_t chat_template_identity(const struct chat_template *t)
 {
     return t ? t->identity : 0;
+}
+
+const char *chat_template_source(const struct chat_template *t, size_t *n)
+{
+    *n = t ? t->source.n : 0;
+    return t ? t->source.s : NULL;
 }
 
 /* --- a model's directory */
@@ -152,10 +159,15 @@ static bool take_template(struct chat_template *t, const cJSON *item, struct err
     return true;
 }
 
-static bool load(struct chat_template *t, const char *dir, struct err *e)
+/* path: of the template's file; NULL: the directory's own */
+static bool load(struct chat_template *t, const char *dir, const char *path, struct err *e)
 {
     size_t n = 0;
-    char *file = read_optional(dir, "chat_template.jinja", JINJA_SOURCE_MAX, &n, e);
+    char *file = NULL;
+    if (path)
+        file_read(path, JINJA_SOURCE_MAX, &file, &n, e);
+    else
+        file = read_optional(dir, "chat_template.jinja", JINJA_SOURCE_MAX, &n, e);
     cJSON *config = e->code ? NULL : read_json(dir, "tokenizer_config.json", e);
     cJSON *map = e->code ? NULL : read_json(dir, "special_tokens_map.json", e);
     if (!e->code) {
@@ -173,14 +185,24 @@ static bool load(struct chat_template *t, const char *dir, struct err *e)
     return !e->code && t->normal.names;
 }
 
-struct chat_template *chat_template_load(const char *model_dir, struct err *e)
+static struct chat_template *load_new(const char *model_dir, const char *path, struct err *e)
 {
     struct chat_template *t = template_new();
     struct err own = {0};
-    if (load(t, model_dir, &own)) return t;
+    if (load(t, model_dir, path, &own)) return t;
     if (own.code) err_set(e, own.code, "%s", own.msg);
     chat_template_free(t);
     return NULL;
+}
+
+struct chat_template *chat_template_load(const char *model_dir, struct err *e)
+{
+    return load_new(model_dir, NULL, e);
+}
+
+struct chat_template *chat_template_load_file(const char *model_dir, const char *path, struct err *e)
+{
+    return load_new(model_dir, path, e);
 }
 
 /* --- rendering */

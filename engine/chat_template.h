@@ -25,9 +25,14 @@ struct chat_template *chat_template_parse(const char *source, size_t n, struct e
 /* A model directory's template (of several, "default", and "tool_use" when tools are given); NULL with e->code left
  * alone when it has none. */
 struct chat_template *chat_template_load(const char *model_dir, struct err *e);
+/* The template in a file, with the bos_token and the like of a model's directory. */
+struct chat_template *chat_template_load_file(const char *model_dir, const char *path, struct err *e);
 void chat_template_free(struct chat_template *);
 /* Of its source and its directory's bos_token and the like: equal for the same template.  0 for NULL. */
 uint64_t chat_template_identity(const struct chat_template *);
+/* The Jinja text itself (*n bytes, NUL-terminated; the template's): the one for tools where there are two.  NULL for
+ * NULL. */
+const char *chat_template_source(const struct chat_template *, size_t *n);
 
 /* A conversation: messages (array of objects), tools (array or NULL), and whatever else the template's variables are to
  * be (an object or NULL: documents, enable_thinking...).  bos_token and the like come from the template's directory, or

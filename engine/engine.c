@@ -27,6 +27,7 @@
 
 enum { IDLE_GIFT_NS = 500 * 1000 * 1000 };         /* then the statistics are published, and training goes on */
 enum { MASK_NS_MIN = 20 * 1000, MASK_SHARE = 32 }; /* masks on the engine thread: at most this, or of a step's time */
+enum { HIDDEN_ROWS = 16 };                         /* of hidden states, on their way from the device */
 enum { MIN_ROWS = 16 }; /* of logits in a step, so that prompt log-probabilities come in decent chunks */
 
 enum msg_kind { MSG_SUBMIT, MSG_CANCEL, MSG_PAUSE, MSG_RESUME, MSG_ADAPTER, MSG_SWEEP, MSG_MASK, MSG_WAKE, MSG_STOP };
@@ -76,6 +77,7 @@ struct engine {
     struct batch batch;
     struct sample_row *rows; /* (max_rows) */
     struct sample_out *outs; /* (max_rows) */
+    float *hidden;           /* (HIDDEN_ROWS, C) on their way to a pooling */
     struct request **by_id;  /* hash table with chains */
     uint32_t id_mask;
     struct train_share share;
@@ -135,6 +137,7 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
                g->pool);
     g->rows = mem_array((size_t)g->s.max_rows, sizeof *g->rows);
     g->outs = mem_array((size_t)g->s.max_rows, sizeof *g->outs);
+    g->hidden = mem_array((size_t)m->hidden * HIDDEN_ROWS, sizeof *g->hidden);
     for (g->id_mask = 63; g->id_mask < (uint32_t)(m->max_seqs + m->max_queue); g->id_mask = g->id_mask * 2 + 1) {
     }
     g->by_id = mem_array((size_t)g->id_mask + 1, sizeof *g->by_id);
@@ -496,6 +499,22 @@ static void deliver(struct engine *g, const struct plan_item *it, const struct s
     }
 }
 
+/* The hidden states of one sequence, from row `row` of the step, to its pooling. */
+static void deliver_hidden(struct engine *g, const struct plan_item *it, int row)
+{
+    struct request *r = request_of(it);
+    const struct engine_info *m = &g->s.info;
+    int k = r->pooling == POOLING_LAST ? it->n - 1 : 0; /* of the others only the position counts */
+    for (int n; k < it->n; k += n) {
+        n = it->n - k < HIDDEN_ROWS ? it->n - k : HIDDEN_ROWS;
+        model_hidden(&g->s.model, row + k, n, g->hidden);
+        enum finish_reason why = request_hidden(r, it->start + k, n, g->hidden, m, &g->events);
+        if (why == FINISH_NONE) continue;
+        end_request(g, r, why, -1, why == FINISH_ERROR ? "the model produced no finite hidden state" : NULL);
+        return;
+    }
+}
+
 /* The device failed: the requests of the plan end with an error; the others go on. */
 static void fail_step(struct engine *g, const struct plan *p)
 {
@@ -529,9 +548,13 @@ static void run_step(struct engine *g, const struct plan *p)
         const struct sample_out *out = g->outs;
         uint64_t now = clock_now(), share = (now - start) / MASK_SHARE;
         g->mask_until = now + (share > MASK_NS_MIN ? share : MASK_NS_MIN);
-        for (int i = 0; i < p->n; i++) {
-            int rows = p->v[i].rows + p->v[i].seq->blocked;
-            deliver(g, &p->v[i], out, now);
+        for (int i = 0, row = 0; i < p->n; i++) {
+            int held = p->v[i].seq->blocked, n = p->v[i].n + held, rows = p->v[i].rows + held;
+            if (request_of(&p->v[i])->pooling)
+                deliver_hidden(g, &p->v[i], row);
+            else
+                deliver(g, &p->v[i], out, now);
+            row += n;
             out += rows;
         }
     }
@@ -662,5 +685,6 @@ void engine_close(struct engine *g)
     free(g->by_id);
     free(g->rows);
     free(g->outs);
+    free(g->hidden);
     free(g);
 }

@@ -102,6 +102,10 @@ struct sampling_params {
     const struct logit_bias *bias;
 };
 
+/* What a request gets instead of tokens: the output of the last layer, after the final norm, as one vector.  MEAN of
+ * all positions of its prompt, summed in order in double; LAST: that of the last position. */
+enum pooling { POOLING_NONE, POOLING_MEAN, POOLING_LAST };
+
 /* Everything is copied by engine_submit. */
 struct gen_request {
     const int32_t *prompt; /* 1 .. max_total_tokens - 1 ids, all < vocab */
@@ -123,7 +127,9 @@ struct gen_request {
      * while it can, but a text that nothing may follow ends with eos.  Log-
      * probabilities and top tokens stay those of the model without the constraint. */
     struct grammar *grammar;
-    void *user; /* handed back in every event */
+    enum pooling pooling; /* not NONE: one EV_EMBEDDING; n_prompt <= max_total_tokens, and of the rest only priority,
+                             adapter and user are looked at */
+    void *user;           /* handed back in every event */
 };
 
 /* Checks, copies and queues.  Returns the request's id (never 0), or 0 with *e: ERR_FULL when max_queue wait already,
@@ -166,9 +172,17 @@ int engine_adapter_check(const struct engine *, const char *name, struct err *e)
 
 /* ---- events ---------------------------------------------------------------------------------------------------- */
 
-enum event_kind { EV_PROMPT, EV_TOKEN, EV_DONE };
+enum event_kind { EV_PROMPT, EV_TOKEN, EV_EMBEDDING, EV_DONE };
 
-enum finish_reason { FINISH_NONE, FINISH_LENGTH, FINISH_EOS, FINISH_STOP, FINISH_CANCELLED, FINISH_ERROR };
+enum finish_reason {
+    FINISH_NONE,
+    FINISH_LENGTH,
+    FINISH_EOS,
+    FINISH_STOP,
+    FINISH_EMBEDDED, /* the EV_EMBEDDING is out */
+    FINISH_CANCELLED,
+    FINISH_ERROR
+};
 
 struct top_token {
     int32_t id;
@@ -195,6 +209,9 @@ struct event {
     uint32_t top;
     /* EV_TOKEN with finish != NONE is always followed by EV_DONE in the same batch */
     enum finish_reason finish;
+    /* EV_EMBEDDING, always followed by EV_DONE in the same batch */
+    uint32_t values; /* entries [values, values + n_values) of the batch's `values`, all finite */
+    int n_values;    /* the model's hidden size */
     /* EV_DONE */
     int n_prompt, n_cached, n_generated; /* n_cached: prompt tokens found in the prefix cache */
     int stop_index;                      /* which stop text or, after them, which stop id matched; -1 */
@@ -208,6 +225,7 @@ struct event_batch {
     int n;
     const char *text; /* UTF-8 bytes the events point into */
     const struct top_token *top;
+    const float *values;
 };
 
 /* Detaches the batches that wait, oldest first (NULL: none).  Hand the whole list back when done. */

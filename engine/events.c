@@ -10,7 +10,8 @@ struct batch_mem {
     struct event_batch b;
     struct buf text;
     struct top_token *top;
-    size_t cap_v, n_top, cap_top;
+    float *values;
+    size_t cap_v, n_top, cap_top, n_values, cap_values;
 };
 
 static struct batch_mem *mem_of(struct event_batch *b)
@@ -31,6 +32,7 @@ static void free_list(struct event_batch *b)
         struct event_batch *next = b->next;
         buf_free(&mem_of(b)->text);
         free(mem_of(b)->top);
+        free(mem_of(b)->values);
         free(b->v);
         free(b);
         b = next;
@@ -56,7 +58,7 @@ static struct batch_mem *open_batch(struct events *v)
     b->next = NULL;
     b->n = 0;
     buf_clear(&mem_of(b)->text);
-    mem_of(b)->n_top = 0;
+    mem_of(b)->n_top = mem_of(b)->n_values = 0;
     v->open = b;
     return mem_of(b);
 }
@@ -75,6 +77,15 @@ uint32_t events_top(struct events *v, const struct top_token *top, int n)
     return (uint32_t)(m->n_top - (size_t)n);
 }
 
+float *events_values(struct events *v, int n, uint32_t *at)
+{
+    struct batch_mem *m = open_batch(v);
+    mem_grow(&m->values, &m->cap_values, m->n_values + (size_t)n, sizeof *m->values);
+    *at = (uint32_t)m->n_values;
+    m->n_values += (size_t)n;
+    return m->values + *at;
+}
+
 void events_add(struct events *v, const struct event *e)
 {
     struct batch_mem *m = open_batch(v);
@@ -88,6 +99,7 @@ void events_post(struct events *v)
     if (!b || b->n == 0) return;
     b->text = mem_of(b)->text.data ? mem_of(b)->text.data : "";
     b->top = mem_of(b)->top;
+    b->values = mem_of(b)->values;
     v->open = NULL;
     pthread_mutex_lock(&v->lock);
     bool first = v->posted == NULL;

@@ -24,6 +24,8 @@ void events_free(struct events *);
 /* Engine thread.  The text buffer of the open batch: append a token's text, then events_add with its place. */
 struct buf *events_text(struct events *);
 uint32_t events_top(struct events *, const struct top_token *, int n); /* returns the index of the first */
+/* n values to be filled by the caller before the next call of any of these; *at: the index of the first. */
+float *events_values(struct events *, int n, uint32_t *at);
 void events_add(struct events *, const struct event *);
 void events_post(struct events *); /* posts what was added, if anything, and calls notify when the list was empty */
 

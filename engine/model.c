@@ -118,6 +118,12 @@ void model_forward(struct model *m, const struct batch *b)
     op_linear(d, (struct linear_args){first(m->logits, b->n_rows), hr, w->head, w->head_b});
 }
 
+void model_hidden(const struct model *m, int row, int n, float *out)
+{
+    struct mat h = part(m->h, row, n);
+    m->d->ops->download(m->d, out, h.p, (size_t)n * (size_t)h.cols * sizeof *out);
+}
+
 /* ---- loading --------------------------------------------------------------------------------------------------- */
 
 int model_load(struct model *m, const char *dir, const char *device, int threads, const struct quantize_how *quantize,

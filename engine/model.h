@@ -46,5 +46,8 @@ void model_close(struct model *);
 /* Computes every token of the batch, each row through its adapter if it has one, writes its keys and values, and leaves
  * the logits of the batch's rows in m->logits.  Enqueues only: errors are the device's. */
 void model_forward(struct model *, const struct batch *);
+/* After a forward pass and the device's finish: what the final norm gave for tokens [row, row + n) of its batch, to
+ * out (n, C) on the host. */
+void model_hidden(const struct model *, int row, int n, float *out);
 
 #endif

@@ -7,7 +7,7 @@
 
 enum {
     ALIGN_FLOATS = 16,
-    SLICE = 1 << 20, /* floats between two looks at the gate */
+    SLICE = 1 << 19, /* floats between two looks at the gate: a millisecond of adamw, about */
 };
 
 void optim_init(struct optim *o, struct dev *d, struct train_gate *gate)
@@ -15,35 +15,44 @@ void optim_init(struct optim *o, struct dev *d, struct train_gate *gate)
     *o = (struct optim){.d = d, .gate = gate};
 }
 
-size_t optim_add(struct optim *o, size_t n, bool decay)
+size_t optim_add_muon(struct optim *o, size_t n)
 {
-    size_t at = o->n, padded = (n + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
-    if (o->n_segments && o->segment[o->n_segments - 1].decay == decay) {
-        o->segment[o->n_segments - 1].n += padded;
-    } else {
-        mem_grow(&o->segment, &o->cap_segments, o->n_segments + 1, sizeof *o->segment);
-        o->segment[o->n_segments].from = at;
-        o->segment[o->n_segments].n = padded;
-        o->segment[o->n_segments++].decay = decay;
-    }
-    o->n += padded;
+    size_t at = o->n;
+    o->n += (n + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
     o->trained += n;
     return at;
 }
 
-int optim_alloc(struct optim *o, struct err *e)
+size_t optim_add(struct optim *o, size_t n, bool decay)
 {
-    float **arrays[] = {&o->p, &o->g, &o->m, &o->v};
+    size_t at = optim_add_muon(o, n), last = o->n_segments - 1;
+    if (o->n_segments && o->segment[last].decay == decay && o->segment[last].from + o->segment[last].n == at) {
+        o->segment[last].n += o->n - at;
+    } else {
+        mem_grow(&o->segment, &o->cap_segments, o->n_segments + 1, sizeof *o->segment);
+        o->segment[o->n_segments].from = at;
+        o->segment[o->n_segments].n = o->n - at;
+        o->segment[o->n_segments++].decay = decay;
+    }
+    return at;
+}
+
+int optim_alloc(struct optim *o, bool average, struct err *e)
+{
+    float **arrays[] = {&o->p, &o->g, &o->m, &o->v, &o->avg};
     bool ok = (o->sum = o->d->ops->alloc(o->d, sizeof *o->sum)) != NULL;
-    for (size_t i = 0; i < 4 && ok; i++) ok = (*arrays[i] = o->d->ops->alloc(o->d, o->n * sizeof(float))) != NULL;
-    return ok ? 0 : err_set(e, ERR_NOMEM, "no memory for %zu parameters with their gradients and moments", o->trained);
+    for (size_t i = 0; i < (average ? 5 : 4) && ok; i++)
+        ok = (*arrays[i] = o->d->ops->alloc(o->d, o->n * sizeof(float))) != NULL;
+    if (ok) return muon_alloc(&o->muon, o->d, e);
+    return err_set(e, ERR_NOMEM, "no memory for %zu parameters with their gradients and moments", o->trained);
 }
 
 void optim_free(struct optim *o)
 {
-    void *arrays[] = {o->p, o->g, o->m, o->v, o->sum};
+    void *arrays[] = {o->p, o->g, o->m, o->v, o->avg, o->sum};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         if (arrays[i]) o->d->ops->free(o->d, arrays[i]);
+    muon_free(&o->muon, o->d);
     free(o->segment);
     *o = (struct optim){0};
 }
@@ -80,8 +89,24 @@ double optim_grad_norm(struct optim *o)
     return sqrt(sum);
 }
 
+/* The average takes `part` of the parameters. */
+static void average(struct optim *o, double part)
+{
+    for (size_t i = 0, k; i < o->n && o->avg; i += k) {
+        k = o->n - i < SLICE ? o->n - i : SLICE;
+        train_gate_pass(o->gate);
+        op_axpby(o->d, (struct axpby_args){o->avg + i, o->p + i, k, part, 1 - part});
+    }
+}
+
+void optim_start(struct optim *o)
+{
+    average(o, 1);
+}
+
 void optim_step(struct optim *o, const struct train_params *t, double rate, double scale, int64_t step)
 {
+    struct muon_step u = {o->p, o->g, o->m, rate, t->weight_decay, scale, !t->f32};
     struct adamw_args a = {.lr = rate,
                            .beta1 = t->beta1,
                            .beta2 = t->beta2,
@@ -99,6 +124,8 @@ void optim_step(struct optim *o, const struct train_params *t, double rate, doub
             op_adamw(o->d, a);
         }
     }
+    muon_step(&o->muon, o->d, o->gate, &u);
+    average(o, 1 - fmin(t->ema_decay, (1 + (double)step) / (10 + (double)step)));
 }
 
 static int64_t optim_warmup(const struct train_params *t, int64_t steps)

@@ -19,6 +19,11 @@ static int check_lengths(const struct gen_request *g, const struct engine_info *
                        "`inputs` tokens + `max_new_tokens` must be <= %d. Given: %d `inputs` tokens and %d "
                        "`max_new_tokens`",
                        m->max_total_tokens, g->n_prompt, g->max_new_tokens);
+    return request_check_ids(g, m, e);
+}
+
+int request_check_ids(const struct gen_request *g, const struct engine_info *m, struct err *e)
+{
     for (int i = 0; i < g->n_prompt; i++)
         if (g->prompt[i] < 0 || g->prompt[i] >= m->vocab)
             return err_set(e, ERR_INVALID, "token %d of the prompt is %d; the model knows 0 to %d", i, g->prompt[i],
@@ -139,6 +144,7 @@ static void copy_adds(struct request *r, const struct gen_request *g, const stru
 
 struct request *request_new(const struct gen_request *g, const struct engine_info *m, struct err *e)
 {
+    if (g->pooling) return request_new_pooled(g, m, e);
     if (check_lengths(g, m, e) || check_sampling(&g->sampling, m, e) || check_stops(g, m, e)) return NULL;
     size_t total = (size_t)g->n_prompt + (size_t)g->max_new_tokens, pages = (total + KV_PAGE - 1) / KV_PAGE;
     size_t adds = (size_t)g->sampling.n_bias + (size_t)m->n_eos + (size_t)g->n_stop_ids, text = 0;

@@ -1,4 +1,5 @@
-/* One generation request inside the engine: its tokens, its sampling state, its stop conditions.
+/* One request inside the engine: its tokens, its sampling state, its stop conditions; or its pooling
+ * (request_pooled.c).
  *
  * Created by the submitting thread (request_new checks and copies everything), then owned by the engine thread until
  * request_free.  All its memory is one block, the penalty table and `tail`. */
@@ -34,6 +35,10 @@ struct request {
     bool ignore_eos;
     int top_n;
 
+    enum pooling pooling; /* not NONE: of what follows only times and what is said of pooling */
+    int n_pooled;         /* positions whose hidden states were taken: each is once, also after a preemption */
+    double *pooled;       /* (C) their sum, or the last one; in the block */
+
     struct sampling_params sampling; /* bias points into the block */
     struct token_add *adds;          /* logit_bias, then bans while n_generated < min_new: eos, then stop ids */
     int n_bias, n_bans, n_eos_bans;  /* eos is banned throughout with ignore_eos and a grammar */
@@ -55,6 +60,10 @@ struct request {
 /* The request's rules against the model's limits; NULL and *e. */
 struct request *request_new(const struct gen_request *, const struct engine_info *, struct err *e);
 void request_free(struct request *);
+/* The part of it about the prompt's ids: 0, or *e. */
+int request_check_ids(const struct gen_request *, const struct engine_info *, struct err *e);
+/* The same for a request with pooling. */
+struct request *request_new_pooled(const struct gen_request *, const struct engine_info *, struct err *e);
 
 /* How to sample the row that follows the token at `pos`. */
 void request_sample_row(struct request *, int pos, struct sample_row *row);
@@ -66,6 +75,11 @@ void request_prompt_row(struct request *, int pos, const struct sample_out *, co
 /* The next token was sampled: appends it, emits EV_TOKEN; not FINISH_NONE when the text ends with it. */
 enum finish_reason request_token(struct request *, const struct sample_out *, const struct engine_info *,
                                  const struct tokenizer *, struct events *, uint64_t now, int *stop_index);
+
+/* The hidden states (n, C) of the prompt's tokens from `pos` on were computed.  FINISH_NONE: more are to come.
+ * FINISH_EMBEDDED: it was the last, the EV_EMBEDDING is out.  FINISH_ERROR: a value is not finite. */
+enum finish_reason request_hidden(struct request *, int pos, int n, const float *hidden, const struct engine_info *,
+                                  struct events *);
 
 void request_done(struct request *, enum finish_reason, int stop_index, const char *error, struct events *,
                   uint64_t now);

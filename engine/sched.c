@@ -152,16 +152,16 @@ static void plan_add(struct sched *s, struct seq *q)
     struct plan *p = &s->plan;
     int n = q->n_known - q->n_computed, room = s->c.max_batch_tokens - p->n_tokens,
         rows_left = s->c.max_rows - p->n_rows;
-    if (rows_left == 0) n--; /* without its last token it needs no logits */
+    if (rows_left == 0 && !q->no_rows) n--; /* without its last token it needs no logits */
     if (n > room) n = room;
     if (q->every_row && n > rows_left) n = rows_left;
     if (n <= 0) return;
     if (!grow(s, q, q->n_computed + n)) return;
-    bool last = q->n_computed + n == q->n_known;
+    int rows = q->no_rows ? 0 : q->every_row ? n : q->n_computed + n == q->n_known;
     q->planned = s->step;
-    p->v[p->n++] = (struct plan_item){q, q->n_computed, n, q->every_row ? n : last};
+    p->v[p->n++] = (struct plan_item){q, q->n_computed, n, rows};
     p->n_tokens += n;
-    p->n_rows += q->every_row ? n : last;
+    p->n_rows += rows;
 }
 
 static void plan_running(struct sched *s, bool decoding)
@@ -176,10 +176,11 @@ static void plan_running(struct sched *s, bool decoding)
     }
 }
 
-/* Takes the known prefix of q from the cache.  The last token is always computed: its logits are wanted. */
+/* Takes the known prefix of q from the cache.  The last token is always computed: its logits, or its
+ * hidden state, are wanted. */
 static void take_prefix(struct sched *s, struct seq *q)
 {
-    if (!s->c.prefix_cache || q->every_row) return;
+    if (!s->c.prefix_cache || q->every_row || q->no_prefix) return;
     while ((q->n_pages + 1) * KV_PAGE < q->n_known) {
         int32_t page = kv_lookup(s->kv, q->serial, q->tokens + q->n_pages * KV_PAGE, &q->serial);
         if (page < 0) break;

@@ -30,6 +30,8 @@ struct seq {
     uint64_t root;                   /* what its prefixes begin with in the page pool (kv.h); 0: the base model's */
     const struct lora_weights *lora; /* the adapter that its tokens go through, borrowed; NULL: none */
     bool every_row;                  /* wants logits of every prompt token, so no prefix hits */
+    bool no_rows;                    /* wants no logits at all: it ends with its last known token */
+    bool no_prefix;                  /* every token is to be computed, so no prefix hits */
     bool paused;
     bool blocked;     /* waits for something that is on its way (its mask): not scheduled, but no worse than others */
     uint64_t arrival; /* unique, increasing */

@@ -27,8 +27,12 @@ enum {
     STREAM_DROPOUT = 11, /* of the seed */
     BAD_IN_A_ROW = 3,    /* steps without a finite loss and gradient before going back */
     SAVE_SECONDS = 120,  /* between checkpoints where save_steps does not say */
+    GOOD_PARTS = 20,     /* of a job; at the end of each it makes one in any case... */
+    GOOD_LEAST = 50,     /* ... but not of fewer steps than these, nor... */
+    GOOD_MOST = 500,     /* ... of more */
     NORM_WARNINGS = 5,   /* per run */
     NORM_LARGE = 100,    /* a gradient norm above it means trouble */
+    ARRAYS = 4,          /* of the optimizer in a checkpoint */
 };
 
 /* What a checkpoint holds beside the arrays; eight bytes each, no padding. */
@@ -38,6 +42,7 @@ struct state {
     int64_t tokens, trained, skipped;
     int64_t bad;       /* skipped in a row, until now */
     int64_t fallbacks; /* times it went back to a checkpoint for that */
+    int64_t good; /* step of the checkpoint it would go back to: the newest that depends on no clock and no pause */
     int64_t evaluated; /* step of the last evaluation; -1 */
     int64_t worse;     /* evaluations without improvement, until now */
     int64_t best_step; /* -1: none */
@@ -64,8 +69,8 @@ struct train {
     struct train_plan plan;
     struct state st;
 
-    float *host[3]; /* p, m, v as the host sees them: the device's own, or copies for checkpoints */
-    float *best;    /* the best evaluated p; NULL without evaluation */
+    float *host[ARRAYS]; /* p, m, v, avg as the host sees them: the device's own, or copies for checkpoints */
+    float *best;         /* the best evaluated p, or avg; NULL without evaluation */
     char *ckpt_dir;
     uint64_t hash;
     int64_t saved;     /* step of the newest checkpoint; -1 */
@@ -129,21 +134,29 @@ __attribute__((format(printf, 2, 3))) static void warn(struct train *t, const ch
 
 /* ---- checkpoints ------------------------------------------------------------------------------------------------- */
 
-enum { PARTS_MAX = 5 };
+enum { PARTS_MAX = ARRAYS + 2 };
+
+/* NULL: there is none of it. */
+static float *device_array(const struct train *t, int i)
+{
+    return i == 0 ? t->o.p : i == 1 ? t->o.m : i == 2 ? t->o.v : t->o.avg;
+}
+
+/* Which of them is evaluated and written. */
+static int result_array(const struct train *t)
+{
+    return t->o.avg ? 3 : 0;
+}
 
 static int parts_of(struct train *t, struct ckpt_part part[PARTS_MAX])
 {
-    static const char *const names[] = {"parameters", "moment1", "moment2"};
+    static const char *const names[ARRAYS] = {"parameters", "moment1", "moment2", "average"};
     int n = 0;
     part[n++] = (struct ckpt_part){"state", &t->st, sizeof t->st};
-    for (int i = 0; i < 3; i++) part[n++] = (struct ckpt_part){names[i], t->host[i], t->o.n * sizeof(float)};
+    for (int i = 0; i < ARRAYS; i++)
+        if (t->host[i]) part[n++] = (struct ckpt_part){names[i], t->host[i], t->o.n * sizeof(float)};
     if (t->best) part[n++] = (struct ckpt_part){"best", t->best, t->o.n * sizeof(float)};
     return n;
-}
-
-static float *device_array(const struct train *t, int i)
-{
-    return i == 0 ? t->o.p : i == 1 ? t->o.m : t->o.v;
 }
 
 static int save(struct train *t, struct err *e)
@@ -151,11 +164,11 @@ static int save(struct train *t, struct err *e)
     struct ckpt_part part[PARTS_MAX];
     int n = parts_of(t, part);
     size_t bytes = t->o.n * sizeof(float);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < ARRAYS; i++)
         if (t->host[i] != device_array(t, i)) t->d->ops->download(t->d, t->host[i], device_array(t, i), bytes);
     train_gate_leave(t->gate);
     tell(t, TRAIN_SAVING, NULL);
-    int rc = ckpt_write(t->ckpt_dir, t->hash, t->st.step, part, n, e);
+    int rc = ckpt_write(t->ckpt_dir, t->hash, t->st.step, t->st.good, part, n, e);
     if (rc) return err_prefix(e, "the checkpoint could not be written");
     t->saved = t->st.step;
     t->saved_at = clock_now();
@@ -167,16 +180,16 @@ static int save(struct train *t, struct err *e)
     return 0;
 }
 
-/* The newest checkpoint, if there is one: t->saved >= 0. */
-static int load(struct train *t, struct err *e)
+/* The newest checkpoint of step `most` or before, if there is one: t->saved >= 0. */
+static int load(struct train *t, int64_t most, struct err *e)
 {
     struct ckpt_part part[PARTS_MAX];
-    int n = parts_of(t, part), rc = ckpt_read(t->ckpt_dir, t->hash, part, n, &t->saved, &t->warnings, e);
+    int n = parts_of(t, part), rc = ckpt_read(t->ckpt_dir, t->hash, most, part, n, &t->saved, &t->warnings, e);
     if (rc || t->saved < 0) return rc;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < ARRAYS; i++)
         if (t->host[i] != device_array(t, i))
             t->d->ops->upload(t->d, device_array(t, i), t->host[i], t->o.n * sizeof(float));
-    if (!t->lora_method) train_full_update(&t->full, &t->o);
+    if (!t->lora_method) train_full_use(&t->full, &t->o, t->o.p);
     return 0;
 }
 
@@ -227,8 +240,8 @@ static enum outcome run_step(struct train *t, struct train_rows *rows, int64_t s
     return GO_ON;
 }
 
-/* Three bad steps in a row: the learning rate is halved, and it goes on from the last checkpoint, which none of them
- * had touched; once. */
+/* Three bad steps in a row: the learning rate is halved, and it goes on from the last good checkpoint, which none of
+ * them had touched; once.  What was written since is of steps that will be done again, otherwise. */
 static enum outcome go_back(struct train *t, struct err *e)
 {
     struct state was = t->st;
@@ -238,7 +251,9 @@ static enum outcome go_back(struct train *t, struct err *e)
                 BAD_IN_A_ROW);
         return FAILED;
     }
-    if (load(t, e)) return FAILED;
+    if (load(t, was.good, e)) return FAILED;
+    if (t->saved < 0) return err_set(e, ERR_IO, "the checkpoint of step %lld is gone", (long long)was.good), FAILED;
+    ckpt_forget(t->ckpt_dir, t->saved);
     t->st.skipped = was.skipped;
     t->st.seconds = was.seconds;
     t->st.fallbacks = was.fallbacks + 1;
@@ -267,7 +282,7 @@ static void update(struct train *t, double rate, double norm)
     double limit = t->p.max_grad_norm, scale = 1;
     if (limit > 0) scale = fmin(1, limit / (norm + 1e-6)); /* as torch.nn.utils.clip_grad_norm_ */
     optim_step(&t->o, &t->p, rate, scale, ++t->st.updates);
-    if (!t->lora_method) train_full_update(&t->full, &t->o);
+    if (!t->lora_method) train_full_use(&t->full, &t->o, t->o.p);
 }
 
 static enum outcome train_step(struct train *t, struct err *e)
@@ -325,14 +340,28 @@ static bool eval_due(const struct train *t)
     return t->rows.before[train_rows_epoch(&t->rows, step)] == step;
 }
 
+static void keep_best(struct train *t)
+{
+    const size_t SLICE = 1 << 19;
+    const float *from = device_array(t, result_array(t));
+    for (size_t i = 0, n; i < t->o.n; i += n) {
+        n = t->o.n - i < SLICE ? t->o.n - i : SLICE;
+        train_gate_pass(t->gate);
+        t->d->ops->download(t->d, t->best + i, from + i, n * sizeof(float));
+    }
+}
+
 static enum outcome evaluate(struct train *t, struct err *e)
 {
     struct sums sum = {0};
-    float dropout = t->tm.dropout;
+    float dropout = t->tm.dropout, residual = t->tm.residual_dropout;
     enum outcome o = GO_ON;
-    t->tm.dropout = 0;
+    t->tm.dropout = t->tm.residual_dropout = 0;
+    if (t->o.avg) train_full_use(&t->full, &t->o, t->o.avg);
     for (int64_t i = 0; i < t->eval.before[1] && o == GO_ON; i++) o = run_step(t, &t->eval, i, false, &sum, e);
     t->tm.dropout = dropout;
+    t->tm.residual_dropout = residual;
+    if (t->o.avg) train_full_use(&t->full, &t->o, t->o.p);
     if (o != GO_ON) return o;
     double loss = sum.loss / (double)sum.targets, accuracy = (double)sum.hits / (double)sum.targets;
     struct state *s = &t->st;
@@ -343,7 +372,7 @@ static enum outcome evaluate(struct train *t, struct err *e)
         s->best_step = s->step;
         s->best_loss = loss;
         s->best_accuracy = accuracy;
-        t->d->ops->download(t->d, t->best, t->o.p, t->o.n * sizeof(float));
+        keep_best(t);
     }
     s->stopped = t->p.patience > 0 && s->worse >= t->p.patience;
     struct train_event ev = event_of(t, TRAIN_EVAL);
@@ -356,14 +385,20 @@ static enum outcome evaluate(struct train *t, struct err *e)
 
 /* ---- the loop ---------------------------------------------------------------------------------------------------- */
 
-static bool save_due(const struct train *t, bool evaluated)
+/* A checkpoint that an unbroken run of this job makes here, too. */
+static bool good_due(const struct train *t, bool evaluated)
+{
+    int64_t every = t->p.save_steps, part = t->plan.steps / GOOD_PARTS;
+    if (!every) every = part < GOOD_LEAST ? GOOD_LEAST : part > GOOD_MOST ? GOOD_MOST : part;
+    if (t->st.bad || t->st.good == t->st.step) return false; /* bad: so that there is one from before */
+    return evaluated || t->st.step % every == 0;
+}
+
+static bool save_due(const struct train *t)
 {
     if (t->saved == t->st.step) return false;
     if (t->saved < 0 || at_end(t)) return true;
-    if (t->st.bad) return false; /* so that there is a checkpoint from before */
-    if (evaluated) return true;
-    if (t->p.save_steps) return t->st.step % t->p.save_steps == 0;
-    return clock_now() - t->saved_at >= SAVE_SECONDS * 1000000000ull;
+    return !t->st.bad && !t->p.save_steps && clock_now() - t->saved_at >= SAVE_SECONDS * 1000000000ull;
 }
 
 static enum outcome loop(struct train *t, struct err *e)
@@ -371,7 +406,9 @@ static enum outcome loop(struct train *t, struct err *e)
     for (;;) {
         bool due = eval_due(t);
         enum outcome o = due ? evaluate(t, e) : GO_ON;
-        if (o == GO_ON && save_due(t, due) && save(t, e)) return FAILED;
+        bool good = o == GO_ON && good_due(t, due);
+        if (good) t->st.good = t->st.step;
+        if (o == GO_ON && (good || save_due(t)) && save(t, e)) return FAILED;
         if (o == GO_ON && at_end(t)) return DONE;
         if (o == GO_ON) o = asked(t);
         if (o == GO_ON) o = train_step(t, e);
@@ -381,9 +418,11 @@ static enum outcome loop(struct train *t, struct err *e)
 
 static int write_result(struct train *t, struct err *e)
 {
-    const float *p = t->st.best_step >= 0 ? t->best : t->host[0];
+    int last = result_array(t);
+    const float *p = t->st.best_step >= 0 ? t->best : t->host[last], *on_device = device_array(t, last);
     if (!t->job.out) return 0;
-    if (p == t->host[0] && p != t->o.p) t->d->ops->download(t->d, t->host[0], t->o.p, t->o.n * sizeof(float));
+    if (p == t->host[last] && p != on_device)
+        t->d->ops->download(t->d, t->host[last], on_device, t->o.n * sizeof(float));
     struct buf tmp = {0};
     buf_printf(&tmp, "%s.tmp", t->job.out);
     dir_remove(tmp.data);
@@ -418,7 +457,7 @@ void train_run(struct train *t, train_event_fn *fn, void *arg)
     if ((o == PAUSED || o == CANCELLED) && t->saved != t->st.step && save(t, &e)) o = FAILED;
     train_gate_leave(t->gate);
     if (o == DONE && write_result(t, &e)) o = FAILED;
-    if (o == DONE) ckpt_prune(t->ckpt_dir, 1);
+    if (o == DONE) ckpt_prune(t->ckpt_dir, 1, -1);
     tell(t,
          o == DONE     ? TRAIN_SUCCEEDED
          : o == PAUSED ? TRAIN_PAUSED
@@ -471,11 +510,13 @@ static size_t scratch_bytes(const struct train *t)
 static int plan_memory(struct train *t, struct err *e)
 {
     struct train_plan *p = &t->plan;
-    int copies = 4 + (t->d->ops->host_memory ? 0 : 3) + (t->eval.n ? 1 : 0);
+    int average = t->p.ema_decay > 0;
+    int copies = 4 + average + (t->d->ops->host_memory ? 0 : 3 + average) + (t->eval.n ? 1 : 0);
     size_t room = memory_available();
     p->weight_bytes = t->model->w.bytes;
     p->trainable = t->o.trained;
-    p->state_bytes = (size_t)copies * t->o.n * sizeof(float) + (t->lora_method ? 0 : train_full_bytes(&t->full));
+    p->state_bytes = (size_t)copies * t->o.n * sizeof(float) + muon_bytes(&t->o.muon);
+    if (!t->lora_method) p->state_bytes += train_full_bytes(&t->full);
     t->tm.recompute = t->p.recompute == RECOMPUTE_ON;
     p->activation_bytes = train_model_bytes(&t->tm) + scratch_bytes(t);
     double need = (double)p->state_bytes + (double)p->activation_bytes;
@@ -509,11 +550,12 @@ static void plan_steps(struct train *t)
 
 static int take_memory(struct train *t, struct err *e)
 {
-    int rc = optim_alloc(&t->o, e);
+    int rc = optim_alloc(&t->o, t->p.ema_decay > 0, e);
     if (rc) return rc;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < ARRAYS; i++) {
         t->host[i] = device_array(t, i);
-        if (!t->d->ops->host_memory && !(t->host[i] = mem_try_alloc(t->o.n * sizeof(float)))) rc = ERR_NOMEM;
+        if (!t->host[i] || t->d->ops->host_memory) continue;
+        if (!(t->host[i] = mem_try_alloc(t->o.n * sizeof(float)))) rc = ERR_NOMEM;
     }
     if (t->eval.n && !(t->best = calloc(t->o.n, sizeof *t->best))) rc = ERR_NOMEM;
     if (rc) return err_set(e, rc, "no memory for copies of %zu parameters", t->o.trained);
@@ -521,6 +563,7 @@ static int take_memory(struct train *t, struct err *e)
         train_lora_bind(&t->lora, &t->o);
     else
         rc = train_full_bind(&t->full, &t->p, &t->o, e);
+    if (!rc) optim_start(&t->o);
     if (!rc) rc = train_model_open(&t->tm, t->p.max_length, e);
     train_gate_leave(t->gate);
     micro_open(&t->micro, t->tm.max_tokens);
@@ -550,7 +593,7 @@ static int plan_all(struct train *t, struct err *e)
                    (unsigned long long)left_out, t->p.max_length);
     optim_init(&t->o, t->d, t->gate);
     rc = t->lora_method ? train_lora_open(&t->lora, &t->model->c, &t->p, t->job.from, &t->o, e)
-                        : train_full_open(&t->full, t->model, &t->o, e);
+                        : train_full_open(&t->full, t->model, &t->p, &t->o, e);
     if (rc) return rc;
     int most = batches_micro_max(t->rows.batches), most_eval = t->eval.n ? batches_micro_max(t->eval.batches) : 0;
     t->tm = (struct train_model){.c = &t->model->c,
@@ -560,6 +603,7 @@ static int plan_all(struct train *t, struct err *e)
                                  .site = t->lora_method ? t->lora.site : NULL,
                                  .grads = t->lora_method ? NULL : &t->full.g,
                                  .dropout = (float)t->p.lora_dropout,
+                                 .residual_dropout = (float)t->p.dropout,
                                  .half = !t->p.f32,
                                  .max_tokens = most > most_eval ? most : most_eval};
     plan_steps(t);
@@ -573,8 +617,8 @@ static int open_all(struct train *t, struct err *e)
     if (!rc) rc = take_memory(t, e);
     if (rc) return rc;
     hash_job(t);
-    t->st = (struct state){.evaluated = -1, .best_step = -1, .rate_scale = 1};
-    rc = load(t, e);
+    t->st = (struct state){.good = -1, .evaluated = -1, .best_step = -1, .rate_scale = 1};
+    rc = load(t, INT64_MAX, e);
     t->resumed = t->saved >= 0;
     return rc;
 }
@@ -624,7 +668,7 @@ void train_free(struct train *t)
 {
     if (!t) return;
     if (!t->gate) t->d->bf16_x = t->bf16_x;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < ARRAYS; i++)
         if (t->host[i] != device_array(t, i)) free(t->host[i]);
     train_model_close(&t->tm);
     train_lora_close(&t->lora);

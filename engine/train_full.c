@@ -2,10 +2,9 @@
 
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
-#include "engine/ckpt.h"
+#include "engine/model_files.h"
 #include "kernels/rng.h"
 
-#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,7 +70,23 @@ static struct master *next_master(struct train_full *f, size_t at, int rows, int
     return m;
 }
 
-int train_full_open(struct train_full *f, const struct model *base, struct optim *o, struct err *e)
+/* Stack i and its tensors in the optimizer's arrays. */
+static void add_stack(struct train_full *f, int i, bool muon, struct optim *o)
+{
+    struct stack s;
+    weights_stack(f->base->w.file, &f->base->c, i, &s);
+    size_t n = (size_t)s.rows * (size_t)s.cols, at = muon ? optim_add_muon(o, n) : optim_add(o, n, true);
+    f->stack_at[i] = at;
+    for (int k = 0; k < s.n; at += (size_t)s.part[k].rows * (size_t)s.cols, k++) {
+        struct master *m = next_master(f, at, s.part[k].rows, s.cols);
+        snprintf(m->name, sizeof m->name, "%s", s.part[k].name);
+        m->transposed = s.part[k].transposed;
+        if (muon) muon_add(&o->muon, at, m->rows, m->cols);
+    }
+}
+
+int train_full_open(struct train_full *f, const struct model *base, const struct train_params *p, struct optim *o,
+                    struct err *e)
 {
     const struct model_config *c = &base->c;
     const struct safetensors *file = base->w.file;
@@ -84,16 +99,7 @@ int train_full_open(struct train_full *f, const struct model *base, struct optim
     f->stack_at = mem_array((size_t)stacks, sizeof *f->stack_at);
     f->vector = mem_array((size_t)vectors, sizeof *f->vector);
     f->vector_at = mem_array((size_t)vectors, sizeof *f->vector_at);
-    for (int i = 0; i < stacks; i++) {
-        struct stack s;
-        weights_stack(file, c, i, &s);
-        size_t at = f->stack_at[i] = optim_add(o, (size_t)s.rows * (size_t)s.cols, true);
-        for (int k = 0; k < s.n; at += (size_t)s.part[k].rows * (size_t)s.cols, k++) {
-            struct master *m = next_master(f, at, s.part[k].rows, s.cols);
-            snprintf(m->name, sizeof m->name, "%s", s.part[k].name);
-            m->transposed = s.part[k].transposed;
-        }
-    }
+    for (int i = 0; i < stacks; i++) add_stack(f, i, p->optimizer == OPTIMIZER_MUON && i < c->layers * PRODUCTS, o);
     f->n_stacks = stacks;
     f->n_vectors = weights_vectors(file, c, f->vector);
     for (int i = 0; i < vectors; i++) { /* parts of one array follow each other */
@@ -205,7 +211,7 @@ static int parts_of(const struct stack *s, const void *p, enum dtype t, struct w
     return s->n;
 }
 
-/* Packed in the base's type from any values of that type; train_full_update writes the right ones. */
+/* Packed in the base's type from any values of that type; train_full_use writes the right ones. */
 static struct weight *pack(struct dev *d, const struct stack *s, enum dtype t)
 {
     struct weight_src src[STACK_MAX];
@@ -231,73 +237,47 @@ int train_full_bind(struct train_full *f, const struct train_params *p, struct o
         struct weight **w = stack_place(f, i, &grad, &table);
         weights_stack(f->base->w.file, c, i, &s);
         *grad = o->g + f->stack_at[i];
-        if (table) {
-            f->w.embed = mat_f32(o->p + f->stack_at[i], s.rows, s.cols);
-            f->g.embed = o->g + f->stack_at[i];
-        }
+        if (table) f->g.embed = o->g + f->stack_at[i];
         train_gate_pass(o->gate);
         if (w && !(*w = pack(o->d, &s, t))) rc = err_set(e, ERR_NOMEM, "no memory for packed weights");
     }
+    for (int i = 0; i < f->n_vectors; i++)
+        if (!f->vector[i].at) *vector_grad(f, &f->vector[i]) = o->g + f->vector_at[i];
+    if (!rc) train_full_use(f, o, o->p);
+    return rc;
+}
+
+void train_full_use(struct train_full *f, struct optim *o, float *values)
+{
+    const double PIECE = 1 << 20; /* values between two looks at the gate */
     for (int i = 0; i < f->n_vectors; i++) {
         const struct vector_slot *v = &f->vector[i];
         char *at = v->layer < 0 ? (char *)&f->w : (char *)&f->w.layer[v->layer];
         if (v->at) continue;
-        *vector_grad(f, v) = o->g + f->vector_at[i];
         if (v->rows > 1)
-            f->w.pos = mat_f32(o->p + f->vector_at[i], v->rows, v->cols);
+            f->w.pos = mat_f32(values + f->vector_at[i], v->rows, v->cols);
         else
-            *(float **)(at + v->field) = o->p + f->vector_at[i];
+            *(float **)(at + v->field) = values + f->vector_at[i];
     }
-    if (!rc) train_full_update(f, o);
-    return rc;
-}
-
-void train_full_update(struct train_full *f, struct optim *o)
-{
     for (int i = 0; i < f->n_stacks; i++) {
         struct stack s;
         struct weight_src src[STACK_MAX];
         float **grad;
         bool table;
         struct weight **w = stack_place(f, i, &grad, &table);
-        if (!w) continue;
         weights_stack(f->base->w.file, &f->base->c, i, &s);
-        int n = parts_of(&s, o->p + f->stack_at[i], DT_F32, src);
-        train_gate_pass(o->gate);
-        o->d->ops->weight_update(o->d, *w, src, n);
+        if (table) f->w.embed = mat_f32(values + f->stack_at[i], s.rows, s.cols);
+        if (!w) continue;
+        int n = parts_of(&s, values + f->stack_at[i], DT_F32, src);
+        int pieces = (int)((double)s.rows * s.cols / PIECE) + 1;
+        for (int k = 0; k < pieces; k++) {
+            train_gate_pass(o->gate);
+            o->d->ops->weight_update(o->d, *w, src, n, k, pieces);
+        }
     }
 }
 
 /* ---- the result -------------------------------------------------------------------------------------------------- */
-
-static bool ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), k = strlen(end);
-    return n >= k && strcmp(s + n - k, end) == 0;
-}
-
-/* Configuration, tokenizer, templates; not weights. */
-static int copy_others(const char *from, const char *to, struct err *e)
-{
-    enum { LIMIT = 256 << 20 };
-    static const char *const kinds[] = {".json", ".model", ".jinja", "merges.txt", "vocab.txt"};
-    int rc = 0;
-    DIR *d = opendir(from);
-    for (struct dirent *f; d && !rc && (f = readdir(d));) {
-        bool wanted = false;
-        for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) wanted |= ends_with(f->d_name, kinds[i]);
-        if (!wanted || ends_with(f->d_name, ".safetensors.index.json") || f->d_name[0] == '.') continue;
-        char *in = file_join(from, f->d_name), *out = file_join(to, f->d_name), *data = NULL;
-        size_t size = 0;
-        rc = file_read(in, LIMIT, &data, &size, e);
-        if (!rc) rc = file_write_sync(out, data, size, e);
-        free(data);
-        free(in);
-        free(out);
-    }
-    if (d) closedir(d);
-    return rc;
-}
 
 static const struct master *find_master(const struct train_full *f, const char *name)
 {
@@ -342,7 +322,7 @@ int train_full_write(struct train_full *f, const float *p, const char *model_dir
     const struct safetensors *file = f->base->w.file;
     size_t n = safetensors_count(file), names = 0;
     int rc = dir_make(dir, e);
-    if (!rc && model_dir) rc = copy_others(model_dir, dir, e);
+    if (!rc && model_dir) rc = model_files_copy(model_dir, dir, true, e);
     if (rc) return rc;
     for (size_t i = 0; i < n; i++) names += strlen(safetensors_at(file, i)->name) + 1;
     char *path = file_join(dir, "model.safetensors");

@@ -22,13 +22,15 @@ struct train_full {
     struct dev *d; /* that packed the weights */
 };
 
-/* Adds the parameters to the optimizer.  ERR_UNSUPPORTED: a quantised base. */
-int train_full_open(struct train_full *, const struct model *, struct optim *, struct err *);
+/* Adds the parameters to the optimizer, with the parameters' rule for matrices.  ERR_UNSUPPORTED: a quantised base. */
+int train_full_open(struct train_full *, const struct model *, const struct train_params *, struct optim *,
+                    struct err *);
 size_t train_full_bytes(const struct train_full *); /* of the packed weights */
 /* The optimizer's arrays exist now: writes the first values, from the file, or random as transformers draws them. */
 int train_full_bind(struct train_full *, const struct train_params *, struct optim *, struct err *);
-/* The masters have changed: packs them. */
-void train_full_update(struct train_full *, struct optim *);
+/* The model computes with `values` from now on, an array like the optimizer's: vectors and tables lie there, matrices
+ * are packed from it, so it is called again when they have changed. */
+void train_full_use(struct train_full *, struct optim *, float *values);
 /* Writes the values in p, an array like the optimizer's on the host, as a model directory with the tensors' types and
  * names of the base's file, and copies of what else is in model_dir (NULL: none). */
 int train_full_write(struct train_full *, const float *p, const char *model_dir, const char *dir, struct err *);

@@ -80,6 +80,7 @@ struct train_model {
     const struct site *site;         /* (layers, PRODUCTS), or NULL */
     const struct model_grads *grads; /* or NULL */
     float dropout;                   /* on the sites' inputs, one mask for all parts of a site */
+    float residual_dropout;          /* on what attention and feed-forward add, and on embeddings; without sites */
     uint64_t dropout_seed;           /* of this step */
     bool half;                       /* gemms may round to bf16 */
     bool recompute;
@@ -94,7 +95,7 @@ struct train_model {
     int n_kept;
     struct mat h, dx, dh;          /* (T, C) normed input; gradients */
     float *area;                   /* (T, 2F or 2 (H + G) D): ff and dff, or dqkv and datt */
-    struct mat dropped;            /* (T, widest input of a site) */
+    struct mat dropped;            /* (T, widest input of a site), or (T, C) */
     struct mat du;                 /* (T, most r of a site) */
     struct mat hx, hh, hd, logits; /* of head_rows tokens: (., C) final input, normed, gradient; (., V) */
     float *loss, *scale;           /* (T) of each target, and of its gradient */
@@ -107,7 +108,8 @@ struct train_model {
     size_t n_owned, cap_owned;
 };
 
-/* Bytes that train_model_open would take.  Only c, site, grads, dropout, recompute and max_tokens are looked at. */
+/* Bytes that train_model_open would take.  Only c, site, grads, the dropouts, recompute and max_tokens are looked at.
+ */
 size_t train_model_bytes(const struct train_model *);
 /* positions: of the rotary tables. */
 int train_model_open(struct train_model *, int positions, struct err *);

@@ -41,8 +41,12 @@ static int open_all(struct train_offline *o, const struct train_offline_config *
     int rc = setup_load(&o->s, c->engine, e);
     if (!rc) rc = setup_pin(&o->s, e);
     if (rc) return rc;
+    const char *file = c->chat_template;
     e->code = 0;
-    o->template = chat_template_load(c->engine->model, e);
+    if (!file || !*file)
+        o->template = chat_template_load(c->engine->model, e);
+    else if (strcmp(file, "plain") != 0)
+        o->template = chat_template_load_file(c->engine->model, file, e);
     if (!o->template && e->code) return e->code;
     rc = open_data(o, c, c->data, &o->data, &o->report, e);
     if (!rc && c->eval && (rc = open_data(o, c, c->eval, &o->eval, &o->eval_report, e))) err_prefix(e, "--eval-data");
@@ -93,7 +97,7 @@ void train_offline_close(struct train_offline *o)
 void train_offline_clear(const char *dir)
 {
     char *checkpoints = file_join(dir, "checkpoints"), *cache = file_join(dir, "cache");
-    ckpt_prune(checkpoints, 0);
+    ckpt_prune(checkpoints, 0, -1);
     dir_remove(checkpoints);
     dir_remove(cache);
     rmdir(dir);

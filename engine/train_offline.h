@@ -12,7 +12,9 @@ struct train_offline_config {
     struct dataset_options options;     /* max_length, eos and the cache directory are set from the rest */
     struct train_params p;
     const char *from; /* an adapter directory; NULL */
-    const char *dir;  /* checkpoints and the prepared data; made when missing */
+    const char
+        *chat_template; /* a file, or "plain": lines of "role: content"; NULL or "": the model's own, else plain */
+    const char *dir;    /* checkpoints and the prepared data; made when missing */
     const char *out;
 };
 

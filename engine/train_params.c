@@ -67,6 +67,8 @@ int train_params_check(struct train_params *p, const struct model_config *c, str
         {"beta2", p->beta2, 0, 0.9999999, false, false},
         {"epsilon", p->epsilon, 1e-30, 1, false, false},
         {"max_grad_norm", p->max_grad_norm, 0, 1e9, false, false},
+        {"dropout", p->dropout, 0, 0.999, false, false},
+        {"ema_decay", p->ema_decay, 0, 0.9999999, false, false},
         {"lora_r", lora ? p->lora_r : 1, 1, 256, false, true},
         {"lora_alpha", lora ? p->lora_alpha : 1, 0, 4096, true, false},
         {"lora_dropout", lora ? p->lora_dropout : 0, 0, 0.999, false, false},
@@ -83,7 +85,12 @@ int train_params_check(struct train_params *p, const struct model_config *c, str
     if ((unsigned)p->schedule > SCHEDULE_COSINE)
         return err_set(e, ERR_INVALID, "schedule must be constant, linear or cosine");
     if (lora && !(p->targets & TARGET_ALL)) return err_set(e, ERR_INVALID, "targets must name a module");
+    if ((unsigned)p->optimizer > OPTIMIZER_MUON) return err_set(e, ERR_INVALID, "optimizer must be adamw or muon");
     if (lora && p->random_init) return err_set(e, ERR_INVALID, "random_init is for method full");
+    if (lora && p->optimizer) return err_set(e, ERR_INVALID, "optimizer muon is for method full");
+    if (lora && p->ema_decay > 0) return err_set(e, ERR_INVALID, "ema_decay is for method full");
+    if (lora && p->dropout > 0)
+        return err_set(e, ERR_INVALID, "dropout is for method full: adapters have lora_dropout");
     if (!lora) p->lora_dropout = 0;
     if (!p->micro_tokens) p->micro_tokens = p->batch_tokens < 2048 ? p->batch_tokens : 2048;
     if (p->micro_tokens < p->max_length) p->micro_tokens = p->max_length;
@@ -153,8 +160,11 @@ uint64_t train_job_hash(const struct train_params *p, uint64_t data, uint64_t ev
         p->min_improvement,
         p->max_grad_norm,
     };
+    const double later[] = {p->optimizer, p->dropout, p->ema_decay};
     uint64_t h = rng_mix(p->seed);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) h = mix_number(h, numbers[i]);
+    for (size_t i = 0; i < 3; i++) /* of jobs begun before there were these, too */
+        if (later[i] > 0) h = mix_number(h, (double)i + later[i]);
     h = rng_mix(h ^ data);
     h = rng_mix(h ^ eval);
     for (size_t i = 0; base && i < safetensors_count(base); i++) h = mix_tensor(h, safetensors_at(base, i));

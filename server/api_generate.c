@@ -1,12 +1,15 @@
 /* POST /generate, /generate_stream and / in TGI's convention.
  *
  * An exchange goes: refuse when there is no room (before any work) -> read and check the parameters -> tokenise
- * (on the pool when long) -> submit, best_of times -> gather, or stream.  It lives from the handler until on_close and
- * until no callback of ours is on the stack: http calls may close it under our feet, hence the count.  Loop thread. */
+ * (on the pool when long) -> compile the grammar, if one is asked for (on the pool) -> submit, best_of times -> gather,
+ * or stream.  It lives from the handler until on_close and until no callback of ours is on the stack: http calls may
+ * close it under our feet, hence the count.  Loop thread. */
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "server/app.h"
+#include "server/constraint.h"
+#include "server/fields.h"
 #include "server/generate_answer.h"
 #include "server/generate_params.h"
 
@@ -14,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 struct exchange;
 
@@ -31,6 +33,8 @@ struct exchange {
     struct generate_params params;
     struct generate_limits limits;
     struct token_job *job;
+    struct constraint_job *compiling;
+    int32_t *prompt; /* owned; from tokenising until it is submitted */
     struct sse sse;
     struct event token;       /* streaming: the last token waits here for the EV_DONE behind it */
     struct buf out, gathered; /* streaming: one event's JSON; the generated text so far */
@@ -50,6 +54,7 @@ static void exchange_unref(struct exchange *x)
     free(x->seqs);
     free(x->results);
     free(x->seeds);
+    free(x->prompt);
     buf_free(&x->out);
     buf_free(&x->gathered);
     generate_params_free(&x->params);
@@ -72,6 +77,8 @@ static void on_close(struct http_req *req)
     sse_stop(&x->sse);
     bridge_tokenize_cancel(x->job);
     x->job = NULL;
+    constraint_cancel(x->compiling);
+    x->compiling = NULL;
     cancel_all(x);
     exchange_unref(x);
 }
@@ -80,26 +87,6 @@ static void reply_invalid(struct exchange *x, int status, const struct err *e)
 {
     metrics_reject(&x->app->metrics, REJECT_VALIDATION);
     http_reply_error(x->req, status, "validation", "%s", e->msg);
-}
-
-/* ---- random seeds ---------------------------------------------------------------------------------------------- */
-
-/* Below 2^53, so that a client whose numbers are doubles can send back what it read. */
-static uint64_t random_seed(void)
-{
-    uint64_t v = 0;
-    if (getrandom(&v, sizeof v, GRND_NONBLOCK) != sizeof v) v = clock_now() * 0x9e3779b97f4a7c15u;
-    return v >> 11;
-}
-
-/* Sequence i of best_of: a different seed for each, and each one reproducible alone. */
-static uint64_t derived_seed(uint64_t base, int i)
-{
-    uint64_t z = base + (uint64_t)i * 0x9e3779b97f4a7c15u;
-    if (i == 0) return base;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (z ^ (z >> 31)) >> 11;
 }
 
 /* ---- the whole answer ------------------------------------------------------------------------------------------ */
@@ -254,7 +241,7 @@ static int submit_all(struct exchange *x, struct err *e)
     for (int i = 0; i < x->n; i++) {
         struct sequence *seq = &x->seqs[i];
         seq->x = x;
-        x->seeds[i] = r.sampling.seed = derived_seed(x->params.gen.sampling.seed, i);
+        x->seeds[i] = r.sampling.seed = seed_derive(x->params.gen.sampling.seed, i);
         seq->gen =
             bridge_submit(x->app->bridge, &r, x->req->received, x->params.stream ? on_stream : on_gather, seq, e);
         if (!seq->gen) {
@@ -272,7 +259,7 @@ static void start_generation(struct exchange *x)
     x->seqs = mem_array((size_t)x->n, sizeof *x->seqs);
     x->results = mem_array((size_t)x->n, sizeof *x->results);
     x->seeds = mem_array((size_t)x->n, sizeof *x->seeds);
-    if (!x->params.has_seed) x->params.gen.sampling.seed = random_seed();
+    if (!x->params.has_seed) x->params.gen.sampling.seed = seed_random();
     int rc = submit_all(x, &e);
     if (rc == ERR_FULL) {
         app_reply_overloaded(x->app, x->req);
@@ -285,6 +272,28 @@ static void start_generation(struct exchange *x)
         set_header(x->req, "x-compute-characters", "%zu", count_characters(x->params.inputs, x->params.inputs_len));
         sse_start(&x->sse, x->app->sse, x->req);
     }
+}
+
+/* g: what the text must be; NULL: anything.  May run before constraint_compile returns. */
+static void on_compiled(void *arg, struct grammar *g, const struct err *e)
+{
+    struct exchange *x = arg;
+    x->refs++;
+    x->compiling = NULL;
+    if (e->code) {
+        metrics_reject(&x->app->metrics, REJECT_VALIDATION);
+        http_reply_error(x->req, 422, "validation", "Input validation error: %s is not valid: %s", x->params.ask.field,
+                         e->msg);
+    } else {
+        x->params.gen.prompt = x->prompt;
+        x->params.gen.grammar = g;
+        start_generation(x); /* the engine copies the prompt and references the grammar */
+        x->params.gen.prompt = NULL;
+        x->params.gen.grammar = NULL;
+    }
+    free(x->prompt);
+    x->prompt = NULL;
+    exchange_unref(x);
 }
 
 static void on_tokenized(void *arg, const struct tokenization *t)
@@ -304,12 +313,10 @@ static void on_tokenized(void *arg, const struct tokenization *t)
             reply_invalid(x, status, &e);
         } else {
             size_t n = t->tokens.n - first;
-            int32_t *ids = mem_array(n, sizeof *ids);
-            for (size_t i = 0; i < n; i++) ids[i] = t->tokens.v[first + i].id;
-            x->params.gen.prompt = ids;
-            start_generation(x); /* the engine copies the prompt */
-            x->params.gen.prompt = NULL;
-            free(ids);
+            x->prompt = mem_array(n, sizeof *x->prompt);
+            for (size_t i = 0; i < n; i++) x->prompt[i] = t->tokens.v[first + i].id;
+            struct constraint_job *job = constraint_compile(x->app->constraints, &x->params.ask, on_compiled, x);
+            if (job) x->compiling = job; /* else on_compiled has run */
         }
     }
     exchange_unref(x);

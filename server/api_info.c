@@ -1,104 +1,13 @@
-/* Everything but generating: POST /tokenize, GET / /info /health /ping /ready /metrics.  Loop thread; only
- * render_tokens may run on a pool thread. */
+/* What is served and how it is: GET / /info /health /ping /ready /metrics.  Loop thread. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "server/app.h"
+#include "server/console.h"
 #include "server/jobs.h"
 #include "server/json.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- POST /tokenize -------------------------------------------------------------------------------------------- */
-
-struct tokenize_exchange {
-    struct http_req *req; /* NULL once closed */
-    struct token_job *job;
-};
-
-/* Where character `index` begins, from a place known before; offsets of neighbouring tokens are near each other. */
-struct text_cursor {
-    const char *text;
-    size_t len, byte, index;
-};
-
-static size_t seek_character(struct text_cursor *c, size_t index)
-{
-    while (c->index < index && c->byte < c->len) {
-        c->byte++;
-        while (c->byte < c->len && ((unsigned char)c->text[c->byte] & 0xc0) == 0x80) c->byte++;
-        c->index++;
-    }
-    while (c->index > index) {
-        c->byte--;
-        while (((unsigned char)c->text[c->byte] & 0xc0) == 0x80) c->byte--;
-        c->index--;
-    }
-    return c->byte;
-}
-
-/* [{"id","text","start","stop"}]: text is the piece of the input, "" for tokens that the tokenizer added. */
-static void render_tokens(const struct tokenizer *tk, const char *text, size_t n, const struct tokens *t,
-                          struct buf *out)
-{
-    struct text_cursor c = {.text = text, .len = n};
-    buf_char(out, '[');
-    for (size_t i = 0; i < t->n; i++) {
-        const struct token *v = &t->v[i];
-        size_t start = seek_character(&c, v->start), stop = seek_character(&c, v->end);
-        buf_printf(out, "%s{\"id\":%d,\"text\":", i ? "," : "", v->id);
-        json_put_string(out, text + start, stop > start ? stop - start : 0);
-        buf_printf(out, ",\"start\":%u,\"stop\":%u}", v->start, v->end);
-    }
-    buf_char(out, ']');
-}
-
-static void on_tokenize_close(struct http_req *req)
-{
-    struct tokenize_exchange *x = req->user;
-    x->req = NULL;
-    bridge_tokenize_cancel(x->job); /* x itself was http_alloc'ed */
-}
-
-static void on_tokenized(void *arg, const struct tokenization *t)
-{
-    struct tokenize_exchange *x = arg;
-    x->job = NULL;
-    if (t->err.code)
-        http_reply_error(x->req, 422, "validation", "Input validation error: tokenizer error %s", t->err.msg);
-    else
-        http_reply(x->req, 200, "application/json", t->rendered.data, t->rendered.len);
-}
-
-void api_tokenize(struct http_req *req)
-{
-    struct app *app = req->app;
-    struct err e = {0};
-    if (app_refuses(app, req)) return;
-    cJSON *tree = json_parse(req->body, req->body_len, &e);
-    if (!tree) {
-        http_reply_error(req, 400, "validation", "%s", e.msg);
-        return;
-    }
-    struct json_at top = {.obj = tree, .path = "", .e = &e};
-    const char *inputs = NULL;
-    bool special = true, given = json_get_string(&top, "inputs", &inputs);
-    json_get_bool(&top, "add_special_tokens", &special);
-    if (e.code || !given) {
-        http_reply_error(req, 422, "validation", "Input validation error: %s",
-                         e.code ? e.msg : "inputs: the field is missing");
-    } else {
-        struct tokenize_exchange *x = http_alloc(req, sizeof *x);
-        size_t n = strlen(inputs);
-        x->req = req;
-        req->user = x;
-        req->on_close = on_tokenize_close;
-        struct token_job *job =
-            bridge_tokenize(app->bridge, inputs, n, special ? TOKENIZE_SPECIAL : 0, render_tokens, on_tokenized, x);
-        if (job) x->job = job; /* answered at once otherwise, and x may be gone */
-    }
-    cJSON_Delete(tree);
-}
 
 /* ---- GET ------------------------------------------------------------------------------------------------------- */
 
@@ -115,10 +24,16 @@ static void put_field(struct buf *out, const char *name, const char *value)
     buf_char(out, ',');
 }
 
+/* For a browser the console, for everybody else what is where. */
 void api_root(struct http_req *req)
 {
     struct app *app = req->app;
     struct buf out = {0};
+    http_set_header(req, "Vary", "Accept");
+    if (console_accepts(http_header(req, "Accept"))) {
+        console_page(req);
+        return;
+    }
     buf_char(&out, '{');
     put_field(&out, "server", "tandem " TANDEM_VERSION);
     if (app->info) put_field(&out, "model_id", app->info->model_id);

@@ -4,11 +4,13 @@
 
 #include "engine/engine.h"
 #include "server/bridge.h"
+#include "server/chat.h"
 #include "server/conf.h"
 #include "server/http.h"
 #include "server/metrics.h"
 #include "server/sse.h"
 
+struct constraints;
 struct jobs;
 struct store;
 struct uv_loop_s;
@@ -21,6 +23,11 @@ struct app {
     struct engine *engine;          /* NULL while loading; the bridge owns it */
     const struct engine_info *info; /* likewise */
     size_t longest_token;           /* bytes of the longest spelling in the vocabulary */
+    char *model_name;               /* what the base model is listed as; owned */
+    char fingerprint[24];           /* OpenAI's system_fingerprint: another where texts may be others */
+    int64_t ready_time;             /* time() when the model was loaded */
+    struct chat_format chat;
+    struct constraints *constraints;
     struct bridge *bridge;
     struct sse_hub *sse;
     struct http_server *http;
@@ -46,6 +53,11 @@ bool app_healthy(const struct app *);
 void api_generate(struct http_req *);        /* POST /generate: an object, or a stream when asked */
 void api_generate_compat(struct http_req *); /* POST /: an array of one object, or a stream when asked */
 void api_generate_stream(struct http_req *); /* POST /generate_stream */
+/* handlers: api_openai.c, models.c */
+void api_completions(struct http_req *);
+void api_chat_completions(struct http_req *);
+void api_models_list(struct http_req *);
+void api_models_get(struct http_req *);
 /* handlers: api_adapters.c */
 void api_adapters_list(struct http_req *);
 void api_adapters_load(struct http_req *);
@@ -56,13 +68,18 @@ void api_lora_unload(struct http_req *); /* and /v1/unload_lora_adapter */
 /* Makes the adapter in dir servable under its name, from the next request on.  Pool thread; waits for the engine. */
 int app_publish_adapter(struct app *, const char *name, const char *dir, struct err *);
 
-/* handlers: api_info.c */
+/* handlers: api_embeddings.c, api_tokenize.c */
+void api_embeddings(struct http_req *);
 void api_tokenize(struct http_req *);
+void api_detokenize(struct http_req *);
+/* handlers: api_info.c */
 void api_root(struct http_req *);
 void api_info(struct http_req *);
 void api_health(struct http_req *);
 void api_ready(struct http_req *);
 void api_metrics(struct http_req *);
+/* handlers: console.c */
+void api_console_file(struct http_req *); /* GET /console/{file} */
 /* handlers: api_train.c, api_train_events.c */
 void api_train_create(struct http_req *);
 void api_train_validate(struct http_req *);

@@ -1,11 +1,14 @@
 /* What the subcommands share.  Main thread only. */
 #include "server/cmd.h"
 
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
 
 bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, const char *usage, const char *about,
                   int *status)
@@ -48,6 +51,29 @@ struct engine_config cmd_engine_config(const struct settings *s)
         .max_adapters = s->max_adapters,
         .max_lora_rank = s->max_lora_rank,
     };
+}
+
+struct sampling_params cmd_sampling(const struct settings *s)
+{
+    bool sample = s->temperature > 0 || s->top_k > 0 || s->top_p < 1 || s->typical_p < 1 || s->min_p > 0;
+    struct sampling_params p = {
+        .sample = sample,
+        .temperature = s->temperature > 0 ? fmaxf((float)s->temperature, 2e-4f) : 1,
+        .top_k = s->top_k,
+        .top_p = (float)s->top_p,
+        .typical_p = (float)s->typical_p,
+        .min_p = (float)s->min_p,
+        .seed = s->seed,
+        .repetition = (float)s->repetition_penalty,
+        .frequency = (float)s->frequency_penalty,
+        .presence = (float)s->presence_penalty,
+    };
+    if (sample && !settings_given(s, "seed")) {
+        uint64_t v = clock_now();
+        if (getrandom(&v, sizeof v, GRND_NONBLOCK) < 0) v *= 0x9e3779b97f4a7c15u;
+        p.seed = v >> 11; /* below 2^53, as the server's */
+    }
+    return p;
 }
 
 struct tokenizer *cmd_open_tokenizer(const char *model, struct err *e)

@@ -10,6 +10,7 @@
 
 int cmd_serve(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
+int cmd_chat(int argc, char **argv);
 int cmd_tokenize(int argc, char **argv);
 int cmd_perplexity(int argc, char **argv);
 int cmd_quantize(int argc, char **argv);
@@ -21,6 +22,8 @@ int cmd_train(int argc, char **argv);
 bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, const char *usage, const char *about,
                   int *status);
 struct engine_config cmd_engine_config(const struct settings *); /* points into the settings */
+/* As --temperature and its like say; a random seed unless one was given. */
+struct sampling_params cmd_sampling(const struct settings *);
 /* The tokenizer of a model directory. */
 struct tokenizer *cmd_open_tokenizer(const char *model, struct err *e);
 

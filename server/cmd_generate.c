@@ -1,18 +1,15 @@
 /* tandem generate: one prompt, straight to the engine, the text to stdout as it comes.  Main thread; the engine thread
  * only posts a semaphore. */
-#include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "server/cmd.h"
 #include "server/generate_answer.h"
 #include "server/json.h"
 #include "server/result.h"
 
-#include <math.h>
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 static const char usage[] = "tandem generate --prompt TEXT [--model DIR] [options]";
@@ -25,19 +22,9 @@ static void on_notify(void *arg)
 
 static void fill_request(struct gen_request *r, const struct settings *s, const struct engine_info *info, int n_prompt)
 {
-    bool sample = s->temperature > 0 || s->top_k > 0 || s->top_p < 1 || s->typical_p < 1 || s->min_p > 0;
     *r = (struct gen_request){
         .n_prompt = n_prompt,
-        .sampling = {.sample = sample,
-                     .temperature = s->temperature > 0 ? fmaxf((float)s->temperature, 2e-4f) : 1,
-                     .top_k = s->top_k,
-                     .top_p = (float)s->top_p,
-                     .typical_p = (float)s->typical_p,
-                     .min_p = (float)s->min_p,
-                     .seed = s->seed,
-                     .repetition = (float)s->repetition_penalty,
-                     .frequency = (float)s->frequency_penalty,
-                     .presence = (float)s->presence_penalty},
+        .sampling = cmd_sampling(s),
         .max_new_tokens = s->max_new_tokens,
         .ignore_eos = s->ignore_eos,
         .stop = (const char *const *)s->stop.v,
@@ -46,11 +33,6 @@ static void fill_request(struct gen_request *r, const struct settings *s, const 
     };
     int rest = info->max_total_tokens - n_prompt;
     if (r->max_new_tokens > rest) r->max_new_tokens = rest;
-    if (sample && !settings_given(s, "seed")) {
-        uint64_t v = clock_now();
-        if (getrandom(&v, sizeof v, GRND_NONBLOCK) < 0) v *= 0x9e3779b97f4a7c15u;
-        r->sampling.seed = v >> 11; /* below 2^53, as the server's */
-    }
 }
 
 /* Runs the request to its end; prints the text as it comes unless the whole is wanted as JSON. */

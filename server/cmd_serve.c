@@ -14,19 +14,21 @@
 #include "server/api_files.h"
 #include "server/app.h"
 #include "server/cmd.h"
+#include "server/constraint.h"
 #include "server/jobs.h"
+#include "server/models.h"
 #include "server/store.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 #include <uv.h>
 
 static const char usage[] = "tandem serve [--model DIR] [options]";
 static const char about[] =
-    "Serves a model over HTTP: POST /generate, POST /generate_stream, POST /tokenize, GET /info, "
-    "/health, /ready, /metrics.";
+    "Serves a model over HTTP: OpenAI's routes below /v1/, Text Generation Inference's /generate, and /train.";
 
 enum { LAST_WORDS_MS = 1000, STOP_MS = 20000 };
 
@@ -49,7 +51,13 @@ static const struct http_route routes[] = {
     {HTTP_M_POST, "/generate", api_generate, 0},
     {HTTP_M_POST, "/generate_stream", api_generate_stream, 0},
     {HTTP_M_POST, "/", api_generate_compat, 0},
+    {HTTP_M_GET, "/v1/models", api_models_list, 0},
+    {HTTP_M_GET, "/v1/models/*", api_models_get, 0},
+    {HTTP_M_POST, "/v1/completions", api_completions, 0},
+    {HTTP_M_POST, "/v1/chat/completions", api_chat_completions, 0},
+    {HTTP_M_POST, "/v1/embeddings", api_embeddings, 0},
     {HTTP_M_POST, "/tokenize", api_tokenize, 0},
+    {HTTP_M_POST, "/detokenize", api_detokenize, 0},
     {HTTP_M_GET, "/adapters", api_adapters_list, 0},
     {HTTP_M_POST, "/adapters", api_adapters_load, 0},
     {HTTP_M_GET, "/adapters/{name}", api_adapters_get, 0},
@@ -57,6 +65,7 @@ static const struct http_route routes[] = {
     {HTTP_M_POST, "/v1/load_lora_adapter", api_lora_load, 0},
     {HTTP_M_POST, "/v1/unload_lora_adapter", api_lora_unload, 0},
     {HTTP_M_GET, "/", api_root, 0},
+    {HTTP_M_GET, "/console/{file}", api_console_file, 0},
     {HTTP_M_GET, "/info", api_info, 0},
     {HTTP_M_GET, "/health", api_health, 0},
     {HTTP_M_GET, "/ping", api_health, 0},
@@ -162,11 +171,37 @@ static void work_load(uv_work_t *w)
     struct server *s = w->data;
     struct engine_config cfg = cmd_engine_config(s->app.set);
     jobs_look(s->app.jobs);
+    if (chat_open(&s->app.chat, s->app.set, &s->load_error)) return;
     s->loaded = engine_open(&cfg, &s->load_error);
     if (s->loaded && adapter_dir_load_all(s->app.set, s->loaded, &s->load_error)) {
         engine_close(s->loaded);
         s->loaded = NULL;
     }
+}
+
+/* FNV-1a of what makes the same request give another text. */
+static void set_fingerprint(struct app *app)
+{
+    const struct engine_info *i = app->info;
+    const char *parts[] = {TANDEM_VERSION, i->model_id, i->family, i->weight_type, i->kv_type};
+    uint64_t h = UINT64_C(0xcbf29ce484222325) ^ chat_template_identity(app->chat.template) ^ i->parameters;
+    for (size_t k = 0; k < sizeof parts / sizeof *parts; k++)
+        for (const char *p = parts[k]; *p; p++) h = (h ^ (unsigned char)*p) * UINT64_C(0x100000001b3);
+    snprintf(app->fingerprint, sizeof app->fingerprint, "fp_%010llx", (unsigned long long)(h >> 24));
+}
+
+/* What requests read, from now on. */
+static void set_ready(struct server *s)
+{
+    struct app *app = &s->app;
+    app->engine = s->loaded;
+    app->info = engine_info(s->loaded);
+    app->longest_token = longest_spelling(engine_tokenizer(s->loaded));
+    app->model_name = models_base_name(app->set, app->info);
+    app->ready_time = (int64_t)time(NULL);
+    app->constraints = constraints_new(app->bridge);
+    set_fingerprint(app);
+    app->state = APP_READY;
 }
 
 static void after_load(uv_work_t *w, int status)
@@ -180,24 +215,22 @@ static void after_load(uv_work_t *w, int status)
         stop_now(s);
         return;
     }
-    s->app.longest_token = longest_spelling(engine_tokenizer(s->loaded));
     if (bridge_start(s->app.bridge, s->loaded, e)) { /* the bridge closes the engine in either case */
         log_error("the engine did not start: %s", e->msg);
         s->status = 1;
         stop_now(s);
         return;
     }
-    s->app.engine = s->loaded;
-    s->app.info = engine_info(s->loaded);
-    s->app.state = APP_READY;
+    set_ready(s);
     jobs_ready(s->app.jobs);
     char url[128];
     print_url(url, s->app.set, http_server_port(s->app.http));
     print_report(s);
     fprintf(stderr,
+            "console    %s/\n"
             "try        curl -N %s/generate -d "
             "'{\"inputs\":\"Once upon a time\",\"parameters\":{\"max_new_tokens\":60},\"stream\":true}'\n",
-            url);
+            url, url);
     log_info("ready model=%s url=%s", s->app.info->model_id, url);
 }
 
@@ -208,6 +241,9 @@ static void on_bridge_closed(void *arg)
     struct server *s = arg;
     s->app.engine = NULL;
     s->app.info = NULL;
+    constraints_free(s->app.constraints);
+    chat_close(&s->app.chat);
+    free(s->app.model_name);
     uv_timer_stop(&s->drain_timer);
     uv_close((uv_handle_t *)&s->drain_timer, NULL); /* nothing is left in the loop: uv_run returns */
 }

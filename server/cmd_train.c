@@ -196,6 +196,7 @@ static int train(const struct settings *s, const struct train_params *params)
                     .progress = show_preparing},
         .p = *params,
         .from = s->from,
+        .chat_template = s->chat_template,
         .dir = dir.data,
         .out = s->out,
     };

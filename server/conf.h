@@ -19,6 +19,7 @@ enum command {
     CMD_QUANTIZE = 16,
     CMD_BENCH = 32,
     CMD_TRAIN = 64,
+    CMD_CHAT = 128,
 };
 
 struct string_list {
@@ -45,14 +46,16 @@ struct settings {
     size_t max_header_size, max_body_size;
     double header_timeout, body_timeout, idle_timeout, write_timeout, sse_keepalive; /* seconds */
     /* requests */
-    int max_best_of, max_stop_sequences, max_top_n_tokens;
+    int max_best_of, max_stop_sequences, max_top_n_tokens, max_choices;
+    char *served_model_name, *chat_template, *tool_call_parser, *pooling;
+    bool accept_any_model;
     /* operation */
     double drain_timeout, step_timeout; /* seconds */
     double train_itl_budget_ms, train_slowdown;
     char *log_level, *data_dir;
     bool access_log;
     /* one run of a command */
-    char *adapter, *prompt, *text, *file, *ids, *out, *type, *layout, *calibrate, *batch, *ops;
+    char *adapter, *prompt, *system, *text, *file, *ids, *out, *type, *layout, *calibrate, *batch, *ops;
     char *method, *data, *eval_data, *format, *from;
     bool json, kl, ignore_eos, special, train_on_prompt, keep_duplicates;
     int max_new_tokens, top_n, top_k, window, prompt_tokens, generate_tokens, repeat;

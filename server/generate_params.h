@@ -3,6 +3,7 @@
 #define TANDEM_SERVER_GENERATE_PARAMS_H
 
 #include "engine/engine.h"
+#include "server/constraint.h"
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -30,6 +31,7 @@ struct generate_params {
     const char *stop[ENGINE_STOP_MAX];
     int32_t stop_ids[ENGINE_STOP_MAX];
     struct logit_bias *bias; /* owned */
+    struct constraint_ask ask;
 };
 
 /* 0, or the HTTP status of the refusal with its message in *e.  Free with generate_params_free in both cases. */

@@ -183,8 +183,10 @@ static void reply_error(struct http_req *req, int status, const char *type, cons
     buf_str(&b, openai ? "{\"error\":{\"message\":" : "{\"error\":");
     json_put_string(&b, text, strlen(text));
     if (openai)
-        buf_printf(
-            &b, ",\"type\":\"%s\",\"param\":null,\"code\":", status >= 500 ? "server_error" : "invalid_request_error");
+        buf_printf(&b, ",\"type\":\"%s\",\"param\":null,\"code\":",
+                   status == 429   ? "rate_limit_error"
+                   : status >= 500 ? "server_error"
+                                   : "invalid_request_error");
     else
         buf_str(&b, ",\"error_type\":");
     json_put_string(&b, type, strlen(type));

@@ -4,7 +4,6 @@
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
-#include "engine/chat_template.h"
 #include "server/data_dir.h"
 #include "server/json.h"
 
@@ -118,12 +117,11 @@ int job_data_open(const struct app *app, const char *job_id, const struct data_s
         .arg = hooks->arg,
     };
     /* the same code and the same template as serving: what is trained is what will be asked */
-    struct chat_template *t = rc ? NULL : chat_template_load(app->set->model, e);
-    if (!rc && !t && e->code) rc = e->code;
+    const struct chat_format *chat = &app->chat;
+    if (!rc && chat->broken) rc = err_set(e, ERR_INVALID, "%s", chat->reason);
     if (!rc)
-        rc = dataset_open(out, &source, &options, engine_tokenizer(app->engine), t,
+        rc = dataset_open(out, &source, &options, engine_tokenizer(app->engine), chat->template,
                           app->info->n_eos ? app->info->eos[0] : -1, report, e);
-    chat_template_free(t);
     free(path);
     free(cache);
     return rc;

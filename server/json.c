@@ -254,3 +254,35 @@ void json_put_number(struct buf *b, double v)
     }
     buf_str(b, text);
 }
+
+/* A number without its literal had at most 15 characters and no exponent: %.15g reads back as the same double. */
+static void put_literal(struct buf *b, const cJSON *v)
+{
+    if (cJSON_IsNumber(v) && v->valuestring)
+        buf_str(b, v->valuestring);
+    else if (cJSON_IsNumber(v))
+        buf_printf(b, "%.15g", v->valuedouble);
+    else
+        buf_str(b, cJSON_IsTrue(v) ? "true" : cJSON_IsFalse(v) ? "false" : "null");
+}
+
+void json_put_value(struct buf *b, const cJSON *v, const char *comma, const char *colon)
+{
+    bool object = cJSON_IsObject(v);
+    if (cJSON_IsString(v)) json_put_string(b, v->valuestring, strlen(v->valuestring));
+    if (cJSON_IsString(v)) return;
+    if (!object && !cJSON_IsArray(v)) {
+        put_literal(b, v);
+        return;
+    }
+    buf_char(b, object ? '{' : '[');
+    for (const cJSON *i = v->child; i; i = i->next) {
+        if (i != v->child) buf_str(b, comma);
+        if (object) {
+            json_put_string(b, i->string, strlen(i->string));
+            buf_str(b, colon);
+        }
+        json_put_value(b, i, comma, colon); /* as deep as json_check let it be */
+    }
+    buf_char(b, object ? '}' : ']');
+}

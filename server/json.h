@@ -38,5 +38,8 @@ bool json_get_array(struct json_at *, const char *name, const cJSON **out);
 /* Writing: escaped, and always valid UTF-8 (bad bytes become U+FFFD). */
 void json_put_string(struct buf *, const char *s, size_t n); /* with the quotes */
 void json_put_number(struct buf *, double v); /* shortest that reads back as the same float; null if not finite */
+/* A whole value that json_parse read, numbers as they stood there; comma and colon: ", " and ": ", or without spaces.
+ */
+void json_put_value(struct buf *, const cJSON *, const char *comma, const char *colon);
 
 #endif

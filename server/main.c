@@ -10,6 +10,7 @@ static const struct {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"serve", "serve a model over HTTP", cmd_serve},
+    {"chat", "talk with a model in the terminal", cmd_chat},
     {"generate", "continue a prompt in the terminal", cmd_generate},
     {"tokenize", "text to token ids, and back", cmd_tokenize},
     {"perplexity", "measure a model on a text", cmd_perplexity},

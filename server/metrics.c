@@ -26,6 +26,7 @@ static const char *const finish_names[] = {
     [FINISH_LENGTH] = "length",
     [FINISH_EOS] = "eos_token",
     [FINISH_STOP] = "stop_sequence",
+    [FINISH_EMBEDDED] = "embedding",
     [FINISH_CANCELLED] = "cancelled",
     [FINISH_ERROR] = "error",
 };
@@ -95,7 +96,7 @@ void metrics_finish(struct metrics *m, const struct event *done, uint64_t receiv
 {
     m->finished[done->finish]++;
     metrics_observe(m, HIST_PROMPT, done->n_prompt);
-    metrics_observe(m, HIST_GENERATED, done->n_generated);
+    if (done->finish != FINISH_EMBEDDED) metrics_observe(m, HIST_GENERATED, done->n_generated);
     metrics_observe(m, HIST_E2E, (double)(now - received) * 1e-9);
     const struct request_times *t = &done->times;
     if (t->scheduled >= t->submitted && t->submitted)

@@ -8,6 +8,7 @@
 
 const char *const train_method_names[] = {"lora", "qlora", "full"};
 static const char *const schedule_names[] = {"constant", "linear", "cosine", NULL};
+static const char *const optimizer_names[] = {"adamw", "muon", NULL};
 static const char *const recompute_names[] = {"auto", "on", "off", NULL};
 
 static const struct {
@@ -69,6 +70,9 @@ static const struct field {
     {"beta2", K_NUMBER, AT(beta2), 0, 1, BELOW, NULL},
     {"epsilon", K_NUMBER, AT(epsilon), 1e-30, 1, 0, NULL},
     {"max_grad_norm", K_NUMBER, AT(max_grad_norm), 0, 1e6, 0, NULL},
+    {"optimizer", K_CHOICE, AT(optimizer), 0, 0, 0, optimizer_names},
+    {"dropout", K_NUMBER, AT(dropout), 0, 1, BELOW, NULL},
+    {"ema_decay", K_NUMBER, AT(ema_decay), 0, 1, BELOW, NULL},
     {"lora_r", K_INT, AT(lora_r), 1, 256, 0, NULL},
     {"lora_alpha", K_NUMBER, AT(lora_alpha), 0, 4096, ABOVE, NULL},
     {"lora_dropout", K_NUMBER, AT(lora_dropout), 0, 1, BELOW, NULL},
@@ -166,7 +170,6 @@ static const char *known_alias(const char *name)
         {"rank", "lora_r"},
         {"lora_rank", "lora_r"},
         {"alpha", "lora_alpha"},
-        {"dropout", "lora_dropout"},
         {"batch_size", "batch_tokens"},
         {"per_device_train_batch_size", "batch_tokens"},
         {"gradient_accumulation_steps", "batch_tokens"},
@@ -286,7 +289,11 @@ static bool check_together(struct json_at *at, const struct train_params *p)
 {
     if (p->micro_tokens && p->micro_tokens < p->max_length)
         return wrong(at, "micro_tokens", "must be at least max_length, or 0%s", "");
-    if (p->random_init && p->method != TRAIN_FULL) return wrong(at, "random_init", "only with method full%s", "");
+    if (p->method == TRAIN_FULL) return true;
+    if (p->random_init) return wrong(at, "random_init", "only with method full%s", "");
+    if (p->optimizer == OPTIMIZER_MUON) return wrong(at, "optimizer", "muon only with method full%s", "");
+    if (p->dropout > 0) return wrong(at, "dropout", "only with method full; did you mean `%s`?", "lora_dropout");
+    if (p->ema_decay > 0) return wrong(at, "ema_decay", "only with method full%s", "");
     return true;
 }
 

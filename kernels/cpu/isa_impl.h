@@ -76,5 +76,6 @@ const struct isa VEC_SUFFIX(isa) = {.name = VEC_NAME,
                                     .dropout = row_dropout,
                                     .square_sum = row_square_sum,
                                     .adamw = row_adamw,
+                                    .axpby = row_axpby,
                                     .attn_tile = attn_tile,
                                     .attn_tile_back = attn_tile_back};

@@ -233,3 +233,19 @@ void cpu_adamw(struct dev *head, const struct adamw_args *a)
     struct flat_run r = {.args = a, .n = a->n};
     if (a->n) flat_run(cpu_of(head), adamw_task, &r, 0.6);
 }
+
+static void axpby_task(void *ctx, int task, int worker)
+{
+    const struct flat_run *r = ctx;
+    const struct axpby_args *a = r->args;
+    size_t from = (size_t)task * r->blocks_per_task * SQUARE_BLOCK;
+    size_t to = from + (size_t)r->blocks_per_task * SQUARE_BLOCK;
+    if (to > r->n) to = r->n;
+    r->isa->axpby(a->y + from, a->x + from, to - from, (float)a->alpha, (float)a->beta);
+}
+
+void cpu_axpby(struct dev *head, const struct axpby_args *a)
+{
+    struct flat_run r = {.args = a, .n = a->n};
+    if (a->n) flat_run(cpu_of(head), axpby_task, &r, 0.3);
+}

@@ -127,3 +127,13 @@ static void row_adamw(const struct adamw_args *a, size_t from, size_t to)
         v_store_n(a->p + i, v_sub(v_mul(v_load_n(a->p + i, left), keep), step), left);
     }
 }
+
+static void row_axpby(float *y, const float *x, size_t n, float alpha, float beta)
+{
+    vf a = v_set1(alpha), b = v_set1(beta);
+    for (size_t i = 0; i < n; i += 16) {
+        int left = n - i < 16 ? (int)(n - i) : 16;
+        vf ax = v_mul(v_load_n(x + i, left), a);
+        v_store_n(y + i, beta == 0 ? ax : v_fma(v_load_n(y + i, left), b, ax), left);
+    }
+}

@@ -1,11 +1,13 @@
 /* Fuzzes server/json.c and json_check.c.  What json_parse accepts must
  *   - be accepted by cJSON as it stands (ours is the stricter reader);
  *   - be the same after printing with our writer and parsing again;
+ *   - be what json_scan accepts, byte by byte, but for numbers;
  *   - answer every getter with a value or an error that names the field, and 64-bit integers exactly.
  * And any bytes, written as a string, must come back (bad UTF-8 as U+FFFD). */
 #include "engine/base/check.h"
 #include "server/json.h"
 #include "server/json_check.h"
+#include "server/json_scan.h"
 
 #include <math.h>
 #include <stdint.h>
@@ -96,10 +98,22 @@ static void check_getters(const cJSON *object)
     }
 }
 
+/* Whether json_scan finds a value, and behind it only white space. */
+static bool scans(const char *text, size_t n)
+{
+    struct json_scan s = {0};
+    enum scan_result r = SCAN_MORE;
+    size_t i = 0;
+    while (i < n && r == SCAN_MORE) r = json_scan_byte(&s, (unsigned char)text[i++]);
+    while (i < n && (text[i] == ' ' || text[i] == '\t' || text[i] == '\n' || text[i] == '\r')) i++;
+    return r == SCAN_DONE && i == n;
+}
+
 static void check_text(const char *text, size_t n)
 {
     struct err e = {0};
     cJSON *tree = json_parse(text, n, &e);
+    CHECK(scans(text, n) == (tree && !cJSON_IsNumber(tree)) || strstr(e.msg, "out of range"));
     if (!tree) {
         CHECK(e.code == ERR_INVALID && strncmp(e.msg, "malformed JSON at byte ", 23) == 0);
         return;

@@ -5,7 +5,7 @@ import math
 import pytest
 from conftest import DEMO, MODEL
 
-COMMANDS = ["serve", "generate", "tokenize", "perplexity", "train", "quantize", "bench"]
+COMMANDS = ["serve", "chat", "generate", "tokenize", "perplexity", "train", "quantize", "bench"]
 HELD_OUT = DEMO / "heldout.txt"
 
 
@@ -51,7 +51,7 @@ def test_called_wrongly(run, words, says):
     assert got.returncode == 2 and says in got.stderr.decode() and not got.stdout
 
 
-@pytest.mark.parametrize("words", [["generate", "--prompt", "a"], ["tokenize", "--text", "a"], ["perplexity", "--file", "/dev/null"], ["quantize", "--out", "/tmp/no"]])
+@pytest.mark.parametrize("words", [["generate", "--prompt", "a"], ["chat"], ["tokenize", "--text", "a"], ["perplexity", "--file", "/dev/null"], ["quantize", "--out", "/tmp/no"]])
 def test_no_such_model(run, words):
     got = run(*words, "--model", "no/such/model")
     assert got.returncode == 1 and b"no/such/model" in got.stderr

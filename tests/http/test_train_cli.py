@@ -2,6 +2,7 @@
 import json
 import random
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -55,10 +56,13 @@ def test_an_adapter_is_written(rows, tmp_path):
 
 
 def test_a_model_is_written_and_served(rows, tmp_path):
-    out = tmp_path / "model"
-    got = train(rows, out, "--method", "full", "--random-init", "--epochs", 1)
+    base, out = shutil.copytree(SMALL, tmp_path / "base"), tmp_path / "model"
+    for name in ("README.md", "notes.json", "heldout.txt"):
+        (base / name).write_text("{}")
+    got = train(rows, out, "--method", "full", "--random-init", "--epochs", 1, "--model", base)
     assert got.returncode == 0, got.stderr.decode()
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= set(files(out))
+    assert not {"README.md", "notes.json", "heldout.txt"} & set(files(out))  # of the base alone
     text = subprocess.run([BINARY, "generate", "--model", out, "--prompt", "the cat", "--max-new-tokens", "5"], capture_output=True, env=ENV)
     assert text.returncode == 0, text.stderr.decode()
 
@@ -72,9 +76,13 @@ def test_going_on_from_an_adapter(rows, tmp_path):
     assert json.loads((tmp_path / "two/adapter_config.json").read_text())["r"] == 4
 
 
-def test_killed_at_any_moment(rows, tmp_path):
+@pytest.mark.parametrize("method", [
+    ["--lora-dropout", "0.1"],
+    ["--method", "full", "--random-init", "--optimizer", "muon", "--dropout", "0.1", "--ema-decay", "0.9", "--max-steps", 8],
+], ids=["lora", "full"])
+def test_killed_at_any_moment(rows, tmp_path, method):
     """As often as it takes to end; the bytes of an unbroken run."""
-    more = ["--epochs", 4, "--save-steps", 1, "--eval-steps", 5, "--eval-fraction", "0.1", "--lora-dropout", "0.1"]
+    more = ["--epochs", 4, "--save-steps", 1, "--eval-steps", 5, "--eval-fraction", "0.1", *method]
     began = time.monotonic()
     assert train(rows, tmp_path / "whole", *more).returncode == 0
     took = time.monotonic() - began
@@ -85,7 +93,10 @@ def test_killed_at_any_moment(rows, tmp_path):
                 p.wait(rng.uniform(0.05, 0.6) * took + 0.002 * kills * took)
             except subprocess.TimeoutExpired:
                 p.kill()
+                p.wait()
                 kills += 1
+                if (tmp_path / "broken").exists():
+                    break  # killed after the result was in place
                 continue
             err = p.stderr.read().decode()
             assert p.returncode == 0, err
@@ -119,6 +130,8 @@ def test_interrupted(rows, tmp_path):
     (["--data", "x", "--out", "y", "--schedule", "sine"], "schedule: must be one of constant, linear, cosine"),
     (["--data", "x", "--out", "y", "--target-modules", "q_prj"], "did you mean q_proj"),
     (["--data", "x", "--out", "y", "--random-init"], "random_init"),
+    (["--data", "x", "--out", "y", "--optimizer", "muon"], "optimizer: muon only with method full"),
+    (["--data", "x", "--out", "y", "--dropout", "0.1"], "did you mean `lora_dropout`?"),
     (["--data", "x", "--out", "y", "--method", "dora"], "--method"),
     (["--data", "x", "--out", "y", "--lora-rnk", "2"], "lora-rnk"),
 ])

@@ -414,6 +414,33 @@ void test_adamw(struct dev *dev, struct dev *ref)
     }
 }
 
+void test_axpby(struct dev *dev, struct dev *ref)
+{
+    static const int counts[] = {1, 15, 16, 17, 1000, 40003};
+    static const double by[][2] = {{0.3, 0.7}, {-2.5, 1}, {1, 0}, {0, 0.5}};
+    EACH(n, counts)
+    for (size_t k = 0; k < sizeof by / sizeof *by; k++) {
+        float *x = random_floats(n, 1), *y = random_floats(n, 1), *got = malloc(n * 4), *want = malloc(n * 4);
+        if (!got || !want) abort();
+        double alpha = by[k][0], beta = by[k][1];
+        struct dev *devs[] = {dev, ref};
+        for (size_t i = 0; i < n && beta == 0; i++) y[i] = NAN; /* not read */
+        for (size_t i = 0; i < n; i++) want[i] = (float)(alpha * x[i] + (beta == 0 ? 0 : beta * y[i]));
+        for (int i = 0; i < 3; i++) {
+            struct bed b = {devs[i % 2], 0};
+            float *dx = bed_put(&b, x, n * 4), *dy = i < 2 ? bed_put(&b, y, n * 4) : dx; /* at last x is y */
+            for (size_t j = 0; j < n && i == 2; j++) want[j] = (float)(alpha * x[j] + beta * x[j]);
+            op_axpby(devs[i % 2], (struct axpby_args){dy, dx, n, alpha, beta});
+            devs[i % 2]->ops->finish(devs[i % 2]);
+            bed_take_floats(&b, dy, n, got);
+            bed_end(&b, "axpby");
+            compare("axpby", got, want, n, (struct tolerance){3e-7, 1e-6, 1e-12});
+            if (alpha == 1 && beta == 0) compare_bits("axpby copies", got, want, n);
+        }
+        free(x), free(y), free(got), free(want);
+    }
+}
+
 /* ---- bits -------------------------------------------------------------------------------------------------------- */
 
 /* large enough that all threads work */
@@ -437,8 +464,8 @@ static const struct {
     {&dropout_op, {.T = 301, .C = 263}},
 };
 
-/* all of square_sum and adamw */
-static void flat_run(struct dev *d, float out[3 * 50001 + 2])
+/* all of square_sum, adamw and axpby */
+static void flat_run(struct dev *d, float out[4 * 50001 + 2])
 {
     enum { N = 50001 };
     random_seed(3);
@@ -446,9 +473,12 @@ static void flat_run(struct dev *d, float out[3 * 50001 + 2])
     struct bed b = {d, 0};
     double *sum = bed_put(&b, NULL, sizeof *sum);
     adamw_steps(d, N, 2, start, g, out);
+    float *x = bed_put(&b, start, N * 4), *y = bed_put(&b, g, N * 4);
+    op_axpby(d, (struct axpby_args){y, x, N, 0.3, 0.7});
     op_square_sum(d, (struct square_sum_args){bed_put(&b, g, 2 * N * 4), 2 * N, sum});
     d->ops->finish(d);
     d->ops->download(d, out + 3 * N, sum, sizeof *sum);
+    d->ops->download(d, out + 3 * N + 2, y, N * 4);
     bed_end(&b, "flat");
     free(start), free(g);
 }
@@ -512,7 +542,7 @@ static void alone(struct dev *d, const struct train_op *op, const struct shape *
 /* One result on all levels and threads; rows and sequences alone give what they give among others. */
 void test_train_bits(const char *const *levels, int n_levels)
 {
-    enum { FLAT = 3 * 50001 + 2 };
+    enum { FLAT = 4 * 50001 + 2 };
     static float flat[2][FLAT];
     char label[2 * LABEL];
     struct dev *first = open_checked(levels[0], 1);
@@ -531,9 +561,17 @@ void test_train_bits(const char *const *levels, int n_levels)
                      first->level);
             compare_bits(label, got, want, n_out(op, s));
             if (i % 3 != 1) alone(d, op, s, in, got);
+            for (int by_head = 1; s->n_seqs && i % 3 == 1 && by_head < s->H; by_head += 3) {
+                struct shape some = *s;
+                some.by_head = by_head;
+                float *parts = run_on(d, op, &some, in);
+                snprintf(label, sizeof label, "%s: %s, %d heads a call", name, d->level, by_head);
+                compare_bits(label, parts, want, n_out(op, s));
+                free(parts);
+            }
             if (c == 0) {
                 flat_run(d, flat[1]);
-                compare_bits("adamw and square_sum", flat[1], flat[0], FLAT);
+                compare_bits("adamw, square_sum, axpby", flat[1], flat[0], FLAT);
             }
             dev_close(d);
             free(got);

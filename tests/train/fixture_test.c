@@ -1,4 +1,5 @@
-/* Ten optimizer steps, of all weights and of an adapter, are those of torch and PEFT (make_fixtures.py): losses and
+/* Ten optimizer steps, of all weights (by AdamW, or by Muon with an average) and of an adapter, are those of torch and
+ * PEFT (make_fixtures.py): losses and
  * gradient norms to 1e-3, weights to 1e-4 of their size, and to 2e-3 of what the steps changed.
  *
  *     fixture_test MODELS_DIR TRAIN_DIR [DEVICE] */
@@ -16,6 +17,8 @@
 #include <unistd.h>
 
 enum { STEPS = 10, SAMPLES = 64 };
+enum method { FULL, MUON, LORA, METHODS };
+static const char *const methods[] = {"full", "muon", "lora"};
 
 static int failures;
 
@@ -71,8 +74,9 @@ static void on_event(void *arg, const struct train_event *e)
     if (e->kind == TRAIN_FAILED || e->kind == TRAIN_WARNING) snprintf(s->text, sizeof s->text, "%s", e->text);
 }
 
-static struct train_params params(bool full)
+static struct train_params params(enum method method)
 {
+    bool full = method != LORA;
     struct train_params p;
     train_params_default(&p, full ? TRAIN_FULL : TRAIN_LORA);
     p.epochs = STEPS; /* every step sees all rows */
@@ -82,6 +86,8 @@ static struct train_params params(bool full)
     p.warmup_steps = 3;
     p.weight_decay = full ? 0.05 : 0;
     p.epsilon = 1e-5;
+    p.optimizer = method == MUON ? OPTIMIZER_MUON : OPTIMIZER_ADAMW;
+    p.ema_decay = method == MUON ? 0.5 : 0;
     p.f32 = true;
     return p;
 }
@@ -123,7 +129,8 @@ static size_t sample_at(size_t i, size_t n)
     return n < SAMPLES ? i : i * n / SAMPLES;
 }
 
-static void compare_full(const char *label, const char *model, const char *out, const struct safetensors *want)
+static void compare_full(const char *label, enum method method, const char *model, const char *out,
+                         const struct safetensors *want)
 {
     struct err e = {0};
     struct safetensors *got = safetensors_open_dir(out, &e), *before = safetensors_open_dir(model, &e);
@@ -135,7 +142,7 @@ static void compare_full(const char *label, const char *model, const char *out, 
     for (size_t i = 0; i < safetensors_count(got); i++) {
         const struct st_tensor *t = safetensors_at(got, i), *b = find(before, t->name, "");
         char name[256];
-        snprintf(name, sizeof name, "full.%s", t->name);
+        snprintf(name, sizeof name, "%s.%s", methods[method], t->name);
         const struct st_tensor *w = safetensors_find(want, name);
         if (!w) { /* a mask that GPT-2 files keep */
             if (t->bytes != b->bytes || memcmp(t->data, b->data, t->bytes)) FAIL("%s: %s has changed", label, t->name);
@@ -184,11 +191,11 @@ static void compare_lora(const char *label, const struct model *m, const char *f
     adapter_free(before);
 }
 
-static void run(const char *models, const char *fixtures, const char *name, const char *device, bool full)
+static void run(const char *models, const char *fixtures, const char *name, const char *device, enum method method)
 {
     struct err e = {0};
     char path[512], label[64], dir[64], out[96], from[600];
-    snprintf(label, sizeof label, "%s %s on %s", name, full ? "full" : "lora", device);
+    snprintf(label, sizeof label, "%s %s on %s", name, methods[method], device);
     snprintf(dir, sizeof dir, "/tmp/tandem-fixture-%d", (int)getpid());
     snprintf(out, sizeof out, "%s/out", dir);
     snprintf(from, sizeof from, "%s/%s-adapter", fixtures, name);
@@ -202,18 +209,22 @@ static void run(const char *models, const char *fixtures, const char *name, cons
     }
     struct dataset *rows = fixture_rows(want);
     struct seen seen = {0};
-    struct train_job job = {
-        .p = params(full), .data = rows, .from = full ? NULL : from, .base_name = name, .dir = dir, .out = out};
+    struct train_job job = {.p = params(method),
+                            .data = rows,
+                            .from = method == LORA ? from : NULL,
+                            .base_name = name,
+                            .dir = dir,
+                            .out = out};
     worst = worst_change = 0;
     struct train *t = train_open(&job, &m, NULL, &e);
     if (t) {
         train_run(t, on_event, &seen);
         train_free(t);
-        compare_losses(label, &seen, want, full ? "full" : "lora");
-        if (full)
-            compare_full(label, model, out, want);
-        else
+        compare_losses(label, &seen, want, methods[method]);
+        if (method == LORA)
             compare_lora(label, &m, from, out, want);
+        else
+            compare_full(label, method, model, out, want);
     } else {
         FAIL("%s: %s", label, e.msg);
     }
@@ -234,6 +245,6 @@ int main(int argc, char **argv)
     if (argc < 3) return 2;
     const char *device = argc > 3 ? argv[3] : "cpu";
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        for (int full = 0; full < 2; full++) run(argv[1], argv[2], names[i], device, full);
+        for (int method = 0; method < METHODS; method++) run(argv[1], argv[2], names[i], device, (enum method)method);
     return failures > 0;
 }

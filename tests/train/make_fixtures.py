@@ -10,13 +10,17 @@ NAME.safetensors has
     full.loss, lora.loss   F32 [10]    mean over the targets, before each step
     full.norm, lora.norm   F32 [10]    of the gradient, before clipping
     full.NAME              F32 [m]     at most SAMPLES values of each tensor of the model afterwards, evenly spaced
+    muon...                            like full, with Muon for the matrices of the layers; muon.NAME is of the weights' moving average
     lora.NAME              F32         each tensor of the adapter afterwards, as PEFT names it
 and NAME-adapter/ is the adapter that the LoRA steps begin with, as PEFT saves it.
 
 Each step sees all rows, so their order does not matter. float32, CPU, eager attention, no dropout.
 """
 import argparse
+import importlib
+import inspect
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -27,8 +31,9 @@ import transformers
 
 MODELS = ["llama-gqa", "mistral", "qwen2", "qwen3", "gpt2", "phi"]
 STEPS, WARMUP, SAMPLES = 10, 3, 64
-RATE = {"full": 2e-3, "lora": 1e-2}
-DECAY = {"full": 0.05, "lora": 0.0}
+RATE = {"full": 2e-3, "lora": 1e-2, "muon": 2e-3}
+DECAY = {"full": 0.05, "lora": 0.0, "muon": 0.05}
+EMA = 0.5
 # Some gradients are zero but for rounding (the bias of keys). With a small epsilon Adam would make whole steps of the noise.
 EPSILON = 1e-5
 TARGETS = {
@@ -67,22 +72,44 @@ def step_loss(model, rows):
     return total / count
 
 
-def train(method, model, rows):
-    """-> losses, norms"""
+def muon_in_float32():
+    """torch's Newton-Schulz steps compute in bfloat16: now in float32."""
+    module = importlib.import_module("torch.optim._muon")
+    source = inspect.getsource(module._zeropower_via_newtonschulz)
+    if source.count("torch.bfloat16") != 1:
+        raise SystemExit("this torch computes Muon in another way")
+    exec(source.replace("torch.bfloat16", "torch.float32"), module.__dict__)
+
+
+def optimizers(method, model):
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    matrices = [p for n, p in named if method == "muon" and p.dim() == 2 and not re.search("embed|wte|wpe|lm_head", n)]
+    rest = [p for _, p in named if not any(p is m for m in matrices)]
+    groups = [{"params": [p for p in rest if p.dim() > 1], "weight_decay": DECAY[method]},
+              {"params": [p for p in rest if p.dim() == 1], "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=1.0, betas=(0.9, 0.999), eps=EPSILON)
+    return [adamw] + ([torch.optim.Muon(matrices, lr=1.0, weight_decay=DECAY[method], adjust_lr_fn="match_rms_adamw")] if matrices else [])
+
+
+def train(method, model, rows, average=None):
+    """-> losses, norms; average: a copy of the state dict, which becomes that of the weights"""
     params = [p for p in model.parameters() if p.requires_grad]
-    groups = [{"params": [p for p in params if p.dim() > 1], "weight_decay": DECAY[method]},
-              {"params": [p for p in params if p.dim() == 1], "weight_decay": 0.0}]
-    optim = torch.optim.AdamW([g for g in groups if g["params"]], lr=1.0, betas=(0.9, 0.999), eps=EPSILON)
+    optims = optimizers(method, model)
     losses, norms = [], []
     for step in range(STEPS):
-        for group in optim.param_groups:
-            group["lr"] = rate(method, step)
-        optim.zero_grad()
+        for optim in optims:
+            optim.zero_grad()
+            for group in optim.param_groups:
+                group["lr"] = rate(method, step)
         loss = step_loss(model, rows)
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(params, 1.0)))
-        optim.step()
+        for optim in optims:
+            optim.step()
         losses.append(float(loss.detach()))
+        keep = min(EMA, (2 + step) / (11 + step))
+        for name, value in model.state_dict().items() if average is not None else ():
+            average[name].lerp_(value, 1 - keep)
     return torch.tensor(losses), torch.tensor(norms)
 
 
@@ -96,14 +123,15 @@ def sample(t):
     return flat[[i * flat.numel() // n for i in range(n)]].clone()
 
 
-def run_full(directory, rows, out):
+def run_full(method, directory, rows, out):
     model = load(directory)
-    out["full.loss"], out["full.norm"] = train("full", model, rows)
-    names = dict(model.state_dict())
+    average = {k: v.clone() for k, v in model.state_dict().items()} if method == "muon" else None
+    out[method + ".loss"], out[method + ".norm"] = train(method, model, rows, average)
+    names = average or dict(model.state_dict())
     for name in safetensors_names(directory):
         key = name if name in names else "transformer." + name
         if key in names:
-            out["full." + name] = sample(names[key])
+            out[method + "." + name] = sample(names[key])
 
 
 def safetensors_names(directory):
@@ -134,6 +162,7 @@ def main():
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
+    muon_in_float32()
     for i, name in enumerate(MODELS):
         directory = args.models / name
         rows = make_rows(288, i)
@@ -143,10 +172,11 @@ def main():
         out = {"ids": torch.tensor(sum((r[0] for r in rows), []), dtype=torch.int32),
                "trained": torch.tensor(sum((r[1] for r in rows), []), dtype=torch.uint8),
                "start": torch.tensor(start, dtype=torch.int32)}
-        run_full(directory, rows, out)
+        run_full("full", directory, rows, out)
+        run_full("muon", directory, rows, out)
         run_lora(name, directory, rows, out, args.out / f"{name}-adapter")
         safetensors.torch.save_file(out, args.out / f"{name}.safetensors", metadata={"format": "pt"})
-        print(name, "full", [round(x, 4) for x in out["full.loss"].tolist()], "lora", [round(x, 4) for x in out["lora.loss"].tolist()])
+        print(name, *(f"{m} {[round(x, 4) for x in out[m + '.loss'].tolist()]}" for m in ("full", "muon", "lora")))
 
 
 if __name__ == "__main__":

@@ -52,8 +52,8 @@ static void step(struct world *w)
     sched_commit(&w->s);
     for (int i = 0; i < p->n; i++) {
         struct fake *f = (struct fake *)p->v[i].seq;
-        if (!p->v[i].rows) continue;
-        if (f->seq.n_known == f->want)
+        if (f->seq.no_rows ? f->seq.n_computed < f->seq.n_known : !p->v[i].rows) continue;
+        if (f->seq.n_known == f->want || f->seq.no_rows)
             sched_remove(&w->s, &f->seq);
         else
             f->tokens[f->seq.n_known++] = (int32_t)(f->seq.arrival % 3);
@@ -295,6 +295,35 @@ static void test_prompt_goes_on_when_rows_are_used_up(void **state)
     world_close(&w);
 }
 
+static void test_a_prompt_without_rows(void **state)
+{
+    struct world w;
+    struct fake scored, pooled;
+    world_open(&w, 40, 4, 64); /* rows: 4, all taken by the first */
+    fake_init(&scored, 1, 100, 101, 0);
+    fake_init(&pooled, 2, 60, 61, 0);
+    scored.seq.every_row = true;
+    pooled.tokens[0] = 99;
+    pooled.seq.no_rows = true;
+    sched_add(&w.s, &scored.seq);
+    sched_add(&w.s, &pooled.seq);
+    const struct plan *p = sched_step(&w.s);
+    assert_int_equal(p->n, 2);
+    assert_int_equal(p->v[1].n, 60); /* its last token, too */
+    assert_int_equal(p->v[1].rows, 0);
+    sched_commit(&w.s);
+    sched_remove(&w.s, &pooled.seq);
+    for (int again = 0; again < 2; again++) { /* the prefix is known now; whoever wants it gets it */
+        pooled.seq.no_prefix = again == 0;
+        sched_add(&w.s, &pooled.seq);
+        sched_step(&w.s);
+        assert_int_equal(pooled.seq.n_cached, again ? 48 : 0);
+        sched_commit(&w.s);
+        sched_remove(&w.s, &pooled.seq);
+    }
+    world_close(&w);
+}
+
 /* ---- random operations ---- */
 
 enum { FAKES = 40, OPERATIONS = 100000 };
@@ -315,6 +344,8 @@ static void fake_random(struct fake *f, uint64_t arrival)
     int split = pick(MAX_LEN), kind = pick(3);
     for (int i = split; i < n; i++) f->tokens[i] = kind * 1000 + i;
     f->seq.every_row = pick(10) == 0;
+    f->seq.no_rows = !f->seq.every_row && pick(10) == 0;
+    f->seq.no_prefix = pick(10) == 0;
 }
 
 static void submit(struct world *w, struct fake *all, uint64_t *arrival)
@@ -410,9 +441,9 @@ static void random_operations(int pages, int max_seqs, int budget, int operation
             check_contents(all, written);
             for (int i = 0; i < p->n; i++) {
                 struct fake *g = (struct fake *)p->v[i].seq;
-                if (!p->v[i].rows || g->seq.n_computed < g->seq.n_known) continue;
+                if ((!p->v[i].rows && !g->seq.no_rows) || g->seq.n_computed < g->seq.n_known) continue;
                 cached += g->seq.n_cached;
-                if (g->seq.n_known == g->want)
+                if (g->seq.n_known == g->want || g->seq.no_rows)
                     sched_remove(&w.s, &g->seq), finished++;
                 else
                     g->tokens[g->seq.n_known++] = pick(2);
@@ -453,6 +484,7 @@ int main(void)
         cmocka_unit_test(test_failed_step_leaves_nothing_known),
         cmocka_unit_test(test_nobody_is_preempted_in_vain),
         cmocka_unit_test(test_prompt_goes_on_when_rows_are_used_up),
+        cmocka_unit_test(test_a_prompt_without_rows),
         cmocka_unit_test(test_random_operations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

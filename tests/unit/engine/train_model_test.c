@@ -33,10 +33,10 @@ struct way {
     const char *device;
     int threads;
     bool full, recompute, half;
-    bool apart;       /* each row a micro-batch of its own */
-    bool moved_b;     /* b is not zero */
-    unsigned targets; /* 0: all */
-    double dropout;
+    bool apart;          /* each row a micro-batch of its own */
+    bool moved_b;        /* b is not zero */
+    unsigned targets;    /* 0: all */
+    double dropout;      /* full: of the residual stream */
     enum dtype quantize; /* the base's weights */
     struct train_gate *gate;
     const float *along; /* the parameters are moved by `by` times this; NULL: not */
@@ -74,11 +74,11 @@ static struct gradient gradient_of(const char *name, const struct dataset *data,
     struct train_full full = {0};
     optim_init(&o, m.d, w->gate);
     if (w->full) {
-        assert_int_equal(train_full_open(&full, &m, &o, &e), 0);
+        assert_int_equal(train_full_open(&full, &m, &p, &o, &e), 0);
     } else {
         assert_int_equal(train_lora_open(&lora, &m.c, &p, NULL, &o, &e), 0);
     }
-    assert_int_equal(optim_alloc(&o, &e), 0);
+    assert_int_equal(optim_alloc(&o, false, &e), 0);
     if (w->full) {
         assert_int_equal(train_full_bind(&full, &p, &o, &e), 0);
     } else {
@@ -87,7 +87,7 @@ static struct gradient gradient_of(const char *name, const struct dataset *data,
     for (size_t i = 0; w->moved_b && !w->full && i < o.n; i++)
         if (o.p[i] == 0) o.p[i] = 0.01f * (float)((int)(i % 7) - 3);
     for (size_t i = 0; w->along && i < o.n; i++) o.p[i] += (float)(w->by * (double)w->along[i]);
-    if (w->along && w->full) train_full_update(&full, &o);
+    if (w->along && w->full) train_full_use(&full, &o, o.p);
 
     struct train_rows rows = {0}, none = {0};
     struct train_job job = {.data = data};
@@ -101,7 +101,8 @@ static struct gradient gradient_of(const char *name, const struct dataset *data,
                             .gate = w->gate,
                             .site = w->full ? NULL : lora.site,
                             .grads = w->full ? &full.g : NULL,
-                            .dropout = (float)w->dropout,
+                            .dropout = w->full ? 0 : (float)w->dropout,
+                            .residual_dropout = w->full ? (float)w->dropout : 0,
                             .dropout_seed = 5,
                             .half = w->half,
                             .recompute = w->recompute,
@@ -241,6 +242,7 @@ static void test_differences(void **state)
     static const struct way ways[] = {{.moved_b = true},
                                       {.moved_b = true, .dropout = 0.3},
                                       {.full = true},
+                                      {.full = true, .dropout = 0.3},
                                       {.moved_b = true, .targets = TARGET_UP | TARGET_C_FC | TARGET_FC1}};
     for (int i = 0; i < N_MODELS; i++)
         for (size_t k = 0; k < sizeof ways / sizeof *ways; k++) {
@@ -323,20 +325,22 @@ static void *giver(void *gate)
 static void test_gate(void **state)
 {
     (void)state;
-    struct dataset *data = rows_make(9, 288, 3);
-    for (int full = 0; full < 2; full++) {
-        struct way w = {.moved_b = true, .full = full};
-        struct gradient a = gradient_of("llama-gqa", data, &w);
+    struct dataset *data = rows_make(5, 288, 3);
+    for (int i = 0; i < 6; i++) { /* the last four: whatever can be cut is, into rows, outputs, sequences and heads */
+        const char *name = i < 4 ? "llama-gqa" : i == 4 ? "tinystories-656k" : "gpt2";
+        struct way w = {.moved_b = true, .full = i % 2, .dropout = i == 2 ? 0.1 : 0};
+        struct gradient a = gradient_of(name, data, &w);
         pthread_t thread;
         w.gate = train_gate_new(NULL, NULL, NULL);
+        if (i >= 2) train_gate_finest(w.gate, 0);
         atomic_store(&give, true);
         pthread_create(&thread, NULL, giver, w.gate);
-        struct gradient b = gradient_of("llama-gqa", data, &w);
+        struct gradient b = gradient_of(name, data, &w);
         atomic_store(&give, false);
         train_gate_leave(w.gate);
         pthread_join(thread, NULL);
         train_gate_free(w.gate);
-        same_bits("llama-gqa", "in turns", &a, &b);
+        same_bits(name, i < 2 ? "in turns" : "cut as fine as can be", &a, &b);
         free(a.g);
         free(b.g);
     }

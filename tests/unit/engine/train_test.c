@@ -42,7 +42,23 @@ struct run {
     int64_t pause_at; /* -1: never */
     int64_t resumed;  /* -1: not */
     bool recompute;
+    struct model *broken; /* after nan_at steps, for the three that follow; nan_at 0: never */
+    int64_t nan_at;
+    float was;
 };
+
+/* A weight is no number for three steps, once. */
+static void break_weight(struct run *r, int64_t step)
+{
+    float *w = &r->broken->w.norm_w[3];
+    if (step == r->nan_at) {
+        r->was = *w;
+        *w = NAN;
+    } else if (step == r->nan_at + 3) {
+        *w = r->was;
+        r->nan_at = 0;
+    }
+}
 
 static void on_event(void *arg, const struct train_event *e)
 {
@@ -54,6 +70,7 @@ static void on_event(void *arg, const struct train_event *e)
         r->norm[r->steps] = e->grad_norm;
         r->rate[r->steps++] = e->learning_rate;
         if (e->step == r->pause_at) train_command(r->t, TRAIN_PAUSE);
+        if (r->nan_at) break_weight(r, e->step);
     }
     if (e->kind == TRAIN_EVAL) r->eval_loss[r->evals++] = e->eval_loss;
     if (e->kind == TRAIN_PLAN) r->recompute = e->plan->recompute;
@@ -101,12 +118,19 @@ static struct train_params params(enum train_method method)
     return p;
 }
 
+/* What method full has beside its steps, all of it. */
+static void regularise(struct train_params *p)
+{
+    p->optimizer = OPTIMIZER_MUON;
+    p->dropout = 0.1;
+    p->ema_decay = 0.6;
+}
+
 /* Runs a job whose directory is scratch/name and whose result goes to scratch/name/out. */
-static struct run run_job(struct model *m, const struct dataset *data, const struct train_params *p, const char *name,
-                          int64_t pause_at)
+static struct run run_with(struct model *m, const struct dataset *data, const struct train_params *p, const char *name,
+                           struct run r)
 {
     struct err e = {0};
-    struct run r = {.pause_at = pause_at, .resumed = -1};
     char *dir = path_to(name), *out = file_join(dir, "out");
     struct train_job job = {.p = *p, .data = data, .base_name = "base", .dir = dir, .out = out};
     if (!(r.t = train_open(&job, m, NULL, &e))) fail_msg("%s: %s", name, e.msg);
@@ -116,6 +140,12 @@ static struct run run_job(struct model *m, const struct dataset *data, const str
     free(dir);
     free(out);
     return r;
+}
+
+static struct run run_job(struct model *m, const struct dataset *data, const struct train_params *p, const char *name,
+                          int64_t pause_at)
+{
+    return run_with(m, data, p, name, (struct run){.pause_at = pause_at, .resumed = -1});
 }
 
 /* ---- it learns --------------------------------------------------------------------------------------------------- */
@@ -285,6 +315,7 @@ static void test_threads_and_recompute(void **state)
         struct dataset *data = rows_make(20, 288, 5);
         struct train_params p = params(full ? TRAIN_FULL : TRAIN_LORA);
         p.lora_dropout = full ? 0 : 0.1;
+        if (full) regularise(&p);
         struct model one = open_model("llama-gqa", "cpu", 1), two = open_model("llama-gqa", "cpu", 2);
         p.recompute = RECOMPUTE_OFF;
         assert_false(run_job(&one, data, &p, "one", -1).recompute);
@@ -298,6 +329,32 @@ static void test_threads_and_recompute(void **state)
         model_close(&one);
         model_close(&two);
     }
+}
+
+/* The average is evaluated, and training does not notice. */
+static void test_average(void **state)
+{
+    (void)state;
+    struct model m = open_model("llama-gqa", "cpu", 2);
+    struct dataset *data = rows_make(30, m.c.vocab, 5);
+    struct train_params p = params(TRAIN_FULL);
+    p.eval_fraction = 0.2;
+    p.eval_steps = 2;
+    p.epochs = 4;
+    struct run plain = run_job(&m, data, &p, "plain", -1);
+    p.ema_decay = 0.9;
+    struct run average = run_job(&m, data, &p, "average", -1);
+    assert_int_equal(average.last, TRAIN_SUCCEEDED);
+    assert_int_equal(plain.steps, average.steps);
+    assert_true(plain.evals >= 3 && plain.evals == average.evals);
+    for (int i = 0; i < plain.steps; i++) assert_true(plain.loss[i] == average.loss[i]);
+    for (int i = 0; i < plain.evals; i++) assert_true(plain.eval_loss[i] != average.eval_loss[i]);
+    /* behind, while the loss falls fast */
+    assert_true(average.eval_loss[1] > plain.eval_loss[1]);
+    assert_true(average.eval_loss[plain.evals - 1] < average.eval_loss[0]);
+    remove_tree(scratch);
+    free(data);
+    model_close(&m);
 }
 
 /* An adapter whose ranks differ from layer to layer goes on, recomputed or not. */
@@ -341,6 +398,7 @@ static struct train_params interrupted_params(enum train_method method)
     p.eval_steps = 4;
     p.save_steps = 3;
     p.lora_dropout = method == TRAIN_FULL ? 0 : 0.1;
+    if (method == TRAIN_FULL) regularise(&p);
     return p;
 }
 
@@ -428,6 +486,31 @@ static void test_not_finite(void **state)
     model_close(&m);
 }
 
+/* Where three bad steps lead back to does not depend on when checkpoints happened to be written: here one that a pause
+ * makes. */
+static void test_way_back(void **state)
+{
+    (void)state;
+    struct model m = open_model("llama-gqa", "cpu", 1);
+    struct dataset *data = rows_make(30, m.c.vocab, 6);
+    struct train_params p = params(TRAIN_LORA);
+    p.epochs = 3;
+    p.batch_tokens = 128;
+    struct run whole = run_with(&m, data, &p, "whole", (struct run){.pause_at = -1, .broken = &m, .nan_at = 7});
+    if (whole.last != TRAIN_SUCCEEDED) fail_msg("%s", whole.text);
+    assert_true(whole.rate[10] == whole.rate[0] / 2); /* from the beginning again */
+    struct run r = run_job(&m, data, &p, "broken", 5);
+    assert_int_equal(r.last, TRAIN_PAUSED);
+    r = run_with(&m, data, &p, "broken", (struct run){.pause_at = 15, .resumed = -1, .broken = &m, .nan_at = 7});
+    assert_int_equal(r.resumed, 5);
+    if (r.last == TRAIN_PAUSED) r = run_job(&m, data, &p, "broken", -1);
+    assert_int_equal(r.last, TRAIN_SUCCEEDED);
+    same_result("whole", "broken", "three bad steps after a pause");
+    remove_tree(scratch);
+    free(data);
+    model_close(&m);
+}
+
 /* Gradients that nothing can be learnt from, or that are far too large, are worth a word. */
 static void test_suspicious_norms(void **state)
 {
@@ -496,6 +579,9 @@ static void test_refused(void **state)
     REFUSED(p.lora_r = 1000, "lora_r");
     REFUSED(p.lora_alpha = -1, "lora_alpha");
     REFUSED(p.lora_dropout = 1, "lora_dropout");
+    REFUSED(p.dropout = 0.1, "dropout is for method full");
+    REFUSED(p.ema_decay = 0.9, "ema_decay is for method full");
+    REFUSED(p.optimizer = OPTIMIZER_MUON, "optimizer muon is for method full");
     REFUSED(p.beta1 = 1, "beta1");
     REFUSED(p.beta2 = 1, "beta2");
     REFUSED(p.epsilon = 0, "epsilon");
@@ -508,6 +594,11 @@ static void test_refused(void **state)
     REFUSED(from = "/does/not/exist", "/does/not/exist");
     job.p.method = TRAIN_FULL;
     refused(&job, &quantised, "floats");
+    REFUSED(p.dropout = 1, "dropout must be at least 0");
+    REFUSED(p.dropout = NAN, "dropout");
+    REFUSED(p.ema_decay = 1, "ema_decay must be at least 0");
+    REFUSED(p.ema_decay = -0.1, "ema_decay");
+    REFUSED(p.optimizer = (enum train_optimizer)2, "optimizer must be adamw or muon");
     job.p.method = TRAIN_LORA;
     job.p.max_length = 8;
     memset(data->trained, 0, sizeof data->trained);
@@ -680,15 +771,25 @@ static void test_schedules(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lora_learns),    cmocka_unit_test(test_full_learns),
-        cmocka_unit_test(test_qlora_learns),   cmocka_unit_test(test_random_init_learns),
-        cmocka_unit_test(test_cuts),           cmocka_unit_test(test_threads_and_recompute),
-        cmocka_unit_test(test_from_patterns),  cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_torn),           cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_refused),        cmocka_unit_test(test_suspicious_norms),
-        cmocka_unit_test(test_other_job),      cmocka_unit_test(test_disk),
-        cmocka_unit_test(test_early_stopping), cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_lora_learns),
+        cmocka_unit_test(test_full_learns),
+        cmocka_unit_test(test_qlora_learns),
+        cmocka_unit_test(test_random_init_learns),
+        cmocka_unit_test(test_cuts),
+        cmocka_unit_test(test_threads_and_recompute),
+        cmocka_unit_test(test_from_patterns),
+        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_torn),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_way_back),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_suspicious_norms),
+        cmocka_unit_test(test_other_job),
+        cmocka_unit_test(test_disk),
+        cmocka_unit_test(test_early_stopping),
+        cmocka_unit_test(test_schedules),
         cmocka_unit_test(test_plan_beside),
+        cmocka_unit_test(test_average),
     };
     fixtures = argc > 1 ? argv[1] : "tests/fixtures/models";
     snprintf(scratch, sizeof scratch, "/tmp/tandem-train-%d", (int)getpid());

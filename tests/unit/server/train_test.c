@@ -60,6 +60,28 @@ static void test_there_and_back(void **state)
     buf_free(&second);
 }
 
+/* What only method full has. */
+static void test_full_there_and_back(void **state)
+{
+    struct train_params a, b;
+    struct buf text = {0};
+    (void)state;
+    cJSON *tree = parse("{\"optimizer\":\"muon\",\"dropout\":0.1,\"ema_decay\":0.995,\"random_init\":true}");
+    struct json_at at = {.obj = tree, .path = "h", .e = &e};
+    train_params_default(&a, TRAIN_FULL);
+    train_params_default(&b, TRAIN_FULL);
+    assert_true(a.optimizer == OPTIMIZER_ADAMW && a.dropout == 0 && a.ema_decay == 0);
+    assert_true(train_params_read(&at, &a));
+    cJSON_Delete(tree);
+    train_params_put(&text, &a);
+    tree = parse(text.data);
+    at.obj = tree;
+    assert_true(train_params_read(&at, &b));
+    assert_true(b.optimizer == OPTIMIZER_MUON && b.dropout == 0.1 && b.ema_decay == 0.995 && b.random_init);
+    cJSON_Delete(tree);
+    buf_free(&text);
+}
+
 static void test_wrong_fields_are_named(void **state)
 {
     static const struct {
@@ -67,6 +89,11 @@ static void test_wrong_fields_are_named(void **state)
     } cases[] = {
         {"{\"learning_rate\":1.5}", "h.learning_rate: must be above 0 and at most 1"},
         {"{\"learningrate\":1}", "h.learningrate: unknown field; did you mean `learning_rate`?"},
+        {"{\"optimizer\":\"muon\"}", "h.optimizer: muon only with method full"},
+        {"{\"optimizer\":\"sgd\"}", "h.optimizer: must be one of adamw, muon"},
+        {"{\"dropout\":0.1}", "h.dropout: only with method full; did you mean `lora_dropout`?"},
+        {"{\"dropout\":1}", "h.dropout: must be at least 0 and below 1"},
+        {"{\"ema_decay\":0.9}", "h.ema_decay: only with method full"},
         {"{\"lr\":1}", "did you mean `learning_rate`?"},
         {"{\"zzzzzzzzzzzzzz\":1}", "h.zzzzzzzzzzzzzz: unknown field"},
         {"{\"lora_r\":1.5}", "h.lora_r: expected a whole number"},
@@ -199,6 +226,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_there_and_back),
+        cmocka_unit_test(test_full_there_and_back),
         cmocka_unit_test(test_wrong_fields_are_named),
         cmocka_unit_test(test_a_job_is_stored_as_it_was_asked),
         cmocka_unit_test(test_names),

@@ -1,0 +1,270 @@
+/* POST /v1/embeddings: OpenAI's embeddings from the model that is served.
+ *
+ * An exchange goes: refuse when there is no room -> read -> tokenise (on the pool when long) -> submit, a few inputs at
+ * a time, so that one request does not fill the queue -> write the answer (on the pool when large).  It lives from the
+ * handler until on_close and until nothing of ours is on the stack or on the pool: hence the count.  Loop thread, but
+ * for the two work_ functions, which only touch what the loop leaves alone meanwhile. */
+#include "engine/base/mem.h"
+#include "server/app.h"
+#include "server/call.h"
+#include "server/data_dir.h"
+#include "server/embed_params.h"
+#include "server/json.h"
+#include "server/models.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    IN_FLIGHT = 32,            /* inputs of one request at the engine */
+    RENDER_INLINE = 16 * 1024, /* values written on the loop; some milliseconds */
+};
+
+struct exchange;
+
+struct item {
+    struct exchange *x;
+    struct gen *gen; /* NULL before and after it runs */
+};
+
+struct exchange {
+    int refs; /* the open http exchange, every callback of ours that is running, the work on the pool */
+    struct app *app;
+    struct http_req *req; /* NULL once closed */
+    _Atomic bool gone;    /* the same, for the pool */
+    struct embed_params params;
+    struct embed_limits limits;
+    struct model_choice model;
+    struct err err; /* of tokenising; status 0: fine */
+    int status;
+    struct item *items; /* params.n */
+    float *values;      /* (params.n, dimensions) */
+    int next, n_running, n_done;
+    uint64_t n_tokens;
+    struct buf out;
+};
+
+static void exchange_unref(struct exchange *x)
+{
+    if (--x->refs) return;
+    embed_params_free(&x->params);
+    free(x->items);
+    free(x->values);
+    buf_free(&x->out);
+    free(x);
+}
+
+static void cancel_all(struct exchange *x)
+{
+    for (int i = 0; x->items && i < x->params.n; i++) {
+        bridge_cancel(x->items[i].gen);
+        x->items[i].gen = NULL;
+    }
+}
+
+/* Answered, or the client left. */
+static void on_close(struct http_req *req)
+{
+    struct exchange *x = req->user;
+    x->req = NULL;
+    atomic_store(&x->gone, true);
+    cancel_all(x);
+    exchange_unref(x);
+}
+
+static void reply_error(struct exchange *x, int status, const char *code, const char *param, const char *msg)
+{
+    struct buf out = {0};
+    cancel_all(x);
+    if (status < 500) metrics_reject(&x->app->metrics, REJECT_VALIDATION);
+    call_put_error(&out, true, status, code, param, msg);
+    http_reply(x->req, status, "application/json", out.data, out.len);
+    buf_free(&out);
+}
+
+/* work(x) here, or on the pool; then done(x), also when the client has left. */
+static void do_work(struct exchange *x, bool here, void (*work)(void *), void (*done)(void *))
+{
+    x->refs++;
+    if (here) {
+        work(x);
+        done(x);
+    } else {
+        bridge_work(x->app->bridge, work, done, x);
+    }
+}
+
+/* ---- the answer ------------------------------------------------------------------------------------------------ */
+
+static void put_base64(struct buf *out, const void *data, size_t n)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const unsigned char *p = data;
+    for (size_t i = 0; i < n; i += 3) {
+        uint32_t v = (uint32_t)p[i] << 16 | (i + 1 < n ? (uint32_t)p[i + 1] << 8 : 0) | (i + 2 < n ? p[i + 2] : 0);
+        char four[4] = {digits[v >> 18], digits[v >> 12 & 63], i + 1 < n ? digits[v >> 6 & 63] : '=',
+                        i + 2 < n ? digits[v & 63] : '='};
+        buf_append(out, four, 4);
+    }
+}
+
+/* As numbers that read back as the same floats, or as the floats' bytes, lowest first. */
+static void put_vector(struct buf *out, const float *v, int n, bool base64)
+{
+    if (base64) {
+        buf_char(out, '"');
+        put_base64(out, v, (size_t)n * sizeof *v);
+        buf_char(out, '"');
+        return;
+    }
+    for (int i = 0; i < n; i++) buf_printf(out, "%c%.9g", i ? ',' : '[', (double)v[i]);
+    buf_char(out, ']');
+}
+
+static void work_render(void *arg)
+{
+    struct exchange *x = arg;
+    const struct embed_params *p = &x->params;
+    char id[DATA_ID_MAX];
+    data_id(id, "embd-");
+    buf_printf(&x->out, "{\"object\":\"list\",\"id\":\"%s\",\"created\":%lld,\"model\":", id,
+               (long long)data_now_ms() / 1000);
+    json_put_string(&x->out, x->model.name, strlen(x->model.name));
+    buf_str(&x->out, ",\"data\":[");
+    for (int i = 0; i < p->n && !atomic_load(&x->gone); i++) {
+        buf_printf(&x->out, "%s{\"object\":\"embedding\",\"index\":%d,\"embedding\":", i ? "," : "", i);
+        put_vector(&x->out, x->values + (size_t)i * (size_t)p->dimensions, p->dimensions, p->base64);
+        buf_char(&x->out, '}');
+    }
+    buf_printf(&x->out, "],\"usage\":{\"prompt_tokens\":%llu,\"total_tokens\":%llu}}", (unsigned long long)x->n_tokens,
+               (unsigned long long)x->n_tokens);
+}
+
+static void after_render(void *arg)
+{
+    struct exchange *x = arg;
+    if (x->req) http_reply(x->req, 200, "application/json", x->out.data, x->out.len);
+    exchange_unref(x);
+}
+
+/* ---- the vectors ----------------------------------------------------------------------------------------------- */
+
+/* The first `dimensions` values, of length 1 where asked (a vector of zeros stays one). */
+static void take_vector(const struct embed_params *p, const float *v, float *out)
+{
+    double sum = 0;
+    for (int i = 0; i < p->dimensions; i++) sum += (double)v[i] * (double)v[i];
+    double scale = p->normalize && sum > 0 ? 1 / sqrt(sum) : 1;
+    for (int i = 0; i < p->dimensions; i++) out[i] = (float)((double)v[i] * scale);
+}
+
+static void submit_more(struct exchange *x);
+
+static void on_event(void *arg, const struct event *ev, const struct event_batch *batch)
+{
+    struct item *item = arg;
+    struct exchange *x = item->x;
+    size_t i = (size_t)(item - x->items);
+    if (ev->kind == EV_EMBEDDING)
+        take_vector(&x->params, batch->values + ev->values, x->values + i * (size_t)x->params.dimensions);
+    if (ev->kind != EV_DONE) return;
+    item->gen = NULL;
+    x->n_running--;
+    x->n_done++;
+    if (ev->finish == FINISH_CANCELLED)
+        reply_error(x, 503, "incomplete_generation", NULL, "the server is stopping");
+    else if (ev->finish != FINISH_EMBEDDED)
+        reply_error(x, 500, "generation", NULL, ev->error ? ev->error : "unknown");
+    else if (x->n_done == x->params.n)
+        do_work(x, (int64_t)x->params.n * x->params.dimensions <= RENDER_INLINE, work_render, after_render);
+    else
+        submit_more(x);
+}
+
+static void submit_more(struct exchange *x)
+{
+    const struct embed_params *p = &x->params;
+    struct err e;
+    while (x->next < p->n && x->n_running < IN_FLIGHT) {
+        struct embed_input *in = &p->inputs[x->next];
+        struct item *item = &x->items[x->next];
+        const struct gen_request r = {.prompt = in->ids,
+                                      .n_prompt = (int)in->n,
+                                      .pooling = p->pooling,
+                                      .priority = p->priority,
+                                      .adapter = x->model.adapter};
+        item->x = x;
+        item->gen = bridge_submit(x->app->bridge, &r, x->req->received, on_event, item, &e);
+        if (item->gen) {
+            x->next++;
+            x->n_running++;
+            continue;
+        }
+        if (e.code == ERR_FULL && x->n_running) return; /* on_event comes back */
+        if (e.code == ERR_FULL)
+            app_reply_overloaded(x->app, x->req);
+        else if (e.code == ERR_NOT_FOUND)
+            reply_error(x, 404, "model_not_found", "model", e.msg);
+        else
+            reply_error(x, 400, "invalid_value", "input", e.msg);
+        return;
+    }
+}
+
+/* ---- tokenising ------------------------------------------------------------------------------------------------ */
+
+static void work_tokenize(void *arg)
+{
+    struct exchange *x = arg;
+    const struct tokenizer *tk = engine_tokenizer(x->app->engine);
+    for (int i = 0; i < x->params.n && !x->status && !atomic_load(&x->gone); i++)
+        x->status = embed_input_tokenize(&x->params, i, tk, &x->limits, &x->err);
+}
+
+static void after_tokenize(void *arg)
+{
+    struct exchange *x = arg;
+    const struct embed_params *p = &x->params;
+    if (x->req && x->status) {
+        reply_error(x, x->status, "invalid_value", "input", x->err.msg);
+    } else if (x->req) {
+        for (int i = 0; i < p->n; i++) x->n_tokens += p->inputs[i].n;
+        x->items = mem_array((size_t)p->n, sizeof *x->items);
+        x->values = mem_array((size_t)p->n * (size_t)p->dimensions, sizeof *x->values);
+        submit_more(x);
+    }
+    exchange_unref(x);
+}
+
+/* ---- the handler ----------------------------------------------------------------------------------------------- */
+
+void api_embeddings(struct http_req *req)
+{
+    struct app *app = req->app;
+    struct err e = {0};
+    if (app_refuses(app, req)) return;
+    struct exchange *x = mem_zalloc(sizeof *x);
+    *x = (struct exchange){.refs = 2, .app = app, .req = req};
+    x->limits = (struct embed_limits){
+        .hidden = app->info->hidden,
+        .vocab = app->info->vocab,
+        .max_total_tokens = app->info->max_total_tokens,
+        .longest_token = app->longest_token,
+        .pooling = strcmp(app->set->pooling, "last") == 0 ? POOLING_LAST : POOLING_MEAN,
+    };
+    req->user = x;
+    req->on_close = on_close;
+    int status = embed_params_parse(&x->params, &x->limits, req->body, req->body_len, &e);
+    if (status) {
+        reply_error(x, status, "invalid_value", x->params.field, e.msg);
+    } else if (!models_find(app, x->params.model, &x->model, &e)) {
+        reply_error(x, 404, "model_not_found", "model", e.msg);
+    } else {
+        size_t bytes = 0;
+        for (int i = 0; i < x->params.n; i++) bytes += x->params.inputs[i].len;
+        do_work(x, bytes <= TOKENIZE_INLINE_BYTES, work_tokenize, after_tokenize);
+    }
+    exchange_unref(x);
+}

@@ -1,0 +1,486 @@
+/* POST /v1/completions and /v1/chat/completions in OpenAI's convention.
+ *
+ * An exchange goes: refuse when there is no room (before any work) -> read and check the parameters -> find the model
+ * -> render the chat and tokenise (on the pool when long) -> compile the constraint, if any -> submit every sequence
+ * (prompts x best_of) -> gather, or stream.  It lives from the handler until on_close, until no callback of ours is on
+ * the stack and until its work on the pool is over: hence the count.  Loop thread, but for prepare. */
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "server/app.h"
+#include "server/call.h"
+#include "server/fields.h"
+#include "server/models.h"
+#include "server/openai_answer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct exchange;
+
+struct sequence {
+    struct exchange *x;
+    struct gen *gen; /* NULL before and after it runs */
+    struct choice choice;
+    int index;    /* which choice, in a stream */
+    bool started; /* stream: its first chunk is out */
+};
+
+/* a prompt as the engine takes it */
+struct prepared {
+    int32_t *ids; /* owned */
+    size_t n;
+    struct buf echo; /* what an echo of it says */
+    bool thinking;   /* it ends with <think> */
+};
+
+struct exchange {
+    int refs; /* the open http exchange, callbacks of ours that are running, work on the pool */
+    struct app *app;
+    struct http_req *req; /* NULL once closed */
+    enum openai_route route;
+    struct openai_params params;
+    struct openai_limits limits;
+    struct openai_head head;
+    char id[40];
+    struct choice_config config;
+
+    struct prepared *prompts; /* (params.n_prompts) */
+    struct err failed;        /* of preparing */
+    struct constraint_job *compiling;
+    struct grammar *grammar; /* held until the sequences are submitted */
+
+    struct sequence *seqs; /* n, prompt by prompt */
+    int n, n_done;
+    struct openai_usage usage;
+    struct sse sse;
+    struct buf out;
+};
+
+/* ---- life ------------------------------------------------------------------------------------------------------ */
+
+static void exchange_unref(struct exchange *x)
+{
+    if (--x->refs) return;
+    for (int i = 0; i < x->n; i++) choice_free(&x->seqs[i].choice);
+    for (int i = 0; x->prompts && i < x->params.n_prompts; i++) {
+        free(x->prompts[i].ids);
+        buf_free(&x->prompts[i].echo);
+    }
+    free(x->prompts);
+    free(x->seqs);
+    buf_free(&x->out);
+    openai_params_free(&x->params);
+    free(x);
+}
+
+static void cancel_all(struct exchange *x)
+{
+    for (int i = 0; i < x->n; i++) {
+        bridge_cancel(x->seqs[i].gen);
+        x->seqs[i].gen = NULL;
+    }
+}
+
+/* The exchange is over: answered, or the client left. */
+static void on_close(struct http_req *req)
+{
+    struct exchange *x = req->user;
+    x->req = NULL;
+    sse_stop(&x->sse);
+    constraint_cancel(x->compiling);
+    x->compiling = NULL;
+    cancel_all(x);
+    exchange_unref(x);
+}
+
+/* ---- errors ---------------------------------------------------------------------------------------------------- */
+
+static void reply_error(struct exchange *x, int status, const char *code, const char *param, const char *msg)
+{
+    struct buf out = {0};
+    if (status < 500) metrics_reject(&x->app->metrics, REJECT_VALIDATION);
+    call_put_error(&out, true, status, code, param, msg);
+    http_reply(x->req, status, "application/json", out.data, out.len);
+    buf_free(&out);
+}
+
+/* A generation that did not come to its end. */
+static void put_failure(struct buf *out, const struct event *done)
+{
+    struct err e;
+    bool failed = done->finish == FINISH_ERROR;
+    err_set(&e, 0, "Request failed during generation: %s",
+            !failed       ? "the server is stopping"
+            : done->error ? done->error
+                          : "unknown");
+    call_put_error(out, true, failed ? 500 : 503, failed ? "generation" : "incomplete_generation", NULL, e.msg);
+}
+
+static bool has_failed(const struct event *done)
+{
+    return done->finish == FINISH_ERROR || done->finish == FINISH_CANCELLED;
+}
+
+/* ---- the whole answer ------------------------------------------------------------------------------------------ */
+
+/* What one sequence used; of a prompt's sequences the first counts for the prompt. */
+static void add_usage(struct exchange *x, const struct sequence *seq, const struct event *done)
+{
+    x->usage.completion += x->params.nothing_wanted ? 0 : done->n_generated;
+    if ((seq - x->seqs) % x->params.best_of == 0) x->usage.cached += done->n_cached;
+}
+
+static int by_score(const void *a, const void *b)
+{
+    const struct choice *const *x = a, *const *y = b;
+    double d = choice_score(*y) - choice_score(*x);
+    return d > 0 ? 1 : d < 0 ? -1 : *x < *y ? -1 : *x > *y;
+}
+
+/* The n likeliest of every prompt's best_of sequences, in that order; all of them as they are where n is best_of. */
+static void reply_whole(struct exchange *x)
+{
+    int n = x->params.n, best_of = x->params.best_of, count = 0;
+    struct choice **choices = mem_array((size_t)x->n, sizeof *choices);
+    struct buf out = {0};
+    for (int p = 0; p < x->params.n_prompts; p++) {
+        struct choice **own = choices + count;
+        for (int i = 0; i < best_of; i++) own[i] = &x->seqs[p * best_of + i].choice;
+        if (best_of > n) qsort(own, (size_t)best_of, sizeof *own, by_score);
+        count += n;
+    }
+    openai_put_whole(&out, &x->head, choices, count, &x->usage);
+    http_reply(x->req, 200, "application/json", out.data, out.len);
+    buf_free(&out);
+    free(choices);
+}
+
+static void on_gather(void *arg, const struct event *ev, const struct event_batch *batch)
+{
+    struct sequence *seq = arg;
+    struct exchange *x = seq->x;
+    choice_add(&seq->choice, ev, batch);
+    if (ev->kind != EV_DONE) return;
+    seq->gen = NULL;
+    if (has_failed(ev)) {
+        struct buf out = {0};
+        cancel_all(x);
+        put_failure(&out, ev);
+        http_reply(x->req, ev->finish == FINISH_ERROR ? 500 : 503, "application/json", out.data, out.len);
+        buf_free(&out);
+        return;
+    }
+    add_usage(x, seq, ev);
+    if (++x->n_done == x->n) reply_whole(x);
+}
+
+/* ---- the stream ------------------------------------------------------------------------------------------------ */
+
+static void on_drain(struct http_req *req)
+{
+    struct exchange *x = req->user;
+    for (int i = 0; i < x->n; i++)
+        if (x->seqs[i].gen) bridge_resume(x->seqs[i].gen);
+}
+
+static void send_out(struct exchange *x)
+{
+    bool more = sse_send(&x->sse, x->out.data, x->out.len);
+    buf_clear(&x->out);
+    for (int i = 0; i < x->n && !more; i++)
+        if (x->seqs[i].gen) bridge_pause(x->seqs[i].gen);
+}
+
+static void send_chunk(struct exchange *x, const struct sequence *seq, enum openai_chunk kind)
+{
+    bool every = x->params.include_usage && x->params.continuous_usage;
+    struct openai_usage u = {.prompt = x->usage.prompt, .cached = -1};
+    for (int i = 0; i < x->n && every; i++) u.completion += x->seqs[i].choice.n_tokens;
+    openai_put_chunk(&x->out, &x->head, kind, &seq->choice, seq->index, every ? &u : NULL);
+    send_out(x);
+}
+
+static void end_stream(struct exchange *x)
+{
+    sse_send(&x->sse, "[DONE]", 6);
+    sse_stop(&x->sse);
+    if (x->req) http_end(x->req);
+}
+
+static void send_pieces(struct exchange *x, struct sequence *seq, bool over)
+{
+    bool chat = x->route == OPENAI_CHAT;
+    if (chat && !seq->started) send_chunk(x, seq, CHUNK_ROLE);
+    seq->started = true;
+    if (choice_ready(&seq->choice) || (over && !chat)) send_chunk(x, seq, CHUNK_TEXT);
+    choice_clear(&seq->choice);
+    if (over && chat) send_chunk(x, seq, CHUNK_END);
+}
+
+static void finish_sequence(struct exchange *x, struct sequence *seq, const struct event *done)
+{
+    seq->gen = NULL;
+    if (has_failed(done)) {
+        cancel_all(x);
+        put_failure(&x->out, done);
+        send_out(x);
+        end_stream(x);
+        return;
+    }
+    send_pieces(x, seq, true);
+    add_usage(x, seq, done);
+    if (++x->n_done < x->n) return;
+    if (x->params.include_usage) {
+        openai_put_usage_chunk(&x->out, &x->head, &x->usage);
+        send_out(x);
+    }
+    end_stream(x);
+}
+
+static void on_stream(void *arg, const struct event *ev, const struct event_batch *batch)
+{
+    struct sequence *seq = arg;
+    struct exchange *x = seq->x;
+    x->refs++;
+    choice_add(&seq->choice, ev, batch);
+    if (ev->kind == EV_DONE)
+        finish_sequence(x, seq, ev);
+    else if (ev->kind == EV_TOKEN && ev->finish == FINISH_NONE && choice_ready(&seq->choice))
+        send_pieces(x, seq, false); /* a last token goes out with the EV_DONE that follows in the same batch */
+    exchange_unref(x);
+}
+
+/* ---- submitting ------------------------------------------------------------------------------------------------ */
+
+static int submit_prompt(struct exchange *x, int p, struct err *e)
+{
+    struct gen_request r = x->params.gen;
+    const struct prepared *v = &x->prompts[p];
+    uint64_t seed = r.sampling.seed;
+    r.prompt = v->ids;
+    r.grammar = x->grammar;
+    for (int i = 0; i < x->params.best_of; i++) {
+        struct sequence *seq = &x->seqs[x->n++];
+        *seq = (struct sequence){.x = x, .index = p * x->params.n + i};
+        x->config.thinking = v->thinking;
+        choice_init(&seq->choice, &x->config, v->echo.data, v->echo.len);
+        r.sampling.seed = seed_derive(seed, i);
+        seq->gen =
+            bridge_submit(x->app->bridge, &r, x->req->received, x->params.stream ? on_stream : on_gather, seq, e);
+        if (!seq->gen) return e->code;
+    }
+    return 0;
+}
+
+static void start_generation(struct exchange *x)
+{
+    struct err e = {0};
+    const char *param = NULL;
+    int rc = 0;
+    x->seqs = mem_array((size_t)x->params.n_prompts * (size_t)x->params.best_of, sizeof *x->seqs);
+    if (!x->params.has_seed) x->params.gen.sampling.seed = seed_random();
+    for (int p = 0; p < x->params.n_prompts && !rc; p++) {
+        if (openai_params_fit(&x->params, x->route, &x->limits, x->prompts[p].n, &e, &param)) {
+            cancel_all(x);
+            reply_error(x, 400, x->params.code, param, e.msg);
+            return;
+        }
+        x->usage.prompt += x->params.gen.n_prompt;
+        rc = submit_prompt(x, p, &e);
+    }
+    if (rc) cancel_all(x);
+    if (rc == ERR_FULL) {
+        app_reply_overloaded(x->app, x->req);
+    } else if (rc) {
+        reply_error(x, rc == ERR_NOT_FOUND ? 404 : 400, rc == ERR_NOT_FOUND ? "model_not_found" : "invalid_value",
+                    rc == ERR_NOT_FOUND ? "model" : NULL, e.msg);
+    } else if (x->params.stream) {
+        x->req->on_drain = on_drain;
+        sse_start(&x->sse, x->app->sse, x->req);
+    }
+}
+
+/* May run before constraint_compile returns: then there is no handle to forget. */
+static void on_compiled(void *arg, struct grammar *g, const struct err *e)
+{
+    struct exchange *x = arg;
+    x->refs++;
+    x->compiling = NULL;
+    x->grammar = g;
+    if (e->code)
+        reply_error(x, 400, "invalid_value", x->params.ask.field, e->msg);
+    else
+        start_generation(x);
+    x->grammar = NULL; /* the engine holds its own */
+    exchange_unref(x);
+}
+
+/* ---- preparing ------------------------------------------------------------------------------------------------- */
+
+static int tokenize(struct exchange *x, const char *text, size_t n, bool special, struct prepared *out)
+{
+    struct tokens t = {0};
+    int rc =
+        tokenizer_encode(engine_tokenizer(x->app->engine), text, n, special ? TOKENIZE_SPECIAL : 0, &t, &x->failed);
+    if (rc && !x->failed.code) err_set(&x->failed, ERR_INVALID, "the text cannot be tokenised");
+    out->n = rc ? 0 : t.n;
+    out->ids = mem_array(out->n + 1, sizeof *out->ids);
+    for (size_t i = 0; i < out->n; i++) out->ids[i] = t.v[i].id;
+    tokens_free(&t);
+    return x->failed.code;
+}
+
+static void prepare_prompt(struct exchange *x, const struct openai_prompt *p, struct prepared *out)
+{
+    const struct tokenizer *tk = engine_tokenizer(x->app->engine);
+    const cJSON *id = p->ids;
+    if (p->text) {
+        if (tokenize(x, p->text, p->len, x->params.add_special, out)) return;
+        if (x->params.echo) buf_append(&out->echo, p->text, p->len);
+        return;
+    }
+    out->ids = mem_array(p->len + 1, sizeof *out->ids);
+    for (; id; id = id->next) out->ids[out->n++] = (int32_t)id->valuedouble;
+    if (x->params.echo) tokenizer_decode(tk, out->ids, out->n, !x->params.keep_special, &out->echo);
+}
+
+static void prepare_chat(struct exchange *x, struct prepared *out)
+{
+    const struct chat_format *chat = &x->app->chat;
+    struct buf page = {0};
+    buf_str(&page, "");
+    /* a template writes its own begin-of-text */
+    bool special = x->params.add_special || chat->plain;
+    if (chat_render(chat, &x->params, &page, &x->failed) == 0) tokenize(x, page.data, page.len, special, out);
+    out->thinking = tool_prompt_thinks(page.data, page.len);
+    buf_free(&page);
+}
+
+static void keep_last(struct prepared *v, size_t n)
+{
+    if (!n || v->n <= n) return;
+    memmove(v->ids, v->ids + (v->n - n), n * sizeof *v->ids);
+    v->n = n;
+}
+
+/* Maybe on a pool thread: touches params, prompts and failed only. */
+static void prepare(void *arg)
+{
+    struct exchange *x = arg;
+    for (int p = 0; p < x->params.n_prompts && !x->failed.code; p++) {
+        if (x->route == OPENAI_CHAT)
+            prepare_chat(x, &x->prompts[p]);
+        else
+            prepare_prompt(x, &x->params.prompts[p], &x->prompts[p]);
+        keep_last(&x->prompts[p], (size_t)x->params.truncate);
+    }
+}
+
+static void on_prepared(void *arg)
+{
+    struct exchange *x = arg;
+    if (x->req && x->failed.code) {
+        reply_error(x, 400, "invalid_value", x->route == OPENAI_CHAT ? "messages" : "prompt", x->failed.msg);
+    } else if (x->req) {
+        struct constraint_job *job = constraint_compile(x->app->constraints, &x->params.ask, on_compiled, x);
+        if (job) x->compiling = job; /* else on_compiled has run */
+    }
+    exchange_unref(x);
+}
+
+/* ---- the request ----------------------------------------------------------------------------------------------- */
+
+static void make_id(struct exchange *x)
+{
+    const char *lead = x->route == OPENAI_CHAT ? "chatcmpl" : "cmpl";
+    snprintf(x->id, sizeof x->id, "%s-%013llx%013llx", lead, (unsigned long long)seed_random(),
+             (unsigned long long)seed_random());
+    http_set_header(x->req, "x-request-id", x->id);
+    x->head = (struct openai_head){
+        .route = x->route,
+        .params = &x->params,
+        .id = x->id,
+        .fingerprint = x->app->fingerprint,
+        .created = (int64_t)time(NULL),
+    };
+}
+
+/* The model, and whether it can chat.  True when the exchange may go on. */
+static bool find_model(struct exchange *x)
+{
+    const struct chat_format *chat = &x->app->chat;
+    struct model_choice m;
+    struct err e = {0};
+    if (!models_find(x->app, x->params.model, &m, &e)) {
+        reply_error(x, 404, "model_not_found", "model", e.msg);
+        return false;
+    }
+    x->head.model = m.name;
+    x->params.gen.adapter = m.adapter;
+    x->config = (struct choice_config){
+        .params = &x->params,
+        .tokenizer = engine_tokenizer(x->app->engine),
+        .route = x->route,
+    };
+    if (x->route == OPENAI_COMPLETIONS) return true;
+    if (!chat->template && !chat->plain) {
+        reply_error(x, 400, "no_chat_template", NULL, chat->reason);
+        return false;
+    }
+    x->config.tools = chat_tool_format(chat, &x->params);
+    if (chat_tool_ask(chat, &x->params, &x->params.ask, &e)) {
+        reply_error(x, 400, "invalid_value", "tool_choice", e.msg);
+        return false;
+    }
+    return true;
+}
+
+static void begin(struct exchange *x)
+{
+    make_id(x);
+    if (!find_model(x)) return;
+    x->prompts = mem_array((size_t)x->params.n_prompts, sizeof *x->prompts);
+    x->refs++; /* until on_prepared */
+    if (x->req->body_len <= TOKENIZE_INLINE_BYTES) {
+        prepare(x);
+        on_prepared(x);
+    } else {
+        bridge_work(x->app->bridge, prepare, on_prepared, x);
+    }
+}
+
+static void handle(struct http_req *req, enum openai_route route)
+{
+    struct app *app = req->app;
+    const char *param;
+    struct err e;
+    if (app_refuses(app, req)) return;
+    struct exchange *x = mem_zalloc(sizeof *x);
+    *x = (struct exchange){.refs = 2, .app = app, .req = req, .route = route};
+    x->limits = (struct openai_limits){
+        .max_stop = app->set->max_stop_sequences,
+        .max_choices = app->set->max_choices,
+        .longest_token = app->longest_token,
+        .info = app->info,
+    };
+    req->user = x;
+    req->on_close = on_close;
+    int status = openai_params_parse(&x->params, route, &x->limits, req->body, req->body_len, &e, &param);
+    if (status)
+        reply_error(x, status, x->params.code, param, e.msg);
+    else
+        begin(x);
+    exchange_unref(x);
+}
+
+void api_completions(struct http_req *req)
+{
+    handle(req, OPENAI_COMPLETIONS);
+}
+
+void api_chat_completions(struct http_req *req)
+{
+    handle(req, OPENAI_CHAT);
+}

@@ -1,0 +1,53 @@
+/* The body of POST /v1/embeddings: read and checked; its fields are OpenAI's, then vLLM's, then `pooling`.  Loop
+ * thread. */
+#ifndef TANDEM_SERVER_EMBED_PARAMS_H
+#define TANDEM_SERVER_EMBED_PARAMS_H
+
+#include "engine/engine.h"
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    EMBED_INPUTS_MAX = 2048,            /* of one request, as OpenAI has it */
+    EMBED_VALUES_MAX = 4 * 1024 * 1024, /* inputs x dimensions of one answer: what it takes in memory is bounded */
+};
+
+struct embed_limits {
+    int hidden, vocab, max_total_tokens;
+    size_t longest_token; /* bytes */
+    enum pooling pooling; /* where the request says nothing */
+};
+
+/* one of a text and ids; after embed_tokenize, ids */
+struct embed_input {
+    const char *text; /* points into the tree; NULL: ids were given */
+    size_t len;
+    int32_t *ids; /* owned */
+    size_t n;
+};
+
+struct embed_params {
+    cJSON *tree;                /* owned */
+    const char *model;          /* points into it; NULL: not given */
+    struct embed_input *inputs; /* owned; n */
+    int n;
+    bool base64, normalize, special;
+    enum pooling pooling;
+    int dimensions;   /* 1 .. hidden */
+    int64_t truncate; /* tokens of an input to keep, its last; 0: all */
+    int priority;
+    const char *field; /* of a refusal: the field at fault; NULL: the body */
+};
+
+/* 0, or the HTTP status of the refusal with its message in *e.  Free with embed_params_free in both cases. */
+int embed_params_parse(struct embed_params *, const struct embed_limits *, const char *body, size_t len, struct err *e);
+void embed_params_free(struct embed_params *);
+
+/* Input i's text to ids, and the ids cut as `truncate` says.  Any thread.  0, or 400 with *e. */
+int embed_input_tokenize(struct embed_params *, int i, const struct tokenizer *, const struct embed_limits *,
+                         struct err *e);
+
+#endif

@@ -1,0 +1,201 @@
+"""POST /v1/embeddings: transformers' pooled hidden states (tests/model/make_embedding_fixtures.py), in every shape that is asked."""
+import base64
+import threading
+
+import numpy as np
+import openai
+import pytest
+import requests
+from conftest import ROOT
+from safetensors.numpy import load_file
+
+MODELS, ADAPTERS = ROOT / "tests/fixtures/models", ROOT / "tests/fixtures/adapters"
+MODEL = MODELS / "llama-gqa"
+EXACT = ("--activations", "f32", "--kv-cache", "f32", "--kv-cache-bytes", "8M", "--threads", "2")
+TEXTS = ["The dog and the cat.", "Once upon a time", "a", "日本語 🙂 text", "The dog " * 40]
+
+
+def unit(v):
+    v = np.asarray(v, dtype=np.float64)
+    return v / np.linalg.norm(v)
+
+
+class Golden:
+    """The prompts of a fixture, as lists of ids, and what transformers makes of them."""
+
+    def __init__(self, directory):
+        t = load_file(directory / "embeddings.safetensors")
+        ends = np.cumsum(t["lengths"])
+        self.ids = [t["ids"][end - n:end].tolist() for end, n in zip(ends, t["lengths"])]
+        self.pooled = {"mean": t["mean"], "last": t["last"]}
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return Golden(MODEL)
+
+
+@pytest.fixture(scope="module")
+def daemon(start):
+    """Chunks of 32 tokens, so that the longer prompts take several steps."""
+    with start("--max-batch-tokens", "32", "--max-seqs", "8", "--adapters", f"qv={ADAPTERS / 'llama-gqa--qv'}", *EXACT, model=MODEL) as s:
+        yield s
+
+
+@pytest.fixture
+def server(daemon):
+    yield daemon
+    assert daemon.process.poll() is None, daemon.log()[-4000:]
+    daemon.wait_idle()
+
+
+@pytest.fixture
+def client(server):
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def embed(server, input, **fields):
+    answer = server.post("/v1/embeddings", {"input": input, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def vectors(answer):
+    assert [d["index"] for d in answer["data"]] == list(range(len(answer["data"])))
+    return [d["embedding"] for d in answer["data"]]
+
+
+def refused(server, body, status=400):
+    answer = server.post("/v1/embeddings", body)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+# ---- what the vectors are --------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("how", ["mean", "last"])
+def test_as_transformers(server, golden, how):
+    got = vectors(embed(server, golden.ids, pooling=how, normalize=False))
+    np.testing.assert_allclose(got, golden.pooled[how], atol=1e-3)
+    of_length_one = vectors(embed(server, golden.ids, pooling=how))
+    np.testing.assert_allclose(of_length_one, [unit(v) for v in golden.pooled[how]], atol=1e-3)
+    np.testing.assert_allclose(np.linalg.norm(of_length_one, axis=1), 1, atol=1e-6)
+
+
+def test_through_an_adapter(server):
+    want = Golden(ADAPTERS / "llama-gqa--qv")
+    got = vectors(embed(server, want.ids, model="qv", normalize=False))
+    np.testing.assert_allclose(got, want.pooled["mean"], atol=1e-3)
+    assert not np.allclose(got, vectors(embed(server, want.ids, normalize=False)), atol=1e-2)
+
+
+def test_the_option_says_which_pooling(start, golden):
+    with start("--pooling", "last", *EXACT, model=MODEL) as s:
+        np.testing.assert_allclose(vectors(embed(s, golden.ids, normalize=False)), golden.pooled["last"], atol=1e-3)
+        np.testing.assert_allclose(vectors(embed(s, golden.ids, normalize=False, pooling="mean")), golden.pooled["mean"], atol=1e-3)
+
+
+@pytest.mark.smoke
+def test_the_same_bits_alone_together_and_beside_generations(server):
+    alone = [vectors(embed(server, text))[0] for text in TEXTS]
+    plain = server.generate(TEXTS[0], max_new_tokens=30, details=True, ignore_eos=True)
+    texts = []
+    threads = [threading.Thread(target=lambda: texts.append(server.generate(TEXTS[0], max_new_tokens=30, details=True, ignore_eos=True)))
+               for _ in range(3)]
+    for t in threads:
+        t.start()
+    together = [vectors(embed(server, TEXTS * 20)) for _ in range(2)]
+    for t in threads:
+        t.join()
+    assert all(v == alone * 20 for v in together)
+    assert texts == [plain] * 3
+
+
+def test_text_is_its_tokens(server):
+    ids = [[t["id"] for t in server.post("/tokenize", {"inputs": text}).json()] for text in TEXTS]
+    by_text, by_ids = embed(server, TEXTS), embed(server, ids)
+    assert vectors(by_text) == vectors(by_ids)
+    assert by_text["usage"] == by_ids["usage"] == {"prompt_tokens": sum(map(len, ids)), "total_tokens": sum(map(len, ids))}
+    assert vectors(embed(server, TEXTS[0])) == vectors(embed(server, ids[0])) == vectors(by_text)[:1]
+    assert vectors(embed(server, TEXTS[4], truncate_prompt_tokens=5)) == vectors(embed(server, ids[4][-5:]))
+
+
+# ---- how they are written --------------------------------------------------------------------------------------------
+
+def test_base64_is_the_floats(server):
+    plain = embed(server, TEXTS, encoding_format="float")
+    coded = embed(server, TEXTS, encoding_format="base64")
+    assert [np.frombuffer(base64.b64decode(v, validate=True), "<f4").tolist() for v in vectors(coded)] == \
+        np.asarray(vectors(plain), np.float32).tolist()
+    assert coded["usage"] == plain["usage"]
+
+
+def test_dimensions(server, golden):
+    whole = vectors(embed(server, golden.ids[3], normalize=False))[0]
+    assert vectors(embed(server, golden.ids[3], normalize=False, dimensions=7))[0] == whole[:7]
+    np.testing.assert_allclose(vectors(embed(server, golden.ids[3], dimensions=7))[0], unit(whole[:7]), atol=1e-6)
+    assert vectors(embed(server, golden.ids[3], dimensions=48)) == vectors(embed(server, golden.ids[3]))
+
+
+def test_a_large_answer(server):
+    """Enough values that the pool writes them, and inputs that the pool tokenises."""
+    texts = [f"The dog number {i} and the cat." for i in range(400)]
+    many = vectors(embed(server, texts))
+    assert len(many) == 400
+    for i in (0, 199, 399):
+        assert vectors(embed(server, texts[i]))[0] == many[i]
+
+
+def test_openai_client(client, server, golden):
+    answer = client.embeddings.create(model="llama-gqa", input=golden.ids)  # it asks for base64 on its own
+    np.testing.assert_allclose([d.embedding for d in answer.data], [unit(v) for v in golden.pooled["mean"]], atol=1e-3)
+    assert answer.model == "llama-gqa" and answer.usage.prompt_tokens == sum(map(len, golden.ids)) == answer.usage.total_tokens
+    floats = client.embeddings.create(model="qv", input="The dog", encoding_format="float", dimensions=8, user="me")
+    assert floats.model == "qv" and floats.object == "list" and len(floats.data[0].embedding) == 8
+    with pytest.raises(openai.NotFoundError, match="nobody"):
+        client.embeddings.create(model="nobody", input="The dog")
+    with pytest.raises(openai.BadRequestError, match="input"):
+        client.embeddings.create(model="llama-gqa", input=[])
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("body, field, says", [
+    ({}, "input", "missing"), ({"input": ""}, "input", "empty"), ({"input": []}, "input", "1 to 2048"),
+    ({"input": ["a", ""]}, "input", r"input[1]"), ({"input": ["a", 5]}, "input", r"input[1]"), ({"input": [5, "a"]}, "input", r"input[0][1]"),
+    ({"input": [[1], []]}, "input", r"input[1]"), ({"input": [[1], [2, -1]]}, "input", r"input[1][1]"),
+    ({"input": [288]}, "input", "0 to 287"), ({"input": [1.5]}, "input", "token id"), ({"input": {"a": 1}}, "input", "string"),
+    ({"input": [None]}, "input", r"input[0]"), ({"input": ["a"] * 2049}, "input", "1 to 2048"), ({"input": [5] * 513}, "input", "513 tokens"),
+    ({"input": "a" * 5000}, "input", "512"), ({"input": "a", "encoding_format": "hex"}, "encoding_format", "base64"),
+    ({"input": "a", "dimensions": 0}, "dimensions", "1 and 48"), ({"input": "a", "dimensions": 49}, "dimensions", "1 and 48"),
+    ({"input": "a", "pooling": "max"}, "pooling", "mean"), ({"input": "a", "normalize": 1}, "normalize", "true or false"),
+    ({"input": "a", "model": 5}, "model", "string"), ([], None, "object"), (5, None, "object"),
+])
+def test_refused(server, body, field, says):
+    error = refused(server, body)
+    assert error["param"] == field and says in error["message"], error
+
+
+def test_refused_otherwise(server):
+    assert refused(server, {"input": "a", "model": "nobody"}, 404)["code"] == "model_not_found"
+    for name in ("llama-gqa", "qv", "tgi", "dummy"):
+        assert embed(server, "a", model=name)["model"] == ("qv" if name == "qv" else "llama-gqa")
+    answer = requests.post(server.url + "/v1/embeddings", data=b'{"input":', timeout=60)
+    assert answer.status_code == 400 and "malformed JSON" in answer.json()["error"]["message"]
+
+
+def test_a_client_that_leaves(server):
+    """What it asked for is dropped: the server is idle again, and the pages are free."""
+    for _ in range(5):
+        with pytest.raises(requests.ReadTimeout):
+            requests.post(server.url + "/v1/embeddings", json={"input": ["The dog and the cat " * 20] * 500}, timeout=(30, 0.05))
+    server.wait_idle()
+    assert vectors(embed(server, "The dog"))
+
+
+def test_counted(server):
+    before = server.metric("tandem_requests_finished_total", reason="embedding")
+    embed(server, TEXTS)
+    assert server.metric("tandem_requests_finished_total", reason="embedding") == before + len(TEXTS)

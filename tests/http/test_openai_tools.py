@@ -1,0 +1,187 @@
+"""Tools through /v1/chat/completions with the openai package.  The models have random weights, so what they write is forced:
+tool_choice forces a call of any kind, and structured_outputs.choice a text, for the parser to find calls in."""
+import json
+import shutil
+
+import openai
+import pytest
+from conftest import ROOT
+
+TEMPLATES = ROOT / "tests/fixtures/templates"
+QWEN, LLAMA = "Qwen-Qwen2.5-7B-Instruct", "meta-llama-Llama-3.1-8B-Instruct"
+
+
+def tool(name, properties, description="what it does"):
+    parameters = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+CITIES, UNITS = ["Paris", "Oslo", "Zürich"], ["c", "f"]
+WEATHER = tool("get_weather", {"city": {"enum": CITIES}, "unit": {"enum": UNITS}, "days": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2}})
+TIME = tool("get_time", {})
+TOOLS = [WEATHER, TIME]
+ASK = [{"role": "user", "content": "How is the weather?"}]
+
+
+def check_call(call):
+    assert call.type == "function" and call.id.startswith("call_") and len(call.id) == 29
+    arguments = json.loads(call.function.arguments)
+    if call.function.name == "get_time":
+        assert arguments == {}
+    else:
+        assert call.function.name == "get_weather" and set(arguments) == {"city", "unit", "days"}
+        assert arguments["city"] in CITIES and arguments["unit"] in UNITS and set(arguments["days"]) <= {1, 2} and len(arguments["days"]) <= 2
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The qwen2 fixture with room for a page with tools: a token is about a byte."""
+    folder = tmp_path_factory.mktemp("models") / "tools"
+    shutil.copytree(ROOT / "tests/fixtures/models/qwen2", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
+    return folder
+
+
+class Api:
+    def __init__(self, server, template):
+        self.client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=100)
+        self.template = template
+
+    def create(self, messages=ASK, **kw):
+        kw = {"tools": TOOLS, "temperature": 1, "seed": 1, "max_completion_tokens": 400, **kw}
+        return self.client.chat.completions.create(model="tools", messages=messages, **kw)
+
+    def stream(self, **kw):
+        """-> (content, calls as dicts, finish_reason) put together from the deltas"""
+        content, calls, finish = "", [], None
+        for chunk in self.create(stream=True, **kw):
+            choice = chunk.choices[0]
+            finish = choice.finish_reason or finish
+            content += choice.delta.content or ""
+            for delta in choice.delta.tool_calls or []:
+                if delta.id:
+                    assert delta.index == len(calls) and delta.type == "function" and delta.function.arguments == ""
+                    calls.append({"id": delta.id, "name": delta.function.name, "arguments": ""})
+                else:
+                    assert delta.index == len(calls) - 1 and delta.function.name is None
+                    calls[-1]["arguments"] += delta.function.arguments
+        return content, calls, finish
+
+    def forced(self, text, **kw):
+        """The model must write this text."""
+        return {"tool_choice": "auto", "extra_body": {"structured_outputs": {"choice": [text]}}, **kw}
+
+
+@pytest.fixture(scope="module", params=[QWEN, LLAMA])
+def api(start, model, request):
+    with start("--chat-template", TEMPLATES / f"{request.param}.jinja", model=model) as s:
+        yield Api(s, request.param)
+
+
+# ---- a call is demanded ----------------------------------------------------------------------------------------------
+
+def test_required(api):
+    answer = api.create(tool_choice="required", n=4)
+    ids = set()
+    for choice in answer.choices:
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None and len(choice.message.tool_calls) == 1
+        check_call(choice.message.tool_calls[0])
+        ids.add(choice.message.tool_calls[0].id)
+    assert len(ids) == 4
+    assert len({c.message.tool_calls[0].function.arguments for c in answer.choices}) > 1
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_stream_says_what_the_whole_says(api, seed):
+    whole = api.create(tool_choice="required", seed=seed).choices[0]
+    content, calls, finish = api.stream(tool_choice="required", seed=seed)
+    assert content == "" and finish == "tool_calls" == whole.finish_reason
+    function = whole.message.tool_calls[0].function
+    assert [(c["name"], c["arguments"]) for c in calls] == [(function.name, function.arguments)]
+
+
+@pytest.mark.parametrize("name", ["get_weather", "get_time"])
+def test_named(api, name):
+    choice = api.create(tool_choice={"type": "function", "function": {"name": name}}).choices[0]
+    assert choice.finish_reason == "stop"  # as OpenAI has it where the call was the caller's choice
+    assert [c.function.name for c in choice.message.tool_calls] == [name]
+    check_call(choice.message.tool_calls[0])
+
+
+def test_results_go_back(api):
+    first = api.create(tool_choice="required", tools=[TIME]).choices[0].message
+    call = first.tool_calls[0]
+    messages = [*ASK, first, {"role": "tool", "tool_call_id": call.id, "content": "{\"time\": \"noon\"}"}]
+    answer = api.create(messages, max_completion_tokens=5)
+    plain = api.create([*ASK, {"role": "assistant", "content": ""}], max_completion_tokens=5)
+    assert answer.usage.prompt_tokens > plain.usage.prompt_tokens
+    assert answer.choices[0].finish_reason in ("length", "stop")
+
+
+# ---- what the model writes of itself ---------------------------------------------------------------------------------
+
+def hermes(name, arguments):
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def llama(name, arguments):
+    return f'{{"name": "{name}", "parameters": {arguments}}}'
+
+
+ARGUMENTS = '{"city": "Zürich", "unit": "c"}'
+
+
+def written(template):
+    """-> [(text, content, calls)]"""
+    if template == QWEN:
+        return [("I look.\n" + hermes("get_weather", ARGUMENTS) + "\n" + hermes("get_time", "{}"), "I look.", [("get_weather", ARGUMENTS), ("get_time", "{}")]),
+                (hermes("unknown", "{}"), "", [("unknown", "{}")]),
+                ("no call: " + hermes("get_time", "{'a': 1}")[:-1], None, []),
+                (llama("get_time", "{}"), None, [])]
+    return [(llama("get_weather", ARGUMENTS) + "; " + llama("get_time", "{}"), "", [("get_weather", ARGUMENTS), ("get_time", "{}")]),
+            (llama("Ada", "{}"), None, []),
+            ("Well: " + llama("get_time", "{}"), None, [])]
+
+
+def test_calls_are_found(api):
+    for text, content, calls in written(api.template):
+        content = text if content is None else content
+        finish = "tool_calls" if calls else "stop"
+        choice = api.create(**api.forced(text)).choices[0]
+        assert (choice.message.content or "") == content and choice.finish_reason == finish
+        assert [(c.function.name, c.function.arguments) for c in choice.message.tool_calls or []] == calls
+        streamed, deltas, finished = api.stream(**api.forced(text))
+        if "'a'" not in text:  # a stream has begun to hand out the call that breaks
+            assert (streamed, [(c["name"], c["arguments"]) for c in deltas], finished) == (content, calls, finish)
+
+
+def test_tool_choice_none(api):
+    text = hermes("get_time", "{}") if api.template == QWEN else llama("get_time", "{}")
+    choice = api.create(**api.forced(text, tool_choice="none")).choices[0]
+    assert choice.message.content == text and not choice.message.tool_calls and choice.finish_reason == "stop"
+
+
+def test_no_call_in_thoughts(start, model, tmp_path):
+    """A template whose prompts end with <think>: what is thought is no call, unless a call is demanded."""
+    source = (TEMPLATES / f"{QWEN}.jinja").read_text()
+    assert source.count("'<|im_start|>assistant\\n' }}") == 1
+    (tmp_path / "t.jinja").write_text(source.replace("'<|im_start|>assistant\\n' }}", "'<|im_start|>assistant\\n<think>\\n' }}"))
+    thoughts = f"I could {hermes('get_time', '{}')}</think>"
+    with start("--chat-template", tmp_path / "t.jinja", model=model) as s:
+        api = Api(s, QWEN)
+        message = api.create(**api.forced(thoughts + "\n\n" + hermes("get_weather", ARGUMENTS))).choices[0].message
+        assert message.content == thoughts and [c.function.name for c in message.tool_calls] == ["get_weather"]
+        check_call(api.create(tool_choice="required").choices[0].message.tool_calls[0])
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("fields, says", [
+    ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+    ({"tool_choice": "required", "tools": [tool("f", {"x": {"type": "no_such_type"}})]}, "`type`"),
+])
+def test_mistakes(api, fields, says):
+    with pytest.raises(openai.BadRequestError) as e:
+        api.create(**fields)
+    assert says in str(e.value)

@@ -1,0 +1,106 @@
+"""Schemathesis over docs/openapi.yaml, against the daemon with the demo model: requests that fit the description and requests
+that do not get no 5xx, no status, header or type of content that the description lacks, and bodies of the form it says.
+
+What is asked for is kept small (few tokens, two steps of training), and every other id is one that exists."""
+import random
+import zlib
+
+import pytest
+import schemathesis
+from conftest import DEMO, ROOT
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (content_type_conformance, response_headers_conformance, response_schema_conformance,
+                                               status_code_conformance)
+from training import jsonl, request, wait_over
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_headers_conformance, response_schema_conformance]
+EXAMPLES = 10
+
+schema = schemathesis.openapi.from_path(ROOT / "docs/openapi.yaml")
+schema.config.phases.coverage.unexpected_methods = {"put", "patch", "delete"}  # 405; one that no server knows is 501, rightly
+
+
+class Daemon:
+    """The daemon and the ids of things that are there."""
+
+    def __init__(self, server):
+        self.server = server
+        self.file = self.upload()
+        job = server.post("/train", request("known", max_steps=3)).json()
+        assert wait_over(server, job["id"])["status"] == "succeeded"
+        self.job, self.adapter = job["id"], "known"
+
+    def upload(self):
+        import requests
+        return requests.post(self.server.url + "/v1/files", files={"file": ("rows.jsonl", jsonl(8))}, data={"purpose": "fine-tune"},
+                             timeout=60).json()["id"]
+
+    def finished_job(self):
+        """One that may be deleted."""
+        job = self.server.post("/train", request(max_steps=1)).json()["id"]
+        self.server.post(f"/train/{job}/cancel", None)
+        return wait_over(self.server, job)["id"]
+
+    def known(self, method, path):
+        if path.startswith("/v1/models/"):
+            return "demo"
+        if path.startswith("/console/"):
+            return "index.html"
+        if "/files/" in path:
+            return self.upload() if method == "DELETE" else self.file
+        if path.startswith("/train/"):
+            return self.finished_job() if method == "DELETE" else self.job
+        return "f" + "t" + self.job if "/fine_tuning/" in path else self.adapter
+
+
+@pytest.fixture(scope="module")
+def daemon(start):
+    before = (ROOT / "tandem-data").exists()
+    with start("--threads", "2", "--max-seqs", "16", "--max-total-tokens", "96", "--chat-template", "plain", model=DEMO) as s:
+        yield Daemon(s)
+        assert s.process.poll() is None, s.log()[-4000:]
+        s.wait_idle()
+    assert (ROOT / "tandem-data").exists() == before
+
+
+def little(body, name, most):
+    """At most so many of what the body asks for; what is no number stays."""
+    if name not in body or body[name] is None or (isinstance(body[name], (int, float)) and body[name] > most):
+        body[name] = most
+
+
+def tame(case, daemon):
+    body = case.body if isinstance(case.body, dict) else {}
+    chosen = random.Random(zlib.crc32(repr((case.path_parameters, case.body, case.query)).encode()))
+    if chosen.random() < 0.9:  # a key that comes again is a conflict, and nothing else is looked at
+        (case.headers or {}).pop("Idempotency-Key", None)
+    if case.path_parameters and chosen.random() < 0.5:
+        for name in case.path_parameters:
+            case.path_parameters[name] = daemon.known(case.method, case.operation.path)
+    if case.operation.path in ("/generate", "/generate_stream", "/"):
+        if isinstance(body.setdefault("parameters", {}), dict):
+            little(body["parameters"], "max_new_tokens", 4)
+    if case.operation.path in ("/v1/completions", "/v1/chat/completions"):
+        little(body, "max_tokens", 4)
+        for name in ("n", "best_of", "max_completion_tokens"):
+            if name in body:
+                little(body, name, 2)
+    if case.operation.path in ("/train", "/train/validate") and case.method == "POST" and chosen.random() < 0.02:
+        case.body = body = request(n=4, max_steps=1)  # hardly anything drawn is data that can be trained on
+    if case.operation.path in ("/train", "/v1/fine_tuning/jobs") and case.method == "POST":
+        if isinstance(body.setdefault("hyperparameters", {}), dict):
+            little(body["hyperparameters"], "max_steps", 2)
+        if "training_file" in body and chosen.random() < 0.5:
+            body["training_file"] = daemon.file
+    if isinstance(body.get("model"), str) and chosen.random() < 0.75:
+        body["model"] = "demo"
+
+
+@schema.parametrize()
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate],
+          suppress_health_check=list(HealthCheck))
+def test_as_described(case, daemon):
+    tame(case, daemon)
+    response = case.call(base_url=daemon.server.url, timeout=60)
+    case.validate_response(response, checks=CHECKS)

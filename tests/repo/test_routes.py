@@ -1,0 +1,43 @@
+"""docs/openapi.yaml and the daemon's route table name the same routes."""
+import re
+
+import yaml
+from sources import ROOT
+
+METHODS = {"get", "put", "post", "delete"}
+
+
+def plain(path):
+    """A parameter by any name, or the rest of the path."""
+    return re.sub(r"\{\w+\}|\*$", "{}", path)
+
+
+def described(text):
+    return {(method.upper(), plain(path)) for path, item in yaml.safe_load(text)["paths"].items() for method in item if method in METHODS}
+
+
+def routed(text):
+    """{HTTP_M_POST, "/generate", ...} of the table."""
+    table = text.split("static const struct http_route routes[]", 1)[1].split("};", 1)[0]
+    return {(method, plain(path)) for method, path in re.findall(r'\{HTTP_M_(\w+), "([^"]+)"', table)}
+
+
+def test_every_route_is_described_and_every_description_is_a_route():
+    have = routed((ROOT / "server/cmd_serve.c").read_text())
+    say = described((ROOT / "docs/openapi.yaml").read_text())
+    assert have - say == set(), "routes that docs/openapi.yaml lacks"
+    assert say - have == set(), "paths of docs/openapi.yaml that are no routes"
+    assert len(have) > 40
+
+
+def test_a_missing_route_is_found():
+    table = 'static const struct http_route routes[] = {\n    {HTTP_M_GET, "/a", f, 0},\n    {HTTP_M_POST, "/b/*", g, 1, h},\n};\n'
+    assert routed(table) == {("GET", "/a"), ("POST", "/b/{}")}
+    assert described("paths:\n  /a/{b}:\n    parameters: []\n    get: {}\n") == {("GET", "/a/{}")}
+
+
+def test_every_operation_has_a_name_of_its_own():
+    paths = yaml.safe_load((ROOT / "docs/openapi.yaml").read_text())["paths"]
+    names = [item[m]["operationId"] for item in paths.values() for m in item if m in METHODS]
+    assert len(names) == len(set(names))
+    assert all({"summary", "responses", "tags"} <= set(item[m]) for item in paths.values() for m in item if m in METHODS)

@@ -22,9 +22,8 @@ enum {
     KIND_UTF8 = 1 << 10,   /* characters of several bytes, the last one perhaps unfinished */
     KIND_BROKEN = 1 << 11, /* what is no UTF-8 */
     KIND_INSIDE = 1 << 12, /* of the node itself: it begins inside a character, so nothing can be said */
-    NOT_ASKED = UINT16_MAX,
-    NEAR = 16,      /* bytes of a token in the first part of the trie */
-    SKIP_FROM = 32, /* nodes: asking what a state stays on costs some hundred steps, once */
+    NEAR = 16,             /* bytes of a token in the first part of the trie */
+    SKIP_FROM = 32,        /* nodes: asking what a state stays on costs some hundred steps, once */
 };
 
 struct trie_node {
@@ -327,60 +326,61 @@ static int stays_utf8(struct gram_automaton *a, int32_t state, int32_t home)
     return 1;
 }
 
-/* The kinds whose bytes all lead from the state to `home`; NOT_ASKED: a limit was met. */
-static uint16_t kinds_to(struct gram_automaton *a, int32_t state, int32_t home)
+/* Looks at the kinds not looked at before: do all their bytes lead from the state to `home`?  GRAM_FULL, else 0. */
+static int ask_kinds(struct gram_automaton *a, int32_t state, int32_t home, uint16_t kinds, struct gram_kinds *known)
 {
-    uint16_t broken = 0, all = 0;
-    for (unsigned byte = 0; byte < 0x80; byte++) {
+    uint16_t left = kinds & (uint16_t)~known->asked, broken = 0;
+    for (unsigned byte = 0; byte < 0x80 && left & ~KIND_UTF8; byte++) {
         uint16_t kind = ascii_kind(byte);
-        all |= kind;
-        if (broken & kind) continue;
+        if (!(left & kind) || broken & kind) continue;
         int rc = stays(a, state, home, (uint8_t)byte);
-        if (rc == GRAM_FULL) return NOT_ASKED;
+        if (rc == GRAM_FULL) return GRAM_FULL;
         if (!rc) broken |= kind;
     }
-    int rc = stays_utf8(a, state, home);
-    if (rc == GRAM_FULL) return NOT_ASKED;
-    return (uint16_t)((all & ~broken) | (rc ? KIND_UTF8 : 0));
+    int rc = left & KIND_UTF8 ? stays_utf8(a, state, home) : 1;
+    if (rc == GRAM_FULL) return GRAM_FULL;
+    if (!rc) broken |= KIND_UTF8;
+    known->asked |= left;
+    known->yes |= left & (uint16_t)~broken;
+    return 0;
 }
 
-/* The kinds that keep the state where it is. */
-static uint16_t loops_of(struct gram_automaton *a, int32_t state)
+/* Do these kinds keep the state where it is?  1, 0, GRAM_FULL. */
+static int loops_on(struct gram_automaton *a, int32_t state, uint16_t kinds)
 {
-    uint16_t known = *gram_loops(a, state);
-    if (known == NOT_ASKED && (known = kinds_to(a, state, state)) != NOT_ASKED) *gram_loops(a, state) = known;
-    return known;
+    struct gram_kinds known = gram_run(a, state)->loops;
+    if (ask_kinds(a, state, state, kinds, &known)) return GRAM_FULL;
+    gram_run(a, state)->loops = known;
+    return !(kinds & ~known.yes);
 }
 
-/* Where the state goes on those kinds on which it stays once its counts are left out: to one and the same place, if
- * only the number of characters counts; or, where there are none such, nowhere at all.  NULL: a limit was met. */
-static const struct gram_run *run_of(struct gram_automaton *a, int32_t state)
+/* Do these kinds take the state to one and the same place, so that only the number of characters counts?  That place is
+ * where the first byte asked about leads. 1, 0, GRAM_FULL. */
+static int runs_on(struct gram_automaton *a, int32_t state, uint16_t kinds, int32_t *to)
 {
-    if (gram_run(a, state)->kinds != NOT_ASKED) return gram_run(a, state);
-    int32_t loose = gram_loose(a, state), to = GRAM_DEAD;
-    uint16_t loops = loose == GRAM_FULL ? NOT_ASKED : loops_of(a, loose);
-    if (loops == NOT_ASKED) return NULL;
-    for (unsigned byte = 0; byte < 0x80; byte++)
-        if (loops & ascii_kind(byte)) {
-            to = gram_next(a, state, (uint8_t)byte);
-            break;
-        }
-    uint16_t kinds = to == GRAM_FULL ? NOT_ASKED : kinds_to(a, state, to);
-    if (kinds == NOT_ASKED) return NULL;
-    *gram_run(a, state) = (struct gram_run){to, kinds};
-    return gram_run(a, state);
+    struct gram_run known = *gram_run(a, state);
+    if (!known.kinds.asked) {
+        unsigned byte = 0;
+        while (byte < 0x80 && !(ascii_kind(byte) & kinds)) byte++;
+        if (byte == 0x80) return 0; /* characters of several bytes only */
+        known.to = gram_next(a, state, (uint8_t)byte);
+    }
+    if (known.to == GRAM_FULL || ask_kinds(a, state, known.to, kinds, &known.kinds)) return GRAM_FULL;
+    gram_run(a, state)->kinds = known.kinds;
+    gram_run(a, state)->to = *to = known.to;
+    return !(kinds & ~known.kinds.yes);
 }
 
 /* How many characters of these kinds the state takes, whichever they are; -1: that depends; GRAM_FULL. */
 static int run_length(struct gram_automaton *a, int32_t state, uint16_t kinds)
 {
     for (int n = 0; n < GRAM_LOOK; n++) {
-        const struct gram_run *r = run_of(a, state);
-        if (!r) return GRAM_FULL;
-        if (kinds & ~r->kinds) return -1;
-        if (r->to == GRAM_DEAD) return n;
-        if (r->to == state) break;
-        state = r->to;
+        int32_t to;
+        int rc = runs_on(a, state, kinds, &to);
+        if (rc != 1) return rc ? GRAM_FULL : -1;
+        if (to == GRAM_DEAD) return n;
+        if (to == state) break;
+        state = to;
     }
     return GRAM_LOOK;
 }
@@ -424,9 +424,9 @@ static int take_subtree(struct mask_walk *w, const struct trie *t, struct gram_a
     const struct trie_node *n = t->nodes + i;
     uint32_t end = t->nodes[n->skip].first;
     if (n->kinds & (KIND_INSIDE | KIND_BROKEN)) return 0;
-    uint16_t loops = loops_of(a, from);
-    if (loops == NOT_ASKED) return GRAM_FULL;
-    int most = n->kinds & ~loops ? run_length(a, from, n->kinds) : GRAM_LOOK;
+    int loops = loops_on(a, from, n->kinds);
+    if (loops == GRAM_FULL) return GRAM_FULL;
+    int most = loops ? GRAM_LOOK : run_length(a, from, n->kinds);
     if (most < 0) return most == GRAM_FULL ? GRAM_FULL : 0;
     most += w->chars[n->depth - 1];
     for (uint32_t k = n->first; k < end; k++)

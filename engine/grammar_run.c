@@ -28,7 +28,6 @@ struct state {
     int32_t next;      /* where its row of `next` begins; -1: no byte was asked about yet */
     int32_t loose;     /* NOT_MADE */
     uint32_t slack;
-    uint16_t loops;
     struct gram_run run;
     bool accepts;
     struct gram_mask *mask;
@@ -372,8 +371,6 @@ static int32_t close_set(struct gram_automaton *a)
                                             .next = -1,
                                             .loose = NOT_MADE,
                                             .slack = slack_of(a),
-                                            .loops = UINT16_MAX,
-                                            .run = {.kinds = UINT16_MAX},
                                             .accepts = a->accepts};
     a->n_positions += n;
     a->state_slots[at] = (uint32_t)a->n_states + 1;
@@ -478,11 +475,6 @@ int32_t gram_loose(struct gram_automaton *a, int32_t state)
 uint32_t gram_slack(const struct gram_automaton *a, int32_t state)
 {
     return a->states[state].slack;
-}
-
-uint16_t *gram_loops(struct gram_automaton *a, int32_t state)
-{
-    return &a->states[state].loops;
 }
 
 struct gram_run *gram_run(struct gram_automaton *a, int32_t state)

@@ -8,14 +8,10 @@
 #include "engine/safetensors.h"
 
 #include <cjson/cJSON.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 /* ---- the configuration ---- */
 
@@ -142,49 +138,6 @@ static void put_config(struct buf *b, const struct adapter *a, const struct mode
 
 /* ---- files ---- */
 
-static int make_dirs(const char *dir, struct err *e)
-{
-    char *path = mem_strdup(dir);
-    int rc = 0;
-    for (char *at = path + 1;; at++) {
-        char c = *at;
-        if (c && c != '/') continue;
-        *at = 0;
-        if (mkdir(path, 0777) && errno != EEXIST) rc = err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
-        *at = c;
-        if (rc || !c) break;
-    }
-    free(path);
-    return rc;
-}
-
-static void sync_directory(const char *dir)
-{
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0) fsync(fd), close(fd); /* where it fails, a crash now may lose names, not contents */
-}
-
-static int put_file(const char *path, const struct buf *b, struct err *e)
-{
-    struct buf tmp = {0};
-    buf_printf(&tmp, "%s.tmp", path);
-    int fd = open(tmp.data, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    size_t done = 0;
-    bool ok = fd >= 0;
-    while (ok && done < b->len) {
-        ssize_t n = write(fd, b->data + done, b->len - done);
-        if (n < 0 && errno == EINTR) continue;
-        ok = n > 0;
-        if (ok) done += (size_t)n;
-    }
-    ok = ok && fsync(fd) == 0 && rename(tmp.data, path) == 0;
-    int why = errno;
-    if (fd >= 0) close(fd);
-    if (!ok && fd >= 0) unlink(tmp.data);
-    buf_free(&tmp);
-    return ok ? 0 : err_set(e, ERR_IO, "%s: %s", path, strerror(why));
-}
-
 static int put_tensors(const struct adapter *a, const struct model_config *c, const char *path, struct err *e)
 {
     int n = a->layers * a->n_modules, rc = 0;
@@ -228,10 +181,10 @@ int adapter_write(const struct adapter *a, const struct model_config *c, const c
     struct buf config = {0};
     put_config(&config, a, c, base_name);
     char *weights = file_join(dir, ADAPTER_WEIGHTS), *text = file_join(dir, ADAPTER_CONFIG);
-    int rc = make_dirs(dir, e);
+    int rc = dir_make(dir, e);
     if (!rc) rc = put_tensors(a, c, weights, e);
-    if (!rc) rc = put_file(text, &config, e);
-    if (!rc) sync_directory(dir);
+    if (!rc) rc = file_replace(text, config.data, config.len, e);
+    if (!rc) dir_sync_parent(text);
     free(weights);
     free(text);
     buf_free(&config);

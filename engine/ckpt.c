@@ -6,115 +6,13 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#ifndef RENAME_EXCHANGE
-#define RENAME_EXCHANGE 2
-#endif
 
 enum { MANIFEST_MAX = 1 << 16, END_BYTES = sizeof "end 01234567\n" - 1 };
-
-/* ---- files and directories --------------------------------------------------------------------------------------- */
-
-static int io_error(struct err *e, const char *path)
-{
-    return err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
-}
-
-int file_write_sync(const char *path, const void *data, size_t bytes, struct err *e)
-{
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644), rc = 0;
-    if (fd < 0) return io_error(e, path);
-    for (size_t at = 0; at < bytes && !rc;) {
-        ssize_t n = write(fd, (const char *)data + at, bytes - at < (1u << 30) ? bytes - at : 1u << 30);
-        if (n > 0) at += (size_t)n;
-        if (n <= 0 && errno != EINTR) rc = io_error(e, path);
-    }
-    if (!rc && fsync(fd)) rc = io_error(e, path);
-    if (close(fd) && !rc) rc = io_error(e, path);
-    return rc;
-}
-
-int dir_sync(const char *path, struct err *e)
-{
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = 0;
-    if (fd < 0) return io_error(e, path);
-    if (fsync(fd)) rc = io_error(e, path);
-    close(fd);
-    return rc;
-}
-
-static void sync_parent(const char *path)
-{
-    char *p = mem_strdup(path), *slash = strrchr(p, '/');
-    struct err ignored;
-    if (slash && slash != p) *slash = 0;
-    dir_sync(slash ? p : ".", &ignored);
-    free(p);
-}
-
-int dir_make(const char *path, struct err *e)
-{
-    char *p = mem_strdup(path);
-    int rc = 0;
-    for (char *at = p + 1; !rc; at++) {
-        char was = *at;
-        if (was && was != '/') continue;
-        *at = 0;
-        if (mkdir(p, 0755) == 0)
-            sync_parent(p);
-        else if (errno != EEXIST)
-            rc = io_error(e, p);
-        *at = was;
-        if (!was) break;
-    }
-    struct stat st;
-    if (!rc && (stat(path, &st) || !S_ISDIR(st.st_mode))) rc = err_set(e, ERR_IO, "%s: not a directory", path);
-    free(p);
-    return rc;
-}
-
-void dir_remove(const char *path)
-{
-    DIR *d = opendir(path);
-    for (struct dirent *f; d && (f = readdir(d));) {
-        if (strcmp(f->d_name, ".") == 0 || strcmp(f->d_name, "..") == 0) continue;
-        unlinkat(dirfd(d), f->d_name, 0);
-    }
-    if (d) closedir(d);
-    rmdir(path);
-}
-
-int dir_replace(const char *dir, const char *to, struct err *e)
-{
-    if (rename(dir, to) == 0) return sync_parent(to), 0;
-    if (errno != ENOTEMPTY && errno != EEXIST) return io_error(e, to);
-    if (syscall(SYS_renameat2, AT_FDCWD, dir, AT_FDCWD, to, RENAME_EXCHANGE) == 0) { /* dir is the old one now */
-        sync_parent(to);
-        dir_remove(dir);
-        return 0;
-    }
-    struct buf old = {0}; /* a file system that cannot */
-    buf_printf(&old, "%s.old", to);
-    dir_remove(old.data);
-    int rc = rename(to, old.data) ? io_error(e, to) : 0;
-    if (!rc && rename(dir, to)) {
-        rc = io_error(e, to);
-        rename(old.data, to);
-    }
-    if (!rc) dir_remove(old.data);
-    sync_parent(to);
-    buf_free(&old);
-    return rc;
-}
 
 /* ---- which there are --------------------------------------------------------------------------------------------- */
 
@@ -145,7 +43,7 @@ static int64_t *list(const char *dir, int *n, struct err *e)
     size_t cap = 0;
     *n = 0;
     DIR *d = opendir(dir);
-    if (!d && errno != ENOENT) io_error(e, dir);
+    if (!d && errno != ENOENT) err_set(e, ERR_IO, "%s: %s", dir, strerror(errno));
     for (struct dirent *f; d && (f = readdir(d));) {
         int64_t step = step_of(f->d_name);
         if (step >= 0) {
@@ -183,11 +81,20 @@ static void remove_step(const char *dir, int64_t step)
     free(path);
 }
 
-void ckpt_prune(const char *dir, int keep)
+void ckpt_prune(const char *dir, int n, int64_t keep)
 {
-    int n;
-    int64_t *steps = list(dir, &n, NULL);
-    for (int i = keep; i < n; i++) remove_step(dir, steps[i]);
+    int found;
+    int64_t *steps = list(dir, &found, NULL);
+    for (int i = n; i < found; i++)
+        if (steps[i] != keep) remove_step(dir, steps[i]);
+    free(steps);
+}
+
+void ckpt_forget(const char *dir, int64_t step)
+{
+    int found;
+    int64_t *steps = list(dir, &found, NULL);
+    for (int i = 0; i < found && steps[i] > step; i++) remove_step(dir, steps[i]);
     free(steps);
 }
 
@@ -214,7 +121,8 @@ static int write_all(const char *tmp, uint64_t job, int64_t step, const struct c
     return rc;
 }
 
-int ckpt_write(const char *dir, uint64_t job, int64_t step, const struct ckpt_part *part, int n, struct err *e)
+int ckpt_write(const char *dir, uint64_t job, int64_t step, int64_t keep, const struct ckpt_part *part, int n,
+               struct err *e)
 {
     char name[CKPT_NAME_MAX];
     struct buf tmp = {0};
@@ -229,7 +137,7 @@ int ckpt_write(const char *dir, uint64_t job, int64_t step, const struct ckpt_pa
     if (rc)
         dir_remove(tmp.data);
     else
-        ckpt_prune(dir, CKPT_KEEP);
+        ckpt_prune(dir, CKPT_KEEP, keep);
     free(path);
     buf_free(&tmp);
     return rc;
@@ -305,8 +213,8 @@ static const char *read_step(const char *path, uint64_t job, int64_t step, const
     return wrong;
 }
 
-int ckpt_read(const char *dir, uint64_t job, const struct ckpt_part *part, int n, int64_t *step, struct buf *warnings,
-              struct err *e)
+int ckpt_read(const char *dir, uint64_t job, int64_t most, const struct ckpt_part *part, int n, int64_t *step,
+              struct buf *warnings, struct err *e)
 {
     int found, rc = 0;
     struct err io = {0};
@@ -314,6 +222,7 @@ int ckpt_read(const char *dir, uint64_t job, const struct ckpt_part *part, int n
     rc = io.code;
     *step = -1;
     for (int i = 0; i < found && *step < 0 && !rc; i++) {
+        if (steps[i] > most) continue;
         char *path = path_of(dir, steps[i]);
         bool other = false;
         const char *wrong = read_step(path, job, steps[i], part, n, &other, &io);

@@ -22,9 +22,8 @@ enum {
     KIND_UTF8 = 1 << 10,   /* characters of several bytes, the last one perhaps unfinished */
     KIND_BROKEN = 1 << 11, /* what is no UTF-8 */
     KIND_INSIDE = 1 << 12, /* of the node itself: it begins inside a character, so nothing can be said */
-    NOT_ASKED = UINT16_MAX,
-    NEAR = 16,      /* bytes of a token in the first part of the trie */
-    SKIP_FROM = 32, /* nodes: asking what a state stays on costs some hundred steps, once */
+    NEAR = 16,             /* bytes of a token in the first part of the trie */
+    SKIP_FROM = 32,        /* nodes: asking what a state stays on costs some hundred steps, once */
 };
 
 struct trie_node {
@@ -37,6 +36,7 @@ struct trie_node {
 struct trie {
     struct trie_node *nodes; /* in preorder; one more behind the last */
     uint32_t n_nodes;
+    uint8_t *chars; /* (n_order) how many characters each of these tokens begins */
     uint8_t *reach; /* (n_nodes) how many bytes the longest token of the subtree has from this node's byte on */
     int32_t *order; /* tokens by their bytes */
     uint32_t n_order;
@@ -150,6 +150,11 @@ static void find_kinds(struct trie *t)
     }
 }
 
+static bool begins_char(unsigned char byte)
+{
+    return (byte & 0xc0) != 0x80;
+}
+
 static void make_nodes(struct trie *t, const struct token_ref *v, uint32_t n)
 {
     uint32_t path[GRAM_LOOK + 1], depth = 0;
@@ -164,6 +169,7 @@ static void make_nodes(struct trie *t, const struct token_ref *v, uint32_t n)
             depth++;
         }
         t->order[i] = v[i].id;
+        for (uint32_t k = 0; k < v[i].n; k++) t->chars[i] += begins_char(v[i].s[k]);
     }
     for (; depth > 0; depth--) t->nodes[path[depth]].skip = t->n_nodes;
     if (!t->nodes) t->nodes = mem_array(1, sizeof *t->nodes);
@@ -183,6 +189,7 @@ static void make_part(struct token_trie *t, int part)
     }
     if (p->n_order) qsort(v, p->n_order, sizeof *v, by_bytes);
     p->order = mem_array((size_t)p->n_order + 1, sizeof *p->order);
+    p->chars = mem_array((size_t)p->n_order + 1, sizeof *p->chars);
     make_nodes(p, v, p->n_order);
     find_kinds(p);
     free(v);
@@ -211,6 +218,7 @@ void token_trie_free(struct token_trie *t)
         free(t->part[k].nodes);
         free(t->part[k].order);
         free(t->part[k].reach);
+        free(t->part[k].chars);
     }
     free(t->upto);
     free(t->bytes);
@@ -238,7 +246,7 @@ size_t token_trie_memory(const struct token_trie *t)
         t->at[t->n_ids] + ((size_t)t->n_ids + 1) * sizeof *t->at + (NEAR + 1) * mask_words(t->vocab) * sizeof *t->upto;
     for (int k = 0; k < 2; k++)
         bytes += ((size_t)t->part[k].n_nodes + 1) * (sizeof(struct trie_node) + 1) +
-                 (size_t)t->part[k].n_order * sizeof(int32_t);
+                 (size_t)t->part[k].n_order * (sizeof(int32_t) + 1);
     return bytes;
 }
 
@@ -265,7 +273,7 @@ static void allow(struct gram_mask *m, int32_t id)
     m->bits[id >> 5] |= (uint32_t)1 << (id & 31);
 }
 
-/* ---- what a state stays on ---- */
+/* ---- where a state goes on all bytes of a kind ---- */
 
 /* 1: the byte leads to `home`; 0: not; GRAM_FULL. */
 static int stays(struct gram_automaton *a, int32_t at, int32_t home, uint8_t byte)
@@ -294,7 +302,7 @@ static int stays_tail(struct gram_automaton *a, int32_t at, int32_t home, int mo
 }
 
 /* Every character of several bytes: RFC 3629's table of well-formed sequences. */
-static int stays_utf8(struct gram_automaton *a, int32_t state)
+static int stays_utf8(struct gram_automaton *a, int32_t state, int32_t home)
 {
     int last = -1;
     for (unsigned lead = 0xc2; lead <= 0xf4; lead++) {
@@ -303,35 +311,78 @@ static int stays_utf8(struct gram_automaton *a, int32_t state)
         if (plain && kind == last) continue;
         last = plain ? kind : -1;
         int32_t to = gram_next(a, state, (uint8_t)lead);
-        if (to < 0) return to == GRAM_FULL ? GRAM_FULL : 0;
+        if (to == GRAM_FULL) return GRAM_FULL;
+        if (to == GRAM_DEAD && home == GRAM_DEAD) continue;
+        if (to == GRAM_DEAD || home == GRAM_DEAD) return 0;
         uint8_t lo = lead == 0xe0   ? 0xa0
                      : lead == 0xf0 ? 0x90
                                     : 0x80,
                 hi = lead == 0xed   ? 0x9f
                      : lead == 0xf4 ? 0x8f
                                     : 0xbf;
-        int rc = stays_tail(a, to, state, lead < 0xe0 ? 1 : lead < 0xf0 ? 2 : 3, lo, hi);
+        int rc = stays_tail(a, to, home, lead < 0xe0 ? 1 : lead < 0xf0 ? 2 : 3, lo, hi);
         if (rc != 1) return rc;
     }
     return 1;
 }
 
-/* The kinds of bytes that keep the state where it is; NOT_ASKED: a limit was met. */
-static uint16_t loops_of(struct gram_automaton *a, int32_t state)
+/* Looks at the kinds not looked at before: do all their bytes lead from the state to `home`?  GRAM_FULL, else 0. */
+static int ask_kinds(struct gram_automaton *a, int32_t state, int32_t home, uint16_t kinds, struct gram_kinds *known)
 {
-    uint16_t known = *gram_loops(a, state), broken = 0, all = 0;
-    if (known != NOT_ASKED) return known;
-    for (unsigned byte = 0; byte < 0x80; byte++) {
+    uint16_t left = kinds & (uint16_t)~known->asked, broken = 0;
+    for (unsigned byte = 0; byte < 0x80 && left & ~KIND_UTF8; byte++) {
         uint16_t kind = ascii_kind(byte);
-        all |= kind;
-        if (broken & kind) continue;
-        int rc = stays(a, state, state, (uint8_t)byte);
-        if (rc == GRAM_FULL) return NOT_ASKED;
+        if (!(left & kind) || broken & kind) continue;
+        int rc = stays(a, state, home, (uint8_t)byte);
+        if (rc == GRAM_FULL) return GRAM_FULL;
         if (!rc) broken |= kind;
     }
-    int rc = stays_utf8(a, state);
-    if (rc == GRAM_FULL) return NOT_ASKED;
-    return *gram_loops(a, state) = (uint16_t)((all & ~broken) | (rc ? KIND_UTF8 : 0));
+    int rc = left & KIND_UTF8 ? stays_utf8(a, state, home) : 1;
+    if (rc == GRAM_FULL) return GRAM_FULL;
+    if (!rc) broken |= KIND_UTF8;
+    known->asked |= left;
+    known->yes |= left & (uint16_t)~broken;
+    return 0;
+}
+
+/* Do these kinds keep the state where it is?  1, 0, GRAM_FULL. */
+static int loops_on(struct gram_automaton *a, int32_t state, uint16_t kinds)
+{
+    struct gram_kinds known = gram_run(a, state)->loops;
+    if (ask_kinds(a, state, state, kinds, &known)) return GRAM_FULL;
+    gram_run(a, state)->loops = known;
+    return !(kinds & ~known.yes);
+}
+
+/* Do these kinds take the state to one and the same place, so that only the number of characters counts?  That place is
+ * where the first byte asked about leads. 1, 0, GRAM_FULL. */
+static int runs_on(struct gram_automaton *a, int32_t state, uint16_t kinds, int32_t *to)
+{
+    struct gram_run known = *gram_run(a, state);
+    if (!known.kinds.asked) {
+        unsigned byte = 0;
+        while (byte < 0x80 && !(ascii_kind(byte) & kinds)) byte++;
+        if (byte == 0x80) return 0; /* characters of several bytes only */
+        known.to = gram_next(a, state, (uint8_t)byte);
+    }
+    if (known.to == GRAM_FULL || ask_kinds(a, state, known.to, kinds, &known.kinds)) return GRAM_FULL;
+    gram_run(a, state)->kinds = known.kinds;
+    gram_run(a, state)->to = *to = known.to;
+    return !(kinds & ~known.kinds.yes);
+}
+
+/* How many characters of these kinds the state takes, whichever they are; -1: that depends; GRAM_FULL. */
+static int run_length(struct gram_automaton *a, int32_t state, uint16_t kinds)
+{
+    for (int n = 0; n < GRAM_LOOK; n++) {
+        int32_t to;
+        int rc = runs_on(a, state, kinds, &to);
+        if (rc != 1) return rc ? GRAM_FULL : -1;
+        if (to == GRAM_DEAD) return n;
+        if (to == state) break;
+        state = to;
+    }
+    return GRAM_LOOK;
 }
 
 /* ---- the walk ---- */
@@ -348,6 +399,7 @@ static void walk_begin(struct mask_walk *w, const struct token_trie *t, int32_t 
     w->part = w->known == NEAR;
     w->at = 0;
     w->path[0] = state;
+    w->chars[0] = 0;
     const uint32_t *upto = t->upto + (size_t)w->known * words;
     for (size_t i = 0; loose && i < words; i++) w->m->bits[i] = loose->bits[i] & upto[i];
 }
@@ -366,12 +418,20 @@ static void finish(struct mask_walk *w, const struct token_trie *t, const struct
     for (size_t i = 0; i < mask_words(m->vocab); i++) m->n_allowed += __builtin_popcount(m->bits[i]);
 }
 
-/* Could all of the node's subtree follow, by what the state stays on?  1, 0, GRAM_FULL. */
-static int allows_all(struct gram_automaton *a, int32_t state, const struct trie_node *n)
+/* Decides a whole subtree by the kinds of its bytes: 1 when that was possible; 0, GRAM_FULL. */
+static int take_subtree(struct mask_walk *w, const struct trie *t, struct gram_automaton *a, uint32_t i, int32_t from)
 {
+    const struct trie_node *n = t->nodes + i;
+    uint32_t end = t->nodes[n->skip].first;
     if (n->kinds & (KIND_INSIDE | KIND_BROKEN)) return 0;
-    uint16_t loops = loops_of(a, state);
-    return loops == NOT_ASKED ? GRAM_FULL : !(n->kinds & ~loops);
+    int loops = loops_on(a, from, n->kinds);
+    if (loops == GRAM_FULL) return GRAM_FULL;
+    int most = loops ? GRAM_LOOK : run_length(a, from, n->kinds);
+    if (most < 0) return most == GRAM_FULL ? GRAM_FULL : 0;
+    most += w->chars[n->depth - 1];
+    for (uint32_t k = n->first; k < end; k++)
+        if (t->chars[k] <= most) allow(w->m, t->order[k]);
+    return 1;
 }
 
 /* The rest of one part; 1 done, 0 the time is up, GRAM_FULL. */
@@ -394,10 +454,9 @@ static int walk_part(struct mask_walk *w, const struct trie *t, struct gram_auto
         }
         if (n->skip - i >= SKIP_FROM) {
             if (t->reach[i] <= gram_slack(a, from) && (from = gram_loose(a, from)) == GRAM_FULL) return GRAM_FULL;
-            int all = allows_all(a, from, n);
-            if (all == GRAM_FULL) return GRAM_FULL;
-            if (all) {
-                for (uint32_t k = n->first; k < t->nodes[n->skip].first; k++) allow(w->m, t->order[k]);
+            int taken = take_subtree(w, t, a, i, from);
+            if (taken == GRAM_FULL) return GRAM_FULL;
+            if (taken) {
                 cost += t->nodes[n->skip].first - n->first;
                 i = n->skip;
                 continue;
@@ -410,6 +469,7 @@ static int walk_part(struct mask_walk *w, const struct trie *t, struct gram_auto
             continue;
         }
         w->path[n->depth] = to;
+        w->chars[n->depth] = (uint8_t)(w->chars[n->depth - 1] + begins_char(n->byte));
         for (uint32_t k = n->first; k < n[1].first; k++) allow(w->m, t->order[k]);
         i++;
     }

@@ -38,6 +38,7 @@ struct mask_walk {       /* zero-initialise; between two calls of mask_at it bel
     int known;           /* tokens of so many bytes and fewer are in m already */
     uint32_t at;         /* its next node */
     int32_t path[GRAM_LOOK + 1];
+    uint8_t chars[GRAM_LOOK + 1]; /* begun on the path */
 };
 
 /* The mask of a state: the one that is kept with it, or made now and kept.  Works until the clock (clock_now) shows

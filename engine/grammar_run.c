@@ -11,7 +11,7 @@
  * POSITIONS: of one state. WORK: positions visited in all. */
 #define BYTES_SOFT ((size_t)8 << 20)
 #define BYTES_HARD ((size_t)32 << 20)
-#define WORK_MAX ((uint64_t)1 << 29)
+#define WORK_MAX ((uint64_t)1 << 25)
 enum { POSITIONS_MAX = 1 << 14, MASK_BYTES_MAX = 8 << 20, NOT_MADE = -3 };
 
 struct position {
@@ -28,7 +28,7 @@ struct state {
     int32_t next;      /* where its row of `next` begins; -1: no byte was asked about yet */
     int32_t loose;     /* NOT_MADE */
     uint32_t slack;
-    uint16_t loops;
+    struct gram_run run;
     bool accepts;
     struct gram_mask *mask;
     int32_t newer, older; /* list of the states with masks */
@@ -371,7 +371,6 @@ static int32_t close_set(struct gram_automaton *a)
                                             .next = -1,
                                             .loose = NOT_MADE,
                                             .slack = slack_of(a),
-                                            .loops = UINT16_MAX,
                                             .accepts = a->accepts};
     a->n_positions += n;
     a->state_slots[at] = (uint32_t)a->n_states + 1;
@@ -478,9 +477,9 @@ uint32_t gram_slack(const struct gram_automaton *a, int32_t state)
     return a->states[state].slack;
 }
 
-uint16_t *gram_loops(struct gram_automaton *a, int32_t state)
+struct gram_run *gram_run(struct gram_automaton *a, int32_t state)
 {
-    return &a->states[state].loops;
+    return &a->states[state].run;
 }
 
 uint8_t gram_kind(const struct gram_automaton *a, uint8_t byte)

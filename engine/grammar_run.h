@@ -39,8 +39,17 @@ uint32_t gram_slack(const struct gram_automaton *, int32_t state);
  * the same one, and it stays where it is where they go on counting. */
 int32_t gram_loose(struct gram_automaton *, int32_t state);
 
-/* The bytes that keep a state where it is, as bits: KIND_... of grammar_mask.c.  0xffff: not asked yet. */
-uint16_t *gram_loops(struct gram_automaton *, int32_t state);
+/* What grammar_mask.c finds out about a state and keeps with it; zero: nothing yet. */
+struct gram_kinds {
+    uint16_t asked, yes; /* kinds of bytes (KIND_...): which were looked at, and which all lead to one place */
+};
+struct gram_run {
+    struct gram_kinds loops; /* that keep the state where it is */
+    struct gram_kinds kinds; /* that lead to `to` */
+    int32_t to;              /* a state or GRAM_DEAD; good once kinds.asked is not 0 */
+};
+struct gram_run *gram_run(struct gram_automaton *, int32_t state);
+
 /* Bytes that the grammar does not tell apart have the same kind. */
 uint8_t gram_kind(const struct gram_automaton *, uint8_t byte);
 

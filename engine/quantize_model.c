@@ -7,6 +7,7 @@
 #include "engine/base/mem.h"
 #include "engine/calibrate.h"
 #include "engine/config.h"
+#include "engine/model_files.h"
 #include "engine/safetensors.h"
 #include "engine/weights.h"
 #include "engine/weights_bnb.h"
@@ -188,17 +189,6 @@ static int write_weights(struct output *o, const char *path)
     return rc;
 }
 
-static int write_text(const char *dir, const char *name, const char *text, size_t n, struct err *e)
-{
-    char *path = file_join(dir, name);
-    FILE *f = fopen(path, "wb");
-    bool ok = f && fwrite(text, 1, n, f) == n;
-    if (f) ok = fclose(f) == 0 && ok;
-    int rc = ok ? 0 : err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
-    free(path);
-    return rc;
-}
-
 static int write_config(const struct output *o, const char *dir, const char *out)
 {
     char *path = file_join(dir, "config.json"), *text = NULL;
@@ -219,27 +209,10 @@ static int write_config(const struct output *o, const char *dir, const char *out
     cJSON_AddItemToObject(j, "quantization_config", q);
     char *printed = cJSON_Print(j);
     cJSON_Delete(j);
-    rc = write_text(out, "config.json", printed, strlen(printed), o->e);
+    path = file_join(out, "config.json");
+    rc = file_write_sync(path, printed, strlen(printed), o->e);
+    free(path);
     free(printed);
-    return rc;
-}
-
-/* the small files beside the weights, when they are there */
-static int copy_others(const char *dir, const char *out, struct err *e)
-{
-    static const char *const names[] = {"generation_config.json", "tokenizer.json", "tokenizer_config.json",
-                                        "special_tokens_map.json", "chat_template.jinja"};
-    int rc = 0;
-    for (size_t i = 0; i < sizeof names / sizeof *names && !rc; i++) {
-        char *path = file_join(dir, names[i]), *text = NULL;
-        size_t n = 0;
-        if (access(path, F_OK) == 0) {
-            rc = file_read(path, 256 << 20, &text, &n, e);
-            if (!rc) rc = write_text(out, names[i], text, n, e);
-        }
-        free(text);
-        free(path);
-    }
     return rc;
 }
 
@@ -257,9 +230,9 @@ static int write_model(struct output *o, const char *dir, const char *out)
         free(path);
     }
     path = file_join(out, "model.safetensors");
-    if (!rc && mkdir(out, 0777) && errno != EEXIST) rc = err_set(o->e, ERR_IO, "%s: %s", out, strerror(errno));
+    if (!rc) rc = dir_make(out, o->e);
     if (!rc) rc = write_weights(o, path);
-    if (!rc) rc = copy_others(dir, out, o->e);
+    if (!rc) rc = model_files_copy(dir, out, false, o->e);
     if (!rc) rc = write_config(o, dir, out);
     if (!rc)
         rc = st_writer_finish(o->w, o->e); /* last: only now model.safetensors is there */

@@ -4,6 +4,7 @@
 #include "engine/base/buf.h"
 #include "engine/base/check.h"
 #include "engine/base/crc32c.h"
+#include "engine/base/file.h"
 #include "engine/base/mem.h"
 
 #include <cjson/cJSON.h>
@@ -60,7 +61,7 @@ struct st_writer *st_writer_open(const char *path, size_t n, size_t names, size_
     cJSON_AddStringToObject(w->notes, ST_HEADER_SUM, "00000000");
     size_t need = 8 + 256 + 6 * metadata + NAME_ROOM * names + n * 2 * (ENTRY_ROOM + PADDING_ROOM);
     w->room = (need + ST_ALIGN - 1) / ST_ALIGN * ST_ALIGN;
-    w->fd = open(w->tmp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    w->fd = open(w->tmp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (w->fd >= 0 && lseek(w->fd, (off_t)w->room, SEEK_SET) >= 0) return w;
     fail(w, e);
     st_writer_abort(w);
@@ -148,16 +149,6 @@ static int read_back(struct st_writer *w, struct err *e)
     return rc;
 }
 
-/* A rename is kept by the directory it happened in. */
-static void sync_directory(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    char *dir = slash ? mem_strndup(path, (size_t)(slash - path) + 1) : mem_strdup(".");
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0) fsync(fd), close(fd); /* where it fails, a crash now may lose the name, not the whole */
-    free(dir);
-}
-
 static void writer_free(struct st_writer *w)
 {
     if (w->fd >= 0) close(w->fd);
@@ -177,7 +168,7 @@ int st_writer_finish(struct st_writer *w, struct err *e)
     if (rc)
         unlink(w->tmp);
     else
-        sync_directory(w->path);
+        dir_sync_parent(w->path);
     writer_free(w);
     return rc;
 }

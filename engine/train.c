@@ -27,6 +27,9 @@ enum {
     STREAM_DROPOUT = 11, /* of the seed */
     BAD_IN_A_ROW = 3,    /* steps without a finite loss and gradient before going back */
     SAVE_SECONDS = 120,  /* between checkpoints where save_steps does not say */
+    GOOD_PARTS = 20,     /* of a job; at the end of each it makes one in any case... */
+    GOOD_LEAST = 50,     /* ... but not of fewer steps than these, nor... */
+    GOOD_MOST = 500,     /* ... of more */
     NORM_WARNINGS = 5,   /* per run */
     NORM_LARGE = 100,    /* a gradient norm above it means trouble */
     ARRAYS = 4,          /* of the optimizer in a checkpoint */
@@ -39,6 +42,7 @@ struct state {
     int64_t tokens, trained, skipped;
     int64_t bad;       /* skipped in a row, until now */
     int64_t fallbacks; /* times it went back to a checkpoint for that */
+    int64_t good; /* step of the checkpoint it would go back to: the newest that depends on no clock and no pause */
     int64_t evaluated; /* step of the last evaluation; -1 */
     int64_t worse;     /* evaluations without improvement, until now */
     int64_t best_step; /* -1: none */
@@ -164,7 +168,7 @@ static int save(struct train *t, struct err *e)
         if (t->host[i] != device_array(t, i)) t->d->ops->download(t->d, t->host[i], device_array(t, i), bytes);
     train_gate_leave(t->gate);
     tell(t, TRAIN_SAVING, NULL);
-    int rc = ckpt_write(t->ckpt_dir, t->hash, t->st.step, part, n, e);
+    int rc = ckpt_write(t->ckpt_dir, t->hash, t->st.step, t->st.good, part, n, e);
     if (rc) return err_prefix(e, "the checkpoint could not be written");
     t->saved = t->st.step;
     t->saved_at = clock_now();
@@ -176,11 +180,11 @@ static int save(struct train *t, struct err *e)
     return 0;
 }
 
-/* The newest checkpoint, if there is one: t->saved >= 0. */
-static int load(struct train *t, struct err *e)
+/* The newest checkpoint of step `most` or before, if there is one: t->saved >= 0. */
+static int load(struct train *t, int64_t most, struct err *e)
 {
     struct ckpt_part part[PARTS_MAX];
-    int n = parts_of(t, part), rc = ckpt_read(t->ckpt_dir, t->hash, part, n, &t->saved, &t->warnings, e);
+    int n = parts_of(t, part), rc = ckpt_read(t->ckpt_dir, t->hash, most, part, n, &t->saved, &t->warnings, e);
     if (rc || t->saved < 0) return rc;
     for (int i = 0; i < ARRAYS; i++)
         if (t->host[i] != device_array(t, i))
@@ -236,8 +240,8 @@ static enum outcome run_step(struct train *t, struct train_rows *rows, int64_t s
     return GO_ON;
 }
 
-/* Three bad steps in a row: the learning rate is halved, and it goes on from the last checkpoint, which none of them
- * had touched; once. */
+/* Three bad steps in a row: the learning rate is halved, and it goes on from the last good checkpoint, which none of
+ * them had touched; once.  What was written since is of steps that will be done again, otherwise. */
 static enum outcome go_back(struct train *t, struct err *e)
 {
     struct state was = t->st;
@@ -247,7 +251,9 @@ static enum outcome go_back(struct train *t, struct err *e)
                 BAD_IN_A_ROW);
         return FAILED;
     }
-    if (load(t, e)) return FAILED;
+    if (load(t, was.good, e)) return FAILED;
+    if (t->saved < 0) return err_set(e, ERR_IO, "the checkpoint of step %lld is gone", (long long)was.good), FAILED;
+    ckpt_forget(t->ckpt_dir, t->saved);
     t->st.skipped = was.skipped;
     t->st.seconds = was.seconds;
     t->st.fallbacks = was.fallbacks + 1;
@@ -334,6 +340,17 @@ static bool eval_due(const struct train *t)
     return t->rows.before[train_rows_epoch(&t->rows, step)] == step;
 }
 
+static void keep_best(struct train *t)
+{
+    const size_t SLICE = 1 << 19;
+    const float *from = device_array(t, result_array(t));
+    for (size_t i = 0, n; i < t->o.n; i += n) {
+        n = t->o.n - i < SLICE ? t->o.n - i : SLICE;
+        train_gate_pass(t->gate);
+        t->d->ops->download(t->d, t->best + i, from + i, n * sizeof(float));
+    }
+}
+
 static enum outcome evaluate(struct train *t, struct err *e)
 {
     struct sums sum = {0};
@@ -355,7 +372,7 @@ static enum outcome evaluate(struct train *t, struct err *e)
         s->best_step = s->step;
         s->best_loss = loss;
         s->best_accuracy = accuracy;
-        t->d->ops->download(t->d, t->best, device_array(t, result_array(t)), t->o.n * sizeof(float));
+        keep_best(t);
     }
     s->stopped = t->p.patience > 0 && s->worse >= t->p.patience;
     struct train_event ev = event_of(t, TRAIN_EVAL);
@@ -368,14 +385,20 @@ static enum outcome evaluate(struct train *t, struct err *e)
 
 /* ---- the loop ---------------------------------------------------------------------------------------------------- */
 
-static bool save_due(const struct train *t, bool evaluated)
+/* A checkpoint that an unbroken run of this job makes here, too. */
+static bool good_due(const struct train *t, bool evaluated)
+{
+    int64_t every = t->p.save_steps, part = t->plan.steps / GOOD_PARTS;
+    if (!every) every = part < GOOD_LEAST ? GOOD_LEAST : part > GOOD_MOST ? GOOD_MOST : part;
+    if (t->st.bad || t->st.good == t->st.step) return false; /* bad: so that there is one from before */
+    return evaluated || t->st.step % every == 0;
+}
+
+static bool save_due(const struct train *t)
 {
     if (t->saved == t->st.step) return false;
     if (t->saved < 0 || at_end(t)) return true;
-    if (t->st.bad) return false; /* so that there is a checkpoint from before */
-    if (evaluated) return true;
-    if (t->p.save_steps) return t->st.step % t->p.save_steps == 0;
-    return clock_now() - t->saved_at >= SAVE_SECONDS * 1000000000ull;
+    return !t->st.bad && !t->p.save_steps && clock_now() - t->saved_at >= SAVE_SECONDS * 1000000000ull;
 }
 
 static enum outcome loop(struct train *t, struct err *e)
@@ -383,7 +406,9 @@ static enum outcome loop(struct train *t, struct err *e)
     for (;;) {
         bool due = eval_due(t);
         enum outcome o = due ? evaluate(t, e) : GO_ON;
-        if (o == GO_ON && save_due(t, due) && save(t, e)) return FAILED;
+        bool good = o == GO_ON && good_due(t, due);
+        if (good) t->st.good = t->st.step;
+        if (o == GO_ON && (good || save_due(t)) && save(t, e)) return FAILED;
         if (o == GO_ON && at_end(t)) return DONE;
         if (o == GO_ON) o = asked(t);
         if (o == GO_ON) o = train_step(t, e);
@@ -432,7 +457,7 @@ void train_run(struct train *t, train_event_fn *fn, void *arg)
     if ((o == PAUSED || o == CANCELLED) && t->saved != t->st.step && save(t, &e)) o = FAILED;
     train_gate_leave(t->gate);
     if (o == DONE && write_result(t, &e)) o = FAILED;
-    if (o == DONE) ckpt_prune(t->ckpt_dir, 1);
+    if (o == DONE) ckpt_prune(t->ckpt_dir, 1, -1);
     tell(t,
          o == DONE     ? TRAIN_SUCCEEDED
          : o == PAUSED ? TRAIN_PAUSED
@@ -592,8 +617,8 @@ static int open_all(struct train *t, struct err *e)
     if (!rc) rc = take_memory(t, e);
     if (rc) return rc;
     hash_job(t);
-    t->st = (struct state){.evaluated = -1, .best_step = -1, .rate_scale = 1};
-    rc = load(t, e);
+    t->st = (struct state){.good = -1, .evaluated = -1, .best_step = -1, .rate_scale = 1};
+    rc = load(t, INT64_MAX, e);
     t->resumed = t->saved >= 0;
     return rc;
 }

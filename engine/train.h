@@ -63,13 +63,14 @@ struct train_params {
     double lora_alpha;              /* (0, 4096]; 32 */
     double lora_dropout;            /* [0, 1); 0 */
     bool use_rslora;
-    unsigned targets;       /* of enum train_target; TARGET_ALL */
-    bool packing;           /* several rows in one sequence's place; true */
-    bool group_by_length;   /* without packing: rows of about a length together; true */
-    double eval_fraction;   /* [0, 0.5] of the rows are held out; 0.  Unless eval data is given */
-    int64_t eval_steps;     /* 0: at the end of each epoch */
-    int64_t save_steps;     /* 0: every 2 minutes of steps; a checkpoint is also made at each evaluation and on pause */
-    int patience;           /* stop after so many evaluations without improvement; 0: never */
+    unsigned targets;     /* of enum train_target; TARGET_ALL */
+    bool packing;         /* several rows in one sequence's place; true */
+    bool group_by_length; /* without packing: rows of about a length together; true */
+    double eval_fraction; /* [0, 0.5] of the rows are held out; 0.  Unless eval data is given */
+    int64_t eval_steps;   /* 0: at the end of each epoch */
+    int64_t save_steps;   /* 0: every 2 minutes, and of a twentieth of all steps (50 to 500); a checkpoint is also made
+                           * at each evaluation and on pause */
+    int patience;         /* stop after so many evaluations without improvement; 0: never */
     double min_improvement; /* what counts as one; 0 */
     enum train_recompute recompute;
     bool f32;         /* products in f32 even where bf16 is faster; beside serving those of adapters only */
@@ -89,6 +90,9 @@ struct train_job {
     const char *dir;       /* the job's own directory: checkpoints/ inside; made when missing */
     const char *out; /* where the result goes: an adapter directory (full: a model directory), by rename at the end;
                       * NULL: nowhere.  With evaluation the result is the best of the evaluated, else the last. */
+    bool (*stop)(void *arg); /* asked now and then while the job is planned, which takes seconds for many rows and
+                              * epochs; true: it is given up with ERR_FULL; NULL: never */
+    void *stop_arg;
 };
 
 /* ---- what happens ---------------------------------------------------------------------------------------------- */

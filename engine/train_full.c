@@ -2,10 +2,9 @@
 
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
-#include "engine/ckpt.h"
+#include "engine/model_files.h"
 #include "kernels/rng.h"
 
-#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -250,6 +249,7 @@ int train_full_bind(struct train_full *f, const struct train_params *p, struct o
 
 void train_full_use(struct train_full *f, struct optim *o, float *values)
 {
+    const double PIECE = 1 << 20; /* values between two looks at the gate */
     for (int i = 0; i < f->n_vectors; i++) {
         const struct vector_slot *v = &f->vector[i];
         char *at = v->layer < 0 ? (char *)&f->w : (char *)&f->w.layer[v->layer];
@@ -269,41 +269,15 @@ void train_full_use(struct train_full *f, struct optim *o, float *values)
         if (table) f->w.embed = mat_f32(values + f->stack_at[i], s.rows, s.cols);
         if (!w) continue;
         int n = parts_of(&s, values + f->stack_at[i], DT_F32, src);
-        train_gate_pass(o->gate);
-        o->d->ops->weight_update(o->d, *w, src, n);
+        int pieces = (int)((double)s.rows * s.cols / PIECE) + 1;
+        for (int k = 0; k < pieces; k++) {
+            train_gate_pass(o->gate);
+            o->d->ops->weight_update(o->d, *w, src, n, k, pieces);
+        }
     }
 }
 
 /* ---- the result -------------------------------------------------------------------------------------------------- */
-
-static bool ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), k = strlen(end);
-    return n >= k && strcmp(s + n - k, end) == 0;
-}
-
-/* Configuration, tokenizer, templates; not weights. */
-static int copy_others(const char *from, const char *to, struct err *e)
-{
-    enum { LIMIT = 256 << 20 };
-    static const char *const kinds[] = {".json", ".model", ".jinja", "merges.txt", "vocab.txt"};
-    int rc = 0;
-    DIR *d = opendir(from);
-    for (struct dirent *f; d && !rc && (f = readdir(d));) {
-        bool wanted = false;
-        for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) wanted |= ends_with(f->d_name, kinds[i]);
-        if (!wanted || ends_with(f->d_name, ".safetensors.index.json") || f->d_name[0] == '.') continue;
-        char *in = file_join(from, f->d_name), *out = file_join(to, f->d_name), *data = NULL;
-        size_t size = 0;
-        rc = file_read(in, LIMIT, &data, &size, e);
-        if (!rc) rc = file_write_sync(out, data, size, e);
-        free(data);
-        free(in);
-        free(out);
-    }
-    if (d) closedir(d);
-    return rc;
-}
 
 static const struct master *find_master(const struct train_full *f, const char *name)
 {
@@ -348,7 +322,7 @@ int train_full_write(struct train_full *f, const float *p, const char *model_dir
     const struct safetensors *file = f->base->w.file;
     size_t n = safetensors_count(file), names = 0;
     int rc = dir_make(dir, e);
-    if (!rc && model_dir) rc = copy_others(model_dir, dir, e);
+    if (!rc && model_dir) rc = model_files_copy(model_dir, dir, true, e);
     if (rc) return rc;
     for (size_t i = 0; i < n; i++) names += strlen(safetensors_at(file, i)->name) + 1;
     char *path = file_join(dir, "model.safetensors");

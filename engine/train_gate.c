@@ -4,6 +4,7 @@
 #include "engine/base/mem.h"
 #include "kernels/ops.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -12,9 +13,12 @@
  * start worth while, and no more than a newly arrived request may wait. */
 #define CUT_SHARE 0.25
 #define CUT_MIN_NS 100e3
-#define CUT_MAX_NS 20e6
-#define FIRST_RATE 20.0 /* multiply-adds a ns, until one was measured */
-#define RATE_WEIGHT 0.2
+#define CUT_MAX_NS 10e6
+/* Slower than expected is believed sooner than faster: a client sees an op that was cut too long. */
+#define WEIGHT_SLOWER 0.4
+#define WEIGHT_FASTER 0.1
+/* Costs a ns, until one was measured: multiply-adds, logits, floats moved. */
+static const double first_rate[WORK_KINDS] = {20, 20, 10, 10, 10, 0.5, 2};
 
 enum turn { AWAY, WAITING, INSIDE };
 
@@ -35,15 +39,18 @@ struct train_gate {
     /* the trainer's own */
     struct dev_error error;
     bool inside;
-    double rate;              /* of cut ops, multiply-adds a ns */
-    double cut_now, cut_next; /* cost of the cut op that runs, and of the next one; 0: that op was not cut */
-    uint64_t passed;          /* when it passed last */
+    double rate[WORK_KINDS]; /* costs a ns */
+    double least_ns;         /* that an op is cut to */
+    double cost;             /* of the op that runs; 0: nobody said */
+    enum train_work work;    /* likewise */
+    uint64_t passed;         /* when it passed last */
 };
 
 struct train_gate *train_gate_new(struct dev *d, void (*wake)(void *), void *arg)
 {
     struct train_gate *g = mem_zalloc(sizeof *g);
-    *g = (struct train_gate){.d = d, .wake = wake, .wake_arg = arg, .rate = FIRST_RATE};
+    *g = (struct train_gate){.d = d, .wake = wake, .wake_arg = arg, .least_ns = CUT_MIN_NS};
+    for (int i = 0; i < WORK_KINDS; i++) g->rate[i] = first_rate[i];
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->to_trainer, NULL);
     pthread_cond_init(&g->to_engine, NULL);
@@ -100,13 +107,19 @@ static bool may_go_on(const struct train_gate *g, uint64_t now)
     return now < g->until && !(g->stop && g->stop(g->stop_arg));
 }
 
+static void learn_rate(struct train_gate *g, uint64_t now)
+{
+    if (g->cost <= 0 || now <= g->passed) return;
+    double *rate = &g->rate[g->work], seen = g->cost / (double)(now - g->passed);
+    *rate += (seen < *rate ? WEIGHT_SLOWER : WEIGHT_FASTER) * (seen - *rate);
+}
+
 void train_gate_pass(struct train_gate *g)
 {
     if (!g) return;
     uint64_t now = clock_now();
-    if (g->cut_now > 0 && now > g->passed) g->rate += RATE_WEIGHT * (g->cut_now / (double)(now - g->passed) - g->rate);
-    g->cut_now = g->cut_next;
-    g->cut_next = 0;
+    learn_rate(g, now);
+    g->cost = 0;
     if (g->inside && !may_go_on(g, now)) {
         keep_error(g);
         g->inside = false;
@@ -118,22 +131,35 @@ void train_gate_pass(struct train_gate *g)
     g->passed = now;
 }
 
-int train_gate_rows(struct train_gate *g, int rows, double row_cost, double fixed)
+double train_gate_room(struct train_gate *g, enum train_work work)
 {
-    if (!g || rows <= 1) return rows;
+    if (!g) return INFINITY;
     double ns = g->inside && !g->stop ? CUT_SHARE * (double)g->given : CUT_MAX_NS;
-    ns = ns < CUT_MIN_NS ? CUT_MIN_NS : ns > CUT_MAX_NS ? CUT_MAX_NS : ns;
-    double most = (ns * g->rate - fixed) / row_cost, least = fixed / (2 * row_cost) + 1;
+    ns = ns < g->least_ns ? g->least_ns : ns > CUT_MAX_NS ? CUT_MAX_NS : ns;
+    return ns * g->rate[work];
+}
+
+void train_gate_finest(struct train_gate *g, double ns)
+{
+    g->least_ns = ns;
+}
+
+void train_gate_cost(struct train_gate *g, enum train_work work, double cost)
+{
+    if (!g) return;
+    g->work = work;
+    g->cost = cost;
+}
+
+int train_gate_rows(struct train_gate *g, enum train_work work, int rows, double row_cost, double fixed)
+{
+    if (!g || rows < 1) return rows;
+    double most = (train_gate_room(g, work) - fixed) / row_cost, least = fixed / (2 * row_cost) + 1;
     if (most < least) most = least;
     int n = most >= rows ? rows : (int)most;
     if (n > 16 && n < rows) n -= n % 16; /* whole register blocks */
-    g->cut_next = fixed + n * row_cost;
+    train_gate_cost(g, work, fixed + n * row_cost);
     return n;
-}
-
-void train_gate_took(struct train_gate *g, double cost)
-{
-    if (g && g->cut_next > 0) g->cut_next = cost;
 }
 
 void train_gate_leave(struct train_gate *g)
@@ -143,7 +169,7 @@ void train_gate_leave(struct train_gate *g)
     pthread_mutex_lock(&g->lock);
     g->turn = AWAY;
     g->inside = false;
-    g->cut_now = g->cut_next = 0;
+    g->cost = 0;
     pthread_cond_signal(&g->to_engine);
     pthread_mutex_unlock(&g->lock);
 }

@@ -2,7 +2,7 @@
  *
  * The trainer's thread passes the gate before every op; the engine's thread gives it the device for a while, between
  * two steps or as long as nobody asks for text, and has it back at the next op boundary.  So that a boundary is never
- * far, the trainer cuts row-wise ops into as many rows as the gate allows; how an op is cut does not change its result.
+ * far, the trainer cuts its ops as small as the gate wants (train_cut.h); how an op is cut does not change its result.
  */
 #ifndef TANDEM_TRAIN_GATE_H
 #define TANDEM_TRAIN_GATE_H
@@ -23,17 +23,24 @@ void train_gate_free(struct train_gate *);
 
 /* Returns when the device is the trainer's for one op more. */
 void train_gate_pass(struct train_gate *);
-/* How many of `rows` rows to do in the next op: 1 .. rows.  An op of n rows costs about fixed + n * row_cost
- * multiply-adds; what is fixed (a weight is read) is not made to be the most of it.  Called before its pass. */
-int train_gate_rows(struct train_gate *, int rows, double row_cost, double fixed);
+/* What an op mostly does.  The gate learns how fast each kind of work is, so a cost may be in any unit of its kind. */
+enum train_work { WORK_LINEAR, WORK_BACK, WORK_GEMM, WORK_ATTN, WORK_ATTN_BACK, WORK_LOSS, WORK_MOVE, WORK_KINDS };
+
+/* After a pass, which knows who else wants the device: what the op may cost; INFINITY for a gate of NULL. */
+double train_gate_room(struct train_gate *, enum train_work);
+/* The op that comes is of this kind and costs so much. */
+void train_gate_cost(struct train_gate *, enum train_work, double cost);
+/* Both for an op of rows, n of which cost about fixed + n * row_cost: how many of `rows` rows to do, 1 .. rows.  What
+ * is fixed (a weight is read) is not made to be the most of it. */
+int train_gate_rows(struct train_gate *, enum train_work, int rows, double row_cost, double fixed);
+/* Ops are not cut finer than into so many ns; 100 us.  Tests cut them finer than is worth while. */
+void train_gate_finest(struct train_gate *, double ns);
 /* The device is not needed for a while: a file is written, or the job ended.  The next pass asks again. */
 void train_gate_leave(struct train_gate *);
 
 /* Takes the first error of an op since the last call; false: none.  The gate keeps errors, so that what fails in
  * training does not end requests, whose errors the device has. */
 bool train_gate_error(struct train_gate *, struct dev_error *out);
-/* What the op of the last train_gate_rows costs after all, where its rows could not be cut as allowed. */
-void train_gate_took(struct train_gate *, double cost);
 
 /* ---- the engine's thread ---- */
 

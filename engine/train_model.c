@@ -2,27 +2,18 @@
 
 #include "engine/base/mem.h"
 #include "engine/model.h"
-#include "engine/optim.h"
+#include "engine/train_cut.h"
 #include "kernels/rng.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- ops, cut as the gate wants ---------------------------------------------------------------------------------- */
+/* ---- ops --------------------------------------------------------------------------------------------------------- */
 
-static struct mat rows_of(struct mat m, int row, int n)
+static struct cut cut_of(const struct train_model *m)
 {
-    if (m.p) m.p = (float *)m.p + (size_t)row * (size_t)m.ld;
-    m.rows = n;
-    return m;
-}
-
-static struct mat cols_of(struct mat m, int col, int n)
-{
-    m.p = (float *)m.p + col;
-    m.cols = n;
-    return m;
+    return (struct cut){m->d, m->gate};
 }
 
 static struct mat first(struct mat m, int rows)
@@ -31,109 +22,64 @@ static struct mat first(struct mat m, int rows)
     return m;
 }
 
-/* What the gate reckons with, in multiply-adds of a linear op: the time to read a weight once, and to move a float. */
-#define READ_WEIGHT 16.0
-#define MOVE_FLOAT 40.0
-
-/* The rows that the next op may take: a product with a weight of k by n. */
-static int weight_turn(struct train_model *m, int rows, int k, int n)
+/* Gate and up are packed together. */
+static bool slices(const struct train_model *m, const struct weight *w, int layer)
 {
-    double macs = (double)k * n;
-    int most = train_gate_rows(m->gate, rows, macs, READ_WEIGHT * macs);
-    train_gate_pass(m->gate);
-    return most;
+    return !m->c->gated || layer < 0 || w != m->w->layer[layer].up;
 }
 
-static void pass(struct train_model *m)
+/* y = x w^T + b; layer -1: none of them */
+static void linear(struct train_model *m, int layer, struct mat y, struct mat x, const struct weight *w, const float *b)
 {
-    train_gate_pass(m->gate);
+    cut_linear(cut_of(m), (struct linear_args){y, x, w, b}, slices(m, w, layer));
 }
 
-/* y = x w^T + b */
-static void linear(struct train_model *m, struct mat y, struct mat x, const struct weight *w, const float *b)
+static void linear_back(struct train_model *m, int layer, struct mat dx, struct mat dy, const struct weight *w,
+                        bool accumulate)
 {
-    for (int r = 0, n; r < x.rows; r += n) {
-        n = weight_turn(m, x.rows - r, x.cols, y.cols);
-        op_linear(m->d, (struct linear_args){rows_of(y, r, n), rows_of(x, r, n), w, b});
-    }
+    cut_linear_back(cut_of(m), (struct linear_back_args){dx, dy, w, accumulate}, slices(m, w, layer));
 }
 
-static void linear_back(struct train_model *m, struct mat dx, struct mat dy, const struct weight *w, bool accumulate)
-{
-    for (int r = 0, n; r < dy.rows; r += n) {
-        n = weight_turn(m, dy.rows - r, dx.cols, dy.cols);
-        op_linear_back(m->d, (struct linear_back_args){rows_of(dx, r, n), rows_of(dy, r, n), w, accumulate});
-    }
-}
-
-/* c (+)= alpha a b, or a b^T: row by row */
+/* c (+)= alpha a b, or a b^T */
 static void product(struct train_model *m, struct mat c, struct mat a, struct mat b, bool tb, float alpha,
                     bool accumulate)
 {
-    for (int r = 0, n; r < a.rows; r += n) {
-        double cost = (double)a.cols * c.cols + MOVE_FLOAT * (a.cols + c.cols);
-        n = train_gate_rows(m->gate, a.rows - r, cost, 0);
-        pass(m);
-        op_gemm(m->d, (struct gemm_args){.c = rows_of(c, r, n),
-                                         .a = rows_of(a, r, n),
-                                         .b = b,
-                                         .tb = tb,
-                                         .accumulate = accumulate,
-                                         .half = m->half,
-                                         .alpha = alpha});
-    }
+    cut_product(cut_of(m),
+                (struct gemm_args){
+                    .c = c, .a = a, .b = b, .tb = tb, .accumulate = accumulate, .half = m->half, .alpha = alpha});
 }
 
-/* dw (n, k) += alpha dy^T x: a sum over tokens, whose order is that of one op.  It is cut by outputs, always alike. */
+/* dw (n, k) += alpha dy^T x */
 static void weight_grad(struct train_model *m, float *dw, struct mat dy, struct mat x, float alpha)
 {
-    const double MACS = 1e9;
-    double cost = (double)x.cols * x.rows, most = MACS / cost;
-    int block = most >= dy.cols ? dy.cols : most < 64 ? 64 : (int)most / 64 * 64;
-    for (int col = 0, n; col < dy.cols; col += n) {
-        n = dy.cols - col < block ? dy.cols - col : block;
-        pass(m);
-        op_gemm(m->d, (struct gemm_args){.c = mat_f32(dw + (size_t)col * (size_t)x.cols, n, x.cols),
-                                         .a = cols_of(dy, col, n),
-                                         .b = x,
-                                         .ta = true,
-                                         .accumulate = true,
-                                         .half = m->half,
-                                         .alpha = alpha});
-    }
+    cut_weight_grad(cut_of(m), dw, dy, x, alpha, m->half);
 }
 
 static void bias_grad(struct train_model *m, float *db, struct mat dy)
 {
-    if (!db) return;
-    pass(m);
-    op_col_sum(m->d, (struct col_sum_args){dy, db});
+    cut_col_sum(cut_of(m), (struct col_sum_args){dy, db});
 }
 
 static void norm(struct train_model *m, struct mat out, struct mat x, const float *w, const float *b)
 {
-    pass(m);
-    op_norm(m->d, (struct norm_args){out, x, w, b, m->c->eps, m->c->norm});
+    cut_norm(cut_of(m), (struct norm_args){out, x, w, b, m->c->eps, m->c->norm});
 }
 
 /* dx += the gradient by the norm's input x */
 static void norm_back(struct train_model *m, struct mat dx, struct mat x, struct mat dy, const float *w, float *dw,
                       float *db)
 {
-    pass(m);
-    op_norm_back(m->d, (struct norm_back_args){dx, x, dy, w, m->c->eps, m->c->norm, true, dw, db});
+    cut_norm_back(cut_of(m), (struct norm_back_args){dx, x, dy, w, m->c->eps, m->c->norm, true, dw, db});
 }
 
 static void add(struct train_model *m, struct mat x, struct mat y)
 {
-    pass(m);
-    op_add(m->d, (struct add_args){x, y});
+    cut_add(cut_of(m), (struct add_args){x, y});
 }
 
 static void copy(struct train_model *m, struct mat to, struct mat from)
 {
-    pass(m);
-    op_rows(m->d, (struct rows_args){to, from, m->iota});
+    cut_rows(cut_of(m), (struct rows_args){to, from, m->iota});
 }
 
 /* ---- dropout ----------------------------------------------------------------------------------------------------- */
@@ -141,8 +87,7 @@ static void copy(struct train_model *m, struct mat to, struct mat from)
 /* Streams of random numbers of a step: one for each site, then one for each branch, then the embeddings'. */
 static void drop(struct train_model *m, float p, int stream, struct mat x)
 {
-    pass(m);
-    op_dropout(m->d, (struct dropout_args){x, p, rng_at(m->dropout_seed, (uint64_t)stream), m->b->first});
+    cut_dropout(cut_of(m), (struct dropout_args){x, p, rng_at(m->dropout_seed, (uint64_t)stream), m->b->first});
 }
 
 /* What is added to the residual stream: by a layer's attention and feed-forward, and at its beginning, which is counted
@@ -213,7 +158,8 @@ static void site_up(struct train_model *m, int layer, enum product p, struct mat
     struct mat xa = xa_of(s, p, k, y.rows);
     for (int i = 0; i < s->n_parts; i++) {
         const struct site_part *t = &s->part[i];
-        product(m, cols_of(y, t->col, t->n), cols_of(xa, t->at, t->r), mat_f32(t->b, t->n, t->r), true, t->scale, true);
+        product(m, mat_cols(y, t->col, t->n), mat_cols(xa, t->at, t->r), mat_f32(t->b, t->n, t->r), true, t->scale,
+                true);
     }
 }
 
@@ -227,9 +173,9 @@ static void site_back(struct train_model *m, int layer, enum product p, const st
     struct mat du = {m->du.p, DT_F32, dy.rows, s->r, s->r}, xa = xa_of(s, p, k, dy.rows);
     for (int i = 0; i < s->n_parts; i++) {
         const struct site_part *t = &s->part[i];
-        struct mat part = cols_of(dy, t->col, t->n);
-        product(m, cols_of(du, t->at, t->r), part, mat_f32(t->b, t->n, t->r), false, t->scale, false);
-        weight_grad(m, t->db, part, cols_of(xa, t->at, t->r), t->scale);
+        struct mat part = mat_cols(dy, t->col, t->n);
+        product(m, mat_cols(du, t->at, t->r), part, mat_f32(t->b, t->n, t->r), false, t->scale, false);
+        weight_grad(m, t->db, part, mat_cols(xa, t->at, t->r), t->scale);
     }
     weight_grad(m, s->da, du, site_input(m, layer, p, x), 1);
     if (!dx.p) return;
@@ -273,45 +219,32 @@ static int window_of(const struct model_config *c, int layer)
     return layer >= c->window_from ? c->window : 0;
 }
 
-/* Some sequences, for an op of their own. */
-struct seqs {
-    int row, rows, n;
-    const int32_t *q_start; /* device */
-};
-
-/* As many from s on as the gate allows, at least one. */
-static struct seqs next_seqs(struct train_model *m, int s, double row_cost)
+static struct attn_seq_args attn_args(const struct train_model *m, int layer, const struct kept *k)
 {
-    const int32_t *start = m->b->q_start;
-    int rows = m->b->n_tokens - start[s], most = train_gate_rows(m->gate, rows, row_cost, 0), end = s + 1;
-    while (end < m->b->n_seqs && start[end + 1] - start[s] <= most) end++;
-    struct seqs q = {start[s], start[end] - start[s], end - s, m->q_start};
-    train_gate_took(m->gate, q.rows * row_cost);
-    pass(m);
-    if (q.n == m->b->n_seqs) return q;
-    for (int i = 0, from; i <= q.n; i++) {
-        from = start[s + i] - start[s];
-        m->d->ops->upload(m->d, m->some + i, &from, sizeof from);
-    }
-    q.q_start = m->some;
-    return q;
-}
-
-/* of a token's attention, about: its multiply-adds take three times those of a linear op */
-static double attn_cost(const struct train_model *m)
-{
-    return 3.0 * m->b->n_tokens / m->b->n_seqs * m->c->heads * m->c->head_dim;
+    const struct model_config *c = m->c;
+    return (struct attn_seq_args){.out = here(m, k->att),
+                                  .lse = here(m, k->lse),
+                                  .qkv = here(m, k->qkv),
+                                  .heads = c->heads,
+                                  .kv_heads = c->kv_heads,
+                                  .head_dim = c->head_dim,
+                                  .window = window_of(c, layer),
+                                  .scale = scale_of(c),
+                                  .n_seqs = m->b->n_seqs,
+                                  .q_start = m->q_start};
 }
 
 static void attn_forward(struct train_model *m, int layer, const struct kept *k)
 {
-    const struct model_config *c = m->c;
-    struct seqs q;
-    for (int s = 0; s < m->b->n_seqs; s += q.n) {
-        q = next_seqs(m, s, attn_cost(m));
-        op_attn_seq(m->d, (struct attn_seq_args){rows_of(k->att, q.row, q.rows), rows_of(k->lse, q.row, q.rows),
-                                                 rows_of(k->qkv, q.row, q.rows), c->heads, c->kv_heads, c->head_dim,
-                                                 window_of(c, layer), scale_of(c), q.n, q.q_start});
+    struct attn_seq_args all = attn_args(m, layer, k);
+    for (struct cut_seqs s = {0}; cut_attention(cut_of(m), WORK_ATTN, &all, m->b->q_start, m->some, &s);) {
+        struct attn_seq_args a = all;
+        a.out = mat_rows(all.out, s.row, s.rows);
+        a.lse = mat_rows(all.lse, s.row, s.rows);
+        a.qkv = mat_rows(all.qkv, s.row, s.rows);
+        a.n_seqs = s.n, a.q_start = s.q_start;
+        a.head0 = s.head0, a.n_heads = s.n_heads;
+        op_attn_seq(m->d, a);
     }
 }
 
@@ -323,24 +256,22 @@ static void attention(struct train_model *m, int layer, const struct kept *k, st
     struct mat h = here(m, m->h), qkv = here(m, k->qkv), att = here(m, k->att);
 
     norm(m, h, x, w->norm1_w, w->norm1_b);
-    linear(m, qkv, h, w->qkv, w->qkv_b);
+    linear(m, layer, qkv, h, w->qkv, w->qkv_b);
     site_down(m, layer, PRODUCT_QKV, h, k);
     site_up(m, layer, PRODUCT_QKV, qkv, k);
     if (c->qk_norm) {
         int q = c->heads * c->head_dim;
         struct mat bare = here(m, k->bare);
-        copy(m, bare, cols_of(qkv, 0, bare.cols));
-        pass(m);
-        op_head_norm(m->d, (struct head_norm_args){qkv, 0, c->heads, c->head_dim, w->q_norm, c->eps});
-        pass(m);
-        op_head_norm(m->d, (struct head_norm_args){qkv, q, c->kv_heads, c->head_dim, w->k_norm, c->eps});
+        copy(m, bare, mat_cols(qkv, 0, bare.cols));
+        cut_head_norm(cut_of(m), (struct head_norm_args){qkv, 0, c->heads, c->head_dim, w->q_norm, c->eps});
+        cut_head_norm(cut_of(m), (struct head_norm_args){qkv, q, c->kv_heads, c->head_dim, w->k_norm, c->eps});
     }
-    pass(m);
-    op_rope(m->d, (struct rope_args){qkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, m->pos, false});
+    cut_rope(cut_of(m),
+             (struct rope_args){qkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, m->pos, false});
     attn_forward(m, layer, k);
     site_down(m, layer, PRODUCT_O, att, k);
     if (!y.p) return;
-    linear(m, y, att, w->o, w->o_b);
+    linear(m, layer, y, att, w->o, w->o_b);
     site_up(m, layer, PRODUCT_O, y, k);
     drop_branch(m, layer, ATTENTION, y);
     add(m, y, x);
@@ -350,12 +281,10 @@ static void attention(struct train_model *m, int layer, const struct kept *k, st
 static void activate(struct train_model *m, struct mat out, struct mat up)
 {
     if (m->c->gated) {
-        pass(m);
-        op_act_mul(m->d, (struct act_mul_args){out, up, m->c->act});
+        cut_act_mul(cut_of(m), (struct act_mul_args){out, up, m->c->act});
     } else {
         copy(m, out, up);
-        pass(m);
-        op_act(m->d, (struct act_args){out, m->c->act});
+        cut_act(cut_of(m), (struct act_args){out, m->c->act});
     }
 }
 
@@ -365,13 +294,13 @@ static void feed_forward(struct train_model *m, int layer, const struct kept *k,
     const struct layer_weights *w = &m->w->layer[layer];
     struct mat up = here(m, k->up), ff = area_mat(m, 0, m->c->inter);
 
-    linear(m, up, h, w->up, w->up_b);
+    linear(m, layer, up, h, w->up, w->up_b);
     site_down(m, layer, PRODUCT_UP, h, k);
     site_up(m, layer, PRODUCT_UP, up, k);
     activate(m, ff, up);
     site_down(m, layer, PRODUCT_DOWN, ff, k);
     if (!y.p) return;
-    linear(m, y, ff, w->down, w->down_b);
+    linear(m, layer, y, ff, w->down, w->down_b);
     site_up(m, layer, PRODUCT_DOWN, y, k);
     drop_branch(m, layer, FEED_FORWARD, y);
 }
@@ -432,21 +361,20 @@ static void feed_forward_back(struct train_model *m, int layer, const struct kep
         weight_grad(m, g->down, dx, ff, 1);
         bias_grad(m, g->down_b, dx);
     }
-    if (r->inner) linear_back(m, dff, dx, w->down, false);
+    if (r->inner) linear_back(m, layer, dff, dx, w->down, false);
     site_back(m, layer, PRODUCT_DOWN, k, ff, dx, if_wanted(dff, r->inner));
     if (!r->inner) return;
-    pass(m);
     if (c->gated) { /* the gradient takes the place of what was kept */
-        op_act_mul_back(m->d, (struct act_mul_back_args){up, up, dff, c->act});
+        cut_act_mul_back(cut_of(m), (struct act_mul_back_args){up, up, dff, c->act});
         dup = up;
     } else {
-        op_act_back(m->d, (struct act_back_args){dff, up, dff, c->act});
+        cut_act_back(cut_of(m), (struct act_back_args){dff, up, dff, c->act});
     }
     if (g) {
         weight_grad(m, g->up, dup, h, 1);
         bias_grad(m, g->up_b, dup);
     }
-    if (r->ff_input) linear_back(m, dh, dup, w->up, false);
+    if (r->ff_input) linear_back(m, layer, dh, dup, w->up, false);
     site_back(m, layer, PRODUCT_UP, k, h, dup, if_wanted(dh, r->ff_input));
 }
 
@@ -456,29 +384,34 @@ static void rotate_back(struct train_model *m, int layer, const struct kept *k, 
     const struct layer_weights *w = &m->w->layer[layer];
     const struct layer_grads *g = m->grads ? &m->grads->layer[layer] : NULL;
     int q = c->heads * c->head_dim;
-    pass(m);
-    op_rope(m->d, (struct rope_args){dqkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, m->pos, true});
+    cut_rope(cut_of(m),
+             (struct rope_args){dqkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, m->pos, true});
     if (!c->qk_norm) return;
-    struct mat bare = here(m, k->bare), dbare = cols_of(dqkv, 0, bare.cols);
-    pass(m);
-    op_head_norm_back(m->d, (struct head_norm_back_args){dbare, bare, 0, c->heads, c->head_dim, w->q_norm, c->eps,
-                                                         g ? g->q_norm : NULL});
-    pass(m);
-    op_head_norm_back(m->d, (struct head_norm_back_args){dbare, bare, q, c->kv_heads, c->head_dim, w->k_norm, c->eps,
-                                                         g ? g->k_norm : NULL});
+    struct mat bare = here(m, k->bare), dbare = mat_cols(dqkv, 0, bare.cols);
+    cut_head_norm_back(cut_of(m), (struct head_norm_back_args){dbare, bare, 0, c->heads, c->head_dim, w->q_norm, c->eps,
+                                                               g ? g->q_norm : NULL});
+    cut_head_norm_back(cut_of(m), (struct head_norm_back_args){dbare, bare, q, c->kv_heads, c->head_dim, w->k_norm,
+                                                               c->eps, g ? g->k_norm : NULL});
 }
 
 static void attn_backward(struct train_model *m, int layer, const struct kept *k, struct mat dqkv, struct mat datt)
 {
-    const struct model_config *c = m->c;
-    struct seqs q;
-    for (int s = 0; s < m->b->n_seqs; s += q.n) {
-        q = next_seqs(m, s, 2.5 * attn_cost(m));
-        op_attn_back(m->d, (struct attn_back_args){rows_of(dqkv, q.row, q.rows), rows_of(datt, q.row, q.rows),
-                                                   rows_of(k->att, q.row, q.rows), rows_of(k->lse, q.row, q.rows),
-                                                   rows_of(k->qkv, q.row, q.rows), c->heads, c->kv_heads, c->head_dim,
-                                                   window_of(c, layer), scale_of(c), q.n, q.q_start});
-    }
+    struct attn_seq_args all = attn_args(m, layer, k);
+    for (struct cut_seqs s = {0}; cut_attention(cut_of(m), WORK_ATTN_BACK, &all, m->b->q_start, m->some, &s);)
+        op_attn_back(m->d, (struct attn_back_args){.dqkv = mat_rows(dqkv, s.row, s.rows),
+                                                   .dout = mat_rows(datt, s.row, s.rows),
+                                                   .out = mat_rows(all.out, s.row, s.rows),
+                                                   .lse = mat_rows(all.lse, s.row, s.rows),
+                                                   .qkv = mat_rows(all.qkv, s.row, s.rows),
+                                                   .heads = all.heads,
+                                                   .kv_heads = all.kv_heads,
+                                                   .head_dim = all.head_dim,
+                                                   .window = all.window,
+                                                   .scale = all.scale,
+                                                   .n_seqs = s.n,
+                                                   .q_start = s.q_start,
+                                                   .head0 = s.head0,
+                                                   .n_heads = s.n_heads});
 }
 
 /* dx by the branch's output; h: norm(x).  dh (+)= the gradient by h. */
@@ -496,7 +429,7 @@ static void attention_back(struct train_model *m, int layer, const struct kept *
         weight_grad(m, g->o, dx, att, 1);
         bias_grad(m, g->o_b, dx);
     }
-    if (further) linear_back(m, datt, dx, w->o, false);
+    if (further) linear_back(m, layer, datt, dx, w->o, false);
     site_back(m, layer, PRODUCT_O, k, att, dx, if_wanted(datt, further));
     if (!further) return;
     attn_backward(m, layer, k, dqkv, datt);
@@ -505,7 +438,7 @@ static void attention_back(struct train_model *m, int layer, const struct kept *
         weight_grad(m, g->qkv, dqkv, h, 1);
         bias_grad(m, g->qkv_b, dqkv);
     }
-    if (r->below) linear_back(m, dh, dqkv, w->qkv, c->parallel);
+    if (r->below) linear_back(m, layer, dh, dqkv, w->qkv, c->parallel);
     site_back(m, layer, PRODUCT_QKV, k, h, dqkv, if_wanted(dh, r->below));
 }
 
@@ -544,24 +477,21 @@ static void head(struct train_model *m, int from, int n, bool back, struct mat d
     const struct model_grads *g = m->grads;
     struct mat x = first(m->hx, n), h = first(m->hh, n), dh = first(m->hd, n), logits = first(m->logits, n);
 
-    pass(m);
-    op_rows(m->d, (struct rows_args){x, layer_input(m, m->c->layers), m->row + from});
+    cut_rows(cut_of(m), (struct rows_args){x, layer_input(m, m->c->layers), m->row + from});
     norm(m, h, x, w->norm_w, w->norm_b);
-    linear(m, logits, h, w->head, w->head_b);
-    pass(m);
-    op_cross_entropy(m->d, (struct cross_entropy_args){logits, m->target + from, back ? m->scale + from : NULL,
-                                                       m->loss + from, m->hit + from, back});
+    linear(m, -1, logits, h, w->head, w->head_b);
+    cut_cross_entropy(cut_of(m), (struct cross_entropy_args){logits, m->target + from, back ? m->scale + from : NULL,
+                                                             m->loss + from, m->hit + from, back});
     if (!back) return;
     if (g) {
         weight_grad(m, g->head, logits, h, 1);
         bias_grad(m, g->head_b, logits);
     }
-    linear_back(m, dh, logits, w->head, false);
-    pass(m);
-    op_norm_back(m->d, (struct norm_back_args){dh, x, dh, w->norm_w, m->c->eps, m->c->norm, false, g ? g->norm_w : NULL,
-                                               g ? g->norm_b : NULL});
-    pass(m); /* scatters: row[t] are distinct */
-    op_embed_back(m->d, (struct embed_back_args){.dtable = dx, .dx = dh, .id = m->row + from});
+    linear_back(m, -1, dh, logits, w->head, false);
+    cut_norm_back(cut_of(m), (struct norm_back_args){dh, x, dh, w->norm_w, m->c->eps, m->c->norm, false,
+                                                     g ? g->norm_w : NULL, g ? g->norm_b : NULL});
+    /* scatters: row[t] are distinct */
+    cut_embed_back(cut_of(m), (struct embed_back_args){.dtable = dx, .dx = dh, .id = m->row + from});
 }
 
 static struct train_loss read_loss(struct train_model *m)
@@ -605,21 +535,19 @@ static void backward(struct train_model *m, struct mat dx)
     struct mat table = mat_f32(m->grads->embed, m->c->vocab, m->c->hidden), pos = {0};
     if (m->grads->pos) pos = mat_f32(m->grads->pos, m->c->max_len, m->c->hidden);
     drop_branch(m, m->c->layers, ATTENTION, dx);
-    pass(m);
-    op_embed_back(m->d, (struct embed_back_args){table, pos, dx, m->id, m->pos});
+    cut_embed_back(cut_of(m), (struct embed_back_args){table, pos, dx, m->id, m->pos});
 }
 
 struct train_loss train_model_run(struct train_model *m, const struct micro *b, bool back, float scale)
 {
     m->b = b;
     upload(m, b, scale);
-    pass(m);
-    op_embed(m->d, (struct embed_args){layer_input(m, 0), m->w->embed, m->w->pos, m->id, m->pos, m->w->embed_w});
+    cut_embed(cut_of(m), (struct embed_args){layer_input(m, 0), m->w->embed, m->w->pos, m->id, m->pos, m->w->embed_w});
     drop_branch(m, m->c->layers, ATTENTION, layer_input(m, 0));
     for (int l = 0; l < m->c->layers; l++)
         layer_forward(m, l, &m->kept[m->recompute ? 0 : l], layer_input(m, l), layer_input(m, l + 1));
     struct mat dx = here(m, m->dx);
-    if (back) dev_zero(m->d, dx.p, (size_t)dx.rows * (size_t)dx.cols);
+    if (back) cut_zero(cut_of(m), dx);
     for (int from = 0, n; from < b->n_targets; from += n) {
         n = b->n_targets - from < m->head_rows ? b->n_targets - from : m->head_rows;
         head(m, from, n, back, dx);

@@ -97,7 +97,7 @@ void train_offline_close(struct train_offline *o)
 void train_offline_clear(const char *dir)
 {
     char *checkpoints = file_join(dir, "checkpoints"), *cache = file_join(dir, "cache");
-    ckpt_prune(checkpoints, 0);
+    ckpt_prune(checkpoints, 0, -1);
     dir_remove(checkpoints);
     dir_remove(cache);
     rmdir(dir);

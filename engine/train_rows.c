@@ -45,11 +45,18 @@ static int by_key(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Ids come from a file. */
-static int check_ids(const struct dataset *set, int vocab, struct err *e)
+static int stopped(const struct train_job *job, struct err *e)
 {
+    return job->stop && job->stop(job->stop_arg) ? err_set(e, ERR_FULL, "stopped before it began") : 0;
+}
+
+/* Ids come from a file. */
+static int check_ids(const struct dataset *set, const struct train_job *job, int vocab, struct err *e)
+{
+    const uint64_t LOOK = 1 << 14;
     for (uint64_t i = 0, n = dataset_rows(set); i < n; i++) {
         struct dataset_row r = dataset_row(set, i);
+        if (i % LOOK == 0 && stopped(job, e)) return e->code;
         for (int k = 0; k < r.n; k++)
             if (r.id[k] < 0 || r.id[k] >= vocab)
                 return err_set(e, ERR_INVALID, "row %llu has the token id %d; the model has 0 to %d",
@@ -92,12 +99,14 @@ static uint64_t split(struct train_rows *to, struct train_rows *held, double fra
 
 /* ---- when -------------------------------------------------------------------------------------------------------- */
 
-static void schedule(struct train_rows *t, const struct train_params *p)
+/* How many steps an epoch has follows from its order alone, so each is shuffled once to count them. */
+static int schedule(struct train_rows *t, const struct train_params *p, const struct train_job *job, struct err *e)
 {
     t->epochs = (int)ceil(p->epochs);
     t->before = mem_array((size_t)t->epochs + 1, sizeof *t->before);
     t->whole = mem_array((size_t)t->epochs, sizeof *t->whole);
     for (int i = 0; i < t->epochs; i++) {
+        if (stopped(job, e)) return e->code;
         int64_t steps = t->whole[i] = batches_epoch(t->batches, (uint32_t)i);
         double part = p->epochs - i;
         if (part < 1) steps = (int64_t)ceil(part * (double)steps);
@@ -108,6 +117,7 @@ static void schedule(struct train_rows *t, const struct train_params *p)
             t->epochs = i + 1;
         }
     }
+    return 0;
 }
 
 int train_rows_open(struct train_rows *train, struct train_rows *eval, const struct train_job *job,
@@ -115,8 +125,8 @@ int train_rows_open(struct train_rows *train, struct train_rows *eval, const str
 {
     uint64_t n = dataset_rows(job->data), n_eval = job->eval ? dataset_rows(job->eval) : n;
     if (n > UINT32_MAX - 1 || n_eval > UINT32_MAX - 1) return err_set(e, ERR_INVALID, "more than 4 billion rows");
-    int rc = check_ids(job->data, vocab, e);
-    if (!rc && job->eval && (rc = check_ids(job->eval, vocab, e))) err_prefix(e, "evaluation data");
+    int rc = check_ids(job->data, job, vocab, e);
+    if (!rc && job->eval && (rc = check_ids(job->eval, job, vocab, e))) err_prefix(e, "evaluation data");
     if (rc) return rc;
     reserve(train, job->data, n);
     reserve(eval, job->eval ? job->eval : job->data, job->eval || p->eval_fraction > 0 ? n_eval : 0);
@@ -129,8 +139,8 @@ int train_rows_open(struct train_rows *train, struct train_rows *eval, const str
                                 .packing = p->packing,
                                 .by_length = p->group_by_length};
     train->batches = batches_new(train->length, train->n, &o);
-    schedule(train, p);
-    if (!eval->n) return 0;
+    rc = schedule(train, p, job, e);
+    if (rc || !eval->n) return rc;
     o.in_order = true;
     eval->batches = batches_new(eval->length, eval->n, &o);
     eval->epochs = 1;

@@ -46,6 +46,28 @@ static void on_event(void *arg, const struct train_event *ev)
     fn(fn_arg, &last);
 }
 
+static bool stop_wanted(void *arg)
+{
+    struct training *t = arg;
+    pthread_mutex_lock(&t->lock);
+    bool wanted = t->command != TRAIN_GO_ON;
+    pthread_mutex_unlock(&t->lock);
+    return wanted;
+}
+
+/* A job that could not be opened, or was stopped meanwhile: it has nothing to write then. */
+static void never_opened(struct training *t, const char *why)
+{
+    pthread_mutex_lock(&t->lock);
+    enum train_command c = t->command;
+    pthread_mutex_unlock(&t->lock);
+    struct train_event ev = {.kind = c == TRAIN_CANCEL  ? TRAIN_CANCELLED
+                                     : c == TRAIN_PAUSE ? TRAIN_PAUSED
+                                                        : TRAIN_FAILED};
+    if (ev.kind == TRAIN_FAILED) ev.text = why;
+    on_event(t, &ev);
+}
+
 static void *training_main(void *arg)
 {
     struct training *t = arg;
@@ -60,7 +82,7 @@ static void *training_main(void *arg)
     if (train)
         train_run(train, on_event, t);
     else
-        on_event(t, &(struct train_event){.kind = TRAIN_FAILED, .text = e.msg});
+        never_opened(t, e.msg);
     return NULL;
 }
 
@@ -80,6 +102,8 @@ int training_start(struct training *t, const struct train_job *job, train_event_
     if (t->state == TRAINING_ENDED) pthread_join(t->thread, NULL);
     t->state = TRAINING_NONE;
     t->job = *job;
+    t->job.stop = stop_wanted;
+    t->job.stop_arg = t;
     t->fn = fn;
     t->arg = arg;
     t->command = TRAIN_GO_ON;

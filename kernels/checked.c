@@ -83,6 +83,17 @@ bool check_apart(struct dev *d, const char *op, const struct mat *a, const struc
     return true;
 }
 
+bool check_slice(struct dev *d, const char *op, const struct made *w, int first, const struct mat *y, const char *name,
+                 int unit)
+{
+    if (first == 0 && y->cols == w->rows) return true;
+    need(!w->gate_up, "%s has cols %d, wanted %d", name, y->cols, w->rows);
+    need(first >= 0 && y->cols > 0 && (int64_t)first + y->cols <= w->rows && first % unit == 0 &&
+             (y->cols % unit == 0 || first + y->cols == w->rows),
+         "%s has cols %d, and %d outputs from %d on are no slice of %d", name, y->cols, y->cols, first, w->rows);
+    return true;
+}
+
 bool check_act(struct dev *d, const char *op, enum act_kind act)
 {
     need((unsigned)act <= ACT_RELU, "act is %d", act);
@@ -146,7 +157,8 @@ static bool check_linear(struct dev *d, const struct linear_args *a)
     const char *op = "linear";
     const struct made *w = find_made(d, a->w);
     need(w && w->rows, "w is not a weight of this device");
-    return check_mat(d, op, "x", &a->x, a->x.rows, w->cols) && check_mat(d, op, "y", &a->y, a->x.rows, w->rows) &&
+    return check_slice(d, op, w, a->first, &a->y, "y", WEIGHT_SLICE) &&
+           check_mat(d, op, "x", &a->x, a->x.rows, w->cols) && check_mat(d, op, "y", &a->y, a->x.rows, a->y.cols) &&
            check_apart(d, op, &a->x, &a->y) && (!a->b || check_floats(d, op, "b", a->b));
 }
 
@@ -373,9 +385,11 @@ static struct weight *checked_weight_open(struct dev *d, const struct weight_src
     return w;
 }
 
-static bool check_weight_update(struct dev *d, const struct weight *weight, const struct weight_src *parts, int n_parts)
+static bool check_weight_update(struct dev *d, const struct weight *weight, const struct weight_src *parts, int n_parts,
+                                int piece, int pieces)
 {
     const char *op = "weight_update";
+    need(piece >= 0 && piece < pieces, "piece %d of %d", piece, pieces);
     const struct made *w = find_made(d, weight);
     int64_t rows = 0;
     need(w && w->rows, "w is not a weight of this device");
@@ -394,11 +408,12 @@ static bool check_weight_update(struct dev *d, const struct weight *weight, cons
     return true;
 }
 
-static void checked_weight_update(struct dev *d, struct weight *w, const struct weight_src *parts, int n_parts)
+static void checked_weight_update(struct dev *d, struct weight *w, const struct weight_src *parts, int n_parts,
+                                  int piece, int pieces)
 {
     struct dev *inner = checked_of(d)->inner;
-    if (!check_weight_update(d, w, parts, n_parts)) return;
-    inner->ops->weight_update(inner, w, parts, n_parts);
+    if (!check_weight_update(d, w, parts, n_parts, piece, pieces)) return;
+    inner->ops->weight_update(inner, w, parts, n_parts, piece, pieces);
     take_error(d);
 }
 

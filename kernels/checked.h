@@ -28,6 +28,9 @@ bool check_mat(struct dev *, const char *op, const char *name, const struct mat 
 /* n indices in 0 .. limit - 1 */
 bool check_index(struct dev *, const char *op, const char *name, const int32_t *index, int n, int64_t limit);
 bool check_floats(struct dev *, const char *op, const char *name, const float *); /* not NULL, aligned */
+/* y's columns are all outputs of w, or a slice from `first` on, whose ends are multiples of unit or the end */
+bool check_slice(struct dev *, const char *op, const struct made *w, int first, const struct mat *y, const char *name,
+                 int unit);
 bool check_act(struct dev *, const char *op, enum act_kind);
 bool mats_overlap(const struct mat *, const struct mat *); /* Do two matrices of floats share an element? */
 bool check_apart(struct dev *, const char *op, const struct mat *, const struct mat *);

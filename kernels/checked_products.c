@@ -15,8 +15,9 @@ bool check_linear_back(struct dev *d, const struct linear_back_args *a)
     const char *op = "linear_back";
     const struct made *w = find_made(d, a->w);
     need(w && w->rows, "w is not a weight of this device");
-    return check_mat(d, op, "dy", &a->dy, a->dy.rows, w->rows) && check_mat(d, op, "dx", &a->dx, a->dy.rows, w->cols) &&
-           check_apart(d, op, &a->dx, &a->dy);
+    return check_slice(d, op, w, a->first, &a->dy, "dy", BACK_SLICE) &&
+           check_mat(d, op, "dy", &a->dy, a->dy.rows, a->dy.cols) &&
+           check_mat(d, op, "dx", &a->dx, a->dy.rows, w->cols) && check_apart(d, op, &a->dx, &a->dy);
 }
 
 static bool check_lora_group(struct dev *d, const struct lora_args *a, const struct lora_group *g)

@@ -48,6 +48,13 @@ bool check_rope(struct dev *d, const struct rope_args *a)
                            check_index(d, op, "pos", a->pos, a->qkv.rows, INT32_MAX));
 }
 
+static bool check_some_heads(struct dev *d, const char *op, int heads, int head0, int n_heads)
+{
+    need(head0 >= 0 && n_heads >= 0 && (int64_t)head0 + n_heads <= heads && (n_heads || !head0),
+         "%d heads from %d on, of %d", n_heads, head0, heads);
+    return true;
+}
+
 static bool check_seqs(struct dev *d, const char *op, int window, int n_seqs, const int32_t *q_start, int T)
 {
     need(window >= 0 && n_seqs >= 0, "window %d, n_seqs %d", window, n_seqs);
@@ -67,7 +74,8 @@ bool check_attn_seq(struct dev *d, const struct attn_seq_args *a)
     return check_heads(d, op, "qkv", &a->qkv, H, a->kv_heads, a->head_dim) &&
            check_mat(d, op, "out", &a->out, T, H * a->head_dim) && check_mat(d, op, "lse", &a->lse, T, H) &&
            check_apart(d, op, &a->out, &a->qkv) && check_apart(d, op, &a->lse, &a->qkv) &&
-           check_apart(d, op, &a->out, &a->lse) && check_seqs(d, op, a->window, a->n_seqs, a->q_start, T);
+           check_apart(d, op, &a->out, &a->lse) && check_some_heads(d, op, H, a->head0, a->n_heads) &&
+           check_seqs(d, op, a->window, a->n_seqs, a->q_start, T);
 }
 
 bool check_attn_back(struct dev *d, const struct attn_back_args *a)
@@ -81,7 +89,7 @@ bool check_attn_back(struct dev *d, const struct attn_back_args *a)
         return false;
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         if (!check_apart(d, op, &a->dqkv, given[i])) return false;
-    return check_seqs(d, op, a->window, a->n_seqs, a->q_start, T);
+    return check_some_heads(d, op, H, a->head0, a->n_heads) && check_seqs(d, op, a->window, a->n_seqs, a->q_start, T);
 }
 
 bool check_head_norm_back(struct dev *d, const struct head_norm_back_args *a)

@@ -34,6 +34,9 @@ struct mat {
 };
 
 enum { KV_PAGE = 16 }; /* tokens in a KV page */
+enum {
+    WEIGHT_SLICE = 32
+}; /* a slice of a weight's outputs begins at a multiple of it, and ends at one or at the end */
 
 /* ---- weights ------------------------------------------------------------------------------------------------- */
 
@@ -111,11 +114,14 @@ struct add_args {
  * (nibble - 8)) * scale[n][g]) * (amax/127) A row of zeros gives b (amax below 2^-100 counts as zero); a row with a NaN
  * or an infinity gives NaN.
  * An outlier row, one with amax > 64 mean |x| (in f32), would leave little of its other values: what rounding left of
- * it, r = x - a * (amax/127), is quantised likewise with its own amax, and its product is added to the first. */
+ * it, r = x - a * (amax/127), is quantised likewise with its own amax, and its product is added to the first.
+ * A slice: y and b are of the outputs first .. first + N - 1 of w alone, which is not a gate_up weight; the same bits.
+ */
 struct linear_args {
     struct mat y, x;
     const struct weight *w;
     const float *b;
+    int first;
 };
 
 /* y = act(x Wg^T + bg) * (x Wu^T + bu): linear, then act_mul, with the gate first in w (2F rows, packed as gate_up) and
@@ -286,8 +292,10 @@ struct dev_ops {
     struct weight *(*weight_pack)(struct dev *, const struct weight_src *parts, int n_parts);
     void (*weight_free)(struct dev *, struct weight *);
     /* Packs other values of the same shape into a weight of floats in its place: f32 parts, rounded to the weight's
-     * type.  The weight must not be borrowed.  For training; enqueued like an op. */
-    void (*weight_update)(struct dev *, struct weight *, const struct weight_src *parts, int n_parts);
+     * type; or of `pieces` about equal pieces of it the one of that number alone.  The weight must not be borrowed. For
+     * training; enqueued like an op. */
+    void (*weight_update)(struct dev *, struct weight *, const struct weight_src *parts, int n_parts, int piece,
+                          int pieces);
     size_t (*weight_bytes)(const struct weight *);
     /* Packed bytes in a file: layout names their form, and changes when it does; NULL: the device has no such form, and
      * the two functions are NULL. */

@@ -56,7 +56,7 @@ static int tally_linear(struct dev_trace *t, const struct linear_args *a)
 {
     int row = a->w == t->head ? TRACE_HEAD : OP_linear;
     t->count[row].macs += (double)a->x.rows * a->x.cols * a->y.cols;
-    t->count[row].bytes += a->x.rows ? (double)t->own->weight_bytes(a->w) : 0;
+    t->count[row].bytes += a->x.rows && !a->first ? (double)t->own->weight_bytes(a->w) : 0; /* of slices, once */
     return row;
 }
 
@@ -76,7 +76,7 @@ static int tally_gemm(struct dev_trace *t, const struct gemm_args *a)
 static int tally_linear_back(struct dev_trace *t, const struct linear_back_args *a)
 {
     t->count[OP_linear_back].macs += (double)a->dx.rows * a->dx.cols * a->dy.cols;
-    t->count[OP_linear_back].bytes += a->dx.rows ? (double)t->own->weight_bytes(a->w) : 0;
+    t->count[OP_linear_back].bytes += a->dx.rows && !a->first ? (double)t->own->weight_bytes(a->w) : 0;
     return OP_linear_back;
 }
 
@@ -121,12 +121,14 @@ static int tally_seqs(struct dev_trace *t, enum op_id op, const int32_t *q_start
 
 static int tally_attn_seq(struct dev_trace *t, const struct attn_seq_args *a)
 {
-    return tally_seqs(t, OP_attn_seq, a->q_start, a->n_seqs, a->window, a->heads * a->head_dim);
+    int heads = a->n_heads ? a->n_heads : a->heads;
+    return tally_seqs(t, OP_attn_seq, a->q_start, a->n_seqs, a->window, heads * a->head_dim);
 }
 
 static int tally_attn_back(struct dev_trace *t, const struct attn_back_args *a)
 {
-    return tally_seqs(t, OP_attn_back, a->q_start, a->n_seqs, a->window, a->heads * a->head_dim);
+    int heads = a->n_heads ? a->n_heads : a->heads;
+    return tally_seqs(t, OP_attn_back, a->q_start, a->n_seqs, a->window, heads * a->head_dim);
 }
 
 /* ---- the table -----------------------------------------------------------------------------------------------------

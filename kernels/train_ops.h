@@ -22,13 +22,19 @@ struct gemm_args {
     float alpha;
 };
 
+enum { BACK_SLICE = 1280 }; /* outputs that linear_back sums at once, at most; whole slices of a weight */
+
 /* dx = dy W (+ dx).  dy (T, N), dx (T, K), w packed (N, K) of any type; of a gate_up weight N = 2F, gate first.  The
  * quantising of activations passes gradients through unchanged.  On a device opened with bf16_x, dy and the weight's
- * values may be rounded to bf16 unless w is f32. */
+ * values may be rounded to bf16 unless w is f32.
+ * Of a weight that is not gate_up, dy may be of the outputs first .. first + N - 1 alone, both ends at multiples of
+ * BACK_SLICE or at the end.  The sum over outputs is made slice by slice, in order: calls for neighbouring ranges in
+ * ascending order, all but the first with accumulate, give the bits of one call. */
 struct linear_back_args {
     struct mat dx, dy;
     const struct weight *w;
     bool accumulate;
+    int first;
 };
 
 /* What an adapter adds, y += scale * (x a^T) b^T, in columns [col, col + n) of y, for rows [row0, row0 + rows) of x and
@@ -74,22 +80,26 @@ struct rope_args {
 
 /* Causal attention of whole sequences: rows q_start[s] .. q_start[s+1]-1 of qkv (after rope) are sequence s and see
  * only each other, row i the rows max(first, i - window + 1) .. i (window 0: all).  out (T, H D); lse (T, H) the
- * natural log of the sum of exp(score). */
+ * natural log of the sum of exp(score).  With n_heads only the query heads head0 .. head0 + n_heads - 1; 0: all. */
 struct attn_seq_args {
     struct mat out, lse, qkv;
     int heads, kv_heads, head_dim, window;
     float scale;
     int n_seqs;
     const int32_t *q_start;
+    int head0, n_heads;
 };
 
-/* dqkv (T, (H + 2G) D) = the gradient by q, k and v, all columns written.  dout, out (T, H D), lse as above. */
+/* dqkv (T, (H + 2G) D) = the gradient by q, k and v, all columns written.  dout, out (T, H D), lse as above.  With
+ * n_heads, dq of those query heads alone, and what they give to dk and dv: the first query head of a KV head writes
+ * it, the others add to it.  Calls in ascending order of heads give the bits of one call. */
 struct attn_back_args {
     struct mat dqkv, dout, out, lse, qkv;
     int heads, kv_heads, head_dim, window;
     float scale;
     int n_seqs;
     const int32_t *q_start;
+    int head0, n_heads;
 };
 
 /* dx, in place, in columns [col, col + heads * head_dim): on entry the gradient by head_norm's result, on return by its

@@ -9,6 +9,7 @@
 #include "server/call.h"
 #include "server/data_dir.h"
 #include "server/json.h"
+#include "server/train_params.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -150,9 +151,13 @@ void api_adapters_delete(struct http_req *req)
     struct err e = {0};
     char files[8] = "";
     if (not_ready(app, req)) return;
+    if (query_get(req->query, "files", files, sizeof files) && strcmp(files, "true") != 0 &&
+        strcmp(files, "false") != 0) {
+        http_reply_error(req, 422, "validation", "files: must be true or false");
+        return;
+    }
     bool unloaded = engine_adapter_unload(app->engine, req->param, &e) == 0;
     if (unloaded) log_info("adapter unloaded name=%s", req->param);
-    query_get(req->query, "files", files, sizeof files);
     if (strcmp(files, "true") == 0) {
         struct deletion *d = mem_zalloc(sizeof *d);
         *d = (struct deletion){.app = app, .req = req, .name = mem_strdup(req->param), .unloaded = unloaded, .e = e};
@@ -277,12 +282,14 @@ static bool read_body(struct http_req *req, bool vllm, const char *name_key, con
         return false;
     }
     struct json_at top = {.obj = *tree, .path = "", .e = &e};
-    const char *missing = NULL;
+    const char *missing = NULL, *known[] = {name_key, path_key};
     if (!cJSON_IsObject(*tree))
         err_set(&e, ERR_INVALID, "expected a JSON object with the field `%s`", name_key);
-    else if (!json_get_string(&top, name_key, name))
+    else if (!vllm) /* vLLM's clients send fields that mean nothing here */
+        json_only(&top, known, path_key ? 2 : 1);
+    if (!e.code && !json_get_string(&top, name_key, name))
         missing = name_key;
-    else if (path_key && !json_get_string(&top, path_key, path))
+    else if (!e.code && path_key && !json_get_string(&top, path_key, path))
         missing = path_key;
     if (missing && !e.code) err_set(&e, ERR_INVALID, "%s: the field is missing", missing);
     if (!e.code) return true;

@@ -39,21 +39,44 @@ struct upload {
     struct buf filling, writing;
     uv_work_t work;
     bool busy, finish;
+    bool abandoned; /* it has its name, and will have no row */
     int fd;
     char *path, *temp;
     struct err write_error;
 };
 
-static void upload_free(struct upload *u)
+static void upload_delete(struct upload *u)
 {
-    if (u->busy) return; /* after_write comes back here */
-    if (u->fd >= 0) close(u->fd);
-    if (u->temp && !u->stored) unlink(u->temp);
     buf_free(&u->filling);
     buf_free(&u->writing);
     free(u->path);
     free(u->temp);
     free(u);
+}
+
+/* Pool thread. */
+static void leave_work(uv_work_t *w)
+{
+    struct upload *u = w->data;
+    close(u->fd);
+    if (!u->stored) unlink(u->temp);
+    if (u->abandoned) unlink(u->path);
+}
+
+static void after_leave(uv_work_t *w, int status)
+{
+    (void)status;
+    upload_delete(w->data);
+}
+
+/* Closing and unlinking may wait for the disk, which the loop must not. */
+static void upload_free(struct upload *u)
+{
+    if (u->busy) return; /* after_write comes back here */
+    if (u->fd < 0)
+        upload_delete(u);
+    else
+        CHECK(uv_queue_work(u->app->loop, &u->work, leave_work, after_leave) == 0);
 }
 
 /* ---- the row --------------------------------------------------------------------------------------------------- */
@@ -185,7 +208,7 @@ static void after_write(uv_work_t *w, int status)
     u->busy = false;
     buf_clear(&u->writing);
     if (!u->req) {
-        if (u->finish && !u->write_error.code) unlink(u->path); /* renamed, and the client left */
+        u->abandoned = u->finish && !u->write_error.code; /* renamed, and the client left */
         upload_free(u);
     } else if (u->write_error.code) {
         refuse_upload(u, 507, &u->write_error);
@@ -460,11 +483,21 @@ struct download {
     char block[BUFFER];
 };
 
+/* Pool thread.  The last to close a file that was deleted meanwhile deletes its bytes. */
+static void close_work(uv_work_t *w)
+{
+    close(((struct download *)w->data)->fd);
+}
+
+static void after_close(uv_work_t *w, int status)
+{
+    (void)status;
+    free(w->data);
+}
+
 static void download_free(struct download *d)
 {
-    if (d->busy) return;
-    close(d->fd);
-    free(d);
+    if (!d->busy) CHECK(uv_queue_work(d->app->loop, &d->work, close_work, after_close) == 0);
 }
 
 static void read_work(uv_work_t *w)
@@ -527,18 +560,20 @@ static void find_content(struct call *c, struct db *db)
 static void after_find(struct call *c)
 {
     struct download *d = c->user;
+    d->app = c->app;
+    d->work.data = d;
     if (!c->req || c->status >= 400) {
-        if (d->fd >= 0) close(d->fd);
-        free(d);
+        if (d->fd >= 0)
+            download_free(d);
+        else
+            free(d);
         return;
     }
     c->answered = true;
-    d->app = c->app;
     d->req = c->req;
     d->req->user = d;
     d->req->on_close = on_download_close;
     d->req->on_drain = on_room;
-    d->work.data = d;
     http_start(d->req, 200, "application/octet-stream");
     read_next(d);
 }

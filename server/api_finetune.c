@@ -566,47 +566,19 @@ void api_finetune_checkpoints(struct http_req *req)
 
 /* ---- acting ---------------------------------------------------------------------------------------------------- */
 
-static void act(struct call *c, struct db *db, enum job_action action)
-{
-    struct job_key k;
-    if (find(c, db, &k) && train_act(c, db, &k, action)) put_one(c, db, k.seq);
-}
-
-static void cancel(struct call *c, struct db *db)
-{
-    act(c, db, ACTION_CANCEL);
-}
-
-static void hold(struct call *c, struct db *db)
-{
-    act(c, db, ACTION_PAUSE);
-}
-
-static void resume(struct call *c, struct db *db)
-{
-    act(c, db, ACTION_RESUME);
-}
-
-static void start_act(struct http_req *req, call_fn *run)
-{
-    if (!loaded(req)) return;
-    struct call *c = call_new(req, true, run);
-    c->settle = train_settle_act;
-    c->after = train_after_act;
-    call_send(c);
-}
+static const struct train_view openai_view = {true, find, put_one};
 
 void api_finetune_cancel(struct http_req *req)
 {
-    start_act(req, cancel);
+    if (loaded(req)) train_start_act(req, &openai_view, ACTION_CANCEL);
 }
 
 void api_finetune_pause(struct http_req *req)
 {
-    start_act(req, hold);
+    if (loaded(req)) train_start_act(req, &openai_view, ACTION_PAUSE);
 }
 
 void api_finetune_resume(struct http_req *req)
 {
-    start_act(req, resume);
+    if (loaded(req)) train_start_act(req, &openai_view, ACTION_RESUME);
 }

@@ -305,7 +305,7 @@ static bool name_taken(struct call *c, struct db *db, const struct job_key *k)
     return true;
 }
 
-bool train_act(struct call *c, struct db *db, const struct job_key *k, enum job_action action)
+static bool train_act(struct call *c, struct db *db, const struct job_key *k, enum job_action action)
 {
     static const char *const names[] = {"cancelled", "paused", "resumed"};
     bool waits = k->state == JOB_QUEUED || k->state == JOB_PAUSED, runs = k->state == JOB_RUNNING;
@@ -340,7 +340,7 @@ bool train_act(struct call *c, struct db *db, const struct job_key *k, enum job_
 }
 
 /* A job that was cancelled while it waited leaves nothing behind. */
-void train_settle_act(struct call *c, struct db *db)
+static void settle_act(struct call *c, struct db *db)
 {
     if (c->status >= 400 || !c->path2) return;
     char *dir = data_path(db->dir, "checkpoints", c->path2);
@@ -349,7 +349,7 @@ void train_settle_act(struct call *c, struct db *db)
     job_data_remove(db->dir, c->path2);
 }
 
-void train_after_act(struct call *c)
+static void after_act(struct call *c)
 {
     if (c->status >= 400) return;
     jobs_notify(c->app->jobs, c->job);
@@ -359,8 +359,9 @@ void train_after_act(struct call *c)
 
 static void act(struct call *c, struct db *db, enum job_action action)
 {
+    const struct train_view *view = c->user;
     struct job_key k;
-    if (find(c, db, &k) && train_act(c, db, &k, action)) job_put(db, &c->out, k.seq);
+    if (view->find(c, db, &k) && train_act(c, db, &k, action)) view->put(c, db, k.seq);
 }
 
 static void cancel(struct call *c, struct db *db)
@@ -378,27 +379,36 @@ static void resume(struct call *c, struct db *db)
     act(c, db, ACTION_RESUME);
 }
 
-static void start_act(struct http_req *req, call_fn *run)
+void train_start_act(struct http_req *req, const struct train_view *view, enum job_action action)
 {
-    struct call *c = call_new(req, false, run);
-    c->settle = train_settle_act;
-    c->after = train_after_act;
+    static call_fn *const run[] = {[ACTION_CANCEL] = cancel, [ACTION_PAUSE] = hold, [ACTION_RESUME] = resume};
+    struct call *c = call_new(req, view->openai, run[action]);
+    c->user = (void *)view;
+    c->settle = settle_act;
+    c->after = after_act;
     call_send(c);
 }
 
+static void put_one(struct call *c, struct db *db, int64_t seq)
+{
+    job_put(db, &c->out, seq);
+}
+
+static const struct train_view native = {false, find, put_one};
+
 void api_train_cancel(struct http_req *req)
 {
-    start_act(req, cancel);
+    train_start_act(req, &native, ACTION_CANCEL);
 }
 
 void api_train_pause(struct http_req *req)
 {
-    start_act(req, hold);
+    train_start_act(req, &native, ACTION_PAUSE);
 }
 
 void api_train_resume(struct http_req *req)
 {
-    start_act(req, resume);
+    train_start_act(req, &native, ACTION_RESUME);
 }
 
 /* ---- deleting -------------------------------------------------------------------------------------------------- */
@@ -421,7 +431,7 @@ static void delete_job(struct call *c, struct db *db)
 
 static void settle_delete(struct call *c, struct db *db)
 {
-    train_settle_act(c, db);
+    settle_act(c, db);
     if (c->status >= 400 || !c->path2) return;
     char *board = data_path(db->dir, "tensorboard", c->path2);
     data_remove(board);

@@ -24,12 +24,17 @@ bool train_check(struct call *, struct db *, const struct train_spec *);
 struct train_limits train_limits_of(const struct app *);
 /* The job of this key, when the same request was made before: true and c->job, or an error answer. */
 bool train_replay(struct call *, struct db *);
-
-/* cancel, pause, resume: the state changes or a command is left for the runner; after carries it there. */
-enum job_action { ACTION_CANCEL, ACTION_PAUSE, ACTION_RESUME };
-bool train_act(struct call *, struct db *, const struct job_key *, enum job_action);
-void train_after_act(struct call *);
-void train_settle_act(struct call *, struct db *);
 void train_after_create(struct call *);
+
+enum job_action { ACTION_CANCEL, ACTION_PAUSE, ACTION_RESUME };
+
+/* How one of the APIs finds the job that a request names (or answers that there is none), and shows it. */
+struct train_view {
+    bool openai;
+    bool (*find)(struct call *, struct db *, struct job_key *);
+    void (*put)(struct call *, struct db *, int64_t seq);
+};
+/* Loop thread: a request to cancel, pause or resume.  The state changes, or a command is left for the runner. */
+void train_start_act(struct http_req *, const struct train_view *, enum job_action);
 
 #endif

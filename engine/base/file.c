@@ -1,14 +1,22 @@
 #include "engine/base/file.h"
 
+#include "engine/base/buf.h"
 #include "engine/base/mem.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+#ifndef RENAME_EXCHANGE
+#define RENAME_EXCHANGE 2
+#endif
 
 static int open_regular(const char *path, size_t *size, struct err *e)
 {
@@ -88,4 +96,109 @@ char *file_join(const char *dir, const char *name)
     if (a && dir[a - 1] != '/') p[a++] = '/';
     memcpy(p + a, name, b + 1);
     return p;
+}
+
+/* ---- writing --------------------------------------------------------------------------------------------------- */
+
+static int io_error(struct err *e, const char *path)
+{
+    return err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
+}
+
+int file_write_sync(const char *path, const void *data, size_t bytes, struct err *e)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644), rc = 0;
+    if (fd < 0) return io_error(e, path);
+    for (size_t at = 0; at < bytes && !rc;) {
+        ssize_t n = write(fd, (const char *)data + at, bytes - at < (1u << 30) ? bytes - at : 1u << 30);
+        if (n > 0) at += (size_t)n;
+        if (n <= 0 && errno != EINTR) rc = io_error(e, path);
+    }
+    if (!rc && fsync(fd)) rc = io_error(e, path);
+    if (close(fd) && !rc) rc = io_error(e, path);
+    return rc;
+}
+
+int file_replace(const char *path, const void *data, size_t bytes, struct err *e)
+{
+    struct buf tmp = {0};
+    buf_printf(&tmp, "%s.tmp", path);
+    int rc = file_write_sync(tmp.data, data, bytes, e);
+    if (!rc && rename(tmp.data, path)) rc = io_error(e, path);
+    if (rc) unlink(tmp.data);
+    buf_free(&tmp);
+    return rc;
+}
+
+int dir_sync(const char *path, struct err *e)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = 0;
+    if (fd < 0) return io_error(e, path);
+    if (fsync(fd)) rc = io_error(e, path);
+    close(fd);
+    return rc;
+}
+
+void dir_sync_parent(const char *path)
+{
+    char *p = mem_strdup(path), *slash = strrchr(p, '/');
+    struct err ignored;
+    if (slash) slash[slash == p] = 0; /* "/" stays */
+    dir_sync(slash ? p : ".", &ignored);
+    free(p);
+}
+
+int dir_make(const char *path, struct err *e)
+{
+    char *p = mem_strdup(path);
+    int rc = 0;
+    for (char *at = p + 1; !rc; at++) {
+        char was = *at;
+        if (was && was != '/') continue;
+        *at = 0;
+        if (mkdir(p, 0755) == 0)
+            dir_sync_parent(p);
+        else if (errno != EEXIST)
+            rc = io_error(e, p);
+        *at = was;
+        if (!was) break;
+    }
+    struct stat st;
+    if (!rc && (stat(path, &st) || !S_ISDIR(st.st_mode))) rc = err_set(e, ERR_IO, "%s: not a directory", path);
+    free(p);
+    return rc;
+}
+
+void dir_remove(const char *path)
+{
+    DIR *d = opendir(path);
+    for (struct dirent *f; d && (f = readdir(d));) {
+        if (strcmp(f->d_name, ".") == 0 || strcmp(f->d_name, "..") == 0) continue;
+        unlinkat(dirfd(d), f->d_name, 0);
+    }
+    if (d) closedir(d);
+    rmdir(path);
+}
+
+int dir_replace(const char *dir, const char *to, struct err *e)
+{
+    if (rename(dir, to) == 0) return dir_sync_parent(to), 0;
+    if (errno != ENOTEMPTY && errno != EEXIST) return io_error(e, to);
+    if (syscall(SYS_renameat2, AT_FDCWD, dir, AT_FDCWD, to, RENAME_EXCHANGE) == 0) { /* dir is the old one now */
+        dir_sync_parent(to);
+        dir_remove(dir);
+        return 0;
+    }
+    struct buf old = {0}; /* a file system that cannot */
+    buf_printf(&old, "%s.old", to);
+    dir_remove(old.data);
+    int rc = rename(to, old.data) ? io_error(e, to) : 0;
+    if (!rc && rename(dir, to)) {
+        rc = io_error(e, to);
+        rename(old.data, to);
+    }
+    if (!rc) dir_remove(old.data);
+    dir_sync_parent(to);
+    buf_free(&old);
+    return rc;
 }

@@ -1,5 +1,6 @@
-/* Whole files: mapped read-only, or read into memory with a limit.  Paths come from the operator, contents from
- * anybody. */
+/* Whole files: mapped read-only, read into memory with a limit, or written so that they stay; and directories made,
+ * exchanged and deleted.  Paths come from the operator, contents from anybody.  What is made is 0755 and 0644, less the
+ * umask. */
 #ifndef TANDEM_BASE_FILE_H
 #define TANDEM_BASE_FILE_H
 
@@ -20,5 +21,21 @@ int file_read(const char *path, size_t limit, char **data, size_t *size, struct 
 
 /* dir "/" name, owned by the caller. */
 char *file_join(const char *dir, const char *name);
+
+/* ---- writing; ERR_IO with the path and the system's reason ---- */
+
+/* Writes and syncs a file. */
+int file_write_sync(const char *path, const void *data, size_t bytes, struct err *e);
+/* Writes `path`.tmp, syncs it and renames it: there is the old file or the whole new one.  The name is durable after
+ * dir_sync. */
+int file_replace(const char *path, const void *data, size_t bytes, struct err *e);
+int dir_make(const char *path, struct err *e); /* with its parents, durably; fine when it is there */
+int dir_sync(const char *path, struct err *e);
+/* The directory that `path` is in: a rename is kept by it.  Where it fails, a crash now may lose the name, not what has
+ * it. */
+void dir_sync_parent(const char *path);
+void dir_remove(const char *path); /* with the files in it; no directories in it */
+/* dir becomes `to`, in one step even where that is there already; what it was is deleted. */
+int dir_replace(const char *dir, const char *to, struct err *e);
 
 #endif

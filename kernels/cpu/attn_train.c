@@ -2,7 +2,7 @@
  *
  * Forward, a task is one block of query rows of one head.  Backward, it is one head of one sequence: dk and dv of a KV
  * head are sums over the rows of all its query heads, and each query head sums its own, block by block, before they are
- * added in order. */
+ * added in order: in one call, or in several for some of the heads each. */
 #include "kernels/cpu/cpu.h"
 
 #include <string.h>
@@ -16,12 +16,22 @@ struct attn_train {
     struct attn_seq_args a;
     const struct mat *dqkv, *dout; /* of the backward only */
     int seq0, seq1, dim_pad;
-    int units, units_per_task; /* of the run in hand */
-    int *block0;               /* (n_seqs + 1) blocks of TILE rows in the sequences before, from seq0 on */
-    float *keys;               /* packed: (blocks, kv_heads, stride) */
+    int head0, heads, kv0, kv_heads; /* the query heads in hand, and the KV heads they read */
+    int units, units_per_task;       /* of the run in hand */
+    int *block0;                     /* (n_seqs + 1) blocks of TILE rows in the sequences before, from seq0 on */
+    float *keys;                     /* packed: (blocks, kv_heads in hand, stride) */
     size_t stride;
-    float *sums; /* (2, heads, blocks * TILE, dim_pad): dk, then dv */
+    float *sums; /* (2, heads in hand, blocks * TILE, dim_pad): dk, then dv */
 };
+
+static void heads_open(struct attn_train *r)
+{
+    int group = r->a.heads / r->a.kv_heads;
+    r->head0 = r->a.head0;
+    r->heads = r->a.n_heads ? r->a.n_heads : r->a.heads;
+    r->kv0 = r->head0 / group;
+    r->kv_heads = (r->head0 + r->heads - 1) / group + 1 - r->kv0;
+}
 
 static int seq_rows(const struct attn_train *r, int s)
 {
@@ -65,7 +75,7 @@ static void rows_turn(float *to, const float *from, int head_dim, int dim_pad)
 /* Packs the keys and values of one block and KV head: see struct attn_head. */
 static void pack_unit(const struct attn_train *r, int unit)
 {
-    int block = unit / r->a.kv_heads, g = unit % r->a.kv_heads, s = block_seq(r, block), D = r->a.head_dim;
+    int block = unit / r->kv_heads, g = r->kv0 + unit % r->kv_heads, s = block_seq(r, block), D = r->a.head_dim;
     int row0 = (block - r->block0[s]) * TILE, left = seq_rows(r, s) - row0, n = left < TILE ? left : TILE;
     size_t k_col = (size_t)(r->a.heads + g) * D, v_col = (size_t)(r->a.heads + r->a.kv_heads + g) * D;
     size_t rows = (size_t)TILE * r->dim_pad, turned = (size_t)TILE * D;
@@ -85,7 +95,7 @@ static void pack_unit(const struct attn_train *r, int unit)
 static struct attn_head head_open(const struct attn_train *r, int s, int h)
 {
     int g = h / (r->a.heads / r->a.kv_heads), D = r->a.head_dim;
-    size_t unit = (size_t)r->block0[s] * r->a.kv_heads + g, rows = (size_t)TILE * r->dim_pad;
+    size_t unit = (size_t)r->block0[s] * r->kv_heads + (g - r->kv0), rows = (size_t)TILE * r->dim_pad;
     const float *keys = r->keys + unit * r->stride;
     struct attn_head head = {.head_dim = D,
                              .dim_pad = r->dim_pad,
@@ -95,11 +105,11 @@ static struct attn_head head_open(const struct attn_train *r, int s, int h)
                              .v = keys,
                              .k_t = keys + rows,
                              .v_t = keys + rows + (size_t)TILE * D,
-                             .stride = r->stride * r->a.kv_heads};
+                             .stride = r->stride * r->kv_heads};
     if (r->dqkv) {
         size_t all = (size_t)r->block0[r->seq1] * TILE * r->dim_pad;
-        head.dk = r->sums + h * all + (size_t)r->block0[s] * rows;
-        head.dv = head.dk + r->a.heads * all;
+        head.dk = r->sums + (h - r->head0) * all + (size_t)r->block0[s] * rows;
+        head.dv = head.dk + r->heads * all;
     }
     return head;
 }
@@ -124,7 +134,7 @@ static float *tile_open(const struct attn_train *r, struct attn_tile *t, int wor
 static void tile_unit(const struct attn_train *r, int unit, int worker)
 {
     const struct attn_seq_args *a = &r->a;
-    int block = unit / a->heads, h = unit % a->heads, s = block_seq(r, block), D = a->head_dim;
+    int block = unit / r->heads, h = r->head0 + unit % r->heads, s = block_seq(r, block), D = a->head_dim;
     int row0 = (block - r->block0[s]) * TILE, left = seq_rows(r, s) - row0, first = a->q_start[s] + row0;
     struct attn_head head = head_open(r, s, h);
     struct attn_tile t = {.head = &head, .row0 = row0, .n = left < TILE ? left : TILE};
@@ -138,7 +148,7 @@ static void tile_unit(const struct attn_train *r, int unit, int worker)
 static void back_unit(const struct attn_train *r, int unit, int worker)
 {
     const struct attn_seq_args *a = &r->a;
-    int s = r->seq0 + unit / a->heads, h = unit % a->heads, D = a->head_dim;
+    int s = r->seq0 + unit / r->heads, h = r->head0 + unit % r->heads, D = a->head_dim;
     struct attn_head head = head_open(r, s, h);
     struct attn_tile t = {.head = &head};
     float *dout = tile_open(r, &t, worker);
@@ -159,18 +169,23 @@ static void back_unit(const struct attn_train *r, int unit, int worker)
     }
 }
 
-/* dk and dv of one block of rows and KV head: the sums of its query heads, in order */
+/* dk and dv of one block of rows and KV head: the sums of its query heads, in order, after those of calls before */
 static void fold_unit(const struct attn_train *r, int unit)
 {
     const struct attn_seq_args *a = &r->a;
-    int block = unit / a->kv_heads, g = unit % a->kv_heads, s = block_seq(r, block), D = a->head_dim;
+    int block = unit / r->kv_heads, g = r->kv0 + unit % r->kv_heads, s = block_seq(r, block), D = a->head_dim;
     int group = a->heads / a->kv_heads, row0 = (block - r->block0[s]) * TILE, left = seq_rows(r, s) - row0;
-    int n = left < TILE ? left : TILE;
+    int n = left < TILE ? left : TILE, from = g * group, end = from + group;
+    bool begun = from < r->head0;
+    from = begun ? r->head0 : from;
+    end = end < r->head0 + r->heads ? end : r->head0 + r->heads;
     size_t all = (size_t)r->block0[r->seq1] * TILE * r->dim_pad;
     for (int k = 0; k < 2; k++) { /* dk, dv */
-        float *sum = r->sums + ((size_t)k * a->heads + g * group) * all + (size_t)block * TILE * r->dim_pad;
-        for (int h = 1; h < group; h++) r->isa->add(sum, sum + h * all, n * r->dim_pad);
-        size_t col = (size_t)(a->heads + k * a->kv_heads + g) * D;
+        size_t first = (size_t)k * r->heads + (from - r->head0), col = (size_t)(a->heads + k * a->kv_heads + g) * D;
+        float *sum = r->sums + first * all + (size_t)block * TILE * r->dim_pad;
+        for (int i = 0; begun && i < n; i++)
+            r->isa->add(sum + (size_t)i * r->dim_pad, mat_row(r->dqkv, a->q_start[s] + row0 + i) + col, D);
+        for (int h = 1; h < end - from; h++) r->isa->add(sum, sum + h * all, n * r->dim_pad);
         rows_give(r->dqkv, a->q_start[s] + row0, n, col, sum, D, r->dim_pad);
     }
 }
@@ -200,13 +215,13 @@ static void units_run(struct attn_train *r, pool_fn *task, int units, double ns)
 static bool wave_open(struct attn_train *r, const char *op, int seq0, int seq1)
 {
     struct cpu_dev *d = r->d;
-    int blocks = 0, G = r->a.kv_heads, D = r->a.head_dim;
+    int blocks = 0, G = r->kv_heads, D = r->a.head_dim;
     for (int s = seq0; s < seq1; s++) blocks += (seq_rows(r, s) + TILE - 1) / TILE;
     r->seq0 = seq0, r->seq1 = seq1;
     r->stride = (size_t)TILE * (r->dim_pad + (r->dqkv ? 2 : 1) * D);
     r->stride = (r->stride + 15) / 16 * 16;
     size_t index = ((size_t)r->a.n_seqs + 1) * sizeof(int), keys = (size_t)blocks * G * r->stride * sizeof(float);
-    size_t sums = r->dqkv ? (size_t)2 * r->a.heads * blocks * TILE * r->dim_pad * sizeof(float) : 0;
+    size_t sums = r->dqkv ? (size_t)2 * r->heads * blocks * TILE * r->dim_pad * sizeof(float) : 0;
     index = (index + 63) / 64 * 64;
     char *mem = scratch_get(&d->train, index + keys + sums);
     for (int i = 0; mem && i < d->head.threads; i++)
@@ -228,7 +243,7 @@ static bool wave_open(struct attn_train *r, const char *op, int seq0, int seq1)
     return true;
 }
 
-/* products over head_dim of sequences seq0 .. seq1 - 1, in all heads */
+/* products over head_dim of sequences seq0 .. seq1 - 1, in the heads in hand */
 static double wave_macs(const struct attn_train *r)
 {
     double scores = 0;
@@ -236,30 +251,31 @@ static double wave_macs(const struct attn_train *r)
         double n = seq_rows(r, s), seen = r->a.window && r->a.window < n ? r->a.window : n / 2;
         scores += n * (seen + TILE / 2.0);
     }
-    return scores * r->a.heads * r->dim_pad;
+    return scores * r->heads * r->dim_pad;
 }
 
 void cpu_attn_seq(struct dev *head, const struct attn_seq_args *a)
 {
     struct cpu_dev *d = cpu_of(head);
     struct attn_train r = {.isa = d->isa, .d = d, .a = *a, .dim_pad = (a->head_dim + 15) / 16 * 16};
+    heads_open(&r);
     if (a->qkv.rows == 0 || !wave_open(&r, "attn_seq", 0, a->n_seqs)) return;
-    units_run(&r, tile_task, r.block0[r.seq1] * a->heads, wave_macs(&r) * 2 / 20);
+    units_run(&r, tile_task, r.block0[r.seq1] * r.heads, wave_macs(&r) * 2 / 20);
 }
 
 void cpu_attn_back(struct dev *head, const struct attn_back_args *b)
 {
     struct cpu_dev *d = cpu_of(head);
     struct attn_train r = {.isa = d->isa, .d = d, .dqkv = &b->dqkv, .dout = &b->dout};
-    r.a = (struct attn_seq_args){b->out,      b->lse,    b->qkv,   b->heads,  b->kv_heads,
-                                 b->head_dim, b->window, b->scale, b->n_seqs, b->q_start};
+    r.a = (struct attn_seq_args){b->out,    b->lse,   b->qkv,    b->heads,   b->kv_heads, b->head_dim,
+                                 b->window, b->scale, b->n_seqs, b->q_start, b->head0,    b->n_heads};
+    heads_open(&r);
     r.dim_pad = (b->head_dim + 15) / 16 * 16;
     for (int seq0 = 0, seq1; seq0 < b->n_seqs; seq0 = seq1) {
         for (seq1 = seq0 + 1; seq1 < b->n_seqs && b->q_start[seq1 + 1] - b->q_start[seq0] <= WAVE_ROWS;) seq1++;
         if (b->q_start[seq1] == b->q_start[seq0]) continue;
         if (!wave_open(&r, "attn_back", seq0, seq1)) return;
-        units_run(&r, back_task, (seq1 - seq0) * b->heads, wave_macs(&r) * 5 / 20);
-        units_run(&r, fold_task, r.block0[seq1] * b->kv_heads,
-                  (double)r.block0[seq1] * TILE * b->heads * r.dim_pad / 4);
+        units_run(&r, back_task, (seq1 - seq0) * r.heads, wave_macs(&r) * 5 / 20);
+        units_run(&r, fold_task, r.block0[seq1] * r.kv_heads, (double)r.block0[seq1] * TILE * r.heads * r.dim_pad / 4);
     }
 }

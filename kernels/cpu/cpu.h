@@ -300,7 +300,10 @@ TRAIN_OPS(X)
 
 struct weight *cpu_weight_pack(struct dev *, const struct weight_src *parts, int n_parts);
 void cpu_weight_free(struct dev *, struct weight *);
-void cpu_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts);
+void cpu_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts, int piece,
+                       int pieces);
+/* w; or its outputs first .. first + n - 1 as a weight of their own in *slice, which has no memory of its own. */
+const struct weight *weight_slice(const struct weight *w, int first, int n, struct weight *slice);
 size_t cpu_weight_bytes(const struct weight *);
 const void *cpu_weight_packed(const struct weight *, size_t *bytes);
 struct weight *cpu_weight_open(struct dev *, const struct weight_src *shape, const void *packed, size_t bytes);

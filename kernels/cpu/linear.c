@@ -140,7 +140,9 @@ static void run_job(struct dev *head, const struct lin_job *job, const char *op)
 
 void cpu_linear(struct dev *d, const struct linear_args *a)
 {
-    run_job(d, &(struct lin_job){.w = a->w, .y = a->y, .x = a->x, .b = a->b}, "linear");
+    struct weight slice;
+    const struct weight *w = weight_slice(a->w, a->first, a->y.cols, &slice);
+    run_job(d, &(struct lin_job){.w = w, .y = a->y, .x = a->x, .b = a->b}, "linear");
 }
 
 void cpu_gate_up(struct dev *d, const struct gate_up_args *a)

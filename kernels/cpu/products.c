@@ -3,7 +3,8 @@
  * Two ways to a product.  Few columns (an adapter's rank) are dot products of long rows: memory is read once, and no
  * lane is wasted.  Else the right factor is turned into panels, 32 columns wide, in a worker's scratch, and the block
  * kernels of `linear` run over them as over a weight; a panel stays in the core's cache while all rows pass.  A long
- * reduction is cut into chunks that are added up in order.  Which way is taken, and the chunks, depend on the shapes
+ * reduction is cut into chunks that are added up in order; of linear_back they are whole slices of outputs, so that a
+ * call for some of the slices adds what a call for all would.  Which way is taken, and the chunks, depend on the shapes
  * only, and without ta not on the number of rows. */
 #include "kernels/cpu/cpu.h"
 
@@ -11,6 +12,7 @@ enum { DOT_COLS = 32, DEPTH_MAX = 1280, WIDE_DEPTH = 64, SWAP_COLS = 256 };
 /* Columns of the left factor that a task turns at once (of one that is read by rows many, for the sake of memory), and
  * what a worker needs for it: a slice of a block of rows. */
 enum { BLOCK_MOST = 12, SLICE_LEAST = 128, SLICE_MOST = 512, TURN = BLOCK_MOST * SLICE_MOST };
+_Static_assert((int)DEPTH_MAX == (int)BACK_SLICE && (int)WEIGHT_SLICE == (int)PAIR, "what callers may cut at");
 _Static_assert((int)TURN >= 2 * PAIR * PAIR, "the tiles of a panel");
 
 struct product {
@@ -209,14 +211,14 @@ static bool run_chunk(struct product *p)
 /* The reduction in chunks of `unit` from 0 to n: k, or pairs of outputs. */
 static void run_chunks(struct product *p, int n, int unit, const char *op)
 {
-    int chunks = (n * unit + DEPTH_MAX - 1) / DEPTH_MAX;
+    int chunks = (n * unit + DEPTH_MAX - 1) / DEPTH_MAX, slice = DEPTH_MAX / unit;
     if (chunks < 1) chunks = 1;
     bool accumulate = p->job.accumulate;
     if (p->job.y.rows == 0) return;
     p->job.into = true;
     for (int i = 0; i < chunks; i++) {
-        p->from = (int)((int64_t)n * i / chunks);
-        p->to = (int)((int64_t)n * (i + 1) / chunks);
+        p->from = p->back ? i * slice : (int)((int64_t)n * i / chunks);
+        p->to = p->back && i + 1 < chunks ? p->from + slice : (int)((int64_t)n * (i + 1) / chunks);
         p->depth = p->padded = (p->to - p->from) * unit;
         if (unit > 1 && !p->gathered && p->to == n) p->depth = p->left.cols - p->from * unit;
         p->job.accumulate = accumulate || i > 0;
@@ -339,14 +341,16 @@ void cpu_gemm(struct dev *head, const struct gemm_args *a)
 
 void cpu_linear_back(struct dev *head, const struct linear_back_args *a)
 {
+    struct weight slice;
+    const struct weight *w = weight_slice(a->w, a->first, a->dy.cols, &slice);
     struct product p = {.d = cpu_of(head),
                         .job = {.y = a->dx, .alpha = 1, .accumulate = a->accumulate},
-                        .half = head->bf16_x && a->w->t != DT_F32,
+                        .half = head->bf16_x && w->t != DT_F32,
                         .cols = a->dx.cols,
-                        .back = a->w,
+                        .back = w,
                         .left = a->dy,
-                        .gathered = a->w->gate_up || a->w->t == DT_I8};
-    run_chunks(&p, a->w->pairs, PAIR, "linear_back");
+                        .gathered = w->gate_up || w->t == DT_I8};
+    run_chunks(&p, w->pairs, PAIR, "linear_back");
 }
 
 /* ---- sums ---------------------------------------------------------------------------------------------------- */

@@ -276,16 +276,20 @@ static void apply_penalties(float *z, const struct sample_row *r)
     }
 }
 
-/* The logits of the tokens that are allowed; the others' are -infinity. */
+/* The logits of the tokens that are allowed; the others' are -infinity.  A word of the mask is mostly ones or mostly
+ * zeros: the rest is put right bit by bit. */
 static void copy_allowed(float *z, const float *logits, int V, const uint32_t *allowed)
 {
     for (int at = 0; at < V; at += 32) {
         int n = V - at < 32 ? V - at : 32;
-        uint32_t bits = allowed[at / 32];
-        if (bits == UINT32_MAX)
+        uint32_t bits = allowed[at / 32], last = UINT32_MAX >> (32 - n), odd = bits & last;
+        if (__builtin_popcount(bits) >= 16) {
             memcpy(z + at, logits + at, (size_t)n * sizeof *z);
-        else
-            for (int i = 0; i < n; i++) z[at + i] = bits >> i & 1 ? logits[at + i] : -INFINITY;
+            for (odd = ~bits & last; odd; odd &= odd - 1) z[at + __builtin_ctz(odd)] = -INFINITY;
+        } else {
+            for (int i = 0; i < n; i++) z[at + i] = -INFINITY;
+            for (; odd; odd &= odd - 1) z[at + __builtin_ctz(odd)] = logits[at + __builtin_ctz(odd)];
+        }
     }
 }
 

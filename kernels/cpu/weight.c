@@ -12,6 +12,7 @@ struct pack_job {
     const struct weight_src *parts;
     int n_parts;
     const struct isa *isa;
+    int pair0, pair1, pairs_per_task; /* of an update */
 };
 
 /* the part that an output lies in, and its row there; NULL: padding */
@@ -185,8 +186,8 @@ struct weight *cpu_weight_pack(struct dev *head, const struct weight_src *parts,
 static void update_task(void *ctx, int task, int worker)
 {
     const struct pack_job *j = ctx;
-    int chunk = (j->w->pairs + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX, n;
-    for (int pair = task * chunk; pair < (task + 1) * chunk && pair < j->w->pairs; pair++) {
+    int from = j->pair0 + task * j->pairs_per_task, n;
+    for (int pair = from; pair < from + j->pairs_per_task && pair < j->pair1; pair++) {
         const float *row[PAIR];
         for (int lane = 0; lane < PAIR; lane++) {
             const struct weight_src *s = part_of(j, pair, lane, &n);
@@ -196,11 +197,31 @@ static void update_task(void *ctx, int task, int worker)
     }
 }
 
-void cpu_weight_update(struct dev *d, struct weight *w, const struct weight_src *parts, int n_parts)
+void cpu_weight_update(struct dev *d, struct weight *w, const struct weight_src *parts, int n_parts, int piece,
+                       int pieces)
 {
     struct pack_job j = {w, parts, n_parts, cpu_of(d)->isa};
-    int chunk = (w->pairs + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX;
-    cpu_run(cpu_of(d), update_task, &j, (w->pairs + chunk - 1) / chunk, (double)w->data_bytes);
+    j.pair0 = (int)((int64_t)w->pairs * piece / pieces);
+    j.pair1 = (int)((int64_t)w->pairs * (piece + 1) / pieces);
+    int n = j.pair1 - j.pair0;
+    if (n == 0) return;
+    j.pairs_per_task = (n + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX;
+    cpu_run(cpu_of(d), update_task, &j, (n + j.pairs_per_task - 1) / j.pairs_per_task,
+            (double)n * (double)w->pair_bytes);
+}
+
+const struct weight *weight_slice(const struct weight *w, int first, int n, struct weight *slice)
+{
+    if (first == 0 && n == w->rows) return w;
+    int pair = first / PAIR;
+    *slice = *w;
+    slice->rows = n;
+    slice->pairs = (n + PAIR - 1) / PAIR;
+    slice->data += (size_t)pair * w->pair_bytes;
+    slice->data_bytes = (size_t)slice->pairs * w->pair_bytes;
+    if (w->scale) slice->scale += (size_t)pair * PAIR;
+    if (w->bias_sum) slice->bias_sum += (size_t)pair * PAIR;
+    return slice;
 }
 
 const void *cpu_weight_packed(const struct weight *w, size_t *bytes)

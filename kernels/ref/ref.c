@@ -181,9 +181,10 @@ static void ref_linear(struct dev *d, const struct linear_args *a)
         bool outlier = w->q && is_outlier(x, w->cols);
         for (int k = 0; outlier && k < w->cols; k++) rest[k] = fmaf(-(float)q[k], step, x[k]);
         if (outlier) step2 = quantise(q2, rest, w->cols);
-        for (int n = 0; n < w->rows; n++) {
-            double y = w->q ? dot_int(w, n, q, step) : dot_float(w, n, x, d->bf16_x);
-            if (outlier) y += dot_int(w, n, q2, step2);
+        for (int n = 0; n < a->y.cols; n++) {
+            int o = a->first + n;
+            double y = w->q ? dot_int(w, o, q, step) : dot_float(w, o, x, d->bf16_x);
+            if (outlier) y += dot_int(w, o, q2, step2);
             mat_row(&a->y, t)[n] = (float)(y + (a->b ? a->b[n] : 0));
         }
     }

@@ -30,6 +30,7 @@ void ref_sample(struct dev *, const struct sample_args *);
 TRAIN_OPS(X)
 #undef X
 
-void ref_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts);
+void ref_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts, int piece,
+                       int pieces);
 
 #endif

@@ -136,11 +136,12 @@ static void attn_seq_head(const struct attn_seq_args *a, int start, int t, int h
 
 void ref_attn_seq(struct dev *d, const struct attn_seq_args *a)
 {
+    int end = a->n_heads ? a->head0 + a->n_heads : a->heads;
     double *score = doubles(d, "attn_seq", (size_t)a->qkv.rows);
     if (!score) return;
     for (int s = 0; s < a->n_seqs; s++)
         for (int t = a->q_start[s]; t < a->q_start[s + 1]; t++)
-            for (int h = 0; h < a->heads; h++) attn_seq_head(a, a->q_start[s], t, h, score);
+            for (int h = a->head0; h < end; h++) attn_seq_head(a, a->q_start[s], t, h, score);
     free(score);
 }
 
@@ -164,18 +165,20 @@ static void attn_back_head(const struct attn_back_args *a, int start, int t, int
     for (int c = 0; c < D; c++) dq[c] = (float)sum[c];
 }
 
-static void attn_back_seq(const struct attn_back_args *a, int start, int end, int g, double *dk, double *dv)
+/* query head h; the first of its KV head writes dk and dv, the others add */
+static void attn_back_seq(const struct attn_back_args *a, int start, int end, int h, double *dk, double *dv)
 {
-    int D = a->head_dim, group = a->heads / a->kv_heads;
+    int D = a->head_dim, group = a->heads / a->kv_heads, g = h / group;
     size_t n = (size_t)(end - start) * D;
     memset(dk, 0, n * sizeof *dk);
     memset(dv, 0, n * sizeof *dv);
-    for (int t = start; t < end; t++)
-        for (int h = g * group; h < (g + 1) * group; h++) attn_back_head(a, start, t, h, dk, dv);
+    for (int t = start; t < end; t++) attn_back_head(a, start, t, h, dk, dv);
     for (int t = start; t < end; t++)
         for (int c = 0; c < D; c++) {
-            head_of(&a->dqkv, t, a->heads + g, D)[c] = (float)dk[(size_t)(t - start) * D + c];
-            head_of(&a->dqkv, t, a->heads + a->kv_heads + g, D)[c] = (float)dv[(size_t)(t - start) * D + c];
+            float *to_k = head_of(&a->dqkv, t, a->heads + g, D) + c;
+            float *to_v = head_of(&a->dqkv, t, a->heads + a->kv_heads + g, D) + c;
+            *to_k = (float)(dk[(size_t)(t - start) * D + c] + (h % group ? *to_k : 0));
+            *to_v = (float)(dv[(size_t)(t - start) * D + c] + (h % group ? *to_v : 0));
         }
 }
 
@@ -187,8 +190,9 @@ void ref_attn_back(struct dev *d, const struct attn_back_args *a)
         dev_fail(d, "attn_back", "head_dim is %d", a->head_dim);
         return;
     }
+    int end = a->n_heads ? a->head0 + a->n_heads : a->heads;
     for (int s = 0; s < a->n_seqs; s++)
-        for (int g = 0; g < a->kv_heads; g++) attn_back_seq(a, a->q_start[s], a->q_start[s + 1], g, sums, sums + n);
+        for (int h = a->head0; h < end; h++) attn_back_seq(a, a->q_start[s], a->q_start[s + 1], h, sums, sums + n);
     free(sums);
 }
 

@@ -33,7 +33,10 @@ void ref_linear_back(struct dev *d, const struct linear_back_args *a)
             const float *dy = mat_row(&a->dy, t);
             float *dx = mat_row(&a->dx, t) + k;
             double sum = a->accumulate ? *dx : 0;
-            for (int n = 0; n < a->w->rows; n++) sum += (double)dy[n] * ref_weight_at(a->w, n, k);
+            for (int n = 0; n < a->dy.cols; n++) { /* slices as floats, so that calls for some of them add up to one */
+                if (n && n % BACK_SLICE == 0) sum = (float)sum;
+                sum += (double)dy[n] * ref_weight_at(a->w, a->first + n, k);
+            }
             *dx = (float)sum;
         }
 }
@@ -84,15 +87,18 @@ void ref_col_sum(struct dev *d, const struct col_sum_args *a)
     }
 }
 
-void ref_weight_update(struct dev *d, struct weight *w, const struct weight_src *parts, int n_parts)
+void ref_weight_update(struct dev *d, struct weight *w, const struct weight_src *parts, int n_parts, int piece,
+                       int pieces)
 {
-    float *to = w->f;
+    size_t all = (size_t)w->rows * w->cols, from = all * (size_t)piece / (size_t)pieces, at = 0;
+    size_t end = all * ((size_t)piece + 1) / (size_t)pieces;
     for (int i = 0; i < n_parts; i++) {
-        const float *from = parts[i].data;
+        const float *data = parts[i].data;
         size_t n = (size_t)parts[i].rows * parts[i].cols;
-        for (size_t k = 0; k < n; k++)
-            *to++ = w->t == DT_F32    ? from[k]
-                    : w->t == DT_BF16 ? bf16_to_f32(f32_to_bf16(from[k]))
-                                      : f16_to_f32(f32_to_f16(from[k]));
+        for (size_t k = 0; k < n; k++, at++)
+            if (at >= from && at < end)
+                w->f[at] = w->t == DT_F32    ? data[k]
+                           : w->t == DT_BF16 ? bf16_to_f32(f32_to_bf16(data[k]))
+                                             : f16_to_f32(f32_to_f16(data[k]));
     }
 }

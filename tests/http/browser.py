@@ -139,6 +139,10 @@ class Page:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
 
+    def slow(self, bytes_per_second):
+        """Answers come at most so fast, so that what happens on the way can be seen on any machine."""
+        self.call("Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=bytes_per_second, uploadThroughput=-1)
+
     def js(self, expression):
         """The value of an expression, which may be a promise."""
         found = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)

@@ -28,6 +28,16 @@ def train(page, name, steps):
     page.fill("#train-held", "0.1")
 
 
+def shrink(folder):
+    """256 colours are enough for a page; without Pillow the files are twice as large."""
+    try:
+        from PIL import Image
+    except ImportError:
+        return
+    for path in folder.glob("console*.png"):
+        Image.open(path).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
 def main(out):
     out.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, Server(Path(folder) / "log", "--threads", "2") as server, Browser() as browser:
@@ -57,6 +67,7 @@ def main(out):
         page.screenshot(out / "console-training.png")
         stop.set()
         others.join()
+    shrink(out)
 
 
 main(Path(sys.argv[1]))

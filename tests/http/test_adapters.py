@@ -126,6 +126,8 @@ def test_vllm_routes(server, folder):
 BAD = [
     ({"name": "x"}, 422, "path: the field is missing"),
     ({"path": "qv"}, 422, "name: the field is missing"),
+    ({"name": "x", "path": "qv", "scale": 2}, 422, "scale: unknown field"),
+    ({"nam": "x", "path": "qv"}, 422, "nam: unknown field; did you mean `name`?"),
     ({"name": 7, "path": "qv"}, 422, "name: expected a string"),
     ([], 422, "expected a JSON object"),
     ({"name": "../x", "path": "qv"}, 422, "an adapter's name"),
@@ -196,6 +198,8 @@ def test_data_directory(start, tmp_path):
         assert server.post("/adapters", {"name": "again", "path": "trained"}).status_code == 201
         assert requests.delete(server.url + "/adapters/again").json() == {"name": "again", "deleted": True}
         assert (tmp_path / "adapters" / "trained").exists()
+        unclear = requests.delete(server.url + "/adapters/trained?files=yes")
+        assert unclear.status_code == 422 and names(server) == ["trained"]
         gone = requests.delete(server.url + "/adapters/trained?files=true").json()
         assert gone == {"name": "trained", "deleted": True, "files_deleted": True}
         assert not (tmp_path / "adapters" / "trained").exists() and names(server) == []

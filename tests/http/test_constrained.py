@@ -100,6 +100,24 @@ def test_forms(server):
 
 
 @pytest.mark.smoke
+def test_openai_routes(start):
+    def ask(path, **more):
+        return s.post(path, {"model": "tgi", "max_tokens": 200, "temperature": 1.0, "seed": 3, **more})
+    chat = {"path": "/v1/chat/completions", "messages": [{"role": "user", "content": "Who?"}]}
+    with start("--chat-template", "plain") as s:
+        body = ask(**chat, response_format={"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}).json()
+        valid(PERSON, body["choices"][0]["message"]["content"])
+        assert body["choices"][0]["finish_reason"] == "stop"
+        body = ask("/v1/completions", prompt="Yes or no? ", structured_outputs={"choice": ["yes", "no"]}).json()
+        assert body["choices"][0]["text"] in ("yes", "no")
+        body = ask("/v1/completions", prompt="Tel: ", structured_outputs={"regex": r"\d{3}-\d{4}"}).json()
+        assert re.fullmatch(r"\d{3}-\d{4}", body["choices"][0]["text"])
+        for answer in (ask(**chat, response_format={"type": "json_schema", "json_schema": {"schema": {"not": {}}}}), ask(**chat, response_format={"type": "xml"})):
+            assert answer.status_code == 400
+            assert "not supported" in answer.json()["error"]["message"], answer.text
+
+
+@pytest.mark.smoke
 def test_streaming(server):
     whole = constrained(server, {"type": "json", "value": PERSON}, seed=11).json()
     seen = stream(server, "JSON:", grammar={"type": "json", "value": PERSON}, max_new_tokens=480, do_sample=True, seed=11)

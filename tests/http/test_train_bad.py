@@ -1,11 +1,12 @@
 """What POST /train and its neighbours refuse, each with a message that says what is wrong; and a daemon that serves on."""
 import json
 import os
+import shutil
 import socket
 
 import pytest
 import requests
-from conftest import wait_for
+from conftest import ROOT, wait_for
 from training import job, jsonl, request, rows, wait_over
 
 
@@ -232,6 +233,23 @@ def test_a_learning_rate_that_explodes_is_reported_not_fatal(train):
     found = wait_over(train, train.post("/train", body).json()["id"])
     assert found["status"] in ("succeeded", "failed")
     assert found["status"] == "succeeded" or found["error"]["message"]
+
+
+def test_weights_that_are_no_numbers(start, tmp_path):
+    """Three steps without a finite loss, back, three more: the job fails and says so; the daemon serves on."""
+    model = shutil.copytree(ROOT / "tests/fixtures/models/tinystories-656k", tmp_path / "model")
+    weights = model / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    n = int.from_bytes(content[:8], "little")
+    norm = json.loads(content[8:8 + n])["model.norm.weight"]
+    nan = {"F32": b"\0\0\xc0\x7f", "BF16": b"\xc0\x7f", "F16": b"\0\x7e"}[norm["dtype"]]
+    at = 8 + n + norm["data_offsets"][0]
+    content[at:at + len(nan)] = nan
+    weights.write_bytes(content)
+    with start("--kv-cache-bytes", "16M", model=model) as s:
+        found = wait_over(s, s.post("/train", request("nan", dataset={"rows": [{"input_ids": [5, 6, 7 + i]} for i in range(20)]})).json()["id"])
+        assert found["status"] == "failed" and "without a finite loss" in found["error"]["message"], found
+        assert s.get("/adapters").json()["adapters"] == [] and s.get("/health").status_code == 200
 
 
 def test_not_ready(start):

@@ -2,6 +2,7 @@
 import json
 import random
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -55,10 +56,13 @@ def test_an_adapter_is_written(rows, tmp_path):
 
 
 def test_a_model_is_written_and_served(rows, tmp_path):
-    out = tmp_path / "model"
-    got = train(rows, out, "--method", "full", "--random-init", "--epochs", 1)
+    base, out = shutil.copytree(SMALL, tmp_path / "base"), tmp_path / "model"
+    for name in ("README.md", "notes.json", "heldout.txt"):
+        (base / name).write_text("{}")
+    got = train(rows, out, "--method", "full", "--random-init", "--epochs", 1, "--model", base)
     assert got.returncode == 0, got.stderr.decode()
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= set(files(out))
+    assert not {"README.md", "notes.json", "heldout.txt"} & set(files(out))  # of the base alone
     text = subprocess.run([BINARY, "generate", "--model", out, "--prompt", "the cat", "--max-new-tokens", "5"], capture_output=True, env=ENV)
     assert text.returncode == 0, text.stderr.decode()
 

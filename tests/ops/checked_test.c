@@ -56,6 +56,8 @@ static void check_dense(struct dev *d)
     expect_error(d, "linear", "y too wide");
     op_linear(d, (struct linear_args){mat_f32(y, T, 4), mx, (struct weight *)x, NULL});
     expect_error(d, "linear", "not a weight");
+    op_linear(d, (struct linear_args){mat_f32(y, T, 2), mx, wt, NULL, 2});
+    expect_error(d, "linear", "a slice from 2 on");
     op_linear(d, (struct linear_args){mat_f32(y, T, 4), mx, wt, NULL});
     CHECK(!d->error.op, "a good call failed: %s", d->error.msg);
     d->ops->weight_free(d, wt);
@@ -149,6 +151,9 @@ static void check_training(struct dev *d)
     a.n_seqs = 2, a.out = y;
     op_attn_seq(d, a);
     expect_error(d, "attn_seq", "out too wide");
+    a.out = head, a.head0 = H - 1, a.n_heads = 2;
+    op_attn_seq(d, a);
+    expect_error(d, "attn_seq", "a head too many");
     struct attn_back_args back = {x, head, head, lse, x, H, 1, D, 0, 1, 2, index};
     op_attn_back(d, back);
     expect_error(d, "attn_back", "dqkv is qkv");
@@ -199,6 +204,8 @@ static void check_products(struct dev *d)
     expect_error(d, "linear_back", "dx and dy in turn");
     op_linear_back(d, (struct linear_back_args){x, y, (struct weight *)(void *)p[0], false});
     expect_error(d, "linear_back", "not a weight");
+    op_linear_back(d, (struct linear_back_args){x, mat_f32(p[1], T, 2), w, false});
+    expect_error(d, "linear_back", "half a slice");
     d->ops->weight_free(d, w);
     struct lora_part part = {p[2], p[3], 2, 1, N, 1}, fits = part;
     struct lora_group group[] = {{0, 2, 1, &part}, {1, 1, 1, &fits}};

@@ -561,6 +561,14 @@ void test_train_bits(const char *const *levels, int n_levels)
                      first->level);
             compare_bits(label, got, want, n_out(op, s));
             if (i % 3 != 1) alone(d, op, s, in, got);
+            for (int by_head = 1; s->n_seqs && i % 3 == 1 && by_head < s->H; by_head += 3) {
+                struct shape some = *s;
+                some.by_head = by_head;
+                float *parts = run_on(d, op, &some, in);
+                snprintf(label, sizeof label, "%s: %s, %d heads a call", name, d->level, by_head);
+                compare_bits(label, parts, want, n_out(op, s));
+                free(parts);
+            }
             if (c == 0) {
                 flat_run(d, flat[1]);
                 compare_bits("adamw, square_sum, axpby", flat[1], flat[0], FLAT);

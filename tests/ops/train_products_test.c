@@ -429,7 +429,13 @@ static void update_case(struct dev *d, enum dtype t, int N, int K, bool gate_up)
     struct weight *w = any_put(d, &old), *want = any_put(d, &rounded);
     struct weight_src src[2] = {fresh.part[0].src, fresh.part[1].src};
     snprintf(label, sizeof label, "weight_update %s N=%d K=%d gate_up %d", dtype_name(t), N, K, gate_up);
-    d->ops->weight_update(d, w, src, fresh.n_parts);
+    for (int piece = 0; piece < 3; piece++) {
+        if (N % 3) {
+            d->ops->weight_update(d, w, src, fresh.n_parts, 0, 1);
+            break;
+        }
+        d->ops->weight_update(d, w, src, fresh.n_parts, (piece + 1) % 3, 3);
+    }
     check_device(label, d);
     struct twin x = twin_make(d, d, 3, K, 0), y = twin_make(d, d, 3, N, 0), z = twin_make(d, d, 3, N, 0);
     op_linear(d, (struct linear_args){y.dev, x.dev, w, NULL});
@@ -453,11 +459,15 @@ static void update_refused(struct dev *d)
     struct weight *w8 = any_put(d, &c), *wf = any_put(d, &f);
     struct weight_src src = f.part[0].src, narrow = src;
     narrow.cols = 7;
-    d->ops->weight_update(d, w8, &src, 1);
+    d->ops->weight_update(d, w8, &src, 1, 0, 1);
     CHECK(d->error.op && !strcmp(d->error.op, "weight_update"), "an int8 weight was updated");
     dev_clear_error(d);
-    d->ops->weight_update(d, wf, &narrow, 1);
+    d->ops->weight_update(d, wf, &narrow, 1, 0, 1);
     CHECK(d->error.op && !strcmp(d->error.op, "weight_update"), "a weight was updated in another shape");
+    dev_clear_error(d);
+    d->ops->weight_update(d, wf, &f.part[0].src, 1, 2, 2);
+    CHECK(d->error.op && !strcmp(d->error.op, "weight_update"),
+          "a weight was updated in a piece that it does not have");
     dev_clear_error(d);
     d->ops->weight_free(d, w8), d->ops->weight_free(d, wf);
     any_free(&c), any_free(&f);
@@ -565,6 +575,52 @@ static float *bits_sum(const struct bits_case *b, struct dev *d, int row0, int r
     return bits_take(d, b, c);
 }
 
+/* A weight's outputs in slices: linear writes each slice of y, linear_back adds up slice by slice, and the bits are
+ * those of one call. */
+static void slices_check(struct dev *d, struct weight_kind kind, bool accumulate)
+{
+    enum { T = 14, K = 64, N = 2 * BACK_SLICE + 75 };
+    static const int forward[] = {0, 32, 96, 1280, 2624, N}, back[] = {0, 1280, N}, back3[] = {0, 1280, 2560, N};
+    char label[LABEL];
+    size_t wide = (size_t)T * N, narrow = (size_t)T * K;
+    float *big = random_floats(wide, 1), *small = random_floats(narrow, 1), *bias = random_floats(N, 1);
+    struct any_weight c = any_weight(kind, N, K, false);
+    struct weight *w = any_put(d, &c);
+    float *x = put(d, small, narrow * 4), *dy = put(d, big, wide * 4), *b = put(d, bias, N * 4);
+    float *y = put(d, big, wide * 4), *y2 = put(d, NULL, wide * 4), *dx = put(d, small, narrow * 4);
+    op_linear(d, (struct linear_args){mat_f32(y, T, N), mat_f32(x, T, K), w, b});
+    op_linear_back(d, (struct linear_back_args){mat_f32(dx, T, K), mat_f32(dy, T, N), w, accumulate});
+    for (int i = 0; i + 1 < (int)(sizeof forward / sizeof *forward); i++) {
+        int from = forward[i], n = forward[i + 1] - from;
+        struct mat part = {y2 + from, DT_F32, T, n, N};
+        op_linear(d, (struct linear_args){part, mat_f32(x, T, K), w, b + from, from});
+    }
+    d->ops->finish(d);
+    float *want = get(d, y, wide), *got = get(d, y2, wide), *want_back = get(d, dx, narrow);
+    snprintf(label, sizeof label, "linear %s/%d in slices", dtype_name(kind.t), kind.group);
+    check_device(label, d);
+    compare_bits(label, got, want, wide);
+    for (int way = 0; way < 2; way++) {
+        const int *at = way ? back3 : back;
+        float *dx2 = put(d, small, narrow * 4);
+        for (int i = 0; at[i] < N; i++) {
+            struct mat part = {dy + at[i], DT_F32, T, at[i + 1] - at[i], N};
+            op_linear_back(d, (struct linear_back_args){mat_f32(dx2, T, K), part, w, accumulate || i > 0, at[i]});
+        }
+        d->ops->finish(d);
+        float *sum = get(d, dx2, narrow);
+        snprintf(label, sizeof label, "linear_back %s/%d in %d slices", dtype_name(kind.t), kind.group, way + 2);
+        check_device(label, d);
+        compare_bits(label, sum, want_back, narrow);
+        free(sum);
+        d->ops->free(d, dx2);
+    }
+    void *device[] = {x, dy, b, y, y2, dx}, *host[] = {big, small, bias, want, got, want_back};
+    for (size_t i = 0; i < sizeof device / sizeof *device; i++) d->ops->free(d, device[i]), free(host[i]);
+    d->ops->weight_free(d, w);
+    any_free(&c);
+}
+
 static void bits_check(const struct bits_case *b, const char *const *levels, int n_levels)
 {
     float *want = NULL;
@@ -616,6 +672,11 @@ static void nan_check(const struct bits_case *b, const char *level)
     dev_close(d);
 }
 
+static void test_slices(struct dev *d)
+{
+    for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) slices_check(d, weight_kinds[k], k % 2);
+}
+
 static void bits_run(struct bits_case b, const char *const *levels, int n_levels)
 {
     size_t left = (size_t)(b.rows ? b.rows : 1) * (size_t)b.depth, right = (size_t)(b.cols + b.depth) * (size_t)b.depth;
@@ -662,10 +723,12 @@ void test_train_products(const char *const *levels, int n_levels)
     bits_run((struct bits_case){"col_sum", 1, 203, bits_sum, .depth = 50}, levels, n_levels);
     struct dev *ref = open_checked("ref", 1);
     test_updates(ref);
+    test_slices(ref);
     dev_close(ref);
     for (int i = 0; i < n_levels; i++) {
         struct dev *d = open_checked(levels[i], 2);
         test_updates(d);
+        test_slices(d);
         dev_close(d);
     }
 }

@@ -214,11 +214,22 @@ static struct attn_seq_args attn_args(struct bed *b, const struct shape *s, cons
                                   .q_start = bed_put(b, s->q_start, sizeof s->q_start)};
 }
 
+/* The next heads, in the calls that the shape wants; false: they were all.  heads[0] and [1]: first, and how many. */
+static bool next_heads(const struct shape *s, int heads[2])
+{
+    heads[0] = heads[1] < 0 ? 0 : heads[0] + heads[1];
+    heads[1] = !s->by_head || s->H - heads[0] < s->by_head ? s->H - heads[0] : s->by_head;
+    return heads[1] > 0;
+}
+
 static void attn_seq_run(struct dev *d, const struct shape *s, const float *in, float *out)
 {
     struct bed b = {d, s->pad};
     struct attn_seq_args a = attn_args(&b, s, in);
-    op_attn_seq(d, a);
+    for (int h[2] = {0, -1}; next_heads(s, h);) {
+        a.head0 = h[0], a.n_heads = s->by_head ? h[1] : 0;
+        op_attn_seq(d, a);
+    }
     bed_take(&b, &a.lse, bed_take(&b, &a.out, out));
     bed_end(&b, "attn_seq");
 }
@@ -238,18 +249,21 @@ static void attn_back_run(struct dev *d, const struct shape *s, const float *in,
     struct attn_seq_args a = attn_args(&b, s, in);
     struct mat dout = bed_mat(&b, in + size_qkv(s), s->T, s->H * s->D), dqkv = bed_mat(&b, NULL, s->T, a.qkv.cols);
     op_attn_seq(d, a);
-    op_attn_back(d, (struct attn_back_args){.dqkv = dqkv,
-                                            .dout = dout,
-                                            .out = a.out,
-                                            .lse = a.lse,
-                                            .qkv = a.qkv,
-                                            .heads = s->H,
-                                            .kv_heads = s->G,
-                                            .head_dim = s->D,
-                                            .window = s->window,
-                                            .scale = a.scale,
-                                            .n_seqs = s->n_seqs,
-                                            .q_start = a.q_start});
+    for (int h[2] = {0, -1}; next_heads(s, h);)
+        op_attn_back(d, (struct attn_back_args){.dqkv = dqkv,
+                                                .dout = dout,
+                                                .out = a.out,
+                                                .lse = a.lse,
+                                                .qkv = a.qkv,
+                                                .heads = s->H,
+                                                .kv_heads = s->G,
+                                                .head_dim = s->D,
+                                                .window = s->window,
+                                                .scale = a.scale,
+                                                .n_seqs = s->n_seqs,
+                                                .q_start = a.q_start,
+                                                .head0 = h[0],
+                                                .n_heads = s->by_head ? h[1] : 0});
     bed_take(&b, &dqkv, out);
     bed_end(&b, "attn_back");
 }

@@ -30,6 +30,12 @@ def test_every_route_is_described_and_every_description_is_a_route():
     assert len(have) > 40
 
 
+def test_every_hyperparameter_is_described():
+    table = (ROOT / "server/train_params.c").read_text().split("} fields[] = {", 1)[1].split("};", 1)[0]
+    schema = yaml.safe_load((ROOT / "docs/openapi.yaml").read_text())["components"]["schemas"]["Hyperparameters"]
+    assert set(re.findall(r'^    \{"(\w+)"', table, re.M)) == set(schema["properties"])
+
+
 def test_a_missing_route_is_found():
     table = 'static const struct http_route routes[] = {\n    {HTTP_M_GET, "/a", f, 0},\n    {HTTP_M_POST, "/b/*", g, 1, h},\n};\n'
     assert routed(table) == {("GET", "/a"), ("POST", "/b/{}")}

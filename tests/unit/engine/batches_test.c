@@ -1,4 +1,4 @@
-/* Steps and micro-batches: every row once an epoch, budgets kept, the same from any point on. */
+/* Steps and micro-batches: every row once an epoch, budgets kept, the same from any point on; and their planning. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,7 +8,10 @@
 
 #include "engine/base/mem.h"
 #include "engine/batches.h"
+#include "engine/train_params.h"
+#include "engine/train_rows.h"
 #include "kernels/rng.h"
+#include "tests/train/rows.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -218,12 +221,42 @@ static void test_length_groups(void **state)
     free(length);
 }
 
+static bool stop_then(void *looks)
+{
+    return --*(int *)looks == 0;
+}
+
+/* A job of a thousand epochs is not planned to the end when somebody wants it stopped. */
+static void test_stopped(void **state)
+{
+    (void)state;
+    struct dataset *data = rows_make(8, 100, 3);
+    struct train_params p;
+    train_params_default(&p, TRAIN_LORA);
+    p.epochs = 1000;
+    p.micro_tokens = 512;
+    for (int at = 1; at < 4; at++) {
+        int looks = at;
+        struct train_job job = {.data = data, .stop = stop_then, .stop_arg = &looks};
+        struct train_rows rows = {0}, held_out = {0};
+        struct err e = {0};
+        uint64_t left_out;
+        assert_int_equal(train_rows_open(&rows, &held_out, &job, &p, 100, &left_out, &e), ERR_FULL);
+        assert_string_equal(e.msg, "stopped before it began");
+        assert_int_equal(looks, 0);
+        train_rows_close(&rows);
+        train_rows_close(&held_out);
+    }
+    free(data);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_row_once), cmocka_unit_test(test_continue_anywhere),
         cmocka_unit_test(test_what_matters),   cmocka_unit_test(test_packing_is_tight),
         cmocka_unit_test(test_length_groups),  cmocka_unit_test(test_micro_max),
+        cmocka_unit_test(test_stopped),
     };
     return cmocka_run_group_tests_name("batches", tests, NULL, NULL);
 }

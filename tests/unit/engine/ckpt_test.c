@@ -38,7 +38,7 @@ static void write_step(int64_t step)
 {
     struct err e = {0};
     fill(step);
-    if (ckpt_write(dir, JOB, step, parts, 2, &e)) fail_msg("%s", e.msg);
+    if (ckpt_write(dir, JOB, step, -1, parts, 2, &e)) fail_msg("%s", e.msg);
 }
 
 /* The step found, with its values in the parts. */
@@ -49,7 +49,7 @@ static int64_t read_newest(int *warnings)
     int64_t step = 0;
     memset(small, 0, sizeof small);
     memset(big, 0, sizeof big);
-    if (ckpt_read(dir, JOB, parts, 2, &step, &b, &e)) fail_msg("%s", e.msg);
+    if (ckpt_read(dir, JOB, INT64_MAX, parts, 2, &step, &b, &e)) fail_msg("%s", e.msg);
     *warnings = b.len > 0;
     for (size_t i = 0; i < b.len; i++) *warnings += b.data[i] == '\n';
     buf_free(&b);
@@ -102,8 +102,35 @@ static void test_newest(void **state)
     }
     write_step(4000); /* again: after going back */
     assert_int_equal(read_newest(&warnings), 4000);
-    ckpt_prune(dir, 1);
+    ckpt_prune(dir, 1, -1);
     assert_int_equal(entries(), 1);
+}
+
+/* One that is named stays however old it is; what is newer than it can be passed over, and forgotten. */
+static void test_kept(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct buf warnings = {0};
+    int64_t step;
+    int n;
+    clear();
+    for (int64_t s = 0; s < 6; s++) {
+        fill(s);
+        assert_int_equal(ckpt_write(dir, JOB, s, 1, parts, 2, &e), 0);
+    }
+    assert_int_equal(entries(), 1 + CKPT_KEEP);
+    assert_int_equal(ckpt_read(dir, JOB, 3, parts, 2, &step, &warnings, &e), 0);
+    assert_int_equal(step, 1);
+    assert_string_equal(small, "step 1");
+    assert_int_equal(ckpt_read(dir, JOB, 0, parts, 2, &step, &warnings, &e), 0);
+    assert_int_equal(step, -1);
+    assert_int_equal(warnings.len, 0);
+    ckpt_forget(dir, 4);
+    assert_int_equal(entries(), 2);
+    assert_int_equal(read_newest(&n), 4);
+    ckpt_prune(dir, 0, 1);
+    assert_int_equal(read_newest(&n), 1);
 }
 
 static void flip(const char *path, long at)
@@ -157,7 +184,7 @@ static void test_every_byte(void **state)
         struct err e = {0};
         struct buf b = {0};
         int64_t step = 0;
-        int rc = ckpt_read(dir, JOB, parts, 2, &step, &b, &e);
+        int rc = ckpt_read(dir, JOB, INT64_MAX, parts, 2, &step, &b, &e);
         if (rc || step != -1) fail_msg("byte %ld of the manifest: %d, step %lld", at, rc, (long long)step);
         buf_free(&b);
     }
@@ -172,10 +199,10 @@ static void test_other_job(void **state)
     clear();
     write_step(3);
     fill(9);
-    assert_int_equal(ckpt_read(dir, JOB + 1, parts, 2, &step, &b, &e), ERR_INVALID);
+    assert_int_equal(ckpt_read(dir, JOB + 1, INT64_MAX, parts, 2, &step, &b, &e), ERR_INVALID);
     assert_non_null(strstr(e.msg, "another job"));
     assert_string_equal(small, "step 9"); /* left alone */
-    assert_int_equal(ckpt_read(dir, JOB, parts, 1, &step, &b, &e), ERR_INVALID);
+    assert_int_equal(ckpt_read(dir, JOB, INT64_MAX, parts, 1, &step, &b, &e), ERR_INVALID);
     assert_int_equal(entries(), 1); /* nobody deleted it */
     buf_free(&b);
 }
@@ -213,7 +240,7 @@ static void test_full_disk(void **state)
     low.rlim_cur = 2000;
     setrlimit(RLIMIT_FSIZE, &low);
     fill(4);
-    int rc = ckpt_write(dir, JOB, 4, parts, 2, &e);
+    int rc = ckpt_write(dir, JOB, 4, -1, parts, 2, &e);
     setrlimit(RLIMIT_FSIZE, &was);
     assert_int_equal(rc, ERR_IO);
     assert_non_null(strstr(e.msg, "big.bin"));
@@ -245,9 +272,9 @@ static void test_replace(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_newest),    cmocka_unit_test(test_damage),     cmocka_unit_test(test_every_byte),
-        cmocka_unit_test(test_other_job), cmocka_unit_test(test_unfinished), cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_replace),
+        cmocka_unit_test(test_kept),       cmocka_unit_test(test_newest),    cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_every_byte), cmocka_unit_test(test_other_job), cmocka_unit_test(test_unfinished),
+        cmocka_unit_test(test_full_disk),  cmocka_unit_test(test_replace),
     };
     snprintf(dir, sizeof dir, "/tmp/tandem-ckpt-%d", (int)getpid());
     int failed = cmocka_run_group_tests_name("ckpt", tests, NULL, NULL);

@@ -10,7 +10,6 @@
 #define EOT "<|endoftext|>"
 
 static struct tokenizer *tokenizer;
-static char dir[] = "/tmp/tandem-dataset-XXXXXX";
 
 static int try_open(const struct dataset_source *s, enum dataset_format format, int max_length,
                     struct dataset_report *r, struct err *e)
@@ -133,17 +132,6 @@ static const struct {
     {IDS, "{\"input_ids\": [1, 2], \"labels\": [1, 3]}", "labels[1] is neither input_ids[1] nor -100"},
 };
 
-static char *file_of(const char *name, const char *bytes, size_t n)
-{
-    struct buf path = {0};
-    buf_printf(&path, "%s/%s", dir, name);
-    FILE *f = fopen(path.data, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(bytes, 1, n, f), n);
-    fclose(f);
-    return path.data;
-}
-
 /* MUCH and LONG stand for 300 and 5000 letters. */
 static void put_row(struct buf *out, const char *row)
 {
@@ -265,7 +253,8 @@ static void test_bad_files(void **state)
         unlink(path);
         free(path);
     }
-    struct dataset_source none = {.path = "/nowhere/a.jsonl", .name = "a.jsonl"}, folder = {.path = dir, .name = "a"};
+    struct dataset_source none = {.path = "/nowhere/a.jsonl", .name = "a.jsonl"},
+                          folder = {.path = scratch, .name = "a"};
     check_error(&none, "a.jsonl", "no such file", &wrong);
     check_error(&folder, "a", "not a regular file", &wrong);
     struct dataset_source object = inline_rows("{\"text\": \"a\"}"), cut = inline_rows("[{\"text\": \"a\"");
@@ -308,13 +297,13 @@ static void test_limits(void **state)
 static int start(void **state)
 {
     tokenizer = byte_level();
-    return mkdtemp(dir) ? 0 : -1;
+    return scratch_make(state);
 }
 
 static int end(void **state)
 {
     tokenizer_close(tokenizer);
-    return rmdir(dir);
+    return scratch_remove(state);
 }
 
 int main(int argc, char **argv)

@@ -15,8 +15,7 @@
 #include <unistd.h>
 
 static struct tokenizer *tokenizer;
-static char dir[] = "/tmp/tandem-dataset-XXXXXX";
-static char cache[sizeof dir + 8];
+static char cache[sizeof scratch + 8];
 static struct buf rows;
 
 static int32_t eos(void)
@@ -331,8 +330,8 @@ static void test_sha256(void **state)
 static int start(void **state)
 {
     tokenizer = byte_level();
-    if (!mkdtemp(dir)) return -1;
-    snprintf(cache, sizeof cache, "%s/cache", dir);
+    if (scratch_make(state)) return -1;
+    snprintf(cache, sizeof cache, "%s/cache", scratch);
     buf_str(&rows, "[");
     for (int i = 0; i < 299; i++) buf_printf(&rows, "\"%d, a text of some %d words %d\",", i, i * 7 % 100, i * i);
     buf_str(&rows, "\"\"]");
@@ -343,7 +342,7 @@ static int end(void **state)
 {
     tokenizer_close(tokenizer);
     buf_free(&rows);
-    return rmdir(cache) | rmdir(dir);
+    return rmdir(cache) | scratch_remove(state);
 }
 
 int main(int argc, char **argv)

@@ -11,12 +11,41 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <setjmp.h>
 
 #include <cmocka.h>
 
 static const char *fixtures; /* tests/fixtures/models */
+
+/* A directory of the tests' own, made before them; that it cannot be removed after them says that something was left.
+ */
+static char scratch[] = "/tmp/tandem-dataset-XXXXXX";
+
+static inline int scratch_make(void **state)
+{
+    (void)state;
+    return mkdtemp(scratch) ? 0 : -1;
+}
+
+static inline int scratch_remove(void **state)
+{
+    (void)state;
+    return rmdir(scratch);
+}
+
+/* A file there; unlink and free it. */
+static inline char *file_of(const char *name, const char *bytes, size_t n)
+{
+    struct buf path = {0};
+    buf_printf(&path, "%s/%s", scratch, name);
+    FILE *f = fopen(path.data, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, n, f), n);
+    fclose(f);
+    return path.data;
+}
 
 static inline struct tokenizer *load(const char *name)
 {

@@ -203,19 +203,6 @@ static void test_duplicates(void **state)
 
 /* ---- kinds of files ---------------------------------------------------------------------------------------------- */
 
-static char dir[] = "/tmp/tandem-dataset-XXXXXX";
-
-static char *file_of(const char *name, const char *bytes, size_t n)
-{
-    struct buf path = {0};
-    buf_printf(&path, "%s/%s", dir, name);
-    FILE *f = fopen(path.data, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(bytes, 1, n, f), n);
-    fclose(f);
-    return path.data;
-}
-
 static void check_file(const char *name, const char *text, enum dataset_format format, const char *expected)
 {
     char *path = file_of(name, text, strlen(text));
@@ -443,16 +430,6 @@ static void test_any_boundary(void **state)
     }
 }
 
-static int make_dir(void **state)
-{
-    return mkdtemp(dir) ? 0 : -1;
-}
-
-static int remove_dir(void **state)
-{
-    return rmdir(dir);
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -476,5 +453,5 @@ int main(int argc, char **argv)
     };
     if (argc < 2) return 2;
     fixtures = argv[1];
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

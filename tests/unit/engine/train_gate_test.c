@@ -6,6 +6,7 @@
 #include "kernels/ops.h"
 
 #include <limits.h>
+#include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -62,7 +63,7 @@ static void test_null_is_open(void **state)
     (void)state;
     train_gate_pass(NULL);
     train_gate_leave(NULL);
-    assert_int_equal(train_gate_rows(NULL, 1000, 1e9, 0), 1000);
+    assert_int_equal(train_gate_rows(NULL, WORK_MOVE, 1000, 1e9, 0), 1000);
     assert_false(train_gate_wanted(NULL));
     assert_int_equal(train_gate_give(NULL, 1000, NULL, NULL), 0);
 }
@@ -117,13 +118,36 @@ static void test_rows(void **state)
     struct train_gate *g = train_gate_new(NULL, NULL, NULL);
     train_gate_open(g);
     train_gate_pass(g);
-    assert_int_equal(train_gate_rows(g, 1, 1e12, 0), 1);
-    assert_int_equal(train_gate_rows(g, 64, 1, 0), 64); /* cheap rows: all of them */
-    int n = train_gate_rows(g, 1000000, 1e6, 0);
+    assert_int_equal(train_gate_rows(g, WORK_LINEAR, 1, 1e12, 0), 1);
+    assert_int_equal(train_gate_rows(g, WORK_LINEAR, 64, 1, 0), 64); /* cheap rows: all of them */
+    int n = train_gate_rows(g, WORK_LINEAR, 1000000, 1e6, 0);
     assert_true(n >= 1 && n < 1000000); /* dear ones are cut */
     assert_true(n <= 16 || n % 16 == 0);
-    assert_int_equal(train_gate_rows(g, 5, 1e15, 0), 1);
-    assert_int_equal(train_gate_rows(g, 1000, 1e12, 40e12), 16); /* about half of what is fixed */
+    assert_int_equal(train_gate_rows(g, WORK_LINEAR, 5, 1e15, 0), 1);
+    assert_int_equal(train_gate_rows(g, WORK_LINEAR, 1000, 1e12, 40e12), 16); /* about half of what is fixed */
+    train_gate_free(g);
+}
+
+/* An op that took long makes the next ones of its kind smaller, and no others. */
+static void test_rates(void **state)
+{
+    (void)state;
+    struct train_gate *g = train_gate_new(NULL, NULL, NULL);
+    train_gate_open(g);
+    train_gate_pass(g);
+    assert_true(isinf(train_gate_room(NULL, WORK_MOVE)));
+    double move = train_gate_room(g, WORK_MOVE), loss = train_gate_room(g, WORK_LOSS);
+    train_gate_cost(g, WORK_MOVE, 1);
+    for (uint64_t until = clock_now() + 1000000; clock_now() < until;) {
+    }
+    train_gate_pass(g);
+    assert_true(train_gate_room(g, WORK_MOVE) < move);
+    assert_true(train_gate_room(g, WORK_LOSS) == loss);
+    move = train_gate_room(g, WORK_MOVE);
+    train_gate_pass(g); /* nobody said what it cost */
+    assert_true(train_gate_room(g, WORK_MOVE) == move);
+    train_gate_finest(g, 1000);
+    assert_true(train_gate_room(g, WORK_MOVE) < move);
     train_gate_free(g);
 }
 
@@ -169,8 +193,9 @@ static void test_share(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_null_is_open), cmocka_unit_test(test_turns),  cmocka_unit_test(test_stop),
-        cmocka_unit_test(test_rows),         cmocka_unit_test(test_errors), cmocka_unit_test(test_share),
+        cmocka_unit_test(test_null_is_open), cmocka_unit_test(test_turns), cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_rates),        cmocka_unit_test(test_rows),  cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_share),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

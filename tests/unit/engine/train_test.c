@@ -42,7 +42,23 @@ struct run {
     int64_t pause_at; /* -1: never */
     int64_t resumed;  /* -1: not */
     bool recompute;
+    struct model *broken; /* after nan_at steps, for the three that follow; nan_at 0: never */
+    int64_t nan_at;
+    float was;
 };
+
+/* A weight is no number for three steps, once. */
+static void break_weight(struct run *r, int64_t step)
+{
+    float *w = &r->broken->w.norm_w[3];
+    if (step == r->nan_at) {
+        r->was = *w;
+        *w = NAN;
+    } else if (step == r->nan_at + 3) {
+        *w = r->was;
+        r->nan_at = 0;
+    }
+}
 
 static void on_event(void *arg, const struct train_event *e)
 {
@@ -54,6 +70,7 @@ static void on_event(void *arg, const struct train_event *e)
         r->norm[r->steps] = e->grad_norm;
         r->rate[r->steps++] = e->learning_rate;
         if (e->step == r->pause_at) train_command(r->t, TRAIN_PAUSE);
+        if (r->nan_at) break_weight(r, e->step);
     }
     if (e->kind == TRAIN_EVAL) r->eval_loss[r->evals++] = e->eval_loss;
     if (e->kind == TRAIN_PLAN) r->recompute = e->plan->recompute;
@@ -110,11 +127,10 @@ static void regularise(struct train_params *p)
 }
 
 /* Runs a job whose directory is scratch/name and whose result goes to scratch/name/out. */
-static struct run run_job(struct model *m, const struct dataset *data, const struct train_params *p, const char *name,
-                          int64_t pause_at)
+static struct run run_with(struct model *m, const struct dataset *data, const struct train_params *p, const char *name,
+                           struct run r)
 {
     struct err e = {0};
-    struct run r = {.pause_at = pause_at, .resumed = -1};
     char *dir = path_to(name), *out = file_join(dir, "out");
     struct train_job job = {.p = *p, .data = data, .base_name = "base", .dir = dir, .out = out};
     if (!(r.t = train_open(&job, m, NULL, &e))) fail_msg("%s: %s", name, e.msg);
@@ -124,6 +140,12 @@ static struct run run_job(struct model *m, const struct dataset *data, const str
     free(dir);
     free(out);
     return r;
+}
+
+static struct run run_job(struct model *m, const struct dataset *data, const struct train_params *p, const char *name,
+                          int64_t pause_at)
+{
+    return run_with(m, data, p, name, (struct run){.pause_at = pause_at, .resumed = -1});
 }
 
 /* ---- it learns --------------------------------------------------------------------------------------------------- */
@@ -464,6 +486,31 @@ static void test_not_finite(void **state)
     model_close(&m);
 }
 
+/* Where three bad steps lead back to does not depend on when checkpoints happened to be written: here one that a pause
+ * makes. */
+static void test_way_back(void **state)
+{
+    (void)state;
+    struct model m = open_model("llama-gqa", "cpu", 1);
+    struct dataset *data = rows_make(30, m.c.vocab, 6);
+    struct train_params p = params(TRAIN_LORA);
+    p.epochs = 3;
+    p.batch_tokens = 128;
+    struct run whole = run_with(&m, data, &p, "whole", (struct run){.pause_at = -1, .broken = &m, .nan_at = 7});
+    if (whole.last != TRAIN_SUCCEEDED) fail_msg("%s", whole.text);
+    assert_true(whole.rate[10] == whole.rate[0] / 2); /* from the beginning again */
+    struct run r = run_job(&m, data, &p, "broken", 5);
+    assert_int_equal(r.last, TRAIN_PAUSED);
+    r = run_with(&m, data, &p, "broken", (struct run){.pause_at = 15, .resumed = -1, .broken = &m, .nan_at = 7});
+    assert_int_equal(r.resumed, 5);
+    if (r.last == TRAIN_PAUSED) r = run_job(&m, data, &p, "broken", -1);
+    assert_int_equal(r.last, TRAIN_SUCCEEDED);
+    same_result("whole", "broken", "three bad steps after a pause");
+    remove_tree(scratch);
+    free(data);
+    model_close(&m);
+}
+
 /* Gradients that nothing can be learnt from, or that are far too large, are worth a word. */
 static void test_suspicious_norms(void **state)
 {
@@ -724,15 +771,25 @@ static void test_schedules(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lora_learns),    cmocka_unit_test(test_full_learns),
-        cmocka_unit_test(test_qlora_learns),   cmocka_unit_test(test_random_init_learns),
-        cmocka_unit_test(test_cuts),           cmocka_unit_test(test_threads_and_recompute),
-        cmocka_unit_test(test_from_patterns),  cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_torn),           cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_refused),        cmocka_unit_test(test_suspicious_norms),
-        cmocka_unit_test(test_other_job),      cmocka_unit_test(test_disk),
-        cmocka_unit_test(test_early_stopping), cmocka_unit_test(test_schedules),
-        cmocka_unit_test(test_plan_beside),    cmocka_unit_test(test_average),
+        cmocka_unit_test(test_lora_learns),
+        cmocka_unit_test(test_full_learns),
+        cmocka_unit_test(test_qlora_learns),
+        cmocka_unit_test(test_random_init_learns),
+        cmocka_unit_test(test_cuts),
+        cmocka_unit_test(test_threads_and_recompute),
+        cmocka_unit_test(test_from_patterns),
+        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_torn),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_way_back),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_suspicious_norms),
+        cmocka_unit_test(test_other_job),
+        cmocka_unit_test(test_disk),
+        cmocka_unit_test(test_early_stopping),
+        cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_plan_beside),
+        cmocka_unit_test(test_average),
     };
     fixtures = argc > 1 ? argv[1] : "tests/fixtures/models";
     snprintf(scratch, sizeof scratch, "/tmp/tandem-train-%d", (int)getpid());

@@ -381,6 +381,7 @@ int openai_params_parse(struct openai_params *p, enum openai_route route, const 
         .lim = lim,
         .f = {.at = {.obj = p->tree, .path = "", .e = e}, .e = e, .vocab = lim->info->vocab},
     };
+    if (!fields_few(p->tree, e)) return 400;
     bool good = cJSON_IsObject(p->tree) || fields_refuse(&c.f, NULL, "expected a JSON object");
     good = good && fields_string(&c.f, "model", &p->model) && check_stream(&c) && check_output(&c) &&
            check_sampling(&c) && check_seed(&c) && check_counts(&c) && check_lengths(&c) && check_logprobs(&c) &&

@@ -4,7 +4,6 @@
  * -> render the chat and tokenise (on the pool when long) -> compile the constraint, if any -> submit every sequence
  * (prompts x best_of) -> gather, or stream.  It lives from the handler until on_close, until no callback of ours is on
  * the stack and until its work on the pool is over: hence the count.  Loop thread, but for prepare. */
-#include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "server/app.h"
 #include "server/call.h"
@@ -12,10 +11,13 @@
 #include "server/models.h"
 #include "server/openai_answer.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+enum { ECHO_MAX = 64 * 1024 * 1024 /* bytes of all prompts in one answer */ };
 
 struct exchange;
 
@@ -33,12 +35,14 @@ struct prepared {
     size_t n;
     struct buf echo; /* what an echo of it says */
     bool thinking;   /* it ends with <think> */
+    int max_new_tokens;
 };
 
 struct exchange {
     int refs; /* the open http exchange, callbacks of ours that are running, work on the pool */
     struct app *app;
     struct http_req *req; /* NULL once closed */
+    _Atomic bool gone;    /* the same, for the pool */
     enum openai_route route;
     struct openai_params params;
     struct openai_limits limits;
@@ -88,6 +92,7 @@ static void on_close(struct http_req *req)
 {
     struct exchange *x = req->user;
     x->req = NULL;
+    atomic_store(&x->gone, true);
     sse_stop(&x->sse);
     constraint_cancel(x->compiling);
     x->compiling = NULL;
@@ -260,6 +265,8 @@ static int submit_prompt(struct exchange *x, int p, struct err *e)
     const struct prepared *v = &x->prompts[p];
     uint64_t seed = r.sampling.seed;
     r.prompt = v->ids;
+    r.n_prompt = (int)v->n;
+    r.max_new_tokens = v->max_new_tokens;
     r.grammar = x->grammar;
     for (int i = 0; i < x->params.best_of; i++) {
         struct sequence *seq = &x->seqs[x->n++];
@@ -274,22 +281,31 @@ static int submit_prompt(struct exchange *x, int p, struct err *e)
     return 0;
 }
 
-static void start_generation(struct exchange *x)
+/* The lengths of all prompts, before any of them is submitted; false: refused. */
+static bool fit_prompts(struct exchange *x)
 {
     struct err e = {0};
     const char *param = NULL;
+    for (int p = 0; p < x->params.n_prompts; p++) {
+        struct prepared *v = &x->prompts[p];
+        if (openai_params_fit(&x->params, x->route, &x->limits, v->n, &e, &param)) {
+            reply_error(x, 400, x->params.code, param, e.msg);
+            return false;
+        }
+        v->max_new_tokens = x->params.gen.max_new_tokens;
+        x->usage.prompt += x->params.gen.n_prompt;
+    }
+    return true;
+}
+
+static void start_generation(struct exchange *x)
+{
+    struct err e = {0};
     int rc = 0;
+    if (!fit_prompts(x)) return;
     x->seqs = mem_array((size_t)x->params.n_prompts * (size_t)x->params.best_of, sizeof *x->seqs);
     if (!x->params.has_seed) x->params.gen.sampling.seed = seed_random();
-    for (int p = 0; p < x->params.n_prompts && !rc; p++) {
-        if (openai_params_fit(&x->params, x->route, &x->limits, x->prompts[p].n, &e, &param)) {
-            cancel_all(x);
-            reply_error(x, 400, x->params.code, param, e.msg);
-            return;
-        }
-        x->usage.prompt += x->params.gen.n_prompt;
-        rc = submit_prompt(x, p, &e);
-    }
+    for (int p = 0; p < x->params.n_prompts && !rc; p++) rc = submit_prompt(x, p, &e);
     if (rc) cancel_all(x);
     if (rc == ERR_FULL) {
         app_reply_overloaded(x->app, x->req);
@@ -332,6 +348,13 @@ static int tokenize(struct exchange *x, const char *text, size_t n, bool special
     return x->failed.code;
 }
 
+static void keep_last(struct prepared *v, size_t n)
+{
+    if (!n || v->n <= n) return;
+    memmove(v->ids, v->ids + (v->n - n), n * sizeof *v->ids);
+    v->n = n;
+}
+
 static void prepare_prompt(struct exchange *x, const struct openai_prompt *p, struct prepared *out)
 {
     const struct tokenizer *tk = engine_tokenizer(x->app->engine);
@@ -343,6 +366,7 @@ static void prepare_prompt(struct exchange *x, const struct openai_prompt *p, st
     }
     out->ids = mem_array(p->len + 1, sizeof *out->ids);
     for (; id; id = id->next) out->ids[out->n++] = (int32_t)id->valuedouble;
+    keep_last(out, (size_t)x->params.truncate); /* what is decoded is bounded */
     if (x->params.echo) tokenizer_decode(tk, out->ids, out->n, !x->params.keep_special, &out->echo);
 }
 
@@ -358,23 +382,21 @@ static void prepare_chat(struct exchange *x, struct prepared *out)
     buf_free(&page);
 }
 
-static void keep_last(struct prepared *v, size_t n)
-{
-    if (!n || v->n <= n) return;
-    memmove(v->ids, v->ids + (v->n - n), n * sizeof *v->ids);
-    v->n = n;
-}
-
 /* Maybe on a pool thread: touches params, prompts and failed only. */
 static void prepare(void *arg)
 {
     struct exchange *x = arg;
-    for (int p = 0; p < x->params.n_prompts && !x->failed.code; p++) {
+    size_t echo = 0;
+    for (int p = 0; p < x->params.n_prompts && !x->failed.code && !atomic_load(&x->gone); p++) {
         if (x->route == OPENAI_CHAT)
             prepare_chat(x, &x->prompts[p]);
         else
             prepare_prompt(x, &x->params.prompts[p], &x->prompts[p]);
         keep_last(&x->prompts[p], (size_t)x->params.truncate);
+        echo += x->prompts[p].echo.len * (size_t)x->params.best_of;
+        if (echo > ECHO_MAX)
+            err_set(&x->failed, ERR_INVALID, "`echo`: the prompts are more than %d bytes of one answer: lower `n`",
+                    ECHO_MAX);
     }
 }
 

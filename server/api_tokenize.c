@@ -11,10 +11,14 @@
 #include "server/json.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { DETOKENIZE_INLINE = 4096 /* ids */ };
+enum {
+    DETOKENIZE_INLINE = 4096,           /* ids */
+    DETOKENIZE_BYTES = 4 * 1024 * 1024, /* more ids than the model takes may spell so much text */
+};
 
 /* ---- /tokenize ------------------------------------------------------------------------------------------------- */
 
@@ -131,6 +135,7 @@ static cJSON *read_body(struct http_req *req, const char *field)
 
 struct chat_work {
     struct http_req *req; /* NULL once closed */
+    _Atomic bool gone;    /* the same, for the pool */
     const struct app *app;
     cJSON *tree; /* owned; what input points into */
     struct chat_input input;
@@ -141,7 +146,9 @@ struct chat_work {
 
 static void on_chat_close(struct http_req *req)
 {
-    ((struct chat_work *)req->user)->req = NULL;
+    struct chat_work *w = req->user;
+    w->req = NULL;
+    atomic_store(&w->gone, true);
 }
 
 static void work_chat(void *arg)
@@ -150,6 +157,7 @@ static void work_chat(void *arg)
     const struct tokenizer *tk = engine_tokenizer(w->app->engine);
     struct buf page = {0};
     struct tokens t = {0};
+    if (atomic_load(&w->gone)) return;
     buf_str(&page, "");
     if (chat_template_render(w->app->chat.template, &w->input, &page, NULL, &w->e) == 0 &&
         tokenizer_encode(tk, page.data, page.len, w->special ? TOKENIZE_SPECIAL : 0, &t, &w->e) == 0) {
@@ -263,6 +271,7 @@ void api_tokenize(struct http_req *req)
 
 struct detokenize_work {
     struct http_req *req; /* NULL once closed */
+    _Atomic bool gone;    /* the same, for the pool */
     const struct tokenizer *tokenizer;
     int32_t *ids; /* owned */
     size_t n;
@@ -272,13 +281,16 @@ struct detokenize_work {
 
 static void on_detokenize_close(struct http_req *req)
 {
-    ((struct detokenize_work *)req->user)->req = NULL;
+    struct detokenize_work *w = req->user;
+    w->req = NULL;
+    atomic_store(&w->gone, true);
 }
 
 static void work_detokenize(void *arg)
 {
     struct detokenize_work *w = arg;
     struct buf text = {0};
+    if (atomic_load(&w->gone)) return;
     tokenizer_decode(w->tokenizer, w->ids, w->n, w->skip_special, &text);
     buf_str(&w->out, "{\"prompt\":");
     json_put_string(&w->out, text.data ? text.data : "", text.len);
@@ -298,8 +310,8 @@ static void after_detokenize(void *arg)
     free(w);
 }
 
-/* The ids, owned by the caller; NULL and *e. */
-static int32_t *read_ids(struct json_at *top, int vocab, size_t *n)
+/* The ids, owned by the caller; NULL and *e.  most: no more than so many. */
+static int32_t *read_ids(struct json_at *top, int vocab, size_t most, size_t *n)
 {
     const cJSON *list = NULL;
     *n = 0;
@@ -307,8 +319,12 @@ static int32_t *read_ids(struct json_at *top, int vocab, size_t *n)
         if (!top->e->code) err_set(top->e, ERR_INVALID, "tokens: the field is missing");
         return NULL;
     }
-    int count = cJSON_GetArraySize(list);
-    int32_t *ids = mem_array((size_t)count + 1, sizeof *ids);
+    size_t count = (size_t)cJSON_GetArraySize(list);
+    if (count > most) {
+        err_set(top->e, ERR_INVALID, "tokens: has %zu ids; a request may have %zu at most", count, most);
+        return NULL;
+    }
+    int32_t *ids = mem_array(count + 1, sizeof *ids);
     for (const cJSON *v = list->child; v; v = v->next) {
         if (cJSON_IsNumber(v) && v->valuedouble >= 0 && v->valuedouble < vocab &&
             v->valuedouble == floor(v->valuedouble)) {
@@ -331,9 +347,9 @@ void api_detokenize(struct http_req *req)
     if (!tree) return;
     struct json_at top = {.obj = tree, .path = "", .e = &e};
     bool skip = false;
-    size_t n = 0;
+    size_t n = 0, context = (size_t)app->info->max_total_tokens, most = DETOKENIZE_BYTES / app->longest_token;
     json_get_bool(&top, "skip_special_tokens", &skip);
-    int32_t *ids = e.code ? NULL : read_ids(&top, app->info->vocab, &n);
+    int32_t *ids = e.code ? NULL : read_ids(&top, app->info->vocab, most > context ? most : context, &n);
     cJSON_Delete(tree);
     if (!ids) {
         http_reply_error(req, 422, "validation", "Input validation error: %s", e.msg);

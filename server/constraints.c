@@ -5,6 +5,7 @@
 #include "engine/base/mem.h"
 #include "server/bridge.h"
 
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +30,7 @@ struct constraint_job {
     struct constraint_ask ask; /* owned */
     uint64_t hash;
     constraint_done_fn *done; /* NULL: cancelled */
+    _Atomic bool gone;        /* the same, for the pool */
     void *arg;
     struct grammar *grammar;
     struct err err;
@@ -106,7 +108,7 @@ void constraints_free(struct constraints *all)
 static void work_compile(void *arg)
 {
     struct constraint_job *j = arg;
-    j->grammar = constraint_build(&j->ask, &j->err);
+    if (!atomic_load(&j->gone)) j->grammar = constraint_build(&j->ask, &j->err);
 }
 
 static void after_compile(void *arg)
@@ -155,5 +157,7 @@ struct constraint_job *constraint_compile(struct constraints *all, const struct 
 
 void constraint_cancel(struct constraint_job *j)
 {
-    if (j) j->done = NULL;
+    if (!j) return;
+    j->done = NULL;
+    atomic_store(&j->gone, true);
 }

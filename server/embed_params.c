@@ -34,6 +34,9 @@ static int take_ids(struct embed_params *p, const cJSON *list, int i, const stru
     struct embed_input *in = &p->inputs[i];
     int n = cJSON_GetArraySize(list), k = 0;
     if (n == 0) return err_set(e, ERR_INVALID, "input[%d]: cannot be empty", i);
+    if (!p->truncate && n > lim->max_total_tokens)
+        return err_set(e, ERR_INVALID, "input[%d]: has %d tokens; the model takes %d at most", i, n,
+                       lim->max_total_tokens);
     in->ids = mem_array((size_t)n, sizeof *in->ids);
     for (const cJSON *v = list->child; v; v = v->next, k++) {
         if (!cJSON_IsNumber(v) || !(v->valuedouble >= 0 && v->valuedouble < lim->vocab) ||

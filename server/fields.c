@@ -10,9 +10,16 @@
 #include <string.h>
 #include <sys/random.h>
 
-enum { MAX_BIAS = 1024 };
+enum { MAX_BIAS = 1024, MAX_MEMBERS = 1000 };
 
 /* ---- one field ------------------------------------------------------------------------------------------------- */
+
+bool fields_few(const cJSON *obj, struct err *e)
+{
+    if (!cJSON_IsObject(obj) || cJSON_GetArraySize(obj) <= MAX_MEMBERS) return true;
+    err_set(e, ERR_INVALID, "an object of more than %d members", MAX_MEMBERS);
+    return false;
+}
 
 /* A getter ran: an error is this field's unless there was one before. */
 static bool settle(struct fields *f, const char *name)

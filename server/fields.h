@@ -46,6 +46,8 @@ bool fields_stop_ids(struct fields *, struct gen_request *r, int32_t *ids);
 bool fields_bias(struct fields *, struct gen_request *r, struct logit_bias **owned);
 /* ignore_eos, priority */
 bool fields_extras(struct fields *, struct gen_request *r);
+/* An object (or no object at all) of at most 1000 members: looking a field up costs as many steps as there are. */
+bool fields_few(const cJSON *obj, struct err *e);
 /* A token id of the model, from a JSON value. */
 bool fields_is_token(const struct fields *, const cJSON *item);
 

@@ -209,14 +209,15 @@ int generate_params_parse(struct generate_params *p, enum generate_route route, 
     set_defaults(p, route);
     e->code = 0;
     p->tree = json_parse(body, len, e);
-    if (!p->tree) return 400;
+    if (!p->tree || !fields_few(p->tree, e)) return 400;
     struct fields top = {.at = {.obj = p->tree, .path = "", .e = e}, .e = e, .vocab = lim->vocab};
     struct check c = {.p = p, .lim = lim, .f = {.at = {.path = "parameters", .e = e}, .e = e, .vocab = lim->vocab}};
     bool good = true;
     if (!cJSON_IsObject(p->tree)) good = fields_refuse(&top, NULL, "expected a JSON object with the field `inputs`");
     if (good && route != ROUTE_STREAM) good = fields_bool(&top, "stream", &p->stream);
-    good = good && fields_object(&top, "parameters", &c.f.at.obj) && check_sampling(&c) &&
-           fields_stop(&c.f, "stop", lim->max_stop, &p->gen, p->stop) &&
+    good = good && fields_object(&top, "parameters", &c.f.at.obj);
+    if (good && !fields_few(c.f.at.obj, e)) return err_prefix(e, "parameters"), 400;
+    good = good && check_sampling(&c) && fields_stop(&c.f, "stop", lim->max_stop, &p->gen, p->stop) &&
            (p->gen.n_stop || fields_stop(&c.f, "stop_sequences", lim->max_stop, &p->gen, p->stop)) &&
            fields_stop_ids(&c.f, &p->gen, p->stop_ids) && check_lengths(&c) && check_extras(&c) &&
            check_unsupported(&c) && check_grammar(&c) && check_inputs(p, &top) && check_bytes(p, lim, &top);

@@ -175,6 +175,12 @@ static bool add_prompt(struct check *c, const cJSON *item, int i)
                              c->lim->info->max_total_tokens, v->len);
     }
     *v = (struct openai_prompt){.ids = item->child, .len = (size_t)cJSON_GetArraySize(item)};
+    if (v->len > (size_t)c->lim->info->max_total_tokens && !p->truncate) { /* not decoded in vain */
+        p->code = "context_length_exceeded";
+        return fields_refuse(&c->f, "prompt",
+                             "This model's maximum context length is %d tokens. However, your prompt has %zu.",
+                             c->lim->info->max_total_tokens, v->len);
+    }
     if (is_ids(c, item)) return true;
     return fields_refuse(&c->f, "prompt", "prompt[%d]: expected token ids from 0 to %d", i, c->f.vocab - 1);
 }
@@ -375,6 +381,7 @@ int openai_params_parse(struct openai_params *p, enum openai_route route, const 
         .lim = lim,
         .f = {.at = {.obj = p->tree, .path = "", .e = e}, .e = e, .vocab = lim->info->vocab},
     };
+    if (!fields_few(p->tree, e)) return 400;
     bool good = cJSON_IsObject(p->tree) || fields_refuse(&c.f, NULL, "expected a JSON object");
     good = good && fields_string(&c.f, "model", &p->model) && check_stream(&c) && check_output(&c) &&
            check_sampling(&c) && check_seed(&c) && check_counts(&c) && check_lengths(&c) && check_logprobs(&c) &&
@@ -401,6 +408,15 @@ int openai_params_fit(struct openai_params *p, enum openai_route route, const st
                 "%s, %lld in the completion).",
                 (long long)total, (long long)n + (p->max_tokens ? wanted : 1), n, where,
                 (long long)(p->max_tokens ? wanted : 1));
+        return 400;
+    }
+    if (p->gen.prompt_logprobs) p->prompt_entries += (int64_t)n * p->best_of * (p->gen.top_n + 1);
+    if (p->prompt_entries > OPENAI_PROMPT_ENTRIES_MAX) {
+        *param = p->best_of > 1 ? "n" : "logprobs";
+        err_set(e, ERR_INVALID,
+                "`echo` with `logprobs`: one answer may have %d log-probabilities of prompts at most (tokens x `n` x "
+                "(`logprobs` + 1)): lower `n` or `logprobs`, or send fewer prompts",
+                OPENAI_PROMPT_ENTRIES_MAX);
         return 400;
     }
     p->gen.n_prompt = (int)n;

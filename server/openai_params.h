@@ -16,6 +16,8 @@ enum openai_route { OPENAI_COMPLETIONS, OPENAI_CHAT };
 
 /* n, and best_of, of one prompt: OpenAI's limit */
 enum { OPENAI_N_MAX = 128, OPENAI_TOP_MAX = 20, OPENAI_DEFAULT_TOKENS = 16 };
+/* log-probabilities of prompts (echo) in one answer, which is held in memory */
+enum { OPENAI_PROMPT_ENTRIES_MAX = 1024 * 1024 };
 
 struct openai_limits {
     int max_stop, max_choices; /* the server's options; max_choices: prompts x best_of */
@@ -63,6 +65,8 @@ struct openai_params {
 
     struct constraint_ask ask; /* owned */
 
+    int64_t prompt_entries; /* log-probabilities of prompts in the answer, as openai_params_fit counts them */
+
     struct gen_request gen; /* filled but for prompt, max_new_tokens, seed, grammar and user; points into this struct */
     const char *stop[ENGINE_STOP_MAX];
     int32_t stop_ids[ENGINE_STOP_MAX];
@@ -73,7 +77,8 @@ struct openai_params {
  * openai_params_free in both cases. */
 int openai_params_parse(struct openai_params *, enum openai_route, const struct openai_limits *, const char *body,
                         size_t len, struct err *e, const char **param);
-/* The rules about lengths for a prompt of n tokens; sets gen.n_prompt and gen.max_new_tokens for it.  As above. */
+/* The rules about lengths for a prompt of n tokens, once for each; sets gen.n_prompt and gen.max_new_tokens for it.  As
+ * above. */
 int openai_params_fit(struct openai_params *, enum openai_route, const struct openai_limits *, size_t n, struct err *e,
                       const char **param);
 void openai_params_free(struct openai_params *);

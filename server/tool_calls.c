@@ -40,7 +40,7 @@ struct candidate {
 struct tool_parser {
     enum tool_format format;
     bool stream;
-    char **names; /* owned */
+    const char *const *names; /* the config's */
     int n_names, calls;
 
     struct buf held; /* text that may be part of a call: white space, then a mark, then an object */
@@ -455,16 +455,13 @@ struct tool_parser *tool_parser_new(const struct tool_parser_config *c)
     p->thinking = c->thinking;
     p->start = !c->thinking;
     p->n_names = c->n_names;
-    p->names = c->n_names ? mem_array((size_t)c->n_names, sizeof *p->names) : NULL;
-    for (int i = 0; i < c->n_names; i++) p->names[i] = mem_strdup(c->names[i]);
+    p->names = c->names;
     return p;
 }
 
 void tool_parser_free(struct tool_parser *p)
 {
     if (!p) return;
-    for (int i = 0; i < p->n_names; i++) free(p->names[i]);
-    free(p->names);
     free(p->call.name);
     free(p->events);
     free(p->places);

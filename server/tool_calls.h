@@ -69,7 +69,7 @@ struct tool_parser_config {
      * that breaks after that, or whose text ends early, keeps what was handed out and ends as broken. */
     bool stream;
     bool thinking;            /* the prompt ended with <think>: the answer begins within */
-    const char *const *names; /* the tools' (n_names), copied; see above for what they are for */
+    const char *const *names; /* the tools' (n_names), which outlive the parser; see above for what they are for */
     int n_names;
 };
 

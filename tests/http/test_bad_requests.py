@@ -123,6 +123,19 @@ def test_malformed(server, path, raw):
     assert_alive(server)
 
 
+def test_too_many_members(server):
+    """Looking a field up takes as many steps as there are members."""
+    many = {f"x{i}": 0 for i in range(1001)}
+    for path, refused in (("/generate", {"inputs": "Once", **many}), ("/generate", {"inputs": "Once", "parameters": many}),
+                          ("/v1/completions", {"prompt": "Once", **many}),
+                          ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], **many})):
+        answer = server.post(path, refused)
+        assert answer.status_code == 400 and "1000 members" in answer.text, answer.text
+    del many["x0"], many["x1"], many["x2"]
+    assert server.post("/v1/completions", {"prompt": "Once", "max_tokens": 1, **many}).status_code == 200
+    assert server.post("/generate", {"inputs": "Once", "parameters": {"max_new_tokens": 1, **many}}).status_code == 200
+
+
 @pytest.mark.parametrize("request_body, says", [({}, "inputs"), ({"inputs": 3}, "inputs"), ({"inputs": "a", "add_special_tokens": 3}, "add_special_tokens"),
                                                 ([], "inputs")])
 def test_invalid_tokenize(server, request_body, says):

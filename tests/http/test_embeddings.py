@@ -1,5 +1,7 @@
 """POST /v1/embeddings: transformers' pooled hidden states (tests/model/make_embedding_fixtures.py), in every shape that is asked."""
 import base64
+import json
+import shutil
 import threading
 
 import numpy as np
@@ -7,7 +9,7 @@ import openai
 import pytest
 import requests
 from conftest import ROOT
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 MODELS, ADAPTERS = ROOT / "tests/fixtures/models", ROOT / "tests/fixtures/adapters"
 MODEL = MODELS / "llama-gqa"
@@ -184,6 +186,19 @@ def test_refused_otherwise(server):
         assert embed(server, "a", model=name)["model"] == ("qv" if name == "qv" else "llama-gqa")
     answer = requests.post(server.url + "/v1/embeddings", data=b'{"input":', timeout=60)
     assert answer.status_code == 400 and "malformed JSON" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+def test_not_finite(start, tmp_path, form):
+    """The engine never hands out what JSON cannot say."""
+    shutil.copytree(MODEL, tmp_path / "m")
+    name = "model.norm.weight"
+    path = tmp_path / "m" / json.loads((MODEL / "model.safetensors.index.json").read_text())["weight_map"][name]
+    weights = load_file(path)
+    save_file({**weights, name: np.full_like(weights[name], np.nan)}, path)
+    with start(*EXACT, model=tmp_path / "m") as s:
+        answer = s.post("/v1/embeddings", {"input": ["a", "b"], "encoding_format": form})
+        assert answer.status_code == 500 and "no finite hidden state" in answer.json()["error"]["message"], answer.text
 
 
 def test_a_client_that_leaves(server):

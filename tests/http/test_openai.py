@@ -185,6 +185,36 @@ def test_token_ids(client, server):
         len(ids_of(server, " " + PROMPT))
 
 
+def test_token_ids_are_counted_before_they_are_decoded(client, server):
+    ids = [i * 7 % 2000 for i in range(700)]
+    with pytest.raises(openai.BadRequestError, match="your prompt has 700") as e:
+        complete(client, [ids[:5], ids], echo=True)
+    assert e.value.code == "context_length_exceeded" and e.value.param == "prompt"
+    got = complete(client, ids, echo=True, truncate_prompt_tokens=5)
+    assert got.usage.prompt_tokens == 5
+    assert got.choices[0].text == complete(client, ids[-5:], echo=True).choices[0].text
+
+
+def test_all_prompts_are_checked_before_one_runs(client, server):
+    server.wait_idle()
+    before = server.metric("tandem_requests_finished_total", reason="cancelled")
+    for _ in range(5):
+        with pytest.raises(openai.BadRequestError, match="maximum context length"):
+            complete(client, [PROMPT] * 7 + ["zq " * 400], max_tokens=100)
+    server.wait_idle()
+    assert server.metric("tandem_requests_finished_total", reason="cancelled") == before
+
+
+def test_entries_of_one_answer(client, server):
+    """The log-probabilities of prompts are bounded over all texts of an answer."""
+    ids = [i * 7 % 2000 for i in range(500)]
+    for prompt, n in ((ids, 128), ([ids] * 4, 32)):
+        with pytest.raises(openai.BadRequestError, match="1048576 log-probabilities") as e:
+            complete(client, prompt, n=n, echo=True, logprobs=20, max_tokens=1)
+        assert e.value.param == "n"
+    assert len(complete(client, ids, n=2, echo=True, logprobs=20, max_tokens=1).choices[1].logprobs.tokens) == 501
+
+
 def test_logprobs(client, server):
     details = server.generate(max_new_tokens=6, details=True, top_n_tokens=3)["details"]
     got = complete(client, max_tokens=6, logprobs=3).choices[0]

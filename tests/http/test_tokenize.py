@@ -87,7 +87,7 @@ def test_messages_without_a_template(server):
     ("/tokenize", {"prompt": "a", "return_token_strs": "yes"}, "return_token_strs"),
     ("/detokenize", {}, "tokens"), ("/detokenize", {"tokens": "a"}, "tokens"), ("/detokenize", {"tokens": [1, "a"]}, "tokens[1]"),
     ("/detokenize", {"tokens": [-1]}, "tokens[0]"), ("/detokenize", {"tokens": [1 << 30]}, "tokens[0]"), ("/detokenize", {"tokens": [0.5]}, "tokens[0]"),
-    ("/detokenize", 5, "object"),
+    ("/detokenize", {"tokens": [5] * 600000}, "has 600000 ids"), ("/detokenize", 5, "object"),
 ])
 def test_refused(server, path, body, says):
     answer = server.post(path, body)

@@ -452,8 +452,9 @@ static bool find_model(struct exchange *x)
         return false;
     }
     x->config.tools = chat_tool_format(chat, &x->params);
+    bool asked = x->params.ask.kind != CONSTRAINT_NONE;
     if (chat_tool_ask(chat, &x->params, &x->params.ask, &e)) {
-        reply_error(x, 400, "invalid_value", "tool_choice", e.msg);
+        reply_error(x, 400, "invalid_value", asked ? "tool_choice" : "tools", e.msg);
         return false;
     }
     return true;

@@ -164,44 +164,52 @@ enum tool_format chat_tool_format(const struct chat_format *c, const struct open
     return c->tools == TOOL_FORMAT_NONE && demanded(p) ? TOOL_FORMAT_HERMES : c->tools;
 }
 
-/* A tool's definitions move to the top of the schema that its own becomes a part of: references begin there. */
-static int hoist(cJSON *schema, cJSON *parameters, const char *name, struct err *e)
+static bool is_one_of(const char *name, const char *const *list)
 {
-    cJSON *from = cJSON_DetachItemFromObjectCaseSensitive(parameters, name);
-    cJSON *to = cJSON_GetObjectItemCaseSensitive(schema, name);
-    if (from && !to) {
-        cJSON_AddItemToObject(schema, name, from);
-        return 0;
-    }
-    int rc = 0;
-    for (cJSON *d = from ? from->child : NULL; d && !rc; d = from->child) {
-        const cJSON *known = cJSON_GetObjectItemCaseSensitive(to, d->string);
-        if (known && !cJSON_Compare(known, d, true))
-            rc = err_set(e, ERR_UNSUPPORTED, "tools: two tools define %s/%.60s differently", name, d->string);
-        cJSON_DetachItemViaPointer(from, d);
-        if (rc || known)
-            cJSON_Delete(d);
-        else
-            cJSON_AddItemToObject(to, d->string, d);
-    }
-    cJSON_Delete(from);
-    return rc;
+    for (; *list; list++)
+        if (strcmp(name, *list) == 0) return true;
+    return false;
 }
 
-/* {"name": ..., "arguments": {...}} of one tool, which a call of it must be */
-static cJSON *call_schema(const cJSON *function, const char *arguments, cJSON *top, struct err *e)
+/* References into a tool's schema, which becomes a definition of a larger one, must go on meaning what they meant:
+ * "#/x"
+ * -> "#/$defs/0/x".  named: a map of schemas, whose keys are no keywords. */
+static void move_references(cJSON *schema, const char *to, bool named)
 {
+    static const char *const values[] = {"const", "default", "enum", "example", "examples", NULL};
+    static const char *const maps[] = {"$defs",      "definitions",       "dependentSchemas",
+                                       "properties", "patternProperties", NULL};
+    bool keywords = cJSON_IsObject(schema) && !named;
+    for (cJSON *i = schema->child; i; i = i->next) { /* as deep as json_check let it be */
+        bool ref = keywords && strcmp(i->string, "$ref") == 0 && cJSON_IsString(i);
+        if (ref && i->valuestring[0] == '#' && (!i->valuestring[1] || i->valuestring[1] == '/')) {
+            struct buf moved = {0};
+            buf_printf(&moved, "%s%s", to, i->valuestring + 1);
+            cJSON_SetValuestring(i, moved.data);
+            buf_free(&moved);
+        } else if (!keywords || !is_one_of(i->string, values)) {
+            move_references(i, to, keywords && cJSON_IsObject(i) && is_one_of(i->string, maps));
+        }
+    }
+}
+
+/* {"name": ..., "arguments": {...}} of one tool, which a call of it must be; its parameters go to definitions */
+static cJSON *call_schema(const cJSON *function, const char *arguments, cJSON *definitions, int index)
+{
+    char key[16], place[32];
+    snprintf(key, sizeof key, "%d", index);
+    snprintf(place, sizeof place, "#/$defs/%s", key);
     const cJSON *given = cJSON_GetObjectItemCaseSensitive(function, "parameters");
     cJSON *parameters = cJSON_IsObject(given) ? cJSON_Duplicate(given, true) : cJSON_CreateObject();
     cJSON *schema = cJSON_CreateObject(), *properties = cJSON_AddObjectToObject(schema, "properties");
     cJSON *name = cJSON_AddObjectToObject(properties, "name"), *required = cJSON_CreateArray();
     if (!cJSON_GetObjectItemCaseSensitive(parameters, "type")) cJSON_AddStringToObject(parameters, "type", "object");
     if (!cJSON_IsObject(given)) cJSON_AddFalseToObject(parameters, "additionalProperties"); /* it takes none */
-    hoist(top, parameters, "$defs", e);
-    if (!e->code) hoist(top, parameters, "definitions", e);
+    move_references(parameters, place, false);
+    cJSON_AddItemToObject(definitions, key, parameters);
     cJSON_AddStringToObject(schema, "type", "object");
     cJSON_AddStringToObject(name, "const", string_of(function, "name"));
-    cJSON_AddItemToObject(properties, arguments, parameters);
+    cJSON_AddStringToObject(cJSON_AddObjectToObject(properties, arguments), "$ref", place);
     cJSON_AddItemToArray(required, cJSON_CreateString("name"));
     cJSON_AddItemToArray(required, cJSON_CreateString(arguments));
     cJSON_AddItemToObject(schema, "required", required);
@@ -216,14 +224,15 @@ int chat_tool_ask(const struct chat_format *c, const struct openai_params *p, st
         return err_set(e, ERR_INVALID, "tool_choice: a call is demanded, and %s asks for something else", ask->field);
     bool hermes = chat_tool_format(c, p) == TOOL_FORMAT_HERMES;
     cJSON *top = cJSON_CreateObject(), *any = cJSON_AddArrayToObject(top, "anyOf");
+    cJSON *definitions = cJSON_AddObjectToObject(top, "$defs");
+    int i = 0;
     e->code = 0;
-    for (const cJSON *t = p->tools->child; t && !e->code; t = t->next) {
+    for (const cJSON *t = p->tools->child; t; t = t->next, i++) {
         const cJSON *function = cJSON_GetObjectItemCaseSensitive(t, "function");
         if (p->tool_name && strcmp(string_of(function, "name"), p->tool_name) != 0) continue;
-        cJSON_AddItemToArray(any, call_schema(function, hermes ? "arguments" : "parameters", top, e));
+        cJSON_AddItemToArray(any, call_schema(function, hermes ? "arguments" : "parameters", definitions, i));
     }
-    if (!e->code)
-        constraint_set_schema(ask, "tools", hermes ? "<tool_call>\n" : NULL, top, hermes ? "\n</tool_call>" : NULL, e);
+    constraint_set_schema(ask, "tools", hermes ? "<tool_call>\n" : NULL, top, hermes ? "\n</tool_call>" : NULL, e);
     cJSON_Delete(top);
     return e->code;
 }

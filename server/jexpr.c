@@ -82,7 +82,7 @@ jx jx_bytes(struct jpool *p, const void *bytes, size_t n)
 {
     if (n == 0) return JX_EMPTY;
     if (p->err.code) return JX_NONE;
-    if (n > JX_SIZE_MAX) {
+    if (n > JX_SIZE_MAX || p->n_bytes + n > JX_BYTES_MAX) {
         jpool_fail(p, "the schema is too large");
         return JX_NONE;
     }

@@ -27,6 +27,7 @@ enum {
     JX_REPEAT_MAX = 100 * 1000, /* a longer minimum is an error; a longer finite maximum is held here */
     JX_NODES_MAX = 60 * 1000,   /* of a pool */
     JX_SIZE_MAX = 80 * 1000,    /* of all expressions together, in positions of an automaton, about */
+    JX_BYTES_MAX = 1000 * 1000, /* of all texts of a pool */
     JX_DEPTH_MAX = 800
 };
 

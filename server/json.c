@@ -5,6 +5,7 @@
  * number, and the getters below can still be exact. */
 #include "server/json.h"
 
+#include "engine/base/mem.h"
 #include "server/json_check.h"
 
 #include <math.h>
@@ -194,6 +195,76 @@ bool json_get_array(struct json_at *at, const char *name, const cJSON **out)
     if (!cJSON_IsArray(item)) return field_wrong(at, name, "expected an array");
     *out = item;
     return true;
+}
+
+/* ---- comparing ------------------------------------------------------------------------------------------------- */
+
+struct member {
+    const cJSON *item;
+    size_t order;
+};
+
+static int by_name(const void *a, const void *b)
+{
+    const struct member *x = a, *y = b;
+    int rc = strcmp(x->item->string, y->item->string);
+    return rc ? rc : x->order < y->order ? -1 : x->order > y->order;
+}
+
+/* The object's members sorted by name, the last of duplicates; to be freed. */
+static struct member *sort_members(const cJSON *object, size_t *n)
+{
+    size_t all = (size_t)cJSON_GetArraySize(object), k = 0;
+    struct member *v = mem_array(all + 1, sizeof *v);
+    for (const cJSON *i = object->child; i; i = i->next, k++) v[k] = (struct member){i, k};
+    if (all) qsort(v, all, sizeof *v, by_name);
+    *n = 0;
+    for (k = 0; k < all; k++)
+        if (k + 1 == all || strcmp(v[k].item->string, v[k + 1].item->string) != 0) v[(*n)++] = v[k];
+    return v;
+}
+
+static bool objects_equal(const cJSON *a, const cJSON *b)
+{
+    size_t n, m;
+    struct member *v = sort_members(a, &n), *w = sort_members(b, &m);
+    bool same = n == m;
+    for (size_t i = 0; i < n && same; i++) same = strcmp(v[i].item->string, w[i].item->string) == 0;
+    for (size_t i = 0; i < n && same; i++)
+        same = json_equal(v[i].item, w[i].item); /* as deep as json_check let it be */
+    free(v);
+    free(w);
+    return same;
+}
+
+static bool numbers_equal(const cJSON *a, const cJSON *b)
+{
+    bool below[2];
+    uint64_t size[2];
+    if (a->valuedouble != b->valuedouble) return false;
+    if (!number_whole(a, &below[0], &size[0]) || !number_whole(b, &below[1], &size[1])) return true;
+    return size[0] == size[1] && (below[0] == below[1] || size[0] == 0);
+}
+
+bool json_equal(const cJSON *a, const cJSON *b)
+{
+    if (a == b) return true;
+    if ((a->type & 0xff) != (b->type & 0xff)) return false;
+    if (cJSON_IsString(a)) return strcmp(a->valuestring, b->valuestring) == 0;
+    if (cJSON_IsNumber(a)) return numbers_equal(a, b);
+    if (cJSON_IsObject(a)) return objects_equal(a, b);
+    const cJSON *i = a->child, *k = b->child;
+    for (; i && k && json_equal(i, k); i = i->next) k = k->next;
+    return !i && !k;
+}
+
+long json_weight(const cJSON *v)
+{
+    long n = 1;
+    if (v->valuestring) n += (long)(strlen(v->valuestring) / 16);
+    for (const cJSON *i = v->child; i; i = i->next)
+        n += json_weight(i) + (i->string ? (long)(strlen(i->string) / 16) : 0);
+    return n;
 }
 
 /* ---- writing --------------------------------------------------------------------------------------------------- */

@@ -35,6 +35,12 @@ bool json_get_string(struct json_at *, const char *name, const char **out);
 bool json_get_object(struct json_at *, const char *name, const cJSON **out);
 bool json_get_array(struct json_at *, const char *name, const cJSON **out);
 
+/* Whether the values are the same: numbers by value (whole ones exactly), members in any order, the last of duplicates
+ * counts.  n log n in the size of the smaller. */
+bool json_equal(const cJSON *, const cJSON *);
+/* How much there is to look at: values within, and bytes / 16 of the strings and names. */
+long json_weight(const cJSON *);
+
 /* Writing: escaped, and always valid UTF-8 (bad bytes become U+FFFD). */
 void json_put_string(struct buf *, const char *s, size_t n); /* with the quotes */
 void json_put_number(struct buf *, double v); /* shortest that reads back as the same float; null if not finite */

@@ -23,6 +23,7 @@ struct target {
 
 /* ---- places and failures --------------------------------------------------------------------------------------- */
 
+/* Cut behind PLACE_MAX: a name may be as long as the schema. */
 static void put_place(struct buf *b, const struct place *at)
 {
     if (!at->up) {
@@ -30,12 +31,13 @@ static void put_place(struct buf *b, const struct place *at)
         return;
     }
     put_place(b, at->up);
+    if (b->len > PLACE_MAX) return;
     if (!at->name) {
         buf_printf(b, "/%d", at->index);
         return;
     }
     buf_char(b, '/');
-    for (const char *s = at->name; *s; s++) {
+    for (const char *s = at->name; *s && b->len <= PLACE_MAX; s++) {
         if (*s == '~' || *s == '/')
             buf_str(b, *s == '~' ? "~0" : "~1");
         else
@@ -68,7 +70,7 @@ bool schema_works(struct translator *t, long units, const struct place *at)
 const cJSON *schema_get(const cJSON *schema, const char *name)
 {
     const cJSON *found = NULL;
-    for (const cJSON *i = schema->child; i; i = i->next)
+    for (const cJSON *i = schema && name ? schema->child : NULL; i; i = i->next)
         if (i->string && strcmp(i->string, name) == 0) found = i;
     return found && !cJSON_IsNull(found) ? found : NULL;
 }
@@ -214,11 +216,13 @@ const cJSON *schema_resolve(struct translator *t, const cJSON *ref, const struct
         return NULL;
     }
     const cJSON *node = t->root;
+    if (!schema_works(t, (long)(strlen(s) / 256), at)) return NULL;
     char *step = mem_alloc(strlen(s) + 1);
     for (s++; *s && node;) {
         size_t n = strcspn(s + 1, "/");
         if (decode_step(s + 1, n, step)) {
             undo_tildes(step);
+            if (!schema_works(t, cJSON_GetArraySize(node) / 256, at)) break;
             node = step_into(node, step);
         } else {
             node = NULL;
@@ -230,21 +234,22 @@ const cJSON *schema_resolve(struct translator *t, const cJSON *ref, const struct
     return node;
 }
 
-/* The rule of a schema that is translated later; pointer: what to call it, owned from here on. */
-static jx later(struct translator *t, const cJSON *schema, char *pointer, const struct place *at)
+/* The rule of a schema that is translated later; pointer: what to call it, NULL: by where it stands. */
+static jx later(struct translator *t, const cJSON *schema, const char *pointer, const struct place *at)
 {
-    for (size_t i = 0; i < t->n_targets; i++) {
-        if (t->targets[i].schema != schema) continue;
-        free(pointer);
-        return t->targets[i].rule;
-    }
+    struct buf b = {0};
+    for (size_t i = 0; i < t->n_targets; i++)
+        if (t->targets[i].schema == schema) return t->targets[i].rule;
     if (t->n_targets == TARGETS_MAX) {
         schema_fail(t, at, "more than %d references", TARGETS_MAX);
-        free(pointer);
         return JX_NONE;
     }
+    if (pointer)
+        buf_str(&b, pointer);
+    else
+        put_place(&b, at);
     mem_grow(&t->targets, &t->cap_targets, t->n_targets + 1, sizeof *t->targets);
-    struct target new = {.schema = schema, .rule = jx_rule(t->p), .pointer = pointer};
+    struct target new = {.schema = schema, .rule = jx_rule(t->p), .pointer = b.data};
     t->targets[t->n_targets++] = new;
     return new.rule;
 }
@@ -252,15 +257,13 @@ static jx later(struct translator *t, const cJSON *schema, char *pointer, const 
 static jx reference(struct translator *t, const cJSON *ref, const struct place *at)
 {
     const cJSON *schema = schema_resolve(t, ref, at);
-    return schema ? later(t, schema, mem_strdup(ref->valuestring), at) : JX_NONE;
+    return schema ? later(t, schema, ref->valuestring, at) : JX_NONE;
 }
 
 /* A schema of several that hold at once is merged later too, and so once, wherever recursion comes back to it. */
 static jx merged_later(struct translator *t, const cJSON *schema, const struct place *at)
 {
-    struct buf b = {0};
-    put_place(&b, at);
-    return later(t, schema, b.data, at);
+    return later(t, schema, NULL, at);
 }
 
 /* ---- values that are given ------------------------------------------------------------------------------------- */
@@ -348,9 +351,10 @@ static const cJSON *find_const(const cJSON *schema)
     return found;
 }
 
-jx schema_literal(struct translator *t, const cJSON *value)
+jx schema_literal(struct translator *t, const cJSON *value, const struct place *at)
 {
     struct buf b = {0};
+    if (!schema_works(t, json_weight(value), at)) return JX_NONE;
     json_put_value(&b, value, ", ", ": ");
     jx out = jx_bytes(t->p, b.data, b.len);
     buf_free(&b);
@@ -367,11 +371,11 @@ static jx enumeration(struct translator *t, const cJSON *schema, const struct pl
     jx *v = NULL;
     size_t n = 0, cap = 0;
     for (const cJSON *i = list ? list->child : only; i; i = list ? i->next : NULL) {
-        if (!schema_works(t, 1, at)) break;
-        if (list && only && !cJSON_Compare(i, only, true)) continue;
+        if (!schema_works(t, list && only ? json_weight(i) : 1, at)) break;
+        if (list && only && !json_equal(i, only)) continue;
         if (!satisfies(t, schema, i, at)) continue;
         mem_grow(&v, &cap, n + 1, sizeof *v);
-        v[n++] = schema_literal(t, i);
+        v[n++] = schema_literal(t, i, at);
     }
     jx out = jx_alt(t->p, v, n);
     free(v);

@@ -40,7 +40,7 @@ struct translator {
 /* What the schema allows; JX_NONE: nothing, or the pool failed. */
 jx schema_value(struct translator *, const cJSON *schema, const struct place *);
 jx schema_any_value(struct translator *);
-jx schema_literal(struct translator *, const cJSON *value); /* this one */
+jx schema_literal(struct translator *, const cJSON *value, const struct place *); /* this one */
 jx schema_any_string(struct translator *);
 jx schema_string(struct translator *, const cJSON *schema, const struct place *);
 jx schema_number(struct translator *, const cJSON *schema, bool whole, const struct place *);

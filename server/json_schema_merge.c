@@ -4,6 +4,7 @@
 #include "server/json_schema_in.h"
 
 #include "engine/base/mem.h"
+#include "server/json.h"
 
 #include <string.h>
 
@@ -85,9 +86,11 @@ static bool merge_enums(struct translator *t, cJSON *acc, const cJSON *other, bo
     cJSON *list = cJSON_CreateArray();
     for (const cJSON *b = single ? other : other->child; b; b = single ? NULL : b->next) {
         bool found = !mine;
+        long weight = mine ? json_weight(b) : 1;
+        if (!schema_works(t, weight, at)) break;
         for (const cJSON *a = mine ? mine->child : NULL; a && !found; a = a->next) {
-            if (!schema_works(t, 1, at)) break;
-            found = cJSON_Compare(a, b, true);
+            if (!schema_works(t, weight, at)) break;
+            found = json_equal(a, b);
         }
         if (found) cJSON_AddItemReferenceToArray(list, (cJSON *)b);
     }
@@ -95,13 +98,34 @@ static bool merge_enums(struct translator *t, cJSON *acc, const cJSON *other, bo
     return !jpool_failed(t->p);
 }
 
-static void merge_required(struct translator *t, cJSON *acc, const cJSON *other)
+/* Each name of `from` that is not in the list already. */
+static bool add_names(struct translator *t, cJSON *list, const cJSON *from, const struct place *at)
+{
+    for (const cJSON *i = from->child; i; i = i->next) {
+        bool known = false;
+        long looks = 1;
+        if (!cJSON_IsString(i)) schema_fail(t, at, "`required` must be a list of names");
+        if (jpool_failed(t->p)) return false;
+        for (const cJSON *k = list->child; k && !known; k = k->next, looks++)
+            known = strcmp(k->valuestring, i->valuestring) == 0;
+        if (!schema_works(t, 1 + looks / 16, at)) return false;
+        if (!known) cJSON_AddItemReferenceToArray(list, (cJSON *)i);
+    }
+    return true;
+}
+
+static bool merge_required(struct translator *t, cJSON *acc, const cJSON *other, const struct place *at)
 {
     const cJSON *mine = schema_get(acc, "required");
+    if (!mine) {
+        set_reference(t, acc, "required", other);
+        return true;
+    }
     cJSON *list = cJSON_CreateArray();
-    for (const cJSON *i = mine ? mine->child : NULL; i; i = i->next) cJSON_AddItemReferenceToArray(list, (cJSON *)i);
-    for (const cJSON *i = other->child; i; i = i->next) cJSON_AddItemReferenceToArray(list, (cJSON *)i);
+    bool good = cJSON_IsArray(mine) && add_names(t, list, mine, at) && add_names(t, list, other, at);
+    if (!cJSON_IsArray(mine)) schema_fail(t, at, "`required` must be a list");
     set_made(t, acc, "required", list);
+    return good;
 }
 
 /* One side's properties, into list: what the other side lists too must satisfy both, and what it does not, what it
@@ -125,6 +149,10 @@ static bool merge_members(struct translator *t, cJSON *acc, const cJSON *schema,
     const cJSON *mine = schema_get(acc, "properties"), *theirs = schema_get(schema, "properties");
     const cJSON *a = schema_get(acc, "additionalProperties"), *b = schema_get(schema, "additionalProperties");
     bool patterns = schema_get(acc, "patternProperties") || schema_get(schema, "patternProperties");
+    if ((mine && !cJSON_IsObject(mine)) || (theirs && !cJSON_IsObject(theirs))) {
+        schema_fail(t, at, "`properties` must be an object");
+        return false;
+    }
     bool members = mine || a || schema_get(acc, "patternProperties");
     if (patterns && members) {
         schema_fail(t, at, "`patternProperties` is not supported together with other schemas of the same object");
@@ -200,6 +228,11 @@ static const struct {
     {"unevaluatedProperties", KEEP_EQUAL},
 };
 
+static bool same(struct translator *t, const cJSON *a, const cJSON *b, const struct place *at)
+{
+    return a == b || (schema_works(t, json_weight(a), at) && json_equal(a, b));
+}
+
 static bool merge_simple(struct translator *t, cJSON *acc, const cJSON *item, enum rule rule, const struct place *at)
 {
     const cJSON *mine = schema_get(acc, item->string);
@@ -210,7 +243,7 @@ static bool merge_simple(struct translator *t, cJSON *acc, const cJSON *item, en
             return false;
         }
         take = rule == KEEP_LARGER ? item->valuedouble > mine->valuedouble : item->valuedouble < mine->valuedouble;
-    } else if (mine && rule == KEEP_EQUAL && !cJSON_Compare(mine, item, true)) {
+    } else if (mine && rule == KEEP_EQUAL && !same(t, mine, item, at)) {
         schema_fail(t, at, "different `%s` for the same value are not supported", item->string);
         return false;
     } else if (mine && rule == KEEP_TRUE) {
@@ -262,8 +295,9 @@ static bool merge_keyword(struct translator *t, cJSON *acc, const cJSON *i, cons
         return false;
     }
     if (strcmp(name, "enum") == 0) return merge_enums(t, acc, i, false, at);
-    if (strcmp(name, "required") == 0) merge_required(t, acc, i);
+    if (strcmp(name, "required") == 0) return merge_required(t, acc, i, at);
     if (strcmp(name, "type") == 0) {
+        if (!schema_works(t, cJSON_GetArraySize(i) + cJSON_GetArraySize(schema_get(acc, "type")), at)) return false;
         if (schema_get(acc, "type"))
             merge_types(t, acc, i);
         else

@@ -161,7 +161,8 @@ static size_t listed_values(struct translator *t, const cJSON *items, const cJSO
     if (type && (!cJSON_IsString(type) || strcmp(type->valuestring, "string") != 0)) return 0;
     for (const cJSON *i = list->child; i; i = i->next) {
         bool again = type && !cJSON_IsString(i);
-        for (size_t k = 0; k < n && !again; k++) again = cJSON_Compare(out[k], i, true);
+        if (!schema_works(t, json_weight(i), at)) return 0;
+        for (size_t k = 0; k < n && !again; k++) again = json_equal(out[k], i);
         if (again) continue;
         if (n == UNIQUE_MAX) return 0;
         out[n++] = i;
@@ -180,7 +181,7 @@ static jx unique_array(struct translator *t, const struct elements *v, const str
                     UNIQUE_MAX);
         return JX_NONE;
     }
-    for (size_t i = 0; i < n; i++) text[i] = schema_literal(t, values[i]);
+    for (size_t i = 0; i < n; i++) text[i] = schema_literal(t, values[i], at);
     for (size_t set = (size_t)1 << n; set-- > 0;) { /* larger sets first */
         uint32_t in = (uint32_t)__builtin_popcountll(set);
         jx ways[UNIQUE_MAX + 1];

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { TOOLS_MAX = 128 /* as OpenAI has it */ };
+
 struct check {
     struct openai_params *p;
     enum openai_route route;
@@ -265,6 +267,8 @@ static bool check_tools(struct check *c)
         return fields_refuse(&c->f, "functions", "`functions` and `function_call` are not supported: use `tools`");
     if (tools && !cJSON_IsArray(tools)) return fields_refuse(&c->f, "tools", "tools: expected an array");
     if (tools && !tools->child) return fields_refuse(&c->f, "tools", "tools: the list is empty; leave it out");
+    if (cJSON_GetArraySize(tools) > TOOLS_MAX)
+        return fields_refuse(&c->f, "tools", "tools: at most %d are allowed", TOOLS_MAX);
     if (tools) p->tool_names = mem_array((size_t)cJSON_GetArraySize(tools), sizeof *p->tool_names);
     for (const cJSON *t = tools ? tools->child : NULL; t; t = t->next, i++)
         if (!check_tool(c, t, i)) return false;

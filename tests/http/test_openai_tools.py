@@ -177,11 +177,61 @@ def test_no_call_in_thoughts(start, model, tmp_path):
 
 # ---- mistakes --------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("fields, says", [
-    ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
-    ({"tool_choice": "required", "tools": [tool("f", {"x": {"type": "no_such_type"}})]}, "`type`"),
+@pytest.mark.parametrize("fields, says, param", [
+    ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "tool_choice"),
+    ({"tool_choice": "required", "tools": [tool("f", {"x": {"type": "no_such_type"}})]}, "`type`", "tools"),
+    ({"tool_choice": "required", "tools": [tool("f", {"x": {"enum": ["x" * 140000]}})]}, "", "tools"),
+    ({"tools": [tool(f"f{i}", {}) for i in range(129)]}, "at most 128", "tools"),
 ])
-def test_mistakes(api, fields, says):
+def test_mistakes(api, fields, says, param):
     with pytest.raises(openai.BadRequestError) as e:
         api.create(**fields)
-    assert says in str(e.value)
+    assert says in str(e.value) and e.value.param == param
+
+
+# ---- references in parameters ----------------------------------------------------------------------------------------
+
+def with_parameters(name, **parameters):
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", **parameters}}}
+
+
+def arguments_of(api, tools, **kw):
+    call = api.create(**{"tools": tools, "tool_choice": "required", **kw}).choices[0].message.tool_calls[0]
+    return call.function.name, json.loads(call.function.arguments)
+
+
+def test_references_stay_within_their_tool(api):
+    """Both define x, each its own; "#" is the parameters, and "$ref" may be the name of a property or a value."""
+    def of(name, value):
+        return with_parameters(name, properties={"x": {"$ref": "#/$defs/x"}, "y": {"$ref": "#/properties/x"}, "$ref": {"const": {"$ref": "#/x"}}},
+                               required=["x", "y", "$ref"], additionalProperties=False, **{"$defs": {"x": {"const": value}}})
+    tools = [of("f", 1), of("g", 2)]
+    choices = ["required", *({"type": "function", "function": {"name": name}} for name in "fg")]
+    for choice, order in [(c, o) for c in choices for o in (tools, tools[::-1])]:
+        name, arguments = arguments_of(api, order, tool_choice=choice)
+        value = 1 if name == "f" else 2
+        assert arguments == {"x": value, "y": value, "$ref": {"$ref": "#/x"}}
+
+
+def test_recursive_parameters(api):
+    tools = [with_parameters("f", properties={"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, required=["next"], additionalProperties=False)]
+    _, arguments = arguments_of(api, tools)
+    while arguments:
+        assert set(arguments) == {"next"}
+        arguments = arguments["next"]
+
+
+def test_definitions_that_took_forever(api):
+    if api.template == LLAMA:
+        pytest.skip("its template indents schemas: more tokens than the model takes")
+    deep = {"type": "null"}
+    for _ in range(25):
+        deep = {"properties": {"a": deep}}
+    tools = [with_parameters(name, additionalProperties=False, **{"$defs": {"x": deep}}) for name in "fg"]
+    assert arguments_of(api, tools)[1] == {}
+    crooked = with_parameters("h", additionalProperties=False, **{"$defs": [1]})
+    assert arguments_of(api, [tools[0], crooked])[1] == {}
+    with pytest.raises(openai.BadRequestError) as e:
+        many = {f"d{i}": True for i in range(50000)}
+        arguments_of(api, [with_parameters(name, additionalProperties=False, **{"$defs": many}) for name in "fg"])
+    assert e.value.param == "tools"

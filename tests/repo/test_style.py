@@ -54,6 +54,11 @@ def test_files_are_short():
     assert {name: n for name, n in lengths.items() if n > FILE_LINES} == {}
 
 
+def test_json_is_compared_in_bounded_time():
+    """cJSON_Compare is exponential in the depth of objects; json_equal is not."""
+    assert [str(p) for p in c_files() if "cJSON_Compare" in p.read_text()] == []
+
+
 def test_functions_are_short():
     found = {str(p.relative_to(ROOT)): long_functions(p.read_text()) for p in c_and_tests()}
     assert {name: functions for name, functions in found.items() if functions} == {}

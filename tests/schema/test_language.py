@@ -335,3 +335,51 @@ REFUSED = [
 def test_refused(tool, schema, message):
     answer = tool(schema)
     assert message in answer.get("error", "accepted"), answer
+
+
+# ---- what would take all time or memory ------------------------------------------------------------------------------
+
+def deep(levels=55):
+    return {"a": deep(levels - 1)} if levels else 1
+
+
+def many(schema, n):
+    return {"allOf": [schema, *[{"$ref": "#/allOf/0"}] * n]}
+
+
+def peak_memory(tool):
+    return 1024 * int(re.search(r"VmHWM:\s*(\d+)", Path(f"/proc/{tool.process.pid}/status").read_text())[1])
+
+
+LARGE = "the schema is too large"
+
+
+@pytest.mark.parametrize("schema, message", [
+    ({"enum": [deep(), 2], "const": deep()}, None),
+    ({"type": "array", "items": {"enum": [deep(), deep()]}, "uniqueItems": True}, None),
+    ({"allOf": [{"enum": [deep()]}, {"enum": [deep()]}]}, None),
+    ({"allOf": [{"propertyNames": {"enum": [deep()]}, "type": "integer"}, {"propertyNames": {"enum": [deep()]}}]}, None),
+    (many({"required": ["a"] * 16000}, 2500), LARGE),
+    (many({"enum": ["a"] * 16000}, 2500), LARGE),
+    (many({"type": ["string"] * 6000}, 2500), LARGE),
+    ({"enum": ["a" * 60000], "anyOf": [True] * 13000}, LARGE),
+    ({"anyOf": [{"const": "a" * 60000}, *[{"$ref": "#/anyOf/0", "type": "string"}] * 1500]}, LARGE),
+    ({"allOf": [{"properties": {"a": True}}, {"properties": [1]}]}, "`properties` must be an object"),
+    ({"allOf": [{"properties": [1]}, {"properties": {"a": True}}]}, "`properties` must be an object"),
+    ({"allOf": [{"required": ["a"]}, {"required": [1]}]}, "`required` must be a list of names"),
+    ({"properties": {"a" * 60000: {"anyOf": [{"allOf": [{"type": "null"}, {"type": "null"}]}] * 1500}}}, None),
+], ids=lambda v: str(v)[:40])
+def test_bounded(tool, schema, message):
+    before = peak_memory(tool)
+    answer = tool(schema)
+    if message:
+        assert message in answer.get("error", "accepted"), str(answer)[:300]
+    else:
+        assert "error" not in answer, str(answer)[:300]
+    assert answer["seconds"] < 2
+    assert peak_memory(tool) < before + 50e6
+
+
+def test_required_of_several(tool):
+    schema = {"allOf": [{"properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["a", "a"]}, {"required": ["b", "a"]}]}
+    assert accepted(tool, schema, '{"a": 1, "b": 2}', '{"a": 1}', '{"b": 2}') == [True, False, False]

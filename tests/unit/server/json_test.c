@@ -338,6 +338,55 @@ static void strings_out(void **state)
     check_string("\xed\xa0\x80", 3, "\"\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\"");
 }
 
+static bool equal(const char *x, const char *y)
+{
+    cJSON *a = parse(x), *b = parse(y);
+    bool same = json_equal(a, b);
+    assert_int_equal(json_equal(b, a), same);
+    cJSON_Delete(a);
+    cJSON_Delete(b);
+    return same;
+}
+
+static void equality(void **state)
+{
+    (void)state;
+    assert_true(equal("{\"a\":1,\"b\":[true,null,\"x\"]}", "{\"b\":[true,null,\"x\"],\"a\":1.0}"));
+    assert_true(equal("{\"a\":1,\"a\":2}", "{\"a\":2}"));
+    assert_true(equal("[0,1e2,0.5]", "[-0,100,5e-1]"));
+    assert_true(equal("[]", "[]") && equal("{}", "{}"));
+    assert_false(equal("[]", "{}"));
+    assert_false(equal("[1]", "[1,2]"));
+    assert_false(equal("{\"a\":1}", "{\"b\":1}"));
+    assert_false(equal("{\"a\":1}", "{\"a\":1,\"b\":1}"));
+    assert_false(equal("9007199254740993", "9007199254740992"));
+    assert_false(equal("true", "false"));
+    assert_false(equal("\"1\"", "1"));
+}
+
+/* 60 levels: cJSON_Compare would never end */
+static void equality_is_fast(void **state)
+{
+    (void)state;
+    struct buf text = {0};
+    for (int i = 0; i < 60; i++) buf_str(&text, "{\"a\":");
+    buf_char(&text, '1');
+    for (int i = 0; i < 60; i++) buf_char(&text, '}');
+    assert_true(equal(text.data, text.data));
+    buf_clear(&text);
+    for (int i = 0; i < 100000; i++) buf_printf(&text, "%c\"k%d\":%d", i ? ',' : '{', i, i);
+    buf_char(&text, '}');
+    cJSON *a = parse(text.data);
+    buf_clear(&text);
+    for (int i = 100000; i-- > 0;) buf_printf(&text, "%c\"k%d\":%d", i < 99999 ? ',' : '{', i, i);
+    buf_char(&text, '}');
+    cJSON *b = parse(text.data);
+    assert_true(json_equal(a, b));
+    cJSON_Delete(a);
+    cJSON_Delete(b);
+    buf_free(&text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -350,6 +399,8 @@ int main(void)
         cmocka_unit_test(big_numbers_are_numbers),
         cmocka_unit_test(numbers_out),
         cmocka_unit_test(strings_out),
+        cmocka_unit_test(equality),
+        cmocka_unit_test(equality_is_fast),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

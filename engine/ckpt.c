@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MANIFEST_MAX = 1 << 16, END_BYTES = sizeof "end 01234567\n" - 1 };
 
@@ -36,12 +37,35 @@ static int newer_first(const void *a, const void *b)
     return x > y ? -1 : x < y;
 }
 
+/* Where a file system cannot exchange two names, dir_replace moves the old checkpoint of a step aside first: it is
+ * moved back if the new one did not come, or deleted. */
+static void finish_replacing(const char *dir)
+{
+    DIR *d = opendir(dir);
+    for (struct dirent *f; d && (f = readdir(d));) {
+        size_t n = strlen(f->d_name);
+        if (n <= 4 || n - 4 >= CKPT_NAME_MAX || strcmp(f->d_name + n - 4, ".old")) continue;
+        char name[CKPT_NAME_MAX] = "";
+        memcpy(name, f->d_name, n - 4);
+        if (step_of(name) < 0) continue;
+        char *old = file_join(dir, f->d_name), *path = file_join(dir, name);
+        if (access(path, F_OK) == 0)
+            dir_remove(old);
+        else if (rename(old, path) == 0)
+            dir_sync(dir, NULL);
+        free(old);
+        free(path);
+    }
+    if (d) closedir(d);
+}
+
 /* The steps of all checkpoints, newest first; *n of them, the caller frees.  Deletes what was not finished. */
 static int64_t *list(const char *dir, int *n, struct err *e)
 {
     int64_t *steps = NULL;
     size_t cap = 0;
     *n = 0;
+    finish_replacing(dir);
     DIR *d = opendir(dir);
     if (!d && errno != ENOENT) err_set(e, ERR_IO, "%s: %s", dir, strerror(errno));
     for (struct dirent *f; d && (f = readdir(d));) {
@@ -104,7 +128,7 @@ static int write_all(const char *tmp, uint64_t job, int64_t step, const struct c
 {
     struct buf m = {0};
     int rc = 0;
-    buf_printf(&m, "tandem checkpoint 1\njob %016" PRIx64 "\nstep %" PRId64 "\n", job, step);
+    buf_printf(&m, "tandem checkpoint 2\njob %016" PRIx64 "\nstep %" PRId64 "\n", job, step);
     for (int i = 0; i < n && !rc; i++) {
         char *path = part_path(tmp, part[i].name);
         rc = file_write_sync(path, part[i].data, part[i].bytes, e);
@@ -167,10 +191,10 @@ static const char *check_manifest(char *text, size_t size, uint64_t job, int64_t
     char end[16] = "";
     if (size > END_BYTES) snprintf(end, sizeof end, "end %08" PRIx32 "\n", crc32c(0, text, size - END_BYTES));
     if (size <= END_BYTES || memcmp(text + size - END_BYTES, end, END_BYTES)) return "its manifest is damaged";
-    if (!next_line(&at, "tandem", &rest) || strcmp(rest, "checkpoint 1"))
-        return *other = true, "it is of another version";
+    if (!next_line(&at, "tandem", &rest) || strcmp(rest, "checkpoint 2"))
+        return *other = true, "it was written by another version of tandem";
     if (!next_line(&at, "job", &rest) || sscanf(rest, "%" SCNx64, &its_job) != 1 || its_job != job)
-        return *other = true, "it is of another job";
+        return *other = true, "it is of another job: the data, the model or the parameters were others";
     if (!next_line(&at, "step", &rest) || sscanf(rest, "%" SCNd64, &its_step) != 1 || its_step != step)
         return "its manifest is of another step";
     for (int i = 0; i < n; i++) {
@@ -231,7 +255,7 @@ int ckpt_read(const char *dir, uint64_t job, int64_t most, const struct ckpt_par
         } else if (!wrong) {
             *step = steps[i];
         } else if (other) {
-            rc = err_set(e, ERR_INVALID, "%s: %s: the data, the model or the parameters were others", path, wrong);
+            rc = err_set(e, ERR_INVALID, "%s: %s", path, wrong);
         } else {
             buf_printf(warnings, "%s%s: %s; it is passed over", warnings->len ? "\n" : "", path, wrong);
             dir_remove(path);

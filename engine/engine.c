@@ -410,6 +410,7 @@ static void mark_scheduled(struct engine *g, const struct plan *p, uint64_t now)
         struct request *r = request_of(&p->v[i]);
         if (r->times.scheduled) continue;
         r->times.scheduled = now;
+        if (r->masked) masked_begin(r->masked);
         atomic_fetch_sub(&g->queued, 1);
         g->now.prefix_query_tokens += (uint64_t)r->n_prompt;
         g->now.prefix_hit_tokens += (uint64_t)r->seq.n_cached;

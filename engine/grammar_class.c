@@ -85,12 +85,57 @@ static struct lowered {
     uint32_t c, lower;
 } * lowered; /* every character that is not its own lower case, ascending */
 static size_t n_lowered;
+/* the few lower-case letters whose upper case has another lower case: s and long s, mu and micro sign... */
+static struct cased {
+    uint32_t c, other;
+} * cased;
+static size_t n_cased;
+static struct ranges with_case;        /* what has another case, and is one */
+static struct ranges ascii_cases[128]; /* what a letter is without case */
 
 /* str.isalnum: letters and everything numeric. */
 static bool is_word(utf8proc_category_t k)
 {
     return (k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_LO) ||
            (k >= UTF8PROC_CATEGORY_ND && k <= UTF8PROC_CATEGORY_NO);
+}
+
+static bool ranges_have(const struct ranges *r, uint32_t c)
+{
+    size_t lo = 0, hi = r->n;
+    while (lo < hi) {
+        size_t mid = (lo + hi) / 2;
+        if (c > r->v[mid].hi)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo < r->n && c >= r->v[lo].lo;
+}
+
+/* Adds to a set what is the same without case, of all of Unicode. */
+static void add_cases(struct ranges *r)
+{
+    struct ranges lower = {0};
+    ranges_add_all(&lower, r);
+    for (size_t i = 0; i < n_lowered; i++)
+        if (ranges_have(r, lowered[i].c)) ranges_add(&lower, lowered[i].lower, lowered[i].lower);
+    ranges_normalize(&lower);
+    struct ranges same = {0};
+    for (size_t i = 0; i < n_cased; i++) {
+        if (ranges_have(&lower, cased[i].other)) ranges_add(&same, cased[i].c, cased[i].c);
+        if (ranges_have(&lower, cased[i].c)) ranges_add(&same, cased[i].other, cased[i].other);
+    }
+    ranges_add_all(&lower, &same);
+    ranges_free(&same);
+    ranges_normalize(&lower);
+    for (size_t i = 0; i < n_lowered; i++)
+        if (ranges_have(&lower, lowered[i].lower)) ranges_add(&same, lowered[i].c, lowered[i].c);
+    ranges_add_all(r, &lower);
+    ranges_add_all(r, &same);
+    ranges_normalize(r);
+    ranges_free(&lower);
+    ranges_free(&same);
 }
 
 static void unicode_read(void)
@@ -105,9 +150,26 @@ static void unicode_read(void)
         if (lower == c) continue;
         mem_grow(&lowered, &cap, n_lowered + 1, sizeof *lowered);
         lowered[n_lowered++] = (struct lowered){(uint32_t)c, (uint32_t)lower};
+        ranges_add(&with_case, (uint32_t)c, (uint32_t)c);
+        ranges_add(&with_case, (uint32_t)lower, (uint32_t)lower);
     }
     ranges_normalize(&digits);
     ranges_normalize(&words);
+    cap = 0;
+    for (int32_t c = 0x69; c <= 0x1fbe; c++) {
+        int32_t upper = utf8proc_toupper(c), other = utf8proc_tolower(upper);
+        if (upper == c || other == c || utf8proc_tolower(c) != c) continue;
+        mem_grow(&cased, &cap, n_cased + 1, sizeof *cased);
+        cased[n_cased++] = (struct cased){(uint32_t)c, (uint32_t)other};
+        ranges_add(&with_case, (uint32_t)c, (uint32_t)c);
+        ranges_add(&with_case, (uint32_t)other, (uint32_t)other);
+    }
+    ranges_normalize(&with_case);
+    for (uint32_t c = 'A'; c <= 'z'; c++) {
+        if (c > 'Z' && c < 'a') continue;
+        ranges_add(&ascii_cases[c], c, c);
+        add_cases(&ascii_cases[c]);
+    }
 }
 
 void ranges_add_escape(struct ranges *out, char which, bool ascii)
@@ -126,24 +188,10 @@ void ranges_add_escape(struct ranges *out, char which, bool ascii)
         for (size_t i = 0; i < (which == 'd' ? 1 : 4); i++) ranges_add(out, ascii_word[i].lo, ascii_word[i].hi);
 }
 
-static bool ranges_have(const struct ranges *r, uint32_t c)
-{
-    size_t lo = 0, hi = r->n;
-    while (lo < hi) {
-        size_t mid = (lo + hi) / 2;
-        if (c > r->v[mid].hi)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo < r->n && c >= r->v[lo].lo;
-}
-
 /* re compares lower cases, and takes lower-case letters that share an upper case for the same (CPython's _casefix.py).
  */
 void ranges_add_cases(struct ranges *r, bool ascii)
 {
-    struct ranges lower = {0};
     pthread_once(&once, unicode_read);
     ranges_normalize(r);
     if (ascii) {
@@ -157,28 +205,14 @@ void ranges_add_cases(struct ranges *r, bool ascii)
         ranges_normalize(r);
         return;
     }
-    ranges_add_all(&lower, r);
-    for (size_t i = 0; i < n_lowered; i++)
-        if (ranges_have(r, lowered[i].c)) ranges_add(&lower, lowered[i].lower, lowered[i].lower);
-    ranges_normalize(&lower);
-    struct ranges same = {0};
-    /* the few lower-case letters whose upper case has another lower case: s and long s, mu and micro sign... */
-    for (int32_t c = 0x69; c <= 0x1fbe; c++) {
-        int32_t upper = utf8proc_toupper(c), other = utf8proc_tolower(upper);
-        if (upper == c || other == c || utf8proc_tolower(c) != c) continue;
-        if (ranges_have(&lower, (uint32_t)other)) ranges_add(&same, (uint32_t)c, (uint32_t)c);
-        if (ranges_have(&lower, (uint32_t)c)) ranges_add(&same, (uint32_t)other, (uint32_t)other);
+    bool single = r->n == 1 && r->v[0].hi == r->v[0].lo;
+    if (single && !ranges_have(&with_case, r->v[0].lo)) return;
+    if (single && r->v[0].lo < 128) {
+        ranges_add_all(r, &ascii_cases[r->v[0].lo]);
+        ranges_normalize(r);
+        return;
     }
-    ranges_add_all(&lower, &same);
-    ranges_free(&same);
-    ranges_normalize(&lower);
-    for (size_t i = 0; i < n_lowered; i++)
-        if (ranges_have(&lower, lowered[i].lower)) ranges_add(&same, lowered[i].c, lowered[i].c);
-    ranges_add_all(r, &lower);
-    ranges_add_all(r, &same);
-    ranges_normalize(r);
-    ranges_free(&lower);
-    ranges_free(&same);
+    add_cases(r);
 }
 
 /* ---- machines ---- */

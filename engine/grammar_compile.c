@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CODE_MAX = 1 << 19, TARGETS_MAX = 1 << 20, TRIE_DEPTH_MAX = 400 };
+enum { CODE_MAX = 1 << 19, TARGETS_MAX = 1 << 20, TRIE_DEPTH_MAX = 400, EMITS_MAX = 1 << 22 };
 
 struct compiler {
     const struct grammar_builder *b;
@@ -17,7 +17,7 @@ struct compiler {
     uint8_t *used, *nullable, *productive; /* (n_nodes) */
     uint32_t *entry;                       /* (n_nodes) of rules: where the body is; 0: not yet */
     uint32_t *todo;                        /* rules that are called and not yet there */
-    size_t n_todo;
+    size_t n_todo, n_emits;                /* n_emits: expressions written, also those without an instruction */
     bool full;
 };
 
@@ -330,6 +330,7 @@ static void emit_repeat(struct compiler *x, const struct gnode *n)
 static void emit(struct compiler *x, uint32_t i)
 {
     const struct gnode *n = node_of(x, i);
+    if (++x->n_emits > EMITS_MAX) x->full = true;
     if (x->full) return;
     switch (n->kind) {
     case GN_BYTES:

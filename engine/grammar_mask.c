@@ -275,26 +275,49 @@ static void allow(struct gram_mask *m, int32_t id)
 
 /* ---- where a state goes on all bytes of a kind ---- */
 
-/* 1: the byte leads to `home`; 0: not; GRAM_FULL. */
-static int stays(struct gram_automaton *a, int32_t at, int32_t home, uint8_t byte)
+/* Who asks, and for how long.  What is asked and not known yet is counted; what was found stays known, so that the same
+ * questions asked again come further. */
+struct asker {
+    struct gram_automaton *a;
+    uint64_t until, work; /* work: the automaton's when the clock was looked at */
+};
+
+/* gram_next, or GRAM_LATER. */
+static int32_t ask(struct asker *k, int32_t state, uint8_t byte)
 {
-    int32_t to = gram_next(a, at, byte);
-    return to == GRAM_FULL ? GRAM_FULL : to == home;
+    int32_t to = gram_known(k->a, state, byte);
+    if (to != GRAM_FULL) return to;
+    if (gram_work(k->a) - k->work > 500) {
+        if (clock_now() >= k->until) return GRAM_LATER;
+        k->work = gram_work(k->a);
+    }
+    return gram_next(k->a, state, byte);
+}
+
+/* 1: the byte leads to `home`; 0: not; GRAM_FULL, GRAM_LATER. */
+static int stays(struct asker *k, int32_t at, int32_t home, uint8_t byte)
+{
+    int32_t to = ask(k, at, byte);
+    return to < GRAM_DEAD ? to : to == home;
 }
 
 /* Like `stays` for every completion of a character of which `more` bytes are missing, the next of them in [lo, hi]. */
-static int stays_tail(struct gram_automaton *a, int32_t at, int32_t home, int more, uint8_t lo, uint8_t hi)
+static int stays_tail(struct asker *k, int32_t at, int32_t home, int more, uint8_t lo, uint8_t hi)
 {
     int last = -1;
+    int32_t same = GRAM_DEAD; /* where the byte before led, and all was well */
     for (unsigned byte = lo; byte <= hi; byte++) {
-        if (gram_kind(a, (uint8_t)byte) == last) continue;
-        last = gram_kind(a, (uint8_t)byte);
+        if (gram_kind(k->a, (uint8_t)byte) == last) continue;
+        last = gram_kind(k->a, (uint8_t)byte);
         int rc;
         if (more == 1) {
-            rc = stays(a, at, home, (uint8_t)byte);
+            rc = stays(k, at, home, (uint8_t)byte);
         } else {
-            int32_t to = gram_next(a, at, (uint8_t)byte);
-            rc = to < 0 ? (to == GRAM_FULL ? GRAM_FULL : 0) : stays_tail(a, to, home, more - 1, 0x80, 0xbf);
+            int32_t to = ask(k, at, (uint8_t)byte);
+            if (to < 0) return to == GRAM_DEAD ? 0 : to;
+            if (to == same) continue;
+            rc = stays_tail(k, to, home, more - 1, 0x80, 0xbf);
+            same = to;
         }
         if (rc != 1) return rc;
     }
@@ -302,16 +325,16 @@ static int stays_tail(struct gram_automaton *a, int32_t at, int32_t home, int mo
 }
 
 /* Every character of several bytes: RFC 3629's table of well-formed sequences. */
-static int stays_utf8(struct gram_automaton *a, int32_t state, int32_t home)
+static int stays_utf8(struct asker *k, int32_t state, int32_t home)
 {
     int last = -1;
     for (unsigned lead = 0xc2; lead <= 0xf4; lead++) {
         bool plain = lead != 0xe0 && lead != 0xed && lead != 0xf0 && lead != 0xf4;
-        int kind = gram_kind(a, (uint8_t)lead);
+        int kind = gram_kind(k->a, (uint8_t)lead);
         if (plain && kind == last) continue;
         last = plain ? kind : -1;
-        int32_t to = gram_next(a, state, (uint8_t)lead);
-        if (to == GRAM_FULL) return GRAM_FULL;
+        int32_t to = ask(k, state, (uint8_t)lead);
+        if (to < GRAM_DEAD) return to;
         if (to == GRAM_DEAD && home == GRAM_DEAD) continue;
         if (to == GRAM_DEAD || home == GRAM_DEAD) return 0;
         uint8_t lo = lead == 0xe0   ? 0xa0
@@ -320,64 +343,70 @@ static int stays_utf8(struct gram_automaton *a, int32_t state, int32_t home)
                 hi = lead == 0xed   ? 0x9f
                      : lead == 0xf4 ? 0x8f
                                     : 0xbf;
-        int rc = stays_tail(a, to, home, lead < 0xe0 ? 1 : lead < 0xf0 ? 2 : 3, lo, hi);
+        int rc = stays_tail(k, to, home, lead < 0xe0 ? 1 : lead < 0xf0 ? 2 : 3, lo, hi);
         if (rc != 1) return rc;
     }
     return 1;
 }
 
-/* Looks at the kinds not looked at before: do all their bytes lead from the state to `home`?  GRAM_FULL, else 0. */
-static int ask_kinds(struct gram_automaton *a, int32_t state, int32_t home, uint16_t kinds, struct gram_kinds *known)
+/* Looks at the kinds not looked at before: do all their bytes lead from the state to `home`?  GRAM_FULL, GRAM_LATER,
+ * else 0. */
+static int ask_kinds(struct asker *k, int32_t state, int32_t home, uint16_t kinds, struct gram_kinds *known)
 {
     uint16_t left = kinds & (uint16_t)~known->asked, broken = 0;
     for (unsigned byte = 0; byte < 0x80 && left & ~KIND_UTF8; byte++) {
         uint16_t kind = ascii_kind(byte);
         if (!(left & kind) || broken & kind) continue;
-        int rc = stays(a, state, home, (uint8_t)byte);
-        if (rc == GRAM_FULL) return GRAM_FULL;
+        int rc = stays(k, state, home, (uint8_t)byte);
+        if (rc < 0) return rc;
         if (!rc) broken |= kind;
     }
-    int rc = left & KIND_UTF8 ? stays_utf8(a, state, home) : 1;
-    if (rc == GRAM_FULL) return GRAM_FULL;
+    int rc = left & KIND_UTF8 ? stays_utf8(k, state, home) : 1;
+    if (rc < 0) return rc;
     if (!rc) broken |= KIND_UTF8;
     known->asked |= left;
     known->yes |= left & (uint16_t)~broken;
     return 0;
 }
 
-/* Do these kinds keep the state where it is?  1, 0, GRAM_FULL. */
-static int loops_on(struct gram_automaton *a, int32_t state, uint16_t kinds)
+/* Do these kinds keep the state where it is?  1, 0, GRAM_FULL, GRAM_LATER. */
+static int loops_on(struct asker *k, int32_t state, uint16_t kinds)
 {
-    struct gram_kinds known = gram_run(a, state)->loops;
-    if (ask_kinds(a, state, state, kinds, &known)) return GRAM_FULL;
-    gram_run(a, state)->loops = known;
+    struct gram_kinds known = gram_run(k->a, state)->loops;
+    int rc = ask_kinds(k, state, state, kinds, &known);
+    if (rc) return rc;
+    gram_run(k->a, state)->loops = known;
     return !(kinds & ~known.yes);
 }
 
 /* Do these kinds take the state to one and the same place, so that only the number of characters counts?  That place is
- * where the first byte asked about leads. 1, 0, GRAM_FULL. */
-static int runs_on(struct gram_automaton *a, int32_t state, uint16_t kinds, int32_t *to)
+ * where the first byte asked about leads. 1, 0, GRAM_FULL, GRAM_LATER. */
+static int runs_on(struct asker *k, int32_t state, uint16_t kinds, int32_t *to)
 {
-    struct gram_run known = *gram_run(a, state);
+    struct gram_run known = *gram_run(k->a, state);
     if (!known.kinds.asked) {
         unsigned byte = 0;
         while (byte < 0x80 && !(ascii_kind(byte) & kinds)) byte++;
         if (byte == 0x80) return 0; /* characters of several bytes only */
-        known.to = gram_next(a, state, (uint8_t)byte);
+        known.to = ask(k, state, (uint8_t)byte);
     }
-    if (known.to == GRAM_FULL || ask_kinds(a, state, known.to, kinds, &known.kinds)) return GRAM_FULL;
-    gram_run(a, state)->kinds = known.kinds;
-    gram_run(a, state)->to = *to = known.to;
+    int rc = known.to < GRAM_DEAD ? known.to : ask_kinds(k, state, known.to, kinds, &known.kinds);
+    if (rc < 0) return rc;
+    gram_run(k->a, state)->kinds = known.kinds;
+    gram_run(k->a, state)->to = *to = known.to;
     return !(kinds & ~known.kinds.yes);
 }
 
-/* How many characters of these kinds the state takes, whichever they are; -1: that depends; GRAM_FULL. */
-static int run_length(struct gram_automaton *a, int32_t state, uint16_t kinds)
+/* How many characters of these kinds the state takes, whichever they are, of `most` that matter; -1: that depends;
+ * GRAM_FULL, GRAM_LATER. */
+static int run_length(struct asker *k, int32_t state, uint16_t kinds, int most)
 {
-    for (int n = 0; n < GRAM_LOOK; n++) {
+    for (int n = 0; n < most; n++) {
         int32_t to;
-        int rc = runs_on(a, state, kinds, &to);
-        if (rc != 1) return rc ? GRAM_FULL : -1;
+        uint16_t asked = gram_run(k->a, state)->kinds.asked;
+        int rc = runs_on(k, state, kinds, &to);
+        if (rc != 1) return rc ? rc : -1;
+        if (gram_run(k->a, state)->kinds.asked != asked && clock_now() >= k->until) return GRAM_LATER;
         if (to == GRAM_DEAD) return n;
         if (to == state) break;
         state = to;
@@ -418,26 +447,34 @@ static void finish(struct mask_walk *w, const struct token_trie *t, const struct
     for (size_t i = 0; i < mask_words(m->vocab); i++) m->n_allowed += __builtin_popcount(m->bits[i]);
 }
 
-/* Decides a whole subtree by the kinds of its bytes: 1 when that was possible; 0, GRAM_FULL. */
-static int take_subtree(struct mask_walk *w, const struct trie *t, struct gram_automaton *a, uint32_t i, int32_t from)
+/* Decides a whole subtree by the kinds of its bytes: 1 when that was possible; 0, GRAM_FULL, GRAM_LATER. */
+static int take_subtree(struct mask_walk *w, const struct trie *t, struct asker *a, uint32_t i, int32_t from)
 {
     const struct trie_node *n = t->nodes + i;
     uint32_t end = t->nodes[n->skip].first;
     if (n->kinds & (KIND_INSIDE | KIND_BROKEN)) return 0;
     int loops = loops_on(a, from, n->kinds);
-    if (loops == GRAM_FULL) return GRAM_FULL;
-    int most = loops ? GRAM_LOOK : run_length(a, from, n->kinds);
-    if (most < 0) return most == GRAM_FULL ? GRAM_FULL : 0;
+    if (loops < 0) return loops;
+    int most = loops ? GRAM_LOOK : run_length(a, from, n->kinds, t->reach[i]);
+    if (most < 0) return most == -1 ? 0 : most;
     most += w->chars[n->depth - 1];
     for (uint32_t k = n->first; k < end; k++)
         if (t->chars[k] <= most) allow(w->m, t->order[k]);
     return 1;
 }
 
+/* The walk stops before node i: for good (GRAM_FULL), or to go on there (0). */
+static int not_yet(struct mask_walk *w, uint32_t i, int why)
+{
+    w->at = i;
+    return why == GRAM_LATER ? 0 : GRAM_FULL;
+}
+
 /* The rest of one part; 1 done, 0 the time is up, GRAM_FULL. */
 static int walk_part(struct mask_walk *w, const struct trie *t, struct gram_automaton *a, uint64_t until)
 {
     uint64_t work = gram_work(a), cost = 0;
+    struct asker asker = {a, until, work};
     uint32_t i = w->at;
     while (i < t->n_nodes) {
         const struct trie_node *n = t->nodes + i;
@@ -453,9 +490,9 @@ static int walk_part(struct mask_walk *w, const struct trie *t, struct gram_auto
             continue;
         }
         if (n->skip - i >= SKIP_FROM) {
-            if (t->reach[i] <= gram_slack(a, from) && (from = gram_loose(a, from)) == GRAM_FULL) return GRAM_FULL;
-            int taken = take_subtree(w, t, a, i, from);
-            if (taken == GRAM_FULL) return GRAM_FULL;
+            if (t->reach[i] <= gram_slack(a, from)) from = gram_loose(a, from);
+            int taken = from < 0 ? from : take_subtree(w, t, &asker, i, from);
+            if (taken < 0) return not_yet(w, i, taken);
             if (taken) {
                 cost += t->nodes[n->skip].first - n->first;
                 i = n->skip;
@@ -463,7 +500,7 @@ static int walk_part(struct mask_walk *w, const struct trie *t, struct gram_auto
             }
         }
         int32_t to = gram_next(a, from, n->byte);
-        if (to == GRAM_FULL) return GRAM_FULL;
+        if (to < GRAM_DEAD) return not_yet(w, i, to);
         if (to == GRAM_DEAD) {
             i = n->skip;
             continue;
@@ -493,7 +530,7 @@ int mask_at(struct mask_walk *w, const struct token_trie *t, struct gram_automat
     uint32_t slack = gram_slack(a, state);
     for (;;) {
         int32_t loose = slack ? gram_loose(a, state) : state;
-        if (loose == GRAM_FULL) return GRAM_FULL;
+        if (loose < 0) return loose == GRAM_LATER ? 0 : GRAM_FULL;
         struct gram_mask *known = gram_mask_of(a, state), *base = loose != state ? gram_mask_of(a, loose) : NULL;
         if (known) {
             mask_walk_drop(w);

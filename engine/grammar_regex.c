@@ -12,6 +12,7 @@
 #include <string.h>
 
 enum { GROUPS_MAX = 200 }; /* one in another */
+#define CATEGORIES "dDsSwW"
 
 struct flags {
     bool ignore_case, ascii, dot_all;
@@ -23,6 +24,7 @@ struct regex_parser {
     size_t n, at;
     struct flags f;
     int depth;
+    gexpr category[2][6]; /* [ascii][of CATEGORIES], each made once; 0: not yet, else the expression + 1 */
 };
 
 /* What a part of the pattern became. */
@@ -200,8 +202,8 @@ static gexpr char_expr(struct regex_parser *r, uint32_t c)
 
 /* ---- sets ---- */
 
-/* One member of a set: a character (true) or a category, which was added. */
-static bool take_member(struct regex_parser *r, struct ranges *out, uint32_t *c)
+/* One member of a set: a character (true) or a category, which was added; *had: those that are in it already. */
+static bool take_member(struct regex_parser *r, struct ranges *out, unsigned *had, uint32_t *c)
 {
     size_t start = r->at;
     if (peek(r) != '\\') {
@@ -215,10 +217,13 @@ static bool take_member(struct regex_parser *r, struct ranges *out, uint32_t *c)
     if (take_char_escape(r, true, c)) return true;
     if (failed(r)) return false;
     char which = peek(r);
-    if (add_category(r, which, out))
+    const char *known = which ? strchr(CATEGORIES, which) : NULL;
+    unsigned bit = known ? 1U << (known - CATEGORIES) : 0;
+    if (*had & bit || add_category(r, which, out))
         r->at++;
     else
         bad_escape(r, start, which);
+    *had |= bit;
     return false;
 }
 
@@ -226,6 +231,7 @@ static bool take_member(struct regex_parser *r, struct ranges *out, uint32_t *c)
 static struct part take_set(struct regex_parser *r, size_t start)
 {
     struct ranges set = {0};
+    unsigned had = 0;
     bool not_in = match(r, "^"), closed = false;
     for (bool first = true; more(r); first = false) {
         size_t at = r->at;
@@ -234,10 +240,10 @@ static struct part take_set(struct regex_parser *r, size_t start)
             closed = true;
             break;
         }
-        bool is_char = take_member(r, &set, &lo);
+        bool is_char = take_member(r, &set, &had, &lo);
         if (r->n - r->at >= 2 && peek(r) == '-' && r->s[r->at + 1] != ']') {
             r->at++;
-            bool also = take_member(r, &set, &hi);
+            bool also = take_member(r, &set, &had, &hi);
             if (!is_char || !also || lo > hi) refuse(r, at, "a bad character range");
         } else {
             hi = lo;
@@ -403,9 +409,15 @@ static struct part take_escape(struct regex_parser *r, size_t start)
     }
     if (take_char_escape(r, false, &c)) return failed(r) ? (struct part){.x = -1} : char_part(r, c);
     if (failed(r)) return (struct part){.x = -1};
-    if (!add_category(r, which, &set)) return bad_escape(r, start, which);
+    const char *known = which ? strchr(CATEGORIES, which) : NULL;
+    if (!known) return bad_escape(r, start, which);
+    gexpr *made = &r->category[r->f.ascii][known - CATEGORIES];
     r->at++;
-    return (struct part){.x = gram_class_ranges(r->b, &set)};
+    if (!*made) {
+        add_category(r, which, &set);
+        *made = gram_class_ranges(r->b, &set) + 1;
+    }
+    return (struct part){.x = *made - 1};
 }
 
 static struct part take_atom(struct regex_parser *r, bool at_start)

@@ -11,8 +11,11 @@
  * POSITIONS: of one state. WORK: positions visited in all. */
 #define BYTES_SOFT ((size_t)8 << 20)
 #define BYTES_HARD ((size_t)32 << 20)
+/* All automata of the process, with their masks: at half of it, those that nobody uses are given up (a grammar that is
+ * kept keeps its own otherwise), so at least half of it is for requests that run.  Past it, who needs more fails. */
+#define BYTES_ALL ((size_t)256 << 20)
 #define WORK_MAX ((uint64_t)1 << 25)
-enum { POSITIONS_MAX = 1 << 14, MASK_BYTES_MAX = 8 << 20, NOT_MADE = -3 };
+enum { POSITIONS_MAX = 1 << 14, HURRY = 1 << 10, MASK_BYTES_MAX = 8 << 20, NOT_MADE = -3 };
 
 struct position {
     uint32_t pc, sub, stack; /* sub: bytes read of a LITERAL; class node reached in a CLASS, 0 before the first byte */
@@ -60,10 +63,14 @@ struct gram_automaton {
     bool accepts;
 
     uint64_t work;
-    const char *why; /* not NULL: a limit was met */
+    const char *why;      /* not NULL: a limit was met, for good */
+    const char *why_here; /* one of a single transition was */
+    bool hurry, late;     /* late: the transition at work was left for that */
     int32_t newest, oldest;
-    size_t mask_bytes;
+    size_t mask_bytes, counted; /* counted: of it all in all_bytes */
 };
+
+static _Atomic size_t all_bytes;
 
 /* ---- life ---- */
 
@@ -92,6 +99,19 @@ static size_t automaton_bytes(const struct gram_automaton *a)
            (a->frame_mask + a->state_mask + 2) * sizeof(uint32_t);
 }
 
+/* Adds what it grew to the total. */
+static void count_bytes(struct gram_automaton *a)
+{
+    size_t now = automaton_bytes(a) + a->mask_bytes;
+    if (now != a->counted) atomic_fetch_add(&all_bytes, now - a->counted);
+    a->counted = now;
+}
+
+size_t gram_memory(void)
+{
+    return atomic_load(&all_bytes);
+}
+
 struct gram_automaton *gram_automaton_of(struct grammar *g, uint64_t vocabulary)
 {
     pthread_mutex_lock(&g->lock);
@@ -115,6 +135,7 @@ void gram_automaton_unref(struct gram_automaton *a)
 {
     if (!a || atomic_fetch_sub(&a->refs, 1) != 1) return;
     for (int32_t s = a->newest; s >= 0; s = a->states[s].older) gram_mask_unref(a->states[s].mask);
+    atomic_fetch_sub(&all_bytes, a->counted);
     pthread_mutex_destroy(&a->lock);
     free(a->positions);
     free(a->frames);
@@ -126,6 +147,19 @@ void gram_automaton_unref(struct gram_automaton *a)
     free(a->todo);
     free(a->seen);
     free(a);
+}
+
+void gram_automaton_leave(struct grammar *g, struct gram_automaton *a)
+{
+    struct gram_automaton *idle = NULL;
+    gram_automaton_unref(a);
+    pthread_mutex_lock(&g->lock);
+    if (g->current && atomic_load(&g->current->refs) == 1 && gram_memory() > BYTES_ALL / 2) {
+        idle = g->current;
+        g->current = NULL;
+    }
+    pthread_mutex_unlock(&g->lock);
+    gram_automaton_unref(idle);
 }
 
 pthread_mutex_t *gram_lock(struct gram_automaton *a)
@@ -142,6 +176,8 @@ static int32_t full(struct gram_automaton *a, const char *why)
 static bool has_room(struct gram_automaton *a)
 {
     if (a->why) return false;
+    count_bytes(a);
+    if (gram_memory() > BYTES_ALL) full(a, "no memory for the states of grammars");
     if (automaton_bytes(a) > BYTES_HARD) full(a, "too many states");
     if (a->work > WORK_MAX) full(a, "too much work");
     return !a->why;
@@ -287,7 +323,7 @@ static void step_into(struct gram_automaton *a, uint32_t pc, uint32_t stack)
 static void open_set(struct gram_automaton *a)
 {
     a->n_found = a->n_todo = a->n_seen = 0;
-    a->accepts = false;
+    a->accepts = a->late = false;
     if (++a->stamp == 0) { /* once in four thousand million */
         memset(a->seen, 0, (a->seen_mask + 1) * sizeof *a->seen);
         a->stamp = 1;
@@ -297,12 +333,17 @@ static void open_set(struct gram_automaton *a)
 /* Follows everything in todo. */
 static bool follow_all(struct gram_automaton *a)
 {
-    while (a->n_todo && a->n_found <= POSITIONS_MAX && a->n_seen <= 8 * (size_t)POSITIONS_MAX) {
+    size_t most = a->hurry ? HURRY : 8 * (size_t)POSITIONS_MAX;
+    while (a->n_todo && a->n_found <= POSITIONS_MAX && a->n_seen <= most) {
         uint32_t stack = a->todo[--a->n_todo], pc = a->todo[--a->n_todo];
         a->work++;
         step_into(a, pc, stack);
     }
-    if (a->n_todo || a->n_found > POSITIONS_MAX) full(a, "too many ways to read the same text");
+    if (a->n_todo || a->n_found > POSITIONS_MAX) {
+        a->late = a->hurry;
+        if (!a->late) a->why_here = "too many ways to read the same text";
+        return false;
+    }
     return has_room(a);
 }
 
@@ -383,7 +424,7 @@ int32_t gram_begin(struct gram_automaton *a)
     if (!has_room(a)) return GRAM_FULL;
     open_set(a);
     go(a, 0, 0);
-    return follow_all(a) ? close_set(a) : GRAM_FULL;
+    return follow_all(a) ? close_set(a) : a->late ? GRAM_LATER : GRAM_FULL;
 }
 
 /* One byte read at a position. */
@@ -408,11 +449,12 @@ static void read_byte(struct gram_automaton *a, struct position at, uint8_t byte
 static int32_t make_next(struct gram_automaton *a, int32_t state, uint8_t byte)
 {
     if (!has_room(a)) return GRAM_FULL;
-    open_set(a);
     const struct state *s = a->states + state;
+    if (a->hurry && s->n > HURRY) return GRAM_LATER;
+    open_set(a);
     for (uint32_t i = 0; i < s->n; i++) read_byte(a, a->positions[s->first + i], byte);
     a->work += s->n;
-    return follow_all(a) ? close_set(a) : GRAM_FULL;
+    return follow_all(a) ? close_set(a) : a->late ? GRAM_LATER : GRAM_FULL;
 }
 
 static void next_row(struct gram_automaton *a, int32_t state)
@@ -437,7 +479,7 @@ int32_t gram_next(struct gram_automaton *a, int32_t state, uint8_t byte)
     size_t at = (size_t)a->states[state].next + a->p->kind[byte];
     if (a->next[at] != NOT_MADE) return a->next[at];
     int32_t to = make_next(a, state, byte);
-    if (to != GRAM_FULL) a->next[at] = to;
+    if (to != GRAM_LATER && !a->why) a->next[at] = to; /* what is too much for one byte stays so */
     return to;
 }
 
@@ -453,15 +495,21 @@ bool gram_ends(const struct gram_automaton *a, int32_t state)
 
 const char *gram_why(const struct gram_automaton *a)
 {
-    return a->why;
+    return a->why ? a->why : a->why_here;
+}
+
+void gram_hurry(struct gram_automaton *a, bool on)
+{
+    a->hurry = on;
 }
 
 int32_t gram_loose(struct gram_automaton *a, int32_t state)
 {
     if (a->states[state].loose != NOT_MADE) return a->states[state].loose;
     if (!has_room(a)) return GRAM_FULL;
-    open_set(a);
     const struct state *s = a->states + state;
+    if (a->hurry && s->n > HURRY) return GRAM_LATER;
+    open_set(a);
     for (uint32_t i = 0; i < s->n; i++) {
         struct position at = a->positions[s->first + i];
         stay(a, at.pc, at.sub, a->frames[at.stack].loose);
@@ -546,4 +594,5 @@ void gram_mask_keep(struct gram_automaton *a, int32_t state, struct gram_mask *m
     a->states[state].mask = gram_mask_ref(m);
     a->mask_bytes += bytes;
     mask_link(a, state);
+    count_bytes(a);
 }

@@ -10,7 +10,7 @@
 
 #include "engine/grammar_program.h"
 
-enum { GRAM_DEAD = -1, GRAM_FULL = -2, GRAM_START = 0 };
+enum { GRAM_DEAD = -1, GRAM_FULL = -2, GRAM_LATER = -4 /* gram_hurry */, GRAM_START = 0 };
 
 /* Of the longest token that may be asked about. */
 enum { GRAM_LOOK = 255 };
@@ -21,14 +21,20 @@ struct gram_mask; /* grammar_mask.h */
  * outlive it.  Any thread. */
 struct gram_automaton *gram_automaton_of(struct grammar *, uint64_t vocabulary);
 void gram_automaton_unref(struct gram_automaton *); /* NULL is allowed */
+/* By a user of the grammar's automaton, instead: nobody else uses it, and memory is short: then it is given up. */
+void gram_automaton_leave(struct grammar *, struct gram_automaton *);
+size_t gram_memory(void); /* bytes of all automata of this process with their masks */
 pthread_mutex_t *gram_lock(struct gram_automaton *);
 
 /* The state before the first byte, or GRAM_FULL. */
 int32_t gram_begin(struct gram_automaton *);
-/* Where the byte leads: a state, GRAM_DEAD, or GRAM_FULL when a limit was met (gram_why; for good). */
+/* Where the byte leads: a state, GRAM_DEAD, or GRAM_FULL when a limit was met (gram_why): this transition's, or the
+ * whole automaton's. */
 int32_t gram_next(struct gram_automaton *, int32_t state, uint8_t byte);
 /* The same if it is known already; else GRAM_FULL. */
 int32_t gram_known(const struct gram_automaton *, int32_t state, uint8_t byte);
+/* While it is on, what is not known and would take long (more than some ten microseconds) is GRAM_LATER. */
+void gram_hurry(struct gram_automaton *, bool on);
 bool gram_accepts(const struct gram_automaton *, int32_t state);
 bool gram_ends(const struct gram_automaton *, int32_t state); /* no byte may follow */
 const char *gram_why(const struct gram_automaton *);          /* static */

@@ -85,7 +85,9 @@ static bool read_token(struct masked *m, const struct token_trie *t, uint64_t un
     for (; m->n_read < n && m->state >= 0; m->n_read++) {
         int32_t to = gram_known(m->a, m->state, s[m->n_read]);
         if (to == GRAM_FULL && clock_now() >= until) return false;
-        m->state = to != GRAM_FULL ? to : gram_next(m->a, m->state, s[m->n_read]);
+        if (to == GRAM_FULL) to = gram_next(m->a, m->state, s[m->n_read]);
+        if (to == GRAM_LATER) return false;
+        m->state = to;
     }
     m->token = -1;
     return true;
@@ -113,11 +115,18 @@ static bool work_on(struct masked *m, const struct token_trie *t, uint64_t until
     return rc < 0 ? fail(m, "the grammar became too large") : take_mask(m, t, mask);
 }
 
-static void destroy(struct masked *m)
+/* Nothing more is asked of the automaton. */
+static void leave(struct masked *m)
 {
     mask_walk_drop(&m->walk);
+    if (m->a) gram_automaton_leave(m->grammar, m->a);
+    m->a = NULL;
+}
+
+static void destroy(struct masked *m)
+{
     gram_mask_unref(m->mask);
-    gram_automaton_unref(m->a);
+    leave(m);
     grammar_unref(m->grammar);
     free(m);
 }
@@ -148,6 +157,7 @@ static bool turn(struct masker *k, struct masked *m)
     pthread_mutex_lock(gram_lock(m->a));
     bool done = work_on(m, t, clock_now() + TURN_NS);
     pthread_mutex_unlock(gram_lock(m->a));
+    if (done && m->why) leave(m);
     return done;
 }
 
@@ -223,15 +233,22 @@ struct masked *masked_new(struct masker *k, struct grammar *g, uint64_t id, stru
     *m = (struct masked){.k = k, .grammar = grammar_ref(g), .id = id, .state = -1, .token = -1};
     pthread_mutex_lock(&k->lock);
     int rc = k->started || k->stopping ? 0 : pthread_create(&k->thread, NULL, masker_main, k);
-    if (rc == 0) {
-        k->started = !k->stopping;
-        enqueue(k, m);
-    }
+    if (rc == 0) k->started = !k->stopping;
     pthread_mutex_unlock(&k->lock);
     if (rc == 0) return m;
     err_set(e, ERR_IO, "cannot start the thread for constrained output: %s", strerror(rc));
     destroy(m);
     return NULL;
+}
+
+void masked_begin(struct masked *m)
+{
+    struct masker *k = m->k;
+    pthread_mutex_lock(&k->lock);
+    CHECK(m->status == MASK_NEW);
+    m->status = MASK_WAIT;
+    enqueue(k, m);
+    pthread_mutex_unlock(&k->lock);
 }
 
 void masked_free(struct masked *m)
@@ -296,8 +313,11 @@ void masked_token(struct masked *m, int32_t token, uint64_t until)
     m->n_read = 0;
     bool done = false;
     if (pthread_mutex_trylock(gram_lock(m->a)) == 0) {
+        gram_hurry(m->a, true); /* a single transition may take milliseconds */
         done = work_on(m, t, until);
+        gram_hurry(m->a, false);
         pthread_mutex_unlock(gram_lock(m->a));
+        if (done && m->why) leave(m);
     }
     pthread_mutex_lock(&k->lock);
     m->status = !done ? MASK_WAIT : m->why ? MASK_FAILED : MASK_READY;

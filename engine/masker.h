@@ -23,14 +23,17 @@ struct masker *masker_new(const struct tokenizer *, int vocab, const int32_t *eo
 void masker_stop(struct masker *);
 void masker_free(struct masker *); /* after the last masked_free; NULL is allowed */
 
-/* By the submitting thread; takes a reference to the grammar.  NULL and *e: no thread could be started. */
+/* By the submitting thread; takes a reference to the grammar; nothing is done for it before masked_begin.  NULL and *e:
+ * no thread could be started. */
 struct masked *masked_new(struct masker *, struct grammar *, uint64_t id, struct err *e);
 void masked_free(struct masked *); /* NULL is allowed */
 
-enum mask_status { MASK_WAIT, MASK_READY, MASK_FAILED };
+enum mask_status { MASK_NEW, MASK_WAIT, MASK_READY, MASK_FAILED };
 
 /* ---- by the engine thread ---- */
 
+/* The request is scheduled: its first mask is wanted soon.  Before anything below. */
+void masked_begin(struct masked *);
 /* Waits for the mask, but not past `until` (clock_now); 0: does not wait. */
 enum mask_status masked_poll(struct masked *, uint64_t until);
 /* Asks for ready(); false when the mask is there already. */

@@ -89,19 +89,21 @@ double optim_grad_norm(struct optim *o)
     return sqrt(sum);
 }
 
-/* The average takes `part` of the parameters. */
-static void average(struct optim *o, double part)
+/* The average keeps `decay` of itself and takes the rest from the parameters.  The op's factors are f32: from 0.5 on
+ * 1 - keep is exact, so that they sum to 1 and the average of equal parameters is these. */
+static void average(struct optim *o, double decay)
 {
+    float keep = (float)decay;
     for (size_t i = 0, k; i < o->n && o->avg; i += k) {
         k = o->n - i < SLICE ? o->n - i : SLICE;
         train_gate_pass(o->gate);
-        op_axpby(o->d, (struct axpby_args){o->avg + i, o->p + i, k, part, 1 - part});
+        op_axpby(o->d, (struct axpby_args){o->avg + i, o->p + i, k, 1 - (double)keep, keep});
     }
 }
 
 void optim_start(struct optim *o)
 {
-    average(o, 1);
+    average(o, 0);
 }
 
 void optim_step(struct optim *o, const struct train_params *t, double rate, double scale, int64_t step)
@@ -125,7 +127,7 @@ void optim_step(struct optim *o, const struct train_params *t, double rate, doub
         }
     }
     muon_step(&o->muon, o->d, o->gate, &u);
-    average(o, 1 - fmin(t->ema_decay, (1 + (double)step) / (10 + (double)step)));
+    average(o, fmin(t->ema_decay, (1 + (double)step) / (10 + (double)step)));
 }
 
 static int64_t optim_warmup(const struct train_params *t, int64_t steps)

@@ -187,8 +187,10 @@ static int load(struct train *t, int64_t most, struct err *e)
     int n = parts_of(t, part), rc = ckpt_read(t->ckpt_dir, t->hash, most, part, n, &t->saved, &t->warnings, e);
     if (rc || t->saved < 0) return rc;
     for (int i = 0; i < ARRAYS; i++)
-        if (t->host[i] != device_array(t, i))
+        if (t->host[i] != device_array(t, i)) {
+            train_gate_pass(t->gate);
             t->d->ops->upload(t->d, device_array(t, i), t->host[i], t->o.n * sizeof(float));
+        }
     if (!t->lora_method) train_full_use(&t->full, &t->o, t->o.p);
     return 0;
 }
@@ -251,6 +253,7 @@ static enum outcome go_back(struct train *t, struct err *e)
                 BAD_IN_A_ROW);
         return FAILED;
     }
+    train_gate_leave(t->gate); /* while it is read */
     if (load(t, was.good, e)) return FAILED;
     if (t->saved < 0) return err_set(e, ERR_IO, "the checkpoint of step %lld is gone", (long long)was.good), FAILED;
     ckpt_forget(t->ckpt_dir, t->saved);
@@ -619,6 +622,7 @@ static int open_all(struct train *t, struct err *e)
     hash_job(t);
     t->st = (struct state){.good = -1, .evaluated = -1, .best_step = -1, .rate_scale = 1};
     rc = load(t, INT64_MAX, e);
+    train_gate_leave(t->gate);
     t->resumed = t->saved >= 0;
     return rc;
 }

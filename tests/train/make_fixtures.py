@@ -107,7 +107,7 @@ def train(method, model, rows, average=None):
         for optim in optims:
             optim.step()
         losses.append(float(loss.detach()))
-        keep = min(EMA, (2 + step) / (11 + step))
+        keep = float(torch.tensor(min(EMA, (2 + step) / (11 + step)), dtype=torch.float32))  # as the daemon's op has it
         for name, value in model.state_dict().items() if average is not None else ():
             average[name].lerp_(value, 1 - keep)
     return torch.tensor(losses), torch.tensor(norms)

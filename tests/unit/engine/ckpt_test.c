@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "engine/base/crc32c.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "engine/ckpt.h"
@@ -207,6 +208,53 @@ static void test_other_job(void **state)
     buf_free(&b);
 }
 
+/* A crash between the two renames of a replacement, or behind them. */
+static void test_moved_aside(void **state)
+{
+    (void)state;
+    int warnings;
+    char path[256], old[300];
+    clear();
+    write_step(3);
+    write_step(4);
+    snprintf(path, sizeof path, "%s/step-0000000004", dir);
+    snprintf(old, sizeof old, "%s.old", path);
+    assert_int_equal(rename(path, old), 0);
+    assert_int_equal(read_newest(&warnings), 4);
+    assert_int_equal(warnings, 0);
+    assert_int_equal(mkdir(old, 0755), 0);
+    assert_int_equal(read_newest(&warnings), 4);
+    assert_int_equal(entries(), 2);
+}
+
+/* One of an earlier version is refused, as that. */
+static void test_other_version(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct buf b = {0};
+    char text[512];
+    int64_t step;
+    clear();
+    write_step(3);
+    FILE *f = fopen(file_of(3, "manifest"), "r+");
+    assert_non_null(f);
+    size_t n = fread(text, 1, sizeof text - 1, f), end = sizeof "end 01234567\n" - 1;
+    text[n] = 0;
+    char *version = strstr(text, "checkpoint 2\n");
+    assert_non_null(version);
+    version[sizeof "checkpoint"] = '1';
+    snprintf(text + n - end, sizeof text - n + end, "end %08x\n", (unsigned)crc32c(0, text, n - end));
+    rewind(f);
+    assert_int_equal(fwrite(text, 1, n, f), n);
+    fclose(f);
+    assert_int_equal(ckpt_read(dir, JOB, INT64_MAX, parts, 2, &step, &b, &e), ERR_INVALID);
+    assert_non_null(strstr(e.msg, "another version of tandem"));
+    assert_null(strstr(e.msg, "were others"));
+    assert_int_equal(entries(), 1);
+    buf_free(&b);
+}
+
 static void test_unfinished(void **state)
 {
     (void)state;
@@ -272,9 +320,10 @@ static void test_replace(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kept),       cmocka_unit_test(test_newest),    cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_every_byte), cmocka_unit_test(test_other_job), cmocka_unit_test(test_unfinished),
-        cmocka_unit_test(test_full_disk),  cmocka_unit_test(test_replace),
+        cmocka_unit_test(test_kept),          cmocka_unit_test(test_newest),    cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_every_byte),    cmocka_unit_test(test_other_job), cmocka_unit_test(test_unfinished),
+        cmocka_unit_test(test_full_disk),     cmocka_unit_test(test_replace),   cmocka_unit_test(test_moved_aside),
+        cmocka_unit_test(test_other_version),
     };
     snprintf(dir, sizeof dir, "/tmp/tandem-ckpt-%d", (int)getpid());
     int failed = cmocka_run_group_tests_name("ckpt", tests, NULL, NULL);

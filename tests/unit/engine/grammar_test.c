@@ -198,6 +198,19 @@ static void test_refusals(void **state)
     refused(b, x, "too large");
 }
 
+/* much that says nothing is not written for ever */
+static void test_empty_tower(void **state)
+{
+    struct grammar_builder *b = grammar_builder_new();
+    gexpr x = gram_seq(b, NULL, 0);
+    for (int i = 0; i < 40; i++) x = gram_seq(b, (gexpr[]){x, x, x}, 3);
+    struct err e = {0};
+    struct grammar *g = grammar_build(b, x, &e); /* all of it is nothing: refused, or known to be the empty text */
+    assert_true(g || strstr(e.msg, "too large"));
+    grammar_unref(g);
+    grammar_builder_free(b);
+}
+
 /* what can match nothing is left out, and the rest goes on */
 static void test_dead_branches(void **state)
 {
@@ -389,22 +402,88 @@ static void test_counts_far_from_bounds(void **state)
     grammar_unref(g);
 }
 
+/* What the engine thread asks for ends soon, whatever the grammar; the rest is for the other thread. */
+static void test_hurry(void **state)
+{
+    static const char *const patterns[] = {"((a|b|.)*a(a|b){500}c?)*", "((.{0,300}){0,300}){0,300}b",
+                                           "(.{0,90}\\w.{0,90}\\d){0,90}", "((\\w|x){0,3}y?){0,200}"};
+    char path[1200];
+    struct err e = {0};
+    int later = 0;
+    snprintf(path, sizeof path, "%s/tinystories-656k/tokenizer.json", models);
+    tokenizer = tokenizer_open(path, &e);
+    if (!tokenizer) fail_msg("%s", e.msg);
+    int32_t eos[1] = {2};
+    trie = token_trie_new(tokenizer, tokenizer_size(tokenizer) + EXTRA, eos, 1);
+    for (size_t k = 0; k < sizeof patterns / sizeof *patterns; k++) {
+        struct grammar_builder *b = grammar_builder_new();
+        struct grammar *g = built(b, json_regex(b, patterns[k]));
+        struct gram_automaton *a = gram_automaton_of(g, 1);
+        struct mask_walk w = {0};
+        struct gram_mask *m = NULL;
+        int32_t s = gram_begin(a);
+        int rc = s >= 0 ? 0 : s;
+        for (int i = 0; i < 20000 && rc == 0; i++) {
+            uint64_t before = gram_work(a);
+            bool hurry = i % 8 != 7;
+            gram_hurry(a, hurry);
+            rc = mask_at(&w, trie, a, s, clock_now() + 1000, &m);
+            later += rc == 0;
+            assert_true(gram_work(a) - before < (hurry ? 10000 : 200000));
+        }
+        assert_true(rc == 1 || (rc == GRAM_FULL && gram_why(a)));
+        mask_walk_drop(&w);
+        if (rc == 1) gram_mask_unref(m);
+        gram_automaton_unref(a);
+        grammar_unref(g);
+    }
+    assert_true(later > 0);
+    token_trie_free(trie);
+    tokenizer_close(tokenizer);
+}
+
+/* A byte that may be read in too many ways ends the text that has it, and no other. */
+static void test_too_many_ways(void **state)
+{
+    struct grammar_builder *b = grammar_builder_new();
+    struct grammar *g = built(b, json_regex(b, "ok|x((((a{0,99}){0,99}){0,99}){0,99}b|y)"));
+    struct gram_automaton *a = gram_automaton_of(g, 0);
+    int32_t start = gram_begin(a), s = gram_next(a, start, 'x');
+    for (int i = 0; i < 200 && s >= 0; i++) s = gram_next(a, s, 'a');
+    assert_int_equal(s, GRAM_FULL);
+    assert_non_null(strstr(gram_why(a), "too many ways"));
+    s = gram_next(a, gram_next(a, start, 'o'), 'k');
+    assert_true(s >= 0 && gram_accepts(a, s));
+    gram_automaton_unref(a);
+    grammar_unref(g);
+}
+
+/* All that automata hold is counted; after the tests above nothing is left. */
+static void test_memory(void **state)
+{
+    assert_int_equal(gram_memory(), 0);
+    struct grammar_builder *b = grammar_builder_new();
+    struct grammar *g = built(b, json_regex(b, "[a-z]{3,40}"));
+    struct gram_automaton *a = gram_automaton_of(g, 0);
+    assert_true(gram_begin(a) >= 0 && gram_memory() > 0);
+    gram_automaton_leave(g, a); /* there is room: the grammar keeps it */
+    assert_true(gram_memory() > 0);
+    grammar_unref(g);
+    assert_int_equal(gram_memory(), 0);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_expressions),
-        cmocka_unit_test(test_classes),
-        cmocka_unit_test(test_json_nests),
-        cmocka_unit_test(test_right_recursion),
-        cmocka_unit_test(test_counts),
-        cmocka_unit_test(test_many_choices),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_dead_branches),
-        cmocka_unit_test(test_explosions),
-        cmocka_unit_test(test_regex_table),
-        cmocka_unit_test(test_regex_bytes),
-        cmocka_unit_test(test_masks),
-        cmocka_unit_test(test_counts_far_from_bounds),
+        cmocka_unit_test(test_expressions),   cmocka_unit_test(test_classes),
+        cmocka_unit_test(test_json_nests),    cmocka_unit_test(test_right_recursion),
+        cmocka_unit_test(test_counts),        cmocka_unit_test(test_many_choices),
+        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_empty_tower),
+        cmocka_unit_test(test_dead_branches), cmocka_unit_test(test_explosions),
+        cmocka_unit_test(test_regex_table),   cmocka_unit_test(test_regex_bytes),
+        cmocka_unit_test(test_masks),         cmocka_unit_test(test_counts_far_from_bounds),
+        cmocka_unit_test(test_hurry),         cmocka_unit_test(test_too_many_ways),
+        cmocka_unit_test(test_memory),
     };
     if (argc != 3) return 2;
     models = argv[1];

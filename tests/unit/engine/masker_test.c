@@ -70,6 +70,7 @@ static void run(struct masker *k, struct grammar *g, struct told *told, uint64_t
     struct err e = {0};
     struct masked *m = masked_new(k, g, id, &e);
     assert_non_null(m);
+    masked_begin(m);
     for (uint64_t step = 0; step < 60; step++) {
         if (step % 3 == 0) {
             int before = atomic_load(&told->times[id % IDS]);
@@ -119,7 +120,11 @@ static void test_many(void **state)
     uint64_t at = 0;
     for (int turn = 0; turn < 400; turn++) {
         int i = (int)(rng_at(5, at++) % N);
-        if (!m[i]) m[i] = masked_new(k, g[rng_at(5, at++) % 3], (uint64_t)i, &e);
+        if (!m[i]) {
+            m[i] = masked_new(k, g[rng_at(5, at++) % 3], (uint64_t)i, &e);
+            if (rng_at(5, at++) % 8 == 0) masked_free(m[i]), m[i] = masked_new(k, g[0], (uint64_t)i, &e);
+            masked_begin(m[i]);
+        }
         if (rng_at(5, at++) % 6 == 0) {
             masked_free(m[i]); /* whatever is done for it */
             m[i] = NULL;

@@ -159,12 +159,12 @@ uint64_t train_job_hash(const struct train_params *p, uint64_t data, uint64_t ev
         p->random_init,
         p->min_improvement,
         p->max_grad_norm,
+        p->optimizer,
+        p->dropout,
+        p->ema_decay,
     };
-    const double later[] = {p->optimizer, p->dropout, p->ema_decay};
     uint64_t h = rng_mix(p->seed);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) h = mix_number(h, numbers[i]);
-    for (size_t i = 0; i < 3; i++) /* of jobs begun before there were these, too */
-        if (later[i] > 0) h = mix_number(h, (double)i + later[i]);
     h = rng_mix(h ^ data);
     h = rng_mix(h ^ eval);
     for (size_t i = 0; base && i < safetensors_count(base); i++) h = mix_tensor(h, safetensors_at(base, i));

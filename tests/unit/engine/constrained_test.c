@@ -12,6 +12,7 @@
 #include "engine/base/buf.h"
 #include "engine/engine.h"
 #include "tests/grammar/json_grammar.h"
+#include "tests/unit/engine/engine_rig.h"
 
 #include <semaphore.h>
 #include <stdio.h>
@@ -30,40 +31,6 @@ struct reply {
     const char *error;
 };
 
-struct rig {
-    struct engine *g;
-    sem_t wake;
-    int left;
-};
-
-static void wake(void *arg)
-{
-    sem_post(&((struct rig *)arg)->wake);
-}
-
-static struct engine_config base_config(void)
-{
-    static char model[1024];
-    snprintf(model, sizeof model, "%s/tinystories-656k", models);
-    return (struct engine_config){
-        .model = model, .threads = 2, .kv_cache_bytes = 64 << 20, .max_seqs = 40, .kv_type = "f32"};
-}
-
-static void rig_open(struct rig *r, struct engine_config c)
-{
-    struct err e = {0};
-    *r = (struct rig){.g = engine_open(&c, &e)};
-    if (!r->g) fail_msg("%s", e.msg);
-    sem_init(&r->wake, 0, 0);
-    assert_int_equal(engine_start(r->g, wake, r, &e), 0);
-}
-
-static void rig_close(struct rig *r)
-{
-    engine_close(r->g);
-    sem_destroy(&r->wake);
-}
-
 static void take_event(const struct event_batch *b, const struct event *v)
 {
     struct reply *y = v->user;
@@ -76,25 +43,6 @@ static void take_event(const struct event_batch *b, const struct event *v)
     } else {
         y->finish = v->finish;
         y->error = v->error;
-    }
-}
-
-static void pump(struct rig *r)
-{
-    struct event_batch *all = engine_events(r->g);
-    for (struct event_batch *b = all; b; b = b->next)
-        for (int i = 0; i < b->n; i++) {
-            take_event(b, &b->v[i]);
-            r->left -= b->v[i].kind == EV_DONE;
-        }
-    engine_events_done(r->g, all);
-}
-
-static void run_out(struct rig *r)
-{
-    while (r->left) {
-        sem_wait(&r->wake);
-        pump(r);
     }
 }
 
@@ -113,17 +61,6 @@ static uint64_t submit(struct rig *r, struct gen_request q, struct reply *y)
 static const char *text_of(const struct reply *y)
 {
     return y->text.data ? y->text.data : "";
-}
-
-static int encode(struct rig *r, const char *text, int32_t *ids)
-{
-    struct tokens t = {0};
-    struct err e;
-    assert_int_equal(tokenizer_encode(engine_tokenizer(r->g), text, strlen(text), TOKENIZE_SPECIAL, &t, &e), 0);
-    for (size_t i = 0; i < t.n; i++) ids[i] = t.v[i].id;
-    int n = (int)t.n;
-    tokens_free(&t);
-    return n;
 }
 
 static struct gen_request ask(const int32_t *prompt, int n, int max_new, struct grammar *g, int seed)
@@ -213,7 +150,7 @@ static void test_together(void **state)
     struct rig r;
     struct reply *alone = calloc(JOBS, sizeof *alone), *plain = calloc(JOBS, sizeof *plain);
     for (int i = 0; i < PATTERNS; i++) g[i] = regex(patterns[i]);
-    rig_open(&r, base_config());
+    rig_open(&r, base_config(models));
     run_jobs(&r, g, false, true, plain);
     run_jobs(&r, g, true, false, alone);
     size_t page_bytes = engine_info(r.g)->page_bytes;
@@ -227,13 +164,13 @@ static void test_together(void **state)
         whole++;
     }
     assert_true(whole > 6);
-    struct engine_config c = base_config();
+    struct engine_config c = base_config(models);
     compare(c, g, alone);
     c.max_batch_tokens = 40;
     c.no_prefix_cache = true;
     c.threads = 1;
     compare(c, g, alone);
-    c = base_config();
+    c = base_config(models);
     c.max_seqs = 7;
     c.kv_cache_bytes = page_bytes * 9; /* preemptions */
     compare(c, g, alone);
@@ -249,7 +186,7 @@ static void test_ends(void **state)
     struct rig r;
     struct reply y = {0};
     int32_t p[64], all[128];
-    rig_open(&r, base_config());
+    rig_open(&r, base_config(models));
     int n = encode(&r, "Once upon a time", p);
     struct grammar *g = regex("(banana|apple) juice");
     struct gen_request q = ask(p, n, 60, g, 0);
@@ -311,7 +248,7 @@ static void test_explosion(void **state)
     struct rig r;
     struct reply y[3] = {0};
     int32_t p[64];
-    rig_open(&r, base_config());
+    rig_open(&r, base_config(models));
     int n = encode(&r, "Once upon a time", p);
     struct grammar *bad = regex("(([a-z ,.]{0,900}){0,900}[a-m]){0,900}([a-z ]{0,900}){900}"),
                    *good = regex("[a-z]{5}");
@@ -337,7 +274,7 @@ static void test_cancels(void **state)
     struct reply y[30] = {0};
     int32_t p[64];
     struct grammar *g = regex(NULL);
-    rig_open(&r, base_config());
+    rig_open(&r, base_config(models));
     int n = encode(&r, "Once upon a time", p);
     for (int i = 0; i < 30; i++) {
         uint64_t id = submit(&r, ask(p, n, 60, g, i + 1), &y[i]);

@@ -13,6 +13,7 @@
 #include "engine/base/clock.h"
 #include "engine/engine.h"
 #include "kernels/rng.h"
+#include "tests/unit/engine/engine_rig.h"
 
 #include <math.h>
 #include <semaphore.h>
@@ -45,40 +46,6 @@ struct reply {
     bool done;
 };
 
-struct rig {
-    struct engine *g;
-    sem_t wake;
-    int left;
-};
-
-static void wake(void *arg)
-{
-    sem_post(&((struct rig *)arg)->wake);
-}
-
-static struct engine_config base_config(void)
-{
-    static char model[1024];
-    snprintf(model, sizeof model, "%s/tinystories-656k", fixtures);
-    return (struct engine_config){
-        .model = model, .threads = 2, .kv_cache_bytes = 64 << 20, .max_seqs = 40, .kv_type = "f32"};
-}
-
-static void rig_open(struct rig *r, struct engine_config c)
-{
-    struct err e = {0};
-    *r = (struct rig){.g = engine_open(&c, &e)};
-    if (!r->g) fail_msg("%s", e.msg);
-    sem_init(&r->wake, 0, 0);
-    assert_int_equal(engine_start(r->g, wake, r, &e), 0);
-}
-
-static void rig_close(struct rig *r)
-{
-    engine_close(r->g);
-    sem_destroy(&r->wake);
-}
-
 static void take_event(const struct event_batch *b, const struct event *v)
 {
     struct reply *y = v->user;
@@ -105,27 +72,6 @@ static void take_event(const struct event_batch *b, const struct event *v)
     buf_append(&y->token_text, b->text + v->text, v->text_len);
 }
 
-/* handles what is there; true when something was */
-static bool pump(struct rig *r)
-{
-    struct event_batch *all = engine_events(r->g);
-    for (struct event_batch *b = all; b; b = b->next)
-        for (int i = 0; i < b->n; i++) {
-            take_event(b, &b->v[i]);
-            r->left -= b->v[i].kind == EV_DONE;
-        }
-    engine_events_done(r->g, all);
-    return all != NULL;
-}
-
-static void run_out(struct rig *r)
-{
-    while (r->left) {
-        sem_wait(&r->wake);
-        pump(r);
-    }
-}
-
 static uint64_t submit(struct rig *r, struct gen_request q, struct reply *y)
 {
     struct err e = {0};
@@ -141,17 +87,6 @@ static void reply_free(struct reply *y)
 {
     buf_free(&y->text);
     buf_free(&y->token_text);
-}
-
-static int encode(struct rig *r, const char *text, int32_t *ids)
-{
-    struct tokens t = {0};
-    struct err e;
-    assert_int_equal(tokenizer_encode(engine_tokenizer(r->g), text, strlen(text), TOKENIZE_SPECIAL, &t, &e), 0);
-    for (size_t i = 0; i < t.n; i++) ids[i] = t.v[i].id;
-    int n = (int)t.n;
-    tokens_free(&t);
-    return n;
 }
 
 static struct gen_request greedy(const int32_t *prompt, int n, int max_new)
@@ -259,7 +194,7 @@ static void compare_all(struct engine_config c, const struct job *job, const str
 
 static void batching_changes_nothing(const char *quantize, const char *kv)
 {
-    struct engine_config c = base_config();
+    struct engine_config c = base_config(fixtures);
     struct rig r;
     struct job *job = calloc(JOBS, sizeof *job);
     struct reply *alone = calloc(JOBS, sizeof *alone);
@@ -328,7 +263,7 @@ static void test_same_seed_same_text(void **state)
     struct rig r;
     struct reply a, b, c;
     int32_t ids[MAX_TOKENS];
-    rig_open(&r, base_config());
+    rig_open(&r, base_config(fixtures));
     int n = encode(&r, "Once upon a time", ids);
     struct gen_request q = greedy(ids, n, 40);
     q.sampling.sample = true;
@@ -352,7 +287,7 @@ static void test_ends(void **state)
     struct rig r;
     struct reply y;
     int32_t ids[MAX_TOKENS];
-    rig_open(&r, base_config());
+    rig_open(&r, base_config(fixtures));
     int n = encode(&r, "Once upon a time", ids);
 
     submit(&r, greedy(ids, n, 30), &y);
@@ -402,7 +337,7 @@ static void test_eos_ends_the_story(void **state)
     struct rig r;
     struct reply y;
     int32_t ids[MAX_TOKENS];
-    rig_open(&r, base_config());
+    rig_open(&r, base_config(fixtures));
     int n = encode(&r, "Once upon a time", ids);
     struct logit_bias eos = {engine_info(r.g)->eos[0], 1000};
     struct gen_request q = greedy(ids, n, 30);
@@ -424,7 +359,7 @@ static void test_logprobs(void **state)
     struct rig r;
     struct reply y, again;
     int32_t ids[MAX_TOKENS];
-    rig_open(&r, base_config());
+    rig_open(&r, base_config(fixtures));
     int n = encode(&r, stories[0], ids);
     struct gen_request q = greedy(ids, n, 5);
     q.prompt_logprobs = true;
@@ -454,7 +389,7 @@ static void test_penalty_forbids_repetition(void **state)
     struct rig r;
     struct reply y;
     int32_t ids[MAX_TOKENS];
-    rig_open(&r, base_config());
+    rig_open(&r, base_config(fixtures));
     int n = encode(&r, "Once upon a time", ids);
     struct gen_request q = greedy(ids, n, 60);
     q.sampling.presence = 100;
@@ -471,7 +406,7 @@ static void test_prefix_is_reused(void **state)
     struct rig r;
     struct reply a, b;
     int32_t ids[MAX_TOKENS];
-    rig_open(&r, base_config());
+    rig_open(&r, base_config(fixtures));
     int n =
         encode(&r,
                "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, "
@@ -501,7 +436,7 @@ static void test_bad_requests(void **state)
 {
     struct rig r;
     int32_t ids[] = {1, 5, 9}, bad[] = {1, 4000}, negative[] = {-1};
-    rig_open(&r, base_config());
+    rig_open(&r, base_config(fixtures));
     struct gen_request q = greedy(ids, 3, 10);
     struct logit_bias bias = {1, NAN};
     const char *empty = "";
@@ -528,7 +463,7 @@ static void test_bad_requests(void **state)
 
 static void test_full_queue_says_so(void **state)
 {
-    struct engine_config c = base_config();
+    struct engine_config c = base_config(fixtures);
     struct rig r;
     struct err e = {0};
     struct reply y[4];
@@ -556,7 +491,7 @@ static void test_pause_keeps_a_slow_reader_from_running(void **state)
     struct reply slow, quick;
     struct engine_stats s;
     int32_t ids[] = {1, 5, 9};
-    rig_open(&r, base_config());
+    rig_open(&r, base_config(fixtures));
     uint64_t id = submit(&r, greedy(ids, 3, 200), &slow);
     engine_pause(r.g, id);
     submit(&r, greedy(ids, 3, 20), &quick);
@@ -581,7 +516,7 @@ static void test_pause_keeps_a_slow_reader_from_running(void **state)
 static void test_random_cancels_leak_nothing(void **state)
 {
     enum { REQUESTS = 1000 / SCALE, AT_ONCE = 50 };
-    struct engine_config c = base_config();
+    struct engine_config c = base_config(fixtures);
     struct rig r;
     struct engine_stats s;
     c.kv_cache_bytes = 1 << 20;
@@ -619,19 +554,19 @@ static void test_random_cancels_leak_nothing(void **state)
 static void test_bad_models_are_refused(void **state)
 {
     struct err e = {0};
-    struct engine_config c = base_config();
+    struct engine_config c = base_config(fixtures);
     c.model = "/nonexistent";
     assert_null(engine_open(&c, &e));
     assert_non_null(strstr(e.msg, "config.json"));
-    c = base_config();
+    c = base_config(fixtures);
     c.quantize = "int3";
     assert_null(engine_open(&c, &e));
     assert_non_null(strstr(e.msg, "int3"));
-    c = base_config();
+    c = base_config(fixtures);
     c.kv_cache_bytes = 100;
     assert_null(engine_open(&c, &e));
     assert_non_null(strstr(e.msg, "pages"));
-    c = base_config();
+    c = base_config(fixtures);
     c.device = "abacus";
     assert_null(engine_open(&c, &e));
     assert_non_null(strstr(e.msg, "abacus"));

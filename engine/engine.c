@@ -28,7 +28,7 @@
 enum { IDLE_GIFT_NS = 500 * 1000 * 1000 };         /* then the statistics are published, and training goes on */
 enum { MASK_NS_MIN = 20 * 1000, MASK_SHARE = 32 }; /* masks on the engine thread: at most this, or of a step's time */
 enum { HIDDEN_ROWS = 16 };                         /* of hidden states, on their way from the device */
-enum { MIN_ROWS = 16 }; /* of logits in a step, so that prompt log-probabilities come in decent chunks */
+enum { MORE_ROWS = 48 }; /* of logits in a step: for prompt log-probabilities and what grammars force */
 
 enum msg_kind { MSG_SUBMIT, MSG_CANCEL, MSG_PAUSE, MSG_RESUME, MSG_ADAPTER, MSG_SWEEP, MSG_MASK, MSG_WAKE, MSG_STOP };
 
@@ -114,7 +114,7 @@ static void mask_ready(void *arg, uint64_t id)
 struct engine *engine_open(const struct engine_config *c, struct err *e)
 {
     struct engine *g = mem_zalloc(sizeof *g);
-    if (setup_open(&g->s, c, MIN_ROWS, e)) {
+    if (setup_open(&g->s, c, MORE_ROWS, e)) {
         free(g);
         return NULL;
     }
@@ -410,7 +410,7 @@ static void mark_scheduled(struct engine *g, const struct plan *p, uint64_t now)
         struct request *r = request_of(&p->v[i]);
         if (r->times.scheduled) continue;
         r->times.scheduled = now;
-        if (r->masked) masked_begin(r->masked);
+        if (r->masked) masked_begin(r->masked, request_may_force(r));
         atomic_fetch_sub(&g->queued, 1);
         g->now.prefix_query_tokens += (uint64_t)r->n_prompt;
         g->now.prefix_hit_tokens += (uint64_t)r->seq.n_cached;
@@ -444,7 +444,8 @@ static void await_masks(const struct plan *p, uint64_t start)
             continue;
         }
         status = masked_poll(r->masked, 0);
-        r->unsampled = status == MASK_FAILED || !masked_bits(r->masked);
+        if (status == MASK_READY) request_force(r);
+        r->unsampled = wants_mask(&p->v[i]) && (status == MASK_FAILED || !masked_bits(r->masked));
     }
 }
 
@@ -457,6 +458,13 @@ static void fill_rows(struct engine *g, const struct plan *p)
     }
 }
 
+/* A token was chosen: works on the mask of what follows, which may force tokens at once. */
+static void next_mask(struct engine *g, struct request *r, int32_t token)
+{
+    masked_token(r->masked, token, g->mask_until);
+    if (masked_poll(r->masked, 0) == MASK_READY) request_force(r);
+}
+
 /* The last row of a constrained request was not sampled, though its mask is there: the request ends. */
 static void end_unsampled(struct engine *g, struct request *r)
 {
@@ -466,22 +474,22 @@ static void end_unsampled(struct engine *g, struct request *r)
         end_request(g, r, FINISH_EOS, -1, NULL);
 }
 
-/* What the rows of one sequence say: prompt log-probabilities, then perhaps a new token. */
+/* What the rows of one sequence say: prompt log-probabilities, tokens that were forced, then perhaps a new one. */
 static void deliver(struct engine *g, const struct plan_item *it, const struct sample_out *out, uint64_t now)
 {
     struct request *r = request_of(it);
     int last = r->seq.n_known - 1;
     for (int k = it->n - it->rows; k < it->n; k++, out++) {
         int pos = it->start + k;
-        if (pos < last) {
+        if (pos + 1 < r->n_prompt) {
             request_prompt_row(r, pos, out, g->s.tokenizer, &g->events);
             continue;
         }
-        if (r->unsampled) {
+        if (pos == last && r->unsampled) {
             end_unsampled(g, r);
             return;
         }
-        if (out->id < 0 && r->masked && masked_accepts(r->masked)) { /* biases ban all that may follow */
+        if (out->id < 0 && pos == last && r->masked && masked_accepts(r->masked)) { /* biases ban all that may follow */
             end_request(g, r, FINISH_EOS, -1, NULL);
             return;
         }
@@ -492,11 +500,12 @@ static void deliver(struct engine *g, const struct plan_item *it, const struct s
         int stop_index;
         enum finish_reason why = request_token(r, out, &g->s.info, g->s.tokenizer, &g->events, now, &stop_index);
         g->now.generated_tokens++;
-        if (why != FINISH_NONE)
+        g->now.forced_tokens += pos < last;
+        if (why != FINISH_NONE) {
             end_request(g, r, why, stop_index, NULL);
-        else if (r->masked)
-            masked_token(r->masked, out->id, g->mask_until);
-        return;
+            return;
+        }
+        if (pos == last && r->masked) next_mask(g, r, out->id);
     }
 }
 

@@ -249,6 +249,7 @@ struct engine_stats {
     int waiting, running, paused;
     int pages_total, pages_used, pages_cached; /* used: held by requests; cached: free but holding a known prefix */
     uint64_t steps, prompt_tokens, generated_tokens, preemptions;
+    uint64_t forced_tokens; /* of the generated ones: known from the grammar, not sampled */
     uint64_t prefix_query_tokens, prefix_hit_tokens;
     int adapters; /* that can be named */
     size_t adapter_bytes;

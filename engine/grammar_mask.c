@@ -235,6 +235,31 @@ const unsigned char *token_trie_bytes(const struct token_trie *t, int32_t id, si
     return t->bytes + t->at[id];
 }
 
+bool token_trie_longer(const struct token_trie *t, const unsigned char *bytes, size_t n)
+{
+    for (int part = 0; part < 2; part++) {
+        const struct trie *p = &t->part[part];
+        struct token_ref key = {bytes, (uint32_t)n, INT32_MAX}, next = {0};
+        uint32_t lo = 0, hi = p->n_order; /* the first token behind the key */
+        while (lo < hi) {
+            uint32_t mid = lo + (hi - lo) / 2;
+            size_t len;
+            next.id = p->order[mid];
+            next.s = token_trie_bytes(t, next.id, &len);
+            next.n = (uint32_t)len;
+            if (by_bytes(&next, &key) <= 0)
+                lo = mid + 1;
+            else
+                hi = mid;
+        }
+        size_t len;
+        if (lo == p->n_order) continue;
+        const unsigned char *s = token_trie_bytes(t, p->order[lo], &len);
+        if (len > n && memcmp(s, bytes, n) == 0) return true;
+    }
+    return false;
+}
+
 int token_trie_eos(const struct token_trie *t)
 {
     return t->n_eos;

@@ -17,6 +17,8 @@ struct token_trie *token_trie_new(const struct tokenizer *, int vocab, const int
 void token_trie_free(struct token_trie *);
 /* What the token adds to the text; n 0: nothing, or it is never allowed. */
 const unsigned char *token_trie_bytes(const struct token_trie *, int32_t id, size_t *n);
+/* Is there a token that begins with these bytes and has more? */
+bool token_trie_longer(const struct token_trie *, const unsigned char *bytes, size_t n);
 int token_trie_eos(const struct token_trie *);       /* how many there are */
 size_t token_trie_memory(const struct token_trie *); /* bytes */
 

@@ -32,10 +32,13 @@ struct state {
     int32_t loose;     /* NOT_MADE */
     uint32_t slack;
     struct gram_run run;
+    const struct gram_forced *forced; /* NULL: not known; owned, unless it is NOT_FORCED */
     bool accepts;
     struct gram_mask *mask;
     int32_t newer, older; /* list of the states with masks */
 };
+
+static const struct gram_forced NOT_FORCED;
 
 struct gram_automaton {
     _Atomic int refs;
@@ -67,7 +70,7 @@ struct gram_automaton {
     const char *why_here; /* one of a single transition was */
     bool hurry, late;     /* late: the transition at work was left for that */
     int32_t newest, oldest;
-    size_t mask_bytes, counted; /* counted: of it all in all_bytes */
+    size_t mask_bytes, forced_bytes, counted; /* counted: of it all in all_bytes */
 };
 
 static _Atomic size_t all_bytes;
@@ -96,7 +99,7 @@ static size_t automaton_bytes(const struct gram_automaton *a)
     return a->cap_positions * sizeof *a->positions + a->cap_frames * sizeof *a->frames +
            a->cap_states * sizeof *a->states + a->cap_next * sizeof *a->next + a->cap_found * sizeof *a->found +
            a->cap_todo * sizeof *a->todo + (a->seen_mask + 1) * sizeof *a->seen +
-           (a->frame_mask + a->state_mask + 2) * sizeof(uint32_t);
+           (a->frame_mask + a->state_mask + 2) * sizeof(uint32_t) + a->forced_bytes;
 }
 
 /* Adds what it grew to the total. */
@@ -135,6 +138,8 @@ void gram_automaton_unref(struct gram_automaton *a)
 {
     if (!a || atomic_fetch_sub(&a->refs, 1) != 1) return;
     for (int32_t s = a->newest; s >= 0; s = a->states[s].older) gram_mask_unref(a->states[s].mask);
+    for (size_t s = 0; s < a->n_states; s++)
+        if (a->states[s].forced != &NOT_FORCED) free((void *)a->states[s].forced);
     atomic_fetch_sub(&all_bytes, a->counted);
     pthread_mutex_destroy(&a->lock);
     free(a->positions);
@@ -523,6 +528,39 @@ int32_t gram_loose(struct gram_automaton *a, int32_t state)
 uint32_t gram_slack(const struct gram_automaton *a, int32_t state)
 {
     return a->states[state].slack;
+}
+
+bool gram_hurries(const struct gram_automaton *a)
+{
+    return a->hurry;
+}
+
+int gram_only_byte(const struct gram_automaton *a, int32_t state)
+{
+    const struct state *s = a->states + state;
+    int byte = -1;
+    if (s->accepts) return -1;
+    for (uint32_t i = 0; i < s->n; i++) {
+        struct position at = a->positions[s->first + i];
+        const struct gram_ins *ins = a->p->code + at.pc;
+        if (ins->op != GRAM_LITERAL) return -1;
+        int here = a->p->bytes[ins->a + at.sub];
+        if (byte >= 0 && here != byte) return -1;
+        byte = here;
+    }
+    return byte;
+}
+
+const struct gram_forced *gram_forced_of(const struct gram_automaton *a, int32_t state)
+{
+    return a->states[state].forced;
+}
+
+const struct gram_forced *gram_forced_keep(struct gram_automaton *a, int32_t state, struct gram_forced *f)
+{
+    a->states[state].forced = f ? f : &NOT_FORCED;
+    if (f) a->forced_bytes += sizeof *f + (size_t)f->n * sizeof *f->ids;
+    return a->states[state].forced;
 }
 
 struct gram_run *gram_run(struct gram_automaton *a, int32_t state)

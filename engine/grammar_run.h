@@ -35,9 +35,14 @@ int32_t gram_next(struct gram_automaton *, int32_t state, uint8_t byte);
 int32_t gram_known(const struct gram_automaton *, int32_t state, uint8_t byte);
 /* While it is on, what is not known and would take long (more than some ten microseconds) is GRAM_LATER. */
 void gram_hurry(struct gram_automaton *, bool on);
+bool gram_hurries(const struct gram_automaton *);
 bool gram_accepts(const struct gram_automaton *, int32_t state);
 bool gram_ends(const struct gram_automaton *, int32_t state); /* no byte may follow */
 const char *gram_why(const struct gram_automaton *);          /* static */
+
+/* The byte that must follow, when that is plain: every position reads this byte of a literal, and no text ends here.
+ * -1: not so. */
+int gram_only_byte(const struct gram_automaton *, int32_t state);
 
 /* How many bytes may be read before any count in the state meets a bound (UINT32_MAX: it has none). */
 uint32_t gram_slack(const struct gram_automaton *, int32_t state);
@@ -55,6 +60,16 @@ struct gram_run {
     int32_t to;              /* a state or GRAM_DEAD; good once kinds.asked is not 0 */
 };
 struct gram_run *gram_run(struct gram_automaton *, int32_t state);
+
+/* What grammar_force.c finds out: tokens that must follow, and where they lead. */
+struct gram_forced {
+    int32_t to;
+    int n; /* 0: none, and `to` means nothing */
+    int32_t ids[];
+};
+const struct gram_forced *gram_forced_of(const struct gram_automaton *, int32_t state); /* NULL: not known yet */
+/* Keeps it with the state, which has none, and owns it (malloc); NULL: there are none.  Returns what is kept. */
+const struct gram_forced *gram_forced_keep(struct gram_automaton *, int32_t state, struct gram_forced *);
 
 /* Bytes that the grammar does not tell apart have the same kind. */
 uint8_t gram_kind(const struct gram_automaton *, uint8_t byte);

@@ -3,6 +3,7 @@
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/grammar_force.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -22,8 +23,10 @@ struct masked {
     /* MASK_WAIT: the thread's, from the moment it is queued; else the engine's */
     struct gram_automaton *a; /* NULL: not begun */
     int32_t state;
-    int32_t token; /* to be read first; -1: none */
-    size_t n_read; /* bytes of it */
+    int32_t token;                    /* to be read first; -1: none */
+    size_t n_read;                    /* bytes of it */
+    const struct gram_forced *forced; /* what follows the token, before the mask is of use; NULL: not known */
+    bool may_force, taken;            /* taken: by masked_forced */
     struct mask_walk walk;
     struct gram_mask *mask; /* of `state` */
     bool accepts, ends;
@@ -102,6 +105,15 @@ static bool take_mask(struct masked *m, const struct token_trie *t, struct gram_
     return true;
 }
 
+/* Finds what must follow and goes there; false when it has to wait. */
+static bool force(struct masked *m, const struct token_trie *t)
+{
+    if (m->forced || !m->may_force) return true;
+    if (grammar_force(t, m->k->tokenizer, m->a, m->state, &m->forced) == GRAM_LATER) return false;
+    if (m->forced->n) m->state = m->forced->to;
+    return true;
+}
+
 /* True when it is done: m->mask, or m->why.  Under the automaton's lock. */
 static bool work_on(struct masked *m, const struct token_trie *t, uint64_t until)
 {
@@ -109,6 +121,7 @@ static bool work_on(struct masked *m, const struct token_trie *t, uint64_t until
     if (m->state < 0) m->state = gram_begin(a);
     if (m->token >= 0 && m->state >= 0 && !read_token(m, t, until)) return false;
     if (m->state == GRAM_DEAD) return fail(m, "a token that the grammar does not allow");
+    if (m->state >= 0 && !force(m, t)) return false;
     struct gram_mask *mask;
     int rc = m->state >= 0 ? mask_at(&m->walk, t, a, m->state, until, &mask) : GRAM_FULL;
     if (rc == 0) return false;
@@ -241,9 +254,10 @@ struct masked *masked_new(struct masker *k, struct grammar *g, uint64_t id, stru
     return NULL;
 }
 
-void masked_begin(struct masked *m)
+void masked_begin(struct masked *m, bool may_force)
 {
     struct masker *k = m->k;
+    m->may_force = may_force;
     pthread_mutex_lock(&k->lock);
     CHECK(m->status == MASK_NEW);
     m->status = MASK_WAIT;
@@ -287,6 +301,13 @@ const uint32_t *masked_bits(const struct masked *m)
     return m->mask->n_allowed ? m->mask->bits : NULL;
 }
 
+const int32_t *masked_forced(struct masked *m, int *n)
+{
+    *n = m->forced && !m->taken ? m->forced->n : 0;
+    m->taken = true;
+    return *n ? m->forced->ids : NULL;
+}
+
 bool masked_accepts(const struct masked *m)
 {
     return m->accepts;
@@ -311,6 +332,8 @@ void masked_token(struct masked *m, int32_t token, uint64_t until)
     m->mask = NULL;
     m->token = token;
     m->n_read = 0;
+    m->forced = NULL;
+    m->taken = false;
     bool done = false;
     if (pthread_mutex_trylock(gram_lock(m->a)) == 0) {
         gram_hurry(m->a, true); /* a single transition may take milliseconds */

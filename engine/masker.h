@@ -32,12 +32,15 @@ enum mask_status { MASK_NEW, MASK_WAIT, MASK_READY, MASK_FAILED };
 
 /* ---- by the engine thread ---- */
 
-/* The request is scheduled: its first mask is wanted soon.  Before anything below. */
-void masked_begin(struct masked *);
+/* The request is scheduled: its first mask is wanted soon.  Before anything below.  may_force: where only one text can
+ * follow, its tokens are masked_forced's, and the mask is of what comes behind them. */
+void masked_begin(struct masked *, bool may_force);
 /* Waits for the mask, but not past `until` (clock_now); 0: does not wait. */
 enum mask_status masked_poll(struct masked *, uint64_t until);
 /* Asks for ready(); false when the mask is there already. */
 bool masked_hold(struct masked *);
+/* MASK_READY: the n tokens that come before the one that the mask is for, once; good until the next masked_token. */
+const int32_t *masked_forced(struct masked *, int *n);
 /* MASK_READY: the bits as sample_row.allowed wants them; good until the next masked_token.  NULL: no token may follow;
  * the text is whole (which is otherwise said by an eos token, but the model has none). */
 const uint32_t *masked_bits(const struct masked *);

@@ -158,13 +158,14 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
                           .pages = r->tokens + total,
                           .n_known = g->n_prompt,
                           .priority = g->priority,
-                          .every_row = g->prompt_logprobs};
+                          .first_row = g->prompt_logprobs ? 0 : g->n_prompt - 1};
     r->user = g->user;
     r->n_prompt = g->n_prompt;
     r->max_new = g->max_new_tokens;
     r->min_new = g->min_new_tokens;
     r->ignore_eos = g->ignore_eos;
     r->top_n = g->top_n < m->vocab ? g->top_n : m->vocab;
+    r->prompt_logprobs = g->prompt_logprobs;
     r->sampling = g->sampling;
     r->detok.mid_context = true;
     memcpy(r->tokens, g->prompt, (size_t)g->n_prompt * sizeof *r->tokens);
@@ -190,6 +191,7 @@ void request_sample_row(struct request *r, int pos, struct sample_row *row)
 {
     const struct sampling_params *s = &r->sampling;
     bool last = pos + 1 == r->seq.n_known;
+    int n_before = pos + 1 - r->n_prompt; /* generated tokens, also those not announced yet */
     *row = (struct sample_row){
         .top_p = 1, .typical_p = 1, .repetition = 1, .forced = last ? -1 : r->tokens[pos + 1], .top_n = r->top_n};
     if (!last) return;
@@ -207,14 +209,14 @@ void request_sample_row(struct request *r, int pos, struct sample_row *row)
         row->typical_p = s->typical_p;
         row->top_k = s->top_k;
         row->seed = s->seed;
-        row->step = (uint64_t)r->n_generated;
+        row->step = (uint64_t)n_before;
     }
     row->repetition = s->repetition;
     row->frequency = s->frequency;
     row->presence = s->presence;
     row->adds = r->adds;
     row->n_adds = r->n_bias;
-    if (r->n_generated < r->min_new && !r->whole)
+    if (n_before < r->min_new && !r->whole)
         row->n_adds += r->n_bans;
     else if (r->masked && r->ignore_eos && !r->whole)
         row->n_adds += r->n_eos_bans;
@@ -263,12 +265,13 @@ static void send_prompt_token(struct request *r, const struct sample_out *o, con
 void request_prompt_row(struct request *r, int pos, const struct sample_out *o, const struct tokenizer *t,
                         struct events *ev)
 {
-    if (!r->seq.every_row) return;
+    if (!r->prompt_logprobs) return;
     if (r->n_prompt_sent == 0) send_prompt_token(r, &(struct sample_out){.id = r->tokens[0], .logprob = NAN}, t, ev);
-    if (pos + 1 >= r->n_prompt || pos + 1 != r->n_prompt_sent) return; /* sent before a preemption */
+    CHECK(pos + 1 == r->n_prompt_sent);
     struct sample_out known = *o;
     known.id = r->tokens[pos + 1]; /* also where the row was broken */
     send_prompt_token(r, &known, t, ev);
+    r->seq.first_row = pos + 1;
 }
 
 /* Looks for a stop text that ends within the last `len` bytes, which were just appended.  Returns its index and sets
@@ -319,11 +322,11 @@ enum finish_reason request_token(struct request *r, const struct sample_out *o, 
                                  const struct tokenizer *t, struct events *ev, uint64_t now, int *stop_index)
 {
     struct event v;
-    if (r->seq.every_row && r->n_prompt_sent == 0) /* a prompt of one token has no row of its own */
+    if (r->prompt_logprobs && r->n_prompt_sent == 0) /* a prompt of one token has no row of its own */
         send_prompt_token(r, &(struct sample_out){.id = r->tokens[0], .logprob = NAN}, t, ev);
     fill_event(&v, r, EV_TOKEN, o, ev);
-    r->n_generated++;
-    count_token(r, o->id, true);
+    bool known = r->n_prompt + r->n_generated++ < r->seq.n_known;
+    if (!known) count_token(r, o->id, true);
     if (!r->times.first_token) r->times.first_token = now;
     *stop_index = -1;
     v.special = tokenizer_is_special(t, o->id);
@@ -341,8 +344,25 @@ enum finish_reason request_token(struct request *r, const struct sample_out *o, 
     }
     v.stop_index = *stop_index;
     events_add(ev, &v);
-    if (v.finish == FINISH_NONE) r->tokens[r->seq.n_known++] = o->id;
+    if (!known && v.finish == FINISH_NONE) r->tokens[r->seq.n_known++] = o->id;
+    r->seq.first_row = r->n_prompt + r->n_generated - 1;
     return v.finish;
+}
+
+bool request_may_force(const struct request *r)
+{
+    return r->n_bias == 0 && (r->min_new <= 0 || r->n_stop_ids == 0);
+}
+
+void request_force(struct request *r)
+{
+    int n, room = r->n_prompt + r->max_new - r->seq.n_known;
+    const int32_t *ids = masked_forced(r->masked, &n);
+    if (n > room) n = room;
+    for (int i = 0; i < n; i++) {
+        r->tokens[r->seq.n_known++] = ids[i];
+        count_token(r, ids[i], true); /* what is sampled behind them is penalised for them */
+    }
 }
 
 void request_done(struct request *r, enum finish_reason why, int stop_index, const char *error, struct events *ev,

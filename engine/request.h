@@ -34,6 +34,7 @@ struct request {
     int n_prompt_sent; /* EV_PROMPT events so far */
     bool ignore_eos;
     int top_n;
+    bool prompt_logprobs;
 
     enum pooling pooling; /* not NONE: of what follows only times and what is said of pooling */
     int n_pooled;         /* positions whose hidden states were taken: each is once, also after a preemption */
@@ -72,9 +73,16 @@ void request_sample_row(struct request *, int pos, struct sample_row *row);
 void request_prompt_row(struct request *, int pos, const struct sample_out *, const struct tokenizer *,
                         struct events *);
 
-/* The next token was sampled: appends it, emits EV_TOKEN; not FINISH_NONE when the text ends with it. */
+/* The next token was sampled, or was known (request_force) and its row is there: appends it, emits EV_TOKEN; not
+ * FINISH_NONE when the text ends with it. */
 enum finish_reason request_token(struct request *, const struct sample_out *, const struct engine_info *,
                                  const struct tokenizer *, struct events *, uint64_t now, int *stop_index);
+
+/* false: what it asks for of single tokens would not hold for tokens that are not sampled. */
+bool request_may_force(const struct request *);
+/* Its mask is ready: the tokens that the grammar forces first become known ones, which are computed together; they are
+ * announced by request_token, each when its row gives its log-probability. */
+void request_force(struct request *);
 
 /* The hidden states (n, C) of the prompt's tokens from `pos` on were computed.  FINISH_NONE: more are to come.
  * FINISH_EMBEDDED: it was the last, the EV_EMBEDDING is out.  FINISH_ERROR: a value is not finite. */

@@ -3,7 +3,10 @@
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
 
+#include <limits.h>
 #include <stdlib.h>
+
+enum { FEW = 32 }; /* tokens: what a grammar forces at once, mostly */
 
 /* ---- lists ---- */
 
@@ -146,42 +149,56 @@ static bool grow(struct sched *s, struct seq *q, int tokens)
 
 /* ---- the plan ---- */
 
+/* How many of its next n tokens q wants the logits of. */
+static int rows_of(const struct seq *q, int n)
+{
+    int from = q->first_row > q->n_computed ? q->first_row : q->n_computed, end = q->n_computed + n;
+    return end > from ? end - from : 0;
+}
+
+/* n, or fewer: so many that there is room for their logits. */
+static int most_tokens(const struct seq *q, int n, int rows_left)
+{
+    int over = rows_of(q, n) - rows_left;
+    return over > 0 ? n - over : n;
+}
+
 /* Puts as much of q into the plan as budgets and pages allow; q is running. */
 static void plan_add(struct sched *s, struct seq *q)
 {
     struct plan *p = &s->plan;
-    int n = q->n_known - q->n_computed, room = s->c.max_batch_tokens - p->n_tokens,
-        rows_left = s->c.max_rows - p->n_rows;
-    if (rows_left == 0 && !q->no_rows) n--; /* without its last token it needs no logits */
+    int n = q->n_known - q->n_computed, room = s->c.max_batch_tokens - p->n_tokens;
     if (n > room) n = room;
-    if (q->every_row && n > rows_left) n = rows_left;
+    if (!q->no_rows) n = most_tokens(q, n, s->c.max_rows - p->n_rows);
     if (n <= 0) return;
     if (!grow(s, q, q->n_computed + n)) return;
-    int rows = q->no_rows ? 0 : q->every_row ? n : q->n_computed + n == q->n_known;
+    int rows = q->no_rows ? 0 : rows_of(q, n);
     q->planned = s->step;
     p->v[p->n++] = (struct plan_item){q, q->n_computed, n, rows};
     p->n_tokens += n;
     p->n_rows += rows;
 }
 
-static void plan_running(struct sched *s, bool decoding)
+/* The running sequences with `least` to `most` tokens left to compute. */
+static void plan_running(struct sched *s, int least, int most)
 {
     for (struct seq *q = s->running.next, *next; q != &s->running; q = next) {
         next = q->next;
         int rest = q->n_known - q->n_computed;
-        if (q->paused || q->blocked || rest <= 0 || (rest == 1) != decoding || q->planned == s->step) continue;
+        if (q->paused || q->blocked || rest < least || rest > most || q->planned == s->step) continue;
         plan_add(s, q);
         /* what grow() preempted may be `next` itself, which then stands in the waiting list: begin again */
         if (next->state == SEQ_WAITING) next = s->running.next;
     }
 }
 
-/* Takes the known prefix of q from the cache.  The last token is always computed: its logits, or its
- * hidden state, are wanted. */
+/* Takes the known prefix of q from the cache, but for tokens whose logits are wanted.  The last token is always
+ * computed: its logits, or its hidden state, are. */
 static void take_prefix(struct sched *s, struct seq *q)
 {
-    if (!s->c.prefix_cache || q->every_row || q->no_prefix) return;
-    while ((q->n_pages + 1) * KV_PAGE < q->n_known) {
+    int end = q->no_rows ? q->n_known - 1 : q->first_row;
+    if (!s->c.prefix_cache || q->no_prefix) return;
+    while ((q->n_pages + 1) * KV_PAGE <= end) {
         int32_t page = kv_lookup(s->kv, q->serial, q->tokens + q->n_pages * KV_PAGE, &q->serial);
         if (page < 0) break;
         q->pages[q->n_pages++] = page;
@@ -266,8 +283,9 @@ const struct plan *sched_step(struct sched *s)
     p->n = p->n_tokens = p->n_rows = p->n_preempted = 0;
     s->step++;
     displace(s);
-    plan_running(s, true);
-    plan_running(s, false);
+    plan_running(s, 1, 1);
+    plan_running(s, 2, FEW);
+    plan_running(s, FEW + 1, INT_MAX);
     for (struct seq *q = s->waiting.next, *next; q != &s->waiting && p->n_tokens < s->c.max_batch_tokens; q = next) {
         next = q->next;
         if (q->paused || q->blocked) continue;

@@ -227,7 +227,7 @@ int setup_load(struct setup *s, const struct engine_config *c, struct err *e)
     return rc;
 }
 
-int setup_open(struct setup *s, const struct engine_config *c, int min_rows, struct err *e)
+int setup_open(struct setup *s, const struct engine_config *c, int more_rows, struct err *e)
 {
     *s = (struct setup){0};
     uint64_t start = clock_now();
@@ -241,7 +241,7 @@ int setup_open(struct setup *s, const struct engine_config *c, int min_rows, str
     s->info.max_lora_rank = c->max_lora_rank > 0 ? c->max_lora_rank : 256;
     if (s->info.max_batch_tokens < s->info.max_seqs) s->info.max_batch_tokens = s->info.max_seqs;
     s->info.max_queue = c->max_queue > 0 ? c->max_queue : 256;
-    s->max_rows = s->info.max_seqs < min_rows ? min_rows : s->info.max_seqs;
+    s->max_rows = s->info.max_seqs + more_rows;
 
     rc = load_model(s, c, quantize, e);
     if (!rc) rc = open_tokenizer(s, c->model, e);

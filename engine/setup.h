@@ -17,8 +17,8 @@ struct setup {
     char model_id[256], device_name[32];
 };
 
-/* min_rows: rows of logits a step must have room for; max_seqs if that is more. */
-int setup_open(struct setup *, const struct engine_config *, int min_rows, struct err *e);
+/* more_rows: rows of logits a step has room for beyond one for each of max_seqs. */
+int setup_open(struct setup *, const struct engine_config *, int more_rows, struct err *e);
 /* Only the weights and the tokenizer: for training alone, which has no cache and no schedule. */
 int setup_load(struct setup *, const struct engine_config *, struct err *e);
 /* By the thread that will use the model: binds it and the device's others as configured. */

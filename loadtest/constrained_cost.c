@@ -3,11 +3,12 @@
  *
  *   constrained_cost MODEL [BATCH 16] [TOKENS 64] [ROUNDS 5] [QUANTIZE none] [THREADS 0] [KIND all]
  *
- * Prints tokens per second of each kind of request, the median over the rounds, what the constraint costs against the
- * free requests of the same rounds, and the longest step after the first tokens.  "own": each request has a grammar of
- * its own (nothing is shared, as when every client sends another schema); "shared": one for all; "again": that one once
- * more, so that its states are known; "hard": one request's grammar is too hard and works until it ends with an error,
- * the others are free. */
+ * Prints tokens per second of each kind of request until the first of them ends, the median over the rounds, what the
+ * constraint costs against the free requests of the same rounds, and the longest step after the first tokens.  A
+ * logit_bias of nothing keeps tokens from being forced, so that steps have the same work; "forced" is without it.
+ * "own": each request has a grammar of its own (nothing is shared, as when every client sends another schema);
+ * "shared": one for all; "again": that one once more, so that its states are known, then with forced tokens; "hard":
+ * one request's grammar is too hard and works until it ends with an error, the others are free. */
 #include "engine/base/clock.h"
 #include "engine/turn.h"
 #include "kernels/rng.h"
@@ -17,9 +18,9 @@
 #include <stdlib.h>
 
 enum { BATCH_MAX = 256, ROUNDS_MAX = 64, PROMPT = 24 };
-enum kind { FREE, OWN, SHARED, AGAIN, SHORT, HARD, KINDS };
-static const char *const names[KINDS] = {"free",        "json, own",        "json, shared",
-                                         "json, again", "strings<=60, own", "hard one, rest free"};
+enum kind { FREE, OWN, SHARED, AGAIN, FORCED, SHORT, HARD, KINDS };
+static const char *const names[KINDS] = {"free",         "json, own",        "json, shared",       "json, again",
+                                         "json, forced", "strings<=60, own", "hard one, rest free"};
 
 struct run {
     struct engine *g;
@@ -106,6 +107,11 @@ static double one_run(struct run *r, enum kind kind, struct grammar **grammars, 
             .sampling =
                 {.sample = true, .temperature = 1, .top_p = 1, .typical_p = 1, .repetition = 1, .seed = (uint64_t)i},
             .user = &counts[i]};
+        static const struct logit_bias nothing = {0, 0};
+        if (kind != FORCED) {
+            q.sampling.bias = &nothing;
+            q.sampling.n_bias = 1;
+        }
         if (kind == HARD && i > 0) q.grammar = NULL;
         if (!engine_submit(r->g, &q, e)) return 0;
     }
@@ -113,8 +119,10 @@ static double one_run(struct run *r, enum kind kind, struct grammar **grammars, 
     int before = r->generated;
     uint64_t start = clock_now();
     r->longest = 0;
-    for (*steps = 0; r->done < r->batch; ++*steps) turn(r, &n);
-    return (r->generated - before) / ((double)(clock_now() - start) * 1e-9);
+    for (*steps = 0; r->done <= (kind == HARD); ++*steps) turn(r, &n);
+    double rate = (r->generated - before) / ((double)(clock_now() - start) * 1e-9);
+    while (r->done < r->batch) turn(r, &n);
+    return rate;
 }
 
 static int by_value(const void *a, const void *b)
@@ -176,7 +184,7 @@ int main(int argc, char **argv)
     if (e.code) fprintf(stderr, "constrained_cost: %s\n", e.msg);
     for (int kind = 0; !e.code && kind < KINDS; kind++)
         if (rate[kind][0] > 0)
-            printf("%-20s batch %d: %8.1f tokens/s, %d steps, the longest %.2f ms, costs %+.1f %%\n", names[kind],
+            printf("%-20s batch %d: %8.1f tokens/s, %2d steps, the longest %.2f ms, costs %+.1f %%\n", names[kind],
                    r.batch, median(rate[kind], rounds), steps[kind], (double)longest[kind] * 1e-6,
                    median(lost[kind], rounds));
     engine_close(r.g);

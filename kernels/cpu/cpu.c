@@ -26,6 +26,8 @@ void cpu_unmap(void *p, size_t bytes)
 {
     free(p);
 }
+
+void cpu_populate(void *p, size_t bytes) {}
 #else
 void *cpu_map(size_t bytes)
 {
@@ -47,6 +49,13 @@ void cpu_unmap(void *p, size_t bytes)
 {
     if (p) munmap(p, bytes ? bytes : 1);
 }
+
+void cpu_populate(void *p, size_t bytes)
+{
+#ifdef MADV_POPULATE_WRITE /* Linux 5.14; before, memory comes as it is touched */
+    madvise(p, bytes, MADV_POPULATE_WRITE);
+#endif
+}
 #endif
 
 void *scratch_get(struct scratch *s, size_t bytes)
@@ -59,12 +68,14 @@ void *scratch_get(struct scratch *s, size_t bytes)
     return s->p;
 }
 
-/* What alloc hands out is preceded by 64 bytes that hold the size of the whole. */
+/* What alloc hands out is preceded by 64 bytes that hold the size of the whole.  It is made resident at once: a huge
+ * page that is touched for the first time may take the kernel milliseconds. */
 static void *cpu_alloc(struct dev *d, size_t bytes)
 {
     if (bytes > SIZE_MAX - 64 - 4096) return NULL;
     size_t *p = cpu_map(bytes + 64);
     if (!p) return NULL;
+    if (bytes >= HUGE_PAGE) cpu_populate(p, bytes + 64);
     *p = bytes + 64;
     return (char *)p + 64;
 }

@@ -10,6 +10,8 @@
 #include "kernels/cpu/pool.h"
 #include "kernels/dev.h"
 
+#include <pthread.h>
+
 enum { PANEL = 16 };            /* outputs in a weight panel: the lanes of a vector */
 enum { PAIR = 2 * PANEL };      /* outputs in a pair of panels */
 enum { HEAD_DIM_MAX = 512 };    /* attention keeps a block of rows on the stack */
@@ -48,6 +50,10 @@ struct kv {
     size_t v_at, scale_at, block_bytes; /* within a block; block_bytes is a multiple of 64 */
     uint8_t *data;
     size_t data_bytes;
+    int asked, from,
+        ahead;       /* pages; the memory of the first `asked` was asked for, last that of `ahead` from `from` on */
+    bool populating; /* `populator` is to be joined */
+    pthread_t populator;
 };
 
 static inline uint8_t *kv_block(const struct kv *kv, int layer, int page, int head)
@@ -279,6 +285,7 @@ void rows_run(struct dev *, void (*row)(const struct rows_run *, int), const voi
 
 void *scratch_get(struct scratch *, size_t bytes); /* contents are lost; NULL: out of memory */
 void *cpu_map(size_t bytes);                       /* zeroed, 64-byte aligned, huge pages where large; NULL */
+void cpu_populate(void *p, size_t bytes);          /* makes mapped memory resident now, if the kernel can; any thread */
 void cpu_unmap(void *, size_t bytes);
 
 void cpu_embed(struct dev *, const struct embed_args *);

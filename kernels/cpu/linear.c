@@ -2,6 +2,7 @@
 #include "kernels/cpu/cpu.h"
 
 enum { HALVE_ROWS = 4 };                     /* fewer rows are rounded one by one */
+enum { NEAR_BYTES = 512 << 10 };             /* of quantised rows: they stay in a core's cache while all pairs go by */
 enum { DEPTH_MOST = 1280, DEEP_BLOCKS = 8 }; /* of more blocks than these, x and a panel should fit a core's cache */
 
 struct lin_run {
@@ -125,6 +126,8 @@ static void run_job(struct dev *head, const struct lin_job *job, const char *op)
     r.pair_tasks = (pairs + r.pairs_per_task - 1) / r.pairs_per_task;
     r.job.skip = r.pairs_per_task * (head->threads - 1);
     int row_tasks = r.pair_tasks >= head->threads * 2 || rows < 48 ? 1 : (rows + 23) / 24;
+    int near_tasks = t == DT_BF16 || !r.rounded ? 1 : (int)((size_t)rows * (size_t)r.job.q_ld / NEAR_BYTES) + 1;
+    if (near_tasks > row_tasks) row_tasks = near_tasks;
     if (row_tasks > POOL_TASKS_MAX / r.pair_tasks) row_tasks = POOL_TASKS_MAX / r.pair_tasks;
     r.blocks_per_task = (r.job.n_blocks + row_tasks - 1) / row_tasks;
     row_tasks = (r.job.n_blocks + r.blocks_per_task - 1) / r.blocks_per_task;

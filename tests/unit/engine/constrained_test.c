@@ -92,7 +92,7 @@ static bool matches(struct grammar *g, const char *text)
 
 /* ---- many together ---- */
 
-static const char *const patterns[] = {"(yes|no|maybe)", "[A-Z][a-z]{2,12}( [a-z]{1,9}){2,6}\\.", NULL,
+static const char *const patterns[] = {"\\{\"name\": \"(Tom|Lily)\", \"likes\": \"(cats|old trees)\", \"friends\": \\[\\]\\}", "[A-Z][a-z]{2,12}( [a-z]{1,9}){2,6}\\.", NULL,
                                        "\\d{4}-\\d{2}-\\d{2}T\\d\\d", "(\"[^\"]{0,300}\",? ?){1,3}"};
 enum { PATTERNS = sizeof patterns / sizeof *patterns };
 
@@ -242,6 +242,78 @@ static void test_ends(void **state)
     rig_close(&r);
 }
 
+static uint64_t forced_so_far(struct rig *r)
+{
+    struct engine_stats s;
+    engine_stats_read(r->g, &s);
+    return s.forced_tokens;
+}
+
+/* Tokens that must follow are computed together, and look as if they had been sampled one by one. */
+static void test_forced(void **state)
+{
+    struct rig r;
+    struct reply y = {0}, again = {0};
+    int32_t p[64], all[256];
+    struct engine_stats s;
+    rig_open(&r, base_config(models));
+    int n = encode(&r, "Once upon a time", p);
+    struct grammar *g = regex("The little (cat|dog) was very happy and it said to the big bird: (yes|no), my friend");
+    struct gen_request q = ask(p, n, 80, g, 0);
+    submit(&r, q, &y);
+    run_out(&r);
+    assert_int_equal(y.finish, FINISH_EOS);
+    assert_true(matches(g, text_of(&y)));
+    engine_stats_read(r.g, &s);
+    assert_true(s.forced_tokens * 2 > (uint64_t)y.n && s.steps < (uint64_t)y.n / 2 + 2);
+    memcpy(all, p, (size_t)n * sizeof *p);
+    memcpy(all + n, y.ids, (size_t)y.n * sizeof *p);
+    q = ask(all, n + y.n, 1, NULL, 0);
+    q.prompt_logprobs = true;
+    submit(&r, q, &again);
+    run_out(&r);
+    assert_memory_equal(again.prompt_logprobs + n, y.logprobs, (size_t)y.n * sizeof *y.logprobs);
+
+    for (int max = 1; max < y.n; max++) { /* cut within them */
+        submit(&r, ask(p, n, max, g, 0), &again);
+        run_out(&r);
+        assert_int_equal(again.finish, FINISH_LENGTH);
+        assert_int_equal(again.n, max);
+        assert_memory_equal(again.ids, y.ids, (size_t)max * sizeof *y.ids);
+    }
+    const char *stop = "happy";
+    q = ask(p, n, 80, g, 0);
+    q.stop = &stop;
+    q.n_stop = 1;
+    submit(&r, q, &again);
+    run_out(&r);
+    assert_int_equal(again.finish, FINISH_STOP);
+    assert_string_equal(text_of(&again) + again.text.len - 5, "happy");
+
+    q = ask(p, n, 80, g, 0);
+    q.prompt_logprobs = true; /* rows of the prompt before them */
+    submit(&r, q, &again);
+    run_out(&r);
+    assert_int_equal(again.n_prompt, n);
+    assert_same(0, &again, &y);
+
+    /* a ban of one of the forced tokens holds */
+    uint64_t before = forced_so_far(&r);
+    struct logit_bias ban = {y.ids[y.n - 2], -100};
+    q = ask(p, n, 80, g, 0);
+    q.sampling.bias = &ban;
+    q.sampling.n_bias = 1;
+    submit(&r, q, &again);
+    run_out(&r);
+    assert_int_equal(forced_so_far(&r), before);
+    assert_true(matches(g, text_of(&again)));
+    for (int i = 0; i < again.n; i++) assert_int_not_equal(again.ids[i], ban.id);
+    grammar_unref(g);
+    buf_free(&y.text);
+    buf_free(&again.text);
+    rig_close(&r);
+}
+
 /* a grammar past its limits ends the request, not the engine */
 static void test_explosion(void **state)
 {
@@ -294,6 +366,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_together),
         cmocka_unit_test(test_ends),
+        cmocka_unit_test(test_forced),
         cmocka_unit_test(test_explosion),
         cmocka_unit_test(test_cancels),
     };

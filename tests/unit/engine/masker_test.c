@@ -70,7 +70,7 @@ static void run(struct masker *k, struct grammar *g, struct told *told, uint64_t
     struct err e = {0};
     struct masked *m = masked_new(k, g, id, &e);
     assert_non_null(m);
-    masked_begin(m);
+    masked_begin(m, id % 3 == 0);
     for (uint64_t step = 0; step < 60; step++) {
         if (step % 3 == 0) {
             int before = atomic_load(&told->times[id % IDS]);
@@ -80,6 +80,10 @@ static void run(struct masker *k, struct grammar *g, struct told *told, uint64_t
         while (masked_poll(m, clock_now() + 1000000) == MASK_WAIT) {
         }
         assert_int_equal(masked_poll(m, 0), MASK_READY);
+        int n_forced;
+        const int32_t *forced = masked_forced(m, &n_forced);
+        for (int i = 0; i < n_forced; i++) tokenizer_bytes(tokenizer, forced[i], out);
+        assert_null(masked_forced(m, &n_forced)); /* once */
         if (masked_ends(m)) break;
         int32_t token = draw(masked_bits(m), id, step);
         assert_true(token >= 0);
@@ -123,7 +127,7 @@ static void test_many(void **state)
         if (!m[i]) {
             m[i] = masked_new(k, g[rng_at(5, at++) % 3], (uint64_t)i, &e);
             if (rng_at(5, at++) % 8 == 0) masked_free(m[i]), m[i] = masked_new(k, g[0], (uint64_t)i, &e);
-            masked_begin(m[i]);
+            masked_begin(m[i], i % 2);
         }
         if (rng_at(5, at++) % 6 == 0) {
             masked_free(m[i]); /* whatever is done for it */

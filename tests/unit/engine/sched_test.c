@@ -23,8 +23,12 @@ struct fake {
 static void fake_init(struct fake *f, uint64_t arrival, int n, int want, int priority)
 {
     *f = (struct fake){.want = want};
-    f->seq =
-        (struct seq){.tokens = f->tokens, .pages = f->pages, .n_known = n, .priority = priority, .arrival = arrival};
+    f->seq = (struct seq){.tokens = f->tokens,
+                          .pages = f->pages,
+                          .n_known = n,
+                          .first_row = n - 1,
+                          .priority = priority,
+                          .arrival = arrival};
     for (int i = 0; i < n; i++) f->tokens[i] = i * 7 % 100;
 }
 
@@ -45,6 +49,13 @@ static void world_close(struct world *w)
     kv_pool_free(w->pool);
 }
 
+/* The sequence goes on with n tokens, of which the last is not computed without the rows of all. */
+static void go_on(struct fake *f, int n, int32_t token)
+{
+    f->seq.first_row = f->seq.n_known;
+    for (int i = 0; i < n && f->seq.n_known < f->want; i++) f->tokens[f->seq.n_known++] = token;
+}
+
 /* one step as the engine would do it; every finished prompt and every decode yields a token */
 static void step(struct world *w)
 {
@@ -52,11 +63,11 @@ static void step(struct world *w)
     sched_commit(&w->s);
     for (int i = 0; i < p->n; i++) {
         struct fake *f = (struct fake *)p->v[i].seq;
-        if (f->seq.no_rows ? f->seq.n_computed < f->seq.n_known : !p->v[i].rows) continue;
+        if (f->seq.n_computed < f->seq.n_known) continue;
         if (f->seq.n_known == f->want || f->seq.no_rows)
             sched_remove(&w->s, &f->seq);
         else
-            f->tokens[f->seq.n_known++] = (int32_t)(f->seq.arrival % 3);
+            go_on(f, 1, (int32_t)(f->seq.arrival % 3));
     }
 }
 
@@ -74,7 +85,7 @@ static void test_prompt_is_cut_to_the_budget(void **state)
         assert_int_equal(p->v[0].n, want[i]);
         assert_int_equal(p->v[0].rows, i >= 2);
         sched_commit(&w.s);
-        if (i >= 2) f.seq.n_known++;
+        if (i >= 2) go_on(&f, 1, 0);
     }
     sched_remove(&w.s, &f.seq);
     assert_int_equal(kv_available(w.pool), 20);
@@ -283,7 +294,7 @@ static void test_prompt_goes_on_when_rows_are_used_up(void **state)
     world_open(&w, 40, 4, 64); /* rows: 4 */
     fake_init(&scored, 1, 100, 101, 0);
     fake_init(&plain, 2, 100, 101, 0);
-    scored.seq.every_row = true;
+    scored.seq.first_row = 0;
     plain.tokens[0] = 99;
     sched_add(&w.s, &scored.seq);
     sched_add(&w.s, &plain.seq);
@@ -295,6 +306,38 @@ static void test_prompt_goes_on_when_rows_are_used_up(void **state)
     world_close(&w);
 }
 
+static void test_known_tokens_with_rows_are_one_step(void **state)
+{
+    struct world w;
+    struct fake a, b;
+    world_open(&w, 40, 6, 64); /* rows: 6 */
+    fake_init(&a, 1, 40, 60, 0);
+    fake_init(&b, 2, 8, 100, 0);
+    sched_add(&w.s, &a.seq);
+    sched_add(&w.s, &b.seq);
+    step(&w);
+    for (int i = 40; i < 50; i++) a.tokens[i] = 3;
+    a.seq.n_known = 50; /* ten tokens, all with a row: row 40 was sampled, the others are forced */
+    assert_int_equal(a.seq.first_row, 40);
+    const struct plan *p = sched_step(&w.s);
+    assert_int_equal(p->n, 2);
+    assert_ptr_equal(p->v[0].seq, &b.seq); /* decodes first */
+    assert_int_equal(p->v[1].n, 5);        /* as many as there are rows left */
+    assert_int_equal(p->v[1].rows, 5);
+    sched_commit(&w.s);
+    sched_remove(&w.s, &b.seq);
+    p = sched_step(&w.s);
+    assert_int_equal(p->v[0].n, 5);
+    assert_int_equal(p->v[0].rows, 5);
+    sched_commit(&w.s);
+    sched_remove(&w.s, &a.seq);
+    a.seq.first_row = 33; /* added again, it may take from the cache what needs no row */
+    sched_add(&w.s, &a.seq);
+    sched_step(&w.s);
+    assert_int_equal(a.seq.n_cached, 32);
+    world_close(&w);
+}
+
 static void test_a_prompt_without_rows(void **state)
 {
     struct world w;
@@ -302,7 +345,7 @@ static void test_a_prompt_without_rows(void **state)
     world_open(&w, 40, 4, 64); /* rows: 4, all taken by the first */
     fake_init(&scored, 1, 100, 101, 0);
     fake_init(&pooled, 2, 60, 61, 0);
-    scored.seq.every_row = true;
+    scored.seq.first_row = 0;
     pooled.tokens[0] = 99;
     pooled.seq.no_rows = true;
     sched_add(&w.s, &scored.seq);
@@ -343,8 +386,8 @@ static void fake_random(struct fake *f, uint64_t arrival)
     if (pick(4) == 0) f->seq.root = 1ull << 63 | (uint64_t)pick(2);
     int split = pick(MAX_LEN), kind = pick(3);
     for (int i = split; i < n; i++) f->tokens[i] = kind * 1000 + i;
-    f->seq.every_row = pick(10) == 0;
-    f->seq.no_rows = !f->seq.every_row && pick(10) == 0;
+    if (pick(10) == 0) f->seq.first_row = 0;
+    f->seq.no_rows = f->seq.first_row && pick(10) == 0;
     f->seq.no_prefix = pick(10) == 0;
 }
 
@@ -369,6 +412,8 @@ static void check_plan(const struct world *w, const struct plan *p)
         assert_true(p->v[i].n > 0 && q->n_computed + p->v[i].n <= q->n_known);
         assert_true(q->n_pages * KV_PAGE >= q->n_computed + p->v[i].n);
         for (int k = 0; k < i; k++) assert_ptr_not_equal(p->v[k].seq, q);
+        int end = q->n_computed + p->v[i].n, from = q->first_row > q->n_computed ? q->first_row : q->n_computed;
+        assert_int_equal(p->v[i].rows, q->no_rows || end <= from ? 0 : end - from);
         tokens += p->v[i].n;
         rows += p->v[i].rows;
     }
@@ -446,7 +491,7 @@ static void random_operations(int pages, int max_seqs, int budget, int operation
                 if (g->seq.n_known == g->want || g->seq.no_rows)
                     sched_remove(&w.s, &g->seq), finished++;
                 else
-                    g->tokens[g->seq.n_known++] = pick(2);
+                    go_on(g, pick(4) ? 1 : 2 + pick(5), pick(2));
             }
         }
         if (op % 16 == 0) sched_check(&w.s);
@@ -484,6 +529,7 @@ int main(void)
         cmocka_unit_test(test_failed_step_leaves_nothing_known),
         cmocka_unit_test(test_nobody_is_preempted_in_vain),
         cmocka_unit_test(test_prompt_goes_on_when_rows_are_used_up),
+        cmocka_unit_test(test_known_tokens_with_rows_are_one_step),
         cmocka_unit_test(test_a_prompt_without_rows),
         cmocka_unit_test(test_random_operations),
     };

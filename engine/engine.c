@@ -10,6 +10,7 @@
 #include "engine/base/mem.h"
 #include "engine/batch.h"
 #include "engine/events.h"
+#include "engine/look.h"
 #include "engine/masker.h"
 #include "engine/model.h"
 #include "engine/request.h"
@@ -30,7 +31,7 @@ enum { MASK_NS_MIN = 20 * 1000, MASK_SHARE = 32 }; /* masks on the engine thread
 enum { HIDDEN_ROWS = 16 };                         /* of hidden states, on their way from the device */
 enum { MIN_ROWS = 16 }; /* of logits in a step, so that prompt log-probabilities come in decent chunks */
 
-enum msg_kind { MSG_SUBMIT, MSG_CANCEL, MSG_PAUSE, MSG_RESUME, MSG_ADAPTER, MSG_SWEEP, MSG_MASK, MSG_WAKE, MSG_STOP };
+enum msg_kind { MSG_SUBMIT, MSG_CANCEL, MSG_PAUSE, MSG_RESUME, MSG_ADAPTER, MSG_SWEEP, MSG_MASK, MSG_TRACE, MSG_TAKE_TRACE, MSG_WAKE, MSG_STOP };
 
 /* An adapter on its way to the device; on the stack of the thread that waits for it. */
 struct adapter_load {
@@ -41,12 +42,20 @@ struct adapter_load {
     bool done; /* under load_lock */
 };
 
+/* A trace on its way back; likewise. */
+struct trace_take {
+    struct engine_trace *trace;
+    bool done; /* under load_lock */
+};
+
 struct msg {
     struct mail mail; /* first */
     enum msg_kind kind;
     uint64_t id;
     struct request *request;   /* MSG_SUBMIT */
     struct adapter_load *load; /* MSG_ADAPTER */
+    struct engine_trace *trace; /* MSG_TRACE */
+    struct trace_take *take;    /* MSG_TAKE_TRACE */
 };
 
 struct engine {
@@ -59,6 +68,7 @@ struct engine {
     _Atomic uint64_t step_started; /* 0: no step in progress */
     pthread_mutex_t stats_lock;
     struct engine_stats stats;
+    struct look look;
     struct adapters adapters;
     pthread_mutex_t load_lock;
     pthread_cond_t load_done;
@@ -129,6 +139,7 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     mailbox_init(&g->inbox);
     events_init(&g->events);
     pthread_mutex_init(&g->stats_lock, NULL);
+    look_init(&g->look);
     pthread_mutex_init(&g->load_lock, NULL);
     pthread_cond_init(&g->load_done, NULL);
     adapters_init(&g->adapters, m->max_adapters, m->max_lora_rank);
@@ -325,6 +336,36 @@ void engine_stats_read(const struct engine *g, struct engine_stats *out)
     if (out->waiting < atomic_load(&g->queued)) out->waiting = atomic_load(&g->queued);
 }
 
+int engine_last_steps(const struct engine *g, struct step_record out[ENGINE_STEPS_KEPT])
+{
+    return look_read_steps((struct look *)&g->look, out); /* the lock is the only thing written */
+}
+
+int engine_running(const struct engine *g, struct seq_view out[ENGINE_SEQS_KEPT])
+{
+    return look_read_seqs((struct look *)&g->look, out);
+}
+
+int engine_trace_start(struct engine *g, size_t max, struct err *e)
+{
+    if (atomic_exchange(&g->look.traced, true)) return err_set(e, ERR_FULL, "a trace is being made already");
+    struct engine_trace *t = mem_zalloc(sizeof *t);
+    *t = (struct engine_trace){.max = max, .v = mem_array(max, sizeof *t->v)};
+    post_msg(g, (struct msg){.kind = MSG_TRACE, .trace = t});
+    return 0;
+}
+
+struct engine_trace *engine_trace_stop(struct engine *g)
+{
+    struct trace_take take = {0};
+    pthread_mutex_lock(&g->load_lock);
+    post_msg(g, (struct msg){.kind = MSG_TAKE_TRACE, .take = &take});
+    while (!take.done) pthread_cond_wait(&g->load_done, &g->load_lock);
+    pthread_mutex_unlock(&g->load_lock);
+    atomic_store(&g->look.traced, false);
+    return take.trace;
+}
+
 /* ---- the engine thread: requests ----------------------------------------------------------------------------------
  */
 
@@ -343,13 +384,26 @@ static void drop_request(struct engine *g, struct request *r)
 
 static void end_request(struct engine *g, struct request *r, enum finish_reason why, int stop_index, const char *error)
 {
-    if (!r->times.scheduled) atomic_fetch_sub(&g->queued, 1);
+    if (!r->times.scheduled)
+        atomic_fetch_sub(&g->queued, 1);
+    else if (r->adapter)
+        adapters_run(&g->adapters, r->adapter, -1);
     sched_remove(&g->sched, &r->seq);
     struct request **link = find_link(g, r->id);
     CHECK(*link == r);
     *link = r->next;
     request_done(r, why, stop_index, error, &g->events, clock_now());
     drop_request(g, r);
+}
+
+static void give_trace(struct engine *g, struct trace_take *take)
+{
+    struct engine_trace *t = look_trace_off(&g->look);
+    pthread_mutex_lock(&g->load_lock);
+    take->trace = t;
+    take->done = true;
+    pthread_cond_broadcast(&g->load_done);
+    pthread_mutex_unlock(&g->load_lock);
 }
 
 /* False: stop. */
@@ -364,6 +418,13 @@ static bool handle(struct engine *g, const struct msg *m)
     }
     if (m->kind == MSG_SWEEP) {
         adapters_sweep(&g->adapters, g->s.model.d);
+        return true;
+    }
+    if (m->kind == MSG_TRACE || m->kind == MSG_TAKE_TRACE) {
+        if (m->trace)
+            look_trace_on(&g->look, g->s.model.d, m->trace);
+        else
+            give_trace(g, m->take);
         return true;
     }
     if (m->kind == MSG_SUBMIT) {
@@ -410,6 +471,7 @@ static void mark_scheduled(struct engine *g, const struct plan *p, uint64_t now)
         struct request *r = request_of(&p->v[i]);
         if (r->times.scheduled) continue;
         r->times.scheduled = now;
+        if (r->adapter) adapters_run(&g->adapters, r->adapter, 1);
         if (r->masked) masked_begin(r->masked);
         atomic_fetch_sub(&g->queued, 1);
         g->now.prefix_query_tokens += (uint64_t)r->n_prompt;
@@ -522,20 +584,25 @@ static void fail_step(struct engine *g, const struct plan *p)
     struct dev_error *err = &g->s.model.d->error;
     log_error("step failed op=%s error=\"%s\"", err->op ? err->op : "?", err->msg);
     dev_clear_error(g->s.model.d);
+    g->now.failed_steps++;
     for (int i = 0; i < p->n; i++)
         end_request(g, request_of(&p->v[i]), FINISH_ERROR, -1, "the device failed in the step");
 }
 
 static void run_step(struct engine *g, const struct plan *p)
 {
-    uint64_t start = clock_now();
+    uint64_t start = clock_now(), mark = start;
     atomic_store(&g->step_started, start);
+    look_begin(&g->look, p, &g->now, start);
     mark_scheduled(g, p, start);
     batch_build(&g->batch, g->s.model.d, p);
+    look_phase(&g->look, "build", &mark);
     model_forward(&g->s.model, &g->batch);
+    look_phase(&g->look, "forward", &mark);
     if (p->n_rows) {
         await_masks(p, start);
         fill_rows(g, p);
+        look_phase(&g->look, "masks", &mark);
         struct mat logits = g->s.model.logits;
         logits.rows = p->n_rows;
         op_sample(g->s.model.d, (struct sample_args){logits, g->rows, g->outs});
@@ -543,8 +610,9 @@ static void run_step(struct engine *g, const struct plan *p)
     if (g->s.model.d->ops->finish(g->s.model.d)) {
         fail_step(g, p);
     } else {
+        look_phase(&g->look, "sample", &mark);
         for (int i = 0; i < p->n; i++)
-            if (p->v[i].seq->blocked) sched_hold(&g->sched, i);
+            if (p->v[i].seq->blocked) sched_hold(&g->sched, i), g->now.held_rows++;
         sched_commit(&g->sched);
         const struct sample_out *out = g->outs;
         uint64_t now = clock_now(), share = (now - start) / MASK_SHARE;
@@ -559,8 +627,8 @@ static void run_step(struct engine *g, const struct plan *p)
             out += rows;
         }
     }
-    g->now.steps++;
-    g->now.last_step_ns = clock_now() - start;
+    look_phase(&g->look, "deliver", &mark);
+    look_end(&g->look, &g->now);
     atomic_store(&g->step_started, 0);
 }
 
@@ -574,6 +642,7 @@ static void publish(struct engine *g, const struct plan *p)
     g->now.pages_cached = kv_cached(g->pool);
     g->now.pages_used = kv_pages(g->pool) - kv_available(g->pool);
     if (p) g->now.preemptions += (uint64_t)p->n_preempted;
+    look_seqs(&g->look, &g->sched.running);
     pthread_mutex_lock(&g->stats_lock);
     g->stats = g->now;
     pthread_mutex_unlock(&g->stats_lock);
@@ -589,7 +658,7 @@ static bool mail_waits(void *arg)
 static void give_to_training(struct engine *g, const struct plan *p)
 {
     if (!train_gate_wanted(g->gate)) return;
-    uint64_t used = 0;
+    uint64_t used = 0, start = clock_now();
     if (!p->n) {
         used = train_gate_give(g->gate, IDLE_GIFT_NS, mail_waits, g);
     } else {
@@ -598,6 +667,7 @@ static void give_to_training(struct engine *g, const struct plan *p)
         train_share_used(&g->share, used);
     }
     g->now.train_ns += used;
+    look_training(&g->look, start, used);
 }
 
 int engine_turn(struct engine *g, bool wait)
@@ -608,6 +678,7 @@ int engine_turn(struct engine *g, bool wait)
     publish(g, p); /* before the events: who has seen a request end sees its pages free */
     events_post(&g->events);
     give_to_training(g, p);
+    if (p->n) look_keep(&g->look, &g->sched, g->now.pages_used);
     return p->n_tokens;
 }
 
@@ -645,6 +716,7 @@ void engine_close(struct engine *g)
         send_msg(g, MSG_STOP, 0, NULL);
         pthread_join(g->thread, NULL);
     }
+    engine_trace_free(look_trace_off(&g->look)); /* before the trainer runs free */
     training_close(&g->training);
     masker_stop(g->masker);
     pthread_mutex_lock(&g->load_lock);
@@ -655,6 +727,7 @@ void engine_close(struct engine *g)
         next = m->next;
         struct msg *left = (struct msg *)m;
         drop_request(g, left->request);
+        engine_trace_free(left->trace);
         if (left->kind == MSG_ADAPTER) {
             err_set(&left->load->e, ERR_FULL, "the engine is closing");
             load_answer(g, left->load);
@@ -672,6 +745,7 @@ void engine_close(struct engine *g)
             drop_request(g, r);
         }
     masker_free(g->masker);
+    look_close(&g->look);
     train_gate_free(g->gate);
     sched_free(&g->sched);
     kv_pool_free(g->pool);

@@ -196,7 +196,7 @@ static void submit_more(struct exchange *x)
                                       .priority = p->priority,
                                       .adapter = x->model.adapter};
         item->x = x;
-        item->gen = bridge_submit(x->app->bridge, &r, x->req->received, on_event, item, &e);
+        item->gen = bridge_submit(x->app->bridge, &r, x->req, on_event, item, &e);
         if (item->gen) {
             x->next++;
             x->n_running++;
@@ -231,6 +231,8 @@ static void after_tokenize(void *arg)
         reply_error(x, x->status, "invalid_value", "input", x->err.msg);
     } else if (x->req) {
         for (int i = 0; i < p->n; i++) x->n_tokens += p->inputs[i].n;
+        metrics_observe(&x->app->metrics, HIST_SEQUENCES, p->n);
+        x->req->note.model = x->model.name;
         x->items = mem_array((size_t)p->n, sizeof *x->items);
         x->values = mem_array((size_t)p->n * (size_t)p->dimensions, sizeof *x->values);
         submit_more(x);

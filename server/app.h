@@ -11,7 +11,9 @@
 #include "server/sse.h"
 
 struct constraints;
+struct device_sample;
 struct jobs;
+struct nvml;
 struct store;
 struct uv_loop_s;
 
@@ -35,6 +37,9 @@ struct app {
     struct store *store;
     struct jobs *jobs;
     struct metrics metrics;
+    struct nvml *nvml;             /* NULL: no devices to watch; owned */
+    struct device_sample *devices; /* of the last scrape; NULL with nvml; owned */
+    bool sampling;                 /* a pool thread asks the driver */
     size_t call_bytes; /* bodies that the store has (call.h) */
     int event_streams; /* GET /train/{id}/events, open */
     int adapter_loads; /* in progress */
@@ -77,7 +82,14 @@ void api_root(struct http_req *);
 void api_info(struct http_req *);
 void api_health(struct http_req *);
 void api_ready(struct http_req *);
+/* handlers: api_metrics.c */
 void api_metrics(struct http_req *);
+/* Looks for devices that can be watched, on the pool; and what ends it, after the bridge has closed. */
+void app_watch_devices(struct app *);
+void app_unwatch_devices(struct app *);
+/* handlers: api_debug.c, api_trace.c */
+void api_debug_state(struct http_req *);
+void api_debug_trace(struct http_req *);
 /* handlers: console.c */
 void api_console_file(struct http_req *); /* GET /console/{file} */
 /* handlers: api_train.c, api_train_events.c */

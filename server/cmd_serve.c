@@ -17,6 +17,7 @@
 #include "server/constraint.h"
 #include "server/jobs.h"
 #include "server/models.h"
+#include "server/request_log.h"
 #include "server/store.h"
 
 #include <stdio.h>
@@ -42,6 +43,7 @@ struct server {
     uv_work_t load;
     struct engine *loaded; /* by work_load, taken over by after_load */
     struct err load_error;
+    double template_seconds, adapters_seconds; /* by work_load */
     uint64_t started;
     bool closing;
     int status; /* of the process */
@@ -71,6 +73,8 @@ static const struct http_route routes[] = {
     {HTTP_M_GET, "/ping", api_health, 0},
     {HTTP_M_GET, "/ready", api_ready, 0},
     {HTTP_M_GET, "/metrics", api_metrics, 0},
+    {HTTP_M_GET, "/debug/state", api_debug_state, 0},
+    {HTTP_M_GET, "/debug/trace", api_debug_trace, 0},
     {HTTP_M_POST, "/train", api_train_create, TRAIN_BODY},
     {HTTP_M_POST, "/train/validate", api_train_validate, TRAIN_BODY},
     {HTTP_M_GET, "/train", api_train_list, 0},
@@ -164,19 +168,62 @@ static void print_url(char out[static 128], const struct settings *set, int port
     snprintf(out, 128, strchr(host, ':') ? "http://[%.64s]:%d" : "http://%.64s:%d", host, port);
 }
 
+/* The same for whoever reads the log as JSON, and nothing but JSON. */
+static void log_report(const struct server *s, const char *url)
+{
+    const struct engine_info *i = s->app.info;
+    struct log_line l;
+    log_begin(&l, LOG_INFO, "ready");
+    log_text(&l, "url", url);
+    log_text(&l, "model", i->model_id);
+    log_text(&l, "family", i->family);
+    log_text(&l, "weight_type", i->weight_type);
+    log_text(&l, "kv_type", i->kv_type);
+    log_text(&l, "device", i->device);
+    log_number(&l, "threads", i->threads);
+    log_number(&l, "weight_bytes", (long long)i->weight_bytes);
+    log_number(&l, "kv_bytes", (long long)i->kv_bytes);
+    log_number(&l, "max_total_tokens", i->max_total_tokens);
+    log_number(&l, "max_seqs", i->max_seqs);
+    log_number(&l, "max_queue", i->max_queue);
+    log_decimal(&l, "seconds", s->app.metrics.startup[STARTUP_READY]);
+    log_end(&l);
+}
+
 static void stop_now(struct server *s);
+
+static double seconds_since(uint64_t start)
+{
+    return (double)(clock_now() - start) * 1e-9;
+}
 
 static void work_load(uv_work_t *w)
 {
     struct server *s = w->data;
     struct engine_config cfg = cmd_engine_config(s->app.set);
+    uint64_t start = clock_now();
     jobs_look(s->app.jobs);
     if (chat_open(&s->app.chat, s->app.set, &s->load_error)) return;
+    s->template_seconds = seconds_since(start);
     s->loaded = engine_open(&cfg, &s->load_error);
+    start = clock_now();
     if (s->loaded && adapter_dir_load_all(s->app.set, s->loaded, &s->load_error)) {
         engine_close(s->loaded);
         s->loaded = NULL;
     }
+    s->adapters_seconds = seconds_since(start);
+}
+
+static void note_startup(struct server *s)
+{
+    struct metrics *m = &s->app.metrics;
+    const struct engine_info *i = s->app.info;
+    metrics_startup(m, STARTUP_TEMPLATE, s->template_seconds);
+    metrics_startup(m, STARTUP_WEIGHTS, i->weights_seconds);
+    metrics_startup(m, STARTUP_TOKENIZER, i->tokenizer_seconds);
+    metrics_startup(m, STARTUP_MEMORY, i->memory_seconds);
+    metrics_startup(m, STARTUP_ADAPTERS, s->adapters_seconds);
+    metrics_startup(m, STARTUP_READY, seconds_since(s->started));
 }
 
 /* FNV-1a of what makes the same request give another text. */
@@ -202,6 +249,7 @@ static void set_ready(struct server *s)
     app->constraints = constraints_new(app->bridge);
     set_fingerprint(app);
     app->state = APP_READY;
+    note_startup(s);
 }
 
 static void after_load(uv_work_t *w, int status)
@@ -225,6 +273,10 @@ static void after_load(uv_work_t *w, int status)
     jobs_ready(s->app.jobs);
     char url[128];
     print_url(url, s->app.set, http_server_port(s->app.http));
+    if (log_get_format() == LOG_JSON) {
+        log_report(s, url);
+        return;
+    }
     print_report(s);
     fprintf(stderr,
             "console    %s/\n"
@@ -241,6 +293,7 @@ static void on_bridge_closed(void *arg)
     struct server *s = arg;
     s->app.engine = NULL;
     s->app.info = NULL;
+    app_unwatch_devices(&s->app);
     constraints_free(s->app.constraints);
     chat_close(&s->app.chat);
     free(s->app.model_name);
@@ -340,10 +393,8 @@ static void on_signal(uv_signal_t *h, int signum)
 static void on_request_done(void *arg, const struct http_req *req, int status, uint64_t duration_ns)
 {
     struct app *app = arg;
-    const char *path = req ? req->path : NULL;
-    metrics_request(&app->metrics, req && req->route ? req->route->path : path, status);
-    if (app->set->access_log)
-        log_info("request path=%.200s status=%d ms=%.3f", path ? path : "-", status, (double)duration_ns * 1e-6);
+    metrics_request(&app->metrics, req->route ? req->route->path : req->path, status, duration_ns);
+    if (app->set->access_log) request_log(req, status, duration_ns);
 }
 
 static int open_http(struct server *s, struct err *e)
@@ -404,7 +455,12 @@ static int serve(struct server *s)
     s->app.sse = sse_hub_open(&s->loop, s->app.set->sse_keepalive);
     char url[128];
     print_url(url, s->app.set, http_server_port(s->app.http));
-    fprintf(stderr, "listening %s\n", url);
+    if (log_get_format() == LOG_JSON)
+        log_info("listening url=%s", url);
+    else
+        fprintf(stderr, "listening %s\n", url);
+    metrics_startup(&s->app.metrics, STARTUP_LISTEN, seconds_since(s->started));
+    app_watch_devices(&s->app);
     s->load.data = s;
     uv_queue_work(&s->loop, &s->load, work_load, after_load);
     uv_run(&s->loop, UV_RUN_DEFAULT);

@@ -52,7 +52,7 @@ struct settings {
     /* operation */
     double drain_timeout, step_timeout; /* seconds */
     double train_itl_budget_ms, train_slowdown;
-    char *log_level, *data_dir;
+    char *log_level, *log_format, *metrics_aliases, *data_dir;
     bool access_log;
     /* one run of a command */
     char *adapter, *prompt, *system, *text, *file, *ids, *out, *type, *layout, *calibrate, *batch, *ops;

@@ -18,6 +18,8 @@ static const struct conf_option table[] = {
      "read options from a YAML file; the environment and flags override it"},
     {"log-level", "General", CONF_CHOICE, AT(log_level), "info", 0, 0, "debug|info|warn|error", ALL, false, "LEVEL",
      "least level of the lines written to stderr"},
+    {"log-format", "General", CONF_CHOICE, AT(log_format), "logfmt", 0, 0, "logfmt|json", ALL, false, "FORMAT",
+     "how these lines are written; with json, tandem serve writes nothing else"},
 
     {"model", "Model", CONF_STRING, AT(model), "models/demo", 0, 0, NULL, ALL, false, "DIR",
      "the model: a Hugging Face directory (config.json, tokenizer.json, *.safetensors)"},
@@ -112,7 +114,9 @@ static const struct conf_option table[] = {
     {"data-dir", "Operation", CONF_STRING, AT(data_dir), "", 0, 0, NULL, CMD_SERVE, false, "DIR",
      "where jobs, files, adapters and checkpoints are kept; empty: /var/lib/tandem for root, else ./tandem-data"},
     {"access-log", "Operation", CONF_BOOL, AT(access_log), "false", 0, 0, NULL, CMD_SERVE, false, NULL,
-     "write a line for every finished request"},
+     "write a line for every finished request: who asked, what for, how long each part took"},
+    {"metrics-aliases", "Operation", CONF_CHOICE, AT(metrics_aliases), "none", 0, 0, "none|vllm", CMD_SERVE, false,
+     "NAMES", "/metrics also under the names of vLLM, for gateways and dashboards that know those"},
 
     {"adapter", "Generation", CONF_STRING, AT(adapter), NULL, 0, 0, NULL, SAMPLE, true, "DIR",
      "go through this LoRA adapter, a PEFT directory"},

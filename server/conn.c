@@ -249,6 +249,7 @@ static bool read_head(struct conn *c)
         conn_refuse(c, &why);
         return false;
     }
+    http_name_request(c, true);
     route_find(c->server->config.routes, c->server->config.n_routes, c->req.method, c->req.path, &c->match);
     c->req.route = c->match.route;
     c->req.param = c->match.param;

@@ -13,6 +13,9 @@
 #ifndef TANDEM_SERVER_HTTP_H
 #define TANDEM_SERVER_HTTP_H
 
+#include "server/request_id.h"
+#include "server/request_note.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -32,6 +35,9 @@ struct http_req {
     uint64_t received;              /* clock_now() when the head was complete */
     void *app;                      /* what the server was set up with (struct http_server_config.app) */
     const struct http_route *route; /* NULL: none was found */
+    char id[REQUEST_ID_MAX + 1];    /* X-Request-Id, the client's or made; sent back with every answer */
+    struct trace_parent trace;      /* of the header traceparent */
+    struct request_note note;       /* the handler's: what it did, for the log */
 
     /* the handler's */
     void *user;
@@ -40,6 +46,8 @@ struct http_req {
     void (*on_drain)(struct http_req *); /* the write queue fell below the low-water mark after http_write said false */
 };
 
+/* Before the answer begins: another id in place of one that was made here; a client's own stays.  Copied. */
+void http_set_id(struct http_req *, const char *id);
 /* value of a request header, NULL when absent; name in any case.  Repeated headers: the first. */
 const char *http_header(const struct http_req *, const char *name);
 /* zeroed memory that lives as long as the exchange */

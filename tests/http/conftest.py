@@ -48,8 +48,8 @@ class Server:
 
     def _listening(self):
         assert self.process.poll() is None, self.log()
-        found = re.search(r"^listening (http://\S+)\n", self.log(), re.M)
-        return found and found.group(1)
+        found = re.search(r'^listening (http://\S+)\n|"msg":"listening","url":"([^"]+)"', self.log(), re.M)  # the second: --log-format json
+        return found and (found.group(1) or found.group(2))
 
     def wait_ready(self):
         def ready():

@@ -20,6 +20,7 @@
 enum http_method { HTTP_M_GET, HTTP_M_HEAD, HTTP_M_POST, HTTP_M_PUT, HTTP_M_DELETE, HTTP_M_OPTIONS, HTTP_M_OTHER };
 
 struct http_route;
+struct key;
 
 struct http_req {
     /* read-only for the handler; owned by the connection until on_close */
@@ -32,6 +33,7 @@ struct http_req {
     uint64_t received;              /* clock_now() when the head was complete */
     void *app;                      /* what the server was set up with (struct http_server_config.app) */
     const struct http_route *route; /* NULL: none was found */
+    const struct key *key;          /* whose request it is (keys.h), held; NULL: none was asked for */
 
     /* the handler's */
     void *user;
@@ -74,6 +76,15 @@ bool http_body_stop(struct http_req *);
 
 /* ---- routes ---------------------------------------------------------------------------------------------------- */
 
+/* Who may call a route, where the daemon has keys (auth.h).  A row that says nothing is an administrator's. */
+enum route_role {
+    ROUTE_ADMIN,
+    ROUTE_TRAIN,
+    ROUTE_USER,
+    ROUTE_PAGE, /* a browser, whoever it is (it gets a page without data); others as ROUTE_USER */
+    ROUTE_OPEN, /* everybody */
+};
+
 struct http_route {
     enum http_method method;
     const char *path; /* exact; a trailing '*' matches any rest; "{id}" as a segment matches any one, see param */
@@ -83,6 +94,7 @@ struct http_route {
      * after its last byte, with body_len 0.  Without a body begin is not called.  on_close is called from begin on,
      * also when the body was cut off.  The body's time limit counts from its latest byte. */
     void (*begin)(struct http_req *);
+    enum route_role role;
 };
 
 /* ---- the server ------------------------------------------------------------------------------------------------ */
@@ -93,6 +105,10 @@ struct http_server_config {
     const struct http_route *routes;
     int n_routes;
     void *app;
+    /* Asked once a head is good and its route known, before any of the body is read; NULL: everything is permitted.
+     * May set req->key, which is released with the request.  False: it has answered (http_reply...), and so the request
+     * is over. */
+    bool (*permit)(void *app, struct http_req *);
     int max_connections;          /* beyond: 503 with Retry-After, closed */
     size_t max_header_bytes;      /* request line and headers; 431 / 414 beyond */
     size_t max_body_bytes;        /* 413 beyond */

@@ -68,7 +68,7 @@ void api_info(struct http_req *req)
     const struct settings *s = app->set;
     struct buf out = {0};
     if (!i) {
-        app_refuses(app, req);
+        admission_refuses(app, req, NULL);
         return;
     }
     buf_char(&out, '{');
@@ -78,7 +78,7 @@ void api_info(struct http_req *req)
                "\"max_concurrent_requests\":%d,\"max_best_of\":%d,\"max_stop_sequences\":%d,"
                "\"max_input_tokens\":%d,\"max_total_tokens\":%d,\"validation_workers\":1,"
                "\"max_client_batch_size\":1,",
-               i->max_seqs + i->max_queue, s->max_best_of, s->max_stop_sequences, i->max_total_tokens - 1,
+               i->max_seqs + s->max_queue, s->max_best_of, s->max_stop_sequences, i->max_total_tokens - 1,
                i->max_total_tokens);
     buf_str(&out, "\"router\":\"tandem\",\"version\":\"" TANDEM_VERSION "\",\"sha\":null,\"docker_label\":null,");
     put_field(&out, "model_family", i->family);
@@ -91,7 +91,7 @@ void api_info(struct http_req *req)
                "\"max_batch_tokens\":%d,\"max_queue\":%d,\"max_top_n_tokens\":%d,\"threads\":%d,"
                "\"load_seconds\":%.6f,",
                (unsigned long long)i->parameters, i->weight_bytes, i->kv_bytes, i->pages, i->page_tokens, i->layers,
-               i->hidden, i->vocab, i->max_model_len, i->max_seqs, i->max_batch_tokens, i->max_queue,
+               i->hidden, i->vocab, i->max_model_len, i->max_seqs, i->max_batch_tokens, s->max_queue,
                s->max_top_n_tokens, i->threads, i->load_seconds);
     put_adapters(&out, app);
     reply_json(req, &out);
@@ -138,6 +138,7 @@ void api_metrics(struct http_req *req)
     }
     struct buf out = {0};
     metrics_render(&app->metrics, &view, &out);
+    admission_put_metrics(app->admission, &out);
     http_reply(req, 200, "text/plain; version=0.0.4; charset=utf-8", out.data, out.len);
     buf_free(&out);
 }

@@ -3,6 +3,7 @@
 #define TANDEM_SERVER_APP_H
 
 #include "engine/engine.h"
+#include "server/admission.h"
 #include "server/bridge.h"
 #include "server/chat.h"
 #include "server/conf.h"
@@ -27,6 +28,7 @@ struct app {
     char fingerprint[24];           /* OpenAI's system_fingerprint: another where texts may be others */
     int64_t ready_time;             /* time() when the model was loaded */
     struct chat_format chat;
+    struct admission *admission;
     struct constraints *constraints;
     struct bridge *bridge;
     struct sse_hub *sse;
@@ -41,11 +43,6 @@ struct app {
     int validations;   /* POST /train/validate, likewise */
 };
 
-/* Before any work for a request that generates: answers 503 (loading, draining) or 429 (queue full) with Retry-After
- * and returns true, or returns false. */
-bool app_refuses(struct app *, struct http_req *);
-/* 429 in the shape of the above. */
-void app_reply_overloaded(struct app *, struct http_req *);
 /* false when a step has been running for longer than --step-timeout */
 bool app_healthy(const struct app *);
 

@@ -17,6 +17,7 @@ struct uv_loop_s;
 struct metrics;
 struct bridge;
 struct gen;
+struct ticket;
 
 /* Every event of a generation; EV_DONE is the last, and after it the gen is gone.  May cancel, pause, submit. */
 typedef void gen_fn(void *arg, const struct event *ev, const struct event_batch *batch);
@@ -28,10 +29,12 @@ int bridge_start(struct bridge *, struct engine *, struct err *);
  * is freed. */
 void bridge_close(struct bridge *, void (*done)(void *), void *arg);
 
-/* NULL and *e (ERR_FULL, ERR_INVALID).  `received`: clock_now() when the client asked, for the latency figures. */
-struct gen *bridge_submit(struct bridge *, const struct gen_request *, uint64_t received, gen_fn *fn, void *arg,
-                          struct err *e);
+/* NULL and *e (ERR_FULL, ERR_INVALID).  `received`: clock_now() when the client asked, for the latency figures.  The
+ * ticket is held until the generation is over. */
+struct gen *bridge_submit(struct bridge *, const struct gen_request *, struct ticket *, uint64_t received, gen_fn *fn,
+                          void *arg, struct err *e);
 void bridge_cancel(struct gen *); /* fn is not called again; NULL is allowed */
+void bridge_expire(struct gen *); /* engine_expire; NULL is allowed */
 /* Ends every generation early; their fns get the EV_DONE with FINISH_CANCELLED. */
 void bridge_stop_all(struct bridge *);
 void bridge_pause(struct gen *); /* pausing twice counts once */
@@ -39,8 +42,6 @@ void bridge_resume(struct gen *);
 
 /* False when a new request would only be refused: asked before any work is spent on it. */
 bool bridge_has_room(const struct bridge *);
-/* Seconds after which a refused client may find room, from the queue and the recent rate of completions: 1 .. 120. */
-int bridge_retry_after(const struct bridge *);
 /* Generations and tokenisations that are not over. */
 int bridge_active(const struct bridge *);
 /* fn(arg) once, when nothing is active (at once if so already). */

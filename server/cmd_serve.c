@@ -48,14 +48,14 @@ struct server {
 };
 
 static const struct http_route routes[] = {
-    {HTTP_M_POST, "/generate", api_generate, 0},
-    {HTTP_M_POST, "/generate_stream", api_generate_stream, 0},
-    {HTTP_M_POST, "/", api_generate_compat, 0},
+    {HTTP_M_POST, "/generate", api_generate, 0, .gate = admission_gate},
+    {HTTP_M_POST, "/generate_stream", api_generate_stream, 0, .gate = admission_gate},
+    {HTTP_M_POST, "/", api_generate_compat, 0, .gate = admission_gate},
     {HTTP_M_GET, "/v1/models", api_models_list, 0},
     {HTTP_M_GET, "/v1/models/*", api_models_get, 0},
-    {HTTP_M_POST, "/v1/completions", api_completions, 0},
-    {HTTP_M_POST, "/v1/chat/completions", api_chat_completions, 0},
-    {HTTP_M_POST, "/v1/embeddings", api_embeddings, 0},
+    {HTTP_M_POST, "/v1/completions", api_completions, 0, .gate = admission_gate},
+    {HTTP_M_POST, "/v1/chat/completions", api_chat_completions, 0, .gate = admission_gate},
+    {HTTP_M_POST, "/v1/embeddings", api_embeddings, 0, .gate = admission_gate},
     {HTTP_M_POST, "/tokenize", api_tokenize, 0},
     {HTTP_M_POST, "/detokenize", api_detokenize, 0},
     {HTTP_M_GET, "/adapters", api_adapters_list, 0},
@@ -151,8 +151,8 @@ static void print_report(const struct server *s)
             "ready      after %.3f s (model %.3f s)\n",
             i->model_id, i->family, (double)i->parameters * 1e-6, i->layers, i->vocab, weights, i->weight_type, kv,
             i->kv_type, i->pages, i->page_tokens, (long long)i->pages * i->page_tokens, i->max_total_tokens,
-            i->max_seqs, i->max_queue, i->max_batch_tokens, i->device, i->threads, i->threads == 1 ? "" : "s", adapters,
-            (double)(clock_now() - s->started) * 1e-9, i->load_seconds);
+            i->max_seqs, s->app.set->max_queue, i->max_batch_tokens, i->device, i->threads, i->threads == 1 ? "" : "s",
+            adapters, (double)(clock_now() - s->started) * 1e-9, i->load_seconds);
 }
 
 /* An address a person can paste: the wildcard is no place to connect to. */
@@ -170,6 +170,7 @@ static void work_load(uv_work_t *w)
 {
     struct server *s = w->data;
     struct engine_config cfg = cmd_engine_config(s->app.set);
+    cfg.max_queue += cfg.max_seqs; /* admission counts what waits beside what runs: the engine's bound never decides */
     jobs_look(s->app.jobs);
     if (chat_open(&s->app.chat, s->app.set, &s->load_error)) return;
     s->loaded = engine_open(&cfg, &s->load_error);
@@ -200,6 +201,7 @@ static void set_ready(struct server *s)
     app->model_name = models_base_name(app->set, app->info);
     app->ready_time = (int64_t)time(NULL);
     app->constraints = constraints_new(app->bridge);
+    admission_ready(app->admission);
     set_fingerprint(app);
     app->state = APP_READY;
 }
@@ -242,6 +244,7 @@ static void on_bridge_closed(void *arg)
     s->app.engine = NULL;
     s->app.info = NULL;
     constraints_free(s->app.constraints);
+    admission_close(s->app.admission);
     chat_close(&s->app.chat);
     free(s->app.model_name);
     uv_timer_stop(&s->drain_timer);
@@ -399,6 +402,7 @@ static int serve(struct server *s)
     open_signals(s);
     s->app.bridge = bridge_open(&s->loop, &s->app.metrics);
     s->app.loop = &s->loop;
+    s->app.admission = admission_open(&s->app);
     s->app.store = store_open(&s->loop, settings_data_dir(s->app.set));
     s->app.jobs = jobs_open(&s->app);
     s->app.sse = sse_hub_open(&s->loop, s->app.set->sse_keepalive);

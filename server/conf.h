@@ -35,7 +35,8 @@ struct settings {
     bool verify_weights;
     /* batching and memory */
     size_t kv_cache_bytes;
-    int max_seqs, max_batch_tokens, max_queue, max_total_tokens;
+    int max_seqs, max_batch_tokens, max_prefill_tokens, max_queue, max_queue_tokens, max_total_tokens;
+    double max_wait; /* seconds */
     bool prefix_cache;
     /* adapters */
     char *adapters, *adapter_dir;
@@ -46,6 +47,7 @@ struct settings {
     size_t max_header_size, max_body_size;
     double header_timeout, body_timeout, idle_timeout, write_timeout, sse_keepalive; /* seconds */
     /* requests */
+    double request_timeout; /* seconds */
     int max_best_of, max_stop_sequences, max_top_n_tokens, max_choices;
     char *served_model_name, *chat_template, *tool_call_parser, *pooling;
     bool accept_any_model;

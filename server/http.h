@@ -62,6 +62,8 @@ void http_start(struct http_req *, int status, const char *type);
 /* Copies and queues.  False: the client reads too slowly, stop producing until on_drain. */
 bool http_write(struct http_req *, const void *data, size_t len);
 void http_end(struct http_req *);
+/* An answer has begun, or none is possible any more. */
+bool http_answered(const struct http_req *);
 /* Gives the connection up at once (after an error in the middle of a stream). */
 void http_abort(struct http_req *);
 
@@ -95,6 +97,9 @@ struct http_route {
      * also when the body was cut off.  The body's time limit counts from its latest byte. */
     void (*begin)(struct http_req *);
     enum route_role role;
+    /* Not NULL: asked before a body is read that did not come with its head, of `length` bytes (0: not known).  True:
+     * it has answered, and the connection ends after that.  For refusals that do not depend on the body. */
+    bool (*gate)(struct http_req *, uint64_t length);
 };
 
 /* ---- the server ------------------------------------------------------------------------------------------------ */

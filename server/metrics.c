@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 /* status codes with a series of their own; the rest count as "other" */
-static const int statuses[] = {200, 204, 400, 401, 404, 405, 408, 411, 413, 414, 415,
-                               417, 422, 424, 429, 431, 499, 500, 501, 503, 505};
+static const int statuses[] = {200, 204, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415,
+                               417, 422, 424, 429, 431, 499, 500, 501, 503, 504, 505};
 enum { N_STATUSES = sizeof statuses / sizeof *statuses };
 _Static_assert((int)N_STATUSES < (int)METRICS_STATUSES, "one place is for the others");
 
@@ -27,10 +27,24 @@ static const char *const finish_names[] = {
     [FINISH_EOS] = "eos_token",
     [FINISH_STOP] = "stop_sequence",
     [FINISH_EMBEDDED] = "embedding",
+    [FINISH_TIMEOUT] = "timeout",
     [FINISH_CANCELLED] = "cancelled",
     [FINISH_ERROR] = "error",
 };
-static const char *const reject_names[] = {"overloaded", "validation", "loading", "draining"};
+static const char *const reject_names[] = {
+    [REJECT_QUEUE_FULL] = "queue_full",
+    [REJECT_QUEUE_TOKENS] = "queue_tokens",
+    [REJECT_QUEUE_WAIT] = "queue_wait",
+    [REJECT_KEY_RATE] = "key_rate",
+    [REJECT_KEY_CONCURRENCY] = "key_concurrency",
+    [REJECT_KEY_TOKENS] = "key_tokens",
+    [REJECT_DEADLINE] = "deadline",
+    [REJECT_UNAUTHORIZED] = "unauthorized",
+    [REJECT_FORBIDDEN] = "forbidden",
+    [REJECT_VALIDATION] = "validation",
+    [REJECT_LOADING] = "loading",
+    [REJECT_DRAINING] = "draining",
+};
 
 static const struct {
     const char *name, *help;

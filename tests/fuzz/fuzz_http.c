@@ -203,9 +203,21 @@ static void upload(struct http_req *req)
     world.in_call--;
 }
 
+/* Of bodies that did not come with their heads. */
+static bool gate(struct http_req *req, uint64_t length)
+{
+    CHECK(req->body_len == 0 && length <= 5000 && !http_answered(req));
+    if (*req->query != 'g') return false;
+    world.in_call++;
+    http_reply_error(req, 429, "overloaded", "not now");
+    CHECK(http_answered(req));
+    world.in_call--;
+    return true;
+}
+
 static const struct http_route routes[] = {
     {HTTP_M_GET, "/", echo, 0},
-    {HTTP_M_POST, "/", echo, 5000},
+    {HTTP_M_POST, "/", echo, 5000, .gate = gate},
     {HTTP_M_GET, "/s", stream, 0},
     {HTTP_M_POST, "/w", wait_for_driver, 100},
     {HTTP_M_GET, "/w*", wait_for_driver, 0},

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 /* status codes with a series of their own; the rest count as "other" */
-static const int statuses[] = {200, 204, 400, 401, 404, 405, 408, 411, 413, 414, 415,
+static const int statuses[] = {200, 204, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415,
                                417, 422, 424, 429, 431, 499, 500, 501, 503, 505};
 enum { N_STATUSES = sizeof statuses / sizeof *statuses };
 _Static_assert((int)N_STATUSES < (int)METRICS_STATUSES, "one place is for the others");
@@ -30,7 +30,7 @@ static const char *const finish_names[] = {
     [FINISH_CANCELLED] = "cancelled",
     [FINISH_ERROR] = "error",
 };
-static const char *const reject_names[] = {"overloaded", "validation", "loading", "draining"};
+static const char *const reject_names[] = {"overloaded", "validation", "loading", "draining", "unauthorized", "forbidden"};
 
 static const struct {
     const char *name, *help;

@@ -12,7 +12,15 @@ struct jobs_view;
 
 enum { METRICS_ROUTES = 96, METRICS_STATUSES = 24, METRICS_BUCKETS = 20 };
 
-enum reject_reason { REJECT_OVERLOADED, REJECT_VALIDATION, REJECT_LOADING, REJECT_DRAINING, REJECT_REASONS };
+enum reject_reason {
+    REJECT_OVERLOADED,
+    REJECT_VALIDATION,
+    REJECT_LOADING,
+    REJECT_DRAINING,
+    REJECT_UNAUTHORIZED,
+    REJECT_FORBIDDEN,
+    REJECT_REASONS
+};
 
 enum histogram_id {
     HIST_TTFT,   /* request head complete to first token, seconds */

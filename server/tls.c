@@ -110,11 +110,11 @@ static int no_passphrase(char *out, int size, int writing, void *arg)
     return -1;
 }
 
-/* RFC 7301: the client's list has http/1.1, or there is nothing to agree on. */
+/* RFC 7301: the client's list has what we speak, or there is nothing to agree on. */
 static int choose_protocol(SSL *ssl, const unsigned char **out, unsigned char *out_len, const unsigned char *list,
                            unsigned n, void *arg)
 {
-    static const unsigned char ours[] = "\x08http/1.1";
+    static const unsigned char ours[] = "\x08http/1.1\x08http/1.0";
     (void)ssl, (void)arg;
     unsigned char *found;
     int rc = SSL_select_next_proto(&found, out_len, ours, sizeof ours - 1, list, n);

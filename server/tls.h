@@ -3,8 +3,8 @@
  *
  *      socket --tls_feed, tls_read--> conn_input            sock_write --tls_write, tls_seal--> socket
  *
- * TLS 1.2 and 1.3, forward secret ciphers with authentication only; ALPN is http/1.1, or refused where a client offers
- * others only; no renegotiation, no compression, no early data, tickets instead of a cache of sessions.  A handshake has
+ * TLS 1.2 and 1.3, forward secret ciphers with authentication only; ALPN is http/1.1 (or 1.0), or refused where a client
+ * offers others only; no renegotiation, no compression, no early data, tickets instead of a cache of sessions.  A handshake has
  * the time that a first request has (header-timeout): until it is over conn.c has not seen a byte.
  *
  * Loop thread only. */

@@ -13,14 +13,12 @@
 #include "server/adapter_dir.h"
 #include "server/api_files.h"
 #include "server/app.h"
-#include "server/auth.h"
 #include "server/cmd.h"
 #include "server/constraint.h"
+#include "server/doors.h"
 #include "server/jobs.h"
-#include "server/keys.h"
 #include "server/models.h"
 #include "server/store.h"
-#include "server/tls.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -341,33 +339,11 @@ static void on_signal(uv_signal_t *h, int signum)
 
 /* ---- SIGHUP ----------------------------------------------------------------------------------------------------- */
 
-/* What has a fault is left as it was: a daemon that runs is not to be stopped by a typing error. */
-static void reload_keys(struct app *app)
-{
-    struct err e = {0};
-    if (!app->keys) return;
-    if (keys_reload(app->keys, &e))
-        log_error("the API keys stay as they were: %s", e.msg);
-    else
-        log_info("API keys read again keys=%zu", keys_count(app->keys));
-}
-
-static void reload_tls(struct app *app)
-{
-    struct err e = {0};
-    if (!app->tls) return;
-    if (tls_reload(app->tls, &e))
-        log_error("the certificate stays as it was: %s", e.msg);
-    else
-        log_info("certificate read again expires=%s", tls_expires(app->tls));
-}
-
 static void on_hangup(uv_signal_t *h, int signum)
 {
     struct server *s = h->data;
     (void)signum;
-    reload_keys(&s->app);
-    reload_tls(&s->app);
+    doors_reload(&s->app);
 }
 
 /* ---- starting -------------------------------------------------------------------------------------------------- */
@@ -379,22 +355,6 @@ static void on_request_done(void *arg, const struct http_req *req, int status, u
     metrics_request(&app->metrics, req && req->route ? req->route->path : path, status);
     if (app->set->access_log)
         log_info("request path=%.200s status=%d ms=%.3f", path ? path : "-", status, (double)duration_ns * 1e-6);
-}
-
-/* Who may come in, and how: before anybody can. */
-static int open_doors(struct server *s, struct err *e)
-{
-    const struct settings *set = s->app.set;
-    if (!*set->tls_cert != !*set->tls_key)
-        return err_set(e, ERR_INVALID, "--tls-cert and --tls-key belong together: the %s is missing",
-                       *set->tls_cert ? "key" : "certificate");
-    if (*set->tls_cert && !(s->app.tls = tls_open(set->tls_cert, set->tls_key, e))) return e->code;
-    if (*set->api_keys && !(s->app.keys = keys_open(set->api_keys, e)))
-        return err_prefix(e, "--api-keys"); /* a file without keys lets nobody in; none at all is a mistake */
-    if (s->app.keys && !keys_count(s->app.keys))
-        log_warn("there is no good key in the file: every request is refused until one is added (tandem key new) file=%s",
-                 set->api_keys);
-    return 0;
 }
 
 static int open_http(struct server *s, struct err *e)
@@ -414,9 +374,7 @@ static int open_http(struct server *s, struct err *e)
     c.body_timeout_ms = (int)(set->body_timeout * 1000);
     c.idle_timeout_ms = (int)(set->idle_timeout * 1000);
     c.write_timeout_ms = (int)(set->write_timeout * 1000);
-    c.permit = auth_permits;
-    c.tls = s->app.tls;
-    c.local_only = !s->app.keys && !set->allow_open;
+    doors_config(&s->app, &c);
     c.cors_origin = set->cors_origin && *set->cors_origin ? set->cors_origin : NULL;
     s->app.http = http_server_open(&s->loop, &c, e);
     if (!s->app.http) return e->code;
@@ -448,9 +406,8 @@ static int serve(struct server *s)
     metrics_init(&s->app.metrics);
     for (int i = 0; i < N_ROUTES; i++) metrics_add_route(&s->app.metrics, routes[i].path);
     if (uv_loop_init(&s->loop)) return err_set(&e, ERR_IO, "no event loop"), cmd_fail(&e);
-    if (open_doors(s, &e) || open_http(s, &e)) {
-        keys_close(s->app.keys);
-        tls_close(s->app.tls);
+    if (doors_open(&s->app, &e) || open_http(s, &e)) {
+        doors_close(&s->app);
         uv_run(&s->loop, UV_RUN_DEFAULT);
         uv_loop_close(&s->loop);
         return cmd_fail(&e);
@@ -468,8 +425,7 @@ static int serve(struct server *s)
     uv_queue_work(&s->loop, &s->load, work_load, after_load);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     http_server_free(s->app.http);
-    keys_close(s->app.keys);
-    tls_close(s->app.tls);
+    doors_close(&s->app);
     log_info("stopped");
     return s->status;
 }

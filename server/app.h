@@ -13,7 +13,9 @@
 
 struct constraints;
 struct jobs;
+struct keys;
 struct store;
+struct tls;
 struct uv_loop_s;
 
 enum app_state { APP_LOADING, APP_READY, APP_DRAINING };
@@ -37,6 +39,10 @@ struct app {
     struct store *store;
     struct jobs *jobs;
     struct metrics metrics;
+    struct keys *keys;         /* NULL: everything is permitted */
+    struct tls *tls;           /* NULL: plain HTTP */
+    uint64_t refused_logged;   /* clock_now() of auth.c's latest line */
+    unsigned refused_unlogged; /* requests refused since */
     size_t call_bytes; /* bodies that the store has (call.h) */
     int event_streams; /* GET /train/{id}/events, open */
     int adapter_loads; /* in progress */

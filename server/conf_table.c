@@ -6,6 +6,7 @@ enum {
     SAMPLE = CMD_GENERATE | CMD_CHAT,
     RUN = CMD_SERVE | SAMPLE | CMD_PERPLEXITY, /* commands that run a model */
     ALL = RUN | CMD_TOKENIZE | CMD_QUANTIZE | CMD_BENCH | CMD_TRAIN,
+    LOGGED = ALL | CMD_KEY,
     MEASURED = RUN | CMD_BENCH,
     COMPUTED = MEASURED | CMD_TRAIN,
 };
@@ -14,9 +15,9 @@ enum {
 #define NO_TYPES "none|int8|int4|nf4"
 
 static const struct conf_option table[] = {
-    {"config", "General", CONF_STRING, AT(config), NULL, 0, 0, NULL, ALL, false, "FILE",
+    {"config", "General", CONF_STRING, AT(config), NULL, 0, 0, NULL, LOGGED, false, "FILE",
      "read options from a YAML file; the environment and flags override it"},
-    {"log-level", "General", CONF_CHOICE, AT(log_level), "info", 0, 0, "debug|info|warn|error", ALL, false, "LEVEL",
+    {"log-level", "General", CONF_CHOICE, AT(log_level), "info", 0, 0, "debug|info|warn|error", LOGGED, false, "LEVEL",
      "least level of the lines written to stderr"},
 
     {"model", "Model", CONF_STRING, AT(model), "models/demo", 0, 0, NULL, ALL, false, "DIR",
@@ -69,6 +70,14 @@ static const struct conf_option table[] = {
      "address to listen on; 0.0.0.0 or :: for every interface"},
     {"port", "HTTP", CONF_INT, AT(port), "8080", 0, 65535, NULL, CMD_SERVE, false, "N",
      "port to listen on; 0 takes a free one and prints it"},
+    {"api-keys", "HTTP", CONF_STRING, AT(api_keys), "", 0, 0, NULL, CMD_SERVE | CMD_KEY, false, "FILE",
+     "who may come in: a file that tandem key writes; every request but /health and /ready then needs a key"},
+    {"allow-open", "HTTP", CONF_BOOL, AT(allow_open), "false", 0, 0, NULL, CMD_SERVE, false, NULL,
+     "listen beyond this machine without API keys: whoever reaches the port may do everything"},
+    {"tls-cert", "HTTP", CONF_STRING, AT(tls_cert), "", 0, 0, NULL, CMD_SERVE, false, "FILE",
+     "speak HTTPS: the certificate and its chain, in PEM; read again on SIGHUP"},
+    {"tls-key", "HTTP", CONF_STRING, AT(tls_key), "", 0, 0, NULL, CMD_SERVE, false, "FILE",
+     "the certificate's private key, in PEM, without a passphrase"},
     {"cors-origin", "HTTP", CONF_STRING, AT(cors_origin), "*", 0, 0, NULL, CMD_SERVE, false, "ORIGIN",
      "origin that browsers may call from; empty sends no CORS headers"},
     {"max-connections", "HTTP", CONF_INT, AT(max_connections), "4096", 1, 1000000, NULL, CMD_SERVE, false, "N",
@@ -157,8 +166,8 @@ static const struct conf_option table[] = {
      "with --json, list the N most likely tokens at every position"},
 
     {"text", "Input", CONF_STRING, AT(text), NULL, 0, 0, NULL, CMD_TOKENIZE, true, "TEXT", "text to tokenize"},
-    {"file", "Input", CONF_STRING, AT(file), NULL, 0, 0, NULL, CMD_TOKENIZE | CMD_PERPLEXITY, true, "FILE",
-     "read the text from a file; - is stdin"},
+    {"file", "Input", CONF_STRING, AT(file), NULL, 0, 0, NULL, CMD_TOKENIZE | CMD_PERPLEXITY | CMD_KEY, true,
+     "FILE", "read the text from a file; - is stdin.  tandem key: as --api-keys"},
     {"ids", "Input", CONF_STRING, AT(ids), NULL, 0, 0, NULL, CMD_TOKENIZE, true, "LIST",
      "decode these ids (separated by commas or spaces) instead; - reads them from stdin"},
     {"special", "Input", CONF_BOOL, AT(special), "true", 0, 0, NULL, CMD_TOKENIZE, true, NULL,
@@ -198,6 +207,20 @@ static const struct conf_option table[] = {
      "learn prompts too, not only completions and the assistant's turns"},
     {"keep-duplicates", "Training", CONF_BOOL, AT(keep_duplicates), "false", 0, 0, NULL, CMD_TRAIN, true, NULL,
      "keep rows that occur again"},
+
+    {"name", "Key", CONF_STRING, AT(name), NULL, 0, 0, NULL, CMD_KEY, true, "NAME", "whose key it is, for lists and logs"},
+    {"role", "Key", CONF_CHOICE, AT(role), "user", 0, 0, "user|train|admin", CMD_KEY, true, "ROLE",
+     "generate; also train and load adapters; also delete adapters and look inside"},
+    {"expires", "Key", CONF_STRING, AT(expires), NULL, 0, 0, NULL, CMD_KEY, true, "WHEN",
+     "2027-01-31, 2027-01-31T12:00:00Z, 90d or 12h; without it, never"},
+    {"requests-per-minute", "Key", CONF_NUMBER, AT(requests_per_minute), "0", 0, 1e12, NULL, CMD_KEY, true, "N",
+     "requests it may make in a minute; 0: any"},
+    {"tokens-per-minute", "Key", CONF_NUMBER, AT(tokens_per_minute), "0", 0, 1e12, NULL, CMD_KEY, true, "N",
+     "prompt and generated tokens in a minute; 0: any"},
+    {"max-concurrent", "Key", CONF_INT, AT(max_concurrent), "0", 0, 1e9, NULL, CMD_KEY, true, "N",
+     "requests at once; 0: any"},
+    {"priority-max", "Key", CONF_INT, AT(priority_max), "0", -2147483647, 2147483647, NULL, CMD_KEY, true, "N",
+     "the most urgent priority it may ask for (lower is more urgent); without it, any"},
 
     {"out", "Output", CONF_STRING, AT(out), NULL, 0, 0, NULL, CMD_QUANTIZE | CMD_TRAIN, true, "DIR",
      "directory to write; must not hold a model yet"},

@@ -18,6 +18,7 @@
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "server/keys.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -53,6 +54,7 @@ void conn_free(struct conn *c)
     if (c->prev) c->prev->next = c->next;
     if (c->server->conns == c) c->server->conns = c->next;
     http_arena_free(c);
+    key_release(c->req.key);
     buf_free(&c->in);
     buf_free(&c->head);
     body_free(c);
@@ -88,6 +90,7 @@ static void request_reset(struct conn *c)
     trim(&c->head);
     trim(&c->extra);
     body_free(c);
+    key_release(c->req.key);
     c->req = (struct http_req){
         .method = HTTP_M_OTHER, .path = "", .param = "", .query = "", .body = "", .app = c->server->config.app};
     c->match = (struct route_match){0};
@@ -116,6 +119,7 @@ void conn_drop(struct conn *c)
 {
     if (c->state == CONN_CLOSED) return;
     bool running = c->state == CONN_RUN || (c->state == CONN_BODY && c->streamed);
+    if (c->state == CONN_IDLE) sock_bye(c);
     c->state = CONN_CLOSED;
     if (running) exchange_finish(c);
     sock_close(c);
@@ -247,6 +251,24 @@ static void begin_body(struct conn *c)
     }
 }
 
+/* The body of a request that is not permitted is not waited for: so the connection ends, unless there is none. */
+static bool permitted(struct conn *c)
+{
+    const struct http_server_config *config = &c->server->config;
+    bool keep = c->keep;
+    if (!config->permit) return true;
+    c->state = CONN_RUN; /* it may answer */
+    if (c->chunked || c->length) c->keep = false;
+    if (config->permit(config->app, &c->req)) {
+        CHECK(c->answer == ANSWER_NONE);
+        c->state = CONN_HEAD;
+        c->keep = keep;
+        return true;
+    }
+    sock_timer(c, 0);
+    return false;
+}
+
 static bool read_head(struct conn *c)
 {
     size_t used;
@@ -271,6 +293,7 @@ static bool read_head(struct conn *c)
     route_find(c->server->config.routes, c->server->config.n_routes, c->req.method, c->req.path, &c->match);
     c->req.route = c->match.route;
     c->req.param = c->match.param;
+    if (!permitted(c)) return false;
     begin_body(c);
     return true;
 }

@@ -21,6 +21,7 @@ enum http_method { HTTP_M_GET, HTTP_M_HEAD, HTTP_M_POST, HTTP_M_PUT, HTTP_M_DELE
 
 struct http_route;
 struct key;
+struct tls;
 
 struct http_req {
     /* read-only for the handler; owned by the connection until on_close */
@@ -114,6 +115,8 @@ struct http_server_config {
      * May set req->key, which is released with the request.  False: it has answered (http_reply...), and so the request
      * is over. */
     bool (*permit)(void *app, struct http_req *);
+    struct tls *tls;              /* NULL: plain HTTP; stays the caller's */
+    bool local_only;              /* refuse to listen where other machines could connect */
     int max_connections;          /* beyond: 503 with Retry-After, closed */
     size_t max_header_bytes;      /* request line and headers; 431 / 414 beyond */
     size_t max_body_bytes;        /* 413 beyond */

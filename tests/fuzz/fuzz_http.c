@@ -80,6 +80,12 @@ void sock_shutdown(struct conn *c)
     world.shut = true;
 }
 
+void sock_bye(struct conn *c)
+{
+    (void)c;
+    CHECK(!world.closed && !world.shut);
+}
+
 void sock_close(struct conn *c)
 {
     (void)c;
@@ -215,6 +221,17 @@ static bool gate(struct http_req *req, uint64_t length)
     return true;
 }
 
+/* What a daemon with keys does: some requests are answered by their head. */
+static bool permit(void *app, struct http_req *req)
+{
+    (void)app;
+    CHECK(req->body_len == 0 && !world.in_call);
+    if (!http_header(req, "X-Refuse")) return true;
+    http_set_header(req, "WWW-Authenticate", "Bearer");
+    http_reply_error(req, 401, "invalid_api_key", "%s", req->path);
+    return false;
+}
+
 static const struct http_route routes[] = {
     {HTTP_M_GET, "/", echo, 0},
     {HTTP_M_POST, "/", echo, 5000, .gate = gate},
@@ -295,6 +312,7 @@ static void run(uint64_t seed, bool steady, const uint8_t *p, size_t n)
     server.config.max_body_bytes = 1000;
     server.config.header_timeout_ms = server.config.body_timeout_ms = 10;
     server.config.idle_timeout_ms = server.config.write_timeout_ms = 10;
+    server.config.permit = permit;
     server.config.high_water = 4000;
     server.config.low_water = 1000;
     server.cors_origin = seed & 1 ? "*" : NULL;

@@ -31,7 +31,20 @@ enum { MASK_NS_MIN = 20 * 1000, MASK_SHARE = 32 }; /* masks on the engine thread
 enum { HIDDEN_ROWS = 16 };                         /* of hidden states, on their way from the device */
 enum { MIN_ROWS = 16 }; /* of logits in a step, so that prompt log-probabilities come in decent chunks */
 
-enum msg_kind { MSG_SUBMIT, MSG_CANCEL, MSG_PAUSE, MSG_RESUME, MSG_ADAPTER, MSG_SWEEP, MSG_MASK, MSG_TRACE, MSG_TAKE_TRACE, MSG_WAKE, MSG_STOP };
+enum msg_kind {
+    MSG_SUBMIT,
+    MSG_CANCEL,
+    MSG_EXPIRE,
+    MSG_PAUSE,
+    MSG_RESUME,
+    MSG_ADAPTER,
+    MSG_SWEEP,
+    MSG_MASK,
+    MSG_TRACE,
+    MSG_TAKE_TRACE,
+    MSG_WAKE,
+    MSG_STOP
+};
 
 /* An adapter on its way to the device; on the stack of the thread that waits for it. */
 struct adapter_load {
@@ -144,8 +157,14 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     pthread_cond_init(&g->load_done, NULL);
     adapters_init(&g->adapters, m->max_adapters, m->max_lora_rank);
     g->pool = kv_pool_new(m->pages, rng_mix(clock_unix()));
-    sched_init(&g->sched, &(struct sched_config){m->max_seqs, m->max_batch_tokens, g->s.max_rows, !c->no_prefix_cache},
-               g->pool);
+    const struct sched_config limits = {
+        .max_seqs = m->max_seqs,
+        .max_batch_tokens = m->max_batch_tokens,
+        .max_rows = g->s.max_rows,
+        .prefix_cache = !c->no_prefix_cache,
+        .max_prefill_tokens = m->max_prefill_tokens,
+    };
+    sched_init(&g->sched, &limits, g->pool);
     g->rows = mem_array((size_t)g->s.max_rows, sizeof *g->rows);
     g->outs = mem_array((size_t)g->s.max_rows, sizeof *g->outs);
     g->hidden = mem_array((size_t)m->hidden * HIDDEN_ROWS, sizeof *g->hidden);
@@ -212,6 +231,11 @@ uint64_t engine_submit(struct engine *g, const struct gen_request *spec, struct 
 void engine_cancel(struct engine *g, uint64_t id)
 {
     send_msg(g, MSG_CANCEL, id, NULL);
+}
+
+void engine_expire(struct engine *g, uint64_t id)
+{
+    send_msg(g, MSG_EXPIRE, id, NULL);
 }
 
 void engine_pause(struct engine *g, uint64_t id)
@@ -406,6 +430,24 @@ static void give_trace(struct engine *g, struct trace_take *take)
     pthread_mutex_unlock(&g->load_lock);
 }
 
+/* Its next step brings its next token. */
+static bool decodes(const struct request *r)
+{
+    const struct seq *q = &r->seq;
+    return r->n_generated && q->state == SEQ_RUNNING && q->n_known - q->n_computed == 1 && !q->paused && !q->blocked;
+}
+
+static void handle_request(struct engine *g, struct request *r, enum msg_kind kind)
+{
+    switch (kind) {
+    case MSG_CANCEL: end_request(g, r, FINISH_CANCELLED, -1, NULL); return;
+    case MSG_MASK: r->seq.blocked = false; return;
+    case MSG_EXPIRE: r->expired = true; break;
+    default: r->seq.paused = kind == MSG_PAUSE;
+    }
+    if (r->expired && !decodes(r)) end_request(g, r, FINISH_TIMEOUT, -1, NULL);
+}
+
 /* False: stop. */
 static bool handle(struct engine *g, const struct msg *m)
 {
@@ -435,13 +477,7 @@ static bool handle(struct engine *g, const struct msg *m)
         return true;
     }
     struct request *r = *find_link(g, m->id);
-    if (!r) return true; /* ended meanwhile */
-    if (m->kind == MSG_CANCEL)
-        end_request(g, r, FINISH_CANCELLED, -1, NULL);
-    else if (m->kind == MSG_MASK)
-        r->seq.blocked = false;
-    else
-        r->seq.paused = m->kind == MSG_PAUSE;
+    if (r) handle_request(g, r, m->kind); /* else it ended meanwhile */
     return true;
 }
 
@@ -554,6 +590,7 @@ static void deliver(struct engine *g, const struct plan_item *it, const struct s
         int stop_index;
         enum finish_reason why = request_token(r, out, &g->s.info, g->s.tokenizer, &g->events, now, &stop_index);
         g->now.generated_tokens++;
+        if (why == FINISH_NONE && r->expired) why = events_last(&g->events)->finish = FINISH_TIMEOUT;
         if (why != FINISH_NONE)
             end_request(g, r, why, stop_index, NULL);
         else if (r->masked)

@@ -39,6 +39,8 @@ struct engine_config {
     int kv_pages;            /* exactly so many pages, or ERR_NOMEM with what they need; 0: by the line above */
     int max_seqs;            /* requests that run at once; 0: 64 */
     int max_batch_tokens;    /* tokens in one step; 0: 512 */
+    int max_prefill_tokens;  /* and of prompts among them while others decode, so that a prompt that comes in does not
+                                hold their next tokens up; 0: a quarter of max_batch_tokens */
     int max_queue;           /* requests that wait; 0: 256 */
     int max_total_tokens;    /* prompt + generated of one request; 0: what the model and the page pool allow */
     int max_adapters;        /* names at once; 0: 64 */
@@ -69,7 +71,7 @@ struct engine_info {
     int layers, hidden, vocab;
     int max_model_len;    /* positions the model has */
     int max_total_tokens; /* prompt + generated, what one request may use here */
-    int max_seqs, max_batch_tokens, max_queue, pages, page_tokens, threads;
+    int max_seqs, max_batch_tokens, max_prefill_tokens, max_queue, pages, page_tokens, threads;
     int max_adapters, max_lora_rank;
     const int32_t *eos; /* ids that end a text (n_eos of them) */
     int n_eos;
@@ -144,6 +146,10 @@ bool engine_has_room(const struct engine *);
 /* One way to end early, whatever the reason: an EV_DONE with FINISH_CANCELLED follows (unless one was already on its
  * way).  Unknown ids are ignored. */
 void engine_cancel(struct engine *, uint64_t id);
+/* Its time is over: FINISH_TIMEOUT.  What is decoding ends with its next token, which says so (so the last EV_TOKEN and
+ * the EV_DONE come in one batch, as always); what has no token yet, is paused or held up ends at once, by an EV_DONE
+ * alone. */
+void engine_expire(struct engine *, uint64_t id);
 /* A paused request keeps its pages while nobody needs them and is not scheduled: the answer to a slow reader. */
 void engine_pause(struct engine *, uint64_t id);
 void engine_resume(struct engine *, uint64_t id);
@@ -185,6 +191,7 @@ enum finish_reason {
     FINISH_EOS,
     FINISH_STOP,
     FINISH_EMBEDDED, /* the EV_EMBEDDING is out */
+    FINISH_TIMEOUT,  /* engine_expire */
     FINISH_CANCELLED,
     FINISH_ERROR
 };
@@ -254,6 +261,7 @@ struct engine_stats {
     int waiting, running, paused;
     int pages_total, pages_used, pages_cached; /* used: held by requests; cached: free but holding a known prefix */
     uint64_t steps, prompt_tokens, generated_tokens, preemptions;
+    uint64_t prefill_tokens, prefill_ns; /* computed of prompts, and the time of the steps that computed any */
     uint64_t prefix_query_tokens, prefix_hit_tokens;
     int adapters; /* that can be named */
     size_t adapter_bytes;

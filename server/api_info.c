@@ -67,7 +67,7 @@ void api_info(struct http_req *req)
     const struct settings *s = app->set;
     struct buf out = {0};
     if (!i) {
-        app_refuses(app, req);
+        admission_refuses(app, req, NULL);
         return;
     }
     buf_char(&out, '{');
@@ -77,7 +77,7 @@ void api_info(struct http_req *req)
                "\"max_concurrent_requests\":%d,\"max_best_of\":%d,\"max_stop_sequences\":%d,"
                "\"max_input_tokens\":%d,\"max_total_tokens\":%d,\"validation_workers\":1,"
                "\"max_client_batch_size\":1,",
-               i->max_seqs + i->max_queue, s->max_best_of, s->max_stop_sequences, i->max_total_tokens - 1,
+               i->max_seqs + s->max_queue, s->max_best_of, s->max_stop_sequences, i->max_total_tokens - 1,
                i->max_total_tokens);
     buf_str(&out, "\"router\":\"tandem\",\"version\":\"" TANDEM_VERSION "\",\"sha\":null,\"docker_label\":null,");
     put_field(&out, "model_family", i->family);
@@ -90,7 +90,7 @@ void api_info(struct http_req *req)
                "\"max_batch_tokens\":%d,\"max_queue\":%d,\"max_top_n_tokens\":%d,\"threads\":%d,"
                "\"load_seconds\":%.6f,",
                (unsigned long long)i->parameters, i->weight_bytes, i->kv_bytes, i->pages, i->page_tokens, i->layers,
-               i->hidden, i->vocab, i->max_model_len, i->max_seqs, i->max_batch_tokens, i->max_queue,
+               i->hidden, i->vocab, i->max_model_len, i->max_seqs, i->max_batch_tokens, s->max_queue,
                s->max_top_n_tokens, i->threads, i->load_seconds);
     put_adapters(&out, app);
     reply_json(req, &out);

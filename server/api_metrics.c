@@ -2,6 +2,7 @@
  * driver may hang with its device. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "server/admission.h"
 #include "server/app.h"
 #include "server/jobs.h"
 #include "server/nvml.h"
@@ -51,6 +52,7 @@ static void reply_metrics(struct app *app, struct http_req *req)
     }
     struct buf out = {0};
     metrics_render(&app->metrics, &view, &out);
+    admission_put_metrics(app->admission, &out);
     http_reply(req, 200, "text/plain; version=0.0.4; charset=utf-8", out.data, out.len);
     buf_free(&out);
     free(adapters);

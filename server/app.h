@@ -3,6 +3,7 @@
 #define TANDEM_SERVER_APP_H
 
 #include "engine/engine.h"
+#include "server/admission.h"
 #include "server/bridge.h"
 #include "server/chat.h"
 #include "server/conf.h"
@@ -13,8 +14,10 @@
 struct constraints;
 struct device_sample;
 struct jobs;
+struct keys;
 struct nvml;
 struct store;
+struct tls;
 struct uv_loop_s;
 
 enum app_state { APP_LOADING, APP_READY, APP_DRAINING };
@@ -29,6 +32,7 @@ struct app {
     char fingerprint[24];           /* OpenAI's system_fingerprint: another where texts may be others */
     int64_t ready_time;             /* time() when the model was loaded */
     struct chat_format chat;
+    struct admission *admission;
     struct constraints *constraints;
     struct bridge *bridge;
     struct sse_hub *sse;
@@ -37,6 +41,10 @@ struct app {
     struct store *store;
     struct jobs *jobs;
     struct metrics metrics;
+    struct keys *keys;         /* NULL: everything is permitted */
+    struct tls *tls;           /* NULL: plain HTTP */
+    uint64_t refused_logged;   /* clock_now() of auth.c's latest line */
+    unsigned refused_unlogged; /* requests refused since */
     struct nvml *nvml;             /* NULL: no devices to watch; owned */
     struct device_sample *devices; /* of the last scrape; NULL with nvml; owned */
     bool sampling;                 /* a pool thread asks the driver */
@@ -46,11 +54,6 @@ struct app {
     int validations;   /* POST /train/validate, likewise */
 };
 
-/* Before any work for a request that generates: answers 503 (loading, draining) or 429 (queue full) with Retry-After
- * and returns true, or returns false. */
-bool app_refuses(struct app *, struct http_req *);
-/* 429 in the shape of the above. */
-void app_reply_overloaded(struct app *, struct http_req *);
 /* false when a step has been running for longer than --step-timeout */
 bool app_healthy(const struct app *);
 

@@ -5,6 +5,7 @@
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "server/admission.h"
 #include "server/http.h"
 #include "server/metrics.h"
 
@@ -17,8 +18,10 @@ struct gen {
     struct bridge *bridge;
     gen_fn *fn; /* NULL: the client is gone, and req and view.adapter with it */
     void *arg;
+    struct ticket *ticket;
     struct http_req *req;
     struct gen_view view; /* but for req and paused */
+    bool begun;           /* something of it came */
     bool paused;
 };
 
@@ -35,8 +38,6 @@ struct token_job {
     struct tokenization out;
 };
 
-enum { RECENT = 64 };
-
 struct bridge {
     uv_loop_t *loop;
     uv_async_t async;
@@ -46,8 +47,6 @@ struct bridge {
     int max_queue;
     struct gen gens; /* head of the ring */
     int n_gens, n_jobs;
-    uint64_t recent[RECENT]; /* when the last generations ended, a ring */
-    uint64_t n_finished;
     void (*on_idle)(void *);
     void *idle_arg;
     void (*on_closed)(void *);
@@ -86,6 +85,7 @@ static void gen_free(struct gen *g)
     g->prev->next = g->next;
     g->next->prev = g->prev;
     g->bridge->n_gens--;
+    if (g->ticket) ticket_drop(g->ticket);
     free(g);
 }
 
@@ -119,8 +119,8 @@ void bridge_close(struct bridge *b, void (*done)(void *), void *arg)
 
 /* ---- generations ----------------------------------------------------------------------------------------------- */
 
-struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, struct http_req *req, gen_fn *fn, void *arg,
-                          struct err *e)
+struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, struct ticket *ticket, struct http_req *req,
+                          gen_fn *fn, void *arg, struct err *e)
 {
     struct gen *g = mem_zalloc(sizeof *g);
     struct gen_request copy = *r;
@@ -149,6 +149,8 @@ struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, struct 
     g->prev = b->gens.prev;
     g->prev->next = g->next->prev = g;
     b->n_gens++;
+    g->ticket = ticket;
+    ticket_hold(ticket);
     return g;
 }
 
@@ -157,6 +159,11 @@ void bridge_cancel(struct gen *g)
     if (!g || !g->fn) return;
     g->fn = NULL;
     engine_cancel(g->bridge->engine, g->view.id);
+}
+
+void bridge_expire(struct gen *g)
+{
+    if (g) engine_expire(g->bridge->engine, g->view.id);
 }
 
 void bridge_stop_all(struct bridge *b)
@@ -191,8 +198,10 @@ static void finish_gen(struct gen *g, const struct event *ev, const struct event
     struct bridge *b = g->bridge;
     metrics_finish(b->metrics, ev, g->view.received, now);
     if (ev->finish == FINISH_CANCELLED) metrics_abort(b->metrics, g->fn ? ABORT_SHUTDOWN : ABORT_CLIENT);
+    if (ev->finish == FINISH_TIMEOUT) metrics_abort(b->metrics, ABORT_DEADLINE);
     if (ev->finish == FINISH_ERROR) metrics_abort(b->metrics, ABORT_ERROR);
-    b->recent[b->n_finished++ % RECENT] = now;
+    ticket_done(g->ticket, ev, g->begun);
+    g->ticket = NULL;
     gen_fn *fn = g->fn;
     void *arg = g->arg;
     gen_free(g);
@@ -207,6 +216,10 @@ static void dispatch(const struct event *ev, const struct event_batch *batch, ui
     if (ev->kind == EV_DONE) {
         finish_gen(g, ev, batch, now);
         return;
+    }
+    if (!g->begun) {
+        g->begun = true;
+        ticket_begun(g->ticket, g->view.n_prompt);
     }
     if (ev->kind == EV_TOKEN) {
         uint64_t since = v->last_token ? v->last_token : v->received;
@@ -235,19 +248,6 @@ static void drain_events(uv_async_t *async)
 bool bridge_has_room(const struct bridge *b)
 {
     return engine_has_room(b->engine) && b->n_jobs < b->max_queue;
-}
-
-int bridge_retry_after(const struct bridge *b)
-{
-    struct engine_stats s;
-    engine_stats_read(b->engine, &s);
-    uint64_t n = b->n_finished < RECENT ? b->n_finished : RECENT;
-    if (n < 2) return 5; /* nothing has ended yet: no rate to go by */
-    uint64_t oldest = b->recent[b->n_finished < RECENT ? 0 : b->n_finished % RECENT];
-    /* up to now, not up to the last end: an engine that stalls looks slower with every second */
-    double rate = (double)n / ((double)(clock_now() - oldest) * 1e-9 + 1e-6);
-    double seconds = (double)(s.waiting + b->n_jobs) * 0.5 / rate; /* half the queue gone: room for several */
-    return seconds < 1 ? 1 : seconds > 120 ? 120 : (int)seconds + 1;
 }
 
 uint64_t bridge_oldest_waiting(const struct bridge *b)

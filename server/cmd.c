@@ -43,6 +43,7 @@ struct engine_config cmd_engine_config(const struct settings *s)
         .kv_cache_bytes = s->kv_cache_bytes,
         .max_seqs = s->max_seqs,
         .max_batch_tokens = s->max_batch_tokens,
+        .max_prefill_tokens = s->max_prefill_tokens,
         .max_queue = s->max_queue,
         .max_total_tokens = s->max_total_tokens,
         .no_prefix_cache = !s->prefix_cache,

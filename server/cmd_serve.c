@@ -15,6 +15,7 @@
 #include "server/app.h"
 #include "server/cmd.h"
 #include "server/constraint.h"
+#include "server/doors.h"
 #include "server/jobs.h"
 #include "server/models.h"
 #include "server/request_log.h"
@@ -38,7 +39,7 @@ enum { LAST_WORDS_MS = 1000, STOP_MS = 20000 };
 struct server {
     struct app app;
     uv_loop_t loop;
-    uv_signal_t sigterm, sigint;
+    uv_signal_t sigterm, sigint, sighup;
     uv_timer_t drain_timer;
     uv_work_t load;
     struct engine *loaded; /* by work_load, taken over by after_load */
@@ -50,55 +51,55 @@ struct server {
 };
 
 static const struct http_route routes[] = {
-    {HTTP_M_POST, "/generate", api_generate, 0},
-    {HTTP_M_POST, "/generate_stream", api_generate_stream, 0},
-    {HTTP_M_POST, "/", api_generate_compat, 0},
-    {HTTP_M_GET, "/v1/models", api_models_list, 0},
-    {HTTP_M_GET, "/v1/models/*", api_models_get, 0},
-    {HTTP_M_POST, "/v1/completions", api_completions, 0},
-    {HTTP_M_POST, "/v1/chat/completions", api_chat_completions, 0},
-    {HTTP_M_POST, "/v1/embeddings", api_embeddings, 0},
-    {HTTP_M_POST, "/tokenize", api_tokenize, 0},
-    {HTTP_M_POST, "/detokenize", api_detokenize, 0},
-    {HTTP_M_GET, "/adapters", api_adapters_list, 0},
-    {HTTP_M_POST, "/adapters", api_adapters_load, 0},
-    {HTTP_M_GET, "/adapters/{name}", api_adapters_get, 0},
-    {HTTP_M_DELETE, "/adapters/{name}", api_adapters_delete, 0},
-    {HTTP_M_POST, "/v1/load_lora_adapter", api_lora_load, 0},
-    {HTTP_M_POST, "/v1/unload_lora_adapter", api_lora_unload, 0},
-    {HTTP_M_GET, "/", api_root, 0},
-    {HTTP_M_GET, "/console/{file}", api_console_file, 0},
-    {HTTP_M_GET, "/info", api_info, 0},
-    {HTTP_M_GET, "/health", api_health, 0},
-    {HTTP_M_GET, "/ping", api_health, 0},
-    {HTTP_M_GET, "/ready", api_ready, 0},
-    {HTTP_M_GET, "/metrics", api_metrics, 0},
-    {HTTP_M_GET, "/debug/state", api_debug_state, 0},
-    {HTTP_M_GET, "/debug/trace", api_debug_trace, 0},
-    {HTTP_M_POST, "/train", api_train_create, TRAIN_BODY},
-    {HTTP_M_POST, "/train/validate", api_train_validate, TRAIN_BODY},
-    {HTTP_M_GET, "/train", api_train_list, 0},
-    {HTTP_M_GET, "/train/{id}", api_train_get, 0},
-    {HTTP_M_DELETE, "/train/{id}", api_train_delete, 0},
-    {HTTP_M_GET, "/train/{id}/events", api_train_events, 0},
-    {HTTP_M_GET, "/train/{id}/metrics", api_train_metrics, 0},
-    {HTTP_M_GET, "/train/{id}/checkpoints", api_train_checkpoints, 0},
-    {HTTP_M_POST, "/train/{id}/cancel", api_train_cancel, 0},
-    {HTTP_M_POST, "/train/{id}/pause", api_train_pause, 0},
-    {HTTP_M_POST, "/train/{id}/resume", api_train_resume, 0},
-    {HTTP_M_POST, "/v1/fine_tuning/jobs", api_finetune_create, 0},
-    {HTTP_M_GET, "/v1/fine_tuning/jobs", api_finetune_list, 0},
-    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}", api_finetune_get, 0},
-    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}/events", api_finetune_events, 0},
-    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}/checkpoints", api_finetune_checkpoints, 0},
-    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/cancel", api_finetune_cancel, 0},
-    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/pause", api_finetune_pause, 0},
-    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/resume", api_finetune_resume, 0},
-    {HTTP_M_POST, "/v1/files", api_files_create, FILES_LIMIT, api_files_begin},
-    {HTTP_M_GET, "/v1/files", api_files_list, 0},
-    {HTTP_M_GET, "/v1/files/{id}", api_files_get, 0},
-    {HTTP_M_DELETE, "/v1/files/{id}", api_files_delete, 0},
-    {HTTP_M_GET, "/v1/files/{id}/content", api_files_content, 0},
+    {HTTP_M_POST, "/generate", api_generate, 0, .role = ROUTE_USER, .gate = admission_gate},
+    {HTTP_M_POST, "/generate_stream", api_generate_stream, 0, .role = ROUTE_USER, .gate = admission_gate},
+    {HTTP_M_POST, "/", api_generate_compat, 0, .role = ROUTE_USER, .gate = admission_gate},
+    {HTTP_M_GET, "/v1/models", api_models_list, 0, .role = ROUTE_USER},
+    {HTTP_M_GET, "/v1/models/*", api_models_get, 0, .role = ROUTE_USER},
+    {HTTP_M_POST, "/v1/completions", api_completions, 0, .role = ROUTE_USER, .gate = admission_gate},
+    {HTTP_M_POST, "/v1/chat/completions", api_chat_completions, 0, .role = ROUTE_USER, .gate = admission_gate},
+    {HTTP_M_POST, "/v1/embeddings", api_embeddings, 0, .role = ROUTE_USER, .gate = admission_gate},
+    {HTTP_M_POST, "/tokenize", api_tokenize, 0, .role = ROUTE_USER},
+    {HTTP_M_POST, "/detokenize", api_detokenize, 0, .role = ROUTE_USER},
+    {HTTP_M_GET, "/adapters", api_adapters_list, 0, .role = ROUTE_USER},
+    {HTTP_M_POST, "/adapters", api_adapters_load, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/adapters/{name}", api_adapters_get, 0, .role = ROUTE_USER},
+    {HTTP_M_DELETE, "/adapters/{name}", api_adapters_delete, 0, .role = ROUTE_ADMIN},
+    {HTTP_M_POST, "/v1/load_lora_adapter", api_lora_load, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/unload_lora_adapter", api_lora_unload, 0, .role = ROUTE_ADMIN},
+    {HTTP_M_GET, "/", api_root, 0, .role = ROUTE_PAGE},
+    {HTTP_M_GET, "/console/{file}", api_console_file, 0, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/info", api_info, 0, .role = ROUTE_USER},
+    {HTTP_M_GET, "/health", api_health, 0, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/ping", api_health, 0, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/ready", api_ready, 0, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/metrics", api_metrics, 0, .role = ROUTE_USER},
+    {HTTP_M_GET, "/debug/state", api_debug_state, 0, .role = ROUTE_ADMIN},
+    {HTTP_M_GET, "/debug/trace", api_debug_trace, 0, .role = ROUTE_ADMIN},
+    {HTTP_M_POST, "/train", api_train_create, TRAIN_BODY, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/train/validate", api_train_validate, TRAIN_BODY, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/train", api_train_list, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/train/{id}", api_train_get, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_DELETE, "/train/{id}", api_train_delete, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/train/{id}/events", api_train_events, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/train/{id}/metrics", api_train_metrics, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/train/{id}/checkpoints", api_train_checkpoints, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/train/{id}/cancel", api_train_cancel, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/train/{id}/pause", api_train_pause, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/train/{id}/resume", api_train_resume, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs", api_finetune_create, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs", api_finetune_list, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}", api_finetune_get, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}/events", api_finetune_events, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}/checkpoints", api_finetune_checkpoints, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/cancel", api_finetune_cancel, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/pause", api_finetune_pause, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/resume", api_finetune_resume, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/files", api_files_create, FILES_LIMIT, api_files_begin, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/files", api_files_list, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/files/{id}", api_files_get, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_DELETE, "/v1/files/{id}", api_files_delete, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/files/{id}/content", api_files_content, 0, .role = ROUTE_TRAIN},
 };
 enum { N_ROUTES = sizeof routes / sizeof *routes };
 
@@ -155,8 +156,8 @@ static void print_report(const struct server *s)
             "ready      after %.3f s (model %.3f s)\n",
             i->model_id, i->family, (double)i->parameters * 1e-6, i->layers, i->vocab, weights, i->weight_type, kv,
             i->kv_type, i->pages, i->page_tokens, (long long)i->pages * i->page_tokens, i->max_total_tokens,
-            i->max_seqs, i->max_queue, i->max_batch_tokens, i->device, i->threads, i->threads == 1 ? "" : "s", adapters,
-            (double)(clock_now() - s->started) * 1e-9, i->load_seconds);
+            i->max_seqs, s->app.set->max_queue, i->max_batch_tokens, i->device, i->threads, i->threads == 1 ? "" : "s",
+            adapters, (double)(clock_now() - s->started) * 1e-9, i->load_seconds);
 }
 
 /* An address a person can paste: the wildcard is no place to connect to. */
@@ -165,7 +166,8 @@ static void print_url(char out[static 128], const struct settings *set, int port
     const char *host = set->host;
     if (strcmp(host, "0.0.0.0") == 0) host = "127.0.0.1";
     if (strcmp(host, "::") == 0) host = "::1";
-    snprintf(out, 128, strchr(host, ':') ? "http://[%.64s]:%d" : "http://%.64s:%d", host, port);
+    const char *scheme = *set->tls_cert ? "https" : "http";
+    snprintf(out, 128, strchr(host, ':') ? "%s://[%.64s]:%d" : "%s://%.64s:%d", scheme, host, port);
 }
 
 /* The same for whoever reads the log as JSON, and nothing but JSON. */
@@ -201,6 +203,7 @@ static void work_load(uv_work_t *w)
 {
     struct server *s = w->data;
     struct engine_config cfg = cmd_engine_config(s->app.set);
+    cfg.max_queue += cfg.max_seqs; /* admission counts what waits beside what runs: the engine's bound never decides */
     uint64_t start = clock_now();
     jobs_look(s->app.jobs);
     if (chat_open(&s->app.chat, s->app.set, &s->load_error)) return;
@@ -247,6 +250,7 @@ static void set_ready(struct server *s)
     app->model_name = models_base_name(app->set, app->info);
     app->ready_time = (int64_t)time(NULL);
     app->constraints = constraints_new(app->bridge);
+    admission_ready(app->admission);
     set_fingerprint(app);
     app->state = APP_READY;
     note_startup(s);
@@ -280,9 +284,9 @@ static void after_load(uv_work_t *w, int status)
     print_report(s);
     fprintf(stderr,
             "console    %s/\n"
-            "try        curl -N %s/generate -d "
+            "try        curl -N %s%s/generate -d "
             "'{\"inputs\":\"Once upon a time\",\"parameters\":{\"max_new_tokens\":60},\"stream\":true}'\n",
-            url, url);
+            url, s->app.keys ? "-H \"Authorization: Bearer $KEY\" " : "", url);
     log_info("ready model=%s url=%s", s->app.info->model_id, url);
 }
 
@@ -295,6 +299,7 @@ static void on_bridge_closed(void *arg)
     s->app.info = NULL;
     app_unwatch_devices(&s->app);
     constraints_free(s->app.constraints);
+    admission_close(s->app.admission);
     chat_close(&s->app.chat);
     free(s->app.model_name);
     uv_timer_stop(&s->drain_timer);
@@ -388,6 +393,15 @@ static void on_signal(uv_signal_t *h, int signum)
     bridge_on_idle(s->app.bridge, on_generations_done, s);
 }
 
+/* ---- SIGHUP ----------------------------------------------------------------------------------------------------- */
+
+static void on_hangup(uv_signal_t *h, int signum)
+{
+    struct server *s = h->data;
+    (void)signum;
+    doors_reload(&s->app);
+}
+
 /* ---- starting -------------------------------------------------------------------------------------------------- */
 
 static void on_request_done(void *arg, const struct http_req *req, int status, uint64_t duration_ns)
@@ -414,6 +428,7 @@ static int open_http(struct server *s, struct err *e)
     c.body_timeout_ms = (int)(set->body_timeout * 1000);
     c.idle_timeout_ms = (int)(set->idle_timeout * 1000);
     c.write_timeout_ms = (int)(set->write_timeout * 1000);
+    doors_config(&s->app, &c);
     c.cors_origin = set->cors_origin && *set->cors_origin ? set->cors_origin : NULL;
     s->app.http = http_server_open(&s->loop, &c, e);
     if (!s->app.http) return e->code;
@@ -426,14 +441,17 @@ static void open_signals(struct server *s)
     signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of that write, not the end of the process */
     uv_signal_init(&s->loop, &s->sigterm);
     uv_signal_init(&s->loop, &s->sigint);
+    uv_signal_init(&s->loop, &s->sighup);
     uv_timer_init(&s->loop, &s->drain_timer);
-    s->sigterm.data = s->sigint.data = s->drain_timer.data = s;
+    s->sigterm.data = s->sigint.data = s->sighup.data = s->drain_timer.data = s;
     uv_signal_start(&s->sigterm, on_signal, SIGTERM);
     uv_signal_start(&s->sigint, on_signal, SIGINT);
+    uv_signal_start(&s->sighup, on_hangup, SIGHUP);
     /* They stay until the process is gone: closing them would bring the default action back, and an impatient second
      * signal would turn a clean end into a kill. */
     uv_unref((uv_handle_t *)&s->sigterm);
     uv_unref((uv_handle_t *)&s->sigint);
+    uv_unref((uv_handle_t *)&s->sighup);
 }
 
 static int serve(struct server *s)
@@ -442,7 +460,8 @@ static int serve(struct server *s)
     metrics_init(&s->app.metrics);
     for (int i = 0; i < N_ROUTES; i++) metrics_add_route(&s->app.metrics, routes[i].path);
     if (uv_loop_init(&s->loop)) return err_set(&e, ERR_IO, "no event loop"), cmd_fail(&e);
-    if (open_http(s, &e)) {
+    if (doors_open(&s->app, &e) || open_http(s, &e)) {
+        doors_close(&s->app);
         uv_run(&s->loop, UV_RUN_DEFAULT);
         uv_loop_close(&s->loop);
         return cmd_fail(&e);
@@ -450,6 +469,7 @@ static int serve(struct server *s)
     open_signals(s);
     s->app.bridge = bridge_open(&s->loop, &s->app.metrics);
     s->app.loop = &s->loop;
+    s->app.admission = admission_open(&s->app);
     s->app.store = store_open(&s->loop, settings_data_dir(s->app.set));
     s->app.jobs = jobs_open(&s->app);
     s->app.sse = sse_hub_open(&s->loop, s->app.set->sse_keepalive);
@@ -465,6 +485,7 @@ static int serve(struct server *s)
     uv_queue_work(&s->loop, &s->load, work_load, after_load);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     http_server_free(s->app.http);
+    doors_close(&s->app);
     log_info("stopped");
     return s->status;
 }

@@ -1,7 +1,7 @@
 /* The inside of the HTTP server, shared by conn.c, head.c, http.c, sock.c and listen.c only.  Handlers see http.h.
  *
  *      listen.c  accepts, counts, drains, closes              owns struct http_server
- *      sock.c    bytes in, bytes out, one timer (libuv)       owns the handles in struct conn
+ *      sock.c    bytes in, bytes out, one timer (libuv)       owns the handles in struct conn; TLS stays in it (tls.h)
  *      conn.c    what a connection does next                  owns the rest of struct conn
  *      head.c    a complete request head -> struct http_req;  http.c: the answer
  *
@@ -88,7 +88,8 @@ struct conn {
     uv_shutdown_t shutdown;
     struct buf out;        /* collected since the last flush */
     struct buf sending;    /* in flight; untouched until written */
-    uint64_t queued_total; /* all bytes ever given to sock_write */
+    uint64_t queued_total; /* all bytes ever given to sock_write, and what TLS made more of them */
+    struct tls_link *tls;  /* NULL: plain */
     bool reading, dirty;
     int open_handles;
     struct conn *next_dirty;
@@ -165,6 +166,7 @@ bool sock_peer_left(const struct conn *);                /* asked only while rea
 void sock_read(struct conn *, bool on);
 void sock_timer(struct conn *, int ms); /* replaces the one that runs; 0: none */
 void sock_shutdown(struct conn *);      /* our side is done */
+void sock_bye(struct conn *);           /* under TLS says so, that the end is not taken for a cut; otherwise nothing */
 void sock_close(struct conn *);         /* later: conn_free */
 
 /* ---- sock.c and listen.c to each other ---- */

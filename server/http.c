@@ -306,6 +306,12 @@ void http_end(struct http_req *req)
     answer_end(c);
 }
 
+bool http_answered(const struct http_req *req)
+{
+    const struct conn *c = conn_of(req);
+    return c->aborted || c->answer != ANSWER_NONE;
+}
+
 void http_body_pause(struct http_req *req, bool pause)
 {
     conn_body_pause(conn_of(req), pause);

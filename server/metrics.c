@@ -13,23 +13,24 @@ enum { N_STATUSES = sizeof statuses / sizeof *statuses };
 _Static_assert((int)N_STATUSES < (int)METRICS_STATUSES, "one place is for the others");
 
 static const char *const finish_names[] = {
-    [FINISH_LENGTH] = "length",          [FINISH_EOS] = "eos_token",       [FINISH_STOP] = "stop_sequence",
-    [FINISH_EMBEDDED] = "embedding",     [FINISH_CANCELLED] = "cancelled", [FINISH_ERROR] = "error",
+    [FINISH_LENGTH] = "length",      [FINISH_EOS] = "eos_token",     [FINISH_STOP] = "stop_sequence",
+    [FINISH_EMBEDDED] = "embedding", [FINISH_TIMEOUT] = "timeout",   [FINISH_CANCELLED] = "cancelled",
+    [FINISH_ERROR] = "error",
 };
 
 const char *const metrics_reject_names[REJECT_REASONS] = {
-    [REJECT_OVERLOADED] = "overloaded",
-    [REJECT_VALIDATION] = "validation",
-    [REJECT_LOADING] = "loading",
-    [REJECT_DRAINING] = "draining",
     [REJECT_QUEUE_FULL] = "queue_full",
     [REJECT_QUEUE_TOKENS] = "queue_tokens",
-    [REJECT_DEADLINE] = "deadline",
+    [REJECT_QUEUE_WAIT] = "queue_wait",
     [REJECT_KEY_RATE] = "key_rate",
     [REJECT_KEY_CONCURRENCY] = "key_concurrency",
     [REJECT_KEY_TOKENS] = "key_tokens",
+    [REJECT_DEADLINE] = "deadline",
     [REJECT_UNAUTHORIZED] = "unauthorized",
     [REJECT_FORBIDDEN] = "forbidden",
+    [REJECT_VALIDATION] = "validation",
+    [REJECT_LOADING] = "loading",
+    [REJECT_DRAINING] = "draining",
 };
 const char *const metrics_abort_names[ABORT_REASONS] = {
     [ABORT_CLIENT] = "client",

@@ -94,7 +94,6 @@ static void put_queue(const struct metrics_view *v, struct buf *out)
         {"tandem_requests_paused", "gauge", "Requests not computed because their client does not read.", s->paused},
         {"tandem_oldest_waiting_seconds", "gauge", "Age of the oldest generation that has no token yet; 0: none.",
          v->oldest_waiting},
-        {"tandem_queue_limit", "gauge", "Requests that may wait.", i->max_queue},
         {"tandem_steps_total", "counter", "Engine steps.", (double)s->steps},
         {"tandem_failed_steps_total", "counter", "Steps in which the device failed.", (double)s->failed_steps},
         {"tandem_last_step_seconds", "gauge", "Duration of the last engine step.", (double)s->last_step_ns * 1e-9},

@@ -2,6 +2,7 @@
 
 #include "engine/base/log.h"
 #include "server/http.h"
+#include "server/keys.h"
 
 #include <string.h>
 
@@ -41,6 +42,7 @@ void request_log(const struct http_req *req, int status, uint64_t duration_ns)
         log_text(&l, "trace_id", req->trace.trace_id);
         log_text(&l, "span_id", req->trace.span_id);
     }
+    log_text(&l, "key", req->key ? req->key->name : NULL);
     log_text(&l, "method", methods[req->method]);
     log_text(&l, "route", req->route ? req->route->path : NULL);
     log_bytes(&l, "path", req->path, strnlen(req->path, PATH_MAX_LOGGED));

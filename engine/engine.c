@@ -40,8 +40,6 @@ enum msg_kind {
     MSG_ADAPTER,
     MSG_SWEEP,
     MSG_MASK,
-    MSG_TRACE,
-    MSG_TAKE_TRACE,
     MSG_WAKE,
     MSG_STOP
 };
@@ -55,20 +53,12 @@ struct adapter_load {
     bool done; /* under load_lock */
 };
 
-/* A trace on its way back; likewise. */
-struct trace_take {
-    struct engine_trace *trace;
-    bool done; /* under load_lock */
-};
-
 struct msg {
     struct mail mail; /* first */
     enum msg_kind kind;
     uint64_t id;
     struct request *request;   /* MSG_SUBMIT */
     struct adapter_load *load; /* MSG_ADAPTER */
-    struct engine_trace *trace; /* MSG_TRACE */
-    struct trace_take *take;    /* MSG_TAKE_TRACE */
 };
 
 struct engine {
@@ -360,34 +350,14 @@ void engine_stats_read(const struct engine *g, struct engine_stats *out)
     if (out->waiting < atomic_load(&g->queued)) out->waiting = atomic_load(&g->queued);
 }
 
-int engine_last_steps(const struct engine *g, struct step_record out[ENGINE_STEPS_KEPT])
+struct look *engine_look(const struct engine *g)
 {
-    return look_read_steps((struct look *)&g->look, out); /* the lock is the only thing written */
+    return (struct look *)&g->look; /* its lock is written by those who read */
 }
 
-int engine_running(const struct engine *g, struct seq_view out[ENGINE_SEQS_KEPT])
+void engine_poke(struct engine *g)
 {
-    return look_read_seqs((struct look *)&g->look, out);
-}
-
-int engine_trace_start(struct engine *g, size_t max, struct err *e)
-{
-    if (atomic_exchange(&g->look.traced, true)) return err_set(e, ERR_FULL, "a trace is being made already");
-    struct engine_trace *t = mem_zalloc(sizeof *t);
-    *t = (struct engine_trace){.max = max, .v = mem_array(max, sizeof *t->v)};
-    post_msg(g, (struct msg){.kind = MSG_TRACE, .trace = t});
-    return 0;
-}
-
-struct engine_trace *engine_trace_stop(struct engine *g)
-{
-    struct trace_take take = {0};
-    pthread_mutex_lock(&g->load_lock);
-    post_msg(g, (struct msg){.kind = MSG_TAKE_TRACE, .take = &take});
-    while (!take.done) pthread_cond_wait(&g->load_done, &g->load_lock);
-    pthread_mutex_unlock(&g->load_lock);
-    atomic_store(&g->look.traced, false);
-    return take.trace;
+    wake_engine(g);
 }
 
 /* ---- the engine thread: requests ----------------------------------------------------------------------------------
@@ -420,16 +390,6 @@ static void end_request(struct engine *g, struct request *r, enum finish_reason 
     drop_request(g, r);
 }
 
-static void give_trace(struct engine *g, struct trace_take *take)
-{
-    struct engine_trace *t = look_trace_off(&g->look);
-    pthread_mutex_lock(&g->load_lock);
-    take->trace = t;
-    take->done = true;
-    pthread_cond_broadcast(&g->load_done);
-    pthread_mutex_unlock(&g->load_lock);
-}
-
 /* Its next step brings its next token. */
 static bool decodes(const struct request *r)
 {
@@ -460,13 +420,6 @@ static bool handle(struct engine *g, const struct msg *m)
     }
     if (m->kind == MSG_SWEEP) {
         adapters_sweep(&g->adapters, g->s.model.d);
-        return true;
-    }
-    if (m->kind == MSG_TRACE || m->kind == MSG_TAKE_TRACE) {
-        if (m->trace)
-            look_trace_on(&g->look, g->s.model.d, m->trace);
-        else
-            give_trace(g, m->take);
         return true;
     }
     if (m->kind == MSG_SUBMIT) {
@@ -710,6 +663,7 @@ static void give_to_training(struct engine *g, const struct plan *p)
 int engine_turn(struct engine *g, bool wait)
 {
     if (!take_inbox(g, wait && !train_gate_wanted(g->gate))) return -1;
+    look_serve(&g->look, g->s.model.d);
     const struct plan *p = sched_step(&g->sched);
     if (p->n) run_step(g, p);
     publish(g, p); /* before the events: who has seen a request end sees its pages free */
@@ -753,7 +707,7 @@ void engine_close(struct engine *g)
         send_msg(g, MSG_STOP, 0, NULL);
         pthread_join(g->thread, NULL);
     }
-    engine_trace_free(look_trace_off(&g->look)); /* before the trainer runs free */
+    look_stop(&g->look); /* before the trainer runs free */
     training_close(&g->training);
     masker_stop(g->masker);
     pthread_mutex_lock(&g->load_lock);
@@ -764,7 +718,6 @@ void engine_close(struct engine *g)
         next = m->next;
         struct msg *left = (struct msg *)m;
         drop_request(g, left->request);
-        engine_trace_free(left->trace);
         if (left->kind == MSG_ADAPTER) {
             err_set(&left->load->e, ERR_FULL, "the engine is closing");
             load_answer(g, left->load);

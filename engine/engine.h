@@ -79,8 +79,8 @@ struct engine_info {
     float temperature, top_p, repetition_penalty;
     int top_k, do_sample;
     double load_seconds;
-    double weights_seconds, tokenizer_seconds, memory_seconds; /* its parts: reading and packing, the vocabulary, KV pages
-                                                                  and workspace */
+    double weights_seconds, tokenizer_seconds, memory_seconds; /* its parts: reading and packing, the vocabulary, KV
+                                                                  pages and workspace */
     size_t workspace_bytes; /* activations and logits of a step; index arrays are small and not counted */
 };
 
@@ -270,7 +270,7 @@ struct engine_stats {
     uint64_t train_ns; /* that training had the device */
     /* of every step: its duration, its tokens, its sequences */
     struct histogram step_seconds, step_tokens, step_seqs;
-    uint64_t failed_steps; /* the device reported an error */
+    uint64_t failed_steps;  /* the device reported an error */
     uint64_t decode_tokens; /* computed as the one token of a step that a sequence lacked; the others are of prompts */
     uint64_t held_rows;     /* rows not sampled in a step because their mask was not there (masker.h) */
 };
@@ -281,18 +281,18 @@ void engine_stats_read(const struct engine *, struct engine_stats *);
 
 /* One step, for people who ask what it is doing. */
 struct step_record {
-    uint64_t number;     /* 1: the first */
-    uint64_t started;    /* clock_now() */
-    uint64_t ns;         /* it took */
-    uint64_t train_ns;   /* that training had afterwards */
-    int seqs, tokens, rows; /* sequences, tokens and rows of logits computed */
-    int preempted;          /* for it */
+    uint64_t number;                  /* 1: the first */
+    uint64_t started;                 /* clock_now() */
+    uint64_t ns;                      /* it took */
+    uint64_t train_ns;                /* that training had afterwards */
+    int seqs, tokens, rows;           /* sequences, tokens and rows of logits computed */
+    int preempted;                    /* for it */
     int waiting, running, pages_used; /* after it */
 };
 
 /* A sequence that holds a slot, as it was at the end of the last step. */
 struct seq_view {
-    uint64_t id;                      /* as engine_submit returned it */
+    uint64_t id;                        /* as engine_submit returned it */
     int known, computed, cached, pages; /* tokens: of prompt and text so far; in the KV cache; found there at first */
     bool paused, blocked;
 };
@@ -310,7 +310,7 @@ enum trace_track { TRACK_ENGINE, TRACK_TRAINER }; /* which thread */
 enum trace_what { TRACE_STEP, TRACE_PHASE, TRACE_OP, TRACE_TRAINING };
 
 struct trace_event {
-    const char *name; /* static: "step", a phase of it, or an op */
+    const char *name;    /* static: "step", a phase of it, or an op */
     uint64_t start, end; /* clock_now() */
     enum trace_what what;
     enum trace_track track;
@@ -318,7 +318,7 @@ struct trace_event {
 };
 
 struct engine_trace {
-    uint64_t start, end; /* when it was switched on and off */
+    uint64_t start, end;   /* when it was switched on and off */
     struct trace_event *v; /* n of room for max, in order of their ends; owned */
     size_t n, max;
     uint64_t lost; /* events that had no room */

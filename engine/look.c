@@ -17,13 +17,16 @@ void look_init(struct look *l)
 {
     *l = (struct look){0};
     pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->answered, NULL);
 }
 
 void look_close(struct look *l)
 {
-    engine_trace_free(look_trace_off(l));
+    look_stop(l);
+    engine_trace_free(l->asked);
     dev_trace_close(l->ops);
     l->ops = NULL;
+    pthread_cond_destroy(&l->answered);
     pthread_mutex_destroy(&l->lock);
 }
 
@@ -37,8 +40,13 @@ void look_begin(struct look *l, const struct plan *p, struct engine_stats *now, 
                                    .tokens = p->n_tokens,
                                    .rows = p->n_rows,
                                    .preempted = p->n_preempted};
-    for (int i = 0; i < p->n; i++)
-        now->decode_tokens += p->v[i].n == 1 && ((const struct request *)p->v[i].seq)->n_generated > 0;
+    l->prefill = 0;
+    for (int i = 0; i < p->n; i++) {
+        const struct plan_item *it = &p->v[i];
+        const struct request *r = (const struct request *)it->seq;
+        if (it->start < r->n_prompt) l->prefill += (uint64_t)it->n;
+        now->decode_tokens += it->n == 1 && r->n_generated > 0;
+    }
 }
 
 void look_end(struct look *l, struct engine_stats *now)
@@ -47,6 +55,8 @@ void look_end(struct look *l, struct engine_stats *now)
     uint64_t end = clock_now();
     now->steps++;
     now->last_step_ns = s->ns = end - s->started;
+    if (l->prefill) now->prefill_ns += s->ns;
+    now->prefill_tokens += l->prefill;
     histogram_add(&now->step_seconds, engine_step_seconds_bounds, (double)s->ns * 1e-9);
     histogram_add(&now->step_tokens, engine_step_tokens_bounds, s->tokens);
     histogram_add(&now->step_seqs, engine_step_seqs_bounds, s->seqs);
@@ -77,8 +87,9 @@ void look_keep(struct look *l, const struct sched *s, int pages_used)
     pthread_mutex_unlock(&l->lock);
 }
 
-int look_read_steps(struct look *l, struct step_record out[ENGINE_STEPS_KEPT])
+int engine_last_steps(const struct engine *g, struct step_record out[ENGINE_STEPS_KEPT])
 {
+    struct look *l = engine_look(g);
     pthread_mutex_lock(&l->lock);
     int n = l->n_steps < ENGINE_STEPS_KEPT ? (int)l->n_steps : ENGINE_STEPS_KEPT;
     for (int i = 0; i < n; i++) out[i] = l->steps[(l->n_steps - (uint64_t)(n - i)) % ENGINE_STEPS_KEPT];
@@ -104,8 +115,9 @@ void look_seqs(struct look *l, const struct seq *running)
     pthread_mutex_unlock(&l->lock);
 }
 
-int look_read_seqs(struct look *l, struct seq_view out[ENGINE_SEQS_KEPT])
+int engine_running(const struct engine *g, struct seq_view out[ENGINE_SEQS_KEPT])
 {
+    struct look *l = engine_look(g);
     pthread_mutex_lock(&l->lock);
     int n = l->n_seqs;
     memcpy(out, l->seqs, (size_t)n * sizeof *out);
@@ -134,7 +146,7 @@ static void note_op(void *arg, int row, uint64_t start, uint64_t end)
 
 /* The counting table is made once and only taken off and put on again: the trainer's thread may just be reading a field
  * of it that is no op, and must find it whole. */
-void look_trace_on(struct look *l, struct dev *d, struct engine_trace *t)
+static void trace_on(struct look *l, struct dev *d, struct engine_trace *t)
 {
     l->thread = pthread_self();
     l->trace = t;
@@ -146,7 +158,7 @@ void look_trace_on(struct look *l, struct dev *d, struct engine_trace *t)
     t->start = clock_now();
 }
 
-struct engine_trace *look_trace_off(struct look *l)
+static struct engine_trace *trace_off(struct look *l)
 {
     struct engine_trace *t = l->trace;
     if (!t) return NULL;
@@ -156,6 +168,55 @@ struct engine_trace *look_trace_off(struct look *l)
     }
     t->end = clock_now();
     l->trace = NULL;
+    return t;
+}
+
+void look_serve(struct look *l, struct dev *d)
+{
+    if (!atomic_load_explicit(&l->wish, memory_order_acquire)) return;
+    pthread_mutex_lock(&l->lock);
+    atomic_store(&l->wish, false);
+    if (l->asked) trace_on(l, d, l->asked);
+    l->asked = NULL;
+    if (l->take) l->done = trace_off(l);
+    l->take = false;
+    pthread_cond_broadcast(&l->answered);
+    pthread_mutex_unlock(&l->lock);
+}
+
+void look_stop(struct look *l)
+{
+    engine_trace_free(trace_off(l));
+}
+
+/* ---- for others ------------------------------------------------------------------------------------------------- */
+
+int engine_trace_start(struct engine *g, size_t max, struct err *e)
+{
+    struct look *l = engine_look(g);
+    if (atomic_exchange(&l->traced, true)) return err_set(e, ERR_FULL, "a trace is being made already");
+    struct engine_trace *t = mem_zalloc(sizeof *t);
+    *t = (struct engine_trace){.max = max, .v = mem_array(max, sizeof *t->v)};
+    pthread_mutex_lock(&l->lock);
+    l->asked = t;
+    atomic_store(&l->wish, true);
+    pthread_mutex_unlock(&l->lock);
+    engine_poke(g);
+    return 0;
+}
+
+struct engine_trace *engine_trace_stop(struct engine *g)
+{
+    struct look *l = engine_look(g);
+    pthread_mutex_lock(&l->lock);
+    l->take = true;
+    atomic_store(&l->wish, true);
+    engine_poke(g);
+    while (l->take) pthread_cond_wait(&l->answered, &l->lock);
+    struct engine_trace *t = l->done;
+    l->done = NULL;
+    pthread_mutex_unlock(&l->lock);
+    atomic_store(&l->traced, false);
     return t;
 }
 

@@ -1,8 +1,9 @@
 /* What people may see of a running engine: its last steps, who holds a slot, and, when somebody asks for it, a trace of
  * every step, phase and op.
  *
- * Written by the engine thread; look_steps and look_seqs by any.  The trainer's ops are noted on its own thread, which
- * runs only while the engine thread waits for it (train_gate.h), so a trace needs no lock. */
+ * Written by the engine thread, read by any (engine_last_steps, engine_running, engine_trace_*: in look.c).  The
+ * trainer's ops are noted on its own thread, which runs only while the engine thread waits for it (train_gate.h), so a
+ * trace needs no lock. */
 #ifndef TANDEM_LOOK_H
 #define TANDEM_LOOK_H
 
@@ -21,12 +22,21 @@ struct look {
     int n_seqs;
 
     struct step_record step; /* the engine thread's: the one that is computed, or was last */
-    _Atomic bool traced; /* somebody has asked for a trace and not taken it yet */
+    uint64_t prefill;        /* tokens of prompts in it */
+    _Atomic bool traced;     /* somebody has asked for a trace and not taken it yet */
+    _Atomic bool wish;       /* one is to be begun or taken */
+    pthread_cond_t answered;
+    struct engine_trace *asked, *done; /* under the lock, as the next: to be begun; as it was taken */
+    bool take;
     /* the engine thread's */
     struct engine_trace *trace; /* NULL: off */
     struct dev_trace *ops;      /* made once, kept to the end */
     pthread_t thread;
 };
+
+/* engine.c's */
+struct look *engine_look(const struct engine *);
+void engine_poke(struct engine *); /* it comes by look_serve soon */
 
 void look_init(struct look *);
 void look_close(struct look *); /* before the device is closed */
@@ -39,13 +49,10 @@ void look_training(struct look *, uint64_t start, uint64_t ns);
 void look_keep(struct look *, const struct sched *, int pages_used);
 /* running: the schedule's list */
 void look_seqs(struct look *, const struct seq *running);
-int look_read_steps(struct look *, struct step_record out[ENGINE_STEPS_KEPT]);
-int look_read_seqs(struct look *, struct seq_view out[ENGINE_SEQS_KEPT]);
 
-/* By the engine thread, between two steps.  Takes the trace over; where memory for noting ops is lacking, it has none.
- */
-void look_trace_on(struct look *, struct dev *, struct engine_trace *);
-struct engine_trace *look_trace_off(struct look *);
+/* By the engine thread, between two steps: begins and ends traces as it was asked to. */
+void look_serve(struct look *, struct dev *);
+void look_stop(struct look *); /* the engine closes: a trace that is on ends */
 void look_note(struct look *, const struct trace_event *);
 
 /* The part of a step since *since is over; *since becomes now.  Free when no trace is on. */

@@ -1,6 +1,6 @@
-/* GET /debug/state: what the daemon is doing right now, as JSON, for people in trouble.  Answers also while a step does not
- * end, for it reads only what the loop has and what the engine published.  Numbers and names; never a word of a prompt
- * or of a text.  Loop thread. */
+/* GET /debug/state: what the daemon is doing right now, as JSON, for people in trouble.  Answers also while a step does
+ * not end, for it reads only what the loop has and what the engine published.  Numbers and names; never a word of a
+ * prompt or of a text.  Loop thread. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "server/app.h"
@@ -36,8 +36,8 @@ static void put_server(struct buf *out, struct app *app)
     static const char *const states[] = {"loading", "ready", "draining"};
     const struct http_server_stats *h = http_server_stats(app->http);
     put_string(out, "state", states[app->state]);
-    buf_printf(out, ",\"healthy\":%s,\"version\":\"" TANDEM_VERSION "\",\"time\":%.3f", app_healthy(app) ? "true" : "false",
-               (double)(clock_unix() / 1000000) * 1e-3);
+    buf_printf(out, ",\"healthy\":%s,\"version\":\"" TANDEM_VERSION "\",\"time\":%.3f",
+               app_healthy(app) ? "true" : "false", (double)(clock_unix() / 1000000) * 1e-3);
     buf_printf(out, ",\"uptime_s\":%.3f", (double)(clock_unix() - app->metrics.start_unix_ns) * 1e-9);
     buf_printf(out,
                ",\"connections\":{\"open\":%d,\"accepted\":%llu,\"rejected\":%llu},\"event_streams\":%d,"
@@ -75,12 +75,12 @@ static const struct seq_view *find_seq(const struct seq_view *v, int n, uint64_t
 /* What the loop knows of it, and, where it holds a slot, the engine. */
 static void put_request(struct buf *out, const struct gen_view *g, const struct seq_view *q, uint64_t now)
 {
-    const char *state = !g->req                      ? "cancelled"
+    const char *state = !g->req                         ? "cancelled"
                         : g->paused || (q && q->paused) ? "paused"
-                        : q && q->blocked            ? "held"
-                        : q                          ? "running"
-                        : g->first_token             ? "preempted"
-                                                     : "waiting";
+                        : q && q->blocked               ? "held"
+                        : q                             ? "running"
+                        : g->first_token                ? "preempted"
+                                                        : "waiting";
     buf_char(out, '{');
     put_string(out, "request_id", g->req ? g->req->id : NULL);
     buf_printf(out, ",\"engine_id\":%llu,", (unsigned long long)g->id);
@@ -137,8 +137,7 @@ static void put_jobs(struct buf *out, struct app *app)
     struct jobs_view j;
     jobs_view(app->jobs, &j);
     buf_str(out, ",\"jobs\":{\"counts\":{");
-    for (int i = 0; i < JOB_STATES; i++)
-        buf_printf(out, "%s\"%s\":%d", i ? "," : "", job_state_names[i], j.counts[i]);
+    for (int i = 0; i < JOB_STATES; i++) buf_printf(out, "%s\"%s\":%d", i ? "," : "", job_state_names[i], j.counts[i]);
     buf_str(out, "},\"running\":");
     if (!j.running) {
         buf_str(out, "null}");

@@ -298,6 +298,7 @@ static void start_generation(struct exchange *x)
     struct err e = {0};
     x->n = x->params.best_of;
     metrics_observe(&x->app->metrics, HIST_SEQUENCES, x->n);
+    x->req->note.model = x->app->model_name;
     x->params.gen.priority = ticket_priority(x->ticket, x->params.gen.priority);
     x->seqs = mem_array((size_t)x->n, sizeof *x->seqs);
     x->results = mem_array((size_t)x->n, sizeof *x->results);

@@ -360,8 +360,7 @@ static void on_compiled(void *arg, struct grammar *g, const struct err *e)
 {
     struct exchange *x = arg;
     x->refs++;
-    if (x->params.ask.kind)
-        metrics_constraint(&x->app->metrics, x->compiling ? clock_now() - x->asked : 0, !e->code);
+    if (x->params.ask.kind) metrics_constraint(&x->app->metrics, x->compiling ? clock_now() - x->asked : 0, !e->code);
     x->compiling = NULL;
     x->grammar = g;
     if (e->code)

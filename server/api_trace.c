@@ -1,8 +1,9 @@
 /* GET /debug/trace?seconds=N: the steps, phases and ops of the next N seconds, in Chrome's trace format
- * (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), which Perfetto and chrome://tracing
- * open.  One at a time.
+ * (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), which Perfetto and
+ * chrome://tracing open.  One at a time.
  *
- *     handler: engine_trace_start -> a timer of N seconds, or the client leaves -> pool: engine_trace_stop, and the text
+ *     handler: engine_trace_start -> a timer of N seconds, or the client leaves -> pool: engine_trace_stop, and the
+ * text
  *     -> loop: the answer
  *
  * Loop thread, but for work_take (pool). */
@@ -30,7 +31,8 @@ struct tracing {
 
 static void put_name(struct buf *out, const char *what, int thread, const char *name)
 {
-    buf_printf(out, "{\"name\":\"%s\",\"ph\":\"M\",\"pid\":1,\"tid\":%d,\"args\":{\"name\":\"%s\"}}", what, thread, name);
+    buf_printf(out, "{\"name\":\"%s\",\"ph\":\"M\",\"pid\":1,\"tid\":%d,\"args\":{\"name\":\"%s\"}}", what, thread,
+               name);
 }
 
 /* Complete events: microseconds since the trace began. */
@@ -39,8 +41,8 @@ static void put_event(struct buf *out, const struct trace_event *e, uint64_t ori
     static const char *const kinds[] = {
         [TRACE_STEP] = "step", [TRACE_PHASE] = "phase", [TRACE_OP] = "op", [TRACE_TRAINING] = "training"};
     double start = e->start > origin ? (double)(e->start - origin) * 1e-3 : 0;
-    buf_printf(out, ",\n{\"name\":\"%s\",\"cat\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":1,\"tid\":%d", e->name,
-               kinds[e->what], start, (double)(e->end - e->start) * 1e-3, e->track == TRACK_ENGINE ? 1 : 2);
+    buf_printf(out, ",\n{\"name\":\"%s\",\"cat\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":1,\"tid\":%d",
+               e->name, kinds[e->what], start, (double)(e->end - e->start) * 1e-3, e->track == TRACK_ENGINE ? 1 : 2);
     if (e->what == TRACE_STEP)
         buf_printf(out, ",\"args\":{\"sequences\":%d,\"tokens\":%d,\"rows\":%d}", e->seqs, e->tokens, e->rows);
     buf_char(out, '}');

@@ -41,17 +41,17 @@ struct app {
     struct store *store;
     struct jobs *jobs;
     struct metrics metrics;
-    struct keys *keys;         /* NULL: everything is permitted */
-    struct tls *tls;           /* NULL: plain HTTP */
-    uint64_t refused_logged;   /* clock_now() of auth.c's latest line */
-    unsigned refused_unlogged; /* requests refused since */
+    struct keys *keys;             /* NULL: everything is permitted */
+    struct tls *tls;               /* NULL: plain HTTP */
+    uint64_t refused_logged;       /* clock_now() of auth.c's latest line */
+    unsigned refused_unlogged;     /* requests refused since */
     struct nvml *nvml;             /* NULL: no devices to watch; owned */
     struct device_sample *devices; /* of the last scrape; NULL with nvml; owned */
     bool sampling;                 /* a pool thread asks the driver */
-    size_t call_bytes; /* bodies that the store has (call.h) */
-    int event_streams; /* GET /train/{id}/events, open */
-    int adapter_loads; /* in progress */
-    int validations;   /* POST /train/validate, likewise */
+    size_t call_bytes;             /* bodies that the store has (call.h) */
+    int event_streams;             /* GET /train/{id}/events, open */
+    int adapter_loads;             /* in progress */
+    int validations;               /* POST /train/validate, likewise */
 };
 
 /* false when a step has been running for longer than --step-timeout */

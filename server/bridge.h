@@ -30,10 +30,10 @@ int bridge_start(struct bridge *, struct engine *, struct err *);
  * is freed. */
 void bridge_close(struct bridge *, void (*done)(void *), void *arg);
 
-/* NULL and *e (ERR_FULL, ERR_INVALID).  `req`: who asks, which the figures and bridge_list look at until bridge_cancel or
- * the end; so does the adapter's name in the request.  The ticket is held until the generation is over. */
-struct gen *bridge_submit(struct bridge *, const struct gen_request *, struct ticket *, struct http_req *req, gen_fn *fn,
-                          void *arg, struct err *e);
+/* NULL and *e (ERR_FULL, ERR_INVALID).  `req`: who asks, which the figures and bridge_list look at until bridge_cancel
+ * or the end; so does the adapter's name in the request.  The ticket is held until the generation is over. */
+struct gen *bridge_submit(struct bridge *, const struct gen_request *, struct ticket *, struct http_req *req,
+                          gen_fn *fn, void *arg, struct err *e);
 void bridge_cancel(struct gen *); /* fn is not called again; NULL is allowed */
 void bridge_expire(struct gen *); /* engine_expire; NULL is allowed */
 /* Ends every generation early; their fns get the EV_DONE with FINISH_CANCELLED. */
@@ -48,9 +48,9 @@ uint64_t bridge_oldest_waiting(const struct bridge *);
 
 /* A generation as the loop knows it, for people who look. */
 struct gen_view {
-    uint64_t id;                /* as engine_running has it */
-    const struct http_req *req; /* NULL: its client is gone */
-    const char *adapter;        /* NULL: none */
+    uint64_t id;                                           /* as engine_running has it */
+    const struct http_req *req;                            /* NULL: its client is gone */
+    const char *adapter;                                   /* NULL: none */
     uint64_t received, submitted, first_token, last_token; /* clock_now(); 0: not yet */
     int n_prompt, max_new, n_generated, priority;
     bool paused, constrained, pooled;

@@ -13,8 +13,8 @@ enum { N_STATUSES = sizeof statuses / sizeof *statuses };
 _Static_assert((int)N_STATUSES < (int)METRICS_STATUSES, "one place is for the others");
 
 static const char *const finish_names[] = {
-    [FINISH_LENGTH] = "length",      [FINISH_EOS] = "eos_token",     [FINISH_STOP] = "stop_sequence",
-    [FINISH_EMBEDDED] = "embedding", [FINISH_TIMEOUT] = "timeout",   [FINISH_CANCELLED] = "cancelled",
+    [FINISH_LENGTH] = "length",      [FINISH_EOS] = "eos_token",   [FINISH_STOP] = "stop_sequence",
+    [FINISH_EMBEDDED] = "embedding", [FINISH_TIMEOUT] = "timeout", [FINISH_CANCELLED] = "cancelled",
     [FINISH_ERROR] = "error",
 };
 
@@ -45,15 +45,14 @@ const char *const metrics_startup_names[STARTUP_PHASES] = {
 };
 
 /* From half a millisecond on: small models answer in less than what most servers' first bucket holds. */
-static const histogram_bounds latency = {.0005, .001, .0025, .005, .01, .025, .05, .1,  .25, .5, 1,
-                                         2.5,   5,    10,    20,   40,  80,   160, 320, 640};
+static const histogram_bounds latency = {.0005, .001, .0025, .005, .01, .025, .05, .1,  .25, .5,
+                                         1,     2.5,  5,     10,   20,  40,   80,  160, 320, 640};
 static const histogram_bounds between = {.0005, .001, .002, .003, .005, .0075, .01, .015, .02, .03,
                                          .05,   .075, .1,   .15,  .25,  .5,    1,   2.5,  10};
-static const histogram_bounds sizes = {1,    2,    5,    10,   20,    50,    100,   200,    500,
-                                       1000, 2000, 5000, 1e4,  2e4,   5e4,   1e5,   2e5};
+static const histogram_bounds sizes = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 2e4, 5e4, 1e5, 2e5};
 static const histogram_bounds few = {1, 2, 5, 10, 20, 50, 100};
-const histogram_bounds metrics_duration_bounds = {.0005, .001, .0025, .005, .01, .025, .05, .1,
-                                                  .25,   .5,   1,     2.5,  5,   10,   30,  60, 300};
+const histogram_bounds metrics_duration_bounds = {.0005, .001, .0025, .005, .01, .025, .05, .1, .25,
+                                                  .5,    1,    2.5,   5,    10,  30,   60,  300};
 
 const struct metrics_hist metrics_hists[HISTOGRAMS] = {
     [HIST_TTFT] = {"tandem_time_to_first_token_seconds", "From the request's head to its first token.", latency,
@@ -67,8 +66,9 @@ const struct metrics_hist metrics_hists[HISTOGRAMS] = {
                   "vllm:e2e_request_latency_seconds"},
     [HIST_QUEUE] = {"tandem_queue_time_seconds", "From submission to the first step that computes the request.",
                     latency, "vllm:request_queue_time_seconds"},
-    [HIST_PREFILL] = {"tandem_prefill_time_seconds", "From the first step that computes the request to its first token.",
-                      latency, "vllm:request_prefill_time_seconds"},
+    [HIST_PREFILL] = {"tandem_prefill_time_seconds",
+                      "From the first step that computes the request to its first token.", latency,
+                      "vllm:request_prefill_time_seconds"},
     [HIST_DECODE] = {"tandem_decode_time_seconds", "From a request's first token to its last.", latency,
                      "vllm:request_decode_time_seconds"},
     [HIST_INFERENCE] = {"tandem_inference_time_seconds",

@@ -29,7 +29,7 @@ static void put_requests(const struct metrics *m, struct buf *out)
         if (r >= m->n_routes && r < METRICS_ROUTES) continue;
         for (int s = 0, code; (code = metrics_status(s)) >= 0; s++) {
             if (!m->requests[r][s]) continue;
-            char status[8] = "other";
+            char status[16] = "other";
             if (code) snprintf(status, sizeof status, "%d", code);
             snprintf(labels, sizeof labels, "route=\"%s\",status=\"%s\"", r < METRICS_ROUTES ? m->routes[r] : "other",
                      status);
@@ -180,8 +180,8 @@ static void put_model(const struct metrics_view *v, struct buf *out)
     const struct engine_info *i = v->info;
     const struct {
         const char *label, *value;
-    } labels[] = {{"model_id", i->model_id},       {"model_name", v->model_name}, {"family", i->family},
-                  {"device", i->device},           {"weight_type", i->weight_type}, {"kv_type", i->kv_type}};
+    } labels[] = {{"model_id", i->model_id}, {"model_name", v->model_name},   {"family", i->family},
+                  {"device", i->device},     {"weight_type", i->weight_type}, {"kv_type", i->kv_type}};
     text_head(out, "tandem_model_info", "gauge", "The model that is served.");
     buf_str(out, "tandem_model_info{");
     for (int k = 0; k < N_OF(labels); k++) {

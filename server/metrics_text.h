@@ -1,5 +1,5 @@
-/* Prometheus' text format 0.0.4, line by line: https://prometheus.io/docs/instrumenting/exposition_formats/.  Any thread;
- * names and label names are the program's own. */
+/* Prometheus' text format 0.0.4, line by line: https://prometheus.io/docs/instrumenting/exposition_formats/.  Any
+ * thread; names and label names are the program's own. */
 #ifndef TANDEM_SERVER_METRICS_TEXT_H
 #define TANDEM_SERVER_METRICS_TEXT_H
 
@@ -19,8 +19,7 @@ void text_sample(struct buf *, const char *name, const char *labels, double valu
 /* name{label="value"} number; value is escaped. */
 void text_by(struct buf *, const char *name, const char *label, const char *value, double number);
 /* The buckets, sum and count; labels as above. */
-void text_histogram(struct buf *, const char *name, const char *labels, const struct histogram *,
-                    const double *bounds);
+void text_histogram(struct buf *, const char *name, const char *labels, const struct histogram *, const double *bounds);
 
 /* Families of one sample each, as a table. */
 struct text_row {

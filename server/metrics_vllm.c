@@ -1,6 +1,6 @@
-/* The same counts under vLLM's names, for whatever knows those: dashboards, autoscalers, and the endpoint pickers of the
- * Gateway API inference extension, which need the queue, the running requests, the use of the cache, the shape of the
- * cache (cache_config_info) and the adapters in use (lora_requests_info).  Types and meanings are vLLM's (its
+/* The same counts under vLLM's names, for whatever knows those: dashboards, autoscalers, and the endpoint pickers of
+ * the Gateway API inference extension, which need the queue, the running requests, the use of the cache, the shape of
+ * the cache (cache_config_info) and the adapters in use (lora_requests_info).  Types and meanings are vLLM's (its
  * docs/design/metrics.md); buckets are ours, which begin lower.  Loop thread. */
 #include "engine/base/clock.h"
 #include "server/metrics.h"

@@ -45,7 +45,7 @@ static bool find(struct nvml *m, const char *name, void *fn, size_t size)
     return p != NULL;
 }
 
-#define FIND(m, field, name) find(m, name, &(m)->field, sizeof (m)->field)
+#define FIND(m, field, name) find(m, name, &(m)->field, sizeof(m)->field)
 
 static bool find_all(struct nvml *m)
 {
@@ -131,13 +131,13 @@ void nvml_render(const struct device_sample *s, struct buf *out)
         text_label(out, "uuid", s->v[i].uuid);
         buf_str(out, "} 1\n");
     }
-    put_gauge(s, "tandem_device_memory_total_bytes", "Memory of a device.",
-              offsetof(struct device_use, memory_total), out);
+    put_gauge(s, "tandem_device_memory_total_bytes", "Memory of a device.", offsetof(struct device_use, memory_total),
+              out);
     put_gauge(s, "tandem_device_memory_used_bytes", "Memory in use on a device, by all processes.",
               offsetof(struct device_use, memory_used), out);
     put_gauge(s, "tandem_device_utilization_ratio", "Part of the driver's last sample period in which a kernel ran.",
               offsetof(struct device_use, utilization), out);
     put_gauge(s, "tandem_device_power_watts", "Power that a device draws.", offsetof(struct device_use, watts), out);
-    put_gauge(s, "tandem_device_temperature_celsius", "Temperature of a device.",
-              offsetof(struct device_use, celsius), out);
+    put_gauge(s, "tandem_device_temperature_celsius", "Temperature of a device.", offsetof(struct device_use, celsius),
+              out);
 }

@@ -1,6 +1,6 @@
-/* Memory and use of NVIDIA's devices, from the driver's own library (libnvidia-ml.so.1), which is opened when it is there
- * and never needed.  nvml_open may take a second and nvml_sample may hang with a broken device, so both belong on a pool
- * thread; one call at a time. */
+/* Memory and use of NVIDIA's devices, from the driver's own library (libnvidia-ml.so.1), which is opened when it is
+ * there and never needed.  nvml_open may take a second and nvml_sample may hang with a broken device, so both belong on
+ * a pool thread; one call at a time. */
 #ifndef TANDEM_SERVER_NVML_H
 #define TANDEM_SERVER_NVML_H
 

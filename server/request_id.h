@@ -17,8 +17,8 @@ bool request_id_valid(const char *);
 /* 32 hex digits that nobody can guess. */
 void request_id_make(char out[REQUEST_ID_MAX + 1]);
 
-/* The header `traceparent`: https://www.w3.org/TR/trace-context/#traceparent-header: version, trace id, the caller's span
- * and flags; later versions may have more behind a '-'.  False, and *out empty, when it is not exactly that. */
+/* The header `traceparent`: https://www.w3.org/TR/trace-context/#traceparent-header: version, trace id, the caller's
+ * span and flags; later versions may have more behind a '-'.  False, and *out empty, when it is not exactly that. */
 bool trace_parent_parse(const char *text, struct trace_parent *out);
 
 #endif

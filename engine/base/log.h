@@ -3,9 +3,9 @@
  *     time=2026-01-31T12:00:00.000Z level=info msg=listening address=127.0.0.1 port=8080
  *     {"time":"2026-01-31T12:00:00.000Z","level":"info","msg":"listening","address":"127.0.0.1","port":"8080"}
  *
- * Nothing that is logged can forge a line or a field, however hostile: values are quoted and escaped as JSON strings are
- * (control bytes as \u00XX, bytes that are no UTF-8 as U+FFFD), and what is a field is decided by the format, which is
- * the program's own text. */
+ * Nothing that is logged can forge a line or a field, however hostile: values are quoted and escaped as JSON strings
+ * are (control bytes as \u00XX, bytes that are no UTF-8 as U+FFFD), and what is a field is decided by the format, which
+ * is the program's own text. */
 #ifndef TANDEM_BASE_LOG_H
 #define TANDEM_BASE_LOG_H
 
@@ -24,8 +24,8 @@ enum log_format log_get_format(void);
 bool log_wants(enum log_level);
 
 /* `fmt` is the message and its fields: log_write(LOG_INFO, "listening address=%s port=%d", ...).  A field begins where
- * the format has a space, a name of lower-case letters, digits and '_', and '='; its value may stand in quotes.  At most
- * LOG_FIELDS of them; text beyond 1023 bytes is cut off, and then there are no fields, only a message. */
+ * the format has a space, a name of lower-case letters, digits and '_', and '='; its value may stand in quotes.  At
+ * most LOG_FIELDS of them; text beyond 1023 bytes is cut off, and then there are no fields, only a message. */
 enum { LOG_FIELDS = 16 };
 __attribute__((format(printf, 2, 3))) void log_write(enum log_level level, const char *fmt, ...);
 
@@ -49,6 +49,6 @@ void log_text(struct log_line *, const char *name, const char *value); /* NULL: 
 void log_bytes(struct log_line *, const char *name, const char *value, size_t n);
 void log_number(struct log_line *, const char *name, long long value);
 void log_decimal(struct log_line *, const char *name, double value); /* three places; not finite: no such field */
-void log_end(struct log_line *); /* writes it */
+void log_end(struct log_line *);                                     /* writes it */
 
 #endif

@@ -347,8 +347,8 @@ static void run(uint64_t seed, bool steady, const uint8_t *p, size_t n)
 
 /* ---- checking -------------------------------------------------------------------------------------------------- */
 
-/* The answers as text that must be the same for the same requests: no Date, no id, no "100 Continue" (sent only when the body
- * is not there yet). */
+/* The answers as text that must be the same for the same requests: no Date, no id, no "100 Continue" (sent only when
+ * the body is not there yet). */
 static struct buf stable_answers(void)
 {
     struct buf out = {0};

@@ -41,9 +41,9 @@ static void put_server(struct buf *out, struct app *app)
     buf_printf(out, ",\"uptime_s\":%.3f", (double)(clock_unix() - app->metrics.start_unix_ns) * 1e-9);
     buf_printf(out,
                ",\"connections\":{\"open\":%d,\"accepted\":%llu,\"rejected\":%llu},\"event_streams\":%d,"
-               "\"adapter_loads\":%d,\"active\":%d",
+               "\"adapter_loads\":%d,\"active\":%d,\"tracing\":%s",
                h->open, (unsigned long long)h->accepted, (unsigned long long)h->rejected, app->event_streams,
-               app->adapter_loads, bridge_active(app->bridge));
+               app->adapter_loads, bridge_active(app->bridge), app->tracing ? "true" : "false");
 }
 
 static void put_engine(struct buf *out, struct app *app, uint64_t now)

@@ -86,6 +86,7 @@ static void work_take(void *arg)
 static void after_take(void *arg)
 {
     struct tracing *t = arg;
+    t->app->tracing = false;
     if (t->req) {
         t->req->on_close = NULL;
         http_set_header(t->req, "Cache-Control", "no-store");
@@ -135,6 +136,7 @@ void api_debug_trace(struct http_req *req)
         return;
     }
     struct tracing *t = mem_zalloc(sizeof *t);
+    app->tracing = true;
     t->app = app;
     t->req = req;
     req->user = t;

@@ -79,6 +79,8 @@ static bool put_escaped(struct log_line *l, const char *s, size_t n, size_t *use
     /* C1 controls move terminals' cursors too */
     if (c < 0x20 || c == 0x7f || (c == 0xc2 && (unsigned char)s[1] < 0xa0))
         return put(l, hex, (size_t)snprintf(hex, sizeof hex, "\\u%04x", c == 0xc2 ? (unsigned char)s[1] : c));
+    if (len == 3 && memcmp(s, "\xe2\x80", 2) == 0 && ((unsigned char)s[2] == 0xa8 || (unsigned char)s[2] == 0xa9))
+        return put(l, (unsigned char)s[2] == 0xa8 ? "\\u2028" : "\\u2029", 6); /* many readers end a line at these */
     return put(l, s, len);
 }
 

@@ -141,6 +141,8 @@ static void test_logfmt(void **state)
            1);
     LOGGED("level=warn msg=\"100% x=1\"\n", "%s", "100% x=1"); /* fields are the format's, not an argument's */
     LOGGED("level=warn msg=a path=\"/x\\u000aforged level=error\"\n", "a path=%s", "/x\nforged level=error");
+    LOGGED("level=warn msg=a path=\"\\u2028\\u2029\xe2\x80\xa6\"\n", "a path=%s",
+           "\xe2\x80\xa8\xe2\x80\xa9\xe2\x80\xa6");
     LOGGED("level=warn msg=a path=\"\\u001b[31m\\u0085\xef\xbf\xbd\xc3\xa9\"\n", "a path=%s",
            "\x1b[31m\xc2\x85\xff\xc3\xa9");
 }
@@ -181,7 +183,8 @@ static void test_any_bytes(void **state)
         struct log_line l;
         char text[3000];
         size_t n = (size_t)(rand_r(&seed) % (int)(sizeof text - 1));
-        for (size_t i = 0; i < n; i++) text[i] = (char)(rand_r(&seed) % 4 ? 1 + rand_r(&seed) % 31 : 1 + rand_r(&seed) % 255);
+        for (size_t i = 0; i < n; i++)
+            text[i] = (char)(rand_r(&seed) % 4 ? 1 + rand_r(&seed) % 31 : 1 + rand_r(&seed) % 255);
         catch_log();
         log_begin(&l, LOG_INFO, "any");
         log_bytes(&l, "first", text, n);

@@ -44,7 +44,7 @@ struct admission {
     uv_timer_t timer;      /* runs only while somebody is watched */
 };
 
-/* ---- life ------------------------------------------------------------------------------------------------------ */
+/* ---- life -------------------------------------------------------------------------------------------------------- */
 
 struct admission *admission_open(struct app *app)
 {
@@ -81,7 +81,7 @@ void admission_close(struct admission *a)
     uv_close((uv_handle_t *)&a->timer, on_timer_closed);
 }
 
-/* ---- what is known of the load --------------------------------------------------------------------------------- */
+/* ---- what is known of the load ----------------------------------------------------------------------------------- */
 
 static void observe(struct admission *a)
 {
@@ -304,8 +304,7 @@ struct ticket *admission_enter(struct http_req *req)
     return t;
 }
 
-/* ---- deadlines -----------------------------------------------------------------------------------------------------
- */
+/* ---- deadlines --------------------------------------------------------------------------------------------------- */
 
 static void arm(struct admission *a);
 
@@ -345,9 +344,8 @@ static void arm(struct admission *a)
 static void watch(struct ticket *t)
 {
     struct admission *a = t->of;
-    struct ticket *at = a->watched.prev; /* most deadlines are later than those before them */
-    unwatch(t);
     if (!t->deadline || !t->late || t->closed) return;
+    struct ticket *at = a->watched.prev; /* most deadlines are later than those before them */
     while (at != &a->watched && at->deadline > t->deadline) at = at->prev;
     t->prev = at;
     t->next = at->next;
@@ -357,13 +355,13 @@ static void watch(struct ticket *t)
 
 void ticket_watch(struct ticket *t, void (*late)(void *), void *arg)
 {
+    CHECK(!t->late);
     t->late = late;
     t->arg = arg;
     watch(t);
 }
 
-/* ---- a ticket ------------------------------------------------------------------------------------------------------
- */
+/* ---- a ticket ---------------------------------------------------------------------------------------------------- */
 
 bool ticket_ask(struct ticket *t, struct http_req *req, const struct ticket_need *need)
 {
@@ -396,7 +394,6 @@ bool ticket_ask(struct ticket *t, struct http_req *req, const struct ticket_need
     t->left = need->sequences;
     t->charged += ask.tokens - t->tokens;
     t->tokens = ask.tokens;
-    if (deadline) watch(t);
     return true;
 }
 

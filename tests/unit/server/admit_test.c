@@ -59,7 +59,7 @@ static void see(int running, double tokens, double seconds)
     admit_observe(&a, &s);
 }
 
-/* ---- the queue ------------------------------------------------------------------------------------------------- */
+/* ---- the queue --------------------------------------------------------------------------------------------------- */
 
 static void test_sequences_are_bounded(void **state)
 {
@@ -117,7 +117,7 @@ static void test_a_guess_of_tokens(void **state)
     assert_true(admit_guess(&a, UINT64_MAX) > 0);
 }
 
-/* ---- estimates ------------------------------------------------------------------------------------------------- */
+/* ---- estimates --------------------------------------------------------------------------------------------------- */
 
 static void test_wait_for_slots(void **state)
 {
@@ -400,8 +400,7 @@ static void test_places_for_keys_are_bounded(void **state)
     assert_true(misses > ADMIT_SETS * ADMIT_WAYS / 2);
 }
 
-/* ---- random requests -----------------------------------------------------------------------------------------------
- */
+/* ---- random requests --------------------------------------------------------------------------------------------- */
 
 static uint64_t draw;
 

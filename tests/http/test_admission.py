@@ -64,9 +64,10 @@ def close(sockets):
 def test_retry_after_is_the_time_of_half_a_queue(start):
     """The header says whole seconds; what it says is compared with what happens, on the same machine at the same pace."""
     with start("--max-seqs", 1, "--max-queue", 6, *SLOW) as s, ThreadPoolExecutor(8) as pool:
-        begin = time.monotonic()
         ask(s, 10)
-        tokens = int(min(400, max(5, 10 * 0.7 / (time.monotonic() - begin))))
+        begin = time.monotonic()
+        ask(s, 50)
+        tokens = int(min(400, max(5, 50 * 0.7 / (time.monotonic() - begin))))
         for _ in range(2):
             ask(s, tokens)
         busy = background(pool, 7, s, tokens)
@@ -78,7 +79,7 @@ def test_retry_after_is_the_time_of_half_a_queue(start):
         wait_for(lambda: s.metric("tandem_requests_waiting") <= 3, 60, "half of the queue")
         took = time.monotonic() - begin
         print(f"Retry-After {said} s, half of the queue after {took:.2f} s, {tokens} tokens a request")
-        assert (said - 1) / 2 <= took <= said * 2
+        assert (said - 1) / 2 <= took <= said * 2 + 1
         assert all(b.result().status_code == 200 for b in busy)
         s.wait_idle()
         assert s.metric("tandem_queue_tokens") == s.metric("tandem_queue_sequences") == 0
@@ -420,12 +421,14 @@ def test_texts_of_a_key_at_once(keyed):
     assert never.status_code == 400 and "3 texts" in never.json()["error"]["message"] and "retry-after" not in never.headers
     long = {"inputs": "Once", "parameters": LONG}
     with requests.post(s.url + "/generate_stream", json=long, headers=mine, stream=True, timeout=60) as held:
-        next(events(held))
+        reader = events(held)  # kept: without its reader the connection is closed
+        next(reader)
         assert s.post("/v1/completions", body, headers=mine).status_code == 200
         answer = s.post("/v1/completions", {**body, "n": 2}, headers=mine)
         assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
         with requests.post(s.url + "/generate_stream", json=long, headers=mine, stream=True, timeout=60) as second:
-            next(events(second))
+            reader2 = events(second)
+            next(reader2)
             refused_by_key(ask(s, 2, headers=mine), "at once")
             assert ask(s, 2, headers=bearer(keys["free"])).status_code == 200
     s.wait_idle()
@@ -443,7 +446,8 @@ def test_a_key_that_comes_last(start, tmp_path):
             assert ask(s, 2, headers=bearer(key), priority=priority).status_code == 200
             order.append((key == last, priority))
         with requests.post(s.url + "/generate_stream", json={"inputs": "Once", "parameters": {**LONG, "priority": -100}}, headers=bearer(free), stream=True, timeout=60) as held:
-            next(events(held))
+            reader = events(held)
+            next(reader)
             waits = []
             for i, (key, priority) in enumerate([(last, -1000), (free, 9), (free, 11), (last, 12)]):
                 waits.append(pool.submit(one, key, priority))

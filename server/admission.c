@@ -26,7 +26,8 @@ struct ticket {
     int n;             /* sequences it has a place for */
     int left;          /* sequences that the engine is still to get */
     bool submitted;    /* it got one */
-    int64_t tokens;    /* queued prompt tokens */
+    int64_t tokens;    /* queued prompt tokens; */
+    int64_t pending;   /* those of them that the engine has */
     int64_t charged;   /* prompt tokens taken from its key's bucket */
     uint64_t body;     /* bytes */
     uint64_t deadline; /* clock_now(); 0: none */
@@ -422,46 +423,55 @@ static void ticket_unref(struct ticket *t)
     free(t);
 }
 
+/* So many of its tokens wait no more. */
+static void give_tokens(struct ticket *t, int64_t tokens)
+{
+    admit_give(&t->of->admit, NULL, 0, tokens);
+    t->tokens -= tokens;
+}
+
+/* Of its places, those that neither have a sequence at the engine nor will have one. */
+static void give_places(struct ticket *t, int running)
+{
+    int needed = running + t->left;
+    if (t->n <= needed) return;
+    admit_give(&t->of->admit, t->key, t->n - needed, 0);
+    t->n = needed;
+}
+
 void ticket_close(struct ticket *t)
 {
     if (!t) return;
     t->closed = true;
     t->left = 0;
     unwatch(t);
+    give_tokens(t, t->tokens - t->pending);
+    give_places(t, t->refs - 1);
     ticket_unref(t);
 }
 
-void ticket_hold(struct ticket *t)
+void ticket_hold(struct ticket *t, int prompt_tokens)
 {
     t->refs++;
     t->left--;
+    t->pending += prompt_tokens;
     t->submitted = true;
-}
-
-static void give_tokens(struct ticket *t, int64_t tokens)
-{
-    if (tokens > t->tokens) tokens = t->tokens;
-    admit_give(&t->of->admit, NULL, 0, tokens);
-    t->tokens -= tokens;
 }
 
 void ticket_begun(struct ticket *t, int prompt_tokens)
 {
+    t->pending -= prompt_tokens;
     give_tokens(t, prompt_tokens);
 }
 
 void ticket_done(struct ticket *t, const struct event *done, bool begun)
 {
     uint64_t now = clock_now();
-    if (!begun) give_tokens(t, done->n_prompt);
+    if (!begun) ticket_begun(t, done->n_prompt);
     admit_charge(t->key, &t->per, done->n_generated, now);
     if (done->times.scheduled && done->times.done > done->times.scheduled)
         admit_ended(&t->of->admit, (double)(done->times.done - done->times.scheduled) * 1e-9, now);
-    int needed = t->refs - 1 - !t->closed + t->left; /* those at the engine, and those to come */
-    if (t->n > needed) {
-        admit_give(&t->of->admit, t->key, t->n - needed, 0);
-        t->n = needed;
-    }
+    give_places(t, t->refs - 1 - !t->closed);
     ticket_unref(t);
 }
 

@@ -64,7 +64,7 @@ int ticket_priority(const struct ticket *, int wanted);
 void ticket_close(struct ticket *);
 
 /* ---- the bridge's, for every sequence that the engine has -------------------------------------------------------- */
-void ticket_hold(struct ticket *);
+void ticket_hold(struct ticket *, int prompt_tokens);
 /* Its first token is out: its prompt waits no more. */
 void ticket_begun(struct ticket *, int prompt_tokens);
 /* Its EV_DONE; begun: whether ticket_begun was called.  Releases the hold. */

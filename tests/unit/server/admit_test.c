@@ -426,7 +426,7 @@ static void test_random_requests(void **state)
     } live[LIVE] = {0};
     static const char *const names[] = {"a", "b", "c"};
     static const struct admit_key_limits limits[] = {
-        {.requests_per_minute = 60}, {.tokens_per_minute = 20000}, {.max_concurrent = 9}};
+        {.requests_per_minute = 10}, {.tokens_per_minute = 5000}, {.max_concurrent = 9}};
     int counts[ADMIT_DEADLINE + 1] = {0};
     begin(8, 16, 4000, 2);
     for (int op = 0; op < 200000; op++) {

@@ -41,10 +41,10 @@ struct app {
     struct tls *tls;           /* NULL: plain HTTP */
     uint64_t refused_logged;   /* clock_now() of auth.c's latest line */
     unsigned refused_unlogged; /* requests refused since */
-    size_t call_bytes; /* bodies that the store has (call.h) */
-    int event_streams; /* GET /train/{id}/events, open */
-    int adapter_loads; /* in progress */
-    int validations;   /* POST /train/validate, likewise */
+    size_t call_bytes;         /* bodies that the store has (call.h) */
+    int event_streams;         /* GET /train/{id}/events, open */
+    int adapter_loads;         /* in progress */
+    int validations;           /* POST /train/validate, likewise */
 };
 
 /* Before any work for a request that generates: answers 503 (loading, draining) or 429 (queue full) with Retry-After

@@ -1,5 +1,5 @@
-/* server/tls.c against OpenSSL's client, both in memory: handshakes in one piece and byte by byte, large texts both ways,
- * the end, and what is refused. */
+/* server/tls.c against OpenSSL's client, both in memory: handshakes in one piece and byte by byte, large texts both
+ * ways, the end, and what is refused. */
 #include "engine/base/buf.h"
 #include "server/tls.h"
 
@@ -76,7 +76,8 @@ struct client {
 
 static struct client client_new(int version, const char *alpn)
 {
-    struct client c = {.ctx = SSL_CTX_new(TLS_client_method()), .in = BIO_new(BIO_s_mem()), .out = BIO_new(BIO_s_mem())};
+    struct client c = {
+        .ctx = SSL_CTX_new(TLS_client_method()), .in = BIO_new(BIO_s_mem()), .out = BIO_new(BIO_s_mem())};
     assert_non_null(c.ctx);
     SSL_CTX_set_security_level(c.ctx, 0);
     SSL_CTX_set_min_proto_version(c.ctx, version);

@@ -245,13 +245,14 @@ static void test_what_is_refused(void **state)
 static void test_garbage(void **state)
 {
     (void)state;
-    static const char *const texts[] = {"\x16\x03\x01\xff\xff????", "SSH-2.0-OpenSSH_9\r\n", "\x80\x2e\x01\x03\x01"};
+    static const char *const texts[] = {"\x16\x03\x01\xff\xff????", "SSH-2.0-OpenSSH_9\r\n", "\x17\x03\x03\x7f\x7f?"};
     char text[100];
     struct buf out = {0};
     for (int i = 0; i < 3; i++) {
         struct tls_link *l = tls_link_new(tls);
         tls_feed(l, texts[i], strlen(texts[i]));
-        assert_int_equal(tls_read(l, text, sizeof text), TLS_BAD);
+        int opinion = tls_read(l, text, sizeof text);
+        if (opinion != TLS_BAD) fail_msg("text %d: %d", i, opinion);
         assert_int_equal(tls_read(l, text, sizeof text), TLS_BAD);
         buf_str(&out, "never sent");
         tls_write(l, &out);

@@ -170,8 +170,8 @@ static const struct conf_option table[] = {
      "with --json, list the N most likely tokens at every position"},
 
     {"text", "Input", CONF_STRING, AT(text), NULL, 0, 0, NULL, CMD_TOKENIZE, true, "TEXT", "text to tokenize"},
-    {"file", "Input", CONF_STRING, AT(file), NULL, 0, 0, NULL, CMD_TOKENIZE | CMD_PERPLEXITY | CMD_KEY, true,
-     "FILE", "read the text from a file; - is stdin.  tandem key: as --api-keys"},
+    {"file", "Input", CONF_STRING, AT(file), NULL, 0, 0, NULL, CMD_TOKENIZE | CMD_PERPLEXITY | CMD_KEY, true, "FILE",
+     "read the text from a file; - is stdin.  tandem key: as --api-keys"},
     {"ids", "Input", CONF_STRING, AT(ids), NULL, 0, 0, NULL, CMD_TOKENIZE, true, "LIST",
      "decode these ids (separated by commas or spaces) instead; - reads them from stdin"},
     {"special", "Input", CONF_BOOL, AT(special), "true", 0, 0, NULL, CMD_TOKENIZE, true, NULL,
@@ -212,7 +212,8 @@ static const struct conf_option table[] = {
     {"keep-duplicates", "Training", CONF_BOOL, AT(keep_duplicates), "false", 0, 0, NULL, CMD_TRAIN, true, NULL,
      "keep rows that occur again"},
 
-    {"name", "Key", CONF_STRING, AT(name), NULL, 0, 0, NULL, CMD_KEY, true, "NAME", "whose key it is, for lists and logs"},
+    {"name", "Key", CONF_STRING, AT(name), NULL, 0, 0, NULL, CMD_KEY, true, "NAME",
+     "whose key it is, for lists and logs"},
     {"role", "Key", CONF_CHOICE, AT(role), "user", 0, 0, "user|train|admin", CMD_KEY, true, "ROLE",
      "generate; also train and load adapters; also delete adapters and look inside"},
     {"expires", "Key", CONF_STRING, AT(expires), NULL, 0, 0, NULL, CMD_KEY, true, "WHEN",

@@ -178,7 +178,7 @@ def scraped(start, tmp_path_factory):
         try:
             wait_for(p.ready, 60, "Prometheus")
             wait_for(lambda: p.query("tandem_train_steps_total > 1"), 60, "a job that trains")
-            time.sleep(8)
+            time.sleep(5)
             yield s, p
         finally:
             stop.set()

@@ -150,7 +150,7 @@ static void start_flushing(struct http_server *s)
 
 struct http_server *http_server_open(struct uv_loop_s *loop, const struct http_server_config *config, struct err *e)
 {
-    int fd = bind_socket(config, e);
+    int fd = config->listen_fd ? config->listen_fd : bind_socket(config, e);
     if (fd < 0) return NULL;
     /* libuv writes without MSG_NOSIGNAL: a client that left would kill us. */
     struct sigaction old;
@@ -170,6 +170,18 @@ struct http_server *http_server_open(struct uv_loop_s *loop, const struct http_s
     start_flushing(s);
     s->open_handles = 4;
     return s;
+}
+
+void http_server_reconfigure(struct http_server *s, const struct http_server_config *config)
+{
+    struct http_server_config old = s->config;
+    free(s->cors_origin);
+    s->cors_origin = config->cors_origin ? mem_strdup(config->cors_origin) : NULL;
+    s->config = *config;
+    s->config.routes = old.routes;
+    s->config.n_routes = old.n_routes;
+    s->config.app = old.app;
+    s->config.host = s->config.cors_origin = NULL;
 }
 
 int http_server_port(const struct http_server *s)
@@ -233,18 +245,25 @@ static void stop_listening(struct http_server *s)
     uv_close((uv_handle_t *)&s->listener, on_handle_closed);
 }
 
+void http_server_wind_down(struct http_server *s, bool accepting)
+{
+    s->winding_down = true;
+    if (!accepting) stop_listening(s);
+    struct conn *next;
+    for (struct conn *c = s->conns; c; c = next) {
+        next = c->next;
+        conn_drain(c);
+    }
+}
+
 void http_server_drain(struct http_server *s, void (*done)(void *), void *arg)
 {
     if (s->draining || s->closing) return;
     s->draining = true;
     s->drained = done;
     s->drained_arg = arg;
-    stop_listening(s);
-    struct conn *next;
-    for (struct conn *c = s->conns; c; c = next) {
-        next = c->next;
-        conn_drain(c);
-    }
+    http_server_wind_down(s, false);
+    server_settle(s); /* there may be nothing left to wait for */
 }
 
 void http_server_close(struct http_server *s, void (*done)(void *), void *arg)

@@ -57,8 +57,8 @@ struct engine {
     /* between the threads */
     struct mailbox inbox;
     struct events events;
-    _Atomic int queued;            /* submitted and never yet scheduled */
-    _Atomic uint64_t busy_since;   /* engine_busy_since */
+    _Atomic int queued;          /* submitted and never yet scheduled */
+    _Atomic uint64_t busy_since; /* engine_busy_since */
     pthread_mutex_t stats_lock;
     struct engine_stats stats;
     struct adapters adapters;

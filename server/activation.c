@@ -28,8 +28,10 @@ int activation_take(int *fd, struct err *e)
     unsetenv("LISTEN_FDNAMES");
     if (n <= 0) return 0;
     if (n > 1)
-        return err_set(e, ERR_INVALID, "the service manager hands over %ld sockets; one is served (an IPv6 socket takes "
-                                       "IPv4 too: BindIPv6Only=both)", n);
+        return err_set(e, ERR_INVALID,
+                       "the service manager hands over %ld sockets; one is served (an IPv6 socket takes "
+                       "IPv4 too: BindIPv6Only=both)",
+                       n);
     int domain = option_of(FIRST_FD, SO_DOMAIN);
     if ((domain != AF_INET && domain != AF_INET6) || option_of(FIRST_FD, SO_TYPE) != SOCK_STREAM ||
         option_of(FIRST_FD, SO_ACCEPTCONN) != 1)

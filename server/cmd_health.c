@@ -1,6 +1,6 @@
 /* tandem health: asks a running daemon how it is, for a container's HEALTHCHECK and for people: exit status 0 when the
- * answer is 200, 1 when it is another or none.  Finds the daemon by the options, environment and file that `tandem serve`
- * reads.  Main thread; plain sockets. */
+ * answer is 200, 1 when it is another or none.  Finds the daemon by the options, environment and file that `tandem
+ * serve` reads.  Main thread; plain sockets. */
 #include "server/cmd.h"
 
 #include "engine/base/clock.h"
@@ -67,7 +67,8 @@ static int ask(int fd, const char *path, uint64_t end, char *body, size_t size, 
 {
     char request[128], answer[4096];
     size_t n = 0;
-    int status = 0, len = snprintf(request, sizeof request, "GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", path);
+    int status = 0, len = snprintf(request, sizeof request,
+                                   "GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", path);
     errno = EAGAIN;
     if (!limit_wait(fd, end) || send(fd, request, (size_t)len, MSG_NOSIGNAL) != len) {
         err_set(e, ERR_IO, "%s", reason());
@@ -86,7 +87,8 @@ static int ask(int fd, const char *path, uint64_t end, char *body, size_t size, 
     answer[n] = 0;
     const char *text = strstr(answer, "\r\n\r\n");
     snprintf(body, size, "%s", text ? text + 4 : "");
-    if (!text || sscanf(answer, "HTTP/1.%*d %d", &status) != 1) err_set(e, ERR_INVALID, "what answers is no HTTP server");
+    if (!text || sscanf(answer, "HTTP/1.%*d %d", &status) != 1)
+        err_set(e, ERR_INVALID, "what answers is no HTTP server");
     return text ? status : 0;
 }
 

@@ -5,9 +5,10 @@
  * Liveness (/health) holds from the first moment; readiness (/ready) only in `ready`.  While draining, the port stays
  * open and new work is refused with 503, so that a balancer sees why; every answer closes its connection; the port
  * closes when the last generation is done.  (A socket that the service manager handed over is let go at once: who
- * connects waits for the next process.)  SIGHUP reloads (reload.h).  A training job writes its checkpoint at the signal, and goes on at the next start; event streams end with the
- * generations.  Closing goes from the outside in: connections, the runner of jobs, the store, what is on the thread
- * pool, the engine. Loop thread, but for work_load. */
+ * connects waits for the next process.)  SIGHUP reloads (reload.h).  A training job writes its checkpoint at the
+ * signal, and goes on at the next start; event streams end with the generations.  Closing goes from the outside in:
+ * connections, the runner of jobs, the store, what is on the thread pool, the engine. Loop thread, but for work_load.
+ */
 #include "engine/base/clock.h"
 #include "engine/base/crash.h"
 #include "engine/base/log.h"

@@ -79,5 +79,6 @@ void conf_help(FILE *out, enum command cmd, const char *usage, const char *about
         out, "\nAn option NAME may be set as --name VALUE or --name=VALUE%s.\n",
         ", in the environment as TANDEM_NAME, or in the\nfile of --config as  name: VALUE  (flags win over the "
         "environment, that over the file; options of a single run\nsuch as --prompt, --file or --json are flags only)");
-    if (cmd == CMD_SERVE) fprintf(out, "What is reloadable is read again on SIGHUP, from the environment and the file.\n");
+    if (cmd == CMD_SERVE)
+        fprintf(out, "What is reloadable is read again on SIGHUP, from the environment and the file.\n");
 }

@@ -64,11 +64,10 @@ void conf_describe(const struct settings *s, enum command cmd, struct buf *out)
 /* Both keep a value of their own: a string's memory changes hands. */
 static void swap(struct settings *a, struct settings *b, const struct conf_option *o)
 {
-    static const size_t sizes[] = {[CONF_BOOL] = sizeof(bool),         [CONF_INT] = sizeof(int),
-                                   [CONF_U64] = sizeof(uint64_t),      [CONF_BYTES] = sizeof(size_t),
-                                   [CONF_NUMBER] = sizeof(double),     [CONF_STRING] = sizeof(char *),
-                                   [CONF_MAYBE] = sizeof(char *),      [CONF_CHOICE] = sizeof(char *),
-                                   [CONF_LIST] = sizeof(struct string_list)};
+    static const size_t sizes[] = {
+        [CONF_BOOL] = sizeof(bool),    [CONF_INT] = sizeof(int),       [CONF_U64] = sizeof(uint64_t),
+        [CONF_BYTES] = sizeof(size_t), [CONF_NUMBER] = sizeof(double), [CONF_STRING] = sizeof(char *),
+        [CONF_MAYBE] = sizeof(char *), [CONF_CHOICE] = sizeof(char *), [CONF_LIST] = sizeof(struct string_list)};
     char *x = (char *)a + o->offset, *y = (char *)b + o->offset, t;
     for (size_t k = 0; k < sizes[o->type]; k++) t = x[k], x[k] = y[k], y[k] = t;
 }

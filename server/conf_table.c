@@ -82,7 +82,8 @@ static const struct conf_option table[] = {
     {"sse-keepalive", "HTTP", CONF_NUMBER, AT(sse_keepalive), "15", 0.1, 3600, NULL, CMD_SERVE, false, "SECONDS",
      "a silent stream gets a comment line this often", .reloadable = true},
 
-    {"max-best-of", "Requests", CONF_INT, AT(max_best_of), "4", 1, 16, NULL, CMD_SERVE, false, "N", "largest best_of", .reloadable = true},
+    {"max-best-of", "Requests", CONF_INT, AT(max_best_of), "4", 1, 16, NULL, CMD_SERVE, false, "N", "largest best_of",
+     .reloadable = true},
     {"max-stop-sequences", "Requests", CONF_INT, AT(max_stop_sequences), "4", 0, 16, NULL, CMD_SERVE, false, "N",
      "stop texts of one request", .reloadable = true},
     {"max-top-n-tokens", "Requests", CONF_INT, AT(max_top_n_tokens), "5", 0, 32, NULL, CMD_SERVE, false, "N",
@@ -110,7 +111,8 @@ static const struct conf_option table[] = {
     {"step-timeout", "Operation", CONF_NUMBER, AT(step_timeout), "60", 0.1, 86400, NULL, CMD_SERVE, false, "SECONDS",
      "an engine step that takes longer makes /health and /ready answer 503", .reloadable = true},
     {"data-dir", "Operation", CONF_STRING, AT(data_dir), "", 0, 0, NULL, CMD_SERVE, false, "DIR",
-     "where jobs, files, adapters and checkpoints are kept; empty: $STATE_DIRECTORY (systemd sets it), /var/lib/tandem for "
+     "where jobs, files, adapters and checkpoints are kept; empty: $STATE_DIRECTORY (systemd sets it), /var/lib/tandem "
+     "for "
      "root, else ./tandem-data"},
     {"access-log", "Operation", CONF_BOOL, AT(access_log), "false", 0, 0, NULL, CMD_SERVE, false, NULL,
      "write a line for every finished request", .reloadable = true},

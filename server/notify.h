@@ -1,6 +1,7 @@
 /* What the daemon tells the service manager: datagrams of NAME=VALUE lines to the socket in $NOTIFY_SOCKET, as
- * sd_notify(3) describes them (a file's path, or "@name" for an abstract socket).  Without that variable every call does
- * nothing.  Any thread once notify_open has run; nothing blocks: a manager that does not read is not waited for. */
+ * sd_notify(3) describes them (a file's path, or "@name" for an abstract socket).  Without that variable every call
+ * does nothing.  Any thread once notify_open has run; nothing blocks: a manager that does not read is not waited for.
+ */
 #ifndef TANDEM_SERVER_NOTIFY_H
 #define TANDEM_SERVER_NOTIFY_H
 

@@ -1,6 +1,7 @@
 /* SIGHUP: what can change without a restart is read again.  Options marked `reloadable` (conf_table.c) from the
  * environment and the file; what else is reloaded has a call in reload_all.  A file that cannot be read or has an error
- * in it changes nothing at all.  What changed, and what would but needs a restart, is a line of the log.  Loop thread. */
+ * in it changes nothing at all.  What changed, and what would but needs a restart, is a line of the log.  Loop thread.
+ */
 #ifndef TANDEM_SERVER_RELOAD_H
 #define TANDEM_SERVER_RELOAD_H
 

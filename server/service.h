@@ -5,8 +5,8 @@
 
 #include "server/conf.h"
 
-/* First thing: crash reports (engine/base/crash.h) into the data directory with these settings in them, and the manager's
- * socket (notify.h).  Says when an earlier process left a report, and deletes all but the newest sixteen. */
+/* First thing: crash reports (engine/base/crash.h) into the data directory with these settings in them, and the
+ * manager's socket (notify.h).  Says when an earlier process left a report, and deletes all but the newest sixteen. */
 void service_begin(const struct settings *);
 /* The settings are others: so is what a crash report says. */
 void service_settings(const struct settings *);

@@ -1,6 +1,6 @@
 /* The report of the end: on SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT (a failed CHECK, no memory, the service
- * manager's watchdog) one text goes to stderr and into a file, and then the signal takes its course, so that exit status
- * and core dump are what they would be without us.
+ * manager's watchdog) one text goes to stderr and into a file, and then the signal takes its course, so that exit
+ * status and core dump are what they would be without us.
  *
  * The text has what a stranger needs: version and build id, the signal and where, the stacks of all threads as offsets
  * into the files they run (scripts/symbolise turns these into names), the requests of the newest step and the last
@@ -8,8 +8,8 @@
  *
  * SIGUSR2, from anybody, writes the stacks of all threads to stderr, and the process goes on.
  *
- * The handlers allocate nothing and take no lock but the unwinder's, which is loaded beforehand.  Sanitizers have reports
- * of their own: in their builds everything here does nothing. */
+ * The handlers allocate nothing and take no lock but the unwinder's, which is loaded beforehand.  Sanitizers have
+ * reports of their own: in their builds everything here does nothing. */
 #ifndef TANDEM_BASE_CRASH_H
 #define TANDEM_BASE_CRASH_H
 
@@ -25,7 +25,8 @@ void crash_modules(void);
 void crash_thread_begin(void);
 void crash_thread_end(void);
 
-/* Stacks of all threads to stderr under the heading `why`, as SIGUSR2 does.  Any thread; one at a time, else nothing. */
+/* Stacks of all threads to stderr under the heading `why`, as SIGUSR2 does.  Any thread; one at a time, else nothing.
+ */
 void crash_stacks(const char *why);
 
 #endif

@@ -2,9 +2,11 @@
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -15,6 +17,7 @@ import pytest
 import requests
 from conftest import BINARY, ENV, MODEL, ROOT, wait_for
 from test_concurrency import raw_stream
+from training import submit, wait_over
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
@@ -91,7 +94,7 @@ def frozen(tid):
         LIBC.ptrace(detach, tid, None, None)
 
 
-def test_manager_is_told(start, manager, tmp_path):
+def test_manager_is_told(start, manager):
     """Loading, ready, fed, reloading, ready again, stopping."""
     with start(env={**manager.env, "WATCHDOG_USEC": "60000"}) as s:
         manager.wait("READY=1")
@@ -111,11 +114,6 @@ def test_manager_is_told(start, manager, tmp_path):
     assert said[-1] == "STATUS=draining: 0 requests, for at most 60 s"
 
 
-def test_watchdog_of_another_process(start, manager):
-    with start(env={**manager.env, "WATCHDOG_USEC": "30000", "WATCHDOG_PID": "1"}):
-        manager.wait("READY=1")
-
-
 def test_engine_that_hangs(start, manager):
     """Asleep for ever while a request waits: unhealthy, not fed, told with stacks; well again when it gets on."""
     limit = 0.3
@@ -133,9 +131,10 @@ def test_engine_that_hangs(start, manager):
             time.sleep(0.5)
             assert manager.count("WATCHDOG=1") == fed
             assert 'watchdog: stuck who="the engine"' in s.log() and "tandem-engine\n  does not answer" in s.log()
+            begin = len(manager.heard)
         assert asked.result()
         assert s.get("/health").status_code == 200
-        manager.wait("STATUS=serving", len(manager.heard) - 5)
+        manager.wait("STATUS=serving", begin)
         wait_for(lambda: manager.count("WATCHDOG=1") > fed, what="fed again")
 
 
@@ -341,3 +340,60 @@ def test_no_executable_memory(start, shared):
         text = "It's 3 o'clock, Éloïse said: 'the dog  ran!'\n"
         assert s.generate(text, max_new_tokens=20) == shared.generate(text, max_new_tokens=20)
         assert s.post("/tokenize", {"inputs": text}).json() == shared.post("/tokenize", {"inputs": text}).json()
+
+
+def expand(name):
+    """The system calls of one word of SystemCallFilter=, by systemd's own table."""
+    if not name.startswith("@"):
+        return {name}
+    listed = subprocess.run(["systemd-analyze", "syscall-filter", name], capture_output=True, text=True, check=True).stdout
+    words = [x.strip() for x in listed.splitlines()[1:]]
+    return set().union(*(expand(x) for x in words if x and not x.startswith("#")))
+
+
+def allowed_calls():
+    calls = set()
+    for words in re.findall(r"^SystemCallFilter=(\S+)$", (ROOT / "systemd/tandem.service.in").read_text(), re.M):
+        calls = calls - expand(words[1:]) if words.startswith("~") else calls | expand(words)
+    return calls
+
+
+def seccomp_program(numbers):
+    """Lets these calls through and ends the process at any other: struct sock_filter of <linux/filter.h>, packed."""
+    load, jump_if_equal, answer = 0x20, 0x15, 0x06
+    allow, kill = 0x7fff0000, 0x80000000
+    program = [(load, 0, 0, 0)]  # the number of the call
+    for n in numbers:
+        program += [(jump_if_equal, 0, 1, n), (answer, 0, 0, allow)]
+    return b"".join(struct.pack("HBBI", *x) for x in [*program, (answer, 0, 0, kill)])
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze") or os.uname().machine != "x86_64", reason="no systemd-analyze, or another processor")
+def test_system_calls_of_the_unit_are_enough(start):
+    """SystemCallFilter=, but deadly: the daemon loads, generates, keeps files and jobs, reloads and ends with these calls only."""
+    header = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
+    if not header.exists():
+        pytest.skip("no header with the numbers")
+    number = dict(re.findall(r"^#define __NR_(\w+) (\d+)$", header.read_text(), re.M))
+    calls = allowed_calls()
+    assert {"read", "futex", "sched_setaffinity"} <= calls and not {"mount", "ptrace", "reboot"} & calls
+    code = seccomp_program(sorted(int(number[c]) for c in calls if c in number))
+    memory = ctypes.create_string_buffer(code)
+    fprog = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(memory)))
+
+    def confine():
+        no_new_privs, set_seccomp, mode_filter = 38, 22, 2
+        if LIBC.prctl(no_new_privs, 1, 0, 0, 0) or LIBC.prctl(set_seccomp, mode_filter, fprog):
+            os._exit(99)
+    if (code := subprocess.run(["true"], preexec_fn=confine).returncode) == 99:
+        pytest.skip("no seccomp here")
+    assert code == 0
+    assert subprocess.run(["unshare", "-m", "true"], preexec_fn=confine).returncode == -signal.SIGSYS  # it does confine
+    with start(preexec_fn=confine) as s:
+        assert s.generate(max_new_tokens=5)
+        sent = requests.post(s.url + "/v1/files", files={"file": ("a.jsonl", b'{"text":"a b c"}\n')}, data={"purpose": "fine-tune"}, timeout=60)
+        assert sent.status_code == 200, sent.text
+        assert wait_over(s, submit(s, "x", n=4, max_steps=2))["status"] == "succeeded"
+        s.signal(signal.SIGHUP)
+        s.signal(signal.SIGUSR2)
+        assert s.get("/metrics").status_code == 200

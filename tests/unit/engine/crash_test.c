@@ -31,7 +31,8 @@ struct end {
     char *said, *file;
 };
 
-/* ---- ways to end --------------------------------------------------------------------------------------------------- */
+/* ---- ways to end ---------------------------------------------------------------------------------------------------
+ */
 
 static void end_by_check(void)
 {
@@ -115,7 +116,8 @@ static void end_well(void)
     exit(0);
 }
 
-/* ---- watching them ------------------------------------------------------------------------------------------------- */
+/* ---- watching them -------------------------------------------------------------------------------------------------
+ */
 
 static void record_flight(void)
 {
@@ -322,10 +324,10 @@ int main(void)
     return 77; /* skipped: the sanitizer reports */
 #else
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_check),          cmocka_unit_test(test_null),
-        cmocka_unit_test(test_bad_call),       cmocka_unit_test(test_division),
-        cmocka_unit_test(test_thread),         cmocka_unit_test(test_stack_overflow),
-        cmocka_unit_test(test_no_directory),   cmocka_unit_test(test_stacks_on_demand),
+        cmocka_unit_test(test_check),        cmocka_unit_test(test_null),
+        cmocka_unit_test(test_bad_call),     cmocka_unit_test(test_division),
+        cmocka_unit_test(test_thread),       cmocka_unit_test(test_stack_overflow),
+        cmocka_unit_test(test_no_directory), cmocka_unit_test(test_stacks_on_demand),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 #endif

@@ -158,8 +158,8 @@ static void test_help(void **state)
 static void test_every_option_is_in_help(void **state)
 {
     (void)state;
-    const enum command all[] = {CMD_SERVE,    CMD_GENERATE, CMD_TOKENIZE, CMD_PERPLEXITY,
-                                CMD_QUANTIZE, CMD_BENCH,    CMD_TRAIN,    CMD_CHAT,      CMD_HEALTH};
+    const enum command all[] = {CMD_SERVE, CMD_GENERATE, CMD_TOKENIZE, CMD_PERPLEXITY, CMD_QUANTIZE,
+                                CMD_BENCH, CMD_TRAIN,    CMD_CHAT,     CMD_HEALTH};
     for (size_t c = 0; c < sizeof all / sizeof *all; c++) {
         char *text = NULL, name[80];
         size_t len = 0;

@@ -122,7 +122,8 @@ const struct http_server_stats *http_server_stats(const struct http_server *);
 /* Called for every finished exchange: for metrics and the access log.  status 0: the client left before an answer. */
 void http_server_on_done(struct http_server *,
                          void (*fn)(void *app, const struct http_req *, int status, uint64_t duration_ns));
-/* Takes over the limits, times and cors_origin of `config`: they hold from the next request, head, body or wait on. */
+/* Takes over max_*, *_timeout_ms and cors_origin of `config` but for max_buffered_bytes: they hold from the next request,
+ * head, body or wait on. */
 void http_server_reconfigure(struct http_server *, const struct http_server_config *config);
 /* The end is near: every answer is its connection's last, and idle connections close.  New ones are still accepted, so
  * that their clients hear why they are refused; with `accepting` false they wait in the listening socket for whoever

@@ -174,14 +174,16 @@ struct http_server *http_server_open(struct uv_loop_s *loop, const struct http_s
 
 void http_server_reconfigure(struct http_server *s, const struct http_server_config *config)
 {
-    struct http_server_config old = s->config;
+    struct http_server_config *c = &s->config;
     free(s->cors_origin);
     s->cors_origin = config->cors_origin ? mem_strdup(config->cors_origin) : NULL;
-    s->config = *config;
-    s->config.routes = old.routes;
-    s->config.n_routes = old.n_routes;
-    s->config.app = old.app;
-    s->config.host = s->config.cors_origin = NULL;
+    c->max_connections = config->max_connections;
+    c->max_header_bytes = config->max_header_bytes;
+    c->max_body_bytes = config->max_body_bytes;
+    c->header_timeout_ms = config->header_timeout_ms;
+    c->body_timeout_ms = config->body_timeout_ms;
+    c->idle_timeout_ms = config->idle_timeout_ms;
+    c->write_timeout_ms = config->write_timeout_ms;
 }
 
 int http_server_port(const struct http_server *s)

@@ -32,8 +32,7 @@ struct watchdog {
     enum watchdog_verdict verdict;
 };
 
-/* ---- deciding ------------------------------------------------------------------------------------------------------
- */
+/* ---- deciding -------------------------------------------------------------------------------------------------- */
 
 bool watchdog_late(uint64_t since, uint64_t now, double limit)
 {
@@ -62,8 +61,7 @@ uint64_t watchdog_period(double limit, uint64_t watchdog_us)
     return period > (double)PERIOD_MAX ? PERIOD_MAX : (uint64_t)period;
 }
 
-/* ---- looking -------------------------------------------------------------------------------------------------------
- */
+/* ---- looking --------------------------------------------------------------------------------------------------- */
 
 static void on_ping(uv_async_t *h)
 {
@@ -125,8 +123,7 @@ static void *watch(void *arg)
     return NULL;
 }
 
-/* ---- the loop's side -----------------------------------------------------------------------------------------------
- */
+/* ---- the loop's side ------------------------------------------------------------------------------------------- */
 
 struct watchdog *watchdog_open(struct uv_loop_s *loop, double limit)
 {

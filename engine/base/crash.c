@@ -46,8 +46,7 @@ static struct {
     volatile int signal;   /* that ends us */
 } crash;
 
-/* ---- writing, with what a signal handler may use ------------------------------------------------------------------
- */
+/* ---- writing, with what a signal handler may use --------------------------------------------------------------- */
 
 struct crash_out {
     int fd[2]; /* -1: none */
@@ -143,8 +142,7 @@ static void put_build_id(struct crash_out *o, const struct module *m)
     put(o, *m->build_id ? m->build_id : "none");
 }
 
-/* ---- stacks --------------------------------------------------------------------------------------------------------
- */
+/* ---- stacks ---------------------------------------------------------------------------------------------------- */
 
 static const struct module *module_of(uintptr_t address)
 {
@@ -294,8 +292,7 @@ static void put_modules(struct crash_out *o)
     }
 }
 
-/* ---- SIGUSR2 -------------------------------------------------------------------------------------------------------
- */
+/* ---- SIGUSR2 --------------------------------------------------------------------------------------------------- */
 
 static void dump_all(const char *why, const ucontext_t *u)
 {
@@ -332,8 +329,7 @@ void crash_stacks(const char *why)
     if (crash.installed) dump_all(why, NULL);
 }
 
-/* ---- the end -------------------------------------------------------------------------------------------------------
- */
+/* ---- the end --------------------------------------------------------------------------------------------------- */
 
 static const char *signal_name(int signum)
 {
@@ -524,8 +520,7 @@ static void on_crash(int signum, siginfo_t *info, void *context)
     raise(signum); /* pending until we return: then it meets the default action where the thread was */
 }
 
-/* ---- preparing -----------------------------------------------------------------------------------------------------
- */
+/* ---- preparing ------------------------------------------------------------------------------------------------- */
 
 /* the note of type NT_GNU_BUILD_ID (elf(5)) among the notes in [p, end), in hex */
 static void find_build_id(const char *p, const char *end, char out[static 48])

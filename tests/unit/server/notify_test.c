@@ -148,8 +148,7 @@ static void test_the_watchdog_of_another_process(void **state)
     unsetenv("WATCHDOG_PID");
 }
 
-/* ---- activation ----------------------------------------------------------------------------------------------------
- */
+/* ---- activation ------------------------------------------------------------------------------------------------ */
 
 enum handed { TCP, TCP_SILENT, UNIX_SOCKET, NO_SOCKET };
 

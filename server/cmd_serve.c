@@ -4,10 +4,11 @@
  *
  * Liveness (/health) holds from the first moment; readiness (/ready) only in `ready`.  While draining, the port stays
  * open and new work is refused with 503, so that a balancer sees why; every answer closes its connection; the port
- * closes when the last generation is done.  (A socket that the service manager handed over is let go at once: who
- * connects waits for the next process.)  SIGHUP reloads (reload.h).  A training job writes its checkpoint at the
- * signal, and goes on at the next start; event streams end with the generations.  Closing goes from the outside in:
- * connections, the runner of jobs, the store, what is on the thread pool, the engine. Loop thread, but for work_load.
+ * closes when the last generation is done.  (From a socket that the service manager handed over nothing is accepted
+ * before `ready`, and it is let go at the signal: who connects waits for whoever is ready next.)  SIGHUP reloads
+ * (reload.h).  A training job writes its checkpoint at the signal, and goes on at the next start; event streams end
+ * with the generations.  Closing goes from the outside in: connections, the runner of jobs, the store, what is on the
+ * thread pool, the engine. Loop thread, but for work_load.
  */
 #include "engine/base/clock.h"
 #include "engine/base/crash.h"
@@ -214,6 +215,7 @@ static void set_ready(struct server *s)
     app->state = APP_READY;
     watchdog_engine(app->watchdog, app->engine);
     watchdog_ready(app->watchdog);
+    http_server_accept(app->http);
     crash_modules();
 }
 

@@ -90,7 +90,8 @@ struct http_route {
 struct http_server_config {
     const char *host; /* "127.0.0.1", "::1", "0.0.0.0" */
     int port;         /* 0: any; http_server_port tells */
-    int listen_fd;    /* a listening TCP socket, taken over, in place of host and port; 0: none */
+    int listen_fd; /* a listening TCP socket, taken over, in place of host and port; 0: none.  Its clients can wait, so
+                      nothing is accepted before http_server_accept */
     const struct http_route *routes;
     int n_routes;
     void *app;
@@ -122,8 +123,10 @@ const struct http_server_stats *http_server_stats(const struct http_server *);
 /* Called for every finished exchange: for metrics and the access log.  status 0: the client left before an answer. */
 void http_server_on_done(struct http_server *,
                          void (*fn)(void *app, const struct http_req *, int status, uint64_t duration_ns));
-/* Takes over max_*, *_timeout_ms and cors_origin of `config` but for max_buffered_bytes: they hold from the next request,
- * head, body or wait on. */
+/* Begins to accept connections of a listen_fd; harmless again. */
+void http_server_accept(struct http_server *);
+/* Takes over max_*, *_timeout_ms and cors_origin of `config` but for max_buffered_bytes: they hold from the next
+ * request, head, body or wait on. */
 void http_server_reconfigure(struct http_server *, const struct http_server_config *config);
 /* The end is near: every answer is its connection's last, and idle connections close.  New ones are still accepted, so
  * that their clients hear why they are refused; with `accepting` false they wait in the listening socket for whoever

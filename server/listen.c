@@ -165,8 +165,8 @@ struct http_server *http_server_open(struct uv_loop_s *loop, const struct http_s
     CHECK(uv_tcp_init(loop, &s->listener) == 0);
     s->listener.data = s;
     CHECK(uv_tcp_open(&s->listener, fd) == 0);
-    CHECK(uv_listen((uv_stream_t *)&s->listener, BACKLOG, on_connection) == 0);
     s->listening = true;
+    if (!config->listen_fd) http_server_accept(s);
     start_flushing(s);
     s->open_handles = 4;
     return s;
@@ -184,6 +184,11 @@ void http_server_reconfigure(struct http_server *s, const struct http_server_con
     c->body_timeout_ms = config->body_timeout_ms;
     c->idle_timeout_ms = config->idle_timeout_ms;
     c->write_timeout_ms = config->write_timeout_ms;
+}
+
+void http_server_accept(struct http_server *s)
+{
+    if (s->listening) CHECK(uv_listen((uv_stream_t *)&s->listener, BACKLOG, on_connection) == 0);
 }
 
 int http_server_port(const struct http_server *s)

@@ -187,6 +187,15 @@ def test_what_is_no_listening_socket(start):
             start(**activated(wrong))
 
 
+def test_open_socket_needs_keys(start):
+    """What decides is where others can connect to, not --host."""
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        with pytest.raises(AssertionError, match="can be reached from other machines"):
+            start("--host", "127.0.0.1", **activated(listener))
+        with start("--allow-open", **activated(listener)) as s:
+            assert s.generate(max_new_tokens=1)
+
+
 @pytest.mark.skipif(not shutil.which("systemd-socket-activate"), reason="no systemd-socket-activate")
 def test_systemd_socket_activate(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as s:

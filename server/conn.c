@@ -29,6 +29,7 @@ enum {
     LINGER_BYTES = 32 << 20,
     PEER_CHECK_MS = 1000,
     KEEP_BUFFER = 4096, /* an idle connection holds on to buffers of at most this size */
+    GATE_BYTES = 16384, /* a shorter body is read, whatever becomes of it: the connection can then go on */
 };
 
 struct conn *conn_new(struct http_server *server)
@@ -196,6 +197,23 @@ static void dispatch(struct conn *c)
     http_answer_refusal(c, &why); /* the request was read in full, so the connection may go on */
 }
 
+/* A large body is not read in vain.  True: refused. */
+static bool gate_refuses(struct conn *c)
+{
+    const struct http_route *route = c->match.route;
+    bool keep = c->keep;
+    if (!route || !route->gate || (!c->chunked && !c->expects_continue && c->length <= GATE_BYTES)) return false;
+    c->state = CONN_RUN; /* it may answer */
+    c->keep = false;
+    if (route->gate(&c->req, c->chunked ? 0 : c->length)) {
+        sock_timer(c, 0);
+        return true;
+    }
+    c->state = CONN_HEAD;
+    c->keep = keep;
+    return false;
+}
+
 /* The head is good: is the body wanted? */
 static void begin_body(struct conn *c)
 {
@@ -218,6 +236,7 @@ static void begin_body(struct conn *c)
         dispatch(c);
         return;
     }
+    if (gate_refuses(c)) return;
     c->state = CONN_BODY;
     if (c->chunked) wire_begin_chunks(&c->wire, config->max_header_bytes, c->body_limit);
     sock_timer(c, config->body_timeout_ms);
@@ -271,6 +290,7 @@ static bool read_head(struct conn *c)
         conn_refuse(c, &why);
         return false;
     }
+    http_name_request(c, true);
     route_find(c->server->config.routes, c->server->config.n_routes, c->req.method, c->req.path, &c->match);
     c->req.route = c->match.route;
     c->req.param = c->match.param;
@@ -392,7 +412,7 @@ void conn_lost(struct conn *c)
 
 static void exchange_end(struct conn *c)
 {
-    bool keep = c->keep && !c->server->draining;
+    bool keep = c->keep && !c->server->winding_down;
     exchange_finish(c);
     if (!keep) {
         conn_linger(c);

@@ -182,7 +182,7 @@ def test_overload_is_refused_with_a_time(start):
             if a.status_code == 429:
                 assert a.json() == {"error": "Model is overloaded", "error_type": "overloaded"}
                 assert 1 <= int(a.headers["retry-after"]) <= 120
-        assert s.metric("tandem_requests_rejected_total", reason="overloaded") == codes.count(429)
+        assert s.metric("tandem_requests_rejected_total", reason="queue_full") == codes.count(429)
         assert s.get("/health").status_code == 200  # full is not unhealthy
         assert s.post("/generate", body).status_code == 200
 

@@ -76,10 +76,11 @@ def little(body, name, most):
 
 def unhurried(case, body):
     """A deadline that is one is far away: a daemon that has no time left says 504, which is no fault of its own."""
-    for fields in (case.headers or {}, body, body.get("parameters")):
-        for name in ("X-Request-Timeout", "timeout_ms"):
-            if isinstance(fields, dict) and str(fields.get(name, "")).isdigit() and 0 < int(fields[name]) < 60000:
-                fields[name] = type(fields[name])(60000)
+    for fields in (body, body.get("parameters")):
+        if isinstance(fields, dict) and isinstance(fields.get("timeout_ms"), int) and 0 < fields["timeout_ms"] < 60000:
+            fields["timeout_ms"] = 60000
+    if case.headers and str(case.headers.get("X-Request-Timeout", "")).isdigit():
+        case.headers["X-Request-Timeout"] = str(max(60000, int(case.headers["X-Request-Timeout"])))
 
 
 def tame(case, daemon):

@@ -11,6 +11,7 @@
 #define TANDEM_ENGINE_H
 
 #include "engine/base/err.h"
+#include "engine/base/histogram.h"
 #include "engine/tokenizer.h"
 #include "engine/train.h"
 
@@ -78,6 +79,9 @@ struct engine_info {
     float temperature, top_p, repetition_penalty;
     int top_k, do_sample;
     double load_seconds;
+    double weights_seconds, tokenizer_seconds, memory_seconds; /* its parts: reading and packing, the vocabulary, KV
+                                                                  pages and workspace */
+    size_t workspace_bytes; /* activations and logits of a step; index arrays are small and not counted */
 };
 
 const struct engine_info *engine_info(const struct engine *);
@@ -162,6 +166,7 @@ struct adapter_info {
     bool rslora;
     size_t bytes;      /* on the device */
     int requests;      /* that use this version now, waiting ones included */
+    int running;       /* those of them that were scheduled at least once */
     char targets[160]; /* "q_proj,v_proj" */
 };
 
@@ -260,11 +265,76 @@ struct engine_stats {
     uint64_t prefix_query_tokens, prefix_hit_tokens;
     int adapters; /* that can be named */
     size_t adapter_bytes;
-    uint64_t step_started; /* clock_now() of the step in progress; 0 when idle */
+    uint64_t step_started; /* as engine_busy_since, but 0 where that is in the future */
     uint64_t last_step_ns;
     uint64_t train_ns; /* that training had the device */
+    /* of every step: its duration, its tokens, its sequences */
+    struct histogram step_seconds, step_tokens, step_seqs;
+    uint64_t failed_steps;  /* the device reported an error */
+    uint64_t decode_tokens; /* computed as the one token of a step that a sequence lacked; the others are of prompts */
+    uint64_t held_rows;     /* rows not sampled in a step because their mask was not there (masker.h) */
 };
 
+extern const histogram_bounds engine_step_seconds_bounds, engine_step_tokens_bounds, engine_step_seqs_bounds;
+
 void engine_stats_read(const struct engine *, struct engine_stats *);
+/* clock_now() of when the engine thread began the turn (a step and what belongs to it) that it is in, or of when
+ * somebody began to wait for it to wake, or of when training is to give the device back, which may be in the future; 0
+ * when it has nothing to do.  What is long ago is stuck.  Any thread, no lock: it answers whatever the engine hangs
+ * in. */
+uint64_t engine_busy_since(const struct engine *);
+
+/* One step, for people who ask what it is doing. */
+struct step_record {
+    uint64_t number;                  /* 1: the first */
+    uint64_t started;                 /* clock_now() */
+    uint64_t ns;                      /* it took */
+    uint64_t train_ns;                /* that training had afterwards */
+    int seqs, tokens, rows;           /* sequences, tokens and rows of logits computed */
+    int preempted;                    /* for it */
+    int waiting, running, pages_used; /* after it */
+};
+
+/* A sequence that holds a slot, as it was at the end of the last step. */
+struct seq_view {
+    uint64_t id;                        /* as engine_submit returned it */
+    int known, computed, cached, pages; /* tokens: of prompt and text so far; in the KV cache; found there at first */
+    bool paused, blocked;
+};
+
+enum { ENGINE_STEPS_KEPT = 64, ENGINE_SEQS_KEPT = 256 };
+
+/* The last steps, oldest first; how many.  Any thread, also while a step does not end. */
+int engine_last_steps(const struct engine *, struct step_record out[ENGINE_STEPS_KEPT]);
+/* Sequences that hold a slot, by admission; the first ENGINE_SEQS_KEPT; how many.  Likewise. */
+int engine_running(const struct engine *, struct seq_view out[ENGINE_SEQS_KEPT]);
+
+/* ---- a trace of its steps --------------------------------------------------------------------------------------- */
+
+enum trace_track { TRACK_ENGINE, TRACK_TRAINER }; /* which thread */
+enum trace_what { TRACE_STEP, TRACE_PHASE, TRACE_OP, TRACE_TRAINING };
+
+struct trace_event {
+    const char *name;    /* static: "step", a phase of it, or an op */
+    uint64_t start, end; /* clock_now() */
+    enum trace_what what;
+    enum trace_track track;
+    int seqs, tokens, rows; /* TRACE_STEP */
+};
+
+struct engine_trace {
+    uint64_t start, end;   /* when it was switched on and off */
+    struct trace_event *v; /* n of room for max, in order of their ends; owned */
+    size_t n, max;
+    uint64_t lost; /* events that had no room */
+};
+
+/* From the next step on, every step, phase and op is noted, max of them at most.  ERR_FULL: that is being done for
+ * somebody else.  The owner's thread.  Without a trace a step costs what it always did. */
+int engine_trace_start(struct engine *, size_t max, struct err *e);
+/* Takes what was noted; free with engine_trace_free.  Waits for the end of the step in progress, so on a pool thread;
+ * once for every start, and before engine_close. */
+struct engine_trace *engine_trace_stop(struct engine *);
+void engine_trace_free(struct engine_trace *);
 
 #endif

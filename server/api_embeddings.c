@@ -198,7 +198,7 @@ static void submit_more(struct exchange *x)
                                       .priority = ticket_priority(x->ticket, p->priority),
                                       .adapter = x->model.adapter};
         item->x = x;
-        item->gen = bridge_submit(x->app->bridge, &r, x->ticket, x->req->received, on_event, item, &e);
+        item->gen = bridge_submit(x->app->bridge, &r, x->ticket, x->req, on_event, item, &e);
         if (item->gen) {
             x->next++;
             x->n_running++;
@@ -234,6 +234,8 @@ static void after_tokenize(void *arg)
         reply_error(x, x->status, "invalid_value", "input", x->err.msg);
     } else if (wanted) {
         for (int i = 0; i < p->n; i++) x->n_tokens += p->inputs[i].n;
+        metrics_observe(&x->app->metrics, HIST_SEQUENCES, p->n);
+        x->req->note.model = x->model.name;
         ticket_tokens(x->ticket, (int64_t)x->n_tokens, (int64_t)x->n_tokens);
         x->items = mem_array((size_t)p->n, sizeof *x->items);
         x->values = mem_array((size_t)p->n * (size_t)p->dimensions, sizeof *x->values);

@@ -45,7 +45,7 @@ struct exchange {
     struct sequence *seqs;  /* n */
     struct result *results; /* n; not used when streaming */
     uint64_t *seeds;        /* n */
-    uint64_t tokenized;     /* clock_now() */
+    uint64_t tokenized;     /* clock_now(); the grammar was asked for then */
 };
 
 static void exchange_unref(struct exchange *x)
@@ -273,8 +273,8 @@ static int submit_all(struct exchange *x, struct err *e)
         struct sequence *seq = &x->seqs[i];
         seq->x = x;
         x->seeds[i] = r.sampling.seed = seed_derive(x->params.gen.sampling.seed, i);
-        seq->gen = bridge_submit(x->app->bridge, &r, x->ticket, x->req->received,
-                                 x->params.stream ? on_stream : on_gather, seq, e);
+        seq->gen =
+            bridge_submit(x->app->bridge, &r, x->ticket, x->req, x->params.stream ? on_stream : on_gather, seq, e);
         if (!seq->gen) {
             cancel_all(x);
             return e->code;
@@ -297,6 +297,8 @@ static void start_generation(struct exchange *x)
 {
     struct err e = {0};
     x->n = x->params.best_of;
+    metrics_observe(&x->app->metrics, HIST_SEQUENCES, x->n);
+    x->req->note.model = x->app->model_name;
     x->params.gen.priority = ticket_priority(x->ticket, x->params.gen.priority);
     x->seqs = mem_array((size_t)x->n, sizeof *x->seqs);
     x->results = mem_array((size_t)x->n, sizeof *x->results);
@@ -321,6 +323,8 @@ static void on_compiled(void *arg, struct grammar *g, const struct err *e)
 {
     struct exchange *x = arg;
     x->refs++;
+    if (x->params.ask.kind)
+        metrics_constraint(&x->app->metrics, x->compiling ? clock_now() - x->tokenized : 0, !e->code);
     x->compiling = NULL;
     if (e->code) {
         metrics_reject(&x->app->metrics, REJECT_VALIDATION);

@@ -1,9 +1,8 @@
-/* What is served and how it is: GET / /info /health /ping /ready /metrics.  Loop thread. */
+/* What is served and how it is: GET / /info /health /ping /ready.  Loop thread. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "server/app.h"
 #include "server/console.h"
-#include "server/jobs.h"
 #include "server/json.h"
 
 #include <stdlib.h>
@@ -118,27 +117,4 @@ void api_ready(struct http_req *req)
                          app->state == APP_LOADING    ? "loading"
                          : app->state == APP_DRAINING ? "draining"
                                                       : "unhealthy");
-}
-
-void api_metrics(struct http_req *req)
-{
-    struct app *app = req->app;
-    struct engine_stats stats;
-    struct jobs_view jobs;
-    struct metrics_view view = {
-        .info = app->info,
-        .http = http_server_stats(app->http),
-        .jobs = &jobs,
-        .ready = app->state == APP_READY,
-    };
-    jobs_view(app->jobs, &jobs);
-    if (app->engine) {
-        engine_stats_read(app->engine, &stats);
-        view.stats = &stats;
-    }
-    struct buf out = {0};
-    metrics_render(&app->metrics, &view, &out);
-    admission_put_metrics(app->admission, &out);
-    http_reply(req, 200, "text/plain; version=0.0.4; charset=utf-8", out.data, out.len);
-    buf_free(&out);
 }

@@ -5,6 +5,7 @@
  * -> render the chat and tokenise (on the pool when long) -> compile the constraint, if any -> submit every sequence
  * (prompts x best_of) -> gather, or stream.  It lives from the handler until on_close, until no callback of ours is on
  * the stack and until its work on the pool is over: hence the count.  Loop thread, but for prepare. */
+#include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "server/app.h"
 #include "server/call.h"
@@ -49,12 +50,13 @@ struct exchange {
     struct openai_params params;
     struct openai_limits limits;
     struct openai_head head;
-    char id[40];
+    char id[REQUEST_ID_MAX + 16];
     struct choice_config config;
 
     struct prepared *prompts; /* (params.n_prompts) */
     struct err failed;        /* of preparing */
     struct constraint_job *compiling;
+    uint64_t asked;          /* clock_now(), for it */
     struct grammar *grammar; /* held until the sequences are submitted */
 
     struct sequence *seqs; /* n, prompt by prompt */
@@ -294,8 +296,8 @@ static int submit_prompt(struct exchange *x, int p, struct err *e)
         x->config.thinking = v->thinking;
         choice_init(&seq->choice, &x->config, v->echo.data, v->echo.len);
         r.sampling.seed = seed_derive(seed, i);
-        seq->gen = bridge_submit(x->app->bridge, &r, x->ticket, x->req->received,
-                                 x->params.stream ? on_stream : on_gather, seq, e);
+        seq->gen =
+            bridge_submit(x->app->bridge, &r, x->ticket, x->req, x->params.stream ? on_stream : on_gather, seq, e);
         if (!seq->gen) return e->code;
     }
     return 0;
@@ -338,6 +340,7 @@ static void start_generation(struct exchange *x)
     ticket_tokens(x->ticket, x->usage.prompt, x->usage.prompt * x->params.best_of);
     x->params.gen.priority = ticket_priority(x->ticket, x->params.gen.priority);
     x->seqs = mem_array((size_t)x->params.n_prompts * (size_t)x->params.best_of, sizeof *x->seqs);
+    metrics_observe(&x->app->metrics, HIST_SEQUENCES, x->params.n_prompts * x->params.best_of);
     if (!x->params.has_seed) x->params.gen.sampling.seed = seed_random();
     for (int p = 0; p < x->params.n_prompts && !rc; p++) rc = submit_prompt(x, p, &e);
     if (rc) cancel_all(x);
@@ -357,6 +360,7 @@ static void on_compiled(void *arg, struct grammar *g, const struct err *e)
 {
     struct exchange *x = arg;
     x->refs++;
+    if (x->params.ask.kind) metrics_constraint(&x->app->metrics, x->compiling ? clock_now() - x->asked : 0, !e->code);
     x->compiling = NULL;
     x->grammar = g;
     if (e->code)
@@ -441,6 +445,7 @@ static void on_prepared(void *arg)
     if (wanted && x->failed.code) {
         reply_error(x, 400, "invalid_value", x->route == OPENAI_CHAT ? "messages" : "prompt", x->failed.msg);
     } else if (wanted) {
+        x->asked = clock_now();
         struct constraint_job *job = constraint_compile(x->app->constraints, &x->params.ask, on_compiled, x);
         if (job) x->compiling = job; /* else on_compiled has run */
     }
@@ -452,9 +457,8 @@ static void on_prepared(void *arg)
 static void make_id(struct exchange *x)
 {
     const char *lead = x->route == OPENAI_CHAT ? "chatcmpl" : "cmpl";
-    snprintf(x->id, sizeof x->id, "%s-%013llx%013llx", lead, (unsigned long long)seed_random(),
-             (unsigned long long)seed_random());
-    http_set_header(x->req, "x-request-id", x->id);
+    snprintf(x->id, sizeof x->id, "%s-%s", lead, x->req->id);
+    http_set_id(x->req, x->id); /* so that both name it, unless the client has named it */
     x->head = (struct openai_head){
         .route = x->route,
         .params = &x->params,
@@ -474,7 +478,7 @@ static bool find_model(struct exchange *x)
         reply_error(x, 404, "model_not_found", "model", e.msg);
         return false;
     }
-    x->head.model = m.name;
+    x->head.model = x->req->note.model = m.name;
     x->params.gen.adapter = m.adapter;
     x->config = (struct choice_config){
         .params = &x->params,

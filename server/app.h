@@ -12,11 +12,14 @@
 #include "server/sse.h"
 
 struct constraints;
+struct device_sample;
 struct jobs;
 struct keys;
+struct nvml;
 struct store;
 struct tls;
 struct uv_loop_s;
+struct watchdog;
 
 enum app_state { APP_LOADING, APP_READY, APP_DRAINING };
 
@@ -38,18 +41,23 @@ struct app {
     struct uv_loop_s *loop;
     struct store *store;
     struct jobs *jobs;
+    struct watchdog *watchdog;
     struct metrics metrics;
-    struct keys *keys;         /* NULL: everything is permitted */
-    struct tls *tls;           /* NULL: plain HTTP */
-    uint64_t refused_logged;   /* clock_now() of auth.c's latest line */
-    unsigned refused_unlogged; /* requests refused since */
-    size_t call_bytes; /* bodies that the store has (call.h) */
-    int event_streams; /* GET /train/{id}/events, open */
-    int adapter_loads; /* in progress */
-    int validations;   /* POST /train/validate, likewise */
+    struct keys *keys;             /* NULL: everything is permitted */
+    struct tls *tls;               /* NULL: plain HTTP */
+    uint64_t refused_logged;       /* clock_now() of auth.c's latest line */
+    unsigned refused_unlogged;     /* requests refused since */
+    struct nvml *nvml;             /* NULL: no devices to watch; owned */
+    struct device_sample *devices; /* of the last scrape; NULL with nvml; owned */
+    bool sampling;                 /* a pool thread asks the driver */
+    bool tracing;                  /* GET /debug/trace, one at a time */
+    size_t call_bytes;             /* bodies that the store has (call.h) */
+    int event_streams;             /* GET /train/{id}/events, open */
+    int adapter_loads;             /* in progress */
+    int validations;               /* POST /train/validate, likewise */
 };
 
-/* false when a step has been running for longer than --step-timeout */
+/* false when the engine has been in one step, or has left a message unread, for longer than --step-timeout */
 bool app_healthy(const struct app *);
 
 /* handlers: api_generate.c */
@@ -80,7 +88,14 @@ void api_root(struct http_req *);
 void api_info(struct http_req *);
 void api_health(struct http_req *);
 void api_ready(struct http_req *);
+/* handlers: api_metrics.c */
 void api_metrics(struct http_req *);
+/* Looks for devices that can be watched, on the pool; and what ends it, after the bridge has closed. */
+void app_watch_devices(struct app *);
+void app_unwatch_devices(struct app *);
+/* handlers: api_debug.c, api_trace.c */
+void api_debug_state(struct http_req *);
+void api_debug_trace(struct http_req *);
 /* handlers: console.c */
 void api_console_file(struct http_req *); /* GET /console/{file} */
 /* handlers: api_train.c, api_train_events.c */

@@ -6,6 +6,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "server/admission.h"
+#include "server/http.h"
 #include "server/metrics.h"
 
 #include <stdlib.h>
@@ -15,13 +16,12 @@
 struct gen {
     struct gen *next, *prev; /* bridge.gens, a ring */
     struct bridge *bridge;
-    uint64_t id;
-    gen_fn *fn; /* NULL: the client is gone */
+    gen_fn *fn; /* NULL: the client is gone, and req and view.adapter with it */
     void *arg;
     struct ticket *ticket;
-    uint64_t received, last_token; /* clock_now(); last_token 0 before the first */
-    int n_prompt;
-    bool begun; /* something of it came */
+    struct http_req *req;
+    struct gen_view view; /* but for req and paused */
+    bool begun;           /* something of it came */
     bool paused;
 };
 
@@ -119,7 +119,7 @@ void bridge_close(struct bridge *b, void (*done)(void *), void *arg)
 
 /* ---- generations ----------------------------------------------------------------------------------------------- */
 
-struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, struct ticket *ticket, uint64_t received,
+struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, struct ticket *ticket, struct http_req *req,
                           gen_fn *fn, void *arg, struct err *e)
 {
     struct gen *g = mem_zalloc(sizeof *g);
@@ -128,13 +128,23 @@ struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, struct 
     g->bridge = b;
     g->fn = fn;
     g->arg = arg;
-    g->received = received;
-    g->n_prompt = r->n_prompt;
-    g->id = engine_submit(b->engine, &copy, e);
-    if (!g->id) {
+    g->req = req;
+    g->view = (struct gen_view){.adapter = r->adapter,
+                                .received = req->received,
+                                .submitted = clock_now(),
+                                .n_prompt = r->n_prompt,
+                                .max_new = r->pooling ? 0 : r->max_new_tokens,
+                                .priority = r->priority,
+                                .constrained = r->grammar != NULL,
+                                .pooled = r->pooling != POOLING_NONE};
+    g->view.id = engine_submit(b->engine, &copy, e);
+    if (!g->view.id) {
         free(g);
         return NULL;
     }
+    if (!r->pooling) metrics_observe(b->metrics, HIST_MAX_NEW, r->max_new_tokens);
+    req->note.sequences++;
+    req->note.adapter = r->adapter;
     g->next = &b->gens;
     g->prev = b->gens.prev;
     g->prev->next = g->next->prev = g;
@@ -148,31 +158,31 @@ void bridge_cancel(struct gen *g)
 {
     if (!g || !g->fn) return;
     g->fn = NULL;
-    engine_cancel(g->bridge->engine, g->id);
+    engine_cancel(g->bridge->engine, g->view.id);
 }
 
 void bridge_expire(struct gen *g)
 {
-    if (g) engine_expire(g->bridge->engine, g->id);
+    if (g) engine_expire(g->bridge->engine, g->view.id);
 }
 
 void bridge_stop_all(struct bridge *b)
 {
-    for (struct gen *g = b->gens.next; g != &b->gens; g = g->next) engine_cancel(b->engine, g->id);
+    for (struct gen *g = b->gens.next; g != &b->gens; g = g->next) engine_cancel(b->engine, g->view.id);
 }
 
 void bridge_pause(struct gen *g)
 {
     if (g->paused) return;
     g->paused = true;
-    engine_pause(g->bridge->engine, g->id);
+    engine_pause(g->bridge->engine, g->view.id);
 }
 
 void bridge_resume(struct gen *g)
 {
     if (!g->paused) return;
     g->paused = false;
-    engine_resume(g->bridge->engine, g->id);
+    engine_resume(g->bridge->engine, g->view.id);
 }
 
 static void check_idle(struct bridge *b)
@@ -186,7 +196,10 @@ static void check_idle(struct bridge *b)
 static void finish_gen(struct gen *g, const struct event *ev, const struct event_batch *batch, uint64_t now)
 {
     struct bridge *b = g->bridge;
-    metrics_finish(b->metrics, ev, g->received, now);
+    metrics_finish(b->metrics, ev, g->view.received, now);
+    if (ev->finish == FINISH_CANCELLED) metrics_abort(b->metrics, g->fn ? ABORT_SHUTDOWN : ABORT_CLIENT);
+    if (ev->finish == FINISH_TIMEOUT) metrics_abort(b->metrics, ABORT_DEADLINE);
+    if (ev->finish == FINISH_ERROR) metrics_abort(b->metrics, ABORT_ERROR);
     ticket_done(g->ticket, ev, g->begun);
     g->ticket = NULL;
     gen_fn *fn = g->fn;
@@ -198,18 +211,22 @@ static void finish_gen(struct gen *g, const struct event *ev, const struct event
 static void dispatch(const struct event *ev, const struct event_batch *batch, uint64_t now)
 {
     struct gen *g = ev->user;
+    struct gen_view *v = &g->view;
+    if (g->fn) request_note_event(&g->req->note, ev);
     if (ev->kind == EV_DONE) {
         finish_gen(g, ev, batch, now);
         return;
     }
     if (!g->begun) {
         g->begun = true;
-        ticket_begun(g->ticket, g->n_prompt);
+        ticket_begun(g->ticket, g->view.n_prompt);
     }
     if (ev->kind == EV_TOKEN) {
-        uint64_t since = g->last_token ? g->last_token : g->received;
-        metrics_observe(g->bridge->metrics, g->last_token ? HIST_ITL : HIST_TTFT, (double)(now - since) * 1e-9);
-        g->last_token = now;
+        uint64_t since = v->last_token ? v->last_token : v->received;
+        metrics_observe(g->bridge->metrics, v->last_token ? HIST_ITL : HIST_TTFT, (double)(now - since) * 1e-9);
+        if (!v->first_token) v->first_token = now;
+        v->last_token = now;
+        v->n_generated++;
     }
     if (g->fn) g->fn(g->arg, ev, batch);
 }
@@ -231,6 +248,26 @@ static void drain_events(uv_async_t *async)
 bool bridge_has_room(const struct bridge *b)
 {
     return engine_has_room(b->engine) && b->n_jobs < b->max_queue;
+}
+
+uint64_t bridge_oldest_waiting(const struct bridge *b)
+{
+    for (const struct gen *g = b->gens.next; g != &b->gens; g = g->next)
+        if (!g->view.first_token && g->fn) return g->view.submitted;
+    return 0;
+}
+
+int bridge_list(const struct bridge *b, struct gen_view *out, int max)
+{
+    int n = 0;
+    for (const struct gen *g = b->gens.next; g != &b->gens && n < max; g = g->next) {
+        struct gen_view *v = &out[n++];
+        *v = g->view;
+        v->req = g->fn ? g->req : NULL;
+        if (!g->fn) v->adapter = NULL;
+        v->paused = g->paused;
+    }
+    return n;
 }
 
 int bridge_active(const struct bridge *b)

@@ -26,6 +26,7 @@ bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, c
         return false;
     }
     log_set_level((enum log_level)log_parse_level(s->log_level));
+    log_set_format(strcmp(s->log_format, "json") == 0 ? LOG_JSON : LOG_LOGFMT);
     return true;
 }
 

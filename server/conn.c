@@ -290,6 +290,7 @@ static bool read_head(struct conn *c)
         conn_refuse(c, &why);
         return false;
     }
+    http_name_request(c, true);
     route_find(c->server->config.routes, c->server->config.n_routes, c->req.method, c->req.path, &c->match);
     c->req.route = c->match.route;
     c->req.param = c->match.param;
@@ -411,7 +412,7 @@ void conn_lost(struct conn *c)
 
 static void exchange_end(struct conn *c)
 {
-    bool keep = c->keep && !c->server->draining;
+    bool keep = c->keep && !c->server->winding_down;
     exchange_finish(c);
     if (!keep) {
         conn_linger(c);

@@ -63,6 +63,7 @@ struct conn {
     bool message_complete; /* llhttp's opinion */
     bool streamed, paused; /* the body goes to req.on_body; not now */
     uint64_t body_seen;    /* bytes of it so far */
+    bool own_id;           /* req.id was made here */
     bool crowded;          /* the body did not fit beside those of the other connections */
     struct arena_block *arena;
 
@@ -112,7 +113,7 @@ struct http_server {
     uv_check_t check;
     uv_idle_t idle;
     int open_handles;
-    bool listening, draining, closing;
+    bool listening, winding_down, draining, closing;
     void (*drained)(void *), (*closed)(void *);
     void *drained_arg, *closed_arg;
     uint64_t last_complaint; /* accept errors are logged once a second */
@@ -151,6 +152,8 @@ __attribute__((format(printf, 3, 4))) bool refuse(struct refusal *, int status, 
 
 /* ---- http.c ---- */
 void http_answer_refusal(struct conn *, const struct refusal *);
+/* Fills req.id and req.trace: from the request's headers, if these can be trusted, else the id alone. */
+void http_name_request(struct conn *, bool headers);
 void http_answer_options(struct conn *);
 void http_arena_free(struct conn *);
 

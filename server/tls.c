@@ -129,8 +129,8 @@ static SSL_CTX *new_context(void)
     CHECK(SSL_CTX_set_min_proto_version(ctx, TLS1_2_VERSION) == 1);
     CHECK(SSL_CTX_set_cipher_list(ctx, "ECDHE+AESGCM:ECDHE+CHACHA20") == 1); /* of TLS 1.2; those of 1.3 are all such */
     SSL_CTX_set_options(ctx, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_CIPHER_SERVER_PREFERENCE);
-    SSL_CTX_set_mode(ctx, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_ENABLE_PARTIAL_WRITE |
-                              SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+    SSL_CTX_set_mode(ctx,
+                     SSL_MODE_RELEASE_BUFFERS | SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
     SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_default_passwd_cb(ctx, no_passphrase);
     SSL_CTX_set_alpn_select_cb(ctx, choose_protocol, NULL);
@@ -240,9 +240,10 @@ static int answer_plain(struct tls_link *l)
 {
     static const char body[] = "this port speaks HTTPS\n";
     buf_clear(&l->sealed);
-    buf_printf(&l->sealed,
-               "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n%s",
-               sizeof body - 1, body);
+    buf_printf(
+        &l->sealed,
+        "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n%s",
+        sizeof body - 1, body);
     return TLS_PLAIN;
 }
 

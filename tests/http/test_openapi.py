@@ -1,7 +1,8 @@
 """Schemathesis over docs/openapi.yaml, against the daemon with the demo model: requests that fit the description and requests
 that do not get no 5xx, no status, header or type of content that the description lacks, and bodies of the form it says.
 
-The daemon has API keys, and is asked with an administrator's and without one.  What is asked for is kept small (few tokens, two steps of training), and every other id is one that exists."""
+The daemon has API keys and is asked with an administrator's; test_keys.py asks without. What is asked for is kept small (few
+tokens, two steps of training), and every other id is one that exists."""
 import random
 import zlib
 
@@ -106,6 +107,8 @@ def tame(case, daemon):
             little(body["hyperparameters"], "max_steps", 2)
         if "training_file" in body and chosen.random() < 0.5:
             body["training_file"] = daemon.file
+    if case.operation.path == "/debug/trace" and str((case.query or {}).get("seconds", "1")) not in ("0", "31"):
+        case.query = {"seconds": 1}
     if isinstance(body.get("model"), str) and chosen.random() < 0.75:
         body["model"] = "demo"
 
@@ -117,14 +120,4 @@ def test_as_described(case, daemon):
     tame(case, daemon)
     response = case.call(base_url=daemon.server.url, timeout=60, headers=bearer(daemon.key))
     assert response.status_code not in (401, 403)
-    case.validate_response(response, checks=CHECKS)
-
-
-@schema.parametrize()
-@settings(max_examples=2, deadline=None, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate],
-          suppress_health_check=list(HealthCheck))
-def test_as_described_without_a_key(case, daemon):
-    role = case.operation.definition.raw["x-role"]
-    response = case.call(base_url=daemon.server.url, timeout=60, headers={"Authorization": "Bearer none", "X-Api-Key": "none", "Accept": "*/*"})
-    assert response.status_code in ((200, 400, 404) if role == "open" else (401, 400)), case
     case.validate_response(response, checks=CHECKS)

@@ -40,7 +40,7 @@ struct engine_config {
     int max_seqs;            /* requests that run at once; 0: 64 */
     int max_batch_tokens;    /* tokens in one step; 0: 512 */
     int max_prefill_tokens;  /* and of prompts among them while others decode, so that a prompt that comes in does not
-                                hold their next tokens up; 0: a quarter of max_batch_tokens */
+                                hold their next tokens up; 0: a sixteenth of max_batch_tokens */
     int max_queue;           /* requests that wait; 0: 256 */
     int max_total_tokens;    /* prompt + generated of one request; 0: what the model and the page pool allow */
     int max_adapters;        /* names at once; 0: 64 */
@@ -265,7 +265,7 @@ struct engine_stats {
     uint64_t prefix_query_tokens, prefix_hit_tokens;
     int adapters; /* that can be named */
     size_t adapter_bytes;
-    uint64_t step_started; /* clock_now() of the step in progress; 0 when idle */
+    uint64_t step_started; /* as engine_busy_since, but 0 where that is in the future */
     uint64_t last_step_ns;
     uint64_t train_ns; /* that training had the device */
     /* of every step: its duration, its tokens, its sequences */
@@ -278,6 +278,11 @@ struct engine_stats {
 extern const histogram_bounds engine_step_seconds_bounds, engine_step_tokens_bounds, engine_step_seqs_bounds;
 
 void engine_stats_read(const struct engine *, struct engine_stats *);
+/* clock_now() of when the engine thread began the turn (a step and what belongs to it) that it is in, or of when
+ * somebody began to wait for it to wake, or of when training is to give the device back, which may be in the future; 0
+ * when it has nothing to do.  What is long ago is stuck.  Any thread, no lock: it answers whatever the engine hangs
+ * in. */
+uint64_t engine_busy_since(const struct engine *);
 
 /* One step, for people who ask what it is doing. */
 struct step_record {

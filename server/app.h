@@ -19,6 +19,7 @@ struct nvml;
 struct store;
 struct tls;
 struct uv_loop_s;
+struct watchdog;
 
 enum app_state { APP_LOADING, APP_READY, APP_DRAINING };
 
@@ -40,6 +41,7 @@ struct app {
     struct uv_loop_s *loop;
     struct store *store;
     struct jobs *jobs;
+    struct watchdog *watchdog;
     struct metrics metrics;
     struct keys *keys;             /* NULL: everything is permitted */
     struct tls *tls;               /* NULL: plain HTTP */
@@ -55,7 +57,7 @@ struct app {
     int validations;               /* POST /train/validate, likewise */
 };
 
-/* false when a step has been running for longer than --step-timeout */
+/* false when the engine has been in one step, or has left a message unread, for longer than --step-timeout */
 bool app_healthy(const struct app *);
 
 /* handlers: api_generate.c */

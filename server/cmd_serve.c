@@ -3,13 +3,18 @@
  *   listening --loaded--> ready --signal--> draining --idle, or --drain-timeout, or a second signal--> closing
  *
  * Liveness (/health) holds from the first moment; readiness (/ready) only in `ready`.  While draining, the port stays
- * open and new work is refused with 503, so that a balancer sees why; it closes when the last generation is done.  A
- * training job writes its checkpoint at the signal, and goes on at the next start; event streams end with the
- * generations.  Closing goes from the outside in: connections, the runner of jobs, the store, what is on the thread
- * pool, the engine. Loop thread, but for work_load. */
+ * open and new work is refused with 503, so that a balancer sees why; every answer closes its connection; the port
+ * closes when the last generation is done.  (From a socket that the service manager handed over nothing is accepted
+ * before `ready`, and it is let go at the signal: who connects waits for whoever is ready next.)  SIGHUP reloads
+ * (reload.h).  A training job writes its checkpoint at the signal, and goes on at the next start; event streams end
+ * with the generations.  Closing goes from the outside in: connections, the runner of jobs, the store, what is on the
+ * thread pool, the engine. Loop thread, but for work_load.
+ */
 #include "engine/base/clock.h"
+#include "engine/base/crash.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "server/activation.h"
 #include "server/adapter_dir.h"
 #include "server/api_files.h"
 #include "server/app.h"
@@ -18,8 +23,12 @@
 #include "server/doors.h"
 #include "server/jobs.h"
 #include "server/models.h"
+#include "server/notify.h"
+#include "server/reload.h"
 #include "server/request_log.h"
+#include "server/service.h"
 #include "server/store.h"
+#include "server/watchdog.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,19 +55,22 @@ struct server {
     struct err load_error;
     double template_seconds, adapters_seconds; /* by work_load */
     uint64_t started;
+    struct reload reload;
+    bool activated; /* the listening socket is the service manager's */
+    char host[64];  /* what it listens on */
     bool closing;
     int status; /* of the process */
 };
 
 static const struct http_route routes[] = {
-    {HTTP_M_POST, "/generate", api_generate, 0, .role = ROUTE_USER, .gate = admission_gate},
-    {HTTP_M_POST, "/generate_stream", api_generate_stream, 0, .role = ROUTE_USER, .gate = admission_gate},
-    {HTTP_M_POST, "/", api_generate_compat, 0, .role = ROUTE_USER, .gate = admission_gate},
+    {HTTP_M_POST, "/generate", api_generate, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/generate_stream", api_generate_stream, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/", api_generate_compat, 0, .gate = admission_gate, .role = ROUTE_USER},
     {HTTP_M_GET, "/v1/models", api_models_list, 0, .role = ROUTE_USER},
     {HTTP_M_GET, "/v1/models/*", api_models_get, 0, .role = ROUTE_USER},
-    {HTTP_M_POST, "/v1/completions", api_completions, 0, .role = ROUTE_USER, .gate = admission_gate},
-    {HTTP_M_POST, "/v1/chat/completions", api_chat_completions, 0, .role = ROUTE_USER, .gate = admission_gate},
-    {HTTP_M_POST, "/v1/embeddings", api_embeddings, 0, .role = ROUTE_USER, .gate = admission_gate},
+    {HTTP_M_POST, "/v1/completions", api_completions, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/v1/chat/completions", api_chat_completions, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/v1/embeddings", api_embeddings, 0, .gate = admission_gate, .role = ROUTE_USER},
     {HTTP_M_POST, "/tokenize", api_tokenize, 0, .role = ROUTE_USER},
     {HTTP_M_POST, "/detokenize", api_detokenize, 0, .role = ROUTE_USER},
     {HTTP_M_GET, "/adapters", api_adapters_list, 0, .role = ROUTE_USER},
@@ -161,12 +173,11 @@ static void print_report(const struct server *s)
 }
 
 /* An address a person can paste: the wildcard is no place to connect to. */
-static void print_url(char out[static 128], const struct settings *set, int port)
+static void print_url(char out[static 128], const struct server *s, int port)
 {
-    const char *host = set->host;
+    const char *host = s->host, *scheme = *s->app.set->tls_cert ? "https" : "http";
     if (strcmp(host, "0.0.0.0") == 0) host = "127.0.0.1";
     if (strcmp(host, "::") == 0) host = "::1";
-    const char *scheme = *set->tls_cert ? "https" : "http";
     snprintf(out, 128, strchr(host, ':') ? "%s://[%.64s]:%d" : "%s://%.64s:%d", scheme, host, port);
 }
 
@@ -253,6 +264,10 @@ static void set_ready(struct server *s)
     admission_ready(app->admission);
     set_fingerprint(app);
     app->state = APP_READY;
+    watchdog_engine(app->watchdog, app->engine);
+    watchdog_ready(app->watchdog);
+    http_server_accept(app->http);
+    crash_modules();
     note_startup(s);
 }
 
@@ -276,7 +291,9 @@ static void after_load(uv_work_t *w, int status)
     set_ready(s);
     jobs_ready(s->app.jobs);
     char url[128];
-    print_url(url, s->app.set, http_server_port(s->app.http));
+    print_url(url, s, http_server_port(s->app.http));
+    notify_status("serving %s on %s", s->app.info->model_id, url);
+    notify_ready();
     if (log_get_format() == LOG_JSON) {
         log_report(s, url);
         return;
@@ -302,6 +319,7 @@ static void on_bridge_closed(void *arg)
     admission_close(s->app.admission);
     chat_close(&s->app.chat);
     free(s->app.model_name);
+    watchdog_close(s->app.watchdog);
     uv_timer_stop(&s->drain_timer);
     uv_close((uv_handle_t *)&s->drain_timer, NULL); /* nothing is left in the loop: uv_run returns */
 }
@@ -309,6 +327,7 @@ static void on_bridge_closed(void *arg)
 static void on_store_closed(void *arg)
 {
     struct server *s = arg;
+    watchdog_engine(s->app.watchdog, NULL);
     /* what is on the pool reads the engine: the bridge waits for it, and only then closes the engine */
     bridge_close(s->app.bridge, on_bridge_closed, s);
 }
@@ -378,6 +397,7 @@ static void on_signal(uv_signal_t *h, int signum)
     struct server *s = h->data;
     if (s->app.state == APP_LOADING) {
         log_info("stopping: signal=%d, the model was still loading", signum);
+        notify_stopping(1);
         _exit(s->status); /* nothing to lose, and loading cannot be interrupted */
     }
     if (s->app.state == APP_DRAINING) {
@@ -388,6 +408,9 @@ static void on_signal(uv_signal_t *h, int signum)
     log_info("draining: signal=%d active=%d timeout_s=%g", signum, bridge_active(s->app.bridge),
              s->app.set->drain_timeout);
     s->app.state = APP_DRAINING;
+    notify_stopping(s->app.set->drain_timeout + (LAST_WORDS_MS + STOP_MS + 5000) * 1e-3);
+    notify_status("draining: %d requests, for at most %g s", bridge_active(s->app.bridge), s->app.set->drain_timeout);
+    http_server_wind_down(s->app.http, !s->activated);
     jobs_drain(s->app.jobs); /* its checkpoint is written while requests end */
     uv_timer_start(&s->drain_timer, on_drain_timeout, (uint64_t)(s->app.set->drain_timeout * 1000), 0);
     bridge_on_idle(s->app.bridge, on_generations_done, s);
@@ -399,7 +422,7 @@ static void on_hangup(uv_signal_t *h, int signum)
 {
     struct server *s = h->data;
     (void)signum;
-    doors_reload(&s->app);
+    if (!s->closing) reload_all(&s->reload);
 }
 
 /* ---- starting -------------------------------------------------------------------------------------------------- */
@@ -415,21 +438,22 @@ static int open_http(struct server *s, struct err *e)
 {
     const struct settings *set = s->app.set;
     struct http_server_config c;
+    int fd;
+    if (activation_take(&fd, e)) return e->code;
     http_server_defaults(&c);
-    c.host = set->host;
+    snprintf(s->host, sizeof s->host, "%s", set->host);
+    if (fd >= 0) {
+        s->activated = true;
+        c.listen_fd = fd;
+        activation_host(fd, s->host, sizeof s->host);
+    }
+    c.host = s->host;
     c.port = set->port;
     c.routes = routes;
     c.n_routes = N_ROUTES;
     c.app = &s->app;
-    c.max_connections = set->max_connections;
-    c.max_header_bytes = set->max_header_size;
-    c.max_body_bytes = set->max_body_size;
-    c.header_timeout_ms = (int)(set->header_timeout * 1000);
-    c.body_timeout_ms = (int)(set->body_timeout * 1000);
-    c.idle_timeout_ms = (int)(set->idle_timeout * 1000);
-    c.write_timeout_ms = (int)(set->write_timeout * 1000);
+    reload_http_config(set, &c);
     doors_config(&s->app, &c);
-    c.cors_origin = set->cors_origin && *set->cors_origin ? set->cors_origin : NULL;
     s->app.http = http_server_open(&s->loop, &c, e);
     if (!s->app.http) return e->code;
     http_server_on_done(s->app.http, on_request_done);
@@ -473,8 +497,9 @@ static int serve(struct server *s)
     s->app.store = store_open(&s->loop, settings_data_dir(s->app.set));
     s->app.jobs = jobs_open(&s->app);
     s->app.sse = sse_hub_open(&s->loop, s->app.set->sse_keepalive);
+    s->app.watchdog = watchdog_open(&s->loop, s->app.set->step_timeout);
     char url[128];
-    print_url(url, s->app.set, http_server_port(s->app.http));
+    print_url(url, s, http_server_port(s->app.http));
     if (log_get_format() == LOG_JSON)
         log_info("listening url=%s", url);
     else
@@ -498,6 +523,8 @@ int cmd_serve(int argc, char **argv)
         static struct server s;
         s.app.set = &set;
         s.started = clock_now();
+        s.reload = (struct reload){.app = &s.app, .live = &set, .argc = argc, .argv = argv};
+        service_begin(&set);
         status = serve(&s);
     }
     settings_free(&set);

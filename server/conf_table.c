@@ -47,7 +47,7 @@ static const struct conf_option table[] = {
     {"max-batch-tokens", "Batching and memory", CONF_INT, AT(max_batch_tokens), "512", 16, 65536, NULL, MEASURED, false,
      "N", "tokens in one step: smaller gives steadier streams, larger reads prompts faster"},
     {"max-prefill-tokens", "Batching and memory", CONF_INT, AT(max_prefill_tokens), "0", 0, 65536, NULL, CMD_SERVE,
-     false, "N", "and of prompts among them while others generate; 0 is a quarter of max-batch-tokens"},
+     false, "N", "and of prompts among them while others generate; 0 is a sixteenth of max-batch-tokens"},
     {"max-queue", "Batching and memory", CONF_INT, AT(max_queue), "256", 1, 65536, NULL, CMD_SERVE, false, "N",
      "requests that wait; beyond it the answer is 429 with Retry-After"},
     {"max-queue-tokens", "Batching and memory", CONF_INT, AT(max_queue_tokens), "0", 0, 2e9, NULL, CMD_SERVE, false,

@@ -483,6 +483,7 @@ static int serve(struct server *s)
     struct err e = {0};
     metrics_init(&s->app.metrics);
     for (int i = 0; i < N_ROUTES; i++) metrics_add_route(&s->app.metrics, routes[i].path);
+    app_hurry();
     if (uv_loop_init(&s->loop)) return err_set(&e, ERR_IO, "no event loop"), cmd_fail(&e);
     if (doors_open(&s->app, &e) || open_http(s, &e)) {
         doors_close(&s->app);

@@ -67,7 +67,7 @@ def test_retry_after_is_the_time_of_half_a_queue(start):
         ask(s, 10)
         begin = time.monotonic()
         ask(s, 50)
-        tokens = int(min(400, max(5, 50 * 0.7 / (time.monotonic() - begin))))
+        tokens = int(min(400, max(5, 50 * 0.5 / (time.monotonic() - begin))))
         for _ in range(2):
             ask(s, tokens)
         busy = background(pool, 7, s, tokens)

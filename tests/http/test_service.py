@@ -168,7 +168,7 @@ def test_restart_refuses_nobody(start):
         how = activated(listener)
         with start("--host", "192.0.2.1", "--device", "ref", **how) as first:  # the host is not looked at
             assert first.port == listener.getsockname()[1]
-            running = raw_stream(first, {"inputs": "Once", "parameters": {"max_new_tokens": 60, "ignore_eos": True}})
+            running = raw_stream(first, {"inputs": "Once", "parameters": {"max_new_tokens": 300, "ignore_eos": True}})
             wait_for(lambda: first.metric("tandem_requests_running") == 1, what="running")
             first.signal()
             wait_for(lambda: "draining" in first.log(), what="draining")
@@ -284,7 +284,7 @@ def test_drain_ends_connections(start):
         quiet = socket.create_connection(("127.0.0.1", s.port))
         quiet.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         assert quiet.recv(4096).startswith(b"HTTP/1.1 200")
-        running = raw_stream(s, {"inputs": "Once", "parameters": {"max_new_tokens": 100, "ignore_eos": True}})
+        running = raw_stream(s, {"inputs": "Once", "parameters": {"max_new_tokens": 400, "ignore_eos": True}})
         wait_for(lambda: s.metric("tandem_requests_running") == 1, what="running")
         s.signal()
         assert quiet.recv(4096) == b""  # closed
@@ -294,7 +294,7 @@ def test_drain_ends_connections(start):
         text = b""
         while piece := running.recv(65536):
             text += piece
-        assert text.count(b"data:") == 100 and text.endswith(b"0\r\n\r\n")
+        assert text.count(b"data:") == 400 and text.endswith(b"0\r\n\r\n")
         assert s.wait() == 0
         quiet.close()
         idle.close()

@@ -167,7 +167,7 @@ static int most_tokens(const struct seq *q, int n, int rows_left)
 static void plan_add(struct sched *s, struct seq *q)
 {
     struct plan *p = &s->plan;
-    int n = q->n_known - q->n_computed, room = s->c.max_batch_tokens - p->n_tokens;
+    int n = q->n_known - q->n_computed, room = s->budget - p->n_tokens;
     if (n > room) n = room;
     if (!q->no_rows) n = most_tokens(q, n, s->c.max_rows - p->n_rows);
     if (n <= 0) return;
@@ -282,11 +282,14 @@ const struct plan *sched_step(struct sched *s)
     struct plan *p = &s->plan;
     p->n = p->n_tokens = p->n_rows = p->n_preempted = 0;
     s->step++;
+    s->budget = s->c.max_batch_tokens;
     displace(s);
     plan_running(s, 1, 1);
     plan_running(s, 2, FEW);
+    if (p->n && s->c.max_prefill_tokens && s->budget - p->n_tokens > s->c.max_prefill_tokens)
+        s->budget = p->n_tokens + s->c.max_prefill_tokens;
     plan_running(s, FEW + 1, INT_MAX);
-    for (struct seq *q = s->waiting.next, *next; q != &s->waiting && p->n_tokens < s->c.max_batch_tokens; q = next) {
+    for (struct seq *q = s->waiting.next, *next; q != &s->waiting && p->n_tokens < s->budget; q = next) {
         next = q->next;
         if (q->paused || q->blocked) continue;
         if (!admit(s, q)) break; /* in order: a large request is not starved by small ones behind it */

@@ -1,44 +1,32 @@
-/* When a request may not come in.  Loop thread only. */
+/* What the daemon says of itself as a whole.  Loop thread only. */
 #include "server/app.h"
 
 #include "engine/base/clock.h"
+#include "server/watchdog.h"
 
-#include <stdio.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
-static void set_retry_after(struct http_req *req, int seconds)
-{
-    char text[16];
-    snprintf(text, sizeof text, "%d", seconds);
-    http_set_header(req, "Retry-After", text);
-}
-
-void app_reply_overloaded(struct app *app, struct http_req *req)
-{
-    metrics_reject(&app->metrics, REJECT_OVERLOADED);
-    set_retry_after(req, bridge_retry_after(app->bridge));
-    http_reply_error(req, 429, "overloaded", "Model is overloaded");
-}
-
-bool app_refuses(struct app *app, struct http_req *req)
-{
-    if (app->state != APP_READY) {
-        bool loading = app->state == APP_LOADING;
-        metrics_reject(&app->metrics, loading ? REJECT_LOADING : REJECT_DRAINING);
-        set_retry_after(req, loading ? 1 : 5);
-        http_reply_error(req, 503, loading ? "loading" : "draining", "%s",
-                         loading ? "the model is loading" : "the server is shutting down");
-        return true;
-    }
-    if (bridge_has_room(app->bridge)) return false;
-    app_reply_overloaded(app, req);
-    return true;
-}
+enum { RESET_ON_FORK = 1 }; /* SCHED_FLAG_RESET_ON_FORK of linux/sched.h */
 
 bool app_healthy(const struct app *app)
 {
-    struct engine_stats s;
     if (!app->engine) return true; /* loading, or already closed */
-    engine_stats_read(app->engine, &s);
-    uint64_t now = clock_now();
-    return !s.step_started || now < s.step_started || (double)(now - s.step_started) * 1e-9 < app->set->step_timeout;
+    return !watchdog_late(engine_busy_since(app->engine), clock_now(), app->set->step_timeout);
+}
+
+void app_hurry(void)
+{
+    struct { /* sched_setattr(2), version 0 */
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime, deadline, period;
+    } a = {.size = sizeof a, .policy = SCHED_OTHER, .flags = RESET_ON_FORK, .runtime = 100000 /* ns */};
+    a.nice = getpriority(PRIO_PROCESS, 0);
+    /* an operator's choice stays; and threads would not inherit a nice below 0 */
+    if (sched_getscheduler(0) == SCHED_OTHER && a.nice >= 0) syscall(SYS_sched_setattr, 0, &a, 0);
 }

@@ -5,6 +5,8 @@
 #include "engine/adapters.h"
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
+#include "engine/base/crash.h"
+#include "engine/base/flight.h"
 #include "engine/base/log.h"
 #include "engine/base/mailbox.h"
 #include "engine/base/mem.h"
@@ -55,8 +57,8 @@ struct engine {
     /* between the threads */
     struct mailbox inbox;
     struct events events;
-    _Atomic int queued;            /* submitted and never yet scheduled */
-    _Atomic uint64_t step_started; /* 0: no step in progress */
+    _Atomic int queued;          /* submitted and never yet scheduled */
+    _Atomic uint64_t busy_since; /* engine_busy_since */
     pthread_mutex_t stats_lock;
     struct engine_stats stats;
     struct adapters adapters;
@@ -90,7 +92,10 @@ struct engine {
 static void post_msg(struct engine *g, struct msg msg)
 {
     struct msg *m = mem_alloc(sizeof *m);
+    uint64_t idle = 0;
     *m = msg;
+    /* Before the message is there: the turn that takes it ends this mark. */
+    atomic_compare_exchange_strong(&g->busy_since, &idle, clock_now());
     mailbox_send(&g->inbox, &m->mail);
 }
 
@@ -313,6 +318,11 @@ void engine_events_done(struct engine *g, struct event_batch *b)
     events_give(&g->events, b);
 }
 
+uint64_t engine_busy_since(const struct engine *g)
+{
+    return atomic_load(&g->busy_since);
+}
+
 void engine_stats_read(const struct engine *g, struct engine_stats *out)
 {
     struct engine *w = (struct engine *)g; /* the lock is the only thing written */
@@ -320,7 +330,8 @@ void engine_stats_read(const struct engine *g, struct engine_stats *out)
     *out = g->stats;
     pthread_mutex_unlock(&w->stats_lock);
     out->adapters = adapters_count(&w->adapters, &out->adapter_bytes);
-    out->step_started = atomic_load(&g->step_started);
+    uint64_t busy = engine_busy_since(g);
+    out->step_started = busy > clock_now() ? 0 : busy;
     /* requests still in the inbox wait, too */
     if (out->waiting < atomic_load(&g->queued)) out->waiting = atomic_load(&g->queued);
 }
@@ -387,8 +398,9 @@ static bool handle(struct engine *g, const struct msg *m)
 static bool take_inbox(struct engine *g, bool wait)
 {
     bool go_on = true;
-    struct mail *next;
-    for (struct mail *m = mailbox_take(&g->inbox, wait); m; m = next) {
+    struct mail *next, *m = mailbox_take(&g->inbox, wait);
+    atomic_store(&g->busy_since, clock_now());
+    for (; m; m = next) {
         next = m->next;
         go_on &= handle(g, (struct msg *)m);
         free(m);
@@ -529,7 +541,8 @@ static void fail_step(struct engine *g, const struct plan *p)
 static void run_step(struct engine *g, const struct plan *p)
 {
     uint64_t start = clock_now();
-    atomic_store(&g->step_started, start);
+    flight_begin(start, p->n, p->n_tokens, p->n_rows, p->n_preempted);
+    for (int i = 0; i < p->n; i++) flight_request(i, request_of(&p->v[i])->id, p->v[i].start, p->v[i].n);
     mark_scheduled(g, p, start);
     batch_build(&g->batch, g->s.model.d, p);
     model_forward(&g->s.model, &g->batch);
@@ -559,9 +572,10 @@ static void run_step(struct engine *g, const struct plan *p)
             out += rows;
         }
     }
+    uint64_t end = clock_now();
     g->now.steps++;
-    g->now.last_step_ns = clock_now() - start;
-    atomic_store(&g->step_started, 0);
+    g->now.last_step_ns = end - start;
+    flight_end(end);
 }
 
 static void publish(struct engine *g, const struct plan *p)
@@ -574,6 +588,7 @@ static void publish(struct engine *g, const struct plan *p)
     g->now.pages_cached = kv_cached(g->pool);
     g->now.pages_used = kv_pages(g->pool) - kv_available(g->pool);
     if (p) g->now.preemptions += (uint64_t)p->n_preempted;
+    flight_counts(g->now.waiting, g->now.running, paused);
     pthread_mutex_lock(&g->stats_lock);
     g->stats = g->now;
     pthread_mutex_unlock(&g->stats_lock);
@@ -591,6 +606,7 @@ static void give_to_training(struct engine *g, const struct plan *p)
     if (!train_gate_wanted(g->gate)) return;
     uint64_t used = 0;
     if (!p->n) {
+        atomic_store(&g->busy_since, clock_now() + IDLE_GIFT_NS); /* when it is to be back */
         used = train_gate_give(g->gate, IDLE_GIFT_NS, mail_waits, g);
     } else {
         uint64_t ns = train_share_allow(&g->share, g->now.last_step_ns);
@@ -608,6 +624,7 @@ int engine_turn(struct engine *g, bool wait)
     publish(g, p); /* before the events: who has seen a request end sees its pages free */
     events_post(&g->events);
     give_to_training(g, p);
+    atomic_store(&g->busy_since, 0);
     return p->n_tokens;
 }
 
@@ -621,9 +638,11 @@ static void *engine_main(void *arg)
     struct engine *g = arg;
     struct err e;
     int n = 0;
+    crash_thread_begin();
     if (setup_pin(&g->s, &e)) log_write(LOG_WARN, "%s", e.msg);
     while ((n = engine_turn(g, n == 0)) >= 0) {
     }
+    crash_thread_end();
     return NULL;
 }
 

@@ -252,11 +252,16 @@ struct engine_stats {
     uint64_t prefix_query_tokens, prefix_hit_tokens;
     int adapters; /* that can be named */
     size_t adapter_bytes;
-    uint64_t step_started; /* clock_now() of the step in progress; 0 when idle */
+    uint64_t step_started; /* as engine_busy_since, but 0 where that is in the future */
     uint64_t last_step_ns;
     uint64_t train_ns; /* that training had the device */
 };
 
 void engine_stats_read(const struct engine *, struct engine_stats *);
+/* clock_now() of when the engine thread began the turn (a step and what belongs to it) that it is in, or of when
+ * somebody began to wait for it to wake, or of when training is to give the device back, which may be in the future; 0
+ * when it has nothing to do.  What is long ago is stuck.  Any thread, no lock: it answers whatever the engine hangs
+ * in. */
+uint64_t engine_busy_since(const struct engine *);
 
 #endif

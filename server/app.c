@@ -2,6 +2,7 @@
 #include "server/app.h"
 
 #include "engine/base/clock.h"
+#include "server/watchdog.h"
 
 #include <stdio.h>
 
@@ -36,9 +37,6 @@ bool app_refuses(struct app *app, struct http_req *req)
 
 bool app_healthy(const struct app *app)
 {
-    struct engine_stats s;
     if (!app->engine) return true; /* loading, or already closed */
-    engine_stats_read(app->engine, &s);
-    uint64_t now = clock_now();
-    return !s.step_started || now < s.step_started || (double)(now - s.step_started) * 1e-9 < app->set->step_timeout;
+    return !watchdog_late(engine_busy_since(app->engine), clock_now(), app->set->step_timeout);
 }

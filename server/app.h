@@ -14,6 +14,7 @@ struct constraints;
 struct jobs;
 struct store;
 struct uv_loop_s;
+struct watchdog;
 
 enum app_state { APP_LOADING, APP_READY, APP_DRAINING };
 
@@ -34,6 +35,7 @@ struct app {
     struct uv_loop_s *loop;
     struct store *store;
     struct jobs *jobs;
+    struct watchdog *watchdog;
     struct metrics metrics;
     size_t call_bytes; /* bodies that the store has (call.h) */
     int event_streams; /* GET /train/{id}/events, open */
@@ -46,7 +48,7 @@ struct app {
 bool app_refuses(struct app *, struct http_req *);
 /* 429 in the shape of the above. */
 void app_reply_overloaded(struct app *, struct http_req *);
-/* false when a step has been running for longer than --step-timeout */
+/* false when the engine has been in one step, or has left a message unread, for longer than --step-timeout */
 bool app_healthy(const struct app *);
 
 /* handlers: api_generate.c */

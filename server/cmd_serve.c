@@ -3,13 +3,17 @@
  *   listening --loaded--> ready --signal--> draining --idle, or --drain-timeout, or a second signal--> closing
  *
  * Liveness (/health) holds from the first moment; readiness (/ready) only in `ready`.  While draining, the port stays
- * open and new work is refused with 503, so that a balancer sees why; it closes when the last generation is done.  A
- * training job writes its checkpoint at the signal, and goes on at the next start; event streams end with the
- * generations.  Closing goes from the outside in: connections, the runner of jobs, the store, what is on the thread
- * pool, the engine. Loop thread, but for work_load. */
+ * open and new work is refused with 503, so that a balancer sees why; every answer closes its connection; the port
+ * closes when the last generation is done.  (A socket that the service manager handed over is let go at once: who
+ * connects waits for the next process.)  SIGHUP reloads (reload.h).  A training job writes its checkpoint at the
+ * signal, and goes on at the next start; event streams end with the generations.  Closing goes from the outside in:
+ * connections, the runner of jobs, the store, what is on the thread pool, the engine. Loop thread, but for work_load.
+ */
 #include "engine/base/clock.h"
+#include "engine/base/crash.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "server/activation.h"
 #include "server/adapter_dir.h"
 #include "server/api_files.h"
 #include "server/app.h"
@@ -17,7 +21,11 @@
 #include "server/constraint.h"
 #include "server/jobs.h"
 #include "server/models.h"
+#include "server/notify.h"
+#include "server/reload.h"
+#include "server/service.h"
 #include "server/store.h"
+#include "server/watchdog.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,12 +45,15 @@ enum { LAST_WORDS_MS = 1000, STOP_MS = 20000 };
 struct server {
     struct app app;
     uv_loop_t loop;
-    uv_signal_t sigterm, sigint;
+    uv_signal_t sigterm, sigint, sighup;
     uv_timer_t drain_timer;
     uv_work_t load;
     struct engine *loaded; /* by work_load, taken over by after_load */
     struct err load_error;
     uint64_t started;
+    struct reload reload;
+    bool activated; /* the listening socket is the service manager's */
+    char host[64];  /* what it listens on */
     bool closing;
     int status; /* of the process */
 };
@@ -156,9 +167,8 @@ static void print_report(const struct server *s)
 }
 
 /* An address a person can paste: the wildcard is no place to connect to. */
-static void print_url(char out[static 128], const struct settings *set, int port)
+static void print_url(char out[static 128], const char *host, int port)
 {
-    const char *host = set->host;
     if (strcmp(host, "0.0.0.0") == 0) host = "127.0.0.1";
     if (strcmp(host, "::") == 0) host = "::1";
     snprintf(out, 128, strchr(host, ':') ? "http://[%.64s]:%d" : "http://%.64s:%d", host, port);
@@ -202,6 +212,9 @@ static void set_ready(struct server *s)
     app->constraints = constraints_new(app->bridge);
     set_fingerprint(app);
     app->state = APP_READY;
+    watchdog_engine(app->watchdog, app->engine);
+    watchdog_ready(app->watchdog);
+    crash_modules();
 }
 
 static void after_load(uv_work_t *w, int status)
@@ -224,7 +237,7 @@ static void after_load(uv_work_t *w, int status)
     set_ready(s);
     jobs_ready(s->app.jobs);
     char url[128];
-    print_url(url, s->app.set, http_server_port(s->app.http));
+    print_url(url, s->host, http_server_port(s->app.http));
     print_report(s);
     fprintf(stderr,
             "console    %s/\n"
@@ -232,6 +245,8 @@ static void after_load(uv_work_t *w, int status)
             "'{\"inputs\":\"Once upon a time\",\"parameters\":{\"max_new_tokens\":60},\"stream\":true}'\n",
             url, url);
     log_info("ready model=%s url=%s", s->app.info->model_id, url);
+    notify_status("serving %s on %s", s->app.info->model_id, url);
+    notify_ready();
 }
 
 /* ---- stopping -------------------------------------------------------------------------------------------------- */
@@ -244,6 +259,7 @@ static void on_bridge_closed(void *arg)
     constraints_free(s->app.constraints);
     chat_close(&s->app.chat);
     free(s->app.model_name);
+    watchdog_close(s->app.watchdog);
     uv_timer_stop(&s->drain_timer);
     uv_close((uv_handle_t *)&s->drain_timer, NULL); /* nothing is left in the loop: uv_run returns */
 }
@@ -251,6 +267,7 @@ static void on_bridge_closed(void *arg)
 static void on_store_closed(void *arg)
 {
     struct server *s = arg;
+    watchdog_engine(s->app.watchdog, NULL);
     /* what is on the pool reads the engine: the bridge waits for it, and only then closes the engine */
     bridge_close(s->app.bridge, on_bridge_closed, s);
 }
@@ -320,6 +337,7 @@ static void on_signal(uv_signal_t *h, int signum)
     struct server *s = h->data;
     if (s->app.state == APP_LOADING) {
         log_info("stopping: signal=%d, the model was still loading", signum);
+        notify_stopping(1);
         _exit(s->status); /* nothing to lose, and loading cannot be interrupted */
     }
     if (s->app.state == APP_DRAINING) {
@@ -330,9 +348,19 @@ static void on_signal(uv_signal_t *h, int signum)
     log_info("draining: signal=%d active=%d timeout_s=%g", signum, bridge_active(s->app.bridge),
              s->app.set->drain_timeout);
     s->app.state = APP_DRAINING;
+    notify_stopping(s->app.set->drain_timeout + (LAST_WORDS_MS + STOP_MS + 5000) * 1e-3);
+    notify_status("draining: %d requests, for at most %g s", bridge_active(s->app.bridge), s->app.set->drain_timeout);
+    http_server_wind_down(s->app.http, !s->activated);
     jobs_drain(s->app.jobs); /* its checkpoint is written while requests end */
     uv_timer_start(&s->drain_timer, on_drain_timeout, (uint64_t)(s->app.set->drain_timeout * 1000), 0);
     bridge_on_idle(s->app.bridge, on_generations_done, s);
+}
+
+static void on_hangup(uv_signal_t *h, int signum)
+{
+    struct server *s = h->data;
+    (void)signum;
+    if (!s->closing) reload_all(&s->reload);
 }
 
 /* ---- starting -------------------------------------------------------------------------------------------------- */
@@ -350,20 +378,21 @@ static int open_http(struct server *s, struct err *e)
 {
     const struct settings *set = s->app.set;
     struct http_server_config c;
+    int fd;
+    if (activation_take(&fd, e)) return e->code;
     http_server_defaults(&c);
+    snprintf(s->host, sizeof s->host, "%s", set->host);
+    if (fd >= 0) {
+        s->activated = true;
+        c.listen_fd = fd;
+        activation_host(fd, s->host, sizeof s->host);
+    }
     c.host = set->host;
     c.port = set->port;
     c.routes = routes;
     c.n_routes = N_ROUTES;
     c.app = &s->app;
-    c.max_connections = set->max_connections;
-    c.max_header_bytes = set->max_header_size;
-    c.max_body_bytes = set->max_body_size;
-    c.header_timeout_ms = (int)(set->header_timeout * 1000);
-    c.body_timeout_ms = (int)(set->body_timeout * 1000);
-    c.idle_timeout_ms = (int)(set->idle_timeout * 1000);
-    c.write_timeout_ms = (int)(set->write_timeout * 1000);
-    c.cors_origin = set->cors_origin && *set->cors_origin ? set->cors_origin : NULL;
+    reload_http_config(set, &c);
     s->app.http = http_server_open(&s->loop, &c, e);
     if (!s->app.http) return e->code;
     http_server_on_done(s->app.http, on_request_done);
@@ -375,14 +404,17 @@ static void open_signals(struct server *s)
     signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of that write, not the end of the process */
     uv_signal_init(&s->loop, &s->sigterm);
     uv_signal_init(&s->loop, &s->sigint);
+    uv_signal_init(&s->loop, &s->sighup);
     uv_timer_init(&s->loop, &s->drain_timer);
-    s->sigterm.data = s->sigint.data = s->drain_timer.data = s;
+    s->sigterm.data = s->sigint.data = s->sighup.data = s->drain_timer.data = s;
     uv_signal_start(&s->sigterm, on_signal, SIGTERM);
     uv_signal_start(&s->sigint, on_signal, SIGINT);
+    uv_signal_start(&s->sighup, on_hangup, SIGHUP);
     /* They stay until the process is gone: closing them would bring the default action back, and an impatient second
      * signal would turn a clean end into a kill. */
     uv_unref((uv_handle_t *)&s->sigterm);
     uv_unref((uv_handle_t *)&s->sigint);
+    uv_unref((uv_handle_t *)&s->sighup);
 }
 
 static int serve(struct server *s)
@@ -402,8 +434,9 @@ static int serve(struct server *s)
     s->app.store = store_open(&s->loop, settings_data_dir(s->app.set));
     s->app.jobs = jobs_open(&s->app);
     s->app.sse = sse_hub_open(&s->loop, s->app.set->sse_keepalive);
+    s->app.watchdog = watchdog_open(&s->loop, s->app.set->step_timeout);
     char url[128];
-    print_url(url, s->app.set, http_server_port(s->app.http));
+    print_url(url, s->host, http_server_port(s->app.http));
     fprintf(stderr, "listening %s\n", url);
     s->load.data = s;
     uv_queue_work(&s->loop, &s->load, work_load, after_load);
@@ -421,6 +454,8 @@ int cmd_serve(int argc, char **argv)
         static struct server s;
         s.app.set = &set;
         s.started = clock_now();
+        s.reload = (struct reload){.app = &s.app, .live = &set, .argc = argc, .argv = argv};
+        service_begin(&set);
         status = serve(&s);
     }
     settings_free(&set);

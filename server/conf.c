@@ -319,6 +319,8 @@ int conf_parse(struct settings *s, enum command cmd, int argc, char *const *argv
 
 const char *settings_data_dir(const struct settings *s)
 {
+    const char *state = getenv("STATE_DIRECTORY"); /* systemd's, for StateDirectory= */
     if (s->data_dir && *s->data_dir) return s->data_dir;
+    if (state && *state == '/' && !strchr(state, ':')) return state;
     return geteuid() == 0 ? "/var/lib/tandem" : "./tandem-data";
 }

@@ -3,6 +3,7 @@
 #ifndef TANDEM_SERVER_CONF_H
 #define TANDEM_SERVER_CONF_H
 
+#include "engine/base/buf.h"
 #include "engine/base/err.h"
 
 #include <stdbool.h>
@@ -20,6 +21,7 @@ enum command {
     CMD_BENCH = 32,
     CMD_TRAIN = 64,
     CMD_CHAT = 128,
+    CMD_HEALTH = 256,
 };
 
 struct string_list {
@@ -57,9 +59,9 @@ struct settings {
     /* one run of a command */
     char *adapter, *prompt, *system, *text, *file, *ids, *out, *type, *layout, *calibrate, *batch, *ops;
     char *method, *data, *eval_data, *format, *from;
-    bool json, kl, ignore_eos, special, train_on_prompt, keep_duplicates;
+    bool json, kl, ignore_eos, special, train_on_prompt, keep_duplicates, ready;
     int max_new_tokens, top_n, top_k, window, prompt_tokens, generate_tokens, repeat;
-    double temperature, top_p, typical_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
+    double temperature, top_p, typical_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, within;
     uint64_t seed;
     struct string_list stop;
 
@@ -92,6 +94,8 @@ struct conf_option {
     bool flag_only;    /* belongs to one run: neither in the environment nor in a file */
     const char *arg;   /* what --help calls the value */
     const char *help;
+    bool reloadable; /* SIGHUP takes it over (reload.h); else a change needs a restart */
+    bool secret;     /* its value is not written into reports */
 };
 
 const struct conf_option *conf_options(int *n);
@@ -114,6 +118,18 @@ int conf_set(struct settings *s, const struct conf_option *o, const char *text, 
 const struct conf_option *conf_find(const char *name, size_t len); /* '_' counts as '-'; NULL */
 /* the option of `cmd` (0: any) whose name is nearest to a mistyped one; NULL when none is near */
 const char *conf_nearest(const char *name, size_t len, unsigned cmd);
+
+/* ---- conf_reload.c ---- */
+
+/* Appends the option's value as it would be typed; nothing when it is not set. */
+void conf_format(const struct settings *s, const struct conf_option *o, struct buf *out);
+/* Appends "name = value" for every option of `cmd`, a line each, and where it was set; secrets as "(set)". */
+void conf_describe(const struct settings *s, enum command cmd, struct buf *out);
+/* An option that `fresh` has otherwise than `live`; values are good during the call. */
+typedef void conf_change_fn(void *arg, const struct conf_option *o, const char *was, const char *now, bool taken);
+/* Moves what is reloadable and differs from `fresh` into `live`, and tells of every difference among the options of
+ * `cmd`.  What is not reloadable stays.  Returns how many were taken over.  `fresh` is still the caller's to free. */
+int conf_reload(struct settings *live, struct settings *fresh, enum command cmd, conf_change_fn *fn, void *arg);
 
 int conf_load_file(struct settings *s, const char *path, struct err *e);           /* conf_yaml.c */
 void conf_help(FILE *out, enum command cmd, const char *usage, const char *about); /* conf_help.c */

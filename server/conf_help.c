@@ -44,6 +44,8 @@ static void describe(const struct conf_option *o, char *out, size_t size)
     }
     if (o->value) n += snprintf(out + n, size - (size_t)n, "default %s", *o->value ? o->value : "empty");
     if ((o->min != 0 || o->max != 0) && o->max < 1e9) put_range(o, out + n, size - (size_t)n);
+    n = (int)strlen(out);
+    if (o->reloadable) snprintf(out + n, size - (size_t)n, "%sreloadable", n ? "; " : "");
 }
 
 static void put_option(FILE *out, const struct conf_option *o)
@@ -77,4 +79,6 @@ void conf_help(FILE *out, enum command cmd, const char *usage, const char *about
         out, "\nAn option NAME may be set as --name VALUE or --name=VALUE%s.\n",
         ", in the environment as TANDEM_NAME, or in the\nfile of --config as  name: VALUE  (flags win over the "
         "environment, that over the file; options of a single run\nsuch as --prompt, --file or --json are flags only)");
+    if (cmd == CMD_SERVE)
+        fprintf(out, "What is reloadable is read again on SIGHUP, from the environment and the file.\n");
 }

@@ -369,7 +369,7 @@ void conn_lost(struct conn *c)
 
 static void exchange_end(struct conn *c)
 {
-    bool keep = c->keep && !c->server->draining;
+    bool keep = c->keep && !c->server->winding_down;
     exchange_finish(c);
     if (!keep) {
         conn_linger(c);

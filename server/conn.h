@@ -111,7 +111,7 @@ struct http_server {
     uv_check_t check;
     uv_idle_t idle;
     int open_handles;
-    bool listening, draining, closing;
+    bool listening, winding_down, draining, closing;
     void (*drained)(void *), (*closed)(void *);
     void *drained_arg, *closed_arg;
     uint64_t last_complaint; /* accept errors are logged once a second */

@@ -7,6 +7,7 @@
  *     checkpoints/JOB/           the trainer's own directory (train.h), its unpublished result
  *     adapters/NAME/             published results; models/NAME/ those of full training
  *     tensorboard/JOB/           event files
+ *     crashes/TIME-PID.txt       reports of the end (engine/base/crash.h)
  *
  * Any thread; the loop only for what touches no file (names, paths, the time). */
 #ifndef TANDEM_SERVER_DATA_DIR_H
@@ -30,7 +31,7 @@ bool data_name_ok(const char *name);
 char *data_path(const char *dir, const char *a, const char *b);
 /* The real path of a regular file that the operator put into the data directory: `path` is relative to it, or absolute
  * and inside.  NULL and *e: it leads out (by .. or by a link), is not there, is no regular file, or is the daemon's
- * own (jobs.sqlite, lock, all in files/, inline/, cache/, checkpoints/, tensorboard/).  Owned by the caller. */
+ * own (jobs.sqlite, lock, all in files/, inline/, cache/, checkpoints/, tensorboard/, crashes/).  Owned by the caller. */
 char *data_find(const char *dir, const char *path, struct err *e);
 
 /* Makes DIR/a (and DIR/a/b) where missing, durably. */

@@ -90,6 +90,7 @@ struct http_route {
 struct http_server_config {
     const char *host; /* "127.0.0.1", "::1", "0.0.0.0" */
     int port;         /* 0: any; http_server_port tells */
+    int listen_fd;    /* a listening TCP socket, taken over, in place of host and port; 0: none */
     const struct http_route *routes;
     int n_routes;
     void *app;
@@ -121,8 +122,15 @@ const struct http_server_stats *http_server_stats(const struct http_server *);
 /* Called for every finished exchange: for metrics and the access log.  status 0: the client left before an answer. */
 void http_server_on_done(struct http_server *,
                          void (*fn)(void *app, const struct http_req *, int status, uint64_t duration_ns));
+/* Takes over max_*, *_timeout_ms and cors_origin of `config` but for max_buffered_bytes: they hold from the next request,
+ * head, body or wait on. */
+void http_server_reconfigure(struct http_server *, const struct http_server_config *config);
+/* The end is near: every answer is its connection's last, and idle connections close.  New ones are still accepted, so
+ * that their clients hear why they are refused; with `accepting` false they wait in the listening socket for whoever
+ * else has it. */
+void http_server_wind_down(struct http_server *, bool accepting);
 /* Stops accepting, closes idle connections, answers what runs with Connection: close; calls done(arg) when the last
- * connection is gone.  Does nothing when the server drains or closes already. */
+ * connection is gone, perhaps at once.  Does nothing when the server drains or closes already. */
 void http_server_drain(struct http_server *, void (*done)(void *), void *arg);
 /* Closes everything now (on_close of what runs is called within); done(arg) when the handles are closed; then
  * http_server_free.  Not from inside a handler or its callbacks.  After it, a drain's done is not called any more. */

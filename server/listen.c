@@ -150,7 +150,7 @@ static void start_flushing(struct http_server *s)
 
 struct http_server *http_server_open(struct uv_loop_s *loop, const struct http_server_config *config, struct err *e)
 {
-    int fd = bind_socket(config, e);
+    int fd = config->listen_fd ? config->listen_fd : bind_socket(config, e);
     if (fd < 0) return NULL;
     /* libuv writes without MSG_NOSIGNAL: a client that left would kill us. */
     struct sigaction old;
@@ -170,6 +170,20 @@ struct http_server *http_server_open(struct uv_loop_s *loop, const struct http_s
     start_flushing(s);
     s->open_handles = 4;
     return s;
+}
+
+void http_server_reconfigure(struct http_server *s, const struct http_server_config *config)
+{
+    struct http_server_config *c = &s->config;
+    free(s->cors_origin);
+    s->cors_origin = config->cors_origin ? mem_strdup(config->cors_origin) : NULL;
+    c->max_connections = config->max_connections;
+    c->max_header_bytes = config->max_header_bytes;
+    c->max_body_bytes = config->max_body_bytes;
+    c->header_timeout_ms = config->header_timeout_ms;
+    c->body_timeout_ms = config->body_timeout_ms;
+    c->idle_timeout_ms = config->idle_timeout_ms;
+    c->write_timeout_ms = config->write_timeout_ms;
 }
 
 int http_server_port(const struct http_server *s)
@@ -233,18 +247,25 @@ static void stop_listening(struct http_server *s)
     uv_close((uv_handle_t *)&s->listener, on_handle_closed);
 }
 
+void http_server_wind_down(struct http_server *s, bool accepting)
+{
+    s->winding_down = true;
+    if (!accepting) stop_listening(s);
+    struct conn *next;
+    for (struct conn *c = s->conns; c; c = next) {
+        next = c->next;
+        conn_drain(c);
+    }
+}
+
 void http_server_drain(struct http_server *s, void (*done)(void *), void *arg)
 {
     if (s->draining || s->closing) return;
     s->draining = true;
     s->drained = done;
     s->drained_arg = arg;
-    stop_listening(s);
-    struct conn *next;
-    for (struct conn *c = s->conns; c; c = next) {
-        next = c->next;
-        conn_drain(c);
-    }
+    http_server_wind_down(s, false);
+    server_settle(s); /* there may be nothing left to wait for */
 }
 
 void http_server_close(struct http_server *s, void (*done)(void *), void *arg)

@@ -26,6 +26,12 @@ struct sse_hub *sse_hub_open(uv_loop_t *loop, double keepalive_seconds)
     return h;
 }
 
+void sse_hub_keepalive(struct sse_hub *h, double keepalive_seconds)
+{
+    h->silence_ns = (uint64_t)(keepalive_seconds * 1e9);
+    if (uv_is_active((uv_handle_t *)&h->timer)) uv_timer_set_repeat(&h->timer, h->silence_ns / 4000000 + 1);
+}
+
 static void on_closed(uv_handle_t *t)
 {
     free(t->data);

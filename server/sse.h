@@ -13,6 +13,8 @@ struct sse_hub;
 
 /* One per server: a timer that runs only while streams are open. */
 struct sse_hub *sse_hub_open(struct uv_loop_s *, double keepalive_seconds);
+/* For the streams that begin from now on, and within a period for those that run. */
+void sse_hub_keepalive(struct sse_hub *, double keepalive_seconds);
 void sse_hub_close(struct sse_hub *); /* frees itself once the loop closed the timer; streams must be gone */
 
 /* A stream; lives in its owner's memory until sse_stop. */

@@ -8,10 +8,12 @@
 
 #define CHECK(cond)                                                                                                    \
     do {                                                                                                               \
-        if (__builtin_expect(!(cond), 0)) {                                                                            \
-            fprintf(stderr, "tandem: %s:%d: %s: impossible state: %s\n", __FILE__, __LINE__, __func__, #cond);         \
-            abort();                                                                                                   \
-        }                                                                                                              \
+        if (__builtin_expect(!(cond), 0)) check_failed(__FILE__, __LINE__, __func__, #cond);                           \
     } while (0)
+
+/* Says so on stderr, keeps the line for the crash report, and aborts.  Any thread. */
+_Noreturn void check_failed(const char *file, int line, const char *func, const char *cond);
+/* What check_failed said, or ""; fixed memory, for the crash report (base/crash.h). */
+const char *check_message(void);
 
 #endif

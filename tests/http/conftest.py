@@ -31,12 +31,12 @@ def wait_for(condition, seconds=30.0, what="the condition"):
 class Server:
     """One `tandem serve`; a context manager that ends it with SIGTERM and expects a clean exit."""
 
-    def __init__(self, log, *args, model=MODEL, ready=True, env=None):
+    def __init__(self, log, *args, model=MODEL, ready=True, env=None, wrap=(), **popen):
         self.log_path = log
         self.data = Path(next((args[i + 1] for i in range(len(args) - 1) if args[i] == "--data-dir"), f"{log}.data"))
         with open(log, "wb") as out:
-            self.process = subprocess.Popen([BINARY, "serve", "--model", model, "--port", "0", "--data-dir", self.data, *map(str, args)],
-                                            stderr=out, stdout=out, stdin=subprocess.DEVNULL, cwd=ROOT, env={**ENV, **(env or {})})
+            self.process = subprocess.Popen([*wrap, BINARY, "serve", "--model", model, "--port", "0", "--data-dir", self.data, *map(str, args)],
+                                            stderr=out, stdout=out, stdin=subprocess.DEVNULL, cwd=ROOT, env={**ENV, **(env or {})}, **popen)
         try:
             self.url = wait_for(self._listening, what=f"listening; {log}")
             self.port = int(self.url.rsplit(":", 1)[1])

@@ -158,8 +158,8 @@ static void test_help(void **state)
 static void test_every_option_is_in_help(void **state)
 {
     (void)state;
-    const enum command all[] = {CMD_SERVE,    CMD_GENERATE, CMD_TOKENIZE, CMD_PERPLEXITY,
-                                CMD_QUANTIZE, CMD_BENCH,    CMD_TRAIN,    CMD_CHAT};
+    const enum command all[] = {CMD_SERVE, CMD_GENERATE, CMD_TOKENIZE, CMD_PERPLEXITY, CMD_QUANTIZE,
+                                CMD_BENCH, CMD_TRAIN,    CMD_CHAT,     CMD_HEALTH};
     for (size_t c = 0; c < sizeof all / sizeof *all; c++) {
         char *text = NULL, name[80];
         size_t len = 0;
@@ -343,10 +343,60 @@ static void test_shipped_file_agrees(void **state)
     buf_free(&line);
 }
 
+/* ---- reloading ------------------------------------------------------------------------------------------------- */
+
+static struct buf told;
+
+static void note_change(void *arg, const struct conf_option *o, const char *was, const char *now, bool taken)
+{
+    assert_ptr_equal(arg, &told);
+    buf_printf(&told, "%s: %s -> %s%s\n", o->name, was, now, taken ? "" : " (restart)");
+}
+
+static void test_reload(void **state)
+{
+    (void)state;
+    struct settings live;
+    char *first[] = {"--port=1", "--drain-timeout=5", "--access-log", NULL};
+    assert_int_equal(conf_parse(&live, CMD_SERVE, 3, first, &e), 0);
+    PARSE(CMD_SERVE, "--port=2", "--log-level=debug", "--access-log", "--cors-origin=", "--model=elsewhere");
+    assert_int_equal(conf_reload(&live, &s, CMD_SERVE, note_change, &told), 3);
+    assert_string_equal(told.data, "log-level: info -> debug\nmodel: models/demo -> elsewhere (restart)\n"
+                                   "port: 1 -> 2 (restart)\ncors-origin: * -> \ndrain-timeout: 5 -> 60\n");
+    assert_int_equal(live.port, 1);
+    assert_string_equal(live.model, "models/demo");
+    assert_string_equal(live.log_level, "debug");
+    assert_string_equal(live.cors_origin, "");
+    assert_true(live.drain_timeout == 60 && live.access_log);
+    assert_string_equal(s.log_level, "info"); /* freed with the settings it is in */
+    PARSE(CMD_SERVE, "--port=1", "--log-level=debug", "--access-log", "--cors-origin=");
+    buf_clear(&told);
+    assert_int_equal(conf_reload(&live, &s, CMD_SERVE, note_change, &told), 0);
+    assert_int_equal(told.len, 0);
+    buf_free(&told);
+    settings_free(&live);
+}
+
+static void test_describe(void **state)
+{
+    (void)state;
+    struct buf text = {0};
+    setenv("TANDEM_MAX_SEQS", "5", 1);
+    PARSE(CMD_SERVE, "--port=1", "--host", "::1");
+    conf_describe(&s, CMD_SERVE, &text);
+    assert_non_null(strstr(text.data, "\nhost = ::1  (flag)\nport = 1  (flag)\n"));
+    assert_non_null(strstr(text.data, "\nmax-seqs = 5  (environment)\n"));
+    assert_non_null(strstr(text.data, "\nstep-timeout = 60\n"));
+    assert_null(strstr(text.data, "prompt = ")); /* not an option of serve */
+    buf_free(&text);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1) shipped = argv[1];
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_reload, teardown),
+        cmocka_unit_test_teardown(test_describe, teardown),
         cmocka_unit_test_teardown(test_table_is_sound, teardown),
         cmocka_unit_test_teardown(test_defaults, teardown),
         cmocka_unit_test_teardown(test_flag_forms, teardown),

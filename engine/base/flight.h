@@ -1,0 +1,34 @@
+/* The flight recorder: what the engine did last, in fixed memory that a signal handler may read (base/crash.h).  One
+ * thread writes, the engine's; any may read, also while it writes: then a line may be half old and half new, which is
+ * good enough for a report of the end.  Of several engines in a process the lines mix. */
+#ifndef TANDEM_BASE_FLIGHT_H
+#define TANDEM_BASE_FLIGHT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { FLIGHT_STEPS = 32, FLIGHT_REQUESTS = 32 };
+
+struct flight_step {
+    uint64_t number;         /* from 1 */
+    uint64_t started, ended; /* clock_now(); ended 0: in progress */
+    int requests, tokens, rows, preempted;
+};
+
+struct flight_request { /* of the newest step */
+    uint64_t id;
+    int start, tokens; /* positions [start, start + tokens) of its text */
+};
+
+void flight_begin(uint64_t now, int requests, int tokens, int rows, int preempted);
+void flight_request(int i, uint64_t id, int start, int tokens); /* i beyond FLIGHT_REQUESTS: not kept */
+void flight_end(uint64_t now);
+void flight_counts(int waiting, int running, int paused);
+
+/* The i-th newest step; false where there is none. */
+bool flight_step(int i, struct flight_step *out);
+/* The i-th request of the newest step; likewise. */
+bool flight_request_at(int i, struct flight_request *out);
+void flight_counts_read(int out[static 3]); /* waiting, running, paused */
+
+#endif

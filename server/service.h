@@ -1,0 +1,14 @@
+/* The daemon as somebody's service: what is prepared at start so that its end can be understood, and what the service
+ * manager is told.  Main thread. */
+#ifndef TANDEM_SERVER_SERVICE_H
+#define TANDEM_SERVER_SERVICE_H
+
+#include "server/conf.h"
+
+/* First thing: crash reports (engine/base/crash.h) into the data directory with these settings in them, and the
+ * manager's socket (notify.h).  Says when an earlier process left a report, and deletes all but the newest sixteen. */
+void service_begin(const struct settings *);
+/* The settings are others: so is what a crash report says. */
+void service_settings(const struct settings *);
+
+#endif

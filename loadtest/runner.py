@@ -121,4 +121,13 @@ def add_server_options(parser):
     parser.add_argument("--tandem", default=BUILD / "server" / "tandem", type=Path, help="the daemon")
     parser.add_argument("--loadtest", default=BUILD / "loadtest" / "tandem-loadtest", type=Path, help="the generator")
     parser.add_argument("--model", default=str(ROOT / "models" / "demo"))
-    parser.add_argument("option", nargs="*", help="after --: further options of tandem serve")
+    parser.epilog = "What follows -- are further options of tandem serve."
+
+
+def parse(parser):
+    """What is after -- goes to the daemon: .option"""
+    arguments = sys.argv[1:]
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    a = parser.parse_args(arguments[:cut])
+    a.option = arguments[cut + 1:]
+    return a

@@ -53,7 +53,8 @@ static struct axis axis_of(const struct svg_plot *p, bool is_x)
         }
     if (a.low > a.high) a.low = 0, a.high = 1;
     if (!is_x && p->from_zero && !a.log) a.low = fmin(a.low, 0);
-    double room = is_x ? 0 : 0.05 * (a.high - a.low);
+    bool labels = p->n && p->series[0].labels;
+    double room = is_x && !labels ? 0 : 0.05 * (a.high - a.low);
     a.high += room;
     if (a.low != 0 || a.log) a.low -= room;
     if (a.high - a.low < 1e-9) a.high = a.low + (a.log ? 0.5 : 1);
@@ -89,7 +90,7 @@ static void put_axis(struct buf *out, const struct axis *a, bool is_x)
         for (double v = ceil(a->low / step) * step; v <= a->high + step * 1e-9; v += step) put_tick(out, a, is_x, v);
         return;
     }
-    bool narrow = a->high - a->low < 1.5; /* then 2 and 5 of each decade as well */
+    bool narrow = a->high - a->low < 2.2; /* then 2 and 5 of each decade as well */
     for (int d = (int)floor(a->low); d <= (int)ceil(a->high); d++)
         for (int k = 0; k < (narrow ? 3 : 1); k++) {
             double v = pow(10, d) * (k == 0 ? 1 : k == 1 ? 2 : 5);

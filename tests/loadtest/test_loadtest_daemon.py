@@ -90,7 +90,7 @@ def test_overload_prints_its_three_figures(tmp_path):
                   "--json", tmp_path / "o.json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "o.json").read_text())
-    assert {"reject_p99_ms", "itl_p99_ratio", "goodput_ratio"} <= set(found["figures"]) and found["capacity_rps"] > 0
+    assert {"reject_p99_ms", "itl_p99_of_full", "goodput_ratio"} <= set(found["figures"]) and found["capacity_rps"] > 0
     assert found["runs"]["4.0"]["outcomes"]["rejected"] > 0 and "goodput:" in done.stdout and "of when they were due" in " ".join(done.stdout.split())
 
 

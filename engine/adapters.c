@@ -214,6 +214,13 @@ int adapters_check(struct adapters *s, const char *name, struct err *e)
     return known ? 0 : ERR_NOT_FOUND;
 }
 
+void adapters_run(struct adapters *s, struct adapter_version *v, int more)
+{
+    pthread_mutex_lock(&s->lock);
+    v->running += more;
+    pthread_mutex_unlock(&s->lock);
+}
+
 bool adapters_release(struct adapters *s, struct adapter_version *v)
 {
     if (!v) return false;
@@ -247,6 +254,7 @@ int adapters_list(struct adapters *s, struct adapter_info *out, int max)
     pthread_mutex_lock(&s->lock);
     for (struct adapter_version *v = s->current; v && n < max; v = v->next) {
         out[n] = v->info;
+        out[n].running = v->running;
         out[n++].requests = v->refs - 1;
     }
     pthread_mutex_unlock(&s->lock);

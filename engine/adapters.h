@@ -17,8 +17,8 @@
 struct adapter_version {
     struct adapter_version *next; /* in the table, by name; or among the buried */
     struct lora_weights lora;
-    struct adapter_info info; /* requests: left 0 */
-    int refs;                 /* under the lock */
+    struct adapter_info info; /* requests, running: left 0 */
+    int refs, running;        /* under the lock; running: those that hold it and were scheduled */
 };
 
 struct adapters {
@@ -45,6 +45,8 @@ int adapters_remove(struct adapters *, const char *name, bool *buried, struct er
 /* The current version, held; NULL and *e (ERR_NOT_FOUND, with the known names) for none. */
 struct adapter_version *adapters_hold(struct adapters *, const char *name, struct err *e);
 int adapters_check(struct adapters *, const char *name, struct err *e);
+/* So many more of its requests run. */
+void adapters_run(struct adapters *, struct adapter_version *, int more);
 /* NULL is allowed.  True: a sweep is due. */
 bool adapters_release(struct adapters *, struct adapter_version *);
 /* The engine's thread: frees what nobody holds. */

@@ -12,6 +12,7 @@
 #include "engine/base/mem.h"
 #include "engine/batch.h"
 #include "engine/events.h"
+#include "engine/look.h"
 #include "engine/masker.h"
 #include "engine/model.h"
 #include "engine/request.h"
@@ -32,7 +33,18 @@ enum { MASK_NS_MIN = 20 * 1000, MASK_SHARE = 32 }; /* masks on the engine thread
 enum { HIDDEN_ROWS = 16 };                         /* of hidden states, on their way from the device */
 enum { MIN_ROWS = 16 }; /* of logits in a step, so that prompt log-probabilities come in decent chunks */
 
-enum msg_kind { MSG_SUBMIT, MSG_CANCEL, MSG_PAUSE, MSG_RESUME, MSG_ADAPTER, MSG_SWEEP, MSG_MASK, MSG_WAKE, MSG_STOP };
+enum msg_kind {
+    MSG_SUBMIT,
+    MSG_CANCEL,
+    MSG_EXPIRE,
+    MSG_PAUSE,
+    MSG_RESUME,
+    MSG_ADAPTER,
+    MSG_SWEEP,
+    MSG_MASK,
+    MSG_WAKE,
+    MSG_STOP
+};
 
 /* An adapter on its way to the device; on the stack of the thread that waits for it. */
 struct adapter_load {
@@ -61,6 +73,7 @@ struct engine {
     _Atomic uint64_t busy_since; /* engine_busy_since */
     pthread_mutex_t stats_lock;
     struct engine_stats stats;
+    struct look look;
     struct adapters adapters;
     pthread_mutex_t load_lock;
     pthread_cond_t load_done;
@@ -134,12 +147,19 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     mailbox_init(&g->inbox);
     events_init(&g->events);
     pthread_mutex_init(&g->stats_lock, NULL);
+    look_init(&g->look);
     pthread_mutex_init(&g->load_lock, NULL);
     pthread_cond_init(&g->load_done, NULL);
     adapters_init(&g->adapters, m->max_adapters, m->max_lora_rank);
     g->pool = kv_pool_new(m->pages, rng_mix(clock_unix()));
-    sched_init(&g->sched, &(struct sched_config){m->max_seqs, m->max_batch_tokens, g->s.max_rows, !c->no_prefix_cache},
-               g->pool);
+    const struct sched_config limits = {
+        .max_seqs = m->max_seqs,
+        .max_batch_tokens = m->max_batch_tokens,
+        .max_rows = g->s.max_rows,
+        .prefix_cache = !c->no_prefix_cache,
+        .max_prefill_tokens = m->max_prefill_tokens,
+    };
+    sched_init(&g->sched, &limits, g->pool);
     g->rows = mem_array((size_t)g->s.max_rows, sizeof *g->rows);
     g->outs = mem_array((size_t)g->s.max_rows, sizeof *g->outs);
     g->hidden = mem_array((size_t)m->hidden * HIDDEN_ROWS, sizeof *g->hidden);
@@ -206,6 +226,11 @@ uint64_t engine_submit(struct engine *g, const struct gen_request *spec, struct 
 void engine_cancel(struct engine *g, uint64_t id)
 {
     send_msg(g, MSG_CANCEL, id, NULL);
+}
+
+void engine_expire(struct engine *g, uint64_t id)
+{
+    send_msg(g, MSG_EXPIRE, id, NULL);
 }
 
 void engine_pause(struct engine *g, uint64_t id)
@@ -336,6 +361,16 @@ void engine_stats_read(const struct engine *g, struct engine_stats *out)
     if (out->waiting < atomic_load(&g->queued)) out->waiting = atomic_load(&g->queued);
 }
 
+struct look *engine_look(const struct engine *g)
+{
+    return (struct look *)&g->look; /* its lock is written by those who read */
+}
+
+void engine_poke(struct engine *g)
+{
+    wake_engine(g);
+}
+
 /* ---- the engine thread: requests ----------------------------------------------------------------------------------
  */
 
@@ -354,13 +389,34 @@ static void drop_request(struct engine *g, struct request *r)
 
 static void end_request(struct engine *g, struct request *r, enum finish_reason why, int stop_index, const char *error)
 {
-    if (!r->times.scheduled) atomic_fetch_sub(&g->queued, 1);
+    if (!r->times.scheduled)
+        atomic_fetch_sub(&g->queued, 1);
+    else if (r->adapter)
+        adapters_run(&g->adapters, r->adapter, -1);
     sched_remove(&g->sched, &r->seq);
     struct request **link = find_link(g, r->id);
     CHECK(*link == r);
     *link = r->next;
     request_done(r, why, stop_index, error, &g->events, clock_now());
     drop_request(g, r);
+}
+
+/* Its next step brings its next token. */
+static bool decodes(const struct request *r)
+{
+    const struct seq *q = &r->seq;
+    return r->n_generated && q->state == SEQ_RUNNING && q->n_known - q->n_computed == 1 && !q->paused && !q->blocked;
+}
+
+static void handle_request(struct engine *g, struct request *r, enum msg_kind kind)
+{
+    switch (kind) {
+    case MSG_CANCEL: end_request(g, r, FINISH_CANCELLED, -1, NULL); return;
+    case MSG_MASK: r->seq.blocked = false; return;
+    case MSG_EXPIRE: r->expired = true; break;
+    default: r->seq.paused = kind == MSG_PAUSE;
+    }
+    if (r->expired && !decodes(r)) end_request(g, r, FINISH_TIMEOUT, -1, NULL);
 }
 
 /* False: stop. */
@@ -385,13 +441,7 @@ static bool handle(struct engine *g, const struct msg *m)
         return true;
     }
     struct request *r = *find_link(g, m->id);
-    if (!r) return true; /* ended meanwhile */
-    if (m->kind == MSG_CANCEL)
-        end_request(g, r, FINISH_CANCELLED, -1, NULL);
-    else if (m->kind == MSG_MASK)
-        r->seq.blocked = false;
-    else
-        r->seq.paused = m->kind == MSG_PAUSE;
+    if (r) handle_request(g, r, m->kind); /* else it ended meanwhile */
     return true;
 }
 
@@ -422,6 +472,7 @@ static void mark_scheduled(struct engine *g, const struct plan *p, uint64_t now)
         struct request *r = request_of(&p->v[i]);
         if (r->times.scheduled) continue;
         r->times.scheduled = now;
+        if (r->adapter) adapters_run(&g->adapters, r->adapter, 1);
         if (r->masked) masked_begin(r->masked);
         atomic_fetch_sub(&g->queued, 1);
         g->now.prefix_query_tokens += (uint64_t)r->n_prompt;
@@ -504,6 +555,7 @@ static void deliver(struct engine *g, const struct plan_item *it, const struct s
         int stop_index;
         enum finish_reason why = request_token(r, out, &g->s.info, g->s.tokenizer, &g->events, now, &stop_index);
         g->now.generated_tokens++;
+        if (why == FINISH_NONE && r->expired) why = events_last(&g->events)->finish = FINISH_TIMEOUT;
         if (why != FINISH_NONE)
             end_request(g, r, why, stop_index, NULL);
         else if (r->masked)
@@ -534,21 +586,26 @@ static void fail_step(struct engine *g, const struct plan *p)
     struct dev_error *err = &g->s.model.d->error;
     log_error("step failed op=%s error=\"%s\"", err->op ? err->op : "?", err->msg);
     dev_clear_error(g->s.model.d);
+    g->now.failed_steps++;
     for (int i = 0; i < p->n; i++)
         end_request(g, request_of(&p->v[i]), FINISH_ERROR, -1, "the device failed in the step");
 }
 
 static void run_step(struct engine *g, const struct plan *p)
 {
-    uint64_t start = clock_now();
+    uint64_t start = clock_now(), mark = start;
     flight_begin(start, p->n, p->n_tokens, p->n_rows, p->n_preempted);
     for (int i = 0; i < p->n; i++) flight_request(i, request_of(&p->v[i])->id, p->v[i].start, p->v[i].n);
+    look_begin(&g->look, p, &g->now, start);
     mark_scheduled(g, p, start);
     batch_build(&g->batch, g->s.model.d, p);
+    look_phase(&g->look, "build", &mark);
     model_forward(&g->s.model, &g->batch);
+    look_phase(&g->look, "forward", &mark);
     if (p->n_rows) {
         await_masks(p, start);
         fill_rows(g, p);
+        look_phase(&g->look, "masks", &mark);
         struct mat logits = g->s.model.logits;
         logits.rows = p->n_rows;
         op_sample(g->s.model.d, (struct sample_args){logits, g->rows, g->outs});
@@ -556,8 +613,9 @@ static void run_step(struct engine *g, const struct plan *p)
     if (g->s.model.d->ops->finish(g->s.model.d)) {
         fail_step(g, p);
     } else {
+        look_phase(&g->look, "sample", &mark);
         for (int i = 0; i < p->n; i++)
-            if (p->v[i].seq->blocked) sched_hold(&g->sched, i);
+            if (p->v[i].seq->blocked) sched_hold(&g->sched, i), g->now.held_rows++;
         sched_commit(&g->sched);
         const struct sample_out *out = g->outs;
         uint64_t now = clock_now(), share = (now - start) / MASK_SHARE;
@@ -572,10 +630,9 @@ static void run_step(struct engine *g, const struct plan *p)
             out += rows;
         }
     }
-    uint64_t end = clock_now();
-    g->now.steps++;
-    g->now.last_step_ns = end - start;
-    flight_end(end);
+    look_phase(&g->look, "deliver", &mark);
+    look_end(&g->look, &g->now);
+    flight_end(clock_now());
 }
 
 static void publish(struct engine *g, const struct plan *p)
@@ -589,6 +646,7 @@ static void publish(struct engine *g, const struct plan *p)
     g->now.pages_used = kv_pages(g->pool) - kv_available(g->pool);
     if (p) g->now.preemptions += (uint64_t)p->n_preempted;
     flight_counts(g->now.waiting, g->now.running, paused);
+    look_seqs(&g->look, &g->sched.running);
     pthread_mutex_lock(&g->stats_lock);
     g->stats = g->now;
     pthread_mutex_unlock(&g->stats_lock);
@@ -604,7 +662,7 @@ static bool mail_waits(void *arg)
 static void give_to_training(struct engine *g, const struct plan *p)
 {
     if (!train_gate_wanted(g->gate)) return;
-    uint64_t used = 0;
+    uint64_t used = 0, start = clock_now();
     if (!p->n) {
         atomic_store(&g->busy_since, clock_now() + IDLE_GIFT_NS); /* when it is to be back */
         used = train_gate_give(g->gate, IDLE_GIFT_NS, mail_waits, g);
@@ -614,16 +672,19 @@ static void give_to_training(struct engine *g, const struct plan *p)
         train_share_used(&g->share, used);
     }
     g->now.train_ns += used;
+    look_training(&g->look, start, used);
 }
 
 int engine_turn(struct engine *g, bool wait)
 {
     if (!take_inbox(g, wait && !train_gate_wanted(g->gate))) return -1;
+    look_serve(&g->look, g->s.model.d);
     const struct plan *p = sched_step(&g->sched);
     if (p->n) run_step(g, p);
     publish(g, p); /* before the events: who has seen a request end sees its pages free */
     events_post(&g->events);
     give_to_training(g, p);
+    if (p->n) look_keep(&g->look, &g->sched, g->now.pages_used);
     atomic_store(&g->busy_since, 0);
     return p->n_tokens;
 }
@@ -664,6 +725,7 @@ void engine_close(struct engine *g)
         send_msg(g, MSG_STOP, 0, NULL);
         pthread_join(g->thread, NULL);
     }
+    look_stop(&g->look); /* before the trainer runs free */
     training_close(&g->training);
     masker_stop(g->masker);
     pthread_mutex_lock(&g->load_lock);
@@ -691,6 +753,7 @@ void engine_close(struct engine *g)
             drop_request(g, r);
         }
     masker_free(g->masker);
+    look_close(&g->look);
     train_gate_free(g->gate);
     sched_free(&g->sched);
     kv_pool_free(g->pool);

@@ -11,6 +11,7 @@
 #define TANDEM_ENGINE_H
 
 #include "engine/base/err.h"
+#include "engine/base/histogram.h"
 #include "engine/tokenizer.h"
 #include "engine/train.h"
 
@@ -38,6 +39,8 @@ struct engine_config {
     int kv_pages;            /* exactly so many pages, or ERR_NOMEM with what they need; 0: by the line above */
     int max_seqs;            /* requests that run at once; 0: 64 */
     int max_batch_tokens;    /* tokens in one step; 0: 512 */
+    int max_prefill_tokens;  /* and of prompts among them while others decode, so that a prompt that comes in does not
+                                hold their next tokens up; 0: a sixteenth of max_batch_tokens */
     int max_queue;           /* requests that wait; 0: 256 */
     int max_total_tokens;    /* prompt + generated of one request; 0: what the model and the page pool allow */
     int max_adapters;        /* names at once; 0: 64 */
@@ -68,7 +71,7 @@ struct engine_info {
     int layers, hidden, vocab;
     int max_model_len;    /* positions the model has */
     int max_total_tokens; /* prompt + generated, what one request may use here */
-    int max_seqs, max_batch_tokens, max_queue, pages, page_tokens, threads;
+    int max_seqs, max_batch_tokens, max_prefill_tokens, max_queue, pages, page_tokens, threads;
     int max_adapters, max_lora_rank;
     const int32_t *eos; /* ids that end a text (n_eos of them) */
     int n_eos;
@@ -76,6 +79,9 @@ struct engine_info {
     float temperature, top_p, repetition_penalty;
     int top_k, do_sample;
     double load_seconds;
+    double weights_seconds, tokenizer_seconds, memory_seconds; /* its parts: reading and packing, the vocabulary, KV
+                                                                  pages and workspace */
+    size_t workspace_bytes; /* activations and logits of a step; index arrays are small and not counted */
 };
 
 const struct engine_info *engine_info(const struct engine *);
@@ -140,6 +146,10 @@ bool engine_has_room(const struct engine *);
 /* One way to end early, whatever the reason: an EV_DONE with FINISH_CANCELLED follows (unless one was already on its
  * way).  Unknown ids are ignored. */
 void engine_cancel(struct engine *, uint64_t id);
+/* Its time is over: FINISH_TIMEOUT.  What is decoding ends with its next token, which says so (so the last EV_TOKEN and
+ * the EV_DONE come in one batch, as always); what has no token yet, is paused or held up ends at once, by an EV_DONE
+ * alone. */
+void engine_expire(struct engine *, uint64_t id);
 /* A paused request keeps its pages while nobody needs them and is not scheduled: the answer to a slow reader. */
 void engine_pause(struct engine *, uint64_t id);
 void engine_resume(struct engine *, uint64_t id);
@@ -156,6 +166,7 @@ struct adapter_info {
     bool rslora;
     size_t bytes;      /* on the device */
     int requests;      /* that use this version now, waiting ones included */
+    int running;       /* those of them that were scheduled at least once */
     char targets[160]; /* "q_proj,v_proj" */
 };
 
@@ -180,6 +191,7 @@ enum finish_reason {
     FINISH_EOS,
     FINISH_STOP,
     FINISH_EMBEDDED, /* the EV_EMBEDDING is out */
+    FINISH_TIMEOUT,  /* engine_expire */
     FINISH_CANCELLED,
     FINISH_ERROR
 };
@@ -249,13 +261,21 @@ struct engine_stats {
     int waiting, running, paused;
     int pages_total, pages_used, pages_cached; /* used: held by requests; cached: free but holding a known prefix */
     uint64_t steps, prompt_tokens, generated_tokens, preemptions;
+    uint64_t prefill_tokens, prefill_ns; /* computed of prompts, and the time of the steps that computed any */
     uint64_t prefix_query_tokens, prefix_hit_tokens;
     int adapters; /* that can be named */
     size_t adapter_bytes;
     uint64_t step_started; /* as engine_busy_since, but 0 where that is in the future */
     uint64_t last_step_ns;
     uint64_t train_ns; /* that training had the device */
+    /* of every step: its duration, its tokens, its sequences */
+    struct histogram step_seconds, step_tokens, step_seqs;
+    uint64_t failed_steps;  /* the device reported an error */
+    uint64_t decode_tokens; /* computed as the one token of a step that a sequence lacked; the others are of prompts */
+    uint64_t held_rows;     /* rows not sampled in a step because their mask was not there (masker.h) */
 };
+
+extern const histogram_bounds engine_step_seconds_bounds, engine_step_tokens_bounds, engine_step_seqs_bounds;
 
 void engine_stats_read(const struct engine *, struct engine_stats *);
 /* clock_now() of when the engine thread began the turn (a step and what belongs to it) that it is in, or of when
@@ -263,5 +283,58 @@ void engine_stats_read(const struct engine *, struct engine_stats *);
  * when it has nothing to do.  What is long ago is stuck.  Any thread, no lock: it answers whatever the engine hangs
  * in. */
 uint64_t engine_busy_since(const struct engine *);
+
+/* One step, for people who ask what it is doing. */
+struct step_record {
+    uint64_t number;                  /* 1: the first */
+    uint64_t started;                 /* clock_now() */
+    uint64_t ns;                      /* it took */
+    uint64_t train_ns;                /* that training had afterwards */
+    int seqs, tokens, rows;           /* sequences, tokens and rows of logits computed */
+    int preempted;                    /* for it */
+    int waiting, running, pages_used; /* after it */
+};
+
+/* A sequence that holds a slot, as it was at the end of the last step. */
+struct seq_view {
+    uint64_t id;                        /* as engine_submit returned it */
+    int known, computed, cached, pages; /* tokens: of prompt and text so far; in the KV cache; found there at first */
+    bool paused, blocked;
+};
+
+enum { ENGINE_STEPS_KEPT = 64, ENGINE_SEQS_KEPT = 256 };
+
+/* The last steps, oldest first; how many.  Any thread, also while a step does not end. */
+int engine_last_steps(const struct engine *, struct step_record out[ENGINE_STEPS_KEPT]);
+/* Sequences that hold a slot, by admission; the first ENGINE_SEQS_KEPT; how many.  Likewise. */
+int engine_running(const struct engine *, struct seq_view out[ENGINE_SEQS_KEPT]);
+
+/* ---- a trace of its steps --------------------------------------------------------------------------------------- */
+
+enum trace_track { TRACK_ENGINE, TRACK_TRAINER }; /* which thread */
+enum trace_what { TRACE_STEP, TRACE_PHASE, TRACE_OP, TRACE_TRAINING };
+
+struct trace_event {
+    const char *name;    /* static: "step", a phase of it, or an op */
+    uint64_t start, end; /* clock_now() */
+    enum trace_what what;
+    enum trace_track track;
+    int seqs, tokens, rows; /* TRACE_STEP */
+};
+
+struct engine_trace {
+    uint64_t start, end;   /* when it was switched on and off */
+    struct trace_event *v; /* n of room for max, in order of their ends; owned */
+    size_t n, max;
+    uint64_t lost; /* events that had no room */
+};
+
+/* From the next step on, every step, phase and op is noted, max of them at most.  ERR_FULL: that is being done for
+ * somebody else.  The owner's thread.  Without a trace a step costs what it always did. */
+int engine_trace_start(struct engine *, size_t max, struct err *e);
+/* Takes what was noted; free with engine_trace_free.  Waits for the end of the step in progress, so on a pool thread;
+ * once for every start, and before engine_close. */
+struct engine_trace *engine_trace_stop(struct engine *);
+void engine_trace_free(struct engine_trace *);
 
 #endif

@@ -1,5 +1,6 @@
 #include "engine/events.h"
 
+#include "engine/base/check.h"
 #include "engine/base/mem.h"
 
 #include <stdlib.h>
@@ -91,6 +92,12 @@ void events_add(struct events *v, const struct event *e)
     struct batch_mem *m = open_batch(v);
     mem_grow(&m->b.v, &m->cap_v, (size_t)m->b.n + 1, sizeof *e);
     m->b.v[m->b.n++] = *e;
+}
+
+struct event *events_last(struct events *v)
+{
+    CHECK(v->open && v->open->n > 0);
+    return &v->open->v[v->open->n - 1];
 }
 
 void events_post(struct events *v)

@@ -27,6 +27,7 @@ uint32_t events_top(struct events *, const struct top_token *, int n); /* return
 /* n values to be filled by the caller before the next call of any of these; *at: the index of the first. */
 float *events_values(struct events *, int n, uint32_t *at);
 void events_add(struct events *, const struct event *);
+struct event *events_last(struct events *); /* the one added last, good until the next is */
 void events_post(struct events *); /* posts what was added, if anything, and calls notify when the list was empty */
 
 /* The other thread. */

@@ -191,6 +191,7 @@ static bool reserve_mat(struct model *m, struct mat *out, int rows, int cols)
 {
     size_t bytes = (size_t)rows * (size_t)cols * sizeof(float);
     *out = mat_f32(m->d->ops->alloc(m->d, bytes), rows, cols);
+    m->workspace_bytes += bytes;
     return out->p != NULL;
 }
 

@@ -16,7 +16,8 @@ struct model {
     struct weights w;
     float *cos, *sin; /* (max_len, rot / 2) */
     struct kv *kv;
-    int max_len; /* positions it was reserved for */
+    size_t workspace_bytes; /* of the activations below */
+    int max_len;            /* positions it was reserved for */
     /* activations, f32: T max tokens of a step, R max rows */
     struct mat x, h, y;    /* (T, C) residual stream, normed input, a block's output */
     struct mat qkv;        /* (T, (H + 2G) D) */

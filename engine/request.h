@@ -28,6 +28,7 @@ struct request {
     struct masked *masked;           /* owned; NULL: no grammar */
     bool unsampled;                  /* in this step: its mask is missing, or there is nothing to choose */
     bool whole;                      /* nothing but eos may follow, whatever else was asked for */
+    bool expired;                    /* its time is over: it ends with its next token */
 
     int32_t *tokens; /* n_prompt + max_new of room */
     int n_prompt, n_generated, max_new, min_new;

@@ -150,8 +150,7 @@ static bool grow(struct sched *s, struct seq *q, int tokens)
 static void plan_add(struct sched *s, struct seq *q)
 {
     struct plan *p = &s->plan;
-    int n = q->n_known - q->n_computed, room = s->c.max_batch_tokens - p->n_tokens,
-        rows_left = s->c.max_rows - p->n_rows;
+    int n = q->n_known - q->n_computed, room = s->budget - p->n_tokens, rows_left = s->c.max_rows - p->n_rows;
     if (rows_left == 0 && !q->no_rows) n--; /* without its last token it needs no logits */
     if (n > room) n = room;
     if (q->every_row && n > rows_left) n = rows_left;
@@ -265,10 +264,13 @@ const struct plan *sched_step(struct sched *s)
     struct plan *p = &s->plan;
     p->n = p->n_tokens = p->n_rows = p->n_preempted = 0;
     s->step++;
+    s->budget = s->c.max_batch_tokens;
     displace(s);
     plan_running(s, true);
+    if (p->n && s->c.max_prefill_tokens && s->budget - p->n_tokens > s->c.max_prefill_tokens)
+        s->budget = p->n_tokens + s->c.max_prefill_tokens;
     plan_running(s, false);
-    for (struct seq *q = s->waiting.next, *next; q != &s->waiting && p->n_tokens < s->c.max_batch_tokens; q = next) {
+    for (struct seq *q = s->waiting.next, *next; q != &s->waiting && p->n_tokens < s->budget; q = next) {
         next = q->next;
         if (q->paused || q->blocked) continue;
         if (!admit(s, q)) break; /* in order: a large request is not starved by small ones behind it */

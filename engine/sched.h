@@ -62,6 +62,8 @@ struct sched_config {
     int max_batch_tokens; /* tokens of one step */
     int max_rows;         /* rows of logits of one step, >= max_seqs */
     bool prefix_cache;
+    int max_prefill_tokens; /* beside sequences that decode, a step takes at most so many tokens of others, which bounds
+                               how long these wait for their next token; 0: max_batch_tokens is the only limit */
 };
 
 struct sched {
@@ -69,6 +71,7 @@ struct sched {
     struct kv_pool *kv;
     struct seq waiting, running; /* list heads; waiting by (priority, arrival), running by admission */
     int n_waiting, n_running;
+    int budget; /* tokens of the step that is planned */
     uint64_t step;
     struct plan plan;
 };

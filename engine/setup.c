@@ -230,7 +230,7 @@ int setup_load(struct setup *s, const struct engine_config *c, struct err *e)
 int setup_open(struct setup *s, const struct engine_config *c, int min_rows, struct err *e)
 {
     *s = (struct setup){0};
-    uint64_t start = clock_now();
+    uint64_t start = clock_now(), weights = 0, vocabulary = 0;
     enum dtype quantize = DT_NONE, kv_type = DT_NONE;
     int pages = 0, rc = parse_types(c, &quantize, &kv_type, e);
     if (!rc) rc = parse_cpus(s, c->cpus, e);
@@ -240,11 +240,16 @@ int setup_open(struct setup *s, const struct engine_config *c, int min_rows, str
     s->info.max_adapters = c->max_adapters > 0 ? c->max_adapters : 64;
     s->info.max_lora_rank = c->max_lora_rank > 0 ? c->max_lora_rank : 256;
     if (s->info.max_batch_tokens < s->info.max_seqs) s->info.max_batch_tokens = s->info.max_seqs;
+    int prefill = c->max_prefill_tokens > 0 ? c->max_prefill_tokens : s->info.max_batch_tokens / 16;
+    if (prefill < 16) prefill = 16;
+    s->info.max_prefill_tokens = prefill < s->info.max_batch_tokens ? prefill : s->info.max_batch_tokens;
     s->info.max_queue = c->max_queue > 0 ? c->max_queue : 256;
     s->max_rows = s->info.max_seqs < min_rows ? min_rows : s->info.max_seqs;
 
     rc = load_model(s, c, quantize, e);
+    weights = clock_now();
     if (!rc) rc = open_tokenizer(s, c->model, e);
+    vocabulary = clock_now();
     if (!rc) rc = choose_activations(c, s->model.d, e);
     if (!rc && kv_type == DT_NONE) kv_type = s->model.d->ops->kv_type;
     if (!rc) rc = size_pool(s, c, kv_type, &pages, e);
@@ -255,7 +260,12 @@ int setup_open(struct setup *s, const struct engine_config *c, int min_rows, str
             &(struct model_reserve){pages, s->info.max_total_tokens, s->info.max_batch_tokens, s->max_rows, kv_type},
             e);
     }
-    s->info.load_seconds = (double)(clock_now() - start) * 1e-9;
+    uint64_t end = clock_now();
+    s->info.workspace_bytes = s->model.workspace_bytes;
+    s->info.weights_seconds = (double)(weights - start) * 1e-9;
+    s->info.tokenizer_seconds = (double)(vocabulary - weights) * 1e-9;
+    s->info.memory_seconds = (double)(end - vocabulary) * 1e-9;
+    s->info.load_seconds = (double)(end - start) * 1e-9;
     if (rc) setup_close(s);
     return rc;
 }

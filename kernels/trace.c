@@ -11,6 +11,8 @@ struct dev_trace {
     double kv_token_bytes;
     int depth; /* ops composed of others call them through the table again: only the outermost counts */
     struct trace_count count[TRACE_COUNT];
+    void (*listen)(void *arg, int row, uint64_t start, uint64_t end);
+    void *listen_arg;
 };
 
 static struct dev_trace *trace_of(struct dev *d)
@@ -134,6 +136,13 @@ static int tally_attn_back(struct dev_trace *t, const struct attn_back_args *a)
 /* ---- the table -----------------------------------------------------------------------------------------------------
  */
 
+static void note_op(struct dev_trace *t, int row, uint64_t start, uint64_t end)
+{
+    t->count[row].ns += end - start;
+    t->count[row].calls++;
+    if (t->listen) t->listen(t->listen_arg, row, start, end);
+}
+
 #define X(op)                                                                                                          \
     static void trace_##op(struct dev *d, const struct op##_args *a)                                                   \
     {                                                                                                                  \
@@ -142,13 +151,12 @@ static int tally_attn_back(struct dev_trace *t, const struct attn_back_args *a)
             t->own->op(d, a);                                                                                          \
             return;                                                                                                    \
         }                                                                                                              \
-        struct trace_count *c = &t->count[tally_##op(t, a)];                                                           \
+        int row = tally_##op(t, a);                                                                                    \
         t->depth = 1;                                                                                                  \
         uint64_t start = now_ns();                                                                                     \
         t->own->op(d, a);                                                                                              \
         if (!t->own->host_memory) t->own->finish(d);                                                                   \
-        c->ns += now_ns() - start;                                                                                     \
-        c->calls++;                                                                                                    \
+        note_op(t, row, start, now_ns());                                                                              \
         t->depth = 0;                                                                                                  \
     }
 OPS(X)
@@ -171,6 +179,17 @@ void dev_trace_close(struct dev_trace *t)
     if (!t) return;
     t->d->ops = t->own;
     free(t);
+}
+
+void dev_trace_listen(struct dev_trace *t, void (*fn)(void *, int, uint64_t, uint64_t), void *arg)
+{
+    t->listen = fn;
+    t->listen_arg = arg;
+}
+
+void dev_trace_switch(struct dev_trace *t, bool on)
+{
+    t->d->ops = on ? &t->ops : t->own;
 }
 
 void dev_trace_clear(struct dev_trace *t)

@@ -27,4 +27,11 @@ void dev_trace_clear(struct dev_trace *);
 const struct trace_count *dev_trace_counts(const struct dev_trace *); /* [TRACE_COUNT] */
 const char *trace_name(int row);                                      /* op_name, or "head" */
 
+/* fn is told of every op when it has ended, with its row and CLOCK_MONOTONIC's nanoseconds, on the thread that ran it;
+ * NULL: nobody is. */
+void dev_trace_listen(struct dev_trace *, void (*fn)(void *arg, int row, uint64_t start, uint64_t end), void *arg);
+/* Gives the device its own table back (off), or takes it again.  While no op runs; the trace stays good, so a thread
+ * that just reads the table for something else than an op may do so. */
+void dev_trace_switch(struct dev_trace *, bool on);
+
 #endif

@@ -47,7 +47,7 @@ static struct adapter_info *list(const struct app *app, int *n)
 
 static bool not_ready(struct app *app, struct http_req *req)
 {
-    return app->state != APP_READY && app_refuses(app, req);
+    return admission_refuses(app, req, NULL);
 }
 
 static void reply_json(struct http_req *req, int status, struct buf *out)

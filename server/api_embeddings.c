@@ -1,9 +1,9 @@
 /* POST /v1/embeddings: OpenAI's embeddings from the model that is served.
  *
- * An exchange goes: refuse when there is no room -> read -> tokenise (on the pool when long) -> submit, a few inputs at
- * a time, so that one request does not fill the queue -> write the answer (on the pool when large).  It lives from the
- * handler until on_close and until nothing of ours is on the stack or on the pool: hence the count.  Loop thread, but
- * for the two work_ functions, which only touch what the loop leaves alone meanwhile. */
+ * An exchange goes: a place, or refused (admission.h) -> read -> tokenise (on the pool when long) -> submit, a few
+ * inputs at a time, so that one request does not fill the queue -> write the answer (on the pool when large).  It lives
+ * from the handler until on_close and until nothing of ours is on the stack or on the pool: hence the count.  Loop
+ * thread, but for the two work_ functions, which only touch what the loop leaves alone meanwhile. */
 #include "engine/base/mem.h"
 #include "server/app.h"
 #include "server/call.h"
@@ -33,7 +33,8 @@ struct exchange {
     int refs; /* the open http exchange, every callback of ours that is running, the work on the pool */
     struct app *app;
     struct http_req *req; /* NULL once closed */
-    _Atomic bool gone;    /* the same, for the pool */
+    struct ticket *ticket;
+    _Atomic bool gone; /* the same, for the pool; also when it is too late */
     struct embed_params params;
     struct embed_limits limits;
     struct model_choice model;
@@ -70,6 +71,7 @@ static void on_close(struct http_req *req)
     struct exchange *x = req->user;
     x->req = NULL;
     atomic_store(&x->gone, true);
+    ticket_close(x->ticket);
     cancel_all(x);
     exchange_unref(x);
 }
@@ -145,7 +147,7 @@ static void work_render(void *arg)
 static void after_render(void *arg)
 {
     struct exchange *x = arg;
-    if (x->req) http_reply(x->req, 200, "application/json", x->out.data, x->out.len);
+    if (!atomic_load(&x->gone)) http_reply(x->req, 200, "application/json", x->out.data, x->out.len);
     exchange_unref(x);
 }
 
@@ -193,10 +195,10 @@ static void submit_more(struct exchange *x)
         const struct gen_request r = {.prompt = in->ids,
                                       .n_prompt = (int)in->n,
                                       .pooling = p->pooling,
-                                      .priority = p->priority,
+                                      .priority = ticket_priority(x->ticket, p->priority),
                                       .adapter = x->model.adapter};
         item->x = x;
-        item->gen = bridge_submit(x->app->bridge, &r, x->req->received, on_event, item, &e);
+        item->gen = bridge_submit(x->app->bridge, &r, x->ticket, x->req, on_event, item, &e);
         if (item->gen) {
             x->next++;
             x->n_running++;
@@ -204,7 +206,7 @@ static void submit_more(struct exchange *x)
         }
         if (e.code == ERR_FULL && x->n_running) return; /* on_event comes back */
         if (e.code == ERR_FULL)
-            app_reply_overloaded(x->app, x->req);
+            admission_reply_full(x->app, x->req);
         else if (e.code == ERR_NOT_FOUND)
             reply_error(x, 404, "model_not_found", "model", e.msg);
         else
@@ -227,15 +229,29 @@ static void after_tokenize(void *arg)
 {
     struct exchange *x = arg;
     const struct embed_params *p = &x->params;
-    if (x->req && x->status) {
+    bool wanted = !atomic_load(&x->gone);
+    if (wanted && x->status) {
         reply_error(x, x->status, "invalid_value", "input", x->err.msg);
-    } else if (x->req) {
+    } else if (wanted) {
         for (int i = 0; i < p->n; i++) x->n_tokens += p->inputs[i].n;
+        metrics_observe(&x->app->metrics, HIST_SEQUENCES, p->n);
+        x->req->note.model = x->model.name;
+        ticket_tokens(x->ticket, (int64_t)x->n_tokens, (int64_t)x->n_tokens);
         x->items = mem_array((size_t)p->n, sizeof *x->items);
         x->values = mem_array((size_t)p->n * (size_t)p->dimensions, sizeof *x->values);
         submit_more(x);
     }
     exchange_unref(x);
+}
+
+/* The deadline passed: there is no part of an answer that would be of use. */
+static void on_late(void *arg)
+{
+    struct exchange *x = arg;
+    if (http_answered(x->req)) return;
+    cancel_all(x);
+    atomic_store(&x->gone, true);
+    admission_reply_late(x->app, x->req);
 }
 
 /* ---- the handler ----------------------------------------------------------------------------------------------- */
@@ -244,9 +260,10 @@ void api_embeddings(struct http_req *req)
 {
     struct app *app = req->app;
     struct err e = {0};
-    if (app_refuses(app, req)) return;
+    struct ticket *ticket = admission_enter(req);
+    if (!ticket) return;
     struct exchange *x = mem_zalloc(sizeof *x);
-    *x = (struct exchange){.refs = 2, .app = app, .req = req};
+    *x = (struct exchange){.refs = 2, .app = app, .req = req, .ticket = ticket};
     x->limits = (struct embed_limits){
         .hidden = app->info->hidden,
         .vocab = app->info->vocab,
@@ -257,12 +274,17 @@ void api_embeddings(struct http_req *req)
     req->user = x;
     req->on_close = on_close;
     int status = embed_params_parse(&x->params, &x->limits, req->body, req->body_len, &e);
+    const struct ticket_need need = {.sequences = x->params.n,
+                                     .at_once = x->params.n < IN_FLIGHT ? x->params.n : IN_FLIGHT,
+                                     .copies = 1,
+                                     .timeout_ms = x->params.timeout_ms};
     if (status) {
         reply_error(x, status, "invalid_value", x->params.field, e.msg);
     } else if (!models_find(app, x->params.model, &x->model, &e)) {
         reply_error(x, 404, "model_not_found", "model", e.msg);
-    } else {
+    } else if (ticket_ask(ticket, req, &need)) {
         size_t bytes = 0;
+        ticket_watch(ticket, on_late, x);
         for (int i = 0; i < x->params.n; i++) bytes += x->params.inputs[i].len;
         do_work(x, bytes <= TOKENIZE_INLINE_BYTES, work_tokenize, after_tokenize);
     }

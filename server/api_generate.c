@@ -1,6 +1,6 @@
 /* POST /generate, /generate_stream and / in TGI's convention.
  *
- * An exchange goes: refuse when there is no room (before any work) -> read and check the parameters -> tokenise
+ * An exchange goes: a place, or refused (admission.h, before any work) -> read and check the parameters -> tokenise
  * (on the pool when long) -> compile the grammar, if one is asked for (on the pool) -> submit, best_of times -> gather,
  * or stream.  It lives from the handler until on_close and until no callback of ours is on the stack: http calls may
  * close it under our feet, hence the count.  Loop thread. */
@@ -29,6 +29,7 @@ struct exchange {
     int refs; /* the open http exchange, and every callback of ours that is running */
     struct app *app;
     struct http_req *req; /* NULL once closed */
+    struct ticket *ticket;
     enum generate_route route;
     struct generate_params params;
     struct generate_limits limits;
@@ -44,7 +45,7 @@ struct exchange {
     struct sequence *seqs;  /* n */
     struct result *results; /* n; not used when streaming */
     uint64_t *seeds;        /* n */
-    uint64_t tokenized;     /* clock_now() */
+    uint64_t tokenized;     /* clock_now(); the grammar was asked for then */
 };
 
 static void exchange_unref(struct exchange *x)
@@ -69,16 +70,22 @@ static void cancel_all(struct exchange *x)
     }
 }
 
+static void stop_preparing(struct exchange *x)
+{
+    bridge_tokenize_cancel(x->job);
+    x->job = NULL;
+    constraint_cancel(x->compiling);
+    x->compiling = NULL;
+}
+
 /* The exchange is over: answered, or the client left. */
 static void on_close(struct http_req *req)
 {
     struct exchange *x = req->user;
     x->req = NULL;
+    ticket_close(x->ticket);
     sse_stop(&x->sse);
-    bridge_tokenize_cancel(x->job);
-    x->job = NULL;
-    constraint_cancel(x->compiling);
-    x->compiling = NULL;
+    stop_preparing(x);
     cancel_all(x);
     exchange_unref(x);
 }
@@ -139,11 +146,18 @@ static const char *failure_text(const struct event *done)
     return done->finish == FINISH_CANCELLED ? "the server is stopping" : done->error ? done->error : "unknown";
 }
 
+/* Its time was over before it had a token. */
+static bool is_late(const struct event *done)
+{
+    return done->finish == FINISH_TIMEOUT && !done->n_generated;
+}
+
 static void reply_whole(struct exchange *x)
 {
-    int best = 0;
+    int best = 0, late = 0;
     for (int i = 0; i < x->n; i++) {
         const struct event *d = &x->results[i].done;
+        late += is_late(d);
         if (d->finish == FINISH_ERROR || d->finish == FINISH_CANCELLED) {
             bool failed = d->finish == FINISH_ERROR;
             http_reply_error(x->req, failed ? 424 : 503, failed ? "generation" : "incomplete_generation",
@@ -151,6 +165,10 @@ static void reply_whole(struct exchange *x)
             return;
         }
         if (result_mean_logprob(&x->results[i]) > result_mean_logprob(&x->results[best])) best = i;
+    }
+    if (late == x->n) {
+        admission_reply_late(x->app, x->req);
+        return;
     }
     struct buf out = {0};
     bool list = x->route == ROUTE_COMPAT;
@@ -200,9 +218,22 @@ static void send_token(struct exchange *x, const struct event *token, const stru
     if (!more && x->seqs[0].gen) bridge_pause(x->seqs[0].gen);
 }
 
+/* An error in mid-stream. */
+static void send_error(struct exchange *x, const char *text, const char *type)
+{
+    buf_clear(&x->out);
+    buf_printf(&x->out, "{\"error\":\"%s\",\"error_type\":\"%s\"}", text, type);
+    sse_send(&x->sse, x->out.data, x->out.len);
+}
+
 static void end_stream(struct exchange *x, const struct event *done, const struct event_batch *batch)
 {
-    if (done->finish == FINISH_ERROR || done->finish == FINISH_CANCELLED) {
+    if (is_late(done)) {
+        metrics_reject(&x->app->metrics, REJECT_DEADLINE);
+        send_error(x, "Request timed out: " ADMISSION_LATE, "timeout");
+    } else if (done->finish == FINISH_TIMEOUT && x->token.kind != EV_TOKEN) {
+        send_error(x, "Request timed out: the deadline passed while it was held up", "timeout");
+    } else if (done->finish == FINISH_ERROR || done->finish == FINISH_CANCELLED) {
         buf_clear(&x->out);
         buf_printf(&x->out, "{\"error\":\"Request failed during generation: %s\",\"error_type\":\"%s\"}",
                    failure_text(done), done->finish == FINISH_ERROR ? "generation" : "incomplete_generation");
@@ -243,7 +274,7 @@ static int submit_all(struct exchange *x, struct err *e)
         seq->x = x;
         x->seeds[i] = r.sampling.seed = seed_derive(x->params.gen.sampling.seed, i);
         seq->gen =
-            bridge_submit(x->app->bridge, &r, x->req->received, x->params.stream ? on_stream : on_gather, seq, e);
+            bridge_submit(x->app->bridge, &r, x->ticket, x->req, x->params.stream ? on_stream : on_gather, seq, e);
         if (!seq->gen) {
             cancel_all(x);
             return e->code;
@@ -252,17 +283,30 @@ static int submit_all(struct exchange *x, struct err *e)
     return 0;
 }
 
+/* The deadline passed. */
+static void on_late(void *arg)
+{
+    struct exchange *x = arg;
+    for (int i = 0; i < x->n; i++) bridge_expire(x->seqs[i].gen);
+    if (x->n || http_answered(x->req)) return;
+    stop_preparing(x);
+    admission_reply_late(x->app, x->req);
+}
+
 static void start_generation(struct exchange *x)
 {
     struct err e = {0};
     x->n = x->params.best_of;
+    metrics_observe(&x->app->metrics, HIST_SEQUENCES, x->n);
+    x->req->note.model = x->app->model_name;
+    x->params.gen.priority = ticket_priority(x->ticket, x->params.gen.priority);
     x->seqs = mem_array((size_t)x->n, sizeof *x->seqs);
     x->results = mem_array((size_t)x->n, sizeof *x->results);
     x->seeds = mem_array((size_t)x->n, sizeof *x->seeds);
     if (!x->params.has_seed) x->params.gen.sampling.seed = seed_random();
     int rc = submit_all(x, &e);
     if (rc == ERR_FULL) {
-        app_reply_overloaded(x->app, x->req);
+        admission_reply_full(x->app, x->req);
     } else if (rc) {
         err_prefix(&e, "Input validation error");
         reply_invalid(x, 422, &e);
@@ -279,6 +323,8 @@ static void on_compiled(void *arg, struct grammar *g, const struct err *e)
 {
     struct exchange *x = arg;
     x->refs++;
+    if (x->params.ask.kind)
+        metrics_constraint(&x->app->metrics, x->compiling ? clock_now() - x->tokenized : 0, !e->code);
     x->compiling = NULL;
     if (e->code) {
         metrics_reject(&x->app->metrics, REJECT_VALIDATION);
@@ -313,6 +359,7 @@ static void on_tokenized(void *arg, const struct tokenization *t)
             reply_invalid(x, status, &e);
         } else {
             size_t n = t->tokens.n - first;
+            ticket_tokens(x->ticket, (int64_t)n, (int64_t)n * x->params.best_of);
             x->prompt = mem_array(n, sizeof *x->prompt);
             for (size_t i = 0; i < n; i++) x->prompt[i] = t->tokens.v[first + i].id;
             struct constraint_job *job = constraint_compile(x->app->constraints, &x->params.ask, on_compiled, x);
@@ -326,9 +373,10 @@ static void handle(struct http_req *req, enum generate_route route)
 {
     struct app *app = req->app;
     struct err e;
-    if (app_refuses(app, req)) return;
+    struct ticket *ticket = admission_enter(req);
+    if (!ticket) return;
     struct exchange *x = mem_zalloc(sizeof *x);
-    *x = (struct exchange){.refs = 2, .app = app, .req = req, .route = route};
+    *x = (struct exchange){.refs = 2, .app = app, .req = req, .ticket = ticket, .route = route};
     x->limits = (struct generate_limits){
         .max_best_of = app->set->max_best_of,
         .max_stop = app->set->max_stop_sequences,
@@ -344,11 +392,17 @@ static void handle(struct http_req *req, enum generate_route route)
         err_prefix(&e, "Input validation error: `adapter_id`");
         status = 422;
     }
-    if (status)
+    const struct ticket_need need = {.sequences = x->params.best_of,
+                                     .at_once = x->params.best_of,
+                                     .copies = x->params.best_of,
+                                     .timeout_ms = x->params.timeout_ms};
+    if (status) {
         reply_invalid(x, status, &e);
-    else
+    } else if (ticket_ask(ticket, req, &need)) {
+        ticket_watch(ticket, on_late, x);
         x->job = bridge_tokenize(app->bridge, x->params.inputs, x->params.inputs_len, TOKENIZE_SPECIAL, NULL,
                                  on_tokenized, x);
+    }
     exchange_unref(x);
 }
 

@@ -1,9 +1,8 @@
-/* What is served and how it is: GET / /info /health /ping /ready /metrics.  Loop thread. */
+/* What is served and how it is: GET / /info /health /ping /ready.  Loop thread. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "server/app.h"
 #include "server/console.h"
-#include "server/jobs.h"
 #include "server/json.h"
 
 #include <stdlib.h>
@@ -68,7 +67,7 @@ void api_info(struct http_req *req)
     const struct settings *s = app->set;
     struct buf out = {0};
     if (!i) {
-        app_refuses(app, req);
+        admission_refuses(app, req, NULL);
         return;
     }
     buf_char(&out, '{');
@@ -78,7 +77,7 @@ void api_info(struct http_req *req)
                "\"max_concurrent_requests\":%d,\"max_best_of\":%d,\"max_stop_sequences\":%d,"
                "\"max_input_tokens\":%d,\"max_total_tokens\":%d,\"validation_workers\":1,"
                "\"max_client_batch_size\":1,",
-               i->max_seqs + i->max_queue, s->max_best_of, s->max_stop_sequences, i->max_total_tokens - 1,
+               i->max_seqs + s->max_queue, s->max_best_of, s->max_stop_sequences, i->max_total_tokens - 1,
                i->max_total_tokens);
     buf_str(&out, "\"router\":\"tandem\",\"version\":\"" TANDEM_VERSION "\",\"sha\":null,\"docker_label\":null,");
     put_field(&out, "model_family", i->family);
@@ -91,7 +90,7 @@ void api_info(struct http_req *req)
                "\"max_batch_tokens\":%d,\"max_queue\":%d,\"max_top_n_tokens\":%d,\"threads\":%d,"
                "\"load_seconds\":%.6f,",
                (unsigned long long)i->parameters, i->weight_bytes, i->kv_bytes, i->pages, i->page_tokens, i->layers,
-               i->hidden, i->vocab, i->max_model_len, i->max_seqs, i->max_batch_tokens, i->max_queue,
+               i->hidden, i->vocab, i->max_model_len, i->max_seqs, i->max_batch_tokens, s->max_queue,
                s->max_top_n_tokens, i->threads, i->load_seconds);
     put_adapters(&out, app);
     reply_json(req, &out);
@@ -118,26 +117,4 @@ void api_ready(struct http_req *req)
                          app->state == APP_LOADING    ? "loading"
                          : app->state == APP_DRAINING ? "draining"
                                                       : "unhealthy");
-}
-
-void api_metrics(struct http_req *req)
-{
-    struct app *app = req->app;
-    struct engine_stats stats;
-    struct jobs_view jobs;
-    struct metrics_view view = {
-        .info = app->info,
-        .http = http_server_stats(app->http),
-        .jobs = &jobs,
-        .ready = app->state == APP_READY,
-    };
-    jobs_view(app->jobs, &jobs);
-    if (app->engine) {
-        engine_stats_read(app->engine, &stats);
-        view.stats = &stats;
-    }
-    struct buf out = {0};
-    metrics_render(&app->metrics, &view, &out);
-    http_reply(req, 200, "text/plain; version=0.0.4; charset=utf-8", out.data, out.len);
-    buf_free(&out);
 }

@@ -1,9 +1,11 @@
 /* POST /v1/completions and /v1/chat/completions in OpenAI's convention.
  *
- * An exchange goes: refuse when there is no room (before any work) -> read and check the parameters -> find the model
+ * An exchange goes: a place, or refused (admission.h, before any work) -> read and check the parameters -> find the
+ * model
  * -> render the chat and tokenise (on the pool when long) -> compile the constraint, if any -> submit every sequence
  * (prompts x best_of) -> gather, or stream.  It lives from the handler until on_close, until no callback of ours is on
  * the stack and until its work on the pool is over: hence the count.  Loop thread, but for prepare. */
+#include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "server/app.h"
 #include "server/call.h"
@@ -42,21 +44,23 @@ struct exchange {
     int refs; /* the open http exchange, callbacks of ours that are running, work on the pool */
     struct app *app;
     struct http_req *req; /* NULL once closed */
-    _Atomic bool gone;    /* the same, for the pool */
+    struct ticket *ticket;
+    _Atomic bool gone; /* the same, for the pool; also when it is too late */
     enum openai_route route;
     struct openai_params params;
     struct openai_limits limits;
     struct openai_head head;
-    char id[40];
+    char id[REQUEST_ID_MAX + 16];
     struct choice_config config;
 
     struct prepared *prompts; /* (params.n_prompts) */
     struct err failed;        /* of preparing */
     struct constraint_job *compiling;
+    uint64_t asked;          /* clock_now(), for it */
     struct grammar *grammar; /* held until the sequences are submitted */
 
     struct sequence *seqs; /* n, prompt by prompt */
-    int n, n_done;
+    int n, n_done, n_late;
     struct openai_usage usage;
     struct sse sse;
     struct buf out;
@@ -93,6 +97,7 @@ static void on_close(struct http_req *req)
     struct exchange *x = req->user;
     x->req = NULL;
     atomic_store(&x->gone, true);
+    ticket_close(x->ticket);
     sse_stop(&x->sse);
     constraint_cancel(x->compiling);
     x->compiling = NULL;
@@ -126,6 +131,13 @@ static void put_failure(struct buf *out, const struct event *done)
 static bool has_failed(const struct event *done)
 {
     return done->finish == FINISH_ERROR || done->finish == FINISH_CANCELLED;
+}
+
+/* Now its time was over before any of its sequences had a token. */
+static bool all_late(struct exchange *x, const struct event *done)
+{
+    x->n_late += done->finish == FINISH_TIMEOUT && !done->n_generated;
+    return x->n_late == x->n;
 }
 
 /* ---- the whole answer ------------------------------------------------------------------------------------------ */
@@ -178,7 +190,10 @@ static void on_gather(void *arg, const struct event *ev, const struct event_batc
         return;
     }
     add_usage(x, seq, ev);
-    if (++x->n_done == x->n) reply_whole(x);
+    if (all_late(x, ev))
+        admission_reply_late(x->app, x->req);
+    else if (++x->n_done == x->n)
+        reply_whole(x);
 }
 
 /* ---- the stream ------------------------------------------------------------------------------------------------ */
@@ -234,6 +249,13 @@ static void finish_sequence(struct exchange *x, struct sequence *seq, const stru
         end_stream(x);
         return;
     }
+    if (all_late(x, done)) {
+        metrics_reject(&x->app->metrics, REJECT_DEADLINE);
+        call_put_error(&x->out, true, 504, "timeout", NULL, "Request timed out: " ADMISSION_LATE);
+        send_out(x);
+        end_stream(x);
+        return;
+    }
     send_pieces(x, seq, true);
     add_usage(x, seq, done);
     if (++x->n_done < x->n) return;
@@ -275,7 +297,7 @@ static int submit_prompt(struct exchange *x, int p, struct err *e)
         choice_init(&seq->choice, &x->config, v->echo.data, v->echo.len);
         r.sampling.seed = seed_derive(seed, i);
         seq->gen =
-            bridge_submit(x->app->bridge, &r, x->req->received, x->params.stream ? on_stream : on_gather, seq, e);
+            bridge_submit(x->app->bridge, &r, x->ticket, x->req, x->params.stream ? on_stream : on_gather, seq, e);
         if (!seq->gen) return e->code;
     }
     return 0;
@@ -298,17 +320,32 @@ static bool fit_prompts(struct exchange *x)
     return true;
 }
 
+/* The deadline passed. */
+static void on_late(void *arg)
+{
+    struct exchange *x = arg;
+    for (int i = 0; i < x->n; i++) bridge_expire(x->seqs[i].gen);
+    if (x->n || http_answered(x->req)) return;
+    atomic_store(&x->gone, true);
+    constraint_cancel(x->compiling);
+    x->compiling = NULL;
+    admission_reply_late(x->app, x->req);
+}
+
 static void start_generation(struct exchange *x)
 {
     struct err e = {0};
     int rc = 0;
     if (!fit_prompts(x)) return;
+    ticket_tokens(x->ticket, x->usage.prompt, x->usage.prompt * x->params.best_of);
+    x->params.gen.priority = ticket_priority(x->ticket, x->params.gen.priority);
     x->seqs = mem_array((size_t)x->params.n_prompts * (size_t)x->params.best_of, sizeof *x->seqs);
+    metrics_observe(&x->app->metrics, HIST_SEQUENCES, x->params.n_prompts * x->params.best_of);
     if (!x->params.has_seed) x->params.gen.sampling.seed = seed_random();
     for (int p = 0; p < x->params.n_prompts && !rc; p++) rc = submit_prompt(x, p, &e);
     if (rc) cancel_all(x);
     if (rc == ERR_FULL) {
-        app_reply_overloaded(x->app, x->req);
+        admission_reply_full(x->app, x->req);
     } else if (rc) {
         reply_error(x, rc == ERR_NOT_FOUND ? 404 : 400, rc == ERR_NOT_FOUND ? "model_not_found" : "invalid_value",
                     rc == ERR_NOT_FOUND ? "model" : NULL, e.msg);
@@ -323,6 +360,7 @@ static void on_compiled(void *arg, struct grammar *g, const struct err *e)
 {
     struct exchange *x = arg;
     x->refs++;
+    if (x->params.ask.kind) metrics_constraint(&x->app->metrics, x->compiling ? clock_now() - x->asked : 0, !e->code);
     x->compiling = NULL;
     x->grammar = g;
     if (e->code)
@@ -403,9 +441,11 @@ static void prepare(void *arg)
 static void on_prepared(void *arg)
 {
     struct exchange *x = arg;
-    if (x->req && x->failed.code) {
+    bool wanted = !atomic_load(&x->gone);
+    if (wanted && x->failed.code) {
         reply_error(x, 400, "invalid_value", x->route == OPENAI_CHAT ? "messages" : "prompt", x->failed.msg);
-    } else if (x->req) {
+    } else if (wanted) {
+        x->asked = clock_now();
         struct constraint_job *job = constraint_compile(x->app->constraints, &x->params.ask, on_compiled, x);
         if (job) x->compiling = job; /* else on_compiled has run */
     }
@@ -417,9 +457,8 @@ static void on_prepared(void *arg)
 static void make_id(struct exchange *x)
 {
     const char *lead = x->route == OPENAI_CHAT ? "chatcmpl" : "cmpl";
-    snprintf(x->id, sizeof x->id, "%s-%013llx%013llx", lead, (unsigned long long)seed_random(),
-             (unsigned long long)seed_random());
-    http_set_header(x->req, "x-request-id", x->id);
+    snprintf(x->id, sizeof x->id, "%s-%s", lead, x->req->id);
+    http_set_id(x->req, x->id); /* so that both name it, unless the client has named it */
     x->head = (struct openai_head){
         .route = x->route,
         .params = &x->params,
@@ -439,7 +478,7 @@ static bool find_model(struct exchange *x)
         reply_error(x, 404, "model_not_found", "model", e.msg);
         return false;
     }
-    x->head.model = m.name;
+    x->head.model = x->req->note.model = m.name;
     x->params.gen.adapter = m.adapter;
     x->config = (struct choice_config){
         .params = &x->params,
@@ -479,9 +518,10 @@ static void handle(struct http_req *req, enum openai_route route)
     struct app *app = req->app;
     const char *param;
     struct err e;
-    if (app_refuses(app, req)) return;
+    struct ticket *ticket = admission_enter(req);
+    if (!ticket) return;
     struct exchange *x = mem_zalloc(sizeof *x);
-    *x = (struct exchange){.refs = 2, .app = app, .req = req, .route = route};
+    *x = (struct exchange){.refs = 2, .app = app, .req = req, .ticket = ticket, .route = route};
     x->limits = (struct openai_limits){
         .max_stop = app->set->max_stop_sequences,
         .max_choices = app->set->max_choices,
@@ -491,10 +531,15 @@ static void handle(struct http_req *req, enum openai_route route)
     req->user = x;
     req->on_close = on_close;
     int status = openai_params_parse(&x->params, route, &x->limits, req->body, req->body_len, &e, &param);
-    if (status)
+    int n = x->params.n_prompts * x->params.best_of;
+    const struct ticket_need need = {
+        .sequences = n, .at_once = n, .copies = x->params.best_of, .timeout_ms = x->params.timeout_ms};
+    if (status) {
         reply_error(x, status, x->params.code, param, e.msg);
-    else
+    } else if (ticket_ask(ticket, req, &need)) {
+        ticket_watch(ticket, on_late, x);
         begin(x);
+    }
     exchange_unref(x);
 }
 

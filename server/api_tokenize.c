@@ -236,7 +236,7 @@ void api_tokenize(struct http_req *req)
     struct app *app = req->app;
     struct err e = {0};
     const cJSON *messages = NULL;
-    if (app_refuses(app, req)) return;
+    if (admission_refuses(app, req, &(struct admission_ask){.works = true})) return;
     cJSON *tree = read_body(req, "inputs");
     if (!tree) return;
     struct json_at top = {.obj = tree, .path = "", .e = &e};
@@ -342,7 +342,7 @@ void api_detokenize(struct http_req *req)
 {
     struct app *app = req->app;
     struct err e = {0};
-    if (app_refuses(app, req)) return;
+    if (admission_refuses(app, req, &(struct admission_ask){.works = true})) return;
     cJSON *tree = read_body(req, "tokens");
     if (!tree) return;
     struct json_at top = {.obj = tree, .path = "", .e = &e};

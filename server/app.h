@@ -3,6 +3,7 @@
 #define TANDEM_SERVER_APP_H
 
 #include "engine/engine.h"
+#include "server/admission.h"
 #include "server/bridge.h"
 #include "server/chat.h"
 #include "server/conf.h"
@@ -11,8 +12,12 @@
 #include "server/sse.h"
 
 struct constraints;
+struct device_sample;
 struct jobs;
+struct keys;
+struct nvml;
 struct store;
+struct tls;
 struct uv_loop_s;
 struct watchdog;
 
@@ -28,6 +33,7 @@ struct app {
     char fingerprint[24];           /* OpenAI's system_fingerprint: another where texts may be others */
     int64_t ready_time;             /* time() when the model was loaded */
     struct chat_format chat;
+    struct admission *admission;
     struct constraints *constraints;
     struct bridge *bridge;
     struct sse_hub *sse;
@@ -37,17 +43,20 @@ struct app {
     struct jobs *jobs;
     struct watchdog *watchdog;
     struct metrics metrics;
-    size_t call_bytes; /* bodies that the store has (call.h) */
-    int event_streams; /* GET /train/{id}/events, open */
-    int adapter_loads; /* in progress */
-    int validations;   /* POST /train/validate, likewise */
+    struct keys *keys;             /* NULL: everything is permitted */
+    struct tls *tls;               /* NULL: plain HTTP */
+    uint64_t refused_logged;       /* clock_now() of auth.c's latest line */
+    unsigned refused_unlogged;     /* requests refused since */
+    struct nvml *nvml;             /* NULL: no devices to watch; owned */
+    struct device_sample *devices; /* of the last scrape; NULL with nvml; owned */
+    bool sampling;                 /* a pool thread asks the driver */
+    bool tracing;                  /* GET /debug/trace, one at a time */
+    size_t call_bytes;             /* bodies that the store has (call.h) */
+    int event_streams;             /* GET /train/{id}/events, open */
+    int adapter_loads;             /* in progress */
+    int validations;               /* POST /train/validate, likewise */
 };
 
-/* Before any work for a request that generates: answers 503 (loading, draining) or 429 (queue full) with Retry-After
- * and returns true, or returns false. */
-bool app_refuses(struct app *, struct http_req *);
-/* 429 in the shape of the above. */
-void app_reply_overloaded(struct app *, struct http_req *);
 /* false when the engine has been in one step, or has left a message unread, for longer than --step-timeout */
 bool app_healthy(const struct app *);
 
@@ -79,7 +88,14 @@ void api_root(struct http_req *);
 void api_info(struct http_req *);
 void api_health(struct http_req *);
 void api_ready(struct http_req *);
+/* handlers: api_metrics.c */
 void api_metrics(struct http_req *);
+/* Looks for devices that can be watched, on the pool; and what ends it, after the bridge has closed. */
+void app_watch_devices(struct app *);
+void app_unwatch_devices(struct app *);
+/* handlers: api_debug.c, api_trace.c */
+void api_debug_state(struct http_req *);
+void api_debug_trace(struct http_req *);
 /* handlers: console.c */
 void api_console_file(struct http_req *); /* GET /console/{file} */
 /* handlers: api_train.c, api_train_events.c */

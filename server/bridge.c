@@ -5,6 +5,8 @@
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "server/admission.h"
+#include "server/http.h"
 #include "server/metrics.h"
 
 #include <stdlib.h>
@@ -14,10 +16,12 @@
 struct gen {
     struct gen *next, *prev; /* bridge.gens, a ring */
     struct bridge *bridge;
-    uint64_t id;
-    gen_fn *fn; /* NULL: the client is gone */
+    gen_fn *fn; /* NULL: the client is gone, and req and view.adapter with it */
     void *arg;
-    uint64_t received, last_token; /* clock_now(); last_token 0 before the first */
+    struct ticket *ticket;
+    struct http_req *req;
+    struct gen_view view; /* but for req and paused */
+    bool begun;           /* something of it came */
     bool paused;
 };
 
@@ -34,8 +38,6 @@ struct token_job {
     struct tokenization out;
 };
 
-enum { RECENT = 64 };
-
 struct bridge {
     uv_loop_t *loop;
     uv_async_t async;
@@ -45,8 +47,6 @@ struct bridge {
     int max_queue;
     struct gen gens; /* head of the ring */
     int n_gens, n_jobs;
-    uint64_t recent[RECENT]; /* when the last generations ended, a ring */
-    uint64_t n_finished;
     void (*on_idle)(void *);
     void *idle_arg;
     void (*on_closed)(void *);
@@ -85,6 +85,7 @@ static void gen_free(struct gen *g)
     g->prev->next = g->next;
     g->next->prev = g->prev;
     g->bridge->n_gens--;
+    if (g->ticket) ticket_drop(g->ticket);
     free(g);
 }
 
@@ -118,8 +119,8 @@ void bridge_close(struct bridge *b, void (*done)(void *), void *arg)
 
 /* ---- generations ----------------------------------------------------------------------------------------------- */
 
-struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, uint64_t received, gen_fn *fn, void *arg,
-                          struct err *e)
+struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, struct ticket *ticket, struct http_req *req,
+                          gen_fn *fn, void *arg, struct err *e)
 {
     struct gen *g = mem_zalloc(sizeof *g);
     struct gen_request copy = *r;
@@ -127,16 +128,29 @@ struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, uint64_
     g->bridge = b;
     g->fn = fn;
     g->arg = arg;
-    g->received = received;
-    g->id = engine_submit(b->engine, &copy, e);
-    if (!g->id) {
+    g->req = req;
+    g->view = (struct gen_view){.adapter = r->adapter,
+                                .received = req->received,
+                                .submitted = clock_now(),
+                                .n_prompt = r->n_prompt,
+                                .max_new = r->pooling ? 0 : r->max_new_tokens,
+                                .priority = r->priority,
+                                .constrained = r->grammar != NULL,
+                                .pooled = r->pooling != POOLING_NONE};
+    g->view.id = engine_submit(b->engine, &copy, e);
+    if (!g->view.id) {
         free(g);
         return NULL;
     }
+    if (!r->pooling) metrics_observe(b->metrics, HIST_MAX_NEW, r->max_new_tokens);
+    req->note.sequences++;
+    req->note.adapter = r->adapter;
     g->next = &b->gens;
     g->prev = b->gens.prev;
     g->prev->next = g->next->prev = g;
     b->n_gens++;
+    g->ticket = ticket;
+    ticket_hold(ticket, r->n_prompt);
     return g;
 }
 
@@ -144,26 +158,31 @@ void bridge_cancel(struct gen *g)
 {
     if (!g || !g->fn) return;
     g->fn = NULL;
-    engine_cancel(g->bridge->engine, g->id);
+    engine_cancel(g->bridge->engine, g->view.id);
+}
+
+void bridge_expire(struct gen *g)
+{
+    if (g) engine_expire(g->bridge->engine, g->view.id);
 }
 
 void bridge_stop_all(struct bridge *b)
 {
-    for (struct gen *g = b->gens.next; g != &b->gens; g = g->next) engine_cancel(b->engine, g->id);
+    for (struct gen *g = b->gens.next; g != &b->gens; g = g->next) engine_cancel(b->engine, g->view.id);
 }
 
 void bridge_pause(struct gen *g)
 {
     if (g->paused) return;
     g->paused = true;
-    engine_pause(g->bridge->engine, g->id);
+    engine_pause(g->bridge->engine, g->view.id);
 }
 
 void bridge_resume(struct gen *g)
 {
     if (!g->paused) return;
     g->paused = false;
-    engine_resume(g->bridge->engine, g->id);
+    engine_resume(g->bridge->engine, g->view.id);
 }
 
 static void check_idle(struct bridge *b)
@@ -177,8 +196,12 @@ static void check_idle(struct bridge *b)
 static void finish_gen(struct gen *g, const struct event *ev, const struct event_batch *batch, uint64_t now)
 {
     struct bridge *b = g->bridge;
-    metrics_finish(b->metrics, ev, g->received, now);
-    b->recent[b->n_finished++ % RECENT] = now;
+    metrics_finish(b->metrics, ev, g->view.received, now);
+    if (ev->finish == FINISH_CANCELLED) metrics_abort(b->metrics, g->fn ? ABORT_SHUTDOWN : ABORT_CLIENT);
+    if (ev->finish == FINISH_TIMEOUT) metrics_abort(b->metrics, ABORT_DEADLINE);
+    if (ev->finish == FINISH_ERROR) metrics_abort(b->metrics, ABORT_ERROR);
+    ticket_done(g->ticket, ev, g->begun);
+    g->ticket = NULL;
     gen_fn *fn = g->fn;
     void *arg = g->arg;
     gen_free(g);
@@ -188,14 +211,22 @@ static void finish_gen(struct gen *g, const struct event *ev, const struct event
 static void dispatch(const struct event *ev, const struct event_batch *batch, uint64_t now)
 {
     struct gen *g = ev->user;
+    struct gen_view *v = &g->view;
+    if (g->fn) request_note_event(&g->req->note, ev);
     if (ev->kind == EV_DONE) {
         finish_gen(g, ev, batch, now);
         return;
     }
+    if (!g->begun) {
+        g->begun = true;
+        ticket_begun(g->ticket, g->view.n_prompt);
+    }
     if (ev->kind == EV_TOKEN) {
-        uint64_t since = g->last_token ? g->last_token : g->received;
-        metrics_observe(g->bridge->metrics, g->last_token ? HIST_ITL : HIST_TTFT, (double)(now - since) * 1e-9);
-        g->last_token = now;
+        uint64_t since = v->last_token ? v->last_token : v->received;
+        metrics_observe(g->bridge->metrics, v->last_token ? HIST_ITL : HIST_TTFT, (double)(now - since) * 1e-9);
+        if (!v->first_token) v->first_token = now;
+        v->last_token = now;
+        v->n_generated++;
     }
     if (g->fn) g->fn(g->arg, ev, batch);
 }
@@ -219,17 +250,24 @@ bool bridge_has_room(const struct bridge *b)
     return engine_has_room(b->engine) && b->n_jobs < b->max_queue;
 }
 
-int bridge_retry_after(const struct bridge *b)
+uint64_t bridge_oldest_waiting(const struct bridge *b)
 {
-    struct engine_stats s;
-    engine_stats_read(b->engine, &s);
-    uint64_t n = b->n_finished < RECENT ? b->n_finished : RECENT;
-    if (n < 2) return 5; /* nothing has ended yet: no rate to go by */
-    uint64_t oldest = b->recent[b->n_finished < RECENT ? 0 : b->n_finished % RECENT];
-    /* up to now, not up to the last end: an engine that stalls looks slower with every second */
-    double rate = (double)n / ((double)(clock_now() - oldest) * 1e-9 + 1e-6);
-    double seconds = (double)(s.waiting + b->n_jobs) * 0.5 / rate; /* half the queue gone: room for several */
-    return seconds < 1 ? 1 : seconds > 120 ? 120 : (int)seconds + 1;
+    for (const struct gen *g = b->gens.next; g != &b->gens; g = g->next)
+        if (!g->view.first_token && g->fn) return g->view.submitted;
+    return 0;
+}
+
+int bridge_list(const struct bridge *b, struct gen_view *out, int max)
+{
+    int n = 0;
+    for (const struct gen *g = b->gens.next; g != &b->gens && n < max; g = g->next) {
+        struct gen_view *v = &out[n++];
+        *v = g->view;
+        v->req = g->fn ? g->req : NULL;
+        if (!g->fn) v->adapter = NULL;
+        v->paused = g->paused;
+    }
+    return n;
 }
 
 int bridge_active(const struct bridge *b)

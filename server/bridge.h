@@ -14,9 +14,11 @@
 #include <stdint.h>
 
 struct uv_loop_s;
+struct http_req;
 struct metrics;
 struct bridge;
 struct gen;
+struct ticket;
 
 /* Every event of a generation; EV_DONE is the last, and after it the gen is gone.  May cancel, pause, submit. */
 typedef void gen_fn(void *arg, const struct event *ev, const struct event_batch *batch);
@@ -28,10 +30,12 @@ int bridge_start(struct bridge *, struct engine *, struct err *);
  * is freed. */
 void bridge_close(struct bridge *, void (*done)(void *), void *arg);
 
-/* NULL and *e (ERR_FULL, ERR_INVALID).  `received`: clock_now() when the client asked, for the latency figures. */
-struct gen *bridge_submit(struct bridge *, const struct gen_request *, uint64_t received, gen_fn *fn, void *arg,
-                          struct err *e);
+/* NULL and *e (ERR_FULL, ERR_INVALID).  `req`: who asks, which the figures and bridge_list look at until bridge_cancel
+ * or the end; so does the adapter's name in the request.  The ticket is held until the generation is over. */
+struct gen *bridge_submit(struct bridge *, const struct gen_request *, struct ticket *, struct http_req *req,
+                          gen_fn *fn, void *arg, struct err *e);
 void bridge_cancel(struct gen *); /* fn is not called again; NULL is allowed */
+void bridge_expire(struct gen *); /* engine_expire; NULL is allowed */
 /* Ends every generation early; their fns get the EV_DONE with FINISH_CANCELLED. */
 void bridge_stop_all(struct bridge *);
 void bridge_pause(struct gen *); /* pausing twice counts once */
@@ -39,8 +43,21 @@ void bridge_resume(struct gen *);
 
 /* False when a new request would only be refused: asked before any work is spent on it. */
 bool bridge_has_room(const struct bridge *);
-/* Seconds after which a refused client may find room, from the queue and the recent rate of completions: 1 .. 120. */
-int bridge_retry_after(const struct bridge *);
+/* clock_now() when the oldest generation was submitted that has no token yet; 0: there is none. */
+uint64_t bridge_oldest_waiting(const struct bridge *);
+
+/* A generation as the loop knows it, for people who look. */
+struct gen_view {
+    uint64_t id;                                           /* as engine_running has it */
+    const struct http_req *req;                            /* NULL: its client is gone */
+    const char *adapter;                                   /* NULL: none */
+    uint64_t received, submitted, first_token, last_token; /* clock_now(); 0: not yet */
+    int n_prompt, max_new, n_generated, priority;
+    bool paused, constrained, pooled;
+};
+/* The oldest `max` of them; returns how many. */
+int bridge_list(const struct bridge *, struct gen_view *out, int max);
+
 /* Generations and tokenisations that are not over. */
 int bridge_active(const struct bridge *);
 /* fn(arg) once, when nothing is active (at once if so already). */

@@ -326,6 +326,7 @@ double choice_score(const struct choice *v)
 const char *choice_finish_name(const struct choice *v)
 {
     if (v->finish == FINISH_LENGTH || v->c->params->nothing_wanted) return "length";
+    if (v->finish == FINISH_TIMEOUT) return "timeout";
     bool demanded = v->c->params->tool_choice == TOOL_CHOICE_NAMED; /* then OpenAI says "stop" */
     return v->parser && !demanded && tool_parser_calls(v->parser) ? "tool_calls" : "stop";
 }

@@ -51,7 +51,7 @@ bool choice_ready(const struct choice *);
 void choice_clear(struct choice *);
 /* mean log-probability of its tokens: what best_of ranks by */
 double choice_score(const struct choice *);
-/* "stop", "length", "tool_calls" */
+/* "stop", "length", "tool_calls", "timeout" */
 const char *choice_finish_name(const struct choice *);
 
 /* {"tokens":[...],...} or {"content":[...]} of what was not taken yet; null when none were asked for */

@@ -26,6 +26,7 @@ bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, c
         return false;
     }
     log_set_level((enum log_level)log_parse_level(s->log_level));
+    log_set_format(strcmp(s->log_format, "json") == 0 ? LOG_JSON : LOG_LOGFMT);
     return true;
 }
 
@@ -42,6 +43,7 @@ struct engine_config cmd_engine_config(const struct settings *s)
         .kv_cache_bytes = s->kv_cache_bytes,
         .max_seqs = s->max_seqs,
         .max_batch_tokens = s->max_batch_tokens,
+        .max_prefill_tokens = s->max_prefill_tokens,
         .max_queue = s->max_queue,
         .max_total_tokens = s->max_total_tokens,
         .no_prefix_cache = !s->prefix_cache,

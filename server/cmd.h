@@ -17,6 +17,7 @@ int cmd_quantize(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_train(int argc, char **argv);
 int cmd_health(int argc, char **argv); /* 0: it answers 200; 1: it does not */
+int cmd_key(int argc, char **argv);
 
 /* Settings for a command.  Returns true when the command should go on; else *status is what it must return (--help was
  * asked, or the words were wrong and that was said).  Free *s with settings_free in both cases. */

@@ -1,12 +1,15 @@
 /* tandem health: asks a running daemon how it is, for a container's HEALTHCHECK and for people: exit status 0 when the
  * answer is 200, 1 when it is another or none.  Finds the daemon by the options, environment and file that `tandem
- * serve` reads.  Main thread; plain sockets. */
+ * serve` reads; where that has a
+ * certificate, by TLS, without looking at whose it is: it is this machine's own, and nothing secret is sent.  Main
+ * thread; plain sockets. */
 #include "server/cmd.h"
 
 #include "engine/base/clock.h"
 
 #include <errno.h>
 #include <netdb.h>
+#include <openssl/ssl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -62,21 +65,60 @@ static int connect_to(const struct settings *set, uint64_t end, struct err *e)
     return fd;
 }
 
+/* ---- the exchange, plain or by TLS ------------------------------------------------------------------------------ */
+
+struct link {
+    int fd;
+    uint64_t end; /* clock_now(): until when an answer is waited for */
+    SSL_CTX *context;
+    SSL *ssl; /* NULL: plain */
+};
+
+static bool link_secure(struct link *l)
+{
+    l->context = SSL_CTX_new(TLS_client_method());
+    l->ssl = l->context ? SSL_new(l->context) : NULL;
+    errno = EAGAIN;
+    return l->ssl && limit_wait(l->fd, l->end) && SSL_set_fd(l->ssl, l->fd) == 1 && SSL_connect(l->ssl) == 1;
+}
+
+static void link_close(struct link *l)
+{
+    SSL_free(l->ssl);
+    SSL_CTX_free(l->context);
+    if (l->fd >= 0) close(l->fd);
+}
+
+static bool link_send(struct link *l, const char *p, int n)
+{
+    errno = EAGAIN;
+    if (!limit_wait(l->fd, l->end)) return false;
+    return l->ssl ? SSL_write(l->ssl, p, n) == n : send(l->fd, p, (size_t)n, MSG_NOSIGNAL) == n;
+}
+
+/* -1: no more in time; 0: the end */
+static int link_receive(struct link *l, char *p, size_t n)
+{
+    errno = EAGAIN;
+    if (!limit_wait(l->fd, l->end)) return -1;
+    if (!l->ssl) return (int)recv(l->fd, p, n, 0);
+    int got = SSL_read(l->ssl, p, (int)n);
+    return got > 0 ? got : SSL_get_error(l->ssl, got) == SSL_ERROR_ZERO_RETURN ? 0 : -1;
+}
+
 /* The answer's status; 0 and *e.  `body` gets the end of what came. */
-static int ask(int fd, const char *path, uint64_t end, char *body, size_t size, struct err *e)
+static int ask(struct link *l, const char *path, char *body, size_t size, struct err *e)
 {
     char request[128], answer[4096];
     size_t n = 0;
     int status = 0, len = snprintf(request, sizeof request,
                                    "GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", path);
-    errno = EAGAIN;
-    if (!limit_wait(fd, end) || send(fd, request, (size_t)len, MSG_NOSIGNAL) != len) {
+    if (!link_send(l, request, len)) {
         err_set(e, ERR_IO, "%s", reason());
         return 0;
     }
     while (n < sizeof answer - 1) {
-        errno = EAGAIN;
-        ssize_t got = limit_wait(fd, end) ? recv(fd, answer + n, sizeof answer - 1 - n, 0) : -1;
+        int got = link_receive(l, answer + n, sizeof answer - 1 - n);
         if (got < 0) {
             err_set(e, ERR_IO, "%s", reason());
             return 0;
@@ -92,6 +134,20 @@ static int ask(int fd, const char *path, uint64_t end, char *body, size_t size, 
     return text ? status : 0;
 }
 
+/* The status of GET path, or 0 and *e. */
+static int ask_daemon(const struct settings *set, const char *path, char *body, size_t size, struct err *e)
+{
+    struct link l = {.end = clock_now() + (uint64_t)(set->within * 1e9)};
+    int status = 0;
+    l.fd = connect_to(set, l.end, e);
+    if (l.fd >= 0 && *set->tls_cert && !link_secure(&l))
+        err_set(e, ERR_IO, "%s port %d: no TLS", reachable(set->host), set->port);
+    else if (l.fd >= 0)
+        status = ask(&l, path, body, size, e);
+    link_close(&l);
+    return status;
+}
+
 int cmd_health(int argc, char **argv)
 {
     struct settings set;
@@ -100,8 +156,7 @@ int cmd_health(int argc, char **argv)
         struct err e = {0};
         char body[512];
         const char *path = set.ready ? "/ready" : "/health";
-        uint64_t end = clock_now() + (uint64_t)(set.within * 1e9);
-        int fd = connect_to(&set, end, &e), code = fd >= 0 ? ask(fd, path, end, body, sizeof body, &e) : 0;
+        int code = ask_daemon(&set, path, body, sizeof body, &e);
         status = code == 200 ? 0 : 1;
         if (code == 200)
             printf("%s\n", set.ready ? "ready" : "healthy");
@@ -109,7 +164,6 @@ int cmd_health(int argc, char **argv)
             fprintf(stderr, "tandem: %s answers %d %s\n", path, code, body);
         else
             cmd_fail(&e);
-        if (fd >= 0) close(fd);
     }
     settings_free(&set);
     return status;

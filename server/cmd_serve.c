@@ -4,10 +4,11 @@
  *
  * Liveness (/health) holds from the first moment; readiness (/ready) only in `ready`.  While draining, the port stays
  * open and new work is refused with 503, so that a balancer sees why; every answer closes its connection; the port
- * closes when the last generation is done.  (A socket that the service manager handed over is let go at once: who
- * connects waits for the next process.)  SIGHUP reloads (reload.h).  A training job writes its checkpoint at the
- * signal, and goes on at the next start; event streams end with the generations.  Closing goes from the outside in:
- * connections, the runner of jobs, the store, what is on the thread pool, the engine. Loop thread, but for work_load.
+ * closes when the last generation is done.  (From a socket that the service manager handed over nothing is accepted
+ * before `ready`, and it is let go at the signal: who connects waits for whoever is ready next.)  SIGHUP reloads
+ * (reload.h).  A training job writes its checkpoint at the signal, and goes on at the next start; event streams end
+ * with the generations.  Closing goes from the outside in: connections, the runner of jobs, the store, what is on the
+ * thread pool, the engine. Loop thread, but for work_load.
  */
 #include "engine/base/clock.h"
 #include "engine/base/crash.h"
@@ -19,10 +20,12 @@
 #include "server/app.h"
 #include "server/cmd.h"
 #include "server/constraint.h"
+#include "server/doors.h"
 #include "server/jobs.h"
 #include "server/models.h"
 #include "server/notify.h"
 #include "server/reload.h"
+#include "server/request_log.h"
 #include "server/service.h"
 #include "server/store.h"
 #include "server/watchdog.h"
@@ -50,6 +53,7 @@ struct server {
     uv_work_t load;
     struct engine *loaded; /* by work_load, taken over by after_load */
     struct err load_error;
+    double template_seconds, adapters_seconds; /* by work_load */
     uint64_t started;
     struct reload reload;
     bool activated; /* the listening socket is the service manager's */
@@ -59,53 +63,55 @@ struct server {
 };
 
 static const struct http_route routes[] = {
-    {HTTP_M_POST, "/generate", api_generate, 0},
-    {HTTP_M_POST, "/generate_stream", api_generate_stream, 0},
-    {HTTP_M_POST, "/", api_generate_compat, 0},
-    {HTTP_M_GET, "/v1/models", api_models_list, 0},
-    {HTTP_M_GET, "/v1/models/*", api_models_get, 0},
-    {HTTP_M_POST, "/v1/completions", api_completions, 0},
-    {HTTP_M_POST, "/v1/chat/completions", api_chat_completions, 0},
-    {HTTP_M_POST, "/v1/embeddings", api_embeddings, 0},
-    {HTTP_M_POST, "/tokenize", api_tokenize, 0},
-    {HTTP_M_POST, "/detokenize", api_detokenize, 0},
-    {HTTP_M_GET, "/adapters", api_adapters_list, 0},
-    {HTTP_M_POST, "/adapters", api_adapters_load, 0},
-    {HTTP_M_GET, "/adapters/{name}", api_adapters_get, 0},
-    {HTTP_M_DELETE, "/adapters/{name}", api_adapters_delete, 0},
-    {HTTP_M_POST, "/v1/load_lora_adapter", api_lora_load, 0},
-    {HTTP_M_POST, "/v1/unload_lora_adapter", api_lora_unload, 0},
-    {HTTP_M_GET, "/", api_root, 0},
-    {HTTP_M_GET, "/console/{file}", api_console_file, 0},
-    {HTTP_M_GET, "/info", api_info, 0},
-    {HTTP_M_GET, "/health", api_health, 0},
-    {HTTP_M_GET, "/ping", api_health, 0},
-    {HTTP_M_GET, "/ready", api_ready, 0},
-    {HTTP_M_GET, "/metrics", api_metrics, 0},
-    {HTTP_M_POST, "/train", api_train_create, TRAIN_BODY},
-    {HTTP_M_POST, "/train/validate", api_train_validate, TRAIN_BODY},
-    {HTTP_M_GET, "/train", api_train_list, 0},
-    {HTTP_M_GET, "/train/{id}", api_train_get, 0},
-    {HTTP_M_DELETE, "/train/{id}", api_train_delete, 0},
-    {HTTP_M_GET, "/train/{id}/events", api_train_events, 0},
-    {HTTP_M_GET, "/train/{id}/metrics", api_train_metrics, 0},
-    {HTTP_M_GET, "/train/{id}/checkpoints", api_train_checkpoints, 0},
-    {HTTP_M_POST, "/train/{id}/cancel", api_train_cancel, 0},
-    {HTTP_M_POST, "/train/{id}/pause", api_train_pause, 0},
-    {HTTP_M_POST, "/train/{id}/resume", api_train_resume, 0},
-    {HTTP_M_POST, "/v1/fine_tuning/jobs", api_finetune_create, 0},
-    {HTTP_M_GET, "/v1/fine_tuning/jobs", api_finetune_list, 0},
-    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}", api_finetune_get, 0},
-    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}/events", api_finetune_events, 0},
-    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}/checkpoints", api_finetune_checkpoints, 0},
-    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/cancel", api_finetune_cancel, 0},
-    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/pause", api_finetune_pause, 0},
-    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/resume", api_finetune_resume, 0},
-    {HTTP_M_POST, "/v1/files", api_files_create, FILES_LIMIT, api_files_begin},
-    {HTTP_M_GET, "/v1/files", api_files_list, 0},
-    {HTTP_M_GET, "/v1/files/{id}", api_files_get, 0},
-    {HTTP_M_DELETE, "/v1/files/{id}", api_files_delete, 0},
-    {HTTP_M_GET, "/v1/files/{id}/content", api_files_content, 0},
+    {HTTP_M_POST, "/generate", api_generate, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/generate_stream", api_generate_stream, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/", api_generate_compat, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_GET, "/v1/models", api_models_list, 0, .role = ROUTE_USER},
+    {HTTP_M_GET, "/v1/models/*", api_models_get, 0, .role = ROUTE_USER},
+    {HTTP_M_POST, "/v1/completions", api_completions, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/v1/chat/completions", api_chat_completions, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/v1/embeddings", api_embeddings, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/tokenize", api_tokenize, 0, .role = ROUTE_USER},
+    {HTTP_M_POST, "/detokenize", api_detokenize, 0, .role = ROUTE_USER},
+    {HTTP_M_GET, "/adapters", api_adapters_list, 0, .role = ROUTE_USER},
+    {HTTP_M_POST, "/adapters", api_adapters_load, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/adapters/{name}", api_adapters_get, 0, .role = ROUTE_USER},
+    {HTTP_M_DELETE, "/adapters/{name}", api_adapters_delete, 0, .role = ROUTE_ADMIN},
+    {HTTP_M_POST, "/v1/load_lora_adapter", api_lora_load, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/unload_lora_adapter", api_lora_unload, 0, .role = ROUTE_ADMIN},
+    {HTTP_M_GET, "/", api_root, 0, .role = ROUTE_PAGE},
+    {HTTP_M_GET, "/console/{file}", api_console_file, 0, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/info", api_info, 0, .role = ROUTE_USER},
+    {HTTP_M_GET, "/health", api_health, 0, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/ping", api_health, 0, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/ready", api_ready, 0, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/metrics", api_metrics, 0, .role = ROUTE_USER},
+    {HTTP_M_GET, "/debug/state", api_debug_state, 0, .role = ROUTE_ADMIN},
+    {HTTP_M_GET, "/debug/trace", api_debug_trace, 0, .role = ROUTE_ADMIN},
+    {HTTP_M_POST, "/train", api_train_create, TRAIN_BODY, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/train/validate", api_train_validate, TRAIN_BODY, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/train", api_train_list, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/train/{id}", api_train_get, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_DELETE, "/train/{id}", api_train_delete, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/train/{id}/events", api_train_events, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/train/{id}/metrics", api_train_metrics, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/train/{id}/checkpoints", api_train_checkpoints, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/train/{id}/cancel", api_train_cancel, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/train/{id}/pause", api_train_pause, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/train/{id}/resume", api_train_resume, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs", api_finetune_create, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs", api_finetune_list, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}", api_finetune_get, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}/events", api_finetune_events, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}/checkpoints", api_finetune_checkpoints, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/cancel", api_finetune_cancel, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/pause", api_finetune_pause, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/resume", api_finetune_resume, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/files", api_files_create, FILES_LIMIT, api_files_begin, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/files", api_files_list, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/files/{id}", api_files_get, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_DELETE, "/v1/files/{id}", api_files_delete, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/files/{id}/content", api_files_content, 0, .role = ROUTE_TRAIN},
 };
 enum { N_ROUTES = sizeof routes / sizeof *routes };
 
@@ -162,31 +168,76 @@ static void print_report(const struct server *s)
             "ready      after %.3f s (model %.3f s)\n",
             i->model_id, i->family, (double)i->parameters * 1e-6, i->layers, i->vocab, weights, i->weight_type, kv,
             i->kv_type, i->pages, i->page_tokens, (long long)i->pages * i->page_tokens, i->max_total_tokens,
-            i->max_seqs, i->max_queue, i->max_batch_tokens, i->device, i->threads, i->threads == 1 ? "" : "s", adapters,
-            (double)(clock_now() - s->started) * 1e-9, i->load_seconds);
+            i->max_seqs, s->app.set->max_queue, i->max_batch_tokens, i->device, i->threads, i->threads == 1 ? "" : "s",
+            adapters, (double)(clock_now() - s->started) * 1e-9, i->load_seconds);
 }
 
 /* An address a person can paste: the wildcard is no place to connect to. */
-static void print_url(char out[static 128], const char *host, int port)
+static void print_url(char out[static 128], const struct server *s, int port)
 {
+    const char *host = s->host, *scheme = *s->app.set->tls_cert ? "https" : "http";
     if (strcmp(host, "0.0.0.0") == 0) host = "127.0.0.1";
     if (strcmp(host, "::") == 0) host = "::1";
-    snprintf(out, 128, strchr(host, ':') ? "http://[%.64s]:%d" : "http://%.64s:%d", host, port);
+    snprintf(out, 128, strchr(host, ':') ? "%s://[%.64s]:%d" : "%s://%.64s:%d", scheme, host, port);
+}
+
+/* The same for whoever reads the log as JSON, and nothing but JSON. */
+static void log_report(const struct server *s, const char *url)
+{
+    const struct engine_info *i = s->app.info;
+    struct log_line l;
+    log_begin(&l, LOG_INFO, "ready");
+    log_text(&l, "url", url);
+    log_text(&l, "model", i->model_id);
+    log_text(&l, "family", i->family);
+    log_text(&l, "weight_type", i->weight_type);
+    log_text(&l, "kv_type", i->kv_type);
+    log_text(&l, "device", i->device);
+    log_number(&l, "threads", i->threads);
+    log_number(&l, "weight_bytes", (long long)i->weight_bytes);
+    log_number(&l, "kv_bytes", (long long)i->kv_bytes);
+    log_number(&l, "max_total_tokens", i->max_total_tokens);
+    log_number(&l, "max_seqs", i->max_seqs);
+    log_number(&l, "max_queue", i->max_queue);
+    log_decimal(&l, "seconds", s->app.metrics.startup[STARTUP_READY]);
+    log_end(&l);
 }
 
 static void stop_now(struct server *s);
+
+static double seconds_since(uint64_t start)
+{
+    return (double)(clock_now() - start) * 1e-9;
+}
 
 static void work_load(uv_work_t *w)
 {
     struct server *s = w->data;
     struct engine_config cfg = cmd_engine_config(s->app.set);
+    cfg.max_queue += cfg.max_seqs; /* admission counts what waits beside what runs: the engine's bound never decides */
+    uint64_t start = clock_now();
     jobs_look(s->app.jobs);
     if (chat_open(&s->app.chat, s->app.set, &s->load_error)) return;
+    s->template_seconds = seconds_since(start);
     s->loaded = engine_open(&cfg, &s->load_error);
+    start = clock_now();
     if (s->loaded && adapter_dir_load_all(s->app.set, s->loaded, &s->load_error)) {
         engine_close(s->loaded);
         s->loaded = NULL;
     }
+    s->adapters_seconds = seconds_since(start);
+}
+
+static void note_startup(struct server *s)
+{
+    struct metrics *m = &s->app.metrics;
+    const struct engine_info *i = s->app.info;
+    metrics_startup(m, STARTUP_TEMPLATE, s->template_seconds);
+    metrics_startup(m, STARTUP_WEIGHTS, i->weights_seconds);
+    metrics_startup(m, STARTUP_TOKENIZER, i->tokenizer_seconds);
+    metrics_startup(m, STARTUP_MEMORY, i->memory_seconds);
+    metrics_startup(m, STARTUP_ADAPTERS, s->adapters_seconds);
+    metrics_startup(m, STARTUP_READY, seconds_since(s->started));
 }
 
 /* FNV-1a of what makes the same request give another text. */
@@ -210,11 +261,14 @@ static void set_ready(struct server *s)
     app->model_name = models_base_name(app->set, app->info);
     app->ready_time = (int64_t)time(NULL);
     app->constraints = constraints_new(app->bridge);
+    admission_ready(app->admission);
     set_fingerprint(app);
     app->state = APP_READY;
     watchdog_engine(app->watchdog, app->engine);
     watchdog_ready(app->watchdog);
+    http_server_accept(app->http);
     crash_modules();
+    note_startup(s);
 }
 
 static void after_load(uv_work_t *w, int status)
@@ -237,16 +291,20 @@ static void after_load(uv_work_t *w, int status)
     set_ready(s);
     jobs_ready(s->app.jobs);
     char url[128];
-    print_url(url, s->host, http_server_port(s->app.http));
+    print_url(url, s, http_server_port(s->app.http));
+    notify_status("serving %s on %s", s->app.info->model_id, url);
+    notify_ready();
+    if (log_get_format() == LOG_JSON) {
+        log_report(s, url);
+        return;
+    }
     print_report(s);
     fprintf(stderr,
             "console    %s/\n"
-            "try        curl -N %s/generate -d "
+            "try        curl -N %s%s/generate -d "
             "'{\"inputs\":\"Once upon a time\",\"parameters\":{\"max_new_tokens\":60},\"stream\":true}'\n",
-            url, url);
+            url, s->app.keys ? "-H \"Authorization: Bearer $KEY\" " : "", url);
     log_info("ready model=%s url=%s", s->app.info->model_id, url);
-    notify_status("serving %s on %s", s->app.info->model_id, url);
-    notify_ready();
 }
 
 /* ---- stopping -------------------------------------------------------------------------------------------------- */
@@ -256,7 +314,9 @@ static void on_bridge_closed(void *arg)
     struct server *s = arg;
     s->app.engine = NULL;
     s->app.info = NULL;
+    app_unwatch_devices(&s->app);
     constraints_free(s->app.constraints);
+    admission_close(s->app.admission);
     chat_close(&s->app.chat);
     free(s->app.model_name);
     watchdog_close(s->app.watchdog);
@@ -356,6 +416,8 @@ static void on_signal(uv_signal_t *h, int signum)
     bridge_on_idle(s->app.bridge, on_generations_done, s);
 }
 
+/* ---- SIGHUP ----------------------------------------------------------------------------------------------------- */
+
 static void on_hangup(uv_signal_t *h, int signum)
 {
     struct server *s = h->data;
@@ -368,10 +430,8 @@ static void on_hangup(uv_signal_t *h, int signum)
 static void on_request_done(void *arg, const struct http_req *req, int status, uint64_t duration_ns)
 {
     struct app *app = arg;
-    const char *path = req ? req->path : NULL;
-    metrics_request(&app->metrics, req && req->route ? req->route->path : path, status);
-    if (app->set->access_log)
-        log_info("request path=%.200s status=%d ms=%.3f", path ? path : "-", status, (double)duration_ns * 1e-6);
+    metrics_request(&app->metrics, req->route ? req->route->path : req->path, status, duration_ns);
+    if (app->set->access_log) request_log(req, status, duration_ns);
 }
 
 static int open_http(struct server *s, struct err *e)
@@ -387,12 +447,13 @@ static int open_http(struct server *s, struct err *e)
         c.listen_fd = fd;
         activation_host(fd, s->host, sizeof s->host);
     }
-    c.host = set->host;
+    c.host = s->host;
     c.port = set->port;
     c.routes = routes;
     c.n_routes = N_ROUTES;
     c.app = &s->app;
     reload_http_config(set, &c);
+    doors_config(&s->app, &c);
     s->app.http = http_server_open(&s->loop, &c, e);
     if (!s->app.http) return e->code;
     http_server_on_done(s->app.http, on_request_done);
@@ -423,7 +484,8 @@ static int serve(struct server *s)
     metrics_init(&s->app.metrics);
     for (int i = 0; i < N_ROUTES; i++) metrics_add_route(&s->app.metrics, routes[i].path);
     if (uv_loop_init(&s->loop)) return err_set(&e, ERR_IO, "no event loop"), cmd_fail(&e);
-    if (open_http(s, &e)) {
+    if (doors_open(&s->app, &e) || open_http(s, &e)) {
+        doors_close(&s->app);
         uv_run(&s->loop, UV_RUN_DEFAULT);
         uv_loop_close(&s->loop);
         return cmd_fail(&e);
@@ -431,17 +493,24 @@ static int serve(struct server *s)
     open_signals(s);
     s->app.bridge = bridge_open(&s->loop, &s->app.metrics);
     s->app.loop = &s->loop;
+    s->app.admission = admission_open(&s->app);
     s->app.store = store_open(&s->loop, settings_data_dir(s->app.set));
     s->app.jobs = jobs_open(&s->app);
     s->app.sse = sse_hub_open(&s->loop, s->app.set->sse_keepalive);
     s->app.watchdog = watchdog_open(&s->loop, s->app.set->step_timeout);
     char url[128];
-    print_url(url, s->host, http_server_port(s->app.http));
-    fprintf(stderr, "listening %s\n", url);
+    print_url(url, s, http_server_port(s->app.http));
+    if (log_get_format() == LOG_JSON)
+        log_info("listening url=%s", url);
+    else
+        fprintf(stderr, "listening %s\n", url);
+    metrics_startup(&s->app.metrics, STARTUP_LISTEN, seconds_since(s->started));
+    app_watch_devices(&s->app);
     s->load.data = s;
     uv_queue_work(&s->loop, &s->load, work_load, after_load);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     http_server_free(s->app.http);
+    doors_close(&s->app);
     log_info("stopped");
     return s->status;
 }

@@ -22,6 +22,7 @@ enum command {
     CMD_TRAIN = 64,
     CMD_CHAT = 128,
     CMD_HEALTH = 256,
+    CMD_KEY = 512,
 };
 
 struct string_list {
@@ -37,7 +38,8 @@ struct settings {
     bool verify_weights;
     /* batching and memory */
     size_t kv_cache_bytes;
-    int max_seqs, max_batch_tokens, max_queue, max_total_tokens;
+    int max_seqs, max_batch_tokens, max_prefill_tokens, max_queue, max_queue_tokens, max_total_tokens;
+    double max_wait; /* seconds */
     bool prefix_cache;
     /* adapters */
     char *adapters, *adapter_dir;
@@ -46,15 +48,18 @@ struct settings {
     char *host, *cors_origin;
     int port, max_connections;
     size_t max_header_size, max_body_size;
+    char *api_keys, *tls_cert, *tls_key;
+    bool allow_open;
     double header_timeout, body_timeout, idle_timeout, write_timeout, sse_keepalive; /* seconds */
     /* requests */
+    double request_timeout; /* seconds */
     int max_best_of, max_stop_sequences, max_top_n_tokens, max_choices;
     char *served_model_name, *chat_template, *tool_call_parser, *pooling;
     bool accept_any_model;
     /* operation */
     double drain_timeout, step_timeout; /* seconds */
     double train_itl_budget_ms, train_slowdown;
-    char *log_level, *data_dir;
+    char *log_level, *log_format, *metrics_aliases, *data_dir;
     bool access_log;
     /* one run of a command */
     char *adapter, *prompt, *system, *text, *file, *ids, *out, *type, *layout, *calibrate, *batch, *ops;
@@ -64,6 +69,10 @@ struct settings {
     double temperature, top_p, typical_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, within;
     uint64_t seed;
     struct string_list stop;
+    /* tandem key */
+    char *name, *role, *expires;
+    double requests_per_minute, tokens_per_minute;
+    int max_concurrent, priority_max;
 
     unsigned char source[128]; /* enum conf_source per row of the table */
 };

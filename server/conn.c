@@ -18,6 +18,7 @@
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "server/keys.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +29,7 @@ enum {
     LINGER_BYTES = 32 << 20,
     PEER_CHECK_MS = 1000,
     KEEP_BUFFER = 4096, /* an idle connection holds on to buffers of at most this size */
+    GATE_BYTES = 16384, /* a shorter body is read, whatever becomes of it: the connection can then go on */
 };
 
 struct conn *conn_new(struct http_server *server)
@@ -52,6 +54,7 @@ void conn_free(struct conn *c)
     if (c->prev) c->prev->next = c->next;
     if (c->server->conns == c) c->server->conns = c->next;
     http_arena_free(c);
+    key_release(c->req.key);
     buf_free(&c->in);
     buf_free(&c->head);
     body_free(c);
@@ -87,6 +90,7 @@ static void request_reset(struct conn *c)
     trim(&c->head);
     trim(&c->extra);
     body_free(c);
+    key_release(c->req.key);
     c->req = (struct http_req){
         .method = HTTP_M_OTHER, .path = "", .param = "", .query = "", .body = "", .app = c->server->config.app};
     c->match = (struct route_match){0};
@@ -115,6 +119,7 @@ void conn_drop(struct conn *c)
 {
     if (c->state == CONN_CLOSED) return;
     bool running = c->state == CONN_RUN || (c->state == CONN_BODY && c->streamed);
+    if (c->state == CONN_IDLE) sock_bye(c);
     c->state = CONN_CLOSED;
     if (running) exchange_finish(c);
     sock_close(c);
@@ -192,6 +197,23 @@ static void dispatch(struct conn *c)
     http_answer_refusal(c, &why); /* the request was read in full, so the connection may go on */
 }
 
+/* A large body is not read in vain.  True: refused. */
+static bool gate_refuses(struct conn *c)
+{
+    const struct http_route *route = c->match.route;
+    bool keep = c->keep;
+    if (!route || !route->gate || (!c->chunked && !c->expects_continue && c->length <= GATE_BYTES)) return false;
+    c->state = CONN_RUN; /* it may answer */
+    c->keep = false;
+    if (route->gate(&c->req, c->chunked ? 0 : c->length)) {
+        sock_timer(c, 0);
+        return true;
+    }
+    c->state = CONN_HEAD;
+    c->keep = keep;
+    return false;
+}
+
 /* The head is good: is the body wanted? */
 static void begin_body(struct conn *c)
 {
@@ -214,6 +236,7 @@ static void begin_body(struct conn *c)
         dispatch(c);
         return;
     }
+    if (gate_refuses(c)) return;
     c->state = CONN_BODY;
     if (c->chunked) wire_begin_chunks(&c->wire, config->max_header_bytes, c->body_limit);
     sock_timer(c, config->body_timeout_ms);
@@ -226,6 +249,24 @@ static void begin_body(struct conn *c)
         static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
         sock_write(c, go_on, sizeof go_on - 1);
     }
+}
+
+/* The body of a request that is not permitted is not waited for: so the connection ends, unless there is none. */
+static bool permitted(struct conn *c)
+{
+    const struct http_server_config *config = &c->server->config;
+    bool keep = c->keep;
+    if (!config->permit) return true;
+    c->state = CONN_RUN; /* it may answer */
+    if (c->chunked || c->length) c->keep = false;
+    if (config->permit(config->app, &c->req)) {
+        CHECK(c->answer == ANSWER_NONE);
+        c->state = CONN_HEAD;
+        c->keep = keep;
+        return true;
+    }
+    sock_timer(c, 0);
+    return false;
 }
 
 static bool read_head(struct conn *c)
@@ -249,9 +290,11 @@ static bool read_head(struct conn *c)
         conn_refuse(c, &why);
         return false;
     }
+    http_name_request(c, true);
     route_find(c->server->config.routes, c->server->config.n_routes, c->req.method, c->req.path, &c->match);
     c->req.route = c->match.route;
     c->req.param = c->match.param;
+    if (!permitted(c)) return false;
     begin_body(c);
     return true;
 }

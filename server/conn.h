@@ -1,7 +1,7 @@
 /* The inside of the HTTP server, shared by conn.c, head.c, http.c, sock.c and listen.c only.  Handlers see http.h.
  *
  *      listen.c  accepts, counts, drains, closes              owns struct http_server
- *      sock.c    bytes in, bytes out, one timer (libuv)       owns the handles in struct conn
+ *      sock.c    bytes in, bytes out, one timer (libuv)       owns the handles in struct conn; TLS stays in it (tls.h)
  *      conn.c    what a connection does next                  owns the rest of struct conn
  *      head.c    a complete request head -> struct http_req;  http.c: the answer
  *
@@ -63,6 +63,7 @@ struct conn {
     bool message_complete; /* llhttp's opinion */
     bool streamed, paused; /* the body goes to req.on_body; not now */
     uint64_t body_seen;    /* bytes of it so far */
+    bool own_id;           /* req.id was made here */
     bool crowded;          /* the body did not fit beside those of the other connections */
     struct arena_block *arena;
 
@@ -87,7 +88,8 @@ struct conn {
     uv_shutdown_t shutdown;
     struct buf out;        /* collected since the last flush */
     struct buf sending;    /* in flight; untouched until written */
-    uint64_t queued_total; /* all bytes ever given to sock_write */
+    uint64_t queued_total; /* all bytes ever given to sock_write, and what TLS made more of them */
+    struct tls_link *tls;  /* NULL: plain */
     bool reading, dirty;
     int open_handles;
     struct conn *next_dirty;
@@ -150,6 +152,8 @@ __attribute__((format(printf, 3, 4))) bool refuse(struct refusal *, int status, 
 
 /* ---- http.c ---- */
 void http_answer_refusal(struct conn *, const struct refusal *);
+/* Fills req.id and req.trace: from the request's headers, if these can be trusted, else the id alone. */
+void http_name_request(struct conn *, bool headers);
 void http_answer_options(struct conn *);
 void http_arena_free(struct conn *);
 
@@ -162,6 +166,7 @@ bool sock_peer_left(const struct conn *);                /* asked only while rea
 void sock_read(struct conn *, bool on);
 void sock_timer(struct conn *, int ms); /* replaces the one that runs; 0: none */
 void sock_shutdown(struct conn *);      /* our side is done */
+void sock_bye(struct conn *);           /* under TLS says so, that the end is not taken for a cut; otherwise nothing */
 void sock_close(struct conn *);         /* later: conn_free */
 
 /* ---- sock.c and listen.c to each other ---- */

@@ -108,6 +108,7 @@ static int read_options(struct embed_params *p, const struct embed_limits *lim, 
     if (!e->code) get_number(p, &top, "dimensions", 1, lim->hidden, &dimensions);
     if (!e->code) get_number(p, &top, "truncate_prompt_tokens", -1, lim->max_total_tokens, &p->truncate);
     if (!e->code) get_number(p, &top, "priority", INT32_MIN, INT32_MAX, &priority);
+    if (!e->code) get_number(p, &top, "timeout_ms", 1, 24 * 60 * 60 * 1000, &p->timeout_ms);
     if (!e->code) p->field = "normalize", json_get_bool(&top, "normalize", &p->normalize);
     if (!e->code) p->field = "add_special_tokens", json_get_bool(&top, "add_special_tokens", &p->special);
     if (!e->code) p->field = "model", json_get_string(&top, "model", &p->model);

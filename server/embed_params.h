@@ -39,7 +39,8 @@ struct embed_params {
     int dimensions;   /* 1 .. hidden */
     int64_t truncate; /* tokens of an input to keep, its last; 0: all */
     int priority;
-    const char *field; /* of a refusal: the field at fault; NULL: the body */
+    int64_t timeout_ms; /* 0: none */
+    const char *field;  /* of a refusal: the field at fault; NULL: the body */
 };
 
 /* 0, or the HTTP status of the refusal with its message in *e.  Free with embed_params_free in both cases. */

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/random.h>
 
-enum { MAX_BIAS = 1024, MAX_MEMBERS = 1000 };
+enum { MAX_BIAS = 1024, MAX_MEMBERS = 1000, TIMEOUT_MS_MAX = 24 * 60 * 60 * 1000 };
 
 /* ---- one field ------------------------------------------------------------------------------------------------- */
 
@@ -208,6 +208,11 @@ bool fields_extras(struct fields *f, struct gen_request *r)
     if (!fields_int(f, "priority", INT32_MIN, INT32_MAX, &priority, NULL)) return false;
     r->priority = (int)priority;
     return true;
+}
+
+bool fields_timeout(struct fields *f, int64_t *out)
+{
+    return fields_int(f, "timeout_ms", 1, TIMEOUT_MS_MAX, out, NULL);
 }
 
 /* ---- the rest -------------------------------------------------------------------------------------------------- */

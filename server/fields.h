@@ -44,6 +44,8 @@ bool fields_stop(struct fields *, const char *name, int max, struct gen_request 
 bool fields_stop_ids(struct fields *, struct gen_request *r, int32_t *ids);
 /* logit_bias {"id": number}; *owned becomes r->sampling.bias, to be freed by the caller */
 bool fields_bias(struct fields *, struct gen_request *r, struct logit_bias **owned);
+/* timeout_ms: milliseconds that the request has, up to a day */
+bool fields_timeout(struct fields *, int64_t *out);
 /* ignore_eos, priority */
 bool fields_extras(struct fields *, struct gen_request *r);
 /* An object (or no object at all) of at most 1000 members: looking a field up costs as many steps as there are. */

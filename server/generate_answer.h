@@ -7,7 +7,7 @@
 #include "server/generate_params.h"
 #include "server/result.h"
 
-/* "length", "eos_token", "stop_sequence", "cancelled", "error" */
+/* "length", "eos_token", "stop_sequence", "timeout", "cancelled", "error" */
 const char *finish_name(enum finish_reason);
 
 /* {"id","text","logprob","special"} */

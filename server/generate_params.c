@@ -220,7 +220,8 @@ int generate_params_parse(struct generate_params *p, enum generate_route route, 
     good = good && check_sampling(&c) && fields_stop(&c.f, "stop", lim->max_stop, &p->gen, p->stop) &&
            (p->gen.n_stop || fields_stop(&c.f, "stop_sequences", lim->max_stop, &p->gen, p->stop)) &&
            fields_stop_ids(&c.f, &p->gen, p->stop_ids) && check_lengths(&c) && check_extras(&c) &&
-           check_unsupported(&c) && check_grammar(&c) && check_inputs(p, &top) && check_bytes(p, lim, &top);
+           fields_timeout(&top, &p->timeout_ms) && fields_timeout(&c.f, &p->timeout_ms) && check_unsupported(&c) &&
+           check_grammar(&c) && check_inputs(p, &top) && check_bytes(p, lim, &top);
     if (good) return 0;
     err_prefix(e, "Input validation error");
     return 422;

@@ -26,6 +26,7 @@ struct generate_params {
     bool has_seed;
     int64_t truncate;       /* 0: not asked */
     int64_t max_new_tokens; /* 0: as many as fit */
+    int64_t timeout_ms;     /* 0: none */
     /* filled but for prompt, max_new_tokens and user; points into this struct */
     struct gen_request gen;
     const char *stop[ENGINE_STOP_MAX];

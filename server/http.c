@@ -54,6 +54,37 @@ void http_arena_free(struct conn *c)
     }
 }
 
+/* ---- names ------------------------------------------------------------------------------------------------------ */
+
+/* How often the header is there; *value: the first. */
+static int find_header(const struct conn *c, const char *name, const char **value)
+{
+    int n = 0;
+    for (int i = 0; i < c->n_headers; i++)
+        if (strcasecmp(c->headers[i].name, name) == 0 && n++ == 0) *value = c->headers[i].value;
+    return n;
+}
+
+void http_name_request(struct conn *c, bool headers)
+{
+    struct http_req *req = &c->req;
+    const char *id = NULL, *parent = NULL;
+    int ids = headers ? find_header(c, "X-Request-Id", &id) : 0;
+    c->own_id = ids != 1 || !request_id_valid(id);
+    if (c->own_id)
+        request_id_make(req->id);
+    else
+        snprintf(req->id, sizeof req->id, "%s", id);
+    if (headers && find_header(c, "traceparent", &parent) == 1) trace_parent_parse(parent, &req->trace);
+}
+
+void http_set_id(struct http_req *req, const char *id)
+{
+    struct conn *c = conn_of(req);
+    CHECK(c->answer == ANSWER_NONE);
+    if (c->own_id && request_id_valid(id)) snprintf(req->id, sizeof req->id, "%s", id);
+}
+
 /* ---- the head of the answer ------------------------------------------------------------------------------------ */
 
 static const char *reason_of(int status)
@@ -147,6 +178,8 @@ static void answer_begin(struct conn *c, int status, const char *type, int64_t l
     if (type) append_header(&b, "Content-Type", type);
     if (c->stream_chunked) buf_str(&b, "Transfer-Encoding: chunked\r\n");
     if (length >= 0 && !c->bodyless) buf_printf(&b, "Content-Length: %lld\r\n", (long long)length);
+    if (!c->req.id[0]) http_name_request(c, false);
+    append_header(&b, "X-Request-Id", c->req.id);
     if (!c->keep) buf_str(&b, "Connection: close\r\n");
     if (c->keep && c->http10) buf_str(&b, "Connection: keep-alive\r\n");
     const char *origin = c->server->cors_origin;
@@ -271,6 +304,12 @@ void http_end(struct http_req *req)
     CHECK(c->answer == ANSWER_STREAM);
     if (c->stream_chunked && !c->head_only) sock_write(c, "0\r\n\r\n", 5);
     answer_end(c);
+}
+
+bool http_answered(const struct http_req *req)
+{
+    const struct conn *c = conn_of(req);
+    return c->aborted || c->answer != ANSWER_NONE;
 }
 
 void http_body_pause(struct http_req *req, bool pause)

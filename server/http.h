@@ -13,6 +13,9 @@
 #ifndef TANDEM_SERVER_HTTP_H
 #define TANDEM_SERVER_HTTP_H
 
+#include "server/request_id.h"
+#include "server/request_note.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -20,6 +23,8 @@
 enum http_method { HTTP_M_GET, HTTP_M_HEAD, HTTP_M_POST, HTTP_M_PUT, HTTP_M_DELETE, HTTP_M_OPTIONS, HTTP_M_OTHER };
 
 struct http_route;
+struct key;
+struct tls;
 
 struct http_req {
     /* read-only for the handler; owned by the connection until on_close */
@@ -32,6 +37,10 @@ struct http_req {
     uint64_t received;              /* clock_now() when the head was complete */
     void *app;                      /* what the server was set up with (struct http_server_config.app) */
     const struct http_route *route; /* NULL: none was found */
+    char id[REQUEST_ID_MAX + 1];    /* X-Request-Id, the client's or made; sent back with every answer */
+    struct trace_parent trace;      /* of the header traceparent */
+    struct request_note note;       /* the handler's: what it did, for the log */
+    const struct key *key;          /* whose request it is (keys.h), held; NULL: none was asked for */
 
     /* the handler's */
     void *user;
@@ -40,6 +49,8 @@ struct http_req {
     void (*on_drain)(struct http_req *); /* the write queue fell below the low-water mark after http_write said false */
 };
 
+/* Before the answer begins: another id in place of one that was made here; a client's own stays.  Copied. */
+void http_set_id(struct http_req *, const char *id);
 /* value of a request header, NULL when absent; name in any case.  Repeated headers: the first. */
 const char *http_header(const struct http_req *, const char *name);
 /* zeroed memory that lives as long as the exchange */
@@ -60,6 +71,8 @@ void http_start(struct http_req *, int status, const char *type);
 /* Copies and queues.  False: the client reads too slowly, stop producing until on_drain. */
 bool http_write(struct http_req *, const void *data, size_t len);
 void http_end(struct http_req *);
+/* An answer has begun, or none is possible any more. */
+bool http_answered(const struct http_req *);
 /* Gives the connection up at once (after an error in the middle of a stream). */
 void http_abort(struct http_req *);
 
@@ -74,6 +87,15 @@ bool http_body_stop(struct http_req *);
 
 /* ---- routes ---------------------------------------------------------------------------------------------------- */
 
+/* Who may call a route, where the daemon has keys (auth.h).  A row that says nothing is an administrator's. */
+enum route_role {
+    ROUTE_ADMIN,
+    ROUTE_TRAIN,
+    ROUTE_USER,
+    ROUTE_PAGE, /* a browser, whoever it is (it gets a page without data); others as ROUTE_USER */
+    ROUTE_OPEN, /* everybody */
+};
+
 struct http_route {
     enum http_method method;
     const char *path; /* exact; a trailing '*' matches any rest; "{id}" as a segment matches any one, see param */
@@ -83,6 +105,10 @@ struct http_route {
      * after its last byte, with body_len 0.  Without a body begin is not called.  on_close is called from begin on,
      * also when the body was cut off.  The body's time limit counts from its latest byte. */
     void (*begin)(struct http_req *);
+    enum route_role role;
+    /* Not NULL: asked before a body is read that did not come with its head, of `length` bytes (0: not known).  True:
+     * it has answered, and the connection ends after that.  For refusals that do not depend on the body. */
+    bool (*gate)(struct http_req *, uint64_t length);
 };
 
 /* ---- the server ------------------------------------------------------------------------------------------------ */
@@ -90,10 +116,17 @@ struct http_route {
 struct http_server_config {
     const char *host; /* "127.0.0.1", "::1", "0.0.0.0" */
     int port;         /* 0: any; http_server_port tells */
-    int listen_fd;    /* a listening TCP socket, taken over, in place of host and port; 0: none */
+    int listen_fd; /* a listening TCP socket, taken over, in place of host and port; 0: none.  Its clients can wait, so
+                      nothing is accepted before http_server_accept */
     const struct http_route *routes;
     int n_routes;
     void *app;
+    /* Asked once a head is good and its route known, before any of the body is read; NULL: everything is permitted.
+     * May set req->key, which is released with the request.  False: it has answered (http_reply...), and so the request
+     * is over. */
+    bool (*permit)(void *app, struct http_req *);
+    struct tls *tls;              /* NULL: plain HTTP; stays the caller's */
+    bool local_only;              /* refuse to listen where other machines could connect */
     int max_connections;          /* beyond: 503 with Retry-After, closed */
     size_t max_header_bytes;      /* request line and headers; 431 / 414 beyond */
     size_t max_body_bytes;        /* 413 beyond */
@@ -122,8 +155,10 @@ const struct http_server_stats *http_server_stats(const struct http_server *);
 /* Called for every finished exchange: for metrics and the access log.  status 0: the client left before an answer. */
 void http_server_on_done(struct http_server *,
                          void (*fn)(void *app, const struct http_req *, int status, uint64_t duration_ns));
-/* Takes over max_*, *_timeout_ms and cors_origin of `config` but for max_buffered_bytes: they hold from the next request,
- * head, body or wait on. */
+/* Begins to accept connections of a listen_fd; harmless again. */
+void http_server_accept(struct http_server *);
+/* Takes over max_*, *_timeout_ms and cors_origin of `config` but for max_buffered_bytes: they hold from the next
+ * request, head, body or wait on. */
 void http_server_reconfigure(struct http_server *, const struct http_server_config *config);
 /* The end is near: every answer is its connection's last, and idle connections close.  New ones are still accepted, so
  * that their clients hear why they are refused; with `accepting` false they wait in the listening socket for whoever

@@ -198,7 +198,7 @@ static void on_claimed(struct store_work *w)
         struct run *r = c->run;
         j->current = r;
         jobs_notify(j, r->seq);
-        log_info("training: job=%s serve_as=%s%s", r->id, r->spec.serve_as, r->resumed ? " resumed=true" : "");
+        log_info("training: job=%s serve_as=%s resumed=%s", r->id, r->spec.serve_as, r->resumed ? "true" : "false");
         r->work.data = r;
         if (r->e.code)
             run_finish(r, JOB_FAILED, "invalid", r->e.msg);
@@ -505,6 +505,12 @@ void jobs_notify(struct jobs *j, int64_t seq)
 
 void jobs_view(const struct jobs *j, struct jobs_view *out)
 {
+    static const char *const phases[] = {
+        [RUN_PREPARING] = "preparing", [RUN_TRAINING] = "training", [RUN_PUBLISHING] = "publishing"};
     *out = j->view;
+    if (j->current) {
+        out->running = j->current->id;
+        out->phase = phases[j->current->phase];
+    }
     store_job_counts(j->app->store, out->counts);
 }

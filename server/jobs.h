@@ -50,11 +50,12 @@ void jobs_unwatch(struct job_watch *);
 /* Calls end of all. */
 void jobs_end_streams(struct jobs *);
 
-/* What the newest step said, for /metrics. */
+/* What the newest step said, for those who look. */
 struct jobs_view {
     int counts[6]; /* enum job_state */
     struct train_event last;
     uint64_t tokens, trained_tokens, steps, skipped; /* since the start of the process */
+    const char *running, *phase;                     /* the job that runs, and what it is at; NULL: none */
 };
 void jobs_view(const struct jobs *, struct jobs_view *);
 

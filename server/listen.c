@@ -73,14 +73,39 @@ static void on_connection(uv_stream_t *listener, int status)
     if (rc < 0) {
         complain(s, rc);
         conn_drop(c);
-    } else if (c->refused && s->refusing > REFUSING_MAX) {
-        conn_drop(c);
+    } else if (c->refused && (s->refusing > REFUSING_MAX || s->config.tls)) {
+        conn_drop(c); /* under TLS it would take a handshake to say why */
     } else {
         conn_begin(c);
     }
 }
 
 /* ---- opening --------------------------------------------------------------------------------------------------- */
+
+/* Can only this machine connect?  127.0.0.0/8, ::1, the former written as IPv6, and sockets that are files. */
+static bool is_local(int fd)
+{
+    struct sockaddr_storage at = {0};
+    socklen_t n = sizeof at;
+    if (getsockname(fd, (struct sockaddr *)&at, &n) != 0) return false;
+    if (at.ss_family == AF_UNIX) return true;
+    if (at.ss_family == AF_INET) return ntohl(((struct sockaddr_in *)&at)->sin_addr.s_addr) >> 24 == 127;
+    if (at.ss_family != AF_INET6) return false;
+    const struct in6_addr *a = &((struct sockaddr_in6 *)&at)->sin6_addr;
+    return IN6_IS_ADDR_LOOPBACK(a) || (IN6_IS_ADDR_V4MAPPED(a) && a->s6_addr[12] == 127);
+}
+
+/* Asked of the socket, not of the name it was given: a name may mean anything, and a socket may be inherited. */
+static int check_reach(int fd, const struct http_server_config *config, struct err *e)
+{
+    if (!config->local_only || is_local(fd)) return 0;
+    return err_set(
+        e, ERR_INVALID,
+        "%s can be reached from other machines, and there are no API keys: anybody could generate, train and "
+        "delete.  Make a key (tandem key new --name me --role admin --api-keys FILE) and serve with "
+        "--api-keys FILE; or say --allow-open where something else keeps strangers out",
+        config->host);
+}
 
 /* Done with plain calls, before there is any handle: so a failure leaves nothing that the loop would have to close. */
 static int bind_socket(const struct http_server_config *config, struct err *e)
@@ -97,9 +122,13 @@ static int bind_socket(const struct http_server_config *config, struct err *e)
     int fd = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     int on = 1;
     if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (fd < 0 || bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, BACKLOG) != 0) {
-        err_set(e, ERR_IO, "cannot listen on %s port %d: %s", config->host, config->port, strerror(errno));
-        if (fd >= 0) close(fd);
+    rc = 0;
+    if (fd < 0 || bind(fd, found->ai_addr, found->ai_addrlen) != 0 ||
+        ((rc = check_reach(fd, config, e)) == 0 && listen(fd, BACKLOG) != 0)) {
+        rc = err_set(e, ERR_IO, "cannot listen on %s port %d: %s", config->host, config->port, strerror(errno));
+    }
+    if (rc && fd >= 0) {
+        close(fd);
         fd = -1;
     }
     freeaddrinfo(found);
@@ -151,7 +180,7 @@ static void start_flushing(struct http_server *s)
 struct http_server *http_server_open(struct uv_loop_s *loop, const struct http_server_config *config, struct err *e)
 {
     int fd = config->listen_fd ? config->listen_fd : bind_socket(config, e);
-    if (fd < 0) return NULL;
+    if (fd < 0 || (config->listen_fd && check_reach(fd, config, e))) return NULL;
     /* libuv writes without MSG_NOSIGNAL: a client that left would kill us. */
     struct sigaction old;
     if (sigaction(SIGPIPE, NULL, &old) == 0 && old.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
@@ -165,8 +194,8 @@ struct http_server *http_server_open(struct uv_loop_s *loop, const struct http_s
     CHECK(uv_tcp_init(loop, &s->listener) == 0);
     s->listener.data = s;
     CHECK(uv_tcp_open(&s->listener, fd) == 0);
-    CHECK(uv_listen((uv_stream_t *)&s->listener, BACKLOG, on_connection) == 0);
     s->listening = true;
+    if (!config->listen_fd) http_server_accept(s);
     start_flushing(s);
     s->open_handles = 4;
     return s;
@@ -184,6 +213,11 @@ void http_server_reconfigure(struct http_server *s, const struct http_server_con
     c->body_timeout_ms = config->body_timeout_ms;
     c->idle_timeout_ms = config->idle_timeout_ms;
     c->write_timeout_ms = config->write_timeout_ms;
+}
+
+void http_server_accept(struct http_server *s)
+{
+    if (s->listening) CHECK(uv_listen((uv_stream_t *)&s->listener, BACKLOG, on_connection) == 0);
 }
 
 int http_server_port(const struct http_server *s)

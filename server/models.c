@@ -100,7 +100,7 @@ void api_models_list(struct http_req *req)
     struct app *app = req->app;
     struct buf out = {0};
     int n;
-    if (app->state != APP_READY && app_refuses(app, req)) return;
+    if (admission_refuses(app, req, NULL)) return;
     struct adapter_info *v = adapters_of(app, &n);
     buf_str(&out, "{\"object\":\"list\",\"data\":[");
     put_model(&out, app, app->model_name, NULL);
@@ -129,7 +129,7 @@ void api_models_get(struct http_req *req)
     struct model_choice m;
     struct buf out = {0};
     struct err e;
-    if (app->state != APP_READY && app_refuses(app, req)) return;
+    if (admission_refuses(app, req, NULL)) return;
     if (*name && (models_find(app, name, &m, &e)) && strcmp(m.name, name) == 0) {
         put_model(&out, app, name, m.adapter ? app->model_name : NULL);
         reply(req, &out);

@@ -390,7 +390,8 @@ int openai_params_parse(struct openai_params *p, enum openai_route route, const 
     good = good && fields_string(&c.f, "model", &p->model) && check_stream(&c) && check_output(&c) &&
            check_sampling(&c) && check_seed(&c) && check_counts(&c) && check_lengths(&c) && check_logprobs(&c) &&
            fields_stop(&c.f, "stop", lim->max_stop, &p->gen, p->stop) && fields_stop_ids(&c.f, &p->gen, p->stop_ids) &&
-           fields_bias(&c.f, &p->gen, &p->bias) && fields_extras(&c.f, &p->gen) && check_unsupported(&c) &&
+           fields_bias(&c.f, &p->gen, &p->bias) && fields_extras(&c.f, &p->gen) &&
+           fields_timeout(&c.f, &p->timeout_ms) && check_unsupported(&c) &&
            (route == OPENAI_CHAT ? check_chat(&c) : check_prompts(&c)) && check_constraint(&c) && check_total(&c);
     *param = c.f.param;
     return good ? 0 : 400;

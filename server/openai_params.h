@@ -49,7 +49,8 @@ struct openai_params {
     bool has_seed;
     int64_t max_tokens; /* 0: not given */
     const char *max_tokens_field;
-    int64_t truncate; /* keep the last so many tokens of a prompt; 0: not asked */
+    int64_t truncate;   /* keep the last so many tokens of a prompt; 0: not asked */
+    int64_t timeout_ms; /* 0: none */
 
     struct openai_prompt *prompts; /* (n_prompts), owned; completions */
     int n_prompts;                 /* chat: 1 */

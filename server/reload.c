@@ -2,6 +2,7 @@
 
 #include "engine/base/buf.h"
 #include "engine/base/log.h"
+#include "server/doors.h"
 #include "server/notify.h"
 #include "server/service.h"
 #include "server/watchdog.h"
@@ -62,5 +63,6 @@ void reload_all(const struct reload *r)
     bool tell = r->app->state == APP_READY; /* before, ready is not true; after, the manager knows that we stop */
     if (tell) notify_reloading();
     reload_settings(r);
+    doors_reload(r->app);
     if (tell) notify_ready();
 }

@@ -1,4 +1,5 @@
-/* Bytes in and out of one connection, and its timer, over libuv.  Loop thread; owns the handles in struct conn.
+/* Bytes in and out of one connection, and its timer, over libuv; TLS in between, where there is any (tls.h).  Loop
+ * thread; owns the handles in struct conn.
  *
  * Writing.  sock_write only collects; each connection written to goes on the server's dirty list, and once per loop
  * iteration (prepare, before the poll, and check, after it: so whatever ran, callback or timer, is covered before the
@@ -6,8 +7,13 @@
  * one uv_write; while that is in flight new bytes collect again.  So a burst of tokens is one system call and one
  * segment.
  *
+ * Under TLS the bytes collected wait in the filter, which encrypts a piece whenever the one before has left: so what is
+ * held twice is bounded, however large an answer is.
+ *
  * Closing.  sock_close may be called at any time; the memory goes when both handles are closed. */
 #include "server/conn.h"
+
+#include "server/tls.h"
 
 #include <linux/sockios.h>
 #include <netinet/in.h>
@@ -18,6 +24,8 @@
 enum {
     KEEP_OUT = 64 * 1024,     /* an emptied output buffer up to this size is kept */
     SEND_BUFFER = 128 * 1024, /* asked of the kernel, which doubles it */
+    RECORD = 16 * 1024,       /* the most that one record of TLS holds */
+    ROUNDS = 4,               /* pieces encrypted for one connection before others have their turn */
 };
 
 static struct conn *conn_of_tcp(uv_handle_t *h)
@@ -40,10 +48,33 @@ static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *b)
     *b = uv_buf_init(c->server->read_bytes, (unsigned)(wanted < room ? wanted : room));
 }
 
+static void say_goodbye(struct conn *c);
+
+/* All that came is decrypted at once, and so conn.c may see one record more than it had asked for. */
+static void read_tls(struct conn *c, const char *p, size_t n)
+{
+    char plain[RECORD];
+    int got;
+    tls_feed(c->tls, p, n);
+    while ((got = tls_read(c->tls, plain, sizeof plain)) > 0) {
+        conn_input(c, plain, (size_t)got);
+        if (c->state == CONN_CLOSED) return;
+    }
+    if (got == TLS_MORE || got == TLS_END) {
+        if (tls_pending(c->tls)) sock_wake(c);
+        if (got == TLS_END) conn_eof(c);
+        return;
+    }
+    say_goodbye(c);
+    conn_lost(c);
+}
+
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *b)
 {
     struct conn *c = conn_of_tcp((uv_handle_t *)stream);
-    if (n > 0) {
+    if (n > 0 && c->tls) {
+        read_tls(c, b->base, (size_t)n);
+    } else if (n > 0) {
         conn_input(c, b->base, (size_t)n);
     } else if (n == UV_EOF) {
         conn_eof(c);
@@ -105,7 +136,8 @@ void sock_write(struct conn *c, const void *p, size_t n)
 
 size_t sock_queued(const struct conn *c)
 {
-    return c->out.len + uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp);
+    size_t waiting = c->tls ? tls_waiting(c->tls) : 0;
+    return c->out.len + waiting + uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp);
 }
 
 /* What the kernel holds counts as not taken: its send buffer can be megabytes and reports room only by the third, so a
@@ -129,14 +161,19 @@ bool sock_peer_left(const struct conn *c)
     return info.tcpi_state != TCP_ESTABLISHED;
 }
 
-static void on_written(uv_write_t *w, int status)
+static void sending_done(struct conn *c)
 {
-    struct conn *c = (struct conn *)((char *)w - offsetof(struct conn, write));
     if (c->sending.cap > KEEP_OUT) {
         buf_free(&c->sending);
     } else {
         buf_clear(&c->sending);
     }
+}
+
+static void on_written(uv_write_t *w, int status)
+{
+    struct conn *c = (struct conn *)((char *)w - offsetof(struct conn, write));
+    sending_done(c);
     if (c->state == CONN_CLOSED) return;
     if (status < 0) {
         conn_lost(c);
@@ -145,34 +182,66 @@ static void on_written(uv_write_t *w, int status)
     }
 }
 
-static void sock_flush(struct conn *c)
+/* Puts into the empty `sending` what goes out next; false: nothing. */
+static bool sending_fill(struct conn *c)
 {
-    if (c->out.len && !c->sending.len) {
-        uv_buf_t b = uv_buf_init(c->out.data, (unsigned)(c->out.len < (1u << 30) ? c->out.len : (1u << 30)));
-        int n = uv_try_write(stream_of(c), &b, 1);
-        if (n < 0 && n != UV_EAGAIN) {
-            conn_lost(c);
-            return;
-        }
-        size_t taken = n > 0 ? (size_t)n : 0;
-        c->server->stats.bytes_out += c->out.len;
+    c->server->stats.bytes_out += c->out.len;
+    if (!c->tls) {
+        if (!c->out.len) return false;
         struct buf spare = c->sending;
         c->sending = c->out;
         c->out = spare;
-        if (taken < c->sending.len) {
-            b = uv_buf_init(c->sending.data + taken, (unsigned)(c->sending.len - taken));
-            int rc = uv_write(&c->write, stream_of(c), &b, 1, on_written);
-            if (rc < 0) {
-                conn_lost(c);
-                return;
-            }
-        } else if (c->sending.cap > KEEP_OUT) {
-            buf_free(&c->sending);
-        } else {
-            buf_clear(&c->sending);
+        return true;
+    }
+    if (c->out.len) tls_write(c->tls, &c->out);
+    size_t waited = tls_waiting(c->tls);
+    if (!tls_seal(c->tls, &c->sending)) return false;
+    c->queued_total += c->sending.len - (waited - tls_waiting(c->tls));
+    return true;
+}
+
+/* Gives `sending` to the kernel, what it does not take to libuv.  < 0: the connection is lost. */
+static int sending_send(struct conn *c)
+{
+    uv_buf_t b = uv_buf_init(c->sending.data, (unsigned)(c->sending.len < (1u << 30) ? c->sending.len : (1u << 30)));
+    int n = uv_try_write(stream_of(c), &b, 1);
+    if (n < 0 && n != UV_EAGAIN) return n;
+    size_t taken = n > 0 ? (size_t)n : 0;
+    if (taken == c->sending.len) {
+        sending_done(c);
+        return 0;
+    }
+    b = uv_buf_init(c->sending.data + taken, (unsigned)(c->sending.len - taken));
+    return uv_write(&c->write, stream_of(c), &b, 1, on_written);
+}
+
+static void sock_flush(struct conn *c)
+{
+    for (int round = 0; round < ROUNDS && !c->sending.len && sending_fill(c); round++) {
+        if (sending_send(c) < 0) {
+            conn_lost(c);
+            return;
         }
     }
+    if (c->tls && tls_broken(c->tls)) {
+        conn_lost(c);
+        return;
+    }
+    if (c->tls && !c->sending.len && tls_pending(c->tls)) sock_wake(c);
     conn_flushed(c);
+}
+
+/* What TLS has to say at the end, if the socket takes it at once. */
+static void say_goodbye(struct conn *c)
+{
+    if (!c->sending.len && sending_fill(c)) sending_send(c);
+}
+
+void sock_bye(struct conn *c)
+{
+    if (!c->tls) return;
+    tls_bye(c->tls);
+    say_goodbye(c);
 }
 
 /* One round: what becomes dirty meanwhile waits for the next one, so that no connection can hold the loop by
@@ -208,6 +277,7 @@ static void on_shutdown(uv_shutdown_t *req, int status)
 
 void sock_shutdown(struct conn *c)
 {
+    sock_bye(c);
     uv_shutdown(&c->shutdown, stream_of(c), on_shutdown);
 }
 
@@ -216,6 +286,7 @@ static void on_closed(struct conn *c)
     if (--c->open_handles) return;
     struct http_server *s = c->server;
     bool refused = c->refused;
+    tls_link_free(c->tls);
     conn_free(c);
     server_conn_gone(s, refused);
 }
@@ -243,6 +314,7 @@ int sock_open(struct conn *c, uv_stream_t *listener)
     int rc = uv_tcp_init(c->server->loop, &c->tcp);
     if (rc < 0) return rc; /* libuv: cannot happen without flags; the caller treats it as fatal */
     c->open_handles = 2;
+    if (c->server->config.tls) c->tls = tls_link_new(c->server->config.tls);
     rc = uv_accept(listener, stream_of(c));
     if (rc == 0) {
         uv_tcp_nodelay(&c->tcp, 1);

@@ -77,7 +77,7 @@ static void tell_verdict(struct watchdog *w, enum watchdog_verdict v, double lim
         notify_status("serving");
     } else {
         const char *who = v == WATCHDOG_LOOP_STUCK ? "the loop" : "the engine";
-        log_error("watchdog: stuck who=\"%s\" step_timeout_s=%g; the stacks of all threads follow", who, limit);
+        log_error("watchdog: stuck, the stacks of all threads follow who=\"%s\" step_timeout_s=%g", who, limit);
         notify_status("stuck: %s has not got on for %g s", who, limit);
         crash_stacks("somebody is stuck");
     }

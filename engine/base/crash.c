@@ -169,34 +169,59 @@ static void put_frame(struct crash_out *o, int i, uintptr_t address)
     put(o, "\n");
 }
 
-/* where the thread was interrupted, and its caller if that place is no code */
-static uintptr_t pc_of(const ucontext_t *u, uintptr_t *caller)
+/* Where the thread was interrupted.  A call through a bad pointer leaves a place that is no code, and the unwinder,
+ * which looks at the bytes there, would fault: then *u is made to say that the call has just returned, if its return
+ * address is code, else *lost. */
+static uintptr_t pc_of(ucontext_t *u, bool *lost)
 {
+    *lost = false;
 #if defined(__x86_64__)
-    uintptr_t sp = (uintptr_t)u->uc_mcontext.gregs[REG_RSP], pc = (uintptr_t)u->uc_mcontext.gregs[REG_RIP];
-    *caller = module_of(pc) || sp % sizeof sp ? 0 : *(uintptr_t *)sp; /* a call through a bad pointer left it there */
+    greg_t *r = u->uc_mcontext.gregs;
+    uintptr_t pc = (uintptr_t)r[REG_RIP], sp = (uintptr_t)r[REG_RSP];
+    if (module_of(pc)) return pc;
+    uintptr_t caller = sp % sizeof sp ? 0 : *(uintptr_t *)sp;
+    *lost = !module_of(caller);
+    if (*lost) return pc;
+    r[REG_RIP] = (greg_t)caller;
+    r[REG_RSP] += (greg_t)sizeof caller;
     return pc;
 #elif defined(__aarch64__)
-    *caller = module_of(u->uc_mcontext.pc) ? 0 : u->uc_mcontext.regs[30];
-    return u->uc_mcontext.pc;
+    uintptr_t pc = u->uc_mcontext.pc, caller = u->uc_mcontext.regs[30];
+    if (module_of(pc)) return pc;
+    *lost = !module_of(caller);
+    if (!*lost) u->uc_mcontext.pc = caller;
+    return pc;
 #else
-    *caller = 0;
     return 0;
 #endif
 }
 
-static void put_stack(struct crash_out *o, const ucontext_t *u)
+static uintptr_t unwind_from(const ucontext_t *u)
+{
+#if defined(__x86_64__)
+    return (uintptr_t)u->uc_mcontext.gregs[REG_RIP];
+#elif defined(__aarch64__)
+    return u->uc_mcontext.pc;
+#else
+    return 0;
+#endif
+}
+
+static void put_stack(struct crash_out *o, ucontext_t *u)
 {
     void *frame[FRAMES];
-    uintptr_t caller, pc = pc_of(u, &caller);
-    int n = backtrace(frame, FRAMES), first = 0;
-    while (first < n && (uintptr_t)frame[first] != pc) first++;
-    if (first == n) { /* not unwound through the signal: both are worth seeing */
-        put_frame(o, 0, pc);
-        if (caller) put_frame(o, 1, caller);
-        first = 0;
+    const mcontext_t saved = u->uc_mcontext;
+    bool lost;
+    int shown = 0;
+    uintptr_t pc = pc_of(u, &lost), from = unwind_from(u);
+    if (lost || pc != from) put_frame(o, shown++, pc);
+    if (!lost) {
+        int n = backtrace(frame, FRAMES), first = 0;
+        while (first < n && (uintptr_t)frame[first] != from) first++; /* before it: this handler */
+        if (first == n) first = 0;
+        for (int i = first; i < n; i++) put_frame(o, shown++, (uintptr_t)frame[i]);
     }
-    for (int i = first; i < n; i++) put_frame(o, i - first, (uintptr_t)frame[i]);
+    u->uc_mcontext = saved;
 }
 
 static void put_thread(struct crash_out *o, pid_t tid)
@@ -294,7 +319,7 @@ static void put_modules(struct crash_out *o)
 
 /* ---- SIGUSR2 --------------------------------------------------------------------------------------------------- */
 
-static void dump_all(const char *why, const ucontext_t *u)
+static void dump_all(const char *why, ucontext_t *u)
 {
     if (atomic_exchange(&crash.dumping, 1)) return;
     struct crash_out o = {.fd = {STDERR_FILENO, -1}};
@@ -447,7 +472,7 @@ static int open_file(struct crash_out *o, const char *when)
     return fd;
 }
 
-static void write_report(int signum, const siginfo_t *info, const ucontext_t *u)
+static void write_report(int signum, const siginfo_t *info, ucontext_t *u)
 {
     struct crash_out o = {.fd = {STDERR_FILENO, -1}};
     struct timespec t;

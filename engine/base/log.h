@@ -1,20 +1,54 @@
-/* One line per event on stderr, as logfmt: time level message key=value...  Any thread may call it: one write(2) a
- * line. Control bytes are escaped, so no text, however hostile, can forge a line. */
+/* One line per event on stderr, as logfmt or as JSON.  Any thread may call it: one write(2) a line.
+ *
+ *     time=2026-01-31T12:00:00.000Z level=info msg=listening address=127.0.0.1 port=8080
+ *     {"time":"2026-01-31T12:00:00.000Z","level":"info","msg":"listening","address":"127.0.0.1","port":"8080"}
+ *
+ * Nothing that is logged can forge a line or a field, however hostile: values are quoted and escaped as JSON strings
+ * are (control bytes as \u00XX, bytes that are no UTF-8 as U+FFFD), and what is a field is decided by the format, which
+ * is the program's own text. */
 #ifndef TANDEM_BASE_LOG_H
 #define TANDEM_BASE_LOG_H
 
-enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR };
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
+enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR };
+enum log_format { LOG_LOGFMT, LOG_JSON };
+
+/* May change at any time, from any thread. */
 void log_set_level(enum log_level level);
 int log_parse_level(const char *name); /* "debug".."error" -> level, -1 otherwise */
+void log_set_format(enum log_format);
+enum log_format log_get_format(void);
+bool log_wants(enum log_level);
 
-/* `fmt` is the message and its fields: log_write(LOG_INFO, "listening address=%s port=%d", ...).
- * Control bytes in the result are written as \xNN, so a hostile string cannot forge a line. */
+/* `fmt` is the message and its fields: log_write(LOG_INFO, "listening address=%s port=%d", ...).  A field begins where
+ * the format has a space, a name of lower-case letters, digits and '_', and '='; its value may stand in quotes.  At
+ * most LOG_FIELDS of them; text beyond 1023 bytes is cut off, and then there are no fields, only a message. */
+enum { LOG_FIELDS = 16 };
 __attribute__((format(printf, 2, 3))) void log_write(enum log_level level, const char *fmt, ...);
 
 #define log_debug(...) log_write(LOG_DEBUG, __VA_ARGS__)
 #define log_info(...) log_write(LOG_INFO, __VA_ARGS__)
 #define log_warn(...) log_write(LOG_WARN, __VA_ARGS__)
 #define log_error(...) log_write(LOG_ERROR, __VA_ARGS__)
+
+/* ---- a line with typed fields ------------------------------------------------------------------------------------ */
+
+/* On the caller's stack.  What does not fit is left out, field by field; a string is cut at LOG_VALUE bytes first. */
+enum { LOG_LINE = 8192, LOG_VALUE = 1024 };
+struct log_line {
+    enum log_format format;
+    size_t n;
+    char text[LOG_LINE];
+};
+
+void log_begin(struct log_line *, enum log_level, const char *msg);
+void log_text(struct log_line *, const char *name, const char *value); /* NULL: no such field */
+void log_bytes(struct log_line *, const char *name, const char *value, size_t n);
+void log_number(struct log_line *, const char *name, long long value);
+void log_decimal(struct log_line *, const char *name, double value); /* three places; not finite: no such field */
+void log_end(struct log_line *);                                     /* writes it */
 
 #endif

@@ -80,6 +80,12 @@ void sock_shutdown(struct conn *c)
     world.shut = true;
 }
 
+void sock_bye(struct conn *c)
+{
+    (void)c;
+    CHECK(!world.closed && !world.shut);
+}
+
 void sock_close(struct conn *c)
 {
     (void)c;
@@ -203,9 +209,32 @@ static void upload(struct http_req *req)
     world.in_call--;
 }
 
+/* Of bodies that did not come with their heads. */
+static bool gate(struct http_req *req, uint64_t length)
+{
+    CHECK(req->body_len == 0 && length <= 5000 && !http_answered(req));
+    if (*req->query != 'g') return false;
+    world.in_call++;
+    http_reply_error(req, 429, "overloaded", "not now");
+    CHECK(http_answered(req));
+    world.in_call--;
+    return true;
+}
+
+/* What a daemon with keys does: some requests are answered by their head. */
+static bool permit(void *app, struct http_req *req)
+{
+    (void)app;
+    CHECK(req->body_len == 0 && !world.in_call);
+    if (!http_header(req, "X-Refuse")) return true;
+    http_set_header(req, "WWW-Authenticate", "Bearer");
+    http_reply_error(req, 401, "invalid_api_key", "%s", req->path);
+    return false;
+}
+
 static const struct http_route routes[] = {
     {HTTP_M_GET, "/", echo, 0},
-    {HTTP_M_POST, "/", echo, 5000},
+    {HTTP_M_POST, "/", echo, 5000, .gate = gate},
     {HTTP_M_GET, "/s", stream, 0},
     {HTTP_M_POST, "/w", wait_for_driver, 100},
     {HTTP_M_GET, "/w*", wait_for_driver, 0},
@@ -283,6 +312,7 @@ static void run(uint64_t seed, bool steady, const uint8_t *p, size_t n)
     server.config.max_body_bytes = 1000;
     server.config.header_timeout_ms = server.config.body_timeout_ms = 10;
     server.config.idle_timeout_ms = server.config.write_timeout_ms = 10;
+    server.config.permit = permit;
     server.config.high_water = 4000;
     server.config.low_water = 1000;
     server.cors_origin = seed & 1 ? "*" : NULL;
@@ -317,8 +347,8 @@ static void run(uint64_t seed, bool steady, const uint8_t *p, size_t n)
 
 /* ---- checking -------------------------------------------------------------------------------------------------- */
 
-/* The answers as text that must be the same for the same requests: no Date, no "100 Continue" (sent only when the body
- * is not there yet). */
+/* The answers as text that must be the same for the same requests: no Date, no id, no "100 Continue" (sent only when
+ * the body is not there yet). */
 static struct buf stable_answers(void)
 {
     struct buf out = {0};
@@ -328,7 +358,7 @@ static struct buf stable_answers(void)
     while (p < end) {
         const char *line = memchr(p, '\n', (size_t)(end - p));
         size_t n = line ? (size_t)(line - p) + 1 : (size_t)(end - p);
-        if (n >= 5 && memcmp(p, "Date:", 5) == 0) {
+        if ((n >= 5 && memcmp(p, "Date:", 5) == 0) || (n >= 13 && memcmp(p, "X-Request-Id:", 13) == 0)) {
             p += n;
         } else if ((size_t)(end - p) >= sizeof go_on - 1 && memcmp(p, go_on, sizeof go_on - 1) == 0) {
             p += sizeof go_on - 1;

@@ -29,10 +29,13 @@ def wait_for(condition, seconds=30.0, what="the condition"):
 
 
 class Server:
-    """One `tandem serve`; a context manager that ends it with SIGTERM and expects a clean exit."""
+    """One `tandem serve`; a context manager that ends it with SIGTERM and expects a clean exit.
 
-    def __init__(self, log, *args, model=MODEL, ready=True, env=None, wrap=(), **popen):
+    key: the API key that get and post send. verify: the certificate that they expect. wrap, popen: of how it is started."""
+
+    def __init__(self, log, *args, model=MODEL, ready=True, env=None, key=None, verify=None, wrap=(), **popen):
         self.log_path = log
+        self.options = {"headers": {"Authorization": f"Bearer {key}"} if key else {}, "verify": str(verify) if verify else True}
         self.data = Path(next((args[i + 1] for i in range(len(args) - 1) if args[i] == "--data-dir"), f"{log}.data"))
         with open(log, "wb") as out:
             self.process = subprocess.Popen([*wrap, BINARY, "serve", "--model", model, "--port", "0", "--data-dir", self.data, *map(str, args)],
@@ -48,8 +51,8 @@ class Server:
 
     def _listening(self):
         assert self.process.poll() is None, self.log()
-        found = re.search(r"^listening (http://\S+)\n", self.log(), re.M)
-        return found and found.group(1)
+        found = re.search(r'^listening (https?://\S+)\n|"msg":"listening","url":"([^"]+)"', self.log(), re.M)  # the second: --log-format json
+        return found and (found.group(1) or found.group(2))
 
     def wait_ready(self):
         def ready():
@@ -65,10 +68,10 @@ class Server:
         return self.log_path.read_text(errors="replace")
 
     def get(self, path, **kw):
-        return requests.get(self.url + path, timeout=60, **kw)
+        return requests.get(self.url + path, timeout=60, **{**self.options, **kw})
 
     def post(self, path, body, **kw):
-        return requests.post(self.url + path, json=body, timeout=kw.pop("timeout", 100), **kw)
+        return requests.post(self.url + path, json=body, timeout=kw.pop("timeout", 100), **{**self.options, **kw})
 
     def generate(self, inputs="Once upon a time", path="/generate", **parameters):
         answer = self.post(path, {"inputs": inputs, "parameters": parameters})

@@ -25,9 +25,10 @@ def binary():
 class Server:
     """One echo_server process."""
 
-    def __init__(self, *flags, host="127.0.0.1"):
+    def __init__(self, *flags, host="127.0.0.1", tls=None):
         self.host = host
-        command = [binary(), "--host", host, *[str(f) for f in flags]]
+        self.tls = tls  # a file with a certificate and its key
+        command = [binary(), "--host", host, *(["--tls", str(tls)] if tls else []), *[str(f) for f in flags]]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         line = self.process.stdout.readline()
         assert line.startswith("port "), f"echo_server did not start: {self.process.stderr.read()}"
@@ -43,10 +44,10 @@ class Server:
         return s
 
     def url(self, path):
-        return f"http://{self.host}:{self.port}{path}"
+        return f"http{'s' if self.tls else ''}://{self.host}:{self.port}{path}"
 
     def stats(self):
-        return requests.get(self.url("/stats"), timeout=10).json()
+        return requests.get(self.url("/stats"), timeout=10, verify=str(self.tls) if self.tls else True).json()
 
     def wait_stats(self, condition, seconds=5):
         """Waits until the stats are as they should be; asserts that this happens."""

@@ -7,6 +7,7 @@
 #include "engine/base/mem.h"
 #include "server/conn.h"
 #include "server/json.h"
+#include "server/tls.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -297,8 +298,10 @@ static void on_signal(uv_signal_t *h, int number)
     }
 }
 
-static void read_flags(int argc, char **argv, struct http_server_config *config)
+/* --tls FILE: certificate and key in one; returned. */
+static const char *read_flags(int argc, char **argv, struct http_server_config *config)
 {
+    const char *cert = NULL;
     const struct {
         const char *name;
         int *number;
@@ -318,6 +321,7 @@ static void read_flags(int argc, char **argv, struct http_server_config *config)
     };
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--host") == 0) config->host = argv[i + 1];
+        if (strcmp(argv[i], "--tls") == 0) cert = argv[i + 1];
         if (strcmp(argv[i], "--cors") == 0) config->cors_origin = *argv[i + 1] ? argv[i + 1] : NULL;
         if (strcmp(argv[i], "--nofile") == 0) {
             struct rlimit limit = {(rlim_t)atoi(argv[i + 1]), (rlim_t)atoi(argv[i + 1])};
@@ -329,6 +333,7 @@ static void read_flags(int argc, char **argv, struct http_server_config *config)
             if (flags[f].size) *flags[f].size = (size_t)atol(argv[i + 1]);
         }
     }
+    return cert;
 }
 
 int main(int argc, char **argv)
@@ -341,7 +346,11 @@ int main(int argc, char **argv)
     config.routes = routes;
     config.n_routes = (int)(sizeof routes / sizeof *routes);
     config.app = &app;
-    read_flags(argc, argv, &config);
+    const char *cert = read_flags(argc, argv, &config);
+    if (cert && !(config.tls = tls_open(cert, cert, &e))) {
+        fprintf(stderr, "%s\n", e.msg);
+        return 1;
+    }
     uv_loop_init(&app.loop);
     app.server = http_server_open(&app.loop, &config, &e);
     if (!app.server) {
@@ -357,5 +366,6 @@ int main(int argc, char **argv)
     printf("port %d\n", http_server_port(app.server));
     fflush(stdout);
     uv_run(&app.loop, UV_RUN_DEFAULT);
+    tls_close(config.tls);
     return uv_loop_close(&app.loop) == 0 ? 0 : 2;
 }

@@ -51,7 +51,7 @@ def names(server):
 
 def test_start_and_list(server):
     assert names(server) == ["all", "qv"]
-    assert 'adapter left out name=dora reason="' in server.log() and "DoRA" in server.log()
+    assert 'msg="adapter left out" name=dora reason="' in server.log() and "DoRA" in server.log()
     assert "adapters   2 of at most 4, " in server.log()
     info = server.get("/info").json()
     assert info["adapters"] == ["all", "qv"] and info["max_adapters"] == 4 and info["max_lora_rank"] == 256

@@ -9,6 +9,7 @@ import pytest
 import requests
 from browser import Browser, find_browser
 from conftest import DEMO, MODEL, ROOT
+from keys import new_key
 from training import jsonl, rows
 
 SOURCES = ROOT / "server/console"
@@ -349,6 +350,29 @@ def test_a_key_is_asked_for_and_sent(page, daemon):
     page.click("#prompt-go")
     page.wait("document.querySelector('#prompt-stats').textContent.includes('3 tokens')")
     assert page.js("[Object.entries(sessionStorage).join(), localStorage.length]") == ["tandem-key,right", 0]
+
+
+def test_a_daemon_with_keys(browser, start, tmp_path):
+    """The page comes without a key, asks for one, and works with what the key's role allows: here not with training."""
+    file = tmp_path / "keys"
+    key = new_key(file, "visitor", "user")
+    with start("--api-keys", file, key=key) as s:
+        p = browser.page()
+        p.expected = ["status of 401", "status of 403"]
+        p.open(s.url + "/")
+        p.wait("document.querySelector('#key-dialog').open")
+        p.fill("#key-text", "tdm_wrong")
+        p.key("Enter")
+        p.wait("document.querySelector('#key-dialog').open && document.querySelector('#key-reason').textContent.includes('not known')")
+        p.fill("#key-text", key)
+        p.key("Enter")
+        p.wait("!document.querySelector('#key-dialog').open && document.querySelector('#status').textContent === 'ready'")
+        set_sampling(p, max_tokens=3)
+        p.click("#prompt-go")
+        p.wait("document.querySelector('#prompt-stats').textContent.includes('3 tokens')")
+        go(p, "training")
+        p.wait("document.querySelector('#panel-training').textContent.includes('the role train')")
+        leave(p, s.url)
 
 
 def test_a_daemon_that_goes_away(browser, start):

@@ -67,23 +67,20 @@ def test_report_of_the_engine_thread(crashed, start):
     assert "wombat" not in text  # what people say is nobody's business
     assert text.endswith("==== end of report; scripts/symbolise reads it\n")
     with start("--data-dir", server.data) as again:
-        assert f"an earlier process crashed report={path}" in again.log()
+        assert f'msg="an earlier process crashed" report={path}' in again.log()
 
 
 @pytest.mark.skipif(not shutil.which("addr2line"), reason="no binutils")
 def test_a_stranger_gets_names(crashed, tmp_path):
     """From the report and the binary alone; a binary of another build is not believed."""
     _, path = crashed("tandem-engine", signal.SIGABRT)
-    named = subprocess.run([ROOT / "scripts/symbolise", path], capture_output=True, text=True, check=True).stdout
-    stack = named.split("---- stack\n")[1].split("----")[0]
-    assert "engine_main" in stack
-    assert "cmd_serve" in named.split("---- other threads\n")[1]
     moved = tmp_path / "moved.txt"
     moved.write_text(path.read_text().replace(str(BUILD.resolve() / "server/tandem"), "/nowhere/tandem"))
     lost = subprocess.run([ROOT / "scripts/symbolise", moved], capture_output=True, text=True, check=True)
     assert "engine_main" not in lost.stdout and "no file with build id" in lost.stderr
-    found = subprocess.run([ROOT / "scripts/symbolise", moved, "/bin/sh", BUILD / "server/tandem"], capture_output=True, text=True, check=True)
-    assert "engine_main" in found.stdout
+    named = subprocess.run([ROOT / "scripts/symbolise", moved, "/bin/sh", BUILD / "server/tandem"], capture_output=True, text=True, check=True).stdout
+    assert "engine_main" in named.split("---- stack\n")[1].split("----")[0]
+    assert "cmd_serve" in named.split("---- other threads\n")[1]
 
 
 @pytest.mark.parametrize("thread, number", [("main", signal.SIGABRT), ("main", signal.SIGBUS), ("tandem-watchdog", signal.SIGFPE)])

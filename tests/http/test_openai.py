@@ -461,10 +461,10 @@ def test_retries_when_overloaded(start):
         with pytest.raises(openai.RateLimitError) as e:
             complete(client_of(s))
         assert e.value.type == "rate_limit_error" and 1 <= int(e.value.response.headers["retry-after"]) <= 120
-        refused = s.metric("tandem_requests_rejected_total", reason="overloaded")
+        refused = s.metric("tandem_requests_rejected_total", reason="queue_full")
 
         def make_room():
-            wait_for(lambda: s.metric("tandem_requests_rejected_total", reason="overloaded") > refused, what="refused")
+            wait_for(lambda: s.metric("tandem_requests_rejected_total", reason="queue_full") > refused, what="refused")
             for h in holders:
                 h.close()
         thread = threading.Thread(target=make_room)

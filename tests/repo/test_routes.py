@@ -22,6 +22,33 @@ def routed(text):
     return {(method, plain(path)) for method, path in re.findall(r'\{HTTP_M_(\w+), "([^"]+)"', table)}
 
 
+def routed_roles(text):
+    """.role = ROUTE_USER of the table, as openapi.yaml's x-role."""
+    table = text.split("static const struct http_route routes[]", 1)[1].split("};", 1)[0]
+    return {(method, plain(path)): role.lower()
+            for method, path, role in re.findall(r'\{HTTP_M_(\w+), "([^"]+)"[^}]*?(?:\{[^}]*\})?[^}]*?\.role = ROUTE_(\w+)\}', table)}
+
+
+def test_every_route_has_the_role_that_is_described():
+    """Who may do what is written twice, in the table and for clients."""
+    text = (ROOT / "server/cmd_serve.c").read_text()
+    paths = yaml.safe_load((ROOT / "docs/openapi.yaml").read_text())["paths"]
+    said = {(method.upper(), plain(path)): item[method]["x-role"] for path, item in paths.items() for method in item if method in METHODS}
+    assert routed_roles(text) == said
+    assert routed(text) == set(said)
+    assert {role for role in said.values()} == {"open", "page", "user", "train", "admin"}
+
+
+def test_every_operation_that_wants_a_key_says_what_it_answers_without():
+    paths = yaml.safe_load((ROOT / "docs/openapi.yaml").read_text())["paths"]
+    for path, item in paths.items():
+        for method in METHODS & set(item):
+            role, answers = item[method]["x-role"], set(item[method]["responses"])
+            assert ("401" in answers) == (role != "open"), path
+            assert ("403" in answers) == (role in ("train", "admin")), path
+            assert (item[method].get("security") == []) == (role == "open"), path
+
+
 def test_every_route_is_described_and_every_description_is_a_route():
     have = routed((ROOT / "server/cmd_serve.c").read_text())
     say = described((ROOT / "docs/openapi.yaml").read_text())

@@ -53,8 +53,8 @@ static void end_by_call(void)
 
 static void end_by_division(void)
 {
-    volatile int zero = 0;
-    volatile int v = 1 / zero;
+    volatile int seven = 7, zero = 0;
+    volatile int v = seven / zero;
     (void)v;
 }
 
@@ -242,7 +242,8 @@ static void test_bad_call(void **state)
     (void)state;
     struct end end = ends_by(SIGSEGV, end_by_call);
     assert_has(end.file, "at address 0x10\n");
-    assert_has(end.file, "test_engine_crash+0x");
+    assert_has(end.file, "---- stack\n  0 0x10\n  1 0x");
+    assert_has(strstr(end.file, "  1 0x"), "test_engine_crash+0x");
     end_free(&end);
 }
 

@@ -12,6 +12,7 @@
 #include "engine/base/buf.h"
 #include "engine/base/clock.h"
 #include "engine/engine.h"
+#include "engine/turn.h"
 #include "kernels/rng.h"
 #include "tests/unit/engine/engine_rig.h"
 
@@ -551,6 +552,54 @@ static void test_random_cancels_leak_nothing(void **state)
     rig_close(&r);
 }
 
+/* While it decodes: it ends with a token that says so.  Waiting, or paused: at once. */
+static void test_a_request_whose_time_is_over(void **state)
+{
+    struct engine_config c = base_config(fixtures);
+    struct err e = {0};
+    struct engine_stats s;
+    struct reply runs = {0}, waits = {0}, held = {0};
+    int32_t ids[] = {1, 5, 9, 30};
+    c.max_seqs = 1;
+    struct rig r = {.g = engine_open(&c, &e)}; /* without its thread: turned by hand */
+    assert_non_null(r.g);
+    uint64_t first = submit(&r, greedy(ids, 4, 200), &runs), second = submit(&r, greedy(ids, 4, 200), &waits);
+    for (int i = 0; i < 3; i++) engine_turn(r.g, false);
+    pump(&r);
+    assert_int_equal(runs.n, 3);
+    engine_expire(r.g, second);
+    engine_turn(r.g, false);
+    pump(&r);
+    assert_true(waits.done && waits.finish == FINISH_TIMEOUT && waits.n == 0);
+    assert_true(!runs.done && runs.n == 4);
+    engine_expire(r.g, first);
+    engine_turn(r.g, false);
+    pump(&r);
+    assert_true(runs.done && runs.n == 5);
+    assert_int_equal(runs.finish, FINISH_TIMEOUT);
+    assert_int_equal(runs.token_finish, FINISH_TIMEOUT);
+
+    uint64_t third = submit(&r, greedy(ids, 4, 200), &held);
+    for (int i = 0; i < 2; i++) engine_turn(r.g, false);
+    engine_pause(r.g, third);
+    engine_expire(r.g, third);
+    assert_int_equal(engine_turn(r.g, false), 0);
+    pump(&r);
+    assert_true(held.done && held.finish == FINISH_TIMEOUT && held.n == 2);
+    assert_int_equal(held.token_finish, FINISH_NONE);
+    engine_expire(r.g, third); /* nobody: ignored */
+    engine_turn(r.g, false);
+    engine_stats_read(r.g, &s);
+    assert_int_equal(s.pages_used, 0);
+    assert_int_equal(s.running + s.waiting, 0);
+    assert_int_equal(s.prefill_tokens, 8); /* two prompts of 4, too short to be cached */
+    assert_true(s.prefill_ns > 0);
+    reply_free(&runs);
+    reply_free(&waits);
+    reply_free(&held);
+    engine_close(r.g);
+}
+
 static void test_bad_models_are_refused(void **state)
 {
     struct err e = {0};
@@ -595,6 +644,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_full_queue_says_so),
         cmocka_unit_test(test_pause_keeps_a_slow_reader_from_running),
         cmocka_unit_test(test_random_cancels_leak_nothing),
+        cmocka_unit_test(test_a_request_whose_time_is_over),
         cmocka_unit_test(test_bad_models_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

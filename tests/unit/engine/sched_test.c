@@ -99,6 +99,43 @@ static void test_decodes_come_before_prompts(void **state)
     world_close(&w);
 }
 
+/* Beside decoding, prompts get their share of a step and no more; alone, all of it. */
+static void test_prompts_leave_decodes_their_pace(void **state)
+{
+    struct world w;
+    struct fake a, b, c;
+    world_open(&w, 40, 4, 64);
+    w.s.c.max_prefill_tokens = 20;
+    fake_init(&a, 1, 64, 70, 0);
+    fake_init(&b, 2, 70, 71, 0);
+    fake_init(&c, 3, 30, 31, 0);
+    b.tokens[0] = 98, c.tokens[0] = 99;
+    sched_add(&w.s, &a.seq);
+    assert_int_equal(sched_step(&w.s)->n_tokens, 64);
+    sched_commit(&w.s);
+    a.seq.n_known++;
+    sched_add(&w.s, &b.seq);
+    sched_add(&w.s, &c.seq);
+    const struct plan *p;
+    for (int i = 0; i < 3; i++) {
+        p = sched_step(&w.s);
+        assert_int_equal(p->n, 2);
+        assert_int_equal(p->n_tokens, 1 + 20);
+        sched_commit(&w.s);
+        a.seq.n_known++;
+    }
+    p = sched_step(&w.s); /* what b leaves of the share is c's */
+    assert_int_equal(p->n, 3);
+    assert_int_equal(p->v[1].n, 10);
+    assert_int_equal(p->v[2].n, 10);
+    sched_commit(&w.s);
+    sched_remove(&w.s, &a.seq);
+    sched_remove(&w.s, &b.seq);
+    assert_int_equal(sched_step(&w.s)->n_tokens, 20); /* the rest of c */
+    sched_remove(&w.s, &c.seq);
+    world_close(&w);
+}
+
 static void test_roots_share_nothing(void **state)
 {
     struct world w;
@@ -374,7 +411,8 @@ static void check_plan(const struct world *w, const struct plan *p)
     }
     assert_int_equal(tokens, p->n_tokens);
     assert_int_equal(rows, p->n_rows);
-    assert_true(tokens <= w->s.c.max_batch_tokens && rows <= w->s.c.max_rows && p->n <= w->s.c.max_seqs);
+    assert_true(tokens <= w->s.budget && w->s.budget <= w->s.c.max_batch_tokens);
+    assert_true(rows <= w->s.c.max_rows && p->n <= w->s.c.max_seqs);
 }
 
 /* No page that a step writes may be read by another sequence: it is either unshared or full and registered. */
@@ -400,7 +438,7 @@ static void check_contents(const struct fake *all, int32_t (*written)[KV_PAGE])
     }
 }
 
-static void random_operations(int pages, int max_seqs, int budget, int operations)
+static void random_operations(int pages, int max_seqs, int budget, int prefill, int operations)
 {
     struct world w;
     uint64_t arrival = 0;
@@ -408,6 +446,7 @@ static void random_operations(int pages, int max_seqs, int budget, int operation
     int32_t(*written)[KV_PAGE] = calloc((size_t)pages, sizeof *written);
     int finished = 0, preempted = 0, cached = 0, held = 0;
     world_open(&w, pages, max_seqs, budget);
+    w.s.c.max_prefill_tokens = prefill;
     for (int op = 0; op < operations; op++) {
         int what = pick(20);
         struct fake *f = &all[pick(FAKES)];
@@ -464,10 +503,10 @@ static void random_operations(int pages, int max_seqs, int budget, int operation
 
 static void test_random_operations(void **state)
 {
-    random_operations(MAX_PAGES, 3, 8, OPERATIONS / 4); /* barely one request fits */
-    random_operations(25, 8, 32, OPERATIONS / 4);
-    random_operations(40, 6, 16, OPERATIONS / 4);
-    random_operations(100, 16, 64, OPERATIONS / 4);
+    random_operations(MAX_PAGES, 3, 8, 0, OPERATIONS / 4); /* barely one request fits */
+    random_operations(25, 8, 32, 7, OPERATIONS / 4);
+    random_operations(40, 6, 16, 1, OPERATIONS / 4);
+    random_operations(100, 16, 64, 16, OPERATIONS / 4);
 }
 
 int main(void)
@@ -475,6 +514,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_prompt_is_cut_to_the_budget),
         cmocka_unit_test(test_decodes_come_before_prompts),
+        cmocka_unit_test(test_prompts_leave_decodes_their_pace),
         cmocka_unit_test(test_roots_share_nothing),
         cmocka_unit_test(test_second_request_takes_the_known_prefix),
         cmocka_unit_test(test_whole_prompt_cached_still_computes_its_last_token),

@@ -1,0 +1,130 @@
+/* Whether a request may come in, and when a refused one should come again.  Pure: no clock, no socket, no engine.  What
+ * is known of the load is handed in; `now` is clock_now(), and a clock that goes back only stops buckets from filling.
+ * Owned by admission.c, loop thread.
+ *
+ * Counting.  A request is n sequences (prompts x best_of).  A sequence is active from the moment its request was
+ * admitted until the engine has ended it; its prompt tokens are queued until its first token is out.
+ *
+ * Estimates.  Two things make a sequence wait: a slot (somebody has to end) and the prompts ahead of it.
+ *      slots     (active + 1 - slots) x interval,   interval = residence / running        Little's law
+ *      prompts   queued tokens / prefill rate
+ * residence: mean time between a sequence's first step and its end, of those that ended last; when nothing has ended
+ * for longer than that, that time instead, so that an engine that stalls looks slower with every second.  prefill rate:
+ * prompt tokens computed in a second of the steps that computed any, whatever else these steps did.  The wait is the
+ * larger of the two. */
+#ifndef TANDEM_SERVER_ADMIT_H
+#define TANDEM_SERVER_ADMIT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* keys whose use is remembered at once: places in sets, a key's set is given by its name */
+enum { ADMIT_SETS = 2048, ADMIT_WAYS = 16 };
+
+enum admit_verdict {
+    ADMIT_YES,
+    ADMIT_TOO_MANY,     /* more sequences than could ever be admitted */
+    ADMIT_KEY_TOO_MANY, /* likewise by the key's limit */
+    ADMIT_KEY_CONCURRENCY,
+    ADMIT_KEY_RATE,
+    ADMIT_KEY_TOKENS,
+    ADMIT_QUEUE_FULL,
+    ADMIT_QUEUE_TOKENS,
+    ADMIT_WAIT,     /* it would wait for longer than max_wait */
+    ADMIT_DEADLINE, /* or for longer than it may take itself */
+};
+
+struct admit_limits {
+    int max_seqs;       /* sequences that run at once */
+    int max_queue;      /* and that wait beside them */
+    int64_t max_tokens; /* queued prompt tokens.  A larger request is admitted when nothing is queued */
+    double max_wait;    /* seconds that a request may be expected to wait; 0: any */
+};
+
+/* 0: no limit */
+struct admit_key_limits {
+    double requests_per_minute, tokens_per_minute; /* buckets that hold one minute's worth */
+    int max_concurrent;                            /* sequences */
+};
+
+struct admit_bucket {
+    double level;
+    uint64_t at; /* when it had that level; 0: never used, so full */
+};
+
+/* The use of one key, by its name. */
+struct admit_key {
+    char *name; /* owned; NULL: a free place */
+    uint32_t hash;
+    int active;    /* sequences */
+    int users;     /* requests that point here */
+    uint64_t used; /* when it was last asked for */
+    struct admit_bucket requests, tokens;
+};
+
+/* What the engine says; see struct engine_stats. */
+struct admit_sample {
+    int running;
+    int slots;                           /* sequences that can run at once, as pages allow */
+    uint64_t prefill_tokens, prefill_ns; /* growing counts */
+};
+
+struct admit {
+    struct admit_limits limits;
+    int active;     /* sequences */
+    int64_t queued; /* prompt tokens */
+    /* measured */
+    struct admit_sample last;
+    double prefill_tokens, prefill_seconds; /* recent sums */
+    double residence;                       /* seconds */
+    uint64_t n_ended;
+    uint64_t quiet_since;   /* the last end, or when the first came after nobody was here */
+    double bytes, tokens;   /* recent sums: bodies, and the prompt tokens that were in them */
+    struct admit_key *keys; /* (ADMIT_SETS, ADMIT_WAYS), owned */
+};
+
+struct admit_ask {
+    int n;                       /* sequences, all of its; 0: it is only one more request of its key */
+    int64_t tokens;              /* prompt tokens of all of them */
+    int held_n;                  /* what of these it was given before; */
+    int64_t held_tokens;         /* > 0 means it is in already */
+    double time_left;            /* seconds to its deadline; 0: none */
+    struct admit_key *key;       /* NULL: none */
+    struct admit_key_limits per; /* of the key */
+};
+
+void admit_init(struct admit *, const struct admit_limits *);
+void admit_free(struct admit *);
+
+/* The place of a key's use, made when there was none, instead of the one that was unused for longest; stays good while
+ * `users` is not 0.  NULL: every place of its set has users. */
+struct admit_key *admit_key(struct admit *, const char *name, uint64_t now);
+
+/* Changes nothing but the levels of the key's buckets, which it brings up to date.  *retry: seconds after which it is
+ * worth asking again, at least 0; for the first three verdicts that are not YES only that of KEY_CONCURRENCY has any.
+ */
+enum admit_verdict admit_decide(struct admit *, const struct admit_ask *, uint64_t now, double *retry);
+
+/* After ADMIT_YES: it holds what it asked for.  Counts one request with the key unless it held something before. */
+void admit_take(struct admit *, const struct admit_ask *, uint64_t now);
+/* It holds so much less (or, negative, more) now.  The key's bucket of tokens is not touched. */
+void admit_give(struct admit *, struct admit_key *, int n, int64_t tokens);
+/* Tokens that the key used beyond what was taken, or gets back: below 0 it goes into debt. */
+void admit_charge(struct admit_key *, const struct admit_key_limits *, double tokens, uint64_t now);
+
+/* What was measured. */
+void admit_observe(struct admit *, const struct admit_sample *);
+/* A sequence ended that ran for so long. */
+void admit_ended(struct admit *, double seconds, uint64_t now);
+/* A body of so many bytes had so many prompt tokens. */
+void admit_learn(struct admit *, uint64_t bytes, int64_t tokens);
+
+/* Prompt tokens of a body, by what bodies had before; at least 1. */
+int64_t admit_guess(const struct admit *, uint64_t bytes);
+/* Seconds until a request of so many prompt tokens would have its first token if it came now. */
+double admit_wait(const struct admit *, int64_t tokens, uint64_t now);
+
+/* For a header: whole seconds, rounded up, 1 .. 3600. */
+int admit_seconds(double retry);
+
+#endif

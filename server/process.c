@@ -1,0 +1,107 @@
+#include "server/process.h"
+
+#include "server/metrics_text.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+static int count_fds(void)
+{
+    DIR *d = opendir("/proc/self/fd");
+    int n = -3; /* ".", ".." and the directory itself */
+    if (!d) return 0;
+    while (readdir(d)) n++;
+    closedir(d);
+    return n;
+}
+
+/* The number behind `name` at the start of a line, times 1024 where the line says kB; -1: not there. */
+static double read_number(const char *path, const char *name)
+{
+    char line[256];
+    double v = -1;
+    size_t n = strlen(name);
+    FILE *f = fopen(path, "re");
+    while (f && v < 0 && fgets(line, sizeof line, f)) {
+        char *end;
+        if (strncmp(line, name, n) != 0) continue;
+        v = strtod(line + n, &end);
+        if (end == line + n) v = -1; /* "max" */
+        if (v >= 0 && strncmp(end, " kB", 3) == 0) v *= 1024;
+    }
+    if (f) fclose(f);
+    return v;
+}
+
+/* Control groups of version 2: each limits all below it. */
+double process_memory_limit(void)
+{
+    char line[512], dir[600] = "", path[700];
+    double least = read_number("/proc/meminfo", "MemTotal:");
+    FILE *f = fopen("/proc/self/cgroup", "re");
+    while (f && fgets(line, sizeof line, f)) {
+        if (strncmp(line, "0::", 3) != 0) continue;
+        line[strcspn(line, "\n")] = 0;
+        snprintf(dir, sizeof dir, "/sys/fs/cgroup%s", line + 3);
+    }
+    if (f) fclose(f);
+    for (char *slash; strlen(dir) >= sizeof "/sys/fs/cgroup" - 1; *slash = 0) {
+        snprintf(path, sizeof path, "%s/memory.max", dir);
+        double v = read_number(path, "");
+        if (v > 0 && (least < 0 || v < least)) least = v;
+        slash = strrchr(dir, '/');
+    }
+    return least > 0 ? least : 0;
+}
+
+static double seconds(struct timeval t)
+{
+    return (double)t.tv_sec + (double)t.tv_usec * 1e-6;
+}
+
+static void put_resident(struct buf *out)
+{
+    static const char status[] = "/proc/self/status";
+    static const char name[] = "tandem_resident_memory_bytes";
+    static const struct {
+        const char *kind, *line;
+    } parts[] = {{"anonymous", "RssAnon:"}, {"file", "RssFile:"}, {"shared", "RssShmem:"}};
+    text_head(out, name, "gauge", "Resident memory by kind; mapped weights are file.");
+    for (int i = 0; i < 3; i++) {
+        double v = read_number(status, parts[i].line);
+        text_by(out, name, "kind", parts[i].kind, v < 0 ? 0 : v);
+    }
+}
+
+void process_render(struct buf *out, double start_unix)
+{
+    unsigned long virtual_pages = 0, resident_pages = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (f && fscanf(f, "%lu %lu", &virtual_pages, &resident_pages) != 2) virtual_pages = resident_pages = 0;
+    if (f) fclose(f);
+    double page = (double)sysconf(_SC_PAGESIZE), threads = read_number("/proc/self/status", "Threads:");
+    struct rusage use;
+    struct rlimit files, space;
+    getrusage(RUSAGE_SELF, &use);
+    getrlimit(RLIMIT_NOFILE, &files);
+    getrlimit(RLIMIT_AS, &space);
+    const struct text_row rows[] = {
+        {"process_resident_memory_bytes", "gauge", "Resident memory.", (double)resident_pages * page},
+        {"process_virtual_memory_bytes", "gauge", "Virtual memory.", (double)virtual_pages * page},
+        {"process_virtual_memory_max_bytes", "gauge", "Limit of virtual memory; -1: none.",
+         space.rlim_cur == RLIM_INFINITY ? -1 : (double)space.rlim_cur},
+        {"process_cpu_seconds_total", "counter", "User and system CPU time.",
+         seconds(use.ru_utime) + seconds(use.ru_stime)},
+        {"process_open_fds", "gauge", "Open file descriptors.", count_fds()},
+        {"process_max_fds", "gauge", "Limit of open file descriptors.", (double)files.rlim_cur},
+        {"process_threads", "gauge", "Threads.", threads},
+        {"process_start_time_seconds", "gauge", "Start of the process, seconds since the epoch.", start_unix},
+    };
+    text_rows(out, rows, (int)(sizeof rows / sizeof *rows));
+    put_resident(out);
+}

@@ -1,0 +1,13 @@
+/* What the kernel says of this process, for /metrics: under the names that Prometheus' client libraries have
+ * (https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics).  Any thread; reads /proc. */
+#ifndef TANDEM_SERVER_PROCESS_H
+#define TANDEM_SERVER_PROCESS_H
+
+#include "engine/base/buf.h"
+
+/* start_unix: seconds since the epoch. */
+void process_render(struct buf *, double start_unix);
+/* Bytes that the process may take: the least limit of its control groups, or the machine's memory. */
+double process_memory_limit(void);
+
+#endif

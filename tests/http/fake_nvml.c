@@ -1,0 +1,104 @@
+/* In the place of NVIDIA's libnvidia-ml.so.1 for test_metrics_full.py: two devices, the second without the figures that
+ * a partition of a device does not have.  FAKE_NVML says how it fails: "init", "none" (no devices), "slow" (a sample
+ * takes a second), "lost" (each device has fallen off the bus). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct memory_info {
+    unsigned long long total, free, used;
+};
+
+struct utilization {
+    unsigned gpu, memory;
+};
+
+enum { SUCCESS = 0, NOT_SUPPORTED = 3, UNKNOWN = 999, GPU_IS_LOST = 15 };
+
+static int devices[2] = {0, 1};
+
+int nvmlInit_v2(void);
+int nvmlShutdown(void);
+int nvmlDeviceGetCount_v2(unsigned *);
+int nvmlDeviceGetHandleByIndex_v2(unsigned, void **);
+int nvmlDeviceGetName(void *, char *, unsigned);
+int nvmlDeviceGetUUID(void *, char *, unsigned);
+int nvmlDeviceGetMemoryInfo(void *, struct memory_info *);
+int nvmlDeviceGetUtilizationRates(void *, struct utilization *);
+int nvmlDeviceGetPowerUsage(void *, unsigned *);
+int nvmlDeviceGetTemperature(void *, int, unsigned *);
+
+static int fails(const char *how)
+{
+    const char *asked = getenv("FAKE_NVML");
+    return asked && strcmp(asked, how) == 0;
+}
+
+static int index_of(const void *device)
+{
+    return *(const int *)device;
+}
+
+int nvmlInit_v2(void)
+{
+    return fails("init") ? UNKNOWN : SUCCESS;
+}
+
+int nvmlShutdown(void)
+{
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCount_v2(unsigned *n)
+{
+    *n = fails("none") ? 0 : 2;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **out)
+{
+    if (i >= 2 || fails("lost")) return GPU_IS_LOST;
+    if (fails("slow")) sleep(1);
+    *out = &devices[i];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetName(void *device, char *out, unsigned n)
+{
+    snprintf(out, n, "NVIDIA \"Fake\" %d", index_of(device));
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUUID(void *device, char *out, unsigned n)
+{
+    snprintf(out, n, "GPU-00000000-0000-0000-0000-00000000000%d", index_of(device));
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo(void *device, struct memory_info *out)
+{
+    out->total = 80ull << 30;
+    out->used = (unsigned long long)(40 + index_of(device)) << 30;
+    out->free = out->total - out->used;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUtilizationRates(void *device, struct utilization *out)
+{
+    if (index_of(device)) return NOT_SUPPORTED;
+    *out = (struct utilization){.gpu = 87, .memory = 31};
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts)
+{
+    *milliwatts = 345678;
+    return index_of(device) ? NOT_SUPPORTED : SUCCESS;
+}
+
+int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius)
+{
+    *celsius = 64;
+    return index_of(device) || sensor ? NOT_SUPPORTED : SUCCESS;
+}

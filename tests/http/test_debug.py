@@ -1,0 +1,176 @@
+"""/debug/state and /debug/trace: true, whole, bounded, without a word of anybody's prompt, and free when nobody looks."""
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import requests
+from conftest import DEMO, ROOT, wait_for
+from training import submit, wait_over
+
+SECRET = "Xylophone quagmire"
+
+
+@pytest.fixture(scope="module")
+def small(start):
+    with start("--max-seqs", "2", "--threads", "2", "--adapters", f"pirate={ROOT / 'models/demo-pirate'}", model=DEMO) as s:
+        yield s
+        assert s.process.poll() is None, s.log()[-4000:]
+        s.wait_idle()
+
+
+def state(server):
+    answer = server.get("/debug/state")
+    assert answer.status_code == 200 and answer.headers["content-type"] == "application/json"
+    assert answer.headers["cache-control"] == "no-store"
+    return answer.json()
+
+
+@pytest.mark.smoke
+def test_state_at_rest(small):
+    small.generate(SECRET, max_new_tokens=4, ignore_eos=True)
+    small.wait_idle()
+    got = state(small)
+    assert got["state"] == "ready" and got["healthy"] is True and got["requests"] == []
+    engine = got["engine"]
+    assert (engine["running"], engine["waiting"], engine["step_running_ms"], engine["oldest_waiting_ms"]) == (0, 0, None, None)
+    assert engine["kv"]["used"] == 0 and engine["kv"]["pages"] > 0 and engine["memory"]["weights"] > 0
+    assert got["adapters"] == [{"name": "pirate", "version": 1, "rank": 8, "bytes": got["adapters"][0]["bytes"], "requests": 0, "running": 0}]
+    assert got["jobs"]["running"] is None
+    steps = got["last_steps"]
+    assert 4 <= len(steps) <= 64
+    assert [s["number"] for s in steps] == list(range(engine["steps"] - len(steps) + 1, engine["steps"] + 1))
+    assert steps[-1]["tokens"] == 1 and steps[-1]["sequences"] == 1 and steps[-1]["ms"] > 0
+    assert steps[0]["age_ms"] >= steps[-1]["age_ms"] >= 0
+
+
+def test_state_under_load(small):
+    """Four streams, places for two: who runs, who waits, since when; nothing of what they say."""
+    body = {"inputs": SECRET, "parameters": {"max_new_tokens": 480, "ignore_eos": True, "adapter_id": "pirate"}}
+    streams = [requests.post(small.url + "/generate_stream", json=body, stream=True, timeout=60, headers={"X-Request-Id": f"s{i}"}) for i in range(4)]
+    try:
+        got = wait_for(lambda: (g := state(small)) and len(g["requests"]) == 4 and g["engine"]["waiting"] == 2 and g, what="2 waiting")
+        assert [r["request_id"] for r in got["requests"]] == ["s0", "s1", "s2", "s3"]
+        assert {r["route"] for r in got["requests"]} == {"/generate_stream"} and {r["adapter"] for r in got["requests"]} == {"pirate"}
+        states = [r["state"] for r in got["requests"]]
+        assert states[2:] == ["waiting", "waiting"] and set(states[:2]) <= {"running", "paused"}
+        for r in got["requests"]:
+            assert 0 < r["age_ms"] < 60000 and r["prompt_tokens"] > 0 and r["max_new_tokens"] == 480
+            assert (r["state"] == "waiting") == (r["ttft_ms"] is None) == (r["generated_tokens"] == 0)
+        running = got["requests"][0]
+        assert 0 < running["computed_tokens"] <= running["prompt_tokens"] + 480 and running["pages"] > 0
+        assert got["adapters"][0]["requests"] == 4 and got["adapters"][0]["running"] == 2
+        text = small.get("/debug/state").text
+        assert not any(word in text for word in SECRET.split())
+    finally:
+        for s in streams:
+            s.close()
+    small.wait_idle()
+
+
+def test_state_while_it_loads(start):
+    with start("--device", "ref", "--quantize", "int4", ready=False) as s:
+        got = state(s)
+        assert got["state"] in ("loading", "ready")
+        assert got["state"] == "ready" or "engine" not in got
+        s.wait_ready()
+
+
+# ---- the trace -------------------------------------------------------------------------------------------------------
+
+def check_trace(trace):
+    """What Chrome's format and Perfetto's importer want, and that events of a thread nest."""
+    assert trace["displayTimeUnit"] == "ms" and isinstance(trace["otherData"]["model"], str)
+    events = trace["traceEvents"]
+    names = {(e["tid"], e["name"]): e["args"]["name"] for e in events if e["ph"] == "M"}
+    assert names[(0, "process_name")] == "tandem"
+    assert names[(1, "thread_name")] == "engine" and names[(2, "thread_name")] == "trainer"
+    complete = [e for e in events if e["ph"] == "X"]
+    assert len(complete) + 3 == len(events)
+    for e in complete:
+        assert e["pid"] == 1 and e["tid"] in (1, 2) and e["ts"] >= 0 and e["dur"] >= 0 and e["name"]
+        assert e["cat"] in ("step", "phase", "op", "training")
+    for tid in (1, 2):
+        stack = []
+        for e in sorted((e for e in complete if e["tid"] == tid), key=lambda e: (e["ts"], -e["dur"])):
+            while stack and stack[-1] <= e["ts"] + 1e-3:
+                stack.pop()
+            assert not stack or e["ts"] + e["dur"] <= stack[-1] + 2e-3, e
+            stack.append(e["ts"] + e["dur"])
+    return complete
+
+
+def test_trace(small):
+    """Steps with their phases and ops while requests run and a job trains."""
+    job = submit(small, max_steps=100000)
+    wait_for(lambda: state(small)["jobs"]["running"] and state(small)["jobs"]["running"]["phase"] == "training", 60, "training")
+    stop = threading.Event()
+
+    def load():
+        while not stop.is_set():
+            small.generate(max_new_tokens=20, ignore_eos=True)
+    with ThreadPoolExecutor(1) as pool:
+        busy = pool.submit(load)
+        answer = requests.get(small.url + "/debug/trace?seconds=1", timeout=60)
+        stop.set()
+        busy.result()
+    small.post(f"/train/{job}/cancel", None)
+    assert answer.status_code == 200 and "attachment" in answer.headers["content-disposition"]
+    events = check_trace(answer.json())
+    of = {kind: [e for e in events if e["cat"] == kind] for kind in ("step", "phase", "op", "training")}
+    assert len(of["step"]) > 10 and of["training"]
+    assert all(e["name"] == "step" and e["args"]["tokens"] >= e["args"]["sequences"] >= 1 for e in of["step"])
+    assert {"build", "forward", "sample", "deliver"} <= {e["name"] for e in of["phase"]}
+    assert {"linear", "attn", "sample"} <= {e["name"] for e in of["op"] if e["tid"] == 1}
+    assert {"gemm", "attn_back"} & {e["name"] for e in of["op"] if e["tid"] == 2}
+    begin, end = min(e["ts"] for e in events), max(e["ts"] + e["dur"] for e in events)
+    assert end - begin < 30e6
+    steps, inside = of["step"][0], [e for e in of["phase"] if of["step"][0]["ts"] <= e["ts"] < of["step"][0]["ts"] + of["step"][0]["dur"]]
+    assert sum(e["dur"] for e in inside) >= 0.8 * steps["dur"]
+    wait_over(small, job)
+
+
+@pytest.mark.smoke
+def test_trace_of_nothing_and_what_follows(small):
+    """An idle daemon has an empty trace; afterwards it computes what it always did, and nothing is traced any more."""
+    text = small.generate(max_new_tokens=20)["generated_text"]
+    assert check_trace(small.get("/debug/trace").json()) == []
+    assert small.generate(max_new_tokens=20)["generated_text"] == text
+    assert check_trace(small.get("/debug/trace?seconds=1").json()) == []
+
+
+@pytest.mark.parametrize("query", ["seconds=0", "seconds=31", "seconds=-1", "seconds=x", "seconds=1.5", "seconds="])
+def test_trace_bounds(small, query):
+    answer = small.get("/debug/trace?" + query)
+    assert answer.status_code == 400 and "seconds" in answer.json()["error"]
+
+
+def test_one_trace_at_a_time(small):
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(small.get, "/debug/trace?seconds=2")
+        wait_for(lambda: state(small)["tracing"] or first.done(), what="a trace")
+        second = small.get("/debug/trace?seconds=1")
+        late = first.done()
+        assert first.result().status_code == 200
+        assert second.status_code == (200 if late else 409)  # the former on a machine that did not get to it within 2 s
+    assert small.get("/debug/trace?seconds=1").status_code == 200
+
+
+def test_a_client_that_leaves_ends_its_trace(small):
+    with pytest.raises(requests.exceptions.ReadTimeout):
+        requests.get(small.url + "/debug/trace?seconds=30", timeout=0.3)
+    begin = time.monotonic()
+    wait_for(lambda: small.get("/debug/trace?seconds=1").status_code == 200, what="the next trace")
+    assert time.monotonic() - begin < 20
+
+
+def test_a_trace_does_not_hold_the_end_up(start):
+    with start("--threads", "1") as s:
+        with ThreadPoolExecutor(1) as pool:
+            trace = pool.submit(lambda: requests.get(s.url + "/debug/trace?seconds=30", timeout=60))
+            wait_for(lambda: state(s)["tracing"], what="a trace that runs")
+            s.signal()
+            wait_for(lambda: "msg=draining" in s.log(), what="the first signal")  # two at once may come as one
+            s.signal()
+            with pytest.raises(requests.ConnectionError):
+                trace.result(timeout=30)

@@ -19,6 +19,7 @@
 #include "server/models.h"
 #include "server/store.h"
 
+#include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -337,6 +338,11 @@ static void on_signal(uv_signal_t *h, int signum)
 
 /* ---- starting -------------------------------------------------------------------------------------------------- */
 
+static void *resize_bytes(void *old, size_t bytes)
+{
+    return mem_resize(old, 1, bytes);
+}
+
 static void on_request_done(void *arg, const struct http_req *req, int status, uint64_t duration_ns)
 {
     struct app *app = arg;
@@ -385,9 +391,18 @@ static void open_signals(struct server *s)
     uv_unref((uv_handle_t *)&s->sigint);
 }
 
+/* Libraries that would end the process, or blame the request, when memory is short get it as we do: never refused. */
+static void open_memory(void)
+{
+    mem_reserve_open();
+    uv_replace_allocator(mem_alloc, resize_bytes, mem_array, free);
+    cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = mem_alloc, .free_fn = free});
+}
+
 static int serve(struct server *s)
 {
     struct err e = {0};
+    open_memory();
     metrics_init(&s->app.metrics);
     for (int i = 0; i < N_ROUTES; i++) metrics_add_route(&s->app.metrics, routes[i].path);
     if (uv_loop_init(&s->loop)) return err_set(&e, ERR_IO, "no event loop"), cmd_fail(&e);

@@ -64,6 +64,7 @@ struct conn {
     bool streamed, paused; /* the body goes to req.on_body; not now */
     uint64_t body_seen;    /* bytes of it so far */
     bool crowded;          /* the body did not fit beside those of the other connections */
+    bool starved;          /* there was no memory for it */
     struct arena_block *arena;
 
     /* the answer */

@@ -165,9 +165,11 @@ static const struct isa *level_choose(const char *name, char why[160])
 {
     for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
         if (name && strcmp(name, levels[i].name)) continue;
-        if (levels[i].available()) return levels[i].isa;
+        if (levels[i].isa && levels[i].available()) return levels[i].isa;
         if (name) {
-            snprintf(why, 160, "this processor lacks what the %s level needs", name);
+            snprintf(why, 160,
+                     levels[i].isa ? "this processor lacks what the %s level needs" : "this build has no %s level",
+                     name);
             return NULL;
         }
     }

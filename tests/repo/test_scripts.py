@@ -7,7 +7,7 @@ import sys
 import pytest
 from sources import ROOT
 
-SHELL = ["scripts/deps", "scripts/serve", "scripts/test", ".ci/run"]
+SHELL = ["scripts/deps", "scripts/lint", "scripts/serve", "scripts/test", ".ci/run"]
 PASS, FAIL, SKIP, LATE = ("<testcase name='a'/>", "<testcase><failure/></testcase>", "<testcase><skipped/><system-out/></testcase>",
                           "<testcase><timeout/></testcase>")
 

@@ -391,9 +391,25 @@ static void open_signals(struct server *s)
     uv_unref((uv_handle_t *)&s->sigint);
 }
 
+/* jemalloc, where it is the allocator (mallctl(3)).  Each thread that allocates has an arena; one whose arena cannot be
+ * made makes jemalloc 5.3 follow a null pointer, so all of them are made now: as many as there are such threads. */
+extern const char *malloc_conf;
+const char *malloc_conf = "narenas:8";
+int mallctl(const char *name, void *old, size_t *old_size, void *new, size_t new_size) __attribute__((weak));
+
+static void open_arenas(void)
+{
+    unsigned n = 0, own = 0;
+    size_t size = sizeof n;
+    if (!mallctl || mallctl("opt.narenas", &n, &size, NULL, 0) || mallctl("thread.arena", &own, &size, NULL, 0)) return;
+    for (unsigned i = 0; i < n; i++) mallctl("thread.arena", NULL, NULL, &i, sizeof i);
+    mallctl("thread.arena", NULL, NULL, &own, sizeof own);
+}
+
 /* Libraries that would end the process, or blame the request, when memory is short get it as we do: never refused. */
 static void open_memory(void)
 {
+    open_arenas();
     mem_reserve_open();
     uv_replace_allocator(mem_alloc, resize_bytes, mem_array, free);
     cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = mem_alloc, .free_fn = free});

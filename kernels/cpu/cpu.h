@@ -235,10 +235,7 @@ struct isa {
     void (*attn_tile_back)(struct attn_tile *); /* query blocks of a head in order */
 };
 
-/* weak: of a level that the build leaves out (meson's `levels`) the address is NULL */
-extern const struct isa isa_portable;
-extern const struct isa isa_avx2 __attribute__((weak)), isa_avxvnni __attribute__((weak)),
-    isa_avx512 __attribute__((weak)), isa_avx512bf16 __attribute__((weak));
+extern const struct isa isa_portable, isa_avx2, isa_avxvnni, isa_avx512, isa_avx512bf16;
 
 /* ---- the device ---------------------------------------------------------------------------------------------- */
 

@@ -123,7 +123,8 @@ def nothing_fails_for_the_next(request):
 
 def opened(start, folder, *flags, model=DEMO):
     faults = Faults(folder / "control")
-    s = start("--data-dir", folder / "data", "--adapter-dir", ROOT / "models", "--accept-any-model", *flags, env=faults.env(), model=model)
+    # one thread: on a machine that tests are busy on, two wait for each other at every op
+    s = start("--data-dir", folder / "data", "--adapter-dir", ROOT / "models", "--accept-any-model", "--threads", 1, *flags, env=faults.env(), model=model)
     s.faults, s.adapter = faults, "demo-pirate"
     return s
 

@@ -2,6 +2,7 @@
 
 #include "engine/base/buf.h"
 #include "engine/base/mem.h"
+#include "engine/tokenizer_regex.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -25,7 +26,7 @@ int rule_open(struct rule *r, const char *text, enum rule_kind kind, const char 
     buf_printf(&b, kind == RULE_TAIL ? "(?:.*\\.)?(?:%s)" : "%s", text);
     int code;
     PCRE2_SIZE where;
-    pcre2_compile_context *c = pcre2_compile_context_create(NULL);
+    pcre2_compile_context *c = pcre2_compile_context_create(regex_memory());
     pcre2_set_parens_nest_limit(c, 100);
     r->code =
         pcre2_compile((PCRE2_SPTR)b.data, b.len, PCRE2_UTF | PCRE2_ANCHORED | PCRE2_ENDANCHORED, &code, &where, c);
@@ -36,7 +37,7 @@ int rule_open(struct rule *r, const char *text, enum rule_kind kind, const char 
         pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
         return err_set(e, ERR_INVALID, "%s: \"%.60s\" is no regular expression: %s", key, text, why);
     }
-    r->match = pcre2_match_data_create_from_pattern(r->code, NULL);
+    r->match = pcre2_match_data_create_from_pattern(r->code, regex_memory());
     return 0;
 }
 
@@ -61,7 +62,7 @@ static bool plain_matches(const struct rule *r, const char *name)
 int rule_matches(const struct rule *r, const char *name, struct err *e)
 {
     if (!r->code) return plain_matches(r, name);
-    pcre2_match_context *limits = pcre2_match_context_create(NULL);
+    pcre2_match_context *limits = pcre2_match_context_create(regex_memory());
     pcre2_set_match_limit(limits, MATCH_LIMIT);
     pcre2_set_heap_limit(limits, HEAP_LIMIT_KB);
     int rc = pcre2_match(r->code, (PCRE2_SPTR)name, strlen(name), 0, 0, r->match, limits);

@@ -82,7 +82,7 @@ static int choose_lengths(struct bench *b, const struct model_config *m, struct 
     if (p + g > room)
         return err_set(e, ERR_INVALID,
                        "--prompt-tokens %lld and --generate-tokens %lld take %lld positions; the model has %d",
-                       (long long)p, (long long)g, (long long)(p + g + 1), m->max_len);
+                       (long long)p, (long long)g, (long long)p + (long long)g + 1, m->max_len);
     b->prompt = (int)p;
     b->generate = (int)g;
     return 0;

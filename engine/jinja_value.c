@@ -71,7 +71,7 @@ static void *take(struct jinja *j, size_t n)
     if (!c || c->size - c->used < n) {
         size_t size = n > CHUNK / 4 ? n : CHUNK;
         if (size > JINJA_MEMORY_MAX - j->memory) jinja_fail(j, "takes too much memory");
-        c = mem_try_alloc(sizeof *c + size);
+        c = size == CHUNK ? mem_alloc(sizeof *c + size) : mem_try_alloc(sizeof *c + size);
         if (!c) jinja_fail(j, "there is no memory left");
         *c = (struct jchunk){.size = size};
         j->memory += size;

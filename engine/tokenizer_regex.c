@@ -19,6 +19,7 @@
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -197,11 +198,37 @@ static int rewrite_next(struct rewrite *r)
     return 0;
 }
 
+static pcre2_general_context *memory;
+
+static void *memory_get(size_t bytes, void *arg)
+{
+    (void)arg;
+    return mem_alloc(bytes);
+}
+
+static void memory_free(void *p, void *arg)
+{
+    (void)arg;
+    free(p);
+}
+
+static void memory_open(void)
+{
+    memory = pcre2_general_context_create(memory_get, memory_free, NULL);
+}
+
+void *regex_memory(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, memory_open);
+    return memory;
+}
+
 static struct regex *regex_make(const char *pattern, size_t n, uint32_t options, struct err *e)
 {
     int code;
     PCRE2_SIZE where;
-    pcre2_compile_context *context = pcre2_compile_context_create(NULL);
+    pcre2_compile_context *context = pcre2_compile_context_create(regex_memory());
     CHECK(context);
     pcre2_set_newline(context, PCRE2_NEWLINE_LF);
     pcre2_set_parens_nest_limit(context, 100);
@@ -269,9 +296,9 @@ void regex_run_free(struct regex_run *run)
 
 static void run_prepare(struct regex_run *run)
 {
-    run->match = pcre2_match_data_create(1, NULL);
-    run->context = pcre2_match_context_create(NULL);
-    run->stack = pcre2_jit_stack_create(32 << 10, JIT_STACK_MAX, NULL);
+    run->match = pcre2_match_data_create(1, regex_memory());
+    run->context = pcre2_match_context_create(regex_memory());
+    run->stack = pcre2_jit_stack_create(32 << 10, JIT_STACK_MAX, regex_memory());
     CHECK(run->match && run->context);
     pcre2_jit_stack_assign(run->context, NULL, run->stack);
     pcre2_set_depth_limit(run->context, DEPTH_LIMIT);

@@ -18,6 +18,8 @@ struct regex *regex_literal(const char *text, size_t n, struct err *e); /* match
 /* A member {"String": s} or {"Regex": r} of at. */
 int regex_read(const struct json_at *at, const char *key, struct regex **out, struct err *e);
 void regex_free(struct regex *);
+/* PCRE2's memory is base/mem.h's: what it makes is there.  A pcre2_general_context; any thread. */
+void *regex_memory(void);
 
 struct regex_run {
     void *match, *context, *stack; /* made on first use */

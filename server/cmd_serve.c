@@ -30,6 +30,7 @@
 #include "server/store.h"
 #include "server/watchdog.h"
 
+#include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -427,6 +428,11 @@ static void on_hangup(uv_signal_t *h, int signum)
 
 /* ---- starting -------------------------------------------------------------------------------------------------- */
 
+static void *resize_bytes(void *old, size_t bytes)
+{
+    return mem_resize(old, 1, bytes);
+}
+
 static void on_request_done(void *arg, const struct http_req *req, int status, uint64_t duration_ns)
 {
     struct app *app = arg;
@@ -478,9 +484,34 @@ static void open_signals(struct server *s)
     uv_unref((uv_handle_t *)&s->sighup);
 }
 
+/* jemalloc, where it is the allocator (mallctl(3)).  Each thread that allocates has an arena; one whose arena cannot be
+ * made makes jemalloc 5.3 follow a null pointer, so all of them are made now: as many as there are such threads. */
+extern const char *malloc_conf;
+const char *malloc_conf = "narenas:8";
+int mallctl(const char *name, void *old, size_t *old_size, void *new, size_t new_size) __attribute__((weak));
+
+static void open_arenas(void)
+{
+    unsigned n = 0, own = 0;
+    size_t size = sizeof n;
+    if (!mallctl || mallctl("opt.narenas", &n, &size, NULL, 0) || mallctl("thread.arena", &own, &size, NULL, 0)) return;
+    for (unsigned i = 0; i < n; i++) mallctl("thread.arena", NULL, NULL, &i, sizeof i);
+    mallctl("thread.arena", NULL, NULL, &own, sizeof own);
+}
+
+/* Libraries that would end the process, or blame the request, when memory is short get it as we do: never refused. */
+static void open_memory(void)
+{
+    open_arenas();
+    mem_reserve_open();
+    uv_replace_allocator(mem_alloc, resize_bytes, mem_array, free);
+    cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = mem_alloc, .free_fn = free});
+}
+
 static int serve(struct server *s)
 {
     struct err e = {0};
+    open_memory();
     metrics_init(&s->app.metrics);
     for (int i = 0; i < N_ROUTES; i++) metrics_add_route(&s->app.metrics, routes[i].path);
     app_hurry();

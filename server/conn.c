@@ -30,6 +30,8 @@ enum {
     PEER_CHECK_MS = 1000,
     KEEP_BUFFER = 4096, /* an idle connection holds on to buffers of at most this size */
     GATE_BYTES = 16384, /* a shorter body is read, whatever becomes of it: the connection can then go on */
+    SMALL_BODY = 64 * 1024,
+    WORK_PER_BYTE = 16, /* memory a request may take for each byte of its body: JSON, texts, tokens, copies */
 };
 
 struct conn *conn_new(struct http_server *server)
@@ -98,7 +100,7 @@ static void request_reset(struct conn *c)
     c->length = 0;
     c->body_seen = 0;
     c->streamed = c->paused = false;
-    c->chunked = c->expects_continue = c->http10 = c->message_complete = c->crowded = false;
+    c->chunked = c->expects_continue = c->http10 = c->message_complete = c->crowded = c->starved = false;
     c->answer = ANSWER_NONE;
     c->status = 0;
     c->keep = c->head_only = c->bodyless = c->stream_chunked = c->want_drain = c->aborted = false;
@@ -174,12 +176,26 @@ static bool begin_head(struct conn *c)
     return true;
 }
 
+/* What a request takes beside its body comes in many small pieces that cannot fail one by one (mem.h): so it is asked
+ * for before the work begins, and nothing begins while memory is short. */
+static bool has_memory(const struct conn *c)
+{
+    size_t n = c->body.len;
+    return !n || (!mem_is_short() && (n <= SMALL_BODY || mem_available(n * WORK_PER_BYTE)));
+}
+
 static void dispatch(struct conn *c)
 {
+    struct refusal why;
     c->state = CONN_RUN;
     sock_timer(c, 0);
     if (c->body.data) c->req.body = c->body.data;
     c->req.body_len = c->body.len;
+    if (!has_memory(c)) {
+        refuse(&why, 503, "no memory for the work on a body of %zu bytes; try again", c->body.len);
+        http_answer_refusal(c, &why);
+        return;
+    }
     if (c->match.route) {
         c->match.route->handler(&c->req);
         return;
@@ -188,7 +204,6 @@ static void dispatch(struct conn *c)
         http_answer_options(c);
         return;
     }
-    struct refusal why;
     if (c->match.status == 405) {
         refuse(&why, 405, "%.150s: method not allowed; allowed: %s", c->req.path, c->match.allow);
     } else {
@@ -324,6 +339,8 @@ static bool read_body(struct conn *c)
     if (c->crowded) {
         refuse(&why, 503, "the bodies of all requests together are larger than the limit of %zu bytes; try again",
                c->server->config.max_buffered_bytes);
+    } else if (c->starved) {
+        refuse(&why, 503, "no memory for the body, %llu bytes so far; try again", (unsigned long long)c->body_seen);
     } else if (code != HPE_OK) {
         const char *reason = llhttp_get_error_reason(&c->parser);
         refuse(&why, 400, "malformed body: %s", reason ? reason : "unreadable");

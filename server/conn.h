@@ -65,6 +65,7 @@ struct conn {
     uint64_t body_seen;    /* bytes of it so far */
     bool own_id;           /* req.id was made here */
     bool crowded;          /* the body did not fit beside those of the other connections */
+    bool starved;          /* there was no memory for it */
     struct arena_block *arena;
 
     /* the answer */

@@ -84,8 +84,11 @@ static int on_body(llhttp_t *parser, const char *at, size_t n)
         c->crowded = true;
         return HPE_USER;
     }
+    if (!buf_try_append(&c->body, at, n)) {
+        c->starved = true;
+        return HPE_USER;
+    }
     c->server->buffered += n;
-    buf_append(&c->body, at, n);
     return 0;
 }
 

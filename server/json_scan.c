@@ -159,7 +159,7 @@ enum scan_result json_scan_byte(struct json_scan *s, unsigned char c)
 {
     if (s->state >= SCAN_MINUS) return number_byte(s, c);
     if (s->state == SCAN_WORD) {
-        if (c != *s->word) return SCAN_BAD;
+        if (c != (unsigned char)*s->word) return SCAN_BAD;
         return *++s->word ? SCAN_MORE : value_end(s);
     }
     if (s->state >= SCAN_STRING) return string_byte(s, c);

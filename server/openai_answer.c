@@ -23,7 +23,7 @@ static void put_head(struct buf *out, const struct openai_head *h, bool chunk)
 static void put_usage(struct buf *out, const struct openai_usage *u)
 {
     buf_printf(out, ",\"usage\":{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"total_tokens\":%lld",
-               (long long)u->prompt, (long long)u->completion, (long long)(u->prompt + u->completion));
+               (long long)u->prompt, (long long)u->completion, (long long)u->prompt + (long long)u->completion);
     if (u->cached >= 0) buf_printf(out, ",\"prompt_tokens_details\":{\"cached_tokens\":%lld}", (long long)u->cached);
     buf_char(out, '}');
 }

@@ -7,12 +7,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-void buf_append(struct buf *b, const void *p, size_t n)
+static void put(struct buf *b, const void *p, size_t n)
 {
-    mem_grow(&b->data, &b->cap, b->len + n + 1, 1);
     if (n) memcpy(b->data + b->len, p, n);
     b->len += n;
     b->data[b->len] = 0;
+}
+
+void buf_append(struct buf *b, const void *p, size_t n)
+{
+    mem_grow(&b->data, &b->cap, b->len + n + 1, 1);
+    put(b, p, n);
+}
+
+bool buf_try_append(struct buf *b, const void *p, size_t n)
+{
+    if (!mem_try_grow(&b->data, &b->cap, b->len + n + 1, 1)) return false;
+    put(b, p, n);
+    return true;
 }
 
 void buf_str(struct buf *b, const char *s)

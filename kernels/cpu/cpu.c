@@ -160,15 +160,9 @@ static const struct level {
     bool (*available)(void);
     const struct isa *isa;
 } levels[] = {
-#if defined(__x86_64__)
-    {"avx512bf16", has_avx512bf16, &isa_avx512bf16}, {"avx512", has_avx512, &isa_avx512},
-    {"avxvnni", has_avxvnni, &isa_avxvnni},          {"avx2", has_avx2, &isa_avx2},
-#else
-    {"avx512bf16", has_avx512bf16, NULL},
-    {"avx512", has_avx512, NULL},
-    {"avxvnni", has_avxvnni, NULL},
-    {"avx2", has_avx2, NULL},
-#endif
+    /* ISA_*: what meson built of a level; NULL: left out, or of another machine */
+    {"avx512bf16", has_avx512bf16, ISA_AVX512BF16}, {"avx512", has_avx512, ISA_AVX512},
+    {"avxvnni", has_avxvnni, ISA_AVXVNNI},          {"avx2", has_avx2, ISA_AVX2},
     {"portable", has_portable, &isa_portable},
 };
 
@@ -176,9 +170,11 @@ static const struct isa *level_choose(const char *name, char why[160])
 {
     for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
         if (name && strcmp(name, levels[i].name)) continue;
-        if (levels[i].available()) return levels[i].isa;
+        if (levels[i].isa && levels[i].available()) return levels[i].isa;
         if (name) {
-            snprintf(why, 160, "this processor lacks what the %s level needs", name);
+            snprintf(why, 160,
+                     levels[i].isa ? "this processor lacks what the %s level needs" : "this build has no %s level",
+                     name);
             return NULL;
         }
     }

@@ -135,6 +135,23 @@ def start(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def quantised(tmp_path_factory):
+    """quantised(type) -> the model in a directory with such weights ("none": the model itself).
+
+    By the release build where there is one: calibrating takes a sanitizer's build a minute, and is tested elsewhere."""
+    folder, release = tmp_path_factory.mktemp("quantised"), ROOT / "build" / "server" / "tandem"
+
+    def make(kind):
+        out = folder / kind
+        if kind == "none":
+            return MODEL
+        if not out.exists():
+            subprocess.run([release if release.exists() else BINARY, "quantize", "--model", MODEL, "--out", out, "--type", kind], check=True, capture_output=True)
+        return out
+    return make
+
+
+@pytest.fixture(scope="session")
 def shared(start):
     with start() as s:
         yield s

@@ -27,9 +27,9 @@ def raw_stream(server, body, receive_buffer=None, count=1):
 
 
 @pytest.mark.concurrent
-@pytest.mark.timeout(600)  # quantising is slow under a sanitizer
+@pytest.mark.timeout(600)  # sanitizers are slow
 @pytest.mark.parametrize("weights", ["none", "int8", "int4", "nf4"])
-def test_32_streams_equal_to_alone(start, weights):
+def test_32_streams_equal_to_alone(start, quantised, weights):
     """They start at different moments, have different lengths, stop independently; greedy text is as alone."""
     def parameters(i):
         return {"max_new_tokens": 5 + 7 * (i % 12), "ignore_eos": i % 3 == 0, **({"stop": [" the"]} if i % 5 == 0 else {})}
@@ -37,7 +37,7 @@ def test_32_streams_equal_to_alone(start, weights):
     def prompt(i):
         return PROMPTS[i % len(PROMPTS)] + " and" * (i % 4)
 
-    with start("--quantize", weights, "--kv-cache-bytes", "16M") as s:
+    with start("--kv-cache-bytes", "16M", model=quantised(weights)) as s:
         alone = [s.generate(prompt(i), **parameters(i))["generated_text"] for i in range(32)]
         order = list(range(32))
         random.Random(1).shuffle(order)

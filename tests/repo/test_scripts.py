@@ -7,7 +7,7 @@ import sys
 import pytest
 from sources import ROOT
 
-SHELL = ["scripts/deb", "scripts/deps", "scripts/image", "scripts/runtime-packages", "scripts/serve", "scripts/symbolise", "scripts/test", "scripts/try-deb", ".ci/run",
+SHELL = ["scripts/deb", "scripts/deps", "scripts/image", "scripts/lint", "scripts/runtime-packages", "scripts/serve", "scripts/symbolise", "scripts/test", "scripts/try-deb", ".ci/run",
          "systemd/deb.postinst", "systemd/deb.postrm", "systemd/deb.prerm"]
 PASS, FAIL, SKIP, LATE = ("<testcase name='a'/>", "<testcase><failure/></testcase>", "<testcase><skipped/><system-out/></testcase>",
                           "<testcase><timeout/></testcase>")

@@ -1,0 +1,35 @@
+/* What fails, and when: shared between tests/http/faults.py, which writes it, and preload.c, which obeys.
+ *
+ * A file of this layout is mapped by both; TANDEM_FAULT names it.  Everything is a 64-bit integer, so that Python's
+ * struct module reads it as a list of numbers. */
+#ifndef TANDEM_TESTS_FAULT_PRELOAD_H
+#define TANDEM_TESTS_FAULT_PRELOAD_H
+
+#include <stdint.h>
+
+enum fault_kind {
+    FAULT_MALLOC, /* malloc and its like, of at least `filter` bytes */
+    FAULT_MAP,    /* anonymous mmap of at least `filter` bytes: the device's memory, thread stacks, the reserve */
+    FAULT_OPEN,   /* open with any of the flags in `filter` (0: any); with O_CREAT also mkdir, rename, unlink */
+    FAULT_WRITE,  /* write, pwrite to regular files */
+    FAULT_SYNC,   /* fsync, fdatasync */
+    FAULT_RENAME,
+    FAULT_THREAD, /* pthread_create */
+    FAULT_KINDS
+};
+
+struct fault {
+    _Atomic int64_t first;  /* calls from the first-th on fail, counted from the moment it is set; 0: none does */
+    _Atomic int64_t count;  /* so many of them */
+    _Atomic int64_t filter; /* see above: other calls are not counted */
+    _Atomic int64_t error;  /* errno */
+    _Atomic int64_t seen;   /* calls so far */
+    _Atomic int64_t failed; /* of them */
+};
+
+struct fault_control {
+    struct fault fault[FAULT_KINDS];
+    _Atomic int64_t realtime_ns, monotonic_ns; /* added to the clocks */
+};
+
+#endif

@@ -3,7 +3,6 @@
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
 
-#include <limits.h>
 #include <stdlib.h>
 
 enum { FEW = 32 }; /* tokens: what a grammar forces at once, mostly */
@@ -179,13 +178,22 @@ static void plan_add(struct sched *s, struct seq *q)
     p->n_rows += rows;
 }
 
-/* The running sequences with `least` to `most` tokens left to compute. */
-static void plan_running(struct sched *s, int least, int most)
+/* In which pass a running sequence gets its tokens: those that generate come before the rest of the prompts. */
+enum turn { TURN_ONE, TURN_FEW, TURN_PROMPT, TURN_NONE };
+
+static enum turn turn_of(const struct seq *q)
+{
+    int rest = q->n_known - q->n_computed;
+    if (q->paused || q->blocked || rest <= 0) return TURN_NONE;
+    if (rest == 1) return TURN_ONE;
+    return rest <= FEW && q->first_row && q->n_computed >= q->first_row ? TURN_FEW : TURN_PROMPT;
+}
+
+static void plan_running(struct sched *s, enum turn turn)
 {
     for (struct seq *q = s->running.next, *next; q != &s->running; q = next) {
         next = q->next;
-        int rest = q->n_known - q->n_computed;
-        if (q->paused || q->blocked || rest < least || rest > most || q->planned == s->step) continue;
+        if (turn_of(q) != turn || q->planned == s->step) continue;
         plan_add(s, q);
         /* what grow() preempted may be `next` itself, which then stands in the waiting list: begin again */
         if (next->state == SEQ_WAITING) next = s->running.next;
@@ -284,11 +292,11 @@ const struct plan *sched_step(struct sched *s)
     s->step++;
     s->budget = s->c.max_batch_tokens;
     displace(s);
-    plan_running(s, 1, 1);
-    plan_running(s, 2, FEW);
+    plan_running(s, TURN_ONE);
+    plan_running(s, TURN_FEW);
     if (p->n && s->c.max_prefill_tokens && s->budget - p->n_tokens > s->c.max_prefill_tokens)
         s->budget = p->n_tokens + s->c.max_prefill_tokens;
-    plan_running(s, FEW + 1, INT_MAX);
+    plan_running(s, TURN_PROMPT);
     for (struct seq *q = s->waiting.next, *next; q != &s->waiting && p->n_tokens < s->budget; q = next) {
         next = q->next;
         if (q->paused || q->blocked) continue;

@@ -5,6 +5,7 @@
 #
 # BASE       what it is built and run on: Debian 12 or 13
 # MESON_ARGS further options of the build
+# JOBS       compilers at once; default: one per core, and two
 # The CUDA variant has a base with the CUDA toolkit to build on and one with its runtime to run on:
 #   --build-arg BASE=nvidia/cuda:12.6.3-devel-... --build-arg RUN_BASE=nvidia/cuda:12.6.3-runtime-... \
 #   --build-arg MESON_ARGS=-Dcuda=enabled
@@ -13,13 +14,15 @@ ARG RUN_BASE=${BASE}
 
 FROM ${BASE} AS build
 ARG MESON_ARGS=""
+ARG JOBS=""
 WORKDIR /src
 # packages first: they change less often than the sources
 COPY scripts/deps scripts/deps
 RUN scripts/deps build && rm -rf /var/lib/apt/lists/*
 COPY . .
 RUN meson setup build --prefix=/usr --sysconfdir=/etc --localstatedir=/var --strip -Dtests=false ${MESON_ARGS} \
- && DESTDIR=/out meson install -C build --quiet \
+ && ninja -C build ${JOBS:+-j ${JOBS}} \
+ && DESTDIR=/out meson install -C build --no-rebuild --quiet \
  && mkdir -p /out/var/lib/tandem \
  && rm -rf /out/usr/lib/systemd /out/usr/lib/sysusers.d /out/usr/lib/tmpfiles.d /out/usr/share/doc /out/usr/share/man \
  && scripts/runtime-packages /out/usr/bin/tandem > /runtime-packages

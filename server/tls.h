@@ -39,7 +39,7 @@ enum tls_state {
     TLS_PLAIN = -3, /* a request in plain HTTP: what is sealed answers it, in plain */
 };
 
-struct tls_link *tls_link_new(struct tls *);
+struct tls_link *tls_link_new(struct tls *); /* NULL: no memory */
 void tls_link_free(struct tls_link *);
 
 /* Bytes from the socket.  They are used, not copied: tls_read until it says other than "more to read". */

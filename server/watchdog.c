@@ -115,7 +115,8 @@ static void *watch(void *arg)
         pthread_cond_timedwait(&w->changed, &w->lock, &until);
         uint64_t now = clock_now();
         if (w->end) break;
-        if (now > due + STOOD_STILL) w->resumed = now;
+        /* what was stuck before is not excused by it */
+        if (now > due + STOOD_STILL && w->verdict == WATCHDOG_WELL) w->resumed = now;
         look(w, now);
     }
     pthread_mutex_unlock(&w->lock);

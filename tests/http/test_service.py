@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import requests
 from conftest import BINARY, ENV, MODEL, ROOT, wait_for
+from keys import certificate, new_key, tandem_key
 from test_concurrency import raw_stream
 from training import submit, wait_over
 
@@ -167,7 +168,7 @@ def test_restart_refuses_nobody(start):
         how = activated(listener)
         with start("--host", "192.0.2.1", "--device", "ref", **how) as first:  # the host is not looked at
             assert first.port == listener.getsockname()[1]
-            running = raw_stream(first, {"inputs": "Once", "parameters": {"max_new_tokens": 60, "ignore_eos": True}})
+            running = raw_stream(first, {"inputs": "Once", "parameters": {"max_new_tokens": 300, "ignore_eos": True}})
             wait_for(lambda: first.metric("tandem_requests_running") == 1, what="running")
             first.signal()
             wait_for(lambda: "draining" in first.log(), what="draining")
@@ -250,6 +251,7 @@ def test_reload(start, tmp_path):
 
 
 @pytest.mark.smoke
+@pytest.mark.concurrent
 def test_reload_under_load(start, tmp_path):
     """Every answer is what it was, whatever is reloaded between."""
     file = tmp_path / "t.yaml"
@@ -282,7 +284,7 @@ def test_drain_ends_connections(start):
         quiet = socket.create_connection(("127.0.0.1", s.port))
         quiet.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         assert quiet.recv(4096).startswith(b"HTTP/1.1 200")
-        running = raw_stream(s, {"inputs": "Once", "parameters": {"max_new_tokens": 100, "ignore_eos": True}})
+        running = raw_stream(s, {"inputs": "Once", "parameters": {"max_new_tokens": 400, "ignore_eos": True}})
         wait_for(lambda: s.metric("tandem_requests_running") == 1, what="running")
         s.signal()
         assert quiet.recv(4096) == b""  # closed
@@ -292,7 +294,7 @@ def test_drain_ends_connections(start):
         text = b""
         while piece := running.recv(65536):
             text += piece
-        assert text.count(b"data:") == 100 and text.endswith(b"0\r\n\r\n")
+        assert text.count(b"data:") == 400 and text.endswith(b"0\r\n\r\n")
         assert s.wait() == 0
         quiet.close()
         idle.close()
@@ -305,6 +307,33 @@ def test_health_command(server, run):
         done = run("health", *words)
         assert (done.returncode, done.stdout) == (0, b"ready\n" if "--ready" in words else b"healthy\n"), done.stderr
     assert run("health", env={"TANDEM_PORT": str(server.port)}).returncode == 0
+
+
+def test_health_command_by_tls_and_without_a_key(start, run, tmp_path):
+    cert, keys = certificate(tmp_path / "cert.pem"), tmp_path / "keys"
+    new_key(keys, "me", "admin")
+    with start("--tls-cert", cert, "--tls-key", cert, "--api-keys", keys, verify=cert) as s:
+        file = tmp_path / "t.yaml"  # as the service has it
+        file.write_text(f"tls-cert: {cert}\ntls-key: {cert}\nport: {s.port}\n")
+        done = run("health", "--ready", "--config", file)
+        assert (done.returncode, done.stdout) == (0, b"ready\n"), done.stderr
+        assert run("health", "--port", s.port).returncode == 1  # plain HTTP is answered 400
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert b"no TLS" in run("health", "--tls-cert", cert, "--port", silent.getsockname()[1], "--within", "0.2").stderr
+
+
+def test_reload_reads_keys_again(start, tmp_path):
+    keys = tmp_path / "keys"
+    first = new_key(keys, "one")
+    with start("--api-keys", keys) as s:
+        def status(key):
+            return s.post("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 1}}, headers={"Authorization": f"Bearer {key}"}).status_code
+        assert status(first) == 200
+        second = new_key(keys, "two")
+        tandem_key(keys, "revoke", "one")
+        s.signal(signal.SIGHUP)
+        wait_for(lambda: status(second) == 200, what="the new key")
+        assert status(first) == 401
 
 
 def test_health_command_says_no(start, run):

@@ -183,6 +183,11 @@ def test_compose():
         for volume in service["volumes"]:
             source = volume.split(":")[0]
             assert not source.startswith("./conf") or (ROOT / source).exists(), source
+    # Prometheus scrapes localhost, Grafana asks prometheus:9090: both are the network of the tandem container
+    target, = yaml.safe_load((ROOT / "conf/prometheus/prometheus.yml").read_text())["scrape_configs"][0]["static_configs"][0]["targets"]
+    assert target == "localhost:8080" and services["prometheus"]["network_mode"] == "service:tandem"
+    assert "prometheus" in services["tandem"]["networks"]["default"]["aliases"]
+    assert "http://prometheus:9090" in (ROOT / "conf/grafana/provisioning/datasources/prometheus.yml").read_text()
 
 
 def test_kubernetes():

@@ -189,7 +189,7 @@ void dev_trace_listen(struct dev_trace *t, void (*fn)(void *, int, uint64_t, uin
 
 void dev_trace_switch(struct dev_trace *t, bool on)
 {
-    t->d->ops = on ? &t->ops : t->own;
+    __atomic_store_n(&t->d->ops, on ? &t->ops : t->own, __ATOMIC_RELEASE); /* whole, for whoever reads it just now */
 }
 
 void dev_trace_clear(struct dev_trace *t)

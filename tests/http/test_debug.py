@@ -77,7 +77,7 @@ def test_state_under_load(slow):
 
 
 def test_state_while_it_loads(start):
-    with start("--device", "ref", "--quantize", "int4", ready=False) as s:
+    with start("--device", "ref", ready=False) as s:
         got = state(s)
         assert got["state"] in ("loading", "ready")
         assert got["state"] == "ready" or "engine" not in got

@@ -151,6 +151,16 @@ def test_json(start):
     assert messages[0] == "listening" and "ready" in messages and messages[-1] == "stopped"
 
 
+def test_the_key_is_named_and_not_told(start, run, tmp_path):
+    made = run("key", "new", "--name", "alice", "--role", "admin", "--api-keys", tmp_path / "keys")
+    key = made.stdout.decode().strip()
+    with start("--access-log", "--api-keys", tmp_path / "keys", key=key) as s:
+        assert requests.get(s.url + "/info", headers={"X-Request-Id": "none"}, timeout=60).status_code == 401
+        s.get("/info", headers={"X-Request-Id": "some", "Authorization": f"Bearer {key}"})
+        assert "key" not in last(s, "none") and last(s, "some")["key"] == "alice"
+        assert key not in s.log()
+
+
 def test_quiet_unless_asked_for(server):
     before = server.log()
     server.get("/health")

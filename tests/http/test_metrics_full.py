@@ -238,12 +238,12 @@ def test_vllm_lora_in_use(slow):
     quiet = lora(slow, "", "")
     assert set(quiet.labels) == {"max_lora", "running_lora_adapters", "waiting_lora_adapters"} and quiet.labels["max_lora"] == "64"
     assert abs(quiet.value - time.time()) < 60
-    with long_stream(slow, adapter_id="pirate"):
-        busy = lora(slow, "pirate", "")
-        with ThreadPoolExecutor(1) as pool:  # there is one place: the second waits
+    with ThreadPoolExecutor(1) as pool:
+        with long_stream(slow, adapter_id="pirate"):
+            busy = lora(slow, "pirate", "")
             second = pool.submit(slow.post, "/generate", {"inputs": "x", "parameters": {"max_new_tokens": 1, "adapter_id": "pirate"}})
-            lora(slow, "pirate", "pirate")
-            second.result()
+            lora(slow, "pirate", "pirate")  # there is one place: the second waits
+        assert second.result().status_code == 200
     assert busy.value >= quiet.value
 
 

@@ -40,7 +40,7 @@ struct engine_config {
     int max_seqs;            /* requests that run at once; 0: 64 */
     int max_batch_tokens;    /* tokens in one step; 0: 512 */
     int max_prefill_tokens;  /* and of prompts among them while others decode, so that a prompt that comes in does not
-                                hold their next tokens up; 0: a quarter of max_batch_tokens */
+                                hold their next tokens up; 0: a sixteenth of max_batch_tokens */
     int max_queue;           /* requests that wait; 0: 256 */
     int max_total_tokens;    /* prompt + generated of one request; 0: what the model and the page pool allow */
     int max_adapters;        /* names at once; 0: 64 */

@@ -240,7 +240,8 @@ int setup_open(struct setup *s, const struct engine_config *c, int min_rows, str
     s->info.max_adapters = c->max_adapters > 0 ? c->max_adapters : 64;
     s->info.max_lora_rank = c->max_lora_rank > 0 ? c->max_lora_rank : 256;
     if (s->info.max_batch_tokens < s->info.max_seqs) s->info.max_batch_tokens = s->info.max_seqs;
-    int prefill = c->max_prefill_tokens > 0 ? c->max_prefill_tokens : (s->info.max_batch_tokens + 3) / 4;
+    int prefill = c->max_prefill_tokens > 0 ? c->max_prefill_tokens : s->info.max_batch_tokens / 16;
+    if (prefill < 16) prefill = 16;
     s->info.max_prefill_tokens = prefill < s->info.max_batch_tokens ? prefill : s->info.max_batch_tokens;
     s->info.max_queue = c->max_queue > 0 ? c->max_queue : 256;
     s->max_rows = s->info.max_seqs < min_rows ? min_rows : s->info.max_seqs;

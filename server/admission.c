@@ -26,7 +26,8 @@ struct ticket {
     int n;             /* sequences it has a place for */
     int left;          /* sequences that the engine is still to get */
     bool submitted;    /* it got one */
-    int64_t tokens;    /* queued prompt tokens */
+    int64_t tokens;    /* queued prompt tokens; */
+    int64_t pending;   /* those of them that the engine has */
     int64_t charged;   /* prompt tokens taken from its key's bucket */
     uint64_t body;     /* bytes */
     uint64_t deadline; /* clock_now(); 0: none */
@@ -44,7 +45,7 @@ struct admission {
     uv_timer_t timer;      /* runs only while somebody is watched */
 };
 
-/* ---- life ------------------------------------------------------------------------------------------------------ */
+/* ---- life -------------------------------------------------------------------------------------------------------- */
 
 struct admission *admission_open(struct app *app)
 {
@@ -81,7 +82,7 @@ void admission_close(struct admission *a)
     uv_close((uv_handle_t *)&a->timer, on_timer_closed);
 }
 
-/* ---- what is known of the load --------------------------------------------------------------------------------- */
+/* ---- what is known of the load ----------------------------------------------------------------------------------- */
 
 static void observe(struct admission *a)
 {
@@ -304,8 +305,7 @@ struct ticket *admission_enter(struct http_req *req)
     return t;
 }
 
-/* ---- deadlines -----------------------------------------------------------------------------------------------------
- */
+/* ---- deadlines --------------------------------------------------------------------------------------------------- */
 
 static void arm(struct admission *a);
 
@@ -345,9 +345,8 @@ static void arm(struct admission *a)
 static void watch(struct ticket *t)
 {
     struct admission *a = t->of;
-    struct ticket *at = a->watched.prev; /* most deadlines are later than those before them */
-    unwatch(t);
     if (!t->deadline || !t->late || t->closed) return;
+    struct ticket *at = a->watched.prev; /* most deadlines are later than those before them */
     while (at != &a->watched && at->deadline > t->deadline) at = at->prev;
     t->prev = at;
     t->next = at->next;
@@ -357,13 +356,13 @@ static void watch(struct ticket *t)
 
 void ticket_watch(struct ticket *t, void (*late)(void *), void *arg)
 {
+    CHECK(!t->late);
     t->late = late;
     t->arg = arg;
     watch(t);
 }
 
-/* ---- a ticket ------------------------------------------------------------------------------------------------------
- */
+/* ---- a ticket ---------------------------------------------------------------------------------------------------- */
 
 bool ticket_ask(struct ticket *t, struct http_req *req, const struct ticket_need *need)
 {
@@ -396,7 +395,6 @@ bool ticket_ask(struct ticket *t, struct http_req *req, const struct ticket_need
     t->left = need->sequences;
     t->charged += ask.tokens - t->tokens;
     t->tokens = ask.tokens;
-    if (deadline) watch(t);
     return true;
 }
 
@@ -425,46 +423,55 @@ static void ticket_unref(struct ticket *t)
     free(t);
 }
 
+/* So many of its tokens wait no more. */
+static void give_tokens(struct ticket *t, int64_t tokens)
+{
+    admit_give(&t->of->admit, NULL, 0, tokens);
+    t->tokens -= tokens;
+}
+
+/* Of its places, those that neither have a sequence at the engine nor will have one. */
+static void give_places(struct ticket *t, int running)
+{
+    int needed = running + t->left;
+    if (t->n <= needed) return;
+    admit_give(&t->of->admit, t->key, t->n - needed, 0);
+    t->n = needed;
+}
+
 void ticket_close(struct ticket *t)
 {
     if (!t) return;
     t->closed = true;
     t->left = 0;
     unwatch(t);
+    give_tokens(t, t->tokens - t->pending);
+    give_places(t, t->refs - 1);
     ticket_unref(t);
 }
 
-void ticket_hold(struct ticket *t)
+void ticket_hold(struct ticket *t, int prompt_tokens)
 {
     t->refs++;
     t->left--;
+    t->pending += prompt_tokens;
     t->submitted = true;
-}
-
-static void give_tokens(struct ticket *t, int64_t tokens)
-{
-    if (tokens > t->tokens) tokens = t->tokens;
-    admit_give(&t->of->admit, NULL, 0, tokens);
-    t->tokens -= tokens;
 }
 
 void ticket_begun(struct ticket *t, int prompt_tokens)
 {
+    t->pending -= prompt_tokens;
     give_tokens(t, prompt_tokens);
 }
 
 void ticket_done(struct ticket *t, const struct event *done, bool begun)
 {
     uint64_t now = clock_now();
-    if (!begun) give_tokens(t, done->n_prompt);
+    if (!begun) ticket_begun(t, done->n_prompt);
     admit_charge(t->key, &t->per, done->n_generated, now);
     if (done->times.scheduled && done->times.done > done->times.scheduled)
         admit_ended(&t->of->admit, (double)(done->times.done - done->times.scheduled) * 1e-9, now);
-    int needed = t->refs - 1 - !t->closed + t->left; /* those at the engine, and those to come */
-    if (t->n > needed) {
-        admit_give(&t->of->admit, t->key, t->n - needed, 0);
-        t->n = needed;
-    }
+    give_places(t, t->refs - 1 - !t->closed);
     ticket_unref(t);
 }
 

@@ -45,7 +45,8 @@ bool admission_gate(struct http_req *, uint64_t length);
 /* A place, for the time until ticket_close; or NULL: answered (as above; also a bad header, a deadline that is over).
  * The header X-Request-Timeout (milliseconds from the request's head on) sets a deadline. */
 struct ticket *admission_enter(struct http_req *);
-/* late(arg) once when its deadline is over and it is not closed; never inside a call of this file. */
+/* Once, after ticket_ask: late(arg) when its deadline is over and it is not closed; never inside a call of this file.
+ */
 void ticket_watch(struct ticket *, void (*late)(void *), void *arg);
 struct ticket_need {
     int sequences;      /* prompts x copies */
@@ -62,15 +63,15 @@ int ticket_priority(const struct ticket *, int wanted);
 /* The exchange is over.  NULL is allowed. */
 void ticket_close(struct ticket *);
 
-/* ---- the bridge's, for every sequence that the engine has ---- */
-void ticket_hold(struct ticket *);
+/* ---- the bridge's, for every sequence that the engine has -------------------------------------------------------- */
+void ticket_hold(struct ticket *, int prompt_tokens);
 /* Its first token is out: its prompt waits no more. */
 void ticket_begun(struct ticket *, int prompt_tokens);
 /* Its EV_DONE; begun: whether ticket_begun was called.  Releases the hold. */
 void ticket_done(struct ticket *, const struct event *done, bool begun);
 void ticket_drop(struct ticket *); /* releases the hold: there is no EV_DONE, the engine is gone */
 
-/* ---- answers ---- */
+/* ---- answers ----------------------------------------------------------------------------------------------------- */
 
 /* 504: the deadline passed before there was a token. */
 void admission_reply_late(struct app *, struct http_req *);

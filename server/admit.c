@@ -29,7 +29,7 @@ void admit_free(struct admit *a)
     *a = (struct admit){0};
 }
 
-/* ---- keys ------------------------------------------------------------------------------------------------------ */
+/* ---- keys -------------------------------------------------------------------------------------------------------- */
 
 /* FNV-1a */
 static uint32_t hash_of(const char *name)
@@ -173,8 +173,7 @@ int admit_seconds(double retry)
     return !(retry > 1) ? 1 : retry > 3600 ? 3600 : (int)ceil(retry - 1e-6);
 }
 
-/* ---- the decision --------------------------------------------------------------------------------------------------
- */
+/* ---- the decision ------------------------------------------------------------------------------------------------ */
 
 static enum admit_verdict decide_key(struct admit *a, const struct admit_ask *ask, uint64_t now, double *retry)
 {

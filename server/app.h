@@ -59,6 +59,10 @@ struct app {
 
 /* false when the engine has been in one step, or has left a message unread, for longer than --step-timeout */
 bool app_healthy(const struct app *);
+/* The calling thread, the loop's, runs as soon as it wakes, though compute threads fill the cores: clients wait for it,
+ * and it is never busy for long.  Asks for short slices (Linux 6.12; earlier ones ignore it), which later threads do
+ * not inherit. */
+void app_hurry(void);
 
 /* handlers: api_generate.c */
 void api_generate(struct http_req *);        /* POST /generate: an object, or a stream when asked */

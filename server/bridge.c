@@ -150,7 +150,7 @@ struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, struct 
     g->prev->next = g->next->prev = g;
     b->n_gens++;
     g->ticket = ticket;
-    ticket_hold(ticket);
+    ticket_hold(ticket, r->n_prompt);
     return g;
 }
 

@@ -1,4 +1,5 @@
-/* tandem key: makes, lists and revokes API keys in the file that `tandem serve --api-keys` reads (keys.h).  Main thread.
+/* tandem key: makes, lists and revokes API keys in the file that `tandem serve --api-keys` reads (keys.h).  Main
+ * thread.
  *
  * The key itself is printed once, alone on stdout, and kept nowhere; what is said about it goes to stderr. */
 #include "server/cmd.h"
@@ -123,8 +124,8 @@ int cmd_key(int argc, char **argv)
     if (strcmp(verb, "revoke") == 0 && argc > 1 && argv[1][0] != '-') name = argv[1], words = 2;
     if (cmd_settings(&s, CMD_KEY, argc - words, argv + words, usage, about, &status)) {
         if (!name) name = s.name; /* --name NAME will do */
-        status = strcmp(verb, "revoke") == 0 && !name ? wrong("revoke: whose? tandem key revoke NAME")
-                                                      : run(&s, verb, name);
+        status =
+            strcmp(verb, "revoke") == 0 && !name ? wrong("revoke: whose? tandem key revoke NAME") : run(&s, verb, name);
     }
     settings_free(&s);
     return status;

@@ -63,14 +63,14 @@ struct server {
 };
 
 static const struct http_route routes[] = {
-    {HTTP_M_POST, "/generate", api_generate, 0, .role = ROUTE_USER, .gate = admission_gate},
-    {HTTP_M_POST, "/generate_stream", api_generate_stream, 0, .role = ROUTE_USER, .gate = admission_gate},
-    {HTTP_M_POST, "/", api_generate_compat, 0, .role = ROUTE_USER, .gate = admission_gate},
+    {HTTP_M_POST, "/generate", api_generate, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/generate_stream", api_generate_stream, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/", api_generate_compat, 0, .gate = admission_gate, .role = ROUTE_USER},
     {HTTP_M_GET, "/v1/models", api_models_list, 0, .role = ROUTE_USER},
     {HTTP_M_GET, "/v1/models/*", api_models_get, 0, .role = ROUTE_USER},
-    {HTTP_M_POST, "/v1/completions", api_completions, 0, .role = ROUTE_USER, .gate = admission_gate},
-    {HTTP_M_POST, "/v1/chat/completions", api_chat_completions, 0, .role = ROUTE_USER, .gate = admission_gate},
-    {HTTP_M_POST, "/v1/embeddings", api_embeddings, 0, .role = ROUTE_USER, .gate = admission_gate},
+    {HTTP_M_POST, "/v1/completions", api_completions, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/v1/chat/completions", api_chat_completions, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/v1/embeddings", api_embeddings, 0, .gate = admission_gate, .role = ROUTE_USER},
     {HTTP_M_POST, "/tokenize", api_tokenize, 0, .role = ROUTE_USER},
     {HTTP_M_POST, "/detokenize", api_detokenize, 0, .role = ROUTE_USER},
     {HTTP_M_GET, "/adapters", api_adapters_list, 0, .role = ROUTE_USER},
@@ -483,6 +483,7 @@ static int serve(struct server *s)
     struct err e = {0};
     metrics_init(&s->app.metrics);
     for (int i = 0; i < N_ROUTES; i++) metrics_add_route(&s->app.metrics, routes[i].path);
+    app_hurry();
     if (uv_loop_init(&s->loop)) return err_set(&e, ERR_IO, "no event loop"), cmd_fail(&e);
     if (doors_open(&s->app, &e) || open_http(s, &e)) {
         doors_close(&s->app);

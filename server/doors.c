@@ -16,8 +16,9 @@ int doors_open(struct app *app, struct err *e)
     if (!*set->api_keys) return 0;
     if (!(app->keys = keys_open(set->api_keys, e))) return err_prefix(e, "--api-keys");
     if (!keys_count(app->keys)) /* not the same as no file: that would open to all what was meant to be shut */
-        log_warn("there is no good key in the file: every request is refused until there is one (tandem key new) file=%s",
-                 set->api_keys);
+        log_warn(
+            "there is no good key in the file: every request is refused until there is one (tandem key new) file=%s",
+            set->api_keys);
     return 0;
 }
 

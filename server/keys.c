@@ -7,9 +7,9 @@
 #include "engine/base/check.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/base/sha256.h"
 
 #include <openssl/crypto.h>
-#include <openssl/sha.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -23,10 +23,16 @@ struct keys {
 
 /* ---- look-up --------------------------------------------------------------------------------------------------- */
 
+/* Not OpenSSL's SHA256(): that allocates, so it can fail, and would leave in `hash` what lay there: perhaps that of the
+ * key before. */
 void keys_hash(const char *text, size_t n, unsigned char hash[KEY_HASH])
 {
-    _Static_assert((int)KEY_HASH == SHA256_DIGEST_LENGTH, "SHA-256");
-    SHA256((const unsigned char *)text, n, hash);
+    _Static_assert((int)KEY_HASH == (int)SHA256_BYTES, "SHA-256");
+    struct sha256 s;
+    sha256_start(&s);
+    sha256_add(&s, text, n);
+    sha256_end(&s, hash);
+    OPENSSL_cleanse(&s, sizeof s);
 }
 
 /* No branch depends on what is compared, no comparison ends early, none is left out.  (What could be learnt from the

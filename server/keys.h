@@ -1,7 +1,7 @@
 /* API keys: the file of --api-keys, read and looked up.
  *
- * The file has no keys in it but their SHA-256: a key is 43 random letters and digits, 256 bits, so its hash tells nobody
- * anything and needs no salt.  A line a key, comments with '#':
+ * The file has no keys in it but their SHA-256: a key is 43 random letters and digits, 256 bits, so its hash tells
+ * nobody anything and needs no salt.  A line a key, comments with '#':
  *
  *      NAME ROLE sha256:HEX [expires=TIME] [revoked=TIME] [requests-per-minute=N] [tokens-per-minute=N]
  *                           [max-concurrent=N] [priority-max=N]
@@ -23,10 +23,10 @@
 enum key_role { KEY_USER, KEY_TRAIN, KEY_ADMIN }; /* ascending: each may do what those before it may */
 
 enum {
-    KEY_HASH = 32,      /* bytes */
-    KEY_NAME = 64,      /* letters, digits, '.', '_', '-'; at most so many */
-    KEYS_MAX = 10000,   /* in one file: every request is compared with all of them */
-    KEY_TEXT = 4 + 43,  /* "tdm_" and the random part */
+    KEY_HASH = 32,     /* bytes */
+    KEY_NAME = 64,     /* letters, digits, '.', '_', '-'; at most so many */
+    KEYS_MAX = 10000,  /* in one file: every request is compared with all of them */
+    KEY_TEXT = 4 + 43, /* "tdm_" and the random part */
 };
 
 struct key_set;
@@ -72,7 +72,8 @@ size_t keys_count(const struct keys *); /* neither revoked nor expired now */
 
 enum key_verdict { KEY_GOOD, KEY_WRONG, KEY_REVOKED, KEY_EXPIRED };
 
-/* Looks up what a client presents, at the time `now` (time()).  *out: the key unless KEY_WRONG, held; key_release it. */
+/* Looks up what a client presents, at the time `now` (time()).  *out: the key unless KEY_WRONG, held; key_release it.
+ */
 enum key_verdict keys_check(const struct keys *, const char *text, int64_t now, const struct key **out);
 /* Until as often released as held the key stays as it is, also when the file is read again.  NULL is fine. */
 void key_hold(const struct key *);

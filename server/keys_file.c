@@ -29,7 +29,8 @@ const char *const key_roles[] = {"user", "train", "admin", NULL};
 bool key_name_good(const char *name)
 {
     size_t n = strlen(name);
-    return n > 0 && n <= KEY_NAME && n == strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
+    return n > 0 && n <= KEY_NAME &&
+           n == strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
 }
 
 /* Exactly n digits. */
@@ -347,8 +348,7 @@ static int lock_file(struct edit *x, bool make, struct err *e)
     for (;;) {
         struct stat now;
         x->fd = open(x->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | (make ? O_CREAT : 0), 0644);
-        if (x->fd < 0)
-            return err_set(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", x->path, strerror(errno));
+        if (x->fd < 0) return err_set(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", x->path, strerror(errno));
         while (flock(x->fd, LOCK_EX) != 0)
             if (errno != EINTR) return err_set(e, ERR_IO, "%s: cannot be locked: %s", x->path, strerror(errno));
         if (fstat(x->fd, &x->was) == 0 && stat(x->path, &now) == 0 && now.st_ino == x->was.st_ino &&
@@ -474,8 +474,9 @@ int keys_file_revoke(const char *path, const char *name, int64_t now, struct err
     int rc = edit_begin(&x, path, false, e);
     const struct key *had = rc ? NULL : edit_find(&x, name);
     if (!rc && (!had || had->revoked))
-        rc = err_set(e, ERR_NOT_FOUND, had ? "%.200s: the key of %.64s is revoked already" : "%.200s: no key has the name %.64s",
-                     path, name);
+        rc = err_set(e, ERR_NOT_FOUND,
+                     had ? "%.200s: the key of %.64s is revoked already" : "%.200s: no key has the name %.64s", path,
+                     name);
     if (!rc) {
         struct key key = *had;
         key.revoked = now;

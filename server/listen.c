@@ -99,11 +99,12 @@ static bool is_local(int fd)
 static int check_reach(int fd, const struct http_server_config *config, struct err *e)
 {
     if (!config->local_only || is_local(fd)) return 0;
-    return err_set(e, ERR_INVALID,
-                   "%s can be reached from other machines, and there are no API keys: anybody could generate, train and "
-                   "delete.  Make a key (tandem key new --name me --role admin --api-keys FILE) and serve with "
-                   "--api-keys FILE; or say --allow-open where something else keeps strangers out",
-                   config->host);
+    return err_set(
+        e, ERR_INVALID,
+        "%s can be reached from other machines, and there are no API keys: anybody could generate, train and "
+        "delete.  Make a key (tandem key new --name me --role admin --api-keys FILE) and serve with "
+        "--api-keys FILE; or say --allow-open where something else keeps strangers out",
+        config->host);
 }
 
 /* Done with plain calls, before there is any handle: so a failure leaves nothing that the loop would have to close. */

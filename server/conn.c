@@ -28,6 +28,7 @@ enum {
     LINGER_MS = 1000,
     LINGER_BYTES = 32 << 20,
     PEER_CHECK_MS = 1000,
+    WIND_DOWN_MS = 1000,
     KEEP_BUFFER = 4096, /* an idle connection holds on to buffers of at most this size */
     GATE_BYTES = 16384, /* a shorter body is read, whatever becomes of it: the connection can then go on */
     SMALL_BODY = 64 * 1024,
@@ -507,6 +508,12 @@ void conn_timeout(struct conn *c)
     case CONN_RUN: watch_timeout(c); break;
     default: conn_drop(c);
     }
+}
+
+/* Not at once: a request may be on its way, and its client would see a reset. */
+void conn_wind_down(struct conn *c)
+{
+    if (c->state == CONN_IDLE) sock_timer(c, WIND_DOWN_MS);
 }
 
 void conn_drain(struct conn *c)

@@ -138,6 +138,7 @@ void conn_eof(struct conn *);
 void conn_lost(struct conn *); /* reset, or a write failed */
 void conn_timeout(struct conn *);
 void conn_flushed(struct conn *); /* what was collected went out, as far as the socket takes it */
+void conn_wind_down(struct conn *);
 void conn_drain(struct conn *);
 void conn_drop(struct conn *);
 void conn_body_pause(struct conn *, bool pause); /* http.h */

@@ -160,9 +160,9 @@ void http_server_accept(struct http_server *);
 /* Takes over max_*, *_timeout_ms and cors_origin of `config` but for max_buffered_bytes: they hold from the next
  * request, head, body or wait on. */
 void http_server_reconfigure(struct http_server *, const struct http_server_config *config);
-/* The end is near: every answer is its connection's last, and idle connections close.  New ones are still accepted, so
- * that their clients hear why they are refused; with `accepting` false they wait in the listening socket for whoever
- * else has it. */
+/* The end is near: every answer is its connection's last, and idle connections close within a second.  New ones are
+ * still accepted, so that their clients hear why they are refused; with `accepting` false they wait in the listening
+ * socket for whoever else has it. */
 void http_server_wind_down(struct http_server *, bool accepting);
 /* Stops accepting, closes idle connections, answers what runs with Connection: close; calls done(arg) when the last
  * connection is gone, perhaps at once.  Does nothing when the server drains or closes already. */

@@ -285,11 +285,7 @@ void http_server_wind_down(struct http_server *s, bool accepting)
 {
     s->winding_down = true;
     if (!accepting) stop_listening(s);
-    struct conn *next;
-    for (struct conn *c = s->conns; c; c = next) {
-        next = c->next;
-        conn_drain(c);
-    }
+    for (struct conn *c = s->conns; c; c = c->next) conn_wind_down(c);
 }
 
 void http_server_drain(struct http_server *s, void (*done)(void *), void *arg)
@@ -298,7 +294,13 @@ void http_server_drain(struct http_server *s, void (*done)(void *), void *arg)
     s->draining = true;
     s->drained = done;
     s->drained_arg = arg;
-    http_server_wind_down(s, false);
+    s->winding_down = true;
+    stop_listening(s);
+    struct conn *next;
+    for (struct conn *c = s->conns; c; c = next) {
+        next = c->next;
+        conn_drain(c);
+    }
     server_settle(s); /* there may be nothing left to wait for */
 }
 

@@ -97,9 +97,8 @@ static int on_head(llhttp_t *parser)
 static int on_body(llhttp_t *parser, const char *p, size_t n)
 {
     struct client_conn *c = parser->data;
-    if (!c->call) return -1;
-    c->call->on_body(c->call, p, n);
-    return c->call ? 0 : -1; /* dropped meanwhile */
+    if (c->call) c->call->on_body(c->call, p, n);
+    return c->call ? 0 : -1; /* dropped, by on_body perhaps */
 }
 
 static int on_complete(llhttp_t *parser)

@@ -36,7 +36,7 @@ static int complain(const struct err *e)
 static void on_signal(int number)
 {
     signal(number, SIG_DFL); /* the second one ends it at once */
-    run_interrupt();
+    run_interrupted = 1;
 }
 
 /* As many connections as the system lets us have. */

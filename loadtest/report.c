@@ -132,9 +132,9 @@ static void put_pareto(struct buf *out, const struct report *p)
                "itl p99 ms", "errors");
     for (int i = 0; i < p->n; i++) {
         struct summary v = report_summary(&p->runs[i]);
+        uint64_t failed = v.errors + p->runs[i].stats->outcomes[OUT_REJECTED];
         buf_printf(out, "%12d%12.1f%14.2f%14.1f%14.2f%10llu\n", p->runs[i].concurrency, v.tokens_per_s, v.tps_per_user,
-                   report_ms(&p->runs[i], M_TTFT, 90), report_ms(&p->runs[i], M_ITL, 99),
-                   (unsigned long long)(v.errors + p->runs[i].stats->outcomes[OUT_REJECTED]));
+                   report_ms(&p->runs[i], M_TTFT, 90), report_ms(&p->runs[i], M_ITL, 99), (unsigned long long)failed);
     }
 }
 

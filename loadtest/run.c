@@ -11,7 +11,6 @@
 #include "loadtest/schedule.h"
 #include "loadtest/sse.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -59,12 +58,7 @@ struct run {
     uint64_t *users; /* when each asks next; NEVER: while it waits for an answer */
 };
 
-static volatile sig_atomic_t interrupted;
-
-void run_interrupt(void)
-{
-    interrupted = 1;
-}
+volatile sig_atomic_t run_interrupted;
 
 static uint64_t since_start(const struct run *r, uint64_t clock)
 {
@@ -348,7 +342,7 @@ static void on_tick(uv_timer_t *t)
 {
     struct run *r = t->data;
     uint64_t now = run_now(r);
-    if (interrupted) r->arrivals_over = r->result->interrupted = true;
+    if (run_interrupted) r->arrivals_over = r->result->interrupted = true;
     if (r->n_users && !r->arrivals_over) turn_users(r, now);
     for (struct request *q = r->open, *next; q; q = next) {
         next = q->next; /* look_after ends q at most; a new one comes at the front */

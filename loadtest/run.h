@@ -7,6 +7,8 @@
 #include "loadtest/side.h"
 #include "loadtest/stats.h"
 
+#include <signal.h>
+
 struct run_result {
     struct stats *stats;     /* owned: run_result_free */
     int concurrency;         /* of a closed run, 0 else */
@@ -29,7 +31,7 @@ void run_result_free(struct run_result *);
 /* What the schedule will be, a line of JSON for each request. */
 void run_print_schedule(FILE *, const struct options *, const struct trace *trace);
 
-/* From a signal handler: no more arrivals, open requests are dropped, the run ends. */
-void run_interrupt(void);
+/* Set by a signal handler: no more arrivals, open requests are dropped, the run ends. */
+extern volatile sig_atomic_t run_interrupted;
 
 #endif

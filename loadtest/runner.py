@@ -21,9 +21,11 @@ def fail(text):
 
 
 def get(url, timeout=10):
-    """(status, text); status 0: nobody answers."""
+    """(status, text); status 0: nobody answers. With the key in $LOADTEST_KEY, as tandem-loadtest sends it."""
+    key = os.environ.get("LOADTEST_KEY")
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
-        with urllib.request.urlopen(url, timeout=timeout) as r:
+        with urllib.request.urlopen(request, timeout=timeout) as r:
             return r.status, r.read().decode(errors="replace")
     except urllib.error.HTTPError as e:
         return e.code, e.read().decode(errors="replace")

@@ -87,7 +87,8 @@ static void put_axis(struct buf *out, const struct axis *a, bool is_x)
 {
     if (!a->log) {
         double step = step_of(a->high - a->low);
-        for (double v = ceil(a->low / step) * step; v <= a->high + step * 1e-9; v += step) put_tick(out, a, is_x, v);
+        long long first = (long long)ceil(a->low / step - 1e-9), last = (long long)floor(a->high / step + 1e-9);
+        for (long long i = first; i <= last; i++) put_tick(out, a, is_x, (double)i * step);
         return;
     }
     bool narrow = a->high - a->low < 2.2; /* then 2 and 5 of each decade as well */

@@ -96,7 +96,7 @@ def test_overload_prints_its_three_figures(tmp_path):
 
 def test_a_short_soak_passes(tmp_path):
     """Minutes and its verdict on memory are for loadtest/soak by hand: a short run allocates for the first time."""
-    done = script("soak", 0.05, "--memory", 20, "--rate", 30, "--steps", 2, "--hup", 1, "--json", tmp_path / "s.json")
+    done = script("soak", 0.05, "--memory", 1000, "--rate", 30, "--steps", 2, "--hup", 1, "--json", tmp_path / "s.json")
     assert done.returncode == 0, done.stdout + done.stderr
     verdict = json.loads((tmp_path / "s.json").read_text())
     assert verdict["faults"] == [] and verdict["hups"] > 0 and verdict["outcomes"]["refused"] > 0 and verdict["outcomes"]["left"] > 0

@@ -107,6 +107,10 @@ class Fake:
         return self
 
     def __exit__(self, *exc):
+        try:
+            self.listener.shutdown(socket.SHUT_RDWR)  # wakes accept, which would keep the port open
+        except OSError:
+            pass
         self.listener.close()
         for connection in self.open:
             connection.close()

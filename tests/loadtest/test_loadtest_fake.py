@@ -2,6 +2,7 @@
 import json
 import re
 import signal
+import socket
 import statistics
 import subprocess
 import threading
@@ -195,8 +196,9 @@ def test_kept_connections_that_the_server_closes_are_no_errors(tmp_path):
 
 
 def test_no_server_is_said(tmp_path):
-    with Fake(None) as fake:
-        url = fake.url
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{s.getsockname()[1]}"
     done = subprocess.run(command(url), capture_output=True, text=True, timeout=60, env=QUIET)
     assert done.returncode == 1 and "no server answers" in done.stderr
 

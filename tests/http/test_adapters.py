@@ -185,7 +185,7 @@ def test_limits(start, folder):
 
 
 def test_named_adapter_must_load(run, folder):
-    for named, says in [(f"x={folder / 'dora'}", b"DoRA"), ("qv", b'"qv" is not NAME=DIR'), (f"../x={folder / 'qv'}", b"name")]:
+    for named, says in [(f"x={folder / 'dora'}", b"DoRA"), ("qv", rb'\"qv\" is not NAME=DIR'), (f"../x={folder / 'qv'}", b"name")]:
         ended = run("serve", "--model", MODEL, "--port", "0", "--adapters", named, *FEW)
         assert ended.returncode == 1 and says in ended.stderr, ended.stderr
 

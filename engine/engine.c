@@ -405,7 +405,8 @@ static void end_request(struct engine *g, struct request *r, enum finish_reason 
 static bool decodes(const struct request *r)
 {
     const struct seq *q = &r->seq;
-    return r->n_generated && q->state == SEQ_RUNNING && q->n_known - q->n_computed == 1 && !q->paused && !q->blocked;
+    bool next = q->n_computed < q->n_known && q->n_computed >= q->first_row;
+    return r->n_generated && q->state == SEQ_RUNNING && next && !q->paused && !q->blocked;
 }
 
 static void handle_request(struct engine *g, struct request *r, enum msg_kind kind)
@@ -417,6 +418,15 @@ static void handle_request(struct engine *g, struct request *r, enum msg_kind ki
     default: r->seq.paused = kind == MSG_PAUSE;
     }
     if (r->expired && !decodes(r)) end_request(g, r, FINISH_TIMEOUT, -1, NULL);
+}
+
+/* Those whose time is over were to end with their next token, which has become far away. */
+static void end_preempted(struct engine *g)
+{
+    for (struct seq *q = g->sched.waiting.next, *next; q != &g->sched.waiting; q = next) {
+        next = q->next;
+        if (((struct request *)q)->expired) end_request(g, (struct request *)q, FINISH_TIMEOUT, -1, NULL);
+    }
 }
 
 /* False: stop. */
@@ -631,8 +641,11 @@ static void run_step(struct engine *g, const struct plan *p)
         g->mask_until = now + (share > MASK_NS_MIN ? share : MASK_NS_MIN);
         for (int i = 0, row = 0; i < p->n; i++) {
             int held = p->v[i].seq->blocked, n = p->v[i].n + held, rows = p->v[i].rows + held;
-            if (request_of(&p->v[i])->pooling)
+            struct request *r = request_of(&p->v[i]);
+            if (r->pooling)
                 deliver_hidden(g, &p->v[i], row);
+            else if (held && r->expired && rows == 1) /* no token of it comes of this step */
+                end_request(g, r, FINISH_TIMEOUT, -1, NULL);
             else
                 deliver(g, &p->v[i], out, now);
             row += n;
@@ -689,6 +702,7 @@ int engine_turn(struct engine *g, bool wait)
     if (!take_inbox(g, wait && !train_gate_wanted(g->gate))) return -1;
     look_serve(&g->look, g->s.model.d);
     const struct plan *p = sched_step(&g->sched);
+    if (p->n_preempted) end_preempted(g);
     if (p->n) run_step(g, p);
     publish(g, p); /* before the events: who has seen a request end sees its pages free */
     events_post(&g->events);

@@ -272,7 +272,7 @@ struct engine_stats {
     /* of every step: its duration, its tokens, its sequences */
     struct histogram step_seconds, step_tokens, step_seqs;
     uint64_t failed_steps;  /* the device reported an error */
-    uint64_t decode_tokens; /* computed as the one token of a step that a sequence lacked; the others are of prompts */
+    uint64_t decode_tokens; /* computed to follow generated ones; the others are of prompts, or computed again */
     uint64_t held_rows;     /* rows not sampled in a step because their mask was not there (masker.h) */
 };
 

@@ -45,7 +45,7 @@ void look_begin(struct look *l, const struct plan *p, struct engine_stats *now, 
         const struct plan_item *it = &p->v[i];
         const struct request *r = (const struct request *)it->seq;
         if (it->start < r->n_prompt) l->prefill += (uint64_t)it->n;
-        now->decode_tokens += it->n == 1 && r->n_generated > 0;
+        if (r->n_generated && it->start >= r->seq.first_row) now->decode_tokens += (uint64_t)it->n;
     }
 }
 

@@ -346,6 +346,7 @@ enum finish_reason request_token(struct request *r, const struct sample_out *o, 
     events_add(ev, &v);
     if (!known && v.finish == FINISH_NONE) r->tokens[r->seq.n_known++] = o->id;
     r->seq.first_row = r->n_prompt + r->n_generated - 1;
+    r->seq.generates = true;
     return v.finish;
 }
 

@@ -5,8 +5,6 @@
 
 #include <stdlib.h>
 
-enum { FEW = 32 }; /* tokens: what a grammar forces at once, mostly */
-
 /* ---- lists ---- */
 
 static void list_init(struct seq *head)
@@ -162,13 +160,13 @@ static int most_tokens(const struct seq *q, int n, int rows_left)
     return over > 0 ? n - over : n;
 }
 
-/* Puts as much of q into the plan as budgets and pages allow; q is running. */
-static void plan_add(struct sched *s, struct seq *q)
+/* Puts as much of q into the plan as budgets and pages allow, `others` tokens and rows left aside; q is running. */
+static void plan_add(struct sched *s, struct seq *q, int others)
 {
     struct plan *p = &s->plan;
-    int n = q->n_known - q->n_computed, room = s->budget - p->n_tokens;
+    int n = q->n_known - q->n_computed, room = s->budget - p->n_tokens - others;
     if (n > room) n = room;
-    if (!q->no_rows) n = most_tokens(q, n, s->c.max_rows - p->n_rows);
+    if (!q->no_rows) n = most_tokens(q, n, s->c.max_rows - p->n_rows - others);
     if (n <= 0) return;
     if (!grow(s, q, q->n_computed + n)) return;
     int rows = q->no_rows ? 0 : rows_of(q, n);
@@ -179,22 +177,26 @@ static void plan_add(struct sched *s, struct seq *q)
 }
 
 /* In which pass a running sequence gets its tokens: those that generate come before the rest of the prompts. */
-enum turn { TURN_ONE, TURN_FEW, TURN_PROMPT, TURN_NONE };
+enum turn { TURN_ONE, TURN_SOME, TURN_PROMPT, TURN_NONE };
 
 static enum turn turn_of(const struct seq *q)
 {
     int rest = q->n_known - q->n_computed;
     if (q->paused || q->blocked || rest <= 0) return TURN_NONE;
     if (rest == 1) return TURN_ONE;
-    return rest <= FEW && q->first_row && q->n_computed >= q->first_row ? TURN_FEW : TURN_PROMPT;
+    return q->generates && q->n_computed >= q->first_row ? TURN_SOME : TURN_PROMPT;
 }
 
 static void plan_running(struct sched *s, enum turn turn)
 {
+    int others = 0; /* that generate: there is a token and a row for each, max_seqs being the least of both */
+    for (struct seq *q = s->running.next; turn == TURN_SOME && q != &s->running; q = q->next)
+        others += turn_of(q) == turn;
     for (struct seq *q = s->running.next, *next; q != &s->running; q = next) {
         next = q->next;
         if (turn_of(q) != turn || q->planned == s->step) continue;
-        plan_add(s, q);
+        if (others) others--;
+        plan_add(s, q, others);
         /* what grow() preempted may be `next` itself, which then stands in the waiting list: begin again */
         if (next->state == SEQ_WAITING) next = s->running.next;
     }
@@ -293,7 +295,7 @@ const struct plan *sched_step(struct sched *s)
     s->budget = s->c.max_batch_tokens;
     displace(s);
     plan_running(s, TURN_ONE);
-    plan_running(s, TURN_FEW);
+    plan_running(s, TURN_SOME);
     if (p->n && s->c.max_prefill_tokens && s->budget - p->n_tokens > s->c.max_prefill_tokens)
         s->budget = p->n_tokens + s->c.max_prefill_tokens;
     plan_running(s, TURN_PROMPT);
@@ -301,7 +303,7 @@ const struct plan *sched_step(struct sched *s)
         next = q->next;
         if (q->paused || q->blocked) continue;
         if (!admit(s, q)) break; /* in order: a large request is not starved by small ones behind it */
-        plan_add(s, q);
+        plan_add(s, q, 0);
         next = s->waiting.next;
     }
     sort_by_root(p);

@@ -4,8 +4,8 @@
  * There is no prefill phase and no decode phase.  A sequence has tokens known (prompt and generated so far) and tokens
  * computed (in the KV cache), and each step gives it min(known - computed, what is left of the budget).  Chunked
  * prefill, decoding, prefix hits and recomputing after preemption are all that one rule.  Order: sequences with one
- * token left to compute (decoding) first, then those with few, then started prompts, then waiting ones by priority and
- * arrival.
+ * token left to compute (decoding) first, then those that generate several known ones, then started prompts, then
+ * waiting ones by priority and arrival.
  *
  * Out of pages: the worst running sequence (paused before running, then lower priority, then younger) gives its pages
  * up and waits again; its known tokens are recomputed later, mostly from the prefix cache. */
@@ -22,7 +22,7 @@ struct lora_weights;
 enum seq_state { SEQ_IDLE, SEQ_WAITING, SEQ_RUNNING };
 
 /* A request as the schedule sees it; embedded in the engine's request.  The caller sets the first group before
- * sched_add, appends to tokens and moves first_row up; the rest belongs to sched.c. */
+ * sched_add, appends to tokens, moves first_row up and sets generates; the rest belongs to sched.c. */
 struct seq {
     const int32_t *tokens; /* n_known of them */
     int32_t *pages;        /* room for every page the request may ever need */
@@ -31,6 +31,7 @@ struct seq {
     uint64_t root;                   /* what its prefixes begin with in the page pool (kv.h); 0: the base model's */
     const struct lora_weights *lora; /* the adapter that its tokens go through, borrowed; NULL: none */
     int first_row;                   /* wants the logits of its tokens from this one on: n_known - 1, or less */
+    bool generates;                  /* what it lacks from first_row on is no prompt */
     bool no_rows;                    /* wants no logits at all: it ends with its last known token */
     bool no_prefix;                  /* every token is to be computed, so no prefix hits */
     bool paused;

@@ -114,9 +114,10 @@ static void put_tokens(const struct metrics_view *v, struct buf *out)
          (double)s->prompt_tokens},
         {"tandem_generated_tokens_total", "counter", "Tokens generated.", (double)s->generated_tokens},
         {"tandem_decode_tokens_total", "counter",
-         "Tokens computed in steps as a sequence's one next token; the others of tandem_step_tokens are prompts, or "
-         "computed again.",
+         "Generated tokens computed in steps; the others of tandem_step_tokens are prompts, or computed again.",
          (double)s->decode_tokens},
+        {"tandem_forced_tokens_total", "counter",
+         "Generated tokens that a constraint left no choice about: known and not sampled.", (double)s->forced_tokens},
         {"tandem_prefix_query_tokens_total", "counter", "Prompt tokens looked up in the prefix cache.",
          (double)s->prefix_query_tokens},
         {"tandem_prefix_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache.",

@@ -53,6 +53,7 @@ static void world_close(struct world *w)
 static void go_on(struct fake *f, int n, int32_t token)
 {
     f->seq.first_row = f->seq.n_known;
+    f->seq.generates = true;
     for (int i = 0; i < n && f->seq.n_known < f->want; i++) f->tokens[f->seq.n_known++] = token;
 }
 
@@ -404,6 +405,29 @@ static void test_a_prompt_without_rows(void **state)
     world_close(&w);
 }
 
+/* Those that generate share the rows: whoever has many to announce leaves one to each of the others. */
+static void test_nobody_takes_all_rows(void **state)
+{
+    struct world w;
+    struct fake f[4];
+    world_open(&w, 40, 4, 200); /* rows: 4 */
+    w.s.c.max_rows = 9;
+    for (int i = 0; i < 4; i++) {
+        fake_init(&f[i], (uint64_t)i + 1, 8, 100, 0);
+        f[i].tokens[0] = 50 + i;
+        sched_add(&w.s, &f[i].seq);
+    }
+    step(&w);
+    for (int i = 0; i < 3; i++) f[i].seq.n_known += 20; /* forced behind the sampled one */
+    const struct plan *p = sched_step(&w.s);
+    assert_int_equal(p->n, 4);
+    assert_ptr_equal(p->v[0].seq, &f[3].seq);
+    assert_int_equal(p->v[1].n, 6);
+    assert_int_equal(p->v[2].n, 1);
+    assert_int_equal(p->v[3].n, 1);
+    world_close(&w);
+}
+
 /* ---- random operations ---- */
 
 enum { FAKES = 40, OPERATIONS = 100000 };
@@ -570,6 +594,7 @@ int main(void)
         cmocka_unit_test(test_nobody_is_preempted_in_vain),
         cmocka_unit_test(test_prompt_goes_on_when_rows_are_used_up),
         cmocka_unit_test(test_known_tokens_with_rows_are_one_step),
+        cmocka_unit_test(test_nobody_takes_all_rows),
         cmocka_unit_test(test_a_prompt_without_rows),
         cmocka_unit_test(test_random_operations),
     };

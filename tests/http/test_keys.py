@@ -454,6 +454,8 @@ def test_new_list_revoke(tmp_path):
     (["new", "--name", "a", "--role", "root"], 2, "user|train|admin"),
     (["new", "--name", "a", "--expires", "soon"], 2, "--expires"),
     (["new", "--name", "a", "--expires", "2026-02-30"], 2, "--expires"),
+    (["new", "--name", "a", "--requests-per-minute", "0.0005"], 2, "from 0.001"),
+    (["new", "--name", "a", "--tokens-per-minute", "1e-5"], 2, "from 0.001"),
     (["new", "--name", "taken"], 1, "revoke it first"),
     (["revoke"], 2, "whose"),
     (["revoke", "nobody"], 1, "no key has the name nobody"),

@@ -130,11 +130,11 @@ void conn_drop(struct conn *c)
 
 static void conn_linger(struct conn *c)
 {
+    c->state = CONN_LINGER; /* before anything else: its exchange is over, conn_drop is not to end it again */
     if (c->eof) {
         conn_drop(c);
         return;
     }
-    c->state = CONN_LINGER;
     buf_free(&c->in);
     c->in_at = c->scanned = 0;
     sock_shutdown(c);

@@ -206,6 +206,18 @@ def test_half_closed_client_gets_an_answer_that_is_ready(server):
         assert reader.at_end()
 
 
+def test_an_exchange_ends_once(start):
+    """Also where its client sends no more and its answer is the last."""
+    server = start()
+    with server.connect() as s:
+        s.sendall(get(b"GET /blob?bytes=20000000 HTTP/1.1", b"Connection: close\r\n"))
+        s.shutdown(socket.SHUT_WR)
+        time.sleep(0.1)  # as above
+        assert len(Reader(s).answer()[2]) == 20000000
+    stats = server.wait_stats(lambda stats: stats["open"] == 1)
+    assert stats["done"] == stats["requests"] - 1 and stats["gone"] == 0  # but for that of the stats
+
+
 def test_error_survives_unread_bytes(server):
     """An answer to a client that is still sending must not be lost to a reset."""
     for _ in range(5):

@@ -370,6 +370,22 @@ def test_an_answer_that_is_given_up_does_not_end_well(echo, cert):
     link.close()
 
 
+def test_the_clients_end_in_one_piece_with_its_request(echo, cert):
+    """The exchange ends once, though the connection cannot linger."""
+    server = echo()
+    link = Link(server, cert)
+    link.handshake()
+    link.tls.write(get(b"GET /hello HTTP/1.1", b"Connection: close\r\n"))
+    with pytest.raises(ssl.SSLWantReadError):
+        link.tls.unwrap()
+    link.send_raw()
+    while link.receive():
+        pass
+    link.close()
+    stats = server.wait_stats(lambda stats: stats["open"] == 1)
+    assert stats["done"] == stats["requests"] - 1 and stats["gone"] == 0  # but for that of the stats
+
+
 def test_the_clients_end(echo, cert):
     """A client that says it sends no more while it is owed an answer counts as gone, as it does without TLS; one that says so
     after its answer ends well."""

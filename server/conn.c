@@ -437,6 +437,7 @@ static void exchange_end(struct conn *c)
         return;
     }
     c->state = CONN_IDLE;
+    c->idle_since = clock_now();
     sock_timer(c, c->server->config.idle_timeout_ms);
     conn_pump(c);
 }

@@ -290,6 +290,8 @@ def test_connection_limit(start):
     for s in held:
         s.sendall(get(b"GET /hello HTTP/1.1"))
         Reader(s).answer()
+        s.sendall(b"GET /hello HTTP/1.1\r\n")  # an idle one would make room
+    time.sleep(0.1)
     for _ in range(5):
         with server.connect() as s:
             s.sendall(get(b"GET /hello HTTP/1.1"))
@@ -301,7 +303,7 @@ def test_connection_limit(start):
     held.pop().close()
     server.wait_stats(lambda stats: stats.get("rejected", 0) >= 5)  # this itself is refused until the place is free
     for s in held:  # those that were in are still served
-        s.sendall(get(b"GET /hello HTTP/1.1"))
+        s.sendall(HOST + b"\r\n")
         assert Reader(s).answer()[2] == b"hello\n"
         s.close()
 
@@ -334,6 +336,8 @@ def test_flood_beyond_the_limit(start):
     with server.connect() as held:
         held.sendall(get(b"GET /hello HTTP/1.1"))
         Reader(held).answer()
+        held.sendall(b"GET /hello HTTP/1.1\r\n")
+        time.sleep(0.1)
         clients = [server.connect() for _ in range(200)]
         outcomes = []
         for s in clients:
@@ -343,8 +347,31 @@ def test_flood_beyond_the_limit(start):
                 outcomes.append(0)
             s.close()
         assert set(outcomes) <= {503, 0} and outcomes.count(503) >= 64
-        held.sendall(get(b"GET /hello HTTP/1.1"))
+        held.sendall(HOST + b"\r\n")
         assert Reader(held).answer()[0] == 200
+
+
+def test_idle_connections_make_room(start):
+    """The one that has been idle for longest; not one that has yet to say what it wants."""
+    server = start("--max-connections", 3)
+    held = [server.connect() for _ in range(3)]
+    for s in [*held, held[0]]:
+        s.sendall(get(b"GET /hello HTTP/1.1"))
+        assert Reader(s).answer()[0] == 200
+    with server.connect() as s:
+        s.sendall(get(b"GET /hello HTTP/1.1"))
+        assert Reader(s).answer()[0] == 200
+        assert held[1].recv(1) == b""
+        for other in (held[0], held[2]):
+            other.sendall(get(b"GET /hello HTTP/1.1"))
+            assert Reader(other).answer()[0] == 200
+    for s in held:
+        s.close()
+    server = start("--max-connections", 1)
+    with server.connect() as silent, server.connect() as s:
+        assert Reader(s).answer()[0] == 503
+        silent.sendall(get(b"GET /hello HTTP/1.1"))
+        assert Reader(silent).answer()[0] == 200
 
 
 def cpu_time(server):

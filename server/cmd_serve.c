@@ -45,6 +45,7 @@ static const char about[] =
 enum { LAST_WORDS_MS = 1000, STOP_MS = 20000 };
 
 #define TRAIN_BODY ((size_t)32 * 1024 * 1024) /* rows may come inline */
+#define OPEN_BODY ((size_t)4096)              /* of a GET that anybody may send: nobody reads it */
 
 struct server {
     struct app app;
@@ -80,12 +81,12 @@ static const struct http_route routes[] = {
     {HTTP_M_DELETE, "/adapters/{name}", api_adapters_delete, 0, .role = ROUTE_ADMIN},
     {HTTP_M_POST, "/v1/load_lora_adapter", api_lora_load, 0, .role = ROUTE_TRAIN},
     {HTTP_M_POST, "/v1/unload_lora_adapter", api_lora_unload, 0, .role = ROUTE_ADMIN},
-    {HTTP_M_GET, "/", api_root, 0, .role = ROUTE_PAGE},
-    {HTTP_M_GET, "/console/{file}", api_console_file, 0, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/", api_root, OPEN_BODY, .role = ROUTE_PAGE},
+    {HTTP_M_GET, "/console/{file}", api_console_file, OPEN_BODY, .role = ROUTE_OPEN},
     {HTTP_M_GET, "/info", api_info, 0, .role = ROUTE_USER},
-    {HTTP_M_GET, "/health", api_health, 0, .role = ROUTE_OPEN},
-    {HTTP_M_GET, "/ping", api_health, 0, .role = ROUTE_OPEN},
-    {HTTP_M_GET, "/ready", api_ready, 0, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/health", api_health, OPEN_BODY, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/ping", api_health, OPEN_BODY, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/ready", api_ready, OPEN_BODY, .role = ROUTE_OPEN},
     {HTTP_M_GET, "/metrics", api_metrics, 0, .role = ROUTE_USER},
     {HTTP_M_GET, "/debug/state", api_debug_state, 0, .role = ROUTE_ADMIN},
     {HTTP_M_GET, "/debug/trace", api_debug_trace, 0, .role = ROUTE_ADMIN},

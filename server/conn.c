@@ -32,7 +32,8 @@ enum {
     KEEP_BUFFER = 4096, /* an idle connection holds on to buffers of at most this size */
     GATE_BYTES = 16384, /* a shorter body is read, whatever becomes of it: the connection can then go on */
     SMALL_BODY = 64 * 1024,
-    WORK_PER_BYTE = 16, /* memory a request may take for each byte of its body: JSON, texts, tokens, copies */
+    OPTIONS_BODY = 4096, /* anybody may ask, and nobody reads it */
+    WORK_PER_BYTE = 16,  /* memory a request may take for each byte of its body: JSON, texts, tokens, copies */
 };
 
 struct conn *conn_new(struct http_server *server)
@@ -235,7 +236,9 @@ static void begin_body(struct conn *c)
 {
     const struct http_server_config *config = &c->server->config;
     const struct http_route *route = c->match.route;
-    c->body_limit = route && route->body_limit ? route->body_limit : config->max_body_bytes;
+    c->body_limit = route && route->body_limit                  ? route->body_limit
+                    : !route && c->req.method == HTTP_M_OPTIONS ? OPTIONS_BODY
+                                                                : config->max_body_bytes;
     if (!c->chunked && !c->length) {
         dispatch(c);
         return;

@@ -314,6 +314,7 @@ static void after_load(uv_work_t *w, int status)
 static void on_bridge_closed(void *arg)
 {
     struct server *s = arg;
+    alarm(0);
     s->app.engine = NULL;
     s->app.info = NULL;
     app_unwatch_devices(&s->app);
@@ -350,11 +351,14 @@ static void on_stop_timeout(uv_timer_t *t)
     _exit(s->status);
 }
 
-/* The last connection is gone: close what the connections used. */
+/* The last connection is gone: close what the connections used.  At the end the loop waits for the engine's thread; a
+ * step that never ends would hold it and its timer, so the kernel ends us then: by SIGALRM, which is no clean end. */
 static void close_rest(void *arg)
 {
     struct server *s = arg;
     sse_hub_close(s->app.sse);
+    signal(SIGALRM, SIG_DFL);
+    alarm(STOP_MS / 1000 + 1);
     uv_timer_start(&s->drain_timer, on_stop_timeout, STOP_MS, 0);
     jobs_stop(s->app.jobs, on_jobs_stopped, s);
 }

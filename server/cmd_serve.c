@@ -218,6 +218,7 @@ static void work_load(uv_work_t *w)
     struct engine_config cfg = cmd_engine_config(s->app.set);
     cfg.max_queue += cfg.max_seqs; /* admission counts what waits beside what runs: the engine's bound never decides */
     uint64_t start = clock_now();
+    crash_thread_begin();
     jobs_look(s->app.jobs);
     if (chat_open(&s->app.chat, s->app.set, &s->load_error)) return;
     s->template_seconds = seconds_since(start);

@@ -608,13 +608,16 @@ void crash_config(const char *text)
     snprintf(crash.config, sizeof crash.config, "%s", text);
 }
 
+static _Thread_local bool has_stack;
+
 void crash_thread_begin(void)
 {
-    if (!crash.installed) return;
+    if (!crash.installed || has_stack) return;
     void *p = mmap(NULL, ALT_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return;
     stack_t s = {.ss_sp = p, .ss_size = ALT_STACK};
     sigaltstack(&s, NULL);
+    has_stack = true;
 }
 
 void crash_thread_end(void)
@@ -622,6 +625,7 @@ void crash_thread_end(void)
     stack_t old, none = {.ss_flags = SS_DISABLE};
     if (!crash.installed || sigaltstack(&none, &old) || !old.ss_sp || (old.ss_flags & SS_DISABLE)) return;
     munmap(old.ss_sp, old.ss_size);
+    has_stack = false;
 }
 
 void crash_open(const char *dir, const char *version)

@@ -477,6 +477,11 @@ def test_an_old_certificate_is_named(start, tmp_path, cert):
         subject(s)
 
 
+def test_its_end_is_in_the_metrics(https, cert):
+    end = subprocess.run(["openssl", "x509", "-in", cert, "-noout", "-enddate"], check=True, capture_output=True, text=True).stdout
+    assert https.metric("tandem_tls_certificate_expiry_timestamp_seconds") == ssl.cert_time_to_seconds(end.strip().split("=")[1])
+
+
 def test_rsa(start, tmp_path):
     rsa = certificate(tmp_path / "rsa.pem", kind=("rsa:2048",))
     with start("--tls-cert", rsa, "--tls-key", rsa, ready=False, verify=rsa) as s:

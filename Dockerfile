@@ -1,7 +1,10 @@
 # The daemon on a slim Debian, as a user without rights; docs/operations.md, "Container".
 #
 #   docker build -t tandem .          # or podman, or buildah bud
-#   docker run --rm -p 8080:8080 -v /path/to/model:/model:ro tandem serve --model /model
+#   docker run --rm -p 127.0.0.1:8080:8080 -v /path/to/model:/model:ro \
+#     -e TANDEM_MODEL=/model -e TANDEM_ALLOW_OPEN=true tandem           # for this machine; keys: docs/operations.md
+#
+# Options go in as variables, not as flags after the image's name: those the health check would not see.
 #
 # BASE       what it is built and run on: Debian 12 or 13
 # MESON_ARGS further options of the build

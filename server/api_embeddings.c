@@ -10,6 +10,7 @@
 #include "server/data_dir.h"
 #include "server/embed_params.h"
 #include "server/json.h"
+#include "server/keys.h"
 #include "server/models.h"
 
 #include <math.h>
@@ -18,7 +19,7 @@
 #include <string.h>
 
 enum {
-    IN_FLIGHT = 32,            /* inputs of one request at the engine */
+    IN_FLIGHT = 32,            /* inputs of one request at the engine, at most */
     RENDER_INLINE = 16 * 1024, /* values written on the loop; some milliseconds */
 };
 
@@ -42,6 +43,7 @@ struct exchange {
     int status;
     struct item *items; /* params.n */
     float *values;      /* (params.n, dimensions) */
+    int in_flight;      /* inputs that may be at the engine */
     int next, n_running, n_done;
     uint64_t n_tokens;
     struct buf out;
@@ -189,7 +191,7 @@ static void submit_more(struct exchange *x)
 {
     const struct embed_params *p = &x->params;
     struct err e;
-    while (x->next < p->n && x->n_running < IN_FLIGHT) {
+    while (x->next < p->n && x->n_running < x->in_flight) {
         struct embed_input *in = &p->inputs[x->next];
         struct item *item = &x->items[x->next];
         const struct gen_request r = {.prompt = in->ids,
@@ -256,6 +258,19 @@ static void on_late(void *arg)
 
 /* ---- the handler ----------------------------------------------------------------------------------------------- */
 
+static int lower(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* Never more than may ever come in at once: a batch of any size is served, if need be one input after the other. */
+static int in_flight(const struct http_req *req, int n)
+{
+    const struct app *app = req->app;
+    int places = lower(lower(n, IN_FLIGHT), app->info->max_seqs + app->set->max_queue);
+    return req->key && req->key->max_concurrent > 0 ? lower(places, req->key->max_concurrent) : places;
+}
+
 void api_embeddings(struct http_req *req)
 {
     struct app *app = req->app;
@@ -274,10 +289,9 @@ void api_embeddings(struct http_req *req)
     req->user = x;
     req->on_close = on_close;
     int status = embed_params_parse(&x->params, &x->limits, req->body, req->body_len, &e);
-    const struct ticket_need need = {.sequences = x->params.n,
-                                     .at_once = x->params.n < IN_FLIGHT ? x->params.n : IN_FLIGHT,
-                                     .copies = 1,
-                                     .timeout_ms = x->params.timeout_ms};
+    x->in_flight = in_flight(req, x->params.n);
+    const struct ticket_need need = {
+        .sequences = x->params.n, .at_once = x->in_flight, .copies = 1, .timeout_ms = x->params.timeout_ms};
     if (status) {
         reply_error(x, status, "invalid_value", x->params.field, e.msg);
     } else if (!models_find(app, x->params.model, &x->model, &e)) {

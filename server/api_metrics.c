@@ -7,6 +7,7 @@
 #include "server/jobs.h"
 #include "server/nvml.h"
 #include "server/process.h"
+#include "server/tls.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +38,7 @@ static void reply_metrics(struct app *app, struct http_req *req)
         .ready = app->state == APP_READY,
         .prefix_cache = app->set->prefix_cache,
         .memory_limit = process_memory_limit(),
+        .certificate_expires = app->tls ? (double)tls_expires_at(app->tls) : 0,
         .model_name = app->model_name,
         .vllm = strcmp(app->set->metrics_aliases, "vllm") == 0,
     };

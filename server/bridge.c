@@ -4,6 +4,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
+#include "engine/base/crash.h"
 #include "engine/base/mem.h"
 #include "server/admission.h"
 #include "server/http.h"
@@ -294,6 +295,7 @@ struct pool_job {
 static void work_pool(uv_work_t *w)
 {
     struct pool_job *j = w->data;
+    crash_thread_begin();
     j->run(j->arg);
 }
 
@@ -340,6 +342,7 @@ static void free_tokenization(struct tokenization *t)
 static void work_tokenize(uv_work_t *w)
 {
     struct token_job *j = w->data;
+    crash_thread_begin();
     run_tokenize(j->tokenizer, j->text, j->len, j->flags, j->render, &j->out);
 }
 

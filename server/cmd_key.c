@@ -54,6 +54,9 @@ static int new_key(const struct settings *s, const char *path)
     if (!key_name_good(s->name)) return wrong("--name: 1 to 64 letters, digits, '.', '_' or '-'");
     if (s->expires && !read_expiry(s->expires, &key.expires))
         return wrong("--expires: a date (2027-01-31), a time (2027-01-31T12:00:00Z), or how long (90d, 12h)");
+    if ((s->requests_per_minute > 0 && s->requests_per_minute < 0.001) ||
+        (s->tokens_per_minute > 0 && s->tokens_per_minute < 0.001))
+        return wrong("--requests-per-minute, --tokens-per-minute: a number from 0.001, or 0 for no limit");
     while (strcmp(key_roles[key.role], s->role) != 0) key.role++; /* one of them: the option table checks it */
     if (!key_make(text)) return err_set(&e, ERR_IO, "the system has no random bytes"), cmd_fail(&e);
     keys_hash(text, strlen(text), key.hash);

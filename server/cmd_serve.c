@@ -45,6 +45,7 @@ static const char about[] =
 enum { LAST_WORDS_MS = 1000, STOP_MS = 20000 };
 
 #define TRAIN_BODY ((size_t)32 * 1024 * 1024) /* rows may come inline */
+#define OPEN_BODY ((size_t)4096)              /* of a GET that anybody may send: nobody reads it */
 
 struct server {
     struct app app;
@@ -80,12 +81,12 @@ static const struct http_route routes[] = {
     {HTTP_M_DELETE, "/adapters/{name}", api_adapters_delete, 0, .role = ROUTE_ADMIN},
     {HTTP_M_POST, "/v1/load_lora_adapter", api_lora_load, 0, .role = ROUTE_TRAIN},
     {HTTP_M_POST, "/v1/unload_lora_adapter", api_lora_unload, 0, .role = ROUTE_ADMIN},
-    {HTTP_M_GET, "/", api_root, 0, .role = ROUTE_PAGE},
-    {HTTP_M_GET, "/console/{file}", api_console_file, 0, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/", api_root, OPEN_BODY, .role = ROUTE_PAGE},
+    {HTTP_M_GET, "/console/{file}", api_console_file, OPEN_BODY, .role = ROUTE_OPEN},
     {HTTP_M_GET, "/info", api_info, 0, .role = ROUTE_USER},
-    {HTTP_M_GET, "/health", api_health, 0, .role = ROUTE_OPEN},
-    {HTTP_M_GET, "/ping", api_health, 0, .role = ROUTE_OPEN},
-    {HTTP_M_GET, "/ready", api_ready, 0, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/health", api_health, OPEN_BODY, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/ping", api_health, OPEN_BODY, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/ready", api_ready, OPEN_BODY, .role = ROUTE_OPEN},
     {HTTP_M_GET, "/metrics", api_metrics, 0, .role = ROUTE_USER},
     {HTTP_M_GET, "/debug/state", api_debug_state, 0, .role = ROUTE_ADMIN},
     {HTTP_M_GET, "/debug/trace", api_debug_trace, 0, .role = ROUTE_ADMIN},
@@ -217,6 +218,7 @@ static void work_load(uv_work_t *w)
     struct engine_config cfg = cmd_engine_config(s->app.set);
     cfg.max_queue += cfg.max_seqs; /* admission counts what waits beside what runs: the engine's bound never decides */
     uint64_t start = clock_now();
+    crash_thread_begin();
     jobs_look(s->app.jobs);
     if (chat_open(&s->app.chat, s->app.set, &s->load_error)) return;
     s->template_seconds = seconds_since(start);
@@ -313,6 +315,7 @@ static void after_load(uv_work_t *w, int status)
 static void on_bridge_closed(void *arg)
 {
     struct server *s = arg;
+    alarm(0);
     s->app.engine = NULL;
     s->app.info = NULL;
     app_unwatch_devices(&s->app);
@@ -349,11 +352,14 @@ static void on_stop_timeout(uv_timer_t *t)
     _exit(s->status);
 }
 
-/* The last connection is gone: close what the connections used. */
+/* The last connection is gone: close what the connections used.  At the end the loop waits for the engine's thread; a
+ * step that never ends would hold it and its timer, so the kernel ends us then: by SIGALRM, which is no clean end. */
 static void close_rest(void *arg)
 {
     struct server *s = arg;
     sse_hub_close(s->app.sse);
+    signal(SIGALRM, SIG_DFL);
+    alarm(STOP_MS / 1000 + 1);
     uv_timer_start(&s->drain_timer, on_stop_timeout, STOP_MS, 0);
     jobs_stop(s->app.jobs, on_jobs_stopped, s);
 }

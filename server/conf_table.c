@@ -85,7 +85,7 @@ static const struct conf_option table[] = {
     {"cors-origin", "HTTP", CONF_STRING, AT(cors_origin), "*", 0, 0, NULL, CMD_SERVE, false, "ORIGIN",
      "origin that browsers may call from; empty sends no CORS headers", .reloadable = true},
     {"max-connections", "HTTP", CONF_INT, AT(max_connections), "4096", 1, 1000000, NULL, CMD_SERVE, false, "N",
-     "open connections; beyond it 503", .reloadable = true},
+     "open connections; beyond it the longest idle one is closed, else 503", .reloadable = true},
     {"max-header-size", "HTTP", CONF_BYTES, AT(max_header_size), "16K", 1024, 1048576, NULL, CMD_SERVE, false, "BYTES",
      "request line and headers of one request", .reloadable = true},
     {"max-body-size", "HTTP", CONF_BYTES, AT(max_body_size), "2M", 1024, 1073741824, NULL, CMD_SERVE, false, "BYTES",

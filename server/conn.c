@@ -32,7 +32,8 @@ enum {
     KEEP_BUFFER = 4096, /* an idle connection holds on to buffers of at most this size */
     GATE_BYTES = 16384, /* a shorter body is read, whatever becomes of it: the connection can then go on */
     SMALL_BODY = 64 * 1024,
-    WORK_PER_BYTE = 16, /* memory a request may take for each byte of its body: JSON, texts, tokens, copies */
+    OPTIONS_BODY = 4096, /* anybody may ask, and nobody reads it */
+    WORK_PER_BYTE = 16,  /* memory a request may take for each byte of its body: JSON, texts, tokens, copies */
 };
 
 struct conn *conn_new(struct http_server *server)
@@ -130,11 +131,11 @@ void conn_drop(struct conn *c)
 
 static void conn_linger(struct conn *c)
 {
+    c->state = CONN_LINGER; /* before anything else: its exchange is over, conn_drop is not to end it again */
     if (c->eof) {
         conn_drop(c);
         return;
     }
-    c->state = CONN_LINGER;
     buf_free(&c->in);
     c->in_at = c->scanned = 0;
     sock_shutdown(c);
@@ -235,7 +236,9 @@ static void begin_body(struct conn *c)
 {
     const struct http_server_config *config = &c->server->config;
     const struct http_route *route = c->match.route;
-    c->body_limit = route && route->body_limit ? route->body_limit : config->max_body_bytes;
+    c->body_limit = route && route->body_limit                  ? route->body_limit
+                    : !route && c->req.method == HTTP_M_OPTIONS ? OPTIONS_BODY
+                                                                : config->max_body_bytes;
     if (!c->chunked && !c->length) {
         dispatch(c);
         return;
@@ -437,6 +440,7 @@ static void exchange_end(struct conn *c)
         return;
     }
     c->state = CONN_IDLE;
+    c->idle_since = clock_now();
     sock_timer(c, c->server->config.idle_timeout_ms);
     conn_pump(c);
 }

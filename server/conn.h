@@ -41,8 +41,9 @@ struct conn {
     struct conn *prev, *next; /* server->conns */
 
     enum conn_state state;
-    bool eof;     /* the client will send no more */
-    bool refused; /* beyond max_connections: gets a 503 */
+    bool eof;            /* the client will send no more */
+    bool refused;        /* beyond max_connections: gets a 503 */
+    uint64_t idle_since; /* clock_now() when its newest exchange ended; 0: none has */
 
     /* bytes read and not yet understood: in.data[in_at, in.len).  `scanned` of them are known to wire. */
     struct buf in;

@@ -127,7 +127,7 @@ struct http_server_config {
     bool (*permit)(void *app, struct http_req *);
     struct tls *tls;              /* NULL: plain HTTP; stays the caller's */
     bool local_only;              /* refuse to listen where other machines could connect */
-    int max_connections;          /* beyond: 503 with Retry-After, closed */
+    int max_connections;          /* beyond: an idle one makes room, else 503 with Retry-After, closed */
     size_t max_header_bytes;      /* request line and headers; 431 / 414 beyond */
     size_t max_body_bytes;        /* 413 beyond */
     size_t max_buffered_bytes;    /* bodies of all connections together; 503 beyond */

@@ -1,6 +1,7 @@
 /* The parts of a job that read and write files: preparing its data, publishing its result.  Pool threads. */
 #include "server/job_run.h"
 
+#include "engine/base/crash.h"
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
@@ -166,6 +167,7 @@ void run_prepare(uv_work_t *w)
     struct run *r = w->data;
     const char *dir = settings_data_dir(r->app->set);
     bool full = r->spec.p.method == TRAIN_FULL;
+    crash_thread_begin();
     r->error_code = "storage";
     r->dir = data_path(dir, "checkpoints", r->id);
     r->out = file_join(r->dir, "result");
@@ -228,6 +230,7 @@ void run_publish(uv_work_t *w)
 {
     struct run *r = w->data;
     bool lora = r->spec.p.method != TRAIN_FULL;
+    crash_thread_begin();
     r->e.code = 0;
     r->error_code = "publishing_failed";
     if (lora && app_publish_adapter(r->app, r->spec.serve_as, r->published ? r->target : r->out, &r->e)) return;

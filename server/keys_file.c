@@ -447,10 +447,21 @@ static int edit_write(const struct edit *x, const struct buf *text, struct err *
     return rc;
 }
 
+/* Nothing is written that would not be read again: a remark may make its line too long, the clock may stand in 1970. */
+static int edit_finish(const struct edit *x, const char *path, const struct key *key, struct err *e)
+{
+    struct buf text = {0};
+    edit_put(x, key, &text);
+    struct key_set *set = keys_parse(text.data, text.len, path, e);
+    int rc = set ? edit_write(x, &text, e) : e->code;
+    key_set_release(set);
+    buf_free(&text);
+    return rc;
+}
+
 int keys_file_add(const char *path, const struct key *key, struct err *e)
 {
     struct edit x;
-    struct buf text = {0};
     int rc = edit_begin(&x, path, true, e);
     const struct key *had = rc ? NULL : edit_find(&x, key->name);
     if (had && !had->revoked)
@@ -458,11 +469,7 @@ int keys_file_add(const char *path, const struct key *key, struct err *e)
                      path, key->name);
     if (!rc && !had && x.set->n == KEYS_MAX)
         rc = err_set(e, ERR_FULL, "%.200s: there are %d keys already", path, KEYS_MAX);
-    if (!rc) {
-        edit_put(&x, key, &text);
-        rc = edit_write(&x, &text, e);
-    }
-    buf_free(&text);
+    if (!rc) rc = edit_finish(&x, path, key, e);
     edit_end(&x);
     return rc;
 }
@@ -470,7 +477,6 @@ int keys_file_add(const char *path, const struct key *key, struct err *e)
 int keys_file_revoke(const char *path, const char *name, int64_t now, struct err *e)
 {
     struct edit x;
-    struct buf text = {0};
     int rc = edit_begin(&x, path, false, e);
     const struct key *had = rc ? NULL : edit_find(&x, name);
     if (!rc && (!had || had->revoked))
@@ -480,10 +486,8 @@ int keys_file_revoke(const char *path, const char *name, int64_t now, struct err
     if (!rc) {
         struct key key = *had;
         key.revoked = now;
-        edit_put(&x, &key, &text);
-        rc = edit_write(&x, &text, e);
+        rc = edit_finish(&x, path, &key, e);
     }
-    buf_free(&text);
     edit_end(&x);
     return rc;
 }

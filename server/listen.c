@@ -1,8 +1,11 @@
 /* The server: its socket, its connections as a whole, and its end.  Loop thread; owns struct http_server.
  *
- * At the connection limit a client still gets a 503 that says so.  Those answers need connections too, so there are at
- * most REFUSING_MAX of them at a time; beyond, a connection is closed as soon as it is accepted.  Running out of file
- * descriptors is libuv's to handle: it keeps one in reserve to accept and close with, so the loop does not spin. */
+ * At the connection limit the connection that has been idle for longest since its last answer makes room: whoever only
+ * holds connections open, for which no key is asked, must not shut out those who have a request, the probes of
+ * /health among them.  Where all are at work, or have not asked yet (header_timeout_ms sees to these), a client still
+ * gets a 503 that says so.  Those answers need connections too, so there are at most REFUSING_MAX of them at a time;
+ * beyond, a connection is closed as soon as it is accepted.  Running out of file descriptors is libuv's to handle: it
+ * keeps one in reserve to accept and close with, so the loop does not spin. */
 #include "server/conn.h"
 
 #include "engine/base/check.h"
@@ -52,6 +55,17 @@ static void complain(struct http_server *s, int code)
     log_warn("cannot accept a connection error=\"%s\"", uv_strerror(code));
 }
 
+/* Closes the connection that has been idle for longest, of those that were served before.  False: there is none.  All
+ * of them are looked at, but only at the limit. */
+static bool make_room(struct http_server *s)
+{
+    struct conn *oldest = NULL;
+    for (struct conn *c = s->conns; c; c = c->next)
+        if (c->state == CONN_IDLE && c->idle_since && (!oldest || c->idle_since < oldest->idle_since)) oldest = c;
+    if (oldest) conn_drop(oldest);
+    return oldest != NULL;
+}
+
 static void on_connection(uv_stream_t *listener, int status)
 {
     struct http_server *s = listener->data;
@@ -59,8 +73,9 @@ static void on_connection(uv_stream_t *listener, int status)
         complain(s, status);
         return;
     }
+    bool full = s->stats.open >= s->config.max_connections && !make_room(s);
     struct conn *c = conn_new(s);
-    c->refused = s->stats.open >= s->config.max_connections;
+    c->refused = full;
     int rc = sock_open(c, listener);
     CHECK(c->open_handles == 2);
     if (c->refused) {

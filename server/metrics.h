@@ -93,9 +93,10 @@ struct metrics_view {
     const struct adapter_info *adapters; /* n_adapters */
     int n_adapters;
     bool ready, prefix_cache;
-    double oldest_waiting; /* seconds; of the generation that has waited longest for its first token */
-    double step_running;   /* seconds; 0: no step runs */
-    double memory_limit;   /* bytes that the process may take */
+    double oldest_waiting;      /* seconds; of the generation that has waited longest for its first token */
+    double step_running;        /* seconds; 0: no step runs */
+    double memory_limit;        /* bytes that the process may take */
+    double certificate_expires; /* seconds since the epoch; 0: there is none */
     const char *model_name;
     bool vllm; /* also under its names */
 };

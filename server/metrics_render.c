@@ -247,6 +247,8 @@ void metrics_render(const struct metrics *m, const struct metrics_view *v, struc
     text_one(out, "tandem_memory_limit_bytes", "gauge",
              "Memory the process may take: the least limit of its control groups, or the machine's memory.",
              v->memory_limit);
+    text_one(out, "tandem_tls_certificate_expiry_timestamp_seconds", "gauge",
+             "When the certificate expires, seconds since the epoch; 0: there is none.", v->certificate_expires);
     put_requests(m, out);
     put_ends(m, out);
     if (v->stats && v->info) {

@@ -33,6 +33,7 @@ struct tls {
     BIO_METHOD *method;
     SSL_CTX *ctx;
     char expires[32];
+    int64_t expires_at; /* seconds since the epoch; 0: unknown */
 };
 
 struct tls_link {
@@ -142,16 +143,18 @@ static SSL_CTX *new_context(void)
     return ctx;
 }
 
-/* When the context's certificate expires, as text and as seconds from now. */
-static void read_expiry(const SSL_CTX *ctx, char out[static 32], double *left)
+/* When the context's certificate expires, as text, since the epoch, and as seconds from now. */
+static void read_expiry(const SSL_CTX *ctx, char out[static 32], int64_t *at, double *left)
 {
     struct tm tm;
     int days = 0, seconds = 0;
     const X509 *cert = SSL_CTX_get0_certificate(ctx);
     snprintf(out, 32, "unknown");
     *left = 1e9;
+    *at = 0;
     if (!cert || !ASN1_TIME_to_tm(X509_get0_notAfter(cert), &tm)) return;
     strftime(out, 32, "%Y-%m-%dT%H:%M:%SZ", &tm);
+    *at = timegm(&tm);
     if (ASN1_TIME_diff(&days, &seconds, NULL, X509_get0_notAfter(cert))) *left = days * 86400.0 + seconds;
 }
 
@@ -177,7 +180,7 @@ static int load(struct tls *tls, struct err *e)
     SSL_CTX_free(tls->ctx); /* its connections keep it */
     tls->ctx = ctx;
     double left;
-    read_expiry(ctx, tls->expires, &left);
+    read_expiry(ctx, tls->expires, &tls->expires_at, &left);
     if (left < EXPIRES_SOON_S)
         log_warn("the certificate %s file=%s expires=%s", left < 0 ? "has expired" : "expires soon", tls->cert,
                  tls->expires);
@@ -214,6 +217,11 @@ void tls_close(struct tls *tls)
 const char *tls_expires(const struct tls *tls)
 {
     return tls->expires;
+}
+
+int64_t tls_expires_at(const struct tls *tls)
+{
+    return tls->expires_at;
 }
 
 /* ---- a connection ---------------------------------------------------------------------------------------------- */

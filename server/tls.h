@@ -16,6 +16,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* ---- the certificate ------------------------------------------------------------------------------------------- */
 
@@ -27,6 +28,7 @@ struct tls *tls_open(const char *cert, const char *key, struct err *e);
 int tls_reload(struct tls *, struct err *e);
 void tls_close(struct tls *);                /* after its last connection */
 const char *tls_expires(const struct tls *); /* when the certificate does: "2027-01-31T12:00:00Z" */
+int64_t tls_expires_at(const struct tls *);  /* the same in seconds since the epoch; 0: unknown */
 
 /* ---- a connection ---------------------------------------------------------------------------------------------- */
 

@@ -72,7 +72,7 @@ static void out_flush(struct crash_out *o)
 static void put(struct crash_out *o, const char *s)
 {
     for (; *s; s++) {
-        if (o->n == sizeof o->text) out_flush(o);
+        if (o->n >= sizeof o->text) out_flush(o);
         o->text[o->n++] = *s;
     }
 }
@@ -246,8 +246,8 @@ static pid_t own_tid(void)
 }
 
 /* Asks one thread for its stack and waits for it a moment; one that does not answer (it is stopped, or in the kernel)
- * is named as such. */
-static void put_other(struct crash_out *o, pid_t tid)
+ * is named as such.  False: it began, and does not come to an end.  It may write to *o at any time from now on. */
+static bool put_other(struct crash_out *o, pid_t tid)
 {
     put(o, "thread ");
     put_thread(o, tid);
@@ -259,14 +259,15 @@ static void put_other(struct crash_out *o, pid_t tid)
         const struct timespec ms = {0, 1000000};
         for (int i = 0; atomic_load(&crash.turn) && i < THREAD_MS; i++) nanosleep(&ms, NULL);
         int waiting = tid;
-        if (!atomic_load(&crash.turn)) return;
+        if (!atomic_load(&crash.turn)) return true;
         if (!atomic_compare_exchange_strong(&crash.turn, &waiting, 0)) { /* it writes: let it */
             for (int i = 0; atomic_load(&crash.turn) && i < 5 * THREAD_MS; i++) nanosleep(&ms, NULL);
-            return;
+            return !atomic_load(&crash.turn);
         }
     }
     atomic_store(&crash.turn, 0);
     put(o, "  does not answer\n");
+    return true;
 }
 
 /* the number in a directory's name, 0 when it is none */
@@ -277,8 +278,9 @@ static pid_t number_of(const char *s)
     return *s ? 0 : v;
 }
 
-/* readdir allocates, getdents64 does not; its record is described in getdents64(2). */
-static void put_others(struct crash_out *o)
+/* False: given up, as put_other says; *o belongs to that thread.  readdir allocates, getdents64 does not; its record is
+ * described in getdents64(2). */
+static bool put_others(struct crash_out *o)
 {
     struct record {
         uint64_t inode;
@@ -300,7 +302,9 @@ static void put_others(struct crash_out *o)
         }
     }
     if (fd >= 0) close(fd);
-    for (int i = 0; i < n_tids; i++) put_other(o, tids[i]);
+    for (int i = 0; i < n_tids; i++)
+        if (!put_other(o, tids[i])) return false;
+    return true;
 }
 
 static void put_modules(struct crash_out *o)
@@ -319,17 +323,19 @@ static void put_modules(struct crash_out *o)
 
 /* ---- SIGUSR2 --------------------------------------------------------------------------------------------------- */
 
+/* Where a thread does not end writing its stack, there will be no other dump: that thread keeps `o`, hence static. */
 static void dump_all(const char *why, ucontext_t *u)
 {
+    static struct crash_out o;
     if (atomic_exchange(&crash.dumping, 1)) return;
-    struct crash_out o = {.fd = {STDERR_FILENO, -1}};
+    o.fd[0] = STDERR_FILENO, o.fd[1] = -1, o.n = 0;
     put(&o, "==== tandem stacks: ");
     put(&o, why);
     put(&o, "\nthread ");
     put_thread(&o, own_tid());
     put(&o, "\n");
     if (u) put_stack(&o, u);
-    put_others(&o);
+    if (!put_others(&o)) return;
     put_modules(&o);
     put(&o, "==== end of stacks\n");
     out_flush(&o);
@@ -503,9 +509,10 @@ static void write_report(int signum, const siginfo_t *info, ucontext_t *u)
     put_modules(&o);
     put(&o, "---- other threads\n");
     out_flush(&o);
-    if (!atomic_exchange(&crash.dumping, 1)) put_others(&o);
-    put(&o, "==== end of report; scripts/symbolise reads it\n");
-    out_flush(&o);
+    struct crash_out last = {.fd = {o.fd[0], o.fd[1]}};
+    if (atomic_exchange(&crash.dumping, 1) || put_others(&o)) out_flush(&o);
+    put(&last, "==== end of report; scripts/symbolise reads it\n");
+    out_flush(&last);
     if (o.fd[1] >= 0) close(o.fd[1]);
 }
 
@@ -601,13 +608,16 @@ void crash_config(const char *text)
     snprintf(crash.config, sizeof crash.config, "%s", text);
 }
 
+static _Thread_local bool has_stack;
+
 void crash_thread_begin(void)
 {
-    if (!crash.installed) return;
+    if (!crash.installed || has_stack) return;
     void *p = mmap(NULL, ALT_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return;
     stack_t s = {.ss_sp = p, .ss_size = ALT_STACK};
     sigaltstack(&s, NULL);
+    has_stack = true;
 }
 
 void crash_thread_end(void)
@@ -615,6 +625,7 @@ void crash_thread_end(void)
     stack_t old, none = {.ss_flags = SS_DISABLE};
     if (!crash.installed || sigaltstack(&none, &old) || !old.ss_sp || (old.ss_flags & SS_DISABLE)) return;
     munmap(old.ss_sp, old.ss_size);
+    has_stack = false;
 }
 
 void crash_open(const char *dir, const char *version)

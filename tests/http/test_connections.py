@@ -206,6 +206,18 @@ def test_half_closed_client_gets_an_answer_that_is_ready(server):
         assert reader.at_end()
 
 
+def test_an_exchange_ends_once(start):
+    """Also where its client sends no more and its answer is the last."""
+    server = start()
+    with server.connect() as s:
+        s.sendall(get(b"GET /blob?bytes=20000000 HTTP/1.1", b"Connection: close\r\n"))
+        s.shutdown(socket.SHUT_WR)
+        time.sleep(0.1)  # as above
+        assert len(Reader(s).answer()[2]) == 20000000
+    stats = server.wait_stats(lambda stats: stats["open"] == 1)
+    assert stats["done"] == stats["requests"] - 1 and stats["gone"] == 0  # but for that of the stats
+
+
 def test_error_survives_unread_bytes(server):
     """An answer to a client that is still sending must not be lost to a reset."""
     for _ in range(5):
@@ -278,6 +290,8 @@ def test_connection_limit(start):
     for s in held:
         s.sendall(get(b"GET /hello HTTP/1.1"))
         Reader(s).answer()
+        s.sendall(b"GET /hello HTTP/1.1\r\n")  # an idle one would make room
+    time.sleep(0.1)
     for _ in range(5):
         with server.connect() as s:
             s.sendall(get(b"GET /hello HTTP/1.1"))
@@ -289,7 +303,7 @@ def test_connection_limit(start):
     held.pop().close()
     server.wait_stats(lambda stats: stats.get("rejected", 0) >= 5)  # this itself is refused until the place is free
     for s in held:  # those that were in are still served
-        s.sendall(get(b"GET /hello HTTP/1.1"))
+        s.sendall(HOST + b"\r\n")
         assert Reader(s).answer()[2] == b"hello\n"
         s.close()
 
@@ -322,6 +336,8 @@ def test_flood_beyond_the_limit(start):
     with server.connect() as held:
         held.sendall(get(b"GET /hello HTTP/1.1"))
         Reader(held).answer()
+        held.sendall(b"GET /hello HTTP/1.1\r\n")
+        time.sleep(0.1)
         clients = [server.connect() for _ in range(200)]
         outcomes = []
         for s in clients:
@@ -331,8 +347,31 @@ def test_flood_beyond_the_limit(start):
                 outcomes.append(0)
             s.close()
         assert set(outcomes) <= {503, 0} and outcomes.count(503) >= 64
-        held.sendall(get(b"GET /hello HTTP/1.1"))
+        held.sendall(HOST + b"\r\n")
         assert Reader(held).answer()[0] == 200
+
+
+def test_idle_connections_make_room(start):
+    """The one that has been idle for longest; not one that has yet to say what it wants."""
+    server = start("--max-connections", 3)
+    held = [server.connect() for _ in range(3)]
+    for s in [*held, held[0]]:
+        s.sendall(get(b"GET /hello HTTP/1.1"))
+        assert Reader(s).answer()[0] == 200
+    with server.connect() as s:
+        s.sendall(get(b"GET /hello HTTP/1.1"))
+        assert Reader(s).answer()[0] == 200
+        assert held[1].recv(1) == b""
+        for other in (held[0], held[2]):
+            other.sendall(get(b"GET /hello HTTP/1.1"))
+            assert Reader(other).answer()[0] == 200
+    for s in held:
+        s.close()
+    server = start("--max-connections", 1)
+    with server.connect() as silent, server.connect() as s:
+        assert Reader(s).answer()[0] == 503
+        silent.sendall(get(b"GET /hello HTTP/1.1"))
+        assert Reader(silent).answer()[0] == 200
 
 
 def cpu_time(server):

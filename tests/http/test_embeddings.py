@@ -9,6 +9,7 @@ import openai
 import pytest
 import requests
 from conftest import ROOT
+from keys import new_key
 from safetensors.numpy import load_file, save_file
 
 MODELS, ADAPTERS = ROOT / "tests/fixtures/models", ROOT / "tests/fixtures/adapters"
@@ -148,6 +149,20 @@ def test_a_large_answer(server):
     assert len(many) == 400
     for i in (0, 199, 399):
         assert vectors(embed(server, texts[i]))[0] == many[i]
+
+
+def test_more_inputs_than_places(start, golden):
+    """A batch that cannot be at the engine all at once goes there in parts."""
+    with start("--max-seqs", "4", "--max-queue", "8", *EXACT, model=MODEL) as s:
+        assert len(vectors(embed(s, TEXTS + TEXTS + TEXTS[:3]))) == 13
+        s.wait_idle()
+
+
+def test_more_inputs_than_a_key_may_have_at_once(start, tmp_path):
+    key = new_key(tmp_path / "keys", "few", "user", "--max-concurrent", 4)
+    with start("--api-keys", tmp_path / "keys", *EXACT, model=MODEL, key=key) as s:
+        assert len(vectors(embed(s, TEXTS))) == len(TEXTS) == 5
+        s.wait_idle()
 
 
 def test_openai_client(client, server, golden):

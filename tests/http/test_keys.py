@@ -206,6 +206,17 @@ def test_the_body_is_not_waited_for(keyed, keys, extra):
         assert read_until(s, b"}").startswith(b"HTTP/1.1 401")
 
 
+@pytest.mark.parametrize("head", ["GET /health", "GET /ready", "GET / HTTP/1.1\r\nAccept: text/html", "GET /console/api.js", "OPTIONS /generate",
+                                  "OPTIONS /nowhere"])
+def test_where_no_key_is_asked_no_large_body_is_read(keyed, head):
+    head = (head if "\r\n" in head else head + " HTTP/1.1") + "\r\nHost: x\r\nConnection: close\r\n"
+    for body in ("Content-Length: 5000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n1388\r\n"):
+        with raw(keyed, head + body) as s:
+            assert read_until(s, b"\r\n").startswith(b"HTTP/1.1 413")
+    with raw(keyed, head + "Content-Length: 4096\r\n\r\n" + "a" * 4096) as s:
+        assert read_until(s, b"\r\n")[9:12] in ((b"200", b"204") if "nowhere" not in head else (b"404",))
+
+
 @pytest.mark.smoke
 def test_a_refused_request_without_a_body_leaves_the_connection(keyed, keys):
     """And its key is of that request alone."""
@@ -454,6 +465,8 @@ def test_new_list_revoke(tmp_path):
     (["new", "--name", "a", "--role", "root"], 2, "user|train|admin"),
     (["new", "--name", "a", "--expires", "soon"], 2, "--expires"),
     (["new", "--name", "a", "--expires", "2026-02-30"], 2, "--expires"),
+    (["new", "--name", "a", "--requests-per-minute", "0.0005"], 2, "from 0.001"),
+    (["new", "--name", "a", "--tokens-per-minute", "1e-5"], 2, "from 0.001"),
     (["new", "--name", "taken"], 1, "revoke it first"),
     (["revoke"], 2, "whose"),
     (["revoke", "nobody"], 1, "no key has the name nobody"),

@@ -370,6 +370,22 @@ def test_an_answer_that_is_given_up_does_not_end_well(echo, cert):
     link.close()
 
 
+def test_the_clients_end_in_one_piece_with_its_request(echo, cert):
+    """The exchange ends once, though the connection cannot linger."""
+    server = echo()
+    link = Link(server, cert)
+    link.handshake()
+    link.tls.write(get(b"GET /hello HTTP/1.1", b"Connection: close\r\n"))
+    with pytest.raises(ssl.SSLWantReadError):
+        link.tls.unwrap()
+    link.send_raw()
+    while link.receive():
+        pass
+    link.close()
+    stats = server.wait_stats(lambda stats: stats["open"] == 1)
+    assert stats["done"] == stats["requests"] - 1 and stats["gone"] == 0  # but for that of the stats
+
+
 def test_the_clients_end(echo, cert):
     """A client that says it sends no more while it is owed an answer counts as gone, as it does without TLS; one that says so
     after its answer ends well."""
@@ -459,6 +475,11 @@ def test_an_old_certificate_is_named(start, tmp_path, cert):
     with start("--tls-cert", old, "--tls-key", cert, ready=False) as s:
         assert "expires soon" in s.log()
         subject(s)
+
+
+def test_its_end_is_in_the_metrics(https, cert):
+    end = subprocess.run(["openssl", "x509", "-in", cert, "-noout", "-enddate"], check=True, capture_output=True, text=True).stdout
+    assert https.metric("tandem_tls_certificate_expiry_timestamp_seconds") == ssl.cert_time_to_seconds(end.strip().split("=")[1])
 
 
 def test_rsa(start, tmp_path):

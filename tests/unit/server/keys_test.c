@@ -319,6 +319,26 @@ static void test_edits_keep_the_rest(void **state)
     assert_string_equal(file_text(), "broken\n"); /* untouched */
 }
 
+/* What would not be read again is not written. */
+static void test_edits_that_would_break_the_file(void **state)
+{
+    (void)state;
+    struct key b = key_of("b", "b");
+    char remark[960], text[1200];
+    memset(remark, 'x', sizeof remark - 1);
+    remark[sizeof remark - 1] = 0;
+    snprintf(text, sizeof text, "a user sha256:" HASH_A " # %.*s\n", 900, remark);
+    write_file(text);
+    assert_int_equal(keys_file_revoke(path, "a", 1801396800, &e), ERR_INVALID); /* too long with the date */
+    assert_string_equal(file_text(), text);
+
+    write_file("a user sha256:" HASH_A "\n");
+    assert_int_equal(keys_file_revoke(path, "a", 86400, &e), ERR_INVALID); /* a clock that was never set */
+    b.requests_per_minute = 1e-5;
+    assert_int_equal(keys_file_add(path, &b, &e), ERR_INVALID);
+    assert_string_equal(file_text(), "a user sha256:" HASH_A "\n");
+}
+
 static void test_new_keys(void **state)
 {
     (void)state;
@@ -342,6 +362,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_reload_keeps_what_is_held, make_path, remove_path),
         cmocka_unit_test_setup_teardown(test_add_and_revoke, make_path, remove_path),
         cmocka_unit_test_setup_teardown(test_edits_keep_the_rest, make_path, remove_path),
+        cmocka_unit_test_setup_teardown(test_edits_that_would_break_the_file, make_path, remove_path),
         cmocka_unit_test(test_new_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -15,6 +15,7 @@
 #include "engine/train_params.h"
 #include "engine/train_rows.h"
 #include "kernels/rng.h"
+#include "kernels/trace.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -514,7 +515,8 @@ static int plan_memory(struct train *t, struct err *e)
 {
     struct train_plan *p = &t->plan;
     int average = t->p.ema_decay > 0;
-    int copies = 4 + average + (t->d->ops->host_memory ? 0 : 3 + average) + (t->eval.n ? 1 : 0);
+    /* a plan alone is made on any thread, the device not being its */
+    int copies = 4 + average + (dev_host_memory(t->d) ? 0 : 3 + average) + (t->eval.n ? 1 : 0);
     size_t room = memory_available();
     p->weight_bytes = t->model->w.bytes;
     p->trainable = t->o.trained;

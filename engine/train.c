@@ -505,7 +505,8 @@ static size_t scratch_bytes(const struct train *t)
     const double SPARE = 1.25, ROW_BYTES = 40;
     const struct model_config *c = &t->model->c;
     double rows = t->tm.max_tokens, longest = t->p.max_length > 1024 ? t->p.max_length : 1024;
-    double dim = (double)((c->head_dim + 15) / 16 * 16), wave = longest < rows ? longest : rows;
+    int dim = (c->head_dim + 15) / 16 * 16;
+    double wave = longest < rows ? longest : rows;
     double forward = rows * c->kv_heads * 2 * dim * 4, back = wave * dim * 4 * (2.0 * c->heads + 3.0 * c->kv_heads);
     return (size_t)((forward > back ? forward : back) * SPARE + ROW_BYTES * (double)(t->rows.n + t->eval.n));
 }

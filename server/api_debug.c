@@ -37,7 +37,7 @@ static void put_server(struct buf *out, struct app *app)
     const struct http_server_stats *h = http_server_stats(app->http);
     put_string(out, "state", states[app->state]);
     buf_printf(out, ",\"healthy\":%s,\"version\":\"" TANDEM_VERSION "\",\"time\":%.3f",
-               app_healthy(app) ? "true" : "false", (double)(clock_unix() / 1000000) * 1e-3);
+               app_healthy(app) ? "true" : "false", (double)clock_unix() * 1e-9);
     buf_printf(out, ",\"uptime_s\":%.3f", (double)(clock_unix() - app->metrics.start_unix_ns) * 1e-9);
     buf_printf(out,
                ",\"connections\":{\"open\":%d,\"accepted\":%llu,\"rejected\":%llu},\"event_streams\":%d,"

@@ -90,7 +90,7 @@ static void put_adapters(const struct metrics_view *v, struct buf *out)
     put_names(v, true, out);
     buf_str(out, "\",waiting_lora_adapters=\"");
     put_names(v, false, out);
-    buf_printf(out, "\"} %.3f\n", (double)(clock_unix() / 1000000) * 1e-3);
+    buf_printf(out, "\"} %.3f\n", (double)clock_unix() * 1e-9);
 }
 
 static void put_success(const struct metrics *m, const char *labels, struct buf *out)

@@ -144,8 +144,8 @@ static void note_op(void *arg, int row, uint64_t start, uint64_t end)
                      .name = trace_name(row), .start = start, .end = end, .what = TRACE_OP, .track = track});
 }
 
-/* The counting table is made once and only taken off and put on again: the trainer's thread may just be reading a field
- * of it that is no op, and must find it whole. */
+/* The counting table is made once and only taken off and put on again: a thread that plans a job may just be reading a
+ * field of it that is no op (dev_host_memory), and must find it whole. */
 static void trace_on(struct look *l, struct dev *d, struct engine_trace *t)
 {
     l->thread = pthread_self();

@@ -15,6 +15,7 @@
 #include "engine/train_params.h"
 #include "engine/train_rows.h"
 #include "kernels/rng.h"
+#include "kernels/trace.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -504,7 +505,8 @@ static size_t scratch_bytes(const struct train *t)
     const double SPARE = 1.25, ROW_BYTES = 40;
     const struct model_config *c = &t->model->c;
     double rows = t->tm.max_tokens, longest = t->p.max_length > 1024 ? t->p.max_length : 1024;
-    double dim = (double)((c->head_dim + 15) / 16 * 16), wave = longest < rows ? longest : rows;
+    int dim = (c->head_dim + 15) / 16 * 16;
+    double wave = longest < rows ? longest : rows;
     double forward = rows * c->kv_heads * 2 * dim * 4, back = wave * dim * 4 * (2.0 * c->heads + 3.0 * c->kv_heads);
     return (size_t)((forward > back ? forward : back) * SPARE + ROW_BYTES * (double)(t->rows.n + t->eval.n));
 }
@@ -514,7 +516,8 @@ static int plan_memory(struct train *t, struct err *e)
 {
     struct train_plan *p = &t->plan;
     int average = t->p.ema_decay > 0;
-    int copies = 4 + average + (t->d->ops->host_memory ? 0 : 3 + average) + (t->eval.n ? 1 : 0);
+    /* a plan alone is made on any thread, the device not being its */
+    int copies = 4 + average + (dev_host_memory(t->d) ? 0 : 3 + average) + (t->eval.n ? 1 : 0);
     size_t room = memory_available();
     p->weight_bytes = t->model->w.bytes;
     p->trainable = t->o.trained;

@@ -170,14 +170,14 @@ struct dev_trace *dev_trace_open(struct dev *d, const struct weight *head, doubl
 #define X(op) t->ops.op = trace_##op;
     OPS(X)
 #undef X
-    d->ops = &t->ops;
+    dev_trace_switch(t, true);
     return t;
 }
 
 void dev_trace_close(struct dev_trace *t)
 {
     if (!t) return;
-    t->d->ops = t->own;
+    dev_trace_switch(t, false);
     free(t);
 }
 
@@ -190,6 +190,11 @@ void dev_trace_listen(struct dev_trace *t, void (*fn)(void *, int, uint64_t, uin
 void dev_trace_switch(struct dev_trace *t, bool on)
 {
     __atomic_store_n(&t->d->ops, on ? &t->ops : t->own, __ATOMIC_RELEASE); /* whole, for whoever reads it just now */
+}
+
+bool dev_host_memory(const struct dev *d)
+{
+    return __atomic_load_n(&d->ops, __ATOMIC_ACQUIRE)->host_memory;
 }
 
 void dev_trace_clear(struct dev_trace *t)

@@ -31,7 +31,9 @@ const char *trace_name(int row);                                      /* op_name
  * NULL: nobody is. */
 void dev_trace_listen(struct dev_trace *, void (*fn)(void *arg, int row, uint64_t start, uint64_t end), void *arg);
 /* Gives the device its own table back (off), or takes it again.  While no op runs; the trace stays good, so a thread
- * that just reads the table for something else than an op may do so. */
+ * that just reads the table for something else than an op may do so, by dev_host_memory. */
 void dev_trace_switch(struct dev_trace *, bool on);
+/* The table's host_memory, for a thread that may not compute just now: another may switch a trace meanwhile. */
+bool dev_host_memory(const struct dev *);
 
 #endif

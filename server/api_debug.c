@@ -37,7 +37,7 @@ static void put_server(struct buf *out, struct app *app)
     const struct http_server_stats *h = http_server_stats(app->http);
     put_string(out, "state", states[app->state]);
     buf_printf(out, ",\"healthy\":%s,\"version\":\"" TANDEM_VERSION "\",\"time\":%.3f",
-               app_healthy(app) ? "true" : "false", (double)(clock_unix() / 1000000) * 1e-3);
+               app_healthy(app) ? "true" : "false", (double)clock_unix() * 1e-9);
     buf_printf(out, ",\"uptime_s\":%.3f", (double)(clock_unix() - app->metrics.start_unix_ns) * 1e-9);
     buf_printf(out,
                ",\"connections\":{\"open\":%d,\"accepted\":%llu,\"rejected\":%llu},\"event_streams\":%d,"
@@ -72,13 +72,15 @@ static const struct seq_view *find_seq(const struct seq_view *v, int n, uint64_t
     return NULL;
 }
 
-/* What the loop knows of it, and, where it holds a slot, the engine. */
-static void put_request(struct buf *out, const struct gen_view *g, const struct seq_view *q, uint64_t now)
+/* What the loop knows of it, and, where it holds a slot, the engine.  all: the engine's list is whole; otherwise a
+ * request that is not in it may run all the same, and its state is not known: null. */
+static void put_request(struct buf *out, const struct gen_view *g, const struct seq_view *q, bool all, uint64_t now)
 {
     const char *state = !g->req                         ? "cancelled"
                         : g->paused || (q && q->paused) ? "paused"
                         : q && q->blocked               ? "held"
                         : q                             ? "running"
+                        : !all                          ? NULL
                         : g->first_token                ? "preempted"
                                                         : "waiting";
     buf_char(out, '{');
@@ -110,7 +112,7 @@ static void put_requests(struct buf *out, struct app *app, uint64_t now)
     buf_str(out, ",\"requests\":[");
     for (int i = 0; i < n; i++) {
         if (i) buf_char(out, ',');
-        put_request(out, &v[i], find_seq(seqs, n_seqs, v[i].id), now);
+        put_request(out, &v[i], find_seq(seqs, n_seqs, v[i].id), n_seqs < ENGINE_SEQS_KEPT, now);
     }
     buf_char(out, ']');
     free(seqs);

@@ -343,7 +343,9 @@ void jobs_on_event(struct run *r, const struct train_event *ev)
         if (v->last.kind == TRAIN_STEP && tokens > 0)
             v->tokens += (uint64_t)tokens, v->trained_tokens += (uint64_t)trained;
         v->steps++;
-        if (ev->skipped > v->last.skipped) v->skipped += (uint64_t)(ev->skipped - v->last.skipped);
+        /* an event says all since the job began: after a pause or a restart the first one has counted elsewhere */
+        bool known = v->last.kind == TRAIN_STEP || ev->step == 1;
+        if (known && ev->skipped > v->last.skipped) v->skipped += (uint64_t)(ev->skipped - v->last.skipped);
         v->last = *ev;
     } else if (ev->kind == TRAIN_PAUSED) {
         run_end(r);

@@ -6,9 +6,17 @@
 #include "server/metrics.h"
 #include "server/metrics_text.h"
 
-#include <stdio.h>
-
 #define N_OF(a) ((int)(sizeof(a) / sizeof *(a)))
+
+/* One more label than all have.  A model's name, escaped, has no bound. */
+static void put_by(struct buf *out, const char *name, const char *labels, const char *label, const char *value,
+                   double number)
+{
+    struct buf all = {0};
+    buf_printf(&all, "%s,%s=\"%s\"", labels, label, value);
+    text_sample(out, name, all.data, number);
+    buf_free(&all);
+}
 
 /* model_name and engine, which every series there has */
 static void put_labels(const struct metrics_view *v, struct buf *out)
@@ -42,13 +50,10 @@ static void put_engine(const struct metrics_view *v, const char *labels, struct 
         {"vllm:generation_tokens_total", "counter", "Number of generation tokens processed.",
          (double)s->generated_tokens},
     };
-    char reason[600];
     for (int i = 0; i < N_OF(rows); i++) put_family(out, &rows[i], labels);
     text_head(out, "vllm:num_requests_waiting_by_reason", "gauge", "Number of waiting requests, by reason.");
-    snprintf(reason, sizeof reason, "%s,reason=\"capacity\"", labels);
-    text_sample(out, "vllm:num_requests_waiting_by_reason", reason, s->waiting);
-    snprintf(reason, sizeof reason, "%s,reason=\"deferred\"", labels);
-    text_sample(out, "vllm:num_requests_waiting_by_reason", reason, 0);
+    put_by(out, "vllm:num_requests_waiting_by_reason", labels, "reason", "capacity", s->waiting);
+    put_by(out, "vllm:num_requests_waiting_by_reason", labels, "reason", "deferred", 0);
     text_head(out, "vllm:iteration_tokens_total", "histogram", "Histogram of number of tokens per engine step.");
     text_histogram(out, "vllm:iteration_tokens_total", labels, &s->step_tokens, engine_step_tokens_bounds);
 }
@@ -85,7 +90,7 @@ static void put_adapters(const struct metrics_view *v, struct buf *out)
     put_names(v, true, out);
     buf_str(out, "\",waiting_lora_adapters=\"");
     put_names(v, false, out);
-    buf_printf(out, "\"} %.3f\n", (double)(clock_unix() / 1000000) * 1e-3);
+    buf_printf(out, "\"} %.3f\n", (double)clock_unix() * 1e-9);
 }
 
 static void put_success(const struct metrics *m, const char *labels, struct buf *out)
@@ -101,12 +106,9 @@ static void put_success(const struct metrics *m, const char *labels, struct buf 
         {"error", m->finished[FINISH_ERROR]},
         {"repetition", 0}, /* texts are not ended for repeating themselves */
     };
-    char by[600];
     text_head(out, name, "counter", "Count of successfully processed requests.");
-    for (int i = 0; i < N_OF(rows); i++) {
-        snprintf(by, sizeof by, "%s,finished_reason=\"%s\"", labels, rows[i].reason);
-        text_sample(out, name, by, (double)rows[i].n);
-    }
+    for (int i = 0; i < N_OF(rows); i++)
+        put_by(out, name, labels, "finished_reason", rows[i].reason, (double)rows[i].n);
 }
 
 void metrics_render_vllm(const struct metrics *m, const struct metrics_view *v, struct buf *out)

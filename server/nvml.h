@@ -26,7 +26,9 @@ struct nvml;
 
 /* NULL: no library, or no device.  path NULL: libnvidia-ml.so.1 where the system finds it. */
 struct nvml *nvml_open(const char *path);
-void nvml_close(struct nvml *); /* NULL is allowed */
+/* At the end of the process, which gives back what the driver's library holds: it is not asked to, for with a broken
+ * device that may hang, and this is called on the loop.  NULL is allowed. */
+void nvml_close(struct nvml *);
 void nvml_sample(struct nvml *, struct device_sample *);
 
 void nvml_render(const struct device_sample *, struct buf *);

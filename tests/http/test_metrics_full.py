@@ -1,5 +1,6 @@
 """/metrics in full: everything the documentation lists and nothing else, devices, and vLLM's names for the same numbers."""
 import re
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -180,6 +181,14 @@ def test_devices_that_fail(start, how):
             wait_for(sampled, what="a sample")
         else:
             assert "tandem_device" not in s.get("/metrics").text
+
+
+def test_a_driver_that_does_not_let_go(start):
+    """The end of the daemon does not wait for it."""
+    with start("--threads", "1", env={**FAKE, "FAKE_NVML": "stuck"}) as s:
+        wait_for(lambda: "tandem_device_memory_used_bytes" in s.get("/metrics").text, what="devices")
+        s.signal(signal.SIGTERM)
+        assert s.process.wait(60) == 0
 
 
 # ---- vLLM's names ----------------------------------------------------------------------------------------------------

@@ -181,8 +181,9 @@ EXPECT = {"stream without an end": "closed", "closed in the head": "closed", "cl
 @pytest.mark.smoke
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_answer_is_counted(tmp_path, kind):
+    patience = 3 if kind == "silent" else 30  # only that one waits for it; a busy machine is late with the good answers
     with Fake(lambda i, send, body: BAD[kind](i, send, body) if i % 2 else tokens(send)) as fake:
-        run = run_load(tmp_path, fake.url, "--rate", 200, "--requests", 8, "--timeout", 0.5, "--fresh-connections")["runs"][0]
+        run = run_load(tmp_path, fake.url, "--rate", 200, "--requests", 8, "--timeout", patience, "--fresh-connections")["runs"][0]
     assert outcomes(run) == {"ok": 4, EXPECT.get(kind, kind): 4} and run["errors"] == 4
 
 

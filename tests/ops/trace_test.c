@@ -105,6 +105,32 @@ static void trace_attn(int rows, int len, int window)
     dev_close(d);
 }
 
+/* A thread that only asks for host_memory sees it whole, while another switches a trace; the thread sanitizer looks on.
+ */
+static void *ask(void *arg)
+{
+    struct dev *d = arg;
+    for (int i = 0; i < 10000; i++)
+        if (!dev_host_memory(d)) return d;
+    return NULL;
+}
+
+static void test_asked_while_it_is_switched(void)
+{
+    struct dev *d = open_plain("ref", 1);
+    const struct dev_ops *own = d->ops;
+    pthread_t thread;
+    void *wrong;
+    pthread_create(&thread, NULL, ask, d);
+    struct dev_trace *t = dev_trace_open(d, NULL, 0);
+    for (int i = 0; i < 10000; i++) dev_trace_switch(t, i & 1);
+    pthread_join(thread, &wrong);
+    CHECK(!wrong, "the memory was not the host's once");
+    dev_trace_close(t);
+    CHECK(d->ops == own, "the device has not its own table back");
+    dev_close(d);
+}
+
 /* ---- ceilings ---------------------------------------------------------------------------------------------------- */
 
 struct together {
@@ -146,6 +172,7 @@ void test_trace(void)
     for (int window = 0; window < 70; window += window ? 7 : 1)
         for (int len = 1; len < 80; len += 11)
             for (int rows = 1; rows <= len; rows += 5) trace_attn(rows, len, window);
+    test_asked_while_it_is_switched();
     ceilings_of("cpu", 1);
     ceilings_of("cpu", 3);
     ceilings_of("cpu:portable", 2);

@@ -52,6 +52,25 @@ def test_deps_says_what_is_missing_without_apt(tmp_path):
     assert done.returncode == 1 and "apt-get" in done.stderr and "meson" in done.stderr
 
 
+def test_lint_says_what_is_missing_and_why_it_fails(tmp_path):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for tool in ("bash", "dirname"):
+        os.symlink(shutil.which(tool), tools / tool)
+
+    def lint(path):
+        return subprocess.run([shutil.which("bash"), "scripts/lint", "-b", tmp_path, "kernels/ops.c"], cwd=ROOT, capture_output=True, text=True,
+                              env={"PATH": path})
+    done = lint(str(tools))
+    assert done.returncode == 2 and "clang-tidy" in done.stderr and "apt-get install" in done.stderr
+    for tool, text in {"clang-tidy": "echo it cannot start >&2; exit 1", "cppcheck": "exit 0", "ninja": "exit 0"}.items():
+        (tools / tool).write_text(f"#!{shutil.which('bash')}\n{text}\n")
+        (tools / tool).chmod(0o755)
+    (tmp_path / "compile_commands.json").write_text("[]")
+    done = lint(f"{tools}:{os.environ['PATH']}")
+    assert done.returncode == 1 and "it cannot start" in done.stderr and "nothing found" not in done.stdout
+
+
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="no shellcheck")
 @pytest.mark.parametrize("script", SHELL)
 def test_shellcheck_is_content(script):

@@ -271,6 +271,34 @@ static void test_finish(void **state)
     assert_int_equal(m.finished[FINISH_CANCELLED], 1);
 }
 
+/* No line is cut, however long the model's name is and whatever must be escaped in it. */
+static void test_a_long_model_name(void **state)
+{
+    (void)state;
+    static struct metrics m;
+    static struct engine_stats stats;
+    static struct engine_info info;
+    struct buf out = {0};
+    char name[1001];
+    memset(name, '"', 1000);
+    name[1000] = 0;
+    info.kv_type = "bf16";
+    metrics_init(&m);
+    metrics_render_vllm(&m, &(struct metrics_view){.info = &info, .stats = &stats, .model_name = name}, &out);
+    buf_char(&out, 0);
+    int named = 0;
+    for (char *line = strtok(out.data, "\n"); line; line = strtok(NULL, "\n")) {
+        if (*line == '#' || !strstr(line, "model_name")) continue;
+        const char *at = strstr(line, "model_name=\"") + strlen("model_name=\"");
+        for (int i = 0; i < 1000; i++, at += 2) assert_memory_equal(at, "\\\"", 2);
+        assert_memory_equal(at, "\",engine=\"0\"", strlen("\",engine=\"0\""));
+        assert_non_null(strstr(at, "\"} "));
+        named++;
+    }
+    assert_true(named > 20);
+    buf_free(&out);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -283,6 +311,7 @@ int main(void)
         cmocka_unit_test(test_histograms),
         cmocka_unit_test(test_tables),
         cmocka_unit_test(test_finish),
+        cmocka_unit_test(test_a_long_model_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

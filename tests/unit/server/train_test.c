@@ -1,6 +1,7 @@
 /* What POST /train reads: hyperparameters there and back, the nearest name, the stored form of a job; the parser of
  * forms; routes with a parameter. */
 #include "server/data_dir.h"
+#include "server/job_run.h"
 #include "server/multipart.h"
 #include "server/route.h"
 #include "server/train_spec.h"
@@ -222,6 +223,28 @@ static void test_forms_in_pieces(void **state)
     }
 }
 
+/* An event says all skips since the job began: what was counted before a pause, or by another process, is not new. */
+static void test_skips_are_counted_once(void **state)
+{
+    (void)state;
+    static struct jobs jobs;
+    static struct run run = {.jobs = &jobs};
+    static const struct {
+        int64_t step, skipped;
+        uint64_t counted;
+    } steps[] = {{1, 1, 1}, {2, 1, 1}, {3, 3, 3}, {2, 4, 4}};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        jobs_on_event(&run,
+                      &(struct train_event){.kind = TRAIN_STEP, .step = steps[i].step, .skipped = steps[i].skipped});
+        assert_int_equal(jobs.view.skipped, steps[i].counted);
+    }
+    jobs.view.last = (struct train_event){0}; /* as after a pause */
+    jobs_on_event(&run, &(struct train_event){.kind = TRAIN_STEP, .step = 4, .skipped = 4});
+    assert_int_equal(jobs.view.skipped, 4);
+    jobs_on_event(&run, &(struct train_event){.kind = TRAIN_STEP, .step = 5, .skipped = 5});
+    assert_int_equal(jobs.view.skipped, 5);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -232,6 +255,7 @@ int main(void)
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_routes_with_a_parameter),
         cmocka_unit_test(test_forms_in_pieces),
+        cmocka_unit_test(test_skips_are_counted_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -137,7 +137,6 @@ static int bind_socket(const struct http_server_config *config, struct err *e)
     int fd = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     int on = 1;
     if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    rc = 0;
     if (fd < 0 || bind(fd, found->ai_addr, found->ai_addrlen) != 0 ||
         ((rc = check_reach(fd, config, e)) == 0 && listen(fd, BACKLOG) != 0)) {
         rc = err_set(e, ERR_IO, "cannot listen on %s port %d: %s", config->host, config->port, strerror(errno));

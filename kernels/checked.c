@@ -6,11 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { LOOKS = 4 };
+
 struct checked {
     struct dev head;
     struct dev_ops ops;
     struct dev *inner;
     struct made *made;
+    int32_t *look[LOOKS]; /* copies of device memory that the op's checks read */
+    int n_looks;
 };
 
 static struct checked *checked_of(struct dev *d)
@@ -45,9 +49,27 @@ static bool check_table(struct dev *d, const char *op, const char *name, const s
     return true;
 }
 
+const int32_t *check_look(struct dev *d, const char *op, const int32_t *p, size_t n)
+{
+    struct checked *c = checked_of(d);
+    if (d->ops->host_memory) return p;
+    int32_t *copy = c->n_looks < LOOKS ? malloc((n ? n : 1) * sizeof *copy) : NULL;
+    if (!copy) return dev_fail(d, op, "out of memory"), NULL;
+    c->look[c->n_looks++] = copy;
+    d->ops->download(d, copy, p, n * sizeof *copy);
+    return d->error.op ? NULL : copy;
+}
+
+static void drop_looks(struct dev *d)
+{
+    struct checked *c = checked_of(d);
+    while (c->n_looks) free(c->look[--c->n_looks]);
+}
+
 bool check_index(struct dev *d, const char *op, const char *name, const int32_t *index, int n, int64_t limit)
 {
     need(index || n == 0, "%s is NULL", name);
+    if (n && !(index = check_look(d, op, index, (size_t)n))) return false;
     for (int i = 0; i < n; i++)
         need(index[i] >= 0 && index[i] < limit, "%s[%d] is %d, not in 0..%lld", name, i, index[i],
              (long long)limit - 1);
@@ -235,14 +257,21 @@ static bool check_attn(struct dev *d, const struct attn_args *a)
     need(a->window >= 0 && a->n_seqs >= 0, "window %d, n_seqs %d", a->window, a->n_seqs);
     if (a->n_seqs == 0) return true;
     need(a->q_start && a->kv_len && a->pages, "q_start, kv_len or pages is NULL");
-    need(a->q_start[0] == 0 && a->q_start[a->n_seqs] == T, "q_start runs from %d to %d, not from 0 to %d",
-         a->q_start[0], a->q_start[a->n_seqs], T);
+    const int32_t *q_start = check_look(d, op, a->q_start, (size_t)a->n_seqs + 1),
+                  *kv_len = check_look(d, op, a->kv_len, (size_t)a->n_seqs),
+                  *pages = check_look(d, op, a->pages, (size_t)a->n_seqs * (size_t)a->pages_ld);
+    if (!q_start || !kv_len || !pages) return false;
+    need(q_start[0] == 0 && q_start[a->n_seqs] == T, "q_start runs from %d to %d, not from 0 to %d", q_start[0],
+         q_start[a->n_seqs], T);
     for (int i = 0; i < a->n_seqs; i++) {
-        int n = a->q_start[i + 1] - a->q_start[i], used = (a->kv_len[i] + KV_PAGE - 1) / KV_PAGE;
+        int n = q_start[i + 1] - q_start[i], used = (kv_len[i] + KV_PAGE - 1) / KV_PAGE;
         need(n >= 0, "q_start[%d] is above its successor", i);
-        need(a->kv_len[i] >= n, "sequence %d has %d rows and kv_len %d", i, n, a->kv_len[i]);
+        need(kv_len[i] >= n, "sequence %d has %d rows and kv_len %d", i, n, kv_len[i]);
         need(used <= a->pages_ld, "sequence %d uses %d pages of %d", i, used, a->pages_ld);
-        if (n && !check_index(d, op, "pages", a->pages + (size_t)i * a->pages_ld, used, s->pages)) return false;
+        for (int k = 0; n && k < used; k++) {
+            int32_t page = pages[(size_t)i * (size_t)a->pages_ld + (size_t)k];
+            need(page >= 0 && page < s->pages, "pages[%d] is %d, not in 0..%d", k, page, s->pages - 1);
+        }
     }
     return true;
 }
@@ -310,7 +339,9 @@ static void take_error(struct dev *d)
     static void checked_##op(struct dev *d, const struct op##_args *a)                                                 \
     {                                                                                                                  \
         struct dev *inner = checked_of(d)->inner;                                                                      \
-        if (!check_##op(d, a)) return;                                                                                 \
+        bool good = check_##op(d, a);                                                                                  \
+        drop_looks(d);                                                                                                 \
+        if (!good) return;                                                                                             \
         inner->ops->op(inner, a);                                                                                      \
         take_error(d);                                                                                                 \
     }

@@ -25,6 +25,9 @@ const struct made *find_made(struct dev *, const void *object); /* NULL: not mad
 
 /* f32, rows x cols, not NULL unless empty, aligned */
 bool check_mat(struct dev *, const char *op, const char *name, const struct mat *, int rows, int cols);
+/* n numbers of device memory for the host to read: the array itself, or a copy that is good until the op's end.  NULL:
+ * out of memory, or the device has failed */
+const int32_t *check_look(struct dev *, const char *op, const int32_t *, size_t n);
 /* n indices in 0 .. limit - 1 */
 bool check_index(struct dev *, const char *op, const char *name, const int32_t *index, int n, int64_t limit);
 bool check_floats(struct dev *, const char *op, const char *name, const float *); /* not NULL, aligned */

@@ -61,6 +61,7 @@ static bool check_seqs(struct dev *d, const char *op, int window, int n_seqs, co
     need(n_seqs > 0 || T == 0, "%d rows of no sequence", T);
     if (n_seqs == 0) return true;
     need(q_start, "q_start is NULL");
+    if (!(q_start = check_look(d, op, q_start, (size_t)n_seqs + 1))) return false;
     need(q_start[0] == 0 && q_start[n_seqs] == T, "q_start runs from %d to %d, not from 0 to %d", q_start[0],
          q_start[n_seqs], T);
     for (int s = 0; s < n_seqs; s++) need(q_start[s] <= q_start[s + 1], "q_start[%d] is above its successor", s);
@@ -128,8 +129,9 @@ bool check_cross_entropy(struct dev *d, const struct cross_entropy_args *a)
     if (!check_mat(d, op, "logits", &a->logits, R, V)) return false;
     if (R == 0) return true;
     need(a->target && a->hit, "target or hit is NULL");
-    for (int r = 0; r < R; r++)
-        need(a->target[r] >= -1 && a->target[r] < V, "target[%d] is %d of %d", r, a->target[r], V);
+    const int32_t *target = check_look(d, op, a->target, (size_t)R);
+    if (!target) return false;
+    for (int r = 0; r < R; r++) need(target[r] >= -1 && target[r] < V, "target[%d] is %d of %d", r, target[r], V);
     return check_floats(d, op, "loss", a->loss) && (!a->back || check_floats(d, op, "scale", a->scale));
 }
 

@@ -4,9 +4,20 @@
 
 #include "kernels/ops.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Each returns NULL with a sentence in why[] when it cannot. */
 struct dev *ref_open(char why[160]);
 struct dev *cpu_open(const char *level, int threads, char why[160]); /* level NULL: the best the machine has */
+
+#ifdef TANDEM_SIMT
+struct dev *simt_open(char why[160]);
+#endif
+#ifdef TANDEM_CUDA
+struct dev *cuda_open(int index, char why[160]); /* index: as CUDA counts */
+#endif
 
 /* Puts compositions of basic ops into the NULL slots of a device's own table. */
 void compose_fill(struct dev_ops *);
@@ -16,5 +27,9 @@ void compose_fill(struct dev_ops *);
 #define QUANT_AMAX_MIN 0x1p-100f
 /* A row whose amax is above this many times the mean of its |x| is quantised twice (see linear_args). */
 #define QUANT_OUTLIER 64.0f
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -7,6 +7,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __CUDACC__
+#define NUM_FN static __host__ __device__ inline
+#else
+#define NUM_FN static inline
+#endif
+
 enum dtype { DT_NONE, DT_F32, DT_BF16, DT_F16, DT_I8, DT_I4, DT_NF4, DT_COUNT };
 
 static inline const char *dtype_name(enum dtype t)
@@ -16,7 +22,7 @@ static inline const char *dtype_name(enum dtype t)
 }
 
 /* bytes of n elements; int4 and nf4 pack two to a byte */
-static inline size_t dtype_bytes(enum dtype t, size_t n)
+NUM_FN size_t dtype_bytes(enum dtype t, size_t n)
 {
     switch (t) {
     case DT_F32: return n * 4;
@@ -48,33 +54,33 @@ static const float nf4_code[16] = {-1.0f,
                                    0.7229568362236023f,
                                    1.0f};
 
-static inline float f32_from_bits(uint32_t u)
+NUM_FN float f32_from_bits(uint32_t u)
 {
     float f;
     memcpy(&f, &u, 4);
     return f;
 }
 
-static inline uint32_t f32_bits(float f)
+NUM_FN uint32_t f32_bits(float f)
 {
     uint32_t u;
     memcpy(&u, &f, 4);
     return u;
 }
 
-static inline float bf16_to_f32(uint16_t h)
+NUM_FN float bf16_to_f32(uint16_t h)
 {
     return f32_from_bits((uint32_t)h << 16);
 }
 
-static inline uint16_t f32_to_bf16(float f)
+NUM_FN uint16_t f32_to_bf16(float f)
 {
     uint32_t u = f32_bits(f);
     if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40); /* quiet NaN */
     return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
 }
 
-static inline float f16_to_f32(uint16_t h)
+NUM_FN float f16_to_f32(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exp = (h >> 10) & 31u, man = h & 1023u;
     if (exp == 31) return f32_from_bits(sign | 0x7f800000u | (man << 13));
@@ -83,7 +89,7 @@ static inline float f16_to_f32(uint16_t h)
     return sign ? -f : f;
 }
 
-static inline uint16_t f32_to_f16(float f)
+NUM_FN uint16_t f32_to_f16(float f)
 {
     uint32_t u = f32_bits(f), sign = (u >> 16) & 0x8000u, mag = u & 0x7fffffffu;
     if (mag > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);

@@ -20,6 +20,10 @@ struct dev *dev_open(const struct dev_config *c, char why[160])
         d = ref_open(why);
     else if (!strncmp(name, "cpu", 3) && (!name[3] || name[3] == ':'))
         d = cpu_open(name[3] ? name + 4 : NULL, c->threads, why);
+#ifdef TANDEM_SIMT
+    else if (!strcmp(name, "simt"))
+        d = simt_open(why);
+#endif
     else
         snprintf(why, 160, "no device is called \"%.60s\"; there are ref, cpu, and its levels such as cpu:portable",
                  name);

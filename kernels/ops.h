@@ -11,11 +11,13 @@
  *  - **The result for one row depends on that row alone**: not on the other rows, their number, the number of
  *    threads, or how a prompt was cut into chunks.  Bit for bit, on the cpu device.
  *  - All activations are f32, row-major, rows `ld` elements apart.  No two arguments alias unless the op says so.
- *  - Pointers are device pointers from dev_alloc (on a CPU: ordinary memory).  Index arrays too.
+ *  - Pointers are device pointers from alloc (on a CPU: ordinary memory).  Index arrays too.  What describes an op is
+ *    on the host: the args themselves, groups and parts of lora, rows of sample with the lists they point to.  The op
+ *    copies it before it returns.
  *  - A device is used by one thread at a time (the engine's).
  *
- * Devices: `ref` (naive, double accumulation: the definition of every op) and `cpu`.  A device may leave a fused op
- * NULL: compose.c then supplies it from basic ones at dev_open.
+ * Devices: `ref` (naive, double accumulation: the definition of every op), `cpu`, `cuda`, and `simt`, which is cuda's
+ * sources run on the CPU.  A device may leave a fused op NULL: compose.c then supplies it from basic ones at dev_open.
  */
 #ifndef TANDEM_KERNELS_OPS_H
 #define TANDEM_KERNELS_OPS_H
@@ -25,6 +27,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* rows x cols elements of type t; rows are ld elements apart (ld >= cols).  A view: owns nothing. */
 struct mat {
@@ -239,7 +245,7 @@ struct sample_out {
     float top_logprob[SAMPLE_TOP_MAX]; /* descending; ties by ascending id; places past top_n: id -1, NaN */
 };
 
-/* logits (R, V); row, out (R) */
+/* logits (R, V); row, out (R), host memory; out is written when finish returns, if not before */
 struct sample_args {
     struct mat logits;
     const struct sample_row *row;
@@ -355,7 +361,12 @@ OPS(X)
 
 static inline struct mat mat_f32(float *p, int rows, int cols)
 {
-    return (struct mat){p, DT_F32, rows, cols, cols};
+    struct mat m = {p, DT_F32, rows, cols, cols};
+    return m;
 }
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

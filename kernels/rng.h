@@ -4,9 +4,9 @@
 #ifndef TANDEM_KERNELS_RNG_H
 #define TANDEM_KERNELS_RNG_H
 
-#include <stdint.h>
+#include "kernels/num.h"
 
-static inline uint64_t rng_mix(uint64_t z)
+NUM_FN uint64_t rng_mix(uint64_t z)
 {
     z += 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -15,18 +15,18 @@ static inline uint64_t rng_mix(uint64_t z)
 }
 
 /* rng_at(seed, index) for many indices: stream is rng_mix(seed) */
-static inline uint64_t rng_in(uint64_t stream, uint64_t index)
+NUM_FN uint64_t rng_in(uint64_t stream, uint64_t index)
 {
     return rng_mix(stream ^ rng_mix(index + 0x632be59bd9b4e019u));
 }
 
-static inline uint64_t rng_at(uint64_t seed, uint64_t index)
+NUM_FN uint64_t rng_at(uint64_t seed, uint64_t index)
 {
     return rng_in(rng_mix(seed), index);
 }
 
 /* uniform in [0, 1), 53 bits */
-static inline double rng_uniform(uint64_t seed, uint64_t index)
+NUM_FN double rng_uniform(uint64_t seed, uint64_t index)
 {
     return (double)(rng_at(seed, index) >> 11) * 0x1p-53;
 }

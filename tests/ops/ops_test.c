@@ -1,10 +1,13 @@
-/* The op tests: every op of every device this machine has, wrapped in dev_checked, against `ref`; then what tolerances
- * cannot show: bit equality over batches, threads, chunks and levels, what sampling means, and what the checks catch.
- * The table is made from OPS: an op without a test does not compile. */
+/* The op tests: every op of every cpu level this machine has, wrapped in dev_checked, against `ref`; then what
+ * tolerances cannot show: bit equality over batches, threads, chunks and levels, what sampling means, and what the
+ * checks catch.  The table is made from OPS: an op without a test does not compile.
+ *
+ *     ops_test [--device NAME [OP...]]      another device: the table, or these ops of it, and what sampling means */
 #include "tests/ops/harness.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 struct op_test {
@@ -47,10 +50,19 @@ static void report(const char *what, double start, int failures_before)
     fflush(stdout);
 }
 
-static void run_table(const char *name, int threads)
+static bool among(const char *op, const char *const *some)
+{
+    if (!some || !*some) return true;
+    while (*some && strcmp(*some, op)) some++;
+    return *some;
+}
+
+/* some: the ops to test, NULL at the end; none: all */
+static void run_table(const char *name, int threads, const char *const *some)
 {
     struct dev *dev = open_checked(name, threads), *ref = open_checked("ref", 1);
     for (size_t i = 0; i < sizeof op_tests / sizeof *op_tests; i++) {
+        if (!among(op_tests[i].op, some)) continue;
         char label[80];
         double start = now();
         int before = n_failures, checks = n_checks;
@@ -92,8 +104,30 @@ static void test_open(void)
     for (int op = 0; op < OP_COUNT; op++) CHECK(op_name((enum op_id)op)[0] != '?', "op %d has no name", op);
 }
 
-int main(void)
+/* A device that is no cpu level. */
+static int test_device(const char *name, const char *const *some)
 {
+    double start = now();
+    run_table(name, 1, some);
+    if (among("sample", some)) {
+        struct dev *d = open_checked(name, 1);
+        test_sample_meaning(d);
+        dev_close(d);
+        report("sampling", start, 0);
+    }
+    if (among("linear", some)) {
+        struct dev *d = open_checked(name, 1);
+        test_outliers(d);
+        dev_close(d);
+        report("outliers", start, 0);
+    }
+    printf("%d checks, %d failures\n", n_checks, n_failures);
+    return n_failures ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 2 && !strcmp(argv[1], "--device")) return test_device(argv[2], (const char *const *)argv + 3);
     const char *levels[sizeof all_levels / sizeof *all_levels];
     double start = now();
     int n = find_levels(levels);
@@ -102,8 +136,8 @@ int main(void)
     test_numbers();
     report("numbers", start, 0);
     for (int i = 0; i < n; i++) {
-        run_table(levels[i], 1);
-        run_table(levels[i], 3);
+        run_table(levels[i], 1, NULL);
+        run_table(levels[i], 3, NULL);
     }
     struct {
         const char *name;

@@ -1,0 +1,145 @@
+/* Inside the cuda device: its state, its weights and cache, and what its files use of each other.
+ *
+ * Ops run on the engine's thread and only enqueue into one stream.  They allocate nothing: what they need beside their
+ * arguments comes from scratch, whose areas belong to one op's kernels until that op's work is done, and stream order
+ * makes that safe.  Device pointers are never read here: what a launcher must know, it takes from the args. */
+#ifndef TANDEM_KERNELS_CUDA_DEVICE_H
+#define TANDEM_KERNELS_CUDA_DEVICE_H
+
+#include "kernels/cuda/gpu.h"
+
+#include <cassert>
+
+namespace GPU_NAMESPACE
+{
+
+/* Areas of scratch, so that the pieces of one op do not share memory. */
+enum area { AREA_X, AREA_Y, AREA_W, AREA_ATTN, AREA_SAMPLE, AREA_SUM, AREA_COUNT };
+
+struct pending_out; /* results that finish hands to the caller's memory */
+
+struct gpu_dev {
+    struct dev head;
+    struct dev_ops ops;
+    cudaStream_t stream;
+    int index, n_sm;
+    size_t shared_max; /* bytes that a block may ask for */
+    struct {
+        void *p;
+        size_t bytes;
+    } scratch[AREA_COUNT];
+    /* what the host sends and gets: pinned memory and as much device memory, handed out from the front and taken back
+     * when the stream is empty */
+    uint8_t *pinned, *staged;
+    size_t stage_at;
+    struct pending_out *pending;
+    int n_pending;
+    void *lt; /* matrix products: lt.h */
+};
+
+static inline gpu_dev *gpu_of(struct dev *d)
+{
+    return reinterpret_cast<gpu_dev *>(d);
+}
+
+/* Bytes of device memory in an area; the contents are those of an earlier op.  NULL: the device has failed. */
+void *gpu_scratch(gpu_dev *, const char *op, enum area, size_t bytes);
+
+/* A device copy of host memory, in stream order; good for what is enqueued before the next finish. NULL: failed. */
+const void *gpu_stage(gpu_dev *, const char *op, const void *host, size_t bytes);
+/* Device memory that is copied to `host` when the device has come there, at the latest in finish. NULL: failed. */
+void *gpu_stage_out(gpu_dev *, const char *op, void *host, size_t bytes);
+/* Enqueues the copies of what gpu_stage_out gave; after the kernels that write it. */
+void gpu_send_outs(gpu_dev *);
+
+/* false, and the device fails with op's name, when e is an error */
+bool gpu_check(gpu_dev *, const char *op, cudaError_t e);
+
+/* Before a launch: false when the device has failed.  Raises the kernel's limit of shared memory when it needs more
+ * than 48 KiB. */
+bool gpu_ready(gpu_dev *, const char *op, const void *kernel, size_t smem);
+
+/* LAUNCH(d, "op", kernel, grid, block, bytes of shared memory, arguments...); a template in parentheses.  Nothing is
+ * launched for an empty grid or by a device that has failed. */
+#ifdef __CUDACC__
+#define LAUNCH(d, op, kernel, grid, block, smem, ...)                                                                  \
+    do {                                                                                                               \
+        if (gpu_ready(d, op, reinterpret_cast<const void *>(kernel), smem)) {                                          \
+            kernel<<<(grid), (block), (smem), (d)->stream>>>(__VA_ARGS__);                                             \
+            gpu_check(d, op, cudaGetLastError());                                                                      \
+        }                                                                                                              \
+    } while (0)
+#else
+#define LAUNCH(d, op, kernel, grid, block, smem, ...)                                                                  \
+    do {                                                                                                               \
+        if (gpu_ready(d, op, reinterpret_cast<const void *>(kernel), smem)) {                                          \
+            simt_runtime::launch((d)->stream, (grid), (block), (smem), kernel, __VA_ARGS__);                           \
+            gpu_check(d, op, cudaGetLastError());                                                                      \
+        }                                                                                                              \
+    } while (0)
+#endif
+
+static inline unsigned blocks_for(size_t n, int per_block)
+{
+    return (unsigned)((n + (size_t)per_block - 1) / (size_t)per_block);
+}
+
+/* ---- weights (weight.cu) --------------------------------------------------------------------------------------- */
+
+/* Rows as they come, outputs of gate before those of up, padded with zeros to `row_bytes`, a multiple of 16:
+ *   f32, bf16, f16: values.  int8: values, scale f32 [rows].  nf4: as in weight_src, scale f32 [rows][cols / 64].
+ *   int4: as in weight_src, groups of the last columns padded; scale f16 [rows][n_groups]. */
+struct gpu_weight {
+    enum dtype t;
+    int rows, cols, group, n_groups; /* group: of int4 and nf4, else 0; n_groups: scales of a row, 0 for floats */
+    bool gate_up;
+    size_t row_bytes, bytes; /* bytes: of everything */
+    uint8_t *data;           /* (rows, row_bytes) */
+    const void *scale;       /* within data */
+};
+
+static inline const gpu_weight *weight_of(const struct weight *w)
+{
+    return reinterpret_cast<const gpu_weight *>(w);
+}
+
+struct weight *gpu_weight_pack(struct dev *, const struct weight_src *parts, int n_parts);
+void gpu_weight_free(struct dev *, struct weight *);
+void gpu_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts, int piece, int pieces);
+size_t gpu_weight_bytes(const struct weight *);
+
+/* ---- the KV cache (kv.cu) -------------------------------------------------------------------------------------- */
+
+/* For each (layer, page, KV head) a block: K [KV_PAGE][dim_pad], V likewise, then for int8 their scales, f32 [2]
+ * [KV_PAGE].  dim_pad: head_dim to a multiple of 16 bytes; the padding is zero. */
+struct gpu_kv {
+    struct kv_shape shape;
+    int dim_pad;
+    size_t v_at, scale_at, block_bytes; /* within a block; multiples of 16 */
+    uint8_t *data;
+    size_t bytes;
+};
+
+static inline const gpu_kv *kv_of(const struct kv *kv)
+{
+    return reinterpret_cast<const gpu_kv *>(kv);
+}
+
+size_t gpu_kv_page_bytes(const struct kv_shape *);
+struct kv *gpu_kv_open(struct dev *, const struct kv_shape *);
+void gpu_kv_close(struct dev *, struct kv *);
+
+/* ---- memory and ops -------------------------------------------------------------------------------------------- */
+
+void *gpu_alloc(struct dev *, size_t bytes);
+void gpu_free(struct dev *, void *);
+void gpu_upload(struct dev *, void *device, const void *host, size_t bytes);
+void gpu_download(struct dev *, void *host, const void *device, size_t bytes);
+
+#define X(op) void gpu_##op(struct dev *, const struct op##_args *);
+OPS(X)
+#undef X
+
+} // namespace GPU_NAMESPACE
+
+#endif

@@ -1,0 +1,43 @@
+/* The one header of CUDA that the files of this folder include: nvcc gets the real thing, a host compiler the shim
+ * (kernels/simt), so the same sources are the device `cuda` and the device `simt`.
+ *
+ * A kernel is launched with LAUNCH, keeps its shared memory in one struct (SMEM), and uses what it needs of PTX through
+ * ptx.cuh.  Everything is in namespace GPU_NAMESPACE, since both devices may be in one binary. */
+#ifndef TANDEM_KERNELS_CUDA_GPU_H
+#define TANDEM_KERNELS_CUDA_GPU_H
+
+#ifdef __CUDACC__
+
+#include <cuda_runtime.h>
+
+#define GPU_NAMESPACE cuda_device
+#define SMEM(T, name)                                                                                                  \
+    extern __shared__ __align__(128) unsigned char smem_raw_[];                                                        \
+    T &name = *reinterpret_cast<T *>(smem_raw_)
+/* Shared memory that a launcher sizes: bytes, 128-byte aligned. */
+#define SMEM_BYTES(name)                                                                                               \
+    extern __shared__ __align__(128) unsigned char smem_raw_[];                                                        \
+    unsigned char *name = smem_raw_
+
+#else
+
+#include "kernels/simt/cudart.h"
+
+#define GPU_NAMESPACE simt_device
+#define SMEM(T, name) T &name = *reinterpret_cast<T *>(simt::shared_memory())
+#define SMEM_BYTES(name) unsigned char *name = simt::shared_memory()
+namespace simt_device
+{
+using namespace simt_runtime;
+}
+
+#endif
+
+#include "kernels/dev.h"
+#include "kernels/num.h"
+
+#include <cstdint>
+
+#define FULL_WARP 0xffffffffu
+
+#endif

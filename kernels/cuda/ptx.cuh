@@ -1,0 +1,132 @@
+/* Every PTX instruction that the kernels use, one function each, with its meaning on a host beside it. */
+#ifndef TANDEM_KERNELS_CUDA_PTX_CUH
+#define TANDEM_KERNELS_CUDA_PTX_CUH
+
+#include "kernels/cuda/gpu.h"
+
+namespace GPU_NAMESPACE
+{
+
+/* 16 bytes from global to shared memory, both 16-byte aligned; zeros when !pred.  In the current group. */
+__device__ inline void cp_async16(void *dst, const void *src, bool pred)
+{
+#ifdef __CUDACC__
+    unsigned s = (unsigned)__cvta_generic_to_shared(dst);
+    int n = pred ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s), "l"(src), "r"(n));
+#else
+    simt::cp_async(dst, src, pred ? 16 : 0, 16);
+#endif
+}
+
+__device__ inline void cp_async_commit()
+{
+#ifdef __CUDACC__
+    asm volatile("cp.async.commit_group;");
+#else
+    simt::cp_commit();
+#endif
+}
+
+/* until at most N of this thread's groups are in flight; other threads' copies: a barrier after it */
+template <int N> __device__ inline void cp_async_wait()
+{
+#ifdef __CUDACC__
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#else
+    simt::cp_wait(N);
+#endif
+}
+
+/* Four 8x8 matrices of 16-bit values; lane 8 m + r gives the (16-byte aligned, shared) address of row r of matrix m. */
+__device__ inline void ldmatrix_x4(unsigned (&r)[4], const void *row)
+{
+#ifdef __CUDACC__
+    unsigned s = (unsigned)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(s)
+                 : "memory");
+#else
+    simt::ldmatrix<false>(r, row, 4);
+#endif
+}
+
+/* the same, each matrix transposed */
+__device__ inline void ldmatrix_x4_trans(unsigned (&r)[4], const void *row)
+{
+#ifdef __CUDACC__
+    unsigned s = (unsigned)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(s)
+                 : "memory");
+#else
+    simt::ldmatrix<true>(r, row, 4);
+#endif
+}
+
+/* c (16, 8) += a (16, 16) b (16, 8); fragments as the PTX ISA lays them out */
+__device__ inline void mma_bf16_16816(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2])
+{
+#ifdef __CUDACC__
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    simt::mma_m16n8k16<bf16_to_f32>(c, a, b);
+#endif
+}
+
+__device__ inline void mma_f16_16816(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2])
+{
+#ifdef __CUDACC__
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    simt::mma_m16n8k16<f16_to_f32>(c, a, b);
+#endif
+}
+
+/* c (16, 8) += a (16, 32) b (32, 8), int8, sums int32 */
+__device__ inline void mma_s8_16832(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2])
+{
+#ifdef __CUDACC__
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    simt::mma_m16n8k32_s8(c, a, b);
+#endif
+}
+
+/* f16 bits to f32: one instruction, where num.h takes several */
+__device__ inline float half_to_float(uint16_t h)
+{
+#ifdef __CUDACC__
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+#else
+    return f16_to_f32(h);
+#endif
+}
+
+/* 16 bytes that are read once: past the first-level cache */
+__device__ inline uint4 load_stream(const uint4 *p)
+{
+#ifdef __CUDACC__
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+#else
+    return *p;
+#endif
+}
+
+} // namespace GPU_NAMESPACE
+
+#endif

@@ -1,0 +1,105 @@
+/* Packing weights for the device. */
+#include "kernels/cuda/device.h"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace GPU_NAMESPACE
+{
+namespace
+{
+
+size_t round16(size_t n)
+{
+    return (n + 15) / 16 * 16;
+}
+
+size_t src_row_bytes(const struct weight_src *s, int n_groups)
+{
+    return s->t == DT_I4 ? (size_t)n_groups * (size_t)s->group / 2 : dtype_bytes(s->t, (size_t)s->cols);
+}
+
+size_t scale_row_bytes(enum dtype t, int n_groups)
+{
+    return (size_t)n_groups * (t == DT_I4 ? sizeof(uint16_t) : sizeof(float));
+}
+
+/* Everything but the memory; false: a shape that cannot be. */
+bool plan(gpu_weight *w, const struct weight_src *parts, int n_parts)
+{
+    const struct weight_src *s = parts;
+    size_t rows = 0;
+    if (n_parts < 1) return false;
+    for (int i = 0; i < n_parts; i++) {
+        if (parts[i].t != s->t || parts[i].cols != s->cols || parts[i].group != s->group || parts[i].rows < 1 ||
+            parts[i].cols < 1 || (s->t == DT_NF4 && s->cols % 64))
+            return false;
+        rows += (size_t)parts[i].rows;
+    }
+    if (rows > INT32_MAX) return false;
+    int n_groups = s->t == DT_I4    ? (s->cols + s->group - 1) / s->group
+                   : s->t == DT_NF4 ? s->cols / 64
+                   : s->t == DT_I8  ? 1
+                                    : 0;
+    *w = {};
+    w->t = s->t;
+    w->rows = (int)rows;
+    w->cols = s->cols;
+    w->group = s->group;
+    w->n_groups = n_groups;
+    w->gate_up = s->gate_up;
+    w->row_bytes = round16(src_row_bytes(s, n_groups));
+    size_t data;
+    if (__builtin_mul_overflow(rows, w->row_bytes, &data)) return false;
+    w->bytes = data + round16(rows * scale_row_bytes(s->t, n_groups));
+    return true;
+}
+
+} // namespace
+
+struct weight *gpu_weight_pack(struct dev *head, const struct weight_src *parts, int n_parts)
+{
+    gpu_weight shape;
+    if (!plan(&shape, parts, n_parts)) return nullptr;
+    gpu_weight *w = static_cast<gpu_weight *>(malloc(sizeof *w));
+    uint8_t *host = static_cast<uint8_t *>(calloc(shape.bytes, 1)); /* TODO(linear): piece by piece */
+    if (w) *w = shape;
+    if (!w || !host || !(w->data = static_cast<uint8_t *>(gpu_alloc(head, w->bytes)))) {
+        free(w);
+        free(host);
+        return nullptr;
+    }
+    uint8_t *scale = host + (size_t)w->rows * w->row_bytes;
+    size_t row = 0, from = src_row_bytes(parts, w->n_groups), scales = scale_row_bytes(w->t, w->n_groups);
+    for (int i = 0; i < n_parts; i++) {
+        for (int r = 0; r < parts[i].rows; r++)
+            memcpy(host + (row + (size_t)r) * w->row_bytes, static_cast<const uint8_t *>(parts[i].data) + (size_t)r * from,
+                   from);
+        if (scales) memcpy(scale + row * scales, parts[i].scale, (size_t)parts[i].rows * scales);
+        row += (size_t)parts[i].rows;
+    }
+    gpu_upload(head, w->data, host, w->bytes);
+    free(host);
+    w->scale = w->n_groups ? w->data + (size_t)w->rows * w->row_bytes : nullptr;
+    return reinterpret_cast<struct weight *>(w);
+}
+
+void gpu_weight_free(struct dev *head, struct weight *p)
+{
+    gpu_weight *w = reinterpret_cast<gpu_weight *>(p);
+    if (!w) return;
+    gpu_free(head, w->data);
+    free(w);
+}
+
+void gpu_weight_update(struct dev *head, struct weight *, const struct weight_src *, int, int, int)
+{
+    dev_fail(head, "weight_update", "not built yet");
+}
+
+size_t gpu_weight_bytes(const struct weight *w)
+{
+    return weight_of(w)->bytes;
+}
+
+} // namespace GPU_NAMESPACE

@@ -1,0 +1,103 @@
+/* The part of the CUDA runtime that the cuda device uses, on the CPU: memory, streams, events, graphs, launches.
+ *
+ * A stream is a queue that runs when somebody waits for it (or for memory that it may write), never before: what a
+ * caller may not do yet, because the device has not run, fails here too.  Device memory is heap memory filled with
+ * 0xFF.  The names and meanings are those of the CUDA Runtime API, version 13.  Everything belongs to the calling
+ * thread's use of one device at a time; nothing here is locked. */
+#ifndef TANDEM_KERNELS_SIMT_CUDART_H
+#define TANDEM_KERNELS_SIMT_CUDART_H
+
+#include "kernels/simt/simt.h"
+
+#include <functional>
+
+namespace simt_runtime
+{
+
+enum cudaError_t {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorNotReady = 600,
+    cudaErrorIllegalAddress = 700,
+};
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
+
+struct stream;
+struct event;
+struct graph;
+typedef stream *cudaStream_t;
+typedef event *cudaEvent_t;
+typedef graph *cudaGraph_t;
+typedef graph *cudaGraphExec_t;
+
+struct cudaDeviceProp {
+    char name[256];
+    size_t totalGlobalMem, sharedMemPerBlockOptin;
+    int major, minor, multiProcessorCount, l2CacheSize;
+};
+
+cudaError_t cudaGetDeviceCount(int *);
+cudaError_t cudaSetDevice(int);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *, int);
+cudaError_t cudaDeviceReset();
+cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaGetLastError();
+cudaError_t cudaPeekAtLastError();
+const char *cudaGetErrorString(cudaError_t);
+
+cudaError_t cudaMemGetInfo(size_t *free, size_t *total);
+cudaError_t cudaMalloc(void **, size_t);
+cudaError_t cudaFree(void *);
+cudaError_t cudaMallocHost(void **, size_t);
+cudaError_t cudaFreeHost(void *);
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t, cudaMemcpyKind, cudaStream_t);
+cudaError_t cudaMemsetAsync(void *, int, size_t, cudaStream_t);
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *, unsigned);
+cudaError_t cudaStreamDestroy(cudaStream_t);
+cudaError_t cudaStreamSynchronize(cudaStream_t);
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned flags = 0);
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *, unsigned);
+cudaError_t cudaEventDestroy(cudaEvent_t);
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t);
+cudaError_t cudaEventSynchronize(cudaEvent_t);
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode);
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *, cudaGraph_t, unsigned long long flags = 0);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t);
+cudaError_t cudaGraphDestroy(cudaGraph_t);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t);
+
+/* Puts work into a stream. */
+void enqueue(cudaStream_t, std::function<void()>);
+/* Sets the last error, as a launch with these sizes would; true when it is fine. */
+bool launch_fits(dim3 grid, dim3 block, size_t smem);
+/* After `after` more launches one fails with a sticky error (cudaErrorIllegalAddress) that only cudaDeviceReset clears;
+ * -1: never.  For tests of faults; also the environment's SIMT_FAIL_LAUNCH, once a process. */
+void fail_launch(long after);
+
+template <class... P, class... A>
+void launch(cudaStream_t s, dim3 grid, dim3 block, size_t smem, void (*kernel)(P...), A... args)
+{
+    if (!launch_fits(grid, block, smem)) return;
+    enqueue(s, [=, call = std::tuple<P...>(args...)]() mutable {
+        struct run {
+            void (*kernel)(P...);
+            std::tuple<P...> *call;
+        } r{kernel, &call};
+        simt::run_grid(
+            grid, block, smem, [](void *p) { std::apply(((run *)p)->kernel, *((run *)p)->call); }, &r);
+    });
+}
+
+} // namespace simt_runtime
+
+#endif

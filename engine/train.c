@@ -133,6 +133,19 @@ __attribute__((format(printf, 2, 3))) static void warn(struct train *t, const ch
     tell(t, TRAIN_WARNING, text);
 }
 
+/* An op of this job failed.  Beside serving the gate has the error: the device's is of who has the device. */
+static bool device_failed(struct train *t, struct err *e)
+{
+    struct dev_error w;
+    if (t->gate ? !train_gate_error(t->gate, &w) : !t->d->error.op) return false;
+    if (!t->gate) {
+        w = t->d->error;
+        dev_clear_error(t->d);
+    }
+    err_set(e, ERR_NOMEM, "device: op %s: %s", w.op, w.msg);
+    return true;
+}
+
 /* ---- checkpoints ------------------------------------------------------------------------------------------------- */
 
 enum { PARTS_MAX = ARRAYS + 2 };
@@ -167,6 +180,7 @@ static int save(struct train *t, struct err *e)
     size_t bytes = t->o.n * sizeof(float);
     for (int i = 0; i < ARRAYS; i++)
         if (t->host[i] != device_array(t, i)) t->d->ops->download(t->d, t->host[i], device_array(t, i), bytes);
+    if (device_failed(t, e)) return e->code;
     train_gate_leave(t->gate);
     tell(t, TRAIN_SAVING, NULL);
     int rc = ckpt_write(t->ckpt_dir, t->hash, t->st.step, t->st.good, part, n, e);
@@ -197,19 +211,6 @@ static int load(struct train *t, int64_t most, struct err *e)
 }
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
-
-/* An op of this job failed.  Beside serving the gate has the error: the device's is of who has the device. */
-static bool device_failed(struct train *t, struct err *e)
-{
-    struct dev_error w;
-    if (t->gate ? !train_gate_error(t->gate, &w) : !t->d->error.op) return false;
-    if (!t->gate) {
-        w = t->d->error;
-        dev_clear_error(t->d);
-    }
-    err_set(e, ERR_NOMEM, "device: op %s: %s", w.op, w.msg);
-    return true;
-}
 
 static enum outcome asked(struct train *t)
 {
@@ -427,6 +428,7 @@ static int write_result(struct train *t, struct err *e)
     if (!t->job.out) return 0;
     if (p == t->host[last] && p != on_device)
         t->d->ops->download(t->d, t->host[last], on_device, t->o.n * sizeof(float));
+    if (device_failed(t, e)) return err_prefix(e, "the result could not be read");
     struct buf tmp = {0};
     buf_printf(&tmp, "%s.tmp", t->job.out);
     dir_remove(tmp.data);

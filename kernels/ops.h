@@ -344,6 +344,7 @@ struct dev_ops {
     /* What follows a device has whose memory is its own; NULL elsewhere. */
 
     void (*memory)(struct dev *, struct dev_memory *); /* by any thread */
+    void (*zero)(struct dev *, void *, size_t bytes);  /* enqueued like an op */
     /* Calls fn(ctx), which enqueues the largest work that is to come, with any pointers: nothing of it runs.  The
      * device takes the scratch for it now, and none later: from then on an op that needs more fails.  May be called
      * again, with other work.  0, or -1 with dev_error set. */

@@ -64,6 +64,11 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
         free(g);
         return NULL;
     }
+    if (g->s.model.d->ops->memory) {
+        struct dev_memory taken;
+        g->s.model.d->ops->memory(g->s.model.d, &taken);
+        g->s.info.device_base = g->stats.device_used = taken.used;
+    }
     mailbox_init(&g->inbox);
     events_init(&g->events);
     pthread_mutex_init(&g->stats_lock, NULL);

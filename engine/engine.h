@@ -87,7 +87,8 @@ struct engine_info {
                                                                   pages and workspace */
     size_t workspace_bytes; /* activations and logits of a step; index arrays are small and not counted.  With the
                                scratch of a device whose memory is its own */
-    size_t device_bytes, device_budget; /* such a device's memory, and what may be taken of it; 0 for others */
+    size_t device_bytes, device_budget, device_base; /* such a device's memory, what may be taken of it, and what is
+                                                        taken before the first request; 0 for others */
 };
 
 const struct engine_info *engine_info(const struct engine *);
@@ -280,8 +281,7 @@ struct engine_stats {
     uint64_t failed_steps;  /* the device reported an error */
     uint64_t device_restarts; /* it was lost and opened anew */
     bool device_lost;         /* and now it is lost for good: every request ends with an error */
-    size_t device_used; /* of info's device_budget, now; what is not weights, cache, workspace and adapters is training's
-                         */
+    size_t device_used; /* of info's device_budget; beyond its device_base: adapters and training */
     uint64_t decode_tokens; /* computed to follow generated ones; the others are of prompts, or computed again */
     uint64_t held_rows;     /* rows not sampled in a step because their mask was not there (masker.h) */
 };

@@ -68,6 +68,7 @@ static void give_up(struct engine *g, const char *why)
     g->now.device_lost = true;
     atomic_store(&g->lost, true);
     engine_end_all(g);
+    if (g->events.notify) g->events.notify(g->events.arg); /* there may be nobody whose end would */
 }
 
 static void recover(struct engine *g)

@@ -5,7 +5,23 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+/* "cuda" or "cuda:N" */
+static struct dev *open_cuda(const char *name, char why[160])
+{
+    char *end = NULL;
+    long index = name[4] ? strtol(name + 5, &end, 10) : 0;
+    if (name[4] && (end == name + 5 || *end || index < 0 || index > 1023))
+        return snprintf(why, 160, "after \"cuda:\" comes the number of a GPU, not \"%.60s\"", name + 5), NULL;
+#ifdef TANDEM_CUDA
+    return cuda_open((int)index, why);
+#else
+    snprintf(why, 160, "this program was built without CUDA");
+    return NULL;
+#endif
+}
 
 struct dev *dev_open(const struct dev_config *c, char why[160])
 {
@@ -20,12 +36,14 @@ struct dev *dev_open(const struct dev_config *c, char why[160])
         d = ref_open(why);
     else if (!strncmp(name, "cpu", 3) && (!name[3] || name[3] == ':'))
         d = cpu_open(name[3] ? name + 4 : NULL, c->threads, why);
+    else if (!strncmp(name, "cuda", 4) && (!name[4] || name[4] == ':'))
+        d = open_cuda(name, why);
 #ifdef TANDEM_SIMT
     else if (!strcmp(name, "simt"))
         d = simt_open(why);
 #endif
     else
-        snprintf(why, 160, "no device is called \"%.60s\"; there are ref, cpu, and its levels such as cpu:portable",
+        snprintf(why, 160, "no device is called \"%.60s\"; there are ref, cpu, cuda, cuda:N, and levels such as cpu:avx2",
                  name);
     if (d) d->bf16_x = c->bf16_x;
     return d;

@@ -220,12 +220,24 @@ void fill_table(struct dev_ops *o)
     o->close = gpu_close;
 }
 
+bool no_driver()
+{
+#ifdef __CUDACC__
+    int version = 0;
+    return cudaDriverGetVersion(&version) == cudaSuccess && version == 0;
+#else
+    return false;
+#endif
+}
+
 struct dev *gpu_open(int index, char why[160])
 {
     int n = 0;
     cudaError_t e = cudaGetDeviceCount(&n);
     if (e != cudaSuccess || index < 0 || index >= n) {
-        if (e != cudaSuccess)
+        if (no_driver())
+            snprintf(why, 160, "this machine has no NVIDIA driver, so no GPU can be used");
+        else if (e != cudaSuccess)
             snprintf(why, 160, "no CUDA device can be used: %s", cudaGetErrorString(e));
         else
             snprintf(why, 160, "there is no CUDA device %d; this machine has %d", index, n);

@@ -83,6 +83,21 @@ template <bool BUG> void in_warp_kernel(float *out, const float *x)
     out[(int)blockIdx.x * BLOCK + t] = s.part[t ^ 1];
 }
 
+/* The same within a warp, with __syncwarp. */
+template <bool BUG> void twice_in_warp_kernel(float *out, const float *x)
+{
+    SMEM(reduce_memory, s);
+    int t = (int)threadIdx.x;
+    float sum = 0;
+    for (int round = 0; round < 2; round++) {
+        s.part[t] = x[t] + (float)round;
+        __syncwarp();
+        sum += s.part[t ^ 31];
+        if (!BUG) __syncwarp();
+    }
+    out[(int)blockIdx.x * BLOCK + t] = sum;
+}
+
 /* bug: one element past the struct that the launch asked for */
 template <bool BUG> void shared_overrun_kernel(float *out, const float *x)
 {
@@ -196,6 +211,7 @@ const struct planted {
     CASE(global_overrun, 0, BY_ASAN, "heap-buffer-overflow"),
     CASE(sum, sizeof(reduce_memory), BY_TSAN, "data race"),
     CASE(twice, sizeof(reduce_memory), BY_TSAN, "data race"),
+    CASE(twice_in_warp, sizeof(reduce_memory), BY_TSAN, "data race"),
     CASE(in_warp, sizeof(reduce_memory), BY_TSAN, "data race"),
     CASE(same_tile, 0, BY_TSAN, "data race"),
 };

@@ -1,5 +1,6 @@
 /* The device itself: opening, memory, copies, waiting, and the table of its ops. */
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/lt.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -188,6 +189,7 @@ void gpu_close(struct dev *head)
 {
     gpu_dev *d = gpu_of(head);
     cudaSetDevice(d->index);
+    lt_close(d);
     for (auto &s : d->scratch) cudaFree(s.p);
     if (d->staged) cudaFree(d->staged);
     if (d->pinned) cudaFreeHost(d->pinned);
@@ -265,6 +267,10 @@ struct dev *gpu_open(int index, char why[160])
         snprintf(why, 160, "CUDA device %d: %s", index, cudaGetErrorString(e));
         gpu_close(&d->head);
         cudaGetLastError();
+        return nullptr;
+    }
+    if (!lt_open(d, p.name, why)) {
+        gpu_close(&d->head);
         return nullptr;
     }
     d->n_sm = p.multiProcessorCount;

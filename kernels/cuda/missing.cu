@@ -12,8 +12,6 @@ namespace GPU_NAMESPACE
 
 MISSING(linear)
 MISSING(gate_up)
-MISSING(rope_kv)
-MISSING(attn)
 MISSING(sample)
 MISSING(gemm)
 MISSING(linear_back)

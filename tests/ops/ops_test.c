@@ -121,6 +121,10 @@ static int test_device(const char *name, const char *const *some)
         dev_close(d);
         report("outliers", start, 0);
     }
+    if (among("attn", some)) {
+        test_chunks(&name, 1);
+        report("chunks", start, 0);
+    }
     printf("%d checks, %d failures\n", n_checks, n_failures);
     return n_failures ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -23,6 +23,5 @@ MISSING(col_sum)
 MISSING(rope)
 MISSING(attn_seq)
 MISSING(attn_back)
-MISSING(cross_entropy)
 
 } // namespace GPU_NAMESPACE

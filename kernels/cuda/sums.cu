@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(SUM_THREADS) embed_back_kernel(struct mat tabl
     struct walk w = {0, t / 32 * 32};
     w.left = __ballot_sync(FULL_WARP, w.base + lane >= t && w.base + lane < T && id[w.base + lane] == want);
     for (bool more = true; more;) {
-        int token[AHEAD];
+        int token[AHEAD] = {};
         float v[AHEAD][WIDE];
 #pragma unroll 1
         for (int k = 0; k < AHEAD; k++) {

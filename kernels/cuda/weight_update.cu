@@ -29,6 +29,11 @@ __global__ void __launch_bounds__(UPDATE_THREADS)
     }
     if constexpr (T == DT_F32) {
         float *f = reinterpret_cast<float *>(q);
+        if (vec) {
+            reinterpret_cast<float4 *>(f)[0] = float4{v[0], v[1], v[2], v[3]};
+            reinterpret_cast<float4 *>(f)[1] = float4{v[4], v[5], v[6], v[7]};
+            return;
+        }
 #pragma unroll
         for (int k = 0; k < WIDE; k++)
             if (c + k < cols) f[k] = v[k];

@@ -121,6 +121,15 @@ static int test_device(const char *name, const char *const *some)
         dev_close(d);
         report("outliers", start, 0);
     }
+    if (among("linear_back", some)) {
+        static const char *const products[] = {"linear", "gemm", "linear_back", NULL};
+        test_train_products(&name, 1);
+        with_bf16_x = true;
+        run_table(name, 1, products);
+        test_train_products(&name, 1);
+        with_bf16_x = false;
+        report("products of training, bits; bf16 x", start, 0);
+    }
     printf("%d checks, %d failures\n", n_checks, n_failures);
     return n_failures ? EXIT_FAILURE : EXIT_SUCCESS;
 }

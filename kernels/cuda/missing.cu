@@ -12,13 +12,8 @@ namespace GPU_NAMESPACE
 
 MISSING(linear)
 MISSING(gate_up)
-MISSING(rope_kv)
-MISSING(attn)
 MISSING(sample)
 MISSING(norm_back)
-MISSING(rope)
-MISSING(attn_seq)
-MISSING(attn_back)
 MISSING(head_norm_back)
 MISSING(act_mul_back)
 MISSING(act_back)

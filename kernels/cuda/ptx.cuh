@@ -150,6 +150,41 @@ __device__ inline void cp_async4(void *dst, const void *src, bool pred)
 #endif
 }
 
+/* 2^x within 2 ulp; of -infinity 0 */
+__device__ inline float exp2_fast(float x)
+{
+#ifdef __CUDACC__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
+
+/* two floats rounded to bf16, and to f16, the first in the low half */
+__device__ inline unsigned pack_bf16(float low, float high)
+{
+#ifdef __CUDACC__
+    unsigned r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+#else
+    return (unsigned)f32_to_bf16(high) << 16 | f32_to_bf16(low);
+#endif
+}
+
+__device__ inline unsigned pack_f16(float low, float high)
+{
+#ifdef __CUDACC__
+    unsigned r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+#else
+    return (unsigned)f32_to_f16(high) << 16 | f32_to_f16(low);
+#endif
+}
+
 } // namespace GPU_NAMESPACE
 
 #endif

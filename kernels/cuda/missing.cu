@@ -13,14 +13,5 @@ namespace GPU_NAMESPACE
 MISSING(linear)
 MISSING(gate_up)
 MISSING(sample)
-MISSING(norm_back)
-MISSING(head_norm_back)
-MISSING(act_mul_back)
-MISSING(act_back)
-MISSING(cross_entropy)
-MISSING(dropout)
-MISSING(square_sum)
-MISSING(adamw)
-MISSING(axpby)
 
 } // namespace GPU_NAMESPACE

@@ -286,7 +286,7 @@ __device__ void f32_item(const attn_call &c, const attn_item &it, f32_smem<DIM, 
     }
 }
 
-template <int DIM, int STAGES> __global__ void __launch_bounds__(ATTN_THREADS) f32_kernel(attn_call c)
+template <int DIM, int STAGES> __global__ void __launch_bounds__(ATTN_THREADS, 1) f32_kernel(attn_call c)
 {
     typedef f32_smem<DIM, STAGES> smem;
     SMEM_BYTES(shared);

@@ -10,7 +10,7 @@ const int TILE = 64, DEPTH = 16, STAGES = 3, TILE_THREADS = 256, STRIDE = TILE +
 const int TILE_FLOATS = TILE * DEPTH_STRIDE; /* of either layout; the other is smaller */
 static_assert(DEPTH * STRIDE <= TILE_FLOATS, "a tile of rows of k is the larger");
 const int SPLIT_LEAST = 512, SPLITS_MAX = 16, SPLIT_TILES = 64;
-const int LT_LEAST = 8; /* N and K of cuBLASLt's products */
+const int LT_LEAST = 8, ODD_MOST = 1 << 20; /* N and K of cuBLASLt's products */
 
 struct tile_args {
     const float *a, *b;
@@ -213,7 +213,8 @@ bool gpu_product(gpu_dev *d, const char *op, const struct lt_args *p)
 {
     bool small = p->N < LT_LEAST || p->K < LT_LEAST || (p->ta && p->M < LT_LEAST);
     bool lies = aligned(p->a, p->lda) && aligned(p->b, p->ldb) && aligned(p->c, p->ldc);
-    if (p->t == DT_F32 && (small || !lies)) return tile_multiply(d, op, p);
+    small = small || (!lies && (long)p->N * p->K < ODD_MOST);
+    if (p->t == DT_F32 && small) return tile_multiply(d, op, p);
     return lt_multiply(d, op, p);
 }
 

@@ -13,9 +13,5 @@ namespace GPU_NAMESPACE
 MISSING(linear)
 MISSING(gate_up)
 MISSING(sample)
-MISSING(linear_back)
-MISSING(rope)
-MISSING(attn_seq)
-MISSING(attn_back)
 
 } // namespace GPU_NAMESPACE

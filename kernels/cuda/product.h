@@ -10,8 +10,9 @@ namespace GPU_NAMESPACE {
 enum { HALF_LEAST = 64 };
 
 /* lt_multiply of DT_F32 or DT_BF16 (a and b 16-byte aligned then, lda and ldb multiples of 8), by the kernel of gemm.cu
- * where N or K is small or a float matrix is not aligned to 16 bytes.  Which one is chosen by N, K and the matrices'
- * alignment alone, with ta by M too; in the kernel a row of C, without ta, is the same sum for any M. */
+ * where N or K is small, or B is no large matrix and one of the three is not aligned to 16 bytes.  Which one is chosen
+ * by N, K and the matrices' alignment alone, with ta by M too; in the kernel a row of C, without ta, is the same sum
+ * for any M. */
 bool gpu_product(gpu_dev *, const char *op, const struct lt_args *);
 
 /* Elements of a row of a matrix of `cols` bf16 values that round_bf16 writes. */

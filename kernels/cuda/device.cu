@@ -1,5 +1,6 @@
 /* The device itself: opening, the first error, and the table of its ops. */
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/lt.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -96,6 +97,7 @@ bool gpu_lost(const struct dev *head)
 void let_go(gpu_dev *d)
 {
     gpu_graphs_close(d);
+    lt_close(d);
     gpu_memory_close(d);
     if (d->stream) cudaStreamDestroy(d->stream);
     d->stream = nullptr;
@@ -115,7 +117,7 @@ bool take_hold(gpu_dev *d, char why[160])
     d->n_sm = p.multiProcessorCount;
     d->shared_max = p.sharedMemPerBlockOptin;
     snprintf(d->head.level, sizeof d->head.level, "sm_%d%d", p.major, p.minor);
-    return gpu_memory_open(d, why);
+    return gpu_memory_open(d, why) && lt_open(d, p.name, why);
 }
 
 int gpu_reopen(struct dev *head, char why[160])
@@ -172,12 +174,24 @@ void fill_table(struct dev_ops *o)
     o->reopen = gpu_reopen;
 }
 
+bool no_driver()
+{
+#ifdef __CUDACC__
+    int version = 0;
+    return cudaDriverGetVersion(&version) == cudaSuccess && version == 0;
+#else
+    return false;
+#endif
+}
+
 struct dev *gpu_open(int index, const struct dev_config *c, char why[160])
 {
     int n = 0;
     cudaError_t e = cudaGetDeviceCount(&n);
     if (e != cudaSuccess || index < 0 || index >= n) {
-        if (e != cudaSuccess)
+        if (no_driver())
+            snprintf(why, 160, "this machine has no NVIDIA driver, so no GPU can be used");
+        else if (e != cudaSuccess)
             snprintf(why, 160, "no CUDA device can be used: %s", cudaGetErrorString(e));
         else
             snprintf(why, 160, "there is no CUDA device %d; this machine has %d", index, n);

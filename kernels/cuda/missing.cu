@@ -10,8 +10,6 @@ namespace GPU_NAMESPACE
         dev_fail(d, #op, "not built yet");                                                                             \
     }
 
-MISSING(linear)
-MISSING(gate_up)
 MISSING(sample)
 
 } // namespace GPU_NAMESPACE

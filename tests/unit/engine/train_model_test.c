@@ -51,6 +51,25 @@ struct gradient {
     size_t bytes;
 };
 
+/* A copy of the device's, to be freed. */
+static float *values_of(struct dev *d, const float *device, size_t n)
+{
+    float *host = mem_array(n, sizeof *host);
+    d->ops->download(d, host, device, n * sizeof *host);
+    return host;
+}
+
+/* Moves the parameters as the way says. */
+static void move(struct optim *o, const struct way *w)
+{
+    float *p = values_of(o->d, o->p, o->n);
+    for (size_t i = 0; w->moved_b && !w->full && i < o->n; i++)
+        if (p[i] == 0) p[i] = 0.01f * (float)((int)(i % 7) - 3);
+    for (size_t i = 0; w->along && i < o->n; i++) p[i] += (float)(w->by * (double)w->along[i]);
+    o->d->ops->upload(o->d, o->p, p, o->n * sizeof *p);
+    free(p);
+}
+
 static struct gradient gradient_of(const char *name, const struct dataset *data, const struct way *w)
 {
     struct err e = {0};
@@ -84,9 +103,7 @@ static struct gradient gradient_of(const char *name, const struct dataset *data,
     } else {
         train_lora_bind(&lora, &o);
     }
-    for (size_t i = 0; w->moved_b && !w->full && i < o.n; i++)
-        if (o.p[i] == 0) o.p[i] = 0.01f * (float)((int)(i % 7) - 3);
-    for (size_t i = 0; w->along && i < o.n; i++) o.p[i] += (float)(w->by * (double)w->along[i]);
+    move(&o, w);
     if (w->along && w->full) train_full_use(&full, &o, o.p);
 
     struct train_rows rows = {0}, none = {0};
@@ -121,12 +138,11 @@ static struct gradient gradient_of(const char *name, const struct dataset *data,
         tokens += (uint64_t)micro.n_tokens;
     }
     if (m.d->error.op) fail_msg("%s: %s: %s", name, m.d->error.op, m.d->error.msg);
-    out.g = mem_array(o.n, sizeof *out.g);
-    memcpy(out.g, o.g, o.n * sizeof *out.g);
+    out.g = values_of(m.d, o.g, o.n);
     for (int i = 0; !w->full && i < m.c.layers * PRODUCTS; i++)
         for (size_t k = 0; k < (size_t)lora.site[i].r * (size_t)lora.site[i].k; k++) {
             out.a++;
-            out.da_zero += lora.site[i].da[k] == 0;
+            out.da_zero += out.g[(size_t)(lora.site[i].da - o.g) + k] == 0;
         }
     micro_close(&micro);
     train_model_close(&t);
@@ -232,6 +248,20 @@ static void test_devices(void **state)
 {
     (void)state;
     compare(&(struct way){.moved_b = true, .device = "ref"}, &(struct way){.moved_b = true}, "ref and cpu", 1e-4);
+}
+
+/* The device simt has the memory of none: what reads or writes the device's here would be wrong there. */
+static void test_simt(void **state)
+{
+    (void)state;
+    char why[160];
+    struct dev *d = dev_open(&(struct dev_config){.name = "simt"}, why);
+    if (!d) {
+        print_message("skipped: %s\n", why);
+        skip();
+    }
+    dev_close(d);
+    compare(&(struct way){.moved_b = true, .device = "simt"}, &(struct way){.moved_b = true}, "simt and cpu", 1e-4);
 }
 
 /* Moved a little along the gradient, the loss changes by the gradient's square times that: what is computed is the
@@ -367,6 +397,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_packed),
         cmocka_unit_test(test_devices),
+        cmocka_unit_test(test_simt),
         cmocka_unit_test(test_few_targets),
         cmocka_unit_test(test_quantised_bases),
         cmocka_unit_test(test_gate),

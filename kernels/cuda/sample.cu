@@ -1,10 +1,17 @@
 /* Choosing the next token of each row, on the device from the logits to the ids.
  *
- * Three kernels.  `adjust` reads each piece of 2048 logits once: their largest, the sum of their exponentials, and
- * where the row has masks, additions or penalties the adjusted copy.  `weigh` gives the pieces' masses and, for rows
- * with cuts, a histogram of how far below the largest the tokens lie.  `choose`, a block a row, reports, cuts and
- * draws: from the histogram it knows how many tokens the cuts can keep; few are gathered and compared one with another,
- * for more it selects by select.cuh.  Nothing depends on the order of blocks, and a row on that row alone. */
+ * Kernels over pieces of 2048 tokens, and between them kernels of one block a row:
+ *   adjust  (pieces)  reads the logits once: their largest, the sum of their exponentials, and where the row has masks,
+ *                     additions or penalties the adjusted copy;
+ *   weigh   (pieces)  where a row draws: its pieces' masses, and with cuts a histogram of how far below the largest the
+ *                     tokens lie;
+ *   limit   (rows)    with cuts: the bins that hold everything the cuts can keep;
+ *   gather  (pieces)  the tokens of those bins, if they are few;
+ *   choose  (rows)    the largest token, a draw from all, or cuts and a draw from the gathered few;
+ *   cut     (rows)    rows whose cuts may keep many tokens, or go by typicality: select.cuh;
+ *   report  (rows)    the most likely tokens.
+ * Which run depends on what the rows ask for, never on the logits.  Nothing depends on the order of blocks, and a row
+ * on that row alone. */
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/select.cuh"
 #include "kernels/rng.h"
@@ -30,7 +37,13 @@ struct row_in {
 /* what the blocks of a row put together; zeros at first */
 struct row_state {
     u64 best, best_z; /* of the logits, of the adjusted: (rising, ~id), so that the largest has the lowest id */
-    unsigned nan, nan_z, count[BINS];
+    u64 total;        /* the mass of the row */
+    double lse;       /* of the logits */
+    unsigned nan, nan_z;
+    enum { ALL, FEW_LEFT, MANY_LEFT } path; /* what a draw is from */
+    int last, n;                            /* of FEW_LEFT: the last bin; how many tokens were gathered */
+    arrival first_cut;                      /* of top_k, or of top_p where that is the first */
+    unsigned count[BINS];
     u64 mass[BINS];
 };
 
@@ -51,6 +64,7 @@ struct sample_call {
     row_state *state;
     piece_sum *sums; /* (rows, pieces) */
     u64 *masses;     /* (rows, pieces) */
+    u64 *few;        /* (rows, FEW) gathered: order_of << 32 | id */
     struct sample_out *out;
 };
 
@@ -59,10 +73,24 @@ __device__ inline const float *adjusted(const sample_call &c, const row_in &r, i
     return r.copy < 0 ? c.logits + (size_t)row * c.ld : c.z + (size_t)r.copy * c.z_ld;
 }
 
+__device__ inline bool cuts_top_k(const row_in &r, int V)
+{
+    return r.top_k > 0 && r.top_k < V;
+}
+
+__device__ inline bool cuts_top_p(const row_in &r)
+{
+    return r.top_p > 0 && r.top_p < 1;
+}
+
+__device__ inline bool cuts_typical(const row_in &r)
+{
+    return r.typical_p > 0 && r.typical_p < 1;
+}
+
 __device__ inline bool has_cuts(const row_in &r, int V)
 {
-    return (r.top_k > 0 && r.top_k < V) || (r.typical_p > 0 && r.typical_p < 1) || (r.top_p > 0 && r.top_p < 1) ||
-           r.min_p > 0;
+    return cuts_top_k(r, V) || cuts_typical(r) || cuts_top_p(r) || r.min_p > 0;
 }
 
 /* ---- adjust ------------------------------------------------------------------------------------------------------ */
@@ -209,7 +237,14 @@ __device__ inline row_view view_of(const sample_call &c, const row_in &r, int ro
     const row_state &s = c.state[row];
     float max = r.copy < 0 ? best_value(s.best, s.nan) : best_value(s.best_z, s.nan_z);
     double inv_t = r.temperature > 0 ? 1 / (double)r.temperature : 0;
-    return {adjusted(c, r, row), c.V, max, (float)fmin((double)BINS_PER_NAT * inv_t, 1e30), inv_t, c.unit};
+    const float *z = adjusted(c, r, row);
+    bool vectors = reinterpret_cast<uintptr_t>(z) % 16 == 0;
+    return {z, c.V, max, (float)fmin((double)BINS_PER_NAT * inv_t, 1e30), vectors, inv_t, c.unit};
+}
+
+__device__ inline bool draws(const row_in &r)
+{
+    return r.forced < 0 && r.temperature > 0;
 }
 
 /* grid (pieces, rows) */
@@ -219,7 +254,7 @@ __global__ void __launch_bounds__(PIECE_THREADS) weigh_kernel(sample_call c)
     int row = (int)blockIdx.y, from = (int)blockIdx.x * PIECE, to = from + PIECE < c.V ? from + PIECE : c.V;
     const row_in &r = c.row[row];
     row_view v = view_of(c, r, row);
-    if (r.forced >= 0 || !(r.temperature > 0) || !is_finite(v.max)) return; /* the whole block */
+    if (!draws(r) || !is_finite(v.max)) return; /* the whole block */
     bool cuts = has_cuts(r, c.V);
     if (cuts) {
         for (int i = (int)threadIdx.x; i < BINS; i += (int)blockDim.x) s.count[i] = 0, s.mass[i] = 0;
@@ -244,6 +279,70 @@ __global__ void __launch_bounds__(PIECE_THREADS) weigh_kernel(sample_call c)
     }
 }
 
+/* ---- limit and gather -------------------------------------------------------------------------------------------- */
+
+/* The bins that the cuts can keep something of: 0 .. *last.  Of a row in s.h. */
+__device__ inline arrival limit_bins(select_smem &s, const row_in &r, int V, u64 total, int *last)
+{
+    bool top_k = cuts_top_k(r, V), top_p = cuts_top_p(r);
+    arrival in = {0, BINS - 1, 0};
+    if (top_k)
+        find(s, BINS, 0, {(double)r.top_k, false}, [&](int j) { return (u64)s.h.count[j]; });
+    else if (top_p && !cuts_typical(r))
+        find(s, BINS, 0, {(double)r.top_p * (double)total, false}, [&](int j) { return s.h.amount[j]; });
+    if (top_k || (top_p && !cuts_typical(r))) in = {s.before, s.digit, (int)s.h.count[s.digit]};
+    *last = in.bin;
+    if (r.min_p > 0 && !(top_k && top_p)) { /* top_p needs the sum of the top_k */
+        int bins = (int)fmin(-log((double)r.min_p) * (double)BINS_PER_NAT + 2, (double)(BINS - 1)); /* 1 for rounding */
+        bins = bins < 0 ? 0 : bins;
+        *last = bins < in.bin ? bins : in.bin;
+    }
+    return in;
+}
+
+/* one block a row */
+__global__ void __launch_bounds__(PIECE_THREADS) limit_kernel(sample_call c)
+{
+    SMEM(select_smem, s);
+    int row = (int)blockIdx.x, counted = 0, n = 0, last;
+    const row_in &r = c.row[row];
+    row_state &state = c.state[row];
+    u64 total = 0;
+    if (!draws(r) || !has_cuts(r, c.V)) return; /* the whole block */
+    for (int i = (int)threadIdx.x; i < BINS; i += (int)blockDim.x) {
+        s.h.amount[i] = state.mass[i];
+        s.h.count[i] = state.count[i];
+        counted += (int)state.count[i];
+        total += state.mass[i];
+    }
+    counted = block_sum(counted, s.part_int);
+    total = block_sum(total, s.part);
+    if (threadIdx.x == 0) s.h.count[BINS - 1] = (unsigned)(c.V - counted);
+    __syncthreads();
+    arrival in = limit_bins(s, r, c.V, total, &last);
+    for (int i = (int)threadIdx.x; i <= last; i += (int)blockDim.x) n += (int)s.h.count[i];
+    n = block_sum(n, s.part_int);
+    if (threadIdx.x) return;
+    state.total = total;
+    state.last = last;
+    state.first_cut = in;
+    state.path = n <= FEW && !cuts_typical(r) ? row_state::FEW_LEFT : row_state::MANY_LEFT;
+}
+
+/* grid (pieces, rows) */
+__global__ void __launch_bounds__(PIECE_THREADS) gather_kernel(sample_call c)
+{
+    int row = (int)blockIdx.y, from = (int)blockIdx.x * PIECE, to = from + PIECE < c.V ? from + PIECE : c.V;
+    row_state &state = c.state[row];
+    if (state.path != row_state::FEW_LEFT) return;
+    row_view v = view_of(c, c.row[row], row);
+    int last = state.last;
+    u64 *few = c.few + (size_t)row * FEW;
+    each(v, from, to, [&](int id, float z) {
+        if (bin_of(v, z) <= last) few[atomicAdd(&state.n, 1)] = order_of(z) << 32 | (unsigned)id;
+    });
+}
+
 /* ---- choose ------------------------------------------------------------------------------------------------------ */
 
 /* log of the sum of exp(logit) */
@@ -261,48 +360,18 @@ __device__ inline members everybody()
     return {{~(u64)0, INT_MAX}, {~(u64)0, INT_MAX}, 0, 0, false};
 }
 
-/* the top_n most likely of the model, in order */
-__device__ inline void report_top(const sample_call &c, int row, int top_n, float max, double lse, select_smem &s,
-                                  struct sample_out &out)
-{
-    row_view v = {c.logits + (size_t)row * c.ld, c.V, max, BINS_PER_NAT, 1, c.unit};
-    members m = everybody();
-    int n = top_n < c.V ? top_n : c.V;
-    m.likely = select<BY_ORDER>(s, v, m, true, {(double)n, false});
-    __syncthreads();
-    if (threadIdx.x == 0) s.n = 0;
-    __syncthreads();
-    each(v, 0, v.V, [&](int id, float z) {
-        if (!within(m.likely, order_of(z), id)) return;
-        int at = atomicAdd(&s.n, 1);
-        s.few.key[at] = order_of(z);
-        s.few.id[at] = id;
-    });
-    __syncthreads();
-    for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x) {
-        int rank = -1; /* among those up to it is itself */
-        for (int j = 0; j < n; j++) rank += within({s.few.key[i], s.few.id[i]}, s.few.key[j], s.few.id[j]);
-        out.top_id[rank] = s.few.id[i];
-        out.top_logprob[rank] = (float)((double)v.z[s.few.id[i]] - lse);
-    }
-}
-
-/* All that the cuts can keep are `few`, n of them: the tokens of the bins 0 .. last.  total: the mass of the row. */
-__device__ inline int choose_among_few(select_smem &s, const row_view &v, const row_in &r, int last, int n, u64 total)
+/* The gathered: all that the cuts can keep, and all before it.  s.chosen: the choice if rounding leaves none. */
+__device__ inline int choose_among_few(select_smem &s, const row_view &v, const row_in &r, const u64 *few, int n,
+                                       u64 total)
 {
     few_tokens &f = s.few;
     int me = (int)threadIdx.x, all = (int)blockDim.x;
     bool top_k = r.top_k > 0 && r.top_k<v.V, top_p = r.top_p> 0 && r.top_p < 1;
     int most = top_k && r.top_k < n ? r.top_k : n;
-    __syncthreads();
-    if (me == 0) s.n = 0;
-    __syncthreads();
-    each(v, 0, v.V, [&](int id, float z) {
-        if (bin_of(v, z) > last) return;
-        int at = atomicAdd(&s.n, 1);
-        f.key[at] = order_of(z) << 32 | (unsigned)id;
-        f.mass[at] = mass_of(v, z);
-    });
+    for (int i = me; i < n; i += all) {
+        f.key[i] = few[i];
+        f.mass[i] = mass_of(v, from_rising(~(unsigned)(few[i] >> 32)));
+    }
     __syncthreads();
     for (int i = me; i < n; i += all) { /* the sum up to it, and its rank */
         u64 key = f.key[i], sum = 0;
@@ -333,10 +402,10 @@ __device__ inline int choose_among_few(select_smem &s, const row_view &v, const 
         u64 run = 0;
         for (int j = 0; j < n; j++)
             if ((unsigned)f.key[j] <= id) run += f.sum[j];
-        if (arrived(g, run) && !arrived(g, run - f.sum[i])) s.found.id = (int)id;
+        if (arrived(g, run) && !arrived(g, run - f.sum[i])) s.chosen = (int)id;
     }
     __syncthreads();
-    return s.found.id;
+    return s.chosen;
 }
 
 /* the masses of the members, and with `entropy` of mass times -log(mass / unit) */
@@ -355,14 +424,17 @@ __device__ inline u64 sum_members(select_smem &s, const row_view &v, const membe
     return mass;
 }
 
-/* Cuts of any size, one after the other, and the draw. */
-__device__ inline int choose_among_many(select_smem &s, const row_view &v, const row_in &r)
+/* The members that are left after all cuts, of any size, one after the other. */
+__device__ inline members cut_one_by_one(select_smem &s, const row_view &v, const row_in &r, const row_state &state)
 {
     members m = everybody();
     float first = v.max;
-    if (r.top_k > 0 && r.top_k < v.V) m.likely = select<BY_ORDER>(s, v, m, true, {(double)r.top_k, false});
-    if (r.typical_p > 0 && r.typical_p < 1) {
-        u64 nats, mass = sum_members(s, v, m, &nats);
+    bool top_k = cuts_top_k(r, v.V);
+    u64 mass = state.total;
+    if (top_k) m.likely = select_in<BY_ORDER>(s, v, m, true, {(double)r.top_k, false}, state.first_cut);
+    if (cuts_typical(r)) {
+        u64 nats;
+        mass = sum_members(s, v, m, &nats);
         m.entropy = (double)nats / (double)mass;
         m.typical = select<BY_DISTANCE>(s, v, m, false, {(double)r.typical_p * (double)mass, false});
         m.is_typical = true;
@@ -372,14 +444,23 @@ __device__ inline int choose_among_many(select_smem &s, const row_view &v, const
         });
         first = block_max(first, s.part_float);
     }
-    if (r.top_p > 0 && r.top_p < 1) {
-        u64 mass = sum_members(s, v, m, nullptr);
-        m.likely = select<BY_ORDER>(s, v, m, false, {(double)r.top_p * (double)mass, false});
+    if (cuts_top_p(r)) {
+        bool whole = !top_k && !m.is_typical;
+        if (!whole) mass = sum_members(s, v, m, nullptr);
+        goal g = {(double)r.top_p * (double)mass, false};
+        m.likely =
+            whole ? select_in<BY_ORDER>(s, v, m, false, g, state.first_cut) : select<BY_ORDER>(s, v, m, false, g);
     }
     if (r.min_p > 1)
         m.likely = select<BY_ORDER>(s, v, m, true, {1, false});
     else if (r.min_p > 0)
         m.least = (double)r.min_p * exp(nats_of(v, first));
+    return m;
+}
+
+__device__ inline int choose_among_many(select_smem &s, const row_view &v, const row_in &r, const row_state &state)
+{
+    members m = cut_one_by_one(s, v, r, state);
     u64 mass = sum_pieces(s, v, m);
     goal g = {r.u * (double)mass, true};
     find(s, (v.V + PIECE - 1) / PIECE, 0, g, [&](int j) { return s.h.amount[j]; });
@@ -402,41 +483,11 @@ __device__ inline int choose_among_all(select_smem &s, const row_view &v, const 
     return select_in_piece(s, v, everybody(), piece, before, g);
 }
 
-__device__ inline int choose(select_smem &s, const sample_call &c, const row_view &v, const row_in &r, int row)
+__device__ inline void finish_row(const sample_call &c, int row, int id, double lse)
 {
-    if (!has_cuts(r, v.V)) return choose_among_all(s, v, r, c.masses + (size_t)row * (size_t)c.pieces, c.pieces);
-    if (r.typical_p > 0 && r.typical_p < 1) return choose_among_many(s, v, r);
-    const row_state &state = c.state[row];
-    int counted = 0;
-    u64 mass = 0;
-    for (int i = (int)threadIdx.x; i < BINS; i += (int)blockDim.x) {
-        s.h.amount[i] = state.mass[i];
-        s.h.count[i] = state.count[i];
-        counted += (int)state.count[i];
-        mass += state.mass[i];
-    }
-    counted = block_sum(counted, s.part_int);
-    mass = block_sum(mass, s.part);
-    if (threadIdx.x == 0) s.h.count[BINS - 1] = (unsigned)(v.V - counted);
-    int last = BINS - 1;
-    if (r.top_k > 0 && r.top_k < v.V) {
-        find(s, BINS, 0, {(double)r.top_k, false}, [&](int j) { return (u64)s.h.count[j]; });
-        last = s.digit;
-    } else if (r.top_p > 0 && r.top_p < 1) {
-        find(s, BINS, 0, {(double)r.top_p * (double)mass, false}, [&](int j) { return s.h.amount[j]; });
-        last = s.digit;
-    }
-    if (r.min_p > 0 && !(r.top_k > 0 && r.top_k < v.V && r.top_p > 0 && r.top_p < 1)) {
-        int bins = (int)fmin(-log((double)r.min_p) * (double)BINS_PER_NAT + 2,
-                             (double)(BINS - 1)); /* one for what is rounded */
-        bins = bins < 0 ? 0 : bins;
-        last = bins < last ? bins : last;
-    }
-    __syncthreads();
-    int n = 0;
-    for (int i = (int)threadIdx.x; i <= last; i += (int)blockDim.x) n += (int)s.h.count[i];
-    n = block_sum(n, s.part_int);
-    return n <= FEW ? choose_among_few(s, v, r, last, n, mass) : choose_among_many(s, v, r);
+    struct sample_out &out = c.out[row];
+    out.id = id;
+    out.logprob = id < 0 ? NAN : (float)((double)c.logits[(size_t)row * c.ld + (size_t)id] - lse);
 }
 
 /* one block a row */
@@ -445,33 +496,109 @@ __global__ void __launch_bounds__(PIECE_THREADS) choose_kernel(sample_call c)
     SMEM(select_smem, s);
     int row = (int)blockIdx.x, id = -1;
     const row_in &r = c.row[row];
-    struct sample_out &out = c.out[row];
-    const row_state &state = c.state[row];
-    const float *logits = c.logits + (size_t)row * c.ld;
+    row_state &state = c.state[row];
     float max = best_value(state.best, state.nan);
-    bool sound = is_finite(max);
-    double lse = 0;
+    double lse = NAN;
     for (int i = (int)threadIdx.x; i < SAMPLE_TOP_MAX; i += (int)blockDim.x) {
-        out.top_id[i] = -1;
-        out.top_logprob[i] = NAN;
+        c.out[row].top_id[i] = -1;
+        c.out[row].top_logprob[i] = NAN;
     }
-    __syncthreads();
-    if (sound) {
+    if (is_finite(max)) {
         lse = log_sum(c, row, max, s);
-        if (r.top_n > 0) report_top(c, row, r.top_n, max, lse, s, out);
-        if (r.forced >= 0) {
+        row_view v = view_of(c, r, row);
+        u64 best = r.copy < 0 ? state.best : state.best_z;
+        if (threadIdx.x == 0) s.chosen = (int)~(unsigned)best;
+        __syncthreads();
+        if (r.forced >= 0)
             id = r.forced;
-        } else {
-            row_view v = view_of(c, r, row);
-            u64 best = r.copy < 0 ? state.best : state.best_z;
-            if (threadIdx.x == 0) s.found.id = (int)~(unsigned)best;
-            __syncthreads();
-            if (is_finite(v.max)) id = r.temperature > 0 ? choose(s, c, v, r, row) : (int)~(unsigned)best;
-        }
+        else if (is_finite(v.max) && !draws(r))
+            id = s.chosen;
+        else if (is_finite(v.max) && state.path == row_state::ALL)
+            id = choose_among_all(s, v, r, c.masses + (size_t)row * (size_t)c.pieces, c.pieces);
+        else if (is_finite(v.max) && state.path == row_state::FEW_LEFT)
+            id = choose_among_few(s, v, r, c.few + (size_t)row * FEW, state.n, state.total);
     }
     if (threadIdx.x) return;
-    out.id = id;
-    out.logprob = id < 0 ? NAN : (float)((double)logits[id] - lse);
+    state.lse = lse;
+    finish_row(c, row, id, lse); /* once more by `cut`, where many are left */
+}
+
+/* One block a row: the rows with cuts that `choose` left. */
+__global__ void __launch_bounds__(PIECE_THREADS) cut_kernel(sample_call c)
+{
+    SMEM(select_smem, s);
+    int row = (int)blockIdx.x;
+    if (c.state[row].path != row_state::MANY_LEFT) return; /* the whole block */
+    const row_in &r = c.row[row];
+    int id = choose_among_many(s, view_of(c, r, row), r, c.state[row]);
+    if (threadIdx.x == 0) finish_row(c, row, id, c.state[row].lse);
+}
+
+/* Tokens of the logits that are at least as likely as the n-th of the pieces' largest, into s.few; s.n: how many there
+ * are.  The n most likely are among them, in the pieces whose largest is no less.  Wants n pieces. */
+__device__ inline void gather_top(select_smem &s, const row_view &v, const piece_sum *p, int pieces, int n)
+{
+    if (threadIdx.x == 0) s.n = 0;
+    for (int i = (int)threadIdx.x; i < pieces; i += (int)blockDim.x) {
+        int rank = 0;
+        for (int j = 0; j < pieces; j++) rank += p[j].max > p[i].max || (p[j].max == p[i].max && j < i);
+        if (rank == n - 1) s.first = p[i].max;
+    }
+    __syncthreads();
+    float least = s.first;
+    for (int i = 0; i < pieces; i++) {
+        if (p[i].max < least) continue;
+        int lo = i * PIECE, hi = lo + PIECE < v.V ? lo + PIECE : v.V;
+        each(v, lo, hi, [&](int id, float z) {
+            if (z < least) return;
+            int at = atomicAdd(&s.n, 1);
+            if (at >= FEW) return;
+            s.few.key[at] = order_of(z);
+            s.few.id[at] = id;
+        });
+    }
+    __syncthreads();
+}
+
+/* One block a row: the top_n most likely of the model, in order. */
+__global__ void __launch_bounds__(PIECE_THREADS) report_kernel(sample_call c)
+{
+    SMEM(select_smem, s);
+    int row = (int)blockIdx.x;
+    const row_in &r = c.row[row];
+    const row_state &state = c.state[row];
+    struct sample_out &out = c.out[row];
+    float max = best_value(state.best, state.nan);
+    if (r.top_n == 0 || !is_finite(max)) return; /* the whole block */
+    const float *z = c.logits + (size_t)row * c.ld;
+    row_view v = {z, c.V, max, BINS_PER_NAT, reinterpret_cast<uintptr_t>(z) % 16 == 0, 1, c.unit};
+    int n = r.top_n < c.V ? r.top_n : c.V, got = FEW + 1;
+    if (n <= c.pieces) {
+        gather_top(s, v, c.sums + (size_t)row * (size_t)c.pieces, c.pieces, n);
+        got = s.n;
+        __syncthreads();
+    }
+    if (got > FEW) {
+        cut top = select<BY_ORDER>(s, v, everybody(), true, {(double)n, false});
+        __syncthreads();
+        if (threadIdx.x == 0) s.n = 0;
+        __syncthreads();
+        each(v, 0, v.V, [&](int id, float value) {
+            if (!within(top, order_of(value), id)) return;
+            int at = atomicAdd(&s.n, 1);
+            s.few.key[at] = order_of(value);
+            s.few.id[at] = id;
+        });
+        __syncthreads();
+        got = n;
+    }
+    for (int i = (int)threadIdx.x; i < got; i += (int)blockDim.x) {
+        int rank = -1; /* among those up to it is itself */
+        for (int j = 0; j < got; j++) rank += within({s.few.key[i], s.few.id[i]}, s.few.key[j], s.few.id[j]);
+        if (rank >= n) continue;
+        out.top_id[rank] = s.few.id[i];
+        out.top_logprob[rank] = (float)((double)z[s.few.id[i]] - state.lse);
+    }
 }
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
@@ -577,14 +704,51 @@ bool pass_scratch(gpu_dev *d, int n, int copies, sample_call *c)
 {
     size_t pieces = (size_t)n * (size_t)c->pieces, state = (size_t)n * sizeof(row_state);
     c->z_ld = ((size_t)c->V + 3) / 4 * 4;
-    size_t at[3] = {state, state + pieces * sizeof(u64), state + pieces * (sizeof(u64) + sizeof(piece_sum))};
-    auto *p = static_cast<uint8_t *>(gpu_scratch(d, "sample", AREA_SAMPLE, at[2] + (size_t)copies * c->z_ld * 4 + 16));
+    size_t few = (size_t)n * FEW * sizeof(u64), at[3] = {state, state + few, state + few + pieces * sizeof(u64)};
+    size_t z_at = (at[2] + pieces * sizeof(piece_sum) + 15) / 16 * 16;
+    auto *p = static_cast<uint8_t *>(gpu_scratch(d, "sample", AREA_SAMPLE, z_at + (size_t)copies * c->z_ld * 4));
     if (!p) return false;
     c->state = reinterpret_cast<row_state *>(p);
-    c->masses = reinterpret_cast<u64 *>(p + at[0]);
-    c->sums = reinterpret_cast<piece_sum *>(p + at[1]);
-    c->z = reinterpret_cast<float *>(p + at[2]);
+    c->few = reinterpret_cast<u64 *>(p + at[0]);
+    c->masses = reinterpret_cast<u64 *>(p + at[1]);
+    c->sums = reinterpret_cast<piece_sum *>(p + at[2]);
+    c->z = reinterpret_cast<float *>(p + z_at);
     return gpu_check(d, "sample", cudaMemsetAsync(p, 0, state, d->stream));
+}
+
+/* what any of the rows asks for */
+struct wishes {
+    bool draw, cut, report;
+};
+
+wishes wishes_of(const struct sample_row *r, int n, int V)
+{
+    wishes w = {};
+    for (int i = 0; i < n; i++, r++) {
+        bool draw = r->forced < 0 && r->temperature > 0;
+        w.draw |= draw;
+        w.cut |= draw && ((r->top_k > 0 && r->top_k < V) || (r->typical_p > 0 && r->typical_p < 1) ||
+                          (r->top_p > 0 && r->top_p < 1) || r->min_p > 0);
+        w.report |= r->top_n > 0;
+    }
+    return w;
+}
+
+void run_pass(gpu_dev *d, const sample_call &c, int n, bool vec, wishes w)
+{
+    dim3 pieces((unsigned)c.pieces, (unsigned)n), rows((unsigned)n), threads((unsigned)row_threads(c.V));
+    if (vec)
+        LAUNCH(d, "sample", adjust_kernel<true>, pieces, threads, sizeof(adjust_smem), c);
+    else
+        LAUNCH(d, "sample", adjust_kernel<false>, pieces, threads, sizeof(adjust_smem), c);
+    if (w.draw) LAUNCH(d, "sample", weigh_kernel, pieces, threads, sizeof(weigh_smem), c);
+    if (w.cut) {
+        LAUNCH(d, "sample", limit_kernel, rows, threads, sizeof(select_smem), c);
+        LAUNCH(d, "sample", gather_kernel, pieces, threads, 0, c);
+    }
+    LAUNCH(d, "sample", choose_kernel, rows, threads, sizeof(select_smem), c);
+    if (w.cut) LAUNCH(d, "sample", cut_kernel, rows, threads, sizeof(select_smem), c);
+    if (w.report) LAUNCH(d, "sample", report_kernel, rows, threads, sizeof(select_smem), c);
 }
 
 } // namespace
@@ -611,13 +775,7 @@ void gpu_sample(struct dev *head, const struct sample_args *a)
         c.unit = ldexp(1.0, 62 - bits);
         stage_pass(d, a, row, n, bytes, &c);
         if (!c.row || !pass_scratch(d, n, copies, &c)) return;
-        dim3 grid((unsigned)c.pieces, (unsigned)n), threads((unsigned)row_threads(V));
-        if (vec)
-            LAUNCH(d, "sample", adjust_kernel<true>, grid, threads, sizeof(adjust_smem), c);
-        else
-            LAUNCH(d, "sample", adjust_kernel<false>, grid, threads, sizeof(adjust_smem), c);
-        LAUNCH(d, "sample", weigh_kernel, grid, threads, sizeof(weigh_smem), c);
-        LAUNCH(d, "sample", choose_kernel, dim3((unsigned)n), threads, sizeof(select_smem), c);
+        run_pass(d, c, n, vec, wishes_of(a->row + row, n, V));
         gpu_send_outs(d);
     }
 }

@@ -31,6 +31,7 @@ struct row_view {
     const float *z;
     int V;
     float max, bins_per; /* of z; bins per unit of z */
+    bool vectors;        /* z is 16-byte aligned */
     double inv_t, unit;  /* 1 / temperature; 2^s */
 };
 
@@ -108,17 +109,24 @@ __device__ inline bool is_member(const row_view &v, const members &m, int id, fl
     return m.least <= 0 || exp(nats_of(v, z)) >= m.least;
 }
 
-/* f(id, z) for the ids lo .. hi - 1 of a row, four loads in flight */
+/* four consecutive tokens from id i on; 0 past the end */
+__device__ inline vec4 load_tokens(const row_view &v, int i, int hi)
+{
+    if (i >= hi) return {};
+    return v.vectors && hi - i >= 4 ? load4<true>(v.z + i, 4) : load4<false>(v.z + i, hi - i);
+}
+
+/* f(id, z) for the ids lo .. hi - 1 of a row, two loads in flight; lo is a multiple of four */
 template <class F> __device__ inline void each(const row_view &v, int lo, int hi, F f)
 {
-    int step = (int)blockDim.x;
-    for (int i = lo + (int)threadIdx.x; i < hi; i += 4 * step) {
-        float z[4];
+    int step = (int)blockDim.x * 4;
+    for (int i = lo + (int)threadIdx.x * 4; i < hi; i += 2 * step) {
+        vec4 a[2] = {load_tokens(v, i, hi), load_tokens(v, i + step, hi)};
 #pragma unroll
-        for (int k = 0; k < 4; k++) z[k] = i + k * step < hi ? v.z[i + k * step] : 0;
+        for (int j = 0; j < 2; j++)
 #pragma unroll
-        for (int k = 0; k < 4; k++)
-            if (i + k * step < hi) f(i + k * step, z[k]);
+            for (int k = 0; k < 4; k++)
+                if (i + j * step + k < hi) f(i + j * step + k, a[j].v[k]);
     }
 }
 
@@ -149,6 +157,7 @@ struct select_smem {
     cut found;
     u64 total;
     float first;
+    int chosen;
 };
 
 /* ---- finding where a sum arrives --------------------------------------------------------------------------------- */
@@ -267,49 +276,86 @@ __device__ inline void find_among_few(select_smem &s, int n, u64 before, goal g)
     __syncthreads();
 }
 
-/* The token at which the sum over the members arrives: of their masses, or with `counting` of ones.  Every thread. */
+__device__ inline void clear_histogram(select_smem &s)
+{
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < DIGITS; i += (int)blockDim.x) s.h.amount[i] = 0, s.h.count[i] = 0;
+    __syncthreads();
+}
+
+/* The members in bucket b, by their digits. */
 template <select_by BY>
-__device__ inline cut select(select_smem &s, const row_view &v, const members &m, bool counting, goal g)
+__device__ inline void count_digits(select_smem &s, const row_view &v, const members &m, bool counting, const bucket &b)
+{
+    clear_histogram(s);
+    each(v, 0, v.V, [&](int id, float z) {
+        if (!is_member(v, m, id, z)) return;
+        u64 key = key_of<BY>(v, m, z);
+        int digit = digit_of(b, key, coarse_of<BY>(v, key, z), id);
+        if (digit < 0) return;
+        atomicAdd(&s.h.amount[digit], counting ? 1 : mass_of(v, z));
+        atomicAdd(&s.h.count[digit], 1u);
+    });
+}
+
+/* The members in bucket b with this digit, FEW at most, into s.few. */
+template <select_by BY>
+__device__ inline void gather_digit(select_smem &s, const row_view &v, const members &m, bool counting, const bucket &b,
+                                    int digit)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        s.n = 0;
+        s.found = {~(u64)0, INT_MAX};
+    }
+    __syncthreads();
+    each(v, 0, v.V, [&](int id, float z) {
+        if (!is_member(v, m, id, z)) return;
+        u64 key = key_of<BY>(v, m, z);
+        if (digit_of(b, key, coarse_of<BY>(v, key, z), id) != digit) return;
+        int at = atomicAdd(&s.n, 1);
+        s.few.key[at] = key;
+        s.few.id[at] = id;
+        s.few.mass[at] = counting ? 1 : mass_of(v, z);
+    });
+    __syncthreads();
+}
+
+/* A bin in which a sum arrives: the sum before it, and how many tokens it has. */
+struct arrival {
+    u64 before;
+    int bin, count;
+};
+
+/* The token of that bin at which the sum over the members arrives: of their masses, or with `counting` of ones. */
+template <select_by BY>
+__device__ inline cut select_in(select_smem &s, const row_view &v, const members &m, bool counting, goal g, arrival in)
 {
     const int top_shift = BY == BY_ORDER ? 2 * DIGIT_BITS : 5 * DIGIT_BITS;
     bucket b = {bucket::ALL, 0, 0, 0, 0};
-    u64 before = 0;
-    for (;;) {
-        __syncthreads();
-        for (int i = (int)threadIdx.x; i < DIGITS; i += (int)blockDim.x) s.h.amount[i] = 0, s.h.count[i] = 0;
-        if (threadIdx.x == 0) {
-            s.n = 0;
-            s.found = {~(u64)0, INT_MAX};
-        }
-        __syncthreads();
-        each(v, 0, v.V, [&](int id, float z) {
-            if (!is_member(v, m, id, z)) return;
-            u64 key = key_of<BY>(v, m, z);
-            int digit = digit_of(b, key, coarse_of<BY>(v, key, z), id);
-            if (digit < 0) return;
-            atomicAdd(&s.h.amount[digit], counting ? 1 : mass_of(v, z));
-            atomicAdd(&s.h.count[digit], 1u);
-        });
-        find(s, DIGITS, before, g, [&](int j) { return s.h.amount[j]; });
-        int digit = s.digit, count = (int)s.h.count[digit];
-        before = s.before;
-        __syncthreads();
-        if (count <= FEW) {
-            each(v, 0, v.V, [&](int id, float z) {
-                if (!is_member(v, m, id, z)) return;
-                u64 key = key_of<BY>(v, m, z);
-                if (digit_of(b, key, coarse_of<BY>(v, key, z), id) != digit) return;
-                int at = atomicAdd(&s.n, 1);
-                s.few.key[at] = key;
-                s.few.id[at] = id;
-                s.few.mass[at] = counting ? 1 : mass_of(v, z);
-            });
-            __syncthreads();
-            find_among_few(s, count, before, g);
-            return s.found;
-        }
+    int digit = in.bin, count = in.count;
+    u64 before = in.before;
+    while (count > FEW) {
         if (!narrow(b, digit, top_shift)) return {b.key, (int)b.prefix};
+        count_digits<BY>(s, v, m, counting, b);
+        find(s, DIGITS, before, g, [&](int j) { return s.h.amount[j]; });
+        digit = s.digit;
+        count = (int)s.h.count[digit];
+        before = s.before;
     }
+    gather_digit<BY>(s, v, m, counting, b, digit);
+    find_among_few(s, s.n, before, g);
+    return s.found;
+}
+
+/* the same among all */
+template <select_by BY>
+__device__ inline cut select(select_smem &s, const row_view &v, const members &m, bool counting, goal g)
+{
+    count_digits<BY>(s, v, m, counting, {bucket::ALL, 0, 0, 0, 0});
+    find(s, BINS, 0, g, [&](int j) { return s.h.amount[j]; });
+    arrival in = {s.before, s.digit, (int)s.h.count[s.digit]};
+    return select_in<BY>(s, v, m, counting, g, in);
 }
 
 /* ---- by id ------------------------------------------------------------------------------------------------------- */
@@ -333,17 +379,16 @@ __device__ inline u64 sum_pieces(select_smem &s, const row_view &v, const member
     __syncthreads();
     for (int i = (int)threadIdx.x; i < pieces; i += (int)blockDim.x) s.h.amount[i] = 0;
     __syncthreads();
-    for (int base = 0; base < v.V; base += (int)blockDim.x) { /* a warp's 32 ids are of one piece */
-        int id = base + (int)threadIdx.x;
+    for (int base = 0; base < v.V; base += (int)blockDim.x * 4) { /* a warp's 128 ids are of one piece */
+        int id = base + (int)threadIdx.x * 4;
+        vec4 z = load_tokens(v, id, v.V);
         u64 mass = 0;
-        if (id < v.V) {
-            float z = v.z[id];
-            if (is_member(v, m, id, z)) mass = mass_of(v, z);
-        }
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (id + k < v.V && is_member(v, m, id + k, z.v[k])) mass += mass_of(v, z.v[k]);
         all += mass;
-        if (!__any_sync(FULL_WARP, mass > 0)) continue;
         mass = warp_sum(mass);
-        if (threadIdx.x % 32 == 0) atomicAdd(&s.h.amount[id >> DIGIT_BITS], mass);
+        if (threadIdx.x % 32 == 0 && mass) atomicAdd(&s.h.amount[id >> DIGIT_BITS], mass);
     }
     return block_sum(all, s.part);
 }

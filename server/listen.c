@@ -41,7 +41,6 @@ void http_server_defaults(struct http_server_config *config)
         .write_timeout_ms = 30 * 1000,
         .high_water = 256 * 1024,
         .low_water = 64 * 1024,
-        .cors_origin = "*",
     };
 }
 

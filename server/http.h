@@ -141,6 +141,7 @@ struct http_server_config {
 
 struct http_server_stats {
     uint64_t accepted, rejected, requests, bytes_in, bytes_out;
+    uint64_t no_memory; /* requests and connections refused for want of memory */
     int open;
 };
 

@@ -100,6 +100,7 @@ struct adapter *adapter_of_ranks(const struct model_config *c, const int *rank)
         CHECK(rank[i] >= 0 && rank[i] <= LORA_RANK_MAX);
         floats += pair_floats(&a->module[i % (size_t)a->n_modules], rank[i]);
     }
+    CHECK(n > 0);
     a->memory = calloc(1, n * sizeof *a->pair + floats * sizeof(float)); /* zeroed by the system where it is large */
     if (!a->memory) {
         free(a);

@@ -3,6 +3,7 @@
 #include "engine/adapter.h"
 
 #include "engine/adapter_match.h"
+#include "engine/base/check.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "engine/safetensors.h"
@@ -287,7 +288,9 @@ static int check_tensor(const struct st_tensor *t, const char *name, const char 
 static int fill(const struct safetensors *f, const struct st_tensor *t, float *out, struct err *e)
 {
     enum dtype type = st_float_type(t->type);
-    size_t n = t->bytes / dtype_bytes(type, 1);
+    size_t width = dtype_bytes(type, 1);
+    CHECK(width > 0); /* check_tensor was there before */
+    size_t n = t->bytes / width;
     int rc = safetensors_populate(f, t, e);
     if (rc) return rc;
     if (type == DT_F32) memcpy(out, t->data, t->bytes);

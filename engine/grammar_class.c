@@ -1,5 +1,6 @@
 #include "engine/grammar_class.h"
 
+#include "engine/base/check.h"
 #include "engine/base/mem.h"
 #include "kernels/rng.h"
 
@@ -304,6 +305,7 @@ static uint32_t tail(struct class_table *t, const struct grange *r, size_t n, ui
     while (n && r[n - 1].lo > last) n--;
     if (!n) return CLASS_NOTHING;
     if (r->lo <= base && r->hi >= last) return whole(t, k);
+    CHECK(k > 0); /* of one character there is no part */
     struct class_edge e[64];
     uint32_t m = 0, span = (uint32_t)1 << 6 * (k - 1);
     for (uint32_t v = 0; v < 64; v++) m = put_edge(e, m, (uint8_t)(0x80 + v), tail(t, r, n, base + v * span, k - 1));

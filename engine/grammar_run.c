@@ -1,5 +1,6 @@
 #include "engine/grammar_run.h"
 
+#include "engine/base/check.h"
 #include "engine/base/mem.h"
 #include "engine/grammar_mask.h"
 #include "kernels/rng.h"
@@ -229,7 +230,7 @@ static uint32_t count_slack(const struct gram_loop *l, uint32_t count)
 
 static uint32_t frame_push(struct gram_automaton *a, uint32_t parent, uint32_t pc, uint32_t count)
 {
-    uint32_t *slot, known = frame_find(a, parent, pc, count, &slot);
+    uint32_t *slot = NULL, known = frame_find(a, parent, pc, count, &slot);
     if (known != UINT32_MAX) return known;
     const struct gram_ins *at = a->p->code + pc;
     uint32_t parent_loose = a->frames[parent].loose;
@@ -241,7 +242,7 @@ static uint32_t frame_push(struct gram_automaton *a, uint32_t parent, uint32_t p
     }
     if (parent_loose != parent || count_loose != count) loose = frame_push(a, parent_loose, pc, count_loose);
     frames_grow(a);
-    frame_find(a, parent, pc, count, &slot);
+    CHECK(frame_find(a, parent, pc, count, &slot) == UINT32_MAX && slot);
     mem_grow(&a->frames, &a->cap_frames, a->n_frames + 1, sizeof *a->frames);
     if (loose == UINT32_MAX) loose = (uint32_t)a->n_frames;
     a->frames[a->n_frames] = (struct frame){parent, pc, count, loose, slack};

@@ -77,8 +77,8 @@ static struct jcall eval_arguments(struct jinja *j, const struct jnode *n, const
     size_t n_args = (size_t)count(n->list) + (star ? star->n : 0);
     size_t n_keywords = (size_t)count(n->keywords) + (n->star2 ? star2.dict->n : 0) + (caller != NULL);
     struct jcall c = {0};
-    struct jv *args = n_args ? jinja_array(j, n_args, sizeof *args) : NULL;
-    struct jkeyword *keywords = n_keywords ? jinja_array(j, n_keywords, sizeof *keywords) : NULL;
+    struct jv *args = jinja_array(j, n_args, sizeof *args);
+    struct jkeyword *keywords = jinja_array(j, n_keywords, sizeof *keywords);
     for (const struct jnode *a = n->list; a; a = a->next) args[c.n++] = jinja_eval(j, a);
     for (size_t i = 0; star && i < star->n; i++) args[c.n++] = star->v[i];
     for (const struct jnode *k = n->keywords; k; k = k->next)

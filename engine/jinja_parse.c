@@ -223,7 +223,7 @@ static struct jnode *parse_print(struct jparse *x)
 {
     struct jnode *n = jparse_node(x, N_OUTPUT), **last = &n->list;
     while (x->t->type != TOK_BLOCK_END) {
-        if (n->list) jparse_expect(x, TOK_COMMA);
+        if (last != &n->list) jparse_expect(x, TOK_COMMA);
         *last = jparse_expression(x, true);
         last = &(*last)->next;
     }

@@ -82,7 +82,7 @@ static struct jnode *parse_items(struct jparse *x, enum jnode_type type, enum jt
     struct jnode *n = jparse_node(x, type), **end = &n->list;
     x->t++;
     while (x->t->type != close) {
-        if (n->list) jparse_expect(x, TOK_COMMA);
+        if (end != &n->list) jparse_expect(x, TOK_COMMA);
         if (x->t->type == close) break;
         *end = jparse_expression(x, true);
         end = &(*end)->next;
@@ -132,7 +132,7 @@ static struct jnode *parse_tuple(struct jparse *x, bool simple, bool with_condit
     struct jnode *tuple = jparse_node(x, N_TUPLE), **last = &tuple->list;
     bool is_tuple = false;
     for (;;) {
-        if (tuple->list) jparse_expect(x, TOK_COMMA);
+        if (last != &tuple->list) jparse_expect(x, TOK_COMMA);
         if (tuple_ends(x, end)) break;
         *last = simple ? parse_primary(x, namespaces) : jparse_expression(x, with_condition);
         last = &(*last)->next;

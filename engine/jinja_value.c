@@ -111,7 +111,7 @@ void *jinja_extend(struct jinja *j, void *p, size_t old, size_t new)
         }
     }
     void *q = take(j, new);
-    if (old) memcpy(q, p, old);
+    if (p) memcpy(q, p, old);
     return q;
 }
 

@@ -151,7 +151,11 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
     for (int i = 0; i < g->n_stop; i++) text += strlen(g->stop[i]);
 
     struct request *r =
-        mem_zalloc(sizeof *r + (total + pages) * sizeof(int32_t) + adds * sizeof(struct token_add) + text);
+        calloc(1, sizeof *r + (total + pages) * sizeof(int32_t) + adds * sizeof(struct token_add) + text);
+    if (!r) {
+        err_set(e, ERR_NOMEM, "no memory for a request of %zu tokens", total);
+        return NULL;
+    }
     r->adds = (struct token_add *)(r + 1);
     r->tokens = (int32_t *)(r->adds + adds);
     r->seq = (struct seq){.tokens = r->tokens,

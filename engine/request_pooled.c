@@ -4,9 +4,8 @@
  * goes on with the first position it has not taken; so the vector does not depend on chunks, batch or preemptions. */
 #include "engine/request.h"
 
-#include "engine/base/mem.h"
-
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct request *request_new_pooled(const struct gen_request *g, const struct engine_info *m, struct err *e)
@@ -21,7 +20,11 @@ struct request *request_new_pooled(const struct gen_request *g, const struct eng
     }
     if (request_check_ids(g, m, e)) return NULL;
     size_t n = (size_t)g->n_prompt, pages = (n + KV_PAGE - 1) / KV_PAGE, hidden = (size_t)m->hidden;
-    struct request *r = mem_zalloc(sizeof *r + hidden * sizeof(double) + (n + pages) * sizeof(int32_t));
+    struct request *r = calloc(1, sizeof *r + hidden * sizeof(double) + (n + pages) * sizeof(int32_t));
+    if (!r) {
+        err_set(e, ERR_NOMEM, "no memory for an input of %zu tokens", n);
+        return NULL;
+    }
     r->pooled = (double *)(r + 1);
     r->tokens = (int32_t *)(r->pooled + hidden);
     r->seq = (struct seq){.tokens = r->tokens,

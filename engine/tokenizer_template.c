@@ -97,7 +97,7 @@ int template_read(struct template *z, const struct json_at *at, struct err *e)
         bool prefix, trim;
         rc = json_bool_or(at, "trim_offsets", true, &trim, e);
         if (!rc) rc = json_bool_or(at, "add_prefix_space", true, &prefix, e);
-        if (trim) z->trim = true, z->trim_prefix = prefix;
+        if (!rc && trim) z->trim = true, z->trim_prefix = prefix;
         return rc;
     }
     if (strcmp(type, "Sequence"))

@@ -1,5 +1,6 @@
 #include "engine/train_full.h"
 
+#include "engine/base/check.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "engine/model_files.h"
@@ -216,6 +217,7 @@ static struct weight *pack(struct dev *d, const struct stack *s, enum dtype t)
 {
     struct weight_src src[STACK_MAX];
     size_t bytes = dtype_bytes(t, (size_t)s->rows * (size_t)s->cols);
+    CHECK(bytes > 0);
     void *zeros = calloc(1, bytes);
     if (!zeros) return NULL;
     int n = parts_of(s, zeros, t, src);

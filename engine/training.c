@@ -2,6 +2,7 @@
 
 #include "engine/base/log.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* After this event the owner may start the next job, so nothing of this one is touched behind it. */
@@ -31,9 +32,9 @@ static void on_event(void *arg, const struct train_event *ev)
         return;
     }
     struct train_event last = *ev;
-    char text[512] = "";
+    char text[512];
     if (ev->text) {
-        strncat(text, ev->text, sizeof text - 1);
+        snprintf(text, sizeof text, "%s", ev->text);
         last.text = text;
     }
     last.plan = NULL; /* it goes with the trainer */

@@ -1,5 +1,6 @@
 #include "engine/weights.h"
 
+#include "engine/base/check.h"
 #include "engine/base/mem.h"
 #include "engine/calibrate.h"
 #include "engine/quantize.h"
@@ -312,6 +313,7 @@ int weights_matrix(const struct safetensors *f, const struct matrix_slot *slot, 
         return err_set(e, ERR_UNSUPPORTED, "tensor %s: type %s is not F32, F16 or BF16", slot->name,
                        st_type_name(t->type));
     size_t width = dtype_bytes(type, 1);
+    CHECK(width > 0);
     *src = (struct weight_src){.t = type, .rows = slot->rows, .cols = slot->cols, .data = t->data};
     if (!slot->transposed && (uintptr_t)t->data % width == 0) return 0;
     if (!(*owned = mem_try_alloc(t->bytes))) return err_set(e, ERR_NOMEM, "no memory for tensor %s", slot->name);

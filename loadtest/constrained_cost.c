@@ -149,7 +149,7 @@ int main(int argc, char **argv)
     if (argc < 2) return 2;
     struct err e = {0};
     struct run r = {.batch = number(argc, argv, 2, 16, BATCH_MAX), .tokens = number(argc, argv, 3, 64, 100000)};
-    int rounds = number(argc, argv, 4, 5, ROUNDS_MAX), steps[KINDS];
+    int rounds = number(argc, argv, 4, 5, ROUNDS_MAX), steps[KINDS] = {0};
     uint64_t longest[KINDS] = {0};
     r.g = engine_open(&(struct engine_config){.model = argv[1],
                                               .quantize = argc > 5 ? argv[5] : "none",
@@ -159,7 +159,7 @@ int main(int argc, char **argv)
                                               .kv_pages = r.batch * (r.tokens / 16 + 5)},
                       &e);
     static double rate[KINDS][ROUNDS_MAX], lost[KINDS][ROUNDS_MAX];
-    struct grammar *shared[BATCH_MAX], *own[BATCH_MAX], *one = NULL;
+    struct grammar *shared[BATCH_MAX], *own[BATCH_MAX] = {NULL}, *one = NULL;
     int only = argc > 7 ? atoi(argv[7]) : -1;
     for (int round = -1; r.g && !e.code && round < rounds; round++) { /* the first warms up */
         one = records(UINT32_MAX, &e);

@@ -335,7 +335,10 @@ static void show_progress(struct run *r, uint64_t now)
 
 static void end_all(struct run *r, enum outcome outcome)
 {
-    while (r->open) finish(r->open, r->open->waiting_to_retry ? OUT_REJECTED : outcome);
+    for (struct request *q; (q = r->open);) {
+        bool waits = q->waiting_to_retry; /* NOLINT(clang-analyzer-unix.Malloc): finish has taken the one before out */
+        finish(q, waits ? OUT_REJECTED : outcome);
+    }
 }
 
 static void on_tick(uv_timer_t *t)

@@ -58,7 +58,7 @@ static void on_sample(uv_timer_t *t)
 static void note(struct side *s, const char *text, size_t n)
 {
     char *to = s->counts.error;
-    if (*to) return;
+    if (*to || !text) return;
     for (size_t i = 0; i < n && i < sizeof s->counts.error - 1; i++) /* it goes into reports */
         *to++ = text[i] < 0x20 || text[i] > 0x7e ? ' ' : text[i];
 }

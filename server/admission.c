@@ -173,6 +173,13 @@ static void reply_refusal(struct http_req *req, enum admit_verdict v, const stru
     http_reply_error(req, rows[v].status, rows[v].type, "%s", rows[v].text);
 }
 
+void admission_reply_memory(struct app *app, struct http_req *req, const char *what)
+{
+    metrics_reject(&app->metrics, REJECT_MEMORY);
+    set_retry_after(req, 1);
+    http_reply_error(req, 503, "memory", "%s; try again", what);
+}
+
 void admission_reply_full(struct app *app, struct http_req *req)
 {
     struct admission *a = app->admission;

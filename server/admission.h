@@ -76,6 +76,9 @@ void ticket_drop(struct ticket *); /* releases the hold: there is no EV_DONE, th
 /* 504: the deadline passed before there was a token. */
 void admission_reply_late(struct app *, struct http_req *);
 #define ADMISSION_LATE "the deadline passed before the first token"
+enum { ANSWER_GROWTH = 4 }; /* a buffer that doubles and is copied: memory it takes for each of its bytes */
+/* 503: "no memory for ..."; counted. */
+void admission_reply_memory(struct app *, struct http_req *, const char *what);
 /* The engine's own queue was full after all. */
 void admission_reply_full(struct app *, struct http_req *);
 

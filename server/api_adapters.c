@@ -300,7 +300,7 @@ static bool read_body(struct http_req *req, bool vllm, const char *name_key, con
 static void load(struct http_req *req, bool vllm)
 {
     struct app *app = req->app;
-    const char *name, *path;
+    const char *name = NULL, *path = NULL;
     cJSON *tree;
     if (not_ready(app, req)) return;
     if (app->adapter_loads >= LOADS_MAX) {

@@ -5,6 +5,7 @@
  * from the handler until on_close and until nothing of ours is on the stack or on the pool: hence the count.  Loop
  * thread, but for the two work_ functions, which only touch what the loop leaves alone meanwhile. */
 #include "engine/base/mem.h"
+#include "server/admission.h"
 #include "server/app.h"
 #include "server/call.h"
 #include "server/data_dir.h"
@@ -19,8 +20,9 @@
 #include <string.h>
 
 enum {
-    IN_FLIGHT = 32,            /* inputs of one request at the engine, at most */
-    RENDER_INLINE = 16 * 1024, /* values written on the loop; some milliseconds */
+    IN_FLIGHT = 32,                  /* inputs of one request at the engine, at most */
+    RENDER_INLINE = 16 * 1024,       /* values written on the loop; some milliseconds */
+    FLOAT_TEXT = 16 * ANSWER_GROWTH, /* memory that a value takes until it is sent */
 };
 
 struct exchange;
@@ -209,6 +211,8 @@ static void submit_more(struct exchange *x)
         if (e.code == ERR_FULL && x->n_running) return; /* on_event comes back */
         if (e.code == ERR_FULL)
             admission_reply_full(x->app, x->req);
+        else if (e.code == ERR_NOMEM)
+            admission_reply_memory(x->app, x->req, e.msg);
         else if (e.code == ERR_NOT_FOUND)
             reply_error(x, 404, "model_not_found", "model", e.msg);
         else
@@ -240,8 +244,12 @@ static void after_tokenize(void *arg)
         x->req->note.model = x->model.name;
         ticket_tokens(x->ticket, (int64_t)x->n_tokens, (int64_t)x->n_tokens);
         x->items = mem_array((size_t)p->n, sizeof *x->items);
-        x->values = mem_array((size_t)p->n * (size_t)p->dimensions, sizeof *x->values);
-        submit_more(x);
+        size_t floats = (size_t)p->n * (size_t)p->dimensions;
+        x->values = mem_available(floats * FLOAT_TEXT) ? calloc(floats, sizeof *x->values) : NULL;
+        if (x->values)
+            submit_more(x);
+        else
+            admission_reply_memory(x->app, x->req, "no memory for the answer");
     }
     exchange_unref(x);
 }
@@ -302,5 +310,5 @@ void api_embeddings(struct http_req *req)
         for (int i = 0; i < x->params.n; i++) bytes += x->params.inputs[i].len;
         do_work(x, bytes <= TOKENIZE_INLINE_BYTES, work_tokenize, after_tokenize);
     }
-    exchange_unref(x);
+    exchange_unref(x); /* NOLINT(clang-analyzer-unix.Malloc): ours is one of two */
 }

@@ -7,6 +7,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "server/admission.h"
 #include "server/app.h"
 #include "server/constraint.h"
 #include "server/fields.h"
@@ -170,6 +171,12 @@ static void reply_whole(struct exchange *x)
         admission_reply_late(x->app, x->req);
         return;
     }
+    size_t bytes = 0;
+    for (int i = 0; i < x->n; i++) bytes += ANSWER_GROWTH * result_bytes(&x->results[i]);
+    if (!mem_available(bytes)) {
+        admission_reply_memory(x->app, x->req, "no memory for the answer");
+        return;
+    }
     struct buf out = {0};
     bool list = x->route == ROUTE_COMPAT;
     if (list) buf_char(&out, '[');
@@ -184,7 +191,13 @@ static void on_gather(void *arg, const struct event *ev, const struct event_batc
 {
     struct sequence *seq = arg;
     struct exchange *x = seq->x;
-    result_add(&x->results[seq - x->seqs], ev, batch);
+    struct result *r = &x->results[seq - x->seqs];
+    if (!result_room(r, ev)) {
+        cancel_all(x);
+        admission_reply_memory(x->app, x->req, "no memory for the answer");
+        return;
+    }
+    result_add(r, ev, batch);
     if (ev->kind != EV_DONE) return;
     seq->gen = NULL;
     if (++x->n_done == x->n) reply_whole(x);
@@ -307,6 +320,8 @@ static void start_generation(struct exchange *x)
     int rc = submit_all(x, &e);
     if (rc == ERR_FULL) {
         admission_reply_full(x->app, x->req);
+    } else if (rc == ERR_NOMEM) {
+        admission_reply_memory(x->app, x->req, e.msg);
     } else if (rc) {
         err_prefix(&e, "Input validation error");
         reply_invalid(x, 422, &e);

@@ -7,6 +7,7 @@
  * the stack and until its work on the pool is over: hence the count.  Loop thread, but for prepare. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "server/admission.h"
 #include "server/app.h"
 #include "server/call.h"
 #include "server/fields.h"
@@ -160,6 +161,12 @@ static int by_score(const void *a, const void *b)
 static void reply_whole(struct exchange *x)
 {
     int n = x->params.n, best_of = x->params.best_of, count = 0;
+    size_t bytes = 0;
+    for (int i = 0; i < x->n; i++) bytes += ANSWER_GROWTH * choice_bytes(&x->seqs[i].choice);
+    if (!mem_available(bytes)) {
+        admission_reply_memory(x->app, x->req, "no memory for the answer");
+        return;
+    }
     struct choice **choices = mem_array((size_t)x->n, sizeof *choices);
     struct buf out = {0};
     for (int p = 0; p < x->params.n_prompts; p++) {
@@ -178,6 +185,11 @@ static void on_gather(void *arg, const struct event *ev, const struct event_batc
 {
     struct sequence *seq = arg;
     struct exchange *x = seq->x;
+    if (!choice_room(&seq->choice, ev)) {
+        cancel_all(x);
+        admission_reply_memory(x->app, x->req, "no memory for the answer");
+        return;
+    }
     choice_add(&seq->choice, ev, batch);
     if (ev->kind != EV_DONE) return;
     seq->gen = NULL;
@@ -346,6 +358,8 @@ static void start_generation(struct exchange *x)
     if (rc) cancel_all(x);
     if (rc == ERR_FULL) {
         admission_reply_full(x->app, x->req);
+    } else if (rc == ERR_NOMEM) {
+        admission_reply_memory(x->app, x->req, e.msg);
     } else if (rc) {
         reply_error(x, rc == ERR_NOT_FOUND ? 404 : 400, rc == ERR_NOT_FOUND ? "model_not_found" : "invalid_value",
                     rc == ERR_NOT_FOUND ? "model" : NULL, e.msg);
@@ -540,7 +554,7 @@ static void handle(struct http_req *req, enum openai_route route)
         ticket_watch(ticket, on_late, x);
         begin(x);
     }
-    exchange_unref(x);
+    exchange_unref(x); /* NOLINT(clang-analyzer-unix.Malloc): ours is one of two */
 }
 
 void api_completions(struct http_req *req)

@@ -162,6 +162,7 @@ static void open_stream(struct call *c, struct db *db)
 static void after_open(struct call *c)
 {
     struct stream *s = c->user;
+    struct app *app = s->app;
     if (!c->req || c->status >= 400) {
         stream_free(s);
         return;
@@ -178,9 +179,9 @@ static void after_open(struct call *c)
     s->req->on_drain = on_slow;
     s->work = (struct store_work){.run = on_read, .done = on_done};
     s->watch = (struct job_watch){.seq = s->seq, .fn = on_changed, .end = on_ending, .arg = s};
-    sse_start(&s->sse, s->app->sse, s->req);
-    s->ending = s->app->state == APP_DRAINING;
-    jobs_watch(s->app->jobs, &s->watch);
+    sse_start(&s->sse, app->sse, s->req);
+    s->ending = app->state == APP_DRAINING;
+    jobs_watch(app->jobs, &s->watch);
     read_more(s);
 }
 

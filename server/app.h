@@ -43,7 +43,7 @@ struct app {
     struct jobs *jobs;
     struct watchdog *watchdog;
     struct metrics metrics;
-    struct keys *keys;             /* NULL: everything is permitted */
+    struct keys *keys;             /* NULL: none is needed */
     struct tls *tls;               /* NULL: plain HTTP */
     uint64_t refused_logged;       /* clock_now() of auth.c's latest line */
     unsigned refused_unlogged;     /* requests refused since */

@@ -10,6 +10,7 @@
 #include "server/app.h"
 #include "server/console.h"
 #include "server/keys.h"
+#include "server/origin.h"
 
 #include <string.h>
 #include <strings.h>
@@ -75,12 +76,31 @@ static bool reply_forbidden(struct app *app, struct http_req *req, enum key_role
     return false;
 }
 
+/* Without keys it is the address that decides, and a browser lends its address to every page.  A key is no page's
+ * unless it was given one.  What changes nothing is let through: without CORS headers the page cannot read the answer.
+ */
+static bool page_permits(struct app *app, struct http_req *req)
+{
+    if (req->method == HTTP_M_GET || req->method == HTTP_M_HEAD || req->method == HTTP_M_OPTIONS) return true;
+    const char *origin = http_header(req, "Origin");
+    if (!origin_is_foreign(http_header(req, "Sec-Fetch-Site"), origin, http_header(req, "Host"), app->set->cors_origin))
+        return true;
+    log_refused(app, req, "foreign_page", NULL);
+    metrics_reject(&app->metrics, REJECT_FORBIDDEN);
+    http_reply_error(req, 403, "insufficient_permissions",
+                     "pages of %.200s may not call this server: it would have to be started with --cors-origin, or "
+                     "with --api-keys",
+                     origin ? origin : "another origin");
+    return false;
+}
+
 bool auth_permits(void *arg, struct http_req *req)
 {
     static const char *const why[] = {[KEY_WRONG] = "wrong_key", [KEY_REVOKED] = "revoked", [KEY_EXPIRED] = "expired"};
     struct app *app = arg;
     enum key_role needed;
-    if (!app->keys || !role_needed(req, &needed)) return true;
+    if (!app->keys) return page_permits(app, req);
+    if (!role_needed(req, &needed)) return true;
     const char *text = presented(req);
     if (!text) {
         log_refused(app, req, "no_key", NULL);

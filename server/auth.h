@@ -1,5 +1,5 @@
 /* Who may do what.  Where the daemon has keys (keys.h), every request must bring one whose role is enough for its
- * route; without --api-keys everything is permitted.  Loop thread. */
+ * route; without --api-keys everything is permitted but what another site's page would do (origin.h).  Loop thread. */
 #ifndef TANDEM_SERVER_AUTH_H
 #define TANDEM_SERVER_AUTH_H
 

@@ -107,7 +107,7 @@ static void close_when_quiet(struct bridge *b)
     if (!b->on_closed || b->n_jobs) return;
     engine_close(b->engine); /* joins its thread: no notify after this */
     b->engine = NULL;
-    while (b->gens.next != &b->gens) gen_free(b->gens.next);
+    while (b->gens.next != &b->gens) gen_free(b->gens.next); /* NOLINT(clang-analyzer-unix.Malloc): it is taken out */
     uv_close((uv_handle_t *)&b->async, on_async_closed);
 }
 

@@ -183,8 +183,9 @@ static bool decode(const char *p, size_t n, char *out, size_t size)
 {
     for (size_t i = 0; i < n; i++) {
         char c = p[i] == '+' ? ' ' : p[i];
-        if (p[i] == '%' && n - i > 2 && hex(p[i + 1]) >= 0 && hex(p[i + 2]) >= 0) {
-            c = (char)(hex(p[i + 1]) << 4 | hex(p[i + 2]));
+        int high = p[i] == '%' && n - i > 2 ? hex(p[i + 1]) : -1, low = high >= 0 ? hex(p[i + 2]) : -1;
+        if (low >= 0) {
+            c = (char)(high << 4 | low);
             i += 2;
         }
         if (size < 2 || !c) return false;

@@ -289,6 +289,24 @@ static void add_token(struct choice *v, const struct event *ev, const struct eve
     if (ev->finish == FINISH_NONE) release(v, v->held.len - bytes_to_hold(v));
 }
 
+bool choice_room(struct choice *v, const struct event *ev)
+{
+    enum { ENTRY = 256 }; /* a token as JSON, with its bytes as numbers */
+    size_t entries =
+        ev->kind == EV_DONE || v->c->params->logprobs < 0 ? 0 : 1 + (size_t)(ev->n_top > 0 ? ev->n_top : 0);
+    bool chat = v->c->route == OPENAI_CHAT;
+    if (!buf_try_room(&v->held, ev->text_len) || !buf_try_room(&v->text, v->held.len + ev->text_len)) return false;
+    if (!entries) return true;
+    if (chat) return buf_try_room(&v->tokens, entries * ENTRY);
+    return buf_try_room(&v->tokens, ENTRY) && buf_try_room(&v->values, ENTRY) &&
+           buf_try_room(&v->top, entries * ENTRY) && buf_try_room(&v->offsets, ENTRY);
+}
+
+size_t choice_bytes(const struct choice *v)
+{
+    return 2 * (v->text.len + v->held.len) + v->tokens.len + v->values.len + v->top.len + v->offsets.len;
+}
+
 void choice_add(struct choice *v, const struct event *ev, const struct event_batch *batch)
 {
     switch (ev->kind) {

@@ -43,6 +43,11 @@ struct choice {
 /* echo: the text (n bytes) that the answer begins with */
 void choice_init(struct choice *, const struct choice_config *, const char *echo, size_t n);
 void choice_free(struct choice *);
+/* Memory for an event that is then added (of a token longer than most, for most of it); false: there is none.  How long
+ * an answer becomes, clients choose. */
+__attribute__((warn_unused_result)) bool choice_room(struct choice *, const struct event *);
+/* What it will take in the answer, about, in bytes. */
+size_t choice_bytes(const struct choice *);
 /* One event of the generation, the EV_DONE included. */
 void choice_add(struct choice *, const struct event *, const struct event_batch *);
 /* A stream has something to send. */

@@ -63,9 +63,9 @@ static int parse_batches(const char *text, int *out, struct err *e)
 {
     int n = 0;
     for (const char *p = text;; p++) {
-        char *end;
+        char *end = NULL;
         long v = isdigit((unsigned char)*p) ? strtol(p, &end, 10) : 0;
-        if (!isdigit((unsigned char)*p) || (*end && *end != ','))
+        if (!end || (*end && *end != ','))
             return err_set(e, ERR_INVALID, "--batch: '%.60s' is not a list of numbers such as 1,8,32", text);
         if (v < 1 || v > BATCH_MAX)
             return err_set(e, ERR_INVALID, "--batch: %.*s is not between 1 and %d", (int)(end - p), p, BATCH_MAX);

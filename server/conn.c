@@ -194,6 +194,7 @@ static void dispatch(struct conn *c)
     if (c->body.data) c->req.body = c->body.data;
     c->req.body_len = c->body.len;
     if (!has_memory(c)) {
+        c->server->stats.no_memory++;
         refuse(&why, 503, "no memory for the work on a body of %zu bytes; try again", c->body.len);
         http_answer_refusal(c, &why);
         return;
@@ -344,6 +345,7 @@ static bool read_body(struct conn *c)
         refuse(&why, 503, "the bodies of all requests together are larger than the limit of %zu bytes; try again",
                c->server->config.max_buffered_bytes);
     } else if (c->starved) {
+        c->server->stats.no_memory++;
         refuse(&why, 503, "no memory for the body, %llu bytes so far; try again", (unsigned long long)c->body_seen);
     } else if (code != HPE_OK) {
         const char *reason = llhttp_get_error_reason(&c->parser);
@@ -402,6 +404,21 @@ void conn_begin(struct conn *c)
     sock_timer(c, c->server->config.header_timeout_ms);
 }
 
+/* There is no memory even to read a request: so a connection that would begin one ends, with an answer that is there
+ * already. */
+static void turn_away(struct conn *c)
+{
+    static const char sorry[] =
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+        "Connection: close\r\nContent-Length: 70\r\n\r\n"
+        "{\"error\":\"no memory for the request; try again\",\"error_type\":\"memory\"}";
+    _Static_assert(sizeof "{\"error\":\"no memory for the request; try again\",\"error_type\":\"memory\"}" - 1 == 70,
+                   "as it says");
+    c->server->stats.no_memory++;
+    sock_say(c, sorry, sizeof sorry - 1);
+    conn_drop(c);
+}
+
 void conn_input(struct conn *c, const char *p, size_t n)
 {
     c->server->stats.bytes_in += n;
@@ -409,6 +426,10 @@ void conn_input(struct conn *c, const char *p, size_t n)
     if (c->state == CONN_LINGER) {
         c->discarded += n;
         if (c->discarded > LINGER_BYTES) conn_drop(c);
+        return;
+    }
+    if (c->state == CONN_IDLE && !mem_available(CONN_ROOM)) {
+        turn_away(c);
         return;
     }
     buf_append(&c->in, p, n);

@@ -131,6 +131,7 @@ struct refusal {
 };
 
 /* ---- conn.c ---- */
+enum { CONN_ROOM = 128 * 1024 }; /* memory that must be to be had when a connection or a request begins */
 struct conn *conn_new(struct http_server *);
 void conn_free(struct conn *); /* once its handles are closed */
 void conn_begin(struct conn *);
@@ -167,10 +168,11 @@ size_t sock_queued(const struct conn *);                 /* bytes the kernel has
 uint64_t sock_taken(const struct conn *);                /* bytes the client's side has acknowledged, ever */
 bool sock_peer_left(const struct conn *);                /* asked only while reading is stopped */
 void sock_read(struct conn *, bool on);
-void sock_timer(struct conn *, int ms); /* replaces the one that runs; 0: none */
-void sock_shutdown(struct conn *);      /* our side is done */
-void sock_bye(struct conn *);           /* under TLS says so, that the end is not taken for a cut; otherwise nothing */
-void sock_close(struct conn *);         /* later: conn_free */
+void sock_timer(struct conn *, int ms);                   /* replaces the one that runs; 0: none */
+void sock_shutdown(struct conn *);                        /* our side is done */
+void sock_say(struct conn *, const char *text, size_t n); /* at once, if that needs no memory; before sock_close */
+void sock_bye(struct conn *);   /* under TLS says so, that the end is not taken for a cut; otherwise nothing */
+void sock_close(struct conn *); /* later: conn_free */
 
 /* ---- sock.c and listen.c to each other ---- */
 int sock_open(struct conn *, uv_stream_t *listener);

@@ -121,6 +121,7 @@ static bool split_request_line(char *line, struct request_line *out, struct refu
     out->method = line;
     out->end = strstr(line, "\r\n");
     CHECK(out->end);
+    out->target = out->version = out->end;
     char *space = memchr(line, ' ', (size_t)(out->end - line));
     char *last = memrchr(line, ' ', (size_t)(out->end - line));
     if (!space || space == last) {

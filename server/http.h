@@ -136,11 +136,12 @@ struct http_server_config {
     int idle_timeout_ms;          /* keep-alive without a request: closed */
     int write_timeout_ms;         /* no byte taken by the client for so long: closed */
     size_t high_water, low_water; /* bytes queued on one connection */
-    const char *cors_origin;      /* "*"; NULL: no CORS headers */
+    const char *cors_origin;      /* "*", or one; NULL: no CORS headers */
 };
 
 struct http_server_stats {
     uint64_t accepted, rejected, requests, bytes_in, bytes_out;
+    uint64_t no_memory; /* requests and connections refused for want of memory */
     int open;
 };
 

@@ -258,7 +258,7 @@ static bool read_members(struct reader *r, struct set *s, size_t start)
 {
     while (peek(r) != ']') {
         bool one, other;
-        uint32_t lo, hi;
+        uint32_t lo = 0, hi = 0;
         size_t at = r->at;
         if (peek(r) < 0) return fault(r, start, "the class has no closing ]");
         if (!read_member(r, s, &one, &lo)) return false;

@@ -4,6 +4,7 @@
  * Any thread; the edits are for the command line. */
 #include "server/keys.h"
 
+#include "engine/base/check.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 
@@ -248,6 +249,7 @@ static int fail(struct err *e, const char *path, size_t line, const char *fault)
 static int check_repeated(const struct key_set *set, const size_t *lines, const char *path, struct err *e)
 {
     struct entry *v = mem_array(set->n, sizeof *v);
+    CHECK(lines || !set->n);
     for (size_t i = 0; i < set->n; i++) v[i] = (struct entry){&set->v[i], lines[i]};
     size_t at = repeated(v, set->n, by_name, true);
     int rc = at ? fail(e, path, at, "the name is in use above") : 0;
@@ -396,9 +398,9 @@ static void edit_put(const struct edit *x, const struct key *key, struct buf *ou
     if (!x->n) buf_str(out, heading);
     while (at < end) {
         const char *begin = at;
-        char line[LINE_MAX_BYTES + 1];
+        char line[LINE_MAX_BYTES + 1] = "";
         struct key had;
-        next_line(&at, end, line); /* it was read before: it is good */
+        CHECK(!next_line(&at, end, line)); /* it was read before */
         size_t len;
         const char *rest = remark(line, strlen(line), &len);
         char *kept = mem_strndup(rest, len);

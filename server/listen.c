@@ -41,7 +41,6 @@ void http_server_defaults(struct http_server_config *config)
         .write_timeout_ms = 30 * 1000,
         .high_water = 256 * 1024,
         .low_water = 64 * 1024,
-        .cors_origin = "*",
     };
 }
 
@@ -66,6 +65,32 @@ static bool make_room(struct http_server *s)
     return oldest != NULL;
 }
 
+/* Handles for connections that there is no memory for: taken off the queue, and closed. */
+static struct turned_away {
+    uv_tcp_t tcp;
+    bool busy;
+} turned_away[8];
+
+static void on_turned_away(uv_handle_t *h)
+{
+    ((struct turned_away *)h)->busy = false;
+}
+
+/* False: those are all in use. */
+static bool turn_away(struct http_server *s, uv_stream_t *listener)
+{
+    for (size_t i = 0; i < sizeof turned_away / sizeof *turned_away; i++) {
+        struct turned_away *t = &turned_away[i];
+        if (t->busy || uv_tcp_init(s->loop, &t->tcp)) continue;
+        t->busy = true;
+        s->stats.no_memory++;
+        uv_accept(listener, (uv_stream_t *)&t->tcp);
+        uv_close((uv_handle_t *)&t->tcp, on_turned_away);
+        return true;
+    }
+    return false;
+}
+
 static void on_connection(uv_stream_t *listener, int status)
 {
     struct http_server *s = listener->data;
@@ -74,6 +99,7 @@ static void on_connection(uv_stream_t *listener, int status)
         return;
     }
     bool full = s->stats.open >= s->config.max_connections && !make_room(s);
+    if (!mem_available(CONN_ROOM) && turn_away(s, listener)) return;
     struct conn *c = conn_new(s);
     c->refused = full;
     int rc = sock_open(c, listener);

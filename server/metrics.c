@@ -31,6 +31,7 @@ const char *const metrics_reject_names[REJECT_REASONS] = {
     [REJECT_VALIDATION] = "validation",
     [REJECT_LOADING] = "loading",
     [REJECT_DRAINING] = "draining",
+    [REJECT_MEMORY] = "memory",
 };
 const char *const metrics_abort_names[ABORT_REASONS] = {
     [ABORT_CLIENT] = "client",

@@ -29,6 +29,7 @@ enum reject_reason {
     REJECT_VALIDATION,
     REJECT_LOADING,
     REJECT_DRAINING,
+    REJECT_MEMORY,
     REJECT_REASONS
 };
 

@@ -9,6 +9,7 @@
 #include "server/store.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #define N_OF(a) ((int)(sizeof(a) / sizeof *(a)))
 
@@ -44,14 +45,17 @@ static void put_requests(const struct metrics *m, struct buf *out)
     }
 }
 
-static void put_ends(const struct metrics *m, struct buf *out)
+static void put_ends(const struct metrics *m, const struct http_server_stats *h, struct buf *out)
 {
+    uint64_t rejected[REJECT_REASONS];
+    memcpy(rejected, m->rejected, sizeof rejected);
+    if (h) rejected[REJECT_MEMORY] += h->no_memory;
     static const char name[] = "tandem_requests_finished_total";
     text_head(out, name, "counter", "Generations that ended, by reason.");
     for (int i = 0; i < N_OF(m->finished); i++)
         if (metrics_finish_name(i)) text_by(out, name, "reason", metrics_finish_name(i), (double)m->finished[i]);
     put_by(out, "tandem_requests_rejected_total", "Requests refused before they generated anything, by reason.",
-           "reason", metrics_reject_names, m->rejected, REJECT_REASONS);
+           "reason", metrics_reject_names, rejected, REJECT_REASONS);
     put_by(out, "tandem_requests_aborted_total", "Generations that ended before their time, by reason.", "reason",
            metrics_abort_names, m->aborted, ABORT_REASONS);
     const struct text_row rows[] = {
@@ -264,7 +268,7 @@ void metrics_render(const struct metrics *m, const struct metrics_view *v, struc
     text_one(out, "tandem_tls_certificate_expiry_timestamp_seconds", "gauge",
              "When the certificate expires, seconds since the epoch; 0: there is none.", v->certificate_expires);
     put_requests(m, out);
-    put_ends(m, out);
+    put_ends(m, v->http, out);
     if (v->stats && v->info) {
         put_queue(v, out);
         put_tokens(v, out);

@@ -14,6 +14,23 @@ static uint32_t add_top(struct result *r, const struct event *ev, const struct e
     return at;
 }
 
+bool result_room(struct result *r, const struct event *ev)
+{
+    if (ev->kind == EV_DONE) return true;
+    size_t n_top = ev->n_top > 0 ? (size_t)ev->n_top : 0;
+    bool prompt = ev->kind == EV_PROMPT;
+    return mem_try_grow(&r->top, &r->top_cap, r->n_top + n_top, sizeof *r->top) &&
+           buf_try_room(&r->text, ev->text_len) && (prompt || buf_try_room(&r->generated, ev->gen_len)) &&
+           mem_try_grow(prompt ? (void *)&r->prompt : (void *)&r->tokens, prompt ? &r->prompt_cap : &r->tokens_cap,
+                        (prompt ? r->n_prompt : r->n_tokens) + 1, sizeof *r->tokens);
+}
+
+size_t result_bytes(const struct result *r)
+{
+    enum { TOKEN = 160 }; /* as JSON, with its text */
+    return 2 * r->text.len + 2 * r->generated.len + (r->n_prompt + r->n_tokens + r->n_top) * TOKEN;
+}
+
 void result_add(struct result *r, const struct event *ev, const struct event_batch *batch)
 {
     if (ev->kind == EV_DONE) {

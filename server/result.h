@@ -25,6 +25,10 @@ struct result {
     struct event done;    /* the EV_DONE; kind is EV_DONE once it is over */
 };
 
+/* Memory for an event that is then added; false: there is none.  How long an answer becomes, clients choose. */
+__attribute__((warn_unused_result)) bool result_room(struct result *, const struct event *);
+/* What the answer will take, about, in bytes. */
+size_t result_bytes(const struct result *);
 void result_add(struct result *, const struct event *, const struct event_batch *);
 void result_free(struct result *);
 /* mean log probability per generated token; -inf without tokens */

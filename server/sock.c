@@ -270,6 +270,12 @@ void sock_timer(struct conn *c, int ms)
     }
 }
 
+void sock_say(struct conn *c, const char *text, size_t n)
+{
+    uv_buf_t b = uv_buf_init((char *)(uintptr_t)text, (unsigned)n);
+    if (!c->tls && !sock_queued(c)) uv_try_write(stream_of(c), &b, 1);
+}
+
 static void on_shutdown(uv_shutdown_t *req, int status)
 {
     (void)req, (void)status; /* the linger timer decides, whatever became of it */

@@ -27,6 +27,11 @@ bool buf_try_append(struct buf *b, const void *p, size_t n)
     return true;
 }
 
+bool buf_try_room(struct buf *b, size_t n)
+{
+    return mem_try_grow(&b->data, &b->cap, b->len + n + 1, 1);
+}
+
 void buf_str(struct buf *b, const char *s)
 {
     buf_append(b, s, strlen(s));

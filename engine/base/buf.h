@@ -14,6 +14,8 @@ struct buf {
 void buf_append(struct buf *b, const void *p, size_t n);
 /* For bytes whose number an outsider chooses.  False: no memory, and the buffer is as it was. */
 __attribute__((warn_unused_result)) bool buf_try_append(struct buf *b, const void *p, size_t n);
+/* Room for n more bytes, so that appending them cannot fail.  False: no memory. */
+__attribute__((warn_unused_result)) bool buf_try_room(struct buf *b, size_t n);
 void buf_str(struct buf *b, const char *s);
 void buf_char(struct buf *b, char c);
 __attribute__((format(printf, 2, 3))) void buf_printf(struct buf *b, const char *fmt, ...);

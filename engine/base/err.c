@@ -4,6 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#undef err_set /* scripts/lint.h */
+#undef err_prefix
+
 int err_set(struct err *e, int code, const char *fmt, ...)
 {
     if (!e) return code;

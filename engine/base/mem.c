@@ -14,7 +14,7 @@
 /* ---- the reserve -------------------------------------------------------------------------------------------------
  * Mapped, not from malloc: what is unmapped is free for whichever thread and arena asks next. */
 
-enum { SLICES = 16, WAITS = 200, WAIT_NS = 5 * 1000 * 1000 };
+enum { SLICES = 16, WAITS = 2000, WAIT_NS = 5 * 1000 * 1000 };
 #define SLICE ((size_t)2 << 20)
 
 static struct {

@@ -57,6 +57,11 @@ uint64_t sock_taken(const struct conn *c)
     return c->queued_total - c->out.len;
 }
 
+void sock_say(struct conn *c, const char *text, size_t n)
+{
+    sock_write(c, text, n);
+}
+
 bool sock_peer_left(const struct conn *c)
 {
     CHECK(!c->reading);

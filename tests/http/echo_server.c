@@ -301,6 +301,7 @@ static void on_signal(uv_signal_t *h, int number)
 /* --tls FILE: certificate and key in one; returned. */
 static const char *read_flags(int argc, char **argv, struct http_server_config *config)
 {
+    config->cors_origin = "*";
     const char *cert = NULL;
     const struct {
         const char *name;

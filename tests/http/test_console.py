@@ -323,6 +323,23 @@ def test_model_facts(still, daemon):
         assert fact in shown
 
 
+def test_a_page_of_another_site(browser, start):
+    """It can neither read nor do anything here, unless it is let in."""
+    say = """fetch('%s/generate', {method: 'POST', mode: 'MODE', body: '{"inputs":"Hi","parameters":{"max_new_tokens":1}}'})
+             .then(a => a.status, () => 'refused')"""
+    with start() as daemon, start() as other, start("--cors-origin", other.url) as open_to_it:
+        page = browser.page()
+        page.open(other.url + "/health")
+        ask = lambda s, mode: page.js((say % s.url).replace("MODE", mode))  # noqa: E731
+        assert ask(other, "cors") == 200
+        assert ask(daemon, "cors") == "refused" and ask(daemon, "no-cors") == 0
+        assert daemon.metric("tandem_requests_total", route="/generate", status="403") == 2
+        assert daemon.metric("tandem_generated_tokens_total") == 0
+        assert page.js(f"fetch('{daemon.url}/info').then(a => a.status, () => 'refused')") == "refused"
+        assert ask(open_to_it, "cors") == 200
+        page.close()
+
+
 def test_a_key_is_asked_for_and_sent(page, daemon):
     """No key is configured here, so the browser plays a daemon that wants one."""
     page.expected = ["status of 401"]

@@ -89,7 +89,10 @@ def trained(s):
         return answered(answer)
 
     def over():
-        asked = s.get(f"/train/{answer.json()['id']}")  # which may fail, too
+        try:
+            asked = s.get(f"/train/{answer.json()['id']}")  # which may fail, too
+        except requests.ConnectionError:
+            return False
         return asked.status_code not in SORRY and asked.json()["status"] in OVER and asked.json()
     found = wait_for(over, 30, f"{answer.text}: over")
     if found["status"] != "succeeded":
@@ -98,7 +101,17 @@ def trained(s):
     return 200, (s.data / "adapters/small/adapter_model.safetensors").read_bytes()
 
 
-WORK = {f.__name__: f for f in (generate, streamed, chat, long_text, embedding, uploaded, adapter_loaded, trained)}
+def models(s):
+    status, body = answered(s.get("/v1/models"))
+    return status, body["data"][0] if status == 200 else body  # then come adapters, which come and go
+
+
+def scraped(s):
+    answer = s.get("/metrics")
+    return (200, answer.text.splitlines()[0]) if answer.status_code == 200 else answered(answer)
+
+
+WORK = {f.__name__: f for f in (generate, streamed, chat, long_text, embedding, uploaded, adapter_loaded, trained, models, scraped)}
 
 
 # ---- the daemon --------------------------------------------------------------------------------------------------------
@@ -223,6 +236,78 @@ def test_no_malloc_at_all_for_a_while(demo):
     assert len(got) == len(askers) and demo.process.poll() is None, demo.log()[-3000:]
     assert all(g == right or g[0] in SORRY for work, g in got if work is generate)
     assert generate(demo) == right
+
+
+@pytest.mark.timeout(300)
+def test_every_malloc_from_the_nth_on(demo, tools):
+    """Everything at once, and then no memory for longer than anybody waited before: what begins is turned away, what
+    runs waits, and all of it is right again afterwards."""
+    right = {name: [work(of(name, demo, tools)) for _ in range(2)][-1] for name, work in WORK.items()}
+    wrong, over = [], threading.Event()
+
+    def ask(name):
+        while not over.is_set():
+            with contextlib.suppress(requests.RequestException):
+                got = WORK[name](of(name, demo, tools))
+                if got != right[name] and got[0] not in SORRY:
+                    wrong.append((name, got))
+
+    for n in (1, 300, 3000):
+        over.clear()
+        askers = [threading.Thread(target=ask, args=(name,)) for name in WORK]
+        for a in askers:
+            a.start()
+        for s in (demo, tools):
+            s.faults.arm("malloc", n, count=ALL)
+        wait_for(lambda: demo.faults.failed("malloc") and tools.faults.failed("malloc"), 30, "no memory")
+        time.sleep(1.5)
+        for s in (demo, tools):
+            s.faults.off()
+        over.set()
+        for a in askers:
+            a.join(100)
+        assert wrong == [] and demo.process.poll() is None and tools.process.poll() is None, (n, wrong, demo.log()[-2000:], tools.log()[-2000:])
+        for name, wanted in right.items():
+            wait_for(lambda name=name, wanted=wanted: WORK[name](of(name, demo, tools)) == wanted, 30, f"{name}: the right answer again")
+    assert demo.metric("tandem_requests_rejected_total", reason="memory") > 0
+
+
+def test_nothing_begins_without_memory(demo):
+    """Who is connected is told, who comes is not let in; both count."""
+    right = generate(demo)
+    before = demo.metric("tandem_requests_rejected_total", reason="memory")
+    with requests.Session() as session:
+        assert session.get(demo.url + "/health", timeout=10).status_code == 200
+        demo.faults.arm("malloc", 1, count=ALL)
+        refused = session.get(demo.url + "/health", timeout=10)
+        assert refused.status_code == 503 and refused.json() == {"error": "no memory for the request; try again", "error_type": "memory"}
+        assert refused.headers["connection"] == "close" and refused.headers["retry-after"] == "1"
+        for _ in range(20):
+            with pytest.raises(requests.ConnectionError):
+                requests.get(demo.url + "/health", timeout=10)
+        demo.faults.off()
+    assert demo.metric("tandem_requests_rejected_total", reason="memory") == before + 21
+    assert generate(demo) == right
+
+
+def test_an_answer_that_grows_too_large(demo):
+    """Half-way through: an error, and the generation ends."""
+    body = {"inputs": "Once", "parameters": {"max_new_tokens": 400, "ignore_eos": True, "details": True, "top_n_tokens": 5}}
+    chats = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "logprobs": 5, "model": "x", "temperature": 0}
+    right = [answered(demo.post("/generate", body)), answered(demo.post("/v1/completions", chats))]
+    assert [r[0] for r in right] == [200, 200]
+    for path, asked in (("/generate", body), ("/v1/completions", chats)):
+        told = []
+        for n in range(2, 12, 2):  # the first ones ask whether there is room for a connection and a request
+            demo.faults.arm("malloc", n, count=1, filter=16384)
+            with contextlib.suppress(requests.ConnectionError):
+                status, answer = answered(demo.post(path, asked))
+                assert status in (200, *SORRY), answer
+                told.append(str(answer))
+            demo.faults.off()
+        assert any("no memory for the answer" in t for t in told), told
+    demo.wait_idle()
+    assert [answered(demo.post("/generate", body)), answered(demo.post("/v1/completions", chats))] == right
 
 
 def virtual(s):

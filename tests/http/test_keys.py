@@ -36,7 +36,7 @@ def keys(tmp_path_factory):
 @pytest.fixture(scope="module")
 def keyed(start, keys):
     """A daemon with keys.  Whatever was asked of it, its log has none of them."""
-    with start("--api-keys", keys.file, "--access-log", "--log-level", "debug", key=keys.admin) as s:
+    with start("--api-keys", keys.file, "--access-log", "--log-level", "debug", "--cors-origin", "*", key=keys.admin) as s:
         yield s
         assert s.process.poll() is None, s.log()[-4000:]
         metrics = s.get("/metrics").text
@@ -152,6 +152,49 @@ def test_paths_that_do_not_exist_want_a_key(keyed, keys):
     assert ask(keyed, "put", "/generate").status_code == 401
     assert ask(keyed, "get", "/nowhere", keys.user).status_code == 404
     assert ask(keyed, "put", "/generate", keys.user).status_code == 405
+
+
+OWN, ELSEWHERE = "http://HOST", "http://elsewhere"
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("headers, status", [
+    ({}, 200), ({"Origin": OWN}, 200), ({"Origin": OWN, "Sec-Fetch-Site": "same-origin"}, 200), ({"Sec-Fetch-Site": "none"}, 200),
+    ({"Origin": ELSEWHERE}, 403), ({"Origin": "null"}, 403), ({"Origin": ELSEWHERE, "Sec-Fetch-Site": "cross-site"}, 403),
+    ({"Origin": "http://localhost:1", "Sec-Fetch-Site": "same-site"}, 403), ({"Sec-Fetch-Site": "cross-site"}, 403),
+])
+def test_without_keys_a_page_of_another_site_does_nothing(server, headers, status):
+    """What a browser sends for a page without asking first: POST with a plain type."""
+    headers = {k: v.replace("HOST", server.url.split("//")[1]) for k, v in headers.items()}
+    for path, body in (("/generate", '{"inputs":"Hi","parameters":{"max_new_tokens":1}}'), ("/v1/completions", '{"prompt":"Hi","max_tokens":1}')):
+        answer = requests.post(server.url + path, data=body, headers={"Content-Type": "text/plain", **headers}, timeout=60)
+        assert answer.status_code == status, answer.text
+        if status == 403:
+            error = answer.json()["error"]
+            assert "--cors-origin" in (error if path == "/generate" else error["message"])
+    if status == 403:
+        assert requests.post(server.url + "/train", data="{}", headers=headers, timeout=60).status_code == 403
+        assert requests.delete(server.url + "/adapters/nobody", headers=headers, timeout=60).status_code == 403
+    read = requests.get(server.url + "/info", headers=headers, timeout=60)
+    assert read.status_code == 200 and "access-control-allow-origin" not in read.headers
+    assert "access-control-allow-origin" not in requests.options(server.url + "/generate", headers=headers, timeout=60).headers
+
+
+@pytest.mark.parametrize("allowed", ["*", ELSEWHERE])
+def test_pages_that_are_let_in(start, allowed):
+    with start("--cors-origin", allowed) as s:
+        for origin in (ELSEWHERE, "http://third"):
+            answer = s.post("/generate", {"inputs": "Hi", "parameters": {"max_new_tokens": 1}}, headers={"Origin": origin, "Sec-Fetch-Site": "cross-site"})
+            assert answer.status_code == (200 if allowed in ("*", origin) else 403)
+            assert answer.headers["access-control-allow-origin"] == allowed
+        assert s.metric("tandem_requests_rejected_total", reason="forbidden") == (0 if allowed == "*" else 1)
+
+
+def test_with_keys_a_page_needs_one(start, keys):
+    with start("--api-keys", keys.file, key=keys.admin) as s:
+        for key, status in ((None, 401), (keys.user, 200)):
+            answer = requests.post(s.url + "/tokenize", json={"inputs": "Hi"}, headers={"Origin": ELSEWHERE, **(bearer(key) if key else {})}, timeout=60)
+            assert answer.status_code == status and "access-control-allow-origin" not in answer.headers
 
 
 def test_browsers_may_ask_before_they_send_a_key(keyed):

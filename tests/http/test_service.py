@@ -247,7 +247,7 @@ def test_reload(start, tmp_path):
         assert "port" in log and refused(best_of=4, do_sample=True) and not refused(best_of=3, do_sample=True)
 
         log = reload("", "settings reloaded")  # back to the defaults
-        assert not refused(best_of=4, do_sample=True) and s.get("/health").headers["access-control-allow-origin"] == "*"
+        assert not refused(best_of=4, do_sample=True) and "access-control-allow-origin" not in s.get("/health").headers
 
 
 @pytest.mark.smoke

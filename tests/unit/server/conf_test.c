@@ -359,17 +359,17 @@ static void test_reload(void **state)
     struct settings live;
     char *first[] = {"--port=1", "--drain-timeout=5", "--access-log", NULL};
     assert_int_equal(conf_parse(&live, CMD_SERVE, 3, first, &e), 0);
-    PARSE(CMD_SERVE, "--port=2", "--log-level=debug", "--access-log", "--cors-origin=", "--model=elsewhere");
+    PARSE(CMD_SERVE, "--port=2", "--log-level=debug", "--access-log", "--cors-origin=*", "--model=elsewhere");
     assert_int_equal(conf_reload(&live, &s, CMD_SERVE, note_change, &told), 3);
     assert_string_equal(told.data, "log-level: info -> debug\nmodel: models/demo -> elsewhere (restart)\n"
-                                   "port: 1 -> 2 (restart)\ncors-origin: * -> \ndrain-timeout: 5 -> 60\n");
+                                   "port: 1 -> 2 (restart)\ncors-origin:  -> *\ndrain-timeout: 5 -> 60\n");
     assert_int_equal(live.port, 1);
     assert_string_equal(live.model, "models/demo");
     assert_string_equal(live.log_level, "debug");
-    assert_string_equal(live.cors_origin, "");
+    assert_string_equal(live.cors_origin, "*");
     assert_true(live.drain_timeout == 60 && live.access_log);
     assert_string_equal(s.log_level, "info"); /* freed with the settings it is in */
-    PARSE(CMD_SERVE, "--port=1", "--log-level=debug", "--access-log", "--cors-origin=");
+    PARSE(CMD_SERVE, "--port=1", "--log-level=debug", "--access-log", "--cors-origin=*");
     buf_clear(&told);
     assert_int_equal(conf_reload(&live, &s, CMD_SERVE, note_change, &told), 0);
     assert_int_equal(told.len, 0);

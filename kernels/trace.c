@@ -170,6 +170,7 @@ struct dev_trace *dev_trace_open(struct dev *d, const struct weight *head, doubl
 #define X(op) t->ops.op = trace_##op;
     OPS(X)
 #undef X
+    t->ops.replay = NULL; /* each op is to be seen */
     dev_trace_switch(t, true);
     return t;
 }

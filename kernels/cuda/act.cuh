@@ -4,8 +4,7 @@
 
 #include "kernels/cuda/gpu.h"
 
-namespace GPU_NAMESPACE
-{
+namespace GPU_NAMESPACE {
 
 __device__ inline float act_value(float x, enum act_kind act)
 {
@@ -16,6 +15,31 @@ __device__ inline float act_value(float x, enum act_kind act)
     case ACT_RELU: return x < 0 ? 0 : x;
     }
     return x;
+}
+
+/* the derivative (of RELU 0 at 0), and in *value the function itself */
+__device__ inline float act_slope(float x, enum act_kind act, float *value)
+{
+    *value = x;
+    switch (act) {
+    case ACT_SILU: {
+        float s = 1 / (1 + expf(-x));
+        *value = x * s;
+        return s * (1 + x * (1 - s));
+    }
+    case ACT_GELU_TANH: {
+        float t = tanhf(0.79788456080286535588f * (x + 0.044715f * x * x * x));
+        *value = 0.5f * x * (1 + t);
+        return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * 0.79788456080286535588f * (1 + 3 * 0.044715f * x * x);
+    }
+    case ACT_GELU_ERF: {
+        float below = 0.5f * erfcf(-x * 0.70710678118654752440f); /* of a normal distribution */
+        *value = x * below;
+        return below + x * expf(-0.5f * x * x) * 0.39894228040143267794f;
+    }
+    case ACT_RELU: *value = x > 0 ? x : 0; return x > 0 ? 1 : 0;
+    }
+    return 1;
 }
 
 } // namespace GPU_NAMESPACE

@@ -10,25 +10,6 @@ namespace GPU_NAMESPACE
         dev_fail(d, #op, "not built yet");                                                                             \
     }
 
-MISSING(rope_kv)
-MISSING(attn)
 MISSING(sample)
-MISSING(gemm)
-MISSING(linear_back)
-MISSING(lora)
-MISSING(embed_back)
-MISSING(col_sum)
-MISSING(norm_back)
-MISSING(rope)
-MISSING(attn_seq)
-MISSING(attn_back)
-MISSING(head_norm_back)
-MISSING(act_mul_back)
-MISSING(act_back)
-MISSING(cross_entropy)
-MISSING(dropout)
-MISSING(square_sum)
-MISSING(adamw)
-MISSING(axpby)
 
 } // namespace GPU_NAMESPACE

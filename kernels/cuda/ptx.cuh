@@ -151,6 +151,64 @@ __device__ inline uint2 load_stream(const uint2 *p)
 #endif
 }
 
+/* as cp_async16, of which the first `bytes` (0 to 16) are read and the rest is zeros */
+__device__ inline void cp_async16_part(void *dst, const void *src, int bytes)
+{
+#ifdef __CUDACC__
+    unsigned s = (unsigned)__cvta_generic_to_shared(dst);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s), "l"(src), "r"(bytes));
+#else
+    simt::cp_async(dst, src, (unsigned)bytes, 16);
+#endif
+}
+
+/* 4 bytes from global to shared memory, both 4-byte aligned; zeros when !pred.  In the current group. */
+__device__ inline void cp_async4(void *dst, const void *src, bool pred)
+{
+#ifdef __CUDACC__
+    unsigned s = (unsigned)__cvta_generic_to_shared(dst);
+    int n = pred ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(s), "l"(src), "r"(n));
+#else
+    simt::cp_async(dst, src, pred ? 4 : 0, 4);
+#endif
+}
+
+/* 2^x within 2 ulp; of -infinity 0 */
+__device__ inline float exp2_fast(float x)
+{
+#ifdef __CUDACC__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
+
+/* two floats rounded to bf16, and to f16, the first in the low half */
+__device__ inline unsigned pack_bf16(float low, float high)
+{
+#ifdef __CUDACC__
+    unsigned r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+#else
+    return (unsigned)f32_to_bf16(high) << 16 | f32_to_bf16(low);
+#endif
+}
+
+__device__ inline unsigned pack_f16(float low, float high)
+{
+#ifdef __CUDACC__
+    unsigned r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+#else
+    return (unsigned)f32_to_f16(high) << 16 | f32_to_f16(low);
+#endif
+}
+
 } // namespace GPU_NAMESPACE
 
 #endif

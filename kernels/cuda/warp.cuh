@@ -1,12 +1,11 @@
-/* Reductions over a warp and over a block, and reading rows of any float type.  Each sums in an order that depends on the
- * block's size alone. */
+/* Reductions over a warp and over a block, and reading rows of any float type.  Each sums in an order that depends on
+ * the block's size alone. */
 #ifndef TANDEM_KERNELS_CUDA_WARP_CUH
 #define TANDEM_KERNELS_CUDA_WARP_CUH
 
 #include "kernels/cuda/ptx.cuh"
 
-namespace GPU_NAMESPACE
-{
+namespace GPU_NAMESPACE {
 
 template <class T> __device__ inline T warp_sum(T v)
 {
@@ -47,6 +46,45 @@ __device__ inline float block_max(float v, block_part<float> &s)
     v = warp_max(lane < warps ? s.warp[lane] : -INFINITY);
     __syncthreads();
     return v;
+}
+
+/* Threads for a row of n floats, four to a thread: whole warps, 32 .. 256.  Depends on n alone. */
+static inline int row_threads(int n)
+{
+    int t = (n / 4 + 31) / 32 * 32;
+    return t < 32 ? 32 : t > 256 ? 256 : t;
+}
+
+/* Whether rows of n floats, ld apart, may be read and written 16 bytes at a time. */
+static inline bool row_vectors(const void *p, int n, int ld)
+{
+    return reinterpret_cast<uintptr_t>(p) % 16 == 0 && n % 4 == 0 && ld % 4 == 0;
+}
+
+struct vec4 {
+    float v[4];
+};
+
+/* Four floats, `left` of them there, the others 0.  VEC: all are, and p is 16-byte aligned. */
+template <bool VEC> __device__ inline vec4 load4(const float *p, int left)
+{
+    if constexpr (VEC) {
+        float4 f = *reinterpret_cast<const float4 *>(p);
+        return {f.x, f.y, f.z, f.w};
+    } else {
+        return {p[0], left > 1 ? p[1] : 0, left > 2 ? p[2] : 0, left > 3 ? p[3] : 0};
+    }
+}
+
+template <bool VEC> __device__ inline void store4(float *p, const vec4 &x, int left)
+{
+    if constexpr (VEC) {
+        *reinterpret_cast<float4 *>(p) = {x.v[0], x.v[1], x.v[2], x.v[3]};
+    } else {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (k < left) p[k] = x.v[k];
+    }
 }
 
 /* element i of an array of f32, bf16 or f16 */

@@ -374,5 +374,17 @@ inline float __uint_as_float(unsigned u)
     memcpy(&x, &u, 4);
     return x;
 }
+inline int min(int a, int b)
+{
+    return a < b ? a : b;
+}
+inline int max(int a, int b)
+{
+    return a > b ? a : b;
+}
+inline int64_t min(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
 
 #endif

@@ -713,7 +713,8 @@ bool pass_scratch(gpu_dev *d, int n, int copies, sample_call *c)
     c->masses = reinterpret_cast<u64 *>(p + at[1]);
     c->sums = reinterpret_cast<piece_sum *>(p + at[2]);
     c->z = reinterpret_cast<float *>(p + z_at);
-    return gpu_check(d, "sample", cudaMemsetAsync(p, 0, state, d->stream));
+    gpu_zero(&d->head, p, state);
+    return !d->head.error.op;
 }
 
 /* what any of the rows asks for */

@@ -536,6 +536,7 @@ struct dev *dev_checked(struct dev *inner)
     if (!c) return inner;
     c->ops = *inner->ops;
     c->ops.memory = NULL; /* of the engine's, not of ops */
+    c->ops.zero = NULL;
     c->ops.reserve = NULL;
     c->ops.replay = NULL;
     c->ops.lost = NULL;

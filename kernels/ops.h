@@ -344,12 +344,14 @@ struct dev_ops {
     /* What follows a device has whose memory is its own; NULL elsewhere. */
 
     void (*memory)(struct dev *, struct dev_memory *); /* by any thread */
+    void (*zero)(struct dev *, void *, size_t bytes);  /* enqueued like an op */
     /* Calls fn(ctx), which enqueues the largest work that is to come, with any pointers: nothing of it runs.  The
      * device takes the scratch for it now, and none later: from then on an op that needs more fails.  May be called
      * again, with other work.  0, or -1 with dev_error set. */
     int (*reserve)(struct dev *, void (*fn)(void *ctx), void *ctx);
     /* Enqueues what fn(ctx) enqueues, which must be the same ops with the same args whenever key is the same, and send
-     * nothing from host memory.  The first time it is noted down, afterwards given to the device as one piece. */
+     * nothing from host memory.  The first time it is done as if fn were called (which may find the fastest of several
+     * ways), the second time it is noted down, and from then on given to the device as one piece. */
     void (*replay)(struct dev *, uint64_t key, void (*fn)(void *ctx), void *ctx);
     /* After an error: only reopen helps; until then every op fails. */
     bool (*lost)(const struct dev *);

@@ -167,6 +167,7 @@ void fill_table(struct dev_ops *o)
     o->finish = gpu_finish;
     o->close = gpu_close;
     o->memory = gpu_memory;
+    o->zero = gpu_zero;
     o->reserve = gpu_reserve;
     o->replay = gpu_replay;
     o->lost = gpu_lost;

@@ -153,6 +153,7 @@ void gpu_free(struct dev *, void *);
 void gpu_upload(struct dev *, void *device, const void *host, size_t bytes);
 void gpu_download(struct dev *, void *host, const void *device, size_t bytes);
 void gpu_memory(struct dev *, struct dev_memory *);
+void gpu_zero(struct dev *, void *, size_t bytes);
 int gpu_reserve(struct dev *, void (*fn)(void *), void *ctx);
 void gpu_replay(struct dev *, uint64_t key, void (*fn)(void *), void *ctx);
 

@@ -261,6 +261,13 @@ void gpu_download(struct dev *head, void *host, const void *device, size_t bytes
         gpu_settle(d, "download");
 }
 
+void gpu_zero(struct dev *head, void *p, size_t bytes)
+{
+    gpu_dev *d = gpu_of(head);
+    if (bytes == 0 || d->measuring || !gpu_alive(d, "zero")) return;
+    gpu_check(d, "zero", cudaMemsetAsync(p, 0, bytes, d->stream));
+}
+
 /* ---- opening -------------------------------------------------------------------------------------------------------
  */
 

@@ -1,6 +1,7 @@
 /* Ops that go row by row: embedding, norms, sums, activations, moving rows. */
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/products.h"
 #include "kernels/cuda/warp.cuh"
 
 namespace GPU_NAMESPACE
@@ -143,10 +144,7 @@ void gpu_head_norm(struct dev *head, const struct head_norm_args *a)
 void gpu_embed(struct dev *head, const struct embed_args *a)
 {
     if (a->out.rows == 0) return;
-    if (a->w) {
-        dev_fail(head, "embed", "quantised tables are not built yet");
-        return;
-    }
+    if (a->w) return embed_packed(gpu_of(head), a);
     LAUNCH(gpu_of(head), "embed", embed_kernel, element_grid(&a->out), dim3(ROW_THREADS), 0, a->out, a->table,
            a->pos_table, a->id, a->pos);
 }

@@ -498,6 +498,12 @@ static void checked_download(struct dev *d, void *host, const void *device, size
     inner->ops->download(inner, host, device, bytes);
 }
 
+static void checked_zero(struct dev *d, void *device, size_t bytes)
+{
+    struct dev *inner = checked_of(d)->inner;
+    inner->ops->zero(inner, device, bytes);
+}
+
 static int checked_pin(struct dev *d, const int *cpus, int n)
 {
     struct dev *inner = checked_of(d)->inner;
@@ -548,6 +554,7 @@ struct dev *dev_checked(struct dev *inner)
     c->ops.free = checked_free;
     c->ops.upload = checked_upload;
     c->ops.download = checked_download;
+    if (c->ops.zero) c->ops.zero = checked_zero;
     if (c->ops.pin) c->ops.pin = checked_pin;
     if (c->ops.on_threads) c->ops.on_threads = checked_on_threads;
     c->ops.finish = checked_finish;

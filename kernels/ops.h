@@ -322,6 +322,8 @@ struct dev_ops {
     void (*free)(struct dev *, void *);
     void (*upload)(struct dev *, void *device, const void *host, size_t bytes);
     void (*download)(struct dev *, void *host, const void *device, size_t bytes);
+    /* Enqueued like an op.  NULL: upload zeros. */
+    void (*zero)(struct dev *, void *device, size_t bytes);
     /* Runs fn(ctx, 0 .. threads - 1) once on each of the device's threads, at the same time; NULL: it has one. */
     void (*on_threads)(struct dev *, void (*fn)(void *ctx, int thread), void *ctx);
     /* Binds the calling thread, which is the device's from now on, to cpus[0] and the device's other threads to the

@@ -169,6 +169,12 @@ void gpu_download(struct dev *head, void *host, const void *device, size_t bytes
         settle(d, "download");
 }
 
+void gpu_zero(struct dev *head, void *device, size_t bytes)
+{
+    gpu_dev *d = gpu_of(head);
+    if (bytes) gpu_check(d, "zero", cudaMemsetAsync(device, 0, bytes, d->stream));
+}
+
 /* ---- the device ---------------------------------------------------------------------------------------------------- */
 
 namespace
@@ -218,6 +224,7 @@ void fill_table(struct dev_ops *o)
     o->free = gpu_free;
     o->upload = gpu_upload;
     o->download = gpu_download;
+    o->zero = gpu_zero;
     o->finish = gpu_finish;
     o->close = gpu_close;
 }

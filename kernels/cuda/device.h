@@ -135,6 +135,7 @@ void *gpu_alloc(struct dev *, size_t bytes);
 void gpu_free(struct dev *, void *);
 void gpu_upload(struct dev *, void *device, const void *host, size_t bytes);
 void gpu_download(struct dev *, void *host, const void *device, size_t bytes);
+void gpu_zero(struct dev *, void *device, size_t bytes);
 
 #define X(op) void gpu_##op(struct dev *, const struct op##_args *);
 OPS(X)

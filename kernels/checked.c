@@ -498,12 +498,6 @@ static void checked_download(struct dev *d, void *host, const void *device, size
     inner->ops->download(inner, host, device, bytes);
 }
 
-static void checked_zero(struct dev *d, void *device, size_t bytes)
-{
-    struct dev *inner = checked_of(d)->inner;
-    inner->ops->zero(inner, device, bytes);
-}
-
 static int checked_pin(struct dev *d, const int *cpus, int n)
 {
     struct dev *inner = checked_of(d)->inner;
@@ -541,6 +535,12 @@ struct dev *dev_checked(struct dev *inner)
     struct checked *c = inner ? calloc(1, sizeof *c) : NULL;
     if (!c) return inner;
     c->ops = *inner->ops;
+    c->ops.memory = NULL; /* of the engine's, not of ops */
+    c->ops.zero = NULL;
+    c->ops.reserve = NULL;
+    c->ops.replay = NULL;
+    c->ops.lost = NULL;
+    c->ops.reopen = NULL;
 #define X(op) c->ops.op = checked_##op;
     OPS(X)
 #undef X
@@ -554,7 +554,6 @@ struct dev *dev_checked(struct dev *inner)
     c->ops.free = checked_free;
     c->ops.upload = checked_upload;
     c->ops.download = checked_download;
-    if (c->ops.zero) c->ops.zero = checked_zero;
     if (c->ops.pin) c->ops.pin = checked_pin;
     if (c->ops.on_threads) c->ops.on_threads = checked_on_threads;
     c->ops.finish = checked_finish;

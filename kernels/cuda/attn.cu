@@ -349,6 +349,9 @@ void gpu_attn(struct dev *head, const struct attn_args *a)
     c.dim = a->head_dim;
     c.dim_pad = kv->dim_pad;
     c.window = a->window;
+    if (c.t == DT_BF16 && attn_bf16(d, &c, a)) return;
+    if (c.t == DT_F16 && attn_f16(d, &c, a)) return;
+    if (c.t == DT_I8 && attn_i8(d, &c, a)) return;
     attn_f32(d, &c, a);
 }
 

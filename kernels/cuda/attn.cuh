@@ -223,8 +223,10 @@ __device__ inline float attn_fold_out(float total, float a, float part, float b)
     return fmaf(part, b, __fmul_rn(total, a));
 }
 
-/* attn_mma.cuh: by tensor cores, caches of 16 bits and int8; false: a shape that it does not take, or not this type */
-bool attn_mma(gpu_dev *, attn_call *, const struct attn_args *);
+/* attn_mma.cuh: by tensor cores, one function a type of cache; false: heads too large */
+bool attn_bf16(gpu_dev *, attn_call *, const struct attn_args *);
+bool attn_f16(gpu_dev *, attn_call *, const struct attn_args *);
+bool attn_i8(gpu_dev *, attn_call *, const struct attn_args *);
 
 /* Room for the results of splits in an area, for tiles of c->tile rows: at most `slots`. false: the device failed. */
 bool attn_room(gpu_dev *, attn_call *, const struct attn_args *, enum area, int slots);

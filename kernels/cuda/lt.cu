@@ -3,8 +3,9 @@
 #include "kernels/cuda/lt.h"
 
 #ifdef __CUDACC__
-#include <cublasLt.h>
+#include "kernels/cuda/cublaslt_api.h"
 #include <dlfcn.h>
+using namespace cublaslt_api;
 #else
 #include "kernels/simt/cublaslt.h"
 #endif

@@ -11,8 +11,7 @@
 
 #include <functional>
 
-namespace simt_runtime
-{
+namespace simt_runtime {
 
 enum cudaError_t {
     cudaSuccess = 0,
@@ -21,6 +20,7 @@ enum cudaError_t {
     cudaErrorInvalidConfiguration = 9,
     cudaErrorNotReady = 600,
     cudaErrorIllegalAddress = 700,
+    cudaErrorStreamCaptureUnsupported = 900,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };

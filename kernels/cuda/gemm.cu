@@ -146,6 +146,10 @@ __global__ void __launch_bounds__(TILE_THREADS)
     *reinterpret_cast<uint4 *>(to + (size_t)i * 8) = uint4{h[0], h[1], h[2], h[3]};
 }
 
+/* A sum over tokens is cut by what it costs, so one over fewer tokens may come in larger pieces than the largest work
+ * that reserve measures: with the rounding of pieces, by less than this. */
+const size_t SUM_SPARE = 4;
+
 bool aligned(const void *p, int ld)
 {
     return reinterpret_cast<uintptr_t>(p) % 16 == 0 && ld % 4 == 0;
@@ -237,9 +241,13 @@ void gpu_gemm(struct dev *head, const struct gemm_args *a)
                         .ldc = a->c.ld,
                         .alpha = a->alpha,
                         .beta = a->accumulate ? 1.0f : 0.0f};
+    if (d->measuring && a->ta)
+        gpu_scratch(d, "gemm", AREA_SUM,
+                    (size_t)SPLIT_TILES * TILE * TILE * sizeof(float)); /* the most of any pieces */
     if (a->half && head->bf16_x && N >= HALF_LEAST && K >= HALF_LEAST && (!a->ta || M >= HALF_LEAST)) {
         int lda = half_ld(a->a.cols), ldb = half_ld(a->b.cols);
-        size_t a_bytes = (size_t)a->a.rows * (size_t)lda * 2, b_bytes = (size_t)a->b.rows * (size_t)ldb * 2;
+        size_t each = sizeof(uint16_t) * (d->measuring && a->ta ? SUM_SPARE : 1);
+        size_t a_bytes = (size_t)a->a.rows * (size_t)lda * each, b_bytes = (size_t)a->b.rows * (size_t)ldb * each;
         uint16_t *ha = static_cast<uint16_t *>(gpu_scratch(d, "gemm", AREA_X, a_bytes));
         uint16_t *hb = static_cast<uint16_t *>(gpu_scratch(d, "gemm", AREA_W, b_bytes));
         if (!ha || !hb) return;

@@ -2,7 +2,7 @@
  * PEFT (make_fixtures.py): losses and
  * gradient norms to 1e-3, weights to 1e-4 of their size, and to 2e-3 of what the steps changed.
  *
- *     fixture_test MODELS_DIR TRAIN_DIR [DEVICE] */
+ *     fixture_test MODELS_DIR TRAIN_DIR [DEVICE [MODEL]] */
 #include "engine/adapter.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
@@ -244,7 +244,11 @@ int main(int argc, char **argv)
     static const char *const names[] = {"llama-gqa", "mistral", "qwen2", "qwen3", "gpt2", "phi"};
     if (argc < 3) return 2;
     const char *device = argc > 3 ? argv[3] : "cpu";
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    int models = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (argc > 4 && strcmp(argv[4], names[i]) != 0) continue;
+        models++;
         for (int method = 0; method < METHODS; method++) run(argv[1], argv[2], names[i], device, (enum method)method);
-    return failures > 0;
+    }
+    return failures > 0 || !models;
 }

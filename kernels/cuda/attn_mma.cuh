@@ -171,7 +171,6 @@ __device__ inline void load_query(const attn_call &c, const attn_item &it, mma_s
     typedef mma_smem<DIM, T, MANY> smem;
     for (int r = (int)threadIdx.x / 32; r < smem::ROWS; r += ATTN_WARPS) {
         const float *q = attn_query(c, it, min(r, it.n_rows - 1));
-#pragma unroll
         for (int col = (int)threadIdx.x % 32 * 2; col < DIM; col += 64) {
             float x = r < it.n_rows && col < c.dim ? q[col] : 0, y = r < it.n_rows && col + 1 < c.dim ? q[col + 1] : 0;
             unsigned high = pack<T>(x, y);

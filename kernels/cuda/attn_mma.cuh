@@ -71,20 +71,20 @@ __device__ inline void multiply_keys(float (&s)[N][4], const unsigned *q, int pa
     int lane = (int)threadIdx.x % 32;
     const unsigned *from_q = a_row(q, ld / 2);
     const uint16_t *from_k = k + (lane / 16 * 8 + lane % 8) * ld + lane / 8 % 2 * 8;
-#pragma unroll
+#pragma unroll(WHOLE)
     for (int n = 0; n < N; n++)
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int i = 0; i < 4; i++) s[n][i] = 0;
 #pragma unroll(DIM > 128 ? 1 : 2)
     for (int d = 0; d < DIM; d += 16) {
         unsigned a[PARTS][4];
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int i = 0; i < PARTS; i++) ldmatrix_x4(a[i], from_q + i * part + d / 2);
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int n = 0; n < N; n += 2) {
             unsigned b[4];
             ldmatrix_x4(b, from_k + n * 8 * ld + d);
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int i = 0; i < PARTS; i++) {
                 multiply<T>(s[n], a[i], b[0], b[1]);
                 multiply<T>(s[n + 1], a[i], b[2], b[3]);
@@ -101,18 +101,18 @@ __device__ inline void multiply_values(float (&acc)[N][4], const unsigned (&p)[P
 {
     constexpr int TOGETHER = N > 16 ? 2 : N % 4 == 0 ? 4 : N;
     const uint16_t *from = v + (int)threadIdx.x % 32 * ld;
-#pragma unroll
+#pragma unroll(WHOLE)
     for (int k = 0; k < KEYS; k += 32)
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int n = 0; n < N; n += TOGETHER) {
             unsigned b[TOGETHER][4];
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int j = 0; j < TOGETHER; j++) ldmatrix_x4_trans(b[j], from + k * ld + (n + j) * 8);
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int l = 0; l < 2; l++)
-#pragma unroll
+#pragma unroll(WHOLE)
                 for (int i = 0; i < PARTS; i++)
-#pragma unroll
+#pragma unroll(WHOLE)
                     for (int j = 0; j < TOGETHER; j++)
                         multiply<T>(acc[n + j], p[i][k / 16 + l], b[j][2 * l], b[j][2 * l + 1]);
         }
@@ -214,7 +214,7 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
         lane = (int)threadIdx.x % 32;
         warp = (int)threadIdx.x / 32;
         row0 = MANY ? warp / SHARE * 16 : 0;
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int i = 0; i < 2; i++) {
             row[i] = row0 + lane / 4 + 8 * i;
             last[i] = attn_pos(c, it, row[i]);
@@ -234,15 +234,15 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
 
     __device__ void clear()
     {
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int i = 0; i < 2; i++) {
             max[i] = -INFINITY;
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int j = 0; j < SUMS; j++) sum[i][j] = 0;
         }
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int n = 0; n < OUT_TILES; n++)
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int i = 0; i < 4; i++) acc[n][i] = 0;
     }
 
@@ -273,9 +273,9 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
     {
         bool all = pos0 >= warp_begin && pos0 + KEY_TILES * 8 - 1 <= warp_end;
         high[0] = high[1] = -INFINITY;
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int i = 0; i < 4; i++) {
                 int key = n * 8 + lane % 4 * 2 + i % 2, pos = pos0 + key;
                 float scale = T == DT_I8 ? __fmul_rn(c.scale, s.step[slot][0][key0 + key]) : c.scale;
@@ -283,7 +283,7 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
                 if (!all && (pos > last[i / 2] || pos < first[i / 2])) x[n][i] = -INFINITY;
                 high[i / 2] = fmaxf(high[i / 2], x[n][i]);
             }
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int i = 0; i < 2; i++) {
             high[i] = fmaxf(high[i], __shfl_xor_sync(FULL_WARP, high[i], 1));
             high[i] = fmaxf(high[i], __shfl_xor_sync(FULL_WARP, high[i], 2));
@@ -294,12 +294,12 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
     __device__ void weigh(float (&x)[KEY_TILES][4], const float (&high)[2], int slot)
     {
         float back[2];
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int i = 0; i < 2; i++) {
             float now = fmaxf(max[i], high[i]), base = attn_base(now);
             back[i] = exp2_fast(max[i] - base);
             max[i] = now;
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int j = 0; j < SUMS; j++) {
                 float *a = x[2 * j] + 2 * i, *b = x[2 * j + 1] + 2 * i;
                 a[0] = exp2_fast(a[0] - base), a[1] = exp2_fast(a[1] - base);
@@ -307,14 +307,14 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
                 sum[i][j] = fmaf(sum[i][j], back[i], (a[0] + a[1]) + (b[0] + b[1]));
             }
         }
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int n = 0; n < OUT_TILES; n++)
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int i = 0; i < 4; i++) acc[n][i] *= back[i / 2];
         if constexpr (T == DT_I8) {
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll
+#pragma unroll(WHOLE)
                 for (int i = 0; i < 4; i++) { /* a step past the sequence may be anything */
                     float step = s.step[slot][1][key0 + n * 8 + lane % 4 * 2 + i % 2];
                     x[n][i] = x[n][i] == 0 ? 0 : x[n][i] * step;
@@ -333,9 +333,9 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
             multiply_keys<DIM, T, KEY_TILES, PARTS>(x, s.q[0][row0], smem::ROWS * smem::LD / 2, k, smem::LD);
             mask(x, tile * KEYS, e % RING, high);
             weigh(x, high, e % RING);
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int j = 0; j < KEYS / 16; j++)
-#pragma unroll
+#pragma unroll(WHOLE)
                 for (int i = 0; i < 4; i++) {
                     const float *w = x[2 * j + i / 2] + i % 2 * 2;
                     p[0][j][i] = pack<T>(w[0], w[1]);
@@ -355,14 +355,14 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
         mask(x, tile * KEYS + key0, e % RING, high);
         if (lane % 4 == 0) s.max[warp][row[0]] = high[0], s.max[warp][row[1]] = high[1];
         __syncthreads();
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int i = 0; i < 2; i++)
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int w = 0; w < ATTN_WARPS; w++) high[i] = fmaxf(high[i], s.max[w][row[i]]);
         weigh(x, high, e % RING);
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int i = 0; i < 2; i++) {
                 unsigned packed = pack<T>(x[n][2 * i], x[n][2 * i + 1]);
                 int col = key0 + n * 8 + lane % 4 * 2;
@@ -371,9 +371,9 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
             }
         const uint16_t *v = arrive(e + 1);
         unsigned p[PARTS][KEYS / 16][4];
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int i = 0; i < PARTS; i++)
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int j = 0; j < KEYS / 16; j++) ldmatrix_x4(p[i][j], a_row(s.p[i][0], smem::P_LD / 2) + j * 8);
         multiply_values<T, OUT_TILES, PARTS>(acc, p, v + col0, smem::LD);
     }
@@ -382,17 +382,17 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
     __device__ float row_sum(int i)
     {
         float v = sum[i][0];
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int j = 1; j < SUMS; j++) v += sum[i][j];
         if constexpr (MANY) {
             v += __shfl_xor_sync(FULL_WARP, v, 1);
             return v + __shfl_xor_sync(FULL_WARP, v, 2);
         } else {
             float part[4];
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int l = 0; l < 4; l++) {
                 part[l] = s.sum[0][row[i]][l];
-#pragma unroll
+#pragma unroll(WHOLE)
                 for (int w = 1; w < ATTN_WARPS; w++) part[l] += s.sum[w][row[i]][l];
             }
             return (part[0] + part[1]) + (part[2] + part[3]);
@@ -404,11 +404,11 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
     __device__ void end_split(int split)
     {
         if constexpr (!MANY) {
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int i = 0; i < 2; i++) s.sum[warp][row[i]][lane % 4] = sum[i][0];
             __syncthreads();
         }
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int i = 0; i < 2; i++) {
             attn_state now = {max[i], row_sum(i)};
             bool there = row[i] < it.n_rows;
@@ -428,7 +428,7 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
 
     __device__ void store_part(float *to, int i)
     {
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int n = 0; n < OUT_TILES; n++) {
             int col = col0 + n * 8 + lane % 4 * 2;
             if (col < c.part_ld) *reinterpret_cast<float2 *>(to + col) = {acc[n][2 * i], acc[n][2 * i + 1]};
@@ -438,9 +438,9 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
     __device__ void store_out(float *to, int i, float a, float b, bool begins, bool ends)
     {
         float by = ends ? 1 / total[i].sum : 1;
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int n = 0; n < OUT_TILES; n++) {
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int j = 0; j < 2; j++) {
                 int col = col0 + n * 8 + lane % 4 * 2 + j;
                 if (col >= c.dim) continue;

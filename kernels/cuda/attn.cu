@@ -25,14 +25,14 @@ __device__ void merge_row(const attn_call &c, const attn_item &it, int r, int co
     for (int k0 = 0; k0 < n; k0 += MERGE_AHEAD) {
         float4 part[MERGE_AHEAD];
         attn_state state[MERGE_AHEAD];
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int k = 0; k < MERGE_AHEAD; k++) {
             size_t row = at + (size_t)min(k0 + k, n - 1) * (size_t)c.tile;
             part[k] = *reinterpret_cast<const float4 *>(c.part + row * (size_t)c.part_ld + col);
             float2 s = *reinterpret_cast<const float2 *>(c.part_state + row * 2);
             state[k] = {s.x, s.y};
         }
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int k = 0; k < MERGE_AHEAD; k++) {
             float a, b;
             if (k0 + k >= n) break;
@@ -42,7 +42,7 @@ __device__ void merge_row(const attn_call &c, const attn_item &it, int r, int co
     }
     float inv = 1 / total.sum, v[4] = {out.x * inv, out.y * inv, out.z * inv, out.w * inv};
     float *to = attn_out(c, it, r) + col;
-#pragma unroll
+#pragma unroll(WHOLE)
     for (int i = 0; i < 4; i++)
         if (col + i < c.dim) to[i] = v[i];
 }
@@ -162,7 +162,7 @@ __device__ void f32_scores(const attn_call &c, const attn_item &it, f32_smem<DIM
 #pragma unroll 4
     for (int i = 0; i < DIM; i += 4) {
         float4 k = *reinterpret_cast<const float4 *>(&s.k[stage][key][i]);
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int j = 0; j < 2; j++) {
             float4 q = *reinterpret_cast<const float4 *>(&s.q[r + j][i]);
             dot[j] += q.x * k.x;
@@ -171,7 +171,7 @@ __device__ void f32_scores(const attn_call &c, const attn_item &it, f32_smem<DIM
             dot[j] += q.w * k.w;
         }
     }
-#pragma unroll
+#pragma unroll(WHOLE)
     for (int j = 0; j < 2; j++) {
         int at = attn_pos(c, it, r + j);
         float score = pos <= at && pos >= attn_first(c, at) ? __fmul_rn(dot[j], c.scale) : -INFINITY, max = score;
@@ -195,7 +195,7 @@ template <int DIM> struct f32_place {
 template <int DIM, int STAGES> __device__ void f32_values(f32_smem<DIM, STAGES> &s, int stage, float4 (&acc)[DIM / 32])
 {
     f32_place<DIM> at;
-#pragma unroll
+#pragma unroll(WHOLE)
     for (int i = 0; i < at.ROWS; i++) {
         float a = s.a[at.row + i];
         acc[i] = {acc[i].x * a, acc[i].y * a, acc[i].z * a, acc[i].w * a};
@@ -203,7 +203,7 @@ template <int DIM, int STAGES> __device__ void f32_values(f32_smem<DIM, STAGES> 
 #pragma unroll 4
     for (int key = 0; key < KV_PAGE; key++) {
         float4 v = *reinterpret_cast<const float4 *>(&s.v[stage][key][at.col]);
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int i = 0; i < at.ROWS; i++) {
             float p = s.p[at.row + i][key];
             acc[i] = {acc[i].x + p * v.x, acc[i].y + p * v.y, acc[i].z + p * v.z, acc[i].w + p * v.w};
@@ -219,7 +219,7 @@ __device__ void f32_end(const attn_call &c, const attn_item &it, f32_smem<DIM, S
     int key = (int)threadIdx.x % F32_HALF, r = (int)threadIdx.x / F32_HALF * 2;
     bool first = split == it.split0, last = split == it.split1 - 1;
     __syncthreads(); /* a was of the page */
-#pragma unroll
+#pragma unroll(WHOLE)
     for (int j = 0; j < 2; j++) {
         float a, b;
         if (it.slot >= 0 && key == 0) {
@@ -236,13 +236,13 @@ __device__ void f32_end(const attn_call &c, const attn_item &it, f32_smem<DIM, S
     }
     __syncthreads();
     f32_place<DIM> at;
-#pragma unroll
+#pragma unroll(WHOLE)
     for (int i = 0; i < at.ROWS; i++) {
         int row = at.row + i;
         float v[4] = {acc[i].x, acc[i].y, acc[i].z, acc[i].w};
         float *part = it.slot < 0 ? nullptr : c.part + ((size_t)it.slot * F32_ROWS + (size_t)row) * (size_t)c.part_ld;
         float *out = row < it.n_rows ? attn_out(c, it, row) : nullptr;
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int j = 0; j < 4; j++) {
             int col = at.col + j;
             if (part && col < c.part_ld) part[col] = v[j];
@@ -280,7 +280,7 @@ __device__ void f32_item(const attn_call &c, const attn_item &it, f32_smem<DIM, 
         f32_values(s, stage, acc);
         if (page + 1 < page1 && (page + 1) % ATTN_SPLIT_PAGES) continue;
         f32_end(c, it, s, page / ATTN_SPLIT_PAGES, state, total, acc);
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int i = 0; i < DIM / 32; i++) acc[i] = {};
         state[0] = state[1] = {-INFINITY, 0};
     }

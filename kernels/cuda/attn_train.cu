@@ -77,20 +77,20 @@ __device__ void multiply_nt(float (&acc)[M / SIDE][N / SIDE], const feature_tile
 {
     constexpr int ROWS = M / SIDE, COLS = N / SIDE;
     int row = ty() * ROWS, col = tx();
-#pragma unroll
+#pragma unroll(WHOLE)
     for (int i = 0; i < ROWS; i++)
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int j = 0; j < COLS; j++) acc[i][j] = 0;
 #pragma unroll 2
     for (int k = 0; k < DIM; k += 4) {
         float4 x[ROWS], y[COLS];
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int i = 0; i < ROWS; i++) x[i] = *reinterpret_cast<const float4 *>(&a.x[row + i][k]);
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int j = 0; j < COLS; j++) y[j] = *reinterpret_cast<const float4 *>(&b.x[col + SIDE * j][k]);
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int i = 0; i < ROWS; i++)
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int j = 0; j < COLS; j++) {
                 acc[i][j] += x[i].x * y[j].x;
                 acc[i][j] += x[i].y * y[j].y;
@@ -110,14 +110,14 @@ __device__ void multiply_add(float4 (&acc)[M / SIDE][DIM / 64], const float (&w)
 #pragma unroll 1
     for (int k = 0; k < N; k += 4) {
         float4 x[ROWS];
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int i = 0; i < ROWS; i++) x[i] = *reinterpret_cast<const float4 *>(&w[row + i][k]);
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int l = 0; l < 4; l++)
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int j = 0; j < COLS; j++) {
                 float4 y = *reinterpret_cast<const float4 *>(&b.x[k + l][col + 64 * j]);
-#pragma unroll
+#pragma unroll(WHOLE)
                 for (int i = 0; i < ROWS; i++) {
                     float f = l == 0 ? x[i].x : l == 1 ? x[i].y : l == 2 ? x[i].z : x[i].w;
                     acc[i][j].x += f * y.x;
@@ -134,13 +134,13 @@ template <int M, int DIM>
 __device__ void store_tile(float *p, size_t ld, int row0, int n, int dim, const float4 (&acc)[M / SIDE][DIM / 64],
                            const float (&by)[M / SIDE], bool add)
 {
-#pragma unroll
+#pragma unroll(WHOLE)
     for (int i = 0; i < M / SIDE; i++) {
         int r = row0 + ty() * (M / SIDE) + i;
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int j = 0; j < DIM / 64; j++) {
             float v[4] = {acc[i][j].x, acc[i][j].y, acc[i][j].z, acc[i][j].w};
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int l = 0; l < 4; l++) {
                 int col = tx() * 4 + 64 * j + l;
                 if (r >= n || col >= dim) continue;
@@ -220,11 +220,11 @@ __device__ void seq_weights(float (&score)[M / SIDE][N / SIDE], float (&w)[M][N 
 {
     constexpr int ROWS = M / SIDE, COLS = N / SIDE;
     __syncwarp(); /* the half warp has read the weights of the tile before */
-#pragma unroll
+#pragma unroll(WHOLE)
     for (int i = 0; i < ROWS; i++) {
         int query = row0 + ty() * ROWS + i;
         float high = -INFINITY, total = 0;
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int j = 0; j < COLS; j++) {
             bool in = seen(query, key0 + tx() + SIDE * j, n, window);
             score[i][j] = in ? __fmul_rn(score[i][j], scale) : -INFINITY;
@@ -233,7 +233,7 @@ __device__ void seq_weights(float (&score)[M / SIDE][N / SIDE], float (&w)[M][N 
         for (int m = SIDE / 2; m; m /= 2) high = fmaxf(high, __shfl_xor_sync(FULL_WARP, high, m));
         high = fmaxf(high, top[i]);
         float base = high == -INFINITY ? 0 : high, back = exp2_fast(top[i] - base);
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int j = 0; j < COLS; j++) {
             float p = exp2_fast(score[i][j] - base);
             total += p;
@@ -242,7 +242,7 @@ __device__ void seq_weights(float (&score)[M / SIDE][N / SIDE], float (&w)[M][N 
         for (int m = SIDE / 2; m; m /= 2) total += __shfl_xor_sync(FULL_WARP, total, m);
         top[i] = high;
         sum[i] = fmaf(sum[i], back, total);
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int j = 0; j < DIM / 64; j++)
             acc[i][j] = {acc[i][j].x * back, acc[i][j].y * back, acc[i][j].z * back, acc[i][j].w * back};
     }
@@ -262,7 +262,7 @@ template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS
     const float *k = head_at(a.qkv, t.start, a.heads + g, D), *v = k + (size_t)a.kv_heads * (size_t)D;
     float top[ROWS], sum[ROWS] = {}, scale = a.scale * 1.44269504f;
     float4 acc[ROWS][DIM / 64] = {};
-#pragma unroll
+#pragma unroll(WHOLE)
     for (int i = 0; i < ROWS; i++) top[i] = -INFINITY;
     load_tile(s.q, head_at(a.qkv, t.start, h, D), ld, t.row0, t.n, D, c.vec);
     int first = a.window && t.row0 - a.window + 1 > 0 ? t.row0 - a.window + 1 : 0, end = min(t.row0 + M, t.n);
@@ -279,7 +279,7 @@ template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS
         multiply_add<M, N, DIM>(acc, s.w, s.kv);
     }
     float inv[ROWS];
-#pragma unroll
+#pragma unroll(WHOLE)
     for (int i = 0; i < ROWS; i++) {
         int r = t.row0 + ty() * ROWS + i;
         inv[i] = 1 / sum[i];
@@ -364,9 +364,9 @@ template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS
         tiles_ready();
         multiply_nt<M, N, DIM>(score, s.stay1, s.pass1);
         multiply_nt<M, N, DIM>(dp, s.stay2, s.pass2);
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int i = 0; i < ROWS; i++)
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int j = 0; j < COLS; j++) {
                 int r = ty() * ROWS + i, key = tx() + SIDE * j;
                 float p = back_weight(score[i][j], a.scale * 1.44269504f, s.lse[r]);
@@ -376,7 +376,7 @@ template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS
         multiply_add<M, N, DIM>(acc, s.w1, s.pass1);
     }
     float one[ROWS];
-#pragma unroll
+#pragma unroll(WHOLE)
     for (int i = 0; i < ROWS; i++) one[i] = 1;
     store_tile<M, DIM>(const_cast<float *>(head_at(a.dqkv, t.start, h, D)), (size_t)a.dqkv.ld, t.row0, t.n, D, acc, one,
                        false);
@@ -409,9 +409,9 @@ template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS
             tiles_ready();
             multiply_nt<M, N, DIM>(score, s.stay1, s.pass1);
             multiply_nt<M, N, DIM>(dp, s.stay2, s.pass2);
-#pragma unroll
+#pragma unroll(WHOLE)
             for (int i = 0; i < ROWS; i++)
-#pragma unroll
+#pragma unroll(WHOLE)
                 for (int j = 0; j < COLS; j++) {
                     int r = ty() * ROWS + i, query = tx() + SIDE * j;
                     bool in = seen(query0 + query, t.row0 + r, t.n, a.window);
@@ -424,7 +424,7 @@ template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS
             multiply_add<M, N, DIM>(dv, s.w2, s.pass2);
         }
         float one[ROWS];
-#pragma unroll
+#pragma unroll(WHOLE)
         for (int i = 0; i < ROWS; i++) one[i] = 1;
         float *to_k = const_cast<float *>(head_at(a.dqkv, t.start, a.heads + g, D));
         store_tile<M, DIM>(to_k, dk_ld, t.row0, t.n, D, dk, one, h % group != 0);

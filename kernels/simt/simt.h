@@ -33,6 +33,9 @@
 #define SIMT_HIDE
 #endif
 
+/* Large, and called from unrolled loops: never inlined, which would cost compilers minutes. */
+#define SIMT_CALL __attribute__((noinline))
+
 /* ---- the language ---------------------------------------------------------------------------------------------- */
 
 struct uint3 {
@@ -168,7 +171,7 @@ inline unsigned ballot(unsigned mask, bool pred)
 /* ---- ldmatrix and mma, fragments as the PTX ISA lays them out ---------------------------------------------------- */
 
 /* n 8x8 matrices of 16-bit values; lane 8 m + r holds the address of row r of matrix m. */
-template <bool TRANSPOSED> inline void ldmatrix(unsigned *r, const void *row, int n)
+template <bool TRANSPOSED> SIMT_CALL void ldmatrix(unsigned *r, const void *row, int n)
 {
     struct arg {
         uint16_t row[8];
@@ -194,7 +197,7 @@ template <bool TRANSPOSED> inline void ldmatrix(unsigned *r, const void *row, in
 }
 
 /* c (16, 8) += a (16, 16) b (16, 8), 16-bit floats that CVT reads; sums in double, so that no order is promised. */
-template <float (*CVT)(uint16_t)> void mma_m16n8k16(float *c, const unsigned *a, const unsigned *b)
+template <float (*CVT)(uint16_t)> SIMT_CALL void mma_m16n8k16(float *c, const unsigned *a, const unsigned *b)
 {
     struct arg {
         const unsigned *a, *b;

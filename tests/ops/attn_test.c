@@ -131,8 +131,10 @@ static void feed(struct bed *b, struct seq *const *seqs, const int *n, int n_seq
 
 static const enum dtype kv_types[] = {DT_F32, DT_F16, DT_BF16, DT_I8};
 
-static const struct shape shapes[] = {{1, 1, 1, 0, 0},    {2, 1, 8, 8, 0},    {4, 2, 16, 8, 5},  {7, 1, 17, 16, 0},
-                                      {3, 3, 20, 20, 16}, {14, 2, 64, 64, 0}, {8, 2, 32, 0, 33}, {6, 2, 48, 24, 17}};
+static const struct shape shapes[] = {{1, 1, 1, 0, 0},    {2, 1, 8, 8, 0},    {4, 2, 16, 8, 5},    {7, 1, 17, 16, 0},
+                                      {3, 3, 20, 20, 16}, {14, 2, 64, 64, 0}, {8, 2, 32, 0, 33},   {6, 2, 48, 24, 17},
+                                      {20, 1, 80, 80, 0}, {2, 1, 96, 64, 18}, {4, 2, 128, 128, 9}, {2, 1, 256, 64, 0},
+                                      {2, 2, 300, 0, 21}};
 
 /* Three sequences in one ragged batch, after an earlier batch that left them at different lengths. */
 static void ragged_case(struct dev *dev, struct dev *ref, struct shape s, enum dtype t, bool check_out)
@@ -238,8 +240,31 @@ static void chunk_case(const char *const *levels, int n_levels, struct shape s, 
     free(want);
 }
 
+/* On a device that is no cpu level: fewer cuts and shorter, since it may be slow to test on; and heads of every size
+ * that its kernels have a way for. */
+static void test_device_chunks(const char *const *name)
+{
+    static const int cuts[][8] = {{37}, {5, 16, 1, 15}, {30, 0}}, long_cuts[][8] = {{600}, {300, 5, 290}};
+    static const struct shape some[] = {{14, 2, 64, 64, 0}, {4, 4, 20, 8, 7}, {20, 1, 80, 16, 20}};
+    static const struct shape large[] = {{3, 1, 128, 16, 0}, {2, 1, 256, 16, 9}};
+    static const struct shape narrow = {2, 1, 16, 16, 0}, windowed = {2, 1, 16, 16, 300};
+    for (size_t k = 0; k < 4; k++) {
+        for (size_t i = 0; i < sizeof some / sizeof *some; i++) chunk_case(name, 1, some[i], kv_types[k], 37, cuts, 3);
+        for (size_t i = 0; i < sizeof large / sizeof *large; i++)
+            chunk_case(name, 1, large[i], kv_types[k], 37, cuts, 2);
+        chunk_case(name, 1, k % 2 ? windowed : narrow, kv_types[k], 600, long_cuts, 2);
+    }
+}
+
 void test_chunks(const char *const *levels, int n_levels)
 {
+    struct dev *d = open_checked(levels[0], 1);
+    bool device = !d->ops->host_memory;
+    dev_close(d);
+    if (device) {
+        test_device_chunks(levels);
+        return;
+    }
     static const int cuts[][8] = {{37}, {5, 16, 1, 15}, {0}, {16, 16, 5}, {1, 35, 1}};
     static const struct shape mixed[] = {{14, 2, 64, 64, 0}, {4, 4, 20, 8, 7}, {6, 2, 16, 16, 20}, {2, 1, 8, 4, 16}};
     for (size_t i = 0; i < sizeof mixed / sizeof *mixed; i++)

@@ -491,7 +491,7 @@ __device__ inline void finish_row(const sample_call &c, int row, int id, double 
 }
 
 /* one block a row */
-__global__ void __launch_bounds__(PIECE_THREADS) choose_kernel(sample_call c)
+__global__ void __launch_bounds__(PIECE_THREADS, 2) choose_kernel(sample_call c)
 {
     SMEM(select_smem, s);
     int row = (int)blockIdx.x, id = -1;

@@ -239,6 +239,24 @@ void adapters_sweep(struct adapters *s, struct dev *d)
     free_list(v, d);
 }
 
+int adapters_restore(struct adapters *s, struct dev *d, struct err *e)
+{
+    int rc = 0;
+    pthread_mutex_lock(&s->lock);
+    for (struct adapter_version *v = s->current; v && !rc; v = v->next) rc = lora_weights_restore(&v->lora, d, e);
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+bool adapters_current(struct adapters *s, const struct adapter_version *v)
+{
+    bool found = false;
+    pthread_mutex_lock(&s->lock);
+    for (const struct adapter_version *c = s->current; c; c = c->next) found |= c == v;
+    pthread_mutex_unlock(&s->lock);
+    return found;
+}
+
 int adapters_count(struct adapters *s, size_t *bytes)
 {
     pthread_mutex_lock(&s->lock);

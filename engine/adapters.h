@@ -52,6 +52,11 @@ bool adapters_release(struct adapters *, struct adapter_version *);
 /* The engine's thread: frees what nobody holds. */
 void adapters_sweep(struct adapters *, struct dev *);
 
+/* The engine's thread: whether it can be named, or is an older one that requests still use. */
+bool adapters_current(struct adapters *, const struct adapter_version *);
+/* After the device was opened anew: those that can be named, again.  Nobody holds an older one. */
+int adapters_restore(struct adapters *, struct dev *, struct err *);
+
 /* how many can be named; *bytes: of all on the device, replaced ones that are still used included */
 int adapters_count(struct adapters *, size_t *bytes);
 int adapters_list(struct adapters *, struct adapter_info *out, int max);

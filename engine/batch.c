@@ -25,6 +25,12 @@ static size_t fixed_ints(const struct batch *b)
     return 3 * (size_t)b->max_tokens + 2 * (size_t)b->max_seqs + 1 + (size_t)b->max_rows;
 }
 
+size_t batch_bytes(int max_tokens, int max_seqs, int max_rows, int max_pages)
+{
+    struct batch b = {.max_tokens = max_tokens, .max_seqs = max_seqs, .max_rows = max_rows};
+    return (fixed_ints(&b) + (size_t)max_seqs * (size_t)max_pages) * sizeof(int32_t);
+}
+
 int batch_open(struct batch *b, struct dev *d, int max_tokens, int max_seqs, int max_rows, int max_pages)
 {
     *b = (struct batch){.max_tokens = max_tokens, .max_seqs = max_seqs, .max_rows = max_rows, .max_pages = max_pages};
@@ -69,12 +75,20 @@ static int widest(const struct plan *p)
     return most;
 }
 
+/* To a power of two: a step is replayed for as long as nothing about it changes but what the arrays hold. */
+static int rounded(int ld, int max)
+{
+    int n = 8;
+    while (n < ld) n *= 2;
+    return n < max ? n : max;
+}
+
 void batch_build(struct batch *b, struct dev *d, const struct plan *p)
 {
     struct batch h = *b; /* the same arrays, on the host */
     layout(&h, b->host);
     CHECK(p->n_tokens <= b->max_tokens && p->n <= b->max_seqs && p->n_rows <= b->max_rows);
-    int t = 0, r = 0, ld = widest(p);
+    int t = 0, r = 0, ld = d->ops->replay ? rounded(widest(p), b->max_pages) : widest(p);
     CHECK(ld <= b->max_pages);
     b->n_groups = 0;
     for (int i = 0; i < p->n; i++) {

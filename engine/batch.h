@@ -27,6 +27,8 @@ struct batch {
     int max_tokens, max_seqs, max_rows, max_pages; /* max_pages: of one sequence */
 };
 
+/* What it takes on the device. */
+size_t batch_bytes(int max_tokens, int max_seqs, int max_rows, int max_pages);
 /* 0 or ERR_NOMEM */
 int batch_open(struct batch *, struct dev *, int max_tokens, int max_seqs, int max_rows, int max_pages);
 void batch_close(struct batch *, struct dev *);

@@ -259,6 +259,7 @@ static int run_open(struct run *r, const char *dir, const char *device, int thre
     r->tap = (struct tap){.ops = *r->m.d->ops, .inner = r->m.d->ops, .m = &r->m};
     r->tap.v = mem_array((size_t)r->m.c.layers * 4 + 1, sizeof *r->tap.v);
     for (int i = 0; i <= 4 * r->m.c.layers; i++) moments_open(&r->tap.v[i], product_cols(&r->m.c, i));
+    r->tap.ops.replay = NULL; /* each product is to be heard */
     r->tap.ops.linear = tap_linear;
     if (r->tap.ops.fused_gate_up) r->tap.ops.gate_up = tap_gate_up; /* else it is a linear too */
     r->m.d->ops = &r->tap.ops;

@@ -2,29 +2,16 @@
  * can run.  See engine.h for who may call what. */
 #include "engine/engine.h"
 
-#include "engine/adapters.h"
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "engine/base/crash.h"
 #include "engine/base/flight.h"
 #include "engine/base/log.h"
-#include "engine/base/mailbox.h"
 #include "engine/base/mem.h"
-#include "engine/batch.h"
-#include "engine/events.h"
-#include "engine/look.h"
-#include "engine/masker.h"
-#include "engine/model.h"
-#include "engine/request.h"
-#include "engine/sched.h"
-#include "engine/setup.h"
-#include "engine/train_share.h"
-#include "engine/training.h"
+#include "engine/engine_state.h"
 #include "engine/turn.h"
 #include "kernels/rng.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,76 +20,9 @@ enum { MASK_NS_MIN = 20 * 1000, MASK_SHARE = 32 }; /* masks on the engine thread
 enum { HIDDEN_ROWS = 16 };                         /* of hidden states, on their way from the device */
 enum { MORE_ROWS = 48 }; /* of logits in a step: for prompt log-probabilities and what grammars force */
 
-enum msg_kind {
-    MSG_SUBMIT,
-    MSG_CANCEL,
-    MSG_EXPIRE,
-    MSG_PAUSE,
-    MSG_RESUME,
-    MSG_ADAPTER,
-    MSG_SWEEP,
-    MSG_MASK,
-    MSG_WAKE,
-    MSG_STOP
-};
-
-/* An adapter on its way to the device; on the stack of the thread that waits for it. */
-struct adapter_load {
-    const char *name;
-    struct adapter *adapter;
-    uint64_t version;
-    struct err e;
-    bool done; /* under load_lock */
-};
-
-struct msg {
-    struct mail mail; /* first */
-    enum msg_kind kind;
-    uint64_t id;
-    struct request *request;   /* MSG_SUBMIT */
-    struct adapter_load *load; /* MSG_ADAPTER */
-};
-
-struct engine {
-    struct setup s; /* model, tokenizer, info; constant after engine_open */
-
-    /* between the threads */
-    struct mailbox inbox;
-    struct events events;
-    _Atomic int queued;          /* submitted and never yet scheduled */
-    _Atomic uint64_t busy_since; /* engine_busy_since */
-    pthread_mutex_t stats_lock;
-    struct engine_stats stats;
-    struct look look;
-    struct adapters adapters;
-    pthread_mutex_t load_lock;
-    pthread_cond_t load_done;
-    bool closing;     /* under load_lock, as n_loading */
-    int n_loading;    /* under load_lock */
-    uint64_t last_id; /* the submitting thread's */
-    pthread_t thread;
-    bool started;
-    struct train_gate *gate;
-    struct training training;
-    struct masker *masker;
-
-    /* the engine thread's */
-    struct kv_pool *pool;
-    struct sched sched;
-    struct batch batch;
-    struct sample_row *rows; /* (max_rows) */
-    struct sample_out *outs; /* (max_rows) */
-    float *hidden;           /* (HIDDEN_ROWS, C) on their way to a pooling */
-    struct request **by_id;  /* hash table with chains */
-    uint32_t id_mask;
-    struct train_share share;
-    uint64_t mask_until;     /* clock: how long masks may be made on this thread */
-    struct engine_stats now; /* what stats becomes at the end of the step */
-};
-
 /* ---- opening and closing ---------------------------------------------------------------------------------------- */
 
-static void post_msg(struct engine *g, struct msg msg)
+void engine_post(struct engine *g, struct msg msg)
 {
     struct msg *m = mem_alloc(sizeof *m);
     uint64_t idle = 0;
@@ -114,7 +34,7 @@ static void post_msg(struct engine *g, struct msg msg)
 
 static void send_msg(struct engine *g, enum msg_kind kind, uint64_t id, struct request *r)
 {
-    post_msg(g, (struct msg){.kind = kind, .id = id, .request = r});
+    engine_post(g, (struct msg){.kind = kind, .id = id, .request = r});
 }
 
 /* The trainer wants the device: by its thread. */
@@ -143,6 +63,11 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
         setup_close(&g->s);
         free(g);
         return NULL;
+    }
+    if (g->s.model.d->ops->memory) {
+        struct dev_memory taken;
+        g->s.model.d->ops->memory(g->s.model.d, &taken);
+        g->s.info.device_base = g->stats.device_used = taken.used;
     }
     mailbox_init(&g->inbox);
     events_init(&g->events);
@@ -258,81 +183,6 @@ void engine_train_command(struct engine *g, enum train_command c)
     training_command(&g->training, c);
 }
 
-/* ---- adapters ---- */
-
-/* the thread that has the device */
-static void publish_adapter(struct engine *g, struct adapter_load *l)
-{
-    if (!model_reserve_adapters(&g->s.model, &l->e))
-        adapters_publish(&g->adapters, g->s.model.d, l->name, l->adapter, &l->version, &l->e);
-}
-
-static void load_answer(struct engine *g, struct adapter_load *l)
-{
-    pthread_mutex_lock(&g->load_lock);
-    l->done = true;
-    pthread_cond_broadcast(&g->load_done);
-    pthread_mutex_unlock(&g->load_lock);
-}
-
-/* The engine thread does it between two steps. */
-static void load_wait(struct engine *g, struct adapter_load *l)
-{
-    pthread_mutex_lock(&g->load_lock);
-    if (g->closing) {
-        err_set(&l->e, ERR_FULL, "the engine is closing");
-        l->done = true;
-    } else {
-        post_msg(g, (struct msg){.kind = MSG_ADAPTER, .load = l});
-    }
-    while (!l->done) pthread_cond_wait(&g->load_done, &g->load_lock);
-    pthread_mutex_unlock(&g->load_lock);
-}
-
-/* engine_close waits for those that are on their way */
-static void count_loading(struct engine *g, int more)
-{
-    pthread_mutex_lock(&g->load_lock);
-    g->n_loading += more;
-    pthread_cond_broadcast(&g->load_done);
-    pthread_mutex_unlock(&g->load_lock);
-}
-
-int engine_adapter_load(struct engine *g, const char *name, const char *dir, uint64_t *version, struct err *e)
-{
-    struct adapter_load l = {.name = name};
-    count_loading(g, 1);
-    if (adapters_read(&g->adapters, name, dir, &g->s.model.c, &l.adapter, &l.e) == 0) {
-        if (g->started)
-            load_wait(g, &l);
-        else
-            publish_adapter(g, &l);
-    }
-    adapter_free(l.adapter);
-    count_loading(g, -1);
-    if (version) *version = l.version;
-    if (l.e.code) *e = l.e;
-    return l.e.code;
-}
-
-int engine_adapter_unload(struct engine *g, const char *name, struct err *e)
-{
-    bool buried;
-    int rc = adapters_remove(&g->adapters, name, &buried, e);
-    if (buried) send_msg(g, MSG_SWEEP, 0, NULL);
-    return rc;
-}
-
-int engine_adapters_list(const struct engine *g, struct adapter_info *out, int max)
-{
-    return adapters_list((struct adapters *)&g->adapters, out, max); /* the lock is the only thing written */
-}
-
-int engine_adapter_check(const struct engine *g, const char *name, struct err *e)
-{
-    return adapters_check((struct adapters *)&g->adapters, name, e);
-}
-
 struct event_batch *engine_events(struct engine *g)
 {
     return events_take(&g->events);
@@ -387,7 +237,8 @@ static void drop_request(struct engine *g, struct request *r)
     request_free(r);
 }
 
-static void end_request(struct engine *g, struct request *r, enum finish_reason why, int stop_index, const char *error)
+void engine_end_request(struct engine *g, struct request *r, enum finish_reason why, int stop_index,
+                        const char *error)
 {
     if (!r->times.scheduled)
         atomic_fetch_sub(&g->queued, 1);
@@ -412,12 +263,12 @@ static bool decodes(const struct request *r)
 static void handle_request(struct engine *g, struct request *r, enum msg_kind kind)
 {
     switch (kind) {
-    case MSG_CANCEL: end_request(g, r, FINISH_CANCELLED, -1, NULL); return;
+    case MSG_CANCEL: engine_end_request(g, r, FINISH_CANCELLED, -1, NULL); return;
     case MSG_MASK: r->seq.blocked = false; return;
     case MSG_EXPIRE: r->expired = true; break;
     default: r->seq.paused = kind == MSG_PAUSE;
     }
-    if (r->expired && !decodes(r)) end_request(g, r, FINISH_TIMEOUT, -1, NULL);
+    if (r->expired && !decodes(r)) engine_end_request(g, r, FINISH_TIMEOUT, -1, NULL);
 }
 
 /* Those whose time is over were to end with their next token, which has become far away. */
@@ -425,7 +276,7 @@ static void end_preempted(struct engine *g)
 {
     for (struct seq *q = g->sched.waiting.next, *next; q != &g->sched.waiting; q = next) {
         next = q->next;
-        if (((struct request *)q)->expired) end_request(g, (struct request *)q, FINISH_TIMEOUT, -1, NULL);
+        if (((struct request *)q)->expired) engine_end_request(g, (struct request *)q, FINISH_TIMEOUT, -1, NULL);
     }
 }
 
@@ -435,8 +286,8 @@ static bool handle(struct engine *g, const struct msg *m)
     if (m->kind == MSG_STOP) return false;
     if (m->kind == MSG_WAKE) return true;
     if (m->kind == MSG_ADAPTER) {
-        publish_adapter(g, m->load);
-        load_answer(g, m->load);
+        engine_adapter_publish(g, m->load);
+        engine_adapter_answer(g, m->load);
         return true;
     }
     if (m->kind == MSG_SWEEP) {
@@ -542,9 +393,9 @@ static void next_mask(struct engine *g, struct request *r, int32_t token)
 static void end_unsampled(struct engine *g, struct request *r)
 {
     if (masked_poll(r->masked, 0) == MASK_FAILED)
-        end_request(g, r, FINISH_ERROR, -1, masked_why(r->masked));
+        engine_end_request(g, r, FINISH_ERROR, -1, masked_why(r->masked));
     else
-        end_request(g, r, FINISH_EOS, -1, NULL);
+        engine_end_request(g, r, FINISH_EOS, -1, NULL);
 }
 
 /* What the rows of one sequence say: prompt log-probabilities, tokens that were forced, then perhaps a new one. */
@@ -563,11 +414,11 @@ static void deliver(struct engine *g, const struct plan_item *it, const struct s
             return;
         }
         if (out->id < 0 && pos == last && r->masked && masked_accepts(r->masked)) { /* biases ban all that may follow */
-            end_request(g, r, FINISH_EOS, -1, NULL);
+            engine_end_request(g, r, FINISH_EOS, -1, NULL);
             return;
         }
         if (out->id < 0) {
-            end_request(g, r, FINISH_ERROR, -1, "the model produced no finite logit");
+            engine_end_request(g, r, FINISH_ERROR, -1, "the model produced no finite logit");
             return;
         }
         int stop_index;
@@ -576,7 +427,7 @@ static void deliver(struct engine *g, const struct plan_item *it, const struct s
         g->now.forced_tokens += pos < last;
         if (why == FINISH_NONE && r->expired) why = events_last(&g->events)->finish = FINISH_TIMEOUT;
         if (why != FINISH_NONE) {
-            end_request(g, r, why, stop_index, NULL);
+            engine_end_request(g, r, why, stop_index, NULL);
             return;
         }
         if (pos == last && r->masked) next_mask(g, r, out->id);
@@ -594,20 +445,9 @@ static void deliver_hidden(struct engine *g, const struct plan_item *it, int row
         model_hidden(&g->s.model, row + k, n, g->hidden);
         enum finish_reason why = request_hidden(r, it->start + k, n, g->hidden, m, &g->events);
         if (why == FINISH_NONE) continue;
-        end_request(g, r, why, -1, why == FINISH_ERROR ? "the model produced no finite hidden state" : NULL);
+        engine_end_request(g, r, why, -1, why == FINISH_ERROR ? "the model produced no finite hidden state" : NULL);
         return;
     }
-}
-
-/* The device failed: the requests of the plan end with an error; the others go on. */
-static void fail_step(struct engine *g, const struct plan *p)
-{
-    struct dev_error *err = &g->s.model.d->error;
-    log_error("step failed op=%s error=\"%s\"", err->op ? err->op : "?", err->msg);
-    dev_clear_error(g->s.model.d);
-    g->now.failed_steps++;
-    for (int i = 0; i < p->n; i++)
-        end_request(g, request_of(&p->v[i]), FINISH_ERROR, -1, "the device failed in the step");
 }
 
 static void run_step(struct engine *g, const struct plan *p)
@@ -630,7 +470,7 @@ static void run_step(struct engine *g, const struct plan *p)
         op_sample(g->s.model.d, (struct sample_args){logits, g->rows, g->outs});
     }
     if (g->s.model.d->ops->finish(g->s.model.d)) {
-        fail_step(g, p);
+        engine_fail_step(g, p);
     } else {
         look_phase(&g->look, "sample", &mark);
         for (int i = 0; i < p->n; i++)
@@ -645,7 +485,7 @@ static void run_step(struct engine *g, const struct plan *p)
             if (r->pooling)
                 deliver_hidden(g, &p->v[i], row);
             else if (held && r->expired && rows == 1) /* no token of it comes of this step */
-                end_request(g, r, FINISH_TIMEOUT, -1, NULL);
+                engine_end_request(g, r, FINISH_TIMEOUT, -1, NULL);
             else
                 deliver(g, &p->v[i], out, now);
             row += n;
@@ -666,6 +506,11 @@ static void publish(struct engine *g, const struct plan *p)
     g->now.paused = paused;
     g->now.pages_cached = kv_cached(g->pool);
     g->now.pages_used = kv_pages(g->pool) - kv_available(g->pool);
+    if (g->s.model.d->ops->memory) {
+        struct dev_memory m;
+        g->s.model.d->ops->memory(g->s.model.d, &m);
+        g->now.device_used = m.used;
+    }
     if (p) g->now.preemptions += (uint64_t)p->n_preempted;
     flight_counts(g->now.waiting, g->now.running, paused);
     look_seqs(&g->look, &g->sched.running);
@@ -701,15 +546,18 @@ int engine_turn(struct engine *g, bool wait)
 {
     if (!take_inbox(g, wait && !train_gate_wanted(g->gate))) return -1;
     look_serve(&g->look, g->s.model.d);
+    if (atomic_load(&g->lost)) engine_end_all(g);
     const struct plan *p = sched_step(&g->sched);
     if (p->n_preempted) end_preempted(g);
-    if (p->n) run_step(g, p);
+    int n = p->n, tokens = p->n_tokens; /* a step that loses the device takes the plan back */
+    if (n) run_step(g, p);
     publish(g, p); /* before the events: who has seen a request end sees its pages free */
     events_post(&g->events);
     give_to_training(g, p);
-    if (p->n) look_keep(&g->look, &g->sched, g->now.pages_used);
+    engine_look_after(g);
+    if (n) look_keep(&g->look, &g->sched, g->now.pages_used);
     atomic_store(&g->busy_since, 0);
-    return p->n_tokens;
+    return tokens;
 }
 
 struct setup *engine_setup(struct engine *g)
@@ -761,7 +609,7 @@ void engine_close(struct engine *g)
         drop_request(g, left->request);
         if (left->kind == MSG_ADAPTER) {
             err_set(&left->load->e, ERR_FULL, "the engine is closing");
-            load_answer(g, left->load);
+            engine_adapter_answer(g, left->load);
         }
         free(m);
     }

@@ -26,7 +26,7 @@ struct grammar;
 
 struct engine_config {
     const char *model;       /* a Hugging Face directory */
-    const char *device;      /* NULL or "auto": cpu; "ref", "cpu", "cpu:portable"... */
+    const char *device;      /* see struct dev_config (kernels/ops.h); NULL: cpu */
     int threads;             /* compute threads, the engine's own included; 0: one per available core */
     const char *cpus;        /* which cores the threads are bound to: "0-3,8"; NULL or "": none.  With threads 0, one
                                 thread for each */
@@ -36,6 +36,9 @@ struct engine_config {
     const char *activations; /* for products with bf16 weights: "f32"; "bf16": rounded, as models that run in bf16 have
                                 them; NULL or "auto": bf16 where the device multiplies it faster */
     size_t kv_cache_bytes;   /* 0: enough for max_seqs of a moderate length, at most a quarter of the free memory */
+    /* of a device with memory of its own: what may be taken of it */
+    size_t gpu_memory_bytes;    /* 0: by the next line */
+    double gpu_memory_fraction; /* of what is free at the start; 0: 0.9 */
     int kv_pages;            /* exactly so many pages, or ERR_NOMEM with what they need; 0: by the line above */
     int max_seqs;            /* requests that run at once; 0: 64 */
     int max_batch_tokens;    /* tokens in one step; 0: 512 */
@@ -64,6 +67,7 @@ struct engine_info {
     const char *model_id;    /* the directory's last component */
     const char *family;      /* "llama", "qwen2", "qwen3", "gpt2", "phi" */
     const char *device;      /* "cpu avx512" */
+    const char *device_note; /* why "auto" chose no GPU; or "" */
     const char *weight_type; /* "bf16", "int8" ... */
     const char *kv_type;
     uint64_t parameters;
@@ -81,7 +85,10 @@ struct engine_info {
     double load_seconds;
     double weights_seconds, tokenizer_seconds, memory_seconds; /* its parts: reading and packing, the vocabulary, KV
                                                                   pages and workspace */
-    size_t workspace_bytes; /* activations and logits of a step; index arrays are small and not counted */
+    size_t workspace_bytes; /* activations and logits of a step; index arrays are small and not counted.  With the
+                               scratch of a device whose memory is its own */
+    size_t device_bytes, device_budget, device_base; /* such a device's memory, what may be taken of it, and what is
+                                                        taken before the first request; 0 for others */
 };
 
 const struct engine_info *engine_info(const struct engine *);
@@ -272,6 +279,9 @@ struct engine_stats {
     /* of every step: its duration, its tokens, its sequences */
     struct histogram step_seconds, step_tokens, step_seqs;
     uint64_t failed_steps;  /* the device reported an error */
+    uint64_t device_restarts; /* it was lost and opened anew */
+    bool device_lost;         /* and now it is lost for good: every request ends with an error */
+    size_t device_used; /* of info's device_budget; beyond its device_base: adapters and training */
     uint64_t decode_tokens; /* computed to follow generated ones; the others are of prompts, or computed again */
     uint64_t held_rows;     /* rows not sampled in a step because their mask was not there (masker.h) */
 };
@@ -284,6 +294,9 @@ void engine_stats_read(const struct engine *, struct engine_stats *);
  * when it has nothing to do.  What is long ago is stuck.  Any thread, no lock: it answers whatever the engine hangs
  * in. */
 uint64_t engine_busy_since(const struct engine *);
+/* The device is lost for good (it failed again after it had been opened anew, or did not come back): every request ends
+ * with an error, and only a new process helps.  Any thread; true before the last of these events is announced. */
+bool engine_lost(const struct engine *);
 
 /* One step, for people who ask what it is doing. */
 struct step_record {

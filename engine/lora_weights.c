@@ -3,6 +3,7 @@
 #include "engine/base/mem.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum { ALIGN = 16 }; /* floats: each matrix begins where a vector does */
 
@@ -22,28 +23,31 @@ static size_t floats_of(const struct adapter *a)
     return n;
 }
 
-static const float *put(struct dev *d, float **at, const float *host, size_t floats)
+/* at: floats from the beginning */
+static const float *put(struct lora_weights *w, struct dev *d, size_t *at, const float *host, size_t floats)
 {
-    float *p = *at;
+    float *p = w->memory + *at;
     d->ops->upload(d, p, host, floats * sizeof *p);
+    if (w->copy) memcpy(w->copy + *at, host, floats * sizeof *p);
     *at += rounded(floats);
     return p;
 }
 
 int lora_weights_upload(struct lora_weights *w, struct dev *d, const struct adapter *a, struct err *e)
 {
-    *w = (struct lora_weights){.bytes = floats_of(a) * sizeof(float)};
+    *w = (struct lora_weights){.bytes = floats_of(a) * sizeof(float), .layers = a->layers};
     if (!(w->memory = d->ops->alloc(d, w->bytes)))
         return err_set(e, ERR_NOMEM, "no memory on the device for an adapter of %zu bytes", w->bytes);
     w->layer = mem_array((size_t)a->layers, sizeof *w->layer);
-    float *at = w->memory;
+    if (d->ops->reopen) w->copy = mem_array(w->bytes / sizeof(float), sizeof *w->copy);
+    size_t at = 0;
     for (int i = 0; i < a->layers * a->n_modules; i++) {
         const struct lora_module *m = &a->module[i % a->n_modules];
         const struct lora_pair *p = &a->pair[i];
         struct lora_product *to = &w->layer[i / a->n_modules][m->product];
         if (!p->r) continue;
-        const float *pa = put(d, &at, p->a, (size_t)p->r * (size_t)m->k);
-        const float *pb = put(d, &at, p->b, (size_t)p->r * (size_t)m->n);
+        const float *pa = put(w, d, &at, p->a, (size_t)p->r * (size_t)m->k);
+        const float *pb = put(w, d, &at, p->b, (size_t)p->r * (size_t)m->n);
         to->part[to->n++] =
             (struct lora_part){.a = pa, .b = pb, .r = p->r, .col = m->col, .n = m->n, .scale = p->scale};
         w->up |= m->product == PRODUCT_UP;
@@ -51,8 +55,25 @@ int lora_weights_upload(struct lora_weights *w, struct dev *d, const struct adap
     return 0;
 }
 
+int lora_weights_restore(struct lora_weights *w, struct dev *d, struct err *e)
+{
+    const float *old = w->memory;
+    if (!(w->memory = d->ops->alloc(d, w->bytes)))
+        return err_set(e, ERR_NOMEM, "no memory on the device for an adapter of %zu bytes", w->bytes);
+    d->ops->upload(d, w->memory, w->copy, w->bytes);
+    for (int i = 0; i < w->layers * PRODUCTS; i++) {
+        struct lora_product *p = &w->layer[i / PRODUCTS][i % PRODUCTS];
+        for (int k = 0; k < p->n; k++) {
+            p->part[k].a = w->memory + (p->part[k].a - old);
+            p->part[k].b = w->memory + (p->part[k].b - old);
+        }
+    }
+    return 0;
+}
+
 void lora_weights_free(struct lora_weights *w, struct dev *d)
 {
+    free(w->copy);
     if (w->memory) d->ops->free(d, w->memory);
     free(w->layer);
     *w = (struct lora_weights){0};

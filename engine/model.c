@@ -90,7 +90,7 @@ static void feed_forward(struct model *m, const struct batch *b, int layer, stru
     adapt(m, b, layer, PRODUCT_DOWN, y, ff);
 }
 
-void model_forward(struct model *m, const struct batch *b)
+static void forward(struct model *m, const struct batch *b)
 {
     const struct model_config *c = &m->c;
     const struct weights *w = &m->w;
@@ -118,6 +118,28 @@ void model_forward(struct model *m, const struct batch *b)
     op_linear(d, (struct linear_args){first(m->logits, b->n_rows), hr, w->head, w->head_b});
 }
 
+struct step {
+    struct model *m;
+    const struct batch *b;
+};
+
+static void forward_step(void *arg)
+{
+    struct step *s = arg;
+    forward(s->m, s->b);
+}
+
+/* A step in which every sequence decodes, without adapters, is the same ops with the same args for the same numbers. */
+void model_forward(struct model *m, const struct batch *b)
+{
+    bool decodes = b->n_tokens == b->n_seqs && !b->n_groups && m->d->ops->replay;
+    uint64_t key = (uint64_t)b->n_tokens << 43 | (uint64_t)b->n_rows << 25 | (uint64_t)b->pages_ld;
+    if (decodes && b->n_tokens < 1 << 18 && b->n_rows < 1 << 18 && b->pages_ld < 1 << 25)
+        m->d->ops->replay(m->d, key, forward_step, &(struct step){m, b});
+    else
+        forward(m, b);
+}
+
 void model_hidden(const struct model *m, int row, int n, float *out)
 {
     struct mat h = part(m->h, row, n);
@@ -129,12 +151,17 @@ void model_hidden(const struct model *m, int row, int n, float *out)
 int model_load(struct model *m, const char *dir, const char *device, int threads, const struct quantize_how *quantize,
                bool verify, struct err *e)
 {
+    return model_open(m, dir, &(struct dev_config){.name = device, .threads = threads}, quantize, verify, e);
+}
+
+int model_open(struct model *m, const char *dir, const struct dev_config *dc, const struct quantize_how *quantize,
+               bool verify, struct err *e)
+{
     *m = (struct model){0};
-    char why[160] = "";
     int rc = model_config_read(dir, &m->c, e);
     if (rc) return rc;
-    struct dev_config dc = {.name = device && strcmp(device, "auto") ? device : "cpu", .threads = threads};
-    if (!(m->d = dev_open(&dc, why))) return err_set(e, ERR_UNSUPPORTED, "device %s: %s", dc.name, why);
+    if (!(m->d = dev_open(dc, m->note)))
+        return err_set(e, ERR_UNSUPPORTED, "device %s: %s", dc->name ? dc->name : "cpu", m->note);
     rc = weights_load(&m->w, m->d, &m->c, dir, quantize, verify, m->d->threads, e);
     if (rc) {
         dev_close(m->d);
@@ -195,24 +222,32 @@ static bool reserve_mat(struct model *m, struct mat *out, int rows, int cols)
     return out->p != NULL;
 }
 
-int model_reserve(struct model *m, const struct model_reserve *r, struct err *e)
+int model_reserve_work(struct model *m, const struct model_reserve *r, struct err *e)
 {
     const struct model_config *c = &m->c;
     int t = r->max_tokens, q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
     m->max_len = r->max_len;
-    struct kv_shape shape = {c->layers, r->pages, c->kv_heads, c->head_dim, r->kv_type};
     bool ok = reserve_mat(m, &m->x, t, c->hidden) && reserve_mat(m, &m->h, t, c->hidden) &&
               reserve_mat(m, &m->y, t, c->hidden) && reserve_mat(m, &m->qkv, t, q + 2 * kv) &&
               reserve_mat(m, &m->att, t, q) && reserve_mat(m, &m->ff, t, c->inter) &&
               (!c->gated || m->d->ops->fused_gate_up || reserve_mat(m, &m->up, t, 2 * c->inter)) &&
               reserve_mat(m, &m->hr, r->max_rows, c->hidden) && reserve_mat(m, &m->logits, r->max_rows, c->vocab);
     if (!ok) return err_set(e, ERR_NOMEM, "no memory for the activations of %d tokens a step", t);
-    int rc = model_rope_tables(c, m->d, m->max_len, &m->cos, &m->sin, e);
-    if (rc) return rc;
-    if (!(m->kv = m->d->ops->kv_open(m->d, &shape)))
-        return err_set(e, ERR_NOMEM, "no memory for %d KV pages of %zu bytes", r->pages,
-                       model_page_bytes(m, r->kv_type));
-    return 0;
+    return model_rope_tables(c, m->d, m->max_len, &m->cos, &m->sin, e);
+}
+
+int model_reserve_kv(struct model *m, int pages, enum dtype kv_type, struct err *e)
+{
+    const struct model_config *c = &m->c;
+    struct kv_shape shape = {c->layers, pages, c->kv_heads, c->head_dim, kv_type};
+    if ((m->kv = m->d->ops->kv_open(m->d, &shape))) return 0;
+    return err_set(e, ERR_NOMEM, "no memory for %d KV pages of %zu bytes", pages, model_page_bytes(m, kv_type));
+}
+
+int model_reserve(struct model *m, const struct model_reserve *r, struct err *e)
+{
+    int rc = model_reserve_work(m, r, e);
+    return rc ? rc : model_reserve_kv(m, r->pages, r->kv_type, e);
 }
 
 /* A block of rows is enough for the weights to be read seldom; all the rows of a step would take more memory than most
@@ -226,15 +261,23 @@ int model_reserve_adapters(struct model *m, struct err *e)
     return err_set(e, ERR_NOMEM, "no memory for the activations of adapters");
 }
 
-void model_close(struct model *m)
+void model_drop(struct model *m)
 {
-    if (!m->d) return;
+    struct model bare = {.c = m->c, .d = m->d};
+    memcpy(bare.note, m->note, sizeof bare.note);
     if (m->kv) m->d->ops->kv_close(m->d, m->kv);
     void *buffers[] = {m->cos,   m->sin,  m->x.p,  m->h.p,  m->y.p,      m->qkv.p,
                        m->att.p, m->up.p, m->ff.p, m->hr.p, m->logits.p, m->raw.p};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         if (buffers[i]) m->d->ops->free(m->d, buffers[i]);
     weights_free(&m->w, m->d, &m->c);
+    *m = bare;
+}
+
+void model_close(struct model *m)
+{
+    if (!m->d) return;
+    model_drop(m);
     dev_close(m->d);
     *m = (struct model){0};
 }

@@ -16,6 +16,7 @@ struct model {
     struct weights w;
     float *cos, *sin; /* (max_len, rot / 2) */
     struct kv *kv;
+    char note[160];         /* device "auto" became the cpu: why */
     size_t workspace_bytes; /* of the activations below */
     int max_len;            /* positions it was reserved for */
     /* activations, f32: T max tokens of a step, R max rows */
@@ -27,7 +28,10 @@ struct model {
     struct mat hr, logits; /* (R, C), (R, V) */
 };
 
-/* Configuration and weights.  device: NULL or "auto" means cpu.  quantize: NULL keeps the file's types. */
+/* Configuration and weights.  quantize: NULL keeps the file's types. */
+int model_open(struct model *, const char *dir, const struct dev_config *, const struct quantize_how *quantize,
+               bool verify, struct err *);
+/* The same on a device by name; NULL means cpu. */
 int model_load(struct model *, const char *dir, const char *device, int threads, const struct quantize_how *quantize,
                bool verify, struct err *);
 
@@ -37,11 +41,16 @@ struct model_reserve {
     enum dtype kv_type;
 };
 int model_reserve(struct model *, const struct model_reserve *, struct err *);
+/* Its two halves, for a device whose memory is its own: what is not the cache (`pages` is not looked at), then it. */
+int model_reserve_work(struct model *, const struct model_reserve *, struct err *);
+int model_reserve_kv(struct model *, int pages, enum dtype kv_type, struct err *);
 /* cos and sin (positions, rot / 2) on the device, the caller's, also after an error; left alone where rot is 0. */
 int model_rope_tables(const struct model_config *, struct dev *, int positions, float **cos, float **sin, struct err *);
 /* What adapters need beside their weights; once, before the first is used. */
 int model_reserve_adapters(struct model *, struct err *);
 size_t model_page_bytes(const struct model *, enum dtype kv_type);
+/* Everything but the device and the configuration. */
+void model_drop(struct model *);
 void model_close(struct model *);
 
 /* Computes every token of the batch, each row through its adapter if it has one, writes its keys and values, and leaves

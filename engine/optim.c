@@ -60,6 +60,10 @@ void optim_free(struct optim *o)
 void dev_zero(struct dev *d, float *p, size_t n)
 {
     static const float zeros[1 << 14];
+    if (d->ops->zero) {
+        d->ops->zero(d, p, n * sizeof *p);
+        return;
+    }
     for (size_t i = 0, k; i < n; i += k) {
         k = n - i < sizeof zeros / sizeof *zeros ? n - i : sizeof zeros / sizeof *zeros;
         d->ops->upload(d, p + i, zeros, k * sizeof *p);

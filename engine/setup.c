@@ -4,6 +4,7 @@
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "engine/calibrate.h"
+#include "engine/reserve.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -125,15 +126,19 @@ static int exact_pool(const struct setup *s, int n, int *pages, struct err *e)
     return 0;
 }
 
+static int no_attention(const struct setup *s, struct err *e)
+{
+    return err_set(e, ERR_UNSUPPORTED, "config.json: device %s has no attention for a head_dim of %d",
+                   s->model.d->ops->name, s->model.c.head_dim);
+}
+
 /* How many pages: what the budget holds, or by default enough for max_seqs of 1024 tokens within a quarter of the free
  * memory. */
 static int size_pool(struct setup *s, const struct engine_config *c, enum dtype kv_type, int *pages, struct err *e)
 {
     struct engine_info *m = &s->info;
     m->page_bytes = model_page_bytes(&s->model, kv_type);
-    if (!m->page_bytes)
-        return err_set(e, ERR_UNSUPPORTED, "config.json: device %s has no attention for a head_dim of %d",
-                       s->model.d->ops->name, s->model.c.head_dim);
+    if (!m->page_bytes) return no_attention(s, e);
     if (c->kv_pages) return exact_pool(s, c->kv_pages, pages, e);
     int len = s->model.c.max_len, each = (min_int(len, 1024) + KV_PAGE - 1) / KV_PAGE,
         one = (len + KV_PAGE - 1) / KV_PAGE;
@@ -167,6 +172,7 @@ static void fill_info(struct setup *s, const struct engine_config *c, enum dtype
     m->model_id = s->model_id;
     m->family = mc->family_name;
     m->device = s->device_name;
+    m->device_note = s->model.note;
     m->weight_type = dtype_name(s->model.w.type);
     m->kv_type = dtype_name(kv_type);
     m->parameters = s->model.w.parameters;
@@ -198,20 +204,74 @@ static int open_tokenizer(struct setup *s, const char *dir, struct err *e)
     return s->tokenizer ? 0 : e->code;
 }
 
+/* Opens the model; with the device open already (a restart), only loads its weights. */
 static int load_model(struct setup *s, const struct engine_config *c, enum dtype quantize, struct err *e)
 {
     struct model_config mc;
     struct calibration calibration = {0};
     struct quantize_how how = {.type = quantize, .nearest = c->quantize && strstr(c->quantize, "-nearest")};
+    struct dev_config dc = {.name = c->device,
+                            .threads = !c->threads && s->n_cpus ? s->n_cpus : c->threads,
+                            .memory_bytes = c->gpu_memory_bytes,
+                            .memory_fraction = c->gpu_memory_fraction};
+    struct model *m = &s->model;
     int rc = model_config_read(c->model, &mc, e);
     if (!rc && !how.nearest && !c->no_calibration)
         rc = calibration_default(&calibration, c->model, &mc, quantize, c->threads, e);
     how.calibration = &calibration;
-    if (!rc)
-        rc = model_load(&s->model, c->model, c->device, !c->threads && s->n_cpus ? s->n_cpus : c->threads, &how,
-                        c->verify_weights, e);
+    if (!rc && !m->d)
+        rc = model_open(m, c->model, &dc, &how, c->verify_weights, e);
+    else if (!rc)
+        rc = weights_load(&m->w, m->d, &m->c, c->model, &how, c->verify_weights, m->d->threads, e);
     calibration_close(&calibration);
     return rc;
+}
+
+/* Cache, activations and limits, where the memory is the host's... */
+static int reserve_host(struct setup *s, const struct engine_config *c, enum dtype kv_type, int *pages, struct err *e)
+{
+    int rc = size_pool(s, c, kv_type, pages, e);
+    if (rc) return rc;
+    fill_info(s, c, kv_type, *pages);
+    struct model_reserve r = {*pages, s->info.max_total_tokens, s->info.max_batch_tokens, s->max_rows, kv_type};
+    return model_reserve(&s->model, &r, e);
+}
+
+/* ... and where it is the device's own. */
+static int reserve_own(struct setup *s, const struct engine_config *c, enum dtype kv_type, int *pages, struct err *e)
+{
+    const struct engine_info *i = &s->info;
+    struct model *m = &s->model;
+    struct dev_memory mem;
+    struct reserve r = {.max_tokens = i->max_batch_tokens,
+                        .max_seqs = i->max_seqs,
+                        .max_rows = s->max_rows,
+                        .max_len = c->max_total_tokens > 0 ? c->max_total_tokens : 0,
+                        .max_lora_rank = i->max_lora_rank,
+                        .kv_type = kv_type,
+                        .pages = *pages,
+                        .kv_bytes = c->kv_cache_bytes,
+                        .page_bytes = model_page_bytes(m, kv_type)};
+    if (!r.page_bytes) return no_attention(s, e);
+    int rc = reserve_device(m, &r, pages, e);
+    m->d->ops->memory(m->d, &mem);
+    m->workspace_bytes += mem.scratch;
+    return rc;
+}
+
+static int reserve_all(struct setup *s, const struct engine_config *c, struct err *e)
+{
+    struct dev *d = s->model.d;
+    struct dev_memory mem = {0};
+    int pages = c->kv_pages, rc;
+    if (!d->ops->memory) return reserve_host(s, c, s->kv_type, &pages, e);
+    if ((rc = reserve_own(s, c, s->kv_type, &pages, e))) return rc;
+    d->ops->memory(d, &mem);
+    s->info.page_bytes = model_page_bytes(&s->model, s->kv_type);
+    s->info.device_bytes = mem.total;
+    s->info.device_budget = mem.budget;
+    fill_info(s, c, s->kv_type, pages);
+    return 0;
 }
 
 int setup_load(struct setup *s, const struct engine_config *c, struct err *e)
@@ -227,12 +287,21 @@ int setup_load(struct setup *s, const struct engine_config *c, struct err *e)
     return rc;
 }
 
+/* For setup_restart: of the caller's texts only what it needs. */
+static void keep_config(struct setup *s, const struct engine_config *c)
+{
+    s->dir = mem_strdup(c->model);
+    s->how = *c;
+    s->how.model = s->how.device = s->how.cpus = s->how.kv_type = s->how.activations = NULL;
+    s->how.quantize = c->quantize && strstr(c->quantize, "-nearest") ? "-nearest" : NULL;
+}
+
 int setup_open(struct setup *s, const struct engine_config *c, int more_rows, struct err *e)
 {
     *s = (struct setup){0};
     uint64_t start = clock_now(), weights = 0, vocabulary = 0;
     enum dtype quantize = DT_NONE, kv_type = DT_NONE;
-    int pages = 0, rc = parse_types(c, &quantize, &kv_type, e);
+    int rc = parse_types(c, &quantize, &kv_type, e);
     if (!rc) rc = parse_cpus(s, c->cpus, e);
     if (rc) return rc;
     s->info.max_seqs = c->max_seqs > 0 ? c->max_seqs : 64;
@@ -251,15 +320,12 @@ int setup_open(struct setup *s, const struct engine_config *c, int more_rows, st
     if (!rc) rc = open_tokenizer(s, c->model, e);
     vocabulary = clock_now();
     if (!rc) rc = choose_activations(c, s->model.d, e);
-    if (!rc && kv_type == DT_NONE) kv_type = s->model.d->ops->kv_type;
-    if (!rc) rc = size_pool(s, c, kv_type, &pages, e);
     if (!rc) {
-        fill_info(s, c, kv_type, pages);
-        rc = model_reserve(
-            &s->model,
-            &(struct model_reserve){pages, s->info.max_total_tokens, s->info.max_batch_tokens, s->max_rows, kv_type},
-            e);
+        s->quantize = quantize;
+        s->kv_type = kv_type == DT_NONE ? s->model.d->ops->kv_type : kv_type;
+        rc = reserve_all(s, c, e);
     }
+    if (!rc) keep_config(s, c);
     uint64_t end = clock_now();
     s->info.workspace_bytes = s->model.workspace_bytes;
     s->info.weights_seconds = (double)(weights - start) * 1e-9;
@@ -270,8 +336,24 @@ int setup_open(struct setup *s, const struct engine_config *c, int more_rows, st
     return rc;
 }
 
+int setup_restart(struct setup *s, struct err *e)
+{
+    struct engine_config c = s->how;
+    struct dev *d = s->model.d;
+    char why[160];
+    c.model = s->dir;
+    model_drop(&s->model);
+    if (d->ops->reopen(d, why)) return err_set(e, ERR_IO, "%s", why);
+    int rc = load_model(s, &c, s->quantize, e);
+    int pages = s->info.pages;
+    if (!rc) rc = reserve_own(s, &c, s->kv_type, &pages, e);
+    return rc;
+}
+
 void setup_close(struct setup *s)
 {
+    free(s->dir);
+    s->dir = NULL;
     model_close(&s->model);
     tokenizer_close(s->tokenizer);
     s->tokenizer = NULL;

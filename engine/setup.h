@@ -15,6 +15,10 @@ struct setup {
     int cpus[SETUP_CPUS_MAX], n_cpus; /* to bind the device's threads to; 0: none */
     int max_rows;                     /* rows of logits of one step */
     char model_id[256], device_name[32];
+    /* how it was opened, to do it again */
+    char *dir;
+    struct engine_config how;
+    enum dtype quantize, kv_type;
 };
 
 /* more_rows: rows of logits a step has room for beyond one for each of max_seqs. */
@@ -23,6 +27,9 @@ int setup_open(struct setup *, const struct engine_config *, int more_rows, stru
 int setup_load(struct setup *, const struct engine_config *, struct err *e);
 /* By the thread that will use the model: binds it and the device's others as configured. */
 int setup_pin(struct setup *, struct err *e);
+/* After the device was lost: the same model on the device opened anew, its cache empty.  The caller has freed what else it
+ * had there. */
+int setup_restart(struct setup *, struct err *e);
 void setup_close(struct setup *);
 
 size_t memory_available(void); /* bytes that this process may still take */

@@ -133,6 +133,19 @@ __attribute__((format(printf, 2, 3))) static void warn(struct train *t, const ch
     tell(t, TRAIN_WARNING, text);
 }
 
+/* An op of this job failed.  Beside serving the gate has the error: the device's is of who has the device. */
+static bool device_failed(struct train *t, struct err *e)
+{
+    struct dev_error w;
+    if (t->gate ? !train_gate_error(t->gate, &w) : !t->d->error.op) return false;
+    if (!t->gate) {
+        w = t->d->error;
+        dev_clear_error(t->d);
+    }
+    err_set(e, ERR_NOMEM, "device: op %s: %s", w.op, w.msg);
+    return true;
+}
+
 /* ---- checkpoints ------------------------------------------------------------------------------------------------- */
 
 enum { PARTS_MAX = ARRAYS + 2 };
@@ -167,6 +180,7 @@ static int save(struct train *t, struct err *e)
     size_t bytes = t->o.n * sizeof(float);
     for (int i = 0; i < ARRAYS; i++)
         if (t->host[i] != device_array(t, i)) t->d->ops->download(t->d, t->host[i], device_array(t, i), bytes);
+    if (device_failed(t, e)) return e->code;
     train_gate_leave(t->gate);
     tell(t, TRAIN_SAVING, NULL);
     int rc = ckpt_write(t->ckpt_dir, t->hash, t->st.step, t->st.good, part, n, e);
@@ -197,19 +211,6 @@ static int load(struct train *t, int64_t most, struct err *e)
 }
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
-
-/* An op of this job failed.  Beside serving the gate has the error: the device's is of who has the device. */
-static bool device_failed(struct train *t, struct err *e)
-{
-    struct dev_error w;
-    if (t->gate ? !train_gate_error(t->gate, &w) : !t->d->error.op) return false;
-    if (!t->gate) {
-        w = t->d->error;
-        dev_clear_error(t->d);
-    }
-    err_set(e, ERR_NOMEM, "device: op %s: %s", w.op, w.msg);
-    return true;
-}
 
 static enum outcome asked(struct train *t)
 {
@@ -425,8 +426,12 @@ static int write_result(struct train *t, struct err *e)
     int last = result_array(t);
     const float *p = t->st.best_step >= 0 ? t->best : t->host[last], *on_device = device_array(t, last);
     if (!t->job.out) return 0;
-    if (p == t->host[last] && p != on_device)
+    if (p == t->host[last] && p != on_device) {
+        train_gate_pass(t->gate);
         t->d->ops->download(t->d, t->host[last], on_device, t->o.n * sizeof(float));
+        train_gate_leave(t->gate);
+    }
+    if (device_failed(t, e)) return err_prefix(e, "the result could not be read");
     struct buf tmp = {0};
     buf_printf(&tmp, "%s.tmp", t->job.out);
     dir_remove(tmp.data);
@@ -511,14 +516,27 @@ static size_t scratch_bytes(const struct train *t)
     return (size_t)((forward > back ? forward : back) * SPARE + ROW_BYTES * (double)(t->rows.n + t->eval.n));
 }
 
+/* What may be taken of the memory that training is planned in: the device's own, or the host's. */
+static size_t room_for(struct dev *d)
+{
+    struct dev_memory m;
+    if (dev_host_memory(d)) return memory_available();
+    d->ops->memory(d, &m);
+    return m.budget - m.used;
+}
+
 /* Chooses whether activations are computed again, and refuses what does not fit. */
 static int plan_memory(struct train *t, struct err *e)
 {
     struct train_plan *p = &t->plan;
     int average = t->p.ema_decay > 0;
     /* a plan alone is made on any thread, the device not being its */
-    int copies = 4 + average + (dev_host_memory(t->d) ? 0 : 3 + average) + (t->eval.n ? 1 : 0);
-    size_t room = memory_available();
+    bool own = !dev_host_memory(t->d);
+    int copies = 4 + average + (t->eval.n && !own ? 1 : 0), host_copies = own ? 3 + average + (t->eval.n ? 1 : 0) : 0;
+    size_t room = room_for(t->d);
+    if ((double)host_copies * (double)t->o.n * 4 > 0.95 * (double)memory_available())
+        return err_set(e, ERR_NOMEM, "training needs %.2f GiB of the host for %d copies of %zu parameters",
+                       (double)host_copies * (double)t->o.n * 4 / GIB, host_copies, t->o.trained);
     p->weight_bytes = t->model->w.bytes;
     p->trainable = t->o.trained;
     p->state_bytes = (size_t)copies * t->o.n * sizeof(float) + muon_bytes(&t->o.muon);
@@ -554,8 +572,38 @@ static void plan_steps(struct train *t)
     t->plan.trained_tokens_per_epoch = (int64_t)t->rows.targets;
 }
 
+/* The largest micro-batch and step, which a device measures (see its reserve): nothing of it runs. */
+static void largest_step(void *arg)
+{
+    struct train *t = arg;
+    struct micro *b = &t->micro;
+    int T = t->tm.max_tokens, len = t->p.max_length < T ? t->p.max_length : T, lengths[] = {len, 8};
+    for (int k = 0; k < 2; k++) {
+        b->n_tokens = b->n_targets = T;
+        b->n_seqs = (T + lengths[k] - 1) / lengths[k];
+        for (int i = 0; i <= b->n_seqs; i++) b->q_start[i] = i * lengths[k] < T ? i * lengths[k] : T;
+        train_model_run(&t->tm, b, true, 1);
+    }
+    optim_grad_norm(&t->o);
+    optim_step(&t->o, &t->p, 0, 1, 1);
+    if (!t->lora_method) train_full_use(&t->full, &t->o, t->o.p);
+}
+
+/* While this thread has the device: it does not look at the gate in between, so that ops are not cut. */
+static int reserve_scratch(struct train *t, struct err *e)
+{
+    train_gate_pass(t->gate);
+    t->tm.gate = t->o.gate = NULL;
+    int failed = t->d->ops->reserve(t->d, largest_step, t);
+    t->tm.gate = t->o.gate = t->gate;
+    if (!failed) return 0;
+    if (!device_failed(t, e)) err_set(e, ERR_NOMEM, "no memory for what the ops of training take for themselves");
+    return e->code;
+}
+
 static int take_memory(struct train *t, struct err *e)
 {
+    train_gate_pass(t->gate);
     int rc = optim_alloc(&t->o, t->p.ema_decay > 0, e);
     if (rc) return rc;
     for (int i = 0; i < ARRAYS; i++) {
@@ -571,15 +619,20 @@ static int take_memory(struct train *t, struct err *e)
         rc = train_full_bind(&t->full, &t->p, &t->o, e);
     if (!rc) optim_start(&t->o);
     if (!rc) rc = train_model_open(&t->tm, t->p.max_length, e);
-    train_gate_leave(t->gate);
     micro_open(&t->micro, t->tm.max_tokens);
+    if (!rc && t->d->ops->reserve) rc = reserve_scratch(t, e);
+    train_gate_leave(t->gate);
     return rc;
 }
 
 static void hash_job(struct train *t)
 {
     float *p = t->host[0];
-    if (p != t->o.p) t->d->ops->download(t->d, p, t->o.p, t->o.n * sizeof(float));
+    if (p != t->o.p) {
+        train_gate_pass(t->gate);
+        t->d->ops->download(t->d, p, t->o.p, t->o.n * sizeof(float));
+        train_gate_leave(t->gate);
+    }
     t->hash = train_job_hash(&t->p, dataset_hash(t->job.data), t->job.eval ? dataset_hash(t->job.eval) : 0,
                              t->model->w.file, p, t->o.n);
     /* what the base is multiplied as is not in its file */

@@ -124,6 +124,14 @@ void training_command(struct training *t, enum train_command c)
     pthread_mutex_unlock(&t->lock);
 }
 
+bool training_runs(struct training *t)
+{
+    pthread_mutex_lock(&t->lock);
+    bool runs = t->state == TRAINING_RUNS;
+    pthread_mutex_unlock(&t->lock);
+    return runs;
+}
+
 void training_close(struct training *t)
 {
     train_gate_open(t->gate);

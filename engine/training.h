@@ -25,6 +25,8 @@ void training_init(struct training *, struct setup *, struct train_gate *);
 /* See engine_train_start, engine_train_command: any thread. */
 int training_start(struct training *, const struct train_job *, train_event_fn *, void *arg, struct err *e);
 void training_command(struct training *, enum train_command);
+/* Whether a job has not had its last event yet. */
+bool training_runs(struct training *);
 /* Nobody else uses the device any more: pauses the job, so that it can go on after a restart, and waits for its end. */
 void training_close(struct training *);
 

@@ -535,6 +535,12 @@ struct dev *dev_checked(struct dev *inner)
     struct checked *c = inner ? calloc(1, sizeof *c) : NULL;
     if (!c) return inner;
     c->ops = *inner->ops;
+    c->ops.memory = NULL; /* of the engine's, not of ops */
+    c->ops.zero = NULL;
+    c->ops.reserve = NULL;
+    c->ops.replay = NULL;
+    c->ops.lost = NULL;
+    c->ops.reopen = NULL;
 #define X(op) c->ops.op = checked_##op;
     OPS(X)
 #undef X

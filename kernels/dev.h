@@ -13,10 +13,16 @@ struct dev *ref_open(char why[160]);
 struct dev *cpu_open(const char *level, int threads, char why[160]); /* level NULL: the best the machine has */
 
 #ifdef TANDEM_SIMT
-struct dev *simt_open(char why[160]);
+struct dev *simt_open(const struct dev_config *, char why[160]);
+/* For tests: counts since the process began, and the launch after `after` more that fails for good (-1: none). */
+struct simt_counts {
+    uint64_t syncs, graphs, replays; /* waits for a stream; graphs recorded; graphs launched */
+};
+struct simt_counts simt_counts(void);
+void simt_fail_launch(long after);
 #endif
 #ifdef TANDEM_CUDA
-struct dev *cuda_open(int index, char why[160]); /* index: as CUDA counts */
+struct dev *cuda_open(int index, const struct dev_config *, char why[160]); /* index: as CUDA counts */
 #endif
 
 /* Puts compositions of basic ops into the NULL slots of a device's own table. */

@@ -280,9 +280,20 @@ struct dev_error {
 };
 
 struct dev_config {
-    const char *name; /* "cpu", "ref", or a cpu level: "cpu:portable", "cpu:avx2", "cpu:avx512bf16"... */
+    const char *name; /* "cpu" (NULL likewise), or a level of it: "cpu:portable", "cpu:avx2"...; "cuda", "cuda:1";
+                         "auto": cuda where it can be used, else cpu; "ref"; "simt" */
     int threads;      /* 0: one per available core */
     bool bf16_x;      /* round x to bf16 for bf16 weights: see linear_args */
+    /* of a device with memory of its own: how much of it may be taken */
+    size_t memory_bytes;    /* 0: by the next line */
+    double memory_fraction; /* of what is free now, (0, 1]; 0: 0.9 */
+};
+
+/* Of a device's own memory, in bytes. */
+struct dev_memory {
+    size_t total, budget; /* the device has; this process may take */
+    size_t used;          /* taken, of everything */
+    size_t scratch;       /* of it: what ops take for themselves, and what copies go through */
 };
 
 struct dev_ops {
@@ -329,6 +340,23 @@ struct dev_ops {
     int (*pin)(struct dev *, const int *cpus, int n);
     int (*finish)(struct dev *); /* waits for everything enqueued; 0, or -1 with dev_error set */
     void (*close)(struct dev *);
+
+    /* What follows a device has whose memory is its own; NULL elsewhere. */
+
+    void (*memory)(struct dev *, struct dev_memory *); /* by any thread */
+    void (*zero)(struct dev *, void *, size_t bytes);  /* enqueued like an op */
+    /* Calls fn(ctx), which enqueues the largest work that is to come, with any pointers: nothing of it runs.  The
+     * device takes the scratch for it now, and none later: from then on an op that needs more fails.  May be called
+     * again, with other work.  0, or -1 with dev_error set. */
+    int (*reserve)(struct dev *, void (*fn)(void *ctx), void *ctx);
+    /* Enqueues what fn(ctx) enqueues, which must be the same ops with the same args whenever key is the same, and send
+     * nothing from host memory.  The first time it is noted down, afterwards given to the device as one piece. */
+    void (*replay)(struct dev *, uint64_t key, void (*fn)(void *ctx), void *ctx);
+    /* After an error: only reopen helps; until then every op fails. */
+    bool (*lost)(const struct dev *);
+    /* Begins anew, as opened: all memory, weights and caches of before are gone, also those not freed (which may be
+     * freed before, not after).  0, or -1 and a sentence in why[]: it stays lost. */
+    int (*reopen)(struct dev *, char why[160]);
 };
 
 /* The head of every device; the rest is its own. */
@@ -340,7 +368,8 @@ struct dev {
     char level[16]; /* what it chose: "avx512", "avx2", "portable"; "ref" */
 };
 
-/* NULL and a sentence in why[] when the name is unknown or the machine lacks what it needs. */
+/* NULL and a sentence in why[] when the name is unknown or the machine lacks what it needs.  Where "auto"
+ * became the cpu, why[] says why it is no GPU. */
 struct dev *dev_open(const struct dev_config *, char why[160]);
 void dev_close(struct dev *);
 const char *op_name(enum op_id);

@@ -9,6 +9,7 @@ struct dev_trace {
     struct dev *d;
     const struct weight *head;
     double kv_token_bytes;
+    int32_t *look[2]; /* copies of index arrays on the device */
     int depth; /* ops composed of others call them through the table again: only the outermost counts */
     struct trace_count count[TRACE_COUNT];
     void (*listen)(void *arg, int row, uint64_t start, uint64_t end);
@@ -99,11 +100,22 @@ static double positions_seen(int first, int len, int window)
     return full * window + growing * (first + 1 + (growing - 1) / 2);
 }
 
+/* An index array, for the host to read until the next look at the same place; each op is waited for in any case.  NULL:
+ * no memory for a copy, or a device that has failed. */
+static const int32_t *look_at(struct dev_trace *t, int place, const int32_t *p, int n)
+{
+    if (t->own->host_memory) return p;
+    free(t->look[place]);
+    t->look[place] = calloc((size_t)n + 1, sizeof *p);
+    if (t->look[place]) t->own->download(t->d, t->look[place], p, (size_t)n * sizeof *p);
+    return t->d->error.op ? NULL : t->look[place];
+}
+
 static int tally_attn(struct dev_trace *t, const struct attn_args *a)
 {
-    if (!t->own->host_memory) return OP_attn; /* the lengths lie on the device */
-    for (int s = 0; s < a->n_seqs; s++) {
-        int len = a->kv_len[s], first = len - (a->q_start[s + 1] - a->q_start[s]);
+    const int32_t *kv_len = look_at(t, 0, a->kv_len, a->n_seqs), *q_start = look_at(t, 1, a->q_start, a->n_seqs + 1);
+    for (int s = 0; s < a->n_seqs && kv_len && q_start; s++) {
+        int len = kv_len[s], first = len - (q_start[s + 1] - q_start[s]);
         int from = a->window && first + 1 > a->window ? first + 1 - a->window : 0;
         if (first == len) continue;
         t->count[OP_attn].macs += positions_seen(first, len, a->window) * a->heads * a->head_dim * 2;
@@ -115,7 +127,8 @@ static int tally_attn(struct dev_trace *t, const struct attn_args *a)
 /* two products of a score and a feature forward, five backward */
 static int tally_seqs(struct dev_trace *t, enum op_id op, const int32_t *q_start, int n_seqs, int window, int width)
 {
-    for (int s = 0; s < n_seqs && t->own->host_memory; s++)
+    q_start = look_at(t, 0, q_start, n_seqs + 1);
+    for (int s = 0; s < n_seqs && q_start; s++)
         t->count[op].macs +=
             positions_seen(0, q_start[s + 1] - q_start[s], window) * width * (op == OP_attn_seq ? 2 : 5);
     return op;
@@ -170,6 +183,7 @@ struct dev_trace *dev_trace_open(struct dev *d, const struct weight *head, doubl
 #define X(op) t->ops.op = trace_##op;
     OPS(X)
 #undef X
+    t->ops.replay = NULL; /* each op is to be seen */
     dev_trace_switch(t, true);
     return t;
 }
@@ -178,6 +192,8 @@ void dev_trace_close(struct dev_trace *t)
 {
     if (!t) return;
     dev_trace_switch(t, false);
+    free(t->look[0]);
+    free(t->look[1]);
     free(t);
 }
 

@@ -60,9 +60,10 @@ static void put_engine(struct buf *out, struct app *app, uint64_t now)
     put_ms(out, "oldest_waiting_ms", bridge_oldest_waiting(app->bridge), now);
     buf_printf(out,
                ",\"kv\":{\"pages\":%d,\"used\":%d,\"cached\":%d,\"page_tokens\":%d,\"bytes\":%zu},"
-               "\"memory\":{\"weights\":%zu,\"kv_cache\":%zu,\"workspace\":%zu,\"adapters\":%zu}}",
+               "\"memory\":{\"weights\":%zu,\"kv_cache\":%zu,\"workspace\":%zu,\"adapters\":%zu,\"budget\":%zu,"
+               "\"used\":%zu}}",
                s.pages_total, s.pages_used, s.pages_cached, i->page_tokens, i->kv_bytes, i->weight_bytes, i->kv_bytes,
-               i->workspace_bytes, s.adapter_bytes);
+               i->workspace_bytes, s.adapter_bytes, i->device_budget, s.device_used);
 }
 
 static const struct seq_view *find_seq(const struct seq_view *v, int n, uint64_t id)

@@ -50,6 +50,8 @@ struct bridge {
     int n_gens, n_jobs;
     void (*on_idle)(void *);
     void *idle_arg;
+    void (*on_lost)(void *);
+    void *lost_arg;
     void (*on_closed)(void *);
     void *closed_arg;
 };
@@ -232,15 +234,27 @@ static void dispatch(const struct event *ev, const struct event_batch *batch, ui
     if (g->fn) g->fn(g->arg, ev, batch);
 }
 
+static void check_lost(struct bridge *b)
+{
+    if (!b->on_lost || !b->engine || !engine_lost(b->engine)) return;
+    void (*fn)(void *) = b->on_lost;
+    b->on_lost = NULL;
+    fn(b->lost_arg);
+}
+
 static void drain_events(uv_async_t *async)
 {
     struct bridge *b = async->data;
     struct event_batch *list = b->engine ? engine_events(b->engine) : NULL;
-    if (!list) return;
+    if (!list) {
+        check_lost(b);
+        return;
+    }
     uint64_t now = clock_now();
     for (struct event_batch *batch = list; batch; batch = batch->next)
         for (int i = 0; i < batch->n; i++) dispatch(&batch->v[i], batch, now);
     engine_events_done(b->engine, list);
+    check_lost(b);
     check_idle(b);
 }
 
@@ -274,6 +288,12 @@ int bridge_list(const struct bridge *b, struct gen_view *out, int max)
 int bridge_active(const struct bridge *b)
 {
     return b->n_gens + b->n_jobs;
+}
+
+void bridge_on_lost(struct bridge *b, void (*fn)(void *), void *arg)
+{
+    b->on_lost = fn;
+    b->lost_arg = arg;
 }
 
 void bridge_on_idle(struct bridge *b, void (*fn)(void *), void *arg)

@@ -26,6 +26,8 @@ typedef void gen_fn(void *arg, const struct event *ev, const struct event_batch 
 struct bridge *bridge_open(struct uv_loop_s *, struct metrics *);
 /* Takes the engine over (bridge_close closes it) and starts its thread. */
 int bridge_start(struct bridge *, struct engine *, struct err *);
+/* Once, fn(arg) runs when the engine has lost its device for good, after the events that say so. */
+void bridge_on_lost(struct bridge *, void (*fn)(void *), void *arg);
 /* Ends everything.  No fn is called any more; done(arg) runs from the loop when the handles are closed and the bridge
  * is freed. */
 void bridge_close(struct bridge *, void (*done)(void *), void *arg);

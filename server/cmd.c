@@ -36,6 +36,8 @@ struct engine_config cmd_engine_config(const struct settings *s)
         .model = s->model,
         .device = s->device,
         .threads = s->threads,
+        .gpu_memory_bytes = s->gpu_memory_bytes,
+        .gpu_memory_fraction = s->gpu_memory_fraction,
         .quantize = s->quantize,
         .kv_type = s->kv_type,
         .activations = s->activations,

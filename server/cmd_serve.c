@@ -43,6 +43,7 @@ static const char about[] =
     "Serves a model over HTTP: OpenAI's routes below /v1/, Text Generation Inference's /generate, and /train.";
 
 enum { LAST_WORDS_MS = 1000, STOP_MS = 20000 };
+enum { EXIT_DEVICE_LOST = 75 }; /* EX_TEMPFAIL of sysexits.h: another process may do better */
 
 #define TRAIN_BODY ((size_t)32 * 1024 * 1024) /* rows may come inline */
 #define OPEN_BODY ((size_t)4096)              /* of a GET that anybody may send: nobody reads it */
@@ -153,25 +154,46 @@ static void print_adapters(const struct server *s, char out[static 120])
     free(v);
 }
 
+/* Of a device with memory of its own what takes it, by part; else nothing. */
+static void print_memory(const struct server *s, char out[static 240])
+{
+    const struct engine_info *i = s->app.info;
+    struct engine_stats st;
+    char budget[24], all[24], weights[24], kv[24], work[24], rest[24];
+    engine_stats_read(s->app.engine, &st);
+    print_bytes(budget, i->device_budget);
+    print_bytes(all, i->device_bytes);
+    print_bytes(weights, i->weight_bytes);
+    print_bytes(kv, i->kv_bytes);
+    print_bytes(work, i->workspace_bytes);
+    size_t used = i->weight_bytes + i->kv_bytes + i->workspace_bytes + st.adapter_bytes;
+    print_bytes(rest, i->device_budget > used ? i->device_budget - used : 0);
+    out[0] = 0;
+    if (i->device_budget)
+        snprintf(out, 240, "memory     %s of %s may be taken: weights %s, kv cache %s, workspace %s; %s for training\n",
+                 budget, all, weights, kv, work, rest);
+}
+
 static void print_report(const struct server *s)
 {
     const struct engine_info *i = s->app.info;
-    char weights[24], kv[24], adapters[120];
+    char weights[24], kv[24], adapters[120], memory[240];
     print_bytes(weights, i->weight_bytes);
     print_bytes(kv, i->kv_bytes);
     print_adapters(s, adapters);
+    print_memory(s, memory);
     fprintf(stderr,
             "model      %s (%s), %.2f M parameters, %d layers, vocabulary %d\n"
             "weights    %s as %s\n"
             "kv cache   %s as %s: %d pages of %d tokens, %lld tokens\n"
             "limits     %d tokens a request, %d requests at once, %d waiting, %d tokens a step\n"
-            "device     %s, %d thread%s\n"
-            "%s"
+            "device     %s, %d thread%s%s%s\n"
+            "%s%s"
             "ready      after %.3f s (model %.3f s)\n",
             i->model_id, i->family, (double)i->parameters * 1e-6, i->layers, i->vocab, weights, i->weight_type, kv,
             i->kv_type, i->pages, i->page_tokens, (long long)i->pages * i->page_tokens, i->max_total_tokens,
             i->max_seqs, s->app.set->max_queue, i->max_batch_tokens, i->device, i->threads, i->threads == 1 ? "" : "s",
-            adapters, (double)(clock_now() - s->started) * 1e-9, i->load_seconds);
+            *i->device_note ? "; no GPU: " : "", i->device_note, memory, adapters, (double)(clock_now() - s->started) * 1e-9, i->load_seconds);
 }
 
 /* An address a person can paste: the wildcard is no place to connect to. */
@@ -198,6 +220,9 @@ static void log_report(const struct server *s, const char *url)
     log_number(&l, "threads", i->threads);
     log_number(&l, "weight_bytes", (long long)i->weight_bytes);
     log_number(&l, "kv_bytes", (long long)i->kv_bytes);
+    if (i->device_budget) log_number(&l, "workspace_bytes", (long long)i->workspace_bytes);
+    if (i->device_budget) log_number(&l, "device_budget_bytes", (long long)i->device_budget);
+    if (*i->device_note) log_text(&l, "no_gpu", i->device_note);
     log_number(&l, "max_total_tokens", i->max_total_tokens);
     log_number(&l, "max_seqs", i->max_seqs);
     log_number(&l, "max_queue", i->max_queue);
@@ -206,6 +231,7 @@ static void log_report(const struct server *s, const char *url)
 }
 
 static void stop_now(struct server *s);
+static void on_device_lost(void *arg);
 
 static double seconds_since(uint64_t start)
 {
@@ -291,6 +317,7 @@ static void after_load(uv_work_t *w, int status)
         stop_now(s);
         return;
     }
+    bridge_on_lost(s->app.bridge, on_device_lost, s);
     set_ready(s);
     jobs_ready(s->app.jobs);
     char url[128];
@@ -421,6 +448,20 @@ static void on_signal(uv_signal_t *h, int signum)
     jobs_drain(s->app.jobs); /* its checkpoint is written while requests end */
     uv_timer_start(&s->drain_timer, on_drain_timeout, (uint64_t)(s->app.set->drain_timeout * 1000), 0);
     bridge_on_idle(s->app.bridge, on_generations_done, s);
+}
+
+/* The device is lost, and the process with it: its supervisor begins with a new one.  Clients have a moment to read why.
+ */
+static void on_device_lost(void *arg)
+{
+    struct server *s = arg;
+    s->status = EXIT_DEVICE_LOST;
+    if (s->app.state == APP_DRAINING) return; /* it ends as it is: nothing is left to wait for */
+    log_error("ending, for the supervisor to begin anew: status=%d", EXIT_DEVICE_LOST);
+    s->app.state = APP_DRAINING;
+    notify_stopping((LAST_WORDS_MS + STOP_MS + 5000) * 1e-3);
+    http_server_wind_down(s->app.http, !s->activated);
+    uv_timer_start(&s->drain_timer, on_last_words, LAST_WORDS_MS, 0);
 }
 
 /* ---- SIGHUP ----------------------------------------------------------------------------------------------------- */

@@ -36,6 +36,8 @@ struct settings {
     char *model, *device, *quantize, *kv_type, *activations, *cpus;
     int threads;
     bool verify_weights;
+    size_t gpu_memory_bytes;
+    double gpu_memory_fraction;
     /* batching and memory */
     size_t kv_cache_bytes;
     int max_seqs, max_batch_tokens, max_prefill_tokens, max_queue, max_queue_tokens, max_total_tokens;

@@ -96,6 +96,8 @@ static void put_queue(const struct metrics_view *v, struct buf *out)
          v->oldest_waiting},
         {"tandem_steps_total", "counter", "Engine steps.", (double)s->steps},
         {"tandem_failed_steps_total", "counter", "Steps in which the device failed.", (double)s->failed_steps},
+        {"tandem_device_restarts_total", "counter", "Times that the device was lost and opened anew.",
+         (double)s->device_restarts},
         {"tandem_last_step_seconds", "gauge", "Duration of the last engine step.", (double)s->last_step_ns * 1e-9},
         {"tandem_step_running_seconds", "gauge", "Age of the step that is being computed; 0: none is.",
          v->step_running},
@@ -138,6 +140,14 @@ static void put_tokens(const struct metrics_view *v, struct buf *out)
     text_rows(out, rows, N_OF(rows));
 }
 
+/* Of a GPU: what was taken since the start. */
+static double taken_by_training(const struct metrics_view *v)
+{
+    const struct engine_info *i = v->info;
+    size_t others = i->device_base + v->stats->adapter_bytes;
+    return v->stats->device_used > others ? (double)(v->stats->device_used - others) : 0;
+}
+
 static void put_memory(const struct metrics_view *v, struct buf *out)
 {
     static const char name[] = "tandem_memory_bytes";
@@ -147,6 +157,9 @@ static void put_memory(const struct metrics_view *v, struct buf *out)
         {"tandem_weight_bytes", "gauge", "Memory of the weights.", (double)i->weight_bytes},
         {"tandem_model_load_seconds", "gauge", "Time the model took to load.", i->load_seconds},
         {"tandem_threads", "gauge", "Compute threads.", i->threads},
+        {"tandem_memory_budget_bytes", "gauge", "What may be taken of a GPU's memory; 0 where the memory is the host's.",
+         (double)i->device_budget},
+        {"tandem_memory_taken_bytes", "gauge", "What is taken of it.", (double)v->stats->device_used},
     };
     text_rows(out, rows, N_OF(rows));
     text_head(out, name, "gauge", "Memory on the model's device, by what it is for.");
@@ -154,6 +167,7 @@ static void put_memory(const struct metrics_view *v, struct buf *out)
     text_by(out, name, "part", "kv_cache", (double)i->kv_bytes);
     text_by(out, name, "part", "workspace", (double)i->workspace_bytes);
     text_by(out, name, "part", "adapters", (double)v->stats->adapter_bytes);
+    if (i->device_budget) text_by(out, name, "part", "training", taken_by_training(v));
 }
 
 static void put_adapters(const struct metrics_view *v, struct buf *out)

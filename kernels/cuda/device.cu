@@ -1,24 +1,13 @@
-/* The device itself: opening, memory, copies, waiting, and the table of its ops. */
+/* The device itself: opening, the first error, and the table of its ops. */
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/lt.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
-namespace GPU_NAMESPACE
-{
-
-struct pending_out {
-    void *host;
-    const uint8_t *pinned;
-    size_t at, bytes; /* at: in staged */
-    bool sent;
-};
-
-namespace
-{
-
-enum { STAGE_BYTES = 16 << 20, STAGE_ALIGN = 256, PENDING_MAX = 64 };
+namespace GPU_NAMESPACE {
+namespace {
 
 #ifdef __CUDACC__
 const char DEVICE_NAME[] = "cuda";
@@ -26,22 +15,56 @@ const char DEVICE_NAME[] = "cuda";
 const char DEVICE_NAME[] = "simt";
 #endif
 
+/* Errors of one call; after any other the context is of no use any more (CUDA Runtime API, cudaError). */
+bool is_passing(cudaError_t e)
+{
+    switch (e) {
+    case cudaErrorInvalidValue:
+    case cudaErrorMemoryAllocation:
+    case cudaErrorInvalidConfiguration:
+    case cudaErrorNotReady: return true;
+#ifdef __CUDACC__
+    case cudaErrorLaunchOutOfResources:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorInvalidResourceHandle:
+    case cudaErrorNotSupported:
+    case cudaErrorGraphExecUpdateFailure: return true;
+#endif
+    default: return e >= 900 && e < 910; /* cudaErrorStreamCapture... */
+    }
+}
+
 } // namespace
 
 bool gpu_check(gpu_dev *d, const char *op, cudaError_t e)
 {
     if (e == cudaSuccess) return true;
+    cudaGetLastError();
+    if (!is_passing(e)) __atomic_store_n(&d->lost, true, __ATOMIC_RELAXED);
     dev_fail(&d->head, op, "%s", cudaGetErrorString(e));
     return false;
 }
 
+bool gpu_alive(gpu_dev *d, const char *op)
+{
+    if (d->lost) dev_fail(&d->head, op, "the device is lost");
+    if (d->head.error.op) return false;
+#ifdef __CUDACC__
+    static thread_local int current = -1; /* which device a thread uses is CUDA's state of that thread */
+    if (current != d->index && !gpu_check(d, op, cudaSetDevice(d->index))) return false;
+    current = d->index;
+#endif
+    return true;
+}
+
 bool gpu_ready(gpu_dev *d, const char *op, const void *kernel, size_t smem)
 {
-    if (d->head.error.op) return false;
+    if (!gpu_alive(d, op)) return false;
     if (smem > d->shared_max) {
         dev_fail(&d->head, op, "a block needs %zu bytes of shared memory, this device has %zu", smem, d->shared_max);
         return false;
     }
+    if (d->measuring) return false;
 #ifdef __CUDACC__
     if (smem > 48 << 10)
         return gpu_check(d, op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
@@ -51,148 +74,73 @@ bool gpu_ready(gpu_dev *d, const char *op, const void *kernel, size_t smem)
     return true;
 }
 
-/* ---- memory -------------------------------------------------------------------------------------------------------- */
+/* ---- opening -------------------------------------------------------------------------------------------------------
+ */
 
-void *gpu_alloc(struct dev *head, size_t bytes)
-{
-    gpu_dev *d = gpu_of(head);
-    void *p = nullptr;
-    if (bytes > SIZE_MAX / 2 || cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) {
-        cudaGetLastError(); /* of memory that is not there: not the device's failure */
-        return nullptr;
-    }
-    gpu_check(d, "alloc", cudaMemsetAsync(p, 0, bytes, d->stream));
-    return p;
-}
-
-void gpu_free(struct dev *head, void *p)
-{
-    if (p) gpu_check(gpu_of(head), "free", cudaFree(p));
-}
-
-void *gpu_scratch(gpu_dev *d, const char *op, enum area area, size_t bytes)
-{
-    auto &s = d->scratch[area];
-    if (bytes <= s.bytes) return s.p;
-    gpu_free(&d->head, s.p);
-    s.p = gpu_alloc(&d->head, bytes + bytes / 4);
-    s.bytes = s.p ? bytes + bytes / 4 : 0;
-    if (!s.p) dev_fail(&d->head, op, "no memory for %zu bytes of scratch", bytes);
-    return s.p;
-}
-
-/* ---- copies -------------------------------------------------------------------------------------------------------- */
-
-namespace
-{
-
-/* Waits, hands results out, and takes the staging memory back. */
-bool settle(gpu_dev *d, const char *op)
-{
-    if (!gpu_check(d, op, cudaStreamSynchronize(d->stream))) return false;
-    for (int i = 0; i < d->n_pending; i++)
-        if (d->pending[i].sent) memcpy(d->pending[i].host, d->pending[i].pinned, d->pending[i].bytes);
-    d->n_pending = 0;
-    d->stage_at = 0;
-    return true;
-}
-
-/* An aligned place of the staging memory, or SIZE_MAX.  What it held before has been copied. */
-size_t stage_take(gpu_dev *d, const char *op, size_t bytes)
-{
-    size_t size = (bytes + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN;
-    if (d->head.error.op) return SIZE_MAX;
-    if (size > STAGE_BYTES) {
-        dev_fail(&d->head, op, "%zu bytes are more than the %d that a step may send", bytes, (int)STAGE_BYTES);
-        return SIZE_MAX;
-    }
-    if (d->stage_at + size > STAGE_BYTES && !settle(d, op)) return SIZE_MAX;
-    size_t at = d->stage_at;
-    d->stage_at += size;
-    return at;
-}
-
-} // namespace
-
-const void *gpu_stage(gpu_dev *d, const char *op, const void *host, size_t bytes)
-{
-    size_t at = stage_take(d, op, bytes);
-    if (at == SIZE_MAX) return nullptr;
-    memcpy(d->pinned + at, host, bytes);
-    bool ok = gpu_check(
-        d, op, cudaMemcpyAsync(d->staged + at, d->pinned + at, bytes, cudaMemcpyHostToDevice, d->stream));
-    return ok ? d->staged + at : nullptr;
-}
-
-void *gpu_stage_out(gpu_dev *d, const char *op, void *host, size_t bytes)
-{
-    if (d->n_pending == PENDING_MAX && !settle(d, op)) return nullptr;
-    size_t at = stage_take(d, op, bytes);
-    if (at == SIZE_MAX) return nullptr;
-    d->pending[d->n_pending++] = {host, d->pinned + at, at, bytes, false};
-    return d->staged + at;
-}
-
-void gpu_send_outs(gpu_dev *d)
-{
-    for (int i = 0; i < d->n_pending; i++) {
-        pending_out *o = &d->pending[i];
-        if (o->sent) continue;
-        o->sent = true;
-        gpu_check(d, "copy", cudaMemcpyAsync(d->pinned + o->at, d->staged + o->at, o->bytes, cudaMemcpyDeviceToHost,
-                                             d->stream));
-    }
-}
-
-/* Small pieces go by the staging memory, so that the caller may change his at once and nobody waits. */
-void gpu_upload(struct dev *head, void *device, const void *host, size_t bytes)
-{
-    gpu_dev *d = gpu_of(head);
-    if (bytes == 0) return;
-    if (bytes <= STAGE_BYTES / 4) {
-        size_t at = stage_take(d, "upload", bytes);
-        if (at == SIZE_MAX) return;
-        memcpy(d->pinned + at, host, bytes);
-        gpu_check(d, "upload", cudaMemcpyAsync(device, d->pinned + at, bytes, cudaMemcpyHostToDevice, d->stream));
-        return;
-    }
-    if (gpu_check(d, "upload", cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, d->stream)))
-        settle(d, "upload");
-}
-
-void gpu_download(struct dev *head, void *host, const void *device, size_t bytes)
-{
-    gpu_dev *d = gpu_of(head);
-    if (bytes == 0) return;
-    if (gpu_check(d, "download", cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, d->stream)))
-        settle(d, "download");
-}
-
-/* ---- the device ---------------------------------------------------------------------------------------------------- */
-
-namespace
-{
+namespace {
 
 int gpu_finish(struct dev *head)
 {
     gpu_dev *d = gpu_of(head);
-    if (!head->error.op) settle(d, "finish");
-    if (head->error.op) {
-        d->n_pending = 0;
+    if (!head->error.op && gpu_alive(d, "finish")) gpu_settle(d, "finish");
+    if (!head->error.op) return 0;
+    gpu_forget_staged(d);
+    return -1;
+}
+
+bool gpu_lost(const struct dev *head)
+{
+    return __atomic_load_n(&reinterpret_cast<const gpu_dev *>(head)->lost, __ATOMIC_RELAXED);
+}
+
+/* What opening takes of CUDA. */
+void let_go(gpu_dev *d)
+{
+    gpu_graphs_close(d);
+    lt_close(d);
+    gpu_memory_close(d);
+    if (d->stream) cudaStreamDestroy(d->stream);
+    d->stream = nullptr;
+    cudaGetLastError();
+}
+
+bool take_hold(gpu_dev *d, char why[160])
+{
+    cudaDeviceProp p;
+    cudaError_t e = cudaSetDevice(d->index);
+    if (!e) e = cudaGetDeviceProperties(&p, d->index);
+    if (!e) e = cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking);
+    if (e) {
+        snprintf(why, 160, "CUDA device %d: %s", d->index, cudaGetErrorString(e));
+        return false;
+    }
+    d->n_sm = p.multiProcessorCount;
+    d->shared_max = p.sharedMemPerBlockOptin;
+    snprintf(d->head.level, sizeof d->head.level, "sm_%d%d", p.major, p.minor);
+    return gpu_memory_open(d, why) && lt_open(d, p.name, why);
+}
+
+int gpu_reopen(struct dev *head, char why[160])
+{
+    gpu_dev *d = gpu_of(head);
+    let_go(d);
+    cudaDeviceReset();
+    cudaGetLastError();
+    if (!take_hold(d, why)) {
+        let_go(d);
         return -1;
     }
+    __atomic_store_n(&d->lost, false, __ATOMIC_RELAXED);
+    dev_clear_error(head);
     return 0;
 }
 
 void gpu_close(struct dev *head)
 {
     gpu_dev *d = gpu_of(head);
+    dev_clear_error(head);
     cudaSetDevice(d->index);
-    for (auto &s : d->scratch) cudaFree(s.p);
-    if (d->staged) cudaFree(d->staged);
-    if (d->pinned) cudaFreeHost(d->pinned);
-    if (d->stream) cudaStreamDestroy(d->stream);
-    free(d->pending);
+    let_go(d);
     free(d);
 }
 
@@ -218,14 +166,32 @@ void fill_table(struct dev_ops *o)
     o->download = gpu_download;
     o->finish = gpu_finish;
     o->close = gpu_close;
+    o->memory = gpu_memory;
+    o->zero = gpu_zero;
+    o->reserve = gpu_reserve;
+    o->replay = gpu_replay;
+    o->lost = gpu_lost;
+    o->reopen = gpu_reopen;
 }
 
-struct dev *gpu_open(int index, char why[160])
+bool no_driver()
+{
+#ifdef __CUDACC__
+    int version = 0;
+    return cudaDriverGetVersion(&version) == cudaSuccess && version == 0;
+#else
+    return false;
+#endif
+}
+
+struct dev *gpu_open(int index, const struct dev_config *c, char why[160])
 {
     int n = 0;
     cudaError_t e = cudaGetDeviceCount(&n);
     if (e != cudaSuccess || index < 0 || index >= n) {
-        if (e != cudaSuccess)
+        if (no_driver())
+            snprintf(why, 160, "this machine has no NVIDIA driver, so no GPU can be used");
+        else if (e != cudaSuccess)
             snprintf(why, 160, "no CUDA device can be used: %s", cudaGetErrorString(e));
         else
             snprintf(why, 160, "there is no CUDA device %d; this machine has %d", index, n);
@@ -239,39 +205,24 @@ struct dev *gpu_open(int index, char why[160])
     d->head.ops = &d->ops;
     d->head.threads = 1;
     d->index = index;
-    cudaDeviceProp p;
-    void *pinned = nullptr, *staged = nullptr;
-    d->pending = static_cast<pending_out *>(calloc(PENDING_MAX, sizeof *d->pending));
-    bool ok = d->pending && (e = cudaSetDevice(index)) == cudaSuccess &&
-              (e = cudaGetDeviceProperties(&p, index)) == cudaSuccess &&
-              (e = cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking)) == cudaSuccess &&
-              (e = cudaMallocHost(&pinned, STAGE_BYTES)) == cudaSuccess &&
-              (e = cudaMalloc(&staged, STAGE_BYTES)) == cudaSuccess;
-    d->pinned = static_cast<uint8_t *>(pinned);
-    d->staged = static_cast<uint8_t *>(staged);
-    if (!ok) {
-        snprintf(why, 160, "CUDA device %d: %s", index, cudaGetErrorString(e));
-        gpu_close(&d->head);
-        cudaGetLastError();
-        return nullptr;
-    }
-    d->n_sm = p.multiProcessorCount;
-    d->shared_max = p.sharedMemPerBlockOptin;
-    snprintf(d->head.level, sizeof d->head.level, "sm_%d%d", p.major, p.minor);
-    return &d->head;
+    d->memory_bytes = c->memory_bytes;
+    d->memory_fraction = c->memory_fraction > 0 ? c->memory_fraction : 0.9;
+    if (take_hold(d, why)) return &d->head;
+    gpu_close(&d->head);
+    return nullptr;
 }
 
 } // namespace
 } // namespace GPU_NAMESPACE
 
 #ifdef __CUDACC__
-struct dev *cuda_open(int index, char why[160])
+struct dev *cuda_open(int index, const struct dev_config *c, char why[160])
 {
-    return GPU_NAMESPACE::gpu_open(index, why);
+    return GPU_NAMESPACE::gpu_open(index, c, why);
 }
 #else
-struct dev *simt_open(char why[160])
+struct dev *simt_open(const struct dev_config *c, char why[160])
 {
-    return GPU_NAMESPACE::gpu_open(0, why);
+    return GPU_NAMESPACE::gpu_open(0, c, why);
 }
 #endif

@@ -10,30 +10,42 @@
 
 #include <cassert>
 
-namespace GPU_NAMESPACE
-{
+namespace GPU_NAMESPACE {
 
 /* Areas of scratch, so that the pieces of one op do not share memory. */
 enum area { AREA_X, AREA_Y, AREA_W, AREA_ATTN, AREA_SAMPLE, AREA_SUM, AREA_COUNT };
 
-struct pending_out; /* results that finish hands to the caller's memory */
+struct gpu_pending; /* results that finish hands to the caller's memory */
+struct gpu_block;
+struct gpu_graph;
 
 struct gpu_dev {
     struct dev head;
     struct dev_ops ops;
     cudaStream_t stream;
     int index, n_sm;
-    size_t shared_max; /* bytes that a block may ask for */
+    size_t shared_max;   /* bytes that a block may ask for */
+    bool lost;           /* an error that only reopening ends */
+    bool measuring;      /* in reserve: ops ask for memory and launch nothing */
+    bool capturing;      /* in replay: what is enqueued is recorded */
+    bool sealed;         /* scratch grows no more */
+    size_t memory_bytes; /* as opened, for reopening */
+    double memory_fraction;
+    size_t total, budget, used, scratch_used; /* of the device's memory; the last two are read by any thread */
+    struct gpu_block *blocks;
+    size_t n_blocks, cap_blocks;
     struct {
         void *p;
-        size_t bytes;
+        size_t bytes, wanted; /* wanted: the most that was seen in reserve */
     } scratch[AREA_COUNT];
-    /* what the host sends and gets: pinned memory and as much device memory, handed out from the front and taken back
-     * when the stream is empty */
+    /* what the host sends and gets: pinned memory and as much device memory, handed out from the front */
     uint8_t *pinned, *staged;
     size_t stage_at;
-    struct pending_out *pending;
+    struct gpu_pending *pending;
     int n_pending;
+    struct gpu_graph *graphs;
+    int n_graphs;
+    uint64_t graph_clock;
     void *lt; /* matrix products: lt.h */
 };
 
@@ -42,7 +54,9 @@ static inline gpu_dev *gpu_of(struct dev *d)
     return reinterpret_cast<gpu_dev *>(d);
 }
 
-/* Bytes of device memory in an area; the contents are those of an earlier op.  NULL: the device has failed. */
+/* Bytes of device memory in an area; the contents are those of an earlier op.  NULL: the device has failed.  In reserve
+ * some other address, and nothing may be done with it but by LAUNCH; what is enqueued otherwise (cudaMemsetAsync, a
+ * library) first asks d->measuring. */
 void *gpu_scratch(gpu_dev *, const char *op, enum area, size_t bytes);
 
 /* A device copy of host memory, in stream order; good for what is enqueued before the next finish. NULL: failed. */
@@ -55,8 +69,10 @@ void gpu_send_outs(gpu_dev *);
 /* false, and the device fails with op's name, when e is an error */
 bool gpu_check(gpu_dev *, const char *op, cudaError_t e);
 
-/* Before a launch: false when the device has failed.  Raises the kernel's limit of shared memory when it needs more
- * than 48 KiB. */
+/* false when the device has failed; makes it the calling thread's otherwise */
+bool gpu_alive(gpu_dev *, const char *op);
+/* Before a launch: false when the device has failed, or nothing is to be launched.  Raises the kernel's limit of shared
+ * memory when it needs more than 48 KiB. */
 bool gpu_ready(gpu_dev *, const char *op, const void *kernel, size_t smem);
 
 /* LAUNCH(d, "op", kernel, grid, block, bytes of shared memory, arguments...); a template in parentheses.  Nothing is
@@ -105,7 +121,8 @@ static inline const gpu_weight *weight_of(const struct weight *w)
 
 struct weight *gpu_weight_pack(struct dev *, const struct weight_src *parts, int n_parts);
 void gpu_weight_free(struct dev *, struct weight *);
-void gpu_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts, int piece, int pieces);
+void gpu_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts, int piece,
+                       int pieces);
 size_t gpu_weight_bytes(const struct weight *);
 
 /* ---- the KV cache (kv.cu) -------------------------------------------------------------------------------------- */
@@ -135,6 +152,17 @@ void *gpu_alloc(struct dev *, size_t bytes);
 void gpu_free(struct dev *, void *);
 void gpu_upload(struct dev *, void *device, const void *host, size_t bytes);
 void gpu_download(struct dev *, void *host, const void *device, size_t bytes);
+void gpu_memory(struct dev *, struct dev_memory *);
+void gpu_zero(struct dev *, void *, size_t bytes);
+int gpu_reserve(struct dev *, void (*fn)(void *), void *ctx);
+void gpu_replay(struct dev *, uint64_t key, void (*fn)(void *), void *ctx);
+
+/* Waits for the device and hands results out.  false: it has failed. */
+bool gpu_settle(gpu_dev *, const char *op);
+void gpu_forget_staged(gpu_dev *); /* after a failure: no results */
+bool gpu_memory_open(gpu_dev *, char why[160]);
+void gpu_memory_close(gpu_dev *); /* everything it gave, too */
+void gpu_graphs_close(gpu_dev *);
 
 #define X(op) void gpu_##op(struct dev *, const struct op##_args *);
 OPS(X)

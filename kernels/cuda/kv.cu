@@ -1,12 +1,13 @@
 /* The KV cache: its memory, and the op that fills it. */
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/rope.cuh"
+#include "kernels/cuda/warp.cuh"
 
+#include <cfloat>
 #include <cstdlib>
 
-namespace GPU_NAMESPACE
-{
-namespace
-{
+namespace GPU_NAMESPACE {
+namespace {
 
 enum { HEAD_DIM_MAX = 512 };
 
@@ -53,6 +54,88 @@ void gpu_kv_close(struct dev *head, struct kv *p)
     if (!kv) return;
     gpu_free(head, kv->data);
     free(kv);
+}
+
+/* ---- rope_kv -------------------------------------------------------------------------------------------------------
+ */
+
+namespace {
+
+enum { ROPE_WARPS = 4 };
+
+/* Where a token's k or v of one head goes in its block. */
+struct kv_place {
+    uint8_t *row;
+    float *step;
+};
+
+/* f(i) for each element that this lane has: pairs of the rotation, then what is not rotated.  The same lane has the
+ * same elements each time, so that what it wrote it may read again. */
+template <class F> __device__ inline void lane_elements(int lane, int half, int dim, F f)
+{
+    for (int i = lane; i < half; i += 32) {
+        f(i);
+        f(i + half);
+    }
+    for (int i = 2 * half + lane; i < dim; i += 32) f(i);
+}
+
+/* One head as the cache has it, by a warp. */
+__device__ void store_head(kv_place to, const float *x, int half, int dim, enum dtype t)
+{
+    int lane = (int)threadIdx.x % 32;
+    if (t == DT_F32) return lane_elements(lane, half, dim, [=](int i) { reinterpret_cast<float *>(to.row)[i] = x[i]; });
+    if (t == DT_BF16)
+        return lane_elements(lane, half, dim,
+                             [=](int i) { reinterpret_cast<uint16_t *>(to.row)[i] = f32_to_bf16(x[i]); });
+    if (t == DT_F16)
+        return lane_elements(lane, half, dim,
+                             [=](int i) { reinterpret_cast<uint16_t *>(to.row)[i] = f32_to_f16(x[i]); });
+    float amax = 0;
+    bool finite = true;
+    lane_elements(lane, half, dim, [&](int i) {
+        finite = finite && fabsf(x[i]) <= FLT_MAX;
+        amax = fmaxf(amax, fabsf(x[i]));
+    });
+    amax = warp_max(amax);
+    finite = __all_sync(FULL_WARP, finite);
+    bool some = finite && amax >= QUANT_AMAX_MIN;
+    float inv = some ? 127.0f / amax : 0;
+    if (lane == 0) *to.step = !finite ? NAN : some ? amax / 127.0f : 0;
+    lane_elements(lane, half, dim, [=](int i) {
+        reinterpret_cast<int8_t *>(to.row)[i] = some ? (int8_t)__float2int_rn(x[i] * inv) : (int8_t)0;
+    });
+}
+
+/* A warp for each head of a token: of q and k turned, of k and v stored. */
+__global__ void __launch_bounds__(ROPE_WARPS * 32)
+    rope_kv_kernel(struct mat qkv, int heads, int kv_heads, int dim, int half, const float *cosines, const float *sines,
+                   const int32_t *pos, const int32_t *slot, gpu_kv kv, int layer)
+{
+    int lane = (int)threadIdx.x % 32, h = (int)(blockIdx.y * ROPE_WARPS + threadIdx.x / 32);
+    if (h >= heads + 2 * kv_heads) return;
+    float *x = static_cast<float *>(qkv.p) + (size_t)blockIdx.x * (size_t)qkv.ld + (size_t)h * (size_t)dim;
+    if (half && h < heads + kv_heads)
+        rope_head(x, lane, half, cosines, sines, (size_t)pos[blockIdx.x] * (size_t)half, 1);
+    if (h < heads) return;
+    bool is_v = h >= heads + kv_heads;
+    int g = h - heads - (is_v ? kv_heads : 0), at = slot[blockIdx.x], place = at % KV_PAGE;
+    size_t block = ((size_t)layer * (size_t)kv.shape.pages + (size_t)(at / KV_PAGE)) * (size_t)kv_heads + (size_t)g;
+    uint8_t *p = kv.data + block * kv.block_bytes;
+    kv_place to = {p + (is_v ? kv.v_at : 0) + kv.v_at / KV_PAGE * (size_t)place,
+                   reinterpret_cast<float *>(p + kv.scale_at) + (is_v ? KV_PAGE : 0) + place};
+    store_head(to, x, h < heads + kv_heads ? half : 0, dim, kv.shape.t);
+}
+
+} // namespace
+
+void gpu_rope_kv(struct dev *head, const struct rope_kv_args *a)
+{
+    if (a->qkv.rows == 0) return;
+    LAUNCH(gpu_of(head), "rope_kv", rope_kv_kernel,
+           dim3((unsigned)a->qkv.rows, blocks_for((size_t)(a->heads + 2 * a->kv_heads), ROPE_WARPS)),
+           dim3(ROPE_WARPS * 32), 0, a->qkv, a->heads, a->kv_heads, a->head_dim, a->rot / 2, a->cos, a->sin, a->pos,
+           a->slot, *kv_of(a->kv), a->layer);
 }
 
 } // namespace GPU_NAMESPACE

@@ -4,8 +4,7 @@
 
 #include "kernels/cuda/gpu.h"
 
-namespace GPU_NAMESPACE
-{
+namespace GPU_NAMESPACE {
 
 /* 16 bytes from global to shared memory, both 16-byte aligned; zeros when !pred.  In the current group. */
 __device__ inline void cp_async16(void *dst, const void *src, bool pred)
@@ -70,9 +69,10 @@ __device__ inline void ldmatrix_x4_trans(unsigned (&r)[4], const void *row)
 __device__ inline void mma_bf16_16816(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2])
 {
 #ifdef __CUDACC__
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
     simt::mma_m16n8k16<bf16_to_f32>(c, a, b);
 #endif
@@ -121,6 +121,88 @@ __device__ inline uint4 load_stream(const uint4 *p)
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
+    return v;
+#else
+    return *p;
+#endif
+}
+
+/* as cp_async16, of which the first `bytes` (0 to 16) are read and the rest is zeros */
+__device__ inline void cp_async16_part(void *dst, const void *src, int bytes)
+{
+#ifdef __CUDACC__
+    unsigned s = (unsigned)__cvta_generic_to_shared(dst);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s), "l"(src), "r"(bytes));
+#else
+    simt::cp_async(dst, src, (unsigned)bytes, 16);
+#endif
+}
+
+/* 4 bytes from global to shared memory, both 4-byte aligned; zeros when !pred.  In the current group. */
+__device__ inline void cp_async4(void *dst, const void *src, bool pred)
+{
+#ifdef __CUDACC__
+    unsigned s = (unsigned)__cvta_generic_to_shared(dst);
+    int n = pred ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(s), "l"(src), "r"(n));
+#else
+    simt::cp_async(dst, src, pred ? 4 : 0, 4);
+#endif
+}
+
+/* 2^x within 2 ulp; of -infinity 0 */
+__device__ inline float exp2_fast(float x)
+{
+#ifdef __CUDACC__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
+
+/* two floats rounded to bf16, and to f16, the first in the low half */
+__device__ inline unsigned pack_bf16(float low, float high)
+{
+#ifdef __CUDACC__
+    unsigned r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+#else
+    return (unsigned)f32_to_bf16(high) << 16 | f32_to_bf16(low);
+#endif
+}
+
+__device__ inline unsigned pack_f16(float low, float high)
+{
+#ifdef __CUDACC__
+    unsigned r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+#else
+    return (unsigned)f32_to_f16(high) << 16 | f32_to_f16(low);
+#endif
+}
+
+/* rounded to bf16, as a float */
+__device__ inline float round_to_bf16(float x)
+{
+#ifdef __CUDACC__
+    unsigned short h;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return __uint_as_float((unsigned)h << 16);
+#else
+    return bf16_to_f32(f32_to_bf16(x));
+#endif
+}
+
+/* 8 bytes that are read once */
+__device__ inline uint2 load_stream(const uint2 *p)
+{
+#ifdef __CUDACC__
+    uint2 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
     return v;
 #else
     return *p;

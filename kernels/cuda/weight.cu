@@ -92,11 +92,6 @@ void gpu_weight_free(struct dev *head, struct weight *p)
     free(w);
 }
 
-void gpu_weight_update(struct dev *head, struct weight *, const struct weight_src *, int, int, int)
-{
-    dev_fail(head, "weight_update", "not built yet");
-}
-
 size_t gpu_weight_bytes(const struct weight *w)
 {
     return weight_of(w)->bytes;

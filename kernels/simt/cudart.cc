@@ -1,6 +1,8 @@
 /* See cudart.h. */
 #include "kernels/simt/cudart.h"
 
+#include "kernels/dev.h"
+
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -9,8 +11,7 @@
 #include <unordered_set>
 #include <vector>
 
-namespace simt_runtime
-{
+namespace simt_runtime {
 
 struct event {
     uint64_t wanted = 0, done = 0; /* records enqueued, records that ran */
@@ -28,8 +29,7 @@ struct stream {
     bool draining = false;
 };
 
-namespace
-{
+namespace {
 
 const size_t SHARED_MAX = 227 << 10; /* what a block may have on sm_90 */
 
@@ -40,6 +40,7 @@ struct state {
     size_t used = 0, limit = (size_t)4 << 30;
     cudaError_t last = cudaSuccess, sticky = cudaSuccess;
     long fail_after = -1;
+    struct simt_counts counts = {};
     state()
     {
         if (const char *s = getenv("SIMT_FAIL_LAUNCH")) fail_after = atol(s);
@@ -77,6 +78,14 @@ void drain_all()
     for (stream *s : here().streams) drain(s);
 }
 
+/* a stream that is being captured forbids much to its thread */
+bool captures()
+{
+    for (stream *s : here().streams)
+        if (s->capture) return true;
+    return false;
+}
+
 double now_ms()
 {
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -112,7 +121,8 @@ bool launch_fits(dim3 grid, dim3 block, size_t smem)
     return fits;
 }
 
-/* ---- the device ---------------------------------------------------------------------------------------------------- */
+/* ---- the device ----------------------------------------------------------------------------------------------------
+ */
 
 cudaError_t cudaGetDeviceCount(int *n)
 {
@@ -175,12 +185,14 @@ const char *cudaGetErrorString(cudaError_t e)
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     case cudaErrorNotReady: return "device not ready";
+    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
     }
     return "unrecognized error code";
 }
 
-/* ---- memory -------------------------------------------------------------------------------------------------------- */
+/* ---- memory --------------------------------------------------------------------------------------------------------
+ */
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
 {
@@ -193,6 +205,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
 {
     state &h = here();
     *p = nullptr;
+    if (captures()) return say(cudaErrorStreamCaptureUnsupported);
     if (bytes > h.limit - h.used || posix_memalign(p, 256, bytes ? bytes : 1)) return say(cudaErrorMemoryAllocation);
     memset(*p, 0xFF, bytes);
     h.memory[*p] = bytes;
@@ -202,6 +215,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
 
 cudaError_t cudaFree(void *p)
 {
+    if (captures()) return say(cudaErrorStreamCaptureUnsupported);
     drain_all();
     if (!p) return say(cudaSuccess);
     auto at = here().memory.find(p);
@@ -240,7 +254,8 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s)
     return say(cudaSuccess);
 }
 
-/* ---- streams and events -------------------------------------------------------------------------------------------- */
+/* ---- streams and events --------------------------------------------------------------------------------------------
+ */
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
 {
@@ -258,7 +273,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 
 cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
-    if (s->capture) return say(cudaErrorInvalidValue);
+    if (s->capture) return say(cudaErrorStreamCaptureUnsupported);
+    here().counts.syncs++;
     drain(s);
     return say(cudaSuccess);
 }
@@ -309,7 +325,8 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
     return say(cudaSuccess);
 }
 
-/* ---- graphs -------------------------------------------------------------------------------------------------------- */
+/* ---- graphs --------------------------------------------------------------------------------------------------------
+ */
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode)
 {
@@ -325,14 +342,23 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *g)
     return say(*g ? cudaSuccess : cudaErrorInvalidValue);
 }
 
+cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus *status)
+{
+    *status = s->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return say(cudaSuccess);
+}
+
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t g, unsigned long long)
 {
     *exec = new graph(*g);
+    here().counts.graphs++;
     return say(cudaSuccess);
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t g, cudaStream_t s)
 {
+    if (here().sticky) return say(cudaSuccess);
+    here().counts.replays++;
     for (auto &node : g->nodes) enqueue(s, node);
     return say(cudaSuccess);
 }
@@ -350,3 +376,13 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t g)
 }
 
 } // namespace simt_runtime
+
+struct simt_counts simt_counts(void)
+{
+    return simt_runtime::here().counts;
+}
+
+void simt_fail_launch(long after)
+{
+    simt_runtime::fail_launch(after);
+}

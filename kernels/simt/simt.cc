@@ -40,10 +40,20 @@ const size_t STACK = (64 << 10) + 5 * 64; /* an odd stride: equal offsets would 
 const int COPIES_MAX = 512;
 const int NAMED_BARRIERS = 16;
 
+/* What TSan hangs happens-before on: one token for each of the last uses of a barrier.  With a single one a thread that
+ * wakes late from a use would acquire what others have done since, up to their next arrival, and that race would hide. */
+const int USES = 4;
+struct tokens {
+    unsigned use; /* complete uses */
+    char of_use[USES];
+    char *now() { return &of_use[use % USES]; }
+};
+
 struct warp {
     void *args[WARP];
     Collective fn;
     unsigned mask, arrived;
+    struct tokens tokens;
 };
 
 struct lane {
@@ -65,7 +75,8 @@ struct machine {
     struct warp warps[THREADS_MAX / WARP];
     int n, live, waiting;
     int bar_waiting[NAMED_BARRIERS];
-    char bar_token[NAMED_BARRIERS + 1], launch_token, done_token; /* what TSan hangs its happens-before on */
+    struct tokens barrier_tokens, named_tokens[NAMED_BARRIERS];
+    char launch_token, done_token;
     char *stacks;
     unsigned char *smem; /* a heap block of the exact size, so that ASan sees every overrun */
     size_t smem_bytes;
@@ -148,6 +159,7 @@ SIMT_HIDE void release_barrier_if_full()
     for (int i = 0; i < blk->n; i++)
         if (blk->lanes[i].state == lane::AT_BARRIER && blk->lanes[i].bar < 0) blk->lanes[i].state = lane::READY;
     blk->waiting = 0;
+    blk->barrier_tokens.use++;
 }
 
 SIMT_HIDE void lane_main()
@@ -269,7 +281,8 @@ SIMT_HIDE unsigned char *shared_memory()
 SIMT_HIDE __attribute__((noinline)) void barrier(int line)
 {
 #ifdef SIMT_TSAN
-    __tsan_release(&blk->bar_token[NAMED_BARRIERS]);
+    char *token = blk->barrier_tokens.now();
+    __tsan_release(token);
 #endif
     self->site = line;
     self->bar = -1;
@@ -278,7 +291,7 @@ SIMT_HIDE __attribute__((noinline)) void barrier(int line)
     release_barrier_if_full();
     to_scheduler(false);
 #ifdef SIMT_TSAN
-    __tsan_acquire(&blk->bar_token[NAMED_BARRIERS]);
+    __tsan_acquire(token);
 #endif
 }
 
@@ -286,7 +299,8 @@ SIMT_HIDE __attribute__((noinline)) void named_barrier(int id, int threads, int 
 {
     if (id < 0 || id >= NAMED_BARRIERS) die("no such named barrier");
 #ifdef SIMT_TSAN
-    __tsan_release(&blk->bar_token[id]);
+    char *token = blk->named_tokens[id].now();
+    __tsan_release(token);
 #endif
     self->site = line;
     self->bar = id;
@@ -295,10 +309,11 @@ SIMT_HIDE __attribute__((noinline)) void named_barrier(int id, int threads, int 
         for (int i = 0; i < blk->n; i++)
             if (blk->lanes[i].state == lane::AT_BARRIER && blk->lanes[i].bar == id) blk->lanes[i].state = lane::READY;
         blk->bar_waiting[id] = 0;
+        blk->named_tokens[id].use++;
     }
     to_scheduler(false);
 #ifdef SIMT_TSAN
-    __tsan_acquire(&blk->bar_token[id]);
+    __tsan_acquire(token);
 #endif
 }
 
@@ -319,6 +334,7 @@ SIMT_HIDE __attribute__((noinline)) void collective(unsigned mask, Collective fn
         for (int i = 0; i < WARP; i++) a[i] = mask >> i & 1 ? w->args[i] : nullptr;
         fn(a, mask);
         w->arrived = 0;
+        w->tokens.use++;
         lane *base = self - in_warp;
         for (int i = 0; i < WARP; i++)
             if (mask >> i & 1) base[i].state = lane::READY;
@@ -328,16 +344,17 @@ SIMT_HIDE __attribute__((noinline)) void collective(unsigned mask, Collective fn
     to_scheduler(false);
 }
 
-void syncwarp(unsigned mask)
+SIMT_HIDE void syncwarp(unsigned mask)
 {
 #ifdef SIMT_TSAN
-    __tsan_release(self->warp);
+    char *token = self->warp->tokens.now();
+    __tsan_release(token);
 #endif
     char nothing;
     collective(
         mask, [](void **, unsigned) SIMT_HIDE {}, &nothing);
 #ifdef SIMT_TSAN
-    __tsan_acquire(self->warp);
+    __tsan_acquire(token);
 #endif
 }
 

@@ -342,6 +342,14 @@ inline int __float2int_rn(float x)
 {
     return (int)lrintf(x);
 }
+inline float __fmul_rn(float a, float b) /* what nvcc does not contract into a fused multiply-add */
+{
+    return a * b;
+}
+inline float __fadd_rn(float a, float b)
+{
+    return a + b;
+}
 inline int __popc(unsigned x)
 {
     return __builtin_popcount(x);
@@ -365,6 +373,22 @@ inline float __uint_as_float(unsigned u)
     float x;
     memcpy(&x, &u, 4);
     return x;
+}
+inline float __fmul_rn(float a, float b)
+{
+    return a * b;
+}
+inline int min(int a, int b)
+{
+    return a < b ? a : b;
+}
+inline int max(int a, int b)
+{
+    return a > b ? a : b;
+}
+inline int64_t min(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
 }
 
 #endif

@@ -162,6 +162,16 @@ struct weight *weight_put(struct dev *d, const struct weight_case *c)
     return w;
 }
 
+const char *const *wanted_ops;
+
+bool op_wanted(const char *op)
+{
+    const char *const *some = wanted_ops;
+    if (!some || !*some) return true;
+    while (*some && strcmp(*some, op)) some++;
+    return *some;
+}
+
 bool with_bf16_x;
 
 struct dev *open_checked(const char *name, int threads)

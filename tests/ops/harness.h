@@ -46,6 +46,10 @@ struct weight_case weight_random(enum dtype t, int rows, int cols, int group);
 void weight_case_free(struct weight_case *);
 struct weight *weight_put(struct dev *, const struct weight_case *);
 
+/* Which ops a device that is no cpu level is tested of, NULL at the end; none: all.  Looked at by the tests of bits. */
+extern const char *const *wanted_ops;
+bool op_wanted(const char *op);
+
 extern bool with_bf16_x;                                 /* how open_checked opens */
 struct dev *open_checked(const char *name, int threads); /* aborts when it cannot */
 

@@ -50,19 +50,11 @@ static void report(const char *what, double start, int failures_before)
     fflush(stdout);
 }
 
-static bool among(const char *op, const char *const *some)
-{
-    if (!some || !*some) return true;
-    while (*some && strcmp(*some, op)) some++;
-    return *some;
-}
-
-/* some: the ops to test, NULL at the end; none: all */
-static void run_table(const char *name, int threads, const char *const *some)
+static void run_table(const char *name, int threads)
 {
     struct dev *dev = open_checked(name, threads), *ref = open_checked("ref", 1);
     for (size_t i = 0; i < sizeof op_tests / sizeof *op_tests; i++) {
-        if (!among(op_tests[i].op, some)) continue;
+        if (!op_wanted(op_tests[i].op)) continue;
         char label[80];
         double start = now();
         int before = n_failures, checks = n_checks;
@@ -105,29 +97,51 @@ static void test_open(void)
 }
 
 /* A device that is no cpu level. */
-static int test_device(const char *name, const char *const *some)
+static int test_device(const char *name)
 {
     double start = now();
-    run_table(name, 1, some);
-    if (among("sample", some)) {
+    run_table(name, 1);
+    if (op_wanted("sample")) {
         struct dev *d = open_checked(name, 1);
         test_sample_meaning(d);
         dev_close(d);
         report("sampling", start, 0);
     }
-    if (among("linear", some)) {
+    if (op_wanted("linear")) {
         struct dev *d = open_checked(name, 1);
         test_outliers(d);
         dev_close(d);
         report("outliers", start, 0);
     }
+    if (op_wanted("linear_back")) {
+        test_train_products(&name, 1);
+        with_bf16_x = true;
+        struct dev *d = open_checked(name, 1), *ref = open_checked("ref", 1);
+        test_linear(d, ref);
+        test_gemm(d, ref);
+        test_linear_back(d, ref);
+        dev_close(d);
+        dev_close(ref);
+        test_train_products(&name, 1);
+        with_bf16_x = false;
+        report("products of training, bits; bf16 x", start, 0);
+    }
+    if (op_wanted("attn")) {
+        test_chunks(&name, 1);
+        report("chunks", start, 0);
+    }
+    test_train_bits(&name, 1);
+    report("training: alone, head by head", start, 0);
     printf("%d checks, %d failures\n", n_checks, n_failures);
     return n_failures ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
 int main(int argc, char **argv)
 {
-    if (argc > 2 && !strcmp(argv[1], "--device")) return test_device(argv[2], (const char *const *)argv + 3);
+    if (argc > 2 && !strcmp(argv[1], "--device")) {
+        wanted_ops = (const char *const *)argv + 3;
+        return test_device(argv[2]);
+    }
     const char *levels[sizeof all_levels / sizeof *all_levels];
     double start = now();
     int n = find_levels(levels);
@@ -136,8 +150,8 @@ int main(int argc, char **argv)
     test_numbers();
     report("numbers", start, 0);
     for (int i = 0; i < n; i++) {
-        run_table(levels[i], 1, NULL);
-        run_table(levels[i], 3, NULL);
+        run_table(levels[i], 1);
+        run_table(levels[i], 3);
     }
     struct {
         const char *name;

@@ -1,0 +1,112 @@
+/* The engine's own state, for the few files that are the engine: engine.c (opening, messages, steps), engine_adapters.c,
+ * restart.c. */
+#ifndef TANDEM_ENGINE_STATE_H
+#define TANDEM_ENGINE_STATE_H
+
+#include "engine/adapters.h"
+#include "engine/base/mailbox.h"
+#include "engine/batch.h"
+#include "engine/engine.h"
+#include "engine/events.h"
+#include "engine/look.h"
+#include "engine/masker.h"
+#include "engine/request.h"
+#include "engine/sched.h"
+#include "engine/setup.h"
+#include "engine/train_share.h"
+#include "engine/training.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum msg_kind {
+    MSG_SUBMIT,
+    MSG_CANCEL,
+    MSG_EXPIRE,
+    MSG_PAUSE,
+    MSG_RESUME,
+    MSG_ADAPTER,
+    MSG_SWEEP,
+    MSG_MASK,
+    MSG_WAKE,
+    MSG_STOP
+};
+
+/* An adapter on its way to the device; on the stack of the thread that waits for it. */
+struct adapter_load {
+    const char *name;
+    struct adapter *adapter;
+    uint64_t version;
+    struct err e;
+    bool done; /* under load_lock */
+};
+
+struct msg {
+    struct mail mail; /* first */
+    enum msg_kind kind;
+    uint64_t id;
+    struct request *request;   /* MSG_SUBMIT */
+    struct adapter_load *load; /* MSG_ADAPTER */
+};
+
+struct engine {
+    struct setup s; /* model, tokenizer, info; constant after engine_open */
+
+    /* between the threads */
+    struct mailbox inbox;
+    struct events events;
+    _Atomic int queued;          /* submitted and never yet scheduled */
+    _Atomic uint64_t busy_since; /* engine_busy_since */
+    pthread_mutex_t stats_lock;
+    struct engine_stats stats;
+    struct look look;
+    struct adapters adapters;
+    pthread_mutex_t load_lock;
+    pthread_cond_t load_done;
+    bool closing;     /* under load_lock, as n_loading */
+    int n_loading;    /* under load_lock */
+    uint64_t last_id; /* the submitting thread's */
+    pthread_t thread;
+    bool started;
+    struct train_gate *gate;
+    struct training training;
+    struct masker *masker;
+
+    /* the engine thread's */
+    struct kv_pool *pool;
+    struct sched sched;
+    struct batch batch;
+    struct sample_row *rows; /* (max_rows) */
+    struct sample_out *outs; /* (max_rows) */
+    float *hidden;           /* (HIDDEN_ROWS, C) on their way to a pooling */
+    struct request **by_id;  /* hash table with chains */
+    uint32_t id_mask;
+    struct train_share share;
+    uint64_t mask_until;     /* clock: how long masks may be made on this thread */
+    struct engine_stats now; /* what stats becomes at the end of the step */
+
+    /* the device's failures */
+    _Atomic bool lost;  /* for good */
+    uint64_t restarted; /* clock; 0: never */
+    int n_failures;
+    char failure[8][256]; /* texts of the last ones, which events point to until they are handed back */
+};
+
+/* engine.c */
+void engine_post(struct engine *, struct msg);
+void engine_end_request(struct engine *, struct request *, enum finish_reason why, int stop_index, const char *error);
+
+/* engine_adapters.c, by the engine thread: puts the adapter on the device and answers who waits for it. */
+void engine_adapter_publish(struct engine *, struct adapter_load *);
+void engine_adapter_answer(struct engine *, struct adapter_load *);
+
+/* restart.c, by the engine thread */
+/* The device failed: the requests of the plan end with an error; the others go on, if need be on the device opened anew.
+ * When that is of no use any more, every request ends, also those that come. */
+void engine_fail_step(struct engine *, const struct plan *);
+/* After training had its turn: whether it lost the device. */
+void engine_look_after(struct engine *);
+/* Ends every request: the device is lost. */
+void engine_end_all(struct engine *);
+
+#endif

@@ -1,0 +1,520 @@
+/* Attention of whole sequences for training, forward and back, and the rotation.
+ *
+ * In f32 throughout, as the contract has it.  A block has a tile of rows of one head (queries, or keys for dk and dv)
+ * and goes over the tiles of the other kind, as in FlashAttention-2 (Dao, 2023): forward keeps the online softmax's
+ * state, backward recomputes the weights from the log of their sum, once by queries for dq, once by keys for dk and dv,
+ * so that every sum is one thread's, in one order.  Tiles are counted from a sequence's first row: its bits are its
+ * own. */
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/rope.cuh"
+#include "kernels/cuda/warp.cuh"
+
+namespace GPU_NAMESPACE {
+namespace {
+
+/* ---- rope -------------------------------------------------------------------------------------------------------- */
+
+enum { ROPE_WARPS = 4 };
+
+__global__ void __launch_bounds__(ROPE_WARPS * 32) rope_kernel(struct rope_args a)
+{
+    int lane = (int)threadIdx.x % 32, h = (int)(blockIdx.y * ROPE_WARPS + threadIdx.x / 32), half = a.rot / 2;
+    if (h >= a.heads + a.kv_heads) return;
+    float *x = static_cast<float *>(a.qkv.p) + (size_t)blockIdx.x * (size_t)a.qkv.ld + (size_t)h * (size_t)a.head_dim;
+    rope_head(x, lane, half, a.cos, a.sin, (size_t)a.pos[blockIdx.x] * (size_t)half, a.back ? -1 : 1);
+}
+
+/* ---- tiles ------------------------------------------------------------------------------------------------------- */
+
+/* A block is 16 x 16 threads: thread (ty, tx) has rows ty * ROWS + i of a tile of scores and its columns tx + 16 j, and
+ * of a tile of features the same rows and columns 4 tx + 64 j .. + 3.  A row's scores are in one half of a warp. */
+enum { TRAIN_THREADS = 256, SIDE = 16 };
+
+__device__ inline int ty()
+{
+    return (int)threadIdx.x / SIDE;
+}
+__device__ inline int tx()
+{
+    return (int)threadIdx.x % SIDE;
+}
+
+/* N rows of DIM features; the gap keeps rows in different banks. */
+template <int N, int DIM> struct feature_tile {
+    float x[N][DIM + 4];
+};
+
+/* Rows row0 .. row0 + N - 1 of a head whose sequence begins at p and has n rows; zeros past its end and past dim.
+ * vec: 16-byte copies are possible.  Of the current group of copies. */
+template <int N, int DIM>
+__device__ void load_tile(feature_tile<N, DIM> &t, const float *p, size_t ld, int row0, int n, int dim, bool vec)
+{
+    if (vec) {
+        for (int i = (int)threadIdx.x; i < N * DIM / 4; i += TRAIN_THREADS) {
+            int r = i / (DIM / 4), col = i % (DIM / 4) * 4;
+            bool in = row0 + r < n && col < dim;
+            cp_async16(&t.x[r][col], in ? p + (size_t)(row0 + r) * ld + col : p, in);
+        }
+        return;
+    }
+    for (int i = (int)threadIdx.x; i < N * DIM; i += TRAIN_THREADS) {
+        int r = i / DIM, col = i % DIM;
+        t.x[r][col] = row0 + r < n && col < dim ? p[(size_t)(row0 + r) * ld + (size_t)col] : 0;
+    }
+}
+
+__device__ inline void tiles_ready()
+{
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();
+}
+
+/* acc = a b^T, this thread's scores */
+template <int M, int N, int DIM>
+__device__ void multiply_nt(float (&acc)[M / SIDE][N / SIDE], const feature_tile<M, DIM> &a,
+                            const feature_tile<N, DIM> &b)
+{
+    constexpr int ROWS = M / SIDE, COLS = N / SIDE;
+    int row = ty() * ROWS, col = tx();
+#pragma unroll
+    for (int i = 0; i < ROWS; i++)
+#pragma unroll
+        for (int j = 0; j < COLS; j++) acc[i][j] = 0;
+#pragma unroll 2
+    for (int k = 0; k < DIM; k += 4) {
+        float4 x[ROWS], y[COLS];
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) x[i] = *reinterpret_cast<const float4 *>(&a.x[row + i][k]);
+#pragma unroll
+        for (int j = 0; j < COLS; j++) y[j] = *reinterpret_cast<const float4 *>(&b.x[col + SIDE * j][k]);
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+#pragma unroll
+            for (int j = 0; j < COLS; j++) {
+                acc[i][j] += x[i].x * y[j].x;
+                acc[i][j] += x[i].y * y[j].y;
+                acc[i][j] += x[i].z * y[j].z;
+                acc[i][j] += x[i].w * y[j].w;
+            }
+    }
+}
+
+/* acc += w b, this thread's features; w: scores that its half warp wrote */
+template <int M, int N, int DIM>
+__device__ void multiply_add(float4 (&acc)[M / SIDE][DIM / 64], const float (&w)[M][N + 4],
+                             const feature_tile<N, DIM> &b)
+{
+    constexpr int ROWS = M / SIDE, COLS = DIM / 64;
+    int row = ty() * ROWS, col = tx() * 4;
+#pragma unroll 1
+    for (int k = 0; k < N; k += 4) {
+        float4 x[ROWS];
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) x[i] = *reinterpret_cast<const float4 *>(&w[row + i][k]);
+#pragma unroll
+        for (int l = 0; l < 4; l++)
+#pragma unroll
+            for (int j = 0; j < COLS; j++) {
+                float4 y = *reinterpret_cast<const float4 *>(&b.x[k + l][col + 64 * j]);
+#pragma unroll
+                for (int i = 0; i < ROWS; i++) {
+                    float f = l == 0 ? x[i].x : l == 1 ? x[i].y : l == 2 ? x[i].z : x[i].w;
+                    acc[i][j].x += f * y.x;
+                    acc[i][j].y += f * y.y;
+                    acc[i][j].z += f * y.z;
+                    acc[i][j].w += f * y.w;
+                }
+            }
+    }
+}
+
+/* Writes this thread's features to rows `row0 + ...` of a head, times `by` of its row; add: to what is there. */
+template <int M, int DIM>
+__device__ void store_tile(float *p, size_t ld, int row0, int n, int dim, const float4 (&acc)[M / SIDE][DIM / 64],
+                           const float (&by)[M / SIDE], bool add)
+{
+#pragma unroll
+    for (int i = 0; i < M / SIDE; i++) {
+        int r = row0 + ty() * (M / SIDE) + i;
+#pragma unroll
+        for (int j = 0; j < DIM / 64; j++) {
+            float v[4] = {acc[i][j].x, acc[i][j].y, acc[i][j].z, acc[i][j].w};
+#pragma unroll
+            for (int l = 0; l < 4; l++) {
+                int col = tx() * 4 + 64 * j + l;
+                if (r >= n || col >= dim) continue;
+                float *to = p + (size_t)r * ld + (size_t)col;
+                float x = __fmul_rn(v[l], by[i]);
+                *to = add ? *to + x : x;
+            }
+        }
+    }
+}
+
+/* ---- which tile -------------------------------------------------------------------------------------------------- */
+
+/* of a sequence: its first row and number of rows; the tile's first row in it */
+struct seq_tile {
+    int start, n, row0;
+};
+
+/* The block's tile, number `index` over all sequences; false: there are fewer.  Ends with a barrier. */
+__device__ bool find_tile(const int32_t *q_start, int n_seqs, int tile_rows, int index, bool last_first, int *shared,
+                          seq_tile *t)
+{
+    int lane = (int)threadIdx.x;
+    if (lane == 0) shared[1] = 0;
+    __syncthreads();
+    for (int s0 = 0, before = 0; s0 < n_seqs && lane < 32; s0 += 32) {
+        int s = min(s0 + lane, n_seqs - 1), start = q_start[s], n = q_start[s + 1] - start;
+        int tiles = s0 + lane < n_seqs ? (n + tile_rows - 1) / tile_rows : 0, end = tiles;
+        for (int by = 1; by < 32; by *= 2) {
+            int below = __shfl_up_sync(FULL_WARP, end, by);
+            if (lane >= by) end += below;
+        }
+        end += before;
+        if (index < end && index >= end - tiles) {
+            int k = index - (end - tiles);
+            shared[0] = start;
+            shared[1] = n;
+            shared[2] = (last_first ? tiles - 1 - k : k) * tile_rows;
+        }
+        before = __shfl_sync(FULL_WARP, end, 31);
+        if (before > index) break;
+    }
+    __syncthreads();
+    *t = {shared[0], shared[1], shared[2]};
+    return t->n > 0;
+}
+
+__device__ inline bool seen(int query, int key, int n, int window)
+{
+    return key <= query && query < n && (!window || key > query - window);
+}
+
+__device__ inline const float *head_at(const struct mat &m, int row, int head, int dim)
+{
+    return static_cast<const float *>(m.p) + (size_t)row * (size_t)m.ld + (size_t)head * (size_t)dim;
+}
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+template <int M, int N, int DIM> struct seq_smem {
+    feature_tile<M, DIM> q;
+    feature_tile<N, DIM> kv; /* keys, then values */
+    float w[M][N + 4];
+    int tile[4];
+};
+
+struct seq_call {
+    struct attn_seq_args a;
+    bool vec;
+};
+
+/* A tile's scores into weights, and the rows' states and earlier outputs with them. */
+template <int M, int N, int DIM>
+__device__ void seq_weights(float (&score)[M / SIDE][N / SIDE], float (&w)[M][N + 4], float (&top)[M / SIDE],
+                            float (&sum)[M / SIDE], float4 (&acc)[M / SIDE][DIM / 64], float scale, int row0, int key0,
+                            int n, int window)
+{
+    constexpr int ROWS = M / SIDE, COLS = N / SIDE;
+    __syncwarp(); /* the half warp has read the weights of the tile before */
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        int query = row0 + ty() * ROWS + i;
+        float high = -INFINITY, total = 0;
+#pragma unroll
+        for (int j = 0; j < COLS; j++) {
+            bool in = seen(query, key0 + tx() + SIDE * j, n, window);
+            score[i][j] = in ? __fmul_rn(score[i][j], scale) : -INFINITY;
+            high = fmaxf(high, score[i][j]);
+        }
+        for (int m = SIDE / 2; m; m /= 2) high = fmaxf(high, __shfl_xor_sync(FULL_WARP, high, m));
+        high = fmaxf(high, top[i]);
+        float base = high == -INFINITY ? 0 : high, back = exp2_fast(top[i] - base);
+#pragma unroll
+        for (int j = 0; j < COLS; j++) {
+            float p = exp2_fast(score[i][j] - base);
+            total += p;
+            w[ty() * ROWS + i][tx() + SIDE * j] = p;
+        }
+        for (int m = SIDE / 2; m; m /= 2) total += __shfl_xor_sync(FULL_WARP, total, m);
+        top[i] = high;
+        sum[i] = fmaf(sum[i], back, total);
+#pragma unroll
+        for (int j = 0; j < DIM / 64; j++)
+            acc[i][j] = {acc[i][j].x * back, acc[i][j].y * back, acc[i][j].z * back, acc[i][j].w * back};
+    }
+    __syncwarp();
+}
+
+template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS, 1) seq_kernel(seq_call c)
+{
+    typedef seq_smem<M, N, DIM> smem;
+    SMEM(smem, s);
+    const attn_seq_args &a = c.a;
+    seq_tile t;
+    if (!find_tile(a.q_start, a.n_seqs, M, (int)blockIdx.x, true, s.tile, &t)) return;
+    constexpr int ROWS = M / SIDE;
+    int h = a.head0 + (int)blockIdx.y, g = h / (a.heads / a.kv_heads), D = a.head_dim;
+    size_t ld = (size_t)a.qkv.ld;
+    const float *k = head_at(a.qkv, t.start, a.heads + g, D), *v = k + (size_t)a.kv_heads * (size_t)D;
+    float top[ROWS], sum[ROWS] = {}, scale = a.scale * 1.44269504f;
+    float4 acc[ROWS][DIM / 64] = {};
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) top[i] = -INFINITY;
+    load_tile(s.q, head_at(a.qkv, t.start, h, D), ld, t.row0, t.n, D, c.vec);
+    int first = a.window && t.row0 - a.window + 1 > 0 ? t.row0 - a.window + 1 : 0, end = min(t.row0 + M, t.n);
+    for (int key0 = first / N * N; key0 < end; key0 += N) {
+        float score[ROWS][N / SIDE];
+        __syncthreads();
+        load_tile(s.kv, k, ld, key0, t.n, D, c.vec);
+        tiles_ready();
+        multiply_nt<M, N, DIM>(score, s.q, s.kv);
+        __syncthreads();
+        load_tile(s.kv, v, ld, key0, t.n, D, c.vec); /* arrives while weights are made */
+        seq_weights<M, N, DIM>(score, s.w, top, sum, acc, scale, t.row0, key0, t.n, a.window);
+        tiles_ready();
+        multiply_add<M, N, DIM>(acc, s.w, s.kv);
+    }
+    float inv[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        int r = t.row0 + ty() * ROWS + i;
+        inv[i] = 1 / sum[i];
+        if (tx() == 0 && r < t.n)
+            static_cast<float *>(a.lse.p)[(size_t)(t.start + r) * (size_t)a.lse.ld + (size_t)h] =
+                top[i] * 0.693147181f + logf(sum[i]);
+    }
+    store_tile<M, DIM>(const_cast<float *>(head_at(a.out, t.start, h, D)), (size_t)a.out.ld, t.row0, t.n, D, acc, inv,
+                       false);
+}
+
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
+
+struct back_call {
+    struct attn_back_args a;
+    float *delta; /* (T, heads): dout . out */
+    int head0, n_heads;
+    bool vec;
+};
+
+/* a warp for each row and head */
+__global__ void __launch_bounds__(TRAIN_THREADS) delta_kernel(back_call c)
+{
+    const attn_back_args &a = c.a;
+    int lane = (int)threadIdx.x % 32, i = (int)(blockIdx.y * (TRAIN_THREADS / 32) + threadIdx.x / 32);
+    if (i >= c.n_heads) return;
+    int row = (int)blockIdx.x, h = c.head0 + i, D = a.head_dim;
+    const float *x = head_at(a.dout, row, h, D), *y = head_at(a.out, row, h, D);
+    float sum = 0;
+    for (int d = lane; d < D; d += 32) sum += x[d] * y[d];
+    sum = warp_sum(sum);
+    if (lane == 0) c.delta[(size_t)row * (size_t)a.heads + (size_t)h] = sum;
+}
+
+/* M rows stay, N rows pass. */
+template <int M, int N, int DIM> struct back_smem {
+    feature_tile<M, DIM> stay1, stay2; /* q and dout, or k and v */
+    feature_tile<N, DIM> pass1, pass2; /* k and v, or q and dout */
+    float w1[M][N + 4], w2[M][N + 4];  /* gradients of scores; weights, for dv */
+    float lse[M > N ? M : N], delta[M > N ? M : N];
+    int tile[4];
+};
+
+/* lse and delta of queries row0 .. row0 + n_rows - 1 of head h; lse to the base 2 */
+__device__ void load_sums(const back_call &c, float *lse, float *delta, const seq_tile &t, int row0, int n_rows, int h)
+{
+    for (int i = (int)threadIdx.x; i < n_rows; i += TRAIN_THREADS) {
+        bool in = row0 + i < t.n;
+        size_t row = (size_t)(t.start + row0 + i);
+        lse[i] = in ? static_cast<const float *>(c.a.lse.p)[row * (size_t)c.a.lse.ld + (size_t)h] * 1.44269504f : 0;
+        delta[i] = in ? c.delta[row * (size_t)c.a.heads + (size_t)h] : 0;
+    }
+}
+
+/* The weight of a score and the gradient by it. */
+__device__ inline float back_weight(float score, float scale2, float lse2)
+{
+    return exp2_fast(fmaf(score, scale2, -lse2));
+}
+
+template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS, 1) back_q_kernel(back_call c)
+{
+    typedef back_smem<M, N, DIM> smem;
+    SMEM(smem, s);
+    const attn_back_args &a = c.a;
+    seq_tile t;
+    if (!find_tile(a.q_start, a.n_seqs, M, (int)blockIdx.x, true, s.tile, &t)) return;
+    constexpr int ROWS = M / SIDE, COLS = N / SIDE;
+    int h = c.head0 + (int)blockIdx.y, g = h / (a.heads / a.kv_heads), D = a.head_dim;
+    size_t ld = (size_t)a.qkv.ld;
+    const float *k = head_at(a.qkv, t.start, a.heads + g, D), *v = k + (size_t)a.kv_heads * (size_t)D;
+    float4 acc[ROWS][DIM / 64] = {};
+    load_tile(s.stay1, head_at(a.qkv, t.start, h, D), ld, t.row0, t.n, D, c.vec);
+    load_tile(s.stay2, head_at(a.dout, t.start, h, D), (size_t)a.dout.ld, t.row0, t.n, D, c.vec);
+    load_sums(c, s.lse, s.delta, t, t.row0, M, h);
+    int first = a.window && t.row0 - a.window + 1 > 0 ? t.row0 - a.window + 1 : 0, end = min(t.row0 + M, t.n);
+    for (int key0 = first / N * N; key0 < end; key0 += N) {
+        float score[ROWS][COLS], dp[ROWS][COLS];
+        __syncthreads();
+        load_tile(s.pass1, k, ld, key0, t.n, D, c.vec);
+        load_tile(s.pass2, v, ld, key0, t.n, D, c.vec);
+        tiles_ready();
+        multiply_nt<M, N, DIM>(score, s.stay1, s.pass1);
+        multiply_nt<M, N, DIM>(dp, s.stay2, s.pass2);
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+#pragma unroll
+            for (int j = 0; j < COLS; j++) {
+                int r = ty() * ROWS + i, key = tx() + SIDE * j;
+                float p = back_weight(score[i][j], a.scale * 1.44269504f, s.lse[r]);
+                s.w1[r][key] = seen(t.row0 + r, key0 + key, t.n, a.window) ? p * (dp[i][j] - s.delta[r]) * a.scale : 0;
+            }
+        __syncwarp();
+        multiply_add<M, N, DIM>(acc, s.w1, s.pass1);
+    }
+    float one[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) one[i] = 1;
+    store_tile<M, DIM>(const_cast<float *>(head_at(a.dqkv, t.start, h, D)), (size_t)a.dqkv.ld, t.row0, t.n, D, acc, one,
+                       false);
+}
+
+/* dk and dv of a tile of keys: the query heads one after the other, each added to what those before it left. */
+template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS, 1) back_kv_kernel(back_call c)
+{
+    typedef back_smem<M, N, DIM> smem;
+    SMEM(smem, s);
+    const attn_back_args &a = c.a;
+    seq_tile t;
+    if (!find_tile(a.q_start, a.n_seqs, M, (int)blockIdx.x, false, s.tile, &t)) return;
+    constexpr int ROWS = M / SIDE, COLS = N / SIDE;
+    int group = a.heads / a.kv_heads, g = c.head0 / group + (int)blockIdx.y, D = a.head_dim;
+    int h0 = max(c.head0, g * group), h1 = min(c.head0 + c.n_heads, (g + 1) * group);
+    size_t ld = (size_t)a.qkv.ld, dk_ld = (size_t)a.dqkv.ld;
+    load_tile(s.stay1, head_at(a.qkv, t.start, a.heads + g, D), ld, t.row0, t.n, D, c.vec);
+    load_tile(s.stay2, head_at(a.qkv, t.start, a.heads + a.kv_heads + g, D), ld, t.row0, t.n, D, c.vec);
+    int end = a.window && a.window < t.n - t.row0 - M ? t.row0 + M + a.window : t.n;
+    for (int h = h0; h < h1; h++) {
+        float4 dk[ROWS][DIM / 64] = {}, dv[ROWS][DIM / 64] = {};
+        const float *q = head_at(a.qkv, t.start, h, D), *dout = head_at(a.dout, t.start, h, D);
+        for (int query0 = t.row0 / N * N; query0 < end; query0 += N) {
+            float score[ROWS][COLS], dp[ROWS][COLS];
+            __syncthreads();
+            load_tile(s.pass1, q, ld, query0, t.n, D, c.vec);
+            load_tile(s.pass2, dout, (size_t)a.dout.ld, query0, t.n, D, c.vec);
+            load_sums(c, s.lse, s.delta, t, query0, N, h);
+            tiles_ready();
+            multiply_nt<M, N, DIM>(score, s.stay1, s.pass1);
+            multiply_nt<M, N, DIM>(dp, s.stay2, s.pass2);
+#pragma unroll
+            for (int i = 0; i < ROWS; i++)
+#pragma unroll
+                for (int j = 0; j < COLS; j++) {
+                    int r = ty() * ROWS + i, query = tx() + SIDE * j;
+                    bool in = seen(query0 + query, t.row0 + r, t.n, a.window);
+                    float p = in ? back_weight(score[i][j], a.scale * 1.44269504f, s.lse[query]) : 0;
+                    s.w1[r][query] = in ? p * (dp[i][j] - s.delta[query]) * a.scale : 0;
+                    s.w2[r][query] = p;
+                }
+            __syncwarp();
+            multiply_add<M, N, DIM>(dk, s.w1, s.pass1);
+            multiply_add<M, N, DIM>(dv, s.w2, s.pass2);
+        }
+        float one[ROWS];
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) one[i] = 1;
+        float *to_k = const_cast<float *>(head_at(a.dqkv, t.start, a.heads + g, D));
+        store_tile<M, DIM>(to_k, dk_ld, t.row0, t.n, D, dk, one, h % group != 0);
+        store_tile<M, DIM>(to_k + (size_t)a.kv_heads * (size_t)D, dk_ld, t.row0, t.n, D, dv, one, h % group != 0);
+    }
+}
+
+/* ---- launching --------------------------------------------------------------------------------------------------- */
+
+/* rows that cp.async can copy 16 bytes at a time */
+bool aligned(const struct mat *m, int dim)
+{
+    return reinterpret_cast<uintptr_t>(m->p) % 16 == 0 && m->ld % 4 == 0 && dim % 4 == 0;
+}
+
+unsigned most_tiles(int rows, int n_seqs, int tile_rows)
+{
+    return (unsigned)(rows / tile_rows + n_seqs);
+}
+
+template <int M, int N, int DIM> void seq_launch(gpu_dev *d, const seq_call *c, int n_heads)
+{
+    LAUNCH(d, "attn_seq", (seq_kernel<M, N, DIM>), dim3(most_tiles(c->a.qkv.rows, c->a.n_seqs, M), (unsigned)n_heads),
+           dim3(TRAIN_THREADS), sizeof(seq_smem<M, N, DIM>), *c);
+}
+
+template <int M, int N, int DIM> void back_launch(gpu_dev *d, const back_call *c)
+{
+    int group = c->a.heads / c->a.kv_heads, kv_heads = (c->head0 + c->n_heads - 1) / group - c->head0 / group + 1;
+    unsigned tiles = most_tiles(c->a.qkv.rows, c->a.n_seqs, M);
+    LAUNCH(d, "attn_back", (back_q_kernel<M, N, DIM>), dim3(tiles, (unsigned)c->n_heads), dim3(TRAIN_THREADS),
+           sizeof(back_smem<M, N, DIM>), *c);
+    LAUNCH(d, "attn_back", (back_kv_kernel<M, N, DIM>), dim3(tiles, (unsigned)kv_heads), dim3(TRAIN_THREADS),
+           sizeof(back_smem<M, N, DIM>), *c);
+}
+
+} // namespace
+
+void gpu_rope(struct dev *head, const struct rope_args *a)
+{
+    if (a->qkv.rows == 0 || a->rot == 0) return;
+    LAUNCH(gpu_of(head), "rope", rope_kernel,
+           dim3((unsigned)a->qkv.rows, blocks_for((size_t)(a->heads + a->kv_heads), ROPE_WARPS)), dim3(ROPE_WARPS * 32),
+           0, *a);
+}
+
+void gpu_attn_seq(struct dev *head, const struct attn_seq_args *a)
+{
+    gpu_dev *d = gpu_of(head);
+    seq_call c = {*a, aligned(&a->qkv, a->head_dim)};
+    int n_heads = a->n_heads ? a->n_heads : a->heads;
+    if (!a->n_heads) c.a.head0 = 0;
+    if (a->qkv.rows == 0) return;
+    if (a->head_dim <= 64)
+        seq_launch<64, 64, 64>(d, &c, n_heads);
+    else if (a->head_dim <= 128)
+        seq_launch<64, 64, 128>(d, &c, n_heads);
+    else if (a->head_dim <= 256)
+        seq_launch<32, 32, 256>(d, &c, n_heads);
+    else if (a->head_dim <= TRAIN_HEAD_MAX)
+        seq_launch<32, 32, 512>(d, &c, n_heads);
+    else
+        dev_fail(head, "attn_seq", "head_dim is %d", a->head_dim);
+}
+
+void gpu_attn_back(struct dev *head, const struct attn_back_args *a)
+{
+    gpu_dev *d = gpu_of(head);
+    back_call c = {};
+    c.a = *a;
+    c.head0 = a->n_heads ? a->head0 : 0;
+    c.n_heads = a->n_heads ? a->n_heads : a->heads;
+    c.vec = aligned(&a->qkv, a->head_dim) && aligned(&a->dout, a->head_dim);
+    if (a->qkv.rows == 0) return;
+    if (a->head_dim > TRAIN_HEAD_MAX) {
+        dev_fail(head, "attn_back", "head_dim is %d", a->head_dim);
+        return;
+    }
+    size_t bytes = (size_t)a->qkv.rows * (size_t)a->heads * sizeof(float);
+    if (!(c.delta = static_cast<float *>(gpu_scratch(d, "attn_back", AREA_ATTN, bytes)))) return;
+    LAUNCH(d, "attn_back", delta_kernel, dim3((unsigned)a->qkv.rows, blocks_for((size_t)c.n_heads, TRAIN_THREADS / 32)),
+           dim3(TRAIN_THREADS), 0, c);
+    if (a->head_dim <= 64)
+        back_launch<64, 64, 64>(d, &c);
+    else if (a->head_dim <= 128)
+        back_launch<64, 32, 128>(d, &c);
+    else if (a->head_dim <= 256)
+        back_launch<32, 16, 256>(d, &c);
+    else
+        back_launch<16, 16, 512>(d, &c);
+}
+
+} // namespace GPU_NAMESPACE

@@ -1,0 +1,48 @@
+/* Matrix products by cuBLASLt: descriptors and algorithms kept by shape, the algorithms found by trying and remembered
+ * between runs.
+ *
+ * The library is opened by name when the device is (never linked), so that one binary runs with and without it.  An
+ * algorithm belongs to a class of shapes, each extent rounded up to one of four values an octave: a prompt of any
+ * length takes one that was found for its class.  In a class that has none yet the first product without beta tries the
+ * library's first few suggestions, which waits for them; not while the stream is captured.  What was found is kept in
+ * $XDG_CACHE_HOME/tandem (or ~/.cache/tandem) in a file by the names of device and library.
+ *
+ * A product's bits depend on the algorithm, so on the class of its shape, and not on the rest of the rows: these are
+ * the products of many rows, and a row alone goes to kernels of ours (linear.cu). */
+#ifndef TANDEM_KERNELS_CUDA_LT_H
+#define TANDEM_KERNELS_CUDA_LT_H
+
+#include "kernels/cuda/device.h"
+
+namespace GPU_NAMESPACE {
+
+/* C (M, N) = alpha op(A) op(B) + beta C, row-major, lds in elements.  op(A) (M, K) is A, or with ta the transpose of A
+ * (K, M); op(B) (K, N) is B, or with tb the transpose of B (N, K).  t of A and B:
+ *   DT_F32 (full precision, no TF32), DT_BF16, DT_F16: C is f32, sums in f32
+ *   DT_I8: C is int32; !ta, tb, alpha 1, beta 0; K and lda, ldb multiples of 16, N and ldc of 4, A and B 16-byte
+ * aligned With beta 0 what C held is not read.  C overlaps neither A nor B. */
+struct lt_args {
+    enum dtype t;
+    int M, N, K;
+    const void *a;
+    int lda;
+    bool ta;
+    const void *b;
+    int ldb;
+    bool tb;
+    void *c;
+    int ldc;
+    float alpha, beta;
+};
+
+/* Enqueues the product.  false: the device has failed, in op. */
+bool lt_multiply(gpu_dev *, const char *op, const struct lt_args *);
+
+/* The library, its workspace and what earlier runs found: d->lt.  false, and a sentence in why, without the library or
+ * memory. */
+bool lt_open(gpu_dev *, const char *device_name, char why[160]);
+void lt_close(gpu_dev *); /* may be called after a failed or without any lt_open */
+
+} // namespace GPU_NAMESPACE
+
+#endif

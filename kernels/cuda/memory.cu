@@ -1,0 +1,318 @@
+/* The device's memory: what is taken and how much may be, scratch, and the copies from and to the host. */
+#include "kernels/cuda/device.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace GPU_NAMESPACE {
+
+/* What gpu_alloc gave, so that freeing knows how much. */
+struct gpu_block {
+    void *p;
+    size_t bytes;
+};
+
+struct gpu_pending {
+    void *host;
+    size_t at, bytes; /* at: in the staging memory */
+    bool sent;
+};
+
+namespace {
+
+/* Staging memory is used in halves: while one is filled, the device may still be reading the other. */
+enum { STAGE_HALF = 16 << 20, STAGE_BYTES = 2 * STAGE_HALF, STAGE_ALIGN = 256, PENDING_MAX = 64 };
+
+void count(gpu_dev *d, size_t more, size_t less)
+{
+    __atomic_store_n(&d->used, d->used + more - less, __ATOMIC_RELAXED);
+}
+
+bool note_block(gpu_dev *d, void *p, size_t bytes)
+{
+    if (d->n_blocks == d->cap_blocks) {
+        size_t cap = d->cap_blocks ? d->cap_blocks * 2 : 256;
+        gpu_block *v = static_cast<gpu_block *>(realloc(d->blocks, cap * sizeof *v));
+        if (!v) return false;
+        d->blocks = v;
+        d->cap_blocks = cap;
+    }
+    d->blocks[d->n_blocks++] = {p, bytes};
+    return true;
+}
+
+size_t scratch_bytes(const gpu_dev *d)
+{
+    size_t bytes = STAGE_BYTES;
+    for (auto &s : d->scratch) bytes += s.bytes;
+    return bytes;
+}
+
+} // namespace
+
+/* ---- taking and giving back ----------------------------------------------------------------------------------------
+ */
+
+void *gpu_alloc(struct dev *head, size_t bytes)
+{
+    gpu_dev *d = gpu_of(head);
+    void *p = nullptr;
+    if (bytes > d->budget - d->used || !gpu_alive(d, "alloc")) return nullptr;
+    if (cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) {
+        cudaGetLastError(); /* of memory that is not there: not the device's failure */
+        return nullptr;
+    }
+    if (!note_block(d, p, bytes)) {
+        cudaFree(p);
+        return nullptr;
+    }
+    count(d, bytes, 0);
+    gpu_check(d, "alloc", cudaMemsetAsync(p, 0, bytes, d->stream));
+    return p;
+}
+
+/* Newest first: what is freed was mostly taken last. */
+void gpu_free(struct dev *head, void *p)
+{
+    gpu_dev *d = gpu_of(head);
+    if (!p) return;
+    for (size_t i = d->n_blocks; i-- > 0;) {
+        if (d->blocks[i].p != p) continue;
+        count(d, 0, d->blocks[i].bytes);
+        d->blocks[i] = d->blocks[--d->n_blocks];
+        if (!d->lost) gpu_check(d, "free", cudaFree(p));
+        return;
+    }
+    dev_fail(head, "free", "of memory that this device did not give");
+}
+
+void gpu_memory(struct dev *head, struct dev_memory *m)
+{
+    const gpu_dev *d = gpu_of(head);
+    *m = {d->total, d->budget, __atomic_load_n(&d->used, __ATOMIC_RELAXED),
+          __atomic_load_n(&d->scratch_used, __ATOMIC_RELAXED)};
+}
+
+/* ---- scratch -------------------------------------------------------------------------------------------------------
+ */
+
+namespace {
+
+/* Stream order protects what still uses the old memory: cudaFree waits. */
+bool scratch_grow(gpu_dev *d, const char *op, enum area area, size_t bytes)
+{
+    auto &s = d->scratch[area];
+    gpu_graphs_close(d); /* they know the old place */
+    gpu_free(&d->head, s.p);
+    s.p = gpu_alloc(&d->head, bytes);
+    s.bytes = s.p ? bytes : 0;
+    __atomic_store_n(&d->scratch_used, scratch_bytes(d), __ATOMIC_RELAXED);
+    if (!s.p)
+        dev_fail(&d->head, op, "no memory for %zu bytes of scratch: %zu of %zu that may be used are taken", bytes,
+                 d->used, d->budget);
+    return s.p != nullptr;
+}
+
+} // namespace
+
+void *gpu_scratch(gpu_dev *d, const char *op, enum area area, size_t bytes)
+{
+    auto &s = d->scratch[area];
+    if (!gpu_alive(d, op)) return nullptr;
+    if (d->measuring) {
+        if (bytes > s.wanted) s.wanted = bytes;
+        return d->staged; /* any address: nothing is launched */
+    }
+    if (bytes <= s.bytes) return s.p;
+    if (d->sealed || d->capturing) {
+        dev_fail(&d->head, op, "wants %zu bytes of scratch, %zu were reserved at the start", bytes, s.bytes);
+        return nullptr;
+    }
+    return scratch_grow(d, op, area, bytes + bytes / 4) ? s.p : nullptr;
+}
+
+int gpu_reserve(struct dev *head, void (*fn)(void *), void *ctx)
+{
+    gpu_dev *d = gpu_of(head);
+    if (!gpu_alive(d, "reserve") || !gpu_settle(d, "reserve")) return -1;
+    d->measuring = true;
+    fn(ctx);
+    d->measuring = false;
+    gpu_forget_staged(d);
+    for (int i = 0; i < AREA_COUNT && !head->error.op; i++) {
+        auto &s = d->scratch[i];
+        if (s.wanted > s.bytes) scratch_grow(d, "reserve", static_cast<enum area>(i), s.wanted);
+    }
+    d->sealed = true;
+    return head->error.op ? -1 : 0;
+}
+
+/* ---- copies --------------------------------------------------------------------------------------------------------
+ */
+
+/* Hands out the results that have been sent; those not sent stay. */
+bool gpu_settle(gpu_dev *d, const char *op)
+{
+    if (d->measuring) return true;
+    if (!gpu_check(d, op, cudaStreamSynchronize(d->stream))) return false;
+    int left = 0;
+    for (int i = 0; i < d->n_pending; i++) {
+        gpu_pending *o = &d->pending[i];
+        if (o->sent)
+            memcpy(o->host, d->pinned + o->at, o->bytes);
+        else
+            d->pending[left++] = *o;
+    }
+    d->n_pending = left;
+    if (!left) d->stage_at = 0;
+    return true;
+}
+
+void gpu_forget_staged(gpu_dev *d)
+{
+    if (d->stream && !d->measuring) cudaStreamSynchronize(d->stream);
+    cudaGetLastError();
+    d->n_pending = 0;
+    d->stage_at = 0;
+}
+
+namespace {
+
+/* An aligned place of the staging memory, or SIZE_MAX.  At the end of a half the device is waited for, so the half that
+ * comes next is free; what an op staged last, in the half before, stays. */
+size_t stage_take(gpu_dev *d, const char *op, size_t bytes)
+{
+    size_t size = (bytes + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN;
+    if (!gpu_alive(d, op)) return SIZE_MAX;
+    if (d->capturing) {
+        dev_fail(&d->head, op, "nothing may be sent from the host in a step that is recorded");
+        return SIZE_MAX;
+    }
+    if (size > STAGE_HALF) {
+        dev_fail(&d->head, op, "%zu bytes are more than the %d that an op may send", bytes, (int)STAGE_HALF);
+        return SIZE_MAX;
+    }
+    size_t at = d->stage_at, end = at < STAGE_HALF ? STAGE_HALF : STAGE_BYTES;
+    if (at + size > end) {
+        if (!gpu_settle(d, op)) return SIZE_MAX;
+        at = end % STAGE_BYTES;
+    }
+    d->stage_at = at + size;
+    return at;
+}
+
+} // namespace
+
+const void *gpu_stage(gpu_dev *d, const char *op, const void *host, size_t bytes)
+{
+    size_t at = stage_take(d, op, bytes);
+    if (at == SIZE_MAX) return nullptr;
+    if (d->measuring) return d->staged;
+    if (bytes) memcpy(d->pinned + at, host, bytes);
+    bool ok =
+        gpu_check(d, op, cudaMemcpyAsync(d->staged + at, d->pinned + at, bytes, cudaMemcpyHostToDevice, d->stream));
+    return ok ? d->staged + at : nullptr;
+}
+
+void *gpu_stage_out(gpu_dev *d, const char *op, void *host, size_t bytes)
+{
+    if (d->n_pending == PENDING_MAX && !gpu_settle(d, op)) return nullptr;
+    if (d->n_pending == PENDING_MAX) return dev_fail(&d->head, op, "too many results wait to be sent"), nullptr;
+    size_t at = stage_take(d, op, bytes);
+    if (at == SIZE_MAX) return nullptr;
+    if (!d->measuring) d->pending[d->n_pending++] = {host, at, bytes, false};
+    return d->staged + at;
+}
+
+void gpu_send_outs(gpu_dev *d)
+{
+    for (int i = 0; i < d->n_pending; i++) {
+        gpu_pending *o = &d->pending[i];
+        if (o->sent) continue;
+        o->sent = true;
+        gpu_check(d, "copy",
+                  cudaMemcpyAsync(d->pinned + o->at, d->staged + o->at, o->bytes, cudaMemcpyDeviceToHost, d->stream));
+    }
+}
+
+/* By the staging memory, so that the caller may change his at once: while the device copies one piece, the next is put
+ * into the other half. */
+void gpu_upload(struct dev *head, void *device, const void *host, size_t bytes)
+{
+    gpu_dev *d = gpu_of(head);
+    if (d->measuring) return;
+    for (size_t done = 0, n; done < bytes; done += n) {
+        n = bytes - done < STAGE_HALF / 4 ? bytes - done : STAGE_HALF / 4;
+        size_t at = stage_take(d, "upload", n);
+        if (at == SIZE_MAX) return;
+        memcpy(d->pinned + at, static_cast<const uint8_t *>(host) + done, n);
+        gpu_check(d, "upload",
+                  cudaMemcpyAsync(static_cast<uint8_t *>(device) + done, d->pinned + at, n, cudaMemcpyHostToDevice,
+                                  d->stream));
+    }
+}
+
+void gpu_download(struct dev *head, void *host, const void *device, size_t bytes)
+{
+    gpu_dev *d = gpu_of(head);
+    if (bytes == 0 || d->measuring || !gpu_alive(d, "download")) return;
+    if (gpu_check(d, "download", cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, d->stream)))
+        gpu_settle(d, "download");
+}
+
+void gpu_zero(struct dev *head, void *p, size_t bytes)
+{
+    gpu_dev *d = gpu_of(head);
+    if (bytes == 0 || d->measuring || !gpu_alive(d, "zero")) return;
+    gpu_check(d, "zero", cudaMemsetAsync(p, 0, bytes, d->stream));
+}
+
+/* ---- opening -------------------------------------------------------------------------------------------------------
+ */
+
+bool gpu_memory_open(gpu_dev *d, char why[160])
+{
+    size_t free_bytes = 0;
+    void *pinned = nullptr, *staged = nullptr;
+    cudaError_t e = cudaMemGetInfo(&free_bytes, &d->total);
+    d->budget = d->memory_bytes ? d->memory_bytes : (size_t)(d->memory_fraction * (double)free_bytes);
+    if (!e && d->budget > free_bytes) {
+        snprintf(why, 160, "%zu bytes of its memory are asked for, %zu of %zu are free: lower --gpu-memory-bytes",
+                 d->budget, free_bytes, d->total);
+        return false;
+    }
+    if (!e && d->budget < STAGE_BYTES) {
+        snprintf(why, 160, "%zu bytes of its memory are too few", d->budget);
+        return false;
+    }
+    d->pending = static_cast<gpu_pending *>(calloc(PENDING_MAX, sizeof *d->pending));
+    if (!d->pending) return snprintf(why, 160, "out of memory"), false;
+    if (!e) e = cudaMallocHost(&pinned, STAGE_BYTES);
+    d->pinned = static_cast<uint8_t *>(pinned);
+    if (!e) e = cudaMalloc(&staged, STAGE_BYTES);
+    d->staged = static_cast<uint8_t *>(staged);
+    if (e) return snprintf(why, 160, "CUDA device %d: %s", d->index, cudaGetErrorString(e)), false;
+    d->used = d->scratch_used = STAGE_BYTES;
+    return true;
+}
+
+void gpu_memory_close(gpu_dev *d)
+{
+    for (size_t i = 0; i < d->n_blocks; i++)
+        if (!d->lost) cudaFree(d->blocks[i].p);
+    if (d->staged) cudaFree(d->staged);
+    if (d->pinned) cudaFreeHost(d->pinned);
+    free(d->blocks);
+    free(d->pending);
+    for (auto &s : d->scratch) s = {};
+    d->blocks = nullptr;
+    d->pending = nullptr;
+    d->staged = d->pinned = nullptr;
+    d->n_blocks = d->cap_blocks = 0;
+    d->n_pending = 0;
+    d->stage_at = d->used = d->scratch_used = 0;
+    d->sealed = false;
+}
+
+} // namespace GPU_NAMESPACE

@@ -1,0 +1,48 @@
+/* Products of activations with packed weights: what linear.cu hands to the kernels of each kind. */
+#ifndef TANDEM_KERNELS_CUDA_PRODUCTS_H
+#define TANDEM_KERNELS_CUDA_PRODUCTS_H
+
+#include "kernels/cuda/device.h"
+
+namespace GPU_NAMESPACE {
+
+/* y (M, N) = x W^T + bias over rows of a weight; with gate W has 2 N rows, and y = act(gate) * up of the products with
+ * row n and row N + n (bias (2 N) then).  Passed to kernels by value; everything in it is on the device. */
+struct product {
+    const uint8_t *w; /* of output 0 */
+    size_t row_bytes;
+    const void *scale; /* of output 0: f32 (N) of int8, f16 (N, n_groups) of int4, f32 (N, n_groups) of nf4 */
+    int group, n_groups;
+    int M, N, K;
+    const float *bias; /* NULL: none */
+    float *y;
+    int ldy;
+    bool gate;
+    enum act_kind act;
+};
+
+/* Rows of x quantised as linear_args says.  The integers of row m begin at q + m * ld, ld a multiple of 128, zeros
+ * from K on.  An outlier row's rest is in `rest` likewise; of other rows that is not written. */
+struct quantised {
+    const int8_t *q, *rest;
+    const float *step, *rest_step;
+    const int *outlier;
+    int ld;
+};
+
+enum { GEMV_ROWS = 16, GEMV_ROWS_INT = 8 }; /* the most rows that the kernels of few rows take */
+
+/* Quantises x (M, K) into AREA_X.  even_odd: of each eight columns the four even ones come first, which is how a word
+ * of int4 weights unpacks.  false: the device has failed. */
+bool quantise_rows(gpu_dev *, const char *op, const struct mat *x, bool even_odd, quantised *);
+
+/* M <= GEMV_ROWS.  t: of the weights, f32, bf16, f16 or nf4; x (M, K) f32.  round_x: to bf16 first. Uses AREA_X. */
+void gemv_float(gpu_dev *, const char *op, enum dtype t, const product *, const struct mat *x, bool round_x);
+/* M <= GEMV_ROWS_INT.  t: int8, or int4 over even_odd activations. */
+void gemv_int(gpu_dev *, const char *op, enum dtype t, const product *, const quantised *);
+/* any M; no gate */
+void mma_int(gpu_dev *, const char *op, enum dtype t, const product *, const quantised *);
+
+} // namespace GPU_NAMESPACE
+
+#endif

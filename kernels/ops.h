@@ -350,7 +350,8 @@ struct dev_ops {
      * again, with other work.  0, or -1 with dev_error set. */
     int (*reserve)(struct dev *, void (*fn)(void *ctx), void *ctx);
     /* Enqueues what fn(ctx) enqueues, which must be the same ops with the same args whenever key is the same, and send
-     * nothing from host memory.  The first time it is noted down, afterwards given to the device as one piece. */
+     * nothing from host memory.  The first time it is done as if fn were called (which may find the fastest of several
+     * ways), the second time it is noted down, and from then on given to the device as one piece. */
     void (*replay)(struct dev *, uint64_t key, void (*fn)(void *ctx), void *ctx);
     /* After an error: only reopen helps; until then every op fails. */
     bool (*lost)(const struct dev *);

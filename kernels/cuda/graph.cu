@@ -13,7 +13,8 @@ enum { GRAPHS_MAX = 64 };
 
 struct gpu_graph {
     uint64_t key, used_at;
-    cudaGraphExec_t exec; /* NULL: this key could not be recorded */
+    bool tried;           /* to record it */
+    cudaGraphExec_t exec; /* NULL: it was seen once, or cannot be recorded */
 };
 
 namespace {
@@ -71,15 +72,17 @@ void gpu_replay(struct dev *head, uint64_t key, void (*fn)(void *), void *ctx)
     if (!gpu_alive(d, "replay")) return;
     if (d->measuring || d->capturing) return fn(ctx);
     gpu_graph *g = find(d, key);
-    if (!g && (g = place(d))) {
-        *g = {key, 0, nullptr};
+    bool again = g != nullptr;
+    if (!g && (g = place(d))) *g = {key, 0, false, nullptr};
+    if (g) g->used_at = ++d->graph_clock;
+    if (again && !g->tried) {
+        g->tried = true;
         g->exec = record(d, fn, ctx);
     }
     if (!g || !g->exec) {
         if (!d->lost) fn(ctx);
         return;
     }
-    g->used_at = ++d->graph_clock;
     gpu_check(d, "replay", cudaGraphLaunch(g->exec, d->stream));
 }
 

@@ -159,6 +159,7 @@ void multiply(gpu_dev *d, const char *op, const gpu_weight *w, const product *p,
             mma_int(d, op, w->t, p, &q);
         return;
     }
+    if (d->measuring) gpu_scratch(d, op, AREA_X, GEMV_ROWS * ((size_t)p->K + 64) * sizeof(float)); /* of few rows */
     if (few_rows(w, p->M)) {
         gemv_float(d, op, w->t, p, x, round_x);
         return;

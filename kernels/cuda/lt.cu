@@ -20,9 +20,14 @@ using namespace cublaslt_api;
 namespace GPU_NAMESPACE {
 namespace {
 
+#ifdef __CUDACC__
+enum { WORKSPACE = 32 << 20 }; /* what NVIDIA advises for Hopper */
+#else
+enum { WORKSPACE = 64 << 10 };
+#endif
+
 enum {
-    WORKSPACE = 32 << 20, /* what NVIDIA advises for Hopper */
-    PLANS = 512,          /* kept by place: a later shape may take an earlier one's */
+    PLANS = 512, /* kept by place: a later shape may take an earlier one's */
     CLASSES = 1024,
     TRIES = 6,     /* suggestions that are tried */
     TIMED_RUNS = 3 /* of each */
@@ -379,7 +384,7 @@ bool choose(gpu_dev *d, const char *op, plan *p, const lt_args *a)
 bool lt_multiply(gpu_dev *d, const char *op, const lt_args *a)
 {
     if (d->head.error.op) return false;
-    if (a->M <= 0 || a->N <= 0) return true;
+    if (a->M <= 0 || a->N <= 0 || d->measuring) return true;
     assert(d->lt && a->K > 0);
     assert(a->t != DT_I8 || (!a->ta && a->tb && a->alpha == 1 && a->beta == 0 && a->K % 16 == 0 && a->N % 4 == 0));
     plan_key key = key_of(a);
@@ -438,9 +443,9 @@ bool lt_open(gpu_dev *d, const char *device_name, char why[160])
         snprintf(why, 160, "cuBLASLt does not open: %s", s->f.GetStatusString(e));
         return false;
     }
-    if (cudaMalloc(&s->workspace, WORKSPACE) != cudaSuccess) {
-        cudaGetLastError();
-        snprintf(why, 160, "no device memory for the %d MiB that cuBLASLt works in", WORKSPACE >> 20);
+    s->workspace = gpu_alloc(&d->head, WORKSPACE);
+    if (!s->workspace) {
+        snprintf(why, 160, "no device memory for the %d KiB that cuBLASLt works in", WORKSPACE >> 10);
         return false;
     }
 #ifdef __CUDACC__
@@ -462,7 +467,7 @@ void lt_close(gpu_dev *d)
     for (plan &p : s->plans) plan_clear(s, &p);
     if (s->preference) s->f.MatmulPreferenceDestroy(s->preference);
     if (s->handle) s->f.Destroy(s->handle);
-    cudaFree(s->workspace);
+    gpu_free(&d->head, s->workspace);
 #ifdef __CUDACC__
     if (s->library) dlclose(s->library);
 #endif

@@ -43,6 +43,9 @@ void gemv_int(gpu_dev *, const char *op, enum dtype t, const product *, const qu
 /* any M; no gate */
 void mma_int(gpu_dev *, const char *op, enum dtype t, const product *, const quantised *);
 
+/* op embed with a packed table (embed.cu) */
+void embed_packed(gpu_dev *, const struct embed_args *);
+
 } // namespace GPU_NAMESPACE
 
 #endif

@@ -127,6 +127,30 @@ __device__ inline uint4 load_stream(const uint4 *p)
 #endif
 }
 
+/* rounded to bf16, as a float */
+__device__ inline float round_to_bf16(float x)
+{
+#ifdef __CUDACC__
+    unsigned short h;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return __uint_as_float((unsigned)h << 16);
+#else
+    return bf16_to_f32(f32_to_bf16(x));
+#endif
+}
+
+/* 8 bytes that are read once */
+__device__ inline uint2 load_stream(const uint2 *p)
+{
+#ifdef __CUDACC__
+    uint2 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+#else
+    return *p;
+#endif
+}
+
 /* as cp_async16, of which the first `bytes` (0 to 16) are read and the rest is zeros */
 __device__ inline void cp_async16_part(void *dst, const void *src, int bytes)
 {
@@ -182,30 +206,6 @@ __device__ inline unsigned pack_f16(float low, float high)
     return r;
 #else
     return (unsigned)f32_to_f16(high) << 16 | f32_to_f16(low);
-#endif
-}
-
-/* rounded to bf16, as a float */
-__device__ inline float round_to_bf16(float x)
-{
-#ifdef __CUDACC__
-    unsigned short h;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
-    return __uint_as_float((unsigned)h << 16);
-#else
-    return bf16_to_f32(f32_to_bf16(x));
-#endif
-}
-
-/* 8 bytes that are read once */
-__device__ inline uint2 load_stream(const uint2 *p)
-{
-#ifdef __CUDACC__
-    uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
-    return v;
-#else
-    return *p;
 #endif
 }
 

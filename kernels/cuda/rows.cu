@@ -1,5 +1,6 @@
 /* Ops that go row by row: embedding, norms, sums, activations, moving rows. */
 #include "kernels/cuda/act.cuh"
+#include "kernels/cuda/products.h"
 #include "kernels/cuda/rows.cuh"
 
 namespace GPU_NAMESPACE {
@@ -246,10 +247,7 @@ void gpu_head_norm(struct dev *head, const struct head_norm_args *a)
 void gpu_embed(struct dev *head, const struct embed_args *a)
 {
     if (a->out.rows == 0) return;
-    if (a->w) {
-        dev_fail(head, "embed", "quantised tables are not built yet");
-        return;
-    }
+    if (a->w) return embed_packed(gpu_of(head), a);
     int T = a->out.rows, C = a->out.cols;
     bool vec = vectors(a->out, C) && vectors(a->table, C) && vectors(a->pos_table, C);
     LAUNCH4(head, "embed", embed_kernel, vec, T, C, a->out, a->table, a->pos_table, a->id, a->pos);

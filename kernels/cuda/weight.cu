@@ -4,10 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 
-namespace GPU_NAMESPACE
-{
-namespace
-{
+namespace GPU_NAMESPACE {
+namespace {
 
 size_t round16(size_t n)
 {
@@ -55,32 +53,53 @@ bool plan(gpu_weight *w, const struct weight_src *parts, int n_parts)
     return true;
 }
 
+enum { PIECE_BYTES = 4 << 20 }; /* what goes through the host's memory at a time */
+
+/* Rows of `from` bytes to rows of `to` on the device, whose padding is zero already. false: no memory. */
+bool send_rows(struct dev *head, uint8_t *device, const uint8_t *rows, size_t n, size_t from, size_t to)
+{
+    if (from == to) {
+        gpu_upload(head, device, rows, n * from);
+        return true;
+    }
+    size_t some = PIECE_BYTES / to ? PIECE_BYTES / to : 1;
+    uint8_t *piece = static_cast<uint8_t *>(calloc(some < n ? some : n, to));
+    if (!piece) return false;
+    for (size_t at = 0; at < n; at += some) {
+        size_t count = n - at < some ? n - at : some;
+        for (size_t r = 0; r < count; r++) memcpy(piece + r * to, rows + (at + r) * from, from);
+        gpu_upload(head, device + at * to, piece, count * to);
+    }
+    free(piece);
+    return true;
+}
+
 } // namespace
 
+/* What the host has is sent as it is, or where rows are padded a piece at a time. */
 struct weight *gpu_weight_pack(struct dev *head, const struct weight_src *parts, int n_parts)
 {
     gpu_weight shape;
     if (!plan(&shape, parts, n_parts)) return nullptr;
     gpu_weight *w = static_cast<gpu_weight *>(malloc(sizeof *w));
-    uint8_t *host = static_cast<uint8_t *>(calloc(shape.bytes, 1)); /* TODO(linear): piece by piece */
-    if (w) *w = shape;
-    if (!w || !host || !(w->data = static_cast<uint8_t *>(gpu_alloc(head, w->bytes)))) {
-        free(w);
-        free(host);
+    if (!w) return nullptr;
+    *w = shape;
+    w->data = static_cast<uint8_t *>(gpu_alloc(head, w->bytes));
+    bool ok = w->data != nullptr;
+    uint8_t *scale = ok ? w->data + (size_t)w->rows * w->row_bytes : nullptr;
+    size_t row = 0, from = src_row_bytes(parts, w->n_groups), scales = scale_row_bytes(w->t, w->n_groups);
+    for (int i = 0; ok && i < n_parts; i++) {
+        size_t n = (size_t)parts[i].rows;
+        ok = send_rows(head, w->data + row * w->row_bytes, static_cast<const uint8_t *>(parts[i].data), n, from,
+                       w->row_bytes);
+        if (scales) gpu_upload(head, scale + row * scales, parts[i].scale, n * scales);
+        row += n;
+    }
+    if (!ok) {
+        gpu_weight_free(head, reinterpret_cast<struct weight *>(w));
         return nullptr;
     }
-    uint8_t *scale = host + (size_t)w->rows * w->row_bytes;
-    size_t row = 0, from = src_row_bytes(parts, w->n_groups), scales = scale_row_bytes(w->t, w->n_groups);
-    for (int i = 0; i < n_parts; i++) {
-        for (int r = 0; r < parts[i].rows; r++)
-            memcpy(host + (row + (size_t)r) * w->row_bytes, static_cast<const uint8_t *>(parts[i].data) + (size_t)r * from,
-                   from);
-        if (scales) memcpy(scale + row * scales, parts[i].scale, (size_t)parts[i].rows * scales);
-        row += (size_t)parts[i].rows;
-    }
-    gpu_upload(head, w->data, host, w->bytes);
-    free(host);
-    w->scale = w->n_groups ? w->data + (size_t)w->rows * w->row_bytes : nullptr;
+    w->scale = w->n_groups ? scale : nullptr;
     return reinterpret_cast<struct weight *>(w);
 }
 

@@ -374,10 +374,6 @@ inline float __uint_as_float(unsigned u)
     memcpy(&x, &u, 4);
     return x;
 }
-inline float __fmul_rn(float a, float b)
-{
-    return a * b;
-}
 inline int min(int a, int b)
 {
     return a < b ? a : b;

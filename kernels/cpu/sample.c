@@ -159,10 +159,11 @@ static int cut_typical(struct pick *k, int n)
 static int cut_min_p(struct pick *k, int n)
 {
     float max = 0;
-    int kept = 0;
+    int kept = 0, first = 0;
     for (int i = 0; i < n; i++) max = k->cand[i].p > max ? k->cand[i].p : max;
+    for (int i = 1; i < n; i++) first = cand_before(k->cand + i, k->cand + first) ? i : first;
     for (int i = 0; i < n; i++)
-        if ((double)k->cand[i].p >= (double)k->row->min_p * (double)max) k->cand[kept++] = k->cand[i];
+        if (i == first || (double)k->cand[i].p >= (double)k->row->min_p * (double)max) k->cand[kept++] = k->cand[i];
     return kept;
 }
 

@@ -1,13 +1,10 @@
 /* Ops that go row by row: embedding, norms, sums, activations, moving rows. */
 #include "kernels/cuda/act.cuh"
-#include "kernels/cuda/device.h"
 #include "kernels/cuda/products.h"
-#include "kernels/cuda/warp.cuh"
+#include "kernels/cuda/rows.cuh"
 
-namespace GPU_NAMESPACE
-{
-namespace
-{
+namespace GPU_NAMESPACE {
+namespace {
 
 enum { ROW_THREADS = 256 };
 
@@ -17,47 +14,121 @@ struct norm_smem {
     block_part<float> part;
 };
 
-/* One block a row.  y: what is added to x first; NULL: nothing. */
-__global__ void norm_kernel(struct mat out, struct mat x, struct mat y, const float *w, const float *b, float eps,
-                            enum norm_kind kind)
+/* the sum of four, and of their squares about the mean; of elements that are there */
+__device__ inline float sum4(const vec4 &a)
+{
+    return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]);
+}
+
+__device__ inline float square4(const vec4 &a, float mean, int left)
+{
+    vec4 q;
+#pragma unroll
+    for (int k = 0; k < 4; k++) q.v[k] = k < left ? (a.v[k] - mean) * (a.v[k] - mean) : 0;
+    return sum4(q);
+}
+
+/* One block a row, kept in registers: at most N times four elements a thread, so that x is read once.  N 0: a row of
+ * any length, read again for each pass.  y: what is added to x first; NULL: nothing. */
+template <bool VEC, int N>
+__global__ void __launch_bounds__(ROW_THREADS) norm_kernel(struct mat out, struct mat x, struct mat y, const float *w,
+                                                           const float *b, float eps, enum norm_kind kind)
 {
     SMEM(norm_smem, s);
-    int n = x.cols;
+    int n = x.cols, step = (int)blockDim.x * 4, first = (int)threadIdx.x * 4;
     float *row = static_cast<float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld;
     float *to = static_cast<float *>(out.p) + (size_t)blockIdx.x * (size_t)out.ld;
     const float *more = y.p ? static_cast<const float *>(y.p) + (size_t)blockIdx.x * (size_t)y.ld : nullptr;
-    float sum = 0;
-    for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x) {
-        if (more) row[i] += more[i];
-        sum += row[i];
+    vec4 kept[N ? N : 1];
+    float sum = 0, square = 0;
+    auto load = [&](int i) {
+        vec4 a = load4<VEC>(row + i, n - i);
+        if (!more) return a;
+        vec4 c = load4<VEC>(more + i, n - i);
+#pragma unroll
+        for (int k = 0; k < 4; k++) a.v[k] += c.v[k];
+        store4<VEC>(row + i, a, n - i);
+        return a;
+    };
+    auto give = [&](int i, const vec4 &a, float mean, float inv) {
+        vec4 o, scale = load4<VEC>(w + i, n - i), shift = {};
+        if (b) shift = load4<VEC>(b + i, n - i);
+#pragma unroll
+        for (int k = 0; k < 4; k++) o.v[k] = (a.v[k] - mean) * inv * scale.v[k] + shift.v[k];
+        store4<VEC>(to + i, o, n - i);
+    };
+    if constexpr (N > 0) {
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            kept[j] = {};
+            if (first + j * step < n) kept[j] = load(first + j * step);
+            sum += sum4(kept[j]);
+        }
+    } else {
+        for (int i = first; i < n; i += step) sum += sum4(load(i));
     }
-    float mean = kind == NORM_LAYER ? block_sum(sum, s.part) / (float)n : 0, square = 0;
-    for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x) square += (row[i] - mean) * (row[i] - mean);
+    float mean = kind == NORM_LAYER ? block_sum(sum, s.part) / (float)n : 0;
+    if constexpr (N > 0) {
+#pragma unroll
+        for (int j = 0; j < N; j++) square += square4(kept[j], mean, n - first - j * step);
+    } else {
+        for (int i = first; i < n; i += step) square += square4(load4<VEC>(row + i, n - i), mean, n - i);
+    }
     float inv = 1 / sqrtf(block_sum(square, s.part) / (float)n + eps);
-    for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x)
-        to[i] = (row[i] - mean) * inv * w[i] + (b ? b[i] : 0);
+    if constexpr (N > 0) {
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            if (first + j * step < n) give(first + j * step, kept[j], mean, inv);
+    } else {
+        for (int i = first; i < n; i += step) give(i, load4<VEC>(row + i, n - i), mean, inv);
+    }
+}
+
+template <bool VEC> void norm_rows(gpu_dev *d, const char *op, const struct norm_args *a, struct mat y)
+{
+    dim3 rows((unsigned)a->x.rows), threads((unsigned)row_threads(a->x.cols));
+    int each = (a->x.cols + (int)threads.x * 4 - 1) / ((int)threads.x * 4); /* fours of a thread */
+    if (each <= 1)
+        LAUNCH(d, op, (norm_kernel<VEC, 1>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b, a->eps,
+               a->kind);
+    else if (each <= 4)
+        LAUNCH(d, op, (norm_kernel<VEC, 4>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b, a->eps,
+               a->kind);
+    else if (each <= 8)
+        LAUNCH(d, op, (norm_kernel<VEC, 8>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b, a->eps,
+               a->kind);
+    else
+        LAUNCH(d, op, (norm_kernel<VEC, 0>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b, a->eps,
+               a->kind);
+}
+
+/* y.p NULL: nothing is added */
+void norm_any(gpu_dev *d, const char *op, const struct norm_args *a, struct mat y)
+{
+    int C = a->x.cols;
+    bool vec = row_vectors(a->x.p, C, a->x.ld) && row_vectors(a->out.p, C, a->out.ld) && row_vectors(y.p, C, y.ld) &&
+               row_vectors(a->w, C, 0) && row_vectors(a->b, C, 0);
+    if (a->x.rows == 0) return;
+    if (vec)
+        norm_rows<true>(d, op, a, y);
+    else
+        norm_rows<false>(d, op, a, y);
 }
 
 } // namespace
 
 void gpu_norm(struct dev *head, const struct norm_args *a)
 {
-    gpu_dev *d = gpu_of(head);
-    if (a->x.rows == 0) return;
-    LAUNCH(d, "norm", norm_kernel, dim3((unsigned)a->x.rows), dim3(ROW_THREADS), sizeof(norm_smem), a->out, a->x,
-           (struct mat){}, a->w, a->b, a->eps, a->kind);
+    norm_any(gpu_of(head), "norm", a, (struct mat){});
 }
 
 void gpu_add_norm(struct dev *head, const struct add_norm_args *a)
 {
-    gpu_dev *d = gpu_of(head);
-    if (a->x.rows == 0) return;
-    LAUNCH(d, "add_norm", norm_kernel, dim3((unsigned)a->x.rows), dim3(ROW_THREADS), sizeof(norm_smem), a->out, a->x,
-           a->y, a->w, a->b, a->eps, a->kind);
+    struct norm_args norm = {a->out, a->x, a->w, a->b, a->eps, a->kind};
+    norm_any(gpu_of(head), "add_norm", &norm, a->y);
 }
 
-namespace
-{
+namespace {
 
 /* one warp a head of a row */
 __global__ void head_norm_kernel(struct mat x, int col, int heads, int dim, const float *w, float eps)
@@ -73,63 +144,95 @@ __global__ void head_norm_kernel(struct mat x, int col, int heads, int dim, cons
 
 /* ---- one element each -------------------------------------------------------------------------------------------- */
 
-/* A thread for each element of (rows, cols): its row, and its column or -1 past the end. */
-struct place {
-    size_t row;
-    int col;
-};
-__device__ inline place place_of(int cols)
+/* four elements of a table of any float type */
+template <bool VEC> __device__ inline vec4 load_table(const struct mat &m, size_t row, const place4 &p)
 {
-    int col = (int)(blockIdx.y * blockDim.x + threadIdx.x);
-    return {blockIdx.x, col < cols ? col : -1};
+    size_t at = row * (size_t)m.ld + (size_t)p.col;
+    if (m.t == DT_F32) return load4<VEC>(static_cast<const float *>(m.p) + at, p.left);
+    if constexpr (VEC) {
+        uint2 two = *reinterpret_cast<const uint2 *>(static_cast<const uint16_t *>(m.p) + at);
+        uint16_t h[4] = {(uint16_t)two.x, (uint16_t)(two.x >> 16), (uint16_t)two.y, (uint16_t)(two.y >> 16)};
+        vec4 a;
+#pragma unroll
+        for (int k = 0; k < 4; k++) a.v[k] = m.t == DT_BF16 ? bf16_to_f32(h[k]) : half_to_float(h[k]);
+        return a;
+    } else {
+        vec4 a;
+#pragma unroll
+        for (int k = 0; k < 4; k++) a.v[k] = k < p.left ? load_float(m.p, m.t, at + (size_t)k) : 0;
+        return a;
+    }
 }
 
-__global__ void embed_kernel(struct mat out, struct mat table, struct mat pos_table, const int32_t *id, const int32_t *pos)
+template <bool VEC>
+__global__ void __launch_bounds__(ROW_THREADS)
+    embed_kernel(struct mat out, struct mat table, struct mat pos_table, const int32_t *id, const int32_t *pos)
 {
-    place at = place_of(out.cols);
-    if (at.col < 0) return;
-    float v = load_float(table.p, table.t, (size_t)id[at.row] * (size_t)table.ld + (size_t)at.col);
-    if (pos_table.p)
-        v += load_float(pos_table.p, pos_table.t, (size_t)pos[at.row] * (size_t)pos_table.ld + (size_t)at.col);
-    static_cast<float *>(out.p)[at.row * (size_t)out.ld + (size_t)at.col] = v;
+    place4 p = place4_of(out.cols);
+    if (p.left <= 0) return;
+    vec4 v = load_table<VEC>(table, (size_t)id[p.row], p);
+    if (pos_table.p) {
+        vec4 more = load_table<VEC>(pos_table, (size_t)pos[p.row], p);
+#pragma unroll
+        for (int k = 0; k < 4; k++) v.v[k] += more.v[k];
+    }
+    store4<VEC>(at4(out, p), v, p.left);
 }
 
-__global__ void add_kernel(struct mat x, struct mat y)
+template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) add_kernel(struct mat x, struct mat y)
 {
-    place at = place_of(x.cols);
-    if (at.col < 0) return;
-    static_cast<float *>(x.p)[at.row * (size_t)x.ld + (size_t)at.col] +=
-        static_cast<const float *>(y.p)[at.row * (size_t)y.ld + (size_t)at.col];
+    place4 p = place4_of(x.cols);
+    if (p.left <= 0) return;
+    vec4 a = load4<VEC>(at4(x, p), p.left), b = load4<VEC>(at4(y, p), p.left);
+#pragma unroll
+    for (int k = 0; k < 4; k++) a.v[k] += b.v[k];
+    store4<VEC>(at4(x, p), a, p.left);
 }
 
-__global__ void act_kernel(struct mat x, enum act_kind act)
+template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) act_kernel(struct mat x, enum act_kind act)
 {
-    place at = place_of(x.cols);
-    if (at.col < 0) return;
-    float *p = static_cast<float *>(x.p) + at.row * (size_t)x.ld + at.col;
-    *p = act_value(*p, act);
+    place4 p = place4_of(x.cols);
+    if (p.left <= 0) return;
+    vec4 a = load4<VEC>(at4(x, p), p.left);
+#pragma unroll
+    for (int k = 0; k < 4; k++) a.v[k] = act_value(a.v[k], act);
+    store4<VEC>(at4(x, p), a, p.left);
 }
 
-__global__ void act_mul_kernel(struct mat out, struct mat gu, enum act_kind act)
+template <bool VEC>
+__global__ void __launch_bounds__(ROW_THREADS) act_mul_kernel(struct mat out, struct mat gu, enum act_kind act)
 {
-    place at = place_of(out.cols);
-    if (at.col < 0) return;
-    const float *g = static_cast<const float *>(gu.p) + at.row * (size_t)gu.ld + at.col;
-    static_cast<float *>(out.p)[at.row * (size_t)out.ld + (size_t)at.col] = act_value(*g, act) * g[out.cols];
+    place4 p = place4_of(out.cols);
+    if (p.left <= 0) return;
+    vec4 a = load4<VEC>(at4(gu, p), p.left), b = load4<VEC>(at4(gu, p) + out.cols, p.left);
+#pragma unroll
+    for (int k = 0; k < 4; k++) a.v[k] = act_value(a.v[k], act) * b.v[k];
+    store4<VEC>(at4(out, p), a, p.left);
 }
 
-__global__ void rows_kernel(struct mat out, struct mat x, const int32_t *row)
+template <bool VEC>
+__global__ void __launch_bounds__(ROW_THREADS) rows_kernel(struct mat out, struct mat x, const int32_t *row)
 {
-    place at = place_of(out.cols);
-    if (at.col < 0) return;
-    static_cast<float *>(out.p)[at.row * (size_t)out.ld + (size_t)at.col] =
-        static_cast<const float *>(x.p)[(size_t)row[at.row] * (size_t)x.ld + (size_t)at.col];
+    place4 p = place4_of(out.cols);
+    if (p.left <= 0) return;
+    place4 from = {(size_t)row[p.row], p.col, p.left};
+    store4<VEC>(at4(out, p), load4<VEC>(at4(x, from), p.left), p.left);
 }
 
-dim3 element_grid(const struct mat *m)
+bool vectors(const struct mat &m, int cols)
 {
-    return dim3((unsigned)m->rows, blocks_for((size_t)m->cols, ROW_THREADS));
+    return row_vectors(m.p, cols, m.ld);
 }
+
+/* LAUNCH of a kernel of place4 over (rows, cols), by whole vectors where `vec` */
+#define LAUNCH4(head, op, kernel, vec, rows, cols, ...)                                                                \
+    do {                                                                                                               \
+        dim3 threads_((unsigned)row_threads(cols));                                                                    \
+        if (vec)                                                                                                       \
+            LAUNCH(gpu_of(head), op, kernel<true>, grid4(rows, cols), threads_, 0, __VA_ARGS__);                       \
+        else                                                                                                           \
+            LAUNCH(gpu_of(head), op, kernel<false>, grid4(rows, cols), threads_, 0, __VA_ARGS__);                      \
+    } while (0)
 
 } // namespace
 
@@ -137,40 +240,44 @@ void gpu_head_norm(struct dev *head, const struct head_norm_args *a)
 {
     if (a->x.rows == 0) return;
     LAUNCH(gpu_of(head), "head_norm", head_norm_kernel,
-           dim3((unsigned)a->x.rows, blocks_for((size_t)a->heads, ROW_THREADS / 32)), dim3(ROW_THREADS), 0, a->x, a->col,
-           a->heads, a->head_dim, a->w, a->eps);
+           dim3((unsigned)a->x.rows, blocks_for((size_t)a->heads, ROW_THREADS / 32)), dim3(ROW_THREADS), 0, a->x,
+           a->col, a->heads, a->head_dim, a->w, a->eps);
 }
 
 void gpu_embed(struct dev *head, const struct embed_args *a)
 {
     if (a->out.rows == 0) return;
     if (a->w) return embed_packed(gpu_of(head), a);
-    LAUNCH(gpu_of(head), "embed", embed_kernel, element_grid(&a->out), dim3(ROW_THREADS), 0, a->out, a->table,
-           a->pos_table, a->id, a->pos);
+    int T = a->out.rows, C = a->out.cols;
+    bool vec = vectors(a->out, C) && vectors(a->table, C) && vectors(a->pos_table, C);
+    LAUNCH4(head, "embed", embed_kernel, vec, T, C, a->out, a->table, a->pos_table, a->id, a->pos);
 }
 
 void gpu_add(struct dev *head, const struct add_args *a)
 {
     if (a->x.rows == 0) return;
-    LAUNCH(gpu_of(head), "add", add_kernel, element_grid(&a->x), dim3(ROW_THREADS), 0, a->x, a->y);
+    int T = a->x.rows, C = a->x.cols;
+    LAUNCH4(head, "add", add_kernel, vectors(a->x, C) && vectors(a->y, C), T, C, a->x, a->y);
 }
 
 void gpu_act(struct dev *head, const struct act_args *a)
 {
     if (a->x.rows == 0) return;
-    LAUNCH(gpu_of(head), "act", act_kernel, element_grid(&a->x), dim3(ROW_THREADS), 0, a->x, a->act);
+    LAUNCH4(head, "act", act_kernel, vectors(a->x, a->x.cols), a->x.rows, a->x.cols, a->x, a->act);
 }
 
 void gpu_act_mul(struct dev *head, const struct act_mul_args *a)
 {
     if (a->out.rows == 0) return;
-    LAUNCH(gpu_of(head), "act_mul", act_mul_kernel, element_grid(&a->out), dim3(ROW_THREADS), 0, a->out, a->gu, a->act);
+    int T = a->out.rows, F = a->out.cols;
+    LAUNCH4(head, "act_mul", act_mul_kernel, vectors(a->out, F) && vectors(a->gu, F), T, F, a->out, a->gu, a->act);
 }
 
 void gpu_rows(struct dev *head, const struct rows_args *a)
 {
     if (a->out.rows == 0) return;
-    LAUNCH(gpu_of(head), "rows", rows_kernel, element_grid(&a->out), dim3(ROW_THREADS), 0, a->out, a->x, a->row);
+    int T = a->out.rows, C = a->out.cols;
+    LAUNCH4(head, "rows", rows_kernel, vectors(a->out, C) && vectors(a->x, C), T, C, a->out, a->x, a->row);
 }
 
 } // namespace GPU_NAMESPACE

@@ -491,7 +491,7 @@ __device__ inline void finish_row(const sample_call &c, int row, int id, double 
 }
 
 /* one block a row */
-__global__ void __launch_bounds__(PIECE_THREADS) choose_kernel(sample_call c)
+__global__ void __launch_bounds__(PIECE_THREADS, 2) choose_kernel(sample_call c)
 {
     SMEM(select_smem, s);
     int row = (int)blockIdx.x, id = -1;
@@ -605,6 +605,14 @@ __global__ void __launch_bounds__(PIECE_THREADS) report_kernel(sample_call c)
 
 enum { PASS_BYTES = 4 << 20, COPY_BYTES = 64 << 20 }; /* of one pass, unless a row alone takes more */
 
+/* How many adjusted rows a pass of n rows may have.  There is room for all of them whatever the rows ask for, so that
+ * what was reserved for as many rows is enough. */
+int copies_of(int n, int V)
+{
+    int fit = (int)(COPY_BYTES / ((size_t)V * 4));
+    return n < fit ? n : fit > 1 ? fit : 1;
+}
+
 size_t list_bytes(const struct sample_row *r, int V)
 {
     return (size_t)r->n_adds * sizeof *r->adds + (size_t)r->n_counts * sizeof *r->counts +
@@ -661,21 +669,20 @@ void write_rows(uint8_t *to, const struct sample_row *rows, int n, int V)
     }
 }
 
-/* How many of the rows from `row` on go in one pass; their staged bytes and adjusted copies. */
-int pass_rows(const struct sample_args *a, int row, size_t *bytes, int *copies)
+/* How many of the rows from `row` on go in one pass, and their staged bytes. */
+int pass_rows(const struct sample_args *a, int row, size_t *bytes)
 {
-    int n = 0, V = a->logits.cols;
+    int n = 0, V = a->logits.cols, copies = 0;
     *bytes = 0;
-    *copies = 0;
     for (; row + n < a->logits.rows && n < 65535; n++) {
         const struct sample_row *r = a->row + row + n;
         bool copy = is_adjusted(r);
         size_t more = sizeof(row_in) + (copy ? list_bytes(r, V) : 0), all = *bytes + more;
-        if (n && (all + (size_t)(n + 1) * sizeof(struct sample_out) > PASS_BYTES ||
-                  (size_t)(*copies + copy) * (size_t)V * 4 > COPY_BYTES))
+        if (n &&
+            (all + (size_t)(n + 1) * sizeof(struct sample_out) > PASS_BYTES || copies + copy > copies_of(n + 1, V)))
             break;
         *bytes = all;
-        *copies += copy;
+        copies += copy;
     }
     return n;
 }
@@ -699,14 +706,15 @@ void stage_pass(gpu_dev *d, const struct sample_args *a, int row, int n, size_t 
     c->row = out ? reinterpret_cast<const row_in *>(c->staged) : nullptr;
 }
 
-/* scratch: states, masses, sums, copies; false: failed */
-bool pass_scratch(gpu_dev *d, int n, int copies, sample_call *c)
+/* scratch: states, masses, sums, adjusted rows; false: failed */
+bool pass_scratch(gpu_dev *d, int n, sample_call *c)
 {
     size_t pieces = (size_t)n * (size_t)c->pieces, state = (size_t)n * sizeof(row_state);
     c->z_ld = ((size_t)c->V + 3) / 4 * 4;
     size_t few = (size_t)n * FEW * sizeof(u64), at[3] = {state, state + few, state + few + pieces * sizeof(u64)};
     size_t z_at = (at[2] + pieces * sizeof(piece_sum) + 15) / 16 * 16;
-    auto *p = static_cast<uint8_t *>(gpu_scratch(d, "sample", AREA_SAMPLE, z_at + (size_t)copies * c->z_ld * 4));
+    auto *p =
+        static_cast<uint8_t *>(gpu_scratch(d, "sample", AREA_SAMPLE, z_at + (size_t)copies_of(n, c->V) * c->z_ld * 4));
     if (!p) return false;
     c->state = reinterpret_cast<row_state *>(p);
     c->few = reinterpret_cast<u64 *>(p + at[0]);
@@ -765,9 +773,8 @@ void gpu_sample(struct dev *head, const struct sample_args *a)
         return;
     }
     size_t bytes;
-    int copies;
     for (int row = 0, n; row < a->logits.rows; row += n) {
-        n = pass_rows(a, row, &bytes, &copies);
+        n = pass_rows(a, row, &bytes);
         sample_call c = {};
         c.logits = static_cast<const float *>(a->logits.p) + (size_t)row * (size_t)a->logits.ld;
         c.ld = (size_t)a->logits.ld;
@@ -775,7 +782,7 @@ void gpu_sample(struct dev *head, const struct sample_args *a)
         c.pieces = (V + PIECE - 1) / PIECE;
         c.unit = ldexp(1.0, 62 - bits);
         stage_pass(d, a, row, n, bytes, &c);
-        if (!c.row || !pass_scratch(d, n, copies, &c)) return;
+        if (!c.row || !pass_scratch(d, n, &c)) return;
         run_pass(d, c, n, vec, wishes_of(a->row + row, n, V));
         gpu_send_outs(d);
     }

@@ -3,8 +3,7 @@
  * What is summed over tokens (the gradients of norms' parameters) is summed over SUM_ROWS rows at a time into scratch,
  * and these sums are added up in an order of their number alone: no atomics on floats, the same bits in every run. */
 #include "kernels/cuda/act.cuh"
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/warp.cuh"
+#include "kernels/cuda/rows.cuh"
 #include "kernels/rng.h"
 
 namespace GPU_NAMESPACE {
@@ -261,27 +260,6 @@ void gpu_head_norm_back(struct dev *head, const struct head_norm_back_args *a)
 /* ---- activations, dropout: four elements a thread ---------------------------------------------------------------- */
 
 namespace {
-
-/* A thread for four elements of (rows, cols) from column `col` on; left: how many there are from there to the end. */
-struct place4 {
-    size_t row;
-    int col, left;
-};
-__device__ inline place4 place4_of(int cols)
-{
-    int col = (int)(blockIdx.y * blockDim.x + threadIdx.x) * 4;
-    return {blockIdx.x, col, cols - col};
-}
-
-dim3 grid4(int rows, int cols)
-{
-    return dim3((unsigned)rows, blocks_for((size_t)cols, row_threads(cols) * 4));
-}
-
-__device__ inline float *at4(const struct mat &m, const place4 &p)
-{
-    return static_cast<float *>(m.p) + p.row * (size_t)m.ld + p.col;
-}
 
 template <bool VEC>
 __global__ void __launch_bounds__(THREADS)

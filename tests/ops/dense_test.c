@@ -128,14 +128,23 @@ void test_embed(struct dev *dev, struct dev *ref)
     }
 }
 
+/* Between rows: with an even number of rows one that leaves them aligned, where a device takes several elements at
+ * once.
+ */
+static int gap(size_t rows)
+{
+    return rows % 2 ? 3 : 4;
+}
+
 /* norm and add_norm; fused == composed on the device itself */
 static void norm_case(struct dev *dev, struct dev *ref, int T, int C, enum norm_kind kind, bool bias, bool fused)
 {
     char label[LABEL];
     if (case_left_out()) return;
     float *w = random_floats((size_t)C, 1), *b = random_floats((size_t)C, 1);
-    struct pair x = pair_make(dev, ref, T, C, C + 3, 3), y = pair_make(dev, ref, T, C, C, 1);
-    struct pair out = pair_make(dev, ref, T, C, C + 1, 1), again = pair_make(dev, ref, T, C, C, 1);
+    int ld = C + gap(T);
+    struct pair x = pair_make(dev, ref, T, C, C + gap(T), 3), y = pair_make(dev, ref, T, C, C, 1);
+    struct pair out = pair_make(dev, ref, T, C, ld, 1), again = pair_make(dev, ref, T, C, C, 1);
     struct dev *devs[2] = {dev, ref};
     snprintf(label, sizeof label, "%s T=%d C=%d kind %d bias %d", fused ? "add_norm" : "norm", T, C, kind, bias);
     for (int i = 0; i < 2; i++) {
@@ -157,11 +166,30 @@ static void norm_case(struct dev *dev, struct dev *ref, int T, int C, enum norm_
     pair_compare(label, dev, ref, &x, loose);
     if (fused) {
         float *one = get(dev, out.dev.p, out.n), *two = get(dev, again.dev.p, again.n);
-        for (int t = 0; t < T; t++) compare_bits(label, one + (size_t)t * (C + 1), two + (size_t)t * C, (size_t)C);
+        for (int t = 0; t < T; t++) compare_bits(label, one + (size_t)t * ld, two + (size_t)t * C, (size_t)C);
         free(one), free(two);
     }
     pair_free(dev, ref, &x), pair_free(dev, ref, &y), pair_free(dev, ref, &out), pair_free(dev, ref, &again);
     free(w), free(b);
+}
+
+/* Rows of any length, and the same bits wherever a row lies. */
+static void norm_wide(struct dev *d, struct dev *ref, int C)
+{
+    struct pair x = pair_make(d, ref, 1, C, C, 2), w = pair_make(d, ref, 1, C, C, 1);
+    float *moved = put(d, NULL, (size_t)(C + 1) * 4), *out = put(d, NULL, (size_t)C * 8);
+    d->ops->upload(d, moved + 1, x.host, (size_t)C * 4);
+    struct mat a = mat_f32(out, 1, C), b = mat_f32(out + C, 1, C);
+    op_norm(d, (struct norm_args){a, x.dev, w.dev.p, w.dev.p, 1e-5f, NORM_LAYER});
+    op_norm(d, (struct norm_args){b, mat_f32(moved + 1, 1, C), w.dev.p, w.dev.p, 1e-5f, NORM_LAYER});
+    op_norm(ref, (struct norm_args){x.ref, x.ref, w.ref.p, w.ref.p, 1e-5f, NORM_LAYER});
+    float *got = get(d, out, (size_t)C * 2), *want = get(ref, x.ref.p, (size_t)C);
+    compare("norm of a wide row", got, want, (size_t)C, loose);
+    compare_bits("norm of a wide row elsewhere", got + C, got, (size_t)C);
+    check_device("norm of a wide row", d);
+    free(got), free(want);
+    d->ops->free(d, moved), d->ops->free(d, out);
+    pair_free(d, ref, &x), pair_free(d, ref, &w);
 }
 
 void test_norm(struct dev *dev, struct dev *ref)
@@ -169,6 +197,8 @@ void test_norm(struct dev *dev, struct dev *ref)
     EACH(T, row_counts)
     EACH(C, col_counts)
     for (int k = 0; k < 4; k++) norm_case(dev, ref, (int)T, (int)C, k & 1 ? NORM_LAYER : NORM_RMS, k & 2, false);
+    static const int wide[] = {4, 128, 1024, 1028, 4096, 4100, 8192, 8196};
+    EACH(C, wide) norm_wide(dev, ref, (int)C);
 }
 
 void test_add_norm(struct dev *dev, struct dev *ref)
@@ -183,7 +213,7 @@ void test_add(struct dev *dev, struct dev *ref)
     EACH(T, row_counts) EACH(C, col_counts)
     {
         char label[LABEL];
-        struct pair x = pair_make(dev, ref, (int)T, (int)C, (int)C + 2, 1);
+        struct pair x = pair_make(dev, ref, (int)T, (int)C, (int)C + gap(T), 1);
         struct pair y = pair_make(dev, ref, (int)T, (int)C, (int)C, 1);
         snprintf(label, sizeof label, "add T=%zu C=%zu", T, C);
         op_add(dev, (struct add_args){x.dev, y.dev});
@@ -217,8 +247,8 @@ void test_act_mul(struct dev *dev, struct dev *ref)
     EACH(T, row_counts) EACH(C, col_counts) for (int act = 0; act <= ACT_RELU; act++)
     {
         char label[LABEL];
-        struct pair gu = pair_make(dev, ref, (int)T, 2 * (int)C, 2 * (int)C + 1, act % 2 ? 3 : 30);
-        struct pair out = pair_make(dev, ref, (int)T, (int)C, (int)C + 1, 1);
+        struct pair gu = pair_make(dev, ref, (int)T, 2 * (int)C, 2 * (int)C + gap(T), act % 2 ? 3 : 30);
+        struct pair out = pair_make(dev, ref, (int)T, (int)C, (int)C + gap(T), 1);
         snprintf(label, sizeof label, "act_mul T=%zu F=%zu act %d", T, C, act);
         op_act_mul(dev, (struct act_mul_args){out.dev, gu.dev, (enum act_kind)act});
         op_act_mul(ref, (struct act_mul_args){out.ref, gu.ref, (enum act_kind)act});
@@ -232,7 +262,7 @@ void test_act(struct dev *dev, struct dev *ref)
     EACH(T, row_counts) EACH(C, col_counts) for (int act = 0; act <= ACT_RELU; act++)
     {
         char label[LABEL];
-        struct pair x = pair_make(dev, ref, (int)T, (int)C, (int)C + 1, act % 2 ? 3 : 200);
+        struct pair x = pair_make(dev, ref, (int)T, (int)C, (int)C + gap(T), act % 2 ? 3 : 200);
         snprintf(label, sizeof label, "act T=%zu C=%zu act %d", T, C, act);
         op_act(dev, (struct act_args){x.dev, (enum act_kind)act});
         op_act(ref, (struct act_args){x.ref, (enum act_kind)act});
@@ -248,8 +278,8 @@ void test_rows(struct dev *dev, struct dev *ref)
         char label[LABEL];
         int32_t row[64];
         for (size_t r = 0; r < R; r++) row[r] = random_below((int)T);
-        struct pair x = pair_make(dev, ref, (int)T, (int)C, (int)C + 2, 1);
-        struct pair out = pair_make(dev, ref, (int)R, (int)C, (int)C + 1, 1);
+        struct pair x = pair_make(dev, ref, (int)T, (int)C, (int)C + gap(R), 1);
+        struct pair out = pair_make(dev, ref, (int)R, (int)C, (int)C + gap(R), 1);
         int32_t *di = put(dev, row, R * 4), *ri = put(ref, row, R * 4);
         snprintf(label, sizeof label, "rows T=%zu C=%zu R=%zu", T, C, R);
         op_rows(dev, (struct rows_args){out.dev, x.dev, di});

@@ -1,4 +1,5 @@
-/* Products of up to sixteen rows with float weights and nf4: bound by reading the weight once. */
+/* Products of up to sixteen rows with float weights and nf4 (eight where x is rounded to bf16: then the tensor cores
+ * take the rest): bound by reading the weight once. */
 #include "kernels/cuda/gemv.cuh"
 
 namespace GPU_NAMESPACE {
@@ -80,7 +81,8 @@ struct float_rows {
 
 /* M: at least the rows of p; R: outputs of a warp; U: pieces of each in flight */
 template <class W, int M, int R, int U, bool ROUND, bool GATE>
-__global__ void __launch_bounds__(GEMV_THREADS) gemv_float_kernel(product p, float_rows x, nf4_codes codes)
+__global__ void __launch_bounds__(GEMV_THREADS, M == 1 ? 6 : 0)
+    gemv_float_kernel(product p, float_rows x, nf4_codes codes)
 {
     typedef typename W::piece piece;
     const float(*code)[32] = nullptr;
@@ -164,7 +166,7 @@ __global__ void __launch_bounds__(COPY_THREADS) copy_rows_kernel(struct mat x, f
 template <class W, int M, bool ROUND, bool GATE>
 void launch(gpu_dev *d, const char *op, const product *p, float_rows x, const nf4_codes &codes)
 {
-    constexpr int R = M <= 2 ? 2 : 4, U = is_nf4<W> ? 8 / R : M <= 8 ? 8 / R : 1;
+    constexpr int R = M <= 2 ? 2 : 4, U = M <= 8 ? 8 / R : 1;
     LAUNCH(d, op, (gemv_float_kernel<W, M, R, U, ROUND, GATE>), gemv_grid(p, R), dim3(GEMV_THREADS),
            is_nf4<W> ? sizeof(nf4_smem) : 0, *p, x, codes);
 }
@@ -180,7 +182,7 @@ void launch_rows(gpu_dev *d, const char *op, const product *p, float_rows x, con
         launch<W, 4, ROUND, GATE>(d, op, p, x, codes);
     else if (p->M <= 8)
         launch<W, 8, ROUND, GATE>(d, op, p, x, codes);
-    else
+    else if constexpr (!ROUND)
         launch<W, 16, ROUND, GATE>(d, op, p, x, codes);
 }
 
@@ -207,7 +209,8 @@ template <class W, bool ROUND> void launch_type(gpu_dev *d, const char *op, cons
 
 void gemv_float(gpu_dev *d, const char *op, enum dtype t, const product *p, const struct mat *x, bool round_x)
 {
-    assert(p->M <= GEMV_ROWS && p->row_bytes % 16 == 0 && x->rows == p->M && x->cols == p->K);
+    assert(p->M <= (round_x ? GEMV_ROWS_ROUNDED : GEMV_ROWS) && p->row_bytes % 16 == 0 && x->rows == p->M &&
+           x->cols == p->K);
     if (t == DT_F32)
         launch_type<f32_weights, false>(d, op, p, x);
     else if (t == DT_F16)

@@ -99,7 +99,7 @@ __device__ inline void sum_products(typename W::sum (&sum)[M * R], const product
 }
 
 template <class W, int M, int R, int U, bool GATE>
-__global__ void __launch_bounds__(GEMV_THREADS) gemv_int_kernel(product p, quantised x)
+__global__ void __launch_bounds__(GEMV_THREADS, M == 8 ? 3 : 0) gemv_int_kernel(product p, quantised x)
 {
     constexpr int V = M * R;
     int unit = (int)(blockIdx.x * (GEMV_THREADS / 32) + threadIdx.x / 32);

@@ -62,8 +62,8 @@ template <class W>
 __device__ inline void piece_values(float (&v)[4], const typename W::piece &p, int i, float scale,
                                     const float (*code)[32])
 {
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
+    UNROLL for (int j = 0; j < 4; j++)
+    {
         if constexpr (is_nf4<W>) {
             unsigned w = i < 8 ? p.x : p.y;
             int nibble = (int)(w >> (((i + j) % 8 * 4) ^ 4) & 15); /* the even column is the high one */
@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(GEMV_THREADS, M == 1 ? 6 : 0)
     if (unit * (GATE ? R / 2 : R) >= p.N) return; /* the whole warp */
     const piece *w[R];
     const float *scale[R];
-#pragma unroll
-    for (int r = 0; r < R; r++) {
+    UNROLL for (int r = 0; r < R; r++)
+    {
         size_t row = (size_t)weight_row<R, GATE>(p, unit, r);
         w[r] = reinterpret_cast<const piece *>(p.w + row * p.row_bytes);
         scale[r] = is_nf4<W> ? static_cast<const float *>(p.scale) + row * (size_t)p.n_groups : nullptr;
@@ -107,31 +107,30 @@ __global__ void __launch_bounds__(GEMV_THREADS, M == 1 ? 6 : 0)
     for (int k0 = lane; k0 < pieces; k0 += 32 * U) {
         piece at[U][R];
         float by[U][R];
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-#pragma unroll
-            for (int r = 0; r < R; r++) {
+        UNROLL for (int u = 0; u < U; u++)
+        {
+            UNROLL for (int r = 0; r < R; r++)
+            {
                 int k = k0 + u * 32;
                 at[u][r] = k < pieces ? load_stream(w[r] + k) : piece{};
                 by[u][r] = is_nf4<W> && k < pieces ? scale[r][k / (NF4_BLOCK / W::EACH)] : 0;
             }
         }
-#pragma unroll
-        for (int u = 0; u < U; u++) {
+        UNROLL for (int u = 0; u < U; u++)
+        {
             int k = k0 + u * 32;
             if (k >= pieces) break;
-#pragma unroll
-            for (int i = 0; i < W::EACH; i += 4) {
+            UNROLL for (int i = 0; i < W::EACH; i += 4)
+            {
                 float v[R][4];
-#pragma unroll
-                for (int r = 0; r < R; r++) piece_values<W>(v[r], at[u][r], i, by[u][r], code);
-#pragma unroll
-                for (int m = 0; m < M; m++) {
+                UNROLL for (int r = 0; r < R; r++) piece_values<W>(v[r], at[u][r], i, by[u][r], code);
+                UNROLL for (int m = 0; m < M; m++)
+                {
                     const float *row = x.p + (size_t)(m < p.M ? m : 0) * (size_t)x.ld;
                     float4 f = *reinterpret_cast<const float4 *>(row + (size_t)k * W::EACH + i);
                     if (ROUND) f = {round_to_bf16(f.x), round_to_bf16(f.y), round_to_bf16(f.z), round_to_bf16(f.w)};
-#pragma unroll
-                    for (int r = 0; r < R; r++) {
+                    UNROLL for (int r = 0; r < R; r++)
+                    {
                         float *to = &sum[m * R + r];
                         *to = fmaf(v[r][3], f.w, fmaf(v[r][2], f.z, fmaf(v[r][1], f.y, fmaf(v[r][0], f.x, *to))));
                     }
@@ -143,8 +142,8 @@ __global__ void __launch_bounds__(GEMV_THREADS, M == 1 ? 6 : 0)
     spread_sum<float, V>(sum);
     spread<V, R> s;
     float y[s.PER];
-#pragma unroll
-    for (int j = 0; j < s.PER; j++) {
+    UNROLL for (int j = 0; j < s.PER; j++)
+    {
         int n = weight_row<R, GATE>(p, unit, s.output(j));
         y[j] = p.bias ? __fadd_rn(sum[j], p.bias[n]) : sum[j];
     }

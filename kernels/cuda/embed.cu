@@ -18,7 +18,10 @@ struct table {
     size_t row_bytes;
     const void *scale;
     int group, n_groups;
-    float code[16];
+};
+
+struct code_table {
+    float v[16];
 };
 
 /* the value of column c: data times scale, rounded once */
@@ -41,10 +44,11 @@ __device__ inline float table_value(const table &w, const float *code, size_t ro
 }
 
 __global__ void __launch_bounds__(EMBED_THREADS)
-    embed_packed_kernel(struct mat out, table w, struct mat pos_table, const int32_t *id, const int32_t *pos)
+    embed_packed_kernel(struct mat out, table w, code_table codes, struct mat pos_table, const int32_t *id,
+                        const int32_t *pos)
 {
     SMEM(embed_smem, s);
-    if (threadIdx.x < 16) s.code[threadIdx.x] = w.code[threadIdx.x];
+    if (threadIdx.x < 16) s.code[threadIdx.x] = codes.v[threadIdx.x];
     __syncthreads();
     size_t t = blockIdx.x;
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x);
@@ -63,10 +67,11 @@ void embed_packed(gpu_dev *d, const struct embed_args *a)
 {
     const gpu_weight *w = weight_of(a->w);
     assert(w->cols == a->out.cols);
-    table v = {w->t, w->data, w->row_bytes, w->scale, w->group, w->n_groups, {}};
-    for (int i = 0; i < 16; i++) v.code[i] = nf4_code[i];
+    table v = {w->t, w->data, w->row_bytes, w->scale, w->group, w->n_groups};
+    code_table codes;
+    for (int i = 0; i < 16; i++) codes.v[i] = nf4_code[i];
     LAUNCH(d, "embed", embed_packed_kernel, dim3((unsigned)a->out.rows, blocks_for((size_t)a->out.cols, EMBED_THREADS)),
-           dim3(EMBED_THREADS), sizeof(embed_smem), a->out, v, a->pos_table, a->id, a->pos);
+           dim3(EMBED_THREADS), sizeof(embed_smem), a->out, v, codes, a->pos_table, a->id, a->pos);
 }
 
 } // namespace GPU_NAMESPACE

@@ -22,8 +22,8 @@ template <class T, int V, int n = V, int mask = 16> __device__ inline void sprea
 {
     if constexpr (mask > 0 && n > 1) {
         bool high = (int)threadIdx.x & mask;
-#pragma unroll
-        for (int i = 0; i < n / 2; i++) {
+        UNROLL for (int i = 0; i < n / 2; i++)
+        {
             T send = high ? v[i] : v[i + n / 2], keep = high ? v[i + n / 2] : v[i];
             v[i] = keep + __shfl_xor_sync(FULL_WARP, send, mask);
         }
@@ -66,8 +66,8 @@ template <int V, int R, bool GATE>
 __device__ inline void write_products(const product &p, int unit, const float (&v)[spread<V, R>::PER])
 {
     spread<V, R> s;
-#pragma unroll
-    for (int j = 0; j < s.PER; j++) {
+    UNROLL for (int j = 0; j < s.PER; j++)
+    {
         int m = s.row(j), r = s.output(j);
         float up = 0;
         if constexpr (GATE && s.PER == 1) up = __shfl_xor_sync(FULL_WARP, v[0], s.COPIES);

@@ -1,4 +1,5 @@
-/* Products of up to sixteen rows with float weights and nf4: bound by reading the weight once. */
+/* Products of up to sixteen rows with float weights and nf4 (eight where x is rounded to bf16: then the tensor cores
+ * take the rest): bound by reading the weight once. */
 #include "kernels/cuda/gemv.cuh"
 
 namespace GPU_NAMESPACE {
@@ -61,8 +62,8 @@ template <class W>
 __device__ inline void piece_values(float (&v)[4], const typename W::piece &p, int i, float scale,
                                     const float (*code)[32])
 {
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
+    UNROLL for (int j = 0; j < 4; j++)
+    {
         if constexpr (is_nf4<W>) {
             unsigned w = i < 8 ? p.x : p.y;
             int nibble = (int)(w >> (((i + j) % 8 * 4) ^ 4) & 15); /* the even column is the high one */
@@ -80,7 +81,8 @@ struct float_rows {
 
 /* M: at least the rows of p; R: outputs of a warp; U: pieces of each in flight */
 template <class W, int M, int R, int U, bool ROUND, bool GATE>
-__global__ void __launch_bounds__(GEMV_THREADS) gemv_float_kernel(product p, float_rows x, nf4_codes codes)
+__global__ void __launch_bounds__(GEMV_THREADS, M == 1 ? 6 : 0)
+    gemv_float_kernel(product p, float_rows x, nf4_codes codes)
 {
     typedef typename W::piece piece;
     const float(*code)[32] = nullptr;
@@ -95,8 +97,8 @@ __global__ void __launch_bounds__(GEMV_THREADS) gemv_float_kernel(product p, flo
     if (unit * (GATE ? R / 2 : R) >= p.N) return; /* the whole warp */
     const piece *w[R];
     const float *scale[R];
-#pragma unroll
-    for (int r = 0; r < R; r++) {
+    UNROLL for (int r = 0; r < R; r++)
+    {
         size_t row = (size_t)weight_row<R, GATE>(p, unit, r);
         w[r] = reinterpret_cast<const piece *>(p.w + row * p.row_bytes);
         scale[r] = is_nf4<W> ? static_cast<const float *>(p.scale) + row * (size_t)p.n_groups : nullptr;
@@ -105,31 +107,30 @@ __global__ void __launch_bounds__(GEMV_THREADS) gemv_float_kernel(product p, flo
     for (int k0 = lane; k0 < pieces; k0 += 32 * U) {
         piece at[U][R];
         float by[U][R];
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-#pragma unroll
-            for (int r = 0; r < R; r++) {
+        UNROLL for (int u = 0; u < U; u++)
+        {
+            UNROLL for (int r = 0; r < R; r++)
+            {
                 int k = k0 + u * 32;
                 at[u][r] = k < pieces ? load_stream(w[r] + k) : piece{};
                 by[u][r] = is_nf4<W> && k < pieces ? scale[r][k / (NF4_BLOCK / W::EACH)] : 0;
             }
         }
-#pragma unroll
-        for (int u = 0; u < U; u++) {
+        UNROLL for (int u = 0; u < U; u++)
+        {
             int k = k0 + u * 32;
             if (k >= pieces) break;
-#pragma unroll
-            for (int i = 0; i < W::EACH; i += 4) {
+            UNROLL for (int i = 0; i < W::EACH; i += 4)
+            {
                 float v[R][4];
-#pragma unroll
-                for (int r = 0; r < R; r++) piece_values<W>(v[r], at[u][r], i, by[u][r], code);
-#pragma unroll
-                for (int m = 0; m < M; m++) {
+                UNROLL for (int r = 0; r < R; r++) piece_values<W>(v[r], at[u][r], i, by[u][r], code);
+                UNROLL for (int m = 0; m < M; m++)
+                {
                     const float *row = x.p + (size_t)(m < p.M ? m : 0) * (size_t)x.ld;
                     float4 f = *reinterpret_cast<const float4 *>(row + (size_t)k * W::EACH + i);
                     if (ROUND) f = {round_to_bf16(f.x), round_to_bf16(f.y), round_to_bf16(f.z), round_to_bf16(f.w)};
-#pragma unroll
-                    for (int r = 0; r < R; r++) {
+                    UNROLL for (int r = 0; r < R; r++)
+                    {
                         float *to = &sum[m * R + r];
                         *to = fmaf(v[r][3], f.w, fmaf(v[r][2], f.z, fmaf(v[r][1], f.y, fmaf(v[r][0], f.x, *to))));
                     }
@@ -141,8 +142,8 @@ __global__ void __launch_bounds__(GEMV_THREADS) gemv_float_kernel(product p, flo
     spread_sum<float, V>(sum);
     spread<V, R> s;
     float y[s.PER];
-#pragma unroll
-    for (int j = 0; j < s.PER; j++) {
+    UNROLL for (int j = 0; j < s.PER; j++)
+    {
         int n = weight_row<R, GATE>(p, unit, s.output(j));
         y[j] = p.bias ? __fadd_rn(sum[j], p.bias[n]) : sum[j];
     }
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(COPY_THREADS) copy_rows_kernel(struct mat x, f
 template <class W, int M, bool ROUND, bool GATE>
 void launch(gpu_dev *d, const char *op, const product *p, float_rows x, const nf4_codes &codes)
 {
-    constexpr int R = M <= 2 ? 2 : 4, U = is_nf4<W> ? 8 / R : M <= 8 ? 8 / R : 1;
+    constexpr int R = M <= 2 ? 2 : 4, U = M <= 8 ? 8 / R : 1;
     LAUNCH(d, op, (gemv_float_kernel<W, M, R, U, ROUND, GATE>), gemv_grid(p, R), dim3(GEMV_THREADS),
            is_nf4<W> ? sizeof(nf4_smem) : 0, *p, x, codes);
 }
@@ -180,7 +181,7 @@ void launch_rows(gpu_dev *d, const char *op, const product *p, float_rows x, con
         launch<W, 4, ROUND, GATE>(d, op, p, x, codes);
     else if (p->M <= 8)
         launch<W, 8, ROUND, GATE>(d, op, p, x, codes);
-    else
+    else if constexpr (!ROUND)
         launch<W, 16, ROUND, GATE>(d, op, p, x, codes);
 }
 
@@ -207,7 +208,8 @@ template <class W, bool ROUND> void launch_type(gpu_dev *d, const char *op, cons
 
 void gemv_float(gpu_dev *d, const char *op, enum dtype t, const product *p, const struct mat *x, bool round_x)
 {
-    assert(p->M <= GEMV_ROWS && p->row_bytes % 16 == 0 && x->rows == p->M && x->cols == p->K);
+    assert(p->M <= (round_x ? GEMV_ROWS_ROUNDED : GEMV_ROWS) && p->row_bytes % 16 == 0 && x->rows == p->M &&
+           x->cols == p->K);
     if (t == DT_F32)
         launch_type<f32_weights, false>(d, op, p, x);
     else if (t == DT_F16)

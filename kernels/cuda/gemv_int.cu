@@ -63,35 +63,33 @@ __device__ inline void sum_products(typename W::sum (&sum)[M * R], const product
     int shift = p.group / 64; /* of int4: a group is 1, 2 or 4 pieces */
     const uint4 *w[R];
     const uint16_t *scale[R];
-#pragma unroll
-    for (int r = 0; r < R; r++) {
+    UNROLL for (int r = 0; r < R; r++)
+    {
         size_t row = (size_t)weight_row<R, GATE>(p, unit, r);
         w[r] = reinterpret_cast<const uint4 *>(p.w + row * p.row_bytes);
         scale[r] = static_cast<const uint16_t *>(p.scale) + row * (size_t)p.n_groups;
     }
-#pragma unroll
-    for (int i = 0; i < M * R; i++) sum[i] = 0;
+    UNROLL for (int i = 0; i < M * R; i++) sum[i] = 0;
     for (int k0 = lane; k0 < pieces; k0 += 32 * U) {
         uint4 at[U][R];
         float by[U][R];
-#pragma unroll
-        for (int u = 0; u < U; u++) {
+        UNROLL for (int u = 0; u < U; u++)
+        {
             int k = k0 + u * 32, g = is_int4<W> ? k >> shift : 0;
-#pragma unroll
-            for (int r = 0; r < R; r++) {
+            UNROLL for (int r = 0; r < R; r++)
+            {
                 at[u][r] = k < pieces ? load_stream(w[r] + k) : uint4{};
                 by[u][r] = is_int4<W> && k < pieces ? half_to_float(scale[r][g]) * 0.0625f : 0;
             }
         }
-#pragma unroll
-        for (int u = 0; u < U; u++) {
+        UNROLL for (int u = 0; u < U; u++)
+        {
             int k = k0 + u * 32;
             if (k >= pieces) break;
-#pragma unroll
-            for (int m = 0; m < M; m++) {
+            UNROLL for (int m = 0; m < M; m++)
+            {
                 const int8_t *row = a + (size_t)(m < p.M ? m : 0) * (size_t)ld + (size_t)k * W::WORDS * 4;
-#pragma unroll
-                for (int r = 0; r < R; r++) multiply(sum[m * R + r], at[u][r], row, by[u][r]);
+                UNROLL for (int r = 0; r < R; r++) multiply(sum[m * R + r], at[u][r], row, by[u][r]);
             }
         }
     }
@@ -99,7 +97,7 @@ __device__ inline void sum_products(typename W::sum (&sum)[M * R], const product
 }
 
 template <class W, int M, int R, int U, bool GATE>
-__global__ void __launch_bounds__(GEMV_THREADS) gemv_int_kernel(product p, quantised x)
+__global__ void __launch_bounds__(GEMV_THREADS, M == 8 ? 3 : 0) gemv_int_kernel(product p, quantised x)
 {
     constexpr int V = M * R;
     int unit = (int)(blockIdx.x * (GEMV_THREADS / 32) + threadIdx.x / 32);
@@ -108,12 +106,11 @@ __global__ void __launch_bounds__(GEMV_THREADS) gemv_int_kernel(product p, quant
     spread<V, R> s;
     float y[s.PER];
     bool again = false;
-#pragma unroll
-    for (int m = 0; m < M; m++) again = again || (m < p.M && x.outlier[m]);
+    UNROLL for (int m = 0; m < M; m++) again = again || (m < p.M && x.outlier[m]);
     for (int pass = 0; pass < (again ? 2 : 1); pass++) {
         sum_products<W, M, R, U, GATE>(sum, p, pass ? x.rest : x.q, x.ld, unit);
-#pragma unroll
-        for (int j = 0; j < s.PER; j++) {
+        UNROLL for (int j = 0; j < s.PER; j++)
+        {
             int m = s.row(j), n = weight_row<R, GATE>(p, unit, s.output(j));
             if (m >= p.M) m = 0;
             float v = (float)sum[j];
@@ -124,9 +121,8 @@ __global__ void __launch_bounds__(GEMV_THREADS) gemv_int_kernel(product p, quant
                 y[j] = __fadd_rn(y[j], __fmul_rn(v, x.rest_step[m]));
         }
     }
-#pragma unroll
-    for (int j = 0; j < s.PER; j++)
-        if (p.bias) y[j] = __fadd_rn(y[j], p.bias[weight_row<R, GATE>(p, unit, s.output(j))]);
+    UNROLL for (int j = 0; j < s.PER; j++) if (p.bias) y[j] =
+        __fadd_rn(y[j], p.bias[weight_row<R, GATE>(p, unit, s.output(j))]);
     write_products<V, R, GATE>(p, unit, y);
 }
 

@@ -19,9 +19,14 @@
     extern __shared__ __align__(128) unsigned char smem_raw_[];                                                        \
     unsigned char *name = smem_raw_
 
+/* before a loop whose variable numbers registers; a host compiler would only grow by it */
+#define UNROLL _Pragma("unroll")
+
 #else
 
 #include "kernels/simt/cudart.h"
+
+#define UNROLL
 
 #define GPU_NAMESPACE simt_device
 #define SMEM(T, name) T &name = *reinterpret_cast<T *>(simt::shared_memory())

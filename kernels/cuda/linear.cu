@@ -1,8 +1,8 @@
 /* Products with packed weights: which kernel, by type and number of rows.
  *
- *   rows                 f32, f16, nf4, bf16            int8, int4 (over quantised rows, see quantise.cu)
- *   to GEMV_ROWS(_INT)   gemv_float                     gemv_int
- *   more                 cuBLASLt, in f32 or bf16       mma_int
+ *   rows             f32, f16, nf4, bf16            int8, int4 (over quantised rows, see quantise.cu)
+ *   to GEMV_ROWS..   gemv_float                     gemv_int
+ *   more             cuBLASLt, in f32 or bf16       mma_int
  *
  * A row has the same bits in any company within one of these kernels; that of another class of rows sums in another
  * order (int8 has one order everywhere, for its sums are exact).  What cuBLASLt has no product for, f32 activations
@@ -142,25 +142,31 @@ bool is_int(const gpu_weight *w)
     return w->t == DT_I8 || w->t == DT_I4;
 }
 
-bool few_rows(const gpu_weight *w, int rows)
+/* x is rounded to bf16 */
+bool rounds(const gpu_dev *d, const gpu_weight *w)
 {
-    return rows <= (is_int(w) ? GEMV_ROWS_INT : GEMV_ROWS);
+    return w->t == DT_BF16 && d->head.bf16_x;
+}
+
+bool few_rows(const gpu_dev *d, const gpu_weight *w, int rows)
+{
+    return rows <= (is_int(w) ? GEMV_ROWS_INT : rounds(d, w) ? GEMV_ROWS_ROUNDED : GEMV_ROWS);
 }
 
 void multiply(gpu_dev *d, const char *op, const gpu_weight *w, const product *p, const struct mat *x)
 {
-    bool round_x = w->t == DT_BF16 && d->head.bf16_x;
+    bool round_x = rounds(d, w);
     if (is_int(w)) {
         quantised q;
         if (!quantise_rows(d, op, x, w->t == DT_I4, &q)) return;
-        if (few_rows(w, p->M))
+        if (few_rows(d, w, p->M))
             gemv_int(d, op, w->t, p, &q);
         else
             mma_int(d, op, w->t, p, &q);
         return;
     }
     if (d->measuring) gpu_scratch(d, op, AREA_X, GEMV_ROWS * ((size_t)p->K + 64) * sizeof(float)); /* of few rows */
-    if (few_rows(w, p->M)) {
+    if (few_rows(d, w, p->M)) {
         gemv_float(d, op, w->t, p, x, round_x);
         return;
     }
@@ -195,7 +201,7 @@ void gpu_gate_up(struct dev *head, const struct gate_up_args *a)
     int F = a->y.cols, T = a->x.rows;
     if (T == 0 || head->error.op) return;
     assert(a->x.cols == w->cols && w->rows == 2 * F && w->gate_up);
-    if (few_rows(w, T)) {
+    if (few_rows(d, w, T)) {
         product p = product_of(w, 0, T, a->b);
         p.N = F;
         p.y = static_cast<float *>(a->y.p);

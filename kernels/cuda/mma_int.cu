@@ -78,8 +78,8 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
     {
         if constexpr (INT4) {
             int groups = TILE_K / p.group;
-#pragma unroll
-            for (int i = 0; i < PENDING; i++) {
+            UNROLL for (int i = 0; i < PENDING; i++)
+            {
                 int at = (int)threadIdx.x + i * THREADS, n = n0 + at / SCALES, g = kt * groups + at % SCALES;
                 bool in = at < SCALES * BN && n < p.N && at % SCALES < groups && g < p.n_groups;
                 pending[i] = in ? half_to_float(static_cast<const uint16_t *>(
@@ -93,8 +93,8 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
     __device__ void store_scales(int kt)
     {
         if constexpr (INT4) {
-#pragma unroll
-            for (int i = 0; i < PENDING; i++) {
+            UNROLL for (int i = 0; i < PENDING; i++)
+            {
                 int at = (int)threadIdx.x + i * THREADS;
                 if (at < SCALES * BN) s.scale[kt % STAGES][at % SCALES][at / SCALES] = pending[i];
             }
@@ -103,27 +103,19 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
 
     __device__ void start_sums()
     {
-#pragma unroll
-        for (int i = 0; i < MI; i++)
-#pragma unroll
-            for (int j = 0; j < NI; j++)
-#pragma unroll
-                for (int c = 0; c < 4; c++) sum[i][j][c] = INT4 ? FLOAT_BITS : 0;
+        UNROLL for (int i = 0; i < MI; i++) UNROLL for (int j = 0; j < NI; j++) UNROLL for (int c = 0; c < 4; c++)
+            sum[i][j][c] = INT4 ? FLOAT_BITS : 0;
     }
 
     /* adds the group's integers, times its scale, to the totals */
     __device__ void end_group(const float *scale, int column)
     {
         if constexpr (INT4) {
-#pragma unroll
-            for (int j = 0; j < NI; j++) {
+            UNROLL for (int j = 0; j < NI; j++)
+            {
                 float by[2] = {scale[column + j * 8], scale[column + j * 8 + 1]};
-#pragma unroll
-                for (int i = 0; i < MI; i++)
-#pragma unroll
-                    for (int c = 0; c < 4; c++)
-                        total[i][j][c] =
-                            fmaf(__uint_as_float((unsigned)sum[i][j][c]) - 12582912.0f, by[c % 2], total[i][j][c]);
+                UNROLL for (int i = 0; i < MI; i++) UNROLL for (int c = 0; c < 4; c++) total[i][j][c] =
+                    fmaf(__uint_as_float((unsigned)sum[i][j][c]) - 12582912.0f, by[c % 2], total[i][j][c]);
             }
             start_sums();
         }
@@ -133,17 +125,17 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
     {
         int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
         int row = warp / WARPS_N * WM + g, column = warp % WARPS_N * WN, steps = INT4 ? p.group / 32 : STEPS;
-#pragma unroll
-        for (int k = 0; k < STEPS; k++) {
+        UNROLL for (int k = 0; k < STEPS; k++)
+        {
             unsigned x[MI][4];
-#pragma unroll
-            for (int i = 0; i < MI; i++) {
+            UNROLL for (int i = 0; i < MI; i++)
+            {
                 uint2 lo = *reinterpret_cast<const uint2 *>(&s.a[stage][row + i * 16][k * 32 + t * 8]);
                 uint2 hi = *reinterpret_cast<const uint2 *>(&s.a[stage][row + i * 16 + 8][k * 32 + t * 8]);
                 x[i][0] = lo.x, x[i][1] = hi.x, x[i][2] = lo.y, x[i][3] = hi.y;
             }
-#pragma unroll
-            for (int j = 0; j < NI; j++) {
+            UNROLL for (int j = 0; j < NI; j++)
+            {
                 const uint8_t *line = s.w[stage][column + j * 8 + g];
                 unsigned w[2];
                 if constexpr (INT4) {
@@ -154,8 +146,7 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
                     uint2 v = *reinterpret_cast<const uint2 *>(line + k * 32 + t * 8);
                     w[0] = v.x, w[1] = v.y;
                 }
-#pragma unroll
-                for (int i = 0; i < MI; i++) mma_s8_16832(sum[i][j], x[i], w);
+                UNROLL for (int i = 0; i < MI; i++) mma_s8_16832(sum[i][j], x[i], w);
             }
             if (INT4 && (k + 1) % steps == 0) end_group(s.scale[stage][(k + 1) / steps - 1], column + t * 2);
         }
@@ -168,12 +159,8 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
         a = q;
         start_sums();
         if constexpr (INT4) {
-#pragma unroll
-            for (int i = 0; i < MI; i++)
-#pragma unroll
-                for (int j = 0; j < NI; j++)
-#pragma unroll
-                    for (int c = 0; c < 4; c++) total[i][j][c] = 0;
+            UNROLL for (int i = 0; i < MI; i++) UNROLL for (int j = 0; j < NI; j++) UNROLL for (int c = 0; c < 4; c++)
+                total[i][j][c] = 0;
         }
         for (int kt = 0; kt < STAGES - 1; kt++) {
             load_tile(kt, tiles);
@@ -197,30 +184,26 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
     {
         int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
         int row = m0 + warp / WARPS_N * WM + lane / 4, column = n0 + warp % WARPS_N * WN + lane % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < MI; i++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                int m = row + i * 16 + h * 8;
-                if (m >= p.M) continue;
-                bool adds = second && x.outlier[m];
-                float step = second ? (adds ? x.rest_step[m] : 0) : x.step[m];
-#pragma unroll
-                for (int j = 0; j < NI; j++)
-#pragma unroll
-                    for (int c = 0; c < 2; c++) {
-                        int n = column + j * 8 + c;
-                        if (n >= p.N) continue;
-                        float *y = p.y + (size_t)m * (size_t)p.ldy + n, v;
-                        if constexpr (INT4)
-                            v = total[i][j][h * 2 + c];
-                        else
-                            v = __fmul_rn((float)sum[i][j][h * 2 + c], static_cast<const float *>(p.scale)[n]);
-                        v = __fmul_rn(v, step);
-                        if (second) v = adds ? __fadd_rn(*y, v) : *y;
-                        *y = last && p.bias ? __fadd_rn(v, p.bias[n]) : v;
-                    }
+        UNROLL for (int i = 0; i < MI; i++) UNROLL for (int h = 0; h < 2; h++)
+        {
+            int m = row + i * 16 + h * 8;
+            if (m >= p.M) continue;
+            bool adds = second && x.outlier[m];
+            float step = second ? (adds ? x.rest_step[m] : 0) : x.step[m];
+            UNROLL for (int j = 0; j < NI; j++) UNROLL for (int c = 0; c < 2; c++)
+            {
+                int n = column + j * 8 + c;
+                if (n >= p.N) continue;
+                float *y = p.y + (size_t)m * (size_t)p.ldy + n, v;
+                if constexpr (INT4)
+                    v = total[i][j][h * 2 + c];
+                else
+                    v = __fmul_rn((float)sum[i][j][h * 2 + c], static_cast<const float *>(p.scale)[n]);
+                v = __fmul_rn(v, step);
+                if (second) v = adds ? __fadd_rn(*y, v) : *y;
+                *y = last && p.bias ? __fadd_rn(v, p.bias[n]) : v;
             }
+        }
     }
 };
 

@@ -30,13 +30,15 @@ struct quantised {
     int ld;
 };
 
-enum { GEMV_ROWS = 16, GEMV_ROWS_INT = 8 }; /* the most rows that the kernels of few rows take */
+/* the most rows that the kernels of few rows take: of floats, of bf16 over rounded rows, of int8 and int4 */
+enum { GEMV_ROWS = 16, GEMV_ROWS_ROUNDED = 8, GEMV_ROWS_INT = 8 };
 
 /* Quantises x (M, K) into AREA_X.  even_odd: of each eight columns the four even ones come first, which is how a word
  * of int4 weights unpacks.  false: the device has failed. */
 bool quantise_rows(gpu_dev *, const char *op, const struct mat *x, bool even_odd, quantised *);
 
-/* M <= GEMV_ROWS.  t: of the weights, f32, bf16, f16 or nf4; x (M, K) f32.  round_x: to bf16 first. Uses AREA_X. */
+/* M <= GEMV_ROWS, or GEMV_ROWS_ROUNDED.  t: of the weights, f32, bf16, f16 or nf4; x (M, K) f32.  round_x: to bf16
+ * first. Uses AREA_X. */
 void gemv_float(gpu_dev *, const char *op, enum dtype t, const product *, const struct mat *x, bool round_x);
 /* M <= GEMV_ROWS_INT.  t: int8, or int4 over even_odd activations. */
 void gemv_int(gpu_dev *, const char *op, enum dtype t, const product *, const quantised *);

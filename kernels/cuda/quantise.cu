@@ -25,8 +25,7 @@ __device__ inline eight load_eight(const float *x, int c, int n, bool wide)
         e = {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
         return e;
     }
-#pragma unroll
-    for (int i = 0; i < QUANT_STEP; i++) e.v[i] = c + i < n ? x[c + i] : 0;
+    UNROLL for (int i = 0; i < QUANT_STEP; i++) e.v[i] = c + i < n ? x[c + i] : 0;
     return e;
 }
 
@@ -71,8 +70,8 @@ __global__ void __launch_bounds__(QUANT_THREADS)
     float amax = 0, sum = 0;
     for (int c = from; c < n; c += by) {
         eight e = load_eight(row, c, n, wide);
-#pragma unroll
-        for (float v : e.v) {
+        UNROLL for (float v : e.v)
+        {
             float a = fabsf(v);
             amax = a < INFINITY ? fmaxf(amax, a) : INFINITY; /* a NaN too */
             sum += a;
@@ -90,8 +89,8 @@ __global__ void __launch_bounds__(QUANT_THREADS)
     for (int c = from; c < ld; c += by) {
         eight e = load_eight(row, c, n, wide);
         int v[QUANT_STEP];
-#pragma unroll
-        for (int i = 0; i < QUANT_STEP; i++) {
+        UNROLL for (int i = 0; i < QUANT_STEP; i++)
+        {
             v[i] = quant_round(e.v[i], first);
             left_max = fmaxf(left_max, fabsf(fmaf(-(float)v[i], first.step, e.v[i])));
         }
@@ -104,9 +103,8 @@ __global__ void __launch_bounds__(QUANT_THREADS)
     for (int c = from; c < ld; c += by) {
         eight e = load_eight(row, c, n, wide);
         int v[QUANT_STEP];
-#pragma unroll
-        for (int i = 0; i < QUANT_STEP; i++)
-            v[i] = quant_round(fmaf(-(float)quant_round(e.v[i], first), first.step, e.v[i]), second);
+        UNROLL for (int i = 0; i < QUANT_STEP; i++) v[i] =
+            quant_round(fmaf(-(float)quant_round(e.v[i], first), first.step, e.v[i]), second);
         store_eight(rest + at * (size_t)ld, c, v, even_odd);
     }
 }

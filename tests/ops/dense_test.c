@@ -305,7 +305,8 @@ static const struct linear_shape {
 } linear_shapes[] = {{1, 1, 1},      {1, 16, 4},    {2, 17, 3},    {3, 15, 31},   {1, 33, 32},   {5, 31, 33},
                      {11, 32, 64},   {12, 47, 63},  {13, 64, 65},  {14, 65, 97},  {24, 70, 127}, {25, 100, 128},
                      {33, 129, 129}, {1, 300, 200}, {2, 130, 300}, {4, 49, 1000}, {50, 20, 40},  {100, 16, 37},
-                     {2, 15, 64},    {7, 17, 192},  {8, 40, 4864}, {9, 47, 896},  {10, 49, 128}, {1, 97, 896}};
+                     {2, 15, 64},    {7, 17, 192},  {8, 40, 4864}, {9, 47, 896},  {10, 49, 128}, {1, 97, 896},
+                     {16, 33, 160},  {17, 31, 256}, {32, 63, 130}, {64, 65, 64},  {65, 127, 31}, {129, 129, 257}};
 
 /* Rows that try the quantiser: outliers, zeros, one value, ties of rounding, far apart magnitudes. */
 static void linear_rows(float *x, int M, int K)
@@ -327,6 +328,7 @@ void test_linear(struct dev *dev, struct dev *ref)
         for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) {
             struct linear_shape sh = linear_shapes[s];
             struct weight_kind kind = weight_kinds[k];
+            if (with_bf16_x && !dev->ops->host_memory && kind.t != DT_BF16) continue; /* the same as without */
             if ((kind.t == DT_NF4 && sh.K % kind.group) || case_left_out()) continue;
             char label[LABEL];
             struct weight_case c = weight_random(kind.t, sh.N, sh.K, kind.group);
@@ -525,6 +527,63 @@ void test_rows_alone(const char *const *levels, int n_levels)
         }
         weight_case_free(&c);
     }
+    free(x);
+}
+
+/* A device that takes few and many rows in different kernels: rows first .. of `total` have the bits that they have
+ * among all of them, where their number is in the same class. */
+static void rows_in_class(struct dev *d, const struct weight_case *c, const float *x, int total, const int *counts)
+{
+    int N = c->src.rows, K = c->src.cols;
+    struct weight *w = weight_put(d, c);
+    float *dx = put(d, x, (size_t)total * (size_t)K * 4), *y = put(d, NULL, (size_t)total * (size_t)N * 4);
+    op_linear(d, (struct linear_args){mat_f32(y, total, N), mat_f32(dx, total, K), w, NULL});
+    float *want = get(d, y, (size_t)total * (size_t)N);
+    for (; *counts; counts++) {
+        char label[LABEL];
+        int n = *counts, first = random_below(total - n + 1);
+        struct mat some = mat_f32(dx + (size_t)first * (size_t)K, n, K);
+        op_linear(d, (struct linear_args){mat_f32(y, n, N), some, w, NULL});
+        snprintf(label, sizeof label, "%s/%d: rows %d to %d of %d", dtype_name(c->src.t), c->src.group, first,
+                 first + n - 1, total);
+        check_device(label, d);
+        float *got = get(d, y, (size_t)n * (size_t)N);
+        compare_bits(label, got, want + (size_t)first * (size_t)N, (size_t)n * (size_t)N);
+        free(got);
+    }
+    free(want);
+    d->ops->free(d, dx), d->ops->free(d, y), d->ops->weight_free(d, w);
+}
+
+void test_row_classes(const char *name)
+{
+    enum { M = 140, N = 70, K = 320 };
+    /* floats to 16 rows, bf16 over rounded rows to 8; int8 as many as there are; int4 to 8 rows, and more */
+    static const int rounded[] = {1, 2, 3, 4, 7, 8, 0}, floats[] = {1, 2, 3, 4, 7, 8, 9, 15, 16, 0},
+                     int8[] = {1, 3, 8, 9, 16, 17, 33, 64, 65, 129, 0}, int4[] = {1, 2, 3, 5, 8, 0},
+                     int4_many[] = {9, 16, 17, 32, 33, 64, 65, 100, 129, 0};
+    float *x = random_floats((size_t)M * K, 1);
+    for (int m = 0; m < M; m += m % 2 ? 3 : 14) x[m * K + m] = 600; /* outliers */
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        with_bf16_x = bf16;
+        struct dev *d = open_checked(name, 1);
+        for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) {
+            enum dtype t = weight_kinds[k].t;
+            if (bf16 && t != DT_BF16) continue;
+            struct weight_case c = weight_random(t, N, K, weight_kinds[k].group);
+            if (t == DT_I4) {
+                rows_in_class(d, &c, x, 8, int4);
+                rows_in_class(d, &c, x, M, int4_many);
+            } else if (t == DT_I8) {
+                rows_in_class(d, &c, x, M, int8);
+            } else {
+                rows_in_class(d, &c, x, bf16 ? 8 : 16, bf16 ? rounded : floats);
+            }
+            weight_case_free(&c);
+        }
+        dev_close(d);
+    }
+    with_bf16_x = false;
     free(x);
 }
 

@@ -337,12 +337,12 @@ def test_a_deadline_before_the_engine(server):
     long = {"inputs": "word and word " * 100_000, "parameters": {"truncate": 10, "max_new_tokens": 1}}
     for timeout in (1, 5, 20, 60):
         answer = server.post("/generate", long, headers={"X-Request-Timeout": str(timeout)})
-        assert answer.status_code in (200, 504)
+        assert answer.status_code in (200, 504, 429)  # 429: the pool is still busy with the one before, which counts
     body = {"model": MODEL.name, "prompt": long["inputs"], "truncate_prompt_tokens": 10, "max_tokens": 1}
     for timeout in (1, 5, 20, 60):
-        assert server.post("/v1/completions", body, headers={"X-Request-Timeout": str(timeout)}).status_code in (200, 504)
+        assert server.post("/v1/completions", body, headers={"X-Request-Timeout": str(timeout)}).status_code in (200, 504, 429)
         texts = {"model": MODEL.name, "input": ["word and word " * 100] * 200, "timeout_ms": timeout}
-        assert server.post("/v1/embeddings", texts).status_code in (200, 504)
+        assert server.post("/v1/embeddings", texts).status_code in (200, 504, 429)
     server.wait_idle()
     assert server.metric("tandem_queue_tokens") == server.metric("tandem_queue_sequences") == 0
 

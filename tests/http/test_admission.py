@@ -70,10 +70,14 @@ def test_retry_after_is_the_time_of_half_a_queue(start):
         tokens = int(min(400, max(5, 50 * 0.5 / (time.monotonic() - begin))))
         for _ in range(2):
             ask(s, tokens)
-        busy = background(pool, 7, s, tokens)
-        wait_waiting(s, 6)
-        refused = ask(s, tokens)
-        begin = time.monotonic()
+        for _ in range(10):
+            busy = background(pool, 7, s, tokens)
+            wait_waiting(s, 6)
+            refused = ask(s, tokens)
+            begin = time.monotonic()
+            if refused.status_code == 429:
+                break
+            assert all(b.result().status_code == 200 for b in busy)  # one had ended before this one came: the machine is busy
         assert refused.status_code == 429 and refused.json() == {"error": "Model is overloaded", "error_type": "overloaded"}
         said = int(refused.headers["retry-after"])
         wait_for(lambda: s.metric("tandem_requests_waiting") <= 3, 60, "half of the queue")

@@ -122,10 +122,11 @@ static int put(struct cache_writer *w, const void *p, size_t n, struct err *e)
     return 0;
 }
 
-static void slots_grow(struct cache_writer *w)
+static bool slots_grow(struct cache_writer *w)
 {
     size_t n = w->slots ? 2 * w->slots : 1024;
-    uint64_t *slot = mem_array(n, sizeof *slot);
+    uint64_t *slot = calloc(n, sizeof *slot);
+    if (!slot) return false;
     for (size_t i = 0; i < w->slots; i++) {
         size_t k = (size_t)w->slot[i] & (n - 1);
         if (!w->slot[i]) continue;
@@ -135,12 +136,17 @@ static void slots_grow(struct cache_writer *w)
     free(w->slot);
     w->slot = slot;
     w->slots = n;
+    return true;
 }
 
-/* Notes the digest; false when it was there. */
+static int no_memory(const struct cache_writer *w, struct err *e)
+{
+    return err_set(e, ERR_NOMEM, "no memory for the tables of more than %llu rows", (unsigned long long)w->rows);
+}
+
+/* Notes the digest; there is room for it.  False when it was there. */
 static bool is_new(struct cache_writer *w, uint64_t digest)
 {
-    if (2 * (w->rows + 1) > w->slots) slots_grow(w);
     if (!digest) digest = 1;
     size_t k = (size_t)digest & (w->slots - 1);
     for (; w->slot[k]; k = (k + 1) & (w->slots - 1))
@@ -159,9 +165,10 @@ int cache_add(struct cache_writer *w, const int32_t *id, const uint8_t *trained,
     sha256_add(&h, trained, n);
     sha256_end(&h, digest);
     memcpy(&first, digest, sizeof first);
+    if (unique && 2 * (w->rows + 1) > w->slots && !slots_grow(w)) return no_memory(w, e);
     if (unique && !is_new(w, first)) return 0;
     sha256_add(&w->hash, digest, sizeof digest);
-    mem_grow(&w->offset, &w->cap_offset, w->rows + 1, sizeof *w->offset);
+    if (!mem_try_grow(&w->offset, &w->cap_offset, w->rows + 1, sizeof *w->offset)) return no_memory(w, e);
     w->offset[w->rows] = w->at;
     uint32_t head[2] = {n, 0};
     for (uint32_t i = 0; i < n; i++) head[1] += trained[i];

@@ -131,7 +131,7 @@ struct refusal {
 };
 
 /* ---- conn.c ---- */
-enum { CONN_ROOM = 128 * 1024 }; /* memory that must be to be had when a connection or a request begins */
+enum { CONN_ROOM = 64 * 1024 }; /* memory that must be to be had when a connection or a request begins */
 struct conn *conn_new(struct http_server *);
 void conn_free(struct conn *); /* once its handles are closed */
 void conn_begin(struct conn *);

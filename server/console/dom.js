@@ -107,9 +107,12 @@ export const percent = v => (v == null || !Number.isFinite(v) ? "–" : Number((
 
 // ---- a question -----------------------------------------------------------------------------------------------------
 
+let settle = null; // answers the question that is open
+
 // Asks before something is lost. -> null when the answer is no, else {checked}
 export function ask({ title, text, yes, no, option }) {
   const dialog = $("ask-dialog");
+  settle?.(); // the last one is closed, and its event is still to come
   $("ask-title").textContent = title;
   $("ask-text").textContent = text;
   $("ask-yes").textContent = yes;
@@ -120,8 +123,11 @@ export function ask({ title, text, yes, no, option }) {
   dialog.returnValue = "";
   dialog.showModal();
   $("ask-no").focus();
+  dialog.onclose = () => dialog.open || settle?.();
   return new Promise(resolve => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue === "ok" ? { checked: $("ask-check").checked } : null),
-      { once: true });
+    settle = () => {
+      settle = null;
+      resolve(dialog.returnValue === "ok" ? { checked: $("ask-check").checked } : null);
+    };
   });
 }

@@ -17,6 +17,7 @@
 #include "engine/model.h"
 #include "engine/train.h"
 #include "engine/turn.h"
+#include "tests/fault/faulty.h"
 #include "tests/train/rows.h"
 
 #include <stdio.h>
@@ -61,61 +62,16 @@ int32_t __wrap_kv_alloc(struct kv_pool *p)
     return fails(&page_fault) ? -1 : __real_kv_alloc(p);
 }
 
-/* ---- a device around a device, as kernels/trace.c does it -------------------------------------------------------- */
-
-struct faulty {
-    struct dev_ops ops; /* first: what the device's `ops` points to */
-    const struct dev_ops *own;
-    int depth; /* ops composed of others: only the outermost counts */
-};
-
-static struct faulty *faulty_of(struct dev *d)
+bool faulty_fails(enum faulty_kind kind)
 {
-    return (struct faulty *)(uintptr_t)d->ops;
+    return fails(kind == FAULTY_OP ? &op_fault : &memory_fault);
 }
 
-#define X(op)                                                                                                          \
-    static void faulty_##op(struct dev *d, const struct op##_args *a)                                                  \
-    {                                                                                                                  \
-        struct faulty *f = faulty_of(d);                                                                               \
-        if (!f->depth && fails(&op_fault)) {                                                                           \
-            dev_fail(d, #op, "injected");                                                                              \
-            return;                                                                                                    \
-        }                                                                                                              \
-        f->depth++;                                                                                                    \
-        f->own->op(d, a);                                                                                              \
-        f->depth--;                                                                                                    \
-    }
-OPS(X)
-#undef X
-
-static void *faulty_alloc(struct dev *d, size_t bytes)
+static void nothing_fails(void)
 {
-    return fails(&memory_fault) ? NULL : faulty_of(d)->own->alloc(d, bytes);
-}
-
-static struct weight *faulty_pack(struct dev *d, const struct weight_src *src, int n)
-{
-    return fails(&memory_fault) ? NULL : faulty_of(d)->own->weight_pack(d, src, n);
-}
-
-static void faulty_open(struct faulty *f, struct dev *d)
-{
-    *f = (struct faulty){.ops = *d->ops, .own = d->ops};
-#define X(op) f->ops.op = faulty_##op;
-    OPS(X)
-#undef X
-    f->ops.alloc = faulty_alloc;
-    f->ops.weight_pack = faulty_pack;
-    d->ops = &f->ops;
     arm(&op_fault, 0, 0);
     arm(&page_fault, 0, 0);
     arm(&memory_fault, 0, 0);
-}
-
-static void faulty_close(struct faulty *f, struct dev *d)
-{
-    d->ops = f->own;
 }
 
 /* ---- a small workload: a greedy request, a sampled one that wants its prompt's log-probabilities, an embedding ----
@@ -234,6 +190,7 @@ static void rig_open(struct rig *r, const char *model, int pages)
     r->g = engine_open(&c, &e);
     if (!r->g) fail_msg("%s: %s", model, e.msg);
     free(dir);
+    nothing_fails();
     faulty_open(&r->f, engine_setup(r->g)->model.d);
     work(r->g, r->right);
     assert_int_equal(judge(r->right, r->right, "without a fault", 0), 0);
@@ -395,6 +352,7 @@ static void training_fails(const char *model, enum train_method method, struct f
     if (model_load(&m, dir, "cpu", 1, NULL, false, &e)) fail_msg("%s: %s", model, e.msg);
     free(dir);
     struct dataset *data = rows_make(12, m.c.vocab, 3);
+    nothing_fails();
     faulty_open(&f, m.d);
     size_t n_right, n_after;
     assert_int_equal(train(&m, data, method, "right").last, TRAIN_SUCCEEDED);

@@ -15,6 +15,10 @@ enum fault_kind {
     FAULT_SYNC,   /* fsync, fdatasync */
     FAULT_RENAME,
     FAULT_THREAD, /* pthread_create */
+    /* not the library's, but faulty_daemon.c's: */
+    FAULT_OP,     /* an op of the device */
+    FAULT_PAGE,   /* a page of the key-value cache */
+    FAULT_DEVICE, /* a piece of the device's memory */
     FAULT_KINDS
 };
 

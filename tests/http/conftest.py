@@ -33,12 +33,12 @@ class Server:
 
     key: the API key that get and post send. verify: the certificate that they expect. wrap, popen: of how it is started."""
 
-    def __init__(self, log, *args, model=MODEL, ready=True, env=None, key=None, verify=None, wrap=(), **popen):
+    def __init__(self, log, *args, model=MODEL, ready=True, env=None, key=None, verify=None, wrap=(), binary=BINARY, **popen):
         self.log_path = log
         self.options = {"headers": {"Authorization": f"Bearer {key}"} if key else {}, "verify": str(verify) if verify else True}
         self.data = Path(next((args[i + 1] for i in range(len(args) - 1) if args[i] == "--data-dir"), f"{log}.data"))
         with open(log, "wb") as out:
-            self.process = subprocess.Popen([*wrap, BINARY, "serve", "--model", model, "--port", "0", "--data-dir", self.data, *map(str, args)],
+            self.process = subprocess.Popen([*wrap, binary, "serve", "--model", model, "--port", "0", "--data-dir", self.data, *map(str, args)],
                                             stderr=out, stdout=out, stdin=subprocess.DEVNULL, cwd=ROOT, env={**ENV, **(env or {})}, **popen)
         try:
             self.url = wait_for(self._listening, what=f"listening; {log}")

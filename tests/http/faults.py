@@ -7,10 +7,11 @@ import struct
 from conftest import BUILD
 
 LIBRARY = BUILD / "tests" / "fault" / "libfault.so"
-KINDS = ("malloc", "map", "open", "write", "sync", "rename", "thread")
+DAEMON = BUILD / "tests" / "fault" / "tandem-faulty"  # whose device fails, too
+KINDS = ("malloc", "map", "open", "write", "sync", "rename", "thread", "op", "page", "device")
 FIELDS = ("first", "count", "filter", "error", "seen", "failed")
 ERRORS = {"malloc": errno.ENOMEM, "map": errno.ENOMEM, "open": errno.EROFS, "write": errno.ENOSPC, "sync": errno.EIO,
-          "rename": errno.ENOSPC, "thread": errno.EAGAIN}
+          "rename": errno.ENOSPC, "thread": errno.EAGAIN, "op": 0, "page": 0, "device": 0}
 ALL = 1 << 60
 SECOND = 1_000_000_000
 TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT

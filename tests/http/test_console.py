@@ -323,6 +323,18 @@ def test_model_facts(still, daemon):
         assert fact in shown
 
 
+def test_a_question_right_after_another(still):
+    """The end of the first is told after the second has begun."""
+    assert still.js("""import('/console/dom.js').then(async ({ ask }) => {
+        const dialog = document.querySelector('#ask-dialog'), question = { title: 'Sure?', text: '', yes: 'yes', no: 'no' };
+        const first = ask(question);
+        dialog.close('');
+        const second = ask(question);
+        await new Promise(next => setTimeout(next, 100));
+        dialog.close('ok');
+        return [await first, await second]; })""") == [None, {"checked": False}]
+
+
 def test_a_page_of_another_site(browser, start):
     """It can neither read nor do anything here, unless it is let in."""
     say = """fetch('%s/generate', {method: 'POST', mode: 'MODE', body: '{"inputs":"Hi","parameters":{"max_new_tokens":1}}'})

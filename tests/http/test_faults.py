@@ -14,7 +14,7 @@ import time
 import pytest
 import requests
 from conftest import DEMO, ROOT, wait_for
-from faults import ALL, LIBRARY, TO_WRITE, Faults
+from faults import ALL, DAEMON, LIBRARY, TO_WRITE, Faults
 from sse import events
 from test_openai_tools import ASK, TOOLS
 from training import OVER, job, rows, submit, wait_over
@@ -23,7 +23,7 @@ from training import request as training_request
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="no library to preload: a sanitizer's build")
 
 EVERY = bool(os.environ.get("TANDEM_FAULTS"))
-SORRY = (500, 503, 507)  # and an error that says why
+SORRY = (424, 500, 503, 507)  # and an error that says why
 TIMES = ("created", "id", "load_seconds")
 
 
@@ -61,6 +61,10 @@ def streamed(s):
 
 def chat(s):
     return answered(s.post("/v1/chat/completions", {"model": "tools", "messages": ASK, "tools": TOOLS, "tool_choice": "required", "temperature": 1, "seed": 1, "max_completion_tokens": 100}))
+
+
+def completions(s):
+    return answered(s.post("/v1/completions", {"model": "x", "prompt": ["Once upon a time", "The end"], "max_tokens": 8, "temperature": 0, "logprobs": 2, "n": 2, "best_of": 2}))
 
 
 def long_text(s):
@@ -129,15 +133,15 @@ def tools_model(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def nothing_fails_for_the_next(request):
     yield
-    for name in ("demo", "tools"):
+    for name in ("demo", "tools", "device"):
         if name in request.fixturenames:
             request.getfixturevalue(name).faults.off()
 
 
-def opened(start, folder, *flags, model=DEMO):
+def opened(start, folder, *flags, model=DEMO, **kw):
     faults = Faults(folder / "control")
     # one thread: on a machine that tests are busy on, two wait for each other at every op
-    s = start("--data-dir", folder / "data", "--adapter-dir", ROOT / "models", "--accept-any-model", "--threads", 1, *flags, env=faults.env(), model=model)
+    s = start("--data-dir", folder / "data", "--adapter-dir", ROOT / "models", "--accept-any-model", "--threads", 1, *flags, env=faults.env(), model=model, **kw)
     s.faults, s.adapter = faults, "demo-pirate"
     return s
 
@@ -152,6 +156,13 @@ def demo(start, tmp_path_factory):
 def tools(start, tools_model, tmp_path_factory):
     template = ROOT / "tests/fixtures/templates/Qwen-Qwen2.5-7B-Instruct.jinja"
     with opened(start, tmp_path_factory.mktemp("faults"), "--chat-template", template, model=tools_model) as s:
+        yield s
+
+
+@pytest.fixture(scope="module")
+def device(start, tmp_path_factory):
+    """On a device that fails."""
+    with opened(start, tmp_path_factory.mktemp("faults"), binary=DAEMON) as s:
         yield s
 
 
@@ -225,7 +236,14 @@ def test_no_malloc_at_all_for_a_while(demo):
     """Everybody waits a moment, and goes on."""
     right = generate(demo)
     got = []
-    askers = [threading.Thread(target=lambda work=work: got.append((work, work(demo)))) for work in (generate, generate, streamed, embedding)]
+
+    def ask(work):
+        try:
+            got.append((work, work(demo)))
+        except requests.ConnectionError:  # not let in
+            got.append((work, (503, None)))
+
+    askers = [threading.Thread(target=ask, args=(work,)) for work in (generate, generate, streamed, embedding)]
     for a in askers:
         a.start()
     demo.faults.arm("malloc", 1, count=ALL)
@@ -347,6 +365,33 @@ def test_the_nth_mapping_and_thread(demo, kind, name, at_least):
         judge(demo, work, right, f"{name}, {kind} {i} of {n}")
 
 
+# ---- the device --------------------------------------------------------------------------------------------------------
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind, name", [("op", "generate"), ("op", "streamed"), ("op", "completions"), ("op", "embedding"), ("op", "trained"), ("op", "adapter_loaded"),
+                                        ("page", "generate"), ("page", "embedding"), ("device", "trained"), ("device", "adapter_loaded")])
+def test_the_nth_op_and_page(device, kind, name):
+    """The n-th op of the device, page of the cache, piece of the device's memory: an error, and the next one is right."""
+    work = {**WORK, "completions": completions}[name]
+    right = [work(device) for _ in range(2)][-1]
+    assert right[0] in (200, 201), right
+    device.wait_idle()
+    device.faults.arm(kind)
+    assert work(device) == right
+    n = device.faults.seen(kind)
+    hit = failed = 0
+    for i in numbers(n, 5 if name == "trained" else 12):
+        device.faults.arm(kind, i)
+        before = device.metric("tandem_failed_steps_total")
+        judge(device, work, right, f"{name}, {kind} {i} of {n}")
+        hit += device.faults.failed(kind)
+        failed += device.metric("tandem_failed_steps_total") - before
+    assert hit if n else name == "adapter_loaded"
+    if kind == "op" and name in ("generate", "streamed", "completions", "embedding"):
+        assert failed == hit  # each of them was a step, and those alone
+    device.wait_idle()
+
+
 # ---- files -------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.timeout(600)
@@ -436,9 +481,9 @@ def test_clocks_that_jump(demo, realtime, monotonic):
     assert {name: WORK[name](demo) for name in right} == right
 
 
-def test_it_ends_in_peace(demo, tools):
+def test_it_ends_in_peace(demo, tools, device):
     """Last: after all of this nothing is held, and the fixtures see them end with status 0."""
-    for s in (demo, tools):
+    for s in (demo, tools, device):
         s.faults.off()
         s.wait_idle()
         assert "impossible state" not in s.log() and "tandem: out of memory" not in s.log()

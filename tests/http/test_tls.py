@@ -64,7 +64,9 @@ class Link:
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.cut = False  # the end came without close_notify
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = context(cert).wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
+        asked = context(cert)
+        asked.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF  # Python 3.11.2 (Debian 12) sets it: a cut would look like an end
+        self.tls = asked.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
 
     def send_raw(self, piece=None):
         data = self.outgoing.read()
@@ -99,7 +101,9 @@ class Link:
                 return self.tls.read(n)
             except ssl.SSLWantReadError:
                 self.receive()
-            except ssl.SSLEOFError:
+            except ssl.SSLError as e:  # SSLEOFError, but in Python 3.11.2
+                if e.reason != "UNEXPECTED_EOF_WHILE_READING":
+                    raise
                 self.cut = True
                 return b""
 

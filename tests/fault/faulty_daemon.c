@@ -1,0 +1,57 @@
+/* The daemon on a device and a page pool that fail: linked with the daemon's own main, in tests only.  What fails is in
+ * the file that TANDEM_FAULT names (preload.h), as for the preloaded library; the linker's --wrap puts these in the
+ * places of dev_open and kv_alloc (tests/fault/meson.build). */
+#include "engine/kv.h"
+#include "tests/fault/faulty.h"
+#include "tests/fault/preload.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static struct fault_control *control;
+
+__attribute__((constructor)) static void open_control(void)
+{
+    const char *path = getenv("TANDEM_FAULT");
+    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (fd < 0) return;
+    void *p = mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (p != MAP_FAILED) control = p;
+}
+
+static bool fails(enum fault_kind kind)
+{
+    struct fault *f = control ? &control->fault[kind] : NULL;
+    int64_t first = f ? (int64_t)f->first : 0;
+    if (!first) return false;
+    int64_t n = ++f->seen;
+    if (n < first || n - first >= f->count) return false;
+    f->failed++;
+    return true;
+}
+
+bool faulty_fails(enum faulty_kind kind)
+{
+    return fails(kind == FAULTY_OP ? FAULT_OP : FAULT_DEVICE);
+}
+
+int32_t __real_kv_alloc(struct kv_pool *);
+int32_t __wrap_kv_alloc(struct kv_pool *);
+struct dev *__real_dev_open(const struct dev_config *, char why[160]);
+struct dev *__wrap_dev_open(const struct dev_config *, char why[160]);
+
+int32_t __wrap_kv_alloc(struct kv_pool *p)
+{
+    return fails(FAULT_PAGE) ? -1 : __real_kv_alloc(p);
+}
+
+struct dev *__wrap_dev_open(const struct dev_config *c, char why[160])
+{
+    struct dev *d = __real_dev_open(c, why);
+    struct faulty *f = d ? malloc(sizeof *f) : NULL;
+    if (f) faulty_open(f, d); /* for good: a device is closed through its table */
+    return d;
+}

@@ -9,26 +9,32 @@
 # BASE       what it is built and run on: Debian 12 or 13
 # MESON_ARGS further options of the build
 # JOBS       compilers at once; default: one per core, and two
-# The CUDA variant has a base with the CUDA toolkit to build on and one with its runtime to run on:
-#   --build-arg BASE=nvidia/cuda:12.6.3-devel-... --build-arg RUN_BASE=nvidia/cuda:12.6.3-runtime-... \
-#   --build-arg MESON_ARGS=-Dcuda=enabled
+# CUDA       1: with the device cuda.  The compiler comes from NVIDIA's wheels on PyPI; the image gets cuBLASLt of the same
+#            origin (half a gigabyte), and is run with `docker run --gpus all` on a machine with NVIDIA's container toolkit
 ARG BASE=debian:bookworm-slim
 ARG RUN_BASE=${BASE}
 
 FROM ${BASE} AS build
 ARG MESON_ARGS=""
 ARG JOBS=""
+ARG CUDA=""
 WORKDIR /src
 # packages first: they change less often than the sources
 COPY scripts/deps scripts/deps
-RUN scripts/deps build && rm -rf /var/lib/apt/lists/*
+RUN scripts/deps build \
+ && if [ -n "${CUDA}" ]; then \
+      apt-get install -y -q --no-install-recommends g++ python3-venv ca-certificates \
+      && scripts/deps cuda && build-cuda/bin/pip install -q --no-deps --target /cublas nvidia-cublas==13.1.0.3; \
+    fi \
+ && rm -rf /var/lib/apt/lists/*
 COPY . .
-RUN meson setup build --prefix=/usr --sysconfdir=/etc --localstatedir=/var --strip -Dtests=false ${MESON_ARGS} \
+RUN meson setup build --prefix=/usr --sysconfdir=/etc --localstatedir=/var --strip -Dtests=false ${CUDA:+-Dcuda=enabled} ${MESON_ARGS} \
  && ninja -C build ${JOBS:+-j ${JOBS}} \
  && DESTDIR=/out meson install -C build --no-rebuild --quiet \
  && mkdir -p /out/var/lib/tandem \
  && rm -rf /out/usr/lib/systemd /out/usr/lib/sysusers.d /out/usr/lib/tmpfiles.d /out/usr/share/doc /out/usr/share/man \
- && scripts/runtime-packages /out/usr/bin/tandem > /runtime-packages
+ && scripts/runtime-packages /out/usr/bin/tandem > /runtime-packages \
+ && if [ -n "${CUDA}" ]; then install -D -m 644 -t "/out/usr/lib/$(uname -m)-linux-gnu" /cublas/nvidia/cu13/lib/libcublasLt.so.13; fi
 
 FROM ${RUN_BASE}
 # the libraries it is linked with, as found by the build, and nothing else
@@ -42,6 +48,8 @@ RUN chown 10001:10001 /var/lib/tandem
 USER 10001:10001
 WORKDIR /usr/share/tandem
 # every option is a variable: TANDEM_MODEL, TANDEM_QUANTIZE...
+# what NVIDIA's container toolkit is to bring in: the driver's library, and nvidia-smi's
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
 ENV TANDEM_HOST=0.0.0.0 TANDEM_PORT=8080 TANDEM_DATA_DIR=/var/lib/tandem
 VOLUME /var/lib/tandem
 EXPOSE 8080

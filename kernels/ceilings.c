@@ -9,6 +9,7 @@
  * with intrinsics, compilers put the accumulators through memory or joined chains, and kernels passed the "ceiling". */
 #include "kernels/ceilings.h"
 
+#include "kernels/cuda/ceilings.h"
 #include "kernels/dev.h"
 
 #include <pthread.h>
@@ -347,6 +348,12 @@ static int by_rate(const void *a, const void *b)
 int dev_ceilings(struct dev *d, size_t read_bytes, struct ceilings *out)
 {
     *out = (struct ceilings){0};
+#ifdef TANDEM_SIMT
+    if (!strcmp(d->ops->name, "simt")) return simt_ceilings(d, read_bytes, out);
+#endif
+#ifdef TANDEM_CUDA
+    if (!strcmp(d->ops->name, "cuda")) return cuda_ceilings(d, read_bytes, out);
+#endif
     if (!d->ops->host_memory) return 0;
     struct probe p = {.machine = machine_look(), .threads = d->ops->on_threads ? d->threads : 1};
     if (read_bytes > READ_MAX) read_bytes = READ_MAX;

@@ -2,7 +2,10 @@
  *
  * They are the machine's, not the level's: a device that was told to use a lower instruction-set level is measured
  * against the same numbers.  Vector units only; matrix units (AMX) are not counted.  Shared machines drift, so measure
- * in the same process as what is compared, more than once, and take the mean. */
+ * in the same process as what is compared, more than once, and take the mean.
+ *
+ * Of a GPU: bytes read and written when memory is copied on the device, and the rates of large products by cuBLASLt, all
+ * by the device's clock.  Of simt the figures mean nothing. */
 #ifndef TANDEM_KERNELS_CEILINGS_H
 #define TANDEM_KERNELS_CEILINGS_H
 
@@ -22,7 +25,7 @@ enum { CEILINGS_READ_MIN = 256 << 20, CEILINGS_READ_WANTED = 1 << 30 }; /* bytes
 struct dev;
 
 /* Measures for about a second on the device's threads, which must be idle.  read_bytes: size of the buffer, see above.
- * 0, or -1 when there is no memory for it.  A device without host memory has no ceilings here: all 0. */
+ * 0, or -1 when there is no memory for it.  What the device does not measure is 0. */
 int dev_ceilings(struct dev *, size_t read_bytes, struct ceilings *out);
 
 /* Adds a share of each rate to *sum; the buffer's size is c's. */

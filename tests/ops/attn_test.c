@@ -138,6 +138,7 @@ static const struct shape shapes[] = {{1, 1, 1, 0, 0},    {2, 1, 8, 8, 0},    {4
 static void ragged_case(struct dev *dev, struct dev *ref, struct shape s, enum dtype t, bool check_out)
 {
     static const int first[3] = {5, 16, 0}, second[3] = {30, 1, 17};
+    if (case_left_out()) return;
     struct dev *devs[2] = {dev, ref};
     struct seq seqs[2][3];
     int W = width_of(&s), O = s.heads * s.head_dim;

@@ -172,6 +172,14 @@ bool op_wanted(const char *op)
     return *some;
 }
 
+int thin = 1, thin_from;
+
+bool case_left_out(void)
+{
+    static int cases;
+    return (cases++ + thin_from) % thin != 0;
+}
+
 bool with_bf16_x;
 
 struct dev *open_checked(const char *name, int threads)

@@ -50,6 +50,11 @@ struct weight *weight_put(struct dev *, const struct weight_case *);
 extern const char *const *wanted_ops;
 bool op_wanted(const char *op);
 
+/* Of the cases of an op's test, one in `thin` runs (1: all), from the one that thin_from says: for runs under many
+ * schedules, each with cases of its own.  A case asks once, first of all. */
+extern int thin, thin_from;
+bool case_left_out(void);
+
 extern bool with_bf16_x;                                 /* how open_checked opens */
 struct dev *open_checked(const char *name, int threads); /* aborts when it cannot */
 

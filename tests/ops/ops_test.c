@@ -2,7 +2,10 @@
  * tolerances cannot show: bit equality over batches, threads, chunks and levels, what sampling means, and what the
  * checks catch.  The table is made from OPS: an op without a test does not compile.
  *
- *     ops_test [--device NAME [OP...]]      another device: the table, or these ops of it, and what sampling means */
+ *     ops_test --device NAME [OP...]
+ *         another device: the table, or these ops of it, and what else is true of a device
+ *     ops_test --device NAME --thin K [--schedules N] [OP...]
+ *         only the table, one in K of its cases; N times, each with other cases and another order of threads */
 #include "tests/ops/harness.h"
 
 #include <stdio.h>
@@ -44,8 +47,11 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+static bool quiet;
+
 static void report(const char *what, double start, int failures_before)
 {
+    if (quiet && n_failures == failures_before) return;
     printf("%-40s %s  %.1f s\n", what, n_failures == failures_before ? "ok" : "FAILED", now() - start);
     fflush(stdout);
 }
@@ -60,7 +66,7 @@ static void run_table(const char *name, int threads)
         int before = n_failures, checks = n_checks;
         random_seed(1000 + i);
         op_tests[i].run(dev, ref);
-        CHECK(n_checks > checks, "%s: the test checked nothing", op_tests[i].op);
+        CHECK(n_checks > checks || thin > 1, "%s: the test checked nothing", op_tests[i].op);
         snprintf(label, sizeof label, "%s %s threads=%d", op_tests[i].op, name, threads);
         report(label, start, before);
     }
@@ -94,6 +100,32 @@ static void test_open(void)
     d = dev_open(&(struct dev_config){.name = "cpu", .threads = -1}, why);
     CHECK(!d && why[0], "a negative number of threads opened");
     for (int op = 0; op < OP_COUNT; op++) CHECK(op_name((enum op_id)op)[0] != '?', "op %d has no name", op);
+}
+
+static int end(void)
+{
+    printf("%d checks, %d failures\n", n_checks, n_failures);
+    return n_failures || !n_checks ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+/* The table again and again; simt looks at SIMT_SEED at each launch. */
+static int test_schedules(const char *name, int schedules)
+{
+    for (int i = 1; i <= schedules; i++) {
+        char seed[32];
+        double start = now();
+        int before = n_failures, checks = n_checks;
+        snprintf(seed, sizeof seed, "%d", i);
+        if (schedules > 1) setenv("SIMT_SEED", seed, 1);
+        thin_from = i;
+        quiet = schedules > 1;
+        run_table(name, 1);
+        quiet = false;
+        CHECK(n_checks > checks, "schedule %d: checked nothing", i);
+        snprintf(seed, sizeof seed, "schedule %d", i);
+        report(seed, start, before);
+    }
+    return end();
 }
 
 /* A device that is no cpu level. */
@@ -132,15 +164,18 @@ static int test_device(const char *name)
     }
     test_train_bits(&name, 1);
     report("training: alone, head by head", start, 0);
-    printf("%d checks, %d failures\n", n_checks, n_failures);
-    return n_failures ? EXIT_FAILURE : EXIT_SUCCESS;
+    return end();
 }
 
 int main(int argc, char **argv)
 {
     if (argc > 2 && !strcmp(argv[1], "--device")) {
-        wanted_ops = (const char *const *)argv + 3;
-        return test_device(argv[2]);
+        int at = 3, schedules = 1;
+        for (; at + 1 < argc && !strncmp(argv[at], "--", 2); at += 2)
+            *(strcmp(argv[at], "--thin") ? &schedules : &thin) = atoi(argv[at + 1]);
+        if (thin < 1 || schedules < 1) return EXIT_FAILURE;
+        wanted_ops = (const char *const *)argv + at;
+        return at > 3 ? test_schedules(argv[2], schedules) : test_device(argv[2]);
     }
     const char *levels[sizeof all_levels / sizeof *all_levels];
     double start = now();
@@ -200,6 +235,5 @@ int main(int argc, char **argv)
     start = now();
     test_trace();
     report("trace, ceilings", start, before);
-    printf("%d checks, %d failures\n", n_checks, n_failures);
-    return n_failures ? EXIT_FAILURE : EXIT_SUCCESS;
+    return end();
 }

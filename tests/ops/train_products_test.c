@@ -63,6 +63,7 @@ static const struct gemm_shape dense_shapes[] = {{5, 8, 8}, {70, 64, 64}, {65, 9
 
 static void gemm_case(struct dev *dev, struct dev *ref, struct gemm_shape s, int variant, bool gaps)
 {
+    if (case_left_out()) return;
     bool ta = variant & 1, tb = variant & 2, accumulate = variant & 4, half = variant & 8;
     char label[LABEL];
     struct twin a = twin_make(dev, ref, ta ? s.K : s.M, ta ? s.M : s.K, gaps ? variant % 3 : 0);
@@ -169,6 +170,7 @@ static const struct back_shape {
 static void back_case(struct dev *dev, struct dev *ref, struct back_shape s, struct weight_kind kind, bool gate_up,
                       bool accumulate)
 {
+    if (case_left_out()) return;
     char label[LABEL];
     struct any_weight c = any_weight(kind, s.N, s.K, gate_up);
     struct weight *dw = any_put(dev, &c), *rw = any_put(ref, &c);
@@ -239,6 +241,7 @@ static void back_gradient(struct dev *ref, struct weight_kind kind, bool gate_up
 /* linear on a gate_up weight: the bits of linear on the two parts in turn */
 static void linear_of_gate_up(struct dev *d, int T, int F, int K, struct weight_kind kind)
 {
+    if (case_left_out()) return;
     char label[LABEL];
     struct any_weight c = any_weight(kind, 2 * F, K, true);
     struct weight *both = any_put(d, &c), *one[2];
@@ -301,6 +304,7 @@ void test_linear_back(struct dev *dev, struct dev *ref)
 /* parts of different ranks, overlapping in columns, over groups that leave rows out */
 static void lora_case(struct dev *dev, struct dev *ref, int T, int K, int N, int r)
 {
+    if (case_left_out()) return;
     char label[LABEL];
     struct twin x = twin_make(dev, ref, T, K, 1), y = twin_make(dev, ref, T, N, 2);
     int n1 = N / 2 + 1, n2 = N - N / 3, r2 = r + 3;

@@ -4,6 +4,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDERS = ("kernels", "engine", "server")
+C_SUFFIXES = {".c", ".h", ".cu", ".cuh", ".cc"}
 
 
 def tracked(root=ROOT):
@@ -18,5 +19,5 @@ def tracked(root=ROOT):
 
 
 def c_files(root=ROOT, folders=FOLDERS):
-    """Sources and headers under the given folders."""
-    return sorted(p for folder in folders for p in (root / folder).rglob("*.[ch]"))
+    """Sources and headers under the given folders: C, and the C++ and CUDA of the GPU device."""
+    return sorted(p for folder in folders for p in (root / folder).rglob("*") if p.suffix in C_SUFFIXES)

@@ -15,6 +15,9 @@ LIBC = set("""assert ctype errno fcntl fenv float glob inttypes limits locale ma
     signal spawn stdalign stdarg stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string strings termios threads time
     unistd wchar dirent dlfcn execinfo getopt malloc netdb link elf endian byteswap
     immintrin x86intrin cpuid arm_neon arm_sve""".split())
+CXX = set("""algorithm chrono cassert cfloat cinttypes climits cmath cstddef cstdint cstdio cstdlib cstring ctime deque functional
+    limits new tuple type_traits unordered_map unordered_set utility vector""".split())
+CUDA = {"cuda_runtime.h", "library_types.h"}
 LIBC_FOLDERS = ("sys/", "linux/", "netinet/", "arpa/", "net/", "sanitizer/", "asm/")
 
 
@@ -47,7 +50,7 @@ def includes(path):
 def allowed(rule, is_project, name):
     if is_project:
         return name.startswith(rule.own) or name in rule.project or any(p.endswith("/") and name.startswith(p) for p in rule.project)
-    return name in rule.libraries or name.removesuffix(".h") in LIBC or name.startswith(LIBC_FOLDERS)
+    return name in rule.libraries or name.removesuffix(".h") in LIBC or name.startswith(LIBC_FOLDERS) or (rule.own == "kernels/" and name in CXX | CUDA)
 
 
 def wrong_includes(root):

@@ -6,7 +6,7 @@ from sources import ROOT, c_files, tracked
 
 FILE_LINES = 800
 FUNCTION_LINES = 120
-CODE = {".c", ".h", ".py"}
+CODE = {".c", ".h", ".cu", ".cuh", ".cc", ".py"}
 TEXT = CODE | {".md", ".yaml", ".yml", ".build", ".txt", ".sh", ".service", ".socket", ""}
 DATA = ("tests/fixtures/", "tests/fuzz/corpus/", "models/", "LICENSE")
 
@@ -40,7 +40,7 @@ def opens_with_comment(path):
 def is_introduced(path):
     """The file opens with a comment, or it is a source whose header of the same name does."""
     header = path.with_suffix(".h")
-    return opens_with_comment(path) or (path.suffix == ".c" and header.exists() and opens_with_comment(header))
+    return opens_with_comment(path) or (path.suffix in {".c", ".cu", ".cc"} and header.exists() and opens_with_comment(header))
 
 
 def trailing_blanks(text):

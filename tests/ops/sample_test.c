@@ -86,7 +86,7 @@ static void table_case(struct dev *dev, struct dev *ref, int V, int R, float sca
         rows[i].presence = i % 6 ? 0.4f : 0;
         for (int k = 0; k < LISTS; k++) {
             adds[i][k] = (struct token_add){random_below(V), random_below(3) || V < 9 ? random_float() : -INFINITY};
-            counts[i][k] = (struct token_count){(int)((int64_t)V * k / LISTS), random_below(3)};
+            counts[i][k] = (struct token_count){V < LISTS ? k % V : (int)((int64_t)V * k / LISTS), random_below(3)};
         }
         if (i % 4 == 2) rows[i].allowed = random_mask(allowed + (size_t)i * words, V, i / 4 % 4);
         if (i % 10 == 9)

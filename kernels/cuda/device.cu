@@ -126,13 +126,12 @@ int gpu_reopen(struct dev *head, char why[160])
     let_go(d);
     cudaDeviceReset();
     cudaGetLastError();
-    if (!take_hold(d, why)) {
-        let_go(d);
-        return -1;
-    }
-    __atomic_store_n(&d->lost, false, __ATOMIC_RELAXED);
     dev_clear_error(head);
-    return 0;
+    __atomic_store_n(&d->lost, false, __ATOMIC_RELAXED);
+    if (take_hold(d, why)) return 0;
+    let_go(d);
+    __atomic_store_n(&d->lost, true, __ATOMIC_RELAXED);
+    return -1;
 }
 
 void gpu_close(struct dev *head)

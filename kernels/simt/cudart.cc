@@ -39,11 +39,12 @@ struct state {
     std::unordered_map<void *, size_t> memory;
     size_t used = 0, limit = (size_t)4 << 30;
     cudaError_t last = cudaSuccess, sticky = cudaSuccess;
-    long fail_after = -1;
+    long fail_after = -1, fail_again = -1;
     struct simt_counts counts = {};
     state()
     {
         if (const char *s = getenv("SIMT_FAIL_LAUNCH")) fail_after = atol(s);
+        if (const char *s = getenv("SIMT_FAIL_AGAIN")) fail_again = atol(s);
         if (const char *s = getenv("SIMT_MEMORY_BYTES")) limit = strtoull(s, nullptr, 10);
     }
 };
@@ -156,6 +157,8 @@ cudaError_t cudaDeviceReset()
     for (stream *s : h.streams) delete s;
     h.streams.clear();
     h.last = h.sticky = cudaSuccess;
+    h.fail_after = h.fail_again;
+    h.fail_again = -1;
     return cudaSuccess;
 }
 

@@ -83,7 +83,8 @@ void enqueue(cudaStream_t, std::function<void()>);
 /* Sets the last error, as a launch with these sizes would; true when it is fine. */
 bool launch_fits(dim3 grid, dim3 block, size_t smem);
 /* After `after` more launches one fails with a sticky error (cudaErrorIllegalAddress) that only cudaDeviceReset clears;
- * -1: never.  For tests of faults; also the environment's SIMT_FAIL_LAUNCH, once a process. */
+ * -1: never.  For tests of faults; also the environment's SIMT_FAIL_LAUNCH, once a process, and SIMT_FAIL_AGAIN,
+ * counted from the first cudaDeviceReset. */
 void fail_launch(long after);
 
 template <class... P, class... A>

@@ -1,0 +1,299 @@
+/* The engine on a device whose memory is not the host's: simt, the CUDA kernels on the CPU.  Texts are the cpu's, a
+ * batch changes none, replayed steps have the bits of those that are not, a step waits for the device once, nothing is
+ * taken after the start, and a device that is lost is opened anew, once.
+ *
+ *   simt_test FIXTURES/models */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "engine/base/log.h"
+#include "engine/engine.h"
+#include "engine/turn.h"
+#include "kernels/dev.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *fixtures;
+
+enum { TOKENS = 12, ASKS = 3 };
+
+struct reply {
+    int n;
+    int32_t ids[TOKENS];
+    float logprobs[TOKENS];
+    enum finish_reason finish;
+    char error[256];
+    bool done;
+};
+
+static struct engine_config config(const char *device)
+{
+    static char model[1024];
+    snprintf(model, sizeof model, "%s/qwen2", fixtures);
+    return (struct engine_config){.model = model,
+                                  .device = device,
+                                  .threads = 1,
+                                  .kv_type = "f32",
+                                  .activations = "f32",
+                                  .max_seqs = 4,
+                                  .max_batch_tokens = 32,
+                                  .max_lora_rank = 8,
+                                  .no_prefix_cache = true, /* the same steps every time */
+                                  .kv_pages = 64};
+}
+
+static struct engine *open_engine(struct engine_config c)
+{
+    struct err e = {0};
+    struct engine *g = engine_open(&c, &e);
+    if (!g) fail_msg("%s", e.msg);
+    return g;
+}
+
+static struct dev *device_of(struct engine *g)
+{
+    return engine_setup(g)->model.d;
+}
+
+/* Prompts of one, two and many tokens; the third is sampled. */
+static void submit(struct engine *g, int i, struct reply *y)
+{
+    int32_t prompt[40];
+    struct err e = {0};
+    for (int k = 0; k < 40; k++) prompt[k] = (k * 7 + i * 3 + 1) % 280;
+    struct gen_request q = {.prompt = prompt,
+                            .n_prompt = i == 0   ? 1
+                                        : i == 1 ? 19
+                                                 : 40,
+                            .max_new_tokens = TOKENS,
+                            .ignore_eos = true,
+                            .sampling = {.temperature = 1, .top_p = 0.9f, .typical_p = 1, .repetition = 1.1f},
+                            .user = y};
+    q.sampling.sample = i == 2;
+    q.sampling.seed = 11;
+    *y = (struct reply){0};
+    if (!engine_submit(g, &q, &e)) fail_msg("%s", e.msg);
+}
+
+static void take(struct engine *g)
+{
+    struct event_batch *all = engine_events(g);
+    for (struct event_batch *b = all; b; b = b->next)
+        for (int i = 0; i < b->n; i++) {
+            struct reply *y = b->v[i].user;
+            if (b->v[i].kind == EV_TOKEN) {
+                y->ids[y->n] = b->v[i].token;
+                y->logprobs[y->n++] = b->v[i].logprob;
+            }
+            if (b->v[i].kind != EV_DONE) continue;
+            y->done = true;
+            y->finish = b->v[i].finish;
+            snprintf(y->error, sizeof y->error, "%s", b->v[i].error ? b->v[i].error : "");
+        }
+    engine_events_done(g, all);
+}
+
+static void run_out(struct engine *g, const struct reply *y, int n)
+{
+    for (int i = 0; i < n;) {
+        engine_turn(g, false);
+        take(g);
+        while (i < n && y[i].done) i++;
+    }
+}
+
+static void generate(struct engine *g, int from, int n, struct reply *y)
+{
+    for (int i = 0; i < n; i++) submit(g, from + i, &y[i]);
+    run_out(g, y, n);
+}
+
+static void assert_same(const struct reply *a, const struct reply *b, bool bits)
+{
+    assert_int_equal(a->finish, FINISH_LENGTH);
+    assert_int_equal(b->finish, FINISH_LENGTH);
+    assert_int_equal(a->n, TOKENS);
+    assert_memory_equal(a->ids, b->ids, sizeof a->ids);
+    if (bits) assert_memory_equal(a->logprobs, b->logprobs, sizeof a->logprobs);
+    for (int i = 0; i < TOKENS; i++) assert_float_equal(a->logprobs[i], b->logprobs[i], 1e-4f);
+}
+
+static void test_texts(void **state)
+{
+    (void)state;
+    struct reply cpu[ASKS], together[ASKS], alone[ASKS];
+    struct engine *g = open_engine(config("cpu"));
+    generate(g, 0, ASKS, cpu);
+    engine_close(g);
+    g = open_engine(config("simt"));
+    size_t before, after;
+    struct dev_memory m;
+    device_of(g)->ops->memory(device_of(g), &m);
+    before = m.used;
+    generate(g, 0, ASKS, together);
+    for (int i = 0; i < ASKS; i++) generate(g, i, 1, &alone[i]);
+    device_of(g)->ops->memory(device_of(g), &m);
+    after = m.used;
+    assert_int_equal(before, after); /* nothing is taken once it runs */
+    const struct engine_info *info = engine_info(g);
+    assert_true(info->device_base == before && info->device_budget == m.budget && m.budget < m.total);
+    assert_int_equal(info->weight_bytes + info->kv_bytes + info->workspace_bytes, before);
+    engine_close(g);
+    for (int i = 0; i < ASKS; i++) {
+        assert_same(&cpu[i], &together[i], false);
+        assert_same(&alone[i], &together[i], false); /* few rows and many go to different kernels */
+    }
+}
+
+static void test_replay(void **state)
+{
+    (void)state;
+    struct reply replayed[ASKS], eager[ASKS];
+    struct engine *g = open_engine(config("simt"));
+    struct dev *d = device_of(g);
+    struct simt_counts start = simt_counts(), end;
+    generate(g, 0, ASKS, replayed);
+    end = simt_counts();
+    assert_true(end.graphs > start.graphs);
+    assert_true(end.replays - start.replays > end.graphs - start.graphs);
+
+    /* the same numbers again: nothing new is recorded, and every step of them waits once */
+    struct reply y;
+    generate(g, 0, 1, &y);
+    submit(g, 0, &y);
+    while (y.n < 2) engine_turn(g, false), take(g);
+    for (int k = 0; k < 4; k++) {
+        start = simt_counts();
+        engine_turn(g, false);
+        end = simt_counts();
+        take(g);
+        assert_int_equal(end.syncs - start.syncs, 1);
+        assert_int_equal(end.replays - start.replays, 1);
+        assert_int_equal(end.graphs, start.graphs);
+    }
+    run_out(g, &y, 1);
+
+    /* a longer context has wider tables of pages: another graph */
+    int32_t prompt[200];
+    struct err e = {0};
+    for (int k = 0; k < 200; k++) prompt[k] = k % 280;
+    struct gen_request q = {.prompt = prompt, .n_prompt = 140, .max_new_tokens = 6, .ignore_eos = true, .user = &y};
+    q.sampling.repetition = 1;
+    start = simt_counts();
+    y = (struct reply){0};
+    assert_true(engine_submit(g, &q, &e) != 0);
+    run_out(g, &y, 1);
+    assert_int_equal(simt_counts().graphs - start.graphs, 1);
+
+    struct dev_ops plain = *d->ops;
+    const struct dev_ops *own = d->ops;
+    plain.replay = NULL;
+    d->ops = &plain;
+    start = simt_counts();
+    generate(g, 0, ASKS, eager);
+    assert_int_equal(simt_counts().replays, start.replays);
+    d->ops = own;
+    engine_close(g);
+    for (int i = 0; i < ASKS; i++) assert_same(&replayed[i], &eager[i], true);
+}
+
+/* ---- a device that is lost -------------------------------------------------------------------------------------- */
+
+static void test_lost(void **state)
+{
+    (void)state;
+    struct reply right[ASKS], y[ASKS];
+    struct engine_stats s;
+    struct engine *g = open_engine(config("simt"));
+    generate(g, 0, ASKS, right);
+
+    /* one runs, two come while it does: the first ends with the device's words, the others as if nothing had been */
+    submit(g, 0, &y[0]);
+    while (y[0].n < 3) engine_turn(g, false), take(g);
+    simt_fail_launch(3); /* in the sampling: the step itself is one graph */
+    while (!y[0].done) engine_turn(g, false), take(g);
+    simt_fail_launch(-1);
+    assert_int_equal(y[0].finish, FINISH_ERROR);
+    assert_non_null(strstr(y[0].error, "an illegal memory access was encountered"));
+    engine_stats_read(g, &s);
+    assert_true(s.failed_steps == 1 && s.device_restarts == 1 && !s.device_lost && !engine_lost(g));
+    generate(g, 0, ASKS, y);
+    for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
+
+    /* again so soon: for good.  What waits ends, too, and so does what comes */
+    for (int i = 0; i < ASKS; i++) submit(g, i, &y[i]);
+    engine_turn(g, false);
+    take(g);
+    simt_fail_launch(0);
+    run_out(g, y, ASKS);
+    simt_fail_launch(-1);
+    for (int i = 0; i < ASKS; i++) assert_int_equal(y[i].finish, FINISH_ERROR);
+    assert_true(engine_lost(g));
+    generate(g, 0, 1, y);
+    assert_int_equal(y[0].finish, FINISH_ERROR);
+    assert_string_equal(y[0].error, "the device was lost");
+    engine_stats_read(g, &s);
+    assert_true(s.device_restarts == 1 && s.device_lost);
+    engine_close(g);
+    log_set_level(LOG_INFO);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+static void refused(struct engine_config c, const char *because)
+{
+    struct err e = {0};
+    struct engine *g = engine_open(&c, &e);
+    if (g) engine_close(g);
+    assert_null(g);
+    if (!strstr(e.msg, because)) fail_msg("\"%s\" does not say \"%s\"", e.msg, because);
+}
+
+static void test_budget(void **state)
+{
+    (void)state;
+    struct engine_config c = config("simt");
+    c.gpu_memory_bytes = 6ull << 30; /* simt has 4 GiB */
+    refused(c, "lower --gpu-memory-bytes");
+    c.gpu_memory_bytes = 1 << 20;
+    refused(c, "are too few");
+    c.gpu_memory_bytes = 128 << 20;
+    c.kv_pages = 0;
+    c.kv_cache_bytes = 4ull << 30;
+    refused(c, "KV pages of");
+    c.kv_cache_bytes = 0;
+    struct engine *g = open_engine(c);
+    const struct engine_info *i = engine_info(g);
+    assert_true(i->device_budget == 128 << 20 && i->device_base <= i->device_budget && i->pages >= 2);
+    engine_close(g);
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    struct engine_config c = config("cuda:x");
+    refused(c, "the number of a GPU");
+    c = config("tpu");
+    refused(c, "no device is called \"tpu\"");
+    struct engine *g = open_engine(config("auto")); /* a GPU, or the cpu and why */
+    const struct engine_info *i = engine_info(g);
+    assert_true(strncmp(i->device, "cuda", 4) == 0 ? !*i->device_note : *i->device_note != 0);
+    engine_close(g);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_texts), cmocka_unit_test(test_replay), cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_names), cmocka_unit_test(test_lost), /* the last: it leaves the runtime lost */
+    };
+    if (argc != 2) return fprintf(stderr, "usage: simt_test FIXTURES/models\n"), 2;
+    fixtures = argv[1];
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

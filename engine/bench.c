@@ -377,6 +377,7 @@ void bench_judge(const struct bench *b, const struct bench_system *s, const stru
         .kv_type = b->info->kv_type,
         .level = space ? space + 1 : b->info->device,
         .threads = b->info->threads,
+        .gpu = strncmp(b->info->device, "cuda", 4) == 0 || strncmp(b->info->device, "simt", 4) == 0,
         .system = s,
         .ratios = r->ratios,
         .attention_share = share_of(r, "attn"),

@@ -86,6 +86,7 @@ struct bench_facts {
     int batch;
     const char *weight_type, *kv_type, *level; /* level: "avx512"...  */
     int threads;
+    bool gpu; /* what concerns cores, levels and huge pages does not apply */
     const struct bench_system *system;
     struct bench_ratios ratios;
     double attention_share, engine_share; /* of the phase's time */

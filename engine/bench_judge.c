@@ -121,7 +121,7 @@ static bool attention_long(const struct bench_facts *f)
 static bool out_of_multipliers(const struct bench_facts *f)
 {
     return f->ratios.bound == BOUND_MULTIPLIER && f->ratios.ceiling >= 0.6 && is_integer(f->weight_type) &&
-           f->threads >= f->system->cores;
+           (f->gpu || f->threads >= f->system->cores);
 }
 
 static bool between_ops(const struct bench_facts *f)
@@ -138,26 +138,31 @@ static bool small_steps(const struct bench_facts *f)
 static const struct rule {
     bool (*applies)(const struct bench_facts *);
     const char *text;
+    bool cpu_only;
 } rules[] = {
     {busy, "the machine is busy with something else or its speed changes: measure again when it is quiet"},
-    {low_level, "the machine has a better instruction-set level than the one used: leave --device at auto"},
-    {few_threads, "cores are idle: raise --threads to the number of cores"},
-    {many_threads, "more threads than cores: lower --threads to the number of cores"},
+    {low_level, "the machine has a better instruction-set level than the one used: leave --device at auto", true},
+    {few_threads, "cores are idle: raise --threads to the number of cores", true},
+    {many_threads, "more threads than cores: lower --threads to the number of cores", true},
     {no_huge_pages,
-     "huge pages are off: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled makes reading weights faster"},
+     "huge pages are off: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled makes reading weights faster",
+     true},
     {float_weights, "--quantize int8 reads a half (from f32 a quarter) of the bytes and multiplies on the int8 unit"},
     {int8_from_memory, "--quantize int4 reads about half the bytes of int8; check the text with tandem perplexity"},
     {weights_for_few, "the weights are read for few sequences: more of them at once cost little more time a step"},
     {attention_long, "attention takes much of the time: --kv-cache int8 halves what it reads from a 16-bit cache"},
-    {out_of_multipliers, "near the multiplier's ceiling: only more cores, or a smaller model, are faster"},
+    {out_of_multipliers,
+     "near the multiplier's ceiling: only more cores or another processor, or a smaller model, are faster"},
     {between_ops, "much of the time passes between the operations: the model is small for this machine"},
-    {small_steps, "the steps are too short to fill the machine: run more sequences at once, or use fewer threads"},
+    {small_steps, "the steps are too short to fill the machine: run more sequences at once, or use fewer threads",
+     true},
 };
 
 int bench_advise(const struct bench_facts *f, char out[BENCH_ADVICE_MAX][BENCH_ADVICE_BYTES])
 {
     int n = 0;
     for (size_t i = 0; i < sizeof rules / sizeof *rules && n < BENCH_ADVICE_MAX; i++)
-        if (rules[i].applies(f)) snprintf(out[n++], BENCH_ADVICE_BYTES, "%s", rules[i].text);
+        if (!(f->gpu && rules[i].cpu_only) && rules[i].applies(f))
+            snprintf(out[n++], BENCH_ADVICE_BYTES, "%s", rules[i].text);
     return n;
 }

@@ -1,4 +1,5 @@
-/* What a GPU can do at most, by its own clock: see kernels/ceilings.h.  0, or -1: no memory for the buffer of `bytes`. */
+/* What a GPU can do at most, by its own clock: see kernels/ceilings.h.  0, or -1: no memory for the buffer of `bytes`.
+ */
 #ifndef TANDEM_KERNELS_CUDA_CEILINGS_H
 #define TANDEM_KERNELS_CUDA_CEILINGS_H
 

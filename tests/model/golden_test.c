@@ -69,7 +69,6 @@ static void compare_row(void *arg, int pos, const float *logits)
     c->rows++;
 }
 
-#if defined(TANDEM_SIMT) && !defined(TANDEM_SANITIZED)
 struct keep {
     float *logits;
     int vocab;
@@ -80,7 +79,6 @@ static void keep_row(void *arg, int pos, const float *logits)
     struct keep *k = arg;
     memcpy(k->logits + (size_t)pos * (size_t)k->vocab, logits, (size_t)k->vocab * sizeof *logits);
 }
-#endif
 
 struct argmax {
     int pos, vocab, id;
@@ -170,10 +168,9 @@ static bool check_bf16(const char *root, const char *name, const char *device)
     return ok;
 }
 
-#if defined(TANDEM_SIMT) && !defined(TANDEM_SANITIZED)
-/* What quantised weights make of a text on simt, against the cpu's logits: both quantise activations alike, but sums
- * come in other orders, so now and then a rounded value is the next one, and the layers after it see that. */
-static bool check_quantised(const char *root, const char *name, const char *type)
+/* What quantised weights make of a text on a GPU's device, against the cpu's logits: both quantise activations alike,
+ * but sums come in other orders, so now and then a rounded value is the next one, and the layers after it see that. */
+static bool check_quantised(const char *root, const char *name, const char *type, const char *device)
 {
     char dir[1024];
     struct err e = {0};
@@ -185,7 +182,7 @@ static bool check_quantised(const char *root, const char *name, const char *type
     bool ok = logits != NULL;
     for (int i = 0; i < 2 && ok; i++) {
         struct engine_config how = {.model = dir,
-                                    .device = i ? "simt" : "cpu",
+                                    .device = i ? device : "cpu",
                                     .quantize = type,
                                     .no_calibration = true,
                                     .kv_type = "f32",
@@ -197,13 +194,12 @@ static bool check_quantised(const char *root, const char *name, const char *type
         eval_close(v);
     }
     ok = ok && c.rows == x.n && c.error <= 1e-3 * c.power;
-    printf("%s %-20s simt in %-5s   %.1e of the power of the cpu's logits differs%s%s\n", ok ? "ok  " : "FAIL", name,
-           type, c.error / c.power, e.msg[0] ? "; " : "", e.msg);
+    printf("%s %-20s %s in %-5s   %.1e of the power of the cpu's logits differs%s%s\n", ok ? "ok  " : "FAIL", name,
+           device, type, c.error / c.power, e.msg[0] ? "; " : "", e.msg);
     free(logits);
     safetensors_close(x.file);
     return ok;
 }
-#endif
 
 int main(int argc, char **argv)
 {
@@ -217,6 +213,13 @@ int main(int argc, char **argv)
     int models = 0, failed = 0;
     const char *const *names = argc > 2 ? (const char *const *)argv + 2 : devices;
     int n = argc > 2 ? argc - 2 : (int)(sizeof devices / sizeof *devices);
+#if defined(TANDEM_SIMT) && !defined(TANDEM_SANITIZED)
+    const char *const other[] = {"simt"}, *const *others = argc > 2 ? names : other;
+    int n_others = argc > 2 ? n : 1;
+#else
+    const char *const *others = names;
+    int n_others = argc > 2 ? n : 0;
+#endif
     DIR *d = argc >= 2 ? opendir(argv[1]) : NULL;
     if (!d) {
         fprintf(stderr, "usage: golden_test FIXTURES_DIR [DEVICE...]\n");
@@ -230,14 +233,13 @@ int main(int argc, char **argv)
         fclose(probe);
         models++;
         for (int i = 0; i < n; i++) failed += !check_model(argv[1], f->d_name, names[i]);
-        if (argc > 2) continue;
-        failed += !check_bf16(argv[1], f->d_name, "cpu");
-#if defined(TANDEM_SIMT) && !defined(TANDEM_SANITIZED)
-        failed += !check_bf16(argv[1], f->d_name, "simt");
-        bool quantised = strstr(f->d_name, "nf4") != NULL;
-        if (!quantised) failed += !check_quantised(argv[1], f->d_name, "int8");
-        if (!quantised) failed += !check_quantised(argv[1], f->d_name, "int4");
-#endif
+        if (argc == 2) failed += !check_bf16(argv[1], f->d_name, "cpu");
+        for (int i = 0; i < n_others; i++) {
+            bool quantised = strstr(f->d_name, "nf4") != NULL;
+            failed += !check_bf16(argv[1], f->d_name, others[i]);
+            if (!quantised) failed += !check_quantised(argv[1], f->d_name, "int8", others[i]);
+            if (!quantised) failed += !check_quantised(argv[1], f->d_name, "int4", others[i]);
+        }
     }
     closedir(d);
     printf("%d models, %d failures\n", models, failed);

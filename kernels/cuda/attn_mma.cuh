@@ -1,8 +1,9 @@
-/* Attention on tensor cores: caches of bf16, f16 and int8, heads of up to 256.
+/* Attention on tensor cores: caches of bf16 with heads of up to 256, of f16 and int8 up to 128.
  *
  * Two kernels with one arithmetic: FEW has tiles of 16 rows, whose keys its four warps share (decoding: a token's heads
- * of one group, so that K and V are read once), MANY has tiles of 64 rows, 16 a warp (prompts; of heads above 128, 32
- * rows, 16 for two warps).  Both multiply the same fragments in the same order, so a row has the same bits from either.
+ * of one group, so that K and V are read once), MANY has tiles of 64 rows, 16 a warp (prompts; of the largest heads
+ * 32 rows, 16 for two warps).  Both multiply the same fragments in the same order, so a row has the same bits from
+ * either.
  *
  * Operands: bf16 caches as the contract allows, q and the softmax weights rounded to bf16.  f16 caches: q and the
  * weights in two halves each, high and low, of f16.  int8: the cache's integers as bf16, their steps multiply scores
@@ -19,7 +20,8 @@ enum { KEYS = 64, SPLIT_TILES = ATTN_SPLIT / KEYS, FEW_ROWS = 16 };
 
 /* DIM: head_dim to the next that is compiled; T: the cache's type; MANY: which kernel. */
 template <int DIM, dtype T, bool MANY> struct mma_smem {
-    static constexpr int SHARE = !MANY ? ATTN_WARPS : DIM > 128 ? 2 : 1; /* warps that have the same rows */
+    static constexpr bool WIDE = DIM > 128 || (DIM == 128 && T == DT_F16); /* too many registers for one warp */
+    static constexpr int SHARE = !MANY ? ATTN_WARPS : WIDE ? 2 : 1;        /* warps that have the same rows */
     static constexpr int ROWS = ATTN_WARPS / SHARE * 16, PARTS = T == DT_BF16 ? 1 : 2;
     static constexpr int RING = DIM > 128 ? 3 : 4;               /* tiles of keys or values that are on their way */
     static constexpr int ROW_BYTES = T == DT_I8 ? DIM : 2 * DIM; /* of the cache */
@@ -505,7 +507,8 @@ template <dtype T> bool mma_dims(gpu_dev *d, attn_call *c, const struct attn_arg
     if (c->dim <= 64) return mma_both<64, T>(d, c, a);
     if (c->dim <= 96) return mma_both<96, T>(d, c, a);
     if (c->dim <= 128) return mma_both<128, T>(d, c, a);
-    if (c->dim <= 256) return mma_both<256, T>(d, c, a);
+    if constexpr (T == DT_BF16) /* two halves of q and of 256 features are more than a warp's registers */
+        if (c->dim <= 256) return mma_both<256, T>(d, c, a);
     return false;
 }
 

@@ -31,8 +31,7 @@
 #define GPU_NAMESPACE simt_device
 #define SMEM(T, name) T &name = *reinterpret_cast<T *>(simt::shared_memory())
 #define SMEM_BYTES(name) unsigned char *name = simt::shared_memory()
-namespace simt_device
-{
+namespace simt_device {
 using namespace simt_runtime;
 }
 

@@ -238,8 +238,7 @@ static void drop_request(struct engine *g, struct request *r)
     request_free(r);
 }
 
-void engine_end_request(struct engine *g, struct request *r, enum finish_reason why, int stop_index,
-                        const char *error)
+void engine_end_request(struct engine *g, struct request *r, enum finish_reason why, int stop_index, const char *error)
 {
     if (!r->times.scheduled)
         atomic_fetch_sub(&g->queued, 1);

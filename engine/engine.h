@@ -39,15 +39,15 @@ struct engine_config {
     /* of a device with memory of its own: what may be taken of it */
     size_t gpu_memory_bytes;    /* 0: by the next line */
     double gpu_memory_fraction; /* of what is free at the start; 0: 0.9 */
-    int kv_pages;            /* exactly so many pages, or ERR_NOMEM with what they need; 0: by the line above */
-    int max_seqs;            /* requests that run at once; 0: 64 */
-    int max_batch_tokens;    /* tokens in one step; 0: 512 */
-    int max_prefill_tokens;  /* and of prompts among them while others decode, so that a prompt that comes in does not
-                                hold their next tokens up; 0: a sixteenth of max_batch_tokens */
-    int max_queue;           /* requests that wait; 0: 256 */
-    int max_total_tokens;    /* prompt + generated of one request; 0: what the model and the page pool allow */
-    int max_adapters;        /* names at once; 0: 64 */
-    int max_lora_rank;       /* of an adapter; 0: 256 */
+    int kv_pages;               /* exactly so many pages, or ERR_NOMEM with what they need; 0: by the line above */
+    int max_seqs;               /* requests that run at once; 0: 64 */
+    int max_batch_tokens;       /* tokens in one step; 0: 512 */
+    int max_prefill_tokens; /* and of prompts among them while others decode, so that a prompt that comes in does not
+                               hold their next tokens up; 0: a sixteenth of max_batch_tokens */
+    int max_queue;          /* requests that wait; 0: 256 */
+    int max_total_tokens;   /* prompt + generated of one request; 0: what the model and the page pool allow */
+    int max_adapters;       /* names at once; 0: 64 */
+    int max_lora_rank;      /* of an adapter; 0: 256 */
     bool no_prefix_cache;
     bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
     double train_itl_budget; /* seconds a step of serving and the training behind it may take; 0: 0.05 */
@@ -268,7 +268,7 @@ struct engine_stats {
     int waiting, running, paused;
     int pages_total, pages_used, pages_cached; /* used: held by requests; cached: free but holding a known prefix */
     uint64_t steps, prompt_tokens, generated_tokens, preemptions;
-    uint64_t forced_tokens; /* of the generated ones: known from the grammar, not sampled */
+    uint64_t forced_tokens;              /* of the generated ones: known from the grammar, not sampled */
     uint64_t prefill_tokens, prefill_ns; /* computed of prompts, and the time of the steps that computed any */
     uint64_t prefix_query_tokens, prefix_hit_tokens;
     int adapters; /* that can be named */
@@ -278,12 +278,12 @@ struct engine_stats {
     uint64_t train_ns; /* that training had the device */
     /* of every step: its duration, its tokens, its sequences */
     struct histogram step_seconds, step_tokens, step_seqs;
-    uint64_t failed_steps;  /* the device reported an error */
+    uint64_t failed_steps;    /* the device reported an error */
     uint64_t device_restarts; /* it was lost and opened anew */
     bool device_lost;         /* and now it is lost for good: every request ends with an error */
-    size_t device_used; /* of info's device_budget; beyond its device_base: adapters and training */
-    uint64_t decode_tokens; /* computed to follow generated ones; the others are of prompts, or computed again */
-    uint64_t held_rows;     /* rows not sampled in a step because their mask was not there (masker.h) */
+    size_t device_used;       /* of info's device_budget; beyond its device_base: adapters and training */
+    uint64_t decode_tokens;   /* computed to follow generated ones; the others are of prompts, or computed again */
+    uint64_t held_rows;       /* rows not sampled in a step because their mask was not there (masker.h) */
 };
 
 extern const histogram_bounds engine_step_seconds_bounds, engine_step_tokens_bounds, engine_step_seqs_bounds;

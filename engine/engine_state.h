@@ -1,5 +1,5 @@
-/* The engine's own state, for the few files that are the engine: engine.c (opening, messages, steps), engine_adapters.c,
- * restart.c. */
+/* The engine's own state, for the few files that are the engine: engine.c (opening, messages, steps),
+ * engine_adapters.c, restart.c. */
 #ifndef TANDEM_ENGINE_STATE_H
 #define TANDEM_ENGINE_STATE_H
 
@@ -101,8 +101,8 @@ void engine_adapter_publish(struct engine *, struct adapter_load *);
 void engine_adapter_answer(struct engine *, struct adapter_load *);
 
 /* restart.c, by the engine thread */
-/* The device failed: the requests of the plan end with an error; the others go on, if need be on the device opened anew.
- * When that is of no use any more, every request ends, also those that come. */
+/* The device failed: the requests of the plan end with an error; the others go on, if need be on the device opened
+ * anew. When that is of no use any more, every request ends, also those that come. */
 void engine_fail_step(struct engine *, const struct plan *);
 /* After training had its turn: whether it lost the device. */
 void engine_look_after(struct engine *);

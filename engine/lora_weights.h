@@ -17,10 +17,10 @@ struct lora_product {
 struct lora_weights {
     struct lora_product (*layer)[PRODUCTS]; /* [layers][PRODUCTS] */
     int layers;
-    float *memory;                          /* every matrix, on the device */
-    float *copy;                            /* the same on the host, for a device that can be lost; NULL elsewhere */
-    size_t bytes;                           /* of memory */
-    bool up;                                /* some layer's gate or up product is changed */
+    float *memory; /* every matrix, on the device */
+    float *copy;   /* the same on the host, for a device that can be lost; NULL elsewhere */
+    size_t bytes;  /* of memory */
+    bool up;       /* some layer's gate or up product is changed */
 };
 
 int lora_weights_upload(struct lora_weights *, struct dev *, const struct adapter *, struct err *);

@@ -131,8 +131,8 @@ static int too_little(struct model *m, const struct reserve *r, size_t wanted, s
     return err_set(e, ERR_NOMEM,
                    "%.0f MiB of the device's memory may be used: weights take %.0f MiB, a step's workspace %.0f MiB; "
                    "%zu KV pages of %.2f MiB would fit, %zu are wanted%s",
-                   (double)mem.budget / MIB, (double)m->w.bytes / MIB,
-                   (double)(m->workspace_bytes + mem.scratch) / MIB, fit, (double)r->page_bytes / MIB, wanted,
+                   (double)mem.budget / MIB, (double)m->w.bytes / MIB, (double)(m->workspace_bytes + mem.scratch) / MIB,
+                   fit, (double)r->page_bytes / MIB, wanted,
                    fit >= 2 ? ": lower --kv-cache-bytes"
                             : ": raise --gpu-memory-fraction, lower --max-batch-tokens or --max-seqs, or --quantize");
 }

@@ -1,9 +1,9 @@
 /* When the device fails: whose requests end, and how it begins anew.
  *
- * An error of one op is its step's.  An error that the device keeps (an illegal address in a kernel, a card that fell off
- * the bus) makes it useless to the process until it is reset: it is opened anew once, with the weights loaded again and an
- * empty cache, and what waits or runs goes on from its tokens.  If it is lost again soon, or does not come back, the
- * daemon ends, so that its supervisor begins with a new process. */
+ * An error of one op is its step's.  An error that the device keeps (an illegal address in a kernel, a card that fell
+ * off the bus) makes it useless to the process until it is reset: it is opened anew once, with the weights loaded again
+ * and an empty cache, and what waits or runs goes on from its tokens.  If it is lost again soon, or does not come back,
+ * the daemon ends, so that its supervisor begins with a new process. */
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
@@ -30,7 +30,8 @@ static void end_training(struct engine *g)
 {
     const uint64_t SLICE_NS = 50 * 1000 * 1000;
     while (training_runs(&g->training))
-        if (!train_gate_give(g->gate, SLICE_NS, NULL, NULL)) nanosleep(&(struct timespec){.tv_nsec = 1000 * 1000}, NULL);
+        if (!train_gate_give(g->gate, SLICE_NS, NULL, NULL))
+            nanosleep(&(struct timespec){.tv_nsec = 1000 * 1000}, NULL);
 }
 
 /* Of adapters only those that can be named come back. */

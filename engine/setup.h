@@ -27,8 +27,8 @@ int setup_open(struct setup *, const struct engine_config *, int more_rows, stru
 int setup_load(struct setup *, const struct engine_config *, struct err *e);
 /* By the thread that will use the model: binds it and the device's others as configured. */
 int setup_pin(struct setup *, struct err *e);
-/* After the device was lost: the same model on the device opened anew, its cache empty.  The caller has freed what else it
- * had there. */
+/* After the device was lost: the same model on the device opened anew, its cache empty.  The caller has freed what else
+ * it had there. */
 int setup_restart(struct setup *, struct err *e);
 void setup_close(struct setup *);
 

@@ -10,7 +10,7 @@ struct dev_trace {
     const struct weight *head;
     double kv_token_bytes;
     int32_t *look[2]; /* copies of index arrays on the device */
-    int depth; /* ops composed of others call them through the table again: only the outermost counts */
+    int depth;        /* ops composed of others call them through the table again: only the outermost counts */
     struct trace_count count[TRACE_COUNT];
     void (*listen)(void *arg, int row, uint64_t start, uint64_t end);
     void *listen_arg;

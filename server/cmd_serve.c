@@ -193,7 +193,8 @@ static void print_report(const struct server *s)
             i->model_id, i->family, (double)i->parameters * 1e-6, i->layers, i->vocab, weights, i->weight_type, kv,
             i->kv_type, i->pages, i->page_tokens, (long long)i->pages * i->page_tokens, i->max_total_tokens,
             i->max_seqs, s->app.set->max_queue, i->max_batch_tokens, i->device, i->threads, i->threads == 1 ? "" : "s",
-            *i->device_note ? "; no GPU: " : "", i->device_note, memory, adapters, (double)(clock_now() - s->started) * 1e-9, i->load_seconds);
+            *i->device_note ? "; no GPU: " : "", i->device_note, memory, adapters,
+            (double)(clock_now() - s->started) * 1e-9, i->load_seconds);
 }
 
 /* An address a person can paste: the wildcard is no place to connect to. */
@@ -450,7 +451,8 @@ static void on_signal(uv_signal_t *h, int signum)
     bridge_on_idle(s->app.bridge, on_generations_done, s);
 }
 
-/* The device is lost, and the process with it: its supervisor begins with a new one.  Clients have a moment to read why.
+/* The device is lost, and the process with it: its supervisor begins with a new one.  Clients have a moment to read
+ * why.
  */
 static void on_device_lost(void *arg)
 {

@@ -96,7 +96,7 @@ static void put_queue(const struct metrics_view *v, struct buf *out)
          v->oldest_waiting},
         {"tandem_steps_total", "counter", "Engine steps.", (double)s->steps},
         {"tandem_failed_steps_total", "counter", "Steps in which the device failed.", (double)s->failed_steps},
-        {"tandem_device_restarts_total", "counter", "Times that the device was lost and opened anew.",
+        {"tandem_gpu_restarts_total", "counter", "Times that the device was lost and opened anew.",
          (double)s->device_restarts},
         {"tandem_last_step_seconds", "gauge", "Duration of the last engine step.", (double)s->last_step_ns * 1e-9},
         {"tandem_step_running_seconds", "gauge", "Age of the step that is being computed; 0: none is.",
@@ -157,8 +157,8 @@ static void put_memory(const struct metrics_view *v, struct buf *out)
         {"tandem_weight_bytes", "gauge", "Memory of the weights.", (double)i->weight_bytes},
         {"tandem_model_load_seconds", "gauge", "Time the model took to load.", i->load_seconds},
         {"tandem_threads", "gauge", "Compute threads.", i->threads},
-        {"tandem_memory_budget_bytes", "gauge", "What may be taken of a GPU's memory; 0 where the memory is the host's.",
-         (double)i->device_budget},
+        {"tandem_memory_budget_bytes", "gauge",
+         "What may be taken of a GPU's memory; 0 where the memory is the host's.", (double)i->device_budget},
         {"tandem_memory_taken_bytes", "gauge", "What is taken of it.", (double)v->stats->device_used},
     };
     text_rows(out, rows, N_OF(rows));

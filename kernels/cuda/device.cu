@@ -15,6 +15,18 @@ const char DEVICE_NAME[] = "cuda";
 const char DEVICE_NAME[] = "simt";
 #endif
 
+#ifdef __CUDACC__
+thread_local int current = -1; /* which device a thread uses is CUDA's state of that thread; -1: not known */
+#endif
+
+cudaError_t use_device(int index)
+{
+#ifdef __CUDACC__
+    current = -1;
+#endif
+    return cudaSetDevice(index);
+}
+
 /* Errors of one call; after any other the context is of no use any more (CUDA Runtime API, cudaError). */
 bool is_passing(cudaError_t e)
 {
@@ -50,7 +62,6 @@ bool gpu_alive(gpu_dev *d, const char *op)
     if (d->lost) dev_fail(&d->head, op, "the device is lost");
     if (d->head.error.op) return false;
 #ifdef __CUDACC__
-    static thread_local int current = -1; /* which device a thread uses is CUDA's state of that thread */
     if (current != d->index && !gpu_check(d, op, cudaSetDevice(d->index))) return false;
     current = d->index;
 #endif
@@ -107,7 +118,7 @@ void let_go(gpu_dev *d)
 bool take_hold(gpu_dev *d, char why[160])
 {
     cudaDeviceProp p;
-    cudaError_t e = cudaSetDevice(d->index);
+    cudaError_t e = use_device(d->index);
     if (!e) e = cudaGetDeviceProperties(&p, d->index);
     if (!e) e = cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking);
     if (e) {
@@ -138,7 +149,7 @@ void gpu_close(struct dev *head)
 {
     gpu_dev *d = gpu_of(head);
     dev_clear_error(head);
-    cudaSetDevice(d->index);
+    use_device(d->index);
     let_go(d);
     free(d);
 }

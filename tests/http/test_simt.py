@@ -46,7 +46,7 @@ def test_a_lost_device_comes_back_once(start):
         assert len(failed) == 1 and failed[0].status_code == 424  # as TGI has it
         assert "an illegal memory access was encountered" in failed[0].json()["error"]
         assert len({a.json()["generated_text"] for a in answers if a.status_code == 200}) == 1
-        assert s.metric("tandem_device_restarts_total") == s.metric("tandem_failed_steps_total") == 1
+        assert s.metric("tandem_gpu_restarts_total") == s.metric("tandem_failed_steps_total") == 1
 
 
 def test_a_device_lost_twice_ends_the_process(start):

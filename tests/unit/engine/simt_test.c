@@ -10,16 +10,23 @@
 
 #include <cmocka.h>
 
+#include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/engine.h"
 #include "engine/turn.h"
 #include "kernels/dev.h"
+#include "tests/train/rows.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 static const char *fixtures;
+
+static const char *use_adapter; /* of requests */
+
+#define ADAPTER "qwen2--ours-patterns"
 
 enum { TOKENS = 12, ASKS = 3 };
 
@@ -74,6 +81,7 @@ static void submit(struct engine *g, int i, struct reply *y)
                             .max_new_tokens = TOKENS,
                             .ignore_eos = true,
                             .sampling = {.temperature = 1, .top_p = 0.9f, .typical_p = 1, .repetition = 1.1f},
+                            .adapter = use_adapter,
                             .user = y};
     q.sampling.sample = i == 2;
     q.sampling.seed = 11;
@@ -244,6 +252,79 @@ static void test_lost(void **state)
     log_set_level(LOG_INFO);
 }
 
+/* ---- lost by training ------------------------------------------------------------------------------------------- */
+
+struct told {
+    _Atomic int last; /* the last event's kind, + 1 */
+    char text[256];
+};
+
+static void note(void *arg, const struct train_event *ev)
+{
+    struct told *t = arg;
+    bool last = ev->kind == TRAIN_FAILED || ev->kind == TRAIN_SUCCEEDED || ev->kind == TRAIN_PAUSED;
+    if (!last) return;
+    snprintf(t->text, sizeof t->text, "%s", ev->text ? ev->text : "");
+    atomic_store(&t->last, (int)ev->kind + 1);
+}
+
+static int train(struct engine *g, const struct dataset *data, const char *dir, struct told *t)
+{
+    struct err e = {0};
+    struct train_job job = {.data = data, .dir = dir};
+    train_params_default(&job.p, TRAIN_LORA);
+    job.p.max_steps = 2;
+    job.p.batch_tokens = 32;
+    job.p.max_length = 16;
+    job.p.lora_r = 4;
+    *t = (struct told){0};
+    if (engine_train_start(g, &job, note, t, &e)) fail_msg("%s", e.msg);
+    while (!atomic_load(&t->last)) engine_turn(g, false);
+    return atomic_load(&t->last) - 1;
+}
+
+static void test_training(void **state)
+{
+    (void)state;
+    struct reply right[ASKS], y[ASKS];
+    struct engine_stats s;
+    struct told told;
+    char dir[] = "/tmp/tandem-simt-XXXXXX", other[64], adapter[1100];
+    struct err e = {0};
+    if (!mkdtemp(dir)) fail();
+    snprintf(other, sizeof other, "%s/other", dir);
+    snprintf(adapter, sizeof adapter, "%s/../adapters/" ADAPTER, fixtures);
+    struct engine *g = open_engine(config("simt"));
+    if (engine_adapter_load(g, "a", adapter, NULL, &e)) fail_msg("%s", e.msg);
+    struct dataset *data = rows_make(8, engine_info(g)->vocab, 3);
+    use_adapter = "a";
+    generate(g, 0, ASKS, right);
+    engine_stats_read(g, &s);
+    size_t used = s.device_used;
+    if (train(g, data, dir, &told) != TRAIN_SUCCEEDED) fail_msg("%s", told.text);
+    engine_turn(g, false);
+    engine_stats_read(g, &s);
+    assert_int_equal(s.device_restarts, 0);
+
+    log_set_level(LOG_ERROR + 1);
+    simt_fail_launch(150);
+    assert_int_equal(train(g, data, other, &told), TRAIN_FAILED);
+    simt_fail_launch(-1);
+    log_set_level(LOG_INFO);
+    assert_non_null(strstr(told.text, "device"));
+    engine_turn(g, false);
+    engine_stats_read(g, &s);
+    assert_true(s.device_restarts == 1 && !s.device_lost);
+    generate(g, 0, ASKS, y);
+    for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
+    engine_stats_read(g, &s);
+    assert_true(s.device_used >= used); /* scratch of training stays */
+    use_adapter = NULL;
+    engine_close(g);
+    free(data);
+    dir_remove(dir);
+}
+
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static void refused(struct engine_config c, const char *because)
@@ -290,8 +371,9 @@ static void test_names(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_texts), cmocka_unit_test(test_replay), cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_names), cmocka_unit_test(test_lost), /* the last: it leaves the runtime lost */
+        cmocka_unit_test(test_texts),    cmocka_unit_test(test_replay),
+        cmocka_unit_test(test_budget),   cmocka_unit_test(test_names),
+        cmocka_unit_test(test_training), cmocka_unit_test(test_lost), /* the last: it leaves the runtime lost */
     };
     if (argc != 2) return fprintf(stderr, "usage: simt_test FIXTURES/models\n"), 2;
     fixtures = argv[1];

@@ -176,7 +176,7 @@ __device__ inline void load_query(const attn_call &c, const attn_item &it, mma_s
             float x = r < it.n_rows && col < c.dim ? q[col] : 0, y = r < it.n_rows && col + 1 < c.dim ? q[col + 1] : 0;
             unsigned high = pack<T>(x, y);
             s.q[0][r][col / 2] = high;
-            if (smem::PARTS > 1) s.q[smem::PARTS - 1][r][col / 2] = pack_rest<T>(x, y, high);
+            if constexpr (smem::PARTS > 1) s.q[smem::PARTS - 1][r][col / 2] = pack_rest<T>(x, y, high);
         }
     }
 }
@@ -326,7 +326,7 @@ __device__ void many_tile(int tile, int e)
             for (int i = 0; i < 4; i++) {
                 const float *w = x[2 * j + i / 2] + i % 2 * 2;
                 p[0][j][i] = pack<T>(w[0], w[1]);
-                if (PARTS > 1) p[PARTS - 1][j][i] = pack_rest<T>(w[0], w[1], p[0][j][i]);
+                if constexpr (PARTS > 1) p[PARTS - 1][j][i] = pack_rest<T>(w[0], w[1], p[0][j][i]);
             }
     }
     const uint16_t *v = arrive(e + 1);
@@ -354,7 +354,7 @@ __device__ void few_tile(int tile, int e)
             unsigned packed = pack<T>(x[n][2 * i], x[n][2 * i + 1]);
             int col = key0 + n * 8 + lane % 4 * 2;
             s.p[0][row[i]][col / 2] = packed;
-            if (PARTS > 1) s.p[PARTS - 1][row[i]][col / 2] = pack_rest<T>(x[n][2 * i], x[n][2 * i + 1], packed);
+            if constexpr (PARTS > 1) s.p[PARTS - 1][row[i]][col / 2] = pack_rest<T>(x[n][2 * i], x[n][2 * i + 1], packed);
         }
     const uint16_t *v = arrive(e + 1);
     unsigned p[PARTS][KEYS / 16][4];

@@ -354,7 +354,8 @@ __device__ void few_tile(int tile, int e)
             unsigned packed = pack<T>(x[n][2 * i], x[n][2 * i + 1]);
             int col = key0 + n * 8 + lane % 4 * 2;
             s.p[0][row[i]][col / 2] = packed;
-            if constexpr (PARTS > 1) s.p[PARTS - 1][row[i]][col / 2] = pack_rest<T>(x[n][2 * i], x[n][2 * i + 1], packed);
+            if constexpr (!MANY && PARTS > 1)
+                s.p[PARTS - 1][row[i]][col / 2] = pack_rest<T>(x[n][2 * i], x[n][2 * i + 1], packed);
         }
     const uint16_t *v = arrive(e + 1);
     unsigned p[PARTS][KEYS / 16][4];

@@ -4,8 +4,8 @@
  * against the same numbers.  Vector units only; matrix units (AMX) are not counted.  Shared machines drift, so measure
  * in the same process as what is compared, more than once, and take the mean.
  *
- * Of a GPU: bytes read and written when memory is copied on the device, and the rates of large products by cuBLASLt, all
- * by the device's clock.  Of simt the figures mean nothing. */
+ * Of a GPU: bytes read and written when memory is copied on the device, and the rates of large products by cuBLASLt,
+ * all by the device's clock.  Of simt the figures mean nothing. */
 #ifndef TANDEM_KERNELS_CEILINGS_H
 #define TANDEM_KERNELS_CEILINGS_H
 

@@ -31,7 +31,8 @@ bool data_name_ok(const char *name);
 char *data_path(const char *dir, const char *a, const char *b);
 /* The real path of a regular file that the operator put into the data directory: `path` is relative to it, or absolute
  * and inside.  NULL and *e: it leads out (by .. or by a link), is not there, is no regular file, or is the daemon's
- * own (jobs.sqlite, lock, all in files/, inline/, cache/, checkpoints/, tensorboard/, crashes/).  Owned by the caller. */
+ * own (jobs.sqlite, lock, all in files/, inline/, cache/, checkpoints/, tensorboard/, crashes/).  Owned by the caller.
+ */
 char *data_find(const char *dir, const char *path, struct err *e);
 
 /* Makes DIR/a (and DIR/a/b) where missing, durably. */

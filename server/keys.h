@@ -95,7 +95,8 @@ void key_print(const struct key *, struct buf *line); /* appends its line, with 
  * There is the old file or the whole new one, and two at a time wait for each other.  ERR_INVALID: the file has a
  * fault, or would have one with it, or the name is in use. */
 int keys_file_add(const char *path, const struct key *, struct err *e);
-/* Marks the key of that name as revoked at `now`; ERR_NOT_FOUND when there is none that is not; ERR_INVALID as above. */
+/* Marks the key of that name as revoked at `now`; ERR_NOT_FOUND when there is none that is not; ERR_INVALID as above.
+ */
 int keys_file_revoke(const char *path, const char *name, int64_t now, struct err *e);
 
 #endif

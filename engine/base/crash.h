@@ -20,9 +20,9 @@ void crash_open(const char *dir, const char *version);
 void crash_config(const char *text);
 /* The files the process has mapped, as they are now; again after something was loaded.  Main thread. */
 void crash_modules(void);
-/* A stack for the handlers, so that running out of the thread's own is reported, too.  By the thread itself, as often as
- * it likes: a thread of libuv's pool, whose beginning is not ours, with its work.  crash_open does it for its caller.
- * Freed by crash_thread_end. */
+/* A stack for the handlers, so that running out of the thread's own is reported, too.  By the thread itself, as often
+ * as it likes: a thread of libuv's pool, whose beginning is not ours, with its work.  crash_open does it for its
+ * caller. Freed by crash_thread_end. */
 void crash_thread_begin(void);
 void crash_thread_end(void);
 

@@ -44,8 +44,8 @@ using namespace simt_runtime;
 
 #define FULL_WARP 0xffffffffu
 
-/* #pragma unroll(WHOLE): a GPU's registers cannot be indexed, so a loop over them must be unrolled; a host compiler would
- * only take long over it. */
+/* #pragma unroll(WHOLE): a GPU's registers cannot be indexed, so a loop over them must be unrolled; a host compiler
+ * would only take long over it. */
 #ifdef __CUDACC__
 constexpr int WHOLE = 128;
 #else

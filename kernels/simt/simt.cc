@@ -31,22 +31,24 @@ void __tsan_release(void *);
 void simt_swap(void **save, void *load);
 }
 
-namespace simt
-{
-namespace
-{
+namespace simt {
+namespace {
 
 const size_t STACK = (64 << 10) + 5 * 64; /* an odd stride: equal offsets would share cache sets */
 const int COPIES_MAX = 512;
 const int NAMED_BARRIERS = 16;
 
 /* What TSan hangs happens-before on: one token for each of the last uses of a barrier.  With a single one a thread that
- * wakes late from a use would acquire what others have done since, up to their next arrival, and that race would hide. */
+ * wakes late from a use would acquire what others have done since, up to their next arrival, and that race would hide.
+ */
 const int USES = 4;
 struct tokens {
     unsigned use; /* complete uses */
     char of_use[USES];
-    char *now() { return &of_use[use % USES]; }
+    char *now()
+    {
+        return &of_use[use % USES];
+    }
 };
 
 struct warp {
@@ -109,7 +111,8 @@ machine *machine_of_thread()
     if (mine.m) return mine.m;
     machine *m = (machine *)calloc(1, sizeof *m);
     if (!m) abort();
-    void *p = mmap(nullptr, STACK * THREADS_MAX, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *p =
+        mmap(nullptr, STACK * THREADS_MAX, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) abort();
     m->stacks = (char *)p;
     return mine.m = m;
@@ -209,7 +212,8 @@ SIMT_HIDE void run_block(const std::vector<int> &order)
     b.waiting = 0;
     memset(b.bar_waiting, 0, sizeof b.bar_waiting);
 #ifdef SIMT_TSAN /* fresh memory for each block, or reuse would look like a race between blocks */
-    mmap(b.stacks, STACK * THREADS_MAX, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+    mmap(b.stacks, STACK * THREADS_MAX, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE,
+         -1, 0);
     size_t mapped = b.smem_bytes + 4096;
     b.smem = (unsigned char *)mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 #endif
@@ -377,7 +381,8 @@ SIMT_HIDE bool cp_pop(unsigned keep, copy_op *c)
     return true;
 }
 
-/* ---- launching ----------------------------------------------------------------------------------------------------- */
+/* ---- launching -----------------------------------------------------------------------------------------------------
+ */
 
 void run_grid(dim3 grid, dim3 block, size_t smem, void (*body)(void *), void *ctx)
 {

@@ -72,8 +72,7 @@ struct alignas(8) uint2 {
 #define __constant__ static const
 #define __restrict__ __restrict
 
-namespace simt
-{
+namespace simt {
 
 enum { WARP = 32, THREADS_MAX = 1024 };
 
@@ -266,7 +265,8 @@ inline void mma_m16n8k32_s8(int *c, const unsigned *a, const unsigned *b)
 template <class T> inline T atomic_max(T *p, T v)
 {
     T old = __atomic_load_n(p, __ATOMIC_RELAXED);
-    while (old < v && !__atomic_compare_exchange_n(p, &old, v, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+    while (old < v && !__atomic_compare_exchange_n(p, &old, v, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
     return old;
 }
 } // namespace simt

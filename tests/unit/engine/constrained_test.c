@@ -92,8 +92,9 @@ static bool matches(struct grammar *g, const char *text)
 
 /* ---- many together ---- */
 
-static const char *const patterns[] = {"\\{\"name\": \"(Tom|Lily)\", \"likes\": \"(cats|old trees)\", \"friends\": \\[\\]\\}", "[A-Z][a-z]{2,12}( [a-z]{1,9}){2,6}\\.", NULL,
-                                       "\\d{4}-\\d{2}-\\d{2}T\\d\\d", "(\"[^\"]{0,300}\",? ?){1,3}"};
+static const char *const patterns[] = {
+    "\\{\"name\": \"(Tom|Lily)\", \"likes\": \"(cats|old trees)\", \"friends\": \\[\\]\\}",
+    "[A-Z][a-z]{2,12}( [a-z]{1,9}){2,6}\\.", NULL, "\\d{4}-\\d{2}-\\d{2}T\\d\\d", "(\"[^\"]{0,300}\",? ?){1,3}"};
 enum { PATTERNS = sizeof patterns / sizeof *patterns };
 
 /* every third request is free */
@@ -364,11 +365,8 @@ static void test_cancels(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_together),
-        cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_forced),
-        cmocka_unit_test(test_explosion),
-        cmocka_unit_test(test_cancels),
+        cmocka_unit_test(test_together),  cmocka_unit_test(test_ends),    cmocka_unit_test(test_forced),
+        cmocka_unit_test(test_explosion), cmocka_unit_test(test_cancels),
     };
     if (argc != 2) return 2;
     models = argv[1];

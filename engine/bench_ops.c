@@ -514,9 +514,9 @@ static void bench_train_moves(struct bench_all *b)
 int bench_ops(const char *device, int threads, const char *filter, const struct bench_ops_sink *sink, struct err *e)
 {
     char why[160], name[32];
-    struct dev_config dc = {.name = device && strcmp(device, "auto") ? device : "cpu", .threads = threads};
+    struct dev_config dc = {.name = device, .threads = threads};
     struct bench_all b = {.d = dev_open(&dc, why), .filter = filter && *filter ? filter : NULL, .sink = sink};
-    if (!b.d) return err_set(e, ERR_UNSUPPORTED, "device %s: %s", dc.name, why);
+    if (!b.d) return err_set(e, ERR_UNSUPPORTED, "device %s: %s", device ? device : "cpu", why);
     b.d->bf16_x = b.d->ops->bf16_units; /* as it is served by default */
     b.calls = strcmp(b.d->ops->name, "cuda") ? 1 : 20;
     int rc = bench_measure(b.d, &b.c, e);

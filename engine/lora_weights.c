@@ -39,7 +39,10 @@ int lora_weights_upload(struct lora_weights *w, struct dev *d, const struct adap
     if (!(w->memory = d->ops->alloc(d, w->bytes)))
         return err_set(e, ERR_NOMEM, "no memory on the device for an adapter of %zu bytes", w->bytes);
     w->layer = mem_array((size_t)a->layers, sizeof *w->layer);
-    if (d->ops->reopen) w->copy = mem_array(w->bytes / sizeof(float), sizeof *w->copy);
+    if (d->ops->reopen && !(w->copy = mem_try_alloc(w->bytes))) { /* an outsider's size */
+        lora_weights_free(w, d);
+        return err_set(e, ERR_NOMEM, "no memory for a copy of an adapter of %zu bytes", floats_of(a) * sizeof(float));
+    }
     size_t at = 0;
     for (int i = 0; i < a->layers * a->n_modules; i++) {
         const struct lora_module *m = &a->module[i % a->n_modules];

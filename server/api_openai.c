@@ -185,6 +185,7 @@ static void on_gather(void *arg, const struct event *ev, const struct event_batc
 {
     struct sequence *seq = arg;
     struct exchange *x = seq->x;
+    if (ev->kind == EV_DONE) seq->gen = NULL;
     if (!choice_room(&seq->choice, ev)) {
         cancel_all(x);
         admission_reply_memory(x->app, x->req, "no memory for the answer");
@@ -192,7 +193,6 @@ static void on_gather(void *arg, const struct event *ev, const struct event_batc
     }
     choice_add(&seq->choice, ev, batch);
     if (ev->kind != EV_DONE) return;
-    seq->gen = NULL;
     if (has_failed(ev)) {
         struct buf out = {0};
         cancel_all(x);

@@ -23,9 +23,9 @@ template <int DIM, dtype T, bool MANY> struct mma_smem {
     static constexpr bool WIDE = DIM > 128 || (DIM == 128 && T == DT_F16); /* too many registers for one warp */
     static constexpr int SHARE = !MANY ? ATTN_WARPS : WIDE ? 2 : 1;        /* warps that have the same rows */
     static constexpr int ROWS = ATTN_WARPS / SHARE * 16, PARTS = T == DT_BF16 ? 1 : 2;
-    static constexpr int RING = DIM > 128 ? 3 : 4;               /* tiles of keys or values that are on their way */
-    static constexpr int ROW_BYTES = T == DT_I8 ? DIM : 2 * DIM; /* of the cache */
-    static constexpr int LD = DIM + 8, P_LD = KEYS + 8;          /* the gap keeps ldmatrix's rows in different banks */
+    static constexpr int RING = DIM >= 128 && T != DT_I8 ? 3 : 4; /* tiles of keys or values that are on their way */
+    static constexpr int ROW_BYTES = T == DT_I8 ? DIM : 2 * DIM;  /* of the cache */
+    static constexpr int LD = DIM + 8, P_LD = KEYS + 8;           /* the gap keeps ldmatrix's rows in different banks */
 
     uint4 ring[RING][KEYS][ROW_BYTES / 16 + 1];
     uint4 wide[T == DT_I8 ? KEYS : 1][LD / 8];              /* int8: a tile as bf16 */
@@ -197,7 +197,7 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
     const attn_call &c;
     const attn_item &it;
     smem &s;
-    int lane, warp, row0, row[2], first[2], last[2]; /* first, last: positions that a row sees */
+    int lane, warp, row0, row[2], last[2]; /* last: position that a row sees; a register less than with the first */
     int warp_first, warp_last, warp_end, warp_begin; /* seen by some row: first .. last; by all: begin .. end */
     int key0, col0;                                  /* where this warp's keys of a tile and features begin */
     int tile0, tile1;
@@ -220,7 +220,6 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
         for (int i = 0; i < 2; i++) {
             row[i] = row0 + lane / 4 + 8 * i;
             last[i] = attn_pos(c, it, row[i]);
-            first[i] = attn_first(c, last[i]);
             total[i] = {-INFINITY, 0};
         }
         int end = min(it.n_rows, row0 + 16);
@@ -282,7 +281,7 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
                 int key = n * 8 + lane % 4 * 2 + i % 2, pos = pos0 + key;
                 float scale = T == DT_I8 ? __fmul_rn(c.scale, s.step[slot][0][key0 + key]) : c.scale;
                 x[n][i] = __fmul_rn(x[n][i], scale);
-                if (!all && (pos > last[i / 2] || pos < first[i / 2])) x[n][i] = -INFINITY;
+                if (!all && (pos > last[i / 2] || pos < attn_first(c, last[i / 2]))) x[n][i] = -INFINITY;
                 high[i / 2] = fmaxf(high[i / 2], x[n][i]);
             }
 #pragma unroll(WHOLE)
@@ -487,10 +486,11 @@ void mma_launch(gpu_dev *d, attn_call *c, const struct attn_args *a, enum area a
     c->tile = smem::ROWS;
     c->rows_min = MANY ? FEW_ROWS + 1 : 1;
     c->rows_max = MANY ? INT32_MAX : FEW_ROWS;
-    if (MANY ? (int64_t)a->out.rows * c->group <= FEW_ROWS : c->group > FEW_ROWS) return; /* no such rows */
+    int most = a->out.rows - (a->n_seqs - 1); /* rows of one sequence: the others have one at least */
+    if (MANY ? (int64_t)most * c->group <= FEW_ROWS : c->group > FEW_ROWS) return;
     if (!attn_room(d, c, a, area, (MANY ? 4 : 32) * d->n_sm)) return;
-    LAUNCH(d, "attn", (mma_kernel<DIM, T, MANY>), dim3(attn_blocks(c, a, (MANY ? 64 : 6) * d->n_sm)),
-           dim3(ATTN_THREADS), sizeof(smem) + attn_index_bytes(*c), *c);
+    LAUNCH(d, "attn", (mma_kernel<DIM, T, MANY>), dim3(attn_blocks(c, a, (MANY ? 4 : 6) * d->n_sm)), dim3(ATTN_THREADS),
+           sizeof(smem) + attn_index_bytes(*c), *c);
     attn_merge(d, c);
 }
 

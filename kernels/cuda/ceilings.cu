@@ -65,7 +65,7 @@ double product_rate(gpu_dev *d, enum dtype t, int side)
     if (a && b && c) {
         fill(d, a, bytes, t);
         fill(d, b, bytes, t);
-        lt_args args = {t, side, side, side, a, side, false, b, side, true, c, side, 1, 0};
+        lt_args args = {t, side, side, side, a, side, false, b, side, true, c, side, 1, 0, 0};
         seconds = seconds_of(d, [&] { return lt_multiply(d, "ceilings", &args); });
     }
     bool room = a && b && c;

@@ -77,8 +77,9 @@ bool gpu_ready(gpu_dev *d, const char *op, const void *kernel, size_t smem)
     }
     if (d->measuring) return false;
 #ifdef __CUDACC__
-    if (smem > 48 << 10)
-        return gpu_check(d, op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
+    if (smem > 48 << 10) /* all that there is: a smaller limit would be taken from graphs that were recorded */
+        return gpu_check(d, op,
+                         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)d->shared_max));
 #else
     (void)kernel;
 #endif
@@ -134,9 +135,14 @@ bool take_hold(gpu_dev *d, char why[160])
 int gpu_reopen(struct dev *head, char why[160])
 {
     gpu_dev *d = gpu_of(head);
+    use_device(d->index);
     let_go(d);
-    cudaDeviceReset();
+    cudaError_t e = cudaDeviceReset();
     cudaGetLastError();
+    if (e) {
+        snprintf(why, 160, "CUDA device %d does not reset: %s", d->index, cudaGetErrorString(e));
+        return -1;
+    }
     dev_clear_error(head);
     __atomic_store_n(&d->lost, false, __ATOMIC_RELAXED);
     if (take_hold(d, why)) return 0;

@@ -76,7 +76,7 @@ bool gpu_alive(gpu_dev *, const char *op);
 bool gpu_ready(gpu_dev *, const char *op, const void *kernel, size_t smem);
 
 /* LAUNCH(d, "op", kernel, grid, block, bytes of shared memory, arguments...); a template in parentheses.  Nothing is
- * launched for an empty grid or by a device that has failed. */
+ * launched by a device that has failed.  The grid may not be empty. */
 #ifdef __CUDACC__
 #define LAUNCH(d, op, kernel, grid, block, smem, ...)                                                                  \
     do {                                                                                                               \

@@ -19,7 +19,7 @@ enum {
     THREADS = 256,
     WIDE_BYTES = 32 << 20,    /* of scratch for widened weights */
     GATE_UP_BYTES = 64 << 20, /* and for gate and up beside each other */
-    GATE_UP_ROWS = 128        /* but at least that many rows at a time */
+    GATE_UP_ROWS = 128        /* but at least that many rows at a time: a tile of mma_int */
 };
 
 __global__ void __launch_bounds__(THREADS) bias_kernel(float *y, int ld, int n, const float *b)
@@ -86,15 +86,15 @@ void lt_bf16(gpu_dev *d, const char *op, const product *p, const struct mat *x)
     if (!rounded) return;
     LAUNCH(d, op, round_kernel, dim3((unsigned)p->M, blocks_for((size_t)p->K, THREADS)), dim3(THREADS), 0, *x, rounded,
            ld);
-    lt_args a = {DT_BF16, p->M, p->N,   p->K, rounded, ld, false, p->w, (int)(p->row_bytes / sizeof(uint16_t)),
-                 true,    p->y, p->ldy, 1,    0};
+    lt_args a = {DT_BF16, p->M, p->N,   p->K, rounded, ld,      false, p->w, (int)(p->row_bytes / sizeof(uint16_t)),
+                 true,    p->y, p->ldy, 1,    0,       p->whole};
     lt_multiply(d, op, &a);
 }
 
 void lt_f32(gpu_dev *d, const char *op, const product *p, const struct mat *x)
 {
-    lt_args a = {DT_F32, p->M, p->N,   p->K, x->p, x->ld, false, p->w, (int)(p->row_bytes / sizeof(float)),
-                 true,   p->y, p->ldy, 1,    0};
+    lt_args a = {DT_F32, p->M, p->N,   p->K, x->p, x->ld,   false, p->w, (int)(p->row_bytes / sizeof(float)),
+                 true,   p->y, p->ldy, 1,    0,    p->whole};
     lt_multiply(d, op, &a);
 }
 
@@ -113,7 +113,7 @@ void lt_widened(gpu_dev *d, const char *op, enum dtype t, const product *p, cons
             t == DT_NF4 ? static_cast<const float *>(p->scale) + (size_t)n * (size_t)p->n_groups : nullptr;
         LAUNCH(d, op, widen_kernel, dim3((unsigned)some, blocks_for((size_t)p->K, 2 * THREADS)), dim3(THREADS),
                sizeof(widen_smem), p->w + (size_t)n * p->row_bytes, p->row_bytes, scale, t, p->K, wide, ld, codes);
-        lt_args a = {DT_F32, p->M, some, p->K, x->p, x->ld, false, wide, ld, true, p->y + n, p->ldy, 1, 0};
+        lt_args a = {DT_F32, p->M, some, p->K, x->p, x->ld, false, wide, ld, true, p->y + n, p->ldy, 1, 0, p->whole};
         if (!lt_multiply(d, op, &a)) return;
     }
 }
@@ -133,6 +133,7 @@ product product_of(const gpu_weight *w, int first, int rows, const float *bias)
     p.n_groups = w->n_groups;
     p.M = rows;
     p.K = w->cols;
+    p.whole = w->rows;
     p.bias = bias;
     return p;
 }
@@ -212,7 +213,10 @@ void gpu_gate_up(struct dev *head, const struct gate_up_args *a)
         return;
     }
     size_t line = (size_t)F * 2 * sizeof(float), fit = GATE_UP_BYTES / line;
-    int rows = fit > GATE_UP_ROWS ? (fit > (size_t)T ? T : (int)fit) : GATE_UP_ROWS < T ? GATE_UP_ROWS : T;
+    int most = fit > (size_t)T ? T : fit > GATE_UP_ROWS ? (int)fit : GATE_UP_ROWS, chunks = (T + most - 1) / most;
+    int rows =
+        (T + chunks * GATE_UP_ROWS - 1) / (chunks * GATE_UP_ROWS) * GATE_UP_ROWS; /* about equal, of whole tiles */
+    rows = rows < T ? rows : T;
     float *both = static_cast<float *>(gpu_scratch(d, "gate_up", AREA_Y, (size_t)rows * line));
     for (int t = 0; both && t < T; t += rows) {
         int some = T - t < rows ? T - t : rows;

@@ -69,7 +69,7 @@ struct found {
 
 struct plan_key {
     shape_class c; /* with the extents as they are */
-    int lda, ldb, ldc;
+    int lda, ldb, ldc, whole, adds;
 };
 
 struct plan {
@@ -82,7 +82,7 @@ struct plan {
 
 struct lt_state {
     functions f;
-    void *library;
+    void *library; /* stays open: it has kernels of its own, which may not go from under a context that has failed */
     cublasLtHandle_t handle;
     cublasLtMatmulPreference_t preference;
     void *workspace;
@@ -125,13 +125,18 @@ plan_key key_of(const lt_args *a)
     size_t one = dtype_bytes(a->t, 1);
     size_t all = (size_t)(uintptr_t)a->a | (size_t)(uintptr_t)a->b | (size_t)(uintptr_t)a->c | (size_t)a->lda * one |
                  (size_t)a->ldb * one | (size_t)a->ldc * 4;
-    return {{a->t, a->ta, a->tb, alignment(all), a->M, a->N, a->K}, a->lda, a->ldb, a->ldc};
+    return {{a->t, a->ta, a->tb, alignment(all), a->M, a->N, a->K},
+            a->lda,
+            a->ldb,
+            a->ldc,
+            a->whole ? a->whole : a->N,
+            a->t != DT_I8 && a->beta != 0};
 }
 
 shape_class class_of(const plan_key *k)
 {
     shape_class c = k->c;
-    c.M = round_extent(c.M), c.N = round_extent(c.N), c.K = round_extent(c.K);
+    c.M = round_extent(c.M), c.N = round_extent(k->whole), c.K = round_extent(c.K);
     return c;
 }
 
@@ -361,7 +366,7 @@ bool choose(gpu_dev *d, const char *op, plan *p, const lt_args *a)
 {
     lt_state *s = state_of(d);
     shape_class c = class_of(&p->key);
-    found *f = class_find(s, &c);
+    found *f = p->key.adds ? nullptr : class_find(s, &c);
     if (f && f->used && fits(d, p, &f->algo)) {
         p->algo = f->algo;
         p->settled = true;
@@ -374,7 +379,7 @@ bool choose(gpu_dev *d, const char *op, plan *p, const lt_args *a)
         cublasLtMatmulHeuristicResult_t r;
         if (!suggestions(d, op, p, &r, 1)) return false;
         p->algo = r.algo;
-        p->settled = !s->tries || (f && f->used);
+        p->settled = !s->tries || p->key.adds || (f && f->used);
     }
     return p->chosen = true;
 }
@@ -468,9 +473,6 @@ void lt_close(gpu_dev *d)
     if (s->preference) s->f.MatmulPreferenceDestroy(s->preference);
     if (s->handle) s->f.Destroy(s->handle);
     gpu_free(&d->head, s->workspace);
-#ifdef __CUDACC__
-    if (s->library) dlclose(s->library);
-#endif
     free(s);
     d->lt = nullptr;
 }

@@ -3,9 +3,10 @@
  *
  * The library is opened by name when the device is (never linked), so that one binary runs with and without it.  An
  * algorithm belongs to a class of shapes, each extent rounded up to one of four values an octave: a prompt of any
- * length takes one that was found for its class.  In a class that has none yet the first product without beta tries the
- * library's first few suggestions, which waits for them; not while the stream is captured.  What was found is kept in
- * $XDG_CACHE_HOME/tandem (or ~/.cache/tandem) in a file by the names of device and library.
+ * length takes one that was found for its class.  In a class that has none yet the first product tries the library's
+ * first few suggestions, which waits for them; not while the stream is captured.  What was found is kept in
+ * $XDG_CACHE_HOME/tandem (or ~/.cache/tandem) in a file by the names of device and library.  A product with beta takes
+ * the first suggestion: to try would change C.
  *
  * A product's bits depend on the algorithm, so on the class of its shape, and not on the rest of the rows: these are
  * the products of many rows, and a row alone goes to kernels of ours (linear.cu). */
@@ -33,6 +34,7 @@ struct lt_args {
     void *c;
     int ldc;
     float alpha, beta;
+    int whole; /* N of what this is a slice of, so that slices get one algorithm; 0: no slice */
 };
 
 /* Enqueues the product.  false: the device has failed, in op. */

@@ -241,7 +241,7 @@ template <bool INT4> void launch_rows(gpu_dev *d, const char *op, const product 
         launch<INT4, 16, 32, 16, 8, 8>(d, op, p, x);
     else if (p->M <= 32)
         launch<INT4, 32, 32, 16, 16, 6>(d, op, p, x);
-    else if (p->M <= 64)
+    else if (p->M <= 64 || d->shared_max < sizeof(mma_smem<INT4, 128, 128, 4>))
         launch<INT4, 64, 64, 32, 16, 4>(d, op, p, x);
     else
         launch<INT4, 128, 128, 64, 32, 4>(d, op, p, x);

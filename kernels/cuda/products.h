@@ -13,8 +13,8 @@ struct product {
     size_t row_bytes;
     const void *scale; /* of output 0: f32 (N) of int8, f16 (N, n_groups) of int4, f32 (N, n_groups) of nf4 */
     int group, n_groups;
-    int M, N, K;
-    const float *bias; /* NULL: none */
+    int M, N, K, whole; /* whole: outputs of the weight, of which these are N */
+    const float *bias;  /* NULL: none */
     float *y;
     int ldy;
     bool gate;

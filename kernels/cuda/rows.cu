@@ -31,8 +31,9 @@ __device__ inline float square4(const vec4 &a, float mean, int left)
 /* One block a row, kept in registers: at most N times four elements a thread, so that x is read once.  N 0: a row of
  * any length, read again for each pass.  y: what is added to x first; NULL: nothing. */
 template <bool VEC, int N>
-__global__ void __launch_bounds__(ROW_THREADS) norm_kernel(struct mat out, struct mat x, struct mat y, const float *w,
-                                                           const float *b, float eps, enum norm_kind kind)
+__global__ void __launch_bounds__(ROW_THREADS, 4)
+    norm_kernel(struct mat out, struct mat x, struct mat y, const float *w, const float *b, float eps,
+                enum norm_kind kind)
 {
     SMEM(norm_smem, s);
     int n = x.cols, step = (int)blockDim.x * 4, first = (int)threadIdx.x * 4;

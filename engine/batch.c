@@ -88,13 +88,14 @@ void batch_build(struct batch *b, struct dev *d, const struct plan *p)
     struct batch h = *b; /* the same arrays, on the host */
     layout(&h, b->host);
     CHECK(p->n_tokens <= b->max_tokens && p->n <= b->max_seqs && p->n_rows <= b->max_rows);
-    int t = 0, r = 0, ld = d->ops->replay ? rounded(widest(p), b->max_pages) : widest(p);
+    int t = 0, r = 0, most = 0, ld = d->ops->replay ? rounded(widest(p), b->max_pages) : widest(p);
     CHECK(ld <= b->max_pages);
     b->n_groups = 0;
     for (int i = 0; i < p->n; i++) {
         const struct plan_item *it = &p->v[i];
         const struct seq *s = it->seq;
         add_rows(b, s->lora, t, it->n);
+        most = it->n > most ? it->n : most;
         h.q_start[i] = t;
         h.kv_len[i] = it->start + it->n;
         memcpy(h.pages + (size_t)i * (size_t)ld, s->pages, (size_t)s->n_pages * sizeof *s->pages);
@@ -112,6 +113,7 @@ void batch_build(struct batch *b, struct dev *d, const struct plan *p)
     b->n_seqs = p->n;
     b->n_rows = r;
     b->pages_ld = ld;
+    b->most_rows = most;
     d->ops->upload(d, b->id, b->host, (fixed_ints(b) + (size_t)p->n * (size_t)ld) * sizeof *b->host);
 }
 

@@ -15,6 +15,7 @@ struct batch_group {
 
 struct batch {
     int n_tokens, n_seqs, n_rows, pages_ld;
+    int most_rows;             /* of one sequence; 0: not known */
     int n_groups;              /* 0: the base model alone */
     struct batch_group *group; /* (S), in the order of rows; host */
     struct lora_group *lora;   /* (S), of batch_lora; host */

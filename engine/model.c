@@ -39,7 +39,7 @@ static void attention(struct model *m, const struct batch *b, int layer, struct 
                                            b->slot, m->kv, layer});
     op_attn(m->d,
             (struct attn_args){att, qkv, c->heads, c->kv_heads, c->head_dim, window, 1.0f / sqrtf((float)c->head_dim),
-                               b->n_seqs, b->q_start, b->kv_len, b->pages, b->pages_ld, m->kv, layer});
+                               b->n_seqs, b->q_start, b->kv_len, b->pages, b->pages_ld, m->kv, layer, b->most_rows});
     op_linear(m->d, (struct linear_args){y, att, w->o, w->o_b});
     adapt(m, b, layer, PRODUCT_O, y, att);
 }

@@ -265,7 +265,8 @@ static bool check_attn(struct dev *d, const struct attn_args *a)
          q_start[a->n_seqs], T);
     for (int i = 0; i < a->n_seqs; i++) {
         int n = q_start[i + 1] - q_start[i], used = (kv_len[i] + KV_PAGE - 1) / KV_PAGE;
-        need(n >= 1, "sequence %d has %d rows", i, n);
+        need(n >= 0, "q_start[%d] is above its successor", i);
+        need(!a->most_rows || n <= a->most_rows, "sequence %d has %d rows, more than %d", i, n, a->most_rows);
         need(kv_len[i] >= n, "sequence %d has %d rows and kv_len %d", i, n, kv_len[i]);
         need(used <= a->pages_ld, "sequence %d uses %d pages of %d", i, used, a->pages_ld);
         for (int k = 0; n && k < used; k++) {

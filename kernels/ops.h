@@ -166,7 +166,7 @@ struct rope_kv_args {
 /* Causal attention over the paged cache; the tokens' own k, v were stored by rope_kv before.
  * Rows q_start[s] .. q_start[s+1]-1 of qkv and out belong to sequence s and are its last tokens: the last of them is at
  * position kv_len[s] - 1.  A token at position p sees positions max(0, p - window + 1) .. p (window 0: all).
- * Each has one row at least.  pages (n_seqs, pages_ld): page numbers of each sequence in order.  qkv as in rope_kv,
+ * pages (n_seqs, pages_ld): page numbers of each sequence in order.  qkv as in rope_kv,
  * only q is read; out (T, heads * head_dim).  score = (q . k) * scale. With a bf16 cache q is rounded to bf16, and so
  * may be each softmax weight before it multiplies v. */
 struct attn_args {
@@ -178,6 +178,7 @@ struct attn_args {
     int pages_ld;
     const struct kv *kv;
     int layer;
+    int most_rows; /* no sequence has more; 0: the host does not know */
 };
 
 /* out = act(gu[:, :F]) * gu[:, F:].   gu (T, 2F), out (T, F). */

@@ -486,7 +486,7 @@ void mma_launch(gpu_dev *d, attn_call *c, const struct attn_args *a, enum area a
     c->tile = smem::ROWS;
     c->rows_min = MANY ? FEW_ROWS + 1 : 1;
     c->rows_max = MANY ? INT32_MAX : FEW_ROWS;
-    int most = a->out.rows - (a->n_seqs - 1); /* rows of one sequence: the others have one at least */
+    int most = a->most_rows ? a->most_rows : a->out.rows;
     if (MANY ? (int64_t)most * c->group <= FEW_ROWS : c->group > FEW_ROWS) return;
     if (!attn_room(d, c, a, area, (MANY ? 4 : 32) * d->n_sm)) return;
     LAUNCH(d, "attn", (mma_kernel<DIM, T, MANY>), dim3(attn_blocks(c, a, (MANY ? 4 : 6) * d->n_sm)), dim3(ATTN_THREADS),

@@ -325,6 +325,73 @@ static void test_training(void **state)
     dir_remove(dir);
 }
 
+/* A table of ops that differs in a few from the device's own, and what its functions know. */
+static struct {
+    struct dev_ops ops;
+    const struct dev_ops *own;
+    int reserves, failed;
+} other;
+
+static void use_other(struct engine *g)
+{
+    memset(&other, 0, sizeof other);
+    other.own = device_of(g)->ops;
+    other.ops = *other.own;
+    device_of(g)->ops = &other.ops;
+}
+
+static void use_own(struct engine *g)
+{
+    device_of(g)->ops = other.own;
+}
+
+/* While a job is opened all the memory goes to somebody else. */
+static int no_room(struct dev *d, void (*fn)(void *), void *ctx)
+{
+    struct dev_memory m;
+    d->ops->memory(d, &m);
+    void *all = d->ops->alloc(d, m.budget - m.used);
+    assert_non_null(all);
+    other.reserves++;
+    other.failed += other.own->reserve(d, fn, ctx) != 0;
+    d->ops->free(d, all);
+    return d->error.op ? -1 : 0;
+}
+
+/* A job that does not get what its ops take for themselves leaves to requests what they had. */
+static void test_no_room(void **state)
+{
+    (void)state;
+    struct reply right[ASKS], y[ASKS];
+    struct dev_memory before, after;
+    struct told told;
+    char dir[] = "/tmp/tandem-simt-XXXXXX", again[64];
+    if (!mkdtemp(dir)) fail();
+    snprintf(again, sizeof again, "%s/again", dir);
+    struct engine_config c = config("simt");
+    c.gpu_memory_bytes = 192 << 20;
+    struct engine *g = open_engine(c);
+    struct dataset *data = rows_make(8, engine_info(g)->vocab, 3);
+    generate(g, 0, ASKS, right);
+    device_of(g)->ops->memory(device_of(g), &before);
+    use_other(g);
+    other.ops.reserve = no_room;
+    assert_int_equal(train(g, data, dir, &told), TRAIN_FAILED);
+    use_own(g);
+    assert_true(other.reserves == 1 && other.failed == 1);
+    assert_non_null(strstr(told.text, "scratch"));
+    device_of(g)->ops->memory(device_of(g), &after);
+    assert_int_equal(before.used, after.used);
+    generate(g, 0, ASKS, y);
+    for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
+    if (train(g, data, again, &told) != TRAIN_SUCCEEDED) fail_msg("%s", told.text);
+    generate(g, 0, ASKS, y);
+    for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
+    engine_close(g);
+    free(data);
+    dir_remove(dir);
+}
+
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static void refused(struct engine_config c, const char *because)
@@ -371,9 +438,9 @@ static void test_names(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_texts),    cmocka_unit_test(test_replay),
-        cmocka_unit_test(test_budget),   cmocka_unit_test(test_names),
-        cmocka_unit_test(test_training), cmocka_unit_test(test_lost), /* the last: it leaves the runtime lost */
+        cmocka_unit_test(test_texts), cmocka_unit_test(test_replay),  cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_names), cmocka_unit_test(test_no_room), cmocka_unit_test(test_training),
+        cmocka_unit_test(test_lost), /* the last: it leaves the runtime lost */
     };
     if (argc != 2) return fprintf(stderr, "usage: simt_test FIXTURES/models\n"), 2;
     fixtures = argv[1];

@@ -554,7 +554,10 @@ int engine_turn(struct engine *g, bool wait)
     publish(g, p); /* before the events: who has seen a request end sees its pages free */
     events_post(&g->events);
     give_to_training(g, p);
-    engine_look_after(g);
+    if (engine_look_after(g)) { /* the next turn may be far: nobody may have anything to compute */
+        publish(g, NULL);
+        events_post(&g->events);
+    }
     if (n) look_keep(&g->look, &g->sched, g->now.pages_used);
     atomic_store(&g->busy_since, 0);
     return tokens;

@@ -104,8 +104,8 @@ void engine_adapter_answer(struct engine *, struct adapter_load *);
 /* The device failed: the requests of the plan end with an error; the others go on, if need be on the device opened
  * anew. When that is of no use any more, every request ends, also those that come. */
 void engine_fail_step(struct engine *, const struct plan *);
-/* After training had its turn: whether it lost the device. */
-void engine_look_after(struct engine *);
+/* After training had its turn: when it lost the device, as above.  True: so it was, and requests may have ended. */
+bool engine_look_after(struct engine *);
 /* Ends every request: the device is lost. */
 void engine_end_all(struct engine *);
 

@@ -72,6 +72,12 @@ static void give_up(struct engine *g, const char *why)
     if (g->events.notify) g->events.notify(g->events.arg); /* there may be nobody whose end would */
 }
 
+/* Opening it anew takes about as long as the start did: so long nobody is to think that the engine hangs. */
+static uint64_t patience_ns(const struct engine *g)
+{
+    return (uint64_t)((60 + 4 * g->s.info.load_seconds) * 1e9);
+}
+
 static void recover(struct engine *g)
 {
     uint64_t start = clock_now();
@@ -82,7 +88,10 @@ static void recover(struct engine *g)
     }
     g->restarted = start ? start : 1;
     log_error("the device is lost: opening it anew; waiting=%d running=%d", g->sched.n_waiting, g->sched.n_running);
-    if (restart(g, &e)) {
+    atomic_store(&g->busy_since, start + patience_ns(g));
+    int rc = restart(g, &e);
+    atomic_store(&g->busy_since, clock_now());
+    if (rc) {
         give_up(g, e.msg);
         return;
     }
@@ -107,9 +116,11 @@ void engine_fail_step(struct engine *g, const struct plan *p)
     if (is_lost(g)) recover(g);
 }
 
-void engine_look_after(struct engine *g)
+bool engine_look_after(struct engine *g)
 {
-    if (is_lost(g) && !atomic_load(&g->lost)) recover(g);
+    if (!is_lost(g) || atomic_load(&g->lost)) return false;
+    recover(g);
+    return true;
 }
 
 void engine_end_all(struct engine *g)

@@ -271,8 +271,7 @@ static void handle_request(struct engine *g, struct request *r, enum msg_kind ki
     if (r->expired && !decodes(r)) engine_end_request(g, r, FINISH_TIMEOUT, -1, NULL);
 }
 
-/* Those whose time is over were to end with their next token, which has become far away. */
-static void end_preempted(struct engine *g)
+void engine_end_preempted(struct engine *g)
 {
     for (struct seq *q = g->sched.waiting.next, *next; q != &g->sched.waiting; q = next) {
         next = q->next;
@@ -548,7 +547,7 @@ int engine_turn(struct engine *g, bool wait)
     look_serve(&g->look, g->s.model.d);
     if (atomic_load(&g->lost)) engine_end_all(g);
     const struct plan *p = sched_step(&g->sched);
-    if (p->n_preempted) end_preempted(g);
+    if (p->n_preempted) engine_end_preempted(g);
     int n = p->n, tokens = p->n_tokens; /* a step that loses the device takes the plan back */
     if (n) run_step(g, p);
     publish(g, p); /* before the events: who has seen a request end sees its pages free */

@@ -95,6 +95,8 @@ struct engine {
 /* engine.c */
 void engine_post(struct engine *, struct msg);
 void engine_end_request(struct engine *, struct request *, enum finish_reason why, int stop_index, const char *error);
+/* Those that wait and whose time is over were to end with their next token, which has become far away. */
+void engine_end_preempted(struct engine *);
 
 /* engine_adapters.c, by the engine thread: puts the adapter on the device and answers who waits for it. */
 void engine_adapter_publish(struct engine *, struct adapter_load *);

@@ -95,6 +95,7 @@ static void recover(struct engine *g)
         give_up(g, e.msg);
         return;
     }
+    engine_end_preempted(g);
     g->now.device_restarts++;
     log_write(LOG_WARN, "the device is back seconds=%.3f", (double)(clock_now() - start) * 1e-9);
 }

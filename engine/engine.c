@@ -298,6 +298,7 @@ static bool handle(struct engine *g, const struct msg *m)
         r->next = g->by_id[r->id & g->id_mask];
         g->by_id[r->id & g->id_mask] = r;
         sched_add(&g->sched, &r->seq);
+        engine_end_stale(g, r);
         return true;
     }
     struct request *r = *find_link(g, m->id);

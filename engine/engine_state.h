@@ -108,6 +108,8 @@ void engine_adapter_answer(struct engine *, struct adapter_load *);
 void engine_fail_step(struct engine *, const struct plan *);
 /* After training had its turn: when it lost the device, as above.  True: so it was, and requests may have ended. */
 bool engine_look_after(struct engine *);
+/* Ends the request if its adapter went with a device that was opened anew, because nobody could name it any more. */
+bool engine_end_stale(struct engine *, struct request *);
 /* Ends every request: the device is lost. */
 void engine_end_all(struct engine *);
 

@@ -34,16 +34,20 @@ static void end_training(struct engine *g)
             nanosleep(&(struct timespec){.tv_nsec = 1000 * 1000}, NULL);
 }
 
-/* Of adapters only those that can be named come back. */
-static void end_stale(struct engine *g)
+bool engine_end_stale(struct engine *g, struct request *r)
+{
+    bool stale = r->adapter && !adapters_alive(&g->adapters, r->adapter);
+    if (stale) engine_end_request(g, r, FINISH_ERROR, -1, LOST);
+    return stale;
+}
+
+static void end_all_stale(struct engine *g)
 {
     for (uint32_t i = 0; i <= g->id_mask; i++)
         for (struct request *r = g->by_id[i], *next; r; r = next) {
             next = r->next;
-            if (r->adapter && !adapters_current(&g->adapters, r->adapter))
-                engine_end_request(g, r, FINISH_ERROR, -1, LOST);
+            engine_end_stale(g, r);
         }
-    adapters_sweep(&g->adapters, g->s.model.d);
 }
 
 static int restart(struct engine *g, struct err *e)
@@ -51,16 +55,18 @@ static int restart(struct engine *g, struct err *e)
     const struct engine_info *m = &g->s.info;
     int max_pages = (m->max_total_tokens + KV_PAGE - 1) / KV_PAGE;
     end_training(g);
-    end_stale(g);
     sched_restart(&g->sched);
     kv_pool_free(g->pool);
     g->pool = kv_pool_new(m->pages, rng_mix(clock_unix()));
     g->sched.kv = g->pool;
     batch_close(&g->batch, g->s.model.d);
+    adapters_forget(&g->adapters);
     int rc = setup_restart(&g->s, e);
     if (!rc && batch_open(&g->batch, g->s.model.d, m->max_batch_tokens, m->max_seqs, g->s.max_rows, max_pages))
         rc = err_set(e, ERR_NOMEM, "no memory for batches of %d tokens", m->max_batch_tokens);
-    return rc ? rc : adapters_restore(&g->adapters, g->s.model.d, e);
+    if (!rc) rc = adapters_restore(&g->adapters, g->s.model.d, e);
+    if (!rc) end_all_stale(g); /* now, since others may have taken names away meanwhile */
+    return rc;
 }
 
 static void give_up(struct engine *g, const char *why)

@@ -73,6 +73,7 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     mailbox_init(&g->inbox);
     events_init(&g->events);
     pthread_mutex_init(&g->stats_lock, NULL);
+    pthread_rwlock_init(&g->model_lock, NULL);
     look_init(&g->look);
     pthread_mutex_init(&g->load_lock, NULL);
     pthread_cond_init(&g->load_done, NULL);
@@ -176,7 +177,14 @@ int engine_train_start(struct engine *g, const struct train_job *job, train_even
 
 int engine_train_plan(struct engine *g, const struct train_job *job, struct train_plan *plan, struct err *e)
 {
-    return train_plan_job(job, &g->s.model, g->gate, plan, e);
+    int rc;
+    pthread_rwlock_rdlock(&g->model_lock);
+    if (engine_lost(g)) /* the model may not be there */
+        rc = err_set(e, ERR_FULL, "the device was lost");
+    else
+        rc = train_plan_job(job, &g->s.model, g->gate, plan, e);
+    pthread_rwlock_unlock(&g->model_lock);
+    return rc;
 }
 
 void engine_train_command(struct engine *g, enum train_command c)
@@ -637,6 +645,7 @@ void engine_close(struct engine *g)
     events_free(&g->events);
     mailbox_destroy(&g->inbox);
     pthread_mutex_destroy(&g->stats_lock);
+    pthread_rwlock_destroy(&g->model_lock);
     pthread_mutex_destroy(&g->load_lock);
     pthread_cond_destroy(&g->load_done);
     free(g->by_id);

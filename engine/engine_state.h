@@ -50,7 +50,8 @@ struct msg {
 };
 
 struct engine {
-    struct setup s; /* model, tokenizer, info; constant after engine_open */
+    struct setup s; /* model, tokenizer, info; constant after engine_open, but for restart.c, which loads anew */
+    pthread_rwlock_t model_lock; /* of that; for threads that read the model and do not have the device */
 
     /* between the threads */
     struct mailbox inbox;

@@ -95,7 +95,10 @@ static void recover(struct engine *g)
     g->restarted = start ? start : 1;
     log_error("the device is lost: opening it anew; waiting=%d running=%d", g->sched.n_waiting, g->sched.n_running);
     atomic_store(&g->busy_since, start + patience_ns(g));
+    pthread_rwlock_wrlock(&g->model_lock);
     int rc = restart(g, &e);
+    if (rc) atomic_store(&g->lost, true);
+    pthread_rwlock_unlock(&g->model_lock);
     atomic_store(&g->busy_since, clock_now());
     if (rc) {
         give_up(g, e.msg);

@@ -90,7 +90,7 @@ struct engine {
     _Atomic bool lost;  /* for good */
     uint64_t restarted; /* clock; 0: never */
     int n_failures;
-    char failure[8][256]; /* texts of the last ones, which events point to until they are handed back */
+    char failure[32][256]; /* their different texts, which events point to: never changed once they are there */
 };
 
 /* engine.c */

@@ -12,17 +12,23 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const uint64_t AGAIN_NS = 5ull * 60 * 1000 * 1000 * 1000; /* lost again within it: for good */
 
 static const char LOST[] = "the device was lost";
 
-/* What the device says, for the events of those it concerns. */
+/* What the device says, for the events of those it concerns.  Who reads these may be slow, so no text makes place for
+ * another: when there is no more room, the log alone has the words. */
 static const char *failure_text(struct engine *g, const struct dev_error *err)
 {
-    char *text = g->failure[g->n_failures++ % (int)(sizeof g->failure / sizeof *g->failure)];
-    snprintf(text, sizeof *g->failure, "the device failed in the step: %s: %s", err->op ? err->op : "?", err->msg);
-    return text;
+    const int max = (int)(sizeof g->failure / sizeof *g->failure);
+    char text[sizeof *g->failure];
+    snprintf(text, sizeof text, "the device failed in the step: %s: %s", err->op ? err->op : "?", err->msg);
+    for (int i = 0; i < g->n_failures; i++)
+        if (strcmp(g->failure[i], text) == 0) return g->failure[i];
+    if (g->n_failures == max) return "the device failed in the step";
+    return memcpy(g->failure[g->n_failures++], text, sizeof text);
 }
 
 /* A training job ends before the device does: all its ops fail. */

@@ -73,6 +73,7 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     mailbox_init(&g->inbox);
     events_init(&g->events);
     pthread_mutex_init(&g->stats_lock, NULL);
+    pthread_rwlock_init(&g->model_lock, NULL);
     look_init(&g->look);
     pthread_mutex_init(&g->load_lock, NULL);
     pthread_cond_init(&g->load_done, NULL);
@@ -176,7 +177,14 @@ int engine_train_start(struct engine *g, const struct train_job *job, train_even
 
 int engine_train_plan(struct engine *g, const struct train_job *job, struct train_plan *plan, struct err *e)
 {
-    return train_plan_job(job, &g->s.model, g->gate, plan, e);
+    int rc;
+    pthread_rwlock_rdlock(&g->model_lock);
+    if (engine_lost(g)) /* the model may not be there */
+        rc = err_set(e, ERR_FULL, "the device was lost");
+    else
+        rc = train_plan_job(job, &g->s.model, g->gate, plan, e);
+    pthread_rwlock_unlock(&g->model_lock);
+    return rc;
 }
 
 void engine_train_command(struct engine *g, enum train_command c)
@@ -271,8 +279,7 @@ static void handle_request(struct engine *g, struct request *r, enum msg_kind ki
     if (r->expired && !decodes(r)) engine_end_request(g, r, FINISH_TIMEOUT, -1, NULL);
 }
 
-/* Those whose time is over were to end with their next token, which has become far away. */
-static void end_preempted(struct engine *g)
+void engine_end_preempted(struct engine *g)
 {
     for (struct seq *q = g->sched.waiting.next, *next; q != &g->sched.waiting; q = next) {
         next = q->next;
@@ -299,6 +306,7 @@ static bool handle(struct engine *g, const struct msg *m)
         r->next = g->by_id[r->id & g->id_mask];
         g->by_id[r->id & g->id_mask] = r;
         sched_add(&g->sched, &r->seq);
+        engine_end_stale(g, r);
         return true;
     }
     struct request *r = *find_link(g, m->id);
@@ -548,13 +556,16 @@ int engine_turn(struct engine *g, bool wait)
     look_serve(&g->look, g->s.model.d);
     if (atomic_load(&g->lost)) engine_end_all(g);
     const struct plan *p = sched_step(&g->sched);
-    if (p->n_preempted) end_preempted(g);
+    if (p->n_preempted) engine_end_preempted(g);
     int n = p->n, tokens = p->n_tokens; /* a step that loses the device takes the plan back */
     if (n) run_step(g, p);
     publish(g, p); /* before the events: who has seen a request end sees its pages free */
     events_post(&g->events);
     give_to_training(g, p);
-    engine_look_after(g);
+    if (engine_look_after(g)) { /* the next turn may be far: nobody may have anything to compute */
+        publish(g, NULL);
+        events_post(&g->events);
+    }
     if (n) look_keep(&g->look, &g->sched, g->now.pages_used);
     atomic_store(&g->busy_since, 0);
     return tokens;
@@ -634,6 +645,7 @@ void engine_close(struct engine *g)
     events_free(&g->events);
     mailbox_destroy(&g->inbox);
     pthread_mutex_destroy(&g->stats_lock);
+    pthread_rwlock_destroy(&g->model_lock);
     pthread_mutex_destroy(&g->load_lock);
     pthread_cond_destroy(&g->load_done);
     free(g->by_id);

@@ -290,9 +290,9 @@ extern const histogram_bounds engine_step_seconds_bounds, engine_step_tokens_bou
 
 void engine_stats_read(const struct engine *, struct engine_stats *);
 /* clock_now() of when the engine thread began the turn (a step and what belongs to it) that it is in, or of when
- * somebody began to wait for it to wake, or of when training is to give the device back, which may be in the future; 0
- * when it has nothing to do.  What is long ago is stuck.  Any thread, no lock: it answers whatever the engine hangs
- * in. */
+ * somebody began to wait for it to wake, or of when training is to give the device back, or a lost device is to be open
+ * anew, which may be in the future; 0 when it has nothing to do.  What is long ago is stuck.  Any thread, no lock: it
+ * answers whatever the engine hangs in. */
 uint64_t engine_busy_since(const struct engine *);
 /* The device is lost for good (it failed again after it had been opened anew, or did not come back): every request ends
  * with an error, and only a new process helps.  Any thread; true before the last of these events is announced. */

@@ -50,7 +50,8 @@ struct msg {
 };
 
 struct engine {
-    struct setup s; /* model, tokenizer, info; constant after engine_open */
+    struct setup s; /* model, tokenizer, info; constant after engine_open, but for restart.c, which loads anew */
+    pthread_rwlock_t model_lock; /* of that; for threads that read the model and do not have the device */
 
     /* between the threads */
     struct mailbox inbox;
@@ -89,12 +90,14 @@ struct engine {
     _Atomic bool lost;  /* for good */
     uint64_t restarted; /* clock; 0: never */
     int n_failures;
-    char failure[8][256]; /* texts of the last ones, which events point to until they are handed back */
+    char failure[32][256]; /* their different texts, which events point to: never changed once they are there */
 };
 
 /* engine.c */
 void engine_post(struct engine *, struct msg);
 void engine_end_request(struct engine *, struct request *, enum finish_reason why, int stop_index, const char *error);
+/* Those that wait and whose time is over were to end with their next token, which has become far away. */
+void engine_end_preempted(struct engine *);
 
 /* engine_adapters.c, by the engine thread: puts the adapter on the device and answers who waits for it. */
 void engine_adapter_publish(struct engine *, struct adapter_load *);
@@ -104,8 +107,10 @@ void engine_adapter_answer(struct engine *, struct adapter_load *);
 /* The device failed: the requests of the plan end with an error; the others go on, if need be on the device opened
  * anew. When that is of no use any more, every request ends, also those that come. */
 void engine_fail_step(struct engine *, const struct plan *);
-/* After training had its turn: whether it lost the device. */
-void engine_look_after(struct engine *);
+/* After training had its turn: when it lost the device, as above.  True: so it was, and requests may have ended. */
+bool engine_look_after(struct engine *);
+/* Ends the request if its adapter went with a device that was opened anew, because nobody could name it any more. */
+bool engine_end_stale(struct engine *, struct request *);
 /* Ends every request: the device is lost. */
 void engine_end_all(struct engine *);
 

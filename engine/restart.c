@@ -12,17 +12,23 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const uint64_t AGAIN_NS = 5ull * 60 * 1000 * 1000 * 1000; /* lost again within it: for good */
 
 static const char LOST[] = "the device was lost";
 
-/* What the device says, for the events of those it concerns. */
+/* What the device says, for the events of those it concerns.  Who reads these may be slow, so no text makes place for
+ * another: when there is no more room, the log alone has the words. */
 static const char *failure_text(struct engine *g, const struct dev_error *err)
 {
-    char *text = g->failure[g->n_failures++ % (int)(sizeof g->failure / sizeof *g->failure)];
-    snprintf(text, sizeof *g->failure, "the device failed in the step: %s: %s", err->op ? err->op : "?", err->msg);
-    return text;
+    const int max = (int)(sizeof g->failure / sizeof *g->failure);
+    char text[sizeof *g->failure];
+    snprintf(text, sizeof text, "the device failed in the step: %s: %s", err->op ? err->op : "?", err->msg);
+    for (int i = 0; i < g->n_failures; i++)
+        if (strcmp(g->failure[i], text) == 0) return g->failure[i];
+    if (g->n_failures == max) return "the device failed in the step";
+    return memcpy(g->failure[g->n_failures++], text, sizeof text);
 }
 
 /* A training job ends before the device does: all its ops fail. */
@@ -34,16 +40,20 @@ static void end_training(struct engine *g)
             nanosleep(&(struct timespec){.tv_nsec = 1000 * 1000}, NULL);
 }
 
-/* Of adapters only those that can be named come back. */
-static void end_stale(struct engine *g)
+bool engine_end_stale(struct engine *g, struct request *r)
+{
+    bool stale = r->adapter && !adapters_alive(&g->adapters, r->adapter);
+    if (stale) engine_end_request(g, r, FINISH_ERROR, -1, LOST);
+    return stale;
+}
+
+static void end_all_stale(struct engine *g)
 {
     for (uint32_t i = 0; i <= g->id_mask; i++)
         for (struct request *r = g->by_id[i], *next; r; r = next) {
             next = r->next;
-            if (r->adapter && !adapters_current(&g->adapters, r->adapter))
-                engine_end_request(g, r, FINISH_ERROR, -1, LOST);
+            engine_end_stale(g, r);
         }
-    adapters_sweep(&g->adapters, g->s.model.d);
 }
 
 static int restart(struct engine *g, struct err *e)
@@ -51,16 +61,18 @@ static int restart(struct engine *g, struct err *e)
     const struct engine_info *m = &g->s.info;
     int max_pages = (m->max_total_tokens + KV_PAGE - 1) / KV_PAGE;
     end_training(g);
-    end_stale(g);
     sched_restart(&g->sched);
     kv_pool_free(g->pool);
     g->pool = kv_pool_new(m->pages, rng_mix(clock_unix()));
     g->sched.kv = g->pool;
     batch_close(&g->batch, g->s.model.d);
+    adapters_forget(&g->adapters);
     int rc = setup_restart(&g->s, e);
     if (!rc && batch_open(&g->batch, g->s.model.d, m->max_batch_tokens, m->max_seqs, g->s.max_rows, max_pages))
         rc = err_set(e, ERR_NOMEM, "no memory for batches of %d tokens", m->max_batch_tokens);
-    return rc ? rc : adapters_restore(&g->adapters, g->s.model.d, e);
+    if (!rc) rc = adapters_restore(&g->adapters, g->s.model.d, e);
+    if (!rc) end_all_stale(g); /* now, since others may have taken names away meanwhile */
+    return rc;
 }
 
 static void give_up(struct engine *g, const char *why)
@@ -70,6 +82,12 @@ static void give_up(struct engine *g, const char *why)
     atomic_store(&g->lost, true);
     engine_end_all(g);
     if (g->events.notify) g->events.notify(g->events.arg); /* there may be nobody whose end would */
+}
+
+/* Opening it anew takes about as long as the start did: so long nobody is to think that the engine hangs. */
+static uint64_t patience_ns(const struct engine *g)
+{
+    return (uint64_t)((60 + 4 * g->s.info.load_seconds) * 1e9);
 }
 
 static void recover(struct engine *g)
@@ -82,10 +100,17 @@ static void recover(struct engine *g)
     }
     g->restarted = start ? start : 1;
     log_error("the device is lost: opening it anew; waiting=%d running=%d", g->sched.n_waiting, g->sched.n_running);
-    if (restart(g, &e)) {
+    atomic_store(&g->busy_since, start + patience_ns(g));
+    pthread_rwlock_wrlock(&g->model_lock);
+    int rc = restart(g, &e);
+    if (rc) atomic_store(&g->lost, true);
+    pthread_rwlock_unlock(&g->model_lock);
+    atomic_store(&g->busy_since, clock_now());
+    if (rc) {
         give_up(g, e.msg);
         return;
     }
+    engine_end_preempted(g);
     g->now.device_restarts++;
     log_write(LOG_WARN, "the device is back seconds=%.3f", (double)(clock_now() - start) * 1e-9);
 }
@@ -107,9 +132,11 @@ void engine_fail_step(struct engine *g, const struct plan *p)
     if (is_lost(g)) recover(g);
 }
 
-void engine_look_after(struct engine *g)
+bool engine_look_after(struct engine *g)
 {
-    if (is_lost(g) && !atomic_load(&g->lost)) recover(g);
+    if (!is_lost(g) || atomic_load(&g->lost)) return false;
+    recover(g);
+    return true;
 }
 
 void engine_end_all(struct engine *g)

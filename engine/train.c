@@ -519,10 +519,7 @@ static size_t scratch_bytes(const struct train *t)
 /* What may be taken of the memory that training is planned in: the device's own, or the host's. */
 static size_t room_for(struct dev *d)
 {
-    struct dev_memory m;
-    if (dev_host_memory(d)) return memory_available();
-    d->ops->memory(d, &m);
-    return m.budget - m.used;
+    return dev_host_memory(d) ? memory_available() : dev_memory_left(d);
 }
 
 /* Chooses whether activations are computed again, and refuses what does not fit. */

@@ -88,8 +88,7 @@ void gpu_replay(struct dev *head, uint64_t key, void (*fn)(void *), void *ctx)
 
 void gpu_graphs_close(gpu_dev *d)
 {
-    for (int i = 0; i < d->n_graphs; i++)
-        if (!d->lost) forget(&d->graphs[i]);
+    for (int i = 0; i < d->n_graphs; i++) forget(&d->graphs[i]); /* also of a lost device: a part is the host's */
     free(d->graphs);
     d->graphs = nullptr;
     d->n_graphs = 0;

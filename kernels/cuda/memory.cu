@@ -99,19 +99,26 @@ void gpu_memory(struct dev *head, struct dev_memory *m)
 
 namespace {
 
-/* Stream order protects what still uses the old memory: cudaFree waits. */
+/* The larger memory is taken before the old is given back, or in its place where both do not fit; if there is no room
+ * for it at all the old comes back, so that what fitted before still does.  Stream order protects what still uses the
+ * old memory: cudaFree waits. */
 bool scratch_grow(gpu_dev *d, const char *op, enum area area, size_t bytes)
 {
     auto &s = d->scratch[area];
+    size_t before = s.bytes;
     gpu_graphs_close(d); /* they know the old place */
+    void *p = gpu_alloc(&d->head, bytes);
     gpu_free(&d->head, s.p);
-    s.p = gpu_alloc(&d->head, bytes);
-    s.bytes = s.p ? bytes : 0;
+    if (!p) p = gpu_alloc(&d->head, bytes);
+    bool grown = p != nullptr;
+    if (!p && before) p = gpu_alloc(&d->head, before);
+    s.p = p;
+    s.bytes = grown ? bytes : p ? before : 0;
     __atomic_store_n(&d->scratch_used, scratch_bytes(d), __ATOMIC_RELAXED);
-    if (!s.p)
+    if (!grown)
         dev_fail(&d->head, op, "no memory for %zu bytes of scratch: %zu of %zu that may be used are taken", bytes,
                  d->used, d->budget);
-    return s.p != nullptr;
+    return grown;
 }
 
 } // namespace
@@ -136,6 +143,7 @@ int gpu_reserve(struct dev *head, void (*fn)(void *), void *ctx)
 {
     gpu_dev *d = gpu_of(head);
     if (!gpu_alive(d, "reserve") || !gpu_settle(d, "reserve")) return -1;
+    for (auto &s : d->scratch) s.wanted = 0; /* what an earlier call wanted may not have fitted */
     d->measuring = true;
     fn(ctx);
     d->measuring = false;

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "engine/base/clock.h"
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/engine.h"
@@ -69,7 +70,7 @@ static struct dev *device_of(struct engine *g)
 }
 
 /* Prompts of one, two and many tokens; the third is sampled. */
-static void submit(struct engine *g, int i, struct reply *y)
+static uint64_t submit(struct engine *g, int i, struct reply *y)
 {
     int32_t prompt[40];
     struct err e = {0};
@@ -86,7 +87,9 @@ static void submit(struct engine *g, int i, struct reply *y)
     q.sampling.sample = i == 2;
     q.sampling.seed = 11;
     *y = (struct reply){0};
-    if (!engine_submit(g, &q, &e)) fail_msg("%s", e.msg);
+    uint64_t id = engine_submit(g, &q, &e);
+    if (!id) fail_msg("%s", e.msg);
+    return id;
 }
 
 static void take(struct engine *g)
@@ -211,6 +214,56 @@ static void test_replay(void **state)
     for (int i = 0; i < ASKS; i++) assert_same(&replayed[i], &eager[i], true);
 }
 
+/* ---- other ops ----------------------------------------------------------------------------------------------------
+ */
+
+/* A table of ops that differs in a few from the device's own, and what its functions know. */
+static struct {
+    struct dev_ops ops;
+    const struct dev_ops *own;
+    struct engine *g;
+    int reserves, failed, reopens;
+    bool in_time;              /* nobody may think that a restart hangs */
+    struct reply *late;        /* asked for while the device is opened anew, and its adapter unloaded */
+    struct engine_stats stats; /* at the end of the turn that opened it anew */
+    bool turned;
+} patched;
+
+static void use_patched(struct engine *g)
+{
+    memset(&patched, 0, sizeof patched);
+    patched.g = g;
+    patched.own = device_of(g)->ops;
+    patched.ops = *patched.own;
+    device_of(g)->ops = &patched.ops;
+}
+
+static void use_own(struct engine *g)
+{
+    device_of(g)->ops = patched.own;
+}
+
+/* What others do meanwhile. */
+static int reopen(struct dev *d, char why[160])
+{
+    struct err e = {0};
+    patched.reopens++;
+    patched.in_time = engine_busy_since(patched.g) > clock_now() + 10ull * 1000 * 1000 * 1000;
+    if (patched.late) {
+        submit(patched.g, 2, patched.late);
+        if (engine_adapter_unload(patched.g, use_adapter, &e)) fail_msg("%s", e.msg);
+    }
+    return patched.own->reopen(d, why);
+}
+
+static void end_of_turn(struct engine *g)
+{
+    if (!patched.reopens || patched.turned) return;
+    patched.turned = true;
+    engine_stats_read(g, &patched.stats);
+    take(g);
+}
+
 /* ---- a device that is lost -------------------------------------------------------------------------------------- */
 
 static void test_lost(void **state)
@@ -221,9 +274,18 @@ static void test_lost(void **state)
     struct engine *g = open_engine(config("simt"));
     generate(g, 0, ASKS, right);
 
-    /* one runs, two come while it does: the first ends with the device's words, the others as if nothing had been */
+    /* one has begun and pauses, one never began, one runs: that one ends with the device's words, the others as if
+     * nothing had been */
+    uint64_t begun = submit(g, 1, &y[1]), waits;
+    while (y[1].n < 3) engine_turn(g, false), take(g);
+    engine_pause(g, begun);
+    waits = submit(g, 2, &y[2]);
+    engine_pause(g, waits);
     submit(g, 0, &y[0]);
     while (y[0].n < 3) engine_turn(g, false), take(g);
+    assert_true(y[1].n >= 3 && y[1].n < TOKENS && y[2].n == 0);
+    use_patched(g);
+    patched.ops.reopen = reopen;
     simt_fail_launch(3); /* in the sampling: the step itself is one graph */
     while (!y[0].done) engine_turn(g, false), take(g);
     simt_fail_launch(-1);
@@ -231,6 +293,12 @@ static void test_lost(void **state)
     assert_non_null(strstr(y[0].error, "an illegal memory access was encountered"));
     engine_stats_read(g, &s);
     assert_true(s.failed_steps == 1 && s.device_restarts == 1 && !s.device_lost && !engine_lost(g));
+    assert_true(patched.reopens == 1 && patched.in_time);
+    use_own(g);
+    engine_resume(g, begun);
+    engine_resume(g, waits);
+    run_out(g, y + 1, 2);
+    for (int i = 1; i < ASKS; i++) assert_same(&right[i], &y[i], false); /* computed again in other steps */
     generate(g, 0, ASKS, y);
     for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
 
@@ -248,8 +316,11 @@ static void test_lost(void **state)
     assert_string_equal(y[0].error, "the device was lost");
     engine_stats_read(g, &s);
     assert_true(s.device_restarts == 1 && s.device_lost);
+    struct train_job job = {0};
+    struct train_plan plan;
+    struct err e = {0};
+    assert_int_equal(engine_train_plan(g, &job, &plan, &e), ERR_FULL);
     engine_close(g);
-    log_set_level(LOG_INFO);
 }
 
 /* ---- lost by training ------------------------------------------------------------------------------------------- */
@@ -279,14 +350,17 @@ static int train(struct engine *g, const struct dataset *data, const char *dir, 
     job.p.lora_r = 4;
     *t = (struct told){0};
     if (engine_train_start(g, &job, note, t, &e)) fail_msg("%s", e.msg);
-    while (!atomic_load(&t->last)) engine_turn(g, false);
+    while (!atomic_load(&t->last)) {
+        engine_turn(g, false);
+        end_of_turn(g);
+    }
     return atomic_load(&t->last) - 1;
 }
 
 static void test_training(void **state)
 {
     (void)state;
-    struct reply right[ASKS], y[ASKS];
+    struct reply right[ASKS], y[ASKS], held, late;
     struct engine_stats s;
     struct told told;
     char dir[] = "/tmp/tandem-simt-XXXXXX", other[64], adapter[1100];
@@ -306,20 +380,102 @@ static void test_training(void **state)
     engine_stats_read(g, &s);
     assert_int_equal(s.device_restarts, 0);
 
+    /* of an adapter that is unloaded in the middle: one request was there, one is on its way */
+    if (engine_adapter_load(g, "b", adapter, NULL, &e)) fail_msg("%s", e.msg);
+    use_adapter = "b";
+    engine_pause(g, submit(g, 1, &held));
+    use_patched(g);
+    patched.ops.reopen = reopen;
+    patched.late = &late;
     log_set_level(LOG_ERROR + 1);
     simt_fail_launch(150);
     assert_int_equal(train(g, data, other, &told), TRAIN_FAILED);
     simt_fail_launch(-1);
     log_set_level(LOG_INFO);
+    use_own(g);
     assert_non_null(strstr(told.text, "device"));
-    engine_turn(g, false);
-    engine_stats_read(g, &s);
-    assert_true(s.device_restarts == 1 && !s.device_lost);
+    assert_true(patched.turned && patched.in_time);
+    assert_true(patched.stats.device_restarts == 1 && !patched.stats.device_lost);
+    assert_true(held.done && held.finish == FINISH_ERROR); /* told in that turn: the next may be far */
+    assert_string_equal(held.error, "the device was lost");
+    run_out(g, &late, 1);
+    assert_int_equal(late.finish, FINISH_ERROR);
+    assert_string_equal(late.error, "the device was lost");
+    use_adapter = "a";
     generate(g, 0, ASKS, y);
     for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
     engine_stats_read(g, &s);
     assert_true(s.device_used >= used); /* scratch of training stays */
+    assert_int_equal(s.failed_steps, 0);
     use_adapter = NULL;
+    engine_close(g);
+    free(data);
+    dir_remove(dir);
+}
+
+struct many_rows {
+    struct dev *d;
+    float *logits;
+};
+
+/* Scratch of requests, more than they have: nothing runs. */
+static void choose_many(void *arg)
+{
+    enum { ROWS = 2048, WORDS = 512 };
+    struct many_rows *m = arg;
+    struct sample_row *row = calloc(ROWS, sizeof *row);
+    struct sample_out *out = calloc(ROWS, sizeof *out);
+    for (int i = 0; i < ROWS; i++)
+        row[i] = (struct sample_row){.temperature = 1, .top_p = 0.9f, .typical_p = 1, .repetition = 1, .forced = -1};
+    op_sample(m->d, (struct sample_args){mat_f32(m->logits, ROWS, WORDS), row, out});
+    free(row);
+    free(out);
+}
+
+/* While a job is opened all the memory goes to somebody else. */
+static int no_room(struct dev *d, void (*fn)(void *), void *ctx)
+{
+    (void)fn;
+    (void)ctx;
+    struct dev_memory m;
+    d->ops->memory(d, &m);
+    void *all = d->ops->alloc(d, m.budget - m.used);
+    assert_non_null(all);
+    patched.reserves++;
+    patched.failed += patched.own->reserve(d, choose_many, &(struct many_rows){d, all}) != 0;
+    d->ops->free(d, all);
+    return patched.failed ? -1 : 0;
+}
+
+/* A job that does not get what its ops take for themselves leaves to requests what they had. */
+static void test_no_room(void **state)
+{
+    (void)state;
+    struct reply right[ASKS], y[ASKS];
+    struct dev_memory before, after;
+    struct told told;
+    char dir[] = "/tmp/tandem-simt-XXXXXX", again[64];
+    if (!mkdtemp(dir)) fail();
+    snprintf(again, sizeof again, "%s/again", dir);
+    struct engine_config c = config("simt");
+    c.gpu_memory_bytes = 192 << 20;
+    struct engine *g = open_engine(c);
+    struct dataset *data = rows_make(8, engine_info(g)->vocab, 3);
+    generate(g, 0, ASKS, right);
+    device_of(g)->ops->memory(device_of(g), &before);
+    use_patched(g);
+    patched.ops.reserve = no_room;
+    assert_int_equal(train(g, data, dir, &told), TRAIN_FAILED);
+    use_own(g);
+    assert_true(patched.reserves == 1 && patched.failed == 1);
+    assert_non_null(strstr(told.text, "scratch"));
+    device_of(g)->ops->memory(device_of(g), &after);
+    assert_int_equal(before.used, after.used);
+    generate(g, 0, ASKS, y);
+    for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
+    if (train(g, data, again, &told) != TRAIN_SUCCEEDED) fail_msg("%s", told.text);
+    generate(g, 0, ASKS, y);
+    for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
     engine_close(g);
     free(data);
     dir_remove(dir);
@@ -371,9 +527,9 @@ static void test_names(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_texts),    cmocka_unit_test(test_replay),
-        cmocka_unit_test(test_budget),   cmocka_unit_test(test_names),
-        cmocka_unit_test(test_training), cmocka_unit_test(test_lost), /* the last: it leaves the runtime lost */
+        cmocka_unit_test(test_texts), cmocka_unit_test(test_replay),  cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_names), cmocka_unit_test(test_no_room), cmocka_unit_test(test_training),
+        cmocka_unit_test(test_lost), /* the last: it leaves the runtime lost */
     };
     if (argc != 2) return fprintf(stderr, "usage: simt_test FIXTURES/models\n"), 2;
     fixtures = argv[1];

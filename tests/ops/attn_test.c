@@ -88,10 +88,11 @@ static void seq_free(struct seq *q)
 static void feed(struct bed *b, struct seq *const *seqs, const int *n, int n_seqs)
 {
     struct dev *d = b->d;
-    int W = width_of(&b->s), O = b->s.heads * b->s.head_dim, T = 0, ld = 0;
+    int W = width_of(&b->s), O = b->s.heads * b->s.head_dim, T = 0, ld = 0, most = 0;
     int32_t q_start[8] = {0}, kv_len[8];
     for (int i = 0; i < n_seqs; i++) {
         T += n[i];
+        most = n[i] > most ? n[i] : most;
         q_start[i + 1] = T;
         kv_len[i] = seqs[i]->fed + n[i];
         for (; seqs[i]->n_pages * KV_PAGE < kv_len[i]; seqs[i]->n_pages++)
@@ -116,7 +117,8 @@ static void feed(struct bed *b, struct seq *const *seqs, const int *n, int n_seq
     op_rope_kv(d, (struct rope_kv_args){qkv, b->s.heads, b->s.kv_heads, b->s.head_dim, b->s.rot, b->cos, b->sin, dpos,
                                         dslot, b->kv, 1});
     op_attn(d, (struct attn_args){mat_f32(out, T, O), qkv, b->s.heads, b->s.kv_heads, b->s.head_dim, b->s.window,
-                                  1 / sqrtf((float)b->s.head_dim), n_seqs, dstart, dlen, dpages, ld, b->kv, 1});
+                                  1 / sqrtf((float)b->s.head_dim), n_seqs, dstart, dlen, dpages, ld, b->kv, 1,
+                                  T % 2 ? most : 0});
     check_device("rope_kv + attn", d);
     float *rotated = get(d, dx, (size_t)T * W), *host = get(d, out, (size_t)T * O);
     for (int i = 0; i < n_seqs; i++) {

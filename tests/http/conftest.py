@@ -1,4 +1,5 @@
-"""The real binary, started on a free port with the demo model. TANDEM_BUILD_DIR says which build."""
+"""The real binary, started on a free port with the demo model. TANDEM_BUILD_DIR says which build, TANDEM_TEST_DEVICE on which
+device the tests run that name none."""
 import os
 import re
 import signal
@@ -15,6 +16,9 @@ BINARY = BUILD / "server" / "tandem"
 DEMO = ROOT / "models" / "demo"
 MODEL = DEMO if (DEMO / "config.json").exists() else ROOT / "tests/fixtures/models/tinystories-656k"
 ENV = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
+DEVICE = os.environ.get("TANDEM_TEST_DEVICE")
+if DEVICE:
+    ENV["TANDEM_DEVICE"] = DEVICE
 
 
 def wait_for(condition, seconds=30.0, what="the condition"):

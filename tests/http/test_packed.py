@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy
 import pytest
-from conftest import BINARY, ENV, MODEL, ROOT
+from conftest import BINARY, DEVICE, ENV, MODEL, ROOT
 from safetensors import safe_open
+
+pytestmark = pytest.mark.skipif(bool(DEVICE), reason="packed for the cpu")
 
 SUM = '"header_crc32c":"'
 QKV = "packed.layers.1.qkv"

@@ -316,8 +316,21 @@ static void attn_rows(struct bench_all *b, struct seqs q, enum dtype t, struct k
     struct mat qkv = mat_f32(x, T, QKV);
     double best;
     if (all && wanted(b, "attn %s seqs=%d rows=%d len=%d", dtype_name(t), q.n, q.rows, q.len)) {
-        struct attn_args a = {
-            mat_f32(out, T, HEADS * DIM), qkv, HEADS, KV_HEADS, DIM, 0, 0.125f, q.n, start, lens, pages, used, kv, 0};
+        struct attn_args a = {mat_f32(out, T, HEADS * DIM),
+                              qkv,
+                              HEADS,
+                              KV_HEADS,
+                              DIM,
+                              0,
+                              0.125f,
+                              q.n,
+                              start,
+                              lens,
+                              pages,
+                              used,
+                              kv,
+                              0,
+                              q.rows};
         BEST_OF(best, op_attn(b->d, a));
         double seen = (double)T * (q.len - q.rows + (q.rows + 1) / 2.0);
         double rate = b->c.bf16_macs_per_s > 0 ? b->c.bf16_macs_per_s : b->c.f32_macs_per_s;

@@ -261,7 +261,7 @@ static void layers(void *ctx)
         op_rope_kv(d, (struct rope_kv_args){qkv, s.heads, s.kv_heads, s.dim, s.gated ? s.dim : 0, m->cos, m->sin,
                                             r->pos, r->slot, r->kv, l});
         op_attn(d, (struct attn_args){att, qkv, s.heads, s.kv_heads, s.dim, 0, 0.1f, r->n_seqs, r->q_start, r->kv_len,
-                                      r->pages, r->pages_ld, r->kv, l});
+                                      r->pages, r->pages_ld, r->kv, l, r->T / r->n_seqs});
         op_linear(d, (struct linear_args){.y = y, .x = att, .w = m->layer[l].o});
         op_add_norm(d, (struct add_norm_args){h, x, y, m->ones, bias, 1e-5f, kind});
         if (s.gated) {

@@ -8,7 +8,7 @@
  * order (int8 has one order everywhere, for its sums are exact).  What cuBLASLt has no product for, f32 activations
  * over bf16, f16 or nf4 weights, is widened to f32 first, as many outputs at a time as a part of scratch holds. */
 #include "kernels/cuda/act.cuh"
-#include "kernels/cuda/lt.h"
+#include "kernels/cuda/product.h"
 #include "kernels/cuda/products.h"
 #include "kernels/cuda/warp.cuh"
 
@@ -26,15 +26,6 @@ __global__ void __launch_bounds__(THREADS) bias_kernel(float *y, int ld, int n, 
 {
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x);
     if (c < n) y[(size_t)blockIdx.x * (size_t)ld + (size_t)c] += b[c];
-}
-
-/* rows to bf16, ld a multiple of 8; what lies past K is not written and not read */
-__global__ void __launch_bounds__(THREADS) round_kernel(struct mat x, uint16_t *out, int ld)
-{
-    int c = (int)(blockIdx.y * blockDim.x + threadIdx.x);
-    if (c >= x.cols) return;
-    const float *row = static_cast<const float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld;
-    out[(size_t)blockIdx.x * (size_t)ld + (size_t)c] = (uint16_t)(__float_as_uint(round_to_bf16(row[c])) >> 16);
 }
 
 struct code_table {
@@ -80,12 +71,11 @@ void add_bias(gpu_dev *d, const char *op, const product *p)
 
 void lt_bf16(gpu_dev *d, const char *op, const product *p, const struct mat *x)
 {
-    int ld = (p->K + 7) / 8 * 8;
+    int ld = half_ld(p->K);
     uint16_t *rounded =
         static_cast<uint16_t *>(gpu_scratch(d, op, AREA_X, (size_t)p->M * (size_t)ld * sizeof(uint16_t)));
     if (!rounded) return;
-    LAUNCH(d, op, round_kernel, dim3((unsigned)p->M, blocks_for((size_t)p->K, THREADS)), dim3(THREADS), 0, *x, rounded,
-           ld);
+    round_bf16(d, op, rounded, static_cast<const float *>(x->p), p->M, p->K, x->ld);
     lt_args a = {DT_BF16, p->M, p->N,   p->K, rounded, ld,      false, p->w, (int)(p->row_bytes / sizeof(uint16_t)),
                  true,    p->y, p->ldy, 1,    0,       p->whole};
     lt_multiply(d, op, &a);

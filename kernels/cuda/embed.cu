@@ -20,10 +20,6 @@ struct table {
     int group, n_groups;
 };
 
-struct code_table {
-    float v[16];
-};
-
 /* the value of column c: data times scale, rounded once */
 __device__ inline float table_value(const table &w, const float *code, size_t row, int c)
 {
@@ -44,7 +40,7 @@ __device__ inline float table_value(const table &w, const float *code, size_t ro
 }
 
 __global__ void __launch_bounds__(EMBED_THREADS)
-    embed_packed_kernel(struct mat out, table w, code_table codes, struct mat pos_table, const int32_t *id,
+    embed_packed_kernel(struct mat out, table w, nf4_table codes, struct mat pos_table, const int32_t *id,
                         const int32_t *pos)
 {
     SMEM(embed_smem, s);
@@ -68,8 +64,7 @@ void embed_packed(gpu_dev *d, const struct embed_args *a)
     const gpu_weight *w = weight_of(a->w);
     assert(w->cols == a->out.cols);
     table v = {w->t, w->data, w->row_bytes, w->scale, w->group, w->n_groups};
-    code_table codes;
-    for (int i = 0; i < 16; i++) codes.v[i] = nf4_code[i];
+    nf4_table codes = nf4_values();
     LAUNCH(d, "embed", embed_packed_kernel, dim3((unsigned)a->out.rows, blocks_for((size_t)a->out.cols, EMBED_THREADS)),
            dim3(EMBED_THREADS), sizeof(embed_smem), a->out, v, codes, a->pos_table, a->id, a->pos);
 }

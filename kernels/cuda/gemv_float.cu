@@ -11,9 +11,6 @@ enum { NF4_BLOCK = 64, COPY_THREADS = 256, X_PAD = 32 };
 struct nf4_smem {
     float code[16][32];
 };
-struct nf4_codes {
-    float v[16];
-};
 
 __device__ inline float word_at(const uint4 &v, int i)
 {
@@ -82,7 +79,7 @@ struct float_rows {
 /* M: at least the rows of p; R: outputs of a warp; U: pieces of each in flight */
 template <class W, int M, int R, int U, bool ROUND, bool GATE>
 __global__ void __launch_bounds__(GEMV_THREADS, M == 1 ? 6 : 0)
-    gemv_float_kernel(product p, float_rows x, nf4_codes codes)
+    gemv_float_kernel(product p, float_rows x, nf4_table codes)
 {
     typedef typename W::piece piece;
     const float(*code)[32] = nullptr;
@@ -163,7 +160,7 @@ __global__ void __launch_bounds__(COPY_THREADS) copy_rows_kernel(struct mat x, f
  */
 
 template <class W, int M, bool ROUND, bool GATE>
-void launch(gpu_dev *d, const char *op, const product *p, float_rows x, const nf4_codes &codes)
+void launch(gpu_dev *d, const char *op, const product *p, float_rows x, const nf4_table &codes)
 {
     constexpr int R = M <= 2 ? 2 : 4, U = M <= 8 ? 8 / R : 1;
     LAUNCH(d, op, (gemv_float_kernel<W, M, R, U, ROUND, GATE>), gemv_grid(p, R), dim3(GEMV_THREADS),
@@ -171,7 +168,7 @@ void launch(gpu_dev *d, const char *op, const product *p, float_rows x, const nf
 }
 
 template <class W, bool ROUND, bool GATE>
-void launch_rows(gpu_dev *d, const char *op, const product *p, float_rows x, const nf4_codes &codes)
+void launch_rows(gpu_dev *d, const char *op, const product *p, float_rows x, const nf4_table &codes)
 {
     if (p->M <= 1)
         launch<W, 1, ROUND, GATE>(d, op, p, x, codes);
@@ -187,8 +184,7 @@ void launch_rows(gpu_dev *d, const char *op, const product *p, float_rows x, con
 
 template <class W, bool ROUND> void launch_type(gpu_dev *d, const char *op, const product *p, const struct mat *m)
 {
-    nf4_codes codes;
-    for (int i = 0; i < 16; i++) codes.v[i] = nf4_code[i];
+    nf4_table codes = nf4_values();
     float_rows x = {static_cast<const float *>(m->p), m->ld};
     if (reinterpret_cast<uintptr_t>(m->p) % 16 || m->ld % 4 || m->cols % W::EACH) {
         int ld = (m->cols + X_PAD - 1) / X_PAD * X_PAD;

@@ -28,17 +28,13 @@ __global__ void __launch_bounds__(THREADS) bias_kernel(float *y, int ld, int n, 
     if (c < n) y[(size_t)blockIdx.x * (size_t)ld + (size_t)c] += b[c];
 }
 
-struct code_table {
-    float v[16];
-};
-
 struct widen_smem {
     float code[16];
 };
 
 /* outputs of a bf16, f16 or nf4 weight as f32, ld apart: two columns a thread */
 __global__ void __launch_bounds__(THREADS) widen_kernel(const uint8_t *w, size_t row_bytes, const float *scale,
-                                                        enum dtype t, int K, float *out, int ld, code_table codes)
+                                                        enum dtype t, int K, float *out, int ld, nf4_table codes)
 {
     SMEM(widen_smem, s);
     if (threadIdx.x < 16) s.code[threadIdx.x] = codes.v[threadIdx.x];
@@ -90,8 +86,7 @@ void lt_f32(gpu_dev *d, const char *op, const product *p, const struct mat *x)
 
 void lt_widened(gpu_dev *d, const char *op, enum dtype t, const product *p, const struct mat *x)
 {
-    code_table codes;
-    for (int i = 0; i < 16; i++) codes.v[i] = nf4_code[i];
+    nf4_table codes = nf4_values();
     int ld = (p->K + 3) / 4 * 4;
     size_t line = (size_t)ld * sizeof(float), fit = WIDE_BYTES / line / WEIGHT_SLICE * WEIGHT_SLICE;
     int lines = fit > (size_t)p->N ? p->N : fit ? (int)fit : WEIGHT_SLICE;

@@ -30,6 +30,18 @@ struct quantised {
     int ld;
 };
 
+/* The sixteen values of nf4 (num.h), for a kernel's parameters: a host's table is not the device's. */
+struct nf4_table {
+    float v[16];
+};
+
+static inline nf4_table nf4_values()
+{
+    nf4_table t;
+    for (int i = 0; i < 16; i++) t.v[i] = nf4_code[i];
+    return t;
+}
+
 /* the most rows that the kernels of few rows take: of floats, of bf16 over rounded rows, of int8 and int4 */
 enum { GEMV_ROWS = 16, GEMV_ROWS_ROUNDED = 8, GEMV_ROWS_INT = 8 };
 

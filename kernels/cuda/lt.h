@@ -6,7 +6,9 @@
  * length takes one that was found for its class.  In a class that has none yet the first product tries the library's
  * first few suggestions, which waits for them; not while the stream is captured.  What was found is kept in
  * $XDG_CACHE_HOME/tandem (or ~/.cache/tandem) in a file by the names of device and library.  A product with beta takes
- * the first suggestion: to try would change C.
+ * the first suggestion: to try would change C.  To the class belong alignments, too, of pointers and lines: an
+ * algorithm is asked for and found with those that there are.  What the library refuses is multiplied by tiles of ours
+ * (lt_plain.cu), slowly, and its class remembered while the process lives.
  *
  * A product's bits depend on the algorithm, so on the class of its shape, and not on the rest of the rows: these are
  * the products of many rows, and a row alone goes to kernels of ours (linear.cu). */
@@ -20,8 +22,9 @@ namespace GPU_NAMESPACE {
 /* C (M, N) = alpha op(A) op(B) + beta C, row-major, lds in elements.  op(A) (M, K) is A, or with ta the transpose of A
  * (K, M); op(B) (K, N) is B, or with tb the transpose of B (N, K).  t of A and B:
  *   DT_F32 (full precision, no TF32), DT_BF16, DT_F16: C is f32, sums in f32
- *   DT_I8: C is int32; !ta, tb, alpha 1, beta 0; K and lda, ldb multiples of 16, N and ldc of 4, A and B 16-byte
- * aligned With beta 0 what C held is not read.  C overlaps neither A nor B. */
+ *   DT_I8: C is int32; alpha 1, beta 0; the library has it for !ta, tb, K, lda and ldb multiples of 16, N and ldc of 4,
+ *     A and B aligned to 16 bytes
+ * Pointers are aligned to an element.  With beta 0 what C held is not read.  C overlaps neither A nor B. */
 struct lt_args {
     enum dtype t;
     int M, N, K;
@@ -39,6 +42,9 @@ struct lt_args {
 
 /* Enqueues the product.  false: the device has failed, in op. */
 bool lt_multiply(gpu_dev *, const char *op, const struct lt_args *);
+
+/* The same by tiles of our own: any form, alignment and type, without the library. */
+bool lt_plain(gpu_dev *, const char *op, const struct lt_args *);
 
 /* The library, its workspace and what earlier runs found: d->lt.  false, and a sentence in why, without the library or
  * memory. */

@@ -3,6 +3,7 @@
 
 #include "kernels/num.h"
 
+#include <cstdlib>
 #include <vector>
 
 namespace simt_runtime {
@@ -11,7 +12,14 @@ struct lt_handle {};
 
 namespace {
 
-const int ALGOS = 2; /* equal ones; the second wants more alignment */
+/* Equal ones, but that they want more and more alignment: of A and B, and of C. */
+const int ALGOS = 4;
+
+void wants(int i, size_t element, uint64_t *ab, uint64_t *c)
+{
+    *ab = i < 2 ? element : 16;
+    *c = i < 3 ? 4 : 16;
+}
 
 bool is_float(cudaDataType_t t)
 {
@@ -99,9 +107,16 @@ void multiply(const product &p)
         }
 }
 
-bool aligned(const void *p, uint64_t bytes)
+/* of a matrix and its lines */
+bool aligned(const void *p, const lt_layout *l, uint64_t bytes)
 {
-    return (uintptr_t)p % bytes == 0;
+    return ((uintptr_t)p | (uint64_t)l->ld * type_bytes(l->t)) % bytes == 0;
+}
+
+bool refuses(const char *what)
+{
+    const char *set = getenv("SIMT_LT_REFUSES");
+    return set && !strcmp(set, what);
 }
 
 } // namespace
@@ -202,15 +217,14 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
 {
     *got = 0;
     cublasStatus_t s = check(m, a, b, c, d);
+    if (!s && refuses("suggest")) s = CUBLAS_STATUS_NOT_SUPPORTED;
     if (s) return s;
-    uint32_t least = 256;
-    for (uint32_t align : p->align) least = align < least ? align : least;
     size_t one = type_bytes(a->t) == 1 ? 4 : type_bytes(a->t);
-    if (least < one) return CUBLAS_STATUS_NOT_SUPPORTED;
-    for (int i = 0; i < ALGOS && i < wanted; i++) {
-        uint64_t align = i ? 16 : one;
-        if (align > least) break;
-        r[(*got)++] = {{{(uint64_t)i + 1, align}}, 0, CUBLAS_STATUS_SUCCESS, 1, {}};
+    for (int i = 0; i < ALGOS && *got < wanted; i++) {
+        uint64_t ab, cd;
+        wants(i, one, &ab, &cd);
+        if (p->align[0] < ab || p->align[1] < ab || p->align[2] < cd || p->align[3] < cd) continue;
+        r[(*got)++] = {{{(uint64_t)i + 1, ab, cd}}, 0, CUBLAS_STATUS_SUCCESS, 1, {}};
     }
     return *got ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
@@ -220,7 +234,8 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t m,
                                        const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *r)
 {
     cublasStatus_t s = check(m, a, b, c, d);
-    if (!s && (algo->data[0] < 1 || algo->data[0] > ALGOS || algo->data[1] < 1 || algo->data[1] > 256))
+    if (!s && (algo->data[0] < 1 || algo->data[0] > ALGOS || algo->data[1] < 1 || algo->data[1] > 16 ||
+               algo->data[2] < 1 || algo->data[2] > 16))
         s = CUBLAS_STATUS_INVALID_VALUE;
     *r = {*algo, 0, s, 1, {}};
     return s;
@@ -234,8 +249,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t m, const vo
     cublasLtMatmulHeuristicResult_t r;
     cublasStatus_t s = cublasLtMatmulAlgoCheck(nullptr, m, al, bl, cl, dl, algo, &r);
     if (s) return s;
-    uint64_t align = algo->data[1];
-    if (!aligned(a, align) || !aligned(b, align) || !aligned(c, align) || !aligned(d, align))
+    uint64_t align = algo->data[1], align_c = algo->data[2];
+    if (!aligned(a, al, align) || !aligned(b, bl, align) || !aligned(c, cl, align_c) || !aligned(d, dl, align_c) ||
+        refuses("run") || (refuses("first") && algo->data[0] == 1))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     bool whole = m->scale == CUDA_R_32I;
     double by = whole ? *static_cast<const int32_t *>(alpha) : (double)*static_cast<const float *>(alpha);

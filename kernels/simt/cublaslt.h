@@ -2,7 +2,10 @@
  *
  * Names and meanings are those of cuBLASLt 13 (docs.nvidia.com/cuda/cublas, "Using the cuBLASLt API"); what the real
  * library refuses (types that do not go together, int8 in another form than TN or with extents that are no multiples of
- * 4, pointers below the alignment that was promised) is refused here too.  Matrices are column-major. */
+ * 4, pointers and lines below the alignment that was promised) is refused here too.  Matrices are column-major.
+ *
+ * For tests SIMT_LT_REFUSES in the environment: "suggest": no product has a suggestion; "run": every product is refused
+ * when it is to run; "first": of each product's suggestions the first is. */
 #ifndef TANDEM_KERNELS_SIMT_CUBLASLT_H
 #define TANDEM_KERNELS_SIMT_CUBLASLT_H
 
@@ -13,6 +16,7 @@ namespace simt_runtime {
 enum cublasStatus_t {
     CUBLAS_STATUS_SUCCESS = 0,
     CUBLAS_STATUS_INVALID_VALUE = 7,
+    CUBLAS_STATUS_ARCH_MISMATCH = 8,
     CUBLAS_STATUS_NOT_SUPPORTED = 15,
 };
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
@@ -47,7 +51,7 @@ typedef lt_layout *cublasLtMatrixLayout_t;
 typedef lt_preference *cublasLtMatmulPreference_t;
 
 struct cublasLtMatmulAlgo_t {
-    uint64_t data[8]; /* 0: which of ours, from 1; 1: the alignment it takes for granted */
+    uint64_t data[8]; /* 0: which of ours, from 1; 1, 2: the alignment of A and B, of C that it takes for granted */
 };
 struct cublasLtMatmulHeuristicResult_t {
     cublasLtMatmulAlgo_t algo;

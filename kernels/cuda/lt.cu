@@ -58,6 +58,7 @@ lt_key lt_key_of(const lt_args *a)
                   .align_b = alignment(a->b, (size_t)a->ldb * one | k),
                   .align_c = alignment(a->c, ((size_t)a->ldc | n) * 4),
                   .adds = a->t != DT_I8 && a->beta != 0,
+                  .bias = a->bias != nullptr,
                   .M = a->M,
                   .N = a->N,
                   .K = a->K};
@@ -90,9 +91,20 @@ bool make_layout(gpu_dev *d, const char *op, cublasLtMatrixLayout_t *l, cudaData
     return lt_check(d, op, lt_state_of(d)->f.MatrixLayoutCreate(l, t, (uint64_t)cols, (uint64_t)rows, (int64_t)ld));
 }
 
-bool set_product(gpu_dev *d, const char *op, lt_plan *p, cublasLtMatmulDescAttributes_t which, int32_t v)
+template <class T> bool set_product(gpu_dev *d, const char *op, lt_plan *p, cublasLtMatmulDescAttributes_t which, T v)
 {
     return lt_check(d, op, lt_state_of(d)->f.MatmulDescSetAttribute(p->product, which, &v, sizeof v));
+}
+
+/* Of each of our columns, which are the library's rows.  The pointer also says how it is aligned, so suggestions are
+ * asked for with one in place. */
+bool set_bias(gpu_dev *d, const char *op, lt_plan *p, const float *bias)
+{
+    if (p->bias == bias) return true;
+    p->bias = nullptr;
+    if (!set_product(d, op, p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void *>(bias))) return false;
+    p->bias = bias;
+    return true;
 }
 
 } // namespace
@@ -112,11 +124,14 @@ lt_plan *lt_plan_get(gpu_dev *d, const char *op, const lt_args *a, const lt_key 
     cublasComputeType_t compute = whole ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F;
     /* the library's op on our b: what is row-major (K, N) is its (N, K) */
     bool ok = lt_check(d, op, s->f.MatmulDescCreate(&p->product, compute, sum)) &&
-              set_product(d, op, p, CUBLASLT_MATMUL_DESC_TRANSA, a->tb ? CUBLAS_OP_T : CUBLAS_OP_N) &&
-              set_product(d, op, p, CUBLASLT_MATMUL_DESC_TRANSB, a->ta ? CUBLAS_OP_T : CUBLAS_OP_N) &&
+              set_product(d, op, p, CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)(a->tb ? CUBLAS_OP_T : CUBLAS_OP_N)) &&
+              set_product(d, op, p, CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)(a->ta ? CUBLAS_OP_T : CUBLAS_OP_N)) &&
               make_layout(d, op, &p->a, t, a->tb ? a->N : a->K, a->tb ? a->K : a->N, a->ldb) &&
               make_layout(d, op, &p->b, t, a->ta ? a->K : a->M, a->ta ? a->M : a->K, a->lda) &&
               make_layout(d, op, &p->c, sum, a->M, a->N, a->ldc);
+    if (ok && a->bias)
+        ok = set_product(d, op, p, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_BIAS) &&
+             set_product(d, op, p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, (int32_t)CUDA_R_32F);
     if (!ok) {
         plan_clear(s, p);
         return nullptr;
@@ -240,6 +255,15 @@ bool run_another(gpu_dev *d, const char *op, lt_plan *p, const lt_args *a)
     return false;
 }
 
+bool bias_after(gpu_dev *d, const char *op, const lt_args *a)
+{
+    lt_args product = *a;
+    product.bias = nullptr;
+    if (!lt_multiply(d, op, &product)) return false;
+    lt_add_bias(d, op, a);
+    return !d->head.error.op;
+}
+
 } // namespace
 
 bool lt_multiply(gpu_dev *d, const char *op, const struct lt_args *a)
@@ -247,16 +271,19 @@ bool lt_multiply(gpu_dev *d, const char *op, const struct lt_args *a)
     if (d->head.error.op) return false;
     if (a->M <= 0 || a->N <= 0 || d->measuring) return true;
     assert(d->lt && a->K > 0);
-    assert(a->t != DT_I8 || (a->alpha == 1 && a->beta == 0));
+    assert(a->t != DT_I8 || (a->alpha == 1 && a->beta == 0 && !a->bias));
+    if (reinterpret_cast<uintptr_t>(a->bias) % 16 != 0) return bias_after(d, op, a); /* epilogues load it so */
     lt_key key = lt_key_of(a);
     lt_plan *p = lt_plan_get(d, op, a, &key);
-    if (!p || (!p->settled && !choose(d, op, p, a))) return false;
+    if (!p || !set_bias(d, op, p, a->bias) || (!p->settled && !choose(d, op, p, a))) return false;
     if (!p->refused) {
         cublasStatus_t e = lt_run(d, p, a, &p->algo);
         if (!lt_refuses(e)) return lt_check(d, op, e);
         if (run_another(d, op, p, a)) return true;
     }
-    return lt_plain(d, op, a); /* launches nothing when the device has failed */
+    if (a->bias) return bias_after(d, op, a);
+    lt_plain(d, op, a); /* launches nothing when the device has failed */
+    return !d->head.error.op;
 }
 
 /* ---- opening -------------------------------------------------------------------------------------------------------

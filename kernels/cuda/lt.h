@@ -19,12 +19,13 @@
 
 namespace GPU_NAMESPACE {
 
-/* C (M, N) = alpha op(A) op(B) + beta C, row-major, lds in elements.  op(A) (M, K) is A, or with ta the transpose of A
- * (K, M); op(B) (K, N) is B, or with tb the transpose of B (N, K).  t of A and B:
- *   DT_F32 (full precision, no TF32), DT_BF16, DT_F16: C is f32, sums in f32
- *   DT_I8: C is int32; alpha 1, beta 0; the library has it for !ta, tb, K, lda and ldb multiples of 16, N and ldc of 4,
- *     A and B aligned to 16 bytes
- * Pointers are aligned to an element.  With beta 0 what C held is not read.  C overlaps neither A nor B. */
+/* C (M, N) = alpha op(A) op(B) + beta C + bias, row-major, lds in elements.  op(A) (M, K) is A, or with ta the
+ * transpose of A (K, M); op(B) (K, N) is B, or with tb the transpose of B (N, K).  t of A and B: DT_F32 (full
+ * precision, no TF32), DT_BF16, DT_F16: C is f32, sums in f32 DT_I8: C is int32; alpha 1, beta 0, no bias; the library
+ * has it for !ta, tb, K, lda and ldb multiples of 16, N and ldc of 4, A and B aligned to 16 bytes Pointers are aligned
+ * to an element.  With beta 0 what C held is not read.  C overlaps neither A nor B. The bias comes last (the library's
+ * epilogue): with alpha 1 and beta 0 the sum over k, rounded to f32, plus the bias, rounded, the bits of adding it
+ * afterwards to what the same algorithm sums. */
 struct lt_args {
     enum dtype t;
     int M, N, K;
@@ -37,14 +38,16 @@ struct lt_args {
     void *c;
     int ldc;
     float alpha, beta;
-    int whole; /* N of what this is a slice of, so that slices get one algorithm; 0: no slice */
+    int whole;         /* N of what this is a slice of, so that slices get one algorithm; 0: no slice */
+    const float *bias; /* (N), of each column; NULL: none */
 };
 
 /* Enqueues the product.  false: the device has failed, in op. */
 bool lt_multiply(gpu_dev *, const char *op, const struct lt_args *);
 
-/* The same by tiles of our own: any form, alignment and type, without the library. */
-bool lt_plain(gpu_dev *, const char *op, const struct lt_args *);
+/* The same by tiles of our own: any form, alignment and type, without the library, and without the bias. */
+void lt_plain(gpu_dev *, const char *op, const struct lt_args *);
+void lt_add_bias(gpu_dev *, const char *op, const struct lt_args *); /* to what is in C */
 
 /* The library, its workspace and what earlier runs found: d->lt.  false, and a sentence in why, without the library or
  * memory. */

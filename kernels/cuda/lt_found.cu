@@ -46,7 +46,7 @@ void lt_name_file(lt_state *s, const char *device_name)
     snprintf(s->file, sizeof s->file, "%s/cublaslt-%s-%zu", folder, device, s->f.GetVersion());
 }
 
-/* Lines of ten numbers and eight words; what follows a broken line is not looked at.  An algorithm that does not fit
+/* Lines of eleven numbers and eight words; what follows a broken line is not looked at.  An algorithm that does not fit
  * is found out when it is to be used. */
 void lt_load_found(lt_state *s)
 {
@@ -58,11 +58,11 @@ void lt_load_found(lt_state *s)
         cublasLtMatmulAlgo_t algo = {};
         uint64_t *w = algo.data;
         int n = sscanf(line,
-                       "%d %d %d %d %d %d %d %d %d %d %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64
+                       "%d %d %d %d %d %d %d %d %d %d %d %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64
                        " %" SCNx64 " %" SCNx64 " %" SCNx64,
-                       &c.t, &c.ta, &c.tb, &c.align_a, &c.align_b, &c.align_c, &c.adds, &c.M, &c.N, &c.K, w, w + 1,
-                       w + 2, w + 3, w + 4, w + 5, w + 6, w + 7);
-        if (n != 18) break;
+                       &c.t, &c.ta, &c.tb, &c.align_a, &c.align_b, &c.align_c, &c.adds, &c.bias, &c.M, &c.N, &c.K, w,
+                       w + 1, w + 2, w + 3, w + 4, w + 5, w + 6, w + 7);
+        if (n != 19) break;
         if (lt_found *f = lt_class_find(s, &c)) *f = {c, true, false, algo};
     }
     fclose(in);
@@ -78,8 +78,8 @@ void lt_save_found(lt_state *s)
     for (const lt_found &f : s->classes) {
         if (!f.used || f.refused) continue;
         const lt_class &c = f.c;
-        fprintf(out, "%d %d %d %d %d %d %d %d %d %d", c.t, c.ta, c.tb, c.align_a, c.align_b, c.align_c, c.adds, c.M,
-                c.N, c.K);
+        fprintf(out, "%d %d %d %d %d %d %d %d %d %d %d", c.t, c.ta, c.tb, c.align_a, c.align_b, c.align_c, c.adds,
+                c.bias, c.M, c.N, c.K);
         for (uint64_t w : f.algo.data) fprintf(out, " %" PRIx64, w);
         fputc('\n', out);
     }

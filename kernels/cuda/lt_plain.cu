@@ -1,5 +1,5 @@
 /* Products that cuBLASLt has no way for: tiles of 64 by 64, every type, any form and alignment.  They are to be right;
- * what is to be fast goes to other kernels. */
+ * what is to be fast goes to other kernels.  And the bias where it cannot be the library's. */
 #include "kernels/cuda/lt.h"
 #include "kernels/cuda/ptx.cuh"
 
@@ -79,9 +79,15 @@ template <enum dtype T> __global__ void __launch_bounds__(THREADS) plain_kernel(
     }
 }
 
+__global__ void __launch_bounds__(THREADS) bias_kernel(float *c, int ld, int n, const float *bias)
+{
+    int i = (int)(blockIdx.y * blockDim.x + threadIdx.x);
+    if (i < n) c[(size_t)blockIdx.x * (size_t)ld + (size_t)i] += bias[i];
+}
+
 } // namespace
 
-bool lt_plain(gpu_dev *d, const char *op, const struct lt_args *a)
+void lt_plain(gpu_dev *d, const char *op, const struct lt_args *a)
 {
     plain_args g = {.a = a->a,
                     .b = a->b,
@@ -102,7 +108,12 @@ bool lt_plain(gpu_dev *d, const char *op, const struct lt_args *a)
                                                    : plain_kernel<DT_I8>;
     dim3 grid(blocks_for((size_t)a->M, TILE), blocks_for((size_t)a->N, TILE));
     LAUNCH(d, op, kernel, grid, dim3(THREADS), sizeof(plain_smem<float>), g);
-    return !d->head.error.op;
+}
+
+void lt_add_bias(gpu_dev *d, const char *op, const struct lt_args *a)
+{
+    LAUNCH(d, op, bias_kernel, dim3((unsigned)a->M, blocks_for((size_t)a->N, THREADS)), dim3(THREADS), 0,
+           static_cast<float *>(a->c), a->ldc, a->N, a->bias);
 }
 
 } // namespace GPU_NAMESPACE

@@ -48,11 +48,11 @@ struct lt_functions {
 #undef X
 };
 
-/* What an algorithm belongs to: extents rounded up, and what else decides whether it may run.  align: in bytes, of the
- * matrix and of its lines together, 16 where it is more (no algorithm asks for more); of int8 also of K, and of N as
- * lines of C, since those have to be multiples. */
+/* What an algorithm belongs to: extents rounded up, and what else decides whether it may run.  adds: beta is not 0.
+ * align: in bytes, of the matrix and of its lines together, 16 where it is more (no algorithm asks for more); of int8
+ * also of K, and of N as lines of C, since those have to be multiples. */
 struct lt_class {
-    int t, ta, tb, align_a, align_b, align_c, adds, M, N, K;
+    int t, ta, tb, align_a, align_b, align_c, adds, bias, M, N, K;
 };
 
 struct lt_found {
@@ -71,6 +71,7 @@ struct lt_plan {
     bool used, chosen, settled; /* chosen: algo is one; settled: and stays */
     bool refused;               /* the library has no way: settled then, on the tiles of ours */
     cublasLtMatmulDesc_t product;
+    const float *bias;              /* that product has */
     cublasLtMatrixLayout_t a, b, c; /* the library's a is our b */
     cublasLtMatmulAlgo_t algo;
 };

@@ -42,6 +42,9 @@ cublasStatus_t check(const lt_desc *m, const lt_layout *a, const lt_layout *b, c
     if ((tb ? b->cols : b->rows) != depth || c->rows != rows || c->cols != (tb ? b->rows : b->cols) ||
         d->rows != c->rows || d->cols != c->cols || d->ld != c->ld || d->t != c->t || a->t != b->t)
         return CUBLAS_STATUS_INVALID_VALUE;
+    if (m->epilogue == CUBLASLT_EPILOGUE_BIAS &&
+        (!m->bias || (m->bias_type != -1 && m->bias_type != d->t) || d->t != CUDA_R_32F || (uintptr_t)m->bias % 16))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     if (m->compute == CUBLAS_COMPUTE_32F)
         return m->scale == CUDA_R_32F && is_float(a->t) && c->t == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS
                                                                               : CUBLAS_STATUS_NOT_SUPPORTED;
@@ -102,7 +105,8 @@ void multiply(const product &p)
                 static_cast<int32_t *>(p.d)[at] = (int32_t)v;
             } else {
                 if (p.beta != 0) v += p.beta * (double)static_cast<const float *>(p.c)[at];
-                static_cast<float *>(p.d)[at] = (float)v;
+                static_cast<float *>(p.d)[at] =
+                    p.m.epilogue == CUBLASLT_EPILOGUE_BIAS ? (float)v + p.m.bias[i] : (float)v;
             }
         }
 }
@@ -150,7 +154,7 @@ const char *cublasLtGetStatusString(cublasStatus_t s)
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *m, cublasComputeType_t compute, cudaDataType_t scale)
 {
-    *m = new lt_desc{compute, scale, CUBLAS_OP_N, CUBLAS_OP_N};
+    *m = new lt_desc{compute, scale, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr, -1};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -163,10 +167,17 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t m)
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t m, cublasLtMatmulDescAttributes_t a, const void *p,
                                               size_t bytes)
 {
-    int32_t op;
-    if (bytes != sizeof op) return CUBLAS_STATUS_INVALID_VALUE;
-    memcpy(&op, p, sizeof op);
-    (a == CUBLASLT_MATMUL_DESC_TRANSA ? m->ta : m->tb) = (cublasOperation_t)op;
+    bool pointer = a == CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+    int32_t v = 0;
+    if (bytes != (pointer ? sizeof m->bias : sizeof v)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!pointer) memcpy(&v, p, sizeof v);
+    switch (a) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: m->ta = (cublasOperation_t)v; break;
+    case CUBLASLT_MATMUL_DESC_TRANSB: m->tb = (cublasOperation_t)v; break;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: m->epilogue = (cublasLtEpilogue_t)v; break;
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: memcpy(&m->bias, p, sizeof m->bias); break;
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: m->bias_type = v; break;
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -217,7 +228,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
 {
     *got = 0;
     cublasStatus_t s = check(m, a, b, c, d);
-    if (!s && refuses("suggest")) s = CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!s && (refuses("suggest") || (refuses("bias") && m->bias))) s = CUBLAS_STATUS_NOT_SUPPORTED;
     if (s) return s;
     size_t one = type_bytes(a->t) == 1 ? 4 : type_bytes(a->t);
     for (int i = 0; i < ALGOS && *got < wanted; i++) {

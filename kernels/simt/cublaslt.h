@@ -5,7 +5,7 @@
  * 4, pointers and lines below the alignment that was promised) is refused here too.  Matrices are column-major.
  *
  * For tests SIMT_LT_REFUSES in the environment: "suggest": no product has a suggestion; "run": every product is refused
- * when it is to run; "first": of each product's suggestions the first is. */
+ * when it is to run; "first": of each product's suggestions the first is; "bias": a product with a bias has none. */
 #ifndef TANDEM_KERNELS_SIMT_CUBLASLT_H
 #define TANDEM_KERNELS_SIMT_CUBLASLT_H
 
@@ -22,7 +22,14 @@ enum cublasStatus_t {
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32I = 72 };
 enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_8I = 3, CUDA_R_32I = 10, CUDA_R_16BF = 14 };
-enum cublasLtMatmulDescAttributes_t { CUBLASLT_MATMUL_DESC_TRANSA = 3, CUBLASLT_MATMUL_DESC_TRANSB = 4 };
+enum cublasLtMatmulDescAttributes_t {
+    CUBLASLT_MATMUL_DESC_TRANSA = 3,
+    CUBLASLT_MATMUL_DESC_TRANSB = 4,
+    CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+    CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
+};
+enum cublasLtEpilogue_t { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 };
 enum cublasLtMatmulPreferenceAttributes_t {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
@@ -35,6 +42,9 @@ struct lt_desc {
     cublasComputeType_t compute;
     cudaDataType_t scale;
     cublasOperation_t ta, tb;
+    cublasLtEpilogue_t epilogue;
+    const float *bias;
+    int32_t bias_type; /* a cudaDataType_t, or -1: that of D */
 };
 struct lt_layout {
     cudaDataType_t t;

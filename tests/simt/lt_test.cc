@@ -83,15 +83,18 @@ struct form {
     bool ta, tb;
     float alpha, beta;
     int gap, shift; /* of lines and pointers, in elements */
+    int bias;       /* 0: none; 1: aligned; 2: not */
 };
 
 void one_product(gpu_dev *d, const char *what, const form &f)
 {
     int a_rows = f.ta ? f.K : f.M, a_cols = f.ta ? f.M : f.K, b_rows = f.tb ? f.N : f.K, b_cols = f.tb ? f.K : f.N;
     matrix a = make(d, f.t, a_rows, a_cols + f.gap, f.shift), b = make(d, f.t, b_rows, b_cols + f.gap, f.shift);
-    matrix c = make(d, DT_F32, f.M, f.N + f.gap, f.shift);
-    lt_args args = {f.t,  f.M,  f.N,        f.K,  a.device(), a.ld,   f.ta, b.device(),
-                    b.ld, f.tb, c.device(), c.ld, f.alpha,    f.beta, 0};
+    matrix c = make(d, DT_F32, f.M, f.N + f.gap, f.shift), bias = make(d, DT_F32, 1, f.N, f.bias == 2);
+    lt_args args = {f.t,        f.M,    f.N,        f.K,
+                    a.device(), a.ld,   f.ta,       b.device(),
+                    b.ld,       f.tb,   c.device(), c.ld,
+                    f.alpha,    f.beta, 0,          f.bias ? static_cast<const float *>(bias.device()) : nullptr};
     bool ok = lt_multiply(d, "product", &args);
     std::vector<uint8_t> got(c.bytes.size());
     gpu_download(&d->head, got.data(), c.base, got.size());
@@ -113,14 +116,16 @@ void one_product(gpu_dev *d, const char *what, const form &f)
                 wrong += (double)reinterpret_cast<const int *>(got.data())[i] != want;
                 continue;
             }
-            want = (double)f.alpha * want + (f.beta != 0 ? (double)f.beta * c.at(m, n) : 0);
+            want =
+                (double)f.alpha * want + (f.beta != 0 ? (double)f.beta * c.at(m, n) : 0) + (f.bias ? bias.at(0, n) : 0);
             wrong +=
                 !(fabs((double)reinterpret_cast<const float *>(got.data())[i] - want) <= 2e-6 * (size + fabs(want)));
         }
     CHECK(!wrong && !gaps,
-          "%s: %s M=%d N=%d K=%d ta %d tb %d alpha %g beta %g gap %d shift %d: %d wrong, %d past the end", what,
-          dtype_name(f.t), f.M, f.N, f.K, f.ta, f.tb, (double)f.alpha, (double)f.beta, f.gap, f.shift, wrong, gaps);
-    gpu_free(&d->head, a.base), gpu_free(&d->head, b.base), gpu_free(&d->head, c.base);
+          "%s: %s M=%d N=%d K=%d ta %d tb %d alpha %g beta %g gap %d shift %d bias %d: %d wrong, %d past the end", what,
+          dtype_name(f.t), f.M, f.N, f.K, f.ta, f.tb, (double)f.alpha, (double)f.beta, f.gap, f.shift, f.bias, wrong,
+          gaps);
+    gpu_free(&d->head, a.base), gpu_free(&d->head, b.base), gpu_free(&d->head, c.base), gpu_free(&d->head, bias.base);
 }
 
 void products(const char *what)
@@ -132,10 +137,12 @@ void products(const char *what)
         for (const auto &s : shapes)
             for (int kind = 0; kind < 16; kind++) {
                 form f = {
-                    t, s[0], s[1], s[2], (kind & 1) != 0, (kind & 2) != 0, 1, 0, kind & 4 ? 3 : 0, kind & 8 ? 1 : 0};
+                    t, s[0], s[1], s[2], (kind & 1) != 0, (kind & 2) != 0, 1, 0, kind & 4 ? 3 : 0, kind & 8 ? 1 : 0, 0};
                 one_product(d, what, f);
                 if (t == DT_I8) continue;
-                f.alpha = 0.5f, f.beta = kind & 4 ? 1.0f : -2.0f;
+                f.bias = 1 + kind % 2;
+                one_product(d, what, f);
+                f.bias = kind % 3, f.alpha = 0.5f, f.beta = kind & 4 ? 1.0f : -2.0f;
                 one_product(d, what, f);
             }
     d->head.ops->close(&d->head);
@@ -145,7 +152,7 @@ void products(const char *what)
 
 int main()
 {
-    static const char *const refusals[] = {"", "suggest", "run", "first"};
+    static const char *const refusals[] = {"", "suggest", "run", "first", "bias"};
     for (const char *tries : {"", "1"})
         for (const char *what : refusals) {
             if (*tries && *what && strcmp(what, "first")) continue;

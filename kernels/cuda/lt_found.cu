@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -46,24 +47,82 @@ void lt_name_file(lt_state *s, const char *device_name)
     snprintf(s->file, sizeof s->file, "%s/cublaslt-%s-%zu", folder, device, s->f.GetVersion());
 }
 
-/* Lines of eleven numbers and eight words; what follows a broken line is not looked at.  An algorithm that does not fit
- * is found out when it is to be used. */
+/* ---- the file ------------------------------------------------------------------------------------------------------
+ *
+ * The first line is the name that the file has, so that one from elsewhere is none.  Then a line for each class: its
+ * numbers, the algorithm's words, and a sum over both.  Anybody may have written anything there: what is no such line
+ * ends the reading, no more is read than the table takes, and an algorithm that the library does not know, or that does
+ * not go with the shape, is found out when it is to be used. */
+
+namespace {
+
+enum { CLASS_INTS = sizeof(lt_class) / sizeof(int), LINE_BYTES = 512 };
+
+const char *base_name(const lt_state *s)
+{
+    return strrchr(s->file, '/') + 1;
+}
+
+uint32_t line_sum(const lt_class *c, const cublasLtMatmulAlgo_t *algo)
+{
+    int all[CLASS_INTS + sizeof *algo / sizeof(int)];
+    memcpy(all, c, sizeof *c);
+    memcpy(all + CLASS_INTS, algo, sizeof *algo);
+    return lt_hash(all, sizeof all / sizeof *all);
+}
+
+bool is_class(const lt_class *c)
+{
+    for (int align : {c->align_a, c->align_b, c->align_c})
+        if (align != 1 && align != 2 && align != 4 && align != 8 && align != 16) return false;
+    for (int flag : {c->ta, c->tb, c->adds, c->bias})
+        if (flag != 0 && flag != 1) return false;
+    return (c->t == DT_F32 || c->t == DT_BF16 || c->t == DT_F16 || c->t == DT_I8) && c->M > 0 && c->N > 0 && c->K > 0;
+}
+
+bool read_line(const char *line, lt_class *c, cublasLtMatmulAlgo_t *algo)
+{
+    int ints[CLASS_INTS], at = 0, n = 0;
+    uint32_t sum = 0;
+    for (int &v : ints) {
+        if (sscanf(line + at, "%d%n", &v, &n) != 1) return false;
+        at += n;
+    }
+    for (uint64_t &w : algo->data) {
+        if (sscanf(line + at, "%" SCNx64 "%n", &w, &n) != 1) return false;
+        at += n;
+    }
+    memcpy(c, ints, sizeof *c);
+    return sscanf(line + at, "%" SCNx32 "%n", &sum, &n) == 1 && line[at + n] == '\n' && sum == line_sum(c, algo) &&
+           is_class(c);
+}
+
+/* NULL: there is none, or it is no ordinary file.  A pipe in its place is not waited for. */
+FILE *open_file(const char *name)
+{
+    struct stat st;
+    int fd = open(name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (fd < 0) return nullptr;
+    FILE *in = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? fdopen(fd, "r") : nullptr;
+    if (!in) close(fd);
+    return in;
+}
+
+} // namespace
+
 void lt_load_found(lt_state *s)
 {
-    FILE *in = s->file[0] ? fopen(s->file, "re") : nullptr;
-    char line[512];
+    FILE *in = s->file[0] ? open_file(s->file) : nullptr;
+    char line[LINE_BYTES];
     if (!in) return;
-    while (fgets(line, sizeof line, in)) {
+    bool ours = fgets(line, sizeof line, in) && strcspn(line, "\n") == strlen(base_name(s)) &&
+                !strncmp(line, base_name(s), strlen(base_name(s)));
+    for (int i = 0; ours && i < LT_CLASSES && fgets(line, sizeof line, in); i++) {
         lt_class c;
-        cublasLtMatmulAlgo_t algo = {};
-        uint64_t *w = algo.data;
-        int n = sscanf(line,
-                       "%d %d %d %d %d %d %d %d %d %d %d %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64
-                       " %" SCNx64 " %" SCNx64 " %" SCNx64,
-                       &c.t, &c.ta, &c.tb, &c.align_a, &c.align_b, &c.align_c, &c.adds, &c.bias, &c.M, &c.N, &c.K, w,
-                       w + 1, w + 2, w + 3, w + 4, w + 5, w + 6, w + 7);
-        if (n != 19) break;
-        if (lt_found *f = lt_class_find(s, &c)) *f = {c, true, false, algo};
+        cublasLtMatmulAlgo_t algo;
+        if (!read_line(line, &c, &algo)) break;
+        lt_found *f = lt_class_find(s, &c);
+        if (f && !f->used) *f = {c, true, false, algo};
     }
     fclose(in);
 }
@@ -72,16 +131,22 @@ void lt_save_found(lt_state *s)
 {
     char name[sizeof s->file + 16];
     if (!s->file[0]) return;
-    snprintf(name, sizeof name, "%s.%d", s->file, (int)getpid());
-    FILE *out = fopen(name, "we");
-    if (!out) return;
+    lt_load_found(s);
+    snprintf(name, sizeof name, "%s.XXXXXX", s->file);
+    int fd = mkostemp(name, O_CLOEXEC);
+    FILE *out = fd >= 0 ? fdopen(fd, "w") : nullptr;
+    if (!out) {
+        if (fd >= 0) close(fd), (void)unlink(name);
+        return;
+    }
+    fprintf(out, "%s\n", base_name(s));
     for (const lt_found &f : s->classes) {
+        int ints[CLASS_INTS];
         if (!f.used || f.refused) continue;
-        const lt_class &c = f.c;
-        fprintf(out, "%d %d %d %d %d %d %d %d %d %d %d", c.t, c.ta, c.tb, c.align_a, c.align_b, c.align_c, c.adds,
-                c.bias, c.M, c.N, c.K);
-        for (uint64_t w : f.algo.data) fprintf(out, " %" PRIx64, w);
-        fputc('\n', out);
+        memcpy(ints, &f.c, sizeof ints);
+        for (int v : ints) fprintf(out, "%d ", v);
+        for (uint64_t w : f.algo.data) fprintf(out, "%" PRIx64 " ", w);
+        fprintf(out, "%" PRIx32 "\n", line_sum(&f.c, &f.algo));
     }
     bool good = !ferror(out);
     if (fclose(out) || !good || rename(name, s->file)) (void)unlink(name);

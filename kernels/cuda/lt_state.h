@@ -1,4 +1,4 @@
-/* What lt.cu, lt_found.cu and lt_try.cu share; nobody else includes it. */
+/* What lt.cu, lt_found.cu and lt_try.cu share; their tests look at it, nobody else does. */
 #ifndef TANDEM_KERNELS_CUDA_LT_STATE_H
 #define TANDEM_KERNELS_CUDA_LT_STATE_H
 

@@ -96,9 +96,11 @@ template <class T> bool set_product(gpu_dev *d, const char *op, lt_plan *p, cubl
     return lt_check(d, op, lt_state_of(d)->f.MatmulDescSetAttribute(p->product, which, &v, sizeof v));
 }
 
-/* Of each of our columns, which are the library's rows.  The pointer also says how it is aligned, so suggestions are
+} // namespace
+
+/* The pointer also says how it is aligned, so suggestions are
  * asked for with one in place. */
-bool set_bias(gpu_dev *d, const char *op, lt_plan *p, const float *bias)
+bool lt_set_bias(gpu_dev *d, const char *op, lt_plan *p, const float *bias)
 {
     if (p->bias == bias) return true;
     p->bias = nullptr;
@@ -106,8 +108,6 @@ bool set_bias(gpu_dev *d, const char *op, lt_plan *p, const float *bias)
     p->bias = bias;
     return true;
 }
-
-} // namespace
 
 lt_plan *lt_plan_get(gpu_dev *d, const char *op, const lt_args *a, const lt_key *key)
 {
@@ -269,13 +269,14 @@ bool bias_after(gpu_dev *d, const char *op, const lt_args *a)
 bool lt_multiply(gpu_dev *d, const char *op, const struct lt_args *a)
 {
     if (d->head.error.op) return false;
-    if (a->M <= 0 || a->N <= 0 || d->measuring) return true;
+    if (a->M <= 0 || a->N <= 0) return true;
     assert(d->lt && a->K > 0);
     assert(a->t != DT_I8 || (a->alpha == 1 && a->beta == 0 && !a->bias));
     if (reinterpret_cast<uintptr_t>(a->bias) % 16 != 0) return bias_after(d, op, a); /* epilogues load it so */
+    if (d->measuring) return lt_wish_for(d, a), true;
     lt_key key = lt_key_of(a);
     lt_plan *p = lt_plan_get(d, op, a, &key);
-    if (!p || !set_bias(d, op, p, a->bias) || (!p->settled && !choose(d, op, p, a))) return false;
+    if (!p || !lt_set_bias(d, op, p, a->bias) || (!p->settled && !choose(d, op, p, a))) return false;
     if (!p->refused) {
         cublasStatus_t e = lt_run(d, p, a, &p->algo);
         if (!lt_refuses(e)) return lt_check(d, op, e);

@@ -2,13 +2,13 @@
  * between runs.
  *
  * The library is opened by name when the device is (never linked), so that one binary runs with and without it.  An
- * algorithm belongs to a class of shapes, each extent rounded up to one of four values an octave: a prompt of any
- * length takes one that was found for its class.  In a class that has none yet the first product tries the library's
- * first few suggestions, which waits for them; not while the stream is captured.  What was found is kept in
- * $XDG_CACHE_HOME/tandem (or ~/.cache/tandem) in a file by the names of device and library.  A product with beta takes
- * the first suggestion: to try would change C.  To the class belong alignments, too, of pointers and lines: an
- * algorithm is asked for and found with those that there are.  What the library refuses is multiplied by tiles of ours
- * (lt_plain.cu), slowly, and its class remembered while the process lives.
+ * algorithm belongs to a class of shapes, each extent rounded up to one of four values an octave, and the alignments of
+ * pointers and lines: a prompt of any length takes one that was found for its class.  reserve tries the library's first
+ * few suggestions for each class that it is shown.  In a class that has none yet the first product tries them, which
+ * waits for them; not while the stream is captured, and not when it has a beta, since to try would change C: then the
+ * first suggestion is taken.  What was found is kept in $XDG_CACHE_HOME/tandem (or ~/.cache/tandem) in a file by the
+ * names of device and library.  What the library refuses is multiplied by tiles of ours (lt_plain.cu), slowly, and its
+ * class remembered while the process lives.
  *
  * A product's bits depend on the algorithm, so on the class of its shape, and not on the rest of the rows: these are
  * the products of many rows, and a row alone goes to kernels of ours (linear.cu). */
@@ -42,12 +42,17 @@ struct lt_args {
     const float *bias; /* (N), of each column; NULL: none */
 };
 
-/* Enqueues the product.  false: the device has failed, in op. */
+/* Enqueues the product; in reserve notes its class.  false: the device has failed, in op. */
 bool lt_multiply(gpu_dev *, const char *op, const struct lt_args *);
 
 /* The same by tiles of our own: any form, alignment and type, without the library, and without the bias. */
 void lt_plain(gpu_dev *, const char *op, const struct lt_args *);
 void lt_add_bias(gpu_dev *, const char *op, const struct lt_args *); /* to what is in C */
+
+/* For reserve: forgets which products it was shown; and tries those that no algorithm is known for, the largest first,
+ * in memory that it gives back, for about so long at most.  What is left is tried when it comes. */
+void lt_forget_wishes(gpu_dev *);
+void lt_tune(gpu_dev *, double seconds);
 
 /* The library, its workspace and what earlier runs found: d->lt.  false, and a sentence in why, without the library or
  * memory. */

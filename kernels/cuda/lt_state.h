@@ -76,6 +76,13 @@ struct lt_plan {
     cublasLtMatmulAlgo_t algo;
 };
 
+/* What reserve was shown of a class: the largest. */
+struct lt_wish {
+    lt_class c;
+    bool used;
+    lt_args a; /* its pointers mean nothing */
+};
+
 struct lt_state {
     lt_functions f;
     void *library; /* stays open: it has kernels of its own, which may not go from under a context that has failed */
@@ -86,6 +93,7 @@ struct lt_state {
     char file[400];
     lt_plan plans[LT_PLANS];
     lt_found classes[LT_CLASSES];
+    lt_wish wishes[LT_CLASSES];
 };
 
 static inline lt_state *lt_state_of(gpu_dev *d)
@@ -101,6 +109,8 @@ bool lt_refuses(cublasStatus_t);
 bool lt_check(gpu_dev *, const char *op, cublasStatus_t s);
 lt_key lt_key_of(const lt_args *);
 lt_class lt_class_of(const lt_key *);
+/* Of each of our columns, which are the library's rows.  false: the device has failed. */
+bool lt_set_bias(gpu_dev *, const char *op, lt_plan *, const float *bias);
 /* The plan of this shape, made if need be, without an algorithm yet. NULL: the device has failed. */
 lt_plan *lt_plan_get(gpu_dev *, const char *op, const lt_args *, const lt_key *);
 cublasStatus_t lt_run(gpu_dev *, const lt_plan *, const lt_args *, const cublasLtMatmulAlgo_t *);
@@ -123,9 +133,11 @@ void lt_save_found(lt_state *);
 
 /* ---- lt_try.cu --------------------------------------------------------------------------------------------------- */
 
-/* Puts the fastest suggestion into p->algo; refused when none runs.  Writes C and waits. false: the device has failed.
+/* Puts the fastest suggestion into p->algo; refused when none runs.  Writes C and waits.  false: the device has failed.
  */
 bool lt_try(gpu_dev *, const char *op, lt_plan *p, const lt_args *);
+/* Notes a product that reserve shows. */
+void lt_wish_for(gpu_dev *, const lt_args *);
 
 } // namespace GPU_NAMESPACE
 

@@ -281,6 +281,43 @@ void test_recording()
     shut(d);
 }
 
+/* What reserve shows is tried there, those that add to C too, and no step tries it again. */
+void test_reserve()
+{
+    struct shown {
+        gpu_dev *d;
+        lt_args a[4];
+    } all;
+    new_place();
+    gpu_dev *d = all.d = open_device();
+    float *x = static_cast<float *>(gpu_alloc(&d->head, 1 << 16));
+    all.a[0] = {DT_F32, 5, 4, 8, x, 8, false, x + 256, 8, true, x + 512, 4, 1, 0, 0, nullptr};
+    all.a[1] = all.a[2] = all.a[3] = all.a[0];
+    all.a[1].beta = 1;
+    all.a[2].M = 40, all.a[2].bias = x + 4096;
+    all.a[3].a = x + 1, all.a[3].c = x + 515; /* worse alignment */
+    auto show = [](void *p) {
+        shown *s = static_cast<shown *>(p);
+        for (const lt_args &a : s->a) lt_multiply(s->d, "shown", &a);
+    };
+    size_t used = d->used;
+    CHECK(d->head.ops->reserve(&d->head, show, &all) == 0, "reserve: %s", d->head.error.msg);
+    CHECK(d->used == used, "reserve keeps %zu bytes", d->used - used);
+    CHECK(lines_of(contents(place)) == 4, "reserve tried: %s", contents(place).c_str());
+    struct stat before, after;
+    stat(place.c_str(), &before);
+    for (int i = 0; i < 3; i++) d->head.ops->replay(&d->head, 1, show, &all);
+    CHECK(d->head.ops->finish(&d->head) == 0, "steps after reserve: %s", d->head.error.msg);
+    stat(place.c_str(), &after);
+    CHECK(before.st_ino == after.st_ino, "a step tried");
+    for (const lt_plan &p : lt_state_of(d)->plans) CHECK(!p.used || p.settled, "a step that is not settled");
+    CHECK(d->head.ops->reserve(&d->head, show, &all) == 0, "reserve again: %s", d->head.error.msg);
+    stat(place.c_str(), &after);
+    CHECK(before.st_ino == after.st_ino, "tried again");
+    gpu_free(&d->head, x);
+    shut(d);
+}
+
 } // namespace
 
 int main()
@@ -295,6 +332,7 @@ int main()
     test_in_its_place();
     test_two_writers();
     test_recording();
+    test_reserve();
     fs::remove_all(root);
     printf("%d checks, %d failures\n", n_checks, n_failures);
     return n_failures ? EXIT_FAILURE : EXIT_SUCCESS;

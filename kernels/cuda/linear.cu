@@ -2,7 +2,7 @@
  *
  *   rows             f32, f16, nf4, bf16            int8, int4 (over quantised rows, see quantise.cu)
  *   to GEMV_ROWS..   gemv_float                     gemv_int
- *   more             cuBLASLt, in f32 or bf16       mma_int
+ *   more             cuBLASLt, in f32 or bf16       mma_int; of many rows and int8 cuBLASLt (many_int.cu)
  *
  * A row has the same bits in any company within one of these kernels; that of another class of rows sums in another
  * order (int8 has one order everywhere, for its sums are exact).  What cuBLASLt has no product for, f32 activations
@@ -137,7 +137,7 @@ void multiply(gpu_dev *d, const char *op, const gpu_weight *w, const product *p,
         if (few_rows(d, w, p->M))
             gemv_int(d, op, w->t, p, &q);
         else
-            mma_int(d, op, w->t, p, &q);
+            many_int(d, op, w->t, p, &q);
         return;
     }
     if (d->measuring) gpu_scratch(d, op, AREA_X, GEMV_ROWS * ((size_t)p->K + 64) * sizeof(float)); /* of few rows */

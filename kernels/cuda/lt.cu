@@ -72,6 +72,11 @@ lt_class lt_class_of(const lt_key *k)
     return c;
 }
 
+lt_class lt_race_class(const lt_race *r)
+{
+    return {.t = LT_RACE, .M = round_extent(r->M), .N = round_extent(r->N), .K = round_extent(r->K)};
+}
+
 /* ---- plans ---------------------------------------------------------------------------------------------------------
  */
 
@@ -205,7 +210,7 @@ void note_class(lt_state *s, lt_found *f, const lt_class *c, const lt_plan *p)
 {
     if (!f) return;
     *f = {*c, true, p->refused, p->algo};
-    if (s->tries && !p->refused) lt_save_found(s);
+    if (s->tries && !s->tuning && !p->refused) lt_save_found(s);
 }
 
 /* Gives p an algorithm, or the word that there is none; the first suggestion where none may be tried, until one may.
@@ -273,8 +278,11 @@ bool lt_multiply(gpu_dev *d, const char *op, const struct lt_args *a)
     assert(d->lt && a->K > 0);
     assert(a->t != DT_I8 || (a->alpha == 1 && a->beta == 0 && !a->bias));
     if (reinterpret_cast<uintptr_t>(a->bias) % 16 != 0) return bias_after(d, op, a); /* epilogues load it so */
-    if (d->measuring) return lt_wish_for(d, a), true;
     lt_key key = lt_key_of(a);
+    if (d->measuring) {
+        lt_wish w = {lt_class_of(&key), true, *a, {}};
+        return lt_wish_for(d, &w), true;
+    }
     lt_plan *p = lt_plan_get(d, op, a, &key);
     if (!p || !lt_set_bias(d, op, p, a->bias) || (!p->settled && !choose(d, op, p, a))) return false;
     if (!p->refused) {
@@ -285,6 +293,25 @@ bool lt_multiply(gpu_dev *d, const char *op, const struct lt_args *a)
     if (a->bias) return bias_after(d, op, a);
     lt_plain(d, op, a); /* launches nothing when the device has failed */
     return !d->head.error.op;
+}
+
+bool lt_offers(gpu_dev *d, const char *op, const struct lt_args *a)
+{
+    if (d->head.error.op || d->measuring) return true;
+    lt_key key = lt_key_of(a);
+    lt_plan *p = lt_plan_get(d, op, a, &key);
+    if (!p || !lt_set_bias(d, op, p, a->bias) || (!p->settled && !choose(d, op, p, a))) return true; /* failed */
+    return !p->refused;
+}
+
+int lt_faster(gpu_dev *d, const struct lt_race *r)
+{
+    lt_state *s = lt_state_of(d);
+    lt_wish w = {lt_race_class(r), true, {}, *r};
+    if (!s->tries) return -1;
+    if (d->measuring) return lt_wish_for(d, &w), -1;
+    lt_found *f = lt_class_find(s, &w.c);
+    return f && f->used ? (int)f->algo.data[0] : -1;
 }
 
 /* ---- opening -------------------------------------------------------------------------------------------------------

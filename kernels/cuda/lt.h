@@ -45,6 +45,20 @@ struct lt_args {
 /* Enqueues the product; in reserve notes its class.  false: the device has failed, in op. */
 bool lt_multiply(gpu_dev *, const char *op, const struct lt_args *);
 
+/* Whether lt_multiply would not have to do it by tiles of our own; may try, and write C, as that does. */
+bool lt_offers(gpu_dev *, const char *op, const struct lt_args *);
+
+/* A shape (M, N, K) that two ways compute, 0 and 1, with the same bits.  run enqueues it in a way, its matrices in that
+ * many bytes of memory. */
+struct lt_race {
+    int M, N, K;
+    size_t bytes;
+    void (*run)(gpu_dev *, const char *op, const struct lt_race *, uint8_t *memory, int way);
+};
+/* The faster way, or -1 where that is not known.  In reserve notes the shape: then they are timed there, and what comes
+ * out is kept with the algorithms, by class of the three extents. */
+int lt_faster(gpu_dev *, const struct lt_race *);
+
 /* The same by tiles of our own: any form, alignment and type, without the library, and without the bias. */
 void lt_plain(gpu_dev *, const char *op, const struct lt_args *);
 void lt_add_bias(gpu_dev *, const char *op, const struct lt_args *); /* to what is in C */

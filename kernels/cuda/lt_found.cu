@@ -71,8 +71,9 @@ uint32_t line_sum(const lt_class *c, const cublasLtMatmulAlgo_t *algo)
     return lt_hash(all, sizeof all / sizeof *all);
 }
 
-bool is_class(const lt_class *c)
+bool is_class(const lt_class *c, const cublasLtMatmulAlgo_t *algo)
 {
+    if (c->t == LT_RACE) return algo->data[0] <= 1;
     for (int align : {c->align_a, c->align_b, c->align_c})
         if (align != 1 && align != 2 && align != 4 && align != 8 && align != 16) return false;
     for (int flag : {c->ta, c->tb, c->adds, c->bias})
@@ -94,7 +95,7 @@ bool read_line(const char *line, lt_class *c, cublasLtMatmulAlgo_t *algo)
     }
     memcpy(c, ints, sizeof *c);
     return sscanf(line + at, "%" SCNx32 "%n", &sum, &n) == 1 && line[at + n] == '\n' && sum == line_sum(c, algo) &&
-           is_class(c);
+           is_class(c, algo);
 }
 
 /* NULL: there is none, or it is no ordinary file.  A pipe in its place is not waited for. */

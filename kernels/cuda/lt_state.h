@@ -55,6 +55,9 @@ struct lt_class {
     int t, ta, tb, align_a, align_b, align_c, adds, bias, M, N, K;
 };
 
+/* t of a race's class, whose `algo` is the number of the faster way */
+enum { LT_RACE = 64 };
+
 struct lt_found {
     lt_class c;
     bool used, refused; /* refused: the library has no way for it; not kept in the file */
@@ -80,7 +83,8 @@ struct lt_plan {
 struct lt_wish {
     lt_class c;
     bool used;
-    lt_args a; /* its pointers mean nothing */
+    lt_args a;    /* its pointers mean nothing */
+    lt_race race; /* of a race */
 };
 
 struct lt_state {
@@ -89,7 +93,8 @@ struct lt_state {
     cublasLtHandle_t handle;
     cublasLtMatmulPreference_t preference;
     void *workspace;
-    bool tries; /* tries algorithms and keeps what it finds in `file` */
+    bool tuning; /* in lt_tune, which writes the file when it is done */
+    bool tries;  /* tries algorithms and keeps what it finds in `file` */
     char file[400];
     lt_plan plans[LT_PLANS];
     lt_found classes[LT_CLASSES];
@@ -109,6 +114,7 @@ bool lt_refuses(cublasStatus_t);
 bool lt_check(gpu_dev *, const char *op, cublasStatus_t s);
 lt_key lt_key_of(const lt_args *);
 lt_class lt_class_of(const lt_key *);
+lt_class lt_race_class(const lt_race *);
 /* Of each of our columns, which are the library's rows.  false: the device has failed. */
 bool lt_set_bias(gpu_dev *, const char *op, lt_plan *, const float *bias);
 /* The plan of this shape, made if need be, without an algorithm yet. NULL: the device has failed. */
@@ -136,8 +142,8 @@ void lt_save_found(lt_state *);
 /* Puts the fastest suggestion into p->algo; refused when none runs.  Writes C and waits.  false: the device has failed.
  */
 bool lt_try(gpu_dev *, const char *op, lt_plan *p, const lt_args *);
-/* Notes a product that reserve shows. */
-void lt_wish_for(gpu_dev *, const lt_args *);
+/* Notes a product, or a race, that reserve shows. */
+void lt_wish_for(gpu_dev *, const lt_wish *);
 
 } // namespace GPU_NAMESPACE
 

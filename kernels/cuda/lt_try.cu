@@ -14,17 +14,35 @@ enum {
 };
 const float LONG_MS = 5;
 
-/* Milliseconds of a product, or -1 when it cannot run.  A run that is long, or twice as long as best (-1: none yet), is
- * not repeated.  The one before it is not timed: the library may have to load its kernel. */
-float time_algo(gpu_dev *d, const char *op, const lt_plan *p, const lt_args *a, const cublasLtMatmulAlgo_t *algo,
-                const cudaEvent_t (&at)[2], float best)
+struct stopwatch {
+    cudaEvent_t at[2];
+};
+
+bool stopwatch_open(gpu_dev *d, const char *op, stopwatch *w)
+{
+    *w = {};
+    return !d->head.error.op && gpu_check(d, op, cudaEventCreateWithFlags(&w->at[0], 0)) &&
+           gpu_check(d, op, cudaEventCreateWithFlags(&w->at[1], 0));
+}
+
+void stopwatch_close(stopwatch *w)
+{
+    for (cudaEvent_t e : w->at)
+        if (e) cudaEventDestroy(e);
+}
+
+/* Milliseconds of what run enqueues, or -1 when it says that it cannot, or the device has failed.  A run that is long,
+ * or twice as long as best (-1: none yet), is not repeated.  The one before it is not timed: the library may have to
+ * load its kernel. */
+template <class F> float time_runs(gpu_dev *d, const char *op, const stopwatch *w, float best, F run)
 {
     float ms = -1;
-    cublasStatus_t s = lt_run(d, p, a, algo);
+    const cudaEvent_t *at = w->at;
+    bool ok = run();
     for (int runs = 1;; runs = TIMED_RUNS) {
-        if (s == CUBLAS_STATUS_SUCCESS && !gpu_check(d, op, cudaEventRecord(at[0], d->stream))) return -1;
-        for (int i = 0; i < runs && s == CUBLAS_STATUS_SUCCESS; i++) s = lt_run(d, p, a, algo);
-        if (lt_refuses(s) || !lt_check(d, op, s)) return -1;
+        if (!ok || !gpu_check(d, op, cudaEventRecord(at[0], d->stream))) return -1;
+        for (int i = 0; i < runs && ok; i++) ok = run();
+        if (!ok) return -1;
         if (!gpu_check(d, op, cudaEventRecord(at[1], d->stream)) || !gpu_check(d, op, cudaEventSynchronize(at[1])) ||
             !gpu_check(d, op, cudaEventElapsedTime(&ms, at[0], at[1])))
             return -1;
@@ -38,21 +56,22 @@ float time_algo(gpu_dev *d, const char *op, const lt_plan *p, const lt_args *a, 
 bool lt_try(gpu_dev *d, const char *op, lt_plan *p, const lt_args *a)
 {
     cublasLtMatmulHeuristicResult_t r[LT_TRIES];
-    cudaEvent_t at[2] = {};
+    stopwatch w;
     int n = lt_suggestions(d, op, p, r, LT_TRIES);
     float best = -1;
-    for (cudaEvent_t &e : at)
-        if (d->head.error.op || !gpu_check(d, op, cudaEventCreateWithFlags(&e, 0))) n = 0;
+    if (!stopwatch_open(d, op, &w)) n = 0;
     for (int i = 0; i < n && !d->head.error.op; i++) {
         if (r[i].state != CUBLAS_STATUS_SUCCESS || r[i].workspaceSize > LT_WORKSPACE) continue;
         if (best > LONG_MS && i >= LONG_TRIES) break;
-        float ms = time_algo(d, op, p, a, &r[i].algo, at, best);
+        float ms = time_runs(d, op, &w, best, [&] {
+            cublasStatus_t e = lt_run(d, p, a, &r[i].algo);
+            return !lt_refuses(e) && lt_check(d, op, e);
+        });
         if (ms < 0 || (best >= 0 && ms >= best)) continue;
         best = ms;
         p->algo = r[i].algo;
     }
-    for (cudaEvent_t e : at)
-        if (e) cudaEventDestroy(e);
+    stopwatch_close(&w);
     p->refused = best < 0;
     return !d->head.error.op;
 }
@@ -66,9 +85,9 @@ namespace {
 enum { PLACE_ALIGN = 256 };
 const size_t LEAST_MEMORY = 1 << 20;
 
-double work_of(const lt_args *a)
+double work_of(const lt_wish *w)
 {
-    return (double)a->M * a->N * a->K;
+    return w->c.t == LT_RACE ? (double)w->race.M * w->race.N * w->race.K : (double)w->a.M * w->a.N * w->a.K;
 }
 
 size_t rounded(size_t bytes)
@@ -91,6 +110,11 @@ places places_of(const lt_args *p)
     return at;
 }
 
+size_t memory_of(const lt_wish *w)
+{
+    return w->c.t == LT_RACE ? w->race.bytes : places_of(&w->a).end;
+}
+
 /* The product of a wish with its matrices in `memory`, aligned no better than in the class. */
 lt_args placed(const lt_wish *w, uint8_t *memory)
 {
@@ -111,7 +135,7 @@ uint8_t *take_memory(gpu_dev *d, lt_wish *const *wish, int n, size_t *bytes)
     for (;;) {
         *bytes = 0;
         for (int i = 0; i < n; i++) {
-            size_t end = places_of(&wish[i]->a).end;
+            size_t end = memory_of(wish[i]);
             if (end <= room && end > *bytes) *bytes = end;
         }
         if (!*bytes) return nullptr;
@@ -130,17 +154,15 @@ double now()
 
 } // namespace
 
-void lt_wish_for(gpu_dev *d, const lt_args *a)
+void lt_wish_for(gpu_dev *d, const lt_wish *shown)
 {
     lt_state *s = lt_state_of(d);
     if (!s->tries) return;
-    lt_key key = lt_key_of(a);
-    lt_class c = lt_class_of(&key);
-    uint32_t h = lt_hash(&c.t, sizeof c / sizeof(int));
+    uint32_t h = lt_hash(&shown->c.t, sizeof shown->c / sizeof(int));
     for (uint32_t i = 0; i < LT_CLASSES / 2; i++) {
         lt_wish *w = s->wishes + (h + i) % LT_CLASSES;
-        if (w->used && memcmp(&w->c, &c, sizeof c) != 0) continue;
-        if (!w->used || work_of(a) > work_of(&w->a)) *w = {c, true, *a};
+        if (w->used && memcmp(&w->c, &shown->c, sizeof w->c) != 0) continue;
+        if (!w->used || work_of(shown) > work_of(w)) *w = *shown;
         return;
     }
 }
@@ -150,35 +172,68 @@ void lt_forget_wishes(gpu_dev *d)
     for (lt_wish &w : lt_state_of(d)->wishes) w.used = false;
 }
 
-void lt_tune(gpu_dev *d, double seconds)
+namespace {
+
+const char op[] = "cuBLASLt's trying";
+
+/* A wish comes true, in memory; false: the device has failed. */
+bool try_wish(gpu_dev *d, const lt_wish *w, uint8_t *memory)
 {
-    static const char op[] = "cuBLASLt's trying";
     lt_state *s = lt_state_of(d);
-    lt_wish *wish[LT_CLASSES];
-    int n = 0, found = 0;
-    for (lt_wish &w : s->wishes) {
-        lt_found *f = w.used ? lt_class_find(s, &w.c) : nullptr;
-        if (f && !f->used) wish[n++] = &w;
-    }
-    std::sort(wish, wish + n, [](const lt_wish *a, const lt_wish *b) { return work_of(&a->a) > work_of(&b->a); });
-    size_t bytes = 0;
-    uint8_t *memory = n && !d->head.error.op ? take_memory(d, wish, n, &bytes) : nullptr;
-    /* anything but zeros, on which multipliers take less power than in use */
-    if (memory) gpu_check(d, op, cudaMemsetAsync(memory, 0x3c, bytes, d->stream));
-    double end = now() + seconds;
-    for (int i = 0; memory && i < n && !d->head.error.op && now() < end; i++) {
-        if (places_of(&wish[i]->a).end > bytes) continue;
-        lt_args a = placed(wish[i], memory);
+    lt_found found = {w->c, true, false, {}};
+    if (w->c.t == LT_RACE) {
+        stopwatch watch;
+        float ms[2] = {-1, -1};
+        bool ok = stopwatch_open(d, op, &watch);
+        for (int way = 0; ok && way < 2; way++)
+            ms[way] = time_runs(d, op, &watch, -1, [&] {
+                w->race.run(d, op, &w->race, memory, way);
+                return !d->head.error.op;
+            });
+        stopwatch_close(&watch);
+        found.algo.data[0] = ms[1] < ms[0];
+    } else {
+        lt_args a = placed(w, memory);
         lt_key key = lt_key_of(&a);
         lt_plan *p = lt_plan_get(d, op, &a, &key);
-        if (!p || !lt_set_bias(d, op, p, a.bias) || !lt_try(d, op, p, &a)) break;
-        lt_found *f = lt_class_find(s, &wish[i]->c);
-        if (f) *f = {wish[i]->c, true, p->refused, p->algo};
+        if (!p || !lt_set_bias(d, op, p, a.bias) || !lt_try(d, op, p, &a)) return false;
         p->settled = p->chosen = true;
-        found += f && !p->refused;
+        found.refused = p->refused;
+        found.algo = p->algo;
     }
+    if (d->head.error.op) return false;
+    if (lt_found *f = lt_class_find(s, &w->c)) *f = found;
+    return true;
+}
+
+bool is_known(lt_state *s, const lt_wish *w)
+{
+    lt_found *f = lt_class_find(s, &w->c);
+    return !f || f->used;
+}
+
+} // namespace
+
+void lt_tune(gpu_dev *d, double seconds)
+{
+    lt_state *s = lt_state_of(d);
+    lt_wish *wish[LT_CLASSES];
+    int n = 0;
+    for (lt_wish &w : s->wishes)
+        if (w.used && !is_known(s, &w)) wish[n++] = &w;
+    std::sort(wish, wish + n, [](const lt_wish *a, const lt_wish *b) { return work_of(a) > work_of(b); });
+    size_t bytes = 0;
+    uint8_t *memory = n && !d->head.error.op ? take_memory(d, wish, n, &bytes) : nullptr;
+    if (!memory) return;
+    /* anything but zeros, on which multipliers take less power than in use */
+    bool ok = gpu_check(d, op, cudaMemsetAsync(memory, 0x3c, bytes, d->stream));
+    double end = now() + seconds;
+    s->tuning = true;
+    for (int i = 0; ok && i < n && now() < end; i++)
+        if (memory_of(wish[i]) <= bytes && !is_known(s, wish[i])) ok = try_wish(d, wish[i], memory);
+    s->tuning = false;
     gpu_free(&d->head, memory);
-    if (found) lt_save_found(s);
+    lt_save_found(s);
 }
 
 } // namespace GPU_NAMESPACE

@@ -318,6 +318,59 @@ void test_reserve()
     shut(d);
 }
 
+/* Of the two ways to multiply many rows with int8 weights reserve finds the faster one, and the file decides; the bits
+ * are the same. */
+void test_race()
+{
+    enum { M = 64, N = 66, K = 16 };
+    new_place();
+    static int8_t values[N * K];
+    static float scales[N], rows[M * K], y[3][M * N];
+    for (int i = 0; i < N * K; i++) values[i] = (int8_t)(i * 37 % 255 - 127);
+    for (int i = 0; i < N; i++) scales[i] = 1.0f / (float)(i + 1);
+    for (int i = 0; i < M * K; i++) rows[i] = (float)(i * 29 % 101) / 7 - 6;
+    struct weight_src src = {};
+    src.t = DT_I8, src.rows = N, src.cols = K, src.data = values, src.scale = scales;
+    struct step {
+        struct dev *d;
+        struct linear_args a;
+    };
+    auto take = [](void *p) {
+        step *s = static_cast<step *>(p);
+        op_linear(s->d, s->a);
+    };
+    lt_race shape = {M, N, K, 0, nullptr};
+    for (int i = 0; i < 3; i++) {
+        cublasLtMatmulAlgo_t way = {{(uint64_t)i}};
+        if (i < 2) write(place, "cublaslt-simt-130000\n" + line_of(lt_race_class(&shape), way));
+        if (i == 2) fs::remove(place);
+        gpu_dev *d = open_device();
+        step s = {&d->head, {}};
+        s.a.w = d->head.ops->weight_pack(&d->head, &src, 1);
+        float *dx = static_cast<float *>(gpu_alloc(&d->head, sizeof rows)), *dy;
+        dy = static_cast<float *>(gpu_alloc(&d->head, sizeof y[0]));
+        gpu_upload(&d->head, dx, rows, sizeof rows);
+        s.a.x = mat_f32(dx, M, K), s.a.y = mat_f32(dy, M, N);
+        if (i == 2) {
+            CHECK(d->head.ops->reserve(&d->head, take, &s) == 0, "reserve: %s", d->head.error.msg);
+            CHECK(lines_of(contents(place)) == 2, "a race and its product: %s", contents(place).c_str());
+            lt_class c = lt_race_class(&shape);
+            lt_found *f = lt_class_find(lt_state_of(d), &c);
+            CHECK(f && f->used && f->algo.data[0] <= 1, "the race has no winner");
+        }
+        take(&s);
+        gpu_download(&d->head, y[i], dy, sizeof y[0]);
+        CHECK(!d->head.error.op, "way %d: %s", i, d->head.error.msg);
+        int plans = 0;
+        for (const lt_plan &p : lt_state_of(d)->plans) plans += p.used;
+        CHECK(i == 2 || plans == i, "way %d has %d of the library's plans", i, plans);
+        CHECK(!memcmp(y[i], y[0], sizeof y[0]), "way %d has other bits", i);
+        d->head.ops->weight_free(&d->head, const_cast<struct weight *>(s.a.w));
+        gpu_free(&d->head, dx), gpu_free(&d->head, dy);
+        shut(d);
+    }
+}
+
 } // namespace
 
 int main()
@@ -333,6 +386,7 @@ int main()
     test_two_writers();
     test_recording();
     test_reserve();
+    test_race();
     fs::remove_all(root);
     printf("%d checks, %d failures\n", n_checks, n_failures);
     return n_failures ? EXIT_FAILURE : EXIT_SUCCESS;

@@ -182,7 +182,11 @@ int lt_suggestions(gpu_dev *d, const char *op, const lt_plan *p, cublasLtMatmulH
     }
     cublasStatus_t e =
         s->f.MatmulAlgoGetHeuristic(s->handle, p->product, p->a, p->b, p->c, p->c, s->preference, wanted, r, &n);
-    return lt_refuses(e) || !lt_check(d, op, e) ? 0 : n;
+    if (lt_refuses(e) || !lt_check(d, op, e)) return 0;
+    int good = 0;
+    for (int i = 0; i < n; i++)
+        if (r[i].state == CUBLAS_STATUS_SUCCESS && r[i].workspaceSize <= LT_WORKSPACE) r[good++] = r[i];
+    return good;
 }
 
 /* ---- choosing ------------------------------------------------------------------------------------------------------

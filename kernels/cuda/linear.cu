@@ -2,7 +2,7 @@
  *
  *   rows             f32, f16, nf4, bf16            int8, int4 (over quantised rows, see quantise.cu)
  *   to GEMV_ROWS..   gemv_float                     gemv_int
- *   more             cuBLASLt, in f32 or bf16       mma_int
+ *   more             cuBLASLt, in f32 or bf16       mma_int; of many rows and int8 cuBLASLt (many_int.cu)
  *
  * A row has the same bits in any company within one of these kernels; that of another class of rows sums in another
  * order (int8 has one order everywhere, for its sums are exact).  What cuBLASLt has no product for, f32 activations
@@ -21,12 +21,6 @@ enum {
     GATE_UP_BYTES = 64 << 20, /* and for gate and up beside each other */
     GATE_UP_ROWS = 128        /* but at least that many rows at a time: a tile of mma_int */
 };
-
-__global__ void __launch_bounds__(THREADS) bias_kernel(float *y, int ld, int n, const float *b)
-{
-    int c = (int)(blockIdx.y * blockDim.x + threadIdx.x);
-    if (c < n) y[(size_t)blockIdx.x * (size_t)ld + (size_t)c] += b[c];
-}
 
 struct widen_smem {
     float code[16];
@@ -58,13 +52,6 @@ __global__ void __launch_bounds__(THREADS) widen_kernel(const uint8_t *w, size_t
 /* ---- many rows of floats -------------------------------------------------------------------------------------------
  */
 
-void add_bias(gpu_dev *d, const char *op, const product *p)
-{
-    if (p->bias)
-        LAUNCH(d, op, bias_kernel, dim3((unsigned)p->M, blocks_for((size_t)p->N, THREADS)), dim3(THREADS), 0, p->y,
-               p->ldy, p->N, p->bias);
-}
-
 void lt_bf16(gpu_dev *d, const char *op, const product *p, const struct mat *x)
 {
     int ld = half_ld(p->K);
@@ -72,15 +59,15 @@ void lt_bf16(gpu_dev *d, const char *op, const product *p, const struct mat *x)
         static_cast<uint16_t *>(gpu_scratch(d, op, AREA_X, (size_t)p->M * (size_t)ld * sizeof(uint16_t)));
     if (!rounded) return;
     round_bf16(d, op, rounded, static_cast<const float *>(x->p), p->M, p->K, x->ld);
-    lt_args a = {DT_BF16, p->M, p->N,   p->K, rounded, ld,      false, p->w, (int)(p->row_bytes / sizeof(uint16_t)),
-                 true,    p->y, p->ldy, 1,    0,       p->whole};
+    lt_args a = {DT_BF16, p->M, p->N,   p->K, rounded, ld,       false,  p->w, (int)(p->row_bytes / sizeof(uint16_t)),
+                 true,    p->y, p->ldy, 1,    0,       p->whole, p->bias};
     lt_multiply(d, op, &a);
 }
 
 void lt_f32(gpu_dev *d, const char *op, const product *p, const struct mat *x)
 {
-    lt_args a = {DT_F32, p->M, p->N,   p->K, x->p, x->ld,   false, p->w, (int)(p->row_bytes / sizeof(float)),
-                 true,   p->y, p->ldy, 1,    0,    p->whole};
+    lt_args a = {DT_F32, p->M, p->N,   p->K, x->p, x->ld,    false,  p->w, (int)(p->row_bytes / sizeof(float)),
+                 true,   p->y, p->ldy, 1,    0,    p->whole, p->bias};
     lt_multiply(d, op, &a);
 }
 
@@ -98,7 +85,9 @@ void lt_widened(gpu_dev *d, const char *op, enum dtype t, const product *p, cons
             t == DT_NF4 ? static_cast<const float *>(p->scale) + (size_t)n * (size_t)p->n_groups : nullptr;
         LAUNCH(d, op, widen_kernel, dim3((unsigned)some, blocks_for((size_t)p->K, 2 * THREADS)), dim3(THREADS),
                sizeof(widen_smem), p->w + (size_t)n * p->row_bytes, p->row_bytes, scale, t, p->K, wide, ld, codes);
-        lt_args a = {DT_F32, p->M, some, p->K, x->p, x->ld, false, wide, ld, true, p->y + n, p->ldy, 1, 0, p->whole};
+        const float *bias = p->bias ? p->bias + n : nullptr;
+        lt_args a = {DT_F32, p->M, some,     p->K,   x->p, x->ld, false,    wide,
+                     ld,     true, p->y + n, p->ldy, 1,    0,     p->whole, bias};
         if (!lt_multiply(d, op, &a)) return;
     }
 }
@@ -148,7 +137,7 @@ void multiply(gpu_dev *d, const char *op, const gpu_weight *w, const product *p,
         if (few_rows(d, w, p->M))
             gemv_int(d, op, w->t, p, &q);
         else
-            mma_int(d, op, w->t, p, &q);
+            many_int(d, op, w->t, p, &q);
         return;
     }
     if (d->measuring) gpu_scratch(d, op, AREA_X, GEMV_ROWS * ((size_t)p->K + 64) * sizeof(float)); /* of few rows */
@@ -162,7 +151,6 @@ void multiply(gpu_dev *d, const char *op, const gpu_weight *w, const product *p,
         lt_bf16(d, op, p, x);
     else
         lt_widened(d, op, w->t, p, x);
-    add_bias(d, op, p);
 }
 
 } // namespace

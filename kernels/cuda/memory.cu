@@ -1,5 +1,5 @@
 /* The device's memory: what is taken and how much may be, scratch, and the copies from and to the host. */
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/lt.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -23,6 +23,9 @@ namespace {
 
 /* Staging memory is used in halves: while one is filled, the device may still be reading the other. */
 enum { STAGE_HALF = 16 << 20, STAGE_BYTES = 2 * STAGE_HALF, STAGE_ALIGN = 256, PENDING_MAX = 64 };
+
+/* Seconds that reserve may try algorithms for products: at the start, and later, beside requests, for training. */
+const double TUNE_AT_START = 20, TUNE_BESIDE = 0.5;
 
 void count(gpu_dev *d, size_t more, size_t less)
 {
@@ -144,6 +147,7 @@ int gpu_reserve(struct dev *head, void (*fn)(void *), void *ctx)
     gpu_dev *d = gpu_of(head);
     if (!gpu_alive(d, "reserve") || !gpu_settle(d, "reserve")) return -1;
     for (auto &s : d->scratch) s.wanted = 0; /* what an earlier call wanted may not have fitted */
+    lt_forget_wishes(d);
     d->measuring = true;
     fn(ctx);
     d->measuring = false;
@@ -152,6 +156,7 @@ int gpu_reserve(struct dev *head, void (*fn)(void *), void *ctx)
         auto &s = d->scratch[i];
         if (s.wanted > s.bytes) scratch_grow(d, "reserve", static_cast<enum area>(i), s.wanted);
     }
+    lt_tune(d, d->sealed ? TUNE_BESIDE : TUNE_AT_START);
     d->sealed = true;
     return head->error.op ? -1 : 0;
 }

@@ -11,7 +11,8 @@
  * more than GEMV_ROWS_INT others may differ from itself alone in the last bits.)  The integer sums start at the bits of
  * 1.5 * 2^23, so that they are floats when they are done: a subtraction in place of a slower conversion.
  *
- * Rows with outliers: a block that has one goes over k a second time with the rests. */
+ * Rows with outliers: a block that has one goes over k a second time with the rests; or that alone, where the first
+ * product is cuBLASLt's (many_int.cu). */
 #include "kernels/cuda/products.h"
 #include "kernels/cuda/warp.cuh"
 
@@ -36,7 +37,7 @@ template <bool INT4, int BM, int BN, int STAGES> struct mma_smem {
 };
 
 template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_block {
-    static constexpr int WARPS_N = BN / WN, WARPS = BM / WM * WARPS_N, THREADS = WARPS * 32;
+    static constexpr int ROWS = BM, WARPS_N = BN / WN, WARPS = BM / WM * WARPS_N, THREADS = WARPS * 32;
     static constexpr int MI = WM / 16, NI = WN / 8;
     static constexpr int W_CHUNKS = INT4 ? TILE_K / 32 : TILE_K / 16; /* of 16 bytes, in a row of a tile */
     static constexpr int PENDING = (SCALES * BN + THREADS - 1) / THREADS;
@@ -179,8 +180,9 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
         __syncthreads();
     }
 
-    /* Writes the products of the first pass, or adds those of the second to outlier rows; the bias comes last. */
-    __device__ void write(const quantised &x, bool second, bool last)
+    /* Writes the products of the first pass, or adds those of the second to outlier rows; the bias comes last.  alone:
+     * other rows have theirs, and are left. */
+    __device__ void write(const quantised &x, bool second, bool last, bool alone)
     {
         int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
         int row = m0 + warp / WARPS_N * WM + lane / 4, column = n0 + warp % WARPS_N * WN + lane % 4 * 2;
@@ -189,6 +191,7 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
             int m = row + i * 16 + h * 8;
             if (m >= p.M) continue;
             bool adds = second && x.outlier[m];
+            if (alone && !adds) continue;
             float step = second ? (adds ? x.rest_step[m] : 0) : x.step[m];
             UNROLL for (int j = 0; j < NI; j++) UNROLL for (int c = 0; c < 2; c++)
             {
@@ -207,6 +210,14 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
     }
 };
 
+/* any of the block's rows has outliers; the same on every warp */
+template <class B> __device__ inline bool any_outlier(const B &b, const quantised &x)
+{
+    int any = 0;
+    for (int m = b.m0 + (int)threadIdx.x % 32; m < b.m0 + B::ROWS && m < b.p.M; m += 32) any |= x.outlier[m];
+    return __any_sync(FULL_WARP, any);
+}
+
 template <bool INT4, int BM, int BN, int WM, int WN, int STAGES>
 __global__ void __launch_bounds__(mma_block<INT4, BM, BN, WM, WN, STAGES>::THREADS)
     mma_int_kernel(product p, quantised x)
@@ -215,14 +226,25 @@ __global__ void __launch_bounds__(mma_block<INT4, BM, BN, WM, WN, STAGES>::THREA
     SMEM(typename block::smem, s);
     block b(p, s, (int)blockIdx.x * BM, (int)blockIdx.y * BN);
     b.ld = x.ld;
-    int any = 0;
-    for (int m = b.m0 + (int)threadIdx.x % 32; m < b.m0 + BM && m < p.M; m += 32) any |= x.outlier[m];
-    bool again = __any_sync(FULL_WARP, any); /* the same on every warp */
+    bool again = any_outlier(b, x);
     b.multiply(x.q);
-    b.write(x, false, !again);
+    b.write(x, false, !again, false);
     if (!again) return;
     b.multiply(x.rest);
-    b.write(x, true, true);
+    b.write(x, true, true, false);
+}
+
+template <int BM, int BN, int WM, int WN, int STAGES>
+__global__ void __launch_bounds__(mma_block<false, BM, BN, WM, WN, STAGES>::THREADS)
+    mma_rests_kernel(product p, quantised x)
+{
+    typedef mma_block<false, BM, BN, WM, WN, STAGES> block;
+    SMEM(typename block::smem, s);
+    block b(p, s, (int)blockIdx.x * BM, (int)blockIdx.y * BN);
+    b.ld = x.ld;
+    if (!any_outlier(b, x)) return;
+    b.multiply(x.rest);
+    b.write(x, true, true, true);
 }
 
 template <bool INT4, int BM, int BN, int WM, int WN, int STAGES>
@@ -235,13 +257,28 @@ void launch(gpu_dev *d, const char *op, const product *p, const quantised *x)
            sizeof(typename block::smem), *p, *x);
 }
 
+template <int BM, int BN, int WM, int WN, int STAGES>
+void launch_rests(gpu_dev *d, const char *op, const product *p, const quantised *x)
+{
+    typedef mma_block<false, BM, BN, WM, WN, STAGES> block;
+    dim3 grid(blocks_for((size_t)p->M, BM), blocks_for((size_t)p->N, BN));
+    LAUNCH(d, op, (mma_rests_kernel<BM, BN, WM, WN, STAGES>), grid, dim3(block::THREADS), sizeof(typename block::smem),
+           *p, *x);
+}
+
+/* whether the tiles of most rows fit */
+template <bool INT4> bool large_tiles(const gpu_dev *d)
+{
+    return d->shared_max >= sizeof(mma_smem<INT4, 128, 128, 4>);
+}
+
 template <bool INT4> void launch_rows(gpu_dev *d, const char *op, const product *p, const quantised *x)
 {
     if (p->M <= 16)
         launch<INT4, 16, 32, 16, 8, 8>(d, op, p, x);
     else if (p->M <= 32)
         launch<INT4, 32, 32, 16, 16, 6>(d, op, p, x);
-    else if (p->M <= 64 || d->shared_max < sizeof(mma_smem<INT4, 128, 128, 4>))
+    else if (p->M <= 64 || !large_tiles<INT4>(d))
         launch<INT4, 64, 64, 32, 16, 4>(d, op, p, x);
     else
         launch<INT4, 128, 128, 64, 32, 4>(d, op, p, x);
@@ -256,6 +293,14 @@ void mma_int(gpu_dev *d, const char *op, enum dtype t, const product *p, const q
         launch_rows<false>(d, op, p, x);
     else
         launch_rows<true>(d, op, p, x);
+}
+
+void mma_int_rests(gpu_dev *d, const char *op, const product *p, const quantised *x)
+{
+    if (large_tiles<false>(d))
+        launch_rests<128, 128, 64, 32, 4>(d, op, p, x);
+    else
+        launch_rests<64, 64, 32, 16, 4>(d, op, p, x);
 }
 
 } // namespace GPU_NAMESPACE

@@ -42,6 +42,12 @@ static inline nf4_table nf4_values()
     return t;
 }
 
+#ifdef __CUDACC__
+enum { MANY_LT_ROWS = 256 };
+#else
+enum { MANY_LT_ROWS = 48 };
+#endif
+
 /* the most rows that the kernels of few rows take: of floats, of bf16 over rounded rows, of int8 and int4 */
 enum { GEMV_ROWS = 16, GEMV_ROWS_ROUNDED = 8, GEMV_ROWS_INT = 8 };
 
@@ -56,6 +62,10 @@ void gemv_float(gpu_dev *, const char *op, enum dtype t, const product *, const 
 void gemv_int(gpu_dev *, const char *op, enum dtype t, const product *, const quantised *);
 /* any M; no gate */
 void mma_int(gpu_dev *, const char *op, enum dtype t, const product *, const quantised *);
+/* Of int8 the second product alone: outlier rows of y, which have the first and no bias yet, get it and the bias. */
+void mma_int_rests(gpu_dev *, const char *op, const product *, const quantised *);
+/* mma_int, or for int8 of MANY_LT_ROWS and more cuBLASLt where that is faster: the same bits.  Uses AREA_W. */
+void many_int(gpu_dev *, const char *op, enum dtype t, const product *, const quantised *);
 
 /* op embed with a packed table (embed.cu) */
 void embed_packed(gpu_dev *, const struct embed_args *);

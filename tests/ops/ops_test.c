@@ -142,6 +142,7 @@ static int test_device(const char *name)
     if (op_wanted("linear")) {
         struct dev *d = open_checked(name, 1);
         test_outliers(d);
+        test_int8_many(d);
         dev_close(d);
         test_row_classes(name);
         with_bf16_x = true;

@@ -22,6 +22,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 static const char *fixtures;
 
@@ -133,6 +134,32 @@ static void assert_same(const struct reply *a, const struct reply *b, bool bits)
     assert_memory_equal(a->ids, b->ids, sizeof a->ids);
     if (bits) assert_memory_equal(a->logprobs, b->logprobs, sizeof a->logprobs);
     for (int i = 0; i < TOKENS; i++) assert_float_equal(a->logprobs[i], b->logprobs[i], 1e-4f);
+}
+
+/* What opening finds out about products is all that requests need: they try nothing. */
+static void test_measured(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/tandem-measured-XXXXXX", path[128];
+    struct stat opened, used;
+    struct reply y[ASKS];
+    assert_non_null(mkdtemp(dir));
+    setenv("XDG_CACHE_HOME", dir, 1);
+    setenv("SIMT_LT_TRIES", "1", 1);
+    struct engine_config c = config("simt");
+    c.max_batch_tokens = 48;
+    struct engine *g = open_engine(c);
+    snprintf(path, sizeof path, "%s/tandem/cublaslt-simt-130000", dir);
+    assert_int_equal(stat(path, &opened), 0);
+    generate(g, 0, ASKS, y);
+    assert_int_equal(stat(path, &used), 0);
+    assert_true(opened.st_ino == used.st_ino && opened.st_size == used.st_size);
+    engine_close(g);
+    unsetenv("SIMT_LT_TRIES");
+    unsetenv("XDG_CACHE_HOME");
+    *strrchr(path, '/') = 0;
+    dir_remove(path);
+    dir_remove(dir);
 }
 
 static void test_texts(void **state)
@@ -527,9 +554,9 @@ static void test_names(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_texts), cmocka_unit_test(test_replay),  cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_names), cmocka_unit_test(test_no_room), cmocka_unit_test(test_training),
-        cmocka_unit_test(test_lost), /* the last: it leaves the runtime lost */
+        cmocka_unit_test(test_texts),    cmocka_unit_test(test_measured), cmocka_unit_test(test_replay),
+        cmocka_unit_test(test_budget),   cmocka_unit_test(test_names),    cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_training), cmocka_unit_test(test_lost), /* the last: it leaves the runtime lost */
     };
     if (argc != 2) return fprintf(stderr, "usage: simt_test FIXTURES/models\n"), 2;
     fixtures = argv[1];

@@ -13,8 +13,8 @@ struct product {
     size_t row_bytes;
     const void *scale; /* of output 0: f32 (N) of int8, f16 (N, n_groups) of int4, f32 (N, n_groups) of nf4 */
     int group, n_groups;
-    int M, N, K, whole; /* whole: outputs of the weight, of which these are N */
-    const float *bias;  /* NULL: none */
+    int M, N, K, first, whole; /* whole: outputs of the weight, of which these are N from the first on */
+    const float *bias;         /* NULL: none */
     float *y;
     int ldy;
     bool gate;
@@ -44,6 +44,9 @@ static inline nf4_table nf4_values()
 
 /* the most rows that the kernels of few rows take: of floats, of bf16 over rounded rows, of int8 and int4 */
 enum { GEMV_ROWS = 16, GEMV_ROWS_ROUNDED = 8, GEMV_ROWS_INT = 8 };
+/* The most rows of mma_nf4.  With more, each weight is read by many blocks, and to write it out once as bf16 costs
+ * less: by reckoning, not measured. */
+enum { MMA_ROWS_NF4 = 256 };
 
 /* Quantises x (M, K) into AREA_X.  even_odd: of each eight columns the four even ones come first, which is how a word
  * of int4 weights unpacks.  false: the device has failed. */
@@ -56,6 +59,10 @@ void gemv_float(gpu_dev *, const char *op, enum dtype t, const product *, const 
 void gemv_int(gpu_dev *, const char *op, enum dtype t, const product *, const quantised *);
 /* any M; no gate */
 void mma_int(gpu_dev *, const char *op, enum dtype t, const product *, const quantised *);
+
+/* nf4 weights; x (M, K) bf16, 16-byte aligned; no gate.  In reserve M may be larger than MMA_ROWS_NF4, which is what is
+ * asked for then.  Uses AREA_SUM. */
+void mma_nf4(gpu_dev *, const char *op, const product *, const uint16_t *x);
 
 /* op embed with a packed table (embed.cu) */
 void embed_packed(gpu_dev *, const struct embed_args *);

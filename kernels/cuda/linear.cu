@@ -150,11 +150,8 @@ void multiply(gpu_dev *d, const char *op, const gpu_weight *w, const product *p,
         return;
     }
     bool half = w->t == DT_NF4 && d->head.bf16_x;
-    if (half && (d->measuring || p->M <= MMA_ROWS_NF4)) {
-        const uint16_t *rounded = rounded_x(d, op, p, x);
-        if (rounded) mma_nf4(d, op, p, rounded);
-        if (p->M <= MMA_ROWS_NF4) return;
-    }
+    if (half && (d->measuring || p->M <= MMA_ROWS_NF4)) mma_nf4(d, op, p, x);
+    if (half && p->M <= MMA_ROWS_NF4) return;
     if (w->t == DT_F32)
         lt_f32(d, op, p, x);
     else if (round_x)

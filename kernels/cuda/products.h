@@ -60,9 +60,9 @@ void gemv_int(gpu_dev *, const char *op, enum dtype t, const product *, const qu
 /* any M; no gate */
 void mma_int(gpu_dev *, const char *op, enum dtype t, const product *, const quantised *);
 
-/* nf4 weights; x (M, K) bf16, 16-byte aligned; no gate.  In reserve M may be larger than MMA_ROWS_NF4, which is what is
- * asked for then.  Uses AREA_SUM. */
-void mma_nf4(gpu_dev *, const char *op, const product *, const uint16_t *x);
+/* M <= MMA_ROWS_NF4 (in reserve any: that many are asked for then); nf4 weights, x (M, K) f32, rounded to bf16; no
+ * gate. Uses AREA_X and AREA_SUM. */
+void mma_nf4(gpu_dev *, const char *op, const product *, const struct mat *x);
 
 /* op embed with a packed table (embed.cu) */
 void embed_packed(gpu_dev *, const struct embed_args *);

@@ -112,15 +112,22 @@ struct add_args {
 };
 
 /* y = x W^T + b.  x (T, K), y (T, N), w packed (N, K), b (N) f32 or NULL.  Of a gate_up weight y is (T, 2F), gate
- * first. DT_BF16 weights on a device opened with bf16_x: x is rounded to bf16 first, as everything in a model that runs
- * in bf16 is, and products are summed in pairs.  Otherwise x is used as it is. DT_NF4 weights are multiplied as the
- * floats they stand for: on the cpu device y has the bits that DT_F32 weights of the same values give. For DT_I8 and
- * DT_I4 weights x is quantised per row first, a = round_half_even(x * (127 / amax)), and I8: y = (sum_k a w) *
- * (amax/127) * scale[n]           (the integer sum is exact) I4: y = (sum over groups g in order of (sum_{k in g} a
- * (nibble - 8)) * scale[n][g]) * (amax/127) A row of zeros gives b (amax below 2^-100 counts as zero); a row with a NaN
- * or an infinity gives NaN.
+ * first.
+ *
+ * Weights of floats: x is used as it is.  But DT_BF16 on a device opened with bf16_x: x is rounded to bf16 first, as
+ * everything in a model that runs in bf16 is, and products are summed in pairs.  DT_NF4 weights are multiplied as the
+ * floats they stand for: on the cpu device y has the bits that DT_F32 weights of the same values give.  A device with
+ * bf16_nf4, opened with bf16_x, may round x and the values of such weights (or of nf4_code, before they meet the scale)
+ * to bf16 first, as bitsandbytes does for a model in bf16.
+ *
+ * DT_I8 and DT_I4 weights: x is quantised per row first, a = round_half_even(x * (127 / amax)), and
+ *  - I8: y = (sum_k a w) * (amax/127) * scale[n]           (the integer sum is exact)
+ *  - I4: y = (sum over groups g in order of (sum_{k in g} a (nibble - 8)) * scale[n][g]) * (amax/127)
+ *
+ * A row of zeros gives b (amax below 2^-100 counts as zero); a row with a NaN or an infinity gives NaN.
  * An outlier row, one with amax > 64 mean |x| (in f32), would leave little of its other values: what rounding left of
  * it, r = x - a * (amax/127), is quantised likewise with its own amax, and its product is added to the first.
+ *
  * A slice: y and b are of the outputs first .. first + N - 1 of w alone, which is not a gate_up weight; the same bits.
  */
 struct linear_args {
@@ -325,6 +332,7 @@ struct dev_ops {
     struct weight *(*weight_open)(struct dev *, const struct weight_src *shape, const void *packed, size_t bytes);
 
     bool bf16_units;                                  /* multiplies bf16 faster than f32 */
+    bool bf16_nf4;                                    /* with bf16_x rounds for nf4 weights, too: see linear_args */
     enum dtype kv_type;                               /* of 16 bits, the cache type it computes best with */
     size_t (*kv_page_bytes)(const struct kv_shape *); /* of one page over all layers, k and v */
     struct kv *(*kv_open)(struct dev *, const struct kv_shape *);

@@ -1,15 +1,11 @@
 /* Rows of a packed weight as floats: op embed over a table in any weight type. */
-#include "kernels/cuda/products.h"
+#include "kernels/cuda/nf4.cuh"
 #include "kernels/cuda/warp.cuh"
 
 namespace GPU_NAMESPACE {
 namespace {
 
 enum { EMBED_THREADS = 256 };
-
-struct embed_smem {
-    float code[16]; /* of nf4 */
-};
 
 /* a packed table; by value to the kernel */
 struct table {
@@ -21,7 +17,7 @@ struct table {
 };
 
 /* the value of column c: data times scale, rounded once */
-__device__ inline float table_value(const table &w, const float *code, size_t row, int c)
+__device__ inline float table_value(const table &w, const nf4_table &code, size_t row, int c)
 {
     const uint8_t *data = w.data + row * w.row_bytes;
     size_t scale = row * (size_t)w.n_groups;
@@ -34,7 +30,7 @@ __device__ inline float table_value(const table &w, const float *code, size_t ro
     }
     if (w.t == DT_NF4) {
         int nibble = data[c / 2] >> ((c % 2 ^ 1) * 4) & 15;
-        return __fmul_rn(code[nibble], static_cast<const float *>(w.scale)[scale + (size_t)(c / w.group)]);
+        return __fmul_rn(code.v[nibble], static_cast<const float *>(w.scale)[scale + (size_t)(c / w.group)]);
     }
     return load_float(data, w.t, (size_t)c);
 }
@@ -43,13 +39,12 @@ __global__ void __launch_bounds__(EMBED_THREADS)
     embed_packed_kernel(struct mat out, table w, nf4_table codes, struct mat pos_table, const int32_t *id,
                         const int32_t *pos)
 {
-    SMEM(embed_smem, s);
-    if (threadIdx.x < 16) s.code[threadIdx.x] = codes.v[threadIdx.x];
-    __syncthreads();
+    SMEM(nf4_table, s);
+    share_nf4(s, codes);
     size_t t = blockIdx.x;
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x);
     if (c >= out.cols) return;
-    float v = table_value(w, s.code, (size_t)id[t], c);
+    float v = table_value(w, s, (size_t)id[t], c);
     if (pos_table.p) {
         size_t at = (size_t)pos[t] * (size_t)pos_table.ld + (size_t)c;
         v = __fadd_rn(v, load_float(pos_table.p, pos_table.t, at));
@@ -66,7 +61,7 @@ void embed_packed(gpu_dev *d, const struct embed_args *a)
     table v = {w->t, w->data, w->row_bytes, w->scale, w->group, w->n_groups};
     nf4_table codes = nf4_values();
     LAUNCH(d, "embed", embed_packed_kernel, dim3((unsigned)a->out.rows, blocks_for((size_t)a->out.cols, EMBED_THREADS)),
-           dim3(EMBED_THREADS), sizeof(embed_smem), a->out, v, codes, a->pos_table, a->id, a->pos);
+           dim3(EMBED_THREADS), sizeof(nf4_table), a->out, v, codes, a->pos_table, a->id, a->pos);
 }
 
 } // namespace GPU_NAMESPACE

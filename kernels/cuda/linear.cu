@@ -2,63 +2,45 @@
  *
  *   rows             f32, f16, nf4, bf16            int8, int4 (over quantised rows, see quantise.cu)
  *   to GEMV_ROWS..   gemv_float                     gemv_int
- *   more             cuBLASLt, in f32 or bf16       mma_int; of many rows and int8 cuBLASLt (many_int.cu)
+ *   more             cuBLASLt, in f32 or bf16;      mma_int; of many rows and int8 cuBLASLt (many_int.cu)
+ *                    nf4 in bf16 to MMA_ROWS_NF4: mma_nf4
  *
  * A row has the same bits in any company within one of these kernels; that of another class of rows sums in another
- * order (int8 has one order everywhere, for its sums are exact).  What cuBLASLt has no product for, f32 activations
- * over bf16, f16 or nf4 weights, is widened to f32 first, as many outputs at a time as a part of scratch holds. */
+ * order (int8 has one order everywhere, for its sums are exact).  What cuBLASLt has no product for, nf4 weights and f32
+ * activations over bf16 or f16 weights, is widened first, as many outputs at a time as a part of scratch holds: nf4 to
+ * bf16 where x may be rounded, the rest to f32. */
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/product.h"
 #include "kernels/cuda/products.h"
 #include "kernels/cuda/warp.cuh"
+#include "kernels/cuda/widen.h"
 
 namespace GPU_NAMESPACE {
 namespace {
 
 enum {
-    THREADS = 256,
     WIDE_BYTES = 32 << 20,    /* of scratch for widened weights */
     GATE_UP_BYTES = 64 << 20, /* and for gate and up beside each other */
     GATE_UP_ROWS = 128        /* but at least that many rows at a time: a tile of mma_int */
 };
 
-struct widen_smem {
-    float code[16];
-};
-
-/* outputs of a bf16, f16 or nf4 weight as f32, ld apart: two columns a thread */
-__global__ void __launch_bounds__(THREADS) widen_kernel(const uint8_t *w, size_t row_bytes, const float *scale,
-                                                        enum dtype t, int K, float *out, int ld, nf4_table codes)
-{
-    SMEM(widen_smem, s);
-    if (threadIdx.x < 16) s.code[threadIdx.x] = codes.v[threadIdx.x];
-    __syncthreads();
-    int c = 2 * (int)(blockIdx.y * blockDim.x + threadIdx.x);
-    if (c >= K) return;
-    const uint8_t *row = w + (size_t)blockIdx.x * row_bytes;
-    float *to = out + (size_t)blockIdx.x * (size_t)ld + (size_t)c, lo, hi;
-    if (t == DT_NF4) {
-        float by = scale[(size_t)blockIdx.x * (size_t)(K / 64) + (size_t)(c / 64)];
-        unsigned byte = row[c / 2];
-        lo = __fmul_rn(s.code[byte >> 4], by), hi = __fmul_rn(s.code[byte & 15], by);
-    } else {
-        unsigned two = reinterpret_cast<const unsigned *>(row)[c / 2]; /* rows are whole 16 bytes */
-        lo = t == DT_BF16 ? bf16_to_f32((uint16_t)two) : half_to_float((uint16_t)two);
-        hi = t == DT_BF16 ? bf16_to_f32((uint16_t)(two >> 16)) : half_to_float((uint16_t)(two >> 16));
-    }
-    *reinterpret_cast<float2 *>(to) = {lo, hi}; /* ld is even: room for an odd K's last pair */
-}
-
 /* ---- many rows of floats -------------------------------------------------------------------------------------------
  */
+
+/* x as bf16, rows half_ld(K) apart, in AREA_X.  NULL: the device has failed. */
+const uint16_t *rounded_x(gpu_dev *d, const char *op, const product *p, const struct mat *x)
+{
+    size_t bytes = (size_t)p->M * (size_t)half_ld(p->K) * sizeof(uint16_t);
+    uint16_t *to = static_cast<uint16_t *>(gpu_scratch(d, op, AREA_X, bytes));
+    if (to) round_bf16(d, op, to, static_cast<const float *>(x->p), p->M, p->K, x->ld);
+    return to;
+}
 
 void lt_bf16(gpu_dev *d, const char *op, const product *p, const struct mat *x)
 {
     int ld = half_ld(p->K);
-    uint16_t *rounded =
-        static_cast<uint16_t *>(gpu_scratch(d, op, AREA_X, (size_t)p->M * (size_t)ld * sizeof(uint16_t)));
+    const uint16_t *rounded = rounded_x(d, op, p, x);
     if (!rounded) return;
-    round_bf16(d, op, rounded, static_cast<const float *>(x->p), p->M, p->K, x->ld);
     lt_args a = {DT_BF16, p->M, p->N,   p->K, rounded, ld,       false,  p->w, (int)(p->row_bytes / sizeof(uint16_t)),
                  true,    p->y, p->ldy, 1,    0,       p->whole, p->bias};
     lt_multiply(d, op, &a);
@@ -71,23 +53,31 @@ void lt_f32(gpu_dev *d, const char *op, const product *p, const struct mat *x)
     lt_multiply(d, op, &a);
 }
 
-void lt_widened(gpu_dev *d, const char *op, enum dtype t, const product *p, const struct mat *x)
+/* As f32, or with x and the weight's values rounded to bf16. */
+void lt_widened(gpu_dev *d, const char *op, const gpu_weight *w, const product *p, const struct mat *x, bool half)
 {
-    nf4_table codes = nf4_values();
-    int ld = (p->K + 3) / 4 * 4;
-    size_t line = (size_t)ld * sizeof(float), fit = WIDE_BYTES / line / WEIGHT_SLICE * WEIGHT_SLICE;
-    int lines = fit > (size_t)p->N ? p->N : fit ? (int)fit : WEIGHT_SLICE;
-    float *wide = static_cast<float *>(gpu_scratch(d, op, AREA_W, (size_t)lines * line));
-    if (!wide) return;
-    for (int n = 0; n < p->N; n += lines) {
+    size_t line = (size_t)half_ld(p->K) * (half ? sizeof(uint16_t) : sizeof(float));
+    size_t fit = WIDE_BYTES / line / WEIGHT_SLICE * WEIGHT_SLICE;
+    int lines = fit > (size_t)p->N ? p->N : fit ? (int)fit : WEIGHT_SLICE, ldx = half ? half_ld(p->K) : x->ld, ld;
+    const void *from = half ? rounded_x(d, op, p, x) : x->p;
+    for (int n = 0; from && n < p->N; n += lines) {
         int some = p->N - n < lines ? p->N - n : lines;
-        const float *scale =
-            t == DT_NF4 ? static_cast<const float *>(p->scale) + (size_t)n * (size_t)p->n_groups : nullptr;
-        LAUNCH(d, op, widen_kernel, dim3((unsigned)some, blocks_for((size_t)p->K, 2 * THREADS)), dim3(THREADS),
-               sizeof(widen_smem), p->w + (size_t)n * p->row_bytes, p->row_bytes, scale, t, p->K, wide, ld, codes);
-        const float *bias = p->bias ? p->bias + n : nullptr;
-        lt_args a = {DT_F32, p->M, some,     p->K,   x->p, x->ld, false,    wide,
-                     ld,     true, p->y + n, p->ldy, 1,    0,     p->whole, bias};
+        const void *wide = widen_rows(d, op, w, p->first + n, some, half, &ld);
+        if (!wide) return;
+        lt_args a = {.t = half ? DT_BF16 : DT_F32,
+                     .M = p->M,
+                     .N = some,
+                     .K = p->K,
+                     .a = from,
+                     .lda = ldx,
+                     .b = wide,
+                     .ldb = ld,
+                     .tb = true,
+                     .c = p->y + n,
+                     .ldc = p->ldy,
+                     .alpha = 1,
+                     .whole = p->whole,
+                     .bias = p->bias ? p->bias + n : nullptr};
         if (!lt_multiply(d, op, &a)) return;
     }
 }
@@ -107,6 +97,7 @@ product product_of(const gpu_weight *w, int first, int rows, const float *bias)
     p.n_groups = w->n_groups;
     p.M = rows;
     p.K = w->cols;
+    p.first = first;
     p.whole = w->rows;
     p.bias = bias;
     return p;
@@ -145,12 +136,15 @@ void multiply(gpu_dev *d, const char *op, const gpu_weight *w, const product *p,
         gemv_float(d, op, w->t, p, x, round_x);
         return;
     }
+    bool half = w->t == DT_NF4 && d->head.bf16_x;
+    if (half && (d->measuring || p->M <= MMA_ROWS_NF4)) mma_nf4(d, op, p, x);
+    if (half && p->M <= MMA_ROWS_NF4) return;
     if (w->t == DT_F32)
         lt_f32(d, op, p, x);
     else if (round_x)
         lt_bf16(d, op, p, x);
     else
-        lt_widened(d, op, w->t, p, x);
+        lt_widened(d, op, w, p, x, half);
 }
 
 } // namespace

@@ -13,8 +13,8 @@ struct product {
     size_t row_bytes;
     const void *scale; /* of output 0: f32 (N) of int8, f16 (N, n_groups) of int4, f32 (N, n_groups) of nf4 */
     int group, n_groups;
-    int M, N, K, whole; /* whole: outputs of the weight, of which these are N */
-    const float *bias;  /* NULL: none */
+    int M, N, K, first, whole; /* whole: outputs of the weight, of which these are N from the first on */
+    const float *bias;         /* NULL: none */
     float *y;
     int ldy;
     bool gate;
@@ -50,6 +50,9 @@ enum { MANY_LT_ROWS = 48 };
 
 /* the most rows that the kernels of few rows take: of floats, of bf16 over rounded rows, of int8 and int4 */
 enum { GEMV_ROWS = 16, GEMV_ROWS_ROUNDED = 8, GEMV_ROWS_INT = 8 };
+/* The most rows of mma_nf4.  With more, each weight is read by many blocks, and to write it out once as bf16 costs
+ * less: by reckoning, not measured. */
+enum { MMA_ROWS_NF4 = 256 };
 
 /* Quantises x (M, K) into AREA_X.  even_odd: of each eight columns the four even ones come first, which is how a word
  * of int4 weights unpacks.  false: the device has failed. */
@@ -66,6 +69,10 @@ void mma_int(gpu_dev *, const char *op, enum dtype t, const product *, const qua
 void mma_int_rests(gpu_dev *, const char *op, const product *, const quantised *);
 /* mma_int, or for int8 of MANY_LT_ROWS and more cuBLASLt where that is faster: the same bits.  Uses AREA_W. */
 void many_int(gpu_dev *, const char *op, enum dtype t, const product *, const quantised *);
+
+/* M <= MMA_ROWS_NF4 (in reserve any: that many are asked for then); nf4 weights, x (M, K) f32, rounded to bf16; no
+ * gate. Uses AREA_X and AREA_SUM. */
+void mma_nf4(gpu_dev *, const char *op, const product *, const struct mat *x);
 
 /* op embed with a packed table (embed.cu) */
 void embed_packed(gpu_dev *, const struct embed_args *);

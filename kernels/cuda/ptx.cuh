@@ -209,6 +209,39 @@ __device__ inline unsigned pack_f16(float low, float high)
 #endif
 }
 
+/* Bytes of the eight of b:a (a's are 0 to 3), one for each of the four low nibbles of `select`; a nibble from 8 on
+ * gives the sign of its byte, eight times. */
+__device__ inline unsigned byte_select(unsigned a, unsigned b, unsigned select)
+{
+#ifdef __CUDACC__
+    unsigned r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(select));
+    return r;
+#else
+    uint64_t all = (uint64_t)b << 32 | a;
+    unsigned r = 0;
+    for (int i = 0; i < 4; i++) {
+        unsigned s = select >> (4 * i) & 15, byte = (unsigned)(all >> (s % 8 * 8)) & 255;
+        r |= (s < 8 ? byte : byte & 128 ? 255u : 0u) << (8 * i);
+    }
+    return r;
+#endif
+}
+
+/* c = a b: mma_bf16_16816 without what c held */
+__device__ inline void mma_bf16_16816_first(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2])
+{
+#ifdef __CUDACC__
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%10,%10,%10};"
+        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.0f));
+#else
+    c[0] = c[1] = c[2] = c[3] = 0;
+    simt::mma_m16n8k16<bf16_to_f32>(c, a, b);
+#endif
+}
+
 } // namespace GPU_NAMESPACE
 
 #endif

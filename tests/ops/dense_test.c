@@ -558,10 +558,12 @@ static void rows_in_class(struct dev *d, const struct weight_case *c, const floa
 void test_row_classes(const char *name)
 {
     enum { M = 140, N = 70, K = 320 };
-    /* floats to 16 rows, bf16 over rounded rows to 8; int8 as many as there are; int4 to 8 rows, and more */
+    /* floats to 16 rows, bf16 over rounded rows to 8, nf4 in bf16 from 17; int8 as many as there are; int4 to 8 rows,
+     * and more */
     static const int rounded[] = {1, 2, 3, 4, 7, 8, 0}, floats[] = {1, 2, 3, 4, 7, 8, 9, 15, 16, 0},
                      int8[] = {1, 3, 8, 9, 16, 17, 33, 64, 65, 129, 0}, int4[] = {1, 2, 3, 5, 8, 0},
-                     int4_many[] = {9, 16, 17, 32, 33, 64, 65, 100, 129, 0};
+                     int4_many[] = {9, 16, 17, 32, 33, 64, 65, 100, 129, 0},
+                     nf4_many[] = {17, 31, 32, 33, 64, 65, 100, 129, 0};
     float *x = random_floats((size_t)M * K, 1);
     for (int m = 0; m < M; m += m % 2 ? 3 : 14) x[m * K + m] = 600; /* outliers */
     for (int bf16 = 0; bf16 < 2; bf16++) {
@@ -569,13 +571,21 @@ void test_row_classes(const char *name)
         struct dev *d = open_checked(name, 1);
         for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) {
             enum dtype t = weight_kinds[k].t;
-            if (bf16 && t != DT_BF16) continue;
+            if (bf16 && t != DT_BF16 && (t != DT_NF4 || !d->ops->bf16_nf4)) continue;
             struct weight_case c = weight_random(t, N, K, weight_kinds[k].group);
             if (t == DT_I4) {
                 rows_in_class(d, &c, x, 8, int4);
                 rows_in_class(d, &c, x, M, int4_many);
             } else if (t == DT_I8) {
                 rows_in_class(d, &c, x, M, int8);
+            } else if (bf16 && t == DT_NF4) {
+                rows_in_class(d, &c, x, 16, floats);
+                rows_in_class(d, &c, x, M, nf4_many);
+                struct weight_case deep = weight_random(t, 9, 1088, 64); /* of several splits */
+                float *wide = random_floats((size_t)M * 1088, 1);
+                rows_in_class(d, &deep, wide, M, nf4_many);
+                free(wide);
+                weight_case_free(&deep);
             } else {
                 rows_in_class(d, &c, x, bf16 ? 8 : 16, bf16 ? rounded : floats);
             }

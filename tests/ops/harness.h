@@ -67,6 +67,7 @@ void test_row_classes(const char *name);                           /* dense_test
 void test_outliers(struct dev *dev);                               /* dense_test.c */
 void test_int8_many(struct dev *dev);                              /* dense_test.c */
 void test_nf4_values(const char *const *levels, int n_levels);     /* dense_test.c */
+void test_nf4_rounded(const char *name);                           /* nf4_test.c */
 void test_chunks(const char *const *levels, int n_levels);         /* attn_test.c: chunking, threads, levels */
 void test_train_products(const char *const *levels, int n_levels); /* train_products_test.c: rows alone, threads */
 void test_train_bits(const char *const *levels, int n_levels);     /* train_ops_test.c: threads, levels, alone */

@@ -1,0 +1,178 @@
+/* nf4 weights on a device that rounds for them (bf16_nf4, opened with bf16_x): linear and gate_up. */
+#include "tests/ops/harness.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { VARIANTS = 3 }; /* nothing rounded, x and values rounded, x and codes rounded: what linear_args allows */
+
+static float to_bf16(float x)
+{
+    return bf16_to_f32(f32_to_bf16(x));
+}
+
+/* the weight's values as f32, as variant v has them */
+static struct weight_case values_of(const struct weight_case *c, int v)
+{
+    struct weight_case f = weight_random(DT_F32, c->src.rows, c->src.cols, 0);
+    const uint8_t *q = c->data;
+    const float *scale = c->scale;
+    for (size_t i = 0; i < (size_t)c->src.rows * (size_t)c->src.cols; i++) {
+        float code = nf4_code[i % 2 ? q[i / 2] & 15 : q[i / 2] >> 4];
+        float value = (v == 2 ? to_bf16(code) : code) * scale[i / 64];
+        ((float *)f.data)[i] = v == 1 ? to_bf16(value) : value;
+    }
+    return f;
+}
+
+/* Rows of many sizes, of zeros, and with outliers; some of values that rounding moves far. */
+static float *rows_of(int M, int K)
+{
+    float *x = random_floats((size_t)M * (size_t)K, 1);
+    for (int m = 0; m < M; m++)
+        for (int k = 0; k < K; k++) {
+            float *v = x + (size_t)m * (size_t)K + k;
+            if (m % 7 == 1 && k % 61 == 5) *v = 3e3f;
+            if (m % 7 == 3) *v = 0;
+            if (m % 7 == 4) *v = 1 + 0x1p-8f + (float)random_below(3) * 0x1p-9f; /* at and beside a tie */
+            if (m % 7 == 5) *v *= 1e-20f;
+            if (m % 7 == 6) *v *= 1e6f;
+        }
+    return x;
+}
+
+/* want[v] (M, N) by ref over what variant v multiplies, and size (M, N), the sum of the magnitudes of its terms */
+static void refs_of(struct dev *ref, const struct weight_case *c, const float *x, int M, const float *b,
+                    float *want[VARIANTS], double *size)
+{
+    int N = c->src.rows, K = c->src.cols;
+    float *rounded = random_floats((size_t)M * (size_t)K, 1);
+    for (size_t i = 0; i < (size_t)M * (size_t)K; i++) rounded[i] = to_bf16(x[i]);
+    for (int v = 0; v < VARIANTS; v++) {
+        struct weight_case f = values_of(c, v);
+        struct weight *w = weight_put(ref, &f);
+        float *y = put(ref, NULL, (size_t)M * (size_t)N * 4), *rb = put(ref, b, (size_t)N * 4);
+        float *rx = put(ref, v ? rounded : x, (size_t)M * (size_t)K * 4);
+        op_linear(ref, (struct linear_args){mat_f32(y, M, N), mat_f32(rx, M, K), w, b ? rb : NULL});
+        want[v] = get(ref, y, (size_t)M * (size_t)N);
+        for (int m = 0; v == 0 && m < M; m++)
+            for (int n = 0; n < N; n++) {
+                double sum = b ? fabs((double)b[n]) : 0;
+                for (int k = 0; k < K; k++)
+                    sum += fabs((double)x[(size_t)m * (size_t)K + (size_t)k] *
+                                ((float *)f.data)[(size_t)n * (size_t)K + (size_t)k]);
+                size[(size_t)m * (size_t)N + (size_t)n] = sum;
+            }
+        ref->ops->free(ref, y), ref->ops->free(ref, rb), ref->ops->free(ref, rx);
+        ref->ops->weight_free(ref, w);
+        weight_case_free(&f);
+    }
+    free(rounded);
+}
+
+/* Each row is one of the variants' but for the order of its f32 sums, of which a term in 2^-19 is far more than they
+ * move and far less than rounding to bf16 does. */
+static void check_rows(const char *label, const float *got, int ld, float *const want[VARIANTS], const double *size,
+                       int M, int N)
+{
+    for (int m = 0; m < M; m++) {
+        double far[VARIANTS] = {0}, nearest = INFINITY;
+        for (int v = 0; v < VARIANTS; v++) {
+            for (int n = 0; n < N; n++) {
+                size_t i = (size_t)m * (size_t)N + (size_t)n;
+                double e = fabs((double)got[(size_t)m * (size_t)ld + (size_t)n] - want[v][i]) / (size[i] + 1e-30);
+                if (!(e <= far[v])) far[v] = e; /* NaN, too */
+            }
+            nearest = fmin(nearest, far[v]);
+        }
+        CHECK(nearest <= 0x1p-19,
+              "%s: row %d is %.3g of its terms from what nothing, values and codes rounded give: "
+              "%.3g, %.3g, %.3g",
+              label, m, nearest, far[0], far[1], far[2]);
+    }
+}
+
+static const struct nf4_shape {
+    int M, N, K;
+} shapes[] = {{1, 33, 128},    {16, 65, 192},  {17, 31, 64},   {17, 129, 1088}, {31, 70, 320},  {32, 127, 128},
+              {33, 257, 192},  {64, 35, 1600}, {65, 45, 256},  {100, 130, 64},  {128, 67, 192}, {129, 31, 1088},
+              {255, 129, 128}, {256, 39, 320}, {257, 65, 192}, {300, 33, 64}};
+
+/* linear: against ref; slices and a single row more or fewer have the same bits */
+static void linear_case(struct dev *dev, struct dev *ref, struct nf4_shape s, bool bias)
+{
+    if (case_left_out()) return;
+    char label[LABEL];
+    int ld = s.N + 3, first = WEIGHT_SLICE, part = s.N - first;
+    struct weight_case c = weight_random(DT_NF4, s.N, s.K, 64);
+    struct weight *w = weight_put(dev, &c);
+    float *x = rows_of(s.M, s.K), *b = random_floats((size_t)s.N, 1);
+    size_t n = (size_t)s.M * (size_t)ld;
+    float *dx = put(dev, x, (size_t)s.M * (size_t)s.K * 4), *db = put(dev, b, (size_t)s.N * 4);
+    float *before = random_floats(n, 1), *y = put(dev, before, n * 4), *slice = put(dev, before, n * 4);
+    struct mat mx = mat_f32(dx, s.M, s.K), my = {y, DT_F32, s.M, s.N, ld}, ms = {slice, DT_F32, s.M, part, ld};
+    snprintf(label, sizeof label, "nf4 in bf16 M=%d N=%d K=%d bias %d", s.M, s.N, s.K, bias);
+    op_linear(dev, (struct linear_args){my, mx, w, bias ? db : NULL});
+    if (part > 0) op_linear(dev, (struct linear_args){ms, mx, w, bias ? db + first : NULL, first});
+    check_device(label, dev);
+    float *got = get(dev, y, n), *some = get(dev, slice, n), *want[VARIANTS];
+    double *size = malloc((size_t)s.M * (size_t)s.N * sizeof *size);
+    if (!size) abort();
+    refs_of(ref, &c, x, s.M, bias ? b : NULL, want, size);
+    check_rows(label, got, ld, want, size, s.M, s.N);
+    for (int m = 0; m < s.M; m++) {
+        size_t at = (size_t)m * (size_t)ld;
+        compare_bits(label, got + at + s.N, before + at + s.N, (size_t)(ld - s.N));
+        if (part > 0) compare_bits(label, some + at, got + at + first, (size_t)part);
+    }
+    for (int v = 0; v < VARIANTS; v++) free(want[v]);
+    free(x), free(b), free(before), free(got), free(some), free(size);
+    dev->ops->free(dev, dx), dev->ops->free(dev, db), dev->ops->free(dev, y), dev->ops->free(dev, slice);
+    dev->ops->weight_free(dev, w);
+    weight_case_free(&c);
+}
+
+/* gate_up: linear over the same weights, then act_mul, bit for bit (linear is held to ref above) */
+static void gate_up_case(struct dev *dev, int M, int F, int K, bool bias)
+{
+    if (case_left_out()) return;
+    char label[LABEL];
+    struct weight_case g = weight_random(DT_NF4, F, K, 64), u = weight_random(DT_NF4, F, K, 64);
+    struct weight_src parts[2] = {g.src, u.src};
+    struct weight *plain = dev->ops->weight_pack(dev, parts, 2);
+    parts[0].gate_up = parts[1].gate_up = true;
+    struct weight *fused = dev->ops->weight_pack(dev, parts, 2);
+    float *x = rows_of(M, K), *b = random_floats((size_t)F * 2, 1);
+    float *dx = put(dev, x, (size_t)M * (size_t)K * 4), *db = put(dev, b, (size_t)F * 8);
+    size_t n = (size_t)M * (size_t)F;
+    float *y = put(dev, NULL, n * 4), *z = put(dev, NULL, n * 4), *both = put(dev, NULL, n * 8);
+    struct mat mx = mat_f32(dx, M, K), tmp = mat_f32(both, M, 2 * F);
+    snprintf(label, sizeof label, "gate_up of nf4 in bf16 M=%d F=%d K=%d", M, F, K);
+    op_gate_up(dev, (struct gate_up_args){mat_f32(y, M, F), mx, fused, bias ? db : NULL, ACT_SILU, tmp});
+    op_linear(dev, (struct linear_args){tmp, mx, plain, bias ? db : NULL});
+    op_act_mul(dev, (struct act_mul_args){mat_f32(z, M, F), tmp, ACT_SILU});
+    check_device(label, dev);
+    float *got = get(dev, y, n), *want = get(dev, z, n);
+    compare_bits(label, got, want, n);
+    free(x), free(b), free(got), free(want);
+    void *all[] = {dx, db, y, z, both};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) dev->ops->free(dev, all[i]);
+    dev->ops->weight_free(dev, plain), dev->ops->weight_free(dev, fused);
+    weight_case_free(&g), weight_case_free(&u);
+}
+
+void test_nf4_rounded(const char *name)
+{
+    static const int rows[] = {1, 16, 17, 40, 130, 257};
+    bool before = with_bf16_x;
+    with_bf16_x = true;
+    struct dev *dev = open_checked(name, 1), *ref = open_checked("ref", 1);
+    if (dev->ops->bf16_nf4) {
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) linear_case(dev, ref, shapes[i], i % 2);
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) gate_up_case(dev, rows[i], 47, 128, i % 2);
+    }
+    dev_close(dev), dev_close(ref);
+    with_bf16_x = before;
+}

@@ -181,7 +181,10 @@ struct meddling {
     struct kv *kv;
 };
 
-static void by_nothing(struct meddling *m) {}
+static void by_nothing(struct meddling *m)
+{
+    (void)m;
+}
 static void by_upload(struct meddling *m)
 {
     m->d->ops->upload(m->d, (float *)m->h.p + 3 * COLS, m->other, COLS * 4);
@@ -306,8 +309,32 @@ static void by_replay(struct meddling *m)
         free(h[0]), free(h[1]);
     }
 }
-/* On a fresh device: scratch is reserved for the product with and without. */
+static void product(void *arg)
+{
+    struct meddling *m = arg;
+    op_linear(m->d, (struct linear_args){mat_f32(m->wide.p, ROWS, OUTS), m->h, m->w, NULL});
+}
+/* On a fresh device: scratch is reserved for a product that begins from nothing, */
 static void by_reserve(struct meddling *m)
+{
+    op_norm(m->d, (struct norm_args){m->h, m->x, m->ones, NULL, 1e-5f, NORM_LAYER, m->w});
+    if (m->d->ops->reserve) m->d->ops->reserve(m->d, product, m);
+    op_act(m->d, (struct act_args){m->h, ACT_RELU});
+}
+static void norm_product(void *arg)
+{
+    struct meddling *m = arg;
+    op_norm(m->d, (struct norm_args){m->h, m->x, m->ones, NULL, 1e-5f, NORM_LAYER, m->w});
+    product(m);
+}
+static void by_reserve_norm(struct meddling *m)
+{
+    if (m->d->ops->reserve) m->d->ops->reserve(m->d, norm_product, m);
+    norm_product(m);
+    op_act(m->d, (struct act_args){m->h, ACT_RELU});
+}
+/* and for a norm that begins one. */
+static void by_reserve_step(struct meddling *m)
 {
     if (m->d->ops->reserve) m->d->ops->reserve(m->d, step, m);
     step(m);
@@ -316,7 +343,7 @@ static void by_reserve(struct meddling *m)
 /* what leaves the rows alone leaves what was done for them */
 static void by_others(struct meddling *m)
 {
-    op_linear(m->d, (struct linear_args){mat_f32(m->wide.p, ROWS, COLS), m->x, m->square, NULL});
+    op_linear(m->d, (struct linear_args){mat_f32(m->wide.p, ROWS, OUTS), m->x, m->w, NULL});
     op_act(m->d, (struct act_args){m->x, ACT_RELU});
     op_act_mul(m->d, (struct act_mul_args){m->x, m->wide, ACT_SILU});
     op_add(m->d, (struct add_args){m->x, m->h});
@@ -353,7 +380,15 @@ static const struct {
     {"an error", by_error, false},
     {"replay", by_replay, false},
     {"reserve", by_reserve, false},
+    {"reserve of both", by_reserve_norm, false},
+    {"reserve of a step", by_reserve_step, false},
 };
+
+static bool on_fresh_device(size_t which)
+{
+    return meddlings[which].run == by_reserve || meddlings[which].run == by_reserve_norm ||
+           meddlings[which].run == by_reserve_step;
+}
 
 /* norm, something, the product: of what is in h then, bit for bit.  Of all rows, or of three from the third on. */
 static void meddle(struct dev *d, const struct weight_case *c, size_t which, bool some)
@@ -380,10 +415,10 @@ static void meddle(struct dev *d, const struct weight_case *c, size_t which, boo
     int first = some ? 2 : 0, rows = some ? 3 : ROWS;
     snprintf(label, sizeof label, "%s: norm, %s, linear %s of %d rows", d->ops->name, meddlings[which].name,
              dtype_name(c->src.t), rows);
-    if (meddlings[which].run != by_reserve)
-        op_linear(d, (struct linear_args){products, m.x, m.w, NULL}); /* has scratch */
-    if (meddlings[which].run != by_reserve)
+    if (!on_fresh_device(which)) {
+        op_linear(d, (struct linear_args){products, m.x, m.w, NULL}); /* has its scratch from here on */
         op_norm(d, (struct norm_args){m.h, m.x, m.ones, NULL, 1e-5f, NORM_RMS, m.w});
+    }
     meddlings[which].run(&m);
     uint64_t start = launches();
     struct mat hm = mat_f32((float *)m.h.p + first * COLS, rows, COLS), ym = mat_f32(y, rows, OUTS);
@@ -405,6 +440,29 @@ static void meddle(struct dev *d, const struct weight_case *c, size_t which, boo
     weight_case_free(&square), weight_case_free(&int4);
 }
 
+/* Rows that begin within those of the norm, or end after them, are others. */
+static void shifted(struct dev *d, const struct weight_case *c)
+{
+    float *floats = random_floats(ROWS * COLS, 1);
+    float *x = put(d, floats, ROWS * COLS * 4), *h = put(d, floats, ROWS * COLS * 4), *ones = put(d, floats, COLS * 4);
+    float *y = put(d, NULL, ROWS * OUTS * 8);
+    struct weight *w = weight_put(d, c);
+    for (int more = 0; more < 2; more++) {
+        int by = more ? 0 : 4, normed = more ? 2 : ROWS, rows = ROWS - 1;
+        op_norm(d,
+                (struct norm_args){mat_f32(h, normed, COLS), mat_f32(x, normed, COLS), ones, NULL, 1e-5f, NORM_RMS, w});
+        op_linear(d, (struct linear_args){mat_f32(y, rows, OUTS), mat_f32(h + by, rows, COLS), w, NULL});
+        float *now = get(d, h, ROWS * COLS);
+        d->ops->upload(d, x, now + by, (size_t)rows * COLS * 4);
+        op_linear(d, (struct linear_args){mat_f32(y + ROWS * OUTS, rows, OUTS), mat_f32(x, rows, COLS), w, NULL});
+        float *got = get(d, y, ROWS * OUTS * 2);
+        compare_bits("not a norm's rows", got, got + ROWS * OUTS, (size_t)rows * OUTS);
+        free(now), free(got);
+    }
+    free(floats);
+    d->ops->free(d, x), d->ops->free(d, h), d->ops->free(d, ones), d->ops->free(d, y), d->ops->weight_free(d, w);
+}
+
 static struct dev *open_plain(const char *name)
 {
     char why[160];
@@ -419,12 +477,13 @@ void test_ahead(const char *name)
     struct weight_case weights[] = {weight_random(DT_I8, OUTS, COLS, 0), weight_random(DT_I4, OUTS, COLS, 64)};
     struct dev *d = open_plain(name);
     for (size_t i = 0; d && i < 4 * sizeof meddlings / sizeof *meddlings; i++) {
-        bool int4 = i & 1, reserve = meddlings[i / 4].run == by_reserve;
+        bool int4 = i & 1, fresh = on_fresh_device(i / 4);
         if (int4 && meddlings[i / 4].run == by_other_form) continue; /* it is the same */
-        struct dev *own = reserve ? open_plain(name) : d;
+        struct dev *own = fresh ? open_plain(name) : d;
         if (own) meddle(own, &weights[int4], i / 4, i & 2);
-        if (reserve) dev_close(own);
+        if (fresh) dev_close(own);
     }
+    if (d) shifted(d, weights);
     dev_close(d);
     weight_case_free(&weights[0]), weight_case_free(&weights[1]);
 }

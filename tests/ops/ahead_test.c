@@ -347,6 +347,9 @@ static void by_others(struct meddling *m)
     op_act(m->d, (struct act_args){m->x, ACT_RELU});
     op_act_mul(m->d, (struct act_mul_args){m->x, m->wide, ACT_SILU});
     op_add(m->d, (struct add_args){m->x, m->h});
+    struct lora_part part = {m->ones, m->ones, 1, 0, COLS, 0.5f};
+    struct lora_group group = {0, ROWS, 1, &part};
+    op_lora(m->d, (struct lora_args){m->x, m->h, &group, 1});
     struct mat before = mat_f32((float *)m->h.p - COLS, 1, COLS);
     op_act(m->d, (struct act_args){before, ACT_RELU});
 }
@@ -416,7 +419,8 @@ static void meddle(struct dev *d, const struct weight_case *c, size_t which, boo
     snprintf(label, sizeof label, "%s: norm, %s, linear %s of %d rows", d->ops->name, meddlings[which].name,
              dtype_name(c->src.t), rows);
     if (!on_fresh_device(which)) {
-        op_linear(d, (struct linear_args){products, m.x, m.w, NULL}); /* has its scratch from here on */
+        op_linear(d, (struct linear_args){products, m.x, m.w, NULL}); /* has its scratch from here on, */
+        if (meddlings[which].kept) meddlings[which].run(&m);          /* and so have these: to take some ends it, too */
         op_norm(d, (struct norm_args){m.h, m.x, m.ones, NULL, 1e-5f, NORM_RMS, m.w});
     }
     meddlings[which].run(&m);

@@ -17,6 +17,7 @@ struct dev *simt_open(const struct dev_config *, char why[160]);
 /* For tests: counts since the process began, and the launch after `after` more that fails for good (-1: none). */
 struct simt_counts {
     uint64_t syncs, graphs, replays; /* waits for a stream; graphs recorded; graphs launched */
+    uint64_t launches;               /* of kernels, also of those that are recorded */
 };
 struct simt_counts simt_counts(void);
 void simt_fail_launch(long after);

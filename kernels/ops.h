@@ -90,20 +90,25 @@ struct embed_args {
 };
 
 /* out = norm(x) * w + b over each row.  x, out (T, C), may be the same matrix; w, b (C) f32, b NULL for none.
- * RMS: x / sqrt(mean(x^2) + eps).  LAYER: (x - mean) / sqrt(var + eps), var with divisor C. */
+ * RMS: x / sqrt(mean(x^2) + eps).  LAYER: (x - mean) / sqrt(var + eps), var with divisor C.
+ * next (cols C), or NULL: the weight of the linear or gate_up that will read out next, all of its rows or run by run.
+ * A device may do now what that product begins with, quantise the rows: it says nothing about results, and costs time
+ * only where the product does not come. */
 struct norm_args {
     struct mat out, x;
     const float *w, *b;
     float eps;
     enum norm_kind kind;
+    const struct weight *next;
 };
 
-/* x += y; out = norm(x).  x, y, out (T, C); out aliases neither. */
+/* x += y; out = norm(x).  x, y, out (T, C); out aliases neither.  next: as of norm. */
 struct add_norm_args {
     struct mat out, x, y;
     const float *w, *b;
     float eps;
     enum norm_kind kind;
+    const struct weight *next;
 };
 
 /* x += y.  (T, C) */

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 
 namespace GPU_NAMESPACE {
 namespace {
@@ -160,11 +161,41 @@ void gpu_close(struct dev *head)
     free(d);
 }
 
+/* What was quantised ahead of a product (gpu_ahead) is dropped by every op that may write over what it was made of: by
+ * all but those of a forward pass, of which it is known what they write. */
+void writes(gpu_dev *d, const struct mat &m)
+{
+    const struct mat &x = d->ahead.x;
+    const float *from = static_cast<const float *>(m.p), *rows = static_cast<const float *>(x.p);
+    if (from < rows + (size_t)x.rows * (size_t)x.ld && rows < from + (size_t)m.rows * (size_t)m.ld)
+        d->ahead.place = nullptr;
+}
+
+template <class ARGS> void before(gpu_dev *d, const ARGS *a)
+{
+    if constexpr (std::is_same_v<ARGS, linear_args> || std::is_same_v<ARGS, gate_up_args> ||
+                  std::is_same_v<ARGS, lora_args>)
+        writes(d, a->y);
+    else if constexpr (std::is_same_v<ARGS, rope_kv_args>)
+        writes(d, a->qkv);
+    else if constexpr (std::is_same_v<ARGS, attn_args> || std::is_same_v<ARGS, act_mul_args>)
+        writes(d, a->out);
+    else if constexpr (std::is_same_v<ARGS, head_norm_args> || std::is_same_v<ARGS, act_args> ||
+                       std::is_same_v<ARGS, add_args>)
+        writes(d, a->x);
+    else
+        d->ahead.place = nullptr;
+}
+
 void fill_table(struct dev_ops *o)
 {
     o->name = DEVICE_NAME;
     o->host_memory = false;
-#define X(op) o->op = gpu_##op;
+#define X(op)                                                                                                          \
+    o->op = [](struct dev *d, const struct op##_args *a) {                                                             \
+        before(gpu_of(d), a);                                                                                          \
+        gpu_##op(d, a);                                                                                                \
+    };
     OPS(X)
 #undef X
     o->weight_pack = gpu_weight_pack;

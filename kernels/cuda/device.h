@@ -13,11 +13,20 @@
 namespace GPU_NAMESPACE {
 
 /* Areas of scratch, so that the pieces of one op do not share memory. */
-enum area { AREA_X, AREA_Y, AREA_W, AREA_ATTN, AREA_SAMPLE, AREA_SUM, AREA_COUNT };
+enum area { AREA_X, AREA_Y, AREA_W, AREA_ATTN, AREA_SAMPLE, AREA_SUM, AREA_NORM, AREA_COUNT };
 
 struct gpu_pending; /* results that finish hands to the caller's memory */
 struct gpu_block;
 struct gpu_graph;
+
+/* What the last norm quantised of its output for the product that comes next (quantise.cu): rows x, in the order
+ * even_odd, lie in AREA_NORM at `place`; NULL: nothing.  Dropped by whatever may write over x or move AREA_NORM: the
+ * table of ops (device.cu), copies and memory (memory.cu), replay. */
+struct gpu_ahead {
+    struct mat x;
+    bool even_odd;
+    void *place;
+};
 
 struct gpu_dev {
     struct dev head;
@@ -43,6 +52,7 @@ struct gpu_dev {
     size_t stage_at;
     struct gpu_pending *pending;
     int n_pending;
+    struct gpu_ahead ahead;
     struct gpu_graph *graphs;
     int n_graphs;
     uint64_t graph_clock;

@@ -56,6 +56,7 @@ cudaGraphExec_t record(gpu_dev *d, void (*fn)(void *), void *ctx)
     d->capturing = true;
     fn(ctx);
     d->capturing = false;
+    d->ahead.place = nullptr;
     cudaError_t e = cudaStreamEndCapture(d->stream, &graph);
     if (!e && graph && !d->head.error.op) e = cudaGraphInstantiate(&exec, graph, 0);
     if (graph) cudaGraphDestroy(graph);
@@ -64,13 +65,8 @@ cudaGraphExec_t record(gpu_dev *d, void (*fn)(void *), void *ctx)
     return e ? nullptr : exec;
 }
 
-} // namespace
-
-void gpu_replay(struct dev *head, uint64_t key, void (*fn)(void *), void *ctx)
+void replay(gpu_dev *d, uint64_t key, void (*fn)(void *), void *ctx)
 {
-    gpu_dev *d = gpu_of(head);
-    if (!gpu_alive(d, "replay")) return;
-    if (d->measuring || d->capturing) return fn(ctx);
     gpu_graph *g = find(d, key);
     bool again = g != nullptr;
     if (!g && (g = place(d))) *g = {key, 0, false, nullptr};
@@ -84,6 +80,19 @@ void gpu_replay(struct dev *head, uint64_t key, void (*fn)(void *), void *ctx)
         return;
     }
     gpu_check(d, "replay", cudaGraphLaunch(g->exec, d->stream));
+}
+
+} // namespace
+
+/* What was quantised ahead goes neither into a step, whose kernels must be the same each time, nor out of one. */
+void gpu_replay(struct dev *head, uint64_t key, void (*fn)(void *), void *ctx)
+{
+    gpu_dev *d = gpu_of(head);
+    if (!gpu_alive(d, "replay")) return;
+    if (d->measuring || d->capturing) return fn(ctx);
+    d->ahead.place = nullptr;
+    replay(d, key, fn, ctx);
+    d->ahead.place = nullptr;
 }
 
 void gpu_graphs_close(gpu_dev *d)

@@ -61,6 +61,7 @@ void *gpu_alloc(struct dev *head, size_t bytes)
 {
     gpu_dev *d = gpu_of(head);
     void *p = nullptr;
+    d->ahead.place = nullptr; /* here and below: its rows, or what was made of them, may be no more */
     if (bytes > d->budget - d->used || !gpu_alive(d, "alloc")) return nullptr;
     if (cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) {
         cudaGetLastError(); /* of memory that is not there: not the device's failure */
@@ -80,6 +81,7 @@ void gpu_free(struct dev *head, void *p)
 {
     gpu_dev *d = gpu_of(head);
     if (!p) return;
+    d->ahead.place = nullptr;
     for (size_t i = d->n_blocks; i-- > 0;) {
         if (d->blocks[i].p != p) continue;
         count(d, 0, d->blocks[i].bytes);
@@ -148,6 +150,7 @@ int gpu_reserve(struct dev *head, void (*fn)(void *), void *ctx)
     if (!gpu_alive(d, "reserve") || !gpu_settle(d, "reserve")) return -1;
     for (auto &s : d->scratch) s.wanted = 0; /* what an earlier call wanted may not have fitted */
     lt_forget_wishes(d);
+    d->ahead.place = nullptr; /* so that products ask for what they need without it */
     d->measuring = true;
     fn(ctx);
     d->measuring = false;
@@ -255,6 +258,7 @@ void gpu_upload(struct dev *head, void *device, const void *host, size_t bytes)
 {
     gpu_dev *d = gpu_of(head);
     if (d->measuring) return;
+    d->ahead.place = nullptr;
     for (size_t done = 0, n; done < bytes; done += n) {
         n = bytes - done < STAGE_HALF / 4 ? bytes - done : STAGE_HALF / 4;
         size_t at = stage_take(d, "upload", n);
@@ -278,6 +282,7 @@ void gpu_zero(struct dev *head, void *p, size_t bytes)
 {
     gpu_dev *d = gpu_of(head);
     if (bytes == 0 || d->measuring || !gpu_alive(d, "zero")) return;
+    d->ahead.place = nullptr;
     gpu_check(d, "zero", cudaMemsetAsync(p, 0, bytes, d->stream));
 }
 
@@ -319,6 +324,7 @@ void gpu_memory_close(gpu_dev *d)
     free(d->blocks);
     free(d->pending);
     for (auto &s : d->scratch) s = {};
+    d->ahead.place = nullptr;
     d->blocks = nullptr;
     d->pending = nullptr;
     d->staged = d->pinned = nullptr;

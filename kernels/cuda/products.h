@@ -24,9 +24,9 @@ struct product {
 /* Rows of x quantised as linear_args says.  The integers of row m begin at q + m * ld, ld a multiple of 128, zeros
  * from K on.  An outlier row's rest is in `rest` likewise; of other rows that is not written. */
 struct quantised {
-    const int8_t *q, *rest;
-    const float *step, *rest_step;
-    const int *outlier;
+    int8_t *q, *rest;
+    float *step, *rest_step;
+    int *outlier;
     int ld;
 };
 
@@ -54,9 +54,12 @@ enum { GEMV_ROWS = 16, GEMV_ROWS_ROUNDED = 8, GEMV_ROWS_INT = 8 };
  * less: by reckoning, not measured. */
 enum { MMA_ROWS_NF4 = 256 };
 
-/* Quantises x (M, K) into AREA_X.  even_odd: of each eight columns the four even ones come first, which is how a word
- * of int4 weights unpacks.  false: the device has failed. */
+/* Quantises x (M, K) into AREA_X, or finds it quantised ahead.  even_odd: of each eight columns the four even ones come
+ * first, which is how a word of int4 weights unpacks.  false: the device has failed. */
 bool quantise_rows(gpu_dev *, const char *op, const struct mat *x, bool even_odd, quantised *);
+/* Whether a norm that writes x for a product with w (or NULL) may quantise its rows; then it must, to `out` in
+ * AREA_NORM, even_odd for int4, and quantise_rows will find them there. */
+bool quantise_ahead(gpu_dev *, const char *op, const struct mat *x, const gpu_weight *w, quantised *out);
 
 /* M <= GEMV_ROWS, or GEMV_ROWS_ROUNDED.  t: of the weights, f32, bf16, f16 or nf4; x (M, K) f32.  round_x: to bf16
  * first. Uses AREA_X. */

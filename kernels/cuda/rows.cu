@@ -1,6 +1,6 @@
 /* Ops that go row by row: embedding, norms, sums, activations, moving rows. */
 #include "kernels/cuda/act.cuh"
-#include "kernels/cuda/products.h"
+#include "kernels/cuda/quantise.cuh"
 #include "kernels/cuda/rows.cuh"
 
 namespace GPU_NAMESPACE {
@@ -12,6 +12,7 @@ enum { ROW_THREADS = 256 };
 
 struct norm_smem {
     block_part<float> part;
+    quantise_smem quantise;
 };
 
 /* the sum of four, and of their squares about the mean; of elements that are there */
@@ -29,11 +30,12 @@ __device__ inline float square4(const vec4 &a, float mean, int left)
 }
 
 /* One block a row, kept in registers: at most N times four elements a thread, so that x is read once.  N 0: a row of
- * any length, read again for each pass.  y: what is added to x first; NULL: nothing. */
-template <bool VEC, int N>
-__global__ void __launch_bounds__(ROW_THREADS, 4)
+ * any length, read again for each pass.  y: what is added to x first; NULL: nothing.  QUANT (of rows kept, by whole
+ * vectors): out's rows are quantised, too. */
+template <bool VEC, int N, bool QUANT>
+__global__ void __launch_bounds__(ROW_THREADS, (QUANT ? N : 0) > 4 ? 2 : 4)
     norm_kernel(struct mat out, struct mat x, struct mat y, const float *w, const float *b, float eps,
-                enum norm_kind kind)
+                enum norm_kind kind, quantised q, bool even_odd)
 {
     SMEM(norm_smem, s);
     int n = x.cols, step = (int)blockDim.x * 4, first = (int)threadIdx.x * 4;
@@ -57,6 +59,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 4)
 #pragma unroll
         for (int k = 0; k < 4; k++) o.v[k] = (a.v[k] - mean) * inv * scale.v[k] + shift.v[k];
         store4<VEC>(to + i, o, n - i);
+        return o;
     };
     if constexpr (N > 0) {
 #pragma unroll
@@ -79,29 +82,23 @@ __global__ void __launch_bounds__(ROW_THREADS, 4)
     if constexpr (N > 0) {
 #pragma unroll
         for (int j = 0; j < N; j++)
-            if (first + j * step < n) give(first + j * step, kept[j], mean, inv);
+            if (first + j * step < n) kept[j] = give(first + j * step, kept[j], mean, inv);
     } else {
         for (int i = first; i < n; i += step) give(i, load4<VEC>(row + i, n - i), mean, inv);
     }
+    if constexpr (QUANT) quantise_row<N>(q, even_odd, blockIdx.x, n, s.quantise, [&](int j, int) { return kept[j]; });
 }
 
-template <bool VEC> void norm_rows(gpu_dev *d, const char *op, const struct norm_args *a, struct mat y)
+template <bool VEC, bool QUANT> auto norm_kernel_of(int cols, int threads)
 {
-    dim3 rows((unsigned)a->x.rows), threads((unsigned)row_threads(a->x.cols));
-    int each = (a->x.cols + (int)threads.x * 4 - 1) / ((int)threads.x * 4); /* fours of a thread */
-    if (each <= 1)
-        LAUNCH(d, op, (norm_kernel<VEC, 1>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b, a->eps,
-               a->kind);
-    else if (each <= 4)
-        LAUNCH(d, op, (norm_kernel<VEC, 4>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b, a->eps,
-               a->kind);
-    else if (each <= 8)
-        LAUNCH(d, op, (norm_kernel<VEC, 8>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b, a->eps,
-               a->kind);
-    else
-        LAUNCH(d, op, (norm_kernel<VEC, 0>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b, a->eps,
-               a->kind);
+    int each = (cols + threads * 4 - 1) / (threads * 4); /* fours of a thread */
+    return each <= 1   ? norm_kernel<VEC, 1, QUANT>
+           : each <= 4 ? norm_kernel<VEC, 4, QUANT>
+           : each <= 8 ? norm_kernel<VEC, 8, QUANT>
+                       : norm_kernel<VEC, 0, false>;
 }
+
+enum { NORM_KEPT = 8 * 4 * ROW_THREADS }; /* columns of the longest row that is kept in registers */
 
 /* y.p NULL: nothing is added */
 void norm_any(gpu_dev *d, const char *op, const struct norm_args *a, struct mat y)
@@ -110,10 +107,16 @@ void norm_any(gpu_dev *d, const char *op, const struct norm_args *a, struct mat 
     bool vec = row_vectors(a->x.p, C, a->x.ld) && row_vectors(a->out.p, C, a->out.ld) && row_vectors(y.p, C, y.ld) &&
                row_vectors(a->w, C, 0) && row_vectors(a->b, C, 0);
     if (a->x.rows == 0) return;
-    if (vec)
-        norm_rows<true>(d, op, a, y);
-    else
-        norm_rows<false>(d, op, a, y);
+    const gpu_weight *next = a->next && vec && C <= NORM_KEPT ? weight_of(a->next) : nullptr;
+    quantised q = {};
+    bool quant = quantise_ahead(d, op, &a->out, next, &q);
+    int threads = row_threads(C);
+    auto kernel = quant ? norm_kernel_of<true, true>(C, threads)
+                  : vec ? norm_kernel_of<true, false>(C, threads)
+                        : norm_kernel_of<false, false>(C, threads);
+    LAUNCH(d, op, kernel, dim3((unsigned)a->x.rows), dim3((unsigned)threads), sizeof(norm_smem), a->out, a->x, y, a->w,
+           a->b, a->eps, a->kind, q, quant && next->t == DT_I4);
+    if (d->head.error.op) d->ahead.place = nullptr;
 }
 
 } // namespace
@@ -125,7 +128,7 @@ void gpu_norm(struct dev *head, const struct norm_args *a)
 
 void gpu_add_norm(struct dev *head, const struct add_norm_args *a)
 {
-    struct norm_args norm = {a->out, a->x, a->w, a->b, a->eps, a->kind};
+    struct norm_args norm = {a->out, a->x, a->w, a->b, a->eps, a->kind, a->next};
     norm_any(gpu_of(head), "add_norm", &norm, a->y);
 }
 

@@ -119,6 +119,7 @@ bool launch_fits(dim3 grid, dim3 block, size_t smem)
     bool fits = threads >= 1 && threads <= simt::THREADS_MAX && block.z <= 64 && grid.x >= 1 && grid.x <= 0x7fffffff &&
                 grid.y >= 1 && grid.y <= 65535 && grid.z >= 1 && grid.z <= 65535 && smem <= SHARED_MAX;
     if (!fits) h.last = cudaErrorInvalidConfiguration;
+    h.counts.launches += fits;
     return fits;
 }
 

@@ -255,7 +255,7 @@ static void layers(void *ctx)
     struct mat y = mat_f32(r->y, r->T, s.hidden);
     struct mat tmp = mat_f32(r->tmp, r->T, s.gated ? 2 * s.inter : s.inter);
     op_embed(d, (struct embed_args){.out = x, .table = {m->table, DT_BF16, s.vocab, s.hidden, s.hidden}, .id = r->ids});
-    op_norm(d, (struct norm_args){h, x, m->ones, bias, 1e-5f, kind});
+    op_norm(d, (struct norm_args){h, x, m->ones, bias, 1e-5f, kind, m->layer[0].qkv});
     for (int l = 0; l < s.layers; l++) {
         op_linear(d, (struct linear_args){.y = qkv, .x = h, .w = m->layer[l].qkv});
         op_rope_kv(d, (struct rope_kv_args){qkv, s.heads, s.kv_heads, s.dim, s.gated ? s.dim : 0, m->cos, m->sin,
@@ -263,7 +263,7 @@ static void layers(void *ctx)
         op_attn(d, (struct attn_args){att, qkv, s.heads, s.kv_heads, s.dim, 0, 0.1f, r->n_seqs, r->q_start, r->kv_len,
                                       r->pages, r->pages_ld, r->kv, l, r->T / r->n_seqs});
         op_linear(d, (struct linear_args){.y = y, .x = att, .w = m->layer[l].o});
-        op_add_norm(d, (struct add_norm_args){h, x, y, m->ones, bias, 1e-5f, kind});
+        op_add_norm(d, (struct add_norm_args){h, x, y, m->ones, bias, 1e-5f, kind, m->layer[l].up});
         if (s.gated) {
             op_gate_up(d, (struct gate_up_args){act, h, m->layer[l].up, NULL, ACT_SILU, tmp});
         } else {
@@ -271,7 +271,8 @@ static void layers(void *ctx)
             op_act(d, (struct act_args){act, ACT_GELU_TANH});
         }
         op_linear(d, (struct linear_args){.y = y, .x = act, .w = m->layer[l].down});
-        op_add_norm(d, (struct add_norm_args){h, x, y, m->ones, bias, 1e-5f, kind});
+        const struct weight *next = l + 1 < s.layers ? m->layer[l + 1].qkv : NULL;
+        op_add_norm(d, (struct add_norm_args){h, x, y, m->ones, bias, 1e-5f, kind, next});
     }
     if (r->T != r->n_seqs) op_rows(d, (struct rows_args){mat_f32(r->x, 1, s.hidden), h, r->last});
     struct mat in = r->T != r->n_seqs ? mat_f32(r->x, 1, s.hidden) : h;

@@ -199,6 +199,7 @@ void test_norm(struct dev *dev, struct dev *ref)
     for (int k = 0; k < 4; k++) norm_case(dev, ref, (int)T, (int)C, k & 1 ? NORM_LAYER : NORM_RMS, k & 2, false);
     static const int wide[] = {4, 128, 1024, 1028, 4096, 4100, 8192, 8196};
     EACH(C, wide) norm_wide(dev, ref, (int)C);
+    norms_ahead(dev, ref, false);
 }
 
 void test_add_norm(struct dev *dev, struct dev *ref)
@@ -206,6 +207,7 @@ void test_add_norm(struct dev *dev, struct dev *ref)
     EACH(T, row_counts)
     EACH(C, col_counts)
     for (int k = 0; k < 4; k++) norm_case(dev, ref, (int)T, (int)C, k & 1 ? NORM_LAYER : NORM_RMS, k & 2, true);
+    norms_ahead(dev, ref, true);
 }
 
 void test_add(struct dev *dev, struct dev *ref)

@@ -146,6 +146,10 @@ static int test_device(const char *name)
         dev_close(d);
         report("sampling", start, 0);
     }
+    if (op_wanted("norm")) {
+        test_ahead(name);
+        report("work done ahead of a product", start, 0);
+    }
     if (op_wanted("linear")) {
         struct dev *d = open_checked(name, 1);
         test_outliers(d);
@@ -242,6 +246,7 @@ int main(int argc, char **argv)
     test_outliers(ref);
     dev_close(cpu);
     dev_close(ref);
+    test_ahead("cpu");
     test_checked("cpu");
     test_checked("ref");
     test_pool();

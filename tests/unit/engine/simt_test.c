@@ -291,6 +291,66 @@ static void end_of_turn(struct engine *g)
     take(g);
 }
 
+/* ---- a norm's work for the product that comes next -------------------------------------------------------------- */
+
+static void norm_alone(struct dev *d, const struct norm_args *a)
+{
+    struct norm_args alone = *a;
+    alone.next = NULL;
+    patched.own->norm(d, &alone);
+}
+
+static void add_norm_alone(struct dev *d, const struct add_norm_args *a)
+{
+    struct add_norm_args alone = *a;
+    alone.next = NULL;
+    patched.own->add_norm(d, &alone);
+}
+
+/* Requests of which one has an adapter, where the model has one; -> kernels launched for them */
+static uint64_t generate_int(const char *model, const char *quantize, bool alone, struct reply *y)
+{
+    char path[1024], adapter[1100];
+    struct err e = {0};
+    struct engine_config c = config("simt");
+    snprintf(path, sizeof path, "%s/%s", fixtures, model);
+    snprintf(adapter, sizeof adapter, "%s/../adapters/" ADAPTER, fixtures);
+    c.model = path;
+    c.quantize = quantize;
+    bool adapted = !strcmp(model, "qwen2");
+    struct engine *g = open_engine(c);
+    log_set_level(LOG_ERROR);
+    if (adapted && engine_adapter_load(g, "a", adapter, NULL, &e)) fail_msg("%s", e.msg);
+    log_set_level(LOG_INFO);
+    use_patched(g);
+    if (alone) patched.ops.norm = norm_alone, patched.ops.add_norm = add_norm_alone;
+    uint64_t start = simt_counts().launches;
+    for (int i = 0; i < ASKS; i++) {
+        use_adapter = adapted && i == 1 ? "a" : NULL;
+        submit(g, i, &y[i]);
+    }
+    use_adapter = NULL;
+    run_out(g, y, ASKS);
+    uint64_t launches = simt_counts().launches - start;
+    use_own(g);
+    engine_close(g);
+    return launches;
+}
+
+static void test_ahead(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"qwen2", "phi"}, *const types[] = {"int8", "int4"};
+    for (int i = 0; i < 4; i++) {
+        struct reply ahead[ASKS], alone[ASKS];
+        uint64_t with = generate_int(models[i / 2], types[i % 2], false, ahead);
+        uint64_t without = generate_int(models[i / 2], types[i % 2], true, alone);
+        print_message("%s %s: %d launches, %d without\n", models[i / 2], types[i % 2], (int)with, (int)without);
+        assert_true(with < without);
+        for (int k = 0; k < ASKS; k++) assert_same(&ahead[k], &alone[k], true);
+    }
+}
+
 /* ---- a device that is lost -------------------------------------------------------------------------------------- */
 
 static void test_lost(void **state)
@@ -554,9 +614,11 @@ static void test_names(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_texts),    cmocka_unit_test(test_measured), cmocka_unit_test(test_replay),
-        cmocka_unit_test(test_budget),   cmocka_unit_test(test_names),    cmocka_unit_test(test_no_room),
-        cmocka_unit_test(test_training), cmocka_unit_test(test_lost), /* the last: it leaves the runtime lost */
+        cmocka_unit_test(test_texts),   cmocka_unit_test(test_measured),
+        cmocka_unit_test(test_replay),  cmocka_unit_test(test_ahead),
+        cmocka_unit_test(test_budget),  cmocka_unit_test(test_names),
+        cmocka_unit_test(test_no_room), cmocka_unit_test(test_training),
+        cmocka_unit_test(test_lost), /* the last: it leaves the runtime lost */
     };
     if (argc != 2) return fprintf(stderr, "usage: simt_test FIXTURES/models\n"), 2;
     fixtures = argv[1];

@@ -86,6 +86,13 @@ bool gpu_ready(gpu_dev *d, const char *op, const void *kernel, size_t smem)
     return true;
 }
 
+bool gpu_early(gpu_dev *d)
+{
+    bool early = d->early && !d->weights_written;
+    d->weights_written = false;
+    return early;
+}
+
 /* ---- opening -------------------------------------------------------------------------------------------------------
  */
 
@@ -126,6 +133,9 @@ bool take_hold(gpu_dev *d, char why[160])
         snprintf(why, 160, "CUDA device %d: %s", d->index, cudaGetErrorString(e));
         return false;
     }
+    const char *early = getenv("TANDEM_GPU_EARLY");
+    d->early = p.major >= 9 && !(early && !strcmp(early, "0"));
+    d->weights_written = false;
     d->n_sm = p.multiProcessorCount;
     d->shared_max = p.sharedMemPerBlockOptin;
     snprintf(d->head.level, sizeof d->head.level, "sm_%d%d", p.major, p.minor);

@@ -113,6 +113,8 @@ __global__ void __launch_bounds__(ROPE_WARPS * 32)
                    const int32_t *pos, const int32_t *slot, gpu_kv kv, int layer)
 {
     int lane = (int)threadIdx.x % 32, h = (int)(blockIdx.y * ROPE_WARPS + threadIdx.x / 32);
+    let_next_begin();
+    wait_for_before();
     if (h >= heads + 2 * kv_heads) return;
     float *x = static_cast<float *>(qkv.p) + (size_t)blockIdx.x * (size_t)qkv.ld + (size_t)h * (size_t)dim;
     if (half && h < heads + kv_heads)
@@ -132,10 +134,10 @@ __global__ void __launch_bounds__(ROPE_WARPS * 32)
 void gpu_rope_kv(struct dev *head, const struct rope_kv_args *a)
 {
     if (a->qkv.rows == 0) return;
-    LAUNCH(gpu_of(head), "rope_kv", rope_kv_kernel,
-           dim3((unsigned)a->qkv.rows, blocks_for((size_t)(a->heads + 2 * a->kv_heads), ROPE_WARPS)),
-           dim3(ROPE_WARPS * 32), 0, a->qkv, a->heads, a->kv_heads, a->head_dim, a->rot / 2, a->cos, a->sin, a->pos,
-           a->slot, *kv_of(a->kv), a->layer);
+    LAUNCH_EARLY(gpu_of(head), "rope_kv", rope_kv_kernel,
+                 dim3((unsigned)a->qkv.rows, blocks_for((size_t)(a->heads + 2 * a->kv_heads), ROPE_WARPS)),
+                 dim3(ROPE_WARPS * 32), 0, a->qkv, a->heads, a->kv_heads, a->head_dim, a->rot / 2, a->cos, a->sin,
+                 a->pos, a->slot, *kv_of(a->kv), a->layer);
 }
 
 } // namespace GPU_NAMESPACE

@@ -209,6 +209,37 @@ __device__ inline unsigned pack_f16(float low, float high)
 #endif
 }
 
+/* In a kernel launched early (LAUNCH_EARLY in device.h): until every kernel before it has ended and what they wrote can
+ * be read.  Launched otherwise, or before sm_90, there is nothing to wait for. */
+__device__ inline void wait_for_before()
+{
+#ifdef __CUDACC__
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+#else
+    simt::waited();
+#endif
+}
+
+/* The next kernel, if it is launched early, may begin once all blocks of this one have said so or ended. */
+__device__ inline void let_next_begin()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* Brings the line at p, of any memory, to the second-level cache, where everybody sees the same: no order is needed. */
+__device__ inline void prefetch_l2(const void *p)
+{
+#ifdef __CUDACC__
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#else
+    (void)p;
+#endif
+}
+
 } // namespace GPU_NAMESPACE
 
 #endif

@@ -63,6 +63,8 @@ __global__ void __launch_bounds__(QUANT_THREADS)
                     int *outlier)
 {
     SMEM(quantise_smem, s);
+    let_next_begin();
+    wait_for_before();
     int n = x.cols, from = (int)threadIdx.x * QUANT_STEP, by = QUANT_THREADS * QUANT_STEP;
     size_t at = blockIdx.x;
     const float *row = static_cast<const float *>(x.p) + at * (size_t)x.ld;
@@ -120,8 +122,8 @@ bool quantise_rows(gpu_dev *d, const char *op, const struct mat *x, bool even_od
     float *step = reinterpret_cast<float *>(p + 2 * rows * ld), *rest_step = step + rows;
     int *outlier = reinterpret_cast<int *>(rest_step + rows);
     *out = {q, rest, step, rest_step, outlier, (int)ld};
-    LAUNCH(d, op, quantise_kernel, dim3((unsigned)rows), dim3(QUANT_THREADS), sizeof(quantise_smem), *x, (int)ld,
-           even_odd, q, rest, step, rest_step, outlier);
+    LAUNCH_EARLY(d, op, quantise_kernel, dim3((unsigned)rows), dim3(QUANT_THREADS), sizeof(quantise_smem), *x, (int)ld,
+                 even_odd, q, rest, step, rest_step, outlier);
     return !d->head.error.op;
 }
 

@@ -36,6 +36,8 @@ __global__ void __launch_bounds__(ROW_THREADS, 4)
                 enum norm_kind kind)
 {
     SMEM(norm_smem, s);
+    let_next_begin();
+    wait_for_before();
     int n = x.cols, step = (int)blockDim.x * 4, first = (int)threadIdx.x * 4;
     float *row = static_cast<float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld;
     float *to = static_cast<float *>(out.p) + (size_t)blockIdx.x * (size_t)out.ld;
@@ -90,17 +92,17 @@ template <bool VEC> void norm_rows(gpu_dev *d, const char *op, const struct norm
     dim3 rows((unsigned)a->x.rows), threads((unsigned)row_threads(a->x.cols));
     int each = (a->x.cols + (int)threads.x * 4 - 1) / ((int)threads.x * 4); /* fours of a thread */
     if (each <= 1)
-        LAUNCH(d, op, (norm_kernel<VEC, 1>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b, a->eps,
-               a->kind);
+        LAUNCH_EARLY(d, op, (norm_kernel<VEC, 1>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b,
+                     a->eps, a->kind);
     else if (each <= 4)
-        LAUNCH(d, op, (norm_kernel<VEC, 4>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b, a->eps,
-               a->kind);
+        LAUNCH_EARLY(d, op, (norm_kernel<VEC, 4>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b,
+                     a->eps, a->kind);
     else if (each <= 8)
-        LAUNCH(d, op, (norm_kernel<VEC, 8>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b, a->eps,
-               a->kind);
+        LAUNCH_EARLY(d, op, (norm_kernel<VEC, 8>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b,
+                     a->eps, a->kind);
     else
-        LAUNCH(d, op, (norm_kernel<VEC, 0>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b, a->eps,
-               a->kind);
+        LAUNCH_EARLY(d, op, (norm_kernel<VEC, 0>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b,
+                     a->eps, a->kind);
 }
 
 /* y.p NULL: nothing is added */
@@ -135,6 +137,8 @@ namespace {
 __global__ void head_norm_kernel(struct mat x, int col, int heads, int dim, const float *w, float eps)
 {
     int lane = (int)threadIdx.x % 32, h = (int)(blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32);
+    let_next_begin();
+    wait_for_before();
     if (h >= heads) return;
     float *p = static_cast<float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld + col + h * dim;
     float square = 0;
@@ -169,6 +173,8 @@ template <bool VEC>
 __global__ void __launch_bounds__(ROW_THREADS)
     embed_kernel(struct mat out, struct mat table, struct mat pos_table, const int32_t *id, const int32_t *pos)
 {
+    let_next_begin();
+    wait_for_before();
     place4 p = place4_of(out.cols);
     if (p.left <= 0) return;
     vec4 v = load_table<VEC>(table, (size_t)id[p.row], p);
@@ -182,6 +188,8 @@ __global__ void __launch_bounds__(ROW_THREADS)
 
 template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) add_kernel(struct mat x, struct mat y)
 {
+    let_next_begin();
+    wait_for_before();
     place4 p = place4_of(x.cols);
     if (p.left <= 0) return;
     vec4 a = load4<VEC>(at4(x, p), p.left), b = load4<VEC>(at4(y, p), p.left);
@@ -192,6 +200,8 @@ template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) add_kernel(st
 
 template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) act_kernel(struct mat x, enum act_kind act)
 {
+    let_next_begin();
+    wait_for_before();
     place4 p = place4_of(x.cols);
     if (p.left <= 0) return;
     vec4 a = load4<VEC>(at4(x, p), p.left);
@@ -203,6 +213,8 @@ template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) act_kernel(st
 template <bool VEC>
 __global__ void __launch_bounds__(ROW_THREADS) act_mul_kernel(struct mat out, struct mat gu, enum act_kind act)
 {
+    let_next_begin();
+    wait_for_before();
     place4 p = place4_of(out.cols);
     if (p.left <= 0) return;
     vec4 a = load4<VEC>(at4(gu, p), p.left), b = load4<VEC>(at4(gu, p) + out.cols, p.left);
@@ -214,6 +226,8 @@ __global__ void __launch_bounds__(ROW_THREADS) act_mul_kernel(struct mat out, st
 template <bool VEC>
 __global__ void __launch_bounds__(ROW_THREADS) rows_kernel(struct mat out, struct mat x, const int32_t *row)
 {
+    let_next_begin();
+    wait_for_before();
     place4 p = place4_of(out.cols);
     if (p.left <= 0) return;
     place4 from = {(size_t)row[p.row], p.col, p.left};
@@ -225,14 +239,14 @@ bool vectors(const struct mat &m, int cols)
     return row_vectors(m.p, cols, m.ld);
 }
 
-/* LAUNCH of a kernel of place4 over (rows, cols), by whole vectors where `vec` */
+/* LAUNCH_EARLY of a kernel of place4 over (rows, cols), by whole vectors where `vec` */
 #define LAUNCH4(head, op, kernel, vec, rows, cols, ...)                                                                \
     do {                                                                                                               \
         dim3 threads_((unsigned)row_threads(cols));                                                                    \
         if (vec)                                                                                                       \
-            LAUNCH(gpu_of(head), op, kernel<true>, grid4(rows, cols), threads_, 0, __VA_ARGS__);                       \
+            LAUNCH_EARLY(gpu_of(head), op, kernel<true>, grid4(rows, cols), threads_, 0, __VA_ARGS__);                 \
         else                                                                                                           \
-            LAUNCH(gpu_of(head), op, kernel<false>, grid4(rows, cols), threads_, 0, __VA_ARGS__);                      \
+            LAUNCH_EARLY(gpu_of(head), op, kernel<false>, grid4(rows, cols), threads_, 0, __VA_ARGS__);                \
     } while (0)
 
 } // namespace
@@ -240,9 +254,9 @@ bool vectors(const struct mat &m, int cols)
 void gpu_head_norm(struct dev *head, const struct head_norm_args *a)
 {
     if (a->x.rows == 0) return;
-    LAUNCH(gpu_of(head), "head_norm", head_norm_kernel,
-           dim3((unsigned)a->x.rows, blocks_for((size_t)a->heads, ROW_THREADS / 32)), dim3(ROW_THREADS), 0, a->x,
-           a->col, a->heads, a->head_dim, a->w, a->eps);
+    LAUNCH_EARLY(gpu_of(head), "head_norm", head_norm_kernel,
+                 dim3((unsigned)a->x.rows, blocks_for((size_t)a->heads, ROW_THREADS / 32)), dim3(ROW_THREADS), 0, a->x,
+                 a->col, a->heads, a->head_dim, a->w, a->eps);
 }
 
 void gpu_embed(struct dev *head, const struct embed_args *a)

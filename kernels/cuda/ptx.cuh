@@ -230,13 +230,26 @@ __device__ inline void let_next_begin()
 #endif
 }
 
-/* Brings the line at p, of any memory, to the second-level cache, where everybody sees the same: no order is needed. */
-__device__ inline void prefetch_l2(const void *p)
+/* (a & b) ^ c, in one instruction also when b and c are constants */
+__device__ inline unsigned and_xor(unsigned a, unsigned b, unsigned c)
 {
 #ifdef __CUDACC__
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+    unsigned r;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
 #else
-    (void)p;
+    return (a & b) ^ c;
+#endif
+}
+
+/* Brings memory, of which address and size are multiples of 16, to the second-level cache, where everybody sees the
+ * same: no order is needed. */
+__device__ inline void prefetch_l2(const void *p, unsigned bytes)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes));
+#else
+    (void)p, (void)bytes;
 #endif
 }
 

@@ -137,6 +137,7 @@ bool take_hold(gpu_dev *d, char why[160])
     d->early = p.major >= 9 && !(early && !strcmp(early, "0"));
     d->weights_written = false;
     d->n_sm = p.multiProcessorCount;
+    d->l2_bytes = (size_t)p.l2CacheSize;
     d->shared_max = p.sharedMemPerBlockOptin;
     snprintf(d->head.level, sizeof d->head.level, "sm_%d%d", p.major, p.minor);
     return gpu_memory_open(d, why) && lt_open(d, p.name, why);

@@ -48,7 +48,11 @@ struct gpu_dev {
     struct gpu_graph *graphs;
     int n_graphs;
     uint64_t graph_clock;
-    void *lt; /* matrix products: lt.h */
+    const struct gpu_weight **order; /* of a step that is recorded: the weights that its products take, in order */
+    int n_order, cap_order, order_at;
+    bool ordering;   /* measuring, for the sake of that */
+    size_t l2_bytes; /* of the second-level cache */
+    void *lt;        /* matrix products: lt.h */
 };
 
 static inline gpu_dev *gpu_of(struct dev *d)
@@ -166,6 +170,10 @@ static inline const gpu_weight *weight_of(const struct weight *w)
 {
     return reinterpret_cast<const gpu_weight *>(w);
 }
+
+/* The weight that the product after this one, which takes w, will take in the step that is being recorded; NULL: none,
+ * or not known.  Called once by each product. */
+const gpu_weight *gpu_weight_after(gpu_dev *, const gpu_weight *w);
 
 struct weight *gpu_weight_pack(struct dev *, const struct weight_src *parts, int n_parts);
 void gpu_weight_free(struct dev *, struct weight *);

@@ -131,14 +131,27 @@ template <class W, int R, int U> struct weight_stream {
         load(u, k);
     }
 
-    /* the U pieces after the first */
-    __device__ void prefetch()
+    /* n pieces after the first U */
+    __device__ void prefetch(int n)
     {
-        int n = min(pieces - 32 * U, 32 * U), lane = (int)threadIdx.x % 32;
+        int lane = (int)threadIdx.x % 32;
+        n = min(pieces - 32 * U, n);
         UNROLL for (int r = 0; r < R; r++) if (lane == r && n > 0)
             prefetch_l2(w[r] + 32 * U, (unsigned)n * (unsigned)sizeof(piece));
     }
 };
+
+/* What a kernel brings to the second-level cache before it waits: `own` pieces of each row, and of what is read after
+ * this product `other` bytes a block. */
+struct gemv_ahead {
+    int own;
+    unsigned other;
+};
+
+__device__ inline void prefetch_after(const product &p, const gemv_ahead &ahead)
+{
+    if (threadIdx.x == 0 && ahead.other) prefetch_l2(p.after + (size_t)blockIdx.x * ahead.other, ahead.other);
+}
 
 /* Rows of x on their way: two chunks, of PIECES pieces of a row, each UNITS times 16 bytes, what meets a piece of the
  * weight.  The units lie apart, so that lanes side by side read side by side. */
@@ -189,6 +202,18 @@ static inline dim3 gemv_grid(const product *p, int R)
 {
     size_t units = ((size_t)p->N + (size_t)(p->gate ? R / 2 : R) - 1) / (size_t)(p->gate ? R / 2 : R);
     return dim3(blocks_for(units, GEMV_THREADS / 32));
+}
+
+/* A third of the cache at a time: the rows of the blocks that begin at once, or all of this weight and then of the
+ * next.  What lies further ahead would push out what is not read yet. */
+template <class W> gemv_ahead gemv_ahead_of(const gpu_dev *d, const product *p, int R)
+{
+    const size_t resident = (size_t)d->n_sm * 8 * (GEMV_THREADS / 32) * (size_t)R, piece = sizeof(typename W::piece);
+    size_t rows = (size_t)p->N * (p->gate ? 2 : 1), bytes = rows * p->row_bytes, fit = d->l2_bytes / 3;
+    size_t own = fit / (rows < resident ? rows : resident), blocks = gemv_grid(p, R).x, other = 0;
+    own = own < p->row_bytes ? own : p->row_bytes;
+    if (p->after && bytes < fit) other = (fit - bytes < p->after_bytes ? fit - bytes : p->after_bytes) / blocks;
+    return {(int)(own / 16 * 16 / piece), (unsigned)(other / 16 * 16)};
 }
 
 } // namespace GPU_NAMESPACE

@@ -90,7 +90,7 @@ constexpr int gemv_blocks(int M)
 /* M: at least the rows of p; R: outputs of a warp; U: pieces of each in flight */
 template <class W, int M, int R, int U, bool ROUND, bool GATE>
 __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M))
-    gemv_float_kernel(product p, float_rows x, const __grid_constant__ nf4_table codes)
+    gemv_float_kernel(product p, float_rows x, const __grid_constant__ nf4_table codes, gemv_ahead ahead)
 {
     typedef float_smem<W, M, U> smem;
     SMEM(smem, s);
@@ -100,7 +100,8 @@ __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M))
     let_next_begin();
     weights.template open<GATE>(p, unit, pieces, 2); /* a scale of nf4: four pieces */
     weights.begin();
-    weights.prefetch();
+    weights.prefetch(ahead.own);
+    prefetch_after(p, ahead);
     if constexpr (is_nf4<W>)
         for (int i = (int)threadIdx.x; i < 16 * 32; i += GEMV_THREADS) s.code[i / 32][i % 32] = codes.v[i / 32];
     wait_for_before();
@@ -156,7 +157,7 @@ void launch(gpu_dev *d, const char *op, const product *p, float_rows x, const nf
 {
     constexpr int R = M <= 2 ? 2 : 4, U = M <= 8 ? 8 / R : 1;
     LAUNCH_EARLY(d, op, (gemv_float_kernel<W, M, R, U, ROUND, GATE>), gemv_grid(p, R), dim3(GEMV_THREADS),
-                 sizeof(float_smem<W, M, U>), *p, x, codes);
+                 sizeof(float_smem<W, M, U>), *p, x, codes, gemv_ahead_of<W>(d, p, R));
 }
 
 template <class W, bool ROUND, bool GATE>

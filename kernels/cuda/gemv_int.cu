@@ -67,7 +67,8 @@ constexpr int gemv_blocks(int M, bool int4)
 }
 
 template <class W, int M, int R, int U, bool GATE>
-__global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M, is_int4<W>)) gemv_int_kernel(product p, quantised x)
+__global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M, is_int4<W>))
+    gemv_int_kernel(product p, quantised x, gemv_ahead ahead)
 {
     constexpr int V = M * R;
     typedef x_chunks<M, W::UNITS, U> chunks;
@@ -77,7 +78,8 @@ __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M, is_int4<W>)) gemv
     let_next_begin();
     weights.template open<GATE>(p, unit, (int)(p.row_bytes / 16), p.group / 64); /* a group: 1, 2 or 4 pieces */
     weights.begin();
-    weights.prefetch();
+    weights.prefetch(ahead.own);
+    prefetch_after(p, ahead);
     wait_for_before();
     s.copy(x.q, (size_t)x.ld, p.M, weights.pieces, 0);
     typename W::sum sum[V];
@@ -122,7 +124,7 @@ template <class W, int M, bool GATE> void launch(gpu_dev *d, const char *op, con
 {
     constexpr int R = M <= 2 ? 2 : 4, U = 8 / R;
     LAUNCH_EARLY(d, op, (gemv_int_kernel<W, M, R, U, GATE>), gemv_grid(p, R), dim3(GEMV_THREADS),
-                 sizeof(x_chunks<M, W::UNITS, U>), *p, *x);
+                 sizeof(x_chunks<M, W::UNITS, U>), *p, *x, gemv_ahead_of<W>(d, p, R));
 }
 
 template <class W, bool GATE> void launch_rows(gpu_dev *d, const char *op, const product *p, const quantised *x)

@@ -248,8 +248,8 @@ __device__ inline void prefetch_l2(const void *p, unsigned bytes)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes));
-#else
-    (void)p, (void)bytes;
+#elif !defined(__CUDACC__)
+    simt::prefetch(p, bytes);
 #endif
 }
 

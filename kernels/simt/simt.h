@@ -121,6 +121,14 @@ inline void cp_wait(unsigned keep) /* in the kernel's own code, so that sanitize
     }
 }
 
+/* Of memory that has to be there: its ends are read, for sanitizers to see. */
+inline void prefetch(const void *p, unsigned bytes)
+{
+    if (((uintptr_t)p | bytes) % 16 || !bytes) die("misaligned or empty prefetch");
+    (void)*(const volatile char *)p;
+    (void)((const volatile char *)p)[bytes - 1];
+}
+
 /* ---- warp collectives ------------------------------------------------------------------------------------------ */
 
 template <class T> struct shuffle_arg {

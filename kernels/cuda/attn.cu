@@ -52,12 +52,14 @@ __global__ void __launch_bounds__(ATTN_THREADS) merge_kernel(attn_call c)
 {
     SMEM_BYTES(shared);
     let_next_begin();
-    wait_for_before();
     attn_index x = attn_count(c, shared, true);
     int lane = (int)threadIdx.x % 32, rows = attn_items(c, x) * c.tile;
-    for (int i = (int)(blockIdx.x * ATTN_WARPS + threadIdx.x / 32); i < rows; i += (int)gridDim.x * ATTN_WARPS) {
-        attn_item it;
-        attn_item_of(c, x, i / c.tile, true, &it);
+    int i = (int)(blockIdx.x * ATTN_WARPS + threadIdx.x / 32);
+    attn_item it;
+    if (i < rows) attn_item_of(c, x, i / c.tile, true, &it);
+    wait_for_before();
+    for (bool first = true; i < rows; i += (int)gridDim.x * ATTN_WARPS, first = false) {
+        if (!first) attn_item_of(c, x, i / c.tile, true, &it);
         if (i % c.tile >= it.n_rows) continue;
         for (int col = lane * 4; col < c.dim; col += 128) merge_row(c, it, i % c.tile, col);
     }

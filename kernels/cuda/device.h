@@ -108,11 +108,12 @@ bool gpu_early(gpu_dev *);
  * the device can do that: from sm_90 on, and unless TANDEM_GPU_EARLY=0 forbids it.
  *
  * Every thread of such a kernel calls wait_for_before() (ptx.cuh) before it ends, and before it reads or writes
- * anything that another kernel may have written or may still read; simt sees to the first.  Before it, only packed
- * weights may be read, which no kernel of a step writes.  Every thread, and not only those that need it: the kernel
- * after this one waits for this one's end alone, and that has to mean the end of all before.  For the same reason a
- * kernel launched by LAUNCH, which begins when what is before it has ended, needs no wait.  let_next_begin() is for the
- * beginning of a kernel: what then runs beside it takes only what is free. */
+ * anything that another kernel may have written or may still read; simt sees to the first.  Before it, packed weights
+ * may be read, which no kernel of a step writes, and what only the host writes: copies are waited for.  Every thread,
+ * and not only those that need it: the kernel after this one waits for this one's end alone, and that has to mean the
+ * end of all before.  For the same reason a kernel launched by LAUNCH, which begins when what is before it has ended,
+ * needs no wait.  let_next_begin() is for the beginning of a kernel: what then runs beside it takes only what is free.
+ */
 #ifdef __CUDACC__
 #define LAUNCH_EARLY(d, op, kernel, grid, block, smem, ...)                                                            \
     do {                                                                                                               \

@@ -84,7 +84,7 @@ struct float_rows {
 /* blocks of a processor, as far as registers go without spilling */
 constexpr int gemv_blocks(int M)
 {
-    return M == 1 ? 6 : 0;
+    return M == 1 ? 6 : M == 16 ? 2 : 0;
 }
 
 /* M: at least the rows of p; R: outputs of a warp; U: pieces of each in flight */
@@ -92,6 +92,7 @@ template <class W, int M, int R, int U, bool ROUND, bool GATE>
 __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M))
     gemv_float_kernel(product p, float_rows x, const __grid_constant__ nf4_table codes, gemv_ahead ahead)
 {
+    constexpr int V = M * R;
     typedef float_smem<W, M, U> smem;
     SMEM(smem, s);
     int unit = (int)(blockIdx.x * (GEMV_THREADS / 32) + threadIdx.x / 32), pieces = (p.K + W::EACH - 1) / W::EACH;
@@ -106,7 +107,10 @@ __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M))
         for (int i = (int)threadIdx.x; i < 16 * 32; i += GEMV_THREADS) s.code[i / 32][i % 32] = codes.v[i / 32];
     wait_for_before();
     s.x.copy(x.p, ld, p.M, pieces, 0);
-    float sum[M * R] = {};
+    spread<V, R> place;
+    float sum[V] = {}, bias[place.PER];
+    UNROLL for (int j = 0; j < place.PER; j++) bias[j] =
+        p.bias ? p.bias[weight_row<R, GATE>(p, unit, place.output(j))] : 0;
     s.x.walk(x.p, ld, p.M, pieces, [&](int u, int k, int half, int at) {
         UNROLL for (int i = 0; i < W::EACH; i += 4)
         {
@@ -126,15 +130,9 @@ __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M))
         }
         weights.next(u, k, false);
     });
-    constexpr int V = M * R;
     spread_sum<float, V>(sum);
-    spread<V, R> place;
     float y[place.PER];
-    UNROLL for (int j = 0; j < place.PER; j++)
-    {
-        int n = weight_row<R, GATE>(p, unit, place.output(j));
-        y[j] = p.bias ? __fadd_rn(sum[j], p.bias[n]) : sum[j];
-    }
+    UNROLL for (int j = 0; j < place.PER; j++) y[j] = p.bias ? __fadd_rn(sum[j], bias[j]) : sum[j];
     write_products<V, R, GATE>(p, unit, y);
 }
 

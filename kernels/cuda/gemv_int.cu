@@ -80,13 +80,20 @@ __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M, is_int4<W>))
     weights.begin();
     weights.prefetch(ahead.own);
     prefetch_after(p, ahead);
+    spread<V, R> place;
+    float scale[place.PER]; /* of the outputs, where a row has one */
+    UNROLL for (int j = 0; j < place.PER; j++) scale[j] =
+        is_int4<W> ? 1 : static_cast<const float *>(p.scale)[weight_row<R, GATE>(p, unit, place.output(j))];
     wait_for_before();
     s.copy(x.q, (size_t)x.ld, p.M, weights.pieces, 0);
     typename W::sum sum[V];
-    spread<V, R> place;
-    float y[place.PER], step[place.PER];
+    float y[place.PER], step[place.PER], bias[place.PER];
     bool again = false;
-    UNROLL for (int j = 0; j < place.PER; j++) step[j] = x.step[place.row(j) < p.M ? place.row(j) : 0];
+    UNROLL for (int j = 0; j < place.PER; j++)
+    {
+        step[j] = x.step[place.row(j) < p.M ? place.row(j) : 0];
+        bias[j] = p.bias ? p.bias[weight_row<R, GATE>(p, unit, place.output(j))] : 0;
+    }
     UNROLL for (int m = 0; m < M; m++) again = again || (m < p.M && x.outlier[m]);
     for (int pass = 0; pass < (again ? 2 : 1); pass++) {
         const int8_t *q = pass ? x.rest : x.q;
@@ -105,18 +112,16 @@ __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M, is_int4<W>))
         spread_sum<typename W::sum, V>(sum);
         UNROLL for (int j = 0; j < place.PER; j++)
         {
-            int m = place.row(j), n = weight_row<R, GATE>(p, unit, place.output(j));
-            if (m >= p.M) m = 0;
+            int m = place.row(j) < p.M ? place.row(j) : 0;
             float v = (float)sum[j];
-            if constexpr (!is_int4<W>) v = __fmul_rn(v, static_cast<const float *>(p.scale)[n]);
+            if constexpr (!is_int4<W>) v = __fmul_rn(v, scale[j]);
             if (pass == 0)
                 y[j] = __fmul_rn(v, step[j]);
             else if (x.outlier[m])
                 y[j] = __fadd_rn(y[j], __fmul_rn(v, x.rest_step[m]));
         }
     }
-    UNROLL for (int j = 0; j < place.PER; j++) if (p.bias) y[j] =
-        __fadd_rn(y[j], p.bias[weight_row<R, GATE>(p, unit, place.output(j))]);
+    UNROLL for (int j = 0; j < place.PER; j++) if (p.bias) y[j] = __fadd_rn(y[j], bias[j]);
     write_products<V, R, GATE>(p, unit, y);
 }
 

@@ -113,12 +113,16 @@ __global__ void __launch_bounds__(ROPE_WARPS * 32)
                    const int32_t *pos, const int32_t *slot, gpu_kv kv, int layer)
 {
     int lane = (int)threadIdx.x % 32, h = (int)(blockIdx.y * ROPE_WARPS + threadIdx.x / 32);
+    size_t turn = half ? (size_t)pos[blockIdx.x] * (size_t)half : 0;
     let_next_begin();
+    if (threadIdx.x == 0 && half && half % 4 == 0) {
+        prefetch_l2(cosines + turn, (unsigned)half * (unsigned)sizeof *cosines);
+        prefetch_l2(sines + turn, (unsigned)half * (unsigned)sizeof *sines);
+    }
     wait_for_before();
     if (h >= heads + 2 * kv_heads) return;
     float *x = static_cast<float *>(qkv.p) + (size_t)blockIdx.x * (size_t)qkv.ld + (size_t)h * (size_t)dim;
-    if (half && h < heads + kv_heads)
-        rope_head(x, lane, half, cosines, sines, (size_t)pos[blockIdx.x] * (size_t)half, 1);
+    if (half && h < heads + kv_heads) rope_head(x, lane, half, cosines, sines, turn, 1);
     if (h < heads) return;
     bool is_v = h >= heads + kv_heads;
     int g = h - heads - (is_v ? kv_heads : 0), at = slot[blockIdx.x], place = at % KV_PAGE;

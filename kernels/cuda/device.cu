@@ -87,6 +87,13 @@ bool gpu_ready(gpu_dev *d, const char *op, const void *kernel, size_t smem)
     return true;
 }
 
+bool gpu_early(gpu_dev *d)
+{
+    bool early = d->early && !d->weights_written;
+    d->weights_written = false;
+    return early;
+}
+
 /* ---- opening -------------------------------------------------------------------------------------------------------
  */
 
@@ -127,7 +134,11 @@ bool take_hold(gpu_dev *d, char why[160])
         snprintf(why, 160, "CUDA device %d: %s", d->index, cudaGetErrorString(e));
         return false;
     }
+    const char *early = getenv("TANDEM_GPU_EARLY");
+    d->early = p.major >= 9 && !(early && !strcmp(early, "0"));
+    d->weights_written = false;
     d->n_sm = p.multiProcessorCount;
+    d->l2_bytes = (size_t)p.l2CacheSize;
     d->shared_max = p.sharedMemPerBlockOptin;
     snprintf(d->head.level, sizeof d->head.level, "sm_%d%d", p.major, p.minor);
     return gpu_memory_open(d, why) && lt_open(d, p.name, why);

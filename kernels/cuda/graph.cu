@@ -1,5 +1,7 @@
 /* Steps noted down as CUDA graphs: what a decode step enqueues is the same for the same number of rows, so it is
- * recorded once and then given to the device as one piece, which costs the host one call instead of some hundred. */
+ * recorded once and then given to the device as one piece, which costs the host one call instead of some hundred.
+ * Before that the ops are walked through without launching, to see which weights follow each other: a small product
+ * brings the beginning of the next weight nearer while it waits. */
 #include "kernels/cuda/device.h"
 
 #include <cstdlib>
@@ -44,11 +46,23 @@ gpu_graph *place(gpu_dev *d)
     return oldest;
 }
 
+/* d->order of what fn enqueues */
+void note_order(gpu_dev *d, void (*fn)(void *), void *ctx)
+{
+    d->n_order = d->order_at = 0;
+    d->measuring = d->ordering = true;
+    fn(ctx);
+    d->measuring = d->ordering = false;
+    d->ahead.place = nullptr;
+}
+
 /* NULL: it cannot be recorded, and nothing was enqueued; the device has not failed for that. */
 cudaGraphExec_t record(gpu_dev *d, void (*fn)(void *), void *ctx)
 {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
+    note_order(d, fn, ctx);
+    if (!d->lost) dev_clear_error(&d->head); /* as below */
     if (cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
         cudaGetLastError();
         return nullptr;
@@ -84,6 +98,24 @@ void replay(gpu_dev *d, uint64_t key, void (*fn)(void *), void *ctx)
 
 } // namespace
 
+const gpu_weight *gpu_weight_after(gpu_dev *d, const gpu_weight *w)
+{
+    if (d->ordering) {
+        if (d->n_order == d->cap_order) {
+            int cap = d->cap_order ? 2 * d->cap_order : 256;
+            void *p = realloc(d->order, (size_t)cap * sizeof *d->order);
+            if (!p) return nullptr;
+            d->order = static_cast<const gpu_weight **>(p);
+            d->cap_order = cap;
+        }
+        d->order[d->n_order++] = w;
+        return nullptr;
+    }
+    if (!d->capturing || d->order_at >= d->n_order) return nullptr;
+    if (d->order[d->order_at++] != w) d->order_at = d->n_order; /* not what was noted */
+    return d->order_at < d->n_order ? d->order[d->order_at] : nullptr;
+}
+
 /* What was quantised ahead goes neither into a step, whose kernels must be the same each time, nor out of one. */
 void gpu_replay(struct dev *head, uint64_t key, void (*fn)(void *), void *ctx)
 {
@@ -99,8 +131,10 @@ void gpu_graphs_close(gpu_dev *d)
 {
     for (int i = 0; i < d->n_graphs; i++) forget(&d->graphs[i]); /* also of a lost device: a part is the host's */
     free(d->graphs);
+    free(d->order);
     d->graphs = nullptr;
-    d->n_graphs = 0;
+    d->order = nullptr;
+    d->n_graphs = d->n_order = d->cap_order = 0;
 }
 
 } // namespace GPU_NAMESPACE

@@ -119,8 +119,13 @@ bool few_rows(const gpu_dev *d, const gpu_weight *w, int rows)
     return rows <= (is_int(w) ? GEMV_ROWS_INT : rounds(d, w) ? GEMV_ROWS_ROUNDED : GEMV_ROWS);
 }
 
-void multiply(gpu_dev *d, const char *op, const gpu_weight *w, const product *p, const struct mat *x)
+void multiply(gpu_dev *d, const char *op, const gpu_weight *w, product *p, const struct mat *x)
 {
+    const gpu_weight *after = gpu_weight_after(d, w);
+    if (after) {
+        p->after = after->data;
+        p->after_bytes = (size_t)after->rows * after->row_bytes;
+    }
     bool round_x = rounds(d, w);
     if (is_int(w)) {
         quantised q;

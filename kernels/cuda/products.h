@@ -19,6 +19,8 @@ struct product {
     int ldy;
     bool gate;
     enum act_kind act;
+    const uint8_t *after; /* what the product after this one will read first, of after_bytes; NULL: not known */
+    size_t after_bytes;
 };
 
 /* Rows of x quantised as linear_args says.  The integers of row m begin at q + m * ld, ld a multiple of 128, zeros

@@ -14,6 +14,8 @@ __global__ void __launch_bounds__(QUANT_THREADS, N > 8 ? 2 : 4)
     quantise_kernel(struct mat x, bool even_odd, quantised q)
 {
     SMEM(quantise_smem, s);
+    let_next_begin();
+    wait_for_before();
     int n = x.cols, from = (int)threadIdx.x * 4;
     const float *row = static_cast<const float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld;
     auto load = [&](int c) { return c < n ? load4<VEC>(row + c, n - c) : vec4{}; };
@@ -76,7 +78,8 @@ bool quantise_rows(gpu_dev *d, const char *op, const struct mat *x, bool even_od
                   : each <= 4  ? quantise_kernel<true, 4>
                   : each <= 16 ? quantise_kernel<true, 16>
                                : quantise_kernel<true, 0>;
-    LAUNCH(d, op, kernel, dim3((unsigned)x->rows), dim3((unsigned)threads), sizeof(quantise_smem), *x, even_odd, *out);
+    LAUNCH_EARLY(d, op, kernel, dim3((unsigned)x->rows), dim3((unsigned)threads), sizeof(quantise_smem), *x, even_odd,
+                 *out);
     return !d->head.error.op;
 }
 

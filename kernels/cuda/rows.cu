@@ -38,6 +38,9 @@ __global__ void __launch_bounds__(ROW_THREADS, (QUANT ? N : 0) > 4 ? 2 : 4)
                 enum norm_kind kind, quantised q, bool even_odd)
 {
     SMEM(norm_smem, s);
+    let_next_begin();
+    if (VEC && threadIdx.x == 0) prefetch_l2(w, (unsigned)x.cols * (unsigned)sizeof *w);
+    wait_for_before();
     int n = x.cols, step = (int)blockDim.x * 4, first = (int)threadIdx.x * 4;
     float *row = static_cast<float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld;
     float *to = static_cast<float *>(out.p) + (size_t)blockIdx.x * (size_t)out.ld;
@@ -114,8 +117,8 @@ void norm_any(gpu_dev *d, const char *op, const struct norm_args *a, struct mat 
     auto kernel = quant ? norm_kernel_of<true, true>(C, threads)
                   : vec ? norm_kernel_of<true, false>(C, threads)
                         : norm_kernel_of<false, false>(C, threads);
-    LAUNCH(d, op, kernel, dim3((unsigned)a->x.rows), dim3((unsigned)threads), sizeof(norm_smem), a->out, a->x, y, a->w,
-           a->b, a->eps, a->kind, q, quant && next->t == DT_I4);
+    LAUNCH_EARLY(d, op, kernel, dim3((unsigned)a->x.rows), dim3((unsigned)threads), sizeof(norm_smem), a->out, a->x, y,
+                 a->w, a->b, a->eps, a->kind, q, quant && next->t == DT_I4);
     if (d->head.error.op) d->ahead.place = nullptr;
 }
 
@@ -138,6 +141,8 @@ namespace {
 __global__ void head_norm_kernel(struct mat x, int col, int heads, int dim, const float *w, float eps)
 {
     int lane = (int)threadIdx.x % 32, h = (int)(blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32);
+    let_next_begin();
+    wait_for_before();
     if (h >= heads) return;
     float *p = static_cast<float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld + col + h * dim;
     float square = 0;
@@ -172,6 +177,8 @@ template <bool VEC>
 __global__ void __launch_bounds__(ROW_THREADS)
     embed_kernel(struct mat out, struct mat table, struct mat pos_table, const int32_t *id, const int32_t *pos)
 {
+    let_next_begin();
+    wait_for_before();
     place4 p = place4_of(out.cols);
     if (p.left <= 0) return;
     vec4 v = load_table<VEC>(table, (size_t)id[p.row], p);
@@ -185,6 +192,8 @@ __global__ void __launch_bounds__(ROW_THREADS)
 
 template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) add_kernel(struct mat x, struct mat y)
 {
+    let_next_begin();
+    wait_for_before();
     place4 p = place4_of(x.cols);
     if (p.left <= 0) return;
     vec4 a = load4<VEC>(at4(x, p), p.left), b = load4<VEC>(at4(y, p), p.left);
@@ -195,6 +204,8 @@ template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) add_kernel(st
 
 template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) act_kernel(struct mat x, enum act_kind act)
 {
+    let_next_begin();
+    wait_for_before();
     place4 p = place4_of(x.cols);
     if (p.left <= 0) return;
     vec4 a = load4<VEC>(at4(x, p), p.left);
@@ -206,6 +217,8 @@ template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) act_kernel(st
 template <bool VEC>
 __global__ void __launch_bounds__(ROW_THREADS) act_mul_kernel(struct mat out, struct mat gu, enum act_kind act)
 {
+    let_next_begin();
+    wait_for_before();
     place4 p = place4_of(out.cols);
     if (p.left <= 0) return;
     vec4 a = load4<VEC>(at4(gu, p), p.left), b = load4<VEC>(at4(gu, p) + out.cols, p.left);
@@ -217,6 +230,8 @@ __global__ void __launch_bounds__(ROW_THREADS) act_mul_kernel(struct mat out, st
 template <bool VEC>
 __global__ void __launch_bounds__(ROW_THREADS) rows_kernel(struct mat out, struct mat x, const int32_t *row)
 {
+    let_next_begin();
+    wait_for_before();
     place4 p = place4_of(out.cols);
     if (p.left <= 0) return;
     place4 from = {(size_t)row[p.row], p.col, p.left};
@@ -228,14 +243,14 @@ bool vectors(const struct mat &m, int cols)
     return row_vectors(m.p, cols, m.ld);
 }
 
-/* LAUNCH of a kernel of place4 over (rows, cols), by whole vectors where `vec` */
+/* LAUNCH_EARLY of a kernel of place4 over (rows, cols), by whole vectors where `vec` */
 #define LAUNCH4(head, op, kernel, vec, rows, cols, ...)                                                                \
     do {                                                                                                               \
         dim3 threads_((unsigned)row_threads(cols));                                                                    \
         if (vec)                                                                                                       \
-            LAUNCH(gpu_of(head), op, kernel<true>, grid4(rows, cols), threads_, 0, __VA_ARGS__);                       \
+            LAUNCH_EARLY(gpu_of(head), op, kernel<true>, grid4(rows, cols), threads_, 0, __VA_ARGS__);                 \
         else                                                                                                           \
-            LAUNCH(gpu_of(head), op, kernel<false>, grid4(rows, cols), threads_, 0, __VA_ARGS__);                      \
+            LAUNCH_EARLY(gpu_of(head), op, kernel<false>, grid4(rows, cols), threads_, 0, __VA_ARGS__);                \
     } while (0)
 
 } // namespace
@@ -243,9 +258,9 @@ bool vectors(const struct mat &m, int cols)
 void gpu_head_norm(struct dev *head, const struct head_norm_args *a)
 {
     if (a->x.rows == 0) return;
-    LAUNCH(gpu_of(head), "head_norm", head_norm_kernel,
-           dim3((unsigned)a->x.rows, blocks_for((size_t)a->heads, ROW_THREADS / 32)), dim3(ROW_THREADS), 0, a->x,
-           a->col, a->heads, a->head_dim, a->w, a->eps);
+    LAUNCH_EARLY(gpu_of(head), "head_norm", head_norm_kernel,
+                 dim3((unsigned)a->x.rows, blocks_for((size_t)a->heads, ROW_THREADS / 32)), dim3(ROW_THREADS), 0, a->x,
+                 a->col, a->heads, a->head_dim, a->w, a->eps);
 }
 
 void gpu_embed(struct dev *head, const struct embed_args *a)

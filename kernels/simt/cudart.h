@@ -87,8 +87,9 @@ bool launch_fits(dim3 grid, dim3 block, size_t smem);
  * counted from the first cudaDeviceReset. */
 void fail_launch(long after);
 
+/* early: as by programmatic dependent launch */
 template <class... P, class... A>
-void launch(cudaStream_t s, dim3 grid, dim3 block, size_t smem, void (*kernel)(P...), A... args)
+void launch_as(cudaStream_t s, bool early, dim3 grid, dim3 block, size_t smem, void (*kernel)(P...), A... args)
 {
     if (!launch_fits(grid, block, smem)) return;
     enqueue(s, [=, call = std::tuple<P...>(args...)]() mutable {
@@ -97,8 +98,14 @@ void launch(cudaStream_t s, dim3 grid, dim3 block, size_t smem, void (*kernel)(P
             std::tuple<P...> *call;
         } r{kernel, &call};
         simt::run_grid(
-            grid, block, smem, [](void *p) { std::apply(((run *)p)->kernel, *((run *)p)->call); }, &r);
+            grid, block, smem, early, [](void *p) { std::apply(((run *)p)->kernel, *((run *)p)->call); }, &r);
     });
+}
+
+template <class... P, class... A>
+void launch(cudaStream_t s, dim3 grid, dim3 block, size_t smem, void (*kernel)(P...), A... args)
+{
+    launch_as(s, false, grid, block, smem, kernel, args...);
 }
 
 } // namespace simt_runtime

@@ -81,8 +81,9 @@ using Collective = void (*)(void **args, unsigned mask);
 
 /* ---- launching (simt.cc) --------------------------------------------------------------------------------------- */
 
-/* Runs body() on every thread of every block, blocks one after the other.  smem: bytes of shared memory. */
-void run_grid(dim3 grid, dim3 block, size_t smem, void (*body)(void *), void *ctx);
+/* Runs body() on every thread of every block, blocks one after the other.  smem: bytes of shared memory.  early: the
+ * kernel may begin before others end, so each of its threads has to call waited(). */
+void run_grid(dim3 grid, dim3 block, size_t smem, bool early, void (*body)(void *), void *ctx);
 
 /* ---- what a running lane asks for ------------------------------------------------------------------------------ */
 
@@ -100,6 +101,7 @@ void named_barrier(int id, int threads, int line); /* bar.sync id, threads */
 /* Suspends until every lane of `mask` has called with the same function; the last one runs it. */
 void collective(unsigned mask, Collective fn, void *arg);
 void syncwarp(unsigned mask);
+void waited(); /* for the kernels before this one */
 [[noreturn]] void die(const char *what);
 
 /* cp.async: the copy happens at wait time, never earlier, so that a missing wait shows. */
@@ -117,6 +119,14 @@ inline void cp_wait(unsigned keep) /* in the kernel's own code, so that sanitize
         memcpy(c.dst, c.src, c.bytes);
         memset((char *)c.dst + c.bytes, 0, c.fill);
     }
+}
+
+/* Of memory that has to be there: its ends are read, for sanitizers to see. */
+inline void prefetch(const void *p, unsigned bytes)
+{
+    if (((uintptr_t)p | bytes) % 16 || !bytes) die("misaligned or empty prefetch");
+    (void)*(const volatile char *)p;
+    (void)((const volatile char *)p)[bytes - 1];
 }
 
 /* ---- warp collectives ------------------------------------------------------------------------------------------ */

@@ -354,6 +354,7 @@ struct dev_ops {
      * nothing from host memory.  The first time it is done as if fn were called (which may find the fastest of several
      * ways), the second time it is noted down, and from then on given to the device as one piece. */
     void (*replay)(struct dev *, uint64_t key, void (*fn)(void *ctx), void *ctx);
+    int replay_ms; /* of the start that may go into noting down what will come; 0: there it would take too long */
     /* After an error: only reopen helps; until then every op fails. */
     bool (*lost)(const struct dev *);
     /* Begins anew, as opened: all memory, weights and caches of before are gone, also those not freed (which may be

@@ -14,6 +14,8 @@
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/engine.h"
+#include "engine/engine_state.h"
+#include "engine/ready.h"
 #include "engine/turn.h"
 #include "kernels/dev.h"
 #include "tests/train/rows.h"
@@ -212,6 +214,114 @@ static void test_replay(void **state)
     d->ops = own;
     engine_close(g);
     for (int i = 0; i < ASKS; i++) assert_same(&replayed[i], &eager[i], true);
+}
+
+/* ---- padding ----------------------------------------------------------------------------------------------------- */
+
+static void test_sizes(void **state)
+{
+    (void)state;
+    static const int ends[] = {1, 2, 4, 8, 16, 32, 64, 128, 256}; /* where the kernels of products change, and more */
+    for (int max = 1; max <= 600; max += max < 70 ? 1 : 53) {
+        int spare = batch_pad_pages(max) * KV_PAGE;
+        for (int n = 1; n <= max; n++) {
+            int to = batch_padded(n, max);
+            assert_true(n <= to && to <= max && to - n <= spare && batch_padded(to, max) == to);
+            for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) assert_true((n <= ends[i]) == (to <= ends[i]));
+        }
+    }
+}
+
+enum { MANY = 20, STEPS = 3 };
+
+struct many {
+    float *logits; /* (STEPS, MANY, vocab) */
+    int sizes[STEPS];
+};
+
+/* Steps of n texts that all decode, of which some want no logits. */
+static void many_steps(struct engine *g, int n, struct many *out)
+{
+    struct dev *d = device_of(g);
+    struct setup *s = engine_setup(g);
+    size_t vocab = (size_t)s->info.vocab;
+    struct seq seq[MANY];
+    struct plan_item item[MANY];
+    int32_t tokens[MANY][24], page[MANY][2];
+    out->logits = calloc(STEPS * MANY * vocab, sizeof *out->logits);
+    for (int i = 0; i < n; i++) {
+        for (int k = 0; k < 24; k++) tokens[i][k] = (i * 37 + k * 11 + 5) % 280;
+        page[i][0] = 2 * i;
+        page[i][1] = 2 * i + 1;
+        seq[i] = (struct seq){.tokens = tokens[i], .pages = page[i], .n_pages = 2};
+    }
+    for (int step = 0; step < STEPS; step++) {
+        int rows = 0;
+        for (int i = 0; i < n; i++) {
+            item[i] = (struct plan_item){&seq[i], step, 1, step != 1 || i % 3};
+            rows += item[i].rows;
+        }
+        batch_build(&g->batch, d, &(struct plan){.v = item, .n = n, .n_tokens = n, .n_rows = rows});
+        out->sizes[step] = g->batch.n_tokens;
+        model_forward(&s->model, &g->batch);
+        assert_int_equal(d->ops->finish(d), 0);
+        d->ops->download(d, out->logits + (size_t)step * MANY * vocab, s->model.logits.p,
+                         (size_t)rows * vocab * sizeof *out->logits);
+    }
+}
+
+/* The same bits with and without padding, in steps of few rows and of many, for each kind of weights. */
+static void test_padding(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = {NULL, "int8", "int4-nearest"};
+    static const int sizes[] = {3, 5, 9, 17};
+    struct engine_config c = config("simt");
+    c.max_seqs = MANY;
+    for (size_t k = 0; k < 3; k++) {
+        c.quantize = kinds[k];
+        struct engine *g = open_engine(c);
+        size_t bytes = STEPS * MANY * (size_t)engine_info(g)->vocab * sizeof(float);
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            struct many plain, padded;
+            int n = sizes[i], pad_page = g->batch.pad_page;
+            assert_int_equal(pad_page, engine_info(g)->pages);
+            many_steps(g, n, &padded);
+            g->batch.pad_page = -1;
+            many_steps(g, n, &plain);
+            g->batch.pad_page = pad_page;
+            for (int step = 0; step < STEPS; step++) {
+                assert_int_equal(plain.sizes[step], n);
+                assert_int_equal(padded.sizes[step], batch_padded(n, MANY));
+            }
+            assert_memory_equal(plain.logits, padded.logits, bytes);
+            free(plain.logits);
+            free(padded.logits);
+        }
+        engine_close(g);
+    }
+}
+
+/* What is done before the first request leaves nothing to be noted down, and no trace in the texts. */
+static void test_ready(void **state)
+{
+    (void)state;
+    struct reply cold[ASKS], warm[ASKS];
+    struct engine_config c = config("simt");
+    c.max_total_tokens = 128;
+    struct engine *g = open_engine(c);
+    generate(g, 0, ASKS, cold);
+    engine_close(g);
+    g = open_engine(c);
+    struct simt_counts start = simt_counts(), end;
+    ready_steps(&g->batch, &engine_setup(g)->model, 60 * 1000);
+    end = simt_counts();
+    assert_int_equal(end.graphs - start.graphs, 3); /* of 1, 2 and 4 texts */
+    generate(g, 0, ASKS, warm);
+    assert_int_equal(simt_counts().graphs, end.graphs);
+    assert_true(simt_counts().replays > end.replays);
+    engine_close(g);
+    for (int i = 0; i < ASKS; i++) assert_same(&cold[i], &warm[i], true);
 }
 
 /* ---- other ops ----------------------------------------------------------------------------------------------------
@@ -528,6 +638,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_texts), cmocka_unit_test(test_replay),  cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_sizes), cmocka_unit_test(test_padding), cmocka_unit_test(test_ready),
         cmocka_unit_test(test_names), cmocka_unit_test(test_no_room), cmocka_unit_test(test_training),
         cmocka_unit_test(test_lost), /* the last: it leaves the runtime lost */
     };

@@ -58,7 +58,7 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
         return NULL;
     }
     const struct engine_info *m = &g->s.info;
-    if (ready_batch(&g->batch, &g->s, e)) {
+    if (ready_device(&g->batch, &g->s, e)) {
         setup_close(&g->s);
         free(g);
         return NULL;

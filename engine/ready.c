@@ -2,16 +2,18 @@
 
 #include "engine/base/clock.h"
 
-int ready_batch(struct batch *b, struct setup *s, struct err *e)
+int ready_device(struct batch *b, struct setup *s, struct err *e)
 {
     const struct engine_info *m = &s->info;
     struct dev *d = s->model.d;
     int max_pages = (m->max_total_tokens + KV_PAGE - 1) / KV_PAGE;
     if (batch_open(b, d, m->max_batch_tokens, m->max_seqs, s->max_rows, max_pages))
         return err_set(e, ERR_NOMEM, "no memory for batches of %d tokens", m->max_batch_tokens);
-    if (!d->ops->replay) return 0;
-    b->pad_page = m->pages;
-    if (d->ops->replay_ms > 0) ready_steps(b, &s->model, d->ops->replay_ms);
+    if (d->ops->replay) {
+        b->pad_page = m->pages;
+        if (d->ops->replay_ms > 0) ready_steps(b, &s->model, d->ops->replay_ms);
+    }
+    if (d->ops->hold) d->ops->hold(d);
     return 0;
 }
 

@@ -68,7 +68,7 @@ static int restart(struct engine *g, struct err *e)
     batch_close(&g->batch, g->s.model.d);
     adapters_forget(&g->adapters);
     int rc = setup_restart(&g->s, e);
-    if (!rc) rc = ready_batch(&g->batch, &g->s, e);
+    if (!rc) rc = ready_device(&g->batch, &g->s, e);
     if (!rc) rc = adapters_restore(&g->adapters, g->s.model.d, e);
     if (!rc) end_all_stale(g); /* now, since others may have taken names away meanwhile */
     return rc;

@@ -60,6 +60,7 @@ struct train {
     struct dev *d;
     struct train_gate *gate;
     bool lora_method, bf16_x; /* as the device had it */
+    bool took;                /* memory of the device */
 
     struct optim o;
     struct train_lora lora;
@@ -517,9 +518,22 @@ static size_t scratch_bytes(const struct train *t)
 }
 
 /* What may be taken of the memory that training is planned in: the device's own, or the host's. */
-static size_t room_for(struct dev *d)
+static size_t room_for(struct dev *d, size_t *piece)
 {
-    return dev_host_memory(d) ? memory_available() : dev_memory_left(d);
+    if (!dev_host_memory(d)) return dev_memory_left(d, piece);
+    return *piece = memory_available();
+}
+
+/* One array of all parameters that are trained is the largest piece. */
+static int check_piece(const struct train *t, size_t piece, struct err *e)
+{
+    double need = (double)t->o.n * sizeof(float);
+    if (need <= (double)piece) return 0;
+    return err_set(e, ERR_NOMEM,
+                   "training needs %.2f GiB in one piece for %zu parameters, %.2f are free in one piece: unload "
+                   "adapters, or %s",
+                   need / GIB, t->o.trained, (double)piece / GIB,
+                   t->lora_method ? "lower lora_r, or name fewer targets" : "use method lora");
 }
 
 /* Chooses whether activations are computed again, and refuses what does not fit. */
@@ -530,7 +544,7 @@ static int plan_memory(struct train *t, struct err *e)
     /* a plan alone is made on any thread, the device not being its */
     bool own = !dev_host_memory(t->d);
     int copies = 4 + average + (t->eval.n && !own ? 1 : 0), host_copies = own ? 3 + average + (t->eval.n ? 1 : 0) : 0;
-    size_t room = room_for(t->d);
+    size_t piece, room = room_for(t->d, &piece);
     if ((double)host_copies * (double)t->o.n * 4 > 0.95 * (double)memory_available())
         return err_set(e, ERR_NOMEM, "training needs %.2f GiB of the host for %d copies of %zu parameters",
                        (double)host_copies * (double)t->o.n * 4 / GIB, host_copies, t->o.trained);
@@ -547,7 +561,7 @@ static int plan_memory(struct train *t, struct err *e)
         need = (double)p->state_bytes + (double)p->activation_bytes;
     }
     p->recompute = t->tm.recompute;
-    if (need <= 0.95 * (double)room) return 0;
+    if (need <= 0.95 * (double)room) return check_piece(t, piece, e);
     bool state = (double)p->state_bytes > need / 2;
     return err_set(
         e, ERR_NOMEM,
@@ -601,6 +615,7 @@ static int reserve_scratch(struct train *t, struct err *e)
 static int take_memory(struct train *t, struct err *e)
 {
     train_gate_pass(t->gate);
+    t->took = true;
     int rc = optim_alloc(&t->o, t->p.ema_decay > 0, e);
     if (rc) return rc;
     for (int i = 0; i < ARRAYS; i++) {
@@ -734,6 +749,7 @@ void train_free(struct train *t)
     train_rows_close(&t->rows);
     train_rows_close(&t->eval);
     micro_close(&t->micro);
+    if (t->took && t->d->ops->trim) t->d->ops->trim(t->d);
     free(t->best);
     free(t->ckpt_dir);
     const char *texts[] = {t->job.from, t->job.base_name, t->job.model_dir, t->job.dir, t->job.out};

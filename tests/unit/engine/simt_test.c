@@ -149,11 +149,14 @@ static void test_texts(void **state)
     struct dev_memory m;
     device_of(g)->ops->memory(device_of(g), &m);
     before = m.used;
+    assert_int_equal(m.largest, m.budget - m.used); /* the rest is held, in one piece */
+    struct simt_counts start = simt_counts();
     generate(g, 0, ASKS, together);
     for (int i = 0; i < ASKS; i++) generate(g, i, 1, &alone[i]);
     device_of(g)->ops->memory(device_of(g), &m);
     after = m.used;
     assert_int_equal(before, after); /* nothing is taken once it runs */
+    assert_int_equal(simt_counts().memory, start.memory);
     const struct engine_info *info = engine_info(g);
     assert_true(info->device_base == before && info->device_budget == m.budget && m.budget < m.total);
     assert_int_equal(info->weight_bytes + info->kv_bytes + info->workspace_bytes, before);
@@ -485,10 +488,14 @@ static void test_training(void **state)
     generate(g, 0, ASKS, right);
     engine_stats_read(g, &s);
     size_t used = s.device_used;
+    struct simt_counts start = simt_counts();
     if (train(g, data, dir, &told) != TRAIN_SUCCEEDED) fail_msg("%s", told.text);
-    engine_turn(g, false);
+    generate(g, 0, ASKS, y);
+    for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
     engine_stats_read(g, &s);
     assert_int_equal(s.device_restarts, 0);
+    assert_int_equal(s.device_used, used);                /* the job gave everything back */
+    assert_int_equal(simt_counts().memory, start.memory); /* and the system was asked for nothing */
 
     /* of an adapter that is unloaded in the middle: one request was there, one is on its way */
     if (engine_adapter_load(g, "b", adapter, NULL, &e)) fail_msg("%s", e.msg);
@@ -515,7 +522,10 @@ static void test_training(void **state)
     generate(g, 0, ASKS, y);
     for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
     engine_stats_read(g, &s);
-    assert_true(s.device_used >= used); /* scratch of training stays */
+    struct dev_memory m;
+    device_of(g)->ops->memory(device_of(g), &m);
+    assert_true(m.used == used && m.largest == m.budget - m.used); /* held again */
+    assert_int_equal(s.device_used, used);
     assert_int_equal(s.failed_steps, 0);
     use_adapter = NULL;
     engine_close(g);
@@ -557,6 +567,40 @@ static int no_room(struct dev *d, void (*fn)(void *), void *ctx)
     return patched.failed ? -1 : 0;
 }
 
+/* Where the system has no piece so large several are held, and what is said of them is true. */
+static void test_pieces(void **state)
+{
+    (void)state;
+    struct told told;
+    struct dev_memory before, m;
+    char dir[] = "/tmp/tandem-simt-XXXXXX";
+    if (!mkdtemp(dir)) fail();
+    struct engine_config c = config("simt");
+    c.gpu_memory_bytes = 192 << 20;
+    simt_largest_piece(48 << 20);
+    struct engine *g = open_engine(c);
+    struct dev *d = device_of(g);
+    struct dataset *data = rows_make(8, engine_info(g)->vocab, 3);
+    d->ops->memory(d, &before);
+    assert_true(before.largest <= 48 << 20 && before.largest < before.budget - before.used);
+    struct simt_counts start = simt_counts();
+    assert_null(d->ops->alloc(d, before.largest + 1));
+    void *p = d->ops->alloc(d, before.largest), *q = d->ops->alloc(d, 1000);
+    assert_true(p && q);
+    d->ops->memory(d, &m);
+    assert_int_equal(m.used, before.used + before.largest + 1024);
+    d->ops->free(d, p);
+    d->ops->free(d, q);
+    if (train(g, data, dir, &told) != TRAIN_SUCCEEDED) fail_msg("%s", told.text);
+    d->ops->memory(d, &m);
+    assert_true(m.used == before.used && m.largest == before.largest);
+    assert_int_equal(simt_counts().memory, start.memory);
+    simt_largest_piece(SIZE_MAX);
+    engine_close(g);
+    free(data);
+    dir_remove(dir);
+}
+
 /* A job that does not get what its ops take for themselves leaves to requests what they had. */
 static void test_no_room(void **state)
 {
@@ -584,6 +628,8 @@ static void test_no_room(void **state)
     generate(g, 0, ASKS, y);
     for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
     if (train(g, data, again, &told) != TRAIN_SUCCEEDED) fail_msg("%s", told.text);
+    device_of(g)->ops->memory(device_of(g), &after);
+    assert_int_equal(before.used, after.used);
     generate(g, 0, ASKS, y);
     for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
     engine_close(g);
@@ -637,10 +683,10 @@ static void test_names(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_texts), cmocka_unit_test(test_replay),  cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_sizes), cmocka_unit_test(test_padding), cmocka_unit_test(test_ready),
-        cmocka_unit_test(test_names), cmocka_unit_test(test_no_room), cmocka_unit_test(test_training),
-        cmocka_unit_test(test_lost), /* the last: it leaves the runtime lost */
+        cmocka_unit_test(test_texts),    cmocka_unit_test(test_replay),  cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_sizes),    cmocka_unit_test(test_padding), cmocka_unit_test(test_ready),
+        cmocka_unit_test(test_pieces),   cmocka_unit_test(test_names),   cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_training), cmocka_unit_test(test_lost), /* the last: it leaves the runtime lost */
     };
     if (argc != 2) return fprintf(stderr, "usage: simt_test FIXTURES/models\n"), 2;
     fixtures = argv[1];

@@ -8,6 +8,7 @@
 #include "engine/ckpt.h"
 #include "engine/optim.h"
 #include "engine/setup.h"
+#include "engine/train_cut.h"
 #include "engine/train_full.h"
 #include "engine/train_gate.h"
 #include "engine/train_lora.h"
@@ -152,6 +153,11 @@ static bool device_failed(struct train *t, struct err *e)
 enum { PARTS_MAX = ARRAYS + 2 };
 
 /* NULL: there is none of it. */
+static struct cut cut_of(const struct train *t)
+{
+    return (struct cut){t->d, t->gate};
+}
+
 static float *device_array(const struct train *t, int i)
 {
     return i == 0 ? t->o.p : i == 1 ? t->o.m : i == 2 ? t->o.v : t->o.avg;
@@ -178,9 +184,8 @@ static int save(struct train *t, struct err *e)
 {
     struct ckpt_part part[PARTS_MAX];
     int n = parts_of(t, part);
-    size_t bytes = t->o.n * sizeof(float);
     for (int i = 0; i < ARRAYS; i++)
-        if (t->host[i] != device_array(t, i)) t->d->ops->download(t->d, t->host[i], device_array(t, i), bytes);
+        if (t->host[i] != device_array(t, i)) cut_download(cut_of(t), t->host[i], device_array(t, i), t->o.n);
     if (device_failed(t, e)) return e->code;
     train_gate_leave(t->gate);
     tell(t, TRAIN_SAVING, NULL);
@@ -203,10 +208,7 @@ static int load(struct train *t, int64_t most, struct err *e)
     int n = parts_of(t, part), rc = ckpt_read(t->ckpt_dir, t->hash, most, part, n, &t->saved, &t->warnings, e);
     if (rc || t->saved < 0) return rc;
     for (int i = 0; i < ARRAYS; i++)
-        if (t->host[i] != device_array(t, i)) {
-            train_gate_pass(t->gate);
-            t->d->ops->upload(t->d, device_array(t, i), t->host[i], t->o.n * sizeof(float));
-        }
+        if (t->host[i] != device_array(t, i)) cut_upload(cut_of(t), device_array(t, i), t->host[i], t->o.n);
     if (!t->lora_method) train_full_use(&t->full, &t->o, t->o.p);
     return 0;
 }
@@ -348,13 +350,7 @@ static bool eval_due(const struct train *t)
 
 static void keep_best(struct train *t)
 {
-    const size_t SLICE = 1 << 19;
-    const float *from = device_array(t, result_array(t));
-    for (size_t i = 0, n; i < t->o.n; i += n) {
-        n = t->o.n - i < SLICE ? t->o.n - i : SLICE;
-        train_gate_pass(t->gate);
-        t->d->ops->download(t->d, t->best + i, from + i, n * sizeof(float));
-    }
+    cut_download(cut_of(t), t->best, device_array(t, result_array(t)), t->o.n);
 }
 
 static enum outcome evaluate(struct train *t, struct err *e)
@@ -428,8 +424,7 @@ static int write_result(struct train *t, struct err *e)
     const float *p = t->st.best_step >= 0 ? t->best : t->host[last], *on_device = device_array(t, last);
     if (!t->job.out) return 0;
     if (p == t->host[last] && p != on_device) {
-        train_gate_pass(t->gate);
-        t->d->ops->download(t->d, t->host[last], on_device, t->o.n * sizeof(float));
+        cut_download(cut_of(t), t->host[last], on_device, t->o.n);
         train_gate_leave(t->gate);
     }
     if (device_failed(t, e)) return err_prefix(e, "the result could not be read");
@@ -641,8 +636,7 @@ static void hash_job(struct train *t)
 {
     float *p = t->host[0];
     if (p != t->o.p) {
-        train_gate_pass(t->gate);
-        t->d->ops->download(t->d, p, t->o.p, t->o.n * sizeof(float));
+        cut_download(cut_of(t), p, t->o.p, t->o.n);
         train_gate_leave(t->gate);
     }
     t->hash = train_job_hash(&t->p, dataset_hash(t->job.data), t->job.eval ? dataset_hash(t->job.eval) : 0,
@@ -730,6 +724,7 @@ struct train *train_open(const struct train_job *job, struct model *m, struct tr
     struct train *t = train_new(job, m, gate);
     if (t->p.f32 && !gate) m->d->bf16_x = false; /* nobody else computes on it */
     if (open_all(t, e)) {
+        if (t->took) train_gate_pass(t->gate); /* it frees memory of the device */
         train_free(t);
         return NULL;
     }

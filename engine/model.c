@@ -132,7 +132,7 @@ static void forward_step(void *arg)
 /* A step in which every sequence decodes, without adapters, is the same ops with the same args for the same numbers. */
 void model_forward(struct model *m, const struct batch *b)
 {
-    bool decodes = b->n_tokens == b->n_seqs && !b->n_groups && m->d->ops->replay;
+    bool decodes = batch_decodes(b) && m->d->ops->replay;
     uint64_t key = (uint64_t)b->n_tokens << 43 | (uint64_t)b->n_rows << 25 | (uint64_t)b->pages_ld;
     if (decodes && b->n_tokens < 1 << 18 && b->n_rows < 1 << 18 && b->pages_ld < 1 << 25)
         m->d->ops->replay(m->d, key, forward_step, &(struct step){m, b});

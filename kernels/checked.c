@@ -543,6 +543,8 @@ struct dev *dev_checked(struct dev *inner)
     c->ops.zero = NULL;
     c->ops.reserve = NULL;
     c->ops.replay = NULL;
+    c->ops.hold = NULL;
+    c->ops.trim = NULL;
     c->ops.lost = NULL;
     c->ops.reopen = NULL;
 #define X(op) c->ops.op = checked_##op;

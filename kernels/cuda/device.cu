@@ -12,8 +12,10 @@ namespace {
 
 #ifdef __CUDACC__
 const char DEVICE_NAME[] = "cuda";
+enum { REPLAY_MS = 1000 };
 #else
 const char DEVICE_NAME[] = "simt";
+enum { REPLAY_MS = 0 };
 #endif
 
 #ifdef __CUDACC__
@@ -229,6 +231,9 @@ void fill_table(struct dev_ops *o)
     o->zero = gpu_zero;
     o->reserve = gpu_reserve;
     o->replay = gpu_replay;
+    o->replay_ms = REPLAY_MS;
+    o->hold = gpu_hold;
+    o->trim = gpu_trim;
     o->lost = gpu_lost;
     o->reopen = gpu_reopen;
 }

@@ -17,6 +17,7 @@ enum area { AREA_X, AREA_Y, AREA_W, AREA_ATTN, AREA_SAMPLE, AREA_SUM, AREA_NORM,
 
 struct gpu_pending; /* results that finish hands to the caller's memory */
 struct gpu_block;
+struct gpu_held; /* pieces of memory that allocations are made of */
 struct gpu_graph;
 
 /* What the last norm quantised of its output for the product that comes next (quantise.cu): rows x, in the order
@@ -42,12 +43,16 @@ struct gpu_dev {
     bool sealed;          /* scratch grows no more */
     size_t memory_bytes;  /* as opened, for reopening */
     double memory_fraction;
-    size_t total, budget, used, scratch_used; /* of the device's memory; the last two are read by any thread */
+    size_t total, budget;               /* of the device's memory */
+    size_t used, scratch_used, largest; /* as dev_memory says: read by any thread */
     struct gpu_block *blocks;
     size_t n_blocks, cap_blocks;
+    struct gpu_held *held; /* NULL: not yet */
     struct {
         void *p;
         size_t bytes, wanted; /* wanted: the most that was seen in reserve */
+        void *more;           /* until trim: for what p is too small for */
+        size_t more_bytes;
     } scratch[AREA_COUNT];
     /* what the host sends and gets: pinned memory and as much device memory, handed out from the front */
     uint8_t *pinned, *staged;
@@ -222,6 +227,8 @@ void gpu_download(struct dev *, void *host, const void *device, size_t bytes);
 void gpu_memory(struct dev *, struct dev_memory *);
 void gpu_zero(struct dev *, void *, size_t bytes);
 int gpu_reserve(struct dev *, void (*fn)(void *), void *ctx);
+void gpu_hold(struct dev *);
+void gpu_trim(struct dev *);
 void gpu_replay(struct dev *, uint64_t key, void (*fn)(void *), void *ctx);
 
 /* Waits for the device and hands results out.  false: it has failed. */

@@ -9,7 +9,7 @@
 namespace GPU_NAMESPACE {
 namespace {
 
-enum { GRAPHS_MAX = 64 };
+enum { GRAPHS_MAX = 128 }; /* some twenty sizes of a step (engine/batch.h) for six lengths of contexts */
 
 } // namespace
 

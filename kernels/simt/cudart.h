@@ -2,8 +2,9 @@
  *
  * A stream is a queue that runs when somebody waits for it (or for memory that it may write), never before: what a
  * caller may not do yet, because the device has not run, fails here too.  Device memory is heap memory filled with
- * 0xFF.  The names and meanings are those of the CUDA Runtime API, version 13.  Everything belongs to the calling
- * thread's use of one device at a time; nothing here is locked. */
+ * 0xFF, in large pieces memory that is not there before it is used.  The names and meanings are those of the CUDA
+ * Runtime API, version 13.  Everything belongs to the calling thread's use of one device at a time; nothing here is
+ * locked. */
 #ifndef TANDEM_KERNELS_SIMT_CUDART_H
 #define TANDEM_KERNELS_SIMT_CUDART_H
 

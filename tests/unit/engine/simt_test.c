@@ -14,6 +14,8 @@
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/engine.h"
+#include "engine/engine_state.h"
+#include "engine/ready.h"
 #include "engine/turn.h"
 #include "kernels/dev.h"
 #include "tests/train/rows.h"
@@ -174,11 +176,14 @@ static void test_texts(void **state)
     struct dev_memory m;
     device_of(g)->ops->memory(device_of(g), &m);
     before = m.used;
+    assert_int_equal(m.largest, m.budget - m.used); /* the rest is held, in one piece */
+    struct simt_counts start = simt_counts();
     generate(g, 0, ASKS, together);
     for (int i = 0; i < ASKS; i++) generate(g, i, 1, &alone[i]);
     device_of(g)->ops->memory(device_of(g), &m);
     after = m.used;
     assert_int_equal(before, after); /* nothing is taken once it runs */
+    assert_int_equal(simt_counts().memory, start.memory);
     const struct engine_info *info = engine_info(g);
     assert_true(info->device_base == before && info->device_budget == m.budget && m.budget < m.total);
     assert_int_equal(info->weight_bytes + info->kv_bytes + info->workspace_bytes, before);
@@ -239,6 +244,114 @@ static void test_replay(void **state)
     d->ops = own;
     engine_close(g);
     for (int i = 0; i < ASKS; i++) assert_same(&replayed[i], &eager[i], true);
+}
+
+/* ---- padding ----------------------------------------------------------------------------------------------------- */
+
+static void test_sizes(void **state)
+{
+    (void)state;
+    static const int ends[] = {1, 2, 4, 8, 16, 32, 64, 128, 256}; /* where the kernels of products change, and more */
+    for (int max = 1; max <= 600; max += max < 70 ? 1 : 53) {
+        int spare = batch_pad_pages(max) * KV_PAGE;
+        for (int n = 1; n <= max; n++) {
+            int to = batch_padded(n, max);
+            assert_true(n <= to && to <= max && to - n <= spare && batch_padded(to, max) == to);
+            for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) assert_true((n <= ends[i]) == (to <= ends[i]));
+        }
+    }
+}
+
+enum { MANY = 20, STEPS = 3 };
+
+struct many {
+    float *logits; /* (STEPS, MANY, vocab) */
+    int sizes[STEPS];
+};
+
+/* Steps of n texts that all decode, of which some want no logits. */
+static void many_steps(struct engine *g, int n, struct many *out)
+{
+    struct dev *d = device_of(g);
+    struct setup *s = engine_setup(g);
+    size_t vocab = (size_t)s->info.vocab;
+    struct seq seq[MANY];
+    struct plan_item item[MANY];
+    int32_t tokens[MANY][24], page[MANY][2];
+    out->logits = calloc(STEPS * MANY * vocab, sizeof *out->logits);
+    for (int i = 0; i < n; i++) {
+        for (int k = 0; k < 24; k++) tokens[i][k] = (i * 37 + k * 11 + 5) % 280;
+        page[i][0] = 2 * i;
+        page[i][1] = 2 * i + 1;
+        seq[i] = (struct seq){.tokens = tokens[i], .pages = page[i], .n_pages = 2};
+    }
+    for (int step = 0; step < STEPS; step++) {
+        int rows = 0;
+        for (int i = 0; i < n; i++) {
+            item[i] = (struct plan_item){&seq[i], step, 1, step != 1 || i % 3};
+            rows += item[i].rows;
+        }
+        batch_build(&g->batch, d, &(struct plan){.v = item, .n = n, .n_tokens = n, .n_rows = rows});
+        out->sizes[step] = g->batch.n_tokens;
+        model_forward(&s->model, &g->batch);
+        assert_int_equal(d->ops->finish(d), 0);
+        d->ops->download(d, out->logits + (size_t)step * MANY * vocab, s->model.logits.p,
+                         (size_t)rows * vocab * sizeof *out->logits);
+    }
+}
+
+/* The same bits with and without padding, in steps of few rows and of many, for each kind of weights. */
+static void test_padding(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = {NULL, "int8", "int4-nearest"};
+    static const int sizes[] = {3, 5, 9, 17};
+    struct engine_config c = config("simt");
+    c.max_seqs = MANY;
+    for (size_t k = 0; k < 3; k++) {
+        c.quantize = kinds[k];
+        struct engine *g = open_engine(c);
+        size_t bytes = STEPS * MANY * (size_t)engine_info(g)->vocab * sizeof(float);
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            struct many plain, padded;
+            int n = sizes[i], pad_page = g->batch.pad_page;
+            assert_int_equal(pad_page, engine_info(g)->pages);
+            many_steps(g, n, &padded);
+            g->batch.pad_page = -1;
+            many_steps(g, n, &plain);
+            g->batch.pad_page = pad_page;
+            for (int step = 0; step < STEPS; step++) {
+                assert_int_equal(plain.sizes[step], n);
+                assert_int_equal(padded.sizes[step], batch_padded(n, MANY));
+            }
+            assert_memory_equal(plain.logits, padded.logits, bytes);
+            free(plain.logits);
+            free(padded.logits);
+        }
+        engine_close(g);
+    }
+}
+
+/* What is done before the first request leaves nothing to be noted down, and no trace in the texts. */
+static void test_ready(void **state)
+{
+    (void)state;
+    struct reply cold[ASKS], warm[ASKS];
+    struct engine_config c = config("simt");
+    c.max_total_tokens = 128;
+    struct engine *g = open_engine(c);
+    generate(g, 0, ASKS, cold);
+    engine_close(g);
+    g = open_engine(c);
+    struct simt_counts start = simt_counts(), end;
+    ready_steps(&g->batch, &engine_setup(g)->model, 60 * 1000);
+    end = simt_counts();
+    assert_int_equal(end.graphs - start.graphs, 3); /* of 1, 2 and 4 texts */
+    generate(g, 0, ASKS, warm);
+    assert_int_equal(simt_counts().graphs, end.graphs);
+    assert_true(simt_counts().replays > end.replays);
+    engine_close(g);
+    for (int i = 0; i < ASKS; i++) assert_same(&cold[i], &warm[i], true);
 }
 
 /* ---- other ops ----------------------------------------------------------------------------------------------------
@@ -462,10 +575,14 @@ static void test_training(void **state)
     generate(g, 0, ASKS, right);
     engine_stats_read(g, &s);
     size_t used = s.device_used;
+    struct simt_counts start = simt_counts();
     if (train(g, data, dir, &told) != TRAIN_SUCCEEDED) fail_msg("%s", told.text);
-    engine_turn(g, false);
+    generate(g, 0, ASKS, y);
+    for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
     engine_stats_read(g, &s);
     assert_int_equal(s.device_restarts, 0);
+    assert_int_equal(s.device_used, used);                /* the job gave everything back */
+    assert_int_equal(simt_counts().memory, start.memory); /* and the system was asked for nothing */
 
     /* of an adapter that is unloaded in the middle: one request was there, one is on its way */
     if (engine_adapter_load(g, "b", adapter, NULL, &e)) fail_msg("%s", e.msg);
@@ -492,7 +609,10 @@ static void test_training(void **state)
     generate(g, 0, ASKS, y);
     for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
     engine_stats_read(g, &s);
-    assert_true(s.device_used >= used); /* scratch of training stays */
+    struct dev_memory m;
+    device_of(g)->ops->memory(device_of(g), &m);
+    assert_true(m.used == used && m.largest == m.budget - m.used); /* held again */
+    assert_int_equal(s.device_used, used);
     assert_int_equal(s.failed_steps, 0);
     use_adapter = NULL;
     engine_close(g);
@@ -534,6 +654,40 @@ static int no_room(struct dev *d, void (*fn)(void *), void *ctx)
     return patched.failed ? -1 : 0;
 }
 
+/* Where the system has no piece so large several are held, and what is said of them is true. */
+static void test_pieces(void **state)
+{
+    (void)state;
+    struct told told;
+    struct dev_memory before, m;
+    char dir[] = "/tmp/tandem-simt-XXXXXX";
+    if (!mkdtemp(dir)) fail();
+    struct engine_config c = config("simt");
+    c.gpu_memory_bytes = 192 << 20;
+    simt_largest_piece(48 << 20);
+    struct engine *g = open_engine(c);
+    struct dev *d = device_of(g);
+    struct dataset *data = rows_make(8, engine_info(g)->vocab, 3);
+    d->ops->memory(d, &before);
+    assert_true(before.largest <= 48 << 20 && before.largest < before.budget - before.used);
+    struct simt_counts start = simt_counts();
+    assert_null(d->ops->alloc(d, before.largest + 1));
+    void *p = d->ops->alloc(d, before.largest), *q = d->ops->alloc(d, 1000);
+    assert_true(p && q);
+    d->ops->memory(d, &m);
+    assert_int_equal(m.used, before.used + before.largest + 1024);
+    d->ops->free(d, p);
+    d->ops->free(d, q);
+    if (train(g, data, dir, &told) != TRAIN_SUCCEEDED) fail_msg("%s", told.text);
+    d->ops->memory(d, &m);
+    assert_true(m.used == before.used && m.largest == before.largest);
+    assert_int_equal(simt_counts().memory, start.memory);
+    simt_largest_piece(SIZE_MAX);
+    engine_close(g);
+    free(data);
+    dir_remove(dir);
+}
+
 /* A job that does not get what its ops take for themselves leaves to requests what they had. */
 static void test_no_room(void **state)
 {
@@ -561,6 +715,8 @@ static void test_no_room(void **state)
     generate(g, 0, ASKS, y);
     for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
     if (train(g, data, again, &told) != TRAIN_SUCCEEDED) fail_msg("%s", told.text);
+    device_of(g)->ops->memory(device_of(g), &after);
+    assert_int_equal(before.used, after.used);
     generate(g, 0, ASKS, y);
     for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
     engine_close(g);
@@ -614,10 +770,10 @@ static void test_names(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_texts),   cmocka_unit_test(test_measured),
-        cmocka_unit_test(test_replay),  cmocka_unit_test(test_ahead),
-        cmocka_unit_test(test_budget),  cmocka_unit_test(test_names),
-        cmocka_unit_test(test_no_room), cmocka_unit_test(test_training),
+        cmocka_unit_test(test_texts),   cmocka_unit_test(test_measured), cmocka_unit_test(test_replay),
+        cmocka_unit_test(test_ahead),   cmocka_unit_test(test_budget),   cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_padding), cmocka_unit_test(test_ready),    cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_names),   cmocka_unit_test(test_no_room),  cmocka_unit_test(test_training),
         cmocka_unit_test(test_lost), /* the last: it leaves the runtime lost */
     };
     if (argc != 2) return fprintf(stderr, "usage: simt_test FIXTURES/models\n"), 2;

@@ -153,7 +153,7 @@ template <int M, int N, int DIM> struct seq_smem {
     feature_tile<M, DIM> q;
     feature_tile<N, DIM> kv; /* keys, then values */
     float w[M][N + 4];
-    int tile[4];
+    seq_tile tile;
 };
 
 /* A tile's scores into weights, and the rows' states and earlier outputs with them. */
@@ -198,8 +198,8 @@ template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS
     typedef seq_smem<M, N, DIM> smem;
     SMEM(smem, s);
     const attn_back_args &a = c.a;
-    seq_tile t;
-    if (!find_tile(a.q_start, a.n_seqs, M, (int)blockIdx.x, true, s.tile, &t)) return;
+    if (!find_tile(a.q_start, a.n_seqs, M, (int)blockIdx.x, true, &s.tile)) return;
+    const seq_tile t = s.tile;
     constexpr int ROWS = M / SIDE;
     int h = c.head0 + (int)blockIdx.y, g = h / (a.heads / a.kv_heads), D = a.head_dim;
     size_t ld = (size_t)a.qkv.ld;
@@ -254,7 +254,7 @@ template <int M, int N, int DIM> struct back_smem {
     feature_tile<N, DIM> pass1, pass2; /* k and v, or q and dout */
     float w1[M][N + 4], w2[M][N + 4];  /* gradients of scores; weights, for dv */
     float lse[M > N ? M : N], delta[M > N ? M : N];
-    int tile[4];
+    seq_tile tile;
 };
 
 /* lse and delta of queries row0 .. row0 + n_rows - 1 of head h; lse to the base 2 */
@@ -295,8 +295,8 @@ __global__ void __launch_bounds__(TRAIN_THREADS, 1) back_kernel(train_call c)
     typedef back_smem<M, N, DIM> smem;
     SMEM(smem, s);
     const attn_back_args &a = c.a;
-    seq_tile t;
-    if (!find_tile(a.q_start, a.n_seqs, M, (int)blockIdx.x, !BY_KEYS, s.tile, &t)) return;
+    if (!find_tile(a.q_start, a.n_seqs, M, (int)blockIdx.x, !BY_KEYS, &s.tile)) return;
+    const seq_tile t = s.tile;
     int group = a.heads / a.kv_heads, D = a.head_dim, y = (int)blockIdx.y;
     int g = BY_KEYS ? c.kv0 + y : (c.head0 + y) / group, h0 = BY_KEYS ? max(c.head0, g * group) : c.head0 + y;
     int h1 = BY_KEYS ? min(c.head0 + c.n_heads, (g + 1) * group) : h0 + 1;

@@ -42,12 +42,13 @@ struct seq_tile {
     int start, n, row0;
 };
 
-/* The block's tile, number `index` over all sequences; false: there are fewer.  Ends with a barrier. */
+/* The block's tile, number `index` over all sequences, to shared memory; false: there are fewer.  Ends with a barrier.
+ */
 __device__ inline bool find_tile(const int32_t *q_start, int n_seqs, int tile_rows, int index, bool last_first,
-                                 int *shared, seq_tile *t)
+                                 seq_tile *t)
 {
     int lane = (int)threadIdx.x;
-    if (lane == 0) shared[1] = 0;
+    if (lane == 0) t->n = 0;
     __syncthreads();
     for (int s0 = 0, before = 0; s0 < n_seqs && lane < 32; s0 += 32) {
         int s = min(s0 + lane, n_seqs - 1), start = q_start[s], n = q_start[s + 1] - start;
@@ -59,15 +60,12 @@ __device__ inline bool find_tile(const int32_t *q_start, int n_seqs, int tile_ro
         end += before;
         if (index < end && index >= end - tiles) {
             int k = index - (end - tiles);
-            shared[0] = start;
-            shared[1] = n;
-            shared[2] = (last_first ? tiles - 1 - k : k) * tile_rows;
+            *t = {start, n, (last_first ? tiles - 1 - k : k) * tile_rows};
         }
         before = __shfl_sync(FULL_WARP, end, 31);
         if (before > index) break;
     }
     __syncthreads();
-    *t = {shared[0], shared[1], shared[2]};
     return t->n > 0;
 }
 

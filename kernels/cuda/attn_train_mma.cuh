@@ -152,7 +152,7 @@ __device__ inline void multiply_rows(float (&acc)[SLABS][N / 8][4], const uint4 
         for (int n = 0; n < N / 8; n++)
 #pragma unroll(WHOLE)
             for (int i = 0; i < 4; i++) acc[m][n][i] = 0;
-#pragma unroll(PARTS > 1 ? 1 : 2)
+#pragma unroll 1
     for (int d = 0; d < LD - 1; d += 2) {
         unsigned left[PARTS][SLABS][4];
 #pragma unroll(WHOLE)
@@ -191,6 +191,7 @@ __device__ inline void multiply_add(float (&acc)[SLABS][LD - 1][4], const float 
             }
 #pragma unroll(WHOLE)
         for (int n = 0; n < LD - 1; n += 2) {
+            if (PARTS > 1 && n % 4 == 0) __syncwarp(); /* or more operands are read ahead than registers can hold */
             unsigned right[PARTS][4];
 #pragma unroll(WHOLE)
             for (int part = 0; part < PARTS; part++) ldmatrix_x4_trans(right[part], from + (part * N + k) * LD + n);
@@ -219,9 +220,10 @@ template <walk_kind KIND_, int DIM_, int PARTS_> struct walk_form {
 
     struct smem {
         uint4 stay[KIND == SEQ ? 1 : 2][PARTS][M][LD];
-        uint4 pass[2][2][PARTS][N][LD]; /* [stage][first and second] */
-        alignas(16) float sums[KIND == BACK_KV ? 2 : 1][2][N];
-        int tile[4];
+        uint4 pass[2][2][PARTS][N][LD];                                              /* [stage][first and second] */
+        alignas(16) float sums[KIND == BACK_KV ? 2 : 1][2][KIND == BACK_KV ? N : M]; /* of the queries */
+        seq_tile tile;
+        passing range;
     };
 };
 
@@ -231,7 +233,7 @@ __device__ inline void load_half(uint4 (&x)[PARTS][N][LD], const uint4 *from, si
     constexpr int CHUNKS = LD - 1;
 #pragma unroll(WHOLE)
     for (int k = 0; k < PARTS; k++)
-#pragma unroll 4
+#pragma unroll 1
         for (int i = (int)threadIdx.x; i < N * CHUNKS; i += MMA_THREADS) {
             int r = i / CHUNKS, col = i % CHUNKS;
             bool in = row0 + r < n;
@@ -246,23 +248,25 @@ template <class FORM> struct walk {
     typedef typename FORM::features features;
     static constexpr int DIM = FORM::DIM, PARTS = FORM::PARTS, N = FORM::N, M = FORM::M, SLABS = FORM::SLABS;
     static constexpr bool BY_KEYS = FORM::KIND == BACK_KV;
+    static constexpr int SUM_STAGES = sizeof smem::sums / sizeof *smem::sums;
 
     const train_call &c;
     smem &s;
-    seq_tile t;
+    const seq_tile &t;   /* in shared memory, as what is the block's and not in the inner loops: registers are few */
+    const passing &pass; /* what is to pass */
     half_heads half;
-    passing pass;
     int lane, row0, kv;               /* row0: the warp's first row, in the tile; kv: the KV head, from kv0 */
     int next_head, next_row, fetched; /* the next tiles to be copied; heads from head0 */
     int last_head;
 
-    __device__ walk(const train_call &call, smem &shared, const seq_tile &tile, int head, int heads)
-        : c(call), s(shared), t(tile), half(call, FORM::KIND != SEQ)
+    __device__ walk(const train_call &call, smem &shared, int head, int heads)
+        : c(call), s(shared), t(s.tile), pass(s.range), half(call, FORM::KIND != SEQ)
     {
         lane = (int)threadIdx.x % 32;
         row0 = (int)threadIdx.x / 32 * FORM::ROWS;
         kv = (c.head0 + head) / (c.a.heads / c.a.kv_heads) - c.kv0;
-        pass = BY_KEYS ? queries_of<N>(t, M, c.a.window) : keys_of<N>(t, M, c.a.window);
+        if (threadIdx.x == 0) s.range = BY_KEYS ? queries_of<N>(t, M, c.a.window) : keys_of<N>(t, M, c.a.window);
+        __syncthreads();
         next_head = head, last_head = head + heads - 1;
         next_row = pass.first, fetched = 0;
     }
@@ -293,6 +297,16 @@ template <class FORM> struct walk {
         load_half(s.stay[FORM::KIND == SEQ ? 0 : 1], slot(second), part_size(), t.row0, t.n);
     }
 
+    /* The sums of a head's rows from `row` on. */
+    template <int ROWS> __device__ void load_sums(float (&to)[2][ROWS], int head, int row)
+    {
+        for (int i = (int)threadIdx.x; i < 2 * ROWS; i += MMA_THREADS) {
+            int which = i / ROWS, r = row + i % ROWS;
+            size_t at = ((size_t)which * (size_t)c.n_heads + (size_t)head) * (size_t)c.a.qkv.rows;
+            cp_async4(&to[which][i % ROWS], c.sums + (r < t.n ? at + (size_t)(t.start + r) : 0), r < t.n);
+        }
+    }
+
     /* The next tiles that pass begin to be copied. */
     __device__ void fetch()
     {
@@ -301,13 +315,7 @@ template <class FORM> struct walk {
                 second = BY_KEYS ? half.douts + next_head : half.values + kv;
             load_half(s.pass[stage][0], slot(first), part_size(), next_row, t.n);
             load_half(s.pass[stage][1], slot(second), part_size(), next_row, t.n);
-            if (BY_KEYS && threadIdx.x < 2 * N) {
-                int which = (int)threadIdx.x / N, r = (int)threadIdx.x % N, row = next_row + r;
-                size_t at = ((size_t)which * (size_t)c.n_heads + (size_t)next_head) * (size_t)c.a.qkv.rows;
-                bool in = row < t.n;
-                cp_async4(&s.sums[stage % (BY_KEYS ? 2 : 1)][which][r],
-                          c.sums + (in ? at + (size_t)(t.start + row) : 0), in);
-            }
+            if (BY_KEYS) load_sums(s.sums[stage % SUM_STAGES], next_head, next_row);
             next_row += N;
             if (next_row >= pass.end) next_row = pass.first, next_head++;
         }
@@ -333,10 +341,18 @@ template <class FORM> struct walk {
         return query < t.n && key <= min(last_query, t.n - 1) && (!window || last_key > query - window);
     }
 
-    __device__ bool sees(int at, int m, int n, int i) const
+    /* -infinity for the scores of what a row does not see */
+    __device__ void mask(scores &x, int at) const
     {
-        int mine = t.row0 + stay_row(m, i), other = at + pass_row(n, i);
-        return BY_KEYS ? seen(other, mine, t.n, c.a.window) : seen(mine, other, t.n, c.a.window);
+#pragma unroll(WHOLE)
+        for (int m = 0; m < SLABS; m++)
+#pragma unroll(WHOLE)
+            for (int n = 0; n < N / 8; n++)
+#pragma unroll(WHOLE)
+                for (int i = 0; i < 4; i++) {
+                    int mine = t.row0 + stay_row(m, i), other = at + pass_row(n, i);
+                    if (!seen(BY_KEYS ? other : mine, BY_KEYS ? mine : other, t.n, c.a.window)) x[m][n][i] = -INFINITY;
+                }
     }
 
     __device__ void clear(features &acc) const
@@ -384,8 +400,7 @@ template <class FORM> struct walk_seq : walk<FORM> {
     float top[base::SLABS][2], sum[base::SLABS][2]; /* of a row: the largest score, the lane's part of the sum */
     typename FORM::features acc;
 
-    __device__ walk_seq(const train_call &call, typename FORM::smem &shared, const seq_tile &tile, int head)
-        : base(call, shared, tile, head, 1)
+    __device__ walk_seq(const train_call &call, typename FORM::smem &shared, int head) : base(call, shared, head, 1)
     {
         this->clear(acc);
 #pragma unroll(WHOLE)
@@ -409,7 +424,7 @@ template <class FORM> struct walk_seq : walk<FORM> {
     }
 
     /* Scores into weights, and the rows' states and outputs with them. */
-    __device__ void weigh(typename FORM::scores &x, int at, bool all)
+    __device__ void weigh(typename FORM::scores &x)
     {
 #pragma unroll(WHOLE)
         for (int m = 0; m < SLABS; m++) {
@@ -420,10 +435,7 @@ template <class FORM> struct walk_seq : walk<FORM> {
 #pragma unroll(WHOLE)
                 for (int n = 0; n < N / 8; n++)
 #pragma unroll(WHOLE)
-                    for (int j = 2 * i; j < 2 * i + 2; j++) {
-                        if (!all && !this->sees(at, m, n, j)) x[m][n][j] = -INFINITY;
-                        high = fmaxf(high, x[m][n][j]);
-                    }
+                    for (int j = 2 * i; j < 2 * i + 2; j++) high = fmaxf(high, x[m][n][j]);
                 high = fmaxf(high, __shfl_xor_sync(FULL_WARP, high, 1));
                 high = fmaxf(high, __shfl_xor_sync(FULL_WARP, high, 2));
                 high = fmaxf(high, top[m][i]);
@@ -454,7 +466,8 @@ template <class FORM> struct walk_seq : walk<FORM> {
             if (!this->meets(at, &all)) continue;
             typename FORM::scores x;
             multiply_rows<SLABS>(x, s.stay[0], this->row0, s.pass[stage][0]);
-            weigh(x, at, all);
+            if (!all) this->mask(x, at);
+            weigh(x);
             multiply_add<SLABS>(acc, x, s.pass[stage][1]);
         }
         end(h);
@@ -482,9 +495,8 @@ __global__ void __launch_bounds__(MMA_THREADS, PARTS > 1 ? 1 : 2) mma_seq_kernel
 {
     typedef walk_form<SEQ, DIM, PARTS> form;
     SMEM(typename form::smem, s);
-    seq_tile t;
-    if (find_tile(c.a.q_start, c.a.n_seqs, form::M, (int)blockIdx.x, true, s.tile, &t))
-        walk_seq<form>(c, s, t, (int)blockIdx.y).run(c.head0 + (int)blockIdx.y);
+    if (find_tile(c.a.q_start, c.a.n_seqs, form::M, (int)blockIdx.x, true, &s.tile))
+        walk_seq<form>(c, s, (int)blockIdx.y).run(c.head0 + (int)blockIdx.y);
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
@@ -492,22 +504,8 @@ __global__ void __launch_bounds__(MMA_THREADS, PARTS > 1 ? 1 : 2) mma_seq_kernel
 template <class FORM> struct walk_back : walk<FORM> {
     typedef walk<FORM> base;
     typedef typename FORM::scores scores;
+    using base::base;
     using base::c, base::s, base::t, base::SLABS, base::N, base::BY_KEYS;
-    float lse[base::SLABS][2], delta[base::SLABS][2]; /* of the queries, where they stay */
-
-    __device__ walk_back(const train_call &call, typename FORM::smem &shared, const seq_tile &tile, int head, int heads)
-        : base(call, shared, tile, head, heads)
-    {
-        const float *from = c.sums + (size_t)head * (size_t)c.a.qkv.rows + (size_t)t.start;
-#pragma unroll(WHOLE)
-        for (int m = 0; m < SLABS && !BY_KEYS; m++)
-#pragma unroll(WHOLE)
-            for (int i = 0; i < 2; i++) {
-                int row = min(t.row0 + this->stay_row(m, 2 * i), t.n - 1);
-                lse[m][i] = from[row];
-                delta[m][i] = from[(size_t)c.n_heads * (size_t)c.a.qkv.rows + (size_t)row];
-            }
-    }
 
     /* The tiles at `at`: weights to x, and to y the gradients by their exponents.  false: the warp's rows meet none. */
     __device__ bool weigh(scores &x, scores &y, int at, int stage)
@@ -515,27 +513,19 @@ template <class FORM> struct walk_back : walk<FORM> {
         bool all;
         if (!this->meets(at, &all)) return false;
         multiply_rows<SLABS>(x, s.stay[0], this->row0, s.pass[stage][0]);
+        if (!all) this->mask(x, at);
         multiply_rows<SLABS>(y, s.stay[1 % (sizeof s.stay / sizeof *s.stay)], this->row0, s.pass[stage][1]);
+        const auto &sums = s.sums[BY_KEYS ? stage : 0];
 #pragma unroll(WHOLE)
-        for (int n = 0; n < N / 8; n++) {
-            const float(&sums)[2][N] = s.sums[BY_KEYS ? stage : 0];
-            int col = this->pass_row(n, 0);
-            float2 high = {}, sub = {};
-            if constexpr (BY_KEYS) {
-                high = *reinterpret_cast<const float2 *>(sums[0] + col);
-                sub = *reinterpret_cast<const float2 *>(sums[1] + col);
-            }
+        for (int n = 0; n < N / 8; n++)
 #pragma unroll(WHOLE)
             for (int m = 0; m < SLABS; m++)
 #pragma unroll(WHOLE)
                 for (int i = 0; i < 4; i++) {
-                    bool in = all || this->sees(at, m, n, i);
-                    float to = !BY_KEYS ? lse[m][i / 2] : i % 2 ? high.y : high.x;
-                    float less = !BY_KEYS ? delta[m][i / 2] : i % 2 ? sub.y : sub.x;
-                    x[m][n][i] = in ? exp2_fast(x[m][n][i] - to) : 0;
-                    y[m][n][i] = in ? x[m][n][i] * (y[m][n][i] - less) : 0;
+                    int query = BY_KEYS ? this->pass_row(n, i) : this->stay_row(m, i);
+                    x[m][n][i] = exp2_fast(x[m][n][i] - sums[0][query]);
+                    y[m][n][i] = x[m][n][i] * (y[m][n][i] - sums[1][query]);
                 }
-        }
         return true;
     }
 
@@ -544,6 +534,7 @@ template <class FORM> struct walk_back : walk<FORM> {
         const half_heads &half = this->half;
         this->load_stay(BY_KEYS ? half.keys + this->kv : half.queries + head,
                         BY_KEYS ? half.values + this->kv : half.douts + head);
+        if (!BY_KEYS) this->load_sums(s.sums[0], head, t.row0);
         this->fetch();
     }
 };
@@ -562,10 +553,9 @@ __global__ void __launch_bounds__(MMA_THREADS, PARTS > 1 ? 1 : 2) mma_back_q_ker
 {
     typedef walk_form<BACK_Q, DIM, PARTS> form;
     SMEM(typename form::smem, s);
-    seq_tile t;
-    if (!find_tile(c.a.q_start, c.a.n_seqs, form::M, (int)blockIdx.x, true, s.tile, &t)) return;
+    if (!find_tile(c.a.q_start, c.a.n_seqs, form::M, (int)blockIdx.x, true, &s.tile)) return;
     int head = (int)blockIdx.y;
-    walk_back<form> w(c, s, t, head, 1);
+    walk_back<form> w(c, s, head, 1);
     typename form::features dq;
     w.clear(dq);
     w.begin(head);
@@ -576,7 +566,7 @@ __global__ void __launch_bounds__(MMA_THREADS, PARTS > 1 ? 1 : 2) mma_back_q_ker
     }
     float by[form::SLABS][2];
     fill_by(by, c.a.scale);
-    w.store(head_at(c.a.dqkv, t.start, c.head0 + head, c.a.head_dim), (size_t)c.a.dqkv.ld, dq, by, false);
+    w.store(head_at(c.a.dqkv, s.tile.start, c.head0 + head, c.a.head_dim), (size_t)c.a.dqkv.ld, dq, by, false);
 }
 
 /* Where dk of a head goes, of rows from `row` on; dv lies *to_v further. */
@@ -599,14 +589,13 @@ __global__ void __launch_bounds__(MMA_THREADS, PARTS > 1 ? 1 : 2) mma_back_kv_ke
 {
     typedef walk_form<BACK_KV, DIM, PARTS> form;
     SMEM(typename form::smem, s);
-    seq_tile t;
-    if (!find_tile(c.a.q_start, c.a.n_seqs, form::M, (int)blockIdx.x, false, s.tile, &t)) return;
+    if (!find_tile(c.a.q_start, c.a.n_seqs, form::M, (int)blockIdx.x, false, &s.tile)) return;
     int group = c.a.heads / c.a.kv_heads, first = (int)blockIdx.y, last = first;
     if (!c.part) {
         int g = c.kv0 + (int)blockIdx.y;
         first = max(g * group - c.head0, 0), last = min((g + 1) * group - c.head0, c.n_heads) - 1;
     }
-    walk_back<form> w(c, s, t, first, last - first + 1);
+    walk_back<form> w(c, s, first, last - first + 1);
     w.begin(first);
     for (int head = first; head <= last; head++) {
         typename form::features dk, dv;
@@ -620,7 +609,7 @@ __global__ void __launch_bounds__(MMA_THREADS, PARTS > 1 ? 1 : 2) mma_back_kv_ke
         }
         size_t ld, to_v;
         bool add;
-        float by[form::SLABS][2], *to = place_of(c, head, t.start, &ld, &to_v, &add);
+        float by[form::SLABS][2], *to = place_of(c, head, s.tile.start, &ld, &to_v, &add);
         fill_by(by, LN_2); /* what log2(e) in the queries is too much */
         w.store(to, ld, dk, by, add);
         fill_by(by, 1);

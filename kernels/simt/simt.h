@@ -215,7 +215,7 @@ template <float (*CVT)(uint16_t)> SIMT_CALL void mma_m16n8k16(float *c, const un
     collective(
         ~0u,
         [](void **p, unsigned) SIMT_HIDE {
-            float A[16][16], B[16][8];
+            double A[16][16], B[16][8], C[16][8];
             for (int l = 0; l < WARP; l++) {
                 int g = l / 4, t = l % 4;
                 const unsigned *a = ((arg *)p[l])->a, *b = ((arg *)p[l])->b;
@@ -226,16 +226,13 @@ template <float (*CVT)(uint16_t)> SIMT_CALL void mma_m16n8k16(float *c, const un
                 for (int i = 0; i < 4; i++)
                     B[t * 2 + i % 2 + (i / 2) * 8][g] = CVT((uint16_t)(b[i / 2] >> (i % 2 * 16)));
             }
-            for (int l = 0; l < WARP; l++) {
-                int g = l / 4, t = l % 4;
-                float *c = ((arg *)p[l])->c;
-                for (int i = 0; i < 4; i++) {
-                    int row = g + (i / 2) * 8, col = t * 2 + i % 2;
-                    double s = c[i];
-                    for (int k = 0; k < 16; k++) s += (double)A[row][k] * B[k][col];
-                    c[i] = (float)s;
-                }
-            }
+            for (int l = 0; l < WARP; l++)
+                for (int i = 0; i < 4; i++) C[l / 4 + (i / 2) * 8][l % 4 * 2 + i % 2] = ((arg *)p[l])->c[i];
+            for (int row = 0; row < 16; row++)
+                for (int k = 0; k < 16; k++)
+                    for (int col = 0; col < 8; col++) C[row][col] += A[row][k] * B[k][col];
+            for (int l = 0; l < WARP; l++)
+                for (int i = 0; i < 4; i++) ((arg *)p[l])->c[i] = (float)C[l / 4 + (i / 2) * 8][l % 4 * 2 + i % 2];
         },
         &args);
 }

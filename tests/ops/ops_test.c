@@ -177,6 +177,19 @@ static int test_device(const char *name)
         with_bf16_x = false;
         report("products of training, bits; bf16 x", start, 0);
     }
+    if (op_wanted("attn_back")) {
+        int before = n_failures;
+        double at = now();
+        with_bf16_x = true;
+        struct dev *d = open_checked(name, 1), *ref = open_checked("ref", 1);
+        test_attn_seq(d, ref);
+        test_attn_back(d, ref);
+        test_train_bits(&name, 1);
+        dev_close(d);
+        dev_close(ref);
+        with_bf16_x = false;
+        report("attention of training, bf16 x", at, before);
+    }
     if (op_wanted("attn")) {
         test_chunks(&name, 1);
         report("chunks", start, 0);

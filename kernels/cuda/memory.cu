@@ -156,7 +156,8 @@ void *gpu_alloc(struct dev *head, size_t bytes)
 void gpu_free(struct dev *head, void *p)
 {
     gpu_dev *d = gpu_of(head);
-    if (p && !held_give(d, p) && !system_give(d, p)) dev_fail(head, "free", "of memory that this device did not give");
+    if (!p) return;
+    if (!held_give(d, p) && !system_give(d, p)) dev_fail(head, "free", "of memory that this device did not give");
     note_largest(d);
 }
 

@@ -142,11 +142,12 @@ static bool queue_is_full(const struct train_gate *g)
     return g->queued.n >= QUEUE_OPS || g->queued.all >= (most < QUEUE_MAX_NS ? most : QUEUE_MAX_NS);
 }
 
-/* Everything queued has ended now: it took as long as since the pass before it. */
+/* Everything queued has ended now: it took as long as since the pass before it.  With ops among it of unknown cost the
+ * others were at least so fast. */
 static void settle(struct train_gate *g, uint64_t now)
 {
-    if (g->queued.all > 0 && !g->queued.unknown && now > g->passed) {
-        double faster = g->queued.all / (double)(now - g->passed);
+    double faster = now > g->passed ? g->queued.all / (double)(now - g->passed) : 0;
+    if (faster > 1 || (faster > 0 && !g->queued.unknown)) {
         for (int k = 0; k < WORK_KINDS; k++) {
             double share = g->queued.ns[k] / g->queued.all, seen = g->rate[k] * faster;
             g->rate[k] += share * (faster < 1 ? WEIGHT_SLOWER : WEIGHT_FASTER) * (seen - g->rate[k]);

@@ -160,8 +160,9 @@ void *gpu_alloc(struct dev *head, size_t bytes)
 void gpu_free(struct dev *head, void *p)
 {
     gpu_dev *d = gpu_of(head);
+    if (!p) return;
     d->ahead.place = nullptr;
-    if (p && !held_give(d, p) && !system_give(d, p)) dev_fail(head, "free", "of memory that this device did not give");
+    if (!held_give(d, p) && !system_give(d, p)) dev_fail(head, "free", "of memory that this device did not give");
     note_largest(d);
 }
 

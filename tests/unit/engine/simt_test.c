@@ -654,6 +654,33 @@ static int no_room(struct dev *d, void (*fn)(void *), void *ctx)
     return patched.failed ? -1 : 0;
 }
 
+/* Memory that is there, but nowhere enough of it together for an array of all parameters. */
+static void refuse_piece(struct engine *g, const struct dataset *data)
+{
+    enum { BLOCKS = 4096, BLOCK = 64 << 10 };
+    struct dev *d = device_of(g);
+    struct train_job job = {.data = data};
+    struct train_plan plan;
+    struct dev_memory m;
+    struct err e = {0};
+    void *block[BLOCKS];
+    int n = 0;
+    while (n < BLOCKS && (block[n] = d->ops->alloc(d, BLOCK))) n++;
+    assert_true(n > 100 && n < BLOCKS);
+    for (int i = 0; i < n; i += 2) d->ops->free(d, block[i]);
+    d->ops->memory(d, &m);
+    assert_true(m.largest < 2 * BLOCK && m.budget - m.used > 256 * BLOCK);
+    train_params_default(&job.p, TRAIN_FULL);
+    job.p.max_steps = 2;
+    job.p.batch_tokens = 32;
+    job.p.max_length = 16;
+    assert_int_equal(engine_train_plan(g, &job, &plan, &e), ERR_NOMEM);
+    if (!strstr(e.msg, "are free in one piece")) fail_msg("%s", e.msg);
+    for (int i = 1; i < n; i += 2) d->ops->free(d, block[i]);
+    e = (struct err){0};
+    if (engine_train_plan(g, &job, &plan, &e)) fail_msg("%s", e.msg);
+}
+
 /* Where the system has no piece so large several are held, and what is said of them is true. */
 static void test_pieces(void **state)
 {
@@ -678,6 +705,7 @@ static void test_pieces(void **state)
     assert_int_equal(m.used, before.used + before.largest + 1024);
     d->ops->free(d, p);
     d->ops->free(d, q);
+    refuse_piece(g, data);
     if (train(g, data, dir, &told) != TRAIN_SUCCEEDED) fail_msg("%s", told.text);
     d->ops->memory(d, &m);
     assert_true(m.used == before.used && m.largest == before.largest);

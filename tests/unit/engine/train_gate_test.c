@@ -232,12 +232,16 @@ static void test_queue(void **state)
         memset(&queue, 0, sizeof queue);
         queue.gate = train_gate_new(d, NULL, NULL);
         queue.unknown = k & 1;
+        double room = train_gate_room(queue.gate, WORK_MOVE);
         pthread_create(&t, NULL, enqueuer, NULL);
         while (!atomic_load(&queue.end)) {
             train_gate_give(queue.gate, 2000000, k & 2 ? never : NULL, NULL);
             assert_int_equal(atomic_load(&queue.queued), 0);
         }
         pthread_join(t, NULL);
+        /* what the device took is learned, not what enqueuing did */
+        assert_true(queue.unknown ? train_gate_room(queue.gate, WORK_MOVE) == room
+                                  : train_gate_room(queue.gate, WORK_MOVE) < room / 2);
         assert_true(queue.most >= 1 && queue.most <= QUEUE_MOST);
         assert_true(queue.waits >= QUEUED_OPS / QUEUE_MOST && queue.waits < QUEUED_OPS);
         train_gate_free(queue.gate);

@@ -204,15 +204,16 @@ static inline dim3 gemv_grid(const product *p, int R)
     return dim3(blocks_for(units, GEMV_THREADS / 32));
 }
 
-/* A third of the cache at a time: the rows of the blocks that begin at once, or all of this weight and then of the
- * next.  What lies further ahead would push out what is not read yet. */
+/* Of the rows of the blocks that begin at once a third of the cache; and where all of a weight is less than that, of
+ * the next one what fills half the cache.  What lies further ahead would push out what is not read yet. */
 template <class W> gemv_ahead gemv_ahead_of(const gpu_dev *d, const product *p, int R)
 {
     const size_t resident = (size_t)d->n_sm * 8 * (GEMV_THREADS / 32) * (size_t)R, piece = sizeof(typename W::piece);
-    size_t rows = (size_t)p->N * (p->gate ? 2 : 1), bytes = rows * p->row_bytes, fit = d->l2_bytes / 3;
+    size_t rows = (size_t)p->N * (p->gate ? 2 : 1), bytes = rows * p->row_bytes, fit = d->l2_bytes / 3,
+           most = d->l2_bytes / 2;
     size_t own = fit / (rows < resident ? rows : resident), blocks = gemv_grid(p, R).x, other = 0;
     own = own < p->row_bytes ? own : p->row_bytes;
-    if (p->after && bytes < fit) other = (fit - bytes < p->after_bytes ? fit - bytes : p->after_bytes) / blocks;
+    if (p->after && bytes < fit) other = (most - bytes < p->after_bytes ? most - bytes : p->after_bytes) / blocks;
     return {(int)(own / 16 * 16 / piece), (unsigned)(other / 16 * 16)};
 }
 

@@ -49,7 +49,7 @@ gpu_graph *place(gpu_dev *d)
 /* d->order of what fn enqueues */
 void note_order(gpu_dev *d, void (*fn)(void *), void *ctx)
 {
-    d->n_order = d->order_at = 0;
+    d->n_order = 0;
     d->measuring = d->ordering = true;
     fn(ctx);
     d->measuring = d->ordering = false;
@@ -57,12 +57,11 @@ void note_order(gpu_dev *d, void (*fn)(void *), void *ctx)
 }
 
 /* NULL: it cannot be recorded, and nothing was enqueued; the device has not failed for that. */
-cudaGraphExec_t record(gpu_dev *d, void (*fn)(void *), void *ctx)
+cudaGraphExec_t record_once(gpu_dev *d, void (*fn)(void *), void *ctx)
 {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
-    note_order(d, fn, ctx);
-    if (!d->lost) dev_clear_error(&d->head); /* as below */
+    d->order_at = 0;
     if (cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
         cudaGetLastError();
         return nullptr;
@@ -77,6 +76,20 @@ cudaGraphExec_t record(gpu_dev *d, void (*fn)(void *), void *ctx)
     cudaGetLastError();
     if (!d->lost) dev_clear_error(&d->head); /* of recording: the ops are enqueued again, and then say what is wrong */
     return e ? nullptr : exec;
+}
+
+/* The same; with kernels that begin early, or, should CUDA not have them in this graph, without. */
+cudaGraphExec_t record(gpu_dev *d, void (*fn)(void *), void *ctx)
+{
+    bool early = d->early;
+    note_order(d, fn, ctx);
+    if (!d->lost) dev_clear_error(&d->head); /* as in recording */
+    cudaGraphExec_t exec = record_once(d, fn, ctx);
+    if (exec || !early || d->lost) return exec;
+    d->early = false;
+    exec = record_once(d, fn, ctx);
+    d->early = early;
+    return exec;
 }
 
 void replay(gpu_dev *d, uint64_t key, void (*fn)(void *), void *ctx)

@@ -1,8 +1,10 @@
 /* The forward pass of whole models, op by op on random weights, beside what the device can do: decoding at several
  * batch sizes and prefill.  Needs kernels/ alone, so that it builds on a GPU machine without the daemon's libraries.
  *
- *     perf DEVICE [--tiny] [MODEL...]     models: llama-3.1-8b distilgpt2; --tiny: a small one, to try the program
- * itself
+ *     perf DEVICE [--tiny] [--one] [MODEL...]
+ *
+ *     models: llama-3.1-8b distilgpt2; --tiny: a small one, to try the program itself; --one: only the decoding of one
+ *     sequence, and of llama-3.1-8b in int4 alone, to compare with TANDEM_GPU_EARLY=0
  *
  * Prints a Markdown table.  A step is what the engine does for one: embedding, layers (replayed as a graph where the
  * device can), the head, greedy sampling, and the wait for the tokens; its time is the host's, from one such wait to
@@ -344,16 +346,16 @@ static void show_ceilings(struct dev *d, size_t bytes, struct ceilings *c, const
            c->f32_macs_per_s * 1e-12);
 }
 
-static void measure_model(struct dev *d, struct shape s, bool tiny, const struct ceilings *c)
+static void measure_model(struct dev *d, struct shape s, bool tiny, bool one, const struct ceilings *c)
 {
     static const enum dtype types[] = {DT_I4, DT_I8, DT_BF16};
     int prompt = tiny ? 33 : s.gated ? 2048 : 512, len = tiny ? 17 : s.gated ? 512 : 128;
-    for (int i = s.gated ? 0 : 2; i < 3; i++) {
+    for (int i = s.gated ? 0 : 2; i < (one && s.gated ? 1 : 3); i++) {
         struct model m = model_make(d, s, types[i], prompt);
         measure(&m, 1, len, c, tiny ? 0 : 2);
-        measure(&m, tiny ? 3 : 64, len, c, tiny ? 0 : 2);
-        if (!tiny) measure(&m, 256, len, c, 2);
-        measure(&m, 0, prompt, c, tiny ? 0 : 2);
+        if (!one) measure(&m, tiny ? 3 : 64, len, c, tiny ? 0 : 2);
+        if (!one && !tiny) measure(&m, 256, len, c, 2);
+        if (!one) measure(&m, 0, prompt, c, tiny ? 0 : 2);
         model_free(&m);
     }
 }
@@ -361,22 +363,29 @@ static void measure_model(struct dev *d, struct shape s, bool tiny, const struct
 int main(int argc, char **argv)
 {
     char why[160];
-    bool tiny = argc > 2 && !strcmp(argv[2], "--tiny");
-    if (argc < 2) die("usage: perf DEVICE [--tiny] [MODEL...]");
+    bool tiny = false, one = false, all = true;
+    if (argc < 2) die("usage: perf DEVICE [--tiny] [--one] [MODEL...]");
+    for (int k = 2; k < argc; k++) {
+        tiny = tiny || !strcmp(argv[k], "--tiny");
+        one = one || !strcmp(argv[k], "--one");
+        all = all && argv[k][0] == '-';
+    }
     struct dev *d = dev_open(&(struct dev_config){.name = argv[1], .bf16_x = true}, why);
     if (!d) die(why);
     struct ceilings before, after;
     size_t bytes = tiny ? 1 << 20 : CEILINGS_READ_WANTED;
     printf("Device %s %s.%s\n", d->ops->name, d->level,
            strcmp(d->ops->name, "simt") ? "" : "  It is a CPU: the figures mean nothing.");
+    const char *early = getenv("TANDEM_GPU_EARLY");
+    if (early && !strcmp(early, "0")) printf("Every kernel waits for the end of the one before it.\n");
     show_ceilings(d, bytes, &before, "before");
     printf("| model | weights | phase | sequences | context | step ms | tokens/s | GB/s | of copy | T multiply-adds/s "
            "| of the type's rate |\n"
            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        bool named = argc <= 2 + tiny;
-        for (int k = 2 + tiny; k < argc; k++) named = named || !strcmp(argv[k], shapes[i].name);
-        if (named && tiny == !strcmp(shapes[i].name, "tiny")) measure_model(d, shapes[i], tiny, &before);
+        bool named = all;
+        for (int k = 2; k < argc; k++) named = named || !strcmp(argv[k], shapes[i].name);
+        if (named && tiny == !strcmp(shapes[i].name, "tiny")) measure_model(d, shapes[i], tiny, one, &before);
     }
     show_ceilings(d, bytes, &after, "after");
     dev_close(d);

@@ -118,7 +118,7 @@ void norm_any(gpu_dev *d, const char *op, const struct norm_args *a, struct mat 
                   : vec ? norm_kernel_of<true, false>(C, threads)
                         : norm_kernel_of<false, false>(C, threads);
     LAUNCH_EARLY(d, op, kernel, dim3((unsigned)a->x.rows), dim3((unsigned)threads), sizeof(norm_smem), a->out, a->x, y,
-                 a->w, a->b, a->eps, a->kind, q, quant && next->t == DT_I4);
+                 a->w, a->b, a->eps, a->kind, q, next && next->t == DT_I4);
     if (d->head.error.op) d->ahead.place = nullptr;
 }
 

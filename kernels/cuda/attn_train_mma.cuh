@@ -152,7 +152,7 @@ __device__ inline void multiply_rows(float (&acc)[SLABS][N / 8][4], const uint4 
         for (int n = 0; n < N / 8; n++)
 #pragma unroll(WHOLE)
             for (int i = 0; i < 4; i++) acc[m][n][i] = 0;
-#pragma unroll 1
+#pragma unroll(PARTS > 1 ? 1 : 2)
     for (int d = 0; d < LD - 1; d += 2) {
         unsigned left[PARTS][SLABS][4];
 #pragma unroll(WHOLE)

@@ -6,7 +6,9 @@
  *     models: llama-3.1-8b distilgpt2; --tiny: a small one, to try the program itself; --one: only the decoding of one
  *     sequence, and of llama-3.1-8b in int4 alone, to compare with TANDEM_GPU_EARLY=0
  *
- * Prints a Markdown table.  A step is what the engine does for one: embedding, layers (replayed as a graph where the
+ * Then attention as training has it, forward and backward, beside the rate of large products.
+ *
+ * Prints Markdown tables.  A step is what the engine does for one: embedding, layers (replayed as a graph where the
  * device can), the head, greedy sampling, and the wait for the tokens; its time is the host's, from one such wait to
  * the next, the median of all.  The ceilings are by the device's clock (kernels/ceilings.h), before and after. */
 #include "kernels/ceilings.h"
@@ -338,6 +340,95 @@ static void measure(struct model *m, int n_seqs, int len, const struct ceilings 
     run_free(&r);
 }
 
+/* ---- attention of training --------------------------------------------------------------------------------------- */
+
+struct train_shape {
+    const char *name;
+    int heads, kv_heads, dim, seqs, rows; /* rows: of each sequence */
+};
+
+static const struct train_shape train_shapes[] = {{"qwen2.5-0.5b", 14, 2, 64, 16, 512},
+                                                  {"distilgpt2", 12, 12, 64, 16, 512},
+                                                  {"llama-3.1-8b", 32, 8, 128, 4, 2048},
+                                                  {"tiny", 4, 2, 32, 2, 33}};
+
+/* seconds of a call of `op`, the best of several rows of calls */
+static double time_calls(struct dev *d, void (*op)(struct dev *, const void *), const void *args, bool tiny)
+{
+    int calls = tiny ? 1 : 20;
+    double best = 1e30;
+    for (int i = 0; i < (tiny ? 1 : 6); i++) { /* the first warms up */
+        double at = now();
+        for (int k = 0; k < calls; k++) op(d, args);
+        if (d->ops->finish(d)) die(d->error.msg);
+        double took = (now() - at) / calls;
+        if ((i || tiny) && took < best) best = took;
+    }
+    return best;
+}
+
+static void call_seq(struct dev *d, const void *args)
+{
+    d->ops->attn_seq(d, args);
+}
+
+static void call_back(struct dev *d, const void *args)
+{
+    d->ops->attn_back(d, args);
+}
+
+/* Of a whole micro-batch: two products forward, five backward, of what a row sees. */
+static void measure_training(struct dev *d, const struct train_shape *s, const struct ceilings *c, bool tiny)
+{
+    int T = s->seqs * s->rows, q = s->heads * s->dim, wide = (s->heads + 2 * s->kv_heads) * s->dim;
+    size_t n = (size_t)T * (size_t)wide, bytes = n * sizeof(float);
+    float *values = host(bytes), *qkv = room(d, bytes), *dqkv = room(d, bytes),
+          *lse = room(d, (size_t)T * (size_t)s->heads * 4);
+    float *out = room(d, (size_t)T * (size_t)q * 4), *dout = room(d, (size_t)T * (size_t)q * 4);
+    int32_t *start = ints(d, s->seqs + 1, its_index, s->rows);
+    for (size_t i = 0; i < n; i++) values[i] = (float)((int)(i * 7919 % 2003) - 1001) * 0.001f;
+    d->ops->upload(d, qkv, values, bytes);
+    d->ops->upload(d, dout, values, (size_t)T * (size_t)q * 4);
+    struct mat mqkv = mat_f32(qkv, T, wide), mo = mat_f32(out, T, q), ml = mat_f32(lse, T, s->heads);
+    struct attn_seq_args seq = {.out = mo,
+                                .lse = ml,
+                                .qkv = mqkv,
+                                .heads = s->heads,
+                                .kv_heads = s->kv_heads,
+                                .head_dim = s->dim,
+                                .scale = 0.125f,
+                                .n_seqs = s->seqs,
+                                .q_start = start};
+    struct attn_back_args back = {.dqkv = mat_f32(dqkv, T, wide),
+                                  .dout = mat_f32(dout, T, q),
+                                  .out = mo,
+                                  .lse = ml,
+                                  .qkv = mqkv,
+                                  .heads = s->heads,
+                                  .kv_heads = s->kv_heads,
+                                  .head_dim = s->dim,
+                                  .scale = 0.125f,
+                                  .n_seqs = s->seqs,
+                                  .q_start = start};
+    double forward = time_calls(d, call_seq, &seq, tiny), backward = time_calls(d, call_back, &back, tiny);
+    double macs = (double)T * (s->rows + 1) / 2 * q, rate = c->bf16_macs_per_s;
+    printf("| %s | %d x %d | %.3f | %.1f | %.2f | %.3f | %.1f | %.2f |\n", s->name, s->seqs, s->rows, forward * 1e3,
+           2 * macs / forward * 1e-12, rate > 0 ? 2 * macs / forward / rate : 0, backward * 1e3,
+           5 * macs / backward * 1e-12, rate > 0 ? 5 * macs / backward / rate : 0);
+    fflush(stdout);
+    void *all[] = {qkv, dqkv, lse, out, dout, start};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) d->ops->free(d, all[i]);
+    free(values);
+}
+
+static void measure_trainings(struct dev *d, const struct ceilings *c, bool tiny)
+{
+    printf("\n| attention of training | sequences | forward ms | T multiply-adds/s | of bf16's rate | backward ms "
+           "| T multiply-adds/s | of bf16's rate |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n");
+    for (size_t i = 0; i < sizeof train_shapes / sizeof *train_shapes; i++)
+        if (tiny == !strcmp(train_shapes[i].name, "tiny")) measure_training(d, train_shapes + i, c, tiny);
+}
+
 static void show_ceilings(struct dev *d, size_t bytes, struct ceilings *c, const char *when)
 {
     if (dev_ceilings(d, bytes, c)) die("no memory to measure the ceilings");
@@ -387,6 +478,7 @@ int main(int argc, char **argv)
         for (int k = 2; k < argc; k++) named = named || !strcmp(argv[k], shapes[i].name);
         if (named && tiny == !strcmp(shapes[i].name, "tiny")) measure_model(d, shapes[i], tiny, one, &before);
     }
+    measure_trainings(d, &before, tiny);
     show_ceilings(d, bytes, &after, "after");
     dev_close(d);
     return 0;

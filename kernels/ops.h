@@ -121,9 +121,12 @@ struct add_args {
  *
  * Weights of floats: x is used as it is.  But DT_BF16 on a device opened with bf16_x: x is rounded to bf16 first, as
  * everything in a model that runs in bf16 is, and products are summed in pairs.  DT_NF4 weights are multiplied as the
- * floats they stand for: on the cpu device y has the bits that DT_F32 weights of the same values give.  A device with
- * bf16_nf4, opened with bf16_x, may round x and the values of such weights (or of nf4_code, before they meet the scale)
- * to bf16 first, as bitsandbytes does for a model in bf16.
+ * floats they stand for: on the cpu device y has the bits that DT_F32 weights of the same values give.
+ * A device with rounds_more, opened with bf16_x, may also
+ *  - of DT_NF4: round x and the weight's values (or those of nf4_code, before they meet the scale) to bf16 first, as
+ *    bitsandbytes does for a model in bf16
+ *  - of DT_F16: round x to f16 first; a row whose largest magnitude is not in [1, 2^15) is brought to [2^14, 2^15) by a
+ *    power of two before, and back after (by no more than 2^126)
  *
  * DT_I8 and DT_I4 weights: x is quantised per row first, a = round_half_even(x * (127 / amax)), and
  *  - I8: y = (sum_k a w) * (amax/127) * scale[n]           (the integer sum is exact)
@@ -338,7 +341,7 @@ struct dev_ops {
     struct weight *(*weight_open)(struct dev *, const struct weight_src *shape, const void *packed, size_t bytes);
 
     bool bf16_units;                                  /* multiplies bf16 faster than f32 */
-    bool bf16_nf4;                                    /* with bf16_x rounds for nf4 weights, too: see linear_args */
+    bool rounds_more;                                 /* with bf16_x, for f16 and nf4 weights too: see linear_args */
     enum dtype kv_type;                               /* of 16 bits, the cache type it computes best with */
     size_t (*kv_page_bytes)(const struct kv_shape *); /* of one page over all layers, k and v */
     struct kv *(*kv_open)(struct dev *, const struct kv_shape *);

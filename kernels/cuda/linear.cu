@@ -2,12 +2,12 @@
  *
  *   rows             f32, f16, nf4, bf16            int8, int4 (over quantised rows, see quantise.cu)
  *   to GEMV_ROWS..   gemv_float                     gemv_int
- *   more             cuBLASLt, in f32 or bf16;      mma_int; of many rows and int8 cuBLASLt (many_int.cu)
+ *   more             cuBLASLt, in f32, bf16, f16;   mma_int; of many rows and int8 cuBLASLt (many_int.cu)
  *                    nf4 in bf16 to MMA_ROWS_NF4: mma_nf4
  *
  * A row has the same bits in any company within one of these kernels; that of another class of rows sums in another
  * order (int8 has one order everywhere, for its sums are exact).  What cuBLASLt has no product for, nf4 weights and f32
- * activations over bf16 or f16 weights, is widened first, as many outputs at a time as a part of scratch holds: nf4 to
+ * activations over weights of 16 bits, is widened first, as many outputs at a time as a part of scratch holds: nf4 to
  * bf16 where x may be rounded, the rest to f32. */
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/product.h"
@@ -82,6 +82,67 @@ void lt_widened(gpu_dev *d, const char *op, const gpu_weight *w, const product *
     }
 }
 
+/* f16 weights over x as f16, a row times the power of two that brings its largest value below 2^15 where it is not in
+ * [1, 2^15): nothing overflows, and what is lost below 2^-24 is small beside the largest. */
+
+struct f16_smem {
+    block_part<float> part;
+};
+
+/* to (M, ld) = rows of x as f16, zeros past K; by[m]: what a row was divided by */
+__global__ void __launch_bounds__(THREADS) round_f16_kernel(uint16_t *to, int ld, float *by, struct mat x)
+{
+    SMEM(f16_smem, s);
+    const float *row = static_cast<const float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld;
+    float most = 0, up = 1, down = 1;
+    for (int c = (int)threadIdx.x; c < x.cols; c += THREADS) most = fmaxf(most, fabsf(row[c]));
+    most = block_max(most, s.part);
+    if (most > 0 && most < INFINITY && (most < 1 || most >= 32768)) {
+        int shift = 14 + 127 - (int)(__float_as_uint(most) >> 23); /* to [2^14, 2^15) */
+        shift = shift < 126 ? shift : 126;
+        up = __uint_as_float((unsigned)(127 + shift) << 23), down = __uint_as_float((unsigned)(127 - shift) << 23);
+    }
+    if (threadIdx.x == 0) by[blockIdx.x] = down;
+    unsigned *pair = reinterpret_cast<unsigned *>(to + (size_t)blockIdx.x * (size_t)ld);
+    for (int c = 2 * (int)threadIdx.x; c < ld; c += 2 * THREADS)
+        pair[c / 2] = pack_f16(c < x.cols ? row[c] * up : 0, c + 1 < x.cols ? row[c + 1] * up : 0);
+}
+
+/* y = y * by[row] + b */
+__global__ void __launch_bounds__(THREADS) scale_rows_kernel(float *y, int ld, int n, const float *by, const float *b)
+{
+    int c = (int)(blockIdx.y * blockDim.x + threadIdx.x);
+    float times = by[blockIdx.x];
+    if (c >= n || (times == 1 && !b)) return;
+    float *at = y + (size_t)blockIdx.x * (size_t)ld + (size_t)c;
+    *at = __fadd_rn(__fmul_rn(*at, times), b ? b[c] : 0);
+}
+
+void lt_f16(gpu_dev *d, const char *op, const product *p, const struct mat *x)
+{
+    int ld = half_ld(p->K);
+    uint16_t *to = static_cast<uint16_t *>(gpu_scratch(d, op, AREA_X, (size_t)p->M * (size_t)ld * sizeof *to));
+    float *by = static_cast<float *>(gpu_scratch(d, op, AREA_SUM, (size_t)p->M * sizeof *by));
+    if (!to || !by) return;
+    LAUNCH(d, op, round_f16_kernel, dim3((unsigned)p->M), dim3(THREADS), sizeof(f16_smem), to, ld, by, *x);
+    lt_args a = {.t = DT_F16,
+                 .M = p->M,
+                 .N = p->N,
+                 .K = p->K,
+                 .a = to,
+                 .lda = ld,
+                 .b = p->w,
+                 .ldb = (int)(p->row_bytes / sizeof(uint16_t)),
+                 .tb = true,
+                 .c = p->y,
+                 .ldc = p->ldy,
+                 .alpha = 1,
+                 .whole = p->whole};
+    if (lt_multiply(d, op, &a))
+        LAUNCH(d, op, scale_rows_kernel, dim3((unsigned)p->M, blocks_for((size_t)p->N, THREADS)), dim3(THREADS), 0,
+               p->y, p->ldy, p->N, by, p->bias);
+}
+
 /* ---- one product ---------------------------------------------------------------------------------------------------
  */
 
@@ -144,6 +205,10 @@ void multiply(gpu_dev *d, const char *op, const gpu_weight *w, product *p, const
     bool half = w->t == DT_NF4 && d->head.bf16_x;
     if (half && (d->measuring || p->M <= MMA_ROWS_NF4)) mma_nf4(d, op, p, x);
     if (half && p->M <= MMA_ROWS_NF4) return;
+    if (w->t == DT_F16 && d->head.bf16_x) {
+        lt_f16(d, op, p, x);
+        return;
+    }
     if (w->t == DT_F32)
         lt_f32(d, op, p, x);
     else if (round_x)

@@ -122,7 +122,8 @@ static const void *noise(enum dtype t, size_t bytes)
 
 static struct weight *matrix(struct model *m, int n, int k, bool gate_up, bool per_token)
 {
-    int group = m->t == DT_I4 ? (k % 128 ? 32 : 128) : 0, groups = group ? (k + group - 1) / group : 1;
+    int group = m->t == DT_NF4 ? 64 : m->t != DT_I4 ? 0 : k % 128 ? 32 : 128;
+    int groups = group ? (k + group - 1) / group : 1;
     size_t bytes = dtype_bytes(m->t, (size_t)n * (size_t)(group ? groups * group : k));
     size_t scales = (size_t)n * (size_t)groups;
     float *scale = host(scales * sizeof *scale);
@@ -328,7 +329,7 @@ static void measure(struct model *m, int n_seqs, int len, const struct ceilings 
     double kv = n_seqs ? per_token * n_seqs * len : per_token * len;
     double seen = n_seqs ? (double)n_seqs * len : (double)len * (len + 1) / 2;
     double macs = m->macs * r.T + (double)r.n_seqs * s.vocab * s.hidden + seen * s.layers * s.heads * s.dim * 2;
-    double unit = m->t == DT_BF16 ? c->bf16_macs_per_s : c->int8_macs_per_s;
+    double unit = m->t == DT_BF16 || m->t == DT_NF4 ? c->bf16_macs_per_s : c->int8_macs_per_s;
     double gb = ((double)m->weight_bytes + kv) / took;
     printf("| %s | %s | %s | %d | %d | %.3f | %.0f | %.0f | %.2f | %.1f | %.2f |\n", s.name, dtype_name(m->t),
            n_seqs ? "decode" : "prefill", r.n_seqs, len, took * 1e3, r.T / took, gb * 1e-9,
@@ -439,9 +440,10 @@ static void show_ceilings(struct dev *d, size_t bytes, struct ceilings *c, const
 
 static void measure_model(struct dev *d, struct shape s, bool tiny, bool one, const struct ceilings *c)
 {
-    static const enum dtype types[] = {DT_I4, DT_I8, DT_BF16};
+    static const enum dtype types[] = {DT_NF4, DT_I4, DT_I8, DT_BF16};
     int prompt = tiny ? 33 : s.gated ? 2048 : 512, len = tiny ? 17 : s.gated ? 512 : 128;
-    for (int i = s.gated ? 0 : 2; i < (one && s.gated ? 1 : 3); i++) {
+    int from = !s.gated ? 3 : one ? 1 : 0, end = s.gated && one ? 2 : 4; /* one: of the large model int4 alone */
+    for (int i = from; i < end; i++) {
         struct model m = model_make(d, s, types[i], prompt);
         measure(&m, 1, len, c, tiny ? 0 : 2);
         if (!one) measure(&m, tiny ? 3 : 64, len, c, tiny ? 0 : 2);

@@ -575,7 +575,7 @@ void test_row_classes(const char *name)
         struct dev *d = open_checked(name, 1);
         for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) {
             enum dtype t = weight_kinds[k].t;
-            if (bf16 && t != DT_BF16 && (t != DT_NF4 || !d->ops->bf16_nf4)) continue;
+            if (bf16 && t != DT_BF16 && (t != DT_NF4 || !d->ops->rounds_more)) continue;
             struct weight_case c = weight_random(t, N, K, weight_kinds[k].group);
             if (t == DT_I4) {
                 rows_in_class(d, &c, x, 8, int4);

@@ -70,7 +70,7 @@ void test_outliers(struct dev *dev);                               /* dense_test
 void test_int8_many(struct dev *dev);                              /* dense_test.c */
 void test_ahead(const char *name);                                 /* ahead_test.c: what ends what a norm did ahead */
 void test_nf4_values(const char *const *levels, int n_levels);     /* dense_test.c */
-void test_nf4_rounded(const char *name);                           /* nf4_test.c */
+void test_rounds_more(const char *name);                           /* rounds_test.c */
 void test_chunks(const char *const *levels, int n_levels);         /* attn_test.c: chunking, threads, levels */
 void test_train_products(const char *const *levels, int n_levels); /* train_products_test.c: rows alone, threads */
 void test_train_bits(const char *const *levels, int n_levels);     /* train_ops_test.c: threads, levels, alone */

@@ -70,12 +70,12 @@ static void run_table(const char *name, int threads)
         snprintf(label, sizeof label, "%s %s threads=%d", op_tests[i].op, name, threads);
         report(label, start, before);
     }
-    if (op_wanted("linear") && dev->ops->bf16_nf4) {
+    if (op_wanted("linear") && dev->ops->rounds_more) {
         double start = now();
         int before = n_failures;
         random_seed(1000 + OP_COUNT);
-        test_nf4_rounded(name);
-        report("linear, gate_up: nf4 in bf16", start, before);
+        test_rounds_more(name);
+        report("linear, gate_up: f16, nf4 rounding x", start, before);
     }
     dev_close(dev);
     dev_close(ref);

@@ -1,4 +1,4 @@
-/* nf4 weights on a device that rounds for them (bf16_nf4, opened with bf16_x): linear and gate_up. */
+/* f16 and nf4 weights on a device that rounds for them (rounds_more, opened with bf16_x): linear and gate_up. */
 #include "tests/ops/harness.h"
 
 #include <math.h>
@@ -20,11 +20,27 @@ static struct weight_case values_of(const struct weight_case *c, int v)
     const uint8_t *q = c->data;
     const float *scale = c->scale;
     for (size_t i = 0; i < (size_t)c->src.rows * (size_t)c->src.cols; i++) {
+        float *to = (float *)f.data + i;
+        if (c->src.t == DT_F16) {
+            *to = f16_to_f32(((const uint16_t *)c->data)[i]);
+            continue;
+        }
         float code = nf4_code[i % 2 ? q[i / 2] & 15 : q[i / 2] >> 4];
-        float value = (v == 2 ? to_bf16(code) : code) * scale[i / 64];
-        ((float *)f.data)[i] = v == 1 ? to_bf16(value) : value;
+        *to = (v == 2 ? to_bf16(code) : code) * scale[i / 64];
+        if (v == 1) *to = to_bf16(*to);
     }
     return f;
+}
+
+/* a row as it is rounded for weights of type t */
+static void round_row(float *to, const float *x, int n, enum dtype t)
+{
+    float most = 0;
+    for (int i = 0; i < n; i++) most = fmaxf(most, fabsf(x[i]));
+    int shift = t == DT_F16 && most > 0 && (most < 1 || most >= 0x1p15f) ? 15 - (ilogbf(most) + 1) : 0;
+    if (shift > 126) shift = 126;
+    for (int i = 0; i < n; i++)
+        to[i] = t == DT_F16 ? ldexpf(f16_to_f32(f32_to_f16(ldexpf(x[i], shift))), -shift) : to_bf16(x[i]);
 }
 
 /* Rows of many sizes, of zeros, and with outliers; some of values that rounding moves far. */
@@ -49,7 +65,7 @@ static void refs_of(struct dev *ref, const struct weight_case *c, const float *x
 {
     int N = c->src.rows, K = c->src.cols;
     float *rounded = random_floats((size_t)M * (size_t)K, 1);
-    for (size_t i = 0; i < (size_t)M * (size_t)K; i++) rounded[i] = to_bf16(x[i]);
+    for (int m = 0; m < M; m++) round_row(rounded + (size_t)m * (size_t)K, x + (size_t)m * (size_t)K, K, c->src.t);
     for (int v = 0; v < VARIANTS; v++) {
         struct weight_case f = values_of(c, v);
         struct weight *w = weight_put(ref, &f);
@@ -94,26 +110,26 @@ static void check_rows(const char *label, const float *got, int ld, float *const
     }
 }
 
-static const struct nf4_shape {
+static const struct shape {
     int M, N, K;
 } shapes[] = {{1, 33, 128},    {16, 65, 192},  {17, 31, 64},   {17, 129, 1088}, {31, 70, 320},  {32, 127, 128},
               {33, 257, 192},  {64, 35, 1600}, {65, 45, 256},  {100, 130, 64},  {128, 67, 192}, {129, 31, 1088},
               {255, 129, 128}, {256, 39, 320}, {257, 65, 192}, {300, 33, 64}};
 
 /* linear: against ref; slices and a single row more or fewer have the same bits */
-static void linear_case(struct dev *dev, struct dev *ref, struct nf4_shape s, bool bias)
+static void linear_case(struct dev *dev, struct dev *ref, enum dtype t, struct shape s, bool bias)
 {
     if (case_left_out()) return;
     char label[LABEL];
     int ld = s.N + 3, first = WEIGHT_SLICE, part = s.N - first;
-    struct weight_case c = weight_random(DT_NF4, s.N, s.K, 64);
+    struct weight_case c = weight_random(t, s.N, s.K, 64);
     struct weight *w = weight_put(dev, &c);
     float *x = rows_of(s.M, s.K), *b = random_floats((size_t)s.N, 1);
     size_t n = (size_t)s.M * (size_t)ld;
     float *dx = put(dev, x, (size_t)s.M * (size_t)s.K * 4), *db = put(dev, b, (size_t)s.N * 4);
     float *before = random_floats(n, 1), *y = put(dev, before, n * 4), *slice = put(dev, before, n * 4);
     struct mat mx = mat_f32(dx, s.M, s.K), my = {y, DT_F32, s.M, s.N, ld}, ms = {slice, DT_F32, s.M, part, ld};
-    snprintf(label, sizeof label, "nf4 in bf16 M=%d N=%d K=%d bias %d", s.M, s.N, s.K, bias);
+    snprintf(label, sizeof label, "%s rounds M=%d N=%d K=%d bias %d", dtype_name(t), s.M, s.N, s.K, bias);
     op_linear(dev, (struct linear_args){my, mx, w, bias ? db : NULL});
     if (part > 0) op_linear(dev, (struct linear_args){ms, mx, w, bias ? db + first : NULL, first});
     check_device(label, dev);
@@ -135,11 +151,11 @@ static void linear_case(struct dev *dev, struct dev *ref, struct nf4_shape s, bo
 }
 
 /* gate_up: linear over the same weights, then act_mul, bit for bit (linear is held to ref above) */
-static void gate_up_case(struct dev *dev, int M, int F, int K, bool bias)
+static void gate_up_case(struct dev *dev, enum dtype t, int M, int F, int K, bool bias)
 {
     if (case_left_out()) return;
     char label[LABEL];
-    struct weight_case g = weight_random(DT_NF4, F, K, 64), u = weight_random(DT_NF4, F, K, 64);
+    struct weight_case g = weight_random(t, F, K, 64), u = weight_random(t, F, K, 64);
     struct weight_src parts[2] = {g.src, u.src};
     struct weight *plain = dev->ops->weight_pack(dev, parts, 2);
     parts[0].gate_up = parts[1].gate_up = true;
@@ -149,7 +165,7 @@ static void gate_up_case(struct dev *dev, int M, int F, int K, bool bias)
     size_t n = (size_t)M * (size_t)F;
     float *y = put(dev, NULL, n * 4), *z = put(dev, NULL, n * 4), *both = put(dev, NULL, n * 8);
     struct mat mx = mat_f32(dx, M, K), tmp = mat_f32(both, M, 2 * F);
-    snprintf(label, sizeof label, "gate_up of nf4 in bf16 M=%d F=%d K=%d", M, F, K);
+    snprintf(label, sizeof label, "gate_up of %s rounds M=%d F=%d K=%d", dtype_name(t), M, F, K);
     op_gate_up(dev, (struct gate_up_args){mat_f32(y, M, F), mx, fused, bias ? db : NULL, ACT_SILU, tmp});
     op_linear(dev, (struct linear_args){tmp, mx, plain, bias ? db : NULL});
     op_act_mul(dev, (struct act_mul_args){mat_f32(z, M, F), tmp, ACT_SILU});
@@ -163,15 +179,21 @@ static void gate_up_case(struct dev *dev, int M, int F, int K, bool bias)
     weight_case_free(&g), weight_case_free(&u);
 }
 
-void test_nf4_rounded(const char *name)
+void test_rounds_more(const char *name)
 {
     static const int rows[] = {1, 16, 17, 40, 130, 257};
     bool before = with_bf16_x;
     with_bf16_x = true;
     struct dev *dev = open_checked(name, 1), *ref = open_checked("ref", 1);
-    if (dev->ops->bf16_nf4) {
-        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) linear_case(dev, ref, shapes[i], i % 2);
-        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) gate_up_case(dev, rows[i], 47, 128, i % 2);
+    if (dev->ops->rounds_more) {
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+            struct shape s = shapes[i];
+            linear_case(dev, ref, DT_NF4, s, i % 2);
+            s.K -= (int)(i % 4);
+            linear_case(dev, ref, DT_F16, s, i % 2);
+        }
+        for (size_t i = 0; i < 2 * (sizeof rows / sizeof *rows); i++)
+            gate_up_case(dev, i % 2 ? DT_F16 : DT_NF4, rows[i / 2], 47, 128, i / 2 % 2);
     }
     dev_close(dev), dev_close(ref);
     with_bf16_x = before;

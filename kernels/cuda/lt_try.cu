@@ -75,8 +75,7 @@ bool lt_try(gpu_dev *d, const char *op, lt_plan *p, const lt_args *a)
     return !d->head.error.op;
 }
 
-/* ---- what reserve was shown
- * ------------------------------------------------------------------------------------------
+/* ---- what reserve was shown ----------------------------------------------------------------------------------------
  */
 
 namespace {

@@ -75,8 +75,7 @@ bool lt_try(gpu_dev *d, const char *op, lt_plan *p, const lt_args *a)
     return !d->head.error.op;
 }
 
-/* ---- what reserve was shown
- * ------------------------------------------------------------------------------------------
+/* ---- what reserve was shown ----------------------------------------------------------------------------------------
  */
 
 namespace {
@@ -175,6 +174,12 @@ namespace {
 
 const char op[] = "cuBLASLt's trying";
 
+bool is_known(lt_state *s, const lt_wish *w)
+{
+    lt_found *f = lt_class_find(s, &w->c);
+    return !f || f->used;
+}
+
 /* A wish comes true, in memory; false: the device has failed. */
 bool try_wish(gpu_dev *d, const lt_wish *w, uint8_t *memory)
 {
@@ -202,13 +207,11 @@ bool try_wish(gpu_dev *d, const lt_wish *w, uint8_t *memory)
     }
     if (d->head.error.op) return false;
     if (lt_found *f = lt_class_find(s, &w->c)) *f = found;
-    return true;
-}
-
-bool is_known(lt_state *s, const lt_wish *w)
-{
-    lt_found *f = lt_class_find(s, &w->c);
-    return !f || f->used;
+    if (!found.refused || !w->c.bias) return true;
+    lt_wish without = *w; /* as lt_multiply will do it */
+    without.a.bias = nullptr;
+    without.c.bias = 0;
+    return is_known(s, &without) || try_wish(d, &without, memory);
 }
 
 } // namespace

@@ -282,13 +282,14 @@ void test_recording()
 }
 
 /* What reserve shows is tried there, those that add to C too, and no step tries it again. */
-void test_reserve()
+void test_reserve(const char *refuses)
 {
     struct shown {
         gpu_dev *d;
         lt_args a[4];
     } all;
     new_place();
+    setenv("SIMT_LT_REFUSES", refuses, 1);
     gpu_dev *d = all.d = open_device();
     float *x = static_cast<float *>(gpu_alloc(&d->head, 1 << 16));
     all.a[0] = {DT_F32, 5, 4, 8, x, 8, false, x + 256, 8, true, x + 512, 4, 1, 0, 0, nullptr};
@@ -385,7 +386,9 @@ int main()
     test_in_its_place();
     test_two_writers();
     test_recording();
-    test_reserve();
+    test_reserve("");
+    test_reserve("bias"); /* tried without it then */
+    unsetenv("SIMT_LT_REFUSES");
     test_race();
     fs::remove_all(root);
     printf("%d checks, %d failures\n", n_checks, n_failures);

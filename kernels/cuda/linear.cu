@@ -19,6 +19,7 @@ namespace GPU_NAMESPACE {
 namespace {
 
 enum {
+    THREADS = 256,
     WIDE_BYTES = 32 << 20,    /* of scratch for widened weights */
     GATE_UP_BYTES = 64 << 20, /* and for gate and up beside each other */
     GATE_UP_ROWS = 128        /* but at least that many rows at a time: a tile of mma_int */

@@ -417,7 +417,7 @@ __device__ inline u64 sum_members(select_smem &s, const row_view &v, const membe
         u64 w = mass_of(v, z);
         double x = nats_of(v, z);
         mass += w;
-        if (w) nats += (u64)(exp(x) * -x * v.unit + 0.5);
+        if (w) nats += (u64)(exp(x) * -x * v.unit + 0.5); /* not negative: NOLINT(bugprone-incorrect-roundings) */
     });
     mass = block_sum(mass, s.part);
     if (entropy) *entropy = block_sum(nats, s.part);

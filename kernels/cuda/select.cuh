@@ -69,7 +69,8 @@ __device__ inline double nats_of(const row_view &v, float z)
 __device__ inline u64 mass_of(const row_view &v, float z)
 {
     double x = nats_of(v, z);
-    return x < -44 ? 0 : (u64)(exp(x) * v.unit + 0.5); /* exp(-44) is below half of 2^-62 */
+    /* exp(-44) is below half of 2^-62; nothing is negative: NOLINTNEXTLINE(bugprone-incorrect-roundings) */
+    return x < -44 ? 0 : (u64)(exp(x) * v.unit + 0.5);
 }
 
 /* ---- which tokens are left --------------------------------------------------------------------------------------- */

@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(HEAD_WARPS * 32)
 #pragma unroll
     for (int k = 0; k < N; k++) weight[k] = lane + 32 * k < dim ? w[lane + 32 * k] : 0;
     for (int i = warp; i < rows * heads; i += HEAD_WARPS) {
-        size_t t = (size_t)(from + i / heads), at = (size_t)(col + i % heads * dim + lane);
+        size_t t = (size_t)from + (size_t)(i / heads), at = (size_t)col + (size_t)(i % heads * dim + lane);
         const float *x = static_cast<const float *>(mx.p) + t * (size_t)mx.ld + at;
         float *dx = static_cast<float *>(mdx.p) + t * (size_t)mdx.ld + at;
         float v[N], dy[N], square = 0, gx = 0;

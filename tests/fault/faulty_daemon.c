@@ -5,32 +5,18 @@
 #include "tests/fault/faulty.h"
 #include "tests/fault/preload.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 static struct fault_control *control;
 
 __attribute__((constructor)) static void open_control(void)
 {
-    const char *path = getenv("TANDEM_FAULT");
-    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
-    if (fd < 0) return;
-    void *p = mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    close(fd);
-    if (p != MAP_FAILED) control = p;
+    control = fault_open();
 }
 
 static bool fails(enum fault_kind kind)
 {
-    struct fault *f = control ? &control->fault[kind] : NULL;
-    int64_t first = f ? (int64_t)f->first : 0;
-    if (!first) return false;
-    int64_t n = ++f->seen;
-    if (n < first || n - first >= f->count) return false;
-    f->failed++;
-    return true;
+    return control && fault_hits(&control->fault[kind]);
 }
 
 bool faulty_fails(enum faulty_kind kind)

@@ -34,26 +34,15 @@ static void *real(const char *name, void **slot)
 
 __attribute__((constructor)) static void open_control(void)
 {
-    const char *path = getenv("TANDEM_FAULT");
-    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
-    if (fd < 0) return;
-    void *p = mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    close(fd);
-    unsetenv("LD_PRELOAD"); /* this process only */
-    if (p != MAP_FAILED) control = p;
+    control = fault_open();
+    if (control) unsetenv("LD_PRELOAD"); /* this process only */
 }
 
 /* Does this call fail?  Then errno is set. */
 static bool fails(enum fault_kind kind)
 {
-    if (!control) return false;
-    struct fault *f = &control->fault[kind];
-    int64_t first = f->first;
-    if (!first) return false;
-    int64_t n = ++f->seen;
-    if (n < first || n - first >= f->count) return false;
-    f->failed++;
-    errno = (int)f->error;
+    if (!control || !fault_hits(&control->fault[kind])) return false;
+    errno = (int)control->fault[kind].error;
     return true;
 }
 

@@ -5,7 +5,12 @@
 #ifndef TANDEM_TESTS_FAULT_PRELOAD_H
 #define TANDEM_TESTS_FAULT_PRELOAD_H
 
+#include <fcntl.h>
+#include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 enum fault_kind {
     FAULT_MALLOC, /* malloc and its like, of at least `filter` bytes */
@@ -35,5 +40,27 @@ struct fault_control {
     struct fault fault[FAULT_KINDS];
     _Atomic int64_t realtime_ns, monotonic_ns; /* added to the clocks */
 };
+
+/* The file that TANDEM_FAULT names, mapped for good; NULL: there is none. */
+static inline struct fault_control *fault_open(void)
+{
+    const char *path = getenv("TANDEM_FAULT");
+    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (fd < 0) return NULL;
+    void *p = mmap(NULL, sizeof(struct fault_control), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    return p == MAP_FAILED ? NULL : (struct fault_control *)p;
+}
+
+/* Counts a call: does it fail?  By any thread. */
+static inline bool fault_hits(struct fault *f)
+{
+    int64_t first = f->first;
+    if (!first) return false;
+    int64_t n = ++f->seen;
+    if (n < first || n - first >= f->count) return false;
+    f->failed++;
+    return true;
+}
 
 #endif

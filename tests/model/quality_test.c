@@ -1,12 +1,15 @@
 /* What quantisation costs: perplexity and KL divergence against the unquantised model, on held-out text, and the size
  * in bits per weight, side by side for every way of rounding.
  *
- *   quality_test MODEL_DIR TEXT_FILE
+ *   quality_test MODEL_DIR TEXT_FILE [DEVICE STORIES]
  *
  * The first STORIES stories of the text are measured; what follows them calibrates the last variant.  Bounds:
  * perplexity within 0.5 % (int8) and 5 % (int4) of the unquantised model's at 8.5 and 4.6 bits per weight, everything
  * that is kept in memory for the weights counted; each way of rounding nearer to the model than the simpler one at the
- * same bits, by KL divergence (the perplexity of a text this short can fall by chance). */
+ * same bits, by KL divergence (the perplexity of a text this short can fall by chance).
+ *
+ * With a device: the first so many stories, on the cpu and on that device, both against the unquantised model on the
+ * cpu.  The device may cost a tenth more than the cpu does, and what rounding activations to bf16 costs. */
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "engine/eval.h"
@@ -18,14 +21,18 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { WINDOW = 512, STORIES = 40, VARIANTS = 10 }; /* tokens of a story looked at; stories */
+enum { WINDOW = 512, STORIES = 40, VARIANTS = 10, DEVICE_VARIANTS = 7 }; /* tokens of a story looked at; stories */
 
-static const struct variant {
+static const double ROUNDING = 2e-4; /* KL divergence by activations in bf16 */
+
+struct variant {
     const char *name, *quantize, *kv;
     bool no_calibration, from_file; /* from_file: tandem quantize --calibrate, then loaded */
     double worse, bits;             /* allowed: relative rise of the perplexity, bits per weight */
     int better_than;                /* the variant whose KL divergence must be larger; 0: none */
-} variants[VARIANTS] = {
+};
+
+static const struct variant variants[VARIANTS] = {
     {"as the file has it", "none", "f32", false, false, 0, 64, 0},
     {"int8 to nearest", "int8-nearest", "f16", false, false, 0.005, 8.5, 0},
     {"int8", "int8", "f16", false, false, 0.005, 8.5, 1},
@@ -36,6 +43,14 @@ static const struct variant {
     {"nf4", "nf4", "f16", false, false, 0.07, 64, 0}, /* the head stays in floats */
     {"KV cache int8", "none", "int8", false, false, 0.005, 64, 0},
     {"KV cache f16", "none", "f16", false, false, 0.001, 64, 0},
+};
+
+/* not calibrated: the calibration is the engine's, not the device's */
+static const struct variant on_device[DEVICE_VARIANTS] = {
+    {"floats", "none", "f32", false, false, 0, 0, 0},  {"int8", "int8", "f32", true, false, 0, 0, 0},
+    {"int4", "int4", "f32", true, false, 0, 0, 0},     {"nf4", "nf4", "f32", true, false, 0, 0, 0},
+    {"KV bf16", "none", "bf16", true, false, 0, 0, 0}, {"KV f16", "none", "f16", true, false, 0, 0, 0},
+    {"KV int8", "none", "int8", true, false, 0, 0, 0},
 };
 
 struct story {
@@ -88,11 +103,14 @@ static void die(const struct err *e)
     exit(1);
 }
 
-static struct eval *open_variant(const char *model, const struct variant *v, const char *text)
+static struct eval *open_variant(const char *model, const struct variant *v, const char *text, const char *device)
 {
     struct err e = {0};
-    struct engine_config c = {
-        .model = model, .quantize = v->quantize, .kv_type = v->kv, .no_calibration = v->no_calibration};
+    struct engine_config c = {.model = model,
+                              .device = device,
+                              .quantize = v->quantize,
+                              .kv_type = v->kv,
+                              .no_calibration = v->no_calibration};
     char dir[] = "/tmp/tandem-quality-XXXXXX", remove[64];
     if (v->from_file) {
         if (!mkdtemp(dir)) perror(dir), exit(1);
@@ -122,11 +140,11 @@ static void encode_story(const struct eval *v, const char *text, size_t n, struc
     tokens_free(&t);
 }
 
-/* The first STORIES stories; returns what follows them. */
-static const char *read_stories(const struct eval *v, const char *text, struct story *stories)
+/* The first n stories; returns what follows them. */
+static const char *read_stories(const struct eval *v, const char *text, struct story *stories, int n)
 {
     static const char end[] = "<|endoftext|>";
-    for (int i = 0; i < STORIES; i++) {
+    for (int i = 0; i < n; i++) {
         const char *stop = strstr(text, end);
         if (!stop) fprintf(stderr, "the text has only %d stories\n", i), exit(1);
         encode_story(v, text, (size_t)(stop - text), &stories[i]);
@@ -136,11 +154,11 @@ static const char *read_stories(const struct eval *v, const char *text, struct s
     return text;
 }
 
-static struct run measure(struct eval *v, const struct story *stories, bool is_reference)
+static struct run measure(struct eval *v, const struct story *stories, int n, bool is_reference)
 {
     struct run r = {.vocab = eval_vocab(v), .is_reference = is_reference};
     struct err e;
-    for (int i = 0; i < STORIES; i++) {
+    for (int i = 0; i < n; i++) {
         r.story = &stories[i];
         if (r.story->n > 1 && eval_logits(v, r.story->ids, r.story->n, take_row, &r, &e)) die(&e);
     }
@@ -160,29 +178,56 @@ static bool report(const struct variant *v, const struct run *r, const struct ru
     return ok;
 }
 
+static bool compare_ways(const char *model, const char *text, struct story *stories)
+{
+    struct run run[VARIANTS];
+    const char *rest = NULL;
+    bool ok = true;
+    printf("%s\n%-31s %s\n", model, "",
+           "perplexity, change             KL divergence        same best token  bits/weight");
+    for (int i = 0; i < VARIANTS; i++) {
+        struct eval *v = open_variant(model, &variants[i], rest, NULL);
+        if (i == 0) rest = read_stories(v, text, stories, STORIES);
+        run[i] = measure(v, stories, STORIES, i == 0);
+        ok &= report(&variants[i], &run[i], run, eval_info(v));
+        eval_close(v);
+    }
+    return ok;
+}
+
+static bool compare_devices(const char *model, const char *text, struct story *stories, const char *device, int n)
+{
+    bool ok = true;
+    for (int i = 0; i < DEVICE_VARIANTS; i++) {
+        double kl[2];
+        for (int other = 0; other < 2; other++) {
+            struct eval *v = open_variant(model, &on_device[i], NULL, other ? device : "cpu:portable");
+            if (i == 0 && !other) read_stories(v, text, stories, n);
+            struct run r = measure(v, stories, n, i == 0 && !other);
+            kl[other] = r.kl / r.rows;
+            eval_close(v);
+        }
+        bool good = kl[1] <= 1.1 * kl[0] + ROUNDING && isfinite(kl[1]);
+        printf("%-4s %-8s KL divergence %.6f on %s, %.6f on the cpu\n", good ? "ok" : "FAIL", on_device[i].name, kl[1],
+               device, kl[0]);
+        ok &= good;
+    }
+    return ok;
+}
+
 int main(int argc, char **argv)
 {
     char *text;
     size_t size;
     struct err e;
     static struct story stories[STORIES];
-    struct run run[VARIANTS];
-    const char *rest = NULL;
-    bool ok = true;
-    if (argc != 3) {
-        fprintf(stderr, "usage: quality_test MODEL_DIR TEXT_FILE\n");
+    int n = argc == 5 ? atoi(argv[4]) : STORIES;
+    if ((argc != 3 && argc != 5) || n < 1 || n > STORIES) {
+        fprintf(stderr, "usage: quality_test MODEL_DIR TEXT_FILE [DEVICE STORIES]\n");
         return 2;
     }
     if (file_read(argv[2], 64 << 20, &text, &size, &e)) die(&e);
-    printf("%s\n%-31s %s\n", argv[1], "",
-           "perplexity, change             KL divergence        same best token  bits/weight");
-    for (int i = 0; i < VARIANTS; i++) {
-        struct eval *v = open_variant(argv[1], &variants[i], rest);
-        if (i == 0) rest = read_stories(v, text, stories);
-        run[i] = measure(v, stories, i == 0);
-        ok &= report(&variants[i], &run[i], run, eval_info(v));
-        eval_close(v);
-    }
+    bool ok = argc == 3 ? compare_ways(argv[1], text, stories) : compare_devices(argv[1], text, stories, argv[3], n);
     for (int i = 0; i < STORIES; i++) free(stories[i].want);
     free(text);
     return !ok;

@@ -9,6 +9,7 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/engine_state.h"
+#include "engine/ready.h"
 #include "engine/turn.h"
 #include "kernels/rng.h"
 
@@ -57,9 +58,7 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
         return NULL;
     }
     const struct engine_info *m = &g->s.info;
-    int max_pages = (m->max_total_tokens + KV_PAGE - 1) / KV_PAGE;
-    if (batch_open(&g->batch, g->s.model.d, m->max_batch_tokens, m->max_seqs, g->s.max_rows, max_pages)) {
-        err_set(e, ERR_NOMEM, "no memory for batches of %d tokens", m->max_batch_tokens);
+    if (ready_device(&g->batch, &g->s, e)) {
         setup_close(&g->s);
         free(g);
         return NULL;

@@ -23,6 +23,18 @@ static size_t floats_of(const struct adapter *a)
     return n;
 }
 
+static int no_room(struct dev *d, size_t bytes, struct err *e)
+{
+    struct dev_memory m = {0};
+    if (!d->ops->memory) return err_set(e, ERR_NOMEM, "no memory on the device for an adapter of %zu bytes", bytes);
+    d->ops->memory(d, &m);
+    return err_set(
+        e, ERR_NOMEM,
+        "no memory on the device for an adapter of %zu bytes: %zu are free, %zu in one piece; unload others, "
+        "or lower --kv-cache-bytes",
+        bytes, m.budget - m.used, m.largest);
+}
+
 /* at: floats from the beginning */
 static const float *put(struct lora_weights *w, struct dev *d, size_t *at, const float *host, size_t floats)
 {
@@ -36,8 +48,7 @@ static const float *put(struct lora_weights *w, struct dev *d, size_t *at, const
 int lora_weights_upload(struct lora_weights *w, struct dev *d, const struct adapter *a, struct err *e)
 {
     *w = (struct lora_weights){.bytes = floats_of(a) * sizeof(float), .layers = a->layers};
-    if (!(w->memory = d->ops->alloc(d, w->bytes)))
-        return err_set(e, ERR_NOMEM, "no memory on the device for an adapter of %zu bytes", w->bytes);
+    if (!(w->memory = d->ops->alloc(d, w->bytes))) return no_room(d, w->bytes, e);
     w->layer = mem_array((size_t)a->layers, sizeof *w->layer);
     if (d->ops->reopen && !(w->copy = mem_try_alloc(w->bytes))) { /* an outsider's size */
         lora_weights_free(w, d);
@@ -61,8 +72,7 @@ int lora_weights_upload(struct lora_weights *w, struct dev *d, const struct adap
 int lora_weights_restore(struct lora_weights *w, struct dev *d, struct err *e)
 {
     const float *old = w->memory;
-    if (!(w->memory = d->ops->alloc(d, w->bytes)))
-        return err_set(e, ERR_NOMEM, "no memory on the device for an adapter of %zu bytes", w->bytes);
+    if (!(w->memory = d->ops->alloc(d, w->bytes))) return no_room(d, w->bytes, e);
     d->ops->upload(d, w->memory, w->copy, w->bytes);
     for (int i = 0; i < w->layers * PRODUCTS; i++) {
         struct lora_product *p = &w->layer[i / PRODUCTS][i % PRODUCTS];

@@ -98,7 +98,7 @@ static void forward(struct model *m, const struct batch *b)
     struct mat x = first(m->x, b->n_tokens), h = first(m->h, b->n_tokens), y = first(m->y, b->n_tokens);
 
     op_embed(d, (struct embed_args){x, w->embed, w->pos, b->id, b->pos, w->embed_w});
-    op_norm(d, (struct norm_args){h, x, w->layer[0].norm1_w, w->layer[0].norm1_b, c->eps, c->norm});
+    op_norm(d, (struct norm_args){h, x, w->layer[0].norm1_w, w->layer[0].norm1_b, c->eps, c->norm, w->layer[0].qkv});
     for (int l = 0; l < c->layers; l++) {
         const struct layer_weights *lw = &w->layer[l];
         bool last = l + 1 == c->layers;
@@ -108,9 +108,9 @@ static void forward(struct model *m, const struct batch *b)
         if (c->parallel) /* x += attention(h) + feed_forward(h) */
             op_add(d, (struct add_args){x, y});
         else
-            op_add_norm(d, (struct add_norm_args){h, x, y, lw->norm2_w, lw->norm2_b, c->eps, c->norm});
+            op_add_norm(d, (struct add_norm_args){h, x, y, lw->norm2_w, lw->norm2_b, c->eps, c->norm, lw->up});
         feed_forward(m, b, l, h, y);
-        op_add_norm(d, (struct add_norm_args){h, x, y, next_w, next_b, c->eps, c->norm});
+        op_add_norm(d, (struct add_norm_args){h, x, y, next_w, next_b, c->eps, c->norm, last ? NULL : lw[1].qkv});
     }
     if (b->n_rows == 0) return;
     struct mat hr = first(m->hr, b->n_rows);
@@ -132,7 +132,7 @@ static void forward_step(void *arg)
 /* A step in which every sequence decodes, without adapters, is the same ops with the same args for the same numbers. */
 void model_forward(struct model *m, const struct batch *b)
 {
-    bool decodes = b->n_tokens == b->n_seqs && !b->n_groups && m->d->ops->replay;
+    bool decodes = batch_decodes(b) && m->d->ops->replay;
     uint64_t key = (uint64_t)b->n_tokens << 43 | (uint64_t)b->n_rows << 25 | (uint64_t)b->pages_ld;
     if (decodes && b->n_tokens < 1 << 18 && b->n_rows < 1 << 18 && b->pages_ld < 1 << 25)
         m->d->ops->replay(m->d, key, forward_step, &(struct step){m, b});

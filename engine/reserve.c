@@ -172,9 +172,11 @@ int reserve_device(struct model *m, const struct reserve *r, int *pages, struct 
         return rc;
     }
     size_t room = room_of(d), batch = batch_bytes(r->max_tokens, r->max_seqs, r->max_rows, s.max_pages);
+    int spare = batch_pad_pages(r->max_seqs);
+    batch += (size_t)spare * r->page_bytes;
     room = room > batch ? room - batch : 0;
     size_t want = wanted_pages(r, len, room / r->page_bytes);
     if (want < 2 || want > room / r->page_bytes) return too_little(m, r, want < 2 ? 2 : want, room, e);
     *pages = want < PAGES_MAX ? (int)want : PAGES_MAX;
-    return model_reserve_kv(m, *pages, r->kv_type, e);
+    return model_reserve_kv(m, *pages + spare, r->kv_type, e);
 }

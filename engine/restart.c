@@ -8,6 +8,7 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/engine_state.h"
+#include "engine/ready.h"
 #include "kernels/rng.h"
 
 #include <stdio.h>
@@ -59,7 +60,6 @@ static void end_all_stale(struct engine *g)
 static int restart(struct engine *g, struct err *e)
 {
     const struct engine_info *m = &g->s.info;
-    int max_pages = (m->max_total_tokens + KV_PAGE - 1) / KV_PAGE;
     end_training(g);
     sched_restart(&g->sched);
     kv_pool_free(g->pool);
@@ -68,8 +68,7 @@ static int restart(struct engine *g, struct err *e)
     batch_close(&g->batch, g->s.model.d);
     adapters_forget(&g->adapters);
     int rc = setup_restart(&g->s, e);
-    if (!rc && batch_open(&g->batch, g->s.model.d, m->max_batch_tokens, m->max_seqs, g->s.max_rows, max_pages))
-        rc = err_set(e, ERR_NOMEM, "no memory for batches of %d tokens", m->max_batch_tokens);
+    if (!rc) rc = ready_device(&g->batch, &g->s, e);
     if (!rc) rc = adapters_restore(&g->adapters, g->s.model.d, e);
     if (!rc) end_all_stale(g); /* now, since others may have taken names away meanwhile */
     return rc;

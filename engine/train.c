@@ -8,6 +8,7 @@
 #include "engine/ckpt.h"
 #include "engine/optim.h"
 #include "engine/setup.h"
+#include "engine/train_cut.h"
 #include "engine/train_full.h"
 #include "engine/train_gate.h"
 #include "engine/train_lora.h"
@@ -60,6 +61,7 @@ struct train {
     struct dev *d;
     struct train_gate *gate;
     bool lora_method, bf16_x; /* as the device had it */
+    bool took;                /* memory of the device */
 
     struct optim o;
     struct train_lora lora;
@@ -151,6 +153,11 @@ static bool device_failed(struct train *t, struct err *e)
 enum { PARTS_MAX = ARRAYS + 2 };
 
 /* NULL: there is none of it. */
+static struct cut cut_of(const struct train *t)
+{
+    return (struct cut){t->d, t->gate};
+}
+
 static float *device_array(const struct train *t, int i)
 {
     return i == 0 ? t->o.p : i == 1 ? t->o.m : i == 2 ? t->o.v : t->o.avg;
@@ -177,9 +184,8 @@ static int save(struct train *t, struct err *e)
 {
     struct ckpt_part part[PARTS_MAX];
     int n = parts_of(t, part);
-    size_t bytes = t->o.n * sizeof(float);
     for (int i = 0; i < ARRAYS; i++)
-        if (t->host[i] != device_array(t, i)) t->d->ops->download(t->d, t->host[i], device_array(t, i), bytes);
+        if (t->host[i] != device_array(t, i)) cut_download(cut_of(t), t->host[i], device_array(t, i), t->o.n);
     if (device_failed(t, e)) return e->code;
     train_gate_leave(t->gate);
     tell(t, TRAIN_SAVING, NULL);
@@ -202,10 +208,7 @@ static int load(struct train *t, int64_t most, struct err *e)
     int n = parts_of(t, part), rc = ckpt_read(t->ckpt_dir, t->hash, most, part, n, &t->saved, &t->warnings, e);
     if (rc || t->saved < 0) return rc;
     for (int i = 0; i < ARRAYS; i++)
-        if (t->host[i] != device_array(t, i)) {
-            train_gate_pass(t->gate);
-            t->d->ops->upload(t->d, device_array(t, i), t->host[i], t->o.n * sizeof(float));
-        }
+        if (t->host[i] != device_array(t, i)) cut_upload(cut_of(t), device_array(t, i), t->host[i], t->o.n);
     if (!t->lora_method) train_full_use(&t->full, &t->o, t->o.p);
     return 0;
 }
@@ -347,13 +350,7 @@ static bool eval_due(const struct train *t)
 
 static void keep_best(struct train *t)
 {
-    const size_t SLICE = 1 << 19;
-    const float *from = device_array(t, result_array(t));
-    for (size_t i = 0, n; i < t->o.n; i += n) {
-        n = t->o.n - i < SLICE ? t->o.n - i : SLICE;
-        train_gate_pass(t->gate);
-        t->d->ops->download(t->d, t->best + i, from + i, n * sizeof(float));
-    }
+    cut_download(cut_of(t), t->best, device_array(t, result_array(t)), t->o.n);
 }
 
 static enum outcome evaluate(struct train *t, struct err *e)
@@ -427,8 +424,7 @@ static int write_result(struct train *t, struct err *e)
     const float *p = t->st.best_step >= 0 ? t->best : t->host[last], *on_device = device_array(t, last);
     if (!t->job.out) return 0;
     if (p == t->host[last] && p != on_device) {
-        train_gate_pass(t->gate);
-        t->d->ops->download(t->d, t->host[last], on_device, t->o.n * sizeof(float));
+        cut_download(cut_of(t), t->host[last], on_device, t->o.n);
         train_gate_leave(t->gate);
     }
     if (device_failed(t, e)) return err_prefix(e, "the result could not be read");
@@ -517,9 +513,22 @@ static size_t scratch_bytes(const struct train *t)
 }
 
 /* What may be taken of the memory that training is planned in: the device's own, or the host's. */
-static size_t room_for(struct dev *d)
+static size_t room_for(struct dev *d, size_t *piece)
 {
-    return dev_host_memory(d) ? memory_available() : dev_memory_left(d);
+    if (!dev_host_memory(d)) return dev_memory_left(d, piece);
+    return *piece = memory_available();
+}
+
+/* One array of all parameters that are trained is the largest piece. */
+static int check_piece(const struct train *t, size_t piece, struct err *e)
+{
+    double need = (double)t->o.n * sizeof(float);
+    if (need <= (double)piece) return 0;
+    return err_set(e, ERR_NOMEM,
+                   "training needs %.2f GiB in one piece for %zu parameters, %.2f are free in one piece: unload "
+                   "adapters, or %s",
+                   need / GIB, t->o.trained, (double)piece / GIB,
+                   t->lora_method ? "lower lora_r, or name fewer targets" : "use method lora");
 }
 
 /* Chooses whether activations are computed again, and refuses what does not fit. */
@@ -530,7 +539,7 @@ static int plan_memory(struct train *t, struct err *e)
     /* a plan alone is made on any thread, the device not being its */
     bool own = !dev_host_memory(t->d);
     int copies = 4 + average + (t->eval.n && !own ? 1 : 0), host_copies = own ? 3 + average + (t->eval.n ? 1 : 0) : 0;
-    size_t room = room_for(t->d);
+    size_t piece, room = room_for(t->d, &piece);
     if ((double)host_copies * (double)t->o.n * 4 > 0.95 * (double)memory_available())
         return err_set(e, ERR_NOMEM, "training needs %.2f GiB of the host for %d copies of %zu parameters",
                        (double)host_copies * (double)t->o.n * 4 / GIB, host_copies, t->o.trained);
@@ -547,7 +556,7 @@ static int plan_memory(struct train *t, struct err *e)
         need = (double)p->state_bytes + (double)p->activation_bytes;
     }
     p->recompute = t->tm.recompute;
-    if (need <= 0.95 * (double)room) return 0;
+    if (need <= 0.95 * (double)room) return check_piece(t, piece, e);
     bool state = (double)p->state_bytes > need / 2;
     return err_set(
         e, ERR_NOMEM,
@@ -601,6 +610,7 @@ static int reserve_scratch(struct train *t, struct err *e)
 static int take_memory(struct train *t, struct err *e)
 {
     train_gate_pass(t->gate);
+    t->took = true;
     int rc = optim_alloc(&t->o, t->p.ema_decay > 0, e);
     if (rc) return rc;
     for (int i = 0; i < ARRAYS; i++) {
@@ -626,8 +636,7 @@ static void hash_job(struct train *t)
 {
     float *p = t->host[0];
     if (p != t->o.p) {
-        train_gate_pass(t->gate);
-        t->d->ops->download(t->d, p, t->o.p, t->o.n * sizeof(float));
+        cut_download(cut_of(t), p, t->o.p, t->o.n);
         train_gate_leave(t->gate);
     }
     t->hash = train_job_hash(&t->p, dataset_hash(t->job.data), t->job.eval ? dataset_hash(t->job.eval) : 0,
@@ -715,6 +724,7 @@ struct train *train_open(const struct train_job *job, struct model *m, struct tr
     struct train *t = train_new(job, m, gate);
     if (t->p.f32 && !gate) m->d->bf16_x = false; /* nobody else computes on it */
     if (open_all(t, e)) {
+        if (t->took) train_gate_pass(t->gate); /* it frees memory of the device */
         train_free(t);
         return NULL;
     }
@@ -734,6 +744,7 @@ void train_free(struct train *t)
     train_rows_close(&t->rows);
     train_rows_close(&t->eval);
     micro_close(&t->micro);
+    if (t->took && t->d->ops->trim) t->d->ops->trim(t->d);
     free(t->best);
     free(t->ckpt_dir);
     const char *texts[] = {t->job.from, t->job.base_name, t->job.model_dir, t->job.dir, t->job.out};

@@ -23,6 +23,28 @@ static int move(struct cut c, int rows, double floats)
     return train_gate_rows(c.gate, WORK_MOVE, rows, floats, 0);
 }
 
+/* ---- copies ------------------------------------------------------------------------------------------------------ */
+
+enum { COPY_SLICE = 1 << 19 };
+
+void cut_download(struct cut c, float *host, const float *device, size_t n)
+{
+    for (size_t i = 0, k; i < n; i += k) {
+        k = n - i < COPY_SLICE ? n - i : COPY_SLICE;
+        train_gate_pass(c.gate);
+        c.d->ops->download(c.d, host + i, device + i, k * sizeof *host);
+    }
+}
+
+void cut_upload(struct cut c, float *device, const float *host, size_t n)
+{
+    for (size_t i = 0, k; i < n; i += k) {
+        k = n - i < COPY_SLICE ? n - i : COPY_SLICE;
+        train_gate_pass(c.gate);
+        c.d->ops->upload(c.d, device + i, host + i, k * sizeof *host);
+    }
+}
+
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
 /* What the gate reckons with, in multiply-adds of a linear op: the time to read a weight once, and to move a float. */

@@ -47,6 +47,10 @@ void cut_act_mul_back(struct cut, struct act_mul_back_args);
 void cut_dropout(struct cut, struct dropout_args);
 void cut_zero(struct cut, struct mat); /* m = 0; rows one after the other */
 
+/* n floats to the host, from it, between serving's steps: nothing else changes them meanwhile. */
+void cut_download(struct cut, float *host, const float *device, size_t n);
+void cut_upload(struct cut, float *device, const float *host, size_t n);
+
 /* Some sequences of a micro-batch, and some heads of them, for a call of attention. */
 struct cut_seqs {
     int first, n, row, rows; /* sequences first .. first + n - 1, rows row .. row + rows - 1 */

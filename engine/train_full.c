@@ -4,6 +4,7 @@
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "engine/model_files.h"
+#include "engine/train_cut.h"
 #include "kernels/rng.h"
 
 #include <math.h>
@@ -184,14 +185,16 @@ static int first_values(struct train_full *f, const struct train_params *p, stru
     int rc = 0;
     for (int i = 0; i < f->n_masters && !rc; i++) {
         const struct master *m = &f->master[i];
-        size_t bytes = (size_t)m->rows * (size_t)m->cols * sizeof(float);
-        float *host = mem_try_alloc(bytes);
+        size_t n = (size_t)m->rows * (size_t)m->cols;
+        float *host = mem_try_alloc(n * sizeof *host);
         if (!host) return err_set(e, ERR_NOMEM, "no memory for tensor %s", m->name);
+        train_gate_leave(o->gate); /* while the file is read */
         if (p->random_init)
             init_random(m, &f->base->c, rng_at(p->seed, (uint64_t)i), host);
         else
             rc = init_file(m, f->base->w.file, host, e);
-        if (!rc) o->d->ops->upload(o->d, o->p + m->at, host, bytes);
+        train_gate_pass(o->gate);
+        if (!rc) cut_upload((struct cut){o->d, o->gate}, o->p + m->at, host, n);
         free(host);
     }
     return rc;

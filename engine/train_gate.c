@@ -3,17 +3,24 @@
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "kernels/ops.h"
+#include "kernels/trace.h"
 
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* An op of the trainer is cut so that it takes about a quarter of what it was given, but no less than what makes its
  * start worth while, and no more than a newly arrived request may wait. */
 #define CUT_SHARE 0.25
 #define CUT_MIN_NS 100e3
 #define CUT_MAX_NS 10e6
+/* A device that only enqueues is waited for when it has about so much to do, a share of what was given, or so many ops:
+ * what it still has to do when the turn ends is somebody's wait. */
+#define QUEUE_SHARE 0.125
+#define QUEUE_MAX_NS 1e6
+#define QUEUE_OPS 32
 /* Slower than expected is believed sooner than faster: a client sees an op that was cut too long. */
 #define WEIGHT_SLOWER 0.4
 #define WEIGHT_FASTER 0.1
@@ -43,7 +50,12 @@ struct train_gate {
     double least_ns;         /* that an op is cut to */
     double cost;             /* of the op that runs; 0: nobody said */
     enum train_work work;    /* likewise */
-    uint64_t passed;         /* when it passed last */
+    uint64_t passed;         /* when it passed last with nothing queued */
+    struct {
+        double ns[WORK_KINDS], all; /* as the rates say */
+        int n;
+        bool unknown; /* one of them did not say what it costs */
+    } queued;         /* ops whose end nobody has waited for */
 };
 
 struct train_gate *train_gate_new(struct dev *d, void (*wake)(void *), void *arg)
@@ -107,28 +119,65 @@ static bool may_go_on(const struct train_gate *g, uint64_t now)
     return now < g->until && !(g->stop && g->stop(g->stop_arg));
 }
 
-static void learn_rate(struct train_gate *g, uint64_t now)
+/* Whether ops may still run when they return, and somebody else waits for them. */
+static bool enqueues(const struct train_gate *g)
 {
-    if (g->cost <= 0 || now <= g->passed) return;
-    double *rate = &g->rate[g->work], seen = g->cost / (double)(now - g->passed);
-    *rate += (seen < *rate ? WEIGHT_SLOWER : WEIGHT_FASTER) * (seen - *rate);
+    return g->d && !atomic_load_explicit(&g->open, memory_order_relaxed) && !dev_host_memory(g->d);
+}
+
+/* The op before this pass. */
+static void note_op(struct train_gate *g)
+{
+    double ns = g->cost > 0 ? g->cost / g->rate[g->work] : 0;
+    g->queued.ns[g->work] += ns;
+    g->queued.all += ns;
+    g->queued.n++;
+    g->queued.unknown |= ns <= 0;
+    g->cost = 0;
+}
+
+static bool queue_is_full(const struct train_gate *g)
+{
+    double most = g->stop ? QUEUE_MAX_NS : QUEUE_SHARE * (double)g->given;
+    return g->queued.n >= QUEUE_OPS || g->queued.all >= (most < QUEUE_MAX_NS ? most : QUEUE_MAX_NS);
+}
+
+/* Everything queued has ended now: it took as long as since the pass before it.  With ops among it of unknown cost the
+ * others were at least so fast. */
+static void settle(struct train_gate *g, uint64_t now)
+{
+    double faster = now > g->passed ? g->queued.all / (double)(now - g->passed) : 0;
+    if (faster > 1 || (faster > 0 && !g->queued.unknown)) {
+        for (int k = 0; k < WORK_KINDS; k++) {
+            double share = g->queued.ns[k] / g->queued.all, seen = g->rate[k] * faster;
+            g->rate[k] += share * (faster < 1 ? WEIGHT_SLOWER : WEIGHT_FASTER) * (seen - g->rate[k]);
+        }
+    }
+    memset(&g->queued, 0, sizeof g->queued);
+    g->passed = now;
 }
 
 void train_gate_pass(struct train_gate *g)
 {
     if (!g) return;
+    note_op(g);
     uint64_t now = clock_now();
-    learn_rate(g, now);
-    g->cost = 0;
-    if (g->inside && !may_go_on(g, now)) {
+    bool waits = g->inside && enqueues(g);
+    bool ends = g->inside && !may_go_on(g, now + (waits ? (uint64_t)g->queued.all : 0));
+    if (waits && (ends || queue_is_full(g))) {
+        g->d->ops->finish(g->d);
+        now = clock_now();
+        ends = ends || !may_go_on(g, now);
+        waits = false;
+    }
+    if (!waits) settle(g, now);
+    if (ends) {
         keep_error(g);
         g->inside = false;
     }
-    if (!g->inside) {
-        wait_outside(g);
-        now = clock_now();
-    }
-    g->passed = now;
+    if (g->inside) return;
+    wait_outside(g);
+    g->passed = clock_now();
 }
 
 double train_gate_room(struct train_gate *g, enum train_work work)
@@ -165,7 +214,9 @@ int train_gate_rows(struct train_gate *g, enum train_work work, int rows, double
 void train_gate_leave(struct train_gate *g)
 {
     if (!g) return;
+    if (g->inside && enqueues(g)) g->d->ops->finish(g->d);
     if (g->inside) keep_error(g);
+    memset(&g->queued, 0, sizeof g->queued);
     pthread_mutex_lock(&g->lock);
     g->turn = AWAY;
     g->inside = false;

@@ -21,7 +21,8 @@ void train_gate_free(struct train_gate *);
 
 /* ---- the trainer's thread; a gate of NULL is always open ---- */
 
-/* Returns when the device is the trainer's for one op more. */
+/* Returns when the device is the trainer's for one op more.  What a device that only enqueues has not done when the
+ * trainer's turn ends is waited for, and so is it now and then before. */
 void train_gate_pass(struct train_gate *);
 /* What an op mostly does.  The gate learns how fast each kind of work is, so a cost may be in any unit of its kind. */
 enum train_work { WORK_LINEAR, WORK_BACK, WORK_GEMM, WORK_ATTN, WORK_ATTN_BACK, WORK_LOSS, WORK_MOVE, WORK_KINDS };

@@ -141,9 +141,11 @@ static bool check_embed(struct dev *d, const struct embed_args *a)
 }
 
 static bool check_norm_tail(struct dev *d, const char *op, const float *w, const float *b, float eps,
-                            enum norm_kind kind)
+                            enum norm_kind kind, const struct weight *next, int C)
 {
+    const struct made *product = next ? find_made(d, next) : NULL;
     need((unsigned)kind <= NORM_LAYER, "kind is %d", kind);
+    need(!next || (product && product->cols == C), "next is not a weight of this device with cols %d", C);
     need(eps >= 0, "eps is %g", (double)eps);
     return check_floats(d, op, "w", w) && (!b || check_floats(d, op, "b", b));
 }
@@ -154,7 +156,8 @@ static bool check_norm(struct dev *d, const struct norm_args *a)
     int T = a->x.rows, C = a->x.cols;
     bool same = a->x.p == a->out.p && a->x.ld == a->out.ld;
     return check_mat(d, op, "x", &a->x, T, C) && check_mat(d, op, "out", &a->out, T, C) &&
-           (same || check_apart(d, op, &a->x, &a->out)) && check_norm_tail(d, op, a->w, a->b, a->eps, a->kind);
+           (same || check_apart(d, op, &a->x, &a->out)) &&
+           check_norm_tail(d, op, a->w, a->b, a->eps, a->kind, a->next, C);
 }
 
 static bool check_add_norm(struct dev *d, const struct add_norm_args *a)
@@ -164,7 +167,7 @@ static bool check_add_norm(struct dev *d, const struct add_norm_args *a)
     return check_mat(d, op, "x", &a->x, T, C) && check_mat(d, op, "y", &a->y, T, C) &&
            check_mat(d, op, "out", &a->out, T, C) && check_apart(d, op, &a->x, &a->y) &&
            check_apart(d, op, &a->x, &a->out) && check_apart(d, op, &a->y, &a->out) &&
-           check_norm_tail(d, op, a->w, a->b, a->eps, a->kind);
+           check_norm_tail(d, op, a->w, a->b, a->eps, a->kind, a->next, C);
 }
 
 static bool check_add(struct dev *d, const struct add_args *a)
@@ -540,6 +543,8 @@ struct dev *dev_checked(struct dev *inner)
     c->ops.zero = NULL;
     c->ops.reserve = NULL;
     c->ops.replay = NULL;
+    c->ops.hold = NULL;
+    c->ops.trim = NULL;
     c->ops.lost = NULL;
     c->ops.reopen = NULL;
 #define X(op) c->ops.op = checked_##op;

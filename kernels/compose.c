@@ -6,7 +6,8 @@ static void compose_add_norm(struct dev *d, const struct add_norm_args *a)
 {
     d->ops->add(d, &(struct add_args){.x = a->x, .y = a->y});
     d->ops->norm(d,
-                 &(struct norm_args){.out = a->out, .x = a->x, .w = a->w, .b = a->b, .eps = a->eps, .kind = a->kind});
+                 &(struct norm_args){
+                     .out = a->out, .x = a->x, .w = a->w, .b = a->b, .eps = a->eps, .kind = a->kind, .next = a->next});
 }
 
 static void compose_gate_up(struct dev *d, const struct gate_up_args *a)

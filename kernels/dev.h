@@ -17,9 +17,13 @@ struct dev *simt_open(const struct dev_config *, char why[160]);
 /* For tests: counts since the process began, and the launch after `after` more that fails for good (-1: none). */
 struct simt_counts {
     uint64_t syncs, graphs, replays; /* waits for a stream; graphs recorded; graphs launched */
+    uint64_t launches;               /* of kernels, also of those that are recorded */
+    uint64_t memory;                 /* pieces of the device's memory that were taken or given back */
 };
 struct simt_counts simt_counts(void);
 void simt_fail_launch(long after);
+/* The system gives no piece of memory that is larger; SIZE_MAX, as at first: any. */
+void simt_largest_piece(size_t bytes);
 #endif
 #ifdef TANDEM_CUDA
 struct dev *cuda_open(int index, const struct dev_config *, char why[160]); /* index: as CUDA counts */

@@ -90,20 +90,25 @@ struct embed_args {
 };
 
 /* out = norm(x) * w + b over each row.  x, out (T, C), may be the same matrix; w, b (C) f32, b NULL for none.
- * RMS: x / sqrt(mean(x^2) + eps).  LAYER: (x - mean) / sqrt(var + eps), var with divisor C. */
+ * RMS: x / sqrt(mean(x^2) + eps).  LAYER: (x - mean) / sqrt(var + eps), var with divisor C.
+ * next (cols C), or NULL: the weight of the linear or gate_up that will read out next, all of its rows or run by run.
+ * A device may do now what that product begins with, quantise the rows: it says nothing about results, and costs time
+ * only where the product does not come. */
 struct norm_args {
     struct mat out, x;
     const float *w, *b;
     float eps;
     enum norm_kind kind;
+    const struct weight *next;
 };
 
-/* x += y; out = norm(x).  x, y, out (T, C); out aliases neither. */
+/* x += y; out = norm(x).  x, y, out (T, C); out aliases neither.  next: as of norm. */
 struct add_norm_args {
     struct mat out, x, y;
     const float *w, *b;
     float eps;
     enum norm_kind kind;
+    const struct weight *next;
 };
 
 /* x += y.  (T, C) */
@@ -305,6 +310,7 @@ struct dev_memory {
     size_t total, budget; /* the device has; this process may take */
     size_t used;          /* taken, of everything */
     size_t scratch;       /* of it: what ops take for themselves, and what copies go through */
+    size_t largest;       /* not taken: one alloc can have so many of them */
 };
 
 struct dev_ops {
@@ -365,6 +371,14 @@ struct dev_ops {
      * nothing from host memory.  The first time it is done as if fn were called (which may find the fastest of several
      * ways), the second time it is noted down, and from then on given to the device as one piece. */
     void (*replay)(struct dev *, uint64_t key, void (*fn)(void *ctx), void *ctx);
+    int replay_ms; /* of the start that may go into noting down what will come; 0: there it would take too long */
+    /* Everything that is to stay is there: takes all that is left of the budget from the system, in one piece where it
+     * has one.  From now on alloc and free work inside it, at once and without the system; used counts what alloc gave,
+     * as before.  And scratch that reserve takes stays apart, so that work noted down keeps its places, until trim.
+     * Until the device is closed or opened anew. */
+    void (*hold)(struct dev *);
+    /* Gives the scratch back that reserve took since hold: the work it was for has been enqueued. */
+    void (*trim)(struct dev *);
     /* After an error: only reopen helps; until then every op fails. */
     bool (*lost)(const struct dev *);
     /* Begins anew, as opened: all memory, weights and caches of before are gone, also those not freed (which may be

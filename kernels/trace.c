@@ -208,10 +208,11 @@ void dev_trace_switch(struct dev_trace *t, bool on)
     __atomic_store_n(&t->d->ops, on ? &t->ops : t->own, __ATOMIC_RELEASE); /* whole, for whoever reads it just now */
 }
 
-size_t dev_memory_left(struct dev *d)
+size_t dev_memory_left(struct dev *d, size_t *piece)
 {
     struct dev_memory m;
     __atomic_load_n(&d->ops, __ATOMIC_ACQUIRE)->memory(d, &m);
+    if (piece) *piece = m.largest;
     return m.budget > m.used ? m.budget - m.used : 0;
 }
 

@@ -35,7 +35,8 @@ void dev_trace_listen(struct dev_trace *, void (*fn)(void *arg, int row, uint64_
 void dev_trace_switch(struct dev_trace *, bool on);
 /* The table's host_memory, for a thread that may not compute just now: another may switch a trace meanwhile. */
 bool dev_host_memory(const struct dev *);
-/* Likewise, for its memory: what it may take more, in bytes.  Only of a device whose memory is not the host's. */
-size_t dev_memory_left(struct dev *);
+/* Likewise, for its memory: what it may take more, and (NULL: not asked for) what of that in one piece, in bytes.  Only
+ * of a device whose memory is not the host's. */
+size_t dev_memory_left(struct dev *, size_t *piece);
 
 #endif

@@ -82,7 +82,7 @@ struct rope_args {
  * only each other, row i the rows max(first, i - window + 1) .. i (window 0: all).  out (T, H D); lse (T, H) the
  * natural log of the sum of exp(score).  With n_heads only the query heads head0 .. head0 + n_heads - 1; 0: all. */
 struct attn_seq_args {
-    struct mat out, lse, qkv;
+    struct mat out, lse, qkv; /* on a device opened with bf16_x q, k, v and weights may be rounded to it; f32 sums */
     int heads, kv_heads, head_dim, window;
     float scale;
     int n_seqs;
@@ -94,7 +94,7 @@ struct attn_seq_args {
  * n_heads, dq of those query heads alone, and what they give to dk and dv: the first query head of a KV head writes
  * it, the others add to it.  Calls in ascending order of heads give the bits of one call. */
 struct attn_back_args {
-    struct mat dqkv, dout, out, lse, qkv;
+    struct mat dqkv, dout, out, lse, qkv; /* with bf16_x, dout and the gradients by scores may be rounded, too */
     int heads, kv_heads, head_dim, window;
     float scale;
     int n_seqs;

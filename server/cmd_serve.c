@@ -158,19 +158,18 @@ static void print_adapters(const struct server *s, char out[static 120])
 static void print_memory(const struct server *s, char out[static 240])
 {
     const struct engine_info *i = s->app.info;
-    struct engine_stats st;
     char budget[24], all[24], weights[24], kv[24], work[24], rest[24];
-    engine_stats_read(s->app.engine, &st);
     print_bytes(budget, i->device_budget);
     print_bytes(all, i->device_bytes);
     print_bytes(weights, i->weight_bytes);
     print_bytes(kv, i->kv_bytes);
     print_bytes(work, i->workspace_bytes);
-    size_t used = i->weight_bytes + i->kv_bytes + i->workspace_bytes + st.adapter_bytes;
+    size_t used = i->weight_bytes + i->kv_bytes + i->workspace_bytes;
     print_bytes(rest, i->device_budget > used ? i->device_budget - used : 0);
     out[0] = 0;
     if (i->device_budget)
-        snprintf(out, 240, "memory     %s of %s may be taken: weights %s, kv cache %s, workspace %s; %s for training\n",
+        snprintf(out, 240,
+                 "memory     %s of %s may be taken: weights %s, kv cache %s, workspace %s; training and adapters %s\n",
                  budget, all, weights, kv, work, rest);
 }
 

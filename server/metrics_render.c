@@ -163,7 +163,7 @@ static void put_memory(const struct metrics_view *v, struct buf *out)
         {"tandem_threads", "gauge", "Compute threads.", i->threads},
         {"tandem_memory_budget_bytes", "gauge",
          "What may be taken of a GPU's memory; 0 where the memory is the host's.", (double)i->device_budget},
-        {"tandem_memory_taken_bytes", "gauge", "What is taken of it.", (double)v->stats->device_used},
+        {"tandem_memory_taken_bytes", "gauge", "What is in use of it.", (double)v->stats->device_used},
     };
     text_rows(out, rows, N_OF(rows));
     text_head(out, name, "gauge", "Memory on the model's device, by what it is for.");

@@ -51,11 +51,15 @@ __device__ void merge_row(const attn_call &c, const attn_item &it, int r, int co
 __global__ void __launch_bounds__(ATTN_THREADS) merge_kernel(attn_call c)
 {
     SMEM_BYTES(shared);
+    let_next_begin();
     attn_index x = attn_count(c, shared, true);
     int lane = (int)threadIdx.x % 32, rows = attn_items(c, x) * c.tile;
-    for (int i = (int)(blockIdx.x * ATTN_WARPS + threadIdx.x / 32); i < rows; i += (int)gridDim.x * ATTN_WARPS) {
-        attn_item it;
-        attn_item_of(c, x, i / c.tile, true, &it);
+    int i = (int)(blockIdx.x * ATTN_WARPS + threadIdx.x / 32);
+    attn_item it;
+    if (i < rows) attn_item_of(c, x, i / c.tile, true, &it);
+    wait_for_before();
+    for (bool first = true; i < rows; i += (int)gridDim.x * ATTN_WARPS, first = false) {
+        if (!first) attn_item_of(c, x, i / c.tile, true, &it);
         if (i % c.tile >= it.n_rows) continue;
         for (int col = lane * 4; col < c.dim; col += 128) merge_row(c, it, i % c.tile, col);
     }
@@ -67,7 +71,7 @@ void attn_merge(gpu_dev *d, const attn_call *c)
 {
     if (c->max_slots == 0) return;
     int blocks = min(2 * d->n_sm, (c->max_slots * c->tile + ATTN_WARPS - 1) / ATTN_WARPS);
-    LAUNCH(d, "attn", merge_kernel, dim3((unsigned)blocks), dim3(ATTN_THREADS), attn_index_bytes(*c), *c);
+    LAUNCH_EARLY(d, "attn", merge_kernel, dim3((unsigned)blocks), dim3(ATTN_THREADS), attn_index_bytes(*c), *c);
 }
 
 /* Units that the args allow: tiles of every KV head, one begun tile a sequence. */
@@ -290,6 +294,8 @@ template <int DIM, int STAGES> __global__ void __launch_bounds__(ATTN_THREADS, 1
 {
     typedef f32_smem<DIM, STAGES> smem;
     SMEM_BYTES(shared);
+    let_next_begin();
+    wait_for_before();
     attn_index x = attn_count(c, shared + sizeof(smem), false);
     for (int i = (int)blockIdx.x; i < attn_items(c, x); i += (int)gridDim.x) {
         attn_item it;
@@ -299,8 +305,8 @@ template <int DIM, int STAGES> __global__ void __launch_bounds__(ATTN_THREADS, 1
 
 template <int DIM, int STAGES> void f32_launch(gpu_dev *d, const attn_call *c, const struct attn_args *a)
 {
-    LAUNCH(d, "attn", (f32_kernel<DIM, STAGES>), dim3(attn_blocks(c, a, 8 * d->n_sm)), dim3(ATTN_THREADS),
-           sizeof(f32_smem<DIM, STAGES>) + attn_index_bytes(*c), *c);
+    LAUNCH_EARLY(d, "attn", (f32_kernel<DIM, STAGES>), dim3(attn_blocks(c, a, 8 * d->n_sm)), dim3(ATTN_THREADS),
+                 sizeof(f32_smem<DIM, STAGES>) + attn_index_bytes(*c), *c);
 }
 
 void attn_f32(gpu_dev *d, attn_call *c, const struct attn_args *a)

@@ -11,7 +11,8 @@
  * later token of the same tile of rows reaches the earlier ones, 0 times NaN.)
  *
  * Which sequence has how many rows stands in device memory: every block begins by counting the work, one warp over
- * all sequences, and takes items from there. */
+ * all sequences, and takes items from there.  The host has put it there, and the tables of pages, so that this needs
+ * not wait for the kernels before (LAUNCH_EARLY). */
 #ifndef TANDEM_KERNELS_CUDA_ATTN_CUH
 #define TANDEM_KERNELS_CUDA_ATTN_CUH
 
@@ -34,6 +35,7 @@ struct attn_call {
     float scale; /* of scores, to the base 2 */
     int heads, kv_heads, group, dim, dim_pad, window, n_seqs, pages_ld;
     int tile, rows_min, rows_max, max_slots, part_ld;
+    int ahead; /* pages that a block may bring to the second-level cache before it waits */
 };
 
 /* Sequence s as this kernel sees it. */
@@ -193,6 +195,16 @@ __device__ inline const uint8_t *attn_block(const attn_call &c, const attn_item 
 {
     size_t page = pos < it.len ? (size_t)it.pages[pos / KV_PAGE] : 0;
     return c.blocks + (page * (size_t)c.kv_heads + (size_t)it.kv_head) * c.block_bytes;
+}
+
+/* Begins to bring the item's pages to the second-level cache, but for the last, which is being written.  By threads of
+ * the block, at most one page each. */
+__device__ inline void attn_prefetch(const attn_call &c, const attn_item &it)
+{
+    int page = it.split0 * ATTN_SPLIT_PAGES + (int)threadIdx.x,
+        end = min(it.split1 * ATTN_SPLIT_PAGES, it.last / KV_PAGE);
+    if ((int)threadIdx.x < c.ahead && page < end)
+        prefetch_l2(attn_block(c, it, page * KV_PAGE), (unsigned)c.block_bytes);
 }
 
 /* ---- the arithmetic ---------------------------------------------------------------------------------------------- */

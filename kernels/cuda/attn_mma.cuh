@@ -472,10 +472,17 @@ template <int DIM, dtype T, bool MANY> __global__ void __launch_bounds__(ATTN_TH
 {
     typedef mma_smem<DIM, T, MANY> smem;
     SMEM_BYTES(shared);
+    let_next_begin();
     attn_index x = attn_count(c, shared + sizeof(smem), false);
-    for (int i = (int)blockIdx.x; i < attn_items(c, x); i += (int)gridDim.x) {
-        attn_item it;
-        if (attn_item_of(c, x, i, false, &it)) mma_item<DIM, T, MANY>(c, it, *reinterpret_cast<smem *>(shared)).run();
+    attn_item it;
+    int i = (int)blockIdx.x;
+    bool ours = i < attn_items(c, x) && attn_item_of(c, x, i, false, &it);
+    if (!MANY && ours) attn_prefetch(c, it);
+    wait_for_before();
+    while (i < attn_items(c, x)) {
+        if (ours) mma_item<DIM, T, MANY>(c, it, *reinterpret_cast<smem *>(shared)).run();
+        i += (int)gridDim.x;
+        ours = i < attn_items(c, x) && attn_item_of(c, x, i, false, &it);
     }
 }
 
@@ -489,8 +496,10 @@ void mma_launch(gpu_dev *d, attn_call *c, const struct attn_args *a, enum area a
     int most = a->most_rows ? a->most_rows : a->out.rows;
     if (MANY ? (int64_t)most * c->group <= FEW_ROWS : c->group > FEW_ROWS) return;
     if (!attn_room(d, c, a, area, (MANY ? 4 : 32) * d->n_sm)) return;
-    LAUNCH(d, "attn", (mma_kernel<DIM, T, MANY>), dim3(attn_blocks(c, a, (MANY ? 4 : 6) * d->n_sm)), dim3(ATTN_THREADS),
-           sizeof(smem) + attn_index_bytes(*c), *c);
+    unsigned blocks = attn_blocks(c, a, (MANY ? 4 : 6) * d->n_sm);
+    c->ahead = (int)(d->l2_bytes / 3 / blocks / c->block_bytes);
+    LAUNCH_EARLY(d, "attn", (mma_kernel<DIM, T, MANY>), dim3(blocks), dim3(ATTN_THREADS),
+                 sizeof(smem) + attn_index_bytes(*c), *c);
     attn_merge(d, c);
 }
 

@@ -1,13 +1,8 @@
 /* Attention of whole sequences for training, forward and back, and the rotation.
  *
- * In f32 throughout, as the contract has it.  A block has a tile of rows of one head (queries, or keys for dk and dv)
- * and goes over the tiles of the other kind, as in FlashAttention-2 (Dao, 2023): forward keeps the online softmax's
- * state, backward recomputes the weights from the log of their sum, once by queries for dq, once by keys for dk and dv,
- * so that every sum is one thread's, in one order.  Tiles are counted from a sequence's first row: its bits are its
- * own. */
-#include "kernels/cuda/device.h"
+ * Heads of up to 128 go to tensor cores (attn_train_mma.cuh).  Larger ones are here, in f32 throughout. */
+#include "kernels/cuda/attn_train.cuh"
 #include "kernels/cuda/rope.cuh"
-#include "kernels/cuda/warp.cuh"
 
 namespace GPU_NAMESPACE {
 namespace {
@@ -152,64 +147,13 @@ __device__ void store_tile(float *p, size_t ld, int row0, int n, int dim, const 
     }
 }
 
-/* ---- which tile -------------------------------------------------------------------------------------------------- */
-
-/* of a sequence: its first row and number of rows; the tile's first row in it */
-struct seq_tile {
-    int start, n, row0;
-};
-
-/* The block's tile, number `index` over all sequences; false: there are fewer.  Ends with a barrier. */
-__device__ bool find_tile(const int32_t *q_start, int n_seqs, int tile_rows, int index, bool last_first, int *shared,
-                          seq_tile *t)
-{
-    int lane = (int)threadIdx.x;
-    if (lane == 0) shared[1] = 0;
-    __syncthreads();
-    for (int s0 = 0, before = 0; s0 < n_seqs && lane < 32; s0 += 32) {
-        int s = min(s0 + lane, n_seqs - 1), start = q_start[s], n = q_start[s + 1] - start;
-        int tiles = s0 + lane < n_seqs ? (n + tile_rows - 1) / tile_rows : 0, end = tiles;
-        for (int by = 1; by < 32; by *= 2) {
-            int below = __shfl_up_sync(FULL_WARP, end, by);
-            if (lane >= by) end += below;
-        }
-        end += before;
-        if (index < end && index >= end - tiles) {
-            int k = index - (end - tiles);
-            shared[0] = start;
-            shared[1] = n;
-            shared[2] = (last_first ? tiles - 1 - k : k) * tile_rows;
-        }
-        before = __shfl_sync(FULL_WARP, end, 31);
-        if (before > index) break;
-    }
-    __syncthreads();
-    *t = {shared[0], shared[1], shared[2]};
-    return t->n > 0;
-}
-
-__device__ inline bool seen(int query, int key, int n, int window)
-{
-    return key <= query && query < n && (!window || key > query - window);
-}
-
-__device__ inline const float *head_at(const struct mat &m, int row, int head, int dim)
-{
-    return static_cast<const float *>(m.p) + (size_t)row * (size_t)m.ld + (size_t)head * (size_t)dim;
-}
-
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 template <int M, int N, int DIM> struct seq_smem {
     feature_tile<M, DIM> q;
     feature_tile<N, DIM> kv; /* keys, then values */
     float w[M][N + 4];
-    int tile[4];
-};
-
-struct seq_call {
-    struct attn_seq_args a;
-    bool vec;
+    seq_tile tile;
 };
 
 /* A tile's scores into weights, and the rows' states and earlier outputs with them. */
@@ -249,24 +193,24 @@ __device__ void seq_weights(float (&score)[M / SIDE][N / SIDE], float (&w)[M][N 
     __syncwarp();
 }
 
-template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS, 1) seq_kernel(seq_call c)
+template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS, 1) seq_kernel(train_call c)
 {
     typedef seq_smem<M, N, DIM> smem;
     SMEM(smem, s);
-    const attn_seq_args &a = c.a;
-    seq_tile t;
-    if (!find_tile(a.q_start, a.n_seqs, M, (int)blockIdx.x, true, s.tile, &t)) return;
+    const attn_back_args &a = c.a;
+    if (!find_tile(a.q_start, a.n_seqs, M, (int)blockIdx.x, true, &s.tile)) return;
+    const seq_tile t = s.tile;
     constexpr int ROWS = M / SIDE;
-    int h = a.head0 + (int)blockIdx.y, g = h / (a.heads / a.kv_heads), D = a.head_dim;
+    int h = c.head0 + (int)blockIdx.y, g = h / (a.heads / a.kv_heads), D = a.head_dim;
     size_t ld = (size_t)a.qkv.ld;
     const float *k = head_at(a.qkv, t.start, a.heads + g, D), *v = k + (size_t)a.kv_heads * (size_t)D;
-    float top[ROWS], sum[ROWS] = {}, scale = a.scale * 1.44269504f;
+    float top[ROWS], sum[ROWS] = {}, scale = a.scale * LOG2_E;
     float4 acc[ROWS][DIM / 64] = {};
 #pragma unroll(WHOLE)
     for (int i = 0; i < ROWS; i++) top[i] = -INFINITY;
     load_tile(s.q, head_at(a.qkv, t.start, h, D), ld, t.row0, t.n, D, c.vec);
-    int first = a.window && t.row0 - a.window + 1 > 0 ? t.row0 - a.window + 1 : 0, end = min(t.row0 + M, t.n);
-    for (int key0 = first / N * N; key0 < end; key0 += N) {
+    passing keys = keys_of<N>(t, M, a.window);
+    for (int key0 = keys.first; key0 < keys.end; key0 += N) {
         float score[ROWS][N / SIDE];
         __syncthreads();
         load_tile(s.kv, k, ld, key0, t.n, D, c.vec);
@@ -283,25 +227,15 @@ template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS
     for (int i = 0; i < ROWS; i++) {
         int r = t.row0 + ty() * ROWS + i;
         inv[i] = 1 / sum[i];
-        if (tx() == 0 && r < t.n)
-            static_cast<float *>(a.lse.p)[(size_t)(t.start + r) * (size_t)a.lse.ld + (size_t)h] =
-                top[i] * 0.693147181f + logf(sum[i]);
+        if (tx() == 0 && r < t.n) *head_at(a.lse, t.start + r, h, 1) = top[i] * LN_2 + logf(sum[i]);
     }
-    store_tile<M, DIM>(const_cast<float *>(head_at(a.out, t.start, h, D)), (size_t)a.out.ld, t.row0, t.n, D, acc, inv,
-                       false);
+    store_tile<M, DIM>(head_at(a.out, t.start, h, D), (size_t)a.out.ld, t.row0, t.n, D, acc, inv, false);
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-struct back_call {
-    struct attn_back_args a;
-    float *delta; /* (T, heads): dout . out */
-    int head0, n_heads;
-    bool vec;
-};
-
-/* a warp for each row and head */
-__global__ void __launch_bounds__(TRAIN_THREADS) delta_kernel(back_call c)
+/* A warp for each row and head: sums (T, heads), dout . out. */
+__global__ void __launch_bounds__(TRAIN_THREADS) delta_kernel(train_call c)
 {
     const attn_back_args &a = c.a;
     int lane = (int)threadIdx.x % 32, i = (int)(blockIdx.y * (TRAIN_THREADS / 32) + threadIdx.x / 32);
@@ -311,7 +245,7 @@ __global__ void __launch_bounds__(TRAIN_THREADS) delta_kernel(back_call c)
     float sum = 0;
     for (int d = lane; d < D; d += 32) sum += x[d] * y[d];
     sum = warp_sum(sum);
-    if (lane == 0) c.delta[(size_t)row * (size_t)a.heads + (size_t)h] = sum;
+    if (lane == 0) c.sums[(size_t)row * (size_t)a.heads + (size_t)h] = sum;
 }
 
 /* M rows stay, N rows pass. */
@@ -320,115 +254,81 @@ template <int M, int N, int DIM> struct back_smem {
     feature_tile<N, DIM> pass1, pass2; /* k and v, or q and dout */
     float w1[M][N + 4], w2[M][N + 4];  /* gradients of scores; weights, for dv */
     float lse[M > N ? M : N], delta[M > N ? M : N];
-    int tile[4];
+    seq_tile tile;
 };
 
 /* lse and delta of queries row0 .. row0 + n_rows - 1 of head h; lse to the base 2 */
-__device__ void load_sums(const back_call &c, float *lse, float *delta, const seq_tile &t, int row0, int n_rows, int h)
+__device__ void load_sums(const train_call &c, float *lse, float *delta, const seq_tile &t, int row0, int n_rows, int h)
 {
     for (int i = (int)threadIdx.x; i < n_rows; i += TRAIN_THREADS) {
         bool in = row0 + i < t.n;
-        size_t row = (size_t)(t.start + row0 + i);
-        lse[i] = in ? static_cast<const float *>(c.a.lse.p)[row * (size_t)c.a.lse.ld + (size_t)h] * 1.44269504f : 0;
-        delta[i] = in ? c.delta[row * (size_t)c.a.heads + (size_t)h] : 0;
+        int row = t.start + row0 + i;
+        lse[i] = in ? *head_at(c.a.lse, row, h, 1) * LOG2_E : 0;
+        delta[i] = in ? c.sums[(size_t)row * (size_t)c.a.heads + (size_t)h] : 0;
     }
 }
 
-/* The weight of a score and the gradient by it. */
-__device__ inline float back_weight(float score, float scale2, float lse2)
+/* Scores and products of values into gradients of scores (w1) and, where keys stay, weights (w2). */
+template <int M, int N, int DIM, bool BY_KEYS>
+__device__ void back_weights(back_smem<M, N, DIM> &s, const attn_back_args &a, const float (&score)[M / SIDE][N / SIDE],
+                             const float (&dp)[M / SIDE][N / SIDE], const seq_tile &t, int pass0)
 {
-    return exp2_fast(fmaf(score, scale2, -lse2));
+#pragma unroll(WHOLE)
+    for (int i = 0; i < M / SIDE; i++)
+#pragma unroll(WHOLE)
+        for (int j = 0; j < N / SIDE; j++) {
+            int r = ty() * (M / SIDE) + i, col = tx() + SIDE * j, query = BY_KEYS ? col : r;
+            bool in =
+                BY_KEYS ? seen(pass0 + col, t.row0 + r, t.n, a.window) : seen(t.row0 + r, pass0 + col, t.n, a.window);
+            float p = in ? exp2_fast(fmaf(score[i][j], a.scale * LOG2_E, -s.lse[query])) : 0;
+            s.w1[r][col] = in ? p * (dp[i][j] - s.delta[query]) * a.scale : 0;
+            if (BY_KEYS) s.w2[r][col] = p;
+        }
+    __syncwarp();
 }
 
-template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS, 1) back_q_kernel(back_call c)
+/* BY_KEYS: dk and dv of a tile of keys, the query heads one after the other, each added to what those before it left.
+ * Else dq of a tile of queries. */
+template <int M, int N, int DIM, bool BY_KEYS>
+__global__ void __launch_bounds__(TRAIN_THREADS, 1) back_kernel(train_call c)
 {
     typedef back_smem<M, N, DIM> smem;
     SMEM(smem, s);
     const attn_back_args &a = c.a;
-    seq_tile t;
-    if (!find_tile(a.q_start, a.n_seqs, M, (int)blockIdx.x, true, s.tile, &t)) return;
-    constexpr int ROWS = M / SIDE, COLS = N / SIDE;
-    int h = c.head0 + (int)blockIdx.y, g = h / (a.heads / a.kv_heads), D = a.head_dim;
-    size_t ld = (size_t)a.qkv.ld;
+    if (!find_tile(a.q_start, a.n_seqs, M, (int)blockIdx.x, !BY_KEYS, &s.tile)) return;
+    const seq_tile t = s.tile;
+    int group = a.heads / a.kv_heads, D = a.head_dim, y = (int)blockIdx.y;
+    int g = BY_KEYS ? c.kv0 + y : (c.head0 + y) / group, h0 = BY_KEYS ? max(c.head0, g * group) : c.head0 + y;
+    int h1 = BY_KEYS ? min(c.head0 + c.n_heads, (g + 1) * group) : h0 + 1;
+    size_t ld = (size_t)a.qkv.ld, dout_ld = (size_t)a.dout.ld, to_ld = (size_t)a.dqkv.ld;
     const float *k = head_at(a.qkv, t.start, a.heads + g, D), *v = k + (size_t)a.kv_heads * (size_t)D;
-    float4 acc[ROWS][DIM / 64] = {};
-    load_tile(s.stay1, head_at(a.qkv, t.start, h, D), ld, t.row0, t.n, D, c.vec);
-    load_tile(s.stay2, head_at(a.dout, t.start, h, D), (size_t)a.dout.ld, t.row0, t.n, D, c.vec);
-    load_sums(c, s.lse, s.delta, t, t.row0, M, h);
-    int first = a.window && t.row0 - a.window + 1 > 0 ? t.row0 - a.window + 1 : 0, end = min(t.row0 + M, t.n);
-    for (int key0 = first / N * N; key0 < end; key0 += N) {
-        float score[ROWS][COLS], dp[ROWS][COLS];
-        __syncthreads();
-        load_tile(s.pass1, k, ld, key0, t.n, D, c.vec);
-        load_tile(s.pass2, v, ld, key0, t.n, D, c.vec);
-        tiles_ready();
-        multiply_nt<M, N, DIM>(score, s.stay1, s.pass1);
-        multiply_nt<M, N, DIM>(dp, s.stay2, s.pass2);
+    float one[M / SIDE];
 #pragma unroll(WHOLE)
-        for (int i = 0; i < ROWS; i++)
-#pragma unroll(WHOLE)
-            for (int j = 0; j < COLS; j++) {
-                int r = ty() * ROWS + i, key = tx() + SIDE * j;
-                float p = back_weight(score[i][j], a.scale * 1.44269504f, s.lse[r]);
-                s.w1[r][key] = seen(t.row0 + r, key0 + key, t.n, a.window) ? p * (dp[i][j] - s.delta[r]) * a.scale : 0;
-            }
-        __syncwarp();
-        multiply_add<M, N, DIM>(acc, s.w1, s.pass1);
-    }
-    float one[ROWS];
-#pragma unroll(WHOLE)
-    for (int i = 0; i < ROWS; i++) one[i] = 1;
-    store_tile<M, DIM>(const_cast<float *>(head_at(a.dqkv, t.start, h, D)), (size_t)a.dqkv.ld, t.row0, t.n, D, acc, one,
-                       false);
-}
-
-/* dk and dv of a tile of keys: the query heads one after the other, each added to what those before it left. */
-template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS, 1) back_kv_kernel(back_call c)
-{
-    typedef back_smem<M, N, DIM> smem;
-    SMEM(smem, s);
-    const attn_back_args &a = c.a;
-    seq_tile t;
-    if (!find_tile(a.q_start, a.n_seqs, M, (int)blockIdx.x, false, s.tile, &t)) return;
-    constexpr int ROWS = M / SIDE, COLS = N / SIDE;
-    int group = a.heads / a.kv_heads, g = c.head0 / group + (int)blockIdx.y, D = a.head_dim;
-    int h0 = max(c.head0, g * group), h1 = min(c.head0 + c.n_heads, (g + 1) * group);
-    size_t ld = (size_t)a.qkv.ld, dk_ld = (size_t)a.dqkv.ld;
-    load_tile(s.stay1, head_at(a.qkv, t.start, a.heads + g, D), ld, t.row0, t.n, D, c.vec);
-    load_tile(s.stay2, head_at(a.qkv, t.start, a.heads + a.kv_heads + g, D), ld, t.row0, t.n, D, c.vec);
-    int end = a.window && a.window < t.n - t.row0 - M ? t.row0 + M + a.window : t.n;
+    for (int i = 0; i < M / SIDE; i++) one[i] = 1;
+    load_tile(s.stay1, BY_KEYS ? k : head_at(a.qkv, t.start, h0, D), ld, t.row0, t.n, D, c.vec);
+    load_tile(s.stay2, BY_KEYS ? v : head_at(a.dout, t.start, h0, D), BY_KEYS ? ld : dout_ld, t.row0, t.n, D, c.vec);
+    if (!BY_KEYS) load_sums(c, s.lse, s.delta, t, t.row0, M, h0);
+    passing pass = BY_KEYS ? queries_of<N>(t, M, a.window) : keys_of<N>(t, M, a.window);
     for (int h = h0; h < h1; h++) {
-        float4 dk[ROWS][DIM / 64] = {}, dv[ROWS][DIM / 64] = {};
+        float4 acc1[M / SIDE][DIM / 64] = {}, acc2[M / SIDE][DIM / 64] = {};
         const float *q = head_at(a.qkv, t.start, h, D), *dout = head_at(a.dout, t.start, h, D);
-        for (int query0 = t.row0 / N * N; query0 < end; query0 += N) {
-            float score[ROWS][COLS], dp[ROWS][COLS];
+        for (int pass0 = pass.first; pass0 < pass.end; pass0 += N) {
+            float score[M / SIDE][N / SIDE], dp[M / SIDE][N / SIDE];
             __syncthreads();
-            load_tile(s.pass1, q, ld, query0, t.n, D, c.vec);
-            load_tile(s.pass2, dout, (size_t)a.dout.ld, query0, t.n, D, c.vec);
-            load_sums(c, s.lse, s.delta, t, query0, N, h);
+            load_tile(s.pass1, BY_KEYS ? q : k, ld, pass0, t.n, D, c.vec);
+            load_tile(s.pass2, BY_KEYS ? dout : v, BY_KEYS ? dout_ld : ld, pass0, t.n, D, c.vec);
+            if (BY_KEYS) load_sums(c, s.lse, s.delta, t, pass0, N, h);
             tiles_ready();
             multiply_nt<M, N, DIM>(score, s.stay1, s.pass1);
             multiply_nt<M, N, DIM>(dp, s.stay2, s.pass2);
-#pragma unroll(WHOLE)
-            for (int i = 0; i < ROWS; i++)
-#pragma unroll(WHOLE)
-                for (int j = 0; j < COLS; j++) {
-                    int r = ty() * ROWS + i, query = tx() + SIDE * j;
-                    bool in = seen(query0 + query, t.row0 + r, t.n, a.window);
-                    float p = in ? back_weight(score[i][j], a.scale * 1.44269504f, s.lse[query]) : 0;
-                    s.w1[r][query] = in ? p * (dp[i][j] - s.delta[query]) * a.scale : 0;
-                    s.w2[r][query] = p;
-                }
-            __syncwarp();
-            multiply_add<M, N, DIM>(dk, s.w1, s.pass1);
-            multiply_add<M, N, DIM>(dv, s.w2, s.pass2);
+            back_weights<M, N, DIM, BY_KEYS>(s, a, score, dp, t, pass0);
+            multiply_add<M, N, DIM>(acc1, s.w1, s.pass1);
+            if (BY_KEYS) multiply_add<M, N, DIM>(acc2, s.w2, s.pass2);
         }
-        float one[ROWS];
-#pragma unroll(WHOLE)
-        for (int i = 0; i < ROWS; i++) one[i] = 1;
-        float *to_k = const_cast<float *>(head_at(a.dqkv, t.start, a.heads + g, D));
-        store_tile<M, DIM>(to_k, dk_ld, t.row0, t.n, D, dk, one, h % group != 0);
-        store_tile<M, DIM>(to_k + (size_t)a.kv_heads * (size_t)D, dk_ld, t.row0, t.n, D, dv, one, h % group != 0);
+        bool add = BY_KEYS && h % group != 0;
+        float *to = head_at(a.dqkv, t.start, BY_KEYS ? a.heads + g : h, D);
+        store_tile<M, DIM>(to, to_ld, t.row0, t.n, D, acc1, one, add);
+        if (BY_KEYS) store_tile<M, DIM>(to + (size_t)a.kv_heads * (size_t)D, to_ld, t.row0, t.n, D, acc2, one, add);
     }
 }
 
@@ -440,24 +340,36 @@ bool aligned(const struct mat *m, int dim)
     return reinterpret_cast<uintptr_t>(m->p) % 16 == 0 && m->ld % 4 == 0 && dim % 4 == 0;
 }
 
-unsigned most_tiles(int rows, int n_seqs, int tile_rows)
+train_call call_of(const attn_back_args &a)
 {
-    return (unsigned)(rows / tile_rows + n_seqs);
+    train_call c = {};
+    int group = a.heads / a.kv_heads;
+    c.a = a;
+    c.head0 = a.n_heads ? a.head0 : 0;
+    c.n_heads = a.n_heads ? a.n_heads : a.heads;
+    c.kv0 = c.head0 / group;
+    c.n_kv = (c.head0 + c.n_heads - 1) / group - c.kv0 + 1;
+    c.vec = aligned(&a.qkv, a.head_dim) && (!a.dout.p || aligned(&a.dout, a.head_dim));
+    return c;
 }
 
-template <int M, int N, int DIM> void seq_launch(gpu_dev *d, const seq_call *c, int n_heads)
+template <int M, int N, int DIM> void seq_launch(gpu_dev *d, const train_call *c)
 {
-    LAUNCH(d, "attn_seq", (seq_kernel<M, N, DIM>), dim3(most_tiles(c->a.qkv.rows, c->a.n_seqs, M), (unsigned)n_heads),
-           dim3(TRAIN_THREADS), sizeof(seq_smem<M, N, DIM>), *c);
+    LAUNCH(d, "attn_seq", (seq_kernel<M, N, DIM>),
+           dim3(most_tiles(c->a.qkv.rows, c->a.n_seqs, M), (unsigned)c->n_heads), dim3(TRAIN_THREADS),
+           sizeof(seq_smem<M, N, DIM>), *c);
 }
 
-template <int M, int N, int DIM> void back_launch(gpu_dev *d, const back_call *c)
+template <int M, int N, int DIM> void back_launch(gpu_dev *d, train_call *c)
 {
-    int group = c->a.heads / c->a.kv_heads, kv_heads = (c->head0 + c->n_heads - 1) / group - c->head0 / group + 1;
-    unsigned tiles = most_tiles(c->a.qkv.rows, c->a.n_seqs, M);
-    LAUNCH(d, "attn_back", (back_q_kernel<M, N, DIM>), dim3(tiles, (unsigned)c->n_heads), dim3(TRAIN_THREADS),
+    unsigned T = (unsigned)c->a.qkv.rows, tiles = most_tiles((int)T, c->a.n_seqs, M);
+    size_t bytes = (size_t)T * (size_t)c->a.heads * sizeof(float);
+    if (!(c->sums = static_cast<float *>(gpu_scratch(d, "attn_back", AREA_ATTN, bytes)))) return;
+    LAUNCH(d, "attn_back", delta_kernel, dim3(T, blocks_for((size_t)c->n_heads, TRAIN_THREADS / 32)),
+           dim3(TRAIN_THREADS), 0, *c);
+    LAUNCH(d, "attn_back", (back_kernel<M, N, DIM, false>), dim3(tiles, (unsigned)c->n_heads), dim3(TRAIN_THREADS),
            sizeof(back_smem<M, N, DIM>), *c);
-    LAUNCH(d, "attn_back", (back_kv_kernel<M, N, DIM>), dim3(tiles, (unsigned)kv_heads), dim3(TRAIN_THREADS),
+    LAUNCH(d, "attn_back", (back_kernel<M, N, DIM, true>), dim3(tiles, (unsigned)c->n_kv), dim3(TRAIN_THREADS),
            sizeof(back_smem<M, N, DIM>), *c);
 }
 
@@ -474,18 +386,25 @@ void gpu_rope(struct dev *head, const struct rope_args *a)
 void gpu_attn_seq(struct dev *head, const struct attn_seq_args *a)
 {
     gpu_dev *d = gpu_of(head);
-    seq_call c = {*a, aligned(&a->qkv, a->head_dim)};
-    int n_heads = a->n_heads ? a->n_heads : a->heads;
-    if (!a->n_heads) c.a.head0 = 0;
     if (a->qkv.rows == 0) return;
-    if (a->head_dim <= 64)
-        seq_launch<64, 64, 64>(d, &c, n_heads);
-    else if (a->head_dim <= 128)
-        seq_launch<64, 64, 128>(d, &c, n_heads);
+    train_call c = call_of({.out = a->out,
+                            .lse = a->lse,
+                            .qkv = a->qkv,
+                            .heads = a->heads,
+                            .kv_heads = a->kv_heads,
+                            .head_dim = a->head_dim,
+                            .window = a->window,
+                            .scale = a->scale,
+                            .n_seqs = a->n_seqs,
+                            .q_start = a->q_start,
+                            .head0 = a->head0,
+                            .n_heads = a->n_heads});
+    if (a->head_dim <= MMA_HEAD_MAX)
+        head->bf16_x ? attn_seq_bf16(d, &c) : attn_seq_f32(d, &c);
     else if (a->head_dim <= 256)
-        seq_launch<32, 32, 256>(d, &c, n_heads);
+        seq_launch<32, 32, 256>(d, &c);
     else if (a->head_dim <= TRAIN_HEAD_MAX)
-        seq_launch<32, 32, 512>(d, &c, n_heads);
+        seq_launch<32, 32, 512>(d, &c);
     else
         dev_fail(head, "attn_seq", "head_dim is %d", a->head_dim);
 }
@@ -493,28 +412,16 @@ void gpu_attn_seq(struct dev *head, const struct attn_seq_args *a)
 void gpu_attn_back(struct dev *head, const struct attn_back_args *a)
 {
     gpu_dev *d = gpu_of(head);
-    back_call c = {};
-    c.a = *a;
-    c.head0 = a->n_heads ? a->head0 : 0;
-    c.n_heads = a->n_heads ? a->n_heads : a->heads;
-    c.vec = aligned(&a->qkv, a->head_dim) && aligned(&a->dout, a->head_dim);
     if (a->qkv.rows == 0) return;
-    if (a->head_dim > TRAIN_HEAD_MAX) {
-        dev_fail(head, "attn_back", "head_dim is %d", a->head_dim);
-        return;
-    }
-    size_t bytes = (size_t)a->qkv.rows * (size_t)a->heads * sizeof(float);
-    if (!(c.delta = static_cast<float *>(gpu_scratch(d, "attn_back", AREA_ATTN, bytes)))) return;
-    LAUNCH(d, "attn_back", delta_kernel, dim3((unsigned)a->qkv.rows, blocks_for((size_t)c.n_heads, TRAIN_THREADS / 32)),
-           dim3(TRAIN_THREADS), 0, c);
-    if (a->head_dim <= 64)
-        back_launch<64, 64, 64>(d, &c);
-    else if (a->head_dim <= 128)
-        back_launch<64, 32, 128>(d, &c);
+    train_call c = call_of(*a);
+    if (a->head_dim <= MMA_HEAD_MAX)
+        head->bf16_x ? attn_back_bf16(d, &c) : attn_back_f32(d, &c);
     else if (a->head_dim <= 256)
         back_launch<32, 16, 256>(d, &c);
-    else
+    else if (a->head_dim <= TRAIN_HEAD_MAX)
         back_launch<16, 16, 512>(d, &c);
+    else
+        dev_fail(head, "attn_back", "head_dim is %d", a->head_dim);
 }
 
 } // namespace GPU_NAMESPACE

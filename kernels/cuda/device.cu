@@ -5,14 +5,17 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 
 namespace GPU_NAMESPACE {
 namespace {
 
 #ifdef __CUDACC__
 const char DEVICE_NAME[] = "cuda";
+enum { REPLAY_MS = 1000 };
 #else
 const char DEVICE_NAME[] = "simt";
+enum { REPLAY_MS = 0 };
 #endif
 
 #ifdef __CUDACC__
@@ -86,6 +89,13 @@ bool gpu_ready(gpu_dev *d, const char *op, const void *kernel, size_t smem)
     return true;
 }
 
+bool gpu_early(gpu_dev *d)
+{
+    bool early = d->early && !d->weights_written;
+    d->weights_written = false;
+    return early;
+}
+
 /* ---- opening -------------------------------------------------------------------------------------------------------
  */
 
@@ -126,7 +136,11 @@ bool take_hold(gpu_dev *d, char why[160])
         snprintf(why, 160, "CUDA device %d: %s", d->index, cudaGetErrorString(e));
         return false;
     }
+    const char *early = getenv("TANDEM_GPU_EARLY");
+    d->early = p.major >= 9 && !(early && !strcmp(early, "0"));
+    d->weights_written = false;
     d->n_sm = p.multiProcessorCount;
+    d->l2_bytes = (size_t)p.l2CacheSize;
     d->shared_max = p.sharedMemPerBlockOptin;
     snprintf(d->head.level, sizeof d->head.level, "sm_%d%d", p.major, p.minor);
     return gpu_memory_open(d, why) && lt_open(d, p.name, why);
@@ -160,11 +174,41 @@ void gpu_close(struct dev *head)
     free(d);
 }
 
+/* What was quantised ahead of a product (gpu_ahead) is dropped by every op that may write over what it was made of: by
+ * all but those of a forward pass, of which it is known what they write. */
+void writes(gpu_dev *d, const struct mat &m)
+{
+    const struct mat &x = d->ahead.x;
+    const float *from = static_cast<const float *>(m.p), *rows = static_cast<const float *>(x.p);
+    if (from < rows + (size_t)x.rows * (size_t)x.ld && rows < from + (size_t)m.rows * (size_t)m.ld)
+        d->ahead.place = nullptr;
+}
+
+template <class ARGS> void before(gpu_dev *d, const ARGS *a)
+{
+    if constexpr (std::is_same_v<ARGS, linear_args> || std::is_same_v<ARGS, gate_up_args> ||
+                  std::is_same_v<ARGS, lora_args>)
+        writes(d, a->y);
+    else if constexpr (std::is_same_v<ARGS, rope_kv_args>)
+        writes(d, a->qkv);
+    else if constexpr (std::is_same_v<ARGS, attn_args> || std::is_same_v<ARGS, act_mul_args>)
+        writes(d, a->out);
+    else if constexpr (std::is_same_v<ARGS, head_norm_args> || std::is_same_v<ARGS, act_args> ||
+                       std::is_same_v<ARGS, add_args>)
+        writes(d, a->x);
+    else
+        d->ahead.place = nullptr;
+}
+
 void fill_table(struct dev_ops *o)
 {
     o->name = DEVICE_NAME;
     o->host_memory = false;
-#define X(op) o->op = gpu_##op;
+#define X(op)                                                                                                          \
+    o->op = [](struct dev *d, const struct op##_args *a) {                                                             \
+        before(gpu_of(d), a);                                                                                          \
+        gpu_##op(d, a);                                                                                                \
+    };
     OPS(X)
 #undef X
     o->weight_pack = gpu_weight_pack;
@@ -187,6 +231,9 @@ void fill_table(struct dev_ops *o)
     o->zero = gpu_zero;
     o->reserve = gpu_reserve;
     o->replay = gpu_replay;
+    o->replay_ms = REPLAY_MS;
+    o->hold = gpu_hold;
+    o->trim = gpu_trim;
     o->lost = gpu_lost;
     o->reopen = gpu_reopen;
 }

@@ -13,40 +13,61 @@
 namespace GPU_NAMESPACE {
 
 /* Areas of scratch, so that the pieces of one op do not share memory. */
-enum area { AREA_X, AREA_Y, AREA_W, AREA_ATTN, AREA_SAMPLE, AREA_SUM, AREA_COUNT };
+enum area { AREA_X, AREA_Y, AREA_W, AREA_ATTN, AREA_SAMPLE, AREA_SUM, AREA_NORM, AREA_COUNT };
 
 struct gpu_pending; /* results that finish hands to the caller's memory */
 struct gpu_block;
+struct gpu_held; /* pieces of memory that allocations are made of */
 struct gpu_graph;
+
+/* What the last norm quantised of its output for the product that comes next (quantise.cu): rows x, in the order
+ * even_odd, lie in AREA_NORM at `place`; NULL: nothing.  Dropped by whatever may write over x or move AREA_NORM: the
+ * table of ops (device.cu), copies and memory (memory.cu), replay. */
+struct gpu_ahead {
+    struct mat x;
+    bool even_odd;
+    void *place;
+};
 
 struct gpu_dev {
     struct dev head;
     struct dev_ops ops;
     cudaStream_t stream;
     int index, n_sm;
-    size_t shared_max;   /* bytes that a block may ask for */
-    bool lost;           /* an error that only reopening ends */
-    bool measuring;      /* in reserve: ops ask for memory and launch nothing */
-    bool capturing;      /* in replay: what is enqueued is recorded */
-    bool sealed;         /* scratch grows no more */
-    size_t memory_bytes; /* as opened, for reopening */
+    size_t shared_max;    /* bytes that a block may ask for */
+    bool early;           /* kernels may begin before those before them end: LAUNCH_EARLY */
+    bool weights_written; /* by a kernel: the next launch waits for it whole */
+    bool lost;            /* an error that only reopening ends */
+    bool measuring;       /* in reserve: ops ask for memory and launch nothing */
+    bool capturing;       /* in replay: what is enqueued is recorded */
+    bool sealed;          /* scratch grows no more */
+    size_t memory_bytes;  /* as opened, for reopening */
     double memory_fraction;
-    size_t total, budget, used, scratch_used; /* of the device's memory; the last two are read by any thread */
+    size_t total, budget;               /* of the device's memory */
+    size_t used, scratch_used, largest; /* as dev_memory says: read by any thread */
     struct gpu_block *blocks;
     size_t n_blocks, cap_blocks;
+    struct gpu_held *held; /* NULL: not yet */
     struct {
         void *p;
         size_t bytes, wanted; /* wanted: the most that was seen in reserve */
+        void *more;           /* until trim: for what p is too small for */
+        size_t more_bytes;
     } scratch[AREA_COUNT];
     /* what the host sends and gets: pinned memory and as much device memory, handed out from the front */
     uint8_t *pinned, *staged;
     size_t stage_at;
     struct gpu_pending *pending;
     int n_pending;
+    struct gpu_ahead ahead;
     struct gpu_graph *graphs;
     int n_graphs;
     uint64_t graph_clock;
-    void *lt; /* matrix products: lt.h */
+    const struct gpu_weight **order; /* of a step that is recorded: the weights that its products take, in order */
+    int n_order, cap_order, order_at;
+    bool ordering;   /* measuring, for the sake of that */
+    size_t l2_bytes; /* of the second-level cache */
+    void *lt;        /* matrix products: lt.h */
 };
 
 static inline gpu_dev *gpu_of(struct dev *d)
@@ -75,6 +96,9 @@ bool gpu_alive(gpu_dev *, const char *op);
  * memory when it needs more than 48 KiB. */
 bool gpu_ready(gpu_dev *, const char *op, const void *kernel, size_t smem);
 
+/* Whether the launch that comes now may be early. */
+bool gpu_early(gpu_dev *);
+
 /* LAUNCH(d, "op", kernel, grid, block, bytes of shared memory, arguments...); a template in parentheses.  Nothing is
  * launched by a device that has failed.  The grid may not be empty. */
 #ifdef __CUDACC__
@@ -90,6 +114,50 @@ bool gpu_ready(gpu_dev *, const char *op, const void *kernel, size_t smem);
     do {                                                                                                               \
         if (gpu_ready(d, op, reinterpret_cast<const void *>(kernel), smem)) {                                          \
             simt_runtime::launch((d)->stream, (grid), (block), (smem), kernel, __VA_ARGS__);                           \
+            gpu_check(d, op, cudaGetLastError());                                                                      \
+        }                                                                                                              \
+    } while (0)
+#endif
+
+/* As LAUNCH, of a kernel that may begin before those before it have ended (CUDA's programmatic dependent launch), where
+ * the device can do that: from sm_90 on, and unless TANDEM_GPU_EARLY=0 forbids it.
+ *
+ * Every thread of such a kernel calls wait_for_before() (ptx.cuh) before it ends, and before it reads or writes
+ * anything that another kernel may have written or may still read; simt sees to the first.  Before it, packed weights
+ * may be read, which no kernel of a step writes, and what only the host writes: copies are waited for.  Every thread,
+ * and not only those that need it: the kernel after this one waits for this one's end alone, and that has to mean the
+ * end of all before.  For the same reason a kernel launched by LAUNCH, which begins when what is before it has ended,
+ * needs no wait.  let_next_begin() is for the beginning of a kernel: what then runs beside it takes only what is free.
+ */
+#ifdef __CUDACC__
+#define LAUNCH_EARLY(d, op, kernel, grid, block, smem, ...)                                                            \
+    do {                                                                                                               \
+        if (gpu_ready(d, op, reinterpret_cast<const void *>(kernel), smem))                                            \
+            gpu_check(d, op, launch_early(d, (grid), (block), (smem), kernel, __VA_ARGS__));                           \
+    } while (0)
+
+template <class... P, class... A>
+cudaError_t launch_early(gpu_dev *d, dim3 grid, dim3 block, size_t smem, void (*kernel)(P...), const A &...args)
+{
+    cudaLaunchConfig_t c = {};
+    cudaLaunchAttribute a = {};
+    a.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    a.val.programmaticStreamSerializationAllowed = 1;
+    c.gridDim = grid;
+    c.blockDim = block;
+    c.dynamicSmemBytes = smem;
+    c.stream = d->stream;
+    c.attrs = &a;
+    c.numAttrs = gpu_early(d) ? 1 : 0;
+    cudaError_t e = cudaLaunchKernelEx(&c, kernel, P(args)...);
+    cudaGetLastError();
+    return e;
+}
+#else
+#define LAUNCH_EARLY(d, op, kernel, grid, block, smem, ...)                                                            \
+    do {                                                                                                               \
+        if (gpu_ready(d, op, reinterpret_cast<const void *>(kernel), smem)) {                                          \
+            simt_runtime::launch_as((d)->stream, gpu_early(d), (grid), (block), (smem), kernel, __VA_ARGS__);          \
             gpu_check(d, op, cudaGetLastError());                                                                      \
         }                                                                                                              \
     } while (0)
@@ -118,6 +186,10 @@ static inline const gpu_weight *weight_of(const struct weight *w)
 {
     return reinterpret_cast<const gpu_weight *>(w);
 }
+
+/* The weight that the product after this one, which takes w, will take in the step that is being recorded; NULL: none,
+ * or not known.  Called once by each product. */
+const gpu_weight *gpu_weight_after(gpu_dev *, const gpu_weight *w);
 
 struct weight *gpu_weight_pack(struct dev *, const struct weight_src *parts, int n_parts);
 void gpu_weight_free(struct dev *, struct weight *);
@@ -155,6 +227,8 @@ void gpu_download(struct dev *, void *host, const void *device, size_t bytes);
 void gpu_memory(struct dev *, struct dev_memory *);
 void gpu_zero(struct dev *, void *, size_t bytes);
 int gpu_reserve(struct dev *, void (*fn)(void *), void *ctx);
+void gpu_hold(struct dev *);
+void gpu_trim(struct dev *);
 void gpu_replay(struct dev *, uint64_t key, void (*fn)(void *), void *ctx);
 
 /* Waits for the device and hands results out.  false: it has failed. */

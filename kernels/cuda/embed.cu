@@ -40,6 +40,8 @@ __global__ void __launch_bounds__(EMBED_THREADS)
                         const int32_t *pos)
 {
     SMEM(nf4_table, s);
+    let_next_begin();
+    wait_for_before();
     share_nf4(s, codes);
     size_t t = blockIdx.x;
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x);
@@ -60,8 +62,9 @@ void embed_packed(gpu_dev *d, const struct embed_args *a)
     assert(w->cols == a->out.cols);
     table v = {w->t, w->data, w->row_bytes, w->scale, w->group, w->n_groups};
     nf4_table codes = nf4_values();
-    LAUNCH(d, "embed", embed_packed_kernel, dim3((unsigned)a->out.rows, blocks_for((size_t)a->out.cols, EMBED_THREADS)),
-           dim3(EMBED_THREADS), sizeof(nf4_table), a->out, v, codes, a->pos_table, a->id, a->pos);
+    LAUNCH_EARLY(d, "embed", embed_packed_kernel,
+                 dim3((unsigned)a->out.rows, blocks_for((size_t)a->out.cols, EMBED_THREADS)), dim3(EMBED_THREADS),
+                 sizeof(nf4_table), a->out, v, codes, a->pos_table, a->id, a->pos);
 }
 
 } // namespace GPU_NAMESPACE

@@ -7,19 +7,19 @@ namespace {
 
 enum { NF4_BLOCK = 64, COPY_THREADS = 256, X_PAD = 32 };
 
-/* nf4's sixteen values, once for each lane's bank */
-struct nf4_smem {
-    float code[16][32];
-};
-
 __device__ inline float word_at(const uint4 &v, int i)
 {
     return __uint_as_float(i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w);
 }
 
-/* How each type is read: `piece`, the bytes a lane takes at a time, EACH weights; value(piece, i). */
-struct f32_weights {
+struct unscaled {
     typedef uint4 piece;
+    typedef float scale;
+    static constexpr bool SCALED = false;
+};
+
+/* How each type is read: `piece`, the bytes a lane takes at a time, EACH weights; value(piece, i). */
+struct f32_weights : unscaled {
     static constexpr int EACH = 4;
     __device__ static float value(const piece &p, int i)
     {
@@ -27,8 +27,7 @@ struct f32_weights {
     }
 };
 
-struct bf16_weights {
-    typedef uint4 piece;
+struct bf16_weights : unscaled {
     static constexpr int EACH = 8;
     __device__ static float value(const piece &p, int i)
     {
@@ -37,8 +36,7 @@ struct bf16_weights {
     }
 };
 
-struct f16_weights {
-    typedef uint4 piece;
+struct f16_weights : unscaled {
     static constexpr int EACH = 8;
     __device__ static float value(const piece &p, int i)
     {
@@ -49,10 +47,17 @@ struct f16_weights {
 
 struct nf4_weights {
     typedef uint2 piece;
+    typedef float scale;
+    static constexpr bool SCALED = true;
     static constexpr int EACH = 16;
 };
 
-template <class W> constexpr bool is_nf4 = W::EACH == 16;
+template <class W> constexpr bool is_nf4 = W::SCALED;
+
+template <class W, int M, int U> struct float_smem {
+    x_chunks<M, W::EACH / 4, U> x;
+    float code[W::SCALED ? 16 : 1][32]; /* nf4's sixteen values, once for each lane's bank */
+};
 
 /* Four values of one piece, from i on; nf4's are rounded to f32 as the contract says before they meet x. */
 template <class W>
@@ -76,74 +81,58 @@ struct float_rows {
     int ld;
 };
 
+/* blocks of a processor, as far as registers go without spilling */
+constexpr int gemv_blocks(int M)
+{
+    return M == 1 ? 6 : M == 16 ? 2 : 0;
+}
+
 /* M: at least the rows of p; R: outputs of a warp; U: pieces of each in flight */
 template <class W, int M, int R, int U, bool ROUND, bool GATE>
-__global__ void __launch_bounds__(GEMV_THREADS, M == 1 ? 6 : 0)
-    gemv_float_kernel(product p, float_rows x, nf4_table codes)
+__global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M))
+    gemv_float_kernel(product p, float_rows x, const __grid_constant__ nf4_table codes, gemv_ahead ahead)
 {
-    typedef typename W::piece piece;
-    const float(*code)[32] = nullptr;
-    if constexpr (is_nf4<W>) {
-        SMEM(nf4_smem, s);
+    constexpr int V = M * R;
+    typedef float_smem<W, M, U> smem;
+    SMEM(smem, s);
+    int unit = (int)(blockIdx.x * (GEMV_THREADS / 32) + threadIdx.x / 32), pieces = (p.K + W::EACH - 1) / W::EACH;
+    size_t ld = (size_t)x.ld * sizeof(float);
+    weight_stream<W, R, U> weights;
+    let_next_begin();
+    weights.template open<GATE>(p, unit, pieces, 2); /* a scale of nf4: four pieces */
+    weights.begin();
+    weights.prefetch(ahead.own);
+    prefetch_after(p, ahead);
+    if constexpr (is_nf4<W>)
         for (int i = (int)threadIdx.x; i < 16 * 32; i += GEMV_THREADS) s.code[i / 32][i % 32] = codes.v[i / 32];
-        __syncthreads();
-        code = s.code;
-    }
-    int lane = (int)threadIdx.x % 32, unit = (int)(blockIdx.x * (GEMV_THREADS / 32) + threadIdx.x / 32);
-    int pieces = (p.K + W::EACH - 1) / W::EACH;
-    if (unit * (GATE ? R / 2 : R) >= p.N) return; /* the whole warp */
-    const piece *w[R];
-    const float *scale[R];
-    UNROLL for (int r = 0; r < R; r++)
-    {
-        size_t row = (size_t)weight_row<R, GATE>(p, unit, r);
-        w[r] = reinterpret_cast<const piece *>(p.w + row * p.row_bytes);
-        scale[r] = is_nf4<W> ? static_cast<const float *>(p.scale) + row * (size_t)p.n_groups : nullptr;
-    }
-    float sum[M * R] = {};
-    for (int k0 = lane; k0 < pieces; k0 += 32 * U) {
-        piece at[U][R];
-        float by[U][R];
-        UNROLL for (int u = 0; u < U; u++)
+    wait_for_before();
+    s.x.copy(x.p, ld, p.M, pieces, 0);
+    spread<V, R> place;
+    float sum[V] = {}, bias[place.PER];
+    UNROLL for (int j = 0; j < place.PER; j++) bias[j] =
+        p.bias ? p.bias[weight_row<R, GATE>(p, unit, place.output(j))] : 0;
+    s.x.walk(x.p, ld, p.M, pieces, [&](int u, int k, int half, int at) {
+        UNROLL for (int i = 0; i < W::EACH; i += 4)
         {
-            UNROLL for (int r = 0; r < R; r++)
+            float v[R][4];
+            UNROLL for (int r = 0; r < R; r++) piece_values<W>(v[r], weights.at[u][r], i, weights.by[u][r], s.code);
+            UNROLL for (int m = 0; m < M; m++)
             {
-                int k = k0 + u * 32;
-                at[u][r] = k < pieces ? load_stream(w[r] + k) : piece{};
-                by[u][r] = is_nf4<W> && k < pieces ? scale[r][k / (NF4_BLOCK / W::EACH)] : 0;
-            }
-        }
-        UNROLL for (int u = 0; u < U; u++)
-        {
-            int k = k0 + u * 32;
-            if (k >= pieces) break;
-            UNROLL for (int i = 0; i < W::EACH; i += 4)
-            {
-                float v[R][4];
-                UNROLL for (int r = 0; r < R; r++) piece_values<W>(v[r], at[u][r], i, by[u][r], code);
-                UNROLL for (int m = 0; m < M; m++)
+                uint4 b = s.x.v[half][m < p.M ? m : 0][i / 4][at];
+                float4 f = {__uint_as_float(b.x), __uint_as_float(b.y), __uint_as_float(b.z), __uint_as_float(b.w)};
+                if (ROUND) f = {round_to_bf16(f.x), round_to_bf16(f.y), round_to_bf16(f.z), round_to_bf16(f.w)};
+                UNROLL for (int r = 0; r < R; r++)
                 {
-                    const float *row = x.p + (size_t)(m < p.M ? m : 0) * (size_t)x.ld;
-                    float4 f = *reinterpret_cast<const float4 *>(row + (size_t)k * W::EACH + i);
-                    if (ROUND) f = {round_to_bf16(f.x), round_to_bf16(f.y), round_to_bf16(f.z), round_to_bf16(f.w)};
-                    UNROLL for (int r = 0; r < R; r++)
-                    {
-                        float *to = &sum[m * R + r];
-                        *to = fmaf(v[r][3], f.w, fmaf(v[r][2], f.z, fmaf(v[r][1], f.y, fmaf(v[r][0], f.x, *to))));
-                    }
+                    float *to = &sum[m * R + r];
+                    *to = fmaf(v[r][3], f.w, fmaf(v[r][2], f.z, fmaf(v[r][1], f.y, fmaf(v[r][0], f.x, *to))));
                 }
             }
         }
-    }
-    constexpr int V = M * R;
+        weights.next(u, k, false);
+    });
     spread_sum<float, V>(sum);
-    spread<V, R> s;
-    float y[s.PER];
-    UNROLL for (int j = 0; j < s.PER; j++)
-    {
-        int n = weight_row<R, GATE>(p, unit, s.output(j));
-        y[j] = p.bias ? __fadd_rn(sum[j], p.bias[n]) : sum[j];
-    }
+    float y[place.PER];
+    UNROLL for (int j = 0; j < place.PER; j++) y[j] = p.bias ? __fadd_rn(sum[j], bias[j]) : sum[j];
     write_products<V, R, GATE>(p, unit, y);
 }
 
@@ -151,6 +140,8 @@ __global__ void __launch_bounds__(GEMV_THREADS, M == 1 ? 6 : 0)
 __global__ void __launch_bounds__(COPY_THREADS) copy_rows_kernel(struct mat x, float *out, int ld)
 {
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x);
+    let_next_begin();
+    wait_for_before();
     if (c >= ld) return;
     const float *row = static_cast<const float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld;
     out[(size_t)blockIdx.x * (size_t)ld + (size_t)c] = c < x.cols ? row[c] : 0;
@@ -163,8 +154,8 @@ template <class W, int M, bool ROUND, bool GATE>
 void launch(gpu_dev *d, const char *op, const product *p, float_rows x, const nf4_table &codes)
 {
     constexpr int R = M <= 2 ? 2 : 4, U = M <= 8 ? 8 / R : 1;
-    LAUNCH(d, op, (gemv_float_kernel<W, M, R, U, ROUND, GATE>), gemv_grid(p, R), dim3(GEMV_THREADS),
-           is_nf4<W> ? sizeof(nf4_smem) : 0, *p, x, codes);
+    LAUNCH_EARLY(d, op, (gemv_float_kernel<W, M, R, U, ROUND, GATE>), gemv_grid(p, R), dim3(GEMV_THREADS),
+                 sizeof(float_smem<W, M, U>), *p, x, codes, gemv_ahead_of<W>(d, p, R));
 }
 
 template <class W, bool ROUND, bool GATE>
@@ -190,8 +181,8 @@ template <class W, bool ROUND> void launch_type(gpu_dev *d, const char *op, cons
         int ld = (m->cols + X_PAD - 1) / X_PAD * X_PAD;
         float *copy = static_cast<float *>(gpu_scratch(d, op, AREA_X, (size_t)m->rows * (size_t)ld * sizeof(float)));
         if (!copy) return;
-        LAUNCH(d, op, copy_rows_kernel, dim3((unsigned)m->rows, blocks_for((size_t)ld, COPY_THREADS)),
-               dim3(COPY_THREADS), 0, *m, copy, ld);
+        LAUNCH_EARLY(d, op, copy_rows_kernel, dim3((unsigned)m->rows, blocks_for((size_t)ld, COPY_THREADS)),
+                     dim3(COPY_THREADS), 0, *m, copy, ld);
         x = {copy, ld};
     }
     if (p->gate)

@@ -11,16 +11,22 @@ namespace GPU_NAMESPACE {
 namespace {
 
 struct int8_weights {
-    typedef int sum;                /* of the whole row */
-    static constexpr int WORDS = 4; /* of activations that meet a piece of 16 bytes */
+    typedef int sum; /* of the whole row */
+    typedef uint4 piece;
+    typedef uint16_t scale;
+    static constexpr bool SCALED = false; /* row by row, at the end */
+    static constexpr int UNITS = 1;       /* of 16 activations, that meet a piece */
 };
 
 struct int4_weights {
     typedef float sum;
-    static constexpr int WORDS = 8;
+    typedef uint4 piece;
+    typedef uint16_t scale;
+    static constexpr bool SCALED = true;
+    static constexpr int UNITS = 2;
 };
 
-template <class W> constexpr bool is_int4 = W::WORDS == 8;
+template <class W> constexpr bool is_int4 = W::SCALED;
 
 __device__ inline int dot16(const uint4 &w, const uint4 &a)
 {
@@ -32,104 +38,98 @@ __device__ inline int dot16(const uint4 &w, const uint4 &a)
 
 __device__ inline unsigned even_columns(unsigned w)
 {
-    return (w << 4 & 0xf0f0f0f0u) ^ 0x80808080u;
+    return and_xor(w << 4, 0xf0f0f0f0u, 0x80808080u);
 }
 
 __device__ inline unsigned odd_columns(unsigned w)
 {
-    return (w & 0xf0f0f0f0u) ^ 0x80808080u;
+    return and_xor(w, 0xf0f0f0f0u, 0x80808080u);
 }
 
 /* one piece of a weight row with one of a row of activations */
-__device__ inline void multiply(int &sum, const uint4 &w, const int8_t *a, float)
+__device__ inline void multiply(int &sum, const uint4 &w, const uint4 (&a)[1], uint16_t)
 {
-    sum += dot16(w, *reinterpret_cast<const uint4 *>(a));
+    sum += dot16(w, a[0]);
 }
 
 /* 32 columns, which are in one group */
-__device__ inline void multiply(float &sum, const uint4 &w, const int8_t *a, float scale)
+__device__ inline void multiply(float &sum, const uint4 &w, const uint4 (&a)[2], uint16_t scale)
 {
-    const uint4 *at = reinterpret_cast<const uint4 *>(a);
     uint4 lo = {even_columns(w.x), odd_columns(w.x), even_columns(w.y), odd_columns(w.y)};
     uint4 hi = {even_columns(w.z), odd_columns(w.z), even_columns(w.w), odd_columns(w.w)};
-    sum = fmaf((float)(dot16(lo, at[0]) + dot16(hi, at[1])), scale, sum);
+    sum = fmaf((float)(dot16(lo, a[0]) + dot16(hi, a[1])), half_to_float(scale) * 0.0625f, sum);
 }
 
-/* The sums of a warp's rows and outputs over activations a (M, ld), as spread says. */
-template <class W, int M, int R, int U, bool GATE>
-__device__ inline void sum_products(typename W::sum (&sum)[M * R], const product &p, const int8_t *a, int ld, int unit)
+/* blocks of a processor, as far as registers go without spilling: a warp has 4 KiB on their way */
+constexpr int gemv_blocks(int M, bool int4)
 {
-    int pieces = (int)(p.row_bytes / 16), lane = (int)threadIdx.x % 32;
-    int shift = p.group / 64; /* of int4: a group is 1, 2 or 4 pieces */
-    const uint4 *w[R];
-    const uint16_t *scale[R];
-    UNROLL for (int r = 0; r < R; r++)
-    {
-        size_t row = (size_t)weight_row<R, GATE>(p, unit, r);
-        w[r] = reinterpret_cast<const uint4 *>(p.w + row * p.row_bytes);
-        scale[r] = static_cast<const uint16_t *>(p.scale) + row * (size_t)p.n_groups;
-    }
-    UNROLL for (int i = 0; i < M * R; i++) sum[i] = 0;
-    for (int k0 = lane; k0 < pieces; k0 += 32 * U) {
-        uint4 at[U][R];
-        float by[U][R];
-        UNROLL for (int u = 0; u < U; u++)
-        {
-            int k = k0 + u * 32, g = is_int4<W> ? k >> shift : 0;
-            UNROLL for (int r = 0; r < R; r++)
-            {
-                at[u][r] = k < pieces ? load_stream(w[r] + k) : uint4{};
-                by[u][r] = is_int4<W> && k < pieces ? half_to_float(scale[r][g]) * 0.0625f : 0;
-            }
-        }
-        UNROLL for (int u = 0; u < U; u++)
-        {
-            int k = k0 + u * 32;
-            if (k >= pieces) break;
-            UNROLL for (int m = 0; m < M; m++)
-            {
-                const int8_t *row = a + (size_t)(m < p.M ? m : 0) * (size_t)ld + (size_t)k * W::WORDS * 4;
-                UNROLL for (int r = 0; r < R; r++) multiply(sum[m * R + r], at[u][r], row, by[u][r]);
-            }
-        }
-    }
-    spread_sum<typename W::sum, M * R>(sum);
+    return M <= 1 ? 7 : M <= 2 ? 5 : M <= 4 ? (int4 ? 3 : 4) : int4 ? 2 : 3;
 }
 
 template <class W, int M, int R, int U, bool GATE>
-__global__ void __launch_bounds__(GEMV_THREADS, M == 8 ? 3 : 0) gemv_int_kernel(product p, quantised x)
+__global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M, is_int4<W>))
+    gemv_int_kernel(product p, quantised x, gemv_ahead ahead)
 {
     constexpr int V = M * R;
+    typedef x_chunks<M, W::UNITS, U> chunks;
+    SMEM(chunks, s);
     int unit = (int)(blockIdx.x * (GEMV_THREADS / 32) + threadIdx.x / 32);
-    if (unit * (GATE ? R / 2 : R) >= p.N) return; /* the whole warp */
+    weight_stream<W, R, U> weights;
+    let_next_begin();
+    weights.template open<GATE>(p, unit, (int)(p.row_bytes / 16), p.group / 64); /* a group: 1, 2 or 4 pieces */
+    weights.begin();
+    weights.prefetch(ahead.own);
+    prefetch_after(p, ahead);
+    spread<V, R> place;
+    float scale[place.PER]; /* of the outputs, where a row has one */
+    UNROLL for (int j = 0; j < place.PER; j++) scale[j] =
+        is_int4<W> ? 1 : static_cast<const float *>(p.scale)[weight_row<R, GATE>(p, unit, place.output(j))];
+    wait_for_before();
+    s.copy(x.q, (size_t)x.ld, p.M, weights.pieces, 0);
     typename W::sum sum[V];
-    spread<V, R> s;
-    float y[s.PER];
+    float y[place.PER], step[place.PER], bias[place.PER];
     bool again = false;
+    UNROLL for (int j = 0; j < place.PER; j++)
+    {
+        step[j] = x.step[place.row(j) < p.M ? place.row(j) : 0];
+        bias[j] = p.bias ? p.bias[weight_row<R, GATE>(p, unit, place.output(j))] : 0;
+    }
     UNROLL for (int m = 0; m < M; m++) again = again || (m < p.M && x.outlier[m]);
     for (int pass = 0; pass < (again ? 2 : 1); pass++) {
-        sum_products<W, M, R, U, GATE>(sum, p, pass ? x.rest : x.q, x.ld, unit);
-        UNROLL for (int j = 0; j < s.PER; j++)
+        const int8_t *q = pass ? x.rest : x.q;
+        bool around = again && pass == 0;
+        if (pass) s.copy(q, (size_t)x.ld, p.M, weights.pieces, 0);
+        UNROLL for (int i = 0; i < V; i++) sum[i] = 0;
+        s.walk(q, (size_t)x.ld, p.M, weights.pieces, [&](int u, int k, int half, int at) {
+            UNROLL for (int m = 0; m < M; m++)
+            {
+                uint4 a[W::UNITS];
+                UNROLL for (int i = 0; i < W::UNITS; i++) a[i] = s.v[half][m < p.M ? m : 0][i][at];
+                UNROLL for (int r = 0; r < R; r++) multiply(sum[m * R + r], weights.at[u][r], a, weights.by[u][r]);
+            }
+            weights.next(u, k, around);
+        });
+        spread_sum<typename W::sum, V>(sum);
+        UNROLL for (int j = 0; j < place.PER; j++)
         {
-            int m = s.row(j), n = weight_row<R, GATE>(p, unit, s.output(j));
-            if (m >= p.M) m = 0;
+            int m = place.row(j) < p.M ? place.row(j) : 0;
             float v = (float)sum[j];
-            if constexpr (!is_int4<W>) v = __fmul_rn(v, static_cast<const float *>(p.scale)[n]);
+            if constexpr (!is_int4<W>) v = __fmul_rn(v, scale[j]);
             if (pass == 0)
-                y[j] = __fmul_rn(v, x.step[m]);
+                y[j] = __fmul_rn(v, step[j]);
             else if (x.outlier[m])
                 y[j] = __fadd_rn(y[j], __fmul_rn(v, x.rest_step[m]));
         }
     }
-    UNROLL for (int j = 0; j < s.PER; j++) if (p.bias) y[j] =
-        __fadd_rn(y[j], p.bias[weight_row<R, GATE>(p, unit, s.output(j))]);
+    UNROLL for (int j = 0; j < place.PER; j++) if (p.bias) y[j] = __fadd_rn(y[j], bias[j]);
     write_products<V, R, GATE>(p, unit, y);
 }
 
 template <class W, int M, bool GATE> void launch(gpu_dev *d, const char *op, const product *p, const quantised *x)
 {
     constexpr int R = M <= 2 ? 2 : 4, U = 8 / R;
-    LAUNCH(d, op, (gemv_int_kernel<W, M, R, U, GATE>), gemv_grid(p, R), dim3(GEMV_THREADS), 0, *p, *x);
+    LAUNCH_EARLY(d, op, (gemv_int_kernel<W, M, R, U, GATE>), gemv_grid(p, R), dim3(GEMV_THREADS),
+                 sizeof(x_chunks<M, W::UNITS, U>), *p, *x, gemv_ahead_of<W>(d, p, R));
 }
 
 template <class W, bool GATE> void launch_rows(gpu_dev *d, const char *op, const product *p, const quantised *x)

@@ -1,5 +1,7 @@
 /* Steps noted down as CUDA graphs: what a decode step enqueues is the same for the same number of rows, so it is
- * recorded once and then given to the device as one piece, which costs the host one call instead of some hundred. */
+ * recorded once and then given to the device as one piece, which costs the host one call instead of some hundred.
+ * Before that the ops are walked through without launching, to see which weights follow each other: a small product
+ * brings the beginning of the next weight nearer while it waits. */
 #include "kernels/cuda/device.h"
 
 #include <cstdlib>
@@ -7,7 +9,7 @@
 namespace GPU_NAMESPACE {
 namespace {
 
-enum { GRAPHS_MAX = 64 };
+enum { GRAPHS_MAX = 128 }; /* some twenty sizes of a step (engine/batch.h) for six lengths of contexts */
 
 } // namespace
 
@@ -44,11 +46,22 @@ gpu_graph *place(gpu_dev *d)
     return oldest;
 }
 
+/* d->order of what fn enqueues */
+void note_order(gpu_dev *d, void (*fn)(void *), void *ctx)
+{
+    d->n_order = 0;
+    d->measuring = d->ordering = true;
+    fn(ctx);
+    d->measuring = d->ordering = false;
+    d->ahead.place = nullptr;
+}
+
 /* NULL: it cannot be recorded, and nothing was enqueued; the device has not failed for that. */
-cudaGraphExec_t record(gpu_dev *d, void (*fn)(void *), void *ctx)
+cudaGraphExec_t record_once(gpu_dev *d, void (*fn)(void *), void *ctx)
 {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
+    d->order_at = 0;
     if (cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
         cudaGetLastError();
         return nullptr;
@@ -56,6 +69,7 @@ cudaGraphExec_t record(gpu_dev *d, void (*fn)(void *), void *ctx)
     d->capturing = true;
     fn(ctx);
     d->capturing = false;
+    d->ahead.place = nullptr;
     cudaError_t e = cudaStreamEndCapture(d->stream, &graph);
     if (!e && graph && !d->head.error.op) e = cudaGraphInstantiate(&exec, graph, 0);
     if (graph) cudaGraphDestroy(graph);
@@ -64,13 +78,22 @@ cudaGraphExec_t record(gpu_dev *d, void (*fn)(void *), void *ctx)
     return e ? nullptr : exec;
 }
 
-} // namespace
-
-void gpu_replay(struct dev *head, uint64_t key, void (*fn)(void *), void *ctx)
+/* The same; with kernels that begin early, or, should CUDA not have them in this graph, without. */
+cudaGraphExec_t record(gpu_dev *d, void (*fn)(void *), void *ctx)
 {
-    gpu_dev *d = gpu_of(head);
-    if (!gpu_alive(d, "replay")) return;
-    if (d->measuring || d->capturing) return fn(ctx);
+    bool early = d->early;
+    note_order(d, fn, ctx);
+    if (!d->lost) dev_clear_error(&d->head); /* as in recording */
+    cudaGraphExec_t exec = record_once(d, fn, ctx);
+    if (exec || !early || d->lost) return exec;
+    d->early = false;
+    exec = record_once(d, fn, ctx);
+    d->early = early;
+    return exec;
+}
+
+void replay(gpu_dev *d, uint64_t key, void (*fn)(void *), void *ctx)
+{
     gpu_graph *g = find(d, key);
     bool again = g != nullptr;
     if (!g && (g = place(d))) *g = {key, 0, false, nullptr};
@@ -86,12 +109,45 @@ void gpu_replay(struct dev *head, uint64_t key, void (*fn)(void *), void *ctx)
     gpu_check(d, "replay", cudaGraphLaunch(g->exec, d->stream));
 }
 
+} // namespace
+
+const gpu_weight *gpu_weight_after(gpu_dev *d, const gpu_weight *w)
+{
+    if (d->ordering) {
+        if (d->n_order == d->cap_order) {
+            int cap = d->cap_order ? 2 * d->cap_order : 256;
+            void *p = realloc(d->order, (size_t)cap * sizeof *d->order);
+            if (!p) return nullptr;
+            d->order = static_cast<const gpu_weight **>(p);
+            d->cap_order = cap;
+        }
+        d->order[d->n_order++] = w;
+        return nullptr;
+    }
+    if (!d->capturing || d->order_at >= d->n_order) return nullptr;
+    if (d->order[d->order_at++] != w) d->order_at = d->n_order; /* not what was noted */
+    return d->order_at < d->n_order ? d->order[d->order_at] : nullptr;
+}
+
+/* What was quantised ahead goes neither into a step, whose kernels must be the same each time, nor out of one. */
+void gpu_replay(struct dev *head, uint64_t key, void (*fn)(void *), void *ctx)
+{
+    gpu_dev *d = gpu_of(head);
+    if (!gpu_alive(d, "replay")) return;
+    if (d->measuring || d->capturing) return fn(ctx);
+    d->ahead.place = nullptr;
+    replay(d, key, fn, ctx);
+    d->ahead.place = nullptr;
+}
+
 void gpu_graphs_close(gpu_dev *d)
 {
     for (int i = 0; i < d->n_graphs; i++) forget(&d->graphs[i]); /* also of a lost device: a part is the host's */
     free(d->graphs);
+    free(d->order);
     d->graphs = nullptr;
-    d->n_graphs = 0;
+    d->order = nullptr;
+    d->n_graphs = d->n_order = d->cap_order = 0;
 }
 
 } // namespace GPU_NAMESPACE

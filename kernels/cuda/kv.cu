@@ -113,10 +113,16 @@ __global__ void __launch_bounds__(ROPE_WARPS * 32)
                    const int32_t *pos, const int32_t *slot, gpu_kv kv, int layer)
 {
     int lane = (int)threadIdx.x % 32, h = (int)(blockIdx.y * ROPE_WARPS + threadIdx.x / 32);
+    size_t turn = half ? (size_t)pos[blockIdx.x] * (size_t)half : 0;
+    let_next_begin();
+    if (threadIdx.x == 0 && half && half % 4 == 0) {
+        prefetch_l2(cosines + turn, (unsigned)half * (unsigned)sizeof *cosines);
+        prefetch_l2(sines + turn, (unsigned)half * (unsigned)sizeof *sines);
+    }
+    wait_for_before();
     if (h >= heads + 2 * kv_heads) return;
     float *x = static_cast<float *>(qkv.p) + (size_t)blockIdx.x * (size_t)qkv.ld + (size_t)h * (size_t)dim;
-    if (half && h < heads + kv_heads)
-        rope_head(x, lane, half, cosines, sines, (size_t)pos[blockIdx.x] * (size_t)half, 1);
+    if (half && h < heads + kv_heads) rope_head(x, lane, half, cosines, sines, turn, 1);
     if (h < heads) return;
     bool is_v = h >= heads + kv_heads;
     int g = h - heads - (is_v ? kv_heads : 0), at = slot[blockIdx.x], place = at % KV_PAGE;
@@ -132,10 +138,10 @@ __global__ void __launch_bounds__(ROPE_WARPS * 32)
 void gpu_rope_kv(struct dev *head, const struct rope_kv_args *a)
 {
     if (a->qkv.rows == 0) return;
-    LAUNCH(gpu_of(head), "rope_kv", rope_kv_kernel,
-           dim3((unsigned)a->qkv.rows, blocks_for((size_t)(a->heads + 2 * a->kv_heads), ROPE_WARPS)),
-           dim3(ROPE_WARPS * 32), 0, a->qkv, a->heads, a->kv_heads, a->head_dim, a->rot / 2, a->cos, a->sin, a->pos,
-           a->slot, *kv_of(a->kv), a->layer);
+    LAUNCH_EARLY(gpu_of(head), "rope_kv", rope_kv_kernel,
+                 dim3((unsigned)a->qkv.rows, blocks_for((size_t)(a->heads + 2 * a->kv_heads), ROPE_WARPS)),
+                 dim3(ROPE_WARPS * 32), 0, a->qkv, a->heads, a->kv_heads, a->head_dim, a->rot / 2, a->cos, a->sin,
+                 a->pos, a->slot, *kv_of(a->kv), a->layer);
 }
 
 } // namespace GPU_NAMESPACE

@@ -2,7 +2,7 @@
  *
  *   rows             f32, f16, nf4, bf16            int8, int4 (over quantised rows, see quantise.cu)
  *   to GEMV_ROWS..   gemv_float                     gemv_int
- *   more             cuBLASLt, in f32, bf16, f16;   mma_int
+ *   more             cuBLASLt, in f32, bf16, f16;   mma_int; of many rows and int8 cuBLASLt (many_int.cu)
  *                    nf4 in bf16 to MMA_ROWS_NF4: mma_nf4
  *
  * A row has the same bits in any company within one of these kernels; that of another class of rows sums in another
@@ -25,21 +25,8 @@ enum {
     GATE_UP_ROWS = 128        /* but at least that many rows at a time: a tile of mma_int */
 };
 
-__global__ void __launch_bounds__(THREADS) bias_kernel(float *y, int ld, int n, const float *b)
-{
-    int c = (int)(blockIdx.y * blockDim.x + threadIdx.x);
-    if (c < n) y[(size_t)blockIdx.x * (size_t)ld + (size_t)c] += b[c];
-}
-
 /* ---- many rows of floats -------------------------------------------------------------------------------------------
  */
-
-void add_bias(gpu_dev *d, const char *op, const product *p)
-{
-    if (p->bias)
-        LAUNCH(d, op, bias_kernel, dim3((unsigned)p->M, blocks_for((size_t)p->N, THREADS)), dim3(THREADS), 0, p->y,
-               p->ldy, p->N, p->bias);
-}
 
 /* x as bf16, rows half_ld(K) apart, in AREA_X.  NULL: the device has failed. */
 const uint16_t *rounded_x(gpu_dev *d, const char *op, const product *p, const struct mat *x)
@@ -55,15 +42,15 @@ void lt_bf16(gpu_dev *d, const char *op, const product *p, const struct mat *x)
     int ld = half_ld(p->K);
     const uint16_t *rounded = rounded_x(d, op, p, x);
     if (!rounded) return;
-    lt_args a = {DT_BF16, p->M, p->N,   p->K, rounded, ld,      false, p->w, (int)(p->row_bytes / sizeof(uint16_t)),
-                 true,    p->y, p->ldy, 1,    0,       p->whole};
+    lt_args a = {DT_BF16, p->M, p->N,   p->K, rounded, ld,       false,  p->w, (int)(p->row_bytes / sizeof(uint16_t)),
+                 true,    p->y, p->ldy, 1,    0,       p->whole, p->bias};
     lt_multiply(d, op, &a);
 }
 
 void lt_f32(gpu_dev *d, const char *op, const product *p, const struct mat *x)
 {
-    lt_args a = {DT_F32, p->M, p->N,   p->K, x->p, x->ld,   false, p->w, (int)(p->row_bytes / sizeof(float)),
-                 true,   p->y, p->ldy, 1,    0,    p->whole};
+    lt_args a = {DT_F32, p->M, p->N,   p->K, x->p, x->ld,    false,  p->w, (int)(p->row_bytes / sizeof(float)),
+                 true,   p->y, p->ldy, 1,    0,    p->whole, p->bias};
     lt_multiply(d, op, &a);
 }
 
@@ -90,7 +77,8 @@ void lt_widened(gpu_dev *d, const char *op, const gpu_weight *w, const product *
                      .c = p->y + n,
                      .ldc = p->ldy,
                      .alpha = 1,
-                     .whole = p->whole};
+                     .whole = p->whole,
+                     .bias = p->bias ? p->bias + n : nullptr};
         if (!lt_multiply(d, op, &a)) return;
     }
 }
@@ -193,8 +181,13 @@ bool few_rows(const gpu_dev *d, const gpu_weight *w, int rows)
     return rows <= (is_int(w) ? GEMV_ROWS_INT : rounds(d, w) ? GEMV_ROWS_ROUNDED : GEMV_ROWS);
 }
 
-void multiply(gpu_dev *d, const char *op, const gpu_weight *w, const product *p, const struct mat *x)
+void multiply(gpu_dev *d, const char *op, const gpu_weight *w, product *p, const struct mat *x)
 {
+    const gpu_weight *after = gpu_weight_after(d, w);
+    if (after) {
+        p->after = after->data;
+        p->after_bytes = (size_t)after->rows * after->row_bytes;
+    }
     bool round_x = rounds(d, w);
     if (is_int(w)) {
         quantised q;
@@ -202,7 +195,7 @@ void multiply(gpu_dev *d, const char *op, const gpu_weight *w, const product *p,
         if (few_rows(d, w, p->M))
             gemv_int(d, op, w->t, p, &q);
         else
-            mma_int(d, op, w->t, p, &q);
+            many_int(d, op, w->t, p, &q);
         return;
     }
     if (d->measuring) gpu_scratch(d, op, AREA_X, GEMV_ROWS * ((size_t)p->K + 64) * sizeof(float)); /* of few rows */
@@ -223,7 +216,6 @@ void multiply(gpu_dev *d, const char *op, const gpu_weight *w, const product *p,
         lt_bf16(d, op, p, x);
     else
         lt_widened(d, op, w, p, x, half);
-    add_bias(d, op, p);
 }
 
 } // namespace

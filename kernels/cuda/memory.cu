@@ -1,5 +1,6 @@
 /* The device's memory: what is taken and how much may be, scratch, and the copies from and to the host. */
-#include "kernels/cuda/device.h"
+#include "kernels/arena.h"
+#include "kernels/cuda/lt.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +14,15 @@ struct gpu_block {
     size_t bytes;
 };
 
+enum { HELD_MAX = 16, HELD_MIN = 1 << 20 }; /* pieces; and bytes of one */
+
+struct gpu_held {
+    int n;
+    size_t bytes, used; /* of all pieces */
+    uint8_t *p[HELD_MAX];
+    struct arena arena[HELD_MAX];
+};
+
 struct gpu_pending {
     void *host;
     size_t at, bytes; /* at: in the staging memory */
@@ -23,6 +33,9 @@ namespace {
 
 /* Staging memory is used in halves: while one is filled, the device may still be reading the other. */
 enum { STAGE_HALF = 16 << 20, STAGE_BYTES = 2 * STAGE_HALF, STAGE_ALIGN = 256, PENDING_MAX = 64 };
+
+/* Seconds that reserve may try algorithms for products: at the start, and later, beside requests, for training. */
+const double TUNE_AT_START = 20, TUNE_BESIDE = 0.5;
 
 void count(gpu_dev *d, size_t more, size_t less)
 {
@@ -42,11 +55,89 @@ bool note_block(gpu_dev *d, void *p, size_t bytes)
     return true;
 }
 
-size_t scratch_bytes(const gpu_dev *d)
+/* Of the budget what no piece holds and nobody has. */
+size_t left_outside(const gpu_dev *d)
+{
+    return d->budget - d->used - (d->held ? d->held->bytes - d->held->used : 0);
+}
+
+void note_largest(gpu_dev *d)
+{
+    size_t most = left_outside(d);
+    for (int i = 0; d->held && i < d->held->n; i++) {
+        size_t one = arena_largest(&d->held->arena[i]);
+        most = one > most ? one : most;
+    }
+    __atomic_store_n(&d->largest, most, __ATOMIC_RELAXED);
+}
+
+void note_scratch(gpu_dev *d)
 {
     size_t bytes = STAGE_BYTES;
-    for (auto &s : d->scratch) bytes += s.bytes;
-    return bytes;
+    for (auto &s : d->scratch) bytes += s.bytes + s.more_bytes;
+    __atomic_store_n(&d->scratch_used, bytes, __ATOMIC_RELAXED);
+}
+
+/* Out of the pieces that are held; NULL: not there. */
+void *held_take(gpu_dev *d, size_t bytes)
+{
+    gpu_held *h = d->held;
+    for (int i = 0; h && i < h->n; i++) {
+        size_t before = h->arena[i].used, at, more;
+        if (!arena_take(&h->arena[i], bytes, &at)) continue;
+        more = h->arena[i].used - before;
+        h->used += more;
+        count(d, more, 0);
+        return h->p[i] + at;
+    }
+    return nullptr;
+}
+
+/* false: not of the pieces that are held.  What still uses the block comes before what will in the one stream that
+ * there is, so nothing is waited for. */
+bool held_give(gpu_dev *d, void *p)
+{
+    gpu_held *h = d->held;
+    for (int i = 0; h && i < h->n; i++) {
+        size_t at = (size_t)((uintptr_t)p - (uintptr_t)h->p[i]); /* below the piece it wraps around */
+        if (at >= h->arena[i].bytes) continue;
+        size_t bytes = arena_give(&h->arena[i], at);
+        if (!bytes) return false;
+        h->used -= bytes;
+        count(d, 0, bytes);
+        return true;
+    }
+    return false;
+}
+
+/* Straight from the system. */
+void *system_take(gpu_dev *d, size_t bytes)
+{
+    void *p = nullptr;
+    if (bytes > left_outside(d)) return nullptr;
+    if (cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) {
+        cudaGetLastError(); /* of memory that is not there: not the device's failure */
+        return nullptr;
+    }
+    if (!note_block(d, p, bytes)) {
+        cudaFree(p);
+        return nullptr;
+    }
+    count(d, bytes, 0);
+    return p;
+}
+
+/* Newest first: what is freed was mostly taken last. */
+bool system_give(gpu_dev *d, void *p)
+{
+    for (size_t i = d->n_blocks; i-- > 0;) {
+        if (d->blocks[i].p != p) continue;
+        count(d, 0, d->blocks[i].bytes);
+        d->blocks[i] = d->blocks[--d->n_blocks];
+        if (!d->lost) gpu_check(d, "free", cudaFree(p));
+        return true;
+    }
+    return false;
 }
 
 } // namespace
@@ -57,47 +148,68 @@ size_t scratch_bytes(const gpu_dev *d)
 void *gpu_alloc(struct dev *head, size_t bytes)
 {
     gpu_dev *d = gpu_of(head);
-    void *p = nullptr;
-    if (bytes > d->budget - d->used || !gpu_alive(d, "alloc")) return nullptr;
-    if (cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) {
-        cudaGetLastError(); /* of memory that is not there: not the device's failure */
-        return nullptr;
-    }
-    if (!note_block(d, p, bytes)) {
-        cudaFree(p);
-        return nullptr;
-    }
-    count(d, bytes, 0);
+    d->ahead.place = nullptr; /* here and below: its rows, or what was made of them, may be no more */
+    if (!gpu_alive(d, "alloc")) return nullptr;
+    void *p = held_take(d, bytes);
+    if (!p && !(p = system_take(d, bytes))) return nullptr;
+    note_largest(d);
     gpu_check(d, "alloc", cudaMemsetAsync(p, 0, bytes, d->stream));
     return p;
 }
 
-/* Newest first: what is freed was mostly taken last. */
 void gpu_free(struct dev *head, void *p)
 {
     gpu_dev *d = gpu_of(head);
     if (!p) return;
-    for (size_t i = d->n_blocks; i-- > 0;) {
-        if (d->blocks[i].p != p) continue;
-        count(d, 0, d->blocks[i].bytes);
-        d->blocks[i] = d->blocks[--d->n_blocks];
-        if (!d->lost) gpu_check(d, "free", cudaFree(p));
-        return;
-    }
-    dev_fail(head, "free", "of memory that this device did not give");
+    d->ahead.place = nullptr;
+    if (!held_give(d, p) && !system_give(d, p)) dev_fail(head, "free", "of memory that this device did not give");
+    note_largest(d);
 }
 
 void gpu_memory(struct dev *head, struct dev_memory *m)
 {
     const gpu_dev *d = gpu_of(head);
     *m = {d->total, d->budget, __atomic_load_n(&d->used, __ATOMIC_RELAXED),
-          __atomic_load_n(&d->scratch_used, __ATOMIC_RELAXED)};
+          __atomic_load_n(&d->scratch_used, __ATOMIC_RELAXED), __atomic_load_n(&d->largest, __ATOMIC_RELAXED)};
+}
+
+/* Where a piece is not to be had half of it may be. */
+void gpu_hold(struct dev *head)
+{
+    gpu_dev *d = gpu_of(head);
+    if (d->held || !gpu_alive(d, "hold") || !(d->held = static_cast<gpu_held *>(calloc(1, sizeof *d->held)))) return;
+    gpu_held *h = d->held;
+    for (size_t want = left_outside(d); h->n < HELD_MAX && want >= HELD_MIN;) {
+        void *p = nullptr;
+        if (cudaMalloc(&p, want) != cudaSuccess) {
+            cudaGetLastError();
+            want /= 2;
+            continue;
+        }
+        if (!arena_open(&h->arena[h->n], want)) {
+            cudaFree(p);
+            break;
+        }
+        h->p[h->n++] = static_cast<uint8_t *>(p);
+        h->bytes += want;
+        want = left_outside(d) < want ? left_outside(d) : want;
+    }
+    note_largest(d);
 }
 
 /* ---- scratch -------------------------------------------------------------------------------------------------------
  */
 
 namespace {
+
+bool no_scratch(gpu_dev *d, const char *op, size_t bytes)
+{
+    dev_fail(&d->head, op,
+             "no memory for %zu bytes of scratch: %zu of %zu that may be used are taken, %zu are free in "
+             "one piece",
+             bytes, d->used, d->budget, d->largest);
+    return false;
+}
 
 /* The larger memory is taken before the old is given back, or in its place where both do not fit; if there is no room
  * for it at all the old comes back, so that what fitted before still does.  Stream order protects what still uses the
@@ -114,11 +226,19 @@ bool scratch_grow(gpu_dev *d, const char *op, enum area area, size_t bytes)
     if (!p && before) p = gpu_alloc(&d->head, before);
     s.p = p;
     s.bytes = grown ? bytes : p ? before : 0;
-    __atomic_store_n(&d->scratch_used, scratch_bytes(d), __ATOMIC_RELAXED);
-    if (!grown)
-        dev_fail(&d->head, op, "no memory for %zu bytes of scratch: %zu of %zu that may be used are taken", bytes,
-                 d->used, d->budget);
-    return grown;
+    note_scratch(d);
+    return grown || no_scratch(d, op, bytes);
+}
+
+/* Beside what there is, which recorded steps know and which they go on using. */
+bool scratch_add(gpu_dev *d, const char *op, enum area area, size_t bytes)
+{
+    auto &s = d->scratch[area];
+    gpu_free(&d->head, s.more);
+    s.more = gpu_alloc(&d->head, bytes);
+    s.more_bytes = s.more ? bytes : 0;
+    note_scratch(d);
+    return s.more || no_scratch(d, op, bytes);
 }
 
 } // namespace
@@ -132,6 +252,7 @@ void *gpu_scratch(gpu_dev *d, const char *op, enum area area, size_t bytes)
         return d->staged; /* any address: nothing is launched */
     }
     if (bytes <= s.bytes) return s.p;
+    if (bytes <= s.more_bytes && !d->capturing) return s.more;
     if (d->sealed || d->capturing) {
         dev_fail(&d->head, op, "wants %zu bytes of scratch, %zu were reserved at the start", bytes, s.bytes);
         return nullptr;
@@ -144,16 +265,32 @@ int gpu_reserve(struct dev *head, void (*fn)(void *), void *ctx)
     gpu_dev *d = gpu_of(head);
     if (!gpu_alive(d, "reserve") || !gpu_settle(d, "reserve")) return -1;
     for (auto &s : d->scratch) s.wanted = 0; /* what an earlier call wanted may not have fitted */
+    lt_forget_wishes(d);
+    d->ahead.place = nullptr; /* so that products ask for what they need without it */
     d->measuring = true;
     fn(ctx);
     d->measuring = false;
     gpu_forget_staged(d);
     for (int i = 0; i < AREA_COUNT && !head->error.op; i++) {
         auto &s = d->scratch[i];
-        if (s.wanted > s.bytes) scratch_grow(d, "reserve", static_cast<enum area>(i), s.wanted);
+        enum area area = static_cast<enum area>(i);
+        if (!d->held && s.wanted > s.bytes) scratch_grow(d, "reserve", area, s.wanted);
+        if (d->held && s.wanted > s.bytes && s.wanted > s.more_bytes) scratch_add(d, "reserve", area, s.wanted);
     }
+    lt_tune(d, d->sealed ? TUNE_BESIDE : TUNE_AT_START);
     d->sealed = true;
     return head->error.op ? -1 : 0;
+}
+
+void gpu_trim(struct dev *head)
+{
+    gpu_dev *d = gpu_of(head);
+    for (auto &s : d->scratch) {
+        gpu_free(head, s.more);
+        s.more = nullptr;
+        s.more_bytes = 0;
+    }
+    note_scratch(d);
 }
 
 /* ---- copies --------------------------------------------------------------------------------------------------------
@@ -250,6 +387,7 @@ void gpu_upload(struct dev *head, void *device, const void *host, size_t bytes)
 {
     gpu_dev *d = gpu_of(head);
     if (d->measuring) return;
+    d->ahead.place = nullptr;
     for (size_t done = 0, n; done < bytes; done += n) {
         n = bytes - done < STAGE_HALF / 4 ? bytes - done : STAGE_HALF / 4;
         size_t at = stage_take(d, "upload", n);
@@ -273,6 +411,7 @@ void gpu_zero(struct dev *head, void *p, size_t bytes)
 {
     gpu_dev *d = gpu_of(head);
     if (bytes == 0 || d->measuring || !gpu_alive(d, "zero")) return;
+    d->ahead.place = nullptr;
     gpu_check(d, "zero", cudaMemsetAsync(p, 0, bytes, d->stream));
 }
 
@@ -302,6 +441,7 @@ bool gpu_memory_open(gpu_dev *d, char why[160])
     d->staged = static_cast<uint8_t *>(staged);
     if (e) return snprintf(why, 160, "CUDA device %d: %s", d->index, cudaGetErrorString(e)), false;
     d->used = d->scratch_used = STAGE_BYTES;
+    note_largest(d);
     return true;
 }
 
@@ -309,17 +449,24 @@ void gpu_memory_close(gpu_dev *d)
 {
     for (size_t i = 0; i < d->n_blocks; i++)
         if (!d->lost) cudaFree(d->blocks[i].p);
+    for (int i = 0; d->held && i < d->held->n; i++) {
+        if (!d->lost) cudaFree(d->held->p[i]);
+        arena_close(&d->held->arena[i]);
+    }
+    free(d->held);
+    d->held = nullptr;
     if (d->staged) cudaFree(d->staged);
     if (d->pinned) cudaFreeHost(d->pinned);
     free(d->blocks);
     free(d->pending);
     for (auto &s : d->scratch) s = {};
+    d->ahead.place = nullptr;
     d->blocks = nullptr;
     d->pending = nullptr;
     d->staged = d->pinned = nullptr;
     d->n_blocks = d->cap_blocks = 0;
     d->n_pending = 0;
-    d->stage_at = d->used = d->scratch_used = 0;
+    d->stage_at = d->used = d->scratch_used = d->largest = 0;
     d->sealed = false;
 }
 

@@ -11,7 +11,8 @@
  * more than GEMV_ROWS_INT others may differ from itself alone in the last bits.)  The integer sums start at the bits of
  * 1.5 * 2^23, so that they are floats when they are done: a subtraction in place of a slower conversion.
  *
- * Rows with outliers: a block that has one goes over k a second time with the rests. */
+ * Rows with outliers: a block that has one goes over k a second time with the rests; or that alone, where the first
+ * product is cuBLASLt's (many_int.cu). */
 #include "kernels/cuda/products.h"
 #include "kernels/cuda/warp.cuh"
 
@@ -24,7 +25,9 @@ enum {
     A_LINE = TILE_K + 32,      /* bytes of a row in shared memory: no two rows of a load meet in a bank */
     W8_LINE = TILE_K + 32,     /* of int8 weights */
     W4_LINE = TILE_K / 2 + 16, /* of int4 weights */
-    SCALES = TILE_K / 32       /* the most groups of a tile */
+    SCALES = TILE_K / 32,      /* the most groups of a tile */
+    AHEAD = 32,
+    NEARER = 8 /* tiles that weights are in the second-level cache before their turn; at a time */
 };
 
 #define FLOAT_BITS 0x4b400000 /* 1.5 * 2^23 */
@@ -36,9 +39,10 @@ template <bool INT4, int BM, int BN, int STAGES> struct mma_smem {
 };
 
 template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_block {
-    static constexpr int WARPS_N = BN / WN, WARPS = BM / WM * WARPS_N, THREADS = WARPS * 32;
+    static constexpr int ROWS = BM, WARPS_N = BN / WN, WARPS = BM / WM * WARPS_N, THREADS = WARPS * 32;
     static constexpr int MI = WM / 16, NI = WN / 8;
     static constexpr int W_CHUNKS = INT4 ? TILE_K / 32 : TILE_K / 16; /* of 16 bytes, in a row of a tile */
+    static constexpr int LINE = W_CHUNKS * 16;                        /* bytes of a row of a tile */
     static constexpr int PENDING = (SCALES * BN + THREADS - 1) / THREADS;
     typedef mma_smem<INT4, BM, BN, STAGES> smem;
 
@@ -52,25 +56,37 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
 
     __device__ mma_block(const product &p_, smem &s_, int m0_, int n0_) : p(p_), s(s_), m0(m0_), n0(n0_) {}
 
-    /* starts the copies of tile kt */
-    __device__ void load_tile(int kt, int tiles)
+    /* starts the copies of tile kt: of activations, and of weights */
+    __device__ void load_a(int kt, int tiles)
     {
-        int stage = kt % STAGES, t = (int)threadIdx.x;
-        if (kt < tiles) {
-            for (int i = t; i < BM * (TILE_K / 16); i += THREADS) {
-                int r = i / (TILE_K / 16), c = i % (TILE_K / 16) * 16;
-                bool in = m0 + r < p.M; /* every tile is whole: ld is a multiple of TILE_K */
-                const int8_t *from = a + (size_t)(in ? m0 + r : m0) * (size_t)ld + (size_t)kt * TILE_K + c;
-                cp_async16(&s.a[stage][r][c], from, in);
-            }
-            for (int i = t; i < BN * W_CHUNKS; i += THREADS) {
-                int r = i / W_CHUNKS, c = i % W_CHUNKS * 16;
-                size_t at = (size_t)kt * (W_CHUNKS * 16) + (size_t)c;
-                bool in = n0 + r < p.N && at < p.row_bytes;
-                cp_async16(&s.w[stage][r][c], p.w + (in ? (size_t)(n0 + r) * p.row_bytes + at : 0), in);
-            }
+        if (kt >= tiles) return;
+        for (int i = (int)threadIdx.x; i < BM * (TILE_K / 16); i += THREADS) {
+            int r = i / (TILE_K / 16), c = i % (TILE_K / 16) * 16;
+            bool in = m0 + r < p.M; /* every tile is whole: ld is a multiple of TILE_K */
+            const int8_t *from = a + (size_t)(in ? m0 + r : m0) * (size_t)ld + (size_t)kt * TILE_K + c;
+            cp_async16(&s.a[kt % STAGES][r][c], from, in);
         }
-        cp_async_commit();
+    }
+
+    __device__ void load_w(int kt, int tiles)
+    {
+        if (kt >= tiles) return;
+        for (int i = (int)threadIdx.x; i < BN * W_CHUNKS; i += THREADS) {
+            int r = i / W_CHUNKS, c = i % W_CHUNKS * 16;
+            size_t at = (size_t)kt * LINE + (size_t)c;
+            bool in = n0 + r < p.N && at < p.row_bytes;
+            cp_async16(&s.w[kt % STAGES][r][c], p.w + (in ? (size_t)(n0 + r) * p.row_bytes + at : 0), in);
+        }
+    }
+
+    /* Brings n tiles of weights from kt on to the second-level cache.  Of the blocks that share them, one does. */
+    __device__ void prefetch(int kt, int n)
+    {
+        int r = (int)threadIdx.x;
+        size_t at = (size_t)kt * LINE, left = p.row_bytes > at ? p.row_bytes - at : 0;
+        if (m0 || r >= BN || n0 + r >= p.N || !left) return;
+        size_t want = (size_t)n * LINE;
+        prefetch_l2(p.w + (size_t)(n0 + r) * p.row_bytes + at, (unsigned)(want < left ? want : left));
     }
 
     /* the scales of tile kt, on their way in registers; zeros past the weight's end, whose nibbles are not */
@@ -152,7 +168,17 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
         }
     }
 
-    /* the sums over all of k of activations q */
+    /* the first tiles of weights, which wait for nothing */
+    __device__ void begin()
+    {
+        for (int kt = 0; kt < STAGES - 1; kt++) {
+            load_w(kt, ld / TILE_K);
+            load_scales(kt);
+            store_scales(kt);
+        }
+    }
+
+    /* The sums over all of k of activations q, after begin. */
     __device__ void multiply(const int8_t *q)
     {
         int tiles = ld / TILE_K;
@@ -163,14 +189,16 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
                 total[i][j][c] = 0;
         }
         for (int kt = 0; kt < STAGES - 1; kt++) {
-            load_tile(kt, tiles);
-            load_scales(kt);
-            store_scales(kt);
+            load_a(kt, tiles);
+            cp_async_commit();
         }
         for (int kt = 0; kt < tiles; kt++) {
             cp_async_wait<STAGES - 2>();
             __syncthreads(); /* tile kt is there, and nobody is at tile kt - 1 any more */
-            load_tile(kt + STAGES - 1, tiles);
+            load_a(kt + STAGES - 1, tiles);
+            load_w(kt + STAGES - 1, tiles);
+            cp_async_commit();
+            if (kt % NEARER == 0) prefetch(kt + AHEAD, NEARER);
             load_scales(kt + STAGES - 1);
             multiply_tile(kt % STAGES);
             store_scales(kt + STAGES - 1);
@@ -179,8 +207,9 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
         __syncthreads();
     }
 
-    /* Writes the products of the first pass, or adds those of the second to outlier rows; the bias comes last. */
-    __device__ void write(const quantised &x, bool second, bool last)
+    /* Writes the products of the first pass, or adds those of the second to outlier rows; the bias comes last.  alone:
+     * other rows have theirs, and are left. */
+    __device__ void write(const quantised &x, bool second, bool last, bool alone)
     {
         int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
         int row = m0 + warp / WARPS_N * WM + lane / 4, column = n0 + warp % WARPS_N * WN + lane % 4 * 2;
@@ -189,6 +218,7 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
             int m = row + i * 16 + h * 8;
             if (m >= p.M) continue;
             bool adds = second && x.outlier[m];
+            if (alone && !adds) continue;
             float step = second ? (adds ? x.rest_step[m] : 0) : x.step[m];
             UNROLL for (int j = 0; j < NI; j++) UNROLL for (int c = 0; c < 2; c++)
             {
@@ -207,22 +237,47 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
     }
 };
 
+/* any of the block's rows has outliers; the same on every warp */
+template <class B> __device__ inline bool any_outlier(const B &b, const quantised &x)
+{
+    int any = 0;
+    for (int m = b.m0 + (int)threadIdx.x % 32; m < b.m0 + B::ROWS && m < b.p.M; m += 32) any |= x.outlier[m];
+    return __any_sync(FULL_WARP, any);
+}
+
 template <bool INT4, int BM, int BN, int WM, int WN, int STAGES>
-__global__ void __launch_bounds__(mma_block<INT4, BM, BN, WM, WN, STAGES>::THREADS)
+__global__ void __launch_bounds__(mma_block<INT4, BM, BN, WM, WN, STAGES>::THREADS, BM == 16 ? 5 : 0)
     mma_int_kernel(product p, quantised x)
 {
     typedef mma_block<INT4, BM, BN, WM, WN, STAGES> block;
     SMEM(typename block::smem, s);
     block b(p, s, (int)blockIdx.x * BM, (int)blockIdx.y * BN);
     b.ld = x.ld;
-    int any = 0;
-    for (int m = b.m0 + (int)threadIdx.x % 32; m < b.m0 + BM && m < p.M; m += 32) any |= x.outlier[m];
-    bool again = __any_sync(FULL_WARP, any); /* the same on every warp */
+    let_next_begin();
+    b.begin();
+    b.prefetch(STAGES - 1, AHEAD - STAGES + 1);
+    wait_for_before();
+    bool again = any_outlier(b, x);
     b.multiply(x.q);
-    b.write(x, false, !again);
+    b.write(x, false, !again, false);
     if (!again) return;
+    b.begin();
     b.multiply(x.rest);
-    b.write(x, true, true);
+    b.write(x, true, true, false);
+}
+
+template <int BM, int BN, int WM, int WN, int STAGES>
+__global__ void __launch_bounds__(mma_block<false, BM, BN, WM, WN, STAGES>::THREADS)
+    mma_rests_kernel(product p, quantised x)
+{
+    typedef mma_block<false, BM, BN, WM, WN, STAGES> block;
+    SMEM(typename block::smem, s);
+    block b(p, s, (int)blockIdx.x * BM, (int)blockIdx.y * BN);
+    b.ld = x.ld;
+    if (!any_outlier(b, x)) return;
+    b.begin();
+    b.multiply(x.rest);
+    b.write(x, true, true, true);
 }
 
 template <bool INT4, int BM, int BN, int WM, int WN, int STAGES>
@@ -231,8 +286,23 @@ void launch(gpu_dev *d, const char *op, const product *p, const quantised *x)
     typedef mma_block<INT4, BM, BN, WM, WN, STAGES> block;
     /* rows first: blocks of the same outputs run together and share the weights in the second-level cache */
     dim3 grid(blocks_for((size_t)p->M, BM), blocks_for((size_t)p->N, BN));
-    LAUNCH(d, op, (mma_int_kernel<INT4, BM, BN, WM, WN, STAGES>), grid, dim3(block::THREADS),
-           sizeof(typename block::smem), *p, *x);
+    LAUNCH_EARLY(d, op, (mma_int_kernel<INT4, BM, BN, WM, WN, STAGES>), grid, dim3(block::THREADS),
+                 sizeof(typename block::smem), *p, *x);
+}
+
+template <int BM, int BN, int WM, int WN, int STAGES>
+void launch_rests(gpu_dev *d, const char *op, const product *p, const quantised *x)
+{
+    typedef mma_block<false, BM, BN, WM, WN, STAGES> block;
+    dim3 grid(blocks_for((size_t)p->M, BM), blocks_for((size_t)p->N, BN));
+    LAUNCH(d, op, (mma_rests_kernel<BM, BN, WM, WN, STAGES>), grid, dim3(block::THREADS), sizeof(typename block::smem),
+           *p, *x);
+}
+
+/* whether the tiles of most rows fit */
+template <bool INT4> bool large_tiles(const gpu_dev *d)
+{
+    return d->shared_max >= sizeof(mma_smem<INT4, 128, 128, 4>);
 }
 
 template <bool INT4> void launch_rows(gpu_dev *d, const char *op, const product *p, const quantised *x)
@@ -241,7 +311,9 @@ template <bool INT4> void launch_rows(gpu_dev *d, const char *op, const product 
         launch<INT4, 16, 32, 16, 8, 8>(d, op, p, x);
     else if (p->M <= 32)
         launch<INT4, 32, 32, 16, 16, 6>(d, op, p, x);
-    else if (p->M <= 64 || d->shared_max < sizeof(mma_smem<INT4, 128, 128, 4>))
+    else if (p->M <= 64 && blocks_for((size_t)p->N, 64) < (unsigned)d->n_sm)
+        launch<INT4, 64, 32, 32, 8, 6>(d, op, p, x);
+    else if (p->M <= 64 || !large_tiles<INT4>(d))
         launch<INT4, 64, 64, 32, 16, 4>(d, op, p, x);
     else
         launch<INT4, 128, 128, 64, 32, 4>(d, op, p, x);
@@ -256,6 +328,14 @@ void mma_int(gpu_dev *d, const char *op, enum dtype t, const product *p, const q
         launch_rows<false>(d, op, p, x);
     else
         launch_rows<true>(d, op, p, x);
+}
+
+void mma_int_rests(gpu_dev *d, const char *op, const product *p, const quantised *x)
+{
+    if (large_tiles<false>(d))
+        launch_rests<128, 128, 64, 32, 4>(d, op, p, x);
+    else
+        launch_rests<64, 64, 32, 16, 4>(d, op, p, x);
 }
 
 } // namespace GPU_NAMESPACE

@@ -242,6 +242,50 @@ __device__ inline void mma_bf16_16816_first(float (&c)[4], const unsigned (&a)[4
 #endif
 }
 
+/* In a kernel launched early (LAUNCH_EARLY in device.h): until every kernel before it has ended and what they wrote can
+ * be read.  Launched otherwise, or before sm_90, there is nothing to wait for. */
+__device__ inline void wait_for_before()
+{
+#ifdef __CUDACC__
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+#else
+    simt::waited();
+#endif
+}
+
+/* The next kernel, if it is launched early, may begin once all blocks of this one have said so or ended. */
+__device__ inline void let_next_begin()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* (a & b) ^ c, in one instruction also when b and c are constants */
+__device__ inline unsigned and_xor(unsigned a, unsigned b, unsigned c)
+{
+#ifdef __CUDACC__
+    unsigned r;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+#else
+    return (a & b) ^ c;
+#endif
+}
+
+/* Brings memory, of which address and size are multiples of 16, to the second-level cache, where everybody sees the
+ * same: no order is needed. */
+__device__ inline void prefetch_l2(const void *p, unsigned bytes)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes));
+#elif !defined(__CUDACC__)
+    simt::prefetch(p, bytes);
+#endif
+}
+
 } // namespace GPU_NAMESPACE
 
 #endif

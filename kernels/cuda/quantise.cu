@@ -1,128 +1,97 @@
-/* Activations to int8, row by row: see linear_args in ops.h.  Everything in f32, in the same operations as the other
- * devices, so that the integers are the same. */
-#include "kernels/cuda/products.h"
-#include "kernels/cuda/warp.cuh"
+/* Activations to int8, row by row, for products with int8 and int4 weights.  A norm whose rows go into such a product
+ * next quantises them itself; what it left in AREA_NORM is noted in gpu_dev.ahead. */
+#include "kernels/cuda/quantise.cuh"
 
 namespace GPU_NAMESPACE {
 namespace {
 
-enum { QUANT_THREADS = 256, QUANT_PAD = 128, QUANT_STEP = 8 }; /* STEP: columns of a thread at a time */
+enum { QUANT_THREADS = 256, QUANT_PAD = 128 };
 
-struct quantise_smem {
-    block_part<float> part;
-};
-
-struct eight {
-    float v[QUANT_STEP];
-};
-
-/* columns c .. c + 7 of a row of n, zeros past its end; wide: the row is 16-byte aligned */
-__device__ inline eight load_eight(const float *x, int c, int n, bool wide)
-{
-    eight e;
-    if (wide && c + QUANT_STEP <= n) {
-        float4 a = *reinterpret_cast<const float4 *>(x + c), b = *reinterpret_cast<const float4 *>(x + c + 4);
-        e = {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
-        return e;
-    }
-    UNROLL for (int i = 0; i < QUANT_STEP; i++) e.v[i] = c + i < n ? x[c + i] : 0;
-    return e;
-}
-
-__device__ inline unsigned pack_four(int a, int b, int c, int d)
-{
-    return ((unsigned)a & 255) | ((unsigned)b & 255) << 8 | ((unsigned)c & 255) << 16 | (unsigned)d << 24;
-}
-
-__device__ inline void store_eight(int8_t *q, int c, const int (&v)[QUANT_STEP], bool even_odd)
-{
-    uint2 two = even_odd ? uint2{pack_four(v[0], v[2], v[4], v[6]), pack_four(v[1], v[3], v[5], v[7])}
-                         : uint2{pack_four(v[0], v[1], v[2], v[3]), pack_four(v[4], v[5], v[6], v[7])};
-    *reinterpret_cast<uint2 *>(q + c) = two;
-}
-
-struct quant_step {
-    float inv, step;
-};
-
-/* of a row's amax, infinite when it has a NaN or an infinity */
-__device__ inline quant_step step_of(float amax)
-{
-    if (amax >= QUANT_AMAX_MIN && amax < INFINITY) return {127.0f / amax, amax / 127.0f};
-    return {0, amax < QUANT_AMAX_MIN ? 0 : NAN};
-}
-
-__device__ inline int quant_round(float x, quant_step s)
-{
-    return s.inv == 0 ? 0 : __float2int_rn(__fmul_rn(x, s.inv));
-}
-
-/* one block a row */
-__global__ void __launch_bounds__(QUANT_THREADS)
-    quantise_kernel(struct mat x, int ld, bool even_odd, int8_t *q, int8_t *rest, float *step, float *rest_step,
-                    int *outlier)
+/* One block a row; rows of at most N times four elements a thread are kept in registers, N 0: of any length, read again
+ * for each pass. */
+template <bool VEC, int N>
+__global__ void __launch_bounds__(QUANT_THREADS, N > 8 ? 2 : 4)
+    quantise_kernel(struct mat x, bool even_odd, quantised q)
 {
     SMEM(quantise_smem, s);
-    int n = x.cols, from = (int)threadIdx.x * QUANT_STEP, by = QUANT_THREADS * QUANT_STEP;
-    size_t at = blockIdx.x;
-    const float *row = static_cast<const float *>(x.p) + at * (size_t)x.ld;
-    bool wide = reinterpret_cast<uintptr_t>(row) % 16 == 0;
-    float amax = 0, sum = 0;
-    for (int c = from; c < n; c += by) {
-        eight e = load_eight(row, c, n, wide);
-        UNROLL for (float v : e.v)
-        {
-            float a = fabsf(v);
-            amax = a < INFINITY ? fmaxf(amax, a) : INFINITY; /* a NaN too */
-            sum += a;
-        }
+    let_next_begin();
+    wait_for_before();
+    int n = x.cols, from = (int)threadIdx.x * 4;
+    const float *row = static_cast<const float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld;
+    auto load = [&](int c) { return c < n ? load4<VEC>(row + c, n - c) : vec4{}; };
+    vec4 kept[N ? N : 1];
+    if constexpr (N > 0) {
+#pragma unroll
+        for (int j = 0; j < N; j++) kept[j] = load(from + j * (int)blockDim.x * 4);
     }
-    amax = block_max(amax, s.part);
-    sum = block_sum(sum, s.part);
-    quant_step first = step_of(amax);
-    bool twice = first.inv != 0 && amax > sum * (QUANT_OUTLIER / (float)n);
-    if (threadIdx.x == 0) {
-        step[at] = first.step;
-        outlier[at] = twice;
-    }
-    float left_max = 0;
-    for (int c = from; c < ld; c += by) {
-        eight e = load_eight(row, c, n, wide);
-        int v[QUANT_STEP];
-        UNROLL for (int i = 0; i < QUANT_STEP; i++)
-        {
-            v[i] = quant_round(e.v[i], first);
-            left_max = fmaxf(left_max, fabsf(fmaf(-(float)v[i], first.step, e.v[i])));
-        }
-        store_eight(q + at * (size_t)ld, c, v, even_odd);
-    }
-    if (!twice) return; /* the whole block */
-    left_max = block_max(left_max, s.part);
-    quant_step second = step_of(left_max);
-    if (threadIdx.x == 0) rest_step[at] = second.step;
-    for (int c = from; c < ld; c += by) {
-        eight e = load_eight(row, c, n, wide);
-        int v[QUANT_STEP];
-        UNROLL for (int i = 0; i < QUANT_STEP; i++) v[i] =
-            quant_round(fmaf(-(float)quant_round(e.v[i], first), first.step, e.v[i]), second);
-        store_eight(rest + at * (size_t)ld, c, v, even_odd);
-    }
+    quantise_row<N>(q, even_odd, blockIdx.x, n, s, [&](int j, int c) { return N ? kept[j] : load(c); });
+}
+
+/* rows of cols columns, quantised to a place of quantised_bytes */
+int padded(int cols)
+{
+    return (cols + QUANT_PAD - 1) / QUANT_PAD * QUANT_PAD;
+}
+
+size_t quantised_bytes(int rows, int cols)
+{
+    return (size_t)rows * (2 * (size_t)padded(cols) + 3 * sizeof(float));
+}
+
+quantised quantised_at(void *place, int rows, int cols)
+{
+    size_t ld = (size_t)padded(cols), n = (size_t)rows;
+    int8_t *q = static_cast<int8_t *>(place);
+    float *step = reinterpret_cast<float *>(q + 2 * n * ld);
+    return {q, q + n * ld, step, step + n, reinterpret_cast<int *>(step + 2 * n), (int)ld};
+}
+
+/* x is a run of the rows that were quantised ahead, in that form */
+bool taken_ahead(const gpu_dev *d, const struct mat *x, bool even_odd, quantised *out)
+{
+    const gpu_ahead *a = &d->ahead;
+    if (!a->place || a->even_odd != even_odd || a->x.cols != x->cols || a->x.ld != x->ld || x->p < a->x.p) return false;
+    size_t apart = (size_t)(static_cast<float *>(x->p) - static_cast<float *>(a->x.p)), ld = (size_t)x->ld;
+    size_t row = apart / ld;
+    if (apart % ld || row + (size_t)x->rows > (size_t)a->x.rows) return false;
+    *out = quantised_at(a->place, a->x.rows, a->x.cols);
+    out->q += row * (size_t)out->ld;
+    out->rest += row * (size_t)out->ld;
+    out->step += row;
+    out->rest_step += row;
+    out->outlier += row;
+    return true;
 }
 
 } // namespace
 
 bool quantise_rows(gpu_dev *d, const char *op, const struct mat *x, bool even_odd, quantised *out)
 {
-    size_t rows = (size_t)x->rows, ld = ((size_t)x->cols + QUANT_PAD - 1) / QUANT_PAD * QUANT_PAD;
-    uint8_t *p = static_cast<uint8_t *>(gpu_scratch(d, op, AREA_X, rows * (2 * ld + 3 * sizeof(float))));
-    if (!p) return false;
-    int8_t *q = reinterpret_cast<int8_t *>(p), *rest = q + rows * ld;
-    float *step = reinterpret_cast<float *>(p + 2 * rows * ld), *rest_step = step + rows;
-    int *outlier = reinterpret_cast<int *>(rest_step + rows);
-    *out = {q, rest, step, rest_step, outlier, (int)ld};
-    LAUNCH(d, op, quantise_kernel, dim3((unsigned)rows), dim3(QUANT_THREADS), sizeof(quantise_smem), *x, (int)ld,
-           even_odd, q, rest, step, rest_step, outlier);
+    if (taken_ahead(d, x, even_odd, out)) return true;
+    void *place = gpu_scratch(d, op, AREA_X, quantised_bytes(x->rows, x->cols));
+    if (!place) return false;
+    *out = quantised_at(place, x->rows, x->cols);
+    int threads = row_threads(x->cols), each = (x->cols + threads * 4 - 1) / (threads * 4); /* fours of a thread */
+    bool vec = row_vectors(x->p, x->cols, x->ld);
+    auto kernel = !vec         ? quantise_kernel<false, 0>
+                  : each <= 1  ? quantise_kernel<true, 1>
+                  : each <= 4  ? quantise_kernel<true, 4>
+                  : each <= 16 ? quantise_kernel<true, 16>
+                               : quantise_kernel<true, 0>;
+    LAUNCH_EARLY(d, op, kernel, dim3((unsigned)x->rows), dim3((unsigned)threads), sizeof(quantise_smem), *x, even_odd,
+                 *out);
     return !d->head.error.op;
+}
+
+bool quantise_ahead(gpu_dev *d, const char *op, const struct mat *x, const gpu_weight *w, quantised *out)
+{
+    d->ahead.place = nullptr;
+    if (!w || (w->t != DT_I8 && w->t != DT_I4) || w->cols != x->cols) return false;
+    void *place = gpu_scratch(d, op, AREA_NORM, quantised_bytes(x->rows, x->cols));
+    if (!place) return false;
+    *out = quantised_at(place, x->rows, x->cols);
+    if (!d->measuring) d->ahead = {*x, w->t == DT_I4, place};
+    return true;
 }
 
 } // namespace GPU_NAMESPACE

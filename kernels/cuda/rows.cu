@@ -1,6 +1,6 @@
 /* Ops that go row by row: embedding, norms, sums, activations, moving rows. */
 #include "kernels/cuda/act.cuh"
-#include "kernels/cuda/products.h"
+#include "kernels/cuda/quantise.cuh"
 #include "kernels/cuda/rows.cuh"
 
 namespace GPU_NAMESPACE {
@@ -12,6 +12,7 @@ enum { ROW_THREADS = 256 };
 
 struct norm_smem {
     block_part<float> part;
+    quantise_smem quantise;
 };
 
 /* the sum of four, and of their squares about the mean; of elements that are there */
@@ -29,13 +30,17 @@ __device__ inline float square4(const vec4 &a, float mean, int left)
 }
 
 /* One block a row, kept in registers: at most N times four elements a thread, so that x is read once.  N 0: a row of
- * any length, read again for each pass.  y: what is added to x first; NULL: nothing. */
-template <bool VEC, int N>
-__global__ void __launch_bounds__(ROW_THREADS, 4)
+ * any length, read again for each pass.  y: what is added to x first; NULL: nothing.  QUANT (of rows kept, by whole
+ * vectors): out's rows are quantised, too. */
+template <bool VEC, int N, bool QUANT>
+__global__ void __launch_bounds__(ROW_THREADS, (QUANT ? N : 0) > 4 ? 2 : 4)
     norm_kernel(struct mat out, struct mat x, struct mat y, const float *w, const float *b, float eps,
-                enum norm_kind kind)
+                enum norm_kind kind, quantised q, bool even_odd)
 {
     SMEM(norm_smem, s);
+    let_next_begin();
+    if (VEC && threadIdx.x == 0) prefetch_l2(w, (unsigned)x.cols * (unsigned)sizeof *w);
+    wait_for_before();
     int n = x.cols, step = (int)blockDim.x * 4, first = (int)threadIdx.x * 4;
     float *row = static_cast<float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld;
     float *to = static_cast<float *>(out.p) + (size_t)blockIdx.x * (size_t)out.ld;
@@ -57,6 +62,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 4)
 #pragma unroll
         for (int k = 0; k < 4; k++) o.v[k] = (a.v[k] - mean) * inv * scale.v[k] + shift.v[k];
         store4<VEC>(to + i, o, n - i);
+        return o;
     };
     if constexpr (N > 0) {
 #pragma unroll
@@ -79,29 +85,23 @@ __global__ void __launch_bounds__(ROW_THREADS, 4)
     if constexpr (N > 0) {
 #pragma unroll
         for (int j = 0; j < N; j++)
-            if (first + j * step < n) give(first + j * step, kept[j], mean, inv);
+            if (first + j * step < n) kept[j] = give(first + j * step, kept[j], mean, inv);
     } else {
         for (int i = first; i < n; i += step) give(i, load4<VEC>(row + i, n - i), mean, inv);
     }
+    if constexpr (QUANT) quantise_row<N>(q, even_odd, blockIdx.x, n, s.quantise, [&](int j, int) { return kept[j]; });
 }
 
-template <bool VEC> void norm_rows(gpu_dev *d, const char *op, const struct norm_args *a, struct mat y)
+template <bool VEC, bool QUANT> auto norm_kernel_of(int cols, int threads)
 {
-    dim3 rows((unsigned)a->x.rows), threads((unsigned)row_threads(a->x.cols));
-    int each = (a->x.cols + (int)threads.x * 4 - 1) / ((int)threads.x * 4); /* fours of a thread */
-    if (each <= 1)
-        LAUNCH(d, op, (norm_kernel<VEC, 1>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b, a->eps,
-               a->kind);
-    else if (each <= 4)
-        LAUNCH(d, op, (norm_kernel<VEC, 4>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b, a->eps,
-               a->kind);
-    else if (each <= 8)
-        LAUNCH(d, op, (norm_kernel<VEC, 8>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b, a->eps,
-               a->kind);
-    else
-        LAUNCH(d, op, (norm_kernel<VEC, 0>), rows, threads, sizeof(norm_smem), a->out, a->x, y, a->w, a->b, a->eps,
-               a->kind);
+    int each = (cols + threads * 4 - 1) / (threads * 4); /* fours of a thread */
+    return each <= 1   ? norm_kernel<VEC, 1, QUANT>
+           : each <= 4 ? norm_kernel<VEC, 4, QUANT>
+           : each <= 8 ? norm_kernel<VEC, 8, QUANT>
+                       : norm_kernel<VEC, 0, false>;
 }
+
+enum { NORM_KEPT = 8 * 4 * ROW_THREADS }; /* columns of the longest row that is kept in registers */
 
 /* y.p NULL: nothing is added */
 void norm_any(gpu_dev *d, const char *op, const struct norm_args *a, struct mat y)
@@ -110,10 +110,16 @@ void norm_any(gpu_dev *d, const char *op, const struct norm_args *a, struct mat 
     bool vec = row_vectors(a->x.p, C, a->x.ld) && row_vectors(a->out.p, C, a->out.ld) && row_vectors(y.p, C, y.ld) &&
                row_vectors(a->w, C, 0) && row_vectors(a->b, C, 0);
     if (a->x.rows == 0) return;
-    if (vec)
-        norm_rows<true>(d, op, a, y);
-    else
-        norm_rows<false>(d, op, a, y);
+    const gpu_weight *next = a->next && vec && C <= NORM_KEPT ? weight_of(a->next) : nullptr;
+    quantised q = {};
+    bool quant = quantise_ahead(d, op, &a->out, next, &q);
+    int threads = row_threads(C);
+    auto kernel = quant ? norm_kernel_of<true, true>(C, threads)
+                  : vec ? norm_kernel_of<true, false>(C, threads)
+                        : norm_kernel_of<false, false>(C, threads);
+    LAUNCH_EARLY(d, op, kernel, dim3((unsigned)a->x.rows), dim3((unsigned)threads), sizeof(norm_smem), a->out, a->x, y,
+                 a->w, a->b, a->eps, a->kind, q, next && next->t == DT_I4);
+    if (d->head.error.op) d->ahead.place = nullptr;
 }
 
 } // namespace
@@ -125,7 +131,7 @@ void gpu_norm(struct dev *head, const struct norm_args *a)
 
 void gpu_add_norm(struct dev *head, const struct add_norm_args *a)
 {
-    struct norm_args norm = {a->out, a->x, a->w, a->b, a->eps, a->kind};
+    struct norm_args norm = {a->out, a->x, a->w, a->b, a->eps, a->kind, a->next};
     norm_any(gpu_of(head), "add_norm", &norm, a->y);
 }
 
@@ -135,6 +141,8 @@ namespace {
 __global__ void head_norm_kernel(struct mat x, int col, int heads, int dim, const float *w, float eps)
 {
     int lane = (int)threadIdx.x % 32, h = (int)(blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32);
+    let_next_begin();
+    wait_for_before();
     if (h >= heads) return;
     float *p = static_cast<float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld + col + h * dim;
     float square = 0;
@@ -169,6 +177,8 @@ template <bool VEC>
 __global__ void __launch_bounds__(ROW_THREADS)
     embed_kernel(struct mat out, struct mat table, struct mat pos_table, const int32_t *id, const int32_t *pos)
 {
+    let_next_begin();
+    wait_for_before();
     place4 p = place4_of(out.cols);
     if (p.left <= 0) return;
     vec4 v = load_table<VEC>(table, (size_t)id[p.row], p);
@@ -182,6 +192,8 @@ __global__ void __launch_bounds__(ROW_THREADS)
 
 template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) add_kernel(struct mat x, struct mat y)
 {
+    let_next_begin();
+    wait_for_before();
     place4 p = place4_of(x.cols);
     if (p.left <= 0) return;
     vec4 a = load4<VEC>(at4(x, p), p.left), b = load4<VEC>(at4(y, p), p.left);
@@ -192,6 +204,8 @@ template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) add_kernel(st
 
 template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) act_kernel(struct mat x, enum act_kind act)
 {
+    let_next_begin();
+    wait_for_before();
     place4 p = place4_of(x.cols);
     if (p.left <= 0) return;
     vec4 a = load4<VEC>(at4(x, p), p.left);
@@ -203,6 +217,8 @@ template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) act_kernel(st
 template <bool VEC>
 __global__ void __launch_bounds__(ROW_THREADS) act_mul_kernel(struct mat out, struct mat gu, enum act_kind act)
 {
+    let_next_begin();
+    wait_for_before();
     place4 p = place4_of(out.cols);
     if (p.left <= 0) return;
     vec4 a = load4<VEC>(at4(gu, p), p.left), b = load4<VEC>(at4(gu, p) + out.cols, p.left);
@@ -214,6 +230,8 @@ __global__ void __launch_bounds__(ROW_THREADS) act_mul_kernel(struct mat out, st
 template <bool VEC>
 __global__ void __launch_bounds__(ROW_THREADS) rows_kernel(struct mat out, struct mat x, const int32_t *row)
 {
+    let_next_begin();
+    wait_for_before();
     place4 p = place4_of(out.cols);
     if (p.left <= 0) return;
     place4 from = {(size_t)row[p.row], p.col, p.left};
@@ -225,14 +243,14 @@ bool vectors(const struct mat &m, int cols)
     return row_vectors(m.p, cols, m.ld);
 }
 
-/* LAUNCH of a kernel of place4 over (rows, cols), by whole vectors where `vec` */
+/* LAUNCH_EARLY of a kernel of place4 over (rows, cols), by whole vectors where `vec` */
 #define LAUNCH4(head, op, kernel, vec, rows, cols, ...)                                                                \
     do {                                                                                                               \
         dim3 threads_((unsigned)row_threads(cols));                                                                    \
         if (vec)                                                                                                       \
-            LAUNCH(gpu_of(head), op, kernel<true>, grid4(rows, cols), threads_, 0, __VA_ARGS__);                       \
+            LAUNCH_EARLY(gpu_of(head), op, kernel<true>, grid4(rows, cols), threads_, 0, __VA_ARGS__);                 \
         else                                                                                                           \
-            LAUNCH(gpu_of(head), op, kernel<false>, grid4(rows, cols), threads_, 0, __VA_ARGS__);                      \
+            LAUNCH_EARLY(gpu_of(head), op, kernel<false>, grid4(rows, cols), threads_, 0, __VA_ARGS__);                \
     } while (0)
 
 } // namespace
@@ -240,9 +258,9 @@ bool vectors(const struct mat &m, int cols)
 void gpu_head_norm(struct dev *head, const struct head_norm_args *a)
 {
     if (a->x.rows == 0) return;
-    LAUNCH(gpu_of(head), "head_norm", head_norm_kernel,
-           dim3((unsigned)a->x.rows, blocks_for((size_t)a->heads, ROW_THREADS / 32)), dim3(ROW_THREADS), 0, a->x,
-           a->col, a->heads, a->head_dim, a->w, a->eps);
+    LAUNCH_EARLY(gpu_of(head), "head_norm", head_norm_kernel,
+                 dim3((unsigned)a->x.rows, blocks_for((size_t)a->heads, ROW_THREADS / 32)), dim3(ROW_THREADS), 0, a->x,
+                 a->col, a->heads, a->head_dim, a->w, a->eps);
 }
 
 void gpu_embed(struct dev *head, const struct embed_args *a)

@@ -161,6 +161,8 @@ __device__ inline u64 best_of(const vec4 &a, int id, int left, bool &nan)
 template <bool VEC> __global__ void __launch_bounds__(PIECE_THREADS) adjust_kernel(sample_call c)
 {
     SMEM(adjust_smem, s);
+    let_next_begin();
+    wait_for_before();
     int row = (int)blockIdx.y, from = (int)blockIdx.x * PIECE, to = from + PIECE < c.V ? from + PIECE : c.V;
     const row_in &r = c.row[row];
     row_state &state = c.state[row];
@@ -251,6 +253,8 @@ __device__ inline bool draws(const row_in &r)
 __global__ void __launch_bounds__(PIECE_THREADS) weigh_kernel(sample_call c)
 {
     SMEM(weigh_smem, s);
+    let_next_begin();
+    wait_for_before();
     int row = (int)blockIdx.y, from = (int)blockIdx.x * PIECE, to = from + PIECE < c.V ? from + PIECE : c.V;
     const row_in &r = c.row[row];
     row_view v = view_of(c, r, row);
@@ -304,6 +308,8 @@ __device__ inline arrival limit_bins(select_smem &s, const row_in &r, int V, u64
 __global__ void __launch_bounds__(PIECE_THREADS) limit_kernel(sample_call c)
 {
     SMEM(select_smem, s);
+    let_next_begin();
+    wait_for_before();
     int row = (int)blockIdx.x, counted = 0, n = 0, last;
     const row_in &r = c.row[row];
     row_state &state = c.state[row];
@@ -332,6 +338,8 @@ __global__ void __launch_bounds__(PIECE_THREADS) limit_kernel(sample_call c)
 /* grid (pieces, rows) */
 __global__ void __launch_bounds__(PIECE_THREADS) gather_kernel(sample_call c)
 {
+    let_next_begin();
+    wait_for_before();
     int row = (int)blockIdx.y, from = (int)blockIdx.x * PIECE, to = from + PIECE < c.V ? from + PIECE : c.V;
     row_state &state = c.state[row];
     if (state.path != row_state::FEW_LEFT) return;
@@ -494,6 +502,8 @@ __device__ inline void finish_row(const sample_call &c, int row, int id, double 
 __global__ void __launch_bounds__(PIECE_THREADS, 2) choose_kernel(sample_call c)
 {
     SMEM(select_smem, s);
+    let_next_begin();
+    wait_for_before();
     int row = (int)blockIdx.x, id = -1;
     const row_in &r = c.row[row];
     row_state &state = c.state[row];
@@ -527,6 +537,8 @@ __global__ void __launch_bounds__(PIECE_THREADS, 2) choose_kernel(sample_call c)
 __global__ void __launch_bounds__(PIECE_THREADS) cut_kernel(sample_call c)
 {
     SMEM(select_smem, s);
+    let_next_begin();
+    wait_for_before();
     int row = (int)blockIdx.x;
     if (c.state[row].path != row_state::MANY_LEFT) return; /* the whole block */
     const row_in &r = c.row[row];
@@ -564,6 +576,8 @@ __device__ inline void gather_top(select_smem &s, const row_view &v, const piece
 __global__ void __launch_bounds__(PIECE_THREADS) report_kernel(sample_call c)
 {
     SMEM(select_smem, s);
+    let_next_begin();
+    wait_for_before();
     int row = (int)blockIdx.x;
     const row_in &r = c.row[row];
     const row_state &state = c.state[row];
@@ -747,17 +761,17 @@ void run_pass(gpu_dev *d, const sample_call &c, int n, bool vec, wishes w)
 {
     dim3 pieces((unsigned)c.pieces, (unsigned)n), rows((unsigned)n), threads((unsigned)row_threads(c.V));
     if (vec)
-        LAUNCH(d, "sample", adjust_kernel<true>, pieces, threads, sizeof(adjust_smem), c);
+        LAUNCH_EARLY(d, "sample", adjust_kernel<true>, pieces, threads, sizeof(adjust_smem), c);
     else
-        LAUNCH(d, "sample", adjust_kernel<false>, pieces, threads, sizeof(adjust_smem), c);
-    if (w.draw) LAUNCH(d, "sample", weigh_kernel, pieces, threads, sizeof(weigh_smem), c);
+        LAUNCH_EARLY(d, "sample", adjust_kernel<false>, pieces, threads, sizeof(adjust_smem), c);
+    if (w.draw) LAUNCH_EARLY(d, "sample", weigh_kernel, pieces, threads, sizeof(weigh_smem), c);
     if (w.cut) {
-        LAUNCH(d, "sample", limit_kernel, rows, threads, sizeof(select_smem), c);
-        LAUNCH(d, "sample", gather_kernel, pieces, threads, 0, c);
+        LAUNCH_EARLY(d, "sample", limit_kernel, rows, threads, sizeof(select_smem), c);
+        LAUNCH_EARLY(d, "sample", gather_kernel, pieces, threads, 0, c);
     }
-    LAUNCH(d, "sample", choose_kernel, rows, threads, sizeof(select_smem), c);
-    if (w.cut) LAUNCH(d, "sample", cut_kernel, rows, threads, sizeof(select_smem), c);
-    if (w.report) LAUNCH(d, "sample", report_kernel, rows, threads, sizeof(select_smem), c);
+    LAUNCH_EARLY(d, "sample", choose_kernel, rows, threads, sizeof(select_smem), c);
+    if (w.cut) LAUNCH_EARLY(d, "sample", cut_kernel, rows, threads, sizeof(select_smem), c);
+    if (w.report) LAUNCH_EARLY(d, "sample", report_kernel, rows, threads, sizeof(select_smem), c);
 }
 
 } // namespace

@@ -48,6 +48,22 @@ __device__ inline float block_max(float v, block_part<float> &s)
     return v;
 }
 
+/* The maximum of a and the sum of b over the block, each as above, on every thread. */
+struct max_sum {
+    float a, b;
+};
+__device__ inline max_sum block_max_sum(float a, float b, block_part<max_sum> &s)
+{
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
+    max_sum v = {warp_max(a), warp_sum(b)};
+    if (lane == 0) s.warp[warp] = v;
+    __syncthreads();
+    v = lane < warps ? s.warp[lane] : max_sum{-INFINITY, 0};
+    v = {warp_max(v.a), warp_sum(v.b)};
+    __syncthreads();
+    return v;
+}
+
 /* Threads for a row of n floats, four to a thread: whole warps, 32 .. 256.  Depends on n alone. */
 static inline int row_threads(int n)
 {

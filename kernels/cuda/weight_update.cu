@@ -59,6 +59,7 @@ void update_rows(gpu_dev *d, const gpu_weight *w, int first, int rows, const flo
     assert(threads <= (size_t)INT32_MAX * UPDATE_THREADS);
     LAUNCH(d, "weight_update", kernel, dim3(blocks_for(threads, UPDATE_THREADS)), dim3(UPDATE_THREADS), 0, to,
            w->row_bytes, from, rows, w->cols, vec);
+    d->weights_written = true;
 }
 
 } // namespace

@@ -3,6 +3,7 @@
 
 #include "kernels/num.h"
 
+#include <cstdlib>
 #include <vector>
 
 namespace simt_runtime {
@@ -11,7 +12,14 @@ struct lt_handle {};
 
 namespace {
 
-const int ALGOS = 2; /* equal ones; the second wants more alignment */
+/* Equal ones, but that they want more and more alignment: of A and B, and of C. */
+const int ALGOS = 4;
+
+void wants(int i, size_t element, uint64_t *ab, uint64_t *c)
+{
+    *ab = i < 2 ? element : 16;
+    *c = i < 3 ? 4 : 16;
+}
 
 bool is_float(cudaDataType_t t)
 {
@@ -34,6 +42,9 @@ cublasStatus_t check(const lt_desc *m, const lt_layout *a, const lt_layout *b, c
     if ((tb ? b->cols : b->rows) != depth || c->rows != rows || c->cols != (tb ? b->rows : b->cols) ||
         d->rows != c->rows || d->cols != c->cols || d->ld != c->ld || d->t != c->t || a->t != b->t)
         return CUBLAS_STATUS_INVALID_VALUE;
+    if (m->epilogue == CUBLASLT_EPILOGUE_BIAS &&
+        (!m->bias || (m->bias_type != -1 && m->bias_type != d->t) || d->t != CUDA_R_32F || (uintptr_t)m->bias % 16))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     if (m->compute == CUBLAS_COMPUTE_32F)
         return m->scale == CUDA_R_32F && is_float(a->t) && c->t == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS
                                                                               : CUBLAS_STATUS_NOT_SUPPORTED;
@@ -94,14 +105,22 @@ void multiply(const product &p)
                 static_cast<int32_t *>(p.d)[at] = (int32_t)v;
             } else {
                 if (p.beta != 0) v += p.beta * (double)static_cast<const float *>(p.c)[at];
-                static_cast<float *>(p.d)[at] = (float)v;
+                static_cast<float *>(p.d)[at] =
+                    p.m.epilogue == CUBLASLT_EPILOGUE_BIAS ? (float)v + p.m.bias[i] : (float)v;
             }
         }
 }
 
-bool aligned(const void *p, uint64_t bytes)
+/* of a matrix and its lines */
+bool aligned(const void *p, const lt_layout *l, uint64_t bytes)
 {
-    return (uintptr_t)p % bytes == 0;
+    return ((uintptr_t)p | (uint64_t)l->ld * type_bytes(l->t)) % bytes == 0;
+}
+
+bool refuses(const char *what)
+{
+    const char *set = getenv("SIMT_LT_REFUSES");
+    return set && !strcmp(set, what);
 }
 
 } // namespace
@@ -135,7 +154,7 @@ const char *cublasLtGetStatusString(cublasStatus_t s)
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *m, cublasComputeType_t compute, cudaDataType_t scale)
 {
-    *m = new lt_desc{compute, scale, CUBLAS_OP_N, CUBLAS_OP_N};
+    *m = new lt_desc{compute, scale, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr, -1};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -148,10 +167,17 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t m)
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t m, cublasLtMatmulDescAttributes_t a, const void *p,
                                               size_t bytes)
 {
-    int32_t op;
-    if (bytes != sizeof op) return CUBLAS_STATUS_INVALID_VALUE;
-    memcpy(&op, p, sizeof op);
-    (a == CUBLASLT_MATMUL_DESC_TRANSA ? m->ta : m->tb) = (cublasOperation_t)op;
+    bool pointer = a == CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+    int32_t v = 0;
+    if (bytes != (pointer ? sizeof m->bias : sizeof v)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!pointer) memcpy(&v, p, sizeof v);
+    switch (a) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: m->ta = (cublasOperation_t)v; break;
+    case CUBLASLT_MATMUL_DESC_TRANSB: m->tb = (cublasOperation_t)v; break;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: m->epilogue = (cublasLtEpilogue_t)v; break;
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: memcpy(&m->bias, p, sizeof m->bias); break;
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: m->bias_type = v; break;
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -202,15 +228,14 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
 {
     *got = 0;
     cublasStatus_t s = check(m, a, b, c, d);
+    if (!s && (refuses("suggest") || (refuses("bias") && m->bias))) s = CUBLAS_STATUS_NOT_SUPPORTED;
     if (s) return s;
-    uint32_t least = 256;
-    for (uint32_t align : p->align) least = align < least ? align : least;
     size_t one = type_bytes(a->t) == 1 ? 4 : type_bytes(a->t);
-    if (least < one) return CUBLAS_STATUS_NOT_SUPPORTED;
-    for (int i = 0; i < ALGOS && i < wanted; i++) {
-        uint64_t align = i ? 16 : one;
-        if (align > least) break;
-        r[(*got)++] = {{{(uint64_t)i + 1, align}}, 0, CUBLAS_STATUS_SUCCESS, 1, {}};
+    for (int i = 0; i < ALGOS && *got < wanted; i++) {
+        uint64_t ab, cd;
+        wants(i, one, &ab, &cd);
+        if (p->align[0] < ab || p->align[1] < ab || p->align[2] < cd || p->align[3] < cd) continue;
+        r[(*got)++] = {{{(uint64_t)i + 1, ab, cd}}, 0, CUBLAS_STATUS_SUCCESS, 1, {}};
     }
     return *got ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
@@ -220,7 +245,8 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t m,
                                        const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *r)
 {
     cublasStatus_t s = check(m, a, b, c, d);
-    if (!s && (algo->data[0] < 1 || algo->data[0] > ALGOS || algo->data[1] < 1 || algo->data[1] > 256))
+    if (!s && (algo->data[0] < 1 || algo->data[0] > ALGOS || algo->data[1] < 1 || algo->data[1] > 16 ||
+               algo->data[2] < 1 || algo->data[2] > 16))
         s = CUBLAS_STATUS_INVALID_VALUE;
     *r = {*algo, 0, s, 1, {}};
     return s;
@@ -234,8 +260,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t m, const vo
     cublasLtMatmulHeuristicResult_t r;
     cublasStatus_t s = cublasLtMatmulAlgoCheck(nullptr, m, al, bl, cl, dl, algo, &r);
     if (s) return s;
-    uint64_t align = algo->data[1];
-    if (!aligned(a, align) || !aligned(b, align) || !aligned(c, align) || !aligned(d, align))
+    uint64_t align = algo->data[1], align_c = algo->data[2];
+    if (!aligned(a, al, align) || !aligned(b, bl, align) || !aligned(c, cl, align_c) || !aligned(d, dl, align_c) ||
+        refuses("run") || (refuses("first") && algo->data[0] == 1))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     bool whole = m->scale == CUDA_R_32I;
     double by = whole ? *static_cast<const int32_t *>(alpha) : (double)*static_cast<const float *>(alpha);

@@ -2,7 +2,10 @@
  *
  * Names and meanings are those of cuBLASLt 13 (docs.nvidia.com/cuda/cublas, "Using the cuBLASLt API"); what the real
  * library refuses (types that do not go together, int8 in another form than TN or with extents that are no multiples of
- * 4, pointers below the alignment that was promised) is refused here too.  Matrices are column-major. */
+ * 4, pointers and lines below the alignment that was promised) is refused here too.  Matrices are column-major.
+ *
+ * For tests SIMT_LT_REFUSES in the environment: "suggest": no product has a suggestion; "run": every product is refused
+ * when it is to run; "first": of each product's suggestions the first is; "bias": a product with a bias has none. */
 #ifndef TANDEM_KERNELS_SIMT_CUBLASLT_H
 #define TANDEM_KERNELS_SIMT_CUBLASLT_H
 
@@ -13,12 +16,20 @@ namespace simt_runtime {
 enum cublasStatus_t {
     CUBLAS_STATUS_SUCCESS = 0,
     CUBLAS_STATUS_INVALID_VALUE = 7,
+    CUBLAS_STATUS_ARCH_MISMATCH = 8,
     CUBLAS_STATUS_NOT_SUPPORTED = 15,
 };
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32I = 72 };
 enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_8I = 3, CUDA_R_32I = 10, CUDA_R_16BF = 14 };
-enum cublasLtMatmulDescAttributes_t { CUBLASLT_MATMUL_DESC_TRANSA = 3, CUBLASLT_MATMUL_DESC_TRANSB = 4 };
+enum cublasLtMatmulDescAttributes_t {
+    CUBLASLT_MATMUL_DESC_TRANSA = 3,
+    CUBLASLT_MATMUL_DESC_TRANSB = 4,
+    CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+    CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
+};
+enum cublasLtEpilogue_t { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 };
 enum cublasLtMatmulPreferenceAttributes_t {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
@@ -31,6 +42,9 @@ struct lt_desc {
     cublasComputeType_t compute;
     cudaDataType_t scale;
     cublasOperation_t ta, tb;
+    cublasLtEpilogue_t epilogue;
+    const float *bias;
+    int32_t bias_type; /* a cudaDataType_t, or -1: that of D */
 };
 struct lt_layout {
     cudaDataType_t t;
@@ -47,7 +61,7 @@ typedef lt_layout *cublasLtMatrixLayout_t;
 typedef lt_preference *cublasLtMatmulPreference_t;
 
 struct cublasLtMatmulAlgo_t {
-    uint64_t data[8]; /* 0: which of ours, from 1; 1: the alignment it takes for granted */
+    uint64_t data[8]; /* 0: which of ours, from 1; 1, 2: the alignment of A and B, of C that it takes for granted */
 };
 struct cublasLtMatmulHeuristicResult_t {
     cublasLtMatmulAlgo_t algo;

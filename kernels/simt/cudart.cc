@@ -11,6 +11,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include <sys/mman.h>
+
 namespace simt_runtime {
 
 struct event {
@@ -39,6 +41,7 @@ struct state {
     std::unordered_map<void *, size_t> memory;
     size_t used = 0, limit = (size_t)4 << 30;
     cudaError_t last = cudaSuccess, sticky = cudaSuccess;
+    size_t largest = SIZE_MAX;
     long fail_after = -1, fail_again = -1;
     struct simt_counts counts = {};
     state()
@@ -119,8 +122,38 @@ bool launch_fits(dim3 grid, dim3 block, size_t smem)
     bool fits = threads >= 1 && threads <= simt::THREADS_MAX && block.z <= 64 && grid.x >= 1 && grid.x <= 0x7fffffff &&
                 grid.y >= 1 && grid.y <= 65535 && grid.z >= 1 && grid.z <= 65535 && smem <= SHARED_MAX;
     if (!fits) h.last = cudaErrorInvalidConfiguration;
+    h.counts.launches += fits;
     return fits;
 }
+
+namespace {
+
+const size_t LARGE = (size_t)64 << 20, GUARD = 4096;
+
+/* Heap memory of 0xFF; what is large is mapped, zeros until it is used, with a page behind it that nobody may touch. */
+bool take_memory(void **p, size_t bytes)
+{
+    if (bytes < LARGE) {
+        if (posix_memalign(p, 256, bytes ? bytes : 1)) return false;
+        memset(*p, 0xFF, bytes);
+        return true;
+    }
+    size_t whole = (bytes + GUARD - 1) / GUARD * GUARD;
+    *p = mmap(nullptr, whole + GUARD, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (*p == MAP_FAILED) return *p = nullptr, false;
+    mprotect((char *)*p + whole, GUARD, PROT_NONE);
+    return true;
+}
+
+void give_memory(void *p, size_t bytes)
+{
+    if (bytes < LARGE)
+        free(p);
+    else
+        munmap(p, (bytes + GUARD - 1) / GUARD * GUARD + GUARD);
+}
+
+} // namespace
 
 /* ---- the device ----------------------------------------------------------------------------------------------------
  */
@@ -151,7 +184,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int index)
 cudaError_t cudaDeviceReset()
 {
     state &h = here();
-    for (auto &m : h.memory) free(m.first);
+    for (auto &m : h.memory) give_memory(m.first, m.second);
     h.memory.clear();
     h.used = 0;
     for (stream *s : h.streams) delete s;
@@ -209,8 +242,8 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
     state &h = here();
     *p = nullptr;
     if (captures()) return say(cudaErrorStreamCaptureUnsupported);
-    if (bytes > h.limit - h.used || posix_memalign(p, 256, bytes ? bytes : 1)) return say(cudaErrorMemoryAllocation);
-    memset(*p, 0xFF, bytes);
+    if (bytes > h.limit - h.used || bytes > h.largest || !take_memory(p, bytes)) return say(cudaErrorMemoryAllocation);
+    h.counts.memory++;
     h.memory[*p] = bytes;
     h.used += bytes;
     return say(cudaSuccess);
@@ -223,9 +256,11 @@ cudaError_t cudaFree(void *p)
     if (!p) return say(cudaSuccess);
     auto at = here().memory.find(p);
     if (at == here().memory.end()) return say(cudaErrorInvalidValue);
-    here().used -= at->second;
+    size_t bytes = at->second;
+    here().used -= bytes;
     here().memory.erase(at);
-    free(p);
+    here().counts.memory++;
+    give_memory(p, bytes);
     return say(cudaSuccess);
 }
 
@@ -388,4 +423,9 @@ struct simt_counts simt_counts(void)
 void simt_fail_launch(long after)
 {
     simt_runtime::fail_launch(after);
+}
+
+void simt_largest_piece(size_t bytes)
+{
+    simt_runtime::here().largest = bytes;
 }

@@ -2,8 +2,9 @@
  *
  * A stream is a queue that runs when somebody waits for it (or for memory that it may write), never before: what a
  * caller may not do yet, because the device has not run, fails here too.  Device memory is heap memory filled with
- * 0xFF.  The names and meanings are those of the CUDA Runtime API, version 13.  Everything belongs to the calling
- * thread's use of one device at a time; nothing here is locked. */
+ * 0xFF, in large pieces memory that is not there before it is used.  The names and meanings are those of the CUDA
+ * Runtime API, version 13.  Everything belongs to the calling thread's use of one device at a time; nothing here is
+ * locked. */
 #ifndef TANDEM_KERNELS_SIMT_CUDART_H
 #define TANDEM_KERNELS_SIMT_CUDART_H
 
@@ -87,8 +88,9 @@ bool launch_fits(dim3 grid, dim3 block, size_t smem);
  * counted from the first cudaDeviceReset. */
 void fail_launch(long after);
 
+/* early: as by programmatic dependent launch */
 template <class... P, class... A>
-void launch(cudaStream_t s, dim3 grid, dim3 block, size_t smem, void (*kernel)(P...), A... args)
+void launch_as(cudaStream_t s, bool early, dim3 grid, dim3 block, size_t smem, void (*kernel)(P...), A... args)
 {
     if (!launch_fits(grid, block, smem)) return;
     enqueue(s, [=, call = std::tuple<P...>(args...)]() mutable {
@@ -97,8 +99,14 @@ void launch(cudaStream_t s, dim3 grid, dim3 block, size_t smem, void (*kernel)(P
             std::tuple<P...> *call;
         } r{kernel, &call};
         simt::run_grid(
-            grid, block, smem, [](void *p) { std::apply(((run *)p)->kernel, *((run *)p)->call); }, &r);
+            grid, block, smem, early, [](void *p) { std::apply(((run *)p)->kernel, *((run *)p)->call); }, &r);
     });
+}
+
+template <class... P, class... A>
+void launch(cudaStream_t s, dim3 grid, dim3 block, size_t smem, void (*kernel)(P...), A... args)
+{
+    launch_as(s, false, grid, block, smem, kernel, args...);
 }
 
 } // namespace simt_runtime

@@ -67,6 +67,7 @@ struct lane {
     enum { READY, AT_BARRIER, AT_WARP, DONE } state;
     int site;                   /* source line of the wait, for reports */
     int bar;                    /* of a named barrier */
+    bool waited;                /* for the kernels before */
     copy_op copies[COPIES_MAX]; /* issued and not yet waited for, a ring */
     unsigned head, tail, group;
     void *asan_fake, *tsan;
@@ -90,7 +91,7 @@ struct machine {
     void *asan_fake, *tsan;
     const void *asan_bottom;
     size_t asan_size;
-    bool running;
+    bool running, early;
 };
 
 struct owner {
@@ -174,6 +175,7 @@ SIMT_HIDE void lane_main()
     __tsan_acquire(&blk->launch_token);
 #endif
     blk->body(blk->ctx);
+    if (blk->early && !self->waited) die("a thread of a kernel launched early ends without having waited");
 #ifdef SIMT_TSAN
     __tsan_release(&blk->done_token);
 #endif
@@ -194,6 +196,7 @@ SIMT_HIDE void lane_start(lane &l, int i)
     l.tid = {u % b.block_dim.x, u / b.block_dim.x % b.block_dim.y, u / (b.block_dim.x * b.block_dim.y)};
     l.state = lane::READY;
     l.head = l.tail = l.group = 0;
+    l.waited = false;
     l.stack = b.stacks + STACK * u;
     void **top = (void **)(l.stack + STACK - 64);
     *--top = nullptr;
@@ -362,6 +365,11 @@ SIMT_HIDE void syncwarp(unsigned mask)
 #endif
 }
 
+SIMT_HIDE void waited()
+{
+    self->waited = true;
+}
+
 SIMT_HIDE void cp_async(void *dst, const void *src, unsigned bytes, unsigned total)
 {
     if (((uintptr_t)dst | (uintptr_t)src) % total) die("misaligned cp.async");
@@ -384,7 +392,7 @@ SIMT_HIDE bool cp_pop(unsigned keep, copy_op *c)
 /* ---- launching -----------------------------------------------------------------------------------------------------
  */
 
-void run_grid(dim3 grid, dim3 block, size_t smem, void (*body)(void *), void *ctx)
+void run_grid(dim3 grid, dim3 block, size_t smem, bool early, void (*body)(void *), void *ctx)
 {
     machine &b = *(blk = machine_of_thread());
     if (b.running) abort(); /* a kernel launches a kernel */
@@ -392,6 +400,7 @@ void run_grid(dim3 grid, dim3 block, size_t smem, void (*body)(void *), void *ct
     b.block_dim = block;
     b.grid_dim = grid;
     b.n = (int)(block.x * block.y * block.z);
+    b.early = early;
     b.body = body;
     b.ctx = ctx;
     b.smem_bytes = smem;

@@ -81,8 +81,9 @@ using Collective = void (*)(void **args, unsigned mask);
 
 /* ---- launching (simt.cc) --------------------------------------------------------------------------------------- */
 
-/* Runs body() on every thread of every block, blocks one after the other.  smem: bytes of shared memory. */
-void run_grid(dim3 grid, dim3 block, size_t smem, void (*body)(void *), void *ctx);
+/* Runs body() on every thread of every block, blocks one after the other.  smem: bytes of shared memory.  early: the
+ * kernel may begin before others end, so each of its threads has to call waited(). */
+void run_grid(dim3 grid, dim3 block, size_t smem, bool early, void (*body)(void *), void *ctx);
 
 /* ---- what a running lane asks for ------------------------------------------------------------------------------ */
 
@@ -100,6 +101,7 @@ void named_barrier(int id, int threads, int line); /* bar.sync id, threads */
 /* Suspends until every lane of `mask` has called with the same function; the last one runs it. */
 void collective(unsigned mask, Collective fn, void *arg);
 void syncwarp(unsigned mask);
+void waited(); /* for the kernels before this one */
 [[noreturn]] void die(const char *what);
 
 /* cp.async: the copy happens at wait time, never earlier, so that a missing wait shows. */
@@ -117,6 +119,14 @@ inline void cp_wait(unsigned keep) /* in the kernel's own code, so that sanitize
         memcpy(c.dst, c.src, c.bytes);
         memset((char *)c.dst + c.bytes, 0, c.fill);
     }
+}
+
+/* Of memory that has to be there: its ends are read, for sanitizers to see. */
+inline void prefetch(const void *p, unsigned bytes)
+{
+    if (((uintptr_t)p | bytes) % 16 || !bytes) die("misaligned or empty prefetch");
+    (void)*(const volatile char *)p;
+    (void)((const volatile char *)p)[bytes - 1];
 }
 
 /* ---- warp collectives ------------------------------------------------------------------------------------------ */
@@ -205,7 +215,7 @@ template <float (*CVT)(uint16_t)> SIMT_CALL void mma_m16n8k16(float *c, const un
     collective(
         ~0u,
         [](void **p, unsigned) SIMT_HIDE {
-            float A[16][16], B[16][8];
+            double A[16][16], B[16][8], C[16][8];
             for (int l = 0; l < WARP; l++) {
                 int g = l / 4, t = l % 4;
                 const unsigned *a = ((arg *)p[l])->a, *b = ((arg *)p[l])->b;
@@ -216,16 +226,13 @@ template <float (*CVT)(uint16_t)> SIMT_CALL void mma_m16n8k16(float *c, const un
                 for (int i = 0; i < 4; i++)
                     B[t * 2 + i % 2 + (i / 2) * 8][g] = CVT((uint16_t)(b[i / 2] >> (i % 2 * 16)));
             }
-            for (int l = 0; l < WARP; l++) {
-                int g = l / 4, t = l % 4;
-                float *c = ((arg *)p[l])->c;
-                for (int i = 0; i < 4; i++) {
-                    int row = g + (i / 2) * 8, col = t * 2 + i % 2;
-                    double s = c[i];
-                    for (int k = 0; k < 16; k++) s += (double)A[row][k] * B[k][col];
-                    c[i] = (float)s;
-                }
-            }
+            for (int l = 0; l < WARP; l++)
+                for (int i = 0; i < 4; i++) C[l / 4 + (i / 2) * 8][l % 4 * 2 + i % 2] = ((arg *)p[l])->c[i];
+            for (int row = 0; row < 16; row++)
+                for (int k = 0; k < 16; k++)
+                    for (int col = 0; col < 8; col++) C[row][col] += A[row][k] * B[k][col];
+            for (int l = 0; l < WARP; l++)
+                for (int i = 0; i < 4; i++) ((arg *)p[l])->c[i] = (float)C[l / 4 + (i / 2) * 8][l % 4 * 2 + i % 2];
         },
         &args);
 }

@@ -1,10 +1,14 @@
 /* The forward pass of whole models, op by op on random weights, beside what the device can do: decoding at several
  * batch sizes and prefill.  Needs kernels/ alone, so that it builds on a GPU machine without the daemon's libraries.
  *
- *     perf DEVICE [--tiny] [MODEL...]     models: llama-3.1-8b distilgpt2; --tiny: a small one, to try the program
- * itself
+ *     perf DEVICE [--tiny] [--one] [MODEL...]
  *
- * Prints a Markdown table.  A step is what the engine does for one: embedding, layers (replayed as a graph where the
+ *     models: llama-3.1-8b distilgpt2; --tiny: a small one, to try the program itself; --one: only the decoding of one
+ *     sequence, and of llama-3.1-8b in int4 alone, to compare with TANDEM_GPU_EARLY=0
+ *
+ * Then attention as training has it, forward and backward, beside the rate of large products.
+ *
+ * Prints Markdown tables.  A step is what the engine does for one: embedding, layers (replayed as a graph where the
  * device can), the head, greedy sampling, and the wait for the tokens; its time is the host's, from one such wait to
  * the next, the median of all.  The ceilings are by the device's clock (kernels/ceilings.h), before and after. */
 #include "kernels/ceilings.h"
@@ -256,7 +260,7 @@ static void layers(void *ctx)
     struct mat y = mat_f32(r->y, r->T, s.hidden);
     struct mat tmp = mat_f32(r->tmp, r->T, s.gated ? 2 * s.inter : s.inter);
     op_embed(d, (struct embed_args){.out = x, .table = {m->table, DT_BF16, s.vocab, s.hidden, s.hidden}, .id = r->ids});
-    op_norm(d, (struct norm_args){h, x, m->ones, bias, 1e-5f, kind});
+    op_norm(d, (struct norm_args){h, x, m->ones, bias, 1e-5f, kind, m->layer[0].qkv});
     for (int l = 0; l < s.layers; l++) {
         op_linear(d, (struct linear_args){.y = qkv, .x = h, .w = m->layer[l].qkv});
         op_rope_kv(d, (struct rope_kv_args){qkv, s.heads, s.kv_heads, s.dim, s.gated ? s.dim : 0, m->cos, m->sin,
@@ -264,7 +268,7 @@ static void layers(void *ctx)
         op_attn(d, (struct attn_args){att, qkv, s.heads, s.kv_heads, s.dim, 0, 0.1f, r->n_seqs, r->q_start, r->kv_len,
                                       r->pages, r->pages_ld, r->kv, l, r->T / r->n_seqs});
         op_linear(d, (struct linear_args){.y = y, .x = att, .w = m->layer[l].o});
-        op_add_norm(d, (struct add_norm_args){h, x, y, m->ones, bias, 1e-5f, kind});
+        op_add_norm(d, (struct add_norm_args){h, x, y, m->ones, bias, 1e-5f, kind, m->layer[l].up});
         if (s.gated) {
             op_gate_up(d, (struct gate_up_args){act, h, m->layer[l].up, NULL, ACT_SILU, tmp});
         } else {
@@ -272,7 +276,8 @@ static void layers(void *ctx)
             op_act(d, (struct act_args){act, ACT_GELU_TANH});
         }
         op_linear(d, (struct linear_args){.y = y, .x = act, .w = m->layer[l].down});
-        op_add_norm(d, (struct add_norm_args){h, x, y, m->ones, bias, 1e-5f, kind});
+        const struct weight *next = l + 1 < s.layers ? m->layer[l + 1].qkv : NULL;
+        op_add_norm(d, (struct add_norm_args){h, x, y, m->ones, bias, 1e-5f, kind, next});
     }
     if (r->T != r->n_seqs) op_rows(d, (struct rows_args){mat_f32(r->x, 1, s.hidden), h, r->last});
     struct mat in = r->T != r->n_seqs ? mat_f32(r->x, 1, s.hidden) : h;
@@ -336,6 +341,95 @@ static void measure(struct model *m, int n_seqs, int len, const struct ceilings 
     run_free(&r);
 }
 
+/* ---- attention of training --------------------------------------------------------------------------------------- */
+
+struct train_shape {
+    const char *name;
+    int heads, kv_heads, dim, seqs, rows; /* rows: of each sequence */
+};
+
+static const struct train_shape train_shapes[] = {{"qwen2.5-0.5b", 14, 2, 64, 16, 512},
+                                                  {"distilgpt2", 12, 12, 64, 16, 512},
+                                                  {"llama-3.1-8b", 32, 8, 128, 4, 2048},
+                                                  {"tiny", 4, 2, 32, 2, 33}};
+
+/* seconds of a call of `op`, the best of several rows of calls */
+static double time_calls(struct dev *d, void (*op)(struct dev *, const void *), const void *args, bool tiny)
+{
+    int calls = tiny ? 1 : 20;
+    double best = 1e30;
+    for (int i = 0; i < (tiny ? 1 : 6); i++) { /* the first warms up */
+        double at = now();
+        for (int k = 0; k < calls; k++) op(d, args);
+        if (d->ops->finish(d)) die(d->error.msg);
+        double took = (now() - at) / calls;
+        if ((i || tiny) && took < best) best = took;
+    }
+    return best;
+}
+
+static void call_seq(struct dev *d, const void *args)
+{
+    d->ops->attn_seq(d, args);
+}
+
+static void call_back(struct dev *d, const void *args)
+{
+    d->ops->attn_back(d, args);
+}
+
+/* Of a whole micro-batch: two products forward, five backward, of what a row sees. */
+static void measure_training(struct dev *d, const struct train_shape *s, const struct ceilings *c, bool tiny)
+{
+    int T = s->seqs * s->rows, q = s->heads * s->dim, wide = (s->heads + 2 * s->kv_heads) * s->dim;
+    size_t n = (size_t)T * (size_t)wide, bytes = n * sizeof(float);
+    float *values = host(bytes), *qkv = room(d, bytes), *dqkv = room(d, bytes),
+          *lse = room(d, (size_t)T * (size_t)s->heads * 4);
+    float *out = room(d, (size_t)T * (size_t)q * 4), *dout = room(d, (size_t)T * (size_t)q * 4);
+    int32_t *start = ints(d, s->seqs + 1, its_index, s->rows);
+    for (size_t i = 0; i < n; i++) values[i] = (float)((int)(i * 7919 % 2003) - 1001) * 0.001f;
+    d->ops->upload(d, qkv, values, bytes);
+    d->ops->upload(d, dout, values, (size_t)T * (size_t)q * 4);
+    struct mat mqkv = mat_f32(qkv, T, wide), mo = mat_f32(out, T, q), ml = mat_f32(lse, T, s->heads);
+    struct attn_seq_args seq = {.out = mo,
+                                .lse = ml,
+                                .qkv = mqkv,
+                                .heads = s->heads,
+                                .kv_heads = s->kv_heads,
+                                .head_dim = s->dim,
+                                .scale = 0.125f,
+                                .n_seqs = s->seqs,
+                                .q_start = start};
+    struct attn_back_args back = {.dqkv = mat_f32(dqkv, T, wide),
+                                  .dout = mat_f32(dout, T, q),
+                                  .out = mo,
+                                  .lse = ml,
+                                  .qkv = mqkv,
+                                  .heads = s->heads,
+                                  .kv_heads = s->kv_heads,
+                                  .head_dim = s->dim,
+                                  .scale = 0.125f,
+                                  .n_seqs = s->seqs,
+                                  .q_start = start};
+    double forward = time_calls(d, call_seq, &seq, tiny), backward = time_calls(d, call_back, &back, tiny);
+    double macs = (double)T * (s->rows + 1) / 2 * q, rate = c->bf16_macs_per_s;
+    printf("| %s | %d x %d | %.3f | %.1f | %.2f | %.3f | %.1f | %.2f |\n", s->name, s->seqs, s->rows, forward * 1e3,
+           2 * macs / forward * 1e-12, rate > 0 ? 2 * macs / forward / rate : 0, backward * 1e3,
+           5 * macs / backward * 1e-12, rate > 0 ? 5 * macs / backward / rate : 0);
+    fflush(stdout);
+    void *all[] = {qkv, dqkv, lse, out, dout, start};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) d->ops->free(d, all[i]);
+    free(values);
+}
+
+static void measure_trainings(struct dev *d, const struct ceilings *c, bool tiny)
+{
+    printf("\n| attention of training | sequences | forward ms | T multiply-adds/s | of bf16's rate | backward ms "
+           "| T multiply-adds/s | of bf16's rate |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n");
+    for (size_t i = 0; i < sizeof train_shapes / sizeof *train_shapes; i++)
+        if (tiny == !strcmp(train_shapes[i].name, "tiny")) measure_training(d, train_shapes + i, c, tiny);
+}
+
 static void show_ceilings(struct dev *d, size_t bytes, struct ceilings *c, const char *when)
 {
     if (dev_ceilings(d, bytes, c)) die("no memory to measure the ceilings");
@@ -344,16 +438,17 @@ static void show_ceilings(struct dev *d, size_t bytes, struct ceilings *c, const
            c->f32_macs_per_s * 1e-12);
 }
 
-static void measure_model(struct dev *d, struct shape s, bool tiny, const struct ceilings *c)
+static void measure_model(struct dev *d, struct shape s, bool tiny, bool one, const struct ceilings *c)
 {
     static const enum dtype types[] = {DT_NF4, DT_I4, DT_I8, DT_BF16};
     int prompt = tiny ? 33 : s.gated ? 2048 : 512, len = tiny ? 17 : s.gated ? 512 : 128;
-    for (int i = s.gated ? 0 : 3; i < 4; i++) {
+    int from = !s.gated ? 3 : one ? 1 : 0, end = s.gated && one ? 2 : 4; /* one: of the large model int4 alone */
+    for (int i = from; i < end; i++) {
         struct model m = model_make(d, s, types[i], prompt);
         measure(&m, 1, len, c, tiny ? 0 : 2);
-        measure(&m, tiny ? 3 : 64, len, c, tiny ? 0 : 2);
-        if (!tiny) measure(&m, 256, len, c, 2);
-        measure(&m, 0, prompt, c, tiny ? 0 : 2);
+        if (!one) measure(&m, tiny ? 3 : 64, len, c, tiny ? 0 : 2);
+        if (!one && !tiny) measure(&m, 256, len, c, 2);
+        if (!one) measure(&m, 0, prompt, c, tiny ? 0 : 2);
         model_free(&m);
     }
 }
@@ -361,23 +456,31 @@ static void measure_model(struct dev *d, struct shape s, bool tiny, const struct
 int main(int argc, char **argv)
 {
     char why[160];
-    bool tiny = argc > 2 && !strcmp(argv[2], "--tiny");
-    if (argc < 2) die("usage: perf DEVICE [--tiny] [MODEL...]");
+    bool tiny = false, one = false, all = true;
+    if (argc < 2) die("usage: perf DEVICE [--tiny] [--one] [MODEL...]");
+    for (int k = 2; k < argc; k++) {
+        tiny = tiny || !strcmp(argv[k], "--tiny");
+        one = one || !strcmp(argv[k], "--one");
+        all = all && argv[k][0] == '-';
+    }
     struct dev *d = dev_open(&(struct dev_config){.name = argv[1], .bf16_x = true}, why);
     if (!d) die(why);
     struct ceilings before, after;
     size_t bytes = tiny ? 1 << 20 : CEILINGS_READ_WANTED;
     printf("Device %s %s.%s\n", d->ops->name, d->level,
            strcmp(d->ops->name, "simt") ? "" : "  It is a CPU: the figures mean nothing.");
+    const char *early = getenv("TANDEM_GPU_EARLY");
+    if (early && !strcmp(early, "0")) printf("Every kernel waits for the end of the one before it.\n");
     show_ceilings(d, bytes, &before, "before");
     printf("| model | weights | phase | sequences | context | step ms | tokens/s | GB/s | of copy | T multiply-adds/s "
            "| of the type's rate |\n"
            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        bool named = argc <= 2 + tiny;
-        for (int k = 2 + tiny; k < argc; k++) named = named || !strcmp(argv[k], shapes[i].name);
-        if (named && tiny == !strcmp(shapes[i].name, "tiny")) measure_model(d, shapes[i], tiny, &before);
+        bool named = all;
+        for (int k = 2; k < argc; k++) named = named || !strcmp(argv[k], shapes[i].name);
+        if (named && tiny == !strcmp(shapes[i].name, "tiny")) measure_model(d, shapes[i], tiny, one, &before);
     }
+    measure_trainings(d, &before, tiny);
     show_ceilings(d, bytes, &after, "after");
     dev_close(d);
     return 0;

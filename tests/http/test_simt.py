@@ -35,7 +35,7 @@ def test_serves(start):
         assert budget > taken == sum(parts.values()) and parts["training"] == 0
         memory = s.get("/debug/state").json()["engine"]["memory"]
         assert (memory["budget"], memory["used"]) == (budget, taken)
-        assert "may be taken: weights" in s.log()
+        assert "may be taken: weights" in s.log() and "; training and adapters " in s.log()
 
 
 def test_a_lost_device_comes_back_once(start):

@@ -52,6 +52,10 @@ static void check_dense(struct dev *d)
     expect_error(d, "act", "kind");
     float src[4 * C] = {0};
     struct weight *wt = d->ops->weight_pack(d, &(struct weight_src){.t = DT_F32, .rows = 4, .cols = C, .data = src}, 1);
+    op_norm(d, (struct norm_args){mat_f32(y, T, C - 1), mat_f32(x, T, C - 1), w, NULL, 1e-5f, NORM_RMS, wt});
+    expect_error(d, "norm", "next of other columns");
+    op_norm(d, (struct norm_args){my, mx, w, NULL, 1e-5f, NORM_RMS, (struct weight *)x});
+    expect_error(d, "norm", "next is not a weight");
     op_linear(d, (struct linear_args){my, mx, wt, NULL});
     expect_error(d, "linear", "y too wide");
     op_linear(d, (struct linear_args){mat_f32(y, T, 4), mx, (struct weight *)x, NULL});

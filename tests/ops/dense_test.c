@@ -199,6 +199,7 @@ void test_norm(struct dev *dev, struct dev *ref)
     for (int k = 0; k < 4; k++) norm_case(dev, ref, (int)T, (int)C, k & 1 ? NORM_LAYER : NORM_RMS, k & 2, false);
     static const int wide[] = {4, 128, 1024, 1028, 4096, 4100, 8192, 8196};
     EACH(C, wide) norm_wide(dev, ref, (int)C);
+    norms_ahead(dev, ref, false);
 }
 
 void test_add_norm(struct dev *dev, struct dev *ref)
@@ -206,6 +207,7 @@ void test_add_norm(struct dev *dev, struct dev *ref)
     EACH(T, row_counts)
     EACH(C, col_counts)
     for (int k = 0; k < 4; k++) norm_case(dev, ref, (int)T, (int)C, k & 1 ? NORM_LAYER : NORM_RMS, k & 2, true);
+    norms_ahead(dev, ref, true);
 }
 
 void test_add(struct dev *dev, struct dev *ref)
@@ -306,7 +308,8 @@ static const struct linear_shape {
                      {11, 32, 64},   {12, 47, 63},  {13, 64, 65},  {14, 65, 97},  {24, 70, 127}, {25, 100, 128},
                      {33, 129, 129}, {1, 300, 200}, {2, 130, 300}, {4, 49, 1000}, {50, 20, 40},  {100, 16, 37},
                      {2, 15, 64},    {7, 17, 192},  {8, 40, 4864}, {9, 47, 896},  {10, 49, 128}, {1, 97, 896},
-                     {16, 33, 160},  {17, 31, 256}, {32, 63, 130}, {64, 65, 64},  {65, 127, 31}, {129, 129, 257}};
+                     {16, 33, 160},  {17, 31, 256}, {32, 63, 130}, {64, 65, 64},  {65, 127, 31}, {129, 129, 257},
+                     {40, 260, 70},  {1, 19, 4300}, {20, 9, 4900}, {1, 6, 8500}};
 
 /* Rows that try the quantiser: outliers, zeros, one value, ties of rounding, far apart magnitudes. */
 static void linear_rows(float *x, int M, int K)
@@ -329,6 +332,7 @@ void test_linear(struct dev *dev, struct dev *ref)
             struct linear_shape sh = linear_shapes[s];
             struct weight_kind kind = weight_kinds[k];
             if (with_bf16_x && !dev->ops->host_memory && kind.t != DT_BF16) continue; /* the same as without */
+            if (sh.K > 8000 && kind.t != DT_I8 && kind.t != DT_I4) continue; /* more sums than the limits allow for */
             if ((kind.t == DT_NF4 && sh.K % kind.group) || case_left_out()) continue;
             char label[LABEL];
             struct weight_case c = weight_random(kind.t, sh.N, sh.K, kind.group);
@@ -595,6 +599,70 @@ void test_row_classes(const char *name)
     }
     with_bf16_x = false;
     free(x);
+}
+
+struct int8_case {
+    int N, K, first, gap; /* gap: between lines of y */
+    bool bias, gate_up;
+};
+
+/* y (rows, N + gap) of rows of x from row `from` on, by linear or gate_up, into out */
+static void int8_rows(struct dev *d, const struct int8_case *c, const struct weight *w, const float *x, const float *b,
+                      int from, int rows, float *out)
+{
+    int ld = c->N + c->gap, up = c->gate_up ? 2 * c->N : 0;
+    float *y = put(d, NULL, (size_t)rows * (size_t)ld * 4), *tmp = put(d, NULL, (size_t)rows * (size_t)up * 4 + 4);
+    struct mat my = {y, DT_F32, rows, c->N, ld}, mx = mat_f32((float *)x + (size_t)from * (size_t)c->K, rows, c->K);
+    if (c->gate_up)
+        op_gate_up(d, (struct gate_up_args){my, mx, w, b, ACT_SILU, mat_f32(tmp, rows, up)});
+    else
+        op_linear(d, (struct linear_args){my, mx, w, b, c->first});
+    float *got = get(d, y, (size_t)rows * (size_t)ld);
+    memcpy(out, got, (size_t)rows * (size_t)ld * 4);
+    free(got);
+    d->ops->free(d, y), d->ops->free(d, tmp);
+}
+
+/* Products with int8 weights have the same bits whichever of a device's kernels makes them: many rows at once, and the
+ * same ones a few at a time.  With rows that are quantised twice, of zeros, of NaN; with outputs in odd numbers. */
+void test_int8_many(struct dev *d)
+{
+    enum { M = 300, FEW = 40 };
+    static const struct int8_case all[] = {{128, 144, 0, 0, true, false},
+                                           {301, 77, 0, 3, false, false},
+                                           {66, 144, WEIGHT_SLICE, 2, true, false},
+                                           {257, 48, WEIGHT_SLICE, 0, false, false},
+                                           {70, 80, 0, 1, true, true},
+                                           {64, 16, 3 * WEIGHT_SLICE, 0, true, false}};
+    for (size_t k = 0; k < sizeof all / sizeof *all; k++) {
+        const struct int8_case *c = &all[k];
+        char label[LABEL];
+        int rows = c->gate_up ? c->N : c->N + c->first, ld = c->N + c->gap;
+        struct weight_case parts[2] = {weight_random(DT_I8, rows, c->K, 0), weight_random(DT_I8, rows, c->K, 0)};
+        struct weight_src src[2] = {parts[0].src, parts[1].src};
+        src[0].gate_up = src[1].gate_up = c->gate_up;
+        struct weight *w = d->ops->weight_pack(d, src, c->gate_up ? 2 : 1);
+        float *x = random_floats((size_t)M * (size_t)c->K, 1), *b = random_floats((size_t)c->N * 2, 1);
+        float *want = random_floats((size_t)M * (size_t)ld, 0), *got = random_floats((size_t)M * (size_t)ld, 0);
+        linear_rows(x, M, c->K);
+        for (int m = 0; m < 140; m++) /* a block of a hundred rows without outliers, one with one */
+            for (int i = 0; i < c->K; i++) x[(size_t)m * (size_t)c->K + i] = (float)((m * 7 + i * 3) % 11 - 5);
+        x[9 * c->K + 3] = (float)NAN, x[131 * c->K] = (float)INFINITY;
+        if (k % 2) x[135 * c->K + c->K / 2] = 4e4f;
+        float *dx = put(d, x, (size_t)M * (size_t)c->K * 4), *db = put(d, b, (size_t)c->N * 8);
+        const float *bias = c->bias ? db : NULL;
+        for (int m = 0; m < M; m += FEW)
+            int8_rows(d, c, w, dx, bias, m, M - m < FEW ? M - m : FEW, want + (size_t)m * (size_t)ld);
+        int8_rows(d, c, w, dx, bias, 0, M, got);
+        snprintf(label, sizeof label, "%d rows of int8 at once, N=%d K=%d first %d gate_up %d", M, c->N, c->K, c->first,
+                 c->gate_up);
+        check_device(label, d);
+        CHECK(isnan(got[(size_t)9 * (size_t)ld]), "%s: a row of NaN", label);
+        compare_bits(label, got, want, (size_t)M * (size_t)ld);
+        free(x), free(b), free(want), free(got);
+        d->ops->free(d, dx), d->ops->free(d, db), d->ops->weight_free(d, w);
+        weight_case_free(&parts[0]), weight_case_free(&parts[1]);
+    }
 }
 
 /* nf4 is float weights written shorter: the same bits come out as with f32 weights of the same values */

@@ -58,6 +58,8 @@ bool case_left_out(void);
 extern bool with_bf16_x;                                 /* how open_checked opens */
 struct dev *open_checked(const char *name, int threads); /* aborts when it cannot */
 
+void norms_ahead(struct dev *dev, struct dev *ref, bool add); /* ahead_test.c: a part of test_norm and test_add_norm */
+
 /* The groups of tests.  `ref` is the oracle. */
 #define X(op) void test_##op(struct dev *dev, struct dev *ref);
 OPS(X)
@@ -65,6 +67,8 @@ OPS(X)
 void test_rows_alone(const char *const *levels, int n_levels);     /* dense_test.c: M, threads, levels */
 void test_row_classes(const char *name);                           /* dense_test.c: a device that is no cpu level */
 void test_outliers(struct dev *dev);                               /* dense_test.c */
+void test_int8_many(struct dev *dev);                              /* dense_test.c */
+void test_ahead(const char *name);                                 /* ahead_test.c: what ends what a norm did ahead */
 void test_nf4_values(const char *const *levels, int n_levels);     /* dense_test.c */
 void test_rounds_more(const char *name);                           /* rounds_test.c */
 void test_chunks(const char *const *levels, int n_levels);         /* attn_test.c: chunking, threads, levels */

@@ -146,9 +146,14 @@ static int test_device(const char *name)
         dev_close(d);
         report("sampling", start, 0);
     }
+    if (op_wanted("norm")) {
+        test_ahead(name);
+        report("work done ahead of a product", start, 0);
+    }
     if (op_wanted("linear")) {
         struct dev *d = open_checked(name, 1);
         test_outliers(d);
+        test_int8_many(d);
         dev_close(d);
         test_row_classes(name);
         with_bf16_x = true;
@@ -171,6 +176,19 @@ static int test_device(const char *name)
         test_train_products(&name, 1);
         with_bf16_x = false;
         report("products of training, bits; bf16 x", start, 0);
+    }
+    if (op_wanted("attn_back")) {
+        int before = n_failures;
+        double at = now();
+        with_bf16_x = true;
+        struct dev *d = open_checked(name, 1), *ref = open_checked("ref", 1);
+        test_attn_seq(d, ref);
+        test_attn_back(d, ref);
+        test_train_bits(&name, 1);
+        dev_close(d);
+        dev_close(ref);
+        with_bf16_x = false;
+        report("attention of training, bf16 x", at, before);
     }
     if (op_wanted("attn")) {
         test_chunks(&name, 1);
@@ -241,6 +259,7 @@ int main(int argc, char **argv)
     test_outliers(ref);
     dev_close(cpu);
     dev_close(ref);
+    test_ahead("cpu");
     test_checked("cpu");
     test_checked("ref");
     test_pool();

@@ -185,6 +185,14 @@ template <bool BUG> void misaligned_kernel(float *out, const float *x)
     out[(int)blockIdx.x * BLOCK + t] = t < BLOCK - 4 ? s.stage[0][t] : 0.0f;
 }
 
+/* bug: in a kernel launched early one thread does not wait for the kernels before it */
+template <bool BUG> void early_kernel(float *out, const float *x)
+{
+    int t = (int)threadIdx.x;
+    if (!BUG || t != BLOCK - 1) wait_for_before();
+    out[(int)blockIdx.x * BLOCK + t] = x[t];
+}
+
 typedef void kernel_fn(float *, const float *);
 
 enum seen_by { BY_SIMT, BY_POISON, BY_SCHEDULE, BY_ASAN, BY_TSAN };
@@ -195,10 +203,11 @@ const struct planted {
     size_t smem;
     enum seen_by by;
     const char *report; /* what the process says before it dies */
+    bool early;         /* launched early */
 } cases[] = {
 #define CASE(name, smem, by, report)                                                                                   \
     {                                                                                                                  \
-#name, name##_kernel < true>, name##_kernel < false>, smem, by, report                                         \
+#name, name##_kernel < true>, name##_kernel < false>, smem, by, report, false                                  \
     }
     CASE(divergent, 0, BY_SIMT, "divergent __syncthreads"),
     CASE(left_lane, 0, BY_SIMT, "deadlock"),
@@ -214,6 +223,7 @@ const struct planted {
     CASE(twice_in_warp, sizeof(reduce_memory), BY_TSAN, "data race"),
     CASE(in_warp, sizeof(reduce_memory), BY_TSAN, "data race"),
     CASE(same_tile, 0, BY_TSAN, "data race"),
+    {"early", early_kernel<true>, early_kernel<false>, 0, BY_SIMT, "ends without having waited", true},
 };
 
 [[noreturn]] void quit(const char *what)
@@ -223,7 +233,7 @@ const struct planted {
 }
 
 /* Launches the kernel under a schedule and gives its results in out[BLOCKS * BLOCK]. */
-void run_once(kernel_fn *kernel, size_t smem, int seed, float *out)
+void run_once(kernel_fn *kernel, const planted *c, int seed, float *out)
 {
     char text[16];
     void *in, *device;
@@ -235,8 +245,8 @@ void run_once(kernel_fn *kernel, size_t smem, int seed, float *out)
     cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
     if (cudaMalloc(&in, sizeof x) || cudaMalloc(&device, BLOCKS * sizeof x)) quit("no memory");
     cudaMemcpyAsync(in, x, sizeof x, cudaMemcpyHostToDevice, s);
-    simt_runtime::launch(s, dim3(BLOCKS), dim3(BLOCK), smem, kernel, static_cast<float *>(device),
-                         static_cast<const float *>(in));
+    simt_runtime::launch_as(s, c->early, dim3(BLOCKS), dim3(BLOCK), c->smem, kernel, static_cast<float *>(device),
+                            static_cast<const float *>(in));
     cudaMemcpyAsync(out, device, BLOCKS * sizeof x, cudaMemcpyDeviceToHost, s);
     if (cudaStreamSynchronize(s) || cudaFree(in) || cudaFree(device) || cudaStreamDestroy(s)) quit("an error");
 }
@@ -246,7 +256,7 @@ int run_case(const planted *c, bool sound)
 {
     float first[BLOCKS * BLOCK], out[BLOCKS * BLOCK];
     for (int seed = 0; seed <= 20; seed++) {
-        run_once(sound ? c->sound : c->bug, c->smem, seed, seed ? out : first);
+        run_once(sound ? c->sound : c->bug, c, seed, seed ? out : first);
         for (int i = 0; i < BLOCKS * BLOCK; i++)
             if (first[i] != first[i]) quit("a NaN");
         if (seed && memcmp(first, out, sizeof out)) quit("another result under another schedule");

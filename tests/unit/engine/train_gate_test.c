@@ -13,6 +13,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -172,6 +173,83 @@ static void test_errors(void **state)
     dev_close(d);
 }
 
+/* ---- a device that enqueues -------------------------------------------------------------------------------------- */
+
+enum { QUEUED_OPS = 500, QUEUE_MOST = 32 };
+
+static struct {
+    struct train_gate *gate;
+    _Atomic int queued; /* ops that it has still to do */
+    _Atomic int most, waits;
+    _Atomic bool end;
+    bool unknown; /* nobody says what they cost */
+} queue;
+
+static int finish_queue(struct dev *d)
+{
+    (void)d;
+    int n = atomic_exchange(&queue.queued, 0);
+    if (n > atomic_load(&queue.most)) atomic_store(&queue.most, n);
+    atomic_fetch_add(&queue.waits, 1);
+    for (uint64_t until = clock_now() + (uint64_t)n * 5000; clock_now() < until;) {
+    }
+    return 0;
+}
+
+static void *enqueuer(void *arg)
+{
+    (void)arg;
+    for (int i = 0; i < QUEUED_OPS; i++) {
+        train_gate_pass(queue.gate);
+        if (!queue.unknown) train_gate_cost(queue.gate, WORK_MOVE, 1000);
+        atomic_fetch_add(&queue.queued, 1);
+    }
+    train_gate_leave(queue.gate);
+    assert_int_equal(atomic_load(&queue.queued), 0);
+    atomic_store(&queue.end, true);
+    return NULL;
+}
+
+static bool never(void *arg)
+{
+    (void)arg;
+    return false;
+}
+
+/* Nothing is left to do when a turn ends, and never very much within one, whose ops nobody waits for one by one. */
+static void test_queue(void **state)
+{
+    (void)state;
+    char why[160];
+    struct dev *d = dev_open(&(struct dev_config){.name = "ref"}, why);
+    const struct dev_ops *own = d->ops;
+    struct dev_ops ops = *own;
+    ops.host_memory = false;
+    ops.finish = finish_queue;
+    d->ops = &ops;
+    for (int k = 0; k < 4; k++) {
+        pthread_t t;
+        memset(&queue, 0, sizeof queue);
+        queue.gate = train_gate_new(d, NULL, NULL);
+        queue.unknown = k & 1;
+        double room = train_gate_room(queue.gate, WORK_MOVE);
+        pthread_create(&t, NULL, enqueuer, NULL);
+        while (!atomic_load(&queue.end)) {
+            train_gate_give(queue.gate, 2000000, k & 2 ? never : NULL, NULL);
+            assert_int_equal(atomic_load(&queue.queued), 0);
+        }
+        pthread_join(t, NULL);
+        /* what the device took is learned, not what enqueuing did */
+        assert_true(queue.unknown ? train_gate_room(queue.gate, WORK_MOVE) == room
+                                  : train_gate_room(queue.gate, WORK_MOVE) < room / 2);
+        assert_true(queue.most >= 1 && queue.most <= QUEUE_MOST);
+        assert_true(queue.waits >= QUEUED_OPS / QUEUE_MOST && queue.waits < QUEUED_OPS);
+        train_gate_free(queue.gate);
+    }
+    d->ops = own;
+    dev_close(d);
+}
+
 static void test_share(void **state)
 {
     (void)state;
@@ -195,7 +273,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_null_is_open), cmocka_unit_test(test_turns), cmocka_unit_test(test_stop),
         cmocka_unit_test(test_rates),        cmocka_unit_test(test_rows),  cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_share),
+        cmocka_unit_test(test_share),        cmocka_unit_test(test_queue),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,43 @@
+#include "engine/ready.h"
+
+#include "engine/base/clock.h"
+
+int ready_device(struct batch *b, struct setup *s, struct err *e)
+{
+    const struct engine_info *m = &s->info;
+    struct dev *d = s->model.d;
+    int max_pages = (m->max_total_tokens + KV_PAGE - 1) / KV_PAGE;
+    if (batch_open(b, d, m->max_batch_tokens, m->max_seqs, s->max_rows, max_pages))
+        return err_set(e, ERR_NOMEM, "no memory for batches of %d tokens", m->max_batch_tokens);
+    if (d->ops->replay) {
+        b->pad_page = m->pages;
+        if (d->ops->replay_ms > 0) ready_steps(b, &s->model, d->ops->replay_ms);
+    }
+    if (d->ops->hold) d->ops->hold(d);
+    return 0;
+}
+
+/* Done twice: tried, then noted down. */
+static bool one_size(struct batch *b, struct model *m, int n, int pages_ld)
+{
+    batch_blank(b, m->d, n, pages_ld);
+    for (int k = 0; k < 2; k++) model_forward(m, b);
+    return m->d->ops->finish(m->d) == 0;
+}
+
+void ready_steps(struct batch *b, struct model *m, int ms)
+{
+    uint64_t end = clock_now() + (uint64_t)ms * 1000 * 1000;
+    int places = b->pad_page * KV_PAGE;
+    for (int ld = 0; ld < b->max_pages;) {
+        ld = ld ? 2 * ld : PAGES_LD_MIN;
+        if (ld > b->max_pages) ld = b->max_pages;
+        for (int n = 1, size; n <= b->max_seqs; n = size + 1) {
+            size = batch_padded(n, b->max_seqs);
+            if (size > places || clock_now() > end) break;
+            if (one_size(b, m, size, ld)) continue;
+            dev_clear_error(m->d);
+            return;
+        }
+    }
+}

@@ -368,7 +368,9 @@ void bench_judge(const struct bench *b, const struct bench_system *s, const stru
                  const struct ceilings *after, struct bench_result *r)
 {
     r->ceilings = ceilings_mean((const struct ceilings[]){*before, *after}, 2);
-    r->ratios = bench_ratios_of(&r->work, b->info->weight_type, r->seconds / r->steps, &r->ceilings);
+    bool gpu = strncmp(b->info->device, "cuda", 4) == 0 || strncmp(b->info->device, "simt", 4) == 0;
+    const char *t = b->info->weight_type, *unit = gpu && (!strcmp(t, "nf4") || !strcmp(t, "f16")) ? "bf16" : t;
+    r->ratios = bench_ratios_of(&r->work, unit, r->seconds / r->steps, &r->ceilings);
     const char *space = strchr(b->info->device, ' ');
     struct bench_facts f = {
         .phase = r->phase,
@@ -377,7 +379,7 @@ void bench_judge(const struct bench *b, const struct bench_system *s, const stru
         .kv_type = b->info->kv_type,
         .level = space ? space + 1 : b->info->device,
         .threads = b->info->threads,
-        .gpu = strncmp(b->info->device, "cuda", 4) == 0 || strncmp(b->info->device, "simt", 4) == 0,
+        .gpu = gpu,
         .system = s,
         .ratios = r->ratios,
         .attention_share = share_of(r, "attn"),

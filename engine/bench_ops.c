@@ -125,10 +125,12 @@ static void drop(struct bench_all *b, void *p)
 
 /* ---- linear ------------------------------------------------------------------------------------------------------ */
 
-static double unit_ceiling(const struct ceilings *c, enum dtype t)
+static double unit_ceiling(const struct bench_all *b, enum dtype t)
 {
+    const struct ceilings *c = &b->c;
     if (t == DT_I8 || t == DT_I4) return c->int8_macs_per_s;
-    return t == DT_BF16 && c->bf16_macs_per_s > 0 ? c->bf16_macs_per_s : c->f32_macs_per_s;
+    bool bf16 = t == DT_BF16 || (t == DT_NF4 && b->d->ops->rounds_more);
+    return bf16 && c->bf16_macs_per_s > 0 ? c->bf16_macs_per_s : c->f32_macs_per_s;
 }
 
 /* A weight of any type from bytes that are valid for it; NULL and no_memory.  gate_up: of N rows together. */
@@ -168,7 +170,7 @@ static void linear_rows(struct bench_all *b, enum dtype t, int M, int N, int K, 
         } else {
             BEST_OF(best, for (int i = 0; i < copies; i++) op_linear(b->d, (struct linear_args){my, mx, w[i], NULL}));
         }
-        report(b, best / copies, (double)M * N * K, unit_ceiling(&b->c, t), (double)b->d->ops->weight_bytes(w[0]));
+        report(b, best / copies, (double)M * N * K, unit_ceiling(b, t), (double)b->d->ops->weight_bytes(w[0]));
     }
     drop(b, x);
     drop(b, y);

@@ -84,7 +84,7 @@ struct float_rows {
 /* blocks of a processor, as far as registers go without spilling */
 constexpr int gemv_blocks(int M)
 {
-    return M == 1 ? 6 : M == 16 ? 2 : 0;
+    return M <= 2 ? 6 : M <= 4 ? 3 : 2;
 }
 
 /* M: at least the rows of p; R: outputs of a warp; U: pieces of each in flight */

@@ -242,6 +242,17 @@ __device__ inline unsigned and_xor(unsigned a, unsigned b, unsigned c)
 #endif
 }
 
+/* 16 bytes from global to shared memory, as cp_async16, by the first-level cache: other blocks read the same */
+__device__ inline void cp_async16_cached(void *dst, const void *src)
+{
+#ifdef __CUDACC__
+    unsigned s = (unsigned)__cvta_generic_to_shared(dst);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(s), "l"(src));
+#else
+    simt::cp_async(dst, src, 16, 16);
+#endif
+}
+
 /* Brings memory, of which address and size are multiples of 16, to the second-level cache, where everybody sees the
  * same: no order is needed. */
 __device__ inline void prefetch_l2(const void *p, unsigned bytes)

@@ -44,8 +44,7 @@ __global__ void __launch_bounds__(EMBED_THREADS)
                         const int32_t *pos)
 {
     SMEM(embed_smem, s);
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     if (threadIdx.x < 16) s.code[threadIdx.x] = codes.v[threadIdx.x];
     __syncthreads();
     size_t t = blockIdx.x;

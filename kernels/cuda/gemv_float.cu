@@ -140,8 +140,7 @@ __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M))
 __global__ void __launch_bounds__(COPY_THREADS) copy_rows_kernel(struct mat x, float *out, int ld)
 {
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x);
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     if (c >= ld) return;
     const float *row = static_cast<const float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld;
     out[(size_t)blockIdx.x * (size_t)ld + (size_t)c] = c < x.cols ? row[c] : 0;

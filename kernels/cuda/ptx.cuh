@@ -230,6 +230,13 @@ __device__ inline void let_next_begin()
 #endif
 }
 
+/* For a kernel launched early that has nothing to do before. */
+__device__ inline void take_turn()
+{
+    let_next_begin();
+    wait_for_before();
+}
+
 /* (a & b) ^ c, in one instruction also when b and c are constants */
 __device__ inline unsigned and_xor(unsigned a, unsigned b, unsigned c)
 {

@@ -63,8 +63,7 @@ __global__ void __launch_bounds__(QUANT_THREADS)
                     int *outlier)
 {
     SMEM(quantise_smem, s);
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     int n = x.cols, from = (int)threadIdx.x * QUANT_STEP, by = QUANT_THREADS * QUANT_STEP;
     size_t at = blockIdx.x;
     const float *row = static_cast<const float *>(x.p) + at * (size_t)x.ld;

@@ -294,8 +294,7 @@ template <int DIM, int STAGES> __global__ void __launch_bounds__(ATTN_THREADS, 1
 {
     typedef f32_smem<DIM, STAGES> smem;
     SMEM_BYTES(shared);
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     attn_index x = attn_count(c, shared + sizeof(smem), false);
     for (int i = (int)blockIdx.x; i < attn_items(c, x); i += (int)gridDim.x) {
         attn_item it;

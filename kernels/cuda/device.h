@@ -128,7 +128,7 @@ bool gpu_early(gpu_dev *);
  * and not only those that need it: the kernel after this one waits for this one's end alone, and that has to mean the
  * end of all before.  For the same reason a kernel launched by LAUNCH, which begins when what is before it has ended,
  * needs no wait.  let_next_begin() is for the beginning of a kernel: what then runs beside it takes only what is free.
- */
+ * take_turn() is both. */
 #ifdef __CUDACC__
 #define LAUNCH_EARLY(d, op, kernel, grid, block, smem, ...)                                                            \
     do {                                                                                                               \

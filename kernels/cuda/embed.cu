@@ -40,8 +40,7 @@ __global__ void __launch_bounds__(EMBED_THREADS)
                         const int32_t *pos)
 {
     SMEM(nf4_table, s);
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     share_nf4(s, codes);
     size_t t = blockIdx.x;
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x);

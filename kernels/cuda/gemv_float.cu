@@ -84,7 +84,7 @@ struct float_rows {
 /* blocks of a processor, as far as registers go without spilling */
 constexpr int gemv_blocks(int M)
 {
-    return M == 1 ? 6 : M == 16 ? 2 : 0;
+    return M <= 2 ? 6 : M <= 4 ? 3 : 2;
 }
 
 /* M: at least the rows of p; R: outputs of a warp; U: pieces of each in flight */
@@ -140,8 +140,7 @@ __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M))
 __global__ void __launch_bounds__(COPY_THREADS) copy_rows_kernel(struct mat x, float *out, int ld)
 {
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x);
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     if (c >= ld) return;
     const float *row = static_cast<const float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld;
     out[(size_t)blockIdx.x * (size_t)ld + (size_t)c] = c < x.cols ? row[c] : 0;

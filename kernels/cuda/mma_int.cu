@@ -26,8 +26,8 @@ enum {
     W8_LINE = TILE_K + 32,     /* of int8 weights */
     W4_LINE = TILE_K / 2 + 16, /* of int4 weights */
     SCALES = TILE_K / 32,      /* the most groups of a tile */
-    AHEAD = 32,
-    NEARER = 8 /* tiles that weights are in the second-level cache before their turn; at a time */
+    AHEAD = 32,                /* tiles that weights come to the second-level cache before their turn, */
+    NEARER = 8                 /* so many at a time */
 };
 
 #define FLOAT_BITS 0x4b400000 /* 1.5 * 2^23 */
@@ -48,8 +48,8 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
 
     const product &p;
     smem &s;
-    const int8_t *a; /* (M, ld) */
-    int ld, m0, n0;
+    const int8_t *a;       /* (M, ld) */
+    int ld, m0, n0, ahead; /* ahead: AHEAD, or as many as the cache has room for */
     int sum[MI][NI][4];
     float total[INT4 ? MI : 1][INT4 ? NI : 1][4];
     float pending[PENDING];
@@ -84,7 +84,7 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
     {
         int r = (int)threadIdx.x;
         size_t at = (size_t)kt * LINE, left = p.row_bytes > at ? p.row_bytes - at : 0;
-        if (m0 || r >= BN || n0 + r >= p.N || !left) return;
+        if (m0 || r >= BN || n0 + r >= p.N || !left || ahead < STAGES) return;
         size_t want = (size_t)n * LINE;
         prefetch_l2(p.w + (size_t)(n0 + r) * p.row_bytes + at, (unsigned)(want < left ? want : left));
     }
@@ -198,7 +198,7 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
             load_a(kt + STAGES - 1, tiles);
             load_w(kt + STAGES - 1, tiles);
             cp_async_commit();
-            if (kt % NEARER == 0) prefetch(kt + AHEAD, NEARER);
+            if (kt % NEARER == 0) prefetch(kt + ahead, NEARER);
             load_scales(kt + STAGES - 1);
             multiply_tile(kt % STAGES);
             store_scales(kt + STAGES - 1);
@@ -247,15 +247,16 @@ template <class B> __device__ inline bool any_outlier(const B &b, const quantise
 
 template <bool INT4, int BM, int BN, int WM, int WN, int STAGES>
 __global__ void __launch_bounds__(mma_block<INT4, BM, BN, WM, WN, STAGES>::THREADS, BM == 16 ? 5 : 0)
-    mma_int_kernel(product p, quantised x)
+    mma_int_kernel(product p, quantised x, int ahead)
 {
     typedef mma_block<INT4, BM, BN, WM, WN, STAGES> block;
     SMEM(typename block::smem, s);
     block b(p, s, (int)blockIdx.x * BM, (int)blockIdx.y * BN);
     b.ld = x.ld;
+    b.ahead = ahead;
     let_next_begin();
     b.begin();
-    b.prefetch(STAGES - 1, AHEAD - STAGES + 1);
+    b.prefetch(STAGES - 1, ahead - STAGES + 1);
     wait_for_before();
     bool again = any_outlier(b, x);
     b.multiply(x.q);
@@ -284,10 +285,12 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES>
 void launch(gpu_dev *d, const char *op, const product *p, const quantised *x)
 {
     typedef mma_block<INT4, BM, BN, WM, WN, STAGES> block;
+    size_t rows = (size_t)d->n_sm * 3 * BN; /* of blocks that run at once, about */
+    size_t fit = d->l2_bytes / 3 / ((rows < (size_t)p->N ? rows : (size_t)p->N) * block::LINE);
     /* rows first: blocks of the same outputs run together and share the weights in the second-level cache */
     dim3 grid(blocks_for((size_t)p->M, BM), blocks_for((size_t)p->N, BN));
     LAUNCH_EARLY(d, op, (mma_int_kernel<INT4, BM, BN, WM, WN, STAGES>), grid, dim3(block::THREADS),
-                 sizeof(typename block::smem), *p, *x);
+                 sizeof(typename block::smem), *p, *x, fit < AHEAD ? (int)fit : (int)AHEAD);
 }
 
 template <int BM, int BN, int WM, int WN, int STAGES>

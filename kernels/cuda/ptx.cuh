@@ -263,6 +263,13 @@ __device__ inline void let_next_begin()
 #endif
 }
 
+/* For a kernel launched early that has nothing to do before. */
+__device__ inline void take_turn()
+{
+    let_next_begin();
+    wait_for_before();
+}
+
 /* (a & b) ^ c, in one instruction also when b and c are constants */
 __device__ inline unsigned and_xor(unsigned a, unsigned b, unsigned c)
 {
@@ -272,6 +279,17 @@ __device__ inline unsigned and_xor(unsigned a, unsigned b, unsigned c)
     return r;
 #else
     return (a & b) ^ c;
+#endif
+}
+
+/* 16 bytes from global to shared memory, as cp_async16, by the first-level cache: other blocks read the same */
+__device__ inline void cp_async16_cached(void *dst, const void *src)
+{
+#ifdef __CUDACC__
+    unsigned s = (unsigned)__cvta_generic_to_shared(dst);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(s), "l"(src));
+#else
+    simt::cp_async(dst, src, 16, 16);
 #endif
 }
 

@@ -14,8 +14,7 @@ __global__ void __launch_bounds__(QUANT_THREADS, N > 8 ? 2 : 4)
     quantise_kernel(struct mat x, bool even_odd, quantised q)
 {
     SMEM(quantise_smem, s);
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     int n = x.cols, from = (int)threadIdx.x * 4;
     const float *row = static_cast<const float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld;
     auto load = [&](int c) { return c < n ? load4<VEC>(row + c, n - c) : vec4{}; };

@@ -141,8 +141,7 @@ namespace {
 __global__ void head_norm_kernel(struct mat x, int col, int heads, int dim, const float *w, float eps)
 {
     int lane = (int)threadIdx.x % 32, h = (int)(blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32);
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     if (h >= heads) return;
     float *p = static_cast<float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld + col + h * dim;
     float square = 0;
@@ -177,8 +176,7 @@ template <bool VEC>
 __global__ void __launch_bounds__(ROW_THREADS)
     embed_kernel(struct mat out, struct mat table, struct mat pos_table, const int32_t *id, const int32_t *pos)
 {
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     place4 p = place4_of(out.cols);
     if (p.left <= 0) return;
     vec4 v = load_table<VEC>(table, (size_t)id[p.row], p);
@@ -192,8 +190,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
 
 template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) add_kernel(struct mat x, struct mat y)
 {
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     place4 p = place4_of(x.cols);
     if (p.left <= 0) return;
     vec4 a = load4<VEC>(at4(x, p), p.left), b = load4<VEC>(at4(y, p), p.left);
@@ -204,8 +201,7 @@ template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) add_kernel(st
 
 template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) act_kernel(struct mat x, enum act_kind act)
 {
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     place4 p = place4_of(x.cols);
     if (p.left <= 0) return;
     vec4 a = load4<VEC>(at4(x, p), p.left);
@@ -217,8 +213,7 @@ template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) act_kernel(st
 template <bool VEC>
 __global__ void __launch_bounds__(ROW_THREADS) act_mul_kernel(struct mat out, struct mat gu, enum act_kind act)
 {
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     place4 p = place4_of(out.cols);
     if (p.left <= 0) return;
     vec4 a = load4<VEC>(at4(gu, p), p.left), b = load4<VEC>(at4(gu, p) + out.cols, p.left);
@@ -230,8 +225,7 @@ __global__ void __launch_bounds__(ROW_THREADS) act_mul_kernel(struct mat out, st
 template <bool VEC>
 __global__ void __launch_bounds__(ROW_THREADS) rows_kernel(struct mat out, struct mat x, const int32_t *row)
 {
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     place4 p = place4_of(out.cols);
     if (p.left <= 0) return;
     place4 from = {(size_t)row[p.row], p.col, p.left};

@@ -161,8 +161,7 @@ __device__ inline u64 best_of(const vec4 &a, int id, int left, bool &nan)
 template <bool VEC> __global__ void __launch_bounds__(PIECE_THREADS) adjust_kernel(sample_call c)
 {
     SMEM(adjust_smem, s);
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     int row = (int)blockIdx.y, from = (int)blockIdx.x * PIECE, to = from + PIECE < c.V ? from + PIECE : c.V;
     const row_in &r = c.row[row];
     row_state &state = c.state[row];
@@ -253,8 +252,7 @@ __device__ inline bool draws(const row_in &r)
 __global__ void __launch_bounds__(PIECE_THREADS) weigh_kernel(sample_call c)
 {
     SMEM(weigh_smem, s);
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     int row = (int)blockIdx.y, from = (int)blockIdx.x * PIECE, to = from + PIECE < c.V ? from + PIECE : c.V;
     const row_in &r = c.row[row];
     row_view v = view_of(c, r, row);
@@ -308,8 +306,7 @@ __device__ inline arrival limit_bins(select_smem &s, const row_in &r, int V, u64
 __global__ void __launch_bounds__(PIECE_THREADS) limit_kernel(sample_call c)
 {
     SMEM(select_smem, s);
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     int row = (int)blockIdx.x, counted = 0, n = 0, last;
     const row_in &r = c.row[row];
     row_state &state = c.state[row];
@@ -338,8 +335,7 @@ __global__ void __launch_bounds__(PIECE_THREADS) limit_kernel(sample_call c)
 /* grid (pieces, rows) */
 __global__ void __launch_bounds__(PIECE_THREADS) gather_kernel(sample_call c)
 {
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     int row = (int)blockIdx.y, from = (int)blockIdx.x * PIECE, to = from + PIECE < c.V ? from + PIECE : c.V;
     row_state &state = c.state[row];
     if (state.path != row_state::FEW_LEFT) return;
@@ -502,8 +498,7 @@ __device__ inline void finish_row(const sample_call &c, int row, int id, double 
 __global__ void __launch_bounds__(PIECE_THREADS, 2) choose_kernel(sample_call c)
 {
     SMEM(select_smem, s);
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     int row = (int)blockIdx.x, id = -1;
     const row_in &r = c.row[row];
     row_state &state = c.state[row];
@@ -537,8 +532,7 @@ __global__ void __launch_bounds__(PIECE_THREADS, 2) choose_kernel(sample_call c)
 __global__ void __launch_bounds__(PIECE_THREADS) cut_kernel(sample_call c)
 {
     SMEM(select_smem, s);
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     int row = (int)blockIdx.x;
     if (c.state[row].path != row_state::MANY_LEFT) return; /* the whole block */
     const row_in &r = c.row[row];
@@ -576,8 +570,7 @@ __device__ inline void gather_top(select_smem &s, const row_view &v, const piece
 __global__ void __launch_bounds__(PIECE_THREADS) report_kernel(sample_call c)
 {
     SMEM(select_smem, s);
-    let_next_begin();
-    wait_for_before();
+    take_turn();
     int row = (int)blockIdx.x;
     const row_in &r = c.row[row];
     const row_state &state = c.state[row];

@@ -191,7 +191,7 @@ __device__ inline void multiply_add(float (&acc)[SLABS][LD - 1][4], const float 
             }
 #pragma unroll(WHOLE)
         for (int n = 0; n < LD - 1; n += 2) {
-            if (PARTS > 1 && n % 4 == 0) __syncwarp(); /* or more operands are read ahead than registers can hold */
+            if (PARTS > 1) __syncwarp(); /* or more operands are read ahead than registers can hold */
             unsigned right[PARTS][4];
 #pragma unroll(WHOLE)
             for (int part = 0; part < PARTS; part++) ldmatrix_x4_trans(right[part], from + (part * N + k) * LD + n);

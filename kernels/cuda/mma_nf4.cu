@@ -3,14 +3,15 @@
  * A block owns BM rows and BN outputs, and of k its split, over which it walks in tiles of 128 columns, STAGES of them
  * on their way by cp.async, the weights as they are packed.  A lane's eight bytes of a group of 64 columns are sixteen
  * neighbouring columns, four for each of four mma: which columns an mma takes does not matter as long as both sides
- * agree, so of x the lane takes the same sixteen.  Values leave registers as bf16 (nf4.cuh): the sixteen of nf4
- * rounded, without the scale, which multiplies the group's sum as f32.
+ * agree, so the columns of x are put into that order when they are rounded.  Values are unpacked in registers
+ * (nf4.cuh): the sixteen of nf4 rounded to bf16, without the scale, which multiplies the group's sum as f32.
  *
  * A group's sum is four mma; groups are summed in order within a split, then the splits in order.  Where splits begin
  * depends on the weight's size alone, so that a row has the same bits in every number of rows and every slice.
  *
- * What bounds it, by the figures of an H100: reading weights and x up to some 64 rows, then the tensor cores (a warp of
- * 64 rows and 32 outputs has 32 mma, 84 instructions of unpacking and 16 reads of x for each 32 columns). */
+ * What bounds it, by reckoning for an H100, not measured: up to some 64 rows reading weights and x, then the tensor
+ * cores, closely followed by issuing: for each 32 columns a warp of 64 rows and 32 outputs has 32 mma, 84 instructions
+ * of unpacking, 8 ldmatrix and 32 multiply-adds with scales. */
 #include "kernels/cuda/nf4.cuh"
 #include "kernels/cuda/warp.cuh"
 

@@ -115,7 +115,7 @@ static int end(void)
     return n_failures || !n_checks ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
-/* The table again and again; simt looks at SIMT_SEED at each launch. */
+/* The table again and again, every other time with bf16 x; simt looks at SIMT_SEED at each launch. */
 static int test_schedules(const char *name, int schedules)
 {
     for (int i = 1; i <= schedules; i++) {
@@ -126,6 +126,7 @@ static int test_schedules(const char *name, int schedules)
         if (schedules > 1) setenv("SIMT_SEED", seed, 1);
         thin_from = i;
         quiet = schedules > 1;
+        with_bf16_x = i % 2 == 0;
         run_table(name, 1);
         quiet = false;
         CHECK(n_checks > checks, "schedule %d: checked nothing", i);

@@ -132,7 +132,7 @@ __device__ inline bool attn_item_of(const attn_call &c, const attn_index &x, int
     int unit = i - (low ? x.end[low - 1] : 0), piece = 0, slot = x.slot[low];
     if (slot >= 0 && !merging) {
         slot += unit;
-        piece = unit % p.splits;
+        piece = unit % p.splits; /* only what is split has a slot: NOLINT(clang-analyzer-core.DivideZero) */
         unit /= p.splits;
     } else if (slot >= 0) {
         slot += unit * p.splits;

@@ -379,7 +379,8 @@ template <class FORM> struct walk {
                 if (row >= t.n) continue;
 #pragma unroll(WHOLE)
                 for (int n = 0; n < DIM / 8; n++) {
-                    int col = pass_row(n, 0); /* all of acc is set: NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage) */
+                    int col = pass_row(n, 0);
+                    /* all of acc is set: NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage) */
                     float x = __fmul_rn(acc[m][n][i], by[m][i / 2]), y = __fmul_rn(acc[m][n][i + 1], by[m][i / 2]);
                     if (two && col < dim && !add) {
                         *reinterpret_cast<float2 *>(to + col) = {x, y};

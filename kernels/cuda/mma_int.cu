@@ -275,6 +275,7 @@ __global__ void __launch_bounds__(mma_block<false, BM, BN, WM, WN, STAGES>::THRE
     SMEM(typename block::smem, s);
     block b(p, s, (int)blockIdx.x * BM, (int)blockIdx.y * BN);
     b.ld = x.ld;
+    b.ahead = 0;
     if (!any_outlier(b, x)) return;
     b.begin();
     b.multiply(x.rest);

@@ -193,6 +193,7 @@ static const struct shape attn_shapes[] = {
     {.T = 130, .H = 2, .G = 2, .D = 80, .n_seqs = 2, .q_start = {0, 100, 130}, .window = 1},
     {.T = 34, .H = 8, .G = 1, .D = 96, .n_seqs = 2, .q_start = {0, 33, 34}, .pad = 2},
     {.T = 20, .H = 2, .G = 1, .D = 300, .n_seqs = 1, .q_start = {0, 20}, .window = 100},
+    {.T = 35, .H = 2, .G = 1, .D = 132, .n_seqs = 2, .q_start = {0, 33, 35}, .window = 20},
 };
 static const struct shape attn_none = {.T = 0, .H = 2, .G = 1, .D = 8, .n_seqs = 0};
 enum { ATTN_SHAPES = sizeof attn_shapes / sizeof *attn_shapes };

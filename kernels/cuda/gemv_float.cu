@@ -81,10 +81,14 @@ struct float_rows {
     int ld;
 };
 
-/* blocks of a processor, as far as registers go without spilling */
+/* blocks of a processor, as far as registers go without spilling; of sm_100 ptxas spills to have more */
 constexpr int gemv_blocks(int M)
 {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+    return M <= 2 ? 6 : 1;
+#else
     return M <= 2 ? 6 : M <= 4 ? 3 : 2;
+#endif
 }
 
 /* M: at least the rows of p; R: outputs of a warp; U: pieces of each in flight */

@@ -251,7 +251,7 @@ __device__ inline void wait_for_before()
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 #else
-    simt::waited();
+    simt::wait_for_before();
 #endif
 }
 

@@ -21,12 +21,17 @@ struct event {
     double time = 0;
 };
 
+struct work {
+    std::function<void()> run;
+    work_kind kind;
+};
+
 struct graph {
-    std::vector<std::function<void()>> nodes;
+    std::vector<work> nodes;
 };
 
 struct stream {
-    std::deque<std::function<void()>> queue;
+    std::deque<work> queue;
     graph *capture = nullptr;
     bool draining = false;
 };
@@ -65,14 +70,28 @@ cudaError_t say(cudaError_t e)
     return e;
 }
 
+work pop(stream *s)
+{
+    work w = std::move(s->queue.front());
+    s->queue.pop_front();
+    return w;
+}
+
+/* Kernels that may begin early do, in pairs: which of three is with which depends on the schedule. */
 void drain(stream *s)
 {
+    bool alone = simt::schedule_seed() >> 1 & 1;
     if (s->draining) return;
     s->draining = true;
     while (!s->queue.empty()) {
-        auto fn = std::move(s->queue.front());
-        s->queue.pop_front();
-        if (!here().sticky) fn();
+        work w = pop(s);
+        if (here().sticky) continue;
+        bool pair = w.kind != WORK_OTHER && !s->queue.empty() && s->queue.front().kind == WORK_EARLY;
+        if (pair && !alone)
+            simt::run_early(w.run, pop(s).run);
+        else
+            w.run();
+        if (pair) alone = false;
     }
     s->draining = false;
 }
@@ -97,12 +116,13 @@ double now_ms()
 
 } // namespace
 
-void enqueue(cudaStream_t s, std::function<void()> fn)
+void enqueue(cudaStream_t s, std::function<void()> fn, work_kind kind)
 {
+    work w = {std::move(fn), kind};
     if (s->capture)
-        s->capture->nodes.push_back(std::move(fn));
+        s->capture->nodes.push_back(std::move(w));
     else
-        s->queue.push_back(std::move(fn));
+        s->queue.push_back(std::move(w));
 }
 
 void fail_launch(long after)
@@ -397,7 +417,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t g, cudaStream_t s)
 {
     if (here().sticky) return say(cudaSuccess);
     here().counts.replays++;
-    for (auto &node : g->nodes) enqueue(s, node);
+    for (const work &w : g->nodes) enqueue(s, w.run, w.kind);
     return say(cudaSuccess);
 }
 

@@ -79,8 +79,11 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t);
 cudaError_t cudaGraphDestroy(cudaGraph_t);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t);
 
+/* EARLY: a kernel that may begin before the one before it has ended, if that is one, too. */
+enum work_kind { WORK_OTHER, WORK_KERNEL, WORK_EARLY };
+
 /* Puts work into a stream. */
-void enqueue(cudaStream_t, std::function<void()>);
+void enqueue(cudaStream_t, std::function<void()>, work_kind = WORK_OTHER);
 /* Sets the last error, as a launch with these sizes would; true when it is fine. */
 bool launch_fits(dim3 grid, dim3 block, size_t smem);
 /* After `after` more launches one fails with a sticky error (cudaErrorIllegalAddress) that only cudaDeviceReset clears;
@@ -93,14 +96,15 @@ template <class... P, class... A>
 void launch_as(cudaStream_t s, bool early, dim3 grid, dim3 block, size_t smem, void (*kernel)(P...), A... args)
 {
     if (!launch_fits(grid, block, smem)) return;
-    enqueue(s, [=, call = std::tuple<P...>(args...)]() mutable {
+    auto work = [=, call = std::tuple<P...>(args...)]() mutable {
         struct run {
             void (*kernel)(P...);
             std::tuple<P...> *call;
         } r{kernel, &call};
         simt::run_grid(
             grid, block, smem, early, [](void *p) { std::apply(((run *)p)->kernel, *((run *)p)->call); }, &r);
-    });
+    };
+    enqueue(s, std::move(work), early ? WORK_EARLY : WORK_KERNEL);
 }
 
 template <class... P, class... A>

@@ -64,7 +64,7 @@ struct lane {
     uint3 tid;
     int id, in_warp;
     struct warp *warp;
-    enum { READY, AT_BARRIER, AT_WARP, DONE } state;
+    enum { READY, AT_BARRIER, AT_WARP, AT_BEFORE, DONE } state;
     int site;                   /* source line of the wait, for reports */
     int bar;                    /* of a named barrier */
     bool waited;                /* for the kernels before */
@@ -92,15 +92,19 @@ struct machine {
     const void *asan_bottom;
     size_t asan_size;
     bool running, early;
+    const std::function<void()> *before; /* a kernel before this one, to be run when this block waits for it */
 };
 
+/* two: for a kernel that has begun early, and for the one before it */
 struct owner {
-    machine *m = nullptr;
+    machine *m[2] = {};
     ~owner()
     {
-        if (!m) return;
-        munmap(m->stacks, STACK * THREADS_MAX);
-        free(m);
+        for (machine *one : m) {
+            if (!one) continue;
+            munmap(one->stacks, STACK * THREADS_MAX);
+            free(one);
+        }
     }
 };
 thread_local owner mine;
@@ -109,14 +113,15 @@ thread_local lane *self;
 
 machine *machine_of_thread()
 {
-    if (mine.m) return mine.m;
+    int i = mine.m[0] && mine.m[0]->running;
+    if (mine.m[i]) return mine.m[i];
     machine *m = (machine *)calloc(1, sizeof *m);
     if (!m) abort();
     void *p =
         mmap(nullptr, STACK * THREADS_MAX, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) abort();
     m->stacks = (char *)p;
-    return mine.m = m;
+    return mine.m[i] = m;
 }
 
 SIMT_HIDE void to_lane(lane *l)
@@ -208,6 +213,22 @@ SIMT_HIDE void lane_start(lane &l, int i)
 #endif
 }
 
+/* When no thread can go on: those that wait for the kernels before go on after these. */
+SIMT_HIDE bool run_before()
+{
+    machine &b = *blk;
+    if (!b.before) return false;
+    (*b.before)();
+    blk = &b;
+    b.before = nullptr;
+#ifdef SIMT_TSAN
+    __tsan_release(&b.launch_token); /* what they wrote, to the threads of this kernel */
+#endif
+    for (int i = 0; i < b.n; i++)
+        if (b.lanes[i].state == lane::AT_BEFORE) b.lanes[i].state = lane::READY;
+    return true;
+}
+
 SIMT_HIDE void run_block(const std::vector<int> &order)
 {
     machine &b = *blk;
@@ -230,18 +251,12 @@ SIMT_HIDE void run_block(const std::vector<int> &order)
                 to_lane(&b.lanes[i]);
                 progress = true;
             }
-        if (!progress) die("deadlock");
+        if (!progress && !run_before()) die("deadlock");
     }
 #ifdef SIMT_TSAN
     for (int i = 0; i < b.n; i++) __tsan_destroy_fiber(b.lanes[i].tsan);
     munmap(b.smem, mapped);
 #endif
-}
-
-uint64_t schedule_seed()
-{
-    const char *s = getenv("SIMT_SEED");
-    return s ? strtoull(s, nullptr, 10) : 0;
 }
 
 } // namespace
@@ -250,7 +265,7 @@ uint64_t schedule_seed()
 
 void die(const char *what)
 {
-    static const char *const names[] = {"ready", "a barrier", "a warp collective", "its end"};
+    static const char *const names[] = {"ready", "a barrier", "a warp collective", "the kernels before", "its end"};
     fprintf(stderr, "simt: %s in block (%u,%u,%u)\n", what, blk->block.x, blk->block.y, blk->block.z);
     for (int i = 0; i < blk->n; i++) {
         lane &l = blk->lanes[i];
@@ -365,9 +380,15 @@ SIMT_HIDE void syncwarp(unsigned mask)
 #endif
 }
 
-SIMT_HIDE void waited()
+SIMT_HIDE __attribute__((noinline)) void wait_for_before()
 {
     self->waited = true;
+    if (!blk->before) return;
+    self->state = lane::AT_BEFORE;
+    to_scheduler(false);
+#ifdef SIMT_TSAN
+    __tsan_acquire(&blk->launch_token);
+#endif
 }
 
 SIMT_HIDE void cp_async(void *dst, const void *src, unsigned bytes, unsigned total)
@@ -392,6 +413,24 @@ SIMT_HIDE bool cp_pop(unsigned keep, copy_op *c)
 /* ---- launching -----------------------------------------------------------------------------------------------------
  */
 
+uint64_t schedule_seed()
+{
+    const char *s = getenv("SIMT_SEED");
+    return s ? strtoull(s, nullptr, 10) : 0;
+}
+
+namespace {
+
+thread_local const std::function<void()> *run_first; /* before the grid that comes now */
+
+}
+
+void run_early(const std::function<void()> &before, const std::function<void()> &kernel)
+{
+    run_first = &before;
+    kernel();
+}
+
 void run_grid(dim3 grid, dim3 block, size_t smem, bool early, void (*body)(void *), void *ctx)
 {
     machine &b = *(blk = machine_of_thread());
@@ -401,6 +440,8 @@ void run_grid(dim3 grid, dim3 block, size_t smem, bool early, void (*body)(void 
     b.grid_dim = grid;
     b.n = (int)(block.x * block.y * block.z);
     b.early = early;
+    b.before = run_first;
+    run_first = nullptr;
     b.body = body;
     b.ctx = ctx;
     b.smem_bytes = smem;

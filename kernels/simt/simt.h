@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <tuple>
 
 #if defined(__SANITIZE_THREAD__)
@@ -82,8 +83,15 @@ using Collective = void (*)(void **args, unsigned mask);
 /* ---- launching (simt.cc) --------------------------------------------------------------------------------------- */
 
 /* Runs body() on every thread of every block, blocks one after the other.  smem: bytes of shared memory.  early: the
- * kernel may begin before others end, so each of its threads has to call waited(). */
+ * kernel may begin before others end, so each of its threads has to call wait_for_before(). */
 void run_grid(dim3 grid, dim3 block, size_t smem, bool early, void (*body)(void *), void *ctx);
+
+/* kernel(), which runs one grid that is early, begins before before() has run: the threads of its first block come as
+ * far as wait_for_before().  What they read till then before() has not written, and TSan knows that nothing orders it.
+ */
+void run_early(const std::function<void()> &before, const std::function<void()> &kernel);
+
+uint64_t schedule_seed(); /* of the environment's SIMT_SEED; 0: threads run in order */
 
 /* ---- what a running lane asks for ------------------------------------------------------------------------------ */
 
@@ -101,7 +109,7 @@ void named_barrier(int id, int threads, int line); /* bar.sync id, threads */
 /* Suspends until every lane of `mask` has called with the same function; the last one runs it. */
 void collective(unsigned mask, Collective fn, void *arg);
 void syncwarp(unsigned mask);
-void waited(); /* for the kernels before this one */
+void wait_for_before(); /* for the kernels before this one */
 [[noreturn]] void die(const char *what);
 
 /* cp.async: the copy happens at wait time, never earlier, so that a missing wait shows. */

@@ -193,6 +193,21 @@ template <bool BUG> void early_kernel(float *out, const float *x)
     out[(int)blockIdx.x * BLOCK + t] = x[t];
 }
 
+/* bug: in a kernel launched early something is read before the kernels before it have written it */
+template <bool BUG> void too_early_kernel(float *out, const float *x)
+{
+    int t = (int)threadIdx.x;
+    float y = BUG ? x[t] : 0;
+    wait_for_before();
+    out[(int)blockIdx.x * BLOCK + t] = BUG ? y : x[t];
+}
+
+/* before each case's: x, which has nothing yet */
+void fill_kernel(float *x)
+{
+    x[(int)threadIdx.x] = (float)(int)threadIdx.x;
+}
+
 typedef void kernel_fn(float *, const float *);
 
 enum seen_by { BY_SIMT, BY_POISON, BY_SCHEDULE, BY_ASAN, BY_TSAN };
@@ -224,6 +239,8 @@ const struct planted {
     CASE(in_warp, sizeof(reduce_memory), BY_TSAN, "data race"),
     CASE(same_tile, 0, BY_TSAN, "data race"),
     {"early", early_kernel<true>, early_kernel<false>, 0, BY_SIMT, "ends without having waited", true},
+    {"too_early", too_early_kernel<true>, too_early_kernel<false>, 0, BY_POISON, "a NaN", true},
+    {"too_early", too_early_kernel<true>, too_early_kernel<false>, 0, BY_TSAN, "data race", true},
 };
 
 [[noreturn]] void quit(const char *what)
@@ -237,17 +254,16 @@ void run_once(kernel_fn *kernel, const planted *c, int seed, float *out)
 {
     char text[16];
     void *in, *device;
-    float x[BLOCK];
     snprintf(text, sizeof text, "%d", seed);
     setenv("SIMT_SEED", text, 1);
-    for (int i = 0; i < BLOCK; i++) x[i] = (float)i;
+    size_t bytes = BLOCK * sizeof(float);
     cudaStream_t s;
     cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
-    if (cudaMalloc(&in, sizeof x) || cudaMalloc(&device, BLOCKS * sizeof x)) quit("no memory");
-    cudaMemcpyAsync(in, x, sizeof x, cudaMemcpyHostToDevice, s);
+    if (cudaMalloc(&in, bytes) || cudaMalloc(&device, BLOCKS * bytes)) quit("no memory");
+    simt_runtime::launch(s, dim3(1), dim3(BLOCK), 0, fill_kernel, static_cast<float *>(in));
     simt_runtime::launch_as(s, c->early, dim3(BLOCKS), dim3(BLOCK), c->smem, kernel, static_cast<float *>(device),
                             static_cast<const float *>(in));
-    cudaMemcpyAsync(out, device, BLOCKS * sizeof x, cudaMemcpyDeviceToHost, s);
+    cudaMemcpyAsync(out, device, BLOCKS * bytes, cudaMemcpyDeviceToHost, s);
     if (cudaStreamSynchronize(s) || cudaFree(in) || cudaFree(device) || cudaStreamDestroy(s)) quit("an error");
 }
 

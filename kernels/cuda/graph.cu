@@ -7,12 +7,6 @@
 #include <cstdlib>
 
 namespace GPU_NAMESPACE {
-namespace {
-
-enum { GRAPHS_MAX = 128 }; /* some twenty sizes of a step (engine/batch.h) for six lengths of contexts */
-
-} // namespace
-
 struct gpu_graph {
     uint64_t key, used_at;
     bool tried;           /* to record it */

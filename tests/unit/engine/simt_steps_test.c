@@ -210,7 +210,12 @@ static void test_ready(void **state)
     generate(g, 0, ASKS, cold);
     engine_close(g);
     g = open_engine(c);
+    use_patched(g);
+    patched.ops.replay_most = 2; /* a device that keeps no more is shown no more */
     struct simt_counts start = simt_counts(), end;
+    ready_steps(&g->batch, &engine_setup(g)->model, 60 * 1000);
+    assert_int_equal(simt_counts().graphs - start.graphs, 2);
+    use_own(g);
     ready_steps(&g->batch, &engine_setup(g)->model, 60 * 1000);
     end = simt_counts();
     assert_int_equal(end.graphs - start.graphs, 3); /* of 1, 2 and 4 texts */

@@ -183,7 +183,9 @@ namespace {
 size_t left_to_hold(const gpu_dev *d)
 {
     size_t left = left_outside(d), free_bytes = 0, total;
-    if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess || free_bytes <= SYSTEM_MARGIN) return 0;
+    cudaError_t e = cudaMemGetInfo(&free_bytes, &total);
+    if (e) cudaGetLastError(); /* what is not known is not taken */
+    if (e || free_bytes <= SYSTEM_MARGIN) return 0;
     return left < free_bytes - SYSTEM_MARGIN ? left : free_bytes - SYSTEM_MARGIN;
 }
 

@@ -81,8 +81,8 @@ cudaGraphExec_t record_once(gpu_dev *d, void (*fn)(void *), void *ctx)
     return e ? nullptr : exec;
 }
 
-/* The same; with kernels that begin early, or, should CUDA not have them in this graph, without.  Where nothing was
- * recorded, nothing has waited for written weights either. */
+/* The same; with kernels that begin early (programmatic dependent launch, LAUNCH_EARLY), or, should CUDA not have them
+ * in this graph, without.  Where nothing was recorded, nothing has waited for written weights either. */
 cudaGraphExec_t record(gpu_dev *d, void (*fn)(void *), void *ctx)
 {
     bool early = d->early, written = d->weights_written;

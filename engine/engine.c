@@ -66,6 +66,7 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     if (g->s.model.d->ops->memory) {
         struct dev_memory taken;
         g->s.model.d->ops->memory(g->s.model.d, &taken);
+        g->s.info.device_budget = taken.budget; /* all that could be had */
         g->s.info.device_base = g->stats.device_used = taken.used;
         g->s.info.workspace_bytes = taken.used - m->weight_bytes - m->kv_bytes; /* all that is neither */
     }

@@ -49,6 +49,8 @@ struct engine_config {
     int max_adapters;       /* names at once; 0: 64 */
     int max_lora_rank;      /* of an adapter; 0: 256 */
     bool no_prefix_cache;
+    bool record_steps;   /* a device that replays steps (kernels/ops.h) is shown those of all sizes at the start, for up
+                            to a second, so that the first requests do not wait for it; for what serves for long */
     bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
     double train_itl_budget; /* seconds a step of serving and the training behind it may take; 0: 0.05 */
     double train_slowdown;   /* and how many times the step; >= 1; 0: 1.2 */

@@ -5,7 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALIGN = 16 }; /* floats: each matrix begins where a vector does */
+enum {
+    ALIGN = 16, /* floats: each matrix begins where a vector does */
+    BLOCK = 256 /* bytes that devices give memory in: what is counted for adapters is what they take */
+};
 
 static size_t rounded(size_t floats)
 {
@@ -47,12 +50,13 @@ static const float *put(struct lora_weights *w, struct dev *d, size_t *at, const
 
 int lora_weights_upload(struct lora_weights *w, struct dev *d, const struct adapter *a, struct err *e)
 {
-    *w = (struct lora_weights){.bytes = floats_of(a) * sizeof(float), .layers = a->layers};
+    size_t bytes = floats_of(a) * sizeof(float);
+    *w = (struct lora_weights){.bytes = (bytes + BLOCK - 1) / BLOCK * BLOCK, .layers = a->layers};
     if (!(w->memory = d->ops->alloc(d, w->bytes))) return no_room(d, w->bytes, e);
     w->layer = mem_array((size_t)a->layers, sizeof *w->layer);
     if (d->ops->reopen && !(w->copy = mem_try_alloc(w->bytes))) { /* an outsider's size */
         lora_weights_free(w, d);
-        return err_set(e, ERR_NOMEM, "no memory for a copy of an adapter of %zu bytes", floats_of(a) * sizeof(float));
+        return err_set(e, ERR_NOMEM, "no memory for a copy of an adapter of %zu bytes", bytes);
     }
     size_t at = 0;
     for (int i = 0; i < a->layers * a->n_modules; i++) {

@@ -72,6 +72,7 @@ static void axpby(const struct run *r, float *y, const float *x, size_t n, doubl
     for (size_t i = 0, k; i < n; i += k) {
         k = n - i < SLICE ? n - i : SLICE;
         train_gate_pass(r->gate);
+        train_gate_cost(r->gate, WORK_STATE, 3 * (double)k);
         op_axpby(r->d, (struct axpby_args){y + i, x + i, k, alpha, beta});
     }
 }
@@ -91,6 +92,7 @@ static void product(const struct run *r, struct mat c, struct mat a, struct mat 
         part.rows = n;
         *(ta ? &from.cols : &from.rows) = n;
         train_gate_pass(r->gate);
+        train_gate_cost(r->gate, WORK_SUMS, cost * n);
         op_gemm(r->d, (struct gemm_args){.c = part,
                                          .a = from,
                                          .b = b,
@@ -124,6 +126,7 @@ static void momentum(const struct run *r, float *g, float *m, size_t n, double g
     for (size_t i = 0, k; i < n; i += k) {
         k = n - i < SLICE ? n - i : SLICE;
         train_gate_pass(r->gate);
+        train_gate_cost(r->gate, WORK_STATE, (double)k);
         op_square_sum(r->d, (struct square_sum_args){g + i, k, sum});
     }
 }

@@ -10,6 +10,8 @@ enum {
     SLICE = 1 << 19, /* floats between two looks at the gate: a millisecond of adamw, about */
 };
 
+#define ADAMW_FLOATS 7.0 /* moved for each parameter: four are read, three written */
+
 void optim_init(struct optim *o, struct dev *d, struct train_gate *gate)
 {
     *o = (struct optim){.d = d, .gate = gate};
@@ -75,6 +77,7 @@ void optim_zero_grad(struct optim *o)
     for (size_t i = 0, k; i < o->n; i += k) {
         k = o->n - i < SLICE ? o->n - i : SLICE;
         train_gate_pass(o->gate);
+        train_gate_cost(o->gate, WORK_STATE, (double)k);
         dev_zero(o->d, o->g + i, k);
     }
 }
@@ -86,6 +89,7 @@ double optim_grad_norm(struct optim *o)
     for (size_t i = 0, k; i < o->n; i += k) { /* slices of one size, so that the sum has one order */
         k = o->n - i < SLICE ? o->n - i : SLICE;
         train_gate_pass(o->gate);
+        train_gate_cost(o->gate, WORK_STATE, (double)k);
         op_square_sum(o->d, (struct square_sum_args){o->g + i, k, o->sum});
     }
     o->d->ops->finish(o->d);
@@ -101,6 +105,7 @@ static void average(struct optim *o, double decay)
     for (size_t i = 0, k; i < o->n && o->avg; i += k) {
         k = o->n - i < SLICE ? o->n - i : SLICE;
         train_gate_pass(o->gate);
+        train_gate_cost(o->gate, WORK_STATE, 3 * (double)k);
         op_axpby(o->d, (struct axpby_args){o->avg + i, o->p + i, k, 1 - (double)keep, keep});
     }
 }
@@ -127,6 +132,7 @@ void optim_step(struct optim *o, const struct train_params *t, double rate, doub
             a.n = end - i < SLICE ? end - i : SLICE;
             a.p = o->p + i, a.g = o->g + i, a.m = o->m + i, a.v = o->v + i;
             train_gate_pass(o->gate);
+            train_gate_cost(o->gate, WORK_STATE, ADAMW_FLOATS * (double)a.n);
             op_adamw(o->d, a);
         }
     }

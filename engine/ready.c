@@ -11,7 +11,7 @@ int ready_device(struct batch *b, struct setup *s, struct err *e)
         return err_set(e, ERR_NOMEM, "no memory for batches of %d tokens", m->max_batch_tokens);
     if (d->ops->replay) {
         b->pad_page = m->pages;
-        if (d->ops->replay_ms > 0) ready_steps(b, &s->model, d->ops->replay_ms);
+        if (s->how.record_steps && d->ops->replay_ms > 0) ready_steps(b, &s->model, d->ops->replay_ms);
     }
     if (d->ops->hold) d->ops->hold(d);
     return 0;
@@ -28,13 +28,14 @@ static bool one_size(struct batch *b, struct model *m, int n, int pages_ld)
 void ready_steps(struct batch *b, struct model *m, int ms)
 {
     uint64_t end = clock_now() + (uint64_t)ms * 1000 * 1000;
-    int places = b->pad_page * KV_PAGE;
+    int places = b->pad_page * KV_PAGE, left = m->d->ops->replay_most;
     for (int ld = 0; ld < b->max_pages;) {
         ld = ld ? 2 * ld : PAGES_LD_MIN;
         if (ld > b->max_pages) ld = b->max_pages;
         for (int n = 1, size; n <= b->max_seqs; n = size + 1) {
             size = batch_padded(n, b->max_seqs);
-            if (size > places || clock_now() > end) break;
+            if (size > places) break;
+            if (!left-- || clock_now() > end) return; /* one more would take the place of the first */
             if (one_size(b, m, size, ld)) continue;
             dev_clear_error(m->d);
             return;

@@ -152,12 +152,12 @@ static bool device_failed(struct train *t, struct err *e)
 
 enum { PARTS_MAX = ARRAYS + 2 };
 
-/* NULL: there is none of it. */
 static struct cut cut_of(const struct train *t)
 {
     return (struct cut){t->d, t->gate};
 }
 
+/* NULL: there is none of it. */
 static float *device_array(const struct train *t, int i)
 {
     return i == 0 ? t->o.p : i == 1 ? t->o.m : i == 2 ? t->o.v : t->o.avg;
@@ -519,16 +519,18 @@ static size_t room_for(struct dev *d, size_t *piece)
     return *piece = memory_available();
 }
 
-/* One array of all parameters that are trained is the largest piece. */
-static int check_piece(const struct train *t, size_t piece, struct err *e)
+/* The largest pieces are arrays of all parameters that are trained, or of activations; activations: bytes of the
+ * largest of these.  What ops take for themselves is not known so well. */
+static int check_piece(const struct train *t, size_t piece, size_t activations, struct err *e)
 {
-    double need = (double)t->o.n * sizeof(float);
+    double state = (double)t->o.n * sizeof(float), need = fmax(state, (double)activations);
     if (need <= (double)piece) return 0;
     return err_set(e, ERR_NOMEM,
-                   "training needs %.2f GiB in one piece for %zu parameters, %.2f are free in one piece: unload "
-                   "adapters, or %s",
-                   need / GIB, t->o.trained, (double)piece / GIB,
-                   t->lora_method ? "lower lora_r, or name fewer targets" : "use method lora");
+                   "training needs %.2f GiB in one piece for %s, %.2f are free in one piece: unload adapters, or %s",
+                   need / GIB, state < need ? "activations" : "parameters", (double)piece / GIB,
+                   state < need     ? "lower micro_tokens and max_length"
+                   : t->lora_method ? "lower lora_r, or name fewer targets"
+                                    : "use method lora");
 }
 
 /* Chooses whether activations are computed again, and refuses what does not fit. */
@@ -539,7 +541,7 @@ static int plan_memory(struct train *t, struct err *e)
     /* a plan alone is made on any thread, the device not being its */
     bool own = !dev_host_memory(t->d);
     int copies = 4 + average + (t->eval.n && !own ? 1 : 0), host_copies = own ? 3 + average + (t->eval.n ? 1 : 0) : 0;
-    size_t piece, room = room_for(t->d, &piece);
+    size_t piece, largest, room = room_for(t->d, &piece);
     if ((double)host_copies * (double)t->o.n * 4 > 0.95 * (double)memory_available())
         return err_set(e, ERR_NOMEM, "training needs %.2f GiB of the host for %d copies of %zu parameters",
                        (double)host_copies * (double)t->o.n * 4 / GIB, host_copies, t->o.trained);
@@ -548,15 +550,15 @@ static int plan_memory(struct train *t, struct err *e)
     p->state_bytes = (size_t)copies * t->o.n * sizeof(float) + muon_bytes(&t->o.muon);
     if (!t->lora_method) p->state_bytes += train_full_bytes(&t->full);
     t->tm.recompute = t->p.recompute == RECOMPUTE_ON;
-    p->activation_bytes = train_model_bytes(&t->tm) + scratch_bytes(t);
+    p->activation_bytes = train_model_bytes(&t->tm, &largest) + scratch_bytes(t);
     double need = (double)p->state_bytes + (double)p->activation_bytes;
     if (t->p.recompute == RECOMPUTE_AUTO && need > 0.6 * (double)room) {
         t->tm.recompute = true;
-        p->activation_bytes = train_model_bytes(&t->tm) + scratch_bytes(t);
+        p->activation_bytes = train_model_bytes(&t->tm, &largest) + scratch_bytes(t);
         need = (double)p->state_bytes + (double)p->activation_bytes;
     }
     p->recompute = t->tm.recompute;
-    if (need <= 0.95 * (double)room) return check_piece(t, piece, e);
+    if (need <= 0.95 * (double)room) return check_piece(t, piece, largest, e);
     bool state = (double)p->state_bytes > need / 2;
     return err_set(
         e, ERR_NOMEM,

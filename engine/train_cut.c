@@ -163,6 +163,7 @@ void cut_weight_grad(struct cut c, float *dw, struct mat dy, struct mat x, float
             int rows = n - at < outs ? n - at : outs, cols = k - in < ins ? k - in : ins;
             struct mat to = {dw + (size_t)at * (size_t)k + in, DT_F32, rows, cols, k};
             train_gate_pass(c.gate);
+            train_gate_cost(c.gate, WORK_SUMS, x.rows * ((double)rows * cols + MOVE_FLOAT * (rows + cols)));
             op_gemm(c.d, (struct gemm_args){.c = to,
                                             .a = mat_cols(dy, at, rows),
                                             .b = mat_cols(x, in, cols),
@@ -184,9 +185,11 @@ static int sum_rows(int cols)
 void cut_col_sum(struct cut c, struct col_sum_args a)
 {
     int most = sum_rows(a.x.cols);
-    for (int r = 0; a.out && r < a.x.rows; r += most) {
+    for (int r = 0, n; a.out && r < a.x.rows; r += n) {
+        n = a.x.rows - r < most ? a.x.rows - r : most;
         train_gate_pass(c.gate);
-        op_col_sum(c.d, (struct col_sum_args){mat_rows(a.x, r, a.x.rows - r < most ? a.x.rows - r : most), a.out});
+        train_gate_cost(c.gate, WORK_STATE, (double)n * a.x.cols);
+        op_col_sum(c.d, (struct col_sum_args){mat_rows(a.x, r, n), a.out});
     }
 }
 
@@ -195,8 +198,10 @@ static int norm_rows(struct cut c, bool sums, int left, int cols)
 {
     int most = sum_rows(cols);
     if (!sums) return move(c, left, 3.0 * cols);
+    if (most > left) most = left;
     train_gate_pass(c.gate);
-    return left < most ? left : most;
+    train_gate_cost(c.gate, WORK_STATE, 3.0 * cols * most);
+    return most;
 }
 
 void cut_norm_back(struct cut c, struct norm_back_args a)

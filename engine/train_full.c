@@ -277,6 +277,7 @@ void train_full_use(struct train_full *f, struct optim *o, float *values)
         int pieces = (int)((double)s.rows * s.cols / PIECE) + 1;
         for (int k = 0; k < pieces; k++) {
             train_gate_pass(o->gate);
+            train_gate_cost(o->gate, WORK_STATE, 2.0 * s.rows * s.cols / pieces);
             o->d->ops->weight_update(o->d, *w, src, n, k, pieces);
         }
     }

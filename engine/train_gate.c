@@ -25,7 +25,7 @@
 #define WEIGHT_SLOWER 0.4
 #define WEIGHT_FASTER 0.1
 /* Costs a ns, until one was measured: multiply-adds, logits, floats moved. */
-static const double first_rate[WORK_KINDS] = {20, 20, 10, 10, 10, 0.5, 2};
+static const double first_rate[WORK_KINDS] = {20, 20, 10, 10, 10, 0.5, 2, 10, 2};
 
 enum turn { AWAY, WAITING, INSIDE };
 

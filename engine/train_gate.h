@@ -24,8 +24,21 @@ void train_gate_free(struct train_gate *);
 /* Returns when the device is the trainer's for one op more.  What a device that only enqueues has not done when the
  * trainer's turn ends is waited for, and so is it now and then before. */
 void train_gate_pass(struct train_gate *);
-/* What an op mostly does.  The gate learns how fast each kind of work is, so a cost may be in any unit of its kind. */
-enum train_work { WORK_LINEAR, WORK_BACK, WORK_GEMM, WORK_ATTN, WORK_ATTN_BACK, WORK_LOSS, WORK_MOVE, WORK_KINDS };
+/* What an op mostly does.  The gate learns how fast each kind of work is, so a cost may be in any unit of its kind.
+ * SUMS and STATE are of ops whose sizes depend on shapes alone: products of gradients, and what moves floats of the
+ * optimizer and of sums over tokens. */
+enum train_work {
+    WORK_LINEAR,
+    WORK_BACK,
+    WORK_GEMM,
+    WORK_ATTN,
+    WORK_ATTN_BACK,
+    WORK_LOSS,
+    WORK_MOVE,
+    WORK_SUMS,
+    WORK_STATE,
+    WORK_KINDS
+};
 
 /* After a pass, which knows who else wants the device: what the op may cost; INFINITY for a gate of NULL. */
 double train_gate_room(struct train_gate *, enum train_work);

@@ -564,7 +564,7 @@ enum { HEAD_BYTES = 64 << 20, HEAD_ROWS_MIN = 16 };
 struct take {
     struct train_model *m;
     bool count, failed;
-    size_t bytes;
+    size_t bytes, largest; /* of all blocks, of one */
 };
 
 static void *take(struct take *t, size_t n, size_t size)
@@ -572,6 +572,7 @@ static void *take(struct take *t, size_t n, size_t size)
     size_t bytes = (n * size + 63) / 64 * 64;
     struct train_model *m = t->m;
     t->bytes += bytes;
+    if (bytes > t->largest) t->largest = bytes;
     if (t->count || t->failed) return NULL;
     void *p = m->d->ops->alloc(m->d, bytes);
     t->failed = !p;
@@ -649,11 +650,12 @@ static void take_all(struct take *t)
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i] = take(t, (size_t)ints, sizeof(int32_t));
 }
 
-size_t train_model_bytes(const struct train_model *like)
+size_t train_model_bytes(const struct train_model *like, size_t *largest)
 {
     struct train_model m = *like;
     struct take t = {.m = &m, .count = true};
     take_all(&t);
+    *largest = t.largest;
     return t.bytes;
 }
 

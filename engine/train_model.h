@@ -108,9 +108,9 @@ struct train_model {
     size_t n_owned, cap_owned;
 };
 
-/* Bytes that train_model_open would take.  Only c, site, grads, the dropouts, recompute and max_tokens are looked at.
- */
-size_t train_model_bytes(const struct train_model *);
+/* Bytes that train_model_open would take; *largest: of them the most in one piece.  Only c, site, grads, the dropouts,
+ * recompute and max_tokens are looked at. */
+size_t train_model_bytes(const struct train_model *, size_t *largest);
 /* positions: of the rotary tables. */
 int train_model_open(struct train_model *, int positions, struct err *);
 void train_model_close(struct train_model *);

@@ -371,11 +371,13 @@ struct dev_ops {
      * nothing from host memory.  The first time it is done as if fn were called (which may find the fastest of several
      * ways), the second time it is noted down, and from then on given to the device as one piece. */
     void (*replay)(struct dev *, uint64_t key, void (*fn)(void *ctx), void *ctx);
-    int replay_ms; /* of the start that may go into noting down what will come; 0: there it would take too long */
+    int replay_ms;   /* of the start that may go into noting down what will come; 0: there it would take too long */
+    int replay_most; /* keys whose pieces are kept: of more, those not used for longest are forgotten */
     /* Everything that is to stay is there: takes all that is left of the budget from the system, in one piece where it
-     * has one.  From now on alloc and free work inside it, at once and without the system; used counts what alloc gave,
-     * as before.  And scratch that reserve takes stays apart, so that work noted down keeps its places, until trim.
-     * Until the device is closed or opened anew. */
+     * has one; what the system does not have, or needs itself, is no part of the budget any more.  From now on alloc
+     * and free work inside it, at once and without the system; used counts what alloc gave, as before.  And scratch
+     * that reserve takes stays apart, so that work noted down keeps its places, until trim. Until the device is closed
+     * or opened anew. */
     void (*hold)(struct dev *);
     /* Gives the scratch back that reserve took since hold: the work it was for has been enqueued. */
     void (*trim)(struct dev *);

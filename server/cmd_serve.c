@@ -243,6 +243,7 @@ static void work_load(uv_work_t *w)
     struct server *s = w->data;
     struct engine_config cfg = cmd_engine_config(s->app.set);
     cfg.max_queue += cfg.max_seqs; /* admission counts what waits beside what runs: the engine's bound never decides */
+    cfg.record_steps = true;
     uint64_t start = clock_now();
     crash_thread_begin();
     jobs_look(s->app.jobs);

@@ -72,15 +72,6 @@ static inline size_t attn_index_bytes(const attn_call &c)
     return 2 * (size_t)c.n_seqs * sizeof(int32_t);
 }
 
-__device__ inline int warp_scan(int v, int lane)
-{
-    for (int by = 1; by < 32; by *= 2) {
-        int below = __shfl_up_sync(FULL_WARP, v, by);
-        if (lane >= by) v += below;
-    }
-    return v;
-}
-
 /* Counts the items: a unit whose blocks walk is one, otherwise each of its splits is; for merging, the units that were
  * split.  Sequences are split as long as there are slots for their results.  Ends with a barrier. */
 __device__ inline attn_index attn_count(const attn_call &c, unsigned char *shared, bool merging)

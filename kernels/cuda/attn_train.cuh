@@ -52,12 +52,8 @@ __device__ inline bool find_tile(const int32_t *q_start, int n_seqs, int tile_ro
     __syncthreads();
     for (int s0 = 0, before = 0; s0 < n_seqs && lane < 32; s0 += 32) {
         int s = min(s0 + lane, n_seqs - 1), start = q_start[s], n = q_start[s + 1] - start;
-        int tiles = s0 + lane < n_seqs ? (n + tile_rows - 1) / tile_rows : 0, end = tiles;
-        for (int by = 1; by < 32; by *= 2) {
-            int below = __shfl_up_sync(FULL_WARP, end, by);
-            if (lane >= by) end += below;
-        }
-        end += before;
+        int tiles = s0 + lane < n_seqs ? (n + tile_rows - 1) / tile_rows : 0;
+        int end = before + warp_scan(tiles, lane);
         if (index < end && index >= end - tiles) {
             int k = index - (end - tiles);
             *t = {start, n, (last_first ? tiles - 1 - k : k) * tile_rows};

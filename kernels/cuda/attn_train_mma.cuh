@@ -5,10 +5,10 @@
  * into gradients of scores, they lie in the warp's registers as the next product's left operand.
  *
  * Operands are bf16, in PARTS: 1, rounded, as the contract allows with bf16_x; or 3, whose sum is the f32 value to 24
- * bits: six products of parts, those below 2^-24 of the value left out, as f32 as f32 units.  (Three products of tf32
- * would take as long, and bf16 can be transposed on the way from shared memory.)  Heads that tiles are made of again
- * and again are rounded once beforehand, into scratch.  Queries are rounded with the scale of scores and log2(e) in
- * them, so that a score is an exponent to the base 2. */
+ * bits: six products of parts, those below 2^-24 of the value left out, which is f32's precision.  (Three products of
+ * tf32 would take as long, and bf16 can be transposed on the way from shared memory.)  Heads that tiles are made of
+ * again and again are rounded once beforehand, into scratch.  Queries are rounded with the scale of scores and log2(e)
+ * in them, so that a score is an exponent to the base 2. */
 #ifndef TANDEM_KERNELS_CUDA_ATTN_TRAIN_MMA_CUH
 #define TANDEM_KERNELS_CUDA_ATTN_TRAIN_MMA_CUH
 

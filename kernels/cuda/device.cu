@@ -232,6 +232,7 @@ void fill_table(struct dev_ops *o)
     o->reserve = gpu_reserve;
     o->replay = gpu_replay;
     o->replay_ms = REPLAY_MS;
+    o->replay_most = GRAPHS_MAX;
     o->hold = gpu_hold;
     o->trim = gpu_trim;
     o->lost = gpu_lost;

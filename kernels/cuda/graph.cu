@@ -7,12 +7,6 @@
 #include <cstdlib>
 
 namespace GPU_NAMESPACE {
-namespace {
-
-enum { GRAPHS_MAX = 128 }; /* some twenty sizes of a step (engine/batch.h) for six lengths of contexts */
-
-} // namespace
-
 struct gpu_graph {
     uint64_t key, used_at;
     bool tried;           /* to record it */
@@ -46,13 +40,16 @@ gpu_graph *place(gpu_dev *d)
     return oldest;
 }
 
-/* d->order of what fn enqueues */
+/* d->order of what fn enqueues.  What it asks of the staging memory is given back: the cursor moved over places whose
+ * copies may still run, without waiting for them. */
 void note_order(gpu_dev *d, void (*fn)(void *), void *ctx)
 {
+    size_t stage_at = d->stage_at;
     d->n_order = 0;
     d->measuring = d->ordering = true;
     fn(ctx);
     d->measuring = d->ordering = false;
+    d->stage_at = stage_at;
     d->ahead.place = nullptr;
 }
 
@@ -78,17 +75,20 @@ cudaGraphExec_t record_once(gpu_dev *d, void (*fn)(void *), void *ctx)
     return e ? nullptr : exec;
 }
 
-/* The same; with kernels that begin early, or, should CUDA not have them in this graph, without. */
+/* The same; with kernels that begin early (programmatic dependent launch, LAUNCH_EARLY), or, should CUDA not have them
+ * in this graph, without.  Where nothing was recorded, nothing has waited for written weights either. */
 cudaGraphExec_t record(gpu_dev *d, void (*fn)(void *), void *ctx)
 {
-    bool early = d->early;
+    bool early = d->early, written = d->weights_written;
     note_order(d, fn, ctx);
     if (!d->lost) dev_clear_error(&d->head); /* as in recording */
     cudaGraphExec_t exec = record_once(d, fn, ctx);
-    if (exec || !early || d->lost) return exec;
-    d->early = false;
-    exec = record_once(d, fn, ctx);
-    d->early = early;
+    if (!exec && early && !d->lost) {
+        d->early = false;
+        exec = record_once(d, fn, ctx);
+        d->early = early;
+    }
+    if (!exec) d->weights_written = written;
     return exec;
 }
 

@@ -115,7 +115,8 @@ __global__ void __launch_bounds__(ROPE_WARPS * 32)
     int lane = (int)threadIdx.x % 32, h = (int)(blockIdx.y * ROPE_WARPS + threadIdx.x / 32);
     size_t turn = half ? (size_t)pos[blockIdx.x] * (size_t)half : 0;
     let_next_begin();
-    if (threadIdx.x == 0 && half && half % 4 == 0) {
+    bool whole = half % 4 == 0 && (reinterpret_cast<uintptr_t>(cosines) | reinterpret_cast<uintptr_t>(sines)) % 16 == 0;
+    if (threadIdx.x == 0 && blockIdx.y == 0 && half && whole) {
         prefetch_l2(cosines + turn, (unsigned)half * (unsigned)sizeof *cosines);
         prefetch_l2(sines + turn, (unsigned)half * (unsigned)sizeof *sines);
     }

@@ -103,8 +103,7 @@ template <class T> bool set_product(gpu_dev *d, const char *op, lt_plan *p, cubl
 
 } // namespace
 
-/* The pointer also says how it is aligned, so suggestions are
- * asked for with one in place. */
+/* The pointer also says how it is aligned, so suggestions are asked for with one in place. */
 bool lt_set_bias(gpu_dev *d, const char *op, lt_plan *p, const float *bias)
 {
     if (p->bias == bias) return true;
@@ -210,10 +209,9 @@ bool may_try(gpu_dev *d, const lt_plan *p)
            capturing == cudaStreamCaptureStatusNone;
 }
 
-void note_class(lt_state *s, lt_found *f, const lt_class *c, const lt_plan *p)
+void note_class(lt_state *s, const lt_class *c, const lt_plan *p)
 {
-    if (!f) return;
-    *f = {*c, true, p->refused, p->algo};
+    lt_class_note(s, c, p->refused, &p->algo);
     if (s->tries && !s->tuning && !p->refused) lt_save_found(s);
 }
 
@@ -223,24 +221,23 @@ bool choose(gpu_dev *d, const char *op, lt_plan *p, const lt_args *a)
 {
     lt_state *s = lt_state_of(d);
     lt_class c = lt_class_of(&p->key);
-    lt_found *f = lt_class_find(s, &c);
-    bool found = f && f->used;
-    if (found && f->refused) {
+    const lt_found *f = lt_class_find(s, &c);
+    if (f && f->refused) {
         p->refused = p->settled = true;
-    } else if (found && fits(d, p, &f->algo)) {
+    } else if (f && fits(d, p, &f->algo)) {
         p->algo = f->algo;
         p->settled = true;
-    } else if (!found && may_try(d, p)) {
+    } else if (!f && may_try(d, p)) {
         if (!lt_try(d, op, p, a)) return false;
         p->settled = true;
-        note_class(s, f, &c, p);
+        note_class(s, &c, p);
     } else if (!p->chosen) {
         cublasLtMatmulHeuristicResult_t r;
         p->refused = lt_suggestions(d, op, p, &r, 1) == 0;
         if (d->head.error.op) return false;
         if (!p->refused) p->algo = r.algo;
-        p->settled = !s->tries || p->key.c.adds || found || p->refused;
-        if (p->refused && !found) note_class(s, f, &c, p);
+        p->settled = !s->tries || p->key.c.adds || f || p->refused;
+        if (p->refused && !f) note_class(s, &c, p);
     }
     return p->chosen = true;
 }
@@ -260,7 +257,8 @@ bool run_another(gpu_dev *d, const char *op, lt_plan *p, const lt_args *a)
     }
     p->refused = true;
     lt_class c = lt_class_of(&p->key);
-    if (lt_found *f = lt_class_find(lt_state_of(d), &c)) *f = {c, true, true, {}};
+    cublasLtMatmulAlgo_t none = {};
+    lt_class_note(lt_state_of(d), &c, true, &none);
     return false;
 }
 
@@ -314,8 +312,8 @@ int lt_faster(gpu_dev *d, const struct lt_race *r)
     lt_wish w = {lt_race_class(r), true, {}, *r};
     if (!s->tries) return -1;
     if (d->measuring) return lt_wish_for(d, &w), -1;
-    lt_found *f = lt_class_find(s, &w.c);
-    return f && f->used ? (int)f->algo.data[0] : -1;
+    const lt_found *f = lt_class_find(s, &w.c);
+    return f ? (int)f->algo.data[0] : -1;
 }
 
 /* ---- opening -------------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@
  * few suggestions for each class that it is shown.  In a class that has none yet the first product tries them, which
  * waits for them; not while the stream is captured, and not when it has a beta, since to try would change C: then the
  * first suggestion is taken.  What was found is kept in $XDG_CACHE_HOME/tandem (or ~/.cache/tandem) in a file by the
- * names of device and library.  What the library refuses is multiplied by tiles of ours (lt_plain.cu), slowly, and its
- * class remembered while the process lives.
+ * names of device and library: the classes asked for last, of all models that ran there.  What the library refuses is
+ * multiplied by tiles of ours (lt_plain.cu), slowly, and its class remembered while the process lives.
  *
  * A product's bits depend on the algorithm, so on the class of its shape, and not on the rest of the rows: these are
  * the products of many rows, and a row alone goes to kernels of ours (linear.cu). */
@@ -20,12 +20,15 @@
 namespace GPU_NAMESPACE {
 
 /* C (M, N) = alpha op(A) op(B) + beta C + bias, row-major, lds in elements.  op(A) (M, K) is A, or with ta the
- * transpose of A (K, M); op(B) (K, N) is B, or with tb the transpose of B (N, K).  t of A and B: DT_F32 (full
- * precision, no TF32), DT_BF16, DT_F16: C is f32, sums in f32 DT_I8: C is int32; alpha 1, beta 0, no bias; the library
- * has it for !ta, tb, K, lda and ldb multiples of 16, N and ldc of 4, A and B aligned to 16 bytes Pointers are aligned
- * to an element.  With beta 0 what C held is not read.  C overlaps neither A nor B. The bias comes last (the library's
- * epilogue): with alpha 1 and beta 0 the sum over k, rounded to f32, plus the bias, rounded, the bits of adding it
- * afterwards to what the same algorithm sums. */
+ * transpose of A (K, M); op(B) (K, N) is B, or with tb the transpose of B (N, K).  t is of A and B:
+ *  - DT_F32 (full precision, no TF32), DT_BF16, DT_F16: C is f32, sums in f32
+ *  - DT_I8: C is int32; alpha 1, beta 0, no bias.  The library has it for !ta, tb, K, lda and ldb multiples of 16,
+ *    N and ldc of 4, A and B aligned to 16 bytes
+ *
+ * Pointers are aligned to an element.  With beta 0 what C held is not read.  C overlaps neither A nor B.
+ *
+ * The bias comes last (the library's epilogue): with alpha 1 and beta 0 the sum over k, rounded to f32, plus the bias,
+ * rounded, the bits of adding it afterwards to what the same algorithm sums. */
 struct lt_args {
     enum dtype t;
     int M, N, K;

@@ -1,6 +1,7 @@
 /* The table of classes and its file: $XDG_CACHE_HOME/tandem/cublaslt-DEVICE-VERSION. */
 #include "kernels/cuda/lt_state.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
@@ -19,14 +20,40 @@ uint32_t lt_hash(const int *p, size_t n)
     return h ^ h >> 15;
 }
 
-lt_found *lt_class_find(lt_state *s, const lt_class *c)
+namespace {
+
+/* Where a class is, or is to be: a free place, or in a full table that of the one not asked for for longest.  Nothing
+ * becomes free again, so that what is in a place that was taken over is found like the rest. */
+lt_found *place_of(lt_state *s, const lt_class *c)
 {
     uint32_t h = lt_hash(&c->t, sizeof *c / sizeof(int));
+    lt_found *last = s->classes;
     for (uint32_t i = 0; i < LT_CLASSES; i++) {
         lt_found *f = s->classes + (h + i) % LT_CLASSES;
         if (!f->used || !memcmp(&f->c, c, sizeof *c)) return f;
+        if (f->asked < last->asked) last = f;
     }
-    return nullptr;
+    return last;
+}
+
+bool is_of(const lt_found *f, const lt_class *c)
+{
+    return f->used && !memcmp(&f->c, c, sizeof *c);
+}
+
+} // namespace
+
+lt_found *lt_class_find(lt_state *s, const lt_class *c)
+{
+    lt_found *f = place_of(s, c);
+    if (!is_of(f, c)) return nullptr;
+    f->asked = ++s->asked;
+    return f;
+}
+
+void lt_class_note(lt_state *s, const lt_class *c, bool refused, const cublasLtMatmulAlgo_t *algo)
+{
+    *place_of(s, c) = {*c, true, refused, *algo, ++s->asked};
 }
 
 void lt_name_file(lt_state *s, const char *device_name)
@@ -38,9 +65,11 @@ void lt_name_file(lt_state *s, const char *device_name)
     int len = cache && *cache ? snprintf(folder, sizeof folder, "%s", cache)
                               : snprintf(folder, sizeof folder, "%s/.cache", home);
     if (len < 0 || (size_t)len + sizeof "/tandem" > sizeof folder) return;
-    (void)mkdir(folder, 0777); /* what cannot be made shows when the file is written */
+    /* 0700: XDG Base Directory Specification, "Referencing this specification"; the file, by mkostemp, has 0600.  What
+     * cannot be made shows when the file is written. */
+    (void)mkdir(folder, 0700);
     memcpy(folder + len, "/tandem", sizeof "/tandem");
-    (void)mkdir(folder, 0777);
+    (void)mkdir(folder, 0700);
     for (const char *p = device_name; *p && n + 1 < sizeof device; p++)
         device[n++] = (*p >= '0' && *p <= '9') || ((*p | 32) >= 'a' && (*p | 32) <= 'z') ? *p : '_';
     device[n] = 0;
@@ -50,9 +79,10 @@ void lt_name_file(lt_state *s, const char *device_name)
 /* ---- the file ------------------------------------------------------------------------------------------------------
  *
  * The first line is the name that the file has, so that one from elsewhere is none.  Then a line for each class: its
- * numbers, the algorithm's words, and a sum over both.  Anybody may have written anything there: what is no such line
- * ends the reading, no more is read than the table takes, and an algorithm that the library does not know, or that does
- * not go with the shape, is found out when it is to be used. */
+ * numbers, the algorithm's words, and a sum over both; no more of them than the table takes, those asked for last come
+ * first.  Anybody may have written anything there: what is no such line ends the reading, no more is read than the
+ * table takes, and an algorithm that the library does not know, or that does not go with the shape, is found out when
+ * it is to be used. */
 
 namespace {
 
@@ -109,6 +139,23 @@ FILE *open_file(const char *name)
     return in;
 }
 
+void write_lines(const lt_state *s, FILE *out)
+{
+    const lt_found *found[LT_CLASSES];
+    int n = 0;
+    for (const lt_found &f : s->classes)
+        if (f.used && !f.refused) found[n++] = &f;
+    std::sort(found, found + n, [](const lt_found *a, const lt_found *b) { return a->asked > b->asked; });
+    for (int i = 0; i < n; i++) {
+        const lt_found *f = found[i];
+        int ints[CLASS_INTS];
+        memcpy(ints, &f->c, sizeof ints);
+        for (int v : ints) fprintf(out, "%d ", v);
+        for (uint64_t w : f->algo.data) fprintf(out, "%" PRIx64 " ", w);
+        fprintf(out, "%" PRIx32 "\n", line_sum(&f->c, &f->algo));
+    }
+}
+
 } // namespace
 
 void lt_load_found(lt_state *s)
@@ -118,12 +165,12 @@ void lt_load_found(lt_state *s)
     if (!in) return;
     bool ours = fgets(line, sizeof line, in) && strcspn(line, "\n") == strlen(base_name(s)) &&
                 !strncmp(line, base_name(s), strlen(base_name(s)));
-    for (int i = 0; ours && i < LT_CLASSES && fgets(line, sizeof line, in); i++) {
+    for (int i = 1; ours && i <= LT_CLASSES && fgets(line, sizeof line, in); i++) {
         lt_class c;
         cublasLtMatmulAlgo_t algo;
         if (!read_line(line, &c, &algo)) break;
-        lt_found *f = lt_class_find(s, &c);
-        if (f && !f->used) *f = {c, true, false, algo};
+        lt_found *f = place_of(s, &c);
+        if (!f->used || (!is_of(f, &c) && f->asked < -i)) *f = {c, true, false, algo, -i};
     }
     fclose(in);
 }
@@ -141,14 +188,7 @@ void lt_save_found(lt_state *s)
         return;
     }
     fprintf(out, "%s\n", base_name(s));
-    for (const lt_found &f : s->classes) {
-        int ints[CLASS_INTS];
-        if (!f.used || f.refused) continue;
-        memcpy(ints, &f.c, sizeof ints);
-        for (int v : ints) fprintf(out, "%d ", v);
-        for (uint64_t w : f.algo.data) fprintf(out, "%" PRIx64 " ", w);
-        fprintf(out, "%" PRIx32 "\n", line_sum(&f.c, &f.algo));
-    }
+    write_lines(s, out);
     bool good = !ferror(out);
     if (fclose(out) || !good || rename(name, s->file)) (void)unlink(name);
 }

@@ -62,6 +62,7 @@ struct lt_found {
     lt_class c;
     bool used, refused; /* refused: the library has no way for it; not kept in the file */
     cublasLtMatmulAlgo_t algo;
+    int64_t asked; /* when, by lt_state's count; of what the file has and nobody asked for, minus its line there */
 };
 
 struct lt_key {
@@ -98,6 +99,7 @@ struct lt_state {
     char file[400];
     lt_plan plans[LT_PLANS];
     lt_found classes[LT_CLASSES];
+    int64_t asked; /* how often for a class */
     lt_wish wishes[LT_CLASSES];
 };
 
@@ -127,14 +129,18 @@ int lt_suggestions(gpu_dev *, const char *op, const lt_plan *, cublasLtMatmulHeu
  */
 
 uint32_t lt_hash(const int *p, size_t n);
-/* The entry of a class, or the free one that it may take; NULL: the table is full. */
+/* The entry of a class, until the next is noted; NULL: nothing is known of it. */
 lt_found *lt_class_find(lt_state *, const lt_class *);
+/* What is known of a class from now on.  Where the table is full it is forgotten of the class that was not asked for
+ * for longest: one of the file's that this process has no use for, if there is one. */
+void lt_class_note(lt_state *, const lt_class *, bool refused, const cublasLtMatmulAlgo_t *);
 /* s->file, its folders made; an empty name where there is no place for it */
 void lt_name_file(lt_state *, const char *device_name);
-/* Adds what the file has and the table has not.  A file that cannot be read or is none of ours changes nothing. */
+/* Adds what the file has and the table has not, as far as it has room.  A file that cannot be read or is none of ours
+ * changes nothing. */
 void lt_load_found(lt_state *);
-/* Writes the table, and what others have put into the file since, as a new file in its place.  Where that cannot be
- * nothing is kept, and everything works. */
+/* Writes the table, and what others have put into the file since, as a new file in its place, what was asked for last
+ * first.  Where that cannot be nothing is kept, and everything works. */
 void lt_save_found(lt_state *);
 
 /* ---- lt_try.cu --------------------------------------------------------------------------------------------------- */

@@ -129,7 +129,7 @@ lt_args placed(const lt_wish *w, uint8_t *memory)
 /* Memory for the largest wish, or for as large a one as there is room for.  NULL: for none. */
 uint8_t *take_memory(gpu_dev *d, lt_wish *const *wish, int n, size_t *bytes)
 {
-    size_t room = d->budget - d->used;
+    size_t room = d->largest;
     for (;;) {
         *bytes = 0;
         for (int i = 0; i < n; i++) {
@@ -176,15 +176,15 @@ const char op[] = "cuBLASLt's trying";
 
 bool is_known(lt_state *s, const lt_wish *w)
 {
-    lt_found *f = lt_class_find(s, &w->c);
-    return !f || f->used;
+    return lt_class_find(s, &w->c) != nullptr;
 }
 
 /* A wish comes true, in memory; false: the device has failed. */
 bool try_wish(gpu_dev *d, const lt_wish *w, uint8_t *memory)
 {
     lt_state *s = lt_state_of(d);
-    lt_found found = {w->c, true, false, {}};
+    cublasLtMatmulAlgo_t algo = {};
+    bool refused = false;
     if (w->c.t == LT_RACE) {
         stopwatch watch;
         float ms[2] = {-1, -1};
@@ -195,19 +195,19 @@ bool try_wish(gpu_dev *d, const lt_wish *w, uint8_t *memory)
                 return !d->head.error.op;
             });
         stopwatch_close(&watch);
-        found.algo.data[0] = ms[1] < ms[0];
+        algo.data[0] = ms[1] < ms[0];
     } else {
         lt_args a = placed(w, memory);
         lt_key key = lt_key_of(&a);
         lt_plan *p = lt_plan_get(d, op, &a, &key);
         if (!p || !lt_set_bias(d, op, p, a.bias) || !lt_try(d, op, p, &a)) return false;
         p->settled = p->chosen = true;
-        found.refused = p->refused;
-        found.algo = p->algo;
+        refused = p->refused;
+        algo = p->algo;
     }
     if (d->head.error.op) return false;
-    if (lt_found *f = lt_class_find(s, &w->c)) *f = found;
-    if (!found.refused || !w->c.bias) return true;
+    lt_class_note(s, &w->c, refused, &algo);
+    if (!refused || !w->c.bias) return true;
     lt_wish without = *w; /* as lt_multiply will do it */
     without.a.bias = nullptr;
     without.c.bias = 0;

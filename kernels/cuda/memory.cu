@@ -16,6 +16,10 @@ struct gpu_block {
 
 enum { HELD_MAX = 16, HELD_MIN = 1 << 20 }; /* pieces; and bytes of one */
 
+/* Bytes that hold leaves free beside the budget: CUDA itself takes memory later, when a kernel is launched for the
+ * first time (its code is loaded then) and when steps are recorded. */
+const size_t SYSTEM_MARGIN = (size_t)512 << 20;
+
 struct gpu_held {
     int n;
     size_t bytes, used; /* of all pieces */
@@ -173,13 +177,27 @@ void gpu_memory(struct dev *head, struct dev_memory *m)
           __atomic_load_n(&d->scratch_used, __ATOMIC_RELAXED), __atomic_load_n(&d->largest, __ATOMIC_RELAXED)};
 }
 
-/* Where a piece is not to be had half of it may be. */
+namespace {
+
+/* What hold may still take. */
+size_t left_to_hold(const gpu_dev *d)
+{
+    size_t left = left_outside(d), free_bytes = 0, total;
+    cudaError_t e = cudaMemGetInfo(&free_bytes, &total);
+    if (e) cudaGetLastError(); /* what is not known is not taken */
+    if (e || free_bytes <= SYSTEM_MARGIN) return 0;
+    return left < free_bytes - SYSTEM_MARGIN ? left : free_bytes - SYSTEM_MARGIN;
+}
+
+} // namespace
+
+/* Where a piece is not to be had half of it may be.  What no piece holds then is not to be had by anybody. */
 void gpu_hold(struct dev *head)
 {
     gpu_dev *d = gpu_of(head);
     if (d->held || !gpu_alive(d, "hold") || !(d->held = static_cast<gpu_held *>(calloc(1, sizeof *d->held)))) return;
     gpu_held *h = d->held;
-    for (size_t want = left_outside(d); h->n < HELD_MAX && want >= HELD_MIN;) {
+    for (size_t want = left_to_hold(d), left; h->n < HELD_MAX && want >= HELD_MIN;) {
         void *p = nullptr;
         if (cudaMalloc(&p, want) != cudaSuccess) {
             cudaGetLastError();
@@ -192,8 +210,10 @@ void gpu_hold(struct dev *head)
         }
         h->p[h->n++] = static_cast<uint8_t *>(p);
         h->bytes += want;
-        want = left_outside(d) < want ? left_outside(d) : want;
+        left = left_to_hold(d);
+        want = left < want ? left : want;
     }
+    d->budget -= left_outside(d);
     note_largest(d);
 }
 

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(ROW_THREADS, (QUANT ? N : 0) > 4 ? 2 : 4)
 {
     SMEM(norm_smem, s);
     let_next_begin();
-    if (VEC && threadIdx.x == 0) prefetch_l2(w, (unsigned)x.cols * (unsigned)sizeof *w);
+    if (VEC && threadIdx.x == 0 && blockIdx.x == 0) prefetch_l2(w, (unsigned)x.cols * (unsigned)sizeof *w);
     wait_for_before();
     int n = x.cols, step = (int)blockDim.x * 4, first = (int)threadIdx.x * 4;
     float *row = static_cast<float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld;

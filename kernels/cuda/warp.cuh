@@ -20,6 +20,16 @@ __device__ inline float warp_max(float v)
     return v;
 }
 
+/* the sum up to this lane */
+__device__ inline int warp_scan(int v, int lane)
+{
+    for (int by = 1; by < 32; by *= 2) {
+        int below = __shfl_up_sync(FULL_WARP, v, by);
+        if (lane >= by) v += below;
+    }
+    return v;
+}
+
 /* one value of each warp; for blocks whose threads are whole warps */
 template <class T> struct block_part {
     T warp[32];

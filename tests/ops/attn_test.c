@@ -20,23 +20,28 @@ struct bed {
     struct kv *kv;
     int layers, pages, free_page;
     int *page_order;
-    float *cos, *sin;
+    float *cos, *sin, *tables;
 };
 
+/* With a cache of int8 the rotation tables are not aligned to more than a float. */
 static struct bed bed_open(struct dev *d, struct shape s, enum dtype t, int pages, uint64_t seed)
 {
     struct bed b = {.d = d, .s = s, .layers = 2, .pages = pages};
     int half = s.rot / 2 > 0 ? s.rot / 2 : 1;
-    float *c = malloc((size_t)MAX_POS * half * 4), *n = malloc((size_t)MAX_POS * half * 4);
+    size_t all = (size_t)MAX_POS * half, first = t == DT_I8;
+    float *c = malloc((first + 2 * all) * sizeof *c), *n = c + first + all;
+    if (!c) abort();
+    if (first) c[0] = 0;
     for (int p = 0; p < MAX_POS; p++)
         for (int i = 0; i < half; i++) {
             double angle = p * pow(10000, -2.0 * i / (2 * half));
-            c[p * half + i] = (float)cos(angle);
-            n[p * half + i] = (float)sin(angle);
+            c[first + (size_t)p * half + i] = (float)cos(angle);
+            n[(size_t)p * half + i] = (float)sin(angle);
         }
-    b.cos = put(d, c, (size_t)MAX_POS * half * 4);
-    b.sin = put(d, n, (size_t)MAX_POS * half * 4);
-    free(c), free(n);
+    b.tables = put(d, c, (first + 2 * all) * sizeof *c);
+    b.cos = b.tables + first;
+    b.sin = b.cos + all;
+    free(c);
     b.kv = d->ops->kv_open(d, &(struct kv_shape){b.layers, pages, s.kv_heads, s.head_dim, t});
     b.page_order = malloc((size_t)pages * sizeof(int));
     if (!b.kv || !b.page_order) abort();
@@ -53,8 +58,7 @@ static struct bed bed_open(struct dev *d, struct shape s, enum dtype t, int page
 static void bed_close(struct bed *b)
 {
     b->d->ops->kv_close(b->d, b->kv);
-    b->d->ops->free(b->d, b->cos);
-    b->d->ops->free(b->d, b->sin);
+    b->d->ops->free(b->d, b->tables);
     free(b->page_order);
 }
 

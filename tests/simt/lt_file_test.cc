@@ -232,8 +232,48 @@ void test_in_its_place()
     fs::create_directory(root / "home");
     CHECK(product_on_new_device(5), "at home");
     CHECK(lines_of(contents(root / "home/.cache/tandem/cublaslt-simt-130000")) == 1, "nothing at home");
+    for (const char *made : {"home/.cache", "home/.cache/tandem", "home/.cache/tandem/cublaslt-simt-130000"})
+        CHECK((fs::status(root / made).permissions() & (fs::perms::group_all | fs::perms::others_all)) ==
+                  fs::perms::none,
+              "%s is for others too", made);
     unsetenv("HOME");
     CHECK(product_on_new_device(5), "neither cache nor home");
+}
+
+/* A file that the classes of other models fill: what this process asks for is first in it afterwards, and the last
+ * lines that it has no use for have made room. */
+void test_full()
+{
+    const int shapes[] = {6, 7, 8, 10, 12, 14, 16, 20}; /* of a class each */
+    enum { MORE = sizeof shapes / sizeof *shapes, MINE = LT_CLASSES - 2 };
+    cublasLtMatmulAlgo_t second = {{2, 4, 4}};
+    std::string text = "cublaslt-simt-130000\n", lines[LT_CLASSES];
+    struct stat before, after;
+    new_place();
+    for (int i = 0; i < LT_CLASSES; i++) {
+        lt_class c = class_of(5);
+        if (i != MINE) c.K = 1000 + i;
+        text += lines[i] = line_of(c, second);
+    }
+    write(place, text);
+    gpu_dev *d = open_device();
+    CHECK(product(d, 5) && contents(place) == text, "written, though nothing was found");
+    for (int M : shapes) CHECK(product(d, M), "%d rows beside a full file", M);
+    stat(place.c_str(), &before);
+    for (lt_plan &p : lt_state_of(d)->plans) p.settled = p.chosen = false; /* as those of other shapes would be */
+    for (int M : shapes) CHECK(product(d, M), "%d rows again", M);
+    stat(place.c_str(), &after);
+    CHECK(before.st_ino == after.st_ino, "tried again");
+    shut(d);
+    std::string full = contents(place);
+    CHECK(lines_of(full) == LT_CLASSES, "%d lines", lines_of(full));
+    CHECK(full.find(lines[MINE]) < full.find(lines[0]), "what was asked for does not come first");
+    for (int i = 0; i < LT_CLASSES; i++)
+        CHECK((full.find(lines[i]) != full.npos) == (i == MINE || i < MINE + 1 - MORE), "line %d", i);
+    d = open_device();
+    for (int M : shapes) CHECK(product(d, M), "%d rows in the next process", M);
+    shut(d);
+    CHECK(contents(place) == full, "not kept for the next process");
 }
 
 /* Each of them finds classes of its own, and what is there is whole at any time. */
@@ -315,6 +355,13 @@ void test_reserve(const char *refuses)
     CHECK(d->head.ops->reserve(&d->head, show, &all) == 0, "reserve again: %s", d->head.error.msg);
     stat(place.c_str(), &after);
     CHECK(before.st_ino == after.st_ino, "tried again");
+    d->head.ops->hold(&d->head); /* as serve does after its start: then memory comes of what is held, and goes back */
+    size_t largest = d->largest, blocks = d->n_blocks;
+    used = d->used;
+    for (lt_args &a : all.a) a.K = 24, a.lda = a.ldb = 24;
+    CHECK(d->head.ops->reserve(&d->head, show, &all) == 0, "reserve in what is held: %s", d->head.error.msg);
+    CHECK(lines_of(contents(place)) == 8, "tried in what is held: %s", contents(place).c_str());
+    CHECK(d->used == used && d->largest == largest && d->n_blocks == blocks, "memory of what is held is kept");
     gpu_free(&d->head, x);
     shut(d);
 }
@@ -357,7 +404,7 @@ void test_race()
             CHECK(lines_of(contents(place)) == 2, "a race and its product: %s", contents(place).c_str());
             lt_class c = lt_race_class(&shape);
             lt_found *f = lt_class_find(lt_state_of(d), &c);
-            CHECK(f && f->used && f->algo.data[0] <= 1, "the race has no winner");
+            CHECK(f && f->algo.data[0] <= 1, "the race has no winner");
         }
         take(&s);
         gpu_download(&d->head, y[i], dy, sizeof y[0]);
@@ -384,6 +431,7 @@ int main()
     test_of_others();
     test_broken();
     test_in_its_place();
+    test_full();
     test_two_writers();
     test_recording();
     test_reserve("");

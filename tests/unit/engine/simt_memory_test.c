@@ -136,6 +136,7 @@ static void test_training(void **state)
     generate(g, 0, ASKS, right);
     engine_stats_read(g, &s);
     size_t used = s.device_used;
+    assert_int_equal(used, engine_info(g)->device_base + s.adapter_bytes);
     struct simt_counts start = simt_counts();
     if (train(g, data, dir, &told) != TRAIN_SUCCEEDED) fail_msg("%s", told.text);
     generate(g, 0, ASKS, y);
@@ -340,6 +341,18 @@ static void test_budget(void **state)
     struct engine *g = open_engine(c);
     const struct engine_info *i = engine_info(g);
     assert_true(i->device_budget == 128 << 20 && i->device_base <= i->device_budget && i->pages >= 2);
+    engine_close(g);
+
+    /* all of it: but for what the system needs, which then is no part of the budget */
+    struct dev_memory m;
+    c = config("simt");
+    c.gpu_memory_fraction = 1;
+    g = open_engine(c);
+    device_of(g)->ops->memory(device_of(g), &m);
+    assert_int_equal(m.budget, m.total - (512ull << 20));
+    assert_int_equal(engine_info(g)->device_budget, m.budget);
+    assert_int_equal(m.largest, m.budget - m.used);
+    assert_null(device_of(g)->ops->alloc(device_of(g), m.largest + 1));
     engine_close(g);
 }
 

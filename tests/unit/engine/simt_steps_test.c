@@ -129,7 +129,7 @@ static void test_sizes(void **state)
     }
 }
 
-enum { MANY = 20, STEPS = 3 };
+enum { MANY = 40, STEPS = 3 };
 
 struct many {
     float *logits; /* (STEPS, MANY, vocab) */
@@ -171,12 +171,16 @@ static void many_steps(struct engine *g, int n, struct many *out)
 static void test_padding(void **state)
 {
     (void)state;
-    static const char *const kinds[] = {NULL, "int8", "int4-nearest"};
-    static const int sizes[] = {3, 5, 9, 17};
+    static const struct {
+        const char *quantize, *activations;
+    } kinds[] = {{NULL, "f32"}, {"int8", "f32"}, {"int4-nearest", "f32"}, {"nf4", "f32"}, {"nf4", "bf16"}};
+    static const int sizes[] = {3, 5, 9, 17, 33};
     struct engine_config c = config("simt");
     c.max_seqs = MANY;
-    for (size_t k = 0; k < 3; k++) {
-        c.quantize = kinds[k];
+    c.kv_pages = 2 * MANY;
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        c.quantize = kinds[k].quantize;
+        c.activations = kinds[k].activations;
         struct engine *g = open_engine(c);
         size_t bytes = STEPS * MANY * (size_t)engine_info(g)->vocab * sizeof(float);
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -210,7 +214,12 @@ static void test_ready(void **state)
     generate(g, 0, ASKS, cold);
     engine_close(g);
     g = open_engine(c);
+    use_patched(g);
+    patched.ops.replay_most = 2; /* a device that keeps no more is shown no more */
     struct simt_counts start = simt_counts(), end;
+    ready_steps(&g->batch, &engine_setup(g)->model, 60 * 1000);
+    assert_int_equal(simt_counts().graphs - start.graphs, 2);
+    use_own(g);
     ready_steps(&g->batch, &engine_setup(g)->model, 60 * 1000);
     end = simt_counts();
     assert_int_equal(end.graphs - start.graphs, 3); /* of 1, 2 and 4 texts */

@@ -182,7 +182,8 @@ static struct {
     _Atomic int queued; /* ops that it has still to do */
     _Atomic int most, waits;
     _Atomic bool end;
-    bool unknown; /* nobody says what they cost */
+    uint64_t op_ns; /* what the device takes for each */
+    double cost;    /* 0: nobody says it */
 } queue;
 
 static int finish_queue(struct dev *d)
@@ -191,7 +192,7 @@ static int finish_queue(struct dev *d)
     int n = atomic_exchange(&queue.queued, 0);
     if (n > atomic_load(&queue.most)) atomic_store(&queue.most, n);
     atomic_fetch_add(&queue.waits, 1);
-    for (uint64_t until = clock_now() + (uint64_t)n * 5000; clock_now() < until;) {
+    for (uint64_t until = clock_now() + (uint64_t)n * queue.op_ns; clock_now() < until;) {
     }
     return 0;
 }
@@ -201,7 +202,7 @@ static void *enqueuer(void *arg)
     (void)arg;
     for (int i = 0; i < QUEUED_OPS; i++) {
         train_gate_pass(queue.gate);
-        if (!queue.unknown) train_gate_cost(queue.gate, WORK_MOVE, 1000);
+        if (queue.cost > 0) train_gate_cost(queue.gate, WORK_MOVE, queue.cost);
         atomic_fetch_add(&queue.queued, 1);
     }
     train_gate_leave(queue.gate);
@@ -216,10 +217,21 @@ static bool never(void *arg)
     return false;
 }
 
-/* Nothing is left to do when a turn ends, and never very much within one, whose ops nobody waits for one by one. */
+/* Nothing is left to do when a turn ends, and never very much within one, whose ops nobody waits for one by one: at
+ * most 32 ops, and of long ones an eighth of the turn, or a millisecond where nobody waits for its end. */
 static void test_queue(void **state)
 {
     (void)state;
+    enum { TURN = 2000000, SHORT = 5000, LONG = 80000 };
+    static const double TOLD_SHORT = 1000, TOLD_LONG = 2.0 * LONG; /* too little; as the gate reckons at first */
+    static const struct {
+        uint64_t op_ns;
+        double cost;
+        bool alone;
+        int most;
+    } cases[] = {
+        {SHORT, TOLD_SHORT, false, QUEUE_MOST}, {SHORT, 0, false, QUEUE_MOST}, {SHORT, TOLD_SHORT, true, QUEUE_MOST},
+        {SHORT, 0, true, QUEUE_MOST},           {LONG, TOLD_LONG, false, 4},   {LONG, TOLD_LONG, true, 13}};
     char why[160];
     struct dev *d = dev_open(&(struct dev_config){.name = "ref"}, why);
     const struct dev_ops *own = d->ops;
@@ -227,22 +239,24 @@ static void test_queue(void **state)
     ops.host_memory = false;
     ops.finish = finish_queue;
     d->ops = &ops;
-    for (int k = 0; k < 4; k++) {
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         pthread_t t;
         memset(&queue, 0, sizeof queue);
         queue.gate = train_gate_new(d, NULL, NULL);
-        queue.unknown = k & 1;
+        queue.op_ns = cases[k].op_ns;
+        queue.cost = cases[k].cost;
         double room = train_gate_room(queue.gate, WORK_MOVE);
         pthread_create(&t, NULL, enqueuer, NULL);
         while (!atomic_load(&queue.end)) {
-            train_gate_give(queue.gate, 2000000, k & 2 ? never : NULL, NULL);
+            train_gate_give(queue.gate, TURN, cases[k].alone ? never : NULL, NULL);
             assert_int_equal(atomic_load(&queue.queued), 0);
         }
         pthread_join(t, NULL);
         /* what the device took is learned, not what enqueuing did */
-        assert_true(queue.unknown ? train_gate_room(queue.gate, WORK_MOVE) == room
-                                  : train_gate_room(queue.gate, WORK_MOVE) < room / 2);
-        assert_true(queue.most >= 1 && queue.most <= QUEUE_MOST);
+        double learned = train_gate_room(queue.gate, WORK_MOVE);
+        if (!queue.cost) assert_true(learned == room);
+        if (queue.cost == TOLD_SHORT) assert_true(learned < room / 2);
+        assert_true(queue.most >= 1 && queue.most <= cases[k].most);
         assert_true(queue.waits >= QUEUED_OPS / QUEUE_MOST && queue.waits < QUEUED_OPS);
         train_gate_free(queue.gate);
     }

@@ -124,7 +124,10 @@ static struct gradient gradient_of(const char *name, const struct dataset *data,
                             .half = w->half,
                             .recompute = w->recompute,
                             .max_tokens = batches_micro_max(rows.batches)};
-    struct gradient out = {.n = o.n, .bytes = train_model_bytes(&t)};
+    size_t largest;
+    struct gradient out = {.n = o.n, .bytes = train_model_bytes(&t, &largest)};
+    size_t inputs = ((size_t)m.c.layers + 1) * (size_t)t.max_tokens * (size_t)m.c.hidden * sizeof(float);
+    assert_true(largest >= inputs && largest < out.bytes);
     assert_int_equal(train_model_open(&t, 64, &e), 0);
     struct batches_step s = train_rows_step(&rows, 0);
     assert_int_equal(s.n_rows, rows.n);

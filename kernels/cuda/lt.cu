@@ -258,7 +258,7 @@ bool run_another(gpu_dev *d, const char *op, lt_plan *p, const lt_args *a)
     p->refused = true;
     lt_class c = lt_class_of(&p->key);
     cublasLtMatmulAlgo_t none = {};
-    lt_class_note(lt_state_of(d), &c, true, &none);
+    if (!lt_class_find(lt_state_of(d), &c)) lt_class_note(lt_state_of(d), &c, true, &none); /* of others it may do */
     return false;
 }
 

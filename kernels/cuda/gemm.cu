@@ -113,15 +113,15 @@ template <bool TA, bool TB, bool VEC> __global__ void __launch_bounds__(TILE_THR
         }
 }
 
-/* c = the sum of `splits` matrices (M, N), in order, times alpha, + beta c */
-__global__ void __launch_bounds__(TILE_THREADS) add_splits_kernel(struct tile_args g, const float *part, int splits)
+__global__ void __launch_bounds__(TILE_THREADS) add_splits_kernel(struct splits_args s)
 {
-    unsigned i = blockIdx.x * TILE_THREADS + threadIdx.x, all = (unsigned)g.M * (unsigned)g.N;
+    unsigned i = blockIdx.x * TILE_THREADS + threadIdx.x, all = (unsigned)s.M * (unsigned)s.N, n = i % (unsigned)s.N;
     if (i >= all) return;
-    float sum = part[i];
-    for (int k = 1; k < splits; k++) sum += part[(size_t)k * all + i];
-    float *c = g.c + (size_t)(i / (unsigned)g.N) * (size_t)g.ldc + i % (unsigned)g.N;
-    *c = g.alpha * sum + (g.beta != 0 ? g.beta * *c : 0);
+    float sum = s.part[i];
+    for (int k = 1; k < s.splits; k++) sum += s.part[(size_t)k * all + i];
+    float *c = s.c + (size_t)(i / (unsigned)s.N) * (size_t)s.ldc + n;
+    sum = s.alpha * sum + (s.beta != 0 ? s.beta * *c : 0);
+    *c = s.bias ? __fadd_rn(sum, s.bias[n]) : sum;
 }
 
 /* 8 columns a thread */
@@ -189,7 +189,6 @@ bool tile_multiply(gpu_dev *d, const char *op, const struct lt_args *p)
     struct tile_args t = g;
     splits = steps ? (int)blocks_for((size_t)p->K, chunk) : 1;
     size_t all = (size_t)p->M * (size_t)p->N;
-    assert(all <= UINT32_MAX - TILE_THREADS);
     if (splits > 1) {
         t.c = static_cast<float *>(gpu_scratch(d, op, AREA_SUM, all * (size_t)splits * sizeof(float)));
         if (!t.c) return false;
@@ -197,12 +196,19 @@ bool tile_multiply(gpu_dev *d, const char *op, const struct lt_args *p)
     }
     dim3 grid(blocks_for((size_t)p->M, TILE), blocks_for((size_t)p->N, TILE), (unsigned)splits);
     LAUNCH(d, op, kernels[p->ta * 4 + p->tb * 2 + vec], grid, dim3(TILE_THREADS), sizeof(tile_smem), t);
-    if (splits > 1)
-        LAUNCH(d, op, add_splits_kernel, dim3(blocks_for(all, TILE_THREADS)), dim3(TILE_THREADS), 0, g, t.c, splits);
+    struct splits_args sum = {t.c, splits, p->M, p->N, g.c, g.ldc, g.alpha, g.beta, nullptr};
+    if (splits > 1) add_splits(d, op, &sum);
     return !d->head.error.op;
 }
 
 } // namespace
+
+void add_splits(gpu_dev *d, const char *op, const struct splits_args *s)
+{
+    size_t all = (size_t)s->M * (size_t)s->N;
+    assert(all <= UINT32_MAX - TILE_THREADS);
+    LAUNCH(d, op, add_splits_kernel, dim3(blocks_for(all, TILE_THREADS)), dim3(TILE_THREADS), 0, *s);
+}
 
 void round_bf16(gpu_dev *d, const char *op, uint16_t *to, const float *x, int rows, int cols, int ld)
 {

@@ -13,6 +13,7 @@
  * cores, closely followed by issuing: for each 32 columns a warp of 64 rows and 32 outputs has 32 mma, 84 instructions
  * of unpacking, 8 ldmatrix and 32 multiply-adds with scales. */
 #include "kernels/cuda/nf4.cuh"
+#include "kernels/cuda/product.h"
 #include "kernels/cuda/warp.cuh"
 
 namespace GPU_NAMESPACE {
@@ -28,7 +29,7 @@ enum {
     SPLIT_TILES = 128, /* a block's tiles of outputs, times splits: about as many as a GPU has processors */
     SPLIT_LEAST = 512, /* columns of a split */
     SPLITS_MAX = 8,
-    LIGHT_THREADS = 256 /* of the kernels before and after */
+    LIGHT_THREADS = 256 /* of the kernel before */
 };
 
 /* x as the kernel reads it and where its sums go */
@@ -219,17 +220,6 @@ __global__ void __launch_bounds__(nf4_block<BM, BN, WM, WN, STAGES>::THREADS) mm
     b.write();
 }
 
-/* y = the splits' sums, in order, + bias */
-__global__ void __launch_bounds__(LIGHT_THREADS) add_splits_kernel(product p, const float *part, int splits)
-{
-    int n = (int)(blockIdx.y * LIGHT_THREADS + threadIdx.x);
-    if (n >= p.N) return;
-    size_t at = (size_t)blockIdx.x * (size_t)p.N + (size_t)n, all = (size_t)p.M * (size_t)p.N;
-    float sum = part[at];
-    for (int i = 1; i < splits; i++) sum = __fadd_rn(sum, part[(size_t)i * all + at]);
-    p.y[(size_t)blockIdx.x * (size_t)p.ldy + (size_t)n] = p.bias ? __fadd_rn(sum, p.bias[n]) : sum;
-}
-
 /* ---- launching -----------------------------------------------------------------------------------------------------
  */
 
@@ -274,9 +264,8 @@ void mma_nf4(gpu_dev *d, const char *op, const product *p, const struct mat *x)
         launch<64, 128, 64, 32, 3>(d, op, &job, splits);
     else
         launch<128, 128, 64, 32, 3>(d, op, &job, splits);
-    if (splits > 1)
-        LAUNCH(d, op, add_splits_kernel, dim3((unsigned)p->M, blocks_for((size_t)p->N, LIGHT_THREADS)),
-               dim3(LIGHT_THREADS), 0, *p, job.part, (int)splits);
+    struct splits_args sum = {job.part, (int)splits, rows, p->N, p->y, p->ldy, 1, 0, p->bias};
+    if (splits > 1) add_splits(d, op, &sum);
 }
 
 } // namespace GPU_NAMESPACE

@@ -1,4 +1,5 @@
-/* Dense products of the training ops: cuBLASLt's, and a kernel for what is small or lies badly for it. */
+/* Dense products of the training ops: cuBLASLt's, and a kernel for what is small or lies badly for it; what other
+ * products share with them. */
 #ifndef TANDEM_KERNELS_CUDA_PRODUCT_H
 #define TANDEM_KERNELS_CUDA_PRODUCT_H
 
@@ -23,6 +24,18 @@ static inline int half_ld(int cols)
 
 /* to (rows, half_ld(cols)) = x (rows, cols) f32 rounded to bf16, zeros past cols */
 void round_bf16(gpu_dev *, const char *op, uint16_t *to, const float *x, int rows, int cols, int ld);
+
+/* C (M, N) = alpha times the sum of `splits` matrices (M, N) at part, in order, + beta C + bias.  M N below 2^32 - 256.
+ */
+struct splits_args {
+    const float *part;
+    int splits, M, N;
+    float *c;
+    int ldc;
+    float alpha, beta;
+    const float *bias; /* (N), of each column; NULL: none */
+};
+void add_splits(gpu_dev *, const char *op, const struct splits_args *);
 
 } // namespace GPU_NAMESPACE
 

@@ -426,7 +426,9 @@ void test_gate_up(struct dev *dev, struct dev *ref)
             for (int m = 0; m < sh.M; m++)
                 compare_bits(label, got + (size_t)m * y.dev.ld, right + (size_t)m * F, (size_t)F);
             struct gate_up_args a = {y.ref, x.ref, NULL, k % 2 ? rb : NULL, (enum act_kind)act, both.ref};
-            gate_up_ref(label, ref, parts, a, got, y.dev.ld);
+            enum dtype t = weight_kinds[k].t;
+            bool rounds = with_bf16_x && dev->ops->rounds_more && (t == DT_F16 || t == DT_NF4); /* rounds_test.c */
+            if (!rounds) gate_up_ref(label, ref, parts, a, got, y.dev.ld);
             free(got), free(right), free(b);
             dev->ops->free(dev, db), ref->ops->free(ref, rb);
             dev->ops->weight_free(dev, plain), dev->ops->weight_free(dev, fused);

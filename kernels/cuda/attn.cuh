@@ -35,7 +35,7 @@ struct attn_call {
     float scale; /* of scores, to the base 2 */
     int heads, kv_heads, group, dim, dim_pad, window, n_seqs, pages_ld;
     int tile, rows_min, rows_max, max_slots, part_ld;
-    int ahead; /* pages that a block may bring to the second-level cache before it waits */
+    int ahead; /* pages that a block may bring to L2 before it waits */
 };
 
 /* Sequence s as this kernel sees it. */
@@ -188,7 +188,7 @@ __device__ inline const uint8_t *attn_block(const attn_call &c, const attn_item 
     return c.blocks + (page * (size_t)c.kv_heads + (size_t)it.kv_head) * c.block_bytes;
 }
 
-/* Begins to bring the item's pages to the second-level cache, but for the last, which is being written.  By threads of
+/* Begins to bring the item's pages to L2, but for the last, which is being written.  By threads of
  * the block, at most one page each. */
 __device__ inline void attn_prefetch(const attn_call &c, const attn_item &it)
 {

@@ -18,7 +18,7 @@ namespace GPU_NAMESPACE {
 namespace {
 
 enum { MMA_WARPS = 4, MMA_THREADS = MMA_WARPS * 32, ROUND_THREADS = 256 };
-enum { FULL_BLOCKS = 4 }; /* so many blocks of dk and dv for each multiprocessor: no need of a block for each head */
+enum { FULL_BLOCKS = 4 }; /* so many blocks of dk and dv for each SM: no need of a block for each head */
 
 /* ---- operands ---------------------------------------------------------------------------------------------------- */
 

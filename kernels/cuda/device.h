@@ -65,9 +65,9 @@ struct gpu_dev {
     uint64_t graph_clock;
     const struct gpu_weight **order; /* of a step that is recorded: the weights that its products take, in order */
     int n_order, cap_order, order_at;
-    bool ordering;   /* measuring, for the sake of that */
-    size_t l2_bytes; /* of the second-level cache */
-    void *lt;        /* matrix products: lt.h */
+    bool ordering; /* measuring, for the sake of that */
+    size_t l2_bytes;
+    void *lt; /* matrix products: lt.h */
 };
 
 static inline gpu_dev *gpu_of(struct dev *d)

@@ -4,16 +4,16 @@
  * chunk of columns at a time.
  *
  * The kernels are launched early: their first pieces are on their way, and the second ones on theirs to the
- * second-level cache, while the kernels before them end.
+ * L2, while the kernels before them end.
  *
  * The order of a sum over k depends on the piece and the lane alone, not on M or R: a row's bits are the same in any
  * company.
  *
- * Reckoned, not measured, for one row in the shapes of llama-3.1-8b on an H200 (132 processors, 4.8 TB/s: at 0.8 us
- * from memory 29 KiB have to be on their way to each processor), from the registers that ptxas reports:
+ * Reckoned, not measured, for one row in the shapes of llama-3.1-8b on an H200 (132 SMs, 4.8 TB/s: at 0.8 us
+ * from memory 29 KiB have to be on their way to each SM), from the registers that ptxas reports:
  *
  *                                      int4          int8          bf16
- *     registers, warps a processor     72, 28        64, 32        80, 24
+ *     registers, warps an SM            72, 28        64, 32        80, 24
  *     KiB on their way in registers    112           128           96
  *     qkv, 768 blocks: waves; MB       0.83; 13      0.73; 25      0.97; 50
  *     o, 512                           0.55; 8.4     0.48; 17      0.65; 34
@@ -157,7 +157,7 @@ template <class W, int R, int U> struct weight_stream {
     }
 };
 
-/* What a kernel brings to the second-level cache before it waits: `own` pieces of each row, and of what is read after
+/* What a kernel brings to L2 before it waits: `own` pieces of each row, and of what is read after
  * this product `other` bytes a block. */
 struct gemv_ahead {
     int own;

@@ -81,7 +81,7 @@ struct float_rows {
     int ld;
 };
 
-/* blocks of a processor, as far as registers go without spilling; of sm_100 ptxas spills to have more */
+/* blocks of an SM, as far as registers go without spilling; of sm_100 ptxas spills to have more */
 constexpr int gemv_blocks(int M)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000

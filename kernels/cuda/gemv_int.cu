@@ -60,7 +60,7 @@ __device__ inline void multiply(float &sum, const uint4 &w, const uint4 (&a)[2],
     sum = fmaf((float)(dot16(lo, a[0]) + dot16(hi, a[1])), half_to_float(scale) * 0.0625f, sum);
 }
 
-/* blocks of a processor, as far as registers go without spilling: a warp has 4 KiB on their way */
+/* blocks of an SM, as far as registers go without spilling: a warp has 4 KiB on their way */
 constexpr int gemv_blocks(int M, bool int4)
 {
     return M <= 1 ? 7 : M <= 2 ? 5 : M <= 4 ? (int4 ? 3 : 4) : int4 ? 2 : 3;

@@ -95,7 +95,7 @@ struct lt_state {
     cublasLtMatmulPreference_t preference;
     void *workspace;
     bool tuning; /* in lt_tune, which writes the file when it is done */
-    void *cold;  /* then: memory as large as the second-level cache, NULL: there is no room */
+    void *cold;  /* then: memory as large as L2, NULL: there is no room */
     bool tries;  /* tries algorithms and keeps what it finds in `file` */
     char file[400];
     lt_plan plans[LT_PLANS];

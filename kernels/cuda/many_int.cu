@@ -1,5 +1,5 @@
 /* Products of many rows with int8 weights by cuBLASLt, which reaches more of newer GPUs than mma_int's instructions do:
- * sums of int32 into scratch, as many outputs at a time as leave them in the second-level cache, and a kernel that
+ * sums of int32 into scratch, as many outputs at a time as leave them in L2, and a kernel that
  * makes y of them, in the operations of mma_int and so with its bits.  Which of the two ways is faster is measured with
  * the algorithms (lt.h); until it is, the library's is taken. */
 #include "kernels/cuda/lt.h"

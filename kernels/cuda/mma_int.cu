@@ -26,7 +26,7 @@ enum {
     W8_LINE = TILE_K + 32,     /* of int8 weights */
     W4_LINE = TILE_K / 2 + 16, /* of int4 weights */
     SCALES = TILE_K / 32,      /* the most groups of a tile */
-    AHEAD = 32,                /* tiles that weights come to the second-level cache before their turn, */
+    AHEAD = 32,                /* tiles that weights come to L2 before their turn, */
     NEARER = 8                 /* so many at a time */
 };
 
@@ -79,7 +79,7 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
         }
     }
 
-    /* Brings n tiles of weights from kt on to the second-level cache.  Of the blocks that share them, one does. */
+    /* Brings n tiles of weights from kt on to L2.  Of the blocks that share them, one does. */
     __device__ void prefetch(int kt, int n)
     {
         int r = (int)threadIdx.x;
@@ -288,7 +288,7 @@ void launch(gpu_dev *d, const char *op, const product *p, const quantised *x)
     typedef mma_block<INT4, BM, BN, WM, WN, STAGES> block;
     size_t rows = (size_t)d->n_sm * 3 * BN; /* of blocks that run at once, about */
     size_t fit = d->l2_bytes / 3 / ((rows < (size_t)p->N ? rows : (size_t)p->N) * block::LINE);
-    /* rows first: blocks of the same outputs run together and share the weights in the second-level cache */
+    /* rows first: blocks of the same outputs run together and share the weights in L2 */
     dim3 grid(blocks_for((size_t)p->M, BM), blocks_for((size_t)p->N, BN));
     LAUNCH_EARLY(d, op, (mma_int_kernel<INT4, BM, BN, WM, WN, STAGES>), grid, dim3(block::THREADS),
                  sizeof(typename block::smem), *p, *x, fit < AHEAD ? (int)fit : (int)AHEAD);

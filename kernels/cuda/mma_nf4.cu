@@ -26,7 +26,7 @@ enum {
     X_LINE = TILE_K + 8,      /* bf16 of a row in shared memory: no two rows of a load meet in a bank */
     W_LINE = TILE_K / 2 + 32, /* bytes, likewise */
     TILE_N = 128,
-    SPLIT_TILES = 128, /* a block's tiles of outputs, times splits: about as many as a GPU has processors */
+    SPLIT_TILES = 128, /* a block's tiles of outputs, times splits: about as many as a GPU has SMs */
     SPLIT_LEAST = 512, /* columns of a split */
     SPLITS_MAX = 8,
     LIGHT_THREADS = 256 /* of the kernel before */
@@ -237,7 +237,7 @@ template <int BM, int BN, int WM, int WN, int STAGES>
 void launch(gpu_dev *d, const char *op, const nf4_job *job, unsigned splits)
 {
     typedef nf4_block<BM, BN, WM, WN, STAGES> block;
-    /* rows first: blocks of the same outputs run together and share the weights in the second-level cache */
+    /* rows first: blocks of the same outputs run together and share the weights in L2 */
     dim3 grid(blocks_for((size_t)job->p.M, BM), blocks_for((size_t)job->p.N, BN), splits);
     LAUNCH(d, op, (mma_nf4_kernel<BM, BN, WM, WN, STAGES>), grid, dim3(block::THREADS), sizeof(typename block::smem),
            *job);

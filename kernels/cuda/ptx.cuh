@@ -113,7 +113,7 @@ __device__ inline float half_to_float(uint16_t h)
 #endif
 }
 
-/* 16 bytes that are read once: past the first-level cache */
+/* 16 bytes that are read once: past L1 */
 __device__ inline uint4 load_stream(const uint4 *p)
 {
 #ifdef __CUDACC__
@@ -282,7 +282,7 @@ __device__ inline unsigned and_xor(unsigned a, unsigned b, unsigned c)
 #endif
 }
 
-/* 16 bytes from global to shared memory, as cp_async16, by the first-level cache: other blocks read the same */
+/* 16 bytes from global to shared memory, as cp_async16, by L1: other blocks read the same */
 __device__ inline void cp_async16_cached(void *dst, const void *src)
 {
 #ifdef __CUDACC__
@@ -293,7 +293,7 @@ __device__ inline void cp_async16_cached(void *dst, const void *src)
 #endif
 }
 
-/* Brings memory, of which address and size are multiples of 16, to the second-level cache, where everybody sees the
+/* Brings memory, of which address and size are multiples of 16, to L2, where everybody sees the
  * same: no order is needed. */
 __device__ inline void prefetch_l2(const void *p, unsigned bytes)
 {

@@ -1,5 +1,5 @@
 /* Values of packed weights written out, for products that take floats: of training backwards, and of many rows.  A
- * slice of a weight at a time stays in the second-level cache until it is multiplied. */
+ * slice of a weight at a time stays in L2 until it is multiplied. */
 #include "kernels/cuda/nf4.cuh"
 #include "kernels/cuda/product.h"
 #include "kernels/cuda/widen.h"

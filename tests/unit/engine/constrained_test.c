@@ -266,7 +266,8 @@ static void test_forced(void **state)
     assert_int_equal(y.finish, FINISH_EOS);
     assert_true(matches(g, text_of(&y)));
     engine_stats_read(r.g, &s);
-    assert_true(s.forced_tokens * 2 > (uint64_t)y.n && s.steps < (uint64_t)y.n / 2 + 2);
+    /* a row that is held because its mask is late on a loaded machine costs a step of its own */
+    assert_true(s.forced_tokens * 2 > (uint64_t)y.n && s.steps - s.held_rows < (uint64_t)y.n / 2 + 2);
     memcpy(all, p, (size_t)n * sizeof *p);
     memcpy(all + n, y.ids, (size_t)y.n * sizeof *p);
     q = ask(all, n + y.n, 1, NULL, 0);

@@ -1,6 +1,7 @@
 /* The file in which lt.cu keeps what it found by trying: written, read back, taken from nobody else, of no harm
  * whatever is in its place, and whole when two processes write it. */
 #include "kernels/cuda/lt_state.h"
+#include "tests/simt/check.h"
 
 #include <cinttypes>
 #include <cstdio>
@@ -18,14 +19,6 @@ using namespace simt_device;
 namespace fs = std::filesystem;
 
 namespace {
-
-int n_checks, n_failures;
-
-#define CHECK(ok, ...)                                                                                                 \
-    do {                                                                                                               \
-        n_checks++;                                                                                                    \
-        if (!(ok) && n_failures++ < 20) fprintf(stderr, __VA_ARGS__), fputc('\n', stderr);                             \
-    } while (0)
 
 fs::path root, place; /* a new folder for each case, and where the file is in it */
 
@@ -439,6 +432,5 @@ int main()
     unsetenv("SIMT_LT_REFUSES");
     test_race();
     fs::remove_all(root);
-    printf("%d checks, %d failures\n", n_checks, n_failures);
-    return n_failures ? EXIT_FAILURE : EXIT_SUCCESS;
+    return checked();
 }

@@ -1,6 +1,7 @@
 /* Products by cuBLASLt as lt.cu has them, over the library of kernels/simt: every type and form against sums in double,
  * with the library as it is and with it refusing. */
 #include "kernels/cuda/lt.h"
+#include "tests/simt/check.h"
 
 #include <cmath>
 #include <cstdio>
@@ -11,14 +12,6 @@
 using namespace simt_device;
 
 namespace {
-
-int n_checks, n_failures;
-
-#define CHECK(ok, ...)                                                                                                 \
-    do {                                                                                                               \
-        n_checks++;                                                                                                    \
-        if (!(ok) && n_failures++ < 20) fprintf(stderr, __VA_ARGS__), fputc('\n', stderr);                             \
-    } while (0)
 
 uint32_t random_state = 1;
 
@@ -156,8 +149,7 @@ int main()
 #ifdef SIMT_TSAN /* what it can see: the kernels of our own */
     setenv("SIMT_LT_REFUSES", "suggest", 1);
     products("suggest", 7);
-    printf("%d checks, %d failures\n", n_checks, n_failures);
-    return n_failures ? EXIT_FAILURE : EXIT_SUCCESS;
+    return checked();
 #endif
     static const char *const refusals[] = {"", "suggest", "run", "first", "bias"};
     for (const char *tries : {"", "1"})
@@ -168,6 +160,5 @@ int main()
             if (*tries) setenv("SIMT_LT_TRIES", tries, 1);
             products(*what ? what : "library", !*tries && (!*what || !strcmp(what, "suggest")) ? 1 : 3);
         }
-    printf("%d checks, %d failures\n", n_checks, n_failures);
-    return n_failures ? EXIT_FAILURE : EXIT_SUCCESS;
+    return checked();
 }

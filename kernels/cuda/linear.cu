@@ -37,20 +37,36 @@ const uint16_t *rounded_x(gpu_dev *d, const char *op, const product *p, const st
     return to;
 }
 
+/* y = x W^T + bias with x at `a` and W at `b`, both of t. */
+lt_args lt_args_of(const product *p, enum dtype t, const void *a, int lda, const void *b, int ldb)
+{
+    return {.t = t,
+            .M = p->M,
+            .N = p->N,
+            .K = p->K,
+            .a = a,
+            .lda = lda,
+            .b = b,
+            .ldb = ldb,
+            .tb = true,
+            .c = p->y,
+            .ldc = p->ldy,
+            .alpha = 1,
+            .whole = p->whole,
+            .bias = p->bias};
+}
+
 void lt_bf16(gpu_dev *d, const char *op, const product *p, const struct mat *x)
 {
-    int ld = half_ld(p->K);
     const uint16_t *rounded = rounded_x(d, op, p, x);
     if (!rounded) return;
-    lt_args a = {DT_BF16, p->M, p->N,   p->K, rounded, ld,       false,  p->w, (int)(p->row_bytes / sizeof(uint16_t)),
-                 true,    p->y, p->ldy, 1,    0,       p->whole, p->bias};
+    lt_args a = lt_args_of(p, DT_BF16, rounded, half_ld(p->K), p->w, (int)(p->row_bytes / sizeof(uint16_t)));
     lt_multiply(d, op, &a);
 }
 
 void lt_f32(gpu_dev *d, const char *op, const product *p, const struct mat *x)
 {
-    lt_args a = {DT_F32, p->M, p->N,   p->K, x->p, x->ld,    false,  p->w, (int)(p->row_bytes / sizeof(float)),
-                 true,   p->y, p->ldy, 1,    0,    p->whole, p->bias};
+    lt_args a = lt_args_of(p, DT_F32, x->p, x->ld, p->w, (int)(p->row_bytes / sizeof(float)));
     lt_multiply(d, op, &a);
 }
 
@@ -65,20 +81,10 @@ void lt_widened(gpu_dev *d, const char *op, const gpu_weight *w, const product *
         int some = p->N - n < lines ? p->N - n : lines;
         const void *wide = widen_rows(d, op, w, p->first + n, some, half, &ld);
         if (!wide) return;
-        lt_args a = {.t = half ? DT_BF16 : DT_F32,
-                     .M = p->M,
-                     .N = some,
-                     .K = p->K,
-                     .a = from,
-                     .lda = ldx,
-                     .b = wide,
-                     .ldb = ld,
-                     .tb = true,
-                     .c = p->y + n,
-                     .ldc = p->ldy,
-                     .alpha = 1,
-                     .whole = p->whole,
-                     .bias = p->bias ? p->bias + n : nullptr};
+        lt_args a = lt_args_of(p, half ? DT_BF16 : DT_F32, from, ldx, wide, ld);
+        a.N = some;
+        a.c = p->y + n;
+        a.bias = p->bias ? p->bias + n : nullptr;
         if (!lt_multiply(d, op, &a)) return;
     }
 }
@@ -126,19 +132,8 @@ void lt_f16(gpu_dev *d, const char *op, const product *p, const struct mat *x)
     float *by = static_cast<float *>(gpu_scratch(d, op, AREA_SUM, (size_t)p->M * sizeof *by));
     if (!to || !by) return;
     LAUNCH(d, op, round_f16_kernel, dim3((unsigned)p->M), dim3(THREADS), sizeof(f16_smem), to, ld, by, *x);
-    lt_args a = {.t = DT_F16,
-                 .M = p->M,
-                 .N = p->N,
-                 .K = p->K,
-                 .a = to,
-                 .lda = ld,
-                 .b = p->w,
-                 .ldb = (int)(p->row_bytes / sizeof(uint16_t)),
-                 .tb = true,
-                 .c = p->y,
-                 .ldc = p->ldy,
-                 .alpha = 1,
-                 .whole = p->whole};
+    lt_args a = lt_args_of(p, DT_F16, to, ld, p->w, (int)(p->row_bytes / sizeof(uint16_t)));
+    a.bias = nullptr; /* after the scaling */
     if (lt_multiply(d, op, &a))
         LAUNCH(d, op, scale_rows_kernel, dim3((unsigned)p->M, blocks_for((size_t)p->N, THREADS)), dim3(THREADS), 0,
                p->y, p->ldy, p->N, by, p->bias);

@@ -246,8 +246,11 @@ static void send_pieces(struct exchange *x, struct sequence *seq, bool over)
     bool chat = x->route == OPENAI_CHAT;
     if (chat && !seq->started) send_chunk(x, seq, CHUNK_ROLE);
     seq->started = true;
-    if (choice_ready(&seq->choice) || (over && !chat)) send_chunk(x, seq, CHUNK_TEXT);
-    choice_clear(&seq->choice);
+    bool any = choice_ready(&seq->choice) || (over && !chat);
+    for (; any; any = choice_ready(&seq->choice)) {
+        send_chunk(x, seq, CHUNK_TEXT);
+        choice_clear(&seq->choice);
+    }
     if (over && chat) send_chunk(x, seq, CHUNK_END);
 }
 

@@ -33,7 +33,6 @@ void choice_free(struct choice *v)
     buf_free(&v->values);
     buf_free(&v->top);
     buf_free(&v->offsets);
-    buf_free(&v->deltas);
     *v = (struct choice){0};
 }
 
@@ -50,8 +49,7 @@ static void take_tools(struct choice *v, struct tool_events events)
         if (t->kind == TOOL_CONTENT) buf_append(&v->text, t->text, t->n);
         if (t->kind != TOOL_BEGIN && t->kind != TOOL_ARGUMENTS) continue;
         if (t->index && !v->c->params->parallel_tool_calls) continue; /* one call is all that was asked for */
-        if (v->deltas.len) buf_char(&v->deltas, ',');
-        tool_put_delta(&v->deltas, t);
+        tool_answer_add(&v->answer, (struct tool_events){t, 1});
     }
 }
 
@@ -323,13 +321,13 @@ void choice_add(struct choice *v, const struct event *ev, const struct event_bat
 
 bool choice_ready(const struct choice *v)
 {
-    return v->text.len || v->deltas.len || v->tokens.len;
+    return v->text.len || v->tokens.len || (v->c->params->stream && v->answer.n);
 }
 
 void choice_clear(struct choice *v)
 {
     buf_clear(&v->text);
-    buf_clear(&v->deltas);
+    if (v->c->params->stream) tool_answer_drop(&v->answer);
     buf_clear(&v->tokens);
     buf_clear(&v->values);
     buf_clear(&v->top);

@@ -25,7 +25,7 @@ struct choice_config {
 /* Zero-initialise; choice_init, choice_free. */
 struct choice {
     const struct choice_config *c;
-    struct buf text; /* what can be sent and was not taken yet (with tools, the parser has it instead) */
+    struct buf text; /* what can be sent and was not yet (a whole answer with tools has it in `answer`) */
     struct buf held;
     /* what stands between the brackets of the arrays of logprobs; completions: all four, chat: tokens has objects */
     struct buf tokens, values, top, offsets;
@@ -36,8 +36,7 @@ struct choice {
     int stop_index; /* as in struct event; -1 */
     struct event done;
     struct tool_parser *parser; /* NULL without tools */
-    struct buf deltas;          /* stream: the inside of delta.tool_calls, not taken yet */
-    struct tool_answer answer;  /* not stream: the calls, and the text beside them */
+    struct tool_answer answer;  /* not stream: the calls, and the text beside them; stream: calls not sent yet */
 };
 
 /* echo: the text (n bytes) that the answer begins with */
@@ -50,9 +49,9 @@ __attribute__((warn_unused_result)) bool choice_room(struct choice *, const stru
 size_t choice_bytes(const struct choice *);
 /* One event of the generation, the EV_DONE included. */
 void choice_add(struct choice *, const struct event *, const struct event_batch *);
-/* A stream has something to send. */
+/* A stream has something to send: a chunk holds text, log-probabilities and at most one call. */
 bool choice_ready(const struct choice *);
-/* It was sent. */
+/* A chunk was sent: drops what it held. */
 void choice_clear(struct choice *);
 /* mean log-probability of its tokens: what best_of ranks by */
 double choice_score(const struct choice *);

@@ -53,12 +53,16 @@ static void put_delta(struct buf *out, enum openai_chunk kind, const struct choi
     const char *comma = "";
     buf_str(out, "\"delta\":{");
     if (kind == CHUNK_ROLE) buf_str(out, "\"role\":\"assistant\",\"content\":\"\"");
-    if (kind == CHUNK_TEXT && (v->text.len || !v->deltas.len)) {
+    if (kind == CHUNK_TEXT && (v->text.len || !v->answer.n)) {
         buf_str(out, "\"content\":");
         put_text(out, &v->text);
         comma = ",";
     }
-    if (kind == CHUNK_TEXT && v->deltas.len) buf_printf(out, "%s\"tool_calls\":[%s]", comma, v->deltas.data);
+    if (kind == CHUNK_TEXT && v->answer.n) {
+        buf_printf(out, "%s\"tool_calls\":[", comma);
+        tool_put_delta(out, &v->answer);
+        buf_char(out, ']');
+    }
     buf_char(out, '}');
 }
 

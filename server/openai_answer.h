@@ -23,7 +23,7 @@ struct openai_usage {
 
 enum openai_chunk {
     CHUNK_ROLE, /* chat: the first of a choice */
-    CHUNK_TEXT, /* what the choice has; completions: with finish_reason when it is over */
+    CHUNK_TEXT, /* what choice_clear drops; completions: with finish_reason when it is over */
     CHUNK_END,  /* chat: finish_reason */
 };
 

@@ -486,11 +486,24 @@ static void put_function(struct buf *out, const char *id, const char *name, cons
     buf_str(out, "}}");
 }
 
-void tool_put_delta(struct buf *out, const struct tool_event *ev)
+static void put_call(struct buf *out, const struct tool_call *c)
 {
-    CHECK(ev->kind == TOOL_BEGIN || ev->kind == TOOL_ARGUMENTS);
-    buf_printf(out, "{\"index\":%d,", ev->index);
-    put_function(out, ev->id, ev->name, ev->text ? ev->text : "", ev->n);
+    put_function(out, c->name ? c->id : NULL, c->name, c->arguments.data ? c->arguments.data : "", c->arguments.len);
+}
+
+void tool_put_delta(struct buf *out, const struct tool_answer *a)
+{
+    buf_printf(out, "{\"index\":%d,", a->calls[0].index);
+    put_call(out, &a->calls[0]);
+}
+
+static struct tool_call *last_call(struct tool_answer *a, int index)
+{
+    if (a->n && a->calls[a->n - 1].index == index) return &a->calls[a->n - 1];
+    mem_grow(&a->calls, &a->cap, a->n + 1, sizeof *a->calls);
+    struct tool_call *c = &a->calls[a->n++];
+    *c = (struct tool_call){.index = index};
+    return c;
 }
 
 void tool_answer_add(struct tool_answer *a, struct tool_events events)
@@ -498,22 +511,28 @@ void tool_answer_add(struct tool_answer *a, struct tool_events events)
     for (int i = 0; i < events.n; i++) {
         const struct tool_event *ev = &events.v[i];
         if (ev->kind == TOOL_CONTENT) buf_append(&a->content, ev->text, ev->n);
-        if (ev->kind == TOOL_ARGUMENTS) buf_append(&a->calls[a->n - 1].arguments, ev->text, ev->n);
+        if (ev->kind == TOOL_ARGUMENTS) buf_append(&last_call(a, ev->index)->arguments, ev->text, ev->n);
         if (ev->kind != TOOL_BEGIN) continue;
-        mem_grow(&a->calls, &a->cap, a->n + 1, sizeof *a->calls);
-        struct tool_call *c = &a->calls[a->n++];
-        *c = (struct tool_call){.name = mem_strdup(ev->name)};
+        struct tool_call *c = last_call(a, ev->index);
+        c->name = mem_strdup(ev->name);
         memcpy(c->id, ev->id, sizeof c->id);
     }
+}
+
+void tool_answer_drop(struct tool_answer *a)
+{
+    if (!a->n) return;
+    free(a->calls[0].name);
+    buf_free(&a->calls[0].arguments);
+    memmove(a->calls, a->calls + 1, --a->n * sizeof *a->calls);
 }
 
 void tool_answer_put(struct buf *out, const struct tool_answer *a)
 {
     buf_char(out, '[');
     for (size_t i = 0; i < a->n; i++) {
-        const struct tool_call *c = &a->calls[i];
         buf_str(out, i ? ",{" : "{");
-        put_function(out, c->id, c->name, c->arguments.data ? c->arguments.data : "", c->arguments.len);
+        put_call(out, &a->calls[i]);
     }
     buf_char(out, ']');
 }

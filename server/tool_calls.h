@@ -85,22 +85,26 @@ int tool_parser_calls(const struct tool_parser *);
 
 /* ---- as JSON --------------------------------------------------------------------------------------------------- */
 
-/* One entry of a chunk's delta.tool_calls for a BEGIN ({"index":0,"id":...,"type":"function","function":{"name":...,
- * "arguments":""}}) or an ARGUMENTS event ({"index":0,"function":{"arguments":"..."}}). */
-void tool_put_delta(struct buf *out, const struct tool_event *);
-
-/* A whole answer, collected from events.  Zero-initialise; tool_answer_free. */
+/* What was collected from events: a whole answer, or what a stream has not sent yet.  One entry per call, whatever
+ * number of events told of it.  Zero-initialise; tool_answer_free. */
 struct tool_answer {
     struct buf content;
     struct tool_call {
+        int index;
         char id[TOOL_ID_SIZE];
-        char *name; /* owned */
+        char *name; /* owned; NULL: the call began before what was collected, and id is empty */
         struct buf arguments;
     } * calls;
     size_t n, cap;
 };
 
 void tool_answer_add(struct tool_answer *, struct tool_events);
+/* The only entry of a chunk's delta.tool_calls, from the first call collected: {"index":0,"id":...,"type":"function",
+ * "function":{"name":...,"arguments":"{"}}, then {"index":0,"function":{"arguments":"..."}}.  Clients append the
+ * entries of their first chunk without looking at the indices, and some read only the first entry of a chunk. */
+void tool_put_delta(struct buf *out, const struct tool_answer *);
+/* The chunk was sent: the first call collected is dropped. */
+void tool_answer_drop(struct tool_answer *);
 /* The message's tool_calls: [{"id":...,"type":"function","function":{"name":...,"arguments":"..."}}, ...] */
 void tool_answer_put(struct buf *out, const struct tool_answer *);
 void tool_answer_free(struct tool_answer *);

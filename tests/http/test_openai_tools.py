@@ -2,8 +2,11 @@
 tool_choice forces a call of any kind, and structured_outputs.choice a text, for the parser to find calls in."""
 import json
 import shutil
+from collections import Counter
+from typing import Literal
 
 import openai
+import pydantic
 import pytest
 from conftest import ROOT
 
@@ -60,11 +63,12 @@ class Api:
             finish = choice.finish_reason or finish
             content += choice.delta.content or ""
             for delta in choice.delta.tool_calls or []:
+                assert len(choice.delta.tool_calls) == 1  # clients append the first chunk's entries, or read one per chunk
                 if delta.id:
-                    assert delta.index == len(calls) and delta.type == "function" and delta.function.arguments == ""
-                    calls.append({"id": delta.id, "name": delta.function.name, "arguments": ""})
+                    assert delta.index == len(calls) and delta.type == "function" and delta.function.arguments.startswith("{")
+                    calls.append({"id": delta.id, "name": delta.function.name, "arguments": delta.function.arguments})
                 else:
-                    assert delta.index == len(calls) - 1 and delta.function.name is None
+                    assert delta.index == len(calls) - 1 and delta.function.name is None and delta.function.arguments
                     calls[-1]["arguments"] += delta.function.arguments
         return content, calls, finish
 
@@ -173,6 +177,53 @@ def test_no_call_in_thoughts(start, model, tmp_path):
         message = api.create(**api.forced(thoughts + "\n\n" + hermes("get_weather", ARGUMENTS))).choices[0].message
         assert message.content == thoughts and [c.function.name for c in message.tool_calls] == ["get_weather"]
         check_call(api.create(tool_choice="required").choices[0].message.tool_calls[0])
+
+
+# ---- the openai package's own helper for streams ---------------------------------------------------------------------
+
+class Weather(pydantic.BaseModel):
+    city: Literal["Paris", "Oslo", "Zürich"]
+    unit: Literal["c", "f"]
+
+
+class Time(pydantic.BaseModel):
+    zone: Literal["UTC", "CET"]
+
+
+HELPED = [openai.pydantic_function_tool(Weather, name="get_weather"), openai.pydantic_function_tool(Time, name="get_time")]
+
+
+def helped(api, **kw):
+    """-> (the calls as the helper parsed them, how many times it told of arguments for each)"""
+    fields = {"tools": HELPED, "temperature": 1, "seed": 1, "max_completion_tokens": 400, **kw}
+    deltas, done = Counter(), []
+    with api.client.chat.completions.stream(model="tools", messages=ASK, **fields) as stream:
+        for event in stream:
+            if event.type == "chunk":
+                assert len(event.chunk.choices[0].delta.tool_calls or []) <= 1
+            elif event.type == "tool_calls.function.arguments.delta":
+                deltas[event.index] += 1
+            elif event.type == "tool_calls.function.arguments.done":
+                done.append((event.index, event.name, event.parsed_arguments))
+        message = stream.get_final_completion().choices[0].message
+    calls = [c.function.parsed_arguments for c in message.tool_calls]
+    assert done == [(i, c.function.name, c.function.parsed_arguments) for i, c in enumerate(message.tool_calls)]
+    return calls, deltas
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=["required", "named"])
+def test_stream_helper(api, choice):
+    (call,), deltas = helped(api, tool_choice=choice)
+    assert isinstance(call, Weather | Time) and deltas[0] > 1
+    assert choice == "required" or isinstance(call, Weather)
+
+
+def test_stream_helper_automatic(api):
+    """Two calls that the model writes of itself."""
+    weather, time = ("get_weather", '{"city": "Oslo", "unit": "f"}'), ("get_time", '{"zone": "CET"}')
+    texts = {QWEN: "I look.\n" + hermes(*weather) + "\n" + hermes(*time), LLAMA: llama(*weather) + "; " + llama(*time)}
+    calls, deltas = helped(api, **api.forced(texts[api.template]))
+    assert calls == [Weather(city="Oslo", unit="f"), Time(zone="CET")] and min(deltas[0], deltas[1]) > 0
 
 
 # ---- mistakes --------------------------------------------------------------------------------------------------------

@@ -375,13 +375,7 @@ static void as_json(void **state)
     const char *text = "Hi\n" CALL("{\"name\": \"f\", \"arguments\": {\"s\": \"\xc3\xa9\\n\"}}") CALL(F1);
     struct tool_events events = tool_parser_feed(p, text, strlen(text));
     assert_int_equal(events.n, 7);
-    for (int i = 1; i < 3; i++) tool_put_delta(&out, &events.v[i]);
     char expected[512];
-    snprintf(expected, sizeof expected,
-             "{\"index\":0,\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"\"}}"
-             "{\"index\":0,\"function\":{\"arguments\":\"{\\\"s\\\": \\\"\xc3\xa9\\\\n\\\"}\"}}",
-             events.v[1].id);
-    assert_string_equal(out.data, expected);
     assert_string_not_equal(events.v[1].id, events.v[4].id);
     tool_answer_add(&a, events);
     tool_answer_add(&a, tool_parser_finish(p));
@@ -396,6 +390,45 @@ static void as_json(void **state)
     buf_clear(&out);
     tool_answer_put(&out, &a);
     assert_string_equal(out.data, expected);
+    tool_answer_free(&a);
+    tool_parser_free(p);
+}
+
+/* A stream's deltas: one entry per call and chunk, which has the name, the id and the first arguments together. */
+static void as_deltas(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *deltas[2]; /* the deltas to be sent then, %s for an id */
+    } pieces[] = {
+        {"Hi\n<tool_call>{\"name\": \"f\", \"arguments\": ", {NULL}},
+        {"{\"s\": \"\xc3\xa9\\n",
+         {"{\"index\":0,\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":"
+          "\"{\\\"s\\\": \\\"\xc3\xa9\\\\n\"}}"}},
+        {"\"", {"{\"index\":0,\"function\":{\"arguments\":\"\\\"\"}}"}},
+        {"}}</tool_call>" CALL("{\"name\": \"g\", \"arguments\": {}}"),
+         {"{\"index\":0,\"function\":{\"arguments\":\"}\"}}",
+          "{\"index\":1,\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":\"g\",\"arguments\":\"{}\"}}"}},
+    };
+    struct tool_parser *p = new_parser(TOOL_FORMAT_HERMES, true);
+    struct tool_answer a = {0};
+    struct buf out = {0};
+    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
+        /* byte by byte, so that several events tell of what is sent at once */
+        for (const char *s = pieces[i].text; *s; s++) tool_answer_add(&a, tool_parser_feed(p, s, 1));
+        for (size_t k = 0; k < 2 && pieces[i].deltas[k]; k++) {
+            char expected[256];
+            assert_int_not_equal(a.n, 0);
+            snprintf(expected, sizeof expected, pieces[i].deltas[k], a.calls[0].id);
+            buf_clear(&out);
+            tool_put_delta(&out, &a);
+            assert_string_equal(out.data, expected);
+            tool_answer_drop(&a);
+        }
+        assert_int_equal(a.n, 0);
+    }
+    assert_string_equal(a.content.data, "Hi");
+    buf_free(&out);
     tool_answer_free(&a);
     tool_parser_free(p);
     buf_free(&out);
@@ -456,6 +489,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(limits),
         cmocka_unit_test(many_calls),
         cmocka_unit_test(as_json),
+        cmocka_unit_test(as_deltas),
         cmocka_unit_test(formats),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

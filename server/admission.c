@@ -275,7 +275,7 @@ bool admission_refuses(struct app *app, struct http_req *req, const struct admis
     if (refuses_state(app, req)) return true;
     if (!what || !what->works) return false;
     if (!decide_unread(a, req, 0, 0, &ask, &deadline)) return true;
-    if (!bridge_has_room(app->bridge)) {
+    if (!bridge_has_room(app->bridge, client_id(req))) {
         admission_reply_full(app, req);
         return true;
     }
@@ -290,7 +290,7 @@ struct ticket *admission_enter(struct http_req *req)
     struct admit_ask ask;
     uint64_t deadline;
     if (refuses_state(app, req) || !decide_unread(a, req, 1, req->body_len, &ask, &deadline)) return NULL;
-    if (!bridge_has_room(app->bridge)) {
+    if (!bridge_has_room(app->bridge, client_id(req))) {
         admission_reply_full(app, req);
         return NULL;
     }

@@ -163,7 +163,7 @@ void api_adapters_delete(struct http_req *req)
         *d = (struct deletion){.app = app, .req = req, .name = mem_strdup(req->param), .unloaded = unloaded, .e = e};
         req->user = d;
         req->on_close = on_deletion_close;
-        bridge_work(app->bridge, work_remove, after_remove, d);
+        bridge_work(app->bridge, 0, work_remove, after_remove, d);
     } else if (unloaded) {
         struct buf out = {0};
         put_deleted(&out, req->param);
@@ -268,7 +268,7 @@ static void begin_load(struct http_req *req, bool vllm, const char *name, const 
     req->user = l;
     req->on_close = on_close;
     app->adapter_loads++;
-    bridge_work(app->bridge, work_load, after_load, l);
+    bridge_work(app->bridge, 0, work_load, after_load, l);
 }
 
 /* The body's two texts (path_key NULL: one); false: refused. */

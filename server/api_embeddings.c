@@ -37,6 +37,7 @@ struct exchange {
     struct app *app;
     struct http_req *req; /* NULL once closed */
     struct ticket *ticket;
+    uint64_t client;   /* client_id */
     _Atomic bool gone; /* the same, for the pool; also when it is too late */
     struct embed_params params;
     struct embed_limits limits;
@@ -98,7 +99,7 @@ static void do_work(struct exchange *x, bool here, void (*work)(void *), void (*
         work(x);
         done(x);
     } else {
-        bridge_work(x->app->bridge, work, done, x);
+        bridge_work(x->app->bridge, x->client, work, done, x);
     }
 }
 
@@ -286,7 +287,7 @@ void api_embeddings(struct http_req *req)
     struct ticket *ticket = admission_enter(req);
     if (!ticket) return;
     struct exchange *x = mem_zalloc(sizeof *x);
-    *x = (struct exchange){.refs = 2, .app = app, .req = req, .ticket = ticket};
+    *x = (struct exchange){.refs = 2, .app = app, .req = req, .ticket = ticket, .client = client_id(req)};
     x->limits = (struct embed_limits){
         .hidden = app->info->hidden,
         .vocab = app->info->vocab,

@@ -377,7 +377,8 @@ static void on_tokenized(void *arg, const struct tokenization *t)
             ticket_tokens(x->ticket, (int64_t)n, (int64_t)n * x->params.best_of);
             x->prompt = mem_array(n, sizeof *x->prompt);
             for (size_t i = 0; i < n; i++) x->prompt[i] = t->tokens.v[first + i].id;
-            struct constraint_job *job = constraint_compile(x->app->constraints, &x->params.ask, on_compiled, x);
+            struct constraint_job *job =
+                constraint_compile(x->app->constraints, client_id(x->req), &x->params.ask, on_compiled, x);
             if (job) x->compiling = job; /* else on_compiled has run */
         }
     }
@@ -415,8 +416,8 @@ static void handle(struct http_req *req, enum generate_route route)
         reply_invalid(x, status, &e);
     } else if (ticket_ask(ticket, req, &need)) {
         ticket_watch(ticket, on_late, x);
-        x->job = bridge_tokenize(app->bridge, x->params.inputs, x->params.inputs_len, TOKENIZE_SPECIAL, NULL,
-                                 on_tokenized, x);
+        x->job = bridge_tokenize(app->bridge, client_id(req), x->params.inputs, x->params.inputs_len, TOKENIZE_SPECIAL,
+                                 NULL, on_tokenized, x);
     }
     exchange_unref(x);
 }

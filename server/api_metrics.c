@@ -97,7 +97,7 @@ void api_metrics(struct http_req *req)
     req->user = s;
     req->on_close = on_close;
     app->sampling = true;
-    bridge_work(app->bridge, work_sample, after_sample, s);
+    bridge_work(app->bridge, 0, work_sample, after_sample, s);
 }
 
 /* ---- the driver ------------------------------------------------------------------------------------------------- */
@@ -125,7 +125,7 @@ void app_watch_devices(struct app *app)
 {
     struct opening *o = mem_zalloc(sizeof *o);
     o->app = app;
-    bridge_work(app->bridge, work_open, after_open, o);
+    bridge_work(app->bridge, 0, work_open, after_open, o);
 }
 
 void app_unwatch_devices(struct app *app)

@@ -463,7 +463,8 @@ static void on_prepared(void *arg)
         reply_error(x, 400, "invalid_value", x->route == OPENAI_CHAT ? "messages" : "prompt", x->failed.msg);
     } else if (wanted) {
         x->asked = clock_now();
-        struct constraint_job *job = constraint_compile(x->app->constraints, &x->params.ask, on_compiled, x);
+        struct constraint_job *job =
+            constraint_compile(x->app->constraints, client_id(x->req), &x->params.ask, on_compiled, x);
         if (job) x->compiling = job; /* else on_compiled has run */
     }
     exchange_unref(x);
@@ -526,7 +527,7 @@ static void begin(struct exchange *x)
         prepare(x);
         on_prepared(x);
     } else {
-        bridge_work(x->app->bridge, prepare, on_prepared, x);
+        bridge_work(x->app->bridge, client_id(x->req), prepare, on_prepared, x);
     }
 }
 

@@ -222,7 +222,7 @@ static void tokenize_chat(struct http_req *req, cJSON *tree, const cJSON *messag
         cJSON_Delete(tree);
         free(w);
     } else if (req->body_len > TOKENIZE_INLINE_BYTES) {
-        bridge_work(app->bridge, work_chat, after_chat, w);
+        bridge_work(app->bridge, client_id(req), work_chat, after_chat, w);
     } else {
         work_chat(w);
         after_chat(w);
@@ -257,11 +257,12 @@ void api_tokenize(struct http_req *req)
         *x = (struct tokenize_exchange){.req = req, .vllm = vllm, .max_model_len = app->info->max_total_tokens};
         req->user = x;
         req->on_close = on_tokenize_close;
-        struct token_job *job = bridge_tokenize(app->bridge, text, strlen(text), special ? TOKENIZE_SPECIAL : 0,
-                                                !vllm     ? render_tgi
-                                                : strings ? render_vllm_strings
-                                                          : render_vllm,
-                                                on_tokenized, x);
+        struct token_job *job =
+            bridge_tokenize(app->bridge, client_id(req), text, strlen(text), special ? TOKENIZE_SPECIAL : 0,
+                            !vllm     ? render_tgi
+                            : strings ? render_vllm_strings
+                                      : render_vllm,
+                            on_tokenized, x);
         if (job) x->job = job; /* answered at once otherwise, and x may be gone */
     }
     cJSON_Delete(tree);
@@ -361,7 +362,7 @@ void api_detokenize(struct http_req *req)
     req->user = w;
     req->on_close = on_detokenize_close;
     if (n > DETOKENIZE_INLINE) {
-        bridge_work(app->bridge, work_detokenize, after_detokenize, w);
+        bridge_work(app->bridge, client_id(req), work_detokenize, after_detokenize, w);
     } else {
         work_detokenize(w);
         after_detokenize(w);

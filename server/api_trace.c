@@ -101,7 +101,7 @@ static void take(struct tracing *t)
     if (t->taking) return;
     t->taking = true;
     uv_timer_stop(&t->timer);
-    bridge_work(t->app->bridge, work_take, after_take, t);
+    bridge_work(t->app->bridge, 0, work_take, after_take, t);
 }
 
 static void on_timer(uv_timer_t *h)

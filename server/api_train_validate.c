@@ -224,7 +224,7 @@ static void after_check(struct call *c)
     } else {
         atomic_store(&v->gone, true); /* what is left to do is to remove the rows */
     }
-    bridge_work(c->app->bridge, work_validate, on_validated, v);
+    bridge_work(c->app->bridge, 0, work_validate, on_validated, v);
 }
 
 static void settle_check(struct call *c, struct db *db)

@@ -6,6 +6,7 @@
 #include "server/admission.h"
 #include "server/bridge.h"
 #include "server/chat.h"
+#include "server/client.h"
 #include "server/conf.h"
 #include "server/http.h"
 #include "server/metrics.h"

@@ -9,10 +9,15 @@
 #include "server/admission.h"
 #include "server/http.h"
 #include "server/metrics.h"
+#include "server/work_queue.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <uv.h>
+
+/* Of libuv's four threads; the rest is for what no client waits in line for: uploads, jobs, a driver that hangs. */
+enum { WORK_SLOTS = 3 };
 
 struct gen {
     struct gen *next, *prev; /* bridge.gens, a ring */
@@ -27,14 +32,14 @@ struct gen {
 };
 
 struct token_job {
-    uv_work_t work;
     struct bridge *bridge;
     const struct tokenizer *tokenizer;
     char *text; /* owned */
     size_t len;
     unsigned flags;
     tokenize_render_fn *render;
-    tokenize_done_fn *done; /* NULL: the client is gone */
+    tokenize_done_fn *done; /* NULL: the client is gone; */
+    _Atomic bool gone;      /* the same, for the pool */
     void *arg;
     struct tokenization out;
 };
@@ -45,9 +50,10 @@ struct bridge {
     struct metrics *metrics;
     struct engine *engine; /* owned once started; NULL before */
     const struct tokenizer *tokenizer;
-    int max_queue;
+    int max_jobs;
     struct gen gens; /* head of the ring */
-    int n_gens, n_jobs;
+    struct work_queue work;
+    int n_gens, n_jobs; /* n_jobs: on the pool and waiting for it */
     void (*on_idle)(void *);
     void *idle_arg;
     void (*on_lost)(void *);
@@ -70,16 +76,17 @@ struct bridge *bridge_open(uv_loop_t *loop, struct metrics *m)
     b->loop = loop;
     b->metrics = m;
     b->gens.next = b->gens.prev = &b->gens;
+    work_queue_init(&b->work, WORK_SLOTS);
     CHECK(uv_async_init(loop, &b->async, drain_events) == 0);
     b->async.data = b;
     return b;
 }
 
-int bridge_start(struct bridge *b, struct engine *engine, struct err *e)
+int bridge_start(struct bridge *b, struct engine *engine, int max_jobs, struct err *e)
 {
     b->engine = engine;
     b->tokenizer = engine_tokenizer(engine);
-    b->max_queue = engine_info(engine)->max_queue;
+    b->max_jobs = max_jobs;
     return engine_start(engine, on_notify, b, e);
 }
 
@@ -97,6 +104,7 @@ static void on_async_closed(uv_handle_t *h)
     struct bridge *b = h->data;
     void (*done)(void *) = b->on_closed;
     void *arg = b->closed_arg;
+    work_queue_free(&b->work);
     free(b);
     done(arg);
 }
@@ -260,9 +268,9 @@ static void drain_events(uv_async_t *async)
 
 /* ---- room ------------------------------------------------------------------------------------------------------ */
 
-bool bridge_has_room(const struct bridge *b)
+bool bridge_has_room(const struct bridge *b, uint64_t client)
 {
-    return engine_has_room(b->engine) && b->n_jobs < b->max_queue;
+    return engine_has_room(b->engine) && work_queue_has_room(&b->work, client, b->max_jobs);
 }
 
 uint64_t bridge_oldest_waiting(const struct bridge *b)
@@ -306,17 +314,23 @@ void bridge_on_idle(struct bridge *b, void (*fn)(void *), void *arg)
 /* ---- work on the pool ------------------------------------------------------------------------------------------ */
 
 struct pool_job {
+    struct work_job turn; /* first */
     uv_work_t work;
     struct bridge *bridge;
     void (*run)(void *), (*done)(void *);
     void *arg;
+    uint64_t ns; /* it ran for so long */
 };
+
+static void start_jobs(struct bridge *b);
 
 static void work_pool(uv_work_t *w)
 {
     struct pool_job *j = w->data;
+    uint64_t start = clock_now();
     crash_thread_begin();
     j->run(j->arg);
+    j->ns = clock_now() - start;
 }
 
 static void after_pool(uv_work_t *w, int status)
@@ -324,6 +338,8 @@ static void after_pool(uv_work_t *w, int status)
     struct pool_job *j = w->data;
     struct bridge *b = j->bridge;
     CHECK(status == 0); /* nobody cancels it */
+    if (j->turn.client) work_queue_end(&b->work, &j->turn, j->ns);
+    start_jobs(b); /* the thread is not idle while the loop is busy with the answer */
     b->n_jobs--;
     j->done(j->arg);
     free(j);
@@ -331,13 +347,28 @@ static void after_pool(uv_work_t *w, int status)
     close_when_quiet(b);
 }
 
-void bridge_work(struct bridge *b, void (*work)(void *), void (*done)(void *), void *arg)
+static void start_job(struct pool_job *j)
+{
+    CHECK(uv_queue_work(j->bridge->loop, &j->work, work_pool, after_pool) == 0);
+}
+
+static void start_jobs(struct bridge *b)
+{
+    for (struct work_job *w; (w = work_queue_next(&b->work));) start_job((struct pool_job *)w);
+}
+
+void bridge_work(struct bridge *b, uint64_t client, void (*work)(void *), void (*done)(void *), void *arg)
 {
     struct pool_job *j = mem_zalloc(sizeof *j);
     *j = (struct pool_job){.bridge = b, .run = work, .done = done, .arg = arg};
     j->work.data = j;
     b->n_jobs++;
-    CHECK(uv_queue_work(b->loop, &j->work, work_pool, after_pool) == 0);
+    if (client) {
+        work_queue_add(&b->work, client, &j->turn);
+        start_jobs(b);
+    } else {
+        start_job(j);
+    }
 }
 
 /* ---- tokenising ------------------------------------------------------------------------------------------------ */
@@ -359,28 +390,23 @@ static void free_tokenization(struct tokenization *t)
     buf_free(&t->rendered);
 }
 
-static void work_tokenize(uv_work_t *w)
+static void work_tokenize(void *arg)
 {
-    struct token_job *j = w->data;
-    crash_thread_begin();
+    struct token_job *j = arg;
+    if (atomic_load(&j->gone)) return;
     run_tokenize(j->tokenizer, j->text, j->len, j->flags, j->render, &j->out);
 }
 
-static void after_tokenize(uv_work_t *w, int status)
+static void after_tokenize(void *arg)
 {
-    struct token_job *j = w->data;
-    struct bridge *b = j->bridge;
-    CHECK(status == 0 || status == UV_ECANCELED);
-    b->n_jobs--;
+    struct token_job *j = arg;
     if (j->done) j->done(j->arg, &j->out);
     free_tokenization(&j->out);
     free(j->text);
     free(j);
-    check_idle(b);
-    close_when_quiet(b);
 }
 
-struct token_job *bridge_tokenize(struct bridge *b, const char *text, size_t n, unsigned flags,
+struct token_job *bridge_tokenize(struct bridge *b, uint64_t client, const char *text, size_t n, unsigned flags,
                                   tokenize_render_fn *render, tokenize_done_fn *done, void *arg)
 {
     if (n <= TOKENIZE_INLINE_BYTES) {
@@ -399,9 +425,7 @@ struct token_job *bridge_tokenize(struct bridge *b, const char *text, size_t n, 
                             .render = render,
                             .done = done,
                             .arg = arg};
-    j->work.data = j;
-    b->n_jobs++;
-    CHECK(uv_queue_work(b->loop, &j->work, work_tokenize, after_tokenize) == 0);
+    bridge_work(b, client, work_tokenize, after_tokenize, j);
     return j;
 }
 
@@ -409,5 +433,5 @@ void bridge_tokenize_cancel(struct token_job *j)
 {
     if (!j) return;
     j->done = NULL;
-    uv_cancel((uv_req_t *)&j->work); /* fails when it already runs: then it is merely ignored */
+    atomic_store(&j->gone, true); /* its turn, when it comes, costs nothing */
 }

@@ -24,8 +24,9 @@ struct ticket;
 typedef void gen_fn(void *arg, const struct event *ev, const struct event_batch *batch);
 
 struct bridge *bridge_open(struct uv_loop_s *, struct metrics *);
-/* Takes the engine over (bridge_close closes it) and starts its thread. */
-int bridge_start(struct bridge *, struct engine *, struct err *);
+/* Takes the engine over (bridge_close closes it) and starts its thread.  max_jobs: the limit that clients' jobs for the
+ * thread pool share. */
+int bridge_start(struct bridge *, struct engine *, int max_jobs, struct err *);
 /* Once, fn(arg) runs when the engine has lost its device for good, after the events that say so. */
 void bridge_on_lost(struct bridge *, void (*fn)(void *), void *arg);
 /* Ends everything.  No fn is called any more; done(arg) runs from the loop when the handles are closed and the bridge
@@ -43,8 +44,8 @@ void bridge_stop_all(struct bridge *);
 void bridge_pause(struct gen *); /* pausing twice counts once */
 void bridge_resume(struct gen *);
 
-/* False when a new request would only be refused: asked before any work is spent on it. */
-bool bridge_has_room(const struct bridge *);
+/* False when a new request of the client would only be refused: asked before any work is spent on it. */
+bool bridge_has_room(const struct bridge *, uint64_t client);
 /* clock_now() when the oldest generation was submitted that has no token yet; 0: there is none. */
 uint64_t bridge_oldest_waiting(const struct bridge *);
 
@@ -66,8 +67,13 @@ int bridge_active(const struct bridge *);
 void bridge_on_idle(struct bridge *, void (*fn)(void *), void *arg);
 
 /* Runs work(arg) on the thread pool, then done(arg) on the loop, also when the client that asked is gone: before that
- * the bridge does not close and is not idle. */
-void bridge_work(struct bridge *, void (*work)(void *), void (*done)(void *), void *arg);
+ * the bridge does not close and is not idle.
+ *
+ * `client`: client_id(req) for everything that is done for a request: parsing, rendering, tokenising, compiling.  Jobs
+ * wait in the fair order of work_queue.h, so one client's large bodies do not hold up another's small ones.  A request
+ * may use it several times; each job waits its turn.  When the client has left, work must return at once (keep an
+ * atomic flag that it looks at): its jobs are not taken out.  0: for the daemon itself, started at once. */
+void bridge_work(struct bridge *, uint64_t client, void (*work)(void *), void (*done)(void *), void *arg);
 
 /* ---- tokenising ------------------------------------------------------------------------------------------------ */
 
@@ -88,7 +94,7 @@ struct token_job;
 
 /* Tokenises a copy of the text: at once up to TOKENIZE_INLINE_BYTES (done runs before this returns NULL), else on the
  * thread pool.  The handle is good until done runs. */
-struct token_job *bridge_tokenize(struct bridge *, const char *text, size_t n, unsigned flags,
+struct token_job *bridge_tokenize(struct bridge *, uint64_t client, const char *text, size_t n, unsigned flags,
                                   tokenize_render_fn *render, tokenize_done_fn *done, void *arg);
 void bridge_tokenize_cancel(struct token_job *); /* done is not called; NULL is allowed */
 

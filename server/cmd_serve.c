@@ -312,7 +312,8 @@ static void after_load(uv_work_t *w, int status)
         stop_now(s);
         return;
     }
-    if (bridge_start(s->app.bridge, s->loaded, e)) { /* the bridge closes the engine in either case */
+    if (bridge_start(s->app.bridge, s->loaded, s->app.set->max_queue + s->app.set->max_seqs,
+                     e)) { /* the bridge closes the engine in either case */
         log_error("the engine did not start: %s", e->msg);
         s->status = 1;
         stop_now(s);

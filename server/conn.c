@@ -95,8 +95,13 @@ static void request_reset(struct conn *c)
     trim(&c->extra);
     body_free(c);
     key_release(c->req.key);
-    c->req = (struct http_req){
-        .method = HTTP_M_OTHER, .path = "", .param = "", .query = "", .body = "", .app = c->server->config.app};
+    c->req = (struct http_req){.method = HTTP_M_OTHER,
+                               .path = "",
+                               .param = "",
+                               .query = "",
+                               .body = "",
+                               .app = c->server->config.app,
+                               .peer = c->peer};
     c->match = (struct route_match){0};
     c->n_headers = 0;
     c->length = 0;

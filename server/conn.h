@@ -11,6 +11,7 @@
 #define TANDEM_SERVER_CONN_H
 
 #include "engine/base/buf.h"
+#include "server/client.h"
 #include "server/http.h"
 #include "server/route.h"
 #include "server/wire.h"
@@ -39,6 +40,7 @@ struct header {
 struct conn {
     struct http_server *server;
     struct conn *prev, *next; /* server->conns */
+    char peer[CLIENT_ADDRESS];
 
     enum conn_state state;
     bool eof;            /* the client will send no more */

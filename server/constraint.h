@@ -72,10 +72,10 @@ void constraints_free(struct constraints *);
 typedef void constraint_done_fn(void *arg, struct grammar *g, const struct err *e);
 
 /* Calls done from the loop once the grammar is there: at once (before this returns NULL) if it is known, or if nothing
- * is asked (g NULL, e->code 0), else after compiling a copy of the ask on the pool.  The handle is good until done
- * runs. */
-struct constraint_job *constraint_compile(struct constraints *, const struct constraint_ask *, constraint_done_fn *done,
-                                          void *arg);
+ * is asked (g NULL, e->code 0), else after compiling a copy of the ask on the pool, for `client` (bridge_work).  The
+ * handle is good until done runs. */
+struct constraint_job *constraint_compile(struct constraints *, uint64_t client, const struct constraint_ask *,
+                                          constraint_done_fn *done, void *arg);
 void constraint_cancel(struct constraint_job *); /* done is not called; NULL is allowed */
 
 #endif

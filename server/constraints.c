@@ -127,7 +127,7 @@ static void copy_text(struct buf *out, const struct buf *in)
     if (in->len) buf_append(out, in->data, in->len);
 }
 
-struct constraint_job *constraint_compile(struct constraints *all, const struct constraint_ask *ask,
+struct constraint_job *constraint_compile(struct constraints *all, uint64_t client, const struct constraint_ask *ask,
                                           constraint_done_fn *done, void *arg)
 {
     struct err none = {0};
@@ -151,7 +151,7 @@ struct constraint_job *constraint_compile(struct constraints *all, const struct 
     copy_text(&j->ask.text, &ask->text);
     copy_text(&j->ask.before, &ask->before);
     copy_text(&j->ask.after, &ask->after);
-    bridge_work(all->bridge, work_compile, after_compile, j);
+    bridge_work(all->bridge, client, work_compile, after_compile, j);
     return j;
 }
 

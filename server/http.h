@@ -40,6 +40,7 @@ struct http_req {
     char id[REQUEST_ID_MAX + 1];    /* X-Request-Id, the client's or made; sent back with every answer */
     struct trace_parent trace;      /* of the header traceparent */
     struct request_note note;       /* the handler's: what it did, for the log */
+    const char *peer;               /* the client's address, as client_address writes it (client.h) */
     const struct key *key;          /* whose request it is (keys.h), held; NULL: none was asked for */
 
     /* the handler's */

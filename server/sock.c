@@ -327,6 +327,10 @@ int sock_open(struct conn *c, uv_stream_t *listener)
         uv_tcp_nodelay(&c->tcp, 1);
         int room = SEND_BUFFER; /* left alone, the kernel takes megabytes for a client that has stopped reading */
         uv_send_buffer_size((uv_handle_t *)&c->tcp, &room);
+        struct sockaddr_storage from;
+        int n = sizeof from;
+        if (uv_tcp_getpeername(&c->tcp, (struct sockaddr *)&from, &n) == 0)
+            client_address((struct sockaddr *)&from, c->peer);
         uv_tcp_keepalive(&c->tcp, 1, 60); /* a machine that vanished while it waits for its answer */
     }
     return rc;

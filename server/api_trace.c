@@ -1,4 +1,4 @@
-/* GET /debug/trace?seconds=N: the steps, phases and ops of the next N seconds, in Chrome's trace format
+/* POST /debug/trace?seconds=N: the steps, phases and ops of the next N seconds, in Chrome's trace format
  * (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), which Perfetto and
  * chrome://tracing open.  One at a time.
  *

@@ -51,7 +51,7 @@ struct app {
     struct nvml *nvml;             /* NULL: no devices to watch; owned */
     struct device_sample *devices; /* of the last scrape; NULL with nvml; owned */
     bool sampling;                 /* a pool thread asks the driver */
-    bool tracing;                  /* GET /debug/trace, one at a time */
+    bool tracing;                  /* POST /debug/trace, one at a time */
     size_t call_bytes;             /* bodies that the store has (call.h) */
     int event_streams;             /* GET /train/{id}/events, open */
     int adapter_loads;             /* in progress */

@@ -94,11 +94,30 @@ static bool page_permits(struct app *app, struct http_req *req)
     return false;
 }
 
+/* DNS rebinding (origin.h).  A key is asked of every page anyway, and a certificate has the name in it: there the check
+ * is made only when names are given.  What everybody may ask (probes) is answered under any name. */
+static bool host_permits(struct app *app, struct http_req *req)
+{
+    const struct settings *set = app->set;
+    const char *host = http_header(req, "Host");
+    struct origin_names names = {.listen = set->host, .allowed = set->allowed_hosts, .local = !set->allow_open};
+    if ((app->keys || app->tls) && !*set->allowed_hosts) return true;
+    if (req->route && req->route->role == ROUTE_OPEN) return true;
+    if (origin_host_known(host, &names)) return true;
+    log_refused(app, req, "unknown_host", NULL);
+    metrics_reject(&app->metrics, REJECT_FORBIDDEN);
+    http_reply_error(
+        req, 403, "insufficient_permissions",
+        "this server is not called %.200s: use its address, or start it with --allowed-hosts and that name", host);
+    return false;
+}
+
 bool auth_permits(void *arg, struct http_req *req)
 {
     static const char *const why[] = {[KEY_WRONG] = "wrong_key", [KEY_REVOKED] = "revoked", [KEY_EXPIRED] = "expired"};
     struct app *app = arg;
     enum key_role needed;
+    if (!host_permits(app, req)) return false;
     if (!app->keys) return page_permits(app, req);
     if (!role_needed(req, &needed)) return true;
     const char *text = presented(req);

@@ -47,7 +47,7 @@ struct settings {
     char *adapters, *adapter_dir;
     int max_adapters, max_lora_rank;
     /* http */
-    char *host, *cors_origin;
+    char *host, *cors_origin, *allowed_hosts;
     int port, max_connections;
     size_t max_header_size, max_body_size;
     char *api_keys, *tls_cert, *tls_key;
@@ -141,6 +141,16 @@ typedef void conf_change_fn(void *arg, const struct conf_option *o, const char *
 /* Moves what is reloadable and differs from `fresh` into `live`, and tells of every difference among the options of
  * `cmd`.  What is not reloadable stays.  Returns how many were taken over.  `fresh` is still the caller's to free. */
 int conf_reload(struct settings *live, struct settings *fresh, enum command cmd, conf_change_fn *fn, void *arg);
+
+/* ---- conf_env.c ---- */
+
+/* Sets the options of `cmd` that have a TANDEM_ variable.  0, or an err code with *e. */
+int conf_read_env(struct settings *s, enum command cmd, struct err *e);
+/* One complaint about a variable of the environment; the text is good during the call. */
+typedef void conf_complaint_fn(void *arg, const char *text);
+/* Tells of every TANDEM_ variable that has no effect and was not put there by Kubernetes: a mistyped name, an option of
+ * one run, an option's variable that holds a service link. */
+void conf_check_env(conf_complaint_fn *fn, void *arg);
 
 int conf_load_file(struct settings *s, const char *path, struct err *e);           /* conf_yaml.c */
 void conf_help(FILE *out, enum command cmd, const char *usage, const char *about); /* conf_help.c */

@@ -88,6 +88,11 @@ static const struct conf_option table[] = {
      "the certificate's private key, in PEM, without a passphrase"},
     {"cors-origin", "HTTP", CONF_STRING, AT(cors_origin), "", 0, 0, NULL, CMD_SERVE, false, "ORIGIN",
      "origin of another site's pages that may call from a browser, or * for all; empty: none", .reloadable = true},
+    {"allowed-hosts", "HTTP", CONF_STRING, AT(allowed_hosts), "", 0, 0, NULL, CMD_SERVE, false, "NAME,...",
+     "further names that clients and proxies may use in Host (.example.com: all below it; *: any); addresses, "
+     "localhost "
+     "and --host always may",
+     .reloadable = true},
     {"max-connections", "HTTP", CONF_INT, AT(max_connections), "4096", 1, 1000000, NULL, CMD_SERVE, false, "N",
      "open connections; beyond it the longest idle one is closed, else 503", .reloadable = true},
     {"max-header-size", "HTTP", CONF_BYTES, AT(max_header_size), "16K", 1024, 1048576, NULL, CMD_SERVE, false, "BYTES",

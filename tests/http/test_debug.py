@@ -119,7 +119,7 @@ def test_trace(small):
             small.generate(max_new_tokens=20, ignore_eos=True)
     with ThreadPoolExecutor(1) as pool:
         busy = pool.submit(load)
-        answer = requests.get(small.url + "/debug/trace?seconds=3", timeout=60)
+        answer = requests.post(small.url + "/debug/trace?seconds=3", timeout=60)
         stop.set()
         busy.result()
     small.post(f"/train/{job}/cancel", None)
@@ -142,40 +142,40 @@ def test_trace(small):
 def test_trace_of_nothing_and_what_follows(small):
     """An idle daemon has an empty trace; afterwards it computes what it always did, and nothing is traced any more."""
     text = small.generate(max_new_tokens=20)["generated_text"]
-    assert check_trace(small.get("/debug/trace").json()) == []
+    assert check_trace(small.post("/debug/trace", None).json()) == []
     assert small.generate(max_new_tokens=20)["generated_text"] == text
-    assert check_trace(small.get("/debug/trace?seconds=1").json()) == []
+    assert check_trace(small.post("/debug/trace?seconds=1", None).json()) == []
 
 
 @pytest.mark.parametrize("query", ["seconds=0", "seconds=31", "seconds=-1", "seconds=x", "seconds=1.5", "seconds="])
 def test_trace_bounds(small, query):
-    answer = small.get("/debug/trace?" + query)
+    answer = small.post("/debug/trace?" + query, None)
     assert answer.status_code == 400 and "seconds" in answer.json()["error"]
 
 
 def test_one_trace_at_a_time(small):
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(small.get, "/debug/trace?seconds=2")
+        first = pool.submit(small.post, "/debug/trace?seconds=2", None)
         wait_for(lambda: state(small)["tracing"] or first.done(), what="a trace")
-        second = small.get("/debug/trace?seconds=1")
+        second = small.post("/debug/trace?seconds=1", None)
         late = first.done()
         assert first.result().status_code == 200
         assert second.status_code == (200 if late else 409)  # the former on a machine that did not get to it within 2 s
-    assert small.get("/debug/trace?seconds=1").status_code == 200
+    assert small.post("/debug/trace?seconds=1", None).status_code == 200
 
 
 def test_a_client_that_leaves_ends_its_trace(small):
     with pytest.raises(requests.exceptions.ReadTimeout):
-        requests.get(small.url + "/debug/trace?seconds=30", timeout=0.3)
+        requests.post(small.url + "/debug/trace?seconds=30", timeout=0.3)
     begin = time.monotonic()
-    wait_for(lambda: small.get("/debug/trace?seconds=1").status_code == 200, what="the next trace")
+    wait_for(lambda: small.post("/debug/trace?seconds=1", None).status_code == 200, what="the next trace")
     assert time.monotonic() - begin < 20
 
 
 def test_a_trace_does_not_hold_the_end_up(start):
     with start("--threads", "1") as s:
         with ThreadPoolExecutor(1) as pool:
-            trace = pool.submit(lambda: requests.get(s.url + "/debug/trace?seconds=30", timeout=60))
+            trace = pool.submit(lambda: requests.post(s.url + "/debug/trace?seconds=30", timeout=60))
             wait_for(lambda: state(s)["tracing"], what="a trace that runs")
             s.signal()
             wait_for(lambda: "msg=draining" in s.log(), what="the first signal")  # two at once may come as one

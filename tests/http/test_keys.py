@@ -190,6 +190,43 @@ def test_pages_that_are_let_in(start, allowed):
         assert s.metric("tandem_requests_rejected_total", reason="forbidden") == (0 if allowed == "*" else 1)
 
 
+REBOUND = "evil.example:PORT"
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("host, status", [(REBOUND, 403), ("localhost:PORT", 200), ("127.0.0.1:PORT", 200), ("[::1]:PORT", 200), ("tandem", 403)])
+def test_a_name_that_was_pointed_here_does_nothing(server, host, status):
+    """DNS rebinding: to the browser the page of evil.example is the daemon's own."""
+    host = host.replace("PORT", str(server.port))
+    headers = {"Host": host, "Origin": "http://" + host}
+    for path, body in (("/generate", {"inputs": "Hi", "parameters": {"max_new_tokens": 1}}), ("/v1/completions", {"prompt": "Hi", "max_tokens": 1})):
+        answer = requests.post(server.url + path, json=body, headers=headers, timeout=60)
+        assert answer.status_code == status, answer.text
+        assert status == 200 or "--allowed-hosts" in answer.text
+    for path in ("/info", "/", "/train", "/metrics", "/debug/state"):
+        assert requests.get(server.url + path, headers=headers, timeout=60).status_code == status
+    assert requests.get(server.url + "/health", headers=headers, timeout=60).status_code == 200  # a probe's Host may be anything
+
+
+def test_names_of_the_daemon(start, keys):
+    """--allowed-hosts names more; a network's own names do with --allow-open; with keys nobody asks."""
+    def status(s, host, **kw):
+        return s.get("/info", headers={"Host": host, **kw}).status_code
+    with start("--allowed-hosts", "api.example,.in.example") as s:
+        assert [status(s, host) for host in ("api.example", "a.in.example:1", "other.example", "tandem")] == [200, 200, 403, 403]
+        assert "reason=unknown_host" in s.log()
+    with start("--allow-open", "--host", "0.0.0.0") as s:
+        assert [status(s, host) for host in ("tandem", "tandem.default.svc.cluster.local", "other.example")] == [200, 200, 403]
+    with start("--api-keys", keys.file, key=keys.user) as s:
+        assert status(s, "other.example", **bearer(keys.user)) == 200
+
+
+def test_a_page_cannot_start_a_trace(server):
+    """A GET needs no permission and says little of where it is from: what has an effect is no GET."""
+    assert requests.get(server.url + "/debug/trace?seconds=1", timeout=60).status_code == 405
+    assert requests.post(server.url + "/debug/trace?seconds=1", headers={"Origin": ELSEWHERE}, timeout=60).status_code == 403
+
+
 def test_with_keys_a_page_needs_one(start, keys):
     with start("--api-keys", keys.file, key=keys.admin) as s:
         for key, status in ((None, 401), (keys.user, 200)):

@@ -10,6 +10,12 @@
 #include <string.h>
 #include <sys/random.h>
 
+static void warn(void *arg, const char *text)
+{
+    (void)arg;
+    log_warn("%s", text);
+}
+
 bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, const char *usage, const char *about,
                   int *status)
 {
@@ -27,6 +33,7 @@ bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, c
     }
     log_set_level((enum log_level)log_parse_level(s->log_level));
     log_set_format(strcmp(s->log_format, "json") == 0 ? LOG_JSON : LOG_LOGFMT);
+    conf_check_env(warn, NULL);
     return true;
 }
 

@@ -234,27 +234,7 @@ const char *conf_nearest(const char *name, size_t len, unsigned cmd)
     return found;
 }
 
-/* ---- environment and flags ------------------------------------------------------------------------------------- */
-
-static void env_name(char out[static 64], const struct conf_option *o)
-{
-    int n = snprintf(out, 64, "TANDEM_%s", o->name);
-    for (int i = 0; i < n && i < 63; i++) out[i] = out[i] == '-' ? '_' : (char)toupper((unsigned char)out[i]);
-}
-
-static int read_env(struct settings *s, enum command cmd, struct err *e)
-{
-    int n;
-    const struct conf_option *o = conf_options(&n);
-    for (int i = 0; i < n; i++) {
-        char name[64];
-        if (o[i].flag_only || !(o[i].commands & (unsigned)cmd)) continue;
-        env_name(name, &o[i]);
-        const char *text = getenv(name);
-        if (text && conf_set(s, &o[i], text, name, CONF_ENV, e)) return e ? e->code : ERR_INVALID;
-    }
-    return 0;
-}
+/* ---- flags ---------------------------------------------------------------------------------------------------- */
 
 /* One flag of argv.  Fills option and value; returns how many words it took, or an err code. */
 static int read_flag(enum command cmd, int argc, char *const *argv, const struct conf_option **opt, const char **value,
@@ -306,7 +286,7 @@ int conf_parse(struct settings *s, enum command cmd, int argc, char *const *argv
         if (o->offset == offsetof(struct settings, config)) file = value;
     }
     if (file && *file && conf_load_file(s, file, e)) return e ? e->code : ERR_INVALID;
-    if (read_env(s, cmd, e)) return e ? e->code : ERR_INVALID;
+    if (conf_read_env(s, cmd, e)) return e ? e->code : ERR_INVALID;
     for (int i = 0, took; i < argc; i += took) {
         const struct conf_option *o;
         const char *value;

@@ -230,3 +230,16 @@ def test_perplexity_is_what_the_server_reports(run, server, tmp_path):
     got = perplexity(run, "--file", file)
     assert got["scored_tokens"] == len(logprobs)
     assert math.isclose(got["mean_nll"], -sum(logprobs) / len(logprobs), rel_tol=1e-3)
+
+
+def test_variables_that_have_no_effect(run):
+    """What Kubernetes puts into a container beside a Service called tandem, and a slip of the pen."""
+    done = run("tokenize", "--model", MODEL, "--text", "Hi", env={"TANDEM_PORT": "tcp://10.96.0.7:80", "TANDEM_SERVICE_HOST": "10.96.0.7", "TANDEM_PROT": "1"})
+    assert done.returncode == 0
+    warned = [line for line in done.stderr.decode().splitlines() if "level=warn" in line]
+    assert len(warned) == 2 and "did you mean TANDEM_PORT" in "".join(warned) and "enableServiceLinks" in "".join(warned)
+
+
+def test_serving_beside_a_service_called_tandem(start):
+    with start(env={"TANDEM_PORT": "tcp://10.96.0.7:80", "TANDEM_SERVICE_PORT_HTTP": "80"}) as s:
+        assert "TANDEM_PORT is ignored" in s.log() and "TANDEM_SERVICE" not in s.log()

@@ -11,7 +11,7 @@ from sources import FOLDERS, ROOT, c_files
 
 BUILD = Path(os.environ.get("TANDEM_BUILD_DIR", ROOT / "build"))
 
-LIBC = set("""assert ctype errno fcntl fenv float glob inttypes limits locale math poll pthread pwd grp sched semaphore setjmp
+LIBC = set("""assert ctype errno fcntl fenv float fnmatch glob inttypes limits locale math poll pthread pwd grp sched semaphore setjmp
     signal spawn stdalign stdarg stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string strings termios threads time
     unistd wchar dirent dlfcn execinfo getopt malloc netdb link elf endian byteswap
     immintrin x86intrin cpuid arm_neon arm_sve""".split())

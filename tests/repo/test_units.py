@@ -200,7 +200,7 @@ def test_kubernetes():
         asked = container[probe]["httpGet"]
         assert asked["path"] in served_routes() and asked["port"] in ports
     assert container["livenessProbe"]["httpGet"]["path"] == "/health" and container["readinessProbe"]["httpGet"]["path"] == "/ready"
-    env = {e["name"]: e["value"] for e in container["env"]}
+    env = {e["name"]: e.get("value") for e in container["env"]}
     assert all(map(is_option, env))
     sleep = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert pod["terminationGracePeriodSeconds"] >= sleep + int(env["TANDEM_DRAIN_TIMEOUT"]) + 26

@@ -391,10 +391,80 @@ static void test_describe(void **state)
     buf_free(&text);
 }
 
+/* ---- the environment's oddities -------------------------------------------------------------------------------- */
+
+static char complaints[2000];
+
+static void collect(void *arg, const char *text)
+{
+    (void)arg;
+    size_t n = strlen(complaints);
+    snprintf(complaints + n, sizeof complaints - n, "%s\n", text);
+}
+
+static void assert_complains(const char *name, const char *value, const char *expected)
+{
+    setenv(name, value, 1);
+    complaints[0] = 0;
+    conf_check_env(collect, NULL);
+    unsetenv(name);
+    if (expected ? !strstr(complaints, expected) || !strstr(complaints, name) : *complaints != 0)
+        fail_msg("%s=%s: '%s', expected '%s'", name, value, complaints, expected ? expected : "");
+}
+
+static void test_unknown_variables(void **state)
+{
+    (void)state;
+    assert_complains("TANDEM_PROT", "1", "did you mean TANDEM_PORT");
+    assert_complains("TANDEM_MAXSEQS", "1", "did you mean TANDEM_MAX_SEQS");
+    assert_complains("TANDEM_ZZZZZZZZZZZZZZZZ", "1", "no such option\n");
+    assert_complains("TANDEM_", "1", "no such option");
+    assert_complains("TANDEM_PROMPT", "hello", "--prompt");
+    assert_complains("TANDEM_port", "1", "no such option");
+    assert_complains("TANDEM_MAX_SEQS", "5", NULL);
+    assert_complains("TANDEM_CONFIG", "x", NULL);
+    assert_complains("TANDEM_GPU_EARLY", "1", NULL);
+    assert_complains("TANDEMONIUM", "1", NULL);
+}
+
+/* What kubelet adds for the Services `tandem` and `tandem-train` with the ports 80 (http) and 53/UDP. */
+static void test_variables_of_kubernetes(void **state)
+{
+    (void)state;
+    static const char *const injected[][2] = {
+        {"TANDEM_SERVICE_HOST", "10.96.0.7"},
+        {"TANDEM_SERVICE_PORT", "80"},
+        {"TANDEM_SERVICE_PORT_HTTP", "80"},
+        {"TANDEM_PORT_80_TCP", "tcp://10.96.0.7:80"},
+        {"TANDEM_PORT_80_TCP_PROTO", "tcp"},
+        {"TANDEM_PORT_80_TCP_PORT", "80"},
+        {"TANDEM_PORT_80_TCP_ADDR", "10.96.0.7"},
+        {"TANDEM_TRAIN_PORT", "tcp://[fd00::7]:80"},
+        {"TANDEM_TRAIN_SERVICE_HOST", "fd00::7"},
+        {"TANDEM_TRAIN_PORT_53_UDP_ADDR", "fd00::7"},
+        {"TANDEM_TRAIN_PORT_53_UDP", "udp://[fd00::7]:53"},
+    };
+    for (size_t i = 0; i < sizeof injected / sizeof *injected; i++)
+        assert_complains(injected[i][0], injected[i][1], NULL);
+    assert_complains("TANDEM_PORT", "tcp://10.96.0.7:80", "enableServiceLinks");
+    setenv("TANDEM_PORT", "tcp://10.96.0.7:80", 1);
+    assert_int_equal(parse(CMD_SERVE, (char *[]){NULL}), 0);
+    assert_int_equal(s.port, 8080);
+    assert_false(settings_given(&s, "port"));
+    assert_int_equal(PARSE(CMD_SERVE, "--port", "9"), 0);
+    assert_int_equal(s.port, 9);
+    for (size_t i = 0; i < 4; i++) {
+        setenv("TANDEM_PORT", ((const char *[]){"tcp://", "tcp://a", "tcp://a:b", "http://a:1"})[i], 1);
+        assert_int_not_equal(parse(CMD_SERVE, (char *[]){NULL}), 0);
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1) shipped = argv[1];
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_unknown_variables, teardown),
+        cmocka_unit_test_teardown(test_variables_of_kubernetes, teardown),
         cmocka_unit_test_teardown(test_reload, teardown),
         cmocka_unit_test_teardown(test_describe, teardown),
         cmocka_unit_test_teardown(test_table_is_sound, teardown),

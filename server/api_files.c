@@ -122,9 +122,14 @@ bool file_add(struct db *db, const char *filename, const char *purpose, const vo
     data_id(id, "file-");
     char *path = data_path(db->dir, "files", id);
     bool good = data_mkdir(db->dir, "files", NULL, e) == 0 && data_write(path, p, n, e) == 0;
-    free(path);
     if (good) add_row(db, id, n, filename, purpose, 0);
-    return good && !db->e.code;
+    if (good && db->e.code) {
+        *e = db->e;
+        data_remove(path);
+        good = false;
+    }
+    free(path);
+    return good;
 }
 
 static void insert(struct call *c, struct db *db)
@@ -157,7 +162,7 @@ static void write_work(uv_work_t *w)
     const char *p = u->writing.data;
     if (u->fd < 0) {
         const char *dir = settings_data_dir(u->app->set); /* the store may be closed before the pool is done */
-        struct err none;
+        struct err none = {0};
         if (mkdir(dir, 0750) == 0)
             data_sync_parent(dir, &none);
         else if (errno != EEXIST)
@@ -282,7 +287,7 @@ static bool on_end(void *arg, struct err *e)
 static void on_body(struct http_req *req, const char *p, size_t n)
 {
     struct upload *u = req->user;
-    struct err e;
+    struct err e = {0};
     if (u->status) return;
     if (multipart_feed(&u->form, p, n, &e)) {
         refuse_upload(u, 400, &e);
@@ -304,7 +309,7 @@ void api_files_begin(struct http_req *req)
     static const struct multipart_events events = {on_begin, on_data, on_end};
     struct app *app = req->app;
     struct upload *u = mem_zalloc(sizeof *u);
-    struct err e;
+    struct err e = {0};
     u->app = app;
     u->req = req;
     u->fd = -1;
@@ -353,7 +358,7 @@ static bool check_form(struct upload *u, struct err *e)
 void api_files_create(struct http_req *req)
 {
     struct upload *u = req->user;
-    struct err e;
+    struct err e = {0};
     if (!u) { /* there was no body */
         call_reply_error(req, true, 400, "invalid_upload", "expected multipart/form-data with a file and a purpose");
         return;
@@ -380,7 +385,7 @@ static void get_one(struct call *c, struct db *db)
 
 static void list(struct call *c, struct db *db)
 {
-    struct err e;
+    struct err e = {0};
     int64_t limit, from = 0;
     char text[64], purpose[64] = "";
     bool ascending = query_get(c->query, "order", text, sizeof text) && strcmp(text, "asc") == 0;

@@ -6,7 +6,8 @@
 
 #define FILES_LIMIT ((size_t)512 * 1024 * 1024) /* of one upload, the form around it included */
 
-/* Stores content that the daemon made (result files); returns the id, or false. */
+/* Stores content that the daemon made (result files).  False and *e: neither row nor file is there.  After true the
+ * file is to be removed if the transaction fails. */
 bool file_add(struct db *, const char *filename, const char *purpose, const void *p, size_t n, char id[static 40],
               struct err *e);
 

@@ -64,7 +64,7 @@ enum column {
  * known what it came to. */
 static void put_hyperparameters(struct buf *b, sqlite3_stmt *q)
 {
-    struct err e;
+    struct err e = {0};
     const char *text = db_text(q, F_OPENAI);
     cJSON *tree = *text ? json_parse(text, strlen(text), &e) : NULL;
     const cJSON *batch = cJSON_GetObjectItemCaseSensitive(tree, "batch_size");
@@ -134,7 +134,7 @@ static void put_job(const struct db *db, struct buf *b, sqlite3_stmt *q, const s
 
 static void put_one(struct call *c, struct db *db, int64_t seq)
 {
-    sqlite3_stmt *q = db_query(db, "SELECT " FT_COLUMNS " FROM jobs WHERE seq = ?", "i", seq);
+    sqlite3_stmt *q = db_query(db, "SELECT " FT_COLUMNS " FROM job_rows WHERE seq = ?", "i", seq);
     if (!db_step(db, q)) return;
     put_job(db, &c->out, q, c->app);
     db_done(q);
@@ -352,7 +352,7 @@ static void get_one(struct call *c, struct db *db)
 /* limit and after, for the three lists. */
 static bool read_page(struct call *c, int64_t otherwise, int64_t *limit, char after[static 80])
 {
-    struct err e;
+    struct err e = {0};
     after[0] = 0;
     query_get(c->query, "after", after, 80);
     if (query_int(c->query, "limit", 1, LIST_MAX, otherwise, limit, &e)) return true;
@@ -398,7 +398,7 @@ static void list(struct call *c, struct db *db)
     bool filter = metadata_filter(c->query, name, value);
     bool none = query_get(c->query, "metadata", null, sizeof null) && strcmp(null, "null") == 0;
     sqlite3_stmt *q = db_query(db,
-                               "SELECT " FT_COLUMNS " FROM jobs WHERE seq < ?1 AND (?2 IS NULL OR EXISTS(SELECT 1 FROM"
+                               "SELECT " FT_COLUMNS " FROM job_rows WHERE seq < ?1 AND (?2 IS NULL OR EXISTS(SELECT 1 FROM"
                                " json_each(spec, '$.metadata') WHERE key = ?2 AND value = ?3))"
                                " AND (NOT ?4 OR spec ->> '$.metadata' IS NULL) ORDER BY seq DESC LIMIT ?5",
                                "ittni", before, filter ? name : NULL, filter ? value : NULL, (int)none, limit + 1);
@@ -483,12 +483,12 @@ static void events(struct call *c, struct db *db)
         }
     }
     sqlite3_stmt *q =
-        db_query(db, "SELECT coalesce(spec ->> '$.dataset.file', 'inline rows') FROM jobs WHERE seq = ?", "i", k.seq);
+        db_query(db, "SELECT coalesce(spec ->> '$.dataset.file', 'inline rows') FROM job_rows WHERE seq = ?", "i", k.seq);
     if (db_step(db, q)) {
         snprintf(training, sizeof training, "%s", db_text(q, 0));
         db_done(q);
     }
-    q = db_query(db, "SELECT " EVENT_COLUMNS " FROM events WHERE job = ? AND id < ? ORDER BY id DESC LIMIT ?", "iii",
+    q = db_query(db, "SELECT " EVENT_COLUMNS " FROM event_rows WHERE job = ? AND id < ? ORDER BY id DESC LIMIT ?", "iii",
                  k.seq, before, limit + 1);
     buf_str(&c->out, "{\"object\":\"list\",\"data\":[");
     while (db_step(db, q)) {
@@ -514,9 +514,9 @@ static void checkpoints(struct call *c, struct db *db)
     sqlite3_stmt *q = db_query(
         db,
         "SELECT c.id, c.created, c.step, j.serve_as, json_extract('{' || c.data || '}', '$.loss'),"
-        " (SELECT json_extract('{' || data || '}', '$.eval_loss') FROM events WHERE job = j.seq AND kind = 'eval'"
+        " (SELECT json_extract('{' || data || '}', '$.eval_loss') FROM event_rows WHERE job = j.seq AND kind = 'eval'"
         "  AND json_extract('{' || data || '}', '$.step') <= c.step ORDER BY id DESC LIMIT 1)"
-        " FROM checkpoints c JOIN jobs j ON j.seq = c.job WHERE c.job = ? AND c.id < ? ORDER BY c.id DESC LIMIT ?",
+        " FROM checkpoint_rows c JOIN jobs j ON j.seq = c.job WHERE c.job = ? AND c.id < ? ORDER BY c.id DESC LIMIT ?",
         "iii", k.seq, before, limit + 1);
     buf_str(&c->out, "{\"object\":\"list\",\"data\":[");
     while (db_step(db, q)) {

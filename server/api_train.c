@@ -69,7 +69,7 @@ bool train_replay(struct call *c, struct db *db)
 
 static bool check_data(struct call *c, struct db *db, const struct data_spec *d, const char *name)
 {
-    struct err e;
+    struct err e = {0};
     if (d->kind == DATA_PATH) {
         char *path = data_find(db->dir, d->ref, &e);
         if (!path) call_fail(c, 422, "validation", name, "%s.path: %s", name, e.msg);
@@ -174,7 +174,7 @@ void train_after_create(struct call *c)
 
 static void create(struct call *c, struct db *db)
 {
-    struct err e;
+    struct err e = {0};
     struct train_spec spec = {0};
     struct train_limits lim = train_limits_of(c->app);
     c->status = 202;
@@ -223,7 +223,7 @@ static void get_one(struct call *c, struct db *db)
 
 static void list(struct call *c, struct db *db)
 {
-    struct err e;
+    struct err e = {0};
     int64_t limit, before = INT64_MAX;
     char status[16] = "", after[64] = "";
     struct job_key k;

@@ -135,7 +135,7 @@ static bool wants_stream(const struct http_req *req)
 /* Where to begin: the header that browsers send on their own, or ?after=. */
 static bool first_id(struct call *c, int64_t *after)
 {
-    struct err e;
+    struct err e = {0};
     if (c->idempotency_key) { /* holds Last-Event-ID here */
         char *end, *text = c->idempotency_key;
         *after = strtoll(text, &end, 10);
@@ -187,7 +187,7 @@ static void after_open(struct call *c)
 
 static void list(struct call *c, struct db *db)
 {
-    struct err e;
+    struct err e = {0};
     struct job_key k;
     int64_t limit, after, last = 0;
     if (!job_find(db, c->param, &k)) {

@@ -47,7 +47,7 @@ static void check(struct call *c, struct db *db)
 {
     struct validation *v = c->user;
     struct train_limits lim = train_limits_of(c->app);
-    struct err e;
+    struct err e = {0};
     int64_t rows;
     if (!query_int(c->query, "rows", 0, ROWS_MAX, ROWS, &rows, &e)) {
         call_fail(c, 422, "validation", NULL, "%s", e.msg);
@@ -74,7 +74,7 @@ static void check(struct call *c, struct db *db)
     cJSON_Delete(tree);
     v->tokens_per_s = NAN;
     sqlite3_stmt *q = db_query(db,
-                               "SELECT last ->> '$.tokens_per_s', id FROM jobs WHERE method = ? AND last IS NOT NULL"
+                               "SELECT last ->> '$.tokens_per_s', id FROM job_rows WHERE method = ? AND last IS NOT NULL"
                                " ORDER BY seq DESC LIMIT 1",
                                "t", train_method_names[v->spec.p.method]);
     if (db_step(db, q)) {

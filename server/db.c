@@ -6,6 +6,7 @@
 
 #include "engine/base/check.h"
 #include "server/data_dir.h"
+#include "server/db_views.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -76,7 +77,7 @@ static int migrate(struct db *db, struct err *e)
 static int lock_dir(struct db *db, struct err *e)
 {
     char path[4200];
-    struct err none; /* the folder around it may be one that we cannot open */
+    struct err none = {0}; /* the folder around it may be one that we cannot open */
     if (mkdir(db->dir, 0750) == 0)
         data_sync_parent(db->dir, &none);
     else if (errno != EEXIST)
@@ -105,7 +106,7 @@ int db_open(struct db *db, const char *dir, struct err *e)
                      "PRAGMA journal_size_limit=16777216; PRAGMA temp_store=MEMORY; PRAGMA trusted_schema=OFF",
                      NULL, NULL, NULL)) {
         fail(db, e);
-    } else if (migrate(db, e) == 0) {
+    } else if (migrate(db, e) == 0 && db_views_open(db, e) == 0) {
         db->jobs_changed = true;
         return 0;
     }
@@ -196,6 +197,22 @@ int db_run(struct db *db, const char *sql, const char *fmt, ...)
     va_end(ap);
     while (db_step(db, s)) continue;
     return db->e.code ? -1 : sqlite3_changes(db->h);
+}
+
+void db_optional_begin(struct db *db)
+{
+    db_run(db, "SAVEPOINT optional", "");
+}
+
+bool db_optional_end(struct db *db, struct err *e)
+{
+    bool good = !db->e.code;
+    if (!good) *e = db->e;
+    if (!good && sqlite3_get_autocommit(db->h)) return false;
+    db->e.code = 0;
+    if (!good) db_run(db, "ROLLBACK TO optional", "");
+    db_run(db, "RELEASE optional", "");
+    return good;
 }
 
 int64_t db_number(struct db *db, int64_t otherwise, const char *sql, const char *fmt, ...)

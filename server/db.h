@@ -23,7 +23,9 @@ struct db {
         sqlite3_stmt *stmt;
     } cache[DB_STATEMENTS];
     int n_cached;
-    struct err e;      /* of the work that runs */
+    struct err e;         /* of the work that runs */
+    uint64_t damaged[64]; /* hashes of the damaged values that were logged (db_views.h) */
+    int n_damaged;
     bool jobs_changed; /* the counts by state are to be read again */
     /* A final state that could not be written yet: readers see it all the same.  seq 0: none. */
     struct {
@@ -45,6 +47,10 @@ bool db_step(struct db *, sqlite3_stmt *);
 void db_done(sqlite3_stmt *); /* for one that was not stepped to its end */
 /* A statement without rows; returns how many rows it changed, -1 with db->e. */
 int db_run(struct db *, const char *sql, const char *fmt, ...);
+/* What is between the two is optional: when it fails it is undone alone, and the work goes on without it.  end returns
+ * false and *e then; when SQLite has given up the whole transaction, db->e stays set and the work fails. */
+void db_optional_begin(struct db *);
+bool db_optional_end(struct db *, struct err *e);
 /* A single number, `otherwise` when there is no row. */
 int64_t db_number(struct db *, int64_t otherwise, const char *sql, const char *fmt, ...);
 

@@ -17,7 +17,7 @@ bool job_find(struct db *db, const char *id, struct job_key *out)
     if (strncmp(id, "ftjob-", 6) == 0) id += 2;
     if (strncmp(id, "job-", 4) != 0 || strlen(id) >= sizeof out->id - 2) return false;
     snprintf(out->id, sizeof out->id, "%s", id);
-    sqlite3_stmt *q = db_query(db, "SELECT seq, status FROM jobs WHERE id = ?", "t", out->id);
+    sqlite3_stmt *q = db_query(db, "SELECT seq, status FROM job_rows WHERE id = ?", "t", out->id);
     if (!db_step(db, q)) return false;
     out->seq = db_int(q, 0);
     for (int i = 0; i < JOB_STATES; i++)
@@ -92,7 +92,7 @@ void job_thin_events(struct db *db, int64_t seq)
 {
     int64_t n = db_number(db, 0, "SELECT count(*) FROM events WHERE job = ? AND kind = 'step'", "i", seq);
     if (n <= STEP_EVENTS_MAX) return;
-    db_run(db, "UPDATE jobs SET stride = stride * 2 WHERE seq = ?", "i", seq);
+    db_run(db, "UPDATE jobs SET stride = 2 * min(max(stride, 1), 1073741824) WHERE seq = ?", "i", seq);
     db_run(db,
            "DELETE FROM events WHERE job = ?1 AND kind = 'step'"
            " AND step % (SELECT stride FROM jobs WHERE seq = ?1) <> 0",
@@ -102,7 +102,7 @@ void job_thin_events(struct db *db, int64_t seq)
 void job_sweep_checkpoints(struct db *db)
 {
     sqlite3_stmt *q = db_query(db,
-                               "SELECT id FROM jobs WHERE status IN ('succeeded', 'failed', 'cancelled')"
+                               "SELECT id FROM job_rows WHERE status IN ('succeeded', 'failed', 'cancelled')"
                                " ORDER BY finished DESC LIMIT -1 OFFSET ?",
                                "n", (int)KEEP_FINISHED);
     while (db_step(db, q)) {
@@ -180,7 +180,10 @@ static void put_job(const struct db *db, struct buf *b, sqlite3_stmt *q)
         buf_str(b, "null");
     else
         buf_printf(b, "%.0f", steps);
-    if (!db_null(q, C_PREPARED)) buf_printf(b, ",\"prepared\":%.4g", db_double(q, C_PREPARED));
+    if (!db_null(q, C_PREPARED)) {
+        buf_str(b, ",\"prepared\":");
+        json_put_number(b, db_double(q, C_PREPARED));
+    }
     put_time(b, "created_at", q, C_CREATED);
     put_time(b, "started_at", q, C_STARTED);
     put_time(b, "finished_at", q, C_FINISHED);
@@ -208,7 +211,7 @@ static void put_job(const struct db *db, struct buf *b, sqlite3_stmt *q)
 
 void job_put(struct db *db, struct buf *out, int64_t seq)
 {
-    sqlite3_stmt *q = db_query(db, "SELECT " JOB_COLUMNS " FROM jobs WHERE seq = ?", "i", seq);
+    sqlite3_stmt *q = db_query(db, "SELECT " JOB_COLUMNS " FROM job_rows WHERE seq = ?", "i", seq);
     if (!db_step(db, q)) return;
     put_job(db, out, q);
     db_done(q);
@@ -217,7 +220,7 @@ void job_put(struct db *db, struct buf *out, int64_t seq)
 void job_put_list(struct db *db, struct buf *out, const char *status, int64_t before, int limit)
 {
     sqlite3_stmt *q = db_query(db,
-                               "SELECT " JOB_COLUMNS " FROM jobs WHERE (?1 IS NULL OR status = ?1) AND seq < ?2"
+                               "SELECT " JOB_COLUMNS " FROM job_rows WHERE (?1 IS NULL OR status = ?1) AND seq < ?2"
                                " ORDER BY seq DESC LIMIT ?3",
                                "tin", status, before, limit + 1);
     int n = 0;
@@ -240,7 +243,7 @@ void job_put_list(struct db *db, struct buf *out, const char *status, int64_t be
 int job_put_events(struct db *db, struct buf *out, int64_t seq, int64_t after, int limit, bool sse, int64_t *last)
 {
     sqlite3_stmt *q = db_query(db,
-                               "SELECT id, created, kind, level, message, data FROM events"
+                               "SELECT id, created, kind, level, message, data FROM event_rows"
                                " WHERE job = ? AND id > ? ORDER BY id LIMIT ?",
                                "iin", seq, after, limit);
     int n = 0;
@@ -262,9 +265,10 @@ static void put_series(struct db *db, struct buf *out, int64_t seq, const char *
                        bool first)
 {
     sqlite3_stmt *q = db_query(db,
-                               "SELECT json_extract('{' || data || '}', '$.step') AS at,"
-                               " json_extract('{' || data || '}', '$.' || ?3) AS v, max(id), created FROM events"
-                               " WHERE job = ?1 AND kind = ?2 AND v IS NOT NULL GROUP BY at ORDER BY at",
+                               "WITH e AS MATERIALIZED (SELECT id, created, '{' || data || '}' AS d FROM event_rows"
+                               "  WHERE job = ?1 AND kind = ?2)"
+                               " SELECT d ->> '$.step' AS at, json_extract(d, '$.' || ?3) AS v, max(id), created FROM e"
+                               " WHERE v IS NOT NULL GROUP BY at ORDER BY at",
                                "itt", seq, kind, key);
     buf_printf(out, "%s\"%s\":[", first ? "" : ",", name);
     for (int n = 0; db_step(db, q); n++) {
@@ -302,18 +306,16 @@ static void put_cell(struct buf *b, sqlite3_stmt *q, int column)
     if (!db_null(q, column)) json_put_number(b, db_double(q, column));
 }
 
-int job_add_result_file(struct db *db, int64_t seq, struct err *e)
+bool job_add_result_file(struct db *db, int64_t seq, char id[static DATA_ID_MAX], struct err *e)
 {
     struct buf csv = {0};
-    char id[40];
     buf_str(&csv, "step,train_loss,train_accuracy,valid_loss,valid_mean_token_accuracy\n");
     sqlite3_stmt *q = db_query(db,
-                               "SELECT json_extract('{' || data || '}', '$.step') AS at,"
-                               " max(json_extract('{' || data || '}', '$.loss')),"
-                               " max(json_extract('{' || data || '}', '$.accuracy')),"
-                               " max(json_extract('{' || data || '}', '$.eval_loss')),"
-                               " max(json_extract('{' || data || '}', '$.eval_accuracy')) FROM events"
-                               " WHERE job = ? AND kind IN ('step', 'eval') GROUP BY at ORDER BY at",
+                               "WITH e AS MATERIALIZED (SELECT '{' || data || '}' AS d FROM event_rows"
+                               "  WHERE job = ? AND kind IN ('step', 'eval') AND data IS NOT NULL)"
+                               " SELECT d ->> '$.step' AS at, max(d ->> '$.loss'), max(d ->> '$.accuracy'),"
+                               " max(d ->> '$.eval_loss'), max(d ->> '$.eval_accuracy') FROM e"
+                               " GROUP BY at ORDER BY at",
                                "i", seq);
     while (db_step(db, q)) {
         buf_printf(&csv, "%lld", (long long)db_int(q, 0));
@@ -323,13 +325,13 @@ int job_add_result_file(struct db *db, int64_t seq, struct err *e)
     bool good = file_add(db, "step_metrics.csv", "fine-tune-results", csv.data, csv.len, id, e);
     buf_free(&csv);
     if (good) db_run(db, "UPDATE jobs SET result_file = ? WHERE seq = ?", "ti", id, seq);
-    return good ? 0 : ERR_IO;
+    return good;
 }
 
 void job_put_checkpoints(struct db *db, struct buf *out, int64_t seq)
 {
-    sqlite3_stmt *q =
-        db_query(db, "SELECT id, created, step, dir, data FROM checkpoints WHERE job = ? ORDER BY step DESC", "i", seq);
+    sqlite3_stmt *q = db_query(
+        db, "SELECT id, created, step, dir, data FROM checkpoint_rows WHERE job = ? ORDER BY step DESC", "i", seq);
     buf_str(out, "{\"object\":\"list\",\"data\":[");
     for (int n = 0; db_step(db, q); n++) {
         buf_printf(out, "%s{\"id\":%lld,\"created_at\":%.3f", n ? "," : "", (long long)db_int(q, 0),

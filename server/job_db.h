@@ -2,6 +2,7 @@
 #ifndef TANDEM_SERVER_JOB_DB_H
 #define TANDEM_SERVER_JOB_DB_H
 
+#include "server/data_dir.h"
 #include "server/db.h"
 #include "server/store.h"
 
@@ -40,8 +41,9 @@ int job_put_events(struct db *, struct buf *out, int64_t seq, int64_t after, int
 void job_put_metrics(struct db *, struct buf *out, int64_t seq);
 void job_put_checkpoints(struct db *, struct buf *out, int64_t seq);
 
-/* The numbers of every step as a file of purpose fine-tune-results, as OpenAI gives; its id becomes the job's. */
-int job_add_result_file(struct db *, int64_t seq, struct err *e);
+/* The numbers of every step as a file of purpose fine-tune-results, as OpenAI gives; its id becomes the job's.  False
+ * and *e: there is none.  After true the file is to be removed if the transaction fails. */
+bool job_add_result_file(struct db *, int64_t seq, char id[static DATA_ID_MAX], struct err *e);
 
 /* Removes the checkpoints of finished jobs but for the few that finished last. */
 void job_sweep_checkpoints(struct db *);

@@ -10,6 +10,7 @@
 #include "server/job_db.h"
 #include "server/json.h"
 
+#include <limits.h>
 #include <math.h>
 #include <semaphore.h>
 #include <stdio.h>
@@ -29,7 +30,8 @@ struct event_work {
     bool final;
     enum job_state state;
     const char *code;
-    double prepared; /* >= 0: only this */
+    char result_file[DATA_ID_MAX]; /* written for this transaction; "": none */
+    double prepared;               /* >= 0: only this */
 };
 
 static void put_number(struct buf *b, const char *name, double v)
@@ -97,7 +99,8 @@ static void store_step(struct event_work *w, struct db *db)
     board_step(w, db);
     if (r->stored_steps++ % THIN_EVERY == 0) {
         job_thin_events(db, r->seq);
-        r->stride = (int)db_number(db, 1, "SELECT stride FROM jobs WHERE seq = ?", "i", r->seq);
+        int64_t stride = db_number(db, 1, "SELECT stride FROM jobs WHERE seq = ?", "i", r->seq);
+        r->stride = stride < 1 || stride > INT_MAX ? 1 : (int)stride;
     }
     if (w->ev.step > r->reached) /* it gets on: what ended the daemons before was not this job */
         db_run(db, "UPDATE jobs SET attempts = 0 WHERE seq = ? AND attempts > 0", "i", r->seq);
@@ -147,7 +150,7 @@ static void store_eval(struct event_work *w, struct db *db)
     struct buf eval = {0};
     double best = NAN;
     sqlite3_stmt *q =
-        db_query(db, "SELECT json_extract(eval, '$.best_eval_loss') FROM jobs WHERE seq = ?", "i", w->run->seq);
+        db_query(db, "SELECT json_extract(eval, '$.best_eval_loss') FROM job_rows WHERE seq = ?", "i", w->run->seq);
     if (db_step(db, q)) {
         best = db_double(q, 0);
         db_done(q);
@@ -165,6 +168,41 @@ static void store_eval(struct event_work *w, struct db *db)
     add_event(w, db, -1);
 }
 
+/* A transaction that fails takes the file's row with it, and the next attempt writes another file. */
+static void remove_result_file(struct event_work *w, struct db *db)
+{
+    if (!w->result_file[0]) return;
+    char *path = data_path(db->dir, "files", w->result_file);
+    data_remove(path);
+    free(path);
+    w->result_file[0] = 0;
+}
+
+/* The file is optional: whatever goes wrong with it, the job's state is stored. */
+static void add_result_file(struct event_work *w, struct db *db)
+{
+    struct err e = {0};
+    remove_result_file(w, db); /* of an attempt within a batch that failed */
+    db_optional_begin(db);
+    bool good = job_add_result_file(db, w->run->seq, w->result_file, &e);
+    good = db_optional_end(db, &e) && good;
+    if (good) return;
+    w->result_file[0] = 0;
+    log_warn("no result file: job=%s error=\"%s\"", w->run->id, e.msg);
+}
+
+static void store_final(struct event_work *w, struct db *db)
+{
+    struct run *r = w->run;
+    board_close(r);
+    if (w->state == JOB_SUCCEEDED) {
+        add_result_file(w, db);
+        db_run(db, "UPDATE jobs SET adapter_dir = ?, step = coalesce(steps, step) WHERE seq = ?", "ti", r->target,
+               r->seq);
+    }
+    job_set_state(db, r->seq, w->state, w->code, w->message.data);
+}
+
 static int on_run(struct store_work *work, struct db *db)
 {
     struct event_work *w = (struct event_work *)work;
@@ -172,14 +210,7 @@ static int on_run(struct store_work *work, struct db *db)
     if (w->prepared >= 0) {
         db_run(db, "UPDATE jobs SET prepared = ?, phase = 'preparing' WHERE seq = ?", "di", w->prepared, r->seq);
     } else if (w->final) {
-        board_close(r);
-        struct err e;
-        if (w->state == JOB_SUCCEEDED && job_add_result_file(db, r->seq, &e))
-            log_warn("no result file: job=%s error=\"%s\"", r->id, e.msg);
-        if (w->state == JOB_SUCCEEDED)
-            db_run(db, "UPDATE jobs SET adapter_dir = ?, step = coalesce(steps, step) WHERE seq = ?", "ti", r->target,
-                   r->seq);
-        job_set_state(db, r->seq, w->state, w->code, w->message.data);
+        store_final(w, db);
     } else if (!w->kind) {
         return 0;
     } else if (w->ev.kind == TRAIN_STEP) {
@@ -213,7 +244,10 @@ static void on_settle(struct store_work *work, struct db *db)
     db->unsaved.seq = work->e.code ? w->run->seq : 0;
     db->unsaved.state = (int)w->state;
     snprintf(db->unsaved.error, sizeof db->unsaved.error, "%s", w->message.data ? w->message.data : "");
-    if (work->e.code) return;
+    if (work->e.code) {
+        remove_result_file(w, db);
+        return;
+    }
     if (w->state == JOB_SUCCEEDED || w->state == JOB_CANCELLED) job_data_remove(db->dir, w->run->id);
     if (w->state == JOB_CANCELLED) data_remove(w->run->dir);
     job_sweep_checkpoints(db);
@@ -239,12 +273,14 @@ static void on_done(struct store_work *work)
     struct event_work *w = (struct event_work *)work;
     struct run *r = w->run;
     if (w->final && work->e.code) {
+        log_warn("the end of a job could not be stored, trying again: job=%s state=%s error=\"%s\"", r->id,
+                 job_state_names[w->state], work->e.msg);
         jobs_retry(r->jobs, work);
         return;
     }
     jobs_notify(r->jobs, r->seq);
     if (w->final)
-        jobs_on_finished(r);
+        jobs_on_finished(r, w->state, w->code, w->message.data ? w->message.data : "");
     else if (w->prepared < 0 && w->kind)
         jobs_on_event(r, &w->ev);
     event_free(w);

@@ -141,7 +141,7 @@ static bool is_published(const struct run *r)
 {
     char *path = file_join(r->target, "tandem.json"), *text = NULL;
     size_t n;
-    struct err e;
+    struct err e = {0};
     bool mine = false;
     if (file_read(path, 65536, &text, &n, &e) == 0) {
         struct buf wanted = {0};

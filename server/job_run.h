@@ -67,7 +67,8 @@ void run_log(struct run *, const char *level, const char *message); /* any threa
 void run_prepared(void *run, double fraction);                      /* pool thread: job_events.c */
 /* Loop: an event of the trainer is stored. */
 void jobs_on_event(struct run *, const struct train_event *); /* jobs.c */
-void jobs_on_finished(struct run *);                          /* jobs.c */
-void jobs_retry(struct jobs *, struct store_work *);          /* jobs.c */
+/* Loop: its end is.  text: "", or why it failed. */
+void jobs_on_finished(struct run *, enum job_state, const char *code, const char *text); /* jobs.c */
+void jobs_retry(struct jobs *, struct store_work *);                                     /* jobs.c */
 
 #endif

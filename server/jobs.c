@@ -6,6 +6,7 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "server/data_dir.h"
+#include "server/db_views.h"
 #include "server/job_db.h"
 #include "server/json.h"
 
@@ -61,8 +62,12 @@ static int on_sweep(struct store_work *w, struct db *db)
     static const char *const folders[] = {"inline", "checkpoints", "tensorboard"};
     struct sweep *s = (struct sweep *)w;
     const struct buf *found = &s->jobs->found;
+    struct err e = {0};
     s->db = db;
     buf_clear(&s->orphans);
+    db_optional_begin(db);
+    db_views_check(db);
+    if (!db_optional_end(db, &e)) log_warn("the jobs' rows were not looked through: %s", e.msg);
     db_run(db,
            "DELETE FROM files WHERE expires < ? AND NOT EXISTS(SELECT 1 FROM jobs"
            " WHERE status IN ('queued', 'running', 'paused') AND instr(spec, files.id) > 0)",
@@ -127,7 +132,11 @@ static struct run *run_new(struct jobs *jobs, sqlite3_stmt *q, struct err *e)
     r->resumed = !db_null(q, 4);
     r->reached = db_int(q, 7);
     const char *spec = db_text(q, 3);
-    cJSON *tree = json_parse(spec, strlen(spec), e);
+    cJSON *tree = NULL;
+    if (db_null(q, 3))
+        err_set(e, ERR_INVALID, "what this job is to do is damaged in jobs.sqlite (column spec)");
+    else
+        tree = json_parse(spec, strlen(spec), e);
     bool read = tree && train_spec_read(&r->spec, tree, &lim, e) == 0;
     if (read && r->spec.base && strcmp(r->spec.base, lim.model_id) != 0)
         err_set(e, ERR_INVALID, "base: the job is for the model %.100s, and this server has %.100s: resume it there",
@@ -144,11 +153,11 @@ static int on_claim(struct store_work *w, struct db *db)
     struct claim *c = (struct claim *)w;
     char wanted[16];
     c->again = false;
-    sqlite3_stmt *q = db_query(
-        db,
-        "SELECT seq, id, coalesce(wanted, ''), spec, started, status = 'running', attempts, coalesce(step, 0) FROM jobs"
-        " WHERE status IN ('running', 'queued') ORDER BY status = 'queued', seq LIMIT 1",
-        "");
+    sqlite3_stmt *q = db_query(db,
+                               "SELECT seq, id, coalesce(wanted, ''), spec, started, status = 'running', attempts, "
+                               "coalesce(step, 0) FROM job_rows"
+                               " WHERE status IN ('running', 'queued') ORDER BY status = 'queued', seq LIMIT 1",
+                               "");
     if (!db_step(db, q)) return 0;
     int64_t seq = db_int(q, 0);
     snprintf(wanted, sizeof wanted, "%s", db_text(q, 2));
@@ -354,9 +363,12 @@ void jobs_on_event(struct run *r, const struct train_event *ev)
     }
 }
 
-void jobs_on_finished(struct run *r)
+void jobs_on_finished(struct run *r, enum job_state state, const char *code, const char *text)
 {
-    log_info("training ended: job=%s", r->id);
+    if (state == JOB_FAILED)
+        log_warn("training failed: job=%s code=%s error=\"%s\"", r->id, code ? code : "failed", text);
+    else
+        log_info("training ended: job=%s state=%s", r->id, job_state_names[state]);
     run_end(r);
 }
 

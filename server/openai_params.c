@@ -228,34 +228,114 @@ static bool check_tool(struct check *c, const cJSON *tool, int i)
     return true;
 }
 
-static bool check_tool_choice(struct check *c)
+/* The tool of that name; -1: there is none. */
+static int find_tool(const struct openai_params *p, const char *name)
+{
+    for (int i = 0; name && i < p->n_tools; i++)
+        if (strcmp(p->tool_names[i], name) == 0) return i;
+    return -1;
+}
+
+static bool demand_tool(struct check *c, const char *name)
+{
+    struct openai_params *p = c->p;
+    int i = find_tool(p, name);
+    if (i < 0) return fields_refuse(&c->f, "tool_choice", "tool_choice: there is no tool \"%.100s\"", name);
+    p->tool_name = p->tool_names[i];
+    p->tool_choice = TOOL_CHOICE_NAMED;
+    return true;
+}
+
+/* The words of OpenAI; any other text is a tool's name, as TGI has it. */
+static bool check_choice_word(struct check *c, const char *word)
 {
     static const char *const names[] = {"none", "auto", "required"};
+    struct openai_params *p = c->p;
+    int i = 0;
+    while (i < 3 && strcmp(word, names[i]) != 0) i++;
+    if (i == 3 && find_tool(p, word) < 0)
+        return fields_refuse(&c->f, "tool_choice",
+                             "tool_choice: expected \"none\", \"auto\", \"required\" or a function, and no tool is "
+                             "named \"%.100s\"",
+                             word);
+    if (i == 3) return demand_tool(c, word);
+    if (i == TOOL_CHOICE_NONE || p->tools) p->tool_choice = (enum tool_choice)i;
+    if (i == TOOL_CHOICE_REQUIRED && !p->tools)
+        return fields_refuse(&c->f, "tool_choice", "`tool_choice` is only allowed when `tools` are given");
+    return true;
+}
+
+/* The function's name in {"type": "function", "function": {"name": ...}}; NULL: another shape. */
+static const char *function_name(const cJSON *tool)
+{
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(tool, "type");
+    if (type && (!cJSON_IsString(type) || strcmp(type->valuestring, "function") != 0)) return NULL;
+    return cJSON_GetStringValue(
+        cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(tool, "function"), "name"));
+}
+
+/* Takes the tools that are not in allowed (p->n_tools) out of the request: the template does not show them, so the
+ * model does not call them where nothing constrains it. */
+static void keep_tools(struct openai_params *p, const bool *allowed)
+{
+    cJSON *tools = (cJSON *)(uintptr_t)p->tools, *next; /* the tree is ours */
+    int kept = 0, i = 0;
+    for (cJSON *t = tools->child; t; t = next, i++) {
+        next = t->next;
+        if (allowed[i])
+            p->tool_names[kept++] = p->tool_names[i];
+        else
+            cJSON_Delete(cJSON_DetachItemViaPointer(tools, t));
+    }
+    p->n_tools = kept;
+}
+
+/* {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required", "tools": [...]}} */
+static bool check_allowed_tools(struct check *c, const cJSON *choice)
+{
+    struct openai_params *p = c->p;
+    const cJSON *allowed = cJSON_GetObjectItemCaseSensitive(choice, "allowed_tools");
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(allowed, "tools");
+    const char *mode = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(allowed, "mode"));
+    if (!mode || (strcmp(mode, "auto") != 0 && strcmp(mode, "required") != 0))
+        return fields_refuse(&c->f, "tool_choice", "tool_choice.allowed_tools.mode: expected \"auto\" or \"required\"");
+    if (!cJSON_IsArray(list) || !list->child || cJSON_GetArraySize(list) > TOOLS_MAX)
+        return fields_refuse(&c->f, "tool_choice", "tool_choice.allowed_tools.tools: expected a list of 1 to %d tools",
+                             TOOLS_MAX);
+    bool keep[TOOLS_MAX] = {0};
+    int i = 0;
+    for (const cJSON *t = list->child; t; t = t->next, i++) {
+        const char *name = function_name(t);
+        int found = find_tool(p, name);
+        if (!name)
+            return fields_refuse(&c->f, "tool_choice",
+                                 "tool_choice.allowed_tools.tools[%d]: expected {\"type\": \"function\", \"function\": "
+                                 "{\"name\": ...}}",
+                                 i);
+        if (found < 0)
+            return fields_refuse(&c->f, "tool_choice",
+                                 "tool_choice.allowed_tools.tools[%d]: there is no tool \"%.100s\"", i, name);
+        keep[found] = true;
+    }
+    p->tool_choice = strcmp(mode, "auto") == 0 ? TOOL_CHOICE_AUTO : TOOL_CHOICE_REQUIRED;
+    keep_tools(p, keep);
+    return true;
+}
+
+static bool check_tool_choice(struct check *c)
+{
     struct openai_params *p = c->p;
     const cJSON *choice = fields_find(&c->f, "tool_choice");
     p->tool_choice = p->tools ? TOOL_CHOICE_AUTO : TOOL_CHOICE_NONE;
     if (!choice) return true;
-    if (cJSON_IsString(choice)) {
-        int i = 0;
-        while (i < 3 && strcmp(choice->valuestring, names[i]) != 0) i++;
-        if (i == 3)
-            return fields_refuse(&c->f, "tool_choice",
-                                 "tool_choice: expected \"none\", \"auto\", \"required\" or a function");
-        if (i == TOOL_CHOICE_NONE || p->tools) p->tool_choice = (enum tool_choice)i;
-        if (i == TOOL_CHOICE_REQUIRED && !p->tools)
-            return fields_refuse(&c->f, "tool_choice", "`tool_choice` is only allowed when `tools` are given");
-        return true;
-    }
-    const cJSON *name = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(choice, "function"), "name");
-    if (!cJSON_IsString(name))
+    if (cJSON_IsString(choice)) return check_choice_word(c, choice->valuestring);
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(choice, "type");
+    if (cJSON_IsString(type) && strcmp(type->valuestring, "allowed_tools") == 0) return check_allowed_tools(c, choice);
+    const char *name = function_name(choice);
+    if (!name)
         return fields_refuse(&c->f, "tool_choice",
                              "tool_choice: expected {\"type\": \"function\", \"function\": {\"name\": ...}}");
-    for (int i = 0; i < p->n_tools; i++)
-        if (strcmp(p->tool_names[i], name->valuestring) == 0) p->tool_name = p->tool_names[i];
-    if (!p->tool_name)
-        return fields_refuse(&c->f, "tool_choice", "tool_choice: there is no tool \"%.100s\"", name->valuestring);
-    p->tool_choice = TOOL_CHOICE_NAMED;
-    return true;
+    return demand_tool(c, name);
 }
 
 static bool check_tools(struct check *c)

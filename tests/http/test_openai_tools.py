@@ -1,6 +1,7 @@
 """Tools through /v1/chat/completions with the openai package.  The models have random weights, so what they write is forced:
 tool_choice forces a call of any kind, and structured_outputs.choice a text, for the parser to find calls in."""
 import json
+import re
 import shutil
 from collections import Counter
 from typing import Literal
@@ -111,6 +112,44 @@ def test_named(api, name):
     assert choice.finish_reason == "stop"  # as OpenAI has it where the call was the caller's choice
     assert [c.function.name for c in choice.message.tool_calls] == [name]
     check_call(choice.message.tool_calls[0])
+
+
+def test_named_by_its_name_alone(api):
+    """As TGI has it."""
+    choice = api.create(tool_choice="get_time").choices[0]
+    assert [c.function.name for c in choice.message.tool_calls] == ["get_time"] and choice.finish_reason == "stop"
+
+
+def allowed(mode, *names):
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [{"type": "function", "function": {"name": n}} for n in names]}}
+
+
+def test_allowed_tools(api):
+    """Only these are called, and only these does the model read of."""
+    answer = api.create(tool_choice=allowed("required", "get_time"), n=4)
+    assert [c.message.tool_calls[0].function.name for c in answer.choices] == ["get_time"] * 4
+    assert answer.usage.prompt_tokens == api.create(tool_choice="required", tools=[TIME]).usage.prompt_tokens
+    both = api.create(tool_choice=allowed("required", "get_time", "get_weather"), n=8)
+    assert {c.message.tool_calls[0].function.name for c in both.choices} == {"get_time", "get_weather"}
+    text = llama("get_weather", ARGUMENTS) if api.template == LLAMA else hermes("get_weather", ARGUMENTS)
+    choice = api.create(**api.forced(text, tool_choice=allowed("auto", "get_weather"))).choices[0]
+    assert [c.function.name for c in choice.message.tool_calls] == ["get_weather"]
+
+
+@pytest.mark.parametrize("choice, says", [
+    (allowed("required", "get_tide"), "tools[0]: there is no tool"),
+    (allowed("required", "get_time", "get_tide"), "tools[1]: there is no tool"),
+    (allowed("never", "get_time"), "mode: expected"),
+    (allowed("auto"), "expected a list"),
+    ({"type": "allowed_tools"}, "mode: expected"),
+    ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": ["get_time"]}}, "tools[0]: expected"),
+    ({"type": "custom", "function": {"name": "get_time"}}, "expected"),
+    ("get_tide", "no tool is named"),
+])
+def test_refused_choices(api, choice, says):
+    with pytest.raises(openai.BadRequestError, match=re.escape(says)) as e:
+        api.create(tool_choice=choice)
+    assert e.value.param == "tool_choice"
 
 
 def test_results_go_back(api):

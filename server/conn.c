@@ -191,6 +191,16 @@ static bool has_memory(const struct conn *c)
     return !n || (!mem_is_short() && (n <= SMALL_BODY || mem_available(n * WORK_PER_BYTE)));
 }
 
+static void refuse_path(const struct conn *c, struct refusal *why)
+{
+    const struct http_server_config *config = &c->server->config;
+    char near[128];
+    if (route_near(config->routes, config->n_routes, c->req.path, near, sizeof near))
+        refuse(why, 404, "%.100s: no such path; did you mean %.100s?", c->req.path, near);
+    else
+        refuse(why, 404, "%.200s: no such path", c->req.path);
+}
+
 static void dispatch(struct conn *c)
 {
     struct refusal why;
@@ -215,7 +225,7 @@ static void dispatch(struct conn *c)
     if (c->match.status == 405) {
         refuse(&why, 405, "%.150s: method not allowed; allowed: %s", c->req.path, c->match.allow);
     } else {
-        refuse(&why, 404, "%.200s: no such path", c->req.path);
+        refuse_path(c, &why);
     }
     http_answer_refusal(c, &why); /* the request was read in full, so the connection may go on */
 }

@@ -2,7 +2,7 @@
  * thread.  Works in place: names, values, path and query become NUL-terminated pieces of conn.head.
  *
  * wire.c has passed these bytes, so lines and header names are well-formed.  What is decided here: the version, the
- * form of the target, exactly one Host, one reading of the body's length, the expectations. */
+ * form of the target, exactly one Host, one reading of the body's length, its coding, the expectations. */
 #include "server/conn.h"
 
 #include "engine/base/check.h"
@@ -21,6 +21,7 @@ static const char *refusal_type(int status)
     case 413:
     case 414:
     case 431: return "too_large";
+    case 415:
     case 501:
     case 505: return "unsupported";
     case 503: return "overloaded";
@@ -292,6 +293,19 @@ static bool check_framing(struct conn *c, struct refusal *why)
     return true;
 }
 
+/* A body is read as it comes: nothing is decompressed. */
+static bool check_coding(const struct conn *c, struct refusal *why)
+{
+    if (!c->chunked && !c->length) return true;
+    for (int i = 0; i < c->n_headers; i++) {
+        const char *value = c->headers[i].value;
+        if (strcasecmp(c->headers[i].name, "Content-Encoding") == 0 && *value && strcasecmp(value, "identity") != 0)
+            return refuse(why, 415, "Content-Encoding: \"%.40s\" is not supported; send the body without compression",
+                          value);
+    }
+    return true;
+}
+
 static bool check_expect(struct conn *c, struct refusal *why)
 {
     const char *expect = "";
@@ -328,5 +342,6 @@ bool head_parse(struct conn *c, struct refusal *why)
     if (!parsed) return false;
     terminate_headers(c);
     line.version[-1] = 0;
-    return check_host(c, why) && check_framing(c, why) && check_expect(c, why) && parse_target(c, line.target, why);
+    return check_host(c, why) && check_framing(c, why) && check_expect(c, why) && parse_target(c, line.target, why) &&
+           check_coding(c, why);
 }

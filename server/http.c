@@ -243,6 +243,7 @@ void http_answer_refusal(struct conn *c, const struct refusal *why)
     if (why->status == 405) {
         http_set_header(&c->req, "Allow", c->match.allow[0] ? c->match.allow : "GET, HEAD, POST, OPTIONS");
     }
+    if (why->status == 415) http_set_header(&c->req, "Accept-Encoding", "identity"); /* RFC 9110 15.5.16 */
     if (why->status == 503) http_set_header(&c->req, "Retry-After", "1");
     reply_error(&c->req, why->status, why->type, why->text);
 }

@@ -67,3 +67,14 @@ void route_find(const struct http_route *routes, int n, enum http_method method,
         out->status = out->route ? 200 : method == HTTP_M_OPTIONS ? 204 : 405;
     }
 }
+
+bool route_near(const struct http_route *routes, int n, const char *path, char *out, size_t size)
+{
+    static const char lead[] = "/v1";
+    struct route_match match;
+    bool below = strncmp(path, "/v1/", 4) == 0;
+    int used = snprintf(out, size, "%s%s", below ? "" : lead, below ? path + sizeof lead - 1 : path);
+    if (used < 0 || (size_t)used >= size) return false;
+    route_find(routes, n, HTTP_M_OTHER, out, &match);
+    return match.status != 404 && out[1];
+}

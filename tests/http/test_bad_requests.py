@@ -14,7 +14,6 @@ INVALID = [
     ({}, "inputs"),
     ({"inputs": None}, "inputs"),
     ({"inputs": 3}, "inputs: expected a string"),
-    ({"inputs": ["a"]}, "inputs: expected a string"),
     ({"inputs": ""}, "`inputs` cannot be empty"),
     ([], "inputs"),
     ("text", "inputs"),
@@ -113,6 +112,13 @@ def test_invalid(server, request_body, says):
     assert_alive(server)
 
 
+def test_a_list_is_not_generated_from(server):
+    """On / it asks for embeddings (test_embeddings.py)."""
+    for path in ("/generate", "/generate_stream"):
+        answer = server.post(path, {"inputs": ["a"]})
+        assert answer.status_code == 422 and answer.json()["error"] == PREFIX + "inputs: expected a string"
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("path", ["/generate", "/", "/generate_stream", "/tokenize"])
 @pytest.mark.parametrize("raw", MALFORMED, ids=range(len(MALFORMED)))
@@ -174,3 +180,23 @@ def test_wrong_routes(server):
     assert server.get("/generate").status_code == 405
     assert server.post("/info", {}).status_code == 405
     assert server.metric("tandem_requests_total", route="other", status="404") >= 1
+
+
+@pytest.mark.parametrize("path, near", [
+    ("/chat/completions", "/v1/chat/completions"),
+    ("/models", "/v1/models"),
+    ("/models/demo", "/v1/models/demo"),
+    ("/fine_tuning/jobs/x/events", "/v1/fine_tuning/jobs/x/events"),
+    ("/v1/v1/chat/completions", "/v1/chat/completions"),
+    ("/v1/generate", "/generate"),
+    ("/nothing", None),
+    ("/v1/", None),
+    ("/v1" + "/x" * 60, None),
+])
+def test_other_base_urls(server, path, near):
+    """With the /v1 of a base URL forgotten, or doubled: what was meant."""
+    for answer in (server.get(path), server.post(path, {})):
+        assert answer.status_code == 404
+        error = answer.json()["error"]
+        text = error["message"] if path.startswith("/v1/") else error
+        assert text == f"{path}: no such path" + (f"; did you mean {near}?" if near else "")

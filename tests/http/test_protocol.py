@@ -131,6 +131,11 @@ BAD = {
     "expect, too large": (post(b"Expect: 100-continue\r\nContent-Length: 100001\r\n"), 413),
     "expect, no such path": (post(b"Expect: 100-continue\r\nContent-Length: 5\r\n", path=b"/nope"), 404),
     "expect, method not allowed": (post(b"Expect: 100-continue\r\nContent-Length: 5\r\n", path=b"/hello"), 405),
+    # what nobody decompresses
+    "gzip": (post(b"Content-Encoding: gzip\r\nContent-Length: 5\r\n", b"\x1f\x8b\x08\0\0"), 415),
+    "gzip, chunked": (post(CHUNKED + b"Content-Encoding: br\r\n", b"0\r\n\r\n"), 415),
+    "gzip over an identity": (post(b"Content-Encoding: identity\r\ncontent-encoding: x-gzip\r\nContent-Length: 5\r\n"), 415),
+    "gzip, expect": (post(b"Content-Encoding: gzip\r\nExpect: 100-continue\r\nContent-Length: 5\r\n"), 415),
     # not HTTP/1.1 at all
     "http/2 preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
     "tls hello": (bytes.fromhex("16030100c8010000c40303") + bytes(range(256)), 400),
@@ -141,7 +146,7 @@ BAD = {
     "json": (b'{"inputs": "x"}\r\n\r\n', 400),
 }
 
-ERROR_TYPES = {400: "validation", 404: "not_found", 405: "method_not_allowed", 413: "too_large", 414: "too_large",
+ERROR_TYPES = {415: "unsupported", 400: "validation", 404: "not_found", 405: "method_not_allowed", 413: "too_large", 414: "too_large",
                417: "validation", 431: "too_large", 501: "unsupported", 505: "unsupported"}
 
 
@@ -323,6 +328,15 @@ def test_error_text_is_escaped(server):
     assert answer.status_code == 422
     assert answer.json() == {"error": 'bad "/fail"\n', "error_type": "validation"}
     assert requests.get(server.url("/%22%0a%ff"), timeout=10).json()["error"] == '/"\n\ufffd: no such path'
+
+
+def test_content_encoding(server):
+    """Named in the shape of the route's errors, with what is accepted; and no reason to refuse where there is no body."""
+    status, headers, body, _ = exchange(server, post(b"Content-Encoding: gzip\r\nContent-Length: 2\r\n", b"\x1f\x8b", path=b"/v1/x"))
+    assert status == 415 and headers[b"accept-encoding"] == b"identity"
+    assert json.loads(body)["error"]["message"].startswith('Content-Encoding: "gzip" is not supported')
+    assert exchange(server, post(b"Content-Encoding: identity\r\nContent-Length: 2\r\n", b"ab"))[0] == 200
+    assert exchange(server, get(headers=b"Content-Encoding: gzip\r\n"))[0] == 200
 
 
 # ---- OPTIONS and CORS -----------------------------------------------------------------------------------------------------

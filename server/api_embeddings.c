@@ -1,4 +1,5 @@
-/* POST /v1/embeddings: OpenAI's embeddings from the model that is served.
+/* POST /v1/embeddings: OpenAI's embeddings from the model that is served; POST /embed and /similarity, and POST / for
+ * bodies of theirs: those of Text Embeddings Inference.
  *
  * An exchange goes: a place, or refused (admission.h) -> read -> tokenise (on the pool when long) -> submit, a few
  * inputs at a time, so that one request does not fill the queue -> write the answer (on the pool when large).  It lives
@@ -86,7 +87,15 @@ static void reply_error(struct exchange *x, int status, const char *code, const 
     struct buf out = {0};
     cancel_all(x);
     if (status < 500) metrics_reject(&x->app->metrics, REJECT_VALIDATION);
-    call_put_error(&out, true, status, code, param, msg);
+    if (x->params.shape == EMBED_OPENAI) {
+        call_put_error(&out, true, status, code, param, msg);
+    } else {
+        struct err e;
+        err_set(&e, 0, "%s", msg);
+        if (status == 422) err_prefix(&e, "Input validation error");
+        if (status == 500) status = 424; /* as TGI and TEI have it */
+        call_put_error(&out, false, status, status == 400 || status == 422 ? "validation" : code, NULL, e.msg);
+    }
     http_reply(x->req, status, "application/json", out.data, out.len);
     buf_free(&out);
 }
@@ -130,9 +139,13 @@ static void put_vector(struct buf *out, const float *v, int n, bool base64)
     buf_char(out, ']');
 }
 
-static void work_render(void *arg)
+static const float *vector(const struct exchange *x, int i)
 {
-    struct exchange *x = arg;
+    return x->values + (size_t)i * (size_t)x->params.dimensions;
+}
+
+static void render_openai(struct exchange *x)
+{
     const struct embed_params *p = &x->params;
     char id[DATA_ID_MAX];
     data_id(id, "embd-");
@@ -142,11 +155,39 @@ static void work_render(void *arg)
     buf_str(&x->out, ",\"data\":[");
     for (int i = 0; i < p->n && !atomic_load(&x->gone); i++) {
         buf_printf(&x->out, "%s{\"object\":\"embedding\",\"index\":%d,\"embedding\":", i ? "," : "", i);
-        put_vector(&x->out, x->values + (size_t)i * (size_t)p->dimensions, p->dimensions, p->base64);
+        put_vector(&x->out, vector(x, i), p->dimensions, p->base64);
         buf_char(&x->out, '}');
     }
     buf_printf(&x->out, "],\"usage\":{\"prompt_tokens\":%llu,\"total_tokens\":%llu}}", (unsigned long long)x->n_tokens,
                (unsigned long long)x->n_tokens);
+}
+
+/* The cosine of a and b, which are of length 1, or zeros. */
+static double cosine(const float *a, const float *b, int n)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += (double)a[i] * (double)b[i];
+    return sum < -1 ? -1 : sum > 1 ? 1 : sum;
+}
+
+static void work_render(void *arg)
+{
+    struct exchange *x = arg;
+    const struct embed_params *p = &x->params;
+    bool similarity = p->shape == EMBED_SIMILARITY;
+    if (p->shape == EMBED_OPENAI) {
+        render_openai(x);
+        return;
+    }
+    buf_char(&x->out, '[');
+    for (int i = similarity, first = i; i < p->n && !atomic_load(&x->gone); i++) {
+        if (i > first) buf_char(&x->out, ',');
+        if (similarity)
+            buf_printf(&x->out, "%.9g", cosine(vector(x, 0), vector(x, i), p->dimensions));
+        else
+            put_vector(&x->out, vector(x, i), p->dimensions, p->base64);
+    }
+    buf_char(&x->out, ']');
 }
 
 static void after_render(void *arg)
@@ -217,7 +258,7 @@ static void submit_more(struct exchange *x)
         else if (e.code == ERR_NOT_FOUND)
             reply_error(x, 404, "model_not_found", "model", e.msg);
         else
-            reply_error(x, 400, "invalid_value", "input", e.msg);
+            reply_error(x, embed_refusal(p->shape), "invalid_value", "input", e.msg);
         return;
     }
 }
@@ -280,7 +321,7 @@ static int in_flight(const struct http_req *req, int n)
     return req->key && req->key->max_concurrent > 0 ? lower(places, req->key->max_concurrent) : places;
 }
 
-void api_embeddings(struct http_req *req)
+static void handle(struct http_req *req, enum embed_shape shape)
 {
     struct app *app = req->app;
     struct err e = {0};
@@ -297,7 +338,7 @@ void api_embeddings(struct http_req *req)
     };
     req->user = x;
     req->on_close = on_close;
-    int status = embed_params_parse(&x->params, &x->limits, req->body, req->body_len, &e);
+    int status = embed_params_parse(&x->params, shape, &x->limits, req->body, req->body_len, &e);
     x->in_flight = in_flight(req, x->params.n);
     const struct ticket_need need = {
         .sequences = x->params.n, .at_once = x->in_flight, .copies = 1, .timeout_ms = x->params.timeout_ms};
@@ -312,4 +353,19 @@ void api_embeddings(struct http_req *req)
         do_work(x, bytes <= TOKENIZE_INLINE_BYTES, work_tokenize, after_tokenize);
     }
     exchange_unref(x); /* NOLINT(clang-analyzer-unix.Malloc): ours is one of two */
+}
+
+void api_embeddings(struct http_req *req)
+{
+    handle(req, EMBED_OPENAI);
+}
+
+void api_embed(struct http_req *req)
+{
+    handle(req, EMBED_TEI);
+}
+
+void api_similarity(struct http_req *req)
+{
+    handle(req, EMBED_SIMILARITY);
 }

@@ -10,6 +10,7 @@
 #include "server/admission.h"
 #include "server/app.h"
 #include "server/constraint.h"
+#include "server/embed_shape.h"
 #include "server/fields.h"
 #include "server/generate_answer.h"
 #include "server/generate_params.h"
@@ -429,7 +430,11 @@ void api_generate(struct http_req *req)
 
 void api_generate_compat(struct http_req *req)
 {
-    handle(req, ROUTE_COMPAT);
+    switch (embed_shape_of(req->body, req->body_len)) {
+    case EMBED_TEI: api_embed(req); break;
+    case EMBED_SIMILARITY: api_similarity(req); break;
+    default: handle(req, ROUTE_COMPAT);
+    }
 }
 
 void api_generate_stream(struct http_req *req)

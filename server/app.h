@@ -34,6 +34,7 @@ struct app {
     char fingerprint[24];           /* OpenAI's system_fingerprint: another where texts may be others */
     int64_t ready_time;             /* time() when the model was loaded */
     struct chat_format chat;
+    struct buf tokenizer_info; /* what GET /tokenizer_info answers; owned */
     struct admission *admission;
     struct constraints *constraints;
     struct bridge *bridge;
@@ -88,6 +89,12 @@ int app_publish_adapter(struct app *, const char *name, const char *dir, struct 
 void api_embeddings(struct http_req *);
 void api_tokenize(struct http_req *);
 void api_detokenize(struct http_req *);
+void api_embed(struct http_req *);      /* POST /embed: TEI's; also that of POST / */
+void api_similarity(struct http_req *); /* POST /similarity: likewise */
+/* handlers: api_tokenizer_info.c */
+void api_tokenizer_info(struct http_req *);
+/* Reads what it answers.  Pool thread, once, after chat_open. */
+void tokenizer_info_load(struct app *, struct engine *);
 /* handlers: api_info.c */
 void api_root(struct http_req *);
 void api_info(struct http_req *);

@@ -74,8 +74,11 @@ static const struct http_route routes[] = {
     {HTTP_M_POST, "/v1/completions", api_completions, 0, .gate = admission_gate, .role = ROUTE_USER},
     {HTTP_M_POST, "/v1/chat/completions", api_chat_completions, 0, .gate = admission_gate, .role = ROUTE_USER},
     {HTTP_M_POST, "/v1/embeddings", api_embeddings, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/embed", api_embed, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/similarity", api_similarity, 0, .gate = admission_gate, .role = ROUTE_USER},
     {HTTP_M_POST, "/tokenize", api_tokenize, 0, .role = ROUTE_USER},
     {HTTP_M_POST, "/detokenize", api_detokenize, 0, .role = ROUTE_USER},
+    {HTTP_M_GET, "/tokenizer_info", api_tokenizer_info, 0, .role = ROUTE_USER},
     {HTTP_M_GET, "/adapters", api_adapters_list, 0, .role = ROUTE_USER},
     {HTTP_M_POST, "/adapters", api_adapters_load, 0, .role = ROUTE_TRAIN},
     {HTTP_M_GET, "/adapters/{name}", api_adapters_get, 0, .role = ROUTE_USER},
@@ -255,6 +258,7 @@ static void work_load(uv_work_t *w)
         engine_close(s->loaded);
         s->loaded = NULL;
     }
+    if (s->loaded) tokenizer_info_load(&s->app, s->loaded);
     s->adapters_seconds = seconds_since(start);
 }
 
@@ -351,6 +355,7 @@ static void on_bridge_closed(void *arg)
     constraints_free(s->app.constraints);
     admission_close(s->app.admission);
     chat_close(&s->app.chat);
+    buf_free(&s->app.tokenizer_info);
     free(s->app.model_name);
     watchdog_close(s->app.watchdog);
     uv_timer_stop(&s->drain_timer);

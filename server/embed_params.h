@@ -1,9 +1,10 @@
-/* The body of POST /v1/embeddings: read and checked; its fields are OpenAI's, then vLLM's, then `pooling`.  Loop
- * thread. */
+/* The body of a request for embeddings, read and checked: OpenAI's fields, then vLLM's, then `pooling`; or those of
+ * Text Embeddings Inference (TEI).  Loop thread. */
 #ifndef TANDEM_SERVER_EMBED_PARAMS_H
 #define TANDEM_SERVER_EMBED_PARAMS_H
 
 #include "engine/engine.h"
+#include "server/embed_shape.h"
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -30,6 +31,7 @@ struct embed_input {
 };
 
 struct embed_params {
+    enum embed_shape shape;
     cJSON *tree;                /* owned */
     const char *model;          /* points into it; NULL: not given */
     struct embed_input *inputs; /* owned; n */
@@ -37,17 +39,21 @@ struct embed_params {
     bool base64, normalize, special;
     enum pooling pooling;
     int dimensions;   /* 1 .. hidden */
-    int64_t truncate; /* tokens of an input to keep, its last; 0: all */
+    int64_t truncate; /* tokens of an input to keep; 0: all */
+    bool keep_first;  /* of a longer input its first tokens are kept, not its last */
     int priority;
     int64_t timeout_ms; /* 0: none */
     const char *field;  /* of a refusal: the field at fault; NULL: the body */
 };
 
 /* 0, or the HTTP status of the refusal with its message in *e.  Free with embed_params_free in both cases. */
-int embed_params_parse(struct embed_params *, const struct embed_limits *, const char *body, size_t len, struct err *e);
+int embed_params_parse(struct embed_params *, enum embed_shape, const struct embed_limits *, const char *body,
+                       size_t len, struct err *e);
 void embed_params_free(struct embed_params *);
+/* The HTTP status of a field that is refused: OpenAI's or TEI's. */
+int embed_refusal(enum embed_shape);
 
-/* Input i's text to ids, and the ids cut as `truncate` says.  Any thread.  0, or 400 with *e. */
+/* Input i's text to ids, and the ids cut as `truncate` says.  Any thread.  0, or embed_refusal with *e. */
 int embed_input_tokenize(struct embed_params *, int i, const struct tokenizer *, const struct embed_limits *,
                          struct err *e);
 

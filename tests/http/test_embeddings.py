@@ -9,6 +9,8 @@ import openai
 import pytest
 import requests
 from conftest import DEVICE, ROOT
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
 from keys import new_key
 from safetensors.numpy import load_file, save_file
 
@@ -230,3 +232,57 @@ def test_counted(server):
     before = server.metric("tandem_requests_finished_total", reason="embedding")
     embed(server, TEXTS)
     assert server.metric("tandem_requests_finished_total", reason="embedding") == before + len(TEXTS)
+
+
+# ---- as Text Embeddings Inference has it -----------------------------------------------------------------------------
+
+def test_hub_client(server, golden):
+    hub = InferenceClient(server.url)
+    want = vectors(embed(server, TEXTS))
+    got = hub.feature_extraction(TEXTS)
+    assert got.dtype == np.float32 and got.tolist() == np.asarray(want, np.float32).tolist()
+    assert hub.feature_extraction(TEXTS[0], normalize=True).tolist() == got[:1].tolist()
+    assert hub.feature_extraction(TEXTS[0], model=server.url + "/embed").tolist() == got[:1].tolist()
+    raw = hub.feature_extraction(TEXTS, normalize=False)
+    np.testing.assert_allclose([unit(v) for v in raw], want, atol=1e-6)
+    assert not np.allclose(np.linalg.norm(raw, axis=1), 1, atol=1e-2)
+    assert hub.feature_extraction(TEXTS, dimensions=8).shape == (len(TEXTS), 8)
+    cosines = hub.sentence_similarity(TEXTS[0], other_sentences=TEXTS)
+    np.testing.assert_allclose(cosines, np.asarray(want) @ np.asarray(want[0]), atol=1e-6)
+    assert hub.sentence_similarity(TEXTS[1], other_sentences=TEXTS[:1], model=server.url + "/similarity") == cosines[1:2]
+    assert "generated_text" in server.post("/", {"inputs": TEXTS[0]}).json()[0]  # one text and nothing of embeddings: TGI's
+
+
+def test_tei_truncates(server):
+    hub, most = InferenceClient(server.url), server.get("/info").json()["max_total_tokens"]
+    long = TEXTS[4] * 20
+    ids = [t["id"] for t in server.post("/tokenize", {"inputs": long}).json()]
+    assert len(ids) > most
+    first, last = (vectors(embed(server, part))[0] for part in (ids[:most], ids[-most:]))
+    assert server.post("/embed", {"inputs": long, "truncate": True}).json() == [first]
+    assert server.post("/embed", {"inputs": [long], "truncate": True, "truncation_direction": "left"}).json() == [last]
+    body = {"inputs": {"source_sentence": long, "sentences": [long]}, "parameters": {"truncate": True}}
+    assert server.post("/", body).json() == pytest.approx([1])
+    with pytest.raises(HfHubHTTPError, match=f"inputs\\[0\\]: has {len(ids)} tokens"):
+        hub.feature_extraction([long])
+
+
+@pytest.mark.parametrize("path, body, says", [
+    ("/", {"inputs": []}, "inputs: expected 1 to"),
+    ("/", {"inputs": ["a", 1]}, "inputs[1]: expected a string"),
+    ("/", {"inputs": ["a", ""]}, "inputs[1]: cannot be empty"),
+    ("/", {"inputs": "a", "truncate": 1}, "truncate: expected"),
+    ("/", {"inputs": "a", "prompt_name": "query"}, "prompt_name: the model has no prompt"),
+    ("/", {"inputs": ["a"], "truncation_direction": "up"}, "truncation_direction: must be"),
+    ("/", {"inputs": {}}, "inputs.source_sentence: expected"),
+    ("/", {"inputs": {"source_sentence": "a", "sentences": []}}, "inputs.sentences: expected"),
+    ("/", {"inputs": {"source_sentence": "a", "sentences": ["b", 2]}}, "inputs.sentences[1]: expected"),
+    ("/", {"inputs": {"source_sentence": "", "sentences": ["b"]}}, "inputs.source_sentence: cannot be empty"),
+    ("/", {"inputs": {"source_sentence": "a", "sentences": ["b", ""]}}, "inputs.sentences[1]: cannot be empty"),
+    ("/embed", {}, "inputs: the field is missing"),
+    ("/embed", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}, "inputs: expected"),
+    ("/similarity", {"inputs": "a"}, "inputs: expected an object"),
+])
+def test_tei_refusals(server, path, body, says):
+    answer = server.post(path, body)
+    assert answer.status_code == 422 and answer.json()["error_type"] == "validation" and says in answer.json()["error"], answer.text

@@ -1,4 +1,7 @@
 """POST /tokenize and /detokenize in the shapes of TGI and of vLLM."""
+import json
+import shutil
+
 import pytest
 from conftest import MODEL, ROOT
 from tokenizers import Tokenizer
@@ -93,3 +96,37 @@ def test_refused(server, path, body, says):
     answer = server.post(path, body)
     assert answer.status_code == 422, answer.text
     assert answer.json()["error_type"] == "validation" and says in answer.json()["error"]
+
+
+# ---- GET /tokenizer_info ---------------------------------------------------------------------------------------------
+
+def test_tokenizer_info(server):
+    config = json.loads((MODEL / "tokenizer_config.json").read_text())
+    info = server.get("/tokenizer_info").json()
+    tokens = {id: token["content"] for id, token in config["added_tokens_decoder"].items()}
+    assert info == {**config, "added_tokens_decoder": tokens, "chat_template": None}
+
+
+def test_tokenizer_info_of_other_files(start, tmp_path):
+    """Special tokens as objects, in either file; numbers that no double holds; a template of its own; nothing at all."""
+    model = tmp_path / "model"
+    shutil.copytree(CHATML, model)
+    added = {"content": "<|endoftext|>", "lstrip": False, "special": True}
+    (model / "tokenizer_config.json").write_text('{"bos_token": %s, "eos_token": null, "model_max_length": 1000000000000000019884624838656, '
+                                                 '"additional_special_tokens": [%s], "vocab_file": "/home/x/vocab.json"}'
+                                                 % (json.dumps(added), json.dumps(added)))
+    (model / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with start("--threads", "2", "--kv-cache-bytes", "4M", model=model) as s:
+        answer = s.get("/tokenizer_info")
+        assert answer.json() == {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "pad_token": None,
+                                 "additional_special_tokens": ["<|endoftext|>"], "model_max_length": 10**30 + 19884624838656,
+                                 "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "{{ messages[0].content }}"}
+        assert "1000000000000000019884624838656" in answer.text
+    for name in ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
+        (model / name).unlink()
+    with start("--threads", "2", "--kv-cache-bytes", "4M", model=model) as s:
+        info = s.get("/tokenizer_info").json()
+        eos = json.loads((model / "generation_config.json").read_text())["eos_token_id"]
+        assert info["eos_token"] == Tokenizer.from_file(str(model / "tokenizer.json")).id_to_token(eos if isinstance(eos, int) else eos[0])
+        assert info["bos_token"] is None and info["chat_template"] is None

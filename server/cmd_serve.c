@@ -24,6 +24,7 @@
 #include "server/jobs.h"
 #include "server/models.h"
 #include "server/notify.h"
+#include "server/process.h"
 #include "server/reload.h"
 #include "server/request_log.h"
 #include "server/service.h"
@@ -570,6 +571,7 @@ static int serve(struct server *s)
     metrics_init(&s->app.metrics);
     for (int i = 0; i < N_ROUTES; i++) metrics_add_route(&s->app.metrics, routes[i].path);
     app_hurry();
+    process_files(s->app.set->max_connections);
     if (uv_loop_init(&s->loop)) return err_set(&e, ERR_IO, "no event loop"), cmd_fail(&e);
     if (doors_open(&s->app, &e) || open_http(s, &e)) {
         doors_close(&s->app);

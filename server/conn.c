@@ -29,6 +29,7 @@ enum {
     LINGER_BYTES = 32 << 20,
     PEER_CHECK_MS = 1000,
     WIND_DOWN_MS = 1000,
+    REFUSED_MS = 1000,  /* for a connection beyond the limit to say that it is a probe */
     KEEP_BUFFER = 4096, /* an idle connection holds on to buffers of at most this size */
     GATE_BYTES = 16384, /* a shorter body is read, whatever becomes of it: the connection can then go on */
     SMALL_BODY = 64 * 1024,
@@ -179,7 +180,25 @@ static bool begin_head(struct conn *c)
     c->state = CONN_HEAD;
     c->scanned = 0;
     wire_begin_head(&c->wire, c->server->config.max_header_bytes);
-    sock_timer(c, c->server->config.header_timeout_ms);
+    if (!c->refused) sock_timer(c, c->server->config.header_timeout_ms);
+    return true;
+}
+
+static void refuse_crowd(struct conn *c)
+{
+    struct refusal why;
+    c->server->stats.rejected++;
+    refuse(&why, 503, "too many connections");
+    conn_refuse(c, &why);
+}
+
+/* Beyond the limit only probes are answered: a server that is full is alive. */
+static bool crowd_refuses(struct conn *c)
+{
+    if (!c->refused) return false;
+    c->keep = false;
+    if (c->match.route && c->match.route->role == ROUTE_OPEN && !c->chunked && !c->length) return false;
+    refuse_crowd(c);
     return true;
 }
 
@@ -329,7 +348,7 @@ static bool read_head(struct conn *c)
     route_find(c->server->config.routes, c->server->config.n_routes, c->req.method, c->req.path, &c->match);
     c->req.route = c->match.route;
     c->req.param = c->match.param;
-    if (!permitted(c)) return false;
+    if (crowd_refuses(c) || !permitted(c)) return false;
     begin_body(c);
     return true;
 }
@@ -409,14 +428,8 @@ void conn_begin(struct conn *c)
 {
     request_reset(c);
     sock_read(c, true);
-    if (c->refused) {
-        struct refusal why;
-        refuse(&why, 503, "too many connections");
-        conn_refuse(c, &why);
-        return;
-    }
     /* Whoever connects has something to say: the first request is not waited for as long as the next ones are. */
-    sock_timer(c, c->server->config.header_timeout_ms);
+    sock_timer(c, c->refused ? REFUSED_MS : c->server->config.header_timeout_ms);
 }
 
 /* There is no memory even to read a request: so a connection that would begin one ends, with an answer that is there
@@ -536,6 +549,10 @@ static void watch_timeout(struct conn *c)
 void conn_timeout(struct conn *c)
 {
     struct refusal why;
+    if (c->refused && (c->state == CONN_IDLE || c->state == CONN_HEAD)) {
+        refuse_crowd(c);
+        return;
+    }
     switch (c->state) {
     case CONN_HEAD:
         refuse(&why, 408, "the request head was not complete within %d ms", c->server->config.header_timeout_ms);

@@ -128,7 +128,8 @@ struct http_server_config {
     bool (*permit)(void *app, struct http_req *);
     struct tls *tls;              /* NULL: plain HTTP; stays the caller's */
     bool local_only;              /* refuse to listen where other machines could connect */
-    int max_connections;          /* beyond: an idle one makes room, else 503 with Retry-After, closed */
+    int max_connections;          /* beyond: an idle one makes room, else 503 with Retry-After, closed, but for
+                                     routes that are open to all */
     size_t max_header_bytes;      /* request line and headers; 431 / 414 beyond */
     size_t max_body_bytes;        /* 413 beyond */
     size_t max_buffered_bytes;    /* bodies of all connections together; 503 beyond */
@@ -142,6 +143,7 @@ struct http_server_config {
 
 struct http_server_stats {
     uint64_t accepted, rejected, requests, bytes_in, bytes_out;
+    uint64_t evicted;   /* idle connections closed to make room */
     uint64_t no_memory; /* requests and connections refused for want of memory */
     int open;
 };

@@ -3,9 +3,12 @@
  * At the connection limit the connection that has been idle for longest since its last answer makes room: whoever only
  * holds connections open, for which no key is asked, must not shut out those who have a request, the probes of
  * /health among them.  Where all are at work, or have not asked yet (header_timeout_ms sees to these), a client still
- * gets a 503 that says so.  Those answers need connections too, so there are at most REFUSING_MAX of them at a time;
- * beyond, a connection is closed as soon as it is accepted.  Running out of file descriptors is libuv's to handle: it
- * keeps one in reserve to accept and close with, so the loop does not spin. */
+ * gets a 503 that says so, unless it asks for a route that is open to all (probes).  Those answers need connections
+ * too, so there are at most REFUSING_MAX of them at a time; beyond, a connection is closed as soon as it is accepted.
+ *
+ * File descriptors are a second limit of the same kind: the kernel hands out the lowest free one, so a connection with
+ * one of the last FILES_KEPT shows that all below are in use.  Those are left to files and to the answers above.
+ * Should they run out all the same, libuv keeps one to accept and close with, so the loop does not spin. */
 #include "server/conn.h"
 
 #include "engine/base/check.h"
@@ -21,10 +24,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 enum { REFUSING_MAX = 64, BACKLOG = 511 };
+enum { FILES_KEPT = 128, FILES_FEW = 256 };
 
 void http_server_defaults(struct http_server_config *config)
 {
@@ -62,7 +67,18 @@ static bool make_room(struct http_server *s)
     for (struct conn *c = s->conns; c; c = c->next)
         if (c->state == CONN_IDLE && c->idle_since && (!oldest || c->idle_since < oldest->idle_since)) oldest = c;
     if (oldest) conn_drop(oldest);
+    if (oldest) s->stats.evicted++;
     return oldest != NULL;
+}
+
+/* Does this new connection have one of the last descriptors?  A process with few of them keeps none apart. */
+static bool files_are_short(const struct conn *c)
+{
+    struct rlimit limit;
+    uv_os_fd_t fd;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur < FILES_FEW) return false;
+    rlim_t kept = limit.rlim_cur / 4 < FILES_KEPT ? limit.rlim_cur / 4 : FILES_KEPT;
+    return uv_fileno((const uv_handle_t *)&c->tcp, &fd) == 0 && (rlim_t)fd >= limit.rlim_cur - kept;
 }
 
 /* Handles for connections that there is no memory for: taken off the queue, and closed. */
@@ -104,9 +120,12 @@ static void on_connection(uv_stream_t *listener, int status)
     c->refused = full;
     int rc = sock_open(c, listener);
     CHECK(c->open_handles == 2);
+    if (rc == 0 && !full && files_are_short(c)) {
+        complain(s, UV_EMFILE);
+        c->refused = !make_room(s);
+    }
     if (c->refused) {
         s->refusing++;
-        s->stats.rejected++;
     } else {
         s->stats.open++;
         s->stats.accepted++;
@@ -115,6 +134,7 @@ static void on_connection(uv_stream_t *listener, int status)
         complain(s, rc);
         conn_drop(c);
     } else if (c->refused && (s->refusing > REFUSING_MAX || s->config.tls)) {
+        s->stats.rejected++;
         conn_drop(c); /* under TLS it would take a handshake to say why */
     } else {
         conn_begin(c);

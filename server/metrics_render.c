@@ -243,6 +243,8 @@ static void put_http(const struct http_server_stats *h, struct buf *out)
         {"tandem_connections", "gauge", "Open connections.", h->open},
         {"tandem_connections_accepted_total", "counter", "Connections accepted.", (double)h->accepted},
         {"tandem_connections_rejected_total", "counter", "Connections refused at the limit.", (double)h->rejected},
+        {"tandem_connections_evicted_total", "counter", "Idle connections closed to make room for others.",
+         (double)h->evicted},
         {"tandem_http_received_bytes_total", "counter", "Bytes read from clients.", (double)h->bytes_in},
         {"tandem_http_sent_bytes_total", "counter", "Bytes written to clients.", (double)h->bytes_out},
     };

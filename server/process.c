@@ -1,5 +1,6 @@
 #include "server/process.h"
 
+#include "engine/base/log.h"
 #include "server/metrics_text.h"
 
 #include <dirent.h>
@@ -10,14 +11,34 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+/* The directory stays open: it is read when there is no descriptor left to open it with. */
 static int count_fds(void)
 {
-    DIR *d = opendir("/proc/self/fd");
-    int n = -3; /* ".", ".." and the directory itself */
+    static DIR *d;
+    int n = -2; /* "." and ".." */
+    if (!d) d = opendir("/proc/self/fd");
     if (!d) return 0;
+    rewinddir(d);
     while (readdir(d)) n++;
-    closedir(d);
     return n;
+}
+
+void process_files(int max_connections)
+{
+    enum { OTHERS = 1024 }; /* the database, data sets, adapters, uploads, and what connections leave (listen.c) */
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit)) return;
+    rlim_t wanted = (rlim_t)max_connections + OTHERS, most = limit.rlim_max;
+    if (limit.rlim_cur < wanted) {
+        limit.rlim_cur = wanted < most ? wanted : most;
+        setrlimit(RLIMIT_NOFILE, &limit);
+        getrlimit(RLIMIT_NOFILE, &limit);
+    }
+    if (limit.rlim_cur < (rlim_t)max_connections + 128)
+        log_warn("file descriptors will run out before max-connections: raise the hard limit (LimitNOFILE, ulimit -Hn) "
+                 "limit=%llu max_connections=%d",
+                 (unsigned long long)limit.rlim_cur, max_connections);
+    count_fds();
 }
 
 /* The number behind `name` at the start of a line, times 1024 where the line says kB; -1: not there. */

@@ -9,5 +9,8 @@
 void process_render(struct buf *, double start_unix);
 /* Bytes that the process may take: the least limit of its control groups, or the machine's memory. */
 double process_memory_limit(void);
+/* Raises the soft limit of file descriptors, as far as the hard one allows, to what so many connections and the
+ * process's own files take; warns where it is not enough.  Loop thread. */
+void process_files(int max_connections);
 
 #endif

@@ -4,6 +4,7 @@
 #include "engine/base/log.h"
 #include "server/doors.h"
 #include "server/notify.h"
+#include "server/process.h"
 #include "server/service.h"
 #include "server/watchdog.h"
 
@@ -40,6 +41,7 @@ static void apply(const struct reload *r)
     http_server_reconfigure(r->app->http, &http);
     sse_hub_keepalive(r->app->sse, set->sse_keepalive);
     watchdog_limit(r->app->watchdog, set->step_timeout);
+    process_files(set->max_connections);
     log_set_level((enum log_level)log_parse_level(set->log_level));
     service_settings(set);
 }

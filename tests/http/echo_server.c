@@ -224,8 +224,9 @@ static void stats(struct http_req *req)
     struct rusage used;
     getrusage(RUSAGE_SELF, &used);
     struct buf b = {0};
-    buf_printf(&b, "{\"open\":%d,\"accepted\":%llu,\"rejected\":%llu,\"requests\":%llu,", s->open,
-               (unsigned long long)s->accepted, (unsigned long long)s->rejected, (unsigned long long)s->requests);
+    buf_printf(&b, "{\"open\":%d,\"accepted\":%llu,\"rejected\":%llu,\"evicted\":%llu,\"requests\":%llu,", s->open,
+               (unsigned long long)s->accepted, (unsigned long long)s->rejected, (unsigned long long)s->evicted,
+               (unsigned long long)s->requests);
     buf_printf(&b, "\"bytes_in\":%llu,\"bytes_out\":%llu,\"closed\":%u,\"gone\":%u,\"done\":%u,\"drains\":%u,",
                (unsigned long long)s->bytes_in, (unsigned long long)s->bytes_out, app->closed, app->gone, app->done,
                app->drains);

@@ -397,6 +397,42 @@ def test_out_of_file_descriptors(start):
     serves(server)
 
 
+def test_idle_connections_make_room_for_descriptors(start):
+    """The last descriptors are not for those who hold connections: the longest idle ones go, and it is counted."""
+    server = start("--nofile", 256)
+    held = [server.connect() for _ in range(160)]  # 192 less what the process has open
+    for s in held:
+        s.sendall(get(b"GET /hello HTTP/1.1"))
+        assert Reader(s).answer()[0] == 200
+    more = [server.connect() for _ in range(60)]
+    for s in more:
+        s.sendall(get(b"GET /hello HTTP/1.1"))
+        assert Reader(s).answer()[0] == 200  # each of them, and none is reset
+    stats = server.stats()
+    assert stats["evicted"] >= 10 and stats["rejected"] == 0
+    assert held[0].recv(1) == b""
+    for s in held + more:
+        s.close()
+
+
+def test_descriptors_that_are_all_at_work(start):
+    """Nobody is idle: a client gets a 503 that says so, not a reset."""
+    server = start("--nofile", 256, "--header-timeout", 60000)
+    held = [server.connect() for _ in range(200)]
+    for s in held:
+        s.sendall(b"GET /hello HTTP/1.1\r\n")
+    outcomes = []
+    for s in held[-8:]:
+        s.sendall(HOST + b"\r\n")
+        outcomes.append(Reader(s).answer()[0])
+    assert set(outcomes) == {503}
+    held[0].sendall(HOST + b"\r\n")
+    assert Reader(held[0]).answer()[0] == 200
+    for s in held:
+        s.close()
+    server.wait_stats(lambda stats: stats["open"] <= 1)
+
+
 def test_idle_connections_cost_nothing(start):
     server = start()
     clients = [server.connect() for _ in range(100)]

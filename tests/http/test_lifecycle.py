@@ -1,6 +1,7 @@
 """Start, readiness, idling, draining, stopping."""
 import json
 import os
+import resource
 import signal
 import socket
 import time
@@ -136,6 +137,30 @@ def test_stuck_step_is_unhealthy(start):
         assert s.get("/ready").status_code == 503
         long.result()
         wait_for(lambda: s.get("/health").status_code == 200, what="healthy again")
+
+
+def test_probes_are_answered_at_the_connection_limit(start):
+    """A server that is full is alive: nobody should end it."""
+    with start("--max-connections", 2, "--header-timeout", 60) as s:
+        held = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(2)]
+        for one in held:
+            one.sendall(b"GET /info HTTP/1.1\r\n")
+        wait_for(lambda: s.get("/info").status_code == 503, what="the limit")
+        assert s.get("/health").status_code == s.get("/ready").status_code == 200
+        assert requests.post(s.url + "/health", data="x", timeout=10).status_code == 503
+        for one in held:
+            one.close()
+        wait_for(lambda: s.get("/info").status_code == 200, what="room")
+        assert s.metric("tandem_connections_rejected_total") >= 2
+
+
+def test_descriptors_are_raised_to_what_connections_need(start):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with start("--max-connections", 2000, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))) as s:
+        assert s.metric("process_max_fds") == min(3024, hard)
+        assert s.metric("process_open_fds") == pytest.approx(len(os.listdir(f"/proc/{s.process.pid}/fd")), abs=3)
+    with start("--max-connections", 2000, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (300, 500))) as s:
+        assert s.metric("process_max_fds") == 500 and "file descriptors will run out" in s.log()
 
 
 def test_port_in_use(start, run):

@@ -115,7 +115,7 @@ def test_a_large_body_is_refused_on_its_head(start):
         for path, extra in (("/generate", b""), ("/v1/completions", b"Expect: 100-continue\r\n"), ("/v1/embeddings", b"")):
             with socket.create_connection(("127.0.0.1", s.port)) as c:
                 c.settimeout(30)
-                c.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 1500000\r\n%s\r\n{\"inputs\":" % (path.encode(), extra))
+                c.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1500000\r\n%s\r\n{\"inputs\":" % (path.encode(), extra))
                 got = b""
                 while chunk := c.recv(65536):
                     got += chunk
@@ -334,7 +334,7 @@ def test_a_deadline_before_the_engine(server):
     data = json.dumps({"inputs": "Once"}).encode()
     with socket.create_connection(("127.0.0.1", server.port)) as c:
         c.settimeout(30)
-        c.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nX-Request-Timeout: 30\r\nContent-Length: %d\r\n\r\n" % len(data))
+        c.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nX-Request-Timeout: 30\r\nContent-Length: %d\r\n\r\n" % len(data))
         time.sleep(0.1)
         c.sendall(data)
         assert c.recv(4096).startswith(b"HTTP/1.1 504 ")

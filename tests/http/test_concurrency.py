@@ -21,7 +21,7 @@ def raw_stream(server, body, receive_buffer=None, count=1):
         s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     s.connect(("127.0.0.1", server.port))
     data = json.dumps(body).encode()
-    head = b"POST /generate_stream HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data)
+    head = b"POST /generate_stream HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data)
     s.sendall((head + data) * count)
     return s
 
@@ -70,7 +70,7 @@ def test_disconnect_cancels(start):
         sockets = [raw_stream(s, body) for _ in range(4)]
         plain = socket.create_connection(("127.0.0.1", s.port))
         data = json.dumps(body).encode()
-        plain.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        plain.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
         wait_for(lambda: s.metric("tandem_requests_running") == 5, what="running")
         assert s.metric("tandem_kv_pages_used") > 0
         for client in [*sockets, plain]:
@@ -84,7 +84,7 @@ def test_disconnect_cancels(start):
 def test_disconnect_in_every_state(server):
     """Gone while sending, while the text is tokenised, while waiting, in mid-stream, after the end."""
     long = json.dumps({"inputs": "word and word " * 20000, "parameters": {"truncate": 100, "max_new_tokens": 50}}).encode()
-    head = b"POST /generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(long)
+    head = b"POST /generate_stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(long)
     for cut, delay in [(10, 0), (len(head), 0), (len(head) + 1000, 0), (None, 0), (None, 0.002), (None, 0.01), (None, 0.05), (None, 0.2)]:
         for _ in range(5):
             s = socket.create_connection(("127.0.0.1", server.port))

@@ -125,7 +125,7 @@ def test_bad_content_types(files, content_type):
 def test_too_large(files):
     """Refused by its Content-Length, before a byte is sent."""
     with socket.create_connection(("127.0.0.1", files.port), timeout=10) as s:
-        s.sendall(f"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: {600 << 20}\r\n\r\n".encode())
+        s.sendall(f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: {600 << 20}\r\n\r\n".encode())
         assert s.recv(1000).startswith(b"HTTP/1.1 413 ")
 
 
@@ -138,7 +138,7 @@ def test_chunked_in_small_pieces(files):
 def test_a_client_that_leaves_in_the_middle(files):
     before = on_disk(files)
     with socket.create_connection(("127.0.0.1", files.port), timeout=10) as s:
-        s.sendall(f"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary={BOUNDARY}\r\nContent-Length: 9000000\r\n\r\n".encode()
+        s.sendall(f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary={BOUNDARY}\r\nContent-Length: 9000000\r\n\r\n".encode()
                   + part("file", b"x" * 2_000_000, "x")[:-2])
         wait_for(lambda: len(on_disk(files)) > len(before), 10, "the upload is being written")
     wait_for(lambda: on_disk(files) == before, 10, "nothing is left of it")

@@ -278,18 +278,18 @@ def read_until(s, mark):
 def test_the_body_is_not_waited_for(keyed, keys, extra):
     """Nor read: whoever has no key costs a head."""
     for path, key, status in (("/generate", keys.wrong, b"401"), ("/v1/files", keys.user, b"403"), ("/train", keys.wrong, b"401")):
-        with raw(keyed, f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: 999999\r\n{extra}\r\n") as s:
+        with raw(keyed, f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\nContent-Length: 999999\r\n{extra}\r\n") as s:
             got = read_until(s, b"}")
             assert got.startswith(b"HTTP/1.1 " + status) and b"Connection: close" in got
             assert s.recv(1000).strip(b"}") == b""  # and then the end
-    with raw(keyed, "POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n") as s:
+    with raw(keyed, "POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n") as s:
         assert read_until(s, b"}").startswith(b"HTTP/1.1 401")
 
 
 @pytest.mark.parametrize("head", ["GET /health", "GET /ready", "GET / HTTP/1.1\r\nAccept: text/html", "GET /console/api.js", "OPTIONS /generate",
                                   "OPTIONS /nowhere"])
 def test_where_no_key_is_asked_no_large_body_is_read(keyed, head):
-    head = (head if "\r\n" in head else head + " HTTP/1.1") + "\r\nHost: x\r\nConnection: close\r\n"
+    head = (head if "\r\n" in head else head + " HTTP/1.1") + "\r\nHost: localhost\r\nConnection: close\r\n"
     for body in ("Content-Length: 5000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n1388\r\n"):
         with raw(keyed, head + body) as s:
             assert read_until(s, b"\r\n").startswith(b"HTTP/1.1 413")
@@ -300,8 +300,8 @@ def test_where_no_key_is_asked_no_large_body_is_read(keyed, head):
 @pytest.mark.smoke
 def test_a_refused_request_without_a_body_leaves_the_connection(keyed, keys):
     """And its key is of that request alone."""
-    request = "GET /info HTTP/1.1\r\nHost: x\r\nX-Api-Key: {}\r\n\r\n".format
-    with raw(keyed, request(keys.wrong) + request(keys.user) + "GET /info HTTP/1.1\r\nHost: x\r\n\r\n" + request(keys.admin)) as s:
+    request = "GET /info HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: {}\r\n\r\n".format
+    with raw(keyed, request(keys.wrong) + request(keys.user) + "GET /info HTTP/1.1\r\nHost: localhost\r\n\r\n" + request(keys.admin)) as s:
         got = b""
         while got.count(b"HTTP/1.1 ") < 4 or not got.endswith(b"}"):
             got += s.recv(65536)
@@ -466,7 +466,7 @@ def test_time_says_nothing(keyed, keys):
     took = []
     with socket.create_connection(("127.0.0.1", keyed.port), timeout=20) as s:
         s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        texts = [f"GET /info HTTP/1.1\r\nHost: x\r\nX-Api-Key: {key}\r\n\r\n".encode() for key in (keys.wrong, near)]
+        texts = [f"GET /info HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: {key}\r\n\r\n".encode() for key in (keys.wrong, near)]
         for kind in order:
             begin = time.perf_counter_ns()
             s.sendall(texts[kind])

@@ -282,7 +282,7 @@ def test_drain_ends_connections(start):
         idle = requests.Session()
         assert idle.get(s.url + "/health", timeout=60).status_code == 200
         quiet = socket.create_connection(("127.0.0.1", s.port))
-        quiet.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        quiet.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert quiet.recv(4096).startswith(b"HTTP/1.1 200")
         running = raw_stream(s, {"inputs": "Once", "parameters": {"max_new_tokens": 400, "ignore_eos": True}})
         wait_for(lambda: s.metric("tandem_requests_running") == 1, what="running")

@@ -200,7 +200,7 @@ def test_plain_http_is_told_so(https):
 def test_garbage_after_the_handshake(https, cert):
     link = Link(https, cert)
     link.handshake()
-    link.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+    link.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
     link.sock.sendall(b"\x17\x03\x03\x00\x20" + b"z" * 32)
     with pytest.raises((ssl.SSLError, ConnectionResetError)):  # an alert: the record is forged
         while link.tls.read(100) if link.receive() else False:
@@ -213,7 +213,7 @@ def test_garbage_after_the_handshake(https, cert):
 def test_a_byte_at_a_time(https, cert, piece):
     link = Link(https, cert)
     link.handshake(piece)
-    link.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 44\r\n\r\n" + b'{"inputs":"a","parameters":{"seed":1}}'.ljust(44), piece)
+    link.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 44\r\n\r\n" + b'{"inputs":"a","parameters":{"seed":1}}'.ljust(44), piece)
     assert Reader(link).answer()[0] == 200
     link.close()
 
@@ -240,7 +240,7 @@ def test_many_connections(https, cert):
     assert https.metric("tandem_connections") >= 300
     assert https.generate(max_new_tokens=4)
     for s in opened[::50]:
-        s.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        s.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert s.recv(1000).startswith(b"HTTP/1.1 200")
     for s in opened:
         s.close()
@@ -268,7 +268,7 @@ def test_a_client_that_leaves_frees_its_place(https, cert):
     link = Link(https, cert)
     link.handshake()
     body = json.dumps({"inputs": "Once", "parameters": {"max_new_tokens": 400, "ignore_eos": True}, "stream": True})
-    link.sendall(f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+    link.sendall(f"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
     assert link.recv(100)
     link.close()
     https.wait_idle()
@@ -455,7 +455,7 @@ def test_reload(start, tmp_path):
         cert.write_bytes(first)
         hang_up("certificate read again")
         assert subject(s) == one
-        open_before.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        open_before.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert open_before.recv(1000).startswith(b"HTTP/1.1 200")
         open_before.close()
 

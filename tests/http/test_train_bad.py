@@ -282,7 +282,7 @@ def test_bodies_of_clients_that_left_are_counted(start):
         for _ in range(3):
             for _ in range(6):
                 with socket.create_connection(("127.0.0.1", s.port)) as c:
-                    c.sendall(b"POST /train HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                    c.sendall(b"POST /train HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             ask()
         assert set(answers) <= {422, 429, 503} and s.get("/health").status_code == 200
         assert s.resident_bytes() - before < 1 << 30
@@ -306,7 +306,7 @@ def test_too_many_event_streams(start):
         job_id, clients = s.post("/train", request("watched", max_steps=100000)).json()["id"], []
         for _ in range(256):
             c = socket.create_connection(("127.0.0.1", s.port))
-            c.sendall(f"GET /train/{job_id}/events?stream=1 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            c.sendall(f"GET /train/{job_id}/events?stream=1 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             clients.append(c)
         for c in clients:
             assert c.recv(12) == b"HTTP/1.1 200"

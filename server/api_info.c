@@ -4,6 +4,7 @@
 #include "server/app.h"
 #include "server/console.h"
 #include "server/json.h"
+#include "server/store.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -110,11 +111,13 @@ void api_health(struct http_req *req)
 void api_ready(struct http_req *req)
 {
     struct app *app = req->app;
-    if (app->state == APP_READY && app_healthy(app))
+    bool healthy = app_healthy(app), intact = store_intact(app->store);
+    if (app->state == APP_READY && healthy && intact)
         http_reply(req, 200, NULL, "", 0);
     else
         http_reply_error(req, 503, "healthcheck", "%s",
                          app->state == APP_LOADING    ? "loading"
                          : app->state == APP_DRAINING ? "draining"
-                                                      : "unhealthy");
+                         : !healthy                   ? "unhealthy"
+                                                      : "the data directory was deleted or replaced");
 }

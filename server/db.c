@@ -73,7 +73,14 @@ static int migrate(struct db *db, struct err *e)
     return 0;
 }
 
-/* The directory belongs to one process: two would both run its jobs. */
+/* True: held now, or a file system that locks no directories (NFS); false: another process holds it. */
+static bool hold(int fd)
+{
+    return flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
+
+/* The directory belongs to one process: two would both run its jobs.  The file is what earlier versions lock; the
+ * directory itself stays locked though the file be deleted. */
 static int lock_dir(struct db *db, struct err *e)
 {
     char path[4200];
@@ -85,7 +92,9 @@ static int lock_dir(struct db *db, struct err *e)
     snprintf(path, sizeof path, "%s/lock", db->dir);
     db->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0640);
     if (db->lock_fd < 0) return err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
-    if (flock(db->lock_fd, LOCK_EX | LOCK_NB) == 0) return 0;
+    db->dir_fd = open(db->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (db->dir_fd < 0) return err_set(e, ERR_IO, "%s: %s", db->dir, strerror(errno));
+    if (hold(db->dir_fd) && flock(db->lock_fd, LOCK_EX | LOCK_NB) == 0) return 0;
     return err_set(e, ERR_IO, "%s: in use by another tandem (give each its own --data-dir)", db->dir);
 }
 
@@ -94,7 +103,7 @@ int db_open(struct db *db, const char *dir, struct err *e)
     char path[4200];
     db->h = NULL;
     db->dir = dir;
-    db->lock_fd = -1;
+    db->lock_fd = db->dir_fd = -1;
     db->n_cached = 0;
     db->e.code = 0;
     if (lock_dir(db, e)) return db_close(db), e->code;
@@ -121,7 +130,23 @@ void db_close(struct db *db)
     sqlite3_close(db->h);
     db->h = NULL;
     if (db->lock_fd >= 0) close(db->lock_fd);
-    db->lock_fd = -1;
+    if (db->dir_fd >= 0) close(db->dir_fd);
+    db->lock_fd = db->dir_fd = -1;
+}
+
+int db_present(const struct db *db, struct err *e)
+{
+    char path[4200];
+    struct stat held, there;
+    int moved = 0;
+    snprintf(path, sizeof path, "%s/lock", db->dir);
+    bool same = fstat(db->lock_fd, &held) == 0 && stat(path, &there) == 0 && held.st_dev == there.st_dev &&
+                held.st_ino == there.st_ino;
+    if (same && sqlite3_file_control(db->h, "main", SQLITE_FCNTL_HAS_MOVED, &moved) == SQLITE_OK && !moved) return 0;
+    return err_set(e, ERR_IO,
+                   "%s: the data directory, or its %s, was deleted or replaced while this daemon used it; what is sent "
+                   "now would be lost: put it back, or start the daemon again",
+                   db->dir, same ? "jobs.sqlite" : "lock");
 }
 
 /* ---- statements ------------------------------------------------------------------------------------------------ */

@@ -17,7 +17,8 @@ enum { DB_STATEMENTS = 96 };
 struct db {
     sqlite3 *h;      /* NULL while closed */
     const char *dir; /* the data directory */
-    int lock_fd;     /* holds the directory for this process; -1 */
+    int lock_fd;     /* DIR/lock, and the directory itself: held for this process; -1 */
+    int dir_fd;
     struct {
         const char *sql; /* static text: the address is the key */
         sqlite3_stmt *stmt;
@@ -38,6 +39,8 @@ struct db {
 /* Makes the directory where missing, locks it, opens and migrates DIR/jobs.sqlite.  0, or ERR_IO with the reason. */
 int db_open(struct db *, const char *dir, struct err *e);
 void db_close(struct db *);
+/* Of an open one: are the lock and the database that are held still those in the directory?  0, or ERR_IO and *e. */
+int db_present(const struct db *, struct err *e);
 
 /* A statement ready for db_step, its values bound: fmt has a letter for each '?': i int64_t, n int, d double (not
  * finite: NULL), t text (NULL: NULL; copied), - NULL.  sql must be a literal. */

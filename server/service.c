@@ -4,9 +4,13 @@
 #include "engine/base/crash.h"
 #include "engine/base/file.h"
 #include "engine/base/log.h"
+#include "engine/base/mem.h"
 #include "server/notify.h"
 
 #include <dirent.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -45,6 +49,32 @@ static void look_at_reports(const char *data_dir)
     free(dir);
 }
 
+/* Nothing is made before it is needed; whether it could be is asked of the nearest directory that is there. */
+static void look_at_data_dir(const struct settings *set)
+{
+    const char *dir = settings_data_dir(set);
+    char *at = mem_strdup(dir);
+    struct stat st;
+    bool there = true;
+    while (stat(at, &st) && errno == ENOENT) {
+        char *slash = strrchr(at, '/');
+        there = false;
+        if (slash && slash != at)
+            *slash = 0;
+        else
+            snprintf(at, 2, "%s", slash ? "/" : ".");
+        if (!slash || slash == at) break;
+    }
+    bool is_dir = stat(at, &st) == 0 && S_ISDIR(st.st_mode);
+    if (!is_dir || access(at, W_OK | X_OK))
+        log_warn("the data directory cannot be used: jobs and uploads will fail dir=%s reason=\"%s: %s\"", dir, at,
+                 strerror(is_dir ? errno : ENOTDIR));
+    else if (!set->data_dir || !*set->data_dir)
+        log_info("no --data-dir is given: jobs, files and adapters will be kept here dir=%s%s", dir,
+                 there ? "" : " made=\"by the first of them\"");
+    free(at);
+}
+
 void service_settings(const struct settings *set)
 {
     struct buf text = {0};
@@ -57,6 +87,7 @@ void service_begin(const struct settings *set)
 {
     crash_open(settings_data_dir(set), TANDEM_VERSION);
     service_settings(set);
+    look_at_data_dir(set);
     look_at_reports(settings_data_dir(set));
     notify_open();
     notify_status("loading the model");

@@ -23,6 +23,7 @@ struct store {
     struct store_work stop;
     atomic_int waiting;
     atomic_int counts[JOB_STATES];
+    atomic_bool opened, lost; /* the directory is in use; it is not there any more */
     void (*closed)(void *);
     void *closed_arg;
 };
@@ -66,6 +67,19 @@ static struct store_work *work_of(struct mail *m)
     return (struct store_work *)m;
 }
 
+/* What is written into files that were deleted is gone with the process. */
+static int check_present(struct store *s, struct err *e)
+{
+    int rc = db_present(&s->db, e);
+    atomic_store(&s->opened, true);
+    if (atomic_exchange(&s->lost, rc != 0) == (rc != 0)) return rc;
+    if (rc)
+        log_error("%s", e->msg);
+    else
+        log_info("the data directory is back dir=%s", s->dir);
+    return rc;
+}
+
 /* All of the list up to `end` in one transaction: 0, or *failed and nothing of it was written. */
 static int commit_works(struct store *s, struct mail *list, const struct mail *end, struct err *failed)
 {
@@ -73,6 +87,7 @@ static int commit_works(struct store *s, struct mail *list, const struct mail *e
     failed->code = 0;
     db->e.code = 0;
     if (!db->h && db_open(db, s->dir, failed)) return failed->code;
+    if (check_present(s, failed)) return failed->code;
     if (exec(db, "BEGIN IMMEDIATE")) *failed = db->e;
     for (struct mail *m = list; m != end && !failed->code; m = m->next) {
         if (work_of(m) == &s->stop) continue;
@@ -144,7 +159,7 @@ struct store *store_open(uv_loop_t *loop, const char *dir)
 {
     struct store *s = mem_zalloc(sizeof *s);
     s->dir = mem_strdup(dir);
-    s->db.lock_fd = -1;
+    s->db.lock_fd = s->db.dir_fd = -1;
     mailbox_init(&s->inbox);
     mailbox_init(&s->outbox);
     CHECK(uv_async_init(loop, &s->async, on_async) == 0);
@@ -165,6 +180,22 @@ bool store_exists(const struct store *s)
     bool there = access(path.data, F_OK) == 0;
     buf_free(&path);
     return there;
+}
+
+static int run_nothing(struct store_work *w, struct db *db)
+{
+    (void)w, (void)db;
+    return 0;
+}
+
+bool store_intact(struct store *s)
+{
+    if (atomic_load(&s->opened) && !store_waiting(s)) {
+        struct store_work *look = mem_zalloc(sizeof *look);
+        look->run = run_nothing;
+        store_send(s, look);
+    }
+    return !atomic_load(&s->lost);
 }
 
 void store_send(struct store *s, struct store_work *w)

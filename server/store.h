@@ -39,6 +39,9 @@ struct store *store_open(struct uv_loop_s *, const char *dir);
 const char *store_dir(const struct store *);
 /* There is a database to look into: before the first work only. */
 bool store_exists(const struct store *);
+/* False: the directory was deleted or replaced under the daemon, and all works fail.  Loop thread; does not wait: what
+ * it says is a call old, and the call looks again. */
+bool store_intact(struct store *);
 void store_send(struct store *, struct store_work *);
 /* Any thread: works that were sent and have not run. */
 int store_waiting(const struct store *);

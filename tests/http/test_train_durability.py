@@ -419,3 +419,46 @@ def test_the_end_waits_for_what_reads_the_model(start, tmp_path):
             asker.join()
         shutil.rmtree(tmp_path / "cache")
         assert not list((tmp_path / "inline").glob("*")) if (tmp_path / "inline").exists() else True
+
+
+@pytest.mark.parametrize("what", ["directory", "lock", "jobs.sqlite"])
+def test_a_directory_that_is_deleted_takes_nothing(start, run, tmp_path, what):
+    """What is acknowledged is kept; where it cannot be, nothing is acknowledged, and no second daemon comes in."""
+    data = tmp_path / "data"
+    with start("--data-dir", data) as s:
+        with requests.Session() as session:
+            def upload():
+                return session.post(s.url + "/v1/files", files={"file": ("f", b'{"text":"x"}')}, data={"purpose": "fine-tune"}, timeout=60)
+            kept = upload().json()["id"]
+            gone = data if what == "directory" else data / what
+            gone.rename(tmp_path / "aside")
+            if what == "directory":
+                data.mkdir()  # the path is there again, the files are not
+            refused = upload()
+            assert refused.status_code == 507 and "deleted or replaced" in refused.text
+            refused = s.post("/train", request(n=4, max_steps=1))
+            assert refused.status_code == 507 and "deleted or replaced" in refused.text
+            wait_for(lambda: s.get("/ready").status_code == 503, what="not ready")
+            assert s.get("/health").status_code == 200 and s.generate(max_new_tokens=2)
+            if what == "lock":
+                with start("--data-dir", data) as other:
+                    refused = other.post("/train", request(n=4, max_steps=1))
+                    assert refused.status_code == 507 and "in use by another tandem" in refused.text
+                (data / "lock").unlink()
+            if what == "directory":
+                shutil.rmtree(data)
+            (tmp_path / "aside").rename(gone)
+            assert upload().status_code == 200
+            assert {kept} < {f["id"] for f in s.get("/v1/files").json()["data"]}
+            wait_for(lambda: s.get("/ready").status_code == 200, what="ready again")
+        assert s.log().count("deleted or replaced") <= 4
+
+
+def test_a_directory_that_cannot_be_used_is_told_at_the_start(start, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    for path in (blocked, blocked / "below"):
+        with start("--data-dir", path) as s:
+            assert "the data directory cannot be used" in s.log()
+    with start("--data-dir", tmp_path / "new" / "one") as s:
+        assert "data directory" not in s.log() and not (tmp_path / "new").exists()

@@ -57,11 +57,11 @@ struct train_params {
     double weight_decay, beta1, beta2, epsilon; /* 0 (full 0.01), 0.9, 0.999, 1e-8.  Decay spares biases and norms */
     double max_grad_norm;                       /* 0: off; 1 */
     enum train_optimizer optimizer; /* full: muon for the layers' matrices, adamw for the rest (muon.h); adamw */
-    double dropout;                 /* full: of what attention and feed-forward add, and of embeddings; [0, 1); 0 */
-    double ema_decay;               /* full: > 0: what is evaluated and written is the weights' average; [0, 1); 0 */
+    double dropout;                 /* full: of what attention and feed-forward add, and of embeddings; 0 */
+    double ema_decay;               /* full: > 0: what is evaluated and written is the weights' average; 0 */
     int lora_r;                     /* 1..256; 16 */
     double lora_alpha;              /* (0, 4096]; 32 */
-    double lora_dropout;            /* [0, 1); 0 */
+    double lora_dropout;            /* 0 */
     bool use_rslora;
     unsigned targets;     /* of enum train_target; TARGET_ALL */
     bool packing;         /* several rows in one sequence's place; true */
@@ -70,8 +70,8 @@ struct train_params {
     int64_t eval_steps;   /* 0: at the end of each epoch */
     int64_t save_steps;   /* 0: every 2 minutes, and of a twentieth of all steps (50 to 500); a checkpoint is also made
                            * at each evaluation and on pause */
-    int patience;         /* stop after so many evaluations without improvement; 0: never */
-    double min_improvement; /* what counts as one; 0 */
+    int patience;         /* early_stopping_patience: stop after so many evaluations without improvement; 0: never */
+    double min_improvement; /* early_stopping_threshold: what counts as one; 0 */
     enum train_recompute recompute;
     bool f32;         /* products in f32 even where bf16 is faster; beside serving those of adapters only */
     bool random_init; /* full: start from random weights of this shape, not the model's */
@@ -79,6 +79,17 @@ struct train_params {
 };
 
 void train_params_default(struct train_params *, enum train_method);
+
+/* The limits of a number among the parameters, for everybody who checks one.  They are those of the arithmetic, which
+ * is in floats: a decay of 0.99999999 would be 1 there. */
+struct train_range {
+    const char *name; /* as in requests and messages */
+    double min, max;
+    bool above_min; /* min itself is out */
+};
+/* @return NULL: the parameter has no range (switches, choices, the seed). */
+const struct train_range *train_range(const char *name);
+bool train_range_has(const struct train_range *, double v); /* false for NaN */
 
 struct train_job {
     struct train_params p;

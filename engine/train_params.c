@@ -3,7 +3,7 @@
 #include "engine/base/crc32c.h"
 #include "kernels/rng.h"
 
-#include <math.h>
+#include <stddef.h>
 #include <string.h>
 
 void train_params_default(struct train_params *p, enum train_method method)
@@ -34,53 +34,84 @@ void train_params_default(struct train_params *p, enum train_method method)
 
 /* ---- ranges ------------------------------------------------------------------------------------------------------ */
 
-struct range {
-    const char *name;
-    double value, min, max;
-    bool above_min; /* min itself is out */
-    bool whole;
-};
+#define AT(field) offsetof(struct train_params, field)
 
-static int check_range(const struct range *r, struct err *e)
+/* One row a number: its range, and where it is. */
+static const struct {
+    struct train_range range;
+    enum { DOUBLE, INT, INT64 } type;
+    size_t at;
+    bool lora; /* of no meaning for method full */
+} table[] = {
+    {{"epochs", 0, 1000, true}, DOUBLE, AT(epochs), false},
+    {{"max_steps", 0, 1e12, false}, INT64, AT(max_steps), false},
+    {{"batch_tokens", 16, 1048576, false}, INT, AT(batch_tokens), false},
+    {{"micro_tokens", 0, 1048576, false}, INT, AT(micro_tokens), false},
+    {{"max_length", 8, 1048576, false}, INT, AT(max_length), false}, /* and the model's */
+    {{"learning_rate", 0, 1, true}, DOUBLE, AT(learning_rate), false},
+    {{"min_lr_ratio", 0, 1, false}, DOUBLE, AT(min_lr_ratio), false},
+    {{"warmup_ratio", 0, 1, false}, DOUBLE, AT(warmup_ratio), false},
+    {{"warmup_steps", -1, 1e12, false}, INT64, AT(warmup_steps), false},
+    {{"weight_decay", 0, 10, false}, DOUBLE, AT(weight_decay), false},
+    {{"beta1", 0, 0.99999, false}, DOUBLE, AT(beta1), false},
+    {{"beta2", 0, 0.9999999, false}, DOUBLE, AT(beta2), false},
+    {{"epsilon", 1e-30, 1, false}, DOUBLE, AT(epsilon), false},
+    {{"max_grad_norm", 0, 1e6, false}, DOUBLE, AT(max_grad_norm), false},
+    {{"dropout", 0, 0.999, false}, DOUBLE, AT(dropout), false},
+    {{"ema_decay", 0, 0.9999999, false}, DOUBLE, AT(ema_decay), false},
+    {{"lora_r", 1, 256, false}, INT, AT(lora_r), true},
+    {{"lora_alpha", 0, 4096, true}, DOUBLE, AT(lora_alpha), true},
+    {{"lora_dropout", 0, 0.999, false}, DOUBLE, AT(lora_dropout), true},
+    {{"eval_fraction", 0, 0.5, false}, DOUBLE, AT(eval_fraction), false},
+    {{"eval_steps", 0, 1e12, false}, INT64, AT(eval_steps), false},
+    {{"save_steps", 0, 1e12, false}, INT64, AT(save_steps), false},
+    {{"early_stopping_patience", 0, 1e6, false}, INT, AT(patience), false},
+    {{"early_stopping_threshold", 0, 1e6, false}, DOUBLE, AT(min_improvement), false},
+};
+enum { N_RANGES = sizeof table / sizeof *table };
+
+const struct train_range *train_range(const char *name)
 {
-    bool low = r->above_min ? !(r->value > r->min) : !(r->value >= r->min);
-    if (!low && r->value <= r->max && (!r->whole || r->value == floor(r->value))) return 0;
-    return err_set(e, ERR_INVALID, "%s must be %s%s %g and at most %g, not %g", r->name,
-                   r->whole ? "a whole number " : "", r->above_min ? "above" : "at least", r->min, r->max, r->value);
+    for (int i = 0; i < N_RANGES; i++)
+        if (strcmp(name, table[i].range.name) == 0) return &table[i].range;
+    return NULL;
+}
+
+bool train_range_has(const struct train_range *r, double v)
+{
+    return (r->above_min ? v > r->min : v >= r->min) && v <= r->max;
+}
+
+static double value_of(const struct train_params *p, int i)
+{
+    const void *at = (const char *)p + table[i].at;
+    switch (table[i].type) {
+    case INT: return *(const int *)at;
+    case INT64: return (double)*(const int64_t *)at;
+    default: return *(const double *)at;
+    }
+}
+
+static int check_ranges(const struct train_params *p, bool lora, struct err *e)
+{
+    for (int i = 0; i < N_RANGES; i++) {
+        const struct train_range *r = &table[i].range;
+        double v = value_of(p, i);
+        if ((table[i].lora && !lora) || train_range_has(r, v)) continue;
+        return err_set(e, ERR_INVALID, "%s must be %s %.12g and at most %.12g, not %.12g", r->name,
+                       r->above_min ? "above" : "at least", r->min, r->max, v);
+    }
+    return 0;
 }
 
 int train_params_check(struct train_params *p, const struct model_config *c, struct err *e)
 {
     bool lora = p->method != TRAIN_FULL;
-    const struct range ranges[] = {
-        {"epochs", p->epochs, 0, 1000, true, false},
-        {"max_steps", (double)p->max_steps, 0, 1e15, false, true},
-        {"batch_tokens", p->batch_tokens, 16, 1048576, false, true},
-        {"micro_tokens", p->micro_tokens, 0, 1048576, false, true},
-        {"max_length", p->max_length, 8, c->max_len < 8 ? 8 : c->max_len, false, true},
-        {"learning_rate", p->learning_rate, 0, 1, true, false},
-        {"min_lr_ratio", p->min_lr_ratio, 0, 1, false, false},
-        {"warmup_ratio", p->warmup_ratio, 0, 1, false, false},
-        {"warmup_steps", (double)p->warmup_steps, -1, 1e15, false, true},
-        {"weight_decay", p->weight_decay, 0, 10, false, false},
-        {"beta1", p->beta1, 0, 0.99999, false, false},
-        {"beta2", p->beta2, 0, 0.9999999, false, false},
-        {"epsilon", p->epsilon, 1e-30, 1, false, false},
-        {"max_grad_norm", p->max_grad_norm, 0, 1e9, false, false},
-        {"dropout", p->dropout, 0, 0.999, false, false},
-        {"ema_decay", p->ema_decay, 0, 0.9999999, false, false},
-        {"lora_r", lora ? p->lora_r : 1, 1, 256, false, true},
-        {"lora_alpha", lora ? p->lora_alpha : 1, 0, 4096, true, false},
-        {"lora_dropout", lora ? p->lora_dropout : 0, 0, 0.999, false, false},
-        {"eval_fraction", p->eval_fraction, 0, 0.5, false, false},
-        {"eval_steps", (double)p->eval_steps, 0, 1e15, false, true},
-        {"save_steps", (double)p->save_steps, 0, 1e15, false, true},
-        {"patience", p->patience, 0, 1e9, false, true},
-        {"min_improvement", p->min_improvement, 0, 1e9, false, false},
-    };
-    int rc = 0;
-    for (size_t i = 0; i < sizeof ranges / sizeof *ranges && !rc; i++) rc = check_range(&ranges[i], e);
-    if (rc) return rc;
+    int most = c->max_len < 8 ? 8 : c->max_len;
+    if (check_ranges(p, lora, e)) return e->code;
+    if (p->max_length > most)
+        return err_set(e, ERR_INVALID, "max_length must be at most %d, the model's positions, not %d", most,
+                       p->max_length);
     if ((unsigned)p->method > TRAIN_FULL) return err_set(e, ERR_INVALID, "method must be lora, qlora or full");
     if ((unsigned)p->schedule > SCHEDULE_COSINE)
         return err_set(e, ERR_INVALID, "schedule must be constant, linear or cosine");

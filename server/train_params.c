@@ -42,53 +42,49 @@ enum { N_TARGETS = sizeof targets / sizeof *targets, N_OWN_TARGETS = 13 };
 
 enum kind { K_NUMBER, K_INT, K_I64, K_BOOL, K_U64, K_CHOICE, K_TARGETS };
 
-/* ABOVE: min itself is out of range; BELOW: max is. */
-enum { ABOVE = 1, BELOW = 2 };
-
 #define AT(field) offsetof(struct train_params, field)
 
+/* Ranges are the engine's: train_range(). */
 static const struct field {
     const char *name;
     enum kind kind;
     size_t offset;
-    double min, max;
-    int open;
     const char *const *choices;
 } fields[] = {
-    {"epochs", K_NUMBER, AT(epochs), 0, 1000, ABOVE, NULL},
-    {"max_steps", K_I64, AT(max_steps), 0, 1e12, 0, NULL},
-    {"batch_tokens", K_INT, AT(batch_tokens), 16, 1048576, 0, NULL},
-    {"micro_tokens", K_INT, AT(micro_tokens), 0, 1048576, 0, NULL},
-    {"max_length", K_INT, AT(max_length), 8, 1048576, 0, NULL},
-    {"learning_rate", K_NUMBER, AT(learning_rate), 0, 1, ABOVE, NULL},
-    {"schedule", K_CHOICE, AT(schedule), 0, 0, 0, schedule_names},
-    {"min_lr_ratio", K_NUMBER, AT(min_lr_ratio), 0, 1, 0, NULL},
-    {"warmup_ratio", K_NUMBER, AT(warmup_ratio), 0, 1, 0, NULL},
-    {"warmup_steps", K_I64, AT(warmup_steps), -1, 1e12, 0, NULL},
-    {"weight_decay", K_NUMBER, AT(weight_decay), 0, 10, 0, NULL},
-    {"beta1", K_NUMBER, AT(beta1), 0, 1, BELOW, NULL},
-    {"beta2", K_NUMBER, AT(beta2), 0, 1, BELOW, NULL},
-    {"epsilon", K_NUMBER, AT(epsilon), 1e-30, 1, 0, NULL},
-    {"max_grad_norm", K_NUMBER, AT(max_grad_norm), 0, 1e6, 0, NULL},
-    {"optimizer", K_CHOICE, AT(optimizer), 0, 0, 0, optimizer_names},
-    {"dropout", K_NUMBER, AT(dropout), 0, 1, BELOW, NULL},
-    {"ema_decay", K_NUMBER, AT(ema_decay), 0, 1, BELOW, NULL},
-    {"lora_r", K_INT, AT(lora_r), 1, 256, 0, NULL},
-    {"lora_alpha", K_NUMBER, AT(lora_alpha), 0, 4096, ABOVE, NULL},
-    {"lora_dropout", K_NUMBER, AT(lora_dropout), 0, 1, BELOW, NULL},
-    {"use_rslora", K_BOOL, AT(use_rslora), 0, 0, 0, NULL},
-    {"target_modules", K_TARGETS, AT(targets), 0, 0, 0, NULL},
-    {"packing", K_BOOL, AT(packing), 0, 0, 0, NULL},
-    {"group_by_length", K_BOOL, AT(group_by_length), 0, 0, 0, NULL},
-    {"eval_fraction", K_NUMBER, AT(eval_fraction), 0, 0.5, 0, NULL},
-    {"eval_steps", K_I64, AT(eval_steps), 0, 1e12, 0, NULL},
-    {"save_steps", K_I64, AT(save_steps), 0, 1e12, 0, NULL},
-    {"early_stopping_patience", K_INT, AT(patience), 0, 1e6, 0, NULL},
-    {"early_stopping_threshold", K_NUMBER, AT(min_improvement), 0, 1e6, 0, NULL},
-    {"recompute", K_CHOICE, AT(recompute), 0, 0, 0, recompute_names},
-    {"f32", K_BOOL, AT(f32), 0, 0, 0, NULL},
-    {"random_init", K_BOOL, AT(random_init), 0, 0, 0, NULL},
-    {"seed", K_U64, AT(seed), 0, 0, 0, NULL},
+    {"epochs", K_NUMBER, AT(epochs), NULL},
+    {"max_steps", K_I64, AT(max_steps), NULL},
+    {"batch_tokens", K_INT, AT(batch_tokens), NULL},
+    {"micro_tokens", K_INT, AT(micro_tokens), NULL},
+    {"max_length", K_INT, AT(max_length), NULL},
+    {"learning_rate", K_NUMBER, AT(learning_rate), NULL},
+    {"schedule", K_CHOICE, AT(schedule), schedule_names},
+    {"min_lr_ratio", K_NUMBER, AT(min_lr_ratio), NULL},
+    {"warmup_ratio", K_NUMBER, AT(warmup_ratio), NULL},
+    {"warmup_steps", K_I64, AT(warmup_steps), NULL},
+    {"weight_decay", K_NUMBER, AT(weight_decay), NULL},
+    {"beta1", K_NUMBER, AT(beta1), NULL},
+    {"beta2", K_NUMBER, AT(beta2), NULL},
+    {"epsilon", K_NUMBER, AT(epsilon), NULL},
+    {"max_grad_norm", K_NUMBER, AT(max_grad_norm), NULL},
+    {"optimizer", K_CHOICE, AT(optimizer), optimizer_names},
+    {"dropout", K_NUMBER, AT(dropout), NULL},
+    {"ema_decay", K_NUMBER, AT(ema_decay), NULL},
+    {"lora_r", K_INT, AT(lora_r), NULL},
+    {"lora_alpha", K_NUMBER, AT(lora_alpha), NULL},
+    {"lora_dropout", K_NUMBER, AT(lora_dropout), NULL},
+    {"use_rslora", K_BOOL, AT(use_rslora), NULL},
+    {"target_modules", K_TARGETS, AT(targets), NULL},
+    {"packing", K_BOOL, AT(packing), NULL},
+    {"group_by_length", K_BOOL, AT(group_by_length), NULL},
+    {"eval_fraction", K_NUMBER, AT(eval_fraction), NULL},
+    {"eval_steps", K_I64, AT(eval_steps), NULL},
+    {"save_steps", K_I64, AT(save_steps), NULL},
+    {"early_stopping_patience", K_INT, AT(patience), NULL},
+    {"early_stopping_threshold", K_NUMBER, AT(min_improvement), NULL},
+    {"recompute", K_CHOICE, AT(recompute), recompute_names},
+    {"f32", K_BOOL, AT(f32), NULL},
+    {"random_init", K_BOOL, AT(random_init), NULL},
+    {"seed", K_U64, AT(seed), NULL},
 };
 enum { N_FIELDS = sizeof fields / sizeof *fields };
 
@@ -202,18 +198,23 @@ static bool check_names(struct json_at *at)
 
 static bool read_number(struct json_at *at, const struct field *f, double *out)
 {
+    const struct train_range *r = train_range(f->name);
     double v;
     char range[80];
     if (!json_get_number(at, f->name, &v)) return at->e->code == 0;
-    bool low = f->open & ABOVE ? !(v > f->min) : !(v >= f->min),
-         high = f->open & BELOW ? !(v < f->max) : !(v <= f->max);
-    if (low || high) {
-        snprintf(range, sizeof range, "%s %.12g and %s %.12g", f->open & ABOVE ? "above" : "at least", f->min,
-                 f->open & BELOW ? "below" : "at most", f->max);
+    if (!train_range_has(r, v)) {
+        snprintf(range, sizeof range, "%s %.12g and at most %.12g", r->above_min ? "above" : "at least", r->min,
+                 r->max);
         return wrong(at, f->name, "must be %s", range);
     }
     *out = v;
     return true;
+}
+
+static bool read_whole(struct json_at *at, const struct field *f, int64_t *out)
+{
+    const struct train_range *r = train_range(f->name);
+    return json_get_int(at, f->name, (int64_t)r->min, (int64_t)r->max, out);
 }
 
 static bool read_choice(struct json_at *at, const struct field *f, int *out)
@@ -274,9 +275,9 @@ static bool read_field(struct json_at *at, const struct field *f, struct train_p
     switch (f->kind) {
     case K_NUMBER: return read_number(at, f, place);
     case K_INT:
-        if (json_get_int(at, f->name, (int64_t)f->min, (int64_t)f->max, &whole)) *(int *)place = (int)whole;
+        if (read_whole(at, f, &whole)) *(int *)place = (int)whole;
         break;
-    case K_I64: json_get_int(at, f->name, (int64_t)f->min, (int64_t)f->max, place); break;
+    case K_I64: read_whole(at, f, place); break;
     case K_BOOL: json_get_bool(at, f->name, place); break;
     case K_U64: json_get_u64(at, f->name, place); break;
     case K_CHOICE: return read_choice(at, f, place);

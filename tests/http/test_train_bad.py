@@ -6,6 +6,7 @@ import socket
 
 import pytest
 import requests
+import yaml
 from conftest import ROOT, wait_for
 from training import job, jsonl, request, rows, wait_over
 
@@ -104,7 +105,7 @@ REFUSED = [
     (hyper(lora_r=0), 422, "hyperparameters.lora_r: must be between 1 and 256"),
     (hyper(lora_r=257), 422, "hyperparameters.lora_r"),
     (hyper(lora_alpha=0), 422, "hyperparameters.lora_alpha"),
-    (hyper(lora_dropout=1), 422, "hyperparameters.lora_dropout: must be at least 0 and below 1"),
+    (hyper(lora_dropout=1), 422, "hyperparameters.lora_dropout: must be at least 0 and at most 0.999"),
     (hyper(batch_tokens=8), 422, "hyperparameters.batch_tokens: must be between 16 and 1048576"),
     (hyper(max_length=4), 422, "hyperparameters.max_length"),
     (hyper(max_length=100000), 422, "hyperparameters.max_length: must be at most 512, the model's positions"),
@@ -124,7 +125,11 @@ REFUSED = [
     (hyper(random_init=True), 422, "hyperparameters.random_init: only with method full"),
     (hyper(optimizer="sgd"), 422, "hyperparameters.optimizer: must be one of adamw, muon"),
     (hyper(dropout=0.1), 422, "hyperparameters.dropout: only with method full; did you mean `lora_dropout`?"),
-    (hyper(ema_decay=1), 422, "hyperparameters.ema_decay: must be at least 0 and below 1"),
+    (hyper(ema_decay=1), 422, "hyperparameters.ema_decay: must be at least 0 and at most 0.9999999"),
+    (hyper(ema_decay=0.99999999), 422, "hyperparameters.ema_decay: must be at least 0 and at most 0.9999999"),
+    (hyper(lora_dropout=0.999999), 422, "hyperparameters.lora_dropout: must be at least 0 and at most 0.999"),
+    (hyper(beta1=0.99999999), 422, "hyperparameters.beta1: must be at least 0 and at most 0.99999"),
+    (hyper(beta2=0.99999999), 422, "hyperparameters.beta2: must be at least 0 and at most 0.9999999"),
     (hyper(beta1=1), 422, "hyperparameters.beta1"),
     (hyper(epsilon=0), 422, "hyperparameters.epsilon"),
 ]
@@ -147,6 +152,25 @@ def test_refused_leaves_nothing(train):
     assert train.get("/train").json() == before
     inline = train.data / "inline"
     assert not inline.exists() or not list(inline.iterdir())
+
+
+NUMBERS = yaml.safe_load((ROOT / "docs/openapi.yaml").read_text())["components"]["schemas"]["Hyperparameters"]["properties"]
+
+
+@pytest.mark.parametrize("end", ["least", "most"])
+def test_the_limits_themselves_train(train, end):
+    """What is accepted at the end of its range is not refused later, in other words or in other arithmetic."""
+    ends = {"epochs": [1e-9, 1000], "learning_rate": [1e-30, 1], "lora_alpha": [1e-30, 4096]}  # these leave out the least
+    values = {name: ends.get(name, [n.get("minimum"), n.get("maximum")])[end == "most"] for name, n in NUMBERS.items() if "maximum" in n}
+    values.update(max_steps=2, max_length=[8, 512][end == "most"], max_grad_norm=1, seed=1)
+    for full in (False, True):
+        method = "full" if full else "lora"
+        mine = {k: v for k, v in values.items() if full or k not in ("dropout", "ema_decay")}
+        body = {"dataset": {"rows": [{"prompt": "Hello there.", "completion": f" General number {i}."} for i in range(8)]},
+                "method": method, "serve_as": f"limit-{end}-{method}", "hyperparameters": mine}
+        answer = train.post("/train", body)
+        assert answer.status_code == 202, answer.text
+        assert wait_over(train, answer.json()["id"])["status"] == "succeeded", job(train, answer.json()["id"])
 
 
 def write(train, name, content):
@@ -175,6 +199,8 @@ def test_data_that_cannot_be_used(train, name, content, message):
     found = wait_over(train, job_id)
     assert found["status"] == "failed" and found["error"]["code"] == "invalid_dataset", found
     assert name in found["error"]["message"] and message in found["error"]["message"]
+    ended = [line for line in train.log().splitlines() if f"job={job_id} code=invalid_dataset" in line]
+    assert len(ended) == 1 and "training failed" in ended[0] and message.replace('"', '\\"') in ended[0]
     refused = train.post("/train/validate", request(dataset=dataset))
     assert refused.status_code == 422 and refused.json()["error"].startswith("dataset: ")
 

@@ -63,6 +63,17 @@ def test_every_hyperparameter_is_described():
     assert set(re.findall(r'^    \{"(\w+)"', table, re.M)) == set(schema["properties"])
 
 
+def test_every_range_is_the_described_one():
+    """A range is written once for the daemon, in the engine's table, and once for clients."""
+    table = (ROOT / "engine/train_params.c").read_text().split("} table[] = {", 1)[1].split("};", 1)[0]
+    rows = re.findall(r'\{\{"(\w+)", (\S+), (\S+), (true|false)\}', table)
+    schema = yaml.safe_load((ROOT / "docs/openapi.yaml").read_text())["components"]["schemas"]["Hyperparameters"]["properties"]
+    wanted = {name: {"exclusiveMinimum" if above == "true" else "minimum": float(least), "maximum": float(most)} for name, least, most, above in rows}
+    limits = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+    said = {name: {k: float(v) for k, v in s.items() if k in limits} for name, s in schema.items() if s.get("type") in ("number", "integer") and name != "seed"}
+    assert len(rows) > 20 and said == wanted
+
+
 def test_a_missing_route_is_found():
     table = 'static const struct http_route routes[] = {\n    {HTTP_M_GET, "/a", f, 0},\n    {HTTP_M_POST, "/b/*", g, 1, h},\n};\n'
     assert routed(table) == {("GET", "/a"), ("POST", "/b/{}")}

@@ -570,7 +570,7 @@ static void test_refused(void **state)
     REFUSED(p.epochs = 0, "epochs");
     REFUSED(p.epochs = NAN, "epochs");
     REFUSED(p.epochs = 1e9, "epochs");
-    REFUSED(p.learning_rate = 1e6, "learning_rate must be above 0 and at most 1, not 1e+06");
+    REFUSED(p.learning_rate = 1e6, "learning_rate must be above 0 and at most 1, not 1000000");
     REFUSED(p.learning_rate = 0, "learning_rate");
     REFUSED(p.learning_rate = NAN, "learning_rate");
     REFUSED(p.batch_tokens = 3, "batch_tokens");

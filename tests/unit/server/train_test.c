@@ -1,11 +1,13 @@
 /* What POST /train reads: hyperparameters there and back, the nearest name, the stored form of a job; the parser of
  * forms; routes with a parameter. */
+#include "engine/train_params.h"
 #include "server/data_dir.h"
 #include "server/job_run.h"
 #include "server/multipart.h"
 #include "server/route.h"
 #include "server/train_spec.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -93,7 +95,10 @@ static void test_wrong_fields_are_named(void **state)
         {"{\"optimizer\":\"muon\"}", "h.optimizer: muon only with method full"},
         {"{\"optimizer\":\"sgd\"}", "h.optimizer: must be one of adamw, muon"},
         {"{\"dropout\":0.1}", "h.dropout: only with method full; did you mean `lora_dropout`?"},
-        {"{\"dropout\":1}", "h.dropout: must be at least 0 and below 1"},
+        {"{\"dropout\":1}", "h.dropout: must be at least 0 and at most 0.999"},
+        {"{\"beta1\":0.99999999}", "h.beta1: must be at least 0 and at most 0.99999"},
+        {"{\"lora_dropout\":0.999999}", "h.lora_dropout: must be at least 0 and at most 0.999"},
+        {"{\"early_stopping_patience\":1e9}", "h.early_stopping_patience: must be between 0 and 1000000"},
         {"{\"ema_decay\":0.9}", "h.ema_decay: only with method full"},
         {"{\"lr\":1}", "did you mean `learning_rate`?"},
         {"{\"zzzzzzzzzzzzzz\":1}", "h.zzzzzzzzzzzzzz: unknown field"},
@@ -108,6 +113,48 @@ static void test_wrong_fields_are_named(void **state)
         assert_false(read_params(cases[i].text, &p));
         assert_non_null(strstr(e.msg, cases[i].message));
     }
+}
+
+/* A number at a limit, or the next beyond it, is one thing to the reader of requests and to the engine; and what has to
+ * be less than 1 is so in the floats of the arithmetic, too. */
+static void test_one_set_of_limits(void **state)
+{
+    const struct model_config c = {.max_len = 1048576};
+    struct train_params p;
+    struct buf all = {0}, one = {0};
+    int n = 0;
+    (void)state;
+    train_params_default(&p, TRAIN_FULL);
+    train_params_put(&all, &p);
+    cJSON *names = parse(all.data);
+    for (const cJSON *f = names->child; f; f = f->next) {
+        const struct train_range *r = train_range(f->string);
+        bool whole = f->valuedouble == (int64_t)f->valuedouble && r && r->max == (int64_t)r->max;
+        assert_true((r != NULL) == (cJSON_IsNumber(f) && strcmp(f->string, "seed") != 0));
+        if (!r) continue;
+        const double inside[] = {r->above_min ? nextafter(r->min, 1) : r->min, r->max};
+        const double beyond[] = {r->above_min ? r->min : r->min - (whole ? 1 : 1e-9), r->max + (whole ? 1 : 1e-9)};
+        for (int side = 0; side < 4; side++) {
+            double v = side < 2 ? inside[side] : beyond[side - 2];
+            if (whole && v != (int64_t)v) continue; /* "above 0" of what is a number */
+            buf_clear(&one);
+            buf_printf(&one, "{\"%s\":%.17g}", f->string, v);
+            cJSON *tree = parse(one.data);
+            struct json_at at = {.obj = tree, .path = "h", .e = &e};
+            train_params_default(&p, strncmp(f->string, "lora", 4) ? TRAIN_FULL : TRAIN_LORA);
+            assert_int_equal(train_params_read(&at, &p), side < 2);
+            if (side < 2 && train_params_check(&p, &c, &e)) fail_msg("%s: %s", one.data, e.msg);
+            cJSON_Delete(tree);
+        }
+        n++;
+    }
+    assert_true(n > 20);
+    static const char *const below_one[] = {"beta1", "beta2", "dropout", "ema_decay", "lora_dropout"};
+    for (size_t i = 0; i < sizeof below_one / sizeof *below_one; i++)
+        assert_true((float)train_range(below_one[i])->max < 1);
+    cJSON_Delete(names);
+    buf_free(&all);
+    buf_free(&one);
 }
 
 static void test_a_job_is_stored_as_it_was_asked(void **state)
@@ -251,6 +298,7 @@ int main(void)
         cmocka_unit_test(test_there_and_back),
         cmocka_unit_test(test_full_there_and_back),
         cmocka_unit_test(test_wrong_fields_are_named),
+        cmocka_unit_test(test_one_set_of_limits),
         cmocka_unit_test(test_a_job_is_stored_as_it_was_asked),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_routes_with_a_parameter),

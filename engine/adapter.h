@@ -68,6 +68,10 @@ size_t adapter_bytes(const struct adapter *); /* of all matrices */
 int adapter_write(const struct adapter *, const struct model_config *, const char *base_name, const char *dir,
                   struct err *e);
 void adapter_free(struct adapter *); /* NULL is allowed */
+/* What adapters of a model call it, so that PEFT finds it: "ORG/NAME" of a snapshot in the Hub's cache
+ * (".../models--ORG--NAME/snapshots/REVISION"), else the absolute path of its directory.  Not _name_or_path of
+ * config.json, which may name the model that this one was made from.  Owned by the caller. */
+char *adapter_base_name(const char *model_dir);
 
 #define ADAPTER_CONFIG "adapter_config.json"
 #define ADAPTER_WEIGHTS "adapter_model.safetensors"

@@ -136,6 +136,42 @@ static void put_config(struct buf *b, const struct adapter *a, const struct mode
                a->rslora ? "true" : "false");
 }
 
+/* ---- the base's name ---- */
+
+/* "ORG/NAME" or "NAME" of a path into the Hub's cache (huggingface_hub's file_download.py, repo_folder_name: the parts
+ * of a name are joined by "--", which no part may contain); NULL: it is another path. */
+static char *hub_name(const char *path)
+{
+    static const char lead[] = "models--", snapshots[] = "/snapshots/";
+    const char *at = strstr(path, snapshots), *begin;
+    for (const char *next; at && (next = strstr(at + 1, snapshots));) at = next;
+    if (!at) return NULL;
+    const char *revision = at + sizeof snapshots - 1;
+    size_t n = strcspn(revision, "/");
+    if (!n || revision[n + strspn(revision + n, "/")]) return NULL;
+    for (begin = at; begin > path && begin[-1] != '/';) begin--;
+    if (strncmp(begin, lead, sizeof lead - 1) != 0) return NULL;
+    begin += sizeof lead - 1;
+    char *name = mem_strndup(begin, (size_t)(at - begin)), *dashes = strstr(name, "--");
+    if (dashes) {
+        *dashes = '/';
+        memmove(dashes + 1, dashes + 2, strlen(dashes + 2) + 1);
+    }
+    bool whole = *name && (!dashes || (dashes > name && dashes[1] && !strstr(dashes + 1, "--")));
+    if (whole) return name;
+    free(name);
+    return NULL;
+}
+
+char *adapter_base_name(const char *model_dir)
+{
+    char *real = realpath(model_dir, NULL), *name = hub_name(model_dir);
+    if (!name && real) name = hub_name(real);
+    if (!name) name = mem_strdup(real ? real : model_dir);
+    free(real);
+    return name;
+}
+
 /* ---- files ---- */
 
 static int put_tensors(const struct adapter *a, const struct model_config *c, const char *path, struct err *e)

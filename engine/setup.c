@@ -1,5 +1,6 @@
 #include "engine/setup.h"
 
+#include "engine/adapter.h"
 #include "engine/base/clock.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
@@ -170,6 +171,7 @@ static void fill_info(struct setup *s, const struct engine_config *c, enum dtype
              strcmp(s->model.d->ops->name, s->model.d->level) ? " " : "",
              strcmp(s->model.d->ops->name, s->model.d->level) ? s->model.d->level : "");
     m->model_id = s->model_id;
+    m->base_name = s->base_name = adapter_base_name(c->model);
     m->family = mc->family_name;
     m->device = s->device_name;
     m->device_note = s->model.note;
@@ -354,6 +356,8 @@ void setup_close(struct setup *s)
 {
     free(s->dir);
     s->dir = NULL;
+    free(s->base_name);
+    s->base_name = NULL;
     model_close(&s->model);
     tokenizer_close(s->tokenizer);
     s->tokenizer = NULL;

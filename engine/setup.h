@@ -15,6 +15,7 @@ struct setup {
     int cpus[SETUP_CPUS_MAX], n_cpus; /* to bind the device's threads to; 0: none */
     int max_rows;                     /* rows of logits of one step */
     char model_id[256], device_name[32];
+    char *base_name;
     /* how it was opened, to do it again */
     char *dir;
     struct engine_config how;

@@ -1,5 +1,6 @@
 #include "engine/train_offline.h"
 
+#include "engine/adapter.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "engine/chat_template.h"
@@ -51,15 +52,17 @@ static int open_all(struct train_offline *o, const struct train_offline_config *
     rc = open_data(o, c, c->data, &o->data, &o->report, e);
     if (!rc && c->eval && (rc = open_data(o, c, c->eval, &o->eval, &o->eval_report, e))) err_prefix(e, "--eval-data");
     if (rc) return rc;
+    char *base_name = adapter_base_name(c->engine->model);
     struct train_job job = {.p = c->p,
                             .data = o->data,
                             .eval = o->eval,
                             .from = c->from,
-                            .base_name = c->engine->model,
+                            .base_name = base_name,
                             .model_dir = c->engine->model,
                             .dir = c->dir,
                             .out = c->out};
     o->train = train_open(&job, &o->s.model, NULL, e);
+    free(base_name);
     return o->train ? 0 : e->code;
 }
 

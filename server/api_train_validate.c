@@ -131,7 +131,7 @@ static void work_validate(void *arg)
                                 .data = data,
                                 .eval = eval,
                                 .from = v->from,
-                                .base_name = v->app->info->model_id,
+                                .base_name = v->app->info->base_name,
                                 .model_dir = v->app->set->model};
         engine_train_plan(v->app->engine, &job, &v->plan, &v->plan_error);
     }

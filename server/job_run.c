@@ -190,7 +190,7 @@ void run_prepare(uv_work_t *w)
         .data = r->data,
         .eval = r->eval,
         .from = r->from,
-        .base_name = r->app->info->model_id,
+        .base_name = r->app->info->base_name,
         .model_dir = full ? r->app->set->model : NULL,
         .dir = r->dir,
         .out = r->out,

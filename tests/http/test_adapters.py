@@ -1,10 +1,12 @@
 """LoRA adapters through HTTP: named in requests, loaded, replaced and deleted while others generate."""
+import json
 import shutil
 import threading
 
 import pytest
 import requests
 from conftest import DEMO, ROOT
+from training import submit, wait_over
 
 MODELS, ADAPTERS = ROOT / "tests/fixtures/models", ROOT / "tests/fixtures/adapters"
 MODEL = MODELS / "llama-gqa"
@@ -256,3 +258,24 @@ def test_command_line(run):
 def test_demo_model_says_none(start):
     with start(*FEW, model=DEMO) as server:
         assert server.get("/adapters").json()["adapters"] == []
+
+
+def test_the_base_is_named_as_peft_finds_it(start, tmp_path):
+    """By its name on the Hub where it lies in the Hub's cache, by its absolute path elsewhere; and whatever an adapter names
+    as its base, its shapes decide whether it is loaded."""
+    hub = tmp_path / "hub/models--acme--tiny"
+    (hub / "blobs").mkdir(parents=True)
+    (hub / "snapshots/0a1b2c").mkdir(parents=True)
+    for file in MODEL.iterdir():
+        shutil.copy(file, hub / "blobs" / file.name)
+        (hub / "snapshots/0a1b2c" / file.name).symlink_to(f"../../blobs/{file.name}")
+    (tmp_path / "current").symlink_to(hub / "snapshots/0a1b2c")
+    config = lambda s: json.loads((s.data / "adapters/a/adapter_config.json").read_text())  # noqa: E731
+    with start(*FEW, model=tmp_path / "current") as s:
+        assert wait_over(s, submit(s, "a", n=8, max_steps=1))["status"] == "succeeded"
+        assert config(s)["base_model_name_or_path"] == "acme/tiny"
+        trained = s.data / "adapters/a"
+    with start("--adapters", f"b={trained}", *FEW, model=MODEL) as s:
+        assert names(s) == ["b"] and s.generate(PROMPT, max_new_tokens=2, adapter_id="b")
+        assert wait_over(s, submit(s, "a", n=8, max_steps=1))["status"] == "succeeded"
+        assert config(s)["base_model_name_or_path"] == str(MODEL.resolve())

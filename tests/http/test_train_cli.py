@@ -42,13 +42,14 @@ def losses(stderr):
 
 
 def test_an_adapter_is_written(rows, tmp_path):
-    got = train(rows, tmp_path / "out", "--epochs", 6, "--learning-rate", "5e-3", "--eval-fraction", "0.1")
+    got = train(rows, tmp_path / "out", "--epochs", 6, "--learning-rate", "5e-3", "--eval-fraction", "0.1", "--model", SMALL.relative_to(ROOT))
     assert got.returncode == 0, got.stderr.decode()
     text, loss = got.stderr.decode(), losses(got.stderr)
     assert loss[-1] < 0.8 * loss[0]
     assert "54 rows, 6 held out" in text and "the best so far" in text
     config = json.loads((tmp_path / "out/adapter_config.json").read_text())
     assert config["peft_type"] == "LORA" and config["r"] == 16
+    assert config["base_model_name_or_path"] == str(SMALL.resolve())  # PEFT finds it from any directory
     assert sorted(files(tmp_path / "out")) == ["adapter_config.json", "adapter_model.safetensors"]
     assert [p.name for p in tmp_path.iterdir()] == ["out"]  # no job directory is left
     again = train(rows, tmp_path / "out")

@@ -611,6 +611,58 @@ static void test_mutations(void **state)
     remove_dir(dir);
 }
 
+/* A snapshot of the Hub's cache is known by its name there, whatever link leads to it; all else by its absolute path.
+ */
+static void test_names_of_bases(void **state)
+{
+    static const struct {
+        const char *path, *name; /* NULL: the absolute path */
+    } cases[] = {
+        {"models--acme--tiny/snapshots/0123abcd", "acme/tiny"},
+        {"models--acme--tiny/snapshots/0123abcd/", "acme/tiny"},
+        {"snapshots/models--acme--tiny/snapshots/main", "acme/tiny"},
+        {"models--gpt2/snapshots/0123abcd", "gpt2"},
+        {"models--a-b--c-d.e_f/snapshots/x", "a-b/c-d.e_f"},
+        {"models--acme--tiny/snapshots/0123abcd/int4", NULL},
+        {"models--acme--tiny/blobs/0123abcd", NULL},
+        {"models--acme--tiny--more/snapshots/x", NULL},
+        {"models--acme--/snapshots/x", NULL},
+        {"models----tiny/snapshots/x", NULL},
+        {"models--/snapshots/x", NULL},
+        {"datasets--acme--tiny/snapshots/x", NULL},
+        {"acme/tiny", NULL},
+    };
+    char root[] = "/tmp/tandem-bases-XXXXXX", was[4096];
+    (void)state;
+    assert_non_null(mkdtemp(root));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct err e = {0};
+        char *dir = file_join(root, cases[i].path), *link = file_join(root, "link");
+        assert_int_equal(dir_make(dir, &e), 0);
+        char *real = realpath(dir, NULL), *name = adapter_base_name(dir);
+        assert_string_equal(name, cases[i].name ? cases[i].name : real);
+        free(name);
+        unlink(link);
+        assert_int_equal(symlink(dir, link), 0);
+        name = adapter_base_name(link);
+        assert_string_equal(name, cases[i].name ? cases[i].name : real);
+        free(name);
+        free(real);
+        free(dir);
+        free(link);
+    }
+    char *name = adapter_base_name("/no/such/model");
+    assert_string_equal(name, "/no/such/model");
+    free(name);
+    assert_non_null(getcwd(was, sizeof was));
+    assert_int_equal(chdir(root), 0);
+    name = adapter_base_name("acme/tiny");
+    assert_true(name[0] == '/' && strstr(name, "/acme/tiny"));
+    free(name);
+    assert_int_equal(chdir(was), 0);
+    dir_remove(root);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -627,6 +679,7 @@ int main(void)
         cmocka_unit_test(test_directory_errors),
         cmocka_unit_test(test_exchanged_while_read),
         cmocka_unit_test(test_mutations),
+        cmocka_unit_test(test_names_of_bases),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 #include "server/call.h"
 #include "server/data_dir.h"
 #include "server/json.h"
+#include "server/models.h"
 #include "server/train_params.h"
 
 #include <stdlib.h>
@@ -99,9 +100,10 @@ void api_adapters_get(struct http_req *req)
 /* with ?files=true: what lies under its name in the data directory goes, too, or the next start would load it again */
 struct deletion {
     struct app *app;
-    struct http_req *req; /* NULL once the client is gone */
-    char *name;           /* owned */
-    bool unloaded, removed;
+    struct http_req *req;         /* NULL once the client is gone */
+    char *name;                   /* owned */
+    bool openai;                  /* answers are in OpenAI's shape */
+    bool unloaded, removed, left; /* left: its files could not be removed */
     struct err e;
 };
 
@@ -125,24 +127,68 @@ static void work_remove(void *arg)
     char *path = data_path(settings_data_dir(d->app->set), "adapters", d->name);
     d->removed = lstat(path, &st) == 0;
     if (d->removed) data_remove(path);
+    d->left = d->removed && lstat(path, &st) == 0;
     free(path);
+}
+
+static void reply_deletion(struct deletion *d)
+{
+    struct buf out = {0};
+    if (d->left) {
+        call_reply_error(d->req, d->openai, 507, "storage",
+                         "%.100s: its files in the data directory stay: the next start would load it again", d->name);
+    } else if (!d->unloaded && !d->removed) {
+        call_reply_error(d->req, d->openai, 404, d->openai ? "model_not_found" : "not_found", "%s", d->e.msg);
+    } else if (d->openai) {
+        buf_str(&out, "{\"id\":");
+        json_put_string(&out, d->name, strlen(d->name));
+        buf_str(&out, ",\"object\":\"model\",\"deleted\":true}");
+        reply_json(d->req, 200, &out);
+    } else {
+        put_deleted(&out, d->name);
+        buf_printf(&out, ",\"files_deleted\":%s}", d->removed ? "true" : "false");
+        reply_json(d->req, 200, &out);
+    }
 }
 
 static void after_remove(void *arg)
 {
     struct deletion *d = arg;
-    struct buf out = {0};
-    if (d->req && (d->unloaded || d->removed)) {
+    if (d->req) {
         d->req->on_close = NULL;
-        put_deleted(&out, d->name);
-        buf_printf(&out, ",\"files_deleted\":%s}", d->removed ? "true" : "false");
-        reply_json(d->req, 200, &out);
-    } else if (d->req) {
-        d->req->on_close = NULL;
-        http_reply_error(d->req, 404, "not_found", "%s", d->e.msg);
+        reply_deletion(d);
     }
     free(d->name);
     free(d);
+}
+
+/* Unloads the adapter and removes its files; answers either way. */
+static void delete_all(struct http_req *req, const char *name, bool openai)
+{
+    struct app *app = req->app;
+    struct deletion *d = mem_zalloc(sizeof *d);
+    *d = (struct deletion){.app = app, .req = req, .name = mem_strdup(name), .openai = openai};
+    d->unloaded = engine_adapter_unload(app->engine, name, &d->e) == 0;
+    if (d->unloaded) log_info("adapter unloaded name=%s", name);
+    req->user = d;
+    req->on_close = on_deletion_close;
+    bridge_work(app->bridge, 0, work_remove, after_remove, d);
+}
+
+/* OpenAI's way to delete a fine-tuned model: as DELETE /adapters/NAME?files=true, so that it stays deleted. */
+void api_models_delete(struct http_req *req)
+{
+    struct app *app = req->app;
+    const char *name = req->path + strlen("/v1/models/");
+    struct model_choice m;
+    struct err e = {0};
+    if (not_ready(app, req)) return;
+    if (*name && models_find(app, name, &m, &e) && !m.adapter && strcmp(m.name, name) == 0)
+        call_reply_error(
+            req, true, 400, "invalid_request",
+            "The model `%.100s` is the one this server was started with: only fine-tuned models can be deleted", name);
+    else
+        delete_all(req, name, true);
 }
 
 void api_adapters_delete(struct http_req *req)
@@ -156,15 +202,10 @@ void api_adapters_delete(struct http_req *req)
         http_reply_error(req, 422, "validation", "files: must be true or false");
         return;
     }
-    bool unloaded = engine_adapter_unload(app->engine, req->param, &e) == 0;
-    if (unloaded) log_info("adapter unloaded name=%s", req->param);
     if (strcmp(files, "true") == 0) {
-        struct deletion *d = mem_zalloc(sizeof *d);
-        *d = (struct deletion){.app = app, .req = req, .name = mem_strdup(req->param), .unloaded = unloaded, .e = e};
-        req->user = d;
-        req->on_close = on_deletion_close;
-        bridge_work(app->bridge, 0, work_remove, after_remove, d);
-    } else if (unloaded) {
+        delete_all(req, req->param, false);
+    } else if (engine_adapter_unload(app->engine, req->param, &e) == 0) {
+        log_info("adapter unloaded name=%s", req->param);
         struct buf out = {0};
         put_deleted(&out, req->param);
         buf_char(&out, '}');

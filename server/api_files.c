@@ -435,7 +435,7 @@ static void remove_one(struct call *c, struct db *db)
         db_query(db, "SELECT id FROM jobs WHERE status IN ('queued', 'running', 'paused') AND instr(spec, ?) > 0", "t",
                  c->param);
     if (strlen(c->param) >= 10 && db_step(db, q)) {
-        call_fail(c, 409, "file_in_use", "id", "%s is used by %s, which is not over", c->param, db_text(q, 0));
+        call_fail(c, 409, "file_in_use", "id", "%s is used by ft%s, which is not over", c->param, db_text(q, 0));
         db_done(q);
         return;
     }

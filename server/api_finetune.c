@@ -105,8 +105,10 @@ static void put_job(const struct db *db, struct buf *b, sqlite3_stmt *q, const s
         const char *code = unsaved || db_null(q, F_ERROR_CODE) ? "failed" : db_text(q, F_ERROR_CODE);
         buf_str(b, "{\"code\":");
         json_put_string(b, code, strlen(code));
-        put_text(b, "message", error);
-        put_text(b, "param", strcmp(code, "invalid_dataset") == 0 ? "training_file" : NULL);
+        static const char held_out[] = "validation: ";
+        bool data = strcmp(code, "invalid_dataset") == 0, eval = strncmp(error, held_out, sizeof held_out - 1) == 0;
+        put_text(b, "message", data && eval ? error + sizeof held_out - 1 : error);
+        put_text(b, "param", !data ? NULL : eval ? "validation_file" : "training_file");
         buf_char(b, '}');
     } else {
         buf_str(b, "null");
@@ -266,6 +268,48 @@ static bool model_known(struct call *c, struct db *db, const char *model, bool *
     return false;
 }
 
+/* The object that has the hyperparameters, or this one of them, and its path; method's is read last, and counts. */
+static const char *hyperparameters_path(const cJSON *request, const char *name)
+{
+    static const char *const path[] = {"method", "supervised", "hyperparameters"};
+    const cJSON *obj = request;
+    for (int i = 0; i < 3; i++) obj = cJSON_GetObjectItemCaseSensitive(obj, path[i]);
+    bool inner = cJSON_GetObjectItemCaseSensitive(obj, name) ||
+                 !cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(request, "hyperparameters"), name);
+    return inner ? "method.supervised.hyperparameters" : "hyperparameters";
+}
+
+/* The request was checked in the words of POST /train; the answer is in its own.  The field is what stands before the
+ * message's first ": ", where that is a path. */
+static void refuse(struct call *c, const cJSON *request, const char *msg)
+{
+    static const char *const fields[][2] = {{"dataset.file", "training_file"},
+                                            {"dataset", "training_file"},
+                                            {"validation.file", "validation_file"},
+                                            {"validation", "validation_file"},
+                                            {"from", "model"},
+                                            {"base", "model"},
+                                            {"serve_as", "suffix"}};
+    static const char own[] = "hyperparameters.";
+    const char *colon = strstr(msg, ": ");
+    char field[120] = "";
+    struct buf path = {0};
+    if (colon && (size_t)(colon - msg) < sizeof field) snprintf(field, sizeof field, "%.*s", (int)(colon - msg), msg);
+    if (!*field || strpbrk(field, " \"'")) {
+        call_fail(c, 400, "invalid_request", NULL, "%s", msg);
+        return;
+    }
+    const char *name = field;
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (strcmp(field, fields[i][0]) == 0) name = fields[i][1];
+    if (strncmp(name, own, sizeof own - 1) == 0)
+        buf_printf(&path, "%s.%s", hyperparameters_path(request, name + sizeof own - 1), name + sizeof own - 1);
+    else
+        buf_str(&path, name);
+    call_fail(c, 400, "invalid_request", path.data, "%s%s", path.data, colon);
+    buf_free(&path);
+}
+
 static void create_from(struct call *c, struct db *db, struct json_at *top, cJSON *native)
 {
     struct asked a = {0};
@@ -276,7 +320,7 @@ static void create_from(struct call *c, struct db *db, struct json_at *top, cJSO
     uint64_t seed = 0;
     if (!read_asked(top, &a, native) || (!json_get_u64(top, "seed", &seed) && top->e->code)) {
         cJSON_Delete(native);
-        call_fail(c, 400, "invalid_request", NULL, "%s", top->e->msg);
+        refuse(c, top->obj, top->e->msg);
         return;
     }
     if (!model_known(c, db, a.model, &from)) {
@@ -297,9 +341,11 @@ static void create_from(struct call *c, struct db *db, struct json_at *top, cJSO
     if (a.rate > 0) buf_printf(&openai, ",\"learning_rate_multiplier\":%.17g", a.rate);
     buf_char(&openai, '}');
     if (status)
-        call_fail(c, 400, "invalid_request", NULL, "%s", top->e->msg);
-    else if (spec.p.learning_rate > 1)
-        call_fail(c, 400, "invalid_request", "learning_rate_multiplier", "learning_rate_multiplier: is too large");
+        refuse(c, top->obj, top->e->msg);
+    else if (!train_range_has(train_range("learning_rate"), spec.p.learning_rate))
+        refuse(c, top->obj,
+               spec.p.learning_rate > 0 ? "hyperparameters.learning_rate_multiplier: is too large"
+                                        : "hyperparameters.learning_rate_multiplier: is too small");
     else if (train_create(c, db, &(struct train_create){.spec = &spec, .openai = openai.data, .id = id}))
         put_one(c, db, c->job);
     buf_free(&openai);
@@ -397,11 +443,12 @@ static void list(struct call *c, struct db *db)
     if (*after) before = k.seq;
     bool filter = metadata_filter(c->query, name, value);
     bool none = query_get(c->query, "metadata", null, sizeof null) && strcmp(null, "null") == 0;
-    sqlite3_stmt *q = db_query(db,
-                               "SELECT " FT_COLUMNS " FROM job_rows WHERE seq < ?1 AND (?2 IS NULL OR EXISTS(SELECT 1 FROM"
-                               " json_each(spec, '$.metadata') WHERE key = ?2 AND value = ?3))"
-                               " AND (NOT ?4 OR spec ->> '$.metadata' IS NULL) ORDER BY seq DESC LIMIT ?5",
-                               "ittni", before, filter ? name : NULL, filter ? value : NULL, (int)none, limit + 1);
+    sqlite3_stmt *q =
+        db_query(db,
+                 "SELECT " FT_COLUMNS " FROM job_rows WHERE seq < ?1 AND (?2 IS NULL OR EXISTS(SELECT 1 FROM"
+                 " json_each(spec, '$.metadata') WHERE key = ?2 AND value = ?3))"
+                 " AND (NOT ?4 OR spec ->> '$.metadata' IS NULL) ORDER BY seq DESC LIMIT ?5",
+                 "ittni", before, filter ? name : NULL, filter ? value : NULL, (int)none, limit + 1);
     int64_t n = 0;
     bool more = false;
     buf_str(&c->out, "{\"object\":\"list\",\"data\":[");
@@ -482,14 +529,14 @@ static void events(struct call *c, struct db *db)
             return;
         }
     }
-    sqlite3_stmt *q =
-        db_query(db, "SELECT coalesce(spec ->> '$.dataset.file', 'inline rows') FROM job_rows WHERE seq = ?", "i", k.seq);
+    sqlite3_stmt *q = db_query(
+        db, "SELECT coalesce(spec ->> '$.dataset.file', 'inline rows') FROM job_rows WHERE seq = ?", "i", k.seq);
     if (db_step(db, q)) {
         snprintf(training, sizeof training, "%s", db_text(q, 0));
         db_done(q);
     }
-    q = db_query(db, "SELECT " EVENT_COLUMNS " FROM event_rows WHERE job = ? AND id < ? ORDER BY id DESC LIMIT ?", "iii",
-                 k.seq, before, limit + 1);
+    q = db_query(db, "SELECT " EVENT_COLUMNS " FROM event_rows WHERE job = ? AND id < ? ORDER BY id DESC LIMIT ?",
+                 "iii", k.seq, before, limit + 1);
     buf_str(&c->out, "{\"object\":\"list\",\"data\":[");
     while (db_step(db, q)) {
         more = n == limit;
@@ -513,7 +560,7 @@ static void checkpoints(struct call *c, struct db *db)
     if (*after) before = strncmp(after, "ftckpt_", 7) == 0 ? strtoll(after + 7, NULL, 10) : 0;
     sqlite3_stmt *q = db_query(
         db,
-        "SELECT c.id, c.created, c.step, j.serve_as, json_extract('{' || c.data || '}', '$.loss'),"
+        "SELECT c.id, c.created, c.step, json_extract('{' || c.data || '}', '$.loss'),"
         " (SELECT json_extract('{' || data || '}', '$.eval_loss') FROM event_rows WHERE job = j.seq AND kind = 'eval'"
         "  AND json_extract('{' || data || '}', '$.step') <= c.step ORDER BY id DESC LIMIT 1)"
         " FROM checkpoint_rows c JOIN jobs j ON j.seq = c.job WHERE c.job = ? AND c.id < ? ORDER BY c.id DESC LIMIT ?",
@@ -526,13 +573,10 @@ static void checkpoints(struct call *c, struct db *db)
         buf_printf(&c->out, "%s{\"object\":\"fine_tuning.job.checkpoint\",\"id\":\"ftckpt_%lld\",\"created_at\":%lld",
                    n++ ? "," : "", (long long)db_int(q, 0), (long long)db_int(q, 1) / 1000);
         buf_printf(&c->out, ",\"fine_tuning_job_id\":\"ft%s\",\"step_number\":%lld", k.id, (long long)db_int(q, 2));
-        struct buf name = {0};
-        buf_printf(&name, "%s:ckpt-step-%lld", db_text(q, 3), (long long)db_int(q, 2));
-        put_text(&c->out, "fine_tuned_model_checkpoint", name.data);
-        buf_free(&name);
+        put_text(&c->out, "fine_tuned_model_checkpoint", NULL); /* a name here would be that of a model one can ask */
         buf_printf(&c->out, ",\"metrics\":{\"step\":%lld", (long long)db_int(q, 2));
-        put_metric(&c->out, "train_loss", q, 4, &first);
-        put_metric(&c->out, "full_valid_loss", q, 5, &first);
+        put_metric(&c->out, "train_loss", q, 3, &first);
+        put_metric(&c->out, "full_valid_loss", q, 4, &first);
         buf_str(&c->out, "}}");
     }
     db_done(q);

@@ -67,6 +67,12 @@ bool train_replay(struct call *c, struct db *db)
     return true;
 }
 
+/* On OpenAI's routes a job's id is another one. */
+static const char *lead(const struct call *c)
+{
+    return c->openai ? "ft" : "";
+}
+
 static bool check_data(struct call *c, struct db *db, const struct data_spec *d, const char *name)
 {
     struct err e = {0};
@@ -78,8 +84,11 @@ static bool check_data(struct call *c, struct db *db, const struct data_spec *d,
     }
     if (d->kind != DATA_FILE) return true;
     if (db_number(db, 0, "SELECT count(*) FROM files WHERE id = ?", "t", d->ref)) return true;
-    if (!db->e.code)
-        call_fail(c, c->openai ? 400 : 422, "file_not_found", name, "%s.file: there is no file %.80s", name, d->ref);
+    const char *openai = strcmp(name, "dataset") == 0 ? "training_file" : "validation_file";
+    if (!db->e.code && c->openai)
+        call_fail(c, 400, "file_not_found", openai, "%s: there is no file %.80s", openai, d->ref);
+    else if (!db->e.code)
+        call_fail(c, 422, "file_not_found", name, "%s.file: there is no file %.80s", name, d->ref);
     return false;
 }
 
@@ -96,7 +105,7 @@ static bool check_names(struct call *c, struct db *db, const struct train_spec *
             db_query(db, "SELECT id FROM jobs WHERE serve_as = ? AND status IN ('queued', 'running', 'paused')", "t",
                      s->serve_as);
         if (db_step(db, q)) {
-            call_fail(c, 409, "conflict", "serve_as", "serve_as: %s, which is not over, will have this name",
+            call_fail(c, 409, "conflict", "serve_as", "serve_as: %s%s, which is not over, will have this name", lead(c),
                       db_text(q, 0));
             db_done(q);
             return false;
@@ -299,8 +308,8 @@ static bool name_taken(struct call *c, struct db *db, const struct job_key *k)
                  " AND seq <> ?1 AND status IN ('queued', 'running', 'paused')",
                  "i", k->seq);
     if (!db_step(db, q)) return false;
-    call_fail(c, 409, "conflict", NULL, "%s cannot be resumed: %s, which is not over, will have its name %s", k->id,
-              db_text(q, 0), db_text(q, 1));
+    call_fail(c, 409, "conflict", NULL, "%s%s cannot be resumed: %s%s, which is not over, will have its name %s",
+              lead(c), k->id, lead(c), db_text(q, 0), db_text(q, 1));
     db_done(q);
     return true;
 }
@@ -332,7 +341,7 @@ static bool train_act(struct call *c, struct db *db, const struct job_key *k, en
     } else if (!(action == ACTION_CANCEL && k->state == JOB_CANCELLED) &&
                !(action == ACTION_PAUSE && k->state == JOB_PAUSED) &&
                !(action == ACTION_RESUME && k->state == JOB_QUEUED)) {
-        call_fail(c, c->openai ? 400 : 409, "conflict", NULL, "%s is %s and cannot be %s", k->id,
+        call_fail(c, c->openai ? 400 : 409, "conflict", NULL, "%s%s is %s and cannot be %s", lead(c), k->id,
                   job_state_names[k->state], names[action]);
         return false;
     }

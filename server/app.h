@@ -75,6 +75,7 @@ void api_completions(struct http_req *);
 void api_chat_completions(struct http_req *);
 void api_models_list(struct http_req *);
 void api_models_get(struct http_req *);
+void api_models_delete(struct http_req *); /* api_adapters.c */
 /* handlers: api_adapters.c */
 void api_adapters_list(struct http_req *);
 void api_adapters_load(struct http_req *);

@@ -72,6 +72,7 @@ static const struct http_route routes[] = {
     {HTTP_M_POST, "/", api_generate_compat, 0, .gate = admission_gate, .role = ROUTE_USER},
     {HTTP_M_GET, "/v1/models", api_models_list, 0, .role = ROUTE_USER},
     {HTTP_M_GET, "/v1/models/*", api_models_get, 0, .role = ROUTE_USER},
+    {HTTP_M_DELETE, "/v1/models/*", api_models_delete, 0, .role = ROUTE_ADMIN},
     {HTTP_M_POST, "/v1/completions", api_completions, 0, .gate = admission_gate, .role = ROUTE_USER},
     {HTTP_M_POST, "/v1/chat/completions", api_chat_completions, 0, .gate = admission_gate, .role = ROUTE_USER},
     {HTTP_M_POST, "/v1/embeddings", api_embeddings, 0, .gate = admission_gate, .role = ROUTE_USER},

@@ -1,6 +1,7 @@
 """/v1/fine_tuning/jobs and /v1/files with the openai package."""
 import openai
 import pytest
+import requests
 from conftest import wait_for
 from training import jsonl, request, wait_over
 
@@ -84,7 +85,9 @@ def test_list_and_filters(client, done, training_file):
 
 def test_checkpoints(client, done):
     found = list(client.fine_tuning.jobs.checkpoints.list(done.id))
-    assert found and all(c.fine_tuning_job_id == done.id and c.fine_tuned_model_checkpoint for c in found)
+    assert found and all(c.fine_tuning_job_id == done.id and c.step_number >= 0 for c in found)
+    served = {m.id for m in client.models.list()}
+    assert all(c.fine_tuned_model_checkpoint is None or c.fine_tuned_model_checkpoint in served for c in found)
 
 
 def test_pause_resume_cancel(client, training_file):
@@ -163,6 +166,85 @@ def test_bad_requests(client, training_file, change, kind, message):
         client.fine_tuning.jobs.create(**{"model": "demo", "training_file": training_file.id, **change})
     assert message in str(e.value)
     assert e.value.body["type"] == "invalid_request_error"
+
+
+# what is wrong, and the field as the client wrote it: in the message and as `param`
+FIELDS = [
+    ({"training_file": "file-nope"}, "training_file", "training_file: there is no file file-nope"),
+    ({"validation_file": "file-nope"}, "validation_file", "validation_file: there is no file file-nope"),
+    ({"training_file": ""}, "training_file", "training_file: is empty"),
+    ({"validation_file": ""}, "validation_file", "validation_file: is empty"),
+    ({"training_file": 3}, "training_file", "training_file: expected a string"),
+    ({"model": 3}, "model", "model: expected a string"),
+    ({"seed": -1}, "seed", "seed: "),
+    ({"suffix": "s" * 65}, "suffix", "suffix: "),
+    ({"metadata": {"k": "v" * 600}}, "metadata", "metadata: "),
+    ({"integrations": [{"type": "wandb"}]}, "integrations", "integrations: "),
+    ({"method": {"type": "dpo"}}, "method.type", "method.type: "),
+    ({"hyperparameters": {"n_epochs": 0}}, "hyperparameters.n_epochs", "hyperparameters.n_epochs: "),
+    ({"hyperparameters": {"lora_r": 0}}, "hyperparameters.lora_r", "hyperparameters.lora_r: must be between"),
+    ({"hyperparameters": {"epochs": 0}}, "hyperparameters.epochs", "hyperparameters.epochs: must be above 0"),
+    ({"hyperparameters": {"learning_rate_multiplier": 1e4}}, "hyperparameters.learning_rate_multiplier", "is too large"),
+    ({"hyperparameters": {"learning_rate": 5e-324, "learning_rate_multiplier": 1e-6}}, "hyperparameters.learning_rate_multiplier", "is too small"),
+    ({"method": {"type": "supervised", "supervised": {"hyperparameters": {"lora_r": 0}}}}, "method.supervised.hyperparameters.lora_r", "lora_r: must be"),
+    ({"method": {"type": "supervised", "supervised": {"hyperparameters": {"lora_rr": 1}}}}, "method.supervised.hyperparameters.lora_rr", "unknown field"),
+    ({"method": {"type": "supervised", "supervised": {"hyperparameters": {"learning_rate_multiplier": 1e4}}}},
+     "method.supervised.hyperparameters.learning_rate_multiplier", "is too large"),
+    ({"extra_body": {"colour": "red"}}, "colour", "colour: unknown field"),
+]
+
+
+@pytest.mark.parametrize("change, param, message", FIELDS)
+def test_errors_name_the_fields_of_this_route(client, training_file, change, param, message):
+    with pytest.raises(openai.BadRequestError) as e:
+        client.fine_tuning.jobs.create(**{"model": "demo", "training_file": training_file.id, **change})
+    assert e.value.param == param and message in e.value.body["message"] and e.value.body["message"].startswith(param)
+    assert "dataset" not in str(e.value)
+
+
+def test_a_bad_validation_file_is_named(client, training_file):
+    bad = client.files.create(file=("bad.jsonl", b'{"foo": 1}\n'), purpose="fine-tune")
+    found = wait(client, create(client, training_file, validation_file=bad.id).id)
+    assert found.status == "failed" and found.error.param == "validation_file" and bad.id in found.error.message
+
+
+def test_every_text_calls_a_job_by_its_id_here(client, training_file, done):
+    """job-x is its name on the other routes."""
+    with pytest.raises(openai.BadRequestError) as e:
+        client.fine_tuning.jobs.cancel(done.id)
+    assert e.value.body["message"].startswith(f"{done.id} is succeeded")
+    with pytest.raises(openai.BadRequestError) as e:
+        client.fine_tuning.jobs.pause(done.id)
+    assert done.id in str(e.value)
+    job = create(client, training_file, hyperparameters={"max_steps": 5000, "n_epochs": 1000})
+    with pytest.raises(openai.ConflictError) as e:
+        client.files.delete(training_file.id)
+    assert f"is used by {job.id}, " in str(e.value)
+    client.fine_tuning.jobs.cancel(job.id)
+    wait(client, job.id)
+    texts = [e.message for j in (job.id, done.id) for e in client.fine_tuning.jobs.list_events(j)]
+    assert texts and not [t for t in texts if "job-" in t.replace("ftjob-", "")]
+
+
+def test_deleting_a_fine_tuned_model(client, ft, start, training_file):
+    """As OpenAI's: it is gone from the list, its requests are 404, and the next start does not load it again."""
+    made = wait(client, create(client, training_file, suffix="short lived", hyperparameters={"max_steps": 1}).id).fine_tuned_model
+    assert client.models.retrieve(made).id == made and (ft.data / "adapters" / made).is_dir()
+    gone = client.models.delete(made)
+    assert gone.id == made and gone.deleted is True and gone.object == "model"
+    assert made not in {m.id for m in client.models.list()} and not (ft.data / "adapters" / made).exists()
+    for call in (client.models.retrieve, client.models.delete):
+        with pytest.raises(openai.NotFoundError) as e:
+            call(made)
+        assert e.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model=made, prompt="Tom", max_tokens=1)
+    with pytest.raises(openai.BadRequestError) as e:
+        client.models.delete("demo")
+    assert "only fine-tuned models" in str(e.value) and client.models.retrieve("demo")
+    for name in ("..", "%2e%2e%2fjobs.sqlite", "a%2f..%2f..%2flock"):
+        assert requests.delete(f"{ft.url}/v1/models/{name}", timeout=30).status_code in (400, 404, 405)
+    assert (ft.data / "jobs.sqlite").exists() and (ft.data / "lock").exists()
 
 
 def test_unknown_job(client):

@@ -21,6 +21,12 @@ enum { MASK_NS_MIN = 20 * 1000, MASK_SHARE = 32 }; /* masks on the engine thread
 enum { HIDDEN_ROWS = 16 };                         /* of hidden states, on their way from the device */
 enum { MORE_ROWS = 48 }; /* of logits in a step: for prompt log-probabilities and what grammars force */
 
+#ifdef TANDEM_DEBUG
+enum { DEBUG = 1 };
+#else
+enum { DEBUG = 0 };
+#endif
+
 /* ---- opening and closing ---------------------------------------------------------------------------------------- */
 
 void engine_post(struct engine *g, struct msg msg)
@@ -97,6 +103,7 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     g->share = (struct train_share){.budget_ns = 1e9 * (c->train_itl_budget > 0 ? c->train_itl_budget : 0.05),
                                     .slowdown = c->train_slowdown >= 1 ? c->train_slowdown : 1.2};
     g->gate = train_gate_new(g->s.model.d, wake_engine, g);
+    if (c->watch_device || DEBUG) g->watch = train_watch_new(g->s.model.d, g->gate);
     training_init(&g->training, &g->s, g->gate);
     g->masker = masker_new(g->s.tokenizer, m->vocab, m->eos, m->n_eos, mask_ready, g);
     return g;
@@ -636,6 +643,7 @@ void engine_close(struct engine *g)
         }
     masker_free(g->masker);
     look_close(&g->look);
+    train_watch_free(g->watch);
     train_gate_free(g->gate);
     sched_free(&g->sched);
     kv_pool_free(g->pool);

@@ -14,6 +14,7 @@
 #include "engine/sched.h"
 #include "engine/setup.h"
 #include "engine/train_share.h"
+#include "engine/train_watch.h"
 #include "engine/training.h"
 
 #include <pthread.h>
@@ -70,6 +71,7 @@ struct engine {
     pthread_t thread;
     bool started;
     struct train_gate *gate;
+    struct train_watch *watch; /* or NULL */
     struct training training;
     struct masker *masker;
 

@@ -58,6 +58,9 @@ struct train_gate {
     } queued;         /* ops whose end nobody has waited for */
 };
 
+/* The gate whose trainer this thread is: the last one that it waited at or left. */
+static _Thread_local const struct train_gate *trainer_of;
+
 struct train_gate *train_gate_new(struct dev *d, void (*wake)(void *), void *arg)
 {
     struct train_gate *g = mem_zalloc(sizeof *g);
@@ -82,6 +85,7 @@ void train_gate_free(struct train_gate *g)
 
 static void wait_outside(struct train_gate *g)
 {
+    trainer_of = g;
     pthread_mutex_lock(&g->lock);
     bool begins = g->turn == AWAY;
     g->turn = WAITING;
@@ -214,6 +218,7 @@ int train_gate_rows(struct train_gate *g, enum train_work work, int rows, double
 void train_gate_leave(struct train_gate *g)
 {
     if (!g) return;
+    trainer_of = g;
     if (g->inside && enqueues(g)) g->d->ops->finish(g->d);
     if (g->inside) keep_error(g);
     memset(&g->queued, 0, sizeof g->queued);
@@ -261,4 +266,14 @@ void train_gate_open(struct train_gate *g)
     atomic_store(&g->open, true);
     pthread_cond_signal(&g->to_trainer);
     pthread_mutex_unlock(&g->lock);
+}
+
+/* ---- any thread -------------------------------------------------------------------------------------------------- */
+
+bool train_gate_permits(struct train_gate *g)
+{
+    pthread_mutex_lock(&g->lock);
+    bool inside = g->turn == INSIDE;
+    pthread_mutex_unlock(&g->lock);
+    return (trainer_of == g) == inside || atomic_load(&g->open);
 }

@@ -64,6 +64,9 @@ bool train_gate_wanted(struct train_gate *);
  * (NULL: only ns counts, and ops are cut finer, because somebody waits for the next step).  Returns the ns it took, 0
  * when it did not want any. */
 uint64_t train_gate_give(struct train_gate *, uint64_t ns, bool (*stop)(void *), void *arg);
+/* Whether the calling thread may use the device now: the trainer inside the gate, every other thread while the trainer
+ * is outside, all of them once the gate is open.  Any thread. */
+bool train_gate_permits(struct train_gate *);
 /* From now on every pass returns at once: nobody else uses the device any more. */
 void train_gate_open(struct train_gate *);
 

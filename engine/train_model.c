@@ -541,6 +541,7 @@ static void backward(struct train_model *m, struct mat dx)
 struct train_loss train_model_run(struct train_model *m, const struct micro *b, bool back, float scale)
 {
     m->b = b;
+    train_gate_pass(m->gate); /* a job that goes on with an evaluation comes here from outside */
     upload(m, b, scale);
     cut_embed(cut_of(m), (struct embed_args){layer_input(m, 0), m->w->embed, m->w->pos, m->id, m->pos, m->w->embed_w});
     drop_branch(m, m->c->layers, ATTENTION, layer_input(m, 0));

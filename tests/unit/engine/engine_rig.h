@@ -34,8 +34,12 @@ static struct engine_config base_config(const char *fixtures)
 {
     static char model[1024];
     snprintf(model, sizeof model, "%s/tinystories-656k", fixtures);
-    return (struct engine_config){
-        .model = model, .threads = 2, .kv_cache_bytes = 64 << 20, .max_seqs = 40, .kv_type = "f32"};
+    return (struct engine_config){.model = model,
+                                  .threads = 2,
+                                  .kv_cache_bytes = 64 << 20,
+                                  .max_seqs = 40,
+                                  .kv_type = "f32",
+                                  .watch_device = true};
 }
 
 static void rig_open(struct rig *r, struct engine_config c)

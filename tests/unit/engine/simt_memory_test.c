@@ -182,6 +182,67 @@ static void test_training(void **state)
     dir_remove(dir);
 }
 
+/* ---- the device between two threads ------------------------------------------------------------------------------ */
+
+struct stops {
+    struct engine *g;
+    bool pauses; /* the job, when the next thing it does is an evaluation */
+    int evals;
+    struct told told;
+};
+
+static void pause_at_evaluation(void *arg, const struct train_event *ev)
+{
+    struct stops *s = arg;
+    if (ev->kind == TRAIN_STEP && s->pauses) engine_train_command(s->g, TRAIN_PAUSE);
+    s->evals += ev->kind == TRAIN_EVAL;
+    note(&s->told, ev);
+}
+
+/* A job that was paused in an evaluation goes on with its uploads: inside the gate, beside steps of requests, as
+ * train_watch.h checks at every call. */
+static void test_paused_in_evaluation(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *device;
+        enum train_method method;
+    } cases[] = {{"cpu", TRAIN_LORA}, {"cpu", TRAIN_FULL}, {"simt", TRAIN_LORA}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char dir[] = "/tmp/tandem-simt-XXXXXX";
+        if (!mkdtemp(dir)) fail();
+        struct engine *g = open_engine(config(cases[i].device));
+        struct dataset *data = rows_make(8, engine_info(g)->vocab, 3);
+        struct train_job job = {.data = data, .dir = dir};
+        train_params_default(&job.p, cases[i].method);
+        job.p.max_steps = 2;
+        job.p.batch_tokens = 32;
+        job.p.max_length = 16;
+        job.p.lora_r = 4;
+        if (cases[i].method == TRAIN_FULL) job.p.optimizer = OPTIMIZER_MUON, job.p.ema_decay = 0.5;
+        job.p.eval_fraction = 0.25;
+        job.p.eval_steps = 1;
+        struct stops s = {.g = g, .pauses = true};
+        for (int run = 0; run < 2; run++) {
+            struct err e = {0};
+            atomic_store(&s.told.last, 0);
+            if (engine_train_start(g, &job, pause_at_evaluation, &s, &e)) fail_msg("%s", e.msg);
+            while (!atomic_load(&s.told.last)) {
+                struct reply y;
+                generate(g, 0, 1, &y);
+                engine_turn(g, false);
+            }
+            if (atomic_load(&s.told.last) - 1 != (s.pauses ? TRAIN_PAUSED : TRAIN_SUCCEEDED))
+                fail_msg("%s: %s", cases[i].device, s.told.text);
+            assert_int_equal(s.evals, s.pauses ? 0 : 2);
+            s.pauses = false;
+        }
+        engine_close(g);
+        free(data);
+        dir_remove(dir);
+    }
+}
+
 struct many_rows {
     struct dev *d;
     float *logits;
@@ -372,9 +433,9 @@ static void test_names(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_budget),   cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_names),    cmocka_unit_test(test_no_room),
-        cmocka_unit_test(test_training), cmocka_unit_test(test_lost), /* the last: it leaves the runtime lost */
+        cmocka_unit_test(test_budget),  cmocka_unit_test(test_pieces),   cmocka_unit_test(test_names),
+        cmocka_unit_test(test_no_room), cmocka_unit_test(test_training), cmocka_unit_test(test_paused_in_evaluation),
+        cmocka_unit_test(test_lost), /* the last: it leaves the runtime lost */
     };
     if (argc != 2) return fprintf(stderr, "usage: simt_memory_test FIXTURES/models\n"), 2;
     fixtures = argv[1];

@@ -57,6 +57,7 @@ static inline struct engine_config config(const char *device)
                                   .max_batch_tokens = 32,
                                   .max_lora_rank = 8,
                                   .no_prefix_cache = true, /* the same steps every time */
+                                  .watch_device = true,
                                   .kv_pages = 64};
 }
 

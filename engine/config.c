@@ -133,18 +133,50 @@ static void read_act(struct fields *f, struct model_config *c, const char *field
     f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: %s \"%.40s\" is not an activation tandem knows", field, name);
 }
 
+/* Transformers 5 writes rope_parameters, 4 wrote rope_scaling; the same keys inside.  As transformers does, a
+ * rope_scaling that says something comes first. */
+static const cJSON *rope_object(struct fields *f)
+{
+    static const char *const names[] = {"rope_scaling", "rope_parameters"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const cJSON *v = get(f, names[i]);
+        if (!v || f->rc) continue;
+        if (!cJSON_IsObject(v)) {
+            f->rc = err_set(f->e, ERR_INVALID, "config.json: %s must be an object", names[i]);
+            return NULL;
+        }
+        for (const cJSON *k = v->child; k; k = k->next)
+            if (cJSON_IsObject(k)) {
+                f->rc =
+                    err_set(f->e, ERR_UNSUPPORTED, "config.json: %s: one for each layer type (%.40s) is not supported",
+                            names[i], k->string);
+                return NULL;
+            }
+        if (v->child) return v;
+    }
+    return NULL;
+}
+
+/* Only Phi rotates a part of a head: in the other families transformers ignores the field, or fails. */
+static void check_partial(struct fields *f, struct model_config *c, double partial)
+{
+    int rot = (int)(c->head_dim * partial);
+    if (c->family != FAMILY_PHI && partial < 1)
+        f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: partial_rotary_factor %g: %s models rotate whole heads",
+                        partial, c->family_name);
+    else if (rot % 2)
+        f->rc = err_set(f->e, ERR_INVALID, "config.json: an odd number of rotated features (%d of %d) in a head", rot,
+                        c->head_dim);
+    c->rot = rot;
+}
+
 static void read_rope(struct fields *f, struct model_config *c)
 {
     double partial = c->family == FAMILY_PHI ? 0.5 : 1.0;
     c->rope_theta = 10000;
     get_real(f, "rope_theta", 1, 1e12, &c->rope_theta);
     get_real(f, "partial_rotary_factor", 0, 1, &partial);
-
-    /* transformers 5 says rope_parameters, 4 says rope_scaling; the same keys inside */
-    const cJSON *scaling = get(f, "rope_parameters");
-    if (!scaling) scaling = get(f, "rope_scaling");
-    if (scaling && !cJSON_IsObject(scaling) && !f->rc)
-        f->rc = err_set(f->e, ERR_INVALID, "config.json: rope_scaling must be an object");
+    const cJSON *scaling = rope_object(f);
     if (scaling && !f->rc) {
         struct fields s = {scaling, f->e, f->file, 0};
         get_real(&s, "rope_theta", 1, 1e12, &c->rope_theta);
@@ -161,7 +193,7 @@ static void read_rope(struct fields *f, struct model_config *c)
             need(&s, "factor");
             need(&s, "low_freq_factor");
             need(&s, "high_freq_factor");
-            need(&s, "original_max_position_embeddings");
+            c->rope_old_len = c->max_len;
         } else if (!s.rc) {
             s.rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: rope type \"%.40s\" is not supported", type);
         }
@@ -169,25 +201,103 @@ static void read_rope(struct fields *f, struct model_config *c)
         get_real(&s, "low_freq_factor", 1e-3, 1e6, &c->rope_low);
         get_real(&s, "high_freq_factor", 1e-3, 1e6, &c->rope_high);
         get_int(&s, "original_max_position_embeddings", 1, MAX_POSITIONS, &c->rope_old_len);
+        if (c->rope == ROPE_LLAMA3) get_int(f, "original_max_position_embeddings", 1, MAX_POSITIONS, &c->rope_old_len);
         if (!s.rc && c->rope == ROPE_LLAMA3 && c->rope_high <= c->rope_low)
             s.rc = err_set(f->e, ERR_INVALID, "config.json: high_freq_factor must be above low_freq_factor");
-        f->rc = s.rc;
+        if (!f->rc) f->rc = s.rc;
     }
-    c->rot = (int)(c->head_dim * partial) / 2 * 2;
+    if (!f->rc) check_partial(f, c, partial);
+}
+
+static bool is_mistral(const struct model_config *c)
+{
+    return strcmp(c->family_name, "mistral") == 0;
+}
+
+/* Layers are full up to one, and sliding from there on: another order is refused.  -1 and the first error, or the
+ * number of full layers. */
+static int full_layers(struct fields *f, const cJSON *types, const struct model_config *c)
+{
+    int full = 0, n = 0;
+    for (const cJSON *t = cJSON_IsArray(types) ? types->child : NULL; t; t = t->next, n++) {
+        bool is_full = cJSON_IsString(t) && strcmp(t->valuestring, "full_attention") == 0;
+        if (!is_full && !(cJSON_IsString(t) && strcmp(t->valuestring, "sliding_attention") == 0))
+            return f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: layer_types: \"%.40s\" is not supported",
+                                   cJSON_IsString(t) ? t->valuestring : "?"),
+                   -1;
+        if (is_full && full < n)
+            return f->rc = err_set(f->e, ERR_UNSUPPORTED,
+                                   "config.json: layer_types: full_attention above sliding_attention is not supported"),
+                   -1;
+        full += is_full;
+    }
+    if (n == c->layers) return full;
+    f->rc = err_set(f->e, ERR_INVALID, "config.json: layer_types must be a list of num_hidden_layers (%d)", c->layers);
+    return -1;
 }
 
 static void read_window(struct fields *f, struct model_config *c)
 {
-    /* Mistral's sliding_window counts when present, Qwen's needs the switch, Llama has none */
-    bool use = strcmp(c->family_name, "mistral") == 0;
-    if (c->family == FAMILY_LLAMA && !use) return;
-    get_bool(f, "use_sliding_window", &use);
-    if (!use) return;
-    get_int(f, "sliding_window", 1, MAX_POSITIONS, &c->window);
-    if (c->family != FAMILY_LLAMA) {
-        c->window_from = 28; /* transformers' default */
-        get_int(f, "max_window_layers", 0, MAX_LAYERS, &c->window_from);
+    bool mistral = is_mistral(c), qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3, use = mistral;
+    if (qwen) get_bool(f, "use_sliding_window", &use);
+    if (use) {
+        bool null = cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(f->j, "sliding_window"));
+        c->window = null ? 0 : 4096; /* transformers' defaults, as 28 */
+        get_int(f, "sliding_window", 1, MAX_POSITIONS, &c->window);
+        if (qwen) c->window_from = 28;
+        if (qwen) get_int(f, "max_window_layers", 0, MAX_LAYERS, &c->window_from);
     }
+    const cJSON *types = get(f, "layer_types");
+    int full = types && !f->rc ? full_layers(f, types, c) : -1;
+    if (full < 0) return;
+    bool slides = full < c->layers;
+    if (qwen && slides && c->window)
+        c->window_from = full;
+    else if (qwen && !slides)
+        c->window = 0;
+    else if (slides != (c->window > 0) || (slides && full))
+        f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: layer_types does not go with sliding_window in a %s model",
+                        c->family_name);
+}
+
+/* Fields of other families that change what is computed; no family here has them. */
+static void refuse_foreign(struct fields *f, const struct model_config *c)
+{
+    static const struct {
+        const char *name;
+        double neutral;
+    } foreign[] = {
+        {"attn_logit_softcapping", 0},
+        {"final_logit_softcapping", 0},
+        {"query_pre_attn_scalar", 0},
+        {"embedding_multiplier", 1},
+        {"residual_multiplier", 1},
+        {"attention_multiplier", 0},
+        {"logits_scaling", 1},
+        {"logit_scale", 1},
+        {"scale_emb", 1},
+        {"scale_depth", 0},
+        {"clip_qkv", 0},
+        {"num_experts", 0},
+        {"num_local_experts", 0},
+        {"no_rope_layers", 0},
+    };
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign && !f->rc; i++) {
+        const cJSON *v = get(f, foreign[i].name);
+        bool neutral = !v || cJSON_IsFalse(v) || (cJSON_IsNumber(v) && v->valuedouble == foreign[i].neutral) ||
+                       (cJSON_IsArray(v) && !v->child);
+        if (!neutral)
+            f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: %s is not supported: %s models have none",
+                            foreign[i].name, c->family_name);
+    }
+}
+
+/* A switch that must be off. */
+static void refuse_true(struct fields *f, const char *name)
+{
+    bool on = false;
+    get_bool(f, name, &on);
+    if (!f->rc && on) f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: %s is not supported", name);
 }
 
 static void check_head_dim(struct fields *f, const struct model_config *c)
@@ -217,10 +327,8 @@ static void read_gpt2(struct fields *f, struct model_config *c)
     c->norm_bias = c->qkv_bias = c->o_bias = c->mlp_bias = c->learned_pos = true;
     c->tied = true;
     get_bool(f, "tie_word_embeddings", &c->tied);
-    bool odd = false;
-    get_bool(f, "scale_attn_by_inverse_layer_idx", &odd);
-    if (!f->rc && odd)
-        f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: scale_attn_by_inverse_layer_idx is not supported");
+    refuse_true(f, "scale_attn_by_inverse_layer_idx");
+    refuse_true(f, "add_cross_attention");
     bool scaled = true;
     get_bool(f, "scale_attn_weights", &scaled);
     if (!f->rc && !scaled)
@@ -241,10 +349,13 @@ static void read_sizes(struct fields *f, struct model_config *c)
     get_int(f, "hidden_size", 1, MAX_WIDTH, &c->hidden);
     get_int(f, "num_hidden_layers", 1, MAX_LAYERS, &c->layers);
     get_int(f, "num_attention_heads", 1, MAX_HEADS, &c->heads);
+    bool qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3;
     c->kv_heads = c->heads;
+    if (!cJSON_GetObjectItemCaseSensitive(f->j, "num_key_value_heads")) /* transformers' defaults; null is heads */
+        c->kv_heads = is_mistral(c) ? 8 : qwen ? 32 : c->heads;
     get_int(f, "num_key_value_heads", 1, MAX_HEADS, &c->kv_heads);
     get_int(f, "intermediate_size", 1, MAX_WIDTH * 4, &c->inter);
-    c->max_len = 2048;
+    c->max_len = is_mistral(c) ? 131072 : qwen ? 32768 : 2048;
     get_int(f, "max_position_embeddings", 1, MAX_POSITIONS, &c->max_len);
     get_int(f, "head_dim", 1, MAX_HEAD_DIM, &c->head_dim);
     if (f->rc) return;
@@ -272,16 +383,19 @@ static void read_llama_like(struct fields *f, struct model_config *c)
     c->parallel = c->norm_bias = c->o_bias = c->mlp_bias = c->head_bias = phi;
     c->qkv_bias = phi || c->family == FAMILY_QWEN2;
     c->qk_norm = c->family == FAMILY_QWEN3;
-    if (c->family == FAMILY_LLAMA || c->family == FAMILY_QWEN3) {
+    bool llama = c->family == FAMILY_LLAMA && !is_mistral(c);
+    if (llama || c->family == FAMILY_QWEN3) {
         get_bool(f, "attention_bias", &c->qkv_bias);
         c->o_bias = c->qkv_bias;
-        if (c->family == FAMILY_LLAMA) get_bool(f, "mlp_bias", &c->mlp_bias);
+    } else if (is_mistral(c)) { /* transformers ignores it */
+        refuse_true(f, "attention_bias");
     }
-    bool odd = false;
-    if (phi) get_bool(f, "qk_layernorm", &odd);
-    if (!f->rc && odd) f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: qk_layernorm is not supported");
+    if (llama)
+        get_bool(f, "mlp_bias", &c->mlp_bias);
+    else
+        refuse_true(f, "mlp_bias");
+    if (phi) refuse_true(f, "qk_layernorm");
     get_bool(f, "tie_word_embeddings", &c->tied);
-    if (c->tied) c->head_bias = false;
     read_act(f, c, "hidden_act", phi ? "gelu_new" : "silu");
     if (!f->rc) read_rope(f, c);
     if (!f->rc) read_window(f, c);
@@ -375,6 +489,10 @@ int model_config_parse(const char *config, const char *generation, struct model_
     need(&f, "vocab_size");
     get_int(&f, "vocab_size", 1, MAX_VOCAB, &c->vocab);
     if (!f.rc) c->family == FAMILY_GPT2 ? read_gpt2(&f, c) : read_llama_like(&f, c);
+    if (!f.rc) refuse_foreign(&f, c);
+    bool causal = true;
+    get_bool(&f, "is_causal", &causal);
+    if (!f.rc && !causal) f.rc = err_set(e, ERR_UNSUPPORTED, "config.json: is_causal false is not supported");
     if (!f.rc) read_quant(&f, c);
     if (!f.rc) read_generation(generation, c, &f);
     if (!f.rc) read_eos(&f, c);

@@ -130,6 +130,15 @@ def qwen3():
         bos_token_id=0, eos_token_id=2), modern_config=True)
 
 
+def qwen3_sliding():
+    """The first layer sees everything, the others a window: layer_types, as transformers 5 writes them."""
+    spec = qwen3()
+    spec.name, spec.prompt = "qwen3-sliding", 64
+    spec.config = {**spec.config, "num_hidden_layers": 3, "head_dim": 16, "use_sliding_window": True,
+                   "sliding_window": 12, "max_window_layers": 1}
+    return spec
+
+
 def gpt2(name, prefix, **changes):
     config = dict(
         model_type="gpt2", vocab_size=VOCAB, n_embd=40, n_head=4, n_layer=2, n_positions=96, activation_function="gelu_new",
@@ -144,10 +153,20 @@ def phi():
         rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.4), bos_token_id=0, eos_token_id=0))
 
 
+def phi_tied():
+    """The table is shared, the head's bias is not; scaled positions of a part of each head."""
+    spec = phi()
+    spec.name = "phi-tied"
+    spec.config = {**spec.config, "tie_word_embeddings": True, "rope_parameters": dict(
+        rope_type="linear", rope_theta=10000.0, factor=4.0, partial_rotary_factor=0.4)}
+    return spec
+
+
 def specs():
     # qwen2: 304 rows in the table but 288 words, as the published Qwen files pad theirs
     return [llama_gqa(), llama_f16(), mistral(), qwen2("qwen2", vocab_size=304), qwen2_bf16(), qwen3(),
-            gpt2("gpt2", prefix=False), gpt2("distilgpt2-prefixed", prefix=True, n_inner=88, n_layer=3), phi()]
+            gpt2("gpt2", prefix=False), gpt2("distilgpt2-prefixed", prefix=True, n_inner=88, n_layer=3), phi(), qwen3_sliding(),
+            phi_tied()]
 
 
 def is_norm(name):

@@ -1,6 +1,7 @@
 #include "engine/config.h"
 
 #include "engine/base/file.h"
+#include "engine/model_dir.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -484,7 +485,12 @@ int model_config_parse(const char *config, const char *generation, struct model_
         .temperature = NAN, .top_p = NAN, .repetition_penalty = NAN, .top_k = -1, .do_sample = -1, .rope_factor = 1};
     cJSON *j = cJSON_ParseWithOpts(config, NULL, 1);
     struct fields f = {j, e, "config.json", 0};
-    if (!cJSON_IsObject(j)) f.rc = err_set(e, ERR_INVALID, "config.json is not a JSON object");
+    if (model_dir_lfs_pointer(config, strlen(config))) {
+        model_dir_lfs_error(e);
+        f.rc = err_prefix(e, "config.json");
+    } else if (!cJSON_IsObject(j)) {
+        f.rc = err_set(e, ERR_INVALID, "config.json is not a JSON object");
+    }
     if (!f.rc) read_family(&f, c);
     need(&f, "vocab_size");
     get_int(&f, "vocab_size", 1, MAX_VOCAB, &c->vocab);
@@ -506,7 +512,7 @@ int model_config_read(const char *dir, struct model_config *c, struct err *e)
     size_t n;
     int rc = file_read(path, CONFIG_LIMIT, &config, &n, e);
     free(path);
-    if (rc) return rc;
+    if (rc) return model_dir_no_config(dir, e);
     path = file_join(dir, "generation_config.json");
     rc = file_read(path, CONFIG_LIMIT, &generation, &n, e);
     free(path);

@@ -3,6 +3,7 @@
 #include "engine/base/crc32c.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/model_dir.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -180,6 +181,7 @@ static int check_places(struct safetensors *s, size_t from, const char *data, si
 static int add_file(struct safetensors *s, const char *bytes, size_t n, struct err *e)
 {
     uint64_t head = 0;
+    if (model_dir_lfs_pointer(bytes, n)) return model_dir_lfs_error(e);
     if (n < 8) return err_set(e, ERR_INVALID, "%zu bytes is too short for a safetensors file", n);
     for (int i = 7; i >= 0; i--) head = head << 8 | (unsigned char)bytes[i];
     if (head > HEADER_LIMIT || head > n - 8)
@@ -318,8 +320,7 @@ struct safetensors *safetensors_open_dir(const char *dir, struct err *e)
     char *path = file_join(dir, "model.safetensors.index.json"), *text = NULL;
     size_t n;
     int rc = file_read(path, HEADER_LIMIT, &text, &n, e);
-    if (rc == ERR_NOT_FOUND)
-        err_set(e, rc, "%s: neither model.safetensors nor model.safetensors.index.json is there", dir);
+    if (rc == ERR_NOT_FOUND) model_dir_no_weights(dir, e);
     free(path);
     if (rc) return NULL;
     s = mem_zalloc(sizeof *s);

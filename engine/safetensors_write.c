@@ -17,7 +17,7 @@
 
 /* Of a tensor in the header, beside its name (twice) and its shape: {"dtype":"BF16","shape":[],"data_offsets":[,]} with
  * two offsets of up to 16 digits, the checksum, quotes and commas.  Escapes make a name up to six times as long. */
-enum { ENTRY_ROOM = 256, NAME_ROOM = 2 * 6, PADDING_ROOM = 64, WRITE_MAX = 1 << 30 };
+enum { ENTRY_ROOM = 256, NAME_ROOM = 2 * 6, PADDING_ROOM = 64 };
 
 struct st_writer {
     char *path, *tmp;
@@ -38,15 +38,7 @@ static int fail(struct st_writer *w, struct err *e)
 
 static int put(struct st_writer *w, const void *p, size_t n, struct err *e)
 {
-    const char *at = p;
-    while (n) {
-        ssize_t done = write(w->fd, at, n < WRITE_MAX ? n : WRITE_MAX);
-        if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) return fail(w, e);
-        at += done;
-        n -= (size_t)done;
-    }
-    return 0;
+    return file_write_all(w->fd, p, n) ? fail(w, e) : 0;
 }
 
 struct st_writer *st_writer_open(const char *path, size_t n, size_t names, size_t metadata, struct err *e)

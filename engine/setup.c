@@ -5,6 +5,7 @@
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "engine/calibrate.h"
+#include "engine/model_dir.h"
 #include "engine/reserve.h"
 
 #include <sched.h>
@@ -203,7 +204,7 @@ static int open_tokenizer(struct setup *s, const char *dir, struct err *e)
     char *path = file_join(dir, "tokenizer.json");
     s->tokenizer = tokenizer_open(path, e);
     free(path);
-    return s->tokenizer ? 0 : e->code;
+    return s->tokenizer ? 0 : model_dir_no_tokenizer(dir, e);
 }
 
 /* Opens the model; with the device open already (a restart), only loads its weights. */

@@ -12,6 +12,7 @@
 
 #include "engine/base/crc32c.h"
 #include "engine/base/mem.h"
+#include "engine/model_dir.h"
 #include "engine/tokenizer_added.h"
 #include "engine/tokenizer_bpe.h"
 #include "engine/tokenizer_decode.h"
@@ -130,7 +131,10 @@ struct tokenizer *tokenizer_open(const char *path, struct err *e)
     if (failed) {
         err_set(e, ERR_IO, "%s: cannot be read", path);
     } else {
-        t = tokenizer_parse(b.data ? b.data : "", b.len, e);
+        if (b.data && model_dir_lfs_pointer(b.data, b.len))
+            model_dir_lfs_error(e);
+        else
+            t = tokenizer_parse(b.data ? b.data : "", b.len, e);
         if (!t) err_prefix(e, "%s", path);
     }
     buf_free(&b);

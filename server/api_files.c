@@ -6,6 +6,7 @@
 #include "server/api_files.h"
 
 #include "engine/base/check.h"
+#include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "server/api_train.h"
 #include "server/data_dir.h"
@@ -159,7 +160,6 @@ static void write_work(uv_work_t *w)
 {
     struct upload *u = w->data;
     struct err *e = &u->write_error;
-    const char *p = u->writing.data;
     if (u->fd < 0) {
         const char *dir = settings_data_dir(u->app->set); /* the store may be closed before the pool is done */
         struct err none = {0};
@@ -171,12 +171,8 @@ static void write_work(uv_work_t *w)
             u->fd = open(u->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0640);
         if (!e->code && u->fd < 0) err_set(e, ERR_IO, "%s: %s", u->temp, strerror(errno));
     }
-    for (size_t left = u->writing.len; left && !e->code;) {
-        ssize_t n = write(u->fd, p, left);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) err_set(e, ERR_IO, "%s: %s", u->temp, strerror(errno));
-        if (n > 0) p += n, left -= (size_t)n;
-    }
+    if (!e->code && file_write_all(u->fd, u->writing.data, u->writing.len))
+        err_set(e, ERR_IO, "%s: %s", u->temp, strerror(errno));
     if (!u->finish || e->code) return;
     bool synced = fsync(u->fd) == 0;
     if (!synced || rename(u->temp, u->path)) err_set(e, ERR_IO, "%s: %s", u->path, strerror(errno));

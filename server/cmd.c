@@ -3,12 +3,14 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "engine/model_dir.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 static void warn(void *arg, const char *text)
 {
@@ -28,6 +30,15 @@ bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, c
     }
     if (rc) {
         fprintf(stderr, "tandem: %s\nusage: %s\n", e.msg, usage);
+        *status = 2;
+        return false;
+    }
+    bool wants_model = conf_find("model", 5)->commands & cmd && cmd != CMD_BENCH; /* which can do without */
+    if (wants_model && !settings_given(s, "model") && access(s->model, F_OK)) {
+        fprintf(stderr,
+                "tandem: no --model is given, and the default, %s, is not here: it is in tandem's source directory.\n"
+                "Give --model DIR, a Hugging Face directory: config.json, tokenizer.json and safetensors\n",
+                s->model);
         *status = 2;
         return false;
     }
@@ -92,6 +103,7 @@ struct tokenizer *cmd_open_tokenizer(const char *model, struct err *e)
     struct buf path = {0};
     buf_printf(&path, "%s/tokenizer.json", model);
     struct tokenizer *t = tokenizer_open(path.data, e);
+    if (!t) model_dir_no_tokenizer(model, e);
     buf_free(&path);
     return t;
 }

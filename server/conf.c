@@ -270,6 +270,15 @@ static int set_flag(struct settings *s, const struct conf_option *o, const char 
     return conf_set(s, o, value, where, CONF_FLAG, e);
 }
 
+/* Whether the command has no --model, or it is there. */
+static bool given_model(enum command cmd, int argc, char *const *argv)
+{
+    const struct conf_option *o = conf_find("model", 5);
+    for (int i = 0; i < argc; i++)
+        if (strcmp(argv[i], "--model") == 0 || strncmp(argv[i], "--model=", 8) == 0) return true;
+    return !(o->commands & (unsigned)cmd);
+}
+
 int conf_parse(struct settings *s, enum command cmd, int argc, char *const *argv, struct err *e)
 {
     settings_defaults(s);
@@ -280,7 +289,11 @@ int conf_parse(struct settings *s, enum command cmd, int argc, char *const *argv
         const char *value;
         if (strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--help") == 0) return CONF_HELP;
         if (strncmp(argv[i], "--", 2) != 0 || !argv[i][2])
-            return err_set(e, ERR_INVALID, "unexpected argument '%s'", argv[i]);
+            return err_set(e, ERR_INVALID,
+                           argv[i][0] && argv[i][0] != '-' && !given_model(cmd, argc, argv)
+                               ? "unexpected argument '%.200s'; a model is given as --model %.200s"
+                               : "unexpected argument '%.200s'",
+                           argv[i], argv[i]);
         took = read_flag(cmd, argc - i, argv + i, &o, &value, e);
         if (took < 0) return took;
         if (o->offset == offsetof(struct settings, config)) file = value;

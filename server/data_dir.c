@@ -122,24 +122,12 @@ int data_sync_parent(const char *path, struct err *e)
     return rc;
 }
 
-static bool write_all(int fd, const char *p, size_t n)
-{
-    while (n) {
-        ssize_t done = write(fd, p, n);
-        if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) return false;
-        p += done;
-        n -= (size_t)done;
-    }
-    return true;
-}
-
 int data_write(const char *path, const void *p, size_t n, struct err *e)
 {
     struct buf temp = {0};
     buf_printf(&temp, "%s.tmp", path);
     int fd = open(temp.data, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0640), rc = 0;
-    bool good = fd >= 0 && write_all(fd, p, n) && fsync(fd) == 0;
+    bool good = fd >= 0 && file_write_all(fd, p, n) == 0 && fsync(fd) == 0;
     if (!good) rc = err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
     if (fd >= 0 && close(fd) && good) rc = err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
     if (!rc && rename(temp.data, path)) rc = err_set(e, ERR_IO, "%s: %s", path, strerror(errno));

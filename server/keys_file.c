@@ -418,18 +418,6 @@ static void edit_put(const struct edit *x, const struct key *key, struct buf *ou
     if (!done) key_print(key, out);
 }
 
-static int write_all(int fd, const char *p, size_t n)
-{
-    while (n) {
-        ssize_t put = write(fd, p, n);
-        if (put < 0 && errno == EINTR) continue;
-        if (put <= 0) return -1;
-        p += put;
-        n -= (size_t)put;
-    }
-    return fsync(fd);
-}
-
 /* A new file takes the old one's place, and its mode and, where we may, its owner. */
 static int edit_write(const struct edit *x, const struct buf *text, struct err *e)
 {
@@ -437,7 +425,7 @@ static int edit_write(const struct edit *x, const struct buf *text, struct err *
     buf_printf(&tmp, "%s.tmp", x->path);
     unlink(tmp.data); /* what a crash left */
     int fd = open(tmp.data, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600), rc = 0;
-    if (fd < 0 || write_all(fd, text->data, text->len) || fchmod(fd, x->was.st_mode & 0777))
+    if (fd < 0 || file_write_all(fd, text->data, text->len) || fsync(fd) || fchmod(fd, x->was.st_mode & 0777))
         rc = err_set(e, ERR_IO, "%s: %s", tmp.data, strerror(errno));
     int ignored = fd < 0 ? 0 : fchown(fd, x->was.st_uid, x->was.st_gid);
     (void)ignored;

@@ -105,15 +105,25 @@ static int io_error(struct err *e, const char *path)
     return err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
 }
 
+int file_write_all(int fd, const void *data, size_t bytes)
+{
+    const size_t most = 1u << 30;
+    for (const char *p = data; bytes;) {
+        ssize_t n = write(fd, p, bytes < most ? bytes : most);
+        if (n < 0 && errno == EINTR) continue;
+        if (n == 0) errno = ENOSPC; /* it takes no more and does not say why */
+        if (n <= 0) return -1;
+        p += n;
+        bytes -= (size_t)n;
+    }
+    return 0;
+}
+
 int file_write_sync(const char *path, const void *data, size_t bytes, struct err *e)
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644), rc = 0;
     if (fd < 0) return io_error(e, path);
-    for (size_t at = 0; at < bytes && !rc;) {
-        ssize_t n = write(fd, (const char *)data + at, bytes - at < (1u << 30) ? bytes - at : 1u << 30);
-        if (n > 0) at += (size_t)n;
-        if (n <= 0 && errno != EINTR) rc = io_error(e, path);
-    }
+    if (file_write_all(fd, data, bytes)) rc = io_error(e, path);
     if (!rc && fsync(fd)) rc = io_error(e, path);
     if (close(fd) && !rc) rc = io_error(e, path);
     return rc;

@@ -24,6 +24,8 @@ char *file_join(const char *dir, const char *name);
 
 /* ---- writing; ERR_IO with the path and the system's reason ---- */
 
+/* Writes all bytes to a blocking descriptor.  @return 0, or -1 with errno set, also where write() returns 0 */
+int file_write_all(int fd, const void *data, size_t bytes);
 /* Writes and syncs a file. */
 int file_write_sync(const char *path, const void *data, size_t bytes, struct err *e);
 /* Writes `path`.tmp, syncs it and renames it: there is the old file or the whole new one.  The name is durable after

@@ -37,6 +37,7 @@ def test_help_of_a_command(run, command):
     (["serve", "--prot", "1"], "did you mean --port"),
     (["serve", "--port", "99999"], "--port: 99999 is not between 0 and 65535"),
     (["serve", "extra"], "unexpected argument 'extra'"),
+    (["serve", "models/demo"], "unexpected argument 'models/demo'; a model is given as --model models/demo"),
     (["serve", "--config", "/no/such.yaml"], "/no/such.yaml"),
     (["generate"], "--prompt is missing"),
     (["generate", "--prompt"], "--prompt needs a value"),
@@ -55,6 +56,25 @@ def test_called_wrongly(run, words, says):
 def test_no_such_model(run, words):
     got = run(*words, "--model", "no/such/model")
     assert got.returncode == 1 and b"no/such/model" in got.stderr
+
+
+@pytest.mark.parametrize("model, says", [
+    ("models/demo/model.gguf", "no such directory"),
+    ("Qwen/Qwen3-0.6B", "hf download Qwen/Qwen3-0.6B --local-dir DIR"),
+    ("https://huggingface.co/Qwen/Qwen3-0.6B", "a URL, and nothing is downloaded"),
+    ("models/demo/config.json", "a file, not a directory"),
+])
+@pytest.mark.parametrize("words", [["generate", "--prompt", "a"], ["tokenize", "--text", "a"]])
+def test_what_is_no_model_directory(run, words, model, says):
+    got = run(*words, "--model", model)
+    assert got.returncode == 1 and says in got.stderr.decode()
+
+
+@pytest.mark.parametrize("words", [["serve"], ["generate", "--prompt", "a"], ["tokenize", "--text", "a"]])
+def test_no_model_outside_the_repository(run, tmp_path, words):
+    got = run(*words, cwd=tmp_path)
+    text = got.stderr.decode()
+    assert got.returncode == 2 and "no --model is given" in text and "--model DIR" in text, text
 
 
 # ---- generate --------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import zlib
 
 import pytest
 import schemathesis
+import yaml
 from conftest import DEMO, ROOT
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis.checks import not_a_server_error
@@ -18,6 +19,8 @@ from training import jsonl, request, wait_over
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_headers_conformance, response_schema_conformance]
 EXAMPLES = 10
+SPEC = yaml.safe_load((ROOT / "docs/openapi.yaml").read_text())
+EXAMPLE_FILE = SPEC["paths"]["/console/{file}"]["parameters"][0]["schema"]["examples"][0]
 
 schema = schemathesis.openapi.from_path(ROOT / "docs/openapi.yaml")
 schema.config.phases.coverage.unexpected_methods = {"put", "patch", "delete"}  # 405; one that no server knows is 501, rightly
@@ -48,7 +51,7 @@ class Daemon:
         if path.startswith("/v1/models/"):
             return "demo"
         if path.startswith("/console/"):
-            return "index.html"
+            return EXAMPLE_FILE
         if "/files/" in path:
             return self.upload() if method == "DELETE" else self.file
         if path.startswith("/train/"):

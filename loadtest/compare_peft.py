@@ -5,9 +5,10 @@
 
 A step is `rows` rows of `tokens` random tokens each, all of them trained.  Every measurement is a process of its own, tandem
 and PyTorch in turn, `rounds` times; printed are the best and the median tokens/s of the steps after the first, and the
-peak resident memory, and the share of the bf16 ceiling that `tandem bench` measures before and after: two multiply-adds per
-weight and token, forward and back; what is computed twice to save memory counts once.  Needs: pip install torch transformers
-peft
+peak resident memory, and the share of the ceiling that `tandem bench` measures before and after: two multiply-adds per
+weight and token, forward and back; what is computed twice to save memory counts once.  The ceiling is bf16's, and so are the
+products; on a machine without bf16 units PyTorch would take minutes for a step, and both are f32's.  What runs, and each
+step as it is done, goes to stderr.  Needs: pip install torch transformers peft
 """
 import argparse
 import json
@@ -54,21 +55,31 @@ print(json.dumps({"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1
 """
 
 
-def run(command):
-    """-> (lines of stdout and stderr, peak resident bytes)"""
-    with tempfile.TemporaryFile("w+") as out:
-        p = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+def say(text):
+    print(f"compare_peft.py: {text}", file=sys.stderr, flush=True)
+
+
+def run(command, on_line=lambda line: None):
+    """-> (lines of stdout and stderr, peak resident bytes); on_line is called with each as it comes"""
+    lines = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as p:
+        for line in p.stdout:
+            lines.append(line.rstrip("\n"))
+            on_line(lines[-1])
         _, status, usage = os.wait4(p.pid, 0)
-        out.seek(0)
-        text = out.read()
+        p.returncode = os.waitstatus_to_exitcode(status)
     if status:
-        sys.exit(f"compare_peft.py: failed: {' '.join(command)[:300]}\n{text[-3000:]}")
-    return text.splitlines(), usage.ru_maxrss * 1024
+        sys.exit(f"compare_peft.py: failed: {' '.join(map(str, command))[:300]}\n" + "\n".join(lines)[-3000:])
+    return lines, usage.ru_maxrss * 1024
 
 
 def run_torch(a, rows_file, script, dtype, checkpointing):
     command = [sys.executable, script, a.model, rows_file, str(a.threads), str(a.rank), str(a.steps), str(a.rows), dtype, checkpointing]
-    lines, peak = run(command)
+    def show(line):
+        if line.startswith('{"step"'):
+            step = json.loads(line)
+            say(f"  step {step['step'] + 1} of {a.steps}: {step['s']:.1f} s, loss {step['loss']:.3f}")
+    lines, peak = run(command, show)
     steps = [json.loads(line) for line in lines if line.startswith('{"step"')]
     per_step = a.rows * a.tokens
     return [per_step / s["s"] for s in steps[1:]], peak, [s["loss"] for s in steps]
@@ -82,15 +93,15 @@ def run_tandem(a, rows_file, quantize):
                    "--max-steps", str(a.steps), "--epochs", "1", "--keep-duplicates"]
         if quantize:
             command += ["--quantize", quantize]
-        lines, peak = run(command)
+        lines, peak = run(command, lambda line: STEP.match(line) and say(f"  {line}"))
     steps = [m for m in map(STEP.match, lines) if m]
     if len(steps) < 2:
         sys.exit("compare_peft.py: tandem printed no steps:\n" + "\n".join(lines[-20:]))
     return [float(m["rate"]) for m in steps[1:]], peak, [float(m["loss"]) for m in steps]
 
 
-def ceiling(a):
-    """(bf16 multiply-adds/s of this machine, now; multiply-adds of a trained token)"""
+def ceilings(a):
+    """(multiply-adds/s of this machine, now, in f32 and in bf16, 0 where it has no units for that; multiply-adds of a trained token)"""
     lines, _ = run([a.tandem, "bench", "--model", a.model, "--threads", str(a.threads), "--prompt-tokens", "16", "--generate-tokens", "1",
                     "--batch", "1", "--repeat", "1", "--json"])
     report = json.loads(next(line for line in lines if line.startswith("{")))
@@ -98,7 +109,23 @@ def ceiling(a):
     weights = report["model"]["parameters"]
     if not config.get("tie_word_embeddings"):
         weights -= config["vocab_size"] * config["hidden_size"]  # rows that are only looked up
-    return report["ceilings"]["bf16_macs_per_s"], 2 * weights
+    had = report["ceilings"]
+    return {"f32": had["f32_macs_per_s"], "bf16": had.get("bf16_macs_per_s") or 0}, 2 * weights
+
+
+def variants(a, rows_file, script, kind):
+    """What is compared, by name; kind: bf16 or f32, which products are computed in."""
+    dtype = {"bf16": "bfloat16", "f32": "float32"}[kind]
+    torch = {
+        f"PyTorch + PEFT, {kind}": lambda: run_torch(a, rows_file, script, dtype, "off"),
+        f"PyTorch + PEFT, {kind}, gradient checkpointing": lambda: run_torch(a, rows_file, script, dtype, "on"),
+        "PyTorch + PEFT, f32": lambda: run_torch(a, rows_file, script, "float32", "off"),
+    }
+    return torch | {
+        f"tandem, {kind}": lambda: run_tandem(a, rows_file, None),
+        "tandem, int8": lambda: run_tandem(a, rows_file, "int8"),
+        "tandem, int4": lambda: run_tandem(a, rows_file, "int4"),
+    }
 
 
 def main():
@@ -121,24 +148,24 @@ def main():
             for _ in range(a.rows * a.steps):
                 f.write(json.dumps({"input_ids": [rng.randrange(vocab) for _ in range(a.tokens)]}) + "\n")
         open(script, "w").write(TORCH)
-        variants = {
-            "PyTorch + PEFT, bf16": lambda: run_torch(a, rows_file, script, "bfloat16", "off"),
-            "PyTorch + PEFT, bf16, gradient checkpointing": lambda: run_torch(a, rows_file, script, "bfloat16", "on"),
-            "PyTorch + PEFT, f32": lambda: run_torch(a, rows_file, script, "float32", "off"),
-            "tandem, bf16": lambda: run_tandem(a, rows_file, None),
-            "tandem, int8": lambda: run_tandem(a, rows_file, "int8"),
-            "tandem, int4": lambda: run_tandem(a, rows_file, "int4"),
-        }
-        got = {name: [] for name in variants if not a.only or a.only in name}
-        before, macs = ceiling(a)
-        for _ in range(a.rounds):
-            for name in got:
+        say("measuring what the machine can do")
+        before, macs = ceilings(a)
+        kind = "bf16" if before["bf16"] else "f32"
+        if kind == "f32":
+            say("this machine has no bf16 units: PyTorch and tandem compute in f32")
+        everything = variants(a, rows_file, script, kind)
+        got = {name: [] for name in everything if not a.only or a.only in name}
+        for r in range(a.rounds):
+            for i, name in enumerate(got):
                 start = time.time()
-                got[name].append(variants[name]())
-                print(f"{name}: {time.time() - start:.0f} s", file=sys.stderr)
-    after, _ = ceiling(a)
-    print(f"bf16 ceiling: {before / 1e9:.0f} before, {after / 1e9:.0f} after, in G multiply-adds/s; a token takes {macs / 1e9:.3f} G")
-    print(f"{'':48}{'tokens/s':>10}{'best':>8}{'of bf16':>9}{'peak MiB':>10}   first and last loss")
+                say(f"{name}: {i + 1} of {len(got)}, round {r + 1} of {a.rounds}, {a.steps} steps")
+                got[name].append(everything[name]())
+                say(f"{name}: {time.time() - start:.0f} s")
+    say("measuring what the machine can do, again")
+    after, _ = ceilings(a)
+    before, after = before[kind], after[kind]
+    print(f"{kind} ceiling: {before / 1e9:.0f} before, {after / 1e9:.0f} after, in G multiply-adds/s; a token takes {macs / 1e9:.3f} G")
+    print(f"{'':48}{'tokens/s':>10}{'best':>8}{'of ' + kind:>9}{'peak MiB':>10}   first and last loss")
     for name, rounds in got.items():
         rates = [r for rates, _, _ in rounds for r in rates]
         losses = rounds[0][2]

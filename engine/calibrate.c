@@ -1,6 +1,5 @@
 #include "engine/calibrate.h"
 
-#include "engine/base/file.h"
 #include "engine/base/levels.h"
 #include "engine/base/mem.h"
 #include "engine/tokenizer.h"
@@ -380,9 +379,7 @@ int calibration_from_text(struct calibration *out, const char *dir, const char *
     struct run r = {0};
     struct tokens tokens = {0};
     *out = (struct calibration){0};
-    char *path = file_join(dir, "tokenizer.json");
-    struct tokenizer *tk = tokenizer_open(path, e);
-    free(path);
+    struct tokenizer *tk = tokenizer_open_dir(dir, e);
     if (!tk) return e->code;
     if (n > TEXT_BYTES) n = TEXT_BYTES;
     int rc = tokenizer_encode(tk, text, n, TOKENIZE_SPECIAL, &tokens, e);

@@ -586,7 +586,7 @@ struct setup *engine_setup(struct engine *g)
 static void *engine_main(void *arg)
 {
     struct engine *g = arg;
-    struct err e;
+    struct err e = {0};
     int n = 0;
     crash_thread_begin();
     if (setup_pin(&g->s, &e)) log_write(LOG_WARN, "%s", e.msg);

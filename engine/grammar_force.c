@@ -50,7 +50,7 @@ static struct gram_forced *spell(const struct token_trie *t, const struct tokeni
     struct gram_forced *f = NULL;
     for (size_t before = 0; before < 2 && !f; before++) {
         struct tokens all = {0};
-        struct err e;
+        struct err e = {0};
         size_t first = 0, bytes = 0, n = 0;
         if (tokenizer_encode(z, s->text + 1 - before, s->n + before, 0, &all, &e) == 0) {
             while (first < all.n && all.v[first].start < before) first++;

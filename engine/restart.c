@@ -92,7 +92,7 @@ static uint64_t patience_ns(const struct engine *g)
 static void recover(struct engine *g)
 {
     uint64_t start = clock_now();
-    struct err e;
+    struct err e = {0};
     if (g->restarted && start - g->restarted < AGAIN_NS) {
         give_up(g, "it had been opened anew only just before");
         return;

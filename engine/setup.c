@@ -2,10 +2,8 @@
 
 #include "engine/adapter.h"
 #include "engine/base/clock.h"
-#include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "engine/calibrate.h"
-#include "engine/model_dir.h"
 #include "engine/reserve.h"
 
 #include <sched.h>
@@ -201,10 +199,8 @@ static void fill_info(struct setup *s, const struct engine_config *c, enum dtype
 
 static int open_tokenizer(struct setup *s, const char *dir, struct err *e)
 {
-    char *path = file_join(dir, "tokenizer.json");
-    s->tokenizer = tokenizer_open(path, e);
-    free(path);
-    return s->tokenizer ? 0 : model_dir_no_tokenizer(dir, e);
+    s->tokenizer = tokenizer_open_dir(dir, e);
+    return s->tokenizer ? 0 : e->code;
 }
 
 /* Opens the model; with the device open already (a restart), only loads its weights. */

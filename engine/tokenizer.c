@@ -11,6 +11,7 @@
 #include "engine/tokenizer.h"
 
 #include "engine/base/crc32c.h"
+#include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "engine/model_dir.h"
 #include "engine/tokenizer_added.h"
@@ -138,6 +139,15 @@ struct tokenizer *tokenizer_open(const char *path, struct err *e)
         if (!t) err_prefix(e, "%s", path);
     }
     buf_free(&b);
+    return t;
+}
+
+struct tokenizer *tokenizer_open_dir(const char *dir, struct err *e)
+{
+    char *path = file_join(dir, "tokenizer.json");
+    struct tokenizer *t = tokenizer_open(path, e);
+    free(path);
+    if (!t) model_dir_no_tokenizer(dir, e);
     return t;
 }
 

@@ -24,6 +24,8 @@ struct tokenizer;
 
 /* NULL and *e on error.  Free with tokenizer_close (NULL is allowed). */
 struct tokenizer *tokenizer_open(const char *path, struct err *e);
+/* tokenizer.json of a model directory; where it is missing, *e says what to do. */
+struct tokenizer *tokenizer_open_dir(const char *dir, struct err *);
 struct tokenizer *tokenizer_parse(const char *json, size_t n, struct err *e);
 void tokenizer_close(struct tokenizer *);
 

@@ -96,7 +96,7 @@ static void load_folder(const char *root, struct engine *engine)
     int n = scandir(root, &v, NULL, by_name);
     for (int i = 0; i < n; i++) {
         char *dir = file_join(root, v[i]->d_name), *config = file_join(dir, "adapter_config.json");
-        struct err e;
+        struct err e = {0};
         bool wanted = v[i]->d_name[0] != '.' && access(config, F_OK) == 0;
         bool new = wanted &&engine_adapter_check(engine, v[i]->d_name, &e) != 0;
         if (new &&engine_adapter_load(engine, v[i]->d_name, dir, NULL, &e))

@@ -81,7 +81,7 @@ void api_adapters_get(struct http_req *req)
 {
     struct app *app = req->app;
     struct buf out = {0};
-    struct err e;
+    struct err e = {0};
     if (not_ready(app, req)) return;
     if (engine_adapter_check(app->engine, req->param, &e)) {
         http_reply_error(req, 404, "not_found", "%s", e.msg);
@@ -369,7 +369,7 @@ void api_lora_unload(struct http_req *req)
     struct app *app = req->app;
     const char *name, *none;
     cJSON *tree;
-    struct err e;
+    struct err e = {0};
     if (not_ready(app, req)) return;
     if (read_body(req, true, "lora_name", NULL, &name, &none, &tree)) {
         struct buf out = {0};

@@ -90,7 +90,7 @@ static void reply_error(struct exchange *x, int status, const char *code, const 
     if (x->params.shape == EMBED_OPENAI) {
         call_put_error(&out, true, status, code, param, msg);
     } else {
-        struct err e;
+        struct err e = {0};
         err_set(&e, 0, "%s", msg);
         if (status == 422) err_prefix(&e, "Input validation error");
         if (status == 500) status = 424; /* as TGI and TEI have it */
@@ -234,7 +234,7 @@ static void on_event(void *arg, const struct event *ev, const struct event_batch
 static void submit_more(struct exchange *x)
 {
     const struct embed_params *p = &x->params;
-    struct err e;
+    struct err e = {0};
     while (x->next < p->n && x->n_running < x->in_flight) {
         struct embed_input *in = &p->inputs[x->next];
         struct item *item = &x->items[x->next];

@@ -389,7 +389,7 @@ static void on_tokenized(void *arg, const struct tokenization *t)
 static void handle(struct http_req *req, enum generate_route route)
 {
     struct app *app = req->app;
-    struct err e;
+    struct err e = {0};
     struct ticket *ticket = admission_enter(req);
     if (!ticket) return;
     struct exchange *x = mem_zalloc(sizeof *x);

@@ -120,7 +120,7 @@ static void reply_error(struct exchange *x, int status, const char *code, const 
 /* A generation that did not come to its end. */
 static void put_failure(struct buf *out, const struct event *done)
 {
-    struct err e;
+    struct err e = {0};
     bool failed = done->finish == FINISH_ERROR;
     err_set(&e, 0, "Request failed during generation: %s",
             !failed       ? "the server is stopping"
@@ -535,7 +535,7 @@ static void handle(struct http_req *req, enum openai_route route)
 {
     struct app *app = req->app;
     const char *param;
-    struct err e;
+    struct err e = {0};
     struct ticket *ticket = admission_enter(req);
     if (!ticket) return;
     struct exchange *x = mem_zalloc(sizeof *x);

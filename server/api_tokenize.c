@@ -118,7 +118,7 @@ static void on_tokenized(void *arg, const struct tokenization *t)
 /* The whole body, which has the field; NULL: refused. */
 static cJSON *read_body(struct http_req *req, const char *field)
 {
-    struct err e;
+    struct err e = {0};
     cJSON *tree = json_parse(req->body, req->body_len, &e);
     if (!tree) {
         http_reply_error(req, 400, "validation", "%s", e.msg);

@@ -3,7 +3,6 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
-#include "engine/model_dir.h"
 
 #include <errno.h>
 #include <math.h>
@@ -96,16 +95,6 @@ struct sampling_params cmd_sampling(const struct settings *s)
         p.seed = v >> 11; /* below 2^53, as the server's */
     }
     return p;
-}
-
-struct tokenizer *cmd_open_tokenizer(const char *model, struct err *e)
-{
-    struct buf path = {0};
-    buf_printf(&path, "%s/tokenizer.json", model);
-    struct tokenizer *t = tokenizer_open(path.data, e);
-    if (!t) model_dir_no_tokenizer(model, e);
-    buf_free(&path);
-    return t;
 }
 
 int cmd_read_file(const char *path, struct buf *out, struct err *e)

@@ -26,8 +26,6 @@ bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, c
 struct engine_config cmd_engine_config(const struct settings *); /* points into the settings */
 /* As --temperature and its like say; a random seed unless one was given. */
 struct sampling_params cmd_sampling(const struct settings *);
-/* The tokenizer of a model directory. */
-struct tokenizer *cmd_open_tokenizer(const char *model, struct err *e);
 
 enum { CMD_MAX_TEXT = 1 << 30 };
 /* Appends a whole file, or stdin for "-". */

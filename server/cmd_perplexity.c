@@ -134,7 +134,7 @@ static int score_text(struct measure *m, const struct tokens *t, struct err *e)
 static int find_bos(const struct tokenizer *tk)
 {
     struct tokens plain = {0}, special = {0};
-    struct err e;
+    struct err e = {0};
     int bos = -1;
     if (tokenizer_encode(tk, "a", 1, 0, &plain, &e) == 0 &&
         tokenizer_encode(tk, "a", 1, TOKENIZE_SPECIAL, &special, &e) == 0 && special.n > plain.n && plain.n &&

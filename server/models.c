@@ -51,7 +51,7 @@ static void say_unknown(const struct app *app, const char *name, struct err *e)
 
 bool models_find(const struct app *app, const char *name, struct model_choice *m, struct err *e)
 {
-    struct err none;
+    struct err none = {0};
     *m = (struct model_choice){.name = app->model_name};
     if (!name || !*name || strcmp(name, app->model_name) == 0) return true;
     if (is_listed(app->set->served_model_name, name)) {
@@ -128,7 +128,7 @@ void api_models_get(struct http_req *req)
     const char *name = req->path + strlen("/v1/models/");
     struct model_choice m;
     struct buf out = {0};
-    struct err e;
+    struct err e = {0};
     if (admission_refuses(app, req, NULL)) return;
     if (*name && (models_find(app, name, &m, &e)) && strcmp(m.name, name) == 0) {
         put_model(&out, app, name, m.adapter ? app->model_name : NULL);

@@ -107,7 +107,7 @@ static int commit_works(struct store *s, struct mail *list, const struct mail *e
 /* Together if that works; else each alone, so that a reader does not fail for somebody else's writing. */
 static void run_batch(struct store *s, struct mail *list)
 {
-    struct err failed;
+    struct err failed = {0};
     bool together = commit_works(s, list, NULL, &failed) == 0;
     for (struct mail *m = list; m; m = m->next) {
         struct store_work *w = work_of(m);

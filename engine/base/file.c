@@ -152,7 +152,7 @@ int dir_sync(const char *path, struct err *e)
 void dir_sync_parent(const char *path)
 {
     char *p = mem_strdup(path), *slash = strrchr(p, '/');
-    struct err ignored;
+    struct err ignored = {0};
     if (slash) slash[slash == p] = 0; /* "/" stays */
     dir_sync(slash ? p : ".", &ignored);
     free(p);

@@ -2,7 +2,7 @@
 import re
 
 import pytest
-from sources import ROOT, c_files, tracked
+from sources import FOLDERS, ROOT, c_files, tracked
 
 FILE_LINES = 800
 FUNCTION_LINES = 120
@@ -47,11 +47,31 @@ def trailing_blanks(text):
     return [number for number, line in enumerate(text.split("\n"), 1) if re.search(r"[ \t\r]$", line)]
 
 
+def unset_errors(text):
+    """Line numbers of local variables `struct err e;` without a value: those of a block that no struct or union opens."""
+    out, blocks = [], []
+    for number, line in enumerate(text.splitlines(), 1):
+        code = re.sub(r"\"(\\.|[^\"\\])*\"|'(\\.|[^'\\])*'|//.*|/\*.*?\*/", "", line)
+        if blocks and not blocks[-1] and re.match(r"\s*struct err \w+(, \w+)*;", code):
+            out.append(number)
+        for part in re.finditer(r"[{}]", code):
+            if part.group() == "}":
+                blocks and blocks.pop()
+            else:
+                blocks.append(bool(re.search(r"\b(struct|union)\b[^()=;]*$", code[:part.start()])))
+    return out
+
+
 # ---- the project -----------------------------------------------------------------------------------------------------
 
 def test_files_are_short():
     lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in ours(CODE)}
     assert {name: n for name, n in lengths.items() if n > FILE_LINES} == {}
+
+
+def test_errors_begin_empty():
+    """A struct err that no failing call has set is read as no error, not as what was on the stack."""
+    assert {str(p.relative_to(ROOT)): lines for p in c_files(ROOT, [*FOLDERS, "loadtest"]) if (lines := unset_errors(p.read_text()))} == {}
 
 
 def test_json_is_compared_in_bounded_time():
@@ -93,3 +113,8 @@ def test_a_silent_file_is_found(tmp_path):
     assert not is_introduced(tmp_path / "a.c")
     (tmp_path / "a.h").write_text("/* what a is */\n")
     assert is_introduced(tmp_path / "a.c")
+
+
+def test_an_unset_error_is_found():
+    text = "struct s {\n    struct err e;\n};\nint f(struct s *s)\n{\n    struct err e = {0};\n    if (s) {\n        struct err other;\n    }\n}\n"
+    assert unset_errors(text) == [8]

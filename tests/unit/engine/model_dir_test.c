@@ -34,10 +34,8 @@ static int load(const char *dir, struct err *e)
     struct safetensors *s = safetensors_open_dir(dir, e);
     if (!s) return e->code;
     safetensors_close(s);
-    char *path = file_join(dir, "tokenizer.json");
-    struct tokenizer *t = tokenizer_open(path, e);
-    free(path);
-    if (!t) return model_dir_no_tokenizer(dir, e);
+    struct tokenizer *t = tokenizer_open_dir(dir, e);
+    if (!t) return e->code;
     tokenizer_close(t);
     return 0;
 }

@@ -3,22 +3,28 @@
 table, and compares it with the committed one.
 
     tests/gpu/ptxas.py [--accept] [--table] FILE.ptxas...
+    tests/gpu/ptxas.py --current
 
-    --accept  write tests/gpu/ptxas.json anew: what is there now is what is wanted
-    --table   print every kernel, not only those that are wrong
+    --accept   write tests/gpu/ptxas.json anew: what is there now is what is wanted
+    --table    print every kernel, not only those that are wrong
+    --current  status 0 when the table was made of the sources as they are, by the nvcc that is here: then ptxas would say
+               the same again, for every architecture.  Else the sources that changed are printed, and the status is 1
 
 The build writes a FILE.ptxas beside each object (kernels/cuda/compile). Status 1 when a kernel spills, needs stack that the
 table does not grant it, uses more than MARGIN registers above the table, or is not in the table. Registers are compared only
 with the nvcc that made the table: another assigns them otherwise; spills always count.
 """
 import argparse
+import hashlib
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).parent / "ptxas.json"
+KERNELS = ROOT / "kernels/cuda"
 MARGIN = 8  # registers: the step in which the hardware hands them out
 
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(sm_\w+)'")
@@ -100,6 +106,10 @@ def complaints(kernels, table, same_compiler):
     return wrong
 
 
+def architectures(kernels):
+    return {arch for archs in kernels.values() for arch in archs}
+
+
 def show(kernels):
     print("| kernel | architecture | registers | stack | spilled | shared |\n| --- | --- | --- | --- | --- | --- |")
     for kernel, archs in sorted(kernels.items()):
@@ -107,31 +117,75 @@ def show(kernels):
             print(f"| {kernel} | {arch} | {n['registers']} | {n['stack']} | {n['spill']} | {n['shared']} |")
 
 
+# ---- what the table was made of ---------------------------------------------------------------------------------------
+
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
+
+
+def includes(path, seen):
+    """Adds to `seen` the file and what it includes of this tree."""
+    if path in seen or not path.exists():
+        return seen
+    seen.add(path)
+    for name in INCLUDE.findall(path.read_text()):
+        includes(ROOT / name if (ROOT / name).exists() else path.parent / name, seen)
+    return seen
+
+
+def digests():
+    """{source: SHA-256 of all that decides what ptxas says of it, but for the compiler}"""
+    how = [KERNELS / "meson.build", KERNELS / "compile"]
+    found = {}
+    for source in sorted(KERNELS.glob("*.cu")):
+        text = b"".join(p.read_bytes() for p in how + sorted(includes(source, set())))
+        found[source.stem] = hashlib.sha256(text).hexdigest()
+    return found
+
+
+def changed(committed, nvcc):
+    """What differs from the table's origin, as lines."""
+    if committed["nvcc"] != nvcc:
+        return [f"nvcc {nvcc}, the table's is {committed['nvcc'] or '(none)'}"]
+    then, now = committed.get("sources", {}), digests()
+    return sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
+
+
 def write(kernels, nvcc):
     kept = {kernel: {arch: {k: v for k, v in n.items() if v} for arch, n in archs.items()} for kernel, archs in sorted(kernels.items())}
     lines = [f"  {json.dumps(kernel)}: {json.dumps(archs)}" for kernel, archs in kept.items()]
-    TABLE.write_text(f'{{"nvcc": {json.dumps(nvcc)}, "kernels": {{\n' + ",\n".join(lines) + "\n}}\n")
+    made_of = ",\n".join(f'  "{name}": "{digest}"' for name, digest in digests().items())
+    TABLE.write_text(f'{{"nvcc": {json.dumps(nvcc)}, "sources": {{\n{made_of}\n}}, "kernels": {{\n' + ",\n".join(lines) + "\n}}\n")
 
 
 def nvcc_version():
-    script = Path(__file__).parents[2] / "scripts/find-nvcc"
+    script = ROOT / "scripts/find-nvcc"
     nvcc = subprocess.run([script], capture_output=True, text=True, check=True).stdout.splitlines()[0]
     said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
     return re.search(r"\bV(\d+\.\d+\.\d+)", said)[1]
 
 
 def main():
-    parser = argparse.ArgumentParser(usage="tests/gpu/ptxas.py [--accept] [--table] FILE.ptxas...")
+    parser = argparse.ArgumentParser(usage="tests/gpu/ptxas.py [--accept] [--table] FILE.ptxas... | --current")
     parser.add_argument("--accept", action="store_true")
     parser.add_argument("--table", action="store_true")
-    parser.add_argument("files", nargs="+")
+    parser.add_argument("--current", action="store_true")
+    parser.add_argument("files", nargs="*")
     args = parser.parse_args()
-    kernels, nvcc = read(args.files), nvcc_version()
+    committed = json.loads(TABLE.read_text()) if TABLE.exists() else {"nvcc": "", "kernels": {}}
+    nvcc = nvcc_version()
+    if args.current:
+        new = changed(committed, nvcc)
+        print("the table of ptxas is of other sources:" if new else "the table of ptxas is of these sources", *new)
+        return 1 if new else 0
+    kernels = read(args.files)
     if args.table:
         show(kernels)
     if args.accept:
+        missing = architectures(committed["kernels"]) - architectures(kernels)
+        if missing:
+            parser.error(f"--accept needs a build for {', '.join(sorted(missing))} too: -Dcuda=enabled without -Dgpu_archs")
         write(kernels, nvcc)
-    committed = json.loads(TABLE.read_text()) if TABLE.exists() else {"nvcc": "", "kernels": {}}
+        committed = json.loads(TABLE.read_text())
     same = committed["nvcc"] == nvcc
     wrong = complaints(kernels, committed["kernels"], same)
     gone = sorted(set(committed["kernels"]) - set(kernels))

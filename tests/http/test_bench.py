@@ -52,7 +52,7 @@ def bench(run, *args):
                              "--repeat", REPEAT, *args, timeout=300)))
 
 
-@pytest.fixture(scope="module", params=["none", "int8"])
+@pytest.fixture(scope="module", params=["none", pytest.param("int8", marks=pytest.mark.full)])
 def report(request, run):
     return request.param, bench(run, "--quantize", request.param, "--batch", "1,3", "--threads", 2)
 
@@ -148,6 +148,7 @@ def test_ratios_follow_from_the_rest(report):
         close(r["bytes_per_s"], r["bytes_per_step"] / step, 1e-4)
 
 
+@pytest.mark.full
 def test_a_prompt_in_chunks(run):
     """The same work in more steps; the head only in the last."""
     r = phases(bench(run, "--max-batch-tokens", 16, "--batch", 2, "--kv-cache", "int8"))["prefill", 1]
@@ -158,6 +159,7 @@ def test_a_prompt_in_chunks(run):
     close(r["weight_bytes_per_step"] * 3, 3 * layers + head)
 
 
+@pytest.mark.full
 def test_other_devices(run):
     for device in ("cpu:portable", "ref"):
         doc = bench(run, "--device", device, "--batch", 1, "--repeat", 1)
@@ -169,6 +171,7 @@ def test_other_devices(run):
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
+@pytest.mark.full
 def test_tables(run):
     got = run("bench", "--model", MODEL, "--generate-tokens", 2, "--repeat", 1, "--batch", "1,2", timeout=300)
     text = ok(got)
@@ -183,6 +186,7 @@ def test_tables(run):
     assert "what to change" in text
 
 
+@pytest.mark.full
 def test_lengths_fit_the_model(run):
     """Without --prompt-tokens the model's room decides; the demo model has 512 positions."""
     if MODEL != DEMO:
@@ -192,6 +196,7 @@ def test_lengths_fit_the_model(run):
 
 # ---- single ops ------------------------------------------------------------------------------------------------------
 
+@pytest.mark.full
 def test_ops(run):
     doc = json.loads(ok(run("bench", "--ops", "M=1 N=128", "--json", timeout=300)))
     assert set(doc) == {"version", "system", "ceilings", "ops"}
@@ -201,6 +206,7 @@ def test_ops(run):
         assert o["bytes_per_s"] > 0 and o["read_ratio"] > 0 and o["multiplier_ratio"] > 0
 
 
+@pytest.mark.full
 def test_ops_as_a_table(run):
     text = ok(run("bench", "--ops", "512 x 896", "--threads", 1, timeout=300))
     rows = [line.split(" 512 x")[0] for line in text.splitlines() if " 512 x 896" in line]

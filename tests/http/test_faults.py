@@ -20,7 +20,7 @@ from test_openai_tools import ASK, TOOLS
 from training import OVER, job, rows, submit, wait_over
 from training import request as training_request
 
-pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="no library to preload: a sanitizer's build")
+pytestmark = [pytest.mark.full, pytest.mark.skipif(not LIBRARY.exists(), reason="no library to preload: a sanitizer's build")]
 
 EVERY = bool(os.environ.get("TANDEM_FAULTS"))
 SORRY = (424, 500, 503, 507)  # and an error that says why

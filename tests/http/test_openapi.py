@@ -116,6 +116,7 @@ def tame(case, daemon):
         body["model"] = "demo"
 
 
+@pytest.mark.full
 @schema.parametrize()
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate],
           suppress_health_check=list(HealthCheck))

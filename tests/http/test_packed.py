@@ -80,6 +80,7 @@ class File:
 
 # ---- the file --------------------------------------------------------------------------------------------------------
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", ["packed", "canonical"])
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_the_file_is_as_documented(run, tmp_path, weights, layout):
@@ -296,6 +297,7 @@ def test_a_config_of_another_shape(run, copy):
     refused(generate(run, copy), r"tensor packed\.layers\.0\.up: the file says")
 
 
+@pytest.mark.full
 def test_canonical_int8_of_minus_128(run, tmp_path):
     file = File(quantize(run, tmp_path / "q", "--layout", "canonical") / "model.safetensors")
     name = "model.layers.1.self_attn.k_proj.weight"
@@ -307,6 +309,7 @@ def test_canonical_int8_of_minus_128(run, tmp_path):
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
+@pytest.mark.full
 @pytest.mark.timeout(600)  # each attempt calibrates
 def test_killed_half_way(run, tmp_path):
     """Whatever the moment: no model.safetensors, or the whole; and the next run writes it."""

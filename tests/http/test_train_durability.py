@@ -75,6 +75,7 @@ def wait_over_revived(server, job_id, seconds):
     return found
 
 
+@pytest.mark.full
 def test_kill_9(start, tmp_path):
     seed = int(os.environ.get("TANDEM_KILL_SEED", time.time()))
     print("TANDEM_KILL_SEED", seed)

@@ -71,6 +71,7 @@ def test_overload_is_rejected_not_failed(start, tmp_path):  # noqa: F811
         assert run["reject_ms"]["count"] == run["outcomes"]["rejected"] == run["status"]["429"]
 
 
+@pytest.mark.full
 def test_training_goes_on_beside(start, tmp_path):  # noqa: F811
     with start() as s:
         report = run_load(tmp_path, s.url, "--rate", 10, "--duration", 2, "--train-jobs", 1, "--train-steps", 2, "--output-tokens", 8)
@@ -85,6 +86,7 @@ def script(name, *flags, timeout=110):
                           env={**QUIET, "TANDEM_BUILD_DIR": str(BUILD)})
 
 
+@pytest.mark.full
 def test_overload_prints_its_three_figures(tmp_path):
     done = script("overload", "--seconds", 0.6, "--slots", 4, "--queue", 2, "--output-tokens", 16, "--prompt-tokens", 8, "--factors", "0.5,4",
                   "--json", tmp_path / "o.json")
@@ -94,6 +96,7 @@ def test_overload_prints_its_three_figures(tmp_path):
     assert found["runs"]["4.0"]["outcomes"]["rejected"] > 0 and "goodput:" in done.stdout and "of when they were due" in " ".join(done.stdout.split())
 
 
+@pytest.mark.full
 def test_a_short_soak_passes(tmp_path):
     """Minutes and its verdict on memory are for loadtest/soak by hand: a short run allocates for the first time."""
     done = script("soak", 0.05, "--memory", 1000, "--rate", 30, "--steps", 2, "--hup", 1, "--json", tmp_path / "s.json")
@@ -102,6 +105,7 @@ def test_a_short_soak_passes(tmp_path):
     assert verdict["faults"] == [] and verdict["hups"] > 0 and verdict["outcomes"]["refused"] > 0 and verdict["outcomes"]["left"] > 0
 
 
+@pytest.mark.full
 def test_a_soak_of_a_daemon_that_refuses_fails(tmp_path):
     """The verdict can be bad: this daemon takes 16 tokens at most, so plain requests get a 422."""
     done = script("soak", 0.02, "--rate", 60, "--steps", 1, "--", "--max-total-tokens", 16)

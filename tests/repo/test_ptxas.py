@@ -1,4 +1,5 @@
 """The gate on what ptxas says of the kernels: it reads it right, and it can fail."""
+import json
 import sys
 
 import pytest
@@ -46,3 +47,27 @@ def test_growth_and_spills_are_found(tmp_path, numbers, same, wrong):
 
 def test_a_kernel_that_is_not_in_the_table_is_found(tmp_path):
     assert len(ptxas.complaints(kernels(tmp_path), {}, True)) == 2
+
+
+def test_the_table_knows_what_it_was_made_of(tmp_path, monkeypatch):
+    """A changed source, header or flag, another compiler and a new source are all seen."""
+    (tmp_path / "cuda").mkdir()
+    for name, text in {"compile": "", "meson.build": "-O3", "a.cu": '#include "b.cuh"\n', "b.cuh": "int b;\n"}.items():
+        (tmp_path / "cuda" / name).write_text(text)
+    monkeypatch.setattr(ptxas, "ROOT", tmp_path)
+    monkeypatch.setattr(ptxas, "KERNELS", tmp_path / "cuda")
+    monkeypatch.setattr(ptxas, "TABLE", tmp_path / "table.json")
+    ptxas.write(kernels(tmp_path), "13")
+
+    def new(nvcc="13"):
+        return ptxas.changed(json.loads(ptxas.TABLE.read_text()), nvcc)
+
+    assert new() == [] and len(new("14")) == 1
+    for name in ("b.cuh", "meson.build", "a.cu"):
+        path = tmp_path / "cuda" / name
+        was = path.read_text()
+        path.write_text(was + "\n")
+        assert new() == ["a"], name
+        path.write_text(was)
+    (tmp_path / "cuda/c.cu").write_text("")
+    assert new() == ["c"]

@@ -1,5 +1,6 @@
 """The scripts: the last line of scripts/test is true, wrong arguments are refused, shellcheck is content."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -7,7 +8,8 @@ import sys
 import pytest
 from sources import ROOT
 
-SHELL = ["scripts/deb", "scripts/deps", "scripts/image", "scripts/lint", "scripts/runtime-packages", "scripts/serve", "scripts/symbolise", "scripts/test", "scripts/try-deb", ".ci/run",
+SHELL = ["scripts/build", "scripts/deb", "scripts/deps", "scripts/find-gpu", "scripts/find-nvcc", "scripts/image", "scripts/install", "scripts/lint", "scripts/ninja",
+         "scripts/runtime-packages", "scripts/serve", "scripts/symbolise", "scripts/test", "scripts/try-deb", ".ci/run",
          "systemd/deb.postinst", "systemd/deb.postrm", "systemd/deb.prerm"]
 PASS, FAIL, SKIP, LATE = ("<testcase name='a'/>", "<testcase><failure/></testcase>", "<testcase><skipped/><system-out/></testcase>",
                           "<testcase><timeout/></testcase>")
@@ -38,7 +40,7 @@ def test_the_last_line_is_true(tmp_path, steps, line, status):
     assert count(tmp_path, steps) == (line, status)
 
 
-@pytest.mark.parametrize("command", [["scripts/test", "--nonsense"], ["scripts/deps", "nonsense"]])
+@pytest.mark.parametrize("command", [["scripts/test", "--nonsense"], ["scripts/deps", "nonsense"], ["scripts/install", "--nonsense"]])
 def test_wrong_arguments_are_refused(command):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode != 0 and "scripts/" in done.stderr
@@ -69,6 +71,63 @@ def test_lint_says_what_is_missing_and_why_it_fails(tmp_path):
     (tmp_path / "compile_commands.json").write_text("[]")
     done = lint(f"{tools}:{os.environ['PATH']}")
     assert done.returncode == 1 and "it cannot start" in done.stderr and "nothing found" not in done.stdout
+
+
+# ---- what is compiled for which GPU --------------------------------------------------------------------------------------
+
+def program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A machine with a CUDA toolkit that compiles nothing; machine(capability) puts a GPU in. -> what it is started with"""
+    toolkit = tmp_path / "toolkit"
+    program(toolkit / "bin/nvcc", 'case $1 in --version) echo "Cuda compilation tools, release 13.0, V13.0.88" ;; '
+                                  "*) printf 'sm_80\\nsm_86\\nsm_90\\nsm_100\\nsm_120\\n' ;; esac")
+    for name in ("lib64/libcudart_static.a", "include/cuda_runtime.h"):
+        (toolkit / name).parent.mkdir()
+        (toolkit / name).touch()
+
+    def make(said=None, status=0):
+        smi = tmp_path / "driver/nvidia-smi"
+        if said is None:
+            smi.unlink(missing_ok=True)
+        else:
+            program(smi, f"printf '{said}'; exit {status}")
+        path = [d for d in os.environ["PATH"].split(":") if not os.path.exists(f"{d}/nvidia-smi")]
+        return {**os.environ, "PATH": ":".join([str(smi.parent), *path]), "CUDA_HOME": str(toolkit)}
+    return make
+
+
+@pytest.mark.parametrize("said, status, found", [
+    (None, 0, []), ("9.0\\n", 0, ["9.0"]), ("8.6\\n9.0\\n9.0\\n", 0, ["8.6", "9.0"]),
+    ("No devices were found\\n", 6, []), ("[N/A]\\n", 0, []),
+])
+def test_find_gpu(machine, said, status, found):
+    done = subprocess.run(["scripts/find-gpu"], cwd=ROOT, capture_output=True, text=True, env=machine(said, status))
+    assert (done.stdout.split(), done.returncode) == (found, 0 if found else 1)
+    assert bool(done.stderr) == (not found)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("said, options, compiled", [
+    (None, [], set()),  # a toolkit alone: the first start does not wait for it
+    ("9.0\\n", [], {"sm_90a"}),
+    ("8.6\\n12.0\\n", [], {"sm_86", "sm_120"}),
+    ("9.0\\n", ["-Dcuda=disabled"], set()),
+    (None, ["-Dcuda=enabled"], {"sm_80", "sm_90a", "sm_100", "compute_100"}),
+    (None, ["-Dgpu_archs=86"], {"sm_86"}),
+    ("9.0\\n", ["-Dcuda=enabled", "-Dgpu_archs=80"], {"sm_80"}),
+])
+def test_cuda_is_compiled_for_the_gpu_that_is_there(machine, tmp_path, said, options, compiled):
+    done = subprocess.run(["meson", "setup", tmp_path / "b", "-Dtests=false", *options], cwd=ROOT, capture_output=True, text=True, env=machine(said))
+    assert done.returncode == 0, done.stdout
+    text = (tmp_path / "b/build.ninja").read_text()
+    assert set(re.findall(r"code=(\w+)", text)) == compiled
+    assert "libsimt" not in text
 
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="no shellcheck")

@@ -163,6 +163,7 @@ def test_vocabulary(pair):
     assert int(pair.tool.ask('find', 0, 'no such token at all')) == -1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', LARGE)
 @pytest.mark.parametrize('run', ['a', ' ', '\n', '\t', 'ab', '啊', '\u0301', '\0', '🏳️\u200d', '▁', "'", '1'])
 def test_long_runs(name, run):

@@ -38,6 +38,7 @@ def answers(*words):
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method, quantize", [("lora", "none"), ("qlora", "int8")])
 def test_it_learns_to_answer(method, quantize, tmp_path):
     how = ["--quantize", quantize]

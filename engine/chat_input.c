@@ -1,6 +1,7 @@
 /* From a request's or a row's JSON to the values that a template renders (chat_input.h).  What transformers does to
  * a conversation before rendering it is done here: documents is there and none, reasoning has all its names. */
 #include "engine/chat_input.h"
+#include "engine/jinja_int.h"
 
 #include "engine/tokenizer_text.h"
 
@@ -51,14 +52,15 @@ static struct jv text_value(struct jinja *j, const char *s, int origin)
     return jv_str(j, str);
 }
 
-/* cJSON keeps doubles only.  A whole number is an int, as Python would read "3"; where the literal was kept
- * (valuestring, as the server's parser does) "3.0" stays a float. */
-static struct jv number_value(const cJSON *item)
+/* As Python reads it: "3" is an int of any size, "3.0" a float (json_literal.h). */
+static struct jv number_value(struct jinja *j, const cJSON *item)
 {
     double d = item->valuedouble;
-    bool written_float = item->valuestring && strpbrk(item->valuestring, ".eE");
-    if (!written_float && d == floor(d) && fabs(d) < 9007199254740992.0) return jv_int((int64_t)d);
-    return jv_float(d);
+    const char *literal = item->valuestring;
+    if (!literal) return d == floor(d) && fabs(d) < 0x1p53 ? jv_int((int64_t)d) : jv_float(d);
+    if (strpbrk(literal, ".eE")) return jv_float(d);
+    bool negative = *literal == '-';
+    return jint_parse(j, literal + negative, strlen(literal + negative), 10, negative);
 }
 
 /* Names and ids of calls are said again by others (the tool that answers), so they do not tell who speaks. */
@@ -74,7 +76,7 @@ static struct jv json_value(struct jinja *j, const cJSON *item, int origin, bool
     switch (item->type & 0xff) {
     case cJSON_True: return jv_bool(true);
     case cJSON_False: return jv_bool(false);
-    case cJSON_Number: return number_value(item);
+    case cJSON_Number: return number_value(j, item);
     case cJSON_String: return text_value(j, item->valuestring, origin);
     case cJSON_Array:
     case cJSON_Object: break;
@@ -93,6 +95,11 @@ static struct jv json_value(struct jinja *j, const cJSON *item, int origin, bool
     }
     jinja_leave(j);
     return v;
+}
+
+struct jv chat_json_value(struct jinja *j, const cJSON *item, int origin)
+{
+    return json_value(j, item, origin, false);
 }
 
 /* transformers gives a message's reasoning all its names: "thinking" in front if new, "reasoning_content" last. */
@@ -146,8 +153,15 @@ static void mark_last(struct jinja *j, struct jv messages)
     *content = marked_content(j, *content);
 }
 
-static struct jv message_value(struct jinja *j, const cJSON *message, int index)
+static bool by_assistant(const cJSON *message)
 {
+    const cJSON *role = cJSON_GetObjectItemCaseSensitive(message, "role");
+    return cJSON_IsString(role) && strcmp(role->valuestring, "assistant") == 0;
+}
+
+static struct jv message_value(struct chat_view *view, const cJSON *message, int index)
+{
+    struct jinja *j = &view->j;
     struct jv v = jv_dict(j);
     const cJSON *reasoning = reasoning_of(message);
     struct jv r = reasoning ? json_value(j, reasoning, index, false) : jv_none();
@@ -158,16 +172,11 @@ static struct jv message_value(struct jinja *j, const cJSON *message, int index)
                   json_value(j, c, role ? JINJA_ORIGIN_NONE : index, strcmp(c->string, "tool_calls") == 0));
     }
     if (reasoning) jdict_set(j, v.dict, jv_cstr(j, "reasoning_content"), r);
+    if (view->in->adapt && by_assistant(message)) chat_adapt_message(view, v.dict, index);
     return v;
 }
 
 /* --- the view */
-
-static bool by_assistant(const cJSON *message)
-{
-    const cJSON *role = cJSON_GetObjectItemCaseSensitive(message, "role");
-    return cJSON_IsString(role) && strcmp(role->valuestring, "assistant") == 0;
-}
 
 static void set_json(struct jinja *j, struct jdict *d, const char *name, const cJSON *item)
 {
@@ -191,7 +200,7 @@ static void make_values(void *arg)
     v->assistant = jinja_array(j, (size_t)cJSON_GetArraySize(v->in->messages) + 1, sizeof *v->assistant);
     for (const cJSON *c = v->in->messages->child; c; c = c->next, index++) {
         v->assistant[index] = by_assistant(c);
-        jlist_add(j, v->messages.list, message_value(j, c, index));
+        jlist_add(j, v->messages.list, message_value(v, c, index));
     }
     if (v->in->continue_final_message) mark_last(j, v->messages);
 }
@@ -214,6 +223,7 @@ int chat_view_init(struct chat_view *v, const struct chat_template *t, const str
     struct err own = {0};
     v->t = t;
     v->in = in;
+    v->trees = NULL;
     jinja_begin(&v->j, &own);
     int r = check(in, e);
     if (r) return r;
@@ -223,6 +233,8 @@ int chat_view_init(struct chat_view *v, const struct chat_template *t, const str
 
 void chat_view_free(struct chat_view *v)
 {
+    for (struct chat_tree *t = v->trees; t; t = t->older) cJSON_Delete(t->json);
+    v->trees = NULL;
     jinja_end(&v->j);
 }
 
@@ -241,7 +253,7 @@ static void render(void *arg)
     struct jinja_run run;
     struct jtext page;
     const struct jdict *d = v->variables.dict;
-    bool tools = v->t->tools.body && v->in->tools && v->in->tools->child;
+    bool tools = v->t->tools.names && cJSON_IsArray(v->in->tools); /* transformers asks no more than that */
     struct jv all = jv_dict(j), messages = jv_list(j, JL_LIST, 0);
     for (size_t i = 0; i < d->n; i++) jdict_set(j, all.dict, d->v[i].key, d->v[i].value);
     for (size_t i = 0; i < c->n; i++) jlist_add(j, messages.list, v->messages.list->v[i]);

@@ -16,11 +16,20 @@ struct chat_token {
 
 struct chat_template {
     struct jinja j;                /* the programs' arena */
-    struct jprogram normal, tools; /* tools: rendered when tools are given; body NULL when there is no such template */
+    struct jprogram normal, tools; /* tools: rendered when tools are given; names NULL when there is no such template */
     struct chat_token *tokens;     /* (n_tokens) */
     int n_tokens;
-    uint64_t identity;  /* FNV-1a of sources and tokens */
+    uint64_t identity; /* FNV-1a of sources and tokens */
+    /* How it takes an assistant's message with calls (chat_adapt.c): content none, or ""; "" is to be none, too; a
+     * call's arguments as JSON text. */
+    bool null_content, empty_is_null, text_arguments;
     struct jstr source; /* in the arena: of `tools` where there is one, else of `normal` */
+};
+
+/* JSON that values point into, until the view ends. */
+struct chat_tree {
+    struct chat_tree *older;
+    cJSON *json; /* owned */
 };
 
 /* One call of chat_template_render: values made once, rendered as often as the spans need. */
@@ -31,6 +40,7 @@ struct chat_view {
     struct jv variables; /* dict of all but messages and add_generation_prompt */
     struct jv messages;  /* list */
     bool *assistant;     /* (messages) the assistant says it */
+    struct chat_tree *trees;
 };
 
 struct chat_page {
@@ -46,6 +56,13 @@ int chat_view_init(struct chat_view *v, const struct chat_template *t, const str
 /* messages[0, n), with or without the generation prompt */
 int chat_view_render(struct chat_view *v, size_t n, bool prompt, struct chat_page *page, struct err *e);
 void chat_view_free(struct chat_view *v);
+
+/* The item as a template's value; its texts derive from message `origin`. */
+struct jv chat_json_value(struct jinja *j, const cJSON *item, int origin);
+
+/* chat_adapt.c: finds out how the template takes calls; and makes the assistant's message so, while values are made. */
+void chat_adapt_probe(struct chat_template *t);
+void chat_adapt_message(struct chat_view *v, struct jdict *message, int origin);
 
 /* Finds what the assistant would have generated on the page of all messages (chat_spans.c). */
 int chat_find_spans(struct chat_view *v, const struct chat_page *page, struct chat_spans *out, struct err *e);

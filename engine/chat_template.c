@@ -46,6 +46,7 @@ static void identify(struct chat_template *t, const char *text, size_t n)
 static bool add_program(struct chat_template *t, const char *source, size_t n, struct jprogram *into, struct err *e)
 {
     struct err own = {0};
+    identify(t, into == &t->tools ? "tool_use" : "", into == &t->tools ? 8 : 0);
     identify(t, source, n);
     if (chat_attempt(&t->j, parse, &(struct parse_call){t, source, n, into}, &own)) return true;
     err_set(e, own.code, "%s", own.msg);
@@ -63,7 +64,10 @@ static struct chat_template *template_new(void)
 struct chat_template *chat_template_parse(const char *source, size_t n, struct err *e)
 {
     struct chat_template *t = template_new();
-    if (add_program(t, source, n, &t->normal, e)) return t;
+    if (add_program(t, source, n, &t->normal, e)) {
+        chat_adapt_probe(t);
+        return t;
+    }
     chat_template_free(t);
     return NULL;
 }
@@ -159,37 +163,58 @@ static bool take_template(struct chat_template *t, const cJSON *item, struct err
     return true;
 }
 
+/* One of the directory's files; false: it cannot be read or parsed.  *found: it is there. */
+static bool take_file(struct chat_template *t, const char *dir, const char *name, struct jprogram *into, bool *found,
+                      struct err *e)
+{
+    size_t n = 0;
+    char *file = read_optional(dir, name, JINJA_SOURCE_MAX, &n, e);
+    if (file) *found = true;
+    bool good = !e->code && (!file || add_program(t, file, n, into, e));
+    free(file);
+    return good;
+}
+
+/* transformers' layout: files, and only without them what tokenizer_config.json says. */
+static void take_directory(struct chat_template *t, const char *dir, const cJSON *config, struct err *e)
+{
+    bool found = false;
+    if (!take_file(t, dir, "chat_template.jinja", &t->normal, &found, e)) return;
+    if (!take_file(t, dir, "additional_chat_templates/default.jinja", &t->normal, &found, e)) return;
+    if (!take_file(t, dir, "additional_chat_templates/tool_use.jinja", &t->tools, &found, e)) return;
+    if (!found) take_template(t, cJSON_GetObjectItemCaseSensitive(config, "chat_template"), e);
+}
+
 /* path: of the template's file; NULL: the directory's own */
 static bool load(struct chat_template *t, const char *dir, const char *path, struct err *e)
 {
     size_t n = 0;
     char *file = NULL;
-    if (path)
-        file_read(path, JINJA_SOURCE_MAX, &file, &n, e);
-    else
-        file = read_optional(dir, "chat_template.jinja", JINJA_SOURCE_MAX, &n, e);
+    if (path) file_read(path, JINJA_SOURCE_MAX, &file, &n, e);
     cJSON *config = e->code ? NULL : read_json(dir, "tokenizer_config.json", e);
     cJSON *map = e->code ? NULL : read_json(dir, "special_tokens_map.json", e);
     if (!e->code) {
         take_tokens(t, config);
         take_tokens(t, map);
-        if (file) {
+        if (file)
             add_program(t, file, n, &t->normal, e);
-        } else {
-            take_template(t, cJSON_GetObjectItemCaseSensitive(config, "chat_template"), e);
-        }
+        else
+            take_directory(t, dir, config, e);
     }
     cJSON_Delete(map);
     cJSON_Delete(config);
     free(file);
-    return !e->code && t->normal.names;
+    return !e->code && (t->normal.names || t->tools.names);
 }
 
 static struct chat_template *load_new(const char *model_dir, const char *path, struct err *e)
 {
     struct chat_template *t = template_new();
     struct err own = {0};
-    if (load(t, model_dir, path, &own)) return t;
+    if (load(t, model_dir, path, &own)) {
+        chat_adapt_probe(t);
+        return t;
+    }
     if (own.code) err_set(e, own.code, "%s", own.msg);
     chat_template_free(t);
     return NULL;
@@ -255,6 +280,23 @@ static int cut_page(struct jstr *page, struct err *e)
     return ERR_OK;
 }
 
+/* Whether the page that failed lacks nothing but tools. */
+static bool renders_with_tools(const struct chat_template *t, const struct chat_input *in)
+{
+    static const char tools[] = "[{\"type\":\"function\",\"function\":{\"name\":\"tool\",\"description\":\"text\","
+                                "\"parameters\":{\"type\":\"object\",\"properties\":{}}}}]";
+    struct chat_input with = *in;
+    struct chat_view v;
+    struct chat_page page;
+    struct err e = {0};
+    with.tools = cJSON_Parse(tools);
+    bool good = with.tools && !chat_view_init(&v, t, &with, &e) &&
+                !chat_view_render(&v, v.messages.list->n, in->add_generation_prompt, &page, &e);
+    if (with.tools) chat_view_free(&v);
+    cJSON_Delete((cJSON *)(uintptr_t)with.tools);
+    return good;
+}
+
 int chat_template_render(const struct chat_template *t, const struct chat_input *in, struct buf *out,
                          struct chat_spans *spans, struct err *e)
 {
@@ -264,8 +306,17 @@ int chat_template_render(const struct chat_template *t, const struct chat_input 
     if (!t) return render_plain(in, out, spans, e);
     struct chat_view v;
     struct chat_page page;
+    bool tools = cJSON_IsArray(in->tools);
+    if (!tools && !t->normal.names)
+        return err_set(e, ERR_INVALID,
+                       "the model has a chat template for conversations with tools only, and there are "
+                       "no tools");
     int r = chat_view_init(&v, t, in, e);
     if (!r) r = chat_view_render(&v, v.messages.list->n, in->add_generation_prompt, &page, e);
+    if (r && in->adapt && !tools && renders_with_tools(t, in)) {
+        struct err why = *e;
+        err_set(e, ERR_INVALID, "the chat template needs tools, and there are none: %.300s", why.msg);
+    }
     if (!r && in->continue_final_message) r = cut_page(&page.text, e);
     if (!r && spans) r = chat_find_spans(&v, &page, spans, e);
     for (int i = 0; !r && spans && i < spans->n; i++) {

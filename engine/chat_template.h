@@ -4,7 +4,7 @@
  *
  * The language is jinja2 3.1 as transformers 5 sets it up: its immutable sandbox, trim_blocks, lstrip_blocks, loop
  * controls, {% generation %}, its tojson, raise_exception and strftime_now.  Missing: extends, include, import,
- * autoescape, integers of more than 64 bits (an error), Markup (safe and escape give plain strings), and of the filters
+ * autoescape, complex numbers, Markup (safe and escape give plain strings), and of the filters
  * random, pprint, filesizeformat, striptags, urlize, wordwrap, xmlattr.  An unknown filter is an error when it is used.
  * Steps, depth, memory and output are bounded (jinja_value.h): past a bound the render is an error. */
 #ifndef TANDEM_CHAT_TEMPLATE_H
@@ -22,8 +22,9 @@ struct chat_template;
 
 /* The source is copied.  NULL and *e with line and column. */
 struct chat_template *chat_template_parse(const char *source, size_t n, struct err *e);
-/* A model directory's template (of several, "default", and "tool_use" when tools are given); NULL with e->code left
- * alone when it has none. */
+/* A model directory's template (of several, "default", and "tool_use" when tools are given: chat_template.jinja and
+ * additional_chat_templates/tool_use.jinja, or a list in tokenizer_config.json); NULL with e->code left alone when it
+ * has none. */
 struct chat_template *chat_template_load(const char *model_dir, struct err *e);
 /* The template in a file, with the bos_token and the like of a model's directory. */
 struct chat_template *chat_template_load_file(const char *model_dir, const char *path, struct err *e);
@@ -37,12 +38,16 @@ const char *chat_template_source(const struct chat_template *, size_t *n);
 /* A conversation: messages (array of objects), tools (array or NULL), and whatever else the template's variables are to
  * be (an object or NULL: documents, enable_thinking...).  bos_token and the like come from the template's directory, or
  * from extra.  A message's reasoning is there under all its names (reasoning_content, thinking), as transformers does.
- * JSON's 3 is an int and 3.5 a float; 3.0 is a float only where the reader kept the literal (cJSON's valuestring).
- * continue_final_message: the page ends within the last message, right after its text. */
+ * JSON's 3 is an int and 3.5 a float; 3.0 is a float, and a large int exact, where the reader kept the literal
+ * (json_literal.h).
+ * adapt: the messages are OpenAI's, where an assistant's content may be null or absent and a call's arguments are a
+ * text: they are made what this template takes (chat_adapt.c). continue_final_message: the page ends within the last
+ * message, right after its text. */
 struct chat_input {
     const cJSON *messages, *tools, *extra;
     bool add_generation_prompt;
     bool continue_final_message;
+    bool adapt;
 };
 
 /* Bytes [start, end) of the output that the assistant of message `message` would have generated, end-of-turn mark

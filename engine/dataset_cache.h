@@ -13,7 +13,7 @@
 
 #include <stdio.h>
 
-enum { CACHE_VERSION = 1, CACHE_HEADER_BYTES = 4096 };
+enum { CACHE_VERSION = 2, CACHE_HEADER_BYTES = 4096 };
 
 struct cache_header {
     char magic[8]; /* "TNDMDATA" */

@@ -1,5 +1,6 @@
 #include "engine/dataset_json.h"
 
+#include "engine/base/json_literal.h"
 #include "engine/tokenizer_text.h"
 
 #include <string.h>
@@ -47,7 +48,7 @@ cJSON *row_parse(const char *text, size_t n, struct err *e)
 {
     if (limits_check(text, n, e)) return NULL;
     const char *end = NULL;
-    cJSON *row = cJSON_ParseWithLengthOpts(text, n, &end, false);
+    cJSON *row = json_literal_parse(text, n, &end);
     size_t at = end ? (size_t)(end - text) : 0;
     if (!row) {
         err_set(e, ERR_INVALID, "malformed JSON near byte %zu", at + 1);

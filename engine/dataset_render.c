@@ -78,7 +78,7 @@ static void alpaca_render(const struct row *row, struct rendered *r)
 static int turns_render(const struct row *row, const struct chat_template *t, struct rendered *r, struct err *e)
 {
     struct chat_spans spans = {0};
-    struct chat_input input = {.messages = row->turns, .tools = row->tools, .extra = row->extra};
+    struct chat_input input = {.messages = row->turns, .tools = row->tools, .extra = row->extra, .adapt = true};
     int rc = chat_template_render(t, &input, &r->text, &spans, e);
     for (int i = 0; i < spans.n && !rc; i++) {
         const struct chat_span *s = &spans.v[i];

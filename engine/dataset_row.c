@@ -1,5 +1,6 @@
 #include "engine/dataset_row.h"
 
+#include "engine/base/json_literal.h"
 #include "engine/base/mem.h"
 
 #include <math.h>
@@ -231,7 +232,7 @@ static int tools_read(struct row *r, const cJSON *row, struct err *e)
     const cJSON *tools = field(row, "tools");
     if (cJSON_IsString(tools)) {
         if (is_blank(tools->valuestring)) return 0;
-        r->own = cJSON_Parse(tools->valuestring);
+        r->own = json_literal_parse(tools->valuestring, strlen(tools->valuestring), NULL);
         if (!cJSON_IsArray(r->own)) return err_set(e, ERR_INVALID, "\"tools\" is a string that is no JSON list");
         tools = r->own;
     }

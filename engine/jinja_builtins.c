@@ -17,6 +17,7 @@ int64_t jarg_int(struct jinja *j, struct jv v, const char *name, int64_t otherwi
     int64_t i;
     if (v.type == J_MISSING || v.type == J_NONE) return otherwise;
     if (v.type == J_UNDEF) jinja_fail_undefined(j, v);
+    if (v.type == J_BIG) jinja_fail(j, "%s is too large", name);
     if (!jv_is_int(v, &i)) jinja_fail(j, "%s must be an integer, not %s", name, jv_type_name(v));
     return i;
 }

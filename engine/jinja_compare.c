@@ -1,4 +1,5 @@
 /* Truth, equality, order, membership and length of values, as in Python (jinja_value.h). */
+#include "engine/jinja_int.h"
 #include "engine/jinja_value.h"
 
 #include <math.h>
@@ -12,12 +13,23 @@ bool jv_truth(struct jv v)
     case J_NONE: return false;
     case J_BOOL: return v.b;
     case J_INT: return v.i != 0;
+    case J_BIG: return true;
     case J_FLOAT: return v.d != 0;
     case J_STR: return v.str->n != 0;
     case J_LIST: return v.list->kind == JL_ITERATOR || v.list->n != 0;
     case J_DICT: return v.dict->n != 0;
     default: return true;
     }
+}
+
+static int sign(bool less, bool more)
+{
+    return more - less;
+}
+
+static bool is_number(struct jv v)
+{
+    return jint_is(v) || v.type == J_FLOAT;
 }
 
 bool jv_is_int(struct jv v, int64_t *i)
@@ -32,7 +44,19 @@ bool jv_is_number(struct jv v, double *d)
     int64_t i;
     if (v.type == J_FLOAT) return *d = v.d, true;
     if (jv_is_int(v, &i)) return *d = (double)i, true;
+    if (v.type == J_BIG) return *d = jint_double(v), true;
     return false;
+}
+
+/* Of two numbers, exactly: <0, 0, >0; 2: not comparable (NaN) */
+static int compare_numbers(struct jinja *j, struct jv a, struct jv b)
+{
+    int64_t x, y;
+    if (jv_is_int(a, &x) && jv_is_int(b, &y)) return sign(x<y, x> y);
+    if (a.type == J_FLOAT && b.type == J_FLOAT) return isnan(a.d) || isnan(b.d) ? 2 : sign(a.d<b.d, a.d> b.d);
+    if (a.type == J_FLOAT) return isnan(a.d) ? 2 : -jint_compare_double(j, b, a.d);
+    if (b.type == J_FLOAT) return isnan(b.d) ? 2 : jint_compare_double(j, a, b.d);
+    return jint_compare(a, b);
 }
 
 /* What order and equality of lists mean: a range equals no list, a view no tuple. */
@@ -64,10 +88,7 @@ static bool same_items(struct jinja *j, const struct jlist *a, const struct jlis
 bool jv_equal(struct jinja *j, struct jv a, struct jv b)
 {
     jinja_work(j, 1);
-    int64_t x, y;
-    double p, q;
-    if (jv_is_int(a, &x) && jv_is_int(b, &y)) return x == y;
-    if (jv_is_number(a, &p) && jv_is_number(b, &q)) return p == q;
+    if (is_number(a) && is_number(b)) return compare_numbers(j, a, b) == 0;
     if (a.type != b.type) return false;
     bool same;
     jinja_enter(j);
@@ -86,11 +107,6 @@ bool jv_equal(struct jinja *j, struct jv a, struct jv b)
     return same;
 }
 
-static int sign(bool less, bool more)
-{
-    return more - less;
-}
-
 static int compare_text(struct jinja *j, struct jstr a, struct jstr b)
 {
     size_t n = a.n < b.n ? a.n : b.n;
@@ -102,10 +118,7 @@ static int compare_text(struct jinja *j, struct jstr a, struct jstr b)
 int jv_compare(struct jinja *j, struct jv a, struct jv b, const char *op)
 {
     jinja_work(j, 1);
-    int64_t x, y;
-    double p, q;
-    if (jv_is_int(a, &x) && jv_is_int(b, &y)) return sign(x<y, x> y);
-    if (jv_is_number(a, &p) && jv_is_number(b, &q)) return isnan(p) || isnan(q) ? 2 : sign(p<q, p> q);
+    if (is_number(a) && is_number(b)) return compare_numbers(j, a, b);
     if (a.type == J_STR && b.type == J_STR) return compare_text(j, *a.str, *b.str);
     if (a.type == J_UNDEF) jinja_fail_undefined(j, a);
     if (b.type == J_UNDEF) jinja_fail_undefined(j, b);

@@ -1,6 +1,7 @@
 /* Expressions, and calls of macros and functions. */
 #include "engine/jinja_eval.h"
 #include "engine/jinja_builtins.h"
+#include "engine/jinja_int.h"
 
 #include <string.h>
 
@@ -256,10 +257,10 @@ static struct jv eval_sign(struct jinja *j, const struct jnode *n)
     j->line = n->line;
     if (v.type == J_UNDEF) jinja_fail_undefined(j, v);
     if (v.type == J_FLOAT) return n->type == N_NEGATIVE ? jv_float(-v.d) : v;
-    if (!jv_is_int(v, &i))
+    if (!jint_is(v))
         jinja_fail(j, "bad operand type for unary %c: '%s'", n->type == N_NEGATIVE ? '-' : '+', jv_type_name(v));
-    if (n->type == N_POSITIVE) return jv_int(i);
-    return jinja_binary(j, OP_SUB, jv_int(0), jv_int(i));
+    if (n->type == N_NEGATIVE) return jint_negative(j, v);
+    return jv_is_int(v, &i) ? jv_int(i) : v;
 }
 
 static struct jv eval_cond(struct jinja *j, const struct jnode *n)

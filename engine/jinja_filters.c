@@ -2,10 +2,10 @@
 #include "engine/jinja_sequence.h"
 
 #include "engine/jinja_builtins.h"
+#include "engine/jinja_int.h"
 #include "engine/tokenizer_text.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -178,109 +178,132 @@ FILTER(f_wordcount)
 
 /* --- numbers */
 
-/* The number that a text is, as Python's float() reads it. */
-static bool text_number(struct jstr s, double *d)
+static struct jstr without_blanks(struct jstr s)
 {
-    char digits[64];
+    for (size_t k; (k = jinja_space(s.s, s.n));) s.s += k, s.n -= k;
+    for (size_t k; (k = jinja_space_before(s.s, s.n));) s.n -= k;
+    return s;
+}
+
+/* The number that a text is, as Python's float() reads it. */
+static bool text_number(struct jinja *j, struct jstr s, double *d)
+{
+    s = without_blanks(s);
+    char *digits = jinja_alloc(j, s.n + 1), *end;
     size_t n = 0;
-    while (s.n && jinja_space(s.s, 1)) s.s++, s.n--;
-    while (s.n && jinja_space(s.s + s.n - 1, 1)) s.n--;
     for (size_t i = 0; i < s.n; i++) {
-        if (s.s[i] == '_' && i && i + 1 < s.n && isdigit((unsigned char)s.s[i - 1])) continue;
-        if (n == sizeof digits - 1 || !s.s[i] || strchr("xXpP(", s.s[i])) return false;
+        bool within = i && i + 1 < s.n && isdigit((unsigned char)s.s[i - 1]) && isdigit((unsigned char)s.s[i + 1]);
+        if (s.s[i] == '_' && within) continue;
+        if (!s.s[i] || strchr("xXpP(_", s.s[i])) return false;
         digits[n++] = s.s[i];
     }
-    digits[n] = 0;
-    char *end;
+    jinja_work(j, n);
     *d = strtod(digits, &end);
     return n && !*end;
 }
 
-static bool text_int(struct jstr s, int64_t base, int64_t *i)
+static int digit_value(char c)
 {
-    char digits[80];
+    return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'z' ? (c | 32) - 'a' + 10 : 99;
+}
+
+/* As Python's int(text, base) reads it; base 0: the one that the text's prefix says. */
+static bool text_int(struct jinja *j, struct jstr s, int64_t base, struct jv *out)
+{
+    s = without_blanks(s);
+    bool negative = s.n && s.s[0] == '-', prefix = false;
+    if (s.n && (s.s[0] == '-' || s.s[0] == '+')) s.s++, s.n--;
+    if (s.n > 1 && s.s[0] == '0') {
+        int named = (s.s[1] | 32) == 'x' ? 16 : (s.s[1] | 32) == 'o' ? 8 : (s.s[1] | 32) == 'b' ? 2 : 0;
+        prefix = named && (base == 0 || base == named);
+        if (prefix) base = named, s.s += 2, s.n -= 2;
+    }
+    bool plain = base == 0;
+    if (plain) base = 10;
+    char *digits = jinja_alloc(j, s.n + 1);
     size_t n = 0;
-    while (s.n && jinja_space(s.s, 1)) s.s++, s.n--;
-    while (s.n && jinja_space(s.s + s.n - 1, 1)) s.n--;
-    for (size_t k = 0; k < s.n; k++) {
-        if (s.s[k] == '_' && k && k + 1 < s.n) continue;
-        if (n == sizeof digits - 1 || !(isalnum((unsigned char)s.s[k]) || (k == 0 && strchr("+-", s.s[k]))))
-            return false;
-        digits[n++] = s.s[k];
+    jinja_work(j, s.n);
+    for (size_t i = 0; i < s.n; i++) {
+        bool between = i + 1 < s.n && s.s[i + 1] != '_' && (i || prefix);
+        if (s.s[i] == '_' && between) continue;
+        if (digit_value(s.s[i]) >= base) return false;
+        digits[n++] = s.s[i];
     }
-    digits[n] = 0;
-    char *end, *at = digits + (digits[0] == '-' || digits[0] == '+');
-    const char *marks = base == 16 ? "xX" : base == 8 ? "oO" : base == 2 ? "bB" : "";
-    if (at[0] == '0' && at[1] && strchr(marks, at[1])) { /* strtoll knows only 0x, and not after our sign */
-        memmove(at, at + 2, strlen(at + 2) + 1);
-    }
-    errno = 0;
-    *i = strtoll(digits, &end, (int)base);
-    return n && !*end && end > at && !errno;
+    if (!n || (plain && n > 1 && digits[0] == '0' && strspn(digits, "0") < n)) return false;
+    *out = jint_parse(j, digits, n, (int)base, negative);
+    return true;
 }
 
 FILTER(f_int)
 {
-    struct jv otherwise = a[0].type == J_MISSING ? jv_int(0) : a[0];
+    struct jv otherwise = a[0].type == J_MISSING ? jv_int(0) : a[0], v;
     int64_t i, base = jarg_int(j, a[1], "base", 10);
     double d = NAN;
     if (self.type == J_UNDEF) jinja_fail_undefined(j, self);
-    if (base < 2 || base > 36) return otherwise;
-    if (jv_is_int(self, &i)) return jv_int(i);
-    if (self.type == J_STR && text_int(*self.str, base, &i)) return jv_int(i);
-    if (self.type == J_STR ? !text_number(*self.str, &d) : !jv_is_number(self, &d)) return otherwise;
-    if (!isfinite(d)) return otherwise;
-    if (fabs(d) >= 9223372036854775808.0) jinja_fail(j, "integers of more than 64 bits are not supported");
-    return jv_int((int64_t)d);
+    if (self.type == J_FLOAT) return isnan(self.d) ? otherwise : jint_of_double(j, self.d);
+    if (jint_is(self)) return jv_is_int(self, &i) ? jv_int(i) : self;
+    if (self.type != J_STR) return otherwise;
+    bool possible = base == 0 || (base >= 2 && base <= 36);
+    if (possible && text_int(j, *self.str, base, &v)) return v;
+    return text_number(j, *self.str, &d) && isfinite(d) ? jint_of_double(j, d) : otherwise;
 }
 
 FILTER(f_float)
 {
     double d;
     if (self.type == J_UNDEF) jinja_fail_undefined(j, self);
-    if (self.type == J_STR ? text_number(*self.str, &d) : jv_is_number(self, &d)) return jv_float(d);
-    return a[0].type == J_MISSING ? jv_float(0) : a[0];
+    bool good = self.type == J_STR ? text_number(j, *self.str, &d) : jv_is_number(self, &d);
+    if (good && self.type == J_BIG && isinf(d)) jinja_fail(j, "int too large to convert to float");
+    return good ? jv_float(d) : a[0].type == J_MISSING ? jv_float(0) : a[0];
 }
 
 FILTER(f_abs)
 {
-    int64_t i;
     if (self.type == J_FLOAT) return jv_float(fabs(self.d));
     if (self.type == J_UNDEF) jinja_fail_undefined(j, self);
-    if (!jv_is_int(self, &i)) jinja_fail(j, "bad operand type for abs(): '%s'", jv_type_name(self));
-    return i < 0 ? jinja_binary(j, OP_SUB, jv_int(0), jv_int(i)) : jv_int(i);
+    if (!jint_is(self)) jinja_fail(j, "bad operand type for abs(): '%s'", jv_type_name(self));
+    return jinja_binary(j, jint_below_zero(self) ? OP_SUB : OP_ADD, jv_int(0), self);
 }
 
 /* To `precision` decimals, halves to even, correctly for the number's exact value: printf does that. */
 static double round_to(double d, int64_t precision)
 {
-    char s[400];
-    if (!isfinite(d) || precision > 300) return d;
+    char s[700];
+    if (!isfinite(d) || precision > 330) return d;
     if (precision >= 0) {
         snprintf(s, sizeof s, "%.*f", (int)precision, d);
         return strtod(s, NULL);
     }
     double unit = pow(10, (double)-precision);
-    return precision < -300 ? 0 : rint(d / unit) * unit;
+    return precision < -308 ? copysign(0, d) : rint(d / unit) * unit;
+}
+
+/* To a multiple of 10^places, halves to the even one. */
+static struct jv round_int(struct jinja *j, struct jv v, int64_t places)
+{
+    if (places > JINJA_INT_DIGITS) return jv_int(0);
+    struct jv unit = jinja_binary(j, OP_POW, jv_int(10), jv_int(places));
+    struct jv rest = jinja_binary(j, OP_MOD, v, unit), down = jinja_binary(j, OP_SUB, v, rest);
+    int c = jint_compare(jinja_binary(j, OP_MUL, rest, jv_int(2)), unit);
+    struct jv half = jinja_binary(j, OP_MOD, jinja_binary(j, OP_FLOORDIV, v, unit), jv_int(2));
+    return c > 0 || (c == 0 && jv_truth(half)) ? jinja_binary(j, OP_ADD, down, unit) : down;
 }
 
 FILTER(f_round)
 {
     double d;
-    int64_t i, precision = jarg_int(j, a[0], "precision", 0);
+    int64_t precision = jarg_int(j, a[0], "precision", 0);
     struct jstr method = a[1].type == J_MISSING ? jstr_of("common") : jarg_str(j, a[1], "method");
+    bool up = jstr_same(method, jstr_of("ceil")), common = jstr_same(method, jstr_of("common"));
+    if (!common && !up && !jstr_same(method, jstr_of("floor"))) jinja_fail(j, "method must be common, ceil or floor");
     if (self.type == J_UNDEF) jinja_fail_undefined(j, self);
     if (!jv_is_number(self, &d)) jinja_fail(j, "type %s doesn't define __round__ method", jv_type_name(self));
-    if (jstr_same(method, jstr_of("common"))) {
-        if (jv_is_int(self, &i) && precision >= 0) return jv_int(i);
-        double r = round_to(d, precision);
-        if (jv_is_int(self, &i) && fabs(r) >= 0x1p63) jinja_fail(j, "integers of more than 64 bits are not supported");
-        return jv_is_int(self, &i) ? jv_int((int64_t)r) : jv_float(r);
-    }
-    bool up = jstr_same(method, jstr_of("ceil"));
-    if (!up && !jstr_same(method, jstr_of("floor"))) jinja_fail(j, "method must be common, ceil or floor");
-    double scale = pow(10, (double)precision), r = up ? ceil(d * scale) : floor(d * scale);
-    return jv_float(r / scale);
+    if (common && jint_is(self)) return round_int(j, self, precision < 0 ? -precision : 0);
+    if (common) return jv_float(round_to(d, precision));
+    struct jv scale = jinja_binary(j, OP_POW, jv_int(10), jv_int(precision));
+    struct jv scaled = jinja_binary(j, OP_MUL, self, scale);
+    if (scaled.type == J_FLOAT) scaled = jint_of_double(j, up ? ceil(scaled.d) : floor(scaled.d));
+    return jinja_binary(j, OP_DIV, scaled, scale);
 }
 
 /* --- */

@@ -1,10 +1,12 @@
 /* "%s: %d" % values and "{}: {x}".format(...), the part of Python's formatting that templates use: the conversions
  * s r d i f e g x o c %, flags, width and precision; and of format specs fill, alignment, sign, 0, width, comma,
- * precision and the types s d f e g x X o b %. */
+ * or _, precision and the types s d f e g x X o b %. */
 #include "engine/jinja_builtins.h"
+#include "engine/jinja_int.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { DIGITS = 400, WIDTH_MAX = 100000 };
@@ -13,7 +15,8 @@ struct spec {
     struct jstr fill;
     char align; /* < > ^ = or 0 */
     char sign;  /* + - blank or 0 */
-    bool alternate, comma;
+    bool alternate;
+    char separator;           /* of groups of digits; 0: none */
     int64_t width, precision; /* precision -1: none */
     char type;                /* 0: none */
 };
@@ -30,62 +33,95 @@ static void pad(struct jinja *j, struct jtext *out, struct jstr body, size_t sig
     for (int64_t i = before; align != '=' && i < room; i++) jtext_add(j, out, s->fill);
 }
 
-/* digits before the point in groups of three */
-static void group(char *s, size_t size)
+/* Digits before the point in groups of three, those of x, o and b in groups of four; in the arena. */
+static char *group(struct jinja *j, const char *s, const struct spec *how)
 {
-    size_t start = strspn(s, "+- "), n = strspn(s + start, "0123456789");
-    for (size_t at = n; at > 3;) {
-        at -= 3;
-        if (strlen(s) + 2 > size) return;
-        memmove(s + start + at + 1, s + start + at, strlen(s + start + at) + 1);
-        s[start + at] = ',';
+    size_t length = strlen(s), start = strspn(s, "-"), in = how->type && strchr("xXob", how->type) ? 4 : 3;
+    size_t n = strspn(s + start, in == 4 ? "0123456789abcdefABCDEF" : "0123456789"), at = 0;
+    char *out = jinja_alloc(j, 2 * length + 1);
+    for (size_t i = 0; i < length; i++) {
+        size_t left = start + n - i; /* digits from here to the point */
+        if (i > start && i < start + n && left % in == 0) out[at++] = how->separator;
+        out[at++] = s[i];
     }
+    return out;
 }
 
-static void put_number(struct jinja *j, struct jtext *out, char *digits, const struct spec *s)
+/* prefix: "0x" and the like, which goes before what the alignment "=" fills in */
+static void put_number(struct jinja *j, struct jtext *out, const char *digits, const char *prefix, const struct spec *s)
 {
-    size_t sign = digits[0] == '-';
-    if (s->comma) group(digits, DIGITS);
+    bool negative = digits[0] == '-';
     struct jtext t = {0};
-    if (!sign && (s->sign == '+' || s->sign == ' ')) {
-        jtext_bytes(j, &t, &s->sign, 1);
-        sign = 1;
+    if (s->separator) digits = group(j, digits, s);
+    if (negative || s->sign == '+' || s->sign == ' ') jtext_bytes(j, &t, negative ? "-" : &s->sign, 1);
+    jtext_cstr(j, &t, prefix);
+    size_t fixed = t.n;
+    jtext_cstr(j, &t, digits + negative);
+    pad(j, out, jtext_str(&t), fixed, s, '>');
+}
+
+/* Like %g, but one digit stands behind the point and the exponent comes one digit earlier: Python's format without a
+ * type. */
+static void print_plain(char *out, size_t room, double d, int precision)
+{
+    if (precision == 0) precision = 1;
+    snprintf(out, room, "%.*e", precision - 1, d);
+    char *mark = strchr(out, 'e');
+    int exponent = atoi(mark + 1);
+    if (exponent < -4 || exponent + 1 > precision - 1) {
+        char tail[16], *end = mark;
+        snprintf(tail, sizeof tail, "%s", mark);
+        if (memchr(out, '.', (size_t)(mark - out))) {
+            while (end[-1] == '0') end--;
+            if (end[-1] == '.') end--;
+        }
+        memcpy(end, tail, strlen(tail) + 1);
+        return;
     }
-    jtext_cstr(j, &t, digits);
-    pad(j, out, jtext_str(&t), sign, s, '>');
+    snprintf(out, room, "%.*g", precision, d);
+    if (!strchr(out, '.')) strcat(out, ".0");
 }
 
 static void put_float(struct jinja *j, struct jtext *out, double d, const struct spec *s)
 {
-    char digits[DIGITS], c = s->type ? s->type : 'g', form[8];
-    int precision = (int)(s->precision < 0 ? 6 : s->precision > 60 ? 60 : s->precision);
+    char c = s->type ? s->type : 'g', form[8];
+    int precision = (int)(s->precision < 0 ? 6 : s->precision);
+    size_t room = (size_t)precision + DIGITS;
+    char *digits = jinja_alloc(j, room);
+    jinja_work(j, room / 16);
     if (!isfinite(d)) {
-        snprintf(digits, sizeof digits, isnan(d) ? "nan" : d < 0 ? "-inf" : "inf");
+        const char *name = isnan(d) ? "nan"
+                           : d < 0  ? "-inf"
+                                    : "inf",
+                   *large = isnan(d) ? "NAN"
+                            : d < 0  ? "-INF"
+                                     : "INF";
+        snprintf(digits, room, "%s", c == 'F' || c == 'E' || c == 'G' ? large : name);
+    } else if (!s->type && s->precision >= 0) {
+        print_plain(digits, room - 2, d, precision);
     } else {
         snprintf(form, sizeof form, s->alternate ? "%%#.*%c" : "%%.*%c", c == '%' ? 'f' : c);
-        snprintf(digits, sizeof digits - 1, form, precision, c == '%' ? d * 100 : d);
+        snprintf(digits, room - 1, form, precision, c == '%' ? d * 100 : d);
     }
     if (c == '%') strcat(digits, "%");
-    put_number(j, out, digits, s);
+    put_number(j, out, digits, "", s);
 }
 
-static void put_int(struct jinja *j, struct jtext *out, int64_t i, const struct spec *s)
+static void put_int(struct jinja *j, struct jtext *out, struct jv v, const struct spec *s)
 {
-    char digits[DIGITS], *at = digits;
-    uint64_t u = i < 0 ? 0 - (uint64_t)i : (uint64_t)i;
-    int precision = (int)(s->precision > 60 ? 60 : s->precision);
-    if (i < 0) *at++ = '-';
-    if (s->alternate && s->type && strchr("xXob", s->type)) *at++ = '0', *at++ = s->type;
-    if (s->type == 'b') {
-        int n = 0;
-        while (n < 63 && u >> (n + 1)) n++;
-        for (; n >= 0; n--) *at++ = (char)('0' + (u >> n & 1));
-        *at = 0;
-    } else {
-        const char *form = s->type == 'x' ? "%.*llx" : s->type == 'X' ? "%.*llX" : s->type == 'o' ? "%.*llo" : "%.*llu";
-        snprintf(at, sizeof digits - 4, form, precision < 0 ? 1 : precision, (unsigned long long)u);
+    int base = s->type == 'x' || s->type == 'X' ? 16 : s->type == 'o' ? 8 : s->type == 'b' ? 2 : 10;
+    const char *digits = jint_digits(j, v, base);
+    struct jtext t = {0};
+    if (jint_below_zero(v)) jtext_cstr(j, &t, "-");
+    size_t n = strlen(digits), zeros = s->precision > (int64_t)n ? (size_t)s->precision - n : 0;
+    jtext_repeat(j, &t, '0', zeros);
+    for (size_t i = 0; i < n; i++) {
+        char c = s->type == 'X' && digits[i] >= 'a' ? (char)(digits[i] - 32) : digits[i];
+        jtext_bytes(j, &t, &c, 1);
     }
-    put_number(j, out, digits, s);
+    jtext_bytes(j, &t, "", 1);
+    char prefix[3] = {'0', s->type, 0};
+    put_number(j, out, t.s, s->alternate && base != 10 ? prefix : "", s);
 }
 
 static void put_text(struct jinja *j, struct jtext *out, struct jstr text, const struct spec *s, char usual)
@@ -135,14 +171,12 @@ static void percent_value(struct jinja *j, struct jtext *out, struct jv v, const
     }
     if (v.type == J_UNDEF) jinja_fail_undefined(j, v);
     if (!jv_is_number(v, &d)) jinja_fail(j, "%%%c format: a real number is required, not %s", s->type, jv_type_name(v));
-    if (strchr("fFeEgG", s->type)) return put_float(j, out, d, s);
-    if (v.type == J_FLOAT) {
-        if (s->type != 'd' || fabs(d) > 9e18) jinja_fail(j, "%%%c format: an integer is required, not float", s->type);
-        i = (int64_t)d;
-    } else {
-        jv_is_int(v, &i);
+    if (strchr("fFeEgG", s->type)) {
+        if (v.type == J_BIG && isinf(d)) jinja_fail(j, "int too large to convert to float");
+        return put_float(j, out, d, s);
     }
-    put_int(j, out, i, s);
+    if (v.type == J_FLOAT && s->type != 'd') jinja_fail(j, "%%%c format: an integer is required, not float", s->type);
+    put_int(j, out, v.type == J_FLOAT ? jint_of_double(j, d) : v, s);
 }
 
 /* One conversion at f[at] (after the %); returns where it ends. */
@@ -216,7 +250,7 @@ static struct spec read_spec(struct jinja *j, struct jstr f)
         if (!s.align) s.align = '=', s.fill = jstr_of("0");
     }
     at = read_number(j, f, at, &s.width);
-    if (at < f.n && f.s[at] == ',') s.comma = true, at++;
+    if (at < f.n && (f.s[at] == ',' || f.s[at] == '_')) s.separator = f.s[at++];
     if (at < f.n && f.s[at] == '.') at = read_number(j, f, at + 1, &s.precision);
     if (at < f.n) s.type = f.s[at++];
     if (at < f.n || (s.type && !strchr("sdfFeEgGxXob%", s.type))) jinja_fail(j, "invalid format specifier");
@@ -227,17 +261,22 @@ static void format_value(struct jinja *j, struct jtext *out, struct jv v, struct
 {
     struct spec s = read_spec(j, spec);
     double d;
-    int64_t i;
     if (!spec.n) return jtext_value_str(j, out, v);
     if (v.type == J_STR && (!s.type || s.type == 's')) return put_text(j, out, *v.str, &s, '<');
     if (v.type == J_FLOAT && !s.type && s.precision < 0) {
         struct jtext t = {0};
         jtext_double(j, &t, v.d);
-        return pad(j, out, jtext_str(&t), v.d < 0, &s, '>');
+        jtext_bytes(j, &t, "", 1);
+        return put_number(j, out, t.s, "", &s);
     }
-    bool whole = jv_is_int(v, &i) && (!s.type || strchr("dxXob", s.type));
-    if (whole) return put_int(j, out, i, &s);
-    if (jv_is_number(v, &d) && (!s.type || strchr("fFeEgG%", s.type))) return put_float(j, out, d, &s);
+    if (jint_is(v) && (!s.type || strchr("dxXob", s.type))) {
+        if (s.precision >= 0) jinja_fail(j, "Precision not allowed in integer format specifier");
+        return put_int(j, out, v, &s);
+    }
+    if (jv_is_number(v, &d) && (!s.type || strchr("fFeEgG%", s.type))) {
+        if (v.type == J_BIG && isinf(d)) jinja_fail(j, "int too large to convert to float");
+        return put_float(j, out, d, &s);
+    }
     jinja_fail(j, "unsupported format string for '%s'", jv_type_name(v));
 }
 

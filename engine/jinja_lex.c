@@ -1,10 +1,10 @@
 /* The lexer (jinja_lex.h).  It follows jinja2's lexer.py rule by rule, since what a template prints depends on every
  * blank that it leaves or takes. */
 #include "engine/jinja_lex.h"
+#include "engine/jinja_int.h"
 
 #include "engine/tokenizer_text.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <utf8proc.h>
@@ -264,26 +264,22 @@ static size_t float_end(const struct lexer *x)
     return end > whole ? end : 0;
 }
 
-static size_t copy_digits(const struct lexer *x, size_t from, size_t end, char out[64])
+/* [from, end) without underscores, NUL-terminated, in the arena; *n: its length */
+static char *copy_digits(const struct lexer *x, size_t from, size_t end, size_t *n)
 {
-    size_t n = 0;
-    for (; from < end; from++) {
-        if (x->s[from] == '_') continue;
-        if (n == 63) jinja_fail(x->j, "the number is too long");
-        out[n++] = x->s[from];
-    }
-    out[n] = 0;
-    return n;
+    char *out = jinja_alloc(x->j, end - from + 1);
+    *n = 0;
+    for (; from < end; from++)
+        if (x->s[from] != '_') out[(*n)++] = x->s[from];
+    return out;
 }
 
 static void lex_number(struct lexer *x)
 {
-    char digits[64];
-    size_t end = float_end(x);
+    size_t n, end = float_end(x);
     struct jtoken *t = emit(x, end ? TOK_FLOAT : TOK_INT, x->at);
     if (end) {
-        copy_digits(x, x->at, end, digits);
-        t->value = jv_float(strtod(digits, NULL));
+        t->value = jv_float(strtod(copy_digits(x, x->at, end, &n), NULL));
         return advance(x, end);
     }
     int base = 10;
@@ -298,10 +294,8 @@ static void lex_number(struct lexer *x)
     if (base == 10 && x->s[from] == '0') { /* "007" is 00 and then 7 */
         for (end = from; end < x->n && (x->s[end] == '0' || (x->s[end] == '_' && starts(x, end + 1, "0")));) end++;
     }
-    copy_digits(x, from, end, digits);
-    errno = 0;
-    t->value = jv_int(strtoll(digits, NULL, base));
-    if (errno) jinja_fail(x->j, "integers of more than 64 bits are not supported");
+    const char *digits = copy_digits(x, from, end, &n);
+    t->value = jint_parse(x->j, digits, n, base, false);
     advance(x, end);
 }
 

@@ -2,6 +2,7 @@
  * that the language has itself, whatever else is asked for is undefined. */
 #include "engine/jinja_builtins.h"
 #include "engine/jinja_eval.h"
+#include "engine/jinja_int.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -166,14 +167,21 @@ static int64_t clamp(int64_t v, int64_t lo, int64_t hi)
     return v < lo ? lo : v > hi ? hi : v;
 }
 
+/* An argument of a slice: what 64 bits do not hold is past any end. */
+static int64_t bound(struct jinja *j, struct jv v, const char *name, int64_t otherwise)
+{
+    if (v.type == J_BIG) return jint_below_zero(v) ? -INT64_MAX : INT64_MAX;
+    return jarg_int(j, v, name, otherwise);
+}
+
 /* Python's slice.indices: which elements of n. */
 static struct range slice_range(struct jinja *j, struct jv start, struct jv stop, struct jv step, size_t length)
 {
-    int64_t n = (int64_t)length, by = jarg_int(j, step, "slice step", 1);
+    int64_t n = (int64_t)length, by = bound(j, step, "slice step", 1);
     if (by == 0) jinja_fail(j, "slice step cannot be zero");
     int64_t lo = by < 0 ? -1 : 0, hi = by < 0 ? n - 1 : n;
-    int64_t a = jarg_int(j, start, "slice start", by < 0 ? INT64_MAX : 0);
-    int64_t b = jarg_int(j, stop, "slice stop", by < 0 ? INT64_MIN : INT64_MAX);
+    int64_t a = bound(j, start, "slice start", by < 0 ? INT64_MAX : 0);
+    int64_t b = bound(j, stop, "slice stop", by < 0 ? INT64_MIN : INT64_MAX);
     a = clamp(a < 0 ? a + n : a, lo, hi);
     b = b == INT64_MIN ? lo : clamp(b < 0 ? b + n : b, lo, hi);
     size_t count = 0;

@@ -1,6 +1,7 @@
-/* Arithmetic, with Python's types and signs.  Integers have 64 bits: what does not fit is an error, not a wrap. */
+/* Arithmetic, with Python's types and signs. */
 #include "engine/jinja_ast.h"
 #include "engine/jinja_builtins.h"
+#include "engine/jinja_int.h"
 
 #include <math.h>
 #include <string.h>
@@ -12,49 +13,16 @@ static struct jv mismatch(struct jinja *j, int op, struct jv a, struct jv b)
     jinja_fail(j, "unsupported operand type(s) for %s: '%s' and '%s'", SIGNS[op], jv_type_name(a), jv_type_name(b));
 }
 
-static struct jv int_power(struct jinja *j, int64_t base, int64_t exponent)
+/* What 64 bits hold, at once; the rest is jinja_int.c's. */
+static struct jv int_binary(struct jinja *j, int op, struct jv a, struct jv b)
 {
-    int64_t r = 1;
-    bool wrong = false;
-    for (; exponent; exponent >>= 1) {
-        if (exponent & 1) wrong |= __builtin_mul_overflow(r, base, &r);
-        if (exponent > 1) wrong |= __builtin_mul_overflow(base, base, &base);
-        if (wrong) jinja_fail(j, "integers of more than 64 bits are not supported");
-    }
-    return jv_int(r);
-}
-
-static struct jv int_divide(struct jinja *j, int op, int64_t a, int64_t b)
-{
-    if (b == 0) jinja_fail(j, op == OP_DIV ? "division by zero" : "integer division or modulo by zero");
-    if (op == OP_DIV) return jv_float((double)a / (double)b);
-    if (b == -1) { /* INT64_MIN / -1 would trap */
-        int64_t r;
-        if (op == OP_MOD) return jv_int(0);
-        if (__builtin_sub_overflow(0, a, &r)) jinja_fail(j, "integers of more than 64 bits are not supported");
-        return jv_int(r);
-    }
-    int64_t q = a / b, r = a % b;
-    if (r && (r < 0) != (b < 0)) q--, r += b; /* towards minus infinity */
-    return jv_int(op == OP_MOD ? r : q);
-}
-
-static struct jv int_binary(struct jinja *j, int op, int64_t a, int64_t b)
-{
-    int64_t r = 0;
-    bool wrong;
-    switch (op) {
-    case OP_ADD: wrong = __builtin_add_overflow(a, b, &r); break;
-    case OP_SUB: wrong = __builtin_sub_overflow(a, b, &r); break;
-    case OP_MUL: wrong = __builtin_mul_overflow(a, b, &r); break;
-    case OP_POW:
-        if (b >= 0) return int_power(j, a, b);
-        if (a == 0) jinja_fail(j, "0.0 cannot be raised to a negative power");
-        return jv_float(pow((double)a, (double)b));
-    default: return int_divide(j, op, a, b);
-    }
-    if (wrong) jinja_fail(j, "integers of more than 64 bits are not supported");
-    return jv_int(r);
+    int64_t x, y, r = 0;
+    if (!jv_is_int(a, &x) || !jv_is_int(b, &y)) return jint_binary(j, op, a, b);
+    bool wrong = true;
+    if (op == OP_ADD) wrong = __builtin_add_overflow(x, y, &r);
+    if (op == OP_SUB) wrong = __builtin_sub_overflow(x, y, &r);
+    if (op == OP_MUL) wrong = __builtin_mul_overflow(x, y, &r);
+    return wrong ? jint_binary(j, op, a, b) : jv_int(r);
 }
 
 static struct jv float_binary(struct jinja *j, int op, double a, double b)
@@ -67,7 +35,9 @@ static struct jv float_binary(struct jinja *j, int op, double a, double b)
     case OP_POW:
         if (a == 0 && b < 0) jinja_fail(j, "0.0 cannot be raised to a negative power");
         if (a < 0 && b != floor(b)) jinja_fail(j, "complex numbers are not supported");
-        return jv_float(pow(a, b));
+        m = pow(a, b);
+        if (isinf(m) && isfinite(a) && isfinite(b)) jinja_fail(j, "(34, 'Numerical result out of range')");
+        return jv_float(m);
     default: break;
     }
     if (b == 0)
@@ -76,14 +46,18 @@ static struct jv float_binary(struct jinja *j, int op, double a, double b)
                                      : "float floor division by zero");
     if (op == OP_DIV) return jv_float(a / b);
     m = fmod(a, b);
-    if (m && (m < 0) != (b < 0)) m += b;
+    double q = (a - m) / b, floored;
+    if (m && (m < 0) != (b < 0)) m += b, q -= 1;
     if (op == OP_MOD) return jv_float(m ? m : copysign(0, b));
-    double q = (a - m) / b, floored = floor(q);
+    floored = floor(q);
+    if (!q) return jv_float(copysign(0, a / b));
     return jv_float(q - floored > 0.5 ? floored + 1 : floored);
 }
 
-static struct jv repeat(struct jinja *j, struct jv v, int64_t times)
+static struct jv repeat(struct jinja *j, struct jv v, struct jv count)
 {
+    int64_t times = 0;
+    if (!jv_is_int(count, &times)) jinja_fail(j, "cannot fit 'int' into an index-sized integer");
     if (times < 0) times = 0;
     if (v.type == J_STR) {
         struct jtext t = {0};
@@ -133,15 +107,18 @@ static struct jv add_sequences(struct jinja *j, struct jv a, struct jv b)
 
 struct jv jinja_binary(struct jinja *j, int op, struct jv a, struct jv b)
 {
-    int64_t x, y;
     double p, q;
     if (op == OP_MOD && a.type == J_STR) return jinja_percent(j, *a.str, b);
     if (a.type == J_UNDEF) jinja_fail_undefined(j, a);
     if (b.type == J_UNDEF) jinja_fail_undefined(j, b);
-    if (jv_is_int(a, &x) && jv_is_int(b, &y)) return int_binary(j, op, x, y);
-    if (jv_is_number(a, &p) && jv_is_number(b, &q)) return float_binary(j, op, p, q);
+    if (jint_is(a) && jint_is(b)) return int_binary(j, op, a, b);
+    if (jv_is_number(a, &p) && jv_is_number(b, &q)) {
+        if ((a.type == J_BIG && isinf(p)) || (b.type == J_BIG && isinf(q)))
+            jinja_fail(j, "int too large to convert to float");
+        return float_binary(j, op, p, q);
+    }
     if (op == OP_ADD && is_sequence(a)) return add_sequences(j, a, b);
-    if (op == OP_MUL && is_sequence(a) && jv_is_int(b, &y)) return repeat(j, a, y);
-    if (op == OP_MUL && is_sequence(b) && jv_is_int(a, &x)) return repeat(j, b, x);
+    if (op == OP_MUL && is_sequence(a) && jint_is(b)) return repeat(j, a, b);
+    if (op == OP_MUL && is_sequence(b) && jint_is(a)) return repeat(j, b, a);
     return mismatch(j, op, a, b);
 }

@@ -50,7 +50,7 @@ TEST(t_false)
 }
 TEST(t_integer)
 {
-    return jv_bool(self.type == J_INT);
+    return jv_bool(self.type == J_INT || self.type == J_BIG);
 }
 TEST(t_float)
 {

@@ -1,5 +1,6 @@
 /* Strings of the chat templates' language: cutting, searching and building them without losing what each byte derives
  * from, and values as Python's str() and repr() write them. */
+#include "engine/jinja_int.h"
 #include "engine/jinja_value.h"
 #include "engine/tokenizer_text.h"
 
@@ -177,20 +178,29 @@ struct jv jtext_value(struct jinja *j, const struct jtext *t)
 /* --- str() and repr() */
 
 /* The shortest digits that read back as the same number, written as Python does. */
+/* d to so many digits, as %e writes it; whether that reads back as d.  Below a power of two doubles are denser than
+ * above it, so the decimal that does need not be the nearest: then it is the nearest to a point between d and the
+ * middle of d and the next double. */
+static bool print_digits(char *s, size_t room, int digits, double d)
+{
+    snprintf(s, room, "%.*e", digits - 1, d);
+    if (strtod(s, NULL) == d) return true;
+    long double above = (long double)nextafter(d, copysign(INFINITY, d)) - d;
+    snprintf(s, room, "%.*Le", digits - 1, d + above / 4);
+    return strtod(s, NULL) == d;
+}
+
 void jtext_double(struct jinja *j, struct jtext *t, double d)
 {
     char s[40];
     if (isnan(d)) return jtext_cstr(j, t, "nan");
     if (isinf(d)) return jtext_cstr(j, t, d < 0 ? "-inf" : "inf");
     int digits = 1;
-    do snprintf(s, sizeof s, "%.*e", digits - 1, d);
-    while (strtod(s, NULL) != d && ++digits <= 17);
+    while (!print_digits(s, sizeof s, digits, d) && digits < 17) digits++;
     int exponent = atoi(strchr(s, 'e') + 1);
-    if (exponent < -4 || exponent >= 16) {
-        snprintf(s, sizeof s, "%.*e", digits - 1, d); /* 1e+16, 1e-05: as C writes it */
-    } else {
+    if (exponent >= -4 && exponent < 16) { /* else 1e+16, 1e-05: as C writes it */
         int after = digits - 1 - exponent;
-        snprintf(s, sizeof s, "%.*f", after > 0 ? after : 1, d);
+        snprintf(s, sizeof s, "%.*f", after > 0 ? after : 1, strtod(s, NULL));
     }
     jtext_cstr(j, t, s);
 }
@@ -285,6 +295,10 @@ void jtext_repr(struct jinja *j, struct jtext *t, struct jv v)
     case J_INT:
         snprintf(s, sizeof s, "%lld", (long long)v.i);
         jtext_cstr(j, t, s);
+        break;
+    case J_BIG:
+        if (jint_below_zero(v)) jtext_cstr(j, t, "-");
+        jtext_cstr(j, t, jint_digits(j, v, 10));
         break;
     case J_FLOAT: jtext_double(j, t, v.d); break;
     case J_STR: repr_str(j, t, *v.str); break;

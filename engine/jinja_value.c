@@ -235,7 +235,8 @@ const char *jv_type_name(struct jv v)
     case J_UNDEF: return "Undefined";
     case J_NONE: return "NoneType";
     case J_BOOL: return "bool";
-    case J_INT: return "int";
+    case J_INT:
+    case J_BIG: return "int";
     case J_FLOAT: return "float";
     case J_STR: return "str";
     case J_LIST: return lists[v.list->kind];

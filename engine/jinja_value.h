@@ -44,7 +44,8 @@ enum jtype {
     J_UNDEF,
     J_NONE,
     J_BOOL,
-    J_INT,
+    J_INT, /* one that 64 bits hold */
+    J_BIG, /* any other (jinja_int.h) */
     J_FLOAT,
     J_STR,
     J_LIST,
@@ -79,11 +80,13 @@ enum jop {
 struct jinja;
 struct jinja_loop;
 struct jinja_macro;
+struct jbig;
 struct jv {
     enum jtype type;
     union {
         bool b;
         int64_t i;
+        const struct jbig *big;
         double d;
         const struct jstr *str;
         struct jlist *list;
@@ -258,8 +261,8 @@ bool jv_equal(struct jinja *j, struct jv a, struct jv b);
 int jv_compare(struct jinja *j, struct jv a, struct jv b, const char *op); /* <0, 0, >0; 2: not comparable (NaN) */
 bool jv_contains(struct jinja *j, struct jv in, struct jv what);
 uint32_t jv_hash(struct jinja *j, struct jv v);
-bool jv_is_number(struct jv v, double *d); /* int, float or bool */
-bool jv_is_int(struct jv v, int64_t *i);   /* int or bool */
+bool jv_is_number(struct jv v, double *d); /* int (perhaps too large: infinite), float or bool */
+bool jv_is_int(struct jv v, int64_t *i);   /* int or bool, of 64 bits */
 
 /* What a `for` walks over: the elements as an array.  Takes an iterator's rest.  Fails on what cannot be walked. */
 struct jlist *jv_iterate(struct jinja *j, struct jv v);

@@ -197,6 +197,7 @@ static bool read_chat(struct chat_work *w, struct json_at *top, const cJSON *mes
     json_get_array(top, "tools", &w->input.tools);
     json_get_object(top, "chat_template_kwargs", &w->input.extra);
     w->input.messages = messages;
+    w->input.adapt = true;
     w->special = w->special || chat->plain; /* a template writes its own begin-of-text */
     if (top->e->code) return false;
     if (!messages->child) return err_set(top->e, ERR_INVALID, "messages: the list is empty"), false;

@@ -87,8 +87,10 @@ static int check_content(cJSON *m, int i, struct err *e)
     const cJSON *content = cJSON_GetObjectItemCaseSensitive(m, "content");
     struct buf text = {0};
     int k = 0, rc = 0;
-    if (cJSON_IsString(content)) return 0;
-    if (content && !cJSON_IsNull(content) && !cJSON_IsArray(content))
+    bool assistant = strcmp(string_of(m, "role"), "assistant") == 0;
+    bool absent = !content || cJSON_IsNull(content);
+    if (cJSON_IsString(content) || (absent && assistant)) return 0; /* what null is, the template decides */
+    if (!absent && !cJSON_IsArray(content))
         return err_set(e, ERR_INVALID, "messages[%d].content: expected a string or a list of parts", i);
     buf_str(&text, "");
     for (const cJSON *part = content ? content->child : NULL; part && !rc; part = part->next)
@@ -98,8 +100,6 @@ static int check_content(cJSON *m, int i, struct err *e)
     return rc;
 }
 
-/* Clients send the arguments as the text they were given.  What is no object (a model's bad JSON that comes back in the
- * history) stays a text. */
 static int check_calls(cJSON *m, int i, struct err *e)
 {
     cJSON *calls = cJSON_GetObjectItemCaseSensitive(m, "tool_calls");
@@ -111,16 +111,9 @@ static int check_calls(cJSON *m, int i, struct err *e)
     if (!cJSON_IsArray(calls)) return err_set(e, ERR_INVALID, "messages[%d].tool_calls: expected a list", i);
     int k = 0;
     for (const cJSON *call = calls->child; call; call = call->next, k++) {
-        cJSON *function = cJSON_GetObjectItemCaseSensitive(call, "function");
+        const cJSON *function = cJSON_GetObjectItemCaseSensitive(call, "function");
         if (!string_of(function, "name"))
             return err_set(e, ERR_INVALID, "messages[%d].tool_calls[%d].function.name: expected a string", i, k);
-        const char *text = string_of(function, "arguments");
-        struct err bad = {0};
-        cJSON *parsed = !text ? NULL : *text ? json_parse(text, strlen(text), &bad) : cJSON_CreateObject();
-        if (cJSON_IsObject(parsed))
-            cJSON_ReplaceItemInObjectCaseSensitive(function, "arguments", parsed);
-        else
-            cJSON_Delete(parsed);
     }
     return 0;
 }
@@ -147,6 +140,7 @@ int chat_render(const struct chat_format *c, const struct openai_params *p, stru
         .extra = p->template_kwargs,
         .add_generation_prompt = p->add_generation_prompt,
         .continue_final_message = p->continue_final,
+        .adapt = true,
     };
     return chat_template_render(c->template, &in, out, NULL, e);
 }

@@ -29,7 +29,7 @@ int chat_open(struct chat_format *, const struct settings *, struct err *e);
 void chat_close(struct chat_format *);
 
 /* Checks the messages (an array that is not empty) and makes of them what templates expect: contents are strings (a
- * list of text parts is joined by line breaks), arguments of tool calls are objects, and "developer" is "system". */
+ * list of text parts is joined by line breaks; the assistant's may be null or absent) and "developer" is "system". */
 int chat_messages_check(cJSON *messages, struct err *e);
 /* Appends the page that the model is to continue. */
 int chat_render(const struct chat_format *, const struct openai_params *, struct buf *out, struct err *e);

@@ -39,11 +39,12 @@ int job_data_save(const char *dir, const char *job_id, const struct data_spec *d
     char name[80];
     if (!d->inline_) return 0;
     char *path = data_path(dir, "inline", inline_name(name, job_id, d->kind, eval));
-    char *rows = d->kind == DATA_ROWS ? cJSON_PrintUnformatted(d->inline_) : NULL;
-    const char *text = d->kind == DATA_ROWS ? rows : d->inline_->valuestring;
-    int rc = text ? data_mkdir(dir, "inline", NULL, e) : err_set(e, ERR_NOMEM, "the rows do not fit in memory");
+    struct buf rows = {0};
+    if (d->kind == DATA_ROWS) json_put_value(&rows, d->inline_, ",", ":");
+    const char *text = d->kind == DATA_ROWS ? rows.data : d->inline_->valuestring;
+    int rc = data_mkdir(dir, "inline", NULL, e);
     if (!rc) rc = data_write(path, text, strlen(text), e);
-    cJSON_free(rows);
+    buf_free(&rows);
     free(path);
     return rc;
 }

@@ -1,10 +1,9 @@
 /* Reading requests and writing answers as JSON: json.h says what holds.  No state; any thread.
  *
- * Big numbers.  json_check hands them to cJSON as tagged strings; restore_numbers turns those back into numbers and
- * leaves the literal in `valuestring` (cJSON_Delete frees that whatever the type).  So to a caller every number is a
- * number, and the getters below can still be exact. */
+ * Numbers that a double does not hold keep their literals (json_literal.h), so the getters below are exact. */
 #include "server/json.h"
 
+#include "engine/base/json_literal.h"
 #include "engine/base/mem.h"
 #include "server/json_check.h"
 
@@ -13,21 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static void restore_numbers(cJSON *item)
-{
-    for (; item; item = item->next) {
-        if (cJSON_IsString(item) && item->valuestring[0] == JSON_NUMBER_TAG) {
-            memmove(item->valuestring, item->valuestring + 1, strlen(item->valuestring));
-            item->type = cJSON_Number;
-            item->valuedouble = strtod(item->valuestring, NULL);
-            item->valueint = item->valuedouble >= 2147483647.0    ? 2147483647
-                             : item->valuedouble <= -2147483648.0 ? -2147483647 - 1
-                                                                  : (int)item->valuedouble;
-        }
-        restore_numbers(item->child); /* as deep as json_check let it be */
-    }
-}
 
 cJSON *json_parse(const char *text, size_t n, struct err *e)
 {
@@ -38,7 +22,7 @@ cJSON *json_parse(const char *text, size_t n, struct err *e)
         if (!tree) err_set(e, ERR_NOMEM, "JSON of %zu bytes could not be held in memory", n);
     }
     buf_free(&checked);
-    restore_numbers(tree);
+    json_literal_restore(tree);
     return tree;
 }
 
@@ -326,7 +310,7 @@ void json_put_number(struct buf *b, double v)
     buf_str(b, text);
 }
 
-/* A number without its literal had at most 15 characters and no exponent: %.15g reads back as the same double. */
+/* A number without its literal had at most 15 characters, no exponent and no empty fraction: %.15g says it again. */
 static void put_literal(struct buf *b, const cJSON *v)
 {
     if (cJSON_IsNumber(v) && v->valuestring)

@@ -141,8 +141,7 @@ static bool keep_literal(struct reader *r, size_t start)
 {
     const char *literal = (const char *)r->text + start;
     size_t len = r->at - start;
-    bool exponent = memchr(literal, 'e', len) || memchr(literal, 'E', len);
-    if (len <= 15 && !exponent) return true;
+    if (!json_literal_needed(literal, len)) return true;
     if (len > JSON_MAX_NUMBER) return fault(r, start, "number with too many digits");
     char copy[JSON_MAX_NUMBER + 1];
     memcpy(copy, literal, len);
@@ -150,7 +149,7 @@ static bool keep_literal(struct reader *r, size_t start)
     if (!isfinite(strtod(copy, NULL))) return fault(r, start, "number out of range");
     buf_append(r->out, r->text + r->copied, start - r->copied);
     buf_char(r->out, '"');
-    buf_char(r->out, JSON_NUMBER_TAG);
+    buf_char(r->out, JSON_LITERAL_TAG);
     buf_append(r->out, literal, len);
     buf_char(r->out, '"');
     r->copied = r->at;

@@ -4,16 +4,14 @@
 
 #include "engine/base/buf.h"
 #include "engine/base/err.h"
+#include "engine/base/json_literal.h"
 
 #include <stddef.h>
 
 enum { JSON_MAX_DEPTH = 64, JSON_MAX_NUMBER = 1000 };
 
-/* The byte that marks a string as "really a number, this is its literal".  It is no UTF-8, so no client can send it. */
-#define JSON_NUMBER_TAG '\xff'
-
-/* Checks `text` and, when it is good, appends to *out an equal text for cJSON in which every number that a double may
- * not hold exactly (or that cJSON would cut: it copies 63 characters) became a tagged string. */
+/* Checks `text` and, when it is good, appends to *out an equal text for cJSON in which every number that needs its
+ * literal became a tagged string (json_literal.h). */
 int json_check(const char *text, size_t n, struct buf *out, struct err *e);
 
 /* Bytes of the UTF-8 sequence at p (1..4), or 0 if there is no well-formed one within n bytes. */

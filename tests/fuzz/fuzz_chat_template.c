@@ -4,6 +4,7 @@
  * What does not must say why. */
 #include "engine/base/check.h"
 #include "engine/chat_template.h"
+#include "engine/dataset_json.h"
 #include "engine/tokenizer_text.h"
 
 #include <stdint.h>
@@ -64,12 +65,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t n = end ? (size_t)(end - data) : size;
     char *source = malloc(n ? n : 1);
     if (n) memcpy(source, data, n);
-    cJSON *request = end ? cJSON_ParseWithLength((const char *)end + 1, size - n - 1) : NULL;
+    struct err e = {0};
+    cJSON *request = end ? row_parse((const char *)end + 1, size - n - 1, &e) : NULL;
     if (!cJSON_IsObject(request)) {
         cJSON_Delete(request);
         request = cJSON_Parse(CONVERSATION);
     }
-    struct err e = {0};
+    e = (struct err){0};
     struct chat_template *t = chat_template_parse(source, n, &e);
     CHECK(t || (e.code == ERR_INVALID && e.msg[0]));
     free(source); /* the template must not need it */

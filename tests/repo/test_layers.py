@@ -30,7 +30,7 @@ class Rule:
 
 RULES = {
     "kernels": Rule("kernels/", set(), set()),
-    "engine": Rule("engine/", {"kernels/ops.h", "kernels/ceilings.h", "kernels/trace.h", "kernels/num.h", "kernels/rng.h"}, {"pcre2.h", "utf8proc.h", "cjson/cJSON.h"}),
+    "engine": Rule("engine/", {"kernels/ops.h", "kernels/ceilings.h", "kernels/trace.h", "kernels/num.h", "kernels/rng.h"}, {"pcre2.h", "utf8proc.h", "gmp.h", "cjson/cJSON.h"}),
     "server": Rule("server/", {"engine/engine.h", "engine/bench.h", "engine/eval.h", "engine/quantize.h", "engine/tokenizer.h", "engine/train.h", "engine/train_offline.h", "engine/dataset.h", "engine/tfevents.h", "engine/chat_template.h", "engine/grammar.h",
                                 "engine/base/"},
                    {"uv.h", "llhttp.h", "llhttp/llhttp.h", "cjson/cJSON.h", "yaml.h", "sqlite3.h", "jemalloc/jemalloc.h",

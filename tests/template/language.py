@@ -6,6 +6,7 @@ VARIABLES = {
     "d": {"a": 1, "b": {"c": [1, 2, {"deep": "x"}]}, "items": "shadow", "with space": 2, "Z": 26},
     "people": [{"name": "Bo", "age": 30, "tags": ["x"]}, {"name": "al", "age": 5}, {"name": "Cy", "age": 30, "boss": None}],
     "html": "<a href='x'>&\"</a>", "big": 9007199254740991, "words": ["b", "A", "c", "a", "B"], "nested": [[1, 2], [3, [4]]],
+    "huge": 123456789012345678901234567890, "above": 9007199254740993, "top": 9223372036854775807, "whole": 1.0, "minus": -0.0, "tiny": 2.0 ** -44,
 }
 
 # Whole expressions: each becomes {{ expression }}.
@@ -302,6 +303,40 @@ people | length == 3 and people[0].tags is defined and not people[1].tags is def
 1 ~ 2 + 3, 1 + 2 ~ 3
 [1, 2] | map("string") | map("int") | sum
 "İSTANBUL".lower() | length, "ẞ".lower(), "ß".upper()
+huge, -huge, above, top, whole, minus, tiny, [huge, whole], {"k": above}, huge | string, huge ~ "", huge | tojson
+huge + 1, huge - huge, huge * huge, huge // 7, huge % 7, -huge // 7, -huge % 7, huge // -7, huge % -7, 7 // huge, -7 // huge, 7 % huge, -7 % huge
+top + 1, -top - 1, -top - 2, top * top, top * -1, -top - 1 + top, (top + 1) - 1, (-top - 1) // -1, (-top - 1) % -1, (-top - 1) | abs
+huge / 7, 7 / huge, huge / huge, above / 3, above / 1, above * 1.0, huge / 0.5, huge // 0.5, huge % 0.5, (10 ** 400) / (10 ** 399), 0 / -5
+2 ** 64, 2 ** 63, 10 ** 40, (-3) ** 99, huge ** 2, huge ** 0, 1 ** huge, (no - 1) ** huge, 0 ** huge, 2 ** 1000 % 1000007, huge ** -1, 2.0 ** 1000
+10.0 ** 400
+(10 ** 400) * 1.0
+(10 ** 400) | float
+(10 ** 400) / 3
+huge // 0
+huge % 0
+huge < top, huge > top, -huge < 1, huge == huge + 0, huge == 1, above == 9007199254740992.0, above > 9007199254740992.0, above == above | float, huge == huge | float, huge < 1e30, huge < 1e29
+huge in [1, huge], {huge: 1}[huge], {2 ** 64: "a"}[18446744073709551616.0], [huge, 1, -huge, 2.5, top] | sort, [huge, 1e31, 1] | max, [huge, 1, huge] | unique | list, [huge, top, 1] | sum
+huge is integer, huge is number, huge is float, huge is odd, huge is even, huge is divisibleby(10), huge is sameas(huge), huge and 1, not huge
+123456789012345678901234567890, 0xffffffffffffffffffff, 0b1_0000_0000_0000_0000_0000_0000_0000_0000_0000_0000_0000_0000_0000_0000_0000_0000, 0o7777777777777777777777777
+"123456789012345678901234567890" | int, "-9_999_999_999_999_999_999_999" | int, "ffffffffffffffffffff" | int(base=16), "0xffffffffffffffffffff" | int(base=16), "0b101" | int(base=0), "010" | int(base=0), "1__0" | int, "_1" | int, "5" | int(base=1), 1e25 | int, -1e25 | int, "1e25" | int, "inf" | int, "nan" | int(3)
+"inf" | float | int
+"nan" | float | int
+huge | float, ("1e" ~ n ~ "00") | float, "1_0.5" | float, "1__0.5" | float(2), huge | abs, -huge | abs, huge | int, true | int
+huge | round, huge | round(-3), -huge | round(-25), 15 | round(-1), 25 | round(-1), 35 | round(-1), -15 | round(-1), 5 | round(-1), 123 | round(-5), huge | round(2), 1234 | round(-2, "ceil"), 1234 | round(1, "floor"), huge | round(-3, "floor")
+"%d" % huge, "%x" % huge, "%#o" % -huge, "%40d|%-40d|%040d" % (huge, huge, -huge), "%+d % d" % (huge, huge), "%.35d" % huge, "%d" % 1e22, "%f %e %g" % (huge, huge, huge), "%s %r" % (huge, huge)
+"%d" % ("inf" | float)
+"%x" % 1.5
+"{:,} {:_} {:x} {:_x} {:#b} {:+d} {:40} {:<40}| {:^40}|".format(huge, huge, huge, huge, 5, huge, huge, huge, huge)
+"{:.3} {:.10} {:.1} {:08.3} {:,} {:_} {:>10} {:+} {:010}".format(1234.5678, 2.0, 0.00001, 2.5, 1234567.5, 1e15, 1.0, 2.5, -1.5)
+"{:.70f} {:.100e}".format(0.1, 0.1), "%.80f" % 0.1, "{:F} {:E} {:G} {:%} {:.1%}".format(1.5, 1.5, 1e20, 0.25, 0.123)
+"{:.2d}".format(5)
+items[huge] is defined, items[:huge], items[-huge:], items[huge:], text[:huge], items[::huge]
+"a" * huge
+range(huge)
+whole, whole | tojson, {"a": minus} | tojson, [whole, minus, tiny] | string, minus == 0, 0.0 * -1, whole | int, "%s" % whole, whole ~ minus
+tiny, 1e23, 9007199254740993.0, 5e-324, 2.2250738585072014e-308, 1.7976931348623157e308, 4.35, 0.1 + 0.7, 1e16, 123456789012345680.0, 2.0 ** -30, 2.0 ** 70, -2.0 ** -1022
+(0.5 - above) // -7.5, 5.0 // -0.3, -5.5 % 0.3, x * 1e308, -x * 1e308, 0.0 / -5
+{"big": huge, "n": [above, -top - 1], "x": {"w": whole}} | tojson(indent=1), {huge: 1, whole: 2} | tojson, {huge: 1}
 """
 
 # Whole templates, separated by lines of ====.

@@ -1,11 +1,13 @@
 /* Chat templates behind a pipe, for test_templates.py.  One request per line, a JSON object:
  *
  *   {"template": source, or "dir": a model's directory, or neither: no template,
- *    "messages": [...], "tools": [...], "extra": {...}, "prompt": bool, "continue": bool, "spans": bool}
+ *    "messages": [...], "tools": [...], "extra": {...}, "prompt": bool, "continue": bool, "spans": bool,
+ *    "adapt": bool}
  *
  * Answer: "ok N start end message start end message...", a newline and N bytes of text; or "err" and a message. */
 #include "engine/base/mem.h"
 #include "engine/chat_template.h"
+#include "engine/dataset_json.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +34,8 @@ static void answer(const cJSON *request)
                             .tools = cJSON_GetObjectItem(request, "tools"),
                             .extra = cJSON_GetObjectItem(request, "extra"),
                             .add_generation_prompt = flag(request, "prompt"),
-                            .continue_final_message = flag(request, "continue")};
+                            .continue_final_message = flag(request, "continue"),
+                            .adapt = flag(request, "adapt")};
     struct chat_template *t = template_of(request, &e);
     if (!e.code) chat_template_render(t, &in, &out, flag(request, "spans") ? &spans : NULL, &e);
     if (e.code) {
@@ -54,7 +57,8 @@ int main(void)
     char *line = NULL;
     size_t room = 0;
     while (getline(&line, &room, stdin) > 0) {
-        cJSON *request = cJSON_Parse(line);
+        struct err e = {0};
+        cJSON *request = row_parse(line, strlen(line), &e); /* numbers keep their literals, as in the server */
         if (!cJSON_IsObject(request)) return 1;
         answer(request);
         cJSON_Delete(request);

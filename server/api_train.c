@@ -34,7 +34,8 @@ struct train_limits train_limits_of(const struct app *app)
 {
     return (struct train_limits){.model_id = app->info->model_id,
                                  .weight_type = app->info->weight_type,
-                                 .max_model_len = app->info->max_model_len};
+                                 .max_model_len = app->info->max_model_len,
+                                 .max_lora_rank = app->info->max_lora_rank};
 }
 
 /* ---- creating -------------------------------------------------------------------------------------------------- */

@@ -123,6 +123,7 @@ static struct run *run_new(struct jobs *jobs, sqlite3_stmt *q, struct err *e)
     struct train_limits lim = {.model_id = jobs->app->info->model_id,
                                .weight_type = jobs->app->info->weight_type,
                                .max_model_len = jobs->app->info->max_model_len,
+                               .max_lora_rank = jobs->app->info->max_lora_rank,
                                .stored = true};
     r->jobs = jobs;
     r->app = jobs->app;
@@ -143,6 +144,9 @@ static struct run *run_new(struct jobs *jobs, sqlite3_stmt *q, struct err *e)
                 r->spec.base, lim.model_id);
     else if (read && r->spec.p.max_length > lim.max_model_len)
         err_set(e, ERR_INVALID, "max_length: the model that is served now has %d positions", lim.max_model_len);
+    else if (read && r->spec.p.method != TRAIN_FULL && r->spec.p.lora_r > lim.max_lora_rank)
+        err_set(e, ERR_INVALID, "lora_r: %d, and --max-lora-rank of this server is %d", r->spec.p.lora_r,
+                lim.max_lora_rank);
     cJSON_Delete(tree);
     r->e = *e;
     return r;

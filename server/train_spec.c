@@ -181,12 +181,16 @@ static bool read_method(struct json_at *at, const struct train_limits *lim, stru
 static bool read_hyperparameters(struct json_at *top, const struct train_limits *lim, struct train_spec *s)
 {
     const cJSON *obj;
+    bool lora = s->p.method != TRAIN_FULL;
     if (s->p.max_length > lim->max_model_len) s->p.max_length = lim->max_model_len;
+    if (s->p.lora_r > lim->max_lora_rank) s->p.lora_r = lim->max_lora_rank;
     if (!json_get_object(top, "hyperparameters", &obj)) return top->e->code == 0;
     struct json_at at = {.obj = obj, .path = "hyperparameters", .e = top->e};
     if (!train_params_read(&at, &s->p)) return false;
     if (s->p.max_length > lim->max_model_len && !lim->stored)
         return wrong(&at, "max_length", "must be at most %d, the model's positions", lim->max_model_len);
+    if (lora && s->p.lora_r > lim->max_lora_rank && !lim->stored) /* the result could not be served */
+        return wrong(&at, "lora_r", "must be at most %d, this server's --max-lora-rank", lim->max_lora_rank);
     return true;
 }
 

@@ -30,7 +30,7 @@ struct train_spec {
 /* What the body is checked against. */
 struct train_limits {
     const char *model_id, *weight_type;
-    int max_model_len;
+    int max_model_len, max_lora_rank;
     bool stored; /* the text was written by train_spec_put */
 };
 

@@ -1,12 +1,13 @@
 """LoRA adapters through HTTP: named in requests, loaded, replaced and deleted while others generate."""
 import json
 import shutil
+import sqlite3
 import threading
 
 import pytest
 import requests
 from conftest import DEMO, ROOT
-from training import submit, wait_over
+from training import request, submit, wait_over
 
 MODELS, ADAPTERS = ROOT / "tests/fixtures/models", ROOT / "tests/fixtures/adapters"
 MODEL = MODELS / "llama-gqa"
@@ -184,6 +185,22 @@ def test_limits(start, folder):
         assert server.post("/adapters", {"name": "a", "path": "small"}).status_code == 201
         assert requests.delete(server.url + "/adapters/a").status_code == 200
         assert server.post("/adapters", {"name": "b", "path": "small"}).status_code == 201
+        assert requests.delete(server.url + "/adapters/b").status_code == 200
+        # what could not be served is refused before it is trained, and the default is within the limit
+        refused = server.post("/train", request("c", n=4, max_steps=1, lora_r=4))
+        assert refused.status_code == 422 and "hyperparameters.lora_r: must be at most 3, this server's --max-lora-rank" in refused.json()["error"]
+        body = request("c", n=4, max_steps=1)
+        del body["hyperparameters"]["lora_r"]
+        job_id = server.post("/train", body).json()["id"]
+        assert wait_over(server, job_id)["status"] == "succeeded" and names(server) == ["c"]
+    with start("--data-dir", server.data, "--max-lora-rank", "2", *FEW, model=MODEL) as server:
+        (server.data / "small.jsonl").write_text('{"prompt": "Hello.", "completion": " You."}\n' * 2)
+        again = sqlite3.connect(server.data / "jobs.sqlite", isolation_level=None)
+        again.execute("UPDATE jobs SET status = 'failed', spec = json_set(spec, '$.dataset', json('{\"path\": \"small.jsonl\"}'))")
+        again.close()
+        assert server.post(f"/train/{job_id}/resume", {}).status_code == 200
+        found = wait_over(server, job_id)
+        assert found["status"] == "failed" and "lora_r: 3, and --max-lora-rank of this server is 2" in found["error"]["message"]
 
 
 def test_named_adapter_must_load(run, folder):

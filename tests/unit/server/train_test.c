@@ -159,7 +159,7 @@ static void test_one_set_of_limits(void **state)
 
 static void test_a_job_is_stored_as_it_was_asked(void **state)
 {
-    struct train_limits lim = {.model_id = "m", .weight_type = "bf16", .max_model_len = 512};
+    struct train_limits lim = {.model_id = "m", .weight_type = "bf16", .max_model_len = 512, .max_lora_rank = 256};
     struct train_spec a, b;
     struct buf text = {0}, again = {0};
     (void)state;

@@ -8,9 +8,12 @@
  * Recursion is bounded by JSON_MAX_DEPTH. */
 #include "server/json_check.h"
 
+#include "server/json_path.h"
+
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -91,6 +94,15 @@ static int read_hex4(struct reader *r)
     return v;
 }
 
+/* It is JSON, and clients do send it: which text has it is what they can look for. */
+static bool refuse_nul(struct reader *r, size_t start)
+{
+    char path[JSON_PATH_MAX], what[JSON_PATH_MAX + 60];
+    json_path((const char *)r->text, start, path);
+    snprintf(what, sizeof what, "the NUL character (\\u0000) is not allowed%s%s", *path ? ", in " : "", path);
+    return fault(r, start, what);
+}
+
 /* r->at is behind the backslash. */
 static bool read_escape(struct reader *r)
 {
@@ -103,7 +115,7 @@ static bool read_escape(struct reader *r)
     }
     int unit = read_hex4(r);
     if (unit < 0) return fault(r, start, "\\u needs four hexadecimal digits");
-    if (unit == 0) return fault(r, start, "the NUL character (\\u0000) is not allowed");
+    if (unit == 0) return refuse_nul(r, start);
     if (unit >= 0xdc00 && unit <= 0xdfff) return fault(r, start, "unpaired surrogate");
     if (unit < 0xd800 || unit > 0xdbff) return true;
     if (r->n - r->at < 2 || r->text[r->at] != '\\' || r->text[r->at + 1] != 'u') {

@@ -102,6 +102,13 @@ static void refuses(void **state)
         {"\"\xf4\x90\x80\x80\"", "malformed JSON at byte 1: the text is not valid UTF-8"},
         {"\"\xe2\x82\"", "malformed JSON at byte 1: the text is not valid UTF-8"},
         {"// c\n1", "malformed JSON at byte 0: expected a value"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"content\":\"a\\u0000\"}]}",
+         "malformed JSON at byte 56: the NUL character (\\u0000) is not allowed, in messages[1].content"},
+        {"{\"a\":{\"b\":[1,[true,{}],\"\\\"]{,\",{\"c\":[0,\"\\u0000\"]}]}}",
+         "malformed JSON at byte 40: the NUL character (\\u0000) is not allowed, in a.b[3].c[1]"},
+        {"[\"a\",\"\\u0000\"]", "malformed JSON at byte 6: the NUL character (\\u0000) is not allowed, in [1]"},
+        {"{\"a\":{\"x\":1,\"\\u0000\":1}}",
+         "malformed JSON at byte 13: the NUL character (\\u0000) is not allowed, in a"},
         {"{\"\\u0000\":1}", "malformed JSON at byte 2: the NUL character (\\u0000) is not allowed"},
     };
     (void)state;

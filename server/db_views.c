@@ -93,7 +93,7 @@ static void on_utf8(sqlite3_context *context, int n, sqlite3_value **v)
     size_t left = p ? (size_t)sqlite3_value_bytes(v[0]) : 0;
     (void)n;
     for (int len; left; p += len, left -= (size_t)len)
-        if (!(len = utf8_length(p, left))) break;
+        if (!(len = *p < 0x80 ? 1 : utf8_length(p, left))) break;
     sqlite3_result_int(context, left == 0);
 }
 

@@ -1,0 +1,87 @@
+"""litellm: chats, streams, calls, embeddings, texts, and which of its exceptions a refusal becomes."""
+import json
+
+import pytest
+from client_rig import call_text, package, start, talker  # noqa: F401
+
+litellm = package("litellm")
+litellm.telemetry = False
+
+ASK = [{"role": "user", "content": "How is the weather?"}]
+WEATHER = {"type": "function", "function": {
+    "name": "get_weather", "description": "tells the weather",
+    "parameters": {"type": "object", "properties": {"city": {"enum": ["Paris", "Oslo"]}}, "required": ["city"], "additionalProperties": False}}}
+PROVIDERS = ["openai", "hosted_vllm"]
+
+
+@pytest.fixture(params=PROVIDERS)
+def to(talker, request):  # noqa: F811
+    return {"model": f"{request.param}/talker", "api_base": talker.url + "/v1", "api_key": "none", "num_retries": 0, "timeout": 60}
+
+
+def test_completion(to):
+    got = litellm.completion(messages=ASK, max_tokens=8, temperature=0, n=2, **to)
+    assert len(got.choices) == 2 and got.choices[0].finish_reason == "length" and got.usage.completion_tokens == 16
+    text = got.choices[0].message.content
+    chunks = list(litellm.completion(messages=ASK, max_tokens=8, temperature=0, stream=True, stream_options={"include_usage": True}, **to))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text and chunks[-1].usage.completion_tokens == 8
+    rebuilt = litellm.stream_chunk_builder(chunks, messages=ASK)
+    assert rebuilt.choices[0].message.content == text and rebuilt.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("how", ["required", "named", "automatic"])
+def test_tools(to, how):
+    fields = {"messages": ASK, "tools": [WEATHER], "max_tokens": 200, "temperature": 1, "seed": 1, **to}
+    if how == "automatic":
+        fields.update(tool_choice="auto", extra_body={"structured_outputs": {"choice": ["Well.\n" + call_text("get_weather", '{"city": "Oslo"}')]}})
+    else:
+        fields["tool_choice"] = "required" if how == "required" else {"type": "function", "function": {"name": "get_weather"}}
+    message = litellm.completion(**fields).choices[0].message
+    [call] = message.tool_calls
+    assert call.function.name == "get_weather" and json.loads(call.function.arguments)["city"] in ("Paris", "Oslo")
+    chunks = list(litellm.completion(stream=True, **fields))
+    streamed = litellm.stream_chunk_builder(chunks, messages=ASK).choices[0].message
+    [again] = streamed.tool_calls
+    assert (again.function.name, again.function.arguments) == (call.function.name, call.function.arguments)
+    assert (streamed.content or "") == (message.content or "") == ("Well." if how == "automatic" else "")
+    history = [*ASK, message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "Rain."}]
+    assert litellm.completion(**{**fields, "messages": history, "tool_choice": "none", "max_tokens": 4}).choices[0].message.content
+
+
+def test_structured_output(to):
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+    got = litellm.completion(messages=ASK, response_format=wanted, max_tokens=60, **to)
+    assert set(json.loads(got.choices[0].message.content)) == {"ok"}
+
+
+def test_embeddings(to):
+    got = litellm.embedding(input=["one", "two"], **to)
+    assert [d["index"] for d in got.data] == [0, 1] and got.usage.prompt_tokens > 0
+    assert len(got.data[0]["embedding"]) == len(got.data[1]["embedding"]) == 48
+    assert litellm.embedding(input=["one"], dimensions=8, allowed_openai_params=["dimensions"], **to).data[0]["embedding"] != got.data[0]["embedding"]
+
+
+def test_text_completion(to):
+    to = {**to, "model": to["model"].replace("openai/", "text-completion-openai/")}
+    got = litellm.text_completion(prompt="Once", max_tokens=8, temperature=0, logprobs=1, **to)
+    assert got.choices[0].finish_reason == "length" and got.usage.completion_tokens == 8
+    pieces = litellm.text_completion(prompt="Once", max_tokens=8, temperature=0, stream=True, **to)
+    assert "".join(p.choices[0].text or "" for p in pieces if p.choices) == got.choices[0].text
+
+
+@pytest.mark.parametrize("error, change", [
+    ("NotFoundError", {"model": "nobody"}),
+    ("BadRequestError", {"temperature": -1}),
+    ("ContextWindowExceededError", {"messages": [{"role": "user", "content": "word " * 5000}]}),
+    ("ContextWindowExceededError", {"max_tokens": 100000}),
+])
+def test_errors(to, error, change):
+    provider = to["model"].split("/")[0]
+    change = {k: f"{provider}/{v}" if k == "model" else v for k, v in change.items()}
+    with pytest.raises(getattr(litellm, error)) as e:
+        litellm.completion(**{"messages": ASK, "max_tokens": 4, **to, **change})
+    assert e.value.status_code == (404 if error == "NotFoundError" else 400)
+    with pytest.raises(getattr(litellm, error)):
+        for _ in litellm.completion(**{"messages": ASK, "max_tokens": 4, "stream": True, **to, **change}):
+            pass

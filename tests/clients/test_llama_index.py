@@ -1,0 +1,68 @@
+"""llama-index through OpenAILike: texts, chats, streams, calls and embeddings."""
+import json
+from typing import Literal
+
+import pytest
+from client_rig import call_text, package, start, talker  # noqa: F401
+
+llms = package("llama_index.llms.openai_like")
+embeddings = package("llama_index.embeddings.openai_like")
+from llama_index.core.llms import ChatMessage  # noqa: E402
+from llama_index.core.tools import FunctionTool  # noqa: E402
+
+
+def get_weather(city: Literal["Paris", "Oslo"]) -> str:
+    """Tells the weather of a city."""
+    return f"Rain in {city}."
+
+
+@pytest.fixture
+def make(talker):  # noqa: F811
+    def new(**kw):
+        fields = {"model": "talker", "api_base": talker.url + "/v1", "api_key": "none", "is_chat_model": True, "is_function_calling_model": True,
+                  "context_window": 8192, "max_tokens": 12, "temperature": 0, "max_retries": 0, "timeout": 60}
+        return llms.OpenAILike(**{**fields, **kw})
+    return new
+
+
+def test_complete(make):
+    llm = make(is_chat_model=False)
+    whole = llm.complete("Once upon a time").text
+    pieces = list(llm.stream_complete("Once upon a time"))
+    assert whole and pieces[-1].text == whole == "".join(p.delta for p in pieces)
+
+
+def test_chat(make):
+    llm, messages = make(), [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Hello")]
+    whole = llm.chat(messages).message.content
+    pieces = list(llm.stream_chat(messages))
+    assert whole and pieces[-1].message.content == whole == "".join(p.delta for p in pieces)
+
+
+@pytest.mark.parametrize("required", [True, False], ids=["required", "automatic"])
+def test_tools(make, required):
+    tool = FunctionTool.from_defaults(get_weather)
+    forced = {} if required else {"additional_kwargs": {"extra_body": {"structured_outputs": {"choice": [call_text("get_weather", '{"city": "Oslo"}')]}}}}
+    llm = make(max_tokens=200, temperature=1, **forced)
+    answer = llm.chat_with_tools([tool], user_msg="How is the weather?", tool_required=required, seed=1)
+    [call] = llm.get_tool_calls_from_response(answer)
+    assert call.tool_name == "get_weather" and str(tool.call(**call.tool_kwargs).content) in ("Rain in Paris.", "Rain in Oslo.")
+    *_, last = llm.stream_chat_with_tools([tool], user_msg="How is the weather?", tool_required=required, seed=1)
+    [streamed] = llm.get_tool_calls_from_response(last)
+    assert (streamed.tool_name, streamed.tool_kwargs) == (call.tool_name, call.tool_kwargs)
+    history = [ChatMessage(role="user", content="How is the weather?"), answer.message,
+               ChatMessage(role="tool", content="Rain.", additional_kwargs={"tool_call_id": call.tool_id})]
+    assert make().chat(history).message.content
+
+
+def test_predict_and_call(make):
+    answer = make(max_tokens=200, temperature=1).predict_and_call([FunctionTool.from_defaults(get_weather)], "How is the weather?",
+                                                                 tool_required=True)
+    assert str(answer) in ("Rain in Paris.", "Rain in Oslo.")
+
+
+def test_embeddings(talker):  # noqa: F811
+    model = embeddings.OpenAILikeEmbedding(model_name="talker", api_base=talker.url + "/v1", api_key="none", embed_batch_size=2, max_retries=0)
+    got = model.get_text_embedding_batch(["one", "two", "three"])
+    assert len(got) == 3 and got[0] == pytest.approx(model.get_query_embedding("one"), abs=1e-6)
+    assert json.dumps(got[1]) != json.dumps(got[0])

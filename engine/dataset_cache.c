@@ -3,6 +3,7 @@
 #include "engine/base/buf.h"
 #include "engine/base/crc32c.h"
 #include "engine/base/file.h"
+#include "engine/base/mapped.h"
 #include "engine/base/mem.h"
 
 #include <dirent.h>
@@ -196,6 +197,7 @@ static int map_file(struct cache *c, int fd, size_t size, struct err *e)
     c->data = p;
     c->size = size;
     c->header = p;
+    mapped_add(p, size, "a prepared data set");
     if (c->header->index_at < size) c->offset = (const uint64_t *)(c->data + c->header->index_at);
     return 0;
 }
@@ -285,7 +287,7 @@ int cache_open(struct cache *c, const char *dir, const unsigned char key[SHA256_
 {
     *c = (struct cache){0};
     char *path = cache_path(dir, key);
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW), rc = 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK), rc = 0;
     struct stat st;
     const char *wrong = NULL;
     if (fd < 0)
@@ -304,6 +306,7 @@ int cache_open(struct cache *c, const char *dir, const unsigned char key[SHA256_
 
 void cache_close(struct cache *c)
 {
+    mapped_remove(c->data);
     if (c->data) munmap((void *)c->data, c->size);
     *c = (struct cache){0};
 }

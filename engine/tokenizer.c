@@ -117,28 +117,16 @@ struct tokenizer *tokenizer_parse(const char *json, size_t n, struct err *e)
 
 struct tokenizer *tokenizer_open(const char *path, struct err *e)
 {
-    FILE *f = fopen(path, "rb");
-    if (!f) {
-        err_set(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", path, strerror(errno));
-        return NULL;
-    }
-    struct buf b = {0};
-    char part[1 << 16];
+    char *json = NULL;
     size_t n;
-    while (b.len <= FILE_MAX && (n = fread(part, 1, sizeof part, f)) > 0) buf_append(&b, part, n);
-    bool failed = ferror(f);
-    fclose(f);
+    if (file_read(path, FILE_MAX, &json, &n, e)) return NULL;
     struct tokenizer *t = NULL;
-    if (failed) {
-        err_set(e, ERR_IO, "%s: cannot be read", path);
-    } else {
-        if (b.data && model_dir_lfs_pointer(b.data, b.len))
-            model_dir_lfs_error(e);
-        else
-            t = tokenizer_parse(b.data ? b.data : "", b.len, e);
-        if (!t) err_prefix(e, "%s", path);
-    }
-    buf_free(&b);
+    if (model_dir_lfs_pointer(json, n))
+        model_dir_lfs_error(e);
+    else
+        t = tokenizer_parse(json, n, e);
+    if (!t) err_prefix(e, "%s", path);
+    free(json);
     return t;
 }
 

@@ -7,8 +7,12 @@
 #include "server/conf.h"
 
 /* The real path of a directory that a client names: relative to one of the two, or absolute and inside one.  NULL and
- * *e when it is none (whatever else is there: a client cannot look around with this).  Owned by the caller. */
+ * *e when it is none (whatever else is there: a client cannot look around with this), or when its files are links that
+ * lead out of it and of the directory it is in.  Owned by the caller. */
 char *adapter_dir_find(const struct settings *, const char *path, struct err *e);
+
+/* ERR_INVALID where the name is one of the base model's: requests for it would never reach the adapter. */
+int adapter_dir_check_name(const struct settings *, const struct engine *, const char *name, struct err *e);
 
 /* Whether --adapters has an adapter of this name. */
 bool adapter_dir_names(const struct settings *, const char *name);

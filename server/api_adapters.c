@@ -234,6 +234,7 @@ static void on_close(struct http_req *req)
 static void work_load(void *arg)
 {
     struct loading *l = arg;
+    if (adapter_dir_check_name(l->app->set, l->app->engine, l->name, &l->e)) return;
     char *dir = adapter_dir_find(l->app->set, l->path, &l->e);
     if (dir) engine_adapter_load(l->app->engine, l->name, dir, &l->version, &l->e);
     free(dir);

@@ -553,8 +553,10 @@ static void find_content(struct call *c, struct db *db)
         return;
     }
     char *path = data_path(db->dir, "files", c->param);
-    if (d->fd < 0) d->fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (d->fd < 0) call_fail(c, 500, "storage", NULL, "%.80s: %s", c->param, strerror(errno));
+    size_t size;
+    struct err e = {0};
+    if (d->fd < 0) d->fd = file_open(path, &size, &e);
+    if (d->fd < 0) call_fail(c, 500, "storage", NULL, "%.80s: %s", c->param, e.msg);
     free(path);
 }
 

@@ -7,6 +7,7 @@
 #include "server/data_dir.h"
 #include "server/jobs.h"
 #include "server/json.h"
+#include "server/models.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -96,6 +97,10 @@ static bool check_data(struct call *c, struct db *db, const struct data_spec *d,
 /* Names are given once: two jobs that end under one name would leave it to chance which is served. */
 static bool check_names(struct call *c, struct db *db, const struct train_spec *s)
 {
+    if (s->serve_as && models_is_base(c->app->set, c->app->info, s->serve_as)) {
+        call_fail(c, 422, "validation", "serve_as", "serve_as: %s is the name of the model itself", s->serve_as);
+        return false;
+    }
     if (s->serve_as && adapter_dir_names(c->app->set, s->serve_as)) {
         call_fail(c, 409, "conflict", "serve_as", "serve_as: %s is an adapter of --adapters, and would be that again",
                   s->serve_as);

@@ -2,7 +2,9 @@
  * again).  Errors name file and line.  Main thread only. */
 #include "server/conf.h"
 
-#include <errno.h>
+#include "engine/base/file.h"
+
+#include <stdlib.h>
 #include <string.h>
 #include <yaml.h>
 
@@ -142,18 +144,20 @@ static int read_file(struct reader *r)
 
 int conf_load_file(struct settings *s, const char *path, struct err *e)
 {
-    FILE *f = fopen(path, "rb");
-    if (!f) return err_set(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", path, strerror(errno));
+    enum { LIMIT = 1 << 20 };
+    char *text = NULL;
+    size_t n;
+    if (file_read(path, LIMIT, &text, &n, e)) return e ? e->code : ERR_IO;
     struct err local = {0};
     struct reader r = {.path = path, .s = s, .e = e ? e : &local};
     int rc;
     if (yaml_parser_initialize(&r.parser)) {
-        yaml_parser_set_input_file(&r.parser, f);
+        yaml_parser_set_input_string(&r.parser, (const unsigned char *)text, n);
         rc = read_file(&r);
         yaml_parser_delete(&r.parser);
     } else {
         rc = err_set(r.e, ERR_NOMEM, "%s: no memory", path);
     }
-    fclose(f);
+    free(text);
     return rc;
 }

@@ -28,6 +28,11 @@ static bool is_listed(const char *list, const char *name)
     return false;
 }
 
+bool models_is_base(const struct settings *set, const struct engine_info *info, const char *name)
+{
+    return *set->served_model_name ? is_listed(set->served_model_name, name) : strcmp(name, info->model_id) == 0;
+}
+
 static struct adapter_info *adapters_of(const struct app *app, int *n)
 {
     int max = app->info->max_adapters;

@@ -18,6 +18,8 @@ struct model_choice {
 /* The name the base model is listed under (owned by the caller): the first of --served-model-name, else the model
  * directory's. */
 char *models_base_name(const struct settings *, const struct engine_info *);
+/* One of the names the base model is served under?  No adapter may have it. */
+bool models_is_base(const struct settings *, const struct engine_info *, const char *name);
 /* NULL and "" are the base model, and so are "tgi" and "dummy", which Hugging Face's clients send, and with
  * --accept-any-model every name.  False: *e says which names there are, and the answer is 404. */
 bool models_find(const struct app *, const char *name, struct model_choice *, struct err *e);

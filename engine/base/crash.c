@@ -3,6 +3,7 @@
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "engine/base/flight.h"
+#include "engine/base/mapped.h"
 
 #include <elf.h>
 #include <errno.h>
@@ -534,9 +535,25 @@ static void on_late(int signum)
     raise(crash.signal);
 }
 
+/* Ends the process where a part of a mapped file is gone: no fault of the program, so no report of it. */
+static void end_for_file(const char *path)
+{
+    struct crash_out o = {.fd = {STDERR_FILENO, -1}};
+    put(&o, "tandem: ");
+    put(&o, path);
+    put(&o,
+        ": a part of the file that is in use cannot be read: it was made shorter, or its disk fails; ending, status ");
+    put_int(&o, CRASH_EXIT_FILE);
+    put(&o, "\n");
+    out_flush(&o);
+    _exit(CRASH_EXIT_FILE);
+}
+
 static void on_crash(int signum, siginfo_t *info, void *context)
 {
     int nobody = 0, tid = (int)own_tid();
+    const char *file = signum == SIGBUS && info->si_code > 0 ? mapped_find(info->si_addr) : NULL;
+    if (file) end_for_file(file);
     if (!atomic_compare_exchange_strong(&crash.dying, &nobody, tid)) {
         while (nobody != tid) pause(); /* another thread is writing its report, and ends us all */
         set_default(signum);           /* the report crashed */

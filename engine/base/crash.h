@@ -13,6 +13,10 @@
 #ifndef TANDEM_BASE_CRASH_H
 #define TANDEM_BASE_CRASH_H
 
+/* The exit status (EX_IOERR of sysexits.h) where SIGBUS says that a mapped file (base/mapped.h) became shorter or
+ * cannot be read: a line on stderr names it, and there is no report. */
+enum { CRASH_EXIT_FILE = 74 };
+
 /* Installs the handlers.  Reports go into DIR/crashes, made when the first one is written; NULL: to stderr only.  Main
  * thread, once, before there are others; the strings are copied. */
 void crash_open(const char *dir, const char *version);

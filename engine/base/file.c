@@ -1,6 +1,7 @@
 #include "engine/base/file.h"
 
 #include "engine/base/buf.h"
+#include "engine/base/mapped.h"
 #include "engine/base/mem.h"
 
 #include <dirent.h>
@@ -18,7 +19,7 @@
 #define RENAME_EXCHANGE 2
 #endif
 
-static int open_regular(const char *path, size_t *size, struct err *e)
+int file_open(const char *path, size_t *size, struct err *e)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO would wait for its writer */
     if (fd < 0) return err_set(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", path, strerror(errno));
@@ -35,7 +36,7 @@ int file_map(struct file_map *m, const char *path, struct err *e)
 {
     *m = (struct file_map){0};
     size_t size;
-    int fd = open_regular(path, &size, e);
+    int fd = file_open(path, &size, e);
     if (fd < 0) return fd;
     if (size) {
         void *p = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -47,6 +48,7 @@ int file_map(struct file_map *m, const char *path, struct err *e)
         madvise(p, size, MADV_HUGEPAGE);
         m->data = p;
         m->size = size;
+        mapped_add(p, size, path);
     }
     close(fd);
     return 0;
@@ -54,6 +56,7 @@ int file_map(struct file_map *m, const char *path, struct err *e)
 
 void file_unmap(struct file_map *m)
 {
+    mapped_remove(m->data);
     if (m->data) munmap((void *)m->data, m->size);
     *m = (struct file_map){0};
 }
@@ -61,7 +64,7 @@ void file_unmap(struct file_map *m)
 int file_read(const char *path, size_t limit, char **data, size_t *size, struct err *e)
 {
     size_t n, got = 0;
-    int fd = open_regular(path, &n, e);
+    int fd = file_open(path, &n, e);
     if (fd < 0) return fd;
     char *p = NULL;
     int rc = 0;

@@ -13,6 +13,10 @@ struct file_map {
     size_t size;
 };
 
+/* A regular file to read, and its size: whatever else is there (a FIFO, which would wait for its writer, a device, a
+ * socket, a directory) is ERR_IO at once.  The descriptor is the caller's; < 0: an err code, and *e. */
+int file_open(const char *path, size_t *size, struct err *e);
+/* Becoming shorter while it is mapped ends the daemon with a message that names it (base/mapped.h, base/crash.h). */
 int file_map(struct file_map *m, const char *path, struct err *e);
 void file_unmap(struct file_map *m);
 

@@ -203,6 +203,47 @@ def test_limits(start, folder):
         assert found["status"] == "failed" and "lora_r: 3, and --max-lora-rank of this server is 2" in found["error"]["message"]
 
 
+def test_no_adapter_has_the_name_of_the_model(start, run, folder, tmp_path):
+    """Requests for it would be the model's: refused wherever a name is given, whichever of the model's names it is."""
+    copy(folder, "served", "llama-gqa--qv")
+    with start("--adapter-dir", folder, "--served-model-name", "served,other", *FEW, model=MODEL) as s:
+        assert names(s) == ["qv"] and "served is the name of the model itself" in s.log()  # left out at the start
+        for name in ("served", "other"):
+            refused = s.post("/adapters", {"name": name, "path": "qv"})
+            assert refused.status_code == 422 and "the name of the model itself" in refused.json()["error"]
+            assert s.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": "qv"}).status_code == 422
+            rows = [{"prompt": "a", "completion": "b"}] * 4
+            refused = s.post("/train", {"serve_as": name, "dataset": {"rows": rows}})
+            assert refused.status_code == 422 and "serve_as" in refused.text, refused.text
+        assert s.post("/adapters", {"name": "llama-gqa", "path": "qv"}).status_code == 201  # not a name of it now
+    with start("--adapter-dir", folder, *FEW, model=MODEL) as s:
+        assert s.post("/adapters", {"name": "llama-gqa", "path": "qv"}).status_code == 422
+    done = run("serve", "--model", MODEL, "--port", 0, "--data-dir", tmp_path / "d", "--adapters", f"llama-gqa={folder / 'qv'}")
+    assert done.returncode == 1 and b"--adapters: llama-gqa" in done.stderr and b"the name of the model itself" in done.stderr
+
+
+def test_links_within_an_adapter(start, folder, tmp_path):
+    """A link may lead through the adapter directory, as the Hugging Face cache's do, and not out of it."""
+    outside = copy(tmp_path, "outside", "llama-gqa--qv")
+    cache = folder / "models--x"
+    blobs, snapshot = cache / "blobs", cache / "snapshots" / "rev"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(outside / name, blobs / name)
+        (snapshot / name).symlink_to(f"../../blobs/{name}")
+        stolen = folder / f"stolen-{name}"
+        shutil.copytree(outside, stolen)
+        (stolen / name).unlink()
+        (stolen / name).symlink_to(outside / name)
+    with start("--adapter-dir", folder, *FEW, model=MODEL) as s:
+        assert names(s) == ["qv"] and s.log().count("is a link that leads out") == 2
+        assert s.post("/adapters", {"name": "cached", "path": "models--x/snapshots/rev"}).status_code == 201
+        for stolen in folder.glob("stolen-*"):
+            refused = s.post("/adapters", {"name": "stolen", "path": stolen.name})
+            assert refused.status_code == 422 and "is a link that leads out" in refused.json()["error"]
+
+
 def test_named_adapter_must_load(run, folder):
     for named, says in [(f"x={folder / 'dora'}", b"DoRA"), ("qv", rb'\"qv\" is not NAME=DIR'), (f"../x={folder / 'qv'}", b"name")]:
         ended = run("serve", "--model", MODEL, "--port", "0", "--adapters", named, *FEW)

@@ -1,9 +1,11 @@
 """The command line: tandem generate, tokenize, perplexity, quantize, and help."""
 import json
 import math
+import os
 
 import pytest
-from conftest import DEMO, MODEL
+import yaml
+from conftest import DEMO, MODEL, ROOT
 
 COMMANDS = ["serve", "chat", "generate", "tokenize", "perplexity", "train", "quantize", "bench"]
 HELD_OUT = DEMO / "heldout.txt"
@@ -260,6 +262,67 @@ def test_variables_that_have_no_effect(run):
     assert len(warned) == 2 and "did you mean TANDEM_PORT" in "".join(warned) and "enableServiceLinks" in "".join(warned)
 
 
+def service_links():
+    """What kubelet puts into a container of the namespace where the manifests' Services are, at 10.96.0.7
+    (https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables)."""
+    env, at = {}, "10.96.0.7"
+    for service in (d for d in yaml.safe_load_all((ROOT / "conf/kubernetes/tandem.yaml").read_text()) if d["kind"] == "Service"):
+        name = service["metadata"]["name"].upper().replace("-", "_")
+        ports = service["spec"]["ports"]
+        env |= {f"{name}_SERVICE_HOST": at, f"{name}_SERVICE_PORT": str(ports[0]["port"]), f"{name}_PORT": f"tcp://{at}:{ports[0]['port']}"}
+        for p in ports:
+            kind, number = p.get("protocol", "TCP"), p["port"]
+            link = f"{name}_PORT_{number}_{kind}"
+            env |= {f"{name}_SERVICE_PORT_{p['name'].upper()}": str(number), link: f"{kind.lower()}://{at}:{number}", f"{link}_PROTO": kind.lower(),
+                    f"{link}_PORT": str(number), f"{link}_ADDR": at}
+    return env
+
+
 def test_serving_beside_a_service_called_tandem(start):
-    with start(env={"TANDEM_PORT": "tcp://10.96.0.7:80", "TANDEM_SERVICE_PORT_HTTP": "80"}) as s:
-        assert "TANDEM_PORT is ignored" in s.log() and "TANDEM_SERVICE" not in s.log()
+    """With service links on, whatever the manifest says: they are told of, and change nothing."""
+    links = service_links()
+    assert len(links) == 8 and links["TANDEM_PORT"] == "tcp://10.96.0.7:80"
+    with start(env=links) as s:
+        warned = [line for line in s.log().splitlines() if "level=warn" in line]
+        assert len(warned) == 1 and "TANDEM_PORT is ignored" in warned[0]
+
+
+# ---- files that are none ---------------------------------------------------------------------------------------------
+
+def with_something(model, name, make):
+    """The model's files as links, as in the Hugging Face cache, but one that is no file."""
+    model.mkdir()
+    for path in MODEL.iterdir():
+        if path.name != name and not (name.endswith("index.json") and path.suffix == ".safetensors"):
+            (model / path.name).symlink_to(path)
+    make(model / name)
+    return model
+
+
+def to_zero(path):
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("name, make", [("config.json", os.mkfifo), ("tokenizer.json", os.mkfifo), ("tokenizer.json", os.mkdir), ("tokenizer.json", to_zero),
+                                        ("generation_config.json", os.mkfifo), ("model.safetensors", os.mkfifo), ("model.safetensors.index.json", os.mkfifo)])
+def test_a_model_with_something_that_is_no_file(run, tmp_path, name, make):
+    """A FIFO would wait for ever for its writer, /dev/zero never end."""
+    done = run("serve", "--model", with_something(tmp_path / "model", name, make), "--port", 0, "--data-dir", tmp_path / "data")
+    assert done.returncode == 1 and f"{name}: not a regular file".encode() in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
+def test_a_template_that_is_no_file(start, tmp_path, name):
+    """Without a template that can be used the model is served; why not is told."""
+    with start(model=with_something(tmp_path / "model", name, os.mkfifo)) as s:
+        assert f"{name}: not a regular file" in s.log()
+
+
+@pytest.mark.parametrize("option", ["config", "chat-template", "tls-cert", "tls-key", "api-keys"])
+def test_an_option_that_names_a_fifo(run, tmp_path, option):
+    os.mkfifo(tmp_path / "fifo")
+    args = [f"--{option}", tmp_path / "fifo"]
+    if option.startswith("tls"):
+        args += ["--tls-key" if option == "tls-cert" else "--tls-cert", ROOT / "README.md"]
+    done = run("serve", "--model", MODEL, "--port", 0, "--data-dir", tmp_path / "data", *args)
+    assert done.returncode in (1, 2) and b"not a regular file" in done.stderr, done.stderr

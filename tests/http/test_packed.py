@@ -1,4 +1,5 @@
 """Directories that `tandem quantize` packs: their file, what damage does, a kill half-way, and that processes share the memory."""
+import contextlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+import requests
 from conftest import BINARY, DEVICE, ENV, MODEL, ROOT
 from safetensors import safe_open
 
@@ -377,3 +379,17 @@ def test_processes_share_the_weights(start, packed):
             for server in (one, two):
                 rss, pss = mapped(server.process.pid, path)
                 assert rss * 1024 >= size and pss < 0.7 * rss
+
+
+@pytest.mark.skipif("-fsanitize" in (BINARY.parents[1] / "build.ninja").read_text(), reason="the sanitizer reports")
+def test_a_file_that_becomes_shorter_ends_the_daemon_with_its_name(start, packed, tmp_path):
+    """The weights are the mapped file: a page that is gone cannot be computed with, and its reader is told which file it was."""
+    model = tmp_path / "q"
+    shutil.copytree(packed, model)
+    s = start(model=model)
+    os.truncate(next(model.glob("*.safetensors")), 4096)
+    with contextlib.suppress(requests.RequestException):
+        s.post("/generate", {"inputs": "Once", "parameters": {"max_new_tokens": 2}})
+    assert s.wait() == 74
+    assert "model.safetensors: a part of the file that is in use cannot be read" in s.log()
+    assert "crash report" not in s.log()

@@ -112,6 +112,17 @@ static void end_by_overflow(void)
     pthread_join(t, NULL);
 }
 
+/* A page of a mapped file that is not there any more. */
+static void end_by_truncation(void)
+{
+    struct file_map m;
+    struct err e;
+    char *path = file_join(dir, "weights"), block[16384] = "x";
+    if (file_write_sync(path, block, sizeof block, &e) || file_map(&m, path, &e) || truncate(path, 1)) _exit(78);
+    volatile char last = m.data[sizeof block - 1];
+    (void)last;
+}
+
 static void end_well(void)
 {
     kill(getpid(), SIGUSR2); /* stacks, and on it goes */
@@ -268,6 +279,22 @@ static void test_thread(void **state)
     end_free(&end);
 }
 
+static void test_truncated_file(void **state)
+{
+    (void)state;
+    struct end end = watch(end_by_truncation, dir);
+    char *path = file_join(dir, "weights");
+    unlink(path);
+    assert_true(WIFEXITED(end.status));
+    assert_int_equal(WEXITSTATUS(end.status), CRASH_EXIT_FILE);
+    assert_has(end.said, path);
+    assert_has(end.said, "was made shorter");
+    assert_null(strstr(end.said, "crash report"));
+    assert_null(end.file);
+    free(path);
+    end_free(&end);
+}
+
 static void test_stack_overflow(void **state)
 {
     (void)state;
@@ -323,14 +350,19 @@ int main(void)
 #ifdef TANDEM_SANITIZED
     (void)setup, (void)teardown;
     (void)test_check, (void)test_null, (void)test_bad_call, (void)test_division, (void)test_thread;
-    (void)test_stack_overflow, (void)test_no_directory, (void)test_stacks_on_demand;
+    (void)test_stack_overflow, (void)test_truncated_file, (void)test_no_directory, (void)test_stacks_on_demand;
     return 77; /* skipped: the sanitizer reports */
 #else
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_check),        cmocka_unit_test(test_null),
-        cmocka_unit_test(test_bad_call),     cmocka_unit_test(test_division),
-        cmocka_unit_test(test_thread),       cmocka_unit_test(test_stack_overflow),
-        cmocka_unit_test(test_no_directory), cmocka_unit_test(test_stacks_on_demand),
+        cmocka_unit_test(test_check),
+        cmocka_unit_test(test_null),
+        cmocka_unit_test(test_bad_call),
+        cmocka_unit_test(test_division),
+        cmocka_unit_test(test_thread),
+        cmocka_unit_test(test_stack_overflow),
+        cmocka_unit_test(test_truncated_file),
+        cmocka_unit_test(test_no_directory),
+        cmocka_unit_test(test_stacks_on_demand),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 #endif

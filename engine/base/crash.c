@@ -25,8 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MODULES = 64, FRAMES = 64, THREADS_MAX = 512, CONFIG_BYTES = 16384, ALT_STACK = 64 * 1024 };
-enum { THREAD_MS = 200, HANDLER_SECONDS = 10 };
+enum { MODULES = 64, FRAMES = 64, CONFIG_BYTES = 16384, ALT_STACK = 64 * 1024, HANDLER_SECONDS = 10 };
 
 struct module {
     uintptr_t bias, low, high; /* an address in [low, high) lies at (address - bias) in the file */
@@ -40,11 +39,8 @@ static struct {
     struct module modules[MODULES];
     int n_modules;
     uint64_t started;
-    _Atomic int dying;     /* the thread that writes the report of the end */
-    _Atomic int dumping;   /* stacks are being written */
-    _Atomic int turn;      /* the thread that is asked for its stack; negative: it writes */
-    struct crash_out *out; /* where */
-    volatile int signal;   /* that ends us */
+    _Atomic int dying;   /* the thread that writes the report of the end */
+    volatile int signal; /* that ends us */
 } crash;
 
 /* ---- writing, with what a signal handler may use --------------------------------------------------------------- */
@@ -52,7 +48,7 @@ static struct {
 struct crash_out {
     int fd[2]; /* -1: none */
     size_t n;
-    char text[1024];
+    char text[4096]; /* a stack of most depths: so it is one write, and no other thread's comes between */
 };
 
 static void out_flush(struct crash_out *o)
@@ -225,17 +221,11 @@ static void put_stack(struct crash_out *o, ucontext_t *u)
     u->uc_mcontext = saved;
 }
 
+/* the calling one */
 static void put_thread(struct crash_out *o, pid_t tid)
 {
-    char path[64] = "/proc/self/task/", name[32] = "?", *p = path + strlen(path);
-    struct crash_out digits = {.fd = {-1, -1}};
-    put_int(&digits, tid);
-    memcpy(p, digits.text, digits.n);
-    memcpy(p + digits.n, "/comm", 6);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd >= 0 ? read(fd, name, sizeof name - 1) : -1;
-    if (fd >= 0) close(fd);
-    if (n > 0) name[n - (name[n - 1] == '\n')] = 0;
+    char name[16] = "?"; /* TASK_COMM_LEN */
+    prctl(PR_GET_NAME, name);
     put_int(o, tid);
     put(o, " ");
     put(o, name);
@@ -246,31 +236,6 @@ static pid_t own_tid(void)
     return (pid_t)syscall(SYS_gettid);
 }
 
-/* Asks one thread for its stack and waits for it a moment; one that does not answer (it is stopped, or in the kernel)
- * is named as such.  False: it began, and does not come to an end.  It may write to *o at any time from now on. */
-static bool put_other(struct crash_out *o, pid_t tid)
-{
-    put(o, "thread ");
-    put_thread(o, tid);
-    put(o, "\n");
-    out_flush(o);
-    crash.out = o;
-    atomic_store(&crash.turn, tid);
-    if (syscall(SYS_tgkill, getpid(), tid, SIGUSR2) == 0) {
-        const struct timespec ms = {0, 1000000};
-        for (int i = 0; atomic_load(&crash.turn) && i < THREAD_MS; i++) nanosleep(&ms, NULL);
-        int waiting = tid;
-        if (!atomic_load(&crash.turn)) return true;
-        if (!atomic_compare_exchange_strong(&crash.turn, &waiting, 0)) { /* it writes: let it */
-            for (int i = 0; atomic_load(&crash.turn) && i < 5 * THREAD_MS; i++) nanosleep(&ms, NULL);
-            return !atomic_load(&crash.turn);
-        }
-    }
-    atomic_store(&crash.turn, 0);
-    put(o, "  does not answer\n");
-    return true;
-}
-
 /* the number in a directory's name, 0 when it is none */
 static pid_t number_of(const char *s)
 {
@@ -279,9 +244,9 @@ static pid_t number_of(const char *s)
     return *s ? 0 : v;
 }
 
-/* False: given up, as put_other says; *o belongs to that thread.  readdir allocates, getdents64 does not; its record is
- * described in getdents64(2). */
-static bool put_others(struct crash_out *o)
+/* Each of the other threads is sent SIGUSR2, and so writes its own stack.  readdir allocates, getdents64 does not; its
+ * record is described in getdents64(2). */
+static void ask_others(void)
 {
     struct record {
         uint64_t inode;
@@ -291,21 +256,18 @@ static bool put_others(struct crash_out *o)
         char name[];
     };
     _Alignas(8) char block[2048];
-    pid_t self = own_tid(), tids[THREADS_MAX];
-    int n_tids = 0, fd = open("/proc/self/task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    pid_t self = own_tid();
+    int fd = open("/proc/self/task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     long n = 0;
     while (fd >= 0 && (n = syscall(SYS_getdents64, fd, block, sizeof block)) > 0) {
         for (long at = 0; at < n;) {
             const struct record *r = (const struct record *)(block + at);
             pid_t tid = number_of(r->name);
-            if (tid && tid != self && n_tids < THREADS_MAX) tids[n_tids++] = tid;
+            if (tid && tid != self) syscall(SYS_tgkill, getpid(), tid, SIGUSR2);
             at += r->bytes;
         }
     }
     if (fd >= 0) close(fd);
-    for (int i = 0; i < n_tids; i++)
-        if (!put_other(o, tids[i])) return false;
-    return true;
 }
 
 static void put_modules(struct crash_out *o)
@@ -324,41 +286,37 @@ static void put_modules(struct crash_out *o)
 
 /* ---- SIGUSR2 --------------------------------------------------------------------------------------------------- */
 
-/* Where a thread does not end writing its stack, there will be no other dump: that thread keeps `o`, hence static. */
-static void dump_all(const char *why, ucontext_t *u)
+static void put_heading(const char *why)
 {
-    static struct crash_out o;
-    if (atomic_exchange(&crash.dumping, 1)) return;
-    o.fd[0] = STDERR_FILENO, o.fd[1] = -1, o.n = 0;
+    struct crash_out o = {.fd = {STDERR_FILENO, -1}};
     put(&o, "==== tandem stacks: ");
     put(&o, why);
-    put(&o, "\nthread ");
-    put_thread(&o, own_tid());
     put(&o, "\n");
-    if (u) put_stack(&o, u);
-    if (!put_others(&o)) return;
     put_modules(&o);
-    put(&o, "==== end of stacks\n");
     out_flush(&o);
-    atomic_store(&crash.dumping, 0);
 }
 
 static void on_dump(int signum, siginfo_t *info, void *context)
 {
-    int saved = errno, tid = (int)own_tid(), mine = tid;
+    struct crash_out o = {.fd = {STDERR_FILENO, -1}};
+    int saved = errno;
+    bool asked = info->si_code == SI_TKILL && info->si_pid == getpid(); /* by ask_others */
     (void)signum;
-    if (atomic_compare_exchange_strong(&crash.turn, &mine, -tid)) {
-        put_stack(crash.out, context);
-        atomic_store(&crash.turn, 0);
-    } else if (info->si_code != SI_TKILL) { /* ours come by tgkill; a late one is of no interest any more */
-        dump_all("asked for by SIGUSR2", context);
-    }
+    if (!asked) put_heading("asked for by SIGUSR2");
+    put(&o, "---- thread ");
+    put_thread(&o, own_tid());
+    put(&o, "\n");
+    put_stack(&o, context);
+    out_flush(&o);
+    if (!asked) ask_others();
     errno = saved;
 }
 
 void crash_stacks(const char *why)
 {
-    if (crash.installed) dump_all(why, NULL);
+    if (!crash.installed) return;
+    put_heading(why);
+    ask_others();
 }
 
 /* ---- the end --------------------------------------------------------------------------------------------------- */
@@ -391,33 +349,6 @@ static void put_signal(struct crash_out *o, int signum, const siginfo_t *info)
         put(o, "message    ");
         put(o, check_message());
         put(o, "\n");
-    }
-}
-
-static void put_registers(struct crash_out *o, const ucontext_t *u)
-{
-#if defined(__x86_64__)
-    static const char *const names[] = {"r8",  "r9",  "r10", "r11", "r12", "r13", "r14", "r15", "rdi",
-                                        "rsi", "rbp", "rbx", "rdx", "rax", "rcx", "rsp", "rip", "eflags"};
-    const greg_t *v = u->uc_mcontext.gregs;
-    int n = sizeof names / sizeof *names;
-#elif defined(__aarch64__)
-    static const char *const names[] = {"x0",  "x1",  "x2",  "x3",  "x4",  "x5",  "x6",  "x7",  "x8",  "x9",  "x10",
-                                        "x11", "x12", "x13", "x14", "x15", "x16", "x17", "x18", "x19", "x20", "x21",
-                                        "x22", "x23", "x24", "x25", "x26", "x27", "x28", "x29", "x30"};
-    const unsigned long long *v = (const unsigned long long *)u->uc_mcontext.regs;
-    int n = sizeof names / sizeof *names;
-#else
-    static const char *const names[1];
-    const unsigned long *v = NULL;
-    int n = 0;
-#endif
-    put(o, "---- registers\n");
-    for (int i = 0; i < n; i++) {
-        put(o, names[i]);
-        put(o, " ");
-        put_hex(o, (uint64_t)v[i]);
-        put(o, i % 6 == 5 || i == n - 1 ? "\n" : "  ");
     }
 }
 
@@ -459,7 +390,7 @@ static void put_engine(struct crash_out *o)
 static int open_file(struct crash_out *o, const char *when)
 {
     if (!*crash.dir) return -1;
-    struct crash_out path = {.fd = {-1, -1}};
+    struct crash_out path = {.fd = {-1, -1}}; /* nothing is written while it has room */
     mkdir(crash.dir, 0750);
     put(&path, crash.dir);
     put(&path, "/crashes");
@@ -503,17 +434,12 @@ static void write_report(int signum, const siginfo_t *info, ucontext_t *u)
     put(&o, "\n---- stack\n");
     out_flush(&o); /* what is known is out before the unwinder, which may fail, is called */
     put_stack(&o, u);
-    put_registers(&o, u);
     put_engine(&o);
     put(&o, "---- configuration\n");
     put(&o, crash.config);
     put_modules(&o);
-    put(&o, "---- other threads\n");
+    put(&o, "==== end of report; scripts/symbolise reads it\n");
     out_flush(&o);
-    struct crash_out last = {.fd = {o.fd[0], o.fd[1]}};
-    if (atomic_exchange(&crash.dumping, 1) || put_others(&o)) out_flush(&o);
-    put(&last, "==== end of report; scripts/symbolise reads it\n");
-    out_flush(&last);
     if (o.fd[1] >= 0) close(o.fd[1]);
 }
 

@@ -2,11 +2,13 @@
  * manager's watchdog) one text goes to stderr and into a file, and then the signal takes its course, so that exit
  * status and core dump are what they would be without us.
  *
- * The text has what a stranger needs: version and build id, the signal and where, the stacks of all threads as offsets
- * into the files they run (scripts/symbolise turns these into names), the requests of the newest step and the last
- * steps (base/flight.h), and the configuration, prepared beforehand without secrets.
+ * The text has what a stranger needs: version and build id, the signal and where, the stack of the thread that it
+ * met, as offsets into the files it runs (scripts/symbolise turns these into names), the requests of the newest step and
+ * the last steps (base/flight.h), and the configuration, prepared beforehand without secrets.  Registers, the other
+ * threads and all else are the core dump's.
  *
- * SIGUSR2, from anybody, writes the stacks of all threads to stderr, and the process goes on.
+ * SIGUSR2, from anybody, has each thread write its own stack to stderr, and the process goes on: of one that hangs there
+ * is no core dump.
  *
  * The handlers allocate nothing and take no lock but the unwinder's, which is loaded beforehand.  Sanitizers have
  * reports of their own: in their builds everything here does nothing. */
@@ -30,7 +32,7 @@ void crash_modules(void);
 void crash_thread_begin(void);
 void crash_thread_end(void);
 
-/* Stacks of all threads to stderr under the heading `why`, as SIGUSR2 does.  Any thread; one at a time, else nothing.
+/* Stacks of all threads to stderr under the heading `why`, as SIGUSR2 does.  Any thread; does not wait for them.
  */
 void crash_stacks(const char *why);
 

@@ -126,14 +126,15 @@ def test_engine_that_hangs(start, manager):
             asked = pool.submit(s.generate, max_new_tokens=2)
             wait_for(lambda: s.get("/health").status_code == 503, what="unhealthy")
             assert s.get("/ready").status_code == 503
-            wait_for(lambda: "==== end of stacks" in s.log(), what="stacks")
+            wait_for(lambda: re.search(r"^---- thread \d+ tandem\n  0 0x", s.log(), re.M), what="stacks")
             manager.wait("STATUS=stuck: the engine")
             fed = manager.count("WATCHDOG=1")
             time.sleep(0.5)
             assert manager.count("WATCHDOG=1") == fed
-            assert 'msg="watchdog: stuck, the stacks of all threads follow" who="the engine"' in s.log() and "tandem-engine\n  does not answer" in s.log()
+            assert 'msg="watchdog: stuck, the stacks of all threads follow" who="the engine"' in s.log() and "tandem stacks: somebody is stuck" in s.log()
             begin = len(manager.heard)
         assert asked.result()
+        wait_for(lambda: re.search(r"^---- thread \d+ tandem-engine\n  0 0x", s.log(), re.M), what="its stack, when it runs again")
         assert s.get("/health").status_code == 200
         manager.wait("STATUS=serving", begin)
         wait_for(lambda: manager.count("WATCHDOG=1") > fed, what="fed again")

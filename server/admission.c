@@ -5,6 +5,7 @@
 #include "engine/base/mem.h"
 #include "server/admit.h"
 #include "server/app.h"
+#include "server/json.h"
 #include "server/keys.h"
 
 #include <limits.h>
@@ -16,7 +17,7 @@
 #define SECOND UINT64_C(1000000000)
 #define TIMEOUT_MS_MAX INT64_C(86400000)
 
-enum { DRAINING_RETRY = 5, LOADING_RETRY = 1 };
+enum { DRAINING_RETRY = 5, LOADING_RETRY = 1, CLIENTS_SHOWN = 100 };
 
 struct ticket {
     struct ticket *next, *prev; /* admission.watched; NULL: not in it */
@@ -28,12 +29,12 @@ struct ticket {
     bool submitted;    /* it got one */
     int64_t tokens;    /* queued prompt tokens; */
     int64_t pending;   /* those of them that the engine has */
-    int64_t charged;   /* prompt tokens taken from its key's bucket */
+    int64_t charged;   /* prompt tokens taken from its client's bucket */
     uint64_t body;     /* bytes */
     uint64_t deadline; /* clock_now(); 0: none */
     void (*late)(void *);
     void *arg;
-    struct admit_key *key; /* NULL: none */
+    struct admit_client *client;
     struct admit_key_limits per;
     int priority_max;
 };
@@ -104,6 +105,7 @@ static void observe(struct admission *a)
 void admission_ready(struct admission *a)
 {
     a->admit.limits.max_seqs = a->app->info->max_seqs;
+    a->admit.limits.max_prompt = a->app->info->max_total_tokens;
     observe(a);
 }
 
@@ -200,18 +202,20 @@ static bool refuses_state(struct app *app, struct http_req *req)
 
 /* ---- the door ---------------------------------------------------------------------------------------------------- */
 
-/* Who asks: fills what an ask says of its key.  False: there is no place for its use. */
-static bool set_key(struct admission *a, const struct http_req *req, struct admit_ask *ask, uint64_t now)
+/* Fills what an ask says of its client.  False: there is no place for another client. */
+static bool set_client(struct admission *a, const struct http_req *req, struct admit_ask *ask, uint64_t now)
 {
     const struct key *k = req->key;
-    if (!k) return true;
-    ask->per = (struct admit_key_limits){
-        .requests_per_minute = k->requests_per_minute,
-        .tokens_per_minute = k->tokens_per_minute,
-        .max_concurrent = k->max_concurrent,
-    };
-    ask->key = admit_key(&a->admit, k->name, now);
-    return ask->key != NULL;
+    char name[CLIENT_NAME];
+    if (k)
+        ask->per = (struct admit_key_limits){
+            .requests_per_minute = k->requests_per_minute,
+            .tokens_per_minute = k->tokens_per_minute,
+            .max_concurrent = k->max_concurrent,
+        };
+    client_name(req, name);
+    ask->client = admit_client(&a->admit, name, now);
+    return ask->client != NULL;
 }
 
 /* The header's deadline, or the server's if that is earlier; 0: none.  False: the header is not a number. */
@@ -245,7 +249,6 @@ static bool decide_unread(struct admission *a, struct http_req *req, int n, uint
     }
     *ask = (struct admit_ask){
         .n = n,
-        .tokens = n ? admit_guess(&a->admit, bytes) : 0,
         .time_left = seconds_left(*deadline, now),
     };
     if (ask->time_left < 0) { /* it took its time to come in */
@@ -253,7 +256,8 @@ static bool decide_unread(struct admission *a, struct http_req *req, int n, uint
         return false;
     }
     observe(a);
-    bool place = set_key(a, req, ask, now);
+    bool place = set_client(a, req, ask, now);
+    if (n) ask->tokens = admit_guess(&a->admit, ask->client, bytes, 1);
     enum admit_verdict v = place ? admit_decide(&a->admit, ask, now, &retry) : ADMIT_QUEUE_FULL;
     if (v != ADMIT_YES) reply_refusal(req, v, ask, retry);
     return v == ADMIT_YES;
@@ -304,11 +308,11 @@ struct ticket *admission_enter(struct http_req *req)
         .charged = ask.tokens,
         .body = req->body_len,
         .deadline = deadline,
-        .key = ask.key,
+        .client = ask.client,
         .per = ask.per,
         .priority_max = req->key ? req->key->priority_max : INT_MIN,
     };
-    if (t->key) t->key->users++;
+    t->client->users++;
     return t;
 }
 
@@ -380,11 +384,11 @@ bool ticket_ask(struct ticket *t, struct http_req *req, const struct ticket_need
     if (deadline && (!t->deadline || deadline < t->deadline)) t->deadline = deadline;
     struct admit_ask ask = {
         .n = need->at_once,
-        .tokens = t->tokens * need->copies,
+        .tokens = admit_guess(&a->admit, t->client, t->body, need->sequences / need->copies) * need->copies,
         .held_n = t->n,
         .held_tokens = t->tokens,
         .time_left = seconds_left(t->deadline, now),
-        .key = t->key,
+        .client = t->client,
         .per = t->per,
     };
     if (ask.time_left < 0) {
@@ -408,9 +412,9 @@ bool ticket_ask(struct ticket *t, struct http_req *req, const struct ticket_need
 void ticket_tokens(struct ticket *t, int64_t prompt, int64_t all)
 {
     struct admission *a = t->of;
-    admit_learn(&a->admit, t->body, prompt);
-    admit_charge(t->key, &t->per, (double)(all - t->charged), clock_now());
-    admit_give(&a->admit, NULL, 0, t->tokens - all);
+    admit_learn(&a->admit, t->client, t->body, prompt);
+    admit_charge(t->client, &t->per, (double)(all - t->charged), clock_now());
+    admit_give(&a->admit, t->client, 0, t->tokens - all);
     t->tokens = t->charged = all;
 }
 
@@ -424,16 +428,16 @@ static void ticket_unref(struct ticket *t)
 {
     struct admission *a = t->of;
     if (--t->refs) return;
-    admit_give(&a->admit, t->key, t->n, t->tokens);
-    if (!t->submitted) admit_charge(t->key, &t->per, -(double)t->charged, clock_now()); /* nothing was computed */
-    if (t->key) t->key->users--;
+    admit_give(&a->admit, t->client, t->n, t->tokens);
+    if (!t->submitted) admit_charge(t->client, &t->per, -(double)t->charged, clock_now()); /* nothing was computed */
+    t->client->users--;
     free(t);
 }
 
 /* So many of its tokens wait no more. */
 static void give_tokens(struct ticket *t, int64_t tokens)
 {
-    admit_give(&t->of->admit, NULL, 0, tokens);
+    admit_give(&t->of->admit, t->client, 0, tokens);
     t->tokens -= tokens;
 }
 
@@ -442,7 +446,7 @@ static void give_places(struct ticket *t, int running)
 {
     int needed = running + t->left;
     if (t->n <= needed) return;
-    admit_give(&t->of->admit, t->key, t->n - needed, 0);
+    admit_give(&t->of->admit, t->client, t->n - needed, 0);
     t->n = needed;
 }
 
@@ -475,7 +479,7 @@ void ticket_done(struct ticket *t, const struct event *done, bool begun)
 {
     uint64_t now = clock_now();
     if (!begun) ticket_begun(t, done->n_prompt);
-    admit_charge(t->key, &t->per, done->n_generated, now);
+    admit_charge(t->client, &t->per, done->n_generated, now);
     if (done->times.scheduled && done->times.done > done->times.scheduled)
         admit_ended(&t->of->admit, (double)(done->times.done - done->times.scheduled) * 1e-9, now);
     give_places(t, t->refs - 1 - !t->closed);
@@ -502,9 +506,37 @@ void admission_put_metrics(struct admission *a, struct buf *out)
     put_gauge(out, "tandem_queue_sequences", "Sequences that were admitted and have no place to run yet.",
               waiting > 0 ? waiting : 0);
     put_gauge(out, "tandem_queue_sequences_limit", "So many may wait.", p->limits.max_queue);
+    put_gauge(out, "tandem_queue_clients", "Clients that have sequences here.", p->n_present);
     put_gauge(out, "tandem_queue_tokens", "Prompt tokens of admitted requests whose first token is not out.",
               (double)p->queued);
     if (a->app->info) put_gauge(out, "tandem_queue_tokens_limit", "So many may wait.", (double)p->limits.max_tokens);
     put_gauge(out, "tandem_queue_wait_seconds", "Estimated time to the first token for a request that comes now.",
               admit_wait(p, 0, clock_now()));
+}
+
+/* ---- who is here ------------------------------------------------------------------------------------------------- */
+
+static int by_share(const void *a, const void *b)
+{
+    const struct admit_client *const *x = a, *const *y = b;
+    if ((*x)->active != (*y)->active) return (*y)->active - (*x)->active;
+    return (*x)->queued != (*y)->queued ? ((*x)->queued < (*y)->queued ? 1 : -1) : strcmp((*x)->name, (*y)->name);
+}
+
+void admission_put_clients(const struct admission *a, struct buf *out)
+{
+    const struct admit *p = &a->admit;
+    const struct admit_client **v = mem_array((size_t)p->n_present + 1, sizeof *v);
+    int n = 0;
+    for (int i = 0; i < ADMIT_SETS * ADMIT_WAYS && n < p->n_present; i++)
+        if (p->clients[i].active > 0) v[n++] = &p->clients[i];
+    qsort(v, (size_t)n, sizeof *v, by_share);
+    buf_char(out, '[');
+    for (int i = 0; i < n && i < CLIENTS_SHOWN; i++) {
+        buf_str(out, i ? ",{\"client\":" : "{\"client\":");
+        json_put_string(out, v[i]->name, strlen(v[i]->name));
+        buf_printf(out, ",\"sequences\":%d,\"queued_tokens\":%lld}", v[i]->active, (long long)v[i]->queued);
+    }
+    buf_char(out, ']');
+    free(v);
 }

@@ -1,13 +1,14 @@
 /* The one door of the routes that use the model: decides before anything is read, let alone tokenised, whether a
  * request comes in; keeps the time of those that have a deadline; counts what each key uses.  Loop thread only.
  *
- * The decision itself is admit.h's.  What a refusal costs is kept small: a large body is refused on its head
- * (admission_gate), a small one, which has come with its head, is dropped unread.
+ * Every request counts for its client (client.h), and clients share the queue.  The decision itself is admit.h's.  What
+ * a refusal costs is kept small: a large body is refused on its head (admission_gate), a small one, which has come with
+ * its head, is dropped unread.
  *
  * Life of a request: admission_enter gives it a place for one sequence and as many prompt tokens as its body may have;
  * ticket_ask, once the fields are known, one for all its sequences; ticket_tokens says how many tokens there really
- * are.  bridge_submit holds the ticket for each sequence, so a place is given back when the engine has ended what it
- * was for, also where the client left long before. */
+ * are; the answer, or a refusal, closes it (http_req.on_answer).  bridge_submit holds the ticket for each sequence, so
+ * a place is given back when the engine has ended what it was for, also where the client left long before. */
 #ifndef TANDEM_SERVER_ADMISSION_H
 #define TANDEM_SERVER_ADMISSION_H
 
@@ -84,5 +85,7 @@ void admission_reply_full(struct app *, struct http_req *);
 
 /* Gauges, as Prometheus text. */
 void admission_put_metrics(struct admission *, struct buf *out);
+/* A JSON list of the clients that have sequences here, those with the most first, 100 at most. */
+void admission_put_clients(const struct admission *, struct buf *out);
 
 #endif

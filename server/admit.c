@@ -2,6 +2,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
+#include "server/share.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -10,26 +11,29 @@
 #define MIN_WORTH 60.0     /* seconds that a bucket holds */
 #define PREFILL_WINDOW 4.0 /* seconds of steps after which older ones count half */
 #define BYTES_WINDOW (1024.0 * 1024)
-#define FIRST_BYTES 4096.0 /* the first guess, a token for four bytes, weighs as much as so many bytes */
+#define FIRST_BYTES 4096.0   /* the first guess, a token for four bytes, weighs as much as so many bytes */
+#define RATIO_MIN (1.0 / 16) /* tokens of a byte: no text has fewer, and what else is in a body does not count */
 #define QUEUE_RETRY_MAX 120.0
 
 enum { ENDS = 16 /* sequences that the mean residence remembers */ };
 
+static const struct admit_bodies first_bodies = {FIRST_BYTES, FIRST_BYTES / 4};
+
 void admit_init(struct admit *a, const struct admit_limits *limits)
 {
-    *a = (struct admit){.limits = *limits, .bytes = FIRST_BYTES, .tokens = FIRST_BYTES / 4};
-    a->keys = mem_array((size_t)ADMIT_SETS * ADMIT_WAYS, sizeof *a->keys);
+    *a = (struct admit){.limits = *limits, .bodies = first_bodies};
+    a->clients = mem_array((size_t)ADMIT_SETS * ADMIT_WAYS, sizeof *a->clients);
     a->last.slots = limits->max_seqs;
 }
 
 void admit_free(struct admit *a)
 {
-    for (int i = 0; i < ADMIT_SETS * ADMIT_WAYS; i++) free(a->keys[i].name);
-    free(a->keys);
+    for (int i = 0; i < ADMIT_SETS * ADMIT_WAYS; i++) free(a->clients[i].name);
+    free(a->clients);
     *a = (struct admit){0};
 }
 
-/* ---- keys -------------------------------------------------------------------------------------------------------- */
+/* ---- clients ----------------------------------------------------------------------------------------------------- */
 
 /* FNV-1a */
 static uint32_t hash_of(const char *name)
@@ -39,12 +43,12 @@ static uint32_t hash_of(const char *name)
     return h;
 }
 
-struct admit_key *admit_key(struct admit *a, const char *name, uint64_t now)
+struct admit_client *admit_client(struct admit *a, const char *name, uint64_t now)
 {
     uint32_t hash = hash_of(name);
-    struct admit_key *place = NULL;
+    struct admit_client *place = NULL;
     for (int i = 0; i < ADMIT_WAYS; i++) {
-        struct admit_key *k = &a->keys[hash % ADMIT_SETS * ADMIT_WAYS + (uint32_t)i];
+        struct admit_client *k = &a->clients[hash % ADMIT_SETS * ADMIT_WAYS + (uint32_t)i];
         if (k->name && k->hash == hash && strcmp(k->name, name) == 0) {
             k->used = now;
             return k;
@@ -55,7 +59,7 @@ struct admit_key *admit_key(struct admit *a, const char *name, uint64_t now)
     }
     if (!place) return NULL;
     free(place->name);
-    *place = (struct admit_key){.name = mem_strdup(name), .hash = hash, .used = now};
+    *place = (struct admit_client){.name = mem_strdup(name), .hash = hash, .used = now, .bodies = first_bodies};
     return place;
 }
 
@@ -81,7 +85,7 @@ static double bucket_wait(struct admit_bucket *b, double per_minute, double want
     return level >= want - 1e-6 ? 0 : (want - level) * 60 / per_minute;
 }
 
-void admit_charge(struct admit_key *k, const struct admit_key_limits *per, double tokens, uint64_t now)
+void admit_charge(struct admit_client *k, const struct admit_key_limits *per, double tokens, uint64_t now)
 {
     if (!k || !(per->tokens_per_minute > 0)) return;
     bucket_fill(&k->tokens, per->tokens_per_minute, now);
@@ -111,20 +115,24 @@ void admit_ended(struct admit *a, double seconds, uint64_t now)
     a->quiet_since = now;
 }
 
-void admit_learn(struct admit *a, uint64_t bytes, int64_t tokens)
+void admit_learn(struct admit *a, struct admit_client *client, uint64_t bytes, int64_t tokens)
 {
-    a->bytes += (double)bytes;
-    a->tokens += (double)tokens;
-    while (a->bytes > 2 * BYTES_WINDOW) {
-        a->bytes /= 2;
-        a->tokens /= 2;
+    struct admit_bodies *b = client ? &client->bodies : &a->bodies;
+    b->bytes += (double)bytes;
+    b->tokens += (double)tokens;
+    while (b->bytes > 2 * BYTES_WINDOW) {
+        b->bytes /= 2;
+        b->tokens /= 2;
     }
 }
 
-int64_t admit_guess(const struct admit *a, uint64_t bytes)
+int64_t admit_guess(const struct admit *a, const struct admit_client *client, uint64_t bytes, int prompts)
 {
-    double tokens = (double)bytes * a->tokens / a->bytes;
-    return tokens < 1 ? 1 : tokens > 1e15 ? (int64_t)1e15 : (int64_t)tokens;
+    const struct admit_bodies *b = client ? &client->bodies : &a->bodies;
+    double ratio = b->tokens / b->bytes, most = a->limits.max_prompt ? (double)a->limits.max_prompt * prompts : 1e15;
+    double tokens = (double)bytes * (ratio < RATIO_MIN ? RATIO_MIN : ratio > 1 ? 1 : ratio);
+    if (tokens > most) tokens = most;
+    return tokens < 1 ? 1 : (int64_t)tokens;
 }
 
 /* Seconds that what runs needs on average, by what is known now. */
@@ -147,15 +155,43 @@ static double ends_time(const struct admit *a, int ends, uint64_t now)
     return ends * residence_now(a, now) / (a->last.running > 0 ? a->last.running : 1);
 }
 
-static double wait_behind(const struct admit *a, int active, int64_t tokens, uint64_t now)
+/* What a request finds when it comes: places and queued prompt tokens of all, and of these its client's own. */
+struct crowd {
+    int active, own_active, clients; /* clients: its own included */
+    int64_t queued, own_queued;
+};
+
+static struct crowd crowd_before(const struct admit *a, const struct admit_ask *ask)
 {
-    double slot = ends_time(a, active + 1 - a->last.slots, now), prompts = prefill_time(a, (double)tokens);
-    return slot > prompts ? slot : prompts;
+    const struct admit_client *c = ask->client;
+    struct crowd w = {.active = a->active - ask->held_n, .queued = a->queued - ask->held_tokens, .clients = 1};
+    w.own_active = w.active;
+    w.own_queued = w.queued;
+    if (!c) return w;
+    w.own_active = c->active - ask->held_n;
+    w.own_queued = c->queued - ask->held_tokens;
+    w.clients = a->n_present + !c->active;
+    return w;
+}
+
+/* Of `all`, what comes before the last of a client's `own` when `clients` have their turns. */
+static double ahead_of(double all, double own, int clients)
+{
+    return own * clients < all ? own * clients : all;
+}
+
+static double wait_behind(const struct admit *a, const struct crowd *w, int64_t tokens, uint64_t now)
+{
+    int ends = (int)ahead_of(w->active + 1 - a->last.slots, w->own_active + 1, w->clients);
+    double prompts = ahead_of((double)(w->queued + tokens), (double)(w->own_queued + tokens), w->clients);
+    double slot = ends_time(a, ends, now), prefill = prefill_time(a, prompts);
+    return slot > prefill ? slot : prefill;
 }
 
 double admit_wait(const struct admit *a, int64_t tokens, uint64_t now)
 {
-    return wait_behind(a, a->active, a->queued + tokens, now);
+    const struct crowd all = crowd_before(a, &(struct admit_ask){0});
+    return wait_behind(a, &all, tokens, now);
 }
 
 /* Seconds until at least half of the queue is worked off, or more where the request needs more room: `part` of it.  By
@@ -177,7 +213,7 @@ int admit_seconds(double retry)
 
 static enum admit_verdict decide_key(struct admit *a, const struct admit_ask *ask, uint64_t now, double *retry)
 {
-    struct admit_key *k = ask->key;
+    struct admit_client *k = ask->client;
     const struct admit_key_limits *per = &ask->per;
     if (!k) return ADMIT_YES;
     if (per->max_concurrent > 0) {
@@ -200,25 +236,31 @@ static enum admit_verdict decide_key(struct admit *a, const struct admit_ask *as
     return ADMIT_YES;
 }
 
+static bool tokens_fit(const struct admit_limits *l, const struct crowd *w, int64_t tokens)
+{
+    if (w->queued <= 0 || share_fits(w->queued, w->own_queued, tokens, l->max_tokens, w->clients)) return true;
+    return w->own_queued <= 0 && w->clients > 1 && w->queued + tokens <= 2 * l->max_tokens;
+}
+
 enum admit_verdict admit_decide(struct admit *a, const struct admit_ask *ask, uint64_t now, double *retry)
 {
     const struct admit_limits *l = &a->limits;
-    int whole = l->max_seqs + l->max_queue, others = a->active - ask->held_n;
-    int64_t ahead = a->queued - ask->held_tokens;
+    const struct crowd w = crowd_before(a, ask);
+    int whole = l->max_seqs + l->max_queue;
     *retry = 0;
     if (ask->n > whole) return ADMIT_TOO_MANY;
     enum admit_verdict v = decide_key(a, ask, now, retry);
     if (v != ADMIT_YES || !ask->n) return v;
-    if (others + ask->n > whole) {
-        *retry = retry_queue(a, (others + ask->n - whole) / (double)l->max_queue, now);
+    if (!share_fits(w.active, w.own_active, ask->n, whole, w.clients)) {
+        *retry = retry_queue(a, (w.active + ask->n - whole) / (double)l->max_queue, now);
         return ADMIT_QUEUE_FULL;
     }
-    if (ahead > 0 && ahead + ask->tokens > l->max_tokens) {
-        *retry = retry_queue(a, (double)(ahead + ask->tokens - l->max_tokens) / (double)ahead, now);
+    if (!tokens_fit(l, &w, ask->tokens)) {
+        *retry = retry_queue(a, (double)(w.queued + ask->tokens - l->max_tokens) / (double)w.queued, now);
         return ADMIT_QUEUE_TOKENS;
     }
-    if (others <= 0 || !a->n_ended) return ADMIT_YES; /* it waits for nobody, or nothing is known */
-    double before = wait_behind(a, others, ahead, now), wait = wait_behind(a, others, ahead + ask->tokens, now);
+    if (w.active <= 0 || !a->n_ended) return ADMIT_YES; /* it waits for nobody, or nothing is known */
+    double before = wait_behind(a, &w, 0, now), wait = wait_behind(a, &w, ask->tokens, now);
     if (l->max_wait > 0 && before > l->max_wait) {
         *retry = before - l->max_wait / 2;
         return ADMIT_WAIT;
@@ -232,7 +274,7 @@ enum admit_verdict admit_decide(struct admit *a, const struct admit_ask *ask, ui
 
 void admit_take(struct admit *a, const struct admit_ask *ask, uint64_t now)
 {
-    struct admit_key *k = ask->key;
+    struct admit_client *k = ask->client;
     if (!a->active) a->quiet_since = now;
     if (k && ask->per.requests_per_minute > 0 && !ask->held_n) {
         bucket_fill(&k->requests, ask->per.requests_per_minute, now);
@@ -242,10 +284,14 @@ void admit_take(struct admit *a, const struct admit_ask *ask, uint64_t now)
     admit_give(a, k, ask->held_n - ask->n, ask->held_tokens - ask->tokens);
 }
 
-void admit_give(struct admit *a, struct admit_key *k, int n, int64_t tokens)
+void admit_give(struct admit *a, struct admit_client *c, int n, int64_t tokens)
 {
     a->active -= n;
     a->queued -= tokens;
-    if (k) k->active -= n;
-    CHECK(a->active >= 0 && a->queued >= 0 && (!k || k->active >= 0));
+    if (c) {
+        a->n_present += (c->active - n > 0) - (c->active > 0);
+        c->active -= n;
+        c->queued -= tokens;
+    }
+    CHECK(a->active >= 0 && a->queued >= 0 && a->n_present >= 0 && (!c || (c->active >= 0 && c->queued >= 0)));
 }

@@ -54,7 +54,7 @@ static void put_engine(struct buf *out, struct app *app, uint64_t now)
     buf_printf(out,
                ",\"engine\":{\"waiting\":%d,\"running\":%d,\"paused\":%d,\"max_queue\":%d,\"max_seqs\":%d,"
                "\"max_batch_tokens\":%d,\"steps\":%llu,\"failed_steps\":%llu,\"preemptions\":%llu",
-               s.waiting, s.running, s.paused, i->max_queue, i->max_seqs, i->max_batch_tokens,
+               s.waiting, s.running, s.paused, app->set->max_queue, i->max_seqs, i->max_batch_tokens,
                (unsigned long long)s.steps, (unsigned long long)s.failed_steps, (unsigned long long)s.preemptions);
     put_ms(out, "step_running_ms", s.step_started, now);
     put_ms(out, "oldest_waiting_ms", bridge_oldest_waiting(app->bridge), now);
@@ -186,6 +186,8 @@ void api_debug_state(struct http_req *req)
     if (app->engine && app->info) {
         put_engine(&out, app, now);
         put_requests(&out, app, now);
+        buf_str(&out, ",\"clients\":");
+        admission_put_clients(app->admission, &out);
         put_adapters(&out, app);
         put_steps(&out, app, now);
     }

@@ -71,6 +71,14 @@ static void cancel_all(struct exchange *x)
     }
 }
 
+/* Answered, refused or not: its places are free for others. */
+static void on_answer(struct http_req *req)
+{
+    struct exchange *x = req->user;
+    ticket_close(x->ticket);
+    x->ticket = NULL;
+}
+
 /* Answered, or the client left. */
 static void on_close(struct http_req *req)
 {
@@ -251,6 +259,7 @@ static void submit_more(struct exchange *x)
             continue;
         }
         if (e.code == ERR_FULL && x->n_running) return; /* on_event comes back */
+        cancel_all(x);
         if (e.code == ERR_FULL)
             admission_reply_full(x->app, x->req);
         else if (e.code == ERR_NOMEM)
@@ -337,6 +346,7 @@ static void handle(struct http_req *req, enum embed_shape shape)
         .pooling = strcmp(app->set->pooling, "last") == 0 ? POOLING_LAST : POOLING_MEAN,
     };
     req->user = x;
+    req->on_answer = on_answer;
     req->on_close = on_close;
     int status = embed_params_parse(&x->params, shape, &x->limits, req->body, req->body_len, &e);
     x->in_flight = in_flight(req, x->params.n);

@@ -80,6 +80,14 @@ static void stop_preparing(struct exchange *x)
     x->compiling = NULL;
 }
 
+/* Answered, refused or not: its places are free for others. */
+static void on_answer(struct http_req *req)
+{
+    struct exchange *x = req->user;
+    ticket_close(x->ticket);
+    x->ticket = NULL;
+}
+
 /* The exchange is over: answered, or the client left. */
 static void on_close(struct http_req *req)
 {
@@ -403,6 +411,7 @@ static void handle(struct http_req *req, enum generate_route route)
         .longest_token = app->longest_token,
     };
     req->user = x;
+    req->on_answer = on_answer;
     req->on_close = on_close;
     int status = generate_params_parse(&x->params, route, &x->limits, req->body, req->body_len, &e);
     if (!status && x->params.gen.adapter && engine_adapter_check(app->engine, x->params.gen.adapter, &e)) {

@@ -92,6 +92,14 @@ static void cancel_all(struct exchange *x)
     }
 }
 
+/* Answered, refused or not: its places are free for others. */
+static void on_answer(struct http_req *req)
+{
+    struct exchange *x = req->user;
+    ticket_close(x->ticket);
+    x->ticket = NULL;
+}
+
 /* The exchange is over: answered, or the client left. */
 static void on_close(struct http_req *req)
 {
@@ -539,14 +547,16 @@ static void handle(struct http_req *req, enum openai_route route)
     struct ticket *ticket = admission_enter(req);
     if (!ticket) return;
     struct exchange *x = mem_zalloc(sizeof *x);
+    int places = app->info->max_seqs + app->set->max_queue; /* all texts are queued at once */
     *x = (struct exchange){.refs = 2, .app = app, .req = req, .ticket = ticket, .route = route};
     x->limits = (struct openai_limits){
         .max_stop = app->set->max_stop_sequences,
-        .max_choices = app->set->max_choices,
+        .max_choices = app->set->max_choices < places ? app->set->max_choices : places,
         .longest_token = app->longest_token,
         .info = app->info,
     };
     req->user = x;
+    req->on_answer = on_answer;
     req->on_close = on_close;
     int status = openai_params_parse(&x->params, route, &x->limits, req->body, req->body_len, &e, &param);
     int n = x->params.n_prompts * x->params.best_of;

@@ -230,7 +230,7 @@ static void log_report(const struct server *s, const char *url)
     if (*i->device_note) log_text(&l, "no_gpu", i->device_note);
     log_number(&l, "max_total_tokens", i->max_total_tokens);
     log_number(&l, "max_seqs", i->max_seqs);
-    log_number(&l, "max_queue", i->max_queue);
+    log_number(&l, "max_queue", s->app.set->max_queue);
     log_decimal(&l, "seconds", s->app.metrics.startup[STARTUP_READY]);
     log_end(&l);
 }
@@ -247,7 +247,9 @@ static void work_load(uv_work_t *w)
 {
     struct server *s = w->data;
     struct engine_config cfg = cmd_engine_config(s->app.set);
-    cfg.max_queue += cfg.max_seqs; /* admission counts what waits beside what runs: the engine's bound never decides */
+    /* Admission counts what waits beside what runs, and lets in up to twice its limit: the engine's bound never
+     * decides. */
+    cfg.max_queue = 2 * (cfg.max_queue + cfg.max_seqs);
     cfg.record_steps = true;
     uint64_t start = clock_now();
     crash_thread_begin();

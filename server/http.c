@@ -195,6 +195,7 @@ static void answer_end(struct conn *c)
 {
     c->answer = ANSWER_DONE;
     sock_wake(c);
+    if (c->req.on_answer) c->req.on_answer(&c->req);
 }
 
 /* ---- whole answers --------------------------------------------------------------------------------------------- */

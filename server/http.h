@@ -46,7 +46,11 @@ struct http_req {
     /* the handler's */
     void *user;
     void (*on_body)(struct http_req *, const char *p, size_t n); /* set by a route's begin; see struct http_route */
-    void (*on_close)(struct http_req *);                         /* the exchange is over; req->user may be freed */
+    /* The answer is complete: called once, inside http_reply or http_end, so it may call no http_* function.  What was
+     * kept for the work is given back here, not when the client has taken the answer.  Not called where there is none:
+     * on_close always is. */
+    void (*on_answer)(struct http_req *);
+    void (*on_close)(struct http_req *); /* the exchange is over; req->user may be freed */
     void (*on_drain)(struct http_req *); /* the write queue fell below the low-water mark after http_write said false */
 };
 

@@ -26,13 +26,14 @@ static double retry;
 static void begin(int max_seqs, int max_queue, int64_t max_tokens, double max_wait)
 {
     admit_free(&a);
-    admit_init(&a, &(struct admit_limits){max_seqs, max_queue, max_tokens, max_wait});
+    admit_init(&a, &(struct admit_limits){
+                       .max_seqs = max_seqs, .max_queue = max_queue, .max_tokens = max_tokens, .max_wait = max_wait});
     now = 1000 * SECOND;
 }
 
 static int setup(void **state)
 {
-    admit_init(&a, &(struct admit_limits){1, 1, 1, 0});
+    admit_init(&a, &(struct admit_limits){.max_seqs = 1, .max_queue = 1, .max_tokens = 1});
     return 0;
 }
 
@@ -114,13 +115,13 @@ static void test_more_of_the_same_request(void **state)
 static void test_a_guess_of_tokens(void **state)
 {
     begin(1, 1, 1, 0);
-    assert_int_equal(admit_guess(&a, 0), 1);
-    assert_int_equal(admit_guess(&a, 4000), 1000);
-    for (int i = 0; i < 100; i++) admit_learn(&a, 10000, 10000); /* a script of a token for each byte */
-    assert_in_range(admit_guess(&a, 4000), 3900, 4000);
-    for (int i = 0; i < 1000; i++) admit_learn(&a, 10000, 1000);
-    assert_in_range(admit_guess(&a, 4000), 400, 420);
-    assert_true(admit_guess(&a, UINT64_MAX) > 0);
+    assert_int_equal(admit_guess(&a, NULL, 0, 1), 1);
+    assert_int_equal(admit_guess(&a, NULL, 4000, 1), 1000);
+    for (int i = 0; i < 100; i++) admit_learn(&a, NULL, 10000, 10000); /* a script of a token for each byte */
+    assert_in_range(admit_guess(&a, NULL, 4000, 1), 3900, 4000);
+    for (int i = 0; i < 1000; i++) admit_learn(&a, NULL, 10000, 1000);
+    assert_in_range(admit_guess(&a, NULL, 4000, 1), 400, 420);
+    assert_true(admit_guess(&a, NULL, UINT64_MAX, 1) > 0);
 }
 
 /* ---- estimates --------------------------------------------------------------------------------------------------- */
@@ -249,13 +250,13 @@ static void test_seconds_of_a_header(void **state)
 
 static enum admit_verdict keyed(const char *name, struct admit_key_limits per, int n, int64_t tokens)
 {
-    return ask((struct admit_ask){.n = n, .tokens = tokens, .key = admit_key(&a, name, now), .per = per});
+    return ask((struct admit_ask){.n = n, .tokens = tokens, .client = admit_client(&a, name, now), .per = per});
 }
 
 /* The request is over. */
 static void leave(const char *name, int n, int64_t tokens)
 {
-    admit_give(&a, admit_key(&a, name, now), n, tokens);
+    admit_give(&a, admit_client(&a, name, now), n, tokens);
 }
 
 static void test_requests_a_minute(void **state)
@@ -330,7 +331,7 @@ static void test_tokens_a_minute(void **state)
 {
     const struct admit_key_limits per = {.tokens_per_minute = 600};
     begin(100, 100, 1 << 30, 0);
-    struct admit_key *k = admit_key(&a, "a", now);
+    struct admit_client *k = admit_client(&a, "a", now);
     assert_int_equal(keyed("a", per, 1, 500), ADMIT_YES);
     assert_int_equal(keyed("a", per, 1, 200), ADMIT_KEY_TOKENS);
     assert_near(retry, 10);          /* 100 more, 10 a second */
@@ -348,7 +349,7 @@ static void test_tokens_a_minute(void **state)
     begin(100, 100, 1 << 30, 0);
     assert_int_equal(keyed("a", per, 1, 300), ADMIT_YES);
     struct admit_ask more = {
-        .n = 2, .tokens = 600, .held_n = 1, .held_tokens = 300, .key = admit_key(&a, "a", now), .per = per};
+        .n = 2, .tokens = 600, .held_n = 1, .held_tokens = 300, .client = admit_client(&a, "a", now), .per = per};
     assert_int_equal(ask(more), ADMIT_YES);
     assert_int_equal(keyed("a", per, 1, 1), ADMIT_KEY_TOKENS);
 }
@@ -383,27 +384,123 @@ static void test_places_for_keys_are_bounded(void **state)
 {
     char name[32];
     begin(1, 1, 1, 0);
-    struct admit_key *used = admit_key(&a, "used", now);
+    struct admit_client *used = admit_client(&a, "used", now);
     used->users = 1;
     used->active = 7;
     int misses = 0;
     for (int i = 0; i < 3 * ADMIT_SETS * ADMIT_WAYS; i++) {
         snprintf(name, sizeof name, "key-%d", i);
-        misses += admit_key(&a, name, ++now) == NULL;
+        misses += admit_client(&a, name, ++now) == NULL;
     }
     assert_int_equal(misses, 0);
-    assert_ptr_equal(admit_key(&a, "used", now), used);
+    assert_ptr_equal(admit_client(&a, "used", now), used);
     assert_int_equal(used->active, 7);
     used->users = used->active = 0;
     for (int i = 0; i < 2 * ADMIT_SETS * ADMIT_WAYS; i++) { /* all of them in use */
         snprintf(name, sizeof name, "key-%d", i);
-        struct admit_key *k = admit_key(&a, name, ++now);
+        struct admit_client *k = admit_client(&a, name, ++now);
         if (k)
             k->users = 1;
         else
             misses++;
     }
     assert_true(misses > ADMIT_SETS * ADMIT_WAYS / 2);
+}
+
+/* ---- clients ------------------------------------------------------------------------------------------------------
+ */
+
+static enum admit_verdict from(const char *name, int n, int64_t tokens)
+{
+    return keyed(name, (struct admit_key_limits){0}, n, tokens);
+}
+
+/* One client may have all there is; others come in all the same, with no more than their share. */
+static void test_a_full_queue_lets_newcomers_in(void **state)
+{
+    begin(4, 8, 1 << 30, 0);
+    for (int i = 0; i < 12; i++) assert_int_equal(from("hog", 1, 1), ADMIT_YES);
+    assert_int_equal(from("hog", 1, 1), ADMIT_QUEUE_FULL);
+    assert_int_equal(a.n_present, 1);
+    for (int i = 0; i < 6; i++) assert_int_equal(from("b", 1, 1), ADMIT_YES); /* half of twelve */
+    assert_int_equal(from("b", 1, 1), ADMIT_QUEUE_FULL);
+    assert_true(retry > 0 || !a.n_ended);
+    assert_int_equal(from("c", 5, 5), ADMIT_QUEUE_FULL);
+    assert_int_equal(from("c", 4, 4), ADMIT_YES); /* a third */
+    assert_int_equal(from("hog", 1, 1), ADMIT_QUEUE_FULL);
+    assert_int_equal(from("d", 2, 2), ADMIT_YES);
+    assert_int_equal(a.n_present, 4);
+    assert_int_equal(from("e", 1, 1), ADMIT_QUEUE_FULL); /* never more than twice the limit */
+    leave("b", 6, 6);
+    assert_int_equal(a.n_present, 3);
+    assert_int_equal(from("e", 1, 1), ADMIT_YES);
+    leave("hog", 12, 12); /* below the limit everybody comes in again */
+    assert_int_equal(from("c", 3, 3), ADMIT_YES);
+}
+
+static void test_waiting_tokens_are_shared(void **state)
+{
+    begin(100, 100, 1000, 0);
+    assert_int_equal(from("hog", 1, 900), ADMIT_YES);
+    assert_int_equal(from("hog", 1, 200), ADMIT_QUEUE_TOKENS);
+    assert_int_equal(from("b", 1, 700), ADMIT_YES); /* it has none queued: its first request comes in */
+    assert_int_equal(from("b", 1, 10), ADMIT_QUEUE_TOKENS);
+    assert_int_equal(from("c", 1, 100), ADMIT_YES);
+    assert_int_equal(from("c", 1, 233), ADMIT_YES); /* a third of the limit */
+    assert_int_equal(from("c", 1, 1), ADMIT_QUEUE_TOKENS);
+    assert_int_equal(from("d", 1, 68), ADMIT_QUEUE_TOKENS); /* never more than twice the limit */
+    assert_int_equal(from("d", 1, 67), ADMIT_YES);
+    leave("hog", 0, 900);
+    leave("b", 0, 700);
+    assert_int_equal(from("b", 1, 600), ADMIT_YES);
+}
+
+/* The finding: a client whose texts are all too long must not keep others out, whatever its bodies weigh. */
+static void test_large_bodies_that_are_refused(void **state)
+{
+    begin(64, 256, 131072, 0);
+    a.limits.max_prompt = 512;
+    struct admit_client *hog = admit_client(&a, "hog", now);
+    int64_t guess = admit_guess(&a, hog, 1000000, 1);
+    assert_int_equal(guess, 512);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(from("hog", 1, guess), ADMIT_YES);
+        assert_int_equal(from("b", 1, 20), ADMIT_YES);
+        leave("b", 1, 20);
+    }
+}
+
+/* What one client sends says nothing of another's bodies, and never that text is free. */
+static void test_bodies_teach_of_their_client_only(void **state)
+{
+    begin(1, 1, 1, 0);
+    struct admit_client *hog = admit_client(&a, "hog", now), *b = admit_client(&a, "b", now);
+    for (int i = 0; i < 1000; i++) admit_learn(&a, hog, 1000000, 1); /* large bodies with short prompts */
+    assert_int_equal(admit_guess(&a, hog, 16000, 1), 1000);
+    assert_int_equal(admit_guess(&a, b, 16000, 1), 4000);
+    for (int i = 0; i < 1000; i++) admit_learn(&a, hog, 10, 100000); /* and the other way round: many texts of one */
+    assert_int_equal(admit_guess(&a, hog, 16000, 1), 16000);
+    assert_int_equal(admit_guess(&a, b, 16000, 1), 4000);
+    a.limits.max_prompt = 100;
+    assert_int_equal(admit_guess(&a, b, 16000, 1), 100);
+    assert_int_equal(admit_guess(&a, b, 16000, 3), 300);
+    assert_int_equal(admit_guess(&a, b, 0, 3), 1);
+}
+
+/* Clients have their turns: a newcomer does not wait for what a hog has queued. */
+static void test_waits_are_a_clients_own(void **state)
+{
+    begin(4, 100, 1 << 30, 10);
+    for (int i = 0; i < 30; i++) admit_ended(&a, 8, now); /* 4 at once: one ends every 2 s */
+    see(4, 4000, 5);
+    for (int i = 0; i < 9; i++) assert_int_equal(from("hog", 1, 1000), ADMIT_YES);
+    assert_int_equal(from("hog", 1, 1000), ADMIT_WAIT); /* 6 ends: 12 s */
+    assert_int_equal(from("b", 1, 100), ADMIT_YES);     /* 2 ends: one for each */
+    struct admit_ask late = {.n = 1, .tokens = 100, .time_left = 3, .client = admit_client(&a, "c", now)};
+    assert_int_equal(ask(late), ADMIT_DEADLINE);
+    late.time_left = 7;
+    assert_int_equal(ask(late), ADMIT_YES);
+    assert_true(admit_wait(&a, 0, now) > 10); /* all that is queued */
 }
 
 /* ---- random requests --------------------------------------------------------------------------------------------- */
@@ -422,7 +519,7 @@ static void test_random_requests(void **state)
     struct {
         int n;
         int64_t tokens;
-        struct admit_key *key;
+        struct admit_client *client;
     } live[LIVE] = {0};
     static const char *const names[] = {"a", "b", "c"};
     static const struct admit_key_limits limits[] = {
@@ -437,21 +534,22 @@ static void test_random_requests(void **state)
         see(a.active < 8 ? a.active : 8, pick(50), 0.01);
         if (live[i].n) {
             if (pick(3)) continue;
-            admit_give(&a, live[i].key, live[i].n, live[i].tokens);
-            if (live[i].key) live[i].key->users--;
+            admit_give(&a, live[i].client, live[i].n, live[i].tokens);
+            if (live[i].client) live[i].client->users--;
             live[i].n = 0;
             admit_ended(&a, 0.01 * pick(300), now);
             continue;
         }
         struct admit_ask q = {.n = 1 + pick(6), .tokens = pick(900), .time_left = pick(3) ? 0 : 0.1 * pick(40)};
         int who = pick(6);
-        if (who < 3) q.key = admit_key(&a, names[who], now), q.per = limits[who];
+        if (who < 3) q.client = admit_client(&a, names[who], now), q.per = limits[who];
+        bool present = a.n_present > 0;
         enum admit_verdict v = ask(q);
         counts[v]++;
         if (!(retry >= 0 && retry < 1e6)) fail_msg("verdict %d: again after %g s", v, retry);
         if (v == ADMIT_YES) {
-            live[i].n = q.n, live[i].tokens = q.tokens, live[i].key = q.key;
-            if (q.key) q.key->users++;
+            live[i].n = q.n, live[i].tokens = q.tokens, live[i].client = q.client;
+            if (q.client) q.client->users++;
         } else if (v != ADMIT_TOO_MANY && v != ADMIT_KEY_TOO_MANY) {
             assert_true(retry > 0 || v == ADMIT_KEY_CONCURRENCY || v == ADMIT_QUEUE_FULL || v == ADMIT_QUEUE_TOKENS);
         }
@@ -459,8 +557,10 @@ static void test_random_requests(void **state)
             if (live[k].n) active += live[k].n, queued += live[k].tokens;
         assert_int_equal(a.active, active);
         assert_int_equal(a.queued, queued);
-        assert_true(active <= 24 && queued <= 4000 + 900);
-        assert_true(admit_key(&a, "c", now)->active <= 9);
+        assert_true(active <= 48 && queued <= 8000);
+        if (v == ADMIT_YES && !present) assert_true(active <= 24 && queued <= 4000 + 900);
+        if (v == ADMIT_YES && active > 24) assert_true(q.client && q.client->active <= 24 / a.n_present);
+        assert_true(admit_client(&a, "c", now)->active <= 9);
     }
     for (enum admit_verdict v = ADMIT_YES; v <= ADMIT_DEADLINE; v++)
         if (v != ADMIT_TOO_MANY && v != ADMIT_KEY_TOO_MANY && !counts[v]) fail_msg("verdict %d never came", v);
@@ -489,6 +589,11 @@ int main(void)
         cmocka_unit_test(test_a_refusal_is_free),
         cmocka_unit_test(test_a_limit_that_changes),
         cmocka_unit_test(test_places_for_keys_are_bounded),
+        cmocka_unit_test(test_a_full_queue_lets_newcomers_in),
+        cmocka_unit_test(test_waiting_tokens_are_shared),
+        cmocka_unit_test(test_large_bodies_that_are_refused),
+        cmocka_unit_test(test_bodies_teach_of_their_client_only),
+        cmocka_unit_test(test_waits_are_a_clients_own),
         cmocka_unit_test(test_random_requests),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -138,6 +138,7 @@ struct gen_request {
     bool prompt_logprobs; /* EV_PROMPT for every prompt token before the first EV_TOKEN */
     int top_n;            /* most likely tokens to report, 0 .. ENGINE_TOP_MAX */
     int priority;         /* lower runs first; 0 */
+    uint64_t client;      /* requests of one client share with those of others (sched.h); 0: likewise one client */
     const char *adapter;  /* a name that is loaded; NULL: the base model */
     /* What the generated text must be (grammar.h), referenced by engine_submit; NULL: anything.  eos is chosen only
      * where the text is whole, and no other special token ever; with ignore_eos or min_new_tokens, the text goes on

@@ -18,7 +18,7 @@ struct page {
 struct kv_pool {
     int n, n_free, n_cached; /* n_cached: free and registered */
     int32_t head, tail;      /* free list, least recently used first; -1: empty */
-    uint64_t next_serial, seed;
+    uint64_t next_serial, seed, lookups;
     struct page *page;
     int32_t *bucket; /* mask + 1 heads of chains */
     uint32_t mask;
@@ -158,10 +158,24 @@ void kv_unref(struct kv_pool *p, int32_t i)
 int32_t kv_lookup(struct kv_pool *p, uint64_t parent, const int32_t *tokens, uint64_t *serial)
 {
     int32_t i = find(p, bucket_of(p, parent, tokens), parent, tokens);
+    p->lookups++;
     if (i < 0) return -1;
     kv_ref(p, i);
     *serial = p->page[i].serial;
     return i;
+}
+
+bool kv_known(struct kv_pool *p, uint64_t parent, const int32_t *tokens, uint64_t *serial)
+{
+    int32_t i = find(p, bucket_of(p, parent, tokens), parent, tokens);
+    p->lookups++;
+    if (i >= 0) *serial = p->page[i].serial;
+    return i >= 0;
+}
+
+uint64_t kv_lookups(const struct kv_pool *p)
+{
+    return p->lookups;
 }
 
 uint64_t kv_register(struct kv_pool *p, int32_t i, uint64_t parent, const int32_t *tokens)

@@ -31,6 +31,11 @@ void kv_unref(struct kv_pool *, int32_t page);
  * of the same tokens never meets. */
 int32_t kv_lookup(struct kv_pool *, uint64_t parent, const int32_t *tokens, uint64_t *serial);
 
+/* Whether that page is known, with its serial; takes no reference, so what is used least recently stays so. */
+bool kv_known(struct kv_pool *, uint64_t parent, const int32_t *tokens, uint64_t *serial);
+/* How often the table was searched by these two. */
+uint64_t kv_lookups(const struct kv_pool *);
+
 /* Makes a full page, held by the caller, known.  Returns the serial of this prefix; when another page is already
  * known for it, that page stays the known one. */
 uint64_t kv_register(struct kv_pool *, int32_t page, uint64_t parent, const int32_t *tokens);

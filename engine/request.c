@@ -162,6 +162,7 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
                           .pages = r->tokens + total,
                           .n_known = g->n_prompt,
                           .priority = g->priority,
+                          .client = g->client,
                           .first_row = g->prompt_logprobs ? 0 : g->n_prompt - 1};
     r->user = g->user;
     r->n_prompt = g->n_prompt;

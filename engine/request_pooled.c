@@ -31,6 +31,7 @@ struct request *request_new_pooled(const struct gen_request *g, const struct eng
                           .pages = r->tokens + n,
                           .n_known = g->n_prompt,
                           .priority = g->priority,
+                          .client = g->client,
                           .no_rows = true,
                           .no_prefix = g->pooling == POOLING_MEAN};
     r->user = g->user;

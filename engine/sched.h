@@ -1,14 +1,21 @@
 /* The schedule: which tokens of which requests the next step computes.  Pure: (queues, free pages, budgets) -> plan;
  * no clock, no device, no allocation after a sequence was added.  Owned by the engine thread.
  *
+ * Clients share.  Within a priority, a free slot goes to the client with the fewest running sequences, and room for
+ * prompts to the client that was served least: a virtual time as in fair queueing (VTC, Sheng et al., OSDI 2024), in
+ * tokens, rows of logits counted again.  It stays within a window of the schedule's own, so nobody saves up much, nor
+ * pays for long.  All slots taken: a client that has more than one beyond a waiting one's gives its youngest up.  With
+ * one client, all of this is first come, first served.
+ *
  * There is no prefill phase and no decode phase.  A sequence has tokens known (prompt and generated so far) and tokens
  * computed (in the KV cache), and each step gives it min(known - computed, what is left of the budget).  Chunked
  * prefill, decoding, prefix hits and recomputing after preemption are all that one rule.  Order: sequences with one
- * token left to compute (decoding) first, then those that generate several known ones, then started prompts, then
- * waiting ones by priority and arrival.
+ * token left to compute (decoding) first, then those that generate several known ones, then prompts: client by client,
+ * of one client started ones first, then waiting ones by priority and arrival.
  *
- * Out of pages: the worst running sequence (paused before running, then lower priority, then younger) gives its pages
- * up and waits again; its known tokens are recomputed later, mostly from the prefix cache. */
+ * Out of pages: the worst running sequence (paused before running, then lower priority, then of a client that holds
+ * more pages and was served no less, then younger) gives its pages up and waits again; its known tokens are recomputed
+ * later, mostly from the prefix cache. */
 #ifndef TANDEM_SCHED_H
 #define TANDEM_SCHED_H
 
@@ -18,6 +25,7 @@
 #include <stdint.h>
 
 struct lora_weights;
+struct sched_client; /* sched_clients.h */
 
 enum seq_state { SEQ_IDLE, SEQ_WAITING, SEQ_RUNNING };
 
@@ -37,6 +45,7 @@ struct seq {
     bool paused;
     bool blocked;     /* waits for something that is on its way (its mask): not scheduled, but no worse than others */
     uint64_t arrival; /* unique, increasing */
+    uint64_t client;  /* who shares with others; 0 is one like any other */
 
     enum seq_state state;
     int n_computed, n_pages;
@@ -45,7 +54,14 @@ struct seq {
     int n_cached;     /* tokens found in the prefix cache when it was first admitted */
     bool admitted;    /* was running at least once */
     uint64_t planned; /* the step whose plan it is in */
-    struct seq *next, *prev;
+    uint64_t tried;   /* the step that had no room for it */
+    /* The last time that it waited and did not fit: the prefix it found, and the pages there were. */
+    int n_found;
+    uint64_t found;                  /* serial of that prefix */
+    int64_t missed;                  /* pages; below 0: not yet */
+    struct sched_client *owner;      /* not IDLE */
+    struct seq *next, *prev;         /* of all that wait, or run */
+    struct seq *own_next, *own_prev; /* of its client's that wait */
 };
 
 struct plan_item {
@@ -73,7 +89,8 @@ struct sched {
     struct kv_pool *kv;
     struct seq waiting, running; /* list heads; waiting by (priority, arrival), running by admission */
     int n_waiting, n_running;
-    int budget; /* tokens of the step that is planned */
+    struct sched_clients *clients; /* owned */
+    int budget;                    /* tokens of the step that is planned */
     uint64_t step;
     struct plan plan;
 };

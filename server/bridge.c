@@ -7,6 +7,7 @@
 #include "engine/base/crash.h"
 #include "engine/base/mem.h"
 #include "server/admission.h"
+#include "server/client.h"
 #include "server/http.h"
 #include "server/metrics.h"
 #include "server/work_queue.h"
@@ -136,6 +137,7 @@ struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, struct 
     struct gen *g = mem_zalloc(sizeof *g);
     struct gen_request copy = *r;
     copy.user = g;
+    copy.client = client_id(req);
     g->bridge = b;
     g->fn = fn;
     g->arg = arg;

@@ -12,65 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_LEN = 160, MAX_PAGES = MAX_LEN / KV_PAGE };
-
-struct fake {
-    struct seq seq;
-    int32_t tokens[MAX_LEN], pages[MAX_PAGES];
-    int want; /* tokens at which it ends */
-};
-
-static void fake_init(struct fake *f, uint64_t arrival, int n, int want, int priority)
-{
-    *f = (struct fake){.want = want};
-    f->seq = (struct seq){.tokens = f->tokens,
-                          .pages = f->pages,
-                          .n_known = n,
-                          .first_row = n - 1,
-                          .priority = priority,
-                          .arrival = arrival};
-    for (int i = 0; i < n; i++) f->tokens[i] = i * 7 % 100;
-}
-
-struct world {
-    struct kv_pool *pool;
-    struct sched s;
-};
-
-static void world_open(struct world *w, int pages, int max_seqs, int budget)
-{
-    w->pool = kv_pool_new(pages, 42);
-    sched_init(&w->s, &(struct sched_config){max_seqs, budget, max_seqs, true}, w->pool);
-}
-
-static void world_close(struct world *w)
-{
-    sched_free(&w->s);
-    kv_pool_free(w->pool);
-}
-
-/* The sequence goes on with n tokens, of which the last is not computed without the rows of all. */
-static void go_on(struct fake *f, int n, int32_t token)
-{
-    f->seq.first_row = f->seq.n_known;
-    f->seq.generates = true;
-    for (int i = 0; i < n && f->seq.n_known < f->want; i++) f->tokens[f->seq.n_known++] = token;
-}
-
-/* one step as the engine would do it; every finished prompt and every decode yields a token */
-static void step(struct world *w)
-{
-    const struct plan *p = sched_step(&w->s);
-    sched_commit(&w->s);
-    for (int i = 0; i < p->n; i++) {
-        struct fake *f = (struct fake *)p->v[i].seq;
-        if (f->seq.n_computed < f->seq.n_known) continue;
-        if (f->seq.n_known == f->want || f->seq.no_rows)
-            sched_remove(&w->s, &f->seq);
-        else
-            go_on(f, 1, (int32_t)(f->seq.arrival % 3));
-    }
-}
+#include "tests/unit/engine/sched_rig.h"
 
 static void test_prompt_is_cut_to_the_budget(void **state)
 {
@@ -452,11 +394,12 @@ static void fake_random(struct fake *f, uint64_t arrival)
     f->seq.no_prefix = pick(10) == 0;
 }
 
-static void submit(struct world *w, struct fake *all, uint64_t *arrival)
+static void submit(struct world *w, struct fake *all, uint64_t *arrival, int clients)
 {
     for (int i = 0; i < FAKES; i++)
         if (all[i].seq.state == SEQ_IDLE) {
             fake_random(&all[i], ++*arrival);
+            all[i].seq.client = clients > 1 ? (uint64_t)pick(clients) : 0;
             sched_add(&w->s, &all[i].seq);
             return;
         }
@@ -507,7 +450,7 @@ static void check_contents(const struct fake *all, int32_t (*written)[KV_PAGE])
     }
 }
 
-static void random_operations(int pages, int max_seqs, int budget, int prefill, int operations)
+static void random_operations(int pages, int max_seqs, int budget, int prefill, int clients, int operations)
 {
     struct world w;
     uint64_t arrival = 0;
@@ -520,7 +463,7 @@ static void random_operations(int pages, int max_seqs, int budget, int prefill, 
         int what = pick(20);
         struct fake *f = &all[pick(FAKES)];
         if (what < 4) {
-            submit(&w, all, &arrival);
+            submit(&w, all, &arrival, clients);
         } else if (what == 4) {
             sched_remove(&w.s, &f->seq);
         } else if (what == 5) {
@@ -572,10 +515,14 @@ static void random_operations(int pages, int max_seqs, int budget, int prefill, 
 
 static void test_random_operations(void **state)
 {
-    random_operations(MAX_PAGES, 3, 8, 0, OPERATIONS / 4); /* barely one request fits */
-    random_operations(25, 8, 32, 7, OPERATIONS / 4);
-    random_operations(40, 6, 16, 1, OPERATIONS / 4);
-    random_operations(100, 16, 64, 16, OPERATIONS / 4);
+    random_operations(MAX_PAGES, 3, 8, 0, 1, OPERATIONS / 8); /* barely one request fits */
+    random_operations(MAX_PAGES, 3, 8, 0, 3, OPERATIONS / 8);
+    random_operations(25, 8, 32, 7, 2, OPERATIONS / 8);
+    random_operations(40, 6, 16, 1, 5, OPERATIONS / 8);
+    random_operations(100, 16, 64, 16, 20, OPERATIONS / 8);
+    random_operations(25, 8, 32, 7, 1, OPERATIONS / 8);
+    random_operations(40, 6, 16, 1, 1, OPERATIONS / 8);
+    random_operations(100, 16, 64, 16, 1, OPERATIONS / 8);
 }
 
 int main(void)

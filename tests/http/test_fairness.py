@@ -40,7 +40,7 @@ def stream(server, address, parameters=LONG, headers="", inputs="Once"):
     """A stream whose answer is not read, beyond what says that it has begun."""
     s = socket.create_connection(("127.0.0.1", server.port), source_address=(address, 0))
     body = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
-    s.sendall(f"POST /generate_stream HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    s.sendall(f"POST /generate_stream HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     return s
 
 
@@ -163,7 +163,7 @@ def test_an_answer_gives_its_places_back_before_it_is_read(start):
         c = socket.socket()
         c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         c.connect(("127.0.0.1", s.port))
-        c.sendall(b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        c.sendall(b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         assert c.recv(12) == b"HTTP/1.1 200"
         assert clients(s) == {}
         assert s.metric("tandem_requests_total", route="/v1/embeddings", status="200") == 0  # it is not over

@@ -4,6 +4,7 @@
 #include "engine/base/mem.h"
 #include "engine/sched_clients.h"
 
+#include <limits.h>
 #include <stdlib.h>
 
 /* ---- lists ---- */
@@ -424,9 +425,35 @@ static bool starts_before(const struct sched *s, const struct seq *waiting, cons
     return waiting->priority <= started->priority && served(s, waiting) < served(s, started);
 }
 
+/* Whose first token a step brings waits for all of the step.  So beside a prompt that ends in it, clients that have
+ * more sequences get no more of it than beside those that decode. */
+struct pace {
+    int least; /* sequences of the client with the fewest that has such a prompt */
+    int bulk;  /* prompt tokens of clients with more, since */
+};
+
+static int pace_room(const struct sched *s, const struct pace *pace, const struct seq *q)
+{
+    int room = s->budget - s->plan.n_tokens, rest = s->c.max_prefill_tokens - pace->bulk;
+    return !s->c.max_prefill_tokens || q->owner->n_seqs <= pace->least || rest > room ? room : rest;
+}
+
+static void plan_prompt(struct sched *s, struct pace *pace, struct seq *q)
+{
+    int budget = s->budget, before = s->plan.n_tokens;
+    s->budget = before + pace_room(s, pace, q);
+    plan_add(s, q, 0);
+    s->budget = budget;
+    if (q->planned != s->step) return;
+    const struct plan_item *it = &s->plan.v[s->plan.n - 1];
+    if (q->owner->n_seqs > pace->least) pace->bulk += it->n;
+    if (it->start + it->n == q->n_known && q->owner->n_seqs < pace->least) pace->least = q->owner->n_seqs;
+}
+
 /* Gives the prompts what is left of the budget. */
 static void plan_prompts(struct sched *s)
 {
+    struct pace pace = {.least = INT_MAX};
     struct seq *passed = NULL;
     while (s->plan.n_tokens < s->budget) {
         struct seq *started = next_started(s), *waiting = NULL;
@@ -434,11 +461,12 @@ static void plan_prompts(struct sched *s)
         if (!started && !waiting) break;
         struct seq *q = starts_before(s, waiting, started) ? waiting : started;
         q->tried = s->step;
+        if (pace_room(s, &pace, q) <= 0) continue;
         if (q == waiting && !admit(s, q)) {
             if (!passed) passed = q;
             continue;
         }
-        plan_add(s, q, 0);
+        plan_prompt(s, &pace, q);
     }
 }
 

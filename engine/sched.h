@@ -4,7 +4,8 @@
  * Clients share.  Within a priority, a free slot goes to the client with the fewest running sequences, and room for
  * prompts to the client that was served least: a virtual time as in fair queueing (VTC, Sheng et al., OSDI 2024), in
  * tokens, rows of logits counted again.  It stays within a window of the schedule's own, so nobody saves up much, nor
- * pays for long.  All slots taken: a client that has more than one beyond a waiting one's gives its youngest up.  With
+ * pays for long.  Beside a prompt that ends in a step, clients with more sequences get no more of it than beside those
+ * that decode.  All slots taken: a client that has more than one beyond a waiting one's gives its youngest up.  With
  * one client, all of this is first come, first served.
  *
  * There is no prefill phase and no decode phase.  A sequence has tokens known (prompt and generated so far) and tokens

@@ -101,6 +101,30 @@ static void test_a_short_prompt_does_not_wait_for_long_ones(void **state)
     world_close(&w);
 }
 
+/* The step that brings its first token is not filled with what others have in bulk; these fill the next ones. */
+static void test_the_step_of_a_first_token_stays_short(void **state)
+{
+    struct world w;
+    struct fake hog[12], own, alike;
+    world_open(&w, 200, 16, 100);
+    w.s.c.max_prefill_tokens = 16;
+    for (int i = 0; i < 12; i++) add_for(&w, &hog[i], HOG, 1 + (uint64_t)i, 80, 81);
+    assert_int_equal(sched_step(&w.s)->n_tokens, 100);
+    sched_commit(&w.s);
+    add_for(&w, &own, OTHER, 20, 10, 60);
+    add_for(&w, &alike, THIRD, 21, 30, 31);
+    const struct plan *p = sched_step(&w.s);
+    assert_int_equal(own.seq.planned, w.s.step);
+    assert_int_equal(alike.seq.planned, w.s.step); /* it has no more than that one */
+    assert_int_equal(p->n_tokens, 10 + 30 + 16);
+    sched_remove(&w.s, &own.seq);
+    sched_remove(&w.s, &alike.seq);
+    assert_int_equal(sched_step(&w.s)->n_tokens, 100);
+    for (int i = 0; i < 12; i++) sched_remove(&w.s, &hog[i].seq);
+    sched_check(&w.s);
+    world_close(&w);
+}
+
 /* Two clients with long prompts: neither is ahead of the other by more than the schedule's window and a step. */
 static void test_prompts_share_the_steps(void **state)
 {
@@ -213,6 +237,7 @@ int main(void)
         cmocka_unit_test(test_slots_are_shared),
         cmocka_unit_test(test_free_slots_go_to_who_has_fewer),
         cmocka_unit_test(test_a_short_prompt_does_not_wait_for_long_ones),
+        cmocka_unit_test(test_the_step_of_a_first_token_stays_short),
         cmocka_unit_test(test_prompts_share_the_steps),
         cmocka_unit_test(test_pages_are_shared),
         cmocka_unit_test(test_a_large_request_gets_its_turn),

@@ -225,6 +225,7 @@ int chat_view_init(struct chat_view *v, const struct chat_template *t, const str
     v->in = in;
     v->trees = NULL;
     jinja_begin(&v->j, &own);
+    if (in->memory && in->memory < v->j.memory_max) v->j.memory_max = in->memory;
     int r = check(in, e);
     if (r) return r;
     if (!chat_attempt(&v->j, make_values, v, &own)) return err_set(e, own.code, "%s", own.msg);

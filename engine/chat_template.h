@@ -48,6 +48,7 @@ struct chat_input {
     bool add_generation_prompt;
     bool continue_final_message;
     bool adapt;
+    size_t memory; /* bytes that rendering may take; 0: what any template may */
 };
 
 /* Bytes [start, end) of the output that the assistant of message `message` would have generated, end-of-turn mark

@@ -20,6 +20,7 @@ void jinja_begin(struct jinja *j, struct err *e)
 {
     memset(j, 0, sizeof *j);
     j->steps = JINJA_STEPS;
+    j->memory_max = JINJA_MEMORY_MAX;
     j->e = e;
 }
 
@@ -70,7 +71,7 @@ static void *take(struct jinja *j, size_t n)
     struct jchunk *c = j->chunks;
     if (!c || c->size - c->used < n) {
         size_t size = n > CHUNK / 4 ? n : CHUNK;
-        if (size > JINJA_MEMORY_MAX - j->memory) jinja_fail(j, "takes too much memory");
+        if (j->memory > j->memory_max || size > j->memory_max - j->memory) jinja_fail(j, "takes too much memory");
         c = size == CHUNK ? mem_alloc(sizeof *c + size) : mem_try_alloc(sizeof *c + size);
         if (!c) jinja_fail(j, "there is no memory left");
         *c = (struct jchunk){.size = size};

@@ -155,8 +155,8 @@ struct jcycler {
 
 struct jinja {
     struct jchunk *chunks;
-    size_t memory; /* bytes of all chunks */
-    long steps;    /* left */
+    size_t memory, memory_max; /* bytes of all chunks */
+    long steps;                /* left */
     int depth;
     unsigned line, column; /* of what is being done; column only while parsing */
     jmp_buf failed;

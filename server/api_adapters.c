@@ -6,6 +6,7 @@
 #include "engine/base/mem.h"
 #include "server/adapter_dir.h"
 #include "server/app.h"
+#include "server/body.h"
 #include "server/call.h"
 #include "server/data_dir.h"
 #include "server/json.h"
@@ -318,9 +319,9 @@ static bool read_body(struct http_req *req, bool vllm, const char *name_key, con
                       const char **path, cJSON **tree)
 {
     struct err e = {0};
-    *tree = json_parse(req->body, req->body_len, &e);
+    *tree = json_parse_body(req->body, req->body_len, &e);
     if (!*tree) {
-        reply_failed(req, vllm, 400, "validation", e.msg);
+        if (!body_reply_memory(req->app, req, &e)) reply_failed(req, vllm, 400, "validation", e.msg);
         return false;
     }
     struct json_at top = {.obj = *tree, .path = "", .e = &e};
@@ -352,7 +353,7 @@ static void load(struct http_req *req, bool vllm)
     }
     if (read_body(req, vllm, vllm ? "lora_name" : "name", vllm ? "lora_path" : "path", &name, &path, &tree))
         begin_load(req, vllm, name, path);
-    cJSON_Delete(tree);
+    json_free(tree);
 }
 
 void api_adapters_load(struct http_req *req)
@@ -383,7 +384,7 @@ void api_lora_unload(struct http_req *req)
         }
         buf_free(&out);
     }
-    cJSON_Delete(tree);
+    json_free(tree);
 }
 
 int app_publish_adapter(struct app *app, const char *name, const char *dir, struct err *e)

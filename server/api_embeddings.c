@@ -1,19 +1,21 @@
 /* POST /v1/embeddings: OpenAI's embeddings from the model that is served; POST /embed and /similarity, and POST / for
  * bodies of theirs: those of Text Embeddings Inference.
  *
- * An exchange goes: a place, or refused (admission.h) -> read -> tokenise (on the pool when long) -> submit, a few
- * inputs at a time, so that one request does not fill the queue -> write the answer (on the pool when large).  It lives
+ * An exchange goes: a place, or refused (admission.h) -> read and tokenise (on the pool when long) -> submit, a few
+ * inputs at a time, so that one request does not fill the queue -> write the answer (in pieces, pieces.h).  It lives
  * from the handler until on_close and until nothing of ours is on the stack or on the pool: hence the count.  Loop
  * thread, but for the two work_ functions, which only touch what the loop leaves alone meanwhile. */
 #include "engine/base/mem.h"
 #include "server/admission.h"
 #include "server/app.h"
+#include "server/body.h"
 #include "server/call.h"
 #include "server/data_dir.h"
 #include "server/embed_params.h"
 #include "server/json.h"
 #include "server/keys.h"
 #include "server/models.h"
+#include "server/pieces.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -21,9 +23,8 @@
 #include <string.h>
 
 enum {
-    IN_FLIGHT = 32,                  /* inputs of one request at the engine, at most */
-    RENDER_INLINE = 16 * 1024,       /* values written on the loop; some milliseconds */
-    FLOAT_TEXT = 16 * ANSWER_GROWTH, /* memory that a value takes until it is sent */
+    IN_FLIGHT = 32,      /* inputs of one request at the engine, at most */
+    VALUES_PIECE = 1024, /* values written at a time: less than a millisecond's work */
 };
 
 struct exchange;
@@ -50,16 +51,24 @@ struct exchange {
     int in_flight;      /* inputs that may be at the engine */
     int next, n_running, n_done;
     uint64_t n_tokens;
-    struct buf out;
+    enum embed_shape shape;
+    struct http_body body;   /* while it is read on the pool */
+    struct reservation held; /* for inputs, their tokens and the values */
+    struct pieces pieces;
+    int written, written_values; /* inputs, and values of the next one, that are in the answer */
 };
 
 static void exchange_unref(struct exchange *x)
 {
     if (--x->refs) return;
+    cJSON *tree = x->params.tree;
+    x->params.tree = NULL;
     embed_params_free(&x->params);
+    body_free_json(x->app->bridge, x->client, tree);
+    http_body_free(&x->body);
     free(x->items);
     free(x->values);
-    buf_free(&x->out);
+    reservation_free(&x->held);
     free(x);
 }
 
@@ -134,40 +143,52 @@ static void put_base64(struct buf *out, const void *data, size_t n)
     }
 }
 
-/* As numbers that read back as the same floats, or as the floats' bytes, lowest first. */
-static void put_vector(struct buf *out, const float *v, int n, bool base64)
-{
-    if (base64) {
-        buf_char(out, '"');
-        put_base64(out, v, (size_t)n * sizeof *v);
-        buf_char(out, '"');
-        return;
-    }
-    for (int i = 0; i < n; i++) buf_printf(out, "%c%.9g", i ? ',' : '[', (double)v[i]);
-    buf_char(out, ']');
-}
-
 static const float *vector(const struct exchange *x, int i)
 {
     return x->values + (size_t)i * (size_t)x->params.dimensions;
 }
 
-static void render_openai(struct exchange *x)
+/* The next values of input `written`: as numbers that read back as the same floats, or as the floats' bytes, lowest
+ * first.  True: its last ones. */
+static bool put_values(struct exchange *x, struct buf *out)
 {
     const struct embed_params *p = &x->params;
-    char id[DATA_ID_MAX];
-    data_id(id, "embd-");
-    buf_printf(&x->out, "{\"object\":\"list\",\"id\":\"%s\",\"created\":%lld,\"model\":", id,
-               (long long)data_now_ms() / 1000);
-    json_put_string(&x->out, x->model.name, strlen(x->model.name));
-    buf_str(&x->out, ",\"data\":[");
-    for (int i = 0; i < p->n && !atomic_load(&x->gone); i++) {
-        buf_printf(&x->out, "%s{\"object\":\"embedding\",\"index\":%d,\"embedding\":", i ? "," : "", i);
-        put_vector(&x->out, vector(x, i), p->dimensions, p->base64);
-        buf_char(&x->out, '}');
+    const float *v = vector(x, x->written);
+    int from = x->written_values, n = p->dimensions - from;
+    if (n > VALUES_PIECE) n = VALUES_PIECE / 3 * 3; /* base64 takes three bytes at a time */
+    if (!from) buf_char(out, p->base64 ? '"' : '[');
+    if (p->base64) put_base64(out, v + from, (size_t)n * sizeof *v);
+    for (int i = from; i < from + n && !p->base64; i++) buf_printf(out, i ? ",%.9g" : "%.9g", (double)v[i]);
+    x->written_values += n;
+    if (x->written_values < p->dimensions) return false;
+    buf_char(out, p->base64 ? '"' : ']');
+    x->written_values = 0;
+    x->written++;
+    return true;
+}
+
+static bool write_openai(void *arg, struct buf *out)
+{
+    struct exchange *x = arg;
+    const struct embed_params *p = &x->params;
+    unsigned long long n = x->n_tokens;
+    if (!x->written && !x->written_values) {
+        char id[DATA_ID_MAX];
+        data_id(id, "embd-");
+        buf_printf(out, "{\"object\":\"list\",\"id\":\"%s\",\"created\":%lld,\"model\":", id,
+                   (long long)data_now_ms() / 1000);
+        json_put_string(out, x->model.name, strlen(x->model.name));
+        buf_str(out, ",\"data\":[");
     }
-    buf_printf(&x->out, "],\"usage\":{\"prompt_tokens\":%llu,\"total_tokens\":%llu}}", (unsigned long long)x->n_tokens,
-               (unsigned long long)x->n_tokens);
+    while (x->written < p->n && out->len < PIECE_BYTES) {
+        if (!x->written_values)
+            buf_printf(out, "%s{\"object\":\"embedding\",\"index\":%d,\"embedding\":", x->written ? "," : "",
+                       x->written);
+        if (put_values(x, out)) buf_char(out, '}');
+    }
+    if (x->written < p->n) return true;
+    buf_printf(out, "],\"usage\":{\"prompt_tokens\":%llu,\"total_tokens\":%llu}}", n, n);
+    return false;
 }
 
 /* The cosine of a and b, which are of length 1, or zeros. */
@@ -178,31 +199,44 @@ static double cosine(const float *a, const float *b, int n)
     return sum < -1 ? -1 : sum > 1 ? 1 : sum;
 }
 
-static void work_render(void *arg)
+static bool write_tei(void *arg, struct buf *out)
+{
+    struct exchange *x = arg;
+    if (!x->written && !x->written_values) buf_char(out, '[');
+    while (x->written < x->params.n && out->len < PIECE_BYTES) {
+        if (x->written && !x->written_values) buf_char(out, ',');
+        put_values(x, out);
+    }
+    if (x->written < x->params.n) return true;
+    buf_char(out, ']');
+    return false;
+}
+
+static bool write_similarities(void *arg, struct buf *out)
 {
     struct exchange *x = arg;
     const struct embed_params *p = &x->params;
-    bool similarity = p->shape == EMBED_SIMILARITY;
-    if (p->shape == EMBED_OPENAI) {
-        render_openai(x);
-        return;
-    }
-    buf_char(&x->out, '[');
-    for (int i = similarity, first = i; i < p->n && !atomic_load(&x->gone); i++) {
-        if (i > first) buf_char(&x->out, ',');
-        if (similarity)
-            buf_printf(&x->out, "%.9g", cosine(vector(x, 0), vector(x, i), p->dimensions));
-        else
-            put_vector(&x->out, vector(x, i), p->dimensions, p->base64);
-    }
-    buf_char(&x->out, ']');
+    int end = x->written + 1 + PIECE_BYTES / p->dimensions; /* products for one piece */
+    if (!x->written) buf_char(out, '[');
+    for (; x->written < p->n - 1 && x->written < end; x->written++)
+        buf_printf(out, x->written ? ",%.9g" : "%.9g", cosine(vector(x, 0), vector(x, x->written + 1), p->dimensions));
+    if (x->written < p->n - 1) return true;
+    buf_char(out, ']');
+    return false;
 }
 
-static void after_render(void *arg)
+static void on_drain(struct http_req *req)
 {
-    struct exchange *x = arg;
-    if (!atomic_load(&x->gone)) http_reply(x->req, 200, "application/json", x->out.data, x->out.len);
-    exchange_unref(x);
+    struct exchange *x = req->user;
+    pieces_more(&x->pieces);
+}
+
+static void reply_vectors(struct exchange *x)
+{
+    x->req->on_drain = on_drain;
+    static piece_fn *const write[] = {
+        [EMBED_OPENAI] = write_openai, [EMBED_TEI] = write_tei, [EMBED_SIMILARITY] = write_similarities};
+    pieces_begin(&x->pieces, x->req, "application/json", write[x->params.shape], x);
 }
 
 /* ---- the vectors ----------------------------------------------------------------------------------------------- */
@@ -234,7 +268,7 @@ static void on_event(void *arg, const struct event *ev, const struct event_batch
     else if (ev->finish != FINISH_EMBEDDED)
         reply_error(x, 500, "generation", NULL, ev->error ? ev->error : "unknown");
     else if (x->n_done == x->params.n)
-        do_work(x, (int64_t)x->params.n * x->params.dimensions <= RENDER_INLINE, work_render, after_render);
+        reply_vectors(x);
     else
         submit_more(x);
 }
@@ -279,7 +313,7 @@ static void work_tokenize(void *arg)
     struct exchange *x = arg;
     const struct tokenizer *tk = engine_tokenizer(x->app->engine);
     for (int i = 0; i < x->params.n && !x->status && !atomic_load(&x->gone); i++)
-        x->status = embed_input_tokenize(&x->params, i, tk, &x->limits, &x->err);
+        x->status = embed_input_tokenize(&x->params, i, tk, &x->limits, &x->held, &x->err);
 }
 
 static void after_tokenize(void *arg)
@@ -287,20 +321,21 @@ static void after_tokenize(void *arg)
     struct exchange *x = arg;
     const struct embed_params *p = &x->params;
     bool wanted = !atomic_load(&x->gone);
-    if (wanted && x->status) {
+    if (wanted && x->status && !body_reply_memory(x->app, x->req, &x->err)) {
         reply_error(x, x->status, "invalid_value", "input", x->err.msg);
-    } else if (wanted) {
+    } else if (wanted && !x->status) {
         for (int i = 0; i < p->n; i++) x->n_tokens += p->inputs[i].n;
         metrics_observe(&x->app->metrics, HIST_SEQUENCES, p->n);
         x->req->note.model = x->model.name;
         ticket_tokens(x->ticket, (int64_t)x->n_tokens, (int64_t)x->n_tokens);
         x->items = mem_array((size_t)p->n, sizeof *x->items);
         size_t floats = (size_t)p->n * (size_t)p->dimensions;
-        x->values = mem_available(floats * FLOAT_TEXT) ? calloc(floats, sizeof *x->values) : NULL;
-        if (x->values)
+        if (!reserve(&x->held, floats * sizeof *x->values, "the answer", &x->err)) {
+            body_reply_memory(x->app, x->req, &x->err);
+        } else {
+            x->values = mem_array(floats, sizeof *x->values);
             submit_more(x);
-        else
-            admission_reply_memory(x->app, x->req, "no memory for the answer");
+        }
     }
     exchange_unref(x);
 }
@@ -330,14 +365,55 @@ static int in_flight(const struct http_req *req, int n)
     return req->key && req->key->max_concurrent > 0 ? lower(places, req->key->max_concurrent) : places;
 }
 
+static void work_read(void *arg)
+{
+    struct exchange *x = arg;
+    if (atomic_load(&x->gone)) return;
+    x->status =
+        embed_params_parse(&x->params, x->shape, &x->limits, x->body.data ? x->body.data : "", x->body.len, &x->err);
+    http_body_free(&x->body);
+    if (!x->status && !reserve(&x->held, x->params.n_ids * sizeof(int32_t), "the token ids", &x->err))
+        x->status = reservation_status(&x->err, 503);
+    if (!x->status) return;
+    const char *field = x->params.field;
+    embed_params_free(&x->params); /* here, not on the loop */
+    x->params.field = field;
+    x->params.shape = x->shape;
+}
+
+static void after_read(void *arg)
+{
+    struct exchange *x = arg;
+    const struct embed_params *p = &x->params;
+    struct err e = {0};
+    x->in_flight = x->req ? in_flight(x->req, p->n) : 0;
+    const struct ticket_need need = {
+        .sequences = p->n, .at_once = x->in_flight, .copies = 1, .timeout_ms = p->timeout_ms};
+    if (!x->req) {
+        exchange_unref(x);
+        return;
+    }
+    if (x->status && !body_reply_memory(x->app, x->req, &x->err)) {
+        reply_error(x, x->status, "invalid_value", p->field, x->err.msg);
+    } else if (!x->status && !models_find(x->app, p->model, &x->model, &e)) {
+        reply_error(x, 404, "model_not_found", "model", e.msg);
+    } else if (!x->status && ticket_ask(x->ticket, x->req, &need)) {
+        size_t bytes = 0;
+        ticket_watch(x->ticket, on_late, x);
+        for (int i = 0; i < p->n; i++) bytes += p->inputs[i].len;
+        do_work(x, bytes <= TOKENIZE_INLINE_BYTES, work_tokenize, after_tokenize);
+    }
+    exchange_unref(x);
+}
+
 static void handle(struct http_req *req, enum embed_shape shape)
 {
     struct app *app = req->app;
-    struct err e = {0};
     struct ticket *ticket = admission_enter(req);
     if (!ticket) return;
     struct exchange *x = mem_zalloc(sizeof *x);
-    *x = (struct exchange){.refs = 2, .app = app, .req = req, .ticket = ticket, .client = client_id(req)};
+    *x = (struct exchange){
+        .refs = 2, .app = app, .req = req, .ticket = ticket, .client = client_id(req), .shape = shape};
     x->limits = (struct embed_limits){
         .hidden = app->info->hidden,
         .vocab = app->info->vocab,
@@ -348,20 +424,8 @@ static void handle(struct http_req *req, enum embed_shape shape)
     req->user = x;
     req->on_answer = on_answer;
     req->on_close = on_close;
-    int status = embed_params_parse(&x->params, shape, &x->limits, req->body, req->body_len, &e);
-    x->in_flight = in_flight(req, x->params.n);
-    const struct ticket_need need = {
-        .sequences = x->params.n, .at_once = x->in_flight, .copies = 1, .timeout_ms = x->params.timeout_ms};
-    if (status) {
-        reply_error(x, status, "invalid_value", x->params.field, e.msg);
-    } else if (!models_find(app, x->params.model, &x->model, &e)) {
-        reply_error(x, 404, "model_not_found", "model", e.msg);
-    } else if (ticket_ask(ticket, req, &need)) {
-        size_t bytes = 0;
-        ticket_watch(ticket, on_late, x);
-        for (int i = 0; i < x->params.n; i++) bytes += x->params.inputs[i].len;
-        do_work(x, bytes <= TOKENIZE_INLINE_BYTES, work_tokenize, after_tokenize);
-    }
+    http_take_body(req, &x->body);
+    do_work(x, x->body.len <= BODY_INLINE, work_read, after_read);
     exchange_unref(x); /* NOLINT(clang-analyzer-unix.Malloc): ours is one of two */
 }
 

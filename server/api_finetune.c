@@ -79,7 +79,7 @@ static void put_hyperparameters(struct buf *b, sqlite3_stmt *q)
     buf_str(b, ",\"learning_rate_multiplier\":");
     json_put_number(b, cJSON_IsNumber(rate) ? rate->valuedouble : 1);
     buf_char(b, '}');
-    cJSON_Delete(tree);
+    json_free(tree);
 }
 
 static void put_job(const struct db *db, struct buf *b, sqlite3_stmt *q, const struct app *app)
@@ -360,15 +360,15 @@ static void create(struct call *c, struct db *db)
         if (c->status < 400) put_one(c, db, c->job);
         return;
     }
-    cJSON *tree = json_parse(c->body, c->body_len, &e);
+    cJSON *tree = json_parse_body(c->body, c->body_len, &e);
     struct json_at top = {.obj = tree, .path = "", .e = &e};
     if (!tree)
-        call_fail(c, 400, "invalid_request", NULL, "%s", e.msg);
+        call_fail_body(c, "invalid_request", &e);
     else if (!cJSON_IsObject(tree))
         call_fail(c, 400, "invalid_request", NULL, "expected an object");
     else
         create_from(c, db, &top, cJSON_CreateObject());
-    cJSON_Delete(tree);
+    json_free(tree);
 }
 
 void api_finetune_create(struct http_req *req)

@@ -9,6 +9,7 @@
 #include "engine/base/mem.h"
 #include "server/admission.h"
 #include "server/app.h"
+#include "server/body.h"
 #include "server/constraint.h"
 #include "server/embed_shape.h"
 #include "server/fields.h"
@@ -19,6 +20,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { RENDER_INLINE = 256 * 1024 /* memory of an answer that the loop writes: less than a millisecond's work */ };
 
 struct exchange;
 
@@ -32,15 +35,23 @@ struct exchange {
     struct app *app;
     struct http_req *req; /* NULL once closed */
     struct ticket *ticket;
+    uint64_t client;
     enum generate_route route;
     struct generate_params params;
     struct generate_limits limits;
+    struct http_body body; /* while it is read on the pool */
+    int status;            /* of reading it; 0: fine */
+    struct err err;
+    struct reservation held; /* for the prompt and the answer */
     struct token_job *job;
     struct constraint_job *compiling;
     int32_t *prompt; /* owned; from tokenising until it is submitted */
     struct sse sse;
-    struct event token;       /* streaming: the last token waits here for the EV_DONE behind it */
-    struct buf out, gathered; /* streaming: one event's JSON; the generated text so far */
+    struct event token;    /* streaming: the last token waits here for the EV_DONE behind it */
+    struct buf out;        /* the whole answer; streaming: one event's JSON */
+    struct buf gathered;   /* streaming: the generated text so far */
+    size_t gathered_bytes; /* memory of the results, at most */
+    int best;              /* of the results */
     int n_sent;
     bool streaming; /* the head is out */
     int n, n_done;
@@ -60,7 +71,12 @@ static void exchange_unref(struct exchange *x)
     free(x->prompt);
     buf_free(&x->out);
     buf_free(&x->gathered);
+    cJSON *tree = x->params.tree;
+    x->params.tree = NULL;
     generate_params_free(&x->params);
+    body_free_json(x->app->bridge, x->client, tree);
+    http_body_free(&x->body);
+    reservation_free(&x->held);
     free(x);
 }
 
@@ -102,6 +118,7 @@ static void on_close(struct http_req *req)
 
 static void reply_invalid(struct exchange *x, int status, const struct err *e)
 {
+    if (body_reply_memory(x->app, x->req, e)) return;
     metrics_reject(&x->app->metrics, REJECT_VALIDATION);
     http_reply_error(x->req, status, "validation", "%s", e->msg);
 }
@@ -162,6 +179,27 @@ static bool is_late(const struct event *done)
     return done->finish == FINISH_TIMEOUT && !done->n_generated;
 }
 
+/* Maybe on a pool thread: every sequence is over. */
+static void work_render(void *arg)
+{
+    struct exchange *x = arg;
+    bool list = x->route == ROUTE_COMPAT;
+    if (list) buf_char(&x->out, '[');
+    answer_put_whole(&x->out, &x->params, engine_tokenizer(x->app->engine), x->results, x->seeds, x->n, x->best);
+    if (list) buf_char(&x->out, ']');
+}
+
+static void after_render(void *arg)
+{
+    struct exchange *x = arg;
+    if (x->req && !http_answered(x->req)) {
+        set_timing_headers(x, &x->results[x->best]);
+        http_reply(x->req, 200, "application/json", x->out.data, x->out.len);
+    }
+    buf_free(&x->out);
+    exchange_unref(x);
+}
+
 static void reply_whole(struct exchange *x)
 {
     int best = 0, late = 0;
@@ -182,18 +220,19 @@ static void reply_whole(struct exchange *x)
     }
     size_t bytes = 0;
     for (int i = 0; i < x->n; i++) bytes += ANSWER_GROWTH * result_bytes(&x->results[i]);
-    if (!mem_available(bytes)) {
-        admission_reply_memory(x->app, x->req, "no memory for the answer");
+    struct err e;
+    if (!reserve(&x->held, bytes, "the answer", &e)) {
+        body_reply_memory(x->app, x->req, &e);
         return;
     }
-    struct buf out = {0};
-    bool list = x->route == ROUTE_COMPAT;
-    if (list) buf_char(&out, '[');
-    answer_put_whole(&out, &x->params, engine_tokenizer(x->app->engine), x->results, x->seeds, x->n, best);
-    if (list) buf_char(&out, ']');
-    set_timing_headers(x, &x->results[best]);
-    http_reply(x->req, 200, "application/json", out.data, out.len);
-    buf_free(&out);
+    x->best = best;
+    x->refs++; /* until after_render */
+    if (bytes > RENDER_INLINE) {
+        bridge_work(x->app->bridge, x->client, work_render, after_render, x);
+    } else {
+        work_render(x);
+        after_render(x);
+    }
 }
 
 static void on_gather(void *arg, const struct event *ev, const struct event_batch *batch)
@@ -201,7 +240,8 @@ static void on_gather(void *arg, const struct event *ev, const struct event_batc
     struct sequence *seq = arg;
     struct exchange *x = seq->x;
     struct result *r = &x->results[seq - x->seqs];
-    if (!result_room(r, ev)) {
+    x->gathered_bytes += result_event_bytes(ev);
+    if (!reserve_up_to(&x->held, x->gathered_bytes, "the answer", NULL) || !result_room(r, ev)) {
         cancel_all(x);
         admission_reply_memory(x->app, x->req, "no memory for the answer");
         return;
@@ -374,15 +414,20 @@ static void on_tokenized(void *arg, const struct tokenization *t)
     x->refs++;
     x->job = NULL;
     x->tokenized = clock_now();
-    if (t->err.code) {
+    if (t->err.code && !body_reply_memory(x->app, x->req, &t->err)) {
         metrics_reject(&x->app->metrics, REJECT_VALIDATION);
         http_reply_error(x->req, 422, "validation", "Input validation error: tokenizer error %s", t->err.msg);
-    } else {
+    } else if (!t->err.code) {
         int status = generate_params_fit(&x->params, &x->limits, t->tokens.n, &first, &e);
         if (status) {
             reply_invalid(x, status, &e);
         } else {
             size_t n = t->tokens.n - first;
+            if (!reserve(&x->held, n * sizeof *x->prompt, "the prompt's tokens", &e)) {
+                reply_invalid(x, 503, &e);
+                exchange_unref(x);
+                return;
+            }
             ticket_tokens(x->ticket, (int64_t)n, (int64_t)n * x->params.best_of);
             x->prompt = mem_array(n, sizeof *x->prompt);
             for (size_t i = 0; i < n; i++) x->prompt[i] = t->tokens.v[first + i].id;
@@ -394,14 +439,51 @@ static void on_tokenized(void *arg, const struct tokenization *t)
     exchange_unref(x);
 }
 
+/* The fields are read. */
+static void begin(struct exchange *x)
+{
+    struct app *app = x->app;
+    int status = x->status;
+    if (!status && x->params.gen.adapter && engine_adapter_check(app->engine, x->params.gen.adapter, &x->err)) {
+        err_prefix(&x->err, "Input validation error: `adapter_id`");
+        status = 422;
+    }
+    const struct ticket_need need = {.sequences = x->params.best_of,
+                                     .at_once = x->params.best_of,
+                                     .copies = x->params.best_of,
+                                     .timeout_ms = x->params.timeout_ms};
+    if (status) {
+        reply_invalid(x, status, &x->err);
+    } else if (ticket_ask(x->ticket, x->req, &need)) {
+        ticket_watch(x->ticket, on_late, x);
+        x->job = bridge_tokenize(app->bridge, x->client, x->params.inputs, x->params.inputs_len, TOKENIZE_SPECIAL,
+                                 on_tokenized, x);
+    }
+}
+
+static void work_read(void *arg)
+{
+    struct exchange *x = arg;
+    x->status = generate_params_parse(&x->params, x->route, &x->limits, x->body.data, x->body.len, &x->err);
+    http_body_free(&x->body);
+    if (x->status) generate_params_free(&x->params); /* here, not on the loop */
+}
+
+static void after_read(void *arg)
+{
+    struct exchange *x = arg;
+    if (x->req) begin(x);
+    exchange_unref(x);
+}
+
 static void handle(struct http_req *req, enum generate_route route)
 {
     struct app *app = req->app;
-    struct err e = {0};
     struct ticket *ticket = admission_enter(req);
     if (!ticket) return;
     struct exchange *x = mem_zalloc(sizeof *x);
-    *x = (struct exchange){.refs = 2, .app = app, .req = req, .ticket = ticket, .route = route};
+    *x = (struct exchange){
+        .refs = 2, .app = app, .req = req, .ticket = ticket, .client = client_id(req), .route = route};
     x->limits = (struct generate_limits){
         .max_best_of = app->set->max_best_of,
         .max_stop = app->set->max_stop_sequences,
@@ -413,22 +495,13 @@ static void handle(struct http_req *req, enum generate_route route)
     req->user = x;
     req->on_answer = on_answer;
     req->on_close = on_close;
-    int status = generate_params_parse(&x->params, route, &x->limits, req->body, req->body_len, &e);
-    if (!status && x->params.gen.adapter && engine_adapter_check(app->engine, x->params.gen.adapter, &e)) {
-        err_prefix(&e, "Input validation error: `adapter_id`");
-        status = 422;
+    if (req->body_len > BODY_INLINE) {
+        http_take_body(req, &x->body);
+        bridge_work(app->bridge, x->client, work_read, after_read, x); /* with our count */
+        return;
     }
-    const struct ticket_need need = {.sequences = x->params.best_of,
-                                     .at_once = x->params.best_of,
-                                     .copies = x->params.best_of,
-                                     .timeout_ms = x->params.timeout_ms};
-    if (status) {
-        reply_invalid(x, status, &e);
-    } else if (ticket_ask(ticket, req, &need)) {
-        ticket_watch(ticket, on_late, x);
-        x->job = bridge_tokenize(app->bridge, client_id(req), x->params.inputs, x->params.inputs_len, TOKENIZE_SPECIAL,
-                                 NULL, on_tokenized, x);
-    }
+    x->status = generate_params_parse(&x->params, route, &x->limits, req->body, req->body_len, &x->err);
+    begin(x);
     exchange_unref(x);
 }
 
@@ -437,13 +510,60 @@ void api_generate(struct http_req *req)
     handle(req, ROUTE_GENERATE);
 }
 
-void api_generate_compat(struct http_req *req)
+/* POST / has three shapes of bodies. */
+static void handle_root(struct http_req *req, enum embed_shape shape)
 {
-    switch (embed_shape_of(req->body, req->body_len)) {
+    switch (shape) {
     case EMBED_TEI: api_embed(req); break;
     case EMBED_SIMILARITY: api_similarity(req); break;
     default: handle(req, ROUTE_COMPAT);
     }
+}
+
+struct look {
+    struct http_req *req; /* NULL once closed */
+    struct http_body body;
+    enum embed_shape shape;
+};
+
+static void on_look_close(struct http_req *req)
+{
+    struct look *l = req->user;
+    l->req = NULL;
+}
+
+static void work_look(void *arg)
+{
+    struct look *l = arg;
+    l->shape = embed_shape_of(l->body.data, l->body.len);
+}
+
+static void after_look(void *arg)
+{
+    struct look *l = arg;
+    if (l->req) {
+        l->req->on_close = NULL;
+        l->req->user = NULL;
+        http_give_body(l->req, &l->body);
+        handle_root(l->req, l->shape);
+    }
+    http_body_free(&l->body);
+    free(l);
+}
+
+void api_generate_compat(struct http_req *req)
+{
+    struct app *app = req->app;
+    if (req->body_len <= BODY_INLINE) {
+        handle_root(req, embed_shape_of(req->body, req->body_len));
+        return;
+    }
+    struct look *l = mem_zalloc(sizeof *l);
+    l->req = req;
+    http_take_body(req, &l->body);
+    req->user = l;
+    req->on_close = on_look_close;
+    bridge_work(app->bridge, client_id(req), work_look, after_look, l);
 }
 
 void api_generate_stream(struct http_req *req)

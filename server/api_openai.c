@@ -9,8 +9,10 @@
 #include "engine/base/mem.h"
 #include "server/admission.h"
 #include "server/app.h"
+#include "server/body.h"
 #include "server/call.h"
 #include "server/fields.h"
+#include "server/json.h"
 #include "server/models.h"
 #include "server/openai_answer.h"
 
@@ -20,7 +22,10 @@
 #include <string.h>
 #include <time.h>
 
-enum { ECHO_MAX = 64 * 1024 * 1024 /* bytes of all prompts in one answer */ };
+enum {
+    ECHO_MAX = 64 * 1024 * 1024, /* bytes of all prompts in one answer */
+    RENDER_INLINE = 256 * 1024,  /* memory of an answer that the loop writes: less than a millisecond's work */
+};
 
 struct exchange;
 
@@ -47,15 +52,24 @@ struct exchange {
     struct http_req *req; /* NULL once closed */
     struct ticket *ticket;
     _Atomic bool gone; /* the same, for the pool; also when it is too late */
+    uint64_t client;
     enum openai_route route;
     struct openai_params params;
     struct openai_limits limits;
+    struct http_body body; /* while it is read on the pool */
+    size_t body_len;
+    int status; /* of reading it; 0: fine */
+    struct err err;
+    const char *param;
+    struct reservation held; /* for prompts and answer; the pool's while it prepares */
+    size_t gathered_bytes;   /* memory of the choices, at most */
     struct openai_head head;
     char id[REQUEST_ID_MAX + 16];
     struct choice_config config;
 
     struct prepared *prompts; /* (params.n_prompts) */
     struct err failed;        /* of preparing */
+    const char *failed_param;
     struct constraint_job *compiling;
     uint64_t asked;          /* clock_now(), for it */
     struct grammar *grammar; /* held until the sequences are submitted */
@@ -80,7 +94,12 @@ static void exchange_unref(struct exchange *x)
     free(x->prompts);
     free(x->seqs);
     buf_free(&x->out);
+    cJSON *tree = x->params.tree;
+    x->params.tree = NULL;
     openai_params_free(&x->params);
+    body_free_json(x->app->bridge, x->client, tree);
+    http_body_free(&x->body);
+    reservation_free(&x->held);
     free(x);
 }
 
@@ -165,28 +184,47 @@ static int by_score(const void *a, const void *b)
     return d > 0 ? 1 : d < 0 ? -1 : *x < *y ? -1 : *x > *y;
 }
 
-/* The n likeliest of every prompt's best_of sequences, in that order; all of them as they are where n is best_of. */
-static void reply_whole(struct exchange *x)
+/* The n likeliest of every prompt's best_of sequences, in that order; all of them as they are where n is best_of. Maybe
+ * on a pool thread: every sequence is over. */
+static void work_render(void *arg)
 {
+    struct exchange *x = arg;
     int n = x->params.n, best_of = x->params.best_of, count = 0;
-    size_t bytes = 0;
-    for (int i = 0; i < x->n; i++) bytes += ANSWER_GROWTH * choice_bytes(&x->seqs[i].choice);
-    if (!mem_available(bytes)) {
-        admission_reply_memory(x->app, x->req, "no memory for the answer");
-        return;
-    }
     struct choice **choices = mem_array((size_t)x->n, sizeof *choices);
-    struct buf out = {0};
     for (int p = 0; p < x->params.n_prompts; p++) {
         struct choice **own = choices + count;
         for (int i = 0; i < best_of; i++) own[i] = &x->seqs[p * best_of + i].choice;
         if (best_of > n) qsort(own, (size_t)best_of, sizeof *own, by_score);
         count += n;
     }
-    openai_put_whole(&out, &x->head, choices, count, &x->usage);
-    http_reply(x->req, 200, "application/json", out.data, out.len);
-    buf_free(&out);
+    openai_put_whole(&x->out, &x->head, choices, count, &x->usage);
     free(choices);
+}
+
+static void after_render(void *arg)
+{
+    struct exchange *x = arg;
+    if (x->req && !http_answered(x->req)) http_reply(x->req, 200, "application/json", x->out.data, x->out.len);
+    buf_free(&x->out);
+    exchange_unref(x);
+}
+
+static void reply_whole(struct exchange *x)
+{
+    struct err e;
+    size_t bytes = 0;
+    for (int i = 0; i < x->n; i++) bytes += ANSWER_GROWTH * choice_bytes(&x->seqs[i].choice);
+    if (!reserve(&x->held, bytes, "the answer", &e)) {
+        body_reply_memory(x->app, x->req, &e);
+        return;
+    }
+    x->refs++; /* until after_render */
+    if (bytes > RENDER_INLINE) {
+        bridge_work(x->app->bridge, x->client, work_render, after_render, x);
+    } else {
+        work_render(x);
+        after_render(x);
+    }
 }
 
 static void on_gather(void *arg, const struct event *ev, const struct event_batch *batch)
@@ -194,7 +232,8 @@ static void on_gather(void *arg, const struct event *ev, const struct event_batc
     struct sequence *seq = arg;
     struct exchange *x = seq->x;
     if (ev->kind == EV_DONE) seq->gen = NULL;
-    if (!choice_room(&seq->choice, ev)) {
+    x->gathered_bytes += choice_event_bytes(&seq->choice, ev);
+    if (!reserve_up_to(&x->held, x->gathered_bytes, "the answer", NULL) || !choice_room(&seq->choice, ev)) {
         cancel_all(x);
         admission_reply_memory(x->app, x->req, "no memory for the answer");
         return;
@@ -401,12 +440,12 @@ static void on_compiled(void *arg, struct grammar *g, const struct err *e)
 static int tokenize(struct exchange *x, const char *text, size_t n, bool special, struct prepared *out)
 {
     struct tokens t = {0};
-    int rc =
-        tokenizer_encode(engine_tokenizer(x->app->engine), text, n, special ? TOKENIZE_SPECIAL : 0, &t, &x->failed);
-    if (rc && !x->failed.code) err_set(&x->failed, ERR_INVALID, "the text cannot be tokenised");
+    int rc = body_encode(engine_tokenizer(x->app->engine), text, n, special ? TOKENIZE_SPECIAL : 0, &t, &x->held,
+                         &x->failed);
     out->n = rc ? 0 : t.n;
     out->ids = mem_array(out->n + 1, sizeof *out->ids);
     for (size_t i = 0; i < out->n; i++) out->ids[i] = t.v[i].id;
+    if (!rc) reservation_shrink(&x->held, t.cap * sizeof *t.v);
     tokens_free(&t);
     return x->failed.code;
 }
@@ -424,13 +463,16 @@ static void prepare_prompt(struct exchange *x, const struct openai_prompt *p, st
     const cJSON *id = p->ids;
     if (p->text) {
         if (tokenize(x, p->text, p->len, x->params.add_special, out)) return;
-        if (x->params.echo) buf_append(&out->echo, p->text, p->len);
+        if (x->params.echo && reserve(&x->held, 2 * p->len, "the prompt's echo", &x->failed))
+            buf_append(&out->echo, p->text, p->len);
         return;
     }
+    if (!reserve(&x->held, (p->len + 1) * sizeof *out->ids, "the prompt's tokens", &x->failed)) return;
     out->ids = mem_array(p->len + 1, sizeof *out->ids);
     for (; id; id = id->next) out->ids[out->n++] = (int32_t)id->valuedouble;
     keep_last(out, (size_t)x->params.truncate); /* what is decoded is bounded */
-    if (x->params.echo) tokenizer_decode(tk, out->ids, out->n, !x->params.keep_special, &out->echo);
+    if (x->params.echo && reserve(&x->held, 2 * out->n * x->limits.longest_token + 16, "the prompt's echo", &x->failed))
+        tokenizer_decode(tk, out->ids, out->n, !x->params.keep_special, &out->echo);
 }
 
 static void prepare_chat(struct exchange *x, struct prepared *out)
@@ -440,16 +482,30 @@ static void prepare_chat(struct exchange *x, struct prepared *out)
     buf_str(&page, "");
     /* a template writes its own begin-of-text */
     bool special = x->params.add_special || chat->plain;
-    if (chat_render(chat, &x->params, &page, &x->failed) == 0) tokenize(x, page.data, page.len, special, out);
+    if (chat_render(chat, &x->params, x->body_len, &page, &x->failed) == 0)
+        tokenize(x, page.data, page.len, special, out);
     out->thinking = tool_prompt_thinks(page.data, page.len);
     buf_free(&page);
 }
 
-/* Maybe on a pool thread: touches params, prompts and failed only. */
+/* The grammar of a call that is demanded, made of copies of the tools. */
+static void prepare_tools(struct exchange *x)
+{
+    struct reservation copies = {0};
+    bool asked = x->params.ask.kind != CONSTRAINT_NONE;
+    x->failed_param = asked ? "tool_choice" : "tools";
+    if (x->params.tools && !reserve(&copies, 2 * json_reserved(x->params.tree), "the tools", &x->failed)) return;
+    chat_tool_ask(&x->app->chat, &x->params, &x->params.ask, &x->failed);
+    reservation_free(&copies);
+}
+
+/* Maybe on a pool thread: touches params, prompts, held and failed only. */
 static void prepare(void *arg)
 {
     struct exchange *x = arg;
     size_t echo = 0;
+    if (x->route == OPENAI_CHAT) prepare_tools(x);
+    if (!x->failed.code) x->failed_param = x->route == OPENAI_CHAT ? "messages" : "prompt";
     for (int p = 0; p < x->params.n_prompts && !x->failed.code && !atomic_load(&x->gone); p++) {
         if (x->route == OPENAI_CHAT)
             prepare_chat(x, &x->prompts[p]);
@@ -468,7 +524,8 @@ static void on_prepared(void *arg)
     struct exchange *x = arg;
     bool wanted = !atomic_load(&x->gone);
     if (wanted && x->failed.code) {
-        reply_error(x, 400, "invalid_value", x->route == OPENAI_CHAT ? "messages" : "prompt", x->failed.msg);
+        if (!body_reply_memory(x->app, x->req, &x->failed))
+            reply_error(x, 400, "invalid_value", x->failed_param, x->failed.msg);
     } else if (wanted) {
         x->asked = clock_now();
         struct constraint_job *job =
@@ -517,11 +574,6 @@ static bool find_model(struct exchange *x)
         return false;
     }
     x->config.tools = chat_tool_format(chat, &x->params);
-    bool asked = x->params.ask.kind != CONSTRAINT_NONE;
-    if (chat_tool_ask(chat, &x->params, &x->params.ask, &e)) {
-        reply_error(x, 400, "invalid_value", asked ? "tool_choice" : "tools", e.msg);
-        return false;
-    }
     return true;
 }
 
@@ -531,24 +583,61 @@ static void begin(struct exchange *x)
     if (!find_model(x)) return;
     x->prompts = mem_array((size_t)x->params.n_prompts, sizeof *x->prompts);
     x->refs++; /* until on_prepared */
-    if (x->req->body_len <= TOKENIZE_INLINE_BYTES) {
+    if (x->body_len <= TOKENIZE_INLINE_BYTES) {
         prepare(x);
         on_prepared(x);
     } else {
-        bridge_work(x->app->bridge, client_id(x->req), prepare, on_prepared, x);
+        bridge_work(x->app->bridge, x->client, prepare, on_prepared, x);
     }
+}
+
+/* The fields are read. */
+static void begin_read(struct exchange *x)
+{
+    int n = x->params.n_prompts * x->params.best_of;
+    const struct ticket_need need = {
+        .sequences = n, .at_once = n, .copies = x->params.best_of, .timeout_ms = x->params.timeout_ms};
+    if (x->status && body_reply_memory(x->app, x->req, &x->err)) return;
+    if (x->status) {
+        reply_error(x, x->status, x->params.code, x->param, x->err.msg);
+    } else if (ticket_ask(x->ticket, x->req, &need)) {
+        ticket_watch(x->ticket, on_late, x);
+        begin(x);
+    }
+}
+
+static void work_read(void *arg)
+{
+    struct exchange *x = arg;
+    x->status = openai_params_parse(&x->params, x->route, &x->limits, x->body.data, x->body.len, &x->err, &x->param);
+    http_body_free(&x->body);
+    const char *code = x->params.code;
+    if (!x->status) return;
+    openai_params_free(&x->params); /* here, not on the loop */
+    x->params.code = code;
+}
+
+static void after_read(void *arg)
+{
+    struct exchange *x = arg;
+    if (x->req) begin_read(x);
+    exchange_unref(x);
 }
 
 static void handle(struct http_req *req, enum openai_route route)
 {
     struct app *app = req->app;
-    const char *param;
-    struct err e = {0};
     struct ticket *ticket = admission_enter(req);
     if (!ticket) return;
     struct exchange *x = mem_zalloc(sizeof *x);
     int places = app->info->max_seqs + app->set->max_queue; /* all texts are queued at once */
-    *x = (struct exchange){.refs = 2, .app = app, .req = req, .ticket = ticket, .route = route};
+    *x = (struct exchange){.refs = 2,
+                           .app = app,
+                           .req = req,
+                           .ticket = ticket,
+                           .client = client_id(req),
+                           .route = route,
+                           .body_len = req->body_len};
     x->limits = (struct openai_limits){
         .max_stop = app->set->max_stop_sequences,
         .max_choices = app->set->max_choices < places ? app->set->max_choices : places,
@@ -558,16 +647,13 @@ static void handle(struct http_req *req, enum openai_route route)
     req->user = x;
     req->on_answer = on_answer;
     req->on_close = on_close;
-    int status = openai_params_parse(&x->params, route, &x->limits, req->body, req->body_len, &e, &param);
-    int n = x->params.n_prompts * x->params.best_of;
-    const struct ticket_need need = {
-        .sequences = n, .at_once = n, .copies = x->params.best_of, .timeout_ms = x->params.timeout_ms};
-    if (status) {
-        reply_error(x, status, x->params.code, param, e.msg);
-    } else if (ticket_ask(ticket, req, &need)) {
-        ticket_watch(ticket, on_late, x);
-        begin(x);
+    if (req->body_len > BODY_INLINE) {
+        http_take_body(req, &x->body);
+        bridge_work(app->bridge, x->client, work_read, after_read, x); /* with our count */
+        return;
     }
+    x->status = openai_params_parse(&x->params, route, &x->limits, req->body, req->body_len, &x->err, &x->param);
+    begin_read(x);
     exchange_unref(x); /* NOLINT(clang-analyzer-unix.Malloc): ours is one of two */
 }
 

@@ -197,9 +197,9 @@ static void create(struct call *c, struct db *db)
         if (c->status < 400) job_put(db, &c->out, c->job);
         return;
     }
-    cJSON *tree = json_parse(c->body, c->body_len, &e);
+    cJSON *tree = json_parse_body(c->body, c->body_len, &e);
     if (!tree) {
-        call_fail(c, 400, "validation", NULL, "%s", e.msg);
+        call_fail_body(c, "validation", &e);
         return;
     }
     int status = train_spec_read(&spec, tree, &lim, &e);
@@ -208,7 +208,7 @@ static void create(struct call *c, struct db *db)
     else if (train_create(c, db, &(struct train_create){.spec = &spec}))
         job_put(db, &c->out, c->job);
     train_spec_free(&spec);
-    cJSON_Delete(tree);
+    json_free(tree);
 }
 
 void api_train_create(struct http_req *req)

@@ -54,9 +54,9 @@ static void check(struct call *c, struct db *db)
         return;
     }
     v->rows = (int)rows;
-    cJSON *tree = json_parse(c->body, c->body_len, &e);
+    cJSON *tree = json_parse_body(c->body, c->body_len, &e);
     if (!tree) {
-        call_fail(c, 400, "validation", NULL, "%s", e.msg);
+        call_fail_body(c, "validation", &e);
         return;
     }
     train_spec_free(&v->spec);
@@ -71,12 +71,13 @@ static void check(struct call *c, struct db *db)
         if (v->spec.from && !v->from) v->from = data_path(db->dir, "adapters", v->spec.from);
     }
     v->spec.data.inline_ = v->spec.eval.inline_ = NULL;
-    cJSON_Delete(tree);
+    json_free(tree);
     v->tokens_per_s = NAN;
-    sqlite3_stmt *q = db_query(db,
-                               "SELECT last ->> '$.tokens_per_s', id FROM job_rows WHERE method = ? AND last IS NOT NULL"
-                               " ORDER BY seq DESC LIMIT 1",
-                               "t", train_method_names[v->spec.p.method]);
+    sqlite3_stmt *q =
+        db_query(db,
+                 "SELECT last ->> '$.tokens_per_s', id FROM job_rows WHERE method = ? AND last IS NOT NULL"
+                 " ORDER BY seq DESC LIMIT 1",
+                 "t", train_method_names[v->spec.p.method]);
     if (db_step(db, q)) {
         v->tokens_per_s = db_double(q, 0);
         snprintf(v->speed_job, sizeof v->speed_job, "%s", db_text(q, 1));

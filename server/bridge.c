@@ -7,6 +7,7 @@
 #include "engine/base/crash.h"
 #include "engine/base/mem.h"
 #include "server/admission.h"
+#include "server/body.h"
 #include "server/client.h"
 #include "server/http.h"
 #include "server/metrics.h"
@@ -37,8 +38,8 @@ struct token_job {
     const struct tokenizer *tokenizer;
     char *text; /* owned */
     size_t len;
+    struct reservation held; /* for it */
     unsigned flags;
-    tokenize_render_fn *render;
     tokenize_done_fn *done; /* NULL: the client is gone; */
     _Atomic bool gone;      /* the same, for the pool */
     void *arg;
@@ -375,28 +376,17 @@ void bridge_work(struct bridge *b, uint64_t client, void (*work)(void *), void (
 
 /* ---- tokenising ------------------------------------------------------------------------------------------------ */
 
-static void run_tokenize(const struct tokenizer *tk, const char *text, size_t n, unsigned flags,
-                         tokenize_render_fn *render, struct tokenization *out)
-{
-    if (tokenizer_encode(tk, text, n, flags, &out->tokens, &out->err) == 0) {
-        out->err.code = 0;
-        if (render) render(tk, text, n, &out->tokens, &out->rendered);
-    } else if (!out->err.code) {
-        err_set(&out->err, ERR_INVALID, "the text cannot be tokenised");
-    }
-}
-
 static void free_tokenization(struct tokenization *t)
 {
     tokens_free(&t->tokens);
-    buf_free(&t->rendered);
+    reservation_free(&t->held);
 }
 
 static void work_tokenize(void *arg)
 {
     struct token_job *j = arg;
     if (atomic_load(&j->gone)) return;
-    run_tokenize(j->tokenizer, j->text, j->len, j->flags, j->render, &j->out);
+    body_encode(j->tokenizer, j->text, j->len, j->flags, &j->out.tokens, &j->out.held, &j->out.err);
 }
 
 static void after_tokenize(void *arg)
@@ -404,16 +394,19 @@ static void after_tokenize(void *arg)
     struct token_job *j = arg;
     if (j->done) j->done(j->arg, &j->out);
     free_tokenization(&j->out);
+    reservation_free(&j->held);
     free(j->text);
     free(j);
 }
 
 struct token_job *bridge_tokenize(struct bridge *b, uint64_t client, const char *text, size_t n, unsigned flags,
-                                  tokenize_render_fn *render, tokenize_done_fn *done, void *arg)
+                                  tokenize_done_fn *done, void *arg)
 {
-    if (n <= TOKENIZE_INLINE_BYTES) {
-        struct tokenization t = {0};
-        run_tokenize(b->tokenizer, text, n, flags, render, &t);
+    struct tokenization t = {0};
+    struct reservation held = {0};
+    bool here = n <= TOKENIZE_INLINE_BYTES;
+    if (here) body_encode(b->tokenizer, text, n, flags, &t.tokens, &t.held, &t.err);
+    if (here || !reserve(&held, n, "the text", &t.err)) {
         done(arg, &t);
         free_tokenization(&t);
         return NULL;
@@ -423,8 +416,8 @@ struct token_job *bridge_tokenize(struct bridge *b, uint64_t client, const char 
                             .tokenizer = b->tokenizer,
                             .text = mem_strndup(text, n),
                             .len = n,
+                            .held = held,
                             .flags = flags,
-                            .render = render,
                             .done = done,
                             .arg = arg};
     bridge_work(b, client, work_tokenize, after_tokenize, j);

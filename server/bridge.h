@@ -8,6 +8,7 @@
 
 #include "engine/base/buf.h"
 #include "engine/engine.h"
+#include "server/reservation.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -79,14 +80,11 @@ void bridge_work(struct bridge *, uint64_t client, void (*work)(void *), void (*
 
 struct tokenization {
     struct tokens tokens;
-    struct buf rendered; /* what `render` wrote */
-    struct err err;      /* code 0: fine */
+    struct reservation held; /* for the tokens */
+    struct err err;          /* code 0: fine */
 };
 
 typedef void tokenize_done_fn(void *arg, const struct tokenization *t);
-/* Runs where the tokenising ran, maybe on a pool thread: reads its arguments and writes *out only. */
-typedef void tokenize_render_fn(const struct tokenizer *, const char *text, size_t n, const struct tokens *,
-                                struct buf *out);
 
 enum { TOKENIZE_INLINE_BYTES = 4096 };
 
@@ -95,7 +93,7 @@ struct token_job;
 /* Tokenises a copy of the text: at once up to TOKENIZE_INLINE_BYTES (done runs before this returns NULL), else on the
  * thread pool.  The handle is good until done runs. */
 struct token_job *bridge_tokenize(struct bridge *, uint64_t client, const char *text, size_t n, unsigned flags,
-                                  tokenize_render_fn *render, tokenize_done_fn *done, void *arg);
+                                  tokenize_done_fn *done, void *arg);
 void bridge_tokenize_cancel(struct token_job *); /* done is not called; NULL is allowed */
 
 #endif

@@ -15,7 +15,7 @@ void call_free(struct call *c)
     c->app->call_bytes -= c->body_len;
     free(c->param);
     free(c->query);
-    free(c->body);
+    http_body_free(&c->taken);
     free(c->idempotency_key);
     free(c->path);
     free(c->path2);
@@ -71,6 +71,15 @@ void call_fail(struct call *c, int status, const char *type, const char *param, 
     call_put_error(&c->out, c->openai, status, type, param, msg);
 }
 
+void call_fail_body(struct call *c, const char *type, const struct err *e)
+{
+    int status = reservation_status(e, 400);
+    call_fail(c, status, status == 503 ? "memory" : type, NULL, "%s%s", e->msg, status == 503 ? "; try again" : "");
+    if (status != 503) return;
+    snprintf(c->header_name, sizeof c->header_name, "Retry-After");
+    snprintf(c->header_value, sizeof c->header_value, "1");
+}
+
 void call_reply_error(struct http_req *req, bool openai, int status, const char *type, const char *fmt, ...)
 {
     char msg[640];
@@ -112,13 +121,15 @@ static void on_settle(struct store_work *w, struct db *db)
 static void on_done(struct store_work *w)
 {
     struct call *c = (struct call *)w;
+    if (c->status == 413 || c->status == 503) metrics_reject(&c->app->metrics, REJECT_MEMORY);
     if (c->after) c->after(c);
     if (c->req && !c->answered) {
         struct http_req *req = c->req;
         req->on_close = NULL;
         if (c->header_name[0]) http_set_header(req, c->header_name, c->header_value);
         /* a full disk or a conflict does not go away by asking again at once */
-        if (c->openai && (c->status == 409 || c->status >= 500)) http_set_header(req, "x-should-retry", "false");
+        if (c->openai && (c->status == 409 || (c->status >= 500 && c->status != 503)))
+            http_set_header(req, "x-should-retry", "false");
         http_reply(req, c->status, c->type, c->out.data, c->out.len);
     }
     call_free(c);
@@ -136,7 +147,7 @@ struct call *call_new(struct http_req *req, bool openai, call_fn *run)
         .run = run,
         .param = mem_strdup(req->param),
         .query = mem_strdup(req->query),
-        .body = mem_strdup(""),
+        .body = "",
         .idempotency_key = key ? mem_strdup(key) : NULL,
         .status = 200,
         .type = "application/json",
@@ -148,9 +159,9 @@ struct call *call_new(struct http_req *req, bool openai, call_fn *run)
 
 void call_take_body(struct call *c)
 {
-    free(c->body);
-    c->body = mem_strndup(c->req->body, c->req->body_len);
-    c->body_len = c->req->body_len;
+    http_take_body(c->req, &c->taken);
+    if (c->taken.data) c->body = c->taken.data;
+    c->body_len = c->taken.len;
     c->app->call_bytes += c->body_len;
 }
 

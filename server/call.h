@@ -21,8 +21,10 @@ struct call {
     void (*after)(struct call *); /* loop thread, once it is over, before the answer; may be NULL */
 
     /* the request, owned */
-    char *param, *query, *body, *idempotency_key;
+    char *param, *query, *idempotency_key;
+    const char *body; /* of taken; "" */
     size_t body_len;
+    struct http_body taken;
 
     /* the answer */
     int status; /* 200 unless run sets it */
@@ -42,7 +44,7 @@ struct call {
 
 /* Takes the exchange over: sets req->user and on_close. */
 struct call *call_new(struct http_req *, bool openai, call_fn *run);
-/* Copies the body, which is empty for run otherwise. */
+/* Takes the body over, which is empty for run otherwise. */
 void call_take_body(struct call *);
 /* One body more would be more than CALL_BYTES.  A body alone is never too much. */
 bool call_crowded(const struct http_req *);
@@ -55,6 +57,8 @@ void call_free(struct call *);
  * "conflict"...; param: the field, NULL. */
 __attribute__((format(printf, 5, 6))) void call_fail(struct call *, int status, const char *type, const char *param,
                                                      const char *fmt, ...);
+/* The same for a body that json_parse_body refused: malformed, or no memory for it. */
+void call_fail_body(struct call *, const char *type, const struct err *);
 /* An error body in either shape. */
 void call_put_error(struct buf *, bool openai, int status, const char *type, const char *param, const char *msg);
 __attribute__((format(printf, 5, 6))) void call_reply_error(struct http_req *, bool openai, int status,

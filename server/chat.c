@@ -8,6 +8,12 @@
 #include <stdio.h>
 #include <string.h>
 
+enum {
+    RENDER_LEAST = 16 << 20, /* bytes that any conversation's template may take */
+    RENDER_PER_BYTE = 32,    /* and for each byte of the body */
+    CALLS_PER_BYTE = 48,     /* the arguments of calls are JSON within strings: "0," is a node */
+};
+
 /* ---- opening --------------------------------------------------------------------------------------------------- */
 
 #define WHAT_TO_DO                                                                                                     \
@@ -132,7 +138,22 @@ int chat_messages_check(cJSON *messages, struct err *e)
     return rc;
 }
 
-int chat_render(const struct chat_format *c, const struct openai_params *p, struct buf *out, struct err *e)
+int chat_render_input(const struct chat_format *c, struct chat_input *in, size_t body_len, struct buf *out,
+                      struct err *e)
+{
+    struct reservation held = {0};
+    size_t limit = reservation_tree_limit();
+    in->memory = RENDER_LEAST + RENDER_PER_BYTE * body_len;
+    if (in->memory > limit) in->memory = limit;
+    size_t bytes = in->memory + in->memory / 2 + CALLS_PER_BYTE * body_len; /* the page is copied */
+    if (!reserve(&held, bytes, "rendering the chat template", e)) return e->code;
+    int rc = chat_template_render(c->template, in, out, NULL, e);
+    reservation_free(&held);
+    return rc;
+}
+
+int chat_render(const struct chat_format *c, const struct openai_params *p, size_t body_len, struct buf *out,
+                struct err *e)
 {
     struct chat_input in = {
         .messages = p->messages,
@@ -142,7 +163,7 @@ int chat_render(const struct chat_format *c, const struct openai_params *p, stru
         .continue_final_message = p->continue_final,
         .adapt = true,
     };
-    return chat_template_render(c->template, &in, out, NULL, e);
+    return chat_render_input(c, &in, body_len, out, e);
 }
 
 /* ---- tools ----------------------------------------------------------------------------------------------------- */

@@ -31,8 +31,10 @@ void chat_close(struct chat_format *);
 /* Checks the messages (an array that is not empty) and makes of them what templates expect: contents are strings (a
  * list of text parts is joined by line breaks; the assistant's may be null or absent) and "developer" is "system". */
 int chat_messages_check(cJSON *messages, struct err *e);
-/* Appends the page that the model is to continue. */
-int chat_render(const struct chat_format *, const struct openai_params *, struct buf *out, struct err *e);
+/* Appends the page that the model is to continue.  What the template may take is reserved, by the size of the body. */
+int chat_render(const struct chat_format *, const struct openai_params *, size_t body_len, struct buf *out,
+                struct err *e);
+int chat_render_input(const struct chat_format *, struct chat_input *, size_t body_len, struct buf *out, struct err *e);
 
 /* How this answer's calls are written: the model's way; where it has none and a call is demanded, Hermes'. */
 enum tool_format chat_tool_format(const struct chat_format *, const struct openai_params *);

@@ -287,17 +287,28 @@ static void add_token(struct choice *v, const struct event *ev, const struct eve
     if (ev->finish == FINISH_NONE) release(v, v->held.len - bytes_to_hold(v));
 }
 
+enum { ENTRY = 256 /* a token as JSON, with its bytes as numbers */ };
+
+static size_t entries_of(const struct choice *v, const struct event *ev)
+{
+    return ev->kind == EV_DONE || v->c->params->logprobs < 0 ? 0 : 1 + (size_t)(ev->n_top > 0 ? ev->n_top : 0);
+}
+
 bool choice_room(struct choice *v, const struct event *ev)
 {
-    enum { ENTRY = 256 }; /* a token as JSON, with its bytes as numbers */
-    size_t entries =
-        ev->kind == EV_DONE || v->c->params->logprobs < 0 ? 0 : 1 + (size_t)(ev->n_top > 0 ? ev->n_top : 0);
+    size_t entries = entries_of(v, ev);
     bool chat = v->c->route == OPENAI_CHAT;
     if (!buf_try_room(&v->held, ev->text_len) || !buf_try_room(&v->text, v->held.len + ev->text_len)) return false;
     if (!entries) return true;
     if (chat) return buf_try_room(&v->tokens, entries * ENTRY);
     return buf_try_room(&v->tokens, ENTRY) && buf_try_room(&v->values, ENTRY) &&
            buf_try_room(&v->top, entries * ENTRY) && buf_try_room(&v->offsets, ENTRY);
+}
+
+size_t choice_event_bytes(const struct choice *v, const struct event *ev)
+{
+    size_t entries = entries_of(v, ev);
+    return ev->kind == EV_DONE ? 0 : 3 * (2 * ev->text_len + (entries ? entries + 3 : 0) * ENTRY);
 }
 
 size_t choice_bytes(const struct choice *v)

@@ -45,6 +45,8 @@ void choice_free(struct choice *);
 /* Memory for an event that is then added (of a token longer than most, for most of it); false: there is none.  How long
  * an answer becomes, clients choose. */
 __attribute__((warn_unused_result)) bool choice_room(struct choice *, const struct event *);
+/* Bytes of memory that an event adds, at most: the buffers double, and both exist while one is copied. */
+size_t choice_event_bytes(const struct choice *, const struct event *);
 /* What it will take in the answer, about, in bytes. */
 size_t choice_bytes(const struct choice *);
 /* One event of the generation, the EV_DONE included. */

@@ -18,6 +18,7 @@
 #include "server/adapter_dir.h"
 #include "server/api_files.h"
 #include "server/app.h"
+#include "server/body.h"
 #include "server/cmd.h"
 #include "server/constraint.h"
 #include "server/doors.h"
@@ -27,6 +28,7 @@
 #include "server/process.h"
 #include "server/reload.h"
 #include "server/request_log.h"
+#include "server/reservation.h"
 #include "server/service.h"
 #include "server/store.h"
 #include "server/watchdog.h"
@@ -47,6 +49,7 @@ enum { LAST_WORDS_MS = 1000, STOP_MS = 20000 };
 enum { EXIT_DEVICE_LOST = 75 }; /* EX_TEMPFAIL of sysexits.h: another process may do better */
 
 #define TRAIN_BODY ((size_t)32 * 1024 * 1024) /* rows may come inline */
+#define NAME_BODY ((size_t)BODY_INLINE)       /* a name and a path: read on the loop */
 #define OPEN_BODY ((size_t)4096)              /* of a GET that anybody may send: nobody reads it */
 
 struct server {
@@ -82,11 +85,11 @@ static const struct http_route routes[] = {
     {HTTP_M_POST, "/detokenize", api_detokenize, 0, .role = ROUTE_USER},
     {HTTP_M_GET, "/tokenizer_info", api_tokenizer_info, 0, .role = ROUTE_USER},
     {HTTP_M_GET, "/adapters", api_adapters_list, 0, .role = ROUTE_USER},
-    {HTTP_M_POST, "/adapters", api_adapters_load, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/adapters", api_adapters_load, NAME_BODY, .role = ROUTE_TRAIN},
     {HTTP_M_GET, "/adapters/{name}", api_adapters_get, 0, .role = ROUTE_USER},
     {HTTP_M_DELETE, "/adapters/{name}", api_adapters_delete, 0, .role = ROUTE_ADMIN},
-    {HTTP_M_POST, "/v1/load_lora_adapter", api_lora_load, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_POST, "/v1/unload_lora_adapter", api_lora_unload, 0, .role = ROUTE_ADMIN},
+    {HTTP_M_POST, "/v1/load_lora_adapter", api_lora_load, NAME_BODY, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/unload_lora_adapter", api_lora_unload, NAME_BODY, .role = ROUTE_ADMIN},
     {HTTP_M_GET, "/", api_root, OPEN_BODY, .role = ROUTE_PAGE},
     {HTTP_M_GET, "/console/{file}", api_console_file, OPEN_BODY, .role = ROUTE_OPEN},
     {HTTP_M_GET, "/info", api_info, 0, .role = ROUTE_USER},
@@ -181,7 +184,10 @@ static void print_memory(const struct server *s, char out[static 240])
 static void print_report(const struct server *s)
 {
     const struct engine_info *i = s->app.info;
-    char weights[24], kv[24], adapters[120], memory[240];
+    char weights[24], kv[24], requests[24], adapters[120], memory[240];
+    struct reservation_stats held;
+    reservation_stats(&held);
+    print_bytes(requests, held.budget);
     print_bytes(weights, i->weight_bytes);
     print_bytes(kv, i->kv_bytes);
     print_adapters(s, adapters);
@@ -191,13 +197,14 @@ static void print_report(const struct server *s)
             "weights    %s as %s\n"
             "kv cache   %s as %s: %d pages of %d tokens, %lld tokens\n"
             "limits     %d tokens a request, %d requests at once, %d waiting, %d tokens a step\n"
+            "requests   %s of memory for bodies, texts and answers (--request-memory)\n"
             "device     %s, %d thread%s%s%s\n"
             "%s%s"
             "ready      after %.3f s (model %.3f s)\n",
             i->model_id, i->family, (double)i->parameters * 1e-6, i->layers, i->vocab, weights, i->weight_type, kv,
             i->kv_type, i->pages, i->page_tokens, (long long)i->pages * i->page_tokens, i->max_total_tokens,
-            i->max_seqs, s->app.set->max_queue, i->max_batch_tokens, i->device, i->threads, i->threads == 1 ? "" : "s",
-            *i->device_note ? "; no GPU: " : "", i->device_note, memory, adapters,
+            i->max_seqs, s->app.set->max_queue, i->max_batch_tokens, requests, i->device, i->threads,
+            i->threads == 1 ? "" : "s", *i->device_note ? "; no GPU: " : "", i->device_note, memory, adapters,
             (double)(clock_now() - s->started) * 1e-9, i->load_seconds);
 }
 
@@ -215,6 +222,8 @@ static void log_report(const struct server *s, const char *url)
 {
     const struct engine_info *i = s->app.info;
     struct log_line l;
+    struct reservation_stats held;
+    reservation_stats(&held);
     log_begin(&l, LOG_INFO, "ready");
     log_text(&l, "url", url);
     log_text(&l, "model", i->model_id);
@@ -231,6 +240,7 @@ static void log_report(const struct server *s, const char *url)
     log_number(&l, "max_total_tokens", i->max_total_tokens);
     log_number(&l, "max_seqs", i->max_seqs);
     log_number(&l, "max_queue", s->app.set->max_queue);
+    log_number(&l, "request_memory_bytes", (long long)held.budget);
     log_decimal(&l, "seconds", s->app.metrics.startup[STARTUP_READY]);
     log_end(&l);
 }
@@ -289,12 +299,21 @@ static void set_fingerprint(struct app *app)
     snprintf(app->fingerprint, sizeof app->fingerprint, "fp_%010llx", (unsigned long long)(h >> 24));
 }
 
+/* What requests may hold; before the model is there, without it. */
+static void set_request_memory(const struct app *app)
+{
+    const struct engine_info *i = app->info;
+    size_t model = i && !i->device_budget ? i->weight_bytes + i->kv_bytes : 0, asked = app->set->request_memory;
+    reservation_budget(asked ? asked : process_request_memory(model));
+}
+
 /* What requests read, from now on. */
 static void set_ready(struct server *s)
 {
     struct app *app = &s->app;
     app->engine = s->loaded;
     app->info = engine_info(s->loaded);
+    set_request_memory(app);
     app->longest_token = longest_spelling(engine_tokenizer(s->loaded));
     app->model_name = models_base_name(app->set, app->info);
     app->ready_time = (int64_t)time(NULL);
@@ -543,10 +562,14 @@ static void open_signals(struct server *s)
     uv_unref((uv_handle_t *)&s->sighup);
 }
 
-/* jemalloc, where it is the allocator (mallctl(3)).  Each thread that allocates has an arena; one whose arena cannot be
- * made makes jemalloc 5.3 follow a null pointer, so all of them are made now: as many as there are such threads. */
+/* jemalloc, where it is the allocator (mallctl(3)).  Memory that was freed goes back to the system after a second or
+ * two, by jemalloc's own thread, and its addresses with it: under a limit of address space one arena's are of no use to
+ * another.  Slabs of small pieces are 16 pages: jemalloc never gives back its notes on each, 128 bytes.  Each thread
+ * that allocates has an arena; one whose arena cannot be made makes jemalloc 5.3 follow a null pointer, so all of them
+ * are made now: as many as there are such threads. */
 extern const char *malloc_conf;
-const char *malloc_conf = "narenas:8";
+const char *malloc_conf =
+    "narenas:8,background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0,retain:false,slab_sizes:1-256:16";
 int mallctl(const char *name, void *old, size_t *old_size, void *new, size_t new_size) __attribute__((weak));
 
 static void open_arenas(void)
@@ -571,6 +594,7 @@ static int serve(struct server *s)
 {
     struct err e = {0};
     open_memory();
+    set_request_memory(&s->app);
     metrics_init(&s->app.metrics);
     for (int i = 0; i < N_ROUTES; i++) metrics_add_route(&s->app.metrics, routes[i].path);
     app_hurry();

@@ -49,7 +49,7 @@ struct settings {
     /* http */
     char *host, *cors_origin, *allowed_hosts;
     int port, max_connections;
-    size_t max_header_size, max_body_size;
+    size_t max_header_size, max_body_size, request_memory;
     char *api_keys, *tls_cert, *tls_key;
     bool allow_open;
     double header_timeout, body_timeout, idle_timeout, write_timeout, sse_keepalive; /* seconds */

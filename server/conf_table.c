@@ -99,6 +99,10 @@ static const struct conf_option table[] = {
      "request line and headers of one request", .reloadable = true},
     {"max-body-size", "HTTP", CONF_BYTES, AT(max_body_size), "2M", 1024, 1073741824, NULL, CMD_SERVE, false, "BYTES",
      "body of one request", .reloadable = true},
+    {"request-memory", "HTTP", CONF_BYTES, AT(request_memory), "0", 0, 1e15, NULL, CMD_SERVE, false, "BYTES",
+     "memory that bodies, their JSON, texts, tokens and answers may take together; 413 or 503 beyond; 0 is a quarter "
+     "of "
+     "what the machine or its limits allow, printed at the start"},
     {"header-timeout", "HTTP", CONF_NUMBER, AT(header_timeout), "10", 0.1, 3600, NULL, CMD_SERVE, false, "SECONDS",
      "time for a request's head to arrive", .reloadable = true},
     {"body-timeout", "HTTP", CONF_NUMBER, AT(body_timeout), "30", 0.1, 3600, NULL, CMD_SERVE, false, "SECONDS",

@@ -29,12 +29,10 @@ enum {
     LINGER_BYTES = 32 << 20,
     PEER_CHECK_MS = 1000,
     WIND_DOWN_MS = 1000,
-    REFUSED_MS = 1000,  /* for a connection beyond the limit to say that it is a probe */
-    KEEP_BUFFER = 4096, /* an idle connection holds on to buffers of at most this size */
-    GATE_BYTES = 16384, /* a shorter body is read, whatever becomes of it: the connection can then go on */
-    SMALL_BODY = 64 * 1024,
+    REFUSED_MS = 1000,   /* for a connection beyond the limit to say that it is a probe */
+    KEEP_BUFFER = 4096,  /* an idle connection holds on to buffers of at most this size */
+    GATE_BYTES = 16384,  /* a shorter body is read, whatever becomes of it: the connection can then go on */
     OPTIONS_BODY = 4096, /* anybody may ask, and nobody reads it */
-    WORK_PER_BYTE = 16,  /* memory a request may take for each byte of its body: JSON, texts, tokens, copies */
 };
 
 struct conn *conn_new(struct http_server *server)
@@ -51,6 +49,7 @@ static void body_free(struct conn *c)
 {
     c->server->buffered -= c->body.len;
     buf_free(&c->body);
+    reservation_free(&c->held);
 }
 
 void conn_free(struct conn *c)
@@ -108,7 +107,8 @@ static void request_reset(struct conn *c)
     c->length = 0;
     c->body_seen = 0;
     c->streamed = c->paused = false;
-    c->chunked = c->expects_continue = c->http10 = c->message_complete = c->crowded = c->starved = false;
+    c->chunked = c->expects_continue = c->http10 = c->message_complete = c->crowded = false;
+    c->starved.code = 0;
     c->answer = ANSWER_NONE;
     c->status = 0;
     c->keep = c->head_only = c->bodyless = c->stream_chunked = c->want_drain = c->aborted = false;
@@ -202,14 +202,6 @@ static bool crowd_refuses(struct conn *c)
     return true;
 }
 
-/* What a request takes beside its body comes in many small pieces that cannot fail one by one (mem.h): so it is asked
- * for before the work begins, and nothing begins while memory is short. */
-static bool has_memory(const struct conn *c)
-{
-    size_t n = c->body.len;
-    return !n || (!mem_is_short() && (n <= SMALL_BODY || mem_available(n * WORK_PER_BYTE)));
-}
-
 static void refuse_path(const struct conn *c, struct refusal *why)
 {
     const struct http_server_config *config = &c->server->config;
@@ -220,6 +212,8 @@ static void refuse_path(const struct conn *c, struct refusal *why)
         refuse(why, 404, "%.200s: no such path", c->req.path);
 }
 
+/* What is large in the work on a body reserves its memory as it goes (reservation.h); small pieces cannot be refused
+ * one by one (mem.h), so nothing begins while memory is short. */
 static void dispatch(struct conn *c)
 {
     struct refusal why;
@@ -227,7 +221,7 @@ static void dispatch(struct conn *c)
     sock_timer(c, 0);
     if (c->body.data) c->req.body = c->body.data;
     c->req.body_len = c->body.len;
-    if (!has_memory(c)) {
+    if (c->body.len && mem_is_short()) {
         c->server->stats.no_memory++;
         refuse(&why, 503, "no memory for the work on a body of %zu bytes; try again", c->body.len);
         http_answer_refusal(c, &why);
@@ -378,9 +372,10 @@ static bool read_body(struct conn *c)
     if (c->crowded) {
         refuse(&why, 503, "the bodies of all requests together are larger than the limit of %zu bytes; try again",
                c->server->config.max_buffered_bytes);
-    } else if (c->starved) {
+    } else if (c->starved.code) {
         c->server->stats.no_memory++;
-        refuse(&why, 503, "no memory for the body, %llu bytes so far; try again", (unsigned long long)c->body_seen);
+        refuse(&why, reservation_status(&c->starved, 503), "%.150s, with %llu bytes so far%s", c->starved.msg,
+               (unsigned long long)c->body_seen, c->starved.code == ERR_FULL ? "; try again" : "");
     } else if (code != HPE_OK) {
         const char *reason = llhttp_get_error_reason(&c->parser);
         refuse(&why, 400, "malformed body: %s", reason ? reason : "unreadable");

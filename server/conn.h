@@ -13,6 +13,7 @@
 #include "engine/base/buf.h"
 #include "server/client.h"
 #include "server/http.h"
+#include "server/reservation.h"
 #include "server/route.h"
 #include "server/wire.h"
 
@@ -56,6 +57,7 @@ struct conn {
     struct http_req req;
     struct buf head; /* its bytes; cut into NUL-terminated pieces by head.c */
     struct buf body;
+    struct reservation held; /* for body */
     llhttp_t parser;
     struct header headers[HTTP_MAX_HEADERS];
     int n_headers;
@@ -68,7 +70,7 @@ struct conn {
     uint64_t body_seen;    /* bytes of it so far */
     bool own_id;           /* req.id was made here */
     bool crowded;          /* the body did not fit beside those of the other connections */
-    bool starved;          /* there was no memory for it */
+    struct err starved;    /* there was no memory for it; code 0: there was */
     struct arena_block *arena;
 
     /* the answer */

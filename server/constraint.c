@@ -54,9 +54,9 @@ static bool take_schema_or_text(struct constraint_ask *ask, const cJSON *v, stru
     struct err inner = {0};
     if (!v) return wrong(e, "there is no schema");
     if (!cJSON_IsString(v)) return take_schema(ask, v, e);
-    cJSON *tree = json_parse(v->valuestring, strlen(v->valuestring), &inner);
+    cJSON *tree = json_parse_body(v->valuestring, strlen(v->valuestring), &inner);
     bool good = tree ? take_schema(ask, tree, e) : wrong(e, "the schema: %.200s", inner.msg);
-    cJSON_Delete(tree);
+    json_free(tree);
     return good;
 }
 
@@ -220,7 +220,7 @@ static struct grammar *build_json(const struct constraint_ask *ask, struct err *
            after = jx_bytes(p, ask->after.data, ask->after.len);
         g = jexpr_grammar(p, jx_seq3(p, before, root, after), e);
     }
-    cJSON_Delete(schema);
+    json_free(schema);
     jpool_free(p);
     return g;
 }
@@ -252,7 +252,7 @@ static struct grammar *build_text(const struct constraint_ask *ask, struct err *
         bool bare = !ask->before.len && !ask->after.len;
         g = grammar_build(b, bare ? root : gram_seq(b, parts, 3), e);
     }
-    cJSON_Delete(list);
+    json_free(list);
     grammar_builder_free(b);
     return g;
 }

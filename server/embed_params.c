@@ -1,6 +1,7 @@
 #include "server/embed_params.h"
 
 #include "engine/base/mem.h"
+#include "server/body.h"
 #include "server/json.h"
 
 #include <math.h>
@@ -59,6 +60,7 @@ static int take_ids(struct embed_params *p, const cJSON *list, int i, const stru
         return err_set(e, ERR_INVALID, "%s: has %d tokens; the model takes %d at most", input_path(p, i).text, n,
                        lim->max_total_tokens);
     in->ids = mem_array((size_t)n, sizeof *in->ids);
+    p->n_ids += (size_t)n;
     for (const cJSON *v = list->child; v; v = v->next, k++) {
         if (!cJSON_IsNumber(v) || !(v->valuedouble >= 0 && v->valuedouble < lim->vocab) ||
             v->valuedouble != floor(v->valuedouble))
@@ -190,7 +192,7 @@ int embed_params_parse(struct embed_params *p, enum embed_shape shape, const str
 {
     *p = (struct embed_params){.shape = shape, .normalize = true, .special = true};
     e->code = 0;
-    p->tree = json_parse(body, len, e);
+    p->tree = json_parse_body(body, len, e);
     if (!p->tree) return 400;
     if (!cJSON_IsObject(p->tree))
         err_set(e, ERR_INVALID, "expected a JSON object with the field `%s`",
@@ -204,22 +206,21 @@ void embed_params_free(struct embed_params *p)
 {
     for (int i = 0; i < p->n; i++) free(p->inputs[i].ids);
     free(p->inputs);
-    cJSON_Delete(p->tree);
+    json_free(p->tree);
     *p = (struct embed_params){0};
 }
 
 int embed_input_tokenize(struct embed_params *p, int i, const struct tokenizer *tk, const struct embed_limits *lim,
-                         struct err *e)
+                         struct reservation *held, struct err *e)
 {
     struct embed_input *in = &p->inputs[i];
     if (in->text) {
         struct tokens t = {0};
-        if (tokenizer_encode(tk, in->text, in->len, p->special ? TOKENIZE_SPECIAL : 0, &t, e)) {
-            tokens_free(&t);
-            if (!e->code) err_set(e, ERR_INVALID, "the text cannot be tokenised");
+        if (body_encode(tk, in->text, in->len, p->special ? TOKENIZE_SPECIAL : 0, &t, held, e)) {
             err_prefix(e, "%s", input_path(p, i).text);
-            return embed_refusal(p->shape);
+            return reservation_status(e, embed_refusal(p->shape));
         }
+        reservation_shrink(held, t.cap * sizeof *t.v);
         in->n = t.n;
         in->ids = mem_array(t.n ? t.n : 1, sizeof *in->ids);
         for (size_t k = 0; k < t.n; k++) in->ids[k] = t.v[k].id;

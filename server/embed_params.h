@@ -5,6 +5,7 @@
 
 #include "engine/engine.h"
 #include "server/embed_shape.h"
+#include "server/reservation.h"
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -36,6 +37,7 @@ struct embed_params {
     const char *model;          /* points into it; NULL: not given */
     struct embed_input *inputs; /* owned; n */
     int n;
+    size_t n_ids; /* in all inputs that came as ids */
     bool base64, normalize, special;
     enum pooling pooling;
     int dimensions;   /* 1 .. hidden */
@@ -53,8 +55,10 @@ void embed_params_free(struct embed_params *);
 /* The HTTP status of a field that is refused: OpenAI's or TEI's. */
 int embed_refusal(enum embed_shape);
 
-/* Input i's text to ids, and the ids cut as `truncate` says.  Any thread.  0, or embed_refusal with *e. */
+/* Input i's text to ids, reserved in *held, and the ids cut as `truncate` says.  Any thread.  0, or embed_refusal, 413
+ * or 503 with *e.
+ */
 int embed_input_tokenize(struct embed_params *, int i, const struct tokenizer *, const struct embed_limits *,
-                         struct err *e);
+                         struct reservation *held, struct err *e);
 
 #endif

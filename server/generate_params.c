@@ -208,7 +208,7 @@ int generate_params_parse(struct generate_params *p, enum generate_route route, 
 {
     set_defaults(p, route);
     e->code = 0;
-    p->tree = json_parse(body, len, e);
+    p->tree = json_parse_body(body, len, e);
     if (!p->tree || !fields_few(p->tree, e)) return 400;
     struct fields top = {.at = {.obj = p->tree, .path = "", .e = e}, .e = e, .vocab = lim->vocab};
     struct check c = {.p = p, .lim = lim, .f = {.at = {.path = "parameters", .e = e}, .e = e, .vocab = lim->vocab}};
@@ -259,7 +259,7 @@ int generate_params_fit(struct generate_params *p, const struct generate_limits 
 
 void generate_params_free(struct generate_params *p)
 {
-    cJSON_Delete(p->tree);
+    json_free(p->tree);
     free(p->bias);
     constraint_ask_free(&p->ask);
     *p = (struct generate_params){0};

@@ -9,6 +9,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -71,6 +72,25 @@ static int on_headers_complete(llhttp_t *parser)
     return 0;
 }
 
+/* Room for n bytes more, reserved: twice what there was, but no more than the body has. */
+static bool body_room(struct conn *c, size_t n)
+{
+    struct buf *b = &c->body;
+    size_t need = b->len + n + 1, most = c->chunked ? c->body_limit + 1 : (size_t)c->length + 1;
+    if (need <= b->cap) return true;
+    size_t cap = b->cap > most / 2 ? most : 2 * b->cap > need ? 2 * b->cap : need;
+    if (!reserve(&c->held, cap, "the body", &c->starved)) return false;
+    char *data = realloc(b->data, cap); /* both may exist while it copies */
+    reservation_shrink(&c->held, data ? b->cap : cap);
+    if (!data) {
+        err_set(&c->starved, ERR_FULL, "no memory for the body");
+        return false;
+    }
+    b->data = data;
+    b->cap = cap;
+    return true;
+}
+
 static int on_body(llhttp_t *parser, const char *at, size_t n)
 {
     struct conn *c = parser->data;
@@ -85,10 +105,8 @@ static int on_body(llhttp_t *parser, const char *at, size_t n)
         c->crowded = true;
         return HPE_USER;
     }
-    if (!buf_try_append(&c->body, at, n)) {
-        c->starved = true;
-        return HPE_USER;
-    }
+    if (!body_room(c, n)) return HPE_USER;
+    buf_append(&c->body, at, n);
     c->server->buffered += n;
     return 0;
 }

@@ -54,6 +54,36 @@ void http_arena_free(struct conn *c)
     }
 }
 
+void http_take_body(struct http_req *req, struct http_body *out)
+{
+    struct conn *c = conn_of(req);
+    *out = (struct http_body){.data = c->body.data, .len = c->body.len, .held = c->held};
+    c->server->buffered -= c->body.len;
+    c->body = (struct buf){0};
+    c->held = (struct reservation){0};
+    req->body = "";
+    req->body_len = 0;
+}
+
+void http_give_body(struct http_req *req, struct http_body *b)
+{
+    struct conn *c = conn_of(req);
+    CHECK(!c->body.data);
+    c->body = (struct buf){.data = b->data, .len = b->len, .cap = b->data ? b->len + 1 : 0};
+    c->held = b->held;
+    c->server->buffered += b->len;
+    *b = (struct http_body){0};
+    if (c->body.data) req->body = c->body.data;
+    req->body_len = c->body.len;
+}
+
+void http_body_free(struct http_body *b)
+{
+    free(b->data);
+    reservation_free(&b->held);
+    *b = (struct http_body){0};
+}
+
 /* ---- names ------------------------------------------------------------------------------------------------------ */
 
 /* How often the header is there; *value: the first. */
@@ -297,6 +327,14 @@ bool http_write(struct http_req *req, const void *data, size_t len)
     if (sock_queued(c) < c->server->config.high_water) return true;
     c->want_drain = true;
     return false;
+}
+
+void http_want_drain(struct http_req *req)
+{
+    struct conn *c = conn_of(req);
+    if (c->aborted) return;
+    c->want_drain = true;
+    sock_wake(c);
 }
 
 void http_end(struct http_req *req)

@@ -15,6 +15,7 @@
 
 #include "server/request_id.h"
 #include "server/request_note.h"
+#include "server/reservation.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -61,6 +62,18 @@ const char *http_header(const struct http_req *, const char *name);
 /* zeroed memory that lives as long as the exchange */
 void *http_alloc(struct http_req *, size_t bytes);
 
+/* A request's body as its own owner has it, with what is reserved for it: zero-initialise, http_body_free. */
+struct http_body {
+    char *data; /* len bytes and a NUL; NULL: empty */
+    size_t len;
+    struct reservation held;
+};
+
+/* Moves the body out of the request, which then has none: for work on the pool, which outlives a client that leaves. */
+void http_take_body(struct http_req *, struct http_body *);
+void http_give_body(struct http_req *, struct http_body *); /* back again */
+void http_body_free(struct http_body *);
+
 /* Adds a header to the answer; before http_reply or http_start.  Copied.  CR and LF in either are dropped; so are
  * Content-Length, Transfer-Encoding and Connection, which are the connection's business. */
 void http_set_header(struct http_req *, const char *name, const char *value);
@@ -75,6 +88,9 @@ __attribute__((format(printf, 4, 5))) void http_reply_error(struct http_req *, i
 void http_start(struct http_req *, int status, const char *type);
 /* Copies and queues.  False: the client reads too slowly, stop producing until on_drain. */
 bool http_write(struct http_req *, const void *data, size_t len);
+/* on_drain comes once more, when what was written so far is on its way: for an answer that is made piece by piece, so
+ * that others have their turn of the loop. */
+void http_want_drain(struct http_req *);
 void http_end(struct http_req *);
 /* An answer has begun, or none is possible any more. */
 bool http_answered(const struct http_req *);

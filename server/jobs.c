@@ -147,7 +147,7 @@ static struct run *run_new(struct jobs *jobs, sqlite3_stmt *q, struct err *e)
     else if (read && r->spec.p.method != TRAIN_FULL && r->spec.p.lora_r > lim.max_lora_rank)
         err_set(e, ERR_INVALID, "lora_r: %d, and --max-lora-rank of this server is %d", r->spec.p.lora_r,
                 lim.max_lora_rank);
-    cJSON_Delete(tree);
+    json_free(tree);
     r->e = *e;
     return r;
 }

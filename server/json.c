@@ -6,6 +6,7 @@
 #include "engine/base/json_literal.h"
 #include "engine/base/mem.h"
 #include "server/json_check.h"
+#include "server/reservation.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -13,17 +14,56 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The number of bytes that are reserved for a tree stands in its root, in a field that cJSON uses for numbers only.  A
+ * number has no tree. */
+size_t json_reserved(const cJSON *root)
+{
+    return !root || cJSON_IsNumber(root) ? 0 : (size_t)root->valuedouble;
+}
+
+void json_free(cJSON *root)
+{
+    struct reservation r = {json_reserved(root)};
+    cJSON_Delete(root);
+    reservation_free(&r);
+}
+
+/* cJSON's tree of a text that is known to be good; numbers that must keep their literals need a copy of it. */
+static cJSON *build(const char *text, size_t n, const struct json_size *size, struct err *e)
+{
+    struct buf wrapped = {0};
+    cJSON *tree = NULL;
+    if (!size->wrapped)
+        tree = cJSON_ParseWithLengthOpts(text, n, NULL, 0);
+    else if (buf_try_room(&wrapped, n + 3 * size->wrapped) && json_check(text, n, &wrapped, e) == ERR_OK)
+        tree = cJSON_ParseWithLengthOpts(wrapped.data, wrapped.len, NULL, 0);
+    buf_free(&wrapped);
+    json_literal_restore(tree);
+    if (!tree) err_set(e, ERR_FULL, "no memory for JSON of %zu bytes", n);
+    return tree;
+}
+
 cJSON *json_parse(const char *text, size_t n, struct err *e)
 {
-    struct buf checked = {0};
-    cJSON *tree = NULL;
-    if (json_check(text, n, &checked, e) == ERR_OK) {
-        tree = cJSON_ParseWithLengthOpts(checked.data, checked.len, NULL, 0);
-        if (!tree) err_set(e, ERR_NOMEM, "JSON of %zu bytes could not be held in memory", n);
-    }
-    buf_free(&checked);
-    json_literal_restore(tree);
-    return tree;
+    struct json_size size;
+    return json_measure(text, n, SIZE_MAX, &size, e) ? NULL : build(text, n, &size, e);
+}
+
+cJSON *json_parse_body(const char *text, size_t n, struct err *e)
+{
+    struct json_size size;
+    struct reservation tree = {0}, copy = {0};
+    cJSON *root = NULL;
+    if (json_measure(text, n, reservation_tree_limit(), &size, e)) return NULL;
+    if (!reserve(&tree, json_size_memory(&size), "the body's JSON", e)) return NULL;
+    size_t extra = size.wrapped ? 2 * (n + 3 * size.wrapped) : 0; /* a buffer that doubles */
+    if (reserve(&copy, extra, "the body's JSON", e)) root = build(text, n, &size, e);
+    reservation_free(&copy);
+    if (root && !cJSON_IsNumber(root))
+        root->valuedouble = (double)tree.bytes;
+    else
+        reservation_free(&tree);
+    return root;
 }
 
 /* ---- getters --------------------------------------------------------------------------------------------------- */

@@ -15,8 +15,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* NULL and *e ("malformed JSON at byte 17: ..."); free with cJSON_Delete. */
+/* NULL and *e ("malformed JSON at byte 17: ..."); free with json_free.  For texts whose size is bounded: what a client
+ * sends goes to json_parse_body. */
 cJSON *json_parse(const char *text, size_t n, struct err *e);
+/* The same of a client's text.  The tree's memory is measured and reserved before one node is made; ERR_NOMEM, ERR_FULL
+ * (reservation.h) where it is not to be had. */
+cJSON *json_parse_body(const char *text, size_t n, struct err *e);
+/* NULL is allowed.  A large tree takes milliseconds. */
+void json_free(cJSON *);
+/* Bytes reserved for the tree. */
+size_t json_reserved(const cJSON *);
 
 /* A place in a request: an object and the path that led to it, for error messages.  path "" is the top. */
 struct json_at {

@@ -10,6 +10,7 @@
 
 #include "server/json_path.h"
 
+#include <cjson/cJSON.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -22,16 +23,47 @@ struct reader {
     size_t n, at;
     size_t copied; /* text[0, copied) is in *out already */
     int depth;
-    struct buf *out;
+    struct buf *out; /* NULL: the text is only measured */
+    struct json_size size;
+    size_t most;                /* memory of the tree */
+    size_t field, field_length; /* the name at the top that is being read */
+    int code;                   /* of the fault */
     struct err *e;
 };
 
+/* A cJSON node and a string of n bytes as the allocators round them: glibc adds 16 bytes at most to a node and has no
+ * piece below 32, jemalloc's size classes are up to a quarter apart. */
+enum { NODE = sizeof(cJSON) + 16, STRING = 32, NUMBER = 64 /* cJSON's copy of the one that it reads */ };
+
 static bool read_value(struct reader *r);
+
+size_t json_size_memory(const struct json_size *s)
+{
+    return NUMBER + s->values * NODE + s->strings * STRING + s->bytes + s->bytes / 4;
+}
 
 static bool fault(struct reader *r, size_t at, const char *what)
 {
-    err_set(r->e, ERR_INVALID, "malformed JSON at byte %zu: %s", at, what);
+    r->code = err_set(r->e, ERR_INVALID, "malformed JSON at byte %zu: %s", at, what);
     return false;
+}
+
+/* Each value counts once it is read. */
+static bool fits(struct reader *r)
+{
+    if (json_size_memory(&r->size) <= r->most) return true;
+    int n = r->field_length > 60 ? 60 : (int)r->field_length;
+    r->code = err_set(r->e, ERR_NOMEM,
+                      "%.*s%sthe JSON needs more than the %zu bytes of memory that one body may take (a quarter of "
+                      "--request-memory): %zu values up to byte %zu",
+                      n, (const char *)r->text + r->field, n ? ": " : "", r->most, r->size.values, r->at);
+    return false;
+}
+
+static void count_string(struct reader *r, size_t bytes)
+{
+    r->size.strings++;
+    r->size.bytes += bytes;
 }
 
 /* The next byte, or -1 at the end. */
@@ -129,6 +161,7 @@ static bool read_escape(struct reader *r)
 /* r->at is at the opening quote. */
 static bool read_string(struct reader *r)
 {
+    size_t start = r->at;
     for (r->at++;;) {
         int ch = peek(r);
         if (ch < 0) return fault(r, r->at, "the text ends inside a string");
@@ -144,6 +177,7 @@ static bool read_string(struct reader *r)
         r->at += (size_t)len;
     }
     r->at++;
+    count_string(r, r->at - start);
     return true;
 }
 
@@ -159,6 +193,9 @@ static bool keep_literal(struct reader *r, size_t start)
     memcpy(copy, literal, len);
     copy[len] = 0;
     if (!isfinite(strtod(copy, NULL))) return fault(r, start, "number out of range");
+    count_string(r, len + 3);
+    r->size.wrapped++;
+    if (!r->out) return true;
     buf_append(r->out, r->text + r->copied, start - r->copied);
     buf_char(r->out, '"');
     buf_char(r->out, JSON_LITERAL_TAG);
@@ -208,8 +245,13 @@ static bool read_word(struct reader *r, const char *word)
 /* The name, the colon and the space around it. */
 static bool read_name(struct reader *r)
 {
+    size_t start = r->at + 1;
     if (peek(r) != '"') return fault(r, r->at, "expected a field name in double quotes");
     if (!read_string(r)) return false;
+    if (r->depth == 1) {
+        r->field = start;
+        r->field_length = r->at - 1 - start;
+    }
     skip_space(r);
     if (peek(r) != ':') return fault(r, r->at, "expected ':' after the field name");
     r->at++;
@@ -245,6 +287,8 @@ static bool read_container(struct reader *r, char close, const char *otherwise)
 
 static bool read_value(struct reader *r)
 {
+    r->size.values++;
+    if (!fits(r)) return false;
     switch (peek(r)) {
     case -1: return fault(r, r->at, "the text ends where a value is expected");
     case '{': return read_container(r, '}', "expected ',' or '}'");
@@ -259,19 +303,33 @@ static bool read_value(struct reader *r)
     return fault(r, r->at, "expected a value");
 }
 
+static int read_text(struct reader *r)
+{
+    bool good;
+    if (r->n >= 3 && memcmp(r->text, "\xef\xbb\xbf", 3) == 0) {
+        good = fault(r, 0, "byte order mark");
+    } else {
+        skip_space(r);
+        good = r->at == r->n ? fault(r, r->at, "the text is empty") : read_value(r);
+        if (good) skip_space(r);
+        if (good && r->at < r->n) good = fault(r, r->at, "text after the end of the value");
+    }
+    if (good) good = fits(r);
+    return good ? ERR_OK : r->code;
+}
+
+int json_measure(const char *text, size_t n, size_t most, struct json_size *size, struct err *e)
+{
+    struct reader r = {.text = (const unsigned char *)text, .n = n, .most = most, .e = e};
+    int rc = read_text(&r);
+    *size = r.size;
+    return rc;
+}
+
 int json_check(const char *text, size_t n, struct buf *out, struct err *e)
 {
-    struct reader r = {.text = (const unsigned char *)text, .n = n, .out = out, .e = e};
-    bool good;
-    if (n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) {
-        good = fault(&r, 0, "byte order mark");
-    } else {
-        skip_space(&r);
-        good = r.at == n ? fault(&r, r.at, "the text is empty") : read_value(&r);
-        if (good) skip_space(&r);
-        if (good && r.at < n) good = fault(&r, r.at, "text after the end of the value");
-    }
-    if (!good) return ERR_INVALID;
-    buf_append(out, text + r.copied, n - r.copied);
-    return ERR_OK;
+    struct reader r = {.text = (const unsigned char *)text, .n = n, .most = SIZE_MAX, .out = out, .e = e};
+    int rc = read_text(&r);
+    if (rc == ERR_OK) buf_append(out, text + r.copied, n - r.copied);
+    return rc;
 }

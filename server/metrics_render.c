@@ -6,6 +6,7 @@
 #include "server/metrics_text.h"
 #include "server/nvml.h"
 #include "server/process.h"
+#include "server/reservation.h"
 #include "server/store.h"
 
 #include <stdio.h>
@@ -251,6 +252,20 @@ static void put_http(const struct http_server_stats *h, struct buf *out)
     text_rows(out, rows, N_OF(rows));
 }
 
+static void put_reservations(struct buf *out)
+{
+    struct reservation_stats r;
+    reservation_stats(&r);
+    const struct text_row rows[] = {
+        {"tandem_request_memory_bytes", "gauge", "Memory reserved for bodies, texts, tokens and answers.",
+         (double)r.used},
+        {"tandem_request_memory_peak_bytes", "gauge", "The most of it since the start.", (double)r.peak},
+        {"tandem_request_memory_limit_bytes", "gauge", "The most it may be (request-memory).", (double)r.budget},
+        {"tandem_request_memory_refused_total", "counter", "Reservations refused for want of room.", (double)r.refused},
+    };
+    text_rows(out, rows, N_OF(rows));
+}
+
 static void put_startup(const struct metrics *m, struct buf *out)
 {
     static const char name[] = "tandem_startup_seconds";
@@ -285,6 +300,7 @@ void metrics_render(const struct metrics *m, const struct metrics_view *v, struc
     }
     if (v->jobs) put_training(v->jobs, out);
     if (v->http) put_http(v->http, out);
+    put_reservations(out);
     put_startup(m, out);
     if (v->devices) nvml_render(v->devices, out);
     process_render(out, (double)m->start_unix_ns * 1e-9);

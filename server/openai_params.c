@@ -369,6 +369,8 @@ static bool check_template(struct check *c)
     if (!fields_object(&c->f, "chat_template_kwargs", &kwargs)) return false;
     if (documents && !cJSON_IsArray(documents))
         return fields_refuse(&c->f, "documents", "documents: expected an array");
+    if ((kwargs || documents) && !reserve(&p->held, json_reserved(p->tree), "chat_template_kwargs", c->f.e))
+        return false;
     if (kwargs || documents) p->template_kwargs = kwargs ? cJSON_Duplicate(kwargs, true) : cJSON_CreateObject();
     if (documents) cJSON_AddItemToObject(p->template_kwargs, "documents", cJSON_Duplicate(documents, true));
     if (!fields_bool(&c->f, "continue_final_message", &p->continue_final)) return false;
@@ -457,7 +459,7 @@ int openai_params_parse(struct openai_params *p, enum openai_route route, const 
     set_defaults(p, lim->info);
     e->code = 0;
     *param = NULL;
-    p->tree = json_parse(body, len, e);
+    p->tree = json_parse_body(body, len, e);
     if (!p->tree) return 400;
     struct check c = {
         .p = p,
@@ -512,7 +514,8 @@ int openai_params_fit(struct openai_params *p, enum openai_route route, const st
 void openai_params_free(struct openai_params *p)
 {
     cJSON_Delete(p->template_kwargs);
-    cJSON_Delete(p->tree);
+    json_free(p->tree);
+    reservation_free(&p->held);
     constraint_ask_free(&p->ask);
     free(p->prompts);
     free(p->tool_names);

@@ -6,6 +6,7 @@
 
 #include "engine/engine.h"
 #include "server/constraint.h"
+#include "server/reservation.h"
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -58,6 +59,7 @@ struct openai_params {
     cJSON *messages;         /* chat; put in order by chat_messages_check */
     const cJSON *tools;      /* NULL: none, or tool_choice none */
     cJSON *template_kwargs;  /* NULL: none */
+    struct reservation held; /* for template_kwargs */
     const char **tool_names; /* (n_tools), owned */
     int n_tools;
     enum tool_choice tool_choice;

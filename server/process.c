@@ -2,6 +2,7 @@
 
 #include "engine/base/log.h"
 #include "server/metrics_text.h"
+#include "server/reservation.h"
 
 #include <dirent.h>
 #include <stdio.h>
@@ -59,25 +60,52 @@ static double read_number(const char *path, const char *name)
     return v;
 }
 
-/* Control groups of version 2: each limits all below it. */
-double process_memory_limit(void)
+/* The least value of `name` in the directory of a control group and in those above it; `least` where none is less. */
+static double group_limit(const char *root, const char *group, const char *name, double least)
 {
-    char line[512], dir[600] = "", path[700];
-    double least = read_number("/proc/meminfo", "MemTotal:");
-    FILE *f = fopen("/proc/self/cgroup", "re");
-    while (f && fgets(line, sizeof line, f)) {
-        if (strncmp(line, "0::", 3) != 0) continue;
-        line[strcspn(line, "\n")] = 0;
-        snprintf(dir, sizeof dir, "/sys/fs/cgroup%s", line + 3);
-    }
-    if (f) fclose(f);
-    for (char *slash; strlen(dir) >= sizeof "/sys/fs/cgroup" - 1; *slash = 0) {
-        snprintf(path, sizeof path, "%s/memory.max", dir);
+    char dir[600], path[700];
+    snprintf(dir, sizeof dir, "%s%s", root, group);
+    for (char *slash; strlen(dir) >= strlen(root); *slash = 0) {
+        snprintf(path, sizeof path, "%s/%s", dir, name);
         double v = read_number(path, "");
         if (v > 0 && (least < 0 || v < least)) least = v;
         slash = strrchr(dir, '/');
     }
+    return least;
+}
+
+/* Each control group limits all below it, in version 2 ("0::/path") as in version 1 ("4:memory:/path"). */
+double process_memory_limit(void)
+{
+    char line[512];
+    double least = read_number("/proc/meminfo", "MemTotal:");
+    FILE *f = fopen("/proc/self/cgroup", "re");
+    while (f && fgets(line, sizeof line, f)) {
+        line[strcspn(line, "\n")] = 0;
+        const char *first = strchr(line, ':');
+        if (strncmp(line, "0::", 3) == 0)
+            least = group_limit("/sys/fs/cgroup", line + 3, "memory.max", least);
+        else if (first && strncmp(first, ":memory:", 8) == 0)
+            least = group_limit("/sys/fs/cgroup/memory", first + 8, "memory.limit_in_bytes", least);
+    }
+    if (f) fclose(f);
     return least > 0 ? least : 0;
+}
+
+size_t process_request_memory(size_t model)
+{
+    unsigned long virtual_pages = 0, resident_pages = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (f && fscanf(f, "%lu %lu", &virtual_pages, &resident_pages) != 2) virtual_pages = resident_pages = 0;
+    if (f) fclose(f);
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), used = resident_pages * page;
+    struct rlimit space;
+    size_t budget = reservation_default((size_t)process_memory_limit(), used > model ? used : model);
+    if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
+        size_t rest = reservation_default(space.rlim_cur, virtual_pages * page);
+        if (rest < budget) budget = rest;
+    }
+    return budget;
 }
 
 static double seconds(struct timeval t)

@@ -12,5 +12,8 @@ double process_memory_limit(void);
 /* Raises the soft limit of file descriptors, as far as the hard one allows, to what so many connections and the
  * process's own files take; warns where it is not enough.  Loop thread. */
 void process_files(int max_connections);
+/* What requests may hold by default (reservation.h), with `model` bytes for weights and KV cache: of that limit, or of
+ * RLIMIT_AS where it leaves less. */
+size_t process_request_memory(size_t model);
 
 #endif

@@ -25,6 +25,13 @@ bool result_room(struct result *r, const struct event *ev)
                         (prompt ? r->n_prompt : r->n_tokens) + 1, sizeof *r->tokens);
 }
 
+size_t result_event_bytes(const struct event *ev)
+{
+    size_t n_top = ev->n_top > 0 ? (size_t)ev->n_top : 0;
+    if (ev->kind == EV_DONE) return 0;
+    return 3 * (ev->text_len + ev->gen_len + n_top * sizeof(struct top_token) + sizeof(struct result_token));
+}
+
 size_t result_bytes(const struct result *r)
 {
     enum { TOKEN = 160 }; /* as JSON, with its text */

@@ -27,6 +27,8 @@ struct result {
 
 /* Memory for an event that is then added; false: there is none.  How long an answer becomes, clients choose. */
 __attribute__((warn_unused_result)) bool result_room(struct result *, const struct event *);
+/* Bytes that an event adds to a result, at most: its buffers double, and both exist while one is copied. */
+size_t result_event_bytes(const struct event *);
 /* What the answer will take, about, in bytes. */
 size_t result_bytes(const struct result *);
 void result_add(struct result *, const struct event *, const struct event_batch *);

@@ -239,7 +239,7 @@ static bool take_name(struct tool_parser *p, const char *literal, size_t n)
     size_t len = strlen(s);
     bool good = len && len <= TOOL_NAME_MAX && (p->call.marked || is_tool(p, s));
     if (good) p->call.name = mem_strdup(s);
-    cJSON_Delete(text);
+    json_free(text);
     return good;
 }
 

@@ -27,7 +27,7 @@ static char *page_of(struct chat_template *t, const char *body)
                               .tools = cJSON_GetObjectItem(tree, "tools"),
                               .template_kwargs = cJSON_GetObjectItem(tree, "chat_template_kwargs")};
     buf_str(&out, "");
-    if (chat_messages_check(p.messages, &e) || chat_render(&format, &p, &out, &e)) {
+    if (chat_messages_check(p.messages, &e) || chat_render(&format, &p, strlen(body), &out, &e)) {
         buf_clear(&out);
         buf_printf(&out, "!%s", e.msg);
     }

@@ -5,6 +5,7 @@ import re
 import resource
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
@@ -67,7 +68,7 @@ def test_a_large_job_under_a_limit(limited):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("path, size", post_routes())
 def test_every_route_and_shape_under_a_limit(limited, path, size):
-    bodies = [(name, make(min(size, 8 * MIB))) for name, make in SHAPES.items()]
+    bodies = [(name, make(min(size, 4 * MIB))) for name, make in SHAPES.items()]
     if path in FIELDS:
         bodies += [(f"{name} as {FIELDS[path]}", make(min(size, 2 * 10**6)).replace(b'"x"', f'"{FIELDS[path]}"'.encode(), 1)) for name, make in SHAPES.items()]
     for name, body in bodies:
@@ -100,8 +101,11 @@ def test_little_memory_is_left(start, spare):
 def test_memory_goes_back(start):
     """What large bodies took, refused and accepted ones, is the system's again."""
     with start() as s:
-        s.generate(max_new_tokens=3)
         s.generate("a " * 400, max_new_tokens=3)
+        with ThreadPoolExecutor(8) as pool:  # every thread of the daemon's pool has begun, and the store has written
+            list(pool.map(lambda _: send(s, "/tokenize", json.dumps({"prompt": "a b " * 20_000}).encode()), range(24)))
+        assert send(s, "/train", b"{}").status_code == 422
+        time.sleep(2.5)  # freed memory goes back after a second
         before = s.resident_bytes()
         for _ in range(2):
             assert send(s, "/train", SHAPES["keys"](32 * 10**6)).status_code in (413, 422)
@@ -109,14 +113,15 @@ def test_memory_goes_back(start):
             assert send(s, "/generate", SHAPES["numbers"](2 * 10**6)).status_code in (413, 422)
             assert send(s, "/tokenize", json.dumps({"prompt": "a" * 10**6}).encode()).status_code == 200
         assert s.metric("tandem_request_memory_peak_bytes") > 50 * MIB
-        wait_for(lambda: s.resident_bytes() < before * 1.1, 60, f"{before} bytes again")
+        least = []
+        wait_for(lambda: least.append(s.resident_bytes()) or min(least) < before * 1.1, 60, f"{before} bytes again")
 
 
 def unread(s, path, body):
     """A request whose answer is not read."""
     c = socket.create_connection(("127.0.0.1", s.port))
     c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    c.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    c.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     return c
 
 

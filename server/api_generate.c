@@ -220,7 +220,7 @@ static void reply_whole(struct exchange *x)
     }
     size_t bytes = 0;
     for (int i = 0; i < x->n; i++) bytes += ANSWER_GROWTH * result_bytes(&x->results[i]);
-    struct err e;
+    struct err e = {0};
     if (!reserve(&x->held, bytes, "the answer", &e)) {
         body_reply_memory(x->app, x->req, &e);
         return;

@@ -211,7 +211,7 @@ static void after_render(void *arg)
 
 static void reply_whole(struct exchange *x)
 {
-    struct err e;
+    struct err e = {0};
     size_t bytes = 0;
     for (int i = 0; i < x->n; i++) bytes += ANSWER_GROWTH * choice_bytes(&x->seqs[i].choice);
     if (!reserve(&x->held, bytes, "the answer", &e)) {

@@ -202,7 +202,7 @@ static bool write_tokens(void *arg, struct buf *out)
 
 static void encode(struct exchange *x, const char *text, size_t n, bool special)
 {
-    struct err e;
+    struct err e = {0};
     int rc = body_encode(engine_tokenizer(x->app->engine), text, n, special ? TOKENIZE_SPECIAL : 0, &x->tokens,
                          &x->held, &e);
     if (rc) err_set(&x->e, rc, "%s%s", reservation_status(&e, 0) ? "" : "tokenizer error ", e.msg);

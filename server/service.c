@@ -70,8 +70,8 @@ static void look_at_data_dir(const struct settings *set)
         log_warn("the data directory cannot be used: jobs and uploads will fail dir=%s reason=\"%s: %s\"", dir, at,
                  strerror(is_dir ? errno : ENOTDIR));
     else if (!set->data_dir || !*set->data_dir)
-        log_info("no --data-dir is given: jobs, files and adapters will be kept here dir=%s%s", dir,
-                 there ? "" : " made=\"by the first of them\"");
+        log_info("no --data-dir is given: jobs, files and adapters will be kept here dir=%s exists=%s", dir,
+                 there ? "true" : "false");
     free(at);
 }
 

@@ -462,4 +462,10 @@ def test_a_directory_that_cannot_be_used_is_told_at_the_start(start, tmp_path):
         with start("--data-dir", path) as s:
             assert "the data directory cannot be used" in s.log()
     with start("--data-dir", tmp_path / "new" / "one") as s:
-        assert "data directory" not in s.log() and not (tmp_path / "new").exists()
+        assert "data directory" not in s.log() and "--data-dir" not in s.log() and not (tmp_path / "new").exists()
+
+
+def test_the_directory_that_nobody_named_is_told(run, tmp_path):
+    done = run("serve", "--model", tmp_path / "nothing", "--port", 0, env={"STATE_DIRECTORY": str(tmp_path / "state")})
+    assert done.returncode == 1 and f"dir={tmp_path / 'state'} exists=false\n" in done.stderr.decode()
+    assert not (tmp_path / "state").exists()

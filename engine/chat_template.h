@@ -4,8 +4,8 @@
  *
  * The language is jinja2 3.1 as transformers 5 sets it up: its immutable sandbox, trim_blocks, lstrip_blocks, loop
  * controls, {% generation %}, its tojson, raise_exception and strftime_now.  Missing: extends, include, import,
- * autoescape, complex numbers, Markup (safe and escape give plain strings), and of the filters
- * random, pprint, filesizeformat, striptags, urlize, wordwrap, xmlattr.  An unknown filter is an error when it is used.
+ * autoescape, complex numbers, bytes (str.encode) and Markup (safe and escape give plain strings).  An unknown filter
+ * or test is an error when the template is parsed; within a condition, when it is reached, as in jinja2.
  * Steps, depth, memory and output are bounded (jinja_value.h): past a bound the render is an error. */
 #ifndef TANDEM_CHAT_TEMPLATE_H
 #define TANDEM_CHAT_TEMPLATE_H

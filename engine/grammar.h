@@ -52,5 +52,8 @@ void grammar_unref(struct grammar *); /* NULL is allowed */
 /* 1 when the bytes are one of its texts, 0 when not; ERR_INVALID and *e when a limit was met on the way.  Any thread.
  */
 int grammar_matches(struct grammar *, const void *bytes, size_t n, struct err *e);
+/* Whether one of its texts consists of these bytes only (256; not 0: some token of a vocabulary has it): 0, or
+ * ERR_UNSUPPORTED and *e, which names a character that is missing. */
+int grammar_check_bytes(const struct grammar *, const unsigned char bytes[256], struct err *e);
 
 #endif

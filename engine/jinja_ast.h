@@ -75,6 +75,7 @@ struct jprogram {
 void jinja_parse(struct jinja *j, struct jstr source, struct jprogram *p);
 
 /* The parts of the parser. */
+struct jtoken;
 struct jparse {
     struct jinja *j;
     const struct jtoken *t; /* the token at hand */
@@ -85,14 +86,20 @@ struct jparse {
     size_t buckets;
     int *macro; /* flags of the macro being parsed, or NULL */
     int loops;  /* around the statement, within the macro */
+    struct junknown {
+        const struct jtoken *at;
+        const char *kind; /* "filter" or "test" */
+        struct jstr name;
+    } * unknown; /* (n_unknown) refused when the scope that they stand in ends, unless a condition guards them */
+    size_t n_unknown, cap_unknown;
 };
 
 __attribute__((format(printf, 2, 3), noreturn)) void jparse_fail(struct jparse *x, const char *fmt, ...);
 bool jparse_at_name(const struct jparse *x, const char *name);
 bool jparse_skip_name(struct jparse *x, const char *name);
-struct jtoken;
 const struct jtoken *jparse_expect(struct jparse *x, int type); /* an enum jtok; steps over it */
 struct jnode *jparse_node(struct jparse *x, enum jnode_type type);
+void jparse_unknown(struct jparse *x, const struct jtoken *at, const char *kind, struct jstr name);
 int jparse_intern(struct jparse *x, struct jstr name);
 
 struct jnode *jparse_expression(struct jparse *x, bool with_condition);

@@ -44,7 +44,7 @@ struct jjson {
 void jinja_json(struct jinja *j, struct jtext *t, struct jv v, const struct jjson *how);
 
 /* Case as Python has it, with the few characters that become several. */
-enum jcase { CASE_UPPER, CASE_LOWER, CASE_CAPITALIZE, CASE_TITLE, CASE_SWAP };
+enum jcase { CASE_UPPER, CASE_LOWER, CASE_CAPITALIZE, CASE_TITLE, CASE_SWAP, CASE_FOLD };
 struct jv jinja_case(struct jinja *j, struct jstr s, enum jcase how);
 struct jv jinja_strip(struct jinja *j, struct jstr s, struct jv chars, bool left, bool right);
 struct jv jinja_replace(struct jinja *j, struct jstr s, struct jstr old, struct jstr new, int64_t count);

@@ -64,6 +64,13 @@ static void put_lower(struct jinja *j, struct jtext *t, struct jstr s, size_t at
     jtext_char(j, t, (uint32_t)utf8proc_tolower((utf8proc_int32_t)c));
 }
 
+static void put_folded(struct jinja *j, struct jtext *t, uint32_t c)
+{
+    utf8proc_int32_t out[8];
+    utf8proc_ssize_t n = utf8proc_decompose_char((utf8proc_int32_t)c, out, 8, UTF8PROC_CASEFOLD, NULL);
+    for (utf8proc_ssize_t i = 0; i < n && i < 8; i++) jtext_char(j, t, (uint32_t)out[i]);
+}
+
 struct jv jinja_case(struct jinja *j, struct jstr s, enum jcase how)
 {
     struct jtext t = {0};
@@ -75,7 +82,9 @@ struct jv jinja_case(struct jinja *j, struct jstr s, enum jcase how)
         bool first = how == CASE_CAPITALIZE ? i == 0 : !inside;
         bool upper = how == CASE_UPPER || ((how == CASE_CAPITALIZE || how == CASE_TITLE) && first);
         if (how == CASE_SWAP) upper = utf8proc_category((utf8proc_int32_t)c) == UTF8PROC_CATEGORY_LL;
-        if (upper) {
+        if (how == CASE_FOLD) {
+            put_folded(j, &t, c);
+        } else if (upper) {
             put_upper(j, &t, c, how == CASE_CAPITALIZE || how == CASE_TITLE);
         } else {
             put_lower(j, &t, s, i, c);

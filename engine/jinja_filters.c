@@ -143,13 +143,15 @@ FILTER(f_center)
 
 FILTER(f_truncate)
 {
-    struct jstr s = jarg_str(j, self, "truncate"),
-                end = a[2].type == J_MISSING ? jstr_of("...") : jarg_str(j, a[2], "end");
+    struct jstr end = a[2].type == J_MISSING ? jstr_of("...") : jarg_str(j, a[2], "end");
     int64_t length = jarg_int(j, a[0], "length", 255), leeway = jarg_int(j, a[3], "leeway", 5);
     int64_t tail = (int64_t)jstr_chars(j, end);
+    size_t n;
     if (length < tail) jinja_fail(j, "expected length >= %lld, got %lld", (long long)tail, (long long)length);
     if (leeway < 0) jinja_fail(j, "expected leeway >= 0, got %lld", (long long)leeway);
-    if ((int64_t)jstr_chars(j, s) - leeway <= length) return self;
+    if (!jv_length(j, self, &n)) jinja_fail(j, "object of type '%s' has no len()", jv_type_name(self));
+    if ((int64_t)n - leeway <= length) return self;
+    struct jstr s = jarg_str(j, self, "truncate");
     size_t stop = jstr_at(s, 0, (size_t)(length - tail));
     const char *blank = truth_of(a[1]) ? NULL : memrchr(s.s, ' ', stop);
     struct jtext t = {0};
@@ -375,6 +377,7 @@ static const struct jbuiltin FILTERS[] = {{"abs", "", f_abs},
                                           {"int", "default? base?", f_int},
                                           {"length", "", f_length},
                                           {"lower", "", f_lower},
+                                          {"pprint", "", jinja_pprint},
                                           {"replace", "old new count?", f_replace},
                                           {"round", "precision? method?", f_round},
                                           {"safe", "", f_string},
@@ -390,5 +393,7 @@ static const struct jbuiltin FILTERS[] = {{"abs", "", f_abs},
 const struct jbuiltin *jinja_filter(struct jstr name)
 {
     const struct jbuiltin *b = jbuiltin_find(FILTERS, sizeof FILTERS / sizeof *FILTERS, name);
-    return b ? b : jinja_sequence_filter(name);
+    if (!b) b = jinja_sequence_filter(name);
+    if (!b) b = jinja_layout_filter(name);
+    return b ? b : jinja_markup_filter(name);
 }

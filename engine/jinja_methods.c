@@ -32,6 +32,10 @@ METHOD(str_lower)
 {
     return jinja_case(j, *self.str, CASE_LOWER);
 }
+METHOD(str_casefold)
+{
+    return jinja_case(j, *self.str, CASE_FOLD);
+}
 METHOD(str_capitalize)
 {
     return jinja_case(j, *self.str, CASE_CAPITALIZE);
@@ -380,6 +384,51 @@ METHOD(str_islower)
     return cased(j, *self.str, IS_LOWER, IS_UPPER);
 }
 
+METHOD(str_isascii)
+{
+    for (size_t i = 0; i < self.str->n; i++)
+        if ((unsigned char)self.str->s[i] >= 0x80) return jv_bool(false);
+    return jv_bool(true);
+}
+
+/* Upper case begins words only, and lower case never does. */
+METHOD(str_istitle)
+{
+    bool inside = false, any = false;
+    jinja_work(j, self.str->n / 16);
+    for (size_t i = 0; i < self.str->n;) {
+        uint32_t ch;
+        unsigned len = utf8_get(self.str->s + i, &ch);
+        int k = classes(self.str->s + i, len, ch);
+        if ((k & IS_UPPER && inside) || (k & IS_LOWER && !inside)) return jv_bool(false);
+        inside = k & (IS_UPPER | IS_LOWER);
+        any = any || inside;
+        i += len;
+    }
+    return jv_bool(any);
+}
+
+METHOD(str_expandtabs)
+{
+    int64_t size = jarg_int(j, a[0], "tabsize", 8), column = 0;
+    struct jtext t = {0};
+    if (size > JINJA_TEXT_MAX) jinja_fail(j, "makes a text of more than %d bytes", JINJA_TEXT_MAX);
+    for (size_t i = 0, next; i < self.str->n; i = next) {
+        char ch = self.str->s[i];
+        next = jstr_at(*self.str, i, 1);
+        jinja_work(j, 1);
+        if (ch == '\t') {
+            int64_t blanks = size > 0 ? size - column % size : 0;
+            jtext_repeat(j, &t, ' ', (size_t)blanks);
+            column += blanks;
+            continue;
+        }
+        jtext_add(j, &t, jstr_cut(j, *self.str, i, next));
+        column = ch == '\n' || ch == '\r' ? 0 : column + 1;
+    }
+    return jtext_value(j, &t);
+}
+
 static const struct jbuiltin STR[] = {{"strip", "chars?", str_strip},
                                       {"lstrip", "chars?", str_lstrip},
                                       {"rstrip", "chars?", str_rstrip},
@@ -402,7 +451,7 @@ static const struct jbuiltin STR[] = {{"strip", "chars?", str_strip},
                                       {"format", NULL, str_format},
                                       {"upper", "", str_upper},
                                       {"lower", "", str_lower},
-                                      {"casefold", "", str_lower},
+                                      {"casefold", "", str_casefold},
                                       {"capitalize", "", str_capitalize},
                                       {"title", "", str_title},
                                       {"swapcase", "", str_swapcase},
@@ -416,6 +465,9 @@ static const struct jbuiltin STR[] = {{"strip", "chars?", str_strip},
                                       {"isdecimal", "", str_isdecimal},
                                       {"isnumeric", "", str_isnumeric},
                                       {"isspace", "", str_isspace},
+                                      {"isascii", "", str_isascii},
+                                      {"istitle", "", str_istitle},
+                                      {"expandtabs", "tabsize?", str_expandtabs},
                                       {"isupper", "", str_isupper},
                                       {"islower", "", str_islower}};
 

@@ -46,6 +46,33 @@ const struct jtoken *jparse_expect(struct jparse *x, int type)
     return t;
 }
 
+void jparse_unknown(struct jparse *x, const struct jtoken *at, const char *kind, struct jstr name)
+{
+    if (x->n_unknown == x->cap_unknown) {
+        size_t cap = x->cap_unknown ? 2 * x->cap_unknown : 16;
+        x->unknown = jinja_extend(x->j, x->unknown, x->cap_unknown * sizeof *x->unknown, cap * sizeof *x->unknown);
+        x->cap_unknown = cap;
+    }
+    x->unknown[x->n_unknown++] = (struct junknown){at, kind, name};
+}
+
+static void refuse_unknown(struct jparse *x, size_t since)
+{
+    if (x->n_unknown == since) return;
+    const struct junknown *u = &x->unknown[since];
+    x->t = u->at;
+    jparse_fail(x, "No %s named '%.*s'.", u->kind, jstr_short(u->name), u->name.s);
+}
+
+/* A body in a scope of its own.  As in jinja2, an `if` around it guards nothing within. */
+static struct jnode *parse_scope(struct jparse *x, const char *const *ends)
+{
+    size_t since = x->n_unknown;
+    struct jnode *body = parse_body(x, ends);
+    refuse_unknown(x, since);
+    return body;
+}
+
 struct jnode *jparse_node(struct jparse *x, enum jnode_type type)
 {
     struct jnode *n = jinja_alloc(x->j, sizeof *n);
@@ -87,9 +114,9 @@ static struct jnode *parse_for(struct jparse *x)
     if (jparse_skip_name(x, "if")) n->c = jparse_expression(x, true);
     n->op = jparse_skip_name(x, "recursive");
     x->loops++;
-    n->list = parse_body(x, (const char *const[]){"endfor", "else", NULL});
+    n->list = parse_scope(x, (const char *const[]){"endfor", "else", NULL});
     x->loops--;
-    if (jparse_skip_name(x, "else")) n->orelse = parse_body(x, (const char *const[]){"endfor", NULL});
+    if (jparse_skip_name(x, "else")) n->orelse = parse_scope(x, (const char *const[]){"endfor", NULL});
     x->t++;
     return n;
 }
@@ -97,6 +124,7 @@ static struct jnode *parse_for(struct jparse *x)
 static struct jnode *parse_if(struct jparse *x)
 {
     struct jnode *first = jparse_node(x, N_IF), *n = first;
+    size_t since = x->n_unknown;
     for (;;) {
         n->a = jparse_tuple(x, false, NULL);
         n->list = parse_body(x, (const char *const[]){"elif", "else", "endif", NULL});
@@ -105,6 +133,7 @@ static struct jnode *parse_if(struct jparse *x)
     }
     if (jparse_skip_name(x, "else")) first->orelse = parse_body(x, (const char *const[]){"endif", NULL});
     x->t++;
+    x->n_unknown = since; /* found out when it is reached, as in jinja2 */
     return first;
 }
 
@@ -119,7 +148,7 @@ static struct jnode *parse_set(struct jparse *x)
     }
     n->type = N_SET_BLOCK;
     n->b = jparse_filter(x, NULL, false);
-    n->list = parse_body(x, (const char *const[]){"endset", NULL});
+    n->list = parse_scope(x, (const char *const[]){"endset", NULL});
     x->t++;
     return n;
 }
@@ -153,7 +182,7 @@ static void parse_macro_body(struct jparse *x, struct jnode *n, const char *end)
     int *outer = x->macro, loops = x->loops, flags = 0;
     x->macro = &flags;
     x->loops = 0;
-    n->list = parse_body(x, (const char *const[]){end, NULL});
+    n->list = parse_scope(x, (const char *const[]){end, NULL});
     x->t++;
     x->macro = outer;
     x->loops = loops;
@@ -193,7 +222,7 @@ static struct jnode *parse_with(struct jparse *x)
         set->b = jparse_expression(x, true);
         last = &set->next;
     }
-    n->list = parse_body(x, (const char *const[]){"endwith", NULL});
+    n->list = parse_scope(x, (const char *const[]){"endwith", NULL});
     x->t++;
     return n;
 }
@@ -202,7 +231,7 @@ static struct jnode *parse_filter_block(struct jparse *x)
 {
     struct jnode *n = jparse_node(x, N_FILTER_BLOCK);
     n->a = jparse_filter(x, NULL, true);
-    n->list = parse_body(x, (const char *const[]){"endfilter", NULL});
+    n->list = parse_scope(x, (const char *const[]){"endfilter", NULL});
     x->t++;
     return n;
 }
@@ -213,7 +242,7 @@ static struct jnode *parse_generation(struct jparse *x)
     int loops = x->loops;
     x->p->has_generation = true;
     x->loops = 0; /* it is a macro of its own in transformers: no way out of a loop */
-    n->list = parse_body(x, (const char *const[]){"endgeneration", NULL});
+    n->list = parse_scope(x, (const char *const[]){"endgeneration", NULL});
     x->loops = loops;
     x->t++;
     return n;
@@ -235,7 +264,7 @@ static struct jnode *parse_block(struct jparse *x)
 {
     struct jnode *n = jparse_node(x, N_SCOPE);
     struct jstr name = jparse_expect(x, TOK_NAME)->text;
-    n->list = parse_body(x, (const char *const[]){"endblock", NULL});
+    n->list = parse_scope(x, (const char *const[]){"endblock", NULL});
     x->t++;
     if (x->t->type == TOK_NAME && jstr_same(x->t->text, name)) x->t++;
     return n;
@@ -334,7 +363,7 @@ void jinja_parse(struct jinja *j, struct jstr source, struct jprogram *p)
     p->id_caller = jparse_intern(&x, jstr_of("caller"));
     p->id_kwargs = jparse_intern(&x, jstr_of("kwargs"));
     p->id_varargs = jparse_intern(&x, jstr_of("varargs"));
-    p->body = parse_body(&x, NULL);
+    p->body = parse_scope(&x, NULL);
     p->names = x.names;
     p->n_names = (int)x.n_names;
     j->column = 0;

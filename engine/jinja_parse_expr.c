@@ -275,8 +275,10 @@ struct jnode *jparse_filter(struct jparse *x, struct jnode *of, bool started)
         started = false;
         struct jnode *n = jparse_node(x, N_FILTER);
         n->a = of;
+        const struct jtoken *at = x->t;
         n->name = dotted_name(x);
         n->builtin = jinja_filter(n->name);
+        if (!n->builtin) jparse_unknown(x, at, "filter", n->name);
         if (x->t->type == TOK_LPAREN) parse_arguments(x, n);
         of = n;
     }
@@ -302,8 +304,10 @@ static struct jnode *parse_test(struct jparse *x, struct jnode *of)
     x->t++;
     bool negated = jparse_skip_name(x, "not");
     n->a = of;
+    const struct jtoken *at = x->t;
     n->name = dotted_name(x);
     n->builtin = jinja_test(n->name);
+    if (!n->builtin) jparse_unknown(x, at, "test", n->name);
     if (x->t->type == TOK_LPAREN) {
         parse_arguments(x, n);
     } else if (starts_argument(x)) {
@@ -446,11 +450,13 @@ struct jnode *jparse_expression(struct jparse *x, bool with_condition)
 {
     jinja_enter(x->j);
     unsigned line = x->t->line;
+    size_t since = x->n_unknown;
     struct jnode *n = parse_or(x);
     while (with_condition && jparse_skip_name(x, "if")) {
         struct jnode *cond = binary(x, N_COND, 0, line, NULL, n);
         cond->a = parse_or(x);
         if (jparse_skip_name(x, "else")) cond->c = jparse_expression(x, true);
+        x->n_unknown = since; /* found out when it is reached, as in jinja2 */
         n = cond;
     }
     jinja_leave(x->j);

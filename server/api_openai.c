@@ -428,7 +428,7 @@ static void on_compiled(void *arg, struct grammar *g, const struct err *e)
     x->compiling = NULL;
     x->grammar = g;
     if (e->code)
-        reply_error(x, 400, "invalid_value", x->params.ask.field, e->msg);
+        reply_error(x, e->code == ERR_UNSUPPORTED ? 422 : 400, "invalid_value", x->params.ask.field, e->msg);
     else
         start_generation(x);
     x->grammar = NULL; /* the engine holds its own */

@@ -317,7 +317,7 @@ static void set_ready(struct server *s)
     app->longest_token = longest_spelling(engine_tokenizer(s->loaded));
     app->model_name = models_base_name(app->set, app->info);
     app->ready_time = (int64_t)time(NULL);
-    app->constraints = constraints_new(app->bridge);
+    app->constraints = constraints_new(app->bridge, engine_tokenizer(s->loaded));
     admission_ready(app->admission);
     set_fingerprint(app);
     app->state = APP_READY;

@@ -16,6 +16,7 @@
 #include <stddef.h>
 
 struct bridge;
+struct tokenizer;
 
 enum constraint_kind {
     CONSTRAINT_NONE,        /* any text */
@@ -63,12 +64,12 @@ struct grammar *constraint_build(const struct constraint_ask *, struct err *e);
 struct constraints; /* one per server, app.constraints: the grammars used last */
 struct constraint_job;
 
-struct constraints *constraints_new(struct bridge *);
+struct constraints *constraints_new(struct bridge *, const struct tokenizer *);
 /* After bridge_close's done: no job is left then.  NULL is allowed. */
 void constraints_free(struct constraints *);
 
 /* g: the grammar, good during the call (grammar_ref keeps it; engine_submit takes its own reference); NULL with *e when
- * the ask is wrong: the client's mistake, 4xx. */
+ * the ask is wrong: the client's mistake, 4xx; ERR_UNSUPPORTED: the model's vocabulary cannot spell it, 422. */
 typedef void constraint_done_fn(void *arg, struct grammar *g, const struct err *e);
 
 /* Calls done from the loop once the grammar is there: at once (before this returns NULL) if it is known, or if nothing

@@ -20,6 +20,7 @@ struct kept {
 
 struct constraints {
     struct bridge *bridge;
+    unsigned char bytes[256]; /* not 0: some token of the model has it; constant */
     struct kept v[KEPT];
     size_t n;
     uint64_t uses;
@@ -88,10 +89,24 @@ static struct grammar *keep(struct constraints *all, struct constraint_job *j)
     return k->grammar;
 }
 
-struct constraints *constraints_new(struct bridge *bridge)
+/* Special tokens are no part of a text. */
+static void note_bytes(const struct tokenizer *t, unsigned char bytes[256])
+{
+    struct buf text = {0};
+    for (int32_t id = 0; id < tokenizer_size(t); id++) {
+        if (tokenizer_is_special(t, id)) continue;
+        buf_clear(&text);
+        tokenizer_bytes(t, id, &text);
+        for (size_t i = 0; i < text.len; i++) bytes[(unsigned char)text.data[i]] = 1;
+    }
+    buf_free(&text);
+}
+
+struct constraints *constraints_new(struct bridge *bridge, const struct tokenizer *tokenizer)
 {
     struct constraints *all = mem_zalloc(sizeof *all);
     all->bridge = bridge;
+    note_bytes(tokenizer, all->bytes);
     return all;
 }
 
@@ -108,7 +123,11 @@ void constraints_free(struct constraints *all)
 static void work_compile(void *arg)
 {
     struct constraint_job *j = arg;
-    if (!atomic_load(&j->gone)) j->grammar = constraint_build(&j->ask, &j->err);
+    if (atomic_load(&j->gone)) return;
+    j->grammar = constraint_build(&j->ask, &j->err);
+    if (!j->grammar || !grammar_check_bytes(j->grammar, j->all->bytes, &j->err)) return;
+    grammar_unref(j->grammar);
+    j->grammar = NULL;
 }
 
 static void after_compile(void *arg)

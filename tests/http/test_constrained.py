@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import requests
+from conftest import ROOT
 from sse import stream, text_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "schema"))
@@ -220,3 +223,23 @@ def test_hard_schemas_stall_nobody(server, name, schema):
         thread.join()
     assert answer.status_code in (200, 422), answer.text
     assert len(set(others)) == 1  # and each was right
+
+
+def test_character_that_no_token_has(start, tmp_path):
+    """A vocabulary without "{": JSON objects are refused, with the character, when the grammar is compiled; what can be written is."""
+    folder = tmp_path / "model"
+    shutil.copytree(ROOT / "tests/fixtures/models/qwen2", folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {token.replace("{", "}}}}}}"): id for token, id in vocabulary.items()}
+    tokenizer["model"]["merges"] = [m for m in tokenizer["model"]["merges"] if "{" not in str(m)]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    says = "no token of its vocabulary has the character '{'"
+    with start("--chat-template", "plain", model=folder) as s:
+        answer = requests.post(s.url + "/generate", json={"inputs": "x", "parameters": {"grammar": {"type": "json_object"}}}, timeout=60)
+        assert answer.status_code == 422 and says in answer.json()["error"]
+        chat = {"model": "model", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
+        answer = requests.post(s.url + "/v1/chat/completions", json={**chat, "response_format": {"type": "json_object"}}, timeout=60)
+        assert answer.status_code == 422 and says in answer.json()["error"]["message"] and answer.json()["error"]["param"] == "response_format"
+        answer = requests.post(s.url + "/v1/chat/completions", json={**chat, "structured_outputs": {"regex": "[a-z{]{3}"}}, timeout=60)
+        assert answer.status_code == 200 and len(answer.json()["choices"][0]["message"]["content"]) == 3

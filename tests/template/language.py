@@ -337,6 +337,29 @@ whole, whole | tojson, {"a": minus} | tojson, [whole, minus, tiny] | string, min
 tiny, 1e23, 9007199254740993.0, 5e-324, 2.2250738585072014e-308, 1.7976931348623157e308, 4.35, 0.1 + 0.7, 1e16, 123456789012345680.0, 2.0 ** -30, 2.0 ** 70, -2.0 ** -1022
 (0.5 - above) // -7.5, 5.0 // -0.3, -5.5 % 0.3, x * 1e308, -x * 1e308, 0.0 / -5
 {"big": huge, "n": [above, -top - 1], "x": {"w": whole}} | tojson(indent=1), {huge: 1, whole: 2} | tojson, {huge: 1}
+1 | filesizeformat, 0 | filesizeformat, 999 | filesizeformat, 1000 | filesizeformat, 123456 | filesizeformat, 1e26 | filesizeformat, 1024 | filesizeformat(true), huge | filesizeformat, -5 | filesizeformat, 1.5 | filesizeformat, "2048" | filesizeformat(binary=true)
+[7] | random, "x" | random, [] | random is defined
+d | pprint, people | pprint, "a" | pprint, 5 | pprint, missing | pprint, [] | pprint, {} | pprint, {2: 1, 1: 2} | pprint, {"b": 1, "a": {"d": 1, "c": 2}} | pprint
+[people, people, words, (text, text, text), (html * 12,), {"key": people}] | pprint
+{"long": "the quick brown fox jumps over the lazy dog and then some more of that until it is too long for a line", "l": "one\ntwo " * 20} | pprint
+"the quick brown fox jumps over the lazy dog and then some more of that until it is too long for a line" | pprint
+html | striptags, "<b>bold</b> &lt;x&gt; <!-- c > --> y\n z" | striptags, "a < b" | striptags, "<!--" | striptags, "&amp;amp; &#65;&#x42; &quot;&nbsp;&unknown;" | striptags, "a<br>b" | striptags
+{"class": "a b", "n": none, "id": 5, "q": html} | xmlattr, {} | xmlattr, {"a": 1} | xmlattr(false)
+{"a b": 1} | xmlattr
+"The quick brown fox jumps-over the lazy dog" | wordwrap(10), "aaaaaaaaaaaaaaaaaaaa bb" | wordwrap(6), "aaaaaaaaaaaa bb" | wordwrap(6, false), "a-b-cc dd-ee-ffff well-known" | wordwrap(8), "a-b cc-dd" | wordwrap(3, break_on_hyphens=false), lines | wordwrap(4, wrapstring="|"), spaces | wordwrap(5), unicode | wordwrap(3), "" | wordwrap, "an em--dash goes---here" | wordwrap(6), "x" * 200 | wordwrap
+"ab" | wordwrap(0)
+"Straße ŉ ǰ İ ﬁ Σς ẞ".casefold(), "ß".casefold() == "SS".casefold()
+text | nothing_of_the_kind
+text is nothing_of_the_kind
+1 if yes else (text | nothing_of_the_kind)
+1 if no else (text | nothing_of_the_kind)
+(text is nothing_of_the_kind) if no else 2
+text | filesizeformat
+"ab".isascii(), "é".isascii(), "".isascii(), "Ab Cd".istitle(), "AB".istitle(), "ab".istitle(), "A1b".istitle(), "12".istitle(), "a\tb\n\tc".expandtabs(4), "a\tb".expandtabs(), "a\tb".expandtabs(0), "éé\tb".expandtabs(3)
+items | truncate(5), {} | truncate, items | truncate(3, leeway=0)
+[1, 2, 3, 4, 5, 6] | truncate(3, leeway=0)
+"Visit http://example.com/a?b=c&d, www.foo.org. or mail a@b.co (see https://x.y/z)." | urlize, "(http://a.com/(b))" | urlize, "<http://a.com>" | urlize, "mailto:x@y.zz and @a@b and a:b@c.d" | urlize, "http://1.2.3.4:80/x http://[::1:2]/ foo.com bar.xyz" | urlize
+"http://example.com/long/path www.é.de" | urlize(10, true, "_blank"), "http://a.com" | urlize(rel="b a noopener"), "tel:123 ftp://x" | urlize(extra_schemes=["tel:", "ftp://"]), "" | urlize, spaces | urlize, text | urlize
 """
 
 # Whole templates, separated by lines of ====.
@@ -689,6 +712,22 @@ line{% endif %}
 {% call nothing() %}x{% endcall %}
 ====
 {% set f = range %}{{ f(2) | list }}{% set u = "x".upper %}{{ u() }}
+====
+{% if no %}{{ text | nothing_of_the_kind }}{% elif text is nothing_of_the_kind %}{% endif %}x
+====
+{% if no %}{{ text | nothing_of_the_kind }}{% else %}x{% endif %}
+====
+{% if no %}{% for i in items %}{{ i | nothing_of_the_kind }}{% endfor %}{% endif %}x
+====
+{% if no %}{% for i in items | nothing_of_the_kind %}{{ i }}{% endfor %}{% endif %}x
+====
+{% for i in items %}{% if no %}{{ i | nothing_of_the_kind }}{% endif %}{{ i }}{% endfor %}
+====
+{% macro never() %}{{ text | nothing_of_the_kind }}{% endmacro %}x
+====
+{% for i in empty %}{{ i is nothing_of_the_kind }}{% endfor %}x
+====
+{% if no %}{% set y = text | nothing_of_the_kind %}{% set z %}{{ yes }}{% endset %}{% endif %}x
 """
 
 CASES = ["{{ " + line + " }}" for line in EXPRESSIONS.strip("\n").split("\n")]

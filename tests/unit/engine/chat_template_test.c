@@ -76,6 +76,10 @@ static void test_errors_name_the_place(void **state)
     refused(bad, strlen(bad), "line 3, column 9: unexpected 'end of print statement'");
     refused("{% if x %}", 10, "'elif' is missing");
     refused("{{ \xff }}", 7, "byte 3 is not UTF-8");
+    refused("a\n{{ x | nothing }}", 19, "line 2, column 8: No filter named 'nothing'.");
+    refused("{% for m in messages %}\n {{ m is nothing }}{% endfor %}", 55,
+            "line 2, column 10: No test named 'nothing'.");
+    fails("{% if messages %}\n{{ 1 | nothing }}{% endif %}", HELLO, "line 2: no filter named 'nothing'");
     fails("a\nb\n{{ x.y }}", "[]", "line 3: 'x' is undefined");
     fails("\n\n{% for m in messages %}\n{{ m.content + 1 }}\n{% endfor %}", HELLO, "line 4: can only concatenate str");
     fails("{{ messages[0].role.nothing.more }}", HELLO, "'str object' has no attribute 'nothing'");

@@ -458,6 +458,48 @@ static void test_too_many_ways(void **state)
     grammar_unref(g);
 }
 
+static void check_spelling(gexpr (*make)(struct grammar_builder *, const char *), const char *text, const char *lacking,
+                           const char *missing)
+{
+    struct grammar_builder *b = grammar_builder_new();
+    struct grammar *g = built(b, make(b, text));
+    unsigned char bytes[256];
+    struct err e = {0};
+    memset(bytes, 1, sizeof bytes);
+    for (const char *p = lacking; *p; p++) bytes[(unsigned char)*p] = 0;
+    int rc = grammar_check_bytes(g, bytes, &e);
+    if (rc && !missing) fail_msg("%s without %s: %s", text, lacking, e.msg);
+    if (missing) {
+        assert_int_equal(rc, ERR_UNSUPPORTED);
+        if (!strstr(e.msg, missing)) fail_msg("%s without %s: \"%s\" does not name %s", text, lacking, e.msg, missing);
+    }
+    grammar_unref(g);
+}
+
+/* A vocabulary that lacks characters: refused where every text needs one, and the one that is named is needed. */
+static void test_spelling(void **state)
+{
+    check_spelling(json_regex, "abc", "", NULL);
+    check_spelling(json_regex, "abc", "x", NULL);
+    check_spelling(json_regex, "abc", "b", "'b'");
+    check_spelling(json_regex, "a|b", "a", NULL);
+    check_spelling(json_regex, "a|b", "ab", "'a'");
+    check_spelling(json_regex, "x*y", "x", NULL);
+    check_spelling(json_regex, "x*y", "y", "'y'");
+    check_spelling(json_regex, "x+y", "x", "'x'");
+    check_spelling(json_regex, "(ab){3,40}c", "b", "'b'");
+    check_spelling(json_regex, "(ab){0,40}c", "b", NULL);
+    check_spelling(json_regex, "(ab){0,40}c", "bc", "'c'");
+    check_spelling(json_regex, "(x|y)z", "xz", "'z'");
+    check_spelling(json_regex, "(xa|yb){2,40}z", "xz", "'z'");
+    check_spelling(json_regex, "(xa|yb)(cc|dd)", "xd", NULL);
+    check_spelling(json_regex, "[a-c]", "ab", NULL);
+    check_spelling(json_regex, "[a-c]", "abc", "'a'");
+    check_spelling(json_regex, "[\xc3\xa4\xc3\xb6]", "\xc3", "'\xc3\xa4'");
+    check_spelling(json_regex, "w\xc3\xa4r", "\xa4", "'\xc3\xa4'");
+    check_spelling(json_regex, "a\n", "\n", "0x0a");
+}
+
 /* All that automata hold is counted; after the tests above nothing is left. */
 static void test_memory(void **state)
 {
@@ -483,7 +525,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_regex_table),   cmocka_unit_test(test_regex_bytes),
         cmocka_unit_test(test_masks),         cmocka_unit_test(test_counts_far_from_bounds),
         cmocka_unit_test(test_hurry),         cmocka_unit_test(test_too_many_ways),
-        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_spelling),      cmocka_unit_test(test_memory),
     };
     if (argc != 3) return 2;
     models = argv[1];

@@ -25,11 +25,6 @@ void call_free(struct call *c)
 
 /* ---- errors ---------------------------------------------------------------------------------------------------- */
 
-static const char *openai_type(int status)
-{
-    return status == 429 ? "rate_limit_error" : status >= 500 ? "server_error" : "invalid_request_error";
-}
-
 static void put_text(struct buf *b, const char *s)
 {
     if (s)
@@ -50,7 +45,7 @@ void call_put_error(struct buf *b, bool openai, int status, const char *type, co
     }
     buf_str(b, "{\"error\":{\"message\":");
     put_text(b, msg);
-    buf_printf(b, ",\"type\":\"%s\",\"param\":", openai_type(status));
+    buf_printf(b, ",\"type\":\"%s\",\"param\":", http_openai_type(status));
     put_text(b, param);
     buf_str(b, ",\"code\":");
     put_text(b, type);

@@ -239,6 +239,17 @@ void http_reply(struct http_req *req, int status, const char *type, const void *
     answer_end(c);
 }
 
+/* As OpenAI's servers have it, but for 401 and 403: litellm takes an invalid_request_error for a bad request. */
+const char *http_openai_type(int status)
+{
+    switch (status) {
+    case 401: return "authentication_error";
+    case 403: return "permission_error";
+    case 429: return "rate_limit_error";
+    default: return status >= 500 ? "server_error" : "invalid_request_error";
+    }
+}
+
 /* In the shape that the route's clients read: OpenAI's below /v1/, else TGI's. */
 static void reply_error(struct http_req *req, int status, const char *type, const char *text)
 {
@@ -247,10 +258,7 @@ static void reply_error(struct http_req *req, int status, const char *type, cons
     buf_str(&b, openai ? "{\"error\":{\"message\":" : "{\"error\":");
     json_put_string(&b, text, strlen(text));
     if (openai)
-        buf_printf(&b, ",\"type\":\"%s\",\"param\":null,\"code\":",
-                   status == 429   ? "rate_limit_error"
-                   : status >= 500 ? "server_error"
-                                   : "invalid_request_error");
+        buf_printf(&b, ",\"type\":\"%s\",\"param\":null,\"code\":", http_openai_type(status));
     else
         buf_str(&b, ",\"error_type\":");
     json_put_string(&b, type, strlen(type));

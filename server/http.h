@@ -84,6 +84,9 @@ void http_reply(struct http_req *, int status, const char *type, const void *bod
 __attribute__((format(printf, 4, 5))) void http_reply_error(struct http_req *, int status, const char *type,
                                                             const char *fmt, ...);
 
+/* What OpenAI's errors with this status have as their type. */
+const char *http_openai_type(int status);
+
 /* A streamed answer: chunked on HTTP/1.1, until-close on 1.0. */
 void http_start(struct http_req *, int status, const char *type);
 /* Copies and queues.  False: the client reads too slowly, stop producing until on_drain. */

@@ -2,7 +2,8 @@
 import json
 
 import pytest
-from client_rig import call_text, package, start, talker  # noqa: F401
+from client_rig import QWEN, call_text, make_talker, package, start, talker  # noqa: F401
+from keys import new_key
 
 litellm = package("litellm")
 litellm.telemetry = False
@@ -85,3 +86,20 @@ def test_errors(to, error, change):
     with pytest.raises(getattr(litellm, error)):
         for _ in litellm.completion(**{"messages": ASK, "max_tokens": 4, "stream": True, **to, **change}):
             pass
+
+
+def test_keys(start, tmp_path):  # noqa: F811
+    """A key that is wrong, and one that has used up its requests."""
+    file = tmp_path / "keys"
+    key = new_key(file, "a-user", "user", "--requests-per-minute", "1")
+    with start("--api-keys", file, "--chat-template", QWEN, "--threads", "2", model=make_talker(tmp_path), key=key) as s:
+        to = {"model": "openai/talker", "api_base": s.url + "/v1", "num_retries": 0, "max_retries": 0, "messages": ASK, "max_tokens": 2}
+        with pytest.raises(litellm.AuthenticationError):
+            litellm.completion(api_key="tdm_" + "0" * 43, **to)
+        outcomes = []
+        for _ in range(3):
+            try:
+                outcomes.append(litellm.completion(api_key=key, **to).choices[0].finish_reason)
+            except litellm.RateLimitError as e:
+                outcomes.append(e.status_code)
+        assert outcomes[0] == "length" and outcomes[-1] == 429

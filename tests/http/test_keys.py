@@ -65,7 +65,8 @@ def check_refusal(answer, status, path):
     error = answer.json()["error"]
     code = "invalid_api_key" if status == 401 else "insufficient_permissions"
     if path.startswith("/v1/"):
-        assert error["type"] == "invalid_request_error" and error["code"] == code and error["param"] is None
+        assert error["type"] == ("authentication_error" if status == 401 else "permission_error")
+        assert error["code"] == code and error["param"] is None
         return error["message"]
     assert answer.json()["error_type"] == code
     return error

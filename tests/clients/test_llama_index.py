@@ -4,6 +4,7 @@ from typing import Literal
 
 import pytest
 from client_rig import call_text, package, start, talker  # noqa: F401
+from pydantic import BaseModel
 
 llms = package("llama_index.llms.openai_like")
 embeddings = package("llama_index.embeddings.openai_like")
@@ -59,6 +60,19 @@ def test_predict_and_call(make):
     answer = make(max_tokens=200, temperature=1).predict_and_call([FunctionTool.from_defaults(get_weather)], "How is the weather?",
                                                                  tool_required=True)
     assert str(answer) in ("Rain in Paris.", "Rain in Oslo.")
+
+
+class Report(BaseModel):
+    city: Literal["Paris", "Oslo"]
+    wet: bool
+
+
+def test_structured_output(make):
+    assert isinstance(make(max_tokens=200, temperature=1).as_structured_llm(Report).complete("How is the weather?").raw, Report)
+    text = call_text("Report", '{"city": "Oslo", "wet": true}')  # streams leave the call to the model
+    llm = make(max_tokens=200, additional_kwargs={"extra_body": {"structured_outputs": {"choice": [text]}}}).as_structured_llm(Report)
+    pieces = [p.raw.model_dump() for p in llm.stream_chat([ChatMessage(role="user", content="How is the weather?")])]
+    assert len(pieces) > 1 and pieces[-1] == {"city": "Oslo", "wet": True}
 
 
 def test_embeddings(talker):  # noqa: F811

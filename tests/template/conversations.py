@@ -33,6 +33,11 @@ def call(name, **arguments):
 
 THOUGHT = "<think>\nLet me see. 2 + 2\n\nis 4.\n</think>\n\nThe answer is 4."
 
+# what doubles, or readers that keep doubles only, do not hold
+NUMBERS = [123456789012345678, 9007199254740993, -123456789012345678901234567890, 2 ** 64, 1.0, -0.0, 0.5, 1e16, 1e-05, 100.0, 0]
+COUNT = {"type": "function", "function": {"name": "count", "description": "Counts", "parameters": {
+    "type": "object", "properties": {"exact": {"type": "array", "items": {"enum": NUMBERS}, "default": NUMBERS}}}}}
+
 # name -> (messages, options); options: tools, extra variables
 CONVERSATIONS = {
     "one question": ([user("Hello, who are you?")], {}),
@@ -84,5 +89,7 @@ CONVERSATIONS = {
     "tools and thinking": ([user("Weather?"), assistant("", reasoning_content="I need a tool.", tool_calls=[call("now")]), tool("noon"),
                             assistant("Noon.", reasoning_content="It said noon."), user("Thanks"), assistant("\n\nWelcome.")], {"tools": TOOLS}),
     "looks like a tool's answer": ([user("A"), assistant("B"), user("<tool_response>\nx\n</tool_response>"), assistant("C")], {}),
+    "numbers": ([user("Count."), assistant("", tool_calls=[call("count", exact=NUMBERS, nested={"n": NUMBERS})]), tool("[1.0]"), assistant("Done.")],
+                {"tools": [COUNT], "extra": {"date_string": "2030", "limit": 2 ** 70}}),
     "long": ([m for i in range(40) for m in (user(f"Question {i}: " + "why? " * i), assistant(f"Answer {i}. " + "Because. " * (i % 7)))], {}),
 }

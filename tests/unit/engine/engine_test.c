@@ -139,6 +139,7 @@ static void make_jobs(struct rig *r, struct job *job)
 static struct gen_request job_request(const struct job *j, int i)
 {
     struct gen_request q = greedy(j->prompt, j->n, j->want);
+    q.client = i % 7 < 5 ? 0 : (uint64_t)i; /* one with most of them, which others displace */
     if (j->sample) {
         q.sampling.sample = true;
         q.sampling.temperature = 0.9f;

@@ -28,6 +28,7 @@ FILTER(f_filesizeformat)
     double bytes, base = binary ? 1024 : 1000, unit = base * base;
     struct jtext t = {0};
     if (!jv_is_number(number, &bytes)) jinja_fail(j, "float() argument must be a number, not '%s'", jv_type_name(self));
+    if (number.type == J_BIG && isinf(bytes)) jinja_fail(j, "int too large to convert to float");
     if (bytes == 1) return jv_cstr(j, "1 Byte");
     if (bytes < base) {
         jtext_value_str(j, &t,
@@ -191,7 +192,7 @@ static void wrap_paragraph(struct jinja *j, struct jstr s, const struct wrap *w,
             size_t n = w->long_words ? part_of_word(j, word, w->width - used, w->hyphens) : any ? 0 : word.n;
             if (w->long_words && used == w->width && any) n = 0;
             jtext_add(j, &line, jstr_cut(j, word, 0, n));
-            if (n) keep = line.n, any = true;
+            if (n) keep = line.n;
             chunks->v[i] = jv_str(j, jstr_cut(j, word, n, word.n));
             i += n == word.n;
         }

@@ -428,12 +428,14 @@ static void deliver(struct engine *g, const struct plan_item *it, const struct s
             end_unsampled(g, r);
             return;
         }
-        if (out->id < 0 && pos == last && r->masked && masked_accepts(r->masked)) { /* biases ban all that may follow */
-            engine_end_request(g, r, FINISH_EOS, -1, NULL);
+        if (out->id == SAMPLE_NONE && pos == last && r->masked && masked_accepts(r->masked)) {
+            engine_end_request(g, r, FINISH_EOS, -1, NULL); /* the text is whole, and biases ban all that may follow */
             return;
         }
         if (out->id < 0) {
-            engine_end_request(g, r, FINISH_ERROR, -1, "the model produced no finite logit");
+            engine_end_request(g, r, FINISH_ERROR, -1,
+                               out->id == SAMPLE_NONE ? "logit_bias or the penalties leave no token to choose"
+                                                      : "the model produced no finite logit");
             return;
         }
         int stop_index;

@@ -254,9 +254,15 @@ struct sample_row {
         *allowed; /* ((V + 31) / 32) token i: bit i % 32 of word i / 32; bits past V are ignored; NULL: all */
 };
 
+/* What stands in place of an id, whatever the row asks for. */
+enum {
+    SAMPLE_NONE = -1,   /* after step 2 every logit is -infinity: mask, bans and penalties left no token */
+    SAMPLE_BROKEN = -2, /* a NaN or +infinity, at first or after step 2, or at first no finite logit */
+};
+
 struct sample_out {
-    int32_t id;    /* -1 when the row had a NaN or +infinity, or no finite logit (at first or after step 2) */
-    float logprob; /* of id; NaN with id -1 */
+    int32_t id;    /* the token, SAMPLE_NONE or SAMPLE_BROKEN */
+    float logprob; /* of id; NaN where it is no token */
     int32_t top_id[SAMPLE_TOP_MAX];
     float top_logprob[SAMPLE_TOP_MAX]; /* descending; ties by ascending id; places past top_n: id -1, NaN */
 };

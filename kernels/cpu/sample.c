@@ -311,7 +311,7 @@ static void sample_one(const struct isa *isa, const float *logits, int V, const 
     size_t room = (size_t)V + TOP_SLACK;
     struct cand *cand = (struct cand *)scratch;
     float *copy = (float *)(cand + 2 * room), max = isa->row_max(logits, V);
-    *o = (struct sample_out){.id = -1, .logprob = NAN};
+    *o = (struct sample_out){.id = SAMPLE_BROKEN, .logprob = NAN};
     for (int i = 0; i < SAMPLE_TOP_MAX; i++) {
         o->top_id[i] = -1;
         o->top_logprob[i] = NAN;
@@ -330,6 +330,7 @@ static void sample_one(const struct isa *isa, const float *logits, int V, const 
             apply_penalties(copy, r);
             k.z = copy;
             k.max = isa->row_max(copy, V);
+            if (k.max == -INFINITY) o->id = SAMPLE_NONE;
             if (!isfinite(k.max)) return;
         }
         k.inv_t = r->temperature > 0 ? 1 / r->temperature : 0;

@@ -101,23 +101,6 @@ struct adjust_smem {
     block_part<u64> best;
 };
 
-__device__ inline u64 block_largest(u64 v, block_part<u64> &s)
-{
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
-    for (int round = 0; round < 2; round++) {
-        for (int m = 16; m; m >>= 1) {
-            u64 other = __shfl_xor_sync(FULL_WARP, v, m);
-            v = other > v ? other : v;
-        }
-        if (round) break;
-        if (lane == 0) s.warp[warp] = v;
-        __syncthreads();
-        v = lane < warps ? s.warp[lane] : 0;
-    }
-    __syncthreads();
-    return v;
-}
-
 /* additions, then penalties, to the ids [from, to) of z */
 __device__ inline void apply_lists(const sample_call &c, const row_in &r, float *z, int from, int to)
 {
@@ -243,9 +226,20 @@ __device__ inline row_view view_of(const sample_call &c, const row_in &r, int ro
     return {z, c.V, max, (float)fmin((double)BINS_PER_NAT * inv_t, 1e30), vectors, inv_t, c.unit};
 }
 
-__device__ inline bool draws(const row_in &r)
+/* Of a row whose largest logit is `max`, and after mask, additions and penalties `max_z`: a token, if one may be chosen
+ * (0 stands for any), SAMPLE_NONE or SAMPLE_BROKEN. */
+__device__ inline int verdict_of(const row_in &r, float max, float max_z)
 {
-    return r.forced < 0 && r.temperature > 0;
+    if (!is_finite(max)) return SAMPLE_BROKEN;
+    if (r.forced >= 0 || is_finite(max_z)) return 0;
+    return max_z == -INFINITY ? SAMPLE_NONE : SAMPLE_BROKEN;
+}
+
+/* A token is drawn: every kernel before `choose` asks this of a row, so that what one leaves out all leave out. */
+__device__ inline bool draws(const sample_call &c, const row_in &r, int row, const row_view &v)
+{
+    const row_state &s = c.state[row];
+    return r.forced < 0 && r.temperature > 0 && verdict_of(r, best_value(s.best, s.nan), v.max) == 0;
 }
 
 /* grid (pieces, rows) */
@@ -256,7 +250,7 @@ __global__ void __launch_bounds__(PIECE_THREADS) weigh_kernel(sample_call c)
     int row = (int)blockIdx.y, from = (int)blockIdx.x * PIECE, to = from + PIECE < c.V ? from + PIECE : c.V;
     const row_in &r = c.row[row];
     row_view v = view_of(c, r, row);
-    if (!draws(r) || !is_finite(v.max)) return; /* the whole block */
+    if (!draws(c, r, row, v)) return; /* the whole block */
     bool cuts = has_cuts(r, c.V);
     if (cuts) {
         for (int i = (int)threadIdx.x; i < BINS; i += (int)blockDim.x) s.count[i] = 0, s.mass[i] = 0;
@@ -311,7 +305,7 @@ __global__ void __launch_bounds__(PIECE_THREADS) limit_kernel(sample_call c)
     const row_in &r = c.row[row];
     row_state &state = c.state[row];
     u64 total = 0;
-    if (!draws(r) || !has_cuts(r, c.V)) return; /* the whole block */
+    if (!draws(c, r, row, view_of(c, r, row)) || !has_cuts(r, c.V)) return; /* the whole block */
     for (int i = (int)threadIdx.x; i < BINS; i += (int)blockDim.x) {
         s.h.amount[i] = state.mass[i];
         s.h.count[i] = state.count[i];
@@ -499,7 +493,7 @@ __global__ void __launch_bounds__(PIECE_THREADS, 2) choose_kernel(sample_call c)
 {
     SMEM(select_smem, s);
     take_turn();
-    int row = (int)blockIdx.x, id = -1;
+    int row = (int)blockIdx.x;
     const row_in &r = c.row[row];
     row_state &state = c.state[row];
     float max = best_value(state.best, state.nan);
@@ -508,19 +502,20 @@ __global__ void __launch_bounds__(PIECE_THREADS, 2) choose_kernel(sample_call c)
         c.out[row].top_id[i] = -1;
         c.out[row].top_logprob[i] = NAN;
     }
-    if (is_finite(max)) {
-        lse = log_sum(c, row, max, s);
-        row_view v = view_of(c, r, row);
+    row_view v = view_of(c, r, row);
+    int id = verdict_of(r, max, v.max);
+    if (is_finite(max)) lse = log_sum(c, row, max, s);
+    if (id >= 0) {
         u64 best = r.copy < 0 ? state.best : state.best_z;
         if (threadIdx.x == 0) s.chosen = (int)~(unsigned)best;
         __syncthreads();
         if (r.forced >= 0)
             id = r.forced;
-        else if (is_finite(v.max) && !draws(r))
-            id = s.chosen;
-        else if (is_finite(v.max) && state.path == row_state::ALL)
+        else if (r.temperature <= 0 || state.path == row_state::MANY_LEFT)
+            id = s.chosen; /* of many `cut` chooses */
+        else if (state.path == row_state::ALL)
             id = choose_among_all(s, v, r, c.masses + (size_t)row * (size_t)c.pieces, c.pieces);
-        else if (is_finite(v.max) && state.path == row_state::FEW_LEFT)
+        else
             id = choose_among_few(s, v, r, c.few + (size_t)row * FEW, state.n, state.total);
     }
     if (threadIdx.x) return;

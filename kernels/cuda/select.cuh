@@ -161,6 +161,24 @@ struct select_smem {
     int chosen;
 };
 
+/* the largest of the block's, to every thread */
+__device__ inline u64 block_largest(u64 v, block_part<u64> &s)
+{
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
+    for (int round = 0; round < 2; round++) {
+        for (int m = 16; m; m >>= 1) {
+            u64 other = __shfl_xor_sync(FULL_WARP, v, m);
+            v = other > v ? other : v;
+        }
+        if (round) break;
+        if (lane == 0) s.warp[warp] = v;
+        __syncthreads();
+        v = lane < warps ? s.warp[lane] : 0;
+    }
+    __syncthreads();
+    return v;
+}
+
 /* ---- finding where a sum arrives --------------------------------------------------------------------------------- */
 
 struct goal {

@@ -89,19 +89,21 @@ static int32_t choose(const float *z, int V, float max, const struct sample_row 
     return c[n - 1].id;
 }
 
-/* the largest value and its first place; false when there is a NaN or +infinity, or nothing finite */
-static bool row_max(const float *z, int V, float *max, int32_t *id)
+/* the largest value and its first place; *id SAMPLE_NONE: all are -infinity; SAMPLE_BROKEN: a NaN or +infinity */
+static void row_max(const float *z, int V, float *max, int32_t *id)
 {
     *max = -INFINITY;
-    *id = -1;
+    *id = SAMPLE_NONE;
     for (int i = 0; i < V; i++) {
-        if (isnan(z[i])) return false;
+        if (isnan(z[i]) || (isinf(z[i]) && z[i] > 0)) {
+            *id = SAMPLE_BROKEN;
+            return;
+        }
         if (z[i] > *max) {
             *max = z[i];
             *id = i;
         }
     }
-    return isfinite(*max);
 }
 
 static void report_top(struct sample_out *o, const float *logits, int V, int top_n, double lse, struct cand *c)
@@ -119,12 +121,13 @@ static void sample_one(const float *logits, int V, const struct sample_row *r, s
 {
     float max;
     int32_t id;
-    *o = (struct sample_out){.id = -1, .logprob = NAN};
+    *o = (struct sample_out){.id = SAMPLE_BROKEN, .logprob = NAN};
     for (int i = 0; i < SAMPLE_TOP_MAX; i++) {
         o->top_id[i] = -1;
         o->top_logprob[i] = NAN;
     }
-    if (!row_max(logits, V, &max, &id)) return;
+    row_max(logits, V, &max, &id);
+    if (id < 0) return;
     double sum = 0;
     for (int i = 0; i < V; i++) sum += exp((double)logits[i] - max);
     double lse = max + log(sum);
@@ -134,11 +137,11 @@ static void sample_one(const float *logits, int V, const struct sample_row *r, s
     } else {
         for (int i = 0; i < V; i++) z[i] = !r->allowed || r->allowed[i / 32] >> i % 32 & 1 ? logits[i] : -INFINITY;
         apply_penalties(z, r);
-        if (!row_max(z, V, &max, &id)) return;
-        if (r->temperature > 0) id = choose(z, V, max, r, c);
+        row_max(z, V, &max, &id);
+        if (id >= 0 && r->temperature > 0) id = choose(z, V, max, r, c);
     }
     o->id = id;
-    o->logprob = (float)(logits[id] - lse);
+    if (id >= 0) o->logprob = (float)(logits[id] - lse);
 }
 
 void ref_sample(struct dev *d, const struct sample_args *a)

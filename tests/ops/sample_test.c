@@ -153,6 +153,100 @@ static void crowds(struct dev *dev, struct dev *ref, int V)
     free(z);
 }
 
+/* ---- rows without a choice ------------------------------------------------------------------------------------- */
+
+/* One row for each way in which a row can have nothing to choose and each way of choosing.  The verdict depends on the
+ * logits, the mask and the bans alone. */
+enum {
+    NAN_FIRST,
+    NAN_LAST,
+    PLUS_INFINITY,
+    ALL_MINUS_INFINITY,
+    NAN_MASKED_OUT,
+    INFINITY_MASKED_OUT,
+    INFINITY_BANNED,
+    MASK_EMPTY,
+    MASK_OF_MINUS_INFINITY,
+    ALL_BANNED,
+    ALL_BUT_ONE_BANNED,
+    ROW_FAULTS,
+};
+
+static const struct {
+    const char *name;
+    int id; /* the verdict; 0: the last token, the one that is left */
+} row_fault[ROW_FAULTS] = {
+    [NAN_FIRST] = {"NaN first", SAMPLE_BROKEN},
+    [NAN_LAST] = {"NaN last", SAMPLE_BROKEN},
+    [PLUS_INFINITY] = {"+infinity", SAMPLE_BROKEN},
+    [ALL_MINUS_INFINITY] = {"all -infinity", SAMPLE_BROKEN},
+    [NAN_MASKED_OUT] = {"a NaN the mask leaves out", SAMPLE_BROKEN},
+    [INFINITY_MASKED_OUT] = {"+infinity the mask leaves out", SAMPLE_BROKEN},
+    [INFINITY_BANNED] = {"+infinity banned", SAMPLE_BROKEN},
+    [MASK_EMPTY] = {"nothing allowed", SAMPLE_NONE},
+    [MASK_OF_MINUS_INFINITY] = {"only a token of -infinity allowed", SAMPLE_NONE},
+    [ALL_BANNED] = {"all banned", SAMPLE_NONE},
+    [ALL_BUT_ONE_BANNED] = {"all but one banned", 0},
+};
+
+static const struct sample_row way_of_choosing[] = {
+    {.temperature = 0, .top_p = 1, .typical_p = 1},
+    {.temperature = 1, .top_p = 1, .typical_p = 1},
+    {.temperature = 1, .top_p = 1, .typical_p = 1, .top_k = 5},
+    {.temperature = 1, .top_p = 1, .typical_p = 1, .top_k = 2000},
+    {.temperature = 1, .top_p = 0.9f, .typical_p = 1},
+    {.temperature = 1, .top_p = 1, .typical_p = 1, .min_p = 0.1f},
+    {.temperature = 1, .top_p = 1, .typical_p = 1, .min_p = 1.5f},
+    {.temperature = 1, .top_p = 1, .typical_p = 0.8f},
+    {.temperature = 1, .top_p = 0.9f, .typical_p = 0.8f, .top_k = 2000, .min_p = 0.1f},
+};
+
+static void break_row(struct sample_row *r, int fault, float *z, int V, uint32_t *allowed, const struct token_add *ban)
+{
+    int last = V - 1;
+    bool masked = fault >= NAN_MASKED_OUT && fault <= MASK_OF_MINUS_INFINITY && fault != INFINITY_BANNED;
+    if (masked) r->allowed = allowed;
+    if (fault == NAN_MASKED_OUT || fault == INFINITY_MASKED_OUT) allowed[0] = 2;
+    if (fault == MASK_OF_MINUS_INFINITY) allowed[last / 32] = (uint32_t)1 << last % 32;
+    if (fault == NAN_FIRST) z[0] = NAN;
+    if (fault == NAN_LAST || fault == NAN_MASKED_OUT) z[last] = NAN;
+    if (fault == PLUS_INFINITY || fault == INFINITY_MASKED_OUT || fault == INFINITY_BANNED) z[last] = INFINITY;
+    if (fault == MASK_OF_MINUS_INFINITY) z[last] = -INFINITY;
+    for (int i = 0; fault == ALL_MINUS_INFINITY && i < V; i++) z[i] = -INFINITY;
+    if (fault == INFINITY_BANNED) r->adds = ban + last, r->n_adds = 1;
+    if (fault == ALL_BANNED || fault == ALL_BUT_ONE_BANNED) r->adds = ban, r->n_adds = fault == ALL_BANNED ? V : last;
+}
+
+static void rows_without_choice(struct dev *dev, struct dev *ref, int V)
+{
+    enum { WAYS = sizeof way_of_choosing / sizeof *way_of_choosing, R = ROW_FAULTS * WAYS, TOP = 3 };
+    if (case_left_out()) return;
+    float *z = random_floats((size_t)R * V, 2);
+    size_t words = ((size_t)V + 31) / 32;
+    uint32_t *allowed = calloc((size_t)R * words, sizeof *allowed);
+    struct token_add *ban = malloc((size_t)V * sizeof *ban);
+    struct sample_row rows[R];
+    struct sample_out got[R], want[R];
+    if (!allowed || !ban) abort();
+    for (int i = 0; i < V; i++) ban[i] = (struct token_add){i, -INFINITY};
+    for (int i = 0; i < R; i++) {
+        rows[i] = way_of_choosing[i % WAYS];
+        rows[i].repetition = 1, rows[i].forced = -1, rows[i].step = (uint64_t)i, rows[i].top_n = TOP;
+        break_row(rows + i, i / WAYS, z + (size_t)i * V, V, allowed + (size_t)i * words, ban);
+    }
+    run(dev, z, R, V, rows, got);
+    run(ref, z, R, V, rows, want);
+    for (int i = 0; i < R; i++) {
+        char label[LABEL];
+        int id = row_fault[i / WAYS].id < 0 ? row_fault[i / WAYS].id : V - 1;
+        snprintf(label, sizeof label, "sample V=%d, %s, way %d", V, row_fault[i / WAYS].name, i % WAYS);
+        CHECK(got[i].id == id, "%s: chose %d, must be %d", label, got[i].id, id);
+        CHECK(id >= 0 || isnan(got[i].logprob), "%s: logprob %g", label, (double)got[i].logprob);
+        compare_out(label, got + i, want + i, TOP);
+    }
+    free(z), free(allowed), free(ban);
+}
+
 void test_sample(struct dev *dev, struct dev *ref)
 {
     int some = dev->ops->host_memory ? 1 : 4; /* a device that is not, may be simulated */
@@ -168,6 +262,8 @@ void test_sample(struct dev *dev, struct dev *ref)
     table_case(dev, ref, 40000, 40 / some, 1);
     table_case(dev, ref, 151936, 8 / some, 3);
 #endif
+    rows_without_choice(dev, ref, 40);
+    rows_without_choice(dev, ref, 2500); /* more than cuts compare one with another */
 }
 
 /* ---- meaning ------------------------------------------------------------------------------------------------- */
@@ -218,7 +314,7 @@ static void test_masks(struct dev *d)
     for (int i = 0; i < 70; i++) z[i] = i == 3 ? 9.0f : i == 66 ? 1.0f : 0.01f * (float)i;
     r.temperature = 0, r.allowed = allowed, r.top_n = 1;
     struct sample_out o = run_one(d, z, 70, r);
-    CHECK(o.id == -1, "nothing is allowed, yet %d was chosen", o.id);
+    CHECK(o.id == SAMPLE_NONE, "nothing is allowed, yet %d was chosen", o.id);
     allowed[2] = 4;
     allowed[0] = 1 << 5;
     o = run_one(d, z, 70, r);
@@ -305,7 +401,7 @@ static void test_broken_rows(struct dev *d)
             struct sample_row r = plain;
             r.temperature = (float)t;
             struct sample_out o = run_one(d, z, 40, r);
-            CHECK(o.id == -1, "broken row %d: %d", k, o.id);
+            CHECK(o.id == SAMPLE_BROKEN, "broken row %d: %d", k, o.id);
         }
     }
     z[39] = 1;
@@ -313,7 +409,7 @@ static void test_broken_rows(struct dev *d)
     for (int i = 0; i < 40; i++) bans[i] = (struct token_add){i, -INFINITY};
     struct sample_row r = plain;
     r.n_adds = 40, r.adds = bans;
-    CHECK(run_one(d, z, 40, r).id == -1, "everything banned, yet something chosen");
+    CHECK(run_one(d, z, 40, r).id == SAMPLE_NONE, "everything banned, yet something chosen");
 }
 
 void test_sample_meaning(struct dev *d)

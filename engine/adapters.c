@@ -15,16 +15,10 @@ void adapters_init(struct adapters *s, int max, int max_rank)
     pthread_mutex_init(&s->lock, NULL);
 }
 
-bool adapters_alive(const struct adapters *s, const struct adapter_version *v)
-{
-    return v->life == s->life;
-}
-
-static void free_list(const struct adapters *s, struct adapter_version *v, struct dev *d)
+static void free_list(struct adapter_version *v, struct dev *d)
 {
     while (v) {
         struct adapter_version *next = v->next;
-        if (!adapters_alive(s, v)) v->lora.memory = NULL; /* the address may be somebody else's by now */
         lora_weights_free(&v->lora, d);
         free(v);
         v = next;
@@ -34,8 +28,8 @@ static void free_list(const struct adapters *s, struct adapter_version *v, struc
 void adapters_close(struct adapters *s, struct dev *d)
 {
     for (struct adapter_version *v = s->current; v; v = v->next) CHECK(v->refs == 1);
-    free_list(s, s->current, d);
-    free_list(s, s->buried, d);
+    free_list(s->current, d);
+    free_list(s->buried, d);
     pthread_mutex_destroy(&s->lock);
     *s = (struct adapters){0};
 }
@@ -159,7 +153,6 @@ int adapters_publish(struct adapters *s, struct dev *d, const char *name, const 
     }
     describe(&v->info, name, a, v->lora.bytes);
     v->refs = 1;
-    v->life = s->life;
     pthread_mutex_lock(&s->lock);
     rc = check_room(s, name, e); /* others may have loaded meanwhile */
     if (!rc) {
@@ -243,22 +236,7 @@ void adapters_sweep(struct adapters *s, struct dev *d)
     struct adapter_version *v = s->buried;
     s->buried = NULL;
     pthread_mutex_unlock(&s->lock);
-    free_list(s, v, d);
-}
-
-void adapters_forget(struct adapters *s)
-{
-    s->life++;
-}
-
-int adapters_restore(struct adapters *s, struct dev *d, struct err *e)
-{
-    int rc = 0;
-    pthread_mutex_lock(&s->lock);
-    for (struct adapter_version *v = s->current; v && !rc; v = v->next)
-        if (!(rc = lora_weights_restore(&v->lora, d, e))) v->life = s->life;
-    pthread_mutex_unlock(&s->lock);
-    return rc;
+    free_list(v, d);
 }
 
 int adapters_count(struct adapters *s, size_t *bytes)

@@ -19,7 +19,6 @@ struct adapter_version {
     struct lora_weights lora;
     struct adapter_info info; /* requests, running: left 0 */
     int refs, running;        /* under the lock; running: those that hold it and were scheduled */
-    unsigned life;            /* of the device that its memory is of; the engine's thread's */
 };
 
 struct adapters {
@@ -28,7 +27,6 @@ struct adapters {
     int n, max, max_rank;
     size_t bytes; /* of every version that is not freed */
     uint64_t last;
-    unsigned life; /* how often the device was opened anew; the engine's thread's */
 };
 
 void adapters_init(struct adapters *, int max, int max_rank);
@@ -53,13 +51,6 @@ void adapters_run(struct adapters *, struct adapter_version *, int more);
 bool adapters_release(struct adapters *, struct adapter_version *);
 /* The engine's thread: frees what nobody holds. */
 void adapters_sweep(struct adapters *, struct dev *);
-
-/* The engine's thread: whether its memory is there, which a device opened anew has forgotten but for those restored. */
-bool adapters_alive(const struct adapters *, const struct adapter_version *);
-/* The engine's thread, before the device is opened anew: whatever comes, no memory of before is given back to it. */
-void adapters_forget(struct adapters *);
-/* After that: those that can be named, again.  An older one that somebody holds stays without its memory. */
-int adapters_restore(struct adapters *, struct dev *, struct err *);
 
 /* how many can be named; *bytes: of all on the device, replaced ones that are still used included */
 int adapters_count(struct adapters *, size_t *bytes);

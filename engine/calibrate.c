@@ -184,7 +184,8 @@ static const struct dev_ops *listen(struct dev *d, const struct mat *x, const st
     mem_grow(&t->host, &t->host_cap, floats, sizeof *t->host);
     if (t->inner->finish(d) == 0) {
         t->inner->download(d, t->host, x->p, floats * sizeof *t->host);
-        moments_add(&t->v[product_of(t->m, w)], t->host, x->rows, x->ld, d->threads);
+        if (!d->error.op) /* else run_step's finish says so */
+            moments_add(&t->v[product_of(t->m, w)], t->host, x->rows, x->ld, d->threads);
     }
     return t->inner;
 }
@@ -272,6 +273,7 @@ static int run_step(struct run *r, const struct plan *p, struct err *e)
     model_forward(&r->m, &r->batch);
     if (d->ops->finish(d)) return err_set(e, ERR_IO, "%s: %s", d->error.op, d->error.msg);
     d->ops->download(d, r->logits, r->m.logits.p, (size_t)p->n_rows * (size_t)r->m.c.vocab * sizeof(float));
+    if (d->error.op) return err_set(e, ERR_IO, "%s: %s", d->error.op, d->error.msg);
     for (size_t i = 0; i < (size_t)p->n_rows * (size_t)r->m.c.vocab; i++)
         if (!isfinite(r->logits[i])) return err_set(e, ERR_INVALID, "the model's logits are not finite");
     return 0;

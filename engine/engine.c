@@ -79,7 +79,6 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     mailbox_init(&g->inbox);
     events_init(&g->events);
     pthread_mutex_init(&g->stats_lock, NULL);
-    pthread_rwlock_init(&g->model_lock, NULL);
     look_init(&g->look);
     pthread_mutex_init(&g->load_lock, NULL);
     pthread_cond_init(&g->load_done, NULL);
@@ -184,14 +183,8 @@ int engine_train_start(struct engine *g, const struct train_job *job, train_even
 
 int engine_train_plan(struct engine *g, const struct train_job *job, struct train_plan *plan, struct err *e)
 {
-    int rc;
-    pthread_rwlock_rdlock(&g->model_lock);
-    if (engine_lost(g)) /* the model may not be there */
-        rc = err_set(e, ERR_FULL, "the device was lost");
-    else
-        rc = train_plan_job(job, &g->s.model, g->gate, plan, e);
-    pthread_rwlock_unlock(&g->model_lock);
-    return rc;
+    if (engine_lost(g)) return err_set(e, ERR_FULL, "the device was lost");
+    return train_plan_job(job, &g->s.model, g->gate, plan, e);
 }
 
 void engine_train_command(struct engine *g, enum train_command c)
@@ -249,7 +242,7 @@ static struct request **find_link(struct engine *g, uint64_t id)
 
 static void drop_request(struct engine *g, struct request *r)
 {
-    if (r && adapters_release(&g->adapters, r->adapter)) adapters_sweep(&g->adapters, g->s.model.d);
+    if (r && adapters_release(&g->adapters, r->adapter)) engine_adapters_sweep(g);
     request_free(r);
 }
 
@@ -305,7 +298,7 @@ static bool handle(struct engine *g, const struct msg *m)
         return true;
     }
     if (m->kind == MSG_SWEEP) {
-        adapters_sweep(&g->adapters, g->s.model.d);
+        engine_adapters_sweep(g);
         return true;
     }
     if (m->kind == MSG_SUBMIT) {
@@ -313,7 +306,6 @@ static bool handle(struct engine *g, const struct msg *m)
         r->next = g->by_id[r->id & g->id_mask];
         g->by_id[r->id & g->id_mask] = r;
         sched_add(&g->sched, &r->seq);
-        engine_end_stale(g, r);
         return true;
     }
     struct request *r = *find_link(g, m->id);
@@ -362,9 +354,15 @@ static bool wants_mask(const struct plan_item *it)
     return request_of(it)->masked && it->rows && it->start + it->n == it->seq->n_known;
 }
 
+/* Every sequence has one token. */
+static bool plan_decodes(const struct plan *p)
+{
+    return p->n_tokens == p->n;
+}
+
 /* Which rows cannot be sampled: their masks are not there.  Waits for these a little while, a longer one when nobody
  * else is in the step. */
-static void await_masks(const struct plan *p, uint64_t start)
+static void await_masks(const struct engine *g, const struct plan *p, uint64_t start)
 {
     bool others = false, missing = false;
     for (int i = 0; i < p->n; i++) {
@@ -372,7 +370,9 @@ static void await_masks(const struct plan *p, uint64_t start)
         missing |= waits;
         others |= !waits;
     }
-    uint64_t now = clock_now(), until = missing ? now + (now - start) / (others ? 32 : 1) : 0;
+    bool enqueues = !dev_host_memory(g->s.model.d);
+    uint64_t until = 0;
+    if (missing) until = step_times_mask_wait(&g->times, plan_decodes(p), enqueues, start, clock_now(), others);
     for (int i = 0; i < p->n; i++) {
         struct request *r = request_of(&p->v[i]);
         r->seq.blocked = r->unsampled = false;
@@ -459,7 +459,10 @@ static void deliver_hidden(struct engine *g, const struct plan_item *it, int row
     int k = r->pooling == POOLING_LAST ? it->n - 1 : 0; /* of the others only the position counts */
     for (int n; k < it->n; k += n) {
         n = it->n - k < HIDDEN_ROWS ? it->n - k : HIDDEN_ROWS;
-        model_hidden(&g->s.model, row + k, n, g->hidden);
+        if (model_hidden(&g->s.model, row + k, n, g->hidden)) {
+            engine_end_request(g, r, FINISH_ERROR, -1, engine_take_failure(g));
+            return;
+        }
         enum finish_reason why = request_hidden(r, it->start + k, n, g->hidden, m, &g->events);
         if (why == FINISH_NONE) continue;
         engine_end_request(g, r, why, -1, why == FINISH_ERROR ? "the model produced no finite hidden state" : NULL);
@@ -470,6 +473,7 @@ static void deliver_hidden(struct engine *g, const struct plan_item *it, int row
 static void run_step(struct engine *g, const struct plan *p)
 {
     uint64_t start = clock_now(), mark = start;
+    bool enqueues = !dev_host_memory(g->s.model.d); /* ops return before they are done: finish waits for them */
     flight_begin(start, p->n, p->n_tokens, p->n_rows, p->n_preempted);
     for (int i = 0; i < p->n; i++) flight_request(i, request_of(&p->v[i])->id, p->v[i].start, p->v[i].n);
     look_begin(&g->look, p, &g->now, start);
@@ -477,19 +481,21 @@ static void run_step(struct engine *g, const struct plan *p)
     batch_build(&g->batch, g->s.model.d, p);
     look_phase(&g->look, "build", &mark);
     model_forward(&g->s.model, &g->batch);
-    look_phase(&g->look, "forward", &mark);
+    look_phase(&g->look, enqueues ? "enqueue" : "forward", &mark);
     if (p->n_rows) {
-        await_masks(p, start);
+        await_masks(g, p, start);
         fill_rows(g, p);
         look_phase(&g->look, "masks", &mark);
         struct mat logits = g->s.model.logits;
         logits.rows = p->n_rows;
         op_sample(g->s.model.d, (struct sample_args){logits, g->rows, g->outs});
+        look_phase(&g->look, enqueues ? "enqueue sampling" : "sample", &mark);
     }
     if (g->s.model.d->ops->finish(g->s.model.d)) {
         engine_fail_step(g, p);
     } else {
-        look_phase(&g->look, "sample", &mark);
+        if (enqueues) look_phase(&g->look, "wait", &mark);
+        step_times_note(&g->times, plan_decodes(p), clock_now() - start);
         for (int i = 0; i < p->n; i++)
             if (p->v[i].seq->blocked) sched_hold(&g->sched, i), g->now.held_rows++;
         sched_commit(&g->sched);
@@ -563,15 +569,15 @@ int engine_turn(struct engine *g, bool wait)
 {
     if (!take_inbox(g, wait && !train_gate_wanted(g->gate))) return -1;
     look_serve(&g->look, g->s.model.d);
-    if (atomic_load(&g->lost)) engine_end_all(g);
+    if (engine_lost(g)) engine_end_all(g);
     const struct plan *p = sched_step(&g->sched);
     if (p->n_preempted) engine_end_preempted(g);
-    int n = p->n, tokens = p->n_tokens; /* a step that loses the device takes the plan back */
+    int n = p->n, tokens = p->n_tokens; /* requests that end take the plan with them */
     if (n) run_step(g, p);
     publish(g, p); /* before the events: who has seen a request end sees its pages free */
     events_post(&g->events);
-    give_to_training(g, p);
-    if (engine_look_after(g)) { /* the next turn may be far: nobody may have anything to compute */
+    if (!engine_lost(g)) give_to_training(g, p);
+    if (engine_check_device(g)) { /* the next turn may be far: no request may have anything to compute */
         publish(g, NULL);
         events_post(&g->events);
     }
@@ -655,7 +661,6 @@ void engine_close(struct engine *g)
     events_free(&g->events);
     mailbox_destroy(&g->inbox);
     pthread_mutex_destroy(&g->stats_lock);
-    pthread_rwlock_destroy(&g->model_lock);
     pthread_mutex_destroy(&g->load_lock);
     pthread_cond_destroy(&g->load_done);
     free(g->by_id);

@@ -283,24 +283,23 @@ struct engine_stats {
     uint64_t train_ns; /* that training had the device */
     /* of every step: its duration, its tokens, its sequences */
     struct histogram step_seconds, step_tokens, step_seqs;
-    uint64_t failed_steps;    /* the device reported an error */
-    uint64_t device_restarts; /* it was lost and opened anew */
-    bool device_lost;         /* and now it is lost for good: every request ends with an error */
-    size_t device_used;       /* of info's device_budget; beyond its device_base: adapters and training */
-    uint64_t decode_tokens;   /* computed to follow generated ones; the others are of prompts, or computed again */
-    uint64_t held_rows;       /* rows not sampled in a step because their mask was not there (masker.h) */
+    uint64_t failed_steps;  /* the device reported an error */
+    bool device_lost;       /* every request ends with an error, and only a new process helps */
+    size_t device_used;     /* of info's device_budget; beyond its device_base: adapters and training */
+    uint64_t decode_tokens; /* computed to follow generated ones; the others are of prompts, or computed again */
+    uint64_t held_rows;     /* rows not sampled in a step because their mask was not there (masker.h) */
 };
 
 extern const histogram_bounds engine_step_seconds_bounds, engine_step_tokens_bounds, engine_step_seqs_bounds;
 
 void engine_stats_read(const struct engine *, struct engine_stats *);
 /* clock_now() of when the engine thread began the turn (a step and what belongs to it) that it is in, or of when
- * somebody began to wait for it to wake, or of when training is to give the device back, or a lost device is to be open
- * anew, which may be in the future; 0 when it has nothing to do.  What is long ago is stuck.  Any thread, no lock: it
+ * somebody began to wait for it to wake, or of when training is to give the device back, which may be in the future; 0
+ * when it has nothing to do.  What is long ago is stuck.  Any thread, no lock: it
  * answers whatever the engine hangs in. */
 uint64_t engine_busy_since(const struct engine *);
-/* The device is lost for good (it failed again after it had been opened anew, or did not come back): every request ends
- * with an error, and only a new process helps.  Any thread; true before the last of these events is announced. */
+/* The device has an error that stays: every request ends with an error, and only a new process helps.  Any thread; true
+ * before the last of these events is announced. */
 bool engine_lost(const struct engine *);
 
 /* One step, for people who ask what it is doing. */

@@ -4,8 +4,16 @@
 /* the thread that has the device */
 void engine_adapter_publish(struct engine *g, struct adapter_load *l)
 {
-    if (!model_reserve_adapters(&g->s.model, &l->e))
+    if (engine_lost(g))
+        err_set(&l->e, ERR_FULL, "the device was lost");
+    else if (!model_reserve_adapters(&g->s.model, &l->e))
         adapters_publish(&g->adapters, g->s.model.d, l->name, l->adapter, &l->version, &l->e);
+    engine_check_device(g);
+}
+
+void engine_adapters_sweep(struct engine *g)
+{
+    if (!engine_lost(g)) adapters_sweep(&g->adapters, g->s.model.d);
 }
 
 void engine_adapter_answer(struct engine *g, struct adapter_load *l)

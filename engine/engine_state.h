@@ -1,5 +1,5 @@
 /* The engine's own state, for the few files that are the engine: engine.c (opening, messages, steps),
- * engine_adapters.c, restart.c. */
+ * engine_adapters.c, failure.c. */
 #ifndef TANDEM_ENGINE_STATE_H
 #define TANDEM_ENGINE_STATE_H
 
@@ -13,6 +13,7 @@
 #include "engine/request.h"
 #include "engine/sched.h"
 #include "engine/setup.h"
+#include "engine/step_times.h"
 #include "engine/train_share.h"
 #include "engine/train_watch.h"
 #include "engine/training.h"
@@ -51,8 +52,7 @@ struct msg {
 };
 
 struct engine {
-    struct setup s; /* model, tokenizer, info; constant after engine_open, but for restart.c, which loads anew */
-    pthread_rwlock_t model_lock; /* of that; for threads that read the model and do not have the device */
+    struct setup s; /* model, tokenizer, info; constant after engine_open */
 
     /* between the threads */
     struct mailbox inbox;
@@ -85,12 +85,12 @@ struct engine {
     struct request **by_id;  /* hash table with chains */
     uint32_t id_mask;
     struct train_share share;
+    struct step_times times;
     uint64_t mask_until;     /* clock: how long masks may be made on this thread */
     struct engine_stats now; /* what stats becomes at the end of the step */
 
     /* the device's failures */
-    _Atomic bool lost;  /* for good */
-    uint64_t restarted; /* clock; 0: never */
+    _Atomic bool lost; /* every op fails from now on: nothing is asked of the device any more */
     int n_failures;
     char failure[32][256]; /* their different texts, which events point to: never changed once they are there */
 };
@@ -104,15 +104,17 @@ void engine_end_preempted(struct engine *);
 /* engine_adapters.c, by the engine thread: puts the adapter on the device and answers who waits for it. */
 void engine_adapter_publish(struct engine *, struct adapter_load *);
 void engine_adapter_answer(struct engine *, struct adapter_load *);
+/* Frees what no request holds; of a lost device, whose trainer may still be ending, only engine_close does. */
+void engine_adapters_sweep(struct engine *);
 
-/* restart.c, by the engine thread */
-/* The device failed: the requests of the plan end with an error; the others go on, if need be on the device opened
- * anew. When that is of no use any more, every request ends, also those that come. */
+/* failure.c, by the engine thread */
+/* Takes the device's error away.  @return what requests are told of it, which lasts as long as the engine. */
+const char *engine_take_failure(struct engine *);
+/* The device failed: the requests of the plan end with an error; the others go on, unless the device is lost. */
 void engine_fail_step(struct engine *, const struct plan *);
-/* After training had its turn: when it lost the device, as above.  True: so it was, and requests may have ended. */
-bool engine_look_after(struct engine *);
-/* Ends the request if its adapter went with a device that was opened anew, because nobody could name it any more. */
-bool engine_end_stale(struct engine *, struct request *);
+/* After a time slice of training or an upload.  @return true when the device was found lost: every request has ended,
+ * as will those that come. */
+bool engine_check_device(struct engine *);
 /* Ends every request: the device is lost. */
 void engine_end_all(struct engine *);
 

@@ -90,6 +90,13 @@ int eval_adapter(struct eval *v, const char *dir, struct err *e)
     return rc;
 }
 
+static int failed(struct dev *d, struct err *e)
+{
+    int rc = err_set(e, d->error.lost ? ERR_LOST : ERR_IO, "%s: %s", d->error.op, d->error.msg);
+    dev_clear_error(d);
+    return rc;
+}
+
 int eval_logits(struct eval *v, const int32_t *ids, int n, void (*row)(void *, int, const float *), void *arg,
                 struct err *e)
 {
@@ -106,12 +113,9 @@ int eval_logits(struct eval *v, const int32_t *ids, int n, void (*row)(void *, i
         struct plan_item item = {&seq, start, len, len};
         batch_build(&v->batch, d, &(struct plan){.v = &item, .n = 1, .n_tokens = len, .n_rows = len});
         model_forward(&v->s.model, &v->batch);
-        if (d->ops->finish(d)) {
-            int rc = err_set(e, ERR_IO, "%s: %s", d->error.op, d->error.msg);
-            dev_clear_error(d);
-            return rc;
-        }
+        if (d->ops->finish(d)) return failed(d, e);
         d->ops->download(d, v->host, v->s.model.logits.p, (size_t)len * vocab * sizeof(float));
+        if (d->error.op) return failed(d, e);
         for (int k = 0; k < len; k++) row(arg, start + k, v->host + (size_t)k * vocab);
     }
     return 0;

@@ -3,7 +3,6 @@
 #include "engine/base/mem.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 enum {
     ALIGN = 16, /* floats: each matrix begins where a vector does */
@@ -43,7 +42,6 @@ static const float *put(struct lora_weights *w, struct dev *d, size_t *at, const
 {
     float *p = w->memory + *at;
     d->ops->upload(d, p, host, floats * sizeof *p);
-    if (w->copy) memcpy(w->copy + *at, host, floats * sizeof *p);
     *at += rounded(floats);
     return p;
 }
@@ -54,10 +52,6 @@ int lora_weights_upload(struct lora_weights *w, struct dev *d, const struct adap
     *w = (struct lora_weights){.bytes = (bytes + BLOCK - 1) / BLOCK * BLOCK, .layers = a->layers};
     if (!(w->memory = d->ops->alloc(d, w->bytes))) return no_room(d, w->bytes, e);
     w->layer = mem_array((size_t)a->layers, sizeof *w->layer);
-    if (d->ops->reopen && !(w->copy = mem_try_alloc(w->bytes))) { /* an outsider's size */
-        lora_weights_free(w, d);
-        return err_set(e, ERR_NOMEM, "no memory for a copy of an adapter of %zu bytes", bytes);
-    }
     size_t at = 0;
     for (int i = 0; i < a->layers * a->n_modules; i++) {
         const struct lora_module *m = &a->module[i % a->n_modules];
@@ -70,27 +64,15 @@ int lora_weights_upload(struct lora_weights *w, struct dev *d, const struct adap
             (struct lora_part){.a = pa, .b = pb, .r = p->r, .col = m->col, .n = m->n, .scale = p->scale};
         w->up |= m->product == PRODUCT_UP;
     }
-    return 0;
-}
-
-int lora_weights_restore(struct lora_weights *w, struct dev *d, struct err *e)
-{
-    const float *old = w->memory;
-    if (!(w->memory = d->ops->alloc(d, w->bytes))) return no_room(d, w->bytes, e);
-    d->ops->upload(d, w->memory, w->copy, w->bytes);
-    for (int i = 0; i < w->layers * PRODUCTS; i++) {
-        struct lora_product *p = &w->layer[i / PRODUCTS][i % PRODUCTS];
-        for (int k = 0; k < p->n; k++) {
-            p->part[k].a = w->memory + (p->part[k].a - old);
-            p->part[k].b = w->memory + (p->part[k].b - old);
-        }
-    }
-    return 0;
+    if (!d->ops->finish(d)) return 0;
+    err_set(e, ERR_IO, "the adapter could not be copied to the device: %s: %s", d->error.op, d->error.msg);
+    dev_clear_error(d);
+    lora_weights_free(w, d);
+    return e->code;
 }
 
 void lora_weights_free(struct lora_weights *w, struct dev *d)
 {
-    free(w->copy);
     if (w->memory) d->ops->free(d, w->memory);
     free(w->layer);
     *w = (struct lora_weights){0};

@@ -18,14 +18,12 @@ struct lora_weights {
     struct lora_product (*layer)[PRODUCTS]; /* [layers][PRODUCTS] */
     int layers;
     float *memory; /* every matrix, on the device */
-    float *copy;   /* the same on the host, for a device that can be lost; NULL elsewhere */
     size_t bytes;  /* of memory */
     bool up;       /* some layer's gate or up product is changed */
 };
 
+/* Waits for the copies.  @return 0; ERR_NOMEM, or ERR_IO when the device failed: then nothing is held. */
 int lora_weights_upload(struct lora_weights *, struct dev *, const struct adapter *, struct err *);
-/* After the device was opened anew: the same again. */
-int lora_weights_restore(struct lora_weights *, struct dev *, struct err *);
 void lora_weights_free(struct lora_weights *, struct dev *);
 
 #endif

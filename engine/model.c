@@ -140,10 +140,11 @@ void model_forward(struct model *m, const struct batch *b)
         forward(m, b);
 }
 
-void model_hidden(const struct model *m, int row, int n, float *out)
+int model_hidden(const struct model *m, int row, int n, float *out)
 {
     struct mat h = part(m->h, row, n);
     m->d->ops->download(m->d, out, h.p, (size_t)n * (size_t)h.cols * sizeof *out);
+    return m->d->error.op ? -1 : 0;
 }
 
 /* ---- loading --------------------------------------------------------------------------------------------------- */
@@ -261,23 +262,15 @@ int model_reserve_adapters(struct model *m, struct err *e)
     return err_set(e, ERR_NOMEM, "no memory for the activations of adapters");
 }
 
-void model_drop(struct model *m)
+void model_close(struct model *m)
 {
-    struct model bare = {.c = m->c, .d = m->d};
-    memcpy(bare.note, m->note, sizeof bare.note);
+    if (!m->d) return;
     if (m->kv) m->d->ops->kv_close(m->d, m->kv);
     void *buffers[] = {m->cos,   m->sin,  m->x.p,  m->h.p,  m->y.p,      m->qkv.p,
                        m->att.p, m->up.p, m->ff.p, m->hr.p, m->logits.p, m->raw.p};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         if (buffers[i]) m->d->ops->free(m->d, buffers[i]);
     weights_free(&m->w, m->d, &m->c);
-    *m = bare;
-}
-
-void model_close(struct model *m)
-{
-    if (!m->d) return;
-    model_drop(m);
     dev_close(m->d);
     *m = (struct model){0};
 }

@@ -49,15 +49,13 @@ int model_rope_tables(const struct model_config *, struct dev *, int positions, 
 /* What adapters need beside their weights; once, before the first is used. */
 int model_reserve_adapters(struct model *, struct err *);
 size_t model_page_bytes(const struct model *, enum dtype kv_type);
-/* Everything but the device and the configuration. */
-void model_drop(struct model *);
 void model_close(struct model *);
 
 /* Computes every token of the batch, each row through its adapter if it has one, writes its keys and values, and leaves
  * the logits of the batch's rows in m->logits.  Enqueues only: errors are the device's. */
 void model_forward(struct model *, const struct batch *);
 /* After a forward pass and the device's finish: what the final norm gave for tokens [row, row + n) of its batch, to
- * out (n, C) on the host. */
-void model_hidden(const struct model *, int row, int n, float *out);
+ * out (n, C) on the host.  @return 0, or -1 with the device's error set. */
+int model_hidden(const struct model *, int row, int n, float *out);
 
 #endif

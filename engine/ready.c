@@ -2,6 +2,15 @@
 
 #include "engine/base/clock.h"
 
+static int device_failed(struct dev *d, struct err *e)
+{
+    int rc = d->error.op ? err_set(e, ERR_IO, "device: %s: %s", d->error.op, d->error.msg)
+                         : err_set(e, ERR_IO, "the device was lost while it was warmed up");
+    if (d->ops->lost && d->ops->lost(d)) rc = e->code = ERR_LOST;
+    dev_clear_error(d);
+    return rc;
+}
+
 int ready_device(struct batch *b, struct setup *s, struct err *e)
 {
     const struct engine_info *m = &s->info;
@@ -9,10 +18,12 @@ int ready_device(struct batch *b, struct setup *s, struct err *e)
     int max_pages = (m->max_total_tokens + KV_PAGE - 1) / KV_PAGE;
     if (batch_open(b, d, m->max_batch_tokens, m->max_seqs, s->max_rows, max_pages))
         return err_set(e, ERR_NOMEM, "no memory for batches of %d tokens", m->max_batch_tokens);
+    if (d->ops->finish(d)) return device_failed(d, e); /* the weights and the cache are there, not only on their way */
     if (d->ops->replay) {
         b->pad_page = m->pages;
-        if (s->how.record_steps && d->ops->replay_ms > 0) ready_steps(b, &s->model, d->ops->replay_ms);
+        if (s->record_steps && d->ops->replay_ms > 0) ready_steps(b, &s->model, d->ops->replay_ms);
     }
+    if (d->ops->lost && d->ops->lost(d)) return device_failed(d, e);
     if (d->ops->hold) d->ops->hold(d);
     return 0;
 }

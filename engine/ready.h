@@ -7,7 +7,7 @@
 
 /* Opens the engine's batch, which it owns then; where the configuration says record_steps, does the steps that will
  * come twice with texts of nobody, so that the device has noted them down before the first request; and has the device
- * hold what is left of its memory, for adapters and training.  0 or ERR_NOMEM.  Also after setup_restart. */
+ * hold what is left of its memory, for adapters and training.  0 or ERR_NOMEM. */
 int ready_device(struct batch *, struct setup *, struct err *e);
 
 /* Does decode steps of every size up to the batch's max_seqs, the shortest contexts first, for about `ms` and at most

@@ -181,12 +181,6 @@ static void preempt(struct sched *s, struct seq *q)
     s->plan.n_preempted++;
 }
 
-void sched_restart(struct sched *s)
-{
-    while (s->running.next != &s->running) preempt(s, s->running.next);
-    s->plan.n = s->plan.n_tokens = s->plan.n_rows = 0;
-}
-
 static struct seq *worst_running(struct sched *s)
 {
     struct seq *w = NULL;

@@ -103,7 +103,6 @@ void sched_add(struct sched *, struct seq *);    /* SEQ_IDLE -> SEQ_WAITING */
 void sched_remove(struct sched *, struct seq *); /* any -> SEQ_IDLE; its pages go back */
 
 /* Every page is forgotten: all sequences wait, with nothing computed.  The pool may be replaced then. */
-void sched_restart(struct sched *);
 
 /* The next step; valid until the next call.  n == 0: nothing can run now. */
 const struct plan *sched_step(struct sched *);

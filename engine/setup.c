@@ -203,7 +203,6 @@ static int open_tokenizer(struct setup *s, const char *dir, struct err *e)
     return s->tokenizer ? 0 : e->code;
 }
 
-/* Opens the model; with the device open already (a restart), only loads its weights. */
 static int load_model(struct setup *s, const struct engine_config *c, enum dtype quantize, struct err *e)
 {
     struct model_config mc;
@@ -213,15 +212,11 @@ static int load_model(struct setup *s, const struct engine_config *c, enum dtype
                             .threads = !c->threads && s->n_cpus ? s->n_cpus : c->threads,
                             .memory_bytes = c->gpu_memory_bytes,
                             .memory_fraction = c->gpu_memory_fraction};
-    struct model *m = &s->model;
     int rc = model_config_read(c->model, &mc, e);
     if (!rc && !how.nearest && !c->no_calibration)
         rc = calibration_default(&calibration, c->model, &mc, quantize, c->threads, e);
     how.calibration = &calibration;
-    if (!rc && !m->d)
-        rc = model_open(m, c->model, &dc, &how, c->verify_weights, e);
-    else if (!rc)
-        rc = weights_load(&m->w, m->d, &m->c, c->model, &how, c->verify_weights, m->d->threads, e);
+    if (!rc) rc = model_open(&s->model, c->model, &dc, &how, c->verify_weights, e);
     calibration_close(&calibration);
     return rc;
 }
@@ -286,15 +281,6 @@ int setup_load(struct setup *s, const struct engine_config *c, struct err *e)
     return rc;
 }
 
-/* For setup_restart: of the caller's texts only what it needs. */
-static void keep_config(struct setup *s, const struct engine_config *c)
-{
-    s->dir = mem_strdup(c->model);
-    s->how = *c;
-    s->how.model = s->how.device = s->how.cpus = s->how.kv_type = s->how.activations = NULL;
-    s->how.quantize = c->quantize && strstr(c->quantize, "-nearest") ? "-nearest" : NULL;
-}
-
 int setup_open(struct setup *s, const struct engine_config *c, int more_rows, struct err *e)
 {
     *s = (struct setup){0};
@@ -320,11 +306,10 @@ int setup_open(struct setup *s, const struct engine_config *c, int more_rows, st
     vocabulary = clock_now();
     if (!rc) rc = choose_activations(c, s->model.d, e);
     if (!rc) {
-        s->quantize = quantize;
         s->kv_type = kv_type == DT_NONE ? s->model.d->ops->kv_type : kv_type;
         rc = reserve_all(s, c, e);
     }
-    if (!rc) keep_config(s, c);
+    s->record_steps = c->record_steps;
     uint64_t end = clock_now();
     s->info.workspace_bytes = s->model.workspace_bytes;
     s->info.weights_seconds = (double)(weights - start) * 1e-9;
@@ -335,24 +320,8 @@ int setup_open(struct setup *s, const struct engine_config *c, int more_rows, st
     return rc;
 }
 
-int setup_restart(struct setup *s, struct err *e)
-{
-    struct engine_config c = s->how;
-    struct dev *d = s->model.d;
-    char why[160];
-    c.model = s->dir;
-    model_drop(&s->model);
-    if (d->ops->reopen(d, why)) return err_set(e, ERR_IO, "%s", why);
-    int rc = load_model(s, &c, s->quantize, e);
-    int pages = s->info.pages;
-    if (!rc) rc = reserve_own(s, &c, s->kv_type, &pages, e);
-    return rc;
-}
-
 void setup_close(struct setup *s)
 {
-    free(s->dir);
-    s->dir = NULL;
     free(s->base_name);
     s->base_name = NULL;
     model_close(&s->model);

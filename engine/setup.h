@@ -16,10 +16,8 @@ struct setup {
     int max_rows;                     /* rows of logits of one step */
     char model_id[256], device_name[32];
     char *base_name;
-    /* how it was opened, to do it again */
-    char *dir;
-    struct engine_config how;
-    enum dtype quantize, kv_type;
+    bool record_steps; /* as configured */
+    enum dtype kv_type;
 };
 
 /* more_rows: rows of logits a step has room for beyond one for each of max_seqs. */
@@ -28,9 +26,6 @@ int setup_open(struct setup *, const struct engine_config *, int more_rows, stru
 int setup_load(struct setup *, const struct engine_config *, struct err *e);
 /* By the thread that will use the model: binds it and the device's others as configured. */
 int setup_pin(struct setup *, struct err *e);
-/* After the device was lost: the same model on the device opened anew, its cache empty.  The caller has freed what else
- * it had there. */
-int setup_restart(struct setup *, struct err *e);
 void setup_close(struct setup *);
 
 size_t memory_available(void); /* bytes that this process may still take */

@@ -144,7 +144,7 @@ static bool device_failed(struct train *t, struct err *e)
         w = t->d->error;
         dev_clear_error(t->d);
     }
-    err_set(e, ERR_NOMEM, "device: op %s: %s", w.op, w.msg);
+    err_set(e, w.lost ? ERR_LOST : ERR_NOMEM, "device: op %s: %s", w.op, w.msg);
     return true;
 }
 
@@ -464,10 +464,11 @@ void train_run(struct train *t, train_event_fn *fn, void *arg)
     if (o == DONE && write_result(t, &e)) o = FAILED;
     if (o == DONE) ckpt_prune(t->ckpt_dir, 1, -1);
     tell(t,
-         o == DONE     ? TRAIN_SUCCEEDED
-         : o == PAUSED ? TRAIN_PAUSED
-         : o == FAILED ? TRAIN_FAILED
-                       : TRAIN_CANCELLED,
+         o == DONE                           ? TRAIN_SUCCEEDED
+         : o == PAUSED                       ? TRAIN_PAUSED
+         : o == FAILED && e.code == ERR_LOST ? TRAIN_LOST
+         : o == FAILED                       ? TRAIN_FAILED
+                                             : TRAIN_CANCELLED,
          o == FAILED ? e.msg : NULL);
 }
 
@@ -685,6 +686,7 @@ static int open_all(struct train *t, struct err *e)
     if (rc) return rc;
     hash_job(t);
     t->st = (struct state){.good = -1, .evaluated = -1, .best_step = -1, .rate_scale = 1};
+    if (device_failed(t, e)) return e->code; /* of parameters that are not those of the job the hash says nothing */
     rc = load(t, INT64_MAX, e);
     train_gate_leave(t->gate);
     t->resumed = t->saved >= 0;
@@ -726,6 +728,9 @@ struct train *train_open(const struct train_job *job, struct model *m, struct tr
     struct train *t = train_new(job, m, gate);
     if (t->p.f32 && !gate) m->d->bf16_x = false; /* nobody else computes on it */
     if (open_all(t, e)) {
+        struct err lost;
+        if (device_failed(t, &lost) && lost.code == ERR_LOST)
+            *e = lost;                         /* that comes first, whatever failed after it */
         if (t->took) train_gate_pass(t->gate); /* it frees memory of the device */
         train_free(t);
         return NULL;

@@ -119,8 +119,9 @@ enum train_event_kind {
     TRAIN_RESUMED,    /* step: of the checkpoint */
     TRAIN_PAUSED,     /* a checkpoint is on the disk and the thread has ended */
     TRAIN_CANCELLED,
+    TRAIN_LOST, /* the device was, and the thread has ended: another process goes on from the last checkpoint */
     TRAIN_FAILED,
-    TRAIN_SUCCEEDED /* the last event; the thread ends.  FAILED: text says why */
+    TRAIN_SUCCEEDED /* the last event; the thread ends.  FAILED and LOST: text says why */
 };
 
 struct train_plan {

@@ -122,11 +122,6 @@ static void watch_trim(struct dev *d)
     own_of(d)->trim(d);
 }
 
-static int watch_reopen(struct dev *d, char why[160])
-{
-    return own_of(d)->reopen(d, why);
-}
-
 struct train_watch *train_watch_new(struct dev *d, struct train_gate *gate)
 {
     struct train_watch *w = mem_zalloc(sizeof *w);
@@ -152,7 +147,6 @@ struct train_watch *train_watch_new(struct dev *d, struct train_gate *gate)
     X(replay)
     X(hold)
     X(trim)
-    X(reopen)
 #undef X
     d->watch = w;
     d->ops = &w->ops;

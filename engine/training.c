@@ -8,7 +8,7 @@
 /* After this event the owner may start the next job, so nothing of this one is touched behind it. */
 static bool is_last(enum train_event_kind k)
 {
-    return k == TRAIN_PAUSED || k == TRAIN_CANCELLED || k == TRAIN_FAILED || k == TRAIN_SUCCEEDED;
+    return k == TRAIN_PAUSED || k == TRAIN_CANCELLED || k == TRAIN_LOST || k == TRAIN_FAILED || k == TRAIN_SUCCEEDED;
 }
 
 static void close_train(struct training *t)
@@ -57,15 +57,16 @@ static bool stop_wanted(void *arg)
 }
 
 /* A job that could not be opened, or was stopped meanwhile: it has nothing to write then. */
-static void never_opened(struct training *t, const char *why)
+static void never_opened(struct training *t, const struct err *why)
 {
     pthread_mutex_lock(&t->lock);
     enum train_command c = t->command;
     pthread_mutex_unlock(&t->lock);
-    struct train_event ev = {.kind = c == TRAIN_CANCEL  ? TRAIN_CANCELLED
-                                     : c == TRAIN_PAUSE ? TRAIN_PAUSED
-                                                        : TRAIN_FAILED};
-    if (ev.kind == TRAIN_FAILED) ev.text = why;
+    struct train_event ev = {.kind = c == TRAIN_CANCEL       ? TRAIN_CANCELLED
+                                     : c == TRAIN_PAUSE      ? TRAIN_PAUSED
+                                     : why->code == ERR_LOST ? TRAIN_LOST
+                                                             : TRAIN_FAILED};
+    if (ev.kind == TRAIN_FAILED || ev.kind == TRAIN_LOST) ev.text = why->msg;
     on_event(t, &ev);
 }
 
@@ -83,7 +84,7 @@ static void *training_main(void *arg)
     if (train)
         train_run(train, on_event, t);
     else
-        never_opened(t, e.msg);
+        never_opened(t, &e);
     return NULL;
 }
 

@@ -546,7 +546,6 @@ struct dev *dev_checked(struct dev *inner)
     c->ops.hold = NULL;
     c->ops.trim = NULL;
     c->ops.lost = NULL;
-    c->ops.reopen = NULL;
 #define X(op) c->ops.op = checked_##op;
     OPS(X)
 #undef X

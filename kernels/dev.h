@@ -19,9 +19,12 @@ struct simt_counts {
     uint64_t syncs, graphs, replays; /* waits for a stream; graphs recorded; graphs launched */
     uint64_t launches;               /* of kernels, also of those that are recorded */
     uint64_t memory;                 /* pieces of the device's memory that were taken or given back */
+    uint64_t event_waits;            /* waits for an event: what was enqueued after it has not run then */
 };
 struct simt_counts simt_counts(void);
 void simt_fail_launch(long after);
+/* What another process would find: no error, no memory, no streams.  No device may be open. */
+void simt_new_process(void);
 /* The system gives no piece of memory that is larger; SIZE_MAX, as at first: any. */
 void simt_largest_piece(size_t bytes);
 #endif

@@ -97,4 +97,5 @@ void dev_clear_error(struct dev *d)
 {
     d->error.op = NULL;
     d->error.msg[0] = 0;
+    d->error.lost = false;
 }

@@ -299,6 +299,7 @@ struct dev;
 struct dev_error {
     const char *op; /* NULL: none */
     char msg[160];
+    bool lost; /* the device is: see dev_ops */
 };
 
 struct dev_config {
@@ -382,16 +383,13 @@ struct dev_ops {
     /* Everything that is to stay is there: takes all that is left of the budget from the system, in one piece where it
      * has one; what the system does not have, or needs itself, is no part of the budget any more.  From now on alloc
      * and free work inside it, at once and without the system; used counts what alloc gave, as before.  And scratch
-     * that reserve takes stays apart, so that work noted down keeps its places, until trim. Until the device is closed
-     * or opened anew. */
+     * that reserve takes stays apart, so that work noted down keeps its places, until trim. Until the device is closed.
+     */
     void (*hold)(struct dev *);
     /* Gives the scratch back that reserve took since hold: the work it was for has been enqueued. */
     void (*trim)(struct dev *);
-    /* After an error: only reopen helps; until then every op fails. */
+    /* After an error that stays: every op fails from now on, and only another process may use the device. */
     bool (*lost)(const struct dev *);
-    /* Begins anew, as opened: all memory, weights and caches of before are gone, also those not freed (which may be
-     * freed before, not after).  0, or -1 and a sentence in why[]: it stays lost. */
-    int (*reopen)(struct dev *, char why[160]);
 };
 
 /* The head of every device; the rest is its own. */

@@ -119,5 +119,5 @@ int cmd_read_file(const char *path, struct buf *out, struct err *e)
 int cmd_fail(const struct err *e)
 {
     fprintf(stderr, "tandem: %s\n", e->msg);
-    return 1;
+    return e->code == ERR_LOST ? EXIT_DEVICE_LOST : 1;
 }

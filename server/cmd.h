@@ -1,5 +1,5 @@
 /* The subcommands.  Each takes the words after its name and returns the process's exit status:
- * 0 fine, 1 it failed, 2 it was called wrongly. */
+ * 0 fine, 1 it failed, 2 it was called wrongly, EXIT_DEVICE_LOST. */
 #ifndef TANDEM_SERVER_CMD_H
 #define TANDEM_SERVER_CMD_H
 
@@ -7,6 +7,8 @@
 #include "engine/base/err.h"
 #include "engine/engine.h"
 #include "server/conf.h"
+
+enum { EXIT_DEVICE_LOST = 75 }; /* EX_TEMPFAIL of sysexits.h: another process may do better */
 
 int cmd_serve(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
@@ -30,7 +32,7 @@ struct sampling_params cmd_sampling(const struct settings *);
 enum { CMD_MAX_TEXT = 1 << 30 };
 /* Appends a whole file, or stdin for "-". */
 int cmd_read_file(const char *path, struct buf *out, struct err *e);
-/* "tandem: message" on stderr; returns 1. */
+/* "tandem: message" on stderr; returns 1, of ERR_LOST EXIT_DEVICE_LOST. */
 int cmd_fail(const struct err *e);
 
 #endif

@@ -46,7 +46,6 @@ static const char about[] =
     "Serves a model over HTTP: OpenAI's routes below /v1/, Text Generation Inference's /generate, and /train.";
 
 enum { LAST_WORDS_MS = 1000, STOP_MS = 20000 };
-enum { EXIT_DEVICE_LOST = 75 }; /* EX_TEMPFAIL of sysexits.h: another process may do better */
 
 #define TRAIN_BODY ((size_t)32 * 1024 * 1024) /* rows may come inline */
 #define NAME_BODY ((size_t)BODY_INLINE)       /* a name and a path: read on the loop */
@@ -388,6 +387,10 @@ static void on_bridge_closed(void *arg)
 static void on_store_closed(void *arg)
 {
     struct server *s = arg;
+    if (s->status == EXIT_DEVICE_LOST) { /* closing the engine would ask a lost device for its memory */
+        fflush(NULL);
+        _exit(s->status);
+    }
     watchdog_engine(s->app.watchdog, NULL);
     /* what is on the pool reads the engine: the bridge waits for it, and only then closes the engine */
     bridge_close(s->app.bridge, on_bridge_closed, s);
@@ -488,10 +491,11 @@ static void on_device_lost(void *arg)
     struct server *s = arg;
     s->status = EXIT_DEVICE_LOST;
     if (s->app.state == APP_DRAINING) return; /* it ends as it is: nothing is left to wait for */
-    log_error("ending, for the supervisor to begin anew: status=%d", EXIT_DEVICE_LOST);
+    log_error("ending, for the supervisor to start a new process: status=%d", EXIT_DEVICE_LOST);
     s->app.state = APP_DRAINING;
     notify_stopping((LAST_WORDS_MS + STOP_MS + 5000) * 1e-3);
     http_server_wind_down(s->app.http, !s->activated);
+    jobs_drain(s->app.jobs);
     uv_timer_start(&s->drain_timer, on_last_words, LAST_WORDS_MS, 0);
 }
 

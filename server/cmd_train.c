@@ -174,6 +174,10 @@ static int finish(const struct train_progress *p, const char *out, const char *d
         fprintf(stderr, "%s: written\n", out);
         return 0;
     case TRAIN_PAUSED: fprintf(stderr, "paused; the same command goes on from the checkpoint in %s\n", dir); return 130;
+    case TRAIN_LOST:
+        fprintf(stderr, "tandem: the device was lost: %s; the same command goes on from the checkpoint in %s\n",
+                p->text, dir);
+        return EXIT_DEVICE_LOST;
     default: fprintf(stderr, "tandem: training failed: %s\n", p->text); return 1;
     }
 }

@@ -221,6 +221,9 @@ static int on_run(struct store_work *work, struct db *db)
         store_eval(w, db);
     } else if (w->ev.kind == TRAIN_PAUSED) {
         store_paused(w, db);
+    } else if (w->ev.kind == TRAIN_LOST) { /* `running` in its row, as after a crash */
+        board_close(r);
+        add_event(w, db, -1);
     } else if (w->ev.kind == TRAIN_SUCCEEDED) {
         db_run(db, "UPDATE jobs SET phase = 'publishing' WHERE seq = ?", "i", r->seq);
     } else {
@@ -432,8 +435,9 @@ void run_on_event(void *arg, const struct train_event *ev)
         [TRAIN_PLAN] = {"plan", "info"},       [TRAIN_STEP] = {"step", "info"},
         [TRAIN_EVAL] = {"eval", "info"},       [TRAIN_CHECKPOINT] = {"checkpoint", "info"},
         [TRAIN_WARNING] = {"warning", "warn"}, [TRAIN_RESUMED] = {"log", "info"},
-        [TRAIN_PAUSED] = {"log", "info"},      [TRAIN_CANCELLED] = {"log", "info"},
-        [TRAIN_FAILED] = {"log", "error"},     [TRAIN_SUCCEEDED] = {"log", "info"},
+        [TRAIN_LOST] = {"log", "warn"},        [TRAIN_PAUSED] = {"log", "info"},
+        [TRAIN_CANCELLED] = {"log", "info"},   [TRAIN_FAILED] = {"log", "error"},
+        [TRAIN_SUCCEEDED] = {"log", "info"},
     };
     struct run *r = arg;
     if (ev->kind == TRAIN_SAVING) {
@@ -457,6 +461,10 @@ void run_on_event(void *arg, const struct train_event *ev)
     case TRAIN_RESUMED:
         put_number(&w->data, "step", (double)ev->step);
         buf_printf(&w->message, "Going on from the checkpoint at step %lld", (long long)ev->step);
+        break;
+    case TRAIN_LOST:
+        buf_printf(&w->message, "The device was lost (%s); the job goes on from its last checkpoint in a new process",
+                   ev->text ? ev->text : "");
         break;
     case TRAIN_PAUSED: buf_printf(&w->message, "Stopped at step %lld", (long long)ev->step); break;
     default: buf_str(&w->message, ev->text ? ev->text : "");

@@ -360,6 +360,9 @@ void jobs_on_event(struct run *r, const struct train_event *ev)
         bool known = v->last.kind == TRAIN_STEP || ev->step == 1;
         if (known && ev->skipped > v->last.skipped) v->skipped += (uint64_t)(ev->skipped - v->last.skipped);
         v->last = *ev;
+    } else if (ev->kind == TRAIN_LOST) {
+        r->jobs->stopping = true; /* the process is about to end: no other job is begun */
+        run_end(r);
     } else if (ev->kind == TRAIN_PAUSED) {
         run_end(r);
     } else if (ev->kind == TRAIN_SUCCEEDED) {

@@ -101,8 +101,6 @@ static void put_queue(const struct metrics_view *v, struct buf *out)
          v->oldest_waiting},
         {"tandem_steps_total", "counter", "Engine steps.", (double)s->steps},
         {"tandem_failed_steps_total", "counter", "Steps in which the device failed.", (double)s->failed_steps},
-        {"tandem_gpu_restarts_total", "counter", "Times that the device was lost and opened anew.",
-         (double)s->device_restarts},
         {"tandem_last_step_seconds", "gauge", "Duration of the last engine step.", (double)s->last_step_ns * 1e-9},
         {"tandem_step_running_seconds", "gauge", "Age of the step that is being computed; 0: none is.",
          v->step_running},

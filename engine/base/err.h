@@ -13,6 +13,7 @@ enum err_code {
     ERR_NOMEM = -4,       /* does not fit in memory or in a budget */
     ERR_FULL = -5,        /* a queue or pool has no room now; try later */
     ERR_UNSUPPORTED = -6, /* well-formed, but tandem does not do this */
+    ERR_LOST = -7,        /* the device has an error that stays: only another process can go on */
 };
 
 struct err {

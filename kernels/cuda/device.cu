@@ -57,12 +57,16 @@ bool gpu_check(gpu_dev *d, const char *op, cudaError_t e)
     cudaGetLastError();
     if (!is_passing(e)) __atomic_store_n(&d->lost, true, __ATOMIC_RELAXED);
     dev_fail(&d->head, op, "%s", cudaGetErrorString(e));
+    d->head.error.lost = d->lost;
     return false;
 }
 
 bool gpu_alive(gpu_dev *d, const char *op)
 {
-    if (d->lost) dev_fail(&d->head, op, "the device is lost");
+    if (d->lost) {
+        dev_fail(&d->head, op, "the device is lost");
+        d->head.error.lost = true;
+    }
     if (d->head.error.op) return false;
 #ifdef __CUDACC__
     if (current != d->index && !gpu_check(d, op, cudaSetDevice(d->index))) return false;
@@ -146,25 +150,6 @@ bool take_hold(gpu_dev *d, char why[160])
     return gpu_memory_open(d, why) && lt_open(d, p.name, why);
 }
 
-int gpu_reopen(struct dev *head, char why[160])
-{
-    gpu_dev *d = gpu_of(head);
-    use_device(d->index);
-    let_go(d);
-    cudaError_t e = cudaDeviceReset();
-    cudaGetLastError();
-    if (e) {
-        snprintf(why, 160, "CUDA device %d does not reset: %s", d->index, cudaGetErrorString(e));
-        return -1;
-    }
-    dev_clear_error(head);
-    __atomic_store_n(&d->lost, false, __ATOMIC_RELAXED);
-    if (take_hold(d, why)) return 0;
-    let_go(d);
-    __atomic_store_n(&d->lost, true, __ATOMIC_RELAXED);
-    return -1;
-}
-
 void gpu_close(struct dev *head)
 {
     gpu_dev *d = gpu_of(head);
@@ -236,7 +221,6 @@ void fill_table(struct dev_ops *o)
     o->hold = gpu_hold;
     o->trim = gpu_trim;
     o->lost = gpu_lost;
-    o->reopen = gpu_reopen;
 }
 
 bool no_driver()

@@ -37,11 +37,11 @@ struct gpu_dev {
     size_t shared_max;    /* bytes that a block may ask for */
     bool early;           /* kernels may begin before those before them end: LAUNCH_EARLY */
     bool weights_written; /* by a kernel: the next launch waits for it whole */
-    bool lost;            /* an error that only reopening ends */
+    bool lost;            /* after an error that stays: nothing more is asked of it */
     bool measuring;       /* in reserve: ops ask for memory and launch nothing */
     bool capturing;       /* in replay: what is enqueued is recorded */
     bool sealed;          /* scratch grows no more */
-    size_t memory_bytes;  /* as opened, for reopening */
+    size_t memory_bytes;  /* as opened */
     double memory_fraction;
     size_t total, budget;               /* of the device's memory */
     size_t used, scratch_used, largest; /* as dev_memory says: read by any thread */
@@ -57,6 +57,7 @@ struct gpu_dev {
     /* what the host sends and gets: pinned memory and as much device memory, handed out from the front */
     uint8_t *pinned, *staged;
     size_t stage_at;
+    cudaEvent_t half_read[2]; /* recorded when a half is left: the copies out of its pinned memory are done */
     struct gpu_pending *pending;
     int n_pending;
     struct gpu_ahead ahead;

@@ -344,8 +344,26 @@ void gpu_forget_staged(gpu_dev *d)
 
 namespace {
 
-/* An aligned place of the staging memory, or SIZE_MAX.  At the end of a half the device is waited for, so the half that
- * comes next is free; what an op staged last, in the half before, stays. */
+bool has_pending(const gpu_dev *d, size_t half)
+{
+    for (int i = 0; i < d->n_pending; i++)
+        if (d->pending[i].at / STAGE_HALF == half) return true;
+    return false;
+}
+
+/* Leaves half `from`: an event marks its last copy.  The host may write into the other half when the copies out of that
+ * have been done, which were marked when it was left; results that wait there are handed out first.  What lies on the
+ * device is protected by stream order.  false: the device has failed. */
+bool change_half(gpu_dev *d, const char *op, size_t from)
+{
+    size_t to = 1 - from;
+    if (d->measuring) return true;
+    if (!gpu_check(d, op, cudaEventRecord(d->half_read[from], d->stream))) return false;
+    if (has_pending(d, to)) return gpu_settle(d, op);
+    return gpu_check(d, op, cudaEventSynchronize(d->half_read[to])); /* at once, if never recorded */
+}
+
+/* An aligned place of the staging memory, or SIZE_MAX.  What an op staged last, in the half before, stays. */
 size_t stage_take(gpu_dev *d, const char *op, size_t bytes)
 {
     size_t size = (bytes + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN;
@@ -358,9 +376,10 @@ size_t stage_take(gpu_dev *d, const char *op, size_t bytes)
         dev_fail(&d->head, op, "%zu bytes are more than the %d that an op may send", bytes, (int)STAGE_HALF);
         return SIZE_MAX;
     }
-    size_t at = d->stage_at, end = at < STAGE_HALF ? STAGE_HALF : STAGE_BYTES;
+    /* a half that is full to its end has not been left */
+    size_t at = d->stage_at, half = at <= STAGE_HALF ? 0 : 1, end = (half + 1) * STAGE_HALF;
     if (at + size > end) {
-        if (!gpu_settle(d, op)) return SIZE_MAX;
+        if (!change_half(d, op, half)) return SIZE_MAX;
         at = end % STAGE_BYTES;
     }
     d->stage_at = at + size;
@@ -459,6 +478,8 @@ bool gpu_memory_open(gpu_dev *d, char why[160])
     d->pinned = static_cast<uint8_t *>(pinned);
     if (!e) e = cudaMalloc(&staged, STAGE_BYTES);
     d->staged = static_cast<uint8_t *>(staged);
+    for (auto &half : d->half_read)
+        if (!e) e = cudaEventCreateWithFlags(&half, cudaEventDisableTiming);
     if (e) return snprintf(why, 160, "CUDA device %d: %s", d->index, cudaGetErrorString(e)), false;
     d->used = d->scratch_used = STAGE_BYTES;
     note_largest(d);
@@ -477,6 +498,10 @@ void gpu_memory_close(gpu_dev *d)
     d->held = nullptr;
     if (d->staged) cudaFree(d->staged);
     if (d->pinned) cudaFreeHost(d->pinned);
+    for (auto &half : d->half_read) {
+        if (half) cudaEventDestroy(half);
+        half = nullptr;
+    }
     free(d->blocks);
     free(d->pending);
     for (auto &s : d->scratch) s = {};

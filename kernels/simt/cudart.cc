@@ -47,12 +47,11 @@ struct state {
     size_t used = 0, limit = (size_t)4 << 30;
     cudaError_t last = cudaSuccess, sticky = cudaSuccess;
     size_t largest = SIZE_MAX;
-    long fail_after = -1, fail_again = -1;
+    long fail_after = -1;
     struct simt_counts counts = {};
     state()
     {
         if (const char *s = getenv("SIMT_FAIL_LAUNCH")) fail_after = atol(s);
-        if (const char *s = getenv("SIMT_FAIL_AGAIN")) fail_again = atol(s);
         if (const char *s = getenv("SIMT_MEMORY_BYTES")) limit = strtoull(s, nullptr, 10);
     }
 };
@@ -77,13 +76,14 @@ work pop(stream *s)
     return w;
 }
 
-/* Kernels that may begin early do, in pairs: which of three is with which depends on the schedule. */
-void drain(stream *s)
+/* Runs what is queued, or only so much that event `upto` has its records: as late as a device could be.  Kernels that
+ * may begin early do, in pairs: which of three is with which depends on the schedule. */
+void drain(stream *s, const event *upto = nullptr)
 {
     bool alone = simt::schedule_seed() >> 1 & 1;
     if (s->draining) return;
     s->draining = true;
-    while (!s->queue.empty()) {
+    while (!s->queue.empty() && !(upto && upto->done == upto->wanted)) {
         work w = pop(s);
         if (here().sticky) continue;
         bool pair = w.kind != WORK_OTHER && !s->queue.empty() && s->queue.front().kind == WORK_EARLY;
@@ -201,7 +201,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int index)
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceReset()
+void new_process()
 {
     state &h = here();
     for (auto &m : h.memory) give_memory(m.first, m.second);
@@ -210,9 +210,7 @@ cudaError_t cudaDeviceReset()
     for (stream *s : h.streams) delete s;
     h.streams.clear();
     h.last = h.sticky = cudaSuccess;
-    h.fail_after = h.fail_again;
-    h.fail_again = -1;
-    return cudaSuccess;
+    h.fail_after = -1;
 }
 
 cudaError_t cudaDeviceSynchronize()
@@ -372,7 +370,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
-    if (e->on) drain(e->on);
+    here().counts.event_waits++;
+    if (e->on) drain(e->on, e);
     return say(cudaSuccess);
 }
 
@@ -443,6 +442,11 @@ struct simt_counts simt_counts(void)
 void simt_fail_launch(long after)
 {
     simt_runtime::fail_launch(after);
+}
+
+void simt_new_process(void)
+{
+    simt_runtime::new_process();
 }
 
 void simt_largest_piece(size_t bytes)

@@ -46,7 +46,6 @@ struct cudaDeviceProp {
 cudaError_t cudaGetDeviceCount(int *);
 cudaError_t cudaSetDevice(int);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *, int);
-cudaError_t cudaDeviceReset();
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaGetLastError();
 cudaError_t cudaPeekAtLastError();
@@ -86,10 +85,11 @@ enum work_kind { WORK_OTHER, WORK_KERNEL, WORK_EARLY };
 void enqueue(cudaStream_t, std::function<void()>, work_kind = WORK_OTHER);
 /* Sets the last error, as a launch with these sizes would; true when it is fine. */
 bool launch_fits(dim3 grid, dim3 block, size_t smem);
-/* After `after` more launches one fails with a sticky error (cudaErrorIllegalAddress) that only cudaDeviceReset clears;
- * -1: never.  For tests of faults; also the environment's SIMT_FAIL_LAUNCH, once a process, and SIMT_FAIL_AGAIN,
- * counted from the first cudaDeviceReset. */
+/* After `after` more launches one fails with a sticky error (cudaErrorIllegalAddress) that only new_process clears;
+ * -1: never.  For tests of faults; also the environment's SIMT_FAIL_LAUNCH. */
 void fail_launch(long after);
+/* What another process would find: no error, no memory, no streams.  No device may be open. */
+void new_process();
 
 /* early: as by programmatic dependent launch */
 template <class... P, class... A>

@@ -11,6 +11,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/masker.h"
+#include "engine/step_times.h"
 #include "kernels/rng.h"
 #include "tests/grammar/json_grammar.h"
 
@@ -152,9 +153,31 @@ static void test_many(void **state)
     masker_free(k);
 }
 
+/* How long a step waits for masks: on a device that only enqueues the time its calls took says nothing. */
+static void test_wait(void **state)
+{
+    (void)state;
+    const uint64_t START = 1000000, MS = 1000000, ENQUEUED = START + 20000;
+    struct step_times t = {0};
+    /* the ops have run when they return: a share of that time, or all of it again */
+    assert_int_equal(step_times_mask_wait(&t, true, false, START, START + 32 * MS, true), START + 33 * MS);
+    assert_int_equal(step_times_mask_wait(&t, true, false, START, START + 32 * MS, false), START + 64 * MS);
+    /* they have not: until the end of what the device still computes, by the last step of the kind, and the same share
+     * of the real time beyond it */
+    step_times_note(&t, true, 8 * MS);
+    step_times_note(&t, false, 320 * MS);
+    assert_int_equal(step_times_mask_wait(&t, true, true, START, ENQUEUED, true), START + 8 * MS + MS / 4);
+    assert_int_equal(step_times_mask_wait(&t, true, true, START, ENQUEUED, false), START + 16 * MS);
+    assert_int_equal(step_times_mask_wait(&t, false, true, START, ENQUEUED, true), START + 330 * MS);
+    /* a device that waited meanwhile, a first step: what is seen of this one */
+    assert_int_equal(step_times_mask_wait(&t, true, true, START, START + 64 * MS, true), START + 66 * MS);
+    assert_int_equal(step_times_mask_wait(&(struct step_times){0}, true, true, START, ENQUEUED, false), START + 40000);
+}
+
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_both_ways), cmocka_unit_test(test_many)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_both_ways), cmocka_unit_test(test_many),
+                                       cmocka_unit_test(test_wait)};
     char path[1200];
     struct err e = {0};
     if (argc != 2) return 2;

@@ -1,31 +1,10 @@
 /* The engine's memory on a device that has its own: simt, the CUDA kernels on the CPU.  Nothing is taken after the
- * start, what does not fit is refused, and a device that is lost is opened anew, once.
+ * start, what does not fit is refused, a copy that fails publishes nothing, and a device that is lost ends everything.
  *
  *   simt_memory_test FIXTURES/models */
 #include "tests/unit/engine/simt_rig.h"
 
 /* ---- a device that is lost -------------------------------------------------------------------------------------- */
-
-/* What others do meanwhile. */
-static int reopen(struct dev *d, char why[160])
-{
-    struct err e = {0};
-    patched.reopens++;
-    patched.in_time = engine_busy_since(patched.g) > clock_now() + 10ull * 1000 * 1000 * 1000;
-    if (patched.late) {
-        submit(patched.g, 2, patched.late);
-        if (engine_adapter_unload(patched.g, use_adapter, &e)) fail_msg("%s", e.msg);
-    }
-    return patched.own->reopen(d, why);
-}
-
-static void end_of_turn(struct engine *g)
-{
-    if (!patched.reopens || patched.turned) return;
-    patched.turned = true;
-    engine_stats_read(g, &patched.stats);
-    take(g);
-}
 
 static void test_lost(void **state)
 {
@@ -35,52 +14,45 @@ static void test_lost(void **state)
     struct engine *g = open_engine(config("simt"));
     generate(g, 0, ASKS, right);
 
-    /* one has begun and pauses, one never began, one runs: that one ends with the device's words, the others as if
-     * nothing had been */
-    uint64_t begun = submit(g, 1, &y[1]), waits;
+    /* one has begun and pauses, one never began, one runs: that one ends with the device's words, and the others end,
+     * too */
+    uint64_t begun = submit(g, 1, &y[1]);
     while (y[1].n < 3) engine_turn(g, false), take(g);
     engine_pause(g, begun);
-    waits = submit(g, 2, &y[2]);
-    engine_pause(g, waits);
+    engine_pause(g, submit(g, 2, &y[2]));
     submit(g, 0, &y[0]);
     while (y[0].n < 3) engine_turn(g, false), take(g);
     assert_true(y[1].n >= 3 && y[1].n < TOKENS && y[2].n == 0);
-    use_patched(g);
-    patched.ops.reopen = reopen;
+    log_set_level(LOG_ERROR + 1);
     simt_fail_launch(3); /* in the sampling: the step itself is one graph */
-    while (!y[0].done) engine_turn(g, false), take(g);
-    simt_fail_launch(-1);
-    assert_int_equal(y[0].finish, FINISH_ERROR);
-    assert_non_null(strstr(y[0].error, "an illegal memory access was encountered"));
-    engine_stats_read(g, &s);
-    assert_true(s.failed_steps == 1 && s.device_restarts == 1 && !s.device_lost && !engine_lost(g));
-    assert_true(patched.reopens == 1 && patched.in_time);
-    use_own(g);
-    engine_resume(g, begun);
-    engine_resume(g, waits);
-    run_out(g, y + 1, 2);
-    for (int i = 1; i < ASKS; i++) assert_same(&right[i], &y[i], false); /* computed again in other steps */
-    generate(g, 0, ASKS, y);
-    for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
-
-    /* again so soon: for good.  What waits ends, too, and so does what comes */
-    for (int i = 0; i < ASKS; i++) submit(g, i, &y[i]);
-    engine_turn(g, false);
-    take(g);
-    simt_fail_launch(0);
     run_out(g, y, ASKS);
-    simt_fail_launch(-1);
     for (int i = 0; i < ASKS; i++) assert_int_equal(y[i].finish, FINISH_ERROR);
+    assert_non_null(strstr(y[0].error, "an illegal memory access was encountered"));
+    assert_string_equal(y[1].error, "the device was lost");
     assert_true(engine_lost(g));
+    engine_stats_read(g, &s);
+    assert_true(s.failed_steps == 1 && s.device_lost);
+
+    /* what comes then ends as well, and nothing is asked of the device */
+    uint64_t launches = simt_counts().launches;
     generate(g, 0, 1, y);
     assert_int_equal(y[0].finish, FINISH_ERROR);
     assert_string_equal(y[0].error, "the device was lost");
-    engine_stats_read(g, &s);
-    assert_true(s.device_restarts == 1 && s.device_lost);
     struct train_job job = {0};
     struct train_plan plan;
     struct err e = {0};
     assert_int_equal(engine_train_plan(g, &job, &plan, &e), ERR_FULL);
+    char adapter[1100];
+    snprintf(adapter, sizeof adapter, "%s/../adapters/" ADAPTER, fixtures);
+    assert_int_equal(engine_adapter_load(g, "late", adapter, NULL, &e), ERR_FULL);
+    assert_int_equal(simt_counts().launches, launches);
+    engine_close(g);
+    log_set_level(LOG_INFO);
+
+    simt_new_process();
+    g = open_engine(config("simt"));
+    generate(g, 0, ASKS, y);
+    for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
     engine_close(g);
 }
 
@@ -94,7 +66,8 @@ struct told {
 static void note(void *arg, const struct train_event *ev)
 {
     struct told *t = arg;
-    bool last = ev->kind == TRAIN_FAILED || ev->kind == TRAIN_SUCCEEDED || ev->kind == TRAIN_PAUSED;
+    bool last =
+        ev->kind == TRAIN_FAILED || ev->kind == TRAIN_SUCCEEDED || ev->kind == TRAIN_PAUSED || ev->kind == TRAIN_LOST;
     if (!last) return;
     snprintf(t->text, sizeof t->text, "%s", ev->text ? ev->text : "");
     atomic_store(&t->last, (int)ev->kind + 1);
@@ -103,30 +76,45 @@ static void note(void *arg, const struct train_event *ev)
 static int train(struct engine *g, const struct dataset *data, const char *dir, struct told *t)
 {
     struct err e = {0};
-    struct train_job job = {.data = data, .dir = dir};
+    char out[128];
+    snprintf(out, sizeof out, "%s/out", dir);
+    struct train_job job = {.data = data, .dir = dir, .out = out, .base_name = "base"};
     train_params_default(&job.p, TRAIN_LORA);
-    job.p.max_steps = 2;
+    job.p.max_steps = 4;
+    job.p.save_steps = 1;
     job.p.batch_tokens = 32;
     job.p.max_length = 16;
     job.p.lora_r = 4;
     *t = (struct told){0};
     if (engine_train_start(g, &job, note, t, &e)) fail_msg("%s", e.msg);
-    while (!atomic_load(&t->last)) {
-        engine_turn(g, false);
-        end_of_turn(g);
-    }
+    while (!atomic_load(&t->last)) engine_turn(g, false), take(g);
     return atomic_load(&t->last) - 1;
+}
+
+static void assert_same_result(const char *a, const char *b)
+{
+    char path[2][160], *bytes[2];
+    size_t n[2];
+    struct err e = {0};
+    snprintf(path[0], sizeof *path, "%s/out/adapter_model.safetensors", a);
+    snprintf(path[1], sizeof *path, "%s/out/adapter_model.safetensors", b);
+    for (int i = 0; i < 2; i++)
+        if (file_read(path[i], 1 << 28, &bytes[i], &n[i], &e)) fail_msg("%s", e.msg);
+    assert_int_equal(n[0], n[1]);
+    assert_memory_equal(bytes[0], bytes[1], n[0]);
+    free(bytes[0]), free(bytes[1]);
 }
 
 static void test_training(void **state)
 {
     (void)state;
-    struct reply right[ASKS], y[ASKS], held, late;
+    struct reply right[ASKS], y[ASKS], held;
     struct engine_stats s;
     struct told told;
-    char dir[] = "/tmp/tandem-simt-XXXXXX", other[64], adapter[1100];
+    char dir[] = "/tmp/tandem-simt-XXXXXX", one[64], other[64], adapter[1100];
     struct err e = {0};
     if (!mkdtemp(dir)) fail();
+    snprintf(one, sizeof one, "%s/one", dir);
     snprintf(other, sizeof other, "%s/other", dir);
     snprintf(adapter, sizeof adapter, "%s/../adapters/" ADAPTER, fixtures);
     struct engine *g = open_engine(config("simt"));
@@ -138,45 +126,36 @@ static void test_training(void **state)
     size_t used = s.device_used;
     assert_int_equal(used, engine_info(g)->device_base + s.adapter_bytes);
     struct simt_counts start = simt_counts();
-    if (train(g, data, dir, &told) != TRAIN_SUCCEEDED) fail_msg("%s", told.text);
+    if (train(g, data, one, &told) != TRAIN_SUCCEEDED) fail_msg("%s", told.text);
+    uint64_t launches = simt_counts().launches - start.launches;
     generate(g, 0, ASKS, y);
     for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
     engine_stats_read(g, &s);
-    assert_int_equal(s.device_restarts, 0);
     assert_int_equal(s.device_used, used);                /* the job gave everything back */
     assert_int_equal(simt_counts().memory, start.memory); /* and the system was asked for nothing */
 
-    /* of an adapter that is unloaded in the middle: one request was there, one is on its way */
-    if (engine_adapter_load(g, "b", adapter, NULL, &e)) fail_msg("%s", e.msg);
-    use_adapter = "b";
+    /* in its steps: the job ends without a verdict, a request that waits with an error */
     engine_pause(g, submit(g, 1, &held));
-    use_patched(g);
-    patched.ops.reopen = reopen;
-    patched.late = &late;
     log_set_level(LOG_ERROR + 1);
-    simt_fail_launch(150);
-    assert_int_equal(train(g, data, other, &told), TRAIN_FAILED);
-    simt_fail_launch(-1);
-    log_set_level(LOG_INFO);
-    use_own(g);
+    simt_fail_launch((long)(launches * 3 / 4));
+    assert_int_equal(train(g, data, other, &told), TRAIN_LOST);
     assert_non_null(strstr(told.text, "device"));
-    assert_true(patched.turned && patched.in_time);
-    assert_true(patched.stats.device_restarts == 1 && !patched.stats.device_lost);
-    assert_true(held.done && held.finish == FINISH_ERROR); /* told in that turn: the next may be far */
+    run_out(g, &held, 1);
+    assert_int_equal(held.finish, FINISH_ERROR);
     assert_string_equal(held.error, "the device was lost");
-    run_out(g, &late, 1);
-    assert_int_equal(late.finish, FINISH_ERROR);
-    assert_string_equal(late.error, "the device was lost");
-    use_adapter = "a";
-    generate(g, 0, ASKS, y);
-    for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
-    engine_stats_read(g, &s);
-    struct dev_memory m;
-    device_of(g)->ops->memory(device_of(g), &m);
-    assert_true(m.used == used && m.largest == m.budget - m.used); /* held again */
-    assert_int_equal(s.device_used, used);
-    assert_int_equal(s.failed_steps, 0);
+    assert_true(engine_lost(g));
+    assert_int_equal(train(g, data, other, &told), TRAIN_LOST); /* begun again at once: as well */
+    engine_close(g);
+    log_set_level(LOG_INFO);
     use_adapter = NULL;
+
+    /* another process goes on from the checkpoint and ends with the bytes of the unbroken job */
+    simt_new_process();
+    g = open_engine(config("simt"));
+    start = simt_counts();
+    if (train(g, data, other, &told) != TRAIN_SUCCEEDED) fail_msg("%s", told.text);
+    assert_true(simt_counts().launches - start.launches < launches); /* not from the beginning */
+    assert_same_result(one, other);
     engine_close(g);
     free(data);
     dir_remove(dir);
@@ -241,6 +220,119 @@ static void test_paused_in_evaluation(void **state)
         free(data);
         dir_remove(dir);
     }
+}
+
+/* ---- copies -------------------------------------------------------------------------------------------------------
+ */
+
+static void failing_upload(struct dev *d, void *to, const void *from, size_t bytes)
+{
+    patched.own->upload(d, to, from, bytes);
+    patched.uploads++;
+}
+
+/* A copy is enqueued: that it failed is known when the device is waited for. */
+static int failing_finish(struct dev *d)
+{
+    if (patched.uploads) dev_fail(d, "upload", "an injected fault");
+    patched.uploads = 0;
+    return patched.own->finish(d);
+}
+
+static void failing_download(struct dev *d, void *host, const void *device, size_t bytes)
+{
+    (void)host;
+    (void)device;
+    (void)bytes;
+    dev_fail(d, "download", "an injected fault");
+}
+
+static void test_copies_fail(void **state)
+{
+    (void)state;
+    struct reply right[ASKS], y[ASKS];
+    struct dev_memory before, after;
+    struct adapter_info any[1];
+    struct err e = {0};
+    char adapter[1100];
+    snprintf(adapter, sizeof adapter, "%s/../adapters/" ADAPTER, fixtures);
+    struct engine *g = open_engine(config("simt"));
+    struct dev *d = device_of(g);
+    generate(g, 0, ASKS, right);
+    d->ops->memory(d, &before);
+
+    /* an adapter whose copy failed is not there */
+    use_patched(g);
+    patched.ops.upload = failing_upload;
+    patched.ops.finish = failing_finish;
+    assert_int_equal(engine_adapter_load(g, "a", adapter, NULL, &e), ERR_IO);
+    if (!strstr(e.msg, "an injected fault")) fail_msg("%s", e.msg);
+    use_own(g);
+    assert_null(d->error.op);
+    assert_int_equal(engine_adapters_list(g, any, 1), 0);
+    generate(g, 0, ASKS, y);
+    for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
+
+    /* nor is a hidden state that could not be read; the error is that of no other request */
+    int32_t prompt[3] = {1, 2, 3};
+    struct gen_request q = {.prompt = prompt, .n_prompt = 3, .pooling = POOLING_MEAN, .user = &y[0]};
+    use_patched(g);
+    patched.ops.download = failing_download;
+    log_set_level(LOG_ERROR + 1);
+    y[0] = (struct reply){0};
+    if (!engine_submit(g, &q, &e)) fail_msg("%s", e.msg);
+    run_out(g, y, 1);
+    log_set_level(LOG_INFO);
+    use_own(g);
+    assert_int_equal(y[0].finish, FINISH_ERROR);
+    assert_non_null(strstr(y[0].error, "an injected fault"));
+    generate(g, 0, ASKS, y);
+    for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
+    if (engine_adapter_load(g, "a", adapter, NULL, &e)) fail_msg("%s", e.msg);
+    if (engine_adapter_unload(g, "a", &e)) fail_msg("%s", e.msg);
+    engine_turn(g, false);
+    d->ops->memory(d, &after);
+    assert_int_equal(before.used, after.used);
+    engine_close(g);
+}
+
+/* An upload waits for one half of the staging memory at a time, never for the stream.  simt runs nothing that is not
+ * waited for, so a half that is written too early shows in what arrives. */
+static void test_staging(void **state)
+{
+    (void)state;
+    enum { HALF = 16 << 20, HALVES = 6, BYTES = HALVES * HALF + 12345 };
+    struct engine_config c = config("simt");
+    c.gpu_memory_bytes = 256 << 20;
+    struct engine *g = open_engine(c);
+    struct dev *d = device_of(g);
+    uint32_t *host = malloc(BYTES), *back = malloc(BYTES);
+    char *p = d->ops->alloc(d, BYTES);
+    assert_true(host && back && p);
+    assert_int_equal(d->ops->finish(d), 0);
+    for (uint32_t i = 0; i < BYTES / 4; i++) host[i] = i * 2654435761u;
+    memset((char *)host + BYTES / 4 * 4, 7, BYTES % 4);
+    struct simt_counts start = simt_counts();
+    d->ops->upload(d, p, host, BYTES);
+    struct simt_counts end = simt_counts();
+    assert_int_equal(end.syncs, start.syncs);
+    assert_int_equal(end.event_waits - start.event_waits, HALVES);
+    d->ops->download(d, back, p, BYTES);
+    assert_memory_equal(host, back, BYTES);
+
+    /* small pieces, over several halves, each changed when it has been given */
+    enum { PIECE = 1000 * 1000, PIECES = 40 };
+    for (int i = 0; i < PIECES; i++) {
+        memset(back, i + 1, PIECE);
+        d->ops->upload(d, p + (size_t)i * PIECE, back, PIECE);
+    }
+    memset(back, 0, PIECE);
+    d->ops->download(d, back, p, (size_t)PIECES * PIECE);
+    for (int i = 0; i < PIECES * PIECE; i += 997) assert_int_equal(((uint8_t *)back)[i], i / PIECE + 1);
+    d->ops->free(d, p);
+    assert_null(d->error.op);
+    free(host), free(back);
+    engine_close(g);
 }
 
 struct many_rows {
@@ -433,9 +525,9 @@ static void test_names(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_budget),  cmocka_unit_test(test_pieces),   cmocka_unit_test(test_names),
-        cmocka_unit_test(test_no_room), cmocka_unit_test(test_training), cmocka_unit_test(test_paused_in_evaluation),
-        cmocka_unit_test(test_lost), /* the last: it leaves the runtime lost */
+        cmocka_unit_test(test_budget),  cmocka_unit_test(test_pieces),      cmocka_unit_test(test_names),
+        cmocka_unit_test(test_no_room), cmocka_unit_test(test_training),    cmocka_unit_test(test_lost),
+        cmocka_unit_test(test_staging), cmocka_unit_test(test_copies_fail), cmocka_unit_test(test_paused_in_evaluation),
     };
     if (argc != 2) return fprintf(stderr, "usage: simt_memory_test FIXTURES/models\n"), 2;
     fixtures = argv[1];

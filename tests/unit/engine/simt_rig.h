@@ -148,11 +148,7 @@ static struct {
     struct dev_ops ops;
     const struct dev_ops *own;
     struct engine *g;
-    int reserves, failed, reopens;
-    bool in_time;              /* nobody may think that a restart hangs */
-    struct reply *late;        /* asked for while the device is opened anew, and its adapter unloaded */
-    struct engine_stats stats; /* at the end of the turn that opened it anew */
-    bool turned;
+    int reserves, failed, uploads;
 } patched;
 
 static inline void use_patched(struct engine *g)

@@ -728,7 +728,7 @@ struct train *train_open(const struct train_job *job, struct model *m, struct tr
     struct train *t = train_new(job, m, gate);
     if (t->p.f32 && !gate) m->d->bf16_x = false; /* nobody else computes on it */
     if (open_all(t, e)) {
-        struct err lost;
+        struct err lost = {0};
         if (device_failed(t, &lost) && lost.code == ERR_LOST)
             *e = lost;                         /* that comes first, whatever failed after it */
         if (t->took) train_gate_pass(t->gate); /* it frees memory of the device */

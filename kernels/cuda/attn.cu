@@ -169,10 +169,7 @@ __device__ void f32_scores(const attn_call &c, const attn_item &it, f32_smem<DIM
 #pragma unroll(WHOLE)
         for (int j = 0; j < 2; j++) {
             float4 q = *reinterpret_cast<const float4 *>(&s.q[r + j][i]);
-            dot[j] += q.x * k.x;
-            dot[j] += q.y * k.y;
-            dot[j] += q.z * k.z;
-            dot[j] += q.w * k.w;
+            dot[j] = fmaf(q.w, k.w, fmaf(q.z, k.z, fmaf(q.y, k.y, fmaf(q.x, k.x, dot[j]))));
         }
     }
 #pragma unroll(WHOLE)
@@ -210,7 +207,7 @@ template <int DIM, int STAGES> __device__ void f32_values(f32_smem<DIM, STAGES> 
 #pragma unroll(WHOLE)
         for (int i = 0; i < at.ROWS; i++) {
             float p = s.p[at.row + i][key];
-            acc[i] = {acc[i].x + p * v.x, acc[i].y + p * v.y, acc[i].z + p * v.z, acc[i].w + p * v.w};
+            acc[i] = {fmaf(p, v.x, acc[i].x), fmaf(p, v.y, acc[i].y), fmaf(p, v.z, acc[i].z), fmaf(p, v.w, acc[i].w)};
         }
     }
 }

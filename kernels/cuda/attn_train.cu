@@ -87,10 +87,8 @@ __device__ void multiply_nt(float (&acc)[M / SIDE][N / SIDE], const feature_tile
         for (int i = 0; i < ROWS; i++)
 #pragma unroll(WHOLE)
             for (int j = 0; j < COLS; j++) {
-                acc[i][j] += x[i].x * y[j].x;
-                acc[i][j] += x[i].y * y[j].y;
-                acc[i][j] += x[i].z * y[j].z;
-                acc[i][j] += x[i].w * y[j].w;
+                float sum = fmaf(x[i].y, y[j].y, fmaf(x[i].x, y[j].x, acc[i][j]));
+                acc[i][j] = fmaf(x[i].w, y[j].w, fmaf(x[i].z, y[j].z, sum));
             }
     }
 }
@@ -115,10 +113,10 @@ __device__ void multiply_add(float4 (&acc)[M / SIDE][DIM / 64], const float (&w)
 #pragma unroll(WHOLE)
                 for (int i = 0; i < ROWS; i++) {
                     float f = l == 0 ? x[i].x : l == 1 ? x[i].y : l == 2 ? x[i].z : x[i].w;
-                    acc[i][j].x += f * y.x;
-                    acc[i][j].y += f * y.y;
-                    acc[i][j].z += f * y.z;
-                    acc[i][j].w += f * y.w;
+                    acc[i][j].x = fmaf(f, y.x, acc[i][j].x);
+                    acc[i][j].y = fmaf(f, y.y, acc[i][j].y);
+                    acc[i][j].z = fmaf(f, y.z, acc[i][j].z);
+                    acc[i][j].w = fmaf(f, y.w, acc[i][j].w);
                 }
             }
     }

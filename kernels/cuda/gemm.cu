@@ -98,7 +98,8 @@ template <bool TA, bool TB, bool VEC> __global__ void __launch_bounds__(TILE_THR
 #pragma unroll
                 for (int i = 0; i < 4; i++)
 #pragma unroll
-                    for (int j = 0; j < 4; j++) acc[i][j] += (TA ? av[e][i] : av[i][e]) * (TB ? bv[j][e] : bv[e][j]);
+                    for (int j = 0; j < 4; j++)
+                        acc[i][j] = fmaf(TA ? av[e][i] : av[i][e], TB ? bv[j][e] : bv[e][j], acc[i][j]);
         }
     }
     float *c = g.c + (size_t)blockIdx.z * (size_t)g.M * (size_t)g.ldc;

@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(LORA_THREADS)
             float4 av = load4<VEC>(a + (size_t)(rank + j < r ? j : 0) * (size_t)K, k, K);
 #pragma unroll
             for (int i = 0; i < ROWS; i++)
-                acc[i][j] += xv[i].x * av.x, acc[i][j] += xv[i].y * av.y, acc[i][j] += xv[i].z * av.z,
-                    acc[i][j] += xv[i].w * av.w;
+                acc[i][j] =
+                    fmaf(xv[i].w, av.w, fmaf(xv[i].z, av.z, fmaf(xv[i].y, av.y, fmaf(xv[i].x, av.x, acc[i][j]))));
         }
     }
 #pragma unroll
@@ -134,7 +134,7 @@ __device__ inline void dot_ranks(float (&sum)[ROWS], const float *u, int stride,
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             float4 uv = *reinterpret_cast<const float4 *>(u + i * stride + k);
-            sum[i] += uv.x * bv.x, sum[i] += uv.y * bv.y, sum[i] += uv.z * bv.z, sum[i] += uv.w * bv.w;
+            sum[i] = fmaf(uv.w, bv.w, fmaf(uv.z, bv.z, fmaf(uv.y, bv.y, fmaf(uv.x, bv.x, sum[i]))));
         }
     }
 }

@@ -603,6 +603,54 @@ void test_row_classes(const char *name)
     free(x);
 }
 
+/* Where the number of rows of a product changes the bits of its rows: after end[0] and end[1], and nowhere else (0: no
+ * such place).  docs/cuda.md says so to users. */
+static const struct row_bounds {
+    enum dtype t;
+    int group;
+    bool bf16_x;
+    int end[2];
+} row_bounds[] = {
+    {DT_F32, 0, false, {16}}, {DT_F16, 0, false, {16}},  {DT_F16, 0, true, {16}},       {DT_BF16, 0, false, {16}},
+    {DT_BF16, 0, true, {8}},  {DT_NF4, 64, false, {16}}, {DT_NF4, 64, true, {16, 256}}, {DT_I8, 0, false, {0}},
+    {DT_I4, 32, false, {8}},  {DT_I4, 128, false, {8}},
+};
+
+/* Only for simt, where products of many rows, which are cuBLASLt's, have one order. */
+void test_row_bounds(const char *name)
+{
+    enum { M = 300, N = 70, K = 320, ALL = 11 };
+    static const int counts[ALL] = {1, 2, 7, 8, 9, 16, 17, 128, 256, 257, M};
+    float *x = random_floats((size_t)M * K, 1);
+    for (size_t k = 0; k < sizeof row_bounds / sizeof *row_bounds; k++) {
+        const struct row_bounds *b = row_bounds + k;
+        with_bf16_x = b->bf16_x;
+        struct dev *d = open_checked(name, 1);
+        struct weight_case c = weight_random(b->t, N, K, b->group);
+        struct weight *w = weight_put(d, &c);
+        float *dx = put(d, x, (size_t)M * K * 4), *y = put(d, NULL, (size_t)M * N * 4), *last = NULL;
+        for (int i = 0; i < ALL; i++) {
+            int n = counts[i], before = i ? counts[i - 1] : 0;
+            op_linear(d, (struct linear_args){mat_f32(y, n, N), mat_f32(dx, n, K), w, NULL});
+            check_device("row bounds", d);
+            float *got = get(d, y, (size_t)n * N);
+            bool other = false;
+            for (int e = 0; e < 2; e++) other |= b->end[e] && before <= b->end[e] && n > b->end[e];
+            bool same = !i || memcmp(got, last, (size_t)before * N * 4) == 0;
+            CHECK(same != (other && i), "%s/%d%s: rows among %d and among %d have %s bits", dtype_name(b->t), b->group,
+                  b->bf16_x ? ", x rounded" : "", before, n, same ? "the same" : "other");
+            free(last);
+            last = got;
+        }
+        free(last);
+        d->ops->free(d, dx), d->ops->free(d, y), d->ops->weight_free(d, w);
+        weight_case_free(&c);
+        dev_close(d);
+    }
+    with_bf16_x = false;
+    free(x);
+}
+
 struct int8_case {
     int N, K, first, gap; /* gap: between lines of y */
     bool bias, gate_up;

@@ -66,6 +66,7 @@ OPS(X)
 #undef X
 void test_rows_alone(const char *const *levels, int n_levels);     /* dense_test.c: M, threads, levels */
 void test_row_classes(const char *name);                           /* dense_test.c: a device that is no cpu level */
+void test_row_bounds(const char *name);                            /* dense_test.c: likewise */
 void test_outliers(struct dev *dev);                               /* dense_test.c */
 void test_int8_many(struct dev *dev);                              /* dense_test.c */
 void test_ahead(const char *name);                                 /* ahead_test.c: what ends what a norm did ahead */

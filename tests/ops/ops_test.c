@@ -157,6 +157,7 @@ static int test_device(const char *name)
         test_int8_many(d);
         dev_close(d);
         test_row_classes(name);
+        if (strcmp(name, "simt") == 0) test_row_bounds(name);
         with_bf16_x = true;
         d = open_checked(name, 1);
         struct dev *ref = open_checked("ref", 1);

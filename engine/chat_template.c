@@ -6,6 +6,7 @@
 #include "engine/chat_input.h"
 #include "engine/tokenizer_text.h"
 
+#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -175,14 +176,36 @@ static bool take_file(struct chat_template *t, const char *dir, const char *name
     return good;
 }
 
-/* transformers' layout: files, and only without them what tokenizer_config.json says. */
+/* Templates of whatever name are there. */
+static bool has_templates(const char *dir)
+{
+    bool any = false;
+    DIR *d = opendir(dir);
+    for (struct dirent *f; d && (f = readdir(d));) {
+        size_t n = strlen(f->d_name);
+        any = any || (n > 6 && strcmp(f->d_name + n - 6, ".jinja") == 0);
+    }
+    if (d) closedir(d);
+    return any;
+}
+
+/* transformers' layout: files, and only without any of them what tokenizer_config.json says. */
 static void take_directory(struct chat_template *t, const char *dir, const cJSON *config, struct err *e)
 {
     bool found = false;
     if (!take_file(t, dir, "chat_template.jinja", &t->normal, &found, e)) return;
     if (!take_file(t, dir, "additional_chat_templates/default.jinja", &t->normal, &found, e)) return;
     if (!take_file(t, dir, "additional_chat_templates/tool_use.jinja", &t->tools, &found, e)) return;
-    if (!found) take_template(t, cJSON_GetObjectItemCaseSensitive(config, "chat_template"), e);
+    if (found) return;
+    char *more = file_join(dir, "additional_chat_templates");
+    if (has_templates(more))
+        err_set(e, ERR_INVALID,
+                "%s: there is no chat_template.jinja, and here neither default.jinja nor tool_use.jinja (where there "
+                "are template files, the one in tokenizer_config.json does not count)",
+                more);
+    else
+        take_template(t, cJSON_GetObjectItemCaseSensitive(config, "chat_template"), e);
+    free(more);
 }
 
 /* path: of the template's file; NULL: the directory's own */

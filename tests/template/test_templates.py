@@ -1,4 +1,5 @@
-"""The C chat templates against what transformers and jinja2 made of the same (expected.json.xz, make_fixtures.py).
+"""The C chat templates against what transformers and jinja2 made of the same (expected.json.xz and calls.json.xz,
+made by make_fixtures.py).
 
     TANDEM_BUILD_DIR=build python -m pytest tests/template
 """
@@ -8,13 +9,15 @@ import re
 
 import pytest
 
-from conversations import CONVERSATIONS
+import calls
+from conversations import CONVERSATIONS, TOOLS, user
 from language import CASES, VARIABLES
 from template_client import FIXTURES, Refused, Tool
 
 pytestmark = pytest.mark.smoke
 
 EXPECTED = json.loads(lzma.decompress((FIXTURES / "expected.json.xz").read_bytes()))
+CALLS = json.loads(lzma.decompress((FIXTURES / "calls.json.xz").read_bytes()))
 TEMPLATES = {path.stem: path.read_text() for path in sorted(FIXTURES.glob("*.jinja"))}
 TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>"}
 
@@ -58,6 +61,28 @@ def test_continue_final_message(tool, template, conversation):
 @pytest.mark.parametrize("source", CASES)
 def test_language(tool, source):
     compare(tool, EXPECTED["language"][source], template=source, messages=[], extra=VARIABLES)
+
+
+@pytest.mark.parametrize("variant", calls.VARIANTS)
+@pytest.mark.parametrize("template", calls.TEMPLATES)
+def test_calls(tool, template, variant):
+    """What a client of the API sends becomes what transformers makes of the form that the template needs."""
+    for conversation, (messages, tools, keywords) in calls.CONVERSATIONS.items():
+        for prompt in (False, True):
+            text = tool.render(calls.TEMPLATES[template][-1], calls.sent(messages, variant), tools, TOKENS | keywords, prompt, adapt=True)[0]
+            assert text.decode() == CALLS["templates"][template][conversation][variant][prompt], conversation
+
+
+@pytest.mark.parametrize("name", calls.DIRECTORIES)
+def test_directory(tool, tmp_path, name):
+    """The template that transformers takes, without and with tools."""
+    calls.write_directory(tmp_path, calls.DIRECTORIES[name])
+    for tools, expected in zip((None, TOOLS), CALLS["directories"][name], strict=True):
+        try:
+            text = tool.ask(dir=str(tmp_path), messages=[user("u")], tools=tools)[0].decode()
+        except Refused:
+            text = None
+        assert text == expected, "with tools" if tools else "without"
 
 
 # How each family writes a turn of the assistant: the group is what it generates.  Only for conversations without

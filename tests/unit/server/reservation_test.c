@@ -108,6 +108,90 @@ static void a_tree_takes_what_is_reserved(void **state)
     cJSON_InitHooks(NULL);
 }
 
+static unsigned chance(unsigned n)
+{
+    static uint32_t state = 15;
+    state = state * 1664525u + 1013904223u;
+    return (state >> 8) % n;
+}
+
+static void random_text(struct buf *b)
+{
+    static const char *const pieces[] = {"a", "some text", "\xc3\xa9", "\\n", "\\u00e9", "\\ud83d\\ude00", " "};
+    buf_char(b, '"');
+    for (unsigned n = chance(8) * chance(5); n; n--) buf_str(b, pieces[chance(sizeof pieces / sizeof *pieces)]);
+    buf_char(b, '"');
+}
+
+/* Half of them keep their literals. */
+static void random_number(struct buf *b)
+{
+    static const char *const numbers[] = {"0",  "7",    "123456", "0.5",    "-12.25",           "1.0",
+                                          "-0", "-0.0", "1e16",   "5e-324", "9007199254740993", "100.00"};
+    unsigned i = chance(sizeof numbers / sizeof *numbers + 2);
+    if (i < sizeof numbers / sizeof *numbers) {
+        buf_str(b, numbers[i]);
+        return;
+    }
+    buf_char(b, '1');
+    for (unsigned n = chance(chance(8) ? 60 : 300); n; n--) buf_char(b, (char)('0' + chance(10)));
+    if (i & 1) buf_str(b, ".0");
+}
+
+static void random_value(struct buf *b, int depth)
+{
+    unsigned kind = chance(depth < 6 ? 8 : 5), n = chance(7);
+    bool object = kind == 5;
+    if (kind < 3) {
+        random_number(b);
+    } else if (kind == 3) {
+        random_text(b);
+    } else if (kind == 4) {
+        buf_str(b, chance(2) ? "true" : "null");
+    } else {
+        buf_char(b, object ? '{' : '[');
+        for (unsigned i = 0; i < n; i++) {
+            if (i) buf_char(b, ',');
+            if (object) random_text(b);
+            if (object) buf_char(b, ':');
+            random_value(b, depth + 1);
+        }
+        buf_char(b, object ? '}' : ']');
+    }
+}
+
+/* Texts, names and numbers of any length together: literals are part of what is reserved. */
+static void random_trees_take_what_is_reserved(void **state)
+{
+    (void)state;
+    size_t literals = 0, closest = 0;
+    cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = count_alloc, .free_fn = count_free});
+    for (int i = 0; i < 3000; i++) {
+        struct err e = {0};
+        struct json_size size;
+        struct buf text = {0};
+        buf_char(&text, '[');
+        random_value(&text, 0);
+        buf_char(&text, ']');
+        assert_int_equal(json_measure(text.data, text.len, SIZE_MAX, &size, &e), ERR_OK);
+        literals += size.wrapped;
+        taken = peak = 0;
+        cJSON *tree = json_parse_body(text.data, text.len, &e);
+        assert_non_null(tree);
+        if (json_reserved(tree) < peak)
+            print_error("%s: %zu reserved, %zu taken\n", text.data, json_reserved(tree), peak);
+        assert_true(json_reserved(tree) >= peak);
+        if (100 * peak / json_reserved(tree) > closest) closest = 100 * peak / json_reserved(tree);
+        json_free(tree);
+        assert_int_equal(taken, 0);
+        buf_free(&text);
+    }
+    assert_true(literals > 1000);
+    assert_true(closest > 50); /* what is reserved is near what is taken */
+    assert_int_equal(in_use(), 0);
+    cJSON_InitHooks(NULL);
+}
+
 static void refused_before_a_node_is_made(void **state)
 {
     (void)state;
@@ -187,6 +271,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_tree_takes_what_is_reserved),
+        cmocka_unit_test(random_trees_take_what_is_reserved),
         cmocka_unit_test(refused_before_a_node_is_made),
         cmocka_unit_test(the_budget_is_shared),
 

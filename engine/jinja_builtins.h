@@ -10,6 +10,7 @@ const struct jbuiltin *jinja_filter(struct jstr name);
 const struct jbuiltin *jinja_test(struct jstr name);
 const struct jbuiltin *jinja_function(struct jstr name); /* global functions */
 const struct jbuiltin *jinja_str_method(struct jstr name);
+const struct jbuiltin *jinja_bytes_method(struct jstr name);
 const struct jbuiltin *jinja_list_method(enum jlist_kind kind, struct jstr name);
 const struct jbuiltin *jinja_dict_method(struct jstr name);
 const struct jbuiltin *jinja_loop_method(struct jstr name); /* cycle, changed */
@@ -46,6 +47,8 @@ void jinja_json(struct jinja *j, struct jtext *t, struct jv v, const struct jjso
 /* Case as Python has it, with the few characters that become several. */
 enum jcase { CASE_UPPER, CASE_LOWER, CASE_CAPITALIZE, CASE_TITLE, CASE_SWAP, CASE_FOLD };
 struct jv jinja_case(struct jinja *j, struct jstr s, enum jcase how);
+/* str.encode and what it gives (jinja_bytes.c); encoding, errors: perhaps J_MISSING */
+struct jv jinja_encode(struct jinja *j, struct jstr s, struct jv encoding, struct jv errors);
 struct jv jinja_strip(struct jinja *j, struct jstr s, struct jv chars, bool left, bool right);
 struct jv jinja_replace(struct jinja *j, struct jstr s, struct jstr old, struct jstr new, int64_t count);
 struct jv jinja_splitlines(struct jinja *j, struct jstr s, bool keep);

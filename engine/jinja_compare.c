@@ -122,7 +122,7 @@ int jv_compare(struct jinja *j, struct jv a, struct jv b, const char *op)
     if (a.type == J_STR && b.type == J_STR) return compare_text(j, *a.str, *b.str);
     if (a.type == J_UNDEF) jinja_fail_undefined(j, a);
     if (b.type == J_UNDEF) jinja_fail_undefined(j, b);
-    if (!sequences(a, b) || a.list->kind > JL_TUPLE)
+    if (!sequences(a, b) || a.list->kind > JL_BYTES)
         jinja_fail(j, "'%s' not supported between instances of '%s' and '%s'", op, jv_type_name(a), jv_type_name(b));
     jinja_enter(j);
     size_t n = a.list->n < b.list->n ? a.list->n : b.list->n;
@@ -147,6 +147,8 @@ bool jv_contains(struct jinja *j, struct jv in, struct jv what)
     if (in.type == J_UNDEF) return false;
     if (in.type != J_LIST) jinja_fail(j, "argument of type '%s' is not iterable", jv_type_name(in));
     struct jlist *l = in.list;
+    if (l->kind == JL_BYTES && !jint_is(what))
+        jinja_fail(j, "a number is looked for in bytes, not '%s'", jv_type_name(what));
     bool once = l->kind == JL_ITERATOR;
     for (size_t i = once ? l->at : 0; i < l->n; i++) {
         if (once) l->at = i + 1;
@@ -171,7 +173,7 @@ uint32_t jv_hash(struct jinja *j, struct jv v)
         return hash_bytes(v.str->s, v.str->n);
     }
     if (jv_is_number(v, &d)) return d == 0 ? 1 : hash_bytes(&d, sizeof d); /* 1, 1.0 and true are the same key */
-    if (v.type == J_LIST && v.list->kind == JL_TUPLE) {
+    if (v.type == J_LIST && (v.list->kind == JL_TUPLE || v.list->kind == JL_BYTES)) {
         uint32_t h = 7;
         jinja_enter(j);
         for (size_t i = 0; i < v.list->n; i++) {

@@ -123,7 +123,7 @@ static bool hashable(struct jv v)
             if (v.list->v[i].type == J_LIST || v.list->v[i].type == J_DICT) return false;
         return true;
     }
-    return v.type != J_LIST && v.type != J_DICT;
+    return (v.type != J_LIST || v.list->kind == JL_BYTES) && v.type != J_DICT;
 }
 
 /* Element i, counted from the end when negative; J_MISSING */

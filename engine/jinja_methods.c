@@ -429,6 +429,61 @@ METHOD(str_expandtabs)
     return jtext_value(j, &t);
 }
 
+METHOD(str_encode)
+{
+    return jinja_encode(j, *self.str, a[0], a[1]);
+}
+
+METHOD(str_isprintable)
+{
+    jinja_work(j, self.str->n / 16);
+    for (size_t i = 0; i < self.str->n;) {
+        uint32_t ch;
+        i += utf8_get(self.str->s + i, &ch);
+        if (!jinja_printable(ch)) return jv_bool(false);
+    }
+    return jv_bool(true);
+}
+
+/* Whether an identifier may begin with the character, or go on with it: Unicode's XID_Start and XID_Continue, which are
+ * categories, and a few that are listed. */
+static bool in_identifier(uint32_t c, bool first)
+{
+    static const uint32_t never[][2] = {{0x37a, 0x37a},   {0x2e2f, 0x2e2f}, {0xfc5e, 0xfc63}, {0xfdfa, 0xfdfb},
+                                        {0xfe70, 0xfe70}, {0xfe72, 0xfe72}, {0xfe74, 0xfe74}, {0xfe76, 0xfe76},
+                                        {0xfe78, 0xfe78}, {0xfe7a, 0xfe7a}, {0xfe7c, 0xfe7c}, {0xfe7e, 0xfe7e}};
+    if (c == 0x2118 || c == 0x212e) return true;
+    for (size_t i = 0; i < sizeof never / sizeof *never; i++)
+        if (c >= never[i][0] && c <= never[i][1]) return false;
+    if (first && (c == 0xe33 || c == 0xeb3 || c == 0xff9e || c == 0xff9f)) return false;
+    if (first && (c == 0x1885 || c == 0x1886)) return true;
+    if (!first && (c == 0xb7 || c == 0x387 || (c >= 0x1369 && c <= 0x1371) || c == 0x19da)) return true;
+    switch (utf8proc_category((utf8proc_int32_t)c)) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_NL: return true;
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ND: return !first;
+    case UTF8PROC_CATEGORY_PC: return !first || c == '_';
+    default: return false;
+    }
+}
+
+METHOD(str_isidentifier)
+{
+    jinja_work(j, self.str->n / 16);
+    for (size_t i = 0, next; i < self.str->n; i = next) {
+        uint32_t ch;
+        next = i + utf8_get(self.str->s + i, &ch);
+        if (!in_identifier(ch, i == 0)) return jv_bool(false);
+    }
+    return jv_bool(self.str->n != 0);
+}
+
 static const struct jbuiltin STR[] = {{"strip", "chars?", str_strip},
                                       {"lstrip", "chars?", str_lstrip},
                                       {"rstrip", "chars?", str_rstrip},
@@ -449,6 +504,9 @@ static const struct jbuiltin STR[] = {{"strip", "chars?", str_strip},
                                       {"count", "sub start? end?", str_count},
                                       {"join", "iterable", str_join},
                                       {"format", NULL, str_format},
+                                      {"encode", "encoding? errors?", str_encode},
+                                      {"isprintable", "", str_isprintable},
+                                      {"isidentifier", "", str_isidentifier},
                                       {"upper", "", str_upper},
                                       {"lower", "", str_lower},
                                       {"casefold", "", str_casefold},
@@ -502,6 +560,7 @@ const struct jbuiltin *jinja_list_method(enum jlist_kind kind, struct jstr name)
 {
     static const struct jbuiltin methods[] = {
         {"index", "value", list_index}, {"count", "value", list_count}, {"copy", "", copy}};
+    if (kind == JL_BYTES) return jinja_bytes_method(name);
     return kind > JL_RANGE ? NULL : jbuiltin_find(methods, kind == JL_LIST ? 3 : 2, name);
 }
 

@@ -80,7 +80,7 @@ static struct jv repeat(struct jinja *j, struct jv v, struct jv count)
 
 static bool is_sequence(struct jv v)
 {
-    return v.type == J_STR || (v.type == J_LIST && v.list->kind <= JL_TUPLE);
+    return v.type == J_STR || (v.type == J_LIST && v.list->kind <= JL_BYTES);
 }
 
 static struct jv join(struct jinja *j, struct jv a, struct jv b)

@@ -205,7 +205,7 @@ void jtext_double(struct jinja *j, struct jtext *t, double d)
     jtext_cstr(j, t, s);
 }
 
-static bool printable(uint32_t c)
+bool jinja_printable(uint32_t c)
 {
     if (c < 0x7f) return c >= 0x20;
     switch (utf8proc_category((utf8proc_int32_t)c)) {
@@ -235,7 +235,7 @@ static void repr_str(struct jinja *j, struct jtext *t, struct jstr s)
             snprintf(escaped, sizeof escaped, "\\%c", (int)c);
         } else if (c == '\n' || c == '\r' || c == '\t') {
             snprintf(escaped, sizeof escaped, "\\%c", c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
-        } else if (!printable(c)) {
+        } else if (!jinja_printable(c)) {
             snprintf(escaped, sizeof escaped, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", c);
         } else {
             memcpy(escaped, s.s + i, len);
@@ -262,9 +262,10 @@ static void repr_dict(struct jinja *j, struct jtext *t, const struct jdict *d)
 
 static void repr_list(struct jinja *j, struct jtext *t, const struct jlist *l)
 {
-    static const char *const open[] = {"[", "(", NULL, "dict_keys([", "dict_values([", "dict_items([", NULL};
-    static const char *const close[] = {"]", ")", NULL, "])", "])", "])", NULL};
+    static const char *const open[] = {"[", "(", NULL, NULL, "dict_keys([", "dict_values([", "dict_items([", NULL};
+    static const char *const close[] = {"]", ")", NULL, NULL, "])", "])", "])", NULL};
     if (l->kind == JL_ITERATOR) return jtext_cstr(j, t, "<generator object>");
+    if (l->kind == JL_BYTES) return jinja_bytes_repr(j, t, l);
     if (l->kind == JL_RANGE) {
         char s[100];
         int64_t start = l->n ? l->v[0].i : 0, step = l->n > 1 ? l->v[1].i - start : 1;

@@ -229,8 +229,8 @@ void jdict_set(struct jinja *j, struct jdict *d, struct jv key, struct jv value)
 
 const char *jv_type_name(struct jv v)
 {
-    static const char *const lists[] = {"list",        "tuple",      "range",    "dict_keys",
-                                        "dict_values", "dict_items", "generator"};
+    static const char *const lists[] = {"list",      "tuple",       "bytes",      "range",
+                                        "dict_keys", "dict_values", "dict_items", "generator"};
     switch (v.type) {
     case J_MISSING:
     case J_UNDEF: return "Undefined";

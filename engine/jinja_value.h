@@ -100,7 +100,16 @@ struct jv {
 };
 
 /* What is indexed by position.  An iterator (what map, select... give) can be walked once. */
-enum jlist_kind { JL_LIST, JL_TUPLE, JL_RANGE, JL_KEYS, JL_VALUES, JL_ITEMS, JL_ITERATOR };
+enum jlist_kind {
+    JL_LIST,
+    JL_TUPLE,
+    JL_BYTES, /* whole numbers below 256 (jinja_bytes.c) */
+    JL_RANGE,
+    JL_KEYS,
+    JL_VALUES,
+    JL_ITEMS,
+    JL_ITERATOR
+};
 struct jlist {
     enum jlist_kind kind;
     struct jv *v; /* (n) */
@@ -253,6 +262,8 @@ static inline int jstr_short(struct jstr s)
 /* As Python's str() and repr(). */
 void jtext_value_str(struct jinja *j, struct jtext *t, struct jv v);
 void jtext_repr(struct jinja *j, struct jtext *t, struct jv v);
+bool jinja_printable(uint32_t c);                                               /* as str.isprintable() */
+void jinja_bytes_repr(struct jinja *j, struct jtext *t, const struct jlist *l); /* of JL_BYTES */
 void jtext_double(struct jinja *j, struct jtext *t, double d);
 struct jstr jv_to_str(struct jinja *j, struct jv v);
 

@@ -180,6 +180,27 @@ text.upper(), text.lower(), "abc".capitalize(), text.casefold()
 "-".join(["a", "b"]), "".join(words), ", ".join("abc")
 "-".join([1, 2])
 "7".zfill(3), "-7".zfill(4), "a".center(6, "*"), "a".ljust(3) ~ "|", "a".rjust(3, "é"), "ab".center(5)
+"x".encode(), "é".encode("utf-8"), "é 東🙂".encode() | length, unicode.encode().decode() == unicode, "é".encode() == "é", "é".encode() == "é".encode(encoding="UTF8"), "" | string is string, "é".encode() is string
+"é".encode() | list, "é".encode()[0], "é".encode()[-1], "abcdef".encode()[1:4], "abc".encode()[::-1], "ab".encode() is iterable, "ab".encode() is sequence, "ab".encode() is mapping, "ab".encode().hex()
+"a'b".encode(), 'a"b'.encode(), "a'b\"c".encode(), "\n\t\r\\ \x07".encode(), "é\n".encode("latin-1"), "".encode(), not "".encode()
+"é€z".encode("ascii", "ignore"), "é€z".encode("ascii", "ignore").decode(), "é€z".encode("latin1", "replace"), "é€".encode("ascii", errors="replace").decode("ascii"), "é".encode("latin_1").decode("ISO-8859-1")
+"x".encode() ~ "y", "%s" % "x".encode(), "x".encode() | string | upper, ["x".encode(), ("y".encode(),)], "x".encode() + "y".encode(), "xy".encode() * 2, 120 in "x".encode(), 1 in "x".encode()
+"a".encode() < "b".encode(), "b".encode() < "ab".encode(), {"x".encode(): 1}["x".encode()], "x".encode in [1], "ab".encode() | first, "ab".encode() | sort, "ab".encode() | reverse | list, "abc".encode() | sum, "ba".encode() | join(",")
+"é€".encode()[:2].decode(), "é€".encode()[:3].decode("utf-8", "ignore")
+"x".encode() | tojson
+"x".encode("klingon")
+"x€".encode("x", "y")
+"€".encode("ascii")
+"€".encode("latin-1")
+"é".encode()[:1].decode()
+"é".encode().decode("ascii")
+"x" in "xy".encode()
+"x".encode() + "y"
+"y" + "x".encode()
+"x".encode() < "y"
+"x".encode().append(1)
+"ab".isprintable(), "é€ ".isprintable(), "a\nb".isprintable(), "".isprintable(), "\u2028".isprintable(), "\u00a0".isprintable()
+"ab".isidentifier(), "a b".isidentifier(), "_1".isidentifier(), "1a".isidentifier(), "".isidentifier(), "é東".isidentifier(), "a-b".isidentifier(), "a·b".isidentifier(), "·b".isidentifier(), "℘".isidentifier(), "ͺ".isidentifier(), "aͺ".isidentifier(), "aำ".isidentifier(), "ำ".isidentifier(), "for".isidentifier(), "a‿b".isidentifier(), "‿".isidentifier(), "Ⅷ".isidentifier(), "½".isidentifier()
 "abc".isalpha(), "a1".isalnum(), "12".isdigit(), "12".isdecimal(), "½".isnumeric(), "²".isdigit(), " \t".isspace(), "AB".isupper(), "ab1".islower(), "".isalpha(), "1".islower()
 "abc".removeprefix("a"), "abc".removesuffix("c"), "abc".removeprefix("x")
 "abc".nothing is defined

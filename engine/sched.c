@@ -461,8 +461,8 @@ static void plan_prompts(struct sched *s)
             continue;
         }
         plan_prompt(s, &pace, q);
-        /* It lost the pages it was just given, so nothing may be left in the plan: it is tried again, for the engine sleeps
-         * after a step that has nothing to compute. */
+        /* It lost the pages it was just given, so nothing may be left in the plan: it is tried again, for the engine
+         * sleeps after a step that has nothing to compute. */
         if (q->state == SEQ_WAITING) q->tried = 0;
     }
 }

@@ -65,7 +65,8 @@ static bool make_room(struct http_server *s)
 {
     struct conn *oldest = NULL;
     for (struct conn *c = s->conns; c; c = c->next)
-        if (c->state == CONN_IDLE && c->idle_since && (!oldest || c->idle_since < oldest->idle_since)) oldest = c;
+        if (!c->refused && c->state == CONN_IDLE && c->idle_since && (!oldest || c->idle_since < oldest->idle_since))
+            oldest = c;
     if (oldest) conn_drop(oldest);
     if (oldest) s->stats.evicted++;
     return oldest != NULL;

@@ -2,6 +2,7 @@
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import time
@@ -139,12 +140,25 @@ def test_stuck_step_is_unhealthy(start):
         wait_for(lambda: s.get("/health").status_code == 200, what="healthy again")
 
 
+def hold(port, n):
+    """-> n connections that the server took and that wait to say more.  One it refused (those of the start may not be gone yet) gets
+    its answer within a second."""
+    held = []
+    while len(held) < n:
+        one = socket.create_connection(("127.0.0.1", port))
+        one.sendall(b"GET /info HTTP/1.1\r\n")
+        held.append(one)
+        refused = select.select(held, [], [], 1.5)[0] if len(held) == n else []
+        for one in refused:
+            held.remove(one)
+            one.close()
+    return held
+
+
 def test_probes_are_answered_at_the_connection_limit(start):
     """A server that is full is alive: nobody should end it."""
     with start("--max-connections", 2, "--header-timeout", 60) as s:
-        held = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(2)]
-        for one in held:
-            one.sendall(b"GET /info HTTP/1.1\r\n")
+        held = hold(s.port, 2)
         wait_for(lambda: s.get("/info").status_code == 503, what="the limit")
         assert s.get("/health").status_code == s.get("/ready").status_code == 200
         assert requests.post(s.url + "/health", data="x", timeout=10).status_code == 503

@@ -1,11 +1,13 @@
 """What requests may make the daemon hold: under a limit of address space no body of any shape ends it, whatever route it
 goes to; memory is given back; an answer that nobody reads is bounded; large bodies are not read on the loop."""
 import json
+import os
 import re
 import resource
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import requests
@@ -95,6 +97,47 @@ def test_little_memory_is_left(start, spare):
                 assert answer.status_code in (200, 400, 413, 422, 503), (path, name, answer.text)
                 assert s.process.poll() is None, (path, name, s.log()[-2000:])
         resource.prlimit(s.process.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert s.generate(max_new_tokens=3)
+
+
+@pytest.fixture
+def group():
+    """A control group with 256 MiB of memory, of version 2 or 1; skipped where none can be made."""
+    for root, limit in ((Path("/sys/fs/cgroup"), "memory.max"), (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes")):
+        folder = root / f"tandem-test-{os.getpid()}"
+        if not (root / "cgroup.procs").exists() or not os.access(root, os.W_OK):
+            continue
+        folder.mkdir()
+        if (folder / limit).exists():
+            (folder / limit).write_text(str(256 * MIB))
+            yield folder
+            wait_for(lambda: not (folder / "cgroup.procs").read_text(), what="an empty group")
+            folder.rmdir()
+            return
+        folder.rmdir()  # version 2 without this controller
+    pytest.skip("no control group can be made here")
+
+
+@pytest.mark.timeout(300)
+def test_a_crowd_in_a_control_group(start, group):
+    """The kernel refuses nothing there and kills who takes too much: eight at a time send what would take gigabytes."""
+    with start(wrap=("sh", "-c", f'echo $$ >{group}/cgroup.procs && exec "$@"', "sh")) as s:
+        budget = s.metric("tandem_request_memory_limit_bytes")
+        assert 16 * MIB <= budget <= 64 * MIB, budget  # a quarter of the group's memory, not of the machine's
+
+        def once(work):
+            path, body = work
+            try:
+                return send(s, path, body).status_code
+            except requests.ConnectionError:  # refused on its head while the body was still coming
+                return 413
+        large = [("/train", SHAPES[name](32 * 10**6)) for name in ("numbers", "short texts", "keys")]
+        small = [(path, make(2 * 10**6).replace(b'"x"', f'"{field}"'.encode(), 1)) for path, field in FIELDS.items() for make in SHAPES.values()]
+        with ThreadPoolExecutor(8) as pool:
+            for status in pool.map(once, 4 * large + small):
+                assert 200 <= status < 500 or status == 503, status
+        assert s.process.poll() is None, s.log()[-2000:]
+        wait_for(lambda: held(s) == 0, what="nothing is held")
         assert s.generate(max_new_tokens=3)
 
 

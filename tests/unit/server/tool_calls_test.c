@@ -390,6 +390,7 @@ static void as_json(void **state)
     buf_clear(&out);
     tool_answer_put(&out, &a);
     assert_string_equal(out.data, expected);
+    buf_free(&out);
     tool_answer_free(&a);
     tool_parser_free(p);
 }

@@ -61,6 +61,7 @@ def close(sockets):
 
 # ---- the queue -------------------------------------------------------------------------------------------------------
 
+@pytest.mark.full
 def test_retry_after_is_the_time_of_half_a_queue(start):
     """The header says whole seconds; what it says is compared with what happens, on the same machine at the same pace."""
     with start("--max-seqs", 1, "--max-queue", 6, *SLOW) as s, ThreadPoolExecutor(8) as pool:

@@ -181,6 +181,7 @@ def test_every_token_is_scored_once_whatever_the_window(run, text):
     assert values[0] > values[2] > values[3] * 0.98  # more context, better
 
 
+@pytest.mark.full
 def test_kl_of_quantising(run, text):
     got = {w: perplexity(run, "--file", text, "--quantize", w, "--kl") for w in ("int8", "int4")}
     for g in got.values():
@@ -200,6 +201,7 @@ def test_perplexity_mistakes(run, text, tmp_path):
 
 # ---- quantize --------------------------------------------------------------------------------------------------------
 
+@pytest.mark.full
 @pytest.mark.parametrize("weights", ["int8", "int4", "nf4"])
 def test_quantize_then_load(run, tmp_path, weights):
     out = tmp_path / "q"
@@ -217,6 +219,7 @@ def test_nf4_is_not_calibrated(run, tmp_path):
     assert got.returncode == 1 and b"--calibrate" in got.stderr and not (tmp_path / "q").exists()
 
 
+@pytest.mark.full
 def test_quantize_calibrated(run, tmp_path):
     """A text changes the weights, and not for the worse: another part of the same kind of text is predicted well."""
     stories = (MODEL / "heldout.txt").read_text().split("<|endoftext|>")

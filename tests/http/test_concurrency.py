@@ -95,6 +95,7 @@ def test_disconnect_in_every_state(server):
     assert server.generate(max_new_tokens=3)["generated_text"]
 
 
+@pytest.mark.full
 def test_1000_random_disconnects_give_everything_back(start):
     """Pages return to zero and, once every page was touched, memory stays where it is."""
     with start("--kv-cache-bytes", "8M") as s:
@@ -140,6 +141,7 @@ def read_answers(client, count):
     return bytes(data)
 
 
+@pytest.mark.full
 def test_slow_readers_slow_only_themselves(start):
     """They ask for more than the kernel buffers and read nothing: paused, while others go on; in the end they get all.
 
@@ -239,6 +241,7 @@ def test_stream_tokens_arrive_one_by_one(start):
         assert len({round(t, 4) for t in times}) > 10
 
 
+@pytest.mark.full
 def test_threads_of_a_crowd(server):
     """Plain, streamed, sampled, refused: mixed from 24 threads for a while, nothing mixed up."""
     expected = {p: server.generate(p, max_new_tokens=15)["generated_text"] for p in PROMPTS}

@@ -26,6 +26,7 @@ def test_ready_in_half_a_second(start):
     assert min(seconds() for _ in range(3)) < 0.5
 
 
+@pytest.mark.full
 def test_idle_costs_nothing(start):
     """Under 1 % of a core with 100 open keep-alive connections, measured in CPU time."""
     with start() as s:

@@ -67,6 +67,7 @@ def test_a_large_job_under_a_limit(limited):
     wait_for(lambda: held(limited) == 0, what="nothing is held")
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("path, size", post_routes())
 def test_every_route_and_shape_under_a_limit(limited, path, size):
@@ -118,6 +119,7 @@ def group():
     pytest.skip("no control group can be made here")
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_crowd_in_a_control_group(start, group):
     """The kernel refuses nothing there and kills who takes too much: eight at a time send what would take gigabytes."""
@@ -141,6 +143,7 @@ def test_a_crowd_in_a_control_group(start, group):
         assert s.generate(max_new_tokens=3)
 
 
+@pytest.mark.full
 def test_memory_goes_back(start):
     """What large bodies took, refused and accepted ones, is the system's again."""
     with start() as s:

@@ -60,6 +60,7 @@ def test_a_lost_device_ends_the_process(start):
     assert len(texts) <= 1 and "the device is lost" in s.log()
 
 
+@pytest.mark.full
 def test_a_job_goes_on_after_a_lost_device(start, tmp_path):
     """Lost in a job's steps: the process ends with 75, and the next one ends the job with the bytes of an unbroken one."""
     how = {"max_steps": 6, "save_steps": 1, "n": 8, "max_length": 32}

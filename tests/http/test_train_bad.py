@@ -295,6 +295,7 @@ def test_the_table_is_long_enough():
     assert len(REFUSED) + len(FAILS) >= 40 and rows(3) and job
 
 
+@pytest.mark.full
 def test_bodies_of_clients_that_left_are_counted(start):
     """Large bodies that wait for the store are refused beyond a bound, also when nobody waits for their answers."""
     body = b'{"dataset":{"rows":[' + b"{}," * 2_500_000 + b'{}]},"nothing":1}'

@@ -180,6 +180,7 @@ def test_damage_while_a_job_runs(damaged):
     assert len(lines) > 3 and lines[-1].startswith("60,")  # the steps from the resumption on
 
 
+@pytest.mark.full
 def test_an_end_that_cannot_be_stored(damaged):
     """It is tried again, says why, and leaves no file behind for each attempt."""
     server, _ = damaged

@@ -21,8 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RENDER_INLINE = 256 * 1024 /* memory of an answer that the loop writes: less than a millisecond's work */ };
-
 struct exchange;
 
 struct sequence {
@@ -227,12 +225,7 @@ static void reply_whole(struct exchange *x)
     }
     x->best = best;
     x->refs++; /* until after_render */
-    if (bytes > RENDER_INLINE) {
-        bridge_work(x->app->bridge, x->client, work_render, after_render, x);
-    } else {
-        work_render(x);
-        after_render(x);
-    }
+    bridge_render(x->app->bridge, x->client, bytes, work_render, after_render, x);
 }
 
 static void on_gather(void *arg, const struct event *ev, const struct event_batch *batch)

@@ -24,7 +24,6 @@
 
 enum {
     ECHO_MAX = 64 * 1024 * 1024, /* bytes of all prompts in one answer */
-    RENDER_INLINE = 256 * 1024,  /* memory of an answer that the loop writes: less than a millisecond's work */
 };
 
 struct exchange;
@@ -219,12 +218,7 @@ static void reply_whole(struct exchange *x)
         return;
     }
     x->refs++; /* until after_render */
-    if (bytes > RENDER_INLINE) {
-        bridge_work(x->app->bridge, x->client, work_render, after_render, x);
-    } else {
-        work_render(x);
-        after_render(x);
-    }
+    bridge_render(x->app->bridge, x->client, bytes, work_render, after_render, x);
 }
 
 static void on_gather(void *arg, const struct event *ev, const struct event_batch *batch)

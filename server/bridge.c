@@ -374,6 +374,18 @@ void bridge_work(struct bridge *b, uint64_t client, void (*work)(void *), void (
     }
 }
 
+void bridge_render(struct bridge *b, uint64_t client, size_t bytes, void (*work)(void *), void (*done)(void *),
+                   void *arg)
+{
+    enum { INLINE_BYTES = 256 * 1024 };
+    if (bytes > INLINE_BYTES) {
+        bridge_work(b, client, work, done, arg);
+    } else {
+        work(arg);
+        done(arg);
+    }
+}
+
 /* ---- tokenising ------------------------------------------------------------------------------------------------ */
 
 static void free_tokenization(struct tokenization *t)

@@ -75,6 +75,10 @@ void bridge_on_idle(struct bridge *, void (*fn)(void *), void *arg);
  * may use it several times; each job waits its turn.  When the client has left, work must return at once (keep an
  * atomic flag that it looks at): its jobs are not taken out.  0: for the daemon itself, started at once. */
 void bridge_work(struct bridge *, uint64_t client, void (*work)(void *), void (*done)(void *), void *arg);
+/* The same for writing an answer that takes so many bytes of memory: a small one, less than a millisecond's work, is
+ * written at once, with done called before this returns. */
+void bridge_render(struct bridge *, uint64_t client, size_t bytes, void (*work)(void *), void (*done)(void *),
+                   void *arg);
 
 /* ---- tokenising ------------------------------------------------------------------------------------------------ */
 

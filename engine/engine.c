@@ -498,6 +498,7 @@ static void run_step(struct engine *g, const struct plan *p)
         step_times_note(&g->times, plan_decodes(p), clock_now() - start);
         for (int i = 0; i < p->n; i++)
             if (p->v[i].seq->blocked) sched_hold(&g->sched, i), g->now.held_rows++;
+        sched_took(&g->sched, clock_now() - start);
         sched_commit(&g->sched);
         const struct sample_out *out = g->outs;
         uint64_t now = clock_now(), share = (now - start) / MASK_SHARE;

@@ -250,19 +250,59 @@ static enum turn turn_of(const struct seq *q)
     return q->generates && q->n_computed >= q->first_row ? TURN_SOME : TURN_PROMPT;
 }
 
+/* Not in this step, so that a client with fewer sequences goes on. */
+static bool held_back(const struct sched *s, const struct sched_client *c)
+{
+    return s->pace.alone && c->n_seqs > s->pace.fewest;
+}
+
 static void plan_running(struct sched *s, enum turn turn)
 {
     int others = 0; /* that generate: there is a token and a row for each, max_seqs being the least of both */
     for (struct seq *q = s->running.next; turn == TURN_SOME && q != &s->running; q = q->next)
-        others += turn_of(q) == turn;
+        others += turn_of(q) == turn && !held_back(s, q->owner);
     for (struct seq *q = s->running.next, *next; q != &s->running; q = next) {
         next = q->next;
-        if (turn_of(q) != turn || q->planned == s->step) continue;
+        if (turn_of(q) != turn || q->planned == s->step || held_back(s, q->owner)) continue;
         if (others) others--;
         plan_add(s, q, others);
         /* what grow() preempted may be `next` itself, which then stands in the waiting list: begin again */
         if (next->state == SEQ_WAITING) next = s->running.next;
     }
+}
+
+/* Every so many steps one is computed without the clients that have more, which measures what they add. */
+enum { PACE_MEASURE = 128, PACE_MEASURE_FIRST = 8 };
+
+static void pace_begin(struct sched *s)
+{
+    struct sched_pace *p = &s->pace;
+    int most = 0;
+    p->fewest = INT_MAX;
+    p->alone = false;
+    for (const struct seq *q = s->running.next; q != &s->running; q = q->next) {
+        enum turn turn = turn_of(q);
+        if ((turn == TURN_ONE || turn == TURN_SOME) && q->owner->n_seqs < p->fewest) p->fewest = q->owner->n_seqs;
+    }
+    for (const struct sched_client *c = s->clients->ring.next; c != &s->clients->ring; c = c->next)
+        if (c->n_seqs > most) most = c->n_seqs;
+    if (most <= p->fewest) {
+        p->fewest = INT_MAX;
+        p->debt_ns = 0;
+        return;
+    }
+    p->alone = p->debt_ns || s->step % (p->alone_ns ? PACE_MEASURE : PACE_MEASURE_FIRST) == 0;
+}
+
+void sched_took(struct sched *s, uint64_t ns)
+{
+    struct sched_pace *p = &s->pace;
+    if (p->fewest == INT_MAX) return;
+    bool decodes = s->plan.n_tokens == s->plan.n;
+    if (p->alone && decodes) p->alone_ns = p->alone_ns ? p->alone_ns - p->alone_ns / 8 + ns / 8 : ns;
+    if (!p->alone && p->alone_ns) p->debt_ns += ns;
+    uint64_t paid = p->alone_ns / 2 + (p->alone ? 0 : p->alone_ns);
+    p->debt_ns -= paid < p->debt_ns ? paid : p->debt_ns;
 }
 
 /* Tokens of q that may come from the cache: those whose logits are wanted may not.  The last token is always computed:
@@ -392,7 +432,7 @@ static struct seq *next_waiting(const struct sched *s, const struct seq *passed)
 {
     struct seq *best = NULL;
     for (const struct sched_client *c = s->clients->ring.next; c != &s->clients->ring; c = c->next) {
-        struct seq *q = first_ready(s, c);
+        struct seq *q = held_back(s, c) ? NULL : first_ready(s, c);
         if (!q || (best && has_turn_before(s, best, q))) continue;
         if (passed && (q->priority != passed->priority || served(s, q) >= served(s, passed) + s->clients->window))
             continue;
@@ -407,6 +447,7 @@ static struct seq *next_started(const struct sched *s)
     struct seq *best = NULL;
     for (struct seq *q = s->running.next; q != &s->running; q = q->next) {
         if (turn_of(q) != TURN_PROMPT || q->planned == s->step || q->tried == s->step) continue;
+        if (held_back(s, q->owner)) continue;
         if (!best || served(s, q) < served(s, best)) best = q;
     }
     return best;
@@ -522,6 +563,7 @@ const struct plan *sched_step(struct sched *s)
     s->step++;
     s->budget = s->c.max_batch_tokens;
     displace(s);
+    pace_begin(s);
     plan_running(s, TURN_ONE);
     plan_running(s, TURN_SOME);
     if (p->n && s->c.max_prefill_tokens && s->budget - p->n_tokens > s->c.max_prefill_tokens)

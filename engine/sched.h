@@ -85,6 +85,14 @@ struct sched_config {
                                how long these wait for their next token; 0: max_batch_tokens is the only limit */
 };
 
+/* How much longer clients with more sequences make the steps of one that decodes. */
+struct sched_pace {
+    int fewest;        /* sequences of the client with the fewest among those that decode; INT_MAX: nobody has more */
+    bool alone;        /* this step is without clients that have more */
+    uint64_t alone_ns; /* moving mean of such steps; 0: none was measured */
+    uint64_t debt_ns;  /* to be made up for */
+};
+
 struct sched {
     struct sched_config c;
     struct kv_pool *kv;
@@ -92,6 +100,7 @@ struct sched {
     int n_waiting, n_running;
     struct sched_clients *clients; /* owned */
     int budget;                    /* tokens of the step that is planned */
+    struct sched_pace pace;
     uint64_t step;
     struct plan plan;
 };
@@ -110,6 +119,9 @@ const struct plan *sched_step(struct sched *);
 /* The plan was computed: counts its tokens as computed and makes full pages known to the prefix cache.  Not called
  * after a step that failed: then the plan's sequences are removed, and nothing half-written becomes known. */
 void sched_commit(struct sched *);
+
+/* The step took so long.  Not called after one that failed. */
+void sched_took(struct sched *, uint64_t ns);
 
 /* Before sched_commit: the last token of the plan's item i is to be computed again, with its row. */
 void sched_hold(struct sched *, int i);

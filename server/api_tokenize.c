@@ -158,9 +158,15 @@ static bool write_tgi(void *arg, struct buf *out)
         const struct token *v = &t->v[x->next];
         size_t start = seek_character(&x->text, &x->cursor, v->start),
                stop = seek_character(&x->text, &x->cursor, v->end);
-        buf_printf(out, "%s{\"id\":%d,\"text\":", x->next ? "," : "", v->id);
+        buf_str(out, x->next ? ",{\"id\":" : "{\"id\":");
+        buf_decimal(out, v->id);
+        buf_str(out, ",\"text\":");
         json_put_string(out, stop > start ? x->text.data + start : "", stop > start ? stop - start : 0);
-        buf_printf(out, ",\"start\":%u,\"stop\":%u}", v->start, v->end);
+        buf_str(out, ",\"start\":");
+        buf_decimal(out, v->start);
+        buf_str(out, ",\"stop\":");
+        buf_decimal(out, v->end);
+        buf_char(out, '}');
     }
     if (x->next < t->n) return true;
     buf_char(out, ']');
@@ -174,8 +180,10 @@ static bool write_vllm(void *arg, struct buf *out)
     const struct tokenizer *tk = engine_tokenizer(x->app->engine);
     if (!x->stage && !x->next)
         buf_printf(out, "{\"max_model_len\":%d,\"count\":%zu,\"tokens\":[", x->app->info->max_total_tokens, t->n);
-    for (; !x->stage && x->next < t->n && out->len < PIECE_BYTES; x->next++)
-        buf_printf(out, x->next ? ",%d" : "%d", t->v[x->next].id);
+    for (; !x->stage && x->next < t->n && out->len < PIECE_BYTES; x->next++) {
+        if (x->next) buf_char(out, ',');
+        buf_decimal(out, t->v[x->next].id);
+    }
     if (!x->stage && x->next < t->n) return true;
     if (!x->stage) {
         x->stage = 1;

@@ -16,10 +16,18 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <uv.h>
 
-/* Of libuv's four threads; the rest is for what no client waits in line for: uploads, jobs, a driver that hangs. */
+/* Of libuv's four threads; the rest is for what no client waits in line for: uploads, jobs, a driver that hangs.  No
+ * more than processors: one client's jobs, which take a slot less, then leave one to the steps. */
 enum { WORK_SLOTS = 3 };
+
+static int work_slots(void)
+{
+    unsigned n = uv_available_parallelism();
+    return n < 2 ? 2 : n < WORK_SLOTS ? (int)n : WORK_SLOTS;
+}
 
 struct gen {
     struct gen *next, *prev; /* bridge.gens, a ring */
@@ -78,7 +86,7 @@ struct bridge *bridge_open(uv_loop_t *loop, struct metrics *m)
     b->loop = loop;
     b->metrics = m;
     b->gens.next = b->gens.prev = &b->gens;
-    work_queue_init(&b->work, WORK_SLOTS);
+    work_queue_init(&b->work, work_slots());
     CHECK(uv_async_init(loop, &b->async, drain_events) == 0);
     b->async.data = b;
     return b;
@@ -327,11 +335,22 @@ struct pool_job {
 
 static void start_jobs(struct bridge *b);
 
+enum { POOL_NICE = 5 };
+
+/* A job of the pool is what one client waits for; a step, computed by the device's threads, is what all wait for. */
+static void yield_to_steps(void)
+{
+    static _Thread_local bool lowered;
+    if (!lowered) setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + POOL_NICE); /* on Linux: of the thread */
+    lowered = true;
+}
+
 static void work_pool(uv_work_t *w)
 {
     struct pool_job *j = w->data;
     uint64_t start = clock_now();
     crash_thread_begin();
+    yield_to_steps();
     j->run(j->arg);
     j->ns = clock_now() - start;
 }

@@ -57,6 +57,17 @@ void buf_printf(struct buf *b, const char *fmt, ...)
     va_end(again);
 }
 
+void buf_decimal(struct buf *b, int64_t value)
+{
+    char digits[20]; /* of 2^63, and a sign */
+    char *at = digits + sizeof digits;
+    uint64_t rest = value < 0 ? -(uint64_t)value : (uint64_t)value;
+    do *--at = (char)('0' + rest % 10);
+    while (rest /= 10);
+    if (value < 0) *--at = '-';
+    buf_append(b, at, (size_t)(digits + sizeof digits - at));
+}
+
 void buf_clear(struct buf *b)
 {
     b->len = 0;

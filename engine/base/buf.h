@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct buf {
     char *data; /* owned; NULL until the first append */
@@ -19,7 +20,8 @@ __attribute__((warn_unused_result)) bool buf_try_room(struct buf *b, size_t n);
 void buf_str(struct buf *b, const char *s);
 void buf_char(struct buf *b, char c);
 __attribute__((format(printf, 2, 3))) void buf_printf(struct buf *b, const char *fmt, ...);
-void buf_clear(struct buf *b); /* keeps the memory */
+void buf_decimal(struct buf *b, int64_t value); /* "%lld", without what printf costs */
+void buf_clear(struct buf *b);                  /* keeps the memory */
 void buf_free(struct buf *b);
 
 #endif

@@ -59,6 +59,77 @@ static void test_slots_are_shared(void **state)
     world_close(&w);
 }
 
+/* Steps as the engine would do them, which take base + each x tokens, until f has ended: the time until then. */
+static uint64_t time_of(struct world *w, const struct fake *f, uint64_t base, uint64_t each, uint64_t *longest)
+{
+    uint64_t sum = 0;
+    while (f->seq.state != SEQ_IDLE) {
+        const struct plan *p = sched_step(&w->s);
+        uint64_t ns = base + each * (uint64_t)p->n_tokens;
+        assert_true(p->n > 0);
+        sched_took(&w->s, ns);
+        finish_step(w, p);
+        sum += ns;
+        if (ns > *longest) *longest = ns;
+    }
+    return sum;
+}
+
+/* A client with one sequence beside one with 30, whose tokens take time or do not. */
+static void pace_beside(uint64_t base, uint64_t each, uint64_t *alone, uint64_t *beside, uint64_t *longest, int *hogs)
+{
+    enum { HOGS = 30 };
+    struct world w;
+    struct fake hog[HOGS], own;
+    world_open(&w, 400, 32, 256);
+    add_for(&w, &own, OTHER, 1, 4, 150);
+    *alone = time_of(&w, &own, base, each, longest);
+    for (int i = 0; i < HOGS; i++) add_for(&w, &hog[i], HOG, 2 + (uint64_t)i, 4, 150);
+    step(&w);
+    add_for(&w, &own, OTHER, 100, 4, 150);
+    step(&w); /* its prompt; the first time that a step without the others takes is not known before one */
+    *beside = time_of(&w, &own, base, each, longest);
+    *hogs = 0;
+    for (int i = 0; i < HOGS; i++) *hogs += hog[i].seq.state == SEQ_IDLE ? 150 : hog[i].seq.n_computed;
+    for (int i = 0; i < HOGS; i++) sched_remove(&w.s, &hog[i].seq);
+    world_close(&w);
+}
+
+static void test_steps_keep_their_pace(void **state)
+{
+    uint64_t alone, beside, longest = 0;
+    int hogs;
+    pace_beside(1000, 100, &alone, &beside, &longest, &hogs); /* 30 more tokens: 3.7 times as long */
+    assert_true(beside <= alone * 3 / 2 + 8 * longest);       /* PACE_MEASURE_FIRST steps before anything is known */
+    assert_true(beside >= alone * 13 / 10);                   /* and what there is is used */
+    assert_true(hogs >= 30 * 150 / 8);
+    pace_beside(1000, 2, &alone, &beside, &longest, &hogs); /* their tokens cost next to nothing: all get theirs */
+    assert_true(hogs >= 30 * 140);
+    pace_beside(10, 5000, &alone, &beside, &longest, &hogs); /* their tokens cost all there is */
+    assert_true(beside <= alone * 3 / 2 + 8 * longest && hogs > 30 * 8);
+}
+
+/* As many sequences as others: nobody is held back, whatever a step takes. */
+static void test_equals_share_every_step(void **state)
+{
+    struct world w;
+    struct fake a[2], b[2];
+    world_open(&w, 100, 8, 64);
+    for (int i = 0; i < 2; i++) {
+        add_for(&w, &a[i], HOG, 1 + (uint64_t)i, 4, 100);
+        add_for(&w, &b[i], OTHER, 11 + (uint64_t)i, 4, 100);
+    }
+    step(&w);
+    for (uint64_t i = 0; i < 90; i++) {
+        const struct plan *p = sched_step(&w.s);
+        assert_int_equal(p->n, 4);
+        sched_took(&w.s, 1000 + 900 * (i % 7));
+        finish_step(&w, p);
+    }
+    for (int i = 0; i < 2; i++) sched_remove(&w.s, &a[i].seq), sched_remove(&w.s, &b[i].seq);
+    world_close(&w);
+}
+
 /* A slot that becomes free goes to who has fewer running, not to who came first. */
 static void test_free_slots_go_to_who_has_fewer(void **state)
 {
@@ -235,6 +306,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slots_are_shared),
+        cmocka_unit_test(test_steps_keep_their_pace),
+        cmocka_unit_test(test_equals_share_every_step),
         cmocka_unit_test(test_free_slots_go_to_who_has_fewer),
         cmocka_unit_test(test_a_short_prompt_does_not_wait_for_long_ones),
         cmocka_unit_test(test_the_step_of_a_first_token_stays_short),

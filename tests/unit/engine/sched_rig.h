@@ -50,10 +50,9 @@ static void go_on(struct fake *f, int n, int32_t token)
     for (int i = 0; i < n && f->seq.n_known < f->want; i++) f->tokens[f->seq.n_known++] = token;
 }
 
-/* one step as the engine would do it; every finished prompt and every decode yields a token */
-static void step(struct world *w)
+/* the plan was computed; every finished prompt and every decode yields a token */
+static void finish_step(struct world *w, const struct plan *p)
 {
-    const struct plan *p = sched_step(&w->s);
     sched_commit(&w->s);
     for (int i = 0; i < p->n; i++) {
         struct fake *f = (struct fake *)p->v[i].seq;
@@ -63,6 +62,11 @@ static void step(struct world *w)
         else
             go_on(f, 1, (int32_t)(f->seq.arrival % 3));
     }
+}
+
+static void step(struct world *w)
+{
+    finish_step(w, sched_step(&w->s));
 }
 
 #endif

@@ -9,7 +9,7 @@
  * with intrinsics, compilers put the accumulators through memory or joined chains, and kernels passed the "ceiling". */
 #include "kernels/ceilings.h"
 
-#include "kernels/cuda/ceilings.h"
+#include "kernels/cuda/runtime/ceilings.h"
 #include "kernels/dev.h"
 
 #include <pthread.h>

@@ -10,7 +10,7 @@
  * "shared": one for all; "again": that one once more, so that its states are known, then with forced tokens; "hard":
  * one request's grammar is too hard and works until it ends with an error, the others are free. */
 #include "engine/base/clock.h"
-#include "engine/turn.h"
+#include "engine/serve/turn.h"
 #include "kernels/rng.h"
 #include "tests/grammar/json_grammar.h"
 

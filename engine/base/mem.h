@@ -3,8 +3,8 @@
  * mem_alloc & co. never return NULL.  When the system refuses memory, a daemon gives back its reserve, a part at a
  * time, and tries again; then it waits ten seconds for others to free something; then it aborts, since nothing of a
  * sane size can be done any more.  So what is under way ends as it should, and what would begin is refused while the
- * reserve is not whole, or nothing can be had at all (server/conn.c).  Commands that open no reserve abort at once. For
- * sizes that an outsider chooses (a body, a file), use mem_try_alloc and answer the NULL.  Free with free(). */
+ * reserve is not whole, or nothing can be had at all (server/net/conn.c).  Commands that open no reserve abort at once.
+ * For sizes that an outsider chooses (a body, a file), use mem_try_alloc and answer the NULL.  Free with free(). */
 #ifndef TANDEM_BASE_MEM_H
 #define TANDEM_BASE_MEM_H
 

@@ -1,4 +1,4 @@
-"""Writes a C file with the bytes of the console's files: embed.py OUT FILE... (meson runs it; see server/console.h)."""
+"""Writes a C file with the bytes of the console's files: embed.py OUT FILE... (meson runs it; see server/console/console.h)."""
 import hashlib
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ def array(name, data):
 def main(out, *paths):
     files = [(Path(p).name, TYPES[Path(p).suffix], Path(p).read_bytes()) for p in paths]
     with open(out, "w", encoding="ascii") as c:
-        c.write("/* Generated from server/console/ by embed.py. */\n#include \"server/console.h\"\n\n")
+        c.write("/* Generated from server/console/ by embed.py. */\n#include \"server/console/console.h\"\n\n")
         for i, (_, _, data) in enumerate(files):
             c.write(array(f"file_{i}", data))
         c.write("\nconst struct console_file console_files[] = {\n")

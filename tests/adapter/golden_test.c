@@ -5,11 +5,11 @@
  *   adapter_golden_test --write MODELS NAME OUT     for the script
  *
  * One line per adapter and device; exit status 1 when any differs. */
-#include "engine/adapter.h"
 #include "engine/base/file.h"
-#include "engine/eval.h"
-#include "engine/safetensors.h"
-#include "engine/train.h"
+#include "engine/bench/eval.h"
+#include "engine/model/adapter.h"
+#include "engine/model/safetensors.h"
+#include "engine/train/train.h"
 
 #include <dirent.h>
 #include <math.h>

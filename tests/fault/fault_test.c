@@ -13,10 +13,10 @@
 
 #include "engine/base/file.h"
 #include "engine/base/log.h"
-#include "engine/kv.h"
-#include "engine/model.h"
-#include "engine/train.h"
-#include "engine/turn.h"
+#include "engine/model/model.h"
+#include "engine/serve/kv.h"
+#include "engine/serve/turn.h"
+#include "engine/train/train.h"
 #include "tests/fault/faulty.h"
 #include "tests/train/rows.h"
 

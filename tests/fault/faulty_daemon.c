@@ -1,7 +1,7 @@
 /* The daemon on a device and a page pool that fail: linked with the daemon's own main, in tests only.  What fails is in
  * the file that TANDEM_FAULT names (preload.h), as for the preloaded library; the linker's --wrap puts these in the
  * places of dev_open and kv_alloc (tests/fault/meson.build). */
-#include "engine/kv.h"
+#include "engine/serve/kv.h"
 #include "tests/fault/faulty.h"
 #include "tests/fault/preload.h"
 

@@ -1,7 +1,7 @@
 /* libFuzzer: any bytes as an adapter of a small model: its configuration, a NUL, its tensors.  What is accepted must be
  * readable in full, and finite. */
-#include "engine/adapter.h"
-#include "engine/safetensors.h"
+#include "engine/model/adapter.h"
+#include "engine/model/safetensors.h"
 
 #include <math.h>
 #include <stdlib.h>

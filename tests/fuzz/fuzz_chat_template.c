@@ -3,9 +3,9 @@
  *   - have spans within the page, in order, of the assistant's messages.
  * What does not must say why. */
 #include "engine/base/check.h"
-#include "engine/chat_template.h"
-#include "engine/dataset_json.h"
-#include "engine/tokenizer_text.h"
+#include "engine/data/json.h"
+#include "engine/template/chat_template.h"
+#include "engine/tokenizer/text.h"
 
 #include <stdint.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  * on three. */
 #include "engine/base/buf.h"
 #include "engine/base/check.h"
-#include "engine/dataset.h"
+#include "engine/data/dataset.h"
 
 #include <stdio.h>
 #include <stdlib.h>

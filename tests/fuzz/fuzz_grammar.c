@@ -6,7 +6,7 @@
  *   - give a state without counts from which the same bytes may follow, while no count meets its bound.
  * What does not build must say why. */
 #include "engine/base/check.h"
-#include "engine/grammar_run.h"
+#include "engine/grammar/run.h"
 #include "kernels/rng.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Fuzzes the HTTP connection without a socket: this file stands in for server/sock.c (see server/conn.h).
+/* Fuzzes the HTTP connection without a socket: this file stands in for server/net/sock.c (see server/net/conn.h).
  *
  * The input is eight bytes of seed and then what a client sends.  The seed drives everything else: how the bytes are
  * cut, how much of the answer the client takes and when, when the handlers answer, time-outs, the client's leaving.
@@ -9,7 +9,7 @@
  *   - the answers do not depend on how the bytes were cut. */
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
-#include "server/conn.h"
+#include "server/net/conn.h"
 
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,13 +1,13 @@
-/* Fuzzes server/json.c and json_check.c.  What json_parse accepts must
+/* Fuzzes server/json/json.c and json/check.c.  What json_parse accepts must
  *   - be accepted by cJSON as it stands (ours is the stricter reader);
  *   - be the same after printing with our writer and parsing again;
  *   - be what json_scan accepts, byte by byte, but for numbers;
  *   - answer every getter with a value or an error that names the field, and 64-bit integers exactly.
  * And any bytes, written as a string, must come back (bad UTF-8 as U+FFFD). */
 #include "engine/base/check.h"
-#include "server/json.h"
-#include "server/json_check.h"
-#include "server/json_scan.h"
+#include "server/json/check.h"
+#include "server/json/json.h"
+#include "server/json/scan.h"
 
 #include <math.h>
 #include <stdint.h>

@@ -1,10 +1,10 @@
-/* Fuzzes the way from a schema's text to a grammar (json_schema*.c, json_regex.c, json_number.c, jexpr*.c,
+/* Fuzzes the way from a schema's text to a grammar (schema/schema*.c, schema/regex.c, schema/number.c, schema/jexpr*.c,
  * constraint.c). The first byte says how the text is asked for.  What compiles must have a text that it matches: the
  * walk below looks for one, and every text of a schema must be JSON. */
 #include "engine/base/check.h"
-#include "engine/grammar_run.h"
-#include "server/constraint.h"
-#include "server/json.h"
+#include "engine/grammar/run.h"
+#include "server/json/json.h"
+#include "server/schema/constraint.h"
 
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
-/* Fuzzes server/keys_file.c's reader.  Whatever comes: a fault has its file, its line and a reason in one line of plain
- * text; what is read is in bounds, no name and no hash twice, each key is found by its hash; and printed again it reads
- * the same. */
+/* Fuzzes server/access/keys_file.c's reader.  Whatever comes: a fault has its file, its line and a reason in one line
+ * of plain text; what is read is in bounds, no name and no hash twice, each key is found by its hash; and printed again
+ * it reads the same. */
 #include "engine/base/check.h"
-#include "server/keys.h"
+#include "server/access/keys.h"
 
 #include <limits.h>
 #include <stdint.h>

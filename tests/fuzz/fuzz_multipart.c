@@ -1,9 +1,9 @@
-/* Fuzzes server/multipart.c.  The first byte says how the rest is cut into pieces.  Whatever comes: no part is begun
- * inside another, what is given was in the input, and however the bytes are cut, the same parts with the same content
- * come out, or the same refusal. */
+/* Fuzzes server/net/multipart.c.  The first byte says how the rest is cut into pieces.  Whatever comes: no part is
+ * begun inside another, what is given was in the input, and however the bytes are cut, the same parts with the same
+ * content come out, or the same refusal. */
 #include "engine/base/buf.h"
 #include "engine/base/check.h"
-#include "server/multipart.h"
+#include "server/net/multipart.h"
 
 #include <stdint.h>
 #include <stdlib.h>

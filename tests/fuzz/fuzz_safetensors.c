@@ -1,6 +1,6 @@
 /* libFuzzer: any bytes as a safetensors file.  What is accepted must be readable in full: every byte of every tensor.
  */
-#include "engine/safetensors.h"
+#include "engine/model/safetensors.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* libFuzzer: a tokenizer.json, a NUL, and a text (without one, the file's own bytes are the text).  What is accepted
  * must encode, decode and stream; the stream must never cut a character. */
 #include "engine/base/check.h"
-#include "engine/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
 #include <stdlib.h>
 #include <string.h>

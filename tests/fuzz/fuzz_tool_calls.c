@@ -1,12 +1,12 @@
-/* Fuzzes server/tool_calls.c.  The first byte says format, mode and where to cut, the rest is generated text.
+/* Fuzzes server/api/tool_calls.c.  The first byte says format, mode and where to cut, the rest is generated text.
  *   - However the text is cut, the same content and the same calls come out.
  *   - Without a call the content is the text; with calls nothing is in the content that was not in the text, in order.
  *   - A call that is not broken has a name and arguments that are a JSON object.
  *   - A stream in which nothing broke says what the whole calls said. */
 #include "engine/base/buf.h"
 #include "engine/base/check.h"
-#include "server/json.h"
-#include "server/tool_calls.h"
+#include "server/api/tool_calls.h"
+#include "server/json/json.h"
 
 #include <stdint.h>
 #include <stdlib.h>

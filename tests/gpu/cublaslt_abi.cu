@@ -1,7 +1,7 @@
-/* kernels/cuda/cublaslt_api.h against NVIDIA's header, where there is one: it compiles, or they differ. */
+/* kernels/cuda/gemm/cublaslt_api.h against NVIDIA's header, where there is one: it compiles, or they differ. */
 #include <cublasLt.h>
 
-#include "kernels/cuda/cublaslt_api.h"
+#include "kernels/cuda/gemm/cublaslt_api.h"
 
 #include <cstddef>
 

@@ -136,7 +136,7 @@ def digests():
     """{source: SHA-256 of all that decides what ptxas says of it, but for the compiler}"""
     how = [KERNELS / "meson.build", KERNELS / "compile"]
     found = {}
-    for source in sorted(KERNELS.glob("*.cu")):
+    for source in sorted(KERNELS.rglob("*.cu"), key=lambda p: p.stem):
         text = b"".join(p.read_bytes() for p in how + sorted(includes(source, set())))
         found[source.stem] = hashlib.sha256(text).hexdigest()
     return found

@@ -6,7 +6,7 @@
  *
  * or "err" and a message.  The tokenizer is kept until another is asked for. */
 #include "engine/base/clock.h"
-#include "engine/grammar_mask.h"
+#include "engine/grammar/mask.h"
 #include "tests/grammar/json_grammar.h"
 
 #include <cjson/cJSON.h>
@@ -63,7 +63,7 @@ static int32_t walk(struct gram_automaton *a, const char *s, size_t n)
     return state;
 }
 
-/* The token by itself, by the rules of grammar_mask.h. */
+/* The token by itself, by the rules of grammar/mask.h. */
 static bool may_follow(struct gram_automaton *a, int32_t state, int32_t id)
 {
     struct buf bytes = {0};

@@ -2,7 +2,7 @@
 #ifndef TANDEM_TESTS_JSON_GRAMMAR_H
 #define TANDEM_TESTS_JSON_GRAMMAR_H
 
-#include "engine/grammar.h"
+#include "engine/grammar/grammar.h"
 
 #include <string.h>
 

@@ -5,9 +5,9 @@
  * end exits with 0.  Single thread. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
-#include "server/conn.h"
-#include "server/json.h"
-#include "server/tls.h"
+#include "server/json/json.h"
+#include "server/net/conn.h"
+#include "server/net/tls.h"
 
 #include <signal.h>
 #include <stdio.h>

@@ -460,7 +460,7 @@ def test_time_says_nothing(keyed, keys):
     """Wrong keys that share all but the last letter with a good one take as long as those that share nothing.  The two kinds
     come in random order, so whatever else the machine does falls on both alike: by chance the sum of ranks is farther from
     its mean than six deviations once in 10^9, however slow or busy the machine is.  (The count of comparisons, which
-    needs no clock, is in tests/unit/server/keys_test.c.)"""
+    needs no clock, is in tests/unit/server/access/keys_test.c.)"""
     n, order = 400, [0] * 400 + [1] * 400
     random.Random(6).shuffle(order)
     near = keys.admin[:-1] + ("a" if keys.admin[-1] != "a" else "b")

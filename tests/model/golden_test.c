@@ -4,8 +4,8 @@
  *   golden_test FIXTURES_DIR [DEVICE...]     by default levels of the cpu, and ref
  *
  * One line per model and device; exit status 1 when any differs.  KV cache in f32, weights in the file's type. */
-#include "engine/eval.h"
-#include "engine/safetensors.h"
+#include "engine/bench/eval.h"
+#include "engine/model/safetensors.h"
 
 #include <dirent.h>
 #include <math.h>

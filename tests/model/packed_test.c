@@ -7,9 +7,9 @@
  * some.  One line per model, type and layout; exit status 1 when any differs. */
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
-#include "engine/config.h"
-#include "engine/eval.h"
-#include "engine/quantize.h"
+#include "engine/bench/eval.h"
+#include "engine/model/config.h"
+#include "engine/model/quantize.h"
 #include "kernels/ops.h"
 
 #include <dirent.h>

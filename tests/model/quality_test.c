@@ -12,8 +12,8 @@
  * cpu.  The device may cost a tenth more than the cpu does, and what rounding activations to bf16 costs. */
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
-#include "engine/eval.h"
-#include "engine/quantize.h"
+#include "engine/bench/eval.h"
+#include "engine/model/quantize.h"
 
 #include <math.h>
 #include <stdio.h>

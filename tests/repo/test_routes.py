@@ -31,7 +31,7 @@ def routed_roles(text):
 
 def test_every_route_has_the_role_that_is_described():
     """Who may do what is written twice, in the table and for clients."""
-    text = (ROOT / "server/cmd_serve.c").read_text()
+    text = (ROOT / "server/cli/serve.c").read_text()
     paths = yaml.safe_load((ROOT / "docs/openapi.yaml").read_text())["paths"]
     said = {(method.upper(), plain(path)): item[method]["x-role"] for path, item in paths.items() for method in item if method in METHODS}
     assert routed_roles(text) == said
@@ -50,7 +50,7 @@ def test_every_operation_that_wants_a_key_says_what_it_answers_without():
 
 
 def test_every_route_is_described_and_every_description_is_a_route():
-    have = routed((ROOT / "server/cmd_serve.c").read_text())
+    have = routed((ROOT / "server/cli/serve.c").read_text())
     say = described((ROOT / "docs/openapi.yaml").read_text())
     assert have - say == set(), "routes that docs/openapi.yaml lacks"
     assert say - have == set(), "paths of docs/openapi.yaml that are no routes"
@@ -58,14 +58,14 @@ def test_every_route_is_described_and_every_description_is_a_route():
 
 
 def test_every_hyperparameter_is_described():
-    table = (ROOT / "server/train_params.c").read_text().split("} fields[] = {", 1)[1].split("};", 1)[0]
+    table = (ROOT / "server/jobs/train_params.c").read_text().split("} fields[] = {", 1)[1].split("};", 1)[0]
     schema = yaml.safe_load((ROOT / "docs/openapi.yaml").read_text())["components"]["schemas"]["Hyperparameters"]
     assert set(re.findall(r'^    \{"(\w+)"', table, re.M)) == set(schema["properties"])
 
 
 def test_every_range_is_the_described_one():
     """A range is written once for the daemon, in the engine's table, and once for clients."""
-    table = (ROOT / "engine/train_params.c").read_text().split("} table[] = {", 1)[1].split("};", 1)[0]
+    table = (ROOT / "engine/train/params.c").read_text().split("} table[] = {", 1)[1].split("};", 1)[0]
     rows = re.findall(r'\{\{"(\w+)", (\S+), (\S+), (true|false)\}', table)
     schema = yaml.safe_load((ROOT / "docs/openapi.yaml").read_text())["components"]["schemas"]["Hyperparameters"]["properties"]
     wanted = {name: {"exclusiveMinimum" if above == "true" else "minimum": float(least), "maximum": float(most)} for name, least, most, above in rows}

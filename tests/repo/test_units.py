@@ -147,15 +147,15 @@ def documents(name):
 
 
 def served_routes():
-    return set(re.findall(r'\{HTTP_M_GET, "([^"]+)"', (ROOT / "server/cmd_serve.c").read_text()))
+    return set(re.findall(r'\{HTTP_M_GET, "([^"]+)"', (ROOT / "server/cli/serve.c").read_text()))
 
 
 def metric_names():
-    return set(re.findall(r"tandem_\w+", "".join(p.read_text() for p in (ROOT / "server").glob("metrics*.c"))))
+    return set(re.findall(r"tandem_\w+", "".join(p.read_text() for p in (ROOT / "server").rglob("metrics*.c"))))
 
 
 def option_names():
-    return set(re.findall(r'^    \{"([a-z-]+)", "', (ROOT / "server/conf_table.c").read_text(), re.M))
+    return set(re.findall(r'^    \{"([a-z-]+)", "', (ROOT / "server/config/table.c").read_text(), re.M))
 
 
 def is_option(variable):

@@ -25,7 +25,7 @@ def add(*sizes):
 
 class Maker:
     def __init__(self, rng, bounded=False, exact=False):
-        """bounded: no document is endless.  exact: leave out what json_schema.h may restrict beyond the schema."""
+        """bounded: no document is endless.  exact: leave out what schema/schema.h may restrict beyond the schema."""
         self.rng, self.bounded, self.exact = rng, bounded, exact
         self.defs = {}
 

@@ -5,9 +5,9 @@
  * and answers with one: {"error": "..."} or {"accepted": [booleans], "samples": [texts], "seconds": of compiling}.
  * Samples are random walks through the automaton, which likes to close what is open. */
 #include "engine/base/clock.h"
-#include "engine/grammar_run.h"
-#include "server/constraint.h"
-#include "server/json.h"
+#include "engine/grammar/run.h"
+#include "server/json/json.h"
+#include "server/schema/constraint.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* The file in which lt.cu keeps what it found by trying: written, read back, taken from nobody else, of no harm
  * whatever is in its place, and whole when two processes write it. */
-#include "kernels/cuda/lt_state.h"
+#include "kernels/cuda/gemm/lt_state.h"
 #include "tests/simt/check.h"
 
 #include <cinttypes>

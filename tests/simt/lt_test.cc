@@ -1,6 +1,6 @@
 /* Products by cuBLASLt as lt.cu has them, over the library of kernels/simt: every type and form against sums in double,
  * with the library as it is and with it refusing. */
-#include "kernels/cuda/lt.h"
+#include "kernels/cuda/gemm/lt.h"
 #include "tests/simt/check.h"
 
 #include <cmath>

@@ -6,8 +6,8 @@
  *
  * Answer: "ok N start end message start end message...", a newline and N bytes of text; or "err" and a message. */
 #include "engine/base/mem.h"
-#include "engine/chat_template.h"
-#include "engine/dataset_json.h"
+#include "engine/data/json.h"
+#include "engine/template/chat_template.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -11,7 +11,7 @@
  * The answer is a line "ok N" and N bytes, or "err" and a message on one line.  */
 #include "engine/base/buf.h"
 #include "engine/base/mem.h"
-#include "engine/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,11 +3,11 @@
  * gradient norms to 1e-3, weights to 1e-4 of their size, and to 2e-3 of what the steps changed.
  *
  *     fixture_test MODELS_DIR TRAIN_DIR [DEVICE [MODEL]] */
-#include "engine/adapter.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
-#include "engine/model.h"
-#include "engine/train.h"
+#include "engine/model/adapter.h"
+#include "engine/model/model.h"
+#include "engine/train/train.h"
 #include "tests/train/rows.h"
 
 #include <math.h>

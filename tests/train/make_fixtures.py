@@ -44,7 +44,7 @@ LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_p
 
 
 def rate(method, step):
-    """Warm-up, then a cosine to zero: engine/optim.h."""
+    """Warm-up, then a cosine to zero: engine/train/optim.h."""
     if step < WARMUP:
         return RATE[method] * (step + 1) / WARMUP
     return RATE[method] * 0.5 * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP)))

@@ -1,9 +1,9 @@
 /* Rows in memory for the tests of the trainer, which asks a data set for its rows, their number and a hash only: this
- * is all of a struct dataset, and stands in for engine/dataset.c in these programs. */
+ * is all of a struct dataset, and stands in for engine/data/dataset.c in these programs. */
 #ifndef TANDEM_TESTS_TRAIN_ROWS_H
 #define TANDEM_TESTS_TRAIN_ROWS_H
 
-#include "engine/dataset.h"
+#include "engine/data/dataset.h"
 
 enum { ROWS_MAX = 64, ROW_TOKENS_MAX = 64 };
 

@@ -1,6 +1,6 @@
 /* The C side of test_tfevents.py: tfevents_tool DIR FIRST_STEP, then lines "STEP TAG=VALUE..." on stdin; after each it
  * prints "ok" or the error.  A line "limit BYTES" lets no file grow past so many. */
-#include "engine/tfevents.h"
+#include "engine/train/tfevents.h"
 
 #include <signal.h>
 #include <stdio.h>

@@ -1,0 +1,71 @@
+/* The file that a prepared data set is: rows of ids and masks, mapped.  Written beside its place, synced and renamed,
+ * so that what has the name is whole; checked by crc32c when it is opened.
+ *
+ *   header   one struct cache_header, 4096 bytes
+ *   rows     each: uint32 n, uint32 n_trained, int32 id[n], uint8 trained[n], padded to 4 bytes
+ *   index    uint64 offset[rows] of the rows from the start of the file, 8-byte aligned
+ * in the machine's byte order: a cache is not for other machines. */
+#ifndef TANDEM_ENGINE_DATA_CACHE_H
+#define TANDEM_ENGINE_DATA_CACHE_H
+
+#include "engine/base/sha256.h"
+#include "engine/data/dataset.h"
+
+#include <stdio.h>
+
+enum { CACHE_VERSION = 2, CACHE_HEADER_BYTES = 4096 };
+
+struct cache_header {
+    char magic[8]; /* "TNDMDATA" */
+    uint32_t version, header_crc, body_crc, zero;
+    unsigned char key[SHA256_BYTES];
+    uint64_t bytes, rows, index_at, hash;
+    struct dataset_report report;
+};
+_Static_assert(sizeof(struct cache_header) <= CACHE_HEADER_BYTES, "the header fits");
+
+/* ---- writing ----------------------------------------------------------------------------------------------------- */
+
+struct cache_writer {
+    int fd;             /* owned; locked */
+    FILE *file;         /* over fd, owned */
+    char *part, *place; /* paths, owned; NULL: an unlinked file */
+    uint64_t at, max_bytes;
+    uint32_t crc;
+    uint64_t *offset; /* owned */
+    size_t rows, cap_offset;
+    struct sha256 hash; /* of the rows' digests */
+    uint64_t *slot;     /* for duplicates: 64 bits of each row's digest, open addressing, 0 free; owned */
+    size_t slots;
+    unsigned char key[SHA256_BYTES];
+};
+
+/* dir NULL: a file without a name.  While somebody else writes the same set it waits, as long as options' cancelled
+ * lets it. */
+int cache_start(struct cache_writer *, const char *dir, const unsigned char key[SHA256_BYTES],
+                const struct dataset_options *, struct err *e);
+/* 1: written; 0: the same row is there already and unique is set; or an err code. */
+int cache_add(struct cache_writer *, const int32_t *id, const uint8_t *trained, uint32_t n, bool unique, struct err *e);
+/* Writes what is missing, syncs, gives the file its name and maps it. */
+struct cache;
+int cache_finish(struct cache_writer *, const struct dataset_report *, struct cache *, struct err *e);
+void cache_abandon(struct cache_writer *); /* also after cache_finish */
+
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
+
+struct cache {
+    const unsigned char *data; /* mapped; NULL: none */
+    size_t size;
+    const struct cache_header *header;
+    const uint64_t *offset;
+};
+
+/* 0; ERR_NOT_FOUND when there is none; ERR_INVALID when it is not whole or not of this key. */
+int cache_open(struct cache *, const char *dir, const unsigned char key[SHA256_BYTES], struct err *e);
+void cache_close(struct cache *);
+
+/* Removes prepared sets of `dir`, those not used for longest first, until the rest takes at most max_bytes; and what
+ * was left by writers that died.  What is mapped stays usable. */
+void cache_sweep(const char *dir, uint64_t max_bytes);
+
+#endif

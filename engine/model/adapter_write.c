@@ -1,0 +1,228 @@
+/* Writing an adapter directory that PEFT, vLLM and llama.cpp's converter read.  The same adapter gives the same bytes.
+ */
+#include "engine/model/adapter.h"
+
+#include "engine/base/buf.h"
+#include "engine/base/file.h"
+#include "engine/base/mem.h"
+#include "engine/model/safetensors.h"
+
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the configuration ---- */
+
+static void put_text(struct buf *b, const char *s)
+{
+    cJSON *v = cJSON_CreateString(s);
+    char *text = cJSON_PrintUnformatted(v);
+    buf_str(b, text ? text : "\"\"");
+    cJSON_free(text);
+    cJSON_Delete(v);
+}
+
+/* the fewest digits that read back as the same number */
+static void put_number(struct buf *b, double v)
+{
+    char text[40];
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, v);
+        if (strtod(text, NULL) == v) break;
+    }
+    buf_str(b, text);
+}
+
+static void path_of(const struct model_config *c, const struct adapter *a, int i, char out[160])
+{
+    char prefix[64];
+    lora_layer_prefix(c, i / a->n_modules, prefix);
+    snprintf(out, 160, "%s%s", prefix, a->module[i % a->n_modules].path);
+}
+
+static float scale_of(const struct adapter *a, double alpha, int r)
+{
+    return (float)(a->rslora ? alpha / sqrt(r) : alpha / r);
+}
+
+/* The whole's alpha, or the shortest number that gives the pair's scale again. */
+static double alpha_of(const struct adapter *a, const struct lora_pair *p)
+{
+    double exact = (double)p->scale * (a->rslora ? sqrt(p->r) : p->r);
+    if (scale_of(a, a->alpha, p->r) == p->scale) return a->alpha;
+    for (int digits = 1; digits < 17; digits++) {
+        char text[40];
+        snprintf(text, sizeof text, "%.*g", digits, exact);
+        double shorter = strtod(text, NULL);
+        if (scale_of(a, shorter, p->r) == p->scale) return shorter;
+    }
+    return exact;
+}
+
+/* {"model.layers.0.self_attn.q_proj": 4, ...} where a pair differs from the whole.  PEFT reads the keys as regular
+ * expressions; a whole name matches itself alone. */
+static void put_pattern(struct buf *b, const char *key, const struct model_config *c, const struct adapter *a,
+                        bool rank)
+{
+    char name[160];
+    int n = 0;
+    buf_printf(b, "  \"%s\": {", key);
+    for (int i = 0; i < a->layers * a->n_modules; i++) {
+        const struct lora_pair *p = &a->pair[i];
+        double v = rank ? p->r : p->r ? alpha_of(a, p) : 0;
+        if (!p->r || v == (rank ? a->r : a->alpha)) continue;
+        path_of(c, a, i, name);
+        buf_printf(b, "%s\n    \"%s\": ", n++ ? "," : "", name);
+        put_number(b, v);
+    }
+    buf_str(b, n ? "\n  },\n" : "},\n");
+}
+
+static bool everywhere(const struct adapter *a, int m)
+{
+    for (int l = 0; l < a->layers; l++)
+        if (!a->pair[l * a->n_modules + m].r) return false;
+    return true;
+}
+
+/* The short name where every module of that name has a pair; the path within a layer where only this one of two has
+ * (c_proj); whole names where only some layers have. */
+static void put_targets(struct buf *b, const struct model_config *c, const struct adapter *a)
+{
+    char name[160];
+    int n = 0;
+    buf_str(b, "  \"target_modules\": [");
+    for (int m = 0; m < a->n_modules; m++) {
+        bool all = true, said = false;
+        for (int k = 0; k < a->n_modules; k++) {
+            if (strcmp(a->module[k].name, a->module[m].name)) continue;
+            all &= everywhere(a, k);
+            said |= k < m;
+        }
+        if (all && said) continue;
+        if (everywhere(a, m)) {
+            buf_printf(b, "%s\n    \"%s\"", n++ ? "," : "", all ? a->module[m].name : a->module[m].path);
+            continue;
+        }
+        for (int l = 0; l < a->layers; l++) {
+            if (!a->pair[l * a->n_modules + m].r) continue;
+            path_of(c, a, l * a->n_modules + m, name);
+            buf_printf(b, "%s\n    \"%s\"", n++ ? "," : "", name);
+        }
+    }
+    buf_str(b, n ? "\n  ],\n" : "],\n");
+}
+
+/* Every key that readers of some age insist on, sorted, as PEFT's save_pretrained has them. */
+static void put_config(struct buf *b, const struct adapter *a, const struct model_config *c, const char *base_name)
+{
+    buf_str(b, "{\n");
+    put_pattern(b, "alpha_pattern", c, a, false);
+    buf_str(b, "  \"auto_mapping\": null,\n  \"base_model_name_or_path\": ");
+    put_text(b, base_name);
+    buf_printf(b, ",\n  \"bias\": \"none\",\n  \"fan_in_fan_out\": %s,\n", c->family == FAMILY_GPT2 ? "true" : "false");
+    buf_str(b, "  \"inference_mode\": true,\n  \"init_lora_weights\": true,\n  \"layer_replication\": null,\n"
+               "  \"layers_pattern\": null,\n  \"layers_to_transform\": null,\n  \"lora_alpha\": ");
+    put_number(b, a->alpha);
+    buf_str(b, ",\n  \"lora_dropout\": ");
+    put_number(b, a->dropout);
+    buf_printf(b, ",\n  \"modules_to_save\": null,\n  \"peft_type\": \"LORA\",\n  \"r\": %d,\n", a->r);
+    put_pattern(b, "rank_pattern", c, a, true);
+    buf_str(b, "  \"revision\": null,\n");
+    put_targets(b, c, a);
+    buf_printf(b, "  \"task_type\": \"CAUSAL_LM\",\n  \"use_dora\": false,\n  \"use_rslora\": %s\n}\n",
+               a->rslora ? "true" : "false");
+}
+
+/* ---- the base's name ---- */
+
+/* "ORG/NAME" or "NAME" of a path into the Hub's cache (huggingface_hub's file_download.py, repo_folder_name: the parts
+ * of a name are joined by "--", which no part may contain); NULL: it is another path. */
+static char *hub_name(const char *path)
+{
+    static const char lead[] = "models--", snapshots[] = "/snapshots/";
+    const char *at = strstr(path, snapshots), *begin;
+    for (const char *next; at && (next = strstr(at + 1, snapshots));) at = next;
+    if (!at) return NULL;
+    const char *revision = at + sizeof snapshots - 1;
+    size_t n = strcspn(revision, "/");
+    if (!n || revision[n + strspn(revision + n, "/")]) return NULL;
+    for (begin = at; begin > path && begin[-1] != '/';) begin--;
+    if (strncmp(begin, lead, sizeof lead - 1) != 0) return NULL;
+    begin += sizeof lead - 1;
+    char *name = mem_strndup(begin, (size_t)(at - begin)), *dashes = strstr(name, "--");
+    if (dashes) {
+        *dashes = '/';
+        memmove(dashes + 1, dashes + 2, strlen(dashes + 2) + 1);
+    }
+    bool whole = *name && (!dashes || (dashes > name && dashes[1] && !strstr(dashes + 1, "--")));
+    if (whole) return name;
+    free(name);
+    return NULL;
+}
+
+char *adapter_base_name(const char *model_dir)
+{
+    char *real = realpath(model_dir, NULL), *name = hub_name(model_dir);
+    if (!name && real) name = hub_name(real);
+    if (!name) name = mem_strdup(real ? real : model_dir);
+    free(real);
+    return name;
+}
+
+/* ---- files ---- */
+
+static int put_tensors(const struct adapter *a, const struct model_config *c, const char *path, struct err *e)
+{
+    int n = a->layers * a->n_modules, rc = 0;
+    size_t tensors = 0, names = 0;
+    for (int i = 0; i < n; i++) {
+        char module[160];
+        path_of(c, a, i, module);
+        if (a->pair[i].r) tensors += 2, names += 2 * (strlen(module) + sizeof "base_model.model..lora_A.weight");
+    }
+    /* The writer keeps twice the room an entry of these sizes takes, and six times a name for escapes; no header of a
+     * small adapter should be larger than its data. */
+    struct st_writer *w = st_writer_open(path, tensors / 2, names / 6 + 1, 64, e);
+    if (!w) return e->code;
+    st_writer_note(w, "format", "pt"); /* transformers and PEFT look for it */
+    for (int i = 0; i < n && !rc; i++) {
+        const struct lora_module *m = &a->module[i % a->n_modules];
+        const struct lora_pair *p = &a->pair[i];
+        char module[160], name[224];
+        if (!p->r) continue;
+        path_of(c, a, i, module);
+        for (int half = 0; half < 2 && !rc; half++) {
+            int rows = half ? m->n : p->r, cols = half ? p->r : m->k;
+            snprintf(name, sizeof name, "base_model.model.%s.lora_%c.weight", module, half ? 'B' : 'A');
+            struct st_tensor t = {.name = name,
+                                  .type = ST_F32,
+                                  .n_dims = 2,
+                                  .dims = {rows, cols},
+                                  .data = half ? p->b : p->a,
+                                  .bytes = (size_t)rows * (size_t)cols * sizeof(float)};
+            rc = st_writer_add(w, &t, 1, e);
+        }
+    }
+    if (!rc) return st_writer_finish(w, e);
+    st_writer_abort(w);
+    return rc;
+}
+
+int adapter_write(const struct adapter *a, const struct model_config *c, const char *base_name, const char *dir,
+                  struct err *e)
+{
+    struct buf config = {0};
+    put_config(&config, a, c, base_name);
+    char *weights = file_join(dir, ADAPTER_WEIGHTS), *text = file_join(dir, ADAPTER_CONFIG);
+    int rc = dir_make(dir, e);
+    if (!rc) rc = put_tensors(a, c, weights, e);
+    if (!rc) rc = file_replace(text, config.data, config.len, e);
+    if (!rc) dir_sync_parent(text);
+    free(weights);
+    free(text);
+    buf_free(&config);
+    return rc;
+}

@@ -1,0 +1,419 @@
+#include "engine/model/calibrate.h"
+
+#include "engine/base/levels.h"
+#include "engine/base/mem.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "kernels/rng.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- moments and their factor ---- */
+
+static int block_of(int cols, int at)
+{
+    return cols - at < FEEDBACK_BLOCK ? cols - at : FEEDBACK_BLOCK;
+}
+
+static size_t block_floats(int cols)
+{
+    size_t n = 0;
+    for (int at = 0; at < cols; at += FEEDBACK_BLOCK) n += (size_t)block_of(cols, at) * (size_t)block_of(cols, at);
+    return n;
+}
+
+void moments_open(struct moments *m, int cols)
+{
+    *m = (struct moments){.cols = cols, .h = mem_array(block_floats(cols), sizeof *m->h)};
+}
+
+void moments_close(struct moments *m)
+{
+    free(m->h);
+    *m = (struct moments){0};
+}
+
+/* Runs fn(ctx) on several threads at once; it takes its tasks from a counter in ctx. */
+static void on_threads(int threads, void *(*fn)(void *), void *ctx)
+{
+    pthread_t helper[64];
+    int n = 0;
+    for (; n < threads - 1 && n < 64; n++)
+        if (pthread_create(&helper[n], NULL, fn, ctx)) break;
+    fn(ctx);
+    for (int i = 0; i < n; i++) pthread_join(helper[i], NULL);
+}
+
+/* Rows [from, to) of one block, four rows of x at a time, so that h is read and written once for them. */
+FOR_EACH_LEVEL static void add_four(float *h, int n, int from, int to, const float *const x[4])
+{
+    const float *a = x[0], *b = x[1], *c = x[2], *d = x[3];
+    h += (size_t)from * (size_t)n;
+    for (int i = from; i < to; i++, h += n) {
+        float p = a[i], q = b[i], r = c[i], s = d[i];
+        for (int j = i; j < n; j++) h[j] += p * a[j] + q * b[j] + r * c[j] + s * d[j];
+    }
+}
+
+enum { PIECE = 64 }; /* rows of a block: what stays in a core's cache while all of x passes */
+
+struct add_job {
+    struct moments *m;
+    const float *x, *zero;
+    int rows, ld;
+    _Atomic int next;
+};
+
+static void *add_work(void *arg)
+{
+    struct add_job *j = arg;
+    int piece, cols = j->m->cols;
+    while ((piece = atomic_fetch_add(&j->next, PIECE)) < cols) { /* blocks are whole pieces */
+        int at = piece / FEEDBACK_BLOCK * FEEDBACK_BLOCK, n = block_of(cols, at), from = piece - at;
+        float *h = j->m->h + (size_t)at * FEEDBACK_BLOCK;
+        for (int t = 0; t < j->rows; t += 4) {
+            const float *x[4];
+            for (int i = 0; i < 4; i++) x[i] = t + i < j->rows ? j->x + (size_t)(t + i) * (size_t)j->ld + at : j->zero;
+            add_four(h, n, from, from + PIECE < n ? from + PIECE : n, x);
+        }
+    }
+    return NULL;
+}
+
+void moments_add(struct moments *m, const float *x, int rows, int ld, int threads)
+{
+    float *zero = mem_array(FEEDBACK_BLOCK, sizeof *zero);
+    struct add_job j = {.m = m, .x = x, .zero = zero, .rows = rows, .ld = ld};
+    double work = (double)rows * m->cols * block_of(m->cols, 0);
+    on_threads(work < 1 << 24 ? 1 : threads, add_work, &j);
+    m->rows += rows;
+    free(zero);
+}
+
+/* y[from, to) += a x[from, to) */
+FOR_EACH_LEVEL static void axpy(double *y, const double *x, double a, int from, int to)
+{
+    for (int j = from; j < to; j++) y[j] += a * x[j];
+}
+
+/* U, upper, with (H + damp)^-1 = U^T U.  Turning the order of rows and columns round (J), R^T R = J (H + damp) J is an
+ * ordinary Cholesky factorisation, and U = J R^-T J. */
+static void factor_block(float *u, const float *h, int n, double damp)
+{
+    double *r = mem_array((size_t)n * (size_t)n, sizeof *r), *x = mem_array((size_t)n * (size_t)n, sizeof *x);
+    size_t N = (size_t)n;
+    for (size_t i = 0; i < N; i++)
+        for (size_t j = i; j < N; j++) r[i * N + j] = (double)h[(N - 1 - j) * N + (N - 1 - i)] + (i == j ? damp : 0);
+    for (int k = 0; k < n; k++) {
+        double *row = r + (size_t)k * N, pivot = row[k] > damp * 1e-6 ? row[k] : damp; /* rounding can eat a pivot */
+        double inv = 1 / sqrt(pivot);
+        row[k] = pivot;
+        for (int j = k; j < n; j++) row[j] *= inv;
+        for (int i = k + 1; i < n; i++) axpy(r + (size_t)i * N, row, -row[i], i, n);
+    }
+    for (int i = n - 1; i >= 0; i--) { /* x = r^-1, upper */
+        double *to = x + (size_t)i * N, inv = 1 / r[(size_t)i * N + (size_t)i];
+        for (int k = i + 1; k < n; k++) axpy(to, x + (size_t)k * N, r[(size_t)i * N + (size_t)k], k, n);
+        for (int j = i + 1; j < n; j++) to[j] *= -inv;
+        to[i] = inv;
+    }
+    for (size_t i = 0; i < N; i++)
+        for (size_t j = 0; j < N; j++) u[i * N + j] = j < i ? 0 : (float)x[(N - 1 - j) * N + (N - 1 - i)];
+    free(r);
+    free(x);
+}
+
+void feedback_open(struct feedback *out, const struct moments *m, double damp)
+{
+    *out = (struct feedback){.cols = m->cols};
+    out->u = mem_array(block_floats(m->cols), sizeof *out->u);
+    out->h = mem_array(block_floats(m->cols), sizeof *out->h);
+    size_t offset = 0;
+    for (int at = 0; at < m->cols; at += FEEDBACK_BLOCK) {
+        size_t n = (size_t)block_of(m->cols, at);
+        double mean = 0;
+        for (size_t i = 0; i < n; i++) mean += (double)m->h[offset + i * n + i] / (double)n;
+        double add = mean > 0 ? damp * mean : 1;
+        factor_block(out->u + offset, m->h + offset, (int)n, add);
+        for (size_t i = 0; i < n; i++)
+            for (size_t j = i; j < n; j++) {
+                float h = (float)((double)m->h[offset + i * n + j] + (i == j ? add : 0));
+                out->h[offset + i * n + j] = out->h[offset + j * n + i] = h;
+            }
+        offset += n * n;
+    }
+}
+
+void feedback_close(struct feedback *f)
+{
+    free(f->u);
+    free(f->h);
+    *f = (struct feedback){0};
+}
+
+/* ---- listening to a model ---- */
+
+/* The device's table of ops, with the products going through us. */
+struct tap {
+    struct dev_ops ops; /* first: the device's ops pointer is a pointer to us */
+    const struct dev_ops *inner;
+    const struct model *m;
+    struct moments *v;
+    float *host; /* rows of one input */
+    size_t host_cap;
+};
+
+static int product_of(const struct model *m, const struct weight *w)
+{
+    for (int l = 0; l < m->c.layers; l++) {
+        const struct layer_weights *lw = &m->w.layer[l];
+        const struct weight *all[4] = {lw->qkv, lw->o, lw->up, lw->down};
+        for (int i = 0; i < 4; i++)
+            if (all[i] == w) return 4 * l + i;
+    }
+    return 4 * m->c.layers;
+}
+
+static const struct dev_ops *listen(struct dev *d, const struct mat *x, const struct weight *w)
+{
+    struct tap *t = (struct tap *)(void *)d->ops; /* not const: calibrate made it */
+    size_t floats = x->rows ? (size_t)(x->rows - 1) * (size_t)x->ld + (size_t)x->cols : 0;
+    mem_grow(&t->host, &t->host_cap, floats, sizeof *t->host);
+    if (t->inner->finish(d) == 0) {
+        t->inner->download(d, t->host, x->p, floats * sizeof *t->host);
+        if (!d->error.op) /* else run_step's finish says so */
+            moments_add(&t->v[product_of(t->m, w)], t->host, x->rows, x->ld, d->threads);
+    }
+    return t->inner;
+}
+
+static void tap_linear(struct dev *d, const struct linear_args *a)
+{
+    listen(d, &a->x, a->w)->linear(d, a);
+}
+
+static void tap_gate_up(struct dev *d, const struct gate_up_args *a)
+{
+    listen(d, &a->x, a->w)->gate_up(d, a);
+}
+
+static int product_cols(const struct model_config *c, int product)
+{
+    int i = product % 4;
+    if (product == 4 * c->layers || i == 0 || i == 2) return c->hidden;
+    return i == 1 ? c->heads * c->head_dim : c->inter;
+}
+
+/* ---- running it ---- */
+
+enum { TEXTS = 64, TEXT_LEN = 128, WINDOW = 512, STEP = 64, TEXT_BYTES = 32 * CALIBRATE_TOKENS };
+
+struct run {
+    struct model m;
+    struct batch batch;
+    struct tap tap;
+    struct seq seq[TEXTS];
+    int32_t *tokens, *pages; /* (TEXTS, len), (TEXTS, len / KV_PAGE rounded up) */
+    float *logits;           /* (STEP, V) */
+    int len;
+};
+
+static void run_close(struct run *r)
+{
+    for (int i = 0; r->tap.v && i <= 4 * r->m.c.layers; i++) moments_close(&r->tap.v[i]);
+    free(r->tap.v);
+    free(r->tap.host);
+    if (r->m.d) {
+        if (r->tap.inner) r->m.d->ops = r->tap.inner;
+        batch_close(&r->batch, r->m.d);
+    }
+    model_close(&r->m);
+    free(r->tokens);
+    free(r->pages);
+    free(r->logits);
+}
+
+/* n texts of up to `len` tokens, each with pages of its own */
+static int run_open(struct run *r, const char *dir, const char *device, int threads, int n, int len, struct err *e)
+{
+    *r = (struct run){0};
+    int rc = model_load(&r->m, dir, device, threads, NULL, false, e);
+    if (rc) return rc;
+    if (r->m.c.quant[0]) return err_set(e, ERR_INVALID, "%s is quantised to %s already", dir, r->m.c.quant);
+    r->len = len < r->m.c.max_len ? len : r->m.c.max_len;
+    int each = (r->len + KV_PAGE - 1) / KV_PAGE;
+    struct model_reserve reserve = {n * each, r->len, STEP, STEP, DT_F32};
+    rc = model_reserve(&r->m, &reserve, e);
+    if (rc) return rc;
+    if (batch_open(&r->batch, r->m.d, STEP, n, STEP, each)) return err_set(e, ERR_NOMEM, "no memory for the batch");
+    r->tokens = mem_array((size_t)n * (size_t)r->len, sizeof *r->tokens);
+    r->pages = mem_array((size_t)n * (size_t)each, sizeof *r->pages);
+    r->logits = mem_array((size_t)STEP * (size_t)r->m.c.vocab, sizeof *r->logits);
+    for (int i = 0; i < n * each; i++) r->pages[i] = i;
+    for (int i = 0; i < n; i++)
+        r->seq[i] = (struct seq){
+            .tokens = r->tokens + (size_t)i * (size_t)r->len, .pages = r->pages + (size_t)i * each, .n_pages = each};
+    r->tap = (struct tap){.ops = *r->m.d->ops, .inner = r->m.d->ops, .m = &r->m};
+    r->tap.v = mem_array((size_t)r->m.c.layers * 4 + 1, sizeof *r->tap.v);
+    for (int i = 0; i <= 4 * r->m.c.layers; i++) moments_open(&r->tap.v[i], product_cols(&r->m.c, i));
+    r->tap.ops.replay = NULL; /* each product is to be heard */
+    r->tap.ops.linear = tap_linear;
+    if (r->tap.ops.fused_gate_up) r->tap.ops.gate_up = tap_gate_up; /* else it is a linear too */
+    r->m.d->ops = &r->tap.ops;
+    return 0;
+}
+
+static int run_step(struct run *r, const struct plan *p, struct err *e)
+{
+    struct dev *d = r->m.d;
+    batch_build(&r->batch, d, p);
+    model_forward(&r->m, &r->batch);
+    if (d->ops->finish(d)) return err_set(e, ERR_IO, "%s: %s", d->error.op, d->error.msg);
+    d->ops->download(d, r->logits, r->m.logits.p, (size_t)p->n_rows * (size_t)r->m.c.vocab * sizeof(float));
+    if (d->error.op) return err_set(e, ERR_IO, "%s: %s", d->error.op, d->error.msg);
+    for (size_t i = 0; i < (size_t)p->n_rows * (size_t)r->m.c.vocab; i++)
+        if (!isfinite(r->logits[i])) return err_set(e, ERR_INVALID, "the model's logits are not finite");
+    return 0;
+}
+
+static double damp_of(const struct model_config *c, int product)
+{
+    return product == 4 * c->layers && c->tied ? DAMP_TIED : DAMP;
+}
+
+struct factor_job {
+    struct run *r;
+    struct calibration *out;
+    _Atomic int next;
+};
+
+static void *factor_work(void *arg)
+{
+    struct factor_job *j = arg;
+    int i;
+    while ((i = atomic_fetch_add(&j->next, 1)) < j->out->n) {
+        feedback_open(&j->out->v[i], &j->r->tap.v[i], damp_of(&j->r->m.c, i));
+        moments_close(&j->r->tap.v[i]); /* large */
+    }
+    return NULL;
+}
+
+static void run_result(struct run *r, struct calibration *out)
+{
+    *out = (struct calibration){.n = 4 * r->m.c.layers + 1, .tokens = r->tap.v[0].rows};
+    out->v = mem_array((size_t)out->n, sizeof *out->v);
+    on_threads(r->m.d->threads, factor_work, &(struct factor_job){.r = r, .out = out});
+}
+
+/* a draw from softmax(logits) */
+static int32_t sample(const float *logits, int vocab, double uniform)
+{
+    float top = logits[0];
+    double sum = 0, at = 0;
+    for (int i = 1; i < vocab; i++) top = logits[i] > top ? logits[i] : top;
+    for (int i = 0; i < vocab; i++) sum += (double)expf(logits[i] - top);
+    for (int i = 0; i < vocab; i++) {
+        at += (double)expf(logits[i] - top);
+        if (at > uniform * sum) return i;
+    }
+    return vocab - 1;
+}
+
+static int write_and_listen(struct run *r, struct err *e)
+{
+    struct plan_item items[TEXTS];
+    int vocab = r->m.c.vocab, rc = 0;
+    for (int i = 0; i < TEXTS; i++)
+        r->tokens[(size_t)i * (size_t)r->len] = (int32_t)(rng_uniform(0, (uint64_t)i) * vocab);
+    for (int pos = 0; pos < r->len && !rc; pos++) {
+        for (int i = 0; i < TEXTS; i++) {
+            r->seq[i].n_known = pos + 1;
+            items[i] = (struct plan_item){&r->seq[i], pos, 1, 1};
+        }
+        rc = run_step(r, &(struct plan){.v = items, .n = TEXTS, .n_tokens = TEXTS, .n_rows = TEXTS}, e);
+        for (int i = 0; i < TEXTS && pos + 1 < r->len && !rc; i++)
+            r->tokens[(size_t)i * (size_t)r->len + (size_t)pos + 1] =
+                sample(r->logits + (size_t)i * (size_t)vocab, vocab, rng_uniform((uint64_t)i + 1, (uint64_t)pos));
+    }
+    return rc;
+}
+
+int calibration_from_itself(struct calibration *out, const char *dir, const char *device, int threads, struct err *e)
+{
+    struct run r;
+    *out = (struct calibration){0};
+    int rc = run_open(&r, dir, device, threads, TEXTS, TEXT_LEN, e);
+    if (!rc) rc = write_and_listen(&r, e);
+    if (!rc) run_result(&r, out);
+    run_close(&r);
+    return rc;
+}
+
+/* windows of the text, each on its own, led by the token the tokenizer puts first */
+static int read_and_listen(struct run *r, const struct tokens *t, struct err *e)
+{
+    size_t n = t->n < CALIBRATE_TOKENS ? t->n : CALIBRATE_TOKENS;
+    int rc = 0;
+    for (size_t at = 0; at < n && !rc; at += (size_t)r->len) {
+        int len = n - at < (size_t)r->len ? (int)(n - at) : r->len;
+        for (int i = 0; i < len; i++) {
+            r->tokens[i] = t->v[at + (size_t)i].id;
+            if (r->tokens[i] < 0 || r->tokens[i] >= r->m.c.vocab)
+                return err_set(e, ERR_INVALID, "the model has no token %d", r->tokens[i]);
+        }
+        if (at) r->tokens[0] = t->v[0].id;
+        r->seq[0].n_known = len;
+        for (int start = 0; start < len && !rc; start += STEP) {
+            int k = len - start < STEP ? len - start : STEP;
+            struct plan_item item = {&r->seq[0], start, k, k};
+            rc = run_step(r, &(struct plan){.v = &item, .n = 1, .n_tokens = k, .n_rows = k}, e);
+        }
+    }
+    return rc;
+}
+
+int calibration_from_text(struct calibration *out, const char *dir, const char *device, int threads, const char *text,
+                          size_t n, struct err *e)
+{
+    struct run r = {0};
+    struct tokens tokens = {0};
+    *out = (struct calibration){0};
+    struct tokenizer *tk = tokenizer_open_dir(dir, e);
+    if (!tk) return e->code;
+    if (n > TEXT_BYTES) n = TEXT_BYTES;
+    int rc = tokenizer_encode(tk, text, n, TOKENIZE_SPECIAL, &tokens, e);
+    if (!rc && tokens.n < 2) rc = err_set(e, ERR_INVALID, "the text to calibrate with has %zu tokens", tokens.n);
+    if (!rc) rc = run_open(&r, dir, device, threads, 1, WINDOW, e);
+    if (!rc) rc = read_and_listen(&r, &tokens, e);
+    if (!rc) run_result(&r, out);
+    run_close(&r);
+    tokens_free(&tokens);
+    tokenizer_close(tk);
+    return rc;
+}
+
+int calibration_default(struct calibration *out, const char *dir, const struct model_config *c, int type, int threads,
+                        struct err *e)
+{
+    double q = (double)c->heads * c->head_dim, kv = (double)c->kv_heads * c->head_dim;
+    double layer = c->hidden * (2 * q + 2 * kv + (c->gated ? 3.0 : 2.0) * c->inter);
+    double weights = c->layers * layer + (double)c->vocab * c->hidden;
+    *out = (struct calibration){0};
+    if (type == DT_NONE || type == DT_NF4 || c->quant[0] || weights > CALIBRATE_SELF_MAX) return 0;
+    return calibration_from_itself(out, dir, NULL, threads, e);
+}
+
+void calibration_close(struct calibration *c)
+{
+    for (int i = 0; i < c->n; i++) feedback_close(&c->v[i]);
+    free(c->v);
+    *c = (struct calibration){0};
+}
+
+const struct feedback *calibration_feedback(const struct calibration *c, int product)
+{
+    return c && product >= 0 && product < c->n ? &c->v[product] : NULL;
+}

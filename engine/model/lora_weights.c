@@ -1,0 +1,79 @@
+#include "engine/model/lora_weights.h"
+
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+
+enum {
+    ALIGN = 16, /* floats: each matrix begins where a vector does */
+    BLOCK = 256 /* bytes that devices give memory in: what is counted for adapters is what they take */
+};
+
+static size_t rounded(size_t floats)
+{
+    return (floats + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+static size_t floats_of(const struct adapter *a)
+{
+    size_t n = 0;
+    for (int i = 0; i < a->layers * a->n_modules; i++) {
+        const struct lora_module *m = &a->module[i % a->n_modules];
+        size_t r = (size_t)a->pair[i].r;
+        n += rounded(r * (size_t)m->k) + rounded(r * (size_t)m->n);
+    }
+    return n;
+}
+
+static int no_room(struct dev *d, size_t bytes, struct err *e)
+{
+    struct dev_memory m = {0};
+    if (!d->ops->memory) return err_set(e, ERR_NOMEM, "no memory on the device for an adapter of %zu bytes", bytes);
+    d->ops->memory(d, &m);
+    return err_set(
+        e, ERR_NOMEM,
+        "no memory on the device for an adapter of %zu bytes: %zu are free, %zu in one piece; unload others, "
+        "or lower --kv-cache-bytes",
+        bytes, m.budget - m.used, m.largest);
+}
+
+/* at: floats from the beginning */
+static const float *put(struct lora_weights *w, struct dev *d, size_t *at, const float *host, size_t floats)
+{
+    float *p = w->memory + *at;
+    d->ops->upload(d, p, host, floats * sizeof *p);
+    *at += rounded(floats);
+    return p;
+}
+
+int lora_weights_upload(struct lora_weights *w, struct dev *d, const struct adapter *a, struct err *e)
+{
+    size_t bytes = floats_of(a) * sizeof(float);
+    *w = (struct lora_weights){.bytes = (bytes + BLOCK - 1) / BLOCK * BLOCK, .layers = a->layers};
+    if (!(w->memory = d->ops->alloc(d, w->bytes))) return no_room(d, w->bytes, e);
+    w->layer = mem_array((size_t)a->layers, sizeof *w->layer);
+    size_t at = 0;
+    for (int i = 0; i < a->layers * a->n_modules; i++) {
+        const struct lora_module *m = &a->module[i % a->n_modules];
+        const struct lora_pair *p = &a->pair[i];
+        struct lora_product *to = &w->layer[i / a->n_modules][m->product];
+        if (!p->r) continue;
+        const float *pa = put(w, d, &at, p->a, (size_t)p->r * (size_t)m->k);
+        const float *pb = put(w, d, &at, p->b, (size_t)p->r * (size_t)m->n);
+        to->part[to->n++] =
+            (struct lora_part){.a = pa, .b = pb, .r = p->r, .col = m->col, .n = m->n, .scale = p->scale};
+        w->up |= m->product == PRODUCT_UP;
+    }
+    if (!d->ops->finish(d)) return 0;
+    err_set(e, ERR_IO, "the adapter could not be copied to the device: %s: %s", d->error.op, d->error.msg);
+    dev_clear_error(d);
+    lora_weights_free(w, d);
+    return e->code;
+}
+
+void lora_weights_free(struct lora_weights *w, struct dev *d)
+{
+    if (w->memory) d->ops->free(d, w->memory);
+    free(w->layer);
+    *w = (struct lora_weights){0};
+}

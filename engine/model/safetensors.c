@@ -1,0 +1,415 @@
+#include "engine/model/safetensors.h"
+
+#include "engine/base/crc32c.h"
+#include "engine/base/file.h"
+#include "engine/base/mem.h"
+#include "engine/base/model_dir.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { HEADER_LIMIT = 100 << 20, MAX_TENSORS = 1 << 20, MAX_SHARDS = 4096 };
+
+struct note {
+    char *key, *value; /* owned */
+};
+
+struct safetensors {
+    struct file_map *maps; /* owned mappings; n_maps 0 for parsed bytes */
+    int n_maps;
+    struct st_tensor *v; /* sorted by name */
+    size_t n, cap;
+    struct note *notes; /* of every file; sorted by key */
+    size_t n_notes, cap_notes;
+};
+
+/* F8 and sub-byte types are kept as ST_OTHER: listed, never computed with. */
+static const struct {
+    const char *name;
+    int bytes;
+} types[] = {
+    [ST_F32] = {"F32", 4}, [ST_F16] = {"F16", 2}, [ST_BF16] = {"BF16", 2}, [ST_I8] = {"I8", 1},   [ST_U8] = {"U8", 1},
+    [ST_I16] = {"I16", 2}, [ST_U16] = {"U16", 2}, [ST_I32] = {"I32", 4},   [ST_U32] = {"U32", 4}, [ST_I64] = {"I64", 8},
+    [ST_U64] = {"U64", 8}, [ST_F64] = {"F64", 8}, [ST_BOOL] = {"BOOL", 1}, [ST_OTHER] = {"?", 0},
+};
+
+const char *st_type_name(enum st_type t)
+{
+    return types[t].name;
+}
+
+enum dtype st_float_type(enum st_type t)
+{
+    return t == ST_F32 ? DT_F32 : t == ST_F16 ? DT_F16 : t == ST_BF16 ? DT_BF16 : DT_NONE;
+}
+
+static enum st_type type_of(const char *name)
+{
+    for (int i = 0; i < ST_OTHER; i++)
+        if (strcmp(types[i].name, name) == 0) return (enum st_type)i;
+    return ST_OTHER;
+}
+
+/* a JSON number that is a whole number in [0, 2^53] */
+static bool whole(const cJSON *j, int64_t *out)
+{
+    if (!cJSON_IsNumber(j) || !(j->valuedouble >= 0 && j->valuedouble <= 0x1p53)) return false;
+    *out = (int64_t)j->valuedouble;
+    return (double)*out == j->valuedouble;
+}
+
+static int read_shape(const cJSON *j, struct st_tensor *t, struct err *e)
+{
+    if (!cJSON_IsArray(j)) return err_set(e, ERR_INVALID, "tensor %s: shape is not a list", t->name);
+    const cJSON *d;
+    cJSON_ArrayForEach(d, j)
+    {
+        if (t->n_dims == ST_MAX_DIMS)
+            return err_set(e, ERR_INVALID, "tensor %s: more than %d dimensions", t->name, ST_MAX_DIMS);
+        if (!whole(d, &t->dims[t->n_dims++]))
+            return err_set(e, ERR_INVALID, "tensor %s: shape has a bad dimension", t->name);
+    }
+    return 0;
+}
+
+static int read_entry(const cJSON *j, struct st_tensor *t, const char *data, size_t n_data, struct err *e)
+{
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(j, "dtype");
+    const cJSON *off = cJSON_GetObjectItemCaseSensitive(j, "data_offsets");
+    if (!cJSON_IsString(type)) return err_set(e, ERR_INVALID, "tensor %s: no dtype", t->name);
+    t->type = type_of(type->valuestring);
+    int rc = read_shape(cJSON_GetObjectItemCaseSensitive(j, "shape"), t, e);
+    if (rc) return rc;
+    int64_t begin, end;
+    if (!cJSON_IsArray(off) || cJSON_GetArraySize(off) != 2 || !whole(off->child, &begin) ||
+        !whole(off->child->next, &end))
+        return err_set(e, ERR_INVALID, "tensor %s: data_offsets is not a pair of whole numbers", t->name);
+    if (begin > end || (uint64_t)end > n_data)
+        return err_set(e, ERR_INVALID, "tensor %s: data_offsets [%lld, %lld) outside the file's %zu data bytes",
+                       t->name, (long long)begin, (long long)end, n_data);
+    t->data = data + begin;
+    t->bytes = (size_t)(end - begin);
+    if (t->type == ST_OTHER) return 0;
+    uint64_t want = (uint64_t)types[t->type].bytes;
+    for (int i = 0; i < t->n_dims; i++)
+        if (__builtin_mul_overflow(want, (uint64_t)t->dims[i], &want))
+            return err_set(e, ERR_INVALID, "tensor %s: shape overflows", t->name);
+    if (want != t->bytes)
+        return err_set(e, ERR_INVALID, "tensor %s: shape needs %llu bytes, data_offsets give %zu", t->name,
+                       (unsigned long long)want, t->bytes);
+    return 0;
+}
+
+/* __metadata__: names and texts */
+static int read_notes(struct safetensors *s, const cJSON *j, struct err *e)
+{
+    if (!cJSON_IsObject(j)) return err_set(e, ERR_INVALID, "__metadata__ is not an object");
+    const cJSON *item;
+    cJSON_ArrayForEach(item, j)
+    {
+        if (!cJSON_IsString(item)) return err_set(e, ERR_INVALID, "__metadata__: %s is not a text", item->string);
+        mem_grow(&s->notes, &s->cap_notes, s->n_notes + 1, sizeof *s->notes);
+        s->notes[s->n_notes++] = (struct note){mem_strdup(item->string), mem_strdup(item->valuestring)};
+    }
+    return 0;
+}
+
+/* A header that states its own checksum (safetensors_write.c) has to be as it was written. */
+static int check_header(const char *text, size_t n, const cJSON *notes, struct err *e)
+{
+    const cJSON *stated = cJSON_GetObjectItemCaseSensitive(notes, ST_HEADER_SUM);
+    static const char before[] = "\"" ST_HEADER_SUM "\":\"";
+    if (!stated) return 0;
+    const char *at = memmem(text, n, before, sizeof before - 1);
+    if (!cJSON_IsString(stated) || strlen(stated->valuestring) != 8 || !at || at + sizeof before - 1 + 8 > text + n)
+        return err_set(e, ERR_INVALID, "%s is not eight digits as tandem writes them", ST_HEADER_SUM);
+    at += sizeof before - 1;
+    char sum[9];
+    uint32_t c = crc32c(0, text, (size_t)(at - text));
+    c = crc32c(c, "00000000", 8);
+    snprintf(sum, sizeof sum, "%08x", crc32c(c, at + 8, n - (size_t)(at - text) - 8));
+    if (strcmp(sum, stated->valuestring))
+        return err_set(e, ERR_INVALID,
+                       "the header's checksum is %s, it states %.8s: the file was changed or is damaged", sum,
+                       stated->valuestring);
+    return 0;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct st_tensor *)a)->name, ((const struct st_tensor *)b)->name);
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const struct st_tensor *x = *(struct st_tensor *const *)a, *y = *(struct st_tensor *const *)b;
+    if (x->data != y->data) return x->data < y->data ? -1 : 1;
+    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
+}
+
+/* The tensors [from, n) came from one file: they must fill its data without gap or overlap, as the format demands. */
+static int check_places(struct safetensors *s, size_t from, const char *data, size_t n_data, struct err *e)
+{
+    size_t n = s->n - from;
+    struct st_tensor **order = mem_array(n, sizeof *order);
+    for (size_t i = 0; i < n; i++) order[i] = &s->v[from + i];
+    if (n) qsort(order, n, sizeof *order, by_place);
+    int rc = 0;
+    const char *at = data, *before = "the header";
+    for (size_t i = 0; i < n && !rc; i++) {
+        const char *begin = order[i]->data;
+        if (begin < at) rc = err_set(e, ERR_INVALID, "tensors %s and %s overlap", before, order[i]->name);
+        if (begin > at)
+            rc = err_set(e, ERR_INVALID, "%zu bytes before tensor %s belong to none", (size_t)(begin - at),
+                         order[i]->name);
+        at = begin + order[i]->bytes;
+        before = order[i]->name;
+    }
+    if (!rc && at != data + n_data)
+        rc = err_set(e, ERR_INVALID, "%zu bytes after the last tensor belong to none", (size_t)(data + n_data - at));
+    free(order);
+    return rc;
+}
+
+static int add_file(struct safetensors *s, const char *bytes, size_t n, struct err *e)
+{
+    uint64_t head = 0;
+    if (model_dir_lfs_pointer(bytes, n)) return model_dir_lfs_error(e);
+    if (n < 8) return err_set(e, ERR_INVALID, "%zu bytes is too short for a safetensors file", n);
+    for (int i = 7; i >= 0; i--) head = head << 8 | (unsigned char)bytes[i];
+    if (head > HEADER_LIMIT || head > n - 8)
+        return err_set(e, ERR_INVALID, "header length %llu does not fit the file of %zu bytes (truncated?)",
+                       (unsigned long long)head, n);
+    const char *end = NULL;
+    char *text = mem_try_alloc((size_t)head + 1); /* cJSON wants to see the end */
+    if (!text) return err_set(e, ERR_NOMEM, "no memory for a header of %llu bytes", (unsigned long long)head);
+    memcpy(text, bytes + 8, (size_t)head);
+    text[head] = 0;
+    cJSON *j = cJSON_ParseWithLengthOpts(text, (size_t)head + 1, &end, 1);
+    int rc = 0;
+    if (!cJSON_IsObject(j))
+        rc = err_set(e, ERR_INVALID, "the header is not a JSON object (near byte %zu)",
+                     end ? (size_t)(end - text) + 8 : (size_t)8);
+    size_t from = s->n;
+    const cJSON *item;
+    if (!rc) cJSON_ArrayForEach(item, j)
+        {
+            if (strcmp(item->string, "__metadata__") == 0) {
+                rc = read_notes(s, item, e);
+                if (!rc) rc = check_header(text, (size_t)head, item, e);
+                if (rc) break;
+                continue;
+            }
+            if (s->n >= MAX_TENSORS) {
+                rc = err_set(e, ERR_INVALID, "more than %d tensors", MAX_TENSORS);
+                break;
+            }
+            mem_grow(&s->v, &s->cap, s->n + 1, sizeof *s->v);
+            struct st_tensor *t = &s->v[s->n++];
+            *t = (struct st_tensor){.name = mem_strdup(item->string)};
+            rc = read_entry(item, t, bytes + 8 + head, n - 8 - (size_t)head, e);
+            if (rc) break;
+        }
+    cJSON_Delete(j);
+    free(text);
+    return rc ? rc : check_places(s, from, bytes + 8 + head, n - 8 - (size_t)head, e);
+}
+
+static int by_key(const void *a, const void *b)
+{
+    return strcmp(((const struct note *)a)->key, ((const struct note *)b)->key);
+}
+
+static int finish(struct safetensors *s, struct err *e)
+{
+    if (s->n_notes) qsort(s->notes, s->n_notes, sizeof *s->notes, by_key);
+    if (s->n) qsort(s->v, s->n, sizeof *s->v, by_name);
+    for (size_t i = 1; i < s->n; i++)
+        if (strcmp(s->v[i - 1].name, s->v[i].name) == 0)
+            return err_set(e, ERR_INVALID, "tensor %s is there twice", s->v[i].name);
+    return 0;
+}
+
+struct safetensors *safetensors_parse(const char *bytes, size_t n, struct err *e)
+{
+    struct safetensors *s = mem_zalloc(sizeof *s);
+    if (add_file(s, bytes, n, e) || finish(s, e)) {
+        safetensors_close(s);
+        return NULL;
+    }
+    return s;
+}
+
+static int map_file(struct safetensors *s, const char *path, struct err *e)
+{
+    s->maps = mem_resize(s->maps, (size_t)s->n_maps + 1, sizeof *s->maps);
+    struct file_map *m = &s->maps[s->n_maps];
+    int rc = file_map(m, path, e);
+    if (rc) return rc;
+    s->n_maps++;
+    rc = add_file(s, m->data, m->size, e);
+    if (rc) err_prefix(e, "%s", path);
+    return rc;
+}
+
+struct safetensors *safetensors_open(const char *path, struct err *e)
+{
+    struct safetensors *s = mem_zalloc(sizeof *s);
+    if (map_file(s, path, e) || finish(s, e)) {
+        safetensors_close(s);
+        return NULL;
+    }
+    return s;
+}
+
+/* A shard's name is a plain file name: an index must not reach outside its directory. */
+static bool plain_name(const char *s)
+{
+    return *s && !strchr(s, '/') && strcmp(s, ".") && strcmp(s, "..");
+}
+
+static int by_string(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static int open_shards(struct safetensors *s, const char *dir, const cJSON *map, struct err *e)
+{
+    int n = 0, total = cJSON_GetArraySize(map), rc = 0;
+    const char **names = mem_array((size_t)total, sizeof *names);
+    const cJSON *item;
+    cJSON_ArrayForEach(item, map)
+    {
+        if (!cJSON_IsString(item) || !plain_name(item->valuestring)) {
+            rc =
+                err_set(e, ERR_INVALID, "model.safetensors.index.json: weight_map.%s is not a file name", item->string);
+            break;
+        }
+        names[n++] = item->valuestring;
+    }
+    if (!rc && n) qsort(names, (size_t)n, sizeof *names, by_string);
+    for (int i = 0; i < n && !rc; i++) {
+        if (i && strcmp(names[i], names[i - 1]) == 0) continue;
+        if (s->n_maps == MAX_SHARDS) {
+            rc = err_set(e, ERR_INVALID, "model.safetensors.index.json names more than %d files", MAX_SHARDS);
+            break;
+        }
+        char *path = file_join(dir, names[i]);
+        rc = map_file(s, path, e);
+        free(path);
+    }
+    free(names);
+    return rc;
+}
+
+struct safetensors *safetensors_open_dir(const char *dir, struct err *e)
+{
+    char *single = file_join(dir, "model.safetensors");
+    bool one = access(single, F_OK) == 0;
+    struct safetensors *s = one ? safetensors_open(single, e) : NULL;
+    free(single);
+    if (one) return s;
+
+    char *path = file_join(dir, "model.safetensors.index.json"), *text = NULL;
+    size_t n;
+    int rc = file_read(path, HEADER_LIMIT, &text, &n, e);
+    if (rc == ERR_NOT_FOUND) model_dir_no_weights(dir, e);
+    free(path);
+    if (rc) return NULL;
+    s = mem_zalloc(sizeof *s);
+    cJSON *j = cJSON_ParseWithLengthOpts(text, n + 1, NULL, 1);
+    const cJSON *map = cJSON_GetObjectItemCaseSensitive(j, "weight_map");
+    if (!cJSON_IsObject(map) || !map->child)
+        rc = err_set(e, ERR_INVALID, "model.safetensors.index.json has no weight_map");
+    if (!rc) rc = open_shards(s, dir, map, e);
+    if (!rc) rc = finish(s, e);
+    cJSON_Delete(j);
+    free(text);
+    if (rc) {
+        safetensors_close(s);
+        return NULL;
+    }
+    return s;
+}
+
+void safetensors_close(struct safetensors *s)
+{
+    if (!s) return;
+    for (size_t i = 0; i < s->n; i++) free(s->v[i].name);
+    for (size_t i = 0; i < s->n_notes; i++) free(s->notes[i].key), free(s->notes[i].value);
+    for (int i = 0; i < s->n_maps; i++) file_unmap(&s->maps[i]);
+    free(s->notes);
+    free(s->v);
+    free(s->maps);
+    free(s);
+}
+
+size_t safetensors_count(const struct safetensors *s)
+{
+    return s->n;
+}
+
+const struct st_tensor *safetensors_at(const struct safetensors *s, size_t i)
+{
+    return &s->v[i];
+}
+
+const struct st_tensor *safetensors_find(const struct safetensors *s, const char *name)
+{
+    struct st_tensor key = {.name = (char *)name};
+    return s->n ? bsearch(&key, s->v, s->n, sizeof *s->v, by_name) : NULL;
+}
+
+const char *safetensors_metadata(const struct safetensors *s, const char *key)
+{
+    struct note want = {.key = (char *)key};
+    const struct note *n = s->n_notes ? bsearch(&want, s->notes, s->n_notes, sizeof *s->notes, by_key) : NULL;
+    return n ? n->value : NULL;
+}
+
+int safetensors_verify(const struct safetensors *s, struct err *e)
+{
+    if (!safetensors_metadata(s, ST_HEADER_SUM))
+        return err_set(e, ERR_UNSUPPORTED, "the weights have no checksums; tandem quantize writes them");
+    for (size_t i = 0; i < s->n; i++) {
+        const struct st_tensor *t = &s->v[i];
+        char sum[9], *key = mem_alloc(strlen(t->name) + sizeof ST_TENSOR_SUM);
+        strcpy(stpcpy(key, ST_TENSOR_SUM), t->name);
+        const char *stated = safetensors_metadata(s, key);
+        free(key);
+        if (!stated) return err_set(e, ERR_INVALID, "tensor %s has no checksum", t->name);
+        snprintf(sum, sizeof sum, "%08x", crc32c(0, t->data, t->bytes));
+        if (strcmp(sum, stated))
+            return err_set(e, ERR_INVALID, "tensor %s is damaged: its checksum is %s, the file states %.8s", t->name,
+                           sum, stated);
+        safetensors_release(s, t);
+    }
+    return 0;
+}
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* Linux 5.14 */
+#endif
+
+int safetensors_populate(const struct safetensors *s, const struct st_tensor *t, struct err *e)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)t->data / page * page;
+    if (!s->n_maps || !t->bytes) return 0;
+    if (madvise((void *)from, (uintptr_t)t->data + t->bytes - from, MADV_POPULATE_READ) == 0) return 0;
+    if (errno != EFAULT && errno != EIO && errno != EHWPOISON) return 0; /* an older kernel: the pages come when used */
+    return err_set(e, ERR_IO, "tensor %s cannot be read: the disk failed, or the file became shorter", t->name);
+}
+
+void safetensors_release(const struct safetensors *s, const struct st_tensor *t)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = ((uintptr_t)t->data + page - 1) / page * page,
+              to = ((uintptr_t)t->data + t->bytes) / page * page;
+    if (s->n_maps && to > from) madvise((void *)from, to - from, MADV_DONTNEED);
+}

@@ -1,0 +1,262 @@
+#include "engine/model/weights_bnb.h"
+
+#include "engine/base/buf.h"
+#include "engine/base/mem.h"
+#include "engine/model/nf4.h"
+
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char state_suffix[] = ".quant_state.bitsandbytes__nf4";
+
+/* the tensor NAME + suffix, or NULL; full gets its name */
+enum { FULL_NAME = TENSOR_NAME_MAX + 40 };
+static const struct st_tensor *beside(const struct safetensors *f, const char *name, const char *suffix,
+                                      char full[FULL_NAME])
+{
+    snprintf(full, FULL_NAME, "%s%s", name, suffix);
+    return safetensors_find(f, full);
+}
+
+bool bnb_is_quantized(const struct safetensors *f, const char *name)
+{
+    static const char *const signs[] = {state_suffix, ".quant_state.bitsandbytes__fp4", ".absmax", ".quant_map"};
+    char full[FULL_NAME];
+    for (size_t i = 0; i < sizeof signs / sizeof *signs; i++)
+        if (beside(f, name, signs[i], full)) return true;
+    /* LLM.int8(): X.SCB beside X.weight */
+    size_t len = strlen(name), end = sizeof ".weight" - 1;
+    if (len <= end || len >= TENSOR_NAME_MAX || strcmp(name + len - end, ".weight")) return false;
+    memcpy(full, name, len - end);
+    memcpy(full + len - end, ".SCB", sizeof ".SCB");
+    return safetensors_find(f, full) != NULL;
+}
+
+/* ---- reading ---- */
+
+struct stored {
+    struct nf4_state s;
+    const struct st_tensor *weight, *absmax, *nested, *nested_map;
+    size_t n, blocks;
+};
+
+/* NAME + suffix, which must be a vector of n of the type */
+static int find_vector(const struct safetensors *f, const char *name, const char *suffix, enum st_type type, size_t n,
+                       const struct st_tensor **out, struct err *e)
+{
+    char full[FULL_NAME];
+    const struct st_tensor *t = beside(f, name, suffix, full);
+    if (!t) return err_set(e, ERR_NOT_FOUND, "tensor %s is missing", full);
+    if (t->type != type || t->n_dims != 1 || t->dims[0] != (int64_t)n)
+        return err_set(e, ERR_INVALID, "tensor %s is not %s [%zu]", full, st_type_name(type), n);
+    *out = t;
+    return 0;
+}
+
+static float f32_at(const struct st_tensor *t, size_t i)
+{
+    float v;
+    memcpy(&v, (const char *)t->data + i * sizeof v, sizeof v);
+    return v;
+}
+
+static int check_finite(const char *name, const char *suffix, const struct st_tensor *t, size_t n, struct err *e)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(f32_at(t, i)))
+            return err_set(e, ERR_INVALID, "tensor %s%s: element %zu is not finite", name, suffix, i);
+    return 0;
+}
+
+static int read_state(const struct safetensors *f, const struct matrix_slot *slot, struct nf4_state *s, struct err *e)
+{
+    char full[FULL_NAME];
+    const struct st_tensor *t = beside(f, slot->name, state_suffix, full);
+    if (!t && beside(f, slot->name, ".quant_state.bitsandbytes__fp4", full))
+        return err_set(e, ERR_UNSUPPORTED, "tensor %s: bitsandbytes fp4 is not supported, only nf4", slot->name);
+    t = beside(f, slot->name, state_suffix, full);
+    if (!t && !beside(f, slot->name, ".absmax", full))
+        return err_set(e, ERR_UNSUPPORTED, "tensor %s: bitsandbytes 8-bit weights are not supported, only nf4",
+                       slot->name);
+    if (!t) return err_set(e, ERR_NOT_FOUND, "tensor %s%s is missing", slot->name, state_suffix);
+    if (t->type != ST_U8) return err_set(e, ERR_INVALID, "tensor %s is not U8", full);
+    int rc = nf4_state_parse(t->data, t->bytes, s, e);
+    if (rc) return err_prefix(e, "tensor %s", full);
+    if (s->rows != slot->rows || s->cols != slot->cols)
+        return err_set(e, ERR_INVALID, "tensor %s: shape is not [%d, %d] as config.json says", full, slot->rows,
+                       slot->cols);
+    return 0;
+}
+
+/* bitsandbytes itself looks its own table up, whatever the file says; here a file must agree with it */
+static int check_map(const struct safetensors *f, const char *name, struct err *e)
+{
+    const struct st_tensor *map = NULL;
+    int rc = find_vector(f, name, ".quant_map", ST_F32, 16, &map, e);
+    for (size_t i = 0; i < 16 && !rc; i++)
+        if (!(fabsf(f32_at(map, i) - nf4_code[i]) <= 1e-6f))
+            rc = err_set(e, ERR_UNSUPPORTED, "tensor %s.quant_map: element %zu is not nf4's", name, i);
+    return rc;
+}
+
+static int find_parts(const struct safetensors *f, const struct matrix_slot *slot, struct stored *p, struct err *e)
+{
+    const char *name = slot->name;
+    int rc = read_state(f, slot, &p->s, e);
+    if (rc) return rc;
+    p->n = (size_t)slot->rows * (size_t)slot->cols;
+    p->blocks = nf4_blocks(p->n, (size_t)p->s.block);
+    p->weight = safetensors_find(f, name);
+    if (!p->weight) return err_set(e, ERR_NOT_FOUND, "tensor %s is missing", name);
+    /* the shape is [bytes, 1], or less of a wider type where quant_storage was set: the bytes are the same */
+    if (p->weight->bytes != (p->n + 1) / 2)
+        return err_set(e, ERR_INVALID, "tensor %s has %zu bytes; nf4 of [%d, %d] has %zu", name, p->weight->bytes,
+                       slot->rows, slot->cols, (p->n + 1) / 2);
+    if ((rc = check_map(f, name, e))) return rc;
+    bool nested = p->s.nested_block > 0;
+    rc = find_vector(f, name, ".absmax", nested ? ST_U8 : ST_F32, p->blocks, &p->absmax, e);
+    if (!nested) return rc ? rc : check_finite(name, ".absmax", p->absmax, p->blocks, e);
+    size_t n = nf4_blocks(p->blocks, (size_t)p->s.nested_block);
+    if (!rc) rc = find_vector(f, name, ".nested_absmax", ST_F32, n, &p->nested, e);
+    if (!rc) rc = find_vector(f, name, ".nested_quant_map", ST_F32, NF4_MAP, &p->nested_map, e);
+    if (!rc) rc = check_finite(name, ".nested_absmax", p->nested, n, e);
+    return rc ? rc : check_finite(name, ".nested_quant_map", p->nested_map, NF4_MAP, e);
+}
+
+/* f32 scales, one for each of the file's blocks; NULL: no memory */
+static float *scales_of(const struct stored *p)
+{
+    float *absmax = mem_try_alloc(p->blocks * sizeof *absmax), map[NF4_MAP];
+    if (!absmax) return NULL;
+    if (!p->nested) {
+        memcpy(absmax, p->absmax->data, p->absmax->bytes);
+        return absmax;
+    }
+    float *nested = mem_try_alloc(p->nested->bytes);
+    if (!nested) return free(absmax), NULL;
+    memcpy(nested, p->nested->data, p->nested->bytes);
+    memcpy(map, p->nested_map->data, sizeof map);
+    nf4_unnest(p->absmax->data, p->blocks, map, nested, (size_t)p->s.nested_block, p->s.offset, absmax);
+    free(nested);
+    return absmax;
+}
+
+/* A block of 128 is two of 64 with one scale. */
+static float *per_64(float *absmax, const struct stored *p)
+{
+    size_t n = p->n / NF4_GROUP, each = (size_t)p->s.block / NF4_GROUP;
+    if (each == 1) return absmax;
+    float *out = mem_try_alloc(n * sizeof *out);
+    for (size_t i = 0; out && i < n; i++) out[i] = absmax[i / each];
+    free(absmax);
+    return out;
+}
+
+int bnb_matrix(const struct safetensors *f, const struct matrix_slot *slot, struct weight_src *src, void **owned,
+               struct err *e)
+{
+    struct stored p = {0};
+    *owned = NULL;
+    int rc = find_parts(f, slot, &p, e);
+    if (rc) return rc;
+    *src = (struct weight_src){.t = DT_NF4, .rows = slot->rows, .cols = slot->cols, .group = NF4_GROUP};
+    float *scale = scales_of(&p);
+    if (slot->cols % NF4_GROUP == 0 && p.s.block % NF4_GROUP == 0) {
+        if (scale) scale = per_64(scale, &p);
+        src->data = p.weight->data;
+        src->scale = *owned = scale;
+    } else {
+        float *w = scale ? mem_try_alloc(p.n * sizeof *w) : NULL;
+        if (w) nf4_dequantize(p.weight->data, scale, (size_t)p.s.block, p.n, w);
+        free(scale);
+        src->t = DT_F32, src->group = 0;
+        src->data = *owned = w;
+    }
+    return *owned ? 0 : err_set(e, ERR_NOMEM, "no memory for tensor %s", slot->name);
+}
+
+static void widen(const struct weight_src *s, float *out)
+{
+    size_t n = (size_t)s->rows * (size_t)s->cols;
+    if (s->t == DT_NF4) nf4_dequantize(s->data, s->scale, NF4_GROUP, n, out);
+    if (s->t == DT_F32) memcpy(out, s->data, n * sizeof *out);
+    for (size_t i = 0; i < n && (s->t == DT_BF16 || s->t == DT_F16); i++) {
+        uint16_t h = ((const uint16_t *)s->data)[i];
+        out[i] = s->t == DT_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
+    }
+}
+
+int bnb_unify(struct weight_src *part, int n, void **owned, struct err *e)
+{
+    bool some = false, same = true;
+    for (int i = 0; i < n; i++) {
+        if (part[i].t == DT_I8 || part[i].t == DT_I4) return 0;
+        some |= part[i].t == DT_NF4;
+        same &= part[i].t == part[0].t;
+    }
+    for (int i = 0; i < n && some && !same; i++) {
+        float *w = mem_try_alloc((size_t)part[i].rows * (size_t)part[i].cols * sizeof *w);
+        if (!w) return err_set(e, ERR_NOMEM, "no memory for a matrix of %d x %d", part[i].rows, part[i].cols);
+        widen(&part[i], w);
+        free(owned[i]);
+        owned[i] = w;
+        part[i].t = DT_F32, part[i].group = 0, part[i].data = w, part[i].scale = NULL;
+    }
+    return 0;
+}
+
+/* ---- writing ---- */
+
+static struct st_tensor tensor(const char *name, const char *suffix, enum st_type type, size_t n, const void *data,
+                               size_t bytes)
+{
+    struct buf full = {0};
+    buf_printf(&full, "%s%s", name, suffix);
+    return (struct st_tensor){
+        .name = full.data, .type = type, .n_dims = 1, .dims = {(int64_t)n}, .data = data, .bytes = bytes};
+}
+
+int bnb_tensors(const struct weight_src *src, const char *name, int threads, struct st_tensor out[BNB_TENSORS],
+                struct err *e)
+{
+    struct nf4_matrix m;
+    struct buf text = {0};
+    int rc = nf4_matrix_make(src, threads, &m, e);
+    if (rc) return rc;
+    size_t nested = nf4_blocks(m.blocks, NF4_NEST), bytes = ((size_t)m.rows * (size_t)m.cols + 1) / 2;
+    float *map = mem_array(NF4_MAP, sizeof *map), *code = mem_array(16, sizeof *code);
+    memcpy(code, nf4_code, sizeof nf4_code);
+    nf4_dynamic_map(map);
+    nf4_state_print(&(struct nf4_state){NF4_GROUP, NF4_NEST, m.offset, src->t, m.rows, m.cols}, &text);
+    out[0] = tensor(name, "", ST_U8, bytes, m.codes, bytes);
+    out[0].n_dims = 2, out[0].dims[1] = 1;
+    out[1] = tensor(name, ".absmax", ST_U8, m.blocks, m.q, m.blocks);
+    out[2] = tensor(name, ".nested_absmax", ST_F32, nested, m.nested, nested * sizeof *m.nested);
+    out[3] = tensor(name, ".nested_quant_map", ST_F32, NF4_MAP, map, NF4_MAP * sizeof *map);
+    out[4] = tensor(name, ".quant_map", ST_F32, 16, code, 16 * sizeof *code);
+    out[5] = tensor(name, state_suffix, ST_U8, text.len, text.data, text.len);
+    return 0;
+}
+
+struct cJSON *bnb_config(enum dtype dtype)
+{
+    const char *compute = dtype == DT_BF16 ? "bfloat16" : dtype == DT_F16 ? "float16" : "float32";
+    cJSON *q = cJSON_CreateObject();
+    cJSON_AddBoolToObject(q, "_load_in_4bit", true);
+    cJSON_AddBoolToObject(q, "_load_in_8bit", false);
+    cJSON_AddStringToObject(q, "bnb_4bit_compute_dtype", compute);
+    cJSON_AddStringToObject(q, "bnb_4bit_quant_storage", "uint8");
+    cJSON_AddStringToObject(q, "bnb_4bit_quant_type", "nf4");
+    cJSON_AddBoolToObject(q, "bnb_4bit_use_double_quant", true);
+    cJSON_AddBoolToObject(q, "llm_int8_enable_fp32_cpu_offload", false);
+    cJSON_AddBoolToObject(q, "llm_int8_has_fp16_weight", false);
+    cJSON_AddNullToObject(q, "llm_int8_skip_modules");
+    cJSON_AddRawToObject(q, "llm_int8_threshold", "6.0"); /* transformers takes no whole number here */
+    cJSON_AddBoolToObject(q, "load_in_4bit", true);
+    cJSON_AddBoolToObject(q, "load_in_8bit", false);
+    cJSON_AddStringToObject(q, "quant_method", "bitsandbytes");
+    return q;
+}

@@ -1,0 +1,267 @@
+#include "engine/serve/adapters.h"
+
+#include "engine/base/buf.h"
+#include "engine/base/check.h"
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void adapters_init(struct adapters *s, int max, int max_rank)
+{
+    *s = (struct adapters){.max = max, .max_rank = max_rank};
+    pthread_mutex_init(&s->lock, NULL);
+}
+
+static void free_list(struct adapter_version *v, struct dev *d)
+{
+    while (v) {
+        struct adapter_version *next = v->next;
+        lora_weights_free(&v->lora, d);
+        free(v);
+        v = next;
+    }
+}
+
+void adapters_close(struct adapters *s, struct dev *d)
+{
+    for (struct adapter_version *v = s->current; v; v = v->next) CHECK(v->refs == 1);
+    free_list(s->current, d);
+    free_list(s->buried, d);
+    pthread_mutex_destroy(&s->lock);
+    *s = (struct adapters){0};
+}
+
+/* ---- the table, under the lock ---- */
+
+static struct adapter_version **find_link(struct adapters *s, const char *name)
+{
+    struct adapter_version **at = &s->current;
+    while (*at && strcmp((*at)->info.name, name) < 0) at = &(*at)->next;
+    return at;
+}
+
+static struct adapter_version *find(struct adapters *s, const char *name)
+{
+    struct adapter_version *v = *find_link(s, name);
+    return v && strcmp(v->info.name, name) == 0 ? v : NULL;
+}
+
+/* true: it was the last reference, a sweep is due */
+static bool let_go(struct adapters *s, struct adapter_version *v)
+{
+    CHECK(v->refs > 0);
+    if (--v->refs) return false;
+    v->next = s->buried;
+    s->buried = v;
+    s->bytes -= v->lora.bytes; /* the sweep follows at once */
+    return true;
+}
+
+static bool take_out(struct adapters *s, const char *name)
+{
+    struct adapter_version **at = find_link(s, name), *v = *at;
+    *at = v->next;
+    s->n--;
+    return let_go(s, v);
+}
+
+static int check_room(struct adapters *s, const char *name, struct err *e)
+{
+    if (find(s, name) || s->n < s->max) return 0;
+    return err_set(e, ERR_FULL, "%d adapters are loaded, as many as --max-adapters allows", s->n);
+}
+
+/* "; loaded: a, b and 3 more" */
+static void unknown(struct adapters *s, const char *name, struct err *e)
+{
+    struct buf b = {0};
+    int left = s->n;
+    buf_str(&b, s->n ? "; loaded: " : "; none is loaded");
+    for (struct adapter_version *v = s->current; v && b.len < 200; v = v->next, left--)
+        buf_printf(&b, "%s%s", v == s->current ? "" : ", ", v->info.name);
+    if (left) buf_printf(&b, " and %d more", left);
+    err_set(e, ERR_NOT_FOUND, "no adapter is called \"%.*s\"%s", ADAPTER_NAME_MAX, name, b.data);
+    buf_free(&b);
+}
+
+/* ---- loading ---- */
+
+static int check_name(const char *name, struct err *e)
+{
+    static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:-";
+    size_t n = strlen(name);
+    if (n && n <= ADAPTER_NAME_MAX && strspn(name, allowed) == n && !strchr("._:-", name[0])) return 0;
+    return err_set(e, ERR_INVALID,
+                   "an adapter's name is a letter or digit, then up to %d letters, digits, '.', '_', ':' or '-'",
+                   ADAPTER_NAME_MAX - 1);
+}
+
+static int max_rank(const struct adapter *a)
+{
+    int r = 0;
+    for (int i = 0; i < a->layers * a->n_modules; i++)
+        if (a->pair[i].r > r) r = a->pair[i].r;
+    return r;
+}
+
+int adapters_read(struct adapters *s, const char *name, const char *dir, const struct model_config *c,
+                  struct adapter **out, struct err *e)
+{
+    int rc = check_name(name, e);
+    if (rc) return rc;
+    pthread_mutex_lock(&s->lock);
+    rc = check_room(s, name, e);
+    pthread_mutex_unlock(&s->lock);
+    if (rc) return rc;
+    struct adapter *a = adapter_read(dir, c, e);
+    if (!a) return e->code;
+    int r = max_rank(a);
+    if (r > s->max_rank) {
+        adapter_free(a);
+        return err_set(e, ERR_INVALID, "%s: rank %d; --max-lora-rank is %d", dir, r, s->max_rank);
+    }
+    *out = a;
+    return 0;
+}
+
+static void describe(struct adapter_info *info, const char *name, const struct adapter *a, size_t bytes)
+{
+    *info = (struct adapter_info){.r = max_rank(a), .alpha = a->alpha, .rslora = a->rslora, .bytes = bytes};
+    snprintf(info->name, sizeof info->name, "%s", name);
+    size_t len = 0;
+    for (int m = 0; m < a->n_modules; m++) {
+        bool any = false, said = false; /* c_proj is there twice */
+        for (int l = 0; l < a->layers; l++) any |= a->pair[l * a->n_modules + m].r > 0;
+        for (int k = 0; k < m; k++) said |= strcmp(a->module[k].name, a->module[m].name) == 0;
+        if (!any || said || len >= sizeof info->targets) continue;
+        len += (size_t)snprintf(info->targets + len, sizeof info->targets - len, "%s%s", len ? "," : "",
+                                a->module[m].name);
+    }
+}
+
+int adapters_publish(struct adapters *s, struct dev *d, const char *name, const struct adapter *a, uint64_t *version,
+                     struct err *e)
+{
+    struct adapter_version *v = mem_zalloc(sizeof *v);
+    int rc = lora_weights_upload(&v->lora, d, a, e);
+    if (rc) {
+        free(v);
+        return rc;
+    }
+    describe(&v->info, name, a, v->lora.bytes);
+    v->refs = 1;
+    pthread_mutex_lock(&s->lock);
+    rc = check_room(s, name, e); /* others may have loaded meanwhile */
+    if (!rc) {
+        if (find(s, name)) take_out(s, name);
+        *version = v->info.version = ++s->last;
+        struct adapter_version **at = find_link(s, name);
+        v->next = *at;
+        *at = v;
+        s->n++;
+        s->bytes += v->lora.bytes;
+    }
+    pthread_mutex_unlock(&s->lock);
+    adapters_sweep(s, d);
+    if (!rc) {
+        log_write(LOG_INFO, "adapter name=%s version=%llu rank=%d bytes=%zu", name, (unsigned long long)*version,
+                  v->info.r, v->lora.bytes);
+        return 0;
+    }
+    lora_weights_free(&v->lora, d);
+    free(v);
+    return rc;
+}
+
+int adapters_remove(struct adapters *s, const char *name, bool *buried, struct err *e)
+{
+    int rc = 0;
+    *buried = false;
+    pthread_mutex_lock(&s->lock);
+    if (find(s, name)) {
+        *buried = take_out(s, name);
+    } else {
+        unknown(s, name, e);
+        rc = ERR_NOT_FOUND;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+/* ---- holding ---- */
+
+struct adapter_version *adapters_hold(struct adapters *s, const char *name, struct err *e)
+{
+    pthread_mutex_lock(&s->lock);
+    struct adapter_version *v = find(s, name);
+    if (v)
+        v->refs++;
+    else
+        unknown(s, name, e);
+    pthread_mutex_unlock(&s->lock);
+    return v;
+}
+
+int adapters_check(struct adapters *s, const char *name, struct err *e)
+{
+    pthread_mutex_lock(&s->lock);
+    bool known = find(s, name) != NULL;
+    if (!known) unknown(s, name, e);
+    pthread_mutex_unlock(&s->lock);
+    return known ? 0 : ERR_NOT_FOUND;
+}
+
+void adapters_run(struct adapters *s, struct adapter_version *v, int more)
+{
+    pthread_mutex_lock(&s->lock);
+    v->running += more;
+    pthread_mutex_unlock(&s->lock);
+}
+
+bool adapters_release(struct adapters *s, struct adapter_version *v)
+{
+    if (!v) return false;
+    pthread_mutex_lock(&s->lock);
+    bool due = let_go(s, v);
+    pthread_mutex_unlock(&s->lock);
+    return due;
+}
+
+void adapters_sweep(struct adapters *s, struct dev *d)
+{
+    pthread_mutex_lock(&s->lock);
+    struct adapter_version *v = s->buried;
+    s->buried = NULL;
+    pthread_mutex_unlock(&s->lock);
+    free_list(v, d);
+}
+
+int adapters_count(struct adapters *s, size_t *bytes)
+{
+    pthread_mutex_lock(&s->lock);
+    int n = s->n;
+    *bytes = s->bytes;
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}
+
+int adapters_list(struct adapters *s, struct adapter_info *out, int max)
+{
+    int n = 0;
+    pthread_mutex_lock(&s->lock);
+    for (struct adapter_version *v = s->current; v && n < max; v = v->next) {
+        out[n] = v->info;
+        out[n].running = v->running;
+        out[n++].requests = v->refs - 1;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}
+
+uint64_t adapter_root(const struct adapter_version *v)
+{
+    return 1ull << 63 | (uint64_t)v->lora.up << 62 | v->info.version;
+}

@@ -1,0 +1,83 @@
+/* Adapters by name: read on the caller's thread, put on the device by the engine's between two steps. */
+#include "engine/serve/engine_state.h"
+
+/* the thread that has the device */
+void engine_adapter_publish(struct engine *g, struct adapter_load *l)
+{
+    if (engine_lost(g))
+        err_set(&l->e, ERR_FULL, "the device was lost");
+    else if (!model_reserve_adapters(&g->s.model, &l->e))
+        adapters_publish(&g->adapters, g->s.model.d, l->name, l->adapter, &l->version, &l->e);
+    engine_check_device(g);
+}
+
+void engine_adapters_sweep(struct engine *g)
+{
+    if (!engine_lost(g)) adapters_sweep(&g->adapters, g->s.model.d);
+}
+
+void engine_adapter_answer(struct engine *g, struct adapter_load *l)
+{
+    pthread_mutex_lock(&g->load_lock);
+    l->done = true;
+    pthread_cond_broadcast(&g->load_done);
+    pthread_mutex_unlock(&g->load_lock);
+}
+
+/* The engine thread does it between two steps. */
+static void load_wait(struct engine *g, struct adapter_load *l)
+{
+    pthread_mutex_lock(&g->load_lock);
+    if (g->closing) {
+        err_set(&l->e, ERR_FULL, "the engine is closing");
+        l->done = true;
+    } else {
+        engine_post(g, (struct msg){.kind = MSG_ADAPTER, .load = l});
+    }
+    while (!l->done) pthread_cond_wait(&g->load_done, &g->load_lock);
+    pthread_mutex_unlock(&g->load_lock);
+}
+
+/* engine_close waits for those that are on their way */
+static void count_loading(struct engine *g, int more)
+{
+    pthread_mutex_lock(&g->load_lock);
+    g->n_loading += more;
+    pthread_cond_broadcast(&g->load_done);
+    pthread_mutex_unlock(&g->load_lock);
+}
+
+int engine_adapter_load(struct engine *g, const char *name, const char *dir, uint64_t *version, struct err *e)
+{
+    struct adapter_load l = {.name = name};
+    count_loading(g, 1);
+    if (adapters_read(&g->adapters, name, dir, &g->s.model.c, &l.adapter, &l.e) == 0) {
+        if (g->started)
+            load_wait(g, &l);
+        else
+            engine_adapter_publish(g, &l);
+    }
+    adapter_free(l.adapter);
+    count_loading(g, -1);
+    if (version) *version = l.version;
+    if (l.e.code) *e = l.e;
+    return l.e.code;
+}
+
+int engine_adapter_unload(struct engine *g, const char *name, struct err *e)
+{
+    bool buried;
+    int rc = adapters_remove(&g->adapters, name, &buried, e);
+    if (buried) engine_post(g, (struct msg){.kind = MSG_SWEEP});
+    return rc;
+}
+
+int engine_adapters_list(const struct engine *g, struct adapter_info *out, int max)
+{
+    return adapters_list((struct adapters *)&g->adapters, out, max); /* the lock is the only thing written */
+}
+
+int engine_adapter_check(const struct engine *g, const char *name, struct err *e)
+{
+    return adapters_check((struct adapters *)&g->adapters, name, e);
+}

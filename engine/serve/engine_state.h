@@ -1,0 +1,121 @@
+/* The engine's own state, for the few files that are the engine: engine.c (opening, messages, steps),
+ * engine_adapters.c, failure.c. */
+#ifndef TANDEM_ENGINE_SERVE_ENGINE_STATE_H
+#define TANDEM_ENGINE_SERVE_ENGINE_STATE_H
+
+#include "engine/base/mailbox.h"
+#include "engine/model/batch.h"
+#include "engine/serve/adapters.h"
+#include "engine/serve/engine.h"
+#include "engine/serve/events.h"
+#include "engine/serve/look.h"
+#include "engine/serve/masker.h"
+#include "engine/serve/request.h"
+#include "engine/serve/sched.h"
+#include "engine/serve/setup.h"
+#include "engine/serve/step_times.h"
+#include "engine/serve/train_share.h"
+#include "engine/serve/train_watch.h"
+#include "engine/serve/training.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum msg_kind {
+    MSG_SUBMIT,
+    MSG_CANCEL,
+    MSG_EXPIRE,
+    MSG_PAUSE,
+    MSG_RESUME,
+    MSG_ADAPTER,
+    MSG_SWEEP,
+    MSG_MASK,
+    MSG_WAKE,
+    MSG_STOP
+};
+
+/* An adapter on its way to the device; on the stack of the thread that waits for it. */
+struct adapter_load {
+    const char *name;
+    struct adapter *adapter;
+    uint64_t version;
+    struct err e;
+    bool done; /* under load_lock */
+};
+
+struct msg {
+    struct mail mail; /* first */
+    enum msg_kind kind;
+    uint64_t id;
+    struct request *request;   /* MSG_SUBMIT */
+    struct adapter_load *load; /* MSG_ADAPTER */
+};
+
+struct engine {
+    struct setup s; /* model, tokenizer, info; constant after engine_open */
+
+    /* between the threads */
+    struct mailbox inbox;
+    struct events events;
+    _Atomic int queued;          /* submitted and never yet scheduled */
+    _Atomic uint64_t busy_since; /* engine_busy_since */
+    pthread_mutex_t stats_lock;
+    struct engine_stats stats;
+    struct look look;
+    struct adapters adapters;
+    pthread_mutex_t load_lock;
+    pthread_cond_t load_done;
+    bool closing;     /* under load_lock, as n_loading */
+    int n_loading;    /* under load_lock */
+    uint64_t last_id; /* the submitting thread's */
+    pthread_t thread;
+    bool started;
+    struct train_gate *gate;
+    struct train_watch *watch; /* or NULL */
+    struct training training;
+    struct masker *masker;
+
+    /* the engine thread's */
+    struct kv_pool *pool;
+    struct sched sched;
+    struct batch batch;
+    struct sample_row *rows; /* (max_rows) */
+    struct sample_out *outs; /* (max_rows) */
+    float *hidden;           /* (HIDDEN_ROWS, C) on their way to a pooling */
+    struct request **by_id;  /* hash table with chains */
+    uint32_t id_mask;
+    struct train_share share;
+    struct step_times times;
+    uint64_t mask_until;     /* clock: how long masks may be made on this thread */
+    struct engine_stats now; /* what stats becomes at the end of the step */
+
+    /* the device's failures */
+    _Atomic bool lost; /* every op fails from now on: nothing is asked of the device any more */
+    int n_failures;
+    char failure[32][256]; /* their different texts, which events point to: never changed once they are there */
+};
+
+/* engine.c */
+void engine_post(struct engine *, struct msg);
+void engine_end_request(struct engine *, struct request *, enum finish_reason why, int stop_index, const char *error);
+/* Those that wait and whose time is over were to end with their next token, which has become far away. */
+void engine_end_preempted(struct engine *);
+
+/* engine_adapters.c, by the engine thread: puts the adapter on the device and answers who waits for it. */
+void engine_adapter_publish(struct engine *, struct adapter_load *);
+void engine_adapter_answer(struct engine *, struct adapter_load *);
+/* Frees what no request holds; of a lost device, whose trainer may still be ending, only engine_close does. */
+void engine_adapters_sweep(struct engine *);
+
+/* failure.c, by the engine thread */
+/* Takes the device's error away.  @return what requests are told of it, which lasts as long as the engine. */
+const char *engine_take_failure(struct engine *);
+/* The device failed: the requests of the plan end with an error; the others go on, unless the device is lost. */
+void engine_fail_step(struct engine *, const struct plan *);
+/* After a time slice of training or an upload.  @return true when the device was found lost: every request has ended,
+ * as will those that come. */
+bool engine_check_device(struct engine *);
+/* Ends every request: the device is lost. */
+void engine_end_all(struct engine *);
+
+#endif

@@ -1,0 +1,68 @@
+/* When the device fails: whose requests end.
+ *
+ * An error of one op ends the requests of its step.  After an error that the device keeps (an illegal address in a
+ * kernel, a card that fell off the bus) every later call fails too, and CUDA does not promise that the same process can
+ * ever use the device again: every request ends with an error, a training job stops at its last checkpoint
+ * (TRAIN_LOST), and the daemon exits so that its supervisor starts a new process. */
+#include "engine/base/log.h"
+#include "engine/serve/engine_state.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char LOST[] = "the device was lost";
+
+/* What the device says, for the events of those it concerns.  Who reads these may be slow, so no text makes place for
+ * another: when there is no more room, the log alone has the words. */
+static const char *failure_text(struct engine *g, const struct dev_error *err)
+{
+    const int max = (int)(sizeof g->failure / sizeof *g->failure);
+    char text[sizeof *g->failure];
+    snprintf(text, sizeof text, "the device failed in the step: %s: %s", err->op ? err->op : "?", err->msg);
+    for (int i = 0; i < g->n_failures; i++)
+        if (strcmp(g->failure[i], text) == 0) return g->failure[i];
+    if (g->n_failures == max) return "the device failed in the step";
+    return memcpy(g->failure[g->n_failures++], text, sizeof text);
+}
+
+bool engine_check_device(struct engine *g)
+{
+    const struct dev *d = g->s.model.d;
+    if (engine_lost(g) || !d->ops->lost || !d->ops->lost(d)) return false;
+    log_error("the device is lost, and the process with it: waiting=%d running=%d", g->sched.n_waiting,
+              g->sched.n_running);
+    g->now.device_lost = true;
+    atomic_store(&g->lost, true);
+    train_gate_open(g->gate); /* the engine computes no more; the trainer's next op fails, and its job ends */
+    engine_end_all(g);
+    if (g->events.notify) g->events.notify(g->events.arg); /* there may be no request whose end would */
+    return true;
+}
+
+const char *engine_take_failure(struct engine *g)
+{
+    struct dev *d = g->s.model.d;
+    const char *text = failure_text(g, &d->error);
+    log_error("step failed op=%s error=\"%s\"", d->error.op ? d->error.op : "?", d->error.msg);
+    dev_clear_error(d);
+    g->now.failed_steps++;
+    return text;
+}
+
+void engine_fail_step(struct engine *g, const struct plan *p)
+{
+    const char *text = engine_take_failure(g);
+    for (int i = 0; i < p->n; i++) engine_end_request(g, (struct request *)p->v[i].seq, FINISH_ERROR, -1, text);
+    engine_check_device(g);
+}
+
+void engine_end_all(struct engine *g)
+{
+    for (uint32_t i = 0; i <= g->id_mask; i++)
+        while (g->by_id[i]) engine_end_request(g, g->by_id[i], FINISH_ERROR, -1, LOST);
+}
+
+bool engine_lost(const struct engine *g)
+{
+    return atomic_load(&g->lost);
+}

@@ -1,0 +1,182 @@
+#include "engine/serve/reserve.h"
+
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+
+enum { MODERATE_LEN = 1024, PAGES_MAX = 1 << 24 };
+
+static const double MIB = 1024.0 * 1024;
+
+/* ---- the largest steps ------------------------------------------------------------------------------------------- */
+
+struct steps {
+    struct model *m;
+    const struct reserve *r;
+    int max_pages; /* of a sequence */
+};
+
+/* Nothing of it runs: only the numbers count. */
+static void one_step(const struct steps *s, int tokens, int seqs, int rows)
+{
+    int32_t *any = s->m->x.p;
+    struct batch b = {.n_tokens = tokens,
+                      .n_seqs = seqs,
+                      .n_rows = rows,
+                      .pages_ld = s->max_pages,
+                      .id = any,
+                      .pos = any,
+                      .slot = any,
+                      .q_start = any,
+                      .kv_len = any,
+                      .pages = any,
+                      .row = any};
+    model_forward(s->m, &b);
+}
+
+/* Every number of tokens while they are few, since kernels are chosen by it; then in steps. */
+static void all_steps(const struct steps *s)
+{
+    const struct reserve *r = s->r;
+    int max = r->max_tokens;
+    for (int t = 1; t <= max; t = t < 256 || t == max ? t + 1 : t + t / 16 < max ? t + t / 16 : max) {
+        int rows = t < r->max_rows ? t : r->max_rows;
+        one_step(s, t, 1, rows);
+        if (t > 1) one_step(s, t, t < r->max_seqs ? t : r->max_seqs, rows);
+    }
+}
+
+/* Through one adapter, and through one each. */
+static void all_adapters(const struct steps *s)
+{
+    const struct model *m = s->m;
+    const struct model_config *c = &m->c;
+    int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, up = c->gated ? 2 * c->inter : c->inter;
+    int raw = c->gated ? m->raw.rows : s->r->max_tokens;
+    const struct mat x[PRODUCTS] = {m->h, m->att, m->h, m->ff};
+    const int wide[PRODUCTS] = {q + 2 * kv, c->hidden, up, c->hidden};
+    const float *any = m->x.p;
+    for (int p = 0; p < PRODUCTS; p++) {
+        int T = p == PRODUCT_UP ? raw : s->r->max_tokens, n = T < s->r->max_seqs ? T : s->r->max_seqs;
+        struct lora_part part[PRODUCT_PARTS_MAX];
+        for (int i = 0; i < PRODUCT_PARTS_MAX; i++) {
+            int first = wide[p] / PRODUCT_PARTS_MAX * i;
+            int end = i + 1 < PRODUCT_PARTS_MAX ? wide[p] / PRODUCT_PARTS_MAX * (i + 1) : wide[p];
+            part[i] = (struct lora_part){any, any, s->r->max_lora_rank, first, end - first, 1};
+        }
+        struct lora_group *group = mem_array((size_t)n, sizeof *group);
+        struct mat from = x[p], y = mat_f32(m->x.p, T, wide[p]);
+        from.rows = T;
+        for (int k = 1; k <= n; k += n > 1 ? n - 1 : 1) {
+            for (int i = 0; i < k; i++) {
+                int row0 = (int)((int64_t)T * i / k), row1 = (int)((int64_t)T * (i + 1) / k);
+                group[i] = (struct lora_group){row0, row1 - row0, PRODUCT_PARTS_MAX, part};
+            }
+            op_lora(m->d, (struct lora_args){y, from, group, k});
+        }
+        free(group);
+    }
+}
+
+/* Chosen greedily, and with everything that choosing knows. */
+static void all_samples(const struct steps *s)
+{
+    size_t rows = (size_t)s->r->max_rows, words = ((size_t)s->m->c.vocab + 31) / 32;
+    struct sample_row *row = mem_array(rows, sizeof *row);
+    struct sample_out *out = mem_array(rows, sizeof *out);
+    uint32_t *allowed = mem_array(words, sizeof *allowed);
+    for (int full = 0; full < 2; full++) {
+        for (size_t i = 0; i < rows; i++)
+            row[i] = full ? (struct sample_row){.temperature = 1,
+                                                .top_p = 0.9f,
+                                                .min_p = 0.1f,
+                                                .typical_p = 0.9f,
+                                                .top_k = 50,
+                                                .repetition = 1.1f,
+                                                .forced = -1,
+                                                .top_n = SAMPLE_TOP_MAX,
+                                                .allowed = i == 0 ? allowed : NULL}
+                          : (struct sample_row){.top_p = 1, .typical_p = 1, .repetition = 1, .forced = -1};
+        struct mat logits = s->m->logits;
+        op_sample(s->m->d, (struct sample_args){logits, row, out});
+    }
+    free(row);
+    free(out);
+    free(allowed);
+}
+
+static void largest_steps(void *arg)
+{
+    const struct steps *s = arg;
+    all_steps(s);
+    all_adapters(s);
+    all_samples(s);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+static size_t room_of(struct dev *d)
+{
+    struct dev_memory m;
+    d->ops->memory(d, &m);
+    return m.budget - m.used;
+}
+
+/* What there is room for at all, with an error that says what takes it. */
+static int too_little(struct model *m, const struct reserve *r, size_t wanted, size_t room, struct err *e)
+{
+    struct dev_memory mem;
+    m->d->ops->memory(m->d, &mem);
+    size_t fit = room / r->page_bytes;
+    return err_set(e, ERR_NOMEM,
+                   "%.0f MiB of the device's memory may be used: weights take %.0f MiB, a step's workspace %.0f MiB; "
+                   "%zu KV pages of %.2f MiB would fit, %zu are wanted%s",
+                   (double)mem.budget / MIB, (double)m->w.bytes / MIB, (double)(m->workspace_bytes + mem.scratch) / MIB,
+                   fit, (double)r->page_bytes / MIB, wanted,
+                   fit >= 2 ? ": lower --kv-cache-bytes"
+                            : ": raise --gpu-memory-fraction, lower --max-batch-tokens or --max-seqs, or --quantize");
+}
+
+static size_t wanted_pages(const struct reserve *r, int len, size_t fit)
+{
+    int each = len < MODERATE_LEN ? len : MODERATE_LEN;
+    size_t one = (size_t)(len + KV_PAGE - 1) / KV_PAGE;
+    size_t want = (size_t)r->max_seqs * (size_t)((each + KV_PAGE - 1) / KV_PAGE);
+    if (r->pages) return (size_t)r->pages;
+    if (r->kv_bytes) return r->kv_bytes / r->page_bytes;
+    if (want < one) want = one;
+    if (want > fit / 2) want = fit / 2;
+    return want < 2 ? 2 : want;
+}
+
+int reserve_device(struct model *m, const struct reserve *r, int *pages, struct err *e)
+{
+    struct dev *d = m->d;
+    size_t most = room_of(d) / r->page_bytes;
+    int len = r->max_len && r->max_len < m->c.max_len ? r->max_len : m->c.max_len;
+    if (most < 2) return too_little(m, r, 2, room_of(d), e);
+    if (r->pages && (size_t)r->pages < most) most = (size_t)r->pages;
+    if ((size_t)len > most * KV_PAGE) len = (int)most * KV_PAGE;
+    struct model_reserve work = {0, len, r->max_tokens, r->max_rows, r->kv_type};
+    struct steps s = {m, r, (len + KV_PAGE - 1) / KV_PAGE};
+    int rc = model_reserve_work(m, &work, e);
+    if (!rc) rc = model_reserve_adapters(m, e);
+    if (!rc) rc = model_reserve_kv(m, 1, r->kv_type, e); /* ops look at its shape */
+    if (rc) return rc;
+    bool failed = d->ops->reserve(d, largest_steps, &s) != 0;
+    d->ops->kv_close(d, m->kv);
+    m->kv = NULL;
+    if (failed) {
+        rc = err_set(e, ERR_NOMEM, "device: %s: %s", d->error.op, d->error.msg);
+        dev_clear_error(d);
+        return rc;
+    }
+    size_t room = room_of(d), batch = batch_bytes(r->max_tokens, r->max_seqs, r->max_rows, s.max_pages);
+    int spare = batch_pad_pages(r->max_seqs);
+    batch += (size_t)spare * r->page_bytes;
+    room = room > batch ? room - batch : 0;
+    size_t want = wanted_pages(r, len, room / r->page_bytes);
+    if (want < 2 || want > room / r->page_bytes) return too_little(m, r, want < 2 ? 2 : want, room, e);
+    *pages = want < PAGES_MAX ? (int)want : PAGES_MAX;
+    return model_reserve_kv(m, *pages + spare, r->kv_type, e);
+}

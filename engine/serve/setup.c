@@ -1,0 +1,330 @@
+#include "engine/serve/setup.h"
+
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+#include "engine/model/adapter.h"
+#include "engine/model/calibrate.h"
+#include "engine/serve/reserve.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int parse_type(const char *name, const char *const *allowed, const enum dtype *types, int n, const char *what,
+                      enum dtype *out, struct err *e)
+{
+    for (int i = 0; i < n; i++)
+        if (strcmp(name, allowed[i]) == 0) {
+            *out = types[i];
+            return 0;
+        }
+    return err_set(e, ERR_INVALID, "%s \"%.40s\" is not one of those tandem knows", what, name);
+}
+
+/* "0-3,8" */
+static int parse_cpus(struct setup *s, const char *text, struct err *e)
+{
+    cpu_set_t allowed;
+    bool known = sched_getaffinity(0, sizeof allowed, &allowed) == 0;
+    for (const char *p = text ? text : ""; *p;) {
+        char *end;
+        long from = strtol(p, &end, 10), to = from;
+        bool ok = end > p;
+        if (ok && *end == '-') {
+            p = end + 1;
+            to = strtol(p, &end, 10);
+            ok = end > p;
+        }
+        ok = ok && from >= 0 && from <= to && to < SETUP_CPUS_MAX && s->n_cpus + (to - from) < SETUP_CPUS_MAX &&
+             (*end == 0 || (*end == ',' && end[1]));
+        if (!ok) return err_set(e, ERR_INVALID, "cpus \"%.60s\" is not a list of cores such as 0-3,8", text);
+        for (long i = from; i <= to; i++) {
+            if (known && !CPU_ISSET((size_t)i, &allowed))
+                return err_set(e, ERR_INVALID, "cpus: core %ld is not one that this process may run on", i);
+            for (int k = 0; k < s->n_cpus; k++)
+                if (s->cpus[k] == i) return err_set(e, ERR_INVALID, "cpus: core %ld is named twice", i);
+            s->cpus[s->n_cpus++] = (int)i;
+        }
+        p = *end ? end + 1 : end;
+    }
+    return 0;
+}
+
+int setup_pin(struct setup *s, struct err *e)
+{
+    const struct dev_ops *ops = s->model.d->ops;
+    if (!s->n_cpus || !ops->pin || ops->pin(s->model.d, s->cpus, s->n_cpus) == 0) return 0;
+    return err_set(e, ERR_UNSUPPORTED, "the system does not let tandem bind its threads to all of the cores in --cpus");
+}
+
+static int choose_activations(const struct engine_config *c, struct dev *d, struct err *e)
+{
+    const char *name = c->activations ? c->activations : "auto";
+    bool is_auto = strcmp(name, "auto") == 0, bf16 = strcmp(name, "bf16") == 0;
+    if (!is_auto && !bf16 && strcmp(name, "f32"))
+        return err_set(e, ERR_INVALID, "activations \"%.40s\" is not auto, f32 or bf16", name);
+    d->bf16_x = is_auto ? d->ops->bf16_units : bf16;
+    return 0;
+}
+
+static int parse_types(const struct engine_config *c, enum dtype *quantize, enum dtype *kv, struct err *e)
+{
+    static const char *const q_names[] = {"none", "int8", "int4", "int8-nearest", "int4-nearest", "nf4"},
+                             *const kv_names[] = {"auto", "f16", "bf16", "f32", "int8"};
+    static const enum dtype q_types[] = {DT_NONE, DT_I8, DT_I4, DT_I8, DT_I4, DT_NF4},
+                            kv_types[] = {DT_NONE, DT_F16, DT_BF16, DT_F32, DT_I8};
+    int rc = parse_type(c->quantize ? c->quantize : "none", q_names, q_types, 6, "quantize", quantize, e);
+    return rc ? rc : parse_type(c->kv_type ? c->kv_type : "auto", kv_names, kv_types, 5, "kv-cache", kv, e);
+}
+
+/* The number behind `name` in a file of "name number" lines, or the file's first word where name is "".  0: not there.
+ */
+static unsigned long long read_number(const char *path, const char *name)
+{
+    unsigned long long v = 0;
+    char line[128];
+    size_t n = strlen(name);
+    FILE *f = fopen(path, "r");
+    while (f && !v && fgets(line, sizeof line, f))
+        if (strncmp(line, name, n) == 0) sscanf(line + n, "%llu", &v);
+    if (f) fclose(f);
+    return v;
+}
+
+/* What the kernel says is available, or less where a container is limited.  The group's use counts cached files, which
+ * the kernel gives up when memory is needed. */
+size_t memory_available(void)
+{
+    static const char stat[] = "/sys/fs/cgroup/memory.stat";
+    unsigned long long bytes = read_number("/proc/meminfo", "MemAvailable:") * 1024;
+    unsigned long long limit = read_number("/sys/fs/cgroup/memory.max", ""); /* 0 for "max" */
+    unsigned long long used = read_number("/sys/fs/cgroup/memory.current", "");
+    unsigned long long cached = read_number(stat, "inactive_file ") + read_number(stat, "active_file ");
+    used = used > cached ? used - cached : 0;
+    if (!bytes) bytes = 1ull << 30;
+    unsigned long long left = limit > used ? limit - used : 0;
+    if (limit && left < bytes) bytes = left;
+    return (size_t)bytes;
+}
+
+static int min_int(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* `n` pages, if they and the logits fit in memory. */
+static int exact_pool(const struct setup *s, int n, int *pages, struct err *e)
+{
+    size_t kv = 0, logits = (size_t)s->max_rows * (size_t)s->model.c.vocab * sizeof(float), room = memory_available();
+    if (__builtin_mul_overflow((size_t)n, s->info.page_bytes, &kv) || kv > room || logits > room - kv)
+        return err_set(e, ERR_NOMEM,
+                       "%d KV pages of %zu bytes and %d rows of logits need %.1f GiB; %.1f GiB are available", n,
+                       s->info.page_bytes, s->max_rows,
+                       ((double)n * (double)s->info.page_bytes + (double)logits) / 0x1p30, (double)room / 0x1p30);
+    *pages = n;
+    return 0;
+}
+
+static int no_attention(const struct setup *s, struct err *e)
+{
+    return err_set(e, ERR_UNSUPPORTED, "config.json: device %s has no attention for a head_dim of %d",
+                   s->model.d->ops->name, s->model.c.head_dim);
+}
+
+/* How many pages: what the budget holds, or by default enough for max_seqs of 1024 tokens within a quarter of the free
+ * memory. */
+static int size_pool(struct setup *s, const struct engine_config *c, enum dtype kv_type, int *pages, struct err *e)
+{
+    struct engine_info *m = &s->info;
+    m->page_bytes = model_page_bytes(&s->model, kv_type);
+    if (!m->page_bytes) return no_attention(s, e);
+    if (c->kv_pages) return exact_pool(s, c->kv_pages, pages, e);
+    int len = s->model.c.max_len, each = (min_int(len, 1024) + KV_PAGE - 1) / KV_PAGE,
+        one = (len + KV_PAGE - 1) / KV_PAGE;
+    size_t want = (size_t)m->max_seqs * (size_t)each, room = memory_available() / 4 / m->page_bytes;
+    if (want < (size_t)one) want = (size_t)one;
+    if (c->kv_cache_bytes)
+        want = c->kv_cache_bytes / m->page_bytes;
+    else if (want > room)
+        want = room;
+    if (want < 2)
+        return err_set(e, ERR_NOMEM,
+                       "a KV cache of %zu bytes holds %zu pages; a page of %d tokens takes %zu bytes and at least 2 "
+                       "are needed: set --kv-cache-bytes",
+                       c->kv_cache_bytes ? c->kv_cache_bytes : room * m->page_bytes, want, KV_PAGE, m->page_bytes);
+    if (want > 1 << 24) want = 1 << 24;
+    *pages = (int)want;
+    return 0;
+}
+
+static void fill_info(struct setup *s, const struct engine_config *c, enum dtype kv_type, int pages)
+{
+    const struct model_config *mc = &s->model.c;
+    struct engine_info *m = &s->info;
+    char *real = realpath(c->model, NULL);
+    const char *slash = real ? strrchr(real, '/') : NULL;
+    snprintf(s->model_id, sizeof s->model_id, "%s", slash && slash[1] ? slash + 1 : c->model);
+    free(real);
+    snprintf(s->device_name, sizeof s->device_name, "%s%s%s", s->model.d->ops->name,
+             strcmp(s->model.d->ops->name, s->model.d->level) ? " " : "",
+             strcmp(s->model.d->ops->name, s->model.d->level) ? s->model.d->level : "");
+    m->model_id = s->model_id;
+    m->base_name = s->base_name = adapter_base_name(c->model);
+    m->family = mc->family_name;
+    m->device = s->device_name;
+    m->device_note = s->model.note;
+    m->weight_type = dtype_name(s->model.w.type);
+    m->kv_type = dtype_name(kv_type);
+    m->parameters = s->model.w.parameters;
+    m->weight_bytes = s->model.w.bytes;
+    m->layers = mc->layers;
+    m->hidden = mc->hidden;
+    m->vocab = mc->vocab;
+    m->max_model_len = mc->max_len;
+    m->max_total_tokens = pages > mc->max_len / KV_PAGE ? mc->max_len : pages * KV_PAGE;
+    if (c->max_total_tokens > 0) m->max_total_tokens = min_int(m->max_total_tokens, c->max_total_tokens);
+    m->pages = pages;
+    m->page_tokens = KV_PAGE;
+    m->kv_bytes = (size_t)pages * m->page_bytes;
+    m->threads = s->model.d->threads;
+    m->eos = mc->eos;
+    m->n_eos = mc->n_eos;
+    m->temperature = mc->temperature;
+    m->top_p = mc->top_p;
+    m->repetition_penalty = mc->repetition_penalty;
+    m->top_k = mc->top_k;
+    m->do_sample = mc->do_sample;
+}
+
+static int open_tokenizer(struct setup *s, const char *dir, struct err *e)
+{
+    s->tokenizer = tokenizer_open_dir(dir, e);
+    return s->tokenizer ? 0 : e->code;
+}
+
+static int load_model(struct setup *s, const struct engine_config *c, enum dtype quantize, struct err *e)
+{
+    struct model_config mc;
+    struct calibration calibration = {0};
+    struct quantize_how how = {.type = quantize, .nearest = c->quantize && strstr(c->quantize, "-nearest")};
+    struct dev_config dc = {.name = c->device,
+                            .threads = !c->threads && s->n_cpus ? s->n_cpus : c->threads,
+                            .memory_bytes = c->gpu_memory_bytes,
+                            .memory_fraction = c->gpu_memory_fraction};
+    int rc = model_config_read(c->model, &mc, e);
+    if (!rc && !how.nearest && !c->no_calibration)
+        rc = calibration_default(&calibration, c->model, &mc, quantize, c->threads, e);
+    how.calibration = &calibration;
+    if (!rc) rc = model_open(&s->model, c->model, &dc, &how, c->verify_weights, e);
+    calibration_close(&calibration);
+    return rc;
+}
+
+/* Cache, activations and limits, where the memory is the host's... */
+static int reserve_host(struct setup *s, const struct engine_config *c, enum dtype kv_type, int *pages, struct err *e)
+{
+    int rc = size_pool(s, c, kv_type, pages, e);
+    if (rc) return rc;
+    fill_info(s, c, kv_type, *pages);
+    struct model_reserve r = {*pages, s->info.max_total_tokens, s->info.max_batch_tokens, s->max_rows, kv_type};
+    return model_reserve(&s->model, &r, e);
+}
+
+/* ... and where it is the device's own. */
+static int reserve_own(struct setup *s, const struct engine_config *c, enum dtype kv_type, int *pages, struct err *e)
+{
+    const struct engine_info *i = &s->info;
+    struct model *m = &s->model;
+    struct dev_memory mem;
+    struct reserve r = {.max_tokens = i->max_batch_tokens,
+                        .max_seqs = i->max_seqs,
+                        .max_rows = s->max_rows,
+                        .max_len = c->max_total_tokens > 0 ? c->max_total_tokens : 0,
+                        .max_lora_rank = i->max_lora_rank,
+                        .kv_type = kv_type,
+                        .pages = *pages,
+                        .kv_bytes = c->kv_cache_bytes,
+                        .page_bytes = model_page_bytes(m, kv_type)};
+    if (!r.page_bytes) return no_attention(s, e);
+    int rc = reserve_device(m, &r, pages, e);
+    m->d->ops->memory(m->d, &mem);
+    m->workspace_bytes += mem.scratch;
+    return rc;
+}
+
+static int reserve_all(struct setup *s, const struct engine_config *c, struct err *e)
+{
+    struct dev *d = s->model.d;
+    struct dev_memory mem = {0};
+    int pages = c->kv_pages, rc;
+    if (!d->ops->memory) return reserve_host(s, c, s->kv_type, &pages, e);
+    if ((rc = reserve_own(s, c, s->kv_type, &pages, e))) return rc;
+    d->ops->memory(d, &mem);
+    s->info.page_bytes = model_page_bytes(&s->model, s->kv_type);
+    s->info.device_bytes = mem.total;
+    s->info.device_budget = mem.budget;
+    fill_info(s, c, s->kv_type, pages);
+    return 0;
+}
+
+int setup_load(struct setup *s, const struct engine_config *c, struct err *e)
+{
+    *s = (struct setup){0};
+    enum dtype quantize = DT_NONE, kv_type = DT_NONE;
+    int rc = parse_types(c, &quantize, &kv_type, e);
+    if (!rc) rc = parse_cpus(s, c->cpus, e);
+    if (!rc) rc = load_model(s, c, quantize, e);
+    if (!rc) rc = open_tokenizer(s, c->model, e);
+    if (!rc) rc = choose_activations(c, s->model.d, e);
+    if (rc) setup_close(s);
+    return rc;
+}
+
+int setup_open(struct setup *s, const struct engine_config *c, int more_rows, struct err *e)
+{
+    *s = (struct setup){0};
+    uint64_t start = clock_now(), weights = 0, vocabulary = 0;
+    enum dtype quantize = DT_NONE, kv_type = DT_NONE;
+    int rc = parse_types(c, &quantize, &kv_type, e);
+    if (!rc) rc = parse_cpus(s, c->cpus, e);
+    if (rc) return rc;
+    s->info.max_seqs = c->max_seqs > 0 ? c->max_seqs : 64;
+    s->info.max_batch_tokens = c->max_batch_tokens > 0 ? c->max_batch_tokens : 512;
+    s->info.max_adapters = c->max_adapters > 0 ? c->max_adapters : 64;
+    s->info.max_lora_rank = c->max_lora_rank > 0 ? c->max_lora_rank : 256;
+    if (s->info.max_batch_tokens < s->info.max_seqs) s->info.max_batch_tokens = s->info.max_seqs;
+    int prefill = c->max_prefill_tokens > 0 ? c->max_prefill_tokens : s->info.max_batch_tokens / 16;
+    if (prefill < 16) prefill = 16;
+    s->info.max_prefill_tokens = prefill < s->info.max_batch_tokens ? prefill : s->info.max_batch_tokens;
+    s->info.max_queue = c->max_queue > 0 ? c->max_queue : 256;
+    s->max_rows = s->info.max_seqs + more_rows;
+
+    rc = load_model(s, c, quantize, e);
+    weights = clock_now();
+    if (!rc) rc = open_tokenizer(s, c->model, e);
+    vocabulary = clock_now();
+    if (!rc) rc = choose_activations(c, s->model.d, e);
+    if (!rc) {
+        s->kv_type = kv_type == DT_NONE ? s->model.d->ops->kv_type : kv_type;
+        rc = reserve_all(s, c, e);
+    }
+    s->record_steps = c->record_steps;
+    uint64_t end = clock_now();
+    s->info.workspace_bytes = s->model.workspace_bytes;
+    s->info.weights_seconds = (double)(weights - start) * 1e-9;
+    s->info.tokenizer_seconds = (double)(vocabulary - weights) * 1e-9;
+    s->info.memory_seconds = (double)(end - vocabulary) * 1e-9;
+    s->info.load_seconds = (double)(end - start) * 1e-9;
+    if (rc) setup_close(s);
+    return rc;
+}
+
+void setup_close(struct setup *s)
+{
+    free(s->base_name);
+    s->base_name = NULL;
+    model_close(&s->model);
+    tokenizer_close(s->tokenizer);
+    s->tokenizer = NULL;
+}

@@ -1,0 +1,330 @@
+/* The tokenizer: reading tokenizer.json, and the way of a text through its parts.  Contract in tokenizer.h.
+ *
+ *   bytes -> text (UTF-8 made valid, each byte knows its character)          tokenizer_text
+ *         -> added tokens cut out -> normalizer -> added tokens again        tokenizer_added, tokenizer_normalize
+ *         -> words                                                           tokenizer_pretokenize
+ *         -> ids, by byte-pair encoding                                      tokenizer_bpe
+ *         -> template (bos, eos), offsets trimmed                            tokenizer_template
+ *   ids -> spellings -> decoder                                              tokenizer_decode
+ *
+ * A struct tokenizer is written by tokenizer_parse alone; what a call needs to write it keeps on its own stack.  */
+#include "engine/tokenizer/tokenizer.h"
+
+#include "engine/base/crc32c.h"
+#include "engine/base/file.h"
+#include "engine/base/mem.h"
+#include "engine/base/model_dir.h"
+#include "engine/tokenizer/added.h"
+#include "engine/tokenizer/bpe.h"
+#include "engine/tokenizer/decode.h"
+#include "engine/tokenizer/model.h"
+#include "engine/tokenizer/normalize.h"
+#include "engine/tokenizer/pretokenize.h"
+#include "engine/tokenizer/template.h"
+#include "engine/tokenizer/text.h"
+#include "engine/tokenizer/unicode.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    FILE_MAX = 256 << 20,
+    NODES_MAX = 8 << 20, /* JSON values; each costs 64 bytes and more while the file is read */
+    TEXT_MAX = 256 << 20,
+};
+
+struct tokenizer {
+    struct bpe model;
+    struct added added;
+    struct normalizer normalizer;
+    struct pretokenizer pretokenizer;
+    struct template template;
+    struct decoder decoder;
+    bool byte_level; /* words reach the model as raw bytes */
+    uint64_t identity;
+};
+
+/* --- reading ------------------------------------------------------------------------------------------------------ */
+
+static int parts_read(struct tokenizer *t, const cJSON *root, struct err *e)
+{
+    struct json_at top = {.v = root};
+    if (!cJSON_IsObject(root)) return json_fail(&top, e, ERR_INVALID, "must be an object");
+    struct json_at model = json_member(&top, "model"), added = json_member(&top, "added_tokens");
+    struct json_at normalizer = json_member(&top, "normalizer"), pretokenizer = json_member(&top, "pre_tokenizer");
+    struct json_at post = json_member(&top, "post_processor"), decoder = json_member(&top, "decoder");
+    int rc = model_read(&t->model, &model, e);
+    if (!rc) rc = normalizer_read(&t->normalizer, &normalizer, e);
+    if (!rc) rc = pretokenizer_read(&t->pretokenizer, &pretokenizer, e);
+    if (!rc) rc = template_read(&t->template, &post, e);
+    if (!rc) rc = decoder_read(&t->decoder, &decoder, e);
+    if (!rc) rc = added_read(&t->added, &added, &t->model.vocab, &t->normalizer, e);
+    t->byte_level = pretokenizer_is_byte_level(&t->pretokenizer);
+    return rc;
+}
+
+/* cJSON neither checks UTF-8 nor keeps a NUL in a string, and takes 64 bytes for what may be two in the file. */
+static int json_check(const char *json, size_t n, struct err *e)
+{
+    size_t nodes = 0;
+    if (n > FILE_MAX) return err_set(e, ERR_INVALID, "larger than %d MiB", FILE_MAX >> 20);
+    for (size_t i = 0; i < n;) {
+        unsigned char c = (unsigned char)json[i];
+        if (c == ',' || c == '[' || c == '{') nodes++;
+        if (c == '\\' && n - i >= 2) {
+            if (n - i >= 6 && !memcmp(json + i, "\\u0000", 6))
+                return err_set(e, ERR_UNSUPPORTED, "byte %zu: a NUL in a string", i);
+            i += (unsigned char)json[i + 1] < 0x80 ? 2 : 1;
+            continue;
+        }
+        int step = utf8_step(json + i, n - i);
+        if (step <= 0) return err_set(e, ERR_INVALID, "byte %zu: not UTF-8", i);
+        i += (size_t)step;
+    }
+    return nodes > NODES_MAX ? err_set(e, ERR_INVALID, "more than %d JSON values", NODES_MAX) : 0;
+}
+
+static bool json_trails(const char *json, size_t n, const char *end)
+{
+    while (end < json + n && memchr(" \t\r\n", *end, 4)) end++;
+    return end < json + n;
+}
+
+struct tokenizer *tokenizer_parse(const char *json, size_t n, struct err *e)
+{
+    struct err own = {0};
+    struct tokenizer *t = mem_zalloc(sizeof *t);
+    t->identity = (uint64_t)crc32c(0, json, n) << 32 | (uint32_t)n;
+    int rc = json_check(json, n, &own);
+    if (!rc) {
+        const char *end = NULL;
+        cJSON *root = cJSON_ParseWithLengthOpts(json, n, &end, false);
+        if (!root)
+            rc = err_set(&own, ERR_INVALID, "not JSON near byte %zu", end ? (size_t)(end - json) : 0);
+        else if (json_trails(json, n, end))
+            rc = err_set(&own, ERR_INVALID, "byte %zu: text behind the JSON value", (size_t)(end - json));
+        else
+            rc = parts_read(t, root, &own);
+        cJSON_Delete(root);
+    }
+    if (!rc) return t;
+    tokenizer_close(t);
+    if (e) *e = own;
+    return NULL;
+}
+
+struct tokenizer *tokenizer_open(const char *path, struct err *e)
+{
+    char *json = NULL;
+    size_t n;
+    if (file_read(path, FILE_MAX, &json, &n, e)) return NULL;
+    struct tokenizer *t = NULL;
+    if (model_dir_lfs_pointer(json, n))
+        model_dir_lfs_error(e);
+    else
+        t = tokenizer_parse(json, n, e);
+    if (!t) err_prefix(e, "%s", path);
+    free(json);
+    return t;
+}
+
+struct tokenizer *tokenizer_open_dir(const char *dir, struct err *e)
+{
+    char *path = file_join(dir, "tokenizer.json");
+    struct tokenizer *t = tokenizer_open(path, e);
+    free(path);
+    if (!t) model_dir_no_tokenizer(dir, e);
+    return t;
+}
+
+void tokenizer_close(struct tokenizer *t)
+{
+    if (!t) return;
+    bpe_free(&t->model);
+    added_free(&t->added);
+    normalizer_free(&t->normalizer);
+    pretokenizer_free(&t->pretokenizer);
+    template_free(&t->template);
+    decoder_free(&t->decoder);
+    free(t);
+}
+
+void tokens_free(struct tokens *t)
+{
+    free(t->v);
+    *t = (struct tokens){0};
+}
+
+/* --- asking ------------------------------------------------------------------------------------------------------- */
+
+int tokenizer_size(const struct tokenizer *t)
+{
+    return t->added.size;
+}
+
+int32_t tokenizer_find(const struct tokenizer *t, const char *token)
+{
+    size_t n = strlen(token);
+    int32_t id = vocab_find(&t->added.names, token, n);
+    return id >= 0 ? id : vocab_find(&t->model.vocab, token, n);
+}
+
+bool tokenizer_is_special(const struct tokenizer *t, int32_t id)
+{
+    const struct added_token *token = added_by_id(&t->added, id);
+    return token && token->special;
+}
+
+static const char *spelling(const struct tokenizer *t, int32_t id, size_t *n)
+{
+    const char *s = vocab_spelling(&t->added.names, id, n);
+    return s ? s : vocab_spelling(&t->model.vocab, id, n);
+}
+
+const char *tokenizer_spelling(const struct tokenizer *t, int32_t id)
+{
+    return spelling(t, id, NULL);
+}
+
+size_t tokenizer_before(const struct tokenizer *t, const int32_t **ids)
+{
+    *ids = t->template.before;
+    return t->template.n_before;
+}
+
+size_t tokenizer_after(const struct tokenizer *t, const int32_t **ids)
+{
+    *ids = t->template.after;
+    return t->template.n_after;
+}
+
+uint64_t tokenizer_identity(const struct tokenizer *t)
+{
+    return t->identity;
+}
+
+/* --- encoding ----------------------------------------------------------------------------------------------------- */
+
+static void token_add(struct tokens *out, int32_t id, struct span at)
+{
+    mem_grow(&out->v, &out->cap, out->n + 1, sizeof *out->v);
+    out->v[out->n++] = (struct token){id, at.start, at.end};
+}
+
+static bool is_trimmed(uint32_t c)
+{
+    return c == 0x120 || unicode_is_space(c); /* U+0120 is the byte-level space */
+}
+
+/* Takes the spaces of the token's spelling out of its offsets. */
+static void token_trim(const struct template *z, struct token *t, bool first, const char *s, size_t n)
+{
+    uint32_t leading = 0, trailing = 0, c;
+    for (size_t i = 0; i < n; leading++) {
+        i += utf8_get(s + i, &c);
+        if (!is_trimmed(c)) break;
+    }
+    for (size_t i = n; i > 0; trailing++) {
+        do i--;
+        while (i > 0 && ((unsigned char)s[i] & 0xc0) == 0x80);
+        utf8_get(s + i, &c);
+        if (!is_trimmed(c)) break;
+    }
+    if (leading == 1 && z->trim_prefix && (first || !t->start)) leading = 0;
+    if (leading) t->start = t->start + leading < t->end ? t->start + leading : t->end;
+    if (trailing && t->end >= trailing) t->end = t->end - trailing > t->start ? t->end - trailing : t->start;
+}
+
+static void piece_encode(const struct tokenizer *t, struct bpe_run *run, const struct text *text, struct piece p,
+                         size_t first, struct tokens *out)
+{
+    bool trim = t->template.trim;
+    if (p.id != PIECE_OPEN) {
+        token_add(out, p.id, (struct span){text->at[p.start].start, text->at[p.end - 1].end});
+        if (trim)
+            token_trim(&t->template, &out->v[out->n - 1], out->n - 1 == first, text->s + p.start, p.end - p.start);
+        return;
+    }
+    bpe_encode(&t->model, run, text->s + p.start, p.end - p.start, t->byte_level);
+    size_t i = p.start;
+    for (size_t k = 0; k < run->n; k++) {
+        size_t end = i + run->symbols[k].len;
+        if (end > p.end) end = p.end; /* a suffix spelled in bytes has more of them than the word */
+        struct span at = {text->at[p.end - 1].end, text->at[p.end - 1].end};
+        if (i < end) at = (struct span){text->at[i].start, text->at[end - 1].end};
+        token_add(out, run->symbols[k].id, at);
+        i = end;
+        size_t n;
+        const char *s = trim ? spelling(t, run->symbols[k].id, &n) : NULL;
+        if (s) token_trim(&t->template, &out->v[out->n - 1], out->n - 1 == first, s, n);
+    }
+}
+
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsigned flags, struct tokens *out,
+                     struct err *e)
+{
+    if (n > TEXT_MAX) return err_set(e, ERR_INVALID, "text longer than %d MiB", TEXT_MAX >> 20);
+    struct text now = {.limit = 32 * n + (1 << 20)};
+    if (now.limit > INT32_MAX) now.limit = INT32_MAX;
+    struct text spare = {.limit = now.limit};
+    struct regex_run run = {0};
+    text_decode(&now, text, n);
+    added_cut(&t->added, &t->added.raw, &run, &now, &spare);
+    int rc = normalizer_apply(&t->normalizer, &run, &now, &spare, e);
+    if (!rc) {
+        added_cut(&t->added, &t->added.normal, &run, &now, &spare);
+        rc = pretokenizer_apply(&t->pretokenizer, &run, &now, &spare, e);
+    }
+    if (!rc) {
+        struct bpe_run words = {0};
+        const struct template *z = &t->template;
+        if (flags & TOKENIZE_SPECIAL)
+            for (size_t i = 0; i < z->n_before; i++) token_add(out, z->before[i], (struct span){0, 0});
+        size_t first = out->n;
+        for (size_t i = 0; i < now.n_pieces; i++) piece_encode(t, &words, &now, now.pieces[i], first, out);
+        if (flags & TOKENIZE_SPECIAL)
+            for (size_t i = 0; i < z->n_after; i++) token_add(out, z->after[i], (struct span){0, 0});
+        bpe_run_free(&words);
+    }
+    text_free(&now);
+    text_free(&spare);
+    regex_run_free(&run);
+    return rc;
+}
+
+/* --- decoding ----------------------------------------------------------------------------------------------------- */
+
+void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special, struct buf *out)
+{
+    struct strings list = {0};
+    for (size_t i = 0; i < n; i++) {
+        size_t len;
+        const char *s = spelling(t, ids[i], &len);
+        if (s && !(skip_special && tokenizer_is_special(t, ids[i]))) strings_add(&list, s, len);
+    }
+    decoder_run(&t->decoder, &list, out);
+    strings_free(&list);
+}
+
+void tokenizer_bytes(const struct tokenizer *t, int32_t id, struct buf *out)
+{
+    size_t n;
+    const char *s = spelling(t, id, &n);
+    if (s) decoder_bytes(&t->decoder, s, n, out);
+}
+
+void detok_push(struct detok *d, const struct tokenizer *t, int32_t id, struct buf *out)
+{
+    size_t n;
+    const char *s = spelling(t, id, &n);
+    if (!s) return;
+    if (tokenizer_is_special(t, id)) decoder_flush(&t->decoder, d, out);
+    decoder_push(&t->decoder, d, s, n, out);
+}
+
+void detok_flush(struct detok *d, const struct tokenizer *t, struct buf *out)
+{
+    decoder_flush(&t->decoder, d, out);
+}

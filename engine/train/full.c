@@ -1,0 +1,360 @@
+#include "engine/train/full.h"
+
+#include "engine/base/check.h"
+#include "engine/base/file.h"
+#include "engine/base/mem.h"
+#include "engine/model/files.h"
+#include "engine/train/cut.h"
+#include "kernels/rng.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INIT_STD 0.02 /* transformers' initializer_range where a config does not say */
+
+/* A tensor of the file and its values in the optimizer's arrays, (rows, cols), outputs first. */
+struct master {
+    char name[TENSOR_NAME_MAX];
+    size_t at;
+    int rows, cols;
+    bool transposed, ones, zeros; /* as the file keeps it; what random initialisation writes */
+};
+
+/* ---- the parts --------------------------------------------------------------------------------------------------- */
+
+/* The weight and the gradient of stack i; *table: it is the embedding table too. */
+static struct weight **stack_place(struct train_full *f, int i, float ***grad, bool *table)
+{
+    const struct model_config *c = &f->base->c;
+    int layer = i / PRODUCTS;
+    *table = false;
+    if (layer < c->layers) {
+        struct layer_weights *w = &f->w.layer[layer];
+        struct layer_grads *g = &f->g.layer[layer];
+        float **grads[] = {&g->qkv, &g->o, &g->up, &g->down};
+        struct weight **weights[] = {&w->qkv, &w->o, &w->up, &w->down};
+        *grad = grads[i % PRODUCTS];
+        return weights[i % PRODUCTS];
+    }
+    bool head = i == c->layers * PRODUCTS;
+    *table = !head || c->tied;
+    *grad = head ? &f->g.head : &f->g.embed;
+    return head ? &f->w.head : NULL;
+}
+
+/* The gradient's pointer beside that of a vector's weight. */
+static float **vector_grad(struct train_full *f, const struct vector_slot *v)
+{
+    static const struct {
+        size_t weight, grad;
+    } fields[] = {
+#define BOTH(name) {offsetof(struct layer_weights, name), offsetof(struct layer_grads, name)}
+        BOTH(norm1_w), BOTH(norm1_b), BOTH(norm2_w), BOTH(norm2_b), BOTH(qkv_b),
+        BOTH(o_b),     BOTH(q_norm),  BOTH(k_norm),  BOTH(up_b),    BOTH(down_b),
+#undef BOTH
+    };
+    if (v->layer < 0)
+        return v->field == offsetof(struct weights, norm_w)   ? &f->g.norm_w
+               : v->field == offsetof(struct weights, norm_b) ? &f->g.norm_b
+               : v->field == offsetof(struct weights, head_b) ? &f->g.head_b
+                                                              : &f->g.pos;
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].weight == v->field) return (float **)((char *)&f->g.layer[v->layer] + fields[i].grad);
+    return NULL;
+}
+
+static struct master *next_master(struct train_full *f, size_t at, int rows, int cols)
+{
+    struct master *m = &f->master[f->n_masters++];
+    *m = (struct master){.at = at, .rows = rows, .cols = cols};
+    return m;
+}
+
+/* Stack i and its tensors in the optimizer's arrays. */
+static void add_stack(struct train_full *f, int i, bool muon, struct optim *o)
+{
+    struct stack s;
+    weights_stack(f->base->w.file, &f->base->c, i, &s);
+    size_t n = (size_t)s.rows * (size_t)s.cols, at = muon ? optim_add_muon(o, n) : optim_add(o, n, true);
+    f->stack_at[i] = at;
+    for (int k = 0; k < s.n; at += (size_t)s.part[k].rows * (size_t)s.cols, k++) {
+        struct master *m = next_master(f, at, s.part[k].rows, s.cols);
+        snprintf(m->name, sizeof m->name, "%s", s.part[k].name);
+        m->transposed = s.part[k].transposed;
+        if (muon) muon_add(&o->muon, at, m->rows, m->cols);
+    }
+}
+
+int train_full_open(struct train_full *f, const struct model *base, const struct train_params *p, struct optim *o,
+                    struct err *e)
+{
+    const struct model_config *c = &base->c;
+    const struct safetensors *file = base->w.file;
+    if (!base->w.embed.p) return err_set(e, ERR_UNSUPPORTED, "method full wants a base of floats");
+    int stacks = weights_stacks(c), vectors = weights_vectors(file, c, NULL);
+    *f = (struct train_full){.base = base};
+    f->w.layer = mem_array((size_t)c->layers, sizeof *f->w.layer);
+    f->g.layer = mem_array((size_t)c->layers, sizeof *f->g.layer);
+    f->master = mem_array((size_t)stacks * STACK_MAX + (size_t)vectors, sizeof *f->master);
+    f->stack_at = mem_array((size_t)stacks, sizeof *f->stack_at);
+    f->vector = mem_array((size_t)vectors, sizeof *f->vector);
+    f->vector_at = mem_array((size_t)vectors, sizeof *f->vector_at);
+    for (int i = 0; i < stacks; i++) add_stack(f, i, p->optimizer == OPTIMIZER_MUON && i < c->layers * PRODUCTS, o);
+    f->n_stacks = stacks;
+    f->n_vectors = weights_vectors(file, c, f->vector);
+    for (int i = 0; i < vectors; i++) { /* parts of one array follow each other */
+        const struct vector_slot *v = &f->vector[i];
+        size_t n = (size_t)v->rows * (size_t)v->cols;
+        bool first = v->at == 0;
+        if (first) {
+            size_t whole = n;
+            for (int k = i + 1; k < vectors && f->vector[k].at > 0; k++) whole += (size_t)f->vector[k].cols;
+            f->vector_at[i] = optim_add(o, whole, v->rows > 1);
+        } else {
+            f->vector_at[i] = f->vector_at[i - 1] + (size_t)f->vector[i - 1].cols;
+        }
+        struct master *m = next_master(f, f->vector_at[i], v->rows, v->cols);
+        snprintf(m->name, sizeof m->name, "%s", v->name);
+        m->ones = v->norm;
+        m->zeros = !v->norm && v->rows == 1;
+    }
+    return 0;
+}
+
+size_t train_full_bytes(const struct train_full *f)
+{
+    const struct model_config *c = &f->base->c;
+    size_t bytes = 0;
+    for (int i = 0; i < f->n_stacks; i++) {
+        struct stack s;
+        weights_stack(f->base->w.file, c, i, &s);
+        if (s.product >= 0) bytes += (size_t)s.rows * (size_t)s.cols * 4;
+    }
+    return bytes;
+}
+
+/* ---- first values ------------------------------------------------------------------------------------------------ */
+
+static double normal(uint64_t seed, uint64_t i)
+{
+    double u = 1 - rng_uniform(seed, 2 * i), v = rng_uniform(seed, 2 * i + 1);
+    return sqrt(-2 * log(u)) * cos(2 * M_PI * v);
+}
+
+/* As transformers' _init_weights: GPT-2 narrows what is added to the residual stream. */
+static void init_random(const struct master *m, const struct model_config *c, uint64_t seed, float *p)
+{
+    size_t n = (size_t)m->rows * (size_t)m->cols;
+    double std = INIT_STD;
+    if (c->family == FAMILY_GPT2 && strstr(m->name, "c_proj.weight")) std /= sqrt(2.0 * c->layers);
+    for (size_t i = 0; i < n; i++) p[i] = m->ones ? 1 : m->zeros ? 0 : (float)(std * normal(seed, i));
+}
+
+static float element(const void *data, enum dtype t, size_t i)
+{
+    uint16_t h;
+    float f;
+    if (t == DT_F32) return memcpy(&f, (const char *)data + 4 * i, 4), f;
+    memcpy(&h, (const char *)data + 2 * i, 2);
+    return t == DT_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
+}
+
+static size_t file_index(const struct master *m, size_t i)
+{
+    size_t row = i / (size_t)m->cols, col = i % (size_t)m->cols;
+    return m->transposed ? col * (size_t)m->rows + row : i;
+}
+
+/* The model was loaded from this file, so every tensor is there, in its shape. */
+static int init_file(const struct master *m, const struct safetensors *file, float *p, struct err *e)
+{
+    const struct st_tensor *t = safetensors_find(file, m->name);
+    if (!t) return err_set(e, ERR_NOT_FOUND, "tensor %s is missing", m->name);
+    enum dtype type = st_float_type(t->type);
+    size_t n = (size_t)m->rows * (size_t)m->cols;
+    if (type == DT_NONE || t->bytes != dtype_bytes(type, n))
+        return err_set(e, ERR_UNSUPPORTED, "tensor %s: not a matrix of floats", m->name);
+    for (size_t i = 0; i < n; i++) p[i] = element(t->data, type, file_index(m, i));
+    return 0;
+}
+
+static int first_values(struct train_full *f, const struct train_params *p, struct optim *o, struct err *e)
+{
+    int rc = 0;
+    for (int i = 0; i < f->n_masters && !rc; i++) {
+        const struct master *m = &f->master[i];
+        size_t n = (size_t)m->rows * (size_t)m->cols;
+        float *host = mem_try_alloc(n * sizeof *host);
+        if (!host) return err_set(e, ERR_NOMEM, "no memory for tensor %s", m->name);
+        train_gate_leave(o->gate); /* while the file is read */
+        if (p->random_init)
+            init_random(m, &f->base->c, rng_at(p->seed, (uint64_t)i), host);
+        else
+            rc = init_file(m, f->base->w.file, host, e);
+        train_gate_pass(o->gate);
+        if (!rc) cut_upload((struct cut){o->d, o->gate}, o->p + m->at, host, n);
+        free(host);
+    }
+    return rc;
+}
+
+/* ---- weights to multiply by -------------------------------------------------------------------------------------- */
+
+/* The values at p, of type t, as parts of the stack. */
+static int parts_of(const struct stack *s, const void *p, enum dtype t, struct weight_src out[STACK_MAX])
+{
+    size_t at = 0;
+    for (int k = 0; k < s->n; k++) {
+        const char *data = (const char *)p + dtype_bytes(t, at);
+        out[k] =
+            (struct weight_src){.t = t, .rows = s->part[k].rows, .cols = s->cols, .data = data, .gate_up = s->gate_up};
+        at += (size_t)s->part[k].rows * (size_t)s->cols;
+    }
+    return s->n;
+}
+
+/* Packed in the base's type from any values of that type; train_full_use writes the right ones. */
+static struct weight *pack(struct dev *d, const struct stack *s, enum dtype t)
+{
+    struct weight_src src[STACK_MAX];
+    size_t bytes = dtype_bytes(t, (size_t)s->rows * (size_t)s->cols);
+    CHECK(bytes > 0);
+    void *zeros = calloc(1, bytes);
+    if (!zeros) return NULL;
+    int n = parts_of(s, zeros, t, src);
+    struct weight *w = d->ops->weight_pack(d, src, n);
+    free(zeros);
+    return w;
+}
+
+int train_full_bind(struct train_full *f, const struct train_params *p, struct optim *o, struct err *e)
+{
+    const struct model_config *c = &f->base->c;
+    enum dtype t = p->f32 ? DT_F32 : f->base->w.type;
+    f->d = o->d;
+    int rc = first_values(f, p, o, e);
+    for (int i = 0; i < f->n_stacks && !rc; i++) {
+        struct stack s;
+        float **grad;
+        bool table;
+        struct weight **w = stack_place(f, i, &grad, &table);
+        weights_stack(f->base->w.file, c, i, &s);
+        *grad = o->g + f->stack_at[i];
+        if (table) f->g.embed = o->g + f->stack_at[i];
+        train_gate_pass(o->gate);
+        if (w && !(*w = pack(o->d, &s, t))) rc = err_set(e, ERR_NOMEM, "no memory for packed weights");
+    }
+    for (int i = 0; i < f->n_vectors; i++)
+        if (!f->vector[i].at) *vector_grad(f, &f->vector[i]) = o->g + f->vector_at[i];
+    if (!rc) train_full_use(f, o, o->p);
+    return rc;
+}
+
+void train_full_use(struct train_full *f, struct optim *o, float *values)
+{
+    const double PIECE = 1 << 20; /* values between two looks at the gate */
+    for (int i = 0; i < f->n_vectors; i++) {
+        const struct vector_slot *v = &f->vector[i];
+        char *at = v->layer < 0 ? (char *)&f->w : (char *)&f->w.layer[v->layer];
+        if (v->at) continue;
+        if (v->rows > 1)
+            f->w.pos = mat_f32(values + f->vector_at[i], v->rows, v->cols);
+        else
+            *(float **)(at + v->field) = values + f->vector_at[i];
+    }
+    for (int i = 0; i < f->n_stacks; i++) {
+        struct stack s;
+        struct weight_src src[STACK_MAX];
+        float **grad;
+        bool table;
+        struct weight **w = stack_place(f, i, &grad, &table);
+        weights_stack(f->base->w.file, &f->base->c, i, &s);
+        if (table) f->w.embed = mat_f32(values + f->stack_at[i], s.rows, s.cols);
+        if (!w) continue;
+        int n = parts_of(&s, values + f->stack_at[i], DT_F32, src);
+        int pieces = (int)((double)s.rows * s.cols / PIECE) + 1;
+        for (int k = 0; k < pieces; k++) {
+            train_gate_pass(o->gate);
+            train_gate_cost(o->gate, WORK_STATE, 2.0 * s.rows * s.cols / pieces);
+            o->d->ops->weight_update(o->d, *w, src, n, k, pieces);
+        }
+    }
+}
+
+/* ---- the result -------------------------------------------------------------------------------------------------- */
+
+static const struct master *find_master(const struct train_full *f, const char *name)
+{
+    for (int i = 0; i < f->n_masters; i++)
+        if (strcmp(f->master[i].name, name) == 0) return &f->master[i];
+    return NULL;
+}
+
+/* p's values of one tensor as the file has them; the caller frees. */
+static void *as_stored(const struct master *m, const float *p, enum dtype t)
+{
+    size_t n = (size_t)m->rows * (size_t)m->cols;
+    char *out = mem_try_alloc(dtype_bytes(t, n));
+    for (size_t i = 0; out && i < n; i++) {
+        size_t to = file_index(m, i);
+        float v = p[m->at + i];
+        uint16_t h = t == DT_BF16 ? f32_to_bf16(v) : f32_to_f16(v);
+        if (t == DT_F32)
+            memcpy(out + 4 * to, &v, 4);
+        else
+            memcpy(out + 2 * to, &h, 2);
+    }
+    return out;
+}
+
+static int add_tensor(const struct train_full *f, struct st_writer *w, const struct st_tensor *t, const float *p,
+                      struct err *e)
+{
+    const struct master *m = find_master(f, t->name);
+    if (!m) return st_writer_add(w, t, 1, e); /* buffers that are no parameters */
+    struct st_tensor own = *t;
+    void *data = as_stored(m, p, st_float_type(t->type));
+    if (!data) return err_set(e, ERR_NOMEM, "no memory for tensor %s", t->name);
+    own.data = data;
+    int rc = st_writer_add(w, &own, 1, e);
+    free(data);
+    return rc;
+}
+
+int train_full_write(struct train_full *f, const float *p, const char *model_dir, const char *dir, struct err *e)
+{
+    const struct safetensors *file = f->base->w.file;
+    size_t n = safetensors_count(file), names = 0;
+    int rc = dir_make(dir, e);
+    if (!rc && model_dir) rc = model_files_copy(model_dir, dir, true, e);
+    if (rc) return rc;
+    for (size_t i = 0; i < n; i++) names += strlen(safetensors_at(file, i)->name) + 1;
+    char *path = file_join(dir, "model.safetensors");
+    struct st_writer *w = st_writer_open(path, n, names, 64, e);
+    free(path);
+    if (!w) return e->code;
+    st_writer_note(w, "format", "pt");
+    for (size_t i = 0; i < n && !rc; i++) rc = add_tensor(f, w, safetensors_at(file, i), p, e);
+    if (!rc) return st_writer_finish(w, e);
+    st_writer_abort(w);
+    return rc;
+}
+
+void train_full_close(struct train_full *f)
+{
+    for (int i = 0; f->d && i < f->n_stacks; i++) {
+        float **grad;
+        bool table;
+        struct weight **w = stack_place(f, i, &grad, &table);
+        if (w && *w) f->d->ops->weight_free(f->d, *w);
+    }
+    free(f->w.layer);
+    free(f->g.layer);
+    free(f->master);
+    free(f->stack_at);
+    free(f->vector);
+    free(f->vector_at);
+    *f = (struct train_full){0};
+}

@@ -1,0 +1,110 @@
+#include "engine/train/lora.h"
+
+#include "engine/base/mem.h"
+#include "kernels/rng.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* kaiming_uniform_(a = sqrt(5)) of torch: +-sqrt(6 / (1 + 5) / k) */
+static void init_pair(const struct lora_module *m, struct lora_pair *p, uint64_t seed)
+{
+    double bound = 1 / sqrt(m->k);
+    for (size_t i = 0; i < (size_t)p->r * (size_t)m->k; i++) p->a[i] = (float)((2 * rng_uniform(seed, i) - 1) * bound);
+}
+
+static struct adapter *make(const struct model_config *c, const struct train_params *t, struct err *e)
+{
+    struct adapter *a = adapter_new(c, t->targets, t->lora_r, t->lora_alpha, t->use_rslora);
+    if (!a) return err_set(e, ERR_NOMEM, "no memory for an adapter of rank %d", t->lora_r), NULL;
+    a->dropout = t->lora_dropout;
+    for (int i = 0; i < a->layers * a->n_modules; i++)
+        if (a->pair[i].r) init_pair(&a->module[i % a->n_modules], &a->pair[i], rng_at(t->seed, (uint64_t)i));
+    return a;
+}
+
+/* The pairs of one product of one layer: their a's one after the other, then each b. */
+static void add_site(struct train_lora *l, int layer, int product, struct optim *o)
+{
+    const struct adapter *a = l->adapter;
+    struct site *s = &l->site[layer * PRODUCTS + product];
+    for (int half = 0; half < 2; half++)
+        for (int i = 0; i < a->n_modules; i++) {
+            const struct lora_module *m = &a->module[i];
+            int at = layer * a->n_modules + i;
+            const struct lora_pair *p = &a->pair[at];
+            if ((int)m->product != product || !p->r) continue;
+            if (half) {
+                l->b[at] = optim_add(o, (size_t)m->n * (size_t)p->r, true);
+                continue;
+            }
+            s->part[s->n_parts++] =
+                (struct site_part){.at = s->r, .r = p->r, .col = m->col, .n = m->n, .scale = p->scale};
+            s->r += p->r;
+            s->k = m->k;
+        }
+    if (!s->r) return;
+    size_t start = optim_add(o, (size_t)s->r * (size_t)s->k, true);
+    for (int i = 0, n = 0; i < a->n_modules; i++)
+        if ((int)a->module[i].product == product && a->pair[layer * a->n_modules + i].r)
+            l->a[layer * a->n_modules + i] = start + (size_t)s->part[n++].at * (size_t)s->k;
+}
+
+int train_lora_open(struct train_lora *l, const struct model_config *c, const struct train_params *t, const char *from,
+                    struct optim *o, struct err *e)
+{
+    *l = (struct train_lora){.c = c, .adapter = from ? adapter_read(from, c, e) : make(c, t, e)};
+    if (!l->adapter) return e->code;
+    size_t pairs = (size_t)c->layers * (size_t)l->adapter->n_modules;
+    l->site = mem_array((size_t)c->layers * PRODUCTS, sizeof *l->site);
+    l->a = mem_array(pairs, sizeof *l->a);
+    l->b = mem_array(pairs, sizeof *l->b);
+    for (int layer = 0; layer < c->layers; layer++)
+        for (int p = 0; p < PRODUCTS; p++) add_site(l, layer, p, o);
+    if (o->trained) return 0;
+    return err_set(e, ERR_INVALID, "targets: a %s model has none of these modules", c->family_name);
+}
+
+void train_lora_bind(struct train_lora *l, struct optim *o)
+{
+    const struct adapter *a = l->adapter;
+    for (int layer = 0; layer < l->c->layers; layer++) {
+        int seen[PRODUCTS] = {0};
+        for (int i = 0; i < a->n_modules; i++) {
+            const struct lora_module *m = &a->module[i];
+            int at = layer * a->n_modules + i;
+            const struct lora_pair *p = &a->pair[at];
+            if (!p->r) continue;
+            struct site *s = &l->site[layer * PRODUCTS + (int)m->product];
+            struct site_part *part = &s->part[seen[m->product]++];
+            if (part == s->part) s->a = o->p + l->a[at], s->da = o->g + l->a[at];
+            part->b = o->p + l->b[at];
+            part->db = o->g + l->b[at];
+            o->d->ops->upload(o->d, o->p + l->a[at], p->a, (size_t)p->r * (size_t)m->k * sizeof *p->a);
+            o->d->ops->upload(o->d, o->p + l->b[at], p->b, (size_t)p->r * (size_t)m->n * sizeof *p->b);
+        }
+    }
+}
+
+int train_lora_write(struct train_lora *l, const float *p, const char *base_name, const char *dir, struct err *e)
+{
+    struct adapter *a = l->adapter;
+    for (int i = 0; i < a->layers * a->n_modules; i++) {
+        const struct lora_module *m = &a->module[i % a->n_modules];
+        const struct lora_pair *pair = &a->pair[i];
+        if (!pair->r) continue;
+        memcpy(pair->a, p + l->a[i], (size_t)pair->r * (size_t)m->k * sizeof *p);
+        memcpy(pair->b, p + l->b[i], (size_t)pair->r * (size_t)m->n * sizeof *p);
+    }
+    return adapter_write(a, l->c, base_name, dir, e);
+}
+
+void train_lora_close(struct train_lora *l)
+{
+    adapter_free(l->adapter);
+    free(l->site);
+    free(l->a);
+    free(l->b);
+    *l = (struct train_lora){0};
+}

@@ -1,0 +1,687 @@
+#include "engine/train/model.h"
+
+#include "engine/base/mem.h"
+#include "engine/model/model.h"
+#include "engine/train/cut.h"
+#include "kernels/rng.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- ops --------------------------------------------------------------------------------------------------------- */
+
+static struct cut cut_of(const struct train_model *m)
+{
+    return (struct cut){m->d, m->gate};
+}
+
+static struct mat first(struct mat m, int rows)
+{
+    m.rows = rows;
+    return m;
+}
+
+/* Gate and up are packed together. */
+static bool slices(const struct train_model *m, const struct weight *w, int layer)
+{
+    return !m->c->gated || layer < 0 || w != m->w->layer[layer].up;
+}
+
+/* y = x w^T + b; layer -1: none of them */
+static void linear(struct train_model *m, int layer, struct mat y, struct mat x, const struct weight *w, const float *b)
+{
+    cut_linear(cut_of(m), (struct linear_args){y, x, w, b}, slices(m, w, layer));
+}
+
+static void linear_back(struct train_model *m, int layer, struct mat dx, struct mat dy, const struct weight *w,
+                        bool accumulate)
+{
+    cut_linear_back(cut_of(m), (struct linear_back_args){dx, dy, w, accumulate}, slices(m, w, layer));
+}
+
+/* c (+)= alpha a b, or a b^T */
+static void product(struct train_model *m, struct mat c, struct mat a, struct mat b, bool tb, float alpha,
+                    bool accumulate)
+{
+    cut_product(cut_of(m),
+                (struct gemm_args){
+                    .c = c, .a = a, .b = b, .tb = tb, .accumulate = accumulate, .half = m->half, .alpha = alpha});
+}
+
+/* dw (n, k) += alpha dy^T x */
+static void weight_grad(struct train_model *m, float *dw, struct mat dy, struct mat x, float alpha)
+{
+    cut_weight_grad(cut_of(m), dw, dy, x, alpha, m->half);
+}
+
+static void bias_grad(struct train_model *m, float *db, struct mat dy)
+{
+    cut_col_sum(cut_of(m), (struct col_sum_args){dy, db});
+}
+
+static void norm(struct train_model *m, struct mat out, struct mat x, const float *w, const float *b)
+{
+    cut_norm(cut_of(m), (struct norm_args){out, x, w, b, m->c->eps, m->c->norm});
+}
+
+/* dx += the gradient by the norm's input x */
+static void norm_back(struct train_model *m, struct mat dx, struct mat x, struct mat dy, const float *w, float *dw,
+                      float *db)
+{
+    cut_norm_back(cut_of(m), (struct norm_back_args){dx, x, dy, w, m->c->eps, m->c->norm, true, dw, db});
+}
+
+static void add(struct train_model *m, struct mat x, struct mat y)
+{
+    cut_add(cut_of(m), (struct add_args){x, y});
+}
+
+static void copy(struct train_model *m, struct mat to, struct mat from)
+{
+    cut_rows(cut_of(m), (struct rows_args){to, from, m->iota});
+}
+
+/* ---- dropout ----------------------------------------------------------------------------------------------------- */
+
+/* Streams of random numbers of a step: one for each site, then one for each branch, then the embeddings'. */
+static void drop(struct train_model *m, float p, int stream, struct mat x)
+{
+    cut_dropout(cut_of(m), (struct dropout_args){x, p, rng_at(m->dropout_seed, (uint64_t)stream), m->b->first});
+}
+
+/* What is added to the residual stream: by a layer's attention and feed-forward, and at its beginning, which is counted
+ * as a layer after the last. */
+enum branch { ATTENTION, FEED_FORWARD };
+
+static void drop_branch(struct train_model *m, int layer, enum branch b, struct mat x)
+{
+    int L = m->c->layers;
+    if (m->residual_dropout > 0) drop(m, m->residual_dropout, L * PRODUCTS + 2 * layer + (int)b, x);
+}
+
+/* The gradient by what a branch computes, from that by the residual stream. */
+static struct mat branch_grad(struct train_model *m, int layer, enum branch b, struct mat dx)
+{
+    if (m->residual_dropout <= 0) return dx;
+    struct mat to = {m->dropped.p, DT_F32, dx.rows, dx.cols, dx.cols};
+    copy(m, to, dx);
+    drop_branch(m, layer, b, to);
+    return to;
+}
+
+/* ---- adapters ---------------------------------------------------------------------------------------------------- */
+
+static const struct site no_site;
+
+static const struct site *site_of(const struct train_model *m, int layer, enum product p)
+{
+    return m->site ? &m->site[layer * PRODUCTS + p] : &no_site;
+}
+
+static void drop_input(struct train_model *m, int layer, enum product p, struct mat x)
+{
+    drop(m, m->dropout, layer * PRODUCTS + (int)p, x);
+}
+
+/* x as the adapters read it */
+static struct mat site_input(struct train_model *m, int layer, enum product p, struct mat x)
+{
+    if (m->dropout <= 0) return x;
+    struct mat to = {m->dropped.p, DT_F32, x.rows, x.cols, x.cols};
+    copy(m, to, x);
+    drop_input(m, layer, p, to);
+    return to;
+}
+
+/* x a^T of the site's rank, which may be less than there is room for */
+static struct mat xa_of(const struct site *s, enum product p, const struct kept *k, int rows)
+{
+    struct mat xa = first(k->xa[p], rows);
+    xa.cols = s->r;
+    return xa;
+}
+
+/* xa = x a^T */
+static void site_down(struct train_model *m, int layer, enum product p, struct mat x, const struct kept *k)
+{
+    const struct site *s = site_of(m, layer, p);
+    if (!s->r) return;
+    x = site_input(m, layer, p, x);
+    product(m, xa_of(s, p, k, x.rows), x, mat_f32(s->a, s->r, s->k), true, 1, false);
+}
+
+/* y += scale xa b^T */
+static void site_up(struct train_model *m, int layer, enum product p, struct mat y, const struct kept *k)
+{
+    const struct site *s = site_of(m, layer, p);
+    struct mat xa = xa_of(s, p, k, y.rows);
+    for (int i = 0; i < s->n_parts; i++) {
+        const struct site_part *t = &s->part[i];
+        product(m, mat_cols(y, t->col, t->n), mat_cols(xa, t->at, t->r), mat_f32(t->b, t->n, t->r), true, t->scale,
+                true);
+    }
+}
+
+/* With du = scale dy b:  db += scale dy^T xa, da += du^T x, and dx += du a unless dx.p is NULL.  (x as dropout left it,
+ * dx behind dropout.) */
+static void site_back(struct train_model *m, int layer, enum product p, const struct kept *k, struct mat x,
+                      struct mat dy, struct mat dx)
+{
+    const struct site *s = site_of(m, layer, p);
+    if (!s->r) return;
+    struct mat du = {m->du.p, DT_F32, dy.rows, s->r, s->r}, xa = xa_of(s, p, k, dy.rows);
+    for (int i = 0; i < s->n_parts; i++) {
+        const struct site_part *t = &s->part[i];
+        struct mat part = mat_cols(dy, t->col, t->n);
+        product(m, mat_cols(du, t->at, t->r), part, mat_f32(t->b, t->n, t->r), false, t->scale, false);
+        weight_grad(m, t->db, part, mat_cols(xa, t->at, t->r), t->scale);
+    }
+    weight_grad(m, s->da, du, site_input(m, layer, p, x), 1);
+    if (!dx.p) return;
+    bool drops = m->dropout > 0;
+    struct mat back = drops ? (struct mat){m->dropped.p, DT_F32, dy.rows, s->k, s->k} : dx;
+    product(m, back, du, mat_f32(s->a, s->r, s->k), false, 1, !drops);
+    if (drops) {
+        drop_input(m, layer, p, back);
+        add(m, dx, back);
+    }
+}
+
+/* ---- a layer forward --------------------------------------------------------------------------------------------- */
+
+/* of the scratch area, from column `before` on */
+static struct mat area_mat(const struct train_model *m, int before, int cols)
+{
+    return mat_f32(m->area + (size_t)before * (size_t)m->max_tokens, m->b->n_tokens, cols);
+}
+
+/* the matrix of the micro-batch's tokens */
+static struct mat here(const struct train_model *m, struct mat x)
+{
+    x.rows = m->b->n_tokens;
+    return x;
+}
+
+static struct mat layer_input(const struct train_model *m, int layer)
+{
+    size_t each = (size_t)m->max_tokens * (size_t)m->c->hidden;
+    return mat_f32(m->x + (size_t)layer * each, m->b->n_tokens, m->c->hidden);
+}
+
+static float scale_of(const struct model_config *c)
+{
+    return 1.0f / sqrtf((float)c->head_dim);
+}
+
+static int window_of(const struct model_config *c, int layer)
+{
+    return layer >= c->window_from ? c->window : 0;
+}
+
+static struct attn_seq_args attn_args(const struct train_model *m, int layer, const struct kept *k)
+{
+    const struct model_config *c = m->c;
+    return (struct attn_seq_args){.out = here(m, k->att),
+                                  .lse = here(m, k->lse),
+                                  .qkv = here(m, k->qkv),
+                                  .heads = c->heads,
+                                  .kv_heads = c->kv_heads,
+                                  .head_dim = c->head_dim,
+                                  .window = window_of(c, layer),
+                                  .scale = scale_of(c),
+                                  .n_seqs = m->b->n_seqs,
+                                  .q_start = m->q_start};
+}
+
+static void attn_forward(struct train_model *m, int layer, const struct kept *k)
+{
+    struct attn_seq_args all = attn_args(m, layer, k);
+    for (struct cut_seqs s = {0}; cut_attention(cut_of(m), WORK_ATTN, &all, m->b->q_start, m->some, &s);) {
+        struct attn_seq_args a = all;
+        a.out = mat_rows(all.out, s.row, s.rows);
+        a.lse = mat_rows(all.lse, s.row, s.rows);
+        a.qkv = mat_rows(all.qkv, s.row, s.rows);
+        a.n_seqs = s.n, a.q_start = s.q_start;
+        a.head0 = s.head0, a.n_heads = s.n_heads;
+        op_attn_seq(m->d, a);
+    }
+}
+
+/* y = x + attention(norm(x)), without x in parallel models; y.p NULL: only what is kept */
+static void attention(struct train_model *m, int layer, const struct kept *k, struct mat x, struct mat y)
+{
+    const struct model_config *c = m->c;
+    const struct layer_weights *w = &m->w->layer[layer];
+    struct mat h = here(m, m->h), qkv = here(m, k->qkv), att = here(m, k->att);
+
+    norm(m, h, x, w->norm1_w, w->norm1_b);
+    linear(m, layer, qkv, h, w->qkv, w->qkv_b);
+    site_down(m, layer, PRODUCT_QKV, h, k);
+    site_up(m, layer, PRODUCT_QKV, qkv, k);
+    if (c->qk_norm) {
+        int q = c->heads * c->head_dim;
+        struct mat bare = here(m, k->bare);
+        copy(m, bare, mat_cols(qkv, 0, bare.cols));
+        cut_head_norm(cut_of(m), (struct head_norm_args){qkv, 0, c->heads, c->head_dim, w->q_norm, c->eps});
+        cut_head_norm(cut_of(m), (struct head_norm_args){qkv, q, c->kv_heads, c->head_dim, w->k_norm, c->eps});
+    }
+    cut_rope(cut_of(m),
+             (struct rope_args){qkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, m->pos, false});
+    attn_forward(m, layer, k);
+    site_down(m, layer, PRODUCT_O, att, k);
+    if (!y.p) return;
+    linear(m, layer, y, att, w->o, w->o_b);
+    site_up(m, layer, PRODUCT_O, y, k);
+    drop_branch(m, layer, ATTENTION, y);
+    add(m, y, x);
+}
+
+/* out = act(up), or act(gate) * up */
+static void activate(struct train_model *m, struct mat out, struct mat up)
+{
+    if (m->c->gated) {
+        cut_act_mul(cut_of(m), (struct act_mul_args){out, up, m->c->act});
+    } else {
+        copy(m, out, up);
+        cut_act(cut_of(m), (struct act_args){out, m->c->act});
+    }
+}
+
+/* y = feed_forward(h); y.p NULL: only what is kept, and its last input in the area */
+static void feed_forward(struct train_model *m, int layer, const struct kept *k, struct mat h, struct mat y)
+{
+    const struct layer_weights *w = &m->w->layer[layer];
+    struct mat up = here(m, k->up), ff = area_mat(m, 0, m->c->inter);
+
+    linear(m, layer, up, h, w->up, w->up_b);
+    site_down(m, layer, PRODUCT_UP, h, k);
+    site_up(m, layer, PRODUCT_UP, up, k);
+    activate(m, ff, up);
+    site_down(m, layer, PRODUCT_DOWN, ff, k);
+    if (!y.p) return;
+    linear(m, layer, y, ff, w->down, w->down_b);
+    site_up(m, layer, PRODUCT_DOWN, y, k);
+    drop_branch(m, layer, FEED_FORWARD, y);
+}
+
+/* y: the layer's output; y.p NULL: only what is kept is computed. */
+static void layer_forward(struct train_model *m, int layer, const struct kept *k, struct mat x, struct mat y)
+{
+    const struct layer_weights *w = &m->w->layer[layer];
+    struct mat h = here(m, m->h);
+    if (m->c->parallel) { /* y = x + attention(h) + feed_forward(h) */
+        struct mat ff = y.p ? here(m, m->dh) : y;
+        attention(m, layer, k, x, y);
+        feed_forward(m, layer, k, h, ff);
+        if (y.p) add(m, y, ff);
+    } else {
+        struct mat x2 = here(m, k->x2);
+        attention(m, layer, k, x, x2);
+        norm(m, h, x2, w->norm2_w, w->norm2_b);
+        feed_forward(m, layer, k, h, y);
+        if (y.p) add(m, y, x2);
+    }
+}
+
+/* ---- a layer backward -------------------------------------------------------------------------------------------- */
+
+/* What of a layer is reached on the way back. */
+struct reach {
+    bool below;            /* the gradient by the layer's input */
+    bool attention, inner; /* that by attention's output; that by the feed-forward's inputs before its activation */
+    bool ff_input;         /* that by the feed-forward's input */
+};
+
+static struct reach reach_of(const struct train_model *m, int layer)
+{
+    struct reach r = {.below = layer > m->lowest || m->grads};
+    r.attention = r.below || site_of(m, layer, PRODUCT_QKV)->r || site_of(m, layer, PRODUCT_O)->r;
+    r.ff_input = m->c->parallel ? r.below : r.attention;
+    r.inner = r.ff_input || site_of(m, layer, PRODUCT_UP)->r;
+    return r;
+}
+
+static struct mat if_wanted(struct mat x, bool wanted)
+{
+    if (!wanted) x.p = NULL;
+    return x;
+}
+
+/* dx by the branch's output.  Leaves in dh the gradient by the feed-forward's input h, where that is reached. */
+static void feed_forward_back(struct train_model *m, int layer, const struct kept *k, struct mat h, struct mat dx,
+                              struct mat dh, const struct reach *r)
+{
+    const struct model_config *c = m->c;
+    const struct layer_weights *w = &m->w->layer[layer];
+    const struct layer_grads *g = m->grads ? &m->grads->layer[layer] : NULL;
+    struct mat ff = area_mat(m, 0, c->inter), dff = area_mat(m, c->inter, c->inter), up = here(m, k->up), dup = dff;
+
+    if (g) {
+        weight_grad(m, g->down, dx, ff, 1);
+        bias_grad(m, g->down_b, dx);
+    }
+    if (r->inner) linear_back(m, layer, dff, dx, w->down, false);
+    site_back(m, layer, PRODUCT_DOWN, k, ff, dx, if_wanted(dff, r->inner));
+    if (!r->inner) return;
+    if (c->gated) { /* the gradient takes the place of what was kept */
+        cut_act_mul_back(cut_of(m), (struct act_mul_back_args){up, up, dff, c->act});
+        dup = up;
+    } else {
+        cut_act_back(cut_of(m), (struct act_back_args){dff, up, dff, c->act});
+    }
+    if (g) {
+        weight_grad(m, g->up, dup, h, 1);
+        bias_grad(m, g->up_b, dup);
+    }
+    if (r->ff_input) linear_back(m, layer, dh, dup, w->up, false);
+    site_back(m, layer, PRODUCT_UP, k, h, dup, if_wanted(dh, r->ff_input));
+}
+
+static void rotate_back(struct train_model *m, int layer, const struct kept *k, struct mat dqkv)
+{
+    const struct model_config *c = m->c;
+    const struct layer_weights *w = &m->w->layer[layer];
+    const struct layer_grads *g = m->grads ? &m->grads->layer[layer] : NULL;
+    int q = c->heads * c->head_dim;
+    cut_rope(cut_of(m),
+             (struct rope_args){dqkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, m->pos, true});
+    if (!c->qk_norm) return;
+    struct mat bare = here(m, k->bare), dbare = mat_cols(dqkv, 0, bare.cols);
+    cut_head_norm_back(cut_of(m), (struct head_norm_back_args){dbare, bare, 0, c->heads, c->head_dim, w->q_norm, c->eps,
+                                                               g ? g->q_norm : NULL});
+    cut_head_norm_back(cut_of(m), (struct head_norm_back_args){dbare, bare, q, c->kv_heads, c->head_dim, w->k_norm,
+                                                               c->eps, g ? g->k_norm : NULL});
+}
+
+static void attn_backward(struct train_model *m, int layer, const struct kept *k, struct mat dqkv, struct mat datt)
+{
+    struct attn_seq_args all = attn_args(m, layer, k);
+    for (struct cut_seqs s = {0}; cut_attention(cut_of(m), WORK_ATTN_BACK, &all, m->b->q_start, m->some, &s);)
+        op_attn_back(m->d, (struct attn_back_args){.dqkv = mat_rows(dqkv, s.row, s.rows),
+                                                   .dout = mat_rows(datt, s.row, s.rows),
+                                                   .out = mat_rows(all.out, s.row, s.rows),
+                                                   .lse = mat_rows(all.lse, s.row, s.rows),
+                                                   .qkv = mat_rows(all.qkv, s.row, s.rows),
+                                                   .heads = all.heads,
+                                                   .kv_heads = all.kv_heads,
+                                                   .head_dim = all.head_dim,
+                                                   .window = all.window,
+                                                   .scale = all.scale,
+                                                   .n_seqs = s.n,
+                                                   .q_start = s.q_start,
+                                                   .head0 = s.head0,
+                                                   .n_heads = s.n_heads});
+}
+
+/* dx by the branch's output; h: norm(x).  dh (+)= the gradient by h. */
+static void attention_back(struct train_model *m, int layer, const struct kept *k, struct mat h, struct mat dx,
+                           struct mat dh, const struct reach *r)
+{
+    const struct model_config *c = m->c;
+    const struct layer_weights *w = &m->w->layer[layer];
+    const struct layer_grads *g = m->grads ? &m->grads->layer[layer] : NULL;
+    struct mat qkv = here(m, k->qkv), att = here(m, k->att);
+    struct mat dqkv = area_mat(m, 0, qkv.cols), datt = area_mat(m, qkv.cols, att.cols);
+    bool further = r->below || site_of(m, layer, PRODUCT_QKV)->r;
+
+    if (g) {
+        weight_grad(m, g->o, dx, att, 1);
+        bias_grad(m, g->o_b, dx);
+    }
+    if (further) linear_back(m, layer, datt, dx, w->o, false);
+    site_back(m, layer, PRODUCT_O, k, att, dx, if_wanted(datt, further));
+    if (!further) return;
+    attn_backward(m, layer, k, dqkv, datt);
+    rotate_back(m, layer, k, dqkv);
+    if (g) {
+        weight_grad(m, g->qkv, dqkv, h, 1);
+        bias_grad(m, g->qkv_b, dqkv);
+    }
+    if (r->below) linear_back(m, layer, dh, dqkv, w->qkv, c->parallel);
+    site_back(m, layer, PRODUCT_QKV, k, h, dqkv, if_wanted(dh, r->below));
+}
+
+/* dx: on entry the gradient by the layer's output, on return, where that is reached, by its input x.
+ * fresh: the area still has the feed-forward's activation. */
+static void layer_back(struct train_model *m, int layer, const struct kept *k, struct mat x, struct mat dx, bool fresh)
+{
+    const struct model_config *c = m->c;
+    const struct layer_weights *w = &m->w->layer[layer];
+    static const struct layer_grads none;
+    const struct layer_grads *g = m->grads ? &m->grads->layer[layer] : &none;
+    struct reach r = reach_of(m, layer);
+    struct mat h = here(m, m->h), dh = here(m, m->dh), x2 = here(m, k->x2);
+    bool ff_site = m->grads || site_of(m, layer, PRODUCT_UP)->r;
+
+    if (!fresh && (m->grads || site_of(m, layer, PRODUCT_DOWN)->r))
+        activate(m, area_mat(m, 0, c->inter), here(m, k->up));
+    if (!fresh && ff_site)
+        norm(m, h, c->parallel ? x : x2, c->parallel ? w->norm1_w : w->norm2_w, c->parallel ? w->norm1_b : w->norm2_b);
+    feed_forward_back(m, layer, k, h, branch_grad(m, layer, FEED_FORWARD, dx), dh, &r);
+    if (!r.attention) return;
+    if (!c->parallel) norm_back(m, dx, x2, dh, w->norm2_w, g->norm2_w, g->norm2_b);
+    if (!(c->parallel && (fresh || ff_site)) && (m->grads || site_of(m, layer, PRODUCT_QKV)->r))
+        norm(m, h, x, w->norm1_w, w->norm1_b);
+    attention_back(m, layer, k, h, branch_grad(m, layer, ATTENTION, dx), dh, &r);
+    if (r.below) norm_back(m, dx, x, dh, w->norm1_w, g->norm1_w, g->norm1_b);
+}
+
+/* ---- the loss ---------------------------------------------------------------------------------------------------- */
+
+/* The targets from `from` on, up to head_rows of them: their losses, and with back the gradient by the last layer's
+ * output at their tokens is added to dx. */
+static void head(struct train_model *m, int from, int n, bool back, struct mat dx)
+{
+    const struct weights *w = m->w;
+    const struct model_grads *g = m->grads;
+    struct mat x = first(m->hx, n), h = first(m->hh, n), dh = first(m->hd, n), logits = first(m->logits, n);
+
+    cut_rows(cut_of(m), (struct rows_args){x, layer_input(m, m->c->layers), m->row + from});
+    norm(m, h, x, w->norm_w, w->norm_b);
+    linear(m, -1, logits, h, w->head, w->head_b);
+    cut_cross_entropy(cut_of(m), (struct cross_entropy_args){logits, m->target + from, back ? m->scale + from : NULL,
+                                                             m->loss + from, m->hit + from, back});
+    if (!back) return;
+    if (g) {
+        weight_grad(m, g->head, logits, h, 1);
+        bias_grad(m, g->head_b, logits);
+    }
+    linear_back(m, -1, dh, logits, w->head, false);
+    cut_norm_back(cut_of(m), (struct norm_back_args){dh, x, dh, w->norm_w, m->c->eps, m->c->norm, false,
+                                                     g ? g->norm_w : NULL, g ? g->norm_b : NULL});
+    /* scatters: row[t] are distinct */
+    cut_embed_back(cut_of(m), (struct embed_back_args){.dtable = dx, .dx = dh, .id = m->row + from});
+}
+
+static struct train_loss read_loss(struct train_model *m)
+{
+    size_t n = (size_t)m->b->n_targets;
+    struct train_loss out = {0};
+    if (m->d->ops->finish(m->d)) return (struct train_loss){NAN, 0};
+    m->d->ops->download(m->d, m->host_loss, m->loss, n * sizeof *m->loss);
+    m->d->ops->download(m->d, m->host_hit, m->hit, n * sizeof *m->hit);
+    for (size_t i = 0; i < n; i++) {
+        out.sum += (double)m->host_loss[i];
+        out.hits += m->host_hit[i];
+    }
+    return out;
+}
+
+static void upload(struct train_model *m, const struct micro *b, float scale)
+{
+    struct dev *d = m->d;
+    size_t T = (size_t)b->n_tokens, R = (size_t)b->n_targets;
+    d->ops->upload(d, m->id, b->id, T * sizeof *b->id);
+    d->ops->upload(d, m->pos, b->pos, T * sizeof *b->pos);
+    d->ops->upload(d, m->q_start, b->q_start, ((size_t)b->n_seqs + 1) * sizeof *b->q_start);
+    d->ops->upload(d, m->row, b->row, R * sizeof *b->row);
+    d->ops->upload(d, m->target, b->target, R * sizeof *b->target);
+    for (size_t i = 0; i < R; i++) m->host_loss[i] = scale;
+    d->ops->upload(d, m->scale, m->host_loss, R * sizeof *m->scale);
+}
+
+static void backward(struct train_model *m, struct mat dx)
+{
+    const struct mat none = {0};
+    int last = m->c->layers - 1;
+    for (int l = last; l >= m->lowest; l--) {
+        const struct kept *k = &m->kept[m->recompute ? 0 : l];
+        struct mat x = layer_input(m, l);
+        if (m->recompute && l < last) layer_forward(m, l, k, x, none);
+        layer_back(m, l, k, x, dx, m->recompute);
+    }
+    if (!m->grads) return;
+    struct mat table = mat_f32(m->grads->embed, m->c->vocab, m->c->hidden), pos = {0};
+    if (m->grads->pos) pos = mat_f32(m->grads->pos, m->c->max_len, m->c->hidden);
+    drop_branch(m, m->c->layers, ATTENTION, dx);
+    cut_embed_back(cut_of(m), (struct embed_back_args){table, pos, dx, m->id, m->pos});
+}
+
+struct train_loss train_model_run(struct train_model *m, const struct micro *b, bool back, float scale)
+{
+    m->b = b;
+    train_gate_pass(m->gate); /* a job that goes on with an evaluation comes here from outside */
+    upload(m, b, scale);
+    cut_embed(cut_of(m), (struct embed_args){layer_input(m, 0), m->w->embed, m->w->pos, m->id, m->pos, m->w->embed_w});
+    drop_branch(m, m->c->layers, ATTENTION, layer_input(m, 0));
+    for (int l = 0; l < m->c->layers; l++)
+        layer_forward(m, l, &m->kept[m->recompute ? 0 : l], layer_input(m, l), layer_input(m, l + 1));
+    struct mat dx = here(m, m->dx);
+    if (back) cut_zero(cut_of(m), dx);
+    for (int from = 0, n; from < b->n_targets; from += n) {
+        n = b->n_targets - from < m->head_rows ? b->n_targets - from : m->head_rows;
+        head(m, from, n, back, dx);
+    }
+    if (back) backward(m, dx);
+    return read_loss(m);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+enum { HEAD_BYTES = 64 << 20, HEAD_ROWS_MIN = 16 };
+
+/* The same walk counts the bytes (d NULL) and takes them. */
+struct take {
+    struct train_model *m;
+    bool count, failed;
+    size_t bytes, largest; /* of all blocks, of one */
+};
+
+static void *take(struct take *t, size_t n, size_t size)
+{
+    size_t bytes = (n * size + 63) / 64 * 64;
+    struct train_model *m = t->m;
+    t->bytes += bytes;
+    if (bytes > t->largest) t->largest = bytes;
+    if (t->count || t->failed) return NULL;
+    void *p = m->d->ops->alloc(m->d, bytes);
+    t->failed = !p;
+    if (!p) return NULL;
+    mem_grow(&m->owned, &m->cap_owned, m->n_owned + 1, sizeof *m->owned);
+    return m->owned[m->n_owned++] = p;
+}
+
+static struct mat take_mat(struct take *t, int rows, int cols)
+{
+    return mat_f32(take(t, (size_t)rows * (size_t)cols, sizeof(float)), rows, cols);
+}
+
+static void take_kept(struct take *t, int layer, struct kept *k)
+{
+    const struct train_model *m = t->m;
+    const struct model_config *c = m->c;
+    int T = m->max_tokens, q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    k->qkv = take_mat(t, T, q + 2 * kv);
+    if (c->qk_norm) k->bare = take_mat(t, T, q + kv);
+    k->att = take_mat(t, T, q);
+    k->lse = take_mat(t, T, c->heads);
+    if (!c->parallel) k->x2 = take_mat(t, T, c->hidden);
+    k->up = take_mat(t, T, c->gated ? 2 * c->inter : c->inter);
+    for (int p = 0; p < PRODUCTS; p++) {
+        int r = site_of(m, layer, (enum product)p)->r;
+        for (int l = 0; m->recompute && l < c->layers; l++) /* one for all layers */
+            if (site_of(m, l, (enum product)p)->r > r) r = site_of(m, l, (enum product)p)->r;
+        if (r) k->xa[p] = take_mat(t, T, r);
+    }
+}
+
+static void take_sites(struct take *t)
+{
+    struct train_model *m = t->m;
+    int r = 0, k = 0;
+    m->lowest = m->grads ? 0 : m->c->layers;
+    for (int l = m->c->layers - 1; l >= 0; l--)
+        for (int p = 0; p < PRODUCTS; p++) {
+            const struct site *s = site_of(m, l, (enum product)p);
+            if (!s->r) continue;
+            m->lowest = l;
+            if (s->r > r) r = s->r;
+            if (s->k > k) k = s->k;
+        }
+    if (r) m->du = take_mat(t, m->max_tokens, r);
+    if (k && m->dropout > 0) m->dropped = take_mat(t, m->max_tokens, k);
+    if (!k && m->residual_dropout > 0) m->dropped = take_mat(t, m->max_tokens, m->c->hidden);
+}
+
+static void take_all(struct take *t)
+{
+    struct train_model *m = t->m;
+    const struct model_config *c = m->c;
+    int T = m->max_tokens, q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    int ff = 2 * c->inter, attention = 2 * q + 2 * kv, ints = T + 1;
+    m->head_rows = HEAD_BYTES / 4 / c->vocab < HEAD_ROWS_MIN ? HEAD_ROWS_MIN : HEAD_BYTES / 4 / c->vocab;
+    if (m->head_rows > T) m->head_rows = T;
+    m->n_kept = m->recompute ? 1 : c->layers;
+    m->x = take(t, ((size_t)c->layers + 1) * (size_t)T * (size_t)c->hidden, sizeof(float));
+    struct kept scratch;
+    for (int i = 0; i < m->n_kept; i++) take_kept(t, i, t->count ? &scratch : &m->kept[i]);
+    take_sites(t);
+    m->h = take_mat(t, T, c->hidden);
+    m->dx = take_mat(t, T, c->hidden);
+    m->dh = take_mat(t, T, c->hidden);
+    m->area = take(t, (size_t)T * (size_t)(ff > attention ? ff : attention), sizeof(float));
+    m->hx = take_mat(t, m->head_rows, c->hidden);
+    m->hh = take_mat(t, m->head_rows, c->hidden);
+    m->hd = take_mat(t, m->head_rows, c->hidden);
+    m->logits = take_mat(t, m->head_rows, c->vocab);
+    m->loss = take(t, (size_t)T, sizeof *m->loss);
+    m->scale = take(t, (size_t)T, sizeof *m->scale);
+    int32_t **arrays[] = {&m->hit, &m->iota, &m->id, &m->pos, &m->q_start, &m->row, &m->target, &m->some};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i] = take(t, (size_t)ints, sizeof(int32_t));
+}
+
+size_t train_model_bytes(const struct train_model *like, size_t *largest)
+{
+    struct train_model m = *like;
+    struct take t = {.m = &m, .count = true};
+    take_all(&t);
+    *largest = t.largest;
+    return t.bytes;
+}
+
+int train_model_open(struct train_model *m, int positions, struct err *e)
+{
+    struct take t = {.m = m};
+    m->kept = mem_array(m->recompute ? 1 : (size_t)m->c->layers, sizeof *m->kept);
+    take_all(&t);
+    if (t.failed) return err_set(e, ERR_NOMEM, "no memory for the activations of %d tokens", m->max_tokens);
+    size_t T = (size_t)m->max_tokens;
+    m->host_loss = mem_array(T, sizeof *m->host_loss);
+    m->host_hit = mem_array(T, sizeof *m->host_hit);
+    for (size_t i = 0; i < T; i++) m->host_hit[i] = (int32_t)i;
+    m->d->ops->upload(m->d, m->iota, m->host_hit, T * sizeof *m->iota);
+    return model_rope_tables(m->c, m->d, positions, &m->cos, &m->sin, e);
+}
+
+void train_model_close(struct train_model *m)
+{
+    for (size_t i = 0; i < m->n_owned; i++) m->d->ops->free(m->d, m->owned[i]);
+    if (m->cos) m->d->ops->free(m->d, m->cos);
+    if (m->sin) m->d->ops->free(m->d, m->sin);
+    free(m->owned);
+    free(m->kept);
+    free(m->host_loss);
+    free(m->host_hit);
+    *m = (struct train_model){0};
+}

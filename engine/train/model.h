@@ -1,0 +1,126 @@
+/* The model in training: model_forward (model.c) over whole sequences that keeps what the gradient needs, the loss, and
+ * the gradient, written out op by op; there is no tape.
+ *
+ * A micro-batch is T tokens: sequences end to end, each from position 0 and blind to the others.  Trained are adapters
+ * on the products of the layers (sites), or all of the weights (grads).  What is frozen gets no gradient, and the
+ * backward pass ends below the lowest layer that is trained.  Of each layer its input is kept, and either what is
+ * between its ops too, or with `recompute` that is computed again on the way back: the same bits.
+ *
+ * Memory is the device's, all taken by train_model_open.  Used by the trainer's thread, which passes the gate before
+ * each op. */
+#ifndef TANDEM_ENGINE_TRAIN_MODEL_H
+#define TANDEM_ENGINE_TRAIN_MODEL_H
+
+#include "engine/base/err.h"
+#include "engine/model/adapter.h"
+#include "engine/model/config.h"
+#include "engine/model/weights.h"
+#include "engine/train/gate.h"
+#include "kernels/ops.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* ---- what is trained ------------------------------------------------------------------------------------------- */
+
+enum { SITE_PARTS = 3 };
+
+/* The adapters of one product of one layer: y[:, col .. col + n) += scale (x a_i^T) b_i^T.  Their a's are stacked, so
+ * that one product gives x a^T for all of them.  r 0: none.  Pointers into the optimizer's arrays. */
+struct site {
+    int r, k;      /* of all parts; inputs */
+    float *a, *da; /* (r, k) */
+    int n_parts;
+    struct site_part {
+        int at, r, col, n; /* rows [at, at + r) of a */
+        float scale;
+        float *b, *db; /* (n, r) */
+    } part[SITE_PARTS];
+};
+
+/* Gradients of all weights, in the shapes of struct weights; matrices (outputs, inputs) f32; NULL where the model has
+ * none.  embed and head are the same when tied. */
+struct layer_grads {
+    float *norm1_w, *norm1_b, *norm2_w, *norm2_b, *qkv, *qkv_b, *o, *o_b, *q_norm, *k_norm, *up, *up_b, *down, *down_b;
+};
+struct model_grads {
+    struct layer_grads *layer;
+    float *embed, *pos, *norm_w, *norm_b, *head, *head_b;
+};
+
+/* ---- a micro-batch --------------------------------------------------------------------------------------------- */
+
+/* Host memory. */
+struct micro {
+    int n_tokens, n_seqs, n_targets;
+    int32_t *id, *pos; /* (T) */
+    int32_t *q_start;  /* (n_seqs + 1) */
+    int32_t *row;      /* (n_targets) tokens from which one is predicted that counts */
+    int32_t *target;   /* (n_targets) which one */
+    uint64_t first;    /* tokens of this step before these: for dropout */
+};
+
+/* ---- the model ------------------------------------------------------------------------------------------------- */
+
+/* Of a layer, between its ops.  (T, ...) */
+struct kept {
+    struct mat qkv;          /* (H + 2G) D, after rope */
+    struct mat bare;         /* (H + G) D: q and k before their norms, where they have some */
+    struct mat att, lse;     /* H D; H */
+    struct mat x2;           /* C, after attention; not in parallel models */
+    struct mat up;           /* 2F gated, else F, before the activation */
+    struct mat xa[PRODUCTS]; /* r of the site */
+};
+
+struct train_model {
+    const struct model_config *c;
+    const struct weights *w;
+    struct dev *d;
+    struct train_gate *gate;
+    const struct site *site;         /* (layers, PRODUCTS), or NULL */
+    const struct model_grads *grads; /* or NULL */
+    float dropout;                   /* on the sites' inputs, one mask for all parts of a site */
+    float residual_dropout;          /* on what attention and feed-forward add, and on embeddings; without sites */
+    uint64_t dropout_seed;           /* of this step */
+    bool half;                       /* gemms may round to bf16 */
+    bool recompute;
+    int max_tokens;
+
+    /* set by open */
+    float *cos, *sin; /* (max_len, rot / 2) */
+    int lowest;       /* layer that is trained */
+    int head_rows;    /* logits are made for so many tokens at once */
+    float *x;         /* (L + 1, T, C): inputs of the layers, and the last one's output */
+    struct kept *kept;
+    int n_kept;
+    struct mat h, dx, dh;          /* (T, C) normed input; gradients */
+    float *area;                   /* (T, 2F or 2 (H + G) D): ff and dff, or dqkv and datt */
+    struct mat dropped;            /* (T, widest input of a site), or (T, C) */
+    struct mat du;                 /* (T, most r of a site) */
+    struct mat hx, hh, hd, logits; /* of head_rows tokens: (., C) final input, normed, gradient; (., V) */
+    float *loss, *scale;           /* (T) of each target, and of its gradient */
+    int32_t *hit, *iota;           /* (T); (T) 0 1 2... */
+    int32_t *id, *pos, *q_start, *row, *target, *some; /* (T), (T + 1): the micro-batch's on the device */
+    float *host_loss;                                  /* (T) */
+    int32_t *host_hit;
+    const struct micro *b; /* the one that runs */
+    void **owned;          /* what open took from the device */
+    size_t n_owned, cap_owned;
+};
+
+/* Bytes that train_model_open would take; *largest: of them the most in one piece.  Only c, site, grads, the dropouts,
+ * recompute and max_tokens are looked at. */
+size_t train_model_bytes(const struct train_model *, size_t *largest);
+/* positions: of the rotary tables. */
+int train_model_open(struct train_model *, int positions, struct err *);
+void train_model_close(struct train_model *);
+
+struct train_loss {
+    double sum; /* of -log p over the targets; NAN when one is not finite */
+    int64_t hits;
+};
+
+/* The loss.  With back, `scale` times its gradient is added to the gradients of what is trained. */
+struct train_loss train_model_run(struct train_model *, const struct micro *, bool back, float scale);
+
+#endif

@@ -1,0 +1,109 @@
+#include "engine/train/offline.h"
+
+#include "engine/base/file.h"
+#include "engine/base/mem.h"
+#include "engine/model/adapter.h"
+#include "engine/serve/setup.h"
+#include "engine/template/chat_template.h"
+#include "engine/train/ckpt.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct train_offline {
+    struct setup s;
+    struct chat_template *template;
+    struct dataset *data, *eval;
+    struct dataset_report report, eval_report;
+    struct train *train;
+};
+
+static int open_data(struct train_offline *o, const struct train_offline_config *c, const char *path,
+                     struct dataset **out, struct dataset_report *report, struct err *e)
+{
+    char *cache = file_join(c->dir, "cache");
+    struct dataset_source source = {.path = path, .name = path};
+    struct dataset_options options = c->options;
+    const struct model_config *mc = &o->s.model.c;
+    options.max_length = c->p.max_length < mc->max_len ? c->p.max_length : mc->max_len;
+    if (options.max_length < 2) options.max_length = 2; /* train_open says what is wrong with it */
+    options.cache_dir = cache;
+    options.threads = o->s.model.d->threads;
+    int rc = dir_make(c->dir, e);
+    if (!rc)
+        rc = dataset_open(out, &source, &options, o->s.tokenizer, o->template, mc->n_eos ? mc->eos[0] : -1, report, e);
+    free(cache);
+    return rc;
+}
+
+static int open_all(struct train_offline *o, const struct train_offline_config *c, struct err *e)
+{
+    int rc = setup_load(&o->s, c->engine, e);
+    if (!rc) rc = setup_pin(&o->s, e);
+    if (rc) return rc;
+    const char *file = c->chat_template;
+    e->code = 0;
+    if (!file || !*file)
+        o->template = chat_template_load(c->engine->model, e);
+    else if (strcmp(file, "plain") != 0)
+        o->template = chat_template_load_file(c->engine->model, file, e);
+    if (!o->template && e->code) return e->code;
+    rc = open_data(o, c, c->data, &o->data, &o->report, e);
+    if (!rc && c->eval && (rc = open_data(o, c, c->eval, &o->eval, &o->eval_report, e))) err_prefix(e, "--eval-data");
+    if (rc) return rc;
+    char *base_name = adapter_base_name(c->engine->model);
+    struct train_job job = {.p = c->p,
+                            .data = o->data,
+                            .eval = o->eval,
+                            .from = c->from,
+                            .base_name = base_name,
+                            .model_dir = c->engine->model,
+                            .dir = c->dir,
+                            .out = c->out};
+    o->train = train_open(&job, &o->s.model, NULL, e);
+    free(base_name);
+    return o->train ? 0 : e->code;
+}
+
+struct train_offline *train_offline_open(const struct train_offline_config *c, struct err *e)
+{
+    struct train_offline *o = mem_zalloc(sizeof *o);
+    if (open_all(o, c, e)) {
+        train_offline_close(o);
+        return NULL;
+    }
+    return o;
+}
+
+struct train *train_offline_train(struct train_offline *o)
+{
+    return o->train;
+}
+
+const struct dataset_report *train_offline_report(const struct train_offline *o, bool eval)
+{
+    return !eval ? &o->report : o->eval ? &o->eval_report : NULL;
+}
+
+void train_offline_close(struct train_offline *o)
+{
+    if (!o) return;
+    train_free(o->train);
+    if (o->data) dataset_free(o->data);
+    if (o->eval) dataset_free(o->eval);
+    chat_template_free(o->template);
+    setup_close(&o->s);
+    free(o);
+}
+
+void train_offline_clear(const char *dir)
+{
+    char *checkpoints = file_join(dir, "checkpoints"), *cache = file_join(dir, "cache");
+    ckpt_prune(checkpoints, 0, -1);
+    dir_remove(checkpoints);
+    dir_remove(cache);
+    rmdir(dir);
+    free(checkpoints);
+    free(cache);
+}

@@ -1,0 +1,32 @@
+/* Training without serving: a model, its data and a trainer opened together, for `tandem train`.  One thread. */
+#ifndef TANDEM_ENGINE_TRAIN_OFFLINE_H
+#define TANDEM_ENGINE_TRAIN_OFFLINE_H
+
+#include "engine/data/dataset.h"
+#include "engine/serve/engine.h"
+#include "engine/train/train.h"
+
+struct train_offline_config {
+    const struct engine_config *engine; /* model, device, threads, cpus, quantize, activations, verify_weights */
+    const char *data, *eval;            /* files; eval NULL: eval_fraction of data */
+    struct dataset_options options;     /* max_length, eos and the cache directory are set from the rest */
+    struct train_params p;
+    const char *from; /* an adapter directory; NULL */
+    const char
+        *chat_template; /* a file, or "plain": lines of "role: content"; NULL or "": the model's own, else plain */
+    const char *dir;    /* checkpoints and the prepared data; made when missing */
+    const char *out;
+};
+
+struct train_offline;
+
+/* Loads, prepares and plans; everything is borrowed for the call only.  NULL and *e. */
+struct train_offline *train_offline_open(const struct train_offline_config *, struct err *e);
+struct train *train_offline_train(struct train_offline *);
+const struct dataset_report *train_offline_report(const struct train_offline *, bool eval); /* NULL: no eval data */
+void train_offline_close(struct train_offline *);                                           /* NULL is allowed */
+
+/* The job is done: deletes `dir` with the checkpoints and the prepared data. */
+void train_offline_clear(const char *dir);
+
+#endif

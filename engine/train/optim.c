@@ -1,0 +1,157 @@
+#include "engine/train/optim.h"
+
+#include "engine/base/mem.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum {
+    ALIGN_FLOATS = 16,
+    SLICE = 1 << 19, /* floats between two looks at the gate: a millisecond of adamw, about */
+};
+
+#define ADAMW_FLOATS 7.0 /* moved for each parameter: four are read, three written */
+
+void optim_init(struct optim *o, struct dev *d, struct train_gate *gate)
+{
+    *o = (struct optim){.d = d, .gate = gate};
+}
+
+size_t optim_add_muon(struct optim *o, size_t n)
+{
+    size_t at = o->n;
+    o->n += (n + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
+    o->trained += n;
+    return at;
+}
+
+size_t optim_add(struct optim *o, size_t n, bool decay)
+{
+    size_t at = optim_add_muon(o, n), last = o->n_segments - 1;
+    if (o->n_segments && o->segment[last].decay == decay && o->segment[last].from + o->segment[last].n == at) {
+        o->segment[last].n += o->n - at;
+    } else {
+        mem_grow(&o->segment, &o->cap_segments, o->n_segments + 1, sizeof *o->segment);
+        o->segment[o->n_segments].from = at;
+        o->segment[o->n_segments].n = o->n - at;
+        o->segment[o->n_segments++].decay = decay;
+    }
+    return at;
+}
+
+int optim_alloc(struct optim *o, bool average, struct err *e)
+{
+    float **arrays[] = {&o->p, &o->g, &o->m, &o->v, &o->avg};
+    bool ok = (o->sum = o->d->ops->alloc(o->d, sizeof *o->sum)) != NULL;
+    for (size_t i = 0; i < (average ? 5 : 4) && ok; i++)
+        ok = (*arrays[i] = o->d->ops->alloc(o->d, o->n * sizeof(float))) != NULL;
+    if (ok) return muon_alloc(&o->muon, o->d, e);
+    return err_set(e, ERR_NOMEM, "no memory for %zu parameters with their gradients and moments", o->trained);
+}
+
+void optim_free(struct optim *o)
+{
+    void *arrays[] = {o->p, o->g, o->m, o->v, o->avg, o->sum};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        if (arrays[i]) o->d->ops->free(o->d, arrays[i]);
+    muon_free(&o->muon, o->d);
+    free(o->segment);
+    *o = (struct optim){0};
+}
+
+void dev_zero(struct dev *d, float *p, size_t n)
+{
+    static const float zeros[1 << 14];
+    if (d->ops->zero) {
+        d->ops->zero(d, p, n * sizeof *p);
+        return;
+    }
+    for (size_t i = 0, k; i < n; i += k) {
+        k = n - i < sizeof zeros / sizeof *zeros ? n - i : sizeof zeros / sizeof *zeros;
+        d->ops->upload(d, p + i, zeros, k * sizeof *p);
+    }
+}
+
+void optim_zero_grad(struct optim *o)
+{
+    for (size_t i = 0, k; i < o->n; i += k) {
+        k = o->n - i < SLICE ? o->n - i : SLICE;
+        train_gate_pass(o->gate);
+        train_gate_cost(o->gate, WORK_STATE, (double)k);
+        dev_zero(o->d, o->g + i, k);
+    }
+}
+
+double optim_grad_norm(struct optim *o)
+{
+    double sum = 0;
+    o->d->ops->upload(o->d, o->sum, &sum, sizeof sum);
+    for (size_t i = 0, k; i < o->n; i += k) { /* slices of one size, so that the sum has one order */
+        k = o->n - i < SLICE ? o->n - i : SLICE;
+        train_gate_pass(o->gate);
+        train_gate_cost(o->gate, WORK_STATE, (double)k);
+        op_square_sum(o->d, (struct square_sum_args){o->g + i, k, o->sum});
+    }
+    o->d->ops->finish(o->d);
+    o->d->ops->download(o->d, &sum, o->sum, sizeof sum);
+    return sqrt(sum);
+}
+
+/* The average keeps `decay` of itself and takes the rest from the parameters.  The op's factors are f32: from 0.5 on
+ * 1 - keep is exact, so that they sum to 1 and the average of equal parameters is these. */
+static void average(struct optim *o, double decay)
+{
+    float keep = (float)decay;
+    for (size_t i = 0, k; i < o->n && o->avg; i += k) {
+        k = o->n - i < SLICE ? o->n - i : SLICE;
+        train_gate_pass(o->gate);
+        train_gate_cost(o->gate, WORK_STATE, 3 * (double)k);
+        op_axpby(o->d, (struct axpby_args){o->avg + i, o->p + i, k, 1 - (double)keep, keep});
+    }
+}
+
+void optim_start(struct optim *o)
+{
+    average(o, 0);
+}
+
+void optim_step(struct optim *o, const struct train_params *t, double rate, double scale, int64_t step)
+{
+    struct muon_step u = {o->p, o->g, o->m, rate, t->weight_decay, scale, !t->f32};
+    struct adamw_args a = {.lr = rate,
+                           .beta1 = t->beta1,
+                           .beta2 = t->beta2,
+                           .eps = t->epsilon,
+                           .bias1 = 1 - pow(t->beta1, (double)step),
+                           .bias2 = 1 - pow(t->beta2, (double)step),
+                           .grad_scale = scale};
+    for (size_t s = 0; s < o->n_segments; s++) {
+        size_t from = o->segment[s].from, end = from + o->segment[s].n;
+        a.decay = o->segment[s].decay ? t->weight_decay : 0;
+        for (size_t i = from; i < end; i += a.n) {
+            a.n = end - i < SLICE ? end - i : SLICE;
+            a.p = o->p + i, a.g = o->g + i, a.m = o->m + i, a.v = o->v + i;
+            train_gate_pass(o->gate);
+            train_gate_cost(o->gate, WORK_STATE, ADAMW_FLOATS * (double)a.n);
+            op_adamw(o->d, a);
+        }
+    }
+    muon_step(&o->muon, o->d, o->gate, &u);
+    average(o, fmin(t->ema_decay, (1 + (double)step) / (10 + (double)step)));
+}
+
+static int64_t optim_warmup(const struct train_params *t, int64_t steps)
+{
+    int64_t w = t->warmup_steps >= 0 ? t->warmup_steps : (int64_t)ceil(t->warmup_ratio * (double)steps);
+    return w < steps ? w : steps;
+}
+
+double optim_rate(const struct train_params *t, int64_t step, int64_t steps)
+{
+    int64_t w = optim_warmup(t, steps);
+    if (step < w) return t->learning_rate * (double)(step + 1) / (double)w;
+    double done = steps > w ? (double)(step - w) / (double)(steps - w) : 0, part = 1;
+    if (t->schedule == SCHEDULE_LINEAR) part = 1 - done;
+    if (t->schedule == SCHEDULE_COSINE) part = 0.5 * (1 + cos(M_PI * done));
+    return t->learning_rate * (t->min_lr_ratio + (1 - t->min_lr_ratio) * part);
+}

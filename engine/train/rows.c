@@ -1,0 +1,228 @@
+#include "engine/train/rows.h"
+
+#include "engine/base/check.h"
+#include "engine/base/mem.h"
+#include "kernels/rng.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { STREAM_HELD_OUT = 7 }; /* of the seed */
+
+/* ---- which ------------------------------------------------------------------------------------------------------- */
+
+/* Targets of the row within max_length tokens, and the place of the last one; 0: none. */
+static uint32_t look(const struct dataset_row *r, int max_length, uint32_t *last)
+{
+    int n = r->n < max_length ? r->n : max_length;
+    uint32_t count = 0;
+    *last = 0;
+    for (int i = 1; i < n; i++)
+        if (r->trained[i]) count++, *last = (uint32_t)i;
+    return count;
+}
+
+static void take(struct train_rows *to, uint32_t row, uint32_t length, uint32_t trained)
+{
+    to->index[to->n] = row;
+    to->length[to->n] = length;
+    to->trained[to->n++] = trained;
+    to->tokens += length;
+    to->targets += trained;
+}
+
+static void reserve(struct train_rows *r, const struct dataset *set, size_t n)
+{
+    *r = (struct train_rows){.set = set, .epoch = -1};
+    r->index = mem_array(n, sizeof *r->index);
+    r->length = mem_array(n, sizeof *r->length);
+    r->trained = mem_array(n, sizeof *r->trained);
+}
+
+static int by_key(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static int stopped(const struct train_job *job, struct err *e)
+{
+    return job->stop && job->stop(job->stop_arg) ? err_set(e, ERR_FULL, "stopped before it began") : 0;
+}
+
+/* Ids come from a file. */
+static int check_ids(const struct dataset *set, const struct train_job *job, int vocab, struct err *e)
+{
+    const uint64_t LOOK = 1 << 14;
+    for (uint64_t i = 0, n = dataset_rows(set); i < n; i++) {
+        struct dataset_row r = dataset_row(set, i);
+        if (i % LOOK == 0 && stopped(job, e)) return e->code;
+        for (int k = 0; k < r.n; k++)
+            if (r.id[k] < 0 || r.id[k] >= vocab)
+                return err_set(e, ERR_INVALID, "row %llu has the token id %d; the model has 0 to %d",
+                               (unsigned long long)i + 1, (int)r.id[k], vocab - 1);
+    }
+    return 0;
+}
+
+/* Every row of the set into `to`, a fraction of those that can be trained into `held`: the ones with the smallest
+ * random number. */
+static uint64_t split(struct train_rows *to, struct train_rows *held, double fraction, const struct train_params *p)
+{
+    const struct dataset *set = to->set;
+    uint64_t rows = dataset_rows(set), left_out = 0, limit = 0;
+    uint64_t seed = rng_at(p->seed, STREAM_HELD_OUT), *key = NULL, n = 0, want = 0;
+    if (fraction > 0) key = mem_array(rows, sizeof *key);
+    for (uint64_t i = 0; key && i < rows; i++) {
+        struct dataset_row r = dataset_row(set, i);
+        uint32_t last;
+        if (look(&r, p->max_length, &last)) key[n++] = rng_at(seed, i);
+    }
+    if (key && n) {
+        want = (uint64_t)llround(fraction * (double)n);
+        want = want < 1 ? 1 : want > n - 1 ? n - 1 : want;
+        qsort(key, n, sizeof *key, by_key);
+        limit = want ? key[want - 1] : 0;
+    }
+    for (uint64_t i = 0; i < rows; i++) {
+        struct dataset_row r = dataset_row(set, i);
+        uint32_t last, trained = look(&r, p->max_length, &last);
+        bool out = want && rng_at(seed, i) <= limit;
+        if (!trained)
+            left_out++;
+        else
+            take(out ? held : to, (uint32_t)i, last, trained);
+    }
+    free(key);
+    return left_out;
+}
+
+/* ---- when -------------------------------------------------------------------------------------------------------- */
+
+/* How many steps an epoch has follows from its order alone, so each is shuffled once to count them. */
+static int schedule(struct train_rows *t, const struct train_params *p, const struct train_job *job, struct err *e)
+{
+    t->epochs = (int)ceil(p->epochs);
+    t->before = mem_array((size_t)t->epochs + 1, sizeof *t->before);
+    t->whole = mem_array((size_t)t->epochs, sizeof *t->whole);
+    for (int i = 0; i < t->epochs; i++) {
+        if (stopped(job, e)) return e->code;
+        int64_t steps = t->whole[i] = batches_epoch(t->batches, (uint32_t)i);
+        double part = p->epochs - i;
+        if (part < 1) steps = (int64_t)ceil(part * (double)steps);
+        t->before[i + 1] = t->before[i] + steps;
+        t->epoch = i;
+        if (p->max_steps && t->before[i + 1] >= p->max_steps) {
+            t->before[i + 1] = p->max_steps;
+            t->epochs = i + 1;
+        }
+    }
+    return 0;
+}
+
+int train_rows_open(struct train_rows *train, struct train_rows *eval, const struct train_job *job,
+                    const struct train_params *p, int vocab, uint64_t *left_out, struct err *e)
+{
+    uint64_t n = dataset_rows(job->data), n_eval = job->eval ? dataset_rows(job->eval) : n;
+    if (n > UINT32_MAX - 1 || n_eval > UINT32_MAX - 1) return err_set(e, ERR_INVALID, "more than 4 billion rows");
+    int rc = check_ids(job->data, job, vocab, e);
+    if (!rc && job->eval && (rc = check_ids(job->eval, job, vocab, e))) err_prefix(e, "evaluation data");
+    if (rc) return rc;
+    reserve(train, job->data, n);
+    reserve(eval, job->eval ? job->eval : job->data, job->eval || p->eval_fraction > 0 ? n_eval : 0);
+    *left_out = split(train, eval, job->eval ? 0 : p->eval_fraction, p);
+    if (job->eval) *left_out += split(eval, eval, 0, p);
+    if (!train->n) return err_set(e, ERR_INVALID, "no row has a token to train on within max_length %d", p->max_length);
+    struct batches_options o = {.seed = p->seed,
+                                .batch_tokens = p->batch_tokens,
+                                .micro_tokens = p->micro_tokens,
+                                .packing = p->packing,
+                                .by_length = p->group_by_length};
+    train->batches = batches_new(train->length, train->n, &o);
+    rc = schedule(train, p, job, e);
+    if (rc || !eval->n) return rc;
+    o.in_order = true;
+    eval->batches = batches_new(eval->length, eval->n, &o);
+    eval->epochs = 1;
+    eval->before = mem_array(2, sizeof *eval->before);
+    eval->before[1] = batches_epoch(eval->batches, 0);
+    eval->epoch = 0;
+    return 0;
+}
+
+void train_rows_close(struct train_rows *r)
+{
+    free(r->index);
+    free(r->length);
+    free(r->trained);
+    free(r->before);
+    free(r->whole);
+    batches_free(r->batches);
+    *r = (struct train_rows){0};
+}
+
+int train_rows_epoch(const struct train_rows *r, int64_t step)
+{
+    int low = 0, high = r->epochs - 1; /* the last that begins at or before it */
+    while (low < high) {
+        int mid = (low + high + 1) / 2;
+        if (r->before[mid] <= step)
+            low = mid;
+        else
+            high = mid - 1;
+    }
+    return low;
+}
+
+struct batches_step train_rows_step(struct train_rows *r, int64_t step)
+{
+    int epoch = train_rows_epoch(r, step);
+    CHECK(step >= 0 && step < r->before[r->epochs]);
+    if (epoch != r->epoch) batches_epoch(r->batches, (uint32_t)epoch);
+    r->epoch = epoch;
+    return batches_step(r->batches, (uint32_t)(step - r->before[epoch]));
+}
+
+int64_t train_rows_targets(const struct train_rows *r, const struct batches_step *s)
+{
+    int64_t n = 0;
+    for (uint32_t i = 0; i < s->n_rows; i++) n += r->trained[s->row[i]];
+    return n;
+}
+
+/* ---- a micro-batch ----------------------------------------------------------------------------------------------- */
+
+void micro_open(struct micro *m, int max_tokens)
+{
+    *m = (struct micro){0};
+    size_t n = (size_t)max_tokens + 1;
+    int32_t **arrays[] = {&m->id, &m->pos, &m->q_start, &m->row, &m->target};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i] = mem_array(n, sizeof(int32_t));
+}
+
+void micro_close(struct micro *m)
+{
+    int32_t *arrays[] = {m->id, m->pos, m->q_start, m->row, m->target};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
+    *m = (struct micro){0};
+}
+
+void micro_fill(struct micro *m, const struct train_rows *r, const struct batches_step *s, uint32_t i, uint64_t before)
+{
+    int t = 0;
+    m->n_seqs = m->n_targets = 0;
+    m->first = before;
+    for (uint32_t k = s->start[i]; k < s->start[i + 1]; k++) {
+        uint32_t which = s->row[k];
+        struct dataset_row row = dataset_row(r->set, r->index[which]);
+        m->q_start[m->n_seqs++] = t;
+        for (int at = 0; at < (int)r->length[which]; at++, t++) {
+            m->id[t] = row.id[at];
+            m->pos[t] = at;
+            if (!row.trained[at + 1]) continue;
+            m->row[m->n_targets] = t;
+            m->target[m->n_targets++] = row.id[at + 1];
+        }
+    }
+    m->q_start[m->n_seqs] = m->n_tokens = t;
+}

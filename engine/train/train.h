@@ -1,0 +1,175 @@
+/* Fine-tuning: a trainer runs one job on the weights that are being served, or on its own.
+ *
+ * Threads.  A trainer has a thread of its own that walks through steps as straight prose.  It never touches the device
+ * without asking its gate first (gate.h): served requests and training take turns on the device, an op at a time.
+ * Everything flows out as events, by a callback on the trainer's thread; commands flow in as one atomic word.
+ *
+ * Nothing is lost: the trainer's state is a checkpoint directory, written beside and renamed; a trainer opened on a
+ * directory with a checkpoint goes on from it, and ends with the bytes of an unbroken run. */
+#ifndef TANDEM_ENGINE_TRAIN_TRAIN_H
+#define TANDEM_ENGINE_TRAIN_TRAIN_H
+
+#include "engine/base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct engine;
+
+/* ---- what to do ------------------------------------------------------------------------------------------------ */
+
+enum train_method { TRAIN_LORA, TRAIN_QLORA, TRAIN_FULL }; /* qlora: lora that insists on a quantised base */
+enum train_schedule { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE };
+enum train_optimizer { OPTIMIZER_ADAMW, OPTIMIZER_MUON };
+enum train_recompute { RECOMPUTE_AUTO, RECOMPUTE_ON, RECOMPUTE_OFF }; /* gradient checkpointing */
+
+/* Which products get an adapter; a family has some of them (adapter.h). */
+enum train_target {
+    TARGET_Q = 1,
+    TARGET_K = 2,
+    TARGET_V = 4,
+    TARGET_O = 8,
+    TARGET_GATE = 16,
+    TARGET_UP = 32,
+    TARGET_DOWN = 64,
+    TARGET_C_ATTN = 128,
+    TARGET_C_PROJ = 256,
+    TARGET_C_FC = 512,
+    TARGET_FC1 = 1024,
+    TARGET_FC2 = 2048,
+    TARGET_DENSE = 4096,
+    TARGET_ALL = 8191 /* all the family has */
+};
+
+struct train_params {
+    enum train_method method;
+    double epochs;                /* (0, 1000]; 3 */
+    int64_t max_steps;            /* > 0: ends there at the latest; 0 */
+    int batch_tokens;             /* tokens of an optimizer step, about; 16..1048576; 2048 */
+    int micro_tokens;             /* tokens computed at once; 0: batch_tokens, at most 2048, at least max_length */
+    int max_length;               /* rows are cut to so many tokens; 8..the model's; 512 */
+    double learning_rate;         /* (0, 1]; 2e-4, full 5e-5 */
+    enum train_schedule schedule; /* cosine */
+    double min_lr_ratio;          /* of learning_rate at the end of linear and cosine; [0, 1]; 0 */
+    double warmup_ratio;          /* of all steps; [0, 1]; 0.03 */
+    int64_t warmup_steps;         /* >= 0 instead of the ratio; -1 */
+    double weight_decay, beta1, beta2, epsilon; /* 0 (full 0.01), 0.9, 0.999, 1e-8.  Decay spares biases and norms */
+    double max_grad_norm;                       /* 0: off; 1 */
+    enum train_optimizer optimizer; /* full: muon for the layers' matrices, adamw for the rest (muon.h); adamw */
+    double dropout;                 /* full: of what attention and feed-forward add, and of embeddings; 0 */
+    double ema_decay;               /* full: > 0: what is evaluated and written is the weights' average; 0 */
+    int lora_r;                     /* 1..256; 16 */
+    double lora_alpha;              /* (0, 4096]; 32 */
+    double lora_dropout;            /* 0 */
+    bool use_rslora;
+    unsigned targets;     /* of enum train_target; TARGET_ALL */
+    bool packing;         /* several rows in one sequence's place; true */
+    bool group_by_length; /* without packing: rows of about a length together; true */
+    double eval_fraction; /* [0, 0.5] of the rows are held out; 0.  Unless eval data is given */
+    int64_t eval_steps;   /* 0: at the end of each epoch */
+    int64_t save_steps;   /* 0: every 2 minutes, and of a twentieth of all steps (50 to 500); a checkpoint is also made
+                           * at each evaluation and on pause */
+    int patience;         /* early_stopping_patience: stop after so many evaluations without improvement; 0: never */
+    double min_improvement; /* early_stopping_threshold: what counts as one; 0 */
+    enum train_recompute recompute;
+    bool f32;         /* products in f32 even where bf16 is faster; beside serving those of adapters only */
+    bool random_init; /* full: start from random weights of this shape, not the model's */
+    uint64_t seed;    /* 42 */
+};
+
+void train_params_default(struct train_params *, enum train_method);
+
+/* The limits of a number among the parameters, for everybody who checks one.  They are those of the arithmetic, which
+ * is in floats: a decay of 0.99999999 would be 1 there. */
+struct train_range {
+    const char *name; /* as in requests and messages */
+    double min, max;
+    bool above_min; /* min itself is out */
+};
+/* @return NULL: the parameter has no range (switches, choices, the seed). */
+const struct train_range *train_range(const char *name);
+bool train_range_has(const struct train_range *, double v); /* false for NaN */
+
+struct train_job {
+    struct train_params p;
+    /* Data: an opened set (dataset.h), borrowed until train_free. */
+    const struct dataset *data, *eval; /* eval NULL: eval_fraction of data */
+    const char *from;                  /* an adapter directory to go on from; NULL */
+    const char *base_name;             /* base_model_name_or_path in the adapter's configuration */
+    const char *model_dir; /* full: the base's directory, whose configuration and tokenizer are copied; NULL: none */
+    const char *dir;       /* the job's own directory: checkpoints/ inside; made when missing */
+    const char *out; /* where the result goes: an adapter directory (full: a model directory), by rename at the end;
+                      * NULL: nowhere.  With evaluation the result is the best of the evaluated, else the last. */
+    bool (*stop)(void *arg); /* asked now and then while the job is planned, which takes seconds for many rows and
+                              * epochs; true: it is given up with ERR_FULL; NULL: never */
+    void *stop_arg;
+};
+
+/* ---- what happens ---------------------------------------------------------------------------------------------- */
+
+enum train_event_kind {
+    TRAIN_PLAN,       /* before the first step: plan */
+    TRAIN_STEP,       /* an optimizer step is done: metrics */
+    TRAIN_EVAL,       /* eval_loss, eval_accuracy, best */
+    TRAIN_SAVING,     /* a checkpoint comes next: steps before it will not be told again after a crash.  A callback that
+                         keeps events may take the time to make them durable; the device is not held meanwhile */
+    TRAIN_CHECKPOINT, /* text: its directory */
+    TRAIN_WARNING,    /* text: a step skipped, a suspicious gradient norm, rows left out */
+    TRAIN_RESUMED,    /* step: of the checkpoint */
+    TRAIN_PAUSED,     /* a checkpoint is on the disk and the thread has ended */
+    TRAIN_CANCELLED,
+    TRAIN_LOST, /* the device was, and the thread has ended: another process goes on from the last checkpoint */
+    TRAIN_FAILED,
+    TRAIN_SUCCEEDED /* the last event; the thread ends.  FAILED and LOST: text says why */
+};
+
+struct train_plan {
+    int64_t steps, rows, eval_rows, tokens_per_epoch, trained_tokens_per_epoch;
+    size_t weight_bytes, trainable, state_bytes, activation_bytes; /* trainable: parameters */
+    bool recompute;
+};
+
+struct train_event {
+    enum train_event_kind kind;
+    int64_t step, steps; /* done, of all */
+    double epoch;
+    double loss;      /* mean over the trained tokens of the step */
+    double accuracy;  /* of the next token, teacher-forced */
+    double grad_norm; /* before clipping */
+    double learning_rate;
+    double tokens_per_s;            /* all tokens of the step, over its wall time */
+    int64_t tokens, trained_tokens; /* so far */
+    double seconds, eta_s;          /* of training so far, this run's and those before it; what is left, NAN: unknown */
+    int64_t skipped;                /* steps skipped so far for a non-finite loss or gradient */
+    double eval_loss, eval_accuracy;
+    bool best; /* the best evaluation so far */
+    const struct train_plan *plan;
+    const char *text;
+};
+
+typedef void train_event_fn(void *arg, const struct train_event *); /* on the trainer's thread; must not block long */
+
+/* ---- the trainer ----------------------------------------------------------------------------------------------- */
+
+struct train;
+struct train_gate;
+
+/* Plans and allocates; NULL and *e: a parameter out of range (the message names it), too little memory (it says how
+ * much and what to change), a checkpoint that does not belong to this job.  gate NULL: the device is the trainer's
+ * alone.  The model's weights are borrowed until train_free. */
+struct model;
+struct train *train_open(const struct train_job *, struct model *, struct train_gate *, struct err *e);
+/* The plan alone, and the same errors; any thread, also while the model is served or trained on.  dir and out may be
+ * NULL.
+ */
+int train_plan_job(const struct train_job *, struct model *, struct train_gate *, struct train_plan *, struct err *e);
+/* Runs in the caller's thread until the last event. */
+void train_run(struct train *, train_event_fn *, void *arg);
+/* Any thread: at the next micro-batch, a checkpoint, then PAUSED or CANCELLED. */
+enum train_command { TRAIN_GO_ON, TRAIN_PAUSE, TRAIN_CANCEL };
+void train_command(struct train *, enum train_command);
+const struct train_plan *train_plan(const struct train *);
+void train_free(struct train *);
+
+#endif

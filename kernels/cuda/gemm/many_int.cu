@@ -1,0 +1,171 @@
+/* Products of many rows with int8 weights by cuBLASLt, which reaches more of newer GPUs than mma_int's instructions do:
+ * sums of int32 into scratch, as many outputs at a time as leave them in L2, and a kernel that
+ * makes y of them, in the operations of mma_int and so with its bits.  Which of the two ways is faster is measured with
+ * the algorithms (lt.h); until it is, the library's is taken. */
+#include "kernels/cuda/gemm/lt.h"
+#include "kernels/cuda/gemm/products.h"
+#include "kernels/cuda/warp.cuh"
+
+namespace GPU_NAMESPACE {
+namespace {
+
+enum { OWN, LIBRARY }; /* the ways of a race */
+
+enum {
+#ifdef __CUDACC__
+    SUM_BYTES = 16 << 20,
+#else
+    SUM_BYTES = 64 << 10, /* so that small shapes come in several pieces */
+#endif
+    PIECE_COLS = 128, /* outputs of a piece: a multiple */
+    LEAST_COLS = 64,  /* fewer outputs are mma_int's */
+    THREADS = 256
+};
+
+/* y = sums times scales, columns 4 c .. 4 c + 3 of a row a thread; the bias, too, where no second product comes.  VEC:
+ * y is written 16 bytes at a time. */
+template <bool VEC>
+__global__ void __launch_bounds__(THREADS)
+    scale_kernel(product p, const int *sums, int ld, const float *step, const int *outlier)
+{
+    int c = 4 * (int)(blockIdx.y * blockDim.x + threadIdx.x);
+    if (c >= p.N) return;
+    size_t m = blockIdx.x;
+    int4 sum = *reinterpret_cast<const int4 *>(sums + m * (size_t)ld + c);
+    const float *scale = static_cast<const float *>(p.scale) + c, by = step[m];
+    const float *bias = p.bias && !outlier[m] ? p.bias + c : nullptr;
+    int s[4] = {sum.x, sum.y, sum.z, sum.w};
+    vec4 y;
+    UNROLL for (int i = 0; i < 4; i++)
+    {
+        y.v[i] = __fmul_rn(__fmul_rn((float)s[i], scale[i]), by);
+        if (bias) y.v[i] = __fadd_rn(y.v[i], bias[i]);
+    }
+    store4<VEC>(p.y + m * (size_t)p.ldy + c, y, 4);
+}
+
+/* outputs first .. first + n - 1 of p */
+product outputs(const product *p, int first, int n)
+{
+    product q = *p;
+    q.w += (size_t)first * p->row_bytes;
+    q.scale = static_cast<const float *>(p->scale) + first;
+    q.bias = p->bias ? p->bias + first : nullptr;
+    q.y += first;
+    q.N = n;
+    return q;
+}
+
+/* how many outputs have their sums in scratch at a time: about equal pieces */
+int piece_cols(int M, int N)
+{
+    int most = SUM_BYTES / (int)sizeof(int) / M / PIECE_COLS * PIECE_COLS;
+    if (most < PIECE_COLS) most = PIECE_COLS;
+    int pieces = (N + most - 1) / most;
+    return (N + pieces * PIECE_COLS - 1) / (pieces * PIECE_COLS) * PIECE_COLS;
+}
+
+int *take_sums(gpu_dev *d, const char *op, int M, int cols)
+{
+    size_t bytes = (size_t)M * (size_t)cols * sizeof(int), least = (size_t)M * PIECE_COLS * sizeof(int);
+    if (d->measuring)
+        bytes = least > SUM_BYTES ? least : (size_t)SUM_BYTES; /* the most of any pieces, and of fewer rows */
+    return static_cast<int *>(gpu_scratch(d, op, AREA_W, bytes));
+}
+
+/* K with its zeros: both sides have them up to a weight's row. */
+lt_args sums_of(const product *p, const quantised *x, int *sums, int cols)
+{
+    lt_args a = {};
+    a.t = DT_I8;
+    a.M = p->M, a.N = p->N, a.K = (int)p->row_bytes;
+    a.a = x->q, a.lda = x->ld;
+    a.b = p->w, a.ldb = (int)p->row_bytes, a.tb = true;
+    a.c = sums, a.ldc = cols;
+    a.alpha = 1;
+    a.whole = cols;
+    return a;
+}
+
+/* Outputs in fours, which the library asks for; up to three that are left go to mma_int.  false, and nothing is done:
+ * the library has no way. */
+bool by_library(gpu_dev *d, const char *op, const product *p, const quantised *x)
+{
+    int N = p->N / 4 * 4, cols = piece_cols(p->M, N);
+    int *sums = take_sums(d, op, p->M, cols);
+    if (!sums) return true; /* the device has failed */
+    for (int n = 0; n < N; n += cols) {
+        product some = outputs(p, n, N - n < cols ? N - n : cols);
+        lt_args a = sums_of(&some, x, sums, cols);
+        if (n == 0 && !lt_offers(d, op, &a)) return false;
+        if (!lt_multiply(d, op, &a)) return true;
+        int threads = row_threads(some.N);
+        dim3 grid((unsigned)p->M, blocks_for((size_t)some.N, 4 * threads));
+        bool vec = row_vectors(some.y, some.N, some.ldy);
+        auto kernel = vec ? scale_kernel<true> : scale_kernel<false>;
+        LAUNCH(d, op, kernel, grid, dim3((unsigned)threads), 0, some, sums, cols, x->step, x->outlier);
+    }
+    product fours = outputs(p, 0, N), left = outputs(p, N, p->N - N);
+    mma_int_rests(d, op, &fours, x);
+    if (left.N) mma_int(d, op, DT_I8, &left, x);
+    return true;
+}
+
+/* ---- which way -----------------------------------------------------------------------------------------------------
+ */
+
+size_t round256(size_t n)
+{
+    return (n + 255) / 256 * 256;
+}
+
+/* The shape of a race in memory of its own, without outliers; bytes: how much that is. */
+void shape_in(const lt_race *r, uint8_t *memory, product *p, quantised *x, size_t *bytes)
+{
+    size_t at = 0, ld = ((size_t)r->K + 127) / 128 * 128, row_bytes = ((size_t)r->K + 15) / 16 * 16;
+    auto take = [&](size_t n) {
+        uint8_t *got = memory ? memory + at : nullptr;
+        at += round256(n);
+        return got;
+    };
+    size_t M = (size_t)r->M, N = (size_t)r->N;
+    *p = {};
+    p->w = take(N * row_bytes);
+    p->row_bytes = row_bytes;
+    p->scale = take(N * sizeof(float));
+    p->M = r->M, p->N = p->whole = r->N, p->K = r->K;
+    p->y = reinterpret_cast<float *>(take(M * N * sizeof(float)));
+    p->ldy = r->N;
+    int8_t *q = reinterpret_cast<int8_t *>(take(M * ld));
+    float *step = reinterpret_cast<float *>(take(M * sizeof(float)));
+    int *outlier = reinterpret_cast<int *>(take(M * sizeof(int)));
+    *x = {q, q, step, step, outlier, (int)ld};
+    *bytes = at;
+}
+
+void run_race(gpu_dev *d, const char *op, const lt_race *r, uint8_t *memory, int way)
+{
+    product p;
+    quantised x;
+    size_t bytes;
+    shape_in(r, memory, &p, &x, &bytes);
+    if (!gpu_check(d, op, cudaMemsetAsync(const_cast<int *>(x.outlier), 0, (size_t)r->M * sizeof(int), d->stream)))
+        return;
+    if (way == OWN || !by_library(d, op, &p, &x)) mma_int(d, op, DT_I8, &p, &x);
+}
+
+} // namespace
+
+void many_int(gpu_dev *d, const char *op, enum dtype t, const product *p, const quantised *x)
+{
+    if (t == DT_I8 && p->M >= MANY_LT_ROWS && p->N >= LEAST_COLS) {
+        lt_race r = {p->M, p->N, p->K, 0, run_race};
+        product shape;
+        quantised rows;
+        shape_in(&r, nullptr, &shape, &rows, &r.bytes);
+        if (lt_faster(d, &r) != OWN && by_library(d, op, p, x)) return;
+    }
+    mma_int(d, op, t, p, x);
+}
+
+} // namespace GPU_NAMESPACE

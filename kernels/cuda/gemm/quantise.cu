@@ -1,0 +1,96 @@
+/* Activations to int8, row by row, for products with int8 and int4 weights.  A norm whose rows go into such a product
+ * next quantises them itself; what it left in AREA_NORM is noted in gpu_dev.ahead. */
+#include "kernels/cuda/gemm/quantise.cuh"
+
+namespace GPU_NAMESPACE {
+namespace {
+
+enum { QUANT_THREADS = 256, QUANT_PAD = 128 };
+
+/* One block a row; rows of at most N times four elements a thread are kept in registers, N 0: of any length, read again
+ * for each pass. */
+template <bool VEC, int N>
+__global__ void __launch_bounds__(QUANT_THREADS, N > 8 ? 2 : 4)
+    quantise_kernel(struct mat x, bool even_odd, quantised q)
+{
+    SMEM(quantise_smem, s);
+    take_turn();
+    int n = x.cols, from = (int)threadIdx.x * 4;
+    const float *row = static_cast<const float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld;
+    auto load = [&](int c) { return c < n ? load4<VEC>(row + c, n - c) : vec4{}; };
+    vec4 kept[N ? N : 1];
+    if constexpr (N > 0) {
+#pragma unroll
+        for (int j = 0; j < N; j++) kept[j] = load(from + j * (int)blockDim.x * 4);
+    }
+    quantise_row<N>(q, even_odd, blockIdx.x, n, s, [&](int j, int c) { return N ? kept[j] : load(c); });
+}
+
+/* rows of cols columns, quantised to a place of quantised_bytes */
+int padded(int cols)
+{
+    return (cols + QUANT_PAD - 1) / QUANT_PAD * QUANT_PAD;
+}
+
+size_t quantised_bytes(int rows, int cols)
+{
+    return (size_t)rows * (2 * (size_t)padded(cols) + 3 * sizeof(float));
+}
+
+quantised quantised_at(void *place, int rows, int cols)
+{
+    size_t ld = (size_t)padded(cols), n = (size_t)rows;
+    int8_t *q = static_cast<int8_t *>(place);
+    float *step = reinterpret_cast<float *>(q + 2 * n * ld);
+    return {q, q + n * ld, step, step + n, reinterpret_cast<int *>(step + 2 * n), (int)ld};
+}
+
+/* x is a run of the rows that were quantised ahead, in that form */
+bool taken_ahead(const gpu_dev *d, const struct mat *x, bool even_odd, quantised *out)
+{
+    const gpu_ahead *a = &d->ahead;
+    if (!a->place || a->even_odd != even_odd || a->x.cols != x->cols || a->x.ld != x->ld || x->p < a->x.p) return false;
+    size_t apart = (size_t)(static_cast<float *>(x->p) - static_cast<float *>(a->x.p)), ld = (size_t)x->ld;
+    size_t row = apart / ld;
+    if (apart % ld || row + (size_t)x->rows > (size_t)a->x.rows) return false;
+    *out = quantised_at(a->place, a->x.rows, a->x.cols);
+    out->q += row * (size_t)out->ld;
+    out->rest += row * (size_t)out->ld;
+    out->step += row;
+    out->rest_step += row;
+    out->outlier += row;
+    return true;
+}
+
+} // namespace
+
+bool quantise_rows(gpu_dev *d, const char *op, const struct mat *x, bool even_odd, quantised *out)
+{
+    if (taken_ahead(d, x, even_odd, out)) return true;
+    void *place = gpu_scratch(d, op, AREA_X, quantised_bytes(x->rows, x->cols));
+    if (!place) return false;
+    *out = quantised_at(place, x->rows, x->cols);
+    int threads = row_threads(x->cols), each = (x->cols + threads * 4 - 1) / (threads * 4); /* fours of a thread */
+    bool vec = row_vectors(x->p, x->cols, x->ld);
+    auto kernel = !vec         ? quantise_kernel<false, 0>
+                  : each <= 1  ? quantise_kernel<true, 1>
+                  : each <= 4  ? quantise_kernel<true, 4>
+                  : each <= 16 ? quantise_kernel<true, 16>
+                               : quantise_kernel<true, 0>;
+    LAUNCH_EARLY(d, op, kernel, dim3((unsigned)x->rows), dim3((unsigned)threads), sizeof(quantise_smem), *x, even_odd,
+                 *out);
+    return !d->head.error.op;
+}
+
+bool quantise_ahead(gpu_dev *d, const char *op, const struct mat *x, const gpu_weight *w, quantised *out)
+{
+    d->ahead.place = nullptr;
+    if (!w || (w->t != DT_I8 && w->t != DT_I4) || w->cols != x->cols) return false;
+    void *place = gpu_scratch(d, op, AREA_NORM, quantised_bytes(x->rows, x->cols));
+    if (!place) return false;
+    *out = quantised_at(place, x->rows, x->cols);
+    if (!d->measuring) d->ahead = {*x, w->t == DT_I4, place};
+    return true;
+}
+
+} // namespace GPU_NAMESPACE

@@ -1,0 +1,542 @@
+#include "server/access/admission.h"
+
+#include "engine/base/check.h"
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+#include "server/access/admit.h"
+#include "server/access/keys.h"
+#include "server/api/app.h"
+#include "server/json/json.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <uv.h>
+
+#define SECOND UINT64_C(1000000000)
+#define TIMEOUT_MS_MAX INT64_C(86400000)
+
+enum { DRAINING_RETRY = 5, LOADING_RETRY = 1, CLIENTS_SHOWN = 100 };
+
+struct ticket {
+    struct ticket *next, *prev; /* admission.watched; NULL: not in it */
+    struct admission *of;
+    int refs; /* the exchange, and each of its sequences at the engine */
+    bool closed;
+    int n;             /* sequences it has a place for */
+    int left;          /* sequences that the engine is still to get */
+    bool submitted;    /* it got one */
+    int64_t tokens;    /* queued prompt tokens; */
+    int64_t pending;   /* those of them that the engine has */
+    int64_t charged;   /* prompt tokens taken from its client's bucket */
+    uint64_t body;     /* bytes */
+    uint64_t deadline; /* clock_now(); 0: none */
+    void (*late)(void *);
+    void *arg;
+    struct admit_client *client;
+    struct admit_key_limits per;
+    int priority_max;
+};
+
+struct admission {
+    struct app *app;
+    struct admit admit;
+    struct ticket watched; /* head of a ring, the earliest deadline first */
+    uv_timer_t timer;      /* runs only while somebody is watched */
+};
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+struct admission *admission_open(struct app *app)
+{
+    const struct settings *set = app->set;
+    struct admission *a = mem_zalloc(sizeof *a);
+    a->app = app;
+    a->watched.next = a->watched.prev = &a->watched;
+    admit_init(&a->admit, &(struct admit_limits){.max_seqs = set->max_seqs,
+                                                 .max_queue = set->max_queue,
+                                                 .max_tokens = INT64_MAX,
+                                                 .max_wait = set->max_wait});
+    CHECK(uv_timer_init(app->loop, &a->timer) == 0);
+    a->timer.data = a;
+    return a;
+}
+
+/* 0 stands for what max_queue requests of moderate length have, but for no less than two of the longest. */
+static int64_t queue_tokens(const struct settings *set, const struct engine_info *i)
+{
+    int64_t usual = (int64_t)set->max_queue * 512, two = 2 * (int64_t)i->max_total_tokens;
+    return set->max_queue_tokens ? set->max_queue_tokens : usual > two ? usual : two;
+}
+
+static void on_timer_closed(uv_handle_t *h)
+{
+    struct admission *a = h->data;
+    admit_free(&a->admit);
+    free(a);
+}
+
+void admission_close(struct admission *a)
+{
+    CHECK(a->watched.next == &a->watched);
+    uv_close((uv_handle_t *)&a->timer, on_timer_closed);
+}
+
+/* ---- what is known of the load ----------------------------------------------------------------------------------- */
+
+static void observe(struct admission *a)
+{
+    struct engine_stats s;
+    if (!a->app->engine) return;
+    a->admit.limits.max_wait = a->app->set->max_wait; /* these may change while it serves */
+    a->admit.limits.max_tokens = queue_tokens(a->app->set, a->app->info);
+    engine_stats_read(a->app->engine, &s);
+    /* nine tenths of the pages in use: there is no room for more than run already, whatever slots are free */
+    bool crowded = s.running > 0 && s.pages_used > s.pages_total / 10 * 9;
+    admit_observe(&a->admit, &(struct admit_sample){
+                                 .running = s.running,
+                                 .slots = crowded ? s.running : a->admit.limits.max_seqs,
+                                 .prefill_tokens = s.prefill_tokens,
+                                 .prefill_ns = s.prefill_ns,
+                             });
+}
+
+void admission_ready(struct admission *a)
+{
+    a->admit.limits.max_seqs = a->app->info->max_seqs;
+    a->admit.limits.max_prompt = a->app->info->max_total_tokens;
+    observe(a);
+}
+
+/* ---- refusals ---------------------------------------------------------------------------------------------------- */
+
+static void set_retry_after(struct http_req *req, int seconds)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", seconds);
+    http_set_header(req, "Retry-After", text);
+}
+
+static bool below_v1(const struct http_req *req)
+{
+    return strncmp(req->path, "/v1/", 4) == 0;
+}
+
+static void reply_invalid(struct http_req *req, const char *msg)
+{
+    struct app *app = req->app;
+    metrics_reject(&app->metrics, REJECT_VALIDATION);
+    http_reply_error(req, below_v1(req) ? 400 : 422, below_v1(req) ? "invalid_value" : "validation", "%s%s",
+                     below_v1(req) ? "" : "Input validation error: ", msg);
+}
+
+void admission_reply_late(struct app *app, struct http_req *req)
+{
+    metrics_reject(&app->metrics, REJECT_DEADLINE);
+    http_reply_error(req, 504, "timeout", "Request timed out: " ADMISSION_LATE);
+}
+
+/* ask: what was refused */
+static void reply_refusal(struct http_req *req, enum admit_verdict v, const struct admit_ask *ask, double retry)
+{
+    static const struct {
+        enum reject_reason reason;
+        int status;
+        const char *type, *text;
+    } rows[] = {
+        [ADMIT_KEY_CONCURRENCY] = {REJECT_KEY_CONCURRENCY, 429, "rate_limit_exceeded",
+                                   "this key's limit of requests at once is reached"},
+        [ADMIT_KEY_RATE] = {REJECT_KEY_RATE, 429, "rate_limit_exceeded",
+                            "this key's limit of requests in a minute is reached"},
+        [ADMIT_KEY_TOKENS] = {REJECT_KEY_TOKENS, 429, "rate_limit_exceeded",
+                              "this key's limit of tokens in a minute is reached"},
+        [ADMIT_QUEUE_FULL] = {REJECT_QUEUE_FULL, 429, "overloaded", "Model is overloaded"},
+        [ADMIT_QUEUE_TOKENS] = {REJECT_QUEUE_TOKENS, 429, "overloaded",
+                                "Model is overloaded: the prompts that wait are too long"},
+        [ADMIT_WAIT] = {REJECT_QUEUE_WAIT, 429, "overloaded", "Model is overloaded: the wait would be too long"},
+        [ADMIT_DEADLINE] = {REJECT_DEADLINE, 504, "timeout",
+                            "Request timed out: its deadline would pass before the first token"},
+    };
+    struct app *app = req->app;
+    char text[160];
+    if (v == ADMIT_TOO_MANY || v == ADMIT_KEY_TOO_MANY) {
+        if (v == ADMIT_TOO_MANY)
+            snprintf(text, sizeof text, "%d texts at once are more than the %d that may run and wait here", ask->n,
+                     app->set->max_seqs + app->set->max_queue);
+        else
+            snprintf(text, sizeof text, "%d texts at once are more than the %d that this key may have", ask->n,
+                     ask->per.max_concurrent);
+        reply_invalid(req, text);
+        return;
+    }
+    metrics_reject(&app->metrics, rows[v].reason);
+    set_retry_after(req, admit_seconds(retry));
+    http_reply_error(req, rows[v].status, rows[v].type, "%s", rows[v].text);
+}
+
+void admission_reply_memory(struct app *app, struct http_req *req, const char *what)
+{
+    metrics_reject(&app->metrics, REJECT_MEMORY);
+    set_retry_after(req, 1);
+    http_reply_error(req, 503, "memory", "%s; try again", what);
+}
+
+void admission_reply_full(struct app *app, struct http_req *req)
+{
+    struct admission *a = app->admission;
+    observe(a);
+    reply_refusal(req, ADMIT_QUEUE_FULL, NULL, admit_wait(&a->admit, 0, clock_now()));
+}
+
+static bool refuses_state(struct app *app, struct http_req *req)
+{
+    if (app->state == APP_READY) return false;
+    bool loading = app->state == APP_LOADING;
+    metrics_reject(&app->metrics, loading ? REJECT_LOADING : REJECT_DRAINING);
+    set_retry_after(req, loading ? LOADING_RETRY : DRAINING_RETRY);
+    http_reply_error(req, 503, loading ? "loading" : "draining", "%s",
+                     loading ? "the model is loading" : "the server is shutting down");
+    return true;
+}
+
+/* ---- the door ---------------------------------------------------------------------------------------------------- */
+
+/* Fills what an ask says of its client.  False: there is no place for another client. */
+static bool set_client(struct admission *a, const struct http_req *req, struct admit_ask *ask, uint64_t now)
+{
+    const struct key *k = req->key;
+    char name[CLIENT_NAME];
+    if (k)
+        ask->per = (struct admit_key_limits){
+            .requests_per_minute = k->requests_per_minute,
+            .tokens_per_minute = k->tokens_per_minute,
+            .max_concurrent = k->max_concurrent,
+        };
+    client_name(req, name);
+    ask->client = admit_client(&a->admit, name, now);
+    return ask->client != NULL;
+}
+
+/* The header's deadline, or the server's if that is earlier; 0: none.  False: the header is not a number. */
+static bool read_deadline(const struct http_req *req, double request_timeout, uint64_t *deadline)
+{
+    const char *text = http_header(req, "X-Request-Timeout");
+    char *end;
+    *deadline = request_timeout > 0 ? req->received + (uint64_t)(request_timeout * SECOND) : 0;
+    if (!text) return true;
+    long long ms = strtoll(text, &end, 10);
+    if (end == text || *end || *text < '0' || *text > '9' || ms < 1 || ms > TIMEOUT_MS_MAX) return false;
+    uint64_t own = req->received + (uint64_t)ms * (SECOND / 1000);
+    if (!*deadline || own < *deadline) *deadline = own;
+    return true;
+}
+
+static double seconds_left(uint64_t deadline, uint64_t now)
+{
+    return !deadline ? 0 : deadline > now ? (double)(deadline - now) * 1e-9 : -1;
+}
+
+/* Fills the ask for a request for n sequences, of so many bytes, of which no more is known.  False: answered. */
+static bool decide_unread(struct admission *a, struct http_req *req, int n, uint64_t bytes, struct admit_ask *ask,
+                          uint64_t *deadline)
+{
+    uint64_t now = clock_now();
+    double retry = 0;
+    if (!read_deadline(req, a->app->set->request_timeout, deadline)) {
+        reply_invalid(req, "X-Request-Timeout: expected milliseconds, a whole number from 1 to 86400000");
+        return false;
+    }
+    *ask = (struct admit_ask){
+        .n = n,
+        .time_left = seconds_left(*deadline, now),
+    };
+    if (ask->time_left < 0) { /* it took its time to come in */
+        admission_reply_late(a->app, req);
+        return false;
+    }
+    observe(a);
+    bool place = set_client(a, req, ask, now);
+    if (n) ask->tokens = admit_guess(&a->admit, ask->client, bytes, 1);
+    enum admit_verdict v = place ? admit_decide(&a->admit, ask, now, &retry) : ADMIT_QUEUE_FULL;
+    if (v != ADMIT_YES) reply_refusal(req, v, ask, retry);
+    return v == ADMIT_YES;
+}
+
+bool admission_gate(struct http_req *req, uint64_t length)
+{
+    struct app *app = req->app;
+    struct admit_ask ask;
+    uint64_t deadline;
+    return refuses_state(app, req) || !decide_unread(app->admission, req, 1, length, &ask, &deadline);
+}
+
+bool admission_refuses(struct app *app, struct http_req *req, const struct admission_ask *what)
+{
+    struct admission *a = app->admission;
+    struct admit_ask ask;
+    uint64_t deadline;
+    if (refuses_state(app, req)) return true;
+    if (!what || !what->works) return false;
+    if (!decide_unread(a, req, 0, 0, &ask, &deadline)) return true;
+    if (!bridge_has_room(app->bridge, client_id(req))) {
+        admission_reply_full(app, req);
+        return true;
+    }
+    admit_take(&a->admit, &ask, clock_now());
+    return false;
+}
+
+struct ticket *admission_enter(struct http_req *req)
+{
+    struct app *app = req->app;
+    struct admission *a = app->admission;
+    struct admit_ask ask;
+    uint64_t deadline;
+    if (refuses_state(app, req) || !decide_unread(a, req, 1, req->body_len, &ask, &deadline)) return NULL;
+    if (!bridge_has_room(app->bridge, client_id(req))) {
+        admission_reply_full(app, req);
+        return NULL;
+    }
+    admit_take(&a->admit, &ask, clock_now());
+    struct ticket *t = mem_zalloc(sizeof *t);
+    *t = (struct ticket){
+        .of = a,
+        .refs = 1,
+        .n = ask.n,
+        .tokens = ask.tokens,
+        .charged = ask.tokens,
+        .body = req->body_len,
+        .deadline = deadline,
+        .client = ask.client,
+        .per = ask.per,
+        .priority_max = req->key ? req->key->priority_max : INT_MIN,
+    };
+    t->client->users++;
+    return t;
+}
+
+/* ---- deadlines --------------------------------------------------------------------------------------------------- */
+
+static void arm(struct admission *a);
+
+static void unwatch(struct ticket *t)
+{
+    if (!t->next) return;
+    t->prev->next = t->next;
+    t->next->prev = t->prev;
+    t->next = t->prev = NULL;
+}
+
+static void on_timer(uv_timer_t *timer)
+{
+    struct admission *a = timer->data;
+    uint64_t now = clock_now();
+    while (a->watched.next != &a->watched && a->watched.next->deadline <= now) {
+        struct ticket *t = a->watched.next;
+        unwatch(t);
+        t->late(t->arg); /* may close it */
+    }
+    arm(a);
+}
+
+static void arm(struct admission *a)
+{
+    const struct ticket *t = a->watched.next;
+    uint64_t now = clock_now();
+    if (t == &a->watched) {
+        uv_timer_stop(&a->timer);
+        return;
+    }
+    uv_update_time(a->app->loop); /* the timer counts from the loop's time, which stood still since it woke up */
+    uv_timer_start(&a->timer, on_timer,
+                   t->deadline > now ? (t->deadline - now + SECOND / 1000 - 1) / (SECOND / 1000) : 0, 0);
+}
+
+static void watch(struct ticket *t)
+{
+    struct admission *a = t->of;
+    if (!t->deadline || !t->late || t->closed) return;
+    struct ticket *at = a->watched.prev; /* most deadlines are later than those before them */
+    while (at != &a->watched && at->deadline > t->deadline) at = at->prev;
+    t->prev = at;
+    t->next = at->next;
+    t->prev->next = t->next->prev = t;
+    if (t->prev == &a->watched) arm(a);
+}
+
+void ticket_watch(struct ticket *t, void (*late)(void *), void *arg)
+{
+    CHECK(!t->late);
+    t->late = late;
+    t->arg = arg;
+    watch(t);
+}
+
+/* ---- a ticket ---------------------------------------------------------------------------------------------------- */
+
+bool ticket_ask(struct ticket *t, struct http_req *req, const struct ticket_need *need)
+{
+    struct admission *a = t->of;
+    uint64_t now = clock_now(), deadline = 0;
+    double retry = 0;
+    if (need->timeout_ms) deadline = req->received + (uint64_t)need->timeout_ms * (SECOND / 1000);
+    if (deadline && (!t->deadline || deadline < t->deadline)) t->deadline = deadline;
+    struct admit_ask ask = {
+        .n = need->at_once,
+        .tokens = admit_guess(&a->admit, t->client, t->body, need->sequences / need->copies) * need->copies,
+        .held_n = t->n,
+        .held_tokens = t->tokens,
+        .time_left = seconds_left(t->deadline, now),
+        .client = t->client,
+        .per = t->per,
+    };
+    if (ask.time_left < 0) {
+        admission_reply_late(a->app, req);
+        return false;
+    }
+    observe(a);
+    enum admit_verdict v = admit_decide(&a->admit, &ask, now, &retry);
+    if (v != ADMIT_YES) {
+        reply_refusal(req, v, &ask, retry);
+        return false;
+    }
+    admit_take(&a->admit, &ask, now);
+    t->n = ask.n;
+    t->left = need->sequences;
+    t->charged += ask.tokens - t->tokens;
+    t->tokens = ask.tokens;
+    return true;
+}
+
+void ticket_tokens(struct ticket *t, int64_t prompt, int64_t all)
+{
+    struct admission *a = t->of;
+    admit_learn(&a->admit, t->client, t->body, prompt);
+    admit_charge(t->client, &t->per, (double)(all - t->charged), clock_now());
+    admit_give(&a->admit, t->client, 0, t->tokens - all);
+    t->tokens = t->charged = all;
+}
+
+int ticket_priority(const struct ticket *t, int wanted)
+{
+    return wanted < t->priority_max ? t->priority_max : wanted;
+}
+
+/* Gives back what it still has when the last sequence is over, or was never begun. */
+static void ticket_unref(struct ticket *t)
+{
+    struct admission *a = t->of;
+    if (--t->refs) return;
+    admit_give(&a->admit, t->client, t->n, t->tokens);
+    if (!t->submitted) admit_charge(t->client, &t->per, -(double)t->charged, clock_now()); /* nothing was computed */
+    t->client->users--;
+    free(t);
+}
+
+/* So many of its tokens wait no more. */
+static void give_tokens(struct ticket *t, int64_t tokens)
+{
+    admit_give(&t->of->admit, t->client, 0, tokens);
+    t->tokens -= tokens;
+}
+
+/* Of its places, those that neither have a sequence at the engine nor will have one. */
+static void give_places(struct ticket *t, int running)
+{
+    int needed = running + t->left;
+    if (t->n <= needed) return;
+    admit_give(&t->of->admit, t->client, t->n - needed, 0);
+    t->n = needed;
+}
+
+void ticket_close(struct ticket *t)
+{
+    if (!t) return;
+    t->closed = true;
+    t->left = 0;
+    unwatch(t);
+    give_tokens(t, t->tokens - t->pending);
+    give_places(t, t->refs - 1);
+    ticket_unref(t);
+}
+
+void ticket_hold(struct ticket *t, int prompt_tokens)
+{
+    t->refs++;
+    t->left--;
+    t->pending += prompt_tokens;
+    t->submitted = true;
+}
+
+void ticket_begun(struct ticket *t, int prompt_tokens)
+{
+    t->pending -= prompt_tokens;
+    give_tokens(t, prompt_tokens);
+}
+
+void ticket_done(struct ticket *t, const struct event *done, bool begun)
+{
+    uint64_t now = clock_now();
+    if (!begun) ticket_begun(t, done->n_prompt);
+    admit_charge(t->client, &t->per, done->n_generated, now);
+    if (done->times.scheduled && done->times.done > done->times.scheduled)
+        admit_ended(&t->of->admit, (double)(done->times.done - done->times.scheduled) * 1e-9, now);
+    give_places(t, t->refs - 1 - !t->closed);
+    ticket_unref(t);
+}
+
+void ticket_drop(struct ticket *t)
+{
+    ticket_unref(t);
+}
+
+/* ---- gauges ------------------------------------------------------------------------------------------------------ */
+
+static void put_gauge(struct buf *out, const char *name, const char *help, double value)
+{
+    buf_printf(out, "# HELP %s %s\n# TYPE %s gauge\n%s %.17g\n", name, help, name, name, value);
+}
+
+void admission_put_metrics(struct admission *a, struct buf *out)
+{
+    const struct admit *p = &a->admit;
+    observe(a);
+    int waiting = p->active - p->limits.max_seqs;
+    put_gauge(out, "tandem_queue_sequences", "Sequences that were admitted and have no place to run yet.",
+              waiting > 0 ? waiting : 0);
+    put_gauge(out, "tandem_queue_sequences_limit", "So many may wait.", p->limits.max_queue);
+    put_gauge(out, "tandem_queue_clients", "Clients that have sequences here.", p->n_present);
+    put_gauge(out, "tandem_queue_tokens", "Prompt tokens of admitted requests whose first token is not out.",
+              (double)p->queued);
+    if (a->app->info) put_gauge(out, "tandem_queue_tokens_limit", "So many may wait.", (double)p->limits.max_tokens);
+    put_gauge(out, "tandem_queue_wait_seconds", "Estimated time to the first token for a request that comes now.",
+              admit_wait(p, 0, clock_now()));
+}
+
+/* ---- who is here ------------------------------------------------------------------------------------------------- */
+
+static int by_share(const void *a, const void *b)
+{
+    const struct admit_client *const *x = a, *const *y = b;
+    if ((*x)->active != (*y)->active) return (*y)->active - (*x)->active;
+    return (*x)->queued != (*y)->queued ? ((*x)->queued < (*y)->queued ? 1 : -1) : strcmp((*x)->name, (*y)->name);
+}
+
+void admission_put_clients(const struct admission *a, struct buf *out)
+{
+    const struct admit *p = &a->admit;
+    const struct admit_client **v = mem_array((size_t)p->n_present + 1, sizeof *v);
+    int n = 0;
+    for (int i = 0; i < ADMIT_SETS * ADMIT_WAYS && n < p->n_present; i++)
+        if (p->clients[i].active > 0) v[n++] = &p->clients[i];
+    qsort(v, (size_t)n, sizeof *v, by_share);
+    buf_char(out, '[');
+    for (int i = 0; i < n && i < CLIENTS_SHOWN; i++) {
+        buf_str(out, i ? ",{\"client\":" : "{\"client\":");
+        json_put_string(out, v[i]->name, strlen(v[i]->name));
+        buf_printf(out, ",\"sequences\":%d,\"queued_tokens\":%lld}", v[i]->active, (long long)v[i]->queued);
+    }
+    buf_char(out, ']');
+    free(v);
+}

@@ -1,0 +1,58 @@
+#include "server/access/client.h"
+
+#include "engine/base/clock.h"
+#include "server/access/keys.h"
+#include "server/net/http.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+void client_address(const struct sockaddr *from, char out[static CLIENT_ADDRESS])
+{
+    out[0] = 0;
+    if (from->sa_family == AF_INET) {
+        inet_ntop(AF_INET, &((const struct sockaddr_in *)from)->sin_addr, out, CLIENT_ADDRESS);
+    } else if (from->sa_family == AF_INET6) {
+        struct in6_addr a = ((const struct sockaddr_in6 *)from)->sin6_addr;
+        if (IN6_IS_ADDR_V4MAPPED(&a)) {
+            inet_ntop(AF_INET, a.s6_addr + 12, out, CLIENT_ADDRESS);
+        } else {
+            char net[INET6_ADDRSTRLEN] = "";
+            memset(a.s6_addr + 8, 0, 8);
+            inet_ntop(AF_INET6, &a, net, sizeof net);
+            snprintf(out, CLIENT_ADDRESS, "%.43s/64", net);
+        }
+    }
+}
+
+void client_name(const struct http_req *req, char out[static CLIENT_NAME])
+{
+    _Static_assert(CLIENT_NAME > KEY_NAME + sizeof "key ", "any key's name fits");
+    if (req->key)
+        snprintf(out, CLIENT_NAME, "key %.64s", req->key->name);
+    else
+        snprintf(out, CLIENT_NAME, "address %.47s", req->peer);
+}
+
+uint64_t client_id_of(const char *name)
+{
+    static uint64_t seed; /* loop thread only */
+    if (!seed && getrandom(&seed, sizeof seed, GRND_NONBLOCK) != sizeof seed) seed = clock_unix();
+    uint64_t h = seed |= 1;
+    for (const char *p = name; *p; p++) { /* a step of splitmix64 for each byte */
+        h = (h ^ (unsigned char)*p) * UINT64_C(0xbf58476d1ce4e5b9);
+        h = (h ^ h >> 27) * UINT64_C(0x94d049bb133111eb);
+        h ^= h >> 31;
+    }
+    return h ? h : 1;
+}
+
+uint64_t client_id(const struct http_req *req)
+{
+    char name[CLIENT_NAME];
+    client_name(req, name);
+    return client_id_of(name);
+}

@@ -1,0 +1,393 @@
+/* Adapters: GET /adapters, GET and DELETE /adapters/NAME, POST /adapters, and vLLM's two routes for the same.
+ *
+ * Loading reads files and waits for the engine's next pause between two steps, so it runs on the pool; the rest is a
+ * look into a table.  Loop thread, but for work_load. */
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "server/api/adapter_dir.h"
+#include "server/api/app.h"
+#include "server/api/body.h"
+#include "server/api/call.h"
+#include "server/api/models.h"
+#include "server/jobs/train_params.h"
+#include "server/json/json.h"
+#include "server/store/data_dir.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { LOADS_MAX = 2 }; /* at once: the pool has tokenising to do, too */
+
+/* ---- looking ---- */
+
+static void put_adapter(struct buf *out, const struct adapter_info *a)
+{
+    buf_str(out, "{\"name\":");
+    json_put_string(out, a->name, strlen(a->name));
+    buf_printf(out, ",\"version\":%llu,\"r\":%d,\"lora_alpha\":", (unsigned long long)a->version, a->r);
+    json_put_number(out, a->alpha);
+    buf_printf(out, ",\"use_rslora\":%s,\"bytes\":%zu,\"requests\":%d,\"target_modules\":[",
+               a->rslora ? "true" : "false", a->bytes, a->requests);
+    for (const char *at = a->targets; *at; at += *at == ',') {
+        size_t n = strcspn(at, ",");
+        if (at != a->targets) buf_char(out, ',');
+        json_put_string(out, at, n);
+        at += n;
+    }
+    buf_str(out, "]}");
+}
+
+/* all of them, owned by the caller */
+static struct adapter_info *list(const struct app *app, int *n)
+{
+    int max = app->info->max_adapters;
+    struct adapter_info *v = mem_array((size_t)max, sizeof *v);
+    *n = engine_adapters_list(app->engine, v, max);
+    return v;
+}
+
+static bool not_ready(struct app *app, struct http_req *req)
+{
+    return admission_refuses(app, req, NULL);
+}
+
+static void reply_json(struct http_req *req, int status, struct buf *out)
+{
+    http_reply(req, status, "application/json", out->data, out->len);
+    buf_free(out);
+}
+
+void api_adapters_list(struct http_req *req)
+{
+    struct app *app = req->app;
+    struct buf out = {0};
+    if (not_ready(app, req)) return;
+    int n;
+    size_t bytes = 0;
+    struct adapter_info *v = list(app, &n);
+    buf_str(&out, "{\"adapters\":[");
+    for (int i = 0; i < n; i++) {
+        if (i) buf_char(&out, ',');
+        put_adapter(&out, &v[i]);
+        bytes += v[i].bytes;
+    }
+    buf_printf(&out, "],\"bytes\":%zu,\"max_adapters\":%d,\"max_lora_rank\":%d}", bytes, app->info->max_adapters,
+               app->info->max_lora_rank);
+    free(v);
+    reply_json(req, 200, &out);
+}
+
+void api_adapters_get(struct http_req *req)
+{
+    struct app *app = req->app;
+    struct buf out = {0};
+    struct err e = {0};
+    if (not_ready(app, req)) return;
+    if (engine_adapter_check(app->engine, req->param, &e)) {
+        http_reply_error(req, 404, "not_found", "%s", e.msg);
+        return;
+    }
+    int n;
+    struct adapter_info *v = list(app, &n);
+    for (int i = 0; i < n; i++)
+        if (strcmp(v[i].name, req->param) == 0) put_adapter(&out, &v[i]);
+    free(v);
+    reply_json(req, 200, &out);
+}
+
+/* ---- deleting ---- */
+
+/* with ?files=true: what lies under its name in the data directory goes, too, or the next start would load it again */
+struct deletion {
+    struct app *app;
+    struct http_req *req;         /* NULL once the client is gone */
+    char *name;                   /* owned */
+    bool openai;                  /* answers are in OpenAI's shape */
+    bool unloaded, removed, left; /* left: its files could not be removed */
+    struct err e;
+};
+
+static void put_deleted(struct buf *out, const char *name)
+{
+    buf_str(out, "{\"name\":");
+    json_put_string(out, name, strlen(name));
+    buf_str(out, ",\"deleted\":true");
+}
+
+static void on_deletion_close(struct http_req *req)
+{
+    ((struct deletion *)req->user)->req = NULL;
+}
+
+static void work_remove(void *arg)
+{
+    struct deletion *d = arg;
+    struct stat st;
+    if (!data_name_ok(d->name)) return;
+    char *path = data_path(settings_data_dir(d->app->set), "adapters", d->name);
+    d->removed = lstat(path, &st) == 0;
+    if (d->removed) data_remove(path);
+    d->left = d->removed && lstat(path, &st) == 0;
+    free(path);
+}
+
+static void reply_deletion(struct deletion *d)
+{
+    struct buf out = {0};
+    if (d->left) {
+        call_reply_error(d->req, d->openai, 507, "storage",
+                         "%.100s: its files in the data directory stay: the next start would load it again", d->name);
+    } else if (!d->unloaded && !d->removed) {
+        call_reply_error(d->req, d->openai, 404, d->openai ? "model_not_found" : "not_found", "%s", d->e.msg);
+    } else if (d->openai) {
+        buf_str(&out, "{\"id\":");
+        json_put_string(&out, d->name, strlen(d->name));
+        buf_str(&out, ",\"object\":\"model\",\"deleted\":true}");
+        reply_json(d->req, 200, &out);
+    } else {
+        put_deleted(&out, d->name);
+        buf_printf(&out, ",\"files_deleted\":%s}", d->removed ? "true" : "false");
+        reply_json(d->req, 200, &out);
+    }
+}
+
+static void after_remove(void *arg)
+{
+    struct deletion *d = arg;
+    if (d->req) {
+        d->req->on_close = NULL;
+        reply_deletion(d);
+    }
+    free(d->name);
+    free(d);
+}
+
+/* Unloads the adapter and removes its files; answers either way. */
+static void delete_all(struct http_req *req, const char *name, bool openai)
+{
+    struct app *app = req->app;
+    struct deletion *d = mem_zalloc(sizeof *d);
+    *d = (struct deletion){.app = app, .req = req, .name = mem_strdup(name), .openai = openai};
+    d->unloaded = engine_adapter_unload(app->engine, name, &d->e) == 0;
+    if (d->unloaded) log_info("adapter unloaded name=%s", name);
+    req->user = d;
+    req->on_close = on_deletion_close;
+    bridge_work(app->bridge, 0, work_remove, after_remove, d);
+}
+
+/* OpenAI's way to delete a fine-tuned model: as DELETE /adapters/NAME?files=true, so that it stays deleted. */
+void api_models_delete(struct http_req *req)
+{
+    struct app *app = req->app;
+    const char *name = req->path + strlen("/v1/models/");
+    struct model_choice m;
+    struct err e = {0};
+    if (not_ready(app, req)) return;
+    if (*name && models_find(app, name, &m, &e) && !m.adapter && strcmp(m.name, name) == 0)
+        call_reply_error(
+            req, true, 400, "invalid_request",
+            "The model `%.100s` is the one this server was started with: only fine-tuned models can be deleted", name);
+    else
+        delete_all(req, name, true);
+}
+
+void api_adapters_delete(struct http_req *req)
+{
+    struct app *app = req->app;
+    struct err e = {0};
+    char files[8] = "";
+    if (not_ready(app, req)) return;
+    if (query_get(req->query, "files", files, sizeof files) && strcmp(files, "true") != 0 &&
+        strcmp(files, "false") != 0) {
+        http_reply_error(req, 422, "validation", "files: must be true or false");
+        return;
+    }
+    if (strcmp(files, "true") == 0) {
+        delete_all(req, req->param, false);
+    } else if (engine_adapter_unload(app->engine, req->param, &e) == 0) {
+        log_info("adapter unloaded name=%s", req->param);
+        struct buf out = {0};
+        put_deleted(&out, req->param);
+        buf_char(&out, '}');
+        reply_json(req, 200, &out);
+    } else {
+        http_reply_error(req, 404, "not_found", "%s", e.msg);
+    }
+}
+
+/* ---- loading ---- */
+
+struct loading {
+    struct app *app;
+    struct http_req *req; /* NULL once the client is gone; the adapter loads all the same */
+    bool vllm;
+    char *name, *path; /* owned */
+    uint64_t version;
+    struct err e;
+};
+
+static void on_close(struct http_req *req)
+{
+    ((struct loading *)req->user)->req = NULL;
+}
+
+static void work_load(void *arg)
+{
+    struct loading *l = arg;
+    if (adapter_dir_check_name(l->app->set, l->app->engine, l->name, &l->e)) return;
+    char *dir = adapter_dir_find(l->app->set, l->path, &l->e);
+    if (dir) engine_adapter_load(l->app->engine, l->name, dir, &l->version, &l->e);
+    free(dir);
+}
+
+/* vLLM's errors are OpenAI's */
+static void reply_failed(struct http_req *req, bool vllm, int status, const char *type, const char *msg)
+{
+    if (!vllm) {
+        http_reply_error(req, status, type, "%s", msg);
+        return;
+    }
+    struct buf out = {0};
+    buf_str(&out, "{\"error\":{\"message\":");
+    json_put_string(&out, msg, strlen(msg));
+    buf_printf(&out, ",\"type\":\"%s\",\"param\":null,\"code\":%d}}",
+               status == 404   ? "NotFoundError"
+               : status >= 500 ? "InternalServerError"
+                               : "BadRequestError",
+               status);
+    reply_json(req, status, &out);
+}
+
+static int status_of(const struct err *e)
+{
+    switch (e->code) {
+    case ERR_NOT_FOUND: return 404;
+    case ERR_FULL: return 409; /* as many as --max-adapters: one has to go first */
+    case ERR_NOMEM: return 507;
+    case ERR_IO: return 500;
+    default: return 422;
+    }
+}
+
+static void reply_loaded(struct loading *l)
+{
+    struct buf out = {0};
+    if (l->vllm) {
+        buf_printf(&out, "Success: LoRA adapter '%s' added successfully.", l->name);
+        http_reply(l->req, 200, "text/plain; charset=utf-8", out.data, out.len);
+        buf_free(&out);
+        return;
+    }
+    buf_str(&out, "{\"name\":");
+    json_put_string(&out, l->name, strlen(l->name));
+    buf_printf(&out, ",\"version\":%llu}", (unsigned long long)l->version);
+    reply_json(l->req, 201, &out);
+}
+
+static void after_load(void *arg)
+{
+    struct loading *l = arg;
+    l->app->adapter_loads--;
+    if (l->e.code) log_warn("adapter not loaded name=%.100s reason=\"%s\"", l->name, l->e.msg);
+    if (l->req) {
+        l->req->on_close = NULL;
+        if (!l->e.code)
+            reply_loaded(l);
+        else
+            reply_failed(l->req, l->vllm, status_of(&l->e), l->e.code == ERR_NOT_FOUND ? "not_found" : "validation",
+                         l->e.msg);
+    }
+    free(l->name);
+    free(l->path);
+    free(l);
+}
+
+static void begin_load(struct http_req *req, bool vllm, const char *name, const char *path)
+{
+    struct app *app = req->app;
+    struct loading *l = mem_zalloc(sizeof *l);
+    *l = (struct loading){.app = app, .req = req, .vllm = vllm, .name = mem_strdup(name), .path = mem_strdup(path)};
+    req->user = l;
+    req->on_close = on_close;
+    app->adapter_loads++;
+    bridge_work(app->bridge, 0, work_load, after_load, l);
+}
+
+/* The body's two texts (path_key NULL: one); false: refused. */
+static bool read_body(struct http_req *req, bool vllm, const char *name_key, const char *path_key, const char **name,
+                      const char **path, cJSON **tree)
+{
+    struct err e = {0};
+    *tree = json_parse_body(req->body, req->body_len, &e);
+    if (!*tree) {
+        if (!body_reply_memory(req->app, req, &e)) reply_failed(req, vllm, 400, "validation", e.msg);
+        return false;
+    }
+    struct json_at top = {.obj = *tree, .path = "", .e = &e};
+    const char *missing = NULL, *known[] = {name_key, path_key};
+    if (!cJSON_IsObject(*tree))
+        err_set(&e, ERR_INVALID, "expected a JSON object with the field `%s`", name_key);
+    else if (!vllm) /* vLLM's clients send fields that mean nothing here */
+        json_only(&top, known, path_key ? 2 : 1);
+    if (!e.code && !json_get_string(&top, name_key, name))
+        missing = name_key;
+    else if (!e.code && path_key && !json_get_string(&top, path_key, path))
+        missing = path_key;
+    if (missing && !e.code) err_set(&e, ERR_INVALID, "%s: the field is missing", missing);
+    if (!e.code) return true;
+    reply_failed(req, vllm, vllm ? 400 : 422, "validation", e.msg);
+    return false;
+}
+
+static void load(struct http_req *req, bool vllm)
+{
+    struct app *app = req->app;
+    const char *name = NULL, *path = NULL;
+    cJSON *tree;
+    if (not_ready(app, req)) return;
+    if (app->adapter_loads >= LOADS_MAX) {
+        http_set_header(req, "Retry-After", "1");
+        reply_failed(req, vllm, 429, "overloaded", "other adapters are being loaded");
+        return;
+    }
+    if (read_body(req, vllm, vllm ? "lora_name" : "name", vllm ? "lora_path" : "path", &name, &path, &tree))
+        begin_load(req, vllm, name, path);
+    json_free(tree);
+}
+
+void api_adapters_load(struct http_req *req)
+{
+    load(req, false);
+}
+
+void api_lora_load(struct http_req *req)
+{
+    load(req, true);
+}
+
+void api_lora_unload(struct http_req *req)
+{
+    struct app *app = req->app;
+    const char *name, *none;
+    cJSON *tree;
+    struct err e = {0};
+    if (not_ready(app, req)) return;
+    if (read_body(req, true, "lora_name", NULL, &name, &none, &tree)) {
+        struct buf out = {0};
+        if (engine_adapter_unload(app->engine, name, &e)) {
+            reply_failed(req, true, 404, NULL, e.msg);
+        } else {
+            log_info("adapter unloaded name=%s", name);
+            buf_printf(&out, "Success: LoRA adapter '%s' removed successfully.", name);
+            http_reply(req, 200, "text/plain; charset=utf-8", out.data, out.len);
+        }
+        buf_free(&out);
+    }
+    json_free(tree);
+}
+
+int app_publish_adapter(struct app *app, const char *name, const char *dir, struct err *e)
+{
+    return engine_adapter_load(app->engine, name, dir, NULL, e);
+}

@@ -1,0 +1,73 @@
+/* A request that the store answers: what it needs is copied, its function runs on the store thread with the database,
+ * and the answer goes out on the loop once the commit is on the disk.  So a handler of this kind is straight prose:
+ * read, check, write rows, append JSON to c->out. */
+#ifndef TANDEM_SERVER_API_CALL_H
+#define TANDEM_SERVER_API_CALL_H
+
+#include "engine/base/buf.h"
+#include "server/api/app.h"
+#include "server/store/store.h"
+
+struct call;
+typedef void call_fn(struct call *, struct db *); /* store thread */
+
+struct call {
+    struct store_work work; /* first */
+    struct app *app;
+    struct http_req *req; /* loop thread; NULL once the client is gone */
+    bool openai;          /* errors and ids in OpenAI's shape */
+    call_fn *run;
+    call_fn *settle;              /* store thread, after commit or failure (c->status >= 400 then); may be NULL */
+    void (*after)(struct call *); /* loop thread, once it is over, before the answer; may be NULL */
+
+    /* the request, owned */
+    char *param, *query, *idempotency_key;
+    const char *body; /* of taken; "" */
+    size_t body_len;
+    struct http_body taken;
+
+    /* the answer */
+    int status; /* 200 unless run sets it */
+    const char *type;
+    struct buf out;
+    char header_name[32], header_value[160]; /* one more header; "" none */
+
+    /* from run to settle and after */
+    int64_t job;
+    int command;
+    char *path, *path2; /* owned */
+    bool answered;      /* after has taken the exchange over: no answer is sent */
+    void *user;
+};
+
+#define CALL_BYTES ((size_t)64 * 1024 * 1024) /* of bodies at the store, whether or not their clients still wait */
+
+/* Takes the exchange over: sets req->user and on_close. */
+struct call *call_new(struct http_req *, bool openai, call_fn *run);
+/* Takes the body over, which is empty for run otherwise. */
+void call_take_body(struct call *);
+/* One body more would be more than CALL_BYTES.  A body alone is never too much. */
+bool call_crowded(const struct http_req *);
+void call_send(struct call *);
+/* call_new and call_send */
+void call_start(struct http_req *, bool openai, call_fn *run, void (*after)(struct call *));
+void call_free(struct call *);
+
+/* Sets an error answer, in the shape of the route; what run wrote is undone.  type: "validation", "not_found",
+ * "conflict"...; param: the field, NULL. */
+__attribute__((format(printf, 5, 6))) void call_fail(struct call *, int status, const char *type, const char *param,
+                                                     const char *fmt, ...);
+/* The same for a body that json_parse_body refused: malformed, or no memory for it. */
+void call_fail_body(struct call *, const char *type, const struct err *);
+/* An error body in either shape. */
+void call_put_error(struct buf *, bool openai, int status, const char *type, const char *param, const char *msg);
+__attribute__((format(printf, 5, 6))) void call_reply_error(struct http_req *, bool openai, int status,
+                                                            const char *type, const char *fmt, ...);
+
+/* The value of name in a query string, percent-decoded into out; false when absent or too long. */
+bool query_get(const char *query, const char *name, char *out, size_t size);
+/* A whole number between min and max; `otherwise` when absent.  False: *e names it. */
+bool query_int(const char *query, const char *name, int64_t min, int64_t max, int64_t otherwise, int64_t *out,
+               struct err *e);
+
+#endif

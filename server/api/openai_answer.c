@@ -1,0 +1,137 @@
+#include "server/api/openai_answer.h"
+
+#include "server/json/json.h"
+
+#include <string.h>
+
+static void put_text(struct buf *out, const struct buf *text)
+{
+    json_put_string(out, text->data ? text->data : "", text->len);
+}
+
+static void put_head(struct buf *out, const struct openai_head *h, bool chunk)
+{
+    const char *object = h->route == OPENAI_COMPLETIONS ? "text_completion"
+                         : chunk                        ? "chat.completion.chunk"
+                                                        : "chat.completion";
+    buf_printf(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", h->id, object,
+               (long long)h->created);
+    json_put_string(out, h->model, strlen(h->model));
+    buf_printf(out, ",\"system_fingerprint\":\"%s\",\"choices\":[", h->fingerprint);
+}
+
+static void put_usage(struct buf *out, const struct openai_usage *u)
+{
+    buf_printf(out, ",\"usage\":{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"total_tokens\":%lld",
+               (long long)u->prompt, (long long)u->completion, (long long)u->prompt + (long long)u->completion);
+    if (u->cached >= 0) buf_printf(out, ",\"prompt_tokens_details\":{\"cached_tokens\":%lld}", (long long)u->cached);
+    buf_char(out, '}');
+}
+
+static void put_finish(struct buf *out, const struct choice *v, bool over)
+{
+    if (!over) {
+        buf_str(out, ",\"finish_reason\":null");
+        return;
+    }
+    buf_printf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", choice_finish_name(v));
+    choice_put_stop_reason(out, v);
+}
+
+static void put_completion(struct buf *out, const struct choice *v, int index, bool over)
+{
+    buf_printf(out, "{\"index\":%d,\"text\":", index);
+    put_text(out, &v->text);
+    buf_str(out, ",\"logprobs\":");
+    choice_put_logprobs(out, v);
+    put_finish(out, v, over);
+    buf_char(out, '}');
+}
+
+static void put_delta(struct buf *out, enum openai_chunk kind, const struct choice *v)
+{
+    const char *comma = "";
+    buf_str(out, "\"delta\":{");
+    if (kind == CHUNK_ROLE) buf_str(out, "\"role\":\"assistant\",\"content\":\"\"");
+    if (kind == CHUNK_TEXT && (v->text.len || !v->answer.n)) {
+        buf_str(out, "\"content\":");
+        put_text(out, &v->text);
+        comma = ",";
+    }
+    if (kind == CHUNK_TEXT && v->answer.n) {
+        buf_printf(out, "%s\"tool_calls\":[", comma);
+        tool_put_delta(out, &v->answer);
+        buf_char(out, ']');
+    }
+    buf_char(out, '}');
+}
+
+void openai_put_chunk(struct buf *out, const struct openai_head *h, enum openai_chunk kind, const struct choice *v,
+                      int index, const struct openai_usage *usage)
+{
+    put_head(out, h, true);
+    if (h->route == OPENAI_COMPLETIONS) {
+        put_completion(out, v, index, v->done.kind == EV_DONE);
+    } else {
+        buf_printf(out, "{\"index\":%d,", index);
+        put_delta(out, kind, v);
+        buf_str(out, ",\"logprobs\":");
+        if (kind == CHUNK_TEXT && v->tokens.len)
+            choice_put_logprobs(out, v);
+        else
+            buf_str(out, "null");
+        put_finish(out, v, kind == CHUNK_END);
+        buf_char(out, '}');
+    }
+    buf_char(out, ']');
+    if (usage)
+        put_usage(out, usage);
+    else if (h->params->include_usage)
+        buf_str(out, ",\"usage\":null");
+    buf_char(out, '}');
+}
+
+void openai_put_usage_chunk(struct buf *out, const struct openai_head *h, const struct openai_usage *usage)
+{
+    put_head(out, h, true);
+    buf_char(out, ']');
+    put_usage(out, usage);
+    buf_char(out, '}');
+}
+
+static void put_message(struct buf *out, const struct choice *v, int index)
+{
+    const struct buf *text = v->parser ? &v->answer.content : &v->text;
+    buf_printf(out, "{\"index\":%d,\"message\":{\"role\":\"assistant\",\"content\":", index);
+    if (v->answer.n && !text->len)
+        buf_str(out, "null");
+    else
+        put_text(out, text);
+    buf_str(out, ",\"refusal\":null");
+    if (v->answer.n) {
+        struct tool_answer calls = v->answer;
+        if (!v->c->params->parallel_tool_calls) calls.n = 1;
+        buf_str(out, ",\"tool_calls\":");
+        tool_answer_put(out, &calls);
+    }
+    buf_str(out, "},\"logprobs\":");
+    choice_put_logprobs(out, v);
+    put_finish(out, v, true);
+    buf_char(out, '}');
+}
+
+void openai_put_whole(struct buf *out, const struct openai_head *h, struct choice *const *choices, int n,
+                      const struct openai_usage *usage)
+{
+    put_head(out, h, false);
+    for (int i = 0; i < n; i++) {
+        if (i) buf_char(out, ',');
+        if (h->route == OPENAI_COMPLETIONS)
+            put_completion(out, choices[i], i, true);
+        else
+            put_message(out, choices[i], i);
+    }
+    buf_char(out, ']');
+    put_usage(out, usage);
+    buf_char(out, '}');
+}

@@ -1,0 +1,524 @@
+#include "server/api/openai_params.h"
+
+#include "engine/base/mem.h"
+#include "server/api/chat.h"
+#include "server/api/fields.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TOOLS_MAX = 128 /* as OpenAI has it */ };
+
+struct check {
+    struct openai_params *p;
+    enum openai_route route;
+    const struct openai_limits *lim;
+    struct fields f;
+};
+
+/* ---- sampling -------------------------------------------------------------------------------------------------- */
+
+/* generation_config.json's, as vLLM has it; an explicit field wins. */
+static void set_defaults(struct openai_params *p, const struct engine_info *m)
+{
+    *p = (struct openai_params){
+        .code = "invalid_value",
+        .n = 1,
+        .logprobs = -1,
+        .max_tokens_field = "max_tokens",
+        .parallel_tool_calls = true,
+        .add_generation_prompt = true,
+        .n_prompts = 1,
+    };
+    p->gen.sampling = (struct sampling_params){
+        .temperature = isnan(m->temperature) ? 1 : m->temperature,
+        .top_p = isnan(m->top_p) ? 1 : m->top_p,
+        .top_k = m->top_k < 0 ? 0 : m->top_k,
+        .typical_p = 1,
+        .repetition = isnan(m->repetition_penalty) ? 1 : m->repetition_penalty,
+    };
+}
+
+static bool check_sampling(struct check *c)
+{
+    struct sampling_params *s = &c->p->gen.sampling;
+    struct fields *f = &c->f;
+    int64_t top_k = s->top_k;
+    if (!fields_float(f, "temperature", &s->temperature, NULL) || !fields_float(f, "top_p", &s->top_p, NULL) ||
+        !fields_int(f, "top_k", INT64_MIN, INT64_MAX, &top_k, NULL) || !fields_float(f, "min_p", &s->min_p, NULL) ||
+        !fields_float(f, "typical_p", &s->typical_p, NULL))
+        return false;
+    if (!(s->temperature >= 0)) return fields_refuse(f, "temperature", "`temperature` must be >= 0");
+    if (!(s->top_p >= 0 && s->top_p <= 1)) return fields_refuse(f, "top_p", "`top_p` must be >= 0 and <= 1");
+    if (top_k < -1) return fields_refuse(f, "top_k", "`top_k` must be -1 or 0 (off), or at least 1");
+    if (!(s->min_p >= 0 && s->min_p <= 1)) return fields_refuse(f, "min_p", "`min_p` must be >= 0 and <= 1");
+    if (!(s->typical_p > 0 && s->typical_p <= 1))
+        return fields_refuse(f, "typical_p", "`typical_p` must be > 0 and <= 1");
+    /* colder than this is greedy already, and hotter is uniform: the engine takes 1e-4 to 1e4 */
+    s->sample = s->temperature > 0;
+    s->temperature = fields_clamp(s->temperature, 2e-4f, 1e4f);
+    s->top_p = fields_clamp(s->top_p, 1e-6f, 1); /* 0, which OpenAI takes: the likeliest token alone */
+    s->top_k = top_k < 1 ? 0 : top_k > c->lim->info->vocab ? c->lim->info->vocab : (int)top_k;
+    return fields_penalties(f, s);
+}
+
+static bool check_seed(struct check *c)
+{
+    int64_t seed;
+    if (!fields_int(&c->f, "seed", INT64_MIN, INT64_MAX, &seed, &c->p->has_seed)) return false;
+    if (c->p->has_seed) c->p->gen.sampling.seed = (uint64_t)seed;
+    return true;
+}
+
+/* ---- how many, and how long ------------------------------------------------------------------------------------ */
+
+static bool check_counts(struct check *c)
+{
+    struct openai_params *p = c->p;
+    int64_t n = 1, best_of;
+    bool given;
+    if (!fields_int(&c->f, "n", 1, OPENAI_N_MAX, &n, NULL)) return false;
+    p->n = (int)n;
+    best_of = n;
+    if (c->route == OPENAI_COMPLETIONS) {
+        if (!fields_int(&c->f, "best_of", 1, OPENAI_N_MAX, &best_of, &given)) return false;
+        if (best_of < n) return fields_refuse(&c->f, "best_of", "`best_of` must not be less than `n`");
+        if (best_of > n && p->stream)
+            return fields_refuse(&c->f, "best_of", "`best_of` greater than `n` cannot be streamed");
+    }
+    p->best_of = (int)best_of;
+    return true;
+}
+
+static bool check_stream(struct check *c)
+{
+    struct openai_params *p = c->p;
+    struct fields options = {.at = {.path = "stream_options", .e = c->f.e}, .e = c->f.e};
+    if (!fields_bool(&c->f, "stream", &p->stream)) return false;
+    if (!fields_object(&c->f, "stream_options", &options.at.obj)) return false;
+    if (!options.at.obj) return true;
+    if (!p->stream)
+        return fields_refuse(&c->f, "stream_options", "`stream_options` is only allowed when `stream` is true");
+    if (fields_bool(&options, "include_usage", &p->include_usage) &&
+        fields_bool(&options, "continuous_usage_stats", &p->continuous_usage))
+        return true;
+    c->f.param = "stream_options";
+    return false;
+}
+
+static bool check_lengths(struct check *c)
+{
+    struct openai_params *p = c->p;
+    struct fields *f = &c->f;
+    int64_t v = 0, least = 0;
+    bool given, newer = false;
+    if (!fields_int(f, "max_tokens", 0, INT32_MAX, &v, &given)) return false;
+    if (c->route == OPENAI_CHAT) {
+        if (!fields_int(f, "max_completion_tokens", 0, INT32_MAX, &v, &newer)) return false;
+        if (newer) p->max_tokens_field = "max_completion_tokens";
+    }
+    p->max_tokens = v;
+    if ((given || newer) && v == 0) {
+        if (!p->echo) return fields_refuse(f, p->max_tokens_field, "`%s` must be at least 1", p->max_tokens_field);
+        p->nothing_wanted = true;
+        p->max_tokens = 1;
+    }
+    if (!fields_int(f, "min_tokens", 0, INT32_MAX, &least, NULL)) return false;
+    if (p->max_tokens && least > p->max_tokens)
+        return fields_refuse(f, "min_tokens", "`min_tokens` must not be greater than `%s` (%lld)", p->max_tokens_field,
+                             (long long)p->max_tokens);
+    p->gen.min_new_tokens = (int)least;
+    int64_t most = c->lim->info->max_total_tokens - 1, keep = 0;
+    if (!fields_int(f, "truncate_prompt_tokens", -1, most, &keep, &given)) return false;
+    if (given && keep == 0) return fields_refuse(f, "truncate_prompt_tokens", "`truncate_prompt_tokens` must not be 0");
+    p->truncate = keep < 0 ? most : keep;
+    return true;
+}
+
+/* completions: a number; chat: a switch and a number */
+static bool check_logprobs(struct check *c)
+{
+    struct openai_params *p = c->p;
+    struct fields *f = &c->f;
+    const char *name = c->route == OPENAI_CHAT ? "top_logprobs" : "logprobs";
+    int64_t v = 0;
+    bool given, wanted = false;
+    if (c->route == OPENAI_CHAT && !fields_bool(f, "logprobs", &wanted)) return false;
+    if (!fields_int(f, name, 0, OPENAI_TOP_MAX, &v, &given)) return false;
+    if (c->route == OPENAI_CHAT && v && !wanted)
+        return fields_refuse(f, "top_logprobs", "`top_logprobs` is only allowed when `logprobs` is true");
+    if (c->route == OPENAI_CHAT ? wanted : given) p->logprobs = (int)v;
+    p->gen.top_n = p->logprobs > 0 ? p->logprobs : 0;
+    p->gen.prompt_logprobs = p->echo && p->logprobs >= 0;
+    return true;
+}
+
+/* ---- prompts --------------------------------------------------------------------------------------------------- */
+
+static bool is_ids(const struct check *c, const cJSON *list)
+{
+    for (const cJSON *i = list->child; i; i = i->next)
+        if (!fields_is_token(&c->f, i)) return false;
+    return cJSON_IsArray(list) && list->child;
+}
+
+static bool add_prompt(struct check *c, const cJSON *item, int i)
+{
+    struct openai_params *p = c->p;
+    struct openai_prompt *v = &p->prompts[p->n_prompts++];
+    if (cJSON_IsString(item)) {
+        *v = (struct openai_prompt){.text = item->valuestring, .len = strlen(item->valuestring)};
+        if (text_may_fit(v->len, c->lim->info->max_total_tokens, c->lim->longest_token) || p->truncate) return true;
+        p->code = "context_length_exceeded";
+        return fields_refuse(&c->f, "prompt",
+                             "This model's maximum context length is %d tokens. However, your prompt has %zu bytes, "
+                             "more than so many tokens can hold.",
+                             c->lim->info->max_total_tokens, v->len);
+    }
+    *v = (struct openai_prompt){.ids = item->child, .len = (size_t)cJSON_GetArraySize(item)};
+    if (v->len > (size_t)c->lim->info->max_total_tokens && !p->truncate) { /* not decoded in vain */
+        p->code = "context_length_exceeded";
+        return fields_refuse(&c->f, "prompt",
+                             "This model's maximum context length is %d tokens. However, your prompt has %zu.",
+                             c->lim->info->max_total_tokens, v->len);
+    }
+    if (is_ids(c, item)) return true;
+    return fields_refuse(&c->f, "prompt", "prompt[%d]: expected token ids from 0 to %d", i, c->f.vocab - 1);
+}
+
+/* A string, a list of strings, a list of token ids, or a list of such lists. */
+static bool check_prompts(struct check *c)
+{
+    struct openai_params *p = c->p;
+    const cJSON *prompt = fields_find(&c->f, "prompt"), *first = prompt ? prompt->child : NULL;
+    if (!prompt) return fields_refuse(&c->f, "prompt", "prompt: the field is missing");
+    bool list = cJSON_IsArray(prompt) && (cJSON_IsString(first) || cJSON_IsArray(first));
+    if (!list && !cJSON_IsString(prompt) && !(cJSON_IsArray(prompt) && cJSON_IsNumber(first)))
+        return fields_refuse(&c->f, "prompt",
+                             "prompt: expected a string, a list of strings, token ids, or lists of token ids");
+    int n = list ? cJSON_GetArraySize(prompt) : 1, i = 0;
+    p->n_prompts = 0;
+    p->prompts = mem_array((size_t)n, sizeof *p->prompts);
+    if (!list) return add_prompt(c, prompt, 0);
+    for (const cJSON *item = first; item; item = item->next, i++) {
+        if ((item->type & 0xff) != (first->type & 0xff))
+            return fields_refuse(&c->f, "prompt", "prompt[%d]: the list mixes texts and token ids", i);
+        if (!add_prompt(c, item, i)) return false;
+    }
+    return true;
+}
+
+/* ---- chat ------------------------------------------------------------------------------------------------------ */
+
+static bool check_tool(struct check *c, const cJSON *tool, int i)
+{
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(tool, "type");
+    const cJSON *function = cJSON_GetObjectItemCaseSensitive(tool, "function");
+    const cJSON *name = cJSON_GetObjectItemCaseSensitive(function, "name");
+    const cJSON *parameters = cJSON_GetObjectItemCaseSensitive(function, "parameters");
+    if (!cJSON_IsObject(tool)) return fields_refuse(&c->f, "tools", "tools[%d]: expected an object", i);
+    if (!cJSON_IsString(type) || strcmp(type->valuestring, "function") != 0)
+        return fields_refuse(&c->f, "tools", "tools[%d].type: only \"function\" is supported", i);
+    if (!cJSON_IsString(name) || !*name->valuestring)
+        return fields_refuse(&c->f, "tools", "tools[%d].function.name: expected a name", i);
+    if (parameters && !cJSON_IsObject(parameters) && !cJSON_IsNull(parameters))
+        return fields_refuse(&c->f, "tools", "tools[%d].function.parameters: expected a JSON schema", i);
+    c->p->tool_names[c->p->n_tools++] = name->valuestring;
+    return true;
+}
+
+/* The tool of that name; -1: there is none. */
+static int find_tool(const struct openai_params *p, const char *name)
+{
+    for (int i = 0; name && i < p->n_tools; i++)
+        if (strcmp(p->tool_names[i], name) == 0) return i;
+    return -1;
+}
+
+static bool demand_tool(struct check *c, const char *name)
+{
+    struct openai_params *p = c->p;
+    int i = find_tool(p, name);
+    if (i < 0) return fields_refuse(&c->f, "tool_choice", "tool_choice: there is no tool \"%.100s\"", name);
+    p->tool_name = p->tool_names[i];
+    p->tool_choice = TOOL_CHOICE_NAMED;
+    return true;
+}
+
+/* The words of OpenAI; any other text is a tool's name, as TGI has it. */
+static bool check_choice_word(struct check *c, const char *word)
+{
+    static const char *const names[] = {"none", "auto", "required"};
+    struct openai_params *p = c->p;
+    int i = 0;
+    while (i < 3 && strcmp(word, names[i]) != 0) i++;
+    if (i == 3 && find_tool(p, word) < 0)
+        return fields_refuse(&c->f, "tool_choice",
+                             "tool_choice: expected \"none\", \"auto\", \"required\" or a function, and no tool is "
+                             "named \"%.100s\"",
+                             word);
+    if (i == 3) return demand_tool(c, word);
+    if (i == TOOL_CHOICE_NONE || p->tools) p->tool_choice = (enum tool_choice)i;
+    if (i == TOOL_CHOICE_REQUIRED && !p->tools)
+        return fields_refuse(&c->f, "tool_choice", "`tool_choice` is only allowed when `tools` are given");
+    return true;
+}
+
+/* The function's name in {"type": "function", "function": {"name": ...}}; NULL: another shape. */
+static const char *function_name(const cJSON *tool)
+{
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(tool, "type");
+    if (type && (!cJSON_IsString(type) || strcmp(type->valuestring, "function") != 0)) return NULL;
+    return cJSON_GetStringValue(
+        cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(tool, "function"), "name"));
+}
+
+/* Takes the tools that are not in allowed (p->n_tools) out of the request: the template does not show them, so the
+ * model does not call them where nothing constrains it. */
+static void keep_tools(struct openai_params *p, const bool *allowed)
+{
+    cJSON *tools = (cJSON *)(uintptr_t)p->tools, *next; /* the tree is ours */
+    int kept = 0, i = 0;
+    for (cJSON *t = tools->child; t; t = next, i++) {
+        next = t->next;
+        if (allowed[i])
+            p->tool_names[kept++] = p->tool_names[i];
+        else
+            cJSON_Delete(cJSON_DetachItemViaPointer(tools, t));
+    }
+    p->n_tools = kept;
+}
+
+/* {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required", "tools": [...]}} */
+static bool check_allowed_tools(struct check *c, const cJSON *choice)
+{
+    struct openai_params *p = c->p;
+    const cJSON *allowed = cJSON_GetObjectItemCaseSensitive(choice, "allowed_tools");
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(allowed, "tools");
+    const char *mode = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(allowed, "mode"));
+    if (!mode || (strcmp(mode, "auto") != 0 && strcmp(mode, "required") != 0))
+        return fields_refuse(&c->f, "tool_choice", "tool_choice.allowed_tools.mode: expected \"auto\" or \"required\"");
+    if (!cJSON_IsArray(list) || !list->child || cJSON_GetArraySize(list) > TOOLS_MAX)
+        return fields_refuse(&c->f, "tool_choice", "tool_choice.allowed_tools.tools: expected a list of 1 to %d tools",
+                             TOOLS_MAX);
+    bool keep[TOOLS_MAX] = {0};
+    int i = 0;
+    for (const cJSON *t = list->child; t; t = t->next, i++) {
+        const char *name = function_name(t);
+        int found = find_tool(p, name);
+        if (!name)
+            return fields_refuse(&c->f, "tool_choice",
+                                 "tool_choice.allowed_tools.tools[%d]: expected {\"type\": \"function\", \"function\": "
+                                 "{\"name\": ...}}",
+                                 i);
+        if (found < 0)
+            return fields_refuse(&c->f, "tool_choice",
+                                 "tool_choice.allowed_tools.tools[%d]: there is no tool \"%.100s\"", i, name);
+        keep[found] = true;
+    }
+    p->tool_choice = strcmp(mode, "auto") == 0 ? TOOL_CHOICE_AUTO : TOOL_CHOICE_REQUIRED;
+    keep_tools(p, keep);
+    return true;
+}
+
+static bool check_tool_choice(struct check *c)
+{
+    struct openai_params *p = c->p;
+    const cJSON *choice = fields_find(&c->f, "tool_choice");
+    p->tool_choice = p->tools ? TOOL_CHOICE_AUTO : TOOL_CHOICE_NONE;
+    if (!choice) return true;
+    if (cJSON_IsString(choice)) return check_choice_word(c, choice->valuestring);
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(choice, "type");
+    if (cJSON_IsString(type) && strcmp(type->valuestring, "allowed_tools") == 0) return check_allowed_tools(c, choice);
+    const char *name = function_name(choice);
+    if (!name)
+        return fields_refuse(&c->f, "tool_choice",
+                             "tool_choice: expected {\"type\": \"function\", \"function\": {\"name\": ...}}");
+    return demand_tool(c, name);
+}
+
+static bool check_tools(struct check *c)
+{
+    struct openai_params *p = c->p;
+    const cJSON *tools = fields_find(&c->f, "tools");
+    int i = 0;
+    if (fields_find(&c->f, "functions") || fields_find(&c->f, "function_call"))
+        return fields_refuse(&c->f, "functions", "`functions` and `function_call` are not supported: use `tools`");
+    if (tools && !cJSON_IsArray(tools)) return fields_refuse(&c->f, "tools", "tools: expected an array");
+    if (tools && !tools->child) return fields_refuse(&c->f, "tools", "tools: the list is empty; leave it out");
+    if (cJSON_GetArraySize(tools) > TOOLS_MAX)
+        return fields_refuse(&c->f, "tools", "tools: at most %d are allowed", TOOLS_MAX);
+    if (tools) p->tool_names = mem_array((size_t)cJSON_GetArraySize(tools), sizeof *p->tool_names);
+    for (const cJSON *t = tools ? tools->child : NULL; t; t = t->next, i++)
+        if (!check_tool(c, t, i)) return false;
+    p->tools = tools;
+    if (!check_tool_choice(c)) return false;
+    if (p->tool_choice == TOOL_CHOICE_NONE) p->tools = NULL;
+    return fields_bool(&c->f, "parallel_tool_calls", &p->parallel_tool_calls);
+}
+
+/* chat_template_kwargs, with what else templates know by a name of its own */
+static bool check_template(struct check *c)
+{
+    struct openai_params *p = c->p;
+    const cJSON *kwargs = NULL, *documents = fields_find(&c->f, "documents");
+    if (fields_find(&c->f, "chat_template"))
+        return fields_refuse(&c->f, "chat_template",
+                             "chat_template: requests cannot bring their own; --chat-template sets the server's");
+    if (!fields_object(&c->f, "chat_template_kwargs", &kwargs)) return false;
+    if (documents && !cJSON_IsArray(documents))
+        return fields_refuse(&c->f, "documents", "documents: expected an array");
+    if ((kwargs || documents) && !reserve(&p->held, json_reserved(p->tree), "chat_template_kwargs", c->f.e))
+        return false;
+    if (kwargs || documents) p->template_kwargs = kwargs ? cJSON_Duplicate(kwargs, true) : cJSON_CreateObject();
+    if (documents) cJSON_AddItemToObject(p->template_kwargs, "documents", cJSON_Duplicate(documents, true));
+    if (!fields_bool(&c->f, "continue_final_message", &p->continue_final)) return false;
+    p->add_generation_prompt = !p->continue_final;
+    if (!fields_bool(&c->f, "add_generation_prompt", &p->add_generation_prompt)) return false;
+    if (p->add_generation_prompt && p->continue_final)
+        return fields_refuse(&c->f, "continue_final_message",
+                             "`continue_final_message` and `add_generation_prompt` exclude each other");
+    return true;
+}
+
+static bool check_chat(struct check *c)
+{
+    struct openai_params *p = c->p;
+    const cJSON *messages = fields_find(&c->f, "messages");
+    if (!messages) return fields_refuse(&c->f, "messages", "messages: the field is missing");
+    if (!cJSON_IsArray(messages)) return fields_refuse(&c->f, "messages", "messages: expected an array");
+    if (!messages->child) return fields_refuse(&c->f, "messages", "messages: the list is empty");
+    p->messages = (cJSON *)(uintptr_t)messages; /* the tree is ours */
+    if (chat_messages_check(p->messages, c->f.e)) {
+        c->f.param = "messages";
+        return false;
+    }
+    return check_tools(c) && check_template(c);
+}
+
+/* ---- the whole ------------------------------------------------------------------------------------------------- */
+
+/* What others have and tandem does not: said, not ignored, since the text would differ.  "Off" is no wish. */
+static bool check_unsupported(struct check *c)
+{
+    static const char *const names[] = {"suffix",        "use_beam_search",   "bad_words",         "allowed_token_ids",
+                                        "prompt_embeds", "prompt_logprobs",   "logits_processors", "audio",
+                                        "prediction",    "web_search_options"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const cJSON *v = fields_find(&c->f, names[i]);
+        bool off = !v || cJSON_IsFalse(v) || (cJSON_IsArray(v) && !v->child) || (cJSON_IsString(v) && !*v->valuestring);
+        if (!off) return fields_refuse(&c->f, names[i], "`%s` is not supported", names[i]);
+    }
+    const cJSON *modalities = fields_find(&c->f, "modalities");
+    for (const cJSON *m = cJSON_IsArray(modalities) ? modalities->child : NULL; m; m = m->next)
+        if (cJSON_IsString(m) && strcmp(m->valuestring, "text") != 0)
+            return fields_refuse(&c->f, "modalities", "modalities: \"%.40s\" is not supported", m->valuestring);
+    return true;
+}
+
+static bool check_output(struct check *c)
+{
+    struct openai_params *p = c->p;
+    struct fields *f = &c->f;
+    bool skip_special = true;
+    p->add_special = c->route == OPENAI_COMPLETIONS;
+    if (!fields_bool(f, "echo", &p->echo) || !fields_bool(f, "include_stop_str_in_output", &p->keep_stop) ||
+        !fields_bool(f, "skip_special_tokens", &skip_special) || !fields_bool(f, "add_special_tokens", &p->add_special))
+        return false;
+    p->keep_special = !skip_special;
+    if (c->route == OPENAI_CHAT && p->echo) return fields_refuse(f, "echo", "`echo` is not supported for chats");
+    return true;
+}
+
+/* The ask's messages begin with the field at fault. */
+static bool check_constraint(struct check *c)
+{
+    if (constraint_read_openai(&c->p->ask, c->p->tree, c->f.e)) return true;
+    static const char *const names[] = {"response_format", "structured_outputs", "guided_json", "guided_regex",
+                                        "guided_choice"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strncmp(c->f.e->msg, names[i], strlen(names[i])) == 0) c->f.param = names[i];
+    return false;
+}
+
+static bool check_total(struct check *c)
+{
+    const struct openai_params *p = c->p;
+    int most = c->lim->max_choices, queue = c->lim->info->max_queue;
+    if (most > queue) most = queue; /* they are queued at once */
+    if ((int64_t)p->n_prompts * p->best_of <= most) return true;
+    const char *name = p->n_prompts > 1 ? "prompt" : p->best_of > p->n ? "best_of" : "n";
+    return fields_refuse(&c->f, name, "%d prompts x %d texts are more than the %d that one request may ask for",
+                         p->n_prompts, p->best_of, most);
+}
+
+int openai_params_parse(struct openai_params *p, enum openai_route route, const struct openai_limits *lim,
+                        const char *body, size_t len, struct err *e, const char **param)
+{
+    set_defaults(p, lim->info);
+    e->code = 0;
+    *param = NULL;
+    p->tree = json_parse_body(body, len, e);
+    if (!p->tree) return 400;
+    struct check c = {
+        .p = p,
+        .route = route,
+        .lim = lim,
+        .f = {.at = {.obj = p->tree, .path = "", .e = e}, .e = e, .vocab = lim->info->vocab},
+    };
+    if (!fields_few(p->tree, e)) return 400;
+    bool good = cJSON_IsObject(p->tree) || fields_refuse(&c.f, NULL, "expected a JSON object");
+    good = good && fields_string(&c.f, "model", &p->model) && check_stream(&c) && check_output(&c) &&
+           check_sampling(&c) && check_seed(&c) && check_counts(&c) && check_lengths(&c) && check_logprobs(&c) &&
+           fields_stop(&c.f, "stop", lim->max_stop, &p->gen, p->stop) && fields_stop_ids(&c.f, &p->gen, p->stop_ids) &&
+           fields_bias(&c.f, &p->gen, &p->bias) && fields_extras(&c.f, &p->gen) &&
+           fields_timeout(&c.f, &p->timeout_ms) && check_unsupported(&c) &&
+           (route == OPENAI_CHAT ? check_chat(&c) : check_prompts(&c)) && check_constraint(&c) && check_total(&c);
+    *param = c.f.param;
+    return good ? 0 : 400;
+}
+
+int openai_params_fit(struct openai_params *p, enum openai_route route, const struct openai_limits *lim, size_t n,
+                      struct err *e, const char **param)
+{
+    int64_t total = lim->info->max_total_tokens, rest = total - (int64_t)n;
+    const char *where = route == OPENAI_CHAT ? "messages" : "prompt";
+    int64_t usual = route == OPENAI_CHAT || rest < OPENAI_DEFAULT_TOKENS ? rest : OPENAI_DEFAULT_TOKENS;
+    int64_t wanted = p->max_tokens ? p->max_tokens : usual;
+    *param = where;
+    if (n < 1) return err_set(e, ERR_INVALID, "%s: there are no tokens in it", where), 400;
+    if (rest < 1 || wanted > rest) {
+        p->code = "context_length_exceeded";
+        err_set(e, ERR_INVALID,
+                "This model's maximum context length is %lld tokens. However, you requested %lld tokens (%zu in the "
+                "%s, %lld in the completion).",
+                (long long)total, (long long)n + (p->max_tokens ? wanted : 1), n, where,
+                (long long)(p->max_tokens ? wanted : 1));
+        return 400;
+    }
+    if (p->gen.prompt_logprobs) p->prompt_entries += (int64_t)n * p->best_of * (p->gen.top_n + 1);
+    if (p->prompt_entries > OPENAI_PROMPT_ENTRIES_MAX) {
+        *param = p->best_of > 1 ? "n" : "logprobs";
+        err_set(e, ERR_INVALID,
+                "`echo` with `logprobs`: one answer may have %d log-probabilities of prompts at most (tokens x `n` x "
+                "(`logprobs` + 1)): lower `n` or `logprobs`, or send fewer prompts",
+                OPENAI_PROMPT_ENTRIES_MAX);
+        return 400;
+    }
+    p->gen.n_prompt = (int)n;
+    p->gen.max_new_tokens = (int)wanted;
+    return 0;
+}
+
+void openai_params_free(struct openai_params *p)
+{
+    cJSON_Delete(p->template_kwargs);
+    json_free(p->tree);
+    reservation_free(&p->held);
+    constraint_ask_free(&p->ask);
+    free(p->prompts);
+    free(p->tool_names);
+    free(p->bias);
+    *p = (struct openai_params){0};
+}

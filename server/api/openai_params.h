@@ -1,0 +1,89 @@
+/* The bodies of POST /v1/completions and /v1/chat/completions: read, checked, and turned into what the engine takes.
+ * OpenAI's fields and those that vLLM adds; a field that is null counts as absent, an unknown one is ignored, one that
+ * would change the text and cannot be honoured is refused by name.  Pure: any thread. */
+#ifndef TANDEM_SERVER_API_OPENAI_PARAMS_H
+#define TANDEM_SERVER_API_OPENAI_PARAMS_H
+
+#include "engine/serve/engine.h"
+#include "server/memory/reservation.h"
+#include "server/schema/constraint.h"
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum openai_route { OPENAI_COMPLETIONS, OPENAI_CHAT };
+
+/* n, and best_of, of one prompt: OpenAI's limit */
+enum { OPENAI_N_MAX = 128, OPENAI_TOP_MAX = 20, OPENAI_DEFAULT_TOKENS = 16 };
+/* log-probabilities of prompts (echo) in one answer, which is held in memory */
+enum { OPENAI_PROMPT_ENTRIES_MAX = 1024 * 1024 };
+
+struct openai_limits {
+    int max_stop, max_choices; /* the server's options; max_choices: prompts x best_of */
+    size_t longest_token;      /* bytes */
+    const struct engine_info *info;
+};
+
+/* one prompt of a completions request: a text or token ids; points into the tree */
+struct openai_prompt {
+    const char *text; /* NULL: ids */
+    const cJSON *ids; /* the array's first element */
+    size_t len;       /* bytes, or ids */
+};
+
+enum tool_choice { TOOL_CHOICE_NONE, TOOL_CHOICE_AUTO, TOOL_CHOICE_REQUIRED, TOOL_CHOICE_NAMED };
+
+struct openai_params {
+    cJSON *tree;      /* owned; the strings below point into it */
+    const char *code; /* of a refusal, for OpenAI's error shape; static */
+    const char *model;
+    bool stream, include_usage, continuous_usage;
+    bool echo;
+    bool keep_stop;      /* include_stop_str_in_output */
+    bool keep_special;   /* !skip_special_tokens */
+    bool add_special;    /* let the tokenizer add its own tokens */
+    bool nothing_wanted; /* max_tokens 0, with echo: one token is generated and dropped */
+    int logprobs;        /* alternatives for every token; -1: no log-probabilities */
+    int n, best_of;
+    bool has_seed;
+    int64_t max_tokens; /* 0: not given */
+    const char *max_tokens_field;
+    int64_t truncate;   /* keep the last so many tokens of a prompt; 0: not asked */
+    int64_t timeout_ms; /* 0: none */
+
+    struct openai_prompt *prompts; /* (n_prompts), owned; completions */
+    int n_prompts;                 /* chat: 1 */
+
+    cJSON *messages;         /* chat; put in order by chat_messages_check */
+    const cJSON *tools;      /* NULL: none, or tool_choice none */
+    cJSON *template_kwargs;  /* NULL: none */
+    struct reservation held; /* for template_kwargs */
+    const char **tool_names; /* (n_tools), owned */
+    int n_tools;
+    enum tool_choice tool_choice;
+    const char *tool_name; /* TOOL_CHOICE_NAMED */
+    bool parallel_tool_calls, add_generation_prompt, continue_final;
+
+    struct constraint_ask ask; /* owned */
+
+    int64_t prompt_entries; /* log-probabilities of prompts in the answer, as openai_params_fit counts them */
+
+    struct gen_request gen; /* filled but for prompt, max_new_tokens, seed, grammar and user; points into this struct */
+    const char *stop[ENGINE_STOP_MAX];
+    int32_t stop_ids[ENGINE_STOP_MAX];
+    struct logit_bias *bias; /* owned */
+};
+
+/* 0, or the HTTP status of the refusal with its message in *e and the field at fault in *param (NULL: none).  Free with
+ * openai_params_free in both cases. */
+int openai_params_parse(struct openai_params *, enum openai_route, const struct openai_limits *, const char *body,
+                        size_t len, struct err *e, const char **param);
+/* The rules about lengths for a prompt of n tokens, once for each; sets gen.n_prompt and gen.max_new_tokens for it.  As
+ * above. */
+int openai_params_fit(struct openai_params *, enum openai_route, const struct openai_limits *, size_t n, struct err *e,
+                      const char **param);
+void openai_params_free(struct openai_params *);
+
+#endif

@@ -1,0 +1,96 @@
+/* GET /tokenizer_info: what vLLM's route of that name tells of the tokenizer, for clients that have no copy of it
+ * (lm-eval's remote tokenizer).
+ *
+ * The fields are those of the model's tokenizer_config.json, special tokens as their texts; bos_token, eos_token and
+ * pad_token are always there, and chat_template is the template in use.  Made once, while the model loads. */
+#include "engine/base/file.h"
+#include "engine/base/log.h"
+#include "server/api/app.h"
+#include "server/json/json.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { FILE_MAX = 64 << 20 };
+
+/* The object in the file, or an empty one. */
+static cJSON *read_object(const char *dir, const char *name)
+{
+    struct err e = {0};
+    char *path = file_join(dir, name), *text = NULL;
+    size_t n;
+    cJSON *tree = NULL;
+    if (file_read(path, FILE_MAX, &text, &n, &e) == 0) tree = json_parse(text, n, &e);
+    if (tree && !cJSON_IsObject(tree)) {
+        err_set(&e, ERR_INVALID, "not a JSON object");
+        cJSON_Delete(tree);
+        tree = NULL;
+    }
+    if (e.code && e.code != ERR_NOT_FOUND) log_warn("GET /tokenizer_info is without %s: %s", path, e.msg);
+    free(text);
+    free(path);
+    return tree ? tree : cJSON_CreateObject();
+}
+
+/* Added tokens are written as objects with a content: the content takes their place.  As deep as json_parse let it be.
+ */
+static void flatten_tokens(cJSON *parent)
+{
+    cJSON *next;
+    for (cJSON *i = parent->child; i; i = next) {
+        const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(i, "content"));
+        next = i->next;
+        if (!cJSON_IsObject(i) || !text)
+            flatten_tokens(i);
+        else if (cJSON_IsArray(parent))
+            cJSON_ReplaceItemViaPointer(parent, i, cJSON_CreateString(text));
+        else
+            cJSON_ReplaceItemInObjectCaseSensitive(parent, i->string, cJSON_CreateString(text));
+    }
+}
+
+static void set_item(cJSON *object, const char *name, cJSON *item)
+{
+    cJSON_DeleteItemFromObjectCaseSensitive(object, name);
+    cJSON_AddItemToObject(object, name, item);
+}
+
+/* The token of that name: tokenizer_config.json's, else special_tokens_map.json's, else the spelling of id; null where
+ * there is none (id -1). */
+static void set_token(cJSON *info, const cJSON *map, const char *name, const struct tokenizer *tk, int32_t id)
+{
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(info, name));
+    if (!text) text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(map, name));
+    if (!text && id >= 0) text = tokenizer_spelling(tk, id);
+    set_item(info, name, text ? cJSON_CreateString(text) : cJSON_CreateNull());
+}
+
+void tokenizer_info_load(struct app *app, struct engine *engine)
+{
+    const struct engine_info *m = engine_info(engine);
+    const struct tokenizer *tk = engine_tokenizer(engine);
+    cJSON *info = read_object(app->set->model, "tokenizer_config.json");
+    cJSON *map = read_object(app->set->model, "special_tokens_map.json");
+    size_t n;
+    const char *source = chat_template_source(app->chat.template, &n);
+    flatten_tokens(info);
+    flatten_tokens(map);
+    cJSON_DeleteItemFromObjectCaseSensitive(info, "vocab_file"); /* paths of whoever saved it */
+    cJSON_DeleteItemFromObjectCaseSensitive(info, "merges_file");
+    set_token(info, map, "bos_token", tk, -1);
+    set_token(info, map, "eos_token", tk, m->n_eos ? m->eos[0] : -1);
+    set_token(info, map, "pad_token", tk, -1);
+    if (!cJSON_IsString(cJSON_GetObjectItemCaseSensitive(info, "tokenizer_class")))
+        set_item(info, "tokenizer_class", cJSON_CreateString("PreTrainedTokenizerFast"));
+    set_item(info, "chat_template", source ? cJSON_CreateString(source) : cJSON_CreateNull());
+    json_put_value(&app->tokenizer_info, info, ",", ":");
+    cJSON_Delete(info);
+    cJSON_Delete(map);
+}
+
+void api_tokenizer_info(struct http_req *req)
+{
+    struct app *app = req->app;
+    if (admission_refuses(app, req, NULL)) return;
+    http_reply(req, 200, "application/json", app->tokenizer_info.data, app->tokenizer_info.len);
+}

@@ -1,0 +1,463 @@
+/* Engine events to loop callbacks, and long tokenisations to the thread pool.  Loop thread only, but for on_notify
+ * (engine thread) and work_tokenize (pool thread). */
+#include "server/bridge/bridge.h"
+
+#include "engine/base/check.h"
+#include "engine/base/clock.h"
+#include "engine/base/crash.h"
+#include "engine/base/mem.h"
+#include "server/access/admission.h"
+#include "server/access/client.h"
+#include "server/api/body.h"
+#include "server/bridge/work_queue.h"
+#include "server/metrics/metrics.h"
+#include "server/net/http.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <uv.h>
+
+/* Of libuv's four threads; the rest is for what no client waits in line for: uploads, jobs, a driver that hangs.  No
+ * more than processors: one client's jobs, which take a slot less, then leave one to the steps. */
+enum { WORK_SLOTS = 3 };
+
+static int work_slots(void)
+{
+    unsigned n = uv_available_parallelism();
+    return n < 2 ? 2 : n < WORK_SLOTS ? (int)n : WORK_SLOTS;
+}
+
+struct gen {
+    struct gen *next, *prev; /* bridge.gens, a ring */
+    struct bridge *bridge;
+    gen_fn *fn; /* NULL: the client is gone, and req and view.adapter with it */
+    void *arg;
+    struct ticket *ticket;
+    struct http_req *req;
+    struct gen_view view; /* but for req and paused */
+    bool begun;           /* something of it came */
+    bool paused;
+};
+
+struct token_job {
+    struct bridge *bridge;
+    const struct tokenizer *tokenizer;
+    char *text; /* owned */
+    size_t len;
+    struct reservation held; /* for it */
+    unsigned flags;
+    tokenize_done_fn *done; /* NULL: the client is gone; */
+    _Atomic bool gone;      /* the same, for the pool */
+    void *arg;
+    struct tokenization out;
+};
+
+struct bridge {
+    uv_loop_t *loop;
+    uv_async_t async;
+    struct metrics *metrics;
+    struct engine *engine; /* owned once started; NULL before */
+    const struct tokenizer *tokenizer;
+    int max_jobs;
+    struct gen gens; /* head of the ring */
+    struct work_queue work;
+    int n_gens, n_jobs; /* n_jobs: on the pool and waiting for it */
+    void (*on_idle)(void *);
+    void *idle_arg;
+    void (*on_lost)(void *);
+    void *lost_arg;
+    void (*on_closed)(void *);
+    void *closed_arg;
+};
+
+static void drain_events(uv_async_t *async);
+
+static void on_notify(void *arg)
+{
+    struct bridge *b = arg;
+    uv_async_send(&b->async); /* coalesces: one wake-up for any number of batches */
+}
+
+struct bridge *bridge_open(uv_loop_t *loop, struct metrics *m)
+{
+    struct bridge *b = mem_zalloc(sizeof *b);
+    b->loop = loop;
+    b->metrics = m;
+    b->gens.next = b->gens.prev = &b->gens;
+    work_queue_init(&b->work, work_slots());
+    CHECK(uv_async_init(loop, &b->async, drain_events) == 0);
+    b->async.data = b;
+    return b;
+}
+
+int bridge_start(struct bridge *b, struct engine *engine, int max_jobs, struct err *e)
+{
+    b->engine = engine;
+    b->tokenizer = engine_tokenizer(engine);
+    b->max_jobs = max_jobs;
+    return engine_start(engine, on_notify, b, e);
+}
+
+static void gen_free(struct gen *g)
+{
+    g->prev->next = g->next;
+    g->next->prev = g->prev;
+    g->bridge->n_gens--;
+    if (g->ticket) ticket_drop(g->ticket);
+    free(g);
+}
+
+static void on_async_closed(uv_handle_t *h)
+{
+    struct bridge *b = h->data;
+    void (*done)(void *) = b->on_closed;
+    void *arg = b->closed_arg;
+    work_queue_free(&b->work);
+    free(b);
+    done(arg);
+}
+
+/* Not before the last pool job: it reads the engine's tokenizer. */
+static void close_when_quiet(struct bridge *b)
+{
+    if (!b->on_closed || b->n_jobs) return;
+    engine_close(b->engine); /* joins its thread: no notify after this */
+    b->engine = NULL;
+    while (b->gens.next != &b->gens) gen_free(b->gens.next); /* NOLINT(clang-analyzer-unix.Malloc): it is taken out */
+    uv_close((uv_handle_t *)&b->async, on_async_closed);
+}
+
+void bridge_close(struct bridge *b, void (*done)(void *), void *arg)
+{
+    b->on_idle = NULL;
+    b->on_closed = done;
+    b->closed_arg = arg;
+    for (struct gen *g = b->gens.next; g != &b->gens; g = g->next) bridge_cancel(g);
+    close_when_quiet(b);
+}
+
+/* ---- generations ----------------------------------------------------------------------------------------------- */
+
+struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, struct ticket *ticket, struct http_req *req,
+                          gen_fn *fn, void *arg, struct err *e)
+{
+    struct gen *g = mem_zalloc(sizeof *g);
+    struct gen_request copy = *r;
+    copy.user = g;
+    copy.client = client_id(req);
+    g->bridge = b;
+    g->fn = fn;
+    g->arg = arg;
+    g->req = req;
+    g->view = (struct gen_view){.adapter = r->adapter,
+                                .received = req->received,
+                                .submitted = clock_now(),
+                                .n_prompt = r->n_prompt,
+                                .max_new = r->pooling ? 0 : r->max_new_tokens,
+                                .priority = r->priority,
+                                .constrained = r->grammar != NULL,
+                                .pooled = r->pooling != POOLING_NONE};
+    g->view.id = engine_submit(b->engine, &copy, e);
+    if (!g->view.id) {
+        free(g);
+        return NULL;
+    }
+    if (!r->pooling) metrics_observe(b->metrics, HIST_MAX_NEW, r->max_new_tokens);
+    req->note.sequences++;
+    req->note.adapter = r->adapter;
+    g->next = &b->gens;
+    g->prev = b->gens.prev;
+    g->prev->next = g->next->prev = g;
+    b->n_gens++;
+    g->ticket = ticket;
+    ticket_hold(ticket, r->n_prompt);
+    return g;
+}
+
+void bridge_cancel(struct gen *g)
+{
+    if (!g || !g->fn) return;
+    g->fn = NULL;
+    engine_cancel(g->bridge->engine, g->view.id);
+}
+
+void bridge_expire(struct gen *g)
+{
+    if (g) engine_expire(g->bridge->engine, g->view.id);
+}
+
+void bridge_stop_all(struct bridge *b)
+{
+    for (struct gen *g = b->gens.next; g != &b->gens; g = g->next) engine_cancel(b->engine, g->view.id);
+}
+
+void bridge_pause(struct gen *g)
+{
+    if (g->paused) return;
+    g->paused = true;
+    engine_pause(g->bridge->engine, g->view.id);
+}
+
+void bridge_resume(struct gen *g)
+{
+    if (!g->paused) return;
+    g->paused = false;
+    engine_resume(g->bridge->engine, g->view.id);
+}
+
+static void check_idle(struct bridge *b)
+{
+    if (bridge_active(b) || !b->on_idle) return;
+    void (*fn)(void *) = b->on_idle;
+    b->on_idle = NULL;
+    fn(b->idle_arg);
+}
+
+static void finish_gen(struct gen *g, const struct event *ev, const struct event_batch *batch, uint64_t now)
+{
+    struct bridge *b = g->bridge;
+    metrics_finish(b->metrics, ev, g->view.received, now);
+    if (ev->finish == FINISH_CANCELLED) metrics_abort(b->metrics, g->fn ? ABORT_SHUTDOWN : ABORT_CLIENT);
+    if (ev->finish == FINISH_TIMEOUT) metrics_abort(b->metrics, ABORT_DEADLINE);
+    if (ev->finish == FINISH_ERROR) metrics_abort(b->metrics, ABORT_ERROR);
+    ticket_done(g->ticket, ev, g->begun);
+    g->ticket = NULL;
+    gen_fn *fn = g->fn;
+    void *arg = g->arg;
+    gen_free(g);
+    if (fn) fn(arg, ev, batch);
+}
+
+static void dispatch(const struct event *ev, const struct event_batch *batch, uint64_t now)
+{
+    struct gen *g = ev->user;
+    struct gen_view *v = &g->view;
+    if (g->fn) request_note_event(&g->req->note, ev);
+    if (ev->kind == EV_DONE) {
+        finish_gen(g, ev, batch, now);
+        return;
+    }
+    if (!g->begun) {
+        g->begun = true;
+        ticket_begun(g->ticket, g->view.n_prompt);
+    }
+    if (ev->kind == EV_TOKEN) {
+        uint64_t since = v->last_token ? v->last_token : v->received;
+        metrics_observe(g->bridge->metrics, v->last_token ? HIST_ITL : HIST_TTFT, (double)(now - since) * 1e-9);
+        if (!v->first_token) v->first_token = now;
+        v->last_token = now;
+        v->n_generated++;
+    }
+    if (g->fn) g->fn(g->arg, ev, batch);
+}
+
+static void check_lost(struct bridge *b)
+{
+    if (!b->on_lost || !b->engine || !engine_lost(b->engine)) return;
+    void (*fn)(void *) = b->on_lost;
+    b->on_lost = NULL;
+    fn(b->lost_arg);
+}
+
+static void drain_events(uv_async_t *async)
+{
+    struct bridge *b = async->data;
+    struct event_batch *list = b->engine ? engine_events(b->engine) : NULL;
+    if (!list) {
+        check_lost(b);
+        return;
+    }
+    uint64_t now = clock_now();
+    for (struct event_batch *batch = list; batch; batch = batch->next)
+        for (int i = 0; i < batch->n; i++) dispatch(&batch->v[i], batch, now);
+    engine_events_done(b->engine, list);
+    check_lost(b);
+    check_idle(b);
+}
+
+/* ---- room ------------------------------------------------------------------------------------------------------ */
+
+bool bridge_has_room(const struct bridge *b, uint64_t client)
+{
+    return engine_has_room(b->engine) && work_queue_has_room(&b->work, client, b->max_jobs);
+}
+
+uint64_t bridge_oldest_waiting(const struct bridge *b)
+{
+    for (const struct gen *g = b->gens.next; g != &b->gens; g = g->next)
+        if (!g->view.first_token && g->fn) return g->view.submitted;
+    return 0;
+}
+
+int bridge_list(const struct bridge *b, struct gen_view *out, int max)
+{
+    int n = 0;
+    for (const struct gen *g = b->gens.next; g != &b->gens && n < max; g = g->next) {
+        struct gen_view *v = &out[n++];
+        *v = g->view;
+        v->req = g->fn ? g->req : NULL;
+        if (!g->fn) v->adapter = NULL;
+        v->paused = g->paused;
+    }
+    return n;
+}
+
+int bridge_active(const struct bridge *b)
+{
+    return b->n_gens + b->n_jobs;
+}
+
+void bridge_on_lost(struct bridge *b, void (*fn)(void *), void *arg)
+{
+    b->on_lost = fn;
+    b->lost_arg = arg;
+}
+
+void bridge_on_idle(struct bridge *b, void (*fn)(void *), void *arg)
+{
+    b->on_idle = fn;
+    b->idle_arg = arg;
+    check_idle(b);
+}
+
+/* ---- work on the pool ------------------------------------------------------------------------------------------ */
+
+struct pool_job {
+    struct work_job turn; /* first */
+    uv_work_t work;
+    struct bridge *bridge;
+    void (*run)(void *), (*done)(void *);
+    void *arg;
+    uint64_t ns; /* it ran for so long */
+};
+
+static void start_jobs(struct bridge *b);
+
+enum { POOL_NICE = 5 };
+
+/* A job of the pool is what one client waits for; a step, computed by the device's threads, is what all wait for. */
+static void yield_to_steps(void)
+{
+    static _Thread_local bool lowered;
+    if (!lowered) setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + POOL_NICE); /* on Linux: of the thread */
+    lowered = true;
+}
+
+static void work_pool(uv_work_t *w)
+{
+    struct pool_job *j = w->data;
+    uint64_t start = clock_now();
+    crash_thread_begin();
+    yield_to_steps();
+    j->run(j->arg);
+    j->ns = clock_now() - start;
+}
+
+static void after_pool(uv_work_t *w, int status)
+{
+    struct pool_job *j = w->data;
+    struct bridge *b = j->bridge;
+    CHECK(status == 0); /* nobody cancels it */
+    if (j->turn.client) work_queue_end(&b->work, &j->turn, j->ns);
+    start_jobs(b); /* the thread is not idle while the loop is busy with the answer */
+    b->n_jobs--;
+    j->done(j->arg);
+    free(j);
+    check_idle(b);
+    close_when_quiet(b);
+}
+
+static void start_job(struct pool_job *j)
+{
+    CHECK(uv_queue_work(j->bridge->loop, &j->work, work_pool, after_pool) == 0);
+}
+
+static void start_jobs(struct bridge *b)
+{
+    for (struct work_job *w; (w = work_queue_next(&b->work));) start_job((struct pool_job *)w);
+}
+
+void bridge_work(struct bridge *b, uint64_t client, void (*work)(void *), void (*done)(void *), void *arg)
+{
+    struct pool_job *j = mem_zalloc(sizeof *j);
+    *j = (struct pool_job){.bridge = b, .run = work, .done = done, .arg = arg};
+    j->work.data = j;
+    b->n_jobs++;
+    if (client) {
+        work_queue_add(&b->work, client, &j->turn);
+        start_jobs(b);
+    } else {
+        start_job(j);
+    }
+}
+
+void bridge_render(struct bridge *b, uint64_t client, size_t bytes, void (*work)(void *), void (*done)(void *),
+                   void *arg)
+{
+    enum { INLINE_BYTES = 256 * 1024 };
+    if (bytes > INLINE_BYTES) {
+        bridge_work(b, client, work, done, arg);
+    } else {
+        work(arg);
+        done(arg);
+    }
+}
+
+/* ---- tokenising ------------------------------------------------------------------------------------------------ */
+
+static void free_tokenization(struct tokenization *t)
+{
+    tokens_free(&t->tokens);
+    reservation_free(&t->held);
+}
+
+static void work_tokenize(void *arg)
+{
+    struct token_job *j = arg;
+    if (atomic_load(&j->gone)) return;
+    body_encode(j->tokenizer, j->text, j->len, j->flags, &j->out.tokens, &j->out.held, &j->out.err);
+}
+
+static void after_tokenize(void *arg)
+{
+    struct token_job *j = arg;
+    if (j->done) j->done(j->arg, &j->out);
+    free_tokenization(&j->out);
+    reservation_free(&j->held);
+    free(j->text);
+    free(j);
+}
+
+struct token_job *bridge_tokenize(struct bridge *b, uint64_t client, const char *text, size_t n, unsigned flags,
+                                  tokenize_done_fn *done, void *arg)
+{
+    struct tokenization t = {0};
+    struct reservation held = {0};
+    bool here = n <= TOKENIZE_INLINE_BYTES;
+    if (here) body_encode(b->tokenizer, text, n, flags, &t.tokens, &t.held, &t.err);
+    if (here || !reserve(&held, n, "the text", &t.err)) {
+        done(arg, &t);
+        free_tokenization(&t);
+        return NULL;
+    }
+    struct token_job *j = mem_zalloc(sizeof *j);
+    *j = (struct token_job){.bridge = b,
+                            .tokenizer = b->tokenizer,
+                            .text = mem_strndup(text, n),
+                            .len = n,
+                            .held = held,
+                            .flags = flags,
+                            .done = done,
+                            .arg = arg};
+    bridge_work(b, client, work_tokenize, after_tokenize, j);
+    return j;
+}
+
+void bridge_tokenize_cancel(struct token_job *j)
+{
+    if (!j) return;
+    j->done = NULL;
+    atomic_store(&j->gone, true); /* its turn, when it comes, costs nothing */
+}

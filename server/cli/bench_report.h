@@ -1,0 +1,28 @@
+/* What `tandem bench` prints: tables for people, or the JSON document of docs/bench.md.  Main thread. */
+#ifndef TANDEM_SERVER_CLI_BENCH_REPORT_H
+#define TANDEM_SERVER_CLI_BENCH_REPORT_H
+
+#include "engine/base/buf.h"
+#include "engine/bench/bench.h"
+
+struct bench_report {
+    struct bench_system system;
+    const struct engine_info *info; /* NULL for --ops */
+    const char *device;             /* "cpu avx512" */
+    int threads, prompt_tokens, generate_tokens, repeat;
+    size_t load_peak;
+    struct ceilings before, after; /* --ops measures once: both the same */
+    const struct bench_result *results;
+    int n_results;
+    const struct bench_op_row *rows; /* --ops */
+    int n_rows;
+};
+
+void bench_report_json(struct buf *out, const struct bench_report *);
+void bench_report_text(struct buf *out, const struct bench_report *);
+
+/* Pieces of the table of --ops, which is printed as it is measured. */
+void bench_ops_head(struct buf *out, const struct bench_report *);
+void bench_ops_line(struct buf *out, const struct bench_op_row *, const struct ceilings *);
+
+#endif

@@ -1,0 +1,123 @@
+/* What the subcommands share.  Main thread only. */
+#include "server/cli/cmd.h"
+
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+static void warn(void *arg, const char *text)
+{
+    (void)arg;
+    log_warn("%s", text);
+}
+
+bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, const char *usage, const char *about,
+                  int *status)
+{
+    struct err e = {0};
+    int rc = conf_parse(s, cmd, argc, argv, &e);
+    if (rc == CONF_HELP) {
+        conf_help(stdout, cmd, usage, about);
+        *status = 0;
+        return false;
+    }
+    if (rc) {
+        fprintf(stderr, "tandem: %s\nusage: %s\n", e.msg, usage);
+        *status = 2;
+        return false;
+    }
+    bool wants_model = conf_find("model", 5)->commands & cmd && cmd != CMD_BENCH; /* which can do without */
+    if (wants_model && !settings_given(s, "model") && access(s->model, F_OK)) {
+        fprintf(stderr,
+                "tandem: no --model is given, and the default, %s, is not here: it is in tandem's source directory.\n"
+                "Give --model DIR, a Hugging Face directory: config.json, tokenizer.json and safetensors\n",
+                s->model);
+        *status = 2;
+        return false;
+    }
+    log_set_level((enum log_level)log_parse_level(s->log_level));
+    log_set_format(strcmp(s->log_format, "json") == 0 ? LOG_JSON : LOG_LOGFMT);
+    conf_check_env(warn, NULL);
+    return true;
+}
+
+struct engine_config cmd_engine_config(const struct settings *s)
+{
+    return (struct engine_config){
+        .model = s->model,
+        .device = s->device,
+        .threads = s->threads,
+        .gpu_memory_bytes = s->gpu_memory_bytes,
+        .gpu_memory_fraction = s->gpu_memory_fraction,
+        .quantize = s->quantize,
+        .kv_type = s->kv_type,
+        .activations = s->activations,
+        .cpus = s->cpus,
+        .kv_cache_bytes = s->kv_cache_bytes,
+        .max_seqs = s->max_seqs,
+        .max_batch_tokens = s->max_batch_tokens,
+        .max_prefill_tokens = s->max_prefill_tokens,
+        .max_queue = s->max_queue,
+        .max_total_tokens = s->max_total_tokens,
+        .no_prefix_cache = !s->prefix_cache,
+        .verify_weights = s->verify_weights,
+        .train_itl_budget = s->train_itl_budget_ms / 1000,
+        .train_slowdown = s->train_slowdown,
+        .max_adapters = s->max_adapters,
+        .max_lora_rank = s->max_lora_rank,
+    };
+}
+
+struct sampling_params cmd_sampling(const struct settings *s)
+{
+    bool sample = s->temperature > 0 || s->top_k > 0 || s->top_p < 1 || s->typical_p < 1 || s->min_p > 0;
+    struct sampling_params p = {
+        .sample = sample,
+        .temperature = s->temperature > 0 ? fmaxf((float)s->temperature, 2e-4f) : 1,
+        .top_k = s->top_k,
+        .top_p = (float)s->top_p,
+        .typical_p = (float)s->typical_p,
+        .min_p = (float)s->min_p,
+        .seed = s->seed,
+        .repetition = (float)s->repetition_penalty,
+        .frequency = (float)s->frequency_penalty,
+        .presence = (float)s->presence_penalty,
+    };
+    if (sample && !settings_given(s, "seed")) {
+        uint64_t v = clock_now();
+        if (getrandom(&v, sizeof v, GRND_NONBLOCK) < 0) v *= 0x9e3779b97f4a7c15u;
+        p.seed = v >> 11; /* below 2^53, as the server's */
+    }
+    return p;
+}
+
+int cmd_read_file(const char *path, struct buf *out, struct err *e)
+{
+    bool is_stdin = strcmp(path, "-") == 0;
+    FILE *f = is_stdin ? stdin : fopen(path, "rb");
+    if (!f) return err_set(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", path, strerror(errno));
+    char block[65536];
+    size_t n;
+    int rc = 0;
+    while (rc == 0 && (n = fread(block, 1, sizeof block, f)) > 0) {
+        if (out->len + n > CMD_MAX_TEXT)
+            rc = err_set(e, ERR_INVALID, "%s: more than 1 GiB of text", path);
+        else
+            buf_append(out, block, n);
+    }
+    if (rc == 0 && ferror(f)) rc = err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
+    if (!is_stdin) fclose(f);
+    return rc;
+}
+
+int cmd_fail(const struct err *e)
+{
+    fprintf(stderr, "tandem: %s\n", e->msg);
+    return e->code == ERR_LOST ? EXIT_DEVICE_LOST : 1;
+}

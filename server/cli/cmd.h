@@ -1,0 +1,38 @@
+/* The subcommands.  Each takes the words after its name and returns the process's exit status:
+ * 0 fine, 1 it failed, 2 it was called wrongly, EXIT_DEVICE_LOST. */
+#ifndef TANDEM_SERVER_CLI_CMD_H
+#define TANDEM_SERVER_CLI_CMD_H
+
+#include "engine/base/buf.h"
+#include "engine/base/err.h"
+#include "engine/serve/engine.h"
+#include "server/config/conf.h"
+
+enum { EXIT_DEVICE_LOST = 75 }; /* EX_TEMPFAIL of sysexits.h: another process may do better */
+
+int cmd_serve(int argc, char **argv);
+int cmd_generate(int argc, char **argv);
+int cmd_chat(int argc, char **argv);
+int cmd_tokenize(int argc, char **argv);
+int cmd_perplexity(int argc, char **argv);
+int cmd_quantize(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
+int cmd_train(int argc, char **argv);
+int cmd_health(int argc, char **argv); /* 0: it answers 200; 1: it does not */
+int cmd_key(int argc, char **argv);
+
+/* Settings for a command.  Returns true when the command should go on; else *status is what it must return (--help was
+ * asked, or the words were wrong and that was said).  Free *s with settings_free in both cases. */
+bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, const char *usage, const char *about,
+                  int *status);
+struct engine_config cmd_engine_config(const struct settings *); /* points into the settings */
+/* As --temperature and its like say; a random seed unless one was given. */
+struct sampling_params cmd_sampling(const struct settings *);
+
+enum { CMD_MAX_TEXT = 1 << 30 };
+/* Appends a whole file, or stdin for "-". */
+int cmd_read_file(const char *path, struct buf *out, struct err *e);
+/* "tandem: message" on stderr; returns 1, of ERR_LOST EXIT_DEVICE_LOST. */
+int cmd_fail(const struct err *e);
+
+#endif

@@ -1,0 +1,50 @@
+/* tandem: picks the subcommand. */
+#include "server/cli/cmd.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *name, *about;
+    int (*run)(int argc, char **argv);
+} commands[] = {
+    {"serve", "serve a model over HTTP", cmd_serve},
+    {"chat", "talk with a model in the terminal", cmd_chat},
+    {"generate", "continue a prompt in the terminal", cmd_generate},
+    {"tokenize", "text to token ids, and back", cmd_tokenize},
+    {"perplexity", "measure a model on a text", cmd_perplexity},
+    {"train", "fine-tune a model, or train it from random weights", cmd_train},
+    {"quantize", "write a model with int8, int4 or nf4 weights", cmd_quantize},
+    {"health", "ask a running daemon how it is", cmd_health},
+    {"key", "make, list and revoke API keys", cmd_key},
+    {"bench", "measure speed beside what the machine could do", cmd_bench},
+};
+enum { N_COMMANDS = sizeof commands / sizeof *commands };
+
+static void print_help(FILE *out)
+{
+    fprintf(out, "usage: tandem COMMAND [options]\n\nServes and runs language models.\n\ncommands\n");
+    for (int i = 0; i < N_COMMANDS; i++) fprintf(out, "  %-12s%s\n", commands[i].name, commands[i].about);
+    fprintf(out, "  %-12s%s\n  %-12s%s\n", "version", "print the version", "help", "print this");
+    fprintf(out, "\ntandem COMMAND --help prints the options of one.\n");
+}
+
+int main(int argc, char **argv)
+{
+    signal(SIGPIPE, SIG_IGN); /* a reader that left is an error of write, not the end of us */
+    const char *name = argc > 1 ? argv[1] : "";
+    for (int i = 0; i < N_COMMANDS; i++)
+        if (strcmp(name, commands[i].name) == 0) return commands[i].run(argc - 2, argv + 2);
+    if (strcmp(name, "version") == 0 || strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
+        printf("tandem %s\n", TANDEM_VERSION);
+        return 0;
+    }
+    if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
+        print_help(stdout);
+        return 0;
+    }
+    if (*name) fprintf(stderr, "tandem: unknown command '%s'\n", name);
+    print_help(stderr);
+    return 2;
+}

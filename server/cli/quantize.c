@@ -1,0 +1,62 @@
+/* tandem quantize: a model directory with int8, int4 or nf4 weights from one with floats.  Main thread. */
+#include "engine/model/quantize.h"
+
+#include "server/cli/cmd.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char usage[] = "tandem quantize [--model DIR] --out DIR [--type int8|int4|nf4] [--calibrate FILE]\n"
+                            "       tandem quantize --model DIR --verify-weights";
+static const char about[] =
+    "Writes a copy of a model whose matrices are int8 or int4, packed as the processor takes them: it starts at once.\n"
+    "nf4 is written as bitsandbytes does, with double quantisation, for transformers to load too.\n"
+    "Or compares a copy with its checksums.";
+
+static void show_progress(void *arg, int done, int total)
+{
+    (void)arg;
+    if (isatty(STDERR_FILENO)) fprintf(stderr, "\r%d of %d matrices%s", done, total, done == total ? "\n" : "");
+}
+
+static int run(const struct settings *s)
+{
+    struct err e = {0};
+    struct quantize_options o = {.type = s->type, .layout = s->layout, .progress = show_progress};
+    if (s->verify_weights) {
+        if (quantize_verify(s->model, &e)) return cmd_fail(&e);
+        fprintf(stderr, "%s: every checksum is right\n", s->model);
+    }
+    if (!s->out) return 0;
+    struct buf text = {0};
+    struct quantize_text with = {0};
+    int rc = 0;
+    if (s->calibrate && strcmp(s->calibrate, "self")) {
+        rc = cmd_read_file(s->calibrate, &text, &e);
+        with = (struct quantize_text){text.data ? text.data : "", text.len};
+    }
+    if (s->calibrate) o.calibrate = &with;
+    if (!rc && s->calibrate && isatty(STDERR_FILENO)) fprintf(stderr, "calibrating...");
+    if (!rc) rc = quantize_model(s->model, s->out, &o, &e);
+    buf_free(&text);
+    if (rc) return cmd_fail(&e);
+    fprintf(stderr, "%s: written, %s\n", s->out, s->type);
+    return 0;
+}
+
+int cmd_quantize(int argc, char **argv)
+{
+    struct settings s;
+    int status = 0;
+    if (cmd_settings(&s, CMD_QUANTIZE, argc, argv, usage, about, &status)) {
+        if (!s.out && !s.verify_weights) {
+            fprintf(stderr, "tandem: --out is missing\nusage: %s\n", usage);
+            status = 2;
+        } else {
+            status = run(&s);
+        }
+    }
+    settings_free(&s);
+    return status;
+}

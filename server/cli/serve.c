@@ -1,0 +1,652 @@
+/* tandem serve: listens at once, loads the model on a pool thread, serves until SIGTERM or SIGINT, drains.
+ *
+ *   listening --loaded--> ready --signal--> draining --idle, or --drain-timeout, or a second signal--> closing
+ *
+ * Liveness (/health) holds from the first moment; readiness (/ready) only in `ready`.  While draining, the port stays
+ * open and new work is refused with 503, so that a balancer sees why; every answer closes its connection; the port
+ * closes when the last generation is done.  (From a socket that the service manager handed over nothing is accepted
+ * before `ready`, and it is let go at the signal: who connects waits for whoever is ready next.)  SIGHUP reloads
+ * (reload.h).  A training job writes its checkpoint at the signal, and goes on at the next start; event streams end
+ * with the generations.  Closing goes from the outside in: connections, the runner of jobs, the store, what is on the
+ * thread pool, the engine. Loop thread, but for work_load.
+ */
+#include "engine/base/clock.h"
+#include "engine/base/crash.h"
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "server/access/doors.h"
+#include "server/api/adapter_dir.h"
+#include "server/api/app.h"
+#include "server/api/body.h"
+#include "server/api/models.h"
+#include "server/cli/cmd.h"
+#include "server/jobs/api_files.h"
+#include "server/jobs/jobs.h"
+#include "server/memory/reservation.h"
+#include "server/ops/activation.h"
+#include "server/ops/notify.h"
+#include "server/ops/process.h"
+#include "server/ops/reload.h"
+#include "server/ops/request_log.h"
+#include "server/ops/service.h"
+#include "server/ops/watchdog.h"
+#include "server/schema/constraint.h"
+#include "server/store/store.h"
+
+#include <cjson/cJSON.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <uv.h>
+
+static const char usage[] = "tandem serve [--model DIR] [options]";
+static const char about[] =
+    "Serves a model over HTTP: OpenAI's routes below /v1/, Text Generation Inference's /generate, and /train.";
+
+enum { LAST_WORDS_MS = 1000, STOP_MS = 20000 };
+
+#define TRAIN_BODY ((size_t)32 * 1024 * 1024) /* rows may come inline */
+#define NAME_BODY ((size_t)BODY_INLINE)       /* a name and a path: read on the loop */
+#define OPEN_BODY ((size_t)4096)              /* of a GET that anybody may send: nobody reads it */
+
+struct server {
+    struct app app;
+    uv_loop_t loop;
+    uv_signal_t sigterm, sigint, sighup;
+    uv_timer_t drain_timer;
+    uv_work_t load;
+    struct engine *loaded; /* by work_load, taken over by after_load */
+    struct err load_error;
+    double template_seconds, adapters_seconds; /* by work_load */
+    uint64_t started;
+    struct reload reload;
+    bool activated; /* the listening socket is the service manager's */
+    char host[64];  /* what it listens on */
+    bool closing;
+    int status; /* of the process */
+};
+
+static const struct http_route routes[] = {
+    {HTTP_M_POST, "/generate", api_generate, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/generate_stream", api_generate_stream, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/", api_generate_compat, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_GET, "/v1/models", api_models_list, 0, .role = ROUTE_USER},
+    {HTTP_M_GET, "/v1/models/*", api_models_get, 0, .role = ROUTE_USER},
+    {HTTP_M_DELETE, "/v1/models/*", api_models_delete, 0, .role = ROUTE_ADMIN},
+    {HTTP_M_POST, "/v1/completions", api_completions, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/v1/chat/completions", api_chat_completions, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/v1/embeddings", api_embeddings, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/embed", api_embed, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/similarity", api_similarity, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/tokenize", api_tokenize, 0, .role = ROUTE_USER},
+    {HTTP_M_POST, "/detokenize", api_detokenize, 0, .role = ROUTE_USER},
+    {HTTP_M_GET, "/tokenizer_info", api_tokenizer_info, 0, .role = ROUTE_USER},
+    {HTTP_M_GET, "/adapters", api_adapters_list, 0, .role = ROUTE_USER},
+    {HTTP_M_POST, "/adapters", api_adapters_load, NAME_BODY, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/adapters/{name}", api_adapters_get, 0, .role = ROUTE_USER},
+    {HTTP_M_DELETE, "/adapters/{name}", api_adapters_delete, 0, .role = ROUTE_ADMIN},
+    {HTTP_M_POST, "/v1/load_lora_adapter", api_lora_load, NAME_BODY, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/unload_lora_adapter", api_lora_unload, NAME_BODY, .role = ROUTE_ADMIN},
+    {HTTP_M_GET, "/", api_root, OPEN_BODY, .role = ROUTE_PAGE},
+    {HTTP_M_GET, "/console/{file}", api_console_file, OPEN_BODY, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/info", api_info, 0, .role = ROUTE_USER},
+    {HTTP_M_GET, "/health", api_health, OPEN_BODY, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/ping", api_health, OPEN_BODY, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/ready", api_ready, OPEN_BODY, .role = ROUTE_OPEN},
+    {HTTP_M_GET, "/metrics", api_metrics, 0, .role = ROUTE_USER},
+    {HTTP_M_GET, "/debug/state", api_debug_state, 0, .role = ROUTE_ADMIN},
+    {HTTP_M_POST, "/debug/trace", api_debug_trace, 0, .role = ROUTE_ADMIN},
+    {HTTP_M_POST, "/train", api_train_create, TRAIN_BODY, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/train/validate", api_train_validate, TRAIN_BODY, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/train", api_train_list, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/train/{id}", api_train_get, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_DELETE, "/train/{id}", api_train_delete, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/train/{id}/events", api_train_events, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/train/{id}/metrics", api_train_metrics, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/train/{id}/checkpoints", api_train_checkpoints, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/train/{id}/cancel", api_train_cancel, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/train/{id}/pause", api_train_pause, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/train/{id}/resume", api_train_resume, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs", api_finetune_create, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs", api_finetune_list, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}", api_finetune_get, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}/events", api_finetune_events, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}/checkpoints", api_finetune_checkpoints, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/cancel", api_finetune_cancel, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/pause", api_finetune_pause, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/resume", api_finetune_resume, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/files", api_files_create, FILES_LIMIT, api_files_begin, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/files", api_files_list, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/files/{id}", api_files_get, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_DELETE, "/v1/files/{id}", api_files_delete, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/files/{id}/content", api_files_content, 0, .role = ROUTE_TRAIN},
+};
+enum { N_ROUTES = sizeof routes / sizeof *routes };
+
+/* ---- loading --------------------------------------------------------------------------------------------------- */
+
+static size_t longest_spelling(const struct tokenizer *t)
+{
+    size_t longest = 1;
+    for (int id = 0, n = tokenizer_size(t); id < n; id++) {
+        const char *s = tokenizer_spelling(t, id);
+        if (s && strlen(s) > longest) longest = strlen(s);
+    }
+    return longest;
+}
+
+static void print_bytes(char out[static 24], size_t bytes)
+{
+    const char *units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double v = (double)bytes;
+    int u = 0;
+    while (v >= 1024 && u < 4) v /= 1024, u++;
+    snprintf(out, 24, u ? "%.1f %s" : "%.0f %s", v, units[u]);
+}
+
+/* a line, or nothing when there are none */
+static void print_adapters(const struct server *s, char out[static 120])
+{
+    const struct engine_info *i = s->app.info;
+    struct adapter_info *v = mem_array((size_t)i->max_adapters, sizeof *v);
+    char size[24];
+    size_t bytes = 0;
+    int n = engine_adapters_list(s->app.engine, v, i->max_adapters);
+    for (int k = 0; k < n; k++) bytes += v[k].bytes;
+    print_bytes(size, bytes);
+    out[0] = 0;
+    if (n) snprintf(out, 120, "adapters   %d of at most %d, %s\n", n, i->max_adapters, size);
+    free(v);
+}
+
+/* Of a device with memory of its own what takes it, by part; else nothing. */
+static void print_memory(const struct server *s, char out[static 240])
+{
+    const struct engine_info *i = s->app.info;
+    char budget[24], all[24], weights[24], kv[24], work[24], rest[24];
+    print_bytes(budget, i->device_budget);
+    print_bytes(all, i->device_bytes);
+    print_bytes(weights, i->weight_bytes);
+    print_bytes(kv, i->kv_bytes);
+    print_bytes(work, i->workspace_bytes);
+    size_t used = i->weight_bytes + i->kv_bytes + i->workspace_bytes;
+    print_bytes(rest, i->device_budget > used ? i->device_budget - used : 0);
+    out[0] = 0;
+    if (i->device_budget)
+        snprintf(out, 240,
+                 "memory     %s of %s may be taken: weights %s, kv cache %s, workspace %s; training and adapters %s\n",
+                 budget, all, weights, kv, work, rest);
+}
+
+static void print_report(const struct server *s)
+{
+    const struct engine_info *i = s->app.info;
+    char weights[24], kv[24], requests[24], adapters[120], memory[240];
+    struct reservation_stats held;
+    reservation_stats(&held);
+    print_bytes(requests, held.budget);
+    print_bytes(weights, i->weight_bytes);
+    print_bytes(kv, i->kv_bytes);
+    print_adapters(s, adapters);
+    print_memory(s, memory);
+    fprintf(stderr,
+            "model      %s (%s), %.2f M parameters, %d layers, vocabulary %d\n"
+            "weights    %s as %s\n"
+            "kv cache   %s as %s: %d pages of %d tokens, %lld tokens\n"
+            "limits     %d tokens a request, %d requests at once, %d waiting, %d tokens a step\n"
+            "requests   %s of memory for bodies, texts and answers (--request-memory)\n"
+            "device     %s, %d thread%s%s%s\n"
+            "%s%s"
+            "ready      after %.3f s (model %.3f s)\n",
+            i->model_id, i->family, (double)i->parameters * 1e-6, i->layers, i->vocab, weights, i->weight_type, kv,
+            i->kv_type, i->pages, i->page_tokens, (long long)i->pages * i->page_tokens, i->max_total_tokens,
+            i->max_seqs, s->app.set->max_queue, i->max_batch_tokens, requests, i->device, i->threads,
+            i->threads == 1 ? "" : "s", *i->device_note ? "; no GPU: " : "", i->device_note, memory, adapters,
+            (double)(clock_now() - s->started) * 1e-9, i->load_seconds);
+}
+
+/* An address a person can paste: the wildcard is no place to connect to. */
+static void print_url(char out[static 128], const struct server *s, int port)
+{
+    const char *host = s->host, *scheme = *s->app.set->tls_cert ? "https" : "http";
+    if (strcmp(host, "0.0.0.0") == 0) host = "127.0.0.1";
+    if (strcmp(host, "::") == 0) host = "::1";
+    snprintf(out, 128, strchr(host, ':') ? "%s://[%.64s]:%d" : "%s://%.64s:%d", scheme, host, port);
+}
+
+/* The same for whoever reads the log as JSON, and nothing but JSON. */
+static void log_report(const struct server *s, const char *url)
+{
+    const struct engine_info *i = s->app.info;
+    struct log_line l;
+    struct reservation_stats held;
+    reservation_stats(&held);
+    log_begin(&l, LOG_INFO, "ready");
+    log_text(&l, "url", url);
+    log_text(&l, "model", i->model_id);
+    log_text(&l, "family", i->family);
+    log_text(&l, "weight_type", i->weight_type);
+    log_text(&l, "kv_type", i->kv_type);
+    log_text(&l, "device", i->device);
+    log_number(&l, "threads", i->threads);
+    log_number(&l, "weight_bytes", (long long)i->weight_bytes);
+    log_number(&l, "kv_bytes", (long long)i->kv_bytes);
+    if (i->device_budget) log_number(&l, "workspace_bytes", (long long)i->workspace_bytes);
+    if (i->device_budget) log_number(&l, "device_budget_bytes", (long long)i->device_budget);
+    if (*i->device_note) log_text(&l, "no_gpu", i->device_note);
+    log_number(&l, "max_total_tokens", i->max_total_tokens);
+    log_number(&l, "max_seqs", i->max_seqs);
+    log_number(&l, "max_queue", s->app.set->max_queue);
+    log_number(&l, "request_memory_bytes", (long long)held.budget);
+    log_decimal(&l, "seconds", s->app.metrics.startup[STARTUP_READY]);
+    log_end(&l);
+}
+
+static void stop_now(struct server *s);
+static void on_device_lost(void *arg);
+
+static double seconds_since(uint64_t start)
+{
+    return (double)(clock_now() - start) * 1e-9;
+}
+
+static void work_load(uv_work_t *w)
+{
+    struct server *s = w->data;
+    struct engine_config cfg = cmd_engine_config(s->app.set);
+    /* Admission counts what waits beside what runs, and lets in up to twice its limit: the engine's bound never
+     * decides. */
+    cfg.max_queue = 2 * (cfg.max_queue + cfg.max_seqs);
+    cfg.record_steps = true;
+    uint64_t start = clock_now();
+    crash_thread_begin();
+    jobs_look(s->app.jobs);
+    if (chat_open(&s->app.chat, s->app.set, &s->load_error)) return;
+    s->template_seconds = seconds_since(start);
+    s->loaded = engine_open(&cfg, &s->load_error);
+    start = clock_now();
+    if (s->loaded && adapter_dir_load_all(s->app.set, s->loaded, &s->load_error)) {
+        engine_close(s->loaded);
+        s->loaded = NULL;
+    }
+    if (s->loaded) tokenizer_info_load(&s->app, s->loaded);
+    s->adapters_seconds = seconds_since(start);
+}
+
+static void note_startup(struct server *s)
+{
+    struct metrics *m = &s->app.metrics;
+    const struct engine_info *i = s->app.info;
+    metrics_startup(m, STARTUP_TEMPLATE, s->template_seconds);
+    metrics_startup(m, STARTUP_WEIGHTS, i->weights_seconds);
+    metrics_startup(m, STARTUP_TOKENIZER, i->tokenizer_seconds);
+    metrics_startup(m, STARTUP_MEMORY, i->memory_seconds);
+    metrics_startup(m, STARTUP_ADAPTERS, s->adapters_seconds);
+    metrics_startup(m, STARTUP_READY, seconds_since(s->started));
+}
+
+/* FNV-1a of what makes the same request give another text. */
+static void set_fingerprint(struct app *app)
+{
+    const struct engine_info *i = app->info;
+    const char *parts[] = {TANDEM_VERSION, i->model_id, i->family, i->weight_type, i->kv_type};
+    uint64_t h = UINT64_C(0xcbf29ce484222325) ^ chat_template_identity(app->chat.template) ^ i->parameters;
+    for (size_t k = 0; k < sizeof parts / sizeof *parts; k++)
+        for (const char *p = parts[k]; *p; p++) h = (h ^ (unsigned char)*p) * UINT64_C(0x100000001b3);
+    snprintf(app->fingerprint, sizeof app->fingerprint, "fp_%010llx", (unsigned long long)(h >> 24));
+}
+
+/* What requests may hold; before the model is there, without it. */
+static void set_request_memory(const struct app *app)
+{
+    const struct engine_info *i = app->info;
+    size_t model = i && !i->device_budget ? i->weight_bytes + i->kv_bytes : 0, asked = app->set->request_memory;
+    reservation_budget(asked ? asked : process_request_memory(model));
+}
+
+/* What requests read, from now on. */
+static void set_ready(struct server *s)
+{
+    struct app *app = &s->app;
+    app->engine = s->loaded;
+    app->info = engine_info(s->loaded);
+    set_request_memory(app);
+    app->longest_token = longest_spelling(engine_tokenizer(s->loaded));
+    app->model_name = models_base_name(app->set, app->info);
+    app->ready_time = (int64_t)time(NULL);
+    app->constraints = constraints_new(app->bridge, engine_tokenizer(s->loaded));
+    admission_ready(app->admission);
+    set_fingerprint(app);
+    app->state = APP_READY;
+    watchdog_engine(app->watchdog, app->engine);
+    watchdog_ready(app->watchdog);
+    http_server_accept(app->http);
+    crash_modules();
+    note_startup(s);
+}
+
+static void after_load(uv_work_t *w, int status)
+{
+    struct server *s = w->data;
+    struct err *e = &s->load_error;
+    (void)status;
+    if (!s->loaded) {
+        log_error("the model could not be loaded: %s", e->msg);
+        s->status = 1;
+        stop_now(s);
+        return;
+    }
+    if (bridge_start(s->app.bridge, s->loaded, s->app.set->max_queue + s->app.set->max_seqs,
+                     e)) { /* the bridge closes the engine in either case */
+        log_error("the engine did not start: %s", e->msg);
+        s->status = 1;
+        stop_now(s);
+        return;
+    }
+    bridge_on_lost(s->app.bridge, on_device_lost, s);
+    set_ready(s);
+    jobs_ready(s->app.jobs);
+    char url[128];
+    print_url(url, s, http_server_port(s->app.http));
+    notify_status("serving %s on %s", s->app.info->model_id, url);
+    notify_ready();
+    if (log_get_format() == LOG_JSON) {
+        log_report(s, url);
+        return;
+    }
+    print_report(s);
+    fprintf(stderr,
+            "console    %s/\n"
+            "try        curl -N %s%s/generate -d "
+            "'{\"inputs\":\"Once upon a time\",\"parameters\":{\"max_new_tokens\":60},\"stream\":true}'\n",
+            url, s->app.keys ? "-H \"Authorization: Bearer $KEY\" " : "", url);
+    log_info("ready model=%s url=%s", s->app.info->model_id, url);
+}
+
+/* ---- stopping -------------------------------------------------------------------------------------------------- */
+
+static void on_bridge_closed(void *arg)
+{
+    struct server *s = arg;
+    alarm(0);
+    s->app.engine = NULL;
+    s->app.info = NULL;
+    app_unwatch_devices(&s->app);
+    constraints_free(s->app.constraints);
+    admission_close(s->app.admission);
+    chat_close(&s->app.chat);
+    buf_free(&s->app.tokenizer_info);
+    free(s->app.model_name);
+    watchdog_close(s->app.watchdog);
+    uv_timer_stop(&s->drain_timer);
+    uv_close((uv_handle_t *)&s->drain_timer, NULL); /* nothing is left in the loop: uv_run returns */
+}
+
+static void on_store_closed(void *arg)
+{
+    struct server *s = arg;
+    if (s->status == EXIT_DEVICE_LOST) { /* closing the engine would ask a lost device for its memory */
+        fflush(NULL);
+        _exit(s->status);
+    }
+    watchdog_engine(s->app.watchdog, NULL);
+    /* what is on the pool reads the engine: the bridge waits for it, and only then closes the engine */
+    bridge_close(s->app.bridge, on_bridge_closed, s);
+}
+
+static void on_jobs_stopped(void *arg)
+{
+    struct server *s = arg;
+    jobs_free(s->app.jobs);
+    store_close(s->app.store, on_store_closed, s);
+}
+
+/* The trainer, or the data it reads, does not end in time.  Nothing is lost: what was acknowledged is on the disk, and
+ * the job goes on at the next start as after a crash. */
+static void on_stop_timeout(uv_timer_t *t)
+{
+    struct server *s = t->data;
+    log_warn("training, or the reading of a data set, did not stop in time: ending without it");
+    _exit(s->status);
+}
+
+/* The last connection is gone: close what the connections used.  At the end the loop waits for the engine's thread; a
+ * step that never ends would hold it and its timer, so the kernel ends us then: by SIGALRM, which is no clean end. */
+static void close_rest(void *arg)
+{
+    struct server *s = arg;
+    sse_hub_close(s->app.sse);
+    signal(SIGALRM, SIG_DFL);
+    alarm(STOP_MS / 1000 + 1);
+    uv_timer_start(&s->drain_timer, on_stop_timeout, STOP_MS, 0);
+    jobs_stop(s->app.jobs, on_jobs_stopped, s);
+}
+
+static void stop_now(struct server *s)
+{
+    if (s->closing) return;
+    s->closing = true;
+    s->app.state = APP_DRAINING;
+    http_server_close(s->app.http, close_rest, s);
+}
+
+static void on_connections_gone(void *arg)
+{
+    stop_now(arg);
+}
+
+/* No generation runs any more: what is left are answers on their way to slow readers. */
+static void on_generations_done(void *arg)
+{
+    struct server *s = arg;
+    jobs_end_streams(s->app.jobs);
+    if (!s->closing) http_server_drain(s->app.http, on_connections_gone, s);
+}
+
+static void on_last_words(uv_timer_t *t)
+{
+    stop_now(t->data);
+}
+
+/* What still runs ends now; its clients get an error they can read, and a moment to read it. */
+static void on_drain_timeout(uv_timer_t *t)
+{
+    struct server *s = t->data;
+    log_warn("drain timeout: requests cut off=%d", bridge_active(s->app.bridge));
+    uv_timer_start(&s->drain_timer, on_last_words, LAST_WORDS_MS, 0);
+    bridge_stop_all(s->app.bridge);
+}
+
+static void on_signal(uv_signal_t *h, int signum)
+{
+    struct server *s = h->data;
+    if (s->app.state == APP_LOADING) {
+        log_info("stopping: signal=%d, the model was still loading", signum);
+        notify_stopping(1);
+        _exit(s->status); /* nothing to lose, and loading cannot be interrupted */
+    }
+    if (s->app.state == APP_DRAINING) {
+        if (!s->closing) log_warn("stopping at once: signal=%d again", signum);
+        stop_now(s);
+        return;
+    }
+    log_info("draining: signal=%d active=%d timeout_s=%g", signum, bridge_active(s->app.bridge),
+             s->app.set->drain_timeout);
+    s->app.state = APP_DRAINING;
+    notify_stopping(s->app.set->drain_timeout + (LAST_WORDS_MS + STOP_MS + 5000) * 1e-3);
+    notify_status("draining: %d requests, for at most %g s", bridge_active(s->app.bridge), s->app.set->drain_timeout);
+    http_server_wind_down(s->app.http, !s->activated);
+    jobs_drain(s->app.jobs); /* its checkpoint is written while requests end */
+    uv_timer_start(&s->drain_timer, on_drain_timeout, (uint64_t)(s->app.set->drain_timeout * 1000), 0);
+    bridge_on_idle(s->app.bridge, on_generations_done, s);
+}
+
+/* The device is lost, and the process with it: its supervisor begins with a new one.  Clients have a moment to read
+ * why.
+ */
+static void on_device_lost(void *arg)
+{
+    struct server *s = arg;
+    s->status = EXIT_DEVICE_LOST;
+    if (s->app.state == APP_DRAINING) return; /* it ends as it is: nothing is left to wait for */
+    log_error("ending, for the supervisor to start a new process: status=%d", EXIT_DEVICE_LOST);
+    s->app.state = APP_DRAINING;
+    notify_stopping((LAST_WORDS_MS + STOP_MS + 5000) * 1e-3);
+    http_server_wind_down(s->app.http, !s->activated);
+    jobs_drain(s->app.jobs);
+    uv_timer_start(&s->drain_timer, on_last_words, LAST_WORDS_MS, 0);
+}
+
+/* ---- SIGHUP ----------------------------------------------------------------------------------------------------- */
+
+static void on_hangup(uv_signal_t *h, int signum)
+{
+    struct server *s = h->data;
+    (void)signum;
+    if (!s->closing) reload_all(&s->reload);
+}
+
+/* ---- starting -------------------------------------------------------------------------------------------------- */
+
+static void *resize_bytes(void *old, size_t bytes)
+{
+    return mem_resize(old, 1, bytes);
+}
+
+static void on_request_done(void *arg, const struct http_req *req, int status, uint64_t duration_ns)
+{
+    struct app *app = arg;
+    metrics_request(&app->metrics, req->route ? req->route->path : req->path, status, duration_ns);
+    if (app->set->access_log) request_log(req, status, duration_ns);
+}
+
+static int open_http(struct server *s, struct err *e)
+{
+    const struct settings *set = s->app.set;
+    struct http_server_config c;
+    int fd;
+    if (activation_take(&fd, e)) return e->code;
+    http_server_defaults(&c);
+    snprintf(s->host, sizeof s->host, "%s", set->host);
+    if (fd >= 0) {
+        s->activated = true;
+        c.listen_fd = fd;
+        activation_host(fd, s->host, sizeof s->host);
+    }
+    c.host = s->host;
+    c.port = set->port;
+    c.routes = routes;
+    c.n_routes = N_ROUTES;
+    c.app = &s->app;
+    reload_http_config(set, &c);
+    doors_config(&s->app, &c);
+    s->app.http = http_server_open(&s->loop, &c, e);
+    if (!s->app.http) return e->code;
+    http_server_on_done(s->app.http, on_request_done);
+    return 0;
+}
+
+static void open_signals(struct server *s)
+{
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of that write, not the end of the process */
+    uv_signal_init(&s->loop, &s->sigterm);
+    uv_signal_init(&s->loop, &s->sigint);
+    uv_signal_init(&s->loop, &s->sighup);
+    uv_timer_init(&s->loop, &s->drain_timer);
+    s->sigterm.data = s->sigint.data = s->sighup.data = s->drain_timer.data = s;
+    uv_signal_start(&s->sigterm, on_signal, SIGTERM);
+    uv_signal_start(&s->sigint, on_signal, SIGINT);
+    uv_signal_start(&s->sighup, on_hangup, SIGHUP);
+    /* They stay until the process is gone: closing them would bring the default action back, and an impatient second
+     * signal would turn a clean end into a kill. */
+    uv_unref((uv_handle_t *)&s->sigterm);
+    uv_unref((uv_handle_t *)&s->sigint);
+    uv_unref((uv_handle_t *)&s->sighup);
+}
+
+/* jemalloc, where it is the allocator (mallctl(3)).  Memory that was freed goes back to the system after a second or
+ * two, by jemalloc's own thread, and its addresses with it: under a limit of address space one arena's are of no use to
+ * another.  Slabs of small pieces are 16 pages: jemalloc never gives back its notes on each, 128 bytes.  Each thread
+ * that allocates has an arena; one whose arena cannot be made makes jemalloc 5.3 follow a null pointer, so all of them
+ * are made now: as many as there are such threads. */
+extern const char *malloc_conf;
+const char *malloc_conf =
+    "narenas:8,background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0,retain:false,slab_sizes:1-256:16";
+int mallctl(const char *name, void *old, size_t *old_size, void *new, size_t new_size) __attribute__((weak));
+
+static void open_arenas(void)
+{
+    unsigned n = 0, own = 0;
+    size_t size = sizeof n;
+    if (!mallctl || mallctl("opt.narenas", &n, &size, NULL, 0) || mallctl("thread.arena", &own, &size, NULL, 0)) return;
+    for (unsigned i = 0; i < n; i++) mallctl("thread.arena", NULL, NULL, &i, sizeof i);
+    mallctl("thread.arena", NULL, NULL, &own, sizeof own);
+}
+
+/* Libraries that would end the process, or blame the request, when memory is short get it as we do: never refused. */
+static void open_memory(void)
+{
+    open_arenas();
+    mem_reserve_open();
+    uv_replace_allocator(mem_alloc, resize_bytes, mem_array, free);
+    cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = mem_alloc, .free_fn = free});
+}
+
+static int serve(struct server *s)
+{
+    struct err e = {0};
+    open_memory();
+    set_request_memory(&s->app);
+    metrics_init(&s->app.metrics);
+    for (int i = 0; i < N_ROUTES; i++) metrics_add_route(&s->app.metrics, routes[i].path);
+    app_hurry();
+    process_files(s->app.set->max_connections);
+    if (uv_loop_init(&s->loop)) return err_set(&e, ERR_IO, "no event loop"), cmd_fail(&e);
+    if (doors_open(&s->app, &e) || open_http(s, &e)) {
+        doors_close(&s->app);
+        uv_run(&s->loop, UV_RUN_DEFAULT);
+        uv_loop_close(&s->loop);
+        return cmd_fail(&e);
+    }
+    open_signals(s);
+    s->app.bridge = bridge_open(&s->loop, &s->app.metrics);
+    s->app.loop = &s->loop;
+    s->app.admission = admission_open(&s->app);
+    s->app.store = store_open(&s->loop, settings_data_dir(s->app.set));
+    s->app.jobs = jobs_open(&s->app);
+    s->app.sse = sse_hub_open(&s->loop, s->app.set->sse_keepalive);
+    s->app.watchdog = watchdog_open(&s->loop, s->app.set->step_timeout);
+    char url[128];
+    print_url(url, s, http_server_port(s->app.http));
+    if (log_get_format() == LOG_JSON)
+        log_info("listening url=%s", url);
+    else
+        fprintf(stderr, "listening %s\n", url);
+    metrics_startup(&s->app.metrics, STARTUP_LISTEN, seconds_since(s->started));
+    app_watch_devices(&s->app);
+    s->load.data = s;
+    uv_queue_work(&s->loop, &s->load, work_load, after_load);
+    uv_run(&s->loop, UV_RUN_DEFAULT);
+    http_server_free(s->app.http);
+    doors_close(&s->app);
+    log_info("stopped");
+    return s->status;
+}
+
+int cmd_serve(int argc, char **argv)
+{
+    struct settings set;
+    int status;
+    if (cmd_settings(&set, CMD_SERVE, argc, argv, usage, about, &status)) {
+        static struct server s;
+        s.app.set = &set;
+        s.started = clock_now();
+        s.reload = (struct reload){.app = &s.app, .live = &set, .argc = argc, .argv = argv};
+        service_begin(&set);
+        status = serve(&s);
+    }
+    settings_free(&set);
+    return status;
+}

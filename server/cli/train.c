@@ -1,0 +1,266 @@
+/* tandem train: fine-tunes a model, or trains it whole, without serving.  Main thread.
+ *
+ * Hyperparameters are those of POST /train by the same names (--learning-rate is learning_rate) and go through the same
+ * reader.  The job's own directory is OUT.train: what is there goes on, and when the job has ended it is deleted. */
+#include "engine/train/offline.h"
+
+#include "server/cli/cmd.h"
+#include "server/cli/train_progress.h"
+#include "server/jobs/train_params.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char usage[] = "tandem train --data FILE --out DIR [--model DIR] [--method lora|qlora|full] [options]";
+static const char about[] =
+    "Fine-tunes a model on rows of text, instructions or conversations, and writes a PEFT adapter (full: a model).\n"
+    "Interrupted, it writes a checkpoint; the same command goes on from there to the same bytes.";
+
+/* ---- hyperparameters among the words ----------------------------------------------------------------------------- */
+
+enum { NAME_BYTES = 64 };
+
+/* --learning-rate=1e-4 -> learning_rate; false: not a hyperparameter's flag.  *value: after '=', or NULL. */
+static bool flag_name(const char *word, char name[NAME_BYTES], const char **value, bool *is_bool)
+{
+    if (strncmp(word, "--", 2)) return false;
+    size_t n = strcspn(word + 2, "=");
+    if (n == 0 || n >= NAME_BYTES) return false;
+    for (size_t i = 0; i < n; i++) name[i] = word[2 + i] == '-' ? '_' : word[2 + i];
+    name[n] = 0;
+    *value = word[2 + n] ? word + 3 + n : NULL;
+    return train_params_known(name, is_bool);
+}
+
+/* A list of modules is separated by commas; a number is one; the rest is text. */
+static cJSON *json_value(const char *name, const char *text)
+{
+    char *end;
+    double v = strtod(text, &end);
+    if (strcmp(name, "target_modules") == 0 && strchr(text, ',')) {
+        cJSON *list = cJSON_CreateArray();
+        for (const char *p = text; *p;) {
+            char one[NAME_BYTES];
+            size_t n = strcspn(p, ",");
+            snprintf(one, sizeof one, "%.*s", (int)n, p);
+            if (*one) cJSON_AddItemToArray(list, cJSON_CreateString(one));
+            p += n + (p[n] == ',');
+        }
+        return list;
+    }
+    if (strcmp(text, "true") == 0 || strcmp(text, "false") == 0) return cJSON_CreateBool(*text == 't');
+    if (*text && !*end) return strlen(text) > 15 ? cJSON_CreateRaw(text) : cJSON_CreateNumber(v);
+    return cJSON_CreateString(text);
+}
+
+/* Moves the hyperparameters' flags out of argv into a JSON object; *argc is what is left.  NULL and *e. */
+static cJSON *take_hyperparameters(int *argc, char **argv, struct err *e)
+{
+    cJSON *out = cJSON_CreateObject();
+    int kept = 0;
+    for (int i = 0; i < *argc; i++) {
+        char name[NAME_BYTES];
+        const char *value;
+        bool is_bool;
+        if (!flag_name(argv[i], name, &value, &is_bool)) {
+            argv[kept++] = argv[i];
+            continue;
+        }
+        bool has_next = i + 1 < *argc && strncmp(argv[i + 1], "--", 2);
+        bool next_is_bool = has_next && (strcmp(argv[i + 1], "true") == 0 || strcmp(argv[i + 1], "false") == 0);
+        if (!value && is_bool && !next_is_bool) value = "true";
+        if (!value && has_next) value = argv[++i];
+        if (!value) {
+            err_set(e, ERR_INVALID, "%s wants a value", argv[i]);
+            cJSON_Delete(out);
+            return NULL;
+        }
+        cJSON_DeleteItemFromObjectCaseSensitive(out, name);
+        cJSON_AddItemToObject(out, name, json_value(name, value));
+    }
+    *argc = kept;
+    char *text = cJSON_PrintUnformatted(out); /* read again as a request is: whole numbers keep all digits */
+    cJSON_Delete(out);
+    out = text ? json_parse(text, strlen(text), e) : NULL;
+    cJSON_free(text);
+    return out;
+}
+
+static void help_hyperparameters(void)
+{
+    struct train_params p;
+    struct buf b = {0};
+    train_params_default(&p, TRAIN_LORA);
+    train_params_put(&b, &p);
+    printf("\nHyperparameters, as in POST /train, with their defaults for lora\n");
+    char *at = b.data;
+    for (char *q = at; *q; q++) { /* {"a":1,"b":2}: no value has a comma within */
+        if (*q == '{' || *q == '"' || *q == '}') continue;
+        if (*q == '_') {
+            *at++ = '-';
+            continue;
+        }
+        *at++ = *q;
+    }
+    *at = 0;
+    for (char *save, *one = strtok_r(b.data, ",", &save); one; one = strtok_r(NULL, ",", &save)) {
+        char *colon = strchr(one, ':');
+        if (!colon) continue;
+        *colon = 0;
+        printf("  --%-26s %s\n", one, colon + 1);
+    }
+    buf_free(&b);
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+static struct train *volatile running;
+
+/* The first one asks for a checkpoint; the next one ends the process. */
+static void on_signal(int number)
+{
+    struct train *t = running;
+    if (t) train_command(t, TRAIN_PAUSE); /* an atomic store: NOLINT(bugprone-signal-handler,cert-sig30-c) */
+    signal(number, SIG_DFL);
+}
+
+/* The result is to go to a directory that is not there, or has nothing in it. */
+static int check_out(const char *dir, struct err *e)
+{
+    DIR *d = opendir(dir);
+    if (!d && errno == ENOENT) return 0;
+    if (!d) return err_set(e, ERR_IO, "--out: %s: %s", dir, strerror(errno));
+    bool empty = true;
+    for (struct dirent *f; empty && (f = readdir(d));)
+        empty = strcmp(f->d_name, ".") == 0 || strcmp(f->d_name, "..") == 0;
+    closedir(d);
+    return empty ? 0 : err_set(e, ERR_INVALID, "--out: %s is not empty", dir);
+}
+
+static void show_report(const char *path, const struct dataset_report *r)
+{
+    if (!r) return;
+    fprintf(stderr, "%s: %s, %llu rows", path, dataset_format_name(r->format), (unsigned long long)r->seen);
+    if (r->skipped) fprintf(stderr, ", %llu skipped", (unsigned long long)r->skipped);
+    if (r->duplicates) fprintf(stderr, ", %llu duplicates left out", (unsigned long long)r->duplicates);
+    if (r->truncated) fprintf(stderr, ", %llu cut to max_length", (unsigned long long)r->truncated);
+    fprintf(stderr, "\n");
+    for (int i = 0; i < r->n_problems; i++)
+        fprintf(stderr, "  row %llu: %s\n", (unsigned long long)r->problem[i].line, r->problem[i].what);
+}
+
+static void show_preparing(void *arg, double fraction)
+{
+    (void)arg;
+    if (isatty(STDERR_FILENO))
+        fprintf(stderr, "\rpreparing the data: %3.0f%%%s", 100 * fraction, fraction < 1 ? "" : "\n");
+}
+
+static void on_event(void *arg, const struct train_event *e)
+{
+    train_progress_show(arg, e);
+}
+
+static int finish(const struct train_progress *p, const char *out, const char *dir)
+{
+    switch (p->last) {
+    case TRAIN_SUCCEEDED:
+        train_offline_clear(dir);
+        fprintf(stderr, "%s: written\n", out);
+        return 0;
+    case TRAIN_PAUSED: fprintf(stderr, "paused; the same command goes on from the checkpoint in %s\n", dir); return 130;
+    case TRAIN_LOST:
+        fprintf(stderr, "tandem: the device was lost: %s; the same command goes on from the checkpoint in %s\n",
+                p->text, dir);
+        return EXIT_DEVICE_LOST;
+    default: fprintf(stderr, "tandem: training failed: %s\n", p->text); return 1;
+    }
+}
+
+static int train(const struct settings *s, const struct train_params *params)
+{
+    struct err e = {0};
+    struct buf dir = {0};
+    size_t n = strlen(s->out);
+    while (n > 1 && s->out[n - 1] == '/') s->out[--n] = 0;
+    buf_printf(&dir, "%s.train", s->out);
+    struct engine_config engine = cmd_engine_config(s);
+    struct train_offline_config c = {
+        .engine = &engine,
+        .data = s->data,
+        .eval = s->eval_data,
+        .options = {.format = (enum dataset_format)dataset_format_parse(s->format),
+                    .train_on_prompt = s->train_on_prompt,
+                    .keep_duplicates = s->keep_duplicates,
+                    .progress = show_preparing},
+        .p = *params,
+        .from = s->from,
+        .chat_template = s->chat_template,
+        .dir = dir.data,
+        .out = s->out,
+    };
+    struct train_offline *o = NULL;
+    int status = 1;
+    if (!check_out(s->out, &e)) o = train_offline_open(&c, &e);
+    if (o) {
+        struct train_progress progress;
+        train_progress_init(&progress, stderr, isatty(STDERR_FILENO));
+        show_report(s->data, train_offline_report(o, false));
+        show_report(s->eval_data, train_offline_report(o, true));
+        running = train_offline_train(o);
+        signal(SIGINT, on_signal);
+        signal(SIGTERM, on_signal);
+        train_run(running, on_event, &progress);
+        running = NULL;
+        train_offline_close(o);
+        status = finish(&progress, s->out, dir.data);
+    } else {
+        cmd_fail(&e);
+    }
+    buf_free(&dir);
+    return status;
+}
+
+static int run(const struct settings *s, const cJSON *hyperparameters)
+{
+    struct err e = {0};
+    struct train_params p;
+    enum train_method method;
+    struct json_at at = {hyperparameters, "", &e};
+    const char *missing = !s->data ? "--data" : !s->out ? "--out" : NULL;
+    if (missing) {
+        fprintf(stderr, "tandem: %s is missing\nusage: %s\n", missing, usage);
+        return 2;
+    }
+    train_method_parse(s->method, &method);
+    train_params_default(&p, method);
+    if (!train_params_read(&at, &p)) {
+        fprintf(stderr, "tandem: %s\nusage: %s\n", e.msg, usage);
+        return 2;
+    }
+    return train(s, &p);
+}
+
+int cmd_train(int argc, char **argv)
+{
+    struct settings s = {0};
+    struct err e = {0};
+    int status = 2;
+    cJSON *hyperparameters = take_hyperparameters(&argc, argv, &e);
+    if (!hyperparameters) {
+        fprintf(stderr, "tandem: %s\nusage: %s\n", e.msg, usage);
+        return status;
+    }
+    if (cmd_settings(&s, CMD_TRAIN, argc, argv, usage, about, &status))
+        status = run(&s, hyperparameters);
+    else if (status == 0)
+        help_hyperparameters();
+    settings_free(&s);
+    cJSON_Delete(hyperparameters);
+    return status;
+}

@@ -1,0 +1,117 @@
+#include "server/cli/train_progress.h"
+
+#include "engine/base/clock.h"
+
+#include <math.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+/* where there is no bar: lines of a whole job, about, and seconds without one */
+enum { BAR_CELLS = 24, LINES = 100, LINE_SECONDS = 30 };
+
+void train_progress_init(struct train_progress *p, FILE *out, bool bar)
+{
+    *p = (struct train_progress){.out = out, .bar = bar, .told = -1, .loss = NAN, .eval_loss = NAN, .best_loss = NAN};
+}
+
+void train_time_text(double seconds, char out[32])
+{
+    long long s = isfinite(seconds) && seconds >= 0 && seconds < 1e12 ? (long long)(seconds + 0.5) : -1;
+    if (s < 0)
+        snprintf(out, 32, "?");
+    else if (s < 60)
+        snprintf(out, 32, "%lld s", s);
+    else if (s < 3600)
+        snprintf(out, 32, "%lld:%02lld", s / 60, s % 60);
+    else
+        snprintf(out, 32, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+}
+
+void train_bar_text(const struct train_event *e, double loss, int width, char out[256])
+{
+    char eta[32], bar[BAR_CELLS + 1];
+    double done = e->steps > 0 ? (double)e->step / (double)e->steps : 0;
+    int full = (int)(done * BAR_CELLS);
+    for (int i = 0; i < BAR_CELLS; i++) bar[i] = i < full ? '#' : '.';
+    bar[BAR_CELLS] = 0;
+    train_time_text(e->eta_s, eta);
+    snprintf(out, 256, "%3.0f%% [%s] step %lld of %lld  loss %.4f  %.0f tokens/s  %s left", 100 * done, bar,
+             (long long)e->step, (long long)e->steps, loss, e->tokens_per_s, eta);
+    if (width > 0 && width < 256) out[width] = 0;
+}
+
+static int terminal_width(void)
+{
+    struct winsize w;
+    return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 20 ? w.ws_col - 1 : 79;
+}
+
+static void end_line(struct train_progress *p)
+{
+    if (p->line_open) fputc('\n', p->out);
+    p->line_open = false;
+}
+
+static void show_step(struct train_progress *p, const struct train_event *e)
+{
+    if (isfinite(e->loss)) p->loss = isnan(p->loss) ? e->loss : 0.9 * p->loss + 0.1 * e->loss;
+    if (p->bar) {
+        char text[256];
+        train_bar_text(e, p->loss, terminal_width(), text);
+        fprintf(p->out, "\r%s\033[K", text);
+        p->line_open = true;
+        return;
+    }
+    int64_t every = e->steps > LINES ? e->steps / LINES : 1;
+    uint64_t now = clock_now();
+    bool due = e->step / every != p->told / every || now - p->told_at > LINE_SECONDS * UINT64_C(1000000000);
+    if (p->told >= 0 && e->step < e->steps && !due) return;
+    p->told = e->step;
+    p->told_at = now;
+    char eta[32];
+    train_time_text(e->eta_s, eta);
+    fprintf(
+        p->out,
+        "step %lld of %lld  epoch %.2f  loss %.4f  accuracy %.3f  gradient %.3g  rate %.3g  %.0f tokens/s  %s left\n",
+        (long long)e->step, (long long)e->steps, e->epoch, e->loss, e->accuracy, e->grad_norm, e->learning_rate,
+        e->tokens_per_s, eta);
+}
+
+static void show_plan(FILE *out, const struct train_plan *p)
+{
+    const double MIB = 1024 * 1024;
+    fprintf(out, "%lld rows", (long long)p->rows);
+    if (p->eval_rows) fprintf(out, ", %lld held out", (long long)p->eval_rows);
+    fprintf(out, "; %lld tokens an epoch, %lld of them trained; %lld steps\n", (long long)p->tokens_per_epoch,
+            (long long)p->trained_tokens_per_epoch, (long long)p->steps);
+    fprintf(
+        out,
+        "%.3f M parameters are trained; memory: %.0f MiB weights, %.0f parameters and moments, %.0f activations%s\n",
+        (double)p->trainable * 1e-6, (double)p->weight_bytes / MIB, (double)p->state_bytes / MIB,
+        (double)p->activation_bytes / MIB, p->recompute ? " (computed again on the way back)" : "");
+}
+
+void train_progress_show(struct train_progress *p, const struct train_event *e)
+{
+    p->last = e->kind;
+    if (e->text) snprintf(p->text, sizeof p->text, "%s", e->text);
+    if (e->kind == TRAIN_STEP) {
+        show_step(p, e);
+        return;
+    }
+    if (e->kind == TRAIN_CHECKPOINT) return;
+    end_line(p);
+    switch (e->kind) {
+    case TRAIN_PLAN: show_plan(p->out, e->plan); break;
+    case TRAIN_RESUMED: fprintf(p->out, "going on after step %lld\n", (long long)e->step); break;
+    case TRAIN_WARNING: fprintf(p->out, "warning: %s\n", e->text); break;
+    case TRAIN_EVAL:
+        p->eval_loss = e->eval_loss;
+        if (e->best) p->best_loss = e->eval_loss;
+        fprintf(p->out, "step %lld: evaluation: loss %.4f, perplexity %.3f, accuracy %.3f%s\n", (long long)e->step,
+                e->eval_loss, exp(e->eval_loss), e->eval_accuracy, e->best ? ", the best so far" : "");
+        break;
+    default: break;
+    }
+}

@@ -1,0 +1,29 @@
+/* What `tandem train` shows of a job's events: a bar on a terminal, lines elsewhere.  Main thread. */
+#ifndef TANDEM_SERVER_CLI_TRAIN_PROGRESS_H
+#define TANDEM_SERVER_CLI_TRAIN_PROGRESS_H
+
+#include "engine/train/train.h"
+
+#include <stdio.h>
+
+struct train_progress {
+    FILE *out;
+    bool bar;       /* one line that is written again and again */
+    bool line_open; /* it stands there */
+    int64_t told;   /* the step of the last line */
+    uint64_t told_at;
+    double loss; /* smoothed over some steps; NAN before the first */
+    enum train_event_kind last;
+    char text[512]; /* of the last event that had one */
+    double eval_loss, best_loss;
+};
+
+void train_progress_init(struct train_progress *, FILE *out, bool bar);
+void train_progress_show(struct train_progress *, const struct train_event *);
+
+/* "3 s", "12:05", "3:00:12" */
+void train_time_text(double seconds, char out[32]);
+/* The bar's line, at most `width` characters, without the carriage return. */
+void train_bar_text(const struct train_event *, double loss, int width, char out[256]);
+
+#endif

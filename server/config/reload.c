@@ -1,0 +1,94 @@
+/* Settings as text, and the taking over of changed ones.  Main thread only. */
+#include "server/config/conf.h"
+
+#include "engine/base/buf.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const void *at(const struct settings *s, const struct conf_option *o)
+{
+    return (const char *)s + o->offset;
+}
+
+static const char *string_at(const struct settings *s, const struct conf_option *o)
+{
+    const char *v = *(char *const *)at(s, o);
+    return v ? v : "";
+}
+
+void conf_format(const struct settings *s, const struct conf_option *o, struct buf *out)
+{
+    switch (o->type) {
+    case CONF_BOOL: buf_str(out, *(const bool *)at(s, o) ? "true" : "false"); break;
+    case CONF_INT: buf_printf(out, "%d", *(const int *)at(s, o)); break;
+    case CONF_U64: buf_printf(out, "%llu", (unsigned long long)*(const uint64_t *)at(s, o)); break;
+    case CONF_BYTES: buf_printf(out, "%zu", *(const size_t *)at(s, o)); break;
+    case CONF_NUMBER: buf_printf(out, "%.12g", *(const double *)at(s, o)); break;
+    case CONF_STRING:
+    case CONF_MAYBE:
+    case CONF_CHOICE: buf_str(out, string_at(s, o)); break;
+    case CONF_LIST: {
+        const struct string_list *l = at(s, o);
+        for (int i = 0; i < l->n; i++) buf_printf(out, "%s%s", i ? "," : "", l->v[i]);
+        break;
+    }
+    }
+}
+
+/* in memory of its own, NUL-terminated, also when there is nothing to say; the caller frees it */
+static char *text_of(const struct settings *s, const struct conf_option *o)
+{
+    struct buf b = {0};
+    conf_format(s, o, &b);
+    buf_append(&b, "", 0);
+    return b.data;
+}
+
+void conf_describe(const struct settings *s, enum command cmd, struct buf *out)
+{
+    static const char *const sources[] = {"", "  (file)", "  (environment)", "  (flag)"};
+    int n;
+    const struct conf_option *o = conf_options(&n);
+    for (int i = 0; i < n; i++) {
+        if (!(o[i].commands & (unsigned)cmd)) continue;
+        buf_printf(out, "%s = ", o[i].name);
+        if (o[i].secret)
+            buf_str(out, s->source[i] == CONF_DEFAULT ? "" : "(set)");
+        else
+            conf_format(s, &o[i], out);
+        buf_printf(out, "%s\n", sources[s->source[i]]);
+    }
+}
+
+/* Both keep a value of their own: a string's memory changes hands. */
+static void swap(struct settings *a, struct settings *b, const struct conf_option *o)
+{
+    static const size_t sizes[] = {
+        [CONF_BOOL] = sizeof(bool),    [CONF_INT] = sizeof(int),       [CONF_U64] = sizeof(uint64_t),
+        [CONF_BYTES] = sizeof(size_t), [CONF_NUMBER] = sizeof(double), [CONF_STRING] = sizeof(char *),
+        [CONF_MAYBE] = sizeof(char *), [CONF_CHOICE] = sizeof(char *), [CONF_LIST] = sizeof(struct string_list)};
+    char *x = (char *)a + o->offset, *y = (char *)b + o->offset, t;
+    for (size_t k = 0; k < sizes[o->type]; k++) t = x[k], x[k] = y[k], y[k] = t;
+}
+
+int conf_reload(struct settings *live, struct settings *fresh, enum command cmd, conf_change_fn *fn, void *arg)
+{
+    int n, taken = 0;
+    const struct conf_option *o = conf_options(&n);
+    for (int i = 0; i < n; i++) {
+        if (!(o[i].commands & (unsigned)cmd)) continue;
+        char *was = text_of(live, &o[i]), *now = text_of(fresh, &o[i]);
+        if (strcmp(was, now) != 0) {
+            if (o[i].reloadable) {
+                swap(live, fresh, &o[i]);
+                live->source[i] = fresh->source[i];
+                taken++;
+            }
+            if (fn) fn(arg, &o[i], o[i].secret ? "(set)" : was, o[i].secret ? "(set)" : now, o[i].reloadable);
+        }
+        free(was);
+        free(now);
+    }
+    return taken;
+}

@@ -1,0 +1,461 @@
+/* POST /train, GET /train, GET /train/{id} and what hangs below it.  Handlers on the loop thread only hand over; the
+ * functions with a db run on the store thread. */
+#include "server/jobs/api_train.h"
+
+#include "engine/base/mem.h"
+#include "server/api/adapter_dir.h"
+#include "server/api/models.h"
+#include "server/jobs/jobs.h"
+#include "server/json/json.h"
+#include "server/store/data_dir.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { QUEUE_MAX = 1000, LIST_MAX = 100 };
+
+bool train_refuses(struct http_req *req, bool openai)
+{
+    struct app *app = req->app;
+    if (app->state == APP_READY && !call_crowded(req)) return false;
+    if (app->state == APP_READY) {
+        http_set_header(req, "Retry-After", "2");
+        call_reply_error(req, openai, 429, "overloaded", "too many large requests wait for the job store");
+        return true;
+    }
+    http_set_header(req, "Retry-After", app->state == APP_LOADING ? "1" : "5");
+    call_reply_error(req, openai, 503, app->state == APP_LOADING ? "loading" : "draining", "%s",
+                     app->state == APP_LOADING ? "the model is loading" : "the server is shutting down");
+    return true;
+}
+
+struct train_limits train_limits_of(const struct app *app)
+{
+    return (struct train_limits){.model_id = app->info->model_id,
+                                 .weight_type = app->info->weight_type,
+                                 .max_model_len = app->info->max_model_len,
+                                 .max_lora_rank = app->info->max_lora_rank};
+}
+
+/* ---- creating -------------------------------------------------------------------------------------------------- */
+
+/* Of the body: whether a request under a known key is the same one. */
+static void hash_body(const struct call *c, char out[static 40])
+{
+    uint64_t h = 0xcbf29ce484222325u; /* FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv/ */
+    for (size_t i = 0; i < c->body_len; i++) h = (h ^ (unsigned char)c->body[i]) * 0x100000001b3u;
+    snprintf(out, 40, "%zu-%016llx", c->body_len, (unsigned long long)h);
+}
+
+bool train_replay(struct call *c, struct db *db)
+{
+    char hash[40];
+    if (!c->idempotency_key) return false;
+    if (!*c->idempotency_key || strlen(c->idempotency_key) > 255) {
+        call_fail(c, 400, "validation", NULL, "Idempotency-Key must have 1 to 255 bytes");
+        return true;
+    }
+    sqlite3_stmt *q = db_query(db, "SELECT seq, idem_hash FROM jobs WHERE idem_key = ?", "t", c->idempotency_key);
+    if (!db_step(db, q)) return false;
+    hash_body(c, hash);
+    if (strcmp(db_text(q, 1), hash) != 0)
+        call_fail(c, 409, "idempotency_key_reused", NULL, "this Idempotency-Key came with another body before");
+    c->job = db_int(q, 0);
+    db_done(q);
+    snprintf(c->header_name, sizeof c->header_name, "Idempotent-Replayed");
+    snprintf(c->header_value, sizeof c->header_value, "true");
+    return true;
+}
+
+/* On OpenAI's routes a job's id is another one. */
+static const char *lead(const struct call *c)
+{
+    return c->openai ? "ft" : "";
+}
+
+static bool check_data(struct call *c, struct db *db, const struct data_spec *d, const char *name)
+{
+    struct err e = {0};
+    if (d->kind == DATA_PATH) {
+        char *path = data_find(db->dir, d->ref, &e);
+        if (!path) call_fail(c, 422, "validation", name, "%s.path: %s", name, e.msg);
+        free(path);
+        return path != NULL;
+    }
+    if (d->kind != DATA_FILE) return true;
+    if (db_number(db, 0, "SELECT count(*) FROM files WHERE id = ?", "t", d->ref)) return true;
+    const char *openai = strcmp(name, "dataset") == 0 ? "training_file" : "validation_file";
+    if (!db->e.code && c->openai)
+        call_fail(c, 400, "file_not_found", openai, "%s: there is no file %.80s", openai, d->ref);
+    else if (!db->e.code)
+        call_fail(c, 422, "file_not_found", name, "%s.file: there is no file %.80s", name, d->ref);
+    return false;
+}
+
+/* Names are given once: two jobs that end under one name would leave it to chance which is served. */
+static bool check_names(struct call *c, struct db *db, const struct train_spec *s)
+{
+    if (s->serve_as && models_is_base(c->app->set, c->app->info, s->serve_as)) {
+        call_fail(c, 422, "validation", "serve_as", "serve_as: %s is the name of the model itself", s->serve_as);
+        return false;
+    }
+    if (s->serve_as && adapter_dir_names(c->app->set, s->serve_as)) {
+        call_fail(c, 409, "conflict", "serve_as", "serve_as: %s is an adapter of --adapters, and would be that again",
+                  s->serve_as);
+        return false;
+    }
+    if (s->serve_as) {
+        sqlite3_stmt *q =
+            db_query(db, "SELECT id FROM jobs WHERE serve_as = ? AND status IN ('queued', 'running', 'paused')", "t",
+                     s->serve_as);
+        if (db_step(db, q)) {
+            call_fail(c, 409, "conflict", "serve_as", "serve_as: %s%s, which is not over, will have this name", lead(c),
+                      db_text(q, 0));
+            db_done(q);
+            return false;
+        }
+    }
+    if (s->from) {
+        char *dir = data_path(db->dir, "adapters", s->from), *config = data_path(dir, "adapter_config.json", NULL);
+        bool there = access(config, R_OK) == 0;
+        if (!there) call_fail(c, 422, "validation", "from", "from: there is no adapter %s", s->from);
+        free(dir);
+        free(config);
+        return there;
+    }
+    return true;
+}
+
+bool train_check(struct call *c, struct db *db, const struct train_spec *s)
+{
+    return check_data(c, db, &s->data, "dataset") && (!s->eval.kind || check_data(c, db, &s->eval, "validation")) &&
+           check_names(c, db, s);
+}
+
+bool train_create(struct call *c, struct db *db, const struct train_create *t)
+{
+    struct train_spec *s = t->spec;
+    char id[DATA_ID_MAX], hash[40];
+    struct err e = {0};
+    struct buf text = {0};
+    if (!train_check(c, db, s)) return false;
+    if (db_number(db, 0, "SELECT count(*) FROM jobs WHERE status = 'queued'", "") >= QUEUE_MAX) {
+        call_fail(c, 429, "overloaded", NULL, "%d jobs are queued already", QUEUE_MAX);
+        return false;
+    }
+    if (t->id)
+        snprintf(id, sizeof id, "%s", t->id);
+    else
+        data_id(id, "job-");
+    if (!s->serve_as) s->serve_as = mem_strdup(id);
+    if (!s->base) s->base = mem_strdup(c->app->info->model_id);
+    if (c->path) job_data_remove(db->dir, c->path); /* of a first attempt that could not be committed */
+    free(c->path);
+    c->path = mem_strdup(id);
+    if (job_data_save(db->dir, id, &s->data, false, &e) || job_data_save(db->dir, id, &s->eval, true, &e)) {
+        call_fail(c, 507, "storage", NULL, "the rows could not be stored: %s", e.msg);
+        return false;
+    }
+    train_spec_put(&text, s);
+    hash_body(c, hash);
+    c->job = job_insert(db, &(struct job_new){.id = id,
+                                              .method = train_method_names[s->p.method],
+                                              .serve_as = s->serve_as,
+                                              .spec = text.data,
+                                              .openai = t->openai,
+                                              .idem_key = c->idempotency_key,
+                                              .idem_hash = hash});
+    buf_clear(&text);
+    buf_printf(&text, "Created fine-tuning job: ft%s", id);
+    job_event(db, c->job,
+              &(struct job_event){
+                  .kind = "state", .level = "info", .message = text.data, .step = -1, .data = "\"status\":\"queued\""});
+    buf_free(&text);
+    return db->e.code == 0;
+}
+
+/* Without the row, the rows that came inline belong to nobody. */
+static void settle_create(struct call *c, struct db *db)
+{
+    if (c->status >= 400 && c->path) job_data_remove(db->dir, c->path);
+}
+
+void train_after_create(struct call *c)
+{
+    if (c->status < 400) jobs_kick(c->app->jobs);
+}
+
+static void create(struct call *c, struct db *db)
+{
+    struct err e = {0};
+    struct train_spec spec = {0};
+    struct train_limits lim = train_limits_of(c->app);
+    c->status = 202;
+    if (train_replay(c, db)) {
+        if (c->status < 400) job_put(db, &c->out, c->job);
+        return;
+    }
+    cJSON *tree = json_parse_body(c->body, c->body_len, &e);
+    if (!tree) {
+        call_fail_body(c, "validation", &e);
+        return;
+    }
+    int status = train_spec_read(&spec, tree, &lim, &e);
+    if (status)
+        call_fail(c, status, "validation", NULL, "Input validation error: %s", e.msg);
+    else if (train_create(c, db, &(struct train_create){.spec = &spec}))
+        job_put(db, &c->out, c->job);
+    train_spec_free(&spec);
+    json_free(tree);
+}
+
+void api_train_create(struct http_req *req)
+{
+    if (train_refuses(req, false)) return;
+    struct call *c = call_new(req, false, create);
+    call_take_body(c);
+    c->settle = settle_create;
+    c->after = train_after_create;
+    call_send(c);
+}
+
+/* ---- reading --------------------------------------------------------------------------------------------------- */
+
+static bool find(struct call *c, struct db *db, struct job_key *k)
+{
+    if (job_find(db, c->param, k)) return true;
+    call_fail(c, 404, "not_found", NULL, "there is no job %.80s", c->param);
+    return false;
+}
+
+static void get_one(struct call *c, struct db *db)
+{
+    struct job_key k;
+    if (find(c, db, &k)) job_put(db, &c->out, k.seq);
+}
+
+static void list(struct call *c, struct db *db)
+{
+    struct err e = {0};
+    int64_t limit, before = INT64_MAX;
+    char status[16] = "", after[64] = "";
+    struct job_key k;
+    if (!query_int(c->query, "limit", 1, LIST_MAX, 20, &limit, &e)) {
+        call_fail(c, 422, "validation", NULL, "%s", e.msg);
+        return;
+    }
+    if (query_get(c->query, "after", after, sizeof after)) {
+        if (!job_find(db, after, &k)) {
+            call_fail(c, 422, "validation", NULL, "after: there is no job %s", after);
+            return;
+        }
+        before = k.seq;
+    }
+    bool given = query_get(c->query, "status", status, sizeof status);
+    int i = 0;
+    while (given && i < JOB_STATES && strcmp(status, job_state_names[i]) != 0) i++;
+    if (i == JOB_STATES)
+        call_fail(c, 422, "validation", NULL,
+                  "status: must be one of queued, running, paused, succeeded, failed, cancelled");
+    else
+        job_put_list(db, &c->out, given ? status : NULL, before, (int)limit);
+}
+
+static void metrics(struct call *c, struct db *db)
+{
+    struct job_key k;
+    if (find(c, db, &k)) job_put_metrics(db, &c->out, k.seq);
+}
+
+static void checkpoints(struct call *c, struct db *db)
+{
+    struct job_key k;
+    if (find(c, db, &k)) job_put_checkpoints(db, &c->out, k.seq);
+}
+
+void api_train_list(struct http_req *req)
+{
+    call_start(req, false, list, NULL);
+}
+
+void api_train_get(struct http_req *req)
+{
+    call_start(req, false, get_one, NULL);
+}
+
+void api_train_metrics(struct http_req *req)
+{
+    call_start(req, false, metrics, NULL);
+}
+
+void api_train_checkpoints(struct http_req *req)
+{
+    call_start(req, false, checkpoints, NULL);
+}
+
+/* ---- acting ---------------------------------------------------------------------------------------------------- */
+
+static void want(struct db *db, int64_t seq, const char *wanted)
+{
+    char message[64];
+    db_run(db, "UPDATE jobs SET wanted = ? WHERE seq = ?", "ti", wanted, seq);
+    snprintf(message, sizeof message, "Asked to %s", wanted ? wanted : "go on");
+    job_event(db, seq, &(struct job_event){.kind = "log", .level = "info", .message = message, .step = -1});
+}
+
+/* A job that is over does not hold its name any more. */
+static bool name_taken(struct call *c, struct db *db, const struct job_key *k)
+{
+    sqlite3_stmt *q =
+        db_query(db,
+                 "SELECT id, serve_as FROM jobs WHERE serve_as = (SELECT serve_as FROM jobs WHERE seq = ?1)"
+                 " AND seq <> ?1 AND status IN ('queued', 'running', 'paused')",
+                 "i", k->seq);
+    if (!db_step(db, q)) return false;
+    call_fail(c, 409, "conflict", NULL, "%s%s cannot be resumed: %s%s, which is not over, will have its name %s",
+              lead(c), k->id, lead(c), db_text(q, 0), db_text(q, 1));
+    db_done(q);
+    return true;
+}
+
+static bool train_act(struct call *c, struct db *db, const struct job_key *k, enum job_action action)
+{
+    static const char *const names[] = {"cancelled", "paused", "resumed"};
+    bool waits = k->state == JOB_QUEUED || k->state == JOB_PAUSED, runs = k->state == JOB_RUNNING;
+    c->job = k->seq;
+    c->command = -1;
+    if (action == ACTION_CANCEL && (waits || k->state == JOB_FAILED)) {
+        job_set_state(db, k->seq, JOB_CANCELLED, NULL, NULL);
+        free(c->path2);
+        c->path2 = mem_strdup(k->id);
+    } else if (action == ACTION_CANCEL && runs) {
+        want(db, k->seq, "cancel");
+        c->command = TRAIN_CANCEL;
+    } else if (action == ACTION_PAUSE && k->state == JOB_QUEUED) {
+        job_set_state(db, k->seq, JOB_PAUSED, NULL, NULL);
+    } else if (action == ACTION_PAUSE && runs) {
+        want(db, k->seq, "pause");
+        c->command = TRAIN_PAUSE;
+    } else if (action == ACTION_RESUME && (k->state == JOB_PAUSED || k->state == JOB_FAILED)) {
+        if (k->state == JOB_FAILED && name_taken(c, db, k)) return false;
+        job_set_state(db, k->seq, JOB_QUEUED, NULL, NULL);
+    } else if (action == ACTION_RESUME && runs) {
+        want(db, k->seq, NULL);
+        c->command = TRAIN_GO_ON;
+    } else if (!(action == ACTION_CANCEL && k->state == JOB_CANCELLED) &&
+               !(action == ACTION_PAUSE && k->state == JOB_PAUSED) &&
+               !(action == ACTION_RESUME && k->state == JOB_QUEUED)) {
+        call_fail(c, c->openai ? 400 : 409, "conflict", NULL, "%s%s is %s and cannot be %s", lead(c), k->id,
+                  job_state_names[k->state], names[action]);
+        return false;
+    }
+    return true;
+}
+
+/* A job that was cancelled while it waited leaves nothing behind. */
+static void settle_act(struct call *c, struct db *db)
+{
+    if (c->status >= 400 || !c->path2) return;
+    char *dir = data_path(db->dir, "checkpoints", c->path2);
+    data_remove(dir);
+    free(dir);
+    job_data_remove(db->dir, c->path2);
+}
+
+static void after_act(struct call *c)
+{
+    if (c->status >= 400) return;
+    jobs_notify(c->app->jobs, c->job);
+    if (c->command >= 0) jobs_command(c->app->jobs, c->job, (enum train_command)c->command);
+    jobs_kick(c->app->jobs);
+}
+
+static void act(struct call *c, struct db *db, enum job_action action)
+{
+    const struct train_view *view = c->user;
+    struct job_key k;
+    if (view->find(c, db, &k) && train_act(c, db, &k, action)) view->put(c, db, k.seq);
+}
+
+static void cancel(struct call *c, struct db *db)
+{
+    act(c, db, ACTION_CANCEL);
+}
+
+static void hold(struct call *c, struct db *db)
+{
+    act(c, db, ACTION_PAUSE);
+}
+
+static void resume(struct call *c, struct db *db)
+{
+    act(c, db, ACTION_RESUME);
+}
+
+void train_start_act(struct http_req *req, const struct train_view *view, enum job_action action)
+{
+    static call_fn *const run[] = {[ACTION_CANCEL] = cancel, [ACTION_PAUSE] = hold, [ACTION_RESUME] = resume};
+    struct call *c = call_new(req, view->openai, run[action]);
+    c->user = (void *)view;
+    c->settle = settle_act;
+    c->after = after_act;
+    call_send(c);
+}
+
+static void put_one(struct call *c, struct db *db, int64_t seq)
+{
+    job_put(db, &c->out, seq);
+}
+
+static const struct train_view native = {false, find, put_one};
+
+void api_train_cancel(struct http_req *req)
+{
+    train_start_act(req, &native, ACTION_CANCEL);
+}
+
+void api_train_pause(struct http_req *req)
+{
+    train_start_act(req, &native, ACTION_PAUSE);
+}
+
+void api_train_resume(struct http_req *req)
+{
+    train_start_act(req, &native, ACTION_RESUME);
+}
+
+/* ---- deleting -------------------------------------------------------------------------------------------------- */
+
+static void delete_job(struct call *c, struct db *db)
+{
+    struct job_key k;
+    if (!find(c, db, &k)) return;
+    if (k.state < JOB_SUCCEEDED) {
+        call_fail(c, 409, "conflict", NULL, "%s is %s: cancel it first", k.id, job_state_names[k.state]);
+        return;
+    }
+    db_run(db, "DELETE FROM jobs WHERE seq = ?", "i", k.seq);
+    db->jobs_changed = true;
+    free(c->path2);
+    c->path2 = mem_strdup(k.id);
+    buf_clear(&c->out);
+    buf_printf(&c->out, "{\"id\":\"%s\",\"object\":\"train.job\",\"deleted\":true}", k.id);
+}
+
+static void settle_delete(struct call *c, struct db *db)
+{
+    settle_act(c, db);
+    if (c->status >= 400 || !c->path2) return;
+    char *board = data_path(db->dir, "tensorboard", c->path2);
+    data_remove(board);
+    free(board);
+}
+
+void api_train_delete(struct http_req *req)
+{
+    struct call *c = call_new(req, false, delete_job);
+    c->settle = settle_delete;
+    call_send(c);
+}

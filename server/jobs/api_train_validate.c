@@ -1,0 +1,253 @@
+/* POST /train/validate: what a job would do, without doing it.  The store thread reads and checks the request, a pool
+ * thread prepares the data (into the cache that a job with the same data then uses), the loop answers. */
+#include "server/jobs/api_train.h"
+
+#include "engine/base/mem.h"
+#include "server/jobs/jobs.h"
+#include "server/json/json.h"
+#include "server/store/data_dir.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { AT_ONCE = 2, ROWS = 3, ROWS_MAX = 20 };
+
+struct validation {
+    struct app *app;
+    struct http_req *req; /* NULL once closed */
+    atomic_bool gone;     /* likewise, for the pool thread */
+    struct train_spec spec;
+    char id[DATA_ID_MAX]; /* of the rows that came inline, stored for as long as this takes */
+    char *from;
+    int rows;
+    double tokens_per_s; /* of an earlier job of this method; NAN */
+    char speed_job[48];
+    /* what comes out */
+    struct err e;
+    struct dataset_report report, eval_report;
+    struct train_plan plan;
+    struct err plan_error;
+    struct buf preview;
+};
+
+static void validation_free(struct validation *v)
+{
+    train_spec_free(&v->spec);
+    buf_free(&v->preview);
+    free(v->from);
+    free(v);
+}
+
+/* ---- the store thread ------------------------------------------------------------------------------------------ */
+
+static void check(struct call *c, struct db *db)
+{
+    struct validation *v = c->user;
+    struct train_limits lim = train_limits_of(c->app);
+    struct err e = {0};
+    int64_t rows;
+    if (!query_int(c->query, "rows", 0, ROWS_MAX, ROWS, &rows, &e)) {
+        call_fail(c, 422, "validation", NULL, "%s", e.msg);
+        return;
+    }
+    v->rows = (int)rows;
+    cJSON *tree = json_parse_body(c->body, c->body_len, &e);
+    if (!tree) {
+        call_fail_body(c, "validation", &e);
+        return;
+    }
+    train_spec_free(&v->spec);
+    int status = train_spec_read(&v->spec, tree, &lim, &e);
+    if (!v->id[0]) data_id(v->id, "validate-"); /* once, if a batch of works is repeated */
+    if (status) {
+        call_fail(c, status, "validation", NULL, "Input validation error: %s", e.msg);
+    } else if (train_check(c, db, &v->spec)) {
+        if (job_data_save(db->dir, v->id, &v->spec.data, false, &e) ||
+            job_data_save(db->dir, v->id, &v->spec.eval, true, &e))
+            call_fail(c, 507, "storage", NULL, "the rows could not be stored: %s", e.msg);
+        if (v->spec.from && !v->from) v->from = data_path(db->dir, "adapters", v->spec.from);
+    }
+    v->spec.data.inline_ = v->spec.eval.inline_ = NULL;
+    json_free(tree);
+    v->tokens_per_s = NAN;
+    sqlite3_stmt *q =
+        db_query(db,
+                 "SELECT last ->> '$.tokens_per_s', id FROM job_rows WHERE method = ? AND last IS NOT NULL"
+                 " ORDER BY seq DESC LIMIT 1",
+                 "t", train_method_names[v->spec.p.method]);
+    if (db_step(db, q)) {
+        v->tokens_per_s = db_double(q, 0);
+        snprintf(v->speed_job, sizeof v->speed_job, "%s", db_text(q, 1));
+        db_done(q);
+    }
+}
+
+/* ---- the pool -------------------------------------------------------------------------------------------------- */
+
+static bool is_gone(void *arg)
+{
+    struct validation *v = arg;
+    return atomic_load(&v->gone);
+}
+
+static int open_data(struct validation *v, bool eval, struct dataset **out)
+{
+    const struct data_spec *d = eval ? &v->spec.eval : &v->spec.data;
+    const char *dir = settings_data_dir(v->app->set); /* the pool does not look into the store */
+    return job_data_open(v->app, v->id, d, eval, v->spec.p.max_length,
+                         &(struct job_data_hooks){.cancelled = is_gone, .arg = v}, dir, out,
+                         eval ? &v->eval_report : &v->report, &v->e);
+}
+
+static void put_row(struct validation *v, const struct dataset *data, uint64_t i)
+{
+    struct dataset_row row = dataset_row(data, i);
+    struct dataset_preview p;
+    struct buf *b = &v->preview;
+    dataset_preview(&row, engine_tokenizer(v->app->engine), &p);
+    buf_printf(b, "%s{\"tokens\":%d,\"trained_tokens\":%d,\"segments\":[", i ? "," : "", row.n, row.n_trained);
+    for (int k = 0; k < p.n; k++) {
+        buf_printf(b, "%s{\"trained\":%s,\"tokens\":%d,\"text\":", k ? "," : "", p.v[k].trained ? "true" : "false",
+                   p.v[k].tokens);
+        json_put_string(b, p.v[k].text, p.v[k].bytes);
+        buf_char(b, '}');
+    }
+    buf_str(b, "]}");
+    dataset_preview_free(&p);
+}
+
+static void work_validate(void *arg)
+{
+    struct validation *v = arg;
+    struct dataset *data = NULL, *eval = NULL;
+    if (open_data(v, false, &data) == 0 && v->spec.eval.kind && open_data(v, true, &eval))
+        err_prefix(&v->e, "validation");
+    if (!v->e.code) {
+        uint64_t n = dataset_rows(data);
+        for (uint64_t i = 0; i < n && i < (uint64_t)v->rows; i++) put_row(v, data, i);
+        struct train_job job = {.p = v->spec.p,
+                                .data = data,
+                                .eval = eval,
+                                .from = v->from,
+                                .base_name = v->app->info->base_name,
+                                .model_dir = v->app->set->model};
+        engine_train_plan(v->app->engine, &job, &v->plan, &v->plan_error);
+    }
+    if (data) dataset_free(data);
+    if (eval) dataset_free(eval);
+    job_data_remove(settings_data_dir(v->app->set), v->id);
+}
+
+/* ---- the loop -------------------------------------------------------------------------------------------------- */
+
+static void put_estimate(struct buf *b, const struct validation *v)
+{
+    const struct train_plan *p = &v->plan;
+    /* whichever is less: the last batch of an epoch is smaller, and max_steps may end it early */
+    double tokens = (double)p->tokens_per_epoch * v->spec.p.epochs, most = (double)p->steps * v->spec.p.batch_tokens;
+    if (v->spec.p.max_steps > 0 && most < tokens) tokens = most;
+    buf_printf(b, ",\"estimate\":{\"steps\":%lld,\"tokens\":", (long long)p->steps);
+    json_put_number(b, tokens);
+    buf_str(b, ",\"tokens_per_s\":");
+    json_put_number(b, v->tokens_per_s);
+    buf_str(b, ",\"seconds\":");
+    json_put_number(b, v->tokens_per_s > 0 ? tokens / v->tokens_per_s : NAN);
+    buf_str(b, ",\"based_on\":");
+    if (v->tokens_per_s > 0)
+        buf_printf(b, "\"%s\"}", v->speed_job);
+    else
+        buf_str(b, "null}");
+}
+
+static void answer(struct validation *v)
+{
+    struct buf b = {0};
+    if (v->e.code || v->plan_error.code) {
+        const struct err *e = v->e.code ? &v->e : &v->plan_error;
+        call_reply_error(v->req, false, 422, "validation", "%s%s", v->e.code ? "dataset: " : "", e->msg);
+        return;
+    }
+    buf_str(&b, "{\"object\":\"train.validation\",\"dataset\":");
+    job_put_report(&b, &v->report);
+    buf_str(&b, ",\"validation\":");
+    if (v->spec.eval.kind)
+        job_put_report(&b, &v->eval_report);
+    else
+        buf_str(&b, "null");
+    buf_str(&b, ",\"rows\":[");
+    buf_append(&b, v->preview.data, v->preview.len);
+    buf_str(&b, "],\"hyperparameters\":");
+    train_params_put(&b, &v->spec.p);
+    buf_str(&b, ",\"plan\":{");
+    job_put_plan(&b, &v->plan);
+    buf_char(&b, '}');
+    put_estimate(&b, v);
+    buf_char(&b, '}');
+    http_reply(v->req, 200, "application/json", b.data, b.len);
+    buf_free(&b);
+}
+
+static void on_validated(void *arg)
+{
+    struct validation *v = arg;
+    v->app->validations--;
+    if (v->req) {
+        v->req->on_close = NULL;
+        answer(v);
+    }
+    validation_free(v);
+}
+
+static void on_close(struct http_req *req)
+{
+    struct validation *v = req->user;
+    v->req = NULL;
+    atomic_store(&v->gone, true);
+}
+
+static void after_check(struct call *c)
+{
+    struct validation *v = c->user;
+    if (c->status >= 400) {
+        c->app->validations--;
+        validation_free(v);
+        return;
+    }
+    c->answered = true;
+    v->app = c->app;
+    v->req = c->req;
+    if (v->req) {
+        v->req->user = v;
+        v->req->on_close = on_close;
+    } else {
+        atomic_store(&v->gone, true); /* what is left to do is to remove the rows */
+    }
+    bridge_work(c->app->bridge, 0, work_validate, on_validated, v);
+}
+
+static void settle_check(struct call *c, struct db *db)
+{
+    struct validation *v = c->user;
+    if (c->status >= 400 && v->id[0]) job_data_remove(db->dir, v->id);
+}
+
+void api_train_validate(struct http_req *req)
+{
+    struct app *app = req->app;
+    if (train_refuses(req, false)) return;
+    if (app->validations >= AT_ONCE) {
+        http_set_header(req, "Retry-After", "2");
+        call_reply_error(req, false, 429, "overloaded", "%d validations are running already", AT_ONCE);
+        return;
+    }
+    app->validations++;
+    struct call *c = call_new(req, false, check);
+    call_take_body(c);
+    c->user = mem_zalloc(sizeof(struct validation));
+    c->settle = settle_check;
+    c->after = after_check;
+    call_send(c);
+}

@@ -1,0 +1,250 @@
+/* The parts of a job that read and write files: preparing its data, publishing its result.  Pool threads. */
+#include "server/jobs/job_run.h"
+
+#include "engine/base/crash.h"
+#include "engine/base/file.h"
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "server/json/json.h"
+#include "server/store/data_dir.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char *inline_name(char out[static 80], const char *job_id, enum data_kind kind, bool eval)
+{
+    snprintf(out, 80, "%s%s.%s", job_id, eval ? "-eval" : "", kind == DATA_ROWS ? "json" : "txt");
+    return out;
+}
+
+char *job_data_path(const char *dir, const char *job_id, const struct data_spec *d, bool eval, struct err *e)
+{
+    char name[80];
+    if (d->kind == DATA_PATH) return data_find(dir, d->ref, e);
+    if (d->kind != DATA_FILE) return data_path(dir, "inline", inline_name(name, job_id, d->kind, eval));
+    char *path = data_path(dir, "files", d->ref);
+    if (access(path, R_OK) == 0) return path;
+    err_set(e, ERR_NOT_FOUND, "%s: the file was deleted", d->ref);
+    free(path);
+    return NULL;
+}
+
+int job_data_save(const char *dir, const char *job_id, const struct data_spec *d, bool eval, struct err *e)
+{
+    char name[80];
+    if (!d->inline_) return 0;
+    char *path = data_path(dir, "inline", inline_name(name, job_id, d->kind, eval));
+    struct buf rows = {0};
+    if (d->kind == DATA_ROWS) json_put_value(&rows, d->inline_, ",", ":");
+    const char *text = d->kind == DATA_ROWS ? rows.data : d->inline_->valuestring;
+    int rc = data_mkdir(dir, "inline", NULL, e);
+    if (!rc) rc = data_write(path, text, strlen(text), e);
+    buf_free(&rows);
+    free(path);
+    return rc;
+}
+
+void job_data_remove(const char *dir, const char *job_id)
+{
+    for (int i = 0; i < 4; i++) {
+        char name[80];
+        char *path = data_path(dir, "inline", inline_name(name, job_id, i & 1 ? DATA_ROWS : DATA_TEXT, i & 2));
+        data_remove(path);
+        free(path);
+    }
+}
+
+void job_put_report(struct buf *b, const struct dataset_report *d)
+{
+    buf_printf(b,
+               "{\"format\":\"%s\",\"rows\":%llu,\"kept\":%llu,\"skipped\":%llu,\"duplicates\":%llu,\"truncated\":%llu,"
+               "\"tokens\":%llu,\"trained_tokens\":%llu,\"longest\":%llu,\"problems\":[",
+               dataset_format_name(d->format), (unsigned long long)d->seen, (unsigned long long)d->kept,
+               (unsigned long long)d->skipped, (unsigned long long)d->duplicates, (unsigned long long)d->truncated,
+               (unsigned long long)d->tokens, (unsigned long long)d->trained_tokens, (unsigned long long)d->longest);
+    for (int i = 0; i < d->n_problems; i++) {
+        buf_printf(b, "%s{\"line\":%llu,\"what\":", i ? "," : "", (unsigned long long)d->problem[i].line);
+        json_put_string(b, d->problem[i].what, strlen(d->problem[i].what));
+        buf_char(b, '}');
+    }
+    buf_str(b, "]}");
+}
+
+void run_free(struct run *r)
+{
+    train_spec_free(&r->spec);
+    if (r->data) dataset_free(r->data);
+    if (r->eval) dataset_free(r->eval);
+    free(r->dir);
+    free(r->out);
+    free(r->from);
+    free(r->target);
+    free(r);
+}
+
+/* ---- preparing ------------------------------------------------------------------------------------------------- */
+
+/* Cancelled, paused, or the daemon ends: data that is not ready is prepared anew. */
+static bool is_stopped(void *arg)
+{
+    struct run *r = arg;
+    return atomic_load(&r->stopping) || atomic_load(&r->interrupted);
+}
+
+#define CACHE_BYTES ((uint64_t)8 << 30) /* of all prepared sets together */
+
+int job_data_open(const struct app *app, const char *job_id, const struct data_spec *d, bool eval, int max_length,
+                  const struct job_data_hooks *hooks, const char *dir, struct dataset **out,
+                  struct dataset_report *report, struct err *e)
+{
+    char *path = job_data_path(dir, job_id, d, eval, e), *cache = data_path(dir, "cache", NULL);
+    int rc = path ? (e->code = 0) : e->code;
+    struct dataset_source source = {.path = path, .name = d->ref ? d->ref : eval ? "validation" : "dataset"};
+    struct dataset_options options = {
+        .format = d->format,
+        .max_length = max_length,
+        .train_on_prompt = d->train_on_prompt,
+        .keep_duplicates = d->keep_duplicates,
+        .no_eos = d->no_eos,
+        .cache_dir = cache,
+        .cache_bytes = CACHE_BYTES,
+        .threads = 1, /* serving has the others */
+        .progress = hooks->progress,
+        .cancelled = hooks->cancelled,
+        .arg = hooks->arg,
+    };
+    /* the same code and the same template as serving: what is trained is what will be asked */
+    const struct chat_format *chat = &app->chat;
+    if (!rc && chat->broken) rc = err_set(e, ERR_INVALID, "%s", chat->reason);
+    if (!rc)
+        rc = dataset_open(out, &source, &options, engine_tokenizer(app->engine), chat->template,
+                          app->info->n_eos ? app->info->eos[0] : -1, report, e);
+    free(path);
+    free(cache);
+    return rc;
+}
+
+static int open_data(struct run *r, const struct data_spec *d, bool eval, struct dataset **out,
+                     struct dataset_report *report)
+{
+    struct job_data_hooks hooks = {.progress = run_prepared, .cancelled = is_stopped, .arg = r};
+    return job_data_open(r->app, r->id, d, eval, r->spec.p.max_length, &hooks, settings_data_dir(r->app->set), out,
+                         report, &r->e);
+}
+
+/* A crash came between the renaming and the row: what is served already is this job's. */
+static bool is_published(const struct run *r)
+{
+    char *path = file_join(r->target, "tandem.json"), *text = NULL;
+    size_t n;
+    struct err e = {0};
+    bool mine = false;
+    if (file_read(path, 65536, &text, &n, &e) == 0) {
+        struct buf wanted = {0};
+        buf_printf(&wanted, "\"job\":\"%s\"", r->id);
+        mine = strstr(text, wanted.data) != NULL;
+        buf_free(&wanted);
+    }
+    free(text);
+    free(path);
+    return mine;
+}
+
+static void count_batch(struct run *r)
+{
+    struct train_params *p = &r->spec.p;
+    if (!r->spec.batch_size || !r->report.kept) return;
+    double tokens = (double)r->spec.batch_size * (double)r->report.tokens / (double)r->report.kept;
+    p->batch_tokens = tokens < 16 ? 16 : tokens > 1048576 ? 1048576 : (int)tokens;
+}
+
+void run_prepare(uv_work_t *w)
+{
+    struct run *r = w->data;
+    const char *dir = settings_data_dir(r->app->set);
+    bool full = r->spec.p.method == TRAIN_FULL;
+    crash_thread_begin();
+    r->error_code = "storage";
+    r->dir = data_path(dir, "checkpoints", r->id);
+    r->out = file_join(r->dir, "result");
+    r->target = data_path(dir, full ? "models" : "adapters", r->spec.serve_as);
+    if (r->spec.from) r->from = data_path(dir, "adapters", r->spec.from);
+    if (data_mkdir(dir, "checkpoints", r->id, &r->e) || data_mkdir(dir, full ? "models" : "adapters", NULL, &r->e))
+        return;
+    r->published = is_published(r);
+    if (r->published) return;
+    r->error_code = "invalid_dataset";
+    if (open_data(r, &r->spec.data, false, &r->data, &r->report)) return;
+    if (r->spec.eval.kind && open_data(r, &r->spec.eval, true, &r->eval, &r->eval_report)) {
+        err_prefix(&r->e, "validation");
+        return;
+    }
+    count_batch(r);
+    r->e.code = 0;
+    r->job = (struct train_job){
+        .p = r->spec.p,
+        .data = r->data,
+        .eval = r->eval,
+        .from = r->from,
+        .base_name = r->app->info->base_name,
+        .model_dir = full ? r->app->set->model : NULL,
+        .dir = r->dir,
+        .out = r->out,
+    };
+}
+
+/* ---- publishing ------------------------------------------------------------------------------------------------ */
+
+/* The result takes the name's place in one step; what was there before goes to `out` and is removed. */
+static int put_in_place(struct run *r)
+{
+    struct stat st;
+    bool there = lstat(r->target, &st) == 0;
+    int rc = there ? renameat2(AT_FDCWD, r->out, AT_FDCWD, r->target, RENAME_EXCHANGE) : rename(r->out, r->target);
+    if (rc && there && (errno == EINVAL || errno == ENOSYS)) { /* a file system without exchange: two steps */
+        char *old = file_join(r->dir, "replaced");
+        data_remove(old);
+        rc = rename(r->target, old);
+        if (!rc && rename(r->out, r->target)) {
+            int why = errno;
+            rc = -1;
+            if (rename(old, r->target)) log_error("%s: what was served is now in %s", r->target, old);
+            errno = why;
+        } else if (!rc) {
+            data_remove(old);
+        }
+        free(old);
+    }
+    if (rc) return err_set(&r->e, ERR_IO, "%s: %s", r->target, strerror(errno));
+    if (data_sync_parent(r->target, &r->e) || data_sync_parent(r->out, &r->e)) return r->e.code;
+    data_remove(r->out);
+    return 0;
+}
+
+/* First what reads it, then its place: a result that cannot be served replaces nothing. */
+void run_publish(uv_work_t *w)
+{
+    struct run *r = w->data;
+    bool lora = r->spec.p.method != TRAIN_FULL;
+    crash_thread_begin();
+    r->e.code = 0;
+    r->error_code = "publishing_failed";
+    if (lora && app_publish_adapter(r->app, r->spec.serve_as, r->published ? r->target : r->out, &r->e)) return;
+    if (!r->published) {
+        struct buf about = {0};
+        char *path = file_join(r->out, "tandem.json");
+        buf_printf(&about, "{\"job\":\"%s\",\"base\":", r->id);
+        json_put_string(&about, r->app->info->model_id, strlen(r->app->info->model_id));
+        buf_str(&about, "}\n");
+        if (data_write(path, about.data, about.len, &r->e) == 0) put_in_place(r);
+        buf_free(&about);
+        free(path);
+    } else {
+        data_remove(r->out); /* what it replaced */
+    }
+}

@@ -1,0 +1,537 @@
+/* The runner's states (jobs.h).  Loop thread, but for the claim's function on the store thread. */
+#include "server/jobs/job_run.h"
+
+#include "engine/base/check.h"
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "server/jobs/job_db.h"
+#include "server/json/json.h"
+#include "server/store/data_dir.h"
+#include "server/store/db_views.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RETRY_MS = 2000, ATTEMPTS_MAX = 5 };
+
+/* ---- sweeping: what no row knows of ---------------------------------------------------------------------------- */
+
+struct sweep {
+    struct store_work work; /* first */
+    struct jobs *jobs;
+    struct db *db;
+    const char *folder;
+    struct buf orphans; /* paths, each with its terminating 0; removed when the commit is on the disk */
+};
+
+static bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), m = strlen(end);
+    return n >= m && strcmp(s + n - m, end) == 0;
+}
+
+static bool is_known(struct sweep *s, const char *name)
+{
+    char id[64];
+    snprintf(id, sizeof id, "%.*s", (int)strcspn(name, "."), name);
+    if (strcmp(s->folder, "files") == 0)
+        return db_number(s->db, 0, "SELECT count(*) FROM files WHERE id = ?", "t", name) > 0;
+    if (ends_with(id, "-eval")) id[strlen(id) - 5] = 0;
+    /* rows that came inline are needed until the job is over for good */
+    if (strcmp(s->folder, "inline") == 0)
+        return !strstr(name, ".tmp") &&
+               db_number(s->db, 0,
+                         "SELECT count(*) FROM jobs WHERE id = ? AND status NOT IN ('succeeded', 'cancelled')", "t",
+                         id) > 0;
+    return db_number(s->db, 0, "SELECT count(*) FROM jobs WHERE id = ?", "t", id) > 0;
+}
+
+static void sweep_one(void *arg, const char *name)
+{
+    struct sweep *s = arg;
+    if (is_known(s, name) || s->db->e.code) return;
+    char *path = data_path(s->db->dir, s->folder, name);
+    buf_append(&s->orphans, path, strlen(path) + 1);
+    free(path);
+}
+
+static int on_sweep(struct store_work *w, struct db *db)
+{
+    static const char *const folders[] = {"inline", "checkpoints", "tensorboard"};
+    struct sweep *s = (struct sweep *)w;
+    const struct buf *found = &s->jobs->found;
+    struct err e = {0};
+    s->db = db;
+    buf_clear(&s->orphans);
+    db_optional_begin(db);
+    db_views_check(db);
+    if (!db_optional_end(db, &e)) log_warn("the jobs' rows were not looked through: %s", e.msg);
+    db_run(db,
+           "DELETE FROM files WHERE expires < ? AND NOT EXISTS(SELECT 1 FROM jobs"
+           " WHERE status IN ('queued', 'running', 'paused') AND instr(spec, files.id) > 0)",
+           "i", data_now_ms() / 1000);
+    s->folder = "files"; /* not as it is now: uploads are under way */
+    for (const char *p = found->data; p && p < found->data + found->len; p += strlen(p) + 1) sweep_one(s, p);
+    for (int i = 0; i < 3; i++) {
+        s->folder = folders[i];
+        data_list(db->dir, s->folder, sweep_one, s);
+    }
+    db->jobs_changed = true;
+    return 0;
+}
+
+static void on_swept(struct store_work *w, struct db *db)
+{
+    struct sweep *s = (struct sweep *)w;
+    const struct buf *v = &s->orphans;
+    if (!w->undone) {
+        for (const char *p = v->data; p && p < v->data + v->len; p += strlen(p) + 1) {
+            log_info("removing what no job or file owns: path=%s", p);
+            data_remove(p);
+        }
+        job_sweep_checkpoints(db);
+    }
+    buf_free(&s->orphans);
+}
+
+/* ---- claiming the next job ------------------------------------------------------------------------------------- */
+
+struct claim {
+    struct store_work work; /* first */
+    struct jobs *jobs;
+    struct run *run; /* NULL: there is nothing to do */
+    bool again;      /* a job was settled without running: look once more */
+};
+
+/* A command that came while nobody ran the job. */
+static bool settle_wanted(struct db *db, int64_t seq, const char *wanted)
+{
+    if (strcmp(wanted, "cancel") == 0)
+        job_set_state(db, seq, JOB_CANCELLED, NULL, NULL);
+    else if (strcmp(wanted, "pause") == 0)
+        job_set_state(db, seq, JOB_PAUSED, NULL, NULL);
+    else
+        return false;
+    return true;
+}
+
+static struct run *run_new(struct jobs *jobs, sqlite3_stmt *q, struct err *e)
+{
+    struct run *r = mem_zalloc(sizeof *r);
+    struct train_limits lim = {.model_id = jobs->app->info->model_id,
+                               .weight_type = jobs->app->info->weight_type,
+                               .max_model_len = jobs->app->info->max_model_len,
+                               .max_lora_rank = jobs->app->info->max_lora_rank,
+                               .stored = true};
+    r->jobs = jobs;
+    r->app = jobs->app;
+    r->stride = 1;
+    r->seq = db_int(q, 0);
+    snprintf(r->id, sizeof r->id, "%s", db_text(q, 1));
+    r->resumed = !db_null(q, 4);
+    r->reached = db_int(q, 7);
+    const char *spec = db_text(q, 3);
+    cJSON *tree = NULL;
+    if (db_null(q, 3))
+        err_set(e, ERR_INVALID, "what this job is to do is damaged in jobs.sqlite (column spec)");
+    else
+        tree = json_parse(spec, strlen(spec), e);
+    bool read = tree && train_spec_read(&r->spec, tree, &lim, e) == 0;
+    if (read && r->spec.base && strcmp(r->spec.base, lim.model_id) != 0)
+        err_set(e, ERR_INVALID, "base: the job is for the model %.100s, and this server has %.100s: resume it there",
+                r->spec.base, lim.model_id);
+    else if (read && r->spec.p.max_length > lim.max_model_len)
+        err_set(e, ERR_INVALID, "max_length: the model that is served now has %d positions", lim.max_model_len);
+    else if (read && r->spec.p.method != TRAIN_FULL && r->spec.p.lora_r > lim.max_lora_rank)
+        err_set(e, ERR_INVALID, "lora_r: %d, and --max-lora-rank of this server is %d", r->spec.p.lora_r,
+                lim.max_lora_rank);
+    json_free(tree);
+    r->e = *e;
+    return r;
+}
+
+static int on_claim(struct store_work *w, struct db *db)
+{
+    struct claim *c = (struct claim *)w;
+    char wanted[16];
+    c->again = false;
+    sqlite3_stmt *q = db_query(db,
+                               "SELECT seq, id, coalesce(wanted, ''), spec, started, status = 'running', attempts, "
+                               "coalesce(step, 0) FROM job_rows"
+                               " WHERE status IN ('running', 'queued') ORDER BY status = 'queued', seq LIMIT 1",
+                               "");
+    if (!db_step(db, q)) return 0;
+    int64_t seq = db_int(q, 0);
+    snprintf(wanted, sizeof wanted, "%s", db_text(q, 2));
+    bool running = db_int(q, 5), crashes = running && db_int(q, 6) >= ATTEMPTS_MAX;
+    struct err e = {0};
+    if (c->run) run_free(c->run); /* of an attempt that could not be committed */
+    c->run = run_new(c->jobs, q, &e);
+    db_done(q);
+    c->again = settle_wanted(db, seq, wanted);
+    if (!c->again && crashes) {
+        c->again = true;
+        job_set_state(db, seq, JOB_FAILED, "crashed",
+                      "the daemon ended without a word each time it ran this job; resume it to try once more");
+    }
+    if (c->again) {
+        run_free(c->run);
+        c->run = NULL;
+        return 0;
+    }
+    if (running) {
+        db_run(db, "UPDATE jobs SET attempts = attempts + 1 WHERE seq = ?", "i", seq);
+        job_event(
+            db, seq,
+            &(struct job_event){
+                .kind = "log", .level = "info", .step = -1, .message = "The daemon was restarted; the job goes on"});
+    } else
+        job_set_state(db, seq, JOB_RUNNING, NULL, NULL);
+    db_run(db, "UPDATE jobs SET phase = 'preparing' WHERE seq = ?", "i", seq);
+    return 0;
+}
+
+static void on_prepared(uv_work_t *w, int status);
+
+static void retry_later(struct jobs *j);
+
+static void on_claimed(struct store_work *w)
+{
+    struct claim *c = (struct claim *)w;
+    struct jobs *j = c->jobs;
+    j->claiming = false;
+    if (w->e.code) {
+        if (c->run) run_free(c->run);
+        if (!j->stopping) retry_later(j);
+    } else if (c->run && j->stopping) {
+        run_free(c->run); /* `running` in its row: the next process goes on with it */
+    } else if (c->run) {
+        struct run *r = c->run;
+        j->current = r;
+        jobs_notify(j, r->seq);
+        log_info("training: job=%s serve_as=%s resumed=%s", r->id, r->spec.serve_as, r->resumed ? "true" : "false");
+        r->work.data = r;
+        if (r->e.code)
+            run_finish(r, JOB_FAILED, "invalid", r->e.msg);
+        else
+            CHECK(uv_queue_work(j->retry.loop, &r->work, run_prepare, on_prepared) == 0);
+    } else if (c->again) {
+        jobs_kick(j);
+    }
+    free(c);
+    if (j->stopping) jobs_stop(j, j->stopped, j->stopped_arg);
+}
+
+void jobs_kick(struct jobs *j)
+{
+    if (!j->ready || j->current || j->claiming || j->stopping) return;
+    j->claiming = true;
+    struct claim *c = mem_zalloc(sizeof *c);
+    *c = (struct claim){.work = {.run = on_claim, .done = on_claimed}, .jobs = j};
+    store_send(j->app->store, &c->work);
+}
+
+/* ---- while it runs --------------------------------------------------------------------------------------------- */
+
+static void stop_early(struct run *r)
+{
+    if (r->wanted == TRAIN_CANCEL) {
+        run_finish(r, JOB_CANCELLED, NULL, NULL);
+    } else {
+        struct train_event ev = {.kind = TRAIN_PAUSED};
+        run_on_event(r, &ev);
+    }
+}
+
+struct report_work {
+    struct store_work work; /* first */
+    struct run *run;
+    struct buf report, message;
+};
+
+static int on_report(struct store_work *w, struct db *db)
+{
+    struct report_work *p = (struct report_work *)w;
+    struct buf data = {0};
+    db_run(db, "UPDATE jobs SET report = ?, prepared = 1 WHERE seq = ?", "ti", p->report.data, p->run->seq);
+    buf_printf(&data, "\"report\":%s", p->report.data);
+    job_event(
+        db, p->run->seq,
+        &(struct job_event){.kind = "log", .level = "info", .message = p->message.data, .step = -1, .data = data.data});
+    buf_free(&data);
+    return 0;
+}
+
+static void on_reported(struct store_work *w)
+{
+    struct report_work *p = (struct report_work *)w;
+    jobs_notify(p->run->jobs, p->run->seq);
+    buf_free(&p->report);
+    buf_free(&p->message);
+    free(p);
+}
+
+static void send_report(struct run *r)
+{
+    struct report_work *p = mem_zalloc(sizeof *p);
+    p->work = (struct store_work){.run = on_report, .done = on_reported};
+    p->run = r;
+    job_put_report(&p->report, &r->report);
+    buf_printf(&p->message, "Data: %llu rows kept, %llu skipped, %llu duplicates, %llu truncated; %llu tokens",
+               (unsigned long long)r->report.kept, (unsigned long long)r->report.skipped,
+               (unsigned long long)r->report.duplicates, (unsigned long long)r->report.truncated,
+               (unsigned long long)r->report.tokens);
+    store_send(r->app->store, &p->work);
+}
+
+static void on_published(uv_work_t *w, int status)
+{
+    struct run *r = w->data;
+    (void)status;
+    struct err e = r->e;
+    if (e.code) {
+        run_finish(r, JOB_FAILED, r->error_code, e.msg);
+        return;
+    }
+    char text[160];
+    snprintf(text, sizeof text, "New fine-tuned model created: %s", r->spec.serve_as);
+    run_log(r, "info", text);
+    run_finish(r, JOB_SUCCEEDED, NULL, NULL);
+}
+
+static void publish(struct run *r)
+{
+    r->phase = RUN_PUBLISHING;
+    CHECK(uv_queue_work(r->jobs->retry.loop, &r->work, run_publish, on_published) == 0);
+}
+
+static void on_prepared(uv_work_t *w, int status)
+{
+    struct run *r = w->data;
+    struct err e = r->e;
+    (void)status;
+    if (e.code && (r->wanted != TRAIN_GO_ON || atomic_load(&r->interrupted))) {
+        stop_early(r);
+        return;
+    }
+    if (e.code) {
+        run_finish(r, JOB_FAILED, r->error_code, e.msg);
+        return;
+    }
+    if (r->published) {
+        publish(r);
+        return;
+    }
+    send_report(r);
+    if (r->wanted != TRAIN_GO_ON) {
+        stop_early(r);
+        return;
+    }
+    r->phase = RUN_TRAINING;
+    if (engine_train_start(r->app->engine, &r->job, run_on_event, r, &e))
+        run_finish(r, JOB_FAILED, "training_failed", e.msg);
+}
+
+static void run_end(struct run *r)
+{
+    struct jobs *j = r->jobs;
+    CHECK(j->current == r);
+    j->current = NULL;
+    j->view.last = (struct train_event){0};
+    run_free(r);
+    if (j->stopping)
+        jobs_stop(j, j->stopped, j->stopped_arg);
+    else
+        jobs_kick(j);
+}
+
+void jobs_on_event(struct run *r, const struct train_event *ev)
+{
+    struct jobs_view *v = &r->jobs->view;
+    if (ev->kind == TRAIN_STEP) {
+        if (ev->step == 1) v->tokens += (uint64_t)ev->tokens, v->trained_tokens += (uint64_t)ev->trained_tokens;
+        int64_t tokens = ev->tokens - v->last.tokens, trained = ev->trained_tokens - v->last.trained_tokens;
+        if (v->last.kind == TRAIN_STEP && tokens > 0)
+            v->tokens += (uint64_t)tokens, v->trained_tokens += (uint64_t)trained;
+        v->steps++;
+        /* an event says all since the job began: after a pause or a restart the first one has counted elsewhere */
+        bool known = v->last.kind == TRAIN_STEP || ev->step == 1;
+        if (known && ev->skipped > v->last.skipped) v->skipped += (uint64_t)(ev->skipped - v->last.skipped);
+        v->last = *ev;
+    } else if (ev->kind == TRAIN_LOST) {
+        r->jobs->stopping = true; /* the process is about to end: no other job is begun */
+        run_end(r);
+    } else if (ev->kind == TRAIN_PAUSED) {
+        run_end(r);
+    } else if (ev->kind == TRAIN_SUCCEEDED) {
+        publish(r);
+    }
+}
+
+void jobs_on_finished(struct run *r, enum job_state state, const char *code, const char *text)
+{
+    if (state == JOB_FAILED)
+        log_warn("training failed: job=%s code=%s error=\"%s\"", r->id, code ? code : "failed", text);
+    else
+        log_info("training ended: job=%s state=%s", r->id, job_state_names[state]);
+    run_end(r);
+}
+
+void jobs_command(struct jobs *j, int64_t seq, enum train_command command)
+{
+    struct run *r = j->current;
+    if (!r || r->seq != seq || j->stopping) return;
+    r->wanted = command;
+    if (command != TRAIN_GO_ON) atomic_store(&r->interrupted, true);
+    if (r->phase == RUN_TRAINING) engine_train_command(j->app->engine, command);
+}
+
+/* ---- a disk that does not take the last word ------------------------------------------------------------------- */
+
+static void on_retry(uv_timer_t *t)
+{
+    struct jobs *j = t->data;
+    struct store_work *w = j->retry_work;
+    j->retry_work = NULL;
+    if (w)
+        store_send(j->app->store, w);
+    else
+        jobs_kick(j);
+}
+
+static void retry_later(struct jobs *j)
+{
+    uv_timer_start(&j->retry, on_retry, RETRY_MS, 0);
+}
+
+void jobs_retry(struct jobs *j, struct store_work *w)
+{
+    CHECK(!j->retry_work);
+    if (j->stopping) { /* lost with the process; the job is `running` in its row and will go on */
+        run_abandon(w);
+        run_end(j->current);
+        return;
+    }
+    j->retry_work = w;
+    retry_later(j);
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------------ */
+
+struct jobs *jobs_open(struct app *app)
+{
+    struct jobs *j = mem_zalloc(sizeof *j);
+    j->app = app;
+    j->watches.next = j->watches.prev = &j->watches;
+    CHECK(uv_timer_init(app->loop, &j->retry) == 0);
+    j->retry.data = j;
+    return j;
+}
+
+static void keep_name(void *arg, const char *name)
+{
+    buf_append(arg, name, strlen(name) + 1);
+}
+
+void jobs_look(struct jobs *j)
+{
+    data_list(settings_data_dir(j->app->set), "files", keep_name, &j->found);
+}
+
+void jobs_ready(struct jobs *j)
+{
+    j->ready = true;
+    if (!store_exists(j->app->store)) return; /* nothing was ever asked: no directory is made */
+    struct sweep *s = mem_zalloc(sizeof *s);
+    *s = (struct sweep){.work = {.run = on_sweep, .settle = on_swept}, .jobs = j};
+    store_send(j->app->store, &s->work);
+    jobs_kick(j);
+}
+
+void jobs_drain(struct jobs *j)
+{
+    struct run *r = j->current;
+    if (j->stopping) return;
+    j->stopping = true;
+    if (!r) return;
+    atomic_store(&r->stopping, true);
+    r->wanted = TRAIN_PAUSE;
+    if (r->phase == RUN_TRAINING) engine_train_command(j->app->engine, TRAIN_PAUSE);
+}
+
+void jobs_stop(struct jobs *j, void (*done)(void *), void *arg)
+{
+    jobs_drain(j);
+    j->stopped = done;
+    j->stopped_arg = arg;
+    uv_timer_stop(&j->retry);
+    if (j->retry_work) {
+        struct store_work *w = j->retry_work;
+        j->retry_work = NULL;
+        store_send(j->app->store, w); /* once more */
+        return;
+    }
+    if (j->claiming || j->current) return;
+    if (j->stopped) {
+        j->stopped = NULL;
+        done(arg);
+    }
+}
+
+static void on_timer_closed(uv_handle_t *h)
+{
+    struct jobs *j = h->data;
+    buf_free(&j->found);
+    free(j);
+}
+
+void jobs_free(struct jobs *j)
+{
+    uv_close((uv_handle_t *)&j->retry, on_timer_closed);
+}
+
+/* ---- watching -------------------------------------------------------------------------------------------------- */
+
+void jobs_watch(struct jobs *j, struct job_watch *w)
+{
+    w->next = &j->watches;
+    w->prev = j->watches.prev;
+    w->prev->next = w->next->prev = w;
+}
+
+void jobs_unwatch(struct job_watch *w)
+{
+    if (!w->next) return;
+    w->prev->next = w->next;
+    w->next->prev = w->prev;
+    w->next = w->prev = NULL;
+}
+
+void jobs_end_streams(struct jobs *j)
+{
+    for (struct job_watch *w = j->watches.next, *next; w != &j->watches; w = next) {
+        next = w->next; /* end may unwatch its own, and no other */
+        w->end(w->arg);
+    }
+}
+
+void jobs_notify(struct jobs *j, int64_t seq)
+{
+    /* fn only sends a work to the store: nothing is unwatched under our feet */
+    for (struct job_watch *w = j->watches.next; w != &j->watches; w = w->next)
+        if (w->seq == seq) w->fn(w->arg);
+}
+
+void jobs_view(const struct jobs *j, struct jobs_view *out)
+{
+    static const char *const phases[] = {
+        [RUN_PREPARING] = "preparing", [RUN_TRAINING] = "training", [RUN_PUBLISHING] = "publishing"};
+    *out = j->view;
+    if (j->current) {
+        out->running = j->current->id;
+        out->phase = phases[j->current->phase];
+    }
+    store_job_counts(j->app->store, out->counts);
+}

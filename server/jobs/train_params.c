@@ -1,0 +1,363 @@
+/* One table of hyperparameters: names, types, ranges, places (train_params.h). */
+#include "server/jobs/train_params.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+const char *const train_method_names[] = {"lora", "qlora", "full"};
+static const char *const schedule_names[] = {"constant", "linear", "cosine", NULL};
+static const char *const optimizer_names[] = {"adamw", "muon", NULL};
+static const char *const recompute_names[] = {"auto", "on", "off", NULL};
+
+static const struct {
+    const char *name;
+    unsigned target;
+} targets[] = {
+    {"q_proj", TARGET_Q},
+    {"k_proj", TARGET_K},
+    {"v_proj", TARGET_V},
+    {"o_proj", TARGET_O},
+    {"gate_proj", TARGET_GATE},
+    {"up_proj", TARGET_UP},
+    {"down_proj", TARGET_DOWN},
+    {"c_attn", TARGET_C_ATTN},
+    {"c_proj", TARGET_C_PROJ},
+    {"c_fc", TARGET_C_FC},
+    {"fc1", TARGET_FC1},
+    {"fc2", TARGET_FC2},
+    {"dense", TARGET_DENSE},
+    {"q", TARGET_Q},
+    {"k", TARGET_K},
+    {"v", TARGET_V},
+    {"o", TARGET_O},
+    {"gate", TARGET_GATE},
+    {"up", TARGET_UP},
+    {"down", TARGET_DOWN},
+    {"all-linear", TARGET_ALL},
+    {"all", TARGET_ALL},
+};
+enum { N_TARGETS = sizeof targets / sizeof *targets, N_OWN_TARGETS = 13 };
+
+enum kind { K_NUMBER, K_INT, K_I64, K_BOOL, K_U64, K_CHOICE, K_TARGETS };
+
+#define AT(field) offsetof(struct train_params, field)
+
+/* Ranges are the engine's: train_range(). */
+static const struct field {
+    const char *name;
+    enum kind kind;
+    size_t offset;
+    const char *const *choices;
+} fields[] = {
+    {"epochs", K_NUMBER, AT(epochs), NULL},
+    {"max_steps", K_I64, AT(max_steps), NULL},
+    {"batch_tokens", K_INT, AT(batch_tokens), NULL},
+    {"micro_tokens", K_INT, AT(micro_tokens), NULL},
+    {"max_length", K_INT, AT(max_length), NULL},
+    {"learning_rate", K_NUMBER, AT(learning_rate), NULL},
+    {"schedule", K_CHOICE, AT(schedule), schedule_names},
+    {"min_lr_ratio", K_NUMBER, AT(min_lr_ratio), NULL},
+    {"warmup_ratio", K_NUMBER, AT(warmup_ratio), NULL},
+    {"warmup_steps", K_I64, AT(warmup_steps), NULL},
+    {"weight_decay", K_NUMBER, AT(weight_decay), NULL},
+    {"beta1", K_NUMBER, AT(beta1), NULL},
+    {"beta2", K_NUMBER, AT(beta2), NULL},
+    {"epsilon", K_NUMBER, AT(epsilon), NULL},
+    {"max_grad_norm", K_NUMBER, AT(max_grad_norm), NULL},
+    {"optimizer", K_CHOICE, AT(optimizer), optimizer_names},
+    {"dropout", K_NUMBER, AT(dropout), NULL},
+    {"ema_decay", K_NUMBER, AT(ema_decay), NULL},
+    {"lora_r", K_INT, AT(lora_r), NULL},
+    {"lora_alpha", K_NUMBER, AT(lora_alpha), NULL},
+    {"lora_dropout", K_NUMBER, AT(lora_dropout), NULL},
+    {"use_rslora", K_BOOL, AT(use_rslora), NULL},
+    {"target_modules", K_TARGETS, AT(targets), NULL},
+    {"packing", K_BOOL, AT(packing), NULL},
+    {"group_by_length", K_BOOL, AT(group_by_length), NULL},
+    {"eval_fraction", K_NUMBER, AT(eval_fraction), NULL},
+    {"eval_steps", K_I64, AT(eval_steps), NULL},
+    {"save_steps", K_I64, AT(save_steps), NULL},
+    {"early_stopping_patience", K_INT, AT(patience), NULL},
+    {"early_stopping_threshold", K_NUMBER, AT(min_improvement), NULL},
+    {"recompute", K_CHOICE, AT(recompute), recompute_names},
+    {"f32", K_BOOL, AT(f32), NULL},
+    {"random_init", K_BOOL, AT(random_init), NULL},
+    {"seed", K_U64, AT(seed), NULL},
+};
+enum { N_FIELDS = sizeof fields / sizeof *fields };
+
+bool train_method_parse(const char *name, enum train_method *out)
+{
+    for (int i = 0; i <= TRAIN_FULL; i++)
+        if (strcmp(name, train_method_names[i]) == 0) return *out = (enum train_method)i, true;
+    return false;
+}
+
+/* ---- names ----------------------------------------------------------------------------------------------------- */
+
+enum { NAME_MAX_BYTES = 40 };
+
+/* Levenshtein's; names longer than that are near to nothing. */
+static int distance(const char *a, const char *b)
+{
+    size_t n = strlen(a), m = strlen(b);
+    int row[NAME_MAX_BYTES + 1];
+    if (n > NAME_MAX_BYTES || m > NAME_MAX_BYTES) return NAME_MAX_BYTES;
+    for (size_t j = 0; j <= m; j++) row[j] = (int)j;
+    for (size_t i = 1; i <= n; i++) {
+        int diagonal = row[0];
+        row[0] = (int)i;
+        for (size_t j = 1; j <= m; j++) {
+            int best = diagonal + (a[i - 1] != b[j - 1]);
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[m];
+}
+
+const char *name_nearest(const char *name, const char *const *names, int n)
+{
+    int best = 2 + (int)strlen(name) / 3;
+    const char *found = NULL;
+    for (int i = 0; i < n; i++) {
+        int d = distance(name, names[i]);
+        /* "lr" is not near "learning_rate" letter by letter; the end or the beginning of a name is */
+        if (strlen(name) >= 4 && strstr(names[i], name)) d = d > 1 ? 1 : d;
+        if (d < best) best = d, found = names[i];
+    }
+    return found;
+}
+
+static bool wrong(struct json_at *at, const char *name, const char *fmt, const char *what)
+{
+    char text[400];
+    snprintf(text, sizeof text, fmt, what);
+    err_set(at->e, ERR_INVALID, "%s%s%.60s: %s", at->path, *at->path ? "." : "", name, text);
+    return false;
+}
+
+bool json_only(struct json_at *at, const char *const *names, int n)
+{
+    for (const cJSON *c = at->obj->child; c; c = c->next) {
+        int i = 0;
+        while (i < n && strcmp(c->string, names[i]) != 0) i++;
+        if (i < n) continue;
+        const char *near = name_nearest(c->string, names, n);
+        return near ? wrong(at, c->string, "unknown field; did you mean `%s`?", near)
+                    : wrong(at, c->string, "unknown field%s", "");
+    }
+    return true;
+}
+
+/* What others call the same things: said by name, since distance would not find it. */
+static const char *known_alias(const char *name)
+{
+    static const char *const pairs[][2] = {
+        {"lr", "learning_rate"},
+        {"n_epochs", "epochs"},
+        {"num_train_epochs", "epochs"},
+        {"num_epochs", "epochs"},
+        {"r", "lora_r"},
+        {"rank", "lora_r"},
+        {"lora_rank", "lora_r"},
+        {"alpha", "lora_alpha"},
+        {"batch_size", "batch_tokens"},
+        {"per_device_train_batch_size", "batch_tokens"},
+        {"gradient_accumulation_steps", "batch_tokens"},
+        {"max_seq_length", "max_length"},
+        {"max_seq_len", "max_length"},
+        {"lr_scheduler_type", "schedule"},
+        {"gradient_checkpointing", "recompute"},
+        {"patience", "early_stopping_patience"},
+        {"adam_beta1", "beta1"},
+        {"adam_beta2", "beta2"},
+        {"adam_epsilon", "epsilon"},
+    };
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        if (strcmp(name, pairs[i][0]) == 0) return pairs[i][1];
+    return NULL;
+}
+
+static bool check_names(struct json_at *at)
+{
+    const char *names[N_FIELDS];
+    for (int i = 0; i < N_FIELDS; i++) names[i] = fields[i].name;
+    for (const cJSON *c = at->obj->child; c; c = c->next) {
+        const char *alias = known_alias(c->string);
+        if (alias) return wrong(at, c->string, "unknown field; did you mean `%s`?", alias);
+    }
+    return json_only(at, names, N_FIELDS);
+}
+
+/* ---- reading --------------------------------------------------------------------------------------------------- */
+
+static bool read_number(struct json_at *at, const struct field *f, double *out)
+{
+    const struct train_range *r = train_range(f->name);
+    double v;
+    char range[80];
+    if (!json_get_number(at, f->name, &v)) return at->e->code == 0;
+    if (!train_range_has(r, v)) {
+        snprintf(range, sizeof range, "%s %.12g and at most %.12g", r->above_min ? "above" : "at least", r->min,
+                 r->max);
+        return wrong(at, f->name, "must be %s", range);
+    }
+    *out = v;
+    return true;
+}
+
+static bool read_whole(struct json_at *at, const struct field *f, int64_t *out)
+{
+    const struct train_range *r = train_range(f->name);
+    return json_get_int(at, f->name, (int64_t)r->min, (int64_t)r->max, out);
+}
+
+static bool read_choice(struct json_at *at, const struct field *f, int *out)
+{
+    const char *text;
+    char list[120] = "";
+    if (!json_get_string(at, f->name, &text)) return at->e->code == 0;
+    for (int i = 0; f->choices[i]; i++) {
+        if (strcmp(text, f->choices[i]) == 0) return *out = i, true;
+        size_t n = strlen(list);
+        snprintf(list + n, sizeof list - n, "%s%s", n ? ", " : "", f->choices[i]);
+    }
+    return wrong(at, f->name, "must be one of %s", list);
+}
+
+static bool add_target(struct json_at *at, const struct field *f, const cJSON *item, unsigned *mask)
+{
+    if (!cJSON_IsString(item)) return wrong(at, f->name, "expected a list of module names%s", "");
+    const char *names[N_TARGETS], *near;
+    for (int i = 0; i < N_TARGETS; i++) {
+        names[i] = targets[i].name;
+        if (strcmp(item->valuestring, targets[i].name) != 0) continue;
+        *mask |= targets[i].target;
+        return true;
+    }
+    near = name_nearest(item->valuestring, names, N_TARGETS);
+    char text[160];
+    snprintf(text, sizeof text, "unknown module \"%.40s\"%s%s", item->valuestring, near ? "; did you mean " : "",
+             near ? near : "");
+    return wrong(at, f->name, "%s", text);
+}
+
+/* "all-linear", or a list of names. */
+static bool read_targets(struct json_at *at, const struct field *f, unsigned *out)
+{
+    const cJSON *found = NULL;
+    unsigned mask = 0;
+    for (const cJSON *c = at->obj->child; c; c = c->next)
+        if (strcmp(c->string, f->name) == 0) found = c;
+    if (!found || cJSON_IsNull(found)) return true;
+    if (cJSON_IsString(found)) {
+        if (!add_target(at, f, found, &mask)) return false;
+    } else if (cJSON_IsArray(found)) {
+        for (const cJSON *c = found->child; c; c = c->next)
+            if (!add_target(at, f, c, &mask)) return false;
+        if (!mask) return wrong(at, f->name, "the list is empty%s", "");
+    } else {
+        return wrong(at, f->name, "expected a list of module names%s", "");
+    }
+    *out = mask;
+    return true;
+}
+
+static bool read_field(struct json_at *at, const struct field *f, struct train_params *p)
+{
+    void *place = (char *)p + f->offset;
+    int64_t whole;
+    switch (f->kind) {
+    case K_NUMBER: return read_number(at, f, place);
+    case K_INT:
+        if (read_whole(at, f, &whole)) *(int *)place = (int)whole;
+        break;
+    case K_I64: read_whole(at, f, place); break;
+    case K_BOOL: json_get_bool(at, f->name, place); break;
+    case K_U64: json_get_u64(at, f->name, place); break;
+    case K_CHOICE: return read_choice(at, f, place);
+    case K_TARGETS: return read_targets(at, f, place);
+    }
+    return at->e->code == 0;
+}
+
+static bool check_together(struct json_at *at, const struct train_params *p)
+{
+    if (p->micro_tokens && p->micro_tokens < p->max_length)
+        return wrong(at, "micro_tokens", "must be at least max_length, or 0%s", "");
+    if (p->method == TRAIN_FULL) return true;
+    if (p->random_init) return wrong(at, "random_init", "only with method full%s", "");
+    if (p->optimizer == OPTIMIZER_MUON) return wrong(at, "optimizer", "muon only with method full%s", "");
+    if (p->dropout > 0) return wrong(at, "dropout", "only with method full; did you mean `%s`?", "lora_dropout");
+    if (p->ema_decay > 0) return wrong(at, "ema_decay", "only with method full%s", "");
+    return true;
+}
+
+bool train_params_known(const char *name, bool *is_bool)
+{
+    for (int i = 0; i < N_FIELDS; i++)
+        if (strcmp(name, fields[i].name) == 0) return *is_bool = fields[i].kind == K_BOOL, true;
+    return false;
+}
+
+bool train_params_read(struct json_at *at, struct train_params *p)
+{
+    if (!check_names(at)) return false;
+    for (int i = 0; i < N_FIELDS; i++)
+        if (!read_field(at, &fields[i], p)) return false;
+    return check_together(at, p);
+}
+
+/* ---- writing --------------------------------------------------------------------------------------------------- */
+
+static void put_targets(struct buf *b, unsigned mask)
+{
+    if (mask == TARGET_ALL) {
+        buf_str(b, "\"all-linear\"");
+        return;
+    }
+    buf_char(b, '[');
+    bool first = true;
+    for (int i = 0; i < N_OWN_TARGETS; i++) {
+        if (!(mask & targets[i].target)) continue;
+        buf_printf(b, "%s\"%s\"", first ? "" : ",", targets[i].name);
+        first = false;
+    }
+    buf_char(b, ']');
+}
+
+/* 17 digits: what is stored must come back to the last bit, or a resumed job would be another one. */
+static void put_double(struct buf *b, double v)
+{
+    char text[40];
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, v);
+        double back;
+        if (sscanf(text, "%lf", &back) == 1 && back == v) break;
+    }
+    buf_str(b, text);
+}
+
+void train_params_put(struct buf *b, const struct train_params *p)
+{
+    for (int i = 0; i < N_FIELDS; i++) {
+        const struct field *f = &fields[i];
+        const void *place = (const char *)p + f->offset;
+        buf_printf(b, "%c\"%s\":", i ? ',' : '{', f->name);
+        switch (f->kind) {
+        case K_NUMBER: put_double(b, *(const double *)place); break;
+        case K_INT: buf_printf(b, "%d", *(const int *)place); break;
+        case K_I64: buf_printf(b, "%lld", (long long)*(const int64_t *)place); break;
+        case K_BOOL: buf_str(b, *(const bool *)place ? "true" : "false"); break;
+        case K_U64: buf_printf(b, "%llu", (unsigned long long)*(const uint64_t *)place); break;
+        case K_CHOICE: buf_printf(b, "\"%s\"", f->choices[*(const int *)place]); break;
+        case K_TARGETS: put_targets(b, *(const unsigned *)place); break;
+        }
+    }
+    buf_char(b, '}');
+}

@@ -1,0 +1,268 @@
+/* POST /train's body (train_spec.h).  Pure; runs on the store thread. */
+#include "server/jobs/train_spec.h"
+
+#include "engine/base/mem.h"
+#include "server/store/data_dir.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { METADATA_MAX = 16, METADATA_KEY = 64, METADATA_VALUE = 512 };
+
+__attribute__((format(printf, 3, 4))) static bool wrong(struct json_at *at, const char *name, const char *fmt, ...)
+{
+    char text[400];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    err_set(at->e, ERR_INVALID, "%s%s%s: %s", at->path, *at->path && *name ? "." : "", name, text);
+    return false;
+}
+
+static const cJSON *field(const cJSON *obj, const char *name)
+{
+    const cJSON *found = NULL;
+    for (const cJSON *c = obj ? obj->child : NULL; c; c = c->next)
+        if (c->string && strcmp(c->string, name) == 0) found = c;
+    return found && !cJSON_IsNull(found) ? found : NULL;
+}
+
+/* ---- data ------------------------------------------------------------------------------------------------------ */
+
+/* {"path"} | {"file"} | {"rows"} | {"text"}: exactly one. */
+static bool read_source(struct json_at *at, const struct train_limits *lim, struct data_spec *d)
+{
+    static const char *const names[] = {"path", "file", "rows", "text"};
+    const cJSON *given = NULL;
+    int kind = -1;
+    for (int i = 0; i < 4; i++) {
+        const cJSON *v = field(at->obj, names[i]);
+        if (!v) continue;
+        if (given) return wrong(at, "", "`%s` and `%s` exclude each other", names[kind], names[i]);
+        given = v;
+        kind = i;
+    }
+    if (!given) return wrong(at, "", "needs one of `path`, `file`, `rows`, `text`");
+    d->kind = (enum data_kind)(DATA_PATH + kind);
+    if (lim->stored && d->kind >= DATA_ROWS) {
+        d->size = (int64_t)given->valuedouble;
+        return true;
+    }
+    if (d->kind == DATA_ROWS) {
+        if (!cJSON_IsArray(given)) return wrong(at, "rows", "expected an array");
+        for (const cJSON *r = given->child; r; r = r->next, d->size++)
+            if (!cJSON_IsObject(r)) return wrong(at, "rows", "row %lld: expected an object", (long long)d->size + 1);
+        if (!d->size) return wrong(at, "rows", "the list is empty");
+    } else {
+        if (!cJSON_IsString(given)) return wrong(at, names[kind], "expected a string");
+        if (!given->valuestring[0]) return wrong(at, names[kind], "is empty");
+        d->size = (int64_t)strlen(given->valuestring);
+    }
+    if (d->kind >= DATA_ROWS)
+        d->inline_ = given;
+    else
+        d->ref = mem_strdup(given->valuestring);
+    return true;
+}
+
+static bool read_options(struct json_at *at, struct data_spec *d)
+{
+    static const char *const names[] = {"path",  "file", "rows", "text", "format", "train_on_prompt", "keep_duplicates",
+                                        "no_eos"};
+    const char *format;
+    if (!json_only(at, names, sizeof names / sizeof *names)) return false;
+    if (json_get_string(at, "format", &format)) {
+        int f = dataset_format_parse(format);
+        if (f < 0)
+            return wrong(at, "format", "must be one of auto, text, completion, alpaca, messages, sharegpt, tokens");
+        d->format = (enum dataset_format)f;
+    }
+    json_get_bool(at, "train_on_prompt", &d->train_on_prompt);
+    json_get_bool(at, "keep_duplicates", &d->keep_duplicates);
+    json_get_bool(at, "no_eos", &d->no_eos);
+    return at->e->code == 0;
+}
+
+/* An object; or, in short, an array of rows. */
+static bool read_data(struct json_at *top, const char *name, const struct train_limits *lim, struct data_spec *d)
+{
+    const cJSON *v = field(top->obj, name);
+    if (!v) return true;
+    if (cJSON_IsArray(v)) {
+        struct json_at at = {.obj = v, .path = name, .e = top->e};
+        d->kind = DATA_ROWS;
+        d->inline_ = v;
+        for (const cJSON *r = v->child; r; r = r->next, d->size++)
+            if (!cJSON_IsObject(r)) return wrong(&at, "", "row %lld: expected an object", (long long)d->size + 1);
+        return d->size || wrong(&at, "", "the list is empty");
+    }
+    if (!cJSON_IsObject(v)) return wrong(top, name, "expected an object");
+    struct json_at at = {.obj = v, .path = name, .e = top->e};
+    return read_options(&at, d) && read_source(&at, lim, d);
+}
+
+/* ---- the rest -------------------------------------------------------------------------------------------------- */
+
+char *train_metadata_read(struct json_at *at)
+{
+    const cJSON *map;
+    int n = 0;
+    if (!json_get_object(at, "metadata", &map)) return NULL;
+    for (const cJSON *c = map->child; c; c = c->next, n++) {
+        if (!cJSON_IsString(c))
+            wrong(at, "metadata", "%.64s: expected a string", c->string);
+        else if (strlen(c->string) > METADATA_KEY)
+            wrong(at, "metadata", "a name is longer than %d bytes", METADATA_KEY);
+        else if (strlen(c->valuestring) > METADATA_VALUE)
+            wrong(at, "metadata", "%.64s: the value is longer than %d bytes", c->string, METADATA_VALUE);
+    }
+    if (n > METADATA_MAX) wrong(at, "metadata", "more than %d entries", METADATA_MAX);
+    if (at->e->code) return NULL;
+    char *text = cJSON_PrintUnformatted(map);
+    char *copy = text ? mem_strdup(text) : NULL;
+    cJSON_free(text);
+    return copy;
+}
+
+static bool read_names(struct json_at *at, const struct train_limits *lim, struct train_spec *s)
+{
+    const char *text;
+    if (json_get_string(at, "serve_as", &text)) {
+        if (!data_name_ok(text))
+            return wrong(at, "serve_as",
+                         "must be 1 to %d letters, digits, '.', '_', '-' or ':', the first a letter or digit",
+                         DATA_NAME_MAX);
+        if (!lim->stored && strcmp(text, lim->model_id) == 0)
+            return wrong(at, "serve_as", "%s is the name of the model itself", text);
+        s->serve_as = mem_strdup(text);
+    }
+    if (json_get_string(at, "base", &text)) {
+        if (!lim->stored && strcmp(text, lim->model_id) != 0)
+            return wrong(at, "base", "%.100s is not served here; this is %s", text, lim->model_id);
+        s->base = mem_strdup(text);
+    }
+    if (json_get_string(at, "from", &text)) {
+        if (!data_name_ok(text)) return wrong(at, "from", "%.100s is no adapter's name", text);
+        s->from = mem_strdup(text);
+    }
+    return at->e->code == 0;
+}
+
+static bool is_quantised(const char *weight_type)
+{
+    return strncmp(weight_type, "int", 3) == 0 || strncmp(weight_type, "nf", 2) == 0;
+}
+
+static bool read_method(struct json_at *at, const struct train_limits *lim, struct train_spec *s)
+{
+    const char *text = "lora";
+    enum train_method method;
+    json_get_string(at, "method", &text);
+    if (at->e->code) return false;
+    if (!train_method_parse(text, &method)) return wrong(at, "method", "must be one of lora, qlora, full");
+    train_params_default(&s->p, method);
+    s->p.method = method;
+    if (lim->stored) return true;
+    if (method == TRAIN_QLORA && !is_quantised(lim->weight_type))
+        return wrong(at, "method",
+                     "qlora trains on quantised weights, and this server holds %s: start it with "
+                     "--quantize nf4, int4 or int8, or use lora",
+                     lim->weight_type);
+    if (method == TRAIN_FULL && is_quantised(lim->weight_type))
+        return wrong(at, "method", "full training needs weights in bf16, f16 or f32, and this server holds %s",
+                     lim->weight_type);
+    if (method == TRAIN_FULL && s->from) return wrong(at, "from", "an adapter is no start for full training");
+    return true;
+}
+
+static bool read_hyperparameters(struct json_at *top, const struct train_limits *lim, struct train_spec *s)
+{
+    const cJSON *obj;
+    bool lora = s->p.method != TRAIN_FULL;
+    if (s->p.max_length > lim->max_model_len) s->p.max_length = lim->max_model_len;
+    if (s->p.lora_r > lim->max_lora_rank) s->p.lora_r = lim->max_lora_rank;
+    if (!json_get_object(top, "hyperparameters", &obj)) return top->e->code == 0;
+    struct json_at at = {.obj = obj, .path = "hyperparameters", .e = top->e};
+    if (!train_params_read(&at, &s->p)) return false;
+    if (s->p.max_length > lim->max_model_len && !lim->stored)
+        return wrong(&at, "max_length", "must be at most %d, the model's positions", lim->max_model_len);
+    if (lora && s->p.lora_r > lim->max_lora_rank && !lim->stored) /* the result could not be served */
+        return wrong(&at, "lora_r", "must be at most %d, this server's --max-lora-rank", lim->max_lora_rank);
+    return true;
+}
+
+int train_spec_read(struct train_spec *s, const cJSON *tree, const struct train_limits *lim, struct err *e)
+{
+    static const char *const names[] = {"method",     "serve_as",        "base",     "from",      "dataset",
+                                        "validation", "hyperparameters", "metadata", "batch_size"};
+    *s = (struct train_spec){0};
+    e->code = 0;
+    if (!cJSON_IsObject(tree)) return err_set(e, ERR_INVALID, "expected an object"), 422;
+    struct json_at at = {.obj = tree, .path = "", .e = e};
+    int64_t batch = 0;
+    if (!json_only(&at, names, sizeof names / sizeof *names - !lim->stored)) return 422;
+    if (!read_names(&at, lim, s) || !read_method(&at, lim, s) || !read_hyperparameters(&at, lim, s)) return 422;
+    if (!read_data(&at, "dataset", lim, &s->data) || !read_data(&at, "validation", lim, &s->eval)) return 422;
+    if (s->data.kind == DATA_NONE) return wrong(&at, "dataset", "the field is missing"), 422;
+    s->metadata = train_metadata_read(&at);
+    if (json_get_int(&at, "batch_size", 0, 65536, &batch)) s->batch_size = (int)batch;
+    return e->code ? 422 : 0;
+}
+
+/* ---- writing --------------------------------------------------------------------------------------------------- */
+
+static void put_text(struct buf *b, const char *name, const char *value)
+{
+    buf_printf(b, ",\"%s\":", name);
+    if (value)
+        json_put_string(b, value, strlen(value));
+    else
+        buf_str(b, "null");
+}
+
+static void put_data(struct buf *b, const char *name, const struct data_spec *d)
+{
+    static const char *const names[] = {"", "path", "file", "rows", "text"};
+    buf_printf(b, ",\"%s\":", name);
+    if (d->kind == DATA_NONE) {
+        buf_str(b, "null");
+        return;
+    }
+    buf_printf(b, "{\"format\":\"%s\",\"train_on_prompt\":%s,\"keep_duplicates\":%s,\"no_eos\":%s",
+               dataset_format_name(d->format), d->train_on_prompt ? "true" : "false",
+               d->keep_duplicates ? "true" : "false", d->no_eos ? "true" : "false");
+    if (d->ref)
+        put_text(b, names[d->kind], d->ref);
+    else
+        buf_printf(b, ",\"%s\":%lld", names[d->kind], (long long)d->size);
+    buf_char(b, '}');
+}
+
+void train_spec_put(struct buf *b, const struct train_spec *s)
+{
+    buf_printf(b, "{\"method\":\"%s\"", train_method_names[s->p.method]);
+    put_text(b, "serve_as", s->serve_as);
+    put_text(b, "base", s->base);
+    put_text(b, "from", s->from);
+    put_data(b, "dataset", &s->data);
+    put_data(b, "validation", &s->eval);
+    buf_str(b, ",\"hyperparameters\":");
+    train_params_put(b, &s->p);
+    buf_printf(b, ",\"metadata\":%s", s->metadata ? s->metadata : "null");
+    if (s->batch_size) buf_printf(b, ",\"batch_size\":%d", s->batch_size);
+    buf_char(b, '}');
+}
+
+void train_spec_free(struct train_spec *s)
+{
+    free(s->serve_as);
+    free(s->base);
+    free(s->from);
+    free(s->data.ref);
+    free(s->eval.ref);
+    free(s->metadata);
+    *s = (struct train_spec){0};
+}

@@ -1,0 +1,45 @@
+/* multipart/form-data (RFC 7578, RFC 2046 5.1) as it comes: a parser that is fed bytes and keeps none of a part's
+ * content.  Pure; any one thread. */
+#ifndef TANDEM_SERVER_NET_MULTIPART_H
+#define TANDEM_SERVER_NET_MULTIPART_H
+
+#include "engine/base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { MULTIPART_BOUNDARY = 70, MULTIPART_HEADERS = 4096, MULTIPART_NAME = 255, MULTIPART_PARTS = 32 };
+
+struct multipart_part {
+    char name[MULTIPART_NAME + 1];
+    char filename[MULTIPART_NAME + 1]; /* the last component of what was sent; "" when none was */
+    bool has_filename;
+};
+
+struct multipart_events {
+    /* A part begins, has bytes (any number of times), ends.  false: stop; multipart_feed returns an error that the
+     * callback has set. */
+    bool (*begin)(void *arg, const struct multipart_part *, struct err *);
+    bool (*data)(void *arg, const char *p, size_t n, struct err *);
+    bool (*end)(void *arg, struct err *);
+};
+
+struct multipart {
+    const struct multipart_events *on;
+    void *arg;
+    char mark[MULTIPART_BOUNDARY + 5]; /* "\r\n--boundary" */
+    size_t mark_len, matched;          /* bytes of mark seen at the end of what came */
+    int state, parts;
+    char head[MULTIPART_HEADERS]; /* of the part whose headers are coming in */
+    size_t head_len;
+};
+
+/* From the Content-Type header: ERR_INVALID when it is not multipart/form-data with a boundary. */
+int multipart_init(struct multipart *, const char *content_type, const struct multipart_events *, void *arg,
+                   struct err *e);
+/* 0, or ERR_INVALID (or a callback's error) after which nothing more is to be fed. */
+int multipart_feed(struct multipart *, const char *p, size_t n, struct err *e);
+/* The body is complete: ERR_INVALID when it ends too early. */
+int multipart_end(struct multipart *, struct err *e);
+
+#endif

@@ -1,0 +1,137 @@
+/* GET /metrics.  Loop thread; where there are devices whose driver is to be asked, a pool thread asks it first, because
+ * a driver may hang with its device. */
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+#include "server/access/admission.h"
+#include "server/api/app.h"
+#include "server/jobs/jobs.h"
+#include "server/net/tls.h"
+#include "server/ops/nvml.h"
+#include "server/ops/process.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A scrape that waits for a sample. */
+struct scrape {
+    struct app *app;
+    struct http_req *req; /* NULL once closed */
+    struct device_sample sample;
+};
+
+static double age(uint64_t since, uint64_t now)
+{
+    return since && now > since ? (double)(now - since) * 1e-9 : 0;
+}
+
+static void reply_metrics(struct app *app, struct http_req *req)
+{
+    struct engine_stats stats;
+    struct jobs_view jobs;
+    struct adapter_info *adapters = NULL;
+    uint64_t now = clock_now();
+    struct metrics_view view = {
+        .info = app->info,
+        .http = http_server_stats(app->http),
+        .jobs = &jobs,
+        .devices = app->devices,
+        .ready = app->state == APP_READY,
+        .prefix_cache = app->set->prefix_cache,
+        .memory_limit = process_memory_limit(),
+        .certificate_expires = app->tls ? (double)tls_expires_at(app->tls) : 0,
+        .model_name = app->model_name,
+        .vllm = strcmp(app->set->metrics_aliases, "vllm") == 0,
+    };
+    jobs_view(app->jobs, &jobs);
+    if (app->engine && app->info) {
+        engine_stats_read(app->engine, &stats);
+        view.stats = &stats;
+        view.step_running = age(stats.step_started, now);
+        view.oldest_waiting = age(bridge_oldest_waiting(app->bridge), now);
+        adapters = mem_array((size_t)app->info->max_adapters, sizeof *adapters);
+        view.adapters = adapters;
+        view.n_adapters = engine_adapters_list(app->engine, adapters, app->info->max_adapters);
+    }
+    struct buf out = {0};
+    metrics_render(&app->metrics, &view, &out);
+    admission_put_metrics(app->admission, &out);
+    http_reply(req, 200, "text/plain; version=0.0.4; charset=utf-8", out.data, out.len);
+    buf_free(&out);
+    free(adapters);
+}
+
+static void on_close(struct http_req *req)
+{
+    struct scrape *s = req->user;
+    s->req = NULL;
+}
+
+static void work_sample(void *arg)
+{
+    struct scrape *s = arg;
+    nvml_sample(s->app->nvml, &s->sample);
+}
+
+static void after_sample(void *arg)
+{
+    struct scrape *s = arg;
+    s->app->sampling = false;
+    *s->app->devices = s->sample;
+    if (s->req) {
+        s->req->on_close = NULL;
+        reply_metrics(s->app, s->req);
+    }
+    free(s);
+}
+
+void api_metrics(struct http_req *req)
+{
+    struct app *app = req->app;
+    if (!app->nvml || app->sampling || app->state == APP_DRAINING) { /* one thread at most may hang in the driver */
+        reply_metrics(app, req);
+        return;
+    }
+    struct scrape *s = mem_zalloc(sizeof *s);
+    s->app = app;
+    s->req = req;
+    req->user = s;
+    req->on_close = on_close;
+    app->sampling = true;
+    bridge_work(app->bridge, 0, work_sample, after_sample, s);
+}
+
+/* ---- the driver ------------------------------------------------------------------------------------------------- */
+
+struct opening {
+    struct app *app;
+    struct nvml *nvml;
+};
+
+static void work_open(void *arg)
+{
+    struct opening *o = arg;
+    o->nvml = nvml_open(NULL);
+}
+
+static void after_open(void *arg)
+{
+    struct opening *o = arg;
+    o->app->nvml = o->nvml;
+    if (o->nvml) o->app->devices = mem_zalloc(sizeof *o->app->devices);
+    free(o);
+}
+
+void app_watch_devices(struct app *app)
+{
+    struct opening *o = mem_zalloc(sizeof *o);
+    o->app = app;
+    bridge_work(app->bridge, 0, work_open, after_open, o);
+}
+
+void app_unwatch_devices(struct app *app)
+{
+    nvml_close(app->nvml);
+    free(app->devices);
+    app->nvml = NULL;
+    app->devices = NULL;
+}

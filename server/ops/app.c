@@ -1,0 +1,32 @@
+/* What the daemon says of itself as a whole.  Loop thread only. */
+#include "server/api/app.h"
+
+#include "engine/base/clock.h"
+#include "server/ops/watchdog.h"
+
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { RESET_ON_FORK = 1 }; /* SCHED_FLAG_RESET_ON_FORK of linux/sched.h */
+
+bool app_healthy(const struct app *app)
+{
+    if (!app->engine) return true; /* loading, or already closed */
+    return !watchdog_late(engine_busy_since(app->engine), clock_now(), app->set->step_timeout);
+}
+
+void app_hurry(void)
+{
+    struct { /* sched_setattr(2), version 0 */
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime, deadline, period;
+    } a = {.size = sizeof a, .policy = SCHED_OTHER, .flags = RESET_ON_FORK, .runtime = 100000 /* ns */};
+    a.nice = getpriority(PRIO_PROCESS, 0);
+    /* an operator's choice stays; and threads would not inherit a nice below 0 */
+    if (sched_getscheduler(0) == SCHED_OTHER && a.nice >= 0) syscall(SYS_sched_setattr, 0, &a, 0);
+}

@@ -1,0 +1,306 @@
+/* The counts as Prometheus' text, names tandem_*.  Loop thread.  A scrape is some hundred lines: well under a
+ * millisecond. */
+#include "server/jobs/jobs.h"
+#include "server/memory/reservation.h"
+#include "server/metrics/metrics.h"
+#include "server/metrics/text.h"
+#include "server/net/http.h"
+#include "server/ops/nvml.h"
+#include "server/ops/process.h"
+#include "server/store/store.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define N_OF(a) ((int)(sizeof(a) / sizeof *(a)))
+
+/* A counter with one label, of fixed values. */
+static void put_by(struct buf *out, const char *name, const char *help, const char *label, const char *const *values,
+                   const uint64_t *counts, int n)
+{
+    text_head(out, name, "counter", help);
+    for (int i = 0; i < n; i++) text_by(out, name, label, values[i], (double)counts[i]);
+}
+
+static void put_requests(const struct metrics *m, struct buf *out)
+{
+    static const char name[] = "tandem_requests_total", duration[] = "tandem_http_request_duration_seconds";
+    char labels[160];
+    text_head(out, name, "counter", "HTTP requests answered; status 499: the client left first.");
+    for (int r = 0; r <= METRICS_ROUTES; r++) {
+        if (r >= m->n_routes && r < METRICS_ROUTES) continue;
+        for (int s = 0, code; (code = metrics_status(s)) >= 0; s++) {
+            if (!m->requests[r][s]) continue;
+            char status[16] = "other";
+            if (code) snprintf(status, sizeof status, "%d", code);
+            snprintf(labels, sizeof labels, "route=\"%s\",status=\"%s\"", r < METRICS_ROUTES ? m->routes[r] : "other",
+                     status);
+            text_sample(out, name, labels, (double)m->requests[r][s]);
+        }
+    }
+    text_head(out, duration, "histogram", "From the request's head to the end of its answer, streams included.");
+    for (int r = 0; r <= METRICS_ROUTES; r++) {
+        if ((r >= m->n_routes && r < METRICS_ROUTES) || !histogram_count(&m->duration[r])) continue;
+        snprintf(labels, sizeof labels, "route=\"%s\"", r < METRICS_ROUTES ? m->routes[r] : "other");
+        text_histogram(out, duration, labels, &m->duration[r], metrics_duration_bounds);
+    }
+}
+
+static void put_ends(const struct metrics *m, const struct http_server_stats *h, struct buf *out)
+{
+    uint64_t rejected[REJECT_REASONS];
+    memcpy(rejected, m->rejected, sizeof rejected);
+    if (h) rejected[REJECT_MEMORY] += h->no_memory;
+    static const char name[] = "tandem_requests_finished_total";
+    text_head(out, name, "counter", "Generations that ended, by reason.");
+    for (int i = 0; i < N_OF(m->finished); i++)
+        if (metrics_finish_name(i)) text_by(out, name, "reason", metrics_finish_name(i), (double)m->finished[i]);
+    put_by(out, "tandem_requests_rejected_total", "Requests refused before they generated anything, by reason.",
+           "reason", metrics_reject_names, rejected, REJECT_REASONS);
+    put_by(out, "tandem_requests_aborted_total", "Generations that ended before their time, by reason.", "reason",
+           metrics_abort_names, m->aborted, ABORT_REASONS);
+    const struct text_row rows[] = {
+        {"tandem_constraint_cache_hits_total", "counter", "Constraints that had been compiled before.",
+         (double)m->grammar_hits},
+        {"tandem_constraint_errors_total", "counter", "Constraints that could not be compiled.",
+         (double)m->grammar_failed},
+    };
+    text_rows(out, rows, N_OF(rows));
+}
+
+static void put_step(const struct engine_stats *s, struct buf *out)
+{
+    static const struct {
+        const char *name, *help;
+        const double *bounds;
+        size_t at;
+    } rows[] = {
+        {"tandem_step_duration_seconds", "Duration of an engine step.", engine_step_seconds_bounds,
+         offsetof(struct engine_stats, step_seconds)},
+        {"tandem_step_tokens", "Tokens computed in a step, at most tandem_step_token_budget.",
+         engine_step_tokens_bounds, offsetof(struct engine_stats, step_tokens)},
+        {"tandem_step_sequences", "Sequences computed in a step, at most tandem_step_sequence_limit.",
+         engine_step_seqs_bounds, offsetof(struct engine_stats, step_seqs)},
+    };
+    for (int i = 0; i < N_OF(rows); i++) {
+        const struct histogram *h = (const struct histogram *)((const char *)s + rows[i].at);
+        text_head(out, rows[i].name, "histogram", rows[i].help);
+        text_histogram(out, rows[i].name, "", h, rows[i].bounds);
+    }
+}
+
+static void put_queue(const struct metrics_view *v, struct buf *out)
+{
+    const struct engine_stats *s = v->stats;
+    const struct engine_info *i = v->info;
+    const struct text_row rows[] = {
+        {"tandem_requests_running", "gauge", "Requests that hold a slot, paused ones among them.", s->running},
+        {"tandem_requests_waiting", "gauge", "Requests in the queue.", s->waiting},
+        {"tandem_requests_paused", "gauge", "Requests not computed because their client does not read.", s->paused},
+        {"tandem_oldest_waiting_seconds", "gauge", "Age of the oldest generation that has no token yet; 0: none.",
+         v->oldest_waiting},
+        {"tandem_steps_total", "counter", "Engine steps.", (double)s->steps},
+        {"tandem_failed_steps_total", "counter", "Steps in which the device failed.", (double)s->failed_steps},
+        {"tandem_last_step_seconds", "gauge", "Duration of the last engine step.", (double)s->last_step_ns * 1e-9},
+        {"tandem_step_running_seconds", "gauge", "Age of the step that is being computed; 0: none is.",
+         v->step_running},
+        {"tandem_step_token_budget", "gauge", "Tokens that a step may compute.", i->max_batch_tokens},
+        {"tandem_step_sequence_limit", "gauge", "Requests that may run at once.", i->max_seqs},
+    };
+    text_rows(out, rows, N_OF(rows));
+}
+
+static void put_tokens(const struct metrics_view *v, struct buf *out)
+{
+    const struct engine_stats *s = v->stats;
+    const struct text_row rows[] = {
+        {"tandem_prompt_tokens_total", "counter",
+         "Prompt tokens of the requests that were scheduled, found in the prefix cache or computed.",
+         (double)s->prompt_tokens},
+        {"tandem_generated_tokens_total", "counter", "Tokens generated.", (double)s->generated_tokens},
+        {"tandem_decode_tokens_total", "counter",
+         "Generated tokens computed in steps; the others of tandem_step_tokens are prompts, or computed again.",
+         (double)s->decode_tokens},
+        {"tandem_forced_tokens_total", "counter",
+         "Generated tokens that a constraint left no choice about: known and not sampled.", (double)s->forced_tokens},
+        {"tandem_prefix_query_tokens_total", "counter", "Prompt tokens looked up in the prefix cache.",
+         (double)s->prefix_query_tokens},
+        {"tandem_prefix_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache.",
+         (double)s->prefix_hit_tokens},
+        {"tandem_preemptions_total", "counter", "Requests that lost their pages and were recomputed.",
+         (double)s->preemptions},
+        {"tandem_constraint_held_rows_total", "counter",
+         "Rows not sampled in a step because the mask of their constraint was not there yet.", (double)s->held_rows},
+        {"tandem_kv_pages", "gauge", "Pages of the key-value pool.", s->pages_total},
+        {"tandem_kv_pages_used", "gauge", "Pages held by requests.", s->pages_used},
+        {"tandem_kv_pages_cached", "gauge", "Free pages that hold a known prefix.", s->pages_cached},
+        {"tandem_kv_page_tokens", "gauge", "Tokens of a page.", v->info->page_tokens},
+        {"tandem_kv_usage_ratio", "gauge", "Pages held by requests, of all.",
+         s->pages_total ? (double)s->pages_used / s->pages_total : 0},
+        {"tandem_train_device_seconds_total", "counter", "Time that training had the device.",
+         (double)s->train_ns * 1e-9},
+    };
+    text_rows(out, rows, N_OF(rows));
+}
+
+/* Of a GPU: what was taken since the start. */
+static double taken_by_training(const struct metrics_view *v)
+{
+    const struct engine_info *i = v->info;
+    size_t others = i->device_base + v->stats->adapter_bytes;
+    return v->stats->device_used > others ? (double)(v->stats->device_used - others) : 0;
+}
+
+static void put_memory(const struct metrics_view *v, struct buf *out)
+{
+    static const char name[] = "tandem_memory_bytes";
+    const struct engine_info *i = v->info;
+    const struct text_row rows[] = {
+        {"tandem_kv_cache_bytes", "gauge", "Memory of the key-value pool.", (double)i->kv_bytes},
+        {"tandem_weight_bytes", "gauge", "Memory of the weights.", (double)i->weight_bytes},
+        {"tandem_model_load_seconds", "gauge", "Time the model took to load.", i->load_seconds},
+        {"tandem_threads", "gauge", "Compute threads.", i->threads},
+        {"tandem_memory_budget_bytes", "gauge",
+         "What may be taken of a GPU's memory; 0 where the memory is the host's.", (double)i->device_budget},
+        {"tandem_memory_taken_bytes", "gauge", "What is in use of it.", (double)v->stats->device_used},
+    };
+    text_rows(out, rows, N_OF(rows));
+    text_head(out, name, "gauge", "Memory on the model's device, by what it is for.");
+    text_by(out, name, "part", "weights", (double)i->weight_bytes);
+    text_by(out, name, "part", "kv_cache", (double)i->kv_bytes);
+    text_by(out, name, "part", "workspace", (double)i->workspace_bytes);
+    text_by(out, name, "part", "adapters", (double)v->stats->adapter_bytes);
+    if (i->device_budget) text_by(out, name, "part", "training", taken_by_training(v));
+}
+
+static void put_adapters(const struct metrics_view *v, struct buf *out)
+{
+    static const char name[] = "tandem_adapter_requests";
+    int running = 0, all = 0;
+    for (int i = 0; i < v->n_adapters; i++) {
+        running += v->adapters[i].running;
+        all += v->adapters[i].requests;
+    }
+    const struct text_row rows[] = {
+        {"tandem_adapters", "gauge", "LoRA adapters that requests can name.", v->stats->adapters},
+        {"tandem_adapter_limit", "gauge", "LoRA adapters that may be loaded.", v->info->max_adapters},
+        {"tandem_adapter_bytes", "gauge", "Memory of the LoRA adapters, replaced ones in use included.",
+         (double)v->stats->adapter_bytes},
+    };
+    text_rows(out, rows, N_OF(rows));
+    text_head(out, name, "gauge", "Requests that go through an adapter.");
+    text_by(out, name, "state", "running", running);
+    text_by(out, name, "state", "waiting", all - running);
+}
+
+static void put_model(const struct metrics_view *v, struct buf *out)
+{
+    const struct engine_info *i = v->info;
+    const struct {
+        const char *label, *value;
+    } labels[] = {{"model_id", i->model_id}, {"model_name", v->model_name},   {"family", i->family},
+                  {"device", i->device},     {"weight_type", i->weight_type}, {"kv_type", i->kv_type}};
+    text_head(out, "tandem_model_info", "gauge", "The model that is served.");
+    buf_str(out, "tandem_model_info{");
+    for (int k = 0; k < N_OF(labels); k++) {
+        if (k) buf_char(out, ',');
+        text_label(out, labels[k].label, labels[k].value);
+    }
+    buf_str(out, "} 1\n");
+}
+
+static void put_training(const struct jobs_view *j, struct buf *out)
+{
+    const struct train_event *last = &j->last;
+    bool runs = last->kind == TRAIN_STEP;
+    const struct text_row rows[] = {
+        {"tandem_train_step", "gauge", "Optimizer steps done of the job that runs; 0 when none does.",
+         runs ? (double)last->step : 0},
+        {"tandem_train_steps_planned", "gauge", "Its steps in all.", runs ? (double)last->steps : 0},
+        {"tandem_train_loss", "gauge", "Training loss of its last step.", runs ? last->loss : 0},
+        {"tandem_train_learning_rate", "gauge", "Learning rate of its last step.", runs ? last->learning_rate : 0},
+        {"tandem_train_grad_norm", "gauge", "Gradient norm of its last step, before clipping.",
+         runs ? last->grad_norm : 0},
+        {"tandem_train_tokens_per_second", "gauge", "Tokens trained a second in its last step.",
+         runs ? last->tokens_per_s : 0},
+        {"tandem_train_eta_seconds", "gauge", "Time it has left, as estimated.", runs ? last->eta_s : 0},
+        {"tandem_train_steps_total", "counter", "Optimizer steps of all jobs.", (double)j->steps},
+        {"tandem_train_tokens_total", "counter", "Tokens of all steps.", (double)j->tokens},
+        {"tandem_train_trained_tokens_total", "counter", "Those of them that the loss was computed on.",
+         (double)j->trained_tokens},
+        {"tandem_train_skipped_steps_total", "counter", "Steps skipped for a loss or gradient that was not finite.",
+         (double)j->skipped},
+    };
+    text_head(out, "tandem_train_jobs", "gauge", "Fine-tuning jobs by state.");
+    for (int i = 0; i < JOB_STATES; i++) text_by(out, "tandem_train_jobs", "status", job_state_names[i], j->counts[i]);
+    text_rows(out, rows, N_OF(rows));
+}
+
+static void put_http(const struct http_server_stats *h, struct buf *out)
+{
+    const struct text_row rows[] = {
+        {"tandem_connections", "gauge", "Open connections.", h->open},
+        {"tandem_connections_accepted_total", "counter", "Connections accepted.", (double)h->accepted},
+        {"tandem_connections_rejected_total", "counter", "Connections refused at the limit.", (double)h->rejected},
+        {"tandem_connections_evicted_total", "counter", "Idle connections closed to make room for others.",
+         (double)h->evicted},
+        {"tandem_http_received_bytes_total", "counter", "Bytes read from clients.", (double)h->bytes_in},
+        {"tandem_http_sent_bytes_total", "counter", "Bytes written to clients.", (double)h->bytes_out},
+    };
+    text_rows(out, rows, N_OF(rows));
+}
+
+static void put_reservations(struct buf *out)
+{
+    struct reservation_stats r;
+    reservation_stats(&r);
+    const struct text_row rows[] = {
+        {"tandem_request_memory_bytes", "gauge", "Memory reserved for bodies, texts, tokens and answers.",
+         (double)r.used},
+        {"tandem_request_memory_peak_bytes", "gauge", "The most of it since the start.", (double)r.peak},
+        {"tandem_request_memory_limit_bytes", "gauge", "The most it may be (request-memory).", (double)r.budget},
+        {"tandem_request_memory_refused_total", "counter", "Reservations refused for want of room.", (double)r.refused},
+    };
+    text_rows(out, rows, N_OF(rows));
+}
+
+static void put_startup(const struct metrics *m, struct buf *out)
+{
+    static const char name[] = "tandem_startup_seconds";
+    text_head(out, name, "gauge", "Time the start took, by phase; ready: all of it, until requests were taken.");
+    for (int i = 0; i < STARTUP_PHASES; i++)
+        if (m->startup[i] > 0) text_by(out, name, "phase", metrics_startup_names[i], m->startup[i]);
+}
+
+void metrics_render(const struct metrics *m, const struct metrics_view *v, struct buf *out)
+{
+    text_head(out, "tandem_build_info", "gauge", "The program.");
+    buf_printf(out, "tandem_build_info{version=\"%s\",compiler=\"%s\"} 1\n", TANDEM_VERSION, __VERSION__);
+    text_one(out, "tandem_ready", "gauge", "1 while requests are accepted.", v->ready);
+    text_one(out, "tandem_memory_limit_bytes", "gauge",
+             "Memory the process may take: the least limit of its control groups, or the machine's memory.",
+             v->memory_limit);
+    text_one(out, "tandem_tls_certificate_expiry_timestamp_seconds", "gauge",
+             "When the certificate expires, seconds since the epoch; 0: there is none.", v->certificate_expires);
+    put_requests(m, out);
+    put_ends(m, v->http, out);
+    if (v->stats && v->info) {
+        put_queue(v, out);
+        put_tokens(v, out);
+        put_step(v->stats, out);
+        put_memory(v, out);
+        put_adapters(v, out);
+        put_model(v, out);
+    }
+    for (int i = 0; i < HISTOGRAMS; i++) {
+        text_head(out, metrics_hists[i].name, "histogram", metrics_hists[i].help);
+        text_histogram(out, metrics_hists[i].name, "", &m->hist[i], metrics_hists[i].bounds);
+    }
+    if (v->jobs) put_training(v->jobs, out);
+    if (v->http) put_http(v->http, out);
+    put_reservations(out);
+    put_startup(m, out);
+    if (v->devices) nvml_render(v->devices, out);
+    process_render(out, (double)m->start_unix_ns * 1e-9);
+    if (v->vllm) metrics_render_vllm(m, v, out);
+}

@@ -1,0 +1,145 @@
+/* Types and names are those of NVIDIA's NVML API reference, as far as they are used here. */
+#include "server/ops/nvml.h"
+
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "server/metrics/text.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct nvmlDevice_st *device_handle;
+
+struct memory_info { /* nvmlMemory_t */
+    unsigned long long total, free, used;
+};
+
+struct utilization { /* nvmlUtilization_t: percent of the last sample period */
+    unsigned gpu, memory;
+};
+
+enum { NVML_SUCCESS = 0, NVML_TEMPERATURE_GPU = 0 };
+
+struct nvml {
+    void *library;
+    int (*init)(void);
+    int (*shutdown)(void);
+    int (*count)(unsigned *);
+    int (*handle)(unsigned index, device_handle *);
+    int (*name)(device_handle, char *, unsigned);
+    int (*uuid)(device_handle, char *, unsigned);
+    int (*memory)(device_handle, struct memory_info *);
+    int (*use)(device_handle, struct utilization *);
+    int (*power)(device_handle, unsigned *milliwatts);
+    int (*temperature)(device_handle, int sensor, unsigned *celsius);
+    unsigned n;
+};
+
+/* Copies the address: a data pointer is no function pointer in C. */
+static bool find(struct nvml *m, const char *name, void *fn, size_t size)
+{
+    void *p = dlsym(m->library, name);
+    if (p) memcpy(fn, &p, size);
+    return p != NULL;
+}
+
+#define FIND(m, field, name) find(m, name, &(m)->field, sizeof(m)->field)
+
+static bool find_all(struct nvml *m)
+{
+    FIND(m, use, "nvmlDeviceGetUtilizationRates"); /* devices in partitions have none of the last three */
+    FIND(m, power, "nvmlDeviceGetPowerUsage");
+    FIND(m, temperature, "nvmlDeviceGetTemperature");
+    return FIND(m, init, "nvmlInit_v2") && FIND(m, shutdown, "nvmlShutdown") &&
+           FIND(m, count, "nvmlDeviceGetCount_v2") && FIND(m, handle, "nvmlDeviceGetHandleByIndex_v2") &&
+           FIND(m, name, "nvmlDeviceGetName") && FIND(m, uuid, "nvmlDeviceGetUUID") &&
+           FIND(m, memory, "nvmlDeviceGetMemoryInfo");
+}
+
+struct nvml *nvml_open(const char *path)
+{
+    void *library = dlopen(path ? path : "libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) return NULL;
+    struct nvml *m = mem_zalloc(sizeof *m);
+    m->library = library;
+    if (find_all(m) && m->init() == NVML_SUCCESS) {
+        if (m->count(&m->n) == NVML_SUCCESS && m->n > 0) return m;
+        m->shutdown();
+    }
+    log_debug("nvml: no devices to be watched");
+    dlclose(library);
+    free(m);
+    return NULL;
+}
+
+void nvml_close(struct nvml *m)
+{
+    if (!m) return;
+#ifdef TANDEM_SANITIZED /* which would report what the library holds as lost */
+    m->shutdown();
+    dlclose(m->library);
+#endif
+    free(m);
+}
+
+static void sample_one(struct nvml *m, device_handle h, struct device_use *d)
+{
+    struct memory_info memory = {0};
+    struct utilization use;
+    unsigned value;
+    *d = (struct device_use){.utilization = -1, .watts = -1, .celsius = -1};
+    if (m->name(h, d->name, sizeof d->name) != NVML_SUCCESS) d->name[0] = 0;
+    if (m->uuid(h, d->uuid, sizeof d->uuid) != NVML_SUCCESS) d->uuid[0] = 0;
+    if (m->memory(h, &memory) == NVML_SUCCESS) {
+        d->memory_total = (double)memory.total;
+        d->memory_used = (double)memory.used;
+    }
+    if (m->use && m->use(h, &use) == NVML_SUCCESS) d->utilization = use.gpu / 100.0;
+    if (m->power && m->power(h, &value) == NVML_SUCCESS) d->watts = value / 1000.0;
+    if (m->temperature && m->temperature(h, NVML_TEMPERATURE_GPU, &value) == NVML_SUCCESS) d->celsius = value;
+}
+
+void nvml_sample(struct nvml *m, struct device_sample *out)
+{
+    device_handle h;
+    out->n = 0;
+    for (unsigned i = 0; i < m->n && out->n < NVML_DEVICES; i++)
+        if (m->handle(i, &h) == NVML_SUCCESS) sample_one(m, h, &out->v[out->n++]);
+}
+
+static void put_gauge(const struct device_sample *s, const char *name, const char *help, size_t at, struct buf *out)
+{
+    char index[16];
+    text_head(out, name, "gauge", help);
+    for (int i = 0; i < s->n; i++) {
+        double v;
+        memcpy(&v, (const char *)&s->v[i] + at, sizeof v);
+        snprintf(index, sizeof index, "%d", i);
+        if (v >= 0) text_by(out, name, "device", index, v);
+    }
+}
+
+void nvml_render(const struct device_sample *s, struct buf *out)
+{
+    static const char info[] = "tandem_device_info";
+    if (!s->n) return;
+    text_head(out, info, "gauge", "NVIDIA's devices, by number.");
+    for (int i = 0; i < s->n; i++) {
+        buf_printf(out, "%s{device=\"%d\",", info, i);
+        text_label(out, "name", s->v[i].name);
+        buf_char(out, ',');
+        text_label(out, "uuid", s->v[i].uuid);
+        buf_str(out, "} 1\n");
+    }
+    put_gauge(s, "tandem_device_memory_total_bytes", "Memory of a device.", offsetof(struct device_use, memory_total),
+              out);
+    put_gauge(s, "tandem_device_memory_used_bytes", "Memory in use on a device, by all processes.",
+              offsetof(struct device_use, memory_used), out);
+    put_gauge(s, "tandem_device_utilization_ratio", "Part of the driver's last sample period in which a kernel ran.",
+              offsetof(struct device_use, utilization), out);
+    put_gauge(s, "tandem_device_power_watts", "Power that a device draws.", offsetof(struct device_use, watts), out);
+    put_gauge(s, "tandem_device_temperature_celsius", "Temperature of a device.", offsetof(struct device_use, celsius),
+              out);
+}

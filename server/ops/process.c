@@ -1,0 +1,156 @@
+#include "server/ops/process.h"
+
+#include "engine/base/log.h"
+#include "server/memory/reservation.h"
+#include "server/metrics/text.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+/* The directory stays open: it is read when there is no descriptor left to open it with. */
+static int count_fds(void)
+{
+    static DIR *d;
+    int n = -2; /* "." and ".." */
+    if (!d) d = opendir("/proc/self/fd");
+    if (!d) return 0;
+    rewinddir(d);
+    while (readdir(d)) n++;
+    return n;
+}
+
+void process_files(int max_connections)
+{
+    enum { OTHERS = 1024 }; /* the database, data sets, adapters, uploads, and what connections leave (listen.c) */
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit)) return;
+    rlim_t wanted = (rlim_t)max_connections + OTHERS, most = limit.rlim_max;
+    if (limit.rlim_cur < wanted) {
+        limit.rlim_cur = wanted < most ? wanted : most;
+        setrlimit(RLIMIT_NOFILE, &limit);
+        getrlimit(RLIMIT_NOFILE, &limit);
+    }
+    if (limit.rlim_cur < (rlim_t)max_connections + 128)
+        log_warn("file descriptors will run out before max-connections: raise the hard limit (LimitNOFILE, ulimit -Hn) "
+                 "limit=%llu max_connections=%d",
+                 (unsigned long long)limit.rlim_cur, max_connections);
+    count_fds();
+}
+
+/* The number behind `name` at the start of a line, times 1024 where the line says kB; -1: not there. */
+static double read_number(const char *path, const char *name)
+{
+    char line[256];
+    double v = -1;
+    size_t n = strlen(name);
+    FILE *f = fopen(path, "re");
+    while (f && v < 0 && fgets(line, sizeof line, f)) {
+        char *end;
+        if (strncmp(line, name, n) != 0) continue;
+        v = strtod(line + n, &end);
+        if (end == line + n) v = -1; /* "max" */
+        if (v >= 0 && strncmp(end, " kB", 3) == 0) v *= 1024;
+    }
+    if (f) fclose(f);
+    return v;
+}
+
+/* The least value of `name` in the directory of a control group and in those above it; `least` where none is less. */
+static double group_limit(const char *root, const char *group, const char *name, double least)
+{
+    char dir[600], path[700];
+    snprintf(dir, sizeof dir, "%s%s", root, group);
+    for (char *slash; strlen(dir) >= strlen(root); *slash = 0) {
+        snprintf(path, sizeof path, "%s/%s", dir, name);
+        double v = read_number(path, "");
+        if (v > 0 && (least < 0 || v < least)) least = v;
+        slash = strrchr(dir, '/');
+    }
+    return least;
+}
+
+/* Each control group limits all below it, in version 2 ("0::/path") as in version 1 ("4:memory:/path"). */
+double process_memory_limit(void)
+{
+    char line[512];
+    double least = read_number("/proc/meminfo", "MemTotal:");
+    FILE *f = fopen("/proc/self/cgroup", "re");
+    while (f && fgets(line, sizeof line, f)) {
+        line[strcspn(line, "\n")] = 0;
+        const char *first = strchr(line, ':');
+        if (strncmp(line, "0::", 3) == 0)
+            least = group_limit("/sys/fs/cgroup", line + 3, "memory.max", least);
+        else if (first && strncmp(first, ":memory:", 8) == 0)
+            least = group_limit("/sys/fs/cgroup/memory", first + 8, "memory.limit_in_bytes", least);
+    }
+    if (f) fclose(f);
+    return least > 0 ? least : 0;
+}
+
+size_t process_request_memory(size_t model)
+{
+    unsigned long virtual_pages = 0, resident_pages = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (f && fscanf(f, "%lu %lu", &virtual_pages, &resident_pages) != 2) virtual_pages = resident_pages = 0;
+    if (f) fclose(f);
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), used = resident_pages * page;
+    struct rlimit space;
+    size_t budget = reservation_default((size_t)process_memory_limit(), used > model ? used : model);
+    if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
+        size_t rest = reservation_default(space.rlim_cur, virtual_pages * page);
+        if (rest < budget) budget = rest;
+    }
+    return budget;
+}
+
+static double seconds(struct timeval t)
+{
+    return (double)t.tv_sec + (double)t.tv_usec * 1e-6;
+}
+
+static void put_resident(struct buf *out)
+{
+    static const char status[] = "/proc/self/status";
+    static const char name[] = "tandem_resident_memory_bytes";
+    static const struct {
+        const char *kind, *line;
+    } parts[] = {{"anonymous", "RssAnon:"}, {"file", "RssFile:"}, {"shared", "RssShmem:"}};
+    text_head(out, name, "gauge", "Resident memory by kind; mapped weights are file.");
+    for (int i = 0; i < 3; i++) {
+        double v = read_number(status, parts[i].line);
+        text_by(out, name, "kind", parts[i].kind, v < 0 ? 0 : v);
+    }
+}
+
+void process_render(struct buf *out, double start_unix)
+{
+    unsigned long virtual_pages = 0, resident_pages = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (f && fscanf(f, "%lu %lu", &virtual_pages, &resident_pages) != 2) virtual_pages = resident_pages = 0;
+    if (f) fclose(f);
+    double page = (double)sysconf(_SC_PAGESIZE), threads = read_number("/proc/self/status", "Threads:");
+    struct rusage use;
+    struct rlimit files, space;
+    getrusage(RUSAGE_SELF, &use);
+    getrlimit(RLIMIT_NOFILE, &files);
+    getrlimit(RLIMIT_AS, &space);
+    const struct text_row rows[] = {
+        {"process_resident_memory_bytes", "gauge", "Resident memory.", (double)resident_pages * page},
+        {"process_virtual_memory_bytes", "gauge", "Virtual memory.", (double)virtual_pages * page},
+        {"process_virtual_memory_max_bytes", "gauge", "Limit of virtual memory; -1: none.",
+         space.rlim_cur == RLIM_INFINITY ? -1 : (double)space.rlim_cur},
+        {"process_cpu_seconds_total", "counter", "User and system CPU time.",
+         seconds(use.ru_utime) + seconds(use.ru_stime)},
+        {"process_open_fds", "gauge", "Open file descriptors.", count_fds()},
+        {"process_max_fds", "gauge", "Limit of open file descriptors.", (double)files.rlim_cur},
+        {"process_threads", "gauge", "Threads.", threads},
+        {"process_start_time_seconds", "gauge", "Start of the process, seconds since the epoch.", start_unix},
+    };
+    text_rows(out, rows, (int)(sizeof rows / sizeof *rows));
+    put_resident(out);
+}

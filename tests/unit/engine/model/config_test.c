@@ -1,0 +1,271 @@
+/* config.json: both spellings of transformers are read; what no model can be is refused with the field's name. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "engine/model/config.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define LLAMA                                                                                                          \
+    "\"model_type\":\"llama\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":"  \
+    "4,"                                                                                                               \
+    "\"intermediate_size\":96"
+
+static struct model_config good(const char *config, const char *generation)
+{
+    struct model_config c;
+    struct err e = {0};
+    if (model_config_parse(config, generation, &c, &e)) fail_msg("%s: %s", config, e.msg);
+    return c;
+}
+
+static void bad(const char *config, const char *says)
+{
+    struct model_config c;
+    struct err e = {0};
+    if (!model_config_parse(config, NULL, &c, &e) || !strstr(e.msg, says))
+        fail_msg("%s: expected \"%s\", got \"%s\"", config, says, e.msg);
+}
+
+static void test_llama(void **state)
+{
+    struct model_config c = good("{" LLAMA ",\"num_key_value_heads\":2,\"rope_theta\":500000.0,\"rms_norm_eps\":1e-5,"
+                                 "\"eos_token_id\":[7,8],\"bos_token_id\":1}",
+                                 NULL);
+    assert_int_equal(c.family, FAMILY_LLAMA);
+    assert_int_equal(c.head_dim, 16);
+    assert_int_equal(c.rot, 16);
+    assert_int_equal(c.kv_heads, 2);
+    assert_true(c.gated && !c.qkv_bias && !c.tied && c.norm == NORM_RMS);
+    assert_true(c.rope_theta == 500000 && c.eps == 1e-5f);
+    assert_int_equal(c.n_eos, 2);
+    assert_int_equal(c.eos[1], 8);
+    assert_true(isnan(c.temperature) && c.top_k == -1 && c.do_sample == -1);
+}
+
+static void test_both_spellings_of_rope(void **state)
+{
+    struct model_config a =
+        good("{" LLAMA ",\"rope_theta\":5e5,\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8.0,"
+             "\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,\"original_max_position_embeddings\":8192}}",
+             NULL);
+    struct model_config b =
+        good("{" LLAMA ",\"rope_parameters\":{\"rope_theta\":5e5,\"rope_type\":\"llama3\",\"factor\":8.0,"
+             "\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,\"original_max_position_embeddings\":8192}}",
+             NULL);
+    assert_int_equal(a.rope, ROPE_LLAMA3);
+    assert_memory_equal(&a, &b, sizeof a);
+    assert_int_equal(good("{" LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", NULL).rope, ROPE_LINEAR);
+    assert_int_equal(good("{" LLAMA ",\"rope_scaling\":null}", NULL).rope, ROPE_PLAIN);
+    bad("{" LLAMA ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2}}", "rope type \"yarn\"");
+    bad("{" LLAMA ",\"rope_scaling\":{\"type\":\"llama3\",\"factor\":2}}", "low_freq_factor");
+    bad("{" LLAMA ",\"rope_scaling\":3}", "rope_scaling");
+}
+
+static void test_families(void **state)
+{
+    struct model_config c =
+        good("{\"model_type\":\"gpt2\",\"vocab_size\":50257,\"n_embd\":768,\"n_layer\":6,\"n_head\":12}", NULL);
+    assert_true(c.learned_pos && c.tied && c.qkv_bias && !c.gated && c.rot == 0 && c.norm == NORM_LAYER);
+    assert_int_equal(c.inter, 3072);
+    assert_int_equal(c.max_len, 1024);
+    c = good("{\"model_type\":\"phi\",\"vocab_size\":100,\"hidden_size\":80,\"num_hidden_layers\":2,\"num_attention_"
+             "heads\":2,"
+             "\"intermediate_size\":96,\"partial_rotary_factor\":0.4}",
+             NULL);
+    assert_true(c.parallel && c.head_bias && c.rot == 16 && c.act == ACT_GELU_TANH);
+    c = good("{\"model_type\":\"qwen3\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_"
+             "heads\":4,"
+             "\"intermediate_size\":96,\"num_key_value_heads\":4,\"head_dim\":20}",
+             NULL);
+    assert_true(c.qk_norm && !c.qkv_bias && c.head_dim == 20);
+    c = good("{\"model_type\":\"mistral\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_"
+             "attention_heads\":4,"
+             "\"intermediate_size\":96,\"num_key_value_heads\":4,\"sliding_window\":16}",
+             NULL);
+    assert_true(c.window == 16 && c.window_from == 0);
+    c = good("{\"model_type\":\"qwen2\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_"
+             "heads\":4,"
+             "\"intermediate_size\":96,\"num_key_value_heads\":4,\"sliding_window\":16,\"use_sliding_window\":false}",
+             NULL);
+    assert_true(c.window == 0 && c.qkv_bias);
+}
+
+static void test_generation_config(void **state)
+{
+    struct model_config c =
+        good("{" LLAMA ",\"eos_token_id\":7}",
+             "{\"eos_token_id\":[9,7],\"temperature\":0.6,\"top_k\":20,\"top_p\":0.95,\"do_sample\":true}");
+    assert_int_equal(c.n_eos, 2);
+    assert_int_equal(c.eos[0], 9);
+    assert_true(c.temperature == 0.6f && c.top_k == 20 && c.top_p == 0.95f && c.do_sample == 1);
+    struct err e = {0};
+    assert_true(model_config_parse("{" LLAMA "}", "[1]", &c, &e) && strstr(e.msg, "generation_config.json"));
+    assert_true(model_config_parse("{" LLAMA "}", "{\"top_p\":7}", &c, &e) && strstr(e.msg, "generation_config.json"));
+}
+
+#define MISTRAL                                                                                                        \
+    "\"model_type\":\"mistral\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":3,"                        \
+    "\"num_attention_heads\":8,\"intermediate_size\":96"
+#define QWEN3                                                                                                          \
+    "\"model_type\":\"qwen3\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":3,"                          \
+    "\"num_attention_heads\":32,\"intermediate_size\":96"
+#define PHI                                                                                                            \
+    "\"model_type\":\"phi\",\"vocab_size\":100,\"hidden_size\":80,\"num_hidden_layers\":2,"                            \
+    "\"num_attention_heads\":2,\"intermediate_size\":96"
+#define GPT2 "\"model_type\":\"gpt2\",\"vocab_size\":100,\"n_embd\":64,\"n_layer\":1,\"n_head\":2"
+#define SLIDES ",\"use_sliding_window\":true,\"sliding_window\":16"
+
+/* What transformers 5.23 takes for a field that is not there, and which field counts where two speak. */
+static void test_as_transformers(void **state)
+{
+    (void)state;
+    struct model_config c = good("{" MISTRAL "}", NULL);
+    assert_true(c.window == 4096 && c.window_from == 0 && c.kv_heads == 8 && c.max_len == 131072);
+    assert_int_equal(good("{" MISTRAL ",\"sliding_window\":null}", NULL).window, 0);
+    assert_int_equal(good("{" MISTRAL ",\"sliding_window\":16,\"use_sliding_window\":false}", NULL).window, 16);
+    assert_int_equal(good("{" MISTRAL ",\"num_attention_heads\":8,\"num_key_value_heads\":null}", NULL).kv_heads, 8);
+    c = good("{" QWEN3 "}", NULL);
+    assert_true(c.kv_heads == 32 && c.max_len == 32768 && c.window == 0);
+    c = good("{" QWEN3 ",\"use_sliding_window\":true}", NULL);
+    assert_true(c.window == 4096 && c.window_from == 28);
+    c = good(
+        "{" QWEN3 SLIDES
+        ",\"layer_types\":[\"full_attention\",\"sliding_attention\",\"sliding_attention\"],\"max_window_layers\":2}",
+        NULL);
+    assert_true(c.window == 16 && c.window_from == 1); /* layer_types is what counts */
+    c = good("{" QWEN3 SLIDES ",\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\"]}", NULL);
+    assert_int_equal(c.window, 0);
+    c = good("{" LLAMA ",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2},"
+             "\"rope_parameters\":{\"rope_type\":\"default\"}}",
+             NULL);
+    assert_int_equal(c.rope, ROPE_LINEAR);
+    assert_int_equal(good("{" LLAMA ",\"rope_scaling\":{},\"rope_parameters\":{\"rope_theta\":7}}", NULL).rope_theta,
+                     7);
+#define LLAMA3 "\"rope_type\":\"llama3\",\"factor\":2,\"low_freq_factor\":1,\"high_freq_factor\":4"
+    c = good("{" LLAMA ",\"max_position_embeddings\":512,\"rope_scaling\":{" LLAMA3 "}}", NULL);
+    assert_int_equal(c.rope_old_len, 512);
+    c = good("{" LLAMA ",\"original_max_position_embeddings\":64,"
+             "\"rope_scaling\":{" LLAMA3 ",\"original_max_position_embeddings\":128}}",
+             NULL);
+    assert_int_equal(c.rope_old_len, 64);
+    c = good("{" PHI ",\"tie_word_embeddings\":true}", NULL);
+    assert_true(c.tied && c.head_bias && c.rot == 20);
+    assert_int_equal(good("{" LLAMA ",\"partial_rotary_factor\":1.0}", NULL).rot, 16);
+}
+
+/* Fields that would change the result, which no family here computes: refused by name, never ignored. */
+static void test_refuses_what_it_does_not_compute(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *config, *says;
+    } cases[] = {
+        {"{" LLAMA ",\"partial_rotary_factor\":0.5}", "partial_rotary_factor 0.5: llama models rotate whole heads"},
+        {"{" LLAMA ",\"rope_parameters\":{\"partial_rotary_factor\":0.5}}", "partial_rotary_factor 0.5"},
+        {"{" MISTRAL ",\"partial_rotary_factor\":0.5}", "mistral models rotate whole heads"},
+        {"{" QWEN3 ",\"partial_rotary_factor\":0.25}", "qwen3 models rotate whole heads"},
+        {"{" PHI ",\"partial_rotary_factor\":0.33}", "an odd number of rotated features (13 of 40)"},
+        {"{" QWEN3 ",\"rope_parameters\":{\"full_attention\":{\"rope_theta\":5}}}",
+         "(full_attention) is not supported"},
+        {"{" LLAMA ",\"rope_scaling\":{\"rope_type\":\"dynamic\",\"factor\":2}}", "rope type \"dynamic\""},
+        {"{" LLAMA ",\"rope_parameters\":{\"rope_type\":\"longrope\"}}", "rope type \"longrope\""},
+        {"{" LLAMA ",\"layer_types\":[\"full_attention\",\"sliding_attention\"]}", "layer_types"},
+        {"{" QWEN3 SLIDES ",\"layer_types\":[\"full_attention\"]}", "a list of num_hidden_layers (3)"},
+        {"{" QWEN3 SLIDES ",\"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\"]}",
+         "full_attention above sliding_attention"},
+        {"{" QWEN3 ",\"layer_types\":[\"full_attention\",\"sliding_attention\",\"sliding_attention\"]}",
+         "does not go with sliding_window"},
+        {"{" QWEN3 SLIDES ",\"layer_types\":[\"full_attention\",\"linear_attention\",\"full_attention\"]}",
+         "\"linear_attention\" is not supported"},
+        {"{" QWEN3 SLIDES ",\"layer_types\":7}", "layer_types must be a list"},
+        {"{" QWEN3 SLIDES ",\"layer_types\":[1,2,3]}", "layer_types"},
+        {"{" MISTRAL ",\"layer_types\":[\"full_attention\",\"sliding_attention\",\"sliding_attention\"]}",
+         "does not go with sliding_window in a mistral model"},
+        {"{" MISTRAL ",\"attention_bias\":true}", "attention_bias is not supported"},
+        {"{" QWEN3 ",\"mlp_bias\":true}", "mlp_bias is not supported"},
+        {"{" PHI ",\"qk_layernorm\":true}", "qk_layernorm is not supported"},
+        {"{" GPT2 ",\"scale_attn_by_inverse_layer_idx\":true}", "scale_attn_by_inverse_layer_idx is not supported"},
+        {"{" GPT2 ",\"add_cross_attention\":true}", "add_cross_attention is not supported"},
+        {"{" LLAMA ",\"is_causal\":false}", "is_causal false"},
+        {"{" LLAMA ",\"final_logit_softcapping\":30.0}", "final_logit_softcapping is not supported: llama models"},
+        {"{" LLAMA ",\"attn_logit_softcapping\":50}", "attn_logit_softcapping"},
+        {"{" LLAMA ",\"query_pre_attn_scalar\":256}", "query_pre_attn_scalar"},
+        {"{" LLAMA ",\"residual_multiplier\":0.22}", "residual_multiplier"},
+        {"{" LLAMA ",\"embedding_multiplier\":12}", "embedding_multiplier"},
+        {"{" LLAMA ",\"logits_scaling\":8}", "logits_scaling"},
+        {"{" LLAMA ",\"num_experts\":8}", "num_experts"},
+        {"{" LLAMA ",\"hidden_act\":\"quick_gelu\"}", "\"quick_gelu\""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) bad(cases[i].config, cases[i].says);
+    good("{" LLAMA
+         ",\"logits_scaling\":1.0,\"num_experts\":0,\"clip_qkv\":null,\"no_rope_layers\":[],\"is_causal\":true,"
+         "\"layer_types\":[\"full_attention\",\"full_attention\"],\"mlp_bias\":true,\"attention_bias\":true}",
+         NULL);
+}
+
+#define BNB(rest) "{" LLAMA ",\"quantization_config\":{\"quant_method\":\"bitsandbytes\"" rest "}}"
+
+static void test_bitsandbytes(void **state)
+{
+    assert_string_equal(good(BNB(",\"load_in_4bit\":true,\"bnb_4bit_quant_type\":\"nf4\""), NULL).quant, "nf4");
+    assert_string_equal(good("{" LLAMA ",\"quantization_config\":null}", NULL).quant, "");
+    assert_string_equal(
+        good("{" LLAMA ",\"quantization_config\":{\"load_in_4bit\":true,\"bnb_4bit_quant_type\":\"nf4\"}}", NULL).quant,
+        "nf4");
+    bad(BNB(""), "8-bit weights are not supported");
+    bad(BNB(",\"load_in_8bit\":true"), "8-bit weights are not supported");
+    bad(BNB(",\"load_in_4bit\":true"), "\"fp4\" is not supported"); /* transformers' default */
+    bad(BNB(",\"load_in_4bit\":true,\"bnb_4bit_quant_type\":\"fp4\""), "\"fp4\" is not supported");
+    bad(BNB(",\"load_in_4bit\":true,\"bnb_4bit_quant_type\":4"), "bnb_4bit_quant_type must be a string");
+    bad(BNB(",\"load_in_4bit\":\"yes\""), "load_in_4bit must be true or false");
+}
+
+static void test_refuses_nonsense(void **state)
+{
+    bad("", "not a JSON object");
+    bad("{" LLAMA "} and more", "not a JSON object");
+    bad("{\"model_type\":\"llama\",\"vocab_size\":100,\"hidden_size\":65536,\"num_hidden_layers\":2,\"num_attention_"
+        "heads\":2,"
+        "\"intermediate_size\":96}",
+        "heads of 32768 features");
+    bad("{\"model_type\":\"gpt2\",\"vocab_size\":100,\"n_embd\":64,\"n_layer\":1,\"n_head\":2,\"scale_attn_weights\":"
+        "false}",
+        "scale_attn_weights");
+    bad("[]", "not a JSON object");
+    bad("{}", "model_type is missing");
+    bad("{\"model_type\":7}", "model_type must be a string");
+    bad("{\"model_type\":\"mamba\"}", "\"mamba\" is not one of");
+    bad("{\"model_type\":\"llama\"}", "vocab_size is missing");
+    bad("{\"model_type\":\"llama\",\"vocab_size\":100}", "hidden_size is missing");
+    bad("{\"model_type\":\"gpt2\",\"vocab_size\":100,\"n_embd\":65,\"n_layer\":1,\"n_head\":2}",
+        "not a multiple of n_head");
+    bad("{" LLAMA ",\"num_key_value_heads\":3}", "num_key_value_heads 3");
+    bad("{" LLAMA ",\"num_key_value_heads\":0}", "num_key_value_heads must be");
+    bad("{" LLAMA ",\"max_position_embeddings\":-5}", "max_position_embeddings");
+    bad("{" LLAMA ",\"max_position_embeddings\":1e300}", "max_position_embeddings");
+    bad("{" LLAMA ",\"head_dim\":1.5}", "head_dim");
+    bad("{" LLAMA ",\"rope_theta\":0}", "rope_theta");
+    bad("{" LLAMA ",\"hidden_act\":\"cube\"}", "\"cube\"");
+    bad("{" LLAMA ",\"eos_token_id\":\"</s>\"}", "eos_token_id");
+    bad("{" LLAMA ",\"tie_word_embeddings\":1}", "tie_word_embeddings");
+    bad("{" LLAMA ",\"quantization_config\":{\"quant_method\":\"gptq\"}}", "quantization_config");
+    bad("{" LLAMA ",\"quantization_config\":7}", "quantization_config");
+    bad("{\"model_type\":\"llama\",\"vocab_size\":1000000000,\"hidden_size\":64}", "vocab_size must be");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_llama),           cmocka_unit_test(test_both_spellings_of_rope),
+        cmocka_unit_test(test_families),        cmocka_unit_test(test_generation_config),
+        cmocka_unit_test(test_bitsandbytes),    cmocka_unit_test(test_refuses_nonsense),
+        cmocka_unit_test(test_as_transformers), cmocka_unit_test(test_refuses_what_it_does_not_compute)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

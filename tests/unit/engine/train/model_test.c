@@ -1,0 +1,415 @@
+/* Gradients do not depend on how they are computed: on threads, on what is recomputed, on how the gate cuts the ops
+ * (bit for bit), or on which rows share a micro-batch (to 1e-5). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "engine/base/file.h"
+#include "engine/base/mem.h"
+#include "engine/model/model.h"
+#include "engine/train/full.h"
+#include "engine/train/lora.h"
+#include "engine/train/model.h"
+#include "engine/train/optim.h"
+#include "engine/train/params.h"
+#include "engine/train/rows.h"
+#include "tests/train/rows.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *fixtures;
+
+/* ---- the gradient of a whole set of rows ------------------------------------------------------------------------- */
+
+struct way {
+    const char *device;
+    int threads;
+    bool full, recompute, half;
+    bool apart;          /* each row a micro-batch of its own */
+    bool moved_b;        /* b is not zero */
+    unsigned targets;    /* 0: all */
+    double dropout;      /* full: of the residual stream */
+    enum dtype quantize; /* the base's weights */
+    struct train_gate *gate;
+    const float *along; /* the parameters are moved by `by` times this; NULL: not */
+    double by;
+};
+
+struct gradient {
+    size_t n;
+    float *g; /* owned */
+    double loss;
+    size_t a, da_zero; /* floats of lora a's; of their gradients that are zero */
+    size_t bytes;
+};
+
+/* A copy of the device's, to be freed. */
+static float *values_of(struct dev *d, const float *device, size_t n)
+{
+    float *host = mem_array(n, sizeof *host);
+    d->ops->download(d, host, device, n * sizeof *host);
+    return host;
+}
+
+/* Moves the parameters as the way says. */
+static void move(struct optim *o, const struct way *w)
+{
+    float *p = values_of(o->d, o->p, o->n);
+    for (size_t i = 0; w->moved_b && !w->full && i < o->n; i++)
+        if (p[i] == 0) p[i] = 0.01f * (float)((int)(i % 7) - 3);
+    for (size_t i = 0; w->along && i < o->n; i++) p[i] += (float)(w->by * (double)w->along[i]);
+    o->d->ops->upload(o->d, o->p, p, o->n * sizeof *p);
+    free(p);
+}
+
+static struct gradient gradient_of(const char *name, const struct dataset *data, const struct way *w)
+{
+    struct err e = {0};
+    struct model m;
+    char *dir = file_join(fixtures, name);
+    struct quantize_how how = {.type = w->quantize};
+    assert_int_equal(model_load(&m, dir, w->device ? w->device : "cpu", w->threads ? w->threads : 1, &how, false, &e),
+                     0);
+    free(dir);
+    m.d->bf16_x = w->half;
+    struct train_params p;
+    train_params_default(&p, w->full ? TRAIN_FULL : TRAIN_LORA);
+    p.f32 = !w->half;
+    p.max_length = 64;
+    p.batch_tokens = 4096;
+    p.micro_tokens = w->apart ? 1 : 4096;
+    p.lora_r = 3;
+    if (w->targets) p.targets = w->targets;
+    struct optim o;
+    struct train_lora lora = {0};
+    struct train_full full = {0};
+    optim_init(&o, m.d, w->gate);
+    if (w->full) {
+        assert_int_equal(train_full_open(&full, &m, &p, &o, &e), 0);
+    } else {
+        assert_int_equal(train_lora_open(&lora, &m.c, &p, NULL, &o, &e), 0);
+    }
+    assert_int_equal(optim_alloc(&o, false, &e), 0);
+    if (w->full) {
+        assert_int_equal(train_full_bind(&full, &p, &o, &e), 0);
+    } else {
+        train_lora_bind(&lora, &o);
+    }
+    move(&o, w);
+    if (w->along && w->full) train_full_use(&full, &o, o.p);
+
+    struct train_rows rows = {0}, none = {0};
+    struct train_job job = {.data = data};
+    uint64_t left_out;
+    struct train_params q = p;
+    q.micro_tokens = p.micro_tokens;
+    assert_int_equal(train_rows_open(&rows, &none, &job, &q, m.c.vocab, &left_out, &e), 0);
+    struct train_model t = {.c = &m.c,
+                            .w = w->full ? &full.w : &m.w,
+                            .d = m.d,
+                            .gate = w->gate,
+                            .site = w->full ? NULL : lora.site,
+                            .grads = w->full ? &full.g : NULL,
+                            .dropout = w->full ? 0 : (float)w->dropout,
+                            .residual_dropout = w->full ? (float)w->dropout : 0,
+                            .dropout_seed = 5,
+                            .half = w->half,
+                            .recompute = w->recompute,
+                            .max_tokens = batches_micro_max(rows.batches)};
+    size_t largest;
+    struct gradient out = {.n = o.n, .bytes = train_model_bytes(&t, &largest)};
+    size_t inputs = ((size_t)m.c.layers + 1) * (size_t)t.max_tokens * (size_t)m.c.hidden * sizeof(float);
+    assert_true(largest >= inputs && largest < out.bytes);
+    assert_int_equal(train_model_open(&t, 64, &e), 0);
+    struct batches_step s = train_rows_step(&rows, 0);
+    assert_int_equal(s.n_rows, rows.n);
+    double targets = (double)train_rows_targets(&rows, &s);
+    struct micro micro;
+    micro_open(&micro, t.max_tokens);
+    uint64_t tokens = 0;
+    for (uint32_t i = 0; i < s.n_micro; i++) {
+        micro_fill(&micro, &rows, &s, i, tokens);
+        out.loss += train_model_run(&t, &micro, true, (float)(1 / targets)).sum / targets;
+        tokens += (uint64_t)micro.n_tokens;
+    }
+    if (m.d->error.op) fail_msg("%s: %s: %s", name, m.d->error.op, m.d->error.msg);
+    out.g = values_of(m.d, o.g, o.n);
+    for (int i = 0; !w->full && i < m.c.layers * PRODUCTS; i++)
+        for (size_t k = 0; k < (size_t)lora.site[i].r * (size_t)lora.site[i].k; k++) {
+            out.a++;
+            out.da_zero += out.g[(size_t)(lora.site[i].da - o.g) + k] == 0;
+        }
+    micro_close(&micro);
+    train_model_close(&t);
+    train_rows_close(&rows);
+    train_rows_close(&none);
+    train_lora_close(&lora);
+    train_full_close(&full);
+    optim_free(&o);
+    model_close(&m);
+    return out;
+}
+
+/* Largest difference, of the largest value. */
+static double difference(const struct gradient *a, const struct gradient *b)
+{
+    double most = 0, size = 0;
+    assert_int_equal(a->n, b->n);
+    for (size_t i = 0; i < a->n; i++) {
+        most = fmax(most, fabs((double)a->g[i] - (double)b->g[i]));
+        size = fmax(size, fabs((double)a->g[i]));
+        if (isnan(a->g[i]) || isnan(b->g[i])) return NAN;
+    }
+    return most / size;
+}
+
+static void same_bits(const char *name, const char *what, const struct gradient *a, const struct gradient *b)
+{
+    assert_int_equal(a->n, b->n);
+    size_t off = 0;
+    for (size_t i = 0; i < a->n; i++) off += memcmp(&a->g[i], &b->g[i], sizeof(float)) != 0;
+    if (off || a->loss != b->loss)
+        fail_msg("%s: %s: %zu of %zu gradients differ, by %g; losses %.17g and %.17g", name, what, off, a->n,
+                 difference(a, b), a->loss, b->loss);
+}
+
+static const char *const models[] = {"llama-gqa", "mistral", "qwen2", "qwen3", "gpt2", "phi"};
+enum { N_MODELS = sizeof models / sizeof *models };
+
+static void compare(const struct way *a, const struct way *b, const char *what, double tolerance)
+{
+    for (int i = 0; i < N_MODELS; i++)
+        for (int full = 0; full < 2; full++) {
+            struct dataset *data = rows_make(9, 288, 1 + (uint64_t)i);
+            struct way wa = *a, wb = *b;
+            wa.full = wb.full = full;
+            struct gradient ga = gradient_of(models[i], data, &wa), gb = gradient_of(models[i], data, &wb);
+            if (tolerance == 0) {
+                same_bits(models[i], what, &ga, &gb);
+            } else if (!(difference(&ga, &gb) <= tolerance) || !(fabs(ga.loss - gb.loss) <= 1e-5 * ga.loss)) {
+                fail_msg("%s: %s: gradients are %g apart; losses %g and %g", models[i], what, difference(&ga, &gb),
+                         ga.loss, gb.loss);
+            }
+            free(ga.g);
+            free(gb.g);
+            free(data);
+        }
+}
+
+/* ---- the cases --------------------------------------------------------------------------------------------------- */
+
+static void test_b_zero_means_da_zero(void **state)
+{
+    (void)state;
+    for (int i = 0; i < N_MODELS; i++) {
+        struct dataset *data = rows_make(5, 288, 9);
+        struct gradient g = gradient_of(models[i], data, &(struct way){.dropout = 0.1});
+        assert_true(g.a > 0);
+        assert_int_equal(g.da_zero, g.a);
+        size_t set = 0;
+        for (size_t k = 0; k < g.n; k++) set += g.g[k] != 0;
+        assert_true(set > 0);
+        free(g.g);
+        g = gradient_of(models[i], data, &(struct way){.moved_b = true});
+        assert_true(g.da_zero < g.a / 2);
+        free(g.g);
+        free(data);
+    }
+}
+
+static void test_recomputed(void **state)
+{
+    (void)state;
+    compare(&(struct way){.moved_b = true}, &(struct way){.moved_b = true, .recompute = true}, "recomputed", 0);
+    compare(&(struct way){.moved_b = true, .dropout = 0.3},
+            &(struct way){.moved_b = true, .dropout = 0.3, .recompute = true}, "recomputed with dropout", 0);
+}
+
+static void test_threads(void **state)
+{
+    (void)state;
+    compare(&(struct way){.moved_b = true}, &(struct way){.moved_b = true, .threads = 2}, "two threads", 0);
+    compare(&(struct way){.half = true, .moved_b = true}, &(struct way){.half = true, .moved_b = true, .threads = 3},
+            "three threads, bf16", 0);
+}
+
+static void test_packed(void **state)
+{
+    (void)state;
+    compare(&(struct way){.moved_b = true}, &(struct way){.moved_b = true, .apart = true}, "rows apart", 1e-5);
+}
+
+static void test_devices(void **state)
+{
+    (void)state;
+    compare(&(struct way){.moved_b = true, .device = "ref"}, &(struct way){.moved_b = true}, "ref and cpu", 1e-4);
+}
+
+/* The device simt has the memory of none: what reads or writes the device's here would be wrong there. */
+static void test_simt(void **state)
+{
+    (void)state;
+    char why[160];
+#ifdef TANDEM_SANITIZED /* minutes; the op table on simt runs there */
+    skip();
+#endif
+    struct dev *d = dev_open(&(struct dev_config){.name = "simt"}, why);
+    if (!d) {
+        print_message("skipped: %s\n", why);
+        skip();
+    }
+    dev_close(d);
+    compare(&(struct way){.moved_b = true, .device = "simt"}, &(struct way){.moved_b = true}, "simt and cpu", 1e-4);
+}
+
+/* Moved a little along the gradient, the loss changes by the gradient's square times that: what is computed is the
+ * gradient of the loss that is computed. */
+static void test_differences(void **state)
+{
+    (void)state;
+    static const struct way ways[] = {{.moved_b = true},
+                                      {.moved_b = true, .dropout = 0.3},
+                                      {.full = true},
+                                      {.full = true, .dropout = 0.3},
+                                      {.moved_b = true, .targets = TARGET_UP | TARGET_C_FC | TARGET_FC1}};
+    for (int i = 0; i < N_MODELS; i++)
+        for (size_t k = 0; k < sizeof ways / sizeof *ways; k++) {
+            struct dataset *data = rows_make(4, 288, 7);
+            struct way w = ways[k];
+            w.device = "ref";
+            struct gradient g = gradient_of(models[i], data, &w);
+            double square = 0;
+            for (size_t j = 0; j < g.n; j++) square += (double)g.g[j] * (double)g.g[j];
+            w.along = g.g;
+            w.by = 3e-3 / square; /* the loss changes by 0.003 each way */
+            struct gradient up = gradient_of(models[i], data, &w);
+            w.by = -w.by;
+            struct gradient down = gradient_of(models[i], data, &w);
+            double change = (up.loss - down.loss) / 6e-3;
+            if (!(fabs(change - 1) < 5e-3))
+                fail_msg("%s, way %zu: the loss changes by %g of what the gradient says", models[i], k, change);
+            free(g.g);
+            free(up.g);
+            free(down.g);
+            free(data);
+        }
+}
+
+/* Only some products are trained, so the way back through the lowest layer ends early. */
+static void test_few_targets(void **state)
+{
+    (void)state;
+    static const unsigned targets[] = {TARGET_DOWN, TARGET_UP | TARGET_GATE, TARGET_O, TARGET_Q, TARGET_K | TARGET_V};
+    struct dataset *data = rows_make(5, 288, 2);
+    for (size_t i = 0; i < sizeof targets / sizeof *targets; i++) {
+        struct way w = {.moved_b = true, .targets = targets[i]}, r = w, ref = w;
+        r.recompute = true;
+        ref.device = "ref";
+        struct gradient a = gradient_of("llama-gqa", data, &w), b = gradient_of("llama-gqa", data, &r),
+                        c = gradient_of("llama-gqa", data, &ref);
+        same_bits("llama-gqa", "few targets, recomputed", &a, &b);
+        if (!(difference(&a, &c) < 1e-4))
+            fail_msg("targets %u: ref and cpu differ by %g", targets[i], difference(&a, &c));
+        free(a.g);
+        free(b.g);
+        free(c.g);
+    }
+    free(data);
+}
+
+/* The gradient through a quantised base points about where that through the floats does. */
+static void test_quantised_bases(void **state)
+{
+    (void)state;
+    static const enum dtype types[] = {DT_I8, DT_I4};
+    struct dataset *data = rows_make(5, 288, 4);
+    struct gradient exact = gradient_of("llama-f16", data, &(struct way){.moved_b = true});
+    static const double near[] = {0.1, 0.7};
+    for (int i = 0; i < 2; i++) {
+        struct gradient g = gradient_of("llama-f16", data, &(struct way){.moved_b = true, .quantize = types[i]});
+        double dot = 0, aa = 0, bb = 0;
+        for (size_t k = 0; k < g.n; k++) {
+            dot += (double)g.g[k] * (double)exact.g[k];
+            aa += (double)g.g[k] * (double)g.g[k];
+            bb += (double)exact.g[k] * (double)exact.g[k];
+        }
+        if (!(1 - dot / sqrt(aa * bb) < near[i]))
+            fail_msg("%s: the gradient's cosine to that of floats is %g", dtype_name(types[i]), dot / sqrt(aa * bb));
+        free(g.g);
+    }
+    free(exact.g);
+    free(data);
+}
+
+static atomic_bool give;
+
+static void *giver(void *gate)
+{
+    while (atomic_load(&give)) train_gate_give(gate, 1000, NULL, NULL);
+    train_gate_open(gate);
+    return NULL;
+}
+
+static void test_gate(void **state)
+{
+    (void)state;
+    struct dataset *data = rows_make(5, 288, 3);
+    for (int i = 0; i < 6; i++) { /* the last four: whatever can be cut is, into rows, outputs, sequences and heads */
+        const char *name = i < 4 ? "llama-gqa" : i == 4 ? "tinystories-656k" : "gpt2";
+        struct way w = {.moved_b = true, .full = i % 2, .dropout = i == 2 ? 0.1 : 0};
+        struct gradient a = gradient_of(name, data, &w);
+        pthread_t thread;
+        w.gate = train_gate_new(NULL, NULL, NULL);
+        if (i >= 2) train_gate_finest(w.gate, 0);
+        atomic_store(&give, true);
+        pthread_create(&thread, NULL, giver, w.gate);
+        struct gradient b = gradient_of(name, data, &w);
+        atomic_store(&give, false);
+        train_gate_leave(w.gate);
+        pthread_join(thread, NULL);
+        train_gate_free(w.gate);
+        same_bits(name, i < 2 ? "in turns" : "cut as fine as can be", &a, &b);
+        free(a.g);
+        free(b.g);
+    }
+    free(data);
+}
+
+static void test_memory(void **state)
+{
+    (void)state;
+    struct dataset *data = rows_make(9, 288, 3);
+    struct gradient kept = gradient_of("qwen2", data, &(struct way){0}),
+                    again = gradient_of("qwen2", data, &(struct way){.recompute = true});
+    assert_true(again.bytes < kept.bytes);
+    free(kept.g);
+    free(again.g);
+    free(data);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_b_zero_means_da_zero),
+        cmocka_unit_test(test_recomputed),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_devices),
+        cmocka_unit_test(test_simt),
+        cmocka_unit_test(test_few_targets),
+        cmocka_unit_test(test_quantised_bases),
+        cmocka_unit_test(test_gate),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_differences),
+    };
+    fixtures = argc > 1 ? argv[1] : "tests/fixtures/models";
+    return cmocka_run_group_tests_name("train_model", tests, NULL, NULL);
+}

@@ -1,0 +1,497 @@
+/* server/api/tool_calls.c: which texts are calls, that no cut of the text changes the result, how long text is held
+ * back, limits, and the JSON.  The argument is the directory of the template fixtures. */
+#include "engine/base/buf.h"
+#include "engine/base/file.h"
+#include "engine/template/chat_template.h"
+#include "server/api/tool_calls.h"
+#include "server/json/json.h"
+
+#include <ctype.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const char *template_dir;
+static const char *const tools[] = {"f", "get_weather", "na\"me"};
+
+static struct tool_parser *new_parser(enum tool_format format, bool stream)
+{
+    return tool_parser_new(
+        &(struct tool_parser_config){.format = format, .stream = stream, .names = tools, .n_names = 3});
+}
+
+/* Content as it is, calls as [index name arguments], or [index name arguments! where they break off. */
+static void note(struct buf *log, struct tool_events events)
+{
+    for (int i = 0; i < events.n; i++) {
+        const struct tool_event *ev = &events.v[i];
+        if (ev->kind == TOOL_BEGIN) {
+            assert_int_equal(strlen(ev->id), TOOL_ID_SIZE - 1);
+            assert_memory_equal(ev->id, "call_", 5);
+            for (const char *p = ev->id + 5; *p; p++) assert_true(isalnum((unsigned char)*p));
+            buf_printf(log, "[%d %s ", ev->index, ev->name);
+        } else if (ev->kind == TOOL_END) {
+            buf_char(log, ev->broken ? '!' : ']');
+        } else {
+            assert_true(ev->n > 0);
+            buf_append(log, ev->text, ev->n);
+        }
+    }
+}
+
+static void run(struct buf *log, enum tool_format format, bool stream, const char *text, size_t n, const size_t *cuts,
+                int n_cuts)
+{
+    struct tool_parser *p = new_parser(format, stream);
+    size_t at = 0;
+    buf_clear(log);
+    buf_str(log, "");
+    for (int i = 0; i <= n_cuts; i++) {
+        size_t end = i < n_cuts ? cuts[i] : n;
+        char *piece = malloc(end - at + 1); /* so that reading past the end is seen */
+        memcpy(piece, text + at, end - at);
+        note(log, tool_parser_feed(p, piece, end - at));
+        free(piece);
+        at = end;
+    }
+    note(log, tool_parser_finish(p));
+    tool_parser_free(p);
+}
+
+/* Whole, byte by byte, and in all ways to cut it once or twice. */
+static void check(enum tool_format format, bool stream, const char *text, const char *expected)
+{
+    size_t n = strlen(text), each[512] = {0};
+    struct buf log = {0};
+    run(&log, format, stream, text, n, NULL, 0);
+    if (strcmp(log.data, expected) != 0)
+        print_error("%s\n(%s) gives\n%s\nand not\n%s\n", text, stream ? "stream" : "whole", log.data, expected);
+    assert_string_equal(log.data, expected);
+    assert_true(n < sizeof each / sizeof *each);
+    for (size_t i = 0; i < n; i++) each[i] = i;
+    run(&log, format, stream, text, n, each, (int)n);
+    assert_string_equal(log.data, expected);
+    for (size_t a = 1; a < n; a++) {
+        for (size_t b = a; b < n; b += 1 + n / 64) {
+            run(&log, format, stream, text, n, (const size_t[]){a, b}, 2);
+            assert_string_equal(log.data, expected);
+        }
+    }
+    buf_free(&log);
+}
+
+struct example {
+    const char *text, *whole, *stream; /* stream NULL: as whole */
+};
+
+static void check_all(enum tool_format format, const struct example *v, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        check(format, false, v[i].text, v[i].whole);
+        check(format, true, v[i].text, v[i].stream ? v[i].stream : v[i].whole);
+    }
+}
+
+#define CALL(body) "<tool_call>\n" body "\n</tool_call>"
+#define F1 "{\"name\": \"f\", \"arguments\": {\"x\": 1}}"
+#define SAME NULL
+
+static void hermes_calls(void **state)
+{
+    static const struct example v[] = {
+        {"", "", SAME},
+        {"Hello there.", "Hello there.", SAME},
+        {CALL(F1), "[0 f {\"x\": 1}]", SAME},
+        {CALL(F1) "\n", "[0 f {\"x\": 1}]", SAME},
+        {"I look.\n" CALL(F1), "I look.[0 f {\"x\": 1}]", SAME},
+        {CALL(F1) "\n" CALL(F1), "[0 f {\"x\": 1}][1 f {\"x\": 1}]", SAME},
+        {CALL(F1) CALL(F1) " \n ", "[0 f {\"x\": 1}][1 f {\"x\": 1}]", SAME},
+        {"a " CALL(F1) " b " CALL(F1) " c", "a[0 f {\"x\": 1}] b[1 f {\"x\": 1}] c", SAME},
+        /* any name: the mark says that it is a call; any order; what Llama's calls have */
+        {"<tool_call>{\"arguments\":{},\"name\":\"unknown\"}</tool_call>", "[0 unknown {}]", SAME},
+        {CALL("{\"type\": \"function\", \"id\": \"7\", \"name\": \"f\", \"parameters\": {}}"), "[0 f {}]", SAME},
+        {CALL("{\"name\": \"f\"}"), "[0 f {}]", SAME},
+        {CALL("{\"name\": \"f\", \"arguments\": null}"), "[0 f {}]", SAME},
+        {CALL("{\"name\": \"na\\\"me\", \"arguments\": {}}"), "[0 na\"me {}]", SAME},
+        {CALL("{ \"name\" : \"f\" , \"arguments\" : { \"a\" : [ 1 , {\"}\": \"</tool_call>\"} ] } }"),
+         "[0 f { \"a\" : [ 1 , {\"}\": \"</tool_call>\"} ] }]", SAME},
+        {CALL("{\"name\": \"f\", \"arguments\": {\"s\": \"\\u00e9\xc3\xa9\\\"\\\\\"}}"),
+         "[0 f {\"s\": \"\\u00e9\xc3\xa9\\\"\\\\\"}]", SAME},
+        /* the closing mark is missing */
+        {"<tool_call>" F1, "[0 f {\"x\": 1}]", SAME},
+        {"<tool_call>" F1 "<tool_call>" F1, "[0 f {\"x\": 1}][1 f {\"x\": 1}]", SAME},
+        {"<tool_call>" F1 " then", "[0 f {\"x\": 1}] then", SAME},
+        {"<tool_call>" F1 "</tool", "[0 f {\"x\": 1}]</tool", SAME},
+        {CALL(F1) "</tool_call>", "[0 f {\"x\": 1}]</tool_call>", SAME},
+        /* thoughts */
+        {"<think>\n" CALL(F1) "</think>\n\n" CALL(F1), "<think>\n" CALL(F1) "</think>[0 f {\"x\": 1}]", SAME},
+        {" <think>a", " <think>a", SAME},
+        {"a<think>" CALL(F1), "a<think>[0 f {\"x\": 1}]", SAME},
+    };
+    (void)state;
+    check_all(TOOL_FORMAT_HERMES, v, sizeof v / sizeof *v);
+}
+
+#define UNCHANGED(text)                                                                                                \
+    {                                                                                                                  \
+        text, text, SAME                                                                                               \
+    }
+
+static void hermes_content(void **state)
+{
+    static const struct example v[] = {
+        UNCHANGED(" \n "),
+        UNCHANGED("a < b, a <tool b, <tool_call"),
+        UNCHANGED("<tool_call"),
+        UNCHANGED("<<tool_calls>"),
+        UNCHANGED("</tool_call> a"),
+        UNCHANGED("<tool_call>"),
+        UNCHANGED("<tool_call>\n f </tool_call>"),
+        UNCHANGED("<tool_call>\n[" F1 "]\n</tool_call>"),
+        UNCHANGED("<tool_call>\n\"f\"\n</tool_call>"),
+        UNCHANGED(CALL("{\"name\": \"f\", \"args\": {}}")),
+        UNCHANGED(CALL("{\"arguments\": {}}")),
+        UNCHANGED(CALL("{}")),
+        UNCHANGED(CALL("{\"name\": \"\", \"arguments\": {}}")),
+        UNCHANGED(CALL("{\"name\": 1, \"arguments\": {}}")),
+        UNCHANGED(CALL("{\"name\": \"f\", \"arguments\": \"{}\"}")),
+        UNCHANGED(CALL("{\"name\": \"f\", \"arguments\": []}")),
+        UNCHANGED(CALL("{\"name\": \"f\", \"name\": \"f\", \"arguments\": {}}")),
+        UNCHANGED(CALL("{\"type\": \"tool\", \"name\": \"f\", \"arguments\": {}}")),
+        UNCHANGED(CALL("{\"a_name_of_more_bytes\": 1}")),
+        UNCHANGED(CALL("{'name': 'f', 'arguments': {}}")),
+        UNCHANGED("{\"name\": \"f\", \"arguments\": {}}"),
+        UNCHANGED("<|python_tag|>" F1),
+        {"<tool_call>\n<tool_call>\n" F1, "<tool_call>\n[0 f {\"x\": 1}]", SAME},
+        {"<tool_c<tool_call>" F1, "<tool_c[0 f {\"x\": 1}]", SAME},
+        /* what breaks after the arguments have begun was handed out in a stream */
+        {CALL("{\"name\": \"f\", \"arguments\": {\"x\": 1,}}"), CALL("{\"name\": \"f\", \"arguments\": {\"x\": 1,}}"),
+         "[0 f {\"x\": 1,!}}\n</tool_call>"},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"a",
+         "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"a", "[0 f {\"x\": \"a!"},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": {}, \"x\": 1} " CALL(F1),
+         "<tool_call>{\"name\": \"f\", \"arguments\": {}, \"x\": 1}[0 f {\"x\": 1}]", "[0 f {}!1}[1 f {\"x\": 1}]"},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": {\"s\": \"a\nb\"}}",
+         "<tool_call>{\"name\": \"f\", \"arguments\": {\"s\": \"a\nb\"}}", "[0 f {\"s\": \"a!\nb\"}}"},
+        {"<tool_call>{\"arguments\": {}", "<tool_call>{\"arguments\": {}", SAME},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": nil}", "<tool_call>{\"name\": \"f\", \"arguments\": nil}", SAME},
+    };
+    (void)state;
+    check_all(TOOL_FORMAT_HERMES, v, sizeof v / sizeof *v);
+}
+
+#define L1 "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\"}}"
+#define W(i) "[" #i " get_weather {\"city\": \"Paris\"}]"
+
+static void llama_calls(void **state)
+{
+    static const struct example v[] = {
+        {L1, W(0), SAME},
+        {"\n\n" L1 "\n", W(0), SAME},
+        {L1 "; " L1, W(0) W(1), SAME},
+        {L1 ";" L1 "\n" L1 ";\n", W(0) W(1) W(2), SAME},
+        {"<|python_tag|>" L1, W(0), SAME},
+        {"<|python_tag|>" L1 "; " L1, W(0) W(1), SAME},
+        {"Let me see. <|python_tag|>" L1, "Let me see." W(0), SAME},
+        {"<|python_tag|>{\"name\": \"other\"}; {\"name\": \"more\"}", "[0 other {}][1 more {}]", SAME},
+        {"{\"type\": \"function\", \"name\": \"f\", \"parameters\": {}}", "[0 f {}]", SAME},
+        {"{\"name\": \"f\", \"arguments\": {}}", "[0 f {}]", SAME},
+        {L1 " and so on", W(0) " and so on", SAME},
+        {L1 "; and so on " L1, W(0) "; and so on " L1, SAME},
+        {L1 L1, W(0) W(1), SAME},
+        {"<think>{</think>\n" L1, "<think>{</think>" W(0), SAME},
+    };
+    static const struct example content[] = {
+        UNCHANGED("Paris: " L1),
+        UNCHANGED("{\"name\": \"Ada\", \"parameters\": {\"born\": 1815}}"),
+        UNCHANGED("{\"name\": \"f\"}"),
+        UNCHANGED("{\"name\": \"f\", \"parameters\": null}"),
+        UNCHANGED("{\"parameters\": {\"a\": 1}, \"name\": \"Ada\"}"),
+        UNCHANGED("{\"temperature\": 3, \"list\": [1, 2]}"),
+        UNCHANGED("<|python_tag|>print(\"{}\")"),
+        UNCHANGED("<|python_tag|>"),
+        UNCHANGED("<|python|>" L1),
+        UNCHANGED("[" L1 "]"),
+        UNCHANGED("; " L1),
+        UNCHANGED(CALL(F1)),
+        {L1 "; {\"name\": \"Ada\", \"parameters\": {}}", W(0) "; {\"name\": \"Ada\", \"parameters\": {}}", SAME},
+        {"{\"name\": \"f\", \"parameters\": {\"a\": True}}", "{\"name\": \"f\", \"parameters\": {\"a\": True}}",
+         "[0 f {\"a\": !True}}"},
+    };
+    (void)state;
+    check_all(TOOL_FORMAT_LLAMA3, v, sizeof v / sizeof *v);
+    check_all(TOOL_FORMAT_LLAMA3, content, sizeof content / sizeof *content);
+}
+
+static void no_format(void **state)
+{
+    (void)state;
+    check(TOOL_FORMAT_NONE, true, CALL(F1) L1 " \n", CALL(F1) L1 " \n");
+}
+
+static void without_tools_an_object_is_content(void **state)
+{
+    (void)state;
+    struct tool_parser *p = tool_parser_new(&(struct tool_parser_config){.format = TOOL_FORMAT_LLAMA3});
+    struct buf log = {0};
+    note(&log, tool_parser_feed(p, L1, strlen(L1)));
+    note(&log, tool_parser_finish(p));
+    assert_string_equal(log.data, L1);
+    assert_int_equal(tool_parser_calls(p), 0);
+    tool_parser_free(p);
+    buf_free(&log);
+}
+
+static void the_answer_begins_in_thoughts(void **state)
+{
+    (void)state;
+    struct tool_parser *p =
+        tool_parser_new(&(struct tool_parser_config){.format = TOOL_FORMAT_HERMES, .thinking = true});
+    struct buf log = {0};
+    const char *text = "I may " CALL(F1) "</think>" CALL(F1);
+    note(&log, tool_parser_feed(p, text, strlen(text)));
+    note(&log, tool_parser_finish(p));
+    assert_string_equal(log.data, "I may " CALL(F1) "</think>[0 f {\"x\": 1}]");
+    assert_true(tool_prompt_thinks("assistant\n<think>\n", 18));
+    assert_true(tool_prompt_thinks("<think>", 7));
+    assert_false(tool_prompt_thinks("<think>\n</think>\n\n", 19));
+    assert_false(tool_prompt_thinks("think>", 6));
+    assert_false(tool_prompt_thinks(NULL, 0));
+    assert_int_equal(tool_parser_calls(p), 1);
+    tool_parser_free(p);
+    buf_free(&log);
+}
+
+/* What each piece gives at once. */
+static void check_pieces(enum tool_format format, const char *const pieces[][2], size_t n)
+{
+    struct tool_parser *p = new_parser(format, true);
+    struct buf log = {0};
+    for (size_t i = 0; i < n; i++) {
+        buf_clear(&log);
+        buf_str(&log, "");
+        note(&log, pieces[i][0] ? tool_parser_feed(p, pieces[i][0], strlen(pieces[i][0])) : tool_parser_finish(p));
+        assert_string_equal(log.data, pieces[i][1]);
+    }
+    tool_parser_free(p);
+    buf_free(&log);
+}
+
+static void nothing_waits_longer_than_it_must(void **state)
+{
+    static const char *const hermes[][2] = {
+        {"Hello", "Hello"},
+        {" ", ""},
+        {"world <", " world"},
+        {"b", " <b"},
+        {"<tool", ""},
+        {"_call", ""},
+        {"s>", "<tool_calls>"},
+        {"\n<tool_call>\n{", ""},
+        {"\"name\": \"f\", \"arguments\":", ""},
+        {" {", "[0 f {"},
+        {"\"x\"", "\"x\""},
+        {": [1, ", ": [1, "},
+        {"2]}", "2]}"},
+        {"}", "]"},
+        {"\n</tool_call>\n", ""},
+        {"<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"f\"", "[1 f {\"a\": 1}"},
+        {" }", "]"},
+        {" ", ""},
+        {NULL, ""},
+    };
+    static const char *const llama[][2] = {
+        {" ", ""},  {"{\"name\": \"f", ""}, {"oo\"", " {\"name\": \"foo\""}, {", \"parameters\"", ", \"parameters\""},
+        {NULL, ""},
+    };
+    (void)state;
+    check_pieces(TOOL_FORMAT_HERMES, hermes, sizeof hermes / sizeof *hermes);
+    check_pieces(TOOL_FORMAT_LLAMA3, llama, sizeof llama / sizeof *llama);
+}
+
+/* Arguments {"a":[[...]]} so deep, and a text so long: a call when `good`. */
+static void check_limit(int depth, size_t length, bool good)
+{
+    struct buf text = {0}, log = {0};
+    buf_str(&text, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":");
+    for (int i = 0; i < depth; i++) buf_char(&text, '[');
+    buf_char(&text, '"');
+    for (size_t i = 0; i < length; i++) buf_char(&text, 'x');
+    buf_char(&text, '"');
+    for (int i = 0; i < depth; i++) buf_char(&text, ']');
+    buf_str(&text, "}}");
+    run(&log, TOOL_FORMAT_HERMES, false, text.data, text.len, NULL, 0);
+    assert_int_equal(log.data[0] == '[', good);
+    if (!good) assert_string_equal(log.data, text.data);
+    run(&log, TOOL_FORMAT_HERMES, true, text.data, text.len, NULL, 0);
+    assert_int_equal(log.data[log.len - 1] == ']', good);
+    buf_free(&text);
+    buf_free(&log);
+}
+
+static void limits(void **state)
+{
+    (void)state;
+    check_limit(62, 1, true);
+    check_limit(63, 1, false);
+    check_limit(0, TOOL_CALL_MAX - 33, true);
+    check_limit(0, TOOL_CALL_MAX - 32, false);
+    check_limit(1, 2 * TOOL_CALL_MAX, false);
+    for (size_t n = TOOL_NAME_MAX; n <= TOOL_NAME_MAX + 1; n++) {
+        struct buf text = {0}, log = {0};
+        buf_str(&text, "<tool_call>{\"name\":\"");
+        for (size_t i = 0; i < n; i++) buf_str(&text, "\\u0041");
+        buf_str(&text, "\",\"arguments\":{}}");
+        run(&log, TOOL_FORMAT_HERMES, false, text.data, text.len, NULL, 0);
+        assert_int_equal(log.data[0] == '[', n == TOOL_NAME_MAX);
+        buf_free(&text);
+        buf_free(&log);
+    }
+}
+
+static void many_calls(void **state)
+{
+    (void)state;
+    struct buf text = {0}, log = {0};
+    for (int i = 0; i < TOOL_CALLS_MAX + 1; i++) buf_str(&text, CALL("{\"name\": \"f\"}") "\n");
+    run(&log, TOOL_FORMAT_HERMES, false, text.data, text.len, NULL, 0);
+    const char *last = strstr(log.data, "[127 f {}]");
+    assert_non_null(last);
+    assert_string_equal(last + 10, "\n" CALL("{\"name\": \"f\"}") "\n");
+    buf_free(&text);
+    buf_free(&log);
+}
+
+static void as_json(void **state)
+{
+    (void)state;
+    struct tool_parser *p = new_parser(TOOL_FORMAT_HERMES, false);
+    struct tool_answer a = {0};
+    struct buf out = {0};
+    const char *text = "Hi\n" CALL("{\"name\": \"f\", \"arguments\": {\"s\": \"\xc3\xa9\\n\"}}") CALL(F1);
+    struct tool_events events = tool_parser_feed(p, text, strlen(text));
+    assert_int_equal(events.n, 7);
+    char expected[512];
+    assert_string_not_equal(events.v[1].id, events.v[4].id);
+    tool_answer_add(&a, events);
+    tool_answer_add(&a, tool_parser_finish(p));
+    assert_string_equal(a.content.data, "Hi");
+    assert_int_equal(a.n, 2);
+    snprintf(
+        expected, sizeof expected,
+        "[{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"s\\\": "
+        "\\\"\xc3\xa9\\\\n\\\"}\"}},{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":"
+        "\"{\\\"x\\\": 1}\"}}]",
+        a.calls[0].id, a.calls[1].id);
+    buf_clear(&out);
+    tool_answer_put(&out, &a);
+    assert_string_equal(out.data, expected);
+    buf_free(&out);
+    tool_answer_free(&a);
+    tool_parser_free(p);
+}
+
+/* A stream's deltas: one entry per call and chunk, which has the name, the id and the first arguments together. */
+static void as_deltas(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *deltas[2]; /* the deltas to be sent then, %s for an id */
+    } pieces[] = {
+        {"Hi\n<tool_call>{\"name\": \"f\", \"arguments\": ", {NULL}},
+        {"{\"s\": \"\xc3\xa9\\n",
+         {"{\"index\":0,\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":"
+          "\"{\\\"s\\\": \\\"\xc3\xa9\\\\n\"}}"}},
+        {"\"", {"{\"index\":0,\"function\":{\"arguments\":\"\\\"\"}}"}},
+        {"}}</tool_call>" CALL("{\"name\": \"g\", \"arguments\": {}}"),
+         {"{\"index\":0,\"function\":{\"arguments\":\"}\"}}",
+          "{\"index\":1,\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":\"g\",\"arguments\":\"{}\"}}"}},
+    };
+    struct tool_parser *p = new_parser(TOOL_FORMAT_HERMES, true);
+    struct tool_answer a = {0};
+    struct buf out = {0};
+    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
+        /* byte by byte, so that several events tell of what is sent at once */
+        for (const char *s = pieces[i].text; *s; s++) tool_answer_add(&a, tool_parser_feed(p, s, 1));
+        for (size_t k = 0; k < 2 && pieces[i].deltas[k]; k++) {
+            char expected[256];
+            assert_int_not_equal(a.n, 0);
+            snprintf(expected, sizeof expected, pieces[i].deltas[k], a.calls[0].id);
+            buf_clear(&out);
+            tool_put_delta(&out, &a);
+            assert_string_equal(out.data, expected);
+            tool_answer_drop(&a);
+        }
+        assert_int_equal(a.n, 0);
+    }
+    assert_string_equal(a.content.data, "Hi");
+    buf_free(&out);
+    tool_answer_free(&a);
+    tool_parser_free(p);
+    buf_free(&out);
+}
+
+static enum tool_format detect(const char *name)
+{
+    char *path = file_join(template_dir, name), *text = NULL;
+    size_t n;
+    struct err e = {0};
+    assert_int_equal(file_read(path, 1 << 20, &text, &n, &e), 0);
+    struct chat_template *t = chat_template_parse(text, n, &e);
+    assert_non_null(t);
+    size_t m;
+    const char *source = chat_template_source(t, &m);
+    assert_int_equal(m, n);
+    assert_memory_equal(source, text, n);
+    enum tool_format found = tool_format_detect(source, m);
+    chat_template_free(t);
+    free(text);
+    free(path);
+    return found;
+}
+
+static void formats(void **state)
+{
+    (void)state;
+    assert_int_equal(detect("Qwen-Qwen2.5-7B-Instruct.jinja"), TOOL_FORMAT_HERMES);
+    assert_int_equal(detect("Qwen-Qwen3-0.6B.jinja"), TOOL_FORMAT_HERMES);
+    assert_int_equal(detect("meta-llama-Llama-3.1-8B-Instruct.jinja"), TOOL_FORMAT_LLAMA3);
+    assert_int_equal(detect("google-gemma-2-2b-it.jinja"), TOOL_FORMAT_NONE);
+    size_t n;
+    assert_int_equal(tool_format_detect(chat_template_source(NULL, &n), n), TOOL_FORMAT_NONE);
+    const char *coder = "<tool_call>\n<function=f>";
+    assert_int_equal(tool_format_detect(coder, strlen(coder)), TOOL_FORMAT_NONE);
+    assert_int_equal(tool_format_choose("auto", TOOL_FORMAT_LLAMA3), TOOL_FORMAT_LLAMA3);
+    assert_int_equal(tool_format_choose("none", TOOL_FORMAT_LLAMA3), TOOL_FORMAT_NONE);
+    assert_int_equal(tool_format_choose("hermes", TOOL_FORMAT_NONE), TOOL_FORMAT_HERMES);
+    assert_int_equal(tool_format_choose("llama3_json", TOOL_FORMAT_NONE), TOOL_FORMAT_LLAMA3);
+    assert_true(tool_format_is_mark(TOOL_FORMAT_LLAMA3, "<|python_tag|>", 14));
+    assert_false(tool_format_is_mark(TOOL_FORMAT_LLAMA3, "<|python_tag|", 13));
+    assert_false(tool_format_is_mark(TOOL_FORMAT_LLAMA3, "<tool_call>", 11));
+    assert_true(tool_format_is_mark(TOOL_FORMAT_HERMES, "</tool_call>", 12));
+    assert_false(tool_format_is_mark(TOOL_FORMAT_HERMES, "<|im_end|>", 10));
+}
+
+int main(int argc, char **argv)
+{
+    template_dir = argc > 1 ? argv[1] : "tests/fixtures/templates";
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(hermes_calls),
+        cmocka_unit_test(hermes_content),
+        cmocka_unit_test(llama_calls),
+        cmocka_unit_test(no_format),
+        cmocka_unit_test(without_tools_an_object_is_content),
+        cmocka_unit_test(the_answer_begins_in_thoughts),
+        cmocka_unit_test(nothing_waits_longer_than_it_must),
+        cmocka_unit_test(limits),
+        cmocka_unit_test(many_calls),
+        cmocka_unit_test(as_json),
+        cmocka_unit_test(as_deltas),
+        cmocka_unit_test(formats),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,61 +1,51 @@
-"""The arrows between folders point one way: server -> engine -> kernels. Read from the includes and from the libraries."""
+"""The arrows between rooms point one way, as the table in rooms.py has them. Read from the includes and from the symbols
+of the object files."""
+import json
 import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from rooms import EXEMPT, KNOWN_INCLUDES, KNOWN_SYMBOLS, LIBRARIES, PUBLIC, ROOMS, Room, entries, linked_as, may_include, may_link, room_of, tower
 from sources import FOLDERS, ROOT, c_files
 
 BUILD = Path(os.environ.get("TANDEM_BUILD_DIR", ROOT / "build"))
+TOWERS = [*FOLDERS, "loadtest"]
 
 LIBC = set("""assert ctype errno fcntl fenv float fnmatch glob inttypes limits locale math poll pthread pwd grp sched semaphore setjmp
     signal spawn stdalign stdarg stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string strings termios threads time
     unistd wchar dirent dlfcn execinfo getopt malloc netdb link elf endian byteswap
     immintrin x86intrin cpuid arm_neon arm_sve""".split())
-CXX = set("""algorithm chrono cassert cfloat cinttypes climits cmath cstddef cstdint cstdio cstdlib cstring ctime deque functional
-    limits new tuple type_traits unordered_map unordered_set utility vector""".split())
-CUDA = {"cuda_runtime.h", "library_types.h"}
 LIBC_FOLDERS = ("sys/", "linux/", "netinet/", "arpa/", "net/", "sanitizer/", "asm/")
-
-
-@dataclass
-class Rule:
-    own: str            # the folder itself, all of it
-    project: set        # headers of other folders; one that ends in / stands for all below it
-    libraries: set      # third-party headers, as written between < and >
-
-
-RULES = {
-    "kernels": Rule("kernels/", set(), set()),
-    "engine": Rule("engine/", {"kernels/ops.h", "kernels/ceilings.h", "kernels/trace.h", "kernels/num.h", "kernels/rng.h"}, {"pcre2.h", "utf8proc.h", "gmp.h", "cjson/cJSON.h"}),
-    "server": Rule("server/", {"engine/serve/engine.h", "engine/bench/bench.h", "engine/bench/eval.h", "engine/model/quantize.h", "engine/tokenizer/tokenizer.h", "engine/train/train.h", "engine/train/offline.h", "engine/data/dataset.h", "engine/train/tfevents.h", "engine/template/chat_template.h", "engine/grammar/grammar.h",
-                                "engine/base/"},
-                   {"uv.h", "llhttp.h", "llhttp/llhttp.h", "cjson/cJSON.h", "yaml.h", "sqlite3.h", "jemalloc/jemalloc.h",
-                    "openssl/bio.h", "openssl/crypto.h", "openssl/err.h", "openssl/ssl.h", "openssl/sslerr.h", "openssl/x509.h"}),
-    "loadtest": Rule("loadtest/", {"engine/base/", "kernels/rng.h"}, {"uv.h", "llhttp.h", "cjson/cJSON.h"}),
-}
-EXEMPT = {"loadtest/constrained_cost.c"}  # measures the engine from inside, built by hand
+GENERATED = {"server/console_files.c": "server/console"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
+
+# ---- includes --------------------------------------------------------------------------------------------------------
 
 def includes(path):
     """-> [(is_project_header, name)]"""
     return [(quote == '"', name) for quote, name in INCLUDE.findall(path.read_text())]
 
 
-def allowed(rule, is_project, name):
+def allowed(room, is_project, name):
     if is_project:
-        return name.startswith(rule.own) or name in rule.project or any(p.endswith("/") and name.startswith(p) for p in rule.project)
-    return name in rule.libraries or name.removesuffix(".h") in LIBC or name.startswith(LIBC_FOLDERS) or (rule.own == "kernels/" and name in CXX | CUDA)
+        return may_include(room, name)
+    return name.removesuffix(".h") in LIBC or name.startswith(LIBC_FOLDERS) or any(name in LIBRARIES[key] for key in ROOMS[room].libraries.split())
 
 
 def wrong_includes(root):
-    return [f"{path.relative_to(root)} includes {name}" for folder, rule in RULES.items() for path in c_files(root, [folder])
-            for is_project, name in includes(path) if not allowed(rule, is_project, name) and str(path.relative_to(root)) not in EXEMPT]
+    """{(file, header)} against the table; a header of None: the file's folder is in no row."""
+    found = set()
+    for path in c_files(root, TOWERS):
+        name = str(path.relative_to(root))
+        room = room_of(name)
+        if name not in EXEMPT:
+            found |= {(name, header) for is_project, header in includes(path) if not allowed(room, is_project, header)} if room else {(name, None)}
+    return found
 
 
 def include_cycle(root):
@@ -77,28 +67,80 @@ def include_cycle(root):
     return next(filter(None, map(visit, graph)), None)
 
 
-def symbols(library, kind):
-    """Global symbols of an archive: kind "undefined" or "defined-only"."""
-    out = subprocess.run(["nm", "-g", "-P", f"--{kind}", library], capture_output=True, check=True, text=True).stdout
-    return {line.split()[0] for line in out.splitlines() if line and not line.endswith(":")}
+# ---- symbols ---------------------------------------------------------------------------------------------------------
+
+def source_of(entry, cuda):
+    """The source of a line of compile_commands.json, by its path in the repository; None: not one of ours. cuda: names of
+    the sources that simt compiles, by stem."""
+    name = os.path.relpath(os.path.join(entry["directory"], entry["file"]), ROOT)
+    if Path(name).name.startswith("simt_"):
+        return cuda.get(Path(name).stem.removeprefix("simt_"))
+    in_build = os.path.relpath(os.path.join(entry["directory"], entry["file"]), BUILD)
+    return in_build if in_build in GENERATED else name
 
 
-def upward_symbols(lower, upper):
-    """What the lower library wants that only the upper one has."""
-    return sorted((symbols(lower, "undefined-only") - symbols(lower, "defined-only")) & symbols(upper, "defined-only"))
+def objects(build):
+    """{source: object file} of everything that the build compiles from the towers; skips where it has not."""
+    cuda = {p.stem: str(p.relative_to(ROOT)) for p in c_files(ROOT, ["kernels/cuda"]) if p.suffix == ".cu"}
+    commands = build / "compile_commands.json"
+    if not commands.exists() or not shutil.which("nm"):
+        pytest.skip("no build or no nm")
+    found = {}
+    for entry in json.loads(commands.read_text()):
+        source = source_of(entry, cuda)
+        if source and entry["output"].startswith(tuple(f"{folder}/" for folder in TOWERS)) and source not in EXEMPT:
+            found[source] = build / entry["output"]
+    found = {source: path for source, path in found.items() if source in GENERATED or room_of(source)}
+    missing = [str(path) for path in found.values() if not path.exists()]
+    if missing:
+        pytest.skip(f"not built: {missing[0]}")
+    return found
 
 
-def library(folder):
-    path = BUILD / folder / f"lib{folder}.a"
-    if not path.exists() or not shutil.which("nm"):
-        pytest.skip(f"no {path.name} or no nm")
-    return path
+def symbols(files):
+    """{source: (wanted, defined)} of {source: object file}; weak ones, C++'s inline functions, are nobody's."""
+    sources = {str(path): source for source, path in files.items()}
+    found = {source: (set(), set()) for source in files}
+    out = subprocess.run(["nm", "-g", "-P", "-A", *sources], capture_output=True, check=True, text=True).stdout
+    for line in out.splitlines():
+        file, _, rest = line.partition(": ")
+        name, kind = rest.split()[:2]
+        if kind not in "vwVW":
+            found[sources[file]][kind != "U"].add(name)
+    return found
+
+
+def wrong_symbols(found, room=lambda source: linked_as(GENERATED.get(source) or room_of(source)), link=may_link):
+    """{(source, symbol)}: wanted, and defined only in rooms that the source's room may not reach."""
+    homes = {}
+    for source, (_, defined) in found.items():
+        for name in defined:
+            homes.setdefault(name, set()).add(room(source))
+    reach = {name: link(name) for name in {room(source) for source in found}}
+    return {(source, name) for source, (wanted, _) in found.items() for name in wanted if name in homes and not homes[name] & reach[room(source)]}
 
 
 # ---- the project -----------------------------------------------------------------------------------------------------
 
-def test_includes_follow_the_rules():
-    assert wrong_includes(ROOT) == []
+def test_includes_follow_the_table():
+    assert wrong_includes(ROOT) - KNOWN_INCLUDES == set()
+
+
+def test_symbols_follow_the_table():
+    assert wrong_symbols(symbols(objects(BUILD))) - KNOWN_SYMBOLS == set()
+
+
+def test_what_is_known_is_still_there():
+    assert KNOWN_INCLUDES - wrong_includes(ROOT) == set(), "mended: take it off the list"
+
+
+def test_known_symbols_are_still_there():
+    assert KNOWN_SYMBOLS - wrong_symbols(symbols(objects(BUILD))) == set(), "mended: take it off the list"
+
+
+def test_every_object_is_looked_at():
+    compiled = {str(p.relative_to(ROOT)) for p in c_files(ROOT, ["server", "engine"]) if p.suffix == ".c"}
+    assert compiled - set(objects(BUILD)) == set()
 
 
 def test_no_include_cycle():
@@ -109,26 +151,53 @@ def test_every_folder_is_looked_at():
     assert all(c_files(ROOT, [folder]) for folder in FOLDERS)
 
 
-@pytest.mark.parametrize("lower, upper", [("kernels", "engine"), ("kernels", "server"), ("engine", "server")])
-def test_libraries_do_not_reach_up(lower, upper):
-    assert upward_symbols(library(lower), library(upper)) == []
+def rows_that_point_up(rooms):
+    """[(row, entry)]: entries that are no room or header further down, or one of a tower below that is not public."""
+    rows, wrong = list(rooms), []
+    for at, name in enumerate(rows):
+        for entry in entries(name, rooms):
+            below = room_of(entry, rooms) in rows[at + 1:] if tower(entry) == tower(name) else entry in PUBLIC.get(tower(entry), [])
+            wrong += [] if below else [(name, entry)]
+    return wrong
+
+
+def test_the_table_points_down():
+    assert rows_that_point_up(ROOMS) == []
+
+
+def test_the_table_names_what_there_is():
+    assert [row for row in ROOMS if not (ROOT / row).exists()] == []
+    assert [header for headers in PUBLIC.values() for header in headers if not (ROOT / header).exists()] == []
 
 
 # ---- these tests can fail --------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("where, line", [
     ("kernels/a.c", '#include "engine/serve/engine.h"'),
+    ("kernels/a.c", '#include "kernels/cpu/cpu.h"'),
+    ("kernels/a.c", "#include <algorithm>"),
     ("kernels/cpu/a.h", '#include "server/net/http.h"'),
+    ("kernels/cpu/a.h", '#include "kernels/ref/ref.h"'),
+    ("kernels/cuda/gemm/a.cu", '#include "kernels/cuda/rows/rows.cuh"'),
     ("kernels/a.c", "#include <uv.h>"),
-    ("engine/a.c", '#include "server/net/http.h"'),
-    ("engine/a.c", '#include "kernels/dev.h"'),
-    ("engine/a.h", "  #  include <uv.h>"),
-    ("engine/a.c", "#include <llhttp.h>"),
-    ("server/a.c", '#include "kernels/ops.h"'),
-    ("server/a.c", '#include "engine/model/model.h"'),
-    ("server/a.c", '#include "http.h"'),
-    ("server/a.c", "#include <curl/curl.h>"),
-    ("server/a.c", '#include "loadtest/client.h"'),
+    ("engine/model/a.c", '#include "server/net/http.h"'),
+    ("engine/model/a.c", '#include "kernels/dev.h"'),
+    ("engine/model/a.h", '#include "engine/serve/sched.h"'),
+    ("engine/tokenizer/a.h", '#include "engine/model/model.h"'),
+    ("engine/base/a.h", '#include "kernels/rng.h"'),
+    ("engine/base/a.h", "  #  include <uv.h>"),
+    ("engine/train/a.c", "#include <llhttp.h>"),
+    ("engine/train/a.c", "#include <cjson/cJSON.h>"),
+    ("engine/a.c", "#include <stdlib.h>"),  # in no room
+    ("server/cli/a.c", '#include "kernels/ops.h"'),
+    ("server/cli/a.c", '#include "engine/model/model.h"'),
+    ("server/cli/a.c", '#include "cmd.h"'),
+    ("server/cli/a.c", "#include <curl/curl.h>"),
+    ("server/cli/a.c", '#include "loadtest/client.h"'),
+    ("server/net/a.c", '#include "server/api/models.h"'),
+    ("server/json/a.c", '#include "server/net/http.h"'),
+    ("server/store/a.c", '#include "engine/serve/engine.h"'),
+    ("server/new/a.c", '#include "server/net/http.h"'),
     ("loadtest/a.c", '#include "server/net/http.h"'),
     ("loadtest/a.c", '#include "engine/serve/engine.h"'),
 ])
@@ -146,11 +215,35 @@ def test_a_planted_cycle_is_found(tmp_path):
     assert include_cycle(tmp_path)
 
 
-@pytest.mark.skipif(not (shutil.which("cc") and shutil.which("ar") and shutil.which("nm")), reason="no compiler")
-def test_a_planted_symbol_is_found(tmp_path):
-    for name, text in {"lower": "int up(void); int low(void); int low(void) { return up(); }",
-                       "upper": "int low(void); int up(void); int up(void) { return low(); }"}.items():
-        (tmp_path / f"{name}.c").write_text(text)
-        subprocess.run(["cc", "-c", f"{name}.c"], cwd=tmp_path, check=True)
-        subprocess.run(["ar", "rc", f"{name}.a", f"{name}.o"], cwd=tmp_path, check=True)
-    assert upward_symbols(tmp_path / "lower.a", tmp_path / "upper.a") == ["up"]
+@pytest.mark.parametrize("row, may, wrong", [
+    ("engine/model", "serve", "engine/serve/"),
+    ("engine/model", "base serves", "engine/serves/"),
+    ("engine/bench", "kernels/dev.h", "kernels/dev.h"),
+    ("server/net", "engine/model/model.h", "engine/model/model.h"),
+    ("engine/base", "server/net/", "server/net/"),
+])
+def test_a_planted_row_is_found(row, may, wrong):
+    assert rows_that_point_up({**ROOMS, row: Room(may)}) == [(row, wrong)]
+
+
+@pytest.mark.skipif(not (shutil.which("cc") and shutil.which("nm")), reason="no compiler")
+@pytest.mark.parametrize("lower, upper", [
+    ("engine/model/low.c", "engine/serve/up.c"),
+    ("engine/grammar/low.c", "engine/model/up.c"),  # beside each other
+    ("server/net/low.c", "server/api/up.c"),
+    ("engine/base/low.c", "server/net/up.c"),
+    ("kernels/low.c", "engine/base/up.c"),
+    ("kernels/cpu/low.c", "kernels/open.c"),
+    ("loadtest/low.c", "server/net/up.c"),
+])
+def test_a_planted_symbol_is_found(tmp_path, lower, upper):
+    files = {}
+    for source, text in {lower: "int up(void); int low(void); int low(void) { return up(); }",
+                         upper: "int low(void); int up(void); int up(void) { return low(); }"}.items():
+        (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / source).write_text(text)
+        files[source] = tmp_path / (source + ".o")
+        subprocess.run(["cc", "-c", source, "-o", files[source]], cwd=tmp_path, check=True)
+    wrong = wrong_symbols(symbols(files))
+    assert (lower, "up") in wrong
+    assert wrong <= {(lower, "up"), (upper, "low")}

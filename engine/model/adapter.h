@@ -53,9 +53,9 @@ struct adapter {
  * modules_to_save, biases, adapters of the embedding or the head and values that are not finite are refused by name.
  * Any thread. */
 struct adapter *adapter_read(const char *dir, const struct model_config *, struct err *e);
-/* The same of a configuration's text and an opened file (both borrowed for the call). */
-struct safetensors;
-struct adapter *adapter_parse(const char *config, const struct safetensors *, const struct model_config *,
+/* The same of a configuration's text and its tensors (both borrowed for the call). */
+struct tensor_source;
+struct adapter *adapter_parse(const char *config, const struct tensor_source *, const struct model_config *,
                               struct err *e);
 /* Pairs zeroed, for building one: rank r at the modules in targets, scale from r, alpha and rslora.  NULL: no memory.
  */

@@ -213,7 +213,7 @@ static int targeted(const struct peft *p, int layer, const char *name, struct er
 /* ---- the tensors ---- */
 
 struct found {
-    const struct st_tensor *a, *b;
+    const struct tensor *a, *b;
 };
 
 static const char *after(const char *s, const char *prefix)
@@ -248,7 +248,7 @@ static int refuse_tensor(const char *name, struct err *e)
 
 /* "base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight"; the first part and "model." may be left out, and
  * ".default" may follow lora_A. */
-static int place_tensor(const struct adapter *shape, const struct model_config *c, const struct st_tensor *t,
+static int place_tensor(const struct adapter *shape, const struct model_config *c, const struct tensor *t,
                         struct found *found, struct err *e)
 {
     bool gpt2 = c->family == FAMILY_GPT2;
@@ -265,7 +265,7 @@ static int place_tensor(const struct adapter *shape, const struct model_config *
         bool a = strncmp(rest, ".lora_A.", 8) == 0, b = strncmp(rest, ".lora_B.", 8) == 0;
         if (rest == end + 1 || (!a && !b) || strcmp(after(rest + 8, "default."), "weight")) continue;
         struct found *f = &found[layer * shape->n_modules + m];
-        const struct st_tensor **slot = a ? &f->a : &f->b;
+        const struct tensor **slot = a ? &f->a : &f->b;
         if (*slot) return err_set(e, ERR_INVALID, "tensors %.100s and %.100s are the same", (*slot)->name, t->name);
         *slot = t;
         return 0;
@@ -273,35 +273,29 @@ static int place_tensor(const struct adapter *shape, const struct model_config *
     return refuse_tensor(t->name, e);
 }
 
-static int check_tensor(const struct st_tensor *t, const char *name, const char *which, int rows, int cols,
-                        struct err *e)
+static int check_tensor(const struct tensor *t, const char *name, const char *which, int rows, int cols, struct err *e)
 {
     if (!t) return err_set(e, ERR_INVALID, "tensor %s.%s.weight is missing", name, which);
-    if (st_float_type(t->type) == DT_NONE)
+    if (tensor_float_type(t->type) == DT_NONE)
         return err_set(e, ERR_UNSUPPORTED, "tensor %.160s: type %s is not F32, F16 or BF16", t->name,
-                       st_type_name(t->type));
+                       tensor_type_name(t->type));
     if (t->n_dims == 2 && t->dims[0] == rows && t->dims[1] == cols) return 0;
     return err_set(e, ERR_INVALID, "tensor %.160s: shape is not [%d, %d], as the model and the rank %d make it",
                    t->name, rows, cols, which[5] == 'A' ? rows : cols);
 }
 
-static int fill(const struct safetensors *f, const struct st_tensor *t, float *out, struct err *e)
+static int fill(const struct tensor_source *f, const struct tensor *t, float *out, struct err *e)
 {
-    enum dtype type = st_float_type(t->type);
-    size_t width = dtype_bytes(type, 1);
+    size_t width = dtype_bytes(tensor_float_type(t->type), 1);
     CHECK(width > 0); /* check_tensor was there before */
     size_t n = t->bytes / width;
-    int rc = safetensors_populate(f, t, e);
+    int rc = tensor_source_populate(f, t, e);
     if (rc) return rc;
-    if (type == DT_F32) memcpy(out, t->data, t->bytes);
-    for (size_t i = 0; i < n && type != DT_F32; i++) {
-        uint16_t h;
-        memcpy(&h, (const char *)t->data + i * 2, 2);
-        out[i] = type == DT_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
-    }
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
+        out[i] = tensor_element(t, i);
         if (!isfinite(out[i])) return err_set(e, ERR_INVALID, "tensor %.160s: value %zu is not finite", t->name, i);
-    safetensors_release(f, t);
+    }
+    tensor_source_release(f, t);
     return 0;
 }
 
@@ -309,7 +303,7 @@ static int fill(const struct safetensors *f, const struct st_tensor *t, float *o
 
 struct reading {
     struct peft p;
-    const struct safetensors *f;
+    const struct tensor_source *f;
     const struct model_config *c;
     const struct adapter *shape; /* layers and modules only */
     struct found *found;
@@ -387,8 +381,8 @@ static int read_config(struct reading *r, const char *config, struct err *e)
 static int read_tensors(struct reading *r, struct adapter **out, struct err *e)
 {
     int rc = 0, n = r->shape->layers * r->shape->n_modules;
-    for (size_t i = 0; i < safetensors_count(r->f) && !rc; i++)
-        rc = place_tensor(r->shape, r->c, safetensors_at(r->f, i), r->found, e);
+    for (size_t i = 0; i < tensor_source_count(r->f) && !rc; i++)
+        rc = place_tensor(r->shape, r->c, tensor_source_at(r->f, i), r->found, e);
     for (int i = 0; i < n && !rc; i++) rc = check_module(r, i, e);
     if (rc) return rc;
     struct adapter *a = adapter_of_ranks(r->c, r->rank); /* what the file holds is as large */
@@ -412,7 +406,7 @@ static int read_tensors(struct reading *r, struct adapter **out, struct err *e)
     return rc;
 }
 
-struct adapter *adapter_parse(const char *config, const struct safetensors *f, const struct model_config *c,
+struct adapter *adapter_parse(const char *config, const struct tensor_source *f, const struct model_config *c,
                               struct err *e)
 {
     struct adapter shape = {.layers = c->layers}, *out = NULL;
@@ -493,7 +487,7 @@ static struct adapter *read_once(const struct place *p, const struct model_confi
     size_t size;
     int rc = file_read(p->config, CONFIG_LIMIT, &config, &size, e);
     if (!rc && memchr(config, 0, size)) rc = err_set(e, ERR_INVALID, "%s: not a JSON object", p->config);
-    struct safetensors *f = rc ? NULL : safetensors_open(p->weights, e);
+    struct tensor_source *f = rc ? NULL : safetensors_open(p->weights, e);
     struct adapter *a = f ? adapter_parse(config, f, c, e) : NULL;
     if (f && !a) err_prefix(e, "%.200s", p->name);
     if (!rc && !f && access(p->weights, F_OK)) {
@@ -502,7 +496,7 @@ static struct adapter *read_once(const struct place *p, const struct model_confi
             err_set(e, ERR_UNSUPPORTED, "%.200s: only adapter_model.bin is there; tandem reads safetensors", p->name);
         free(pickle);
     }
-    safetensors_close(f);
+    tensor_source_close(f);
     free(config);
     return a;
 }

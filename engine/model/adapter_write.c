@@ -197,12 +197,12 @@ static int put_tensors(const struct adapter *a, const struct model_config *c, co
         for (int half = 0; half < 2 && !rc; half++) {
             int rows = half ? m->n : p->r, cols = half ? p->r : m->k;
             snprintf(name, sizeof name, "base_model.model.%s.lora_%c.weight", module, half ? 'B' : 'A');
-            struct st_tensor t = {.name = name,
-                                  .type = ST_F32,
-                                  .n_dims = 2,
-                                  .dims = {rows, cols},
-                                  .data = half ? p->b : p->a,
-                                  .bytes = (size_t)rows * (size_t)cols * sizeof(float)};
+            struct tensor t = {.name = name,
+                               .type = TENSOR_F32,
+                               .n_dims = 2,
+                               .dims = {rows, cols},
+                               .data = half ? p->b : p->a,
+                               .bytes = (size_t)rows * (size_t)cols * sizeof(float)};
             rc = st_writer_add(w, &t, 1, e);
         }
     }

@@ -21,14 +21,14 @@
 #include <unistd.h>
 
 struct output {
-    const struct safetensors *in;
+    const struct tensor_source *in;
     const struct model_config *c;
     const struct quantize_options *options;
     struct quantize_how how;
     struct calibration calibration;
     char stored[TENSOR_NAME_MAX], embed[TENSOR_NAME_MAX]; /* the embedding table's name in `in`, and the usual one */
     enum dtype dtype;                                     /* of the model, seen on the way (nf4) */
-    struct st_tensor *held;                               /* nf4: small tensors of bytes, owned, for the end */
+    struct tensor *held;                                  /* nf4: small tensors of bytes, owned, for the end */
     size_t n_held, cap_held;
     int threads;
     struct dev *d; /* whose layout the stacks get; NULL: canonical */
@@ -60,18 +60,18 @@ static int write_canonical(struct output *o, const struct matrix_slot *slot, con
     int64_t row_bytes = int8 ? q->cols : groups * q->group / 2;
     snprintf(name, sizeof name, "%s", slot->table ? o->embed : slot->name);
     snprintf(scale, sizeof scale, "%s.scale", name);
-    struct st_tensor data = {.name = name,
-                             .type = int8 ? ST_I8 : ST_U8,
-                             .n_dims = 2,
-                             .dims = {rows, row_bytes},
-                             .data = q->data,
-                             .bytes = (size_t)(rows * row_bytes)};
-    struct st_tensor scales = {.name = scale,
-                               .type = int8 ? ST_F32 : ST_F16,
-                               .n_dims = 2,
-                               .dims = {rows, groups},
-                               .data = q->scale,
-                               .bytes = (size_t)(rows * groups) * (int8 ? 4 : 2)};
+    struct tensor data = {.name = name,
+                          .type = int8 ? TENSOR_I8 : TENSOR_U8,
+                          .n_dims = 2,
+                          .dims = {rows, row_bytes},
+                          .data = q->data,
+                          .bytes = (size_t)(rows * row_bytes)};
+    struct tensor scales = {.name = scale,
+                            .type = int8 ? TENSOR_F32 : TENSOR_F16,
+                            .n_dims = 2,
+                            .dims = {rows, groups},
+                            .data = q->scale,
+                            .bytes = (size_t)(rows * groups) * (int8 ? 4 : 2)};
     int rc = st_writer_add(o->w, &data, PACKED_ALIGN, o->e);
     return rc ? rc : st_writer_add(o->w, &scales, PACKED_ALIGN, o->e);
 }
@@ -86,8 +86,12 @@ static int write_packed(struct output *o, const struct stack *m, const struct pa
     const void *data = o->d->ops->weight_packed(w, &bytes);
     weights_describe(m, p->src[0].t, p->src[0].group, description);
     st_writer_note(o->w, m->name, description);
-    struct st_tensor t = {
-        .name = (char *)m->name, .type = ST_U8, .n_dims = 1, .dims = {(int64_t)bytes}, .data = data, .bytes = bytes};
+    struct tensor t = {.name = (char *)m->name,
+                       .type = TENSOR_U8,
+                       .n_dims = 1,
+                       .dims = {(int64_t)bytes},
+                       .data = data,
+                       .bytes = bytes};
     int rc = st_writer_add(o->w, &t, PACKED_ALIGN, o->e);
     o->d->ops->weight_free(o->d, w);
     return rc;
@@ -98,7 +102,7 @@ static int write_packed(struct output *o, const struct stack *m, const struct pa
 static int write_bnb(struct output *o, const struct stack *m)
 {
     struct parts p;
-    struct st_tensor t[BNB_TENSORS];
+    struct tensor t[BNB_TENSORS];
     if (m->part[0].head || m->part[0].table) return 0;
     int rc = weights_parts(o->in, m, &(struct quantize_how){.type = DT_NONE}, o->threads, &p, o->e);
     for (int i = 0; i < m->n && !rc; i++) {
@@ -107,7 +111,7 @@ static int write_bnb(struct output *o, const struct stack *m)
         rc = bnb_tensors(&p.src[i], name, o->threads, t, o->e);
         if (rc) err_prefix(o->e, "tensor %s", name);
         for (int k = 0; k < BNB_TENSORS && !rc; k++) {
-            if (t[k].type == ST_F32 || (k == 0 && t[k].bytes % 4 == 0)) {
+            if (t[k].type == TENSOR_F32 || (k == 0 && t[k].bytes % 4 == 0)) {
                 rc = st_writer_add(o->w, &t[k], 1, o->e);
                 free(t[k].name);
                 free((void *)t[k].data);
@@ -117,7 +121,7 @@ static int write_bnb(struct output *o, const struct stack *m)
             }
         }
         take(o, name);
-        safetensors_release(o->in, safetensors_find(o->in, name));
+        tensor_source_release(o->in, tensor_source_find(o->in, name));
     }
     weights_parts_free(&p);
     return rc;
@@ -134,7 +138,7 @@ static int write_stack(struct output *o, const struct stack *m)
     for (int i = 0; i < m->n && !rc; i++) {
         if (!o->d) rc = write_canonical(o, &m->part[i], &p.src[i]);
         take(o, m->part[i].name);
-        safetensors_release(o->in, safetensors_find(o->in, m->part[i].name));
+        tensor_source_release(o->in, tensor_source_find(o->in, m->part[i].name));
     }
     weights_parts_free(&p);
     return rc;
@@ -145,12 +149,12 @@ static int write_stack(struct output *o, const struct stack *m)
 static int write_rest(struct output *o, bool wide)
 {
     int rc = 0;
-    for (size_t i = 0; i < safetensors_count(o->in) && !rc; i++) {
-        struct st_tensor t = *safetensors_at(o->in, i);
-        if (st_float_type(t.type) == DT_NONE || (t.type == ST_F32) != wide || taken(o, t.name)) continue;
+    for (size_t i = 0; i < tensor_source_count(o->in) && !rc; i++) {
+        struct tensor t = *tensor_source_at(o->in, i);
+        if (tensor_float_type(t.type) == DT_NONE || (t.type == TENSOR_F32) != wide || taken(o, t.name)) continue;
         if (strcmp(t.name, o->stored) == 0) t.name = o->embed;
         rc = st_writer_add(o->w, &t, o->how.type == DT_NF4 ? 1 : PACKED_ALIGN, o->e);
-        safetensors_release(o->in, &t);
+        tensor_source_release(o->in, &t);
     }
     return rc;
 }
@@ -172,8 +176,8 @@ static int write_weights(struct output *o, const char *path)
 {
     enum { SUFFIX = 48 }; /* of names made from one of `in`, at most BNB_TENSORS */
     int n = weights_stacks(o->c), rc = 0;
-    size_t names = 0, tensors = safetensors_count(o->in);
-    for (size_t i = 0; i < tensors; i++) names += BNB_TENSORS * (strlen(safetensors_at(o->in, i)->name) + SUFFIX);
+    size_t names = 0, tensors = tensor_source_count(o->in);
+    for (size_t i = 0; i < tensors; i++) names += BNB_TENSORS * (strlen(tensor_source_at(o->in, i)->name) + SUFFIX);
     size_t texts = (size_t)n * (TENSOR_NAME_MAX + DESCRIPTION_MAX);
     if (!(o->w = st_writer_open(path, BNB_TENSORS * tensors + 2, names, texts, o->e))) return o->e->code;
     write_notes(o);
@@ -269,7 +273,7 @@ int quantize_model(const char *dir, const char *out, const struct quantize_optio
     int rc = model_config_read(dir, &c, e);
     if (rc) return rc;
     if (c.quant[0]) return err_set(e, ERR_INVALID, "%s is quantised to %s already", dir, c.quant);
-    struct safetensors *in = safetensors_open_dir(dir, e);
+    struct tensor_source *in = safetensors_open_dir(dir, e);
     if (!in) return e->code;
     struct dev *d = dev_open(&(struct dev_config){.name = "cpu"}, why);
     struct output o = {.in = in, .c = &c, .options = options, .how = {.type = (int)t}, .d = packed ? d : NULL, .e = e};
@@ -283,16 +287,16 @@ int quantize_model(const char *dir, const char *out, const struct quantize_optio
     for (size_t i = 0; i < o.n_held; i++) free(o.held[i].name), free((void *)o.held[i].data);
     free(o.held);
     free(o.taken);
-    safetensors_close(in);
+    tensor_source_close(in);
     return rc;
 }
 
 int quantize_verify(const char *dir, struct err *e)
 {
-    struct safetensors *f = safetensors_open_dir(dir, e);
+    struct tensor_source *f = safetensors_open_dir(dir, e);
     if (!f) return e->code;
-    int rc = safetensors_verify(f, e);
+    int rc = tensor_source_verify(f, e);
     if (rc) err_prefix(e, "%s", dir);
-    safetensors_close(f);
+    tensor_source_close(f);
     return rc;
 }

@@ -21,40 +21,23 @@ struct note {
     char *key, *value; /* owned */
 };
 
+/* one or more mapped files under one set of names */
 struct safetensors {
+    struct tensor_source source;
     struct file_map *maps; /* owned mappings; n_maps 0 for parsed bytes */
     int n_maps;
-    struct st_tensor *v; /* sorted by name */
+    struct tensor *v; /* sorted by name */
     size_t n, cap;
     struct note *notes; /* of every file; sorted by key */
     size_t n_notes, cap_notes;
 };
 
-/* F8 and sub-byte types are kept as ST_OTHER: listed, never computed with. */
-static const struct {
-    const char *name;
-    int bytes;
-} types[] = {
-    [ST_F32] = {"F32", 4}, [ST_F16] = {"F16", 2}, [ST_BF16] = {"BF16", 2}, [ST_I8] = {"I8", 1},   [ST_U8] = {"U8", 1},
-    [ST_I16] = {"I16", 2}, [ST_U16] = {"U16", 2}, [ST_I32] = {"I32", 4},   [ST_U32] = {"U32", 4}, [ST_I64] = {"I64", 8},
-    [ST_U64] = {"U64", 8}, [ST_F64] = {"F64", 8}, [ST_BOOL] = {"BOOL", 1}, [ST_OTHER] = {"?", 0},
-};
-
-const char *st_type_name(enum st_type t)
+/* F8 and sub-byte types are TENSOR_OTHER. */
+static enum tensor_type type_of(const char *name)
 {
-    return types[t].name;
-}
-
-enum dtype st_float_type(enum st_type t)
-{
-    return t == ST_F32 ? DT_F32 : t == ST_F16 ? DT_F16 : t == ST_BF16 ? DT_BF16 : DT_NONE;
-}
-
-static enum st_type type_of(const char *name)
-{
-    for (int i = 0; i < ST_OTHER; i++)
-        if (strcmp(types[i].name, name) == 0) return (enum st_type)i;
-    return ST_OTHER;
+    for (int i = 0; i < TENSOR_OTHER; i++)
+        if (strcmp(tensor_type_name((enum tensor_type)i), name) == 0) return (enum tensor_type)i;
+    return TENSOR_OTHER;
 }
 
 /* a JSON number that is a whole number in [0, 2^53] */
@@ -65,21 +48,21 @@ static bool whole(const cJSON *j, int64_t *out)
     return (double)*out == j->valuedouble;
 }
 
-static int read_shape(const cJSON *j, struct st_tensor *t, struct err *e)
+static int read_shape(const cJSON *j, struct tensor *t, struct err *e)
 {
     if (!cJSON_IsArray(j)) return err_set(e, ERR_INVALID, "tensor %s: shape is not a list", t->name);
     const cJSON *d;
     cJSON_ArrayForEach(d, j)
     {
-        if (t->n_dims == ST_MAX_DIMS)
-            return err_set(e, ERR_INVALID, "tensor %s: more than %d dimensions", t->name, ST_MAX_DIMS);
+        if (t->n_dims == TENSOR_MAX_DIMS)
+            return err_set(e, ERR_INVALID, "tensor %s: more than %d dimensions", t->name, TENSOR_MAX_DIMS);
         if (!whole(d, &t->dims[t->n_dims++]))
             return err_set(e, ERR_INVALID, "tensor %s: shape has a bad dimension", t->name);
     }
     return 0;
 }
 
-static int read_entry(const cJSON *j, struct st_tensor *t, const char *data, size_t n_data, struct err *e)
+static int read_entry(const cJSON *j, struct tensor *t, const char *data, size_t n_data, struct err *e)
 {
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(j, "dtype");
     const cJSON *off = cJSON_GetObjectItemCaseSensitive(j, "data_offsets");
@@ -96,8 +79,8 @@ static int read_entry(const cJSON *j, struct st_tensor *t, const char *data, siz
                        t->name, (long long)begin, (long long)end, n_data);
     t->data = data + begin;
     t->bytes = (size_t)(end - begin);
-    if (t->type == ST_OTHER) return 0;
-    uint64_t want = (uint64_t)types[t->type].bytes;
+    if (t->type == TENSOR_OTHER) return 0;
+    uint64_t want = tensor_type_bytes(t->type);
     for (int i = 0; i < t->n_dims; i++)
         if (__builtin_mul_overflow(want, (uint64_t)t->dims[i], &want))
             return err_set(e, ERR_INVALID, "tensor %s: shape overflows", t->name);
@@ -144,12 +127,12 @@ static int check_header(const char *text, size_t n, const cJSON *notes, struct e
 
 static int by_name(const void *a, const void *b)
 {
-    return strcmp(((const struct st_tensor *)a)->name, ((const struct st_tensor *)b)->name);
+    return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
 }
 
 static int by_place(const void *a, const void *b)
 {
-    const struct st_tensor *x = *(struct st_tensor *const *)a, *y = *(struct st_tensor *const *)b;
+    const struct tensor *x = *(struct tensor *const *)a, *y = *(struct tensor *const *)b;
     if (x->data != y->data) return x->data < y->data ? -1 : 1;
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
@@ -158,7 +141,7 @@ static int by_place(const void *a, const void *b)
 static int check_places(struct safetensors *s, size_t from, const char *data, size_t n_data, struct err *e)
 {
     size_t n = s->n - from;
-    struct st_tensor **order = mem_array(n, sizeof *order);
+    struct tensor **order = mem_array(n, sizeof *order);
     for (size_t i = 0; i < n; i++) order[i] = &s->v[from + i];
     if (n) qsort(order, n, sizeof *order, by_place);
     int rc = 0;
@@ -212,8 +195,8 @@ static int add_file(struct safetensors *s, const char *bytes, size_t n, struct e
                 break;
             }
             mem_grow(&s->v, &s->cap, s->n + 1, sizeof *s->v);
-            struct st_tensor *t = &s->v[s->n++];
-            *t = (struct st_tensor){.name = mem_strdup(item->string)};
+            struct tensor *t = &s->v[s->n++];
+            *t = (struct tensor){.name = mem_strdup(item->string)};
             rc = read_entry(item, t, bytes + 8 + head, n - 8 - (size_t)head, e);
             if (rc) break;
         }
@@ -237,14 +220,121 @@ static int finish(struct safetensors *s, struct err *e)
     return 0;
 }
 
-struct safetensors *safetensors_parse(const char *bytes, size_t n, struct err *e)
+/* ---- as a source ---- */
+
+static void source_close(struct tensor_source *source)
+{
+    struct safetensors *s = (struct safetensors *)source;
+    for (size_t i = 0; i < s->n; i++) free(s->v[i].name);
+    for (size_t i = 0; i < s->n_notes; i++) free(s->notes[i].key), free(s->notes[i].value);
+    for (int i = 0; i < s->n_maps; i++) file_unmap(&s->maps[i]);
+    free(s->notes);
+    free(s->v);
+    free(s->maps);
+    free(s);
+}
+
+static size_t source_count(const struct tensor_source *s)
+{
+    return ((const struct safetensors *)s)->n;
+}
+
+static const struct tensor *source_at(const struct tensor_source *s, size_t i)
+{
+    return &((const struct safetensors *)s)->v[i];
+}
+
+static const struct tensor *source_find(const struct tensor_source *source, const char *name)
+{
+    const struct safetensors *s = (const struct safetensors *)source;
+    struct tensor key = {.name = (char *)name};
+    return s->n ? bsearch(&key, s->v, s->n, sizeof *s->v, by_name) : NULL;
+}
+
+static const char *source_metadata(const struct tensor_source *source, const char *key)
+{
+    const struct safetensors *s = (const struct safetensors *)source;
+    struct note want = {.key = (char *)key};
+    const struct note *n = s->n_notes ? bsearch(&want, s->notes, s->n_notes, sizeof *s->notes, by_key) : NULL;
+    return n ? n->value : NULL;
+}
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* Linux 5.14 */
+#endif
+
+static int source_populate(const struct tensor_source *source, const struct tensor *t, struct err *e)
+{
+    const struct safetensors *s = (const struct safetensors *)source;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)t->data / page * page;
+    if (!s->n_maps || !t->bytes) return 0;
+    if (madvise((void *)from, (uintptr_t)t->data + t->bytes - from, MADV_POPULATE_READ) == 0) return 0;
+    if (errno != EFAULT && errno != EIO && errno != EHWPOISON) return 0; /* an older kernel: the pages come when used */
+    return err_set(e, ERR_IO, "tensor %s cannot be read: the disk failed, or the file became shorter", t->name);
+}
+
+static void source_release(const struct tensor_source *source, const struct tensor *t)
+{
+    const struct safetensors *s = (const struct safetensors *)source;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = ((uintptr_t)t->data + page - 1) / page * page,
+              to = ((uintptr_t)t->data + t->bytes) / page * page;
+    if (s->n_maps && to > from) madvise((void *)from, to - from, MADV_DONTNEED);
+}
+
+static int source_verify(const struct tensor_source *source, struct err *e)
+{
+    const struct safetensors *s = (const struct safetensors *)source;
+    if (!source_metadata(source, ST_HEADER_SUM))
+        return err_set(e, ERR_UNSUPPORTED, "the weights have no checksums; tandem quantize writes them");
+    for (size_t i = 0; i < s->n; i++) {
+        const struct tensor *t = &s->v[i];
+        char sum[9], *key = mem_alloc(strlen(t->name) + sizeof ST_TENSOR_SUM);
+        strcpy(stpcpy(key, ST_TENSOR_SUM), t->name);
+        const char *stated = source_metadata(source, key);
+        free(key);
+        if (!stated) return err_set(e, ERR_INVALID, "tensor %s has no checksum", t->name);
+        snprintf(sum, sizeof sum, "%08x", crc32c(0, t->data, t->bytes));
+        if (strcmp(sum, stated))
+            return err_set(e, ERR_INVALID, "tensor %s is damaged: its checksum is %s, the file states %.8s", t->name,
+                           sum, stated);
+        source_release(source, t);
+    }
+    return 0;
+}
+
+static const struct tensor_source_ops source_ops = {
+    .count = source_count,
+    .at = source_at,
+    .find = source_find,
+    .metadata = source_metadata,
+    .verify = source_verify,
+    .populate = source_populate,
+    .release = source_release,
+    .close = source_close,
+};
+
+static struct safetensors *new_source(void)
 {
     struct safetensors *s = mem_zalloc(sizeof *s);
-    if (add_file(s, bytes, n, e) || finish(s, e)) {
-        safetensors_close(s);
-        return NULL;
-    }
+    s->source.ops = &source_ops;
     return s;
+}
+
+/* The source, or NULL after an error. */
+static struct tensor_source *opened(struct safetensors *s, int rc)
+{
+    if (!rc) return &s->source;
+    source_close(&s->source);
+    return NULL;
+}
+
+/* ---- opening ---- */
+
+struct tensor_source *safetensors_parse(const char *bytes, size_t n, struct err *e)
+{
+    struct safetensors *s = new_source();
+    int rc = add_file(s, bytes, n, e);
+    return opened(s, rc ? rc : finish(s, e));
 }
 
 static int map_file(struct safetensors *s, const char *path, struct err *e)
@@ -259,14 +349,11 @@ static int map_file(struct safetensors *s, const char *path, struct err *e)
     return rc;
 }
 
-struct safetensors *safetensors_open(const char *path, struct err *e)
+struct tensor_source *safetensors_open(const char *path, struct err *e)
 {
-    struct safetensors *s = mem_zalloc(sizeof *s);
-    if (map_file(s, path, e) || finish(s, e)) {
-        safetensors_close(s);
-        return NULL;
-    }
-    return s;
+    struct safetensors *s = new_source();
+    int rc = map_file(s, path, e);
+    return opened(s, rc ? rc : finish(s, e));
 }
 
 /* A shard's name is a plain file name: an index must not reach outside its directory. */
@@ -309,13 +396,13 @@ static int open_shards(struct safetensors *s, const char *dir, const cJSON *map,
     return rc;
 }
 
-struct safetensors *safetensors_open_dir(const char *dir, struct err *e)
+struct tensor_source *safetensors_open_dir(const char *dir, struct err *e)
 {
     char *single = file_join(dir, "model.safetensors");
     bool one = access(single, F_OK) == 0;
-    struct safetensors *s = one ? safetensors_open(single, e) : NULL;
+    struct tensor_source *source = one ? safetensors_open(single, e) : NULL;
     free(single);
-    if (one) return s;
+    if (one) return source;
 
     char *path = file_join(dir, "model.safetensors.index.json"), *text = NULL;
     size_t n;
@@ -323,7 +410,7 @@ struct safetensors *safetensors_open_dir(const char *dir, struct err *e)
     if (rc == ERR_NOT_FOUND) model_dir_no_weights(dir, e);
     free(path);
     if (rc) return NULL;
-    s = mem_zalloc(sizeof *s);
+    struct safetensors *s = new_source();
     cJSON *j = cJSON_ParseWithLengthOpts(text, n + 1, NULL, 1);
     const cJSON *map = cJSON_GetObjectItemCaseSensitive(j, "weight_map");
     if (!cJSON_IsObject(map) || !map->child)
@@ -332,84 +419,5 @@ struct safetensors *safetensors_open_dir(const char *dir, struct err *e)
     if (!rc) rc = finish(s, e);
     cJSON_Delete(j);
     free(text);
-    if (rc) {
-        safetensors_close(s);
-        return NULL;
-    }
-    return s;
-}
-
-void safetensors_close(struct safetensors *s)
-{
-    if (!s) return;
-    for (size_t i = 0; i < s->n; i++) free(s->v[i].name);
-    for (size_t i = 0; i < s->n_notes; i++) free(s->notes[i].key), free(s->notes[i].value);
-    for (int i = 0; i < s->n_maps; i++) file_unmap(&s->maps[i]);
-    free(s->notes);
-    free(s->v);
-    free(s->maps);
-    free(s);
-}
-
-size_t safetensors_count(const struct safetensors *s)
-{
-    return s->n;
-}
-
-const struct st_tensor *safetensors_at(const struct safetensors *s, size_t i)
-{
-    return &s->v[i];
-}
-
-const struct st_tensor *safetensors_find(const struct safetensors *s, const char *name)
-{
-    struct st_tensor key = {.name = (char *)name};
-    return s->n ? bsearch(&key, s->v, s->n, sizeof *s->v, by_name) : NULL;
-}
-
-const char *safetensors_metadata(const struct safetensors *s, const char *key)
-{
-    struct note want = {.key = (char *)key};
-    const struct note *n = s->n_notes ? bsearch(&want, s->notes, s->n_notes, sizeof *s->notes, by_key) : NULL;
-    return n ? n->value : NULL;
-}
-
-int safetensors_verify(const struct safetensors *s, struct err *e)
-{
-    if (!safetensors_metadata(s, ST_HEADER_SUM))
-        return err_set(e, ERR_UNSUPPORTED, "the weights have no checksums; tandem quantize writes them");
-    for (size_t i = 0; i < s->n; i++) {
-        const struct st_tensor *t = &s->v[i];
-        char sum[9], *key = mem_alloc(strlen(t->name) + sizeof ST_TENSOR_SUM);
-        strcpy(stpcpy(key, ST_TENSOR_SUM), t->name);
-        const char *stated = safetensors_metadata(s, key);
-        free(key);
-        if (!stated) return err_set(e, ERR_INVALID, "tensor %s has no checksum", t->name);
-        snprintf(sum, sizeof sum, "%08x", crc32c(0, t->data, t->bytes));
-        if (strcmp(sum, stated))
-            return err_set(e, ERR_INVALID, "tensor %s is damaged: its checksum is %s, the file states %.8s", t->name,
-                           sum, stated);
-        safetensors_release(s, t);
-    }
-    return 0;
-}
-
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22 /* Linux 5.14 */
-#endif
-
-int safetensors_populate(const struct safetensors *s, const struct st_tensor *t, struct err *e)
-{
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)t->data / page * page;
-    if (!s->n_maps || !t->bytes) return 0;
-    if (madvise((void *)from, (uintptr_t)t->data + t->bytes - from, MADV_POPULATE_READ) == 0) return 0;
-    if (errno != EFAULT && errno != EIO && errno != EHWPOISON) return 0; /* an older kernel: the pages come when used */
-    return err_set(e, ERR_IO, "tensor %s cannot be read: the disk failed, or the file became shorter", t->name);
-}
-
-void safetensors_release(const struct safetensors *s, const struct st_tensor *t)
-{
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = ((uintptr_t)t->data + page - 1) / page * page,
-              to = ((uintptr_t)t->data + t->bytes) / page * page;
-    if (s->n_maps && to > from) madvise((void *)from, to - from, MADV_DONTNEED);
+    return opened(s, rc);
 }

@@ -1,4 +1,4 @@
-/* Reads safetensors files, single or sharded by an index, and writes single ones, with checksums.
+/* Opens safetensors files, single or sharded by an index, as a tensor_source, and writes single ones, with checksums.
  *
  * Format: u64 little-endian header length, that many bytes of JSON {"name": {"dtype", "shape", "data_offsets"}, ...,
  * "__metadata__": {...}}, then the data.  (huggingface/safetensors, README "Format".)  The files are untrusted:
@@ -8,71 +8,21 @@
 #define TANDEM_ENGINE_MODEL_SAFETENSORS_H
 
 #include "engine/base/err.h"
-#include "kernels/num.h"
+#include "engine/model/tensor_source.h"
 
 #include <stddef.h>
-#include <stdint.h>
 
-enum { ST_MAX_DIMS = 8 };
-
-enum st_type {
-    ST_F32,
-    ST_F16,
-    ST_BF16,
-    ST_I8,
-    ST_U8,
-    ST_I16,
-    ST_U16,
-    ST_I32,
-    ST_U32,
-    ST_I64,
-    ST_U64,
-    ST_F64,
-    ST_BOOL,
-    ST_OTHER
-};
-
-struct st_tensor {
-    char *name;
-    enum st_type type;
-    int n_dims;
-    int64_t dims[ST_MAX_DIMS];
-    const void *data; /* into the mapping; bytes long; not necessarily aligned */
-    size_t bytes;
-};
-
-struct safetensors; /* one or more mapped files under one set of names */
-
-/* one file given as bytes (borrowed for the object's life), for tests and the fuzzer */
-struct safetensors *safetensors_parse(const char *bytes, size_t n, struct err *e);
-struct safetensors *safetensors_open(const char *path, struct err *e);
+/* one file given as bytes (borrowed for the source's life), for tests and the fuzzer */
+struct tensor_source *safetensors_parse(const char *bytes, size_t n, struct err *e);
+struct tensor_source *safetensors_open(const char *path, struct err *e);
 /* model.safetensors, or the shards that model.safetensors.index.json names, in a model directory */
-struct safetensors *safetensors_open_dir(const char *dir, struct err *e);
-void safetensors_close(struct safetensors *);
-
-size_t safetensors_count(const struct safetensors *);
-const struct st_tensor *safetensors_at(const struct safetensors *, size_t i);
-const struct st_tensor *safetensors_find(const struct safetensors *, const char *name); /* NULL: none */
-
-const char *st_type_name(enum st_type);
-enum dtype st_float_type(enum st_type); /* DT_NONE when it is no float type tandem computes with */
-
-/* A text of __metadata__; NULL: none. */
-const char *safetensors_metadata(const struct safetensors *, const char *key);
+struct tensor_source *safetensors_open_dir(const char *dir, struct err *e);
 
 /* What tandem writes into __metadata__: CRC-32C in eight hexadecimal digits, of each tensor's bytes ("crc32c:" NAME),
  * and of the header's, padding included, with these eight digits as 0.  The header is checked whenever a file that
- * states it is opened, the tensors only by safetensors_verify, which reads every byte. */
+ * states it is opened, the tensors only by tensor_source_verify. */
 #define ST_HEADER_SUM "header_crc32c"
 #define ST_TENSOR_SUM "crc32c:"
-int safetensors_verify(const struct safetensors *, struct err *e);
-
-/* The tensor's pages are read and in this process when it returns, shared with others that map the file.  ERR_IO where
- * the file cannot be read; without this, that ends the process at the first use. */
-int safetensors_populate(const struct safetensors *, const struct st_tensor *, struct err *e);
-
-/* The pages of the tensor are not needed for now: they leave this process, and come back when they are read. */
-void safetensors_release(const struct safetensors *, const struct st_tensor *);
 
 /* ---- writing (safetensors_write.c) ---- */
 
@@ -86,7 +36,7 @@ struct st_writer *st_writer_open(const char *path, size_t n, size_t names, size_
 void st_writer_note(struct st_writer *, const char *key, const char *value);
 /* data and name are borrowed until it returns.  align: where the data start, from the start of the file, a power of two
  * up to ST_ALIGN; what is left out before it becomes a tensor "padding.N", since the format allows no holes. */
-int st_writer_add(struct st_writer *, const struct st_tensor *, size_t align, struct err *e);
+int st_writer_add(struct st_writer *, const struct tensor *, size_t align, struct err *e);
 int st_writer_finish(struct st_writer *, struct err *e); /* frees the writer, also when it fails */
 void st_writer_abort(struct st_writer *);                /* NULL is allowed */
 
@@ -94,7 +44,6 @@ enum { ST_ALIGN = 4096 }; /* where the data of a file begin */
 
 /* Writes the tensors in the given order, end to end, by the same way.
  * metadata: key, value pairs ended by NULL, or NULL. */
-int safetensors_write(const char *path, const struct st_tensor *t, size_t n, const char *const *metadata,
-                      struct err *e);
+int safetensors_write(const char *path, const struct tensor *t, size_t n, const char *const *metadata, struct err *e);
 
 #endif

@@ -65,13 +65,13 @@ void st_writer_note(struct st_writer *w, const char *key, const char *value)
     cJSON_AddStringToObject(w->notes, key, value);
 }
 
-static int add(struct st_writer *w, const struct st_tensor *t, struct err *e)
+static int add(struct st_writer *w, const struct tensor *t, struct err *e)
 {
     if (w->failed.code) return fail(w, e);
     struct buf key = {0};
     char sum[9];
     cJSON *o = cJSON_AddObjectToObject(w->tensors, t->name);
-    cJSON_AddStringToObject(o, "dtype", st_type_name(t->type));
+    cJSON_AddStringToObject(o, "dtype", tensor_type_name(t->type));
     cJSON *shape = cJSON_AddArrayToObject(o, "shape");
     for (int d = 0; d < t->n_dims; d++) cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)t->dims[d]));
     cJSON *off = cJSON_AddArrayToObject(o, "data_offsets");
@@ -85,7 +85,7 @@ static int add(struct st_writer *w, const struct st_tensor *t, struct err *e)
     return put(w, t->data, t->bytes, e);
 }
 
-int st_writer_add(struct st_writer *w, const struct st_tensor *t, size_t align, struct err *e)
+int st_writer_add(struct st_writer *w, const struct tensor *t, size_t align, struct err *e)
 {
     static const char zeros[ST_ALIGN];
     char name[32];
@@ -94,8 +94,8 @@ int st_writer_add(struct st_writer *w, const struct st_tensor *t, size_t align, 
     if (gap) {
         snprintf(name, sizeof name, "padding.%d", w->n_padding++);
         rc = add(w,
-                 &(struct st_tensor){
-                     .name = name, .type = ST_U8, .n_dims = 1, .dims = {(int64_t)gap}, .data = zeros, .bytes = gap},
+                 &(struct tensor){
+                     .name = name, .type = TENSOR_U8, .n_dims = 1, .dims = {(int64_t)gap}, .data = zeros, .bytes = gap},
                  e);
     }
     return rc ? rc : add(w, t, e);
@@ -134,10 +134,10 @@ static int put_header(struct st_writer *w, struct err *e)
 static int read_back(struct st_writer *w, struct err *e)
 {
     posix_fadvise(w->fd, 0, 0, POSIX_FADV_DONTNEED);
-    struct safetensors *s = safetensors_open(w->tmp, e);
-    int rc = s ? safetensors_verify(s, e) : e->code;
+    struct tensor_source *s = safetensors_open(w->tmp, e);
+    int rc = s ? tensor_source_verify(s, e) : e->code;
     if (s && rc) err_prefix(e, "%s: read back", w->tmp);
-    safetensors_close(s);
+    tensor_source_close(s);
     return rc;
 }
 
@@ -172,7 +172,7 @@ void st_writer_abort(struct st_writer *w)
     writer_free(w);
 }
 
-int safetensors_write(const char *path, const struct st_tensor *t, size_t n, const char *const *metadata, struct err *e)
+int safetensors_write(const char *path, const struct tensor *t, size_t n, const char *const *metadata, struct err *e)
 {
     size_t names = 0, texts = 0;
     for (size_t i = 0; i < n; i++) names += strlen(t[i].name);

@@ -4,6 +4,7 @@
 #include "engine/base/mem.h"
 #include "engine/model/calibrate.h"
 #include "engine/model/quantize.h"
+#include "engine/model/safetensors.h"
 #include "engine/model/weights_bnb.h"
 
 #include <stdio.h>
@@ -68,18 +69,18 @@ static const struct names *names_of(const struct model_config *c)
 }
 
 struct source {
-    const struct safetensors *f;
+    const struct tensor_source *f;
     const struct model_config *c;
     const struct names *n;
     const char *prefix; /* n->prefix, or "" when the file leaves it out */
 };
 
-static struct source source_open(const struct safetensors *f, const struct model_config *c)
+static struct source source_open(const struct tensor_source *f, const struct model_config *c)
 {
     struct source s = {f, c, names_of(c), names_of(c)->prefix};
     char norm[64];
     snprintf(norm, sizeof norm, "%s.weight", s.n->norm);
-    if (safetensors_find(f, norm)) s.prefix = "";
+    if (tensor_source_find(f, norm)) s.prefix = "";
     return s;
 }
 
@@ -101,7 +102,7 @@ static void layer_name(const struct source *s, int layer, const char *what, cons
 static void embed_name(const struct source *s, char name[TENSOR_NAME_MAX])
 {
     top_name(s, s->n->embed, name);
-    bool as_head = s->c->tied && !safetensors_find(s->f, name) && safetensors_find(s->f, "lm_head.weight");
+    bool as_head = s->c->tied && !tensor_source_find(s->f, name) && tensor_source_find(s->f, "lm_head.weight");
     if (as_head) snprintf(name, TENSOR_NAME_MAX, "lm_head.weight");
 }
 
@@ -149,7 +150,7 @@ static void head_stack(const struct source *s, struct stack *m)
         .name = "packed.head", .n = 1, .rows = c->vocab, .cols = c->hidden, .product = c->layers * LAYER_STACKS};
     m->part[0] = (struct matrix_slot){.name = "lm_head.weight", .rows = m->rows, .cols = m->cols, .head = true};
     /* early versions of tandem quantize wrote a head beside a tied float table */
-    bool own = !c->tied || (c->quant[0] && safetensors_find(s->f, m->part[0].name));
+    bool own = !c->tied || (c->quant[0] && tensor_source_find(s->f, m->part[0].name));
     if (!own) embed_name(s, m->part[0].name);
     m->part[0].table = !own;
 }
@@ -166,7 +167,7 @@ int weights_stacks(const struct model_config *c)
     return c->layers * LAYER_STACKS + (c->tied ? 1 : 2);
 }
 
-void weights_stack(const struct safetensors *f, const struct model_config *c, int i, struct stack *out)
+void weights_stack(const struct tensor_source *f, const struct model_config *c, int i, struct stack *out)
 {
     struct source s = source_open(f, c);
     if (i < c->layers * LAYER_STACKS)
@@ -224,7 +225,7 @@ static void layer_vectors(struct vectors *v)
 #undef FIELD
 }
 
-int weights_vectors(const struct safetensors *f, const struct model_config *c, struct vector_slot *out)
+int weights_vectors(const struct tensor_source *f, const struct model_config *c, struct vector_slot *out)
 {
     struct vectors v = {.s = source_open(f, c), .out = out};
     for (v.layer = 0; v.layer < c->layers; v.layer++) layer_vectors(&v);
@@ -244,7 +245,7 @@ void weights_describe(const struct stack *m, enum dtype t, int group, char out[D
              m->gate_up ? " gate_up" : "");
 }
 
-void weights_embed_names(const struct safetensors *f, const struct model_config *c, char stored[TENSOR_NAME_MAX],
+void weights_embed_names(const struct tensor_source *f, const struct model_config *c, char stored[TENSOR_NAME_MAX],
                          char usual[TENSOR_NAME_MAX])
 {
     struct source s = source_open(f, c);
@@ -254,10 +255,10 @@ void weights_embed_names(const struct safetensors *f, const struct model_config 
 
 /* ---- one tensor ---- */
 
-static int find_shaped(const struct safetensors *f, const char *name, int n_dims, int64_t d0, int64_t d1,
-                       const struct st_tensor **out, struct err *e)
+static int find_shaped(const struct tensor_source *f, const char *name, int n_dims, int64_t d0, int64_t d1,
+                       const struct tensor **out, struct err *e)
 {
-    const struct st_tensor *t = safetensors_find(f, name);
+    const struct tensor *t = tensor_source_find(f, name);
     if (!t) return err_set(e, ERR_NOT_FOUND, "tensor %s is missing", name);
     if (t->n_dims != n_dims || t->dims[0] != d0 || (n_dims > 1 && t->dims[1] != d1)) {
         if (n_dims == 1) return err_set(e, ERR_INVALID, "tensor %s: shape is not [%lld]", name, (long long)d0);
@@ -269,20 +270,20 @@ static int find_shaped(const struct safetensors *f, const char *name, int n_dims
 }
 
 /* What `tandem quantize` wrote: NAME as I8 [rows, cols] or U8 [rows, bytes], and NAME.scale. */
-static int quantized_matrix(const struct safetensors *f, const struct matrix_slot *slot, const struct st_tensor *t,
+static int quantized_matrix(const struct tensor_source *f, const struct matrix_slot *slot, const struct tensor *t,
                             struct weight_src *src, struct err *e)
 {
     int64_t groups = (slot->cols + INT4_GROUP - 1) / INT4_GROUP, rows = slot->rows;
-    bool int8 = t->type == ST_I8;
-    const struct st_tensor *scale = NULL;
+    bool int8 = t->type == TENSOR_I8;
+    const struct tensor *scale = NULL;
     char name[TENSOR_NAME_MAX + 8];
     snprintf(name, sizeof name, "%s.scale", slot->name);
     int rc = find_shaped(f, slot->name, 2, rows, int8 ? slot->cols : groups * INT4_GROUP / 2, &t, e);
     if (!rc) rc = find_shaped(f, name, 2, rows, int8 ? 1 : groups, &scale, e);
     if (rc) return rc;
-    enum st_type scale_type = int8 ? ST_F32 : ST_F16;
+    enum tensor_type scale_type = int8 ? TENSOR_F32 : TENSOR_F16;
     if (scale->type != scale_type || (uintptr_t)scale->data % (int8 ? 4 : 2))
-        return err_set(e, ERR_INVALID, "tensor %s: not %s, or not aligned", name, st_type_name(scale_type));
+        return err_set(e, ERR_INVALID, "tensor %s: not %s, or not aligned", name, tensor_type_name(scale_type));
     *src = (struct weight_src){.t = int8 ? DT_I8 : DT_I4,
                                .rows = slot->rows,
                                .cols = slot->cols,
@@ -298,20 +299,20 @@ static void transpose(const char *in, char *out, size_t rows, size_t cols, size_
         for (size_t k = 0; k < cols; k++) memcpy(out + (r * cols + k) * width, in + (k * rows + r) * width, width);
 }
 
-int weights_matrix(const struct safetensors *f, const struct matrix_slot *slot, struct weight_src *src, void **owned,
+int weights_matrix(const struct tensor_source *f, const struct matrix_slot *slot, struct weight_src *src, void **owned,
                    struct err *e)
 {
     *owned = NULL;
     if (bnb_is_quantized(f, slot->name)) return bnb_matrix(f, slot, src, owned, e);
-    const struct st_tensor *t = safetensors_find(f, slot->name);
-    if (t && (t->type == ST_I8 || t->type == ST_U8)) return quantized_matrix(f, slot, t, src, e);
+    const struct tensor *t = tensor_source_find(f, slot->name);
+    if (t && (t->type == TENSOR_I8 || t->type == TENSOR_U8)) return quantized_matrix(f, slot, t, src, e);
     int64_t d0 = slot->transposed ? slot->cols : slot->rows, d1 = slot->transposed ? slot->rows : slot->cols;
     int rc = find_shaped(f, slot->name, 2, d0, d1, &t, e);
     if (rc) return rc;
-    enum dtype type = st_float_type(t->type);
+    enum dtype type = tensor_float_type(t->type);
     if (type == DT_NONE)
         return err_set(e, ERR_UNSUPPORTED, "tensor %s: type %s is not F32, F16 or BF16", slot->name,
-                       st_type_name(t->type));
+                       tensor_type_name(t->type));
     size_t width = dtype_bytes(type, 1);
     CHECK(width > 0);
     *src = (struct weight_src){.t = type, .rows = slot->rows, .cols = slot->cols, .data = t->data};
@@ -325,7 +326,7 @@ int weights_matrix(const struct safetensors *f, const struct matrix_slot *slot, 
     return 0;
 }
 
-static int read_part(const struct safetensors *f, const struct matrix_slot *slot, const struct quantize_fit *fit,
+static int read_part(const struct tensor_source *f, const struct matrix_slot *slot, const struct quantize_fit *fit,
                      int threads, struct weight_src *src, void *owned[2], struct err *e)
 {
     int rc = weights_matrix(f, slot, src, &owned[0], e);
@@ -342,7 +343,7 @@ static int read_part(const struct safetensors *f, const struct matrix_slot *slot
     return 0;
 }
 
-int weights_parts(const struct safetensors *f, const struct stack *m, const struct quantize_how *how, int threads,
+int weights_parts(const struct tensor_source *f, const struct stack *m, const struct quantize_how *how, int threads,
                   struct parts *out, struct err *e)
 {
     struct quantize_fit fit = {how->type, how->nearest, calibration_feedback(how->calibration, m->product)};
@@ -386,22 +387,14 @@ struct loader {
 /* a vector of n floats as f32 on the device */
 static int load_vector(struct loader *l, const char *name, int n, float **out)
 {
-    const struct st_tensor *t = NULL;
+    const struct tensor *t = NULL;
     int rc = find_shaped(l->s.f, name, 1, n, 0, &t, l->e);
     if (rc) return rc;
-    enum dtype type = st_float_type(t->type);
-    if (type == DT_NONE)
+    if (tensor_float_type(t->type) == DT_NONE)
         return err_set(l->e, ERR_UNSUPPORTED, "tensor %s: type %s is not F32, F16 or BF16", name,
-                       st_type_name(t->type));
+                       tensor_type_name(t->type));
     float *host = mem_array((size_t)n, sizeof *host);
-    for (int i = 0; i < n; i++) {
-        uint16_t h = 0;
-        if (type == DT_F32)
-            memcpy(&host[i], (const char *)t->data + (size_t)i * 4, 4);
-        else
-            memcpy(&h, (const char *)t->data + (size_t)i * 2, 2),
-                host[i] = type == DT_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
-    }
+    for (int i = 0; i < n; i++) host[i] = tensor_element(t, (size_t)i);
     *out = l->d->ops->alloc(l->d, (size_t)n * sizeof **out);
     if (*out) l->d->ops->upload(l->d, *out, host, (size_t)n * sizeof **out);
     free(host);
@@ -422,13 +415,13 @@ static int layer_vector(struct loader *l, int layer, const char *what, const cha
 /* an embedding or position table, in the file's type */
 static int load_table(struct loader *l, const char *name, int rows, int cols, struct mat *out, bool *mapped)
 {
-    const struct st_tensor *t = NULL;
+    const struct tensor *t = NULL;
     int rc = find_shaped(l->s.f, name, 2, rows, cols, &t, l->e);
     if (rc) return rc;
-    enum dtype type = st_float_type(t->type);
+    enum dtype type = tensor_float_type(t->type);
     if (type == DT_NONE)
         return err_set(l->e, ERR_UNSUPPORTED, "tensor %s: type %s is not F32, F16 or BF16", name,
-                       st_type_name(t->type));
+                       tensor_type_name(t->type));
     bool stay = l->d->ops->host_memory && (uintptr_t)t->data % 4 == 0; /* read where the file is mapped */
     void *p = stay ? (void *)t->data : l->d->ops->alloc(l->d, t->bytes);
     if (!p) return err_set(l->e, ERR_NOMEM, "no memory on the device for %s (%zu bytes)", name, t->bytes);
@@ -443,7 +436,7 @@ static int load_table(struct loader *l, const char *name, int rows, int cols, st
 /* The type and group that the file states of a packed stack; the rest of what it states has to be the stack's own. */
 static int read_description(struct loader *l, const struct stack *m, struct weight_src *shape)
 {
-    const char *says = safetensors_metadata(l->s.f, m->name);
+    const char *says = tensor_source_metadata(l->s.f, m->name);
     const char *group = says ? strstr(says, " group ") : NULL;
     char want[DESCRIPTION_MAX];
     *shape = (struct weight_src){.rows = m->rows, .cols = m->cols, .gate_up = m->gate_up};
@@ -463,13 +456,13 @@ static int read_description(struct loader *l, const struct stack *m, struct weig
 static int open_packed(struct loader *l, const struct stack *m, struct weight **out, enum dtype *type)
 {
     struct weight_src shape;
-    const struct st_tensor *t = safetensors_find(l->s.f, m->name);
+    const struct tensor *t = tensor_source_find(l->s.f, m->name);
     if (!t) return err_set(l->e, ERR_NOT_FOUND, "tensor %s is missing", m->name);
     int rc = read_description(l, m, &shape);
     if (rc) return rc;
-    if (t->type != ST_U8 || (uintptr_t)t->data % PACKED_ALIGN)
+    if (t->type != TENSOR_U8 || (uintptr_t)t->data % PACKED_ALIGN)
         return err_set(l->e, ERR_INVALID, "tensor %s: not U8, or not aligned to %d bytes", m->name, PACKED_ALIGN);
-    rc = safetensors_populate(l->s.f, t, l->e);
+    rc = tensor_source_populate(l->s.f, t, l->e);
     if (rc) return rc;
     if (!(*out = l->d->ops->weight_open(l->d, &shape, t->data, t->bytes)))
         return err_set(l->e, ERR_INVALID, "tensor %s: %zu bytes are not a packed %s matrix of %d x %d", m->name,
@@ -499,8 +492,8 @@ static int pack(struct loader *l, const struct stack *m, struct weight **out, en
     int rc = weights_parts(l->s.f, m, &l->quantize, l->threads, &p, l->e);
     if (!rc && !(*out = l->d->ops->weight_pack(l->d, p.src, p.n))) rc = not_packed(l, m, &p);
     for (int i = 0; i < m->n; i++) { /* copied; but a tied table is still read where it is mapped */
-        const struct st_tensor *t = safetensors_find(l->s.f, m->part[i].name);
-        if (t && t->data != l->w->embed.p) safetensors_release(l->s.f, t);
+        const struct tensor *t = tensor_source_find(l->s.f, m->part[i].name);
+        if (t && t->data != l->w->embed.p) tensor_source_release(l->s.f, t);
     }
     *type = p.src[0].t;
     weights_parts_free(&p);
@@ -592,10 +585,10 @@ static int load_embed_and_head(struct loader *l)
     head_stack(&l->s, &head);
     embed_stack(&l->s, &embed);
     const char *name = embed.part[0].name;
-    const struct st_tensor *t = safetensors_find(l->s.f, name);
+    const struct tensor *t = tensor_source_find(l->s.f, name);
     bool quantized = l->packed ? !t
                                : (l->quantize.type != DT_NONE && l->quantize.type != DT_NF4) ||
-                                     (t && (t->type == ST_I8 || t->type == ST_U8));
+                                     (t && (t->type == TENSOR_I8 || t->type == TENSOR_U8));
     int rc = quantized ? 0 : load_table(l, name, c->vocab, c->hidden, &l->w->embed, &l->w->embed_mapped);
     if (!rc) rc = load_stack(l, &head, &l->w->head);
     if (rc || !quantized) return rc;
@@ -624,10 +617,11 @@ static int load_rest(struct loader *l)
 }
 
 /* What of `tandem quantize` this is: *packed when its stacks can be used where the file is mapped. */
-static int check_layout(const struct safetensors *f, const struct dev *d, const char *dir, bool *packed, struct err *e)
+static int check_layout(const struct tensor_source *f, const struct dev *d, const char *dir, bool *packed,
+                        struct err *e)
 {
-    const char *format = safetensors_metadata(f, "format"), *version = safetensors_metadata(f, "version"),
-               *layout = safetensors_metadata(f, "layout");
+    const char *format = tensor_source_metadata(f, "format"), *version = tensor_source_metadata(f, "version"),
+               *layout = tensor_source_metadata(f, "layout");
     *packed = false;
     if (!format || strcmp(format, "tandem")) return 0; /* "pt" and the like */
     if (!version || (strcmp(version, "1") && strcmp(version, WEIGHTS_VERSION)))
@@ -655,7 +649,7 @@ int weights_load(struct weights *w, struct dev *d, const struct model_config *c,
     struct loader l = {source_open(w->file, c), w, d, how, false, threads, e};
     int rc = check_layout(w->file, d, dir, &l.packed, e);
     if (!rc && verify) {
-        rc = safetensors_verify(w->file, e);
+        rc = tensor_source_verify(w->file, e);
         if (rc) err_prefix(e, "%s", dir);
     }
     if (!rc) rc = load_rest(&l);
@@ -683,6 +677,6 @@ void weights_free(struct weights *w, struct dev *d, const struct model_config *c
     if (w->embed_w && w->embed_w != w->head) d->ops->weight_free(d, w->embed_w);
     if (w->head) d->ops->weight_free(d, w->head);
     free(w->layer);
-    safetensors_close(w->file);
+    tensor_source_close(w->file);
     *w = (struct weights){0};
 }

@@ -8,7 +8,7 @@
 #include "engine/base/err.h"
 #include "engine/model/config.h"
 #include "engine/model/quantize.h"
-#include "engine/model/safetensors.h"
+#include "engine/model/tensor_source.h"
 #include "kernels/ops.h"
 
 #include <stddef.h>
@@ -34,7 +34,7 @@ struct weights {
     float *norm_w, *norm_b; /* (C) */
     struct weight *head;    /* (V, C) */
     float *head_b;          /* (V) */
-    struct safetensors *file;
+    struct tensor_source *file;
     enum dtype type; /* of the layers' matrices */
     uint64_t parameters;
     size_t bytes; /* packed matrices and tables */
@@ -51,7 +51,7 @@ enum { TENSOR_NAME_MAX = 128, STACK_MAX = 3 };
 
 /* The embedding table's name in this file, and the family's usual one (they differ when a tied table is stored as the
  * head). */
-void weights_embed_names(const struct safetensors *f, const struct model_config *c, char stored[TENSOR_NAME_MAX],
+void weights_embed_names(const struct tensor_source *f, const struct model_config *c, char stored[TENSOR_NAME_MAX],
                          char usual[TENSOR_NAME_MAX]);
 
 struct matrix_slot {
@@ -74,7 +74,7 @@ struct stack {
 /* Stack i of weights_stacks(): qkv, o, up (gate and up when gated) and down of each layer, then the head, then the
  * embedding table when it is not the head. */
 int weights_stacks(const struct model_config *c);
-void weights_stack(const struct safetensors *f, const struct model_config *c, int i, struct stack *out);
+void weights_stack(const struct tensor_source *f, const struct model_config *c, int i, struct stack *out);
 
 /* A vector (a norm or a bias) or the position table, and where it belongs: `at` floats into the array that the pointer
  * at `field` of struct layer_weights points to, or of struct weights where layer is -1 (the table: `pos`). */
@@ -86,10 +86,10 @@ struct vector_slot {
     bool norm;          /* begins as ones */
 };
 /* Fills `out` with all of the model's, in a fixed order; out NULL: only counts. */
-int weights_vectors(const struct safetensors *f, const struct model_config *c, struct vector_slot *out);
+int weights_vectors(const struct tensor_source *f, const struct model_config *c, struct vector_slot *out);
 
 /* The tensor as a canonical matrix.  *owned gets memory to free (NULL when src points into the file). */
-int weights_matrix(const struct safetensors *f, const struct matrix_slot *slot, struct weight_src *src, void **owned,
+int weights_matrix(const struct tensor_source *f, const struct matrix_slot *slot, struct weight_src *src, void **owned,
                    struct err *e);
 
 /* Its parts in canonical form, floats quantised (type DT_NONE: left).  Free with
@@ -99,7 +99,7 @@ struct parts {
     void *owned[STACK_MAX][2]; /* data, scale; NULL where src points into the file */
     int n;
 };
-int weights_parts(const struct safetensors *f, const struct stack *m, const struct quantize_how *, int threads,
+int weights_parts(const struct tensor_source *f, const struct stack *m, const struct quantize_how *, int threads,
                   struct parts *, struct err *e);
 void weights_parts_free(struct parts *);
 

@@ -14,14 +14,14 @@ static const char state_suffix[] = ".quant_state.bitsandbytes__nf4";
 
 /* the tensor NAME + suffix, or NULL; full gets its name */
 enum { FULL_NAME = TENSOR_NAME_MAX + 40 };
-static const struct st_tensor *beside(const struct safetensors *f, const char *name, const char *suffix,
-                                      char full[FULL_NAME])
+static const struct tensor *beside(const struct tensor_source *f, const char *name, const char *suffix,
+                                   char full[FULL_NAME])
 {
     snprintf(full, FULL_NAME, "%s%s", name, suffix);
-    return safetensors_find(f, full);
+    return tensor_source_find(f, full);
 }
 
-bool bnb_is_quantized(const struct safetensors *f, const char *name)
+bool bnb_is_quantized(const struct tensor_source *f, const char *name)
 {
     static const char *const signs[] = {state_suffix, ".quant_state.bitsandbytes__fp4", ".absmax", ".quant_map"};
     char full[FULL_NAME];
@@ -32,38 +32,38 @@ bool bnb_is_quantized(const struct safetensors *f, const char *name)
     if (len <= end || len >= TENSOR_NAME_MAX || strcmp(name + len - end, ".weight")) return false;
     memcpy(full, name, len - end);
     memcpy(full + len - end, ".SCB", sizeof ".SCB");
-    return safetensors_find(f, full) != NULL;
+    return tensor_source_find(f, full) != NULL;
 }
 
 /* ---- reading ---- */
 
 struct stored {
     struct nf4_state s;
-    const struct st_tensor *weight, *absmax, *nested, *nested_map;
+    const struct tensor *weight, *absmax, *nested, *nested_map;
     size_t n, blocks;
 };
 
 /* NAME + suffix, which must be a vector of n of the type */
-static int find_vector(const struct safetensors *f, const char *name, const char *suffix, enum st_type type, size_t n,
-                       const struct st_tensor **out, struct err *e)
+static int find_vector(const struct tensor_source *f, const char *name, const char *suffix, enum tensor_type type,
+                       size_t n, const struct tensor **out, struct err *e)
 {
     char full[FULL_NAME];
-    const struct st_tensor *t = beside(f, name, suffix, full);
+    const struct tensor *t = beside(f, name, suffix, full);
     if (!t) return err_set(e, ERR_NOT_FOUND, "tensor %s is missing", full);
     if (t->type != type || t->n_dims != 1 || t->dims[0] != (int64_t)n)
-        return err_set(e, ERR_INVALID, "tensor %s is not %s [%zu]", full, st_type_name(type), n);
+        return err_set(e, ERR_INVALID, "tensor %s is not %s [%zu]", full, tensor_type_name(type), n);
     *out = t;
     return 0;
 }
 
-static float f32_at(const struct st_tensor *t, size_t i)
+static float f32_at(const struct tensor *t, size_t i)
 {
     float v;
     memcpy(&v, (const char *)t->data + i * sizeof v, sizeof v);
     return v;
 }
 
-static int check_finite(const char *name, const char *suffix, const struct st_tensor *t, size_t n, struct err *e)
+static int check_finite(const char *name, const char *suffix, const struct tensor *t, size_t n, struct err *e)
 {
     for (size_t i = 0; i < n; i++)
         if (!isfinite(f32_at(t, i)))
@@ -71,10 +71,10 @@ static int check_finite(const char *name, const char *suffix, const struct st_te
     return 0;
 }
 
-static int read_state(const struct safetensors *f, const struct matrix_slot *slot, struct nf4_state *s, struct err *e)
+static int read_state(const struct tensor_source *f, const struct matrix_slot *slot, struct nf4_state *s, struct err *e)
 {
     char full[FULL_NAME];
-    const struct st_tensor *t = beside(f, slot->name, state_suffix, full);
+    const struct tensor *t = beside(f, slot->name, state_suffix, full);
     if (!t && beside(f, slot->name, ".quant_state.bitsandbytes__fp4", full))
         return err_set(e, ERR_UNSUPPORTED, "tensor %s: bitsandbytes fp4 is not supported, only nf4", slot->name);
     t = beside(f, slot->name, state_suffix, full);
@@ -82,7 +82,7 @@ static int read_state(const struct safetensors *f, const struct matrix_slot *slo
         return err_set(e, ERR_UNSUPPORTED, "tensor %s: bitsandbytes 8-bit weights are not supported, only nf4",
                        slot->name);
     if (!t) return err_set(e, ERR_NOT_FOUND, "tensor %s%s is missing", slot->name, state_suffix);
-    if (t->type != ST_U8) return err_set(e, ERR_INVALID, "tensor %s is not U8", full);
+    if (t->type != TENSOR_U8) return err_set(e, ERR_INVALID, "tensor %s is not U8", full);
     int rc = nf4_state_parse(t->data, t->bytes, s, e);
     if (rc) return err_prefix(e, "tensor %s", full);
     if (s->rows != slot->rows || s->cols != slot->cols)
@@ -92,24 +92,24 @@ static int read_state(const struct safetensors *f, const struct matrix_slot *slo
 }
 
 /* bitsandbytes itself looks its own table up, whatever the file says; here a file must agree with it */
-static int check_map(const struct safetensors *f, const char *name, struct err *e)
+static int check_map(const struct tensor_source *f, const char *name, struct err *e)
 {
-    const struct st_tensor *map = NULL;
-    int rc = find_vector(f, name, ".quant_map", ST_F32, 16, &map, e);
+    const struct tensor *map = NULL;
+    int rc = find_vector(f, name, ".quant_map", TENSOR_F32, 16, &map, e);
     for (size_t i = 0; i < 16 && !rc; i++)
         if (!(fabsf(f32_at(map, i) - nf4_code[i]) <= 1e-6f))
             rc = err_set(e, ERR_UNSUPPORTED, "tensor %s.quant_map: element %zu is not nf4's", name, i);
     return rc;
 }
 
-static int find_parts(const struct safetensors *f, const struct matrix_slot *slot, struct stored *p, struct err *e)
+static int find_parts(const struct tensor_source *f, const struct matrix_slot *slot, struct stored *p, struct err *e)
 {
     const char *name = slot->name;
     int rc = read_state(f, slot, &p->s, e);
     if (rc) return rc;
     p->n = (size_t)slot->rows * (size_t)slot->cols;
     p->blocks = nf4_blocks(p->n, (size_t)p->s.block);
-    p->weight = safetensors_find(f, name);
+    p->weight = tensor_source_find(f, name);
     if (!p->weight) return err_set(e, ERR_NOT_FOUND, "tensor %s is missing", name);
     /* the shape is [bytes, 1], or less of a wider type where quant_storage was set: the bytes are the same */
     if (p->weight->bytes != (p->n + 1) / 2)
@@ -117,11 +117,11 @@ static int find_parts(const struct safetensors *f, const struct matrix_slot *slo
                        slot->rows, slot->cols, (p->n + 1) / 2);
     if ((rc = check_map(f, name, e))) return rc;
     bool nested = p->s.nested_block > 0;
-    rc = find_vector(f, name, ".absmax", nested ? ST_U8 : ST_F32, p->blocks, &p->absmax, e);
+    rc = find_vector(f, name, ".absmax", nested ? TENSOR_U8 : TENSOR_F32, p->blocks, &p->absmax, e);
     if (!nested) return rc ? rc : check_finite(name, ".absmax", p->absmax, p->blocks, e);
     size_t n = nf4_blocks(p->blocks, (size_t)p->s.nested_block);
-    if (!rc) rc = find_vector(f, name, ".nested_absmax", ST_F32, n, &p->nested, e);
-    if (!rc) rc = find_vector(f, name, ".nested_quant_map", ST_F32, NF4_MAP, &p->nested_map, e);
+    if (!rc) rc = find_vector(f, name, ".nested_absmax", TENSOR_F32, n, &p->nested, e);
+    if (!rc) rc = find_vector(f, name, ".nested_quant_map", TENSOR_F32, NF4_MAP, &p->nested_map, e);
     if (!rc) rc = check_finite(name, ".nested_absmax", p->nested, n, e);
     return rc ? rc : check_finite(name, ".nested_quant_map", p->nested_map, NF4_MAP, e);
 }
@@ -155,7 +155,7 @@ static float *per_64(float *absmax, const struct stored *p)
     return out;
 }
 
-int bnb_matrix(const struct safetensors *f, const struct matrix_slot *slot, struct weight_src *src, void **owned,
+int bnb_matrix(const struct tensor_source *f, const struct matrix_slot *slot, struct weight_src *src, void **owned,
                struct err *e)
 {
     struct stored p = {0};
@@ -210,16 +210,16 @@ int bnb_unify(struct weight_src *part, int n, void **owned, struct err *e)
 
 /* ---- writing ---- */
 
-static struct st_tensor tensor(const char *name, const char *suffix, enum st_type type, size_t n, const void *data,
-                               size_t bytes)
+static struct tensor tensor(const char *name, const char *suffix, enum tensor_type type, size_t n, const void *data,
+                            size_t bytes)
 {
     struct buf full = {0};
     buf_printf(&full, "%s%s", name, suffix);
-    return (struct st_tensor){
+    return (struct tensor){
         .name = full.data, .type = type, .n_dims = 1, .dims = {(int64_t)n}, .data = data, .bytes = bytes};
 }
 
-int bnb_tensors(const struct weight_src *src, const char *name, int threads, struct st_tensor out[BNB_TENSORS],
+int bnb_tensors(const struct weight_src *src, const char *name, int threads, struct tensor out[BNB_TENSORS],
                 struct err *e)
 {
     struct nf4_matrix m;
@@ -231,13 +231,13 @@ int bnb_tensors(const struct weight_src *src, const char *name, int threads, str
     memcpy(code, nf4_code, sizeof nf4_code);
     nf4_dynamic_map(map);
     nf4_state_print(&(struct nf4_state){NF4_GROUP, NF4_NEST, m.offset, src->t, m.rows, m.cols}, &text);
-    out[0] = tensor(name, "", ST_U8, bytes, m.codes, bytes);
+    out[0] = tensor(name, "", TENSOR_U8, bytes, m.codes, bytes);
     out[0].n_dims = 2, out[0].dims[1] = 1;
-    out[1] = tensor(name, ".absmax", ST_U8, m.blocks, m.q, m.blocks);
-    out[2] = tensor(name, ".nested_absmax", ST_F32, nested, m.nested, nested * sizeof *m.nested);
-    out[3] = tensor(name, ".nested_quant_map", ST_F32, NF4_MAP, map, NF4_MAP * sizeof *map);
-    out[4] = tensor(name, ".quant_map", ST_F32, 16, code, 16 * sizeof *code);
-    out[5] = tensor(name, state_suffix, ST_U8, text.len, text.data, text.len);
+    out[1] = tensor(name, ".absmax", TENSOR_U8, m.blocks, m.q, m.blocks);
+    out[2] = tensor(name, ".nested_absmax", TENSOR_F32, nested, m.nested, nested * sizeof *m.nested);
+    out[3] = tensor(name, ".nested_quant_map", TENSOR_F32, NF4_MAP, map, NF4_MAP * sizeof *map);
+    out[4] = tensor(name, ".quant_map", TENSOR_F32, 16, code, 16 * sizeof *code);
+    out[5] = tensor(name, state_suffix, TENSOR_U8, text.len, text.data, text.len);
     return 0;
 }
 

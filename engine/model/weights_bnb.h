@@ -12,17 +12,17 @@
 #define TANDEM_ENGINE_MODEL_WEIGHTS_BNB_H
 
 #include "engine/base/err.h"
-#include "engine/model/safetensors.h"
+#include "engine/model/tensor_source.h"
 #include "engine/model/weights.h"
 
 #include <stdbool.h>
 
 /* Is the tensor stored by bitsandbytes, in whatever type? */
-bool bnb_is_quantized(const struct safetensors *f, const char *name);
+bool bnb_is_quantized(const struct tensor_source *f, const char *name);
 
 /* The slot's matrix: DT_NF4 where its blocks fit (cols and the block size multiples of 64), else DT_F32 of its values.
  * src points into the file and into *owned, which the caller frees (it may be NULL). */
-int bnb_matrix(const struct safetensors *f, const struct matrix_slot *slot, struct weight_src *src, void **owned,
+int bnb_matrix(const struct tensor_source *f, const struct matrix_slot *slot, struct weight_src *src, void **owned,
                struct err *e);
 
 /* Parts that will be stacked into one weight must have one type.  When some are DT_NF4 and some floats (modules that a
@@ -31,7 +31,7 @@ int bnb_unify(struct weight_src *part, int n, void **owned, struct err *e);
 
 /* The tensors that stand for `src` (a float matrix) with double quantisation; the caller frees each name and data. */
 enum { BNB_TENSORS = 6 };
-int bnb_tensors(const struct weight_src *src, const char *name, int threads, struct st_tensor out[BNB_TENSORS],
+int bnb_tensors(const struct weight_src *src, const char *name, int threads, struct tensor out[BNB_TENSORS],
                 struct err *e);
 
 struct cJSON;

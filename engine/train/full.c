@@ -4,6 +4,7 @@
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "engine/model/files.h"
+#include "engine/model/safetensors.h"
 #include "engine/train/cut.h"
 #include "kernels/rng.h"
 
@@ -91,7 +92,7 @@ int train_full_open(struct train_full *f, const struct model *base, const struct
                     struct err *e)
 {
     const struct model_config *c = &base->c;
-    const struct safetensors *file = base->w.file;
+    const struct tensor_source *file = base->w.file;
     if (!base->w.embed.p) return err_set(e, ERR_UNSUPPORTED, "method full wants a base of floats");
     int stacks = weights_stacks(c), vectors = weights_vectors(file, c, NULL);
     *f = (struct train_full){.base = base};
@@ -152,15 +153,6 @@ static void init_random(const struct master *m, const struct model_config *c, ui
     for (size_t i = 0; i < n; i++) p[i] = m->ones ? 1 : m->zeros ? 0 : (float)(std * normal(seed, i));
 }
 
-static float element(const void *data, enum dtype t, size_t i)
-{
-    uint16_t h;
-    float f;
-    if (t == DT_F32) return memcpy(&f, (const char *)data + 4 * i, 4), f;
-    memcpy(&h, (const char *)data + 2 * i, 2);
-    return t == DT_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
-}
-
 static size_t file_index(const struct master *m, size_t i)
 {
     size_t row = i / (size_t)m->cols, col = i % (size_t)m->cols;
@@ -168,15 +160,15 @@ static size_t file_index(const struct master *m, size_t i)
 }
 
 /* The model was loaded from this file, so every tensor is there, in its shape. */
-static int init_file(const struct master *m, const struct safetensors *file, float *p, struct err *e)
+static int init_file(const struct master *m, const struct tensor_source *file, float *p, struct err *e)
 {
-    const struct st_tensor *t = safetensors_find(file, m->name);
+    const struct tensor *t = tensor_source_find(file, m->name);
     if (!t) return err_set(e, ERR_NOT_FOUND, "tensor %s is missing", m->name);
-    enum dtype type = st_float_type(t->type);
+    enum dtype type = tensor_float_type(t->type);
     size_t n = (size_t)m->rows * (size_t)m->cols;
     if (type == DT_NONE || t->bytes != dtype_bytes(type, n))
         return err_set(e, ERR_UNSUPPORTED, "tensor %s: not a matrix of floats", m->name);
-    for (size_t i = 0; i < n; i++) p[i] = element(t->data, type, file_index(m, i));
+    for (size_t i = 0; i < n; i++) p[i] = tensor_element(t, file_index(m, i));
     return 0;
 }
 
@@ -309,13 +301,13 @@ static void *as_stored(const struct master *m, const float *p, enum dtype t)
     return out;
 }
 
-static int add_tensor(const struct train_full *f, struct st_writer *w, const struct st_tensor *t, const float *p,
+static int add_tensor(const struct train_full *f, struct st_writer *w, const struct tensor *t, const float *p,
                       struct err *e)
 {
     const struct master *m = find_master(f, t->name);
     if (!m) return st_writer_add(w, t, 1, e); /* buffers that are no parameters */
-    struct st_tensor own = *t;
-    void *data = as_stored(m, p, st_float_type(t->type));
+    struct tensor own = *t;
+    void *data = as_stored(m, p, tensor_float_type(t->type));
     if (!data) return err_set(e, ERR_NOMEM, "no memory for tensor %s", t->name);
     own.data = data;
     int rc = st_writer_add(w, &own, 1, e);
@@ -325,18 +317,18 @@ static int add_tensor(const struct train_full *f, struct st_writer *w, const str
 
 int train_full_write(struct train_full *f, const float *p, const char *model_dir, const char *dir, struct err *e)
 {
-    const struct safetensors *file = f->base->w.file;
-    size_t n = safetensors_count(file), names = 0;
+    const struct tensor_source *file = f->base->w.file;
+    size_t n = tensor_source_count(file), names = 0;
     int rc = dir_make(dir, e);
     if (!rc && model_dir) rc = model_files_copy(model_dir, dir, true, e);
     if (rc) return rc;
-    for (size_t i = 0; i < n; i++) names += strlen(safetensors_at(file, i)->name) + 1;
+    for (size_t i = 0; i < n; i++) names += strlen(tensor_source_at(file, i)->name) + 1;
     char *path = file_join(dir, "model.safetensors");
     struct st_writer *w = st_writer_open(path, n, names, 64, e);
     free(path);
     if (!w) return e->code;
     st_writer_note(w, "format", "pt");
-    for (size_t i = 0; i < n && !rc; i++) rc = add_tensor(f, w, safetensors_at(file, i), p, e);
+    for (size_t i = 0; i < n && !rc; i++) rc = add_tensor(f, w, tensor_source_at(file, i), p, e);
     if (!rc) return st_writer_finish(w, e);
     st_writer_abort(w);
     return rc;

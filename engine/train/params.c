@@ -143,7 +143,7 @@ static uint64_t mix_number(uint64_t h, double v)
 }
 
 /* A tensor's begin, middle and end: training changes all of it or nothing. */
-static uint64_t mix_tensor(uint64_t h, const struct st_tensor *t)
+static uint64_t mix_tensor(uint64_t h, const struct tensor *t)
 {
     enum { SAMPLE = 1 << 14 };
     const char *data = t->data;
@@ -156,7 +156,7 @@ static uint64_t mix_tensor(uint64_t h, const struct st_tensor *t)
     return mix(h, data + t->bytes - SAMPLE, SAMPLE);
 }
 
-uint64_t train_job_hash(const struct train_params *p, uint64_t data, uint64_t eval, const struct safetensors *base,
+uint64_t train_job_hash(const struct train_params *p, uint64_t data, uint64_t eval, const struct tensor_source *base,
                         const float *first, size_t n)
 {
     /* recompute is left out: it does not change a bit.  save_steps neither. */
@@ -198,6 +198,6 @@ uint64_t train_job_hash(const struct train_params *p, uint64_t data, uint64_t ev
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) h = mix_number(h, numbers[i]);
     h = rng_mix(h ^ data);
     h = rng_mix(h ^ eval);
-    for (size_t i = 0; base && i < safetensors_count(base); i++) h = mix_tensor(h, safetensors_at(base, i));
+    for (size_t i = 0; base && i < tensor_source_count(base); i++) h = mix_tensor(h, tensor_source_at(base, i));
     return mix(h, first, n * sizeof *first);
 }

@@ -3,7 +3,7 @@
 #define TANDEM_ENGINE_TRAIN_PARAMS_H
 
 #include "engine/model/config.h"
-#include "engine/model/safetensors.h"
+#include "engine/model/tensor_source.h"
 #include "engine/train/train.h"
 
 /* ERR_INVALID: "learning_rate must be ...".  What is left to a default that depends on others is set. */
@@ -11,7 +11,7 @@ int train_params_check(struct train_params *, const struct model_config *, struc
 
 /* Of everything the result's bytes depend on.  p: the first values of the parameters, n of them, on the host.  Of the
  * base weights names, shapes and samples of the values are looked at. */
-uint64_t train_job_hash(const struct train_params *, uint64_t data, uint64_t eval, const struct safetensors *base,
+uint64_t train_job_hash(const struct train_params *, uint64_t data, uint64_t eval, const struct tensor_source *base,
                         const float *p, size_t n);
 
 #endif

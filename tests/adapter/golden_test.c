@@ -141,8 +141,8 @@ static bool check_logits(struct eval *v, const char *dir, const char *name, cons
 {
     char *path = file_join(dir, "expected.safetensors");
     struct err e = {0};
-    struct safetensors *f = safetensors_open(path, &e);
-    const struct st_tensor *ids = f ? safetensors_find(f, "ids") : NULL, *t = f ? safetensors_find(f, "logits") : NULL;
+    struct tensor_source *f = safetensors_open(path, &e);
+    const struct tensor *ids = f ? tensor_source_find(f, "ids") : NULL, *t = f ? tensor_source_find(f, "logits") : NULL;
     bool ok = false;
     struct compare with = {.vocab = eval_vocab(v)}, without = with;
     if (ids && t && t->dims[1] == with.vocab) {
@@ -154,7 +154,7 @@ static bool check_logits(struct eval *v, const char *dir, const char *name, cons
     }
     printf("%s %-30s %-14s worst logit difference %.2e (without the adapter %.2e) %s\n", ok ? "ok  " : "FAIL", name,
            device, with.worst, without.worst, e.msg);
-    safetensors_close(f);
+    tensor_source_close(f);
     free(path);
     return ok;
 }

@@ -38,7 +38,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct err e = {0};
     if (!end) return 0;
     size_t rest = size - (size_t)(end + 1 - data);
-    struct safetensors *f = safetensors_parse((const char *)end + 1, rest, &e);
+    struct tensor_source *f = safetensors_parse((const char *)end + 1, rest, &e);
     for (int i = 0; i < 2 && f; i++) {
         e = (struct err){0};
         struct adapter *a = adapter_parse((const char *)data, f, &models[i], &e);
@@ -46,6 +46,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (a) check(a);
         adapter_free(a);
     }
-    safetensors_close(f);
+    tensor_source_close(f);
     return 0;
 }

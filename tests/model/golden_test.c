@@ -16,15 +16,15 @@
 static const double TOLERANCE = 1e-3; /* on logits, absolute */
 
 struct expected {
-    struct safetensors *file;
+    struct tensor_source *file;
     const int32_t *ids, *prompt, *greedy;
     const float *logits;
     int n, n_prompt, n_greedy, vocab;
 };
 
-static const void *tensor(const struct safetensors *f, const char *name, int dim, int *n)
+static const void *tensor(const struct tensor_source *f, const char *name, int dim, int *n)
 {
-    const struct st_tensor *t = safetensors_find(f, name);
+    const struct tensor *t = tensor_source_find(f, name);
     if (!t) {
         fprintf(stderr, "expected.safetensors has no %s\n", name);
         exit(1);
@@ -141,7 +141,7 @@ static bool check_model(const char *root, const char *name, const char *device)
                e.msg);
     }
     eval_close(v);
-    safetensors_close(x.file);
+    tensor_source_close(x.file);
     return ok;
 }
 
@@ -164,7 +164,7 @@ static bool check_bf16(const char *root, const char *name, const char *device)
     printf("%s %-20s %s in bf16    error %.1e of the logits' power%s%s\n", ok ? "ok  " : "FAIL", name, device,
            c.error / c.power, e.msg[0] ? "; " : "", e.msg);
     eval_close(v);
-    safetensors_close(x.file);
+    tensor_source_close(x.file);
     return ok;
 }
 
@@ -198,7 +198,7 @@ static bool check_quantised(const char *root, const char *name, const char *type
     printf("%s %-20s %s in %-5s   %.1e of the power of the cpu's logits differs%s%s\n", ok ? "ok  " : "FAIL", name,
            device, type, c.error / c.power, e.msg[0] ? "; " : "", e.msg);
     free(logits);
-    safetensors_close(x.file);
+    tensor_source_close(x.file);
     return ok;
 }
 

@@ -7,6 +7,7 @@
 #include "engine/base/mem.h"
 #include "engine/model/adapter.h"
 #include "engine/model/model.h"
+#include "engine/model/safetensors.h"
 #include "engine/train/train.h"
 #include "tests/train/rows.h"
 
@@ -24,11 +25,11 @@ static int failures;
 
 #define FAIL(...) (failures++, printf("FAILED "), printf(__VA_ARGS__), printf("\n"))
 
-static const struct st_tensor *find(const struct safetensors *f, const char *a, const char *b)
+static const struct tensor *find(const struct tensor_source *f, const char *a, const char *b)
 {
     char name[256];
     snprintf(name, sizeof name, "%s%s", a, b);
-    const struct st_tensor *t = safetensors_find(f, name);
+    const struct tensor *t = tensor_source_find(f, name);
     if (!t) {
         printf("no tensor %s\n", name);
         exit(1);
@@ -36,17 +37,17 @@ static const struct st_tensor *find(const struct safetensors *f, const char *a, 
     return t;
 }
 
-static float f32(const struct st_tensor *t, size_t i)
+static float f32(const struct tensor *t, size_t i)
 {
     float v;
     memcpy(&v, (const char *)t->data + 4 * i, 4);
     return v;
 }
 
-static struct dataset *fixture_rows(const struct safetensors *f)
+static struct dataset *fixture_rows(const struct tensor_source *f)
 {
     struct dataset *s = mem_zalloc(sizeof *s);
-    const struct st_tensor *ids = find(f, "ids", ""), *trained = find(f, "trained", ""), *start = find(f, "start", "");
+    const struct tensor *ids = find(f, "ids", ""), *trained = find(f, "trained", ""), *start = find(f, "start", "");
     for (size_t i = 0; i + 1 < start->bytes / 4; i++) {
         int32_t from, to;
         memcpy(&from, (const char *)start->data + 4 * i, 4);
@@ -92,9 +93,9 @@ static struct train_params params(enum method method)
     return p;
 }
 
-static void compare_losses(const char *label, const struct seen *s, const struct safetensors *f, const char *method)
+static void compare_losses(const char *label, const struct seen *s, const struct tensor_source *f, const char *method)
 {
-    const struct st_tensor *loss = find(f, method, ".loss"), *norm = find(f, method, ".norm");
+    const struct tensor *loss = find(f, method, ".loss"), *norm = find(f, method, ".norm");
     if (s->steps != STEPS) FAIL("%s: %d steps: %s", label, s->steps, s->text);
     for (int i = 0; i < s->steps; i++) {
         double want = (double)f32(loss, (size_t)i), want_norm = (double)f32(norm, (size_t)i);
@@ -130,20 +131,20 @@ static size_t sample_at(size_t i, size_t n)
 }
 
 static void compare_full(const char *label, enum method method, const char *model, const char *out,
-                         const struct safetensors *want)
+                         const struct tensor_source *want)
 {
     struct err e = {0};
-    struct safetensors *got = safetensors_open_dir(out, &e), *before = safetensors_open_dir(model, &e);
+    struct tensor_source *got = safetensors_open_dir(out, &e), *before = safetensors_open_dir(model, &e);
     if (!got || !before) {
         FAIL("%s: %s", label, e.msg);
         return;
     }
-    if (safetensors_count(got) != safetensors_count(before)) FAIL("%s: tensors are missing", label);
-    for (size_t i = 0; i < safetensors_count(got); i++) {
-        const struct st_tensor *t = safetensors_at(got, i), *b = find(before, t->name, "");
+    if (tensor_source_count(got) != tensor_source_count(before)) FAIL("%s: tensors are missing", label);
+    for (size_t i = 0; i < tensor_source_count(got); i++) {
+        const struct tensor *t = tensor_source_at(got, i), *b = find(before, t->name, "");
         char name[256];
         snprintf(name, sizeof name, "%s.%s", methods[method], t->name);
-        const struct st_tensor *w = safetensors_find(want, name);
+        const struct tensor *w = tensor_source_find(want, name);
         if (!w) { /* a mask that GPT-2 files keep */
             if (t->bytes != b->bytes || memcmp(t->data, b->data, t->bytes)) FAIL("%s: %s has changed", label, t->name);
             continue;
@@ -153,17 +154,17 @@ static void compare_full(const char *label, enum method method, const char *mode
         if (t->type != b->type || t->bytes != b->bytes) FAIL("%s: %s has another shape", label, t->name);
         for (size_t j = 0; j < k; j++) {
             ours[j] = f32(t, sample_at(j, n));
-            was[j] = b->type == ST_F32 ? f32(b, sample_at(j, n)) : 0;
+            was[j] = b->type == TENSOR_F32 ? f32(b, sample_at(j, n)) : 0;
             theirs[j] = f32(w, j);
         }
         compare_values(label, t->name, ours, theirs, was, k);
     }
-    safetensors_close(got);
-    safetensors_close(before);
+    tensor_source_close(got);
+    tensor_source_close(before);
 }
 
 static void compare_lora(const char *label, const struct model *m, const char *from, const char *out,
-                         const struct safetensors *want)
+                         const struct tensor_source *want)
 {
     struct err e = {0};
     struct adapter *got = adapter_read(out, &m->c, &e), *before = adapter_read(from, &m->c, &e);
@@ -178,7 +179,7 @@ static void compare_lora(const char *label, const struct model *m, const char *f
         for (int half = 0; half < 2; half++) {
             snprintf(name, sizeof name, "lora.base_model.model.%s%s.lora_%c.weight", prefix, mod->path,
                      half ? 'B' : 'A');
-            const struct st_tensor *w = find(want, name, "");
+            const struct tensor *w = find(want, name, "");
             size_t n = w->bytes / 4;
             float *theirs = mem_alloc(w->bytes);
             memcpy(theirs, w->data, w->bytes);
@@ -200,7 +201,7 @@ static void run(const char *models, const char *fixtures, const char *name, cons
     snprintf(out, sizeof out, "%s/out", dir);
     snprintf(from, sizeof from, "%s/%s-adapter", fixtures, name);
     snprintf(path, sizeof path, "%s/%s.safetensors", fixtures, name);
-    struct safetensors *want = safetensors_open(path, &e);
+    struct tensor_source *want = safetensors_open(path, &e);
     char *model = file_join(models, name);
     struct model m;
     if (!want || model_load(&m, model, device, 1, NULL, false, &e)) {
@@ -235,7 +236,7 @@ static void run(const char *models, const char *fixtures, const char *name, cons
     if (system(cmd)) FAIL("%s: %s stays", label, dir);
     free(rows);
     free(model);
-    safetensors_close(want);
+    tensor_source_close(want);
     model_close(&m);
 }
 

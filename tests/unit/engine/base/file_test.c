@@ -81,7 +81,7 @@ static void test_nothing_taken(void **state)
 
     set_disk(1000, 1);
     struct st_writer *w = st_writer_open(path, 1, 10, 64, &e);
-    struct st_tensor t = {.name = "t", .type = ST_F32, .n_dims = 1, .dims = {25}, .data = text, .bytes = sizeof text};
+    struct tensor t = {.name = "t", .type = TENSOR_F32, .n_dims = 1, .dims = {25}, .data = text, .bytes = sizeof text};
     int rc = !w ? e.code : st_writer_add(w, &t, 1, &e);
     if (w && !rc)
         rc = st_writer_finish(w, &e);

@@ -31,9 +31,9 @@ static int load(const char *dir, struct err *e)
     struct model_config c;
     int rc = model_config_read(dir, &c, e);
     if (rc) return rc;
-    struct safetensors *s = safetensors_open_dir(dir, e);
+    struct tensor_source *s = safetensors_open_dir(dir, e);
     if (!s) return e->code;
-    safetensors_close(s);
+    tensor_source_close(s);
     struct tokenizer *t = tokenizer_open_dir(dir, e);
     if (!t) return e->code;
     tokenizer_close(t);

@@ -261,7 +261,7 @@ struct tensor_spec {
     int rows, cols;
 };
 
-static struct safetensors *file_of(const struct tensor_spec *t, int n, int byte, char **bytes)
+static struct tensor_source *file_of(const struct tensor_spec *t, int n, int byte, char **bytes)
 {
     char *head = calloc(1, 1 << 16);
     size_t at = 0, len = (size_t)sprintf(head, "{");
@@ -278,7 +278,7 @@ static struct safetensors *file_of(const struct tensor_spec *t, int n, int byte,
     memset(*bytes + 8 + len, byte, at);
     free(head);
     struct err e;
-    struct safetensors *f = safetensors_parse(*bytes, 8 + len + at, &e);
+    struct tensor_source *f = safetensors_parse(*bytes, 8 + len + at, &e);
     if (!f) fail_msg("%s", e.msg);
     return f;
 }
@@ -287,9 +287,9 @@ static struct adapter *parse(const char *config, const struct model_config *c, c
                              int byte, struct err *e)
 {
     char *bytes;
-    struct safetensors *f = file_of(t, n, byte, &bytes);
+    struct tensor_source *f = file_of(t, n, byte, &bytes);
     struct adapter *a = adapter_parse(config, f, c, e);
-    safetensors_close(f);
+    tensor_source_close(f);
     free(bytes);
     return a;
 }
@@ -593,7 +593,7 @@ static void test_mutations(void **state)
             else
                 w[8 + at % 4088] ^= (char)(1 << x % 8); /* the header */
         }
-        struct safetensors *f = safetensors_parse(w, cut, &e);
+        struct tensor_source *f = safetensors_parse(w, cut, &e);
         a = f ? adapter_parse(c, f, &llama, &e) : NULL;
         if (a)
             taken++;
@@ -601,7 +601,7 @@ static void test_mutations(void **state)
             refused++;
         assert_true(a || e.msg[0]);
         adapter_free(a);
-        safetensors_close(f);
+        tensor_source_close(f);
         free(w);
         free(c);
     }

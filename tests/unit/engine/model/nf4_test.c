@@ -9,6 +9,7 @@
 
 #include "engine/base/buf.h"
 #include "engine/model/nf4.h"
+#include "engine/model/safetensors.h"
 #include "engine/model/weights_bnb.h"
 #include "kernels/ops.h"
 
@@ -19,29 +20,29 @@
 
 /* ---- against bitsandbytes ---- */
 
-static struct safetensors *fixture;
+static struct tensor_source *fixture;
 static char fixture_path[1024];
 
-static const struct st_tensor *get(const char *name, const char *part)
+static const struct tensor *get(const char *name, const char *part)
 {
     char full[64];
     snprintf(full, sizeof full, "%s%s", name, part);
-    const struct st_tensor *t = safetensors_find(fixture, full);
+    const struct tensor *t = tensor_source_find(fixture, full);
     if (!t) fail_msg("%s has no %s", fixture_path, full);
     return t;
 }
 
-static float f32(const struct st_tensor *t, size_t i)
+static float f32(const struct tensor *t, size_t i)
 {
     float v;
-    assert_int_equal(t->type, ST_F32);
+    assert_int_equal(t->type, TENSOR_F32);
     assert_true((i + 1) * 4 <= t->bytes);
     memcpy(&v, (const char *)t->data + i * 4, 4);
     return v;
 }
 
 /* n floats, bit for bit; -0 is 0 (a zero block's scale is multiplied by a code of either sign) */
-static void same_floats(const char *label, const float *got, const struct st_tensor *want, size_t n)
+static void same_floats(const char *label, const float *got, const struct tensor *want, size_t n)
 {
     assert_int_equal(want->bytes, n * 4);
     for (size_t i = 0; i < n; i++)
@@ -51,9 +52,9 @@ static void same_floats(const char *label, const float *got, const struct st_ten
 
 static struct weight_src source(const char *name)
 {
-    const struct st_tensor *t = get(name, ".w");
+    const struct tensor *t = get(name, ".w");
     return (struct weight_src){
-        .t = st_float_type(t->type), .rows = (int)t->dims[0], .cols = (int)t->dims[1], .data = t->data};
+        .t = tensor_float_type(t->type), .rows = (int)t->dims[0], .cols = (int)t->dims[1], .data = t->data};
 }
 
 static float *widened(const struct weight_src *s)
@@ -79,7 +80,7 @@ static void test_codes_and_scales(void **state)
     for (size_t m = 0; m < MATRICES; m++) {
         struct weight_src s = source(matrices[m]);
         size_t n = (size_t)s.rows * (size_t)s.cols, blocks = nf4_blocks(n, NF4_GROUP);
-        const struct st_tensor *codes = get(matrices[m], ".codes");
+        const struct tensor *codes = get(matrices[m], ".codes");
         float *w = widened(&s), *absmax = malloc(blocks * 4), *values = malloc(n * 4);
         uint8_t *q = malloc((n + 1) / 2);
         nf4_quantize(w, n, q, absmax);
@@ -102,8 +103,8 @@ static void test_map(void **state)
 static void test_nested(void **state)
 {
     enum { N = 700 };
-    const struct st_tensor *absmax = get("nest", ".absmax"), *want = get("nest", ".q"), *cpu = get("nest", ".q_cpu");
-    const struct st_tensor *offset = get("nest", ".offset");
+    const struct tensor *absmax = get("nest", ".absmax"), *want = get("nest", ".q"), *cpu = get("nest", ".q_cpu");
+    const struct tensor *offset = get("nest", ".offset");
     float a[N], nested[3], map[NF4_MAP], restored[N];
     uint8_t q[N];
     assert_int_equal(absmax->bytes, sizeof a);
@@ -157,7 +158,7 @@ static void test_whole_matrices(void **state)
         struct nf4_matrix made;
         struct nf4_state want;
         struct err e = {0};
-        const struct st_tensor *text = get(matrices[m], ".state"), *nested = get(matrices[m], ".nested_absmax");
+        const struct tensor *text = get(matrices[m], ".state"), *nested = get(matrices[m], ".nested_absmax");
         assert_int_equal(nf4_matrix_make(&s, 2, &made, &e), 0);
         assert_int_equal(nf4_state_parse(text->data, text->bytes, &want, &e), 0);
         assert_int_equal(want.block, NF4_GROUP);
@@ -268,7 +269,7 @@ static char *make(const struct part parts[T_COUNT], size_t *size)
 }
 
 /* Reads m.weight of the file; 0 and src, or the error.  The file and *owned are the caller's to free. */
-static int read_parts(const struct part parts[T_COUNT], char **file, struct safetensors **f, struct weight_src *src,
+static int read_parts(const struct part parts[T_COUNT], char **file, struct tensor_source **f, struct weight_src *src,
                       void **owned, struct err *e)
 {
     size_t size;
@@ -282,7 +283,7 @@ static int read_parts(const struct part parts[T_COUNT], char **file, struct safe
 static void refuse(int which, struct part part, int code, const char *says)
 {
     struct part parts[T_COUNT];
-    struct safetensors *f;
+    struct tensor_source *f;
     struct weight_src src;
     struct err e = {0};
     void *owned = NULL;
@@ -293,7 +294,7 @@ static void refuse(int which, struct part part, int code, const char *says)
     if (rc != code || !strstr(e.msg, says) || !strstr(e.msg, "m.weight"))
         fail_msg("expected error %d naming m.weight with \"%s\", got %d \"%s\"", code, says, rc, e.msg);
     assert_null(owned);
-    safetensors_close(f);
+    tensor_source_close(f);
     free(file);
 }
 
@@ -384,14 +385,14 @@ static void test_refuses_tensors(void **state)
 static void test_refuses_8_bit(void **state)
 {
     struct part parts[T_COUNT] = {{"m.weight", "I8", "[2,64]", 128, NULL}, {"m.SCB", "F32", "[2]", 8, NULL}};
-    struct safetensors *f;
+    struct tensor_source *f;
     struct weight_src src;
     struct err e = {0};
     void *owned;
     char *file;
     assert_int_equal(read_parts(parts, &file, &f, &src, &owned, &e), ERR_UNSUPPORTED);
     assert_non_null(strstr(e.msg, "m.weight: bitsandbytes 8-bit weights are not supported"));
-    safetensors_close(f);
+    tensor_source_close(f);
     free(file);
 }
 
@@ -399,7 +400,7 @@ static void test_refuses_8_bit(void **state)
 
 static void accept(const struct part parts[T_COUNT], enum dtype type, const float *first_scales)
 {
-    struct safetensors *f;
+    struct tensor_source *f;
     struct weight_src src;
     struct err e = {0};
     void *owned;
@@ -407,13 +408,13 @@ static void accept(const struct part parts[T_COUNT], enum dtype type, const floa
     if (read_parts(parts, &file, &f, &src, &owned, &e)) fail_msg("%s", e.msg);
     assert_int_equal(src.t, type);
     assert_true(src.rows == 2 && src.cols == 64 && src.group == (type == DT_NF4 ? 64 : 0));
-    const uint8_t *codes = safetensors_find(f, "m.weight")->data;
+    const uint8_t *codes = tensor_source_find(f, "m.weight")->data;
     for (int i = 0; i < 2 && type == DT_NF4; i++) assert_true(((const float *)src.scale)[i] == first_scales[i]);
     for (int i = 0; i < 128 && type == DT_F32; i++) {
         float want = nf4_code[i % 2 ? codes[i / 2] & 15 : codes[i / 2] >> 4] * first_scales[i / 64];
         assert_true(((const float *)src.data)[i] == want);
     }
-    safetensors_close(f);
+    tensor_source_close(f);
     free(owned);
     free(file);
 }
@@ -468,13 +469,13 @@ static void test_changed_bytes(void **state)
             seed = seed * 1664525u + 1013904223u;
             bad[(seed >> 8) % size] = seed & 1 ? (char)(seed >> 24) : "0123456789-.,:[]{}\"e"[(seed >> 24) % 19];
         }
-        struct safetensors *f = safetensors_parse(bad, size, &e);
+        struct tensor_source *f = safetensors_parse(bad, size, &e);
         struct matrix_slot slot = {.name = "m.weight", .rows = 2, .cols = 64};
         int rc = f ? weights_matrix(f, &slot, &src, &owned, &e) : e.code;
         read += rc == 0;
         if (rc && !e.msg[0]) fail_msg("an error without a message");
         free(owned);
-        safetensors_close(f);
+        tensor_source_close(f);
     }
     assert_true(read > ROUNDS / 10 && read < ROUNDS);
     free(bad);
@@ -536,6 +537,6 @@ int main(int argc, char **argv)
                                        cmocka_unit_test(test_not_finite),
                                        cmocka_unit_test(test_unify)};
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    safetensors_close(fixture);
+    tensor_source_close(fixture);
     return failed;
 }

@@ -9,6 +9,7 @@
 
 #include "engine/bench/eval.h"
 #include "engine/model/calibrate.h"
+#include "engine/model/safetensors.h"
 #include "kernels/rng.h"
 
 #include <math.h>
@@ -324,13 +325,13 @@ static void test_calibration_sees_the_inputs(void **state)
     if (calibration_from_text(&c, dir, "ref", 1, story, sizeof story - 1, &e)) fail_msg("%s", e.msg);
     struct tokenizer *tk = tokenizer_open(path, &e);
     struct tokens t = {0};
-    struct safetensors *f = safetensors_open_dir(dir, &e);
+    struct tensor_source *f = safetensors_open_dir(dir, &e);
     assert_non_null(tk);
     assert_non_null(f);
     tokenizer_encode(tk, story, sizeof story - 1, TOKENIZE_SPECIAL, &t, &e);
     assert_int_equal(c.tokens, t.n);
-    const float *table = safetensors_find(f, "lm_head.weight")->data;
-    const float *norm = safetensors_find(f, "model.layers.0.input_layernorm.weight")->data;
+    const float *table = tensor_source_find(f, "lm_head.weight")->data;
+    const float *norm = tensor_source_find(f, "model.layers.0.input_layernorm.weight")->data;
     enum { C = 128 };
     struct moments m;
     struct feedback want;
@@ -357,7 +358,7 @@ static void test_calibration_sees_the_inputs(void **state)
     calibration_close(&c);
     tokens_free(&t);
     tokenizer_close(tk);
-    safetensors_close(f);
+    tensor_source_close(f);
 }
 
 struct rows {

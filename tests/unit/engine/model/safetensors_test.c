@@ -31,7 +31,7 @@ static void refuse(const char *header, size_t n, const char *says)
     size_t size;
     struct err e = {0};
     char *p = make(header, n, &size);
-    struct safetensors *s = safetensors_parse(p, size, &e);
+    struct tensor_source *s = safetensors_parse(p, size, &e);
     if (s || !strstr(e.msg, says))
         fail_msg("%s: expected an error with \"%s\", got \"%s\"", header, says, s ? "(accepted)" : e.msg);
     free(p);
@@ -46,18 +46,18 @@ static void test_reads_tensors(void **state)
              "\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]},"
              "\"none\":{\"dtype\":\"F16\",\"shape\":[0,7],\"data_offsets\":[16,16]}}",
              16, &size);
-    struct safetensors *s = safetensors_parse(p, size, &e);
+    struct tensor_source *s = safetensors_parse(p, size, &e);
     assert_non_null(s);
-    assert_int_equal(safetensors_count(s), 3);
-    const struct st_tensor *b = safetensors_find(s, "b");
-    assert_int_equal(b->type, ST_BF16);
+    assert_int_equal(tensor_source_count(s), 3);
+    const struct tensor *b = tensor_source_find(s, "b");
+    assert_int_equal(b->type, TENSOR_BF16);
     assert_int_equal(b->n_dims, 2);
     assert_int_equal(b->dims[1], 3);
     assert_int_equal(b->bytes, 12);
     assert_int_equal(*(const char *)b->data, 4);
-    assert_int_equal(safetensors_find(s, "a")->n_dims, 0);
-    assert_null(safetensors_find(s, "c"));
-    safetensors_close(s);
+    assert_int_equal(tensor_source_find(s, "a")->n_dims, 0);
+    assert_null(tensor_source_find(s, "c"));
+    tensor_source_close(s);
     free(p);
 }
 
@@ -118,18 +118,18 @@ static void test_write_then_read(void **state)
     struct err e;
     float f[] = {1, 2, 3};
     int8_t i[] = {-1, 7};
-    struct st_tensor t[] = {{.name = "x.y", .type = ST_F32, .n_dims = 2, .dims = {1, 3}, .data = f, .bytes = 12},
-                            {.name = "q\"uote", .type = ST_I8, .n_dims = 1, .dims = {2}, .data = i, .bytes = 2}};
+    struct tensor t[] = {{.name = "x.y", .type = TENSOR_F32, .n_dims = 2, .dims = {1, 3}, .data = f, .bytes = 12},
+                         {.name = "q\"uote", .type = TENSOR_I8, .n_dims = 1, .dims = {2}, .data = i, .bytes = 2}};
     const char *meta[] = {"type", "int8", NULL};
     assert_non_null(mkdtemp(dir));
     snprintf(path, sizeof path, "%s/m.safetensors", dir);
     assert_int_equal(safetensors_write(path, t, 2, meta, &e), 0);
-    struct safetensors *s = safetensors_open(path, &e);
+    struct tensor_source *s = safetensors_open(path, &e);
     assert_non_null(s);
-    assert_memory_equal(safetensors_find(s, "x.y")->data, f, 12);
-    assert_int_equal((uintptr_t)safetensors_find(s, "x.y")->data % 64, 0);
-    assert_memory_equal(safetensors_find(s, "q\"uote")->data, i, 2);
-    safetensors_close(s);
+    assert_memory_equal(tensor_source_find(s, "x.y")->data, f, 12);
+    assert_int_equal((uintptr_t)tensor_source_find(s, "x.y")->data % 64, 0);
+    assert_memory_equal(tensor_source_find(s, "q\"uote")->data, i, 2);
+    tensor_source_close(s);
     remove(path);
     rmdir(dir);
 }
@@ -140,7 +140,7 @@ static void test_writer(void **state)
     char dir[] = "/tmp/tandem-test-XXXXXX", path[64], tmp[72];
     struct err e = {0};
     char data[100];
-    struct st_tensor a = {.name = "a", .type = ST_U8, .n_dims = 1, .dims = {100}, .data = data, .bytes = 100}, b = a;
+    struct tensor a = {.name = "a", .type = TENSOR_U8, .n_dims = 1, .dims = {100}, .data = data, .bytes = 100}, b = a;
     memset(data, 5, sizeof data);
     b.name = "b";
     assert_non_null(mkdtemp(dir));
@@ -161,16 +161,16 @@ static void test_writer(void **state)
     assert_int_equal(st_writer_finish(w, &e), 0);
     assert_int_not_equal(access(tmp, F_OK), 0);
 
-    struct safetensors *s = safetensors_open(path, &e);
+    struct tensor_source *s = safetensors_open(path, &e);
     assert_non_null(s);
-    assert_int_equal(safetensors_count(s), 3);
-    assert_int_equal(safetensors_find(s, "padding.0")->bytes, 28);
-    assert_int_equal((uintptr_t)safetensors_find(s, "a")->data % ST_ALIGN, 0);
-    assert_int_equal((uintptr_t)safetensors_find(s, "b")->data % 64, 0);
-    assert_string_equal(safetensors_metadata(s, "format"), "tandem");
-    assert_null(safetensors_metadata(s, "version"));
-    assert_int_equal(safetensors_verify(s, &e), 0);
-    safetensors_close(s);
+    assert_int_equal(tensor_source_count(s), 3);
+    assert_int_equal(tensor_source_find(s, "padding.0")->bytes, 28);
+    assert_int_equal((uintptr_t)tensor_source_find(s, "a")->data % ST_ALIGN, 0);
+    assert_int_equal((uintptr_t)tensor_source_find(s, "b")->data % 64, 0);
+    assert_string_equal(tensor_source_metadata(s, "format"), "tandem");
+    assert_null(tensor_source_metadata(s, "version"));
+    assert_int_equal(tensor_source_verify(s, &e), 0);
+    tensor_source_close(s);
 
     char *bytes = NULL;
     size_t n;
@@ -178,8 +178,8 @@ static void test_writer(void **state)
     for (size_t i = 0; i < n; i += i < 700 ? 1 : 37) { /* the header's beginning, its padding, the data */
         bytes[i] ^= 4;
         s = safetensors_parse(bytes, n, &e);
-        if (s && !safetensors_verify(s, &e)) fail_msg("byte %zu changed and nobody noticed", i);
-        safetensors_close(s);
+        if (s && !tensor_source_verify(s, &e)) fail_msg("byte %zu changed and nobody noticed", i);
+        tensor_source_close(s);
         bytes[i] ^= 4;
     }
     free(bytes);
@@ -200,7 +200,7 @@ static void test_writer_failures(void **state)
     char name[8192];
     memset(name, 'n', sizeof name - 1);
     name[sizeof name - 1] = 0;
-    struct st_tensor t = {.name = name, .type = ST_U8, .n_dims = 1, .dims = {1}, .data = "x", .bytes = 1};
+    struct tensor t = {.name = name, .type = TENSOR_U8, .n_dims = 1, .dims = {1}, .data = "x", .bytes = 1};
     struct st_writer *w = st_writer_open(path, 1, 1, 0, &e);
     assert_int_equal(st_writer_add(w, &t, 64, &e), 0);
     assert_int_equal(st_writer_finish(w, &e), ERR_INVALID);

@@ -25,15 +25,15 @@ static const char *fixtures;
 /* ---- what is expected ---- */
 
 struct expected {
-    struct safetensors *file;
+    struct tensor_source *file;
     const int32_t *ids, *lengths;
     const float *pooled[3]; /* by enum pooling: (n, hidden) */
     int n, hidden;
 };
 
-static const struct st_tensor *tensor(const struct safetensors *f, const char *name)
+static const struct tensor *tensor(const struct tensor_source *f, const char *name)
 {
-    const struct st_tensor *t = safetensors_find(f, name);
+    const struct tensor *t = tensor_source_find(f, name);
     if (!t) fail_msg("no %s", name);
     return t;
 }
@@ -199,7 +199,7 @@ static void check_golden(const char *dir, const char *device, const char *adapte
     assert_true(worst <= TOLERANCE);
     free(a);
     engine_close(g);
-    safetensors_close(x.file);
+    tensor_source_close(x.file);
 }
 
 static void check_devices(const char *dir, const char *adapter_dir)
@@ -279,7 +279,7 @@ static void test_alone_in_chunks_and_beside_generations(void **state)
         for (int i = 0; i < 3; i++) assert_same(&text, &texts[i]);
         engine_close(g);
     }
-    safetensors_close(x.file);
+    tensor_source_close(x.file);
 }
 
 static void test_only_last_starts_from_the_prefix_cache(void **state)
@@ -304,7 +304,7 @@ static void test_only_last_starts_from_the_prefix_cache(void **state)
     run_out(g);
     assert_int_equal(text.n_cached, 80);
     engine_close(g);
-    safetensors_close(x.file);
+    tensor_source_close(x.file);
 }
 
 static void test_after_a_preemption(void **state)
@@ -331,7 +331,7 @@ static void test_after_a_preemption(void **state)
         assert_same(&alone[i], &late);
         engine_close(g);
     }
-    safetensors_close(x.file);
+    tensor_source_close(x.file);
 }
 
 /* ---- ends and errors ---- */
@@ -352,7 +352,7 @@ static void test_cancelled_half_way(void **state)
     engine_stats_read(g, &s);
     assert_int_equal(s.pages_used, 0);
     engine_close(g);
-    safetensors_close(x.file);
+    tensor_source_close(x.file);
 }
 
 static void test_limits(void **state)

@@ -1,0 +1,90 @@
+/* Named tensors from wherever they are stored: what weights, adapters, training and the quantiser read.
+ *
+ * A source is a list in order of names, which are unique.  An implementation is a table of functions: safetensors.h
+ * opens files as one, and needs to be known by nobody else.  Immutable after opening; any thread. */
+#ifndef TANDEM_ENGINE_MODEL_TENSOR_SOURCE_H
+#define TANDEM_ENGINE_MODEL_TENSOR_SOURCE_H
+
+#include "engine/base/err.h"
+#include "kernels/num.h"
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { TENSOR_MAX_DIMS = 8 };
+
+enum tensor_type {
+    TENSOR_F32,
+    TENSOR_F16,
+    TENSOR_BF16,
+    TENSOR_I8,
+    TENSOR_U8,
+    TENSOR_I16,
+    TENSOR_U16,
+    TENSOR_I32,
+    TENSOR_U32,
+    TENSOR_I64,
+    TENSOR_U64,
+    TENSOR_F64,
+    TENSOR_BOOL,
+    TENSOR_OTHER /* listed, never computed with */
+};
+
+struct tensor {
+    char *name;
+    enum tensor_type type;
+    int n_dims;
+    int64_t dims[TENSOR_MAX_DIMS];
+    const void *data; /* bytes long, not necessarily aligned; as long as the source is open */
+    size_t bytes;     /* what type and dims make it, but for TENSOR_OTHER */
+};
+
+const char *tensor_type_name(enum tensor_type); /* "BF16"; "?" for TENSOR_OTHER */
+size_t tensor_type_bytes(enum tensor_type);     /* 0 for TENSOR_OTHER */
+enum dtype tensor_float_type(enum tensor_type); /* DT_NONE when it is no float type tandem computes with */
+
+/* of a float type */
+static inline float tensor_element(const struct tensor *t, size_t i)
+{
+    uint16_t h;
+    float f;
+    if (t->type == TENSOR_F32) return memcpy(&f, (const char *)t->data + 4 * i, 4), f;
+    memcpy(&h, (const char *)t->data + 2 * i, 2);
+    return t->type == TENSOR_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
+}
+
+struct tensor_source;
+
+/* populate and release may be NULL: there is nothing to do.  The others are described below. */
+struct tensor_source_ops {
+    size_t (*count)(const struct tensor_source *);
+    const struct tensor *(*at)(const struct tensor_source *, size_t i);
+    const struct tensor *(*find)(const struct tensor_source *, const char *name);
+    const char *(*metadata)(const struct tensor_source *, const char *key);
+    int (*verify)(const struct tensor_source *, struct err *);
+    int (*populate)(const struct tensor_source *, const struct tensor *, struct err *);
+    void (*release)(const struct tensor_source *, const struct tensor *);
+    void (*close)(struct tensor_source *);
+};
+
+/* the first member of an implementation's own struct */
+struct tensor_source {
+    const struct tensor_source_ops *ops;
+};
+
+size_t tensor_source_count(const struct tensor_source *);
+const struct tensor *tensor_source_at(const struct tensor_source *, size_t i);
+const struct tensor *tensor_source_find(const struct tensor_source *, const char *name); /* NULL: none */
+/* A text that is stored with the tensors.  NULL: none. */
+const char *tensor_source_metadata(const struct tensor_source *, const char *key);
+/* Reads every byte and compares it with the checksums that are stored.  ERR_UNSUPPORTED where none are. */
+int tensor_source_verify(const struct tensor_source *, struct err *e);
+/* The tensor's bytes are in this process when it returns.  ERR_IO where they cannot be read; without this, that ends
+ * the process at the first use. */
+int tensor_source_populate(const struct tensor_source *, const struct tensor *, struct err *e);
+/* The tensor's bytes are not needed for now: memory that they take may be given back until they are read again. */
+void tensor_source_release(const struct tensor_source *, const struct tensor *);
+void tensor_source_close(struct tensor_source *); /* NULL is allowed */
+
+#endif

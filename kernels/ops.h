@@ -399,7 +399,7 @@ struct dev {
     int threads;
     bool bf16_x;    /* as opened */
     char level[16]; /* what it chose: "avx512", "avx2", "portable"; "ref" */
-    void *watch;    /* of engine/serve/train_watch.h, or NULL */
+    void *watch;    /* of engine/serve/device_owner.h, or NULL */
 };
 
 /* NULL and a sentence in why[] when the name is unknown or the machine lacks what it needs.  Where "auto"

@@ -10,7 +10,7 @@
  * "shared": one for all; "again": that one once more, so that its states are known, then with forced tokens; "hard":
  * one request's grammar is too hard and works until it ends with an error, the others are free. */
 #include "engine/base/clock.h"
-#include "engine/serve/turn.h"
+#include "engine/serve/manual_step.h"
 #include "kernels/rng.h"
 #include "tests/grammar/json_grammar.h"
 
@@ -85,7 +85,7 @@ static void take_events(struct run *r)
 static void turn(struct run *r, int *n)
 {
     uint64_t start = clock_now();
-    *n = engine_turn(r->g, *n == 0);
+    *n = engine_step_once(r->g, *n == 0);
     if (clock_now() - start > r->longest) r->longest = clock_now() - start;
     take_events(r);
 }

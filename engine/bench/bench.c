@@ -8,7 +8,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
-#include "engine/serve/turn.h"
+#include "engine/serve/manual_step.h"
 #include "kernels/rng.h"
 #include "kernels/trace.h"
 
@@ -194,7 +194,7 @@ static int turn(struct bench *b, bool timed, int *tokens, int done, int total, s
 {
     if (b->c.progress && !b->c.progress(b->c.arg, b->what, done, total)) return err_set(e, ERR_FULL, "interrupted");
     uint64_t start = clock_now();
-    *tokens = engine_turn(b->g, false);
+    *tokens = engine_step_once(b->g, false);
     if (timed) b->times[b->n_times++] = (double)(clock_now() - start) * 1e-9;
     int rc = take_events(b, e);
     if (!rc && *tokens <= 0) rc = err_set(e, ERR_IO, "the schedule found nothing to do");

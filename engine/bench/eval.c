@@ -1,7 +1,7 @@
 #include "engine/bench/eval.h"
 
 #include "engine/base/mem.h"
-#include "engine/model/batch.h"
+#include "engine/model/step_batch.h"
 #include "engine/serve/setup.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@ enum { CHUNK = 64, CONTEXT_MAX = 8192 }; /* rows a step; tokens kept in the cach
 
 struct eval {
     struct setup s;
-    struct batch batch;
+    struct step_batch batch;
     int32_t *pages; /* 0, 1, 2...: the one text owns the pool */
     float *host;    /* (CHUNK, V) */
     int context;
@@ -33,7 +33,7 @@ struct eval *eval_open(const struct engine_config *config, struct err *e)
     }
     v->context = v->s.info.max_total_tokens;
     int pages = (v->context + KV_PAGE - 1) / KV_PAGE;
-    if (batch_open(&v->batch, v->s.model.d, CHUNK, 1, CHUNK, pages)) {
+    if (step_batch_open(&v->batch, v->s.model.d, CHUNK, 1, CHUNK, pages)) {
         err_set(e, ERR_NOMEM, "no memory for the batch");
         setup_close(&v->s);
         free(v);
@@ -49,7 +49,7 @@ void eval_close(struct eval *v)
 {
     if (!v) return;
     lora_weights_free(&v->lora, v->s.model.d);
-    batch_close(&v->batch, v->s.model.d);
+    step_batch_close(&v->batch, v->s.model.d);
     setup_close(&v->s);
     free(v->pages);
     free(v->host);
@@ -111,7 +111,7 @@ int eval_logits(struct eval *v, const int32_t *ids, int n, void (*row)(void *, i
     for (int start = 0; start < n; start += CHUNK) {
         int len = n - start < CHUNK ? n - start : CHUNK;
         struct plan_item item = {&seq, start, len, len};
-        batch_build(&v->batch, d, &(struct plan){.v = &item, .n = 1, .n_tokens = len, .n_rows = len});
+        step_batch_build(&v->batch, d, &(struct plan){.v = &item, .n = 1, .n_tokens = len, .n_rows = len});
         model_forward(&v->s.model, &v->batch);
         if (d->ops->finish(d)) return failed(d, e);
         d->ops->download(d, v->host, v->s.model.logits.p, (size_t)len * vocab * sizeof(float));

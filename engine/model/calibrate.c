@@ -213,7 +213,7 @@ enum { TEXTS = 64, TEXT_LEN = 128, WINDOW = 512, STEP = 64, TEXT_BYTES = 32 * CA
 
 struct run {
     struct model m;
-    struct batch batch;
+    struct step_batch batch;
     struct tap tap;
     struct seq seq[TEXTS];
     int32_t *tokens, *pages; /* (TEXTS, len), (TEXTS, len / KV_PAGE rounded up) */
@@ -228,7 +228,7 @@ static void run_close(struct run *r)
     free(r->tap.host);
     if (r->m.d) {
         if (r->tap.inner) r->m.d->ops = r->tap.inner;
-        batch_close(&r->batch, r->m.d);
+        step_batch_close(&r->batch, r->m.d);
     }
     model_close(&r->m);
     free(r->tokens);
@@ -248,7 +248,8 @@ static int run_open(struct run *r, const char *dir, const char *device, int thre
     struct model_reserve reserve = {n * each, r->len, STEP, STEP, DT_F32};
     rc = model_reserve(&r->m, &reserve, e);
     if (rc) return rc;
-    if (batch_open(&r->batch, r->m.d, STEP, n, STEP, each)) return err_set(e, ERR_NOMEM, "no memory for the batch");
+    if (step_batch_open(&r->batch, r->m.d, STEP, n, STEP, each))
+        return err_set(e, ERR_NOMEM, "no memory for the batch");
     r->tokens = mem_array((size_t)n * (size_t)r->len, sizeof *r->tokens);
     r->pages = mem_array((size_t)n * (size_t)each, sizeof *r->pages);
     r->logits = mem_array((size_t)STEP * (size_t)r->m.c.vocab, sizeof *r->logits);
@@ -269,7 +270,7 @@ static int run_open(struct run *r, const char *dir, const char *device, int thre
 static int run_step(struct run *r, const struct plan *p, struct err *e)
 {
     struct dev *d = r->m.d;
-    batch_build(&r->batch, d, p);
+    step_batch_build(&r->batch, d, p);
     model_forward(&r->m, &r->batch);
     if (d->ops->finish(d)) return err_set(e, ERR_IO, "%s: %s", d->error.op, d->error.msg);
     d->ops->download(d, r->logits, r->m.logits.p, (size_t)p->n_rows * (size_t)r->m.c.vocab * sizeof(float));

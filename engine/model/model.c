@@ -15,13 +15,14 @@ static struct mat first(struct mat m, int rows)
 }
 
 /* y += what the adapters of the batch's rows make of x */
-static void adapt(struct model *m, const struct batch *b, int layer, enum product product, struct mat y, struct mat x)
+static void adapt(struct model *m, const struct step_batch *b, int layer, enum product product, struct mat y,
+                  struct mat x)
 {
-    int n = b->n_groups ? batch_lora(b, layer, product, 0, b->n_tokens) : 0;
+    int n = b->n_groups ? step_batch_lora(b, layer, product, 0, b->n_tokens) : 0;
     if (n) op_lora(m->d, (struct lora_args){y, x, b->lora, n});
 }
 
-static void attention(struct model *m, const struct batch *b, int layer, struct mat h, struct mat y)
+static void attention(struct model *m, const struct step_batch *b, int layer, struct mat h, struct mat y)
 {
     const struct model_config *c = &m->c;
     const struct layer_weights *w = &m->w.layer[layer];
@@ -53,13 +54,13 @@ static struct mat part(struct mat m, int row, int rows)
 
 /* ff = act(gate) * up, in runs of rows: those whose gate and up an adapter changes are taken before the activation, a
  * block at a time; the others by the fused op, as without any adapter: their bits may not depend on the batch. */
-static void gate_up(struct model *m, const struct batch *b, int layer, struct mat h, struct mat ff)
+static void gate_up(struct model *m, const struct step_batch *b, int layer, struct mat h, struct mat ff)
 {
     const struct layer_weights *w = &m->w.layer[layer];
     enum act_kind act = m->c.act;
     bool changed = false;
     for (int row = 0, end; row < b->n_tokens; row = end) {
-        end = batch_run(b, layer, PRODUCT_UP, row, &changed);
+        end = step_batch_run(b, layer, PRODUCT_UP, row, &changed);
         if (changed && end > row + m->raw.rows) end = row + m->raw.rows;
         int n = end - row;
         struct mat x = part(h, row, n), y = part(ff, row, n), raw = first(m->raw, n);
@@ -68,12 +69,12 @@ static void gate_up(struct model *m, const struct batch *b, int layer, struct ma
             continue;
         }
         op_linear(m->d, (struct linear_args){raw, x, w->up, w->up_b});
-        op_lora(m->d, (struct lora_args){raw, x, b->lora, batch_lora(b, layer, PRODUCT_UP, row, n)});
+        op_lora(m->d, (struct lora_args){raw, x, b->lora, step_batch_lora(b, layer, PRODUCT_UP, row, n)});
         op_act_mul(m->d, (struct act_mul_args){y, raw, act});
     }
 }
 
-static void feed_forward(struct model *m, const struct batch *b, int layer, struct mat h, struct mat y)
+static void feed_forward(struct model *m, const struct step_batch *b, int layer, struct mat h, struct mat y)
 {
     const struct model_config *c = &m->c;
     const struct layer_weights *w = &m->w.layer[layer];
@@ -90,7 +91,7 @@ static void feed_forward(struct model *m, const struct batch *b, int layer, stru
     adapt(m, b, layer, PRODUCT_DOWN, y, ff);
 }
 
-static void forward(struct model *m, const struct batch *b)
+static void forward(struct model *m, const struct step_batch *b)
 {
     const struct model_config *c = &m->c;
     const struct weights *w = &m->w;
@@ -120,7 +121,7 @@ static void forward(struct model *m, const struct batch *b)
 
 struct step {
     struct model *m;
-    const struct batch *b;
+    const struct step_batch *b;
 };
 
 static void forward_step(void *arg)
@@ -130,9 +131,9 @@ static void forward_step(void *arg)
 }
 
 /* A step in which every sequence decodes, without adapters, is the same ops with the same args for the same numbers. */
-void model_forward(struct model *m, const struct batch *b)
+void model_forward(struct model *m, const struct step_batch *b)
 {
-    bool decodes = batch_decodes(b) && m->d->ops->replay;
+    bool decodes = step_batch_decodes(b) && m->d->ops->replay;
     uint64_t key = (uint64_t)b->n_tokens << 43 | (uint64_t)b->n_rows << 25 | (uint64_t)b->pages_ld;
     if (decodes && b->n_tokens < 1 << 18 && b->n_rows < 1 << 18 && b->pages_ld < 1 << 25)
         m->d->ops->replay(m->d, key, forward_step, &(struct step){m, b});

@@ -5,8 +5,8 @@
 #define TANDEM_ENGINE_MODEL_MODEL_H
 
 #include "engine/base/err.h"
-#include "engine/model/batch.h"
 #include "engine/model/config.h"
+#include "engine/model/step_batch.h"
 #include "engine/model/weights.h"
 #include "kernels/ops.h"
 
@@ -53,7 +53,7 @@ void model_close(struct model *);
 
 /* Computes every token of the batch, each row through its adapter if it has one, writes its keys and values, and leaves
  * the logits of the batch's rows in m->logits.  Enqueues only: errors are the device's. */
-void model_forward(struct model *, const struct batch *);
+void model_forward(struct model *, const struct step_batch *);
 /* After a forward pass and the device's finish: what the final norm gave for tokens [row, row + n) of its batch, to
  * out (n, C) on the host.  @return 0, or -1 with the device's error set. */
 int model_hidden(const struct model *, int row, int n, float *out);

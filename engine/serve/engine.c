@@ -9,8 +9,8 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/serve/engine_state.h"
-#include "engine/serve/ready.h"
-#include "engine/serve/turn.h"
+#include "engine/serve/manual_step.h"
+#include "engine/serve/warmup.h"
 #include "kernels/rng.h"
 
 #include <stdlib.h>
@@ -64,7 +64,7 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
         return NULL;
     }
     const struct engine_info *m = &g->s.info;
-    if (ready_device(&g->batch, &g->s, e)) {
+    if (warmup_device(&g->batch, &g->s, e)) {
         setup_close(&g->s);
         free(g);
         return NULL;
@@ -79,7 +79,7 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     mailbox_init(&g->inbox);
     events_init(&g->events);
     pthread_mutex_init(&g->stats_lock, NULL);
-    look_init(&g->look);
+    debug_state_init(&g->look);
     pthread_mutex_init(&g->load_lock, NULL);
     pthread_cond_init(&g->load_done, NULL);
     adapters_init(&g->adapters, m->max_adapters, m->max_lora_rank);
@@ -99,11 +99,11 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     }
     g->by_id = mem_array((size_t)g->id_mask + 1, sizeof *g->by_id);
     g->stats.pages_total = g->now.pages_total = m->pages;
-    g->share = (struct train_share){.budget_ns = 1e9 * (c->train_itl_budget > 0 ? c->train_itl_budget : 0.05),
-                                    .slowdown = c->train_slowdown >= 1 ? c->train_slowdown : 1.2};
-    g->gate = train_gate_new(g->s.model.d, wake_engine, g);
-    if (c->watch_device || DEBUG) g->watch = train_watch_new(g->s.model.d, g->gate);
-    training_init(&g->training, &g->s, g->gate);
+    g->share = (struct train_quantum){.budget_ns = 1e9 * (c->train_itl_budget > 0 ? c->train_itl_budget : 0.05),
+                                      .slowdown = c->train_slowdown >= 1 ? c->train_slowdown : 1.2};
+    g->gate = scheduler_gate_new(g->s.model.d, wake_engine, g);
+    if (c->watch_device || DEBUG) g->watch = device_owner_new(g->s.model.d, g->gate);
+    trainer_init(&g->training, &g->s, g->gate);
     g->masker = masker_new(g->s.tokenizer, m->vocab, m->eos, m->n_eos, mask_ready, g);
     return g;
 }
@@ -178,7 +178,7 @@ void engine_resume(struct engine *g, uint64_t id)
 
 int engine_train_start(struct engine *g, const struct train_job *job, train_event_fn *fn, void *arg, struct err *e)
 {
-    return training_start(&g->training, job, fn, arg, e);
+    return trainer_start(&g->training, job, fn, arg, e);
 }
 
 int engine_train_plan(struct engine *g, const struct train_job *job, struct train_plan *plan, struct err *e)
@@ -189,7 +189,7 @@ int engine_train_plan(struct engine *g, const struct train_job *job, struct trai
 
 void engine_train_command(struct engine *g, enum train_command c)
 {
-    training_command(&g->training, c);
+    trainer_command(&g->training, c);
 }
 
 struct event_batch *engine_events(struct engine *g)
@@ -220,9 +220,9 @@ void engine_stats_read(const struct engine *g, struct engine_stats *out)
     if (out->waiting < atomic_load(&g->queued)) out->waiting = atomic_load(&g->queued);
 }
 
-struct look *engine_look(const struct engine *g)
+struct debug_state *engine_debug_state(const struct engine *g)
 {
-    return (struct look *)&g->look; /* its lock is written by those who read */
+    return (struct debug_state *)&g->look; /* its lock is written by those who read */
 }
 
 void engine_poke(struct engine *g)
@@ -476,25 +476,25 @@ static void run_step(struct engine *g, const struct plan *p)
     bool enqueues = !dev_host_memory(g->s.model.d); /* ops return before they are done: finish waits for them */
     flight_begin(start, p->n, p->n_tokens, p->n_rows, p->n_preempted);
     for (int i = 0; i < p->n; i++) flight_request(i, request_of(&p->v[i])->id, p->v[i].start, p->v[i].n);
-    look_begin(&g->look, p, &g->now, start);
+    debug_state_begin(&g->look, p, &g->now, start);
     mark_scheduled(g, p, start);
-    batch_build(&g->batch, g->s.model.d, p);
-    look_phase(&g->look, "build", &mark);
+    step_batch_build(&g->batch, g->s.model.d, p);
+    debug_state_phase(&g->look, "build", &mark);
     model_forward(&g->s.model, &g->batch);
-    look_phase(&g->look, enqueues ? "enqueue" : "forward", &mark);
+    debug_state_phase(&g->look, enqueues ? "enqueue" : "forward", &mark);
     if (p->n_rows) {
         await_masks(g, p, start);
         fill_rows(g, p);
-        look_phase(&g->look, "masks", &mark);
+        debug_state_phase(&g->look, "masks", &mark);
         struct mat logits = g->s.model.logits;
         logits.rows = p->n_rows;
         op_sample(g->s.model.d, (struct sample_args){logits, g->rows, g->outs});
-        look_phase(&g->look, enqueues ? "enqueue sampling" : "sample", &mark);
+        debug_state_phase(&g->look, enqueues ? "enqueue sampling" : "sample", &mark);
     }
     if (g->s.model.d->ops->finish(g->s.model.d)) {
         engine_fail_step(g, p);
     } else {
-        if (enqueues) look_phase(&g->look, "wait", &mark);
+        if (enqueues) debug_state_phase(&g->look, "wait", &mark);
         step_times_note(&g->times, plan_decodes(p), clock_now() - start);
         for (int i = 0; i < p->n; i++)
             if (p->v[i].seq->blocked) sched_hold(&g->sched, i), g->now.held_rows++;
@@ -516,8 +516,8 @@ static void run_step(struct engine *g, const struct plan *p)
             out += rows;
         }
     }
-    look_phase(&g->look, "deliver", &mark);
-    look_end(&g->look, &g->now);
+    debug_state_phase(&g->look, "deliver", &mark);
+    debug_state_end(&g->look, &g->now);
     flight_end(clock_now());
 }
 
@@ -537,7 +537,7 @@ static void publish(struct engine *g, const struct plan *p)
     }
     if (p) g->now.preemptions += (uint64_t)p->n_preempted;
     flight_counts(g->now.waiting, g->now.running, paused);
-    look_seqs(&g->look, &g->sched.running);
+    debug_state_seqs(&g->look, &g->sched.running);
     pthread_mutex_lock(&g->stats_lock);
     g->stats = g->now;
     pthread_mutex_unlock(&g->stats_lock);
@@ -552,24 +552,24 @@ static bool mail_waits(void *arg)
  * the next message. */
 static void give_to_training(struct engine *g, const struct plan *p)
 {
-    if (!train_gate_wanted(g->gate)) return;
+    if (!scheduler_gate_wanted(g->gate)) return;
     uint64_t used = 0, start = clock_now();
     if (!p->n) {
         atomic_store(&g->busy_since, clock_now() + IDLE_GIFT_NS); /* when it is to be back */
-        used = train_gate_give(g->gate, IDLE_GIFT_NS, mail_waits, g);
+        used = scheduler_gate_give(g->gate, IDLE_GIFT_NS, mail_waits, g);
     } else {
-        uint64_t ns = train_share_allow(&g->share, g->now.last_step_ns);
-        if (ns) used = train_gate_give(g->gate, ns, NULL, NULL);
-        train_share_used(&g->share, used);
+        uint64_t ns = train_quantum_allow(&g->share, g->now.last_step_ns);
+        if (ns) used = scheduler_gate_give(g->gate, ns, NULL, NULL);
+        train_quantum_used(&g->share, used);
     }
     g->now.train_ns += used;
-    look_training(&g->look, start, used);
+    debug_state_training(&g->look, start, used);
 }
 
-int engine_turn(struct engine *g, bool wait)
+int engine_step_once(struct engine *g, bool wait)
 {
-    if (!take_inbox(g, wait && !train_gate_wanted(g->gate))) return -1;
-    look_serve(&g->look, g->s.model.d);
+    if (!take_inbox(g, wait && !scheduler_gate_wanted(g->gate))) return -1;
+    debug_state_serve(&g->look, g->s.model.d);
     if (engine_lost(g)) engine_end_all(g);
     const struct plan *p = sched_step(&g->sched);
     if (p->n_preempted) engine_end_preempted(g);
@@ -582,7 +582,7 @@ int engine_turn(struct engine *g, bool wait)
         publish(g, NULL);
         events_post(&g->events);
     }
-    if (n) look_keep(&g->look, &g->sched, g->now.pages_used);
+    if (n) debug_state_keep(&g->look, &g->sched, g->now.pages_used);
     atomic_store(&g->busy_since, 0);
     return tokens;
 }
@@ -599,7 +599,7 @@ static void *engine_main(void *arg)
     int n = 0;
     crash_thread_begin();
     if (setup_pin(&g->s, &e)) log_write(LOG_WARN, "%s", e.msg);
-    while ((n = engine_turn(g, n == 0)) >= 0) {
+    while ((n = engine_step_once(g, n == 0)) >= 0) {
     }
     crash_thread_end();
     return NULL;
@@ -623,8 +623,8 @@ void engine_close(struct engine *g)
         send_msg(g, MSG_STOP, 0, NULL);
         pthread_join(g->thread, NULL);
     }
-    look_stop(&g->look); /* before the trainer runs free */
-    training_close(&g->training);
+    debug_state_stop(&g->look); /* before the trainer runs free */
+    trainer_close(&g->training);
     masker_stop(g->masker);
     pthread_mutex_lock(&g->load_lock);
     g->closing = true;
@@ -651,12 +651,12 @@ void engine_close(struct engine *g)
             drop_request(g, r);
         }
     masker_free(g->masker);
-    look_close(&g->look);
-    train_watch_free(g->watch);
-    train_gate_free(g->gate);
+    debug_state_close(&g->look);
+    device_owner_free(g->watch);
+    scheduler_gate_free(g->gate);
     sched_free(&g->sched);
     kv_pool_free(g->pool);
-    batch_close(&g->batch, g->s.model.d);
+    step_batch_close(&g->batch, g->s.model.d);
     adapters_close(&g->adapters, g->s.model.d);
     setup_close(&g->s);
     events_free(&g->events);

@@ -54,7 +54,7 @@ struct engine_config {
     bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
     double train_itl_budget; /* seconds a step of serving and the training behind it may take; 0: 0.05 */
     double train_slowdown;   /* and how many times the step; >= 1; 0: 1.2 */
-    bool watch_device;       /* CHECK which thread uses the device (train_watch.h); with TANDEM_DEBUG always */
+    bool watch_device;       /* CHECK which thread uses the device (device_owner.h); with TANDEM_DEBUG always */
     bool no_calibration;     /* a small model is quantised without being calibrated on its own text (calibrate.h) */
 };
 

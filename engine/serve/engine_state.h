@@ -4,19 +4,19 @@
 #define TANDEM_ENGINE_SERVE_ENGINE_STATE_H
 
 #include "engine/base/mailbox.h"
-#include "engine/model/batch.h"
+#include "engine/model/step_batch.h"
 #include "engine/serve/adapters.h"
+#include "engine/serve/debug_state.h"
+#include "engine/serve/device_owner.h"
 #include "engine/serve/engine.h"
 #include "engine/serve/events.h"
-#include "engine/serve/look.h"
 #include "engine/serve/masker.h"
 #include "engine/serve/request.h"
 #include "engine/serve/sched.h"
 #include "engine/serve/setup.h"
 #include "engine/serve/step_times.h"
-#include "engine/serve/train_share.h"
-#include "engine/serve/train_watch.h"
-#include "engine/serve/training.h"
+#include "engine/serve/train_quantum.h"
+#include "engine/serve/trainer_thread.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -61,7 +61,7 @@ struct engine {
     _Atomic uint64_t busy_since; /* engine_busy_since */
     pthread_mutex_t stats_lock;
     struct engine_stats stats;
-    struct look look;
+    struct debug_state look;
     struct adapters adapters;
     pthread_mutex_t load_lock;
     pthread_cond_t load_done;
@@ -70,21 +70,21 @@ struct engine {
     uint64_t last_id; /* the submitting thread's */
     pthread_t thread;
     bool started;
-    struct train_gate *gate;
-    struct train_watch *watch; /* or NULL */
-    struct training training;
+    struct scheduler_gate *gate;
+    struct device_owner *watch; /* or NULL */
+    struct trainer_thread training;
     struct masker *masker;
 
     /* the engine thread's */
     struct kv_pool *pool;
     struct sched sched;
-    struct batch batch;
+    struct step_batch batch;
     struct sample_row *rows; /* (max_rows) */
     struct sample_out *outs; /* (max_rows) */
     float *hidden;           /* (HIDDEN_ROWS, C) on their way to a pooling */
     struct request **by_id;  /* hash table with chains */
     uint32_t id_mask;
-    struct train_share share;
+    struct train_quantum share;
     struct step_times times;
     uint64_t mask_until;     /* clock: how long masks may be made on this thread */
     struct engine_stats now; /* what stats becomes at the end of the step */

@@ -33,7 +33,7 @@ bool engine_check_device(struct engine *g)
               g->sched.n_running);
     g->now.device_lost = true;
     atomic_store(&g->lost, true);
-    train_gate_open(g->gate); /* the engine computes no more; the trainer's next op fails, and its job ends */
+    scheduler_gate_open(g->gate); /* the engine computes no more; the trainer's next op fails, and its job ends */
     engine_end_all(g);
     if (g->events.notify) g->events.notify(g->events.arg); /* there may be no request whose end would */
     return true;

@@ -20,17 +20,17 @@ struct steps {
 static void one_step(const struct steps *s, int tokens, int seqs, int rows)
 {
     int32_t *any = s->m->x.p;
-    struct batch b = {.n_tokens = tokens,
-                      .n_seqs = seqs,
-                      .n_rows = rows,
-                      .pages_ld = s->max_pages,
-                      .id = any,
-                      .pos = any,
-                      .slot = any,
-                      .q_start = any,
-                      .kv_len = any,
-                      .pages = any,
-                      .row = any};
+    struct step_batch b = {.n_tokens = tokens,
+                           .n_seqs = seqs,
+                           .n_rows = rows,
+                           .pages_ld = s->max_pages,
+                           .id = any,
+                           .pos = any,
+                           .slot = any,
+                           .q_start = any,
+                           .kv_len = any,
+                           .pages = any,
+                           .row = any};
     model_forward(s->m, &b);
 }
 
@@ -171,8 +171,8 @@ int reserve_device(struct model *m, const struct reserve *r, int *pages, struct 
         dev_clear_error(d);
         return rc;
     }
-    size_t room = room_of(d), batch = batch_bytes(r->max_tokens, r->max_seqs, r->max_rows, s.max_pages);
-    int spare = batch_pad_pages(r->max_seqs);
+    size_t room = room_of(d), batch = step_batch_bytes(r->max_tokens, r->max_seqs, r->max_rows, s.max_pages);
+    int spare = step_batch_pad_pages(r->max_seqs);
     batch += (size_t)spare * r->page_bytes;
     room = room > batch ? room - batch : 0;
     size_t want = wanted_pages(r, len, room / r->page_bytes);

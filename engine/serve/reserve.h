@@ -15,8 +15,8 @@ struct reserve {
     size_t page_bytes; /* model_page_bytes */
 };
 
-/* Takes all of it.  *pages: how many KV pages there are now; batch_pad_pages(max_seqs) more follow them, which are part
- * of the workspace.  ERR_NOMEM says what would fit. */
+/* Takes all of it.  *pages: how many KV pages there are now; step_batch_pad_pages(max_seqs) more follow them, which are
+ * part of the workspace.  ERR_NOMEM says what would fit. */
 int reserve_device(struct model *, const struct reserve *, int *pages, struct err *);
 
 #endif

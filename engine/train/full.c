@@ -5,7 +5,7 @@
 #include "engine/base/mem.h"
 #include "engine/model/files.h"
 #include "engine/model/safetensors.h"
-#include "engine/train/cut.h"
+#include "engine/train/op_chunks.h"
 #include "kernels/rng.h"
 
 #include <math.h>
@@ -180,13 +180,13 @@ static int first_values(struct train_full *f, const struct train_params *p, stru
         size_t n = (size_t)m->rows * (size_t)m->cols;
         float *host = mem_try_alloc(n * sizeof *host);
         if (!host) return err_set(e, ERR_NOMEM, "no memory for tensor %s", m->name);
-        train_gate_leave(o->gate); /* while the file is read */
+        scheduler_gate_leave(o->gate); /* while the file is read */
         if (p->random_init)
             init_random(m, &f->base->c, rng_at(p->seed, (uint64_t)i), host);
         else
             rc = init_file(m, f->base->w.file, host, e);
-        train_gate_pass(o->gate);
-        if (!rc) cut_upload((struct cut){o->d, o->gate}, o->p + m->at, host, n);
+        scheduler_gate_pass(o->gate);
+        if (!rc) chunked_upload((struct op_chunks){o->d, o->gate}, o->p + m->at, host, n);
         free(host);
     }
     return rc;
@@ -235,7 +235,7 @@ int train_full_bind(struct train_full *f, const struct train_params *p, struct o
         weights_stack(f->base->w.file, c, i, &s);
         *grad = o->g + f->stack_at[i];
         if (table) f->g.embed = o->g + f->stack_at[i];
-        train_gate_pass(o->gate);
+        scheduler_gate_pass(o->gate);
         if (w && !(*w = pack(o->d, &s, t))) rc = err_set(e, ERR_NOMEM, "no memory for packed weights");
     }
     for (int i = 0; i < f->n_vectors; i++)
@@ -268,8 +268,8 @@ void train_full_use(struct train_full *f, struct optim *o, float *values)
         int n = parts_of(&s, values + f->stack_at[i], DT_F32, src);
         int pieces = (int)((double)s.rows * s.cols / PIECE) + 1;
         for (int k = 0; k < pieces; k++) {
-            train_gate_pass(o->gate);
-            train_gate_cost(o->gate, WORK_STATE, 2.0 * s.rows * s.cols / pieces);
+            scheduler_gate_pass(o->gate);
+            scheduler_gate_cost(o->gate, WORK_STATE, 2.0 * s.rows * s.cols / pieces);
             o->d->ops->weight_update(o->d, *w, src, n, k, pieces);
         }
     }

@@ -2,7 +2,7 @@
 
 #include "engine/base/mem.h"
 #include "engine/model/model.h"
-#include "engine/train/cut.h"
+#include "engine/train/op_chunks.h"
 #include "kernels/rng.h"
 
 #include <math.h>
@@ -11,9 +11,9 @@
 
 /* ---- ops --------------------------------------------------------------------------------------------------------- */
 
-static struct cut cut_of(const struct train_model *m)
+static struct op_chunks chunks_of(const struct train_model *m)
 {
-    return (struct cut){m->d, m->gate};
+    return (struct op_chunks){m->d, m->gate};
 }
 
 static struct mat first(struct mat m, int rows)
@@ -31,55 +31,55 @@ static bool slices(const struct train_model *m, const struct weight *w, int laye
 /* y = x w^T + b; layer -1: none of them */
 static void linear(struct train_model *m, int layer, struct mat y, struct mat x, const struct weight *w, const float *b)
 {
-    cut_linear(cut_of(m), (struct linear_args){y, x, w, b}, slices(m, w, layer));
+    chunked_linear(chunks_of(m), (struct linear_args){y, x, w, b}, slices(m, w, layer));
 }
 
 static void linear_back(struct train_model *m, int layer, struct mat dx, struct mat dy, const struct weight *w,
                         bool accumulate)
 {
-    cut_linear_back(cut_of(m), (struct linear_back_args){dx, dy, w, accumulate}, slices(m, w, layer));
+    chunked_linear_back(chunks_of(m), (struct linear_back_args){dx, dy, w, accumulate}, slices(m, w, layer));
 }
 
 /* c (+)= alpha a b, or a b^T */
 static void product(struct train_model *m, struct mat c, struct mat a, struct mat b, bool tb, float alpha,
                     bool accumulate)
 {
-    cut_product(cut_of(m),
-                (struct gemm_args){
-                    .c = c, .a = a, .b = b, .tb = tb, .accumulate = accumulate, .half = m->half, .alpha = alpha});
+    chunked_product(chunks_of(m),
+                    (struct gemm_args){
+                        .c = c, .a = a, .b = b, .tb = tb, .accumulate = accumulate, .half = m->half, .alpha = alpha});
 }
 
 /* dw (n, k) += alpha dy^T x */
 static void weight_grad(struct train_model *m, float *dw, struct mat dy, struct mat x, float alpha)
 {
-    cut_weight_grad(cut_of(m), dw, dy, x, alpha, m->half);
+    chunked_weight_grad(chunks_of(m), dw, dy, x, alpha, m->half);
 }
 
 static void bias_grad(struct train_model *m, float *db, struct mat dy)
 {
-    cut_col_sum(cut_of(m), (struct col_sum_args){dy, db});
+    chunked_col_sum(chunks_of(m), (struct col_sum_args){dy, db});
 }
 
 static void norm(struct train_model *m, struct mat out, struct mat x, const float *w, const float *b)
 {
-    cut_norm(cut_of(m), (struct norm_args){out, x, w, b, m->c->eps, m->c->norm});
+    chunked_norm(chunks_of(m), (struct norm_args){out, x, w, b, m->c->eps, m->c->norm});
 }
 
 /* dx += the gradient by the norm's input x */
 static void norm_back(struct train_model *m, struct mat dx, struct mat x, struct mat dy, const float *w, float *dw,
                       float *db)
 {
-    cut_norm_back(cut_of(m), (struct norm_back_args){dx, x, dy, w, m->c->eps, m->c->norm, true, dw, db});
+    chunked_norm_back(chunks_of(m), (struct norm_back_args){dx, x, dy, w, m->c->eps, m->c->norm, true, dw, db});
 }
 
 static void add(struct train_model *m, struct mat x, struct mat y)
 {
-    cut_add(cut_of(m), (struct add_args){x, y});
+    chunked_add(chunks_of(m), (struct add_args){x, y});
 }
 
 static void copy(struct train_model *m, struct mat to, struct mat from)
 {
-    cut_rows(cut_of(m), (struct rows_args){to, from, m->iota});
+    chunked_rows(chunks_of(m), (struct rows_args){to, from, m->iota});
 }
 
 /* ---- dropout ----------------------------------------------------------------------------------------------------- */
@@ -87,7 +87,7 @@ static void copy(struct train_model *m, struct mat to, struct mat from)
 /* Streams of random numbers of a step: one for each site, then one for each branch, then the embeddings'. */
 static void drop(struct train_model *m, float p, int stream, struct mat x)
 {
-    cut_dropout(cut_of(m), (struct dropout_args){x, p, rng_at(m->dropout_seed, (uint64_t)stream), m->b->first});
+    chunked_dropout(chunks_of(m), (struct dropout_args){x, p, rng_at(m->dropout_seed, (uint64_t)stream), m->b->first});
 }
 
 /* What is added to the residual stream: by a layer's attention and feed-forward, and at its beginning, which is counted
@@ -237,7 +237,7 @@ static struct attn_seq_args attn_args(const struct train_model *m, int layer, co
 static void attn_forward(struct train_model *m, int layer, const struct kept *k)
 {
     struct attn_seq_args all = attn_args(m, layer, k);
-    for (struct cut_seqs s = {0}; cut_attention(cut_of(m), WORK_ATTN, &all, m->b->q_start, m->some, &s);) {
+    for (struct chunk_seqs s = {0}; chunked_attention(chunks_of(m), WORK_ATTN, &all, m->b->q_start, m->some, &s);) {
         struct attn_seq_args a = all;
         a.out = mat_rows(all.out, s.row, s.rows);
         a.lse = mat_rows(all.lse, s.row, s.rows);
@@ -263,11 +263,11 @@ static void attention(struct train_model *m, int layer, const struct kept *k, st
         int q = c->heads * c->head_dim;
         struct mat bare = here(m, k->bare);
         copy(m, bare, mat_cols(qkv, 0, bare.cols));
-        cut_head_norm(cut_of(m), (struct head_norm_args){qkv, 0, c->heads, c->head_dim, w->q_norm, c->eps});
-        cut_head_norm(cut_of(m), (struct head_norm_args){qkv, q, c->kv_heads, c->head_dim, w->k_norm, c->eps});
+        chunked_head_norm(chunks_of(m), (struct head_norm_args){qkv, 0, c->heads, c->head_dim, w->q_norm, c->eps});
+        chunked_head_norm(chunks_of(m), (struct head_norm_args){qkv, q, c->kv_heads, c->head_dim, w->k_norm, c->eps});
     }
-    cut_rope(cut_of(m),
-             (struct rope_args){qkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, m->pos, false});
+    chunked_rope(chunks_of(m),
+                 (struct rope_args){qkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, m->pos, false});
     attn_forward(m, layer, k);
     site_down(m, layer, PRODUCT_O, att, k);
     if (!y.p) return;
@@ -281,10 +281,10 @@ static void attention(struct train_model *m, int layer, const struct kept *k, st
 static void activate(struct train_model *m, struct mat out, struct mat up)
 {
     if (m->c->gated) {
-        cut_act_mul(cut_of(m), (struct act_mul_args){out, up, m->c->act});
+        chunked_act_mul(chunks_of(m), (struct act_mul_args){out, up, m->c->act});
     } else {
         copy(m, out, up);
-        cut_act(cut_of(m), (struct act_args){out, m->c->act});
+        chunked_act(chunks_of(m), (struct act_args){out, m->c->act});
     }
 }
 
@@ -365,10 +365,10 @@ static void feed_forward_back(struct train_model *m, int layer, const struct kep
     site_back(m, layer, PRODUCT_DOWN, k, ff, dx, if_wanted(dff, r->inner));
     if (!r->inner) return;
     if (c->gated) { /* the gradient takes the place of what was kept */
-        cut_act_mul_back(cut_of(m), (struct act_mul_back_args){up, up, dff, c->act});
+        chunked_act_mul_back(chunks_of(m), (struct act_mul_back_args){up, up, dff, c->act});
         dup = up;
     } else {
-        cut_act_back(cut_of(m), (struct act_back_args){dff, up, dff, c->act});
+        chunked_act_back(chunks_of(m), (struct act_back_args){dff, up, dff, c->act});
     }
     if (g) {
         weight_grad(m, g->up, dup, h, 1);
@@ -384,20 +384,20 @@ static void rotate_back(struct train_model *m, int layer, const struct kept *k, 
     const struct layer_weights *w = &m->w->layer[layer];
     const struct layer_grads *g = m->grads ? &m->grads->layer[layer] : NULL;
     int q = c->heads * c->head_dim;
-    cut_rope(cut_of(m),
-             (struct rope_args){dqkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, m->pos, true});
+    chunked_rope(chunks_of(m),
+                 (struct rope_args){dqkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, m->pos, true});
     if (!c->qk_norm) return;
     struct mat bare = here(m, k->bare), dbare = mat_cols(dqkv, 0, bare.cols);
-    cut_head_norm_back(cut_of(m), (struct head_norm_back_args){dbare, bare, 0, c->heads, c->head_dim, w->q_norm, c->eps,
-                                                               g ? g->q_norm : NULL});
-    cut_head_norm_back(cut_of(m), (struct head_norm_back_args){dbare, bare, q, c->kv_heads, c->head_dim, w->k_norm,
-                                                               c->eps, g ? g->k_norm : NULL});
+    chunked_head_norm_back(chunks_of(m), (struct head_norm_back_args){dbare, bare, 0, c->heads, c->head_dim, w->q_norm,
+                                                                      c->eps, g ? g->q_norm : NULL});
+    chunked_head_norm_back(chunks_of(m), (struct head_norm_back_args){dbare, bare, q, c->kv_heads, c->head_dim,
+                                                                      w->k_norm, c->eps, g ? g->k_norm : NULL});
 }
 
 static void attn_backward(struct train_model *m, int layer, const struct kept *k, struct mat dqkv, struct mat datt)
 {
     struct attn_seq_args all = attn_args(m, layer, k);
-    for (struct cut_seqs s = {0}; cut_attention(cut_of(m), WORK_ATTN_BACK, &all, m->b->q_start, m->some, &s);)
+    for (struct chunk_seqs s = {0}; chunked_attention(chunks_of(m), WORK_ATTN_BACK, &all, m->b->q_start, m->some, &s);)
         op_attn_back(m->d, (struct attn_back_args){.dqkv = mat_rows(dqkv, s.row, s.rows),
                                                    .dout = mat_rows(datt, s.row, s.rows),
                                                    .out = mat_rows(all.out, s.row, s.rows),
@@ -477,21 +477,22 @@ static void head(struct train_model *m, int from, int n, bool back, struct mat d
     const struct model_grads *g = m->grads;
     struct mat x = first(m->hx, n), h = first(m->hh, n), dh = first(m->hd, n), logits = first(m->logits, n);
 
-    cut_rows(cut_of(m), (struct rows_args){x, layer_input(m, m->c->layers), m->row + from});
+    chunked_rows(chunks_of(m), (struct rows_args){x, layer_input(m, m->c->layers), m->row + from});
     norm(m, h, x, w->norm_w, w->norm_b);
     linear(m, -1, logits, h, w->head, w->head_b);
-    cut_cross_entropy(cut_of(m), (struct cross_entropy_args){logits, m->target + from, back ? m->scale + from : NULL,
-                                                             m->loss + from, m->hit + from, back});
+    chunked_cross_entropy(chunks_of(m),
+                          (struct cross_entropy_args){logits, m->target + from, back ? m->scale + from : NULL,
+                                                      m->loss + from, m->hit + from, back});
     if (!back) return;
     if (g) {
         weight_grad(m, g->head, logits, h, 1);
         bias_grad(m, g->head_b, logits);
     }
     linear_back(m, -1, dh, logits, w->head, false);
-    cut_norm_back(cut_of(m), (struct norm_back_args){dh, x, dh, w->norm_w, m->c->eps, m->c->norm, false,
-                                                     g ? g->norm_w : NULL, g ? g->norm_b : NULL});
+    chunked_norm_back(chunks_of(m), (struct norm_back_args){dh, x, dh, w->norm_w, m->c->eps, m->c->norm, false,
+                                                            g ? g->norm_w : NULL, g ? g->norm_b : NULL});
     /* scatters: row[t] are distinct */
-    cut_embed_back(cut_of(m), (struct embed_back_args){.dtable = dx, .dx = dh, .id = m->row + from});
+    chunked_embed_back(chunks_of(m), (struct embed_back_args){.dtable = dx, .dx = dh, .id = m->row + from});
 }
 
 static struct train_loss read_loss(struct train_model *m)
@@ -535,20 +536,21 @@ static void backward(struct train_model *m, struct mat dx)
     struct mat table = mat_f32(m->grads->embed, m->c->vocab, m->c->hidden), pos = {0};
     if (m->grads->pos) pos = mat_f32(m->grads->pos, m->c->max_len, m->c->hidden);
     drop_branch(m, m->c->layers, ATTENTION, dx);
-    cut_embed_back(cut_of(m), (struct embed_back_args){table, pos, dx, m->id, m->pos});
+    chunked_embed_back(chunks_of(m), (struct embed_back_args){table, pos, dx, m->id, m->pos});
 }
 
 struct train_loss train_model_run(struct train_model *m, const struct micro *b, bool back, float scale)
 {
     m->b = b;
-    train_gate_pass(m->gate); /* a job that goes on with an evaluation comes here from outside */
+    scheduler_gate_pass(m->gate); /* a job that goes on with an evaluation comes here from outside */
     upload(m, b, scale);
-    cut_embed(cut_of(m), (struct embed_args){layer_input(m, 0), m->w->embed, m->w->pos, m->id, m->pos, m->w->embed_w});
+    chunked_embed(chunks_of(m),
+                  (struct embed_args){layer_input(m, 0), m->w->embed, m->w->pos, m->id, m->pos, m->w->embed_w});
     drop_branch(m, m->c->layers, ATTENTION, layer_input(m, 0));
     for (int l = 0; l < m->c->layers; l++)
         layer_forward(m, l, &m->kept[m->recompute ? 0 : l], layer_input(m, l), layer_input(m, l + 1));
     struct mat dx = here(m, m->dx);
-    if (back) cut_zero(cut_of(m), dx);
+    if (back) chunked_zero(chunks_of(m), dx);
     for (int from = 0, n; from < b->n_targets; from += n) {
         n = b->n_targets - from < m->head_rows ? b->n_targets - from : m->head_rows;
         head(m, from, n, back, dx);

@@ -15,7 +15,7 @@
 #include "engine/model/adapter.h"
 #include "engine/model/config.h"
 #include "engine/model/weights.h"
-#include "engine/train/gate.h"
+#include "engine/train/scheduler_gate.h"
 #include "kernels/ops.h"
 
 #include <stdbool.h>
@@ -76,7 +76,7 @@ struct train_model {
     const struct model_config *c;
     const struct weights *w;
     struct dev *d;
-    struct train_gate *gate;
+    struct scheduler_gate *gate;
     const struct site *site;         /* (layers, PRODUCTS), or NULL */
     const struct model_grads *grads; /* or NULL */
     float dropout;                   /* on the sites' inputs, one mask for all parts of a site */

@@ -14,7 +14,7 @@ static const double MOMENTUM = 0.95, EPS = 1e-7, A = 3.4445, B = -4.7750, C = 2.
 /* What the helpers here need of a step. */
 struct run {
     struct dev *d;
-    struct train_gate *gate;
+    struct scheduler_gate *gate;
     bool half;
 };
 
@@ -71,8 +71,8 @@ static void axpby(const struct run *r, float *y, const float *x, size_t n, doubl
 {
     for (size_t i = 0, k; i < n; i += k) {
         k = n - i < SLICE ? n - i : SLICE;
-        train_gate_pass(r->gate);
-        train_gate_cost(r->gate, WORK_STATE, 3 * (double)k);
+        scheduler_gate_pass(r->gate);
+        scheduler_gate_cost(r->gate, WORK_STATE, 3 * (double)k);
         op_axpby(r->d, (struct axpby_args){y + i, x + i, k, alpha, beta});
     }
 }
@@ -91,8 +91,8 @@ static void product(const struct run *r, struct mat c, struct mat a, struct mat 
         from.p = (float *)a.p + (size_t)row * (ta ? 1 : (size_t)a.ld);
         part.rows = n;
         *(ta ? &from.cols : &from.rows) = n;
-        train_gate_pass(r->gate);
-        train_gate_cost(r->gate, WORK_SUMS, cost * n);
+        scheduler_gate_pass(r->gate);
+        scheduler_gate_cost(r->gate, WORK_SUMS, cost * n);
         op_gemm(r->d, (struct gemm_args){.c = part,
                                          .a = from,
                                          .b = b,
@@ -125,13 +125,13 @@ static void momentum(const struct run *r, float *g, float *m, size_t n, double g
     axpby(r, g, m, n, MOMENTUM, (1 - MOMENTUM) * grad_scale);
     for (size_t i = 0, k; i < n; i += k) {
         k = n - i < SLICE ? n - i : SLICE;
-        train_gate_pass(r->gate);
-        train_gate_cost(r->gate, WORK_STATE, (double)k);
+        scheduler_gate_pass(r->gate);
+        scheduler_gate_cost(r->gate, WORK_STATE, (double)k);
         op_square_sum(r->d, (struct square_sum_args){g + i, k, sum});
     }
 }
 
-void muon_step(struct muon *u, struct dev *d, struct train_gate *gate, const struct muon_step *s)
+void muon_step(struct muon *u, struct dev *d, struct scheduler_gate *gate, const struct muon_step *s)
 {
     struct run r = {d, gate, s->half};
     if (!u->n) return;

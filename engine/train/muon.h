@@ -14,7 +14,7 @@
 #define TANDEM_ENGINE_TRAIN_MUON_H
 
 #include "engine/base/err.h"
-#include "engine/train/gate.h"
+#include "engine/train/scheduler_gate.h"
 #include "kernels/ops.h"
 
 #include <stdbool.h>
@@ -41,6 +41,6 @@ struct muon_step {
     double rate, decay, grad_scale;
     bool half; /* gemms may round to bf16 */
 };
-void muon_step(struct muon *, struct dev *, struct train_gate *, const struct muon_step *);
+void muon_step(struct muon *, struct dev *, struct scheduler_gate *, const struct muon_step *);
 
 #endif

@@ -12,7 +12,7 @@ enum {
 
 #define ADAMW_FLOATS 7.0 /* moved for each parameter: four are read, three written */
 
-void optim_init(struct optim *o, struct dev *d, struct train_gate *gate)
+void optim_init(struct optim *o, struct dev *d, struct scheduler_gate *gate)
 {
     *o = (struct optim){.d = d, .gate = gate};
 }
@@ -76,8 +76,8 @@ void optim_zero_grad(struct optim *o)
 {
     for (size_t i = 0, k; i < o->n; i += k) {
         k = o->n - i < SLICE ? o->n - i : SLICE;
-        train_gate_pass(o->gate);
-        train_gate_cost(o->gate, WORK_STATE, (double)k);
+        scheduler_gate_pass(o->gate);
+        scheduler_gate_cost(o->gate, WORK_STATE, (double)k);
         dev_zero(o->d, o->g + i, k);
     }
 }
@@ -88,8 +88,8 @@ double optim_grad_norm(struct optim *o)
     o->d->ops->upload(o->d, o->sum, &sum, sizeof sum);
     for (size_t i = 0, k; i < o->n; i += k) { /* slices of one size, so that the sum has one order */
         k = o->n - i < SLICE ? o->n - i : SLICE;
-        train_gate_pass(o->gate);
-        train_gate_cost(o->gate, WORK_STATE, (double)k);
+        scheduler_gate_pass(o->gate);
+        scheduler_gate_cost(o->gate, WORK_STATE, (double)k);
         op_square_sum(o->d, (struct square_sum_args){o->g + i, k, o->sum});
     }
     o->d->ops->finish(o->d);
@@ -104,8 +104,8 @@ static void average(struct optim *o, double decay)
     float keep = (float)decay;
     for (size_t i = 0, k; i < o->n && o->avg; i += k) {
         k = o->n - i < SLICE ? o->n - i : SLICE;
-        train_gate_pass(o->gate);
-        train_gate_cost(o->gate, WORK_STATE, 3 * (double)k);
+        scheduler_gate_pass(o->gate);
+        scheduler_gate_cost(o->gate, WORK_STATE, 3 * (double)k);
         op_axpby(o->d, (struct axpby_args){o->avg + i, o->p + i, k, 1 - (double)keep, keep});
     }
 }
@@ -131,8 +131,8 @@ void optim_step(struct optim *o, const struct train_params *t, double rate, doub
         for (size_t i = from; i < end; i += a.n) {
             a.n = end - i < SLICE ? end - i : SLICE;
             a.p = o->p + i, a.g = o->g + i, a.m = o->m + i, a.v = o->v + i;
-            train_gate_pass(o->gate);
-            train_gate_cost(o->gate, WORK_STATE, ADAMW_FLOATS * (double)a.n);
+            scheduler_gate_pass(o->gate);
+            scheduler_gate_cost(o->gate, WORK_STATE, ADAMW_FLOATS * (double)a.n);
             op_adamw(o->d, a);
         }
     }

@@ -6,8 +6,8 @@
 #define TANDEM_ENGINE_TRAIN_OPTIM_H
 
 #include "engine/base/err.h"
-#include "engine/train/gate.h"
 #include "engine/train/muon.h"
+#include "engine/train/scheduler_gate.h"
 #include "engine/train/train.h"
 #include "kernels/ops.h"
 
@@ -26,10 +26,10 @@ struct optim {
     size_t n_segments, cap_segments;
     struct muon muon; /* what is in no segment */
     struct dev *d;
-    struct train_gate *gate;
+    struct scheduler_gate *gate;
 };
 
-void optim_init(struct optim *, struct dev *, struct train_gate *);
+void optim_init(struct optim *, struct dev *, struct scheduler_gate *);
 /* Where n more parameters begin in each array. */
 size_t optim_add(struct optim *, size_t n, bool decay);
 /* The same for matrices that muon steps; the caller says by muon_add where in these n they are. */

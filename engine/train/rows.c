@@ -107,7 +107,7 @@ static int schedule(struct train_rows *t, const struct train_params *p, const st
     t->whole = mem_array((size_t)t->epochs, sizeof *t->whole);
     for (int i = 0; i < t->epochs; i++) {
         if (stopped(job, e)) return e->code;
-        int64_t steps = t->whole[i] = batches_epoch(t->batches, (uint32_t)i);
+        int64_t steps = t->whole[i] = microbatches_epoch(t->batches, (uint32_t)i);
         double part = p->epochs - i;
         if (part < 1) steps = (int64_t)ceil(part * (double)steps);
         t->before[i + 1] = t->before[i] + steps;
@@ -133,19 +133,19 @@ int train_rows_open(struct train_rows *train, struct train_rows *eval, const str
     *left_out = split(train, eval, job->eval ? 0 : p->eval_fraction, p);
     if (job->eval) *left_out += split(eval, eval, 0, p);
     if (!train->n) return err_set(e, ERR_INVALID, "no row has a token to train on within max_length %d", p->max_length);
-    struct batches_options o = {.seed = p->seed,
-                                .batch_tokens = p->batch_tokens,
-                                .micro_tokens = p->micro_tokens,
-                                .packing = p->packing,
-                                .by_length = p->group_by_length};
-    train->batches = batches_new(train->length, train->n, &o);
+    struct microbatches_options o = {.seed = p->seed,
+                                     .batch_tokens = p->batch_tokens,
+                                     .micro_tokens = p->micro_tokens,
+                                     .packing = p->packing,
+                                     .by_length = p->group_by_length};
+    train->batches = microbatches_new(train->length, train->n, &o);
     rc = schedule(train, p, job, e);
     if (rc || !eval->n) return rc;
     o.in_order = true;
-    eval->batches = batches_new(eval->length, eval->n, &o);
+    eval->batches = microbatches_new(eval->length, eval->n, &o);
     eval->epochs = 1;
     eval->before = mem_array(2, sizeof *eval->before);
-    eval->before[1] = batches_epoch(eval->batches, 0);
+    eval->before[1] = microbatches_epoch(eval->batches, 0);
     eval->epoch = 0;
     return 0;
 }
@@ -157,7 +157,7 @@ void train_rows_close(struct train_rows *r)
     free(r->trained);
     free(r->before);
     free(r->whole);
-    batches_free(r->batches);
+    microbatches_free(r->batches);
     *r = (struct train_rows){0};
 }
 
@@ -174,16 +174,16 @@ int train_rows_epoch(const struct train_rows *r, int64_t step)
     return low;
 }
 
-struct batches_step train_rows_step(struct train_rows *r, int64_t step)
+struct microbatches_step train_rows_step(struct train_rows *r, int64_t step)
 {
     int epoch = train_rows_epoch(r, step);
     CHECK(step >= 0 && step < r->before[r->epochs]);
-    if (epoch != r->epoch) batches_epoch(r->batches, (uint32_t)epoch);
+    if (epoch != r->epoch) microbatches_epoch(r->batches, (uint32_t)epoch);
     r->epoch = epoch;
-    return batches_step(r->batches, (uint32_t)(step - r->before[epoch]));
+    return microbatches_step(r->batches, (uint32_t)(step - r->before[epoch]));
 }
 
-int64_t train_rows_targets(const struct train_rows *r, const struct batches_step *s)
+int64_t train_rows_targets(const struct train_rows *r, const struct microbatches_step *s)
 {
     int64_t n = 0;
     for (uint32_t i = 0; i < s->n_rows; i++) n += r->trained[s->row[i]];
@@ -207,7 +207,8 @@ void micro_close(struct micro *m)
     *m = (struct micro){0};
 }
 
-void micro_fill(struct micro *m, const struct train_rows *r, const struct batches_step *s, uint32_t i, uint64_t before)
+void micro_fill(struct micro *m, const struct train_rows *r, const struct microbatches_step *s, uint32_t i,
+                uint64_t before)
 {
     int t = 0;
     m->n_seqs = m->n_targets = 0;

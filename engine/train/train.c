@@ -7,14 +7,14 @@
 #include "engine/base/mem.h"
 #include "engine/serve/setup.h"
 #include "engine/train/ckpt.h"
-#include "engine/train/cut.h"
 #include "engine/train/full.h"
-#include "engine/train/gate.h"
 #include "engine/train/lora.h"
 #include "engine/train/model.h"
+#include "engine/train/op_chunks.h"
 #include "engine/train/optim.h"
 #include "engine/train/params.h"
 #include "engine/train/rows.h"
+#include "engine/train/scheduler_gate.h"
 #include "kernels/rng.h"
 #include "kernels/trace.h"
 
@@ -59,7 +59,7 @@ struct train {
     struct train_params p;
     struct model *model;
     struct dev *d;
-    struct train_gate *gate;
+    struct scheduler_gate *gate;
     bool lora_method, bf16_x; /* as the device had it */
     bool took;                /* memory of the device */
 
@@ -139,7 +139,7 @@ __attribute__((format(printf, 2, 3))) static void warn(struct train *t, const ch
 static bool device_failed(struct train *t, struct err *e)
 {
     struct dev_error w;
-    if (t->gate ? !train_gate_error(t->gate, &w) : !t->d->error.op) return false;
+    if (t->gate ? !scheduler_gate_error(t->gate, &w) : !t->d->error.op) return false;
     if (!t->gate) {
         w = t->d->error;
         dev_clear_error(t->d);
@@ -152,9 +152,9 @@ static bool device_failed(struct train *t, struct err *e)
 
 enum { PARTS_MAX = ARRAYS + 2 };
 
-static struct cut cut_of(const struct train *t)
+static struct op_chunks chunks_of(const struct train *t)
 {
-    return (struct cut){t->d, t->gate};
+    return (struct op_chunks){t->d, t->gate};
 }
 
 /* NULL: there is none of it. */
@@ -185,9 +185,9 @@ static int save(struct train *t, struct err *e)
     struct ckpt_part part[PARTS_MAX];
     int n = parts_of(t, part);
     for (int i = 0; i < ARRAYS; i++)
-        if (t->host[i] != device_array(t, i)) cut_download(cut_of(t), t->host[i], device_array(t, i), t->o.n);
+        if (t->host[i] != device_array(t, i)) chunked_download(chunks_of(t), t->host[i], device_array(t, i), t->o.n);
     if (device_failed(t, e)) return e->code;
-    train_gate_leave(t->gate);
+    scheduler_gate_leave(t->gate);
     tell(t, TRAIN_SAVING, NULL);
     int rc = ckpt_write(t->ckpt_dir, t->hash, t->st.step, t->st.good, part, n, e);
     if (rc) return err_prefix(e, "the checkpoint could not be written");
@@ -208,7 +208,7 @@ static int load(struct train *t, int64_t most, struct err *e)
     int n = parts_of(t, part), rc = ckpt_read(t->ckpt_dir, t->hash, most, part, n, &t->saved, &t->warnings, e);
     if (rc || t->saved < 0) return rc;
     for (int i = 0; i < ARRAYS; i++)
-        if (t->host[i] != device_array(t, i)) cut_upload(cut_of(t), device_array(t, i), t->host[i], t->o.n);
+        if (t->host[i] != device_array(t, i)) chunked_upload(chunks_of(t), device_array(t, i), t->host[i], t->o.n);
     if (!t->lora_method) train_full_use(&t->full, &t->o, t->o.p);
     return 0;
 }
@@ -230,7 +230,7 @@ struct sums {
 static enum outcome run_step(struct train *t, struct train_rows *rows, int64_t step, bool back, struct sums *sum,
                              struct err *e)
 {
-    struct batches_step b = train_rows_step(rows, step);
+    struct microbatches_step b = train_rows_step(rows, step);
     int64_t targets = train_rows_targets(rows, &b), tokens = 0;
     for (uint32_t i = 0; i < b.n_micro; i++) {
         enum outcome o = asked(t);
@@ -258,7 +258,7 @@ static enum outcome go_back(struct train *t, struct err *e)
                 BAD_IN_A_ROW);
         return FAILED;
     }
-    train_gate_leave(t->gate); /* while it is read */
+    scheduler_gate_leave(t->gate); /* while it is read */
     if (load(t, was.good, e)) return FAILED;
     if (t->saved < 0) return err_set(e, ERR_IO, "the checkpoint of step %lld is gone", (long long)was.good), FAILED;
     ckpt_forget(t->ckpt_dir, t->saved);
@@ -350,7 +350,7 @@ static bool eval_due(const struct train *t)
 
 static void keep_best(struct train *t)
 {
-    cut_download(cut_of(t), t->best, device_array(t, result_array(t)), t->o.n);
+    chunked_download(chunks_of(t), t->best, device_array(t, result_array(t)), t->o.n);
 }
 
 static enum outcome evaluate(struct train *t, struct err *e)
@@ -424,8 +424,8 @@ static int write_result(struct train *t, struct err *e)
     const float *p = t->st.best_step >= 0 ? t->best : t->host[last], *on_device = device_array(t, last);
     if (!t->job.out) return 0;
     if (p == t->host[last] && p != on_device) {
-        cut_download(cut_of(t), t->host[last], on_device, t->o.n);
-        train_gate_leave(t->gate);
+        chunked_download(chunks_of(t), t->host[last], on_device, t->o.n);
+        scheduler_gate_leave(t->gate);
     }
     if (device_failed(t, e)) return err_prefix(e, "the result could not be read");
     struct buf tmp = {0};
@@ -460,7 +460,7 @@ void train_run(struct train *t, train_event_fn *fn, void *arg)
     enum outcome o = loop(t, &e);
     tell_warnings(t);
     if ((o == PAUSED || o == CANCELLED) && t->saved != t->st.step && save(t, &e)) o = FAILED;
-    train_gate_leave(t->gate);
+    scheduler_gate_leave(t->gate);
     if (o == DONE && write_result(t, &e)) o = FAILED;
     if (o == DONE) ckpt_prune(t->ckpt_dir, 1, -1);
     tell(t,
@@ -601,7 +601,7 @@ static void largest_step(void *arg)
 /* While this thread has the device: it does not look at the gate in between, so that ops are not cut. */
 static int reserve_scratch(struct train *t, struct err *e)
 {
-    train_gate_pass(t->gate);
+    scheduler_gate_pass(t->gate);
     t->tm.gate = t->o.gate = NULL;
     int failed = t->d->ops->reserve(t->d, largest_step, t);
     t->tm.gate = t->o.gate = t->gate;
@@ -612,7 +612,7 @@ static int reserve_scratch(struct train *t, struct err *e)
 
 static int take_memory(struct train *t, struct err *e)
 {
-    train_gate_pass(t->gate);
+    scheduler_gate_pass(t->gate);
     t->took = true;
     int rc = optim_alloc(&t->o, t->p.ema_decay > 0, e);
     if (rc) return rc;
@@ -631,7 +631,7 @@ static int take_memory(struct train *t, struct err *e)
     if (!rc) rc = train_model_open(&t->tm, t->p.max_length, e);
     micro_open(&t->micro, t->tm.max_tokens);
     if (!rc && t->d->ops->reserve) rc = reserve_scratch(t, e);
-    train_gate_leave(t->gate);
+    scheduler_gate_leave(t->gate);
     return rc;
 }
 
@@ -639,8 +639,8 @@ static void hash_job(struct train *t)
 {
     float *p = t->host[0];
     if (p != t->o.p) {
-        cut_download(cut_of(t), p, t->o.p, t->o.n);
-        train_gate_leave(t->gate);
+        chunked_download(chunks_of(t), p, t->o.p, t->o.n);
+        scheduler_gate_leave(t->gate);
     }
     t->hash = train_job_hash(&t->p, dataset_hash(t->job.data), t->job.eval ? dataset_hash(t->job.eval) : 0,
                              t->model->w.file, p, t->o.n);
@@ -663,7 +663,8 @@ static int plan_all(struct train *t, struct err *e)
     rc = t->lora_method ? train_lora_open(&t->lora, &t->model->c, &t->p, t->job.from, &t->o, e)
                         : train_full_open(&t->full, t->model, &t->p, &t->o, e);
     if (rc) return rc;
-    int most = batches_micro_max(t->rows.batches), most_eval = t->eval.n ? batches_micro_max(t->eval.batches) : 0;
+    int most = microbatches_micro_max(t->rows.batches),
+        most_eval = t->eval.n ? microbatches_micro_max(t->eval.batches) : 0;
     t->tm = (struct train_model){.c = &t->model->c,
                                  .w = t->lora_method ? &t->model->w : &t->full.w,
                                  .d = t->d,
@@ -680,7 +681,7 @@ static int plan_all(struct train *t, struct err *e)
 
 static int open_all(struct train *t, struct err *e)
 {
-    train_gate_leave(t->gate); /* until there is something to compute */
+    scheduler_gate_leave(t->gate); /* until there is something to compute */
     int rc = plan_all(t, e);
     if (!rc) rc = take_memory(t, e);
     if (rc) return rc;
@@ -688,7 +689,7 @@ static int open_all(struct train *t, struct err *e)
     t->st = (struct state){.good = -1, .evaluated = -1, .best_step = -1, .rate_scale = 1};
     if (device_failed(t, e)) return e->code; /* of parameters that are not those of the job the hash says nothing */
     rc = load(t, INT64_MAX, e);
-    train_gate_leave(t->gate);
+    scheduler_gate_leave(t->gate);
     t->resumed = t->saved >= 0;
     return rc;
 }
@@ -698,7 +699,7 @@ static char *copy_text(const char *s)
     return s ? mem_strdup(s) : NULL;
 }
 
-static struct train *train_new(const struct train_job *job, struct model *m, struct train_gate *gate)
+static struct train *train_new(const struct train_job *job, struct model *m, struct scheduler_gate *gate)
 {
     struct train *t = mem_zalloc(sizeof *t);
     *t = (struct train){.job = *job, .p = job->p, .model = m, .d = m->d, .gate = gate, .saved = -1};
@@ -713,7 +714,7 @@ static struct train *train_new(const struct train_job *job, struct model *m, str
     return t;
 }
 
-int train_plan_job(const struct train_job *job, struct model *m, struct train_gate *gate, struct train_plan *plan,
+int train_plan_job(const struct train_job *job, struct model *m, struct scheduler_gate *gate, struct train_plan *plan,
                    struct err *e)
 {
     struct train *t = train_new(job, m, gate);
@@ -723,15 +724,15 @@ int train_plan_job(const struct train_job *job, struct model *m, struct train_ga
     return rc;
 }
 
-struct train *train_open(const struct train_job *job, struct model *m, struct train_gate *gate, struct err *e)
+struct train *train_open(const struct train_job *job, struct model *m, struct scheduler_gate *gate, struct err *e)
 {
     struct train *t = train_new(job, m, gate);
     if (t->p.f32 && !gate) m->d->bf16_x = false; /* nobody else computes on it */
     if (open_all(t, e)) {
         struct err lost = {0};
         if (device_failed(t, &lost) && lost.code == ERR_LOST)
-            *e = lost;                         /* that comes first, whatever failed after it */
-        if (t->took) train_gate_pass(t->gate); /* it frees memory of the device */
+            *e = lost;                             /* that comes first, whatever failed after it */
+        if (t->took) scheduler_gate_pass(t->gate); /* it frees memory of the device */
         train_free(t);
         return NULL;
     }

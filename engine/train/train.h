@@ -1,8 +1,8 @@
 /* Fine-tuning: a trainer runs one job on the weights that are being served, or on its own.
  *
  * Threads.  A trainer has a thread of its own that walks through steps as straight prose.  It never touches the device
- * without asking its gate first (gate.h): served requests and training take turns on the device, an op at a time.
- * Everything flows out as events, by a callback on the trainer's thread; commands flow in as one atomic word.
+ * without asking its gate first (scheduler_gate.h): served requests and training take turns on the device, an op at a
+ * time. Everything flows out as events, by a callback on the trainer's thread; commands flow in as one atomic word.
  *
  * Nothing is lost: the trainer's state is a checkpoint directory, written beside and renamed; a trainer opened on a
  * directory with a checkpoint goes on from it, and ends with the bytes of an unbroken run. */
@@ -153,17 +153,18 @@ typedef void train_event_fn(void *arg, const struct train_event *); /* on the tr
 /* ---- the trainer ----------------------------------------------------------------------------------------------- */
 
 struct train;
-struct train_gate;
+struct scheduler_gate;
 
 /* Plans and allocates; NULL and *e: a parameter out of range (the message names it), too little memory (it says how
  * much and what to change), a checkpoint that does not belong to this job.  gate NULL: the device is the trainer's
  * alone.  The model's weights are borrowed until train_free. */
 struct model;
-struct train *train_open(const struct train_job *, struct model *, struct train_gate *, struct err *e);
+struct train *train_open(const struct train_job *, struct model *, struct scheduler_gate *, struct err *e);
 /* The plan alone, and the same errors; any thread, also while the model is served or trained on.  dir and out may be
  * NULL.
  */
-int train_plan_job(const struct train_job *, struct model *, struct train_gate *, struct train_plan *, struct err *e);
+int train_plan_job(const struct train_job *, struct model *, struct scheduler_gate *, struct train_plan *,
+                   struct err *e);
 /* Runs in the caller's thread until the last event. */
 void train_run(struct train *, train_event_fn *, void *arg);
 /* Any thread: at the next micro-batch, a checkpoint, then PAUSED or CANCELLED. */

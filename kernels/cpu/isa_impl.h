@@ -10,7 +10,7 @@
 
 #include "kernels/cpu/linear_nf4_impl.h"
 
-#include "kernels/cpu/train_products_impl.h"
+#include "kernels/cpu/train_gemm_impl.h"
 
 #include "kernels/cpu/attn_impl.h"
 

@@ -238,7 +238,9 @@ void gpu_forget_staged(gpu_dev *); /* after a failure: no results */
 bool gpu_memory_open(gpu_dev *, char why[160]);
 void gpu_memory_close(gpu_dev *); /* everything it gave, too */
 void gpu_graphs_close(gpu_dev *);
-enum { GRAPHS_MAX = 128 }; /* kept: some twenty sizes of a step (engine/model/batch.h) for six lengths of contexts */
+enum {
+    GRAPHS_MAX = 128
+}; /* kept: some twenty sizes of a step (engine/model/step_batch.h) for six lengths of contexts */
 
 #define X(op) void gpu_##op(struct dev *, const struct op##_args *);
 OPS(X)

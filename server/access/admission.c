@@ -3,7 +3,7 @@
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
-#include "server/access/admit.h"
+#include "server/access/admission_policy.h"
 #include "server/access/keys.h"
 #include "server/api/app.h"
 #include "server/json/json.h"
@@ -19,8 +19,8 @@
 
 enum { DRAINING_RETRY = 5, LOADING_RETRY = 1, CLIENTS_SHOWN = 100 };
 
-struct ticket {
-    struct ticket *next, *prev; /* admission.watched; NULL: not in it */
+struct admission_handle {
+    struct admission_handle *next, *prev; /* admission.watched; NULL: not in it */
     struct admission *of;
     int refs; /* the exchange, and each of its sequences at the engine */
     bool closed;
@@ -34,16 +34,16 @@ struct ticket {
     uint64_t deadline; /* clock_now(); 0: none */
     void (*late)(void *);
     void *arg;
-    struct admit_client *client;
-    struct admit_key_limits per;
+    struct policy_client *client;
+    struct policy_key_limits per;
     int priority_max;
 };
 
 struct admission {
     struct app *app;
-    struct admit admit;
-    struct ticket watched; /* head of a ring, the earliest deadline first */
-    uv_timer_t timer;      /* runs only while somebody is watched */
+    struct admission_policy admit;
+    struct admission_handle watched; /* head of a ring, the earliest deadline first */
+    uv_timer_t timer;                /* runs only while somebody is watched */
 };
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
@@ -54,10 +54,10 @@ struct admission *admission_open(struct app *app)
     struct admission *a = mem_zalloc(sizeof *a);
     a->app = app;
     a->watched.next = a->watched.prev = &a->watched;
-    admit_init(&a->admit, &(struct admit_limits){.max_seqs = set->max_seqs,
-                                                 .max_queue = set->max_queue,
-                                                 .max_tokens = INT64_MAX,
-                                                 .max_wait = set->max_wait});
+    policy_init(&a->admit, &(struct policy_limits){.max_seqs = set->max_seqs,
+                                                   .max_queue = set->max_queue,
+                                                   .max_tokens = INT64_MAX,
+                                                   .max_wait = set->max_wait});
     CHECK(uv_timer_init(app->loop, &a->timer) == 0);
     a->timer.data = a;
     return a;
@@ -73,7 +73,7 @@ static int64_t queue_tokens(const struct settings *set, const struct engine_info
 static void on_timer_closed(uv_handle_t *h)
 {
     struct admission *a = h->data;
-    admit_free(&a->admit);
+    policy_free(&a->admit);
     free(a);
 }
 
@@ -94,12 +94,12 @@ static void observe(struct admission *a)
     engine_stats_read(a->app->engine, &s);
     /* nine tenths of the pages in use: there is no room for more than run already, whatever slots are free */
     bool crowded = s.running > 0 && s.pages_used > s.pages_total / 10 * 9;
-    admit_observe(&a->admit, &(struct admit_sample){
-                                 .running = s.running,
-                                 .slots = crowded ? s.running : a->admit.limits.max_seqs,
-                                 .prefill_tokens = s.prefill_tokens,
-                                 .prefill_ns = s.prefill_ns,
-                             });
+    policy_observe(&a->admit, &(struct policy_sample){
+                                  .running = s.running,
+                                  .slots = crowded ? s.running : a->admit.limits.max_seqs,
+                                  .prefill_tokens = s.prefill_tokens,
+                                  .prefill_ns = s.prefill_ns,
+                              });
 }
 
 void admission_ready(struct admission *a)
@@ -138,30 +138,30 @@ void admission_reply_late(struct app *app, struct http_req *req)
 }
 
 /* ask: what was refused */
-static void reply_refusal(struct http_req *req, enum admit_verdict v, const struct admit_ask *ask, double retry)
+static void reply_refusal(struct http_req *req, enum policy_verdict v, const struct policy_ask *ask, double retry)
 {
     static const struct {
         enum reject_reason reason;
         int status;
         const char *type, *text;
     } rows[] = {
-        [ADMIT_KEY_CONCURRENCY] = {REJECT_KEY_CONCURRENCY, 429, "rate_limit_exceeded",
-                                   "this key's limit of requests at once is reached"},
-        [ADMIT_KEY_RATE] = {REJECT_KEY_RATE, 429, "rate_limit_exceeded",
-                            "this key's limit of requests in a minute is reached"},
-        [ADMIT_KEY_TOKENS] = {REJECT_KEY_TOKENS, 429, "rate_limit_exceeded",
-                              "this key's limit of tokens in a minute is reached"},
-        [ADMIT_QUEUE_FULL] = {REJECT_QUEUE_FULL, 429, "overloaded", "Model is overloaded"},
-        [ADMIT_QUEUE_TOKENS] = {REJECT_QUEUE_TOKENS, 429, "overloaded",
-                                "Model is overloaded: the prompts that wait are too long"},
-        [ADMIT_WAIT] = {REJECT_QUEUE_WAIT, 429, "overloaded", "Model is overloaded: the wait would be too long"},
-        [ADMIT_DEADLINE] = {REJECT_DEADLINE, 504, "timeout",
-                            "Request timed out: its deadline would pass before the first token"},
+        [POLICY_KEY_CONCURRENCY] = {REJECT_KEY_CONCURRENCY, 429, "rate_limit_exceeded",
+                                    "this key's limit of requests at once is reached"},
+        [POLICY_KEY_RATE] = {REJECT_KEY_RATE, 429, "rate_limit_exceeded",
+                             "this key's limit of requests in a minute is reached"},
+        [POLICY_KEY_TOKENS] = {REJECT_KEY_TOKENS, 429, "rate_limit_exceeded",
+                               "this key's limit of tokens in a minute is reached"},
+        [POLICY_QUEUE_FULL] = {REJECT_QUEUE_FULL, 429, "overloaded", "Model is overloaded"},
+        [POLICY_QUEUE_TOKENS] = {REJECT_QUEUE_TOKENS, 429, "overloaded",
+                                 "Model is overloaded: the prompts that wait are too long"},
+        [POLICY_WAIT] = {REJECT_QUEUE_WAIT, 429, "overloaded", "Model is overloaded: the wait would be too long"},
+        [POLICY_DEADLINE] = {REJECT_DEADLINE, 504, "timeout",
+                             "Request timed out: its deadline would pass before the first token"},
     };
     struct app *app = req->app;
     char text[160];
-    if (v == ADMIT_TOO_MANY || v == ADMIT_KEY_TOO_MANY) {
-        if (v == ADMIT_TOO_MANY)
+    if (v == POLICY_TOO_MANY || v == POLICY_KEY_TOO_MANY) {
+        if (v == POLICY_TOO_MANY)
             snprintf(text, sizeof text, "%d texts at once are more than the %d that may run and wait here", ask->n,
                      app->set->max_seqs + app->set->max_queue);
         else
@@ -171,7 +171,7 @@ static void reply_refusal(struct http_req *req, enum admit_verdict v, const stru
         return;
     }
     metrics_reject(&app->metrics, rows[v].reason);
-    set_retry_after(req, admit_seconds(retry));
+    set_retry_after(req, policy_seconds(retry));
     http_reply_error(req, rows[v].status, rows[v].type, "%s", rows[v].text);
 }
 
@@ -186,7 +186,7 @@ void admission_reply_full(struct app *app, struct http_req *req)
 {
     struct admission *a = app->admission;
     observe(a);
-    reply_refusal(req, ADMIT_QUEUE_FULL, NULL, admit_wait(&a->admit, 0, clock_now()));
+    reply_refusal(req, POLICY_QUEUE_FULL, NULL, policy_wait(&a->admit, 0, clock_now()));
 }
 
 static bool refuses_state(struct app *app, struct http_req *req)
@@ -203,18 +203,18 @@ static bool refuses_state(struct app *app, struct http_req *req)
 /* ---- the door ---------------------------------------------------------------------------------------------------- */
 
 /* Fills what an ask says of its client.  False: there is no place for another client. */
-static bool set_client(struct admission *a, const struct http_req *req, struct admit_ask *ask, uint64_t now)
+static bool set_client(struct admission *a, const struct http_req *req, struct policy_ask *ask, uint64_t now)
 {
     const struct key *k = req->key;
     char name[CLIENT_NAME];
     if (k)
-        ask->per = (struct admit_key_limits){
+        ask->per = (struct policy_key_limits){
             .requests_per_minute = k->requests_per_minute,
             .tokens_per_minute = k->tokens_per_minute,
             .max_concurrent = k->max_concurrent,
         };
     client_name(req, name);
-    ask->client = admit_client(&a->admit, name, now);
+    ask->client = policy_client(&a->admit, name, now);
     return ask->client != NULL;
 }
 
@@ -238,7 +238,7 @@ static double seconds_left(uint64_t deadline, uint64_t now)
 }
 
 /* Fills the ask for a request for n sequences, of so many bytes, of which no more is known.  False: answered. */
-static bool decide_unread(struct admission *a, struct http_req *req, int n, uint64_t bytes, struct admit_ask *ask,
+static bool decide_unread(struct admission *a, struct http_req *req, int n, uint64_t bytes, struct policy_ask *ask,
                           uint64_t *deadline)
 {
     uint64_t now = clock_now();
@@ -247,7 +247,7 @@ static bool decide_unread(struct admission *a, struct http_req *req, int n, uint
         reply_invalid(req, "X-Request-Timeout: expected milliseconds, a whole number from 1 to 86400000");
         return false;
     }
-    *ask = (struct admit_ask){
+    *ask = (struct policy_ask){
         .n = n,
         .time_left = seconds_left(*deadline, now),
     };
@@ -257,16 +257,16 @@ static bool decide_unread(struct admission *a, struct http_req *req, int n, uint
     }
     observe(a);
     bool place = set_client(a, req, ask, now);
-    if (n) ask->tokens = admit_guess(&a->admit, ask->client, bytes, 1);
-    enum admit_verdict v = place ? admit_decide(&a->admit, ask, now, &retry) : ADMIT_QUEUE_FULL;
-    if (v != ADMIT_YES) reply_refusal(req, v, ask, retry);
-    return v == ADMIT_YES;
+    if (n) ask->tokens = policy_guess(&a->admit, ask->client, bytes, 1);
+    enum policy_verdict v = place ? policy_decide(&a->admit, ask, now, &retry) : POLICY_QUEUE_FULL;
+    if (v != POLICY_YES) reply_refusal(req, v, ask, retry);
+    return v == POLICY_YES;
 }
 
 bool admission_gate(struct http_req *req, uint64_t length)
 {
     struct app *app = req->app;
-    struct admit_ask ask;
+    struct policy_ask ask;
     uint64_t deadline;
     return refuses_state(app, req) || !decide_unread(app->admission, req, 1, length, &ask, &deadline);
 }
@@ -274,7 +274,7 @@ bool admission_gate(struct http_req *req, uint64_t length)
 bool admission_refuses(struct app *app, struct http_req *req, const struct admission_ask *what)
 {
     struct admission *a = app->admission;
-    struct admit_ask ask;
+    struct policy_ask ask;
     uint64_t deadline;
     if (refuses_state(app, req)) return true;
     if (!what || !what->works) return false;
@@ -283,24 +283,24 @@ bool admission_refuses(struct app *app, struct http_req *req, const struct admis
         admission_reply_full(app, req);
         return true;
     }
-    admit_take(&a->admit, &ask, clock_now());
+    policy_take(&a->admit, &ask, clock_now());
     return false;
 }
 
-struct ticket *admission_enter(struct http_req *req)
+struct admission_handle *admission_enter(struct http_req *req)
 {
     struct app *app = req->app;
     struct admission *a = app->admission;
-    struct admit_ask ask;
+    struct policy_ask ask;
     uint64_t deadline;
     if (refuses_state(app, req) || !decide_unread(a, req, 1, req->body_len, &ask, &deadline)) return NULL;
     if (!bridge_has_room(app->bridge, client_id(req))) {
         admission_reply_full(app, req);
         return NULL;
     }
-    admit_take(&a->admit, &ask, clock_now());
-    struct ticket *t = mem_zalloc(sizeof *t);
-    *t = (struct ticket){
+    policy_take(&a->admit, &ask, clock_now());
+    struct admission_handle *t = mem_zalloc(sizeof *t);
+    *t = (struct admission_handle){
         .of = a,
         .refs = 1,
         .n = ask.n,
@@ -320,7 +320,7 @@ struct ticket *admission_enter(struct http_req *req)
 
 static void arm(struct admission *a);
 
-static void unwatch(struct ticket *t)
+static void unwatch(struct admission_handle *t)
 {
     if (!t->next) return;
     t->prev->next = t->next;
@@ -333,7 +333,7 @@ static void on_timer(uv_timer_t *timer)
     struct admission *a = timer->data;
     uint64_t now = clock_now();
     while (a->watched.next != &a->watched && a->watched.next->deadline <= now) {
-        struct ticket *t = a->watched.next;
+        struct admission_handle *t = a->watched.next;
         unwatch(t);
         t->late(t->arg); /* may close it */
     }
@@ -342,7 +342,7 @@ static void on_timer(uv_timer_t *timer)
 
 static void arm(struct admission *a)
 {
-    const struct ticket *t = a->watched.next;
+    const struct admission_handle *t = a->watched.next;
     uint64_t now = clock_now();
     if (t == &a->watched) {
         uv_timer_stop(&a->timer);
@@ -353,11 +353,11 @@ static void arm(struct admission *a)
                    t->deadline > now ? (t->deadline - now + SECOND / 1000 - 1) / (SECOND / 1000) : 0, 0);
 }
 
-static void watch(struct ticket *t)
+static void watch(struct admission_handle *t)
 {
     struct admission *a = t->of;
     if (!t->deadline || !t->late || t->closed) return;
-    struct ticket *at = a->watched.prev; /* most deadlines are later than those before them */
+    struct admission_handle *at = a->watched.prev; /* most deadlines are later than those before them */
     while (at != &a->watched && at->deadline > t->deadline) at = at->prev;
     t->prev = at;
     t->next = at->next;
@@ -365,7 +365,7 @@ static void watch(struct ticket *t)
     if (t->prev == &a->watched) arm(a);
 }
 
-void ticket_watch(struct ticket *t, void (*late)(void *), void *arg)
+void admission_handle_watch(struct admission_handle *t, void (*late)(void *), void *arg)
 {
     CHECK(!t->late);
     t->late = late;
@@ -373,18 +373,18 @@ void ticket_watch(struct ticket *t, void (*late)(void *), void *arg)
     watch(t);
 }
 
-/* ---- a ticket ---------------------------------------------------------------------------------------------------- */
+/* ---- a handle ---------------------------------------------------------------------------------------------------- */
 
-bool ticket_ask(struct ticket *t, struct http_req *req, const struct ticket_need *need)
+bool admission_handle_ask(struct admission_handle *t, struct http_req *req, const struct admission_handle_need *need)
 {
     struct admission *a = t->of;
     uint64_t now = clock_now(), deadline = 0;
     double retry = 0;
     if (need->timeout_ms) deadline = req->received + (uint64_t)need->timeout_ms * (SECOND / 1000);
     if (deadline && (!t->deadline || deadline < t->deadline)) t->deadline = deadline;
-    struct admit_ask ask = {
+    struct policy_ask ask = {
         .n = need->at_once,
-        .tokens = admit_guess(&a->admit, t->client, t->body, need->sequences / need->copies) * need->copies,
+        .tokens = policy_guess(&a->admit, t->client, t->body, need->sequences / need->copies) * need->copies,
         .held_n = t->n,
         .held_tokens = t->tokens,
         .time_left = seconds_left(t->deadline, now),
@@ -396,12 +396,12 @@ bool ticket_ask(struct ticket *t, struct http_req *req, const struct ticket_need
         return false;
     }
     observe(a);
-    enum admit_verdict v = admit_decide(&a->admit, &ask, now, &retry);
-    if (v != ADMIT_YES) {
+    enum policy_verdict v = policy_decide(&a->admit, &ask, now, &retry);
+    if (v != POLICY_YES) {
         reply_refusal(req, v, &ask, retry);
         return false;
     }
-    admit_take(&a->admit, &ask, now);
+    policy_take(&a->admit, &ask, now);
     t->n = ask.n;
     t->left = need->sequences;
     t->charged += ask.tokens - t->tokens;
@@ -409,48 +409,48 @@ bool ticket_ask(struct ticket *t, struct http_req *req, const struct ticket_need
     return true;
 }
 
-void ticket_tokens(struct ticket *t, int64_t prompt, int64_t all)
+void admission_handle_tokens(struct admission_handle *t, int64_t prompt, int64_t all)
 {
     struct admission *a = t->of;
-    admit_learn(&a->admit, t->client, t->body, prompt);
-    admit_charge(t->client, &t->per, (double)(all - t->charged), clock_now());
-    admit_give(&a->admit, t->client, 0, t->tokens - all);
+    policy_learn(&a->admit, t->client, t->body, prompt);
+    policy_charge(t->client, &t->per, (double)(all - t->charged), clock_now());
+    policy_give(&a->admit, t->client, 0, t->tokens - all);
     t->tokens = t->charged = all;
 }
 
-int ticket_priority(const struct ticket *t, int wanted)
+int admission_handle_priority(const struct admission_handle *t, int wanted)
 {
     return wanted < t->priority_max ? t->priority_max : wanted;
 }
 
 /* Gives back what it still has when the last sequence is over, or was never begun. */
-static void ticket_unref(struct ticket *t)
+static void ticket_unref(struct admission_handle *t)
 {
     struct admission *a = t->of;
     if (--t->refs) return;
-    admit_give(&a->admit, t->client, t->n, t->tokens);
-    if (!t->submitted) admit_charge(t->client, &t->per, -(double)t->charged, clock_now()); /* nothing was computed */
+    policy_give(&a->admit, t->client, t->n, t->tokens);
+    if (!t->submitted) policy_charge(t->client, &t->per, -(double)t->charged, clock_now()); /* nothing was computed */
     t->client->users--;
     free(t);
 }
 
 /* So many of its tokens wait no more. */
-static void give_tokens(struct ticket *t, int64_t tokens)
+static void give_tokens(struct admission_handle *t, int64_t tokens)
 {
-    admit_give(&t->of->admit, t->client, 0, tokens);
+    policy_give(&t->of->admit, t->client, 0, tokens);
     t->tokens -= tokens;
 }
 
 /* Of its places, those that neither have a sequence at the engine nor will have one. */
-static void give_places(struct ticket *t, int running)
+static void give_places(struct admission_handle *t, int running)
 {
     int needed = running + t->left;
     if (t->n <= needed) return;
-    admit_give(&t->of->admit, t->client, t->n - needed, 0);
+    policy_give(&t->of->admit, t->client, t->n - needed, 0);
     t->n = needed;
 }
 
-void ticket_close(struct ticket *t)
+void admission_handle_close(struct admission_handle *t)
 {
     if (!t) return;
     t->closed = true;
@@ -461,7 +461,7 @@ void ticket_close(struct ticket *t)
     ticket_unref(t);
 }
 
-void ticket_hold(struct ticket *t, int prompt_tokens)
+void admission_handle_hold(struct admission_handle *t, int prompt_tokens)
 {
     t->refs++;
     t->left--;
@@ -469,24 +469,24 @@ void ticket_hold(struct ticket *t, int prompt_tokens)
     t->submitted = true;
 }
 
-void ticket_begun(struct ticket *t, int prompt_tokens)
+void admission_handle_begun(struct admission_handle *t, int prompt_tokens)
 {
     t->pending -= prompt_tokens;
     give_tokens(t, prompt_tokens);
 }
 
-void ticket_done(struct ticket *t, const struct event *done, bool begun)
+void admission_handle_done(struct admission_handle *t, const struct event *done, bool begun)
 {
     uint64_t now = clock_now();
-    if (!begun) ticket_begun(t, done->n_prompt);
-    admit_charge(t->client, &t->per, done->n_generated, now);
+    if (!begun) admission_handle_begun(t, done->n_prompt);
+    policy_charge(t->client, &t->per, done->n_generated, now);
     if (done->times.scheduled && done->times.done > done->times.scheduled)
-        admit_ended(&t->of->admit, (double)(done->times.done - done->times.scheduled) * 1e-9, now);
+        policy_ended(&t->of->admit, (double)(done->times.done - done->times.scheduled) * 1e-9, now);
     give_places(t, t->refs - 1 - !t->closed);
     ticket_unref(t);
 }
 
-void ticket_drop(struct ticket *t)
+void admission_handle_drop(struct admission_handle *t)
 {
     ticket_unref(t);
 }
@@ -500,7 +500,7 @@ static void put_gauge(struct buf *out, const char *name, const char *help, doubl
 
 void admission_put_metrics(struct admission *a, struct buf *out)
 {
-    const struct admit *p = &a->admit;
+    const struct admission_policy *p = &a->admit;
     observe(a);
     int waiting = p->active - p->limits.max_seqs;
     put_gauge(out, "tandem_queue_sequences", "Sequences that were admitted and have no place to run yet.",
@@ -511,24 +511,24 @@ void admission_put_metrics(struct admission *a, struct buf *out)
               (double)p->queued);
     if (a->app->info) put_gauge(out, "tandem_queue_tokens_limit", "So many may wait.", (double)p->limits.max_tokens);
     put_gauge(out, "tandem_queue_wait_seconds", "Estimated time to the first token for a request that comes now.",
-              admit_wait(p, 0, clock_now()));
+              policy_wait(p, 0, clock_now()));
 }
 
 /* ---- who is here ------------------------------------------------------------------------------------------------- */
 
 static int by_share(const void *a, const void *b)
 {
-    const struct admit_client *const *x = a, *const *y = b;
+    const struct policy_client *const *x = a, *const *y = b;
     if ((*x)->active != (*y)->active) return (*y)->active - (*x)->active;
     return (*x)->queued != (*y)->queued ? ((*x)->queued < (*y)->queued ? 1 : -1) : strcmp((*x)->name, (*y)->name);
 }
 
 void admission_put_clients(const struct admission *a, struct buf *out)
 {
-    const struct admit *p = &a->admit;
-    const struct admit_client **v = mem_array((size_t)p->n_present + 1, sizeof *v);
+    const struct admission_policy *p = &a->admit;
+    const struct policy_client **v = mem_array((size_t)p->n_present + 1, sizeof *v);
     int n = 0;
-    for (int i = 0; i < ADMIT_SETS * ADMIT_WAYS && n < p->n_present; i++)
+    for (int i = 0; i < POLICY_SETS * POLICY_WAYS && n < p->n_present; i++)
         if (p->clients[i].active > 0) v[n++] = &p->clients[i];
     qsort(v, (size_t)n, sizeof *v, by_share);
     buf_char(out, '[');

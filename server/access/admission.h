@@ -1,14 +1,15 @@
 /* The one door of the routes that use the model: decides before anything is read, let alone tokenised, whether a
  * request comes in; keeps the time of those that have a deadline; counts what each key uses.  Loop thread only.
  *
- * Every request counts for its client (client.h), and clients share the queue.  The decision itself is admit.h's.  What
- * a refusal costs is kept small: a large body is refused on its head (admission_gate), a small one, which has come with
- * its head, is dropped unread.
+ * Every request counts for its client (client.h), and clients share the queue.  The decision itself is
+ * admission_policy.h's.  What a refusal costs is kept small: a large body is refused on its head (admission_gate), a
+ * small one, which has come with its head, is dropped unread.
  *
  * Life of a request: admission_enter gives it a place for one sequence and as many prompt tokens as its body may have;
- * ticket_ask, once the fields are known, one for all its sequences; ticket_tokens says how many tokens there really
- * are; the answer, or a refusal, closes it (http_req.on_answer).  bridge_submit holds the ticket for each sequence, so
- * a place is given back when the engine has ended what it was for, also where the client left long before. */
+ * admission_handle_ask, once the fields are known, one for all its sequences; admission_handle_tokens says how many
+ * tokens there really are; the answer, or a refusal, closes it (http_req.on_answer).  bridge_submit holds the handle
+ * for each sequence, so a place is given back when the engine has ended what it was for, also where the client left
+ * long before. */
 #ifndef TANDEM_SERVER_ACCESS_ADMISSION_H
 #define TANDEM_SERVER_ACCESS_ADMISSION_H
 
@@ -21,16 +22,16 @@ struct admission; /* one per server, app.admission */
 struct app;
 struct event;
 struct http_req;
-struct ticket;
+struct admission_handle;
 
 /* Uses app->set, app->loop, app->metrics. */
 struct admission *admission_open(struct app *);
 /* The model is there: its limits count. */
 void admission_ready(struct admission *);
-/* After the last ticket was closed; frees itself when the loop has closed its timer. */
+/* After the last handle was closed; frees itself when the loop has closed its timer. */
 void admission_close(struct admission *);
 
-/* What a request without a ticket asks for. */
+/* What a request without a handle asks for. */
 struct admission_ask {
     bool works; /* it gives the thread pool something to do: it is one request of its key, and refused when there is
                    too much of that */
@@ -43,34 +44,35 @@ bool admission_refuses(struct app *, struct http_req *, const struct admission_a
 /* http_route.gate of the routes that generate. */
 bool admission_gate(struct http_req *, uint64_t length);
 
-/* A place, for the time until ticket_close; or NULL: answered (as above; also a bad header, a deadline that is over).
- * The header X-Request-Timeout (milliseconds from the request's head on) sets a deadline. */
-struct ticket *admission_enter(struct http_req *);
-/* Once, after ticket_ask: late(arg) when its deadline is over and it is not closed; never inside a call of this file.
+/* A place, for the time until admission_handle_close; or NULL: answered (as above; also a bad header, a deadline that
+ * is over). The header X-Request-Timeout (milliseconds from the request's head on) sets a deadline. */
+struct admission_handle *admission_enter(struct http_req *);
+/* Once, after admission_handle_ask: late(arg) when its deadline is over and it is not closed; never inside a call of
+ * this file.
  */
-void ticket_watch(struct ticket *, void (*late)(void *), void *arg);
-struct ticket_need {
+void admission_handle_watch(struct admission_handle *, void (*late)(void *), void *arg);
+struct admission_handle_need {
     int sequences;      /* prompts x copies */
     int at_once;        /* of which so many are at the engine at a time */
     int copies;         /* texts for each prompt */
     int64_t timeout_ms; /* from the request's head on; 0: no other deadline than it has */
 };
 /* What it is for.  False: answered. */
-bool ticket_ask(struct ticket *, struct http_req *, const struct ticket_need *);
+bool admission_handle_ask(struct admission_handle *, struct http_req *, const struct admission_handle_need *);
 /* How many prompt tokens its prompts have, each counted once, and in all its sequences. */
-void ticket_tokens(struct ticket *, int64_t prompt, int64_t all);
+void admission_handle_tokens(struct admission_handle *, int64_t prompt, int64_t all);
 /* The priority it may have: what was asked for, but no more urgent than its key allows. */
-int ticket_priority(const struct ticket *, int wanted);
+int admission_handle_priority(const struct admission_handle *, int wanted);
 /* The exchange is over.  NULL is allowed. */
-void ticket_close(struct ticket *);
+void admission_handle_close(struct admission_handle *);
 
 /* ---- the bridge's, for every sequence that the engine has -------------------------------------------------------- */
-void ticket_hold(struct ticket *, int prompt_tokens);
+void admission_handle_hold(struct admission_handle *, int prompt_tokens);
 /* Its first token is out: its prompt waits no more. */
-void ticket_begun(struct ticket *, int prompt_tokens);
-/* Its EV_DONE; begun: whether ticket_begun was called.  Releases the hold. */
-void ticket_done(struct ticket *, const struct event *done, bool begun);
-void ticket_drop(struct ticket *); /* releases the hold: there is no EV_DONE, the engine is gone */
+void admission_handle_begun(struct admission_handle *, int prompt_tokens);
+/* Its EV_DONE; begun: whether admission_handle_begun was called.  Releases the hold. */
+void admission_handle_done(struct admission_handle *, const struct event *done, bool begun);
+void admission_handle_drop(struct admission_handle *); /* releases the hold: there is no EV_DONE, the engine is gone */
 
 /* ---- answers ----------------------------------------------------------------------------------------------------- */
 

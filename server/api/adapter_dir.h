@@ -4,7 +4,7 @@
 #define TANDEM_SERVER_API_ADAPTER_DIR_H
 
 #include "engine/serve/engine.h"
-#include "server/config/conf.h"
+#include "server/config/settings.h"
 
 /* The real path of a directory that a client names: relative to one of the two, or absolute and inside one.  NULL and
  * *e when it is none (whatever else is there: a client cannot look around with this), or when its files are links that

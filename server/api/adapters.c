@@ -6,9 +6,9 @@
 #include "engine/base/mem.h"
 #include "server/api/adapter_dir.h"
 #include "server/api/app.h"
-#include "server/api/body.h"
-#include "server/api/call.h"
 #include "server/api/models.h"
+#include "server/api/request_body.h"
+#include "server/api/store_request.h"
 #include "server/jobs/train_params.h"
 #include "server/json/json.h"
 #include "server/store/data_dir.h"
@@ -136,10 +136,11 @@ static void reply_deletion(struct deletion *d)
 {
     struct buf out = {0};
     if (d->left) {
-        call_reply_error(d->req, d->openai, 507, "storage",
-                         "%.100s: its files in the data directory stay: the next start would load it again", d->name);
+        store_request_reply_error(d->req, d->openai, 507, "storage",
+                                  "%.100s: its files in the data directory stay: the next start would load it again",
+                                  d->name);
     } else if (!d->unloaded && !d->removed) {
-        call_reply_error(d->req, d->openai, 404, d->openai ? "model_not_found" : "not_found", "%s", d->e.msg);
+        store_request_reply_error(d->req, d->openai, 404, d->openai ? "model_not_found" : "not_found", "%s", d->e.msg);
     } else if (d->openai) {
         buf_str(&out, "{\"id\":");
         json_put_string(&out, d->name, strlen(d->name));
@@ -185,7 +186,7 @@ void api_models_delete(struct http_req *req)
     struct err e = {0};
     if (not_ready(app, req)) return;
     if (*name && models_find(app, name, &m, &e) && !m.adapter && strcmp(m.name, name) == 0)
-        call_reply_error(
+        store_request_reply_error(
             req, true, 400, "invalid_request",
             "The model `%.100s` is the one this server was started with: only fine-tuned models can be deleted", name);
     else

@@ -5,14 +5,14 @@
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
 #include "server/access/client.h"
-#include "server/api/chat.h"
+#include "server/api/chat_format.h"
 #include "server/bridge/bridge.h"
-#include "server/config/conf.h"
+#include "server/config/settings.h"
 #include "server/metrics/metrics.h"
 #include "server/net/http.h"
 #include "server/net/sse.h"
 
-struct constraints;
+struct grammar_cache;
 struct device_sample;
 struct jobs;
 struct keys;
@@ -36,7 +36,7 @@ struct app {
     struct chat_format chat;
     struct buf tokenizer_info; /* what GET /tokenizer_info answers; owned */
     struct admission *admission;
-    struct constraints *constraints;
+    struct grammar_cache *grammar_cache;
     struct bridge *bridge;
     struct sse_hub *sse;
     struct http_server *http;
@@ -53,7 +53,7 @@ struct app {
     struct device_sample *devices; /* of the last scrape; NULL with nvml; owned */
     bool sampling;                 /* a pool thread asks the driver */
     bool tracing;                  /* POST /debug/trace, one at a time */
-    size_t call_bytes;             /* bodies that the store has (call.h) */
+    size_t call_bytes;             /* bodies that the store has (store_request.h) */
     int event_streams;             /* GET /train/{id}/events, open */
     int adapter_loads;             /* in progress */
     int validations;               /* POST /train/validate, likewise */

@@ -1,7 +1,7 @@
 #include "server/api/embed_params.h"
 
 #include "engine/base/mem.h"
-#include "server/api/body.h"
+#include "server/api/request_body.h"
 #include "server/json/json.h"
 
 #include <math.h>

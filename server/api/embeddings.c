@@ -2,19 +2,19 @@
  * bodies of theirs: those of Text Embeddings Inference.
  *
  * An exchange goes: a place, or refused (admission.h) -> read and tokenise (on the pool when long) -> submit, a few
- * inputs at a time, so that one request does not fill the queue -> write the answer (in pieces, pieces.h).  It lives
- * from the handler until on_close and until nothing of ours is on the stack or on the pool: hence the count.  Loop
- * thread, but for the two work_ functions, which only touch what the loop leaves alone meanwhile. */
+ * inputs at a time, so that one request does not fill the queue -> write the answer (in pieces, incremental_reply.h).
+ * It lives from the handler until on_close and until nothing of ours is on the stack or on the pool: hence the count.
+ * Loop thread, but for the two work_ functions, which only touch what the loop leaves alone meanwhile. */
 #include "engine/base/mem.h"
 #include "server/access/admission.h"
 #include "server/access/keys.h"
 #include "server/api/app.h"
-#include "server/api/body.h"
-#include "server/api/call.h"
 #include "server/api/embed_params.h"
 #include "server/api/models.h"
+#include "server/api/request_body.h"
+#include "server/api/store_request.h"
 #include "server/json/json.h"
-#include "server/net/pieces.h"
+#include "server/net/incremental_reply.h"
 #include "server/store/data_dir.h"
 
 #include <math.h>
@@ -38,7 +38,7 @@ struct exchange {
     int refs; /* the open http exchange, every callback of ours that is running, the work on the pool */
     struct app *app;
     struct http_req *req; /* NULL once closed */
-    struct ticket *ticket;
+    struct admission_handle *handle;
     uint64_t client;   /* client_id */
     _Atomic bool gone; /* the same, for the pool; also when it is too late */
     struct embed_params params;
@@ -54,7 +54,7 @@ struct exchange {
     enum embed_shape shape;
     struct http_body body;   /* while it is read on the pool */
     struct reservation held; /* for inputs, their tokens and the values */
-    struct pieces pieces;
+    struct incremental_reply pieces;
     int written, written_values; /* inputs, and values of the next one, that are in the answer */
 };
 
@@ -84,8 +84,8 @@ static void cancel_all(struct exchange *x)
 static void on_answer(struct http_req *req)
 {
     struct exchange *x = req->user;
-    ticket_close(x->ticket);
-    x->ticket = NULL;
+    admission_handle_close(x->handle);
+    x->handle = NULL;
 }
 
 /* Answered, or the client left. */
@@ -94,7 +94,7 @@ static void on_close(struct http_req *req)
     struct exchange *x = req->user;
     x->req = NULL;
     atomic_store(&x->gone, true);
-    ticket_close(x->ticket);
+    admission_handle_close(x->handle);
     cancel_all(x);
     exchange_unref(x);
 }
@@ -105,13 +105,13 @@ static void reply_error(struct exchange *x, int status, const char *code, const 
     cancel_all(x);
     if (status < 500) metrics_reject(&x->app->metrics, REJECT_VALIDATION);
     if (x->params.shape == EMBED_OPENAI) {
-        call_put_error(&out, true, status, code, param, msg);
+        store_request_put_error(&out, true, status, code, param, msg);
     } else {
         struct err e = {0};
         err_set(&e, 0, "%s", msg);
         if (status == 422) err_prefix(&e, "Input validation error");
         if (status == 500) status = 424; /* as TGI and TEI have it */
-        call_put_error(&out, false, status, status == 400 || status == 422 ? "validation" : code, NULL, e.msg);
+        store_request_put_error(&out, false, status, status == 400 || status == 422 ? "validation" : code, NULL, e.msg);
     }
     http_reply(x->req, status, "application/json", out.data, out.len);
     buf_free(&out);
@@ -180,7 +180,7 @@ static bool write_openai(void *arg, struct buf *out)
         json_put_string(out, x->model.name, strlen(x->model.name));
         buf_str(out, ",\"data\":[");
     }
-    while (x->written < p->n && out->len < PIECE_BYTES) {
+    while (x->written < p->n && out->len < REPLY_CHUNK_BYTES) {
         if (!x->written_values)
             buf_printf(out, "%s{\"object\":\"embedding\",\"index\":%d,\"embedding\":", x->written ? "," : "",
                        x->written);
@@ -203,7 +203,7 @@ static bool write_tei(void *arg, struct buf *out)
 {
     struct exchange *x = arg;
     if (!x->written && !x->written_values) buf_char(out, '[');
-    while (x->written < x->params.n && out->len < PIECE_BYTES) {
+    while (x->written < x->params.n && out->len < REPLY_CHUNK_BYTES) {
         if (x->written && !x->written_values) buf_char(out, ',');
         put_values(x, out);
     }
@@ -216,7 +216,7 @@ static bool write_similarities(void *arg, struct buf *out)
 {
     struct exchange *x = arg;
     const struct embed_params *p = &x->params;
-    int end = x->written + 1 + PIECE_BYTES / p->dimensions; /* products for one piece */
+    int end = x->written + 1 + REPLY_CHUNK_BYTES / p->dimensions; /* products for one piece */
     if (!x->written) buf_char(out, '[');
     for (; x->written < p->n - 1 && x->written < end; x->written++)
         buf_printf(out, x->written ? ",%.9g" : "%.9g", cosine(vector(x, 0), vector(x, x->written + 1), p->dimensions));
@@ -228,15 +228,15 @@ static bool write_similarities(void *arg, struct buf *out)
 static void on_drain(struct http_req *req)
 {
     struct exchange *x = req->user;
-    pieces_more(&x->pieces);
+    incremental_reply_more(&x->pieces);
 }
 
 static void reply_vectors(struct exchange *x)
 {
     x->req->on_drain = on_drain;
-    static piece_fn *const write[] = {
+    static reply_chunk_fn *const write[] = {
         [EMBED_OPENAI] = write_openai, [EMBED_TEI] = write_tei, [EMBED_SIMILARITY] = write_similarities};
-    pieces_begin(&x->pieces, x->req, "application/json", write[x->params.shape], x);
+    incremental_reply_begin(&x->pieces, x->req, "application/json", write[x->params.shape], x);
 }
 
 /* ---- the vectors ----------------------------------------------------------------------------------------------- */
@@ -283,10 +283,10 @@ static void submit_more(struct exchange *x)
         const struct gen_request r = {.prompt = in->ids,
                                       .n_prompt = (int)in->n,
                                       .pooling = p->pooling,
-                                      .priority = ticket_priority(x->ticket, p->priority),
+                                      .priority = admission_handle_priority(x->handle, p->priority),
                                       .adapter = x->model.adapter};
         item->x = x;
-        item->gen = bridge_submit(x->app->bridge, &r, x->ticket, x->req, on_event, item, &e);
+        item->gen = bridge_submit(x->app->bridge, &r, x->handle, x->req, on_event, item, &e);
         if (item->gen) {
             x->next++;
             x->n_running++;
@@ -327,7 +327,7 @@ static void after_tokenize(void *arg)
         for (int i = 0; i < p->n; i++) x->n_tokens += p->inputs[i].n;
         metrics_observe(&x->app->metrics, HIST_SEQUENCES, p->n);
         x->req->note.model = x->model.name;
-        ticket_tokens(x->ticket, (int64_t)x->n_tokens, (int64_t)x->n_tokens);
+        admission_handle_tokens(x->handle, (int64_t)x->n_tokens, (int64_t)x->n_tokens);
         x->items = mem_array((size_t)p->n, sizeof *x->items);
         size_t floats = (size_t)p->n * (size_t)p->dimensions;
         if (!reserve(&x->held, floats * sizeof *x->values, "the answer", &x->err)) {
@@ -387,7 +387,7 @@ static void after_read(void *arg)
     const struct embed_params *p = &x->params;
     struct err e = {0};
     x->in_flight = x->req ? in_flight(x->req, p->n) : 0;
-    const struct ticket_need need = {
+    const struct admission_handle_need need = {
         .sequences = p->n, .at_once = x->in_flight, .copies = 1, .timeout_ms = p->timeout_ms};
     if (!x->req) {
         exchange_unref(x);
@@ -397,9 +397,9 @@ static void after_read(void *arg)
         reply_error(x, x->status, "invalid_value", p->field, x->err.msg);
     } else if (!x->status && !models_find(x->app, p->model, &x->model, &e)) {
         reply_error(x, 404, "model_not_found", "model", e.msg);
-    } else if (!x->status && ticket_ask(x->ticket, x->req, &need)) {
+    } else if (!x->status && admission_handle_ask(x->handle, x->req, &need)) {
         size_t bytes = 0;
-        ticket_watch(x->ticket, on_late, x);
+        admission_handle_watch(x->handle, on_late, x);
         for (int i = 0; i < p->n; i++) bytes += p->inputs[i].len;
         do_work(x, bytes <= TOKENIZE_INLINE_BYTES, work_tokenize, after_tokenize);
     }
@@ -409,11 +409,11 @@ static void after_read(void *arg)
 static void handle(struct http_req *req, enum embed_shape shape)
 {
     struct app *app = req->app;
-    struct ticket *ticket = admission_enter(req);
-    if (!ticket) return;
+    struct admission_handle *handle = admission_enter(req);
+    if (!handle) return;
     struct exchange *x = mem_zalloc(sizeof *x);
     *x = (struct exchange){
-        .refs = 2, .app = app, .req = req, .ticket = ticket, .client = client_id(req), .shape = shape};
+        .refs = 2, .app = app, .req = req, .handle = handle, .client = client_id(req), .shape = shape};
     x->limits = (struct embed_limits){
         .hidden = app->info->hidden,
         .vocab = app->info->vocab,

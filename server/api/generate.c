@@ -9,11 +9,12 @@
 #include "engine/base/mem.h"
 #include "server/access/admission.h"
 #include "server/api/app.h"
-#include "server/api/body.h"
 #include "server/api/embed_shape.h"
-#include "server/api/fields.h"
 #include "server/api/generate_answer.h"
 #include "server/api/generate_params.h"
+#include "server/api/request_body.h"
+#include "server/api/request_fields.h"
+#include "server/bridge/grammar_cache.h"
 #include "server/schema/constraint.h"
 
 #include <stdarg.h>
@@ -32,7 +33,7 @@ struct exchange {
     int refs; /* the open http exchange, and every callback of ours that is running */
     struct app *app;
     struct http_req *req; /* NULL once closed */
-    struct ticket *ticket;
+    struct admission_handle *handle;
     uint64_t client;
     enum generate_route route;
     struct generate_params params;
@@ -42,7 +43,7 @@ struct exchange {
     struct err err;
     struct reservation held; /* for the prompt and the answer */
     struct token_job *job;
-    struct constraint_job *compiling;
+    struct grammar_cache_job *compiling;
     int32_t *prompt; /* owned; from tokenising until it is submitted */
     struct sse sse;
     struct event token;    /* streaming: the last token waits here for the EV_DONE behind it */
@@ -53,10 +54,10 @@ struct exchange {
     int n_sent;
     bool streaming; /* the head is out */
     int n, n_done;
-    struct sequence *seqs;  /* n */
-    struct result *results; /* n; not used when streaming */
-    uint64_t *seeds;        /* n */
-    uint64_t tokenized;     /* clock_now(); the grammar was asked for then */
+    struct sequence *seqs;             /* n */
+    struct generation_result *results; /* n; not used when streaming */
+    uint64_t *seeds;                   /* n */
+    uint64_t tokenized;                /* clock_now(); the grammar was asked for then */
 };
 
 static void exchange_unref(struct exchange *x)
@@ -90,7 +91,7 @@ static void stop_preparing(struct exchange *x)
 {
     bridge_tokenize_cancel(x->job);
     x->job = NULL;
-    constraint_cancel(x->compiling);
+    grammar_cache_cancel(x->compiling);
     x->compiling = NULL;
 }
 
@@ -98,8 +99,8 @@ static void stop_preparing(struct exchange *x)
 static void on_answer(struct http_req *req)
 {
     struct exchange *x = req->user;
-    ticket_close(x->ticket);
-    x->ticket = NULL;
+    admission_handle_close(x->handle);
+    x->handle = NULL;
 }
 
 /* The exchange is over: answered, or the client left. */
@@ -107,7 +108,7 @@ static void on_close(struct http_req *req)
 {
     struct exchange *x = req->user;
     x->req = NULL;
-    ticket_close(x->ticket);
+    admission_handle_close(x->handle);
     sse_stop(&x->sse);
     stop_preparing(x);
     cancel_all(x);
@@ -147,7 +148,7 @@ static uint64_t span(uint64_t from, uint64_t to)
 }
 
 /* Milliseconds are whole numbers, as TGI sends them. */
-static void set_timing_headers(struct exchange *x, const struct result *r)
+static void set_timing_headers(struct exchange *x, const struct generation_result *r)
 {
     struct http_req *req = x->req;
     const struct event *d = &r->done;
@@ -232,7 +233,7 @@ static void on_gather(void *arg, const struct event *ev, const struct event_batc
 {
     struct sequence *seq = arg;
     struct exchange *x = seq->x;
-    struct result *r = &x->results[seq - x->seqs];
+    struct generation_result *r = &x->results[seq - x->seqs];
     x->gathered_bytes += result_event_bytes(ev);
     if (!reserve_up_to(&x->held, x->gathered_bytes, "the answer", NULL) || !result_room(r, ev)) {
         cancel_all(x);
@@ -329,7 +330,7 @@ static int submit_all(struct exchange *x, struct err *e)
         seq->x = x;
         x->seeds[i] = r.sampling.seed = seed_derive(x->params.gen.sampling.seed, i);
         seq->gen =
-            bridge_submit(x->app->bridge, &r, x->ticket, x->req, x->params.stream ? on_stream : on_gather, seq, e);
+            bridge_submit(x->app->bridge, &r, x->handle, x->req, x->params.stream ? on_stream : on_gather, seq, e);
         if (!seq->gen) {
             cancel_all(x);
             return e->code;
@@ -354,7 +355,7 @@ static void start_generation(struct exchange *x)
     x->n = x->params.best_of;
     metrics_observe(&x->app->metrics, HIST_SEQUENCES, x->n);
     x->req->note.model = x->app->model_name;
-    x->params.gen.priority = ticket_priority(x->ticket, x->params.gen.priority);
+    x->params.gen.priority = admission_handle_priority(x->handle, x->params.gen.priority);
     x->seqs = mem_array((size_t)x->n, sizeof *x->seqs);
     x->results = mem_array((size_t)x->n, sizeof *x->results);
     x->seeds = mem_array((size_t)x->n, sizeof *x->seeds);
@@ -375,7 +376,7 @@ static void start_generation(struct exchange *x)
     }
 }
 
-/* g: what the text must be; NULL: anything.  May run before constraint_compile returns. */
+/* g: what the text must be; NULL: anything.  May run before grammar_cache_compile returns. */
 static void on_compiled(void *arg, struct grammar *g, const struct err *e)
 {
     struct exchange *x = arg;
@@ -421,11 +422,11 @@ static void on_tokenized(void *arg, const struct tokenization *t)
                 exchange_unref(x);
                 return;
             }
-            ticket_tokens(x->ticket, (int64_t)n, (int64_t)n * x->params.best_of);
+            admission_handle_tokens(x->handle, (int64_t)n, (int64_t)n * x->params.best_of);
             x->prompt = mem_array(n, sizeof *x->prompt);
             for (size_t i = 0; i < n; i++) x->prompt[i] = t->tokens.v[first + i].id;
-            struct constraint_job *job =
-                constraint_compile(x->app->constraints, client_id(x->req), &x->params.ask, on_compiled, x);
+            struct grammar_cache_job *job =
+                grammar_cache_compile(x->app->grammar_cache, client_id(x->req), &x->params.ask, on_compiled, x);
             if (job) x->compiling = job; /* else on_compiled has run */
         }
     }
@@ -441,14 +442,14 @@ static void begin(struct exchange *x)
         err_prefix(&x->err, "Input validation error: `adapter_id`");
         status = 422;
     }
-    const struct ticket_need need = {.sequences = x->params.best_of,
-                                     .at_once = x->params.best_of,
-                                     .copies = x->params.best_of,
-                                     .timeout_ms = x->params.timeout_ms};
+    const struct admission_handle_need need = {.sequences = x->params.best_of,
+                                               .at_once = x->params.best_of,
+                                               .copies = x->params.best_of,
+                                               .timeout_ms = x->params.timeout_ms};
     if (status) {
         reply_invalid(x, status, &x->err);
-    } else if (ticket_ask(x->ticket, x->req, &need)) {
-        ticket_watch(x->ticket, on_late, x);
+    } else if (admission_handle_ask(x->handle, x->req, &need)) {
+        admission_handle_watch(x->handle, on_late, x);
         x->job = bridge_tokenize(app->bridge, x->client, x->params.inputs, x->params.inputs_len, TOKENIZE_SPECIAL,
                                  on_tokenized, x);
     }
@@ -472,11 +473,11 @@ static void after_read(void *arg)
 static void handle(struct http_req *req, enum generate_route route)
 {
     struct app *app = req->app;
-    struct ticket *ticket = admission_enter(req);
-    if (!ticket) return;
+    struct admission_handle *handle = admission_enter(req);
+    if (!handle) return;
     struct exchange *x = mem_zalloc(sizeof *x);
     *x = (struct exchange){
-        .refs = 2, .app = app, .req = req, .ticket = ticket, .client = client_id(req), .route = route};
+        .refs = 2, .app = app, .req = req, .handle = handle, .client = client_id(req), .route = route};
     x->limits = (struct generate_limits){
         .max_best_of = app->set->max_best_of,
         .max_stop = app->set->max_stop_sequences,

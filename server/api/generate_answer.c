@@ -98,11 +98,11 @@ void answer_put_event(struct buf *out, const struct answer_event *a)
 
 /* ---- the whole answer ------------------------------------------------------------------------------------------ */
 
-static void put_prefill(struct buf *out, const struct result *r)
+static void put_prefill(struct buf *out, const struct generation_result *r)
 {
     buf_str(out, ",\"prefill\":[");
     for (size_t i = 0; i < r->n_prompt; i++) {
-        const struct result_token *t = &r->prompt[i];
+        const struct generation_token *t = &r->prompt[i];
         buf_printf(out, "%s{\"id\":%d,\"text\":", i ? "," : "", t->id);
         json_put_string(out, r->text.data + t->text, t->text_len);
         buf_str(out, ",\"logprob\":");
@@ -112,18 +112,18 @@ static void put_prefill(struct buf *out, const struct result *r)
     buf_char(out, ']');
 }
 
-static void put_tokens(struct buf *out, const struct result *r)
+static void put_tokens(struct buf *out, const struct generation_result *r)
 {
     buf_str(out, ",\"tokens\":[");
     for (size_t i = 0; i < r->n_tokens; i++) {
-        const struct result_token *t = &r->tokens[i];
+        const struct generation_token *t = &r->tokens[i];
         if (i) buf_char(out, ',');
         answer_put_token(out, t->id, r->text.data + t->text, t->text_len, t->logprob, t->special);
     }
     buf_char(out, ']');
 }
 
-static void put_top_tokens(struct buf *out, const struct tokenizer *tk, const struct result *r)
+static void put_top_tokens(struct buf *out, const struct tokenizer *tk, const struct generation_result *r)
 {
     if (!r->n_top) return;
     buf_str(out, ",\"top_tokens\":[");
@@ -135,7 +135,7 @@ static void put_top_tokens(struct buf *out, const struct tokenizer *tk, const st
 }
 
 static void put_sequence(struct buf *out, const struct generate_params *p, const struct tokenizer *tk,
-                         const struct result *r, uint64_t seed)
+                         const struct generation_result *r, uint64_t seed)
 {
     buf_printf(out, "\"finish_reason\":\"%s\",\"generated_tokens\":%zu", finish_name(r->done.finish), r->n_tokens);
     put_seed(out, p, seed);
@@ -145,9 +145,9 @@ static void put_sequence(struct buf *out, const struct generate_params *p, const
 }
 
 void answer_put_whole(struct buf *out, const struct generate_params *p, const struct tokenizer *tk,
-                      const struct result *results, const uint64_t *seeds, int n, int best)
+                      const struct generation_result *results, const uint64_t *seeds, int n, int best)
 {
-    const struct result *r = &results[best];
+    const struct generation_result *r = &results[best];
     buf_str(out, "{\"generated_text\":");
     put_text(out, p, r->generated.data, r->generated.len);
     if (p->details || p->decoder_input_details) {

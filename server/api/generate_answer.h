@@ -5,7 +5,7 @@
 #include "engine/base/buf.h"
 #include "engine/serve/engine.h"
 #include "server/api/generate_params.h"
-#include "server/api/result.h"
+#include "server/api/generation_result.h"
 
 /* "length", "eos_token", "stop_sequence", "timeout", "cancelled", "error" */
 const char *finish_name(enum finish_reason);
@@ -31,6 +31,6 @@ void answer_put_event(struct buf *out, const struct answer_event *);
 
 /* The whole answer: results[best] with the n - 1 others as best_of_sequences; seeds[i] was used for results[i]. */
 void answer_put_whole(struct buf *out, const struct generate_params *, const struct tokenizer *,
-                      const struct result *results, const uint64_t *seeds, int n, int best);
+                      const struct generation_result *results, const uint64_t *seeds, int n, int best);
 
 #endif

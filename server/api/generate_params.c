@@ -3,7 +3,7 @@
  * ignored, as TGI does. */
 #include "server/api/generate_params.h"
 
-#include "server/api/fields.h"
+#include "server/api/request_fields.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@ enum { TGI_RESERVE = 1024 /* tokens TGI reserves at a time, known to clients by 
 struct check {
     struct generate_params *p;
     const struct generate_limits *lim;
-    struct fields f; /* of the parameters object */
+    struct request_fields f; /* of the parameters object */
 };
 
 /* ---- the sampling rules, in TGI's order ------------------------------------------------------------------------ */
@@ -172,7 +172,7 @@ static bool check_grammar(struct check *c)
     return true;
 }
 
-static bool check_inputs(struct generate_params *p, struct fields *top)
+static bool check_inputs(struct generate_params *p, struct request_fields *top)
 {
     if (!fields_string(top, "inputs", &p->inputs)) return false;
     if (!p->inputs) return fields_refuse(top, "inputs", "inputs: the field is missing");
@@ -182,7 +182,7 @@ static bool check_inputs(struct generate_params *p, struct fields *top)
 }
 
 /* Not with `truncate`: there any length is legal, and the bound is the body's. */
-static bool check_bytes(const struct generate_params *p, const struct generate_limits *lim, struct fields *top)
+static bool check_bytes(const struct generate_params *p, const struct generate_limits *lim, struct request_fields *top)
 {
     if (p->truncate || text_may_fit(p->inputs_len, lim->max_total_tokens, lim->longest_token)) return true;
     return fields_refuse(top, "inputs",
@@ -210,7 +210,7 @@ int generate_params_parse(struct generate_params *p, enum generate_route route, 
     e->code = 0;
     p->tree = json_parse_body(body, len, e);
     if (!p->tree || !fields_few(p->tree, e)) return 400;
-    struct fields top = {.at = {.obj = p->tree, .path = "", .e = e}, .e = e, .vocab = lim->vocab};
+    struct request_fields top = {.at = {.obj = p->tree, .path = "", .e = e}, .e = e, .vocab = lim->vocab};
     struct check c = {.p = p, .lim = lim, .f = {.at = {.path = "parameters", .e = e}, .e = e, .vocab = lim->vocab}};
     bool good = true;
     if (!cJSON_IsObject(p->tree)) good = fields_refuse(&top, NULL, "expected a JSON object with the field `inputs`");

@@ -3,7 +3,7 @@
 
 #include "engine/base/mem.h"
 #include "server/api/app.h"
-#include "server/api/call.h"
+#include "server/api/store_request.h"
 #include "server/json/json.h"
 
 #include <stdlib.h>
@@ -141,7 +141,7 @@ void api_models_get(struct http_req *req)
         return;
     }
     say_unknown(app, name, &e); /* what any name would do is not what is there */
-    call_put_error(&out, true, 404, "model_not_found", "model", e.msg);
+    store_request_put_error(&out, true, 404, "model_not_found", "model", e.msg);
     http_reply(req, 404, "application/json", out.data, out.len);
     buf_free(&out);
 }

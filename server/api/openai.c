@@ -9,11 +9,12 @@
 #include "engine/base/mem.h"
 #include "server/access/admission.h"
 #include "server/api/app.h"
-#include "server/api/body.h"
-#include "server/api/call.h"
-#include "server/api/fields.h"
 #include "server/api/models.h"
 #include "server/api/openai_answer.h"
+#include "server/api/request_body.h"
+#include "server/api/request_fields.h"
+#include "server/api/store_request.h"
+#include "server/bridge/grammar_cache.h"
 #include "server/json/json.h"
 
 #include <stdatomic.h>
@@ -49,7 +50,7 @@ struct exchange {
     int refs; /* the open http exchange, callbacks of ours that are running, work on the pool */
     struct app *app;
     struct http_req *req; /* NULL once closed */
-    struct ticket *ticket;
+    struct admission_handle *handle;
     _Atomic bool gone; /* the same, for the pool; also when it is too late */
     uint64_t client;
     enum openai_route route;
@@ -69,7 +70,7 @@ struct exchange {
     struct prepared *prompts; /* (params.n_prompts) */
     struct err failed;        /* of preparing */
     const char *failed_param;
-    struct constraint_job *compiling;
+    struct grammar_cache_job *compiling;
     uint64_t asked;          /* clock_now(), for it */
     struct grammar *grammar; /* held until the sequences are submitted */
 
@@ -114,8 +115,8 @@ static void cancel_all(struct exchange *x)
 static void on_answer(struct http_req *req)
 {
     struct exchange *x = req->user;
-    ticket_close(x->ticket);
-    x->ticket = NULL;
+    admission_handle_close(x->handle);
+    x->handle = NULL;
 }
 
 /* The exchange is over: answered, or the client left. */
@@ -124,9 +125,9 @@ static void on_close(struct http_req *req)
     struct exchange *x = req->user;
     x->req = NULL;
     atomic_store(&x->gone, true);
-    ticket_close(x->ticket);
+    admission_handle_close(x->handle);
     sse_stop(&x->sse);
-    constraint_cancel(x->compiling);
+    grammar_cache_cancel(x->compiling);
     x->compiling = NULL;
     cancel_all(x);
     exchange_unref(x);
@@ -138,7 +139,7 @@ static void reply_error(struct exchange *x, int status, const char *code, const 
 {
     struct buf out = {0};
     if (status < 500) metrics_reject(&x->app->metrics, REJECT_VALIDATION);
-    call_put_error(&out, true, status, code, param, msg);
+    store_request_put_error(&out, true, status, code, param, msg);
     http_reply(x->req, status, "application/json", out.data, out.len);
     buf_free(&out);
 }
@@ -152,7 +153,8 @@ static void put_failure(struct buf *out, const struct event *done)
             !failed       ? "the server is stopping"
             : done->error ? done->error
                           : "unknown");
-    call_put_error(out, true, failed ? 500 : 503, failed ? "generation" : "incomplete_generation", NULL, e.msg);
+    store_request_put_error(out, true, failed ? 500 : 503, failed ? "generation" : "incomplete_generation", NULL,
+                            e.msg);
 }
 
 static bool has_failed(const struct event *done)
@@ -307,7 +309,7 @@ static void finish_sequence(struct exchange *x, struct sequence *seq, const stru
     }
     if (all_late(x, done)) {
         metrics_reject(&x->app->metrics, REJECT_DEADLINE);
-        call_put_error(&x->out, true, 504, "timeout", NULL, "Request timed out: " ADMISSION_LATE);
+        store_request_put_error(&x->out, true, 504, "timeout", NULL, "Request timed out: " ADMISSION_LATE);
         send_out(x);
         end_stream(x);
         return;
@@ -353,7 +355,7 @@ static int submit_prompt(struct exchange *x, int p, struct err *e)
         choice_init(&seq->choice, &x->config, v->echo.data, v->echo.len);
         r.sampling.seed = seed_derive(seed, i);
         seq->gen =
-            bridge_submit(x->app->bridge, &r, x->ticket, x->req, x->params.stream ? on_stream : on_gather, seq, e);
+            bridge_submit(x->app->bridge, &r, x->handle, x->req, x->params.stream ? on_stream : on_gather, seq, e);
         if (!seq->gen) return e->code;
     }
     return 0;
@@ -383,7 +385,7 @@ static void on_late(void *arg)
     for (int i = 0; i < x->n; i++) bridge_expire(x->seqs[i].gen);
     if (x->n || http_answered(x->req)) return;
     atomic_store(&x->gone, true);
-    constraint_cancel(x->compiling);
+    grammar_cache_cancel(x->compiling);
     x->compiling = NULL;
     admission_reply_late(x->app, x->req);
 }
@@ -393,8 +395,8 @@ static void start_generation(struct exchange *x)
     struct err e = {0};
     int rc = 0;
     if (!fit_prompts(x)) return;
-    ticket_tokens(x->ticket, x->usage.prompt, x->usage.prompt * x->params.best_of);
-    x->params.gen.priority = ticket_priority(x->ticket, x->params.gen.priority);
+    admission_handle_tokens(x->handle, x->usage.prompt, x->usage.prompt * x->params.best_of);
+    x->params.gen.priority = admission_handle_priority(x->handle, x->params.gen.priority);
     x->seqs = mem_array((size_t)x->params.n_prompts * (size_t)x->params.best_of, sizeof *x->seqs);
     metrics_observe(&x->app->metrics, HIST_SEQUENCES, x->params.n_prompts * x->params.best_of);
     if (!x->params.has_seed) x->params.gen.sampling.seed = seed_random();
@@ -413,7 +415,7 @@ static void start_generation(struct exchange *x)
     }
 }
 
-/* May run before constraint_compile returns: then there is no handle to forget. */
+/* May run before grammar_cache_compile returns: then there is no handle to forget. */
 static void on_compiled(void *arg, struct grammar *g, const struct err *e)
 {
     struct exchange *x = arg;
@@ -522,8 +524,8 @@ static void on_prepared(void *arg)
             reply_error(x, 400, "invalid_value", x->failed_param, x->failed.msg);
     } else if (wanted) {
         x->asked = clock_now();
-        struct constraint_job *job =
-            constraint_compile(x->app->constraints, client_id(x->req), &x->params.ask, on_compiled, x);
+        struct grammar_cache_job *job =
+            grammar_cache_compile(x->app->grammar_cache, client_id(x->req), &x->params.ask, on_compiled, x);
         if (job) x->compiling = job; /* else on_compiled has run */
     }
     exchange_unref(x);
@@ -589,13 +591,13 @@ static void begin(struct exchange *x)
 static void begin_read(struct exchange *x)
 {
     int n = x->params.n_prompts * x->params.best_of;
-    const struct ticket_need need = {
+    const struct admission_handle_need need = {
         .sequences = n, .at_once = n, .copies = x->params.best_of, .timeout_ms = x->params.timeout_ms};
     if (x->status && body_reply_memory(x->app, x->req, &x->err)) return;
     if (x->status) {
         reply_error(x, x->status, x->params.code, x->param, x->err.msg);
-    } else if (ticket_ask(x->ticket, x->req, &need)) {
-        ticket_watch(x->ticket, on_late, x);
+    } else if (admission_handle_ask(x->handle, x->req, &need)) {
+        admission_handle_watch(x->handle, on_late, x);
         begin(x);
     }
 }
@@ -621,14 +623,14 @@ static void after_read(void *arg)
 static void handle(struct http_req *req, enum openai_route route)
 {
     struct app *app = req->app;
-    struct ticket *ticket = admission_enter(req);
-    if (!ticket) return;
+    struct admission_handle *handle = admission_enter(req);
+    if (!handle) return;
     struct exchange *x = mem_zalloc(sizeof *x);
     int places = app->info->max_seqs + app->set->max_queue; /* all texts are queued at once */
     *x = (struct exchange){.refs = 2,
                            .app = app,
                            .req = req,
-                           .ticket = ticket,
+                           .handle = handle,
                            .client = client_id(req),
                            .route = route,
                            .body_len = req->body_len};

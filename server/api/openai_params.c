@@ -1,8 +1,8 @@
 #include "server/api/openai_params.h"
 
 #include "engine/base/mem.h"
-#include "server/api/chat.h"
-#include "server/api/fields.h"
+#include "server/api/chat_format.h"
+#include "server/api/request_fields.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@ struct check {
     struct openai_params *p;
     enum openai_route route;
     const struct openai_limits *lim;
-    struct fields f;
+    struct request_fields f;
 };
 
 /* ---- sampling -------------------------------------------------------------------------------------------------- */
@@ -43,7 +43,7 @@ static void set_defaults(struct openai_params *p, const struct engine_info *m)
 static bool check_sampling(struct check *c)
 {
     struct sampling_params *s = &c->p->gen.sampling;
-    struct fields *f = &c->f;
+    struct request_fields *f = &c->f;
     int64_t top_k = s->top_k;
     if (!fields_float(f, "temperature", &s->temperature, NULL) || !fields_float(f, "top_p", &s->top_p, NULL) ||
         !fields_int(f, "top_k", INT64_MIN, INT64_MAX, &top_k, NULL) || !fields_float(f, "min_p", &s->min_p, NULL) ||
@@ -94,7 +94,7 @@ static bool check_counts(struct check *c)
 static bool check_stream(struct check *c)
 {
     struct openai_params *p = c->p;
-    struct fields options = {.at = {.path = "stream_options", .e = c->f.e}, .e = c->f.e};
+    struct request_fields options = {.at = {.path = "stream_options", .e = c->f.e}, .e = c->f.e};
     if (!fields_bool(&c->f, "stream", &p->stream)) return false;
     if (!fields_object(&c->f, "stream_options", &options.at.obj)) return false;
     if (!options.at.obj) return true;
@@ -110,7 +110,7 @@ static bool check_stream(struct check *c)
 static bool check_lengths(struct check *c)
 {
     struct openai_params *p = c->p;
-    struct fields *f = &c->f;
+    struct request_fields *f = &c->f;
     int64_t v = 0, least = 0;
     bool given, newer = false;
     if (!fields_int(f, "max_tokens", 0, INT32_MAX, &v, &given)) return false;
@@ -140,7 +140,7 @@ static bool check_lengths(struct check *c)
 static bool check_logprobs(struct check *c)
 {
     struct openai_params *p = c->p;
-    struct fields *f = &c->f;
+    struct request_fields *f = &c->f;
     const char *name = c->route == OPENAI_CHAT ? "top_logprobs" : "logprobs";
     int64_t v = 0;
     bool given, wanted = false;
@@ -420,7 +420,7 @@ static bool check_unsupported(struct check *c)
 static bool check_output(struct check *c)
 {
     struct openai_params *p = c->p;
-    struct fields *f = &c->f;
+    struct request_fields *f = &c->f;
     bool skip_special = true;
     p->add_special = c->route == OPENAI_COMPLETIONS;
     if (!fields_bool(f, "echo", &p->echo) || !fields_bool(f, "include_stop_str_in_output", &p->keep_stop) ||

@@ -5,13 +5,13 @@
  *   {"messages": [...]}  vLLM: the same of what the chat template makes of a conversation
  *   {"tokens": IDS}      vLLM, /detokenize: {"prompt"}
  *
- * A large body is read and worked on by the pool, and the answer is sent in pieces (pieces.h): what is held for a
- * client that does not read are the tokens, which are reserved.  Loop thread; the work_ functions any. */
+ * A large body is read and worked on by the pool, and the answer is sent in pieces (incremental_reply.h): what is held
+ * for a client that does not read are the tokens, which are reserved.  Loop thread; the work_ functions any. */
 #include "engine/base/mem.h"
 #include "server/api/app.h"
-#include "server/api/body.h"
+#include "server/api/request_body.h"
 #include "server/json/json.h"
-#include "server/net/pieces.h"
+#include "server/net/incremental_reply.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -20,7 +20,7 @@
 
 enum {
     DETOKENIZE_BYTES = 4 * 1024 * 1024, /* more ids than the model takes may spell so much text */
-    TEXT_PIECE = PIECE_BYTES / 2,       /* of a text that is escaped */
+    TEXT_PIECE = REPLY_CHUNK_BYTES / 2, /* of a text that is escaped */
 };
 
 /* What both routes have: the exchange, the work, the answer in pieces. */
@@ -39,8 +39,8 @@ struct exchange {
     struct buf text;         /* its text, for TGI's answer; /detokenize: the text */
     bool vllm, strings;
     /* where the answer is */
-    piece_fn *write;
-    struct pieces pieces;
+    reply_chunk_fn *write;
+    struct incremental_reply pieces;
     size_t next;
     int stage;
     struct text_cursor {
@@ -68,7 +68,7 @@ static void on_close(struct http_req *req)
 static void on_drain(struct http_req *req)
 {
     struct exchange *x = req->user;
-    pieces_more(&x->pieces);
+    incremental_reply_more(&x->pieces);
 }
 
 static void work(void *arg)
@@ -98,14 +98,14 @@ static void after(void *arg)
     }
     if (!x->status) {
         x->req->on_drain = on_drain;
-        pieces_begin(&x->pieces, x->req, "application/json", x->write, x);
+        incremental_reply_begin(&x->pieces, x->req, "application/json", x->write, x);
     } else if (!body_reply_memory(x->req->app, x->req, &x->e)) {
         http_reply_error(x->req, x->status, "validation", "%s%s", x->status == 422 ? "Input validation error: " : "",
                          x->e.msg);
     }
 }
 
-static void begin(struct http_req *req, void (*read)(struct exchange *, struct json_at *), piece_fn *write)
+static void begin(struct http_req *req, void (*read)(struct exchange *, struct json_at *), reply_chunk_fn *write)
 {
     struct app *app = req->app;
     if (admission_refuses(app, req, &(struct admission_ask){.works = true})) return;
@@ -154,7 +154,7 @@ static bool write_tgi(void *arg, struct buf *out)
     struct exchange *x = arg;
     const struct tokens *t = &x->tokens;
     if (!x->next) buf_char(out, '[');
-    for (; x->next < t->n && out->len < PIECE_BYTES; x->next++) {
+    for (; x->next < t->n && out->len < REPLY_CHUNK_BYTES; x->next++) {
         const struct token *v = &t->v[x->next];
         size_t start = seek_character(&x->text, &x->cursor, v->start),
                stop = seek_character(&x->text, &x->cursor, v->end);
@@ -180,7 +180,7 @@ static bool write_vllm(void *arg, struct buf *out)
     const struct tokenizer *tk = engine_tokenizer(x->app->engine);
     if (!x->stage && !x->next)
         buf_printf(out, "{\"max_model_len\":%d,\"count\":%zu,\"tokens\":[", x->app->info->max_total_tokens, t->n);
-    for (; !x->stage && x->next < t->n && out->len < PIECE_BYTES; x->next++) {
+    for (; !x->stage && x->next < t->n && out->len < REPLY_CHUNK_BYTES; x->next++) {
         if (x->next) buf_char(out, ',');
         buf_decimal(out, t->v[x->next].id);
     }
@@ -190,7 +190,7 @@ static bool write_vllm(void *arg, struct buf *out)
         x->next = x->strings ? 0 : t->n;
         buf_str(out, x->strings ? "],\"token_strs\":[" : "],\"token_strs\":null");
     }
-    for (; x->next < t->n && out->len < PIECE_BYTES; x->next++) { /* as the vocabulary spells them */
+    for (; x->next < t->n && out->len < REPLY_CHUNK_BYTES; x->next++) { /* as the vocabulary spells them */
         const char *s = tokenizer_spelling(tk, t->v[x->next].id);
         if (x->next) buf_char(out, ',');
         json_put_string(out, s ? s : "", s ? strlen(s) : 0);

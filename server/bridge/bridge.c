@@ -8,7 +8,7 @@
 #include "engine/base/mem.h"
 #include "server/access/admission.h"
 #include "server/access/client.h"
-#include "server/api/body.h"
+#include "server/api/request_body.h"
 #include "server/bridge/work_queue.h"
 #include "server/metrics/metrics.h"
 #include "server/net/http.h"
@@ -34,7 +34,7 @@ struct gen {
     struct bridge *bridge;
     gen_fn *fn; /* NULL: the client is gone, and req and view.adapter with it */
     void *arg;
-    struct ticket *ticket;
+    struct admission_handle *handle;
     struct http_req *req;
     struct gen_view view; /* but for req and paused */
     bool begun;           /* something of it came */
@@ -105,7 +105,7 @@ static void gen_free(struct gen *g)
     g->prev->next = g->next;
     g->next->prev = g->prev;
     g->bridge->n_gens--;
-    if (g->ticket) ticket_drop(g->ticket);
+    if (g->handle) admission_handle_drop(g->handle);
     free(g);
 }
 
@@ -140,8 +140,8 @@ void bridge_close(struct bridge *b, void (*done)(void *), void *arg)
 
 /* ---- generations ----------------------------------------------------------------------------------------------- */
 
-struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, struct ticket *ticket, struct http_req *req,
-                          gen_fn *fn, void *arg, struct err *e)
+struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, struct admission_handle *handle,
+                          struct http_req *req, gen_fn *fn, void *arg, struct err *e)
 {
     struct gen *g = mem_zalloc(sizeof *g);
     struct gen_request copy = *r;
@@ -171,8 +171,8 @@ struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, struct 
     g->prev = b->gens.prev;
     g->prev->next = g->next->prev = g;
     b->n_gens++;
-    g->ticket = ticket;
-    ticket_hold(ticket, r->n_prompt);
+    g->handle = handle;
+    admission_handle_hold(handle, r->n_prompt);
     return g;
 }
 
@@ -222,8 +222,8 @@ static void finish_gen(struct gen *g, const struct event *ev, const struct event
     if (ev->finish == FINISH_CANCELLED) metrics_abort(b->metrics, g->fn ? ABORT_SHUTDOWN : ABORT_CLIENT);
     if (ev->finish == FINISH_TIMEOUT) metrics_abort(b->metrics, ABORT_DEADLINE);
     if (ev->finish == FINISH_ERROR) metrics_abort(b->metrics, ABORT_ERROR);
-    ticket_done(g->ticket, ev, g->begun);
-    g->ticket = NULL;
+    admission_handle_done(g->handle, ev, g->begun);
+    g->handle = NULL;
     gen_fn *fn = g->fn;
     void *arg = g->arg;
     gen_free(g);
@@ -241,7 +241,7 @@ static void dispatch(const struct event *ev, const struct event_batch *batch, ui
     }
     if (!g->begun) {
         g->begun = true;
-        ticket_begun(g->ticket, g->view.n_prompt);
+        admission_handle_begun(g->handle, g->view.n_prompt);
     }
     if (ev->kind == EV_TOKEN) {
         uint64_t since = v->last_token ? v->last_token : v->received;

@@ -19,7 +19,7 @@ struct http_req;
 struct metrics;
 struct bridge;
 struct gen;
-struct ticket;
+struct admission_handle;
 
 /* Every event of a generation; EV_DONE is the last, and after it the gen is gone.  May cancel, pause, submit. */
 typedef void gen_fn(void *arg, const struct event *ev, const struct event_batch *batch);
@@ -35,8 +35,8 @@ void bridge_on_lost(struct bridge *, void (*fn)(void *), void *arg);
 void bridge_close(struct bridge *, void (*done)(void *), void *arg);
 
 /* NULL and *e (ERR_FULL, ERR_INVALID).  `req`: who asks, which the figures and bridge_list look at until bridge_cancel
- * or the end; so does the adapter's name in the request.  The ticket is held until the generation is over. */
-struct gen *bridge_submit(struct bridge *, const struct gen_request *, struct ticket *, struct http_req *req,
+ * or the end; so does the adapter's name in the request.  The handle is held until the generation is over. */
+struct gen *bridge_submit(struct bridge *, const struct gen_request *, struct admission_handle *, struct http_req *req,
                           gen_fn *fn, void *arg, struct err *e);
 void bridge_cancel(struct gen *); /* fn is not called again; NULL is allowed */
 void bridge_expire(struct gen *); /* engine_expire; NULL is allowed */

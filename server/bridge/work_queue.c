@@ -2,7 +2,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
-#include "server/access/share.h"
+#include "server/access/fair_share.h"
 
 #include <stdlib.h>
 
@@ -106,5 +106,6 @@ void work_queue_end(struct work_queue *q, struct work_job *j, uint64_t ns)
 bool work_queue_has_room(const struct work_queue *q, uint64_t client, int limit)
 {
     const struct work_client *c = find(q, client);
-    return share_fits(q->n_waiting + q->n_running, c ? c->n_waiting + c->n_running : 0, 1, limit, q->n_clients + !c);
+    return fair_share_fits(q->n_waiting + q->n_running, c ? c->n_waiting + c->n_running : 0, 1, limit,
+                           q->n_clients + !c);
 }

@@ -38,7 +38,7 @@ struct work_job *work_queue_next(struct work_queue *);
 void work_queue_end(struct work_queue *, struct work_job *, uint64_t ns);
 
 /* Does one more job of the client fit?  `limit` jobs may wait and run in all; a client with less than its share of
- * that (share.h) comes in although others have taken all of it. */
+ * that (fair_share.h) comes in although others have taken all of it. */
 bool work_queue_has_room(const struct work_queue *, uint64_t client, int limit);
 
 #endif

@@ -21,9 +21,9 @@ bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, c
                   int *status)
 {
     struct err e = {0};
-    int rc = conf_parse(s, cmd, argc, argv, &e);
-    if (rc == CONF_HELP) {
-        conf_help(stdout, cmd, usage, about);
+    int rc = settings_parse(s, cmd, argc, argv, &e);
+    if (rc == SETTING_HELP) {
+        settings_help(stdout, cmd, usage, about);
         *status = 0;
         return false;
     }
@@ -32,7 +32,7 @@ bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, c
         *status = 2;
         return false;
     }
-    bool wants_model = conf_find("model", 5)->commands & cmd && cmd != CMD_BENCH; /* which can do without */
+    bool wants_model = settings_find("model", 5)->commands & cmd && cmd != CMD_BENCH; /* which can do without */
     if (wants_model && !settings_given(s, "model") && access(s->model, F_OK)) {
         fprintf(stderr,
                 "tandem: no --model is given, and the default, %s, is not here: it is in tandem's source directory.\n"
@@ -43,7 +43,7 @@ bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, c
     }
     log_set_level((enum log_level)log_parse_level(s->log_level));
     log_set_format(strcmp(s->log_format, "json") == 0 ? LOG_JSON : LOG_LOGFMT);
-    conf_check_env(warn, NULL);
+    settings_check_env(warn, NULL);
     return true;
 }
 

@@ -6,7 +6,7 @@
 #include "engine/base/buf.h"
 #include "engine/base/err.h"
 #include "engine/serve/engine.h"
-#include "server/config/conf.h"
+#include "server/config/settings.h"
 
 enum { EXIT_DEVICE_LOST = 75 }; /* EX_TEMPFAIL of sysexits.h: another process may do better */
 

@@ -2,7 +2,7 @@
  * only posts a semaphore. */
 #include "engine/base/mem.h"
 #include "server/api/generate_answer.h"
-#include "server/api/result.h"
+#include "server/api/generation_result.h"
 #include "server/cli/cmd.h"
 #include "server/json/json.h"
 
@@ -36,8 +36,8 @@ static void fill_request(struct gen_request *r, const struct settings *s, const 
 }
 
 /* Runs the request to its end; prints the text as it comes unless the whole is wanted as JSON. */
-static int run(struct engine *engine, const struct gen_request *r, sem_t *wake, bool print, struct result *out,
-               struct err *e)
+static int run(struct engine *engine, const struct gen_request *r, sem_t *wake, bool print,
+               struct generation_result *out, struct err *e)
 {
     if (!engine_submit(engine, r, e)) return e->code;
     while (out->done.kind != EV_DONE) {
@@ -65,7 +65,7 @@ static double seconds(uint64_t from, uint64_t to)
     return to > from && from ? (double)(to - from) * 1e-9 : 0;
 }
 
-static void print_json(const struct result *r, const struct gen_request *req, const struct engine *engine)
+static void print_json(const struct generation_result *r, const struct gen_request *req, const struct engine *engine)
 {
     const struct tokenizer *tk = engine_tokenizer(engine);
     const struct event *d = &r->done;
@@ -76,7 +76,7 @@ static void print_json(const struct result *r, const struct gen_request *req, co
     json_put_string(&out, r->generated.data ? r->generated.data : "", r->generated.len);
     buf_str(&out, ",\"tokens\":[");
     for (size_t i = 0; i < r->n_tokens; i++) {
-        const struct result_token *v = &r->tokens[i];
+        const struct generation_token *v = &r->tokens[i];
         if (i) buf_char(&out, ',');
         answer_put_token(&out, v->id, r->text.data + v->text, v->text_len, v->logprob, v->special);
         if (!v->n_top) continue;
@@ -101,7 +101,7 @@ static void print_json(const struct result *r, const struct gen_request *req, co
     buf_free(&out);
 }
 
-static void print_figures(const struct result *r)
+static void print_figures(const struct generation_result *r)
 {
     const struct request_times *t = &r->done.times;
     double first = seconds(t->submitted, t->first_token), rest = seconds(t->first_token, t->done);
@@ -114,7 +114,7 @@ static int generate(struct engine *engine, const struct settings *s, sem_t *wake
 {
     struct buf text = {0};
     struct tokens tokens = {0};
-    struct result result = {0};
+    struct generation_result result = {0};
     int rc = 0;
     if (strcmp(s->prompt, "-") == 0)
         rc = cmd_read_file("-", &text, e);

@@ -14,21 +14,22 @@
 #include "engine/base/crash.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
-#include "server/access/doors.h"
+#include "server/access/credentials.h"
 #include "server/api/adapter_dir.h"
 #include "server/api/app.h"
-#include "server/api/body.h"
 #include "server/api/models.h"
+#include "server/api/request_body.h"
+#include "server/bridge/grammar_cache.h"
 #include "server/cli/cmd.h"
 #include "server/jobs/api_files.h"
 #include "server/jobs/jobs.h"
 #include "server/memory/reservation.h"
-#include "server/ops/activation.h"
-#include "server/ops/notify.h"
 #include "server/ops/process.h"
 #include "server/ops/reload.h"
 #include "server/ops/request_log.h"
+#include "server/ops/sd_notify.h"
 #include "server/ops/service.h"
+#include "server/ops/socket_activation.h"
 #include "server/ops/watchdog.h"
 #include "server/schema/constraint.h"
 #include "server/store/store.h"
@@ -316,7 +317,7 @@ static void set_ready(struct server *s)
     app->longest_token = longest_spelling(engine_tokenizer(s->loaded));
     app->model_name = models_base_name(app->set, app->info);
     app->ready_time = (int64_t)time(NULL);
-    app->constraints = constraints_new(app->bridge, engine_tokenizer(s->loaded));
+    app->grammar_cache = grammar_cache_new(app->bridge, engine_tokenizer(s->loaded));
     admission_ready(app->admission);
     set_fingerprint(app);
     app->state = APP_READY;
@@ -350,8 +351,8 @@ static void after_load(uv_work_t *w, int status)
     jobs_ready(s->app.jobs);
     char url[128];
     print_url(url, s, http_server_port(s->app.http));
-    notify_status("serving %s on %s", s->app.info->model_id, url);
-    notify_ready();
+    sd_notify_status("serving %s on %s", s->app.info->model_id, url);
+    sd_notify_ready();
     if (log_get_format() == LOG_JSON) {
         log_report(s, url);
         return;
@@ -374,7 +375,7 @@ static void on_bridge_closed(void *arg)
     s->app.engine = NULL;
     s->app.info = NULL;
     app_unwatch_devices(&s->app);
-    constraints_free(s->app.constraints);
+    grammar_cache_free(s->app.grammar_cache);
     admission_close(s->app.admission);
     chat_close(&s->app.chat);
     buf_free(&s->app.tokenizer_info);
@@ -464,7 +465,7 @@ static void on_signal(uv_signal_t *h, int signum)
     struct server *s = h->data;
     if (s->app.state == APP_LOADING) {
         log_info("stopping: signal=%d, the model was still loading", signum);
-        notify_stopping(1);
+        sd_notify_stopping(1);
         _exit(s->status); /* nothing to lose, and loading cannot be interrupted */
     }
     if (s->app.state == APP_DRAINING) {
@@ -475,8 +476,9 @@ static void on_signal(uv_signal_t *h, int signum)
     log_info("draining: signal=%d active=%d timeout_s=%g", signum, bridge_active(s->app.bridge),
              s->app.set->drain_timeout);
     s->app.state = APP_DRAINING;
-    notify_stopping(s->app.set->drain_timeout + (LAST_WORDS_MS + STOP_MS + 5000) * 1e-3);
-    notify_status("draining: %d requests, for at most %g s", bridge_active(s->app.bridge), s->app.set->drain_timeout);
+    sd_notify_stopping(s->app.set->drain_timeout + (LAST_WORDS_MS + STOP_MS + 5000) * 1e-3);
+    sd_notify_status("draining: %d requests, for at most %g s", bridge_active(s->app.bridge),
+                     s->app.set->drain_timeout);
     http_server_wind_down(s->app.http, !s->activated);
     jobs_drain(s->app.jobs); /* its checkpoint is written while requests end */
     uv_timer_start(&s->drain_timer, on_drain_timeout, (uint64_t)(s->app.set->drain_timeout * 1000), 0);
@@ -493,7 +495,7 @@ static void on_device_lost(void *arg)
     if (s->app.state == APP_DRAINING) return; /* it ends as it is: nothing is left to wait for */
     log_error("ending, for the supervisor to start a new process: status=%d", EXIT_DEVICE_LOST);
     s->app.state = APP_DRAINING;
-    notify_stopping((LAST_WORDS_MS + STOP_MS + 5000) * 1e-3);
+    sd_notify_stopping((LAST_WORDS_MS + STOP_MS + 5000) * 1e-3);
     http_server_wind_down(s->app.http, !s->activated);
     jobs_drain(s->app.jobs);
     uv_timer_start(&s->drain_timer, on_last_words, LAST_WORDS_MS, 0);
@@ -527,13 +529,13 @@ static int open_http(struct server *s, struct err *e)
     const struct settings *set = s->app.set;
     struct http_server_config c;
     int fd;
-    if (activation_take(&fd, e)) return e->code;
+    if (socket_activation_take(&fd, e)) return e->code;
     http_server_defaults(&c);
     snprintf(s->host, sizeof s->host, "%s", set->host);
     if (fd >= 0) {
         s->activated = true;
         c.listen_fd = fd;
-        activation_host(fd, s->host, sizeof s->host);
+        socket_activation_host(fd, s->host, sizeof s->host);
     }
     c.host = s->host;
     c.port = set->port;
@@ -541,7 +543,7 @@ static int open_http(struct server *s, struct err *e)
     c.n_routes = N_ROUTES;
     c.app = &s->app;
     reload_http_config(set, &c);
-    doors_config(&s->app, &c);
+    credentials_config(&s->app, &c);
     s->app.http = http_server_open(&s->loop, &c, e);
     if (!s->app.http) return e->code;
     http_server_on_done(s->app.http, on_request_done);
@@ -604,8 +606,8 @@ static int serve(struct server *s)
     app_hurry();
     process_files(s->app.set->max_connections);
     if (uv_loop_init(&s->loop)) return err_set(&e, ERR_IO, "no event loop"), cmd_fail(&e);
-    if (doors_open(&s->app, &e) || open_http(s, &e)) {
-        doors_close(&s->app);
+    if (credentials_open(&s->app, &e) || open_http(s, &e)) {
+        credentials_close(&s->app);
         uv_run(&s->loop, UV_RUN_DEFAULT);
         uv_loop_close(&s->loop);
         return cmd_fail(&e);
@@ -630,7 +632,7 @@ static int serve(struct server *s)
     uv_queue_work(&s->loop, &s->load, work_load, after_load);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     http_server_free(s->app.http);
-    doors_close(&s->app);
+    credentials_close(&s->app);
     log_info("stopped");
     return s->status;
 }

@@ -3,7 +3,7 @@
  * Kubernetes has the same idea: for a Service called `tandem` kubelet puts TANDEM_PORT=tcp://10.0.0.1:80 and a dozen
  * more into every container of the namespace (enableServiceLinks, on by default).  Such values are never an option's,
  * and are ignored.  Main thread only. */
-#include "server/config/conf.h"
+#include "server/config/settings.h"
 
 #include <ctype.h>
 #include <fnmatch.h>
@@ -15,7 +15,7 @@
 /* variables of ours that are no option's: for looking into a GPU's start, and the tests' */
 static const char *const others[] = {"TANDEM_GPU_EARLY", "TANDEM_BUILD_DIR", "TANDEM_TEST_DEVICE"};
 
-static void env_name(char out[static 64], const struct conf_option *o)
+static void env_name(char out[static 64], const struct setting_option *o)
 {
     int n = snprintf(out, 64, PREFIX "%s", o->name);
     for (int i = 0; i < n && i < 63; i++) out[i] = out[i] == '-' ? '_' : (char)toupper((unsigned char)out[i]);
@@ -34,17 +34,17 @@ static bool is_service_link(const char *text)
     return false;
 }
 
-int conf_read_env(struct settings *s, enum command cmd, struct err *e)
+int settings_read_env(struct settings *s, enum command cmd, struct err *e)
 {
     int n;
-    const struct conf_option *o = conf_options(&n);
+    const struct setting_option *o = settings_options(&n);
     for (int i = 0; i < n; i++) {
         char name[64];
         if (o[i].flag_only || !(o[i].commands & (unsigned)cmd)) continue;
         env_name(name, &o[i]);
         const char *text = getenv(name);
         if (!text || is_service_link(text)) continue;
-        if (conf_set(s, &o[i], text, name, CONF_ENV, e)) return e ? e->code : ERR_INVALID;
+        if (settings_set(s, &o[i], text, name, SETTING_ENV, e)) return e ? e->code : ERR_INVALID;
     }
     return 0;
 }
@@ -72,10 +72,10 @@ static bool is_other(const char *name)
 }
 
 /* The option whose variable this is; NULL: none. */
-static const struct conf_option *option_of(const char *name)
+static const struct setting_option *option_of(const char *name)
 {
     int n;
-    const struct conf_option *o = conf_options(&n);
+    const struct setting_option *o = settings_options(&n);
     for (int i = 0; i < n; i++) {
         char own[64];
         env_name(own, &o[i]);
@@ -84,22 +84,22 @@ static const struct conf_option *option_of(const char *name)
     return NULL;
 }
 
-static void complain_unknown(const char *name, conf_complaint_fn *fn, void *arg)
+static void complain_unknown(const char *name, settings_complaint_fn *fn, void *arg)
 {
     char lower[64], own[64], text[240];
     size_t n = 0;
     for (const char *p = name + strlen(PREFIX); *p && n + 1 < sizeof lower; p++)
         lower[n++] = *p == '_' ? '-' : (char)tolower((unsigned char)*p);
     lower[n] = 0;
-    const char *near = conf_nearest(lower, n, 0);
-    const struct conf_option *o = near ? conf_find(near, strlen(near)) : NULL;
+    const char *near = settings_nearest(lower, n, 0);
+    const struct setting_option *o = near ? settings_find(near, strlen(near)) : NULL;
     if (o && !o->flag_only) env_name(own, o);
     snprintf(text, sizeof text, "%.100s has no effect: there is no such option%s%s", name,
              o && !o->flag_only ? "; did you mean " : "", o && !o->flag_only ? own : "");
     fn(arg, text);
 }
 
-void conf_check_env(conf_complaint_fn *fn, void *arg)
+void settings_check_env(settings_complaint_fn *fn, void *arg)
 {
     extern char **environ;
     for (char **at = environ; at && *at; at++) {
@@ -108,7 +108,7 @@ void conf_check_env(conf_complaint_fn *fn, void *arg)
         if (!value || strncmp(*at, PREFIX, strlen(PREFIX)) != 0) continue;
         snprintf(name, sizeof name, "%.*s", (int)(value - *at), *at);
         value++;
-        const struct conf_option *o = option_of(name);
+        const struct setting_option *o = option_of(name);
         if (o && o->flag_only) {
             snprintf(text, sizeof text, "%s has no effect: %s belongs to one run, give it as --%s", name, o->name,
                      o->name);

@@ -1,5 +1,5 @@
 /* --help from the option table: groups in the table's order, help wrapped beside the names. */
-#include "server/config/conf.h"
+#include "server/config/settings.h"
 
 #include <string.h>
 
@@ -23,7 +23,7 @@ static void put_wrapped(FILE *out, const char *text)
     fputc('\n', out);
 }
 
-static void put_range(const struct conf_option *o, char *out, size_t size)
+static void put_range(const struct setting_option *o, char *out, size_t size)
 {
     if (o->min > 0 && o->min < 1e-4) /* as small as one likes, but not 0 */
         snprintf(out, size, "%sabove 0, up to %.12g", o->value ? "; " : "", o->max);
@@ -32,10 +32,10 @@ static void put_range(const struct conf_option *o, char *out, size_t size)
 }
 
 /* "default 64; 1 to 4096" */
-static void describe(const struct conf_option *o, char *out, size_t size)
+static void describe(const struct setting_option *o, char *out, size_t size)
 {
     int n = 0;
-    if (o->type == CONF_CHOICE) {
+    if (o->type == SETTING_CHOICE) {
         char list[100];
         snprintf(list, sizeof list, "%s", o->choices);
         for (char *p = list; *p; p++)
@@ -48,10 +48,10 @@ static void describe(const struct conf_option *o, char *out, size_t size)
     if (o->reloadable) snprintf(out + n, size - (size_t)n, "%sreloadable", n ? "; " : "");
 }
 
-static void put_option(FILE *out, const struct conf_option *o)
+static void put_option(FILE *out, const struct setting_option *o)
 {
     char name[80], range[200] = "", text[600];
-    bool on = o->type == CONF_BOOL && o->value && strcmp(o->value, "true") == 0;
+    bool on = o->type == SETTING_BOOL && o->value && strcmp(o->value, "true") == 0;
     snprintf(name, sizeof name, "  --%s%s%s%s", on ? "[no-]" : "", o->name, o->arg ? " " : "", o->arg ? o->arg : "");
     describe(o, range, sizeof range);
     snprintf(text, sizeof text, "%s%s%s%s", o->help, *range ? " (" : "", range, *range ? ")" : "");
@@ -60,10 +60,10 @@ static void put_option(FILE *out, const struct conf_option *o)
     put_wrapped(out, text);
 }
 
-void conf_help(FILE *out, enum command cmd, const char *usage, const char *about)
+void settings_help(FILE *out, enum command cmd, const char *usage, const char *about)
 {
     int n;
-    const struct conf_option *o = conf_options(&n);
+    const struct setting_option *o = settings_options(&n);
     fprintf(out, "usage: %s\n\n%s\n", usage, about);
     /* What belongs to this command alone comes first: it is what the reader is looking for. */
     for (int own = 1; own >= 0; own--) {

@@ -1,34 +1,34 @@
 /* Settings as text, and the taking over of changed ones.  Main thread only. */
-#include "server/config/conf.h"
+#include "server/config/settings.h"
 
 #include "engine/base/buf.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static const void *at(const struct settings *s, const struct conf_option *o)
+static const void *at(const struct settings *s, const struct setting_option *o)
 {
     return (const char *)s + o->offset;
 }
 
-static const char *string_at(const struct settings *s, const struct conf_option *o)
+static const char *string_at(const struct settings *s, const struct setting_option *o)
 {
     const char *v = *(char *const *)at(s, o);
     return v ? v : "";
 }
 
-void conf_format(const struct settings *s, const struct conf_option *o, struct buf *out)
+void settings_format(const struct settings *s, const struct setting_option *o, struct buf *out)
 {
     switch (o->type) {
-    case CONF_BOOL: buf_str(out, *(const bool *)at(s, o) ? "true" : "false"); break;
-    case CONF_INT: buf_printf(out, "%d", *(const int *)at(s, o)); break;
-    case CONF_U64: buf_printf(out, "%llu", (unsigned long long)*(const uint64_t *)at(s, o)); break;
-    case CONF_BYTES: buf_printf(out, "%zu", *(const size_t *)at(s, o)); break;
-    case CONF_NUMBER: buf_printf(out, "%.12g", *(const double *)at(s, o)); break;
-    case CONF_STRING:
-    case CONF_MAYBE:
-    case CONF_CHOICE: buf_str(out, string_at(s, o)); break;
-    case CONF_LIST: {
+    case SETTING_BOOL: buf_str(out, *(const bool *)at(s, o) ? "true" : "false"); break;
+    case SETTING_INT: buf_printf(out, "%d", *(const int *)at(s, o)); break;
+    case SETTING_U64: buf_printf(out, "%llu", (unsigned long long)*(const uint64_t *)at(s, o)); break;
+    case SETTING_BYTES: buf_printf(out, "%zu", *(const size_t *)at(s, o)); break;
+    case SETTING_NUMBER: buf_printf(out, "%.12g", *(const double *)at(s, o)); break;
+    case SETTING_STRING:
+    case SETTING_MAYBE:
+    case SETTING_CHOICE: buf_str(out, string_at(s, o)); break;
+    case SETTING_LIST: {
         const struct string_list *l = at(s, o);
         for (int i = 0; i < l->n; i++) buf_printf(out, "%s%s", i ? "," : "", l->v[i]);
         break;
@@ -37,45 +37,50 @@ void conf_format(const struct settings *s, const struct conf_option *o, struct b
 }
 
 /* in memory of its own, NUL-terminated, also when there is nothing to say; the caller frees it */
-static char *text_of(const struct settings *s, const struct conf_option *o)
+static char *text_of(const struct settings *s, const struct setting_option *o)
 {
     struct buf b = {0};
-    conf_format(s, o, &b);
+    settings_format(s, o, &b);
     buf_append(&b, "", 0);
     return b.data;
 }
 
-void conf_describe(const struct settings *s, enum command cmd, struct buf *out)
+void settings_describe(const struct settings *s, enum command cmd, struct buf *out)
 {
     static const char *const sources[] = {"", "  (file)", "  (environment)", "  (flag)"};
     int n;
-    const struct conf_option *o = conf_options(&n);
+    const struct setting_option *o = settings_options(&n);
     for (int i = 0; i < n; i++) {
         if (!(o[i].commands & (unsigned)cmd)) continue;
         buf_printf(out, "%s = ", o[i].name);
         if (o[i].secret)
-            buf_str(out, s->source[i] == CONF_DEFAULT ? "" : "(set)");
+            buf_str(out, s->source[i] == SETTING_DEFAULT ? "" : "(set)");
         else
-            conf_format(s, &o[i], out);
+            settings_format(s, &o[i], out);
         buf_printf(out, "%s\n", sources[s->source[i]]);
     }
 }
 
 /* Both keep a value of their own: a string's memory changes hands. */
-static void swap(struct settings *a, struct settings *b, const struct conf_option *o)
+static void swap(struct settings *a, struct settings *b, const struct setting_option *o)
 {
-    static const size_t sizes[] = {
-        [CONF_BOOL] = sizeof(bool),    [CONF_INT] = sizeof(int),       [CONF_U64] = sizeof(uint64_t),
-        [CONF_BYTES] = sizeof(size_t), [CONF_NUMBER] = sizeof(double), [CONF_STRING] = sizeof(char *),
-        [CONF_MAYBE] = sizeof(char *), [CONF_CHOICE] = sizeof(char *), [CONF_LIST] = sizeof(struct string_list)};
+    static const size_t sizes[] = {[SETTING_BOOL] = sizeof(bool),
+                                   [SETTING_INT] = sizeof(int),
+                                   [SETTING_U64] = sizeof(uint64_t),
+                                   [SETTING_BYTES] = sizeof(size_t),
+                                   [SETTING_NUMBER] = sizeof(double),
+                                   [SETTING_STRING] = sizeof(char *),
+                                   [SETTING_MAYBE] = sizeof(char *),
+                                   [SETTING_CHOICE] = sizeof(char *),
+                                   [SETTING_LIST] = sizeof(struct string_list)};
     char *x = (char *)a + o->offset, *y = (char *)b + o->offset, t;
     for (size_t k = 0; k < sizes[o->type]; k++) t = x[k], x[k] = y[k], y[k] = t;
 }
 
-int conf_reload(struct settings *live, struct settings *fresh, enum command cmd, conf_change_fn *fn, void *arg)
+int settings_reload(struct settings *live, struct settings *fresh, enum command cmd, settings_change_fn *fn, void *arg)
 {
     int n, taken = 0;
-    const struct conf_option *o = conf_options(&n);
+    const struct setting_option *o = settings_options(&n);
     for (int i = 0; i < n; i++) {
         if (!(o[i].commands & (unsigned)cmd)) continue;
         char *was = text_of(live, &o[i]), *now = text_of(fresh, &o[i]);

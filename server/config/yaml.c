@@ -1,6 +1,6 @@
 /* The configuration file: a YAML mapping of option names to scalars (or to a sequence, for an option that may be given
  * again).  Errors name file and line.  Main thread only. */
-#include "server/config/conf.h"
+#include "server/config/settings.h"
 
 #include "engine/base/file.h"
 
@@ -34,17 +34,17 @@ static bool is_null(const yaml_event_t *ev)
     return ev->data.scalar.style == YAML_PLAIN_SCALAR_STYLE && (!*t || strcmp(t, "~") == 0 || strcmp(t, "null") == 0);
 }
 
-static int set_scalar(struct reader *r, const struct conf_option *o, const yaml_event_t *ev)
+static int set_scalar(struct reader *r, const struct setting_option *o, const yaml_event_t *ev)
 {
     char where[300];
     if (strlen((const char *)ev->data.scalar.value) != ev->data.scalar.length)
         return fail(r, ev->start_mark.line, "a value holds a NUL character");
     if (is_null(ev)) return 0;
     snprintf(where, sizeof where, "%s:%zu: %s", r->path, ev->start_mark.line + 1, o->name);
-    return conf_set(r->s, o, (const char *)ev->data.scalar.value, where, CONF_FILE, r->e);
+    return settings_set(r->s, o, (const char *)ev->data.scalar.value, where, SETTING_FILE, r->e);
 }
 
-static int read_sequence(struct reader *r, const struct conf_option *o)
+static int read_sequence(struct reader *r, const struct setting_option *o)
 {
     for (;;) {
         yaml_event_t ev;
@@ -58,14 +58,14 @@ static int read_sequence(struct reader *r, const struct conf_option *o)
     }
 }
 
-static int read_value(struct reader *r, const struct conf_option *o)
+static int read_value(struct reader *r, const struct setting_option *o)
 {
     yaml_event_t ev;
     int rc;
     if (next_event(r, &ev)) return ERR_INVALID;
     if (ev.type == YAML_SCALAR_EVENT)
         rc = set_scalar(r, o, &ev);
-    else if (ev.type == YAML_SEQUENCE_START_EVENT && o->type == CONF_LIST)
+    else if (ev.type == YAML_SEQUENCE_START_EVENT && o->type == SETTING_LIST)
         rc = read_sequence(r, o);
     else
         rc = fail(r, ev.start_mark.line, "expected a single value (options are not nested)");
@@ -73,23 +73,23 @@ static int read_value(struct reader *r, const struct conf_option *o)
     return rc;
 }
 
-static int find_key(struct reader *r, const yaml_event_t *ev, const struct conf_option **out)
+static int find_key(struct reader *r, const yaml_event_t *ev, const struct setting_option **out)
 {
     char what[160];
     const char *name = (const char *)ev->data.scalar.value;
     int n;
-    const struct conf_option *o = conf_find(name, ev->data.scalar.length);
+    const struct setting_option *o = settings_find(name, ev->data.scalar.length);
     if (o && o->flag_only) {
         snprintf(what, sizeof what, "%s belongs to one run: give it as --%s", o->name, o->name);
         return fail(r, ev->start_mark.line, what);
     }
     if (!o || strcmp(o->name, "config") == 0) {
-        const char *near = conf_nearest(name, strlen(name), 0);
+        const char *near = settings_nearest(name, strlen(name), 0);
         snprintf(what, sizeof what, "unknown option '%.60s'%s%s", name, near ? "; did you mean " : "",
                  near ? near : "");
         return fail(r, ev->start_mark.line, what);
     }
-    size_t row = (size_t)(o - conf_options(&n));
+    size_t row = (size_t)(o - settings_options(&n));
     if (r->seen[row]) {
         snprintf(what, sizeof what, "%s is set twice", o->name);
         return fail(r, ev->start_mark.line, what);
@@ -103,7 +103,7 @@ static int read_mapping(struct reader *r)
 {
     for (;;) {
         yaml_event_t ev;
-        const struct conf_option *o = NULL;
+        const struct setting_option *o = NULL;
         int rc;
         if (next_event(r, &ev)) return ERR_INVALID;
         bool end = ev.type == YAML_MAPPING_END_EVENT;
@@ -142,7 +142,7 @@ static int read_file(struct reader *r)
     }
 }
 
-int conf_load_file(struct settings *s, const char *path, struct err *e)
+int settings_load_file(struct settings *s, const char *path, struct err *e)
 {
     enum { LIMIT = 1 << 20 };
     char *text = NULL;

@@ -133,7 +133,7 @@ bool file_add(struct db *db, const char *filename, const char *purpose, const vo
     return good;
 }
 
-static void insert(struct call *c, struct db *db)
+static void insert(struct store_request *c, struct db *db)
 {
     struct upload *u = c->user;
     add_row(db, u->id, u->bytes, u->filename, u->purpose, atoll(u->seconds));
@@ -141,14 +141,14 @@ static void insert(struct call *c, struct db *db)
 }
 
 /* Without its row a file's bytes are nobody's. */
-static void settle_insert(struct call *c, struct db *db)
+static void settle_insert(struct store_request *c, struct db *db)
 {
     struct upload *u = c->user;
     (void)db;
     if (c->status >= 400) unlink(u->path);
 }
 
-static void after_insert(struct call *c)
+static void after_insert(struct store_request *c)
 {
     upload_free(c->user);
 }
@@ -187,19 +187,19 @@ static void refuse_upload(struct upload *u, int status, const struct err *e)
     u->status = status;
     u->e = *e;
     if (!u->complete && !http_body_stop(u->req)) return; /* conn has answered */
-    call_reply_error(u->req, true, status, status >= 500 ? "storage" : "invalid_upload", "%s", u->e.msg);
+    store_request_reply_error(u->req, true, status, status >= 500 ? "storage" : "invalid_upload", "%s", u->e.msg);
 }
 
 static void store_row(struct upload *u)
 {
     struct http_req *req = u->req;
     u->stored = true;
-    struct call *c = call_new(req, true, insert); /* takes req over: our on_close is gone */
+    struct store_request *c = store_request_new(req, true, insert); /* takes req over: our on_close is gone */
     u->req = NULL;
     c->user = u;
     c->settle = settle_insert;
     c->after = after_insert;
-    call_send(c);
+    store_request_send(c);
 }
 
 static void after_write(uv_work_t *w, int status)
@@ -356,7 +356,8 @@ void api_files_create(struct http_req *req)
     struct upload *u = req->user;
     struct err e = {0};
     if (!u) { /* there was no body */
-        call_reply_error(req, true, 400, "invalid_upload", "expected multipart/form-data with a file and a purpose");
+        store_request_reply_error(req, true, 400, "invalid_upload",
+                                  "expected multipart/form-data with a file and a purpose");
         return;
     }
     u->complete = true;
@@ -369,31 +370,31 @@ void api_files_create(struct http_req *req)
 
 /* ---- the other routes ------------------------------------------------------------------------------------------ */
 
-static void no_file(struct call *c)
+static void no_file(struct store_request *c)
 {
-    call_fail(c, 404, "not_found", "id", "No such File object: %.80s", c->param);
+    store_request_fail(c, 404, "not_found", "id", "No such File object: %.80s", c->param);
 }
 
-static void get_one(struct call *c, struct db *db)
+static void get_one(struct store_request *c, struct db *db)
 {
     if (!put_by_id(db, &c->out, c->param)) no_file(c);
 }
 
-static void list(struct call *c, struct db *db)
+static void list(struct store_request *c, struct db *db)
 {
     struct err e = {0};
     int64_t limit, from = 0;
     char text[64], purpose[64] = "";
     bool ascending = query_get(c->query, "order", text, sizeof text) && strcmp(text, "asc") == 0;
     if (!query_int(c->query, "limit", 1, LIST_MAX, LIST_MAX, &limit, &e)) {
-        call_fail(c, 400, "validation", "limit", "%s", e.msg);
+        store_request_fail(c, 400, "validation", "limit", "%s", e.msg);
         return;
     }
     from = ascending ? 0 : INT64_MAX;
     if (query_get(c->query, "after", text, sizeof text)) {
         from = db_number(db, -1, "SELECT seq FROM files WHERE id = ?", "t", text);
         if (from < 0) {
-            call_fail(c, 400, "validation", "after", "after: there is no file %s", text);
+            store_request_fail(c, 400, "validation", "after", "after: there is no file %s", text);
             return;
         }
     }
@@ -425,13 +426,14 @@ static void list(struct call *c, struct db *db)
                n ? "\"" : "", n ? "\"" : "", n ? last : "null", n ? "\"" : "", more ? "true" : "false");
 }
 
-static void remove_one(struct call *c, struct db *db)
+static void remove_one(struct store_request *c, struct db *db)
 {
     sqlite3_stmt *q =
         db_query(db, "SELECT id FROM jobs WHERE status IN ('queued', 'running', 'paused') AND instr(spec, ?) > 0", "t",
                  c->param);
     if (strlen(c->param) >= 10 && db_step(db, q)) {
-        call_fail(c, 409, "file_in_use", "id", "%s is used by ft%s, which is not over", c->param, db_text(q, 0));
+        store_request_fail(c, 409, "file_in_use", "id", "%s is used by ft%s, which is not over", c->param,
+                           db_text(q, 0));
         db_done(q);
         return;
     }
@@ -448,7 +450,7 @@ static void remove_one(struct call *c, struct db *db)
 }
 
 /* The bytes go after the row: a crash in between leaves an orphan, which the next start sweeps. */
-static void settle_remove(struct call *c, struct db *db)
+static void settle_remove(struct store_request *c, struct db *db)
 {
     (void)db;
     if (c->status < 400 && c->path) unlink(c->path);
@@ -456,19 +458,19 @@ static void settle_remove(struct call *c, struct db *db)
 
 void api_files_list(struct http_req *req)
 {
-    call_start(req, true, list, NULL);
+    store_request_start(req, true, list, NULL);
 }
 
 void api_files_get(struct http_req *req)
 {
-    call_start(req, true, get_one, NULL);
+    store_request_start(req, true, get_one, NULL);
 }
 
 void api_files_delete(struct http_req *req)
 {
-    struct call *c = call_new(req, true, remove_one);
+    struct store_request *c = store_request_new(req, true, remove_one);
     c->settle = settle_remove;
-    call_send(c);
+    store_request_send(c);
 }
 
 /* ---- content --------------------------------------------------------------------------------------------------- */
@@ -545,7 +547,7 @@ static void on_download_close(struct http_req *req)
     download_free(d);
 }
 
-static void find_content(struct call *c, struct db *db)
+static void find_content(struct store_request *c, struct db *db)
 {
     struct download *d = c->user;
     if (!db_number(db, 0, "SELECT count(*) FROM files WHERE id = ?", "t", c->param)) {
@@ -556,11 +558,11 @@ static void find_content(struct call *c, struct db *db)
     size_t size;
     struct err e = {0};
     if (d->fd < 0) d->fd = file_open(path, &size, &e);
-    if (d->fd < 0) call_fail(c, 500, "storage", NULL, "%.80s: %s", c->param, e.msg);
+    if (d->fd < 0) store_request_fail(c, 500, "storage", NULL, "%.80s: %s", c->param, e.msg);
     free(path);
 }
 
-static void after_find(struct call *c)
+static void after_find(struct store_request *c)
 {
     struct download *d = c->user;
     d->app = c->app;
@@ -583,10 +585,10 @@ static void after_find(struct call *c)
 
 void api_files_content(struct http_req *req)
 {
-    struct call *c = call_new(req, true, find_content);
+    struct store_request *c = store_request_new(req, true, find_content);
     struct download *d = mem_zalloc(sizeof *d);
     d->fd = -1;
     c->user = d;
     c->after = after_find;
-    call_send(c);
+    store_request_send(c);
 }

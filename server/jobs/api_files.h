@@ -2,7 +2,7 @@
 #ifndef TANDEM_SERVER_JOBS_API_FILES_H
 #define TANDEM_SERVER_JOBS_API_FILES_H
 
-#include "server/api/call.h"
+#include "server/api/store_request.h"
 
 #define FILES_LIMIT ((size_t)512 * 1024 * 1024) /* of one upload, the form around it included */
 

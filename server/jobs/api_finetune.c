@@ -134,7 +134,7 @@ static void put_job(const struct db *db, struct buf *b, sqlite3_stmt *q, const s
     buf_str(b, "}}}");
 }
 
-static void put_one(struct call *c, struct db *db, int64_t seq)
+static void put_one(struct store_request *c, struct db *db, int64_t seq)
 {
     sqlite3_stmt *q = db_query(db, "SELECT " FT_COLUMNS " FROM job_rows WHERE seq = ?", "i", seq);
     if (!db_step(db, q)) return;
@@ -252,7 +252,7 @@ static cJSON *native_request(const struct asked *a, cJSON *native, const cJSON *
     return t;
 }
 
-static bool model_known(struct call *c, struct db *db, const char *model, bool *from)
+static bool model_known(struct store_request *c, struct db *db, const char *model, bool *from)
 {
     *from = strcmp(model, c->app->info->model_id) != 0;
     if (!*from) return true;
@@ -263,8 +263,8 @@ static bool model_known(struct call *c, struct db *db, const char *model, bool *
         free(config);
         if (there) return true;
     }
-    call_fail(c, 404, "model_not_found", "model", "The model `%.100s` does not exist; this server has %s", model,
-              c->app->info->model_id);
+    store_request_fail(c, 404, "model_not_found", "model", "The model `%.100s` does not exist; this server has %s",
+                       model, c->app->info->model_id);
     return false;
 }
 
@@ -281,7 +281,7 @@ static const char *hyperparameters_path(const cJSON *request, const char *name)
 
 /* The request was checked in the words of POST /train; the answer is in its own.  The field is what stands before the
  * message's first ": ", where that is a path. */
-static void refuse(struct call *c, const cJSON *request, const char *msg)
+static void refuse(struct store_request *c, const cJSON *request, const char *msg)
 {
     static const char *const fields[][2] = {{"dataset.file", "training_file"},
                                             {"dataset", "training_file"},
@@ -296,7 +296,7 @@ static void refuse(struct call *c, const cJSON *request, const char *msg)
     struct buf path = {0};
     if (colon && (size_t)(colon - msg) < sizeof field) snprintf(field, sizeof field, "%.*s", (int)(colon - msg), msg);
     if (!*field || strpbrk(field, " \"'")) {
-        call_fail(c, 400, "invalid_request", NULL, "%s", msg);
+        store_request_fail(c, 400, "invalid_request", NULL, "%s", msg);
         return;
     }
     const char *name = field;
@@ -306,11 +306,11 @@ static void refuse(struct call *c, const cJSON *request, const char *msg)
         buf_printf(&path, "%s.%s", hyperparameters_path(request, name + sizeof own - 1), name + sizeof own - 1);
     else
         buf_str(&path, name);
-    call_fail(c, 400, "invalid_request", path.data, "%s%s", path.data, colon);
+    store_request_fail(c, 400, "invalid_request", path.data, "%s%s", path.data, colon);
     buf_free(&path);
 }
 
-static void create_from(struct call *c, struct db *db, struct json_at *top, cJSON *native)
+static void create_from(struct store_request *c, struct db *db, struct json_at *top, cJSON *native)
 {
     struct asked a = {0};
     struct train_spec spec = {0};
@@ -353,7 +353,7 @@ static void create_from(struct call *c, struct db *db, struct json_at *top, cJSO
     cJSON_Delete(request);
 }
 
-static void create(struct call *c, struct db *db)
+static void create(struct store_request *c, struct db *db)
 {
     struct err e = {0};
     if (train_replay(c, db)) {
@@ -363,9 +363,9 @@ static void create(struct call *c, struct db *db)
     cJSON *tree = json_parse_body(c->body, c->body_len, &e);
     struct json_at top = {.obj = tree, .path = "", .e = &e};
     if (!tree)
-        call_fail_body(c, "invalid_request", &e);
+        store_request_fail_body(c, "invalid_request", &e);
     else if (!cJSON_IsObject(tree))
-        call_fail(c, 400, "invalid_request", NULL, "expected an object");
+        store_request_fail(c, 400, "invalid_request", NULL, "expected an object");
     else
         create_from(c, db, &top, cJSON_CreateObject());
     json_free(tree);
@@ -374,35 +374,36 @@ static void create(struct call *c, struct db *db)
 void api_finetune_create(struct http_req *req)
 {
     if (train_refuses(req, true)) return;
-    struct call *c = call_new(req, true, create);
-    call_take_body(c);
+    struct store_request *c = store_request_new(req, true, create);
+    store_request_take_body(c);
     c->after = train_after_create;
-    call_send(c);
+    store_request_send(c);
 }
 
 /* ---- reading --------------------------------------------------------------------------------------------------- */
 
-static bool find(struct call *c, struct db *db, struct job_key *k)
+static bool find(struct store_request *c, struct db *db, struct job_key *k)
 {
     if (job_find(db, c->param, k)) return true;
-    call_fail(c, 404, "fine_tune_not_found", "fine_tuning_job_id", "Could not find fine tune: %.80s", c->param);
+    store_request_fail(c, 404, "fine_tune_not_found", "fine_tuning_job_id", "Could not find fine tune: %.80s",
+                       c->param);
     return false;
 }
 
-static void get_one(struct call *c, struct db *db)
+static void get_one(struct store_request *c, struct db *db)
 {
     struct job_key k;
     if (find(c, db, &k)) put_one(c, db, k.seq);
 }
 
 /* limit and after, for the three lists. */
-static bool read_page(struct call *c, int64_t otherwise, int64_t *limit, char after[static 80])
+static bool read_page(struct store_request *c, int64_t otherwise, int64_t *limit, char after[static 80])
 {
     struct err e = {0};
     after[0] = 0;
     query_get(c->query, "after", after, 80);
     if (query_int(c->query, "limit", 1, LIST_MAX, otherwise, limit, &e)) return true;
-    call_fail(c, 400, "invalid_request", "limit", "%s", e.msg);
+    store_request_fail(c, 400, "invalid_request", "limit", "%s", e.msg);
     return false;
 }
 
@@ -430,14 +431,14 @@ static bool metadata_filter(const char *query, char name[static 80], char value[
     return false;
 }
 
-static void list(struct call *c, struct db *db)
+static void list(struct store_request *c, struct db *db)
 {
     int64_t limit, before = INT64_MAX;
     char after[80], name[80], value[520], null[8] = "";
     struct job_key k;
     if (!read_page(c, 20, &limit, after)) return;
     if (*after && !job_find(db, after, &k)) {
-        call_fail(c, 400, "invalid_request", "after", "after: there is no job %s", after);
+        store_request_fail(c, 400, "invalid_request", "after", "after: there is no job %s", after);
         return;
     }
     if (*after) before = k.seq;
@@ -515,7 +516,7 @@ static void put_event(struct buf *b, sqlite3_stmt *q, const char *training)
     buf_char(b, '}');
 }
 
-static void events(struct call *c, struct db *db)
+static void events(struct store_request *c, struct db *db)
 {
     struct job_key k;
     int64_t limit, n = 0, before = INT64_MAX;
@@ -525,7 +526,7 @@ static void events(struct call *c, struct db *db)
     if (*after) {
         before = strncmp(after, "ft-event-", 9) == 0 ? strtoll(after + 9, &end, 10) : 0;
         if (before <= 0 || *end) {
-            call_fail(c, 400, "invalid_request", "after", "after: %s is no event", after);
+            store_request_fail(c, 400, "invalid_request", "after", "after: %s is no event", after);
             return;
         }
     }
@@ -550,7 +551,7 @@ static void events(struct call *c, struct db *db)
 
 /* ---- checkpoints ----------------------------------------------------------------------------------------------- */
 
-static void checkpoints(struct call *c, struct db *db)
+static void checkpoints(struct store_request *c, struct db *db)
 {
     struct job_key k;
     int64_t limit, n = 0, before = INT64_MAX;
@@ -590,22 +591,22 @@ static bool loaded(struct http_req *req)
 
 void api_finetune_list(struct http_req *req)
 {
-    if (loaded(req)) call_start(req, true, list, NULL);
+    if (loaded(req)) store_request_start(req, true, list, NULL);
 }
 
 void api_finetune_get(struct http_req *req)
 {
-    if (loaded(req)) call_start(req, true, get_one, NULL);
+    if (loaded(req)) store_request_start(req, true, get_one, NULL);
 }
 
 void api_finetune_events(struct http_req *req)
 {
-    if (loaded(req)) call_start(req, true, events, NULL);
+    if (loaded(req)) store_request_start(req, true, events, NULL);
 }
 
 void api_finetune_checkpoints(struct http_req *req)
 {
-    if (loaded(req)) call_start(req, true, checkpoints, NULL);
+    if (loaded(req)) store_request_start(req, true, checkpoints, NULL);
 }
 
 /* ---- acting ---------------------------------------------------------------------------------------------------- */

@@ -19,15 +19,15 @@ enum { QUEUE_MAX = 1000, LIST_MAX = 100 };
 bool train_refuses(struct http_req *req, bool openai)
 {
     struct app *app = req->app;
-    if (app->state == APP_READY && !call_crowded(req)) return false;
+    if (app->state == APP_READY && !store_request_crowded(req)) return false;
     if (app->state == APP_READY) {
         http_set_header(req, "Retry-After", "2");
-        call_reply_error(req, openai, 429, "overloaded", "too many large requests wait for the job store");
+        store_request_reply_error(req, openai, 429, "overloaded", "too many large requests wait for the job store");
         return true;
     }
     http_set_header(req, "Retry-After", app->state == APP_LOADING ? "1" : "5");
-    call_reply_error(req, openai, 503, app->state == APP_LOADING ? "loading" : "draining", "%s",
-                     app->state == APP_LOADING ? "the model is loading" : "the server is shutting down");
+    store_request_reply_error(req, openai, 503, app->state == APP_LOADING ? "loading" : "draining", "%s",
+                              app->state == APP_LOADING ? "the model is loading" : "the server is shutting down");
     return true;
 }
 
@@ -42,26 +42,27 @@ struct train_limits train_limits_of(const struct app *app)
 /* ---- creating -------------------------------------------------------------------------------------------------- */
 
 /* Of the body: whether a request under a known key is the same one. */
-static void hash_body(const struct call *c, char out[static 40])
+static void hash_body(const struct store_request *c, char out[static 40])
 {
     uint64_t h = 0xcbf29ce484222325u; /* FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv/ */
     for (size_t i = 0; i < c->body_len; i++) h = (h ^ (unsigned char)c->body[i]) * 0x100000001b3u;
     snprintf(out, 40, "%zu-%016llx", c->body_len, (unsigned long long)h);
 }
 
-bool train_replay(struct call *c, struct db *db)
+bool train_replay(struct store_request *c, struct db *db)
 {
     char hash[40];
     if (!c->idempotency_key) return false;
     if (!*c->idempotency_key || strlen(c->idempotency_key) > 255) {
-        call_fail(c, 400, "validation", NULL, "Idempotency-Key must have 1 to 255 bytes");
+        store_request_fail(c, 400, "validation", NULL, "Idempotency-Key must have 1 to 255 bytes");
         return true;
     }
     sqlite3_stmt *q = db_query(db, "SELECT seq, idem_hash FROM jobs WHERE idem_key = ?", "t", c->idempotency_key);
     if (!db_step(db, q)) return false;
     hash_body(c, hash);
     if (strcmp(db_text(q, 1), hash) != 0)
-        call_fail(c, 409, "idempotency_key_reused", NULL, "this Idempotency-Key came with another body before");
+        store_request_fail(c, 409, "idempotency_key_reused", NULL,
+                           "this Idempotency-Key came with another body before");
     c->job = db_int(q, 0);
     db_done(q);
     snprintf(c->header_name, sizeof c->header_name, "Idempotent-Replayed");
@@ -70,17 +71,17 @@ bool train_replay(struct call *c, struct db *db)
 }
 
 /* On OpenAI's routes a job's id is another one. */
-static const char *lead(const struct call *c)
+static const char *lead(const struct store_request *c)
 {
     return c->openai ? "ft" : "";
 }
 
-static bool check_data(struct call *c, struct db *db, const struct data_spec *d, const char *name)
+static bool check_data(struct store_request *c, struct db *db, const struct data_spec *d, const char *name)
 {
     struct err e = {0};
     if (d->kind == DATA_PATH) {
         char *path = data_find(db->dir, d->ref, &e);
-        if (!path) call_fail(c, 422, "validation", name, "%s.path: %s", name, e.msg);
+        if (!path) store_request_fail(c, 422, "validation", name, "%s.path: %s", name, e.msg);
         free(path);
         return path != NULL;
     }
@@ -88,22 +89,23 @@ static bool check_data(struct call *c, struct db *db, const struct data_spec *d,
     if (db_number(db, 0, "SELECT count(*) FROM files WHERE id = ?", "t", d->ref)) return true;
     const char *openai = strcmp(name, "dataset") == 0 ? "training_file" : "validation_file";
     if (!db->e.code && c->openai)
-        call_fail(c, 400, "file_not_found", openai, "%s: there is no file %.80s", openai, d->ref);
+        store_request_fail(c, 400, "file_not_found", openai, "%s: there is no file %.80s", openai, d->ref);
     else if (!db->e.code)
-        call_fail(c, 422, "file_not_found", name, "%s.file: there is no file %.80s", name, d->ref);
+        store_request_fail(c, 422, "file_not_found", name, "%s.file: there is no file %.80s", name, d->ref);
     return false;
 }
 
 /* Names are given once: two jobs that end under one name would leave it to chance which is served. */
-static bool check_names(struct call *c, struct db *db, const struct train_spec *s)
+static bool check_names(struct store_request *c, struct db *db, const struct train_spec *s)
 {
     if (s->serve_as && models_is_base(c->app->set, c->app->info, s->serve_as)) {
-        call_fail(c, 422, "validation", "serve_as", "serve_as: %s is the name of the model itself", s->serve_as);
+        store_request_fail(c, 422, "validation", "serve_as", "serve_as: %s is the name of the model itself",
+                           s->serve_as);
         return false;
     }
     if (s->serve_as && adapter_dir_names(c->app->set, s->serve_as)) {
-        call_fail(c, 409, "conflict", "serve_as", "serve_as: %s is an adapter of --adapters, and would be that again",
-                  s->serve_as);
+        store_request_fail(c, 409, "conflict", "serve_as",
+                           "serve_as: %s is an adapter of --adapters, and would be that again", s->serve_as);
         return false;
     }
     if (s->serve_as) {
@@ -111,8 +113,8 @@ static bool check_names(struct call *c, struct db *db, const struct train_spec *
             db_query(db, "SELECT id FROM jobs WHERE serve_as = ? AND status IN ('queued', 'running', 'paused')", "t",
                      s->serve_as);
         if (db_step(db, q)) {
-            call_fail(c, 409, "conflict", "serve_as", "serve_as: %s%s, which is not over, will have this name", lead(c),
-                      db_text(q, 0));
+            store_request_fail(c, 409, "conflict", "serve_as", "serve_as: %s%s, which is not over, will have this name",
+                               lead(c), db_text(q, 0));
             db_done(q);
             return false;
         }
@@ -120,7 +122,7 @@ static bool check_names(struct call *c, struct db *db, const struct train_spec *
     if (s->from) {
         char *dir = data_path(db->dir, "adapters", s->from), *config = data_path(dir, "adapter_config.json", NULL);
         bool there = access(config, R_OK) == 0;
-        if (!there) call_fail(c, 422, "validation", "from", "from: there is no adapter %s", s->from);
+        if (!there) store_request_fail(c, 422, "validation", "from", "from: there is no adapter %s", s->from);
         free(dir);
         free(config);
         return there;
@@ -128,13 +130,13 @@ static bool check_names(struct call *c, struct db *db, const struct train_spec *
     return true;
 }
 
-bool train_check(struct call *c, struct db *db, const struct train_spec *s)
+bool train_check(struct store_request *c, struct db *db, const struct train_spec *s)
 {
     return check_data(c, db, &s->data, "dataset") && (!s->eval.kind || check_data(c, db, &s->eval, "validation")) &&
            check_names(c, db, s);
 }
 
-bool train_create(struct call *c, struct db *db, const struct train_create *t)
+bool train_create(struct store_request *c, struct db *db, const struct train_create *t)
 {
     struct train_spec *s = t->spec;
     char id[DATA_ID_MAX], hash[40];
@@ -142,7 +144,7 @@ bool train_create(struct call *c, struct db *db, const struct train_create *t)
     struct buf text = {0};
     if (!train_check(c, db, s)) return false;
     if (db_number(db, 0, "SELECT count(*) FROM jobs WHERE status = 'queued'", "") >= QUEUE_MAX) {
-        call_fail(c, 429, "overloaded", NULL, "%d jobs are queued already", QUEUE_MAX);
+        store_request_fail(c, 429, "overloaded", NULL, "%d jobs are queued already", QUEUE_MAX);
         return false;
     }
     if (t->id)
@@ -155,7 +157,7 @@ bool train_create(struct call *c, struct db *db, const struct train_create *t)
     free(c->path);
     c->path = mem_strdup(id);
     if (job_data_save(db->dir, id, &s->data, false, &e) || job_data_save(db->dir, id, &s->eval, true, &e)) {
-        call_fail(c, 507, "storage", NULL, "the rows could not be stored: %s", e.msg);
+        store_request_fail(c, 507, "storage", NULL, "the rows could not be stored: %s", e.msg);
         return false;
     }
     train_spec_put(&text, s);
@@ -177,17 +179,17 @@ bool train_create(struct call *c, struct db *db, const struct train_create *t)
 }
 
 /* Without the row, the rows that came inline belong to nobody. */
-static void settle_create(struct call *c, struct db *db)
+static void settle_create(struct store_request *c, struct db *db)
 {
     if (c->status >= 400 && c->path) job_data_remove(db->dir, c->path);
 }
 
-void train_after_create(struct call *c)
+void train_after_create(struct store_request *c)
 {
     if (c->status < 400) jobs_kick(c->app->jobs);
 }
 
-static void create(struct call *c, struct db *db)
+static void create(struct store_request *c, struct db *db)
 {
     struct err e = {0};
     struct train_spec spec = {0};
@@ -199,12 +201,12 @@ static void create(struct call *c, struct db *db)
     }
     cJSON *tree = json_parse_body(c->body, c->body_len, &e);
     if (!tree) {
-        call_fail_body(c, "validation", &e);
+        store_request_fail_body(c, "validation", &e);
         return;
     }
     int status = train_spec_read(&spec, tree, &lim, &e);
     if (status)
-        call_fail(c, status, "validation", NULL, "Input validation error: %s", e.msg);
+        store_request_fail(c, status, "validation", NULL, "Input validation error: %s", e.msg);
     else if (train_create(c, db, &(struct train_create){.spec = &spec}))
         job_put(db, &c->out, c->job);
     train_spec_free(&spec);
@@ -214,41 +216,41 @@ static void create(struct call *c, struct db *db)
 void api_train_create(struct http_req *req)
 {
     if (train_refuses(req, false)) return;
-    struct call *c = call_new(req, false, create);
-    call_take_body(c);
+    struct store_request *c = store_request_new(req, false, create);
+    store_request_take_body(c);
     c->settle = settle_create;
     c->after = train_after_create;
-    call_send(c);
+    store_request_send(c);
 }
 
 /* ---- reading --------------------------------------------------------------------------------------------------- */
 
-static bool find(struct call *c, struct db *db, struct job_key *k)
+static bool find(struct store_request *c, struct db *db, struct job_key *k)
 {
     if (job_find(db, c->param, k)) return true;
-    call_fail(c, 404, "not_found", NULL, "there is no job %.80s", c->param);
+    store_request_fail(c, 404, "not_found", NULL, "there is no job %.80s", c->param);
     return false;
 }
 
-static void get_one(struct call *c, struct db *db)
+static void get_one(struct store_request *c, struct db *db)
 {
     struct job_key k;
     if (find(c, db, &k)) job_put(db, &c->out, k.seq);
 }
 
-static void list(struct call *c, struct db *db)
+static void list(struct store_request *c, struct db *db)
 {
     struct err e = {0};
     int64_t limit, before = INT64_MAX;
     char status[16] = "", after[64] = "";
     struct job_key k;
     if (!query_int(c->query, "limit", 1, LIST_MAX, 20, &limit, &e)) {
-        call_fail(c, 422, "validation", NULL, "%s", e.msg);
+        store_request_fail(c, 422, "validation", NULL, "%s", e.msg);
         return;
     }
     if (query_get(c->query, "after", after, sizeof after)) {
         if (!job_find(db, after, &k)) {
-            call_fail(c, 422, "validation", NULL, "after: there is no job %s", after);
+            store_request_fail(c, 422, "validation", NULL, "after: there is no job %s", after);
             return;
         }
         before = k.seq;
@@ -257,19 +259,19 @@ static void list(struct call *c, struct db *db)
     int i = 0;
     while (given && i < JOB_STATES && strcmp(status, job_state_names[i]) != 0) i++;
     if (i == JOB_STATES)
-        call_fail(c, 422, "validation", NULL,
-                  "status: must be one of queued, running, paused, succeeded, failed, cancelled");
+        store_request_fail(c, 422, "validation", NULL,
+                           "status: must be one of queued, running, paused, succeeded, failed, cancelled");
     else
         job_put_list(db, &c->out, given ? status : NULL, before, (int)limit);
 }
 
-static void metrics(struct call *c, struct db *db)
+static void metrics(struct store_request *c, struct db *db)
 {
     struct job_key k;
     if (find(c, db, &k)) job_put_metrics(db, &c->out, k.seq);
 }
 
-static void checkpoints(struct call *c, struct db *db)
+static void checkpoints(struct store_request *c, struct db *db)
 {
     struct job_key k;
     if (find(c, db, &k)) job_put_checkpoints(db, &c->out, k.seq);
@@ -277,22 +279,22 @@ static void checkpoints(struct call *c, struct db *db)
 
 void api_train_list(struct http_req *req)
 {
-    call_start(req, false, list, NULL);
+    store_request_start(req, false, list, NULL);
 }
 
 void api_train_get(struct http_req *req)
 {
-    call_start(req, false, get_one, NULL);
+    store_request_start(req, false, get_one, NULL);
 }
 
 void api_train_metrics(struct http_req *req)
 {
-    call_start(req, false, metrics, NULL);
+    store_request_start(req, false, metrics, NULL);
 }
 
 void api_train_checkpoints(struct http_req *req)
 {
-    call_start(req, false, checkpoints, NULL);
+    store_request_start(req, false, checkpoints, NULL);
 }
 
 /* ---- acting ---------------------------------------------------------------------------------------------------- */
@@ -306,7 +308,7 @@ static void want(struct db *db, int64_t seq, const char *wanted)
 }
 
 /* A job that is over does not hold its name any more. */
-static bool name_taken(struct call *c, struct db *db, const struct job_key *k)
+static bool name_taken(struct store_request *c, struct db *db, const struct job_key *k)
 {
     sqlite3_stmt *q =
         db_query(db,
@@ -314,13 +316,14 @@ static bool name_taken(struct call *c, struct db *db, const struct job_key *k)
                  " AND seq <> ?1 AND status IN ('queued', 'running', 'paused')",
                  "i", k->seq);
     if (!db_step(db, q)) return false;
-    call_fail(c, 409, "conflict", NULL, "%s%s cannot be resumed: %s%s, which is not over, will have its name %s",
-              lead(c), k->id, lead(c), db_text(q, 0), db_text(q, 1));
+    store_request_fail(c, 409, "conflict", NULL,
+                       "%s%s cannot be resumed: %s%s, which is not over, will have its name %s", lead(c), k->id,
+                       lead(c), db_text(q, 0), db_text(q, 1));
     db_done(q);
     return true;
 }
 
-static bool train_act(struct call *c, struct db *db, const struct job_key *k, enum job_action action)
+static bool train_act(struct store_request *c, struct db *db, const struct job_key *k, enum job_action action)
 {
     static const char *const names[] = {"cancelled", "paused", "resumed"};
     bool waits = k->state == JOB_QUEUED || k->state == JOB_PAUSED, runs = k->state == JOB_RUNNING;
@@ -347,15 +350,15 @@ static bool train_act(struct call *c, struct db *db, const struct job_key *k, en
     } else if (!(action == ACTION_CANCEL && k->state == JOB_CANCELLED) &&
                !(action == ACTION_PAUSE && k->state == JOB_PAUSED) &&
                !(action == ACTION_RESUME && k->state == JOB_QUEUED)) {
-        call_fail(c, c->openai ? 400 : 409, "conflict", NULL, "%s%s is %s and cannot be %s", lead(c), k->id,
-                  job_state_names[k->state], names[action]);
+        store_request_fail(c, c->openai ? 400 : 409, "conflict", NULL, "%s%s is %s and cannot be %s", lead(c), k->id,
+                           job_state_names[k->state], names[action]);
         return false;
     }
     return true;
 }
 
 /* A job that was cancelled while it waited leaves nothing behind. */
-static void settle_act(struct call *c, struct db *db)
+static void settle_act(struct store_request *c, struct db *db)
 {
     if (c->status >= 400 || !c->path2) return;
     char *dir = data_path(db->dir, "checkpoints", c->path2);
@@ -364,7 +367,7 @@ static void settle_act(struct call *c, struct db *db)
     job_data_remove(db->dir, c->path2);
 }
 
-static void after_act(struct call *c)
+static void after_act(struct store_request *c)
 {
     if (c->status >= 400) return;
     jobs_notify(c->app->jobs, c->job);
@@ -372,39 +375,39 @@ static void after_act(struct call *c)
     jobs_kick(c->app->jobs);
 }
 
-static void act(struct call *c, struct db *db, enum job_action action)
+static void act(struct store_request *c, struct db *db, enum job_action action)
 {
     const struct train_view *view = c->user;
     struct job_key k;
     if (view->find(c, db, &k) && train_act(c, db, &k, action)) view->put(c, db, k.seq);
 }
 
-static void cancel(struct call *c, struct db *db)
+static void cancel(struct store_request *c, struct db *db)
 {
     act(c, db, ACTION_CANCEL);
 }
 
-static void hold(struct call *c, struct db *db)
+static void hold(struct store_request *c, struct db *db)
 {
     act(c, db, ACTION_PAUSE);
 }
 
-static void resume(struct call *c, struct db *db)
+static void resume(struct store_request *c, struct db *db)
 {
     act(c, db, ACTION_RESUME);
 }
 
 void train_start_act(struct http_req *req, const struct train_view *view, enum job_action action)
 {
-    static call_fn *const run[] = {[ACTION_CANCEL] = cancel, [ACTION_PAUSE] = hold, [ACTION_RESUME] = resume};
-    struct call *c = call_new(req, view->openai, run[action]);
+    static store_request_fn *const run[] = {[ACTION_CANCEL] = cancel, [ACTION_PAUSE] = hold, [ACTION_RESUME] = resume};
+    struct store_request *c = store_request_new(req, view->openai, run[action]);
     c->user = (void *)view;
     c->settle = settle_act;
     c->after = after_act;
-    call_send(c);
+    store_request_send(c);
 }
 
-static void put_one(struct call *c, struct db *db, int64_t seq)
+static void put_one(struct store_request *c, struct db *db, int64_t seq)
 {
     job_put(db, &c->out, seq);
 }
@@ -428,12 +431,12 @@ void api_train_resume(struct http_req *req)
 
 /* ---- deleting -------------------------------------------------------------------------------------------------- */
 
-static void delete_job(struct call *c, struct db *db)
+static void delete_job(struct store_request *c, struct db *db)
 {
     struct job_key k;
     if (!find(c, db, &k)) return;
     if (k.state < JOB_SUCCEEDED) {
-        call_fail(c, 409, "conflict", NULL, "%s is %s: cancel it first", k.id, job_state_names[k.state]);
+        store_request_fail(c, 409, "conflict", NULL, "%s is %s: cancel it first", k.id, job_state_names[k.state]);
         return;
     }
     db_run(db, "DELETE FROM jobs WHERE seq = ?", "i", k.seq);
@@ -444,7 +447,7 @@ static void delete_job(struct call *c, struct db *db)
     buf_printf(&c->out, "{\"id\":\"%s\",\"object\":\"train.job\",\"deleted\":true}", k.id);
 }
 
-static void settle_delete(struct call *c, struct db *db)
+static void settle_delete(struct store_request *c, struct db *db)
 {
     settle_act(c, db);
     if (c->status >= 400 || !c->path2) return;
@@ -455,7 +458,7 @@ static void settle_delete(struct call *c, struct db *db)
 
 void api_train_delete(struct http_req *req)
 {
-    struct call *c = call_new(req, false, delete_job);
+    struct store_request *c = store_request_new(req, false, delete_job);
     c->settle = settle_delete;
-    call_send(c);
+    store_request_send(c);
 }

@@ -3,7 +3,7 @@
 #define TANDEM_SERVER_JOBS_API_TRAIN_H
 
 #include "engine/data/dataset.h"
-#include "server/api/call.h"
+#include "server/api/store_request.h"
 #include "server/jobs/job_db.h"
 #include "server/jobs/train_spec.h"
 
@@ -17,22 +17,22 @@ struct train_create {
     const char *openai; /* JSON of what only the OpenAI view knows; NULL */
     const char *id;     /* NULL: a new one */
 };
-bool train_create(struct call *, struct db *, const struct train_create *);
+bool train_create(struct store_request *, struct db *, const struct train_create *);
 /* What only the store knows: whether the data is there, the name free, the adapter to go on from; else an error answer.
  */
-bool train_check(struct call *, struct db *, const struct train_spec *);
+bool train_check(struct store_request *, struct db *, const struct train_spec *);
 struct train_limits train_limits_of(const struct app *);
 /* The job of this key, when the same request was made before: true and c->job, or an error answer. */
-bool train_replay(struct call *, struct db *);
-void train_after_create(struct call *);
+bool train_replay(struct store_request *, struct db *);
+void train_after_create(struct store_request *);
 
 enum job_action { ACTION_CANCEL, ACTION_PAUSE, ACTION_RESUME };
 
 /* How one of the APIs finds the job that a request names (or answers that there is none), and shows it. */
 struct train_view {
     bool openai;
-    bool (*find)(struct call *, struct db *, struct job_key *);
-    void (*put)(struct call *, struct db *, int64_t seq);
+    bool (*find)(struct store_request *, struct db *, struct job_key *);
+    void (*put)(struct store_request *, struct db *, int64_t seq);
 };
 /* Loop thread: a request to cancel, pause or resume.  The state changes, or a command is left for the runner. */
 void train_start_act(struct http_req *, const struct train_view *, enum job_action);

@@ -133,33 +133,33 @@ static bool wants_stream(const struct http_req *req)
 }
 
 /* Where to begin: the header that browsers send on their own, or ?after=. */
-static bool first_id(struct call *c, int64_t *after)
+static bool first_id(struct store_request *c, int64_t *after)
 {
     struct err e = {0};
     if (c->idempotency_key) { /* holds Last-Event-ID here */
         char *end, *text = c->idempotency_key;
         *after = strtoll(text, &end, 10);
         if (end != text && !*end && *after >= 0) return true;
-        call_fail(c, 422, "validation", NULL, "Last-Event-ID: expected the id of an event");
+        store_request_fail(c, 422, "validation", NULL, "Last-Event-ID: expected the id of an event");
         return false;
     }
     if (query_int(c->query, "after", 0, INT64_MAX, 0, after, &e)) return true;
-    call_fail(c, 422, "validation", NULL, "%s", e.msg);
+    store_request_fail(c, 422, "validation", NULL, "%s", e.msg);
     return false;
 }
 
 /* Store thread: does the job exist, and is the place well-formed? */
-static void open_stream(struct call *c, struct db *db)
+static void open_stream(struct store_request *c, struct db *db)
 {
     struct job_key k;
     struct stream *s = c->user;
     if (!job_find(db, c->param, &k))
-        call_fail(c, 404, "not_found", NULL, "there is no job %.80s", c->param);
+        store_request_fail(c, 404, "not_found", NULL, "there is no job %.80s", c->param);
     else if (first_id(c, &s->last))
         s->seq = k.seq;
 }
 
-static void after_open(struct call *c)
+static void after_open(struct store_request *c)
 {
     struct stream *s = c->user;
     struct app *app = s->app;
@@ -185,17 +185,17 @@ static void after_open(struct call *c)
     read_more(s);
 }
 
-static void list(struct call *c, struct db *db)
+static void list(struct store_request *c, struct db *db)
 {
     struct err e = {0};
     struct job_key k;
     int64_t limit, after, last = 0;
     if (!job_find(db, c->param, &k)) {
-        call_fail(c, 404, "not_found", NULL, "there is no job %.80s", c->param);
+        store_request_fail(c, 404, "not_found", NULL, "there is no job %.80s", c->param);
         return;
     }
     if (!query_int(c->query, "limit", 1, LIST_MAX, LIST_DEFAULT, &limit, &e)) {
-        call_fail(c, 422, "validation", NULL, "%s", e.msg);
+        store_request_fail(c, 422, "validation", NULL, "%s", e.msg);
         return;
     }
     if (!first_id(c, &after)) return;
@@ -212,11 +212,11 @@ void api_train_events(struct http_req *req)
     if (stream && app->state == APP_DRAINING && train_refuses(req, false)) return;
     if (stream && app->event_streams >= STREAMS_MAX) {
         http_set_header(req, "Retry-After", "5");
-        call_reply_error(req, false, 429, "overloaded", "%d event streams are open already", STREAMS_MAX);
+        store_request_reply_error(req, false, 429, "overloaded", "%d event streams are open already", STREAMS_MAX);
         return;
     }
     app->event_streams += stream;
-    struct call *c = call_new(req, false, stream ? open_stream : list);
+    struct store_request *c = store_request_new(req, false, stream ? open_stream : list);
     free(c->idempotency_key);
     c->idempotency_key = last ? mem_strdup(last) : NULL;
     if (stream) {
@@ -225,5 +225,5 @@ void api_train_events(struct http_req *req)
         c->user = s;
         c->after = after_open;
     }
-    call_send(c);
+    store_request_send(c);
 }

@@ -43,31 +43,31 @@ static void validation_free(struct validation *v)
 
 /* ---- the store thread ------------------------------------------------------------------------------------------ */
 
-static void check(struct call *c, struct db *db)
+static void check(struct store_request *c, struct db *db)
 {
     struct validation *v = c->user;
     struct train_limits lim = train_limits_of(c->app);
     struct err e = {0};
     int64_t rows;
     if (!query_int(c->query, "rows", 0, ROWS_MAX, ROWS, &rows, &e)) {
-        call_fail(c, 422, "validation", NULL, "%s", e.msg);
+        store_request_fail(c, 422, "validation", NULL, "%s", e.msg);
         return;
     }
     v->rows = (int)rows;
     cJSON *tree = json_parse_body(c->body, c->body_len, &e);
     if (!tree) {
-        call_fail_body(c, "validation", &e);
+        store_request_fail_body(c, "validation", &e);
         return;
     }
     train_spec_free(&v->spec);
     int status = train_spec_read(&v->spec, tree, &lim, &e);
     if (!v->id[0]) data_id(v->id, "validate-"); /* once, if a batch of works is repeated */
     if (status) {
-        call_fail(c, status, "validation", NULL, "Input validation error: %s", e.msg);
+        store_request_fail(c, status, "validation", NULL, "Input validation error: %s", e.msg);
     } else if (train_check(c, db, &v->spec)) {
         if (job_data_save(db->dir, v->id, &v->spec.data, false, &e) ||
             job_data_save(db->dir, v->id, &v->spec.eval, true, &e))
-            call_fail(c, 507, "storage", NULL, "the rows could not be stored: %s", e.msg);
+            store_request_fail(c, 507, "storage", NULL, "the rows could not be stored: %s", e.msg);
         if (v->spec.from && !v->from) v->from = data_path(db->dir, "adapters", v->spec.from);
     }
     v->spec.data.inline_ = v->spec.eval.inline_ = NULL;
@@ -167,7 +167,7 @@ static void answer(struct validation *v)
     struct buf b = {0};
     if (v->e.code || v->plan_error.code) {
         const struct err *e = v->e.code ? &v->e : &v->plan_error;
-        call_reply_error(v->req, false, 422, "validation", "%s%s", v->e.code ? "dataset: " : "", e->msg);
+        store_request_reply_error(v->req, false, 422, "validation", "%s%s", v->e.code ? "dataset: " : "", e->msg);
         return;
     }
     buf_str(&b, "{\"object\":\"train.validation\",\"dataset\":");
@@ -208,7 +208,7 @@ static void on_close(struct http_req *req)
     atomic_store(&v->gone, true);
 }
 
-static void after_check(struct call *c)
+static void after_check(struct store_request *c)
 {
     struct validation *v = c->user;
     if (c->status >= 400) {
@@ -228,7 +228,7 @@ static void after_check(struct call *c)
     bridge_work(c->app->bridge, 0, work_validate, on_validated, v);
 }
 
-static void settle_check(struct call *c, struct db *db)
+static void settle_check(struct store_request *c, struct db *db)
 {
     struct validation *v = c->user;
     if (c->status >= 400 && v->id[0]) job_data_remove(db->dir, v->id);
@@ -240,14 +240,14 @@ void api_train_validate(struct http_req *req)
     if (train_refuses(req, false)) return;
     if (app->validations >= AT_ONCE) {
         http_set_header(req, "Retry-After", "2");
-        call_reply_error(req, false, 429, "overloaded", "%d validations are running already", AT_ONCE);
+        store_request_reply_error(req, false, 429, "overloaded", "%d validations are running already", AT_ONCE);
         return;
     }
     app->validations++;
-    struct call *c = call_new(req, false, check);
-    call_take_body(c);
+    struct store_request *c = store_request_new(req, false, check);
+    store_request_take_body(c);
     c->user = mem_zalloc(sizeof(struct validation));
     c->settle = settle_check;
     c->after = after_check;
-    call_send(c);
+    store_request_send(c);
 }

@@ -78,7 +78,7 @@ struct metrics {
     uint64_t finished[FINISH_ERROR + 1];
     uint64_t rejected[REJECT_REASONS];
     uint64_t aborted[ABORT_REASONS];
-    uint64_t grammar_hits, grammar_failed; /* constraints found among those compiled before; that were wrong */
+    uint64_t grammar_hits, grammar_failed; /* grammar_cache found among those compiled before; that were wrong */
     struct histogram hist[HISTOGRAMS];
     double startup[STARTUP_PHASES]; /* seconds; 0: not come to that */
     uint64_t start_unix_ns;

@@ -9,7 +9,7 @@
  * Loop thread, but for work_take (pool). */
 #include "engine/base/mem.h"
 #include "server/api/app.h"
-#include "server/api/call.h"
+#include "server/api/store_request.h"
 #include "server/json/json.h"
 
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #include "server/jobs/jobs.h"
 #include "server/memory/reservation.h"
 #include "server/metrics/metrics.h"
-#include "server/metrics/text.h"
+#include "server/metrics/prometheus_text.h"
 #include "server/net/http.h"
 #include "server/ops/nvml.h"
 #include "server/ops/process.h"
@@ -18,15 +18,15 @@
 static void put_by(struct buf *out, const char *name, const char *help, const char *label, const char *const *values,
                    const uint64_t *counts, int n)
 {
-    text_head(out, name, "counter", help);
-    for (int i = 0; i < n; i++) text_by(out, name, label, values[i], (double)counts[i]);
+    prometheus_head(out, name, "counter", help);
+    for (int i = 0; i < n; i++) prometheus_by(out, name, label, values[i], (double)counts[i]);
 }
 
 static void put_requests(const struct metrics *m, struct buf *out)
 {
     static const char name[] = "tandem_requests_total", duration[] = "tandem_http_request_duration_seconds";
     char labels[160];
-    text_head(out, name, "counter", "HTTP requests answered; status 499: the client left first.");
+    prometheus_head(out, name, "counter", "HTTP requests answered; status 499: the client left first.");
     for (int r = 0; r <= METRICS_ROUTES; r++) {
         if (r >= m->n_routes && r < METRICS_ROUTES) continue;
         for (int s = 0, code; (code = metrics_status(s)) >= 0; s++) {
@@ -35,14 +35,14 @@ static void put_requests(const struct metrics *m, struct buf *out)
             if (code) snprintf(status, sizeof status, "%d", code);
             snprintf(labels, sizeof labels, "route=\"%s\",status=\"%s\"", r < METRICS_ROUTES ? m->routes[r] : "other",
                      status);
-            text_sample(out, name, labels, (double)m->requests[r][s]);
+            prometheus_sample(out, name, labels, (double)m->requests[r][s]);
         }
     }
-    text_head(out, duration, "histogram", "From the request's head to the end of its answer, streams included.");
+    prometheus_head(out, duration, "histogram", "From the request's head to the end of its answer, streams included.");
     for (int r = 0; r <= METRICS_ROUTES; r++) {
         if ((r >= m->n_routes && r < METRICS_ROUTES) || !histogram_count(&m->duration[r])) continue;
         snprintf(labels, sizeof labels, "route=\"%s\"", r < METRICS_ROUTES ? m->routes[r] : "other");
-        text_histogram(out, duration, labels, &m->duration[r], metrics_duration_bounds);
+        prometheus_histogram(out, duration, labels, &m->duration[r], metrics_duration_bounds);
     }
 }
 
@@ -52,20 +52,20 @@ static void put_ends(const struct metrics *m, const struct http_server_stats *h,
     memcpy(rejected, m->rejected, sizeof rejected);
     if (h) rejected[REJECT_MEMORY] += h->no_memory;
     static const char name[] = "tandem_requests_finished_total";
-    text_head(out, name, "counter", "Generations that ended, by reason.");
+    prometheus_head(out, name, "counter", "Generations that ended, by reason.");
     for (int i = 0; i < N_OF(m->finished); i++)
-        if (metrics_finish_name(i)) text_by(out, name, "reason", metrics_finish_name(i), (double)m->finished[i]);
+        if (metrics_finish_name(i)) prometheus_by(out, name, "reason", metrics_finish_name(i), (double)m->finished[i]);
     put_by(out, "tandem_requests_rejected_total", "Requests refused before they generated anything, by reason.",
            "reason", metrics_reject_names, rejected, REJECT_REASONS);
     put_by(out, "tandem_requests_aborted_total", "Generations that ended before their time, by reason.", "reason",
            metrics_abort_names, m->aborted, ABORT_REASONS);
-    const struct text_row rows[] = {
+    const struct prometheus_row rows[] = {
         {"tandem_constraint_cache_hits_total", "counter", "Constraints that had been compiled before.",
          (double)m->grammar_hits},
         {"tandem_constraint_errors_total", "counter", "Constraints that could not be compiled.",
          (double)m->grammar_failed},
     };
-    text_rows(out, rows, N_OF(rows));
+    prometheus_rows(out, rows, N_OF(rows));
 }
 
 static void put_step(const struct engine_stats *s, struct buf *out)
@@ -84,8 +84,8 @@ static void put_step(const struct engine_stats *s, struct buf *out)
     };
     for (int i = 0; i < N_OF(rows); i++) {
         const struct histogram *h = (const struct histogram *)((const char *)s + rows[i].at);
-        text_head(out, rows[i].name, "histogram", rows[i].help);
-        text_histogram(out, rows[i].name, "", h, rows[i].bounds);
+        prometheus_head(out, rows[i].name, "histogram", rows[i].help);
+        prometheus_histogram(out, rows[i].name, "", h, rows[i].bounds);
     }
 }
 
@@ -93,7 +93,7 @@ static void put_queue(const struct metrics_view *v, struct buf *out)
 {
     const struct engine_stats *s = v->stats;
     const struct engine_info *i = v->info;
-    const struct text_row rows[] = {
+    const struct prometheus_row rows[] = {
         {"tandem_requests_running", "gauge", "Requests that hold a slot, paused ones among them.", s->running},
         {"tandem_requests_waiting", "gauge", "Requests in the queue.", s->waiting},
         {"tandem_requests_paused", "gauge", "Requests not computed because their client does not read.", s->paused},
@@ -107,13 +107,13 @@ static void put_queue(const struct metrics_view *v, struct buf *out)
         {"tandem_step_token_budget", "gauge", "Tokens that a step may compute.", i->max_batch_tokens},
         {"tandem_step_sequence_limit", "gauge", "Requests that may run at once.", i->max_seqs},
     };
-    text_rows(out, rows, N_OF(rows));
+    prometheus_rows(out, rows, N_OF(rows));
 }
 
 static void put_tokens(const struct metrics_view *v, struct buf *out)
 {
     const struct engine_stats *s = v->stats;
-    const struct text_row rows[] = {
+    const struct prometheus_row rows[] = {
         {"tandem_prompt_tokens_total", "counter",
          "Prompt tokens of the requests that were scheduled, found in the prefix cache or computed.",
          (double)s->prompt_tokens},
@@ -140,7 +140,7 @@ static void put_tokens(const struct metrics_view *v, struct buf *out)
         {"tandem_train_device_seconds_total", "counter", "Time that training had the device.",
          (double)s->train_ns * 1e-9},
     };
-    text_rows(out, rows, N_OF(rows));
+    prometheus_rows(out, rows, N_OF(rows));
 }
 
 /* Of a GPU: what was taken since the start. */
@@ -155,7 +155,7 @@ static void put_memory(const struct metrics_view *v, struct buf *out)
 {
     static const char name[] = "tandem_memory_bytes";
     const struct engine_info *i = v->info;
-    const struct text_row rows[] = {
+    const struct prometheus_row rows[] = {
         {"tandem_kv_cache_bytes", "gauge", "Memory of the key-value pool.", (double)i->kv_bytes},
         {"tandem_weight_bytes", "gauge", "Memory of the weights.", (double)i->weight_bytes},
         {"tandem_model_load_seconds", "gauge", "Time the model took to load.", i->load_seconds},
@@ -164,13 +164,13 @@ static void put_memory(const struct metrics_view *v, struct buf *out)
          "What may be taken of a GPU's memory; 0 where the memory is the host's.", (double)i->device_budget},
         {"tandem_memory_taken_bytes", "gauge", "What is in use of it.", (double)v->stats->device_used},
     };
-    text_rows(out, rows, N_OF(rows));
-    text_head(out, name, "gauge", "Memory on the model's device, by what it is for.");
-    text_by(out, name, "part", "weights", (double)i->weight_bytes);
-    text_by(out, name, "part", "kv_cache", (double)i->kv_bytes);
-    text_by(out, name, "part", "workspace", (double)i->workspace_bytes);
-    text_by(out, name, "part", "adapters", (double)v->stats->adapter_bytes);
-    if (i->device_budget) text_by(out, name, "part", "training", taken_by_training(v));
+    prometheus_rows(out, rows, N_OF(rows));
+    prometheus_head(out, name, "gauge", "Memory on the model's device, by what it is for.");
+    prometheus_by(out, name, "part", "weights", (double)i->weight_bytes);
+    prometheus_by(out, name, "part", "kv_cache", (double)i->kv_bytes);
+    prometheus_by(out, name, "part", "workspace", (double)i->workspace_bytes);
+    prometheus_by(out, name, "part", "adapters", (double)v->stats->adapter_bytes);
+    if (i->device_budget) prometheus_by(out, name, "part", "training", taken_by_training(v));
 }
 
 static void put_adapters(const struct metrics_view *v, struct buf *out)
@@ -181,16 +181,16 @@ static void put_adapters(const struct metrics_view *v, struct buf *out)
         running += v->adapters[i].running;
         all += v->adapters[i].requests;
     }
-    const struct text_row rows[] = {
+    const struct prometheus_row rows[] = {
         {"tandem_adapters", "gauge", "LoRA adapters that requests can name.", v->stats->adapters},
         {"tandem_adapter_limit", "gauge", "LoRA adapters that may be loaded.", v->info->max_adapters},
         {"tandem_adapter_bytes", "gauge", "Memory of the LoRA adapters, replaced ones in use included.",
          (double)v->stats->adapter_bytes},
     };
-    text_rows(out, rows, N_OF(rows));
-    text_head(out, name, "gauge", "Requests that go through an adapter.");
-    text_by(out, name, "state", "running", running);
-    text_by(out, name, "state", "waiting", all - running);
+    prometheus_rows(out, rows, N_OF(rows));
+    prometheus_head(out, name, "gauge", "Requests that go through an adapter.");
+    prometheus_by(out, name, "state", "running", running);
+    prometheus_by(out, name, "state", "waiting", all - running);
 }
 
 static void put_model(const struct metrics_view *v, struct buf *out)
@@ -200,11 +200,11 @@ static void put_model(const struct metrics_view *v, struct buf *out)
         const char *label, *value;
     } labels[] = {{"model_id", i->model_id}, {"model_name", v->model_name},   {"family", i->family},
                   {"device", i->device},     {"weight_type", i->weight_type}, {"kv_type", i->kv_type}};
-    text_head(out, "tandem_model_info", "gauge", "The model that is served.");
+    prometheus_head(out, "tandem_model_info", "gauge", "The model that is served.");
     buf_str(out, "tandem_model_info{");
     for (int k = 0; k < N_OF(labels); k++) {
         if (k) buf_char(out, ',');
-        text_label(out, labels[k].label, labels[k].value);
+        prometheus_label(out, labels[k].label, labels[k].value);
     }
     buf_str(out, "} 1\n");
 }
@@ -213,7 +213,7 @@ static void put_training(const struct jobs_view *j, struct buf *out)
 {
     const struct train_event *last = &j->last;
     bool runs = last->kind == TRAIN_STEP;
-    const struct text_row rows[] = {
+    const struct prometheus_row rows[] = {
         {"tandem_train_step", "gauge", "Optimizer steps done of the job that runs; 0 when none does.",
          runs ? (double)last->step : 0},
         {"tandem_train_steps_planned", "gauge", "Its steps in all.", runs ? (double)last->steps : 0},
@@ -231,14 +231,15 @@ static void put_training(const struct jobs_view *j, struct buf *out)
         {"tandem_train_skipped_steps_total", "counter", "Steps skipped for a loss or gradient that was not finite.",
          (double)j->skipped},
     };
-    text_head(out, "tandem_train_jobs", "gauge", "Fine-tuning jobs by state.");
-    for (int i = 0; i < JOB_STATES; i++) text_by(out, "tandem_train_jobs", "status", job_state_names[i], j->counts[i]);
-    text_rows(out, rows, N_OF(rows));
+    prometheus_head(out, "tandem_train_jobs", "gauge", "Fine-tuning jobs by state.");
+    for (int i = 0; i < JOB_STATES; i++)
+        prometheus_by(out, "tandem_train_jobs", "status", job_state_names[i], j->counts[i]);
+    prometheus_rows(out, rows, N_OF(rows));
 }
 
 static void put_http(const struct http_server_stats *h, struct buf *out)
 {
-    const struct text_row rows[] = {
+    const struct prometheus_row rows[] = {
         {"tandem_connections", "gauge", "Open connections.", h->open},
         {"tandem_connections_accepted_total", "counter", "Connections accepted.", (double)h->accepted},
         {"tandem_connections_rejected_total", "counter", "Connections refused at the limit.", (double)h->rejected},
@@ -247,41 +248,41 @@ static void put_http(const struct http_server_stats *h, struct buf *out)
         {"tandem_http_received_bytes_total", "counter", "Bytes read from clients.", (double)h->bytes_in},
         {"tandem_http_sent_bytes_total", "counter", "Bytes written to clients.", (double)h->bytes_out},
     };
-    text_rows(out, rows, N_OF(rows));
+    prometheus_rows(out, rows, N_OF(rows));
 }
 
 static void put_reservations(struct buf *out)
 {
     struct reservation_stats r;
     reservation_stats(&r);
-    const struct text_row rows[] = {
+    const struct prometheus_row rows[] = {
         {"tandem_request_memory_bytes", "gauge", "Memory reserved for bodies, texts, tokens and answers.",
          (double)r.used},
         {"tandem_request_memory_peak_bytes", "gauge", "The most of it since the start.", (double)r.peak},
         {"tandem_request_memory_limit_bytes", "gauge", "The most it may be (request-memory).", (double)r.budget},
         {"tandem_request_memory_refused_total", "counter", "Reservations refused for want of room.", (double)r.refused},
     };
-    text_rows(out, rows, N_OF(rows));
+    prometheus_rows(out, rows, N_OF(rows));
 }
 
 static void put_startup(const struct metrics *m, struct buf *out)
 {
     static const char name[] = "tandem_startup_seconds";
-    text_head(out, name, "gauge", "Time the start took, by phase; ready: all of it, until requests were taken.");
+    prometheus_head(out, name, "gauge", "Time the start took, by phase; ready: all of it, until requests were taken.");
     for (int i = 0; i < STARTUP_PHASES; i++)
-        if (m->startup[i] > 0) text_by(out, name, "phase", metrics_startup_names[i], m->startup[i]);
+        if (m->startup[i] > 0) prometheus_by(out, name, "phase", metrics_startup_names[i], m->startup[i]);
 }
 
 void metrics_render(const struct metrics *m, const struct metrics_view *v, struct buf *out)
 {
-    text_head(out, "tandem_build_info", "gauge", "The program.");
+    prometheus_head(out, "tandem_build_info", "gauge", "The program.");
     buf_printf(out, "tandem_build_info{version=\"%s\",compiler=\"%s\"} 1\n", TANDEM_VERSION, __VERSION__);
-    text_one(out, "tandem_ready", "gauge", "1 while requests are accepted.", v->ready);
-    text_one(out, "tandem_memory_limit_bytes", "gauge",
-             "Memory the process may take: the least limit of its control groups, or the machine's memory.",
-             v->memory_limit);
-    text_one(out, "tandem_tls_certificate_expiry_timestamp_seconds", "gauge",
-             "When the certificate expires, seconds since the epoch; 0: there is none.", v->certificate_expires);
+    prometheus_one(out, "tandem_ready", "gauge", "1 while requests are accepted.", v->ready);
+    prometheus_one(out, "tandem_memory_limit_bytes", "gauge",
+                   "Memory the process may take: the least limit of its control groups, or the machine's memory.",
+                   v->memory_limit);
+    prometheus_one(out, "tandem_tls_certificate_expiry_timestamp_seconds", "gauge",
+                   "When the certificate expires, seconds since the epoch; 0: there is none.", v->certificate_expires);
     put_requests(m, out);
     put_ends(m, v->http, out);
     if (v->stats && v->info) {
@@ -293,8 +294,8 @@ void metrics_render(const struct metrics *m, const struct metrics_view *v, struc
         put_model(v, out);
     }
     for (int i = 0; i < HISTOGRAMS; i++) {
-        text_head(out, metrics_hists[i].name, "histogram", metrics_hists[i].help);
-        text_histogram(out, metrics_hists[i].name, "", &m->hist[i], metrics_hists[i].bounds);
+        prometheus_head(out, metrics_hists[i].name, "histogram", metrics_hists[i].help);
+        prometheus_histogram(out, metrics_hists[i].name, "", &m->hist[i], metrics_hists[i].bounds);
     }
     if (v->jobs) put_training(v->jobs, out);
     if (v->http) put_http(v->http, out);

@@ -4,7 +4,7 @@
  * docs/design/metrics.md); buckets are ours, which begin lower.  Loop thread. */
 #include "engine/base/clock.h"
 #include "server/metrics/metrics.h"
-#include "server/metrics/text.h"
+#include "server/metrics/prometheus_text.h"
 
 #define N_OF(a) ((int)(sizeof(a) / sizeof *(a)))
 
@@ -14,27 +14,27 @@ static void put_by(struct buf *out, const char *name, const char *labels, const 
 {
     struct buf all = {0};
     buf_printf(&all, "%s,%s=\"%s\"", labels, label, value);
-    text_sample(out, name, all.data, number);
+    prometheus_sample(out, name, all.data, number);
     buf_free(&all);
 }
 
 /* model_name and engine, which every series there has */
 static void put_labels(const struct metrics_view *v, struct buf *out)
 {
-    text_label(out, "model_name", v->model_name);
+    prometheus_label(out, "model_name", v->model_name);
     buf_str(out, ",engine=\"0\"");
 }
 
-static void put_family(struct buf *out, const struct text_row *r, const char *labels)
+static void put_family(struct buf *out, const struct prometheus_row *r, const char *labels)
 {
-    text_head(out, r->name, r->type, r->help);
-    text_sample(out, r->name, labels, r->value);
+    prometheus_head(out, r->name, r->type, r->help);
+    prometheus_sample(out, r->name, labels, r->value);
 }
 
 static void put_engine(const struct metrics_view *v, const char *labels, struct buf *out)
 {
     const struct engine_stats *s = v->stats;
-    const struct text_row rows[] = {
+    const struct prometheus_row rows[] = {
         {"vllm:num_requests_running", "gauge", "Number of requests in model execution batches.", s->running},
         {"vllm:num_requests_waiting", "gauge", "Number of requests waiting to be processed.", s->waiting},
         {"vllm:kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage.",
@@ -51,22 +51,22 @@ static void put_engine(const struct metrics_view *v, const char *labels, struct 
          (double)s->generated_tokens},
     };
     for (int i = 0; i < N_OF(rows); i++) put_family(out, &rows[i], labels);
-    text_head(out, "vllm:num_requests_waiting_by_reason", "gauge", "Number of waiting requests, by reason.");
+    prometheus_head(out, "vllm:num_requests_waiting_by_reason", "gauge", "Number of waiting requests, by reason.");
     put_by(out, "vllm:num_requests_waiting_by_reason", labels, "reason", "capacity", s->waiting);
     put_by(out, "vllm:num_requests_waiting_by_reason", labels, "reason", "deferred", 0);
-    text_head(out, "vllm:iteration_tokens_total", "histogram", "Histogram of number of tokens per engine step.");
-    text_histogram(out, "vllm:iteration_tokens_total", labels, &s->step_tokens, engine_step_tokens_bounds);
+    prometheus_head(out, "vllm:iteration_tokens_total", "histogram", "Histogram of number of tokens per engine step.");
+    prometheus_histogram(out, "vllm:iteration_tokens_total", labels, &s->step_tokens, engine_step_tokens_bounds);
 }
 
 /* Pages are blocks, wherever they are. */
 static void put_cache(const struct metrics_view *v, struct buf *out)
 {
-    text_head(out, "vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig");
+    prometheus_head(out, "vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig");
     buf_str(out, "vllm:cache_config_info{");
     put_labels(v, out);
     buf_printf(out, ",block_size=\"%d\",num_gpu_blocks=\"%d\",enable_prefix_caching=\"%s\",", v->info->page_tokens,
                v->info->pages, v->prefix_cache ? "True" : "False");
-    text_label(out, "cache_dtype", v->info->kv_type);
+    prometheus_label(out, "cache_dtype", v->info->kv_type);
     buf_str(out, "} 1\n");
 }
 
@@ -85,7 +85,7 @@ static void put_names(const struct metrics_view *v, bool running, struct buf *ou
 /* The value is the time: of series with different names, the newest one counts. */
 static void put_adapters(const struct metrics_view *v, struct buf *out)
 {
-    text_head(out, "vllm:lora_requests_info", "gauge", "Running stats on lora requests.");
+    prometheus_head(out, "vllm:lora_requests_info", "gauge", "Running stats on lora requests.");
     buf_printf(out, "vllm:lora_requests_info{max_lora=\"%d\",running_lora_adapters=\"", v->info->max_adapters);
     put_names(v, true, out);
     buf_str(out, "\",waiting_lora_adapters=\"");
@@ -106,7 +106,7 @@ static void put_success(const struct metrics *m, const char *labels, struct buf 
         {"error", m->finished[FINISH_ERROR]},
         {"repetition", 0}, /* texts are not ended for repeating themselves */
     };
-    text_head(out, name, "counter", "Count of successfully processed requests.");
+    prometheus_head(out, name, "counter", "Count of successfully processed requests.");
     for (int i = 0; i < N_OF(rows); i++)
         put_by(out, name, labels, "finished_reason", rows[i].reason, (double)rows[i].n);
 }
@@ -122,8 +122,8 @@ void metrics_render_vllm(const struct metrics *m, const struct metrics_view *v, 
     put_success(m, labels.data, out);
     for (int i = 0; i < HISTOGRAMS; i++) {
         if (!metrics_hists[i].vllm) continue;
-        text_head(out, metrics_hists[i].vllm, "histogram", metrics_hists[i].help);
-        text_histogram(out, metrics_hists[i].vllm, labels.data, &m->hist[i], metrics_hists[i].bounds);
+        prometheus_head(out, metrics_hists[i].vllm, "histogram", metrics_hists[i].help);
+        prometheus_histogram(out, metrics_hists[i].vllm, labels.data, &m->hist[i], metrics_hists[i].bounds);
     }
     buf_free(&labels);
 }

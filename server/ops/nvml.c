@@ -3,7 +3,7 @@
 
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
-#include "server/metrics/text.h"
+#include "server/metrics/prometheus_text.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -112,12 +112,12 @@ void nvml_sample(struct nvml *m, struct device_sample *out)
 static void put_gauge(const struct device_sample *s, const char *name, const char *help, size_t at, struct buf *out)
 {
     char index[16];
-    text_head(out, name, "gauge", help);
+    prometheus_head(out, name, "gauge", help);
     for (int i = 0; i < s->n; i++) {
         double v;
         memcpy(&v, (const char *)&s->v[i] + at, sizeof v);
         snprintf(index, sizeof index, "%d", i);
-        if (v >= 0) text_by(out, name, "device", index, v);
+        if (v >= 0) prometheus_by(out, name, "device", index, v);
     }
 }
 
@@ -125,12 +125,12 @@ void nvml_render(const struct device_sample *s, struct buf *out)
 {
     static const char info[] = "tandem_device_info";
     if (!s->n) return;
-    text_head(out, info, "gauge", "NVIDIA's devices, by number.");
+    prometheus_head(out, info, "gauge", "NVIDIA's devices, by number.");
     for (int i = 0; i < s->n; i++) {
         buf_printf(out, "%s{device=\"%d\",", info, i);
-        text_label(out, "name", s->v[i].name);
+        prometheus_label(out, "name", s->v[i].name);
         buf_char(out, ',');
-        text_label(out, "uuid", s->v[i].uuid);
+        prometheus_label(out, "uuid", s->v[i].uuid);
         buf_str(out, "} 1\n");
     }
     put_gauge(s, "tandem_device_memory_total_bytes", "Memory of a device.", offsetof(struct device_use, memory_total),

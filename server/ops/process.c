@@ -2,7 +2,7 @@
 
 #include "engine/base/log.h"
 #include "server/memory/reservation.h"
-#include "server/metrics/text.h"
+#include "server/metrics/prometheus_text.h"
 
 #include <dirent.h>
 #include <stdio.h>
@@ -120,10 +120,10 @@ static void put_resident(struct buf *out)
     static const struct {
         const char *kind, *line;
     } parts[] = {{"anonymous", "RssAnon:"}, {"file", "RssFile:"}, {"shared", "RssShmem:"}};
-    text_head(out, name, "gauge", "Resident memory by kind; mapped weights are file.");
+    prometheus_head(out, name, "gauge", "Resident memory by kind; mapped weights are file.");
     for (int i = 0; i < 3; i++) {
         double v = read_number(status, parts[i].line);
-        text_by(out, name, "kind", parts[i].kind, v < 0 ? 0 : v);
+        prometheus_by(out, name, "kind", parts[i].kind, v < 0 ? 0 : v);
     }
 }
 
@@ -139,7 +139,7 @@ void process_render(struct buf *out, double start_unix)
     getrusage(RUSAGE_SELF, &use);
     getrlimit(RLIMIT_NOFILE, &files);
     getrlimit(RLIMIT_AS, &space);
-    const struct text_row rows[] = {
+    const struct prometheus_row rows[] = {
         {"process_resident_memory_bytes", "gauge", "Resident memory.", (double)resident_pages * page},
         {"process_virtual_memory_bytes", "gauge", "Virtual memory.", (double)virtual_pages * page},
         {"process_virtual_memory_max_bytes", "gauge", "Limit of virtual memory; -1: none.",
@@ -151,6 +151,6 @@ void process_render(struct buf *out, double start_unix)
         {"process_threads", "gauge", "Threads.", threads},
         {"process_start_time_seconds", "gauge", "Start of the process, seconds since the epoch.", start_unix},
     };
-    text_rows(out, rows, (int)(sizeof rows / sizeof *rows));
+    prometheus_rows(out, rows, (int)(sizeof rows / sizeof *rows));
     put_resident(out);
 }

@@ -2,9 +2,9 @@
 
 #include "engine/base/buf.h"
 #include "engine/base/log.h"
-#include "server/access/doors.h"
-#include "server/ops/notify.h"
+#include "server/access/credentials.h"
 #include "server/ops/process.h"
+#include "server/ops/sd_notify.h"
 #include "server/ops/service.h"
 #include "server/ops/watchdog.h"
 
@@ -22,7 +22,7 @@ void reload_http_config(const struct settings *set, struct http_server_config *c
     c->cors_origin = set->cors_origin && *set->cors_origin ? set->cors_origin : NULL;
 }
 
-static void log_change(void *arg, const struct conf_option *o, const char *was, const char *now, bool taken)
+static void log_change(void *arg, const struct setting_option *o, const char *was, const char *now, bool taken)
 {
     (void)arg;
     if (taken)
@@ -50,10 +50,10 @@ static void reload_settings(const struct reload *r)
 {
     struct settings fresh;
     struct err e = {0};
-    if (conf_parse(&fresh, CMD_SERVE, r->argc, r->argv, &e)) {
+    if (settings_parse(&fresh, CMD_SERVE, r->argc, r->argv, &e)) {
         log_error("the settings are not reloaded reason=\"%s\"", e.msg);
     } else {
-        int n = conf_reload(r->live, &fresh, CMD_SERVE, log_change, NULL);
+        int n = settings_reload(r->live, &fresh, CMD_SERVE, log_change, NULL);
         if (n) apply(r);
         log_info("settings reloaded changed=%d", n);
     }
@@ -63,8 +63,8 @@ static void reload_settings(const struct reload *r)
 void reload_all(const struct reload *r)
 {
     bool tell = r->app->state == APP_READY; /* before, ready is not true; after, the manager knows that we stop */
-    if (tell) notify_reloading();
+    if (tell) sd_notify_reloading();
     reload_settings(r);
-    doors_reload(r->app);
-    if (tell) notify_ready();
+    credentials_reload(r->app);
+    if (tell) sd_notify_ready();
 }

@@ -5,7 +5,7 @@
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
-#include "server/ops/notify.h"
+#include "server/ops/sd_notify.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -78,7 +78,7 @@ static void look_at_data_dir(const struct settings *set)
 void service_settings(const struct settings *set)
 {
     struct buf text = {0};
-    conf_describe(set, CMD_SERVE, &text);
+    settings_describe(set, CMD_SERVE, &text);
     crash_config(text.data ? text.data : "");
     buf_free(&text);
 }
@@ -89,6 +89,6 @@ void service_begin(const struct settings *set)
     service_settings(set);
     look_at_data_dir(set);
     look_at_reports(settings_data_dir(set));
-    notify_open();
-    notify_status("loading the model");
+    sd_notify_open();
+    sd_notify_status("loading the model");
 }

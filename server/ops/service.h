@@ -3,10 +3,10 @@
 #ifndef TANDEM_SERVER_OPS_SERVICE_H
 #define TANDEM_SERVER_OPS_SERVICE_H
 
-#include "server/config/conf.h"
+#include "server/config/settings.h"
 
 /* First thing: crash reports (engine/base/crash.h) into the data directory with these settings in them, and the
- * manager's socket (notify.h).  Says when an earlier process left a report, and deletes all but the newest sixteen;
+ * manager's socket (sd_notify.h).  Says when an earlier process left a report, and deletes all but the newest sixteen;
  * and which data directory is used where none was named, and when it cannot be. */
 void service_begin(const struct settings *);
 /* The settings are others: so is what a crash report says. */

@@ -6,7 +6,7 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
-#include "server/ops/notify.h"
+#include "server/ops/sd_notify.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -74,11 +74,11 @@ static void tell_verdict(struct watchdog *w, enum watchdog_verdict v, double lim
     if (v == w->verdict) return;
     if (v == WATCHDOG_WELL) {
         log_info("watchdog: well again");
-        notify_status("serving");
+        sd_notify_status("serving");
     } else {
         const char *who = v == WATCHDOG_LOOP_STUCK ? "the loop" : "the engine";
         log_error("watchdog: stuck, the stacks of all threads follow who=\"%s\" step_timeout_s=%g", who, limit);
-        notify_status("stuck: %s has not got on for %g s", who, limit);
+        sd_notify_status("stuck: %s has not got on for %g s", who, limit);
         crash_stacks("somebody is stuck");
     }
     w->verdict = v;
@@ -95,8 +95,8 @@ static void look(struct watchdog *w, uint64_t now)
                               .limit = w->limit};
     tell_verdict(w, watchdog_judge(&v), v.limit);
     if (w->verdict == WATCHDOG_WELL) {
-        notify_alive();
-        if (!w->ready) notify_more_time(w->limit + (double)PERIOD_MAX * 2e-9);
+        sd_notify_alive();
+        if (!w->ready) sd_notify_more_time(w->limit + (double)PERIOD_MAX * 2e-9);
     }
     if (v.loop_seen >= v.loop_asked) {
         w->loop_asked = now;
@@ -110,7 +110,8 @@ static void *watch(void *arg)
     crash_thread_begin();
     pthread_mutex_lock(&w->lock);
     while (!w->end) {
-        uint64_t period = watchdog_period(w->limit, notify_watchdog_us()), before = clock_now(), due = before + period;
+        uint64_t period = watchdog_period(w->limit, sd_notify_watchdog_us()), before = clock_now(),
+                 due = before + period;
         struct timespec until = {(time_t)(due / 1000000000u), (long)(due % 1000000000u)};
         pthread_cond_timedwait(&w->changed, &w->lock, &until);
         uint64_t now = clock_now();

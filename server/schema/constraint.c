@@ -1,4 +1,4 @@
-/* Reading what requests ask for, and compiling it: constraint.h says what holds; constraints.c keeps the results. */
+/* Reading what requests ask for, and compiling it: constraint.h says what holds; grammar_cache.c keeps the results. */
 #include "server/schema/constraint.h"
 
 #include "server/json/json.h"

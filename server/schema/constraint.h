@@ -2,8 +2,8 @@
  * the engine, kept for the next request that asks for the same.
  *
  * A route goes: constraint_read_* while it checks its fields (cheap: the text is copied, nothing is compiled) ->
- * constraint_compile, when ask.kind is set -> gen_request.grammar.  Compilation is bounded (constraint_build's limits)
- * and runs on the thread pool, so no schema holds the loop up.  Loop thread, but for constraint_build (any). */
+ * grammar_cache_compile, when ask.kind is set -> gen_request.grammar.  Compilation is bounded (constraint_build's
+ * limits) and runs on the thread pool, so no schema holds the loop up.  Loop thread, but for constraint_build (any). */
 #ifndef TANDEM_SERVER_SCHEMA_CONSTRAINT_H
 #define TANDEM_SERVER_SCHEMA_CONSTRAINT_H
 
@@ -14,9 +14,6 @@
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 #include <stddef.h>
-
-struct bridge;
-struct tokenizer;
 
 enum constraint_kind {
     CONSTRAINT_NONE,        /* any text */
@@ -58,25 +55,5 @@ void constraint_ask_free(struct constraint_ask *);
 /* Compiles; any thread.  NULL and *e: ERR_INVALID with a sentence that names the place (a JSON pointer into the schema,
  * a byte of the regex) or the limit.  Bounded time and memory: what is too large is refused. */
 struct grammar *constraint_build(const struct constraint_ask *, struct err *e);
-
-/* ---- compiled, and kept ---------------------------------------------------------------------------------------- */
-
-struct constraints; /* one per server, app.constraints: the grammars used last */
-struct constraint_job;
-
-struct constraints *constraints_new(struct bridge *, const struct tokenizer *);
-/* After bridge_close's done: no job is left then.  NULL is allowed. */
-void constraints_free(struct constraints *);
-
-/* g: the grammar, good during the call (grammar_ref keeps it; engine_submit takes its own reference); NULL with *e when
- * the ask is wrong: the client's mistake, 4xx; ERR_UNSUPPORTED: the model's vocabulary cannot spell it, 422. */
-typedef void constraint_done_fn(void *arg, struct grammar *g, const struct err *e);
-
-/* Calls done from the loop once the grammar is there: at once (before this returns NULL) if it is known, or if nothing
- * is asked (g NULL, e->code 0), else after compiling a copy of the ask on the pool, for `client` (bridge_work).  The
- * handle is good until done runs. */
-struct constraint_job *constraint_compile(struct constraints *, uint64_t client, const struct constraint_ask *,
-                                          constraint_done_fn *done, void *arg);
-void constraint_cancel(struct constraint_job *); /* done is not called; NULL is allowed */
 
 #endif

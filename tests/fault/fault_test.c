@@ -15,7 +15,7 @@
 #include "engine/base/log.h"
 #include "engine/model/model.h"
 #include "engine/serve/kv.h"
-#include "engine/serve/turn.h"
+#include "engine/serve/manual_step.h"
 #include "engine/train/train.h"
 #include "tests/fault/faulty.h"
 #include "tests/train/rows.h"
@@ -135,7 +135,7 @@ static void work(struct engine *g, struct answer a[ASKS])
     }
     for (int turns = 0, left = ASKS; left; turns++) {
         assert_in_range(turns, 0, 1000);
-        engine_turn(g, false);
+        engine_step_once(g, false);
         struct event_batch *all = engine_events(g);
         for (struct event_batch *b = all; b; b = b->next)
             for (int i = 0; i < b->n; i++) {

@@ -1,6 +1,6 @@
 /* Op gemm, and the dense products that linear_back shares with it: cuBLASLt's, and a kernel of f32 tiles whose sums are
  * made in an order that depends on N and K alone (with ta on M too). */
-#include "kernels/cuda/gemm/product.h"
+#include "kernels/cuda/gemm/dense_gemm.h"
 #include "kernels/cuda/warp.cuh"
 
 namespace GPU_NAMESPACE {

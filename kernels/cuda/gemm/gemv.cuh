@@ -28,7 +28,7 @@
 #define TANDEM_KERNELS_CUDA_GEMM_GEMV_CUH
 
 #include "kernels/cuda/act.cuh"
-#include "kernels/cuda/gemm/products.h"
+#include "kernels/cuda/gemm/packed_gemm.h"
 #include "kernels/cuda/warp.cuh"
 
 namespace GPU_NAMESPACE {

@@ -10,8 +10,8 @@
  * activations over weights of 16 bits, is widened first, as many outputs at a time as a part of scratch holds: nf4 to
  * bf16 where x may be rounded, the rest to f32. */
 #include "kernels/cuda/act.cuh"
-#include "kernels/cuda/gemm/product.h"
-#include "kernels/cuda/gemm/products.h"
+#include "kernels/cuda/gemm/dense_gemm.h"
+#include "kernels/cuda/gemm/packed_gemm.h"
 #include "kernels/cuda/gemm/widen.h"
 #include "kernels/cuda/warp.cuh"
 

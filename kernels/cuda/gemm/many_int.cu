@@ -3,7 +3,7 @@
  * makes y of them, in the operations of mma_int and so with its bits.  Which of the two ways is faster is measured with
  * the algorithms (lt.h); until it is, the library's is taken. */
 #include "kernels/cuda/gemm/lt.h"
-#include "kernels/cuda/gemm/products.h"
+#include "kernels/cuda/gemm/packed_gemm.h"
 #include "kernels/cuda/warp.cuh"
 
 namespace GPU_NAMESPACE {

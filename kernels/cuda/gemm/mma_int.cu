@@ -13,7 +13,7 @@
  *
  * Rows with outliers: a block that has one goes over k a second time with the rests; or that alone, where the first
  * product is cuBLASLt's (many_int.cu). */
-#include "kernels/cuda/gemm/products.h"
+#include "kernels/cuda/gemm/packed_gemm.h"
 #include "kernels/cuda/warp.cuh"
 
 namespace GPU_NAMESPACE {

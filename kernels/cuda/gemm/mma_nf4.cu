@@ -13,7 +13,7 @@
  * cores, closely followed by issuing: for each 32 columns a warp of 64 rows and 32 outputs has 32 mma, 84 instructions
  * of unpacking, 8 ldmatrix and 32 multiply-adds with scales. */
 #include "kernels/cuda/gemm/nf4.cuh"
-#include "kernels/cuda/gemm/product.h"
+#include "kernels/cuda/gemm/dense_gemm.h"
 #include "kernels/cuda/warp.cuh"
 
 namespace GPU_NAMESPACE {

@@ -2,7 +2,7 @@
 #ifndef TANDEM_KERNELS_CUDA_GEMM_NF4_CUH
 #define TANDEM_KERNELS_CUDA_GEMM_NF4_CUH
 
-#include "kernels/cuda/gemm/products.h"
+#include "kernels/cuda/gemm/packed_gemm.h"
 #include "kernels/cuda/ptx.cuh"
 
 namespace GPU_NAMESPACE {

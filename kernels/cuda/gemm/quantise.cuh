@@ -5,7 +5,7 @@
 #ifndef TANDEM_KERNELS_CUDA_GEMM_QUANTISE_CUH
 #define TANDEM_KERNELS_CUDA_GEMM_QUANTISE_CUH
 
-#include "kernels/cuda/gemm/products.h"
+#include "kernels/cuda/gemm/packed_gemm.h"
 #include "kernels/cuda/warp.cuh"
 
 namespace GPU_NAMESPACE {

@@ -1,7 +1,7 @@
 /* Values of packed weights written out, for products that take floats: of training backwards, and of many rows.  A
  * slice of a weight at a time stays in L2 until it is multiplied. */
 #include "kernels/cuda/gemm/nf4.cuh"
-#include "kernels/cuda/gemm/product.h"
+#include "kernels/cuda/gemm/dense_gemm.h"
 #include "kernels/cuda/gemm/widen.h"
 
 namespace GPU_NAMESPACE {

@@ -1,7 +1,7 @@
 /* Op linear_back: dx = dy W (+ dx) as dense products, BACK_SLICE outputs of W at a time.  Weights of floats are
  * multiplied as they lie where the product takes their type; of the others a slice's values are written into scratch
  * first, which a slice leaves in L2. */
-#include "kernels/cuda/gemm/product.h"
+#include "kernels/cuda/gemm/dense_gemm.h"
 #include "kernels/cuda/gemm/widen.h"
 
 namespace GPU_NAMESPACE {

@@ -12,9 +12,9 @@
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/model/adapter.h"
-#include "engine/model/batch.h"
+#include "engine/model/step_batch.h"
 #include "engine/serve/engine.h"
-#include "engine/serve/turn.h"
+#include "engine/serve/manual_step.h"
 #include "engine/train/train.h"
 
 #include <pthread.h>
@@ -187,7 +187,7 @@ static bool pump(struct rig *r)
 static void wait_for_events(struct rig *r)
 {
     if (r->by_hand)
-        engine_turn(r->g, false);
+        engine_step_once(r->g, false);
     else
         sem_wait(&r->wake);
     pump(r);
@@ -590,10 +590,10 @@ static void test_reload_under_load(void **state)
 
 /* ---- the rows of a batch ---- */
 
-static void expect_run(const struct batch *b, int row, int end, bool changed)
+static void expect_run(const struct step_batch *b, int row, int end, bool changed)
 {
     bool c = !changed;
-    int got = batch_run(b, 0, PRODUCT_UP, row, &c);
+    int got = step_batch_run(b, 0, PRODUCT_UP, row, &c);
     if (got != end || c != changed) fail_msg("from %d: to %d, changed %d", row, got, c);
 }
 
@@ -601,9 +601,9 @@ static void test_runs_of_rows(void **state)
 {
     struct lora_product with[PRODUCTS] = {[PRODUCT_UP] = {.n = 2}}, without[PRODUCTS] = {[PRODUCT_QKV] = {.n = 1}};
     struct lora_weights w = {.layer = &with}, o = {.layer = &without};
-    struct batch_group g[] = {{2, 3, &o}, {5, 2, &w}, {7, 1, &w}, {10, 4, &o}, {14, 2, &w}};
+    struct step_batch_group g[] = {{2, 3, &o}, {5, 2, &w}, {7, 1, &w}, {10, 4, &o}, {14, 2, &w}};
     struct lora_group lora[8];
-    struct batch b = {.n_tokens = 20, .n_groups = 5, .group = g, .lora = lora};
+    struct step_batch b = {.n_tokens = 20, .n_groups = 5, .group = g, .lora = lora};
     expect_run(&b, 0, 5, false);
     expect_run(&b, 3, 5, false);
     expect_run(&b, 5, 8, true);
@@ -611,12 +611,12 @@ static void test_runs_of_rows(void **state)
     expect_run(&b, 8, 14, false);
     expect_run(&b, 14, 16, true);
     expect_run(&b, 16, 20, false);
-    assert_int_equal(batch_lora(&b, 0, PRODUCT_UP, 6, 9), 3);
+    assert_int_equal(step_batch_lora(&b, 0, PRODUCT_UP, 6, 9), 3);
     assert_true(lora[0].row0 == 0 && lora[0].rows == 1);
     assert_true(lora[1].row0 == 1 && lora[1].rows == 1);
     assert_true(lora[2].row0 == 8 && lora[2].rows == 1);
-    assert_int_equal(batch_lora(&b, 0, PRODUCT_QKV, 0, 20), 2);
-    assert_int_equal(batch_lora(&b, 0, PRODUCT_O, 0, 20), 0);
+    assert_int_equal(step_batch_lora(&b, 0, PRODUCT_QKV, 0, 20), 2);
+    assert_int_equal(step_batch_lora(&b, 0, PRODUCT_O, 0, 20), 0);
     b.n_groups = 0;
     expect_run(&b, 0, 20, false);
 }

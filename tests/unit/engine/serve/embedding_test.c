@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "engine/model/safetensors.h"
-#include "engine/serve/turn.h"
+#include "engine/serve/manual_step.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -133,7 +133,7 @@ static void take(const struct event_batch *b, const struct event *v)
 /* One turn and its events; how many tokens it computed. */
 static int turn(struct engine *g)
 {
-    int n = engine_turn(g, false);
+    int n = engine_step_once(g, false);
     struct event_batch *all = engine_events(g);
     for (struct event_batch *b = all; b; b = b->next)
         for (int i = 0; i < b->n; i++) take(b, &b->v[i]);

@@ -12,7 +12,7 @@
 #include "engine/base/buf.h"
 #include "engine/base/clock.h"
 #include "engine/serve/engine.h"
-#include "engine/serve/turn.h"
+#include "engine/serve/manual_step.h"
 #include "kernels/rng.h"
 #include "tests/unit/engine/serve/engine_rig.h"
 
@@ -565,31 +565,31 @@ static void test_a_request_whose_time_is_over(void **state)
     struct rig r = {.g = engine_open(&c, &e)}; /* without its thread: turned by hand */
     assert_non_null(r.g);
     uint64_t first = submit(&r, greedy(ids, 4, 200), &runs), second = submit(&r, greedy(ids, 4, 200), &waits);
-    for (int i = 0; i < 3; i++) engine_turn(r.g, false);
+    for (int i = 0; i < 3; i++) engine_step_once(r.g, false);
     pump(&r);
     assert_int_equal(runs.n, 3);
     engine_expire(r.g, second);
-    engine_turn(r.g, false);
+    engine_step_once(r.g, false);
     pump(&r);
     assert_true(waits.done && waits.finish == FINISH_TIMEOUT && waits.n == 0);
     assert_true(!runs.done && runs.n == 4);
     engine_expire(r.g, first);
-    engine_turn(r.g, false);
+    engine_step_once(r.g, false);
     pump(&r);
     assert_true(runs.done && runs.n == 5);
     assert_int_equal(runs.finish, FINISH_TIMEOUT);
     assert_int_equal(runs.token_finish, FINISH_TIMEOUT);
 
     uint64_t third = submit(&r, greedy(ids, 4, 200), &held);
-    for (int i = 0; i < 2; i++) engine_turn(r.g, false);
+    for (int i = 0; i < 2; i++) engine_step_once(r.g, false);
     engine_pause(r.g, third);
     engine_expire(r.g, third);
-    assert_int_equal(engine_turn(r.g, false), 0);
+    assert_int_equal(engine_step_once(r.g, false), 0);
     pump(&r);
     assert_true(held.done && held.finish == FINISH_TIMEOUT && held.n == 2);
     assert_int_equal(held.token_finish, FINISH_NONE);
     engine_expire(r.g, third); /* nobody: ignored */
-    engine_turn(r.g, false);
+    engine_step_once(r.g, false);
     engine_stats_read(r.g, &s);
     assert_int_equal(s.pages_used, 0);
     assert_int_equal(s.running + s.waiting, 0);

@@ -17,11 +17,11 @@ static void test_lost(void **state)
     /* one has begun and pauses, one never began, one runs: that one ends with the device's words, and the others end,
      * too */
     uint64_t begun = submit(g, 1, &y[1]);
-    while (y[1].n < 3) engine_turn(g, false), take(g);
+    while (y[1].n < 3) engine_step_once(g, false), take(g);
     engine_pause(g, begun);
     engine_pause(g, submit(g, 2, &y[2]));
     submit(g, 0, &y[0]);
-    while (y[0].n < 3) engine_turn(g, false), take(g);
+    while (y[0].n < 3) engine_step_once(g, false), take(g);
     assert_true(y[1].n >= 3 && y[1].n < TOKENS && y[2].n == 0);
     log_set_level(LOG_ERROR + 1);
     simt_fail_launch(3); /* in the sampling: the step itself is one graph */
@@ -87,7 +87,7 @@ static int train(struct engine *g, const struct dataset *data, const char *dir, 
     job.p.lora_r = 4;
     *t = (struct told){0};
     if (engine_train_start(g, &job, note, t, &e)) fail_msg("%s", e.msg);
-    while (!atomic_load(&t->last)) engine_turn(g, false), take(g);
+    while (!atomic_load(&t->last)) engine_step_once(g, false), take(g);
     return atomic_load(&t->last) - 1;
 }
 
@@ -179,7 +179,7 @@ static void pause_at_evaluation(void *arg, const struct train_event *ev)
 }
 
 /* A job that was paused in an evaluation goes on with its uploads: inside the gate, beside steps of requests, as
- * train_watch.h checks at every call. */
+ * device_owner.h checks at every call. */
 static void test_paused_in_evaluation(void **state)
 {
     (void)state;
@@ -209,7 +209,7 @@ static void test_paused_in_evaluation(void **state)
             while (!atomic_load(&s.told.last)) {
                 struct reply y;
                 generate(g, 0, 1, &y);
-                engine_turn(g, false);
+                engine_step_once(g, false);
             }
             if (atomic_load(&s.told.last) - 1 != (s.pauses ? TRAIN_PAUSED : TRAIN_SUCCEEDED))
                 fail_msg("%s: %s", cases[i].device, s.told.text);
@@ -290,7 +290,7 @@ static void test_copies_fail(void **state)
     for (int i = 0; i < ASKS; i++) assert_same(&right[i], &y[i], true);
     if (engine_adapter_load(g, "a", adapter, NULL, &e)) fail_msg("%s", e.msg);
     if (engine_adapter_unload(g, "a", &e)) fail_msg("%s", e.msg);
-    engine_turn(g, false);
+    engine_step_once(g, false);
     d->ops->memory(d, &after);
     assert_int_equal(before.used, after.used);
     engine_close(g);

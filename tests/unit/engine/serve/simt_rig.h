@@ -16,8 +16,8 @@
 #include "engine/base/log.h"
 #include "engine/serve/engine.h"
 #include "engine/serve/engine_state.h"
-#include "engine/serve/ready.h"
-#include "engine/serve/turn.h"
+#include "engine/serve/manual_step.h"
+#include "engine/serve/warmup.h"
 #include "kernels/dev.h"
 #include "tests/train/rows.h"
 
@@ -118,7 +118,7 @@ static inline void take(struct engine *g)
 static inline void run_out(struct engine *g, const struct reply *y, int n)
 {
     for (int i = 0; i < n;) {
-        engine_turn(g, false);
+        engine_step_once(g, false);
         take(g);
         while (i < n && y[i].done) i++;
     }

@@ -77,10 +77,10 @@ static void test_replay(void **state)
     struct reply y;
     generate(g, 0, 1, &y);
     submit(g, 0, &y);
-    while (y.n < 2) engine_turn(g, false), take(g);
+    while (y.n < 2) engine_step_once(g, false), take(g);
     for (int k = 0; k < 4; k++) {
         start = simt_counts();
-        engine_turn(g, false);
+        engine_step_once(g, false);
         end = simt_counts();
         take(g);
         assert_int_equal(end.syncs - start.syncs, 1);
@@ -120,10 +120,10 @@ static void test_sizes(void **state)
     (void)state;
     static const int ends[] = {1, 2, 4, 8, 16, 32, 64, 128, 256}; /* where the kernels of products change, and more */
     for (int max = 1; max <= 600; max += max < 70 ? 1 : 53) {
-        int spare = batch_pad_pages(max) * KV_PAGE;
+        int spare = step_batch_pad_pages(max) * KV_PAGE;
         for (int n = 1; n <= max; n++) {
-            int to = batch_padded(n, max);
-            assert_true(n <= to && to <= max && to - n <= spare && batch_padded(to, max) == to);
+            int to = step_batch_padded(n, max);
+            assert_true(n <= to && to <= max && to - n <= spare && step_batch_padded(to, max) == to);
             for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) assert_true((n <= ends[i]) == (to <= ends[i]));
         }
     }
@@ -158,7 +158,7 @@ static void many_steps(struct engine *g, int n, struct many *out)
             item[i] = (struct plan_item){&seq[i], step, 1, step != 1 || i % 3};
             rows += item[i].rows;
         }
-        batch_build(&g->batch, d, &(struct plan){.v = item, .n = n, .n_tokens = n, .n_rows = rows});
+        step_batch_build(&g->batch, d, &(struct plan){.v = item, .n = n, .n_tokens = n, .n_rows = rows});
         out->sizes[step] = g->batch.n_tokens;
         model_forward(&s->model, &g->batch);
         assert_int_equal(d->ops->finish(d), 0);
@@ -193,7 +193,7 @@ static void test_padding(void **state)
             g->batch.pad_page = pad_page;
             for (int step = 0; step < STEPS; step++) {
                 assert_int_equal(plain.sizes[step], n);
-                assert_int_equal(padded.sizes[step], batch_padded(n, MANY));
+                assert_int_equal(padded.sizes[step], step_batch_padded(n, MANY));
             }
             assert_memory_equal(plain.logits, padded.logits, bytes);
             free(plain.logits);
@@ -217,10 +217,10 @@ static void test_ready(void **state)
     use_patched(g);
     patched.ops.replay_most = 2; /* a device that keeps no more is shown no more */
     struct simt_counts start = simt_counts(), end;
-    ready_steps(&g->batch, &engine_setup(g)->model, 60 * 1000);
+    warmup_steps(&g->batch, &engine_setup(g)->model, 60 * 1000);
     assert_int_equal(simt_counts().graphs - start.graphs, 2);
     use_own(g);
-    ready_steps(&g->batch, &engine_setup(g)->model, 60 * 1000);
+    warmup_steps(&g->batch, &engine_setup(g)->model, 60 * 1000);
     end = simt_counts();
     assert_int_equal(end.graphs - start.graphs, 3); /* of 1, 2 and 4 texts */
     generate(g, 0, ASKS, warm);

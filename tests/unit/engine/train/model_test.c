@@ -38,7 +38,7 @@ struct way {
     unsigned targets;    /* 0: all */
     double dropout;      /* full: of the residual stream */
     enum dtype quantize; /* the base's weights */
-    struct train_gate *gate;
+    struct scheduler_gate *gate;
     const float *along; /* the parameters are moved by `by` times this; NULL: not */
     double by;
 };
@@ -123,13 +123,13 @@ static struct gradient gradient_of(const char *name, const struct dataset *data,
                             .dropout_seed = 5,
                             .half = w->half,
                             .recompute = w->recompute,
-                            .max_tokens = batches_micro_max(rows.batches)};
+                            .max_tokens = microbatches_micro_max(rows.batches)};
     size_t largest;
     struct gradient out = {.n = o.n, .bytes = train_model_bytes(&t, &largest)};
     size_t inputs = ((size_t)m.c.layers + 1) * (size_t)t.max_tokens * (size_t)m.c.hidden * sizeof(float);
     assert_true(largest >= inputs && largest < out.bytes);
     assert_int_equal(train_model_open(&t, 64, &e), 0);
-    struct batches_step s = train_rows_step(&rows, 0);
+    struct microbatches_step s = train_rows_step(&rows, 0);
     assert_int_equal(s.n_rows, rows.n);
     double targets = (double)train_rows_targets(&rows, &s);
     struct micro micro;
@@ -353,8 +353,8 @@ static atomic_bool give;
 
 static void *giver(void *gate)
 {
-    while (atomic_load(&give)) train_gate_give(gate, 1000, NULL, NULL);
-    train_gate_open(gate);
+    while (atomic_load(&give)) scheduler_gate_give(gate, 1000, NULL, NULL);
+    scheduler_gate_open(gate);
     return NULL;
 }
 
@@ -367,15 +367,15 @@ static void test_gate(void **state)
         struct way w = {.moved_b = true, .full = i % 2, .dropout = i == 2 ? 0.1 : 0};
         struct gradient a = gradient_of(name, data, &w);
         pthread_t thread;
-        w.gate = train_gate_new(NULL, NULL, NULL);
-        if (i >= 2) train_gate_finest(w.gate, 0);
+        w.gate = scheduler_gate_new(NULL, NULL, NULL);
+        if (i >= 2) scheduler_gate_finest(w.gate, 0);
         atomic_store(&give, true);
         pthread_create(&thread, NULL, giver, w.gate);
         struct gradient b = gradient_of(name, data, &w);
         atomic_store(&give, false);
-        train_gate_leave(w.gate);
+        scheduler_gate_leave(w.gate);
         pthread_join(thread, NULL);
-        train_gate_free(w.gate);
+        scheduler_gate_free(w.gate);
         same_bits(name, i < 2 ? "in turns" : "cut as fine as can be", &a, &b);
         free(a.g);
         free(b.g);

@@ -12,7 +12,7 @@
 #include "engine/base/mem.h"
 #include "engine/model/adapter.h"
 #include "engine/model/model.h"
-#include "engine/train/gate.h"
+#include "engine/train/scheduler_gate.h"
 #include "engine/train/train.h"
 #include "tests/train/rows.h"
 
@@ -613,7 +613,7 @@ static void test_refused(void **state)
 
 static void *wait_for_device(void *gate)
 {
-    train_gate_pass(gate);
+    scheduler_gate_pass(gate);
     return NULL;
 }
 
@@ -624,19 +624,19 @@ static void test_plan_beside(void **state)
     struct model m = open_model("llama-gqa", "cpu", 1);
     struct dataset *data = rows_make(8, m.c.vocab, 3);
     struct train_job job = {.p = params(TRAIN_LORA), .data = data, .dir = scratch};
-    struct train_gate *gate = train_gate_new(m.d, NULL, NULL);
+    struct scheduler_gate *gate = scheduler_gate_new(m.d, NULL, NULL);
     struct train_plan plan;
     struct err e = {0};
     pthread_t trainer;
     pthread_create(&trainer, NULL, wait_for_device, gate);
-    while (!train_gate_wanted(gate)) {
+    while (!scheduler_gate_wanted(gate)) {
     }
     assert_int_equal(train_plan_job(&job, &m, gate, &plan, &e), 0);
     assert_true(plan.steps > 0);
-    assert_true(train_gate_wanted(gate));
-    train_gate_open(gate);
+    assert_true(scheduler_gate_wanted(gate));
+    scheduler_gate_open(gate);
     pthread_join(trainer, NULL);
-    train_gate_free(gate);
+    scheduler_gate_free(gate);
     free(data);
     model_close(&m);
 }

@@ -1,7 +1,7 @@
 /* The order of clients' jobs on the thread pool, and who is a client. */
 #include "server/access/client.h"
+#include "server/access/fair_share.h"
 #include "server/access/keys.h"
-#include "server/access/share.h"
 #include "server/bridge/work_queue.h"
 #include "server/net/http.h"
 
@@ -123,14 +123,14 @@ static void test_room_is_shared(void **state)
 
 static void test_shares(void **state)
 {
-    assert_true(share_fits(0, 0, 8, 8, 1));
-    assert_false(share_fits(8, 8, 1, 8, 1)); /* alone: the limit is the limit */
-    assert_false(share_fits(8, 8, 1, 8, 2)); /* its own, and nobody's else */
-    assert_true(share_fits(8, 0, 4, 8, 2));  /* up to half of it for the second */
-    assert_false(share_fits(8, 0, 5, 8, 2));
-    assert_false(share_fits(12, 4, 1, 8, 2));
-    assert_true(share_fits(12, 0, 1, 8, 100));  /* one place is within anybody's share */
-    assert_false(share_fits(16, 0, 1, 8, 100)); /* never more than twice the limit */
+    assert_true(fair_share_fits(0, 0, 8, 8, 1));
+    assert_false(fair_share_fits(8, 8, 1, 8, 1)); /* alone: the limit is the limit */
+    assert_false(fair_share_fits(8, 8, 1, 8, 2)); /* its own, and nobody's else */
+    assert_true(fair_share_fits(8, 0, 4, 8, 2));  /* up to half of it for the second */
+    assert_false(fair_share_fits(8, 0, 5, 8, 2));
+    assert_false(fair_share_fits(12, 4, 1, 8, 2));
+    assert_true(fair_share_fits(12, 0, 1, 8, 100));  /* one place is within anybody's share */
+    assert_false(fair_share_fits(16, 0, 1, 8, 100)); /* never more than twice the limit */
 }
 
 static const char *address(int family, const char *text)

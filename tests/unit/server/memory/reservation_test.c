@@ -2,7 +2,7 @@
  * no less than what the allocator gives for it, and comes back. */
 #include "server/memory/reservation.h"
 
-#include "server/api/chat.h"
+#include "server/api/chat_format.h"
 #include "server/json/check.h"
 #include "server/json/json.h"
 

@@ -9,7 +9,7 @@
 #include "engine/base/log.h"
 #include "server/json/json.h"
 #include "server/metrics/metrics.h"
-#include "server/metrics/text.h"
+#include "server/metrics/prometheus_text.h"
 #include "server/net/request_id.h"
 
 #include <math.h>
@@ -216,13 +216,13 @@ static void test_histograms(void **state)
     const double values[] = {.1, .5, .50001, 1, 2, 2.1, 100};
     for (size_t i = 0; i < sizeof values / sizeof *values; i++) histogram_add(&h, bounds, values[i]);
     assert_int_equal(histogram_count(&h), 7);
-    text_histogram(&out, "x", "", &h, bounds);
+    prometheus_histogram(&out, "x", "", &h, bounds);
     assert_string_equal(out.data, "x_bucket{le=\"0.5\"} 2\nx_bucket{le=\"1\"} 4\nx_bucket{le=\"2\"} 5\n"
                                   "x_bucket{le=\"+Inf\"} 7\nx_sum 106.20001000000001\nx_count 7\n");
     buf_clear(&out);
-    text_by(&out, "y", "name", "a\"b\\c\nd", 0.25);
-    text_one(&out, "z", "gauge", "Help.", NAN);
-    text_value(&out, -INFINITY);
+    prometheus_by(&out, "y", "name", "a\"b\\c\nd", 0.25);
+    prometheus_one(&out, "z", "gauge", "Help.", NAN);
+    prometheus_value(&out, -INFINITY);
     assert_string_equal(out.data, "y{name=\"a\\\"b\\\\c\\nd\"} 0.25\n# HELP z Help.\n# TYPE z gauge\nz NaN\n-Inf\n");
     buf_free(&out);
 }

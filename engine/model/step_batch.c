@@ -1,0 +1,227 @@
+#include "engine/model/step_batch.h"
+
+#include "engine/base/check.h"
+#include "engine/base/err.h"
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { PAD_LEN = 64 }; /* tokens that a row of padding looks at, at most */
+
+/* The arrays lie one after the other in one block, on the host and on the device alike, so that one copy moves a step.
+ */
+static void layout(struct step_batch *b, int32_t *base)
+{
+    b->id = base;
+    b->pos = b->id + b->max_tokens;
+    b->slot = b->pos + b->max_tokens;
+    b->q_start = b->slot + b->max_tokens;
+    b->kv_len = b->q_start + b->max_seqs + 1;
+    b->row = b->kv_len + b->max_seqs;
+    b->pages = b->row + b->max_rows;
+}
+
+static size_t fixed_ints(const struct step_batch *b)
+{
+    return 3 * (size_t)b->max_tokens + 2 * (size_t)b->max_seqs + 1 + (size_t)b->max_rows;
+}
+
+size_t step_batch_bytes(int max_tokens, int max_seqs, int max_rows, int max_pages)
+{
+    struct step_batch b = {.max_tokens = max_tokens, .max_seqs = max_seqs, .max_rows = max_rows};
+    return (fixed_ints(&b) + (size_t)max_seqs * (size_t)max_pages) * sizeof(int32_t);
+}
+
+int step_batch_open(struct step_batch *b, struct dev *d, int max_tokens, int max_seqs, int max_rows, int max_pages)
+{
+    *b = (struct step_batch){
+        .max_tokens = max_tokens, .max_seqs = max_seqs, .max_rows = max_rows, .max_pages = max_pages, .pad_page = -1};
+    size_t n = fixed_ints(b) + (size_t)max_seqs * (size_t)max_pages;
+    b->host = mem_array(n, sizeof *b->host);
+    int32_t *base = d->ops->alloc(d, n * sizeof *base);
+    if (!base) {
+        free(b->host);
+        *b = (struct step_batch){0};
+        return ERR_NOMEM;
+    }
+    layout(b, base);
+    b->group = mem_array((size_t)max_seqs, sizeof *b->group);
+    b->lora = mem_array((size_t)max_seqs, sizeof *b->lora);
+    return 0;
+}
+
+void step_batch_close(struct step_batch *b, struct dev *d)
+{
+    if (b->id) d->ops->free(d, b->id);
+    free(b->host);
+    free(b->group);
+    free(b->lora);
+    *b = (struct step_batch){0};
+}
+
+static void add_rows(struct step_batch *b, const struct lora_weights *w, int row0, int rows)
+{
+    struct step_batch_group *last = b->n_groups ? &b->group[b->n_groups - 1] : NULL;
+    if (!w) return;
+    if (last && last->lora == w && last->row0 + last->rows == row0)
+        last->rows += rows;
+    else
+        b->group[b->n_groups++] = (struct step_batch_group){row0, rows, w};
+}
+
+static int widest(const struct plan *p)
+{
+    int most = 1;
+    for (int i = 0; i < p->n; i++)
+        if (p->v[i].seq->n_pages > most) most = p->v[i].seq->n_pages;
+    return most;
+}
+
+/* To a power of two: a step is replayed for as long as nothing about it changes but what the arrays hold. */
+static int rounded(int ld, int max)
+{
+    int n = PAGES_LD_MIN;
+    while (n < ld) n *= 2;
+    return n < max ? n : max;
+}
+
+int step_batch_padded(int n, int max)
+{
+    int unit = n <= 64 ? 8 : n <= 128 ? 16 : n <= 256 ? 32 : 64;
+    int to = n <= 2 ? n : n <= 4 ? 4 : (n + unit - 1) / unit * unit;
+    return to < max ? to : max;
+}
+
+int step_batch_pad_pages(int max_seqs)
+{
+    int most = 0;
+    for (int n = 1; n <= max_seqs; n++) {
+        int more = step_batch_padded(n, max_seqs) - n;
+        most = more > most ? more : most;
+    }
+    return (most + KV_PAGE - 1) / KV_PAGE;
+}
+
+static void send(struct step_batch *b, struct dev *d, size_t page_ints)
+{
+    d->ops->upload(d, b->id, b->host, (fixed_ints(b) + page_ints) * sizeof *b->host);
+}
+
+/* Of sequence `seq` of the step. */
+static void put_pages(int32_t *pages, int seq, int ld, const int32_t *of, int n)
+{
+    int32_t *to = pages + (size_t)seq * (size_t)ld;
+    memcpy(to, of, (size_t)n * sizeof *to);
+    memset(to + n, 0, (size_t)(ld - n) * sizeof *to);
+}
+
+/* Rows after the step's own that nobody looks at: each computes once more a token of the first sequence, one of the
+ * first of a text so that attention has little to read, and leaves its key and value in a place of its own.  A token
+ * that is there anyway, and not one without a context: what that gives is often far larger than anything else, and
+ * would be the only reason for the products' slower way with such rows. */
+static void pad(struct step_batch *b, struct step_batch *h, const struct seq *s)
+{
+    int32_t token = h->kv_len[0] < PAD_LEN ? h->kv_len[0] : PAD_LEN;
+    int n = step_batch_padded(b->n_seqs, b->max_seqs), rows = step_batch_padded(b->n_rows, b->max_seqs);
+    if (b->n_rows == 0) rows = 0;
+    for (int i = b->n_seqs; i < n; i++) {
+        h->id[i] = s->tokens[token - 1];
+        h->pos[i] = token - 1;
+        h->slot[i] = b->pad_page * KV_PAGE + i - b->n_seqs;
+        h->q_start[i + 1] = i + 1;
+        h->kv_len[i] = token;
+        put_pages(h->pages, i, b->pages_ld, s->pages, s->n_pages);
+    }
+    for (int r = b->n_rows; r < rows; r++) h->row[r] = 0;
+    b->n_tokens = b->n_seqs = n;
+    b->n_rows = rows;
+}
+
+void step_batch_build(struct step_batch *b, struct dev *d, const struct plan *p)
+{
+    struct step_batch h = *b; /* the same arrays, on the host */
+    layout(&h, b->host);
+    CHECK(p->n_tokens <= b->max_tokens && p->n <= b->max_seqs && p->n_rows <= b->max_rows);
+    int t = 0, r = 0, most = 0, ld = d->ops->replay ? rounded(widest(p), b->max_pages) : widest(p);
+    CHECK(ld <= b->max_pages);
+    b->n_groups = 0;
+    for (int i = 0; i < p->n; i++) {
+        const struct plan_item *it = &p->v[i];
+        const struct seq *s = it->seq;
+        add_rows(b, s->lora, t, it->n);
+        most = it->n > most ? it->n : most;
+        h.q_start[i] = t;
+        h.kv_len[i] = it->start + it->n;
+        put_pages(h.pages, i, ld, s->pages, s->n_pages);
+        for (int k = 0; k < it->n; k++, t++) {
+            int pos = it->start + k;
+            h.id[t] = s->tokens[pos];
+            h.pos[t] = pos;
+            h.slot[t] = s->pages[pos / KV_PAGE] * KV_PAGE + pos % KV_PAGE;
+            if (k >= it->n - it->rows) h.row[r++] = t;
+        }
+    }
+    h.q_start[p->n] = t;
+    b->n_tokens = t;
+    b->n_seqs = p->n;
+    b->n_rows = r;
+    b->pages_ld = ld;
+    b->most_rows = most;
+    if (b->pad_page >= 0 && d->ops->replay && step_batch_decodes(b)) pad(b, &h, p->v[0].seq);
+    send(b, d, (size_t)b->n_seqs * (size_t)ld);
+}
+
+void step_batch_blank(struct step_batch *b, struct dev *d, int n, int pages_ld)
+{
+    struct step_batch h = *b;
+    layout(&h, b->host);
+    CHECK(n <= b->max_tokens && n <= b->max_seqs && n <= b->max_rows && pages_ld <= b->max_pages);
+    for (int i = 0; i < n; i++) {
+        int32_t page = i / KV_PAGE;
+        h.id[i] = h.pos[i] = 0;
+        h.slot[i] = h.row[i] = h.q_start[i] = i;
+        h.kv_len[i] = 1;
+        put_pages(h.pages, i, pages_ld, &page, 1);
+    }
+    h.q_start[n] = n;
+    b->n_tokens = b->n_seqs = b->n_rows = n;
+    b->pages_ld = pages_ld;
+    b->most_rows = 1;
+    b->n_groups = 0;
+    send(b, d, (size_t)n * (size_t)pages_ld);
+}
+
+bool step_batch_decodes(const struct step_batch *b)
+{
+    return b->n_tokens == b->n_seqs && !b->n_groups;
+}
+
+int step_batch_lora(const struct step_batch *b, int layer, enum product product, int row0, int rows)
+{
+    int n = 0;
+    for (int i = 0; i < b->n_groups; i++) {
+        const struct step_batch_group *g = &b->group[i];
+        const struct lora_product *p = &g->lora->layer[layer][product];
+        int from = g->row0 > row0 ? g->row0 : row0, end = g->row0 + g->rows;
+        if (end > row0 + rows) end = row0 + rows;
+        if (p->n && from < end) b->lora[n++] = (struct lora_group){from - row0, end - from, p->n, p->part};
+    }
+    return n;
+}
+
+int step_batch_run(const struct step_batch *b, int layer, enum product product, int row, bool *changed)
+{
+    int end = row;
+    for (int i = 0; i < b->n_groups; i++) {
+        const struct step_batch_group *g = &b->group[i];
+        if (!g->lora->layer[layer][product].n || g->row0 + g->rows <= row) continue;
+        if (g->row0 > end) { /* rows between are left alone */
+            *changed = end > row;
+            return end > row ? end : g->row0;
+        }
+        end = g->row0 + g->rows;
+    }
+    *changed = end > row;
+    return end > row ? end : b->n_tokens;
+}

@@ -1,0 +1,147 @@
+#include "engine/serve/trainer_thread.h"
+
+#include "engine/base/log.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* After this event the owner may start the next job, so nothing of this one is touched behind it. */
+static bool is_last(enum train_event_kind k)
+{
+    return k == TRAIN_PAUSED || k == TRAIN_CANCELLED || k == TRAIN_LOST || k == TRAIN_FAILED || k == TRAIN_SUCCEEDED;
+}
+
+static void close_train(struct trainer_thread *t)
+{
+    pthread_mutex_lock(&t->lock);
+    struct train *train = t->train;
+    t->train = NULL;
+    pthread_mutex_unlock(&t->lock);
+    if (train) {
+        scheduler_gate_pass(t->gate); /* it frees device memory */
+        train_free(train);
+    }
+    scheduler_gate_leave(t->gate);
+}
+
+static void on_event(void *arg, const struct train_event *ev)
+{
+    struct trainer_thread *t = arg;
+    if (!is_last(ev->kind)) {
+        t->fn(t->arg, ev);
+        return;
+    }
+    struct train_event last = *ev;
+    char text[512];
+    if (ev->text) {
+        snprintf(text, sizeof text, "%s", ev->text);
+        last.text = text;
+    }
+    last.plan = NULL; /* it goes with the trainer */
+    train_event_fn *fn = t->fn;
+    void *fn_arg = t->arg;
+    close_train(t);
+    pthread_mutex_lock(&t->lock);
+    t->state = TRAINER_ENDED;
+    pthread_mutex_unlock(&t->lock);
+    fn(fn_arg, &last);
+}
+
+static bool stop_wanted(void *arg)
+{
+    struct trainer_thread *t = arg;
+    pthread_mutex_lock(&t->lock);
+    bool wanted = t->command != TRAIN_GO_ON;
+    pthread_mutex_unlock(&t->lock);
+    return wanted;
+}
+
+/* A job that could not be opened, or was stopped meanwhile: it has nothing to write then. */
+static void never_opened(struct trainer_thread *t, const struct err *why)
+{
+    pthread_mutex_lock(&t->lock);
+    enum train_command c = t->command;
+    pthread_mutex_unlock(&t->lock);
+    struct train_event ev = {.kind = c == TRAIN_CANCEL       ? TRAIN_CANCELLED
+                                     : c == TRAIN_PAUSE      ? TRAIN_PAUSED
+                                     : why->code == ERR_LOST ? TRAIN_LOST
+                                                             : TRAIN_FAILED};
+    if (ev.kind == TRAIN_FAILED || ev.kind == TRAIN_LOST) ev.text = why->msg;
+    on_event(t, &ev);
+}
+
+static void *training_main(void *arg)
+{
+    struct trainer_thread *t = arg;
+    struct err e = {0};
+    scheduler_gate_pass(t->gate);
+    if (setup_pin(t->setup, &e)) log_write(LOG_WARN, "%s", e.msg);
+    struct train *train = train_open(&t->job, &t->setup->model, t->gate, &e);
+    pthread_mutex_lock(&t->lock);
+    t->train = train;
+    if (train) train_command(train, t->command);
+    pthread_mutex_unlock(&t->lock);
+    if (train)
+        train_run(train, on_event, t);
+    else
+        never_opened(t, &e);
+    return NULL;
+}
+
+void trainer_init(struct trainer_thread *t, struct setup *s, struct scheduler_gate *gate)
+{
+    *t = (struct trainer_thread){.setup = s, .gate = gate};
+    pthread_mutex_init(&t->lock, NULL);
+}
+
+int trainer_start(struct trainer_thread *t, const struct train_job *job, train_event_fn *fn, void *arg, struct err *e)
+{
+    pthread_mutex_lock(&t->lock);
+    if (t->state == TRAINER_RUNS) {
+        pthread_mutex_unlock(&t->lock);
+        return err_set(e, ERR_FULL, "a training job runs already");
+    }
+    if (t->state == TRAINER_ENDED) pthread_join(t->thread, NULL);
+    t->state = TRAINER_NONE;
+    t->job = *job;
+    t->job.stop = stop_wanted;
+    t->job.stop_arg = t;
+    t->fn = fn;
+    t->arg = arg;
+    t->command = TRAIN_GO_ON;
+    int rc = pthread_create(&t->thread, NULL, training_main, t);
+    if (rc)
+        err_set(e, ERR_IO, "cannot start the training thread: %s", strerror(rc));
+    else
+        t->state = TRAINER_RUNS;
+    pthread_mutex_unlock(&t->lock);
+    return rc ? e->code : 0;
+}
+
+void trainer_command(struct trainer_thread *t, enum train_command c)
+{
+    pthread_mutex_lock(&t->lock);
+    t->command = c;
+    if (t->train) train_command(t->train, c);
+    pthread_mutex_unlock(&t->lock);
+}
+
+bool trainer_runs(struct trainer_thread *t)
+{
+    pthread_mutex_lock(&t->lock);
+    bool runs = t->state == TRAINER_RUNS;
+    pthread_mutex_unlock(&t->lock);
+    return runs;
+}
+
+void trainer_close(struct trainer_thread *t)
+{
+    scheduler_gate_open(t->gate);
+    trainer_command(t, TRAIN_PAUSE);
+    pthread_mutex_lock(&t->lock);
+    bool joinable = t->state != TRAINER_NONE;
+    t->state = TRAINER_NONE;
+    pthread_mutex_unlock(&t->lock);
+    if (joinable) pthread_join(t->thread, NULL);
+    pthread_mutex_destroy(&t->lock);
+}

@@ -1,0 +1,33 @@
+/* The one training job that runs beside serving: its thread, from opening to the last event. */
+#ifndef TANDEM_ENGINE_SERVE_TRAINER_THREAD_H
+#define TANDEM_ENGINE_SERVE_TRAINER_THREAD_H
+
+#include "engine/serve/setup.h"
+#include "engine/train/scheduler_gate.h"
+#include "engine/train/train.h"
+
+#include <pthread.h>
+
+struct trainer_thread {
+    struct setup *setup;
+    struct scheduler_gate *gate;
+    pthread_mutex_t lock;                                     /* of what follows */
+    enum { TRAINER_NONE, TRAINER_RUNS, TRAINER_ENDED } state; /* ENDED: the thread is to be joined */
+    pthread_t thread;
+    struct train *train;        /* NULL before it is open and after it ended */
+    enum train_command command; /* given while it was not open */
+    struct train_job job;
+    train_event_fn *fn;
+    void *arg;
+};
+
+void trainer_init(struct trainer_thread *, struct setup *, struct scheduler_gate *);
+/* See engine_train_start, engine_train_command: any thread. */
+int trainer_start(struct trainer_thread *, const struct train_job *, train_event_fn *, void *arg, struct err *e);
+void trainer_command(struct trainer_thread *, enum train_command);
+/* Whether a job has not had its last event yet. */
+bool trainer_runs(struct trainer_thread *);
+/* Nobody else uses the device any more: pauses the job, so that it can go on after a restart, and waits for its end. */
+void trainer_close(struct trainer_thread *);
+
+#endif

@@ -1,0 +1,200 @@
+#include "engine/train/microbatches.h"
+
+#include "engine/base/check.h"
+#include "engine/base/mem.h"
+#include "kernels/rng.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { GROUP_STEPS = 64 }; /* rows of about a length are looked for among so many steps' worth of them */
+
+/* streams of the seed */
+enum { STREAM_ROWS = 1, STREAM_STEPS = 2 };
+
+struct microbatches {
+    struct microbatches_options o;
+    uint32_t n, steps;
+    uint32_t *length; /* (n) */
+    uint32_t *order;  /* (n) the epoch's rows, step after step */
+    uint32_t *start;  /* (steps + 1) of each step in order; room for n + 1 */
+    uint32_t longest;
+    uint64_t tokens;
+    /* of the step asked for */
+    uint32_t *row, *micro_start; /* (n), (n + 1) */
+    uint32_t *bin, *bin_tokens;  /* (n) */
+};
+
+struct microbatches *microbatches_new(const uint32_t *length, uint32_t n, const struct microbatches_options *o)
+{
+    CHECK(n >= 1 && o->batch_tokens >= 1 && o->micro_tokens >= 1);
+    struct microbatches *b = mem_zalloc(sizeof *b);
+    size_t room = (size_t)n + 1;
+    *b = (struct microbatches){.o = *o, .n = n};
+    uint32_t **arrays[] = {&b->length, &b->order, &b->start, &b->row, &b->micro_start, &b->bin, &b->bin_tokens};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i] = mem_array(room, sizeof(uint32_t));
+    for (uint32_t i = 0; i < n; i++) {
+        b->length[i] = length[i];
+        b->tokens += length[i];
+        if (length[i] > b->longest) b->longest = length[i];
+    }
+    return b;
+}
+
+void microbatches_free(struct microbatches *b)
+{
+    if (!b) return;
+    uint32_t *arrays[] = {b->length, b->order, b->start, b->row, b->micro_start, b->bin, b->bin_tokens};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
+    free(b);
+}
+
+int microbatches_micro_max(const struct microbatches *b)
+{
+    int cap = b->o.micro_tokens < b->o.batch_tokens ? b->o.micro_tokens : b->o.batch_tokens;
+    if ((uint64_t)cap > b->tokens) cap = (int)b->tokens;
+    return (uint32_t)cap > b->longest ? cap : (int)b->longest;
+}
+
+/* ---- an epoch -------------------------------------------------------------------------------------------------- */
+
+/* Fisher and Yates, with a number for each place. */
+static void shuffle(uint32_t *v, uint32_t n, uint64_t seed)
+{
+    for (uint32_t i = n; i > 1; i--) {
+        uint32_t j = (uint32_t)(((unsigned __int128)rng_at(seed, i) * i) >> 64), t = v[i - 1];
+        v[i - 1] = v[j];
+        v[j] = t;
+    }
+}
+
+/* Longer first; those of a length in the order they had, which is written above the length. */
+static int longer_first(const void *pa, const void *pb)
+{
+    uint64_t a = *(const uint64_t *)pa, b = *(const uint64_t *)pb;
+    return a < b ? -1 : a > b;
+}
+
+static void sort_by_length(const struct microbatches *b, uint32_t *row, uint32_t n)
+{
+    uint64_t *key = mem_array(n, sizeof *key);
+    uint32_t *old = mem_array(n, sizeof *old);
+    memcpy(old, row, n * sizeof *row);
+    for (uint32_t i = 0; i < n; i++) key[i] = (uint64_t)(UINT32_MAX - b->length[row[i]]) << 32 | i;
+    qsort(key, n, sizeof *key, longer_first);
+    for (uint32_t i = 0; i < n; i++) row[i] = old[(uint32_t)key[i]];
+    free(key);
+    free(old);
+}
+
+/* The first of the rows after `from` that no longer fits into the budget. */
+static uint32_t fill(const struct microbatches *b, const uint32_t *row, uint32_t from, uint32_t n, uint64_t budget)
+{
+    uint64_t sum = b->length[row[from]];
+    uint32_t i = from + 1;
+    while (i < n && sum + b->length[row[i]] <= budget) sum += b->length[row[i++]];
+    return i;
+}
+
+/* Cuts order[from, to) into steps. */
+static void cut(struct microbatches *b, uint32_t from, uint32_t to)
+{
+    while (from < to) {
+        b->start[b->steps++] = from;
+        from = fill(b, b->order, from, to, (uint64_t)b->o.batch_tokens);
+    }
+}
+
+/* Puts the steps [first, steps) of one window, which begin at order[from], into another order. */
+static void mix_steps(struct microbatches *b, uint32_t first, uint32_t from, uint32_t to, uint64_t seed)
+{
+    uint32_t n = b->steps - first, rows = to - from, at = from, i;
+    uint32_t *which = mem_array(n, sizeof *which), *start = mem_array((size_t)n + 1, sizeof *start);
+    uint32_t *old = mem_array(rows, sizeof *old);
+    memcpy(old, b->order + from, rows * sizeof *old);
+    for (i = 0; i < n; i++) which[i] = i, start[i] = b->start[first + i] - from;
+    start[n] = rows;
+    shuffle(which, n, rng_at(seed, first));
+    for (i = 0; i < n; i++) {
+        uint32_t w = which[i], len = start[w + 1] - start[w];
+        b->start[first + i] = at;
+        memcpy(b->order + at, old + start[w], len * sizeof *old);
+        at += len;
+    }
+    free(which);
+    free(start);
+    free(old);
+}
+
+uint32_t microbatches_epoch(struct microbatches *b, uint32_t epoch)
+{
+    for (uint32_t i = 0; i < b->n; i++) b->order[i] = i;
+    uint64_t seed = rng_at(b->o.seed, (uint64_t)STREAM_ROWS << 32 | epoch);
+    b->steps = 0;
+    if (!b->o.in_order) shuffle(b->order, b->n, seed);
+    if (b->o.in_order || b->o.packing || !b->o.by_length) {
+        cut(b, 0, b->n);
+    } else {
+        uint64_t window = (uint64_t)b->o.batch_tokens * GROUP_STEPS;
+        seed = rng_at(b->o.seed, (uint64_t)STREAM_STEPS << 32 | epoch);
+        for (uint32_t from = 0, to; from < b->n; from = to) {
+            uint32_t first = b->steps;
+            to = fill(b, b->order, from, b->n, window);
+            sort_by_length(b, b->order + from, to - from);
+            cut(b, from, to);
+            mix_steps(b, first, from, to, seed);
+        }
+    }
+    b->start[b->steps] = b->n;
+    return b->steps;
+}
+
+/* ---- a step ---------------------------------------------------------------------------------------------------- */
+
+/* Best fit decreasing: each row, longest first, goes where the least room is left that it fits in.  At most 4/3 of the
+ * fewest micro-batches (Johnson et al., 1974: 11/9). */
+static uint32_t pack(struct microbatches *b, const uint32_t *row, uint32_t n, uint32_t cap)
+{
+    uint32_t bins = 0, *sorted = b->row;
+    memcpy(sorted, row, n * sizeof *row);
+    sort_by_length(b, sorted, n);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t len = b->length[sorted[i]], best = bins;
+        for (uint32_t k = 0; k < bins; k++)
+            if (b->bin_tokens[k] + len <= cap && (best == bins || b->bin_tokens[k] > b->bin_tokens[best])) best = k;
+        if (best == bins) b->bin_tokens[bins++] = 0;
+        b->bin_tokens[best] += len;
+        b->bin[i] = best;
+    }
+    return bins;
+}
+
+/* rows sorted as pack left them, bin by bin */
+static void gather_bins(struct microbatches *b, uint32_t n, uint32_t bins)
+{
+    memset(b->micro_start, 0, ((size_t)bins + 1) * sizeof *b->micro_start);
+    for (uint32_t i = 0; i < n; i++) b->micro_start[b->bin[i] + 1]++;
+    for (uint32_t k = 0; k < bins; k++) b->micro_start[k + 1] += b->micro_start[k];
+    uint32_t *sorted = mem_array(n, sizeof *sorted);
+    memcpy(sorted, b->row, n * sizeof *sorted);
+    for (uint32_t i = 0; i < n; i++) b->row[b->micro_start[b->bin[i]]++] = sorted[i];
+    for (uint32_t k = bins; k > 0; k--) b->micro_start[k] = b->micro_start[k - 1];
+    b->micro_start[0] = 0;
+    free(sorted);
+}
+
+struct microbatches_step microbatches_step(struct microbatches *b, uint32_t step)
+{
+    CHECK(step < b->steps);
+    const uint32_t *row = b->order + b->start[step];
+    uint32_t n = b->start[step + 1] - b->start[step], cap = (uint32_t)b->o.micro_tokens, micro = 0;
+    if (b->o.packing) {
+        micro = pack(b, row, n, cap);
+        gather_bins(b, n, micro);
+    } else {
+        memcpy(b->row, row, n * sizeof *row);
+        for (uint32_t i = 0; i < n; i = fill(b, b->row, i, n, cap)) b->micro_start[micro++] = i;
+        b->micro_start[micro] = n;
+    }
+    return (struct microbatches_step){b->row, b->micro_start, micro, n};
+}

@@ -1,0 +1,43 @@
+/* Which rows are trained together: an epoch is cut into optimizer steps, a step into micro-batches.
+ *
+ * Pure: everything follows from the rows' lengths, the seed and the number of the epoch, so a job continues at
+ * (epoch, step) by asking for it.  What is in a step does not depend on micro_tokens nor on packing; they only say how
+ * a step is cut.  Rows are never padded nor cut: in a micro-batch they lie end to end, each a sequence of its own. */
+#ifndef TANDEM_ENGINE_TRAIN_MICROBATCHES_H
+#define TANDEM_ENGINE_TRAIN_MICROBATCHES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct microbatches_options {
+    uint64_t seed;
+    int batch_tokens; /* of a step at most; a longer row is a step alone */
+    int micro_tokens; /* of a micro-batch at most; a longer row is one alone */
+    bool packing;     /* a step's rows fill as few micro-batches as best fit decreasing finds; else in order */
+    bool by_length;   /* without packing: rows of about a length come in a step together */
+    bool in_order;    /* rows as they are, for evaluation; by_length is not looked at */
+};
+
+struct microbatches;
+
+/* length (n): tokens of each row, >= 1, copied; n >= 1.  The order is that of no epoch until microbatches_epoch. */
+struct microbatches *microbatches_new(const uint32_t *length, uint32_t n, const struct microbatches_options *);
+void microbatches_free(struct microbatches *);
+
+/* Makes the order of that epoch; returns its steps, >= 1. */
+uint32_t microbatches_epoch(struct microbatches *, uint32_t epoch);
+
+/* Micro-batch i is rows row[start[i]] .. row[start[i + 1] - 1]. */
+struct microbatches_step {
+    const uint32_t *row; /* rows, as numbered in length */
+    const uint32_t *start;
+    uint32_t n_micro, n_rows;
+};
+
+/* Step of the epoch made last; good until the next call. */
+struct microbatches_step microbatches_step(struct microbatches *, uint32_t step);
+
+/* No micro-batch is longer. */
+int microbatches_micro_max(const struct microbatches *);
+
+#endif

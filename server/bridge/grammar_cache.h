@@ -1,0 +1,32 @@
+/* The grammars that requests asked for last, and compiling new ones on the thread pool.  Loop thread. */
+#ifndef TANDEM_SERVER_BRIDGE_GRAMMAR_CACHE_H
+#define TANDEM_SERVER_BRIDGE_GRAMMAR_CACHE_H
+
+#include "engine/base/err.h"
+#include "server/schema/constraint.h"
+
+#include <stdint.h>
+
+struct bridge;
+struct grammar;
+struct tokenizer;
+
+struct grammar_cache; /* one per server, app.grammar_cache: the grammars used last */
+struct grammar_cache_job;
+
+struct grammar_cache *grammar_cache_new(struct bridge *, const struct tokenizer *);
+/* After bridge_close's done: no job is left then.  NULL is allowed. */
+void grammar_cache_free(struct grammar_cache *);
+
+/* g: the grammar, good during the call (grammar_ref keeps it; engine_submit takes its own reference); NULL with *e when
+ * the ask is wrong: the client's mistake, 4xx; ERR_UNSUPPORTED: the model's vocabulary cannot spell it, 422. */
+typedef void grammar_cache_fn(void *arg, struct grammar *g, const struct err *e);
+
+/* Calls done from the loop once the grammar is there: at once (before this returns NULL) if it is known, or if nothing
+ * is asked (g NULL, e->code 0), else after compiling a copy of the ask on the pool, for `client` (bridge_work).  The
+ * handle is good until done runs. */
+struct grammar_cache_job *grammar_cache_compile(struct grammar_cache *, uint64_t client, const struct constraint_ask *,
+                                                grammar_cache_fn *done, void *arg);
+void grammar_cache_cancel(struct grammar_cache_job *); /* done is not called; NULL is allowed */
+
+#endif

@@ -1,0 +1,159 @@
+/* Settings: ONE table of options (settings.c) from which flags, TANDEM_* environment variables, the YAML file and
+ * --help follow.  What is set later wins: default, file, environment, flag.  Main thread, before anything else runs. */
+#ifndef TANDEM_SERVER_CONFIG_SETTINGS_H
+#define TANDEM_SERVER_CONFIG_SETTINGS_H
+
+#include "engine/base/buf.h"
+#include "engine/base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+/* subcommands, as bits of setting_option.commands */
+enum command {
+    CMD_SERVE = 1,
+    CMD_GENERATE = 2,
+    CMD_TOKENIZE = 4,
+    CMD_PERPLEXITY = 8,
+    CMD_QUANTIZE = 16,
+    CMD_BENCH = 32,
+    CMD_TRAIN = 64,
+    CMD_CHAT = 128,
+    CMD_HEALTH = 256,
+    CMD_KEY = 512,
+};
+
+struct string_list {
+    char **v; /* owned */
+    int n;
+};
+
+struct settings {
+    char *config;
+    /* model */
+    char *model, *device, *quantize, *kv_type, *activations, *cpus;
+    int threads;
+    bool verify_weights;
+    size_t gpu_memory_bytes;
+    double gpu_memory_fraction;
+    /* batching and memory */
+    size_t kv_cache_bytes;
+    int max_seqs, max_batch_tokens, max_prefill_tokens, max_queue, max_queue_tokens, max_total_tokens;
+    double max_wait; /* seconds */
+    bool prefix_cache;
+    /* adapters */
+    char *adapters, *adapter_dir;
+    int max_adapters, max_lora_rank;
+    /* http */
+    char *host, *cors_origin, *allowed_hosts;
+    int port, max_connections;
+    size_t max_header_size, max_body_size, request_memory;
+    char *api_keys, *tls_cert, *tls_key;
+    bool allow_open;
+    double header_timeout, body_timeout, idle_timeout, write_timeout, sse_keepalive; /* seconds */
+    /* requests */
+    double request_timeout; /* seconds */
+    int max_best_of, max_stop_sequences, max_top_n_tokens, max_choices;
+    char *served_model_name, *chat_template, *tool_call_parser, *pooling;
+    bool accept_any_model;
+    /* operation */
+    double drain_timeout, step_timeout; /* seconds */
+    double train_itl_budget_ms, train_slowdown;
+    char *log_level, *log_format, *metrics_aliases, *data_dir;
+    bool access_log;
+    /* one run of a command */
+    char *adapter, *prompt, *system, *text, *file, *ids, *out, *type, *layout, *calibrate, *batch, *ops;
+    char *method, *data, *eval_data, *format, *from;
+    bool json, kl, ignore_eos, special, train_on_prompt, keep_duplicates, ready;
+    int max_new_tokens, top_n, top_k, window, prompt_tokens, generate_tokens, repeat;
+    double temperature, top_p, typical_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, within;
+    uint64_t seed;
+    struct string_list stop;
+    /* tandem key */
+    char *name, *role, *expires;
+    double requests_per_minute, tokens_per_minute;
+    int max_concurrent, priority_max;
+
+    unsigned char source[128]; /* enum setting_source per row of the table */
+};
+
+enum setting_source { SETTING_DEFAULT, SETTING_FILE, SETTING_ENV, SETTING_FLAG };
+
+enum setting_type {
+    SETTING_BOOL,   /* bool */
+    SETTING_INT,    /* int */
+    SETTING_U64,    /* uint64_t */
+    SETTING_BYTES,  /* size_t; K, M, G are powers of 1024 */
+    SETTING_NUMBER, /* double */
+    SETTING_STRING, /* char *, NULL when not set */
+    SETTING_MAYBE,  /* a string whose flag may stand without a value: then "" */
+    SETTING_CHOICE, /* char *, one of `choices` ("a|b|c") */
+    SETTING_LIST,   /* struct string_list; a flag given again adds */
+};
+
+struct setting_option {
+    const char *name; /* "max-seqs": --max-seqs, TANDEM_MAX_SEQS, max-seqs: */
+    const char *group;
+    enum setting_type type;
+    size_t offset;     /* into struct settings */
+    const char *value; /* the default as it would be typed; NULL: not set */
+    double min, max;   /* both 0: any */
+    const char *choices;
+    unsigned commands; /* enum command */
+    bool flag_only;    /* belongs to one run: neither in the environment nor in a file */
+    const char *arg;   /* what --help calls the value */
+    const char *help;
+    bool reloadable; /* SIGHUP takes it over (reload.h); else a change needs a restart */
+    bool secret;     /* its value is not written into reports */
+};
+
+const struct setting_option *settings_options(int *n);
+
+enum { SETTING_HELP = 1 };
+
+/* argv without program and subcommand.  0; SETTING_HELP when --help was asked; or an err code with *e.  The caller
+ * frees *s with settings_free whatever the result. */
+int settings_parse(struct settings *s, enum command cmd, int argc, char *const *argv, struct err *e);
+
+void settings_defaults(struct settings *s);
+void settings_free(struct settings *s);
+const char *settings_data_dir(const struct settings *s); /* --data-dir, or what stands for an empty one */
+/* true when the option was set by anything but its default */
+bool settings_given(const struct settings *s, const char *name);
+
+/* Sets one option from text.  `where` names the source in messages ("--port", "tandem.yaml:3: port"). */
+int settings_set(struct settings *s, const struct setting_option *o, const char *text, const char *where,
+                 enum setting_source source, struct err *e);
+const struct setting_option *settings_find(const char *name, size_t len); /* '_' counts as '-'; NULL */
+/* the option of `cmd` (0: any) whose name is nearest to a mistyped one; NULL when none is near */
+const char *settings_nearest(const char *name, size_t len, unsigned cmd);
+
+/* ---- reload.c ---- */
+
+/* Appends the option's value as it would be typed; nothing when it is not set. */
+void settings_format(const struct settings *s, const struct setting_option *o, struct buf *out);
+/* Appends "name = value" for every option of `cmd`, a line each, and where it was set; secrets as "(set)". */
+void settings_describe(const struct settings *s, enum command cmd, struct buf *out);
+/* An option that `fresh` has otherwise than `live`; values are good during the call. */
+typedef void settings_change_fn(void *arg, const struct setting_option *o, const char *was, const char *now,
+                                bool taken);
+/* Moves what is reloadable and differs from `fresh` into `live`, and tells of every difference among the options of
+ * `cmd`.  What is not reloadable stays.  Returns how many were taken over.  `fresh` is still the caller's to free. */
+int settings_reload(struct settings *live, struct settings *fresh, enum command cmd, settings_change_fn *fn, void *arg);
+
+/* ---- env.c ---- */
+
+/* Sets the options of `cmd` that have a TANDEM_ variable.  0, or an err code with *e. */
+int settings_read_env(struct settings *s, enum command cmd, struct err *e);
+/* One complaint about a variable of the environment; the text is good during the call. */
+typedef void settings_complaint_fn(void *arg, const char *text);
+/* Tells of every TANDEM_ variable that has no effect and was not put there by Kubernetes: a mistyped name, an option of
+ * one run, an option's variable that holds a service link. */
+void settings_check_env(settings_complaint_fn *fn, void *arg);
+
+int settings_load_file(struct settings *s, const char *path, struct err *e);           /* yaml.c */
+void settings_help(FILE *out, enum command cmd, const char *usage, const char *about); /* help.c */
+
+#endif

@@ -66,8 +66,8 @@ static void place(const struct model_config *c, enum place at, struct lora_modul
 
 int lora_modules(const struct model_config *c, struct lora_module out[LORA_MODULES_MAX])
 {
-    const struct family_module *f = c->family == FAMILY_GPT2  ? gpt2_modules
-                                    : c->family == FAMILY_PHI ? phi_modules
+    const struct family_module *f = c->family->kind == FAMILY_GPT2  ? gpt2_modules
+                                    : c->family->kind == FAMILY_PHI ? phi_modules
                                                               : llama_modules;
     int n = 0;
     for (; f[n].name; n++) {
@@ -80,7 +80,7 @@ int lora_modules(const struct model_config *c, struct lora_module out[LORA_MODUL
 
 void lora_layer_prefix(const struct model_config *c, int layer, char out[64])
 {
-    snprintf(out, 64, "%s.%d.", c->family == FAMILY_GPT2 ? "transformer.h" : "model.layers", layer);
+    snprintf(out, 64, "%s.%d.", c->family->kind == FAMILY_GPT2 ? "transformer.h" : "model.layers", layer);
 }
 
 /* ---- memory ---- */

@@ -108,7 +108,7 @@ static int get_names(const struct peft *p, const char *key, const cJSON **list, 
 /* layers_pattern is only taken when it names what the layers are called here */
 static int read_layers(struct peft *p, const struct model_config *c, struct err *e)
 {
-    const char *text, *ours = c->family == FAMILY_GPT2 ? "h" : "layers";
+    const char *text, *ours = c->family->kind == FAMILY_GPT2 ? "h" : "layers";
     const cJSON *list;
     p->layers = get(p, "layers_to_transform");
     if (cJSON_IsArray(p->layers) && !p->layers->child) p->layers = NULL;
@@ -134,8 +134,8 @@ static bool is_all_linear(const char *s)
 /* PEFT's choice where the configuration names no modules (peft/utils/constants.py) */
 static const char *default_targets(const struct model_config *c)
 {
-    if (c->family == FAMILY_GPT2) return "[\"c_attn\"]";
-    return c->family == FAMILY_PHI ? "[\"q_proj\",\"v_proj\",\"fc1\",\"fc2\"]" : "[\"q_proj\",\"v_proj\"]";
+    if (c->family->kind == FAMILY_GPT2) return "[\"c_attn\"]";
+    return c->family->kind == FAMILY_PHI ? "[\"q_proj\",\"v_proj\",\"fc1\",\"fc2\"]" : "[\"q_proj\",\"v_proj\"]";
 }
 
 static int read_targets(struct peft *p, const struct model_config *c, struct err *e)
@@ -251,7 +251,7 @@ static int refuse_tensor(const char *name, struct err *e)
 static int place_tensor(const struct adapter *shape, const struct model_config *c, const struct tensor *t,
                         struct found *found, struct err *e)
 {
-    bool gpt2 = c->family == FAMILY_GPT2;
+    bool gpt2 = c->family->kind == FAMILY_GPT2;
     const char *s = after(t->name, "base_model.model."), *at = after(s, gpt2 ? "transformer." : "model."),
                *number = after(at, gpt2 ? "h." : "layers.");
     if (number == at || *number < '0' || *number > '9') return refuse_tensor(t->name, e);
@@ -352,7 +352,7 @@ static int check_module(const struct reading *r, int i, struct err *e)
 /* Modules outside the layers that PEFT would give an adapter. */
 static int refuse_ends(const struct reading *r, struct err *e)
 {
-    const char *table = r->c->family == FAMILY_GPT2 ? "transformer.wte" : "model.embed_tokens";
+    const char *table = r->c->family->kind == FAMILY_GPT2 ? "transformer.wte" : "model.embed_tokens";
     int head = r->p.all_linear ? 0 : targeted(&r->p, -1, "lm_head", e);
     if (head < 0) return head;
     if (head) return err_set(e, ERR_UNSUPPORTED, "target_modules: adapters of the output head are not supported");

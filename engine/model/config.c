@@ -12,16 +12,9 @@
 enum { CONFIG_LIMIT = 16 << 20 };
 
 /* Ranges no real model leaves; with them, no product of two sizes overflows 64 bits and no dimension 31. */
-enum {
-    MAX_LAYERS = 1024,
-    MAX_WIDTH = 1 << 18,
-    MAX_HEADS = 4096,
-    MAX_HEAD_DIM = 1024,
-    MAX_VOCAB = 1 << 24,
-    MAX_POSITIONS = 1 << 24
-};
+enum { MAX_WIDTH = 1 << 18, MAX_HEADS = 4096, MAX_HEAD_DIM = 1024, MAX_VOCAB = 1 << 24, MAX_POSITIONS = 1 << 24 };
 
-/* ---- typed getters: a missing field leaves *out alone, a wrong one is the first error ---- */
+/* ---- typed getters: a missing field, and name NULL, leaves *out alone; a wrong one is the first error ---- */
 
 struct fields {
     const cJSON *j;
@@ -32,7 +25,7 @@ struct fields {
 
 static const cJSON *get(const struct fields *f, const char *name)
 {
-    const cJSON *v = cJSON_GetObjectItemCaseSensitive(f->j, name);
+    const cJSON *v = name ? cJSON_GetObjectItemCaseSensitive(f->j, name) : NULL;
     return v && !cJSON_IsNull(v) ? v : NULL;
 }
 
@@ -83,14 +76,6 @@ static void need(struct fields *f, const char *name)
 
 /* ---- the parts ---- */
 
-static const struct {
-    const char *model_type;
-    enum family family;
-} families[] = {
-    {"llama", FAMILY_LLAMA}, {"mistral", FAMILY_LLAMA}, {"qwen2", FAMILY_QWEN2},
-    {"qwen3", FAMILY_QWEN3}, {"gpt2", FAMILY_GPT2},     {"phi", FAMILY_PHI},
-};
-
 static void read_family(struct fields *f, struct model_config *c)
 {
     const char *type = get_text(f, "model_type");
@@ -99,17 +84,13 @@ static void read_family(struct fields *f, struct model_config *c)
         f->rc = err_set(f->e, ERR_INVALID, "config.json: model_type is missing");
         return;
     }
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
-        if (strcmp(type, families[i].model_type) == 0) {
-            c->family = families[i].family;
-            snprintf(c->family_name, sizeof c->family_name, "%s", type);
-            return;
-        }
-    f->rc = err_set(f->e, ERR_UNSUPPORTED,
-                    "config.json: model_type \"%.40s\" is not one of llama, mistral, qwen2, qwen3, gpt2, phi", type);
+    if ((c->family = model_family_find(type))) return;
+    char names[256];
+    model_family_names(names, sizeof names);
+    f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: model_type \"%.40s\" is not one of %s", type, names);
 }
 
-static void read_act(struct fields *f, struct model_config *c, const char *field, const char *otherwise)
+static void read_act(struct fields *f, const struct model_config *c, enum act_kind *act)
 {
     static const struct {
         const char *name;
@@ -123,142 +104,154 @@ static void read_act(struct fields *f, struct model_config *c, const char *field
         {"gelu", ACT_GELU_ERF},
         {"relu", ACT_RELU},
     };
-    const char *name = get_text(f, field);
+    const char *field = c->family->field.act, *name = get_text(f, field);
     if (f->rc) return;
-    if (!name) name = otherwise;
+    if (!name) name = c->family->otherwise.act;
     for (size_t i = 0; i < sizeof acts / sizeof *acts; i++)
         if (strcmp(name, acts[i].name) == 0) {
-            c->act = acts[i].act;
+            *act = acts[i].act;
             return;
         }
     f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: %s \"%.40s\" is not an activation tandem knows", field, name);
 }
 
-/* Transformers 5 writes rope_parameters, 4 wrote rope_scaling; the same keys inside.  As transformers does, a
- * rope_scaling that says something comes first. */
-static const cJSON *rope_object(struct fields *f)
+/* An object of the file that says something, or NULL. */
+static const cJSON *object(struct fields *f, const char *name)
 {
-    static const char *const names[] = {"rope_scaling", "rope_parameters"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const cJSON *v = get(f, names[i]);
-        if (!v || f->rc) continue;
-        if (!cJSON_IsObject(v)) {
-            f->rc = err_set(f->e, ERR_INVALID, "config.json: %s must be an object", names[i]);
-            return NULL;
-        }
-        for (const cJSON *k = v->child; k; k = k->next)
-            if (cJSON_IsObject(k)) {
-                f->rc =
-                    err_set(f->e, ERR_UNSUPPORTED, "config.json: %s: one for each layer type (%.40s) is not supported",
-                            names[i], k->string);
-                return NULL;
-            }
-        if (v->child) return v;
-    }
+    const cJSON *v = get(f, name);
+    if (!v || f->rc) return NULL;
+    if (cJSON_IsObject(v)) return v->child ? v : NULL;
+    f->rc = err_set(f->e, ERR_INVALID, "%s: %s must be an object", f->file, name);
     return NULL;
 }
 
-/* Only Phi rotates a part of a head: in the other families transformers ignores the field, or fails. */
+/* Rules for each layer type are refused where the family has one rule. */
+static void refuse_types(struct fields *f, const char *name, const cJSON *rope)
+{
+    for (const cJSON *k = rope ? rope->child : NULL; k; k = k->next)
+        if (cJSON_IsObject(k)) {
+            f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: %s: one for each layer type (%.40s) is not supported",
+                            name, k->string);
+            return;
+        }
+}
+
+/* Where the family does not read partial_rotary_factor, transformers ignores it, or fails. */
 static void check_partial(struct fields *f, struct model_config *c, double partial)
 {
     int rot = (int)(c->head_dim * partial);
-    if (c->family != FAMILY_PHI && partial < 1)
+    if (!c->family->rope.partial_read && partial < 1)
         f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: partial_rotary_factor %g: %s models rotate whole heads",
-                        partial, c->family_name);
+                        partial, c->family->model_type);
     else if (rot % 2)
         f->rc = err_set(f->e, ERR_INVALID, "config.json: an odd number of rotated features (%d of %d) in a head", rot,
                         c->head_dim);
-    c->rot = rot;
+    for (int i = 0; i < c->n_ropes; i++) c->rope[i].rot = rot;
 }
 
+/* A rope_scaling or rope_parameters object. */
+static void read_rope_rule(struct fields *f, const cJSON *object, int max_len, struct rope *r, double *partial)
+{
+    struct fields s = {object, f->e, f->file, 0};
+    get_real(&s, "rope_theta", 1, 1e12, &r->theta);
+    get_real(&s, "partial_rotary_factor", 0, 1, partial);
+    const char *type = get_text(&s, "rope_type");
+    if (!type) type = get_text(&s, "type");
+    if (!type || strcmp(type, "default") == 0) {
+        r->scaling = ROPE_PLAIN;
+    } else if (strcmp(type, "linear") == 0) {
+        r->scaling = ROPE_LINEAR;
+        need(&s, "factor");
+    } else if (strcmp(type, "llama3") == 0) {
+        r->scaling = ROPE_LLAMA3;
+        need(&s, "factor");
+        need(&s, "low_freq_factor");
+        need(&s, "high_freq_factor");
+        r->old_len = max_len;
+    } else if (!s.rc) {
+        s.rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: rope type \"%.40s\" is not supported", type);
+    }
+    get_real(&s, "factor", 1e-3, 1e6, &r->factor);
+    get_real(&s, "low_freq_factor", 1e-3, 1e6, &r->low);
+    get_real(&s, "high_freq_factor", 1e-3, 1e6, &r->high);
+    get_int(&s, "original_max_position_embeddings", 1, MAX_POSITIONS, &r->old_len);
+    if (r->scaling == ROPE_LLAMA3) get_int(f, "original_max_position_embeddings", 1, MAX_POSITIONS, &r->old_len);
+    if (!s.rc && r->scaling == ROPE_LLAMA3 && r->high <= r->low)
+        s.rc = err_set(f->e, ERR_INVALID, "config.json: high_freq_factor must be above low_freq_factor");
+    if (!f->rc) f->rc = s.rc;
+}
+
+/* Transformers 5 writes rope_parameters, 4 wrote rope_scaling; the same keys inside.  As transformers does, a
+ * rope_scaling that says something comes first. */
 static void read_rope(struct fields *f, struct model_config *c)
 {
-    double partial = c->family == FAMILY_PHI ? 0.5 : 1.0;
-    c->rope_theta = 10000;
-    get_real(f, "rope_theta", 1, 1e12, &c->rope_theta);
+    double partial = c->family->rope.partial;
+    struct rope *r = &c->rope[0];
+    c->n_ropes = 1;
+    if (!c->family->rope.any) return;
+    *r = (struct rope){.theta = c->family->rope.theta, .factor = 1};
+    get_real(f, "rope_theta", 1, 1e12, &r->theta);
     get_real(f, "partial_rotary_factor", 0, 1, &partial);
-    const cJSON *scaling = rope_object(f);
-    if (scaling && !f->rc) {
-        struct fields s = {scaling, f->e, f->file, 0};
-        get_real(&s, "rope_theta", 1, 1e12, &c->rope_theta);
-        get_real(&s, "partial_rotary_factor", 0, 1, &partial);
-        const char *type = get_text(&s, "rope_type");
-        if (!type) type = get_text(&s, "type");
-        if (!type || strcmp(type, "default") == 0) {
-            c->rope = ROPE_PLAIN;
-        } else if (strcmp(type, "linear") == 0) {
-            c->rope = ROPE_LINEAR;
-            need(&s, "factor");
-        } else if (strcmp(type, "llama3") == 0) {
-            c->rope = ROPE_LLAMA3;
-            need(&s, "factor");
-            need(&s, "low_freq_factor");
-            need(&s, "high_freq_factor");
-            c->rope_old_len = c->max_len;
-        } else if (!s.rc) {
-            s.rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: rope type \"%.40s\" is not supported", type);
-        }
-        get_real(&s, "factor", 1e-3, 1e6, &c->rope_factor);
-        get_real(&s, "low_freq_factor", 1e-3, 1e6, &c->rope_low);
-        get_real(&s, "high_freq_factor", 1e-3, 1e6, &c->rope_high);
-        get_int(&s, "original_max_position_embeddings", 1, MAX_POSITIONS, &c->rope_old_len);
-        if (c->rope == ROPE_LLAMA3) get_int(f, "original_max_position_embeddings", 1, MAX_POSITIONS, &c->rope_old_len);
-        if (!s.rc && c->rope == ROPE_LLAMA3 && c->rope_high <= c->rope_low)
-            s.rc = err_set(f->e, ERR_INVALID, "config.json: high_freq_factor must be above low_freq_factor");
-        if (!f->rc) f->rc = s.rc;
-    }
+    const char *name = "rope_scaling";
+    const cJSON *rule = object(f, name);
+    if (!rule) rule = object(f, name = "rope_parameters");
+    refuse_types(f, name, rule);
+    if (rule && !f->rc) read_rope_rule(f, rule, c->max_len, r, &partial);
     if (!f->rc) check_partial(f, c, partial);
 }
 
-static bool is_mistral(const struct model_config *c)
-{
-    return strcmp(c->family_name, "mistral") == 0;
-}
+/* The kinds of layers; model_config.kind holds them. */
+enum { KIND_FULL, KIND_WINDOW };
 
-/* Layers are full up to one, and sliding from there on: another order is refused.  -1 and the first error, or the
- * number of full layers. */
-static int full_layers(struct fields *f, const cJSON *types, const struct model_config *c)
+static void read_layer_types(struct fields *f, const cJSON *types, struct model_config *c)
 {
-    int full = 0, n = 0;
+    int n = 0;
+    bool agrees = true, slides = false;
     for (const cJSON *t = cJSON_IsArray(types) ? types->child : NULL; t; t = t->next, n++) {
-        bool is_full = cJSON_IsString(t) && strcmp(t->valuestring, "full_attention") == 0;
-        if (!is_full && !(cJSON_IsString(t) && strcmp(t->valuestring, "sliding_attention") == 0))
-            return f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: layer_types: \"%.40s\" is not supported",
-                                   cJSON_IsString(t) ? t->valuestring : "?"),
-                   -1;
-        if (is_full && full < n)
-            return f->rc = err_set(f->e, ERR_UNSUPPORTED,
-                                   "config.json: layer_types: full_attention above sliding_attention is not supported"),
-                   -1;
-        full += is_full;
+        bool slide = cJSON_IsString(t) && strcmp(t->valuestring, "sliding_attention") == 0;
+        if (!slide && !(cJSON_IsString(t) && strcmp(t->valuestring, "full_attention") == 0)) {
+            f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: layer_types: \"%.40s\" is not supported",
+                            cJSON_IsString(t) ? t->valuestring : "?");
+            return;
+        }
+        uint8_t kind = slide ? KIND_WINDOW : KIND_FULL;
+        if (n >= c->layers) continue;
+        agrees = agrees && kind == c->kind[n];
+        slides = slides || slide;
+        c->kind[n] = kind;
     }
-    if (n == c->layers) return full;
-    f->rc = err_set(f->e, ERR_INVALID, "config.json: layer_types must be a list of num_hidden_layers (%d)", c->layers);
-    return -1;
+    bool windows = c->block[KIND_WINDOW].window > 0;
+    if (n != c->layers)
+        f->rc =
+            err_set(f->e, ERR_INVALID, "config.json: layer_types must be a list of num_hidden_layers (%d)", c->layers);
+    else if (c->family->window.by_type ? slides && !windows : !agrees)
+        f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: layer_types does not go with sliding_window in a %s model",
+                        c->family->model_type);
 }
 
-static void read_window(struct fields *f, struct model_config *c)
+static bool has_window(const struct family_window *w, int number, int layer)
 {
-    bool mistral = is_mistral(c), qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3, use = mistral;
-    if (qwen) get_bool(f, "use_sliding_window", &use);
+    return w->rule == WINDOW_ALL || (w->rule == WINDOW_FROM && layer >= number);
+}
+
+/* Makes the kinds of layers from `like`, and says which of them each layer is. */
+static void read_window(struct fields *f, const struct block *like, struct model_config *c)
+{
+    const struct family_window *w = &c->family->window;
+    int window = 0, number = w->number;
+    bool use = w->rule != WINDOW_NONE && !w->enabled;
+    if (w->enabled) get_bool(f, w->enabled, &use);
     if (use) {
         bool null = cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(f->j, "sliding_window"));
-        c->window = null ? 0 : 4096; /* transformers' defaults, as 28 */
-        get_int(f, "sliding_window", 1, MAX_POSITIONS, &c->window);
-        if (qwen) c->window_from = 28;
-        if (qwen) get_int(f, "max_window_layers", 0, MAX_LAYERS, &c->window_from);
+        window = null ? 0 : w->positions;
+        get_int(f, "sliding_window", 1, MAX_POSITIONS, &window);
+        get_int(f, w->field, 0, MAX_LAYERS, &number);
     }
+    c->block[KIND_FULL] = c->block[KIND_WINDOW] = *like;
+    c->block[KIND_WINDOW].window = window;
+    for (int l = 0; l < c->layers; l++) c->kind[l] = window && has_window(w, number, l) ? KIND_WINDOW : KIND_FULL;
     const cJSON *types = get(f, "layer_types");
-    int full = types && !f->rc ? full_layers(f, types, c) : -1;
-    if (full < 0) return;
-    bool slides = full < c->layers;
-    if (qwen && slides && c->window)
-        c->window_from = full;
-    else if (qwen && !slides)
-        c->window = 0;
-    else if (slides != (c->window > 0) || (slides && full))
-        f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: layer_types does not go with sliding_window in a %s model",
-                        c->family_name);
+    if (types && !f->rc) read_layer_types(f, types, c);
 }
 
 /* Fields of other families that change what is computed; no family here has them. */
@@ -289,117 +282,93 @@ static void refuse_foreign(struct fields *f, const struct model_config *c)
                        (cJSON_IsArray(v) && !v->child);
         if (!neutral)
             f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: %s is not supported: %s models have none",
-                            foreign[i].name, c->family_name);
+                            foreign[i].name, c->family->model_type);
     }
 }
 
-/* A switch that must be off. */
-static void refuse_true(struct fields *f, const char *name)
+static void read_switch(struct fields *f, const struct family_switch *s, struct model_config *c)
 {
-    bool on = false;
-    get_bool(f, name, &on);
-    if (!f->rc && on) f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: %s is not supported", name);
+    bool on = s->use == SWITCH_ATTENTION_BIAS ? c->qkv_bias
+              : s->use == SWITCH_MLP_BIAS     ? c->mlp_bias
+                                              : s->use == SWITCH_ON;
+    get_bool(f, s->name, &on);
+    if (f->rc) return;
+    switch (s->use) {
+    case SWITCH_ATTENTION_BIAS: c->qkv_bias = c->o_bias = on; break;
+    case SWITCH_MLP_BIAS: c->mlp_bias = on; break;
+    case SWITCH_OFF:
+        if (on) f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: %s is not supported", s->name);
+        break;
+    case SWITCH_ON:
+        if (!on) f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: %s false is not supported", s->name);
+    }
 }
 
-static void check_head_dim(struct fields *f, const struct model_config *c)
+static void read_head_dim(struct fields *f, struct model_config *c)
 {
+    const struct family_fields *n = &c->family->field;
+    c->head_dim = c->family->otherwise.head_dim;
+    get_int(f, n->head_dim, 1, MAX_HEAD_DIM, &c->head_dim);
+    if (f->rc) return;
+    if (!c->head_dim && c->hidden % c->heads)
+        f->rc = err_set(f->e, ERR_INVALID, "config.json: %s %d is not a multiple of %s %d", n->hidden, c->hidden,
+                        n->heads, c->heads);
+    else if (!c->head_dim)
+        c->head_dim = c->hidden / c->heads;
     if (!f->rc && c->head_dim > MAX_HEAD_DIM)
         f->rc = err_set(f->e, ERR_INVALID, "%s: heads of %d features; at most %d are sane", f->file, c->head_dim,
                         MAX_HEAD_DIM);
 }
 
-static void read_gpt2(struct fields *f, struct model_config *c)
-{
-    need(f, "n_embd");
-    need(f, "n_layer");
-    need(f, "n_head");
-    get_int(f, "n_embd", 1, MAX_WIDTH, &c->hidden);
-    get_int(f, "n_layer", 1, MAX_LAYERS, &c->layers);
-    get_int(f, "n_head", 1, MAX_HEADS, &c->heads);
-    c->inter = 4 * c->hidden;
-    get_int(f, "n_inner", 1, MAX_WIDTH * 4, &c->inter);
-    c->max_len = 1024;
-    get_int(f, "n_positions", 1, MAX_POSITIONS, &c->max_len);
-    double eps = 1e-5;
-    get_real(f, "layer_norm_epsilon", 0, 1, &eps);
-    c->eps = (float)eps;
-    c->kv_heads = c->heads;
-    c->norm = NORM_LAYER;
-    c->norm_bias = c->qkv_bias = c->o_bias = c->mlp_bias = c->learned_pos = true;
-    c->tied = true;
-    get_bool(f, "tie_word_embeddings", &c->tied);
-    refuse_true(f, "scale_attn_by_inverse_layer_idx");
-    refuse_true(f, "add_cross_attention");
-    bool scaled = true;
-    get_bool(f, "scale_attn_weights", &scaled);
-    if (!f->rc && !scaled)
-        f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: scale_attn_weights false is not supported");
-    read_act(f, c, "activation_function", "gelu_new");
-    if (!f->rc && c->hidden % c->heads)
-        f->rc =
-            err_set(f->e, ERR_INVALID, "config.json: n_embd %d is not a multiple of n_head %d", c->hidden, c->heads);
-    if (!f->rc) c->head_dim = c->hidden / c->heads;
-    check_head_dim(f, c);
-}
-
 static void read_sizes(struct fields *f, struct model_config *c)
 {
-    static const char *const needed[] = {"hidden_size", "num_hidden_layers", "num_attention_heads",
-                                         "intermediate_size"};
-    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) need(f, needed[i]);
-    get_int(f, "hidden_size", 1, MAX_WIDTH, &c->hidden);
-    get_int(f, "num_hidden_layers", 1, MAX_LAYERS, &c->layers);
-    get_int(f, "num_attention_heads", 1, MAX_HEADS, &c->heads);
-    bool qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3;
+    const struct family_fields *n = &c->family->field;
+    const struct family_defaults *o = &c->family->otherwise;
+    const char *needed[] = {n->hidden, n->layers, n->heads, n->inter};
+    for (int i = 0; i < (o->inter_per_hidden ? 3 : 4); i++) need(f, needed[i]);
+    get_int(f, n->hidden, 1, MAX_WIDTH, &c->hidden);
+    get_int(f, n->layers, 1, MAX_LAYERS, &c->layers);
+    get_int(f, n->heads, 1, MAX_HEADS, &c->heads);
     c->kv_heads = c->heads;
-    if (!cJSON_GetObjectItemCaseSensitive(f->j, "num_key_value_heads")) /* transformers' defaults; null is heads */
-        c->kv_heads = is_mistral(c) ? 8 : qwen ? 32 : c->heads;
-    get_int(f, "num_key_value_heads", 1, MAX_HEADS, &c->kv_heads);
-    get_int(f, "intermediate_size", 1, MAX_WIDTH * 4, &c->inter);
-    c->max_len = is_mistral(c) ? 131072 : qwen ? 32768 : 2048;
-    get_int(f, "max_position_embeddings", 1, MAX_POSITIONS, &c->max_len);
-    get_int(f, "head_dim", 1, MAX_HEAD_DIM, &c->head_dim);
-    if (f->rc) return;
-    if (c->heads % c->kv_heads)
-        f->rc = err_set(f->e, ERR_INVALID,
-                        "config.json: num_attention_heads %d is not a multiple of num_key_value_heads %d", c->heads,
-                        c->kv_heads);
-    else if (!c->head_dim && c->family != FAMILY_QWEN3 && c->hidden % c->heads)
-        f->rc = err_set(f->e, ERR_INVALID, "config.json: hidden_size %d is not a multiple of num_attention_heads %d",
-                        c->hidden, c->heads);
-    else if (!c->head_dim)
-        c->head_dim = c->family == FAMILY_QWEN3 ? 128 : c->hidden / c->heads;
-    check_head_dim(f, c);
+    if (o->kv_heads && !cJSON_GetObjectItemCaseSensitive(f->j, n->kv_heads)) c->kv_heads = o->kv_heads;
+    get_int(f, n->kv_heads, 1, MAX_HEADS, &c->kv_heads);
+    c->inter = o->inter_per_hidden * c->hidden;
+    get_int(f, n->inter, 1, MAX_WIDTH * 4, &c->inter);
+    c->max_len = o->max_len;
+    get_int(f, n->max_len, 1, MAX_POSITIONS, &c->max_len);
+    if (!f->rc && c->heads % c->kv_heads)
+        f->rc = err_set(f->e, ERR_INVALID, "config.json: %s %d is not a multiple of %s %d", n->heads, c->heads,
+                        n->kv_heads, c->kv_heads);
+    read_head_dim(f, c);
 }
 
-static void read_llama_like(struct fields *f, struct model_config *c)
+static void read_layers(struct fields *f, struct model_config *c)
 {
-    bool phi = c->family == FAMILY_PHI;
-    read_sizes(f, c);
-    double eps = phi ? 1e-5 : 1e-6;
-    get_real(f, phi ? "layer_norm_eps" : "rms_norm_eps", 0, 1, &eps);
+    const struct model_family *m = c->family;
+    double eps = m->otherwise.eps;
+    get_real(f, m->field.eps, 0, 1, &eps);
     c->eps = (float)eps;
-    c->norm = phi ? NORM_LAYER : NORM_RMS;
-    c->gated = !phi;
-    c->parallel = c->norm_bias = c->o_bias = c->mlp_bias = c->head_bias = phi;
-    c->qkv_bias = phi || c->family == FAMILY_QWEN2;
-    c->qk_norm = c->family == FAMILY_QWEN3;
-    bool llama = c->family == FAMILY_LLAMA && !is_mistral(c);
-    if (llama || c->family == FAMILY_QWEN3) {
-        get_bool(f, "attention_bias", &c->qkv_bias);
-        c->o_bias = c->qkv_bias;
-    } else if (is_mistral(c)) { /* transformers ignores it */
-        refuse_true(f, "attention_bias");
-    }
-    if (llama)
-        get_bool(f, "mlp_bias", &c->mlp_bias);
-    else
-        refuse_true(f, "mlp_bias");
-    if (phi) refuse_true(f, "qk_layernorm");
+    c->norm = m->layer.norm;
+    c->norm_bias = m->layer.norm_bias;
+    c->qkv_bias = m->layer.qkv_bias;
+    c->o_bias = m->layer.o_bias;
+    c->mlp_bias = m->layer.mlp_bias;
+    c->gated = m->layer.gated;
+    c->parallel = m->layer.norms == NORMS_PARALLEL;
+    c->qk_norm = m->layer.qk_norm;
+    for (int i = 0; i < FAMILY_SWITCHES && m->toggle[i].name; i++) read_switch(f, &m->toggle[i], c);
+    c->head_bias = m->head_bias;
+    c->learned_pos = m->learned_pos;
+    c->tied = m->otherwise.tied;
     get_bool(f, "tie_word_embeddings", &c->tied);
-    read_act(f, c, "hidden_act", phi ? "gelu_new" : "silu");
+    struct block b = {.norms = m->layer.norms,
+                      .residual_scale = 1,
+                      .scale = 1.0f / sqrtf((float)c->head_dim),
+                      .qk_norm = m->layer.qk_norm,
+                      .gated = m->layer.gated};
+    read_act(f, c, &b.act);
     if (!f->rc) read_rope(f, c);
-    if (!f->rc) read_window(f, c);
+    if (!f->rc) read_window(f, &b, c);
 }
 
 /* eos_token_id: a number or a list of them; those of generation_config.json come first */
@@ -482,7 +451,7 @@ static void read_generation(const char *text, struct model_config *c, struct fie
 int model_config_parse(const char *config, const char *generation, struct model_config *c, struct err *e)
 {
     *c = (struct model_config){
-        .temperature = NAN, .top_p = NAN, .repetition_penalty = NAN, .top_k = -1, .do_sample = -1, .rope_factor = 1};
+        .temperature = NAN, .top_p = NAN, .repetition_penalty = NAN, .top_k = -1, .do_sample = -1};
     cJSON *j = cJSON_ParseWithOpts(config, NULL, 1);
     struct fields f = {j, e, "config.json", 0};
     if (model_dir_lfs_pointer(config, strlen(config))) {
@@ -494,7 +463,8 @@ int model_config_parse(const char *config, const char *generation, struct model_
     if (!f.rc) read_family(&f, c);
     need(&f, "vocab_size");
     get_int(&f, "vocab_size", 1, MAX_VOCAB, &c->vocab);
-    if (!f.rc) c->family == FAMILY_GPT2 ? read_gpt2(&f, c) : read_llama_like(&f, c);
+    if (!f.rc) read_sizes(&f, c);
+    if (!f.rc) read_layers(&f, c);
     if (!f.rc) refuse_foreign(&f, c);
     bool causal = true;
     get_bool(&f, "is_causal", &causal);

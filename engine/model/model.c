@@ -1,8 +1,7 @@
 #include "engine/model/model.h"
 
-#include "engine/base/mem.h"
+#include "engine/model/layer.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,27 +21,30 @@ static void adapt(struct model *m, const struct step_batch *b, int layer, enum p
     if (n) op_lora(m->d, (struct lora_args){y, x, b->lora, n});
 }
 
-static void attention(struct model *m, const struct step_batch *b, int layer, struct mat h, struct mat y)
+static void attention(struct model *m, const struct step_batch *b, const struct layer *l, struct mat h, struct mat y)
 {
-    const struct model_config *c = &m->c;
-    const struct layer_weights *w = &m->w.layer[layer];
     struct mat qkv = first(m->qkv, b->n_tokens), att = first(m->att, b->n_tokens);
-    int window = layer >= c->window_from ? c->window : 0;
 
-    op_linear(m->d, (struct linear_args){qkv, h, w->qkv, w->qkv_b});
-    adapt(m, b, layer, PRODUCT_QKV, qkv, h);
-    if (c->qk_norm) {
-        op_head_norm(m->d, (struct head_norm_args){qkv, 0, c->heads, c->head_dim, w->q_norm, c->eps});
-        op_head_norm(m->d,
-                     (struct head_norm_args){qkv, c->heads * c->head_dim, c->kv_heads, c->head_dim, w->k_norm, c->eps});
+    op_linear(m->d, (struct linear_args){qkv, h, l->w->qkv, l->w->qkv_b});
+    adapt(m, b, l->index, PRODUCT_QKV, qkv, h);
+    if (l->b->qk_norm) {
+        op_head_norm(m->d, layer_q_norm(l, qkv));
+        op_head_norm(m->d, layer_k_norm(l, qkv));
     }
-    op_rope_kv(m->d, (struct rope_kv_args){qkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, b->pos,
-                                           b->slot, m->kv, layer});
-    op_attn(m->d,
-            (struct attn_args){att, qkv, c->heads, c->kv_heads, c->head_dim, window, 1.0f / sqrtf((float)c->head_dim),
-                               b->n_seqs, b->q_start, b->kv_len, b->pages, b->pages_ld, m->kv, layer, b->most_rows});
-    op_linear(m->d, (struct linear_args){y, att, w->o, w->o_b});
-    adapt(m, b, layer, PRODUCT_O, y, att);
+    op_rope_kv(m->d, layer_rope_kv(l, qkv, b->pos, b->slot, m->kv));
+    struct attn_args a = layer_attn(l);
+    a.out = att;
+    a.qkv = qkv;
+    a.n_seqs = b->n_seqs;
+    a.q_start = b->q_start;
+    a.kv_len = b->kv_len;
+    a.pages = b->pages;
+    a.pages_ld = b->pages_ld;
+    a.kv = m->kv;
+    a.most_rows = b->most_rows;
+    op_attn(m->d, a);
+    op_linear(m->d, (struct linear_args){y, att, l->w->o, l->w->o_b});
+    adapt(m, b, l->index, PRODUCT_O, y, att);
 }
 
 static struct mat part(struct mat m, int row, int rows)
@@ -54,13 +56,13 @@ static struct mat part(struct mat m, int row, int rows)
 
 /* ff = act(gate) * up, in runs of rows: those whose gate and up an adapter changes are taken before the activation, a
  * block at a time; the others by the fused op, as without any adapter: their bits may not depend on the batch. */
-static void gate_up(struct model *m, const struct step_batch *b, int layer, struct mat h, struct mat ff)
+static void gate_up(struct model *m, const struct step_batch *b, const struct layer *l, struct mat h, struct mat ff)
 {
-    const struct layer_weights *w = &m->w.layer[layer];
-    enum act_kind act = m->c.act;
+    const struct layer_weights *w = l->w;
+    enum act_kind act = l->b->act;
     bool changed = false;
     for (int row = 0, end; row < b->n_tokens; row = end) {
-        end = step_batch_run(b, layer, PRODUCT_UP, row, &changed);
+        end = step_batch_run(b, l->index, PRODUCT_UP, row, &changed);
         if (changed && end > row + m->raw.rows) end = row + m->raw.rows;
         int n = end - row;
         struct mat x = part(h, row, n), y = part(ff, row, n), raw = first(m->raw, n);
@@ -69,26 +71,48 @@ static void gate_up(struct model *m, const struct step_batch *b, int layer, stru
             continue;
         }
         op_linear(m->d, (struct linear_args){raw, x, w->up, w->up_b});
-        op_lora(m->d, (struct lora_args){raw, x, b->lora, step_batch_lora(b, layer, PRODUCT_UP, row, n)});
+        op_lora(m->d, (struct lora_args){raw, x, b->lora, step_batch_lora(b, l->index, PRODUCT_UP, row, n)});
         op_act_mul(m->d, (struct act_mul_args){y, raw, act});
     }
 }
 
-static void feed_forward(struct model *m, const struct step_batch *b, int layer, struct mat h, struct mat y)
+static void feed_forward(struct model *m, const struct step_batch *b, const struct layer *l, struct mat h, struct mat y)
 {
-    const struct model_config *c = &m->c;
-    const struct layer_weights *w = &m->w.layer[layer];
+    const struct layer_weights *w = l->w;
     struct mat ff = first(m->ff, b->n_tokens);
 
-    if (c->gated) {
-        gate_up(m, b, layer, h, ff);
+    if (l->b->gated) {
+        gate_up(m, b, l, h, ff);
     } else {
         op_linear(m->d, (struct linear_args){ff, h, w->up, w->up_b});
-        adapt(m, b, layer, PRODUCT_UP, ff, h);
-        op_act(m->d, (struct act_args){ff, c->act});
+        adapt(m, b, l->index, PRODUCT_UP, ff, h);
+        op_act(m->d, (struct act_args){ff, l->b->act});
     }
     op_linear(m->d, (struct linear_args){y, ff, w->down, w->down_b});
-    adapt(m, b, layer, PRODUCT_DOWN, y, ff);
+    adapt(m, b, l->index, PRODUCT_DOWN, y, ff);
+}
+
+/* What a branch adds, from its output: in place. */
+static void after_branch(struct model *m, const struct layer *l, struct layer_norm post, struct mat y)
+{
+    const struct model_config *c = &m->c;
+    if (post.w) op_norm(m->d, (struct norm_args){y, y, post.w, post.b, c->eps, c->norm, NULL});
+    if (l->b->residual_scale != 1)
+        op_axpby(m->d, (struct axpby_args){y.p, y.p, (size_t)y.rows * (size_t)y.cols, (double)l->b->residual_scale, 0});
+}
+
+/* x += y.  @return what `next` reads: norm(x), in m->h, or x where there is no norm. */
+static struct mat add_branch(struct model *m, struct layer_norm norm, const struct weight *next, struct mat x,
+                             struct mat y)
+{
+    const struct model_config *c = &m->c;
+    struct mat h = first(m->h, x.rows);
+    if (norm.w) {
+        op_add_norm(m->d, (struct add_norm_args){h, x, y, norm.w, norm.b, c->eps, c->norm, next});
+        return h;
+    }
+    op_add(m->d, (struct add_args){x, y});
+    return x;
 }
 
 static void forward(struct model *m, const struct step_batch *b)
@@ -96,23 +120,29 @@ static void forward(struct model *m, const struct step_batch *b)
     const struct model_config *c = &m->c;
     const struct weights *w = &m->w;
     struct dev *d = m->d;
-    struct mat x = first(m->x, b->n_tokens), h = first(m->h, b->n_tokens), y = first(m->y, b->n_tokens);
+    struct mat x = first(m->x, b->n_tokens), h = x, y = first(m->y, b->n_tokens);
+    struct layer l = layer_at(c, w, m->rope, 0);
 
     op_embed(d, (struct embed_args){x, w->embed, w->pos, b->id, b->pos, w->embed_w});
-    op_norm(d, (struct norm_args){h, x, w->layer[0].norm1_w, w->layer[0].norm1_b, c->eps, c->norm, w->layer[0].qkv});
-    for (int l = 0; l < c->layers; l++) {
-        const struct layer_weights *lw = &w->layer[l];
-        bool last = l + 1 == c->layers;
-        const float *next_w = last ? w->norm_w : lw[1].norm1_w, *next_b = last ? w->norm_b : lw[1].norm1_b;
-
-        attention(m, b, l, h, y);
-        if (c->parallel) /* x += attention(h) + feed_forward(h) */
+    struct layer_norm norm = layer_norm1(&l);
+    if (norm.w) {
+        h = first(m->h, b->n_tokens);
+        op_norm(d, (struct norm_args){h, x, norm.w, norm.b, c->eps, c->norm, l.w->qkv});
+    }
+    for (int i = 0; i < c->layers; i++) {
+        attention(m, b, &l, h, y);
+        after_branch(m, &l, layer_post1(&l), y);
+        if (l.b->norms == NORMS_PARALLEL) /* x += attention(h) + feed_forward(h) */
             op_add(d, (struct add_args){x, y});
         else
-            op_add_norm(d, (struct add_norm_args){h, x, y, lw->norm2_w, lw->norm2_b, c->eps, c->norm, lw->up});
-        feed_forward(m, b, l, h, y);
-        op_add_norm(d, (struct add_norm_args){h, x, y, next_w, next_b, c->eps, c->norm, last ? NULL : lw[1].qkv});
+            h = add_branch(m, layer_norm2(&l), l.w->up, x, y);
+        feed_forward(m, b, &l, h, y);
+        after_branch(m, &l, layer_post2(&l), y);
+        if (i + 1 == c->layers) break;
+        l = layer_at(c, w, m->rope, i + 1);
+        h = add_branch(m, layer_norm1(&l), l.w->qkv, x, y);
     }
+    h = add_branch(m, (struct layer_norm){w->norm_w, w->norm_b}, NULL, x, y);
     if (b->n_rows == 0) return;
     struct mat hr = first(m->hr, b->n_rows);
     op_rows(d, (struct rows_args){hr, h, b->row});
@@ -178,44 +208,6 @@ size_t model_page_bytes(const struct model *m, enum dtype kv_type)
     return m->d->ops->kv_page_bytes(&s);
 }
 
-/* The angle of feature pair i per position.  Llama 3's rule stretches long wavelengths by `factor`, keeps short ones,
- * and goes from one to the other in between (transformers, modeling_rope_utils.py). */
-static float inv_freq(const struct model_config *c, int i)
-{
-    double f = 1.0 / pow(c->rope_theta, 2.0 * i / c->rot);
-    if (c->rope == ROPE_LINEAR) return (float)(f / c->rope_factor);
-    if (c->rope == ROPE_PLAIN) return (float)f;
-    double wavelength = 2 * M_PI / f, old = c->rope_old_len;
-    if (wavelength < old / c->rope_high) return (float)f;
-    if (wavelength > old / c->rope_low) return (float)(f / c->rope_factor);
-    double smooth = (old / wavelength - c->rope_low) / (c->rope_high - c->rope_low);
-    return (float)((1 - smooth) * f / c->rope_factor + smooth * f);
-}
-
-int model_rope_tables(const struct model_config *c, struct dev *d, int positions, float **cos_out, float **sin_out,
-                      struct err *e)
-{
-    size_t half = (size_t)c->rot / 2, n = half * (size_t)positions;
-    if (!n) return 0;
-    float *cos_host = mem_array(n, sizeof *cos_host), *sin_host = mem_array(n, sizeof *sin_host);
-    for (size_t i = 0; i < half; i++) {
-        float f = inv_freq(c, (int)i);
-        for (size_t p = 0; p < (size_t)positions; p++) {
-            float angle = (float)p * f; /* rounded to f32 as transformers does */
-            cos_host[p * half + i] = (float)cos((double)angle);
-            sin_host[p * half + i] = (float)sin((double)angle);
-        }
-    }
-    *cos_out = d->ops->alloc(d, n * sizeof **cos_out);
-    *sin_out = d->ops->alloc(d, n * sizeof **sin_out);
-    if (*cos_out) d->ops->upload(d, *cos_out, cos_host, n * sizeof **cos_out);
-    if (*sin_out) d->ops->upload(d, *sin_out, sin_host, n * sizeof **sin_out);
-    free(cos_host);
-    free(sin_host);
-    return *cos_out && *sin_out ? 0
-                                : err_set(e, ERR_NOMEM, "no memory for the rotary tables of %d positions", positions);
-}
-
 static bool reserve_mat(struct model *m, struct mat *out, int rows, int cols)
 {
     size_t bytes = (size_t)rows * (size_t)cols * sizeof(float);
@@ -235,7 +227,7 @@ int model_reserve_work(struct model *m, const struct model_reserve *r, struct er
               (!c->gated || m->d->ops->fused_gate_up || reserve_mat(m, &m->up, t, 2 * c->inter)) &&
               reserve_mat(m, &m->hr, r->max_rows, c->hidden) && reserve_mat(m, &m->logits, r->max_rows, c->vocab);
     if (!ok) return err_set(e, ERR_NOMEM, "no memory for the activations of %d tokens a step", t);
-    return model_rope_tables(c, m->d, m->max_len, &m->cos, &m->sin, e);
+    return rope_tables_open(c->rope, c->n_ropes, m->d, m->max_len, m->rope, e);
 }
 
 int model_reserve_kv(struct model *m, int pages, enum dtype kv_type, struct err *e)
@@ -267,8 +259,8 @@ void model_close(struct model *m)
 {
     if (!m->d) return;
     if (m->kv) m->d->ops->kv_close(m->d, m->kv);
-    void *buffers[] = {m->cos,   m->sin,  m->x.p,  m->h.p,  m->y.p,      m->qkv.p,
-                       m->att.p, m->up.p, m->ff.p, m->hr.p, m->logits.p, m->raw.p};
+    rope_tables_close(m->d, m->rope);
+    void *buffers[] = {m->x.p, m->h.p, m->y.p, m->qkv.p, m->att.p, m->up.p, m->ff.p, m->hr.p, m->logits.p, m->raw.p};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         if (buffers[i]) m->d->ops->free(m->d, buffers[i]);
     weights_free(&m->w, m->d, &m->c);

@@ -6,6 +6,7 @@
 
 #include "engine/base/err.h"
 #include "engine/model/config.h"
+#include "engine/model/rope.h"
 #include "engine/model/step_batch.h"
 #include "engine/model/weights.h"
 #include "kernels/ops.h"
@@ -14,7 +15,7 @@ struct model {
     struct model_config c;
     struct dev *d;
     struct weights w;
-    float *cos, *sin; /* (max_len, rot / 2) */
+    struct rope_table rope[ROPES_MAX]; /* of max_len positions */
     struct kv *kv;
     char note[160];         /* device "auto" became the cpu: why */
     size_t workspace_bytes; /* of the activations below */
@@ -44,8 +45,6 @@ int model_reserve(struct model *, const struct model_reserve *, struct err *);
 /* Its two halves, for a device whose memory is its own: what is not the cache (`pages` is not looked at), then it. */
 int model_reserve_work(struct model *, const struct model_reserve *, struct err *);
 int model_reserve_kv(struct model *, int pages, enum dtype kv_type, struct err *);
-/* cos and sin (positions, rot / 2) on the device, the caller's, also after an error; left alone where rot is 0. */
-int model_rope_tables(const struct model_config *, struct dev *, int positions, float **cos, float **sin, struct err *);
 /* What adapters need beside their weights; once, before the first is used. */
 int model_reserve_adapters(struct model *, struct err *);
 size_t model_page_bytes(const struct model *, enum dtype kv_type);

@@ -65,7 +65,7 @@ static const struct names gpt2_names = {
 
 static const struct names *names_of(const struct model_config *c)
 {
-    return c->family == FAMILY_GPT2 ? &gpt2_names : c->family == FAMILY_PHI ? &phi_names : &llama_names;
+    return c->family->kind == FAMILY_GPT2 ? &gpt2_names : c->family->kind == FAMILY_PHI ? &phi_names : &llama_names;
 }
 
 struct source {

@@ -19,6 +19,8 @@
 struct layer_weights {
     float *norm1_w, *norm1_b; /* (C) before attention */
     float *norm2_w, *norm2_b; /* (C) before the feed-forward; NULL when parallel */
+    float *post1_w, *post1_b; /* (C) after attention */
+    float *post2_w, *post2_b; /* (C) after the feed-forward */
     struct weight *qkv, *o;   /* ((H + 2G) D, C), (C, H D) */
     float *qkv_b, *o_b;
     float *q_norm, *k_norm;   /* (D) */

@@ -171,7 +171,7 @@ static void fill_info(struct setup *s, const struct engine_config *c, enum dtype
              strcmp(s->model.d->ops->name, s->model.d->level) ? s->model.d->level : "");
     m->model_id = s->model_id;
     m->base_name = s->base_name = adapter_base_name(c->model);
-    m->family = mc->family_name;
+    m->family = mc->family->model_type;
     m->device = s->device_name;
     m->device_note = s->model.note;
     m->weight_type = dtype_name(s->model.w.type);

@@ -149,7 +149,7 @@ static void init_random(const struct master *m, const struct model_config *c, ui
 {
     size_t n = (size_t)m->rows * (size_t)m->cols;
     double std = INIT_STD;
-    if (c->family == FAMILY_GPT2 && strstr(m->name, "c_proj.weight")) std /= sqrt(2.0 * c->layers);
+    if (c->family->kind == FAMILY_GPT2 && strstr(m->name, "c_proj.weight")) std /= sqrt(2.0 * c->layers);
     for (size_t i = 0; i < n; i++) p[i] = m->ones ? 1 : m->zeros ? 0 : (float)(std * normal(seed, i));
 }
 

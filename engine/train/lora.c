@@ -63,7 +63,7 @@ int train_lora_open(struct train_lora *l, const struct model_config *c, const st
     for (int layer = 0; layer < c->layers; layer++)
         for (int p = 0; p < PRODUCTS; p++) add_site(l, layer, p, o);
     if (o->trained) return 0;
-    return err_set(e, ERR_INVALID, "targets: a %s model has none of these modules", c->family_name);
+    return err_set(e, ERR_INVALID, "targets: a %s model has none of these modules", c->family->model_type);
 }
 
 void train_lora_bind(struct train_lora *l, struct optim *o)

@@ -1,7 +1,7 @@
 #include "engine/train/model.h"
 
 #include "engine/base/mem.h"
-#include "engine/model/model.h"
+#include "engine/model/layer.h"
 #include "engine/train/op_chunks.h"
 #include "kernels/rng.h"
 
@@ -22,22 +22,28 @@ static struct mat first(struct mat m, int rows)
     return m;
 }
 
+static struct layer layer_of(const struct train_model *m, int index)
+{
+    return layer_at(m->c, m->w, m->rope, index);
+}
+
 /* Gate and up are packed together. */
-static bool slices(const struct train_model *m, const struct weight *w, int layer)
+static bool slices(const struct layer *l, const struct weight *w)
 {
-    return !m->c->gated || layer < 0 || w != m->w->layer[layer].up;
+    return !l || !l->b->gated || w != l->w->up;
 }
 
-/* y = x w^T + b; layer -1: none of them */
-static void linear(struct train_model *m, int layer, struct mat y, struct mat x, const struct weight *w, const float *b)
+/* y = x w^T + b; l NULL: w is of no layer */
+static void linear(struct train_model *m, const struct layer *l, struct mat y, struct mat x, const struct weight *w,
+                   const float *b)
 {
-    chunked_linear(chunks_of(m), (struct linear_args){y, x, w, b}, slices(m, w, layer));
+    chunked_linear(chunks_of(m), (struct linear_args){y, x, w, b}, slices(l, w));
 }
 
-static void linear_back(struct train_model *m, int layer, struct mat dx, struct mat dy, const struct weight *w,
-                        bool accumulate)
+static void linear_back(struct train_model *m, const struct layer *l, struct mat dx, struct mat dy,
+                        const struct weight *w, bool accumulate)
 {
-    chunked_linear_back(chunks_of(m), (struct linear_back_args){dx, dy, w, accumulate}, slices(m, w, layer));
+    chunked_linear_back(chunks_of(m), (struct linear_back_args){dx, dy, w, accumulate}, slices(l, w));
 }
 
 /* c (+)= alpha a b, or a b^T */
@@ -60,21 +66,33 @@ static void bias_grad(struct train_model *m, float *db, struct mat dy)
     chunked_col_sum(chunks_of(m), (struct col_sum_args){dy, db});
 }
 
-static void norm(struct train_model *m, struct mat out, struct mat x, const float *w, const float *b)
+static void norm(struct train_model *m, struct mat out, struct mat x, struct layer_norm n)
 {
-    chunked_norm(chunks_of(m), (struct norm_args){out, x, w, b, m->c->eps, m->c->norm});
+    chunked_norm(chunks_of(m), (struct norm_args){out, x, n.w, n.b, m->c->eps, m->c->norm});
 }
 
-/* dx += the gradient by the norm's input x */
-static void norm_back(struct train_model *m, struct mat dx, struct mat x, struct mat dy, const float *w, float *dw,
-                      float *db)
+/* norm(x), in h; x where there is no norm */
+static struct mat norm_if(struct train_model *m, struct mat x, struct layer_norm n)
 {
-    chunked_norm_back(chunks_of(m), (struct norm_back_args){dx, x, dy, w, m->c->eps, m->c->norm, true, dw, db});
+    struct mat h = {m->h.p, DT_F32, x.rows, x.cols, x.cols};
+    if (!n.w) return x;
+    norm(m, h, x, n);
+    return h;
 }
 
 static void add(struct train_model *m, struct mat x, struct mat y)
 {
     chunked_add(chunks_of(m), (struct add_args){x, y});
+}
+
+/* dx += the gradient by x, from dh by norm_if(x) */
+static void norm_if_back(struct train_model *m, struct mat dx, struct mat x, struct mat dh, struct layer_norm n,
+                         float *dw, float *db)
+{
+    if (n.w)
+        chunked_norm_back(chunks_of(m), (struct norm_back_args){dx, x, dh, n.w, m->c->eps, m->c->norm, true, dw, db});
+    else
+        add(m, dx, dh);
 }
 
 static void copy(struct train_model *m, struct mat to, struct mat from)
@@ -98,16 +116,6 @@ static void drop_branch(struct train_model *m, int layer, enum branch b, struct 
 {
     int L = m->c->layers;
     if (m->residual_dropout > 0) drop(m, m->residual_dropout, L * PRODUCTS + 2 * layer + (int)b, x);
-}
-
-/* The gradient by what a branch computes, from that by the residual stream. */
-static struct mat branch_grad(struct train_model *m, int layer, enum branch b, struct mat dx)
-{
-    if (m->residual_dropout <= 0) return dx;
-    struct mat to = {m->dropped.p, DT_F32, dx.rows, dx.cols, dx.cols};
-    copy(m, to, dx);
-    drop_branch(m, layer, b, to);
-    return to;
 }
 
 /* ---- adapters ---------------------------------------------------------------------------------------------------- */
@@ -209,34 +217,20 @@ static struct mat layer_input(const struct train_model *m, int layer)
     return mat_f32(m->x + (size_t)layer * each, m->b->n_tokens, m->c->hidden);
 }
 
-static float scale_of(const struct model_config *c)
+static struct attn_seq_args attn_args(const struct train_model *m, const struct layer *l, const struct kept *k)
 {
-    return 1.0f / sqrtf((float)c->head_dim);
+    struct attn_seq_args a = layer_attn_seq(l);
+    a.out = here(m, k->att);
+    a.lse = here(m, k->lse);
+    a.qkv = here(m, k->qkv);
+    a.n_seqs = m->b->n_seqs;
+    a.q_start = m->q_start;
+    return a;
 }
 
-static int window_of(const struct model_config *c, int layer)
+static void attn_forward(struct train_model *m, const struct layer *l, const struct kept *k)
 {
-    return layer >= c->window_from ? c->window : 0;
-}
-
-static struct attn_seq_args attn_args(const struct train_model *m, int layer, const struct kept *k)
-{
-    const struct model_config *c = m->c;
-    return (struct attn_seq_args){.out = here(m, k->att),
-                                  .lse = here(m, k->lse),
-                                  .qkv = here(m, k->qkv),
-                                  .heads = c->heads,
-                                  .kv_heads = c->kv_heads,
-                                  .head_dim = c->head_dim,
-                                  .window = window_of(c, layer),
-                                  .scale = scale_of(c),
-                                  .n_seqs = m->b->n_seqs,
-                                  .q_start = m->q_start};
-}
-
-static void attn_forward(struct train_model *m, int layer, const struct kept *k)
-{
-    struct attn_seq_args all = attn_args(m, layer, k);
+    struct attn_seq_args all = attn_args(m, l, k);
     for (struct chunk_seqs s = {0}; chunked_attention(chunks_of(m), WORK_ATTN, &all, m->b->q_start, m->some, &s);) {
         struct attn_seq_args a = all;
         a.out = mat_rows(all.out, s.row, s.rows);
@@ -248,83 +242,96 @@ static void attn_forward(struct train_model *m, int layer, const struct kept *k)
     }
 }
 
-/* y = x + attention(norm(x)), without x in parallel models; y.p NULL: only what is kept */
-static void attention(struct train_model *m, int layer, const struct kept *k, struct mat x, struct mat y)
+/* What a branch adds to the residual stream, from its output y, in place.  bare: that output, where a norm follows. */
+static void after_branch(struct train_model *m, const struct layer *l, enum branch b, struct mat bare, struct mat y)
 {
-    const struct model_config *c = m->c;
-    const struct layer_weights *w = &m->w->layer[layer];
-    struct mat h = here(m, m->h), qkv = here(m, k->qkv), att = here(m, k->att);
+    struct layer_norm post = b == ATTENTION ? layer_post1(l) : layer_post2(l);
+    if (post.w) norm(m, y, bare, post);
+    if (l->b->residual_scale != 1) cut_scale(chunks_of(m), y, (double)l->b->residual_scale);
+    drop_branch(m, l->index, b, y);
+}
 
-    norm(m, h, x, w->norm1_w, w->norm1_b);
-    linear(m, layer, qkv, h, w->qkv, w->qkv_b);
-    site_down(m, layer, PRODUCT_QKV, h, k);
-    site_up(m, layer, PRODUCT_QKV, qkv, k);
-    if (c->qk_norm) {
-        int q = c->heads * c->head_dim;
+/* y = x + attention(norm(x)), without x in parallel models; y.p NULL: only what is kept */
+static void attention(struct train_model *m, const struct layer *l, const struct kept *k, struct mat h, struct mat x,
+                      struct mat y)
+{
+    const struct layer_weights *w = l->w;
+    struct mat qkv = here(m, k->qkv), att = here(m, k->att), out = layer_post1(l).w ? here(m, k->o) : y;
+
+    linear(m, l, qkv, h, w->qkv, w->qkv_b);
+    site_down(m, l->index, PRODUCT_QKV, h, k);
+    site_up(m, l->index, PRODUCT_QKV, qkv, k);
+    if (l->b->qk_norm) {
         struct mat bare = here(m, k->bare);
         copy(m, bare, mat_cols(qkv, 0, bare.cols));
-        chunked_head_norm(chunks_of(m), (struct head_norm_args){qkv, 0, c->heads, c->head_dim, w->q_norm, c->eps});
-        chunked_head_norm(chunks_of(m), (struct head_norm_args){qkv, q, c->kv_heads, c->head_dim, w->k_norm, c->eps});
+        chunked_head_norm(chunks_of(m), layer_q_norm(l, qkv));
+        chunked_head_norm(chunks_of(m), layer_k_norm(l, qkv));
     }
-    chunked_rope(chunks_of(m),
-                 (struct rope_args){qkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, m->pos, false});
-    attn_forward(m, layer, k);
-    site_down(m, layer, PRODUCT_O, att, k);
+    chunked_rope(chunks_of(m), layer_rope(l, qkv, m->pos, false));
+    attn_forward(m, l, k);
+    site_down(m, l->index, PRODUCT_O, att, k);
     if (!y.p) return;
-    linear(m, layer, y, att, w->o, w->o_b);
-    site_up(m, layer, PRODUCT_O, y, k);
-    drop_branch(m, layer, ATTENTION, y);
+    linear(m, l, out, att, w->o, w->o_b);
+    site_up(m, l->index, PRODUCT_O, out, k);
+    after_branch(m, l, ATTENTION, out, y);
     add(m, y, x);
 }
 
-/* out = act(up), or act(gate) * up */
-static void activate(struct train_model *m, struct mat out, struct mat up)
+/* the feed-forward before its activation */
+static struct mat up_of(const struct train_model *m, const struct layer *l, const struct kept *k)
 {
-    if (m->c->gated) {
-        chunked_act_mul(chunks_of(m), (struct act_mul_args){out, up, m->c->act});
+    return mat_f32(k->up.p, m->b->n_tokens, l->b->gated ? 2 * m->c->inter : m->c->inter);
+}
+
+/* out = act(up), or act(gate) * up */
+static void activate(struct train_model *m, const struct block *b, struct mat out, struct mat up)
+{
+    if (b->gated) {
+        chunked_act_mul(chunks_of(m), (struct act_mul_args){out, up, b->act});
     } else {
         copy(m, out, up);
-        chunked_act(chunks_of(m), (struct act_args){out, m->c->act});
+        chunked_act(chunks_of(m), (struct act_args){out, b->act});
     }
 }
 
 /* y = feed_forward(h); y.p NULL: only what is kept, and its last input in the area */
-static void feed_forward(struct train_model *m, int layer, const struct kept *k, struct mat h, struct mat y)
+static void feed_forward(struct train_model *m, const struct layer *l, const struct kept *k, struct mat h, struct mat y)
 {
-    const struct layer_weights *w = &m->w->layer[layer];
-    struct mat up = here(m, k->up), ff = area_mat(m, 0, m->c->inter);
+    const struct layer_weights *w = l->w;
+    struct mat up = up_of(m, l, k), ff = area_mat(m, 0, m->c->inter), out = layer_post2(l).w ? here(m, k->down) : y;
 
-    linear(m, layer, up, h, w->up, w->up_b);
-    site_down(m, layer, PRODUCT_UP, h, k);
-    site_up(m, layer, PRODUCT_UP, up, k);
-    activate(m, ff, up);
-    site_down(m, layer, PRODUCT_DOWN, ff, k);
-    if (!y.p) return;
-    linear(m, layer, y, ff, w->down, w->down_b);
-    site_up(m, layer, PRODUCT_DOWN, y, k);
-    drop_branch(m, layer, FEED_FORWARD, y);
+    linear(m, l, up, h, w->up, w->up_b);
+    site_down(m, l->index, PRODUCT_UP, h, k);
+    site_up(m, l->index, PRODUCT_UP, up, k);
+    activate(m, l->b, ff, up);
+    site_down(m, l->index, PRODUCT_DOWN, ff, k);
+    if (!out.p) return;
+    linear(m, l, out, ff, w->down, w->down_b);
+    site_up(m, l->index, PRODUCT_DOWN, out, k);
+    if (y.p) after_branch(m, l, FEED_FORWARD, out, y);
 }
 
 /* y: the layer's output; y.p NULL: only what is kept is computed. */
 static void layer_forward(struct train_model *m, int layer, const struct kept *k, struct mat x, struct mat y)
 {
-    const struct layer_weights *w = &m->w->layer[layer];
-    struct mat h = here(m, m->h);
-    if (m->c->parallel) { /* y = x + attention(h) + feed_forward(h) */
+    struct layer l = layer_of(m, layer);
+    struct mat h = norm_if(m, x, layer_norm1(&l));
+    if (l.b->norms == NORMS_PARALLEL) { /* y = x + attention(h) + feed_forward(h) */
         struct mat ff = y.p ? here(m, m->dh) : y;
-        attention(m, layer, k, x, y);
-        feed_forward(m, layer, k, h, ff);
+        attention(m, &l, k, h, x, y);
+        feed_forward(m, &l, k, h, ff);
         if (y.p) add(m, y, ff);
     } else {
         struct mat x2 = here(m, k->x2);
-        attention(m, layer, k, x, x2);
-        norm(m, h, x2, w->norm2_w, w->norm2_b);
-        feed_forward(m, layer, k, h, y);
+        attention(m, &l, k, h, x, x2);
+        feed_forward(m, &l, k, norm_if(m, x2, layer_norm2(&l)), y);
         if (y.p) add(m, y, x2);
     }
 }
 
 /* ---- a layer backward -------------------------------------------------------------------------------------------- */
+
+static const struct layer_grads no_grads;
 
 /* What of a layer is reached on the way back. */
 struct reach {
@@ -333,11 +340,12 @@ struct reach {
     bool ff_input;         /* that by the feed-forward's input */
 };
 
-static struct reach reach_of(const struct train_model *m, int layer)
+static struct reach reach_of(const struct train_model *m, const struct layer *l)
 {
+    int layer = l->index;
     struct reach r = {.below = layer > m->lowest || m->grads};
     r.attention = r.below || site_of(m, layer, PRODUCT_QKV)->r || site_of(m, layer, PRODUCT_O)->r;
-    r.ff_input = m->c->parallel ? r.below : r.attention;
+    r.ff_input = l->b->norms == NORMS_PARALLEL ? r.below : r.attention;
     r.inner = r.ff_input || site_of(m, layer, PRODUCT_UP)->r;
     return r;
 }
@@ -348,123 +356,141 @@ static struct mat if_wanted(struct mat x, bool wanted)
     return x;
 }
 
-/* dx by the branch's output.  Leaves in dh the gradient by the feed-forward's input h, where that is reached. */
-static void feed_forward_back(struct train_model *m, int layer, const struct kept *k, struct mat h, struct mat dx,
-                              struct mat dh, const struct reach *r)
+/* The gradient by a branch's output, from dx by the residual stream; bare: that output, where a norm follows. */
+static struct mat branch_grad(struct train_model *m, const struct layer *l, enum branch b, struct mat bare,
+                              struct mat dx)
 {
-    const struct model_config *c = m->c;
-    const struct layer_weights *w = &m->w->layer[layer];
-    const struct layer_grads *g = m->grads ? &m->grads->layer[layer] : NULL;
-    struct mat ff = area_mat(m, 0, c->inter), dff = area_mat(m, c->inter, c->inter), up = here(m, k->up), dup = dff;
+    const struct layer_grads *g = m->grads ? &m->grads->layer[l->index] : &no_grads;
+    struct layer_norm post = b == ATTENTION ? layer_post1(l) : layer_post2(l);
+    if (m->residual_dropout <= 0 && l->b->residual_scale == 1 && !post.w) return dx;
+    struct mat to = here(m, m->branch);
+    copy(m, to, dx);
+    drop_branch(m, l->index, b, to);
+    if (l->b->residual_scale != 1) cut_scale(chunks_of(m), to, (double)l->b->residual_scale);
+    if (post.w)
+        chunked_norm_back(chunks_of(m), (struct norm_back_args){.dx = to,
+                                                                .x = bare,
+                                                                .dy = to,
+                                                                .w = post.w,
+                                                                .eps = m->c->eps,
+                                                                .kind = m->c->norm,
+                                                                .dw = b == ATTENTION ? g->post1_w : g->post2_w,
+                                                                .db = b == ATTENTION ? g->post1_b : g->post2_b});
+    return to;
+}
+
+/* dx by the branch's output.  Leaves in dh the gradient by the feed-forward's input h, where that is reached. */
+static void feed_forward_back(struct train_model *m, const struct layer *l, const struct kept *k, struct mat h,
+                              struct mat dx, struct mat dh, const struct reach *r)
+{
+    const struct layer_weights *w = l->w;
+    const struct layer_grads *g = m->grads ? &m->grads->layer[l->index] : NULL;
+    int inter = m->c->inter;
+    struct mat ff = area_mat(m, 0, inter), dff = area_mat(m, inter, inter), up = up_of(m, l, k), dup = dff;
 
     if (g) {
         weight_grad(m, g->down, dx, ff, 1);
         bias_grad(m, g->down_b, dx);
     }
-    if (r->inner) linear_back(m, layer, dff, dx, w->down, false);
-    site_back(m, layer, PRODUCT_DOWN, k, ff, dx, if_wanted(dff, r->inner));
+    if (r->inner) linear_back(m, l, dff, dx, w->down, false);
+    site_back(m, l->index, PRODUCT_DOWN, k, ff, dx, if_wanted(dff, r->inner));
     if (!r->inner) return;
-    if (c->gated) { /* the gradient takes the place of what was kept */
-        chunked_act_mul_back(chunks_of(m), (struct act_mul_back_args){up, up, dff, c->act});
+    if (l->b->gated) { /* the gradient takes the place of what was kept */
+        chunked_act_mul_back(chunks_of(m), (struct act_mul_back_args){up, up, dff, l->b->act});
         dup = up;
     } else {
-        chunked_act_back(chunks_of(m), (struct act_back_args){dff, up, dff, c->act});
+        chunked_act_back(chunks_of(m), (struct act_back_args){dff, up, dff, l->b->act});
     }
     if (g) {
         weight_grad(m, g->up, dup, h, 1);
         bias_grad(m, g->up_b, dup);
     }
-    if (r->ff_input) linear_back(m, layer, dh, dup, w->up, false);
-    site_back(m, layer, PRODUCT_UP, k, h, dup, if_wanted(dh, r->ff_input));
+    if (r->ff_input) linear_back(m, l, dh, dup, w->up, false);
+    site_back(m, l->index, PRODUCT_UP, k, h, dup, if_wanted(dh, r->ff_input));
 }
 
-static void rotate_back(struct train_model *m, int layer, const struct kept *k, struct mat dqkv)
+static void rotate_back(struct train_model *m, const struct layer *l, const struct kept *k, struct mat dqkv)
 {
-    const struct model_config *c = m->c;
-    const struct layer_weights *w = &m->w->layer[layer];
-    const struct layer_grads *g = m->grads ? &m->grads->layer[layer] : NULL;
-    int q = c->heads * c->head_dim;
-    chunked_rope(chunks_of(m),
-                 (struct rope_args){dqkv, c->heads, c->kv_heads, c->head_dim, c->rot, m->cos, m->sin, m->pos, true});
-    if (!c->qk_norm) return;
+    const struct layer_grads *g = m->grads ? &m->grads->layer[l->index] : &no_grads;
+    chunked_rope(chunks_of(m), layer_rope(l, dqkv, m->pos, true));
+    if (!l->b->qk_norm) return;
     struct mat bare = here(m, k->bare), dbare = mat_cols(dqkv, 0, bare.cols);
-    chunked_head_norm_back(chunks_of(m), (struct head_norm_back_args){dbare, bare, 0, c->heads, c->head_dim, w->q_norm,
-                                                                      c->eps, g ? g->q_norm : NULL});
-    chunked_head_norm_back(chunks_of(m), (struct head_norm_back_args){dbare, bare, q, c->kv_heads, c->head_dim,
-                                                                      w->k_norm, c->eps, g ? g->k_norm : NULL});
+    struct head_norm_args q = layer_q_norm(l, bare), kn = layer_k_norm(l, bare);
+    chunked_head_norm_back(chunks_of(m),
+                           (struct head_norm_back_args){dbare, q.x, q.col, q.heads, q.head_dim, q.w, q.eps, g->q_norm});
+    chunked_head_norm_back(chunks_of(m), (struct head_norm_back_args){dbare, kn.x, kn.col, kn.heads, kn.head_dim, kn.w,
+                                                                      kn.eps, g->k_norm});
 }
 
-static void attn_backward(struct train_model *m, int layer, const struct kept *k, struct mat dqkv, struct mat datt)
+static void attn_backward(struct train_model *m, const struct layer *l, const struct kept *k, struct mat dqkv,
+                          struct mat datt)
 {
-    struct attn_seq_args all = attn_args(m, layer, k);
-    for (struct chunk_seqs s = {0}; chunked_attention(chunks_of(m), WORK_ATTN_BACK, &all, m->b->q_start, m->some, &s);)
-        op_attn_back(m->d, (struct attn_back_args){.dqkv = mat_rows(dqkv, s.row, s.rows),
-                                                   .dout = mat_rows(datt, s.row, s.rows),
-                                                   .out = mat_rows(all.out, s.row, s.rows),
-                                                   .lse = mat_rows(all.lse, s.row, s.rows),
-                                                   .qkv = mat_rows(all.qkv, s.row, s.rows),
-                                                   .heads = all.heads,
-                                                   .kv_heads = all.kv_heads,
-                                                   .head_dim = all.head_dim,
-                                                   .window = all.window,
-                                                   .scale = all.scale,
-                                                   .n_seqs = s.n,
-                                                   .q_start = s.q_start,
-                                                   .head0 = s.head0,
-                                                   .n_heads = s.n_heads});
+    struct attn_seq_args all = attn_args(m, l, k);
+    for (struct chunk_seqs s = {0};
+         chunked_attention(chunks_of(m), WORK_ATTN_BACK, &all, m->b->q_start, m->some, &s);) {
+        struct attn_back_args a = layer_attn_back(l);
+        a.dqkv = mat_rows(dqkv, s.row, s.rows);
+        a.dout = mat_rows(datt, s.row, s.rows);
+        a.out = mat_rows(all.out, s.row, s.rows);
+        a.lse = mat_rows(all.lse, s.row, s.rows);
+        a.qkv = mat_rows(all.qkv, s.row, s.rows);
+        a.n_seqs = s.n, a.q_start = s.q_start;
+        a.head0 = s.head0, a.n_heads = s.n_heads;
+        op_attn_back(m->d, a);
+    }
 }
 
 /* dx by the branch's output; h: norm(x).  dh (+)= the gradient by h. */
-static void attention_back(struct train_model *m, int layer, const struct kept *k, struct mat h, struct mat dx,
-                           struct mat dh, const struct reach *r)
+static void attention_back(struct train_model *m, const struct layer *l, const struct kept *k, struct mat h,
+                           struct mat dx, struct mat dh, const struct reach *r)
 {
-    const struct model_config *c = m->c;
-    const struct layer_weights *w = &m->w->layer[layer];
-    const struct layer_grads *g = m->grads ? &m->grads->layer[layer] : NULL;
+    const struct layer_weights *w = l->w;
+    const struct layer_grads *g = m->grads ? &m->grads->layer[l->index] : NULL;
     struct mat qkv = here(m, k->qkv), att = here(m, k->att);
     struct mat dqkv = area_mat(m, 0, qkv.cols), datt = area_mat(m, qkv.cols, att.cols);
-    bool further = r->below || site_of(m, layer, PRODUCT_QKV)->r;
+    bool further = r->below || site_of(m, l->index, PRODUCT_QKV)->r;
 
     if (g) {
         weight_grad(m, g->o, dx, att, 1);
         bias_grad(m, g->o_b, dx);
     }
-    if (further) linear_back(m, layer, datt, dx, w->o, false);
-    site_back(m, layer, PRODUCT_O, k, att, dx, if_wanted(datt, further));
+    if (further) linear_back(m, l, datt, dx, w->o, false);
+    site_back(m, l->index, PRODUCT_O, k, att, dx, if_wanted(datt, further));
     if (!further) return;
-    attn_backward(m, layer, k, dqkv, datt);
-    rotate_back(m, layer, k, dqkv);
+    attn_backward(m, l, k, dqkv, datt);
+    rotate_back(m, l, k, dqkv);
     if (g) {
         weight_grad(m, g->qkv, dqkv, h, 1);
         bias_grad(m, g->qkv_b, dqkv);
     }
-    if (r->below) linear_back(m, layer, dh, dqkv, w->qkv, c->parallel);
-    site_back(m, layer, PRODUCT_QKV, k, h, dqkv, if_wanted(dh, r->below));
+    if (r->below) linear_back(m, l, dh, dqkv, w->qkv, l->b->norms == NORMS_PARALLEL);
+    site_back(m, l->index, PRODUCT_QKV, k, h, dqkv, if_wanted(dh, r->below));
 }
 
 /* dx: on entry the gradient by the layer's output, on return, where that is reached, by its input x.
- * fresh: the area still has the feed-forward's activation. */
+ * fresh: the area still has the feed-forward's activation, and h its input. */
 static void layer_back(struct train_model *m, int layer, const struct kept *k, struct mat x, struct mat dx, bool fresh)
 {
-    const struct model_config *c = m->c;
-    const struct layer_weights *w = &m->w->layer[layer];
-    static const struct layer_grads none;
-    const struct layer_grads *g = m->grads ? &m->grads->layer[layer] : &none;
-    struct reach r = reach_of(m, layer);
-    struct mat h = here(m, m->h), dh = here(m, m->dh), x2 = here(m, k->x2);
-    bool ff_site = m->grads || site_of(m, layer, PRODUCT_UP)->r;
+    struct layer l = layer_of(m, layer);
+    struct layer_norm norm1 = layer_norm1(&l), norm2 = layer_norm2(&l);
+    const struct layer_grads *g = m->grads ? &m->grads->layer[layer] : &no_grads;
+    struct reach r = reach_of(m, &l);
+    bool parallel = l.b->norms == NORMS_PARALLEL, ff_site = m->grads || site_of(m, layer, PRODUCT_UP)->r;
+    struct mat dh = here(m, m->dh), x2 = here(m, k->x2), in = parallel ? x : x2;
+    struct layer_norm before = parallel ? norm1 : norm2;
+    struct mat h = before.w ? here(m, m->h) : in;
 
     if (!fresh && (m->grads || site_of(m, layer, PRODUCT_DOWN)->r))
-        activate(m, area_mat(m, 0, c->inter), here(m, k->up));
-    if (!fresh && ff_site)
-        norm(m, h, c->parallel ? x : x2, c->parallel ? w->norm1_w : w->norm2_w, c->parallel ? w->norm1_b : w->norm2_b);
-    feed_forward_back(m, layer, k, h, branch_grad(m, layer, FEED_FORWARD, dx), dh, &r);
+        activate(m, l.b, area_mat(m, 0, m->c->inter), up_of(m, &l, k));
+    if (!fresh && ff_site) norm_if(m, in, before);
+    feed_forward_back(m, &l, k, h, branch_grad(m, &l, FEED_FORWARD, here(m, k->down), dx), dh, &r);
     if (!r.attention) return;
-    if (!c->parallel) norm_back(m, dx, x2, dh, w->norm2_w, g->norm2_w, g->norm2_b);
-    if (!(c->parallel && (fresh || ff_site)) && (m->grads || site_of(m, layer, PRODUCT_QKV)->r))
-        norm(m, h, x, w->norm1_w, w->norm1_b);
-    attention_back(m, layer, k, h, branch_grad(m, layer, ATTENTION, dx), dh, &r);
-    if (r.below) norm_back(m, dx, x, dh, w->norm1_w, g->norm1_w, g->norm1_b);
+    if (!parallel) norm_if_back(m, dx, x2, dh, norm2, g->norm2_w, g->norm2_b);
+    bool has_h = parallel && (fresh || ff_site);
+    h = norm1.w ? here(m, m->h) : x;
+    if (!has_h && (m->grads || site_of(m, layer, PRODUCT_QKV)->r)) norm_if(m, x, norm1);
+    attention_back(m, &l, k, h, branch_grad(m, &l, ATTENTION, here(m, k->o), dx), dh, &r);
+    if (r.below) norm_if_back(m, dx, x, dh, norm1, g->norm1_w, g->norm1_b);
 }
 
 /* ---- the loss ---------------------------------------------------------------------------------------------------- */
@@ -478,8 +504,8 @@ static void head(struct train_model *m, int from, int n, bool back, struct mat d
     struct mat x = first(m->hx, n), h = first(m->hh, n), dh = first(m->hd, n), logits = first(m->logits, n);
 
     chunked_rows(chunks_of(m), (struct rows_args){x, layer_input(m, m->c->layers), m->row + from});
-    norm(m, h, x, w->norm_w, w->norm_b);
-    linear(m, -1, logits, h, w->head, w->head_b);
+    norm(m, h, x, (struct layer_norm){w->norm_w, w->norm_b});
+    linear(m, NULL, logits, h, w->head, w->head_b);
     chunked_cross_entropy(chunks_of(m),
                           (struct cross_entropy_args){logits, m->target + from, back ? m->scale + from : NULL,
                                                       m->loss + from, m->hit + from, back});
@@ -488,7 +514,7 @@ static void head(struct train_model *m, int from, int n, bool back, struct mat d
         weight_grad(m, g->head, logits, h, 1);
         bias_grad(m, g->head_b, logits);
     }
-    linear_back(m, -1, dh, logits, w->head, false);
+    linear_back(m, NULL, dh, logits, w->head, false);
     chunked_norm_back(chunks_of(m), (struct norm_back_args){dh, x, dh, w->norm_w, m->c->eps, m->c->norm, false,
                                                             g ? g->norm_w : NULL, g ? g->norm_b : NULL});
     /* scatters: row[t] are distinct */
@@ -589,17 +615,40 @@ static struct mat take_mat(struct take *t, int rows, int cols)
     return mat_f32(take(t, (size_t)rows * (size_t)cols, sizeof(float)), rows, cols);
 }
 
+/* What blocks of some kind need, all in one. */
+struct needs {
+    bool bare, x2, post, gated, branch;
+};
+
+static struct needs needs_of(const struct train_model *m, int first, int n)
+{
+    struct needs all = {.branch = m->residual_dropout > 0};
+    for (int l = first; l < first + n; l++) {
+        const struct block *b = model_block(m->c, l);
+        all.bare |= b->qk_norm;
+        all.x2 |= b->norms != NORMS_PARALLEL;
+        all.post |= block_norm_after(b);
+        all.gated |= b->gated;
+        all.branch |= block_norm_after(b) || b->residual_scale != 1;
+    }
+    return all;
+}
+
+/* layer: with recompute, one for all */
 static void take_kept(struct take *t, int layer, struct kept *k)
 {
     const struct train_model *m = t->m;
     const struct model_config *c = m->c;
+    struct needs needs = needs_of(m, m->recompute ? 0 : layer, m->recompute ? c->layers : 1);
     int T = m->max_tokens, q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
     k->qkv = take_mat(t, T, q + 2 * kv);
-    if (c->qk_norm) k->bare = take_mat(t, T, q + kv);
+    if (needs.bare) k->bare = take_mat(t, T, q + kv);
     k->att = take_mat(t, T, q);
     k->lse = take_mat(t, T, c->heads);
-    if (!c->parallel) k->x2 = take_mat(t, T, c->hidden);
-    k->up = take_mat(t, T, c->gated ? 2 * c->inter : c->inter);
+    if (needs.x2) k->x2 = take_mat(t, T, c->hidden);
+    if (needs.post) k->o = take_mat(t, T, c->hidden);
+    if (needs.post) k->down = take_mat(t, T, c->hidden);
+    k->up = take_mat(t, T, needs.gated ? 2 * c->inter : c->inter);
     for (int p = 0; p < PRODUCTS; p++) {
         int r = site_of(m, layer, (enum product)p)->r;
         for (int l = 0; m->recompute && l < c->layers; l++) /* one for all layers */
@@ -623,7 +672,7 @@ static void take_sites(struct take *t)
         }
     if (r) m->du = take_mat(t, m->max_tokens, r);
     if (k && m->dropout > 0) m->dropped = take_mat(t, m->max_tokens, k);
-    if (!k && m->residual_dropout > 0) m->dropped = take_mat(t, m->max_tokens, m->c->hidden);
+    if (needs_of(m, 0, m->c->layers).branch) m->branch = take_mat(t, m->max_tokens, m->c->hidden);
 }
 
 static void take_all(struct take *t)
@@ -673,14 +722,13 @@ int train_model_open(struct train_model *m, int positions, struct err *e)
     m->host_hit = mem_array(T, sizeof *m->host_hit);
     for (size_t i = 0; i < T; i++) m->host_hit[i] = (int32_t)i;
     m->d->ops->upload(m->d, m->iota, m->host_hit, T * sizeof *m->iota);
-    return model_rope_tables(m->c, m->d, positions, &m->cos, &m->sin, e);
+    return rope_tables_open(m->c->rope, m->c->n_ropes, m->d, positions, m->rope, e);
 }
 
 void train_model_close(struct train_model *m)
 {
     for (size_t i = 0; i < m->n_owned; i++) m->d->ops->free(m->d, m->owned[i]);
-    if (m->cos) m->d->ops->free(m->d, m->cos);
-    if (m->sin) m->d->ops->free(m->d, m->sin);
+    rope_tables_close(m->d, m->rope);
     free(m->owned);
     free(m->kept);
     free(m->host_loss);

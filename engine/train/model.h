@@ -14,6 +14,7 @@
 #include "engine/base/err.h"
 #include "engine/model/adapter.h"
 #include "engine/model/config.h"
+#include "engine/model/rope.h"
 #include "engine/model/weights.h"
 #include "engine/train/scheduler_gate.h"
 #include "kernels/ops.h"
@@ -41,7 +42,8 @@ struct site {
 /* Gradients of all weights, in the shapes of struct weights; matrices (outputs, inputs) f32; NULL where the model has
  * none.  embed and head are the same when tied. */
 struct layer_grads {
-    float *norm1_w, *norm1_b, *norm2_w, *norm2_b, *qkv, *qkv_b, *o, *o_b, *q_norm, *k_norm, *up, *up_b, *down, *down_b;
+    float *norm1_w, *norm1_b, *norm2_w, *norm2_b, *post1_w, *post1_b, *post2_w, *post2_b;
+    float *qkv, *qkv_b, *o, *o_b, *q_norm, *k_norm, *up, *up_b, *down, *down_b;
 };
 struct model_grads {
     struct layer_grads *layer;
@@ -67,7 +69,8 @@ struct kept {
     struct mat qkv;          /* (H + 2G) D, after rope */
     struct mat bare;         /* (H + G) D: q and k before their norms, where they have some */
     struct mat att, lse;     /* H D; H */
-    struct mat x2;           /* C, after attention; not in parallel models */
+    struct mat x2;           /* C, after attention; not in parallel layers */
+    struct mat o, down;      /* C, what attention and feed-forward gave, where a norm follows */
     struct mat up;           /* 2F gated, else F, before the activation */
     struct mat xa[PRODUCTS]; /* r of the site */
 };
@@ -87,15 +90,16 @@ struct train_model {
     int max_tokens;
 
     /* set by open */
-    float *cos, *sin; /* (max_len, rot / 2) */
-    int lowest;       /* layer that is trained */
-    int head_rows;    /* logits are made for so many tokens at once */
-    float *x;         /* (L + 1, T, C): inputs of the layers, and the last one's output */
+    struct rope_table rope[ROPES_MAX];
+    int lowest;    /* layer that is trained */
+    int head_rows; /* logits are made for so many tokens at once */
+    float *x;      /* (L + 1, T, C): inputs of the layers, and the last one's output */
     struct kept *kept;
     int n_kept;
     struct mat h, dx, dh;          /* (T, C) normed input; gradients */
     float *area;                   /* (T, 2F or 2 (H + G) D): ff and dff, or dqkv and datt */
-    struct mat dropped;            /* (T, widest input of a site), or (T, C) */
+    struct mat dropped;            /* (T, widest input of a site) */
+    struct mat branch;             /* (T, C) gradient by a branch, where it is not that by what was added */
     struct mat du;                 /* (T, most r of a site) */
     struct mat hx, hh, hd, logits; /* of head_rows tokens: (., C) final input, normed, gradient; (., V) */
     float *loss, *scale;           /* (T) of each target, and of its gradient */

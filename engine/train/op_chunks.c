@@ -362,6 +362,15 @@ void chunked_dropout(struct op_chunks c, struct dropout_args a)
     }
 }
 
+void cut_scale(struct op_chunks c, struct mat m, double by)
+{
+    for (int r = 0, n; r < m.rows; r += n) {
+        n = move(c, m.rows - r, 2.0 * m.cols);
+        float *p = mat_rows(m, r, n).p;
+        op_axpby(c.d, (struct axpby_args){p, p, (size_t)n * (size_t)m.cols, by, 0});
+    }
+}
+
 void chunked_zero(struct op_chunks c, struct mat m)
 {
     for (int r = 0, n; r < m.rows; r += n) {

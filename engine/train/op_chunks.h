@@ -45,7 +45,8 @@ void chunked_act_mul(struct op_chunks, struct act_mul_args);
 void chunked_act_back(struct op_chunks, struct act_back_args);
 void chunked_act_mul_back(struct op_chunks, struct act_mul_back_args);
 void chunked_dropout(struct op_chunks, struct dropout_args);
-void chunked_zero(struct op_chunks, struct mat); /* m = 0; rows one after the other */
+void cut_scale(struct op_chunks, struct mat, double by); /* m *= by; rows one after the other */
+void chunked_zero(struct op_chunks, struct mat);         /* m = 0; rows one after the other */
 
 /* n floats to the host, from it, between serving's steps: nothing else changes them meanwhile. */
 void chunked_download(struct op_chunks, float *host, const float *device, size_t n);

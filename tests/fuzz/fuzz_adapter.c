@@ -23,8 +23,9 @@ static void check(const struct adapter *a)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+    static const struct model_family llama = {.kind = FAMILY_LLAMA}, gpt2 = {.kind = FAMILY_GPT2};
     static const struct model_config models[] = {
-        {.family = FAMILY_LLAMA,
+        {.family = &llama,
          .layers = 2,
          .hidden = 8,
          .heads = 2,
@@ -32,7 +33,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
          .head_dim = 6,
          .inter = 10,
          .gated = true},
-        {.family = FAMILY_GPT2, .layers = 2, .hidden = 8, .heads = 2, .kv_heads = 2, .head_dim = 4, .inter = 32},
+        {.family = &gpt2, .layers = 2, .hidden = 8, .heads = 2, .kv_heads = 2, .head_dim = 4, .inter = 32},
     };
     const uint8_t *end = memchr(data, 0, size);
     struct err e = {0};

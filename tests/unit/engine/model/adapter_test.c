@@ -22,7 +22,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const struct model_config llama = {.family = FAMILY_LLAMA,
+static const struct model_config llama = {.family = &(const struct model_family){.kind = FAMILY_LLAMA},
                                           .layers = 2,
                                           .hidden = 8,
                                           .heads = 2,
@@ -30,10 +30,20 @@ static const struct model_config llama = {.family = FAMILY_LLAMA,
                                           .head_dim = 6,
                                           .inter = 10,
                                           .gated = true};
-static const struct model_config gpt2 = {
-    .family = FAMILY_GPT2, .layers = 3, .hidden = 8, .heads = 2, .kv_heads = 2, .head_dim = 4, .inter = 32};
-static const struct model_config phi = {
-    .family = FAMILY_PHI, .layers = 1, .hidden = 8, .heads = 2, .kv_heads = 2, .head_dim = 4, .inter = 20};
+static const struct model_config gpt2 = {.family = &(const struct model_family){.kind = FAMILY_GPT2},
+                                         .layers = 3,
+                                         .hidden = 8,
+                                         .heads = 2,
+                                         .kv_heads = 2,
+                                         .head_dim = 4,
+                                         .inter = 32};
+static const struct model_config phi = {.family = &(const struct model_family){.kind = FAMILY_PHI},
+                                        .layers = 1,
+                                        .hidden = 8,
+                                        .heads = 2,
+                                        .kv_heads = 2,
+                                        .head_dim = 4,
+                                        .inter = 20};
 
 static const struct lora_module *module(const struct adapter *a, const char *path)
 {

@@ -33,17 +33,28 @@ static void bad(const char *config, const char *says)
         fail_msg("%s: expected \"%s\", got \"%s\"", config, says, e.msg);
 }
 
+/* the window of each layer, as text: "0 16 16" */
+static const char *windows(struct model_config c)
+{
+    static char text[256];
+    size_t n = 0;
+    text[0] = 0;
+    for (int l = 0; l < c.layers && n < sizeof text - 16; l++)
+        n += (size_t)snprintf(text + n, sizeof text - n, "%s%d", l ? " " : "", model_block(&c, l)->window);
+    return text;
+}
+
 static void test_llama(void **state)
 {
     struct model_config c = good("{" LLAMA ",\"num_key_value_heads\":2,\"rope_theta\":500000.0,\"rms_norm_eps\":1e-5,"
                                  "\"eos_token_id\":[7,8],\"bos_token_id\":1}",
                                  NULL);
-    assert_int_equal(c.family, FAMILY_LLAMA);
+    assert_string_equal(c.family->model_type, "llama");
     assert_int_equal(c.head_dim, 16);
-    assert_int_equal(c.rot, 16);
+    assert_int_equal(c.rope[0].rot, 16);
     assert_int_equal(c.kv_heads, 2);
-    assert_true(c.gated && !c.qkv_bias && !c.tied && c.norm == NORM_RMS);
-    assert_true(c.rope_theta == 500000 && c.eps == 1e-5f);
+    assert_true(c.block[0].gated && !c.qkv_bias && !c.tied && c.norm == NORM_RMS);
+    assert_true(c.rope[0].theta == 500000 && c.eps == 1e-5f);
     assert_int_equal(c.n_eos, 2);
     assert_int_equal(c.eos[1], 8);
     assert_true(isnan(c.temperature) && c.top_k == -1 && c.do_sample == -1);
@@ -59,10 +70,11 @@ static void test_both_spellings_of_rope(void **state)
         good("{" LLAMA ",\"rope_parameters\":{\"rope_theta\":5e5,\"rope_type\":\"llama3\",\"factor\":8.0,"
              "\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,\"original_max_position_embeddings\":8192}}",
              NULL);
-    assert_int_equal(a.rope, ROPE_LLAMA3);
+    assert_int_equal(a.rope[0].scaling, ROPE_LLAMA3);
     assert_memory_equal(&a, &b, sizeof a);
-    assert_int_equal(good("{" LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", NULL).rope, ROPE_LINEAR);
-    assert_int_equal(good("{" LLAMA ",\"rope_scaling\":null}", NULL).rope, ROPE_PLAIN);
+    assert_int_equal(good("{" LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", NULL).rope[0].scaling,
+                     ROPE_LINEAR);
+    assert_int_equal(good("{" LLAMA ",\"rope_scaling\":null}", NULL).rope[0].scaling, ROPE_PLAIN);
     bad("{" LLAMA ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2}}", "rope type \"yarn\"");
     bad("{" LLAMA ",\"rope_scaling\":{\"type\":\"llama3\",\"factor\":2}}", "low_freq_factor");
     bad("{" LLAMA ",\"rope_scaling\":3}", "rope_scaling");
@@ -72,29 +84,32 @@ static void test_families(void **state)
 {
     struct model_config c =
         good("{\"model_type\":\"gpt2\",\"vocab_size\":50257,\"n_embd\":768,\"n_layer\":6,\"n_head\":12}", NULL);
-    assert_true(c.learned_pos && c.tied && c.qkv_bias && !c.gated && c.rot == 0 && c.norm == NORM_LAYER);
+    assert_true(c.learned_pos && c.tied && c.qkv_bias && !c.block[0].gated && c.rope[0].rot == 0 &&
+                c.norm == NORM_LAYER);
     assert_int_equal(c.inter, 3072);
     assert_int_equal(c.max_len, 1024);
     c = good("{\"model_type\":\"phi\",\"vocab_size\":100,\"hidden_size\":80,\"num_hidden_layers\":2,\"num_attention_"
              "heads\":2,"
              "\"intermediate_size\":96,\"partial_rotary_factor\":0.4}",
              NULL);
-    assert_true(c.parallel && c.head_bias && c.rot == 16 && c.act == ACT_GELU_TANH);
+    assert_true(c.head_bias && c.rope[0].rot == 16);
+    assert_true(c.block[0].norms == NORMS_PARALLEL && c.block[0].act == ACT_GELU_TANH);
     c = good("{\"model_type\":\"qwen3\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_"
              "heads\":4,"
              "\"intermediate_size\":96,\"num_key_value_heads\":4,\"head_dim\":20}",
              NULL);
-    assert_true(c.qk_norm && !c.qkv_bias && c.head_dim == 20);
+    assert_true(c.block[0].qk_norm && !c.qkv_bias && c.head_dim == 20);
     c = good("{\"model_type\":\"mistral\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_"
              "attention_heads\":4,"
              "\"intermediate_size\":96,\"num_key_value_heads\":4,\"sliding_window\":16}",
              NULL);
-    assert_true(c.window == 16 && c.window_from == 0);
+    assert_string_equal(windows(c), "16 16");
     c = good("{\"model_type\":\"qwen2\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_"
              "heads\":4,"
              "\"intermediate_size\":96,\"num_key_value_heads\":4,\"sliding_window\":16,\"use_sliding_window\":false}",
              NULL);
-    assert_true(c.window == 0 && c.qkv_bias);
+    assert_string_equal(windows(c), "0 0");
+    assert_true(c.qkv_bias);
 }
 
 static void test_generation_config(void **state)
@@ -127,37 +142,44 @@ static void test_as_transformers(void **state)
 {
     (void)state;
     struct model_config c = good("{" MISTRAL "}", NULL);
-    assert_true(c.window == 4096 && c.window_from == 0 && c.kv_heads == 8 && c.max_len == 131072);
-    assert_int_equal(good("{" MISTRAL ",\"sliding_window\":null}", NULL).window, 0);
-    assert_int_equal(good("{" MISTRAL ",\"sliding_window\":16,\"use_sliding_window\":false}", NULL).window, 16);
+    assert_string_equal(windows(c), "4096 4096 4096");
+    assert_true(c.kv_heads == 8 && c.max_len == 131072);
+    assert_string_equal(windows(good("{" MISTRAL ",\"sliding_window\":null}", NULL)), "0 0 0");
+    assert_string_equal(windows(good("{" MISTRAL ",\"sliding_window\":16,\"use_sliding_window\":false}", NULL)),
+                        "16 16 16");
     assert_int_equal(good("{" MISTRAL ",\"num_attention_heads\":8,\"num_key_value_heads\":null}", NULL).kv_heads, 8);
     c = good("{" QWEN3 "}", NULL);
-    assert_true(c.kv_heads == 32 && c.max_len == 32768 && c.window == 0);
-    c = good("{" QWEN3 ",\"use_sliding_window\":true}", NULL);
-    assert_true(c.window == 4096 && c.window_from == 28);
+    assert_true(c.kv_heads == 32 && c.max_len == 32768);
+    assert_string_equal(windows(c), "0 0 0");
+    assert_string_equal(windows(good("{" QWEN3 ",\"use_sliding_window\":true}", NULL)), "0 0 0");
+    c = good("{\"num_hidden_layers\":30," QWEN3 ",\"use_sliding_window\":true}", NULL);
+    assert_true(model_block(&c, 27)->window == 0 && model_block(&c, 28)->window == 4096);
     c = good(
         "{" QWEN3 SLIDES
         ",\"layer_types\":[\"full_attention\",\"sliding_attention\",\"sliding_attention\"],\"max_window_layers\":2}",
         NULL);
-    assert_true(c.window == 16 && c.window_from == 1); /* layer_types is what counts */
+    assert_string_equal(windows(c), "0 16 16"); /* layer_types is what counts */
+    c = good("{" QWEN3 SLIDES ",\"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\"]}",
+             NULL);
+    assert_string_equal(windows(c), "16 0 16");
     c = good("{" QWEN3 SLIDES ",\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\"]}", NULL);
-    assert_int_equal(c.window, 0);
+    assert_string_equal(windows(c), "0 0 0");
     c = good("{" LLAMA ",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2},"
              "\"rope_parameters\":{\"rope_type\":\"default\"}}",
              NULL);
-    assert_int_equal(c.rope, ROPE_LINEAR);
-    assert_int_equal(good("{" LLAMA ",\"rope_scaling\":{},\"rope_parameters\":{\"rope_theta\":7}}", NULL).rope_theta,
+    assert_int_equal(c.rope[0].scaling, ROPE_LINEAR);
+    assert_int_equal(good("{" LLAMA ",\"rope_scaling\":{},\"rope_parameters\":{\"rope_theta\":7}}", NULL).rope[0].theta,
                      7);
 #define LLAMA3 "\"rope_type\":\"llama3\",\"factor\":2,\"low_freq_factor\":1,\"high_freq_factor\":4"
     c = good("{" LLAMA ",\"max_position_embeddings\":512,\"rope_scaling\":{" LLAMA3 "}}", NULL);
-    assert_int_equal(c.rope_old_len, 512);
+    assert_int_equal(c.rope[0].old_len, 512);
     c = good("{" LLAMA ",\"original_max_position_embeddings\":64,"
              "\"rope_scaling\":{" LLAMA3 ",\"original_max_position_embeddings\":128}}",
              NULL);
-    assert_int_equal(c.rope_old_len, 64);
+    assert_int_equal(c.rope[0].old_len, 64);
     c = good("{" PHI ",\"tie_word_embeddings\":true}", NULL);
-    assert_true(c.tied && c.head_bias && c.rot == 20);
-    assert_int_equal(good("{" LLAMA ",\"partial_rotary_factor\":1.0}", NULL).rot, 16);
+    assert_true(c.tied && c.head_bias && c.rope[0].rot == 20);
+    assert_int_equal(good("{" LLAMA ",\"partial_rotary_factor\":1.0}", NULL).rope[0].rot, 16);
 }
 
 /* Fields that would change the result, which no family here computes: refused by name, never ignored. */
@@ -178,8 +200,8 @@ static void test_refuses_what_it_does_not_compute(void **state)
         {"{" LLAMA ",\"rope_parameters\":{\"rope_type\":\"longrope\"}}", "rope type \"longrope\""},
         {"{" LLAMA ",\"layer_types\":[\"full_attention\",\"sliding_attention\"]}", "layer_types"},
         {"{" QWEN3 SLIDES ",\"layer_types\":[\"full_attention\"]}", "a list of num_hidden_layers (3)"},
-        {"{" QWEN3 SLIDES ",\"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\"]}",
-         "full_attention above sliding_attention"},
+        {"{" MISTRAL SLIDES ",\"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\"]}",
+         "does not go with sliding_window in a mistral model"},
         {"{" QWEN3 ",\"layer_types\":[\"full_attention\",\"sliding_attention\",\"sliding_attention\"]}",
          "does not go with sliding_window"},
         {"{" QWEN3 SLIDES ",\"layer_types\":[\"full_attention\",\"linear_attention\",\"full_attention\"]}",

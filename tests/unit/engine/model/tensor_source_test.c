@@ -59,8 +59,13 @@ static const struct tensor_source_ops ops = {
 static void test_an_adapter_of_arrays(void **state)
 {
     (void)state;
-    const struct model_config c = {
-        .family = FAMILY_LLAMA, .layers = 1, .hidden = 2, .heads = 1, .kv_heads = 1, .head_dim = 2, .inter = 4};
+    const struct model_config c = {.family = model_family_find("llama"),
+                                   .layers = 1,
+                                   .hidden = 2,
+                                   .heads = 1,
+                                   .kv_heads = 1,
+                                   .head_dim = 2,
+                                   .inter = 4};
     const float a[2] = {1, 2};
     const uint16_t b[2] = {f32_to_bf16(3), f32_to_bf16(-4)};
     const struct tensor v[] = {

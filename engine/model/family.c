@@ -1,0 +1,112 @@
+#include "engine/model/family.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define LLAMA_FIELDS                                                                                                   \
+    .hidden = "hidden_size", .layers = "num_hidden_layers", .heads = "num_attention_heads",                            \
+    .kv_heads = "num_key_value_heads", .head_dim = "head_dim", .inter = "intermediate_size",                           \
+    .max_len = "max_position_embeddings"
+#define RMS_FIELDS                                                                                                     \
+    {                                                                                                                  \
+        LLAMA_FIELDS, .eps = "rms_norm_eps", .act = "hidden_act"                                                       \
+    }
+#define WHOLE_HEADS                                                                                                    \
+    {                                                                                                                  \
+        .any = true, .partial = 1, .theta = 10000                                                                      \
+    }
+#define QWEN_WINDOW                                                                                                    \
+    {                                                                                                                  \
+        .rule = WINDOW_FROM, .positions = 4096, .enabled = "use_sliding_window", .field = "max_window_layers",         \
+        .number = 28, .by_type = true                                                                                  \
+    }
+
+/* Defaults and what is ignored: transformers 5.23, configuration_*.py and modeling_*.py of each family. */
+static const struct model_family families[] = {
+    {
+        .model_type = "llama",
+        .kind = FAMILY_LLAMA,
+        .field = RMS_FIELDS,
+        .otherwise = {.max_len = 2048, .eps = 1e-6, .act = "silu"},
+        .toggle = {{"attention_bias", SWITCH_ATTENTION_BIAS}, {"mlp_bias", SWITCH_MLP_BIAS}},
+        .rope = WHOLE_HEADS,
+        .layer = {.norm = NORM_RMS, .gated = true},
+    },
+    {
+        .model_type = "mistral",
+        .kind = FAMILY_LLAMA,
+        .field = RMS_FIELDS,
+        .otherwise = {.kv_heads = 8, .max_len = 131072, .eps = 1e-6, .act = "silu"},
+        .toggle = {{"attention_bias", SWITCH_OFF} /* transformers ignores it */, {"mlp_bias", SWITCH_OFF}},
+        .window = {.rule = WINDOW_ALL, .positions = 4096},
+        .rope = WHOLE_HEADS,
+        .layer = {.norm = NORM_RMS, .gated = true},
+    },
+    {
+        .model_type = "qwen2",
+        .kind = FAMILY_QWEN2,
+        .field = RMS_FIELDS,
+        .otherwise = {.kv_heads = 32, .max_len = 32768, .eps = 1e-6, .act = "silu"},
+        .toggle = {{"mlp_bias", SWITCH_OFF}},
+        .window = QWEN_WINDOW,
+        .rope = WHOLE_HEADS,
+        .layer = {.norm = NORM_RMS, .qkv_bias = true, .gated = true},
+    },
+    {
+        .model_type = "qwen3",
+        .kind = FAMILY_QWEN3,
+        .field = RMS_FIELDS,
+        .otherwise = {.kv_heads = 32, .head_dim = 128, .max_len = 32768, .eps = 1e-6, .act = "silu"},
+        .toggle = {{"attention_bias", SWITCH_ATTENTION_BIAS}, {"mlp_bias", SWITCH_OFF}},
+        .window = QWEN_WINDOW,
+        .rope = WHOLE_HEADS,
+        .layer = {.norm = NORM_RMS, .gated = true, .qk_norm = true},
+    },
+    {
+        .model_type = "gpt2",
+        .kind = FAMILY_GPT2,
+        .field = {.hidden = "n_embd",
+                  .layers = "n_layer",
+                  .heads = "n_head",
+                  .inter = "n_inner",
+                  .max_len = "n_positions",
+                  .eps = "layer_norm_epsilon",
+                  .act = "activation_function"},
+        .otherwise = {.inter_per_hidden = 4, .max_len = 1024, .eps = 1e-5, .act = "gelu_new", .tied = true},
+        .toggle = {{"scale_attn_by_inverse_layer_idx", SWITCH_OFF},
+                   {"add_cross_attention", SWITCH_OFF},
+                   {"scale_attn_weights", SWITCH_ON}},
+        .layer = {.norm = NORM_LAYER, .norm_bias = true, .qkv_bias = true, .o_bias = true, .mlp_bias = true},
+        .learned_pos = true,
+    },
+    {
+        .model_type = "phi",
+        .kind = FAMILY_PHI,
+        .field = {LLAMA_FIELDS, .eps = "layer_norm_eps", .act = "hidden_act"},
+        .otherwise = {.max_len = 2048, .eps = 1e-5, .act = "gelu_new"},
+        .toggle = {{"mlp_bias", SWITCH_OFF}, {"qk_layernorm", SWITCH_OFF}},
+        .rope = {.any = true, .partial_read = true, .partial = 0.5, .theta = 10000},
+        .layer = {.norm = NORM_LAYER,
+                  .norm_bias = true,
+                  .qkv_bias = true,
+                  .o_bias = true,
+                  .mlp_bias = true,
+                  .norms = NORMS_PARALLEL},
+        .head_bias = true,
+    },
+};
+enum { FAMILIES = sizeof families / sizeof *families };
+
+const struct model_family *model_family_find(const char *model_type)
+{
+    for (int i = 0; i < FAMILIES; i++)
+        if (strcmp(model_type, families[i].model_type) == 0) return &families[i];
+    return NULL;
+}
+
+void model_family_names(char *out, size_t size)
+{
+    size_t n = 0;
+    for (int i = 0; i < FAMILIES && n < size; i++)
+        n += (size_t)snprintf(out + n, size - n, "%s%s", i ? ", " : "", families[i].model_type);
+}

@@ -1,0 +1,90 @@
+/* The families of models as data: what config.json calls things, what transformers takes for a field that is absent,
+ * which fields change the computation, and what a layer is made of.  A family is a row of the table in family.c. */
+#ifndef TANDEM_ENGINE_MODEL_FAMILY_H
+#define TANDEM_ENGINE_MODEL_FAMILY_H
+
+#include "engine/model/block.h"
+#include "kernels/ops.h"
+
+#include <stdbool.h>
+
+enum family { FAMILY_LLAMA, FAMILY_QWEN2, FAMILY_QWEN3, FAMILY_GPT2, FAMILY_PHI };
+
+/* Names of fields in config.json; NULL: the family has no such field. */
+struct family_fields {
+    const char *hidden, *layers, *heads, *kv_heads, *head_dim, *inter, *max_len, *eps, *act;
+};
+
+/* What transformers takes for a field that is absent. */
+struct family_defaults {
+    int kv_heads;         /* 0: heads; so is null in the file */
+    int head_dim;         /* 0: hidden / heads */
+    int inter_per_hidden; /* 0: the field must be there */
+    int max_len;
+    double eps;
+    const char *act;
+    bool tied;
+};
+
+/* A field of config.json that is true or false. */
+enum family_switch_use {
+    SWITCH_ATTENTION_BIAS, /* q, k, v and o have biases */
+    SWITCH_MLP_BIAS,       /* the feed-forward's products have biases */
+    SWITCH_OFF,            /* true is refused */
+    SWITCH_ON,             /* false is refused */
+};
+enum { FAMILY_SWITCHES = 4 };
+struct family_switch {
+    const char *name;
+    enum family_switch_use use;
+};
+
+/* Which layers see only the last `sliding_window` positions. */
+enum window_rule {
+    WINDOW_NONE, /* the field is not read */
+    WINDOW_ALL,
+    WINDOW_FROM, /* the layers from `number` on */
+};
+struct family_window {
+    enum window_rule rule;
+    int positions;       /* where the file has no sliding_window; null in the file: no window */
+    const char *enabled; /* field that must be true for there to be windows, or NULL */
+    const char *field;   /* that has `number`, or NULL */
+    int number;          /* of the rule, where the file has none */
+    bool by_type;        /* layer_types overrides the rule; else it must agree with it */
+};
+
+struct family_rope {
+    bool any;          /* positions rotate q and k */
+    bool partial_read; /* partial_rotary_factor counts; else only 1 is accepted */
+    double partial;    /* rotated share of a head, where the file has none */
+    double theta;      /* where the file has none */
+};
+
+/* What a layer has where no switch says otherwise. */
+struct family_layer {
+    enum norm_kind norm;
+    bool norm_bias, qkv_bias, o_bias, mlp_bias;
+    bool gated; /* act(gate) * up, else act(fc1) */
+    bool qk_norm;
+    enum block_norms norms;
+};
+
+struct model_family {
+    const char *model_type;
+    enum family kind; /* of tensor names and module names */
+    struct family_fields field;
+    struct family_defaults otherwise;
+    struct family_switch toggle[FAMILY_SWITCHES]; /* up to the first without a name */
+    struct family_window window;
+    struct family_rope rope;
+    struct family_layer layer;
+    bool learned_pos, head_bias;
+};
+
+/* The row of a model_type; NULL: there is none. */
+const struct model_family *model_family_find(const char *model_type);
+/* All names, separated by ", ". */
+void model_family_names(char *out, size_t size);
+
+#endif

@@ -1,0 +1,88 @@
+#include "engine/model/layer.h"
+
+struct layer layer_at(const struct model_config *c, const struct weights *w, const struct rope_table rope[ROPES_MAX],
+                      int index)
+{
+    const struct block *b = model_block(c, index);
+    return (struct layer){c, b, &w->layer[index], rope[b->rope], index};
+}
+
+static struct layer_norm norm_if(bool has, const float *w, const float *b)
+{
+    return has ? (struct layer_norm){w, b} : (struct layer_norm){NULL, NULL};
+}
+
+struct layer_norm layer_norm1(const struct layer *l)
+{
+    return norm_if(block_norm_before(l->b), l->w->norm1_w, l->w->norm1_b);
+}
+
+struct layer_norm layer_norm2(const struct layer *l)
+{
+    return norm_if(block_norm_before(l->b) && l->b->norms != NORMS_PARALLEL, l->w->norm2_w, l->w->norm2_b);
+}
+
+struct layer_norm layer_post1(const struct layer *l)
+{
+    return norm_if(block_norm_after(l->b), l->w->post1_w, l->w->post1_b);
+}
+
+struct layer_norm layer_post2(const struct layer *l)
+{
+    return norm_if(block_norm_after(l->b), l->w->post2_w, l->w->post2_b);
+}
+
+struct head_norm_args layer_q_norm(const struct layer *l, struct mat qkv)
+{
+    return (struct head_norm_args){qkv, 0, l->c->heads, l->c->head_dim, l->w->q_norm, l->c->eps};
+}
+
+struct head_norm_args layer_k_norm(const struct layer *l, struct mat qkv)
+{
+    int q = l->c->heads * l->c->head_dim;
+    return (struct head_norm_args){qkv, q, l->c->kv_heads, l->c->head_dim, l->w->k_norm, l->c->eps};
+}
+
+struct rope_args layer_rope(const struct layer *l, struct mat qkv, const int32_t *pos, bool back)
+{
+    const struct model_config *c = l->c;
+    return (struct rope_args){qkv,         c->heads,    c->kv_heads, c->head_dim, c->rope[l->b->rope].rot,
+                              l->rope.cos, l->rope.sin, pos,         back};
+}
+
+struct rope_kv_args layer_rope_kv(const struct layer *l, struct mat qkv, const int32_t *pos, const int32_t *slot,
+                                  struct kv *kv)
+{
+    const struct model_config *c = l->c;
+    return (struct rope_kv_args){qkv,         c->heads,    c->kv_heads, c->head_dim, c->rope[l->b->rope].rot,
+                                 l->rope.cos, l->rope.sin, pos,         slot,        kv,
+                                 l->index};
+}
+
+struct attn_args layer_attn(const struct layer *l)
+{
+    return (struct attn_args){.heads = l->c->heads,
+                              .kv_heads = l->c->kv_heads,
+                              .head_dim = l->c->head_dim,
+                              .window = l->b->window,
+                              .scale = l->b->scale,
+                              .layer = l->index};
+}
+
+struct attn_seq_args layer_attn_seq(const struct layer *l)
+{
+    return (struct attn_seq_args){.heads = l->c->heads,
+                                  .kv_heads = l->c->kv_heads,
+                                  .head_dim = l->c->head_dim,
+                                  .window = l->b->window,
+                                  .scale = l->b->scale};
+}
+
+struct attn_back_args layer_attn_back(const struct layer *l)
+{
+    return (struct attn_back_args){.heads = l->c->heads,
+                                   .kv_heads = l->c->kv_heads,
+                                   .head_dim = l->c->head_dim,
+                                   .window = l->b->window,
+                                   .scale = l->b->scale};
+}

@@ -25,6 +25,7 @@ int credentials_open(struct app *app, struct err *e)
 void credentials_config(const struct app *app, struct http_server_config *c)
 {
     c->permit = auth_permits;
+    c->release_key = key_release;
     c->tls = app->tls;
     c->local_only = !app->keys && !app->set->allow_open;
 }

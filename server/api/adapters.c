@@ -8,9 +8,10 @@
 #include "server/api/app.h"
 #include "server/api/models.h"
 #include "server/api/request_body.h"
+#include "server/api/routes.h"
 #include "server/api/store_request.h"
-#include "server/jobs/train_params.h"
 #include "server/json/json.h"
+#include "server/json/names.h"
 #include "server/store/data_dir.h"
 
 #include <stdlib.h>

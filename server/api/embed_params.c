@@ -1,7 +1,7 @@
 #include "server/api/embed_params.h"
 
 #include "engine/base/mem.h"
-#include "server/api/request_body.h"
+#include "server/bridge/encode.h"
 #include "server/json/json.h"
 
 #include <math.h>
@@ -216,7 +216,7 @@ int embed_input_tokenize(struct embed_params *p, int i, const struct tokenizer *
     struct embed_input *in = &p->inputs[i];
     if (in->text) {
         struct tokens t = {0};
-        if (body_encode(tk, in->text, in->len, p->special ? TOKENIZE_SPECIAL : 0, &t, held, e)) {
+        if (encode_reserved(tk, in->text, in->len, p->special ? TOKENIZE_SPECIAL : 0, &t, held, e)) {
             err_prefix(e, "%s", input_path(p, i).text);
             return reservation_status(e, embed_refusal(p->shape));
         }

@@ -12,6 +12,7 @@
 #include "server/api/embed_params.h"
 #include "server/api/models.h"
 #include "server/api/request_body.h"
+#include "server/api/routes.h"
 #include "server/api/store_request.h"
 #include "server/json/json.h"
 #include "server/net/incremental_reply.h"

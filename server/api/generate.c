@@ -14,6 +14,7 @@
 #include "server/api/generate_params.h"
 #include "server/api/request_body.h"
 #include "server/api/request_fields.h"
+#include "server/api/routes.h"
 #include "server/bridge/grammar_cache.h"
 #include "server/schema/constraint.h"
 

@@ -3,6 +3,7 @@
 
 #include "engine/base/mem.h"
 #include "server/api/app.h"
+#include "server/api/routes.h"
 #include "server/api/store_request.h"
 #include "server/json/json.h"
 

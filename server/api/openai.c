@@ -13,7 +13,9 @@
 #include "server/api/openai_answer.h"
 #include "server/api/request_body.h"
 #include "server/api/request_fields.h"
+#include "server/api/routes.h"
 #include "server/api/store_request.h"
+#include "server/bridge/encode.h"
 #include "server/bridge/grammar_cache.h"
 #include "server/json/json.h"
 
@@ -436,8 +438,8 @@ static void on_compiled(void *arg, struct grammar *g, const struct err *e)
 static int tokenize(struct exchange *x, const char *text, size_t n, bool special, struct prepared *out)
 {
     struct tokens t = {0};
-    int rc = body_encode(engine_tokenizer(x->app->engine), text, n, special ? TOKENIZE_SPECIAL : 0, &t, &x->held,
-                         &x->failed);
+    int rc = encode_reserved(engine_tokenizer(x->app->engine), text, n, special ? TOKENIZE_SPECIAL : 0, &t, &x->held,
+                             &x->failed);
     out->n = rc ? 0 : t.n;
     out->ids = mem_array(out->n + 1, sizeof *out->ids);
     for (size_t i = 0; i < out->n; i++) out->ids[i] = t.v[i].id;

@@ -10,6 +10,8 @@
 #include "engine/base/mem.h"
 #include "server/api/app.h"
 #include "server/api/request_body.h"
+#include "server/api/routes.h"
+#include "server/bridge/encode.h"
 #include "server/json/json.h"
 #include "server/net/incremental_reply.h"
 
@@ -211,8 +213,8 @@ static bool write_tokens(void *arg, struct buf *out)
 static void encode(struct exchange *x, const char *text, size_t n, bool special)
 {
     struct err e = {0};
-    int rc = body_encode(engine_tokenizer(x->app->engine), text, n, special ? TOKENIZE_SPECIAL : 0, &x->tokens,
-                         &x->held, &e);
+    int rc = encode_reserved(engine_tokenizer(x->app->engine), text, n, special ? TOKENIZE_SPECIAL : 0, &x->tokens,
+                             &x->held, &e);
     if (rc) err_set(&x->e, rc, "%s%s", reservation_status(&e, 0) ? "" : "tokenizer error ", e.msg);
 }
 

@@ -6,6 +6,7 @@
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "server/api/app.h"
+#include "server/api/routes.h"
 #include "server/json/json.h"
 
 #include <stdlib.h>

@@ -8,7 +8,7 @@
 #include "engine/base/mem.h"
 #include "server/access/admission.h"
 #include "server/access/client.h"
-#include "server/api/request_body.h"
+#include "server/bridge/encode.h"
 #include "server/bridge/work_queue.h"
 #include "server/metrics/metrics.h"
 #include "server/net/http.h"
@@ -417,7 +417,7 @@ static void work_tokenize(void *arg)
 {
     struct token_job *j = arg;
     if (atomic_load(&j->gone)) return;
-    body_encode(j->tokenizer, j->text, j->len, j->flags, &j->out.tokens, &j->out.held, &j->out.err);
+    encode_reserved(j->tokenizer, j->text, j->len, j->flags, &j->out.tokens, &j->out.held, &j->out.err);
 }
 
 static void after_tokenize(void *arg)
@@ -436,7 +436,7 @@ struct token_job *bridge_tokenize(struct bridge *b, uint64_t client, const char 
     struct tokenization t = {0};
     struct reservation held = {0};
     bool here = n <= TOKENIZE_INLINE_BYTES;
-    if (here) body_encode(b->tokenizer, text, n, flags, &t.tokens, &t.held, &t.err);
+    if (here) encode_reserved(b->tokenizer, text, n, flags, &t.tokens, &t.held, &t.err);
     if (here || !reserve(&held, n, "the text", &t.err)) {
         done(arg, &t);
         free_tokenization(&t);

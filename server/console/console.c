@@ -1,8 +1,6 @@
 /* Serving the console's files (console.h). */
 #include "server/console/console.h"
 
-#include "server/api/app.h"
-
 #include <string.h>
 #include <strings.h>
 

@@ -25,5 +25,6 @@ extern const int console_n_files;
 bool console_accepts(const char *accept);
 /* GET / for whom console_accepts: the page. */
 void console_page(struct http_req *);
+void api_console_file(struct http_req *); /* GET /console/{file} */
 
 #endif

@@ -9,6 +9,7 @@
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "server/jobs/api_train.h"
+#include "server/jobs/routes.h"
 #include "server/json/json.h"
 #include "server/net/multipart.h"
 #include "server/store/data_dir.h"

@@ -5,7 +5,9 @@
 
 #include "engine/base/mem.h"
 #include "server/jobs/jobs.h"
+#include "server/jobs/routes.h"
 #include "server/json/json.h"
+#include "server/json/names.h"
 #include "server/store/data_dir.h"
 
 #include <ctype.h>

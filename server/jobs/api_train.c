@@ -6,6 +6,7 @@
 #include "server/api/adapter_dir.h"
 #include "server/api/models.h"
 #include "server/jobs/jobs.h"
+#include "server/jobs/routes.h"
 #include "server/json/json.h"
 #include "server/store/data_dir.h"
 

@@ -7,6 +7,7 @@
 
 #include "engine/base/mem.h"
 #include "server/jobs/jobs.h"
+#include "server/jobs/routes.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,6 +4,7 @@
 
 #include "engine/base/mem.h"
 #include "server/jobs/jobs.h"
+#include "server/jobs/routes.h"
 #include "server/json/json.h"
 #include "server/store/data_dir.h"
 

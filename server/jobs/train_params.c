@@ -1,5 +1,6 @@
 /* One table of hyperparameters: names, types, ranges, places (train_params.h). */
 #include "server/jobs/train_params.h"
+#include "server/json/names.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -97,61 +98,12 @@ bool train_method_parse(const char *name, enum train_method *out)
 
 /* ---- names ----------------------------------------------------------------------------------------------------- */
 
-enum { NAME_MAX_BYTES = 40 };
-
-/* Levenshtein's; names longer than that are near to nothing. */
-static int distance(const char *a, const char *b)
-{
-    size_t n = strlen(a), m = strlen(b);
-    int row[NAME_MAX_BYTES + 1];
-    if (n > NAME_MAX_BYTES || m > NAME_MAX_BYTES) return NAME_MAX_BYTES;
-    for (size_t j = 0; j <= m; j++) row[j] = (int)j;
-    for (size_t i = 1; i <= n; i++) {
-        int diagonal = row[0];
-        row[0] = (int)i;
-        for (size_t j = 1; j <= m; j++) {
-            int best = diagonal + (a[i - 1] != b[j - 1]);
-            if (row[j] + 1 < best) best = row[j] + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            diagonal = row[j];
-            row[j] = best;
-        }
-    }
-    return row[m];
-}
-
-const char *name_nearest(const char *name, const char *const *names, int n)
-{
-    int best = 2 + (int)strlen(name) / 3;
-    const char *found = NULL;
-    for (int i = 0; i < n; i++) {
-        int d = distance(name, names[i]);
-        /* "lr" is not near "learning_rate" letter by letter; the end or the beginning of a name is */
-        if (strlen(name) >= 4 && strstr(names[i], name)) d = d > 1 ? 1 : d;
-        if (d < best) best = d, found = names[i];
-    }
-    return found;
-}
-
 static bool wrong(struct json_at *at, const char *name, const char *fmt, const char *what)
 {
     char text[400];
     snprintf(text, sizeof text, fmt, what);
     err_set(at->e, ERR_INVALID, "%s%s%.60s: %s", at->path, *at->path ? "." : "", name, text);
     return false;
-}
-
-bool json_only(struct json_at *at, const char *const *names, int n)
-{
-    for (const cJSON *c = at->obj->child; c; c = c->next) {
-        int i = 0;
-        while (i < n && strcmp(c->string, names[i]) != 0) i++;
-        if (i < n) continue;
-        const char *near = name_nearest(c->string, names, n);
-        return near ? wrong(at, c->string, "unknown field; did you mean `%s`?", near)
-                    : wrong(at, c->string, "unknown field%s", "");
-    }
-    return true;
 }
 
 /* What others call the same things: said by name, since distance would not find it. */

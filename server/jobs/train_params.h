@@ -16,9 +16,4 @@ bool train_params_known(const char *name, bool *is_bool);
 /* Every field: {"epochs":3,...}, so that reading it over any defaults gives the same again. */
 void train_params_put(struct buf *, const struct train_params *p);
 
-/* Of `n` names the one nearest to a mistyped one; NULL when none is near. */
-const char *name_nearest(const char *name, const char *const *names, int n);
-/* Fails (false, *at->e) on the first field of at->obj that is not among the names. */
-bool json_only(struct json_at *at, const char *const *names, int n);
-
 #endif

@@ -2,6 +2,7 @@
 #include "server/jobs/train_spec.h"
 
 #include "engine/base/mem.h"
+#include "server/json/names.h"
 #include "server/store/data_dir.h"
 
 #include <stdarg.h>

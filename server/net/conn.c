@@ -18,7 +18,6 @@
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
-#include "server/access/keys.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -52,13 +51,19 @@ static void body_free(struct conn *c)
     reservation_free(&c->held);
 }
 
+static void release_key(struct conn *c)
+{
+    if (c->req.key) c->server->config.release_key(c->req.key);
+    c->req.key = NULL;
+}
+
 void conn_free(struct conn *c)
 {
     if (c->next) c->next->prev = c->prev;
     if (c->prev) c->prev->next = c->next;
     if (c->server->conns == c) c->server->conns = c->next;
     http_arena_free(c);
-    key_release(c->req.key);
+    release_key(c);
     buf_free(&c->in);
     buf_free(&c->head);
     body_free(c);
@@ -94,7 +99,7 @@ static void request_reset(struct conn *c)
     trim(&c->head);
     trim(&c->extra);
     body_free(c);
-    key_release(c->req.key);
+    release_key(c);
     c->req = (struct http_req){.method = HTTP_M_OTHER,
                                .path = "",
                                .param = "",

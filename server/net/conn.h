@@ -11,9 +11,9 @@
 #define TANDEM_SERVER_NET_CONN_H
 
 #include "engine/base/buf.h"
-#include "server/access/client.h"
 #include "server/memory/reservation.h"
 #include "server/net/http.h"
+#include "server/net/peer.h"
 #include "server/net/route.h"
 #include "server/net/wire.h"
 
@@ -41,7 +41,7 @@ struct header {
 struct conn {
     struct http_server *server;
     struct conn *prev, *next; /* server->conns */
-    char peer[CLIENT_ADDRESS];
+    char peer[PEER_ADDRESS];
 
     enum conn_state state;
     bool eof;            /* the client will send no more */

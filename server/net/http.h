@@ -41,8 +41,8 @@ struct http_req {
     char id[REQUEST_ID_MAX + 1];    /* X-Request-Id, the client's or made; sent back with every answer */
     struct trace_parent trace;      /* of the header traceparent */
     struct request_note note;       /* the handler's: what it did, for the log */
-    const char *peer;               /* the client's address, as client_address writes it (client.h) */
-    const struct key *key;          /* whose request it is (keys.h), held; NULL: none was asked for */
+    const char *peer;               /* the client's address, as peer_address writes it (peer.h) */
+    const struct key *key;          /* whose request it is, set by permit; NULL: none was asked for */
 
     /* the handler's */
     void *user;
@@ -146,9 +146,10 @@ struct http_server_config {
     int n_routes;
     void *app;
     /* Asked once a head is good and its route known, before any of the body is read; NULL: everything is permitted.
-     * May set req->key, which is released with the request.  False: it has answered (http_reply...), and so the request
-     * is over. */
+     * May set req->key, which release_key (then not NULL) gets back with the end of the request.  False: it has
+     * answered (http_reply...), and so the request is over. */
     bool (*permit)(void *app, struct http_req *);
+    void (*release_key)(const struct key *);
     struct tls *tls;              /* NULL: plain HTTP; stays the caller's */
     bool local_only;              /* refuse to listen where other machines could connect */
     int max_connections;          /* beyond: an idle one makes room, else 503 with Retry-After, closed, but for

@@ -330,7 +330,7 @@ int sock_open(struct conn *c, uv_stream_t *listener)
         struct sockaddr_storage from;
         int n = sizeof from;
         if (uv_tcp_getpeername(&c->tcp, (struct sockaddr *)&from, &n) == 0)
-            client_address((struct sockaddr *)&from, c->peer);
+            peer_address((struct sockaddr *)&from, c->peer);
         uv_tcp_keepalive(&c->tcp, 1, 60); /* a machine that vanished while it waits for its answer */
     }
     return rc;

@@ -6,6 +6,7 @@
 #include "server/api/app.h"
 #include "server/jobs/jobs.h"
 #include "server/json/json.h"
+#include "server/ops/routes.h"
 #include "server/store/store.h"
 
 #include <stdlib.h>

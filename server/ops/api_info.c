@@ -4,6 +4,7 @@
 #include "server/api/app.h"
 #include "server/console/console.h"
 #include "server/json/json.h"
+#include "server/ops/routes.h"
 #include "server/store/store.h"
 
 #include <stdlib.h>

@@ -8,6 +8,7 @@
 #include "server/net/tls.h"
 #include "server/ops/nvml.h"
 #include "server/ops/process.h"
+#include "server/ops/routes.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -11,6 +11,7 @@
 #include "server/api/app.h"
 #include "server/api/store_request.h"
 #include "server/json/json.h"
+#include "server/ops/routes.h"
 
 #include <stdlib.h>
 #include <string.h>

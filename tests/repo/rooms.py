@@ -25,7 +25,7 @@ ROOMS = {
                         "engine/train/tfevents.h engine/data/dataset.h " + BASE, "uv"),
     "server/api": Room("bridge access schema net store json metrics memory config engine/serve/engine.h "
                        "engine/template/chat_template.h engine/tokenizer/tokenizer.h " + BASE, "cjson"),
-    "server/bridge": Room("access schema net json metrics memory config engine/serve/engine.h " + BASE, "uv"),
+    "server/bridge": Room("access schema net json metrics memory config engine/serve/engine.h engine/tokenizer/tokenizer.h " + BASE, "uv"),
     "server/access": Room("console net json metrics memory config engine/serve/engine.h " + BASE, "uv openssl"),
     "server/console": Room("net " + BASE),
     "server/schema": Room("json engine/grammar/grammar.h " + BASE, "cjson"),
@@ -92,11 +92,6 @@ KNOWN_INCLUDES = {
     ("server/access/admission.c", "server/api/app.h"),
     ("server/access/auth.c", "server/api/app.h"),
     ("server/access/credentials.h", "server/api/app.h"),
-    ("server/api/adapters.c", "server/jobs/train_params.h"),
-    ("server/bridge/bridge.c", "server/api/request_body.h"),
-    ("server/console/console.c", "server/api/app.h"),
-    ("server/net/conn.c", "server/access/keys.h"),
-    ("server/net/conn.h", "server/access/client.h"),
     ("engine/model/adapter.c", "engine/train/train.h"),
     ("engine/model/step_batch.h", "engine/serve/sched.h"),
     ("engine/train/offline.c", "engine/serve/setup.h"),
@@ -105,11 +100,7 @@ KNOWN_INCLUDES = {
 }
 KNOWN_SYMBOLS = {
     ("server/access/admission.c", "bridge_has_room"),
-    ("server/api/adapters.c", "json_only"),
-    ("server/bridge/bridge.c", "body_encode"),
     ("server/cli/bench_report.c", "ceilings_add"),
-    ("server/net/conn.c", "key_release"),
-    ("server/net/sock.c", "client_address"),
     ("engine/train/offline.c", "setup_close"),
     ("engine/train/offline.c", "setup_load"),
     ("engine/train/offline.c", "setup_pin"),

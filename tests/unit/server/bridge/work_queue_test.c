@@ -4,6 +4,7 @@
 #include "server/access/keys.h"
 #include "server/bridge/work_queue.h"
 #include "server/net/http.h"
+#include "server/net/peer.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -135,15 +136,15 @@ static void test_shares(void **state)
 
 static const char *address(int family, const char *text)
 {
-    static char out[CLIENT_ADDRESS];
+    static char out[PEER_ADDRESS];
     struct sockaddr_in six_or_four = {.sin_family = AF_INET};
     struct sockaddr_in6 six = {.sin6_family = AF_INET6};
     if (family == AF_INET) {
         assert_int_equal(inet_pton(AF_INET, text, &six_or_four.sin_addr), 1);
-        client_address((struct sockaddr *)&six_or_four, out);
+        peer_address((struct sockaddr *)&six_or_four, out);
     } else {
         assert_int_equal(inet_pton(AF_INET6, text, &six.sin6_addr), 1);
-        client_address((struct sockaddr *)&six, out);
+        peer_address((struct sockaddr *)&six, out);
     }
     return out;
 }
@@ -155,8 +156,8 @@ static void test_who_is_a_client(void **state)
     assert_string_equal(address(AF_INET6, "2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::/64");
     assert_string_equal(address(AF_INET6, "2001:db8:1:2:ffff::1"), "2001:db8:1:2::/64");
     struct sockaddr local = {.sa_family = AF_UNIX};
-    char out[CLIENT_ADDRESS], name[CLIENT_NAME], same[CLIENT_NAME];
-    client_address(&local, out);
+    char out[PEER_ADDRESS], name[CLIENT_NAME], same[CLIENT_NAME];
+    peer_address(&local, out);
     assert_string_equal(out, "");
 
     struct key key = {.name = "192.0.2.7"}; /* a key's name may look like an address */

@@ -1,0 +1,34 @@
+/* The handlers of generation, embeddings, tokens, models and adapters: each answers one route (struct http_route), on
+ * the loop thread. */
+#ifndef TANDEM_SERVER_API_ROUTES_H
+#define TANDEM_SERVER_API_ROUTES_H
+
+struct http_req;
+
+/* generate.c */
+void api_generate(struct http_req *);        /* POST /generate: an object, or a stream when asked */
+void api_generate_compat(struct http_req *); /* POST /: an array of one object, or a stream when asked */
+void api_generate_stream(struct http_req *); /* POST /generate_stream */
+/* openai.c, models.c */
+void api_completions(struct http_req *);
+void api_chat_completions(struct http_req *);
+void api_models_list(struct http_req *);
+void api_models_get(struct http_req *);
+void api_models_delete(struct http_req *); /* adapters.c */
+/* adapters.c */
+void api_adapters_list(struct http_req *);
+void api_adapters_load(struct http_req *);
+void api_adapters_get(struct http_req *);
+void api_adapters_delete(struct http_req *);
+void api_lora_load(struct http_req *);   /* vLLM's POST /v1/load_lora_adapter */
+void api_lora_unload(struct http_req *); /* and /v1/unload_lora_adapter */
+/* embeddings.c, tokenize.c */
+void api_embeddings(struct http_req *);
+void api_tokenize(struct http_req *);
+void api_detokenize(struct http_req *);
+void api_embed(struct http_req *);      /* POST /embed: TEI's; also that of POST / */
+void api_similarity(struct http_req *); /* POST /similarity: likewise */
+/* tokenizer_info.c */
+void api_tokenizer_info(struct http_req *);
+
+#endif

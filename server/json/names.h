@@ -1,0 +1,12 @@
+/* Names of fields that nobody knows, and what was meant by them.  Pure; any thread. */
+#ifndef TANDEM_SERVER_JSON_NAMES_H
+#define TANDEM_SERVER_JSON_NAMES_H
+
+#include "server/json/json.h"
+
+/* Of `n` names the one nearest to a mistyped one; NULL when none is near. */
+const char *name_nearest(const char *name, const char *const *names, int n);
+/* Fails (false, *at->e) on the first field of at->obj that is not among the names. */
+bool json_only(struct json_at *at, const char *const *names, int n);
+
+#endif

@@ -3,10 +3,14 @@
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/serve/engine.h"
 #include "server/access/admission_policy.h"
+#include "server/access/client.h"
 #include "server/access/keys.h"
-#include "server/api/app.h"
+#include "server/config/settings.h"
 #include "server/json/json.h"
+#include "server/metrics/metrics.h"
+#include "server/net/http.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -40,7 +44,10 @@ struct admission_handle {
 };
 
 struct admission {
-    struct app *app;
+    struct admission_needs with;
+    enum serving_state state;
+    struct engine *engine; /* NULL: there is none yet, or no more */
+    const struct engine_info *info;
     struct admission_policy admit;
     struct admission_handle watched; /* head of a ring, the earliest deadline first */
     uv_timer_t timer;                /* runs only while somebody is watched */
@@ -48,17 +55,17 @@ struct admission {
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
-struct admission *admission_open(struct app *app)
+struct admission *admission_open(const struct admission_needs *with)
 {
-    const struct settings *set = app->set;
+    const struct settings *set = with->set;
     struct admission *a = mem_zalloc(sizeof *a);
-    a->app = app;
+    a->with = *with;
     a->watched.next = a->watched.prev = &a->watched;
     policy_init(&a->admit, &(struct policy_limits){.max_seqs = set->max_seqs,
                                                    .max_queue = set->max_queue,
                                                    .max_tokens = INT64_MAX,
                                                    .max_wait = set->max_wait});
-    CHECK(uv_timer_init(app->loop, &a->timer) == 0);
+    CHECK(uv_timer_init(with->loop, &a->timer) == 0);
     a->timer.data = a;
     return a;
 }
@@ -88,10 +95,10 @@ void admission_close(struct admission *a)
 static void observe(struct admission *a)
 {
     struct engine_stats s;
-    if (!a->app->engine) return;
-    a->admit.limits.max_wait = a->app->set->max_wait; /* these may change while it serves */
-    a->admit.limits.max_tokens = queue_tokens(a->app->set, a->app->info);
-    engine_stats_read(a->app->engine, &s);
+    if (!a->engine) return;
+    a->admit.limits.max_wait = a->with.set->max_wait; /* these may change while it serves */
+    a->admit.limits.max_tokens = queue_tokens(a->with.set, a->info);
+    engine_stats_read(a->engine, &s);
     /* nine tenths of the pages in use: there is no room for more than run already, whatever slots are free */
     bool crowded = s.running > 0 && s.pages_used > s.pages_total / 10 * 9;
     policy_observe(&a->admit, &(struct policy_sample){
@@ -102,10 +109,18 @@ static void observe(struct admission *a)
                               });
 }
 
-void admission_ready(struct admission *a)
+void admission_state(struct admission *a, enum serving_state state)
 {
-    a->admit.limits.max_seqs = a->app->info->max_seqs;
-    a->admit.limits.max_prompt = a->app->info->max_total_tokens;
+    a->state = state;
+}
+
+void admission_engine(struct admission *a, struct engine *engine)
+{
+    a->engine = engine;
+    if (!engine) return;
+    a->info = engine_info(engine);
+    a->admit.limits.max_seqs = a->info->max_seqs;
+    a->admit.limits.max_prompt = a->info->max_total_tokens;
     observe(a);
 }
 
@@ -125,15 +140,14 @@ static bool below_v1(const struct http_req *req)
 
 static void reply_invalid(struct http_req *req, const char *msg)
 {
-    struct app *app = req->app;
-    metrics_reject(&app->metrics, REJECT_VALIDATION);
+    metrics_reject(req->admission->with.metrics, REJECT_VALIDATION);
     http_reply_error(req, below_v1(req) ? 400 : 422, below_v1(req) ? "invalid_value" : "validation", "%s%s",
                      below_v1(req) ? "" : "Input validation error: ", msg);
 }
 
-void admission_reply_late(struct app *app, struct http_req *req)
+void admission_reply_late(struct http_req *req)
 {
-    metrics_reject(&app->metrics, REJECT_DEADLINE);
+    metrics_reject(req->admission->with.metrics, REJECT_DEADLINE);
     http_reply_error(req, 504, "timeout", "Request timed out: " ADMISSION_LATE);
 }
 
@@ -158,42 +172,42 @@ static void reply_refusal(struct http_req *req, enum policy_verdict v, const str
         [POLICY_DEADLINE] = {REJECT_DEADLINE, 504, "timeout",
                              "Request timed out: its deadline would pass before the first token"},
     };
-    struct app *app = req->app;
+    const struct settings *set = req->admission->with.set;
     char text[160];
     if (v == POLICY_TOO_MANY || v == POLICY_KEY_TOO_MANY) {
         if (v == POLICY_TOO_MANY)
             snprintf(text, sizeof text, "%d texts at once are more than the %d that may run and wait here", ask->n,
-                     app->set->max_seqs + app->set->max_queue);
+                     set->max_seqs + set->max_queue);
         else
             snprintf(text, sizeof text, "%d texts at once are more than the %d that this key may have", ask->n,
                      ask->per.max_concurrent);
         reply_invalid(req, text);
         return;
     }
-    metrics_reject(&app->metrics, rows[v].reason);
+    metrics_reject(req->admission->with.metrics, rows[v].reason);
     set_retry_after(req, policy_seconds(retry));
     http_reply_error(req, rows[v].status, rows[v].type, "%s", rows[v].text);
 }
 
-void admission_reply_memory(struct app *app, struct http_req *req, const char *what)
+void admission_reply_memory(struct http_req *req, const char *what)
 {
-    metrics_reject(&app->metrics, REJECT_MEMORY);
+    metrics_reject(req->admission->with.metrics, REJECT_MEMORY);
     set_retry_after(req, 1);
     http_reply_error(req, 503, "memory", "%s; try again", what);
 }
 
-void admission_reply_full(struct app *app, struct http_req *req)
+void admission_reply_full(struct http_req *req)
 {
-    struct admission *a = app->admission;
+    struct admission *a = req->admission;
     observe(a);
     reply_refusal(req, POLICY_QUEUE_FULL, NULL, policy_wait(&a->admit, 0, clock_now()));
 }
 
-static bool refuses_state(struct app *app, struct http_req *req)
+static bool refuses_state(const struct admission *a, struct http_req *req)
 {
-    if (app->state == APP_READY) return false;
-    bool loading = app->state == APP_LOADING;
-    metrics_reject(&app->metrics, loading ? REJECT_LOADING : REJECT_DRAINING);
+    if (a->state == SERVING_READY) return false;
+    bool loading = a->state == SERVING_LOADING;
+    metrics_reject(req->admission->with.metrics, loading ? REJECT_LOADING : REJECT_DRAINING);
     set_retry_after(req, loading ? LOADING_RETRY : DRAINING_RETRY);
     http_reply_error(req, 503, loading ? "loading" : "draining", "%s",
                      loading ? "the model is loading" : "the server is shutting down");
@@ -243,7 +257,7 @@ static bool decide_unread(struct admission *a, struct http_req *req, int n, uint
 {
     uint64_t now = clock_now();
     double retry = 0;
-    if (!read_deadline(req, a->app->set->request_timeout, deadline)) {
+    if (!read_deadline(req, a->with.set->request_timeout, deadline)) {
         reply_invalid(req, "X-Request-Timeout: expected milliseconds, a whole number from 1 to 86400000");
         return false;
     }
@@ -252,7 +266,7 @@ static bool decide_unread(struct admission *a, struct http_req *req, int n, uint
         .time_left = seconds_left(*deadline, now),
     };
     if (ask->time_left < 0) { /* it took its time to come in */
-        admission_reply_late(a->app, req);
+        admission_reply_late(req);
         return false;
     }
     observe(a);
@@ -265,22 +279,22 @@ static bool decide_unread(struct admission *a, struct http_req *req, int n, uint
 
 bool admission_gate(struct http_req *req, uint64_t length)
 {
-    struct app *app = req->app;
+    struct admission *a = req->admission;
     struct policy_ask ask;
     uint64_t deadline;
-    return refuses_state(app, req) || !decide_unread(app->admission, req, 1, length, &ask, &deadline);
+    return refuses_state(a, req) || !decide_unread(a, req, 1, length, &ask, &deadline);
 }
 
-bool admission_refuses(struct app *app, struct http_req *req, const struct admission_ask *what)
+bool admission_refuses(struct http_req *req, const struct admission_ask *what)
 {
-    struct admission *a = app->admission;
+    struct admission *a = req->admission;
     struct policy_ask ask;
     uint64_t deadline;
-    if (refuses_state(app, req)) return true;
+    if (refuses_state(a, req)) return true;
     if (!what || !what->works) return false;
     if (!decide_unread(a, req, 0, 0, &ask, &deadline)) return true;
-    if (!bridge_has_room(app->bridge, client_id(req))) {
-        admission_reply_full(app, req);
+    if (!a->with.pool_has_room(a->with.pool, client_id(req))) {
+        admission_reply_full(req);
         return true;
     }
     policy_take(&a->admit, &ask, clock_now());
@@ -289,13 +303,12 @@ bool admission_refuses(struct app *app, struct http_req *req, const struct admis
 
 struct admission_handle *admission_enter(struct http_req *req)
 {
-    struct app *app = req->app;
-    struct admission *a = app->admission;
+    struct admission *a = req->admission;
     struct policy_ask ask;
     uint64_t deadline;
-    if (refuses_state(app, req) || !decide_unread(a, req, 1, req->body_len, &ask, &deadline)) return NULL;
-    if (!bridge_has_room(app->bridge, client_id(req))) {
-        admission_reply_full(app, req);
+    if (refuses_state(a, req) || !decide_unread(a, req, 1, req->body_len, &ask, &deadline)) return NULL;
+    if (!a->with.pool_has_room(a->with.pool, client_id(req))) {
+        admission_reply_full(req);
         return NULL;
     }
     policy_take(&a->admit, &ask, clock_now());
@@ -348,7 +361,7 @@ static void arm(struct admission *a)
         uv_timer_stop(&a->timer);
         return;
     }
-    uv_update_time(a->app->loop); /* the timer counts from the loop's time, which stood still since it woke up */
+    uv_update_time(a->with.loop); /* the timer counts from the loop's time, which stood still since it woke up */
     uv_timer_start(&a->timer, on_timer,
                    t->deadline > now ? (t->deadline - now + SECOND / 1000 - 1) / (SECOND / 1000) : 0, 0);
 }
@@ -392,7 +405,7 @@ bool admission_handle_ask(struct admission_handle *t, struct http_req *req, cons
         .per = t->per,
     };
     if (ask.time_left < 0) {
-        admission_reply_late(a->app, req);
+        admission_reply_late(req);
         return false;
     }
     observe(a);
@@ -509,7 +522,7 @@ void admission_put_metrics(struct admission *a, struct buf *out)
     put_gauge(out, "tandem_queue_clients", "Clients that have sequences here.", p->n_present);
     put_gauge(out, "tandem_queue_tokens", "Prompt tokens of admitted requests whose first token is not out.",
               (double)p->queued);
-    if (a->app->info) put_gauge(out, "tandem_queue_tokens_limit", "So many may wait.", (double)p->limits.max_tokens);
+    if (a->info) put_gauge(out, "tandem_queue_tokens_limit", "So many may wait.", (double)p->limits.max_tokens);
     put_gauge(out, "tandem_queue_wait_seconds", "Estimated time to the first token for a request that comes now.",
               policy_wait(p, 0, clock_now()));
 }

@@ -18,16 +18,31 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct admission; /* one per server, app.admission */
-struct app;
+struct admission; /* one per server: http_req.admission */
+struct admission_handle;
+struct engine;
 struct event;
 struct http_req;
-struct admission_handle;
+struct metrics;
+struct settings;
+struct uv_loop_s;
 
-/* Uses app->set, app->loop, app->metrics. */
-struct admission *admission_open(struct app *);
-/* The model is there: its limits count. */
-void admission_ready(struct admission *);
+enum serving_state { SERVING_LOADING, SERVING_READY, SERVING_DRAINING };
+
+/* All of it outlives the admission. */
+struct admission_needs {
+    const struct settings *set; /* read again with every request: some of it may change */
+    struct metrics *metrics;    /* refusals are counted there */
+    struct uv_loop_s *loop;
+    bool (*pool_has_room)(void *pool, uint64_t client); /* for one job more of that client on the thread pool */
+    void *pool;
+};
+
+/* In SERVING_LOADING. */
+struct admission *admission_open(const struct admission_needs *);
+void admission_state(struct admission *, enum serving_state);
+/* The model is there: its limits count.  NULL: it is gone. */
+void admission_engine(struct admission *, struct engine *);
 /* After the last handle was closed; frees itself when the loop has closed its timer. */
 void admission_close(struct admission *);
 
@@ -39,7 +54,7 @@ struct admission_ask {
 
 /* Answers 503 (loading, draining) or, where the ask says what for, 429, with Retry-After; or returns false.  ask NULL:
  * only 503. */
-bool admission_refuses(struct app *, struct http_req *, const struct admission_ask *);
+bool admission_refuses(struct http_req *, const struct admission_ask *);
 
 /* http_route.gate of the routes that generate. */
 bool admission_gate(struct http_req *, uint64_t length);
@@ -77,13 +92,13 @@ void admission_handle_drop(struct admission_handle *); /* releases the hold: the
 /* ---- answers ----------------------------------------------------------------------------------------------------- */
 
 /* 504: the deadline passed before there was a token. */
-void admission_reply_late(struct app *, struct http_req *);
+void admission_reply_late(struct http_req *);
 #define ADMISSION_LATE "the deadline passed before the first token"
 enum { ANSWER_GROWTH = 4 }; /* a buffer that doubles and is copied: memory it takes for each of its bytes */
 /* 503: "no memory for ..."; counted. */
-void admission_reply_memory(struct app *, struct http_req *, const char *what);
+void admission_reply_memory(struct http_req *, const char *what);
 /* The engine's own queue was full after all. */
-void admission_reply_full(struct app *, struct http_req *);
+void admission_reply_full(struct http_req *);
 
 /* Gauges, as Prometheus text. */
 void admission_put_metrics(struct admission *, struct buf *out);

@@ -7,9 +7,9 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "server/access/credentials.h"
 #include "server/access/keys.h"
 #include "server/access/origin.h"
-#include "server/api/app.h"
 #include "server/console/console.h"
 
 #include <string.h>
@@ -44,20 +44,20 @@ static bool role_needed(const struct http_req *req, enum key_role *role)
 }
 
 /* A line a second at most: whoever tries keys must not fill the disk. */
-static void log_refused(struct app *app, const struct http_req *req, const char *why, const struct key *key)
+static void log_refused(struct credentials *c, const struct http_req *req, const char *why, const struct key *key)
 {
     uint64_t now = clock_now();
-    app->refused_unlogged++;
-    if (app->refused_logged && now - app->refused_logged < 1000000000u) return;
+    c->refused_unlogged++;
+    if (c->refused_logged && now - c->refused_logged < 1000000000u) return;
     log_warn("request refused reason=%s route=%s key=%s refused=%u", why, req->route ? req->route->path : "none",
-             key ? key->name : "-", app->refused_unlogged);
-    app->refused_logged = now;
-    app->refused_unlogged = 0;
+             key ? key->name : "-", c->refused_unlogged);
+    c->refused_logged = now;
+    c->refused_unlogged = 0;
 }
 
-static bool reply_unauthorized(struct app *app, struct http_req *req, enum key_verdict verdict, bool missing)
+static bool reply_unauthorized(struct credentials *c, struct http_req *req, enum key_verdict verdict, bool missing)
 {
-    metrics_reject(&app->metrics, REJECT_UNAUTHORIZED);
+    metrics_reject(c->metrics, REJECT_UNAUTHORIZED);
     http_set_header(req, "WWW-Authenticate",
                     missing ? "Bearer realm=\"tandem\"" : "Bearer realm=\"tandem\", error=\"invalid_token\"");
     http_reply_error(req, 401, "invalid_api_key", "%s",
@@ -67,9 +67,9 @@ static bool reply_unauthorized(struct app *app, struct http_req *req, enum key_v
     return false;
 }
 
-static bool reply_forbidden(struct app *app, struct http_req *req, enum key_role needed, enum key_role has)
+static bool reply_forbidden(struct credentials *c, struct http_req *req, enum key_role needed, enum key_role has)
 {
-    metrics_reject(&app->metrics, REJECT_FORBIDDEN);
+    metrics_reject(c->metrics, REJECT_FORBIDDEN);
     http_set_header(req, "WWW-Authenticate", "Bearer realm=\"tandem\", error=\"insufficient_scope\"");
     http_reply_error(req, 403, "insufficient_permissions", "this needs an API key with the role %s; this one's is %s",
                      key_roles[needed], key_roles[has]);
@@ -79,14 +79,14 @@ static bool reply_forbidden(struct app *app, struct http_req *req, enum key_role
 /* Without keys it is the address that decides, and a browser lends its address to every page.  A key is no page's
  * unless it was given one.  What changes nothing is let through: without CORS headers the page cannot read the answer.
  */
-static bool page_permits(struct app *app, struct http_req *req)
+static bool page_permits(struct credentials *c, struct http_req *req)
 {
     if (req->method == HTTP_M_GET || req->method == HTTP_M_HEAD || req->method == HTTP_M_OPTIONS) return true;
     const char *origin = http_header(req, "Origin");
-    if (!origin_is_foreign(http_header(req, "Sec-Fetch-Site"), origin, http_header(req, "Host"), app->set->cors_origin))
+    if (!origin_is_foreign(http_header(req, "Sec-Fetch-Site"), origin, http_header(req, "Host"), c->set->cors_origin))
         return true;
-    log_refused(app, req, "foreign_page", NULL);
-    metrics_reject(&app->metrics, REJECT_FORBIDDEN);
+    log_refused(c, req, "foreign_page", NULL);
+    metrics_reject(c->metrics, REJECT_FORBIDDEN);
     http_reply_error(req, 403, "insufficient_permissions",
                      "pages of %.200s may not call this server: it would have to be started with --cors-origin, or "
                      "with --api-keys",
@@ -96,16 +96,16 @@ static bool page_permits(struct app *app, struct http_req *req)
 
 /* DNS rebinding (origin.h).  A key is asked of every page anyway, and a certificate has the name in it: there the check
  * is made only when names are given.  What everybody may ask (probes) is answered under any name. */
-static bool host_permits(struct app *app, struct http_req *req)
+static bool host_permits(struct credentials *c, struct http_req *req)
 {
-    const struct settings *set = app->set;
+    const struct settings *set = c->set;
     const char *host = http_header(req, "Host");
     struct origin_names names = {.listen = set->host, .allowed = set->allowed_hosts, .local = !set->allow_open};
-    if ((app->keys || app->tls) && !*set->allowed_hosts) return true;
+    if ((c->keys || c->tls) && !*set->allowed_hosts) return true;
     if (req->route && req->route->role == ROUTE_OPEN) return true;
     if (origin_host_known(host, &names)) return true;
-    log_refused(app, req, "unknown_host", NULL);
-    metrics_reject(&app->metrics, REJECT_FORBIDDEN);
+    log_refused(c, req, "unknown_host", NULL);
+    metrics_reject(c->metrics, REJECT_FORBIDDEN);
     http_reply_error(
         req, 403, "insufficient_permissions",
         "this server is not called %.200s: use its address, or start it with --allowed-hosts and that name", host);
@@ -115,22 +115,22 @@ static bool host_permits(struct app *app, struct http_req *req)
 bool auth_permits(void *arg, struct http_req *req)
 {
     static const char *const why[] = {[KEY_WRONG] = "wrong_key", [KEY_REVOKED] = "revoked", [KEY_EXPIRED] = "expired"};
-    struct app *app = arg;
+    struct credentials *c = arg;
     enum key_role needed;
-    if (!host_permits(app, req)) return false;
-    if (!app->keys) return page_permits(app, req);
+    if (!host_permits(c, req)) return false;
+    if (!c->keys) return page_permits(c, req);
     if (!role_needed(req, &needed)) return true;
     const char *text = presented(req);
     if (!text) {
-        log_refused(app, req, "no_key", NULL);
-        return reply_unauthorized(app, req, KEY_WRONG, true);
+        log_refused(c, req, "no_key", NULL);
+        return reply_unauthorized(c, req, KEY_WRONG, true);
     }
-    enum key_verdict verdict = keys_check(app->keys, text, (int64_t)time(NULL), &req->key);
+    enum key_verdict verdict = keys_check(c->keys, text, (int64_t)time(NULL), &req->key);
     if (verdict != KEY_GOOD) {
-        log_refused(app, req, why[verdict], req->key);
-        return reply_unauthorized(app, req, verdict, false);
+        log_refused(c, req, why[verdict], req->key);
+        return reply_unauthorized(c, req, verdict, false);
     }
     if (req->key->role >= needed) return true;
-    log_refused(app, req, "role", req->key);
-    return reply_forbidden(app, req, needed, req->key->role);
+    log_refused(c, req, "role", req->key);
+    return reply_forbidden(c, req, needed, req->key->role);
 }

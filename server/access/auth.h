@@ -5,7 +5,7 @@
 
 #include "server/net/http.h"
 
-/* http_server_config.permit for a struct app: sets req->key, or answers 401 or 403 and returns false. */
-bool auth_permits(void *app, struct http_req *req);
+/* http_server_config.permit for a struct credentials: sets req->key, or answers 401 or 403 and returns false. */
+bool auth_permits(void *credentials, struct http_req *req);
 
 #endif

@@ -2,16 +2,22 @@
  *
  * Loading reads files and waits for the engine's next pause between two steps, so it runs on the pool; the rest is a
  * look into a table.  Loop thread, but for work_load. */
+#include "server/api/adapters.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/serve/engine.h"
+#include "server/access/admission.h"
 #include "server/api/adapter_dir.h"
 #include "server/api/app.h"
 #include "server/api/models.h"
 #include "server/api/request_body.h"
 #include "server/api/routes.h"
 #include "server/api/store_request.h"
+#include "server/bridge/bridge.h"
+#include "server/config/settings.h"
 #include "server/json/json.h"
 #include "server/json/names.h"
+#include "server/net/http.h"
 #include "server/store/data_dir.h"
 
 #include <stdlib.h>
@@ -50,7 +56,7 @@ static struct adapter_info *list(const struct app *app, int *n)
 
 static bool not_ready(struct app *app, struct http_req *req)
 {
-    return admission_refuses(app, req, NULL);
+    return admission_refuses(req, NULL);
 }
 
 static void reply_json(struct http_req *req, int status, struct buf *out)
@@ -389,7 +395,7 @@ void api_lora_unload(struct http_req *req)
     json_free(tree);
 }
 
-int app_publish_adapter(struct app *app, const char *name, const char *dir, struct err *e)
+int adapters_publish_dir(struct app *app, const char *name, const char *dir, struct err *e)
 {
     return engine_adapter_load(app->engine, name, dir, NULL, e);
 }

@@ -6,7 +6,9 @@
  * It lives from the handler until on_close and until nothing of ours is on the stack or on the pool: hence the count.
  * Loop thread, but for the two work_ functions, which only touch what the loop leaves alone meanwhile. */
 #include "engine/base/mem.h"
+#include "engine/serve/engine.h"
 #include "server/access/admission.h"
+#include "server/access/client.h"
 #include "server/access/keys.h"
 #include "server/api/app.h"
 #include "server/api/embed_params.h"
@@ -14,7 +16,11 @@
 #include "server/api/request_body.h"
 #include "server/api/routes.h"
 #include "server/api/store_request.h"
+#include "server/bridge/bridge.h"
+#include "server/config/settings.h"
 #include "server/json/json.h"
+#include "server/metrics/metrics.h"
+#include "server/net/http.h"
 #include "server/net/incremental_reply.h"
 #include "server/store/data_dir.h"
 
@@ -296,9 +302,9 @@ static void submit_more(struct exchange *x)
         if (e.code == ERR_FULL && x->n_running) return; /* on_event comes back */
         cancel_all(x);
         if (e.code == ERR_FULL)
-            admission_reply_full(x->app, x->req);
+            admission_reply_full(x->req);
         else if (e.code == ERR_NOMEM)
-            admission_reply_memory(x->app, x->req, e.msg);
+            admission_reply_memory(x->req, e.msg);
         else if (e.code == ERR_NOT_FOUND)
             reply_error(x, 404, "model_not_found", "model", e.msg);
         else
@@ -348,7 +354,7 @@ static void on_late(void *arg)
     if (http_answered(x->req)) return;
     cancel_all(x);
     atomic_store(&x->gone, true);
-    admission_reply_late(x->app, x->req);
+    admission_reply_late(x->req);
 }
 
 /* ---- the handler ----------------------------------------------------------------------------------------------- */

@@ -7,7 +7,9 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/serve/engine.h"
 #include "server/access/admission.h"
+#include "server/access/client.h"
 #include "server/api/app.h"
 #include "server/api/embed_shape.h"
 #include "server/api/generate_answer.h"
@@ -15,7 +17,12 @@
 #include "server/api/request_body.h"
 #include "server/api/request_fields.h"
 #include "server/api/routes.h"
+#include "server/bridge/bridge.h"
 #include "server/bridge/grammar_cache.h"
+#include "server/config/settings.h"
+#include "server/metrics/metrics.h"
+#include "server/net/http.h"
+#include "server/net/sse.h"
 #include "server/schema/constraint.h"
 
 #include <stdarg.h>
@@ -215,7 +222,7 @@ static void reply_whole(struct exchange *x)
         if (result_mean_logprob(&x->results[i]) > result_mean_logprob(&x->results[best])) best = i;
     }
     if (late == x->n) {
-        admission_reply_late(x->app, x->req);
+        admission_reply_late(x->req);
         return;
     }
     size_t bytes = 0;
@@ -238,7 +245,7 @@ static void on_gather(void *arg, const struct event *ev, const struct event_batc
     x->gathered_bytes += result_event_bytes(ev);
     if (!reserve_up_to(&x->held, x->gathered_bytes, "the answer", NULL) || !result_room(r, ev)) {
         cancel_all(x);
-        admission_reply_memory(x->app, x->req, "no memory for the answer");
+        admission_reply_memory(x->req, "no memory for the answer");
         return;
     }
     result_add(r, ev, batch);
@@ -347,7 +354,7 @@ static void on_late(void *arg)
     for (int i = 0; i < x->n; i++) bridge_expire(x->seqs[i].gen);
     if (x->n || http_answered(x->req)) return;
     stop_preparing(x);
-    admission_reply_late(x->app, x->req);
+    admission_reply_late(x->req);
 }
 
 static void start_generation(struct exchange *x)
@@ -363,9 +370,9 @@ static void start_generation(struct exchange *x)
     if (!x->params.has_seed) x->params.gen.sampling.seed = seed_random();
     int rc = submit_all(x, &e);
     if (rc == ERR_FULL) {
-        admission_reply_full(x->app, x->req);
+        admission_reply_full(x->req);
     } else if (rc == ERR_NOMEM) {
-        admission_reply_memory(x->app, x->req, e.msg);
+        admission_reply_memory(x->req, e.msg);
     } else if (rc) {
         err_prefix(&e, "Input validation error");
         reply_invalid(x, 422, &e);

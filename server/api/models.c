@@ -2,10 +2,14 @@
 #include "server/api/models.h"
 
 #include "engine/base/mem.h"
+#include "engine/serve/engine.h"
+#include "server/access/admission.h"
 #include "server/api/app.h"
 #include "server/api/routes.h"
 #include "server/api/store_request.h"
+#include "server/config/settings.h"
 #include "server/json/json.h"
+#include "server/net/http.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -106,7 +110,7 @@ void api_models_list(struct http_req *req)
     struct app *app = req->app;
     struct buf out = {0};
     int n;
-    if (admission_refuses(app, req, NULL)) return;
+    if (admission_refuses(req, NULL)) return;
     struct adapter_info *v = adapters_of(app, &n);
     buf_str(&out, "{\"object\":\"list\",\"data\":[");
     put_model(&out, app, app->model_name, NULL);
@@ -135,7 +139,7 @@ void api_models_get(struct http_req *req)
     struct model_choice m;
     struct buf out = {0};
     struct err e = {0};
-    if (admission_refuses(app, req, NULL)) return;
+    if (admission_refuses(req, NULL)) return;
     if (*name && (models_find(app, name, &m, &e)) && strcmp(m.name, name) == 0) {
         put_model(&out, app, name, m.adapter ? app->model_name : NULL);
         reply(req, &out);

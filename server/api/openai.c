@@ -7,7 +7,9 @@
  * the stack and until its work on the pool is over: hence the count.  Loop thread, but for prepare. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/serve/engine.h"
 #include "server/access/admission.h"
+#include "server/access/client.h"
 #include "server/api/app.h"
 #include "server/api/models.h"
 #include "server/api/openai_answer.h"
@@ -15,9 +17,14 @@
 #include "server/api/request_fields.h"
 #include "server/api/routes.h"
 #include "server/api/store_request.h"
+#include "server/bridge/bridge.h"
 #include "server/bridge/encode.h"
 #include "server/bridge/grammar_cache.h"
+#include "server/config/settings.h"
 #include "server/json/json.h"
+#include "server/metrics/metrics.h"
+#include "server/net/http.h"
+#include "server/net/sse.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -233,7 +240,7 @@ static void on_gather(void *arg, const struct event *ev, const struct event_batc
     x->gathered_bytes += choice_event_bytes(&seq->choice, ev);
     if (!reserve_up_to(&x->held, x->gathered_bytes, "the answer", NULL) || !choice_room(&seq->choice, ev)) {
         cancel_all(x);
-        admission_reply_memory(x->app, x->req, "no memory for the answer");
+        admission_reply_memory(x->req, "no memory for the answer");
         return;
     }
     choice_add(&seq->choice, ev, batch);
@@ -248,7 +255,7 @@ static void on_gather(void *arg, const struct event *ev, const struct event_batc
     }
     add_usage(x, seq, ev);
     if (all_late(x, ev))
-        admission_reply_late(x->app, x->req);
+        admission_reply_late(x->req);
     else if (++x->n_done == x->n)
         reply_whole(x);
 }
@@ -389,7 +396,7 @@ static void on_late(void *arg)
     atomic_store(&x->gone, true);
     grammar_cache_cancel(x->compiling);
     x->compiling = NULL;
-    admission_reply_late(x->app, x->req);
+    admission_reply_late(x->req);
 }
 
 static void start_generation(struct exchange *x)
@@ -405,9 +412,9 @@ static void start_generation(struct exchange *x)
     for (int p = 0; p < x->params.n_prompts && !rc; p++) rc = submit_prompt(x, p, &e);
     if (rc) cancel_all(x);
     if (rc == ERR_FULL) {
-        admission_reply_full(x->app, x->req);
+        admission_reply_full(x->req);
     } else if (rc == ERR_NOMEM) {
-        admission_reply_memory(x->app, x->req, e.msg);
+        admission_reply_memory(x->req, e.msg);
     } else if (rc) {
         reply_error(x, rc == ERR_NOT_FOUND ? 404 : 400, rc == ERR_NOT_FOUND ? "model_not_found" : "invalid_value",
                     rc == ERR_NOT_FOUND ? "model" : NULL, e.msg);

@@ -1,15 +1,19 @@
 /* Bodies of JSON and the memory they take (request_body.h). */
 #include "server/api/request_body.h"
 
+#include "server/access/admission.h"
 #include "server/api/app.h"
+#include "server/bridge/bridge.h"
 #include "server/json/json.h"
+#include "server/metrics/metrics.h"
+#include "server/net/http.h"
 
 enum { FREE_INLINE = 256 * 1024 /* bytes of a tree; some thousand nodes */ };
 
 bool body_reply_memory(struct app *app, struct http_req *req, const struct err *e)
 {
     int status = reservation_status(e, 0);
-    if (status == 503) admission_reply_memory(app, req, e->msg);
+    if (status == 503) admission_reply_memory(req, e->msg);
     if (status == 413) {
         metrics_reject(&app->metrics, REJECT_MEMORY);
         http_reply_error(req, 413, "validation", "%s", e->msg);

@@ -3,6 +3,8 @@
 
 #include "engine/base/mem.h"
 #include "server/json/json.h"
+#include "server/metrics/metrics.h"
+#include "server/net/http.h"
 
 #include <ctype.h>
 #include <stdarg.h>

@@ -6,6 +6,7 @@
 
 #include "engine/base/buf.h"
 #include "server/api/app.h"
+#include "server/net/http.h"
 #include "server/store/store.h"
 
 struct store_request;

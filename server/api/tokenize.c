@@ -8,11 +8,16 @@
  * A large body is read and worked on by the pool, and the answer is sent in pieces (incremental_reply.h): what is held
  * for a client that does not read are the tokens, which are reserved.  Loop thread; the work_ functions any. */
 #include "engine/base/mem.h"
+#include "engine/serve/engine.h"
+#include "server/access/admission.h"
+#include "server/access/client.h"
 #include "server/api/app.h"
 #include "server/api/request_body.h"
 #include "server/api/routes.h"
+#include "server/bridge/bridge.h"
 #include "server/bridge/encode.h"
 #include "server/json/json.h"
+#include "server/net/http.h"
 #include "server/net/incremental_reply.h"
 
 #include <math.h>
@@ -110,7 +115,7 @@ static void after(void *arg)
 static void begin(struct http_req *req, void (*read)(struct exchange *, struct json_at *), reply_chunk_fn *write)
 {
     struct app *app = req->app;
-    if (admission_refuses(app, req, &(struct admission_ask){.works = true})) return;
+    if (admission_refuses(req, &(struct admission_ask){.works = true})) return;
     struct exchange *x = mem_zalloc(sizeof *x);
     *x = (struct exchange){.req = req, .app = app, .read = read, .write = write, .working = true};
     http_take_body(req, &x->body);

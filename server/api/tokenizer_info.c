@@ -3,11 +3,16 @@
  *
  * The fields are those of the model's tokenizer_config.json, special tokens as their texts; bos_token, eos_token and
  * pad_token are always there, and chat_template is the template in use.  Made once, while the model loads. */
+#include "server/api/tokenizer_info.h"
 #include "engine/base/file.h"
 #include "engine/base/log.h"
+#include "engine/serve/engine.h"
+#include "server/access/admission.h"
 #include "server/api/app.h"
 #include "server/api/routes.h"
+#include "server/config/settings.h"
 #include "server/json/json.h"
+#include "server/net/http.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -92,6 +97,6 @@ void tokenizer_info_load(struct app *app, struct engine *engine)
 void api_tokenizer_info(struct http_req *req)
 {
     struct app *app = req->app;
-    if (admission_refuses(app, req, NULL)) return;
+    if (admission_refuses(req, NULL)) return;
     http_reply(req, 200, "application/json", app->tokenizer_info.data, app->tokenizer_info.len);
 }

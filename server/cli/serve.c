@@ -14,19 +14,29 @@
 #include "engine/base/crash.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/serve/engine.h"
+#include "server/access/admission.h"
 #include "server/access/credentials.h"
 #include "server/api/adapter_dir.h"
 #include "server/api/app.h"
 #include "server/api/models.h"
 #include "server/api/request_body.h"
 #include "server/api/routes.h"
+#include "server/api/tokenizer_info.h"
+#include "server/bridge/bridge.h"
 #include "server/bridge/grammar_cache.h"
 #include "server/cli/cmd.h"
+#include "server/config/settings.h"
 #include "server/console/console.h"
 #include "server/jobs/api_files.h"
 #include "server/jobs/jobs.h"
 #include "server/jobs/routes.h"
 #include "server/memory/reservation.h"
+#include "server/metrics/metrics.h"
+#include "server/net/http.h"
+#include "server/net/sse.h"
+#include "server/ops/device_watch.h"
+#include "server/ops/health.h"
 #include "server/ops/process.h"
 #include "server/ops/reload.h"
 #include "server/ops/request_log.h"
@@ -303,6 +313,12 @@ static void set_fingerprint(struct app *app)
     snprintf(app->fingerprint, sizeof app->fingerprint, "fp_%010llx", (unsigned long long)(h >> 24));
 }
 
+static void set_state(struct server *s, enum serving_state state)
+{
+    s->app.state = state;
+    admission_state(s->app.admission, state);
+}
+
 /* What requests may hold; before the model is there, without it. */
 static void set_request_memory(const struct app *app)
 {
@@ -322,9 +338,9 @@ static void set_ready(struct server *s)
     app->model_name = models_base_name(app->set, app->info);
     app->ready_time = (int64_t)time(NULL);
     app->grammar_cache = grammar_cache_new(app->bridge, engine_tokenizer(s->loaded));
-    admission_ready(app->admission);
+    admission_engine(app->admission, app->engine);
     set_fingerprint(app);
-    app->state = APP_READY;
+    set_state(s, SERVING_READY);
     watchdog_engine(app->watchdog, app->engine);
     watchdog_ready(app->watchdog);
     http_server_accept(app->http);
@@ -366,7 +382,7 @@ static void after_load(uv_work_t *w, int status)
             "console    %s/\n"
             "try        curl -N %s%s/generate -d "
             "'{\"inputs\":\"Once upon a time\",\"parameters\":{\"max_new_tokens\":60},\"stream\":true}'\n",
-            url, s->app.keys ? "-H \"Authorization: Bearer $KEY\" " : "", url);
+            url, s->app.credentials.keys ? "-H \"Authorization: Bearer $KEY\" " : "", url);
     log_info("ready model=%s url=%s", s->app.info->model_id, url);
 }
 
@@ -377,8 +393,9 @@ static void on_bridge_closed(void *arg)
     struct server *s = arg;
     alarm(0);
     s->app.engine = NULL;
+    admission_engine(s->app.admission, NULL);
     s->app.info = NULL;
-    app_unwatch_devices(&s->app);
+    device_watch_close(s->app.device_watch);
     grammar_cache_free(s->app.grammar_cache);
     admission_close(s->app.admission);
     chat_close(&s->app.chat);
@@ -433,7 +450,7 @@ static void stop_now(struct server *s)
 {
     if (s->closing) return;
     s->closing = true;
-    s->app.state = APP_DRAINING;
+    set_state(s, SERVING_DRAINING);
     http_server_close(s->app.http, close_rest, s);
 }
 
@@ -467,19 +484,19 @@ static void on_drain_timeout(uv_timer_t *t)
 static void on_signal(uv_signal_t *h, int signum)
 {
     struct server *s = h->data;
-    if (s->app.state == APP_LOADING) {
+    if (s->app.state == SERVING_LOADING) {
         log_info("stopping: signal=%d, the model was still loading", signum);
         sd_notify_stopping(1);
         _exit(s->status); /* nothing to lose, and loading cannot be interrupted */
     }
-    if (s->app.state == APP_DRAINING) {
+    if (s->app.state == SERVING_DRAINING) {
         if (!s->closing) log_warn("stopping at once: signal=%d again", signum);
         stop_now(s);
         return;
     }
     log_info("draining: signal=%d active=%d timeout_s=%g", signum, bridge_active(s->app.bridge),
              s->app.set->drain_timeout);
-    s->app.state = APP_DRAINING;
+    set_state(s, SERVING_DRAINING);
     sd_notify_stopping(s->app.set->drain_timeout + (LAST_WORDS_MS + STOP_MS + 5000) * 1e-3);
     sd_notify_status("draining: %d requests, for at most %g s", bridge_active(s->app.bridge),
                      s->app.set->drain_timeout);
@@ -496,9 +513,9 @@ static void on_device_lost(void *arg)
 {
     struct server *s = arg;
     s->status = EXIT_DEVICE_LOST;
-    if (s->app.state == APP_DRAINING) return; /* it ends as it is: nothing is left to wait for */
+    if (s->app.state == SERVING_DRAINING) return; /* it ends as it is: nothing is left to wait for */
     log_error("ending, for the supervisor to start a new process: status=%d", EXIT_DEVICE_LOST);
-    s->app.state = APP_DRAINING;
+    set_state(s, SERVING_DRAINING);
     sd_notify_stopping((LAST_WORDS_MS + STOP_MS + 5000) * 1e-3);
     http_server_wind_down(s->app.http, !s->activated);
     jobs_drain(s->app.jobs);
@@ -547,7 +564,8 @@ static int open_http(struct server *s, struct err *e)
     c.n_routes = N_ROUTES;
     c.app = &s->app;
     reload_http_config(set, &c);
-    credentials_config(&s->app, &c);
+    c.admission = s->app.admission;
+    credentials_config(&s->app.credentials, &c);
     s->app.http = http_server_open(&s->loop, &c, e);
     if (!s->app.http) return e->code;
     http_server_on_done(s->app.http, on_request_done);
@@ -600,6 +618,12 @@ static void open_memory(void)
     cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = mem_alloc, .free_fn = free});
 }
 
+static bool pool_has_room(void *arg, uint64_t client)
+{
+    const struct app *app = arg;
+    return bridge_has_room(app->bridge, client);
+}
+
 static int serve(struct server *s)
 {
     struct err e = {0};
@@ -607,11 +631,17 @@ static int serve(struct server *s)
     set_request_memory(&s->app);
     metrics_init(&s->app.metrics);
     for (int i = 0; i < N_ROUTES; i++) metrics_add_route(&s->app.metrics, routes[i].path);
-    app_hurry();
+    health_hurry();
     process_files(s->app.set->max_connections);
     if (uv_loop_init(&s->loop)) return err_set(&e, ERR_IO, "no event loop"), cmd_fail(&e);
-    if (credentials_open(&s->app, &e) || open_http(s, &e)) {
-        credentials_close(&s->app);
+    s->app.admission = admission_open(&(struct admission_needs){.set = s->app.set,
+                                                                .metrics = &s->app.metrics,
+                                                                .loop = &s->loop,
+                                                                .pool_has_room = pool_has_room,
+                                                                .pool = &s->app});
+    if (credentials_open(&s->app.credentials, s->app.set, &s->app.metrics, &e) || open_http(s, &e)) {
+        credentials_close(&s->app.credentials);
+        admission_close(s->app.admission);
         uv_run(&s->loop, UV_RUN_DEFAULT);
         uv_loop_close(&s->loop);
         return cmd_fail(&e);
@@ -619,7 +649,6 @@ static int serve(struct server *s)
     open_signals(s);
     s->app.bridge = bridge_open(&s->loop, &s->app.metrics);
     s->app.loop = &s->loop;
-    s->app.admission = admission_open(&s->app);
     s->app.store = store_open(&s->loop, settings_data_dir(s->app.set));
     s->app.jobs = jobs_open(&s->app);
     s->app.sse = sse_hub_open(&s->loop, s->app.set->sse_keepalive);
@@ -631,12 +660,12 @@ static int serve(struct server *s)
     else
         fprintf(stderr, "listening %s\n", url);
     metrics_startup(&s->app.metrics, STARTUP_LISTEN, seconds_since(s->started));
-    app_watch_devices(&s->app);
+    s->app.device_watch = device_watch_open(s->app.bridge);
     s->load.data = s;
     uv_queue_work(&s->loop, &s->load, work_load, after_load);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     http_server_free(s->app.http);
-    credentials_close(&s->app);
+    credentials_close(&s->app.credentials);
     log_info("stopped");
     return s->status;
 }

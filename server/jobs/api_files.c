@@ -8,9 +8,12 @@
 #include "engine/base/check.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "server/access/admission.h"
+#include "server/config/settings.h"
 #include "server/jobs/api_train.h"
 #include "server/jobs/routes.h"
 #include "server/json/json.h"
+#include "server/net/http.h"
 #include "server/net/multipart.h"
 #include "server/store/data_dir.h"
 
@@ -320,7 +323,7 @@ void api_files_begin(struct http_req *req)
     req->on_body = on_body;
     req->on_close = on_close;
     /* only once it is known what an earlier process left (jobs_look): an upload must not be taken for that */
-    if (app->state != APP_READY) {
+    if (app->state != SERVING_READY) {
         u->status = 503;
         if (http_body_stop(req)) train_refuses(req, true);
         return;

@@ -4,6 +4,7 @@
 #include "server/jobs/api_train.h"
 
 #include "engine/base/mem.h"
+#include "engine/serve/engine.h"
 #include "server/jobs/jobs.h"
 #include "server/jobs/routes.h"
 #include "server/json/json.h"

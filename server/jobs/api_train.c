@@ -3,11 +3,14 @@
 #include "server/jobs/api_train.h"
 
 #include "engine/base/mem.h"
+#include "engine/serve/engine.h"
+#include "server/access/admission.h"
 #include "server/api/adapter_dir.h"
 #include "server/api/models.h"
 #include "server/jobs/jobs.h"
 #include "server/jobs/routes.h"
 #include "server/json/json.h"
+#include "server/net/http.h"
 #include "server/store/data_dir.h"
 
 #include <stdio.h>
@@ -20,15 +23,15 @@ enum { QUEUE_MAX = 1000, LIST_MAX = 100 };
 bool train_refuses(struct http_req *req, bool openai)
 {
     struct app *app = req->app;
-    if (app->state == APP_READY && !store_request_crowded(req)) return false;
-    if (app->state == APP_READY) {
+    if (app->state == SERVING_READY && !store_request_crowded(req)) return false;
+    if (app->state == SERVING_READY) {
         http_set_header(req, "Retry-After", "2");
         store_request_reply_error(req, openai, 429, "overloaded", "too many large requests wait for the job store");
         return true;
     }
-    http_set_header(req, "Retry-After", app->state == APP_LOADING ? "1" : "5");
-    store_request_reply_error(req, openai, 503, app->state == APP_LOADING ? "loading" : "draining", "%s",
-                              app->state == APP_LOADING ? "the model is loading" : "the server is shutting down");
+    http_set_header(req, "Retry-After", app->state == SERVING_LOADING ? "1" : "5");
+    store_request_reply_error(req, openai, 503, app->state == SERVING_LOADING ? "loading" : "draining", "%s",
+                              app->state == SERVING_LOADING ? "the model is loading" : "the server is shutting down");
     return true;
 }
 

@@ -6,8 +6,11 @@
 #include "server/jobs/api_train.h"
 
 #include "engine/base/mem.h"
+#include "server/access/admission.h"
 #include "server/jobs/jobs.h"
 #include "server/jobs/routes.h"
+#include "server/net/http.h"
+#include "server/net/sse.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -181,7 +184,7 @@ static void after_open(struct store_request *c)
     s->work = (struct store_work){.run = on_read, .done = on_done};
     s->watch = (struct job_watch){.seq = s->seq, .fn = on_changed, .end = on_ending, .arg = s};
     sse_start(&s->sse, app->sse, s->req);
-    s->ending = app->state == APP_DRAINING;
+    s->ending = app->state == SERVING_DRAINING;
     jobs_watch(app->jobs, &s->watch);
     read_more(s);
 }
@@ -210,7 +213,7 @@ void api_train_events(struct http_req *req)
     struct app *app = req->app;
     const char *last = http_header(req, "Last-Event-ID");
     bool stream = wants_stream(req);
-    if (stream && app->state == APP_DRAINING && train_refuses(req, false)) return;
+    if (stream && app->state == SERVING_DRAINING && train_refuses(req, false)) return;
     if (stream && app->event_streams >= STREAMS_MAX) {
         http_set_header(req, "Retry-After", "5");
         store_request_reply_error(req, false, 429, "overloaded", "%d event streams are open already", STREAMS_MAX);

@@ -3,9 +3,13 @@
 #include "server/jobs/api_train.h"
 
 #include "engine/base/mem.h"
+#include "engine/serve/engine.h"
+#include "server/bridge/bridge.h"
+#include "server/config/settings.h"
 #include "server/jobs/jobs.h"
 #include "server/jobs/routes.h"
 #include "server/json/json.h"
+#include "server/net/http.h"
 #include "server/store/data_dir.h"
 
 #include <math.h>

@@ -5,6 +5,9 @@
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/serve/engine.h"
+#include "server/api/adapters.h"
+#include "server/config/settings.h"
 #include "server/json/json.h"
 #include "server/store/data_dir.h"
 
@@ -234,7 +237,7 @@ void run_publish(uv_work_t *w)
     crash_thread_begin();
     r->e.code = 0;
     r->error_code = "publishing_failed";
-    if (lora && app_publish_adapter(r->app, r->spec.serve_as, r->published ? r->target : r->out, &r->e)) return;
+    if (lora && adapters_publish_dir(r->app, r->spec.serve_as, r->published ? r->target : r->out, &r->e)) return;
     if (!r->published) {
         struct buf about = {0};
         char *path = file_join(r->out, "tandem.json");

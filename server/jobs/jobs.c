@@ -5,6 +5,8 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/serve/engine.h"
+#include "server/config/settings.h"
 #include "server/jobs/job_db.h"
 #include "server/json/json.h"
 #include "server/store/data_dir.h"

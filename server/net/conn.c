@@ -106,6 +106,7 @@ static void request_reset(struct conn *c)
                                .query = "",
                                .body = "",
                                .app = c->server->config.app,
+                               .admission = c->server->config.admission,
                                .peer = c->peer};
     c->match = (struct route_match){0};
     c->n_headers = 0;
@@ -312,7 +313,7 @@ static bool permitted(struct conn *c)
     if (!config->permit) return true;
     c->state = CONN_RUN; /* it may answer */
     if (c->chunked || c->length) c->keep = false;
-    if (config->permit(config->app, &c->req)) {
+    if (config->permit(config->permit_arg, &c->req)) {
         CHECK(c->answer == ANSWER_NONE);
         c->state = CONN_HEAD;
         c->keep = keep;

@@ -24,6 +24,7 @@
 enum http_method { HTTP_M_GET, HTTP_M_HEAD, HTTP_M_POST, HTTP_M_PUT, HTTP_M_DELETE, HTTP_M_OPTIONS, HTTP_M_OTHER };
 
 struct http_route;
+struct admission;
 struct key;
 struct tls;
 
@@ -37,6 +38,7 @@ struct http_req {
     size_t body_len;
     uint64_t received;              /* clock_now() when the head was complete */
     void *app;                      /* what the server was set up with (struct http_server_config.app) */
+    struct admission *admission;    /* likewise */
     const struct http_route *route; /* NULL: none was found */
     char id[REQUEST_ID_MAX + 1];    /* X-Request-Id, the client's or made; sent back with every answer */
     struct trace_parent trace;      /* of the header traceparent */
@@ -145,10 +147,12 @@ struct http_server_config {
     const struct http_route *routes;
     int n_routes;
     void *app;
+    struct admission *admission; /* what decides about its requests (access/admission.h); NULL: no route asks it */
     /* Asked once a head is good and its route known, before any of the body is read; NULL: everything is permitted.
      * May set req->key, which release_key (then not NULL) gets back with the end of the request.  False: it has
      * answered (http_reply...), and so the request is over. */
-    bool (*permit)(void *app, struct http_req *);
+    bool (*permit)(void *arg, struct http_req *);
+    void *permit_arg;
     void (*release_key)(const struct key *);
     struct tls *tls;              /* NULL: plain HTTP; stays the caller's */
     bool local_only;              /* refuse to listen where other machines could connect */

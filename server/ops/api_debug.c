@@ -3,9 +3,15 @@
  * prompt or of a text.  Loop thread. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/serve/engine.h"
+#include "server/access/admission.h"
 #include "server/api/app.h"
+#include "server/bridge/bridge.h"
+#include "server/config/settings.h"
 #include "server/jobs/jobs.h"
 #include "server/json/json.h"
+#include "server/net/http.h"
+#include "server/ops/health.h"
 #include "server/ops/routes.h"
 #include "server/store/store.h"
 
@@ -38,7 +44,7 @@ static void put_server(struct buf *out, struct app *app)
     const struct http_server_stats *h = http_server_stats(app->http);
     put_string(out, "state", states[app->state]);
     buf_printf(out, ",\"healthy\":%s,\"version\":\"" TANDEM_VERSION "\",\"time\":%.3f",
-               app_healthy(app) ? "true" : "false", (double)clock_unix() * 1e-9);
+               health_good(app) ? "true" : "false", (double)clock_unix() * 1e-9);
     buf_printf(out, ",\"uptime_s\":%.3f", (double)(clock_unix() - app->metrics.start_unix_ns) * 1e-9);
     buf_printf(out,
                ",\"connections\":{\"open\":%d,\"accepted\":%llu,\"rejected\":%llu},\"event_streams\":%d,"

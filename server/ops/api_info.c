@@ -1,9 +1,14 @@
 /* What is served and how it is: GET / /info /health /ping /ready.  Loop thread. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/serve/engine.h"
+#include "server/access/admission.h"
 #include "server/api/app.h"
+#include "server/config/settings.h"
 #include "server/console/console.h"
 #include "server/json/json.h"
+#include "server/net/http.h"
+#include "server/ops/health.h"
 #include "server/ops/routes.h"
 #include "server/store/store.h"
 
@@ -69,7 +74,7 @@ void api_info(struct http_req *req)
     const struct settings *s = app->set;
     struct buf out = {0};
     if (!i) {
-        admission_refuses(app, req, NULL);
+        admission_refuses(req, NULL);
         return;
     }
     buf_char(&out, '{');
@@ -102,7 +107,7 @@ void api_info(struct http_req *req)
 void api_health(struct http_req *req)
 {
     struct app *app = req->app;
-    if (app_healthy(app))
+    if (health_good(app))
         http_reply(req, 200, NULL, "", 0);
     else
         http_reply_error(req, 503, "healthcheck", "unhealthy");
@@ -112,13 +117,13 @@ void api_health(struct http_req *req)
 void api_ready(struct http_req *req)
 {
     struct app *app = req->app;
-    bool healthy = app_healthy(app), intact = store_intact(app->store);
-    if (app->state == APP_READY && healthy && intact)
+    bool healthy = health_good(app), intact = store_intact(app->store);
+    if (app->state == SERVING_READY && healthy && intact)
         http_reply(req, 200, NULL, "", 0);
     else
         http_reply_error(req, 503, "healthcheck", "%s",
-                         app->state == APP_LOADING    ? "loading"
-                         : app->state == APP_DRAINING ? "draining"
-                         : !healthy                   ? "unhealthy"
-                                                      : "the data directory was deleted or replaced");
+                         app->state == SERVING_LOADING    ? "loading"
+                         : app->state == SERVING_DRAINING ? "draining"
+                         : !healthy                       ? "unhealthy"
+                                                          : "the data directory was deleted or replaced");
 }

@@ -2,11 +2,16 @@
  * a driver may hang with its device. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/serve/engine.h"
 #include "server/access/admission.h"
 #include "server/api/app.h"
+#include "server/bridge/bridge.h"
+#include "server/config/settings.h"
 #include "server/jobs/jobs.h"
+#include "server/metrics/metrics.h"
+#include "server/net/http.h"
 #include "server/net/tls.h"
-#include "server/ops/nvml.h"
+#include "server/ops/device_watch.h"
 #include "server/ops/process.h"
 #include "server/ops/routes.h"
 
@@ -17,7 +22,6 @@
 struct scrape {
     struct app *app;
     struct http_req *req; /* NULL once closed */
-    struct device_sample sample;
 };
 
 static double age(uint64_t since, uint64_t now)
@@ -35,11 +39,11 @@ static void reply_metrics(struct app *app, struct http_req *req)
         .info = app->info,
         .http = http_server_stats(app->http),
         .jobs = &jobs,
-        .devices = app->devices,
-        .ready = app->state == APP_READY,
+        .devices = device_watch_sample(app->device_watch),
+        .ready = app->state == SERVING_READY,
         .prefix_cache = app->set->prefix_cache,
         .memory_limit = process_memory_limit(),
-        .certificate_expires = app->tls ? (double)tls_expires_at(app->tls) : 0,
+        .certificate_expires = app->credentials.tls ? (double)tls_expires_at(app->credentials.tls) : 0,
         .model_name = app->model_name,
         .vllm = strcmp(app->set->metrics_aliases, "vllm") == 0,
     };
@@ -67,17 +71,9 @@ static void on_close(struct http_req *req)
     s->req = NULL;
 }
 
-static void work_sample(void *arg)
-{
-    struct scrape *s = arg;
-    nvml_sample(s->app->nvml, &s->sample);
-}
-
 static void after_sample(void *arg)
 {
     struct scrape *s = arg;
-    s->app->sampling = false;
-    *s->app->devices = s->sample;
     if (s->req) {
         s->req->on_close = NULL;
         reply_metrics(s->app, s->req);
@@ -88,7 +84,7 @@ static void after_sample(void *arg)
 void api_metrics(struct http_req *req)
 {
     struct app *app = req->app;
-    if (!app->nvml || app->sampling || app->state == APP_DRAINING) { /* one thread at most may hang in the driver */
+    if (app->state == SERVING_DRAINING || !device_watch_idle(app->device_watch)) {
         reply_metrics(app, req);
         return;
     }
@@ -97,42 +93,5 @@ void api_metrics(struct http_req *req)
     s->req = req;
     req->user = s;
     req->on_close = on_close;
-    app->sampling = true;
-    bridge_work(app->bridge, 0, work_sample, after_sample, s);
-}
-
-/* ---- the driver ------------------------------------------------------------------------------------------------- */
-
-struct opening {
-    struct app *app;
-    struct nvml *nvml;
-};
-
-static void work_open(void *arg)
-{
-    struct opening *o = arg;
-    o->nvml = nvml_open(NULL);
-}
-
-static void after_open(void *arg)
-{
-    struct opening *o = arg;
-    o->app->nvml = o->nvml;
-    if (o->nvml) o->app->devices = mem_zalloc(sizeof *o->app->devices);
-    free(o);
-}
-
-void app_watch_devices(struct app *app)
-{
-    struct opening *o = mem_zalloc(sizeof *o);
-    o->app = app;
-    bridge_work(app->bridge, 0, work_open, after_open, o);
-}
-
-void app_unwatch_devices(struct app *app)
-{
-    nvml_close(app->nvml);
-    free(app->devices);
-    app->nvml = NULL;
-    app->devices = NULL;
+    device_watch_ask(app->device_watch, after_sample, s);
 }

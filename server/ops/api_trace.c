@@ -8,9 +8,12 @@
  *
  * Loop thread, but for work_take (pool). */
 #include "engine/base/mem.h"
+#include "engine/serve/engine.h"
 #include "server/api/app.h"
 #include "server/api/store_request.h"
+#include "server/bridge/bridge.h"
 #include "server/json/json.h"
+#include "server/net/http.h"
 #include "server/ops/routes.h"
 
 #include <stdlib.h>

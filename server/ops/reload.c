@@ -2,7 +2,11 @@
 
 #include "engine/base/buf.h"
 #include "engine/base/log.h"
+#include "server/access/admission.h"
 #include "server/access/credentials.h"
+#include "server/config/settings.h"
+#include "server/net/http.h"
+#include "server/net/sse.h"
 #include "server/ops/process.h"
 #include "server/ops/sd_notify.h"
 #include "server/ops/service.h"
@@ -62,9 +66,9 @@ static void reload_settings(const struct reload *r)
 
 void reload_all(const struct reload *r)
 {
-    bool tell = r->app->state == APP_READY; /* before, ready is not true; after, the manager knows that we stop */
+    bool tell = r->app->state == SERVING_READY; /* before, ready is not true; after, the manager knows that we stop */
     if (tell) sd_notify_reloading();
     reload_settings(r);
-    credentials_reload(r->app);
+    credentials_reload(&r->app->credentials);
     if (tell) sd_notify_ready();
 }

@@ -6,6 +6,7 @@
 #define TANDEM_SERVER_OPS_RELOAD_H
 
 #include "server/api/app.h"
+#include "server/config/settings.h"
 
 /* The words the daemon was called with, without program and subcommand: they still win over file and environment. */
 struct reload {

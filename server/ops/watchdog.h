@@ -5,7 +5,7 @@
  *
  * A full queue is neither.  What is stuck is logged once, with the stacks of all threads (engine/base/crash.h), and
  * while it lasts the service manager's watchdog is not fed, so that it ends and restarts us.  /health asks the same
- * question of the engine by itself (app_healthy), exactly and at once.  While the model loads, the manager is asked for
+ * question of the engine by itself (health_good), exactly and at once.  While the model loads, the manager is asked for
  * more time as long as the loop lives.  It sleeps for up to five seconds at a time: an idle daemon stays idle. */
 #ifndef TANDEM_SERVER_OPS_WATCHDOG_H
 #define TANDEM_SERVER_OPS_WATCHDOG_H

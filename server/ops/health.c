@@ -1,7 +1,9 @@
-/* What the daemon says of itself as a whole.  Loop thread only. */
-#include "server/api/app.h"
+#include "server/ops/health.h"
 
 #include "engine/base/clock.h"
+#include "engine/serve/engine.h"
+#include "server/api/app.h"
+#include "server/config/settings.h"
 #include "server/ops/watchdog.h"
 
 #include <sched.h>
@@ -11,13 +13,13 @@
 
 enum { RESET_ON_FORK = 1 }; /* SCHED_FLAG_RESET_ON_FORK of linux/sched.h */
 
-bool app_healthy(const struct app *app)
+bool health_good(const struct app *app)
 {
     if (!app->engine) return true; /* loading, or already closed */
     return !watchdog_late(engine_busy_since(app->engine), clock_now(), app->set->step_timeout);
 }
 
-void app_hurry(void)
+void health_hurry(void)
 {
     struct { /* sched_setattr(2), version 0 */
         uint32_t size, policy;

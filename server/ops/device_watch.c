@@ -1,0 +1,78 @@
+#include "server/ops/device_watch.h"
+
+#include "engine/base/mem.h"
+#include "server/bridge/bridge.h"
+#include "server/ops/nvml.h"
+
+#include <stdlib.h>
+
+struct device_watch {
+    struct bridge *bridge;
+    struct nvml *nvml;           /* NULL: no devices, or not looked for yet */
+    struct nvml *found;          /* the pool's, until after_open */
+    struct device_sample latest; /* the loop's */
+    struct device_sample asked;  /* the pool's while asking */
+    bool asking;
+    void (*done)(void *);
+    void *arg;
+};
+
+static void work_open(void *arg)
+{
+    struct device_watch *w = arg;
+    w->found = nvml_open(NULL);
+}
+
+static void after_open(void *arg)
+{
+    struct device_watch *w = arg;
+    w->nvml = w->found;
+}
+
+struct device_watch *device_watch_open(struct bridge *bridge)
+{
+    struct device_watch *w = mem_zalloc(sizeof *w);
+    w->bridge = bridge;
+    bridge_work(bridge, 0, work_open, after_open, w);
+    return w;
+}
+
+void device_watch_close(struct device_watch *w)
+{
+    if (!w) return;
+    nvml_close(w->nvml);
+    free(w);
+}
+
+bool device_watch_idle(const struct device_watch *w)
+{
+    return w && w->nvml && !w->asking;
+}
+
+static void work_ask(void *arg)
+{
+    struct device_watch *w = arg;
+    nvml_sample(w->nvml, &w->asked);
+}
+
+static void after_ask(void *arg)
+{
+    struct device_watch *w = arg;
+    w->asking = false;
+    w->latest = w->asked;
+    w->done(w->arg);
+}
+
+void device_watch_ask(struct device_watch *w, void (*done)(void *), void *arg)
+{
+    w->done = done;
+    w->arg = arg;
+    w->asking = true;
+    w->asked = (struct device_sample){0};
+    bridge_work(w->bridge, 0, work_ask, after_ask, w);
+}
+
+const struct device_sample *device_watch_sample(const struct device_watch *w)
+{
+    return w && w->nvml ? &w->latest : NULL;
+}

@@ -3,6 +3,7 @@
  * are made through it.  The checks of the ops of training are in checked_train.c. */
 #include "kernels/checked.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -116,6 +117,13 @@ bool check_slice(struct dev *d, const char *op, const struct made *w, int first,
     return true;
 }
 
+bool check_cap(struct dev *d, const char *op, float scale, float cap)
+{
+    need(isfinite(scale) && scale >= 0 && isfinite(cap) && cap >= 0, "scale %g, softcap %g", (double)scale,
+         (double)cap);
+    return true;
+}
+
 bool check_act(struct dev *d, const char *op, enum act_kind act)
 {
     need((unsigned)act <= ACT_RELU, "act is %d", act);
@@ -129,6 +137,7 @@ static bool check_embed(struct dev *d, const struct embed_args *a)
     const char *op = "embed";
     int T = a->out.rows, C = a->out.cols;
     const struct made *w = a->w ? find_made(d, a->w) : NULL;
+    if (!check_cap(d, op, a->scale, 0)) return false;
     if (a->w) {
         need(w && w->rows, "w is not a weight of this device");
         need(w->cols == C, "w has cols %d, wanted %d", w->cols, C);
@@ -167,6 +176,8 @@ static bool check_add_norm(struct dev *d, const struct add_norm_args *a)
     return check_mat(d, op, "x", &a->x, T, C) && check_mat(d, op, "y", &a->y, T, C) &&
            check_mat(d, op, "out", &a->out, T, C) && check_apart(d, op, &a->x, &a->y) &&
            check_apart(d, op, &a->x, &a->out) && check_apart(d, op, &a->y, &a->out) &&
+           (!a->post_w || check_floats(d, op, "post_w", a->post_w)) &&
+           (!a->post_b || (check_floats(d, op, "post_w", a->post_w) && check_floats(d, op, "post_b", a->post_b))) &&
            check_norm_tail(d, op, a->w, a->b, a->eps, a->kind, a->next, C);
 }
 
@@ -255,7 +266,8 @@ static bool check_attn(struct dev *d, const struct attn_args *a)
     const struct kv_shape *s;
     int T = a->qkv.rows;
     if (!check_kv(d, op, a->kv, a->layer, a->heads, a->kv_heads, a->head_dim, &a->qkv, &s) ||
-        !check_mat(d, op, "out", &a->out, T, a->heads * a->head_dim) || !check_apart(d, op, &a->out, &a->qkv))
+        !check_mat(d, op, "out", &a->out, T, a->heads * a->head_dim) || !check_apart(d, op, &a->out, &a->qkv) ||
+        !check_cap(d, op, a->scale, a->softcap))
         return false;
     need(a->window >= 0 && a->n_seqs >= 0, "window %d, n_seqs %d", a->window, a->n_seqs);
     if (a->n_seqs == 0) return true;
@@ -291,6 +303,12 @@ static bool check_act_mul(struct dev *d, const struct act_mul_args *a)
 static bool check_act_op(struct dev *d, const struct act_args *a)
 {
     return check_mat(d, "act", "x", &a->x, a->x.rows, a->x.cols) && check_act(d, "act", a->act);
+}
+
+static bool check_softcap(struct dev *d, const struct softcap_args *a)
+{
+    const char *op = "softcap";
+    return check_mat(d, op, "x", &a->x, a->x.rows, a->x.cols) && check_cap(d, op, a->scale, a->cap);
 }
 
 static bool check_rows(struct dev *d, const struct rows_args *a)

@@ -35,7 +35,8 @@ bool check_floats(struct dev *, const char *op, const char *name, const float *)
 bool check_slice(struct dev *, const char *op, const struct made *w, int first, const struct mat *y, const char *name,
                  int unit);
 bool check_act(struct dev *, const char *op, enum act_kind);
-bool mats_overlap(const struct mat *, const struct mat *); /* Do two matrices of floats share an element? */
+bool check_cap(struct dev *, const char *op, float scale, float cap); /* finite, neither below 0 */
+bool mats_overlap(const struct mat *, const struct mat *);            /* Do two matrices of floats share an element? */
 bool check_apart(struct dev *, const char *op, const struct mat *, const struct mat *);
 
 #define X(op) bool check_##op(struct dev *, const struct op##_args *);

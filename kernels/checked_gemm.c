@@ -52,7 +52,8 @@ bool check_embed_back(struct dev *d, const struct embed_back_args *a)
 {
     const char *op = "embed_back";
     int T = a->dx.rows, C = a->dx.cols;
-    return check_mat(d, op, "dx", &a->dx, T, C) && check_mat(d, op, "dtable", &a->dtable, a->dtable.rows, C) &&
+    return check_cap(d, op, a->scale, 0) && check_mat(d, op, "dx", &a->dx, T, C) &&
+           check_mat(d, op, "dtable", &a->dtable, a->dtable.rows, C) &&
            check_index(d, op, "id", a->id, T, a->dtable.rows) && check_apart(d, op, &a->dx, &a->dtable) &&
            (!a->dpos.p || (check_mat(d, op, "dpos", &a->dpos, a->dpos.rows, C) &&
                            check_index(d, op, "pos", a->pos, T, a->dpos.rows) && check_apart(d, op, &a->dx, &a->dpos) &&

@@ -75,8 +75,8 @@ bool check_attn_seq(struct dev *d, const struct attn_seq_args *a)
     return check_heads(d, op, "qkv", &a->qkv, H, a->kv_heads, a->head_dim) &&
            check_mat(d, op, "out", &a->out, T, H * a->head_dim) && check_mat(d, op, "lse", &a->lse, T, H) &&
            check_apart(d, op, &a->out, &a->qkv) && check_apart(d, op, &a->lse, &a->qkv) &&
-           check_apart(d, op, &a->out, &a->lse) && check_some_heads(d, op, H, a->head0, a->n_heads) &&
-           check_seqs(d, op, a->window, a->n_seqs, a->q_start, T);
+           check_apart(d, op, &a->out, &a->lse) && check_cap(d, op, a->scale, a->softcap) &&
+           check_some_heads(d, op, H, a->head0, a->n_heads) && check_seqs(d, op, a->window, a->n_seqs, a->q_start, T);
 }
 
 bool check_attn_back(struct dev *d, const struct attn_back_args *a)
@@ -90,7 +90,8 @@ bool check_attn_back(struct dev *d, const struct attn_back_args *a)
         return false;
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         if (!check_apart(d, op, &a->dqkv, given[i])) return false;
-    return check_some_heads(d, op, H, a->head0, a->n_heads) && check_seqs(d, op, a->window, a->n_seqs, a->q_start, T);
+    return check_cap(d, op, a->scale, a->softcap) && check_some_heads(d, op, H, a->head0, a->n_heads) &&
+           check_seqs(d, op, a->window, a->n_seqs, a->q_start, T);
 }
 
 bool check_head_norm_back(struct dev *d, const struct head_norm_back_args *a)
@@ -132,7 +133,8 @@ bool check_cross_entropy(struct dev *d, const struct cross_entropy_args *a)
     const int32_t *target = check_look(d, op, a->target, (size_t)R);
     if (!target) return false;
     for (int r = 0; r < R; r++) need(target[r] >= -1 && target[r] < V, "target[%d] is %d of %d", r, target[r], V);
-    return check_floats(d, op, "loss", a->loss) && (!a->back || check_floats(d, op, "scale", a->scale));
+    return check_cap(d, op, a->logit_scale, a->softcap) && check_floats(d, op, "loss", a->loss) &&
+           (!a->back || check_floats(d, op, "scale", a->scale));
 }
 
 bool check_dropout(struct dev *d, const struct dropout_args *a)

@@ -2,9 +2,13 @@
  * fused kernels elsewhere: *fused == composed*, bit for bit on one device. */
 #include "kernels/dev.h"
 
+/* out is where norm(y) stays until it is added */
 static void compose_add_norm(struct dev *d, const struct add_norm_args *a)
 {
-    d->ops->add(d, &(struct add_args){.x = a->x, .y = a->y});
+    if (a->post_w)
+        d->ops->norm(d, &(struct norm_args){
+                            .out = a->out, .x = a->y, .w = a->post_w, .b = a->post_b, .eps = a->eps, .kind = a->kind});
+    d->ops->add(d, &(struct add_args){.x = a->x, .y = a->post_w ? a->out : a->y});
     d->ops->norm(d,
                  &(struct norm_args){
                      .out = a->out, .x = a->x, .w = a->w, .b = a->b, .eps = a->eps, .kind = a->kind, .next = a->next});

@@ -80,13 +80,14 @@ struct kv; /* all layers and pages of one pool; opaque */
 enum norm_kind { NORM_RMS, NORM_LAYER };
 enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU_ERF, ACT_RELU };
 
-/* out[t] = table[id[t]] + (pos_table ? pos_table[pos[t]] : 0).   out (T, C) f32; table (V, C), pos_table (P, C) any
- * float type; id, pos (T) in range.  With w, packed (V, C), the table is w and `table` is not looked at: the row's
- * values are data * scale rounded to f32. */
+/* out[t] = table[id[t]] * scale + (pos_table ? pos_table[pos[t]] : 0).   out (T, C) f32; table (V, C), pos_table (P, C)
+ * any float type; id, pos (T) in range.  With w, packed (V, C), the table is w and `table` is not looked at: the row's
+ * values are data * its own scale, rounded to f32.  The product with `scale` is rounded to f32, too. */
 struct embed_args {
     struct mat out, table, pos_table; /* pos_table.p NULL: none */
     const int32_t *id, *pos;
     const struct weight *w; /* NULL: none */
+    float scale;            /* 0: 1 */
 };
 
 /* out = norm(x) * w + b over each row.  x, out (T, C), may be the same matrix; w, b (C) f32, b NULL for none.
@@ -102,13 +103,16 @@ struct norm_args {
     const struct weight *next;
 };
 
-/* x += y; out = norm(x).  x, y, out (T, C); out aliases neither.  next: as of norm. */
+/* x += y; out = norm(x).  x, y, out (T, C); out aliases neither.  next: as of norm.
+ * With post_w (C), x += norm(y), of the same kind and eps, by post_w and post_b (C, or NULL); y stays as it is.  The
+ * bits are those of norm of y, then add_norm. */
 struct add_norm_args {
     struct mat out, x, y;
     const float *w, *b;
     float eps;
     enum norm_kind kind;
     const struct weight *next;
+    const float *post_w, *post_b; /* NULL: none */
 };
 
 /* x += y.  (T, C) */
@@ -182,8 +186,9 @@ struct rope_kv_args {
  * Rows q_start[s] .. q_start[s+1]-1 of qkv and out belong to sequence s and are its last tokens: the last of them is at
  * position kv_len[s] - 1.  A token at position p sees positions max(0, p - window + 1) .. p (window 0: all).
  * pages (n_seqs, pages_ld): page numbers of each sequence in order.  qkv as in rope_kv,
- * only q is read; out (T, heads * head_dim).  score = (q . k) * scale. With a bf16 cache q is rounded to bf16, and so
- * may be each softmax weight before it multiplies v. */
+ * only q is read; out (T, heads * head_dim).  score = (q . k) * scale; with softcap, score = softcap * tanh((q . k) *
+ * scale / softcap), before positions are left out.  With a bf16 cache q is rounded to bf16, and so may be each softmax
+ * weight before it multiplies v. */
 struct attn_args {
     struct mat out, qkv;
     int heads, kv_heads, head_dim, window;
@@ -194,6 +199,7 @@ struct attn_args {
     const struct kv *kv;
     int layer;
     int most_rows; /* no sequence has more; 0: the host does not know */
+    float softcap; /* 0: none */
 };
 
 /* out = act(gu[:, :F]) * gu[:, F:].   gu (T, 2F), out (T, F). */
@@ -206,6 +212,12 @@ struct act_mul_args {
 struct act_args {
     struct mat x;
     enum act_kind act;
+};
+
+/* x = cap * tanh(x * scale / cap) in place; cap 0: x *= scale.  (R, V) logits, before sample or cross_entropy. */
+struct softcap_args {
+    struct mat x;
+    float scale, cap;
 };
 
 /* out[r] = x[row[r]].   out (R, C), x (T, C), row (R). */
@@ -285,7 +297,8 @@ struct sample_args {
     X(embed)                                                                                                           \
     X(norm)                                                                                                            \
     X(add_norm)                                                                                                        \
-    X(add) X(linear) X(gate_up) X(head_norm) X(rope_kv) X(attn) X(act_mul) X(act) X(rows) X(sample) TRAIN_OPS(X)
+    X(add)                                                                                                             \
+    X(linear) X(gate_up) X(head_norm) X(rope_kv) X(attn) X(act_mul) X(act) X(softcap) X(rows) X(sample) TRAIN_OPS(X)
 
 enum op_id {
 #define X(op) OP_##op,

@@ -80,7 +80,8 @@ struct rope_args {
 
 /* Causal attention of whole sequences: rows q_start[s] .. q_start[s+1]-1 of qkv (after rope) are sequence s and see
  * only each other, row i the rows max(first, i - window + 1) .. i (window 0: all).  out (T, H D); lse (T, H) the
- * natural log of the sum of exp(score).  With n_heads only the query heads head0 .. head0 + n_heads - 1; 0: all. */
+ * natural log of the sum of exp(score), the score as in attn_args.  With n_heads only the query heads head0 .. head0 +
+ * n_heads - 1; 0: all. */
 struct attn_seq_args {
     struct mat out, lse, qkv; /* on a device opened with bf16_x q, k, v and weights may be rounded to it; f32 sums */
     int heads, kv_heads, head_dim, window;
@@ -88,6 +89,7 @@ struct attn_seq_args {
     int n_seqs;
     const int32_t *q_start;
     int head0, n_heads;
+    float softcap; /* 0: none */
 };
 
 /* dqkv (T, (H + 2G) D) = the gradient by q, k and v, all columns written.  dout, out (T, H D), lse as above.  With
@@ -100,6 +102,7 @@ struct attn_back_args {
     int n_seqs;
     const int32_t *q_start;
     int head0, n_heads;
+    float softcap; /* as attn_seq's */
 };
 
 /* dx, in place, in columns [col, col + heads * head_dim): on entry the gradient by head_norm's result, on return by its
@@ -126,7 +129,9 @@ struct act_back_args {
 
 /* Of each row of logits (R, V): loss[r] = -log softmax(logits)[target[r]], hit[r] = 1 where the target is the largest
  * logit (the lowest id on a tie), and with back the row becomes (softmax - onehot(target)) * scale[r].  target -1: loss
- * 0, hit 0, row 0.  A row with a NaN or +infinity, or with nothing finite, gives loss NaN, hit 0 and a row of NaN. */
+ * 0, hit 0, row 0.  A row with a NaN or +infinity, or with nothing finite, gives loss NaN, hit 0 and a row of NaN.
+ * Of logits that op softcap wrote, with the same logit_scale and softcap, back gives the gradient by what it read: that
+ * by a logit z times logit_scale * (1 - (z / softcap)^2), without softcap times logit_scale. */
 struct cross_entropy_args {
     struct mat logits;
     const int32_t *target;
@@ -134,12 +139,15 @@ struct cross_entropy_args {
     float *loss;        /* (R) */
     int32_t *hit;       /* (R) */
     bool back;
+    float logit_scale, softcap; /* 0: 1, and none */
 };
 
-/* dtable[id[t]] += dx[t], in the order of t; dpos[pos[t]] += dx[t] when dpos.p.  dx (T, C), dtable (V, C). */
+/* dtable[id[t]] += dx[t] * scale (the product rounded to f32), in the order of t; dpos[pos[t]] += dx[t] when dpos.p.
+ * dx (T, C), dtable (V, C). */
 struct embed_back_args {
     struct mat dtable, dpos, dx;
     const int32_t *id, *pos;
+    float scale; /* as embed's; 0: 1 */
 };
 
 /* out[c] += sum_t x[t][c].  x (T, C), out (C): gradients of biases. */

@@ -237,7 +237,8 @@ void chunked_cross_entropy(struct op_chunks c, struct cross_entropy_args a)
         scheduler_gate_pass(c.gate);
         n = scheduler_gate_rows(c.gate, WORK_LOSS, a.logits.rows - r, a.logits.cols, 0);
         op_cross_entropy(c.d, (struct cross_entropy_args){mat_rows(a.logits, r, n), a.target + r,
-                                                          a.scale ? a.scale + r : NULL, a.loss + r, a.hit + r, a.back});
+                                                          a.scale ? a.scale + r : NULL, a.loss + r, a.hit + r, a.back,
+                                                          a.logit_scale, a.softcap});
     }
 }
 

@@ -158,6 +158,15 @@ INLINE float attn_mask(struct attn_rows *rows, int r, uint64_t seen, vf scale, c
     return v_hmax(max);
 }
 
+/* Products of a granule become tanh(product * scale), scale with k_scale (of pages; NULL: none). */
+static void attn_cap(struct attn_rows *rows, int r, float scale, const float *const *k_scale)
+{
+    for (int p = 0; p < GRANULE_PAGES; p++) {
+        vf s = v_mul(rows->score[r][p], v_set1(scale));
+        rows->score[r][p] = v_tanh(k_scale ? v_mul(s, v_load(k_scale[p])) : s);
+    }
+}
+
 /* Folds a granule's scores, the largest of them `top`, into the row's running maximum and sum; leaves the weights of
  * V.  v_scale (of pages) NULL: none. */
 INLINE void attn_softmax(struct attn_rows *rows, int r, uint64_t seen, float top, const float *const *v_scale,
@@ -285,11 +294,12 @@ static void attn_granule(const struct attn_block *b, struct attn_rows *rows, int
     const struct kv *kv = b->a->kv;
     const struct attn_kernels *kernels = &attn_kernels[kv->shape.t];
     bool int8 = kv->shape.t == DT_I8;
+    float cap = b->a->softcap;
     int start = granule * GRANULE, full0 = 0, full1 = GRANULE_PAGES; /* pages that all rows see as a whole */
     int from[ATTN_R], to[ATTN_R];
     uint64_t seen[ATTN_R];
     float top[ATTN_R];
-    vf scale = v_set1(b->a->scale * 1.44269504f);
+    vf scale = v_set1((cap > 0 ? cap : b->a->scale) * 1.44269504f);
     for (int at = 0; at < GRANULE_PAGES; at += ATTN_P) kernels->scores(rows, g->k + at, at, b->a->head_dim);
     for (int r = 0; r < rows->n; r++) {
         struct attn_sight sight = attn_sees(b, row0 + r);
@@ -297,7 +307,9 @@ static void attn_granule(const struct attn_block *b, struct attn_rows *rows, int
         full0 = full0 > (from[r] + 15) / 16 ? full0 : (from[r] + 15) / 16;
         full1 = full1 < to[r] / 16 ? full1 : to[r] / 16;
         seen[r] = from[r] < to[r] ? (~0ull >> (GRANULE - to[r])) & (~0ull << from[r]) : 0;
-        if (seen[r]) top[r] = attn_mask(rows, r, seen[r], scale, int8 ? g->k_scale : NULL);
+        if (!seen[r]) continue;
+        if (cap > 0) attn_cap(rows, r, b->a->scale / cap, int8 ? g->k_scale : NULL);
+        top[r] = attn_mask(rows, r, seen[r], scale, int8 && !(cap > 0) ? g->k_scale : NULL);
     }
     for (int r = 0; r < rows->n; r++)
         if (seen[r])

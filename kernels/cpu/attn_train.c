@@ -101,6 +101,7 @@ static struct attn_head head_open(const struct attn_train *r, int s, int h)
                              .dim_pad = r->dim_pad,
                              .window = r->a.window,
                              .scale = r->a.scale,
+                             .softcap = r->a.softcap,
                              .k = keys,
                              .v = keys,
                              .k_t = keys + rows,
@@ -267,8 +268,8 @@ void cpu_attn_back(struct dev *head, const struct attn_back_args *b)
 {
     struct cpu_dev *d = cpu_of(head);
     struct attn_train r = {.isa = d->isa, .d = d, .dqkv = &b->dqkv, .dout = &b->dout};
-    r.a = (struct attn_seq_args){b->out,    b->lse,   b->qkv,    b->heads,   b->kv_heads, b->head_dim,
-                                 b->window, b->scale, b->n_seqs, b->q_start, b->head0,    b->n_heads};
+    r.a = (struct attn_seq_args){b->out,   b->lse,    b->qkv,     b->heads, b->kv_heads, b->head_dim, b->window,
+                                 b->scale, b->n_seqs, b->q_start, b->head0, b->n_heads,  b->softcap};
     heads_open(&r);
     r.dim_pad = (b->head_dim + 15) / 16 * 16;
     for (int seq0 = 0, seq1; seq0 < b->n_seqs; seq0 = seq1) {

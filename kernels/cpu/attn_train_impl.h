@@ -160,6 +160,12 @@ static void tile_softmax(struct tile_row *row, float *p, struct tile_sight s, vf
     v_store(row->sum, sum);
 }
 
+/* products p of n rows become tanh(product * scale) */
+static void tile_cap(float *p, int n, float scale)
+{
+    for (int i = 0; i < n * TILE; i += 16) v_store(p + i, v_tanh(v_mul(v_load(p + i), v_set1(scale))));
+}
+
 INLINE int tile_first_key(const struct attn_tile *t)
 {
     int first = t->head->window ? t->row0 - t->head->window + 1 : 0;
@@ -170,7 +176,7 @@ static void attn_tile(struct attn_tile *t)
 {
     const struct attn_head *h = t->head;
     struct tile_row row[TILE];
-    vf scale = v_set1(h->scale * 1.44269504f);
+    vf scale = v_set1((h->softcap > 0 ? h->softcap : h->scale) * 1.44269504f);
     for (int r = 0; r < t->n; r++) {
         row[r].max = -INFINITY;
         memset(row[r].sum, 0, sizeof row[r].sum);
@@ -179,6 +185,7 @@ static void attn_tile(struct attn_tile *t)
     for (int key0 = tile_first_key(t); key0 <= t->row0; key0 += TILE) {
         size_t at = (size_t)(key0 / TILE) * h->stride;
         tile_scores(t, t->p, t->q, h->k_t + at, key0);
+        if (h->softcap > 0) tile_cap(t->p, t->n, h->scale / h->softcap);
         for (int r = 0; r < t->n; r++)
             tile_softmax(&row[r], t->p + r * TILE, tile_sees(h, t->row0 + r, key0), scale,
                          t->out + (size_t)r * h->dim_pad, h->dim_pad);
@@ -192,18 +199,20 @@ static void attn_tile(struct attn_tile *t)
     }
 }
 
-/* Scores p and their gradients dp become weights, exp(score scale - lse), and scale * weight * (dp - delta). */
-static void tile_weights(const struct attn_tile *t, float *p, float *dp, int key0)
+/* Scores p and their gradients dp become weights, exp(score scale - lse), and scale * weight * (dp - delta).  Capped: p
+ * is tanh(score scale / softcap), weights are exp(p softcap - lse), and gradients are times 1 - p^2. */
+INLINE void tile_weights_of(const struct attn_tile *t, float *p, float *dp, int key0, const bool capped)
 {
     const struct attn_head *h = t->head;
-    vf scale = v_set1(h->scale), scale_2 = v_set1(h->scale * 1.44269504f);
+    vf scale = v_set1(h->scale), scale_2 = v_set1((capped ? h->softcap : h->scale) * 1.44269504f), one = v_set1(1.0f);
     for (int r = 0; r < t->n; r++, p += TILE, dp += TILE) {
         struct tile_sight s = tile_sees(h, t->row0 + r, key0);
         vf lse = v_set1(t->lse[r] * 1.44269504f), delta = v_set1(t->delta[r]);
         for (int i = 0; i < TILE; i += 16) {
-            vf w = v_sub(v_mul(v_load(p + i), scale_2), lse), g;
+            vf x = v_load(p + i), w = v_sub(v_mul(x, scale_2), lse), g;
             w = v_exp2_within(v_min(v_set1(126.0f), v_max(v_set1(-126.0f), w)));
             g = v_mul(v_mul(w, v_sub(v_load(dp + i), delta)), scale);
+            if (capped) g = v_mul(g, v_fnma(x, x, one));
             if (i < s.from || i + 16 > s.to) {
                 vm seen = tile_mask(s, i / 16);
                 w = v_select(seen, w, v_zero());
@@ -215,6 +224,17 @@ static void tile_weights(const struct attn_tile *t, float *p, float *dp, int key
     }
 }
 
+static void tile_weights(const struct attn_tile *t, float *p, float *dp, int key0)
+{
+    tile_weights_of(t, p, dp, key0, false);
+}
+
+static void tile_weights_capped(const struct attn_tile *t, float *p, float *dp, int key0)
+{
+    tile_cap(p, t->n, t->head->scale / t->head->softcap);
+    tile_weights_of(t, p, dp, key0, true);
+}
+
 static void attn_tile_back(struct attn_tile *t)
 {
     const struct attn_head *h = t->head;
@@ -224,7 +244,7 @@ static void attn_tile_back(struct attn_tile *t)
         size_t at = (size_t)(key0 / TILE) * h->stride, sum_at = (size_t)key0 * h->dim_pad;
         tile_scores(t, p, t->q, h->k_t + at, key0);
         tile_scores(t, dp, t->dout, h->v_t + at, key0);
-        tile_weights(t, p, dp, key0);
+        (h->softcap > 0 ? tile_weights_capped : tile_weights)(t, p, dp, key0);
         tile_keys(t, h->dv + sum_at, p, t->dout, key0);
         tile_keys(t, h->dk + sum_at, dp, t->q, key0);
         tile_values(t, t->out, dp, h->k + at, key0);

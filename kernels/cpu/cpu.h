@@ -164,7 +164,7 @@ enum { TILE = 64 }; /* query rows, and keys, of a block of attention in training
  */
 struct attn_head {
     int head_dim, dim_pad, window;
-    float scale;
+    float scale, softcap;           /* softcap 0: none */
     const float *k, *k_t, *v, *v_t; /* forward: k_t and v; back: k, k_t and v_t */
     size_t stride;
     float *dk, *dv; /* back: (rows of the sequence, dim_pad) what this head adds to dk and dv */
@@ -219,7 +219,8 @@ struct isa {
     void (*add)(float *x, const float *y, int n);
     void (*act)(float *x, int n, enum act_kind act);
     void (*act_mul)(float *out, const float *gu, int n, enum act_kind act);
-    void (*embed)(float *out, const void *row, enum dtype t, const void *pos_row, enum dtype pos_t, int n);
+    void (*embed)(float *out, const void *row, enum dtype t, float scale, const void *pos_row, enum dtype pos_t, int n);
+    void (*softcap)(float *x, int n, float scale, float cap); /* x = tanh(x * scale) * cap */
     void (*rope)(float *head, int rot, const float *cosines, const float *sines);
     float (*row_max)(const float *z, int n);                                     /* NaN when there is a NaN */
     void (*exp_scaled)(float *p, const float *z, int n, float max, float inv_t); /* exp((z - max) inv_t) */
@@ -232,6 +233,7 @@ struct isa {
     void (*act_mul_back)(float *dgu, const float *gu, const float *dy, int n, enum act_kind act);
     double (*exp_in_place)(float *z, int n, float max); /* z = exp(z - max); their sum */
     void (*scale)(float *x, int n, float by);
+    void (*loss_capped)(float *z, int n, float max, float by, float cap, float scale); /* see train_rows_impl.h */
     float (*dot)(const float *x, const float *y, int n);
     void (*dropout)(float *x, int n, const struct dropout_row *);
     double (*square_sum)(const float *x, size_t n); /* one chain: of SQUARE_BLOCK at most */
@@ -299,6 +301,7 @@ void cpu_rope_kv(struct dev *, const struct rope_kv_args *);
 void cpu_attn(struct dev *, const struct attn_args *);
 void cpu_act_mul(struct dev *, const struct act_mul_args *);
 void cpu_act(struct dev *, const struct act_args *);
+void cpu_softcap(struct dev *, const struct softcap_args *);
 void cpu_rows(struct dev *, const struct rows_args *);
 void cpu_sample(struct dev *, const struct sample_args *);
 #define X(op) void cpu_##op(struct dev *, const struct op##_args *);

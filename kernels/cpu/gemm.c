@@ -368,7 +368,11 @@ static void embed_back_task(void *ctx, int task, int worker)
     int from = task * r->slice, n = r->cols - from < r->slice ? r->cols - from : r->slice;
     for (int t = 0; t < a->dx.rows; t++) {
         const float *dx = mat_row(&a->dx, t) + from;
-        r->isa->add(mat_row(&a->dtable, a->id[t]) + from, dx, n);
+        float *row = mat_row(&a->dtable, a->id[t]) + from;
+        if (a->scale == 0 || a->scale == 1)
+            r->isa->add(row, dx, n);
+        else
+            r->isa->axpby(row, dx, (size_t)n, a->scale, 1);
         if (a->dpos.p) r->isa->add(mat_row(&a->dpos, a->pos[t]) + from, dx, n);
     }
 }

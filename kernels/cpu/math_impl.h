@@ -54,6 +54,22 @@ VEC_CALLED vf v_sigmoid(vf x)
     return v_div(one, v_add(one, v_exp2_within(minus)));
 }
 
+/* tanh(x), error about 1e-7 of itself: an odd polynomial near 0 (Cephes' tanhf), else 1 - 2 / (1 + e^2x) */
+VEC_CALLED vf v_tanh(vf x)
+{
+    vf one = v_set1(1.0f), square = v_mul(x, x), p = v_set1(-5.70498872745e-3f);
+    vi sign = i_and(v_bits(x), i_set1(INT32_MIN));
+    vf size = i_float(i_and(v_bits(x), i_set1(INT32_MAX)));
+    p = v_fma(p, square, v_set1(2.06390887954e-2f));
+    p = v_fma(p, square, v_set1(-5.37397155531e-2f));
+    p = v_fma(p, square, v_set1(1.33314422036e-1f));
+    p = v_fma(p, square, v_set1(-3.33332819422e-1f));
+    p = v_fma(v_mul(p, square), x, x);
+    vf e = v_exp2_within(v_min(v_set1(126.0f), v_mul(size, v_set1(2.88539008f))));
+    vf large = v_sub(one, v_div(v_set1(2.0f), v_add(e, one)));
+    return v_select(v_lt(size, v_set1(0.625f)), p, i_float(i_or(v_bits(large), sign)));
+}
+
 /* erfc(x) for x >= 0, relative error about 1e-6 in f32 (the Chebyshev fit of Numerical Recipes, section 6.2) */
 VEC_CALLED vf v_erfc(vf x)
 {

@@ -35,13 +35,16 @@ static void embed_row(const struct rows_run *r, int t)
 {
     const struct embed_args *a = r->args;
     const void *pos = a->pos_table.p ? table_row(&a->pos_table, a->pos[t]) : NULL;
+    float scale = a->scale == 0 ? 1 : a->scale;
     if (a->w) {
         float *row = mat_row(&a->out, t);
         weight_row(a->w, a->id[t], row);
+        if (scale != 1) r->isa->scale(row, a->out.cols, scale);
         for (int k = 0; pos && k < a->out.cols; k++) row[k] += table_at(pos, a->pos_table.t, k);
         return;
     }
-    r->isa->embed(mat_row(&a->out, t), table_row(&a->table, a->id[t]), a->table.t, pos, a->pos_table.t, a->out.cols);
+    r->isa->embed(mat_row(&a->out, t), table_row(&a->table, a->id[t]), a->table.t, scale, pos, a->pos_table.t,
+                  a->out.cols);
 }
 
 void cpu_embed(struct dev *d, const struct embed_args *a)
@@ -63,9 +66,11 @@ void cpu_norm(struct dev *d, const struct norm_args *a)
 static void add_norm_row(const struct rows_run *r, int t)
 {
     const struct add_norm_args *a = r->args;
-    float *x = mat_row(&a->x, t);
-    r->isa->add(x, mat_row(&a->y, t), a->x.cols);
-    r->isa->norm(mat_row(&a->out, t), x, a->x.cols, a->w, a->b, a->eps, a->kind);
+    float *x = mat_row(&a->x, t), *out = mat_row(&a->out, t);
+    const float *y = mat_row(&a->y, t);
+    if (a->post_w) r->isa->norm(out, y, a->x.cols, a->post_w, a->post_b, a->eps, a->kind);
+    r->isa->add(x, a->post_w ? out : y, a->x.cols);
+    r->isa->norm(out, x, a->x.cols, a->w, a->b, a->eps, a->kind);
 }
 
 void cpu_add_norm(struct dev *d, const struct add_norm_args *a)
@@ -118,6 +123,20 @@ static void act_row(const struct rows_run *r, int t)
 void cpu_act(struct dev *d, const struct act_args *a)
 {
     rows_run(d, act_row, a, a->x.rows, a->x.cols / 2.0);
+}
+
+static void softcap_row(const struct rows_run *r, int t)
+{
+    const struct softcap_args *a = r->args;
+    if (a->cap > 0)
+        r->isa->softcap(mat_row(&a->x, t), a->x.cols, a->scale / a->cap, a->cap);
+    else
+        r->isa->scale(mat_row(&a->x, t), a->x.cols, a->scale);
+}
+
+void cpu_softcap(struct dev *d, const struct softcap_args *a)
+{
+    rows_run(d, softcap_row, a, a->x.rows, a->x.cols / 2.0);
 }
 
 static void rows_row(const struct rows_run *r, int t)

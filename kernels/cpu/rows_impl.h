@@ -42,6 +42,13 @@ static void row_act(float *x, int n, enum act_kind act)
     FOR_LANES(i, n) v_store_n(x + i, v_act(v_load_n(x + i, left), act), left);
 }
 
+/* x = tanh(x * scale) * cap */
+static void row_softcap(float *x, int n, float scale, float cap)
+{
+    vf s = v_set1(scale), c = v_set1(cap);
+    FOR_LANES(i, n) v_store_n(x + i, v_mul(v_tanh(v_mul(v_load_n(x + i, left), s)), c), left);
+}
+
 static void row_act_mul(float *out, const float *gu, int n, enum act_kind act)
 {
     FOR_LANES(i, n)
@@ -57,15 +64,16 @@ INLINE float one_float(const void *p, enum dtype t, int i)
     return t == DT_BF16 ? bf16_to_f32(((const uint16_t *)p)[i]) : f16_to_f32(((const uint16_t *)p)[i]);
 }
 
-static void row_embed(float *out, const void *row, enum dtype t, const void *pos_row, enum dtype pos_t, int n)
+static void row_embed(float *out, const void *row, enum dtype t, float scale, const void *pos_row, enum dtype pos_t,
+                      int n)
 {
     int i = 0;
     for (; i + 16 <= n; i += 16) {
-        vf x = row_load(row, t, i);
+        vf x = v_mul(row_load(row, t, i), v_set1(scale));
         if (pos_row) x = v_add(x, row_load(pos_row, pos_t, i));
         v_store(out + i, x);
     }
-    for (; i < n; i++) out[i] = one_float(row, t, i) + (pos_row ? one_float(pos_row, pos_t, i) : 0.0f);
+    for (; i < n; i++) out[i] = one_float(row, t, i) * scale + (pos_row ? one_float(pos_row, pos_t, i) : 0.0f);
 }
 
 /* pairs (i, i + rot / 2); back: by the opposite angle */

@@ -148,9 +148,17 @@ static void cross_entropy_row(const struct rows_run *r, int t)
     }
     double logit = z[target];
     a->hit[t] = r->isa->find_ge(z, 0, V, max) == target;
-    double sum = a->back ? r->isa->exp_in_place(z, V, max) : r->isa->exp_sum(z, V, max, 1);
+    bool scaled = a->softcap > 0 || (a->logit_scale != 0 && a->logit_scale != 1);
+    double sum = a->back && !scaled ? r->isa->exp_in_place(z, V, max) : r->isa->exp_sum(z, V, max, 1);
     a->loss[t] = (float)(max + log(sum) - logit);
     if (!a->back) return;
+    if (scaled) {
+        float by = a->logit_scale == 0 ? 1 : a->logit_scale;
+        double share = a->softcap > 0 ? logit / a->softcap : 0;
+        r->isa->loss_capped(z, V, max, (float)(a->scale[t] / sum), a->softcap, by);
+        z[target] -= (float)(a->scale[t] * by * (1 - share * share));
+        return;
+    }
     r->isa->scale(z, V, (float)(a->scale[t] / sum));
     z[target] -= a->scale[t];
 }

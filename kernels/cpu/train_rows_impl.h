@@ -81,6 +81,19 @@ static void row_scale(float *x, int n, float by)
     FOR_LANES(i, n) v_store_n(x + i, v_mul(v_load_n(x + i, left), b), left);
 }
 
+/* The gradient of a loss by what a softcap read, its target left out: with p = exp(z - max) * by, z becomes
+ * p * scale * (1 - (z / cap)^2); without cap p * scale. */
+static void row_loss_capped(float *z, int n, float max, float by, float cap, float scale)
+{
+    vf m = v_set1(max), b = v_set1(by), s = v_set1(scale), one = v_set1(1.0f);
+    vf inv = v_set1(cap > 0 ? 1.0f / cap : 0.0f);
+    FOR_LANES(i, n)
+    {
+        vf x = v_load_n(z + i, left), share = v_mul(x, inv), p = v_mul(v_exp(v_sub(x, m)), b);
+        v_store_n(z + i, v_mul(p, v_mul(s, v_fnma(share, share, one))), left);
+    }
+}
+
 static float row_dot(const float *x, const float *y, int n)
 {
     vf sum = v_zero();

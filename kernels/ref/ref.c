@@ -36,6 +36,7 @@ static void ref_embed(struct dev *d, const struct embed_args *a)
         for (int c = 0; c < a->out.cols; c++) {
             float v = a->w ? ref_weight_at(a->w, a->id[t], c)
                            : load_as_f32(a->table.p, a->table.t, (size_t)a->id[t] * a->table.ld + c);
+            v *= a->scale == 0 ? 1 : a->scale;
             if (a->pos_table.p)
                 v += load_as_f32(a->pos_table.p, a->pos_table.t, (size_t)a->pos[t] * a->pos_table.ld + c);
             mat_row(&a->out, t)[c] = v;
@@ -101,6 +102,20 @@ static void ref_act(struct dev *d, const struct act_args *a)
         for (int c = 0; c < a->x.cols; c++) {
             float *x = mat_row(&a->x, t) + c;
             *x = (float)ref_act_value(*x, a->act);
+        }
+}
+
+double ref_softcap(double x, double cap)
+{
+    return cap > 0 ? cap * tanh(x / cap) : x;
+}
+
+static void ref_softcap_op(struct dev *d, const struct softcap_args *a)
+{
+    for (int t = 0; t < a->x.rows; t++)
+        for (int c = 0; c < a->x.cols; c++) {
+            float *x = mat_row(&a->x, t) + c;
+            *x = (float)ref_softcap((double)*x * a->scale, a->cap);
         }
 }
 
@@ -328,7 +343,7 @@ static double attn_score(const struct attn_args *a, const float *q, const int32_
     const float *k = kv_at(a->kv, a->layer, pages[pos / KV_PAGE] * KV_PAGE + pos % KV_PAGE, 0, kv_head);
     double dot = 0;
     for (int i = 0; i < a->head_dim; i++) dot += (double)attn_q(a, q[i]) * k[i];
-    return dot * a->scale;
+    return ref_softcap(dot * a->scale, a->softcap);
 }
 
 /* one query head of one token at position p; score has room for p + 1 */
@@ -443,6 +458,7 @@ struct dev *ref_open(char why[160])
                               .attn = ref_attn,
                               .act_mul = ref_act_mul,
                               .act = ref_act,
+                              .softcap = ref_softcap_op,
                               .rows = ref_rows,
                               .sample = ref_sample,
 #define X(op) .op = ref_##op,

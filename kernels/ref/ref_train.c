@@ -122,7 +122,8 @@ static void attn_seq_head(const struct attn_seq_args *a, int start, int t, int h
     int D = a->head_dim, first = first_seen(start, t, a->window), g = h / (a->heads / a->kv_heads);
     double max = -INFINITY, sum = 0;
     for (int j = first; j <= t; j++) {
-        score[j - first] = dot(head_of(&a->qkv, t, h, D), head_of(&a->qkv, j, a->heads + g, D), D) * (double)a->scale;
+        double s = dot(head_of(&a->qkv, t, h, D), head_of(&a->qkv, j, a->heads + g, D), D) * (double)a->scale;
+        score[j - first] = ref_softcap(s, a->softcap);
         max = fmax(max, score[j - first]);
     }
     for (int j = first; j <= t; j++) sum += score[j - first] = exp(score[j - first] - max);
@@ -145,6 +146,12 @@ void ref_attn_seq(struct dev *d, const struct attn_seq_args *a)
     free(score);
 }
 
+/* the derivative of ref_softcap where it gives y */
+static double softcap_slope(double y, double cap)
+{
+    return cap > 0 ? 1 - (y / cap) * (y / cap) : 1;
+}
+
 /* What query head h of row t gives: dq as a whole, and its part of dk and dv, (rows of the sequence, D) each. */
 static void attn_back_head(const struct attn_back_args *a, int start, int t, int h, double *dk, double *dv)
 {
@@ -154,8 +161,8 @@ static void attn_back_head(const struct attn_back_args *a, int start, int t, int
     double delta = dot(dout, head_of(&a->out, t, h, D), D), sum[TRAIN_HEAD_MAX] = {0};
     for (int j = first_seen(start, t, a->window); j <= t; j++) {
         const float *k = head_of(&a->qkv, j, a->heads + g, D), *v = head_of(&a->qkv, j, a->heads + a->kv_heads + g, D);
-        double p = exp(dot(q, k, D) * (double)a->scale - mat_row(&a->lse, t)[h]);
-        double ds = p * (dot(dout, v, D) - delta) * a->scale;
+        double s = ref_softcap(dot(q, k, D) * (double)a->scale, a->softcap), p = exp(s - mat_row(&a->lse, t)[h]);
+        double ds = p * (dot(dout, v, D) - delta) * a->scale * softcap_slope(s, a->softcap);
         for (int c = 0; c < D; c++) {
             sum[c] += ds * k[c];
             dk[(size_t)(j - start) * D + c] += ds * q[c];
@@ -237,7 +244,7 @@ static void cross_entropy_row(const struct cross_entropy_args *a, int r)
 {
     float *z = mat_row(&a->logits, r);
     int V = a->logits.cols, best = 0, target = a->target[r];
-    double sum = 0, max = -INFINITY;
+    double sum = 0, max = -INFINITY, by = a->logit_scale == 0 ? 1 : a->logit_scale;
     bool nan = false;
     for (int i = 0; i < V; i++) {
         nan = nan || isnan(z[i]);
@@ -248,7 +255,11 @@ static void cross_entropy_row(const struct cross_entropy_args *a, int r)
     a->hit[r] = target >= 0 && sound && best == target;
     a->loss[r] = target < 0 ? 0 : sound ? (float)(max + log(sum) - z[target]) : NAN;
     for (int i = 0; i < V && a->back; i++)
-        z[i] = target < 0 ? 0 : sound ? (float)((exp(z[i] - max) / sum - (i == target)) * a->scale[r]) : NAN;
+        z[i] =
+            target < 0 ? 0
+            : sound
+                ? (float)((exp(z[i] - max) / sum - (i == target)) * a->scale[r] * by * softcap_slope(z[i], a->softcap))
+                : NAN;
 }
 
 void ref_cross_entropy(struct dev *d, const struct cross_entropy_args *a)

@@ -73,7 +73,7 @@ void ref_embed_back(struct dev *d, const struct embed_back_args *a)
 {
     for (int t = 0; t < a->dx.rows; t++)
         for (int c = 0; c < a->dx.cols; c++) {
-            mat_row(&a->dtable, a->id[t])[c] += mat_row(&a->dx, t)[c];
+            mat_row(&a->dtable, a->id[t])[c] += mat_row(&a->dx, t)[c] * (a->scale == 0 ? 1 : a->scale);
             if (a->dpos.p) mat_row(&a->dpos, a->pos[t])[c] += mat_row(&a->dx, t)[c];
         }
 }

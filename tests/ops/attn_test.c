@@ -9,6 +9,7 @@
 
 struct shape {
     int heads, kv_heads, head_dim, rot, window;
+    float softcap;
 };
 
 enum { MAX_POS = 1300 };
@@ -122,7 +123,7 @@ static void feed(struct bed *b, struct seq *const *seqs, const int *n, int n_seq
                                         dslot, b->kv, 1});
     op_attn(d, (struct attn_args){mat_f32(out, T, O), qkv, b->s.heads, b->s.kv_heads, b->s.head_dim, b->s.window,
                                   1 / sqrtf((float)b->s.head_dim), n_seqs, dstart, dlen, dpages, ld, b->kv, 1,
-                                  T % 2 ? most : 0});
+                                  T % 2 ? most : 0, b->s.softcap});
     check_device("rope_kv + attn", d);
     float *rotated = get(d, dx, (size_t)T * W), *host = get(d, out, (size_t)T * O);
     for (int i = 0; i < n_seqs; i++) {
@@ -141,6 +142,11 @@ static const struct shape shapes[] = {{1, 1, 1, 0, 0},    {2, 1, 8, 8, 0},    {4
                                       {3, 3, 20, 20, 16}, {14, 2, 64, 64, 0}, {8, 2, 32, 0, 33},   {6, 2, 48, 24, 17},
                                       {20, 1, 80, 80, 0}, {2, 1, 96, 64, 18}, {4, 2, 128, 128, 9}, {2, 1, 256, 64, 0},
                                       {2, 2, 300, 0, 21}};
+
+/* below most scores, about them, and far above; one for each kernel's size of head */
+static const struct shape capped[] = {{2, 1, 8, 8, 0, 0.3f},    {7, 1, 17, 16, 0, 1},  {3, 3, 20, 20, 16, 50},
+                                      {14, 2, 64, 64, 0, 1.5f}, {2, 1, 112, 64, 9, 2}, {4, 2, 128, 128, 0, 0.5f},
+                                      {8, 4, 256, 256, 5, 3},   {2, 2, 300, 0, 21, 1}};
 
 /* Three sequences in one ragged batch, after an earlier batch that left them at different lengths. */
 static void ragged_case(struct dev *dev, struct dev *ref, struct shape s, enum dtype t, bool check_out)
@@ -169,8 +175,9 @@ static void ragged_case(struct dev *dev, struct dev *ref, struct shape s, enum d
      * average, twice where few weights make the sum */
     if (t == DT_BF16) tol.nmse = 4 * 0x1p-18 / 3;
     for (int k = 0; k < 3; k++) {
-        snprintf(label, sizeof label, "%s %s heads %d/%d dim %d rot %d window %d sequence %d",
-                 check_out ? "attn" : "rope", dtype_name(t), s.heads, s.kv_heads, s.head_dim, s.rot, s.window, k);
+        snprintf(label, sizeof label, "%s %s heads %d/%d dim %d rot %d window %d softcap %g sequence %d",
+                 check_out ? "attn" : "rope", dtype_name(t), s.heads, s.kv_heads, s.head_dim, s.rot, s.window,
+                 (double)s.softcap, k);
         size_t len = (size_t)seqs[0][k].len;
         if (check_out)
             compare(label, seqs[0][k].out, seqs[1][k].out, len * O, tol);
@@ -191,6 +198,8 @@ void test_attn(struct dev *dev, struct dev *ref)
 {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (size_t k = 0; k < 4; k++) ragged_case(dev, ref, shapes[i], kv_types[k], true);
+    for (size_t i = 0; i < sizeof capped / sizeof *capped; i++)
+        for (size_t k = 0; k < 4; k++) ragged_case(dev, ref, capped[i], kv_types[k], true);
 }
 
 /* ---- the same bits ------------------------------------------------------------------------------------------- */
@@ -233,9 +242,10 @@ static void chunk_case(const char *const *levels, int n_levels, struct shape s, 
         for (int k = 0; k < n_chunks; k++) {
             char label[LABEL];
             float *got = chunk_run(d, s, t, len, chunks[k], 7 + (uint64_t)k);
-            snprintf(label, sizeof label, "attn %s %s threads %d, %d tokens dim %d window %d, chunks %d %d %d ...",
-                     d->level, dtype_name(t), d->threads, len, s.head_dim, s.window, chunks[k][0], chunks[k][1],
-                     chunks[k][2]);
+            snprintf(label, sizeof label,
+                     "attn %s %s threads %d, %d tokens dim %d window %d softcap %g, chunks %d %d %d ...", d->level,
+                     dtype_name(t), d->threads, len, s.head_dim, s.window, (double)s.softcap, chunks[k][0],
+                     chunks[k][1], chunks[k][2]);
             if (want)
                 compare_bits(label, got, want, n);
             else
@@ -252,8 +262,8 @@ static void chunk_case(const char *const *levels, int n_levels, struct shape s, 
 static void test_device_chunks(const char *const *name)
 {
     static const int cuts[][8] = {{37}, {5, 16, 1, 15}, {30, 0}}, long_cuts[][8] = {{600}, {300, 5, 290}};
-    static const struct shape some[] = {{14, 2, 64, 64, 0}, {4, 4, 20, 8, 7}, {20, 1, 80, 16, 20}};
-    static const struct shape large[] = {{3, 1, 128, 16, 0}, {2, 1, 256, 16, 9}};
+    static const struct shape some[] = {{14, 2, 64, 64, 0}, {4, 4, 20, 8, 7}, {20, 1, 80, 16, 20}, {3, 1, 32, 8, 0, 1}};
+    static const struct shape large[] = {{3, 1, 128, 16, 0}, {2, 1, 256, 16, 9}, {3, 1, 128, 16, 5, 1}};
     static const struct shape narrow = {2, 1, 16, 16, 0}, windowed = {2, 1, 16, 16, 300};
     for (size_t k = 0; k < 4; k++) {
         for (size_t i = 0; i < sizeof some / sizeof *some; i++) chunk_case(name, 1, some[i], kv_types[k], 37, cuts, 3);
@@ -273,7 +283,8 @@ void test_chunks(const char *const *levels, int n_levels)
         return;
     }
     static const int cuts[][8] = {{37}, {5, 16, 1, 15}, {0}, {16, 16, 5}, {1, 35, 1}};
-    static const struct shape mixed[] = {{14, 2, 64, 64, 0}, {4, 4, 20, 8, 7}, {6, 2, 16, 16, 20}, {2, 1, 8, 4, 16}};
+    static const struct shape mixed[] = {
+        {14, 2, 64, 64, 0}, {4, 4, 20, 8, 7}, {6, 2, 16, 16, 20}, {2, 1, 8, 4, 16}, {4, 2, 24, 8, 9, 0.7f}};
     for (size_t i = 0; i < sizeof mixed / sizeof *mixed; i++)
         for (size_t k = 0; k < 4; k++) chunk_case(levels, n_levels, mixed[i], kv_types[k], 37, cuts, 5);
     /* past the fixed splits of the context: the last tokens one by one are cut by split on several threads */

@@ -50,6 +50,12 @@ static void check_dense(struct dev *d)
     expect_error(d, "act_mul", "width");
     op_act(d, (struct act_args){mx, (enum act_kind)9});
     expect_error(d, "act", "kind");
+    op_softcap(d, (struct softcap_args){mx, 1, -1});
+    expect_error(d, "softcap", "cap below 0");
+    op_softcap(d, (struct softcap_args){mx, NAN, 1});
+    expect_error(d, "softcap", "scale nan");
+    op_add_norm(d, (struct add_norm_args){.out = mat_f32(w, T, C), .x = mx, .y = my, .w = x, .post_b = x});
+    expect_error(d, "add_norm", "post_b without post_w");
     float src[4 * C] = {0};
     struct weight *wt = d->ops->weight_pack(d, &(struct weight_src){.t = DT_F32, .rows = 4, .cols = C, .data = src}, 1);
     op_norm(d, (struct norm_args){mat_f32(y, T, C - 1), mat_f32(x, T, C - 1), w, NULL, 1e-5f, NORM_RMS, wt});
@@ -96,7 +102,10 @@ static void check_cache(struct dev *d)
     a.pages = i[4] + 1;
     op_attn(d, a);
     expect_error(d, "attn", "page 7 of 2");
-    a.pages = i[4], a.q_start = i[4]; /* 0, 7 */
+    a.pages = i[4], a.softcap = -1;
+    op_attn(d, a);
+    expect_error(d, "attn", "softcap below 0");
+    a.softcap = 0, a.q_start = i[4]; /* 0, 7 */
     op_attn(d, a);
     expect_error(d, "attn", "q_start");
     a.q_start = i[2], a.kv_len = i[0] + 1; /* 1 */
@@ -164,6 +173,9 @@ static void check_training(struct dev *d)
     back.dqkv = y, back.window = -1;
     op_attn_back(d, back);
     expect_error(d, "attn_back", "window");
+    back.window = 0, back.softcap = NAN;
+    op_attn_back(d, back);
+    expect_error(d, "attn_back", "softcap nan");
     op_act_mul_back(d, (struct act_mul_back_args){y, x, z, ACT_SILU});
     expect_error(d, "act_mul_back", "width");
     op_act_back(d, (struct act_back_args){x, x, y, ACT_SILU});

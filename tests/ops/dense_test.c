@@ -60,6 +60,7 @@ static void embed_packed_case(struct dev *dev, struct dev *ref, int T, int C, en
     if (case_left_out()) return;
     struct weight_case table = weight_random(t, V, C, t == DT_I4 ? 32 : 0), pos = weight_random(DT_F16, P, C, 0);
     int32_t id[64], at[64];
+    float scale = T % 2 ? 33.5f : 0;
     for (int i = 0; i < T; i++) id[i] = random_below(V), at[i] = random_below(P);
     struct pair out = pair_make(dev, ref, T, C, C + 1, 1);
     struct dev *devs[2] = {dev, ref};
@@ -73,7 +74,8 @@ static void embed_packed_case(struct dev *dev, struct dev *ref, int T, int C, en
                                         .pos_table = {positions ? q : NULL, DT_F16, P, C, C},
                                         .id = ids,
                                         .pos = ats,
-                                        .w = w});
+                                        .w = w,
+                                        .scale = scale});
         d->ops->finish(d);
         d->ops->free(d, q), d->ops->free(d, ids), d->ops->free(d, ats), d->ops->weight_free(d, w);
     }
@@ -117,7 +119,8 @@ void test_embed(struct dev *dev, struct dev *ref)
                                             .table = {p, table.src.t, V, (int)C, ld},
                                             .pos_table = {k % 2 ? q : NULL, pos.src.t, P, (int)C, (int)C},
                                             .id = ids,
-                                            .pos = ats});
+                                            .pos = ats,
+                                            .scale = T % 2 ? 0 : 0.7f});
             d->ops->finish(d);
             d->ops->free(d, p), d->ops->free(d, q), d->ops->free(d, ids), d->ops->free(d, ats);
         }
@@ -207,6 +210,7 @@ void test_add_norm(struct dev *dev, struct dev *ref)
     EACH(T, row_counts)
     EACH(C, col_counts)
     for (int k = 0; k < 4; k++) norm_case(dev, ref, (int)T, (int)C, k & 1 ? NORM_LAYER : NORM_RMS, k & 2, true);
+    post_norms(dev, ref);
     norms_ahead(dev, ref, true);
 }
 
@@ -269,6 +273,22 @@ void test_act(struct dev *dev, struct dev *ref)
         op_act(dev, (struct act_args){x.dev, (enum act_kind)act});
         op_act(ref, (struct act_args){x.ref, (enum act_kind)act});
         pair_compare(label, dev, ref, &x, loose);
+        pair_free(dev, ref, &x);
+    }
+}
+
+void test_softcap(struct dev *dev, struct dev *ref)
+{
+    static const float caps[] = {0, 0.5f, 30};
+    EACH(T, row_counts) EACH(C, col_counts) for (int k = 0; k < 3; k++)
+    {
+        char label[LABEL];
+        float scale = C % 2 ? 1 : 0.3f;
+        struct pair x = pair_make(dev, ref, (int)T, (int)C, (int)C + gap(T), T % 2 ? 3 : 40);
+        snprintf(label, sizeof label, "softcap T=%zu C=%zu scale %g cap %g", T, C, (double)scale, (double)caps[k]);
+        op_softcap(dev, (struct softcap_args){x.dev, scale, caps[k]});
+        op_softcap(ref, (struct softcap_args){x.ref, scale, caps[k]});
+        pair_compare(label, dev, ref, &x, (struct tolerance){1e-7, 1e-6, 1e-12});
         pair_free(dev, ref, &x);
     }
 }

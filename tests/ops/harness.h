@@ -59,6 +59,7 @@ extern bool with_bf16_x;                                 /* how open_checked ope
 struct dev *open_checked(const char *name, int threads); /* aborts when it cannot */
 
 void norms_ahead(struct dev *dev, struct dev *ref, bool add); /* ahead_test.c: a part of test_norm and test_add_norm */
+void post_norms(struct dev *dev, struct dev *ref);            /* post_norm_test.c: a part of test_add_norm */
 
 /* The groups of tests.  `ref` is the oracle. */
 #define X(op) void test_##op(struct dev *dev, struct dev *ref);

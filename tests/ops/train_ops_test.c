@@ -23,9 +23,9 @@ static size_t n_out(const struct train_op *op, const struct shape *s)
 
 static void shape_name(char label[LABEL], const struct train_op *op, const struct shape *s, const char *what)
 {
-    snprintf(label, LABEL, "%s T=%d C=%d H=%d/%d D=%d rot %d window %d kind %d%s%s pad %d%s", op->name, s->T, s->C,
-             s->H, s->G, s->D, s->rot, s->window, s->kind, s->accumulate ? " accumulates" : "",
-             s->in_place ? " in place" : "", s->pad, what);
+    snprintf(label, LABEL, "%s T=%d C=%d H=%d/%d D=%d rot %d window %d softcap %g kind %d%s%s pad %d%s", op->name, s->T,
+             s->C, s->H, s->G, s->D, s->rot, s->window, (double)s->softcap, s->kind,
+             s->accumulate ? " accumulates" : "", s->in_place ? " in place" : "", s->pad, what);
 }
 
 static float *run_on(struct dev *d, const struct train_op *op, const struct shape *s, const float *in)
@@ -198,6 +198,17 @@ static const struct shape attn_shapes[] = {
     {.T = 34, .H = 8, .G = 1, .D = 96, .n_seqs = 2, .q_start = {0, 33, 34}, .pad = 2},
     {.T = 20, .H = 2, .G = 1, .D = 300, .n_seqs = 1, .q_start = {0, 20}, .window = 100},
     {.T = 35, .H = 2, .G = 1, .D = 132, .n_seqs = 2, .q_start = {0, 33, 35}, .window = 20},
+    {.T = 66, .H = 2, .G = 1, .D = 112, .n_seqs = 1, .q_start = {0, 66}},
+    {.T = 70, .H = 4, .G = 2, .D = 256, .n_seqs = 2, .q_start = {0, 67, 70}, .window = 30},
+    /* scores below the cap, about it, above it */
+    {.T = 9, .H = 4, .G = 2, .D = 6, .n_seqs = 3, .q_start = {0, 3, 3, 9}, .softcap = 1},
+    {.T = 133, .H = 2, .G = 1, .D = 64, .n_seqs = 1, .q_start = {0, 133}, .pad = 1, .softcap = 50},
+    {.T = 150, .H = 3, .G = 1, .D = 32, .n_seqs = 2, .q_start = {0, 129, 150}, .softcap = 0.5f},
+    {.T = 50, .H = 4, .G = 2, .D = 12, .n_seqs = 2, .q_start = {0, 40, 50}, .window = 7, .softcap = 2},
+    {.T = 67, .H = 3, .G = 1, .D = 96, .n_seqs = 1, .q_start = {0, 67}, .softcap = 3},
+    {.T = 67, .H = 3, .G = 1, .D = 128, .n_seqs = 1, .q_start = {0, 67}, .softcap = 3},
+    {.T = 70, .H = 4, .G = 2, .D = 256, .n_seqs = 2, .q_start = {0, 67, 70}, .window = 30, .softcap = 2},
+    {.T = 20, .H = 2, .G = 1, .D = 300, .n_seqs = 1, .q_start = {0, 20}, .softcap = 1},
 };
 static const struct shape attn_none = {.T = 0, .H = 2, .G = 1, .D = 8, .n_seqs = 0};
 enum { ATTN_SHAPES = sizeof attn_shapes / sizeof *attn_shapes };
@@ -251,6 +262,8 @@ void test_attn_back(struct dev *dev, struct dev *ref)
     if (dev->bf16_x) return;
     against_differences(ref, &attn_back_op, &small);
     small.window = 2;
+    against_differences(ref, &attn_back_op, &small);
+    small.softcap = 1.5f;
     against_differences(ref, &attn_back_op, &small);
 }
 
@@ -339,7 +352,16 @@ void test_cross_entropy(struct dev *dev, struct dev *ref)
     }
     cross_entropy_odd(dev);
     cross_entropy_odd(ref);
+    static const struct shape capped[] = {{.softcap = 30}, {.softcap = 2, .scale = 0.5f}, {.scale = 0.25f}};
+    EACH(C, vocabs) for (int i = 0; i < 3; i++)
+    {
+        struct shape s = capped[i];
+        s.T = 7, s.C = (int)C, s.pad = (int)C % 2;
+        against_ref(dev, ref, &cross_entropy_op, &s, i ? 3 : 30, loose);
+    }
     struct shape small = {.T = 6, .C = 5};
+    against_differences(ref, &cross_entropy_op, &small);
+    small.softcap = 2, small.scale = 0.7f;
     against_differences(ref, &cross_entropy_op, &small);
 }
 
@@ -497,6 +519,8 @@ static const struct {
     {&attn_seq_op, {.T = 150, .H = 4, .G = 2, .D = 17, .n_seqs = 3, .q_start = {0, 5, 134, 150}}},
     {&attn_back_op, {.T = 150, .H = 4, .G = 2, .D = 17, .n_seqs = 3, .q_start = {0, 5, 134, 150}}},
     {&attn_back_op, {.T = 140, .H = 2, .G = 2, .D = 16, .n_seqs = 2, .q_start = {0, 128, 140}, .window = 50}},
+    {&attn_seq_op, {.T = 150, .H = 4, .G = 2, .D = 17, .n_seqs = 3, .q_start = {0, 5, 134, 150}, .softcap = 2}},
+    {&attn_back_op, {.T = 150, .H = 4, .G = 2, .D = 17, .n_seqs = 3, .q_start = {0, 5, 134, 150}, .softcap = 2}},
     /* blocks enough without one for each head */
     {&attn_back_op, {.T = 40, .H = 6, .G = 3, .D = 8, .n_seqs = 7, .q_start = {0, 1, 9, 14, 20, 31, 36, 40}}},
     {&attn_seq_op, {.T = 303, .H = 6, .G = 2, .D = 33, .n_seqs = 3, .q_start = {0, 170, 211, 303}}},
@@ -508,6 +532,7 @@ static const struct {
     {&act_mul_back_op, {.T = 101, .C = 333, .kind = ACT_SILU}},
     {&act_back_op, {.T = 101, .C = 333, .kind = ACT_GELU_TANH}},
     {&cross_entropy_op, {.T = 21, .C = 5003}},
+    {&cross_entropy_op, {.T = 21, .C = 5003, .softcap = 3, .scale = 2}},
     {&dropout_op, {.T = 301, .C = 263}},
 };
 

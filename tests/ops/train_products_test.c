@@ -420,8 +420,9 @@ void test_embed_back(struct dev *dev, struct dev *ref)
             struct mat none = {0};
             bool with = i % 2;
             snprintf(label, sizeof label, "embed_back T=%d C=%d pos %d", T, C, with);
-            op_embed_back(dev, (struct embed_back_args){table.dev, with ? pos.dev : none, dx.dev, d[0], d[1]});
-            op_embed_back(ref, (struct embed_back_args){table.ref, with ? pos.ref : none, dx.ref, r[0], r[1]});
+            float scale = i < 3 ? 0 : 2.7f;
+            op_embed_back(dev, (struct embed_back_args){table.dev, with ? pos.dev : none, dx.dev, d[0], d[1], scale});
+            op_embed_back(ref, (struct embed_back_args){table.ref, with ? pos.ref : none, dx.ref, r[0], r[1], scale});
             float *got = get(dev, table.dev.p, table.n), *want = get(ref, table.ref.p, table.n);
             compare_bits(label, got, want, table.n);
             twin_compare(label, dev, ref, &pos, 0);

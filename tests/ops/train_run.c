@@ -211,7 +211,8 @@ static struct attn_seq_args attn_args(struct bed *b, const struct shape *s, cons
                                   .window = s->window,
                                   .scale = 1 / sqrtf((float)s->D),
                                   .n_seqs = s->n_seqs,
-                                  .q_start = bed_put(b, s->q_start, sizeof s->q_start)};
+                                  .q_start = bed_put(b, s->q_start, sizeof s->q_start),
+                                  .softcap = s->softcap};
 }
 
 /* The next heads, in the calls that the shape wants; false: they were all.  heads[0] and [1]: first, and how many. */
@@ -263,7 +264,8 @@ static void attn_back_run(struct dev *d, const struct shape *s, const float *in,
                                                 .n_seqs = s->n_seqs,
                                                 .q_start = a.q_start,
                                                 .head0 = h[0],
-                                                .n_heads = s->by_head ? h[1] : 0});
+                                                .n_heads = s->by_head ? h[1] : 0,
+                                                .softcap = s->softcap});
     bed_take(&b, &dqkv, out);
     bed_end(&b, "attn_back");
 }
@@ -306,7 +308,7 @@ static void act_back_run(struct dev *d, const struct shape *s, const float *in, 
     bed_end(&b, "act_back");
 }
 
-/* dy is the scale of each row; every fifth row has no target */
+/* dy is the scale of each row; every fifth row has no target.  With softcap or scale, x is what op softcap reads. */
 static void cross_entropy_at(struct dev *d, const struct shape *s, const float *x, const float *scale, float *z,
                              float *more)
 {
@@ -317,9 +319,11 @@ static void cross_entropy_at(struct dev *d, const struct shape *s, const float *
     for (int t = 0; t < s->T; t++) target[t] = t % 5 == 4 ? -1 : t * 31 % s->C;
     float *loss = bed_put(&b, NULL, (size_t)s->T * 4);
     int32_t *hit = bed_put(&b, NULL, (size_t)s->T * 4);
-    op_cross_entropy(d, (struct cross_entropy_args){logits, bed_put(&b, target, (size_t)s->T * 4),
-                                                    scale ? bed_put(&b, scale, (size_t)s->T * 4) : NULL, loss, hit,
-                                                    scale != NULL});
+    float *row_scale = scale ? bed_put(&b, scale, (size_t)s->T * 4) : NULL;
+    if (s->softcap > 0 || s->scale > 0)
+        op_softcap(d, (struct softcap_args){logits, s->scale > 0 ? s->scale : 1, s->softcap});
+    op_cross_entropy(d, (struct cross_entropy_args){logits, bed_put(&b, target, (size_t)s->T * 4), row_scale, loss, hit,
+                                                    scale != NULL, s->scale, s->softcap});
     bed_take_floats(&b, loss, (size_t)s->T, more);
     if (scale) {
         int32_t *hits = (int32_t *)get(d, hit, (size_t)s->T);

@@ -13,8 +13,10 @@ struct shape {
     int32_t q_start[8];
     int kind; /* of norm or activation */
     bool back, accumulate, in_place;
-    int pad;     /* ld - cols of every matrix */
-    int by_head; /* attention: so many query heads a call; 0: all in one */
+    int pad;       /* ld - cols of every matrix */
+    float softcap; /* of scores, of logits; 0: none */
+    float scale;   /* of logits, with softcap; 0: 1 */
+    int by_head;   /* attention: so many query heads a call; 0: all in one */
 };
 
 /* Of a backward op: in is what the forward op read (n_x) and dy (n_y); out begins with the gradient by what it read

@@ -1,6 +1,7 @@
 /* Op attn: its launcher, the merging of splits, and the kernel in f32, for f32 caches and for heads that the tensor
  * cores' kernels (attn_mma.cuh) do not take.  See attn.cuh for how it works. */
 #include "kernels/cuda/attention/attn.cuh"
+#include "kernels/cuda/softcap.cuh"
 
 namespace GPU_NAMESPACE {
 namespace {
@@ -175,7 +176,10 @@ __device__ void f32_scores(const attn_call &c, const attn_item &it, f32_smem<DIM
 #pragma unroll(WHOLE)
     for (int j = 0; j < 2; j++) {
         int at = attn_pos(c, it, r + j);
-        float score = pos <= at && pos >= attn_first(c, at) ? __fmul_rn(dot[j], c.scale) : -INFINITY, max = score;
+        float score = __fmul_rn(dot[j], c.scale);
+        if (c.cap > 0) score = __fmul_rn(tanh_fast(score), c.cap);
+        if (pos > at || pos < attn_first(c, at)) score = -INFINITY;
+        float max = score;
         for (int m = F32_HALF / 2; m; m /= 2) max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, m));
         max = fmaxf(max, state[j].max);
         float base = attn_base(max), p = exp2_fast(score - base), sum = p, a = exp2_fast(state[j].max - base);
@@ -344,7 +348,8 @@ void gpu_attn(struct dev *head, const struct attn_args *a)
     c.scale_at = kv->scale_at;
     c.block_bytes = kv->block_bytes;
     c.t = kv->shape.t;
-    c.scale = a->scale * 1.44269504f; /* log2(e) */
+    c.cap = a->softcap * 1.44269504f; /* log2(e) */
+    c.scale = a->softcap > 0 ? a->scale / a->softcap : a->scale * 1.44269504f;
     c.heads = a->heads;
     c.kv_heads = a->kv_heads;
     c.group = a->heads / a->kv_heads;

@@ -32,7 +32,8 @@ struct attn_call {
     size_t v_at, scale_at, block_bytes;
     float *part, *part_state; /* (max_slots, tile, part_ld) outputs, (max_slots, tile, 2) largest score and sum */
     enum dtype t;
-    float scale; /* of scores, to the base 2 */
+    float scale; /* of scores, to the base 2; with cap of what tanh takes */
+    float cap;   /* softcap to the base 2; 0: none */
     int heads, kv_heads, group, dim, dim_pad, window, n_seqs, pages_ld;
     int tile, rows_min, rows_max, max_slots, part_ld;
     int ahead; /* pages that a block may bring to L2 before it waits */

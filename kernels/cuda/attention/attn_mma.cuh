@@ -12,6 +12,7 @@
 #define TANDEM_KERNELS_CUDA_ATTENTION_ATTN_MMA_CUH
 
 #include "kernels/cuda/attention/attn.cuh"
+#include "kernels/cuda/softcap.cuh"
 
 namespace GPU_NAMESPACE {
 namespace {
@@ -269,18 +270,35 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
         }
     }
 
-    /* Scores to the base 2, those of keys that a row does not see -infinity; max: the largest of this warp. */
+    /* Products to scores to the base 2. */
+    __device__ void scale(float (&x)[KEY_TILES][4], int slot)
+    {
+#pragma unroll(WHOLE)
+        for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll(WHOLE)
+            for (int i = 0; i < 4; i++) {
+                int key = n * 8 + lane % 4 * 2 + i % 2;
+                float by = T == DT_I8 ? __fmul_rn(c.scale, s.step[slot][0][key0 + key]) : c.scale;
+                x[n][i] = __fmul_rn(x[n][i], by);
+            }
+        if (c.cap > 0)
+#pragma unroll(WHOLE)
+            for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll(WHOLE)
+                for (int i = 0; i < 4; i++) x[n][i] = __fmul_rn(tanh_fast(x[n][i]), c.cap);
+    }
+
+    /* Scores, those of keys that a row does not see -infinity; max: the largest of this warp. */
     __device__ void mask(float (&x)[KEY_TILES][4], int pos0, int slot, float (&high)[2])
     {
         bool all = pos0 >= warp_begin && pos0 + KEY_TILES * 8 - 1 <= warp_end;
+        scale(x, slot);
         high[0] = high[1] = -INFINITY;
 #pragma unroll(WHOLE)
         for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll(WHOLE)
             for (int i = 0; i < 4; i++) {
                 int key = n * 8 + lane % 4 * 2 + i % 2, pos = pos0 + key;
-                float scale = T == DT_I8 ? __fmul_rn(c.scale, s.step[slot][0][key0 + key]) : c.scale;
-                x[n][i] = __fmul_rn(x[n][i], scale);
                 if (!all && (pos > last[i / 2] || pos < attn_first(c, last[i / 2]))) x[n][i] = -INFINITY;
                 high[i / 2] = fmaxf(high[i / 2], x[n][i]);
             }

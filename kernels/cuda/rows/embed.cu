@@ -37,7 +37,7 @@ __device__ inline float table_value(const table &w, const nf4_table &code, size_
 
 __global__ void __launch_bounds__(EMBED_THREADS)
     embed_packed_kernel(struct mat out, table w, nf4_table codes, struct mat pos_table, const int32_t *id,
-                        const int32_t *pos)
+                        const int32_t *pos, float scale)
 {
     SMEM(nf4_table, s);
     take_turn();
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(EMBED_THREADS)
     size_t t = blockIdx.x;
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x);
     if (c >= out.cols) return;
-    float v = table_value(w, s, (size_t)id[t], c);
+    float v = __fmul_rn(table_value(w, s, (size_t)id[t], c), scale);
     if (pos_table.p) {
         size_t at = (size_t)pos[t] * (size_t)pos_table.ld + (size_t)c;
         v = __fadd_rn(v, load_float(pos_table.p, pos_table.t, at));
@@ -63,7 +63,7 @@ void embed_packed(gpu_dev *d, const struct embed_args *a)
     nf4_table codes = nf4_values();
     LAUNCH_EARLY(d, "embed", embed_packed_kernel,
                  dim3((unsigned)a->out.rows, blocks_for((size_t)a->out.cols, EMBED_THREADS)), dim3(EMBED_THREADS),
-                 sizeof(nf4_table), a->out, v, codes, a->pos_table, a->id, a->pos);
+                 sizeof(nf4_table), a->out, v, codes, a->pos_table, a->id, a->pos, a->scale == 0 ? 1.0f : a->scale);
 }
 
 } // namespace GPU_NAMESPACE

@@ -132,7 +132,11 @@ void gpu_norm(struct dev *head, const struct norm_args *a)
 void gpu_add_norm(struct dev *head, const struct add_norm_args *a)
 {
     struct norm_args norm = {a->out, a->x, a->w, a->b, a->eps, a->kind, a->next};
-    norm_any(gpu_of(head), "add_norm", &norm, a->y);
+    if (a->post_w) { /* norm(y) lies in out until it is added: each thread reads its elements before it writes them */
+        struct norm_args post = {a->out, a->y, a->post_w, a->post_b, a->eps, a->kind};
+        norm_any(gpu_of(head), "add_norm", &post, (struct mat){});
+    }
+    norm_any(gpu_of(head), "add_norm", &norm, a->post_w ? a->out : a->y);
 }
 
 namespace {
@@ -173,13 +177,15 @@ template <bool VEC> __device__ inline vec4 load_table(const struct mat &m, size_
 }
 
 template <bool VEC>
-__global__ void __launch_bounds__(ROW_THREADS)
-    embed_kernel(struct mat out, struct mat table, struct mat pos_table, const int32_t *id, const int32_t *pos)
+__global__ void __launch_bounds__(ROW_THREADS) embed_kernel(struct mat out, struct mat table, struct mat pos_table,
+                                                            const int32_t *id, const int32_t *pos, float scale)
 {
     take_turn();
     place4 p = place4_of(out.cols);
     if (p.left <= 0) return;
     vec4 v = load_table<VEC>(table, (size_t)id[p.row], p);
+#pragma unroll
+    for (int k = 0; k < 4; k++) v.v[k] *= scale;
     if (pos_table.p) {
         vec4 more = load_table<VEC>(pos_table, (size_t)pos[p.row], p);
 #pragma unroll
@@ -207,6 +213,21 @@ template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) act_kernel(st
     vec4 a = load4<VEC>(at4(x, p), p.left);
 #pragma unroll
     for (int k = 0; k < 4; k++) a.v[k] = act_value(a.v[k], act);
+    store4<VEC>(at4(x, p), a, p.left);
+}
+
+/* x = tanh(x * scale) * cap; cap 0: x *= scale */
+template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) softcap_kernel(struct mat x, float scale, float cap)
+{
+    take_turn();
+    place4 p = place4_of(x.cols);
+    if (p.left <= 0) return;
+    vec4 a = load4<VEC>(at4(x, p), p.left);
+#pragma unroll
+    for (int k = 0; k < 4; k++) a.v[k] *= scale;
+    if (cap > 0)
+#pragma unroll
+        for (int k = 0; k < 4; k++) a.v[k] = tanhf(a.v[k]) * cap;
     store4<VEC>(at4(x, p), a, p.left);
 }
 
@@ -263,7 +284,8 @@ void gpu_embed(struct dev *head, const struct embed_args *a)
     if (a->w) return embed_packed(gpu_of(head), a);
     int T = a->out.rows, C = a->out.cols;
     bool vec = vectors(a->out, C) && vectors(a->table, C) && vectors(a->pos_table, C);
-    LAUNCH4(head, "embed", embed_kernel, vec, T, C, a->out, a->table, a->pos_table, a->id, a->pos);
+    LAUNCH4(head, "embed", embed_kernel, vec, T, C, a->out, a->table, a->pos_table, a->id, a->pos,
+            a->scale == 0 ? 1.0f : a->scale);
 }
 
 void gpu_add(struct dev *head, const struct add_args *a)
@@ -277,6 +299,13 @@ void gpu_act(struct dev *head, const struct act_args *a)
 {
     if (a->x.rows == 0) return;
     LAUNCH4(head, "act", act_kernel, vectors(a->x, a->x.cols), a->x.rows, a->x.cols, a->x, a->act);
+}
+
+void gpu_softcap(struct dev *head, const struct softcap_args *a)
+{
+    if (a->x.rows == 0) return;
+    LAUNCH4(head, "softcap", softcap_kernel, vectors(a->x, a->x.cols), a->x.rows, a->x.cols, a->x,
+            a->cap > 0 ? a->scale / a->cap : a->scale, a->cap);
 }
 
 void gpu_act_mul(struct dev *head, const struct act_mul_args *a)

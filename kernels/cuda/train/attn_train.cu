@@ -154,11 +154,18 @@ template <int M, int N, int DIM> struct seq_smem {
     seq_tile tile;
 };
 
+/* A product as a score to the base 2. */
+__device__ inline float base_2(const train_call &c, float product)
+{
+    float x = __fmul_rn(product, c.by);
+    return c.cap > 0 ? __fmul_rn(tanh_fast(x), c.cap) : x;
+}
+
 /* A tile's scores into weights, and the rows' states and earlier outputs with them. */
 template <int M, int N, int DIM>
 __device__ void seq_weights(float (&score)[M / SIDE][N / SIDE], float (&w)[M][N + 4], float (&top)[M / SIDE],
-                            float (&sum)[M / SIDE], float4 (&acc)[M / SIDE][DIM / 64], float scale, int row0, int key0,
-                            int n, int window)
+                            float (&sum)[M / SIDE], float4 (&acc)[M / SIDE][DIM / 64], const train_call &c, int row0,
+                            int key0, int n)
 {
     constexpr int ROWS = M / SIDE, COLS = N / SIDE;
     __syncwarp(); /* the half warp has read the weights of the tile before */
@@ -168,8 +175,8 @@ __device__ void seq_weights(float (&score)[M / SIDE][N / SIDE], float (&w)[M][N 
         float high = -INFINITY, total = 0;
 #pragma unroll(WHOLE)
         for (int j = 0; j < COLS; j++) {
-            bool in = seen(query, key0 + tx() + SIDE * j, n, window);
-            score[i][j] = in ? __fmul_rn(score[i][j], scale) : -INFINITY;
+            bool in = seen(query, key0 + tx() + SIDE * j, n, c.a.window);
+            score[i][j] = in ? base_2(c, score[i][j]) : -INFINITY;
             high = fmaxf(high, score[i][j]);
         }
         for (int m = SIDE / 2; m; m /= 2) high = fmaxf(high, __shfl_xor_sync(FULL_WARP, high, m));
@@ -202,7 +209,7 @@ template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS
     int h = c.head0 + (int)blockIdx.y, g = h / (a.heads / a.kv_heads), D = a.head_dim;
     size_t ld = (size_t)a.qkv.ld;
     const float *k = head_at(a.qkv, t.start, a.heads + g, D), *v = k + (size_t)a.kv_heads * (size_t)D;
-    float top[ROWS], sum[ROWS] = {}, scale = a.scale * LOG2_E;
+    float top[ROWS], sum[ROWS] = {};
     float4 acc[ROWS][DIM / 64] = {};
 #pragma unroll(WHOLE)
     for (int i = 0; i < ROWS; i++) top[i] = -INFINITY;
@@ -216,7 +223,7 @@ template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS
         multiply_nt<M, N, DIM>(score, s.q, s.kv);
         __syncthreads();
         load_tile(s.kv, v, ld, key0, t.n, D, c.vec); /* arrives while weights are made */
-        seq_weights<M, N, DIM>(score, s.w, top, sum, acc, scale, t.row0, key0, t.n, a.window);
+        seq_weights<M, N, DIM>(score, s.w, top, sum, acc, c, t.row0, key0, t.n);
         tiles_ready();
         multiply_add<M, N, DIM>(acc, s.w, s.kv);
     }
@@ -268,9 +275,10 @@ __device__ void load_sums(const train_call &c, float *lse, float *delta, const s
 
 /* Scores and products of values into gradients of scores (w1) and, where keys stay, weights (w2). */
 template <int M, int N, int DIM, bool BY_KEYS>
-__device__ void back_weights(back_smem<M, N, DIM> &s, const attn_back_args &a, const float (&score)[M / SIDE][N / SIDE],
+__device__ void back_weights(back_smem<M, N, DIM> &s, const train_call &c, const float (&score)[M / SIDE][N / SIDE],
                              const float (&dp)[M / SIDE][N / SIDE], const seq_tile &t, int pass0)
 {
+    const attn_back_args &a = c.a;
 #pragma unroll(WHOLE)
     for (int i = 0; i < M / SIDE; i++)
 #pragma unroll(WHOLE)
@@ -278,8 +286,11 @@ __device__ void back_weights(back_smem<M, N, DIM> &s, const attn_back_args &a, c
             int r = ty() * (M / SIDE) + i, col = tx() + SIDE * j, query = BY_KEYS ? col : r;
             bool in =
                 BY_KEYS ? seen(pass0 + col, t.row0 + r, t.n, a.window) : seen(t.row0 + r, pass0 + col, t.n, a.window);
-            float p = in ? exp2_fast(fmaf(score[i][j], a.scale * LOG2_E, -s.lse[query])) : 0;
-            s.w1[r][col] = in ? p * (dp[i][j] - s.delta[query]) * a.scale : 0;
+            float capped = c.cap > 0 ? base_2(c, score[i][j]) : 0, scale = a.scale;
+            float power = c.cap > 0 ? capped - s.lse[query] : fmaf(score[i][j], c.by, -s.lse[query]);
+            if (c.cap > 0) scale *= cap_slope(c, capped);
+            float p = in ? exp2_fast(power) : 0;
+            s.w1[r][col] = in ? p * (dp[i][j] - s.delta[query]) * scale : 0;
             if (BY_KEYS) s.w2[r][col] = p;
         }
     __syncwarp();
@@ -319,7 +330,7 @@ __global__ void __launch_bounds__(TRAIN_THREADS, 1) back_kernel(train_call c)
             tiles_ready();
             multiply_nt<M, N, DIM>(score, s.stay1, s.pass1);
             multiply_nt<M, N, DIM>(dp, s.stay2, s.pass2);
-            back_weights<M, N, DIM, BY_KEYS>(s, a, score, dp, t, pass0);
+            back_weights<M, N, DIM, BY_KEYS>(s, c, score, dp, t, pass0);
             multiply_add<M, N, DIM>(acc1, s.w1, s.pass1);
             if (BY_KEYS) multiply_add<M, N, DIM>(acc2, s.w2, s.pass2);
         }
@@ -347,6 +358,8 @@ train_call call_of(const attn_back_args &a)
     c.n_heads = a.n_heads ? a.n_heads : a.heads;
     c.kv0 = c.head0 / group;
     c.n_kv = (c.head0 + c.n_heads - 1) / group - c.kv0 + 1;
+    c.cap = a.softcap * LOG2_E;
+    c.by = a.softcap > 0 ? a.scale / a.softcap : a.scale * LOG2_E;
     c.vec = aligned(&a.qkv, a.head_dim) && (!a.dout.p || aligned(&a.dout, a.head_dim));
     return c;
 }
@@ -396,7 +409,8 @@ void gpu_attn_seq(struct dev *head, const struct attn_seq_args *a)
                             .n_seqs = a->n_seqs,
                             .q_start = a->q_start,
                             .head0 = a->head0,
-                            .n_heads = a->n_heads});
+                            .n_heads = a->n_heads,
+                            .softcap = a->softcap});
     if (a->head_dim <= MMA_HEAD_MAX)
         head->bf16_x ? attn_seq_bf16(d, &c) : attn_seq_f32(d, &c);
     else if (a->head_dim <= 256)

@@ -8,6 +8,7 @@
 #define TANDEM_KERNELS_CUDA_TRAIN_ATTN_TRAIN_CUH
 
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/softcap.cuh"
 #include "kernels/cuda/warp.cuh"
 
 namespace GPU_NAMESPACE {
@@ -16,6 +17,8 @@ namespace GPU_NAMESPACE {
 struct train_call {
     struct attn_back_args a; /* of attn_seq: out, lse, qkv and what follows */
     int head0, n_heads, kv0, n_kv;
+    float cap;   /* softcap with log2(e); 0: none */
+    float by;    /* of scores: with log2(e), an exponent to the base 2; with cap what tanh takes */
     bool vec;    /* rows of qkv and dout may be read 16 bytes at a time */
     float *sums; /* backward: what each row's sums are, see the kernels that make them */
     /* by tensor cores alone */
@@ -91,6 +94,13 @@ template <int N> __device__ inline passing queries_of(const seq_tile &t, int row
 __device__ inline bool seen(int query, int key, int n, int window)
 {
     return key <= query && query < n && (!window || key > query - window);
+}
+
+/* The slope of a capped score; of -infinity, which a row does not see, 0. */
+__device__ inline float cap_slope(const train_call &c, float score)
+{
+    float share = __fdividef(fmaxf(score, -c.cap), c.cap);
+    return fmaf(-share, share, 1.0f);
 }
 
 __device__ inline float *head_at(const struct mat &m, int row, int head, int dim)

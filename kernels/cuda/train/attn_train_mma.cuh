@@ -8,7 +8,7 @@
  * bits: six products of parts, those below 2^-24 of the value left out, which is f32's precision.  (Three products of
  * tf32 would take as long, and bf16 can be transposed on the way from shared memory.)  Heads that tiles are made of
  * again and again are rounded once beforehand, into scratch.  Queries are rounded with the scale of scores and log2(e)
- * in them, so that a score is an exponent to the base 2. */
+ * in them, so that a score is an exponent to the base 2; with a cap, so that it is what tanh takes. */
 #ifndef TANDEM_KERNELS_CUDA_TRAIN_ATTN_TRAIN_MMA_CUH
 #define TANDEM_KERNELS_CUDA_TRAIN_ATTN_TRAIN_MMA_CUH
 
@@ -53,8 +53,8 @@ __device__ inline void split_eight(const float *p, int left, bool vec, float by,
 
 /* ---- rounding beforehand ----------------------------------------------------------------------------------------- */
 
-/* The heads in scratch: [PARTS][slot][T][DIM], zeros past head_dim.  Slots: keys, values; backward also queries (with
- * scale and log2(e)) and gradients of the output. */
+/* The heads in scratch: [PARTS][slot][T][DIM], zeros past head_dim.  Slots: keys, values; backward also queries (times
+ * train_call.by) and gradients of the output. */
 struct half_heads {
     int slots, keys, values, queries, douts;
 
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(ROUND_THREADS) round_heads_kernel(train_call c
                : slot < at.queries ? c.a.heads + c.a.kv_heads + c.kv0 + slot - at.values
                                    : c.head0 + slot - at.queries;
     unsigned part[PARTS][4];
-    float by = slot < at.queries ? 1 : c.a.scale * LOG2_E;
+    float by = slot < at.queries ? 1 : c.by;
     split_eight(head_at(c.a.qkv, row, head, c.a.head_dim) + col, c.a.head_dim - col, c.vec, by, part);
 #pragma unroll(WHOLE)
     for (int k = 0; k < PARTS; k++)
@@ -341,6 +341,17 @@ template <class FORM> struct walk {
         return query < t.n && key <= min(last_query, t.n - 1) && (!window || last_key > query - window);
     }
 
+    /* products to capped scores */
+    __device__ void cap(scores &x) const
+    {
+#pragma unroll(WHOLE)
+        for (int m = 0; m < SLABS; m++)
+#pragma unroll(WHOLE)
+            for (int n = 0; n < N / 8; n++)
+#pragma unroll(WHOLE)
+                for (int i = 0; i < 4; i++) x[m][n][i] = __fmul_rn(tanh_fast(x[m][n][i]), c.cap);
+    }
+
     /* -infinity for the scores of what a row does not see */
     __device__ void mask(scores &x, int at) const
     {
@@ -417,8 +428,7 @@ template <class FORM> struct walk_seq : walk<FORM> {
         for (int i = (int)threadIdx.x; i < M * CHUNKS; i += MMA_THREADS) {
             int r = i / CHUNKS, col = i % CHUNKS * 8, row = min(t.row0 + r, t.n - 1);
             unsigned part[PARTS][4];
-            split_eight(from + (size_t)row * (size_t)c.a.qkv.ld + col, c.a.head_dim - col, c.vec, c.a.scale * LOG2_E,
-                        part);
+            split_eight(from + (size_t)row * (size_t)c.a.qkv.ld + col, c.a.head_dim - col, c.vec, c.by, part);
 #pragma unroll(WHOLE)
             for (int k = 0; k < PARTS; k++) s.stay[0][k][r][col / 8] = {part[k][0], part[k][1], part[k][2], part[k][3]};
         }
@@ -467,6 +477,7 @@ template <class FORM> struct walk_seq : walk<FORM> {
             if (!this->meets(at, &all)) continue;
             typename FORM::scores x;
             multiply_rows<SLABS>(x, s.stay[0], this->row0, s.pass[stage][0]);
+            if (c.cap > 0) this->cap(x);
             if (!all) this->mask(x, at);
             weigh(x);
             multiply_add<SLABS>(acc, x, s.pass[stage][1]);
@@ -514,9 +525,17 @@ template <class FORM> struct walk_back : walk<FORM> {
         bool all;
         if (!this->meets(at, &all)) return false;
         multiply_rows<SLABS>(x, s.stay[0], this->row0, s.pass[stage][0]);
+        if (c.cap > 0) this->cap(x);
         if (!all) this->mask(x, at);
         multiply_rows<SLABS>(y, s.stay[1 % (sizeof s.stay / sizeof *s.stay)], this->row0, s.pass[stage][1]);
-        const auto &sums = s.sums[BY_KEYS ? stage : 0];
+        c.cap > 0 ? gradients<true>(x, y, s.sums[BY_KEYS ? stage : 0])
+                  : gradients<false>(x, y, s.sums[BY_KEYS ? stage : 0]);
+        return true;
+    }
+
+    /* Scores x and products y of dout and values, with the queries' sums, become weights and gradients. */
+    template <bool CAPPED, class SUMS> __device__ void gradients(scores &x, scores &y, const SUMS &sums) const
+    {
 #pragma unroll(WHOLE)
         for (int n = 0; n < N / 8; n++)
 #pragma unroll(WHOLE)
@@ -524,10 +543,11 @@ template <class FORM> struct walk_back : walk<FORM> {
 #pragma unroll(WHOLE)
                 for (int i = 0; i < 4; i++) {
                     int query = BY_KEYS ? this->pass_row(n, i) : this->stay_row(m, i);
+                    float slope = CAPPED ? cap_slope(c, x[m][n][i]) : 1;
                     x[m][n][i] = exp2_fast(x[m][n][i] - sums[0][query]);
                     y[m][n][i] = x[m][n][i] * (y[m][n][i] - sums[1][query]);
+                    if (CAPPED) y[m][n][i] *= slope;
                 }
-        return true;
     }
 
     __device__ void begin(int head)
@@ -611,7 +631,7 @@ __global__ void __launch_bounds__(MMA_THREADS, PARTS > 1 ? 1 : 2) mma_back_kv_ke
         size_t ld, to_v;
         bool add;
         float by[form::SLABS][2], *to = place_of(c, head, s.tile.start, &ld, &to_v, &add);
-        fill_by(by, LN_2); /* what log2(e) in the queries is too much */
+        fill_by(by, c.cap > 0 ? c.a.softcap : LN_2); /* what the queries have beside the scale of scores */
         w.store(to, ld, dk, by, add);
         fill_by(by, 1);
         w.store(to + to_v, ld, dv, by, add);

@@ -46,6 +46,12 @@ template <bool VEC> __device__ inline void fill(float *z, int V, float with)
     for (int i = (int)threadIdx.x * 4; i < V; i += (int)blockDim.x * 4) store4<VEC>(z + i, all, V - i);
 }
 
+/* of a logit that is `share` of its cap */
+__device__ inline float logit_slope(float share, float scale)
+{
+    return fmaf(-share, share, 1.0f) * (scale == 0 ? 1 : scale);
+}
+
 template <bool VEC> __global__ void __launch_bounds__(256) cross_entropy_kernel(struct cross_entropy_args a)
 {
     SMEM(loss_smem, s);
@@ -72,11 +78,18 @@ template <bool VEC> __global__ void __launch_bounds__(256) cross_entropy_kernel(
         fill<VEC>(z, V, NAN);
         return;
     }
-    float scale = a.scale[row], by = (float)((double)scale / sum);
+    float scale = a.scale[row], by = (float)((double)scale / sum), inv_cap = a.softcap > 0 ? 1 / a.softcap : 0;
+    bool scaled = a.softcap > 0 || a.logit_scale != 0;
     for (int i = (int)threadIdx.x * 4; i < V; i += step) {
-        vec4 x = load4<VEC>(z + i, V - i);
+        vec4 x = load4<VEC>(z + i, V - i), slope = {};
+        if (scaled)
+#pragma unroll
+            for (int k = 0; k < 4; k++) slope.v[k] = logit_slope(x.v[k] * inv_cap, a.logit_scale);
 #pragma unroll
         for (int k = 0; k < 4; k++) x.v[k] = expf(x.v[k] - max) * by - (i + k == target ? scale : 0);
+        if (scaled)
+#pragma unroll
+            for (int k = 0; k < 4; k++) x.v[k] *= slope.v[k];
         store4<VEC>(z + i, x, V - i);
     }
 }

@@ -33,8 +33,9 @@ __device__ inline int next_token(struct walk &w, const int32_t *id, int T, int32
 }
 
 /* Block (t, y): when token t is the first with its id, adds the rows of dx of all tokens with that id to columns of the
- * table's row, in the order of tokens.  Each warp looks for them itself. */
-__global__ void __launch_bounds__(SUM_THREADS) embed_back_kernel(struct mat table, struct mat dx, const int32_t *id)
+ * table's row, in the order of tokens, times scale.  Each warp looks for them itself. */
+__global__ void __launch_bounds__(SUM_THREADS)
+    embed_back_kernel(struct mat table, struct mat dx, const int32_t *id, float scale)
 {
     int t = (int)blockIdx.x, T = dx.rows, lane = (int)threadIdx.x % 32;
     int32_t want = id[t];
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(SUM_THREADS) embed_back_kernel(struct mat tabl
         for (int k = 0; k < AHEAD; k++)
 #pragma unroll
             for (int i = 0; i < WIDE; i++)
-                if (token[k] < T) sum[i] += v[k][i];
+                if (token[k] < T) sum[i] += v[k][i] * scale;
         more = token[AHEAD - 1] < T;
     }
 #pragma unroll
@@ -77,10 +78,10 @@ __global__ void __launch_bounds__(SUM_THREADS) embed_back_kernel(struct mat tabl
         if (col + i * SUM_THREADS < dx.cols) to[col + i * SUM_THREADS] = sum[i];
 }
 
-void add_rows(gpu_dev *d, const struct mat *table, const struct mat *dx, const int32_t *id)
+void add_rows(gpu_dev *d, const struct mat *table, const struct mat *dx, const int32_t *id, float scale)
 {
     dim3 grid((unsigned)dx->rows, blocks_for((size_t)dx->cols, SUM_THREADS * WIDE));
-    LAUNCH(d, "embed_back", embed_back_kernel, grid, dim3(SUM_THREADS), 0, *table, *dx, id);
+    LAUNCH(d, "embed_back", embed_back_kernel, grid, dim3(SUM_THREADS), 0, *table, *dx, id, scale);
 }
 
 /* ---- col_sum ------------------------------------------------------------------------------------------------------
@@ -125,8 +126,8 @@ __global__ void __launch_bounds__(SUM_THREADS) add_chunks_kernel(float *out, con
 void gpu_embed_back(struct dev *head, const struct embed_back_args *a)
 {
     if (a->dx.rows == 0 || a->dx.cols == 0) return;
-    add_rows(gpu_of(head), &a->dtable, &a->dx, a->id);
-    if (a->dpos.p) add_rows(gpu_of(head), &a->dpos, &a->dx, a->pos);
+    add_rows(gpu_of(head), &a->dtable, &a->dx, a->id, a->scale == 0 ? 1 : a->scale);
+    if (a->dpos.p) add_rows(gpu_of(head), &a->dpos, &a->dx, a->pos, 1);
 }
 
 void gpu_col_sum(struct dev *head, const struct col_sum_args *a)

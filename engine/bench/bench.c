@@ -389,3 +389,10 @@ void bench_judge(const struct bench *b, const struct bench_system *s, const stru
     };
     r->n_advice = bench_advise(&f, r->advice);
 }
+
+struct ceilings bench_overall_ceilings(const struct bench_result *r, int n)
+{
+    struct ceilings c = {0};
+    for (int i = 0; i < n; i++) ceilings_add(&c, &r[i].ceilings, 1.0 / n);
+    return c;
+}

@@ -128,6 +128,8 @@ int bench_run(struct bench *, enum bench_phase, int batch, struct bench_result *
 /* Ratios and advice, from the ceilings measured right before and right after the phase. */
 void bench_judge(const struct bench *, const struct bench_system *, const struct ceilings *before,
                  const struct ceilings *after, struct bench_result *);
+/* The mean over the n phases' ceilings, n > 0. */
+struct ceilings bench_overall_ceilings(const struct bench_result *, int n);
 
 /* ---- single ops ------------------------------------------------------------------------------------------------ */
 

@@ -106,12 +106,13 @@ int eval_logits(struct eval *v, const int32_t *ids, int n, void (*row)(void *, i
         return err_set(e, ERR_INVALID, "a text of %d tokens; 1 to %d can be evaluated", n, v->context);
     for (int i = 0; i < n; i++)
         if (ids[i] < 0 || (size_t)ids[i] >= vocab) return err_set(e, ERR_INVALID, "the model has no token %d", ids[i]);
-    struct seq seq = {.tokens = ids, .pages = v->pages, .n_known = n, .n_pages = (n + KV_PAGE - 1) / KV_PAGE};
+    struct batch_seq seq = {.tokens = ids, .pages = v->pages, .n_pages = (n + KV_PAGE - 1) / KV_PAGE};
     if (v->adapted) seq.lora = &v->lora;
     for (int start = 0; start < n; start += CHUNK) {
         int len = n - start < CHUNK ? n - start : CHUNK;
-        struct plan_item item = {&seq, start, len, len};
-        step_batch_build(&v->batch, d, &(struct plan){.v = &item, .n = 1, .n_tokens = len, .n_rows = len});
+        seq.start = start;
+        seq.n = seq.rows = len;
+        step_batch_build(&v->batch, d, &seq, 1);
         model_forward(&v->s.model, &v->batch);
         if (d->ops->finish(d)) return failed(d, e);
         d->ops->download(d, v->host, v->s.model.logits.p, (size_t)len * vocab * sizeof(float));

@@ -1,7 +1,8 @@
 /* The machine, for a report: its ceilings, and what Linux says about it.  What it does not say stays empty. */
 #include "engine/bench/bench.h"
 
-#include "engine/serve/setup.h"
+#include "engine/base/meminfo.h"
+#include "kernels/ops.h"
 
 #include <sched.h>
 #include <stdio.h>

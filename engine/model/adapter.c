@@ -4,7 +4,6 @@
 
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
-#include "engine/train/train.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -6,6 +6,7 @@
 
 #include "engine/base/err.h"
 #include "engine/model/config.h"
+#include "engine/model/lora_targets.h"
 #include "kernels/ops.h"
 
 #include <stdbool.h>
@@ -18,7 +19,7 @@ enum product { PRODUCT_QKV, PRODUCT_O, PRODUCT_UP, PRODUCT_DOWN, PRODUCTS };
 struct lora_module {
     const char *name; /* "q_proj", "c_attn": the last component */
     const char *path; /* within a layer: "self_attn.q_proj", "attn.c_attn" */
-    unsigned target;  /* of enum train_target */
+    unsigned target;  /* of enum lora_target */
     enum product product;
     int col, n, k; /* columns [col, col + n) of the product's output; k inputs */
 };

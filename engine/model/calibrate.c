@@ -215,7 +215,7 @@ struct run {
     struct model m;
     struct step_batch batch;
     struct tap tap;
-    struct seq seq[TEXTS];
+    struct batch_seq seq[TEXTS];
     int32_t *tokens, *pages; /* (TEXTS, len), (TEXTS, len / KV_PAGE rounded up) */
     float *logits;           /* (STEP, V) */
     int len;
@@ -255,7 +255,7 @@ static int run_open(struct run *r, const char *dir, const char *device, int thre
     r->logits = mem_array((size_t)STEP * (size_t)r->m.c.vocab, sizeof *r->logits);
     for (int i = 0; i < n * each; i++) r->pages[i] = i;
     for (int i = 0; i < n; i++)
-        r->seq[i] = (struct seq){
+        r->seq[i] = (struct batch_seq){
             .tokens = r->tokens + (size_t)i * (size_t)r->len, .pages = r->pages + (size_t)i * each, .n_pages = each};
     r->tap = (struct tap){.ops = *r->m.d->ops, .inner = r->m.d->ops, .m = &r->m};
     r->tap.v = mem_array((size_t)r->m.c.layers * 4 + 1, sizeof *r->tap.v);
@@ -267,15 +267,17 @@ static int run_open(struct run *r, const char *dir, const char *device, int thre
     return 0;
 }
 
-static int run_step(struct run *r, const struct plan *p, struct err *e)
+/* Of the first n texts, each as r->seq has it. */
+static int run_step(struct run *r, int n, struct err *e)
 {
     struct dev *d = r->m.d;
-    step_batch_build(&r->batch, d, p);
+    step_batch_build(&r->batch, d, r->seq, n);
+    size_t logits = (size_t)r->batch.n_rows * (size_t)r->m.c.vocab;
     model_forward(&r->m, &r->batch);
     if (d->ops->finish(d)) return err_set(e, ERR_IO, "%s: %s", d->error.op, d->error.msg);
-    d->ops->download(d, r->logits, r->m.logits.p, (size_t)p->n_rows * (size_t)r->m.c.vocab * sizeof(float));
+    d->ops->download(d, r->logits, r->m.logits.p, logits * sizeof(float));
     if (d->error.op) return err_set(e, ERR_IO, "%s: %s", d->error.op, d->error.msg);
-    for (size_t i = 0; i < (size_t)p->n_rows * (size_t)r->m.c.vocab; i++)
+    for (size_t i = 0; i < logits; i++)
         if (!isfinite(r->logits[i])) return err_set(e, ERR_INVALID, "the model's logits are not finite");
     return 0;
 }
@@ -325,16 +327,15 @@ static int32_t sample(const float *logits, int vocab, double uniform)
 
 static int write_and_listen(struct run *r, struct err *e)
 {
-    struct plan_item items[TEXTS];
     int vocab = r->m.c.vocab, rc = 0;
     for (int i = 0; i < TEXTS; i++)
         r->tokens[(size_t)i * (size_t)r->len] = (int32_t)(rng_uniform(0, (uint64_t)i) * vocab);
     for (int pos = 0; pos < r->len && !rc; pos++) {
         for (int i = 0; i < TEXTS; i++) {
-            r->seq[i].n_known = pos + 1;
-            items[i] = (struct plan_item){&r->seq[i], pos, 1, 1};
+            r->seq[i].start = pos;
+            r->seq[i].n = r->seq[i].rows = 1;
         }
-        rc = run_step(r, &(struct plan){.v = items, .n = TEXTS, .n_tokens = TEXTS, .n_rows = TEXTS}, e);
+        rc = run_step(r, TEXTS, e);
         for (int i = 0; i < TEXTS && pos + 1 < r->len && !rc; i++)
             r->tokens[(size_t)i * (size_t)r->len + (size_t)pos + 1] =
                 sample(r->logits + (size_t)i * (size_t)vocab, vocab, rng_uniform((uint64_t)i + 1, (uint64_t)pos));
@@ -366,11 +367,10 @@ static int read_and_listen(struct run *r, const struct tokens *t, struct err *e)
                 return err_set(e, ERR_INVALID, "the model has no token %d", r->tokens[i]);
         }
         if (at) r->tokens[0] = t->v[0].id;
-        r->seq[0].n_known = len;
         for (int start = 0; start < len && !rc; start += STEP) {
-            int k = len - start < STEP ? len - start : STEP;
-            struct plan_item item = {&r->seq[0], start, k, k};
-            rc = run_step(r, &(struct plan){.v = &item, .n = 1, .n_tokens = k, .n_rows = k}, e);
+            r->seq[0].start = start;
+            r->seq[0].n = r->seq[0].rows = len - start < STEP ? len - start : STEP;
+            rc = run_step(r, 1, e);
         }
     }
     return rc;

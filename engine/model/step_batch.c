@@ -70,11 +70,11 @@ static void add_rows(struct step_batch *b, const struct lora_weights *w, int row
         b->group[b->n_groups++] = (struct step_batch_group){row0, rows, w};
 }
 
-static int widest(const struct plan *p)
+static int widest(const struct batch_seq *v, int n)
 {
     int most = 1;
-    for (int i = 0; i < p->n; i++)
-        if (p->v[i].seq->n_pages > most) most = p->v[i].seq->n_pages;
+    for (int i = 0; i < n; i++)
+        if (v[i].n_pages > most) most = v[i].n_pages;
     return most;
 }
 
@@ -120,7 +120,7 @@ static void put_pages(int32_t *pages, int seq, int ld, const int32_t *of, int n)
  * first of a text so that attention has little to read, and leaves its key and value in a place of its own.  A token
  * that is there anyway, and not one without a context: what that gives is often far larger than anything else, and
  * would be the only reason for the products' slower way with such rows. */
-static void pad(struct step_batch *b, struct step_batch *h, const struct seq *s)
+static void pad(struct step_batch *b, struct step_batch *h, const struct batch_seq *s)
 {
     int32_t token = h->kv_len[0] < PAD_LEN ? h->kv_len[0] : PAD_LEN;
     int n = step_batch_padded(b->n_seqs, b->max_seqs), rows = step_batch_padded(b->n_rows, b->max_seqs);
@@ -138,37 +138,36 @@ static void pad(struct step_batch *b, struct step_batch *h, const struct seq *s)
     b->n_rows = rows;
 }
 
-void step_batch_build(struct step_batch *b, struct dev *d, const struct plan *p)
+void step_batch_build(struct step_batch *b, struct dev *d, const struct batch_seq *v, int n)
 {
     struct step_batch h = *b; /* the same arrays, on the host */
     layout(&h, b->host);
-    CHECK(p->n_tokens <= b->max_tokens && p->n <= b->max_seqs && p->n_rows <= b->max_rows);
-    int t = 0, r = 0, most = 0, ld = d->ops->replay ? rounded(widest(p), b->max_pages) : widest(p);
-    CHECK(ld <= b->max_pages);
+    int t = 0, r = 0, most = 0, ld = d->ops->replay ? rounded(widest(v, n), b->max_pages) : widest(v, n);
+    CHECK(n <= b->max_seqs && ld <= b->max_pages);
     b->n_groups = 0;
-    for (int i = 0; i < p->n; i++) {
-        const struct plan_item *it = &p->v[i];
-        const struct seq *s = it->seq;
-        add_rows(b, s->lora, t, it->n);
-        most = it->n > most ? it->n : most;
+    for (int i = 0; i < n; i++) {
+        const struct batch_seq *s = &v[i];
+        CHECK(s->n <= b->max_tokens - t && s->rows <= b->max_rows - r);
+        add_rows(b, s->lora, t, s->n);
+        most = s->n > most ? s->n : most;
         h.q_start[i] = t;
-        h.kv_len[i] = it->start + it->n;
+        h.kv_len[i] = s->start + s->n;
         put_pages(h.pages, i, ld, s->pages, s->n_pages);
-        for (int k = 0; k < it->n; k++, t++) {
-            int pos = it->start + k;
+        for (int k = 0; k < s->n; k++, t++) {
+            int pos = s->start + k;
             h.id[t] = s->tokens[pos];
             h.pos[t] = pos;
             h.slot[t] = s->pages[pos / KV_PAGE] * KV_PAGE + pos % KV_PAGE;
-            if (k >= it->n - it->rows) h.row[r++] = t;
+            if (k >= s->n - s->rows) h.row[r++] = t;
         }
     }
-    h.q_start[p->n] = t;
+    h.q_start[n] = t;
     b->n_tokens = t;
-    b->n_seqs = p->n;
+    b->n_seqs = n;
     b->n_rows = r;
     b->pages_ld = ld;
     b->most_rows = most;
-    if (b->pad_page >= 0 && d->ops->replay && step_batch_decodes(b)) pad(b, &h, p->v[0].seq);
+    if (b->pad_page >= 0 && d->ops->replay && step_batch_decodes(b)) pad(b, &h, v);
     send(b, d, (size_t)b->n_seqs * (size_t)ld);
 }
 

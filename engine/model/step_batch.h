@@ -1,11 +1,24 @@
-/* A step's plan as flat arrays on the device: what model_forward works on.  Sized once; owned by the engine thread (or
- * an eval). */
+/* A step as flat arrays on the device: what model_forward works on.  Sized once; owned by the engine thread (or an
+ * eval). */
 #ifndef TANDEM_ENGINE_MODEL_STEP_BATCH_H
 #define TANDEM_ENGINE_MODEL_STEP_BATCH_H
 
 #include "engine/model/lora_weights.h"
-#include "engine/serve/sched.h"
 #include "kernels/ops.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* What a step computes of one sequence; the arrays are borrowed. */
+struct batch_seq {
+    const int32_t *tokens; /* of the whole text, to start + n at least */
+    const int32_t *pages;  /* its KV pages, n_pages of them */
+    int n_pages;
+    int start, n;                    /* tokens [start, start + n) are computed */
+    int rows;                        /* logits wanted for the last `rows` of them */
+    const struct lora_weights *lora; /* the adapter they go through; NULL: none */
+};
 
 /* Rows that go through an adapter. */
 struct step_batch_group {
@@ -47,8 +60,9 @@ size_t step_batch_bytes(int max_tokens, int max_seqs, int max_rows, int max_page
 /* 0 or ERR_NOMEM */
 int step_batch_open(struct step_batch *, struct dev *, int max_tokens, int max_seqs, int max_rows, int max_pages);
 void step_batch_close(struct step_batch *, struct dev *);
-/* n_tokens, n_seqs and n_rows are those of the plan, or padded; the plan's rows come first. */
-void step_batch_build(struct step_batch *, struct dev *, const struct plan *);
+/* n_tokens, n_seqs and n_rows are the sums over the n sequences, or padded; the sequences' rows come first, in their
+ * order.  Those with the same adapter are best beside each other: they become one group. */
+void step_batch_build(struct step_batch *, struct dev *, const struct batch_seq *, int n);
 /* A step of n texts of one token, as long as no sequence has pages: it writes to the first n places of the cache. */
 void step_batch_blank(struct step_batch *, struct dev *, int n, int pages_ld);
 /* Every sequence has one token and none an adapter: a step that can be replayed. */

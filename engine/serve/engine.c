@@ -94,6 +94,7 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     sched_init(&g->sched, &limits, g->pool);
     g->rows = mem_array((size_t)g->s.max_rows, sizeof *g->rows);
     g->outs = mem_array((size_t)g->s.max_rows, sizeof *g->outs);
+    g->seqs = mem_array((size_t)m->max_seqs, sizeof *g->seqs);
     g->hidden = mem_array((size_t)m->hidden * HIDDEN_ROWS, sizeof *g->hidden);
     for (g->id_mask = 63; g->id_mask < (uint32_t)(m->max_seqs + m->max_queue); g->id_mask = g->id_mask * 2 + 1) {
     }
@@ -470,6 +471,16 @@ static void deliver_hidden(struct engine *g, const struct plan_item *it, int row
     }
 }
 
+static void build(struct engine *g, const struct plan *p)
+{
+    for (int i = 0; i < p->n; i++) {
+        const struct plan_item *it = &p->v[i];
+        const struct seq *s = it->seq;
+        g->seqs[i] = (struct batch_seq){s->tokens, s->pages, s->n_pages, it->start, it->n, it->rows, s->lora};
+    }
+    step_batch_build(&g->batch, g->s.model.d, g->seqs, p->n);
+}
+
 static void run_step(struct engine *g, const struct plan *p)
 {
     uint64_t start = clock_now(), mark = start;
@@ -478,7 +489,7 @@ static void run_step(struct engine *g, const struct plan *p)
     for (int i = 0; i < p->n; i++) flight_request(i, request_of(&p->v[i])->id, p->v[i].start, p->v[i].n);
     debug_state_begin(&g->look, p, &g->now, start);
     mark_scheduled(g, p, start);
-    step_batch_build(&g->batch, g->s.model.d, p);
+    build(g, p);
     debug_state_phase(&g->look, "build", &mark);
     model_forward(&g->s.model, &g->batch);
     debug_state_phase(&g->look, enqueues ? "enqueue" : "forward", &mark);
@@ -668,5 +679,6 @@ void engine_close(struct engine *g)
     free(g->rows);
     free(g->outs);
     free(g->hidden);
+    free(g->seqs);
     free(g);
 }

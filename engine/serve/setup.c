@@ -2,111 +2,14 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/base/meminfo.h"
 #include "engine/model/adapter.h"
-#include "engine/model/calibrate.h"
+#include "engine/model/open.h"
 #include "engine/serve/reserve.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static int parse_type(const char *name, const char *const *allowed, const enum dtype *types, int n, const char *what,
-                      enum dtype *out, struct err *e)
-{
-    for (int i = 0; i < n; i++)
-        if (strcmp(name, allowed[i]) == 0) {
-            *out = types[i];
-            return 0;
-        }
-    return err_set(e, ERR_INVALID, "%s \"%.40s\" is not one of those tandem knows", what, name);
-}
-
-/* "0-3,8" */
-static int parse_cpus(struct setup *s, const char *text, struct err *e)
-{
-    cpu_set_t allowed;
-    bool known = sched_getaffinity(0, sizeof allowed, &allowed) == 0;
-    for (const char *p = text ? text : ""; *p;) {
-        char *end;
-        long from = strtol(p, &end, 10), to = from;
-        bool ok = end > p;
-        if (ok && *end == '-') {
-            p = end + 1;
-            to = strtol(p, &end, 10);
-            ok = end > p;
-        }
-        ok = ok && from >= 0 && from <= to && to < SETUP_CPUS_MAX && s->n_cpus + (to - from) < SETUP_CPUS_MAX &&
-             (*end == 0 || (*end == ',' && end[1]));
-        if (!ok) return err_set(e, ERR_INVALID, "cpus \"%.60s\" is not a list of cores such as 0-3,8", text);
-        for (long i = from; i <= to; i++) {
-            if (known && !CPU_ISSET((size_t)i, &allowed))
-                return err_set(e, ERR_INVALID, "cpus: core %ld is not one that this process may run on", i);
-            for (int k = 0; k < s->n_cpus; k++)
-                if (s->cpus[k] == i) return err_set(e, ERR_INVALID, "cpus: core %ld is named twice", i);
-            s->cpus[s->n_cpus++] = (int)i;
-        }
-        p = *end ? end + 1 : end;
-    }
-    return 0;
-}
-
-int setup_pin(struct setup *s, struct err *e)
-{
-    const struct dev_ops *ops = s->model.d->ops;
-    if (!s->n_cpus || !ops->pin || ops->pin(s->model.d, s->cpus, s->n_cpus) == 0) return 0;
-    return err_set(e, ERR_UNSUPPORTED, "the system does not let tandem bind its threads to all of the cores in --cpus");
-}
-
-static int choose_activations(const struct engine_config *c, struct dev *d, struct err *e)
-{
-    const char *name = c->activations ? c->activations : "auto";
-    bool is_auto = strcmp(name, "auto") == 0, bf16 = strcmp(name, "bf16") == 0;
-    if (!is_auto && !bf16 && strcmp(name, "f32"))
-        return err_set(e, ERR_INVALID, "activations \"%.40s\" is not auto, f32 or bf16", name);
-    d->bf16_x = is_auto ? d->ops->bf16_units : bf16;
-    return 0;
-}
-
-static int parse_types(const struct engine_config *c, enum dtype *quantize, enum dtype *kv, struct err *e)
-{
-    static const char *const q_names[] = {"none", "int8", "int4", "int8-nearest", "int4-nearest", "nf4"},
-                             *const kv_names[] = {"auto", "f16", "bf16", "f32", "int8"};
-    static const enum dtype q_types[] = {DT_NONE, DT_I8, DT_I4, DT_I8, DT_I4, DT_NF4},
-                            kv_types[] = {DT_NONE, DT_F16, DT_BF16, DT_F32, DT_I8};
-    int rc = parse_type(c->quantize ? c->quantize : "none", q_names, q_types, 6, "quantize", quantize, e);
-    return rc ? rc : parse_type(c->kv_type ? c->kv_type : "auto", kv_names, kv_types, 5, "kv-cache", kv, e);
-}
-
-/* The number behind `name` in a file of "name number" lines, or the file's first word where name is "".  0: not there.
- */
-static unsigned long long read_number(const char *path, const char *name)
-{
-    unsigned long long v = 0;
-    char line[128];
-    size_t n = strlen(name);
-    FILE *f = fopen(path, "r");
-    while (f && !v && fgets(line, sizeof line, f))
-        if (strncmp(line, name, n) == 0) sscanf(line + n, "%llu", &v);
-    if (f) fclose(f);
-    return v;
-}
-
-/* What the kernel says is available, or less where a container is limited.  The group's use counts cached files, which
- * the kernel gives up when memory is needed. */
-size_t memory_available(void)
-{
-    static const char stat[] = "/sys/fs/cgroup/memory.stat";
-    unsigned long long bytes = read_number("/proc/meminfo", "MemAvailable:") * 1024;
-    unsigned long long limit = read_number("/sys/fs/cgroup/memory.max", ""); /* 0 for "max" */
-    unsigned long long used = read_number("/sys/fs/cgroup/memory.current", "");
-    unsigned long long cached = read_number(stat, "inactive_file ") + read_number(stat, "active_file ");
-    used = used > cached ? used - cached : 0;
-    if (!bytes) bytes = 1ull << 30;
-    unsigned long long left = limit > used ? limit - used : 0;
-    if (limit && left < bytes) bytes = left;
-    return (size_t)bytes;
-}
 
 static int min_int(int a, int b)
 {
@@ -197,30 +100,6 @@ static void fill_info(struct setup *s, const struct engine_config *c, enum dtype
     m->do_sample = mc->do_sample;
 }
 
-static int open_tokenizer(struct setup *s, const char *dir, struct err *e)
-{
-    s->tokenizer = tokenizer_open_dir(dir, e);
-    return s->tokenizer ? 0 : e->code;
-}
-
-static int load_model(struct setup *s, const struct engine_config *c, enum dtype quantize, struct err *e)
-{
-    struct model_config mc;
-    struct calibration calibration = {0};
-    struct quantize_how how = {.type = quantize, .nearest = c->quantize && strstr(c->quantize, "-nearest")};
-    struct dev_config dc = {.name = c->device,
-                            .threads = !c->threads && s->n_cpus ? s->n_cpus : c->threads,
-                            .memory_bytes = c->gpu_memory_bytes,
-                            .memory_fraction = c->gpu_memory_fraction};
-    int rc = model_config_read(c->model, &mc, e);
-    if (!rc && !how.nearest && !c->no_calibration)
-        rc = calibration_default(&calibration, c->model, &mc, quantize, c->threads, e);
-    how.calibration = &calibration;
-    if (!rc) rc = model_open(&s->model, c->model, &dc, &how, c->verify_weights, e);
-    calibration_close(&calibration);
-    return rc;
-}
-
 /* Cache, activations and limits, where the memory is the host's... */
 static int reserve_host(struct setup *s, const struct engine_config *c, enum dtype kv_type, int *pages, struct err *e)
 {
@@ -268,26 +147,26 @@ static int reserve_all(struct setup *s, const struct engine_config *c, struct er
     return 0;
 }
 
-int setup_load(struct setup *s, const struct engine_config *c, struct err *e)
+static struct model_options options_of(const struct engine_config *c)
 {
-    *s = (struct setup){0};
-    enum dtype quantize = DT_NONE, kv_type = DT_NONE;
-    int rc = parse_types(c, &quantize, &kv_type, e);
-    if (!rc) rc = parse_cpus(s, c->cpus, e);
-    if (!rc) rc = load_model(s, c, quantize, e);
-    if (!rc) rc = open_tokenizer(s, c->model, e);
-    if (!rc) rc = choose_activations(c, s->model.d, e);
-    if (rc) setup_close(s);
-    return rc;
+    return (struct model_options){.dir = c->model,
+                                  .device = c->device,
+                                  .threads = c->threads,
+                                  .quantize = c->quantize,
+                                  .activations = c->activations,
+                                  .gpu_memory_bytes = c->gpu_memory_bytes,
+                                  .gpu_memory_fraction = c->gpu_memory_fraction,
+                                  .verify_weights = c->verify_weights,
+                                  .no_calibration = c->no_calibration};
 }
 
 int setup_open(struct setup *s, const struct engine_config *c, int more_rows, struct err *e)
 {
     *s = (struct setup){0};
     uint64_t start = clock_now(), weights = 0, vocabulary = 0;
-    enum dtype quantize = DT_NONE, kv_type = DT_NONE;
-    int rc = parse_types(c, &quantize, &kv_type, e);
-    if (!rc) rc = parse_cpus(s, c->cpus, e);
+    enum dtype kv_type = DT_NONE;
+    int rc = kv_type_parse(c->kv_type, &kv_type, e);
+    if (!rc) rc = cpus_parse(&s->cpus, c->cpus, e);
     if (rc) return rc;
     s->info.max_seqs = c->max_seqs > 0 ? c->max_seqs : 64;
     s->info.max_batch_tokens = c->max_batch_tokens > 0 ? c->max_batch_tokens : 512;
@@ -300,11 +179,11 @@ int setup_open(struct setup *s, const struct engine_config *c, int more_rows, st
     s->info.max_queue = c->max_queue > 0 ? c->max_queue : 256;
     s->max_rows = s->info.max_seqs + more_rows;
 
-    rc = load_model(s, c, quantize, e);
+    const struct model_options o = options_of(c);
+    rc = model_open_as(&s->model, &o, &s->cpus, e);
     weights = clock_now();
-    if (!rc) rc = open_tokenizer(s, c->model, e);
+    if (!rc && !(s->tokenizer = tokenizer_open_dir(c->model, e))) rc = e->code;
     vocabulary = clock_now();
-    if (!rc) rc = choose_activations(c, s->model.d, e);
     if (!rc) {
         s->kv_type = kv_type == DT_NONE ? s->model.d->ops->kv_type : kv_type;
         rc = reserve_all(s, c, e);
@@ -318,6 +197,11 @@ int setup_open(struct setup *s, const struct engine_config *c, int more_rows, st
     s->info.load_seconds = (double)(end - start) * 1e-9;
     if (rc) setup_close(s);
     return rc;
+}
+
+int setup_pin(struct setup *s, struct err *e)
+{
+    return model_pin(&s->model, &s->cpus, e);
 }
 
 void setup_close(struct setup *s)

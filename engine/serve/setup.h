@@ -1,19 +1,18 @@
-/* Opening a model for use: what engine_open and eval_open share.  Sizes the page pool and the limits from a
+/* Opening a model for serving: what engine_open and eval_open share.  Sizes the page pool and the limits from a
  * struct engine_config and describes the result as a struct engine_info. */
 #ifndef TANDEM_ENGINE_SERVE_SETUP_H
 #define TANDEM_ENGINE_SERVE_SETUP_H
 
+#include "engine/base/cpus.h"
 #include "engine/model/model.h"
 #include "engine/serve/engine.h"
-
-enum { SETUP_CPUS_MAX = 1024 };
 
 struct setup {
     struct model model;
     struct tokenizer *tokenizer;
     struct engine_info info;
-    int cpus[SETUP_CPUS_MAX], n_cpus; /* to bind the device's threads to; 0: none */
-    int max_rows;                     /* rows of logits of one step */
+    struct cpus cpus; /* to bind the device's threads to */
+    int max_rows;     /* rows of logits of one step */
     char model_id[256], device_name[32];
     char *base_name;
     bool record_steps; /* as configured */
@@ -22,12 +21,8 @@ struct setup {
 
 /* more_rows: rows of logits a step has room for beyond one for each of max_seqs. */
 int setup_open(struct setup *, const struct engine_config *, int more_rows, struct err *e);
-/* Only the weights and the tokenizer: for training alone, which has no cache and no schedule. */
-int setup_load(struct setup *, const struct engine_config *, struct err *e);
 /* By the thread that will use the model: binds it and the device's others as configured. */
 int setup_pin(struct setup *, struct err *e);
 void setup_close(struct setup *);
-
-size_t memory_available(void); /* bytes that this process may still take */
 
 #endif

@@ -3,7 +3,7 @@
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "engine/model/adapter.h"
-#include "engine/serve/setup.h"
+#include "engine/model/open.h"
 #include "engine/template/chat_template.h"
 #include "engine/train/ckpt.h"
 
@@ -12,7 +12,8 @@
 #include <unistd.h>
 
 struct train_offline {
-    struct setup s;
+    struct model model;
+    struct tokenizer *tokenizer;
     struct chat_template *template;
     struct dataset *data, *eval;
     struct dataset_report report, eval_report;
@@ -25,43 +26,46 @@ static int open_data(struct train_offline *o, const struct train_offline_config 
     char *cache = file_join(c->dir, "cache");
     struct dataset_source source = {.path = path, .name = path};
     struct dataset_options options = c->options;
-    const struct model_config *mc = &o->s.model.c;
+    const struct model_config *mc = &o->model.c;
     options.max_length = c->p.max_length < mc->max_len ? c->p.max_length : mc->max_len;
     if (options.max_length < 2) options.max_length = 2; /* train_open says what is wrong with it */
     options.cache_dir = cache;
-    options.threads = o->s.model.d->threads;
+    options.threads = o->model.d->threads;
     int rc = dir_make(c->dir, e);
     if (!rc)
-        rc = dataset_open(out, &source, &options, o->s.tokenizer, o->template, mc->n_eos ? mc->eos[0] : -1, report, e);
+        rc = dataset_open(out, &source, &options, o->tokenizer, o->template, mc->n_eos ? mc->eos[0] : -1, report, e);
     free(cache);
     return rc;
 }
 
 static int open_all(struct train_offline *o, const struct train_offline_config *c, struct err *e)
 {
-    int rc = setup_load(&o->s, c->engine, e);
-    if (!rc) rc = setup_pin(&o->s, e);
+    struct cpus cpus;
+    int rc = cpus_parse(&cpus, c->cpus, e);
+    if (!rc) rc = model_open_as(&o->model, &c->model, &cpus, e);
+    if (!rc && !(o->tokenizer = tokenizer_open_dir(c->model.dir, e))) rc = e->code;
+    if (!rc) rc = model_pin(&o->model, &cpus, e);
     if (rc) return rc;
     const char *file = c->chat_template;
     e->code = 0;
     if (!file || !*file)
-        o->template = chat_template_load(c->engine->model, e);
+        o->template = chat_template_load(c->model.dir, e);
     else if (strcmp(file, "plain") != 0)
-        o->template = chat_template_load_file(c->engine->model, file, e);
+        o->template = chat_template_load_file(c->model.dir, file, e);
     if (!o->template && e->code) return e->code;
     rc = open_data(o, c, c->data, &o->data, &o->report, e);
     if (!rc && c->eval && (rc = open_data(o, c, c->eval, &o->eval, &o->eval_report, e))) err_prefix(e, "--eval-data");
     if (rc) return rc;
-    char *base_name = adapter_base_name(c->engine->model);
+    char *base_name = adapter_base_name(c->model.dir);
     struct train_job job = {.p = c->p,
                             .data = o->data,
                             .eval = o->eval,
                             .from = c->from,
                             .base_name = base_name,
-                            .model_dir = c->engine->model,
+                            .model_dir = c->model.dir,
                             .dir = c->dir,
                             .out = c->out};
-    o->train = train_open(&job, &o->s.model, NULL, e);
+    o->train = train_open(&job, &o->model, NULL, e);
     free(base_name);
     return o->train ? 0 : e->code;
 }
@@ -93,7 +97,8 @@ void train_offline_close(struct train_offline *o)
     if (o->data) dataset_free(o->data);
     if (o->eval) dataset_free(o->eval);
     chat_template_free(o->template);
-    setup_close(&o->s);
+    model_close(&o->model);
+    tokenizer_close(o->tokenizer);
     free(o);
 }
 

@@ -3,13 +3,14 @@
 #define TANDEM_ENGINE_TRAIN_OFFLINE_H
 
 #include "engine/data/dataset.h"
-#include "engine/serve/engine.h"
+#include "engine/model/options.h"
 #include "engine/train/train.h"
 
 struct train_offline_config {
-    const struct engine_config *engine; /* model, device, threads, cpus, quantize, activations, verify_weights */
-    const char *data, *eval;            /* files; eval NULL: eval_fraction of data */
-    struct dataset_options options;     /* max_length, eos and the cache directory are set from the rest */
+    struct model_options model;
+    const char *cpus;               /* which cores the threads are bound to (cpus.h) */
+    const char *data, *eval;        /* files; eval NULL: eval_fraction of data */
+    struct dataset_options options; /* max_length, eos and the cache directory are set from the rest */
     struct train_params p;
     const char *from; /* an adapter directory; NULL */
     const char

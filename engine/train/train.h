@@ -10,6 +10,7 @@
 #define TANDEM_ENGINE_TRAIN_TRAIN_H
 
 #include "engine/base/err.h"
+#include "engine/model/lora_targets.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -23,24 +24,6 @@ enum train_method { TRAIN_LORA, TRAIN_QLORA, TRAIN_FULL }; /* qlora: lora that i
 enum train_schedule { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE };
 enum train_optimizer { OPTIMIZER_ADAMW, OPTIMIZER_MUON };
 enum train_recompute { RECOMPUTE_AUTO, RECOMPUTE_ON, RECOMPUTE_OFF }; /* gradient checkpointing */
-
-/* Which products get an adapter; a family has some of them (adapter.h). */
-enum train_target {
-    TARGET_Q = 1,
-    TARGET_K = 2,
-    TARGET_V = 4,
-    TARGET_O = 8,
-    TARGET_GATE = 16,
-    TARGET_UP = 32,
-    TARGET_DOWN = 64,
-    TARGET_C_ATTN = 128,
-    TARGET_C_PROJ = 256,
-    TARGET_C_FC = 512,
-    TARGET_FC1 = 1024,
-    TARGET_FC2 = 2048,
-    TARGET_DENSE = 4096,
-    TARGET_ALL = 8191 /* all the family has */
-};
 
 struct train_params {
     enum train_method method;
@@ -63,7 +46,7 @@ struct train_params {
     double lora_alpha;              /* (0, 4096]; 32 */
     double lora_dropout;            /* 0 */
     bool use_rslora;
-    unsigned targets;     /* of enum train_target; TARGET_ALL */
+    unsigned targets;     /* of enum lora_target; TARGET_ALL */
     bool packing;         /* several rows in one sequence's place; true */
     bool group_by_length; /* without packing: rows of about a length together; true */
     double eval_fraction; /* [0, 0.5] of the rows are held out; 0.  Unless eval data is given */

@@ -51,18 +51,10 @@ static void put_rates(struct buf *out, const struct ceilings *c)
     put_rate(out, "f32_macs_per_s", c->f32_macs_per_s);
 }
 
-/* of all phases; --ops has none */
-static struct ceilings overall(const struct bench_report *r)
-{
-    struct ceilings c = {0};
-    if (!r->n_results) return r->before;
-    for (int i = 0; i < r->n_results; i++) ceilings_add(&c, &r->results[i].ceilings, 1.0 / r->n_results);
-    return c;
-}
-
 static void put_ceilings(struct buf *out, const struct bench_report *r)
 {
-    struct ceilings most = overall(r);
+    /* --ops has no phases */
+    struct ceilings most = r->n_results ? bench_overall_ceilings(r->results, r->n_results) : r->before;
     put_name(out, "ceilings");
     buf_char(out, '{');
     put_rates(out, &most);

@@ -74,6 +74,20 @@ struct engine_config cmd_engine_config(const struct settings *s)
     };
 }
 
+struct model_options cmd_model_options(const struct settings *s)
+{
+    return (struct model_options){
+        .dir = s->model,
+        .device = s->device,
+        .threads = s->threads,
+        .quantize = s->quantize,
+        .activations = s->activations,
+        .gpu_memory_bytes = s->gpu_memory_bytes,
+        .gpu_memory_fraction = s->gpu_memory_fraction,
+        .verify_weights = s->verify_weights,
+    };
+}
+
 struct sampling_params cmd_sampling(const struct settings *s)
 {
     bool sample = s->temperature > 0 || s->top_k > 0 || s->top_p < 1 || s->typical_p < 1 || s->min_p > 0;

@@ -5,6 +5,7 @@
 
 #include "engine/base/buf.h"
 #include "engine/base/err.h"
+#include "engine/model/options.h"
 #include "engine/serve/engine.h"
 #include "server/config/settings.h"
 
@@ -25,7 +26,9 @@ int cmd_key(int argc, char **argv);
  * asked, or the words were wrong and that was said).  Free *s with settings_free in both cases. */
 bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, const char *usage, const char *about,
                   int *status);
-struct engine_config cmd_engine_config(const struct settings *); /* points into the settings */
+/* Both point into the settings. */
+struct engine_config cmd_engine_config(const struct settings *);
+struct model_options cmd_model_options(const struct settings *);
 /* As --temperature and its like say; a random seed unless one was given. */
 struct sampling_params cmd_sampling(const struct settings *);
 

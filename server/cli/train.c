@@ -189,9 +189,9 @@ static int train(const struct settings *s, const struct train_params *params)
     size_t n = strlen(s->out);
     while (n > 1 && s->out[n - 1] == '/') s->out[--n] = 0;
     buf_printf(&dir, "%s.train", s->out);
-    struct engine_config engine = cmd_engine_config(s);
     struct train_offline_config c = {
-        .engine = &engine,
+        .model = cmd_model_options(s),
+        .cpus = s->cpus,
         .data = s->data,
         .eval = s->eval_data,
         .options = {.format = (enum dataset_format)dataset_format_parse(s->format),

@@ -142,23 +142,23 @@ static void many_steps(struct engine *g, int n, struct many *out)
     struct dev *d = device_of(g);
     struct setup *s = engine_setup(g);
     size_t vocab = (size_t)s->info.vocab;
-    struct seq seq[MANY];
-    struct plan_item item[MANY];
+    struct batch_seq seq[MANY];
     int32_t tokens[MANY][24], page[MANY][2];
     out->logits = calloc(STEPS * MANY * vocab, sizeof *out->logits);
     for (int i = 0; i < n; i++) {
         for (int k = 0; k < 24; k++) tokens[i][k] = (i * 37 + k * 11 + 5) % 280;
         page[i][0] = 2 * i;
         page[i][1] = 2 * i + 1;
-        seq[i] = (struct seq){.tokens = tokens[i], .pages = page[i], .n_pages = 2};
+        seq[i] = (struct batch_seq){.tokens = tokens[i], .pages = page[i], .n_pages = 2, .n = 1};
     }
     for (int step = 0; step < STEPS; step++) {
         int rows = 0;
         for (int i = 0; i < n; i++) {
-            item[i] = (struct plan_item){&seq[i], step, 1, step != 1 || i % 3};
-            rows += item[i].rows;
+            seq[i].start = step;
+            seq[i].rows = step != 1 || i % 3;
+            rows += seq[i].rows;
         }
-        step_batch_build(&g->batch, d, &(struct plan){.v = item, .n = n, .n_tokens = n, .n_rows = rows});
+        step_batch_build(&g->batch, d, seq, n);
         out->sizes[step] = g->batch.n_tokens;
         model_forward(&s->model, &g->batch);
         assert_int_equal(d->ops->finish(d), 0);

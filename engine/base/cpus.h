@@ -1,0 +1,16 @@
+/* A list of cores that threads are bound to. */
+#ifndef TANDEM_ENGINE_BASE_CPUS_H
+#define TANDEM_ENGINE_BASE_CPUS_H
+
+#include "engine/base/err.h"
+
+enum { CPUS_MAX = 1024 };
+
+struct cpus {
+    int v[CPUS_MAX], n; /* n 0: none is bound */
+};
+
+/* "0-3,8"; NULL or "": none.  ERR_INVALID: no such list, a core named twice, one that this process may not run on. */
+int cpus_parse(struct cpus *, const char *text, struct err *e);
+
+#endif

@@ -1,0 +1,23 @@
+/* The modules that an adapter can be on, of all families, as bits of a set. */
+#ifndef TANDEM_ENGINE_MODEL_LORA_TARGETS_H
+#define TANDEM_ENGINE_MODEL_LORA_TARGETS_H
+
+/* A family has some of them (lora_modules in adapter.h). */
+enum lora_target {
+    TARGET_Q = 1,
+    TARGET_K = 2,
+    TARGET_V = 4,
+    TARGET_O = 8,
+    TARGET_GATE = 16,
+    TARGET_UP = 32,
+    TARGET_DOWN = 64,
+    TARGET_C_ATTN = 128,
+    TARGET_C_PROJ = 256,
+    TARGET_C_FC = 512,
+    TARGET_FC1 = 1024,
+    TARGET_FC2 = 2048,
+    TARGET_DENSE = 4096,
+    TARGET_ALL = 8191 /* all the family has */
+};
+
+#endif

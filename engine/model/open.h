@@ -1,0 +1,18 @@
+/* Opening a model as its options say. */
+#ifndef TANDEM_ENGINE_MODEL_OPEN_H
+#define TANDEM_ENGINE_MODEL_OPEN_H
+
+#include "engine/base/cpus.h"
+#include "engine/model/model.h"
+#include "engine/model/options.h"
+
+/* Configuration and weights, nothing reserved; *model is closed after an error.  cpus: for how many threads there are,
+ * nothing is bound yet. */
+int model_open_as(struct model *, const struct model_options *, const struct cpus *, struct err *e);
+/* By the thread that will use the model: binds it and the device's others. */
+int model_pin(const struct model *, const struct cpus *, struct err *e);
+
+/* NULL or "auto": DT_NONE; "f16", "bf16", "f32", "int8" */
+int kv_type_parse(const char *name, enum dtype *, struct err *e);
+
+#endif

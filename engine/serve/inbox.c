@@ -1,0 +1,76 @@
+/* Messages to the engine thread: sent by any thread, handled between two steps. */
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+#include "engine/serve/engine_state.h"
+
+#include <stdlib.h>
+
+void engine_post(struct engine *g, struct msg msg)
+{
+    struct msg *m = mem_alloc(sizeof *m);
+    uint64_t idle = 0;
+    *m = msg;
+    /* Before the message is there: the turn that takes it ends this mark. */
+    atomic_compare_exchange_strong(&g->busy_since, &idle, clock_now());
+    mailbox_send(&g->inbox, &m->mail);
+}
+
+void engine_send(struct engine *g, enum msg_kind kind, uint64_t id, struct request *r)
+{
+    engine_post(g, (struct msg){.kind = kind, .id = id, .request = r});
+}
+
+/* Its next step brings its next token. */
+static bool decodes(const struct request *r)
+{
+    const struct seq *q = &r->seq;
+    bool next = q->n_computed < q->n_known && q->n_computed >= q->first_row;
+    return r->n_generated && q->state == SEQ_RUNNING && next && !q->paused && !q->blocked;
+}
+
+static void handle_request(struct engine *g, struct request *r, enum msg_kind kind)
+{
+    switch (kind) {
+    case MSG_CANCEL: engine_end_request(g, r, FINISH_CANCELLED, -1, NULL); return;
+    case MSG_MASK: r->seq.blocked = false; return;
+    case MSG_EXPIRE: r->expired = true; break;
+    default: r->seq.paused = kind == MSG_PAUSE;
+    }
+    if (r->expired && !decodes(r)) engine_end_request(g, r, FINISH_TIMEOUT, -1, NULL);
+}
+
+/* False: stop. */
+static bool handle(struct engine *g, const struct msg *m)
+{
+    if (m->kind == MSG_STOP) return false;
+    if (m->kind == MSG_WAKE) return true;
+    if (m->kind == MSG_ADAPTER) {
+        engine_adapter_publish(g, m->load);
+        engine_adapter_answer(g, m->load);
+        return true;
+    }
+    if (m->kind == MSG_SWEEP) {
+        engine_adapters_sweep(g);
+        return true;
+    }
+    if (m->kind == MSG_SUBMIT) {
+        engine_add_request(g, m->request);
+        return true;
+    }
+    struct request *r = engine_find_request(g, m->id);
+    if (r) handle_request(g, r, m->kind); /* else it ended meanwhile */
+    return true;
+}
+
+bool engine_take_inbox(struct engine *g, bool wait)
+{
+    bool go_on = true;
+    struct mail *next, *m = mailbox_take(&g->inbox, wait);
+    atomic_store(&g->busy_since, clock_now());
+    for (; m; m = next) {
+        next = m->next;
+        go_on &= handle(g, (struct msg *)m);
+        free(m);
+    }
+    return go_on;
+}

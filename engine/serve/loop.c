@@ -1,0 +1,84 @@
+/* The engine thread: inbox -> schedule -> step -> statistics -> events -> training's share, turn after turn; asleep
+ * when nothing can run. */
+#include "engine/base/clock.h"
+#include "engine/base/crash.h"
+#include "engine/base/log.h"
+#include "engine/serve/engine_state.h"
+#include "engine/serve/manual_step.h"
+
+#include <string.h>
+
+enum { IDLE_GIFT_NS = 500 * 1000 * 1000 }; /* then the statistics are published, and training goes on */
+
+static bool mail_waits(void *arg)
+{
+    return mailbox_waiting(&((struct engine *)arg)->inbox);
+}
+
+/* Training has its turn: what a step leaves of the budget, or, when nothing can be computed for anybody, the time until
+ * the next message. */
+static void give_to_training(struct engine *g, const struct plan *p)
+{
+    if (!scheduler_gate_wanted(g->gate)) return;
+    uint64_t used = 0, start = clock_now();
+    if (!p->n) {
+        atomic_store(&g->busy_since, clock_now() + IDLE_GIFT_NS); /* when it is to be back */
+        used = scheduler_gate_give(g->gate, IDLE_GIFT_NS, mail_waits, g);
+    } else {
+        uint64_t ns = train_quantum_allow(&g->share, g->now.last_step_ns);
+        if (ns) used = scheduler_gate_give(g->gate, ns, NULL, NULL);
+        train_quantum_used(&g->share, used);
+    }
+    g->now.train_ns += used;
+    debug_state_training(&g->look, start, used);
+}
+
+int engine_step_once(struct engine *g, bool wait)
+{
+    if (!engine_take_inbox(g, wait && !scheduler_gate_wanted(g->gate))) return -1;
+    debug_state_serve(&g->look, g->s.model.d);
+    if (engine_lost(g)) engine_end_all(g);
+    const struct plan *p = sched_step(&g->sched);
+    if (p->n_preempted) engine_end_preempted(g);
+    int n = p->n, tokens = p->n_tokens; /* requests that end take the plan with them */
+    if (n) engine_run_step(g, p);
+    engine_publish(g, p); /* before the events: who has seen a request end sees its pages free */
+    events_post(&g->events);
+    if (!engine_lost(g)) give_to_training(g, p);
+    if (engine_check_device(g)) { /* the next turn may be far: no request may have anything to compute */
+        engine_publish(g, NULL);
+        events_post(&g->events);
+    }
+    if (n) debug_state_keep(&g->look, &g->sched, g->now.pages_used);
+    atomic_store(&g->busy_since, 0);
+    return tokens;
+}
+
+struct setup *engine_setup(struct engine *g)
+{
+    return &g->s;
+}
+
+static void *engine_main(void *arg)
+{
+    struct engine *g = arg;
+    struct err e = {0};
+    int n = 0;
+    crash_thread_begin();
+    if (setup_pin(&g->s, &e)) log_write(LOG_WARN, "%s", e.msg);
+    while ((n = engine_step_once(g, n == 0)) >= 0) {
+    }
+    crash_thread_end();
+    return NULL;
+}
+
+int engine_start(struct engine *g, void (*notify)(void *), void *arg, struct err *e)
+{
+    g->events.notify = notify;
+    g->events.arg = arg;
+    int rc = pthread_create(&g->thread, NULL, engine_main, g);
+    if (rc) return err_set(e, ERR_IO, "cannot start the engine thread: %s", strerror(rc));
+    pthread_setname_np(g->thread, "tandem-engine");
+    g->started = true;
+    return 0;
+}

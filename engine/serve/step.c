@@ -1,0 +1,208 @@
+/* A step on the engine thread: plan -> batch -> forward -> sample -> what each request is told. */
+#include "engine/base/clock.h"
+#include "engine/base/flight.h"
+#include "engine/serve/engine_state.h"
+
+enum { MASK_NS_MIN = 20 * 1000, MASK_SHARE = 32 }; /* masks on the engine thread: at most this, or of a step's time */
+
+static struct request *request_of(const struct plan_item *it)
+{
+    return (struct request *)it->seq;
+}
+
+static void mark_scheduled(struct engine *g, const struct plan *p, uint64_t now)
+{
+    for (int i = 0; i < p->n; i++) {
+        struct request *r = request_of(&p->v[i]);
+        if (r->times.scheduled) continue;
+        r->times.scheduled = now;
+        if (r->adapter) adapters_run(&g->adapters, r->adapter, 1);
+        if (r->masked) masked_begin(r->masked, request_may_force(r));
+        atomic_fetch_sub(&g->queued, 1);
+        g->now.prefix_query_tokens += (uint64_t)r->n_prompt;
+        g->now.prefix_hit_tokens += (uint64_t)r->seq.n_cached;
+        g->now.prompt_tokens += (uint64_t)r->n_prompt;
+    }
+}
+
+static bool wants_mask(const struct plan_item *it)
+{
+    return request_of(it)->masked && it->rows && it->start + it->n == it->seq->n_known;
+}
+
+/* Every sequence has one token. */
+static bool plan_decodes(const struct plan *p)
+{
+    return p->n_tokens == p->n;
+}
+
+/* Which rows cannot be sampled: their masks are not there.  Waits for these a little while, a longer one when nobody
+ * else is in the step. */
+static void await_masks(const struct engine *g, const struct plan *p, uint64_t start)
+{
+    bool others = false, missing = false;
+    for (int i = 0; i < p->n; i++) {
+        bool waits = wants_mask(&p->v[i]) && masked_poll(request_of(&p->v[i])->masked, 0) == MASK_WAIT;
+        missing |= waits;
+        others |= !waits;
+    }
+    bool enqueues = !dev_host_memory(g->s.model.d);
+    uint64_t until = 0;
+    if (missing) until = step_times_mask_wait(&g->times, plan_decodes(p), enqueues, start, clock_now(), others);
+    for (int i = 0; i < p->n; i++) {
+        struct request *r = request_of(&p->v[i]);
+        r->seq.blocked = r->unsampled = false;
+        if (!wants_mask(&p->v[i])) continue;
+        enum mask_status status = masked_poll(r->masked, until);
+        if (status == MASK_WAIT && (r->seq.blocked = masked_hold(r->masked))) {
+            r->unsampled = true;
+            continue;
+        }
+        status = masked_poll(r->masked, 0);
+        if (status == MASK_READY) request_force(r);
+        r->unsampled = wants_mask(&p->v[i]) && (status == MASK_FAILED || !masked_bits(r->masked));
+    }
+}
+
+static void fill_rows(struct engine *g, const struct plan *p)
+{
+    int r = 0;
+    for (int i = 0; i < p->n; i++) {
+        const struct plan_item *it = &p->v[i];
+        for (int k = it->n - it->rows; k < it->n; k++) request_sample_row(request_of(it), it->start + k, &g->rows[r++]);
+    }
+}
+
+/* A token was chosen: works on the mask of what follows, which may force tokens at once. */
+static void next_mask(struct engine *g, struct request *r, int32_t token)
+{
+    masked_token(r->masked, token, g->mask_until);
+    if (masked_poll(r->masked, 0) == MASK_READY) request_force(r);
+}
+
+/* The last row of a constrained request was not sampled, though its mask is there: the request ends. */
+static void end_unsampled(struct engine *g, struct request *r)
+{
+    if (masked_poll(r->masked, 0) == MASK_FAILED)
+        engine_end_request(g, r, FINISH_ERROR, -1, masked_why(r->masked));
+    else
+        engine_end_request(g, r, FINISH_EOS, -1, NULL);
+}
+
+/* What the rows of one sequence say: prompt log-probabilities, tokens that were forced, then perhaps a new one. */
+static void deliver(struct engine *g, const struct plan_item *it, const struct sample_out *out, uint64_t now)
+{
+    struct request *r = request_of(it);
+    int last = r->seq.n_known - 1;
+    for (int k = it->n - it->rows; k < it->n; k++, out++) {
+        int pos = it->start + k;
+        if (pos + 1 < r->n_prompt) {
+            request_prompt_row(r, pos, out, g->s.tokenizer, &g->events);
+            continue;
+        }
+        if (pos == last && r->unsampled) {
+            end_unsampled(g, r);
+            return;
+        }
+        if (out->id == SAMPLE_NONE && pos == last && r->masked && masked_accepts(r->masked)) {
+            engine_end_request(g, r, FINISH_EOS, -1, NULL); /* the text is whole, and biases ban all that may follow */
+            return;
+        }
+        if (out->id < 0) {
+            engine_end_request(g, r, FINISH_ERROR, -1,
+                               out->id == SAMPLE_NONE ? "logit_bias or the penalties leave no token to choose"
+                                                      : "the model produced no finite logit");
+            return;
+        }
+        int stop_index;
+        enum finish_reason why = request_token(r, out, &g->s.info, g->s.tokenizer, &g->events, now, &stop_index);
+        g->now.generated_tokens++;
+        g->now.forced_tokens += pos < last;
+        if (why == FINISH_NONE && r->expired) why = events_last(&g->events)->finish = FINISH_TIMEOUT;
+        if (why != FINISH_NONE) {
+            engine_end_request(g, r, why, stop_index, NULL);
+            return;
+        }
+        if (pos == last && r->masked) next_mask(g, r, out->id);
+    }
+}
+
+/* The hidden states of one sequence, from row `row` of the step, to its pooling. */
+static void deliver_hidden(struct engine *g, const struct plan_item *it, int row)
+{
+    struct request *r = request_of(it);
+    const struct engine_info *m = &g->s.info;
+    int k = r->pooling == POOLING_LAST ? it->n - 1 : 0; /* of the others only the position counts */
+    for (int n; k < it->n; k += n) {
+        n = it->n - k < HIDDEN_ROWS ? it->n - k : HIDDEN_ROWS;
+        if (model_hidden(&g->s.model, row + k, n, g->hidden)) {
+            engine_end_request(g, r, FINISH_ERROR, -1, engine_take_failure(g));
+            return;
+        }
+        enum finish_reason why = request_hidden(r, it->start + k, n, g->hidden, m, &g->events);
+        if (why == FINISH_NONE) continue;
+        engine_end_request(g, r, why, -1, why == FINISH_ERROR ? "the model produced no finite hidden state" : NULL);
+        return;
+    }
+}
+
+static void build(struct engine *g, const struct plan *p)
+{
+    for (int i = 0; i < p->n; i++) {
+        const struct plan_item *it = &p->v[i];
+        const struct seq *s = it->seq;
+        g->seqs[i] = (struct batch_seq){s->tokens, s->pages, s->n_pages, it->start, it->n, it->rows, s->lora};
+    }
+    step_batch_build(&g->batch, g->s.model.d, g->seqs, p->n);
+}
+
+void engine_run_step(struct engine *g, const struct plan *p)
+{
+    uint64_t start = clock_now(), mark = start;
+    bool enqueues = !dev_host_memory(g->s.model.d); /* ops return before they are done: finish waits for them */
+    flight_begin(start, p->n, p->n_tokens, p->n_rows, p->n_preempted);
+    for (int i = 0; i < p->n; i++) flight_request(i, request_of(&p->v[i])->id, p->v[i].start, p->v[i].n);
+    debug_state_begin(&g->look, p, &g->now, start);
+    mark_scheduled(g, p, start);
+    build(g, p);
+    debug_state_phase(&g->look, "build", &mark);
+    model_forward(&g->s.model, &g->batch);
+    debug_state_phase(&g->look, enqueues ? "enqueue" : "forward", &mark);
+    if (p->n_rows) {
+        await_masks(g, p, start);
+        fill_rows(g, p);
+        debug_state_phase(&g->look, "masks", &mark);
+        struct mat logits = g->s.model.logits;
+        logits.rows = p->n_rows;
+        op_sample(g->s.model.d, (struct sample_args){logits, g->rows, g->outs});
+        debug_state_phase(&g->look, enqueues ? "enqueue sampling" : "sample", &mark);
+    }
+    if (g->s.model.d->ops->finish(g->s.model.d)) {
+        engine_fail_step(g, p);
+    } else {
+        if (enqueues) debug_state_phase(&g->look, "wait", &mark);
+        step_times_note(&g->times, plan_decodes(p), clock_now() - start);
+        for (int i = 0; i < p->n; i++)
+            if (p->v[i].seq->blocked) sched_hold(&g->sched, i), g->now.held_rows++;
+        sched_took(&g->sched, clock_now() - start);
+        sched_commit(&g->sched);
+        const struct sample_out *out = g->outs;
+        uint64_t now = clock_now(), share = (now - start) / MASK_SHARE;
+        g->mask_until = now + (share > MASK_NS_MIN ? share : MASK_NS_MIN);
+        for (int i = 0, row = 0; i < p->n; i++) {
+            int held = p->v[i].seq->blocked, n = p->v[i].n + held, rows = p->v[i].rows + held;
+            struct request *r = request_of(&p->v[i]);
+            if (r->pooling)
+                deliver_hidden(g, &p->v[i], row);
+            else if (held && r->expired && rows == 1) /* no token of it comes of this step */
+                engine_end_request(g, r, FINISH_TIMEOUT, -1, NULL);
+            else
+                deliver(g, &p->v[i], out, now);
+            row += n;
+            out += rows;
+        }
+    }
+    debug_state_phase(&g->look, "deliver", &mark);
+    debug_state_end(&g->look, &g->now);
+    flight_end(clock_now());
+}

@@ -1,0 +1,250 @@
+/* The training loop: steps, micro-batches, guards, evaluation, early stopping. */
+#include "engine/base/clock.h"
+#include "engine/train/ckpt.h"
+#include "engine/train/train_state.h"
+#include "kernels/rng.h"
+
+#include <math.h>
+
+enum {
+    STREAM_DROPOUT = 11, /* of the seed */
+    BAD_IN_A_ROW = 3,    /* steps without a finite loss and gradient before going back */
+    SAVE_SECONDS = 120,  /* between checkpoints where save_steps does not say */
+    GOOD_PARTS = 20,     /* of a job; at the end of each it makes one in any case... */
+    GOOD_LEAST = 50,     /* ... but not of fewer steps than these, nor... */
+    GOOD_MOST = 500,     /* ... of more */
+    NORM_WARNINGS = 5,   /* per run */
+    NORM_LARGE = 100,    /* a gradient norm above it means trouble */
+};
+
+enum outcome { GO_ON, DONE, PAUSED, CANCELLED, FAILED };
+
+static enum outcome asked(struct train *t)
+{
+    int c = atomic_load(&t->command);
+    return c == TRAIN_PAUSE ? PAUSED : c == TRAIN_CANCEL ? CANCELLED : GO_ON;
+}
+
+struct sums {
+    double loss; /* of all targets */
+    int64_t hits, targets, tokens;
+};
+
+/* The micro-batches of a step; with back their gradients, of the mean over the step's targets. */
+static enum outcome run_step(struct train *t, struct train_rows *rows, int64_t step, bool back, struct sums *sum,
+                             struct err *e)
+{
+    struct microbatches_step b = train_rows_step(rows, step);
+    int64_t targets = train_rows_targets(rows, &b), tokens = 0;
+    for (uint32_t i = 0; i < b.n_micro; i++) {
+        enum outcome o = asked(t);
+        if (o != GO_ON) return o;
+        micro_fill(&t->micro, rows, &b, i, (uint64_t)tokens);
+        struct train_loss l = train_model_run(&t->tm, &t->micro, back, (float)(1 / (double)targets));
+        if (train_device_failed(t, e)) return FAILED;
+        sum->loss += l.sum;
+        sum->hits += l.hits;
+        tokens += t->micro.n_tokens;
+    }
+    sum->targets += targets;
+    sum->tokens += tokens;
+    return GO_ON;
+}
+
+/* Three bad steps in a row: the learning rate is halved, and it goes on from the last good checkpoint, which none of
+ * them had touched; once.  What was written since is of steps that will be done again, otherwise. */
+static enum outcome go_back(struct train *t, struct err *e)
+{
+    struct train_state was = t->st;
+    if (was.fallbacks > 0) {
+        err_set(e, ERR_INVALID,
+                "%d steps in a row without a finite loss and gradient, again after the learning rate was halved",
+                BAD_IN_A_ROW);
+        return FAILED;
+    }
+    scheduler_gate_leave(t->gate); /* while it is read */
+    if (train_load(t, was.good, e)) return FAILED;
+    if (t->saved < 0) return err_set(e, ERR_IO, "the checkpoint of step %lld is gone", (long long)was.good), FAILED;
+    ckpt_forget(t->ckpt_dir, t->saved);
+    t->st.skipped = was.skipped;
+    t->st.seconds = was.seconds;
+    t->st.fallbacks = was.fallbacks + 1;
+    t->st.rate_scale = was.rate_scale / 2;
+    t->st.bad = 0;
+    t->saved = -1;
+    train_warn(t,
+               "%d steps in a row without a finite loss and gradient: the learning rate is halved, back to step %lld",
+               BAD_IN_A_ROW, (long long)t->st.step);
+    return GO_ON;
+}
+
+static void look_at_norm(struct train *t, double norm)
+{
+    bool zero = norm == 0 && t->st.step > 1;
+    if ((!zero && norm <= NORM_LARGE) || t->norm_warnings >= NORM_WARNINGS) return;
+    t->norm_warnings++;
+    if (zero)
+        train_warn(t, "the gradient is exactly zero: nothing is learnt");
+    else
+        train_warn(t, "the gradient's norm is %.3g: above %d training is unstable; a lower learning rate may help",
+                   norm, NORM_LARGE);
+}
+
+static void update(struct train *t, double rate, double norm)
+{
+    double limit = t->p.max_grad_norm, scale = 1;
+    if (limit > 0) scale = fmin(1, limit / (norm + 1e-6)); /* as torch.nn.utils.clip_grad_norm_ */
+    optim_step(&t->o, &t->p, rate, scale, ++t->st.updates);
+    if (!t->lora_method) train_full_use(&t->full, &t->o, t->o.p);
+}
+
+static enum outcome train_step(struct train *t, struct err *e)
+{
+    uint64_t start = clock_now();
+    struct sums sum = {0};
+    t->tm.dropout_seed = rng_at(t->p.seed, (uint64_t)STREAM_DROPOUT << 48 | (uint64_t)t->st.step);
+    optim_zero_grad(&t->o);
+    enum outcome o = run_step(t, &t->rows, t->st.step, true, &sum, e);
+    if (o != GO_ON) return o;
+    double norm = optim_grad_norm(&t->o), loss = sum.loss / (double)sum.targets;
+    double rate = optim_rate(&t->p, t->st.step, t->plan.steps) * t->st.rate_scale;
+    bool good = isfinite(loss) && isfinite(norm);
+    if (train_device_failed(t, e)) return FAILED;
+    if (good) update(t, rate, norm);
+    if (train_device_failed(t, e)) return FAILED;
+
+    double took = (double)(clock_now() - start) * 1e-9;
+    t->st.step++;
+    t->st.tokens += sum.tokens;
+    t->st.trained += sum.targets;
+    t->st.seconds += took;
+    t->st.bad = good ? 0 : t->st.bad + 1;
+    t->st.skipped += !good;
+    t->run_seconds += took;
+    t->run_steps++;
+    struct train_event ev = train_event_of(t, TRAIN_STEP);
+    ev.loss = loss;
+    ev.accuracy = (double)sum.hits / (double)sum.targets;
+    ev.grad_norm = norm;
+    ev.learning_rate = rate;
+    ev.tokens_per_s = (double)sum.tokens / took;
+    t->fn(t->arg, &ev);
+    if (good) {
+        look_at_norm(t, norm);
+        return GO_ON;
+    }
+    train_warn(t, "step %lld is skipped: its %s is not finite", (long long)t->st.step,
+               isfinite(loss) ? "gradient" : "loss");
+    return t->st.bad >= BAD_IN_A_ROW ? go_back(t, e) : GO_ON;
+}
+
+static bool at_end(const struct train *t)
+{
+    return t->st.step >= t->plan.steps || t->st.stopped;
+}
+
+static bool eval_due(const struct train *t)
+{
+    int64_t step = t->st.step;
+    if (!t->best || step == 0 || t->st.evaluated == step) return false;
+    if (step >= t->plan.steps) return true;
+    if (t->p.eval_steps) return step % t->p.eval_steps == 0;
+    return t->rows.before[train_rows_epoch(&t->rows, step)] == step;
+}
+
+static void keep_best(struct train *t)
+{
+    chunked_download(train_cut(t), t->best, train_device_array(t, train_result_array(t)), t->o.n);
+}
+
+static enum outcome evaluate(struct train *t, struct err *e)
+{
+    struct sums sum = {0};
+    float dropout = t->tm.dropout, residual = t->tm.residual_dropout;
+    enum outcome o = GO_ON;
+    t->tm.dropout = t->tm.residual_dropout = 0;
+    if (t->o.avg) train_full_use(&t->full, &t->o, t->o.avg);
+    for (int64_t i = 0; i < t->eval.before[1] && o == GO_ON; i++) o = run_step(t, &t->eval, i, false, &sum, e);
+    t->tm.dropout = dropout;
+    t->tm.residual_dropout = residual;
+    if (t->o.avg) train_full_use(&t->full, &t->o, t->o.p);
+    if (o != GO_ON) return o;
+    double loss = sum.loss / (double)sum.targets, accuracy = (double)sum.hits / (double)sum.targets;
+    struct train_state *s = &t->st;
+    bool best = isfinite(loss) && (s->best_step < 0 || loss < s->best_loss - t->p.min_improvement);
+    s->evaluated = s->step;
+    s->worse = best ? 0 : s->worse + 1;
+    if (best) {
+        s->best_step = s->step;
+        s->best_loss = loss;
+        s->best_accuracy = accuracy;
+        keep_best(t);
+    }
+    s->stopped = t->p.patience > 0 && s->worse >= t->p.patience;
+    struct train_event ev = train_event_of(t, TRAIN_EVAL);
+    ev.eval_loss = loss;
+    ev.eval_accuracy = accuracy;
+    ev.best = best;
+    t->fn(t->arg, &ev);
+    return GO_ON;
+}
+
+/* A checkpoint that an unbroken run of this job makes here, too. */
+static bool good_due(const struct train *t, bool evaluated)
+{
+    int64_t every = t->p.save_steps, part = t->plan.steps / GOOD_PARTS;
+    if (!every) every = part < GOOD_LEAST ? GOOD_LEAST : part > GOOD_MOST ? GOOD_MOST : part;
+    if (t->st.bad || t->st.good == t->st.step) return false; /* bad: so that there is one from before */
+    return evaluated || t->st.step % every == 0;
+}
+
+static bool save_due(const struct train *t)
+{
+    if (t->saved == t->st.step) return false;
+    if (t->saved < 0 || at_end(t)) return true;
+    return !t->st.bad && !t->p.save_steps && clock_now() - t->saved_at >= SAVE_SECONDS * 1000000000ull;
+}
+
+static enum outcome loop(struct train *t, struct err *e)
+{
+    for (;;) {
+        bool due = eval_due(t);
+        enum outcome o = due ? evaluate(t, e) : GO_ON;
+        bool good = o == GO_ON && good_due(t, due);
+        if (good) t->st.good = t->st.step;
+        if (o == GO_ON && (good || save_due(t)) && train_save(t, e)) return FAILED;
+        if (o == GO_ON && at_end(t)) return DONE;
+        if (o == GO_ON) o = asked(t);
+        if (o == GO_ON) o = train_step(t, e);
+        if (o != GO_ON) return o;
+    }
+}
+
+void train_run(struct train *t, train_event_fn *fn, void *arg)
+{
+    struct err e = {0};
+    t->fn = fn;
+    t->arg = arg;
+    t->saved_at = clock_now();
+    train_tell(t, TRAIN_PLAN, NULL);
+    train_tell_warnings(t);
+    if (t->resumed) train_tell(t, TRAIN_RESUMED, NULL);
+    enum outcome o = loop(t, &e);
+    train_tell_warnings(t);
+    if ((o == PAUSED || o == CANCELLED) && t->saved != t->st.step && train_save(t, &e)) o = FAILED;
+    scheduler_gate_leave(t->gate);
+    if (o == DONE && train_write_result(t, &e)) o = FAILED;
+    if (o == DONE) ckpt_prune(t->ckpt_dir, 1, -1);
+    train_tell(t,
+               o == DONE                           ? TRAIN_SUCCEEDED
+               : o == PAUSED                       ? TRAIN_PAUSED
+               : o == FAILED && e.code == ERR_LOST ? TRAIN_LOST
+               : o == FAILED                       ? TRAIN_FAILED
+                                                   : TRAIN_CANCELLED,
+               o == FAILED ? e.msg : NULL);
+}
+
+void train_command(struct train *t, enum train_command c)
+{
+    atomic_store(&t->command, (int)c);
+}

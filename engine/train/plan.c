@@ -1,0 +1,133 @@
+/* What a job will take: steps and memory, and what is wrong with it. */
+#include "engine/base/meminfo.h"
+#include "engine/train/train_state.h"
+#include "kernels/trace.h"
+
+#include <math.h>
+
+static int check_base(const struct train *t, struct err *e)
+{
+    enum dtype type = t->model->w.type;
+    bool is_float = !t->model->c.quant[0] && (type == DT_F32 || type == DT_BF16 || type == DT_F16);
+    if (t->p.method == TRAIN_QLORA && is_float)
+        return err_set(e, ERR_INVALID, "method qlora wants a quantised base; this one is %s: use lora, or --quantize",
+                       dtype_name(type));
+    if (t->p.method == TRAIN_FULL && !is_float)
+        return err_set(e, ERR_INVALID, "method full wants a base of floats; this one is %s", dtype_name(type));
+    if (t->p.method == TRAIN_FULL && t->job.from)
+        return err_set(e, ERR_INVALID, "from: an adapter cannot be gone on from with method full");
+    return 0;
+}
+
+static const double GIB = 1024.0 * 1024 * 1024;
+
+/* What ops take for themselves, attention most of all (packed keys; gradients of the longest sequence, or of about a
+ * thousand rows), and what is kept of each row of data. */
+static size_t scratch_bytes(const struct train *t)
+{
+    const double SPARE = 1.25, ROW_BYTES = 40;
+    const struct model_config *c = &t->model->c;
+    double rows = t->tm.max_tokens, longest = t->p.max_length > 1024 ? t->p.max_length : 1024;
+    int dim = (c->head_dim + 15) / 16 * 16;
+    double wave = longest < rows ? longest : rows;
+    double forward = rows * c->kv_heads * 2 * dim * 4, back = wave * dim * 4 * (2.0 * c->heads + 3.0 * c->kv_heads);
+    return (size_t)((forward > back ? forward : back) * SPARE + ROW_BYTES * (double)(t->rows.n + t->eval.n));
+}
+
+/* What may be taken of the memory that training is planned in: the device's own, or the host's. */
+static size_t room_for(struct dev *d, size_t *piece)
+{
+    if (!dev_host_memory(d)) return dev_memory_left(d, piece);
+    return *piece = memory_available();
+}
+
+/* The largest pieces are arrays of all parameters that are trained, or of activations; activations: bytes of the
+ * largest of these.  What ops take for themselves is not known so well. */
+static int check_piece(const struct train *t, size_t piece, size_t activations, struct err *e)
+{
+    double state = (double)t->o.n * sizeof(float), need = fmax(state, (double)activations);
+    if (need <= (double)piece) return 0;
+    return err_set(e, ERR_NOMEM,
+                   "training needs %.2f GiB in one piece for %s, %.2f are free in one piece: unload adapters, or %s",
+                   need / GIB, state < need ? "activations" : "parameters", (double)piece / GIB,
+                   state < need     ? "lower micro_tokens and max_length"
+                   : t->lora_method ? "lower lora_r, or name fewer targets"
+                                    : "use method lora");
+}
+
+/* Chooses whether activations are computed again, and refuses what does not fit. */
+static int plan_memory(struct train *t, struct err *e)
+{
+    struct train_plan *p = &t->plan;
+    int average = t->p.ema_decay > 0;
+    /* a plan alone is made on any thread, the device not being its */
+    bool own = !dev_host_memory(t->d);
+    int copies = 4 + average + (t->eval.n && !own ? 1 : 0), host_copies = own ? 3 + average + (t->eval.n ? 1 : 0) : 0;
+    size_t piece, largest, room = room_for(t->d, &piece);
+    if ((double)host_copies * (double)t->o.n * 4 > 0.95 * (double)memory_available())
+        return err_set(e, ERR_NOMEM, "training needs %.2f GiB of the host for %d copies of %zu parameters",
+                       (double)host_copies * (double)t->o.n * 4 / GIB, host_copies, t->o.trained);
+    p->weight_bytes = t->model->w.bytes;
+    p->trainable = t->o.trained;
+    p->state_bytes = (size_t)copies * t->o.n * sizeof(float) + muon_bytes(&t->o.muon);
+    if (!t->lora_method) p->state_bytes += train_full_bytes(&t->full);
+    t->tm.recompute = t->p.recompute == RECOMPUTE_ON;
+    p->activation_bytes = train_model_bytes(&t->tm, &largest) + scratch_bytes(t);
+    double need = (double)p->state_bytes + (double)p->activation_bytes;
+    if (t->p.recompute == RECOMPUTE_AUTO && need > 0.6 * (double)room) {
+        t->tm.recompute = true;
+        p->activation_bytes = train_model_bytes(&t->tm, &largest) + scratch_bytes(t);
+        need = (double)p->state_bytes + (double)p->activation_bytes;
+    }
+    p->recompute = t->tm.recompute;
+    if (need <= 0.95 * (double)room) return check_piece(t, piece, largest, e);
+    bool state = (double)p->state_bytes > need / 2;
+    return err_set(
+        e, ERR_NOMEM,
+        "training needs %.2f GiB (%.2f for %zu parameters with gradients and moments, %.2f for activations of "
+        "%d tokens), %.2f GiB are available: %s",
+        need / GIB, (double)p->state_bytes / GIB, p->trainable, (double)p->activation_bytes / GIB, t->tm.max_tokens,
+        (double)room / GIB,
+        state                             ? t->lora_method ? "lower lora_r, or name fewer targets" : "use method lora"
+        : t->p.recompute == RECOMPUTE_OFF ? "let recompute be auto, or lower micro_tokens and max_length"
+                                          : "lower micro_tokens and max_length");
+}
+
+static void plan_steps(struct train *t)
+{
+    t->plan.steps = t->rows.before[t->rows.epochs];
+    t->plan.rows = t->rows.n;
+    t->plan.eval_rows = t->eval.n;
+    t->plan.tokens_per_epoch = (int64_t)t->rows.tokens;
+    t->plan.trained_tokens_per_epoch = (int64_t)t->rows.targets;
+}
+
+int train_make_plan(struct train *t, struct err *e)
+{
+    uint64_t left_out = 0;
+    int rc = train_params_check(&t->p, &t->model->c, e);
+    if (!rc) rc = check_base(t, e);
+    if (!rc) rc = train_rows_open(&t->rows, &t->eval, &t->job, &t->p, t->model->c.vocab, &left_out, e);
+    if (rc) return rc;
+    if (left_out)
+        buf_printf(&t->warnings, "%llu rows have no token to train on within max_length %d and are left out",
+                   (unsigned long long)left_out, t->p.max_length);
+    optim_init(&t->o, t->d, t->gate);
+    rc = t->lora_method ? train_lora_open(&t->lora, &t->model->c, &t->p, t->job.from, &t->o, e)
+                        : train_full_open(&t->full, t->model, &t->p, &t->o, e);
+    if (rc) return rc;
+    int most = microbatches_micro_max(t->rows.batches),
+        most_eval = t->eval.n ? microbatches_micro_max(t->eval.batches) : 0;
+    t->tm = (struct train_model){.c = &t->model->c,
+                                 .w = t->lora_method ? &t->model->w : &t->full.w,
+                                 .d = t->d,
+                                 .gate = t->gate,
+                                 .site = t->lora_method ? t->lora.site : NULL,
+                                 .grads = t->lora_method ? NULL : &t->full.g,
+                                 .dropout = (float)t->p.lora_dropout,
+                                 .residual_dropout = (float)t->p.dropout,
+                                 .half = !t->p.f32,
+                                 .max_tokens = most > most_eval ? most : most_eval};
+    plan_steps(t);
+    return plan_memory(t, e);
+}

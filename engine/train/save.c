@@ -1,0 +1,64 @@
+/* A trainer's state in checkpoints. */
+#include "engine/base/clock.h"
+#include "engine/base/file.h"
+#include "engine/train/ckpt.h"
+#include "engine/train/train_state.h"
+
+#include <stdlib.h>
+
+enum { PARTS_MAX = ARRAYS + 2 };
+
+struct op_chunks train_cut(const struct train *t)
+{
+    return (struct op_chunks){t->d, t->gate};
+}
+
+float *train_device_array(const struct train *t, int i)
+{
+    return i == 0 ? t->o.p : i == 1 ? t->o.m : i == 2 ? t->o.v : t->o.avg;
+}
+
+static int parts_of(struct train *t, struct ckpt_part part[PARTS_MAX])
+{
+    static const char *const names[ARRAYS] = {"parameters", "moment1", "moment2", "average"};
+    int n = 0;
+    part[n++] = (struct ckpt_part){"state", &t->st, sizeof t->st};
+    for (int i = 0; i < ARRAYS; i++)
+        if (t->host[i]) part[n++] = (struct ckpt_part){names[i], t->host[i], t->o.n * sizeof(float)};
+    if (t->best) part[n++] = (struct ckpt_part){"best", t->best, t->o.n * sizeof(float)};
+    return n;
+}
+
+int train_save(struct train *t, struct err *e)
+{
+    struct ckpt_part part[PARTS_MAX];
+    int n = parts_of(t, part);
+    for (int i = 0; i < ARRAYS; i++)
+        if (t->host[i] != train_device_array(t, i))
+            chunked_download(train_cut(t), t->host[i], train_device_array(t, i), t->o.n);
+    if (train_device_failed(t, e)) return e->code;
+    scheduler_gate_leave(t->gate);
+    train_tell(t, TRAIN_SAVING, NULL);
+    int rc = ckpt_write(t->ckpt_dir, t->hash, t->st.step, t->st.good, part, n, e);
+    if (rc) return err_prefix(e, "the checkpoint could not be written");
+    t->saved = t->st.step;
+    t->saved_at = clock_now();
+    char name[CKPT_NAME_MAX];
+    ckpt_name(t->st.step, name);
+    char *path = file_join(t->ckpt_dir, name);
+    train_tell(t, TRAIN_CHECKPOINT, path);
+    free(path);
+    return 0;
+}
+
+int train_load(struct train *t, int64_t most, struct err *e)
+{
+    struct ckpt_part part[PARTS_MAX];
+    int n = parts_of(t, part), rc = ckpt_read(t->ckpt_dir, t->hash, most, part, n, &t->saved, &t->warnings, e);
+    if (rc || t->saved < 0) return rc;
+    for (int i = 0; i < ARRAYS; i++)
+        if (t->host[i] != train_device_array(t, i))
+            chunked_upload(train_cut(t), train_device_array(t, i), t->host[i], t->o.n);
+    if (!t->lora_method) train_full_use(&t->full, &t->o, t->o.p);
+    return 0;
+}

@@ -34,7 +34,7 @@ struct debug_state {
     pthread_t thread;
 };
 
-/* engine.c's */
+/* in engine.c */
 struct debug_state *engine_debug_state(const struct engine *);
 void engine_poke(struct engine *); /* it comes by debug_state_serve soon */
 

@@ -1,5 +1,5 @@
-/* Opening and closing an engine, and the calls of the other threads: see engine.h for who may call what.  What the
- * engine thread does is in loop.c. */
+/* The public API of engine.h: opening, closing and the functions for other threads.  The engine thread's loop is in
+ * loop.c. */
 #include "engine/serve/engine.h"
 
 #include "engine/base/clock.h"

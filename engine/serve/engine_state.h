@@ -98,24 +98,25 @@ struct engine {
     char failure[32][256]; /* their different texts, which events point to: never changed once they are there */
 };
 
-/* inbox.c; any thread */
+/* inbox.c, any thread */
 void engine_post(struct engine *, struct msg);
 void engine_send(struct engine *, enum msg_kind, uint64_t id, struct request *);
-/* By the engine thread: handles what has come; wait: sleeps until something has.  @return false: it is to stop. */
+/* By the engine thread: handles all pending messages.  wait: blocks until there is one.  @return false after
+ * MSG_STOP. */
 bool engine_take_inbox(struct engine *, bool wait);
 
 /* request_table.c, by the engine thread */
-void engine_add_request(struct engine *, struct request *);        /* takes it, and schedules it */
-struct request *engine_find_request(struct engine *, uint64_t id); /* NULL: it has ended */
-void engine_drop_request(struct engine *, struct request *);       /* NULL is allowed; not of the table */
-void engine_drop_all(struct engine *);                             /* of the table, without a word */
+void engine_add_request(struct engine *, struct request *);        /* takes ownership and schedules it */
+struct request *engine_find_request(struct engine *, uint64_t id); /* NULL: no request of that id is alive */
+void engine_drop_request(struct engine *, struct request *);       /* frees one outside the table; NULL is allowed */
+void engine_drop_all(struct engine *);                             /* frees those in the table, without events */
 void engine_end_request(struct engine *, struct request *, enum finish_reason why, int stop_index, const char *error);
 /* Those that wait and whose time is over were to end with their next token, which has become far away. */
 void engine_end_preempted(struct engine *);
 
 /* step.c, stats.c, by the engine thread */
 void engine_run_step(struct engine *, const struct plan *);
-void engine_publish(struct engine *, const struct plan *); /* plan NULL: there was none */
+void engine_publish(struct engine *, const struct plan *); /* stats and debug state; plan NULL: no step was planned */
 
 /* engine_adapters.c, by the engine thread: puts the adapter on the device and answers who waits for it. */
 void engine_adapter_publish(struct engine *, struct adapter_load *);

@@ -1,4 +1,4 @@
-/* Messages to the engine thread: sent by any thread, handled between two steps. */
+/* Messages to the engine thread: posted by any thread, handled between steps. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/serve/engine_state.h"

@@ -1,5 +1,5 @@
-/* The engine thread: inbox -> schedule -> step -> statistics -> events -> training's share, turn after turn; asleep
- * when nothing can run. */
+/* The engine thread's loop: inbox -> schedule -> step -> statistics -> events -> time slice of training.  Sleeps in its
+ * inbox when nothing can run. */
 #include "engine/base/clock.h"
 #include "engine/base/crash.h"
 #include "engine/base/log.h"

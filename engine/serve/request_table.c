@@ -1,4 +1,4 @@
-/* The requests that there are, by their ids: the engine thread's. */
+/* Hash table of the live requests by id.  Engine thread only. */
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "engine/serve/engine_state.h"

@@ -1,4 +1,4 @@
-/* The plan of a step: who has its turn, and how much of the budget. */
+/* The plan of a step: which sequences get how much of the token budget. */
 #include "engine/serve/sched.h"
 
 #include "engine/base/check.h"

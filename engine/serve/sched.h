@@ -31,7 +31,7 @@ struct sched_client; /* sched_clients.h */
 enum seq_state { SEQ_IDLE, SEQ_WAITING, SEQ_RUNNING };
 
 /* A request as the schedule sees it; embedded in the engine's request.  The caller sets the first group before
- * sched_add, appends to tokens, moves first_row up and sets generates; the rest belongs to sched.c. */
+ * sched_add, appends to tokens, moves first_row up and sets generates; the rest belongs to the schedule. */
 struct seq {
     const int32_t *tokens; /* n_known of them */
     int32_t *pages;        /* room for every page the request may ever need */
@@ -110,8 +110,6 @@ void sched_free(struct sched *);
 
 void sched_add(struct sched *, struct seq *);    /* SEQ_IDLE -> SEQ_WAITING */
 void sched_remove(struct sched *, struct seq *); /* any -> SEQ_IDLE; its pages go back */
-
-/* Every page is forgotten: all sequences wait, with nothing computed.  The pool may be replaced then. */
 
 /* The next step; valid until the next call.  n == 0: nothing can run now. */
 const struct plan *sched_step(struct sched *);

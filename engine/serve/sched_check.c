@@ -1,4 +1,4 @@
-/* What holds of a schedule between two calls: for tests. */
+/* Invariants of a schedule between calls; for tests. */
 #include "engine/base/check.h"
 #include "engine/serve/sched_clients.h"
 #include "engine/serve/sched_parts.h"

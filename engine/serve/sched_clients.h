@@ -1,5 +1,5 @@
-/* The clients that the schedule shares between: what each has running, and how much it was served.  Part of sched.c;
- * pure. */
+/* The clients that the schedule shares between: what each has running, and how much it was served.  Part of the
+ * schedule (sched.h): pure. */
 #ifndef TANDEM_ENGINE_SERVE_SCHED_CLIENTS_H
 #define TANDEM_ENGINE_SERVE_SCHED_CLIENTS_H
 

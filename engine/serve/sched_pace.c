@@ -1,4 +1,5 @@
-/* How much longer clients with more sequences make the steps of one that decodes (struct sched_pace). */
+/* Measures how much clients with many sequences lengthen the steps of one with few (struct sched_pace), and holds
+ * them back for it. */
 #include "engine/serve/sched_clients.h"
 #include "engine/serve/sched_parts.h"
 

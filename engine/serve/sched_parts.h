@@ -1,5 +1,6 @@
-/* What the files of the schedule share: sched.c (the plan), sched_queue.c (who waits and who runs), sched_room.c (who
- * gets pages), sched_pace.c (how much longer others make a step).  Pure, as sched.h says. */
+/* Declarations shared by the files of the schedule: sched.c (the plan), sched_queue.c (lists of waiting and running
+ * sequences), sched_room.c (KV pages: admission and preemption), sched_pace.c (step time of clients with few
+ * sequences), sched_check.c (invariants).  Pure, as sched.h says. */
 #ifndef TANDEM_ENGINE_SERVE_SCHED_PARTS_H
 #define TANDEM_ENGINE_SERVE_SCHED_PARTS_H
 
@@ -11,14 +12,14 @@ enum turn { TURN_ONE, TURN_SOME, TURN_PROMPT, TURN_NONE };
 /* sched_queue.c */
 enum turn seq_turn(const struct seq *);
 bool seq_before(const struct seq *a, const struct seq *b);    /* true when a should be served before b */
-int64_t seq_served(const struct sched *, const struct seq *); /* what its client was */
+int64_t seq_served(const struct sched *, const struct seq *); /* tokens that its client was served */
 void seq_insert(struct seq *before, struct seq *);
-void seq_remove(struct seq *);  /* off the list of those that wait, or run */
-void seq_unqueue(struct seq *); /* off its client's list of those that wait */
+void seq_remove(struct seq *);  /* from the list of waiting or running sequences */
+void seq_unqueue(struct seq *); /* from its client's waiting list */
 void seq_add_page(struct seq *, int32_t page);
 void sched_release_pages(struct sched *, struct seq *);
-void sched_wait(struct sched *, struct seq *);  /* on the lists of those that wait */
-void sched_leave(struct sched *, struct seq *); /* off the lists that it is on */
+void sched_wait(struct sched *, struct seq *);  /* into both waiting lists, SEQ_WAITING */
+void sched_leave(struct sched *, struct seq *); /* out of its lists, pages released, SEQ_IDLE */
 
 /* sched_room.c */
 /* Gives q pages for its first `tokens` tokens, taking them from worse sequences if it must.  False: q was the worst
@@ -31,7 +32,7 @@ void sched_displace(struct sched *, struct seq *q);
 
 /* sched_pace.c */
 void sched_pace_begin(struct sched *);
-/* Not in this step, so that a client with fewer sequences goes on. */
+/* The client sits this step out, so that one with fewer sequences goes on. */
 bool sched_held_back(const struct sched *, const struct sched_client *);
 
 #endif

@@ -1,4 +1,4 @@
-/* The sequences of the schedule: which wait, which run, and their pages. */
+/* Lists of waiting and running sequences, and the pages each holds. */
 #include "engine/base/check.h"
 #include "engine/serve/sched_clients.h"
 #include "engine/serve/sched_parts.h"

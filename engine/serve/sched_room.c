@@ -1,4 +1,4 @@
-/* Room in the schedule: who is admitted, who gives pages up for whom. */
+/* KV pages: which waiting sequence is admitted, which running one is preempted for it. */
 #include "engine/serve/sched_clients.h"
 #include "engine/serve/sched_parts.h"
 

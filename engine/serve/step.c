@@ -1,4 +1,4 @@
-/* A step on the engine thread: plan -> batch -> forward -> sample -> what each request is told. */
+/* One step on the engine thread: plan -> batch -> forward -> sample -> tokens and events of each request. */
 #include "engine/base/clock.h"
 #include "engine/base/flight.h"
 #include "engine/serve/engine_state.h"

@@ -1,4 +1,4 @@
-/* What a trainer tells of itself, and whether the device failed it. */
+/* Events of a trainer, and its device errors. */
 #include "engine/train/train_state.h"
 
 #include <math.h>

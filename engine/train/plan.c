@@ -1,4 +1,4 @@
-/* What a job will take: steps and memory, and what is wrong with it. */
+/* Plans a job before anything is computed: checks parameters, counts steps, estimates memory. */
 #include "engine/base/meminfo.h"
 #include "engine/train/train_state.h"
 #include "kernels/trace.h"

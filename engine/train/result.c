@@ -1,4 +1,4 @@
-/* What a job leaves: an adapter or a model. */
+/* Writes the result of a job: an adapter or a model directory. */
 #include "engine/base/file.h"
 #include "engine/train/train_state.h"
 

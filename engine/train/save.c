@@ -1,4 +1,4 @@
-/* A trainer's state in checkpoints. */
+/* Saves and loads a trainer's state as checkpoints (format: ckpt.h). */
 #include "engine/base/clock.h"
 #include "engine/base/file.h"
 #include "engine/train/ckpt.h"

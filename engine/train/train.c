@@ -1,4 +1,4 @@
-/* A trainer opened and closed; what it does then is in loop.c. */
+/* Opening and closing a trainer; the training loop is in loop.c. */
 #include "engine/train/train.h"
 
 #include "engine/base/file.h"

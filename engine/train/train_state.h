@@ -1,5 +1,5 @@
-/* A trainer's own state, for the files that are the trainer: train.c (opening), plan.c, loop.c, save.c, result.c,
- * events.c.  All of it is the trainer's thread's, but for the command. */
+/* Private state of a trainer, shared by train.c (opening), plan.c, loop.c, save.c, result.c and events.c.  Trainer
+ * thread only, except `command`. */
 #ifndef TANDEM_ENGINE_TRAIN_TRAIN_STATE_H
 #define TANDEM_ENGINE_TRAIN_TRAIN_STATE_H
 
@@ -75,7 +75,7 @@ struct train {
 struct train_event train_event_of(const struct train *, enum train_event_kind);
 void train_tell(struct train *, enum train_event_kind, const char *text);
 __attribute__((format(printf, 2, 3))) void train_warn(struct train *, const char *fmt, ...);
-void train_tell_warnings(struct train *); /* those of opening and of loading checkpoints */
+void train_tell_warnings(struct train *); /* collected while opening and loading checkpoints */
 /* An op of this job failed.  Beside serving the gate has the error: the device's is of who has the device. */
 bool train_device_failed(struct train *, struct err *);
 

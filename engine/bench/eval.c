@@ -106,7 +106,7 @@ int eval_logits(struct eval *v, const int32_t *ids, int n, void (*row)(void *, i
         return err_set(e, ERR_INVALID, "a text of %d tokens; 1 to %d can be evaluated", n, v->context);
     for (int i = 0; i < n; i++)
         if (ids[i] < 0 || (size_t)ids[i] >= vocab) return err_set(e, ERR_INVALID, "the model has no token %d", ids[i]);
-    struct batch_seq seq = {.tokens = ids, .pages = v->pages, .n_pages = (n + KV_PAGE - 1) / KV_PAGE};
+    struct step_batch_seq seq = {.tokens = ids, .pages = v->pages, .n_pages = (n + KV_PAGE - 1) / KV_PAGE};
     if (v->adapted) seq.lora = &v->lora;
     for (int start = 0; start < n; start += CHUNK) {
         int len = n - start < CHUNK ? n - start : CHUNK;

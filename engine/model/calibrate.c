@@ -215,7 +215,7 @@ struct run {
     struct model m;
     struct step_batch batch;
     struct tap tap;
-    struct batch_seq seq[TEXTS];
+    struct step_batch_seq seq[TEXTS];
     int32_t *tokens, *pages; /* (TEXTS, len), (TEXTS, len / KV_PAGE rounded up) */
     float *logits;           /* (STEP, V) */
     int len;
@@ -255,7 +255,7 @@ static int run_open(struct run *r, const char *dir, const char *device, int thre
     r->logits = mem_array((size_t)STEP * (size_t)r->m.c.vocab, sizeof *r->logits);
     for (int i = 0; i < n * each; i++) r->pages[i] = i;
     for (int i = 0; i < n; i++)
-        r->seq[i] = (struct batch_seq){
+        r->seq[i] = (struct step_batch_seq){
             .tokens = r->tokens + (size_t)i * (size_t)r->len, .pages = r->pages + (size_t)i * each, .n_pages = each};
     r->tap = (struct tap){.ops = *r->m.d->ops, .inner = r->m.d->ops, .m = &r->m};
     r->tap.v = mem_array((size_t)r->m.c.layers * 4 + 1, sizeof *r->tap.v);

@@ -70,7 +70,7 @@ static void add_rows(struct step_batch *b, const struct lora_weights *w, int row
         b->group[b->n_groups++] = (struct step_batch_group){row0, rows, w};
 }
 
-static int widest(const struct batch_seq *v, int n)
+static int widest(const struct step_batch_seq *v, int n)
 {
     int most = 1;
     for (int i = 0; i < n; i++)
@@ -120,7 +120,7 @@ static void put_pages(int32_t *pages, int seq, int ld, const int32_t *of, int n)
  * first of a text so that attention has little to read, and leaves its key and value in a place of its own.  A token
  * that is there anyway, and not one without a context: what that gives is often far larger than anything else, and
  * would be the only reason for the products' slower way with such rows. */
-static void pad(struct step_batch *b, struct step_batch *h, const struct batch_seq *s)
+static void pad(struct step_batch *b, struct step_batch *h, const struct step_batch_seq *s)
 {
     int32_t token = h->kv_len[0] < PAD_LEN ? h->kv_len[0] : PAD_LEN;
     int n = step_batch_padded(b->n_seqs, b->max_seqs), rows = step_batch_padded(b->n_rows, b->max_seqs);
@@ -138,7 +138,7 @@ static void pad(struct step_batch *b, struct step_batch *h, const struct batch_s
     b->n_rows = rows;
 }
 
-void step_batch_build(struct step_batch *b, struct dev *d, const struct batch_seq *v, int n)
+void step_batch_build(struct step_batch *b, struct dev *d, const struct step_batch_seq *v, int n)
 {
     struct step_batch h = *b; /* the same arrays, on the host */
     layout(&h, b->host);
@@ -146,7 +146,7 @@ void step_batch_build(struct step_batch *b, struct dev *d, const struct batch_se
     CHECK(n <= b->max_seqs && ld <= b->max_pages);
     b->n_groups = 0;
     for (int i = 0; i < n; i++) {
-        const struct batch_seq *s = &v[i];
+        const struct step_batch_seq *s = &v[i];
         CHECK(s->n <= b->max_tokens - t && s->rows <= b->max_rows - r);
         add_rows(b, s->lora, t, s->n);
         most = s->n > most ? s->n : most;

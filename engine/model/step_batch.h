@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 /* What a step computes of one sequence; the arrays are borrowed. */
-struct batch_seq {
+struct step_batch_seq {
     const int32_t *tokens; /* of the whole text, to start + n at least */
     const int32_t *pages;  /* its KV pages, n_pages of them */
     int n_pages;
@@ -62,7 +62,7 @@ int step_batch_open(struct step_batch *, struct dev *, int max_tokens, int max_s
 void step_batch_close(struct step_batch *, struct dev *);
 /* n_tokens, n_seqs and n_rows are the sums over the n sequences, or padded; the sequences' rows come first, in their
  * order.  Those with the same adapter are best beside each other: they become one group. */
-void step_batch_build(struct step_batch *, struct dev *, const struct batch_seq *, int n);
+void step_batch_build(struct step_batch *, struct dev *, const struct step_batch_seq *, int n);
 /* A step of n texts of one token, as long as no sequence has pages: it writes to the first n places of the cache. */
 void step_batch_blank(struct step_batch *, struct dev *, int n, int pages_ld);
 /* Every sequence has one token and none an adapter: a step that can be replayed. */

@@ -81,11 +81,11 @@ struct engine {
     struct kv_pool *pool;
     struct sched sched;
     struct step_batch batch;
-    struct batch_seq *seqs;  /* (max_seqs) the plan as the batch is made of it */
-    struct sample_row *rows; /* (max_rows) */
-    struct sample_out *outs; /* (max_rows) */
-    float *hidden;           /* (HIDDEN_ROWS, C) on their way to a pooling */
-    struct request **by_id;  /* hash table with chains */
+    struct step_batch_seq *seqs; /* (max_seqs) the plan as the batch is made of it */
+    struct sample_row *rows;     /* (max_rows) */
+    struct sample_out *outs;     /* (max_rows) */
+    float *hidden;               /* (HIDDEN_ROWS, C) on their way to a pooling */
+    struct request **by_id;      /* hash table with chains */
     uint32_t id_mask;
     struct train_quantum share;
     struct step_times times;

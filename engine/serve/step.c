@@ -151,7 +151,7 @@ static void build(struct engine *g, const struct plan *p)
     for (int i = 0; i < p->n; i++) {
         const struct plan_item *it = &p->v[i];
         const struct seq *s = it->seq;
-        g->seqs[i] = (struct batch_seq){s->tokens, s->pages, s->n_pages, it->start, it->n, it->rows, s->lora};
+        g->seqs[i] = (struct step_batch_seq){s->tokens, s->pages, s->n_pages, it->start, it->n, it->rows, s->lora};
     }
     step_batch_build(&g->batch, g->s.model.d, g->seqs, p->n);
 }

@@ -154,7 +154,7 @@ static bool eval_due(const struct train *t)
 
 static void keep_best(struct train *t)
 {
-    chunked_download(train_cut(t), t->best, train_device_array(t, train_result_array(t)), t->o.n);
+    chunked_download(train_chunks(t), t->best, train_device_array(t, train_result_array(t)), t->o.n);
 }
 
 static enum outcome evaluate(struct train *t, struct err *e)

@@ -13,7 +13,7 @@ int train_write_result(struct train *t, struct err *e)
     const float *p = t->st.best_step >= 0 ? t->best : t->host[last], *on_device = train_device_array(t, last);
     if (!t->job.out) return 0;
     if (p == t->host[last] && p != on_device) {
-        chunked_download(train_cut(t), t->host[last], on_device, t->o.n);
+        chunked_download(train_chunks(t), t->host[last], on_device, t->o.n);
         scheduler_gate_leave(t->gate);
     }
     if (train_device_failed(t, e)) return err_prefix(e, "the result could not be read");

@@ -8,7 +8,7 @@
 
 enum { PARTS_MAX = ARRAYS + 2 };
 
-struct op_chunks train_cut(const struct train *t)
+struct op_chunks train_chunks(const struct train *t)
 {
     return (struct op_chunks){t->d, t->gate};
 }
@@ -35,7 +35,7 @@ int train_save(struct train *t, struct err *e)
     int n = parts_of(t, part);
     for (int i = 0; i < ARRAYS; i++)
         if (t->host[i] != train_device_array(t, i))
-            chunked_download(train_cut(t), t->host[i], train_device_array(t, i), t->o.n);
+            chunked_download(train_chunks(t), t->host[i], train_device_array(t, i), t->o.n);
     if (train_device_failed(t, e)) return e->code;
     scheduler_gate_leave(t->gate);
     train_tell(t, TRAIN_SAVING, NULL);
@@ -58,7 +58,7 @@ int train_load(struct train *t, int64_t most, struct err *e)
     if (rc || t->saved < 0) return rc;
     for (int i = 0; i < ARRAYS; i++)
         if (t->host[i] != train_device_array(t, i))
-            chunked_upload(train_cut(t), train_device_array(t, i), t->host[i], t->o.n);
+            chunked_upload(train_chunks(t), train_device_array(t, i), t->host[i], t->o.n);
     if (!t->lora_method) train_full_use(&t->full, &t->o, t->o.p);
     return 0;
 }

@@ -71,7 +71,7 @@ static void hash_job(struct train *t)
 {
     float *p = t->host[0];
     if (p != t->o.p) {
-        chunked_download(train_cut(t), p, t->o.p, t->o.n);
+        chunked_download(train_chunks(t), p, t->o.p, t->o.n);
         scheduler_gate_leave(t->gate);
     }
     t->hash = train_job_hash(&t->p, dataset_hash(t->job.data), t->job.eval ? dataset_hash(t->job.eval) : 0,

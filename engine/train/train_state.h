@@ -80,7 +80,7 @@ void train_tell_warnings(struct train *); /* collected while opening and loading
 bool train_device_failed(struct train *, struct err *);
 
 /* save.c */
-struct op_chunks train_cut(const struct train *);
+struct op_chunks train_chunks(const struct train *);
 /* An array of the optimizer on the device, as host[i] is on the host; NULL: there is none of it. */
 float *train_device_array(const struct train *, int i);
 int train_save(struct train *, struct err *);

@@ -142,14 +142,14 @@ static void many_steps(struct engine *g, int n, struct many *out)
     struct dev *d = device_of(g);
     struct setup *s = engine_setup(g);
     size_t vocab = (size_t)s->info.vocab;
-    struct batch_seq seq[MANY];
+    struct step_batch_seq seq[MANY];
     int32_t tokens[MANY][24], page[MANY][2];
     out->logits = calloc(STEPS * MANY * vocab, sizeof *out->logits);
     for (int i = 0; i < n; i++) {
         for (int k = 0; k < 24; k++) tokens[i][k] = (i * 37 + k * 11 + 5) % 280;
         page[i][0] = 2 * i;
         page[i][1] = 2 * i + 1;
-        seq[i] = (struct batch_seq){.tokens = tokens[i], .pages = page[i], .n_pages = 2, .n = 1};
+        seq[i] = (struct step_batch_seq){.tokens = tokens[i], .pages = page[i], .n_pages = 2, .n = 1};
     }
     for (int step = 0; step < STEPS; step++) {
         int rows = 0;

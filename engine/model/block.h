@@ -19,10 +19,11 @@ struct block {
     enum block_norms norms;
     float residual_scale;
     /* attention; every family's is causal so far */
-    int window;   /* a token sees so many positions, itself included; 0: all */
-    float scale;  /* of q . k */
-    int rope;     /* index of model_config.rope */
-    bool qk_norm; /* q and k of each head are normed before they are rotated */
+    int window;    /* a token sees so many positions, itself included; 0: all */
+    float scale;   /* of q . k */
+    float softcap; /* of scores, see attn_args; 0: none */
+    int rope;      /* index of model_config.rope */
+    bool qk_norm;  /* q and k of each head are normed before they are rotated */
     /* feed-forward */
     bool gated; /* act(gate) * up, else act(fc1) */
     enum act_kind act;

@@ -136,6 +136,15 @@ static void refuse_types(struct fields *f, const char *name, const cJSON *rope)
         }
 }
 
+/* rope_parameters of a family whose layer types have rules of their own: one object each, nothing else. */
+static void need_types(struct fields *f)
+{
+    for (const cJSON *k = f->j ? f->j->child : NULL; k && !f->rc; k = k->next)
+        if (strcmp(k->string, "full_attention") && strcmp(k->string, "sliding_attention"))
+            f->rc = err_set(f->e, ERR_UNSUPPORTED, "%s: \"%.40s\" is not full_attention or sliding_attention", f->file,
+                            k->string);
+}
+
 /* Where the family does not read partial_rotary_factor, transformers ignores it, or fails. */
 static void check_partial(struct fields *f, struct model_config *c, double partial)
 {
@@ -185,18 +194,29 @@ static void read_rope_rule(struct fields *f, const cJSON *object, int max_len, s
  * rope_scaling that says something comes first. */
 static void read_rope(struct fields *f, struct model_config *c)
 {
-    double partial = c->family->rope.partial;
-    struct rope *r = &c->rope[0];
-    c->n_ropes = 1;
-    if (!c->family->rope.any) return;
-    *r = (struct rope){.theta = c->family->rope.theta, .factor = 1};
-    get_real(f, "rope_theta", 1, 1e12, &r->theta);
+    const struct family_rope *m = &c->family->rope;
+    double partial = m->partial;
+    c->n_ropes = m->window_theta_field ? 2 : 1;
+    if (!m->any) return;
+    c->rope[0] = (struct rope){.theta = m->theta, .factor = 1};
+    get_real(f, "rope_theta", 1, 1e12, &c->rope[0].theta);
     get_real(f, "partial_rotary_factor", 0, 1, &partial);
     const char *name = "rope_scaling";
-    const cJSON *rule = object(f, name);
-    if (!rule) rule = object(f, name = "rope_parameters");
+    const cJSON *rule = object(f, name), *window_rule = NULL;
+    if (m->window_theta_field) {
+        c->rope[1] = (struct rope){.theta = m->window_theta, .factor = 1};
+        get_real(f, m->window_theta_field, 1, 1e12, &c->rope[1].theta);
+        struct fields types = {object(f, "rope_parameters"), f->e, "config.json: rope_parameters", f->rc};
+        need_types(&types);
+        window_rule = object(&types, "sliding_attention");
+        if (!rule) rule = object(&types, name = "full_attention");
+        f->rc = types.rc;
+    } else if (!rule) {
+        rule = object(f, name = "rope_parameters");
+    }
     refuse_types(f, name, rule);
-    if (rule && !f->rc) read_rope_rule(f, rule, c->max_len, r, &partial);
+    if (rule && !f->rc) read_rope_rule(f, rule, c->max_len, &c->rope[0], &partial);
+    if (window_rule && !f->rc) read_rope_rule(f, window_rule, c->max_len, &c->rope[1], &partial);
     if (!f->rc) check_partial(f, c, partial);
 }
 
@@ -229,9 +249,14 @@ static void read_layer_types(struct fields *f, const cJSON *types, struct model_
                         c->family->model_type);
 }
 
-static bool has_window(const struct family_window *w, int number, int layer)
+static bool has_window(enum window_rule rule, int number, int layer)
 {
-    return w->rule == WINDOW_ALL || (w->rule == WINDOW_FROM && layer >= number);
+    switch (rule) {
+    case WINDOW_ALL: return true;
+    case WINDOW_FROM: return layer >= number;
+    case WINDOW_BUT_EVERY: return (layer + 1) % number != 0;
+    default: return false;
+    }
 }
 
 /* Makes the kinds of layers from `like`, and says which of them each layer is. */
@@ -245,16 +270,24 @@ static void read_window(struct fields *f, const struct block *like, struct model
         bool null = cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(f->j, "sliding_window"));
         window = null ? 0 : w->positions;
         get_int(f, "sliding_window", 1, MAX_POSITIONS, &window);
-        get_int(f, w->field, 0, MAX_LAYERS, &number);
+        get_int(f, w->field, w->rule == WINDOW_BUT_EVERY, MAX_LAYERS, &number);
     }
     c->block[KIND_FULL] = c->block[KIND_WINDOW] = *like;
     c->block[KIND_WINDOW].window = window;
-    for (int l = 0; l < c->layers; l++) c->kind[l] = window && has_window(w, number, l) ? KIND_WINDOW : KIND_FULL;
+    c->block[KIND_WINDOW].rope = c->n_ropes - 1;
+    for (int l = 0; l < c->layers; l++) c->kind[l] = window && has_window(w->rule, number, l) ? KIND_WINDOW : KIND_FULL;
     const cJSON *types = get(f, "layer_types");
     if (types && !f->rc) read_layer_types(f, types, c);
 }
 
-/* Fields of other families that change what is computed; no family here has them. */
+static bool reads_number(const struct model_family *m, const char *name)
+{
+    for (int i = 0; i < FAMILY_NUMBERS && m->number[i].name; i++)
+        if (strcmp(m->number[i].name, name) == 0) return true;
+    return false;
+}
+
+/* Fields that change what is computed where a family reads them; this one does not. */
 static void refuse_foreign(struct fields *f, const struct model_config *c)
 {
     static const struct {
@@ -278,12 +311,42 @@ static void refuse_foreign(struct fields *f, const struct model_config *c)
     };
     for (size_t i = 0; i < sizeof foreign / sizeof *foreign && !f->rc; i++) {
         const cJSON *v = get(f, foreign[i].name);
-        bool neutral = !v || cJSON_IsFalse(v) || (cJSON_IsNumber(v) && v->valuedouble == foreign[i].neutral) ||
-                       (cJSON_IsArray(v) && !v->child);
+        bool neutral = !v || reads_number(c->family, foreign[i].name) || cJSON_IsFalse(v) ||
+                       (cJSON_IsNumber(v) && v->valuedouble == foreign[i].neutral) || (cJSON_IsArray(v) && !v->child);
         if (!neutral)
             f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: %s is not supported: %s models have none",
                             foreign[i].name, c->family->model_type);
     }
+}
+
+static void read_number(struct fields *f, const struct family_number *n, struct model_config *c, struct block *b)
+{
+    double v = n->otherwise;
+    if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(f->j, n->name))) v = 0;
+    get_real(f, n->name, 1e-6, 1e6, &v);
+    if (f->rc || v == 0) return;
+    switch (n->use) {
+    case NUMBER_ATTN_SOFTCAP: b->softcap = (float)v; break;
+    case NUMBER_ATTN_SCALE: b->scale = (float)v; break;
+    case NUMBER_QUERY_SCALAR: b->scale = (float)(1 / sqrt(v)); break;
+    case NUMBER_EMBED_SCALE: c->embed_scale = (float)v; break;
+    case NUMBER_RESIDUAL_SCALE: b->residual_scale = (float)v; break;
+    case NUMBER_LOGIT_SOFTCAP: c->logit_softcap = (float)v; break;
+    case NUMBER_LOGIT_SCALE: c->logit_scale = (float)v; break;
+    case NUMBER_LOGIT_DIVISOR: c->logit_scale = (float)(1 / v); break;
+    }
+}
+
+/* torch_dtype, dtype since transformers 5 */
+static void read_dtype(struct fields *f, struct model_config *c)
+{
+    static const struct {
+        const char *name;
+        enum dtype type;
+    } types[] = {{"float32", DT_F32}, {"bfloat16", DT_BF16}, {"float16", DT_F16}};
+    const cJSON *v = get(f, get(f, "dtype") ? "dtype" : "torch_dtype");
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (cJSON_IsString(v) && strcmp(v->valuestring, types[i].name) == 0) c->dtype = types[i].type;
 }
 
 static void read_switch(struct fields *f, const struct family_switch *s, struct model_config *c)
@@ -366,6 +429,11 @@ static void read_layers(struct fields *f, struct model_config *c)
                       .scale = 1.0f / sqrtf((float)c->head_dim),
                       .qk_norm = m->layer.qk_norm,
                       .gated = m->layer.gated};
+    c->embed_scale = m->embed_root ? (float)sqrt((double)c->hidden) : 1;
+    c->embed_scale_rounded = m->embed_root;
+    c->logit_scale = 1;
+    for (int i = 0; i < FAMILY_NUMBERS && m->number[i].name; i++) read_number(f, &m->number[i], c, &b);
+    read_dtype(f, c);
     read_act(f, c, &b.act);
     if (!f->rc) read_rope(f, c);
     if (!f->rc) read_window(f, &b, c);

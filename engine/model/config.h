@@ -32,7 +32,11 @@ struct model_config {
     uint8_t kind[MAX_LAYERS];       /* which of them each layer is */
     struct rope rope[ROPES_MAX];
     int n_ropes;
-    char quant[16]; /* "", or "int8" / "int4" / "nf4" when the directory is quantised */
+    float embed_scale;                /* 1: none */
+    bool embed_scale_rounded;         /* it is rounded first, to dtype or else the embedding table's type */
+    float logit_scale, logit_softcap; /* see softcap_args; 1 and 0: none */
+    enum dtype dtype;                 /* float type the file names for the weights; DT_NONE: none */
+    char quant[16];                   /* "", or "int8" / "int4" / "nf4" when the directory is quantised */
     int32_t eos[MAX_EOS];
     int n_eos;
     /* generation_config.json; NAN or -1: not said */

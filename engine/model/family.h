@@ -39,11 +39,30 @@ struct family_switch {
     enum family_switch_use use;
 };
 
+/* A field of config.json that is a number; null in the file: the neutral value of its use. */
+enum family_number_use {
+    NUMBER_ATTN_SOFTCAP,   /* of scores */
+    NUMBER_ATTN_SCALE,     /* of scores */
+    NUMBER_QUERY_SCALAR,   /* scores are divided by its root */
+    NUMBER_EMBED_SCALE,    /* of embeddings */
+    NUMBER_RESIDUAL_SCALE, /* of what a branch adds */
+    NUMBER_LOGIT_SOFTCAP,
+    NUMBER_LOGIT_SCALE,
+    NUMBER_LOGIT_DIVISOR,
+};
+enum { FAMILY_NUMBERS = 4 };
+struct family_number {
+    const char *name;
+    enum family_number_use use;
+    double otherwise; /* where the field is absent; 0: neutral */
+};
+
 /* Which layers see only the last `sliding_window` positions. */
 enum window_rule {
     WINDOW_NONE, /* the field is not read */
     WINDOW_ALL,
-    WINDOW_FROM, /* the layers from `number` on */
+    WINDOW_FROM,      /* the layers from `number` on */
+    WINDOW_BUT_EVERY, /* all but layers number - 1, 2 number - 1, ... */
 };
 struct family_window {
     enum window_rule rule;
@@ -59,6 +78,10 @@ struct family_rope {
     bool partial_read; /* partial_rotary_factor counts; else only 1 is accepted */
     double partial;    /* rotated share of a head, where the file has none */
     double theta;      /* where the file has none */
+    /* Layers with a window have a rule of their own: the field of its theta and what that is where the file has none.
+     * Then rope_scaling is for full layers, and rope_parameters has an object for each layer type.  NULL: one rule. */
+    const char *window_theta_field;
+    double window_theta;
 };
 
 /* What a layer has where no switch says otherwise. */
@@ -76,10 +99,12 @@ struct model_family {
     struct family_fields field;
     struct family_defaults otherwise;
     struct family_switch toggle[FAMILY_SWITCHES]; /* up to the first without a name */
+    struct family_number number[FAMILY_NUMBERS];  /* likewise */
     struct family_window window;
     struct family_rope rope;
     struct family_layer layer;
     bool learned_pos, head_bias;
+    bool embed_root; /* embeddings are multiplied by the root of hidden, rounded to the weights' type */
 };
 
 /* The row of a model_type; NULL: there is none. */

@@ -66,7 +66,8 @@ struct attn_args layer_attn(const struct layer *l)
                               .head_dim = l->c->head_dim,
                               .window = l->b->window,
                               .scale = l->b->scale,
-                              .layer = l->index};
+                              .layer = l->index,
+                              .softcap = l->b->softcap};
 }
 
 struct attn_seq_args layer_attn_seq(const struct layer *l)
@@ -75,7 +76,8 @@ struct attn_seq_args layer_attn_seq(const struct layer *l)
                                   .kv_heads = l->c->kv_heads,
                                   .head_dim = l->c->head_dim,
                                   .window = l->b->window,
-                                  .scale = l->b->scale};
+                                  .scale = l->b->scale,
+                                  .softcap = l->b->softcap};
 }
 
 struct attn_back_args layer_attn_back(const struct layer *l)
@@ -84,5 +86,20 @@ struct attn_back_args layer_attn_back(const struct layer *l)
                                    .kv_heads = l->c->kv_heads,
                                    .head_dim = l->c->head_dim,
                                    .window = l->b->window,
-                                   .scale = l->b->scale};
+                                   .scale = l->b->scale,
+                                   .softcap = l->b->softcap};
+}
+
+float layer_embed_scale(const struct model_config *c, const struct weights *w)
+{
+    if (!c->embed_scale_rounded) return c->embed_scale;
+    enum dtype type = c->dtype != DT_NONE ? c->dtype : w->embed.t;
+    return type == DT_BF16  ? bf16_to_f32(f32_to_bf16(c->embed_scale))
+           : type == DT_F16 ? f16_to_f32(f32_to_f16(c->embed_scale))
+                            : c->embed_scale;
+}
+
+bool layer_changes_logits(const struct model_config *c)
+{
+    return c->logit_scale != 1 || c->logit_softcap > 0;
 }

@@ -40,4 +40,9 @@ struct attn_args layer_attn(const struct layer *);
 struct attn_seq_args layer_attn_seq(const struct layer *);
 struct attn_back_args layer_attn_back(const struct layer *);
 
+/* What embeddings are multiplied by. */
+float layer_embed_scale(const struct model_config *, const struct weights *);
+/* The head's product is scaled or capped. */
+bool layer_changes_logits(const struct model_config *);
+
 #endif

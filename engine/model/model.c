@@ -92,27 +92,24 @@ static void feed_forward(struct model *m, const struct step_batch *b, const stru
     adapt(m, b, l->index, PRODUCT_DOWN, y, ff);
 }
 
-/* What a branch adds, from its output: in place. */
-static void after_branch(struct model *m, const struct layer *l, struct layer_norm post, struct mat y)
+/* Adds a branch's output y, which may be changed, to x.  @return what `next` reads: norm(x), in m->h, or x where there
+ * is no norm. */
+static struct mat add_branch(struct model *m, const struct layer *l, struct layer_norm post, struct layer_norm norm,
+                             const struct weight *next, struct mat x, struct mat y)
 {
     const struct model_config *c = &m->c;
-    if (post.w) op_norm(m->d, (struct norm_args){y, y, post.w, post.b, c->eps, c->norm, NULL});
-    if (l->b->residual_scale != 1)
-        op_axpby(m->d, (struct axpby_args){y.p, y.p, (size_t)y.rows * (size_t)y.cols, (double)l->b->residual_scale, 0});
-}
-
-/* x += y.  @return what `next` reads: norm(x), in m->h, or x where there is no norm. */
-static struct mat add_branch(struct model *m, struct layer_norm norm, const struct weight *next, struct mat x,
-                             struct mat y)
-{
-    const struct model_config *c = &m->c;
+    float scale = l->b->residual_scale;
     struct mat h = first(m->h, x.rows);
-    if (norm.w) {
-        op_add_norm(m->d, (struct add_norm_args){h, x, y, norm.w, norm.b, c->eps, c->norm, next});
-        return h;
+    if (post.w && (scale != 1 || !norm.w)) {
+        op_norm(m->d, (struct norm_args){y, y, post.w, post.b, c->eps, c->norm, NULL});
+        post.w = post.b = NULL;
     }
-    op_add(m->d, (struct add_args){x, y});
-    return x;
+    if (scale != 1) op_axpby(m->d, (struct axpby_args){y.p, y.p, (size_t)y.rows * (size_t)y.cols, (double)scale, 0});
+    if (norm.w)
+        op_add_norm(m->d, (struct add_norm_args){h, x, y, norm.w, norm.b, c->eps, c->norm, next, post.w, post.b});
+    else
+        op_add(m->d, (struct add_args){x, y});
+    return norm.w ? h : x;
 }
 
 static void forward(struct model *m, const struct step_batch *b)
@@ -121,32 +118,31 @@ static void forward(struct model *m, const struct step_batch *b)
     const struct weights *w = &m->w;
     struct dev *d = m->d;
     struct mat x = first(m->x, b->n_tokens), h = x, y = first(m->y, b->n_tokens);
-    struct layer l = layer_at(c, w, m->rope, 0);
+    struct layer bottom = layer_at(c, w, m->rope, 0);
+    struct layer_norm norm = layer_norm1(&bottom);
 
-    op_embed(d, (struct embed_args){x, w->embed, w->pos, b->id, b->pos, w->embed_w});
-    struct layer_norm norm = layer_norm1(&l);
+    op_embed(d, (struct embed_args){x, w->embed, w->pos, b->id, b->pos, w->embed_w, layer_embed_scale(c, w)});
     if (norm.w) {
         h = first(m->h, b->n_tokens);
-        op_norm(d, (struct norm_args){h, x, norm.w, norm.b, c->eps, c->norm, l.w->qkv});
+        op_norm(d, (struct norm_args){h, x, norm.w, norm.b, c->eps, c->norm, bottom.w->qkv});
     }
     for (int i = 0; i < c->layers; i++) {
+        bool last = i + 1 == c->layers;
+        struct layer l = layer_at(c, w, m->rope, i), above = layer_at(c, w, m->rope, last ? i : i + 1);
+        norm = last ? (struct layer_norm){w->norm_w, w->norm_b} : layer_norm1(&above);
+
         attention(m, b, &l, h, y);
-        after_branch(m, &l, layer_post1(&l), y);
-        if (l.b->norms == NORMS_PARALLEL) /* x += attention(h) + feed_forward(h) */
-            op_add(d, (struct add_args){x, y});
-        else
-            h = add_branch(m, layer_norm2(&l), l.w->up, x, y);
+        struct mat sum = add_branch(m, &l, layer_post1(&l), layer_norm2(&l), l.w->up, x, y);
+        if (l.b->norms != NORMS_PARALLEL) h = sum;
         feed_forward(m, b, &l, h, y);
-        after_branch(m, &l, layer_post2(&l), y);
-        if (i + 1 == c->layers) break;
-        l = layer_at(c, w, m->rope, i + 1);
-        h = add_branch(m, layer_norm1(&l), l.w->qkv, x, y);
+        h = add_branch(m, &l, layer_post2(&l), norm, last ? NULL : above.w->qkv, x, y);
     }
-    h = add_branch(m, (struct layer_norm){w->norm_w, w->norm_b}, NULL, x, y);
     if (b->n_rows == 0) return;
     struct mat hr = first(m->hr, b->n_rows);
     op_rows(d, (struct rows_args){hr, h, b->row});
-    op_linear(d, (struct linear_args){first(m->logits, b->n_rows), hr, w->head, w->head_b});
+    struct mat logits = first(m->logits, b->n_rows);
+    op_linear(d, (struct linear_args){logits, hr, w->head, w->head_b});
+    if (layer_changes_logits(c)) op_softcap(d, (struct softcap_args){logits, c->logit_scale, c->logit_softcap});
 }
 
 struct step {

@@ -506,9 +506,11 @@ static void head(struct train_model *m, int from, int n, bool back, struct mat d
     chunked_rows(chunks_of(m), (struct rows_args){x, layer_input(m, m->c->layers), m->row + from});
     norm(m, h, x, (struct layer_norm){w->norm_w, w->norm_b});
     linear(m, NULL, logits, h, w->head, w->head_b);
-    chunked_cross_entropy(chunks_of(m),
-                          (struct cross_entropy_args){logits, m->target + from, back ? m->scale + from : NULL,
-                                                      m->loss + from, m->hit + from, back});
+    if (layer_changes_logits(m->c))
+        cut_softcap(chunks_of(m), (struct softcap_args){logits, m->c->logit_scale, m->c->logit_softcap});
+    chunked_cross_entropy(chunks_of(m), (struct cross_entropy_args){
+                                            logits, m->target + from, back ? m->scale + from : NULL, m->loss + from,
+                                            m->hit + from, back, m->c->logit_scale, m->c->logit_softcap});
     if (!back) return;
     if (g) {
         weight_grad(m, g->head, logits, h, 1);
@@ -562,7 +564,8 @@ static void backward(struct train_model *m, struct mat dx)
     struct mat table = mat_f32(m->grads->embed, m->c->vocab, m->c->hidden), pos = {0};
     if (m->grads->pos) pos = mat_f32(m->grads->pos, m->c->max_len, m->c->hidden);
     drop_branch(m, m->c->layers, ATTENTION, dx);
-    chunked_embed_back(chunks_of(m), (struct embed_back_args){table, pos, dx, m->id, m->pos});
+    chunked_embed_back(chunks_of(m),
+                       (struct embed_back_args){table, pos, dx, m->id, m->pos, layer_embed_scale(m->c, m->w)});
 }
 
 struct train_loss train_model_run(struct train_model *m, const struct micro *b, bool back, float scale)
@@ -570,8 +573,8 @@ struct train_loss train_model_run(struct train_model *m, const struct micro *b, 
     m->b = b;
     scheduler_gate_pass(m->gate); /* a job that goes on with an evaluation comes here from outside */
     upload(m, b, scale);
-    chunked_embed(chunks_of(m),
-                  (struct embed_args){layer_input(m, 0), m->w->embed, m->w->pos, m->id, m->pos, m->w->embed_w});
+    chunked_embed(chunks_of(m), (struct embed_args){layer_input(m, 0), m->w->embed, m->w->pos, m->id, m->pos,
+                                                    m->w->embed_w, layer_embed_scale(m->c, m->w)});
     drop_branch(m, m->c->layers, ATTENTION, layer_input(m, 0));
     for (int l = 0; l < m->c->layers; l++)
         layer_forward(m, l, &m->kept[m->recompute ? 0 : l], layer_input(m, l), layer_input(m, l + 1));

@@ -326,6 +326,14 @@ void chunked_act(struct op_chunks c, struct act_args a)
     }
 }
 
+void cut_softcap(struct op_chunks c, struct softcap_args a)
+{
+    for (int r = 0, n; r < a.x.rows; r += n) {
+        n = move(c, a.x.rows - r, ACT_FLOATS * a.x.cols);
+        op_softcap(c.d, (struct softcap_args){mat_rows(a.x, r, n), a.scale, a.cap});
+    }
+}
+
 void chunked_act_mul(struct op_chunks c, struct act_mul_args a)
 {
     for (int r = 0, n; r < a.out.rows; r += n) {

@@ -41,6 +41,7 @@ void chunked_rows(struct op_chunks, struct rows_args);
 void chunked_head_norm(struct op_chunks, struct head_norm_args);
 void chunked_rope(struct op_chunks, struct rope_args);
 void chunked_act(struct op_chunks, struct act_args);
+void cut_softcap(struct op_chunks, struct softcap_args);
 void chunked_act_mul(struct op_chunks, struct act_mul_args);
 void chunked_act_back(struct op_chunks, struct act_back_args);
 void chunked_act_mul_back(struct op_chunks, struct act_mul_back_args);

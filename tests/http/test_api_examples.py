@@ -14,7 +14,15 @@ def blocks(language):
 
 
 def commands():
-    return [line for block in blocks("sh") for line in block.splitlines()]
+    """The lines of the page's sh blocks, those that go on in the next one joined."""
+    out = []
+    for block in blocks("sh"):
+        for line in block.splitlines():
+            if out and (out[-1].endswith("\\") or out[-1].count("'") % 2):
+                out[-1] = out[-1].removesuffix("\\") + line
+            else:
+                out.append(line)
+    return out
 
 
 @pytest.fixture(scope="module")

@@ -20,17 +20,15 @@
 #include "server/api/adapter_dir.h"
 #include "server/api/app.h"
 #include "server/api/models.h"
-#include "server/api/request_body.h"
-#include "server/api/routes.h"
 #include "server/api/tokenizer_info.h"
 #include "server/bridge/bridge.h"
 #include "server/bridge/grammar_cache.h"
 #include "server/cli/cmd.h"
+#include "server/cli/serve_memory.h"
+#include "server/cli/serve_report.h"
+#include "server/cli/serve_routes.h"
 #include "server/config/settings.h"
-#include "server/console/console.h"
-#include "server/jobs/api_files.h"
 #include "server/jobs/jobs.h"
-#include "server/jobs/routes.h"
 #include "server/memory/reservation.h"
 #include "server/metrics/metrics.h"
 #include "server/net/http.h"
@@ -40,7 +38,6 @@
 #include "server/ops/process.h"
 #include "server/ops/reload.h"
 #include "server/ops/request_log.h"
-#include "server/ops/routes.h"
 #include "server/ops/sd_notify.h"
 #include "server/ops/service.h"
 #include "server/ops/socket_activation.h"
@@ -48,7 +45,6 @@
 #include "server/schema/constraint.h"
 #include "server/store/store.h"
 
-#include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,10 +57,6 @@ static const char about[] =
     "Serves a model over HTTP: OpenAI's routes below /v1/, Text Generation Inference's /generate, and /train.";
 
 enum { LAST_WORDS_MS = 1000, STOP_MS = 20000 };
-
-#define TRAIN_BODY ((size_t)32 * 1024 * 1024) /* rows may come inline */
-#define NAME_BODY ((size_t)BODY_INLINE)       /* a name and a path: read on the loop */
-#define OPEN_BODY ((size_t)4096)              /* of a GET that anybody may send: nobody reads it */
 
 struct server {
     struct app app;
@@ -83,63 +75,6 @@ struct server {
     int status; /* of the process */
 };
 
-static const struct http_route routes[] = {
-    {HTTP_M_POST, "/generate", api_generate, 0, .gate = admission_gate, .role = ROUTE_USER},
-    {HTTP_M_POST, "/generate_stream", api_generate_stream, 0, .gate = admission_gate, .role = ROUTE_USER},
-    {HTTP_M_POST, "/", api_generate_compat, 0, .gate = admission_gate, .role = ROUTE_USER},
-    {HTTP_M_GET, "/v1/models", api_models_list, 0, .role = ROUTE_USER},
-    {HTTP_M_GET, "/v1/models/*", api_models_get, 0, .role = ROUTE_USER},
-    {HTTP_M_DELETE, "/v1/models/*", api_models_delete, 0, .role = ROUTE_ADMIN},
-    {HTTP_M_POST, "/v1/completions", api_completions, 0, .gate = admission_gate, .role = ROUTE_USER},
-    {HTTP_M_POST, "/v1/chat/completions", api_chat_completions, 0, .gate = admission_gate, .role = ROUTE_USER},
-    {HTTP_M_POST, "/v1/embeddings", api_embeddings, 0, .gate = admission_gate, .role = ROUTE_USER},
-    {HTTP_M_POST, "/embed", api_embed, 0, .gate = admission_gate, .role = ROUTE_USER},
-    {HTTP_M_POST, "/similarity", api_similarity, 0, .gate = admission_gate, .role = ROUTE_USER},
-    {HTTP_M_POST, "/tokenize", api_tokenize, 0, .role = ROUTE_USER},
-    {HTTP_M_POST, "/detokenize", api_detokenize, 0, .role = ROUTE_USER},
-    {HTTP_M_GET, "/tokenizer_info", api_tokenizer_info, 0, .role = ROUTE_USER},
-    {HTTP_M_GET, "/adapters", api_adapters_list, 0, .role = ROUTE_USER},
-    {HTTP_M_POST, "/adapters", api_adapters_load, NAME_BODY, .role = ROUTE_TRAIN},
-    {HTTP_M_GET, "/adapters/{name}", api_adapters_get, 0, .role = ROUTE_USER},
-    {HTTP_M_DELETE, "/adapters/{name}", api_adapters_delete, 0, .role = ROUTE_ADMIN},
-    {HTTP_M_POST, "/v1/load_lora_adapter", api_lora_load, NAME_BODY, .role = ROUTE_TRAIN},
-    {HTTP_M_POST, "/v1/unload_lora_adapter", api_lora_unload, NAME_BODY, .role = ROUTE_ADMIN},
-    {HTTP_M_GET, "/", api_root, OPEN_BODY, .role = ROUTE_PAGE},
-    {HTTP_M_GET, "/console/{file}", api_console_file, OPEN_BODY, .role = ROUTE_OPEN},
-    {HTTP_M_GET, "/info", api_info, 0, .role = ROUTE_USER},
-    {HTTP_M_GET, "/health", api_health, OPEN_BODY, .role = ROUTE_OPEN},
-    {HTTP_M_GET, "/ping", api_health, OPEN_BODY, .role = ROUTE_OPEN},
-    {HTTP_M_GET, "/ready", api_ready, OPEN_BODY, .role = ROUTE_OPEN},
-    {HTTP_M_GET, "/metrics", api_metrics, 0, .role = ROUTE_USER},
-    {HTTP_M_GET, "/debug/state", api_debug_state, 0, .role = ROUTE_ADMIN},
-    {HTTP_M_POST, "/debug/trace", api_debug_trace, 0, .role = ROUTE_ADMIN},
-    {HTTP_M_POST, "/train", api_train_create, TRAIN_BODY, .role = ROUTE_TRAIN},
-    {HTTP_M_POST, "/train/validate", api_train_validate, TRAIN_BODY, .role = ROUTE_TRAIN},
-    {HTTP_M_GET, "/train", api_train_list, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_GET, "/train/{id}", api_train_get, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_DELETE, "/train/{id}", api_train_delete, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_GET, "/train/{id}/events", api_train_events, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_GET, "/train/{id}/metrics", api_train_metrics, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_GET, "/train/{id}/checkpoints", api_train_checkpoints, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_POST, "/train/{id}/cancel", api_train_cancel, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_POST, "/train/{id}/pause", api_train_pause, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_POST, "/train/{id}/resume", api_train_resume, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_POST, "/v1/fine_tuning/jobs", api_finetune_create, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_GET, "/v1/fine_tuning/jobs", api_finetune_list, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}", api_finetune_get, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}/events", api_finetune_events, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_GET, "/v1/fine_tuning/jobs/{id}/checkpoints", api_finetune_checkpoints, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/cancel", api_finetune_cancel, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/pause", api_finetune_pause, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_POST, "/v1/fine_tuning/jobs/{id}/resume", api_finetune_resume, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_POST, "/v1/files", api_files_create, FILES_LIMIT, api_files_begin, .role = ROUTE_TRAIN},
-    {HTTP_M_GET, "/v1/files", api_files_list, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_GET, "/v1/files/{id}", api_files_get, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_DELETE, "/v1/files/{id}", api_files_delete, 0, .role = ROUTE_TRAIN},
-    {HTTP_M_GET, "/v1/files/{id}/content", api_files_content, 0, .role = ROUTE_TRAIN},
-};
-enum { N_ROUTES = sizeof routes / sizeof *routes };
-
 /* ---- loading --------------------------------------------------------------------------------------------------- */
 
 static size_t longest_spelling(const struct tokenizer *t)
@@ -150,113 +85,6 @@ static size_t longest_spelling(const struct tokenizer *t)
         if (s && strlen(s) > longest) longest = strlen(s);
     }
     return longest;
-}
-
-static void print_bytes(char out[static 24], size_t bytes)
-{
-    const char *units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    double v = (double)bytes;
-    int u = 0;
-    while (v >= 1024 && u < 4) v /= 1024, u++;
-    snprintf(out, 24, u ? "%.1f %s" : "%.0f %s", v, units[u]);
-}
-
-/* a line, or nothing when there are none */
-static void print_adapters(const struct server *s, char out[static 120])
-{
-    const struct engine_info *i = s->app.info;
-    struct adapter_info *v = mem_array((size_t)i->max_adapters, sizeof *v);
-    char size[24];
-    size_t bytes = 0;
-    int n = engine_adapters_list(s->app.engine, v, i->max_adapters);
-    for (int k = 0; k < n; k++) bytes += v[k].bytes;
-    print_bytes(size, bytes);
-    out[0] = 0;
-    if (n) snprintf(out, 120, "adapters   %d of at most %d, %s\n", n, i->max_adapters, size);
-    free(v);
-}
-
-/* Of a device with memory of its own what takes it, by part; else nothing. */
-static void print_memory(const struct server *s, char out[static 240])
-{
-    const struct engine_info *i = s->app.info;
-    char budget[24], all[24], weights[24], kv[24], work[24], rest[24];
-    print_bytes(budget, i->device_budget);
-    print_bytes(all, i->device_bytes);
-    print_bytes(weights, i->weight_bytes);
-    print_bytes(kv, i->kv_bytes);
-    print_bytes(work, i->workspace_bytes);
-    size_t used = i->weight_bytes + i->kv_bytes + i->workspace_bytes;
-    print_bytes(rest, i->device_budget > used ? i->device_budget - used : 0);
-    out[0] = 0;
-    if (i->device_budget)
-        snprintf(out, 240,
-                 "memory     %s of %s may be taken: weights %s, kv cache %s, workspace %s; training and adapters %s\n",
-                 budget, all, weights, kv, work, rest);
-}
-
-static void print_report(const struct server *s)
-{
-    const struct engine_info *i = s->app.info;
-    char weights[24], kv[24], requests[24], adapters[120], memory[240];
-    struct reservation_stats held;
-    reservation_stats(&held);
-    print_bytes(requests, held.budget);
-    print_bytes(weights, i->weight_bytes);
-    print_bytes(kv, i->kv_bytes);
-    print_adapters(s, adapters);
-    print_memory(s, memory);
-    fprintf(stderr,
-            "model      %s (%s), %.2f M parameters, %d layers, vocabulary %d\n"
-            "weights    %s as %s\n"
-            "kv cache   %s as %s: %d pages of %d tokens, %lld tokens\n"
-            "limits     %d tokens a request, %d requests at once, %d waiting, %d tokens a step\n"
-            "requests   %s of memory for bodies, texts and answers (--request-memory)\n"
-            "device     %s, %d thread%s%s%s\n"
-            "%s%s"
-            "ready      after %.3f s (model %.3f s)\n",
-            i->model_id, i->family, (double)i->parameters * 1e-6, i->layers, i->vocab, weights, i->weight_type, kv,
-            i->kv_type, i->pages, i->page_tokens, (long long)i->pages * i->page_tokens, i->max_total_tokens,
-            i->max_seqs, s->app.set->max_queue, i->max_batch_tokens, requests, i->device, i->threads,
-            i->threads == 1 ? "" : "s", *i->device_note ? "; no GPU: " : "", i->device_note, memory, adapters,
-            (double)(clock_now() - s->started) * 1e-9, i->load_seconds);
-}
-
-/* An address a person can paste: the wildcard is no place to connect to. */
-static void print_url(char out[static 128], const struct server *s, int port)
-{
-    const char *host = s->host, *scheme = *s->app.set->tls_cert ? "https" : "http";
-    if (strcmp(host, "0.0.0.0") == 0) host = "127.0.0.1";
-    if (strcmp(host, "::") == 0) host = "::1";
-    snprintf(out, 128, strchr(host, ':') ? "%s://[%.64s]:%d" : "%s://%.64s:%d", scheme, host, port);
-}
-
-/* The same for whoever reads the log as JSON, and nothing but JSON. */
-static void log_report(const struct server *s, const char *url)
-{
-    const struct engine_info *i = s->app.info;
-    struct log_line l;
-    struct reservation_stats held;
-    reservation_stats(&held);
-    log_begin(&l, LOG_INFO, "ready");
-    log_text(&l, "url", url);
-    log_text(&l, "model", i->model_id);
-    log_text(&l, "family", i->family);
-    log_text(&l, "weight_type", i->weight_type);
-    log_text(&l, "kv_type", i->kv_type);
-    log_text(&l, "device", i->device);
-    log_number(&l, "threads", i->threads);
-    log_number(&l, "weight_bytes", (long long)i->weight_bytes);
-    log_number(&l, "kv_bytes", (long long)i->kv_bytes);
-    if (i->device_budget) log_number(&l, "workspace_bytes", (long long)i->workspace_bytes);
-    if (i->device_budget) log_number(&l, "device_budget_bytes", (long long)i->device_budget);
-    if (*i->device_note) log_text(&l, "no_gpu", i->device_note);
-    log_number(&l, "max_total_tokens", i->max_total_tokens);
-    log_number(&l, "max_seqs", i->max_seqs);
-    log_number(&l, "max_queue", s->app.set->max_queue);
-    log_number(&l, "request_memory_bytes", (long long)held.budget);
-    log_decimal(&l, "seconds", s->app.metrics.startup[STARTUP_READY]);
-    log_end(&l);
 }
 
 static void stop_now(struct server *s);
@@ -369,15 +197,15 @@ static void after_load(uv_work_t *w, int status)
     bridge_on_lost(s->app.bridge, on_device_lost, s);
     set_ready(s);
     jobs_ready(s->app.jobs);
-    char url[128];
-    print_url(url, s, http_server_port(s->app.http));
+    char url[SERVE_URL];
+    serve_url(url, s->app.set, s->host, http_server_port(s->app.http));
     sd_notify_status("serving %s on %s", s->app.info->model_id, url);
     sd_notify_ready();
     if (log_get_format() == LOG_JSON) {
-        log_report(s, url);
+        serve_report_log(&s->app, url);
         return;
     }
-    print_report(s);
+    serve_report_print(&s->app, s->started);
     fprintf(stderr,
             "console    %s/\n"
             "try        curl -N %s%s/generate -d "
@@ -533,11 +361,6 @@ static void on_hangup(uv_signal_t *h, int signum)
 
 /* ---- starting -------------------------------------------------------------------------------------------------- */
 
-static void *resize_bytes(void *old, size_t bytes)
-{
-    return mem_resize(old, 1, bytes);
-}
-
 static void on_request_done(void *arg, const struct http_req *req, int status, uint64_t duration_ns)
 {
     struct app *app = arg;
@@ -560,8 +383,8 @@ static int open_http(struct server *s, struct err *e)
     }
     c.host = s->host;
     c.port = set->port;
-    c.routes = routes;
-    c.n_routes = N_ROUTES;
+    c.routes = serve_routes;
+    c.n_routes = serve_n_routes;
     c.app = &s->app;
     reload_http_config(set, &c);
     c.admission = s->app.admission;
@@ -590,34 +413,6 @@ static void open_signals(struct server *s)
     uv_unref((uv_handle_t *)&s->sighup);
 }
 
-/* jemalloc, where it is the allocator (mallctl(3)).  Memory that was freed goes back to the system after a second or
- * two, by jemalloc's own thread, and its addresses with it: under a limit of address space one arena's are of no use to
- * another.  Slabs of small pieces are 16 pages: jemalloc never gives back its notes on each, 128 bytes.  Each thread
- * that allocates has an arena; one whose arena cannot be made makes jemalloc 5.3 follow a null pointer, so all of them
- * are made now: as many as there are such threads. */
-extern const char *malloc_conf;
-const char *malloc_conf =
-    "narenas:8,background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0,retain:false,slab_sizes:1-256:16";
-int mallctl(const char *name, void *old, size_t *old_size, void *new, size_t new_size) __attribute__((weak));
-
-static void open_arenas(void)
-{
-    unsigned n = 0, own = 0;
-    size_t size = sizeof n;
-    if (!mallctl || mallctl("opt.narenas", &n, &size, NULL, 0) || mallctl("thread.arena", &own, &size, NULL, 0)) return;
-    for (unsigned i = 0; i < n; i++) mallctl("thread.arena", NULL, NULL, &i, sizeof i);
-    mallctl("thread.arena", NULL, NULL, &own, sizeof own);
-}
-
-/* Libraries that would end the process, or blame the request, when memory is short get it as we do: never refused. */
-static void open_memory(void)
-{
-    open_arenas();
-    mem_reserve_open();
-    uv_replace_allocator(mem_alloc, resize_bytes, mem_array, free);
-    cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = mem_alloc, .free_fn = free});
-}
-
 static bool pool_has_room(void *arg, uint64_t client)
 {
     const struct app *app = arg;
@@ -627,10 +422,10 @@ static bool pool_has_room(void *arg, uint64_t client)
 static int serve(struct server *s)
 {
     struct err e = {0};
-    open_memory();
+    serve_memory_open();
     set_request_memory(&s->app);
     metrics_init(&s->app.metrics);
-    for (int i = 0; i < N_ROUTES; i++) metrics_add_route(&s->app.metrics, routes[i].path);
+    for (int i = 0; i < serve_n_routes; i++) metrics_add_route(&s->app.metrics, serve_routes[i].path);
     health_hurry();
     process_files(s->app.set->max_connections);
     if (uv_loop_init(&s->loop)) return err_set(&e, ERR_IO, "no event loop"), cmd_fail(&e);
@@ -653,8 +448,8 @@ static int serve(struct server *s)
     s->app.jobs = jobs_open(&s->app);
     s->app.sse = sse_hub_open(&s->loop, s->app.set->sse_keepalive);
     s->app.watchdog = watchdog_open(&s->loop, s->app.set->step_timeout);
-    char url[128];
-    print_url(url, s, http_server_port(s->app.http));
+    char url[SERVE_URL];
+    serve_url(url, s->app.set, s->host, http_server_port(s->app.http));
     if (log_get_format() == LOG_JSON)
         log_info("listening url=%s", url);
     else

@@ -32,7 +32,7 @@ FIELDS = {"/generate": "inputs", "/generate_stream": "inputs", "/": "inputs", "/
 
 
 def post_routes():
-    found = re.findall(r'\{HTTP_M_POST, "([^"]+)", \w+, (\w+)', (ROOT / "server/cli/serve.c").read_text())
+    found = re.findall(r'\{HTTP_M_POST, "([^"]+)", \w+, (\w+)', (ROOT / "server/cli/serve_routes.c").read_text())
     assert len(found) > 15
     return [(path.replace("{id}", "job-x"), 32 * MIB if limit == "TRAIN_BODY" else 2 * 10**6) for path, limit in found]
 

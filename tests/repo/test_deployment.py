@@ -169,7 +169,7 @@ def test_one_port_and_one_place_for_state():
     tandem = documents("compose.yaml")[0]["services"]["tandem"]
     assert f"127.0.0.1:{port}:{port}" in tandem["ports"]
     notes = pod()["metadata"]["annotations"]
-    assert notes["prometheus.io/port"] == str(port) and f'"{notes["prometheus.io/path"]}"' in (ROOT / "server/cli/serve.c").read_text()
+    assert notes["prometheus.io/port"] == str(port) and f'"{notes["prometheus.io/path"]}"' in (ROOT / "server/cli/serve_routes.c").read_text()
     state = env["TANDEM_DATA_DIR"]
     assert values_of("VOLUME") == [state]
     assert state in {m["mountPath"] for m in container()["volumeMounts"]} and any(v.split(":")[1] == state for v in tandem["volumes"])

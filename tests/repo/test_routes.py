@@ -18,20 +18,20 @@ def described(text):
 
 def routed(text):
     """{HTTP_M_POST, "/generate", ...} of the table."""
-    table = text.split("static const struct http_route routes[]", 1)[1].split("};", 1)[0]
+    table = text.split("const struct http_route serve_routes[]", 1)[1].split("};", 1)[0]
     return {(method, plain(path)) for method, path in re.findall(r'\{HTTP_M_(\w+), "([^"]+)"', table)}
 
 
 def routed_roles(text):
     """.role = ROUTE_USER of the table, as openapi.yaml's x-role."""
-    table = text.split("static const struct http_route routes[]", 1)[1].split("};", 1)[0]
+    table = text.split("const struct http_route serve_routes[]", 1)[1].split("};", 1)[0]
     return {(method, plain(path)): role.lower()
             for method, path, role in re.findall(r'\{HTTP_M_(\w+), "([^"]+)"[^}]*?(?:\{[^}]*\})?[^}]*?\.role = ROUTE_(\w+)\}', table)}
 
 
 def test_every_route_has_the_role_that_is_described():
     """Who may do what is written twice, in the table and for clients."""
-    text = (ROOT / "server/cli/serve.c").read_text()
+    text = (ROOT / "server/cli/serve_routes.c").read_text()
     paths = yaml.safe_load((ROOT / "docs/openapi.yaml").read_text())["paths"]
     said = {(method.upper(), plain(path)): item[method]["x-role"] for path, item in paths.items() for method in item if method in METHODS}
     assert routed_roles(text) == said
@@ -50,7 +50,7 @@ def test_every_operation_that_wants_a_key_says_what_it_answers_without():
 
 
 def test_every_route_is_described_and_every_description_is_a_route():
-    have = routed((ROOT / "server/cli/serve.c").read_text())
+    have = routed((ROOT / "server/cli/serve_routes.c").read_text())
     say = described((ROOT / "docs/openapi.yaml").read_text())
     assert have - say == set(), "routes that docs/openapi.yaml lacks"
     assert say - have == set(), "paths of docs/openapi.yaml that are no routes"
@@ -75,7 +75,7 @@ def test_every_range_is_the_described_one():
 
 
 def test_a_missing_route_is_found():
-    table = 'static const struct http_route routes[] = {\n    {HTTP_M_GET, "/a", f, 0},\n    {HTTP_M_POST, "/b/*", g, 1, h},\n};\n'
+    table = 'const struct http_route serve_routes[] = {\n    {HTTP_M_GET, "/a", f, 0},\n    {HTTP_M_POST, "/b/*", g, 1, h},\n};\n'
     assert routed(table) == {("GET", "/a"), ("POST", "/b/{}")}
     assert described("paths:\n  /a/{b}:\n    parameters: []\n    get: {}\n") == {("GET", "/a/{}")}
 

@@ -147,7 +147,7 @@ def documents(name):
 
 
 def served_routes():
-    return set(re.findall(r'\{HTTP_M_GET, "([^"]+)"', (ROOT / "server/cli/serve.c").read_text()))
+    return set(re.findall(r'\{HTTP_M_GET, "([^"]+)"', (ROOT / "server/cli/serve_routes.c").read_text()))
 
 
 def metric_names():

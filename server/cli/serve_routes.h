@@ -1,0 +1,10 @@
+/* Every route of the daemon: method, path, handler, who may call it and how large a body may be. */
+#ifndef TANDEM_SERVER_CLI_SERVE_ROUTES_H
+#define TANDEM_SERVER_CLI_SERVE_ROUTES_H
+
+#include "server/net/http.h"
+
+extern const struct http_route serve_routes[];
+extern const int serve_n_routes;
+
+#endif

@@ -11,6 +11,7 @@
 #include "server/access/admission.h"
 #include "server/config/settings.h"
 #include "server/jobs/api_train.h"
+#include "server/jobs/file_db.h"
 #include "server/jobs/routes.h"
 #include "server/json/json.h"
 #include "server/net/http.h"
@@ -86,62 +87,11 @@ static void upload_free(struct upload *u)
 
 /* ---- the row --------------------------------------------------------------------------------------------------- */
 
-static void put_file(struct buf *b, sqlite3_stmt *q)
-{
-    buf_str(b, "{\"id\":");
-    json_put_string(b, db_text(q, 0), strlen(db_text(q, 0)));
-    buf_printf(b, ",\"object\":\"file\",\"bytes\":%lld,\"created_at\":%lld,\"filename\":", (long long)db_int(q, 2),
-               (long long)db_int(q, 1) / 1000);
-    json_put_string(b, db_text(q, 3), strlen(db_text(q, 3)));
-    buf_str(b, ",\"purpose\":");
-    json_put_string(b, db_text(q, 4), strlen(db_text(q, 4)));
-    buf_str(b, ",\"status\":\"processed\",\"status_details\":null,\"expires_at\":");
-    if (db_null(q, 5))
-        buf_str(b, "null}");
-    else
-        buf_printf(b, "%lld}", (long long)db_int(q, 5));
-}
-
-#define FILE_COLUMNS "id, created, bytes, filename, purpose, expires, seq"
-
-static bool put_by_id(struct db *db, struct buf *b, const char *id)
-{
-    sqlite3_stmt *q = db_query(db, "SELECT " FILE_COLUMNS " FROM files WHERE id = ?", "t", id);
-    if (!db_step(db, q)) return false;
-    put_file(b, q);
-    db_done(q);
-    return true;
-}
-
-static void add_row(struct db *db, const char *id, uint64_t bytes, const char *filename, const char *purpose,
-                    int64_t lifetime)
-{
-    int64_t now = data_now_ms();
-    db_run(db, "INSERT INTO files(id, created, bytes, filename, purpose, expires) VALUES(?, ?, ?, ?, ?, nullif(?, 0))",
-           "tiitti", id, now, (int64_t)bytes, filename, purpose, lifetime ? now / 1000 + lifetime : (int64_t)0);
-}
-
-bool file_add(struct db *db, const char *filename, const char *purpose, const void *p, size_t n, char id[static 40],
-              struct err *e)
-{
-    data_id(id, "file-");
-    char *path = data_path(db->dir, "files", id);
-    bool good = data_mkdir(db->dir, "files", NULL, e) == 0 && data_write(path, p, n, e) == 0;
-    if (good) add_row(db, id, n, filename, purpose, 0);
-    if (good && db->e.code) {
-        *e = db->e;
-        data_remove(path);
-        good = false;
-    }
-    free(path);
-    return good;
-}
-
 static void insert(struct store_request *c, struct db *db)
 {
     struct upload *u = c->user;
-    add_row(db, u->id, u->bytes, u->filename, u->purpose, atoll(u->seconds));
-    put_by_id(db, &c->out, u->id);
+    file_add_row(db, u->id, u->bytes, u->filename, u->purpose, atoll(u->seconds));
+    file_put_by_id(db, &c->out, u->id);
 }
 
 /* Without its row a file's bytes are nobody's. */
@@ -381,7 +331,7 @@ static void no_file(struct store_request *c)
 
 static void get_one(struct store_request *c, struct db *db)
 {
-    if (!put_by_id(db, &c->out, c->param)) no_file(c);
+    if (!file_put_by_id(db, &c->out, c->param)) no_file(c);
 }
 
 static void list(struct store_request *c, struct db *db)
@@ -422,7 +372,7 @@ static void list(struct store_request *c, struct db *db)
             break;
         }
         if (n) buf_char(&c->out, ',');
-        put_file(&c->out, q);
+        file_put(&c->out, q);
         snprintf(n ? last : first, sizeof first, "%s", db_text(q, 0));
     }
     if (n == 1) memcpy(last, first, sizeof last);

@@ -7,6 +7,7 @@
 #include "server/access/admission.h"
 #include "server/api/adapter_dir.h"
 #include "server/api/models.h"
+#include "server/jobs/job_data.h"
 #include "server/jobs/jobs.h"
 #include "server/jobs/routes.h"
 #include "server/json/json.h"

@@ -6,6 +6,8 @@
 #include "engine/serve/engine.h"
 #include "server/bridge/bridge.h"
 #include "server/config/settings.h"
+#include "server/jobs/job_data.h"
+#include "server/jobs/job_report.h"
 #include "server/jobs/jobs.h"
 #include "server/jobs/routes.h"
 #include "server/json/json.h"

@@ -1,7 +1,7 @@
 /* Jobs as rows, and rows as JSON (job_db.h).  Store thread. */
 #include "server/jobs/job_db.h"
 
-#include "server/jobs/api_files.h"
+#include "server/jobs/file_db.h"
 #include "server/json/json.h"
 #include "server/store/data_dir.h"
 

@@ -6,7 +6,9 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/train/tfevents.h"
+#include "server/jobs/job_data.h"
 #include "server/jobs/job_db.h"
+#include "server/jobs/job_report.h"
 #include "server/json/json.h"
 #include "server/store/data_dir.h"
 
@@ -336,20 +338,6 @@ void run_finish(struct run *r, enum job_state state, const char *code, const cha
     w->code = code;
     if (message) buf_str(&w->message, message);
     post(w);
-}
-
-void job_put_plan(struct buf *d, const struct train_plan *p)
-{
-    buf_printf(d, "\"steps\":%lld", (long long)p->steps);
-    put_number(d, "rows", (double)p->rows);
-    put_number(d, "eval_rows", (double)p->eval_rows);
-    put_number(d, "tokens_per_epoch", (double)p->tokens_per_epoch);
-    put_number(d, "trained_tokens_per_epoch", (double)p->trained_tokens_per_epoch);
-    put_number(d, "weight_bytes", (double)p->weight_bytes);
-    put_number(d, "trainable_parameters", (double)p->trainable);
-    put_number(d, "state_bytes", (double)p->state_bytes);
-    put_number(d, "activation_bytes", (double)p->activation_bytes);
-    buf_printf(d, ",\"recompute\":%s", p->recompute ? "true" : "false");
 }
 
 static void put_plan(struct event_work *w, const struct train_plan *p)

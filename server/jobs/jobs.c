@@ -8,6 +8,7 @@
 #include "engine/serve/engine.h"
 #include "server/config/settings.h"
 #include "server/jobs/job_db.h"
+#include "server/jobs/job_report.h"
 #include "server/json/json.h"
 #include "server/store/data_dir.h"
 #include "server/store/db_views.h"

@@ -1,0 +1,27 @@
+/* Where a job's files are, and opening its data.  Any thread. */
+#ifndef TANDEM_SERVER_JOBS_JOB_DATA_H
+#define TANDEM_SERVER_JOBS_JOB_DATA_H
+
+#include "engine/data/dataset.h"
+#include "server/jobs/train_spec.h"
+
+#include <stdbool.h>
+
+struct app;
+
+/* Of the sources in a spec: the file to read, owned by the caller; NULL and *e. */
+char *job_data_path(const char *dir, const char *job_id, const struct data_spec *, bool eval, struct err *e);
+/* Writes what came inline to its place. */
+int job_data_save(const char *dir, const char *job_id, const struct data_spec *, bool eval, struct err *e);
+void job_data_remove(const char *dir, const char *job_id);
+/* Opens the set behind a spec, through the cache of prepared sets.  Pool threads. */
+struct job_data_hooks {
+    void (*progress)(void *arg, double fraction);
+    bool (*cancelled)(void *arg);
+    void *arg;
+};
+int job_data_open(const struct app *, const char *job_id, const struct data_spec *, bool eval, int max_length,
+                  const struct job_data_hooks *, const char *dir, struct dataset **, struct dataset_report *,
+                  struct err *e);
+
+#endif

@@ -1,0 +1,41 @@
+#include "server/jobs/job_report.h"
+
+#include "server/json/json.h"
+
+#include <string.h>
+
+void job_put_report(struct buf *b, const struct dataset_report *d)
+{
+    buf_printf(b,
+               "{\"format\":\"%s\",\"rows\":%llu,\"kept\":%llu,\"skipped\":%llu,\"duplicates\":%llu,\"truncated\":%llu,"
+               "\"tokens\":%llu,\"trained_tokens\":%llu,\"longest\":%llu,\"problems\":[",
+               dataset_format_name(d->format), (unsigned long long)d->seen, (unsigned long long)d->kept,
+               (unsigned long long)d->skipped, (unsigned long long)d->duplicates, (unsigned long long)d->truncated,
+               (unsigned long long)d->tokens, (unsigned long long)d->trained_tokens, (unsigned long long)d->longest);
+    for (int i = 0; i < d->n_problems; i++) {
+        buf_printf(b, "%s{\"line\":%llu,\"what\":", i ? "," : "", (unsigned long long)d->problem[i].line);
+        json_put_string(b, d->problem[i].what, strlen(d->problem[i].what));
+        buf_char(b, '}');
+    }
+    buf_str(b, "]}");
+}
+
+static void put_number(struct buf *b, const char *name, double v)
+{
+    buf_printf(b, ",\"%s\":", name);
+    json_put_number(b, v);
+}
+
+void job_put_plan(struct buf *d, const struct train_plan *p)
+{
+    buf_printf(d, "\"steps\":%lld", (long long)p->steps);
+    put_number(d, "rows", (double)p->rows);
+    put_number(d, "eval_rows", (double)p->eval_rows);
+    put_number(d, "tokens_per_epoch", (double)p->tokens_per_epoch);
+    put_number(d, "trained_tokens_per_epoch", (double)p->trained_tokens_per_epoch);
+    put_number(d, "weight_bytes", (double)p->weight_bytes);
+    put_number(d, "trainable_parameters", (double)p->trainable);
+    put_number(d, "state_bytes", (double)p->state_bytes);
+    put_number(d, "activation_bytes", (double)p->activation_bytes);
+    buf_printf(d, ",\"recompute\":%s", p->recompute ? "true" : "false");
+}

@@ -19,10 +19,12 @@ namespace {
 
 enum { KEYS = 64, SPLIT_TILES = ATTN_SPLIT / KEYS, FEW_ROWS = 16 };
 
-/* DIM: head_dim to the next that is compiled; T: the cache's type; MANY: which kernel. */
-template <int DIM, dtype T, bool MANY> struct mma_smem {
-    static constexpr bool WIDE = DIM > 128 || (DIM == 128 && T == DT_F16); /* too many registers for one warp */
-    static constexpr int SHARE = !MANY ? ATTN_WARPS : WIDE ? 2 : 1;        /* warps that have the same rows */
+/* DIM: head_dim to the next that is compiled; T: the cache's type; MANY: which kernel; CAPPED: scores have a cap, whose
+ * arithmetic would cost the others registers. */
+template <int DIM, dtype T, bool MANY, bool CAPPED> struct mma_smem {
+    /* too many registers for one warp */
+    static constexpr bool WIDE = DIM > 128 || (DIM == 128 && T == DT_F16) || (CAPPED && DIM >= 96);
+    static constexpr int SHARE = !MANY ? ATTN_WARPS : WIDE ? 2 : 1; /* warps that have the same rows */
     static constexpr int ROWS = ATTN_WARPS / SHARE * 16, PARTS = T == DT_BF16 ? 1 : 2;
     static constexpr int RING = DIM >= 128 && T != DT_I8 ? 3 : 4; /* tiles of keys or values that are on their way */
     static constexpr int ROW_BYTES = T == DT_I8 ? DIM : 2 * DIM;  /* of the cache */
@@ -124,11 +126,11 @@ __device__ inline void multiply_values(float (&acc)[N][4], const unsigned (&p)[P
 /* ---- from the cache ---------------------------------------------------------------------------------------------- */
 
 /* Tile `tile` of the context, its keys or values, to a slot; of int8 keys both steps too.  Zeros past the sequence. */
-template <int DIM, dtype T, bool MANY>
-__device__ inline void load_slot(const attn_call &c, const attn_item &it, mma_smem<DIM, T, MANY> &s, int slot, int tile,
-                                 bool values)
+template <int DIM, dtype T, bool MANY, bool CAPPED>
+__device__ inline void load_slot(const attn_call &c, const attn_item &it, mma_smem<DIM, T, MANY, CAPPED> &s, int slot,
+                                 int tile, bool values)
 {
-    constexpr int CHUNKS = mma_smem<DIM, T, MANY>::ROW_BYTES / 16;
+    constexpr int CHUNKS = mma_smem<DIM, T, MANY, CAPPED>::ROW_BYTES / 16;
     int row_bytes = (int)(c.v_at / KV_PAGE);
 #pragma unroll(DIM > 128 ? 1 : 4)
     for (int i = (int)threadIdx.x; i < KEYS * CHUNKS; i += ATTN_THREADS) {
@@ -155,7 +157,8 @@ __device__ inline unsigned widen_two(unsigned x, int i)
 }
 
 /* int8: the slot as bf16, in `wide` */
-template <int DIM, dtype T, bool MANY> __device__ inline void widen(mma_smem<DIM, T, MANY> &s, int slot)
+template <int DIM, dtype T, bool MANY, bool CAPPED>
+__device__ inline void widen(mma_smem<DIM, T, MANY, CAPPED> &s, int slot)
 {
 #pragma unroll 2
     for (int i = (int)threadIdx.x; i < KEYS * DIM / 16; i += ATTN_THREADS) {
@@ -168,10 +171,10 @@ template <int DIM, dtype T, bool MANY> __device__ inline void widen(mma_smem<DIM
     }
 }
 
-template <int DIM, dtype T, bool MANY>
-__device__ inline void load_query(const attn_call &c, const attn_item &it, mma_smem<DIM, T, MANY> &s)
+template <int DIM, dtype T, bool MANY, bool CAPPED>
+__device__ inline void load_query(const attn_call &c, const attn_item &it, mma_smem<DIM, T, MANY, CAPPED> &s)
 {
-    typedef mma_smem<DIM, T, MANY> smem;
+    typedef mma_smem<DIM, T, MANY, CAPPED> smem;
     for (int r = (int)threadIdx.x / 32; r < smem::ROWS; r += ATTN_WARPS) {
         const float *q = attn_query(c, it, min(r, it.n_rows - 1));
         for (int col = (int)threadIdx.x % 32 * 2; col < DIM; col += 64) {
@@ -188,8 +191,8 @@ __device__ inline void load_query(const attn_call &c, const attn_item &it, mma_s
 /* A warp's work on a tile of rows.  MANY: 16 rows with all keys, and all features or, of large heads, half of them, the
  * other half with another warp that finds the same scores.  FEW: all 16 rows, with a quarter of the keys for the scores
  * and a quarter of the features for the output.  A lane has rows row[0] and row[1]. */
-template <int DIM, dtype T, bool MANY> struct mma_item {
-    typedef mma_smem<DIM, T, MANY> smem;
+template <int DIM, dtype T, bool MANY, bool CAPPED> struct mma_item {
+    typedef mma_smem<DIM, T, MANY, CAPPED> smem;
     static constexpr int PARTS = smem::PARTS, RING = smem::RING, SHARE = smem::SHARE;
     static constexpr int KEY_TILES = MANY ? KEYS / 8 : KEYS / 8 / ATTN_WARPS;
     static constexpr int OUT_TILES = DIM / 8 / SHARE;
@@ -270,35 +273,36 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
         }
     }
 
-    /* Products to scores to the base 2. */
-    __device__ void scale(float (&x)[KEY_TILES][4], int slot)
+    /* of key `key` of this warp's part of the tile: what products with it are multiplied by first */
+    __device__ float scale_of(int slot, int key) const
     {
-#pragma unroll(WHOLE)
-        for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll(WHOLE)
-            for (int i = 0; i < 4; i++) {
-                int key = n * 8 + lane % 4 * 2 + i % 2;
-                float by = T == DT_I8 ? __fmul_rn(c.scale, s.step[slot][0][key0 + key]) : c.scale;
-                x[n][i] = __fmul_rn(x[n][i], by);
-            }
-        if (c.cap > 0)
-#pragma unroll(WHOLE)
-            for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll(WHOLE)
-                for (int i = 0; i < 4; i++) x[n][i] = __fmul_rn(tanh_fast(x[n][i]), c.cap);
+        return T == DT_I8 ? __fmul_rn(c.scale, s.step[slot][0][key0 + key]) : c.scale;
     }
 
-    /* Scores, those of keys that a row does not see -infinity; max: the largest of this warp. */
+    /* Products to tanh of them. */
+    __device__ void cap(float (&x)[KEY_TILES][4], int slot)
+    {
+#pragma unroll(WHOLE)
+        for (int n = 0; n < KEY_TILES; n++) {
+            __syncwarp(); /* or more of them are computed side by side than registers can hold */
+#pragma unroll(WHOLE)
+            for (int i = 0; i < 4; i++)
+                x[n][i] = tanh_fast(__fmul_rn(x[n][i], scale_of(slot, n * 8 + lane % 4 * 2 + i % 2)));
+        }
+    }
+
+    /* Scores to the base 2, those of keys that a row does not see -infinity; max: the largest of this warp. */
     __device__ void mask(float (&x)[KEY_TILES][4], int pos0, int slot, float (&high)[2])
     {
         bool all = pos0 >= warp_begin && pos0 + KEY_TILES * 8 - 1 <= warp_end;
-        scale(x, slot);
+        if (CAPPED) cap(x, slot);
         high[0] = high[1] = -INFINITY;
 #pragma unroll(WHOLE)
         for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll(WHOLE)
             for (int i = 0; i < 4; i++) {
                 int key = n * 8 + lane % 4 * 2 + i % 2, pos = pos0 + key;
+                x[n][i] = __fmul_rn(x[n][i], CAPPED ? c.cap : scale_of(slot, key));
                 if (!all && (pos > last[i / 2] || pos < attn_first(c, last[i / 2]))) x[n][i] = -INFINITY;
                 high[i / 2] = fmaxf(high[i / 2], x[n][i]);
             }
@@ -486,9 +490,10 @@ template <int DIM, dtype T, bool MANY> struct mma_item {
     }
 };
 
-template <int DIM, dtype T, bool MANY> __global__ void __launch_bounds__(ATTN_THREADS, 1) mma_kernel(attn_call c)
+template <int DIM, dtype T, bool MANY, bool CAPPED>
+__global__ void __launch_bounds__(ATTN_THREADS, 1) mma_kernel(attn_call c)
 {
-    typedef mma_smem<DIM, T, MANY> smem;
+    typedef mma_smem<DIM, T, MANY, CAPPED> smem;
     SMEM_BYTES(shared);
     let_next_begin();
     attn_index x = attn_count(c, shared + sizeof(smem), false);
@@ -498,16 +503,16 @@ template <int DIM, dtype T, bool MANY> __global__ void __launch_bounds__(ATTN_TH
     if (!MANY && ours) attn_prefetch(c, it);
     wait_for_before();
     while (i < attn_items(c, x)) {
-        if (ours) mma_item<DIM, T, MANY>(c, it, *reinterpret_cast<smem *>(shared)).run();
+        if (ours) mma_item<DIM, T, MANY, CAPPED>(c, it, *reinterpret_cast<smem *>(shared)).run();
         i += (int)gridDim.x;
         ours = i < attn_items(c, x) && attn_item_of(c, x, i, false, &it);
     }
 }
 
-template <int DIM, dtype T, bool MANY>
+template <int DIM, dtype T, bool MANY, bool CAPPED>
 void mma_launch(gpu_dev *d, attn_call *c, const struct attn_args *a, enum area area)
 {
-    typedef mma_smem<DIM, T, MANY> smem;
+    typedef mma_smem<DIM, T, MANY, CAPPED> smem;
     c->tile = smem::ROWS;
     c->rows_min = MANY ? FEW_ROWS + 1 : 1;
     c->rows_max = MANY ? INT32_MAX : FEW_ROWS;
@@ -516,16 +521,21 @@ void mma_launch(gpu_dev *d, attn_call *c, const struct attn_args *a, enum area a
     if (!attn_room(d, c, a, area, (MANY ? 4 : 32) * d->n_sm)) return;
     unsigned blocks = attn_blocks(c, a, (MANY ? 4 : 6) * d->n_sm);
     c->ahead = (int)(d->l2_bytes / 3 / blocks / c->block_bytes);
-    LAUNCH_EARLY(d, "attn", (mma_kernel<DIM, T, MANY>), dim3(blocks), dim3(ATTN_THREADS),
+    LAUNCH_EARLY(d, "attn", (mma_kernel<DIM, T, MANY, CAPPED>), dim3(blocks), dim3(ATTN_THREADS),
                  sizeof(smem) + attn_index_bytes(*c), *c);
     attn_merge(d, c);
 }
 
+template <int DIM, dtype T, bool CAPPED> bool mma_few_many(gpu_dev *d, attn_call *c, const struct attn_args *a)
+{
+    mma_launch<DIM, T, false, CAPPED>(d, c, a, AREA_ATTN);
+    mma_launch<DIM, T, true, CAPPED>(d, c, a, AREA_X);
+    return true;
+}
+
 template <int DIM, dtype T> bool mma_both(gpu_dev *d, attn_call *c, const struct attn_args *a)
 {
-    mma_launch<DIM, T, false>(d, c, a, AREA_ATTN);
-    mma_launch<DIM, T, true>(d, c, a, AREA_X);
-    return true;
+    return c->cap > 0 ? mma_few_many<DIM, T, true>(d, c, a) : mma_few_many<DIM, T, false>(d, c, a);
 }
 
 template <dtype T> bool mma_dims(gpu_dev *d, attn_call *c, const struct attn_args *a)

@@ -206,11 +206,13 @@ enum walk_kind { SEQ, BACK_Q, BACK_KV };
 
 /* What stays and what passes: queries, and keys with values (SEQ); queries with dout, and keys with values (BACK_Q);
  * keys with values, and queries with dout (BACK_KV). */
-template <walk_kind KIND_, int DIM_, int PARTS_> struct walk_form {
+template <walk_kind KIND_, int DIM_, int PARTS_, bool CAPPED_ = false> struct walk_form {
     static constexpr walk_kind KIND = KIND_;
+    static constexpr bool CAPPED = CAPPED_; /* of the backward, to whose registers caps would be too much */
     static constexpr int DIM = DIM_, PARTS = PARTS_;
     static constexpr int LD = DIM / 8 + 1; /* eights of values; the gap keeps ldmatrix's rows in different banks */
-    static constexpr int SLABS = PARTS > 1 || (KIND == BACK_KV && DIM > 64) ? 1 : 2; /* of 16 rows, a warp's */
+    static constexpr int SLABS = PARTS > 1 || CAPPED || (KIND == BACK_KV && DIM > 64) ? 1
+                                                                                      : 2; /* of 16 rows, a warp's */
     static constexpr int ROWS = SLABS * 16, M = MMA_WARPS * ROWS; /* that stay: a warp's, a block's */
     static constexpr int N = KIND == SEQ && DIM <= 64 && PARTS == 1 ? 64
                              : KIND != SEQ && DIM > 64 && PARTS > 1 ? 16
@@ -347,9 +349,11 @@ template <class FORM> struct walk {
 #pragma unroll(WHOLE)
         for (int m = 0; m < SLABS; m++)
 #pragma unroll(WHOLE)
-            for (int n = 0; n < N / 8; n++)
+            for (int n = 0; n < N / 8; n++) {
+                __syncwarp(); /* or more of them are computed side by side than registers can hold */
 #pragma unroll(WHOLE)
                 for (int i = 0; i < 4; i++) x[m][n][i] = __fmul_rn(tanh_fast(x[m][n][i]), c.cap);
+            }
     }
 
     /* -infinity for the scores of what a row does not see */
@@ -525,29 +529,25 @@ template <class FORM> struct walk_back : walk<FORM> {
         bool all;
         if (!this->meets(at, &all)) return false;
         multiply_rows<SLABS>(x, s.stay[0], this->row0, s.pass[stage][0]);
-        if (c.cap > 0) this->cap(x);
+        if (FORM::CAPPED) this->cap(x);
         if (!all) this->mask(x, at);
         multiply_rows<SLABS>(y, s.stay[1 % (sizeof s.stay / sizeof *s.stay)], this->row0, s.pass[stage][1]);
-        c.cap > 0 ? gradients<true>(x, y, s.sums[BY_KEYS ? stage : 0])
-                  : gradients<false>(x, y, s.sums[BY_KEYS ? stage : 0]);
-        return true;
-    }
-
-    /* Scores x and products y of dout and values, with the queries' sums, become weights and gradients. */
-    template <bool CAPPED, class SUMS> __device__ void gradients(scores &x, scores &y, const SUMS &sums) const
-    {
+        const auto &sums = s.sums[BY_KEYS ? stage : 0];
 #pragma unroll(WHOLE)
         for (int n = 0; n < N / 8; n++)
 #pragma unroll(WHOLE)
-            for (int m = 0; m < SLABS; m++)
+            for (int m = 0; m < SLABS; m++) {
+                if (FORM::CAPPED) __syncwarp(); /* as in cap */
 #pragma unroll(WHOLE)
                 for (int i = 0; i < 4; i++) {
                     int query = BY_KEYS ? this->pass_row(n, i) : this->stay_row(m, i);
-                    float slope = CAPPED ? cap_slope(c, x[m][n][i]) : 1;
+                    float slope = FORM::CAPPED ? cap_slope(c, x[m][n][i]) : 1;
                     x[m][n][i] = exp2_fast(x[m][n][i] - sums[0][query]);
                     y[m][n][i] = x[m][n][i] * (y[m][n][i] - sums[1][query]);
-                    if (CAPPED) y[m][n][i] *= slope;
+                    if (FORM::CAPPED) y[m][n][i] *= slope;
                 }
+            }
+        return true;
     }
 
     __device__ void begin(int head)
@@ -569,10 +569,10 @@ __device__ inline void fill_by(float (&by)[2][2], float x)
     by[0][0] = by[0][1] = by[1][0] = by[1][1] = x;
 }
 
-template <int DIM, int PARTS>
+template <int DIM, int PARTS, bool CAPPED>
 __global__ void __launch_bounds__(MMA_THREADS, PARTS > 1 ? 1 : 2) mma_back_q_kernel(train_call c)
 {
-    typedef walk_form<BACK_Q, DIM, PARTS> form;
+    typedef walk_form<BACK_Q, DIM, PARTS, CAPPED> form;
     SMEM(typename form::smem, s);
     if (!find_tile(c.a.q_start, c.a.n_seqs, form::M, (int)blockIdx.x, true, &s.tile)) return;
     int head = (int)blockIdx.y;
@@ -605,10 +605,10 @@ __device__ inline float *place_of(const train_call &c, int head, int row, size_t
 
 /* dk and dv of a tile of keys: of one query head, or of those of a group one after the other, each added to what those
  * before it left. */
-template <int DIM, int PARTS>
+template <int DIM, int PARTS, bool CAPPED>
 __global__ void __launch_bounds__(MMA_THREADS, PARTS > 1 ? 1 : 2) mma_back_kv_kernel(train_call c)
 {
-    typedef walk_form<BACK_KV, DIM, PARTS> form;
+    typedef walk_form<BACK_KV, DIM, PARTS, CAPPED> form;
     SMEM(typename form::smem, s);
     if (!find_tile(c.a.q_start, c.a.n_seqs, form::M, (int)blockIdx.x, false, &s.tile)) return;
     int group = c.a.heads / c.a.kv_heads, first = (int)blockIdx.y, last = first;
@@ -631,7 +631,7 @@ __global__ void __launch_bounds__(MMA_THREADS, PARTS > 1 ? 1 : 2) mma_back_kv_ke
         size_t ld, to_v;
         bool add;
         float by[form::SLABS][2], *to = place_of(c, head, s.tile.start, &ld, &to_v, &add);
-        fill_by(by, c.cap > 0 ? c.a.softcap : LN_2); /* what the queries have beside the scale of scores */
+        fill_by(by, CAPPED ? c.a.softcap : LN_2); /* what the queries have beside the scale of scores */
         w.store(to, ld, dk, by, add);
         fill_by(by, 1);
         w.store(to + to_v, ld, dv, by, add);
@@ -677,9 +677,8 @@ template <int DIM, int PARTS> void mma_seq(gpu_dev *d, train_call *c)
 }
 
 /* Whether the heads of a group have blocks of their own, and room for what those leave.  The bits are the same. */
-template <int DIM, int PARTS> bool part_room(gpu_dev *d, train_call *c, unsigned tiles)
+template <class form> bool part_room(gpu_dev *d, train_call *c, unsigned tiles)
 {
-    typedef walk_form<BACK_KV, DIM, PARTS> form;
     size_t T = (size_t)c->a.qkv.rows, n = (size_t)c->n_heads, group = (size_t)(c->a.heads / c->a.kv_heads);
     size_t rows = n * T, most = (size_t)FULL_BLOCKS * (size_t)d->n_sm * form::M * group;
     c->part = nullptr;
@@ -692,25 +691,30 @@ template <int DIM, int PARTS> bool part_room(gpu_dev *d, train_call *c, unsigned
     return c->part;
 }
 
-template <int DIM, int PARTS> void mma_back(gpu_dev *d, train_call *c)
+template <int DIM, int PARTS, bool CAPPED> void mma_back_of(gpu_dev *d, train_call *c)
 {
-    typedef walk_form<BACK_Q, DIM, PARTS> form_q;
-    typedef walk_form<BACK_KV, DIM, PARTS> form_kv;
+    typedef walk_form<BACK_Q, DIM, PARTS, CAPPED> form_q;
+    typedef walk_form<BACK_KV, DIM, PARTS, CAPPED> form_kv;
     unsigned T = (unsigned)c->a.qkv.rows, n = (unsigned)c->n_heads, n_kv = (unsigned)c->n_kv;
     unsigned q_tiles = most_tiles((int)T, c->a.n_seqs, form_q::M),
              kv_tiles = most_tiles((int)T, c->a.n_seqs, form_kv::M);
     size_t sums = 2 * (size_t)T * (size_t)n * sizeof(float);
     if (!(c->sums = static_cast<float *>(gpu_scratch(d, "attn_back", AREA_ATTN, sums)))) return;
-    if (!round_heads<DIM, PARTS>(d, "attn_back", c, true) || !part_room<DIM, PARTS>(d, c, kv_tiles)) return;
+    if (!round_heads<DIM, PARTS>(d, "attn_back", c, true) || !part_room<form_kv>(d, c, kv_tiles)) return;
     LAUNCH(d, "attn_back", (round_dout_kernel<DIM, PARTS>), dim3(T, blocks_for(n, ROUND_THREADS / 32)),
            dim3(ROUND_THREADS), 0, *c);
-    LAUNCH(d, "attn_back", (mma_back_q_kernel<DIM, PARTS>), dim3(q_tiles, n), dim3(MMA_THREADS),
+    LAUNCH(d, "attn_back", (mma_back_q_kernel<DIM, PARTS, CAPPED>), dim3(q_tiles, n), dim3(MMA_THREADS),
            sizeof(typename form_q::smem), *c);
-    LAUNCH(d, "attn_back", (mma_back_kv_kernel<DIM, PARTS>), dim3(kv_tiles, c->part ? n : n_kv), dim3(MMA_THREADS),
-           sizeof(typename form_kv::smem), *c);
+    LAUNCH(d, "attn_back", (mma_back_kv_kernel<DIM, PARTS, CAPPED>), dim3(kv_tiles, c->part ? n : n_kv),
+           dim3(MMA_THREADS), sizeof(typename form_kv::smem), *c);
     if (c->part)
         LAUNCH(d, "attn_back", add_heads_kernel,
                dim3(blocks_for((size_t)T * (size_t)c->a.head_dim, ROUND_THREADS), n_kv, 2), dim3(ROUND_THREADS), 0, *c);
+}
+
+template <int DIM, int PARTS> void mma_back(gpu_dev *d, train_call *c)
+{
+    c->cap > 0 ? mma_back_of<DIM, PARTS, true>(d, c) : mma_back_of<DIM, PARTS, false>(d, c);
 }
 
 } // namespace

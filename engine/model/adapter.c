@@ -8,78 +8,35 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- modules ---- */
 
-enum place { AT_QKV, AT_Q, AT_K, AT_V, AT_O, AT_GATE, AT_UP, AT_DOWN };
-
-struct family_module {
-    const char *name, *path;
-    unsigned target;
-    enum place at;
-};
-
-static const struct family_module llama_modules[] = {
-    {"q_proj", "self_attn.q_proj", TARGET_Q, AT_Q},       {"k_proj", "self_attn.k_proj", TARGET_K, AT_K},
-    {"v_proj", "self_attn.v_proj", TARGET_V, AT_V},       {"o_proj", "self_attn.o_proj", TARGET_O, AT_O},
-    {"gate_proj", "mlp.gate_proj", TARGET_GATE, AT_GATE}, {"up_proj", "mlp.up_proj", TARGET_UP, AT_UP},
-    {"down_proj", "mlp.down_proj", TARGET_DOWN, AT_DOWN}, {0},
-};
-static const struct family_module phi_modules[] = {
-    {"q_proj", "self_attn.q_proj", TARGET_Q, AT_Q},
-    {"k_proj", "self_attn.k_proj", TARGET_K, AT_K},
-    {"v_proj", "self_attn.v_proj", TARGET_V, AT_V},
-    {"dense", "self_attn.dense", TARGET_DENSE, AT_O},
-    {"fc1", "mlp.fc1", TARGET_FC1, AT_UP},
-    {"fc2", "mlp.fc2", TARGET_FC2, AT_DOWN},
-    {0},
-};
-static const struct family_module gpt2_modules[] = {
-    {"c_attn", "attn.c_attn", TARGET_C_ATTN, AT_QKV},
-    {"c_proj", "attn.c_proj", TARGET_C_PROJ, AT_O},
-    {"c_fc", "mlp.c_fc", TARGET_C_FC, AT_UP},
-    {"c_proj", "mlp.c_proj", TARGET_C_PROJ, AT_DOWN},
-    {0},
-};
-
-static void place(const struct model_config *c, enum place at, struct lora_module *m)
-{
-    int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-    enum product product = PRODUCT_QKV;
-    int col = 0, n = 0, k = c->hidden;
-    switch (at) {
-    case AT_QKV: n = q + 2 * kv; break;
-    case AT_Q: n = q; break;
-    case AT_K: col = q, n = kv; break;
-    case AT_V: col = q + kv, n = kv; break;
-    case AT_O: product = PRODUCT_O, n = c->hidden, k = q; break;
-    case AT_GATE: product = PRODUCT_UP, n = c->inter; break;
-    case AT_UP: product = PRODUCT_UP, n = c->inter, col = c->gated ? c->inter : 0; break;
-    case AT_DOWN: product = PRODUCT_DOWN, n = c->hidden, k = c->inter; break;
-    }
-    m->product = product;
-    m->col = col;
-    m->n = n;
-    m->k = k;
-}
-
 int lora_modules(const struct model_config *c, struct lora_module out[LORA_MODULES_MAX])
 {
-    const struct family_module *f = c->family->kind == FAMILY_GPT2  ? gpt2_modules
-                                    : c->family->kind == FAMILY_PHI ? phi_modules
-                                                              : llama_modules;
-    int n = 0;
-    for (; f[n].name; n++) {
-        CHECK(n < LORA_MODULES_MAX);
-        out[n] = (struct lora_module){.name = f[n].name, .path = f[n].path, .target = f[n].target};
-        place(c, f[n].at, &out[n]);
+    struct layer_matrix m[LAYER_MATRICES_MAX];
+    int n = 0, all = tensors_layer_matrices(c, m);
+    for (int i = 0; i < all; i++) {
+        const struct tensor_row *row = m[i].row;
+        const char *dot = strrchr(row->module, '.');
+        if (!row->target) continue;
+        out[n++] = (struct lora_module){.name = dot ? dot + 1 : row->module,
+                                        .path = row->module,
+                                        .target = row->target,
+                                        .peft = row->flags & TENSOR_PEFT,
+                                        .transposed = row->flags & TENSOR_TRANSPOSED,
+                                        .product = m[i].product,
+                                        .col = m[i].at,
+                                        .n = m[i].rows,
+                                        .k = m[i].cols};
     }
     return n;
 }
 
 void lora_layer_prefix(const struct model_config *c, int layer, char out[64])
 {
-    snprintf(out, 64, "%s.%d.", c->family->kind == FAMILY_GPT2 ? "transformer.h" : "model.layers", layer);
+    const struct tensor_table *t = c->family->tensors;
+    snprintf(out, 64, "%s%s.%d.", t->prefix[0], t->layers, layer);
 }
 
 /* ---- memory ---- */

@@ -6,27 +6,26 @@
 
 #include "engine/base/err.h"
 #include "engine/model/config.h"
-#include "engine/model/lora_targets.h"
+#include "engine/model/tensors.h"
 #include "kernels/ops.h"
 
 #include <stdbool.h>
 #include <stdint.h>
-
-/* The four products of a layer that an adapter can change. */
-enum product { PRODUCT_QKV, PRODUCT_O, PRODUCT_UP, PRODUCT_DOWN, PRODUCTS };
 
 /* A module as PEFT names it, and its place in a product's outputs. */
 struct lora_module {
     const char *name; /* "q_proj", "c_attn": the last component */
     const char *path; /* within a layer: "self_attn.q_proj", "attn.c_attn" */
     unsigned target;  /* of enum lora_target */
+    bool peft;        /* PEFT's choice where a configuration names none */
+    bool transposed;  /* the base's weight is stored [inputs][outputs] */
     enum product product;
     int col, n, k; /* columns [col, col + n) of the product's output; k inputs */
 };
 
-enum { LORA_MODULES_MAX = 8, LORA_RANK_MAX = 512 };
+enum { LORA_MODULES_MAX = LAYER_MATRICES_MAX, LORA_RANK_MAX = 512 };
 
-/* The family's modules in a fixed order; returns how many. */
+/* The family's modules in the order of its tensor table; returns how many. */
 int lora_modules(const struct model_config *, struct lora_module out[LORA_MODULES_MAX]);
 /* "model.layers.3." or "transformer.h.3." */
 void lora_layer_prefix(const struct model_config *, int layer, char out[64]);
@@ -55,7 +54,6 @@ struct adapter {
  * Any thread. */
 struct adapter *adapter_read(const char *dir, const struct model_config *, struct err *e);
 /* The same of a configuration's text and its tensors (both borrowed for the call). */
-struct tensor_source;
 struct adapter *adapter_parse(const char *config, const struct tensor_source *, const struct model_config *,
                               struct err *e);
 /* Pairs zeroed, for building one: rank r at the modules in targets, scale from r, alpha and rslora.  NULL: no memory.

@@ -108,7 +108,7 @@ static int get_names(const struct peft *p, const char *key, const cJSON **list, 
 /* layers_pattern is only taken when it names what the layers are called here */
 static int read_layers(struct peft *p, const struct model_config *c, struct err *e)
 {
-    const char *text, *ours = c->family->kind == FAMILY_GPT2 ? "h" : "layers";
+    const char *text, *ours = c->family->tensors->layers;
     const cJSON *list;
     p->layers = get(p, "layers_to_transform");
     if (cJSON_IsArray(p->layers) && !p->layers->child) p->layers = NULL;
@@ -131,11 +131,15 @@ static bool is_all_linear(const char *s)
     return !*s && !*want;
 }
 
-/* PEFT's choice where the configuration names no modules (peft/utils/constants.py) */
-static const char *default_targets(const struct model_config *c)
+/* what PEFT takes where the configuration names no modules */
+static cJSON *default_targets(const struct model_config *c)
 {
-    if (c->family->kind == FAMILY_GPT2) return "[\"c_attn\"]";
-    return c->family->kind == FAMILY_PHI ? "[\"q_proj\",\"v_proj\",\"fc1\",\"fc2\"]" : "[\"q_proj\",\"v_proj\"]";
+    struct lora_module m[LORA_MODULES_MAX];
+    int n = lora_modules(c, m);
+    cJSON *names = cJSON_CreateArray();
+    for (int i = 0; i < n; i++)
+        if (m[i].peft) cJSON_AddItemToArray(names, cJSON_CreateString(m[i].name));
+    return names;
 }
 
 static int read_targets(struct peft *p, const struct model_config *c, struct err *e)
@@ -143,7 +147,7 @@ static int read_targets(struct peft *p, const struct model_config *c, struct err
     const char *text, *without;
     if (!get(p, "target_modules")) {
         cJSON_DeleteItemFromObjectCaseSensitive(p->json, "target_modules");
-        cJSON_AddItemToObject(p->json, "target_modules", cJSON_Parse(default_targets(c)));
+        cJSON_AddItemToObject(p->json, "target_modules", default_targets(c));
     }
     int rc = get_names(p, "target_modules", &p->targets, &text, e);
     if (!rc) rc = get_names(p, "exclude_modules", &p->exclude, &without, e);
@@ -246,15 +250,23 @@ static int refuse_tensor(const char *name, struct err *e)
     return err_set(e, ERR_INVALID, "tensor %.160s belongs to no module of this model that can have an adapter", name);
 }
 
+/* "3.self_attn..." of "layers.3.self_attn..."; NULL: it is another name. */
+static const char *layer_number(const char *s, const char *layers)
+{
+    size_t n = strlen(layers);
+    return strncmp(s, layers, n) == 0 && s[n] == '.' && s[n + 1] >= '0' && s[n + 1] <= '9' ? s + n + 1 : NULL;
+}
+
 /* "base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight"; the first part and "model." may be left out, and
  * ".default" may follow lora_A. */
 static int place_tensor(const struct adapter *shape, const struct model_config *c, const struct tensor *t,
                         struct found *found, struct err *e)
 {
-    bool gpt2 = c->family->kind == FAMILY_GPT2;
-    const char *s = after(t->name, "base_model.model."), *at = after(s, gpt2 ? "transformer." : "model."),
-               *number = after(at, gpt2 ? "h." : "layers.");
-    if (number == at || *number < '0' || *number > '9') return refuse_tensor(t->name, e);
+    const struct tensor_table *table = c->family->tensors;
+    const char *s = after(t->name, "base_model.model."), *number = NULL;
+    for (int i = 0; i < TENSOR_PREFIXES && table->prefix[i] && !number; i++)
+        number = layer_number(after(s, table->prefix[i]), table->layers);
+    if (!number) return refuse_tensor(t->name, e);
     char *end;
     long layer = strtol(number, &end, 10);
     if (*end != '.' || (*number == '0' && end != number + 1)) return refuse_tensor(t->name, e);
@@ -352,7 +364,8 @@ static int check_module(const struct reading *r, int i, struct err *e)
 /* Modules outside the layers that PEFT would give an adapter. */
 static int refuse_ends(const struct reading *r, struct err *e)
 {
-    const char *table = r->c->family->kind == FAMILY_GPT2 ? "transformer.wte" : "model.embed_tokens";
+    char table[TENSOR_NAME_MAX];
+    tensors_module(r->c, PART_EMBED, table);
     int head = r->p.all_linear ? 0 : targeted(&r->p, -1, "lm_head", e);
     if (head < 0) return head;
     if (head) return err_set(e, ERR_UNSUPPORTED, "target_modules: adapters of the output head are not supported");

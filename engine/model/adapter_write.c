@@ -122,8 +122,7 @@ static void put_config(struct buf *b, const struct adapter *a, const struct mode
     put_pattern(b, "alpha_pattern", c, a, false);
     buf_str(b, "  \"auto_mapping\": null,\n  \"base_model_name_or_path\": ");
     put_text(b, base_name);
-    buf_printf(b, ",\n  \"bias\": \"none\",\n  \"fan_in_fan_out\": %s,\n",
-               c->family->kind == FAMILY_GPT2 ? "true" : "false");
+    buf_printf(b, ",\n  \"bias\": \"none\",\n  \"fan_in_fan_out\": %s,\n", a->module[0].transposed ? "true" : "false");
     buf_str(b, "  \"inference_mode\": true,\n  \"init_lora_weights\": true,\n  \"layer_replication\": null,\n"
                "  \"layers_pattern\": null,\n  \"layers_to_transform\": null,\n  \"lora_alpha\": ");
     put_number(b, a->alpha);

@@ -1,5 +1,7 @@
 #include "engine/model/family.h"
 
+#include "engine/model/tensor_table.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -25,7 +27,7 @@
 static const struct model_family families[] = {
     {
         .model_type = "llama",
-        .kind = FAMILY_LLAMA,
+        .tensors = &llama_tensors,
         .field = RMS_FIELDS,
         .otherwise = {.max_len = 2048, .eps = 1e-6, .act = "silu"},
         .toggle = {{"attention_bias", SWITCH_ATTENTION_BIAS}, {"mlp_bias", SWITCH_MLP_BIAS}},
@@ -34,7 +36,7 @@ static const struct model_family families[] = {
     },
     {
         .model_type = "mistral",
-        .kind = FAMILY_LLAMA,
+        .tensors = &llama_tensors,
         .field = RMS_FIELDS,
         .otherwise = {.kv_heads = 8, .max_len = 131072, .eps = 1e-6, .act = "silu"},
         .toggle = {{"attention_bias", SWITCH_OFF} /* transformers ignores it */, {"mlp_bias", SWITCH_OFF}},
@@ -44,7 +46,7 @@ static const struct model_family families[] = {
     },
     {
         .model_type = "qwen2",
-        .kind = FAMILY_QWEN2,
+        .tensors = &llama_tensors,
         .field = RMS_FIELDS,
         .otherwise = {.kv_heads = 32, .max_len = 32768, .eps = 1e-6, .act = "silu"},
         .toggle = {{"mlp_bias", SWITCH_OFF}},
@@ -54,7 +56,7 @@ static const struct model_family families[] = {
     },
     {
         .model_type = "qwen3",
-        .kind = FAMILY_QWEN3,
+        .tensors = &llama_tensors,
         .field = RMS_FIELDS,
         .otherwise = {.kv_heads = 32, .head_dim = 128, .max_len = 32768, .eps = 1e-6, .act = "silu"},
         .toggle = {{"attention_bias", SWITCH_ATTENTION_BIAS}, {"mlp_bias", SWITCH_OFF}},
@@ -64,7 +66,7 @@ static const struct model_family families[] = {
     },
     {
         .model_type = "gpt2",
-        .kind = FAMILY_GPT2,
+        .tensors = &gpt2_tensors,
         .field = {.hidden = "n_embd",
                   .layers = "n_layer",
                   .heads = "n_head",
@@ -81,7 +83,7 @@ static const struct model_family families[] = {
     },
     {
         .model_type = "phi",
-        .kind = FAMILY_PHI,
+        .tensors = &phi_tensors,
         .field = {LLAMA_FIELDS, .eps = "layer_norm_eps", .act = "hidden_act"},
         .otherwise = {.max_len = 2048, .eps = 1e-5, .act = "gelu_new"},
         .toggle = {{"mlp_bias", SWITCH_OFF}, {"qk_layernorm", SWITCH_OFF}},

@@ -8,7 +8,7 @@
 
 #include <stdbool.h>
 
-enum family { FAMILY_LLAMA, FAMILY_QWEN2, FAMILY_QWEN3, FAMILY_GPT2, FAMILY_PHI };
+struct tensor_table;
 
 /* Names of fields in config.json; NULL: the family has no such field. */
 struct family_fields {
@@ -95,7 +95,7 @@ struct family_layer {
 
 struct model_family {
     const char *model_type;
-    enum family kind; /* of tensor names and module names */
+    const struct tensor_table *tensors;
     struct family_fields field;
     struct family_defaults otherwise;
     struct family_switch toggle[FAMILY_SWITCHES]; /* up to the first without a name */

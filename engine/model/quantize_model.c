@@ -9,8 +9,10 @@
 #include "engine/model/config.h"
 #include "engine/model/files.h"
 #include "engine/model/safetensors.h"
-#include "engine/model/weights.h"
+#include "engine/model/tensors.h"
 #include "engine/model/weights_bnb.h"
+#include "engine/model/weights_packed.h"
+#include "engine/model/weights_read.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -23,6 +25,7 @@
 struct output {
     const struct tensor_source *in;
     const struct model_config *c;
+    struct tensors tensors; /* of both */
     const struct quantize_options *options;
     struct quantize_how how;
     struct calibration calibration;
@@ -81,7 +84,7 @@ static int write_packed(struct output *o, const struct stack *m, const struct pa
 {
     char description[DESCRIPTION_MAX];
     size_t bytes;
-    struct weight *w = o->d->ops->weight_pack(o->d, p->src, p->n);
+    struct weight *w = weights_pack(o->d, p);
     if (!w) return err_set(o->e, ERR_NOMEM, "no memory to pack %s", m->part[0].name);
     const void *data = o->d->ops->weight_packed(w, &bytes);
     weights_describe(m, p->src[0].t, p->src[0].group, description);
@@ -175,7 +178,7 @@ static void write_notes(struct output *o)
 static int write_weights(struct output *o, const char *path)
 {
     enum { SUFFIX = 48 }; /* of names made from one of `in`, at most BNB_TENSORS */
-    int n = weights_stacks(o->c), rc = 0;
+    int n = tensors_stacks(o->c), rc = 0;
     size_t names = 0, tensors = tensor_source_count(o->in);
     for (size_t i = 0; i < tensors; i++) names += BNB_TENSORS * (strlen(tensor_source_at(o->in, i)->name) + SUFFIX);
     size_t texts = (size_t)n * (TENSOR_NAME_MAX + DESCRIPTION_MAX);
@@ -183,7 +186,7 @@ static int write_weights(struct output *o, const char *path)
     write_notes(o);
     for (int i = 0; i < n && !rc; i++) {
         struct stack m;
-        weights_stack(o->in, o->c, i, &m);
+        tensors_stack(&o->tensors, i, &m);
         rc = write_stack(o, &m);
         if (!rc && o->options->progress) o->options->progress(o->options->arg, i + 1, n);
     }
@@ -278,7 +281,8 @@ int quantize_model(const char *dir, const char *out, const struct quantize_optio
     struct dev *d = dev_open(&(struct dev_config){.name = "cpu"}, why);
     struct output o = {.in = in, .c = &c, .options = options, .how = {.type = (int)t}, .d = packed ? d : NULL, .e = e};
     if (d) o.threads = d->threads;
-    weights_embed_names(in, &c, o.stored, o.embed);
+    o.tensors = tensors_of(&c, in);
+    tensors_embed_names(&o.tensors, o.stored, o.embed);
     o.how.calibration = &o.calibration;
     rc = d ? calibrate(&o, dir) : err_set(e, ERR_UNSUPPORTED, "device cpu: %s", why);
     if (!rc) rc = write_model(&o, dir, out);

@@ -13,7 +13,8 @@
 
 #include "engine/base/err.h"
 #include "engine/model/tensor_source.h"
-#include "engine/model/weights.h"
+#include "engine/model/tensors.h"
+#include "kernels/ops.h"
 
 #include <stdbool.h>
 

@@ -5,6 +5,8 @@
 #include "engine/base/mem.h"
 #include "engine/model/files.h"
 #include "engine/model/safetensors.h"
+#include "engine/model/tensors.h"
+#include "engine/model/weights_read.h"
 #include "engine/train/op_chunks.h"
 #include "kernels/rng.h"
 
@@ -20,29 +22,27 @@ struct master {
     char name[TENSOR_NAME_MAX];
     size_t at;
     int rows, cols;
-    bool transposed, ones, zeros; /* as the file keeps it; what random initialisation writes */
+    bool transposed;            /* as the file keeps it */
+    bool ones, zeros, residual; /* what random initialisation writes */
 };
 
 /* ---- the parts --------------------------------------------------------------------------------------------------- */
 
-/* The weight and the gradient of stack i; *table: it is the embedding table too. */
-static struct weight **stack_place(struct train_full *f, int i, float ***grad, bool *table)
+/* Where the gradient of stack i is; *table: the stack is the embedding table too. */
+static float **stack_grad(struct train_full *f, int i, bool *table)
 {
     const struct model_config *c = &f->base->c;
     int layer = i / PRODUCTS;
     *table = false;
     if (layer < c->layers) {
-        struct layer_weights *w = &f->w.layer[layer];
         struct layer_grads *g = &f->g.layer[layer];
-        float **grads[] = {&g->qkv, &g->o, &g->up, &g->down};
-        struct weight **weights[] = {&w->qkv, &w->o, &w->up, &w->down};
-        *grad = grads[i % PRODUCTS];
-        return weights[i % PRODUCTS];
+        float **grads[PRODUCTS] = {
+            [PRODUCT_QKV] = &g->qkv, [PRODUCT_O] = &g->o, [PRODUCT_UP] = &g->up, [PRODUCT_DOWN] = &g->down};
+        return grads[i % PRODUCTS];
     }
     bool head = i == c->layers * PRODUCTS;
     *table = !head || c->tied;
-    *grad = head ? &f->g.head : &f->g.embed;
-    return head ? &f->w.head : NULL;
+    return head ? &f->g.head : &f->g.embed;
 }
 
 /* The gradient's pointer beside that of a vector's weight. */
@@ -50,19 +50,26 @@ static float **vector_grad(struct train_full *f, const struct vector_slot *v)
 {
     static const struct {
         size_t weight, grad;
-    } fields[] = {
+    } of_layer[] =
+        {
 #define BOTH(name) {offsetof(struct layer_weights, name), offsetof(struct layer_grads, name)}
-        BOTH(norm1_w), BOTH(norm1_b), BOTH(norm2_w), BOTH(norm2_b), BOTH(qkv_b),
-        BOTH(o_b),     BOTH(q_norm),  BOTH(k_norm),  BOTH(up_b),    BOTH(down_b),
+            BOTH(norm1_w), BOTH(norm1_b), BOTH(norm2_w), BOTH(norm2_b), BOTH(post1_w), BOTH(post1_b), BOTH(post2_w),
+            BOTH(post2_b), BOTH(qkv_b),   BOTH(o_b),     BOTH(q_norm),  BOTH(k_norm),  BOTH(up_b),    BOTH(down_b),
 #undef BOTH
-    };
-    if (v->layer < 0)
-        return v->field == offsetof(struct weights, norm_w)   ? &f->g.norm_w
-               : v->field == offsetof(struct weights, norm_b) ? &f->g.norm_b
-               : v->field == offsetof(struct weights, head_b) ? &f->g.head_b
-                                                              : &f->g.pos;
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if (fields[i].weight == v->field) return (float **)((char *)&f->g.layer[v->layer] + fields[i].grad);
+        },
+      of_model[] = {
+#define BOTH(name) {offsetof(struct weights, name), offsetof(struct model_grads, name)}
+          BOTH(norm_w),
+          BOTH(norm_b),
+          BOTH(head_b),
+          BOTH(pos),
+#undef BOTH
+      };
+    for (size_t i = 0; v->layer >= 0 && i < sizeof of_layer / sizeof *of_layer; i++)
+        if (of_layer[i].weight == v->field) return (float **)((char *)&f->g.layer[v->layer] + of_layer[i].grad);
+    for (size_t i = 0; v->layer < 0 && i < sizeof of_model / sizeof *of_model; i++)
+        if (of_model[i].weight == v->field) return (float **)((char *)&f->g + of_model[i].grad);
+    CHECK(false);
     return NULL;
 }
 
@@ -77,13 +84,14 @@ static struct master *next_master(struct train_full *f, size_t at, int rows, int
 static void add_stack(struct train_full *f, int i, bool muon, struct optim *o)
 {
     struct stack s;
-    weights_stack(f->base->w.file, &f->base->c, i, &s);
+    tensors_stack(&f->tensors, i, &s);
     size_t n = (size_t)s.rows * (size_t)s.cols, at = muon ? optim_add_muon(o, n) : optim_add(o, n, true);
     f->stack_at[i] = at;
     for (int k = 0; k < s.n; at += (size_t)s.part[k].rows * (size_t)s.cols, k++) {
         struct master *m = next_master(f, at, s.part[k].rows, s.cols);
         snprintf(m->name, sizeof m->name, "%s", s.part[k].name);
         m->transposed = s.part[k].transposed;
+        m->residual = s.part[k].residual;
         if (muon) muon_add(&o->muon, at, m->rows, m->cols);
     }
 }
@@ -92,10 +100,9 @@ int train_full_open(struct train_full *f, const struct model *base, const struct
                     struct err *e)
 {
     const struct model_config *c = &base->c;
-    const struct tensor_source *file = base->w.file;
     if (!base->w.embed.p) return err_set(e, ERR_UNSUPPORTED, "method full wants a base of floats");
-    int stacks = weights_stacks(c), vectors = weights_vectors(file, c, NULL);
-    *f = (struct train_full){.base = base};
+    *f = (struct train_full){.base = base, .tensors = tensors_of(c, base->w.file)};
+    int stacks = tensors_stacks(c), vectors = tensors_vectors(&f->tensors, NULL);
     f->w.layer = mem_array((size_t)c->layers, sizeof *f->w.layer);
     f->g.layer = mem_array((size_t)c->layers, sizeof *f->g.layer);
     f->master = mem_array((size_t)stacks * STACK_MAX + (size_t)vectors, sizeof *f->master);
@@ -104,7 +111,7 @@ int train_full_open(struct train_full *f, const struct model *base, const struct
     f->vector_at = mem_array((size_t)vectors, sizeof *f->vector_at);
     for (int i = 0; i < stacks; i++) add_stack(f, i, p->optimizer == OPTIMIZER_MUON && i < c->layers * PRODUCTS, o);
     f->n_stacks = stacks;
-    f->n_vectors = weights_vectors(file, c, f->vector);
+    f->n_vectors = tensors_vectors(&f->tensors, f->vector);
     for (int i = 0; i < vectors; i++) { /* parts of one array follow each other */
         const struct vector_slot *v = &f->vector[i];
         size_t n = (size_t)v->rows * (size_t)v->cols;
@@ -112,25 +119,27 @@ int train_full_open(struct train_full *f, const struct model *base, const struct
         if (first) {
             size_t whole = n;
             for (int k = i + 1; k < vectors && f->vector[k].at > 0; k++) whole += (size_t)f->vector[k].cols;
-            f->vector_at[i] = optim_add(o, whole, v->rows > 1);
+            f->vector_at[i] = optim_add(o, whole, v->table);
         } else {
             f->vector_at[i] = f->vector_at[i - 1] + (size_t)f->vector[i - 1].cols;
         }
         struct master *m = next_master(f, f->vector_at[i], v->rows, v->cols);
         snprintf(m->name, sizeof m->name, "%s", v->name);
-        m->ones = v->norm;
-        m->zeros = !v->norm && v->rows == 1;
+        m->ones = v->norm && !v->minus_one;
+        m->zeros = !m->ones && !v->table;
+        if (!v->minus_one) continue;
+        f->n_applied += n;
+        f->n_ones = n > f->n_ones ? n : f->n_ones;
     }
     return 0;
 }
 
 size_t train_full_bytes(const struct train_full *f)
 {
-    const struct model_config *c = &f->base->c;
-    size_t bytes = 0;
+    size_t bytes = (f->n_ones + f->n_applied) * sizeof(float);
     for (int i = 0; i < f->n_stacks; i++) {
         struct stack s;
-        weights_stack(f->base->w.file, c, i, &s);
+        tensors_stack(&f->tensors, i, &s);
         if (s.product >= 0) bytes += (size_t)s.rows * (size_t)s.cols * 4;
     }
     return bytes;
@@ -144,12 +153,12 @@ static double normal(uint64_t seed, uint64_t i)
     return sqrt(-2 * log(u)) * cos(2 * M_PI * v);
 }
 
-/* As transformers' _init_weights: GPT-2 narrows what is added to the residual stream. */
+/* As transformers' _init_weights. */
 static void init_random(const struct master *m, const struct model_config *c, uint64_t seed, float *p)
 {
     size_t n = (size_t)m->rows * (size_t)m->cols;
     double std = INIT_STD;
-    if (c->family->kind == FAMILY_GPT2 && strstr(m->name, "c_proj.weight")) std /= sqrt(2.0 * c->layers);
+    if (m->residual) std /= sqrt(2.0 * c->layers);
     for (size_t i = 0; i < n; i++) p[i] = m->ones ? 1 : m->zeros ? 0 : (float)(std * normal(seed, i));
 }
 
@@ -194,17 +203,18 @@ static int first_values(struct train_full *f, const struct train_params *p, stru
 
 /* ---- weights to multiply by -------------------------------------------------------------------------------------- */
 
-/* The values at p, of type t, as parts of the stack. */
+/* The values at p, of type t, as parts of the stack that a device takes. */
 static int parts_of(const struct stack *s, const void *p, enum dtype t, struct weight_src out[STACK_MAX])
 {
+    struct weight_src part[STACK_MAX];
     size_t at = 0;
     for (int k = 0; k < s->n; k++) {
         const char *data = (const char *)p + dtype_bytes(t, at);
-        out[k] =
+        part[k] =
             (struct weight_src){.t = t, .rows = s->part[k].rows, .cols = s->cols, .data = data, .gate_up = s->gate_up};
         at += (size_t)s->part[k].rows * (size_t)s->cols;
     }
-    return s->n;
+    return weights_halves(part, s->n, out);
 }
 
 /* Packed in the base's type from any values of that type; train_full_use writes the right ones. */
@@ -221,19 +231,33 @@ static struct weight *pack(struct dev *d, const struct stack *s, enum dtype t)
     return w;
 }
 
+/* Vectors that are stored as w and applied as 1 + w: room for what is applied. */
+static int reserve_applied(struct train_full *f, struct optim *o, struct err *e)
+{
+    struct dev *d = o->d;
+    if (!f->n_applied) return 0;
+    f->ones = d->ops->alloc(d, f->n_ones * sizeof *f->ones);
+    f->applied = d->ops->alloc(d, f->n_applied * sizeof *f->applied);
+    if (!f->ones || !f->applied) return err_set(e, ERR_NOMEM, "no memory for norms");
+    float *host = mem_array(f->n_ones, sizeof *host);
+    for (size_t i = 0; i < f->n_ones; i++) host[i] = 1;
+    chunked_upload((struct op_chunks){d, o->gate}, f->ones, host, f->n_ones);
+    free(host);
+    return 0;
+}
+
 int train_full_bind(struct train_full *f, const struct train_params *p, struct optim *o, struct err *e)
 {
-    const struct model_config *c = &f->base->c;
     enum dtype t = p->f32 ? DT_F32 : f->base->w.type;
     f->d = o->d;
     int rc = first_values(f, p, o, e);
+    if (!rc) rc = reserve_applied(f, o, e);
     for (int i = 0; i < f->n_stacks && !rc; i++) {
         struct stack s;
-        float **grad;
         bool table;
-        struct weight **w = stack_place(f, i, &grad, &table);
-        weights_stack(f->base->w.file, c, i, &s);
-        *grad = o->g + f->stack_at[i];
+        struct weight **w = weights_stack_place(&f->w, &f->base->c, i);
+        tensors_stack(&f->tensors, i, &s);
+        *stack_grad(f, i, &table) = o->g + f->stack_at[i];
         if (table) f->g.embed = o->g + f->stack_at[i];
         scheduler_gate_pass(o->gate);
         if (w && !(*w = pack(o->d, &s, t))) rc = err_set(e, ERR_NOMEM, "no memory for packed weights");
@@ -244,25 +268,45 @@ int train_full_bind(struct train_full *f, const struct train_params *p, struct o
     return rc;
 }
 
+/* out = 1 + w */
+static void apply(const struct train_full *f, struct op_chunks cut, float *w, int n, float *out)
+{
+    struct mat sum = mat_f32(out, 1, n);
+    chunked_zero(cut, sum);
+    chunked_add(cut, (struct add_args){sum, mat_f32(f->ones, 1, n)});
+    chunked_add(cut, (struct add_args){sum, mat_f32(w, 1, n)});
+}
+
+static void use_vectors(struct train_full *f, struct optim *o, float *values)
+{
+    float *applied = f->applied;
+    for (int i = 0; i < f->n_vectors; i++) {
+        const struct vector_slot *v = &f->vector[i];
+        float *at = values + f->vector_at[i];
+        if (v->at) continue;
+        if (v->table) {
+            f->w.pos = mat_f32(at, v->rows, v->cols);
+        } else if (v->minus_one) {
+            apply(f, (struct op_chunks){o->d, o->gate}, at, v->cols, applied);
+            *weights_vector_place(&f->w, v) = applied;
+            applied += v->cols;
+        } else {
+            *weights_vector_place(&f->w, v) = at;
+        }
+    }
+}
+
 void train_full_use(struct train_full *f, struct optim *o, float *values)
 {
     const double PIECE = 1 << 20; /* values between two looks at the gate */
-    for (int i = 0; i < f->n_vectors; i++) {
-        const struct vector_slot *v = &f->vector[i];
-        char *at = v->layer < 0 ? (char *)&f->w : (char *)&f->w.layer[v->layer];
-        if (v->at) continue;
-        if (v->rows > 1)
-            f->w.pos = mat_f32(values + f->vector_at[i], v->rows, v->cols);
-        else
-            *(float **)(at + v->field) = values + f->vector_at[i];
-    }
+    use_vectors(f, o, values);
     for (int i = 0; i < f->n_stacks; i++) {
         struct stack s;
         struct weight_src src[STACK_MAX];
-        float **grad;
         bool table;
-        struct weight **w = stack_place(f, i, &grad, &table);
-        weights_stack(f->base->w.file, &f->base->c, i, &s);
+        struct weight **w = weights_stack_place(&f->w, &f->base->c, i);
+        tensors_stack(&f->tensors, i, &s);
+        stack_grad(f, i, &table);
         if (table) f->w.embed = mat_f32(values + f->stack_at[i], s.rows, s.cols);
         if (!w) continue;
         int n = parts_of(&s, values + f->stack_at[i], DT_F32, src);
@@ -337,11 +381,11 @@ int train_full_write(struct train_full *f, const float *p, const char *model_dir
 void train_full_close(struct train_full *f)
 {
     for (int i = 0; f->d && i < f->n_stacks; i++) {
-        float **grad;
-        bool table;
-        struct weight **w = stack_place(f, i, &grad, &table);
+        struct weight **w = weights_stack_place(&f->w, &f->base->c, i);
         if (w && *w) f->d->ops->weight_free(f->d, *w);
     }
+    if (f->ones) f->d->ops->free(f->d, f->ones);
+    if (f->applied) f->d->ops->free(f->d, f->applied);
     free(f->w.layer);
     free(f->g.layer);
     free(f->master);

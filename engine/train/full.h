@@ -14,18 +14,21 @@ struct train_full {
     struct model_grads g;
     struct master *master; /* one for each tensor of the file that is trained */
     int n_masters;
-    size_t *stack_at; /* where each stack of weights_stack, and each of weights_vectors, is in those arrays */
+    struct tensors tensors; /* of the base's source */
+    size_t *stack_at;       /* where each stack of tensors_stack, and each of tensors_vectors, is in those arrays */
     int n_stacks;
     struct vector_slot *vector;
     size_t *vector_at;
     int n_vectors;
+    float *ones, *applied; /* device: (C or D), and 1 + w of each vector that is stored as w; NULL: no such */
+    size_t n_ones, n_applied;
     struct dev *d; /* that packed the weights */
 };
 
 /* Adds the parameters to the optimizer, with the parameters' rule for matrices.  ERR_UNSUPPORTED: a quantised base. */
 int train_full_open(struct train_full *, const struct model *, const struct train_params *, struct optim *,
                     struct err *);
-size_t train_full_bytes(const struct train_full *); /* of the packed weights */
+size_t train_full_bytes(const struct train_full *); /* of the packed weights and of norms as they are applied */
 /* The optimizer's arrays exist now: writes the first values, from the file, or random as transformers draws them. */
 int train_full_bind(struct train_full *, const struct train_params *, struct optim *, struct err *);
 /* The model computes with `values` from now on, an array like the optimizer's: vectors and tables lie there, matrices

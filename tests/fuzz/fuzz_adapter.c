@@ -23,7 +23,7 @@ static void check(const struct adapter *a)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const struct model_family llama = {.kind = FAMILY_LLAMA}, gpt2 = {.kind = FAMILY_GPT2};
+    static const struct model_family llama = {.tensors = &llama_tensors}, gpt2 = {.tensors = &gpt2_tensors};
     static const struct model_config models[] = {
         {.family = &llama,
          .layers = 2,

@@ -22,7 +22,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const struct model_config llama = {.family = &(const struct model_family){.kind = FAMILY_LLAMA},
+static const struct model_config llama = {.family = &(const struct model_family){.tensors = &llama_tensors},
                                           .layers = 2,
                                           .hidden = 8,
                                           .heads = 2,
@@ -30,14 +30,14 @@ static const struct model_config llama = {.family = &(const struct model_family)
                                           .head_dim = 6,
                                           .inter = 10,
                                           .gated = true};
-static const struct model_config gpt2 = {.family = &(const struct model_family){.kind = FAMILY_GPT2},
+static const struct model_config gpt2 = {.family = &(const struct model_family){.tensors = &gpt2_tensors},
                                          .layers = 3,
                                          .hidden = 8,
                                          .heads = 2,
                                          .kv_heads = 2,
                                          .head_dim = 4,
                                          .inter = 32};
-static const struct model_config phi = {.family = &(const struct model_family){.kind = FAMILY_PHI},
+static const struct model_config phi = {.family = &(const struct model_family){.tensors = &phi_tensors},
                                         .layers = 1,
                                         .hidden = 8,
                                         .heads = 2,

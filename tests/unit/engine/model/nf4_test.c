@@ -11,6 +11,7 @@
 #include "engine/model/nf4.h"
 #include "engine/model/safetensors.h"
 #include "engine/model/weights_bnb.h"
+#include "engine/model/weights_read.h"
 #include "kernels/ops.h"
 
 #include <math.h>

@@ -1,0 +1,273 @@
+#include "engine/model/tensors.h"
+
+#include "engine/base/check.h"
+#include "engine/model/family.h"
+#include "engine/model/weights.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- what parts are ---------------------------------------------------------------------------------------------- */
+
+enum size { SIZE_1, SIZE_C, SIZE_D, SIZE_Q, SIZE_KV, SIZE_QKV, SIZE_F, SIZE_2F, SIZE_V, SIZE_POSITIONS };
+
+enum kind { LAYER_VECTOR, LAYER_MATRIX, MODEL_VECTOR, MODEL_MATRIX };
+
+#define LAYER(field) offsetof(struct layer_weights, field)
+#define MODEL(field) offsetof(struct weights, field)
+
+/* weight: the vector's field (of matrices: the product's number); bias: the field of what is added to its outputs. */
+static const struct part {
+    enum kind kind;
+    enum size rows, cols;
+    enum product product;
+    size_t weight, bias;
+} parts[TENSOR_PARTS] = {
+    [PART_NORM1] = {LAYER_VECTOR, SIZE_1, SIZE_C, 0, LAYER(norm1_w), LAYER(norm1_b)},
+    [PART_NORM2] = {LAYER_VECTOR, SIZE_1, SIZE_C, 0, LAYER(norm2_w), LAYER(norm2_b)},
+    [PART_POST1] = {LAYER_VECTOR, SIZE_1, SIZE_C, 0, LAYER(post1_w), LAYER(post1_b)},
+    [PART_POST2] = {LAYER_VECTOR, SIZE_1, SIZE_C, 0, LAYER(post2_w), LAYER(post2_b)},
+    [PART_Q_NORM] = {LAYER_VECTOR, SIZE_1, SIZE_D, 0, LAYER(q_norm), 0},
+    [PART_K_NORM] = {LAYER_VECTOR, SIZE_1, SIZE_D, 0, LAYER(k_norm), 0},
+    [PART_QKV] = {LAYER_MATRIX, SIZE_QKV, SIZE_C, PRODUCT_QKV, 0, LAYER(qkv_b)},
+    [PART_Q] = {LAYER_MATRIX, SIZE_Q, SIZE_C, PRODUCT_QKV, 0, LAYER(qkv_b)},
+    [PART_K] = {LAYER_MATRIX, SIZE_KV, SIZE_C, PRODUCT_QKV, 0, LAYER(qkv_b)},
+    [PART_V] = {LAYER_MATRIX, SIZE_KV, SIZE_C, PRODUCT_QKV, 0, LAYER(qkv_b)},
+    [PART_O] = {LAYER_MATRIX, SIZE_C, SIZE_Q, PRODUCT_O, 0, LAYER(o_b)},
+    [PART_GATE] = {LAYER_MATRIX, SIZE_F, SIZE_C, PRODUCT_UP, 0, LAYER(up_b)},
+    [PART_UP] = {LAYER_MATRIX, SIZE_F, SIZE_C, PRODUCT_UP, 0, LAYER(up_b)},
+    [PART_GATE_UP] = {LAYER_MATRIX, SIZE_2F, SIZE_C, PRODUCT_UP, 0, LAYER(up_b)},
+    [PART_DOWN] = {LAYER_MATRIX, SIZE_C, SIZE_F, PRODUCT_DOWN, 0, LAYER(down_b)},
+    [PART_NORM] = {MODEL_VECTOR, SIZE_1, SIZE_C, 0, MODEL(norm_w), MODEL(norm_b)},
+    [PART_EMBED] = {MODEL_MATRIX, SIZE_V, SIZE_C, 0, 0, 0},
+    [PART_HEAD] = {MODEL_MATRIX, SIZE_V, SIZE_C, 0, 0, MODEL(head_b)},
+    [PART_POS] = {MODEL_VECTOR, SIZE_POSITIONS, SIZE_C, 0, MODEL(pos), 0},
+};
+
+static int size_of(const struct model_config *c, enum size s)
+{
+    int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    switch (s) {
+    case SIZE_1: return 1;
+    case SIZE_C: return c->hidden;
+    case SIZE_D: return c->head_dim;
+    case SIZE_Q: return q;
+    case SIZE_KV: return kv;
+    case SIZE_QKV: return q + 2 * kv;
+    case SIZE_F: return c->inter;
+    case SIZE_2F: return 2 * c->inter;
+    case SIZE_V: return c->vocab;
+    case SIZE_POSITIONS: return c->max_len;
+    }
+    return 0;
+}
+
+static bool present(const struct model_config *c, enum tensor_when when)
+{
+    switch (when) {
+    case TENSOR_NEVER: return false;
+    case TENSOR_ALWAYS: return true;
+    case TENSOR_IF_QKV_BIAS: return c->qkv_bias;
+    case TENSOR_IF_O_BIAS: return c->o_bias;
+    case TENSOR_IF_MLP_BIAS: return c->mlp_bias;
+    case TENSOR_IF_QK_NORM: return c->qk_norm;
+    }
+    return false;
+}
+
+static const struct tensor_table *table_of(const struct model_config *c)
+{
+    return c->family->tensors;
+}
+
+/* The family's row of a part; NULL: it has none. */
+static const struct tensor_row *row_of(const struct model_config *c, enum tensor_part part)
+{
+    for (const struct tensor_row *r = table_of(c)->row; r->module; r++)
+        if (r->part == part) return r;
+    return NULL;
+}
+
+/* ---- names ------------------------------------------------------------------------------------------------------- */
+
+static const char *const weight = ".weight", *const bias = ".bias";
+
+static void name_of(const struct tensors *t, const struct tensor_row *r, int layer, const char *suffix,
+                    char out[TENSOR_NAME_MAX])
+{
+    const char *prefix = r->flags & TENSOR_BARE ? "" : t->prefix;
+    if (layer >= 0)
+        snprintf(out, TENSOR_NAME_MAX, "%s%s.%d.%s%s", prefix, table_of(t->c)->layers, layer, r->module, suffix);
+    else
+        snprintf(out, TENSOR_NAME_MAX, "%s%s%s", prefix, r->module, suffix);
+}
+
+/* The prefix is the one under which the final norm is there. */
+struct tensors tensors_of(const struct model_config *c, const struct tensor_source *source)
+{
+    const struct tensor_table *table = table_of(c);
+    const struct tensor_row *norm = row_of(c, PART_NORM);
+    struct tensors t = {c, source, table->prefix[0]};
+    for (int i = 0; source && i < TENSOR_PREFIXES && table->prefix[i]; i++) {
+        char name[TENSOR_NAME_MAX];
+        struct tensors other = {c, source, table->prefix[i]};
+        name_of(&other, norm, -1, weight, name);
+        if (tensor_source_find(source, name)) return other;
+    }
+    return t;
+}
+
+static bool stored(const struct tensors *t, const char *name)
+{
+    return t->source && tensor_source_find(t->source, name);
+}
+
+static void head_name(const struct tensors *t, char out[TENSOR_NAME_MAX])
+{
+    name_of(t, row_of(t->c, PART_HEAD), -1, weight, out);
+}
+
+/* A tied table is stored once, under either name. */
+static void embed_name(const struct tensors *t, char out[TENSOR_NAME_MAX])
+{
+    char head[TENSOR_NAME_MAX];
+    name_of(t, row_of(t->c, PART_EMBED), -1, weight, out);
+    head_name(t, head);
+    if (t->c->tied && !stored(t, out) && stored(t, head)) memcpy(out, head, sizeof head);
+}
+
+void tensors_embed_names(const struct tensors *t, char stored_as[TENSOR_NAME_MAX], char usual[TENSOR_NAME_MAX])
+{
+    embed_name(t, stored_as);
+    name_of(t, row_of(t->c, PART_EMBED), -1, weight, usual);
+}
+
+void tensors_module(const struct model_config *c, enum tensor_part part, char out[TENSOR_NAME_MAX])
+{
+    struct tensors t = tensors_of(c, NULL);
+    name_of(&t, row_of(c, part), -1, "", out);
+}
+
+/* ---- matrices ---------------------------------------------------------------------------------------------------- */
+
+int tensors_layer_matrices(const struct model_config *c, struct layer_matrix out[LAYER_MATRICES_MAX])
+{
+    int n = 0, at[PRODUCTS] = {0};
+    for (const struct tensor_row *r = table_of(c)->row; r->module; r++) {
+        const struct part *p = &parts[r->part];
+        if (p->kind != LAYER_MATRIX || !present(c, r->weight)) continue;
+        CHECK(n < LAYER_MATRICES_MAX);
+        out[n] = (struct layer_matrix){r, p->product, at[p->product], size_of(c, p->rows), size_of(c, p->cols)};
+        at[p->product] += out[n++].rows;
+    }
+    return n;
+}
+
+static void layer_stack(const struct tensors *t, int layer, enum product product, struct stack *s)
+{
+    static const char *const names[PRODUCTS] = {"qkv", "o", "up", "down"};
+    struct layer_matrix m[LAYER_MATRICES_MAX];
+    int n = tensors_layer_matrices(t->c, m);
+    *s = (struct stack){
+        .product = layer * PRODUCTS + (int)product,
+    };
+    snprintf(s->name, sizeof s->name, "packed.layers.%d.%s", layer, names[product]);
+    for (int i = 0; i < n; i++) {
+        if (m[i].product != product) continue;
+        CHECK(s->n < STACK_MAX);
+        struct matrix_slot *p = &s->part[s->n++];
+        *p = (struct matrix_slot){.rows = m[i].rows,
+                                  .cols = m[i].cols,
+                                  .transposed = m[i].row->flags & TENSOR_TRANSPOSED,
+                                  .residual = m[i].row->flags & TENSOR_RESIDUAL};
+        name_of(t, m[i].row, layer, weight, p->name);
+        s->gate_up |= m[i].row->part == PART_GATE || m[i].row->part == PART_GATE_UP;
+        s->rows += p->rows;
+        s->cols = p->cols;
+    }
+}
+
+static void head_stack(const struct tensors *t, struct stack *s)
+{
+    const struct model_config *c = t->c;
+    *s = (struct stack){
+        .name = "packed.head", .n = 1, .rows = c->vocab, .cols = c->hidden, .product = c->layers * PRODUCTS};
+    s->part[0] = (struct matrix_slot){.rows = s->rows, .cols = s->cols, .head = true};
+    head_name(t, s->part[0].name);
+    /* early versions of tandem quantize wrote a head beside a tied float table */
+    bool own = !c->tied || (c->quant[0] && stored(t, s->part[0].name));
+    if (!own) embed_name(t, s->part[0].name);
+    s->part[0].table = !own;
+}
+
+static void embed_stack(const struct tensors *t, struct stack *s)
+{
+    *s = (struct stack){.name = "packed.embed", .n = 1, .rows = t->c->vocab, .cols = t->c->hidden, .product = -1};
+    s->part[0] = (struct matrix_slot){.rows = s->rows, .cols = s->cols, .table = true};
+    embed_name(t, s->part[0].name);
+}
+
+int tensors_stacks(const struct model_config *c)
+{
+    return c->layers * PRODUCTS + (c->tied ? 1 : 2);
+}
+
+void tensors_stack(const struct tensors *t, int i, struct stack *out)
+{
+    int layers = t->c->layers * PRODUCTS;
+    if (i < layers)
+        layer_stack(t, i / PRODUCTS, (enum product)(i % PRODUCTS), out);
+    else if (i == layers)
+        head_stack(t, out);
+    else
+        embed_stack(t, out);
+}
+
+/* ---- vectors ----------------------------------------------------------------------------------------------------- */
+
+struct vectors {
+    const struct tensors *t;
+    struct vector_slot *out;
+    int n;
+};
+
+/* Where the vectors begin that share a layer's array with this one: behind those before it. */
+static void add_vector(struct vectors *v, const struct tensor_row *r, int layer, bool is_bias)
+{
+    const struct part *p = &parts[r->part];
+    const struct model_config *c = v->t->c;
+    struct vector_slot *o = v->out ? &v->out[v->n] : NULL, *before = o && v->n ? o - 1 : NULL;
+    v->n++;
+    if (!o) return;
+    bool matrix = p->kind == LAYER_MATRIX || p->kind == MODEL_MATRIX;
+    *o = (struct vector_slot){.layer = layer,
+                              .field = is_bias ? p->bias : p->weight,
+                              .rows = matrix || is_bias ? 1 : size_of(c, p->rows),
+                              .cols = size_of(c, matrix ? p->rows : p->cols),
+                              .table = r->part == PART_POS,
+                              .norm = !is_bias && r->part != PART_POS,
+                              .minus_one = !is_bias && r->flags & TENSOR_MINUS_ONE};
+    if (before && before->layer == layer && before->field == o->field) o->at = before->at + before->cols;
+    name_of(v->t, r, layer, is_bias ? bias : weight, o->name);
+}
+
+static void add_vectors(struct vectors *v, int layer)
+{
+    const struct model_config *c = v->t->c;
+    for (const struct tensor_row *r = table_of(c)->row; r->module; r++) {
+        enum kind kind = parts[r->part].kind;
+        bool of_layer = kind == LAYER_VECTOR || kind == LAYER_MATRIX,
+             vector = kind == LAYER_VECTOR || kind == MODEL_VECTOR;
+        if (of_layer != (layer >= 0)) continue;
+        if (vector && present(c, r->weight)) add_vector(v, r, layer, false);
+        if (present(c, r->bias)) add_vector(v, r, layer, true);
+    }
+}
+
+int tensors_vectors(const struct tensors *t, struct vector_slot *out)
+{
+    struct vectors v = {.t = t, .out = out};
+    for (int layer = 0; layer < t->c->layers; layer++) add_vectors(&v, layer);
+    add_vectors(&v, -1);
+    return v.n;
+}

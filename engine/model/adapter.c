@@ -1,5 +1,5 @@
-/* The modules that families have, and the memory of an adapter.  Reading is in adapter_read.c, writing in
- * adapter_write.c. */
+/* The modules that families have, and the memory of an adapter.  Reading is in adapter_dir.c and adapter_read.c,
+ * writing in adapter_write.c. */
 #include "engine/model/adapter.h"
 
 #include "engine/base/check.h"

@@ -99,8 +99,16 @@ static const struct model_family families[] = {
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
+static const struct model_family *added;
+
+void model_family_add(const struct model_family *m)
+{
+    added = m;
+}
+
 const struct model_family *model_family_find(const char *model_type)
 {
+    if (added && strcmp(model_type, added->model_type) == 0) return added;
     for (int i = 0; i < FAMILIES; i++)
         if (strcmp(model_type, families[i].model_type) == 0) return &families[i];
     return NULL;

@@ -109,6 +109,9 @@ struct model_family {
 
 /* The row of a model_type; NULL: there is none. */
 const struct model_family *model_family_find(const char *model_type);
+/* Makes a family known beside those of the table, instead of the one added before; NULL: none.  For tests; before any
+ * thread reads a configuration.  The row stays the caller's. */
+void model_family_add(const struct model_family *);
 /* All names, separated by ", ". */
 void model_family_names(char *out, size_t size);
 

@@ -17,6 +17,7 @@
 #include "engine/train/optim.h"
 #include "engine/train/params.h"
 #include "engine/train/rows.h"
+#include "tests/model/odd_family.h"
 #include "tests/train/rows.h"
 
 #include <math.h>
@@ -174,7 +175,7 @@ static struct gradient gradient_of(const char *name, const struct dataset *data,
 {
     struct err e = {0};
     struct model m;
-    char *dir = file_join(fixtures, name);
+    char *dir = name[0] == '/' ? mem_strdup(name) : file_join(fixtures, name);
     struct quantize_how how = {.type = w->quantize};
     assert_int_equal(model_load(&m, dir, w->device ? w->device : "cpu", w->threads ? w->threads : 1, &how, false, &e),
                      0);
@@ -294,7 +295,8 @@ static void same_bits(const char *name, const char *what, const struct gradient 
                  difference(a, b), a->loss, b->loss);
 }
 
-static const char *const models[] = {"llama-gqa", "mistral", "qwen2", "qwen3", "gpt2", "phi"};
+static char odd_dir[] = "/tmp/train_odd.XXXXXX"; /* the model of tests/model/odd_family.h */
+static const char *const models[] = {"llama-gqa", "mistral", "qwen2", "qwen3", "gpt2", "phi", odd_dir};
 enum { N_MODELS = sizeof models / sizeof *models };
 
 static void compare(const struct way *a, const struct way *b, const char *what, double tolerance)
@@ -533,6 +535,23 @@ static void test_memory(void **state)
     free(data);
 }
 
+static int make_odd_family(void **state)
+{
+    (void)state;
+    if (!mkdtemp(odd_dir)) return -1;
+    model_family_add(&odd_family);
+    odd_family_write(odd_dir);
+    return 0;
+}
+
+static int remove_odd_family(void **state)
+{
+    (void)state;
+    model_family_add(NULL);
+    dir_remove(odd_dir);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -550,5 +569,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_differences),
     };
     fixtures = argc > 1 ? argv[1] : "tests/fixtures/models";
-    return cmocka_run_group_tests_name("train_model", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("train_model", tests, make_odd_family, remove_odd_family);
 }

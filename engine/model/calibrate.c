@@ -400,7 +400,7 @@ int calibration_default(struct calibration *out, const char *dir, const struct m
                         struct err *e)
 {
     double q = (double)c->heads * c->head_dim, kv = (double)c->kv_heads * c->head_dim;
-    double layer = c->hidden * (2 * q + 2 * kv + (c->gated ? 3.0 : 2.0) * c->inter);
+    double layer = c->hidden * (2 * q + 2 * kv + (model_gated(c) ? 3.0 : 2.0) * c->inter);
     double weights = c->layers * layer + (double)c->vocab * c->hidden;
     *out = (struct calibration){0};
     if (type == DT_NONE || type == DT_NF4 || c->quant[0] || weights > CALIBRATE_SELF_MAX) return 0;

@@ -412,16 +412,10 @@ static void read_layers(struct fields *f, struct model_config *c)
     get_real(f, m->field.eps, 0, 1, &eps);
     c->eps = (float)eps;
     c->norm = m->layer.norm;
-    c->norm_bias = m->layer.norm_bias;
     c->qkv_bias = m->layer.qkv_bias;
     c->o_bias = m->layer.o_bias;
     c->mlp_bias = m->layer.mlp_bias;
-    c->gated = m->layer.gated;
-    c->parallel = m->layer.norms == NORMS_PARALLEL;
-    c->qk_norm = m->layer.qk_norm;
     for (int i = 0; i < FAMILY_SWITCHES && m->toggle[i].name; i++) read_switch(f, &m->toggle[i], c);
-    c->head_bias = m->head_bias;
-    c->learned_pos = m->learned_pos;
     c->tied = m->otherwise.tied;
     get_bool(f, "tie_word_embeddings", &c->tied);
     struct block b = {.norms = m->layer.norms,

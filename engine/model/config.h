@@ -22,12 +22,8 @@ struct model_config {
     int layers, hidden, heads, kv_heads, head_dim, inter, vocab, max_len;
     enum norm_kind norm;
     float eps;
-    enum act_kind act;
-    bool gated;       /* act(gate) * up, else act(fc1) */
-    bool parallel;    /* attention and feed-forward read the same norm and are summed (Phi) */
-    bool tied;        /* the head is the embedding table */
-    bool learned_pos; /* position table added to the embeddings (GPT-2) */
-    bool qkv_bias, o_bias, mlp_bias, norm_bias, head_bias, qk_norm;
+    bool tied; /* the head is the embedding table */
+    bool qkv_bias, o_bias, mlp_bias;
     struct block block[BLOCKS_MAX]; /* the kinds of layers */
     uint8_t kind[MAX_LAYERS];       /* which of them each layer is */
     struct rope rope[ROPES_MAX];
@@ -51,6 +47,14 @@ int model_config_parse(const char *config, const char *generation, struct model_
 static inline const struct block *model_block(const struct model_config *c, int layer)
 {
     return &c->block[c->kind[layer]];
+}
+
+/* Some layer's feed-forward is gated. */
+static inline bool model_gated(const struct model_config *c)
+{
+    bool gated = false;
+    for (int l = 0; l < c->layers; l++) gated |= model_block(c, l)->gated;
+    return gated;
 }
 
 #endif

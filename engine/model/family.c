@@ -78,8 +78,7 @@ static const struct model_family families[] = {
         .toggle = {{"scale_attn_by_inverse_layer_idx", SWITCH_OFF},
                    {"add_cross_attention", SWITCH_OFF},
                    {"scale_attn_weights", SWITCH_ON}},
-        .layer = {.norm = NORM_LAYER, .norm_bias = true, .qkv_bias = true, .o_bias = true, .mlp_bias = true},
-        .learned_pos = true,
+        .layer = {.norm = NORM_LAYER, .qkv_bias = true, .o_bias = true, .mlp_bias = true},
     },
     {
         .model_type = "phi",
@@ -88,13 +87,7 @@ static const struct model_family families[] = {
         .otherwise = {.max_len = 2048, .eps = 1e-5, .act = "gelu_new"},
         .toggle = {{"mlp_bias", SWITCH_OFF}, {"qk_layernorm", SWITCH_OFF}},
         .rope = {.any = true, .partial_read = true, .partial = 0.5, .theta = 10000},
-        .layer = {.norm = NORM_LAYER,
-                  .norm_bias = true,
-                  .qkv_bias = true,
-                  .o_bias = true,
-                  .mlp_bias = true,
-                  .norms = NORMS_PARALLEL},
-        .head_bias = true,
+        .layer = {.norm = NORM_LAYER, .qkv_bias = true, .o_bias = true, .mlp_bias = true, .norms = NORMS_PARALLEL},
     },
 };
 enum { FAMILIES = sizeof families / sizeof *families };

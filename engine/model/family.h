@@ -87,7 +87,7 @@ struct family_rope {
 /* What a layer has where no switch says otherwise. */
 struct family_layer {
     enum norm_kind norm;
-    bool norm_bias, qkv_bias, o_bias, mlp_bias;
+    bool qkv_bias, o_bias, mlp_bias;
     bool gated; /* act(gate) * up, else act(fc1) */
     bool qk_norm;
     enum block_norms norms;
@@ -103,7 +103,6 @@ struct model_family {
     struct family_window window;
     struct family_rope rope;
     struct family_layer layer;
-    bool learned_pos, head_bias;
     bool embed_root; /* embeddings are multiplied by the root of hidden, rounded to the weights' type */
 };
 

@@ -220,7 +220,7 @@ int model_reserve_work(struct model *m, const struct model_reserve *r, struct er
     bool ok = reserve_mat(m, &m->x, t, c->hidden) && reserve_mat(m, &m->h, t, c->hidden) &&
               reserve_mat(m, &m->y, t, c->hidden) && reserve_mat(m, &m->qkv, t, q + 2 * kv) &&
               reserve_mat(m, &m->att, t, q) && reserve_mat(m, &m->ff, t, c->inter) &&
-              (!c->gated || m->d->ops->fused_gate_up || reserve_mat(m, &m->up, t, 2 * c->inter)) &&
+              (!model_gated(c) || m->d->ops->fused_gate_up || reserve_mat(m, &m->up, t, 2 * c->inter)) &&
               reserve_mat(m, &m->hr, r->max_rows, c->hidden) && reserve_mat(m, &m->logits, r->max_rows, c->vocab);
     if (!ok) return err_set(e, ERR_NOMEM, "no memory for the activations of %d tokens a step", t);
     return rope_tables_open(c->rope, c->n_ropes, m->d, m->max_len, m->rope, e);
@@ -247,7 +247,7 @@ enum { RAW_ROWS = 128 };
 int model_reserve_adapters(struct model *m, struct err *e)
 {
     int rows = m->x.rows < RAW_ROWS ? m->x.rows : RAW_ROWS;
-    if (!m->c.gated || m->raw.p || reserve_mat(m, &m->raw, rows, 2 * m->c.inter)) return 0;
+    if (!model_gated(&m->c) || m->raw.p || reserve_mat(m, &m->raw, rows, 2 * m->c.inter)) return 0;
     return err_set(e, ERR_NOMEM, "no memory for the activations of adapters");
 }
 

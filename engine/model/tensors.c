@@ -70,7 +70,7 @@ static bool present(const struct model_config *c, enum tensor_when when)
     case TENSOR_IF_QKV_BIAS: return c->qkv_bias;
     case TENSOR_IF_O_BIAS: return c->o_bias;
     case TENSOR_IF_MLP_BIAS: return c->mlp_bias;
-    case TENSOR_IF_QK_NORM: return c->qk_norm;
+    case TENSOR_IF_QK_NORM: return c->block[0].qk_norm;
     }
     return false;
 }

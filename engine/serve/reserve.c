@@ -51,8 +51,9 @@ static void all_adapters(const struct steps *s)
 {
     const struct model *m = s->m;
     const struct model_config *c = &m->c;
-    int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, up = c->gated ? 2 * c->inter : c->inter;
-    int raw = c->gated ? m->raw.rows : s->r->max_tokens;
+    bool gated = model_gated(c);
+    int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, up = gated ? 2 * c->inter : c->inter;
+    int raw = gated ? m->raw.rows : s->r->max_tokens;
     const struct mat x[PRODUCTS] = {m->h, m->att, m->h, m->ff};
     const int wide[PRODUCTS] = {q + 2 * kv, c->hidden, up, c->hidden};
     const float *any = m->x.p;

@@ -25,14 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const struct model_family llama = {.tensors = &llama_tensors}, gpt2 = {.tensors = &gpt2_tensors};
     static const struct model_config models[] = {
-        {.family = &llama,
-         .layers = 2,
-         .hidden = 8,
-         .heads = 2,
-         .kv_heads = 1,
-         .head_dim = 6,
-         .inter = 10,
-         .gated = true},
+        {.family = &llama, .layers = 2, .hidden = 8, .heads = 2, .kv_heads = 1, .head_dim = 6, .inter = 10},
         {.family = &gpt2, .layers = 2, .hidden = 8, .heads = 2, .kv_heads = 2, .head_dim = 4, .inter = 32},
     };
     const uint8_t *end = memchr(data, 0, size);

@@ -28,8 +28,7 @@ static const struct model_config llama = {.family = &(const struct model_family)
                                           .heads = 2,
                                           .kv_heads = 1,
                                           .head_dim = 6,
-                                          .inter = 10,
-                                          .gated = true};
+                                          .inter = 10};
 static const struct model_config gpt2 = {.family = &(const struct model_family){.tensors = &gpt2_tensors},
                                          .layers = 3,
                                          .hidden = 8,

@@ -84,15 +84,14 @@ static void test_families(void **state)
 {
     struct model_config c =
         good("{\"model_type\":\"gpt2\",\"vocab_size\":50257,\"n_embd\":768,\"n_layer\":6,\"n_head\":12}", NULL);
-    assert_true(c.learned_pos && c.tied && c.qkv_bias && !c.block[0].gated && c.rope[0].rot == 0 &&
-                c.norm == NORM_LAYER);
+    assert_true(c.tied && c.qkv_bias && !c.block[0].gated && c.rope[0].rot == 0 && c.norm == NORM_LAYER);
     assert_int_equal(c.inter, 3072);
     assert_int_equal(c.max_len, 1024);
     c = good("{\"model_type\":\"phi\",\"vocab_size\":100,\"hidden_size\":80,\"num_hidden_layers\":2,\"num_attention_"
              "heads\":2,"
              "\"intermediate_size\":96,\"partial_rotary_factor\":0.4}",
              NULL);
-    assert_true(c.head_bias && c.rope[0].rot == 16);
+    assert_true(c.rope[0].rot == 16);
     assert_true(c.block[0].norms == NORMS_PARALLEL && c.block[0].act == ACT_GELU_TANH);
     c = good("{\"model_type\":\"qwen3\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_"
              "heads\":4,"
@@ -178,7 +177,7 @@ static void test_as_transformers(void **state)
              NULL);
     assert_int_equal(c.rope[0].old_len, 64);
     c = good("{" PHI ",\"tie_word_embeddings\":true}", NULL);
-    assert_true(c.tied && c.head_bias && c.rope[0].rot == 20);
+    assert_true(c.tied && c.rope[0].rot == 20);
     assert_int_equal(good("{" LLAMA ",\"partial_rotary_factor\":1.0}", NULL).rope[0].rot, 16);
 }
 

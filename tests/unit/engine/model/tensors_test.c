@@ -33,7 +33,7 @@ static struct model_config config_of(const struct model_family *family)
                                  .inter = 12,
                                  .vocab = 16,
                                  .max_len = 6,
-                                 .gated = true,
+                                 .block = {{.gated = true}},
                                  .tied = true,
                                  .eps = 1e-6f};
 }
@@ -64,7 +64,7 @@ static void test_order(void **state)
     (void)state;
     char out[1 << 14];
     struct model_config c = config_of(model_family_find("llama"));
-    c.layers = 1, c.tied = false, c.qkv_bias = c.mlp_bias = c.qk_norm = true;
+    c.layers = 1, c.tied = false, c.qkv_bias = c.mlp_bias = c.block[0].qk_norm = true;
     assert_string_equal(listing(&c, out), "model.layers.0.self_attn.q_proj.weight 8x8\n"
                                           "model.layers.0.self_attn.k_proj.weight 4x8\n"
                                           "model.layers.0.self_attn.v_proj.weight 4x8\n"
@@ -104,7 +104,7 @@ static void test_order(void **state)
                                           "transformer.ln_f.bias 0+8\n"
                                           "transformer.wpe.weight 0+8\n");
     c = config_of(model_family_find("phi"));
-    c.layers = 1, c.gated = c.tied = false;
+    c.layers = 1, c.block[0].gated = c.tied = false;
     assert_string_equal(listing(&c, out), "model.layers.0.self_attn.q_proj.weight 8x8\n"
                                           "model.layers.0.self_attn.k_proj.weight 4x8\n"
                                           "model.layers.0.self_attn.v_proj.weight 4x8\n"

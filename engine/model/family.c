@@ -23,6 +23,18 @@
         .number = 28, .by_type = true                                                                                  \
     }
 
+#define GEMMA_FIELDS                                                                                                   \
+    {                                                                                                                  \
+        LLAMA_FIELDS, .eps = "rms_norm_eps", .act = "hidden_activation"                                                \
+    }
+#define GEMMA_SWITCHES                                                                                                 \
+    {                                                                                                                  \
+        {"attention_bias", SWITCH_ATTENTION_BIAS}, {"mlp_bias", SWITCH_OFF},                                           \
+        {                                                                                                              \
+            "use_bidirectional_attention", SWITCH_OFF                                                                  \
+        }                                                                                                              \
+    }
+
 /* Defaults and what is ignored: transformers 5.23, configuration_*.py and modeling_*.py of each family. */
 static const struct model_family families[] = {
     {
@@ -88,6 +100,43 @@ static const struct model_family families[] = {
         .toggle = {{"mlp_bias", SWITCH_OFF}, {"qk_layernorm", SWITCH_OFF}},
         .rope = {.any = true, .partial_read = true, .partial = 0.5, .theta = 10000},
         .layer = {.norm = NORM_LAYER, .qkv_bias = true, .o_bias = true, .mlp_bias = true, .norms = NORMS_PARALLEL},
+    },
+    {
+        .model_type = "gemma2",
+        .tensors = &gemma2_tensors,
+        .field = GEMMA_FIELDS,
+        .otherwise =
+            {.kv_heads = 4, .head_dim = 256, .max_len = 8192, .eps = 1e-6, .act = "gelu_pytorch_tanh", .tied = true},
+        .toggle = GEMMA_SWITCHES,
+        .number = {{"attn_logit_softcapping", NUMBER_ATTN_SOFTCAP, 50},
+                   {"final_logit_softcapping", NUMBER_LOGIT_SOFTCAP, 30},
+                   {"query_pre_attn_scalar", NUMBER_QUERY_SCALAR, 256}},
+        .window = {.rule = WINDOW_BUT_EVERY, .positions = 4096, .number = 2, .by_type = true},
+        .rope = WHOLE_HEADS,
+        .layer = {.norm = NORM_RMS, .gated = true, .norms = NORMS_BOTH},
+        .embed_root = true,
+    },
+    {
+        .model_type = "gemma3_text",
+        .tensors = &gemma3_tensors,
+        .field = GEMMA_FIELDS,
+        .otherwise =
+            {.kv_heads = 4, .head_dim = 256, .max_len = 131072, .eps = 1e-6, .act = "gelu_pytorch_tanh", .tied = true},
+        .toggle = GEMMA_SWITCHES,
+        .number = {{"final_logit_softcapping", NUMBER_LOGIT_SOFTCAP, 0},
+                   {"query_pre_attn_scalar", NUMBER_QUERY_SCALAR, 256}},
+        .window = {.rule = WINDOW_BUT_EVERY,
+                   .positions = 4096,
+                   .field = "sliding_window_pattern",
+                   .number = 6,
+                   .by_type = true},
+        .rope = {.any = true,
+                 .partial = 1,
+                 .theta = 1e6,
+                 .window_theta_field = "rope_local_base_freq",
+                 .window_theta = 1e4},
+        .layer = {.norm = NORM_RMS, .gated = true, .qk_norm = true, .norms = NORMS_BOTH},
+        .embed_root = true,
     },
 };
 enum { FAMILIES = sizeof families / sizeof *families };

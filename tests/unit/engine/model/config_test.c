@@ -181,6 +181,57 @@ static void test_as_transformers(void **state)
     assert_int_equal(good("{" LLAMA ",\"partial_rotary_factor\":1.0}", NULL).rope[0].rot, 16);
 }
 
+#define GEMMA(type)                                                                                                    \
+    "\"model_type\":\"" type "\",\"vocab_size\":100,\"hidden_size\":48,\"num_hidden_layers\":7,"                       \
+    "\"num_attention_heads\":8,\"intermediate_size\":96"
+
+static void test_gemma(void **state)
+{
+    struct model_config c = good("{" GEMMA("gemma2") "}", NULL);
+    assert_string_equal(windows(c), "4096 0 4096 0 4096 0 4096");
+    assert_true(c.tied && c.kv_heads == 4 && c.head_dim == 256 && c.max_len == 8192 && !c.qkv_bias && !c.o_bias);
+    for (int k = 0; k < 2; k++) {
+        const struct block *b = &c.block[k];
+        assert_true(b->norms == NORMS_BOTH && b->gated && b->act == ACT_GELU_TANH && !b->qk_norm && b->rope == 0);
+        assert_true(b->softcap == 50 && b->scale == 1.0f / 16 && b->residual_scale == 1);
+    }
+    assert_true(c.logit_softcap == 30 && c.logit_scale == 1 && c.embed_scale == sqrtf(48) && c.embed_scale_rounded);
+    assert_true(c.n_ropes == 1 && c.rope[0].theta == 10000 && c.rope[0].rot == 256);
+    c = good("{" GEMMA("gemma2") ",\"attn_logit_softcapping\":null,\"final_logit_softcapping\":null,"
+                                 "\"query_pre_attn_scalar\":144,\"sliding_window\":8,\"attention_bias\":true,\"torch_"
+                                 "dtype\":\"bfloat16\"}",
+             NULL);
+    assert_true(c.block[0].softcap == 0 && c.logit_softcap == 0 && c.block[1].scale == 1.0f / 12);
+    assert_true(c.qkv_bias && c.o_bias && c.dtype == DT_BF16 && c.block[1].window == 8);
+
+    c = good("{" GEMMA("gemma3_text") "}", NULL);
+    assert_string_equal(windows(c), "4096 4096 4096 4096 4096 0 4096");
+    assert_true(c.max_len == 131072 && c.logit_softcap == 0 && c.block[0].qk_norm && c.block[1].softcap == 0);
+    assert_true(c.n_ropes == 2 && c.block[0].rope == 0 && c.block[1].rope == 1);
+    assert_true(c.rope[0].theta == 1e6 && c.rope[1].theta == 1e4 && c.rope[1].rot == 256);
+    c = good("{" GEMMA("gemma3_text") ",\"sliding_window_pattern\":3,\"rope_theta\":5e5,\"rope_local_base_freq\":7e3,"
+                                      "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8}}",
+             NULL);
+    assert_string_equal(windows(c), "4096 4096 0 4096 4096 0 4096");
+    assert_true(c.rope[0].theta == 5e5 && c.rope[0].scaling == ROPE_LINEAR && c.rope[0].factor == 8);
+    assert_true(c.rope[1].theta == 7e3 && c.rope[1].scaling == ROPE_PLAIN);
+    struct model_config v5 =
+        good("{" GEMMA("gemma3_text") ",\"sliding_window_pattern\":3,\"rope_parameters\":{"
+                                      "\"full_attention\":{\"rope_type\":\"linear\",\"factor\":8,\"rope_theta\":5e5},"
+                                      "\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":7e3}}}",
+             NULL);
+    assert_memory_equal(&c, &v5, sizeof c);
+    bad("{" GEMMA("gemma3_text") ",\"attn_logit_softcapping\":50}", "attn_logit_softcapping is not supported");
+    bad("{" GEMMA("gemma3_text") ",\"use_bidirectional_attention\":true}", "use_bidirectional_attention");
+    bad("{" GEMMA("gemma3_text") ",\"rope_parameters\":{\"rope_theta\":5}}", "\"rope_theta\" is not full_attention");
+    bad("{" GEMMA("gemma3_text") ",\"rope_parameters\":{\"sliding_attention\":7}}",
+        "sliding_attention must be an object");
+    bad("{" GEMMA("gemma3_text") ",\"sliding_window_pattern\":0}", "sliding_window_pattern");
+    bad("{" GEMMA("gemma2") ",\"rope_parameters\":{\"full_attention\":{}}}", "(full_attention) is not supported");
+    bad("{" GEMMA("gemma2") ",\"query_pre_attn_scalar\":0}", "query_pre_attn_scalar");
+    bad("{" GEMMA("gemma2") ",\"final_logit_softcapping\":-1}", "final_logit_softcapping");
+}
+
 /* Fields that would change the result, which no family here computes: refused by name, never ignored. */
 static void test_refuses_what_it_does_not_compute(void **state)
 {
@@ -283,10 +334,14 @@ static void test_refuses_nonsense(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_llama),           cmocka_unit_test(test_both_spellings_of_rope),
-        cmocka_unit_test(test_families),        cmocka_unit_test(test_generation_config),
-        cmocka_unit_test(test_bitsandbytes),    cmocka_unit_test(test_refuses_nonsense),
-        cmocka_unit_test(test_as_transformers), cmocka_unit_test(test_refuses_what_it_does_not_compute)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_llama),
+                                       cmocka_unit_test(test_both_spellings_of_rope),
+                                       cmocka_unit_test(test_families),
+                                       cmocka_unit_test(test_generation_config),
+                                       cmocka_unit_test(test_bitsandbytes),
+                                       cmocka_unit_test(test_refuses_nonsense),
+                                       cmocka_unit_test(test_as_transformers),
+                                       cmocka_unit_test(test_gemma),
+                                       cmocka_unit_test(test_refuses_what_it_does_not_compute)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -79,6 +79,9 @@ class Spec:
     shard: str = "1GB"                     # max_shard_size
     modern_config: bool = False            # keep transformers 5 spelling (rope_parameters, dtype)
     prefix: bool = True                    # keep the "transformer." prefix of GPT-2 tensor names
+    norm_offset: bool = False              # norms are stored as w and used as 1 + w
+    respelled: dict = field(default_factory=dict)  # fields that only the old spelling has
+    matters: list = field(default_factory=list)    # changes to the config, each of which must show in the logits
 
 
 def llama_gqa():
@@ -162,42 +165,97 @@ def phi_tied():
     return spec
 
 
+def gemma2():
+    """Caps small enough to bend scores and logits, and a scale that is not one over the root of head_dim."""
+    return Spec("gemma2", transformers.Gemma2ForCausalLM, dict(
+        model_type="gemma2", vocab_size=VOCAB, hidden_size=48, intermediate_size=88, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=20, query_pre_attn_scalar=28, sliding_window=12, attn_logit_softcapping=5.0,
+        final_logit_softcapping=3.0, max_position_embeddings=256, rms_norm_eps=1e-6, tie_word_embeddings=True,
+        hidden_activation="gelu_pytorch_tanh", attention_bias=False,
+        rope_parameters=dict(rope_type="default", rope_theta=10000.0), bos_token_id=0, eos_token_id=[2, 0],
+        pad_token_id=None), prompt=64, norm_offset=True, respelled=dict(hidden_act="gelu_pytorch_tanh", cache_implementation="hybrid"),
+        matters=[dict(attn_logit_softcapping=None), dict(final_logit_softcapping=None), dict(query_pre_attn_scalar=20),
+                 dict(sliding_window=64), dict(layer_types=["full_attention", "sliding_attention"] * 2)])
+
+
+def gemma3():
+    """Every third layer sees everything, with rotary tables of its own, linearly scaled: as transformers 4 wrote it."""
+    return Spec("gemma3", transformers.Gemma3ForCausalLM, dict(
+        model_type="gemma3_text", vocab_size=VOCAB, hidden_size=40, intermediate_size=72, num_hidden_layers=6,
+        num_attention_heads=4, num_key_value_heads=1, head_dim=20, query_pre_attn_scalar=28, sliding_window=12,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2, max_position_embeddings=256,
+        rms_norm_eps=1e-6, tie_word_embeddings=True, hidden_activation="gelu_pytorch_tanh", attention_bias=False,
+        rope_parameters=gemma3_rope(), bos_token_id=0, eos_token_id=[2, 0],
+        pad_token_id=None), prompt=64, norm_offset=True, respelled=dict(sliding_window_pattern=3, cache_implementation="hybrid"),
+        matters=[dict(query_pre_attn_scalar=20), dict(sliding_window=64),
+                 dict(layer_types=["sliding_attention"] * 5 + ["full_attention"]), *gemma3_rope_changes()])
+
+
+def gemma3_bf16():
+    """Layers in no pattern, a capped head, and weights in bf16, to which the embedding's scale is rounded, too."""
+    spec = gemma3()
+    spec.name, spec.dtype, spec.modern_config, spec.respelled = "gemma3-bf16", torch.bfloat16, True, {}
+    spec.config = {**spec.config, "hidden_size": 56, "intermediate_size": 88, "num_key_value_heads": 2, "num_hidden_layers": 4,
+                   "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+                   "head_dim": 16, "query_pre_attn_scalar": 20, "final_logit_softcapping": 3.0}
+    spec.matters = [dict(final_logit_softcapping=None), dict(query_pre_attn_scalar=16), dict(sliding_window=64),
+                    dict(layer_types=["sliding_attention"] * 3 + ["full_attention"]), *gemma3_rope_changes()]
+    return spec
+
+
+def gemma3_rope(factor=4.0, theta=1000000.0, sliding_theta=10000.0):
+    return dict(full_attention=dict(rope_type="linear", factor=factor, rope_theta=theta),
+                sliding_attention=dict(rope_type="default", rope_theta=sliding_theta))
+
+
+def gemma3_rope_changes():
+    return [dict(rope_parameters=gemma3_rope(factor=1.0)), dict(rope_parameters=gemma3_rope(theta=10000.0)),
+            dict(rope_parameters=gemma3_rope(sliding_theta=1000000.0))]
+
+
 def specs():
     # qwen2: 304 rows in the table but 288 words, as the published Qwen files pad theirs
     return [llama_gqa(), llama_f16(), mistral(), qwen2("qwen2", vocab_size=304), qwen2_bf16(), qwen3(),
             gpt2("gpt2", prefix=False), gpt2("distilgpt2-prefixed", prefix=True, n_inner=88, n_layer=3), phi(), qwen3_sliding(),
-            phi_tied()]
+            phi_tied(), gemma2(), gemma3(), gemma3_bf16()]
 
 
 def is_norm(name):
     return "norm" in name or ".ln_" in name
 
 
-def randomize(model, seed):
-    """Weights large enough for lively logits, norms around 1, biases around 0 but not small."""
+def randomize(model, seed, norm_offset):
+    """Weights large enough for lively logits, norms around 1, biases around 0 but not small.
+
+    Gemma multiplies its embeddings by the root of the hidden size: only with more of what the layers add does the tied
+    head give another token than the last one."""
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in sorted(model.named_parameters()):
             noise = torch.randn(p.shape, generator=g)
             if is_norm(name) and name.endswith("weight"):
-                p.copy_(1 + 0.2 * noise)
+                p.copy_((2 if "post_" in name else 0) + 0.2 * noise if norm_offset else 1 + 0.2 * noise)
             elif name.endswith("bias"):
                 p.copy_(0.3 * noise)
             else:
                 p.copy_((0.3 if "q_proj" in name or "k_proj" in name or "c_attn" in name else 0.18) * noise)
 
 
-def legacy_config(config):
+def legacy_config(config, respelled):
     """The spelling of transformers 4, which nearly all published directories have."""
-    old = {k: v for k, v in config.items() if k != "layer_types"}
+    old = {k: v for k, v in config.items() if k != "layer_types" and not k.startswith("_")}
     if "dtype" in old:
         old["torch_dtype"] = old.pop("dtype")
     rope = old.pop("rope_parameters", None)
+    if rope and "sliding_attention" in rope:  # one for each type of layer
+        old["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
     if rope:
         old["rope_theta"] = rope.pop("rope_theta")
         if "partial_rotary_factor" in rope:
             old["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         old["rope_scaling"] = None if rope.get("rope_type", "default") == "default" else rope
+    old = {**old, **respelled}
     return dict(sorted(old.items()))
 
 
@@ -214,7 +272,7 @@ def as_hub_gpt2(path, n_positions):
 def write_model(directory, spec, seed, tok):
     config = transformers.AutoConfig.for_model(**copy.deepcopy(spec.config))
     model = spec.model(config)
-    randomize(model, seed)
+    randomize(model, seed, spec.norm_offset)
     model.generation_config.update(**spec.generation)
     shutil.rmtree(directory, ignore_errors=True)
     for p in model.parameters():  # not model.to(): the rotary frequencies stay float32, as when loading
@@ -223,20 +281,29 @@ def write_model(directory, spec, seed, tok):
     model.save_pretrained(directory, max_shard_size=spec.shard)
     if not spec.modern_config:
         path = directory / "config.json"
-        write_json(path, legacy_config(json.loads(path.read_text())))
+        write_json(path, legacy_config(json.loads(path.read_text()), spec.respelled))
     if not spec.prefix:
         as_hub_gpt2(directory / "model.safetensors", spec.config["n_positions"])
     write_tokenizer(directory, tok)
     for file in directory.iterdir():
         file.chmod(0o644)
+    round_embedding_scale(model)
     return model.float().eval()
 
 
 # ---- what is expected ------------------------------------------------------------------------------------------------
 
 def load(directory):
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
-    return model.eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
+    round_embedding_scale(model)
+    return model.float().eval()
+
+
+def round_embedding_scale(model):
+    """Gemma rounds the scale to the type of the weights: it stays rounded when these are widened."""
+    embed = model.get_input_embeddings()
+    if hasattr(embed, "embed_scale"):
+        embed.embed_scale = embed.embed_scale.to(embed.weight.dtype)
 
 
 @torch.no_grad()
@@ -260,15 +327,22 @@ def random_ids(n, vocab, seed):
 
 
 @torch.no_grad()
-def check_everything_matters(model, ids):
-    """Every parameter tensor must show in the logits: otherwise the fixture could not catch its loss."""
+def check_everything_matters(model, ids, spec):
+    """Every parameter tensor and setting must show in the logits: otherwise the fixture could not catch its loss."""
     before = logits_of(model, ids)
     for name, p in model.named_parameters():
         saved = p.clone()
-        p.fill_(1.0 if is_norm(name) and name.endswith("weight") else 0.0)
+        p.fill_(1.0 if is_norm(name) and name.endswith("weight") and not spec.norm_offset else 0.0)
         change = float((logits_of(model, ids) - before).abs().max())
         p.copy_(saved)
         assert change > MATTERS, f"{name}: only changes the logits by {change:.2g}"
+    for setting in spec.matters:
+        config = transformers.AutoConfig.for_model(**copy.deepcopy({**spec.config, **setting}), attn_implementation="eager")
+        other = spec.model(config).eval()
+        other.load_state_dict(model.state_dict())
+        other.get_input_embeddings().embed_scale.copy_(model.get_input_embeddings().embed_scale)
+        change = float((logits_of(other, ids) - before).abs().max())
+        assert change > MATTERS, f"{setting}: only changes the logits by {change:.2g}"
 
 
 def write_expected(path, ids, logits, prompt, greedy):
@@ -303,7 +377,7 @@ def make_random(out, spec, tok):
     ids = random_ids(spec.prompt, VOCAB, 2000 + seed)
     # what was loaded back, through the respelled config and names, is what was written
     torch.testing.assert_close(logits_of(model, ids), logits_of(written, ids))
-    check_everything_matters(model, ids)
+    check_everything_matters(model, ids, spec)
     logits = logits_of(model, ids)
     write_expected(directory / "expected.safetensors", ids, logits, prompt, greedy)
     report(directory, f"seed {seed}, margin {margin:.4f}, {len(set(greedy))} different greedy tokens, logits std {logits.std():.2f}")

@@ -29,7 +29,7 @@ import safetensors.torch
 import torch
 import transformers
 
-MODELS = ["llama-gqa", "mistral", "qwen2", "qwen3", "gpt2", "phi"]
+MODELS = ["llama-gqa", "mistral", "qwen2", "qwen3", "gpt2", "phi", "gemma2", "gemma3"]
 STEPS, WARMUP, SAMPLES = 10, 3, 64
 RATE = {"full": 2e-3, "lora": 1e-2, "muon": 2e-3}
 DECAY = {"full": 0.05, "lora": 0.0, "muon": 0.05}
@@ -159,11 +159,14 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", help="one fixture by name")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     muon_in_float32()
     for i, name in enumerate(MODELS):
+        if args.only not in (None, name):
+            continue
         directory = args.models / name
         rows = make_rows(288, i)
         start = [0]

@@ -44,6 +44,11 @@ PEFT_MADE = {
     "phi--default": dict(r=2, lora_alpha=4),
     "phi--dense": dict(target_modules=["dense", "k_proj"], exclude_modules=["layers.0.self_attn.k_proj"], r=2, lora_alpha=4),
 }
+# after OURS in the order that gives seeds
+PEFT_MADE_LATER = {
+    "gemma2--all-linear": dict(target_modules="all-linear", r=2, lora_alpha=4),
+    "gemma3--some-layers": dict(target_modules=["q_proj", "o_proj", "down_proj"], r=3, lora_alpha=3, layers_to_transform=[1, 2, 5]),
+}
 REFUSED = {
     "llama-gqa--refused-dora": dict(target_modules=["q_proj"], use_dora=True),
     "llama-gqa--refused-bias": dict(target_modules=["q_proj"], lora_bias=True),
@@ -117,20 +122,28 @@ def main():
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tool", type=Path, required=True)
+    parser.add_argument("--only", help="one adapter by name")
     args = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     print(f"peft {peft.__version__}, transformers {transformers.__version__}, torch {torch.__version__}")
     args.out.mkdir(parents=True, exist_ok=True)
-    for seed, (name, config) in enumerate(PEFT_MADE.items()):
-        make(args.models, args.out, name, seed, **config)
-    for name in OURS:
+
+    def chosen(name):
+        return args.only in (None, name)
+
+    for seed, (name, config) in enumerate([*PEFT_MADE.items(), *PEFT_MADE_LATER.items()]):
+        if chosen(name):
+            make(args.models, args.out, name, seed, **config)
+    for name in filter(chosen, OURS):
         shutil.rmtree(args.out / name, ignore_errors=True)
         subprocess.run([args.tool, "--write", args.models, name, args.out / name], check=True)
-    for seed, name in enumerate([*PEFT_MADE, *OURS]):
-        expect(args.models, args.out / name, 100 + seed)
+    for seed, name in enumerate([*PEFT_MADE, *OURS, *PEFT_MADE_LATER]):
+        if chosen(name):
+            expect(args.models, args.out / name, 100 + seed)
     for seed, (name, config) in enumerate(REFUSED.items()):
-        make(args.models, args.out, name, seed, r=1, lora_alpha=1, **config)
+        if chosen(name):
+            make(args.models, args.out, name, seed, r=1, lora_alpha=1, **config)
     for path in args.out.rglob("*"):
         if path.is_file():
             path.chmod(0o644)

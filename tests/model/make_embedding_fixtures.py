@@ -21,6 +21,9 @@ import torch
 import transformers
 
 LENGTHS = [1, 16, 33, 90]  # a page is 16 tokens, and the test cuts prompts into chunks of 24
+# a model's place gives its seed; the nf4 ones, which would need bitsandbytes and add no path of their own, have no file
+MODELS = ["distilgpt2-prefixed", "gpt2", "llama-f16", "llama-gqa", "llama-nf4", "llama-nf4-single", "mistral", "phi", "qwen2",
+          "qwen2-bf16", "qwen3", "tinystories-656k", "gemma2", "gemma3"]
 ADAPTERS = ["llama-gqa--qv", "gpt2--conv1d"]
 VOCAB = 288                # words of the shared tokenizer; every model here has as many or more
 
@@ -58,14 +61,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--adapters", type=Path, required=True)
+    parser.add_argument("--only", help="one model or adapter by name")
     args = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
-    for seed, expected in enumerate(sorted(args.models.glob("*/expected.safetensors"))):
-        if "nf4" in expected.parent.name:  # would need bitsandbytes, and adds no path of its own
-            continue
-        write(expected.with_name("embeddings.safetensors"), load(expected.parent), 3000 + seed)
+    for seed, name in enumerate(MODELS):
+        if "nf4" not in name and args.only in (None, name):
+            write(args.models / name / "embeddings.safetensors", load(args.models / name), 3000 + seed)
     for seed, name in enumerate(ADAPTERS):
+        if args.only not in (None, name):
+            continue
         base = load(args.models / name.split("--")[0])
         write(args.adapters / name / "embeddings.safetensors", peft.PeftModel.from_pretrained(base, args.adapters / name).eval(),
               4000 + seed)

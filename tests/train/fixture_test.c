@@ -242,8 +242,7 @@ static void run(const char *models, const char *fixtures, const char *name, cons
 
 int main(int argc, char **argv)
 {
-    static const char *const names[] = {"llama-gqa", "mistral", "qwen2",  "qwen3",
-                                        "gpt2",      "phi",     "gemma2", "gemma3"};
+    static const char *const names[] = {"llama-gqa", "mistral", "qwen2", "qwen3", "gpt2", "phi", "gemma2", "gemma3"};
     if (argc < 3) return 2;
     const char *device = argc > 3 ? argv[3] : "cpu";
     int models = 0;

@@ -11,6 +11,7 @@
 
 #include "engine/base/buf.h"
 #include "engine/base/clock.h"
+#include "engine/model/safetensors.h"
 #include "engine/serve/engine.h"
 #include "engine/serve/manual_step.h"
 #include "kernels/rng.h"
@@ -194,13 +195,16 @@ static void compare_all(struct engine_config c, const struct job *job, const str
     rig_close(&r);
 }
 
-static void batching_changes_nothing(const char *quantize, const char *kv)
+static void batching_changes_nothing(const char *model, const char *quantize, const char *kv)
 {
+    char dir[1024];
     struct engine_config c = base_config(fixtures);
     struct rig r;
     struct job *job = calloc(JOBS, sizeof *job);
     struct reply *alone = calloc(JOBS, sizeof *alone);
     int preemptions = 0;
+    snprintf(dir, sizeof dir, "%s/%s", fixtures, model);
+    c.model = dir;
     c.quantize = quantize;
     c.kv_type = kv;
     rig_open(&r, c);
@@ -235,27 +239,64 @@ static void batching_changes_nothing(const char *quantize, const char *kv)
 
 static void test_batching_f32(void **state)
 {
-    batching_changes_nothing("none", "f32");
+    batching_changes_nothing("tinystories-656k", "none", "f32");
 }
 
 static void test_batching_int8(void **state)
 {
-    batching_changes_nothing("int8", "f16");
+    batching_changes_nothing("tinystories-656k", "int8", "f16");
 }
 
 static void test_batching_int4(void **state)
 {
-    batching_changes_nothing("int4", "int8");
+    batching_changes_nothing("tinystories-656k", "int4", "int8");
 }
 
 static void test_batching_nf4(void **state)
 {
-    batching_changes_nothing("nf4", "f16");
+    batching_changes_nothing("tinystories-656k", "nf4", "f16");
 }
 
 static void test_bf16_cache(void **state)
 {
-    batching_changes_nothing("none", "bf16");
+    batching_changes_nothing("tinystories-656k", "none", "bf16");
+}
+
+/* soft caps, norms after branches, windows in some layers, two rotary tables */
+static void test_batching_gemma(void **state)
+{
+    batching_changes_nothing("gemma2", "none", "f32");
+    batching_changes_nothing("gemma3", "int8", "bf16");
+}
+
+/* What tests/model/golden_test.c asks of whole texts: here a token a step, from the cache, beyond the windows. */
+static void test_golden_texts_token_by_token(void **state)
+{
+    static const char *const models[] = {"mistral", "qwen3-sliding", "gemma2", "gemma3", "gemma3-bf16"};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        char dir[900], path[1024];
+        struct err e;
+        struct engine_config c = base_config(fixtures);
+        snprintf(dir, sizeof dir, "%s/%s", fixtures, models[i]);
+        snprintf(path, sizeof path, "%s/expected.safetensors", dir);
+        struct tensor_source *expected = safetensors_open(path, &e);
+        if (!expected) fail_msg("%s", e.msg);
+        const struct tensor *prompt = tensor_source_find(expected, "greedy_prompt");
+        const struct tensor *want = tensor_source_find(expected, "greedy");
+        assert_true(prompt && want);
+        c.model = dir;
+        c.activations = "f32";
+        struct rig r;
+        struct reply y;
+        rig_open(&r, c);
+        submit(&r, greedy(prompt->data, (int)prompt->dims[0], (int)want->dims[0]), &y);
+        run_out(&r);
+        assert_int_equal(y.n, want->dims[0]);
+        assert_memory_equal(y.ids, want->data, want->bytes);
+        reply_free(&y);
+        rig_close(&r);
+        tensor_source_close(expected);
+    }
 }
 
 /* ---- one request at a time ---- */
@@ -635,6 +676,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_batching_int4),
         cmocka_unit_test(test_batching_nf4),
         cmocka_unit_test(test_bf16_cache),
+        cmocka_unit_test(test_batching_gemma),
+        cmocka_unit_test(test_golden_texts_token_by_token),
         cmocka_unit_test(test_same_seed_same_text),
         cmocka_unit_test(test_ends),
         cmocka_unit_test(test_eos_ends_the_story),

@@ -296,7 +296,7 @@ static void same_bits(const char *name, const char *what, const struct gradient 
 }
 
 static char odd_dir[] = "/tmp/train_odd.XXXXXX"; /* the model of tests/model/odd_family.h */
-static const char *const models[] = {"llama-gqa", "mistral", "qwen2", "qwen3", "gpt2", "phi", odd_dir};
+static const char *const models[] = {"llama-gqa", "mistral", "qwen2", "qwen3", "gpt2", "phi", odd_dir, "gemma3"};
 enum { N_MODELS = sizeof models / sizeof *models };
 
 static void compare(const struct way *a, const struct way *b, const char *what, double tolerance)

@@ -271,6 +271,9 @@ static void read_window(struct fields *f, const struct block *like, struct model
         window = null ? 0 : w->positions;
         get_int(f, "sliding_window", 1, MAX_POSITIONS, &window);
         get_int(f, w->field, w->rule == WINDOW_BUT_EVERY, MAX_LAYERS, &number);
+        if (!f->rc && null && w->rule == WINDOW_BUT_EVERY) /* transformers fails */
+            f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: sliding_window null is not supported in a %s model",
+                            c->family->model_type);
     }
     c->block[KIND_FULL] = c->block[KIND_WINDOW] = *like;
     c->block[KIND_WINDOW].window = window;

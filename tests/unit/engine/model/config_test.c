@@ -227,6 +227,7 @@ static void test_gemma(void **state)
     bad("{" GEMMA("gemma3_text") ",\"rope_parameters\":{\"sliding_attention\":7}}",
         "sliding_attention must be an object");
     bad("{" GEMMA("gemma3_text") ",\"sliding_window_pattern\":0}", "sliding_window_pattern");
+    bad("{" GEMMA("gemma3_text") ",\"sliding_window\":null}", "sliding_window null is not supported in a gemma3_text");
     bad("{" GEMMA("gemma2") ",\"rope_parameters\":{\"full_attention\":{}}}", "(full_attention) is not supported");
     bad("{" GEMMA("gemma2") ",\"query_pre_attn_scalar\":0}", "query_pre_attn_scalar");
     bad("{" GEMMA("gemma2") ",\"final_logit_softcapping\":-1}", "final_logit_softcapping");

@@ -10,7 +10,7 @@ void engine_post(struct engine *g, struct msg msg)
     struct msg *m = mem_alloc(sizeof *m);
     uint64_t idle = 0;
     *m = msg;
-    /* Before the message is there: the turn that takes it ends this mark. */
+    /* Before the message is sent, since the loop iteration that handles it resets busy_since to 0. */
     atomic_compare_exchange_strong(&g->busy_since, &idle, clock_now());
     mailbox_send(&g->inbox, &m->mail);
 }
@@ -20,7 +20,7 @@ void engine_send(struct engine *g, enum msg_kind kind, uint64_t id, struct reque
     engine_post(g, (struct msg){.kind = kind, .id = id, .request = r});
 }
 
-/* Its next step brings its next token. */
+/* Whether the next step generates this request's next token. */
 static bool decodes(const struct request *r)
 {
     const struct seq *q = &r->seq;
@@ -39,7 +39,7 @@ static void handle_request(struct engine *g, struct request *r, enum msg_kind ki
     if (r->expired && !decodes(r)) engine_end_request(g, r, FINISH_TIMEOUT, -1, NULL);
 }
 
-/* False: stop. */
+/* @return false when the engine thread is to stop. */
 static bool handle(struct engine *g, const struct msg *m)
 {
     if (m->kind == MSG_STOP) return false;
@@ -58,7 +58,7 @@ static bool handle(struct engine *g, const struct msg *m)
         return true;
     }
     struct request *r = engine_find_request(g, m->id);
-    if (r) handle_request(g, r, m->kind); /* else it ended meanwhile */
+    if (r) handle_request(g, r, m->kind); /* NULL: the request has ended meanwhile */
     return true;
 }
 

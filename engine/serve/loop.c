@@ -8,22 +8,23 @@
 
 #include <string.h>
 
-enum { IDLE_GIFT_NS = 500 * 1000 * 1000 }; /* then the statistics are published, and training goes on */
+/* The longest time slice of training while no request can run: statistics are published between two of them. */
+enum { IDLE_SLICE_NS = 500 * 1000 * 1000 };
 
-static bool mail_waits(void *arg)
+static bool has_mail(void *arg)
 {
     return mailbox_waiting(&((struct engine *)arg)->inbox);
 }
 
-/* Training has its turn: what a step leaves of the budget, or, when nothing can be computed for anybody, the time until
- * the next message. */
-static void give_to_training(struct engine *g, const struct plan *p)
+/* Grants training a time slice: after a step what train_quantum.h allows, when no request can run until the next
+ * message arrives. */
+static void run_training(struct engine *g, const struct plan *p)
 {
     if (!scheduler_gate_wanted(g->gate)) return;
     uint64_t used = 0, start = clock_now();
     if (!p->n) {
-        atomic_store(&g->busy_since, clock_now() + IDLE_GIFT_NS); /* when it is to be back */
-        used = scheduler_gate_give(g->gate, IDLE_GIFT_NS, mail_waits, g);
+        atomic_store(&g->busy_since, clock_now() + IDLE_SLICE_NS); /* this thread is late only after the slice */
+        used = scheduler_gate_give(g->gate, IDLE_SLICE_NS, has_mail, g);
     } else {
         uint64_t ns = train_quantum_allow(&g->share, g->now.last_step_ns);
         if (ns) used = scheduler_gate_give(g->gate, ns, NULL, NULL);
@@ -40,12 +41,12 @@ int engine_step_once(struct engine *g, bool wait)
     if (engine_lost(g)) engine_end_all(g);
     const struct plan *p = sched_step(&g->sched);
     if (p->n_preempted) engine_end_preempted(g);
-    int n = p->n, tokens = p->n_tokens; /* requests that end take the plan with them */
+    int n = p->n, tokens = p->n_tokens; /* copied: the plan is not valid once its requests have ended */
     if (n) engine_run_step(g, p);
-    engine_publish(g, p); /* before the events: who has seen a request end sees its pages free */
+    engine_publish(g, p); /* before the events: a client that saw its request end must see its pages free */
     events_post(&g->events);
-    if (!engine_lost(g)) give_to_training(g, p);
-    if (engine_check_device(g)) { /* the next turn may be far: no request may have anything to compute */
+    if (!engine_lost(g)) run_training(g, p);
+    if (engine_check_device(g)) { /* posted now: the loop may sleep long before its next iteration */
         engine_publish(g, NULL);
         events_post(&g->events);
     }

@@ -65,33 +65,34 @@ static void plan_add(struct sched *s, struct seq *q, int others)
     client_charge(s->clients, q->owner, n + rows);
 }
 
-static void plan_running(struct sched *s, enum turn turn)
+static void plan_running(struct sched *s, enum plan_pass pass)
 {
-    int others = 0; /* that generate: there is a token and a row for each, max_seqs being the least of both */
-    for (struct seq *q = s->running.next; turn == TURN_SOME && q != &s->running; q = q->next)
-        others += seq_turn(q) == turn && !sched_held_back(s, q->owner);
+    /* Later sequences of PASS_SEVERAL.  Each is left one token and one row: max_seqs exceeds neither limit. */
+    int others = 0;
+    for (struct seq *q = s->running.next; pass == PASS_SEVERAL && q != &s->running; q = q->next)
+        others += seq_pass(q) == pass && !sched_held_back(s, q->owner);
     for (struct seq *q = s->running.next, *next; q != &s->running; q = next) {
         next = q->next;
-        if (seq_turn(q) != turn || q->planned == s->step || sched_held_back(s, q->owner)) continue;
+        if (seq_pass(q) != pass || q->planned == s->step || sched_held_back(s, q->owner)) continue;
         if (others) others--;
         plan_add(s, q, others);
-        /* what sched_grow() preempted may be `next` itself, which then stands in the waiting list: begin again */
+        /* sched_grow may have preempted `next`, which is in the waiting list then: start over */
         if (next->state == SEQ_WAITING) next = s->running.next;
     }
 }
 
-/* ---- whose turn it is ---- */
+/* ---- which sequence starts next ---- */
 
-/* The first of a client's that waits and may run. */
+/* The client's first waiting sequence that may run; NULL when this step had no room for it.  Later ones do not overtake
+ * it, so a client's large requests are not starved by its small ones. */
 static struct seq *first_ready(const struct sched *s, const struct sched_client *c)
 {
     struct seq *q = c->first;
     while (q && (q->paused || q->blocked)) q = q->own_next;
-    return q && q->tried == s->step ? NULL
-                                    : q; /* of one client in order: what is large is not starved by what is small */
+    return q && q->tried == s->step ? NULL : q;
 }
 
-static bool has_turn_before(const struct sched *s, const struct seq *a, const struct seq *b)
+static bool starts_first(const struct sched *s, const struct seq *a, const struct seq *b)
 {
     if (a->priority != b->priority) return a->priority < b->priority;
     if (a->owner->n_running != b->owner->n_running) return a->owner->n_running < b->owner->n_running;
@@ -99,14 +100,15 @@ static bool has_turn_before(const struct sched *s, const struct seq *a, const st
     return x != y ? x < y : a->arrival < b->arrival;
 }
 
-/* The waiting sequence whose turn it is to start; NULL: none.  `passed`: one that had its turn in this step and found
- * no pages.  Another client's goes past it while that client is not a window ahead: so it does not starve. */
+/* The waiting sequence to start next; NULL: none.  `passed`: one that was tried in this step and found no pages, or
+ * NULL.  A sequence of another client may overtake it only while that client was served less than a window more, so
+ * that `passed` does not starve. */
 static struct seq *next_waiting(const struct sched *s, const struct seq *passed)
 {
     struct seq *best = NULL;
     for (const struct sched_client *c = s->clients->ring.next; c != &s->clients->ring; c = c->next) {
         struct seq *q = sched_held_back(s, c) ? NULL : first_ready(s, c);
-        if (!q || (best && has_turn_before(s, best, q))) continue;
+        if (!q || (best && starts_first(s, best, q))) continue;
         if (passed &&
             (q->priority != passed->priority || seq_served(s, q) >= seq_served(s, passed) + s->clients->window))
             continue;
@@ -115,12 +117,12 @@ static struct seq *next_waiting(const struct sched *s, const struct seq *passed)
     return best;
 }
 
-/* The running sequence with a prompt to compute whose turn it is; NULL: none. */
+/* The running sequence that continues its prompt next, that of the least served client; NULL: none. */
 static struct seq *next_started(const struct sched *s)
 {
     struct seq *best = NULL;
     for (struct seq *q = s->running.next; q != &s->running; q = q->next) {
-        if (seq_turn(q) != TURN_PROMPT || q->planned == s->step || q->tried == s->step) continue;
+        if (seq_pass(q) != PASS_PROMPT || q->planned == s->step || q->tried == s->step) continue;
         if (sched_held_back(s, q->owner)) continue;
         if (!best || seq_served(s, q) < seq_served(s, best)) best = q;
     }
@@ -219,8 +221,8 @@ const struct plan *sched_step(struct sched *s)
     s->budget = s->c.max_batch_tokens;
     displace(s);
     sched_pace_begin(s);
-    plan_running(s, TURN_ONE);
-    plan_running(s, TURN_SOME);
+    plan_running(s, PASS_ONE);
+    plan_running(s, PASS_SEVERAL);
     if (p->n && s->c.max_prefill_tokens && s->budget - p->n_tokens > s->c.max_prefill_tokens)
         s->budget = p->n_tokens + s->c.max_prefill_tokens;
     plan_prompts(s);

@@ -20,8 +20,8 @@ void sched_pace_begin(struct sched *s)
     p->fewest = INT_MAX;
     p->alone = false;
     for (const struct seq *q = s->running.next; q != &s->running; q = q->next) {
-        enum turn turn = seq_turn(q);
-        if ((turn == TURN_ONE || turn == TURN_SOME) && q->owner->n_seqs < p->fewest) p->fewest = q->owner->n_seqs;
+        enum plan_pass pass = seq_pass(q);
+        if ((pass == PASS_ONE || pass == PASS_SEVERAL) && q->owner->n_seqs < p->fewest) p->fewest = q->owner->n_seqs;
     }
     for (const struct sched_client *c = s->clients->ring.next; c != &s->clients->ring; c = c->next)
         if (c->n_seqs > most) most = c->n_seqs;

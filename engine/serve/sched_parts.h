@@ -6,13 +6,18 @@
 
 #include "engine/serve/sched.h"
 
-/* In which pass a running sequence gets its tokens: those that generate come before the rest of the prompts. */
-enum turn { TURN_ONE, TURN_SOME, TURN_PROMPT, TURN_NONE };
+/* sched_step plans in passes, in this order.  What a running sequence has left to compute says which pass plans it. */
+enum plan_pass {
+    PASS_ONE,     /* one token: decoding */
+    PASS_SEVERAL, /* several generated tokens: forced by a grammar, or recomputed after preemption */
+    PASS_PROMPT,  /* the rest of a prompt */
+    PASS_NONE     /* nothing, or the sequence is paused or blocked */
+};
 
 /* sched_queue.c */
-enum turn seq_turn(const struct seq *);
+enum plan_pass seq_pass(const struct seq *);
 bool seq_before(const struct seq *a, const struct seq *b);    /* true when a should be served before b */
-int64_t seq_served(const struct sched *, const struct seq *); /* tokens that its client was served */
+int64_t seq_served(const struct sched *, const struct seq *); /* client_served of its client */
 void seq_insert(struct seq *before, struct seq *);
 void seq_remove(struct seq *);  /* from the list of waiting or running sequences */
 void seq_unqueue(struct seq *); /* from its client's waiting list */
@@ -22,17 +27,18 @@ void sched_wait(struct sched *, struct seq *);  /* into both waiting lists, SEQ_
 void sched_leave(struct sched *, struct seq *); /* out of its lists, pages released, SEQ_IDLE */
 
 /* sched_room.c */
-/* Gives q pages for its first `tokens` tokens, taking them from worse sequences if it must.  False: q was the worst
- * itself and was preempted. */
+/* Gives q pages for its first `tokens` tokens, preempting worse sequences when none are free.  @return false when q was
+ * the worst itself and was preempted. */
 bool sched_grow(struct sched *, struct seq *q, int tokens);
-/* Tries to start the waiting sequence q; may preempt those that yield to it.  False: no room now. */
+/* Tries to start the waiting sequence q, preempting sequences that yield to it.  @return false: no room for it now. */
 bool sched_admit(struct sched *, struct seq *q);
-/* All slots taken: q may take the place of one that is paused or matters less, or of a client that has more. */
+/* When all slots are taken, lets q preempt a sequence that is paused, has lower priority, or belongs to a client that
+ * runs more of them. */
 void sched_displace(struct sched *, struct seq *q);
 
 /* sched_pace.c */
 void sched_pace_begin(struct sched *);
-/* The client sits this step out, so that one with fewer sequences goes on. */
+/* Whether this step leaves the client out in favour of one with fewer sequences. */
 bool sched_held_back(const struct sched *, const struct sched_client *);
 
 #endif

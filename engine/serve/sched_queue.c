@@ -108,10 +108,10 @@ void sched_remove(struct sched *s, struct seq *q)
     q->owner = NULL;
 }
 
-enum turn seq_turn(const struct seq *q)
+enum plan_pass seq_pass(const struct seq *q)
 {
     int rest = q->n_known - q->n_computed;
-    if (q->paused || q->blocked || rest <= 0) return TURN_NONE;
-    if (rest == 1) return TURN_ONE;
-    return q->generates && q->n_computed >= q->first_row ? TURN_SOME : TURN_PROMPT;
+    if (q->paused || q->blocked || rest <= 0) return PASS_NONE;
+    if (rest == 1) return PASS_ONE;
+    return q->generates && q->n_computed >= q->first_row ? PASS_SEVERAL : PASS_PROMPT;
 }

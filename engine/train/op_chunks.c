@@ -16,7 +16,8 @@ struct mat mat_cols(struct mat m, int col, int n)
     return m;
 }
 
-/* Passes; how many of the rows left to take now, of an op that moves so many floats a row. */
+/* Passes the gate.  @return how many of the `rows` remaining rows the next call takes, of an op that moves `floats`
+ * floats per row. */
 static int move(struct op_chunks c, int rows, double floats)
 {
     scheduler_gate_pass(c.gate);
@@ -45,15 +46,15 @@ void chunked_upload(struct op_chunks c, float *device, const float *host, size_t
     }
 }
 
-/* ---- products ---------------------------------------------------------------------------------------------------- */
+/* ---- GEMMs ------------------------------------------------------------------------------------------------------- */
 
-/* What the gate reckons with, in multiply-adds of a linear op: the time to read a weight once, and to move a float. */
+/* Estimates in multiply-adds of a linear op: reading one weight element, and moving one float. */
 #define READ_WEIGHT 16.0
 #define MOVE_FLOAT 40.0
 
 enum { ROWS_GOOD = 64, ROWS_LEAST = 16, LINEAR_SLICE = 4 * WEIGHT_SLICE };
 
-/* `rows` rows by a weight of k inputs and n outputs */
+/* The part of a linear op that one call computes: `rows` rows and `outs` outputs of the weight. */
 struct block {
     int rows, outs;
 };
@@ -63,8 +64,9 @@ static double block_cost(int k, int outs, int rows)
     return (double)k * outs * (rows + READ_WEIGHT);
 }
 
-/* The rows, of `rows` left, and for each of them how many outputs a call may take: a multiple of unit, or all n.  A
- * weight is read once for all rows of a call, so these are not made few where outputs can be. */
+/* The next call's share of the `rows` remaining rows and of a weight of n outputs and k inputs; outs is n or `unit`.
+ * A call reads its part of the weight once for all its rows, so it takes fewer than ROWS_GOOD rows only where splitting
+ * the outputs is not enough. */
 static struct block next_block(struct op_chunks c, enum train_work work, int rows, int k, int n, int unit)
 {
     double macs = (double)k * n, room = scheduler_gate_room(c.gate, work);
@@ -81,7 +83,7 @@ static struct block next_block(struct op_chunks c, enum train_work work, int row
     return b;
 }
 
-/* Outputs of the next call, of `left`. */
+/* How many of the `left` remaining outputs the next call takes. */
 static int next_outs(struct op_chunks c, enum train_work work, struct block b, int k, int left, int unit)
 {
     if (left <= b.outs) return left; /* all of them, or the last unit */
@@ -139,11 +141,11 @@ void chunked_product(struct op_chunks c, struct gemm_args a)
 
 /* ---- sums over tokens -------------------------------------------------------------------------------------------- */
 
-/* About what a call may cost: some milliseconds at most. */
+/* About the cost of one call, some milliseconds at most.  A constant: the split must not depend on the gate. */
 #define SUM_MACS 512e6
 enum { SUM_FLOATS = 2 << 20 };
 
-/* About SUM_MACS over cost, of n: a multiple of unit. */
+/* How many of n outputs or inputs, each of this cost, one call takes for about SUM_MACS: a multiple of unit, or n. */
 static int sum_block(double cost, int n, int unit)
 {
     double most = SUM_MACS / cost;
@@ -174,7 +176,7 @@ void chunked_weight_grad(struct op_chunks c, float *dw, struct mat dy, struct ma
         }
 }
 
-/* Rows of a call that sums floats of so many columns, a multiple of what a device sums at once. */
+/* Rows per call of a sum over rows of `cols` floats: a multiple of the rows that a device sums in one block. */
 static int sum_rows(int cols)
 {
     enum { ROWS = 64 };
@@ -193,7 +195,8 @@ void chunked_col_sum(struct op_chunks c, struct col_sum_args a)
     }
 }
 
-/* Rows of a call of a norm's backward: where parameters have gradients, always alike. */
+/* Rows per call of a norm's backward pass.  sums: it adds to parameter gradients, so the split depends on shapes only.
+ * Passes the gate. */
 static int norm_rows(struct op_chunks c, bool sums, int left, int cols)
 {
     int most = sum_rows(cols);
@@ -254,7 +257,7 @@ void chunked_embed(struct op_chunks c, struct embed_args a)
     }
 }
 
-/* Rows of the table get what is theirs in the order of the tokens, in any number of calls. */
+/* Each row of the table adds its gradients in the order of the tokens, however many calls there are. */
 void chunked_embed_back(struct op_chunks c, struct embed_back_args a)
 {
     for (int r = 0, n; r < a.dx.rows; r += n) {
@@ -315,7 +318,7 @@ void chunked_rope(struct op_chunks c, struct rope_args a)
     }
 }
 
-/* An activation's exponential takes as long as some floats moved. */
+/* The cost of an activation's exponential, in floats moved. */
 #define ACT_FLOATS 4.0
 
 void chunked_act(struct op_chunks c, struct act_args a)
@@ -390,13 +393,13 @@ void chunked_zero(struct op_chunks c, struct mat m)
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
-/* of a sequence of n rows, in one head */
+/* The cost of one head of a sequence of n rows. */
 static double seq_cost(const struct attn_seq_args *a, int n)
 {
     return (double)n * (a->window && a->window < n ? a->window : n) * a->head_dim;
 }
 
-/* Sequences from s->first on, as many as the room is for, at least one; of one that is too long alone, some heads. */
+/* Takes as many sequences from s->first on as `room` allows, at least one. */
 static void take_seqs(const struct attn_seq_args *a, const int32_t *start, double room, struct chunk_seqs *s)
 {
     double cost = 0;

@@ -1,11 +1,11 @@
-/* The ops of a training step, each cut into calls as small as the gate wants them.
+/* The ops of a training step, each split into calls no longer than the scheduler gate allows.
  *
- * What belongs to a token is cut by tokens, a product also by outputs, attention by sequences and heads: none of it
- * changes a bit of the result, by the contracts of the ops (train_ops.h), so the gate may cut as it likes.  Sums over
- * tokens, the gradients of parameters, are cut in one way that depends on shapes only, with or without a gate.  So a
- * job has the same bytes alone and beside serving.
+ * Per-token ops are split by tokens, linear layers also by outputs, attention by sequences and heads.  By the contracts
+ * of the ops (train_ops.h) none of these splits changes a bit of the result, so the gate may choose any.  Sums over
+ * tokens (parameter gradients) are split by shape alone, with or without a gate.  So a job writes the same bytes
+ * whether or not requests are served beside it.
  *
- * Each takes an op's arguments and passes the gate before each call.  Used by the trainer's thread. */
+ * Each function takes the arguments of its op and passes the gate before each call.  Trainer thread. */
 #ifndef TANDEM_ENGINE_TRAIN_OP_CHUNKS_H
 #define TANDEM_ENGINE_TRAIN_OP_CHUNKS_H
 
@@ -14,17 +14,17 @@
 
 struct op_chunks {
     struct dev *d;
-    struct scheduler_gate *gate; /* or NULL: nothing is cut that need not be */
+    struct scheduler_gate *gate; /* NULL: only copies and sums over tokens are split */
 };
 
 /* rows [row, row + n) of m, columns [col, col + n); m.p may be NULL */
 struct mat mat_rows(struct mat m, int row, int n);
 struct mat mat_cols(struct mat m, int col, int n);
 
-/* slices: w is not a gate_up weight, and may be cut by its outputs */
+/* slices: may be split by outputs, which a gate_up weight may not */
 void chunked_linear(struct op_chunks, struct linear_args, bool slices);
 void chunked_linear_back(struct op_chunks, struct linear_back_args, bool slices);
-/* A gemm without ta, by rows. */
+/* A GEMM without ta, split by rows. */
 void chunked_product(struct op_chunks, struct gemm_args);
 /* dw (n, k) += alpha dy^T x, the sum over tokens.  dy (T, n), x (T, k) */
 void chunked_weight_grad(struct op_chunks, float *dw, struct mat dy, struct mat x, float alpha, bool half);
@@ -49,18 +49,20 @@ void chunked_dropout(struct op_chunks, struct dropout_args);
 void cut_scale(struct op_chunks, struct mat, double by); /* m *= by; rows one after the other */
 void chunked_zero(struct op_chunks, struct mat);         /* m = 0; rows one after the other */
 
-/* n floats to the host, from it, between serving's steps: nothing else changes them meanwhile. */
+/* Copy n floats to or from the host.  Steps of serving may run between the chunks: nothing else may change the floats
+ * until the copy returns. */
 void chunked_download(struct op_chunks, float *host, const float *device, size_t n);
 void chunked_upload(struct op_chunks, float *device, const float *host, size_t n);
 
-/* Some sequences of a micro-batch, and some heads of them, for a call of attention. */
+/* A chunk of a micro-batch's attention: a range of sequences and a range of heads. */
 struct chunk_seqs {
     int first, n, row, rows; /* sequences first .. first + n - 1, rows row .. row + rows - 1 */
     int head0, n_heads;
     const int32_t *q_start; /* device */
 };
-/* Passes the gate, and takes the next after *s, which is {0} at first; false: that were all.
- * start (n_seqs + 1): first rows, host; q_start: the same on the device; some (n_seqs + 1): device, scratch. */
+/* Passes the gate and sets *s, {0} before the first call, to the next chunk.  @return false when there is none left.
+ * start (n_seqs + 1): the first row of each sequence, on the host; some (n_seqs + 1): scratch on the device, to which
+ * s->q_start may point until the next call. */
 bool chunked_attention(struct op_chunks, enum train_work, const struct attn_seq_args *, const int32_t *start,
                        int32_t *some, struct chunk_seqs *s);
 

@@ -11,23 +11,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An op of the trainer is cut so that it takes about a quarter of what it was given, but no less than what makes its
- * start worth while, and no more than a newly arrived request may wait. */
-#define CUT_SHARE 0.25
-#define CUT_MIN_NS 100e3
-#define CUT_MAX_NS 10e6
-/* A device that only enqueues is waited for when it has about so much to do, a share of what was given, or so many ops:
- * what it still has to do when the turn ends is somebody's wait. */
+/* The duration of a chunk of an op: about a quarter of the time slice, at least enough to be worth a launch, at most
+ * what a request that has just arrived may wait. */
+#define CHUNK_SHARE 0.25
+#define CHUNK_MIN_NS 100e3
+#define CHUNK_MAX_NS 10e6
+/* Limits of an asynchronous device's queue: a share of the time slice, a duration, a number of ops.  Serving waits for
+ * whatever is still queued at the end of the slice. */
 #define QUEUE_SHARE 0.125
 #define QUEUE_MAX_NS 1e6
 #define QUEUE_OPS 32
-/* Slower than expected is believed sooner than faster: a client sees an op that was cut too long. */
+/* Weights of a new measurement in a rate.  A slower one counts more: an op that takes longer than its slice delays the
+ * next token of a request. */
 #define WEIGHT_SLOWER 0.4
 #define WEIGHT_FASTER 0.1
-/* Costs a ns, until one was measured: multiply-adds, logits, floats moved. */
+/* Initial rates in cost per ns, used until one was measured: multiply-adds, logits, floats moved. */
 static const double first_rate[WORK_KINDS] = {20, 20, 10, 10, 10, 0.5, 2, 10, 2};
 
-enum turn { AWAY, WAITING, INSIDE };
+enum trainer_place { AWAY, WAITING, INSIDE }; /* not using the device; waiting for a time slice; in one */
 
 struct scheduler_gate {
     struct dev *d;
@@ -35,36 +36,36 @@ struct scheduler_gate {
     void *wake_arg;
     pthread_mutex_t lock;
     pthread_cond_t to_trainer, to_engine;
-    enum turn turn; /* of the trainer; WAITING -> INSIDE by the engine, the other changes by the trainer */
+    enum trainer_place trainer; /* under lock; WAITING -> INSIDE by the engine thread, other changes by the trainer's */
     _Atomic bool open;
 
-    /* set by the engine before it lets the trainer in */
+    /* set by the engine thread before a time slice */
     uint64_t given, until;
     bool (*stop)(void *);
     void *stop_arg;
 
-    /* the trainer's own */
+    /* used by the trainer thread only */
     struct dev_error error;
     bool inside;
-    double rate[WORK_KINDS]; /* costs a ns */
-    double least_ns;         /* that an op is cut to */
-    double cost;             /* of the op that runs; 0: nobody said */
+    double rate[WORK_KINDS]; /* cost per ns */
+    double least_ns;         /* shortest chunk of an op */
+    double cost;             /* of the op issued last; 0: not declared */
     enum train_work work;    /* likewise */
-    uint64_t passed;         /* when it passed last with nothing queued */
+    uint64_t passed;         /* clock at the last pass with nothing queued */
     struct {
-        double ns[WORK_KINDS], all; /* as the rates say */
+        double ns[WORK_KINDS], all; /* estimated from the rates */
         int n;
-        bool unknown; /* one of them did not say what it costs */
-    } queued;         /* ops whose end nobody has waited for */
+        bool unknown; /* the cost of at least one was not declared */
+    } queued;         /* ops issued since the device was last waited for */
 };
 
-/* The gate whose trainer this thread is: the last one that it waited at or left. */
+/* The gate whose trainer thread this is: the last one it waited at or left. */
 static _Thread_local const struct scheduler_gate *trainer_of;
 
 struct scheduler_gate *scheduler_gate_new(struct dev *d, void (*wake)(void *), void *arg)
 {
     struct scheduler_gate *g = mem_zalloc(sizeof *g);
-    *g = (struct scheduler_gate){.d = d, .wake = wake, .wake_arg = arg, .least_ns = CUT_MIN_NS};
+    *g = (struct scheduler_gate){.d = d, .wake = wake, .wake_arg = arg, .least_ns = CHUNK_MIN_NS};
     for (int i = 0; i < WORK_KINDS; i++) g->rate[i] = first_rate[i];
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->to_trainer, NULL);
@@ -81,27 +82,27 @@ void scheduler_gate_free(struct scheduler_gate *g)
     free(g);
 }
 
-/* ---- the trainer's thread -------------------------------------------------------------------------------------- */
+/* ---- trainer thread -------------------------------------------------------------------------------------------- */
 
 static void wait_outside(struct scheduler_gate *g)
 {
     trainer_of = g;
     pthread_mutex_lock(&g->lock);
-    bool begins = g->turn == AWAY;
-    g->turn = WAITING;
+    bool begins = g->trainer == AWAY;
+    g->trainer = WAITING;
     pthread_cond_signal(&g->to_engine);
     if (begins && g->wake) {
         pthread_mutex_unlock(&g->lock);
         g->wake(g->wake_arg);
         pthread_mutex_lock(&g->lock);
     }
-    while (g->turn != INSIDE && !atomic_load(&g->open)) pthread_cond_wait(&g->to_trainer, &g->lock);
-    g->turn = INSIDE;
+    while (g->trainer != INSIDE && !atomic_load(&g->open)) pthread_cond_wait(&g->to_trainer, &g->lock);
+    g->trainer = INSIDE;
     g->inside = true;
     pthread_mutex_unlock(&g->lock);
 }
 
-/* While the device is still the trainer's. */
+/* Moves the device's error into the gate.  Called while the trainer still has the device. */
 static void keep_error(struct scheduler_gate *g)
 {
     if (!g->d || !g->d->error.op) return;
@@ -123,13 +124,13 @@ static bool may_go_on(const struct scheduler_gate *g, uint64_t now)
     return now < g->until && !(g->stop && g->stop(g->stop_arg));
 }
 
-/* Whether ops may still run when they return, and somebody else waits for them. */
+/* Whether ops may still run after their calls return and serving would have to wait for them. */
 static bool enqueues(const struct scheduler_gate *g)
 {
     return g->d && !atomic_load_explicit(&g->open, memory_order_relaxed) && !dev_host_memory(g->d);
 }
 
-/* The op before this pass. */
+/* Adds the op issued before this pass to the queued ones. */
 static void note_op(struct scheduler_gate *g)
 {
     double ns = g->cost > 0 ? g->cost / g->rate[g->work] : 0;
@@ -146,8 +147,8 @@ static bool queue_is_full(const struct scheduler_gate *g)
     return g->queued.n >= QUEUE_OPS || g->queued.all >= (most < QUEUE_MAX_NS ? most : QUEUE_MAX_NS);
 }
 
-/* Everything queued has ended now: it took as long as since the pass before it.  With ops among it of unknown cost the
- * others were at least so fast. */
+/* Everything queued has ended at `now`: updates the rates from the time since the pass before it.  When some of the
+ * costs are unknown, the time is only an upper bound for the others, so a rate may rise but not fall. */
 static void settle(struct scheduler_gate *g, uint64_t now)
 {
     double faster = now > g->passed ? g->queued.all / (double)(now - g->passed) : 0;
@@ -187,8 +188,8 @@ void scheduler_gate_pass(struct scheduler_gate *g)
 double scheduler_gate_room(struct scheduler_gate *g, enum train_work work)
 {
     if (!g) return INFINITY;
-    double ns = g->inside && !g->stop ? CUT_SHARE * (double)g->given : CUT_MAX_NS;
-    ns = ns < g->least_ns ? g->least_ns : ns > CUT_MAX_NS ? CUT_MAX_NS : ns;
+    double ns = g->inside && !g->stop ? CHUNK_SHARE * (double)g->given : CHUNK_MAX_NS;
+    ns = ns < g->least_ns ? g->least_ns : ns > CHUNK_MAX_NS ? CHUNK_MAX_NS : ns;
     return ns * g->rate[work];
 }
 
@@ -223,20 +224,20 @@ void scheduler_gate_leave(struct scheduler_gate *g)
     if (g->inside) keep_error(g);
     memset(&g->queued, 0, sizeof g->queued);
     pthread_mutex_lock(&g->lock);
-    g->turn = AWAY;
+    g->trainer = AWAY;
     g->inside = false;
     g->cost = 0;
     pthread_cond_signal(&g->to_engine);
     pthread_mutex_unlock(&g->lock);
 }
 
-/* ---- the engine's thread --------------------------------------------------------------------------------------- */
+/* ---- engine thread --------------------------------------------------------------------------------------------- */
 
 bool scheduler_gate_wanted(struct scheduler_gate *g)
 {
     if (!g) return false;
     pthread_mutex_lock(&g->lock);
-    bool wanted = g->turn == WAITING;
+    bool wanted = g->trainer == WAITING;
     pthread_mutex_unlock(&g->lock);
     return wanted;
 }
@@ -246,15 +247,15 @@ uint64_t scheduler_gate_give(struct scheduler_gate *g, uint64_t ns, bool (*stop)
     if (!g) return 0;
     uint64_t start = clock_now();
     pthread_mutex_lock(&g->lock);
-    bool wanted = g->turn == WAITING;
+    bool wanted = g->trainer == WAITING;
     if (wanted) {
         g->given = ns;
         g->until = start + ns;
         g->stop = stop;
         g->stop_arg = arg;
-        g->turn = INSIDE;
+        g->trainer = INSIDE;
         pthread_cond_signal(&g->to_trainer);
-        while (g->turn == INSIDE) pthread_cond_wait(&g->to_engine, &g->lock);
+        while (g->trainer == INSIDE) pthread_cond_wait(&g->to_engine, &g->lock);
     }
     pthread_mutex_unlock(&g->lock);
     return wanted ? clock_now() - start : 0;
@@ -273,7 +274,7 @@ void scheduler_gate_open(struct scheduler_gate *g)
 bool scheduler_gate_permits(struct scheduler_gate *g)
 {
     pthread_mutex_lock(&g->lock);
-    bool inside = g->turn == INSIDE;
+    bool inside = g->trainer == INSIDE;
     pthread_mutex_unlock(&g->lock);
     return (trainer_of == g) == inside || atomic_load(&g->open);
 }

@@ -1,9 +1,8 @@
-/* The turnstile between serving and training: one device, two threads, never both.
+/* The scheduler gate: the engine thread and the trainer thread share one device and never use it at the same time.
  *
- * The trainer's thread passes the gate before every op; the engine's thread gives it the device for a while, between
- * two steps or as long as nobody asks for text, and has it back at the next op boundary.  So that a boundary is never
- * far, the trainer cuts its ops as small as the gate wants (op_chunks.h); how an op is cut does not change its result.
- */
+ * The trainer thread passes the gate before every op.  The engine thread grants it time slices, between two steps or
+ * while no request can run, and gets the device back at the next op boundary.  To keep that wait short, the trainer
+ * splits its ops into chunks of the cost that the gate allows (op_chunks.h); results do not depend on the split. */
 #ifndef TANDEM_ENGINE_TRAIN_SCHEDULER_GATE_H
 #define TANDEM_ENGINE_TRAIN_SCHEDULER_GATE_H
 
@@ -14,19 +13,19 @@ struct dev;
 struct dev_error;
 struct scheduler_gate;
 
-/* d: the device, for errors of the trainer's ops; NULL: they stay in it.  wake(arg) is called on the trainer's thread
- * when it begins to want the device, while the engine may be asleep. */
+/* d: the device whose errors the gate collects (scheduler_gate_error); NULL: errors stay in the device.  wake(arg) is
+ * called on the trainer thread when it starts to wait for the device, since the engine thread may be asleep. */
 struct scheduler_gate *scheduler_gate_new(struct dev *d, void (*wake)(void *), void *arg);
 void scheduler_gate_free(struct scheduler_gate *);
 
-/* ---- the trainer's thread; a gate of NULL is always open ---- */
+/* ---- trainer thread; a NULL gate is always open ---- */
 
-/* Returns when the device is the trainer's for one op more.  What a device that only enqueues has not done when the
- * trainer's turn ends is waited for, and so is it now and then before. */
+/* Blocks until the trainer may issue one more op.  On an asynchronous device it also waits for the queued ops at the
+ * end of a time slice, and within one when the queue has grown too long. */
 void scheduler_gate_pass(struct scheduler_gate *);
-/* What an op mostly does.  The gate learns how fast each kind of work is, so a cost may be in any unit of its kind.
- * SUMS and STATE are of ops whose sizes depend on shapes alone: products of gradients, and what moves floats of the
- * optimizer and of sums over tokens. */
+/* The kind of work that dominates an op.  The gate measures a rate for each kind, so the unit of a cost matters only
+ * within its kind.  SUMS and STATE: ops whose chunk sizes depend on shapes alone (weight-gradient GEMMs; element-wise
+ * ops of the optimizer and of sums over tokens). */
 enum train_work {
     WORK_LINEAR,
     WORK_BACK,
@@ -40,34 +39,35 @@ enum train_work {
     WORK_KINDS
 };
 
-/* After a pass, which knows who else wants the device: what the op may cost; INFINITY for a gate of NULL. */
+/* @return the largest cost the next op may have; INFINITY for a NULL gate.  Valid after scheduler_gate_pass. */
 double scheduler_gate_room(struct scheduler_gate *, enum train_work);
-/* The op that comes is of this kind and costs so much. */
+/* Declares the kind and cost of the op about to be issued; the gate updates the kind's rate from its duration. */
 void scheduler_gate_cost(struct scheduler_gate *, enum train_work, double cost);
-/* Both for an op of rows, n of which cost about fixed + n * row_cost: how many of `rows` rows to do, 1 .. rows.  What
- * is fixed (a weight is read) is not made to be the most of it. */
+/* Both of the above for an op in which n rows cost about fixed + n * row_cost.  @return how many of the `rows` rows to
+ * take, 1 .. rows: at least so many that they cost half the fixed part (reading a weight). */
 int scheduler_gate_rows(struct scheduler_gate *, enum train_work, int rows, double row_cost, double fixed);
-/* Ops are not cut finer than into so many ns; 100 us.  Tests cut them finer than is worth while. */
+/* Sets the smallest duration of a chunk, 100 us by default.  Tests set less to get more chunks. */
 void scheduler_gate_finest(struct scheduler_gate *, double ns);
-/* The device is not needed for a while: a file is written, or the job ended.  The next pass asks again. */
+/* Returns the device before a pause in which the trainer issues no ops (writing a file, end of the job).  The next
+ * pass waits for it again. */
 void scheduler_gate_leave(struct scheduler_gate *);
 
-/* Takes the first error of an op since the last call; false: none.  The gate keeps errors, so that what fails in
- * training does not end requests, whose errors the device has. */
+/* Takes the first error of the trainer's ops since the last call.  @return false when there was none.  The gate moves
+ * these errors out of the device, where they would end requests. */
 bool scheduler_gate_error(struct scheduler_gate *, struct dev_error *out);
 
-/* ---- the engine's thread ---- */
+/* ---- engine thread ---- */
 
-/* The trainer waits for the device. */
+/* @return true while the trainer waits for the device. */
 bool scheduler_gate_wanted(struct scheduler_gate *);
-/* The trainer has the device for ns, or until stop(arg) is true, which it asks at each boundary on its own thread
- * (NULL: only ns counts, and ops are cut finer, because somebody waits for the next step).  Returns the ns it took, 0
- * when it did not want any. */
+/* Grants the trainer a time slice and blocks until it ends: after ns, or when stop(arg), which the trainer thread calls
+ * at each op boundary, returns true.  stop NULL: serving waits for the end of the slice, so ops are split finer.
+ * @return the ns used; 0 when the trainer did not wait for the device. */
 uint64_t scheduler_gate_give(struct scheduler_gate *, uint64_t ns, bool (*stop)(void *), void *arg);
-/* Whether the calling thread may use the device now: the trainer inside the gate, every other thread while the trainer
- * is outside, all of them once the gate is open.  Any thread. */
+/* @return whether the calling thread may use the device now: the trainer thread during its time slice, any other thread
+ * outside it, all threads once the gate is open.  Any thread. */
 bool scheduler_gate_permits(struct scheduler_gate *);
-/* From now on every pass returns at once: nobody else uses the device any more. */
+/* Every pass returns at once from now on: serving has ended and only the trainer uses the device. */
 void scheduler_gate_open(struct scheduler_gate *);
 
 #endif

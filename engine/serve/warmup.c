@@ -18,7 +18,7 @@ int warmup_device(struct step_batch *b, struct setup *s, struct err *e)
     int max_pages = (m->max_total_tokens + KV_PAGE - 1) / KV_PAGE;
     if (step_batch_open(b, d, m->max_batch_tokens, m->max_seqs, s->max_rows, max_pages))
         return err_set(e, ERR_NOMEM, "no memory for batches of %d tokens", m->max_batch_tokens);
-    if (d->ops->finish(d)) return device_failed(d, e); /* the weights and the cache are there, not only on their way */
+    if (d->ops->finish(d)) return device_failed(d, e); /* waits for the uploads of weights and KV cache */
     if (d->ops->replay) {
         b->pad_page = m->pages;
         if (s->record_steps && d->ops->replay_ms > 0) warmup_steps(b, &s->model, d->ops->replay_ms);
@@ -28,7 +28,7 @@ int warmup_device(struct step_batch *b, struct setup *s, struct err *e)
     return 0;
 }
 
-/* Done twice: tried, then noted down. */
+/* The first run of a size is an ordinary one, the second is captured. */
 static bool one_size(struct step_batch *b, struct model *m, int n, int pages_ld)
 {
     step_batch_blank(b, m->d, n, pages_ld);
@@ -39,14 +39,14 @@ static bool one_size(struct step_batch *b, struct model *m, int n, int pages_ld)
 void warmup_steps(struct step_batch *b, struct model *m, int ms)
 {
     uint64_t end = clock_now() + (uint64_t)ms * 1000 * 1000;
-    int places = b->pad_page * KV_PAGE, left = m->d->ops->replay_most;
+    int slots = b->pad_page * KV_PAGE, left = m->d->ops->replay_most;
     for (int ld = 0; ld < b->max_pages;) {
         ld = ld ? 2 * ld : PAGES_LD_MIN;
         if (ld > b->max_pages) ld = b->max_pages;
         for (int n = 1, size; n <= b->max_seqs; n = size + 1) {
             size = step_batch_padded(n, b->max_seqs);
-            if (size > places) break;
-            if (!left-- || clock_now() > end) return; /* one more would take the place of the first */
+            if (size > slots) break;
+            if (!left-- || clock_now() > end) return; /* another graph would evict the first */
             if (one_size(b, m, size, ld)) continue;
             dev_clear_error(m->d);
             return;

@@ -1,15 +1,16 @@
-/* The one door of the routes that use the model: decides before anything is read, let alone tokenised, whether a
- * request comes in; keeps the time of those that have a deadline; counts what each key uses.  Loop thread only.
+/* Admission control of the routes that use the model: admits or refuses a request before its body is parsed, enforces
+ * deadlines, and counts what each API key uses.  Loop thread only.
  *
- * Every request counts for its client (client.h), and clients share the queue.  The decision itself is
- * admission_policy.h's.  What a refusal costs is kept small: a large body is refused on its head (admission_gate), a
- * small one, which has come with its head, is dropped unread.
+ * Each request counts for its client (client.h), and clients share the queue; admission_policy.h decides.  Refusals are
+ * cheap: a large body is refused on its head (admission_gate), a small one that came with its head is dropped unparsed.
  *
- * Life of a request: admission_enter gives it a place for one sequence and as many prompt tokens as its body may have;
- * admission_handle_ask, once the fields are known, one for all its sequences; admission_handle_tokens says how many
- * tokens there really are; the answer, or a refusal, closes it (http_req.on_answer).  bridge_submit holds the handle
- * for each sequence, so a place is given back when the engine has ended what it was for, also where the client left
- * long before. */
+ * A request's capacity, in sequences and prompt tokens, is held by its handle:
+ *   admission_enter          reserves one sequence and an estimate of the prompt tokens, from the size of the body
+ *   admission_handle_ask     reserves for all its sequences, once the fields are parsed
+ *   admission_handle_tokens  replaces the estimate by the real number of prompt tokens
+ *   admission_handle_close   when the answer is complete (http_req.on_answer) or the request was refused
+ * bridge_submit holds the handle once for each sequence.  So capacity is released when the engine has ended the
+ * sequence, even if the client left long before. */
 #ifndef TANDEM_SERVER_ACCESS_ADMISSION_H
 #define TANDEM_SERVER_ACCESS_ADMISSION_H
 
@@ -29,80 +30,79 @@ struct uv_loop_s;
 
 enum serving_state { SERVING_LOADING, SERVING_READY, SERVING_DRAINING };
 
-/* All of it outlives the admission. */
+/* Borrowed: all of it must outlive the admission. */
 struct admission_needs {
-    const struct settings *set; /* read again with every request: some of it may change */
-    struct metrics *metrics;    /* refusals are counted there */
+    const struct settings *set; /* read for each request, since a reload may change it */
+    struct metrics *metrics;    /* counts refusals */
     struct uv_loop_s *loop;
-    bool (*pool_has_room)(void *pool, uint64_t client); /* for one job more of that client on the thread pool */
+    bool (*pool_has_room)(void *pool, uint64_t client); /* whether the thread pool takes one more job of the client */
     void *pool;
 };
 
-/* In SERVING_LOADING. */
+/* The state is SERVING_LOADING at first. */
 struct admission *admission_open(const struct admission_needs *);
 void admission_state(struct admission *, enum serving_state);
-/* The model is there: its limits count.  NULL: it is gone. */
+/* Takes the limits from the engine, once it is open; NULL before it is closed. */
 void admission_engine(struct admission *, struct engine *);
-/* After the last handle was closed; frees itself when the loop has closed its timer. */
+/* After the last handle was closed.  Frees itself when the loop has closed its timer. */
 void admission_close(struct admission *);
 
-/* What a request without a handle asks for. */
+/* A request that needs no handle because it runs no sequences. */
 struct admission_ask {
-    bool works; /* it gives the thread pool something to do: it is one request of its key, and refused when there is
-                   too much of that */
+    bool works; /* it adds a job to the thread pool: counts as a request of its key, refused when the pool is full */
 };
 
-/* Answers 503 (loading, draining) or, where the ask says what for, 429, with Retry-After; or returns false.  ask NULL:
- * only 503. */
+/* Answers 503 while loading or draining, or 429 with Retry-After where `ask` is given and refused.  @return true when
+ * it has answered.  ask NULL: only the 503. */
 bool admission_refuses(struct http_req *, const struct admission_ask *);
 
 /* http_route.gate of the routes that generate. */
 bool admission_gate(struct http_req *, uint64_t length);
 
-/* A place, for the time until admission_handle_close; or NULL: answered (as above; also a bad header, a deadline that
- * is over). The header X-Request-Timeout (milliseconds from the request's head on) sets a deadline. */
+/* @return a handle to be closed by admission_handle_close; NULL when the request was answered: refused as above, a bad
+ * header, or its deadline has passed.  The header X-Request-Timeout (milliseconds from the request's head on) sets a
+ * deadline. */
 struct admission_handle *admission_enter(struct http_req *);
-/* Once, after admission_handle_ask: late(arg) when its deadline is over and it is not closed; never inside a call of
- * this file.
- */
+/* Once, after admission_handle_ask: calls late(arg) when the deadline passes before the handle is closed; never inside
+ * a call of this file. */
 void admission_handle_watch(struct admission_handle *, void (*late)(void *), void *arg);
 struct admission_handle_need {
     int sequences;      /* prompts x copies */
-    int at_once;        /* of which so many are at the engine at a time */
-    int copies;         /* texts for each prompt */
-    int64_t timeout_ms; /* from the request's head on; 0: no other deadline than it has */
+    int at_once;        /* how many of them are submitted to the engine at a time */
+    int copies;         /* generated texts per prompt */
+    int64_t timeout_ms; /* from the request's head on; 0: keeps the deadline it has, if any */
 };
-/* What it is for.  False: answered. */
+/* Reserves for all sequences of the request.  @return false when it was refused and answered. */
 bool admission_handle_ask(struct admission_handle *, struct http_req *, const struct admission_handle_need *);
-/* How many prompt tokens its prompts have, each counted once, and in all its sequences. */
+/* Sets the real number of prompt tokens.  prompt: each prompt counted once; all: once for each of its sequences. */
 void admission_handle_tokens(struct admission_handle *, int64_t prompt, int64_t all);
-/* The priority it may have: what was asked for, but no more urgent than its key allows. */
+/* @return the priority it may have: `wanted`, but no more urgent than its key allows. */
 int admission_handle_priority(const struct admission_handle *, int wanted);
 /* The exchange is over.  NULL is allowed. */
 void admission_handle_close(struct admission_handle *);
 
-/* ---- the bridge's, for every sequence that the engine has -------------------------------------------------------- */
+/* ---- called by the bridge for each sequence that it submits ------------------------------------------------------ */
 void admission_handle_hold(struct admission_handle *, int prompt_tokens);
-/* Its first token is out: its prompt waits no more. */
+/* After its first token: its prompt tokens are no longer queued. */
 void admission_handle_begun(struct admission_handle *, int prompt_tokens);
-/* Its EV_DONE; begun: whether admission_handle_begun was called.  Releases the hold. */
+/* At its EV_DONE; begun: whether admission_handle_begun was called.  Releases the hold. */
 void admission_handle_done(struct admission_handle *, const struct event *done, bool begun);
-void admission_handle_drop(struct admission_handle *); /* releases the hold: there is no EV_DONE, the engine is gone */
+void admission_handle_drop(struct admission_handle *); /* releases the hold without an EV_DONE: the engine is closed */
 
 /* ---- answers ----------------------------------------------------------------------------------------------------- */
 
-/* 504: the deadline passed before there was a token. */
+/* 504: the deadline passed before the first token. */
 void admission_reply_late(struct http_req *);
 #define ADMISSION_LATE "the deadline passed before the first token"
-enum { ANSWER_GROWTH = 4 }; /* a buffer that doubles and is copied: memory it takes for each of its bytes */
+enum { ANSWER_GROWTH = 4 }; /* memory to reserve per byte of an answer, whose buffer doubles and is then copied */
 /* 503: "no memory for ..."; counted. */
 void admission_reply_memory(struct http_req *, const char *what);
-/* The engine's own queue was full after all. */
+/* Refuses a request that was admitted but found the engine's own queue full. */
 void admission_reply_full(struct http_req *);
 
 /* Gauges, as Prometheus text. */
 void admission_put_metrics(struct admission *, struct buf *out);
-/* A JSON list of the clients that have sequences here, those with the most first, 100 at most. */
+/* A JSON list of the clients with active sequences, those with the most first, 100 at most. */
 void admission_put_clients(const struct admission *, struct buf *out);
 
 #endif

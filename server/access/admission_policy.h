@@ -1,29 +1,28 @@
-/* Whether a request may come in, and when a refused one should come again.  Pure: no clock, no socket, no engine.  What
- * is known of the load is handed in; `now` is clock_now(), and a clock that goes back only stops buckets from filling.
- * Owned by admission.c, loop thread.
+/* The policy of admission control: which requests are admitted, and when a refused one should retry.  Pure: no clock,
+ * no socket, no engine; the caller passes samples of the load.  `now` is clock_now(); a clock that goes back only stops
+ * the buckets from filling.  Owned by admission.c, loop thread.
  *
- * Counting.  A request is n sequences (prompts x best_of).  A sequence is active from the moment its request was
- * admitted until the engine has ended it; its prompt tokens are queued until its first token is out.
+ * Counting.  A request is n sequences (prompts x best_of).  A sequence is active from its request's admission until the
+ * engine has ended it; its prompt tokens are queued until its first token.
  *
- * Clients (client.h) share the two limits of the queue by the rule of fair_share.h: when a limit is reached, those with
- * less than their share still come in.  A client with no prompt tokens queued may always queue those of one request, up
- * to twice the limit in all.  What a client waits for is estimated accordingly: with k clients present the schedule
- * takes from each in turn, so it waits for k times what is its own, or for everything if that is less.
+ * Fairness.  Clients (client.h) share the queue's two limits by the rule of fair_share.h: when a limit is reached, a
+ * client below its share is still admitted.  A client with no prompt tokens queued may always queue those of one
+ * request, up to twice the limit in all.  The estimate of a client's wait follows from that: with k clients present the
+ * scheduler takes from each in turn, so it is the time for k times the client's own work, at most that for all work.
  *
- * Estimates.  Two things make a sequence wait: a slot (somebody has to end) and the prompts ahead of it.
+ * Estimates.  A sequence waits for a slot and for the prompts queued before it; its wait is the larger of the two:
  *      slots     (active + 1 - slots) x interval,   interval = residence / running        Little's law
  *      prompts   queued tokens / prefill rate
- * residence: mean time between a sequence's first step and its end, of those that ended last; when nothing has ended
- * for longer than that, that time instead, so that an engine that stalls looks slower with every second.  prefill rate:
- * prompt tokens computed in a second of the steps that computed any, whatever else these steps did.  The wait is the
- * larger of the two. */
+ * residence: mean time from first step to end, over the sequences that ended last; the time since the last end where
+ * that is longer, so that the estimate grows while the engine is stalled.  prefill rate: prompt tokens per second of
+ * the steps that computed any, whatever else these steps did. */
 #ifndef TANDEM_SERVER_ACCESS_ADMISSION_POLICY_H
 #define TANDEM_SERVER_ACCESS_ADMISSION_POLICY_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* clients that are remembered at once: places in sets, a client's set is given by its name */
+/* The table of clients is set-associative: the hash of a client's name selects one of POLICY_SETS sets. */
 enum { POLICY_SETS = 2048, POLICY_WAYS = 16 };
 
 enum policy_verdict {
@@ -41,10 +40,10 @@ enum policy_verdict {
 
 struct policy_limits {
     int max_seqs;       /* sequences that run at once */
-    int max_queue;      /* and that wait beside them */
-    int64_t max_tokens; /* queued prompt tokens.  A larger request is admitted when nothing is queued */
-    double max_wait;    /* seconds that a request may be expected to wait; 0: any */
-    int max_prompt;     /* tokens that one prompt may have at most; 0: any number */
+    int max_queue;      /* sequences that wait beside them */
+    int64_t max_tokens; /* queued prompt tokens; a larger request is admitted when nothing is queued */
+    double max_wait;    /* longest estimated wait of an admitted request, seconds; 0: no limit */
+    int max_prompt;     /* tokens in one prompt; 0: no limit */
 };
 
 /* 0: no limit */
@@ -58,24 +57,24 @@ struct policy_bucket {
     uint64_t at; /* when it had that level; 0: never used, so full */
 };
 
-/* What bodies had, recently. */
+/* Recent sums over request bodies, from which the tokens of the next one are estimated. */
 struct policy_bodies {
     double bytes, tokens;
 };
 
-/* What one client has and used, by its name. */
+/* One client's active sequences and use of its limits. */
 struct policy_client {
-    char *name; /* owned; NULL: a free place */
+    char *name; /* owned; NULL: an unused entry */
     uint32_t hash;
     int active;     /* sequences */
     int64_t queued; /* prompt tokens */
     struct policy_bodies bodies;
-    int users;     /* requests that point here */
-    uint64_t used; /* when it was last asked for */
+    int users;     /* requests that refer to this entry, which keep it from eviction */
+    uint64_t used; /* clock of the last policy_client */
     struct policy_bucket requests, tokens;
 };
 
-/* What the engine says; see struct engine_stats. */
+/* A sample of the engine's load; see struct engine_stats. */
 struct policy_sample {
     int running;
     int slots;                           /* sequences that can run at once, as pages allow */
@@ -91,57 +90,56 @@ struct admission_policy {
     double prefill_tokens, prefill_seconds; /* recent sums */
     double residence;                       /* seconds */
     uint64_t n_ended;
-    uint64_t quiet_since;          /* the last end, or when the first came after nobody was here */
-    struct policy_bodies bodies;   /* of no client */
+    uint64_t quiet_since;          /* clock of the last end, or of the first request after an idle time */
+    struct policy_bodies bodies;   /* of requests without a client entry */
     int n_present;                 /* clients that have sequences */
     struct policy_client *clients; /* (POLICY_SETS, POLICY_WAYS), owned */
 };
 
 struct policy_ask {
-    int n;                        /* sequences, all of its; 0: it is only one more request of its client */
+    int n;                        /* all its sequences; 0: it runs none and only counts as a request of its client */
     int64_t tokens;               /* prompt tokens of all of them */
-    int held_n;                   /* what of these it was given before; */
-    int64_t held_tokens;          /* > 0 means it is in already */
+    int held_n;                   /* sequences it already holds; > 0: it was admitted before */
+    int64_t held_tokens;          /* prompt tokens it already holds */
     double time_left;             /* seconds to its deadline; 0: none */
-    struct policy_client *client; /* NULL: the limits hold as they are, nothing is shared */
+    struct policy_client *client; /* NULL: the plain limits hold, without a share */
     struct policy_key_limits per; /* of the client's key */
 };
 
 void policy_init(struct admission_policy *, const struct policy_limits *);
 void policy_free(struct admission_policy *);
 
-/* The client's place, made when there was none, instead of the one that was unused for longest; stays good while
- * `users` is not 0.  NULL: every place of its set has users. */
+/* @return the client's entry, added if missing in place of the least recently used of its set; valid while `users` is
+ * not 0.  NULL: every entry of the set has users. */
 struct policy_client *policy_client(struct admission_policy *, const char *name, uint64_t now);
 
-/* Changes nothing but the levels of the client's buckets, which it brings up to date.  *retry: seconds after which it
- * is worth asking again, at least 0; for the first three verdicts that are not YES only that of KEY_CONCURRENCY has
- * any.
- */
+/* Decides; changes only the levels of the client's buckets, which it brings up to date.  *retry: seconds after which to
+ * retry; 0 for TOO_MANY and KEY_TOO_MANY, which no retry can change. */
 enum policy_verdict policy_decide(struct admission_policy *, const struct policy_ask *, uint64_t now, double *retry);
 
-/* After POLICY_YES: it holds what it asked for.  Counts one request with the client unless it held something before. */
+/* After POLICY_YES: takes what was asked for.  Counts a request of the client unless it already held something. */
 void policy_take(struct admission_policy *, const struct policy_ask *, uint64_t now);
-/* It holds so much less (or, negative, more) now.  The client's bucket of tokens is not touched. */
+/* Gives back (or, negative, takes) sequences and prompt tokens.  The client's token bucket stays as it is. */
 void policy_give(struct admission_policy *, struct policy_client *, int n, int64_t tokens);
-/* Tokens that the client used beyond what was taken, or gets back: below 0 it goes into debt. */
+/* Charges the client's token bucket for tokens used beyond those taken, negative: refunds them.  The bucket may go into
+ * debt. */
 void policy_charge(struct policy_client *, const struct policy_key_limits *, double tokens, uint64_t now);
 
-/* What was measured. */
+/* Updates the estimates with a new sample. */
 void policy_observe(struct admission_policy *, const struct policy_sample *);
-/* A sequence ended that ran for so long. */
+/* A sequence ended `seconds` after its first step. */
 void policy_ended(struct admission_policy *, double seconds, uint64_t now);
-/* A body of so many bytes had so many prompt tokens.  Each client has its own figures: what one sends, be it large
- * bodies with short prompts, says nothing of others. */
+/* Learns that a body of `bytes` bytes had `tokens` prompt tokens.  Kept per client, since one that sends large bodies
+ * with short prompts says nothing about others. */
 void policy_learn(struct admission_policy *, struct policy_client *, uint64_t bytes, int64_t tokens);
 
-/* Prompt tokens of a body with so many prompts, by what the client's bodies had before: from one token for 16 bytes to
- * one a byte, at least 1, at most what so many prompts may have.  NULL: of no client. */
+/* Estimates the prompt tokens of a body from the client's earlier ones: between one token per 16 bytes and one per
+ * byte, at least 1, at most prompts * max_prompt.  client NULL: no entry. */
 int64_t policy_guess(const struct admission_policy *, const struct policy_client *, uint64_t bytes, int prompts);
-/* Seconds until a request of so many prompt tokens would have its first token if it came now. */
+/* Estimated seconds to the first token of a request with `tokens` prompt tokens that arrives now. */
 double policy_wait(const struct admission_policy *, int64_t tokens, uint64_t now);
 
-/* For a header: whole seconds, rounded up, 1 .. 3600. */
+/* The value of Retry-After: whole seconds, rounded up, 1 .. 3600. */
 int policy_seconds(double retry);
 
 #endif

@@ -1,11 +1,11 @@
-/* The adapters that can be named in requests: a table of names, each with its current version on the device.
+/* The loaded adapters: a table of names, each with its current version on the device.
  *
- * A version is immutable and counted: the table holds one reference while the version is current, each request one from
- * submission to its end.  So a request ends with the version it began with, and the last one to leave a replaced or
- * deleted version buries it; only the engine's thread, which has the device, frees it.  Versions are numbered, never
- * twice the same: the prefix cache's keys begin with them.
+ * A version is immutable and reference-counted: the table holds a reference while the version is current, each request
+ * one from submission to its end.  So a request ends with the version it began with.  A replaced or deleted version
+ * moves to the `buried` list with its last reference, and the engine thread, which uses the device, frees it there.
+ * Version numbers are never reused, since keys of the prefix cache start with them.
  *
- * Everything but adapters_sweep and adapters_publish may be called on any thread. */
+ * Any thread, except adapters_sweep and adapters_publish. */
 #ifndef TANDEM_ENGINE_SERVE_ADAPTERS_H
 #define TANDEM_ENGINE_SERVE_ADAPTERS_H
 
@@ -15,49 +15,49 @@
 #include <pthread.h>
 
 struct adapter_version {
-    struct adapter_version *next; /* in the table, by name; or among the buried */
+    struct adapter_version *next; /* in the table, sorted by name; or in the buried list */
     struct lora_weights lora;
     struct adapter_info info; /* requests, running: left 0 */
-    int refs, running;        /* under the lock; running: those that hold it and were scheduled */
+    int refs, running;        /* under the lock; running: requests with a reference that were scheduled at least once */
 };
 
 struct adapters {
     pthread_mutex_t lock;
     struct adapter_version *current, *buried;
     int n, max, max_rank;
-    size_t bytes; /* of every version that is not freed */
+    size_t bytes; /* of all versions on the device, buried ones included */
     uint64_t last;
 };
 
 void adapters_init(struct adapters *, int max, int max_rank);
-/* Nobody holds a version any more. */
+/* After the last reference of a request was released. */
 void adapters_close(struct adapters *, struct dev *);
 
-/* May `name` be loaded from a directory: it is a name, and there is room.  *out: read and within the rank. */
+/* Checks that `name` is valid and the table has room, and reads the adapter to *out; its rank is within the limit. */
 int adapters_read(struct adapters *, const char *name, const char *dir, const struct model_config *,
                   struct adapter **out, struct err *e);
-/* The engine's thread: to the device, and current from now on.  The adapter stays the caller's. */
+/* Engine thread: uploads the adapter and makes it the current version of the name.  The adapter stays the caller's. */
 int adapters_publish(struct adapters *, struct dev *, const char *name, const struct adapter *, uint64_t *version,
                      struct err *e);
-/* Takes the name out of the table.  *buried: a sweep is due. */
+/* Removes the name from the table.  *buried: whether adapters_sweep must be called. */
 int adapters_remove(struct adapters *, const char *name, bool *buried, struct err *e);
 
-/* The current version, held; NULL and *e (ERR_NOT_FOUND, with the known names) for none. */
+/* @return the current version with a reference taken; NULL and *e (ERR_NOT_FOUND, with the known names) for none. */
 struct adapter_version *adapters_hold(struct adapters *, const char *name, struct err *e);
 int adapters_check(struct adapters *, const char *name, struct err *e);
-/* So many more of its requests run. */
+/* Adds `more` to the number of its running requests. */
 void adapters_run(struct adapters *, struct adapter_version *, int more);
-/* NULL is allowed.  True: a sweep is due. */
+/* Releases a reference; NULL is allowed.  @return whether adapters_sweep must be called. */
 bool adapters_release(struct adapters *, struct adapter_version *);
-/* The engine's thread: frees what nobody holds. */
+/* Engine thread: frees the buried versions. */
 void adapters_sweep(struct adapters *, struct dev *);
 
-/* how many can be named; *bytes: of all on the device, replaced ones that are still used included */
+/* @return the number of names; *bytes: size of all versions on the device, including replaced ones still in use. */
 int adapters_count(struct adapters *, size_t *bytes);
 int adapters_list(struct adapters *, struct adapter_info *out, int max);
 
-/* What the prefix cache's keys of this version begin with (kv.h: 0 is the base model's).  Of two versions, the one that
- * changes gate or up comes later: sched.h sorts by it. */
+/* The parent of this version's first pages in the prefix cache (kv.h; 0 is the base model).  The plan is sorted by it
+ * (sched.h); versions that change gate or up come last. */
 uint64_t adapter_root(const struct adapter_version *);
 
 #endif

@@ -174,9 +174,9 @@ static struct engine_trace *trace_off(struct debug_state *l)
 
 void debug_state_serve(struct debug_state *l, struct dev *d)
 {
-    if (!atomic_load_explicit(&l->wish, memory_order_acquire)) return;
+    if (!atomic_load_explicit(&l->pending, memory_order_acquire)) return;
     pthread_mutex_lock(&l->lock);
-    atomic_store(&l->wish, false);
+    atomic_store(&l->pending, false);
     if (l->asked) trace_on(l, d, l->asked);
     l->asked = NULL;
     if (l->take) l->done = trace_off(l);
@@ -200,7 +200,7 @@ int engine_trace_start(struct engine *g, size_t max, struct err *e)
     *t = (struct engine_trace){.max = max, .v = mem_array(max, sizeof *t->v)};
     pthread_mutex_lock(&l->lock);
     l->asked = t;
-    atomic_store(&l->wish, true);
+    atomic_store(&l->pending, true);
     pthread_mutex_unlock(&l->lock);
     engine_poke(g);
     return 0;
@@ -211,7 +211,7 @@ struct engine_trace *engine_trace_stop(struct engine *g)
     struct debug_state *l = engine_debug_state(g);
     pthread_mutex_lock(&l->lock);
     l->take = true;
-    atomic_store(&l->wish, true);
+    atomic_store(&l->pending, true);
     engine_poke(g);
     while (l->take) pthread_cond_wait(&l->answered, &l->lock);
     struct engine_trace *t = l->done;

@@ -24,7 +24,7 @@ struct debug_state {
     struct step_record step; /* the engine thread's: the one that is computed, or was last */
     uint64_t prefill;        /* tokens of prompts in it */
     _Atomic bool traced;     /* somebody has asked for a trace and not taken it yet */
-    _Atomic bool wish;       /* one is to be begun or taken */
+    _Atomic bool pending;    /* one is to be begun or taken */
     pthread_cond_t answered;
     struct engine_trace *asked, *done; /* under the lock, as the next: to be begun; as it was taken */
     bool take;

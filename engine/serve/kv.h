@@ -1,10 +1,11 @@
-/* The page pool: which KV pages are free, shared, or free but still hold a known prefix.  Host-side integers only; pure
- * (no clock, no device); owned by the schedule.
+/* The page pool: which KV pages are in use, free, or cached (free, but still holding a registered prefix).  Host-side
+ * integers only; pure (no clock, no device); owned by the scheduler.
  *
- * A page holds KV_PAGE tokens.  Every holder counts as one reference.  A full page may be registered under the key
- * (parent serial, its tokens): the serial, unique for ever, names the whole prefix up to and including the page, so two
- * prefixes that differ anywhere never meet, whatever their hashes.  A page without references goes to the free list's
- * tail if registered (least recently used is at the head, and taken first), to the head if not. */
+ * A page holds KV_PAGE tokens and counts its references.  A full page may be registered under the key (parent's serial,
+ * its tokens).  Its serial, never reused, identifies the whole prefix up to and including the page, so different
+ * prefixes are never confused, even when their hashes collide.  Pages are allocated from the head of the free list; a
+ * page that loses its last reference goes to the tail if registered (so the least recently used is evicted first), to
+ * the head if not. */
 #ifndef TANDEM_ENGINE_SERVE_KV_H
 #define TANDEM_ENGINE_SERVE_KV_H
 
@@ -19,25 +20,25 @@ struct kv_pool *kv_pool_new(int pages, uint64_t hash_seed);
 void kv_pool_free(struct kv_pool *);
 
 int kv_pages(const struct kv_pool *);
-int kv_available(const struct kv_pool *); /* pages kv_alloc can still give, the cached ones included */
-int kv_cached(const struct kv_pool *);    /* of those, how many hold a known prefix */
+int kv_available(const struct kv_pool *); /* pages that kv_alloc can still return, including cached ones */
+int kv_cached(const struct kv_pool *);    /* how many of those are cached */
 
-/* A page with one reference, or -1 when none is left. */
+/* @return a page with one reference, or -1 when none is available. */
 int32_t kv_alloc(struct kv_pool *);
 void kv_unref(struct kv_pool *, int32_t page);
 
-/* The page registered for `tokens` (KV_PAGE of them) after the prefix `parent`, with a reference taken and its serial
- * in *serial; -1: unknown.  parent of a first page: 0, or any number from 2^63 on, so that what different adapters make
- * of the same tokens never meets. */
+/* Looks up the page registered for `tokens` (KV_PAGE) after the prefix `parent`, takes a reference and sets *serial.
+ * @return the page; -1: not registered.  The parent of a first page is 0 for the base model, or a number >= 2^63 for an
+ * adapter version, which keeps the KV of different adapters apart. */
 int32_t kv_lookup(struct kv_pool *, uint64_t parent, const int32_t *tokens, uint64_t *serial);
 
-/* Whether that page is known, with its serial; takes no reference, so what is used least recently stays so. */
+/* The same without taking a reference, so the order of eviction stays.  @return whether it is registered. */
 bool kv_known(struct kv_pool *, uint64_t parent, const int32_t *tokens, uint64_t *serial);
-/* How often the table was searched by these two. */
+/* @return the number of searches by these two. */
 uint64_t kv_lookups(const struct kv_pool *);
 
-/* Makes a full page, held by the caller, known.  Returns the serial of this prefix; when another page is already
- * known for it, that page stays the known one. */
+/* Registers a full page to which the caller has a reference.  @return the serial of its prefix.  When another page is
+ * registered for the same prefix, that one stays. */
 uint64_t kv_register(struct kv_pool *, int32_t page, uint64_t parent, const int32_t *tokens);
 
 /* Aborts when an invariant does not hold: O(pages), for tests. */

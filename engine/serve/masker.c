@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 enum {
-    TURN_NS = 1000 * 1000, /* of the thread for one request, when others wait */
-    NICE = 5,              /* of the thread: the step that runs beside it matters more */
+    SLICE_NS = 1000 * 1000, /* the thread's time slice for one request while others wait */
+    NICE = 5,               /* of the thread: the step that runs beside it matters more */
 };
 
 struct masked {
@@ -163,12 +163,12 @@ static const struct token_trie *trie_of(struct masker *k)
     return t;
 }
 
-static bool turn(struct masker *k, struct masked *m)
+static bool run_slice(struct masker *k, struct masked *m)
 {
     const struct token_trie *t = trie_of(k);
     if (!m->a) m->a = gram_automaton_of(m->grammar, k->serial);
     pthread_mutex_lock(gram_lock(m->a));
-    bool done = work_on(m, t, clock_now() + TURN_NS);
+    bool done = work_on(m, t, clock_now() + SLICE_NS);
     pthread_mutex_unlock(gram_lock(m->a));
     if (done && m->why) leave(m);
     return done;
@@ -187,7 +187,7 @@ static void *masker_main(void *arg)
         if (!k->first) k->end = &k->first;
         bool dead = m->dead;
         pthread_mutex_unlock(&k->lock);
-        bool done = !dead && turn(k, m);
+        bool done = !dead && run_slice(k, m);
         pthread_mutex_lock(&k->lock);
         if (m->dead) {
             pthread_mutex_unlock(&k->lock);

@@ -1,5 +1,5 @@
-/* Opening a model for serving: what engine_open and eval_open share.  Sizes the page pool and the limits from a
- * struct engine_config and describes the result as a struct engine_info. */
+/* Opens a model for engine_open and eval_open: loads it, sizes the page pool and the limits from a struct
+ * engine_config, and describes the result as a struct engine_info. */
 #ifndef TANDEM_ENGINE_SERVE_SETUP_H
 #define TANDEM_ENGINE_SERVE_SETUP_H
 
@@ -11,17 +11,18 @@ struct setup {
     struct model model;
     struct tokenizer *tokenizer;
     struct engine_info info;
-    struct cpus cpus; /* to bind the device's threads to */
-    int max_rows;     /* rows of logits of one step */
+    struct cpus cpus; /* cores that the device's threads are bound to */
+    int max_rows;     /* rows of logits in one step */
     char model_id[256], device_name[32];
     char *base_name;
     bool record_steps; /* as configured */
     enum dtype kv_type;
 };
 
-/* more_rows: rows of logits a step has room for beyond one for each of max_seqs. */
+/* more_rows: rows of logits in one step beyond one for each of max_seqs. */
 int setup_open(struct setup *, const struct engine_config *, int more_rows, struct err *e);
-/* By the thread that will use the model: binds it and the device's others as configured. */
+/* Binds the device's threads and the calling thread, which must be the one that uses the model, to the configured
+ * cores. */
 int setup_pin(struct setup *, struct err *e);
 void setup_close(struct setup *);
 

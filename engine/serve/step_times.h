@@ -1,7 +1,7 @@
-/* How long steps take, from their beginning until the device has computed them.  Pure.
+/* The duration of steps, from their start until the device has computed them.  Pure.
  *
- * On a device that only enqueues, the time that model_forward took says nothing of the time that the step takes; the
- * last step of the same kind does. */
+ * On an asynchronous device model_forward returns long before the step is computed, so the duration of a step is
+ * estimated from the last one of the same kind. */
 #ifndef TANDEM_ENGINE_SERVE_STEP_TIMES_H
 #define TANDEM_ENGINE_SERVE_STEP_TIMES_H
 
@@ -17,10 +17,10 @@ static inline void step_times_note(struct step_times *t, bool decodes, uint64_t 
     *(decodes ? &t->decode_ns : &t->prompt_ns) = ns;
 }
 
-/* Until when a step may wait for masks.  The forward pass was begun at `start` and its ops have returned at `now`; on a
- * device that only enqueues it goes on until about the time that the last such step took, and until then the wait costs
- * nothing.  Beyond that a step waits 1/32 of the pass's time while other rows could be sampled, and as long as the pass
- * when none can: that is what computing the held rows again would take. */
+/* @return the time until which a step may wait for masks.  The forward pass was started at `start` and its ops returned
+ * at `now`.  Until the device has finished the pass, waiting costs nothing; beyond that, a step waits 1/32 of the
+ * pass's duration while other rows could be sampled, and once the duration when none can, which is what computing the
+ * held rows again would take. */
 static inline uint64_t step_times_mask_wait(const struct step_times *t, bool decodes, bool enqueues, uint64_t start,
                                             uint64_t now, bool others)
 {

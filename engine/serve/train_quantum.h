@@ -1,20 +1,20 @@
-/* How long training may have the device after a step of serving.  Pure.
+/* The time slice that training gets after a step of serving.  Pure.
  *
- * A client sees its next token after a step and what training took behind it.  That sum is to stay within the
- * inter-token budget, and within `slowdown` times the step; training that took longer (an op is not interrupted) pays
- * back in the steps that follow.  A small share always remains, so that it never stands still. */
+ * The inter-token latency of a request is the step plus the slice behind it.  That sum must stay within the inter-token
+ * budget and within `slowdown` times the step.  A slice that overran, since an op is not interrupted, is made up for in
+ * the following ones.  A minimal share always remains, so that training never stalls. */
 #ifndef TANDEM_ENGINE_SERVE_TRAIN_QUANTUM_H
 #define TANDEM_ENGINE_SERVE_TRAIN_QUANTUM_H
 
 #include <stdint.h>
 
 struct train_quantum {
-    double budget_ns; /* of a step and the training behind it */
-    double slowdown;  /* >= 1 */
-    double credit_ns; /* negative: owed */
+    double budget_ns; /* limit of a step plus the slice behind it */
+    double slowdown;  /* their limit in multiples of the step, >= 1 */
+    double credit_ns; /* unused time; negative: overrun */
 };
 
-/* A step took step_ns: how many ns training may take now, 0 for none. */
+/* @return the slice in ns after a step that took step_ns; 0: none. */
 static inline uint64_t train_quantum_allow(struct train_quantum *s, uint64_t step_ns)
 {
     const double LEAST = 0.02, SAVED_STEPS = 2;
@@ -22,7 +22,7 @@ static inline uint64_t train_quantum_allow(struct train_quantum *s, uint64_t ste
     double slack = room < stretch ? room : stretch;
     if (slack < LEAST * step) slack = LEAST * step;
     s->credit_ns += slack;
-    /* what training did not want is not saved up for a long absence later */
+    /* capped: unused time must not add up to one long slice later */
     if (s->credit_ns > SAVED_STEPS * slack) s->credit_ns = SAVED_STEPS * slack;
     if (s->credit_ns <= 0) return 0;
     return (uint64_t)(s->credit_ns < slack ? s->credit_ns : slack);

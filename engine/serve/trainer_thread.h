@@ -1,4 +1,4 @@
-/* The one training job that runs beside serving: its thread, from opening to the last event. */
+/* The training job that runs beside serving, at most one, and its thread, from opening to the last event. */
 #ifndef TANDEM_ENGINE_SERVE_TRAINER_THREAD_H
 #define TANDEM_ENGINE_SERVE_TRAINER_THREAD_H
 
@@ -11,11 +11,11 @@
 struct trainer_thread {
     struct setup *setup;
     struct scheduler_gate *gate;
-    pthread_mutex_t lock;                                     /* of what follows */
+    pthread_mutex_t lock;                                     /* protects the fields below */
     enum { TRAINER_NONE, TRAINER_RUNS, TRAINER_ENDED } state; /* ENDED: the thread is to be joined */
     pthread_t thread;
-    struct train *train;        /* NULL before it is open and after it ended */
-    enum train_command command; /* given while it was not open */
+    struct train *train;        /* NULL before the job is open and after it ended */
+    enum train_command command; /* received before it was open */
     struct train_job job;
     train_event_fn *fn;
     void *arg;
@@ -25,9 +25,9 @@ void trainer_init(struct trainer_thread *, struct setup *, struct scheduler_gate
 /* See engine_train_start, engine_train_command: any thread. */
 int trainer_start(struct trainer_thread *, const struct train_job *, train_event_fn *, void *arg, struct err *e);
 void trainer_command(struct trainer_thread *, enum train_command);
-/* Whether a job has not had its last event yet. */
+/* @return whether a job has not emitted its last event yet. */
 bool trainer_runs(struct trainer_thread *);
-/* Nobody else uses the device any more: pauses the job, so that it can go on after a restart, and waits for its end. */
+/* When serving has ended: pauses the job, so that it can resume after a restart, and waits for its thread. */
 void trainer_close(struct trainer_thread *);
 
 #endif

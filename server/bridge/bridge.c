@@ -325,7 +325,7 @@ void bridge_on_idle(struct bridge *b, void (*fn)(void *), void *arg)
 /* ---- work on the pool ------------------------------------------------------------------------------------------ */
 
 struct pool_job {
-    struct work_job turn; /* first */
+    struct work_job queued; /* first: work_queue_next returns its address */
     uv_work_t work;
     struct bridge *bridge;
     void (*run)(void *), (*done)(void *);
@@ -359,8 +359,8 @@ static void after_pool(uv_work_t *w, int status)
 {
     struct pool_job *j = w->data;
     struct bridge *b = j->bridge;
-    CHECK(status == 0); /* nobody cancels it */
-    if (j->turn.client) work_queue_end(&b->work, &j->turn, j->ns);
+    CHECK(status == 0); /* it is never cancelled */
+    if (j->queued.client) work_queue_end(&b->work, &j->queued, j->ns);
     start_jobs(b); /* the thread is not idle while the loop is busy with the answer */
     b->n_jobs--;
     j->done(j->arg);
@@ -386,7 +386,7 @@ void bridge_work(struct bridge *b, uint64_t client, void (*work)(void *), void (
     j->work.data = j;
     b->n_jobs++;
     if (client) {
-        work_queue_add(&b->work, client, &j->turn);
+        work_queue_add(&b->work, client, &j->queued);
         start_jobs(b);
     } else {
         start_job(j);
@@ -459,5 +459,5 @@ void bridge_tokenize_cancel(struct token_job *j)
 {
     if (!j) return;
     j->done = NULL;
-    atomic_store(&j->gone, true); /* its turn, when it comes, costs nothing */
+    atomic_store(&j->gone, true); /* the job stays queued and does nothing when it runs */
 }

@@ -1,11 +1,11 @@
-/* The order in which clients' jobs run on the thread pool.  Pure: no thread, no clock, no libuv; bridge.c starts what
- * work_queue_next returns and says when it has ended.  Loop thread only.
+/* The order in which clients' jobs run on the thread pool.  Pure: no thread, no clock, no libuv; bridge.c starts the
+ * job that work_queue_next returns and reports its end.  Loop thread only.
  *
- * Jobs of one client run in the order they came.  Between clients the next job is of the client with the fewest jobs
- * running, and of those the one that has used the least time.  So a client's n-th job waits behind the first jobs of
- * all others.  A client runs at most slots - 1 jobs at once (at least 1), so a newcomer finds a slot.
+ * Jobs of one client run in order of arrival.  The next job is taken from the client with the fewest running jobs,
+ * among those from the one that has used the least time.  So a client's n-th job waits behind the first jobs of all
+ * others.  A client runs at most max(1, slots - 1) jobs at once, so that a new client finds a free slot.
  *
- * A client is known while it has a job here: it begins with the least time that any client with a job has used. */
+ * A client exists while it has a job here.  It starts with the least time that any other client here has used. */
 #ifndef TANDEM_SERVER_BRIDGE_WORK_QUEUE_H
 #define TANDEM_SERVER_BRIDGE_WORK_QUEUE_H
 
@@ -21,24 +21,23 @@ struct work_job {
 };
 
 struct work_queue {
-    int slots;                   /* jobs that run at once */
-    struct work_client *clients; /* those that have jobs, a list */
+    int slots;                   /* most jobs that run at once */
+    struct work_client *clients; /* list of those with jobs */
     int n_clients, n_waiting, n_running;
     uint64_t order;
 };
 
 void work_queue_init(struct work_queue *, int slots);
-/* With no job in it. */
-void work_queue_free(struct work_queue *);
+void work_queue_free(struct work_queue *); /* it must be empty */
 
 void work_queue_add(struct work_queue *, uint64_t client, struct work_job *);
-/* The job to start now, which runs until work_queue_end; NULL: none. */
+/* @return the job to start now, which counts as running until work_queue_end; NULL: none. */
 struct work_job *work_queue_next(struct work_queue *);
-/* The job has ended after so many nanoseconds on its thread. */
+/* ns: time the job took on its thread. */
 void work_queue_end(struct work_queue *, struct work_job *, uint64_t ns);
 
-/* Does one more job of the client fit?  `limit` jobs may wait and run in all; a client with less than its share of
- * that (fair_share.h) comes in although others have taken all of it. */
+/* @return whether one more job of the client fits.  limit: waiting and running jobs in all; a client below its share of
+ * it (fair_share.h) may add jobs even when others have used it up. */
 bool work_queue_has_room(const struct work_queue *, uint64_t client, int limit);
 
 #endif

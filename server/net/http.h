@@ -93,8 +93,8 @@ const char *http_openai_type(int status);
 void http_start(struct http_req *, int status, const char *type);
 /* Copies and queues.  False: the client reads too slowly, stop producing until on_drain. */
 bool http_write(struct http_req *, const void *data, size_t len);
-/* on_drain comes once more, when what was written so far is on its way: for an answer that is made piece by piece, so
- * that others have their turn of the loop. */
+/* Requests one more on_drain, after the bytes written so far were sent: for replies produced in chunks, so that other
+ * connections are served between two of them. */
 void http_want_drain(struct http_req *);
 void http_end(struct http_req *);
 /* An answer has begun, or none is possible any more. */

@@ -1,12 +1,12 @@
-/* The engine: one model, its KV pages, a schedule, and a thread that turns submitted requests into events.
+/* The engine: one model, its KV pages, a scheduler, and a thread that turns submitted requests into events.
  *
- * Threads.  engine_open and engine_close are called by the owner (the loop thread of the daemon, or a command's main).
- * After engine_start the engine thread owns model, pages and schedule.  engine_submit, engine_cancel, engine_pause,
- * engine_resume, engine_events, engine_events_done are called by ONE other thread (the owner's); they only pass
- * messages and never block.  engine_stats_read and everything that reads struct engine_info may be called by any.
- * What flows up is data: batches of events, announced by the notify callback.
+ * Threads.  The owner (the loop thread of the daemon, or a command's main) calls engine_open and engine_close.  After
+ * engine_start the engine thread owns model, pages and scheduler.  engine_submit, engine_cancel, engine_pause,
+ * engine_resume, engine_events and engine_events_done are called by the owner's thread only; they pass messages and
+ * never block.  Any thread may call engine_stats_read and read struct engine_info.  Results come as batches of events,
+ * announced by the notify callback.
  *
- * The engine knows no sockets and no JSON requests. */
+ * The engine knows neither sockets nor JSON. */
 #ifndef TANDEM_ENGINE_SERVE_ENGINE_H
 #define TANDEM_ENGINE_SERVE_ENGINE_H
 
@@ -28,39 +28,39 @@ struct engine_config {
     const char *model;       /* a Hugging Face directory */
     const char *device;      /* see struct dev_config (kernels/ops.h); NULL: cpu */
     int threads;             /* compute threads, the engine's own included; 0: one per available core */
-    const char *cpus;        /* which cores the threads are bound to: "0-3,8"; NULL or "": none.  With threads 0, one
-                                thread for each */
+    const char *cpus;        /* cores that the threads are bound to: "0-3,8"; NULL or "": not bound.  With threads 0,
+                                one thread per core listed */
     const char *quantize;    /* NULL or "none": the file's own type; "int8", "int4", "nf4"; for comparisons
                                 "int8-nearest", "int4-nearest": plain rounding */
     const char *kv_type;     /* NULL or "auto": the device's choice of 16 bits; "f16", "bf16", "f32", "int8" */
-    const char *activations; /* for products with bf16 weights: "f32"; "bf16": rounded, as models that run in bf16 have
-                                them; NULL or "auto": bf16 where the device multiplies it faster */
-    size_t kv_cache_bytes;   /* 0: enough for max_seqs of a moderate length, at most a quarter of the free memory */
-    /* of a device with memory of its own: what may be taken of it */
-    size_t gpu_memory_bytes;    /* 0: by the next line */
-    double gpu_memory_fraction; /* of what is free at the start; 0: 0.9 */
-    int kv_pages;               /* exactly so many pages, or ERR_NOMEM with what they need; 0: by the line above */
-    int max_seqs;               /* requests that run at once; 0: 64 */
+    const char *activations; /* inputs of GEMMs with bf16 weights: "f32"; "bf16": rounded, as in frameworks that run the
+                                model in bf16; NULL or "auto": bf16 where the device multiplies it faster */
+    size_t kv_cache_bytes;   /* 0: max_seqs requests of moderate length, at most a quarter of the free memory */
+    /* memory budget of a device with its own memory */
+    size_t gpu_memory_bytes;    /* 0: from gpu_memory_fraction */
+    double gpu_memory_fraction; /* of the memory free at the start; 0: 0.9 */
+    int kv_pages;               /* exactly, or ERR_NOMEM with the bytes needed; 0: from kv_cache_bytes */
+    int max_seqs;               /* requests running at once; 0: 64 */
     int max_batch_tokens;       /* tokens in one step; 0: 512 */
-    int max_prefill_tokens; /* and of prompts among them while others decode, so that a prompt that comes in does not
-                               hold their next tokens up; 0: a sixteenth of max_batch_tokens */
-    int max_queue;          /* requests that wait; 0: 256 */
+    int max_prefill_tokens; /* prompt tokens in a step that also decodes, so that a new prompt does not delay the next
+                               tokens of others; 0: a sixteenth of max_batch_tokens */
+    int max_queue;          /* waiting requests; 0: 256 */
     int max_total_tokens;   /* prompt + generated of one request; 0: what the model and the page pool allow */
-    int max_adapters;       /* names at once; 0: 64 */
+    int max_adapters;       /* loaded at once; 0: 64 */
     int max_lora_rank;      /* of an adapter; 0: 256 */
     bool no_prefix_cache;
-    bool record_steps;   /* a device that replays steps (kernels/ops.h) is shown those of all sizes at the start, for up
-                            to a second, so that the first requests do not wait for it; for what serves for long */
+    bool record_steps;   /* warm-up: capture the CUDA graphs of all decode batch sizes when opening, for up to a second,
+                            so that the first requests do not wait for it (warmup.h); meant for long-running servers */
     bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
-    double train_itl_budget; /* seconds a step of serving and the training behind it may take; 0: 0.05 */
-    double train_slowdown;   /* and how many times the step; >= 1; 0: 1.2 */
+    double train_itl_budget; /* seconds that a step and the training behind it may take; 0: 0.05 */
+    double train_slowdown;   /* the same in multiples of the step, >= 1; 0: 1.2 */
     bool watch_device;       /* CHECK which thread uses the device (device_owner.h); with TANDEM_DEBUG always */
-    bool no_calibration;     /* a small model is quantised without being calibrated on its own text (calibrate.h) */
+    bool no_calibration;     /* quantise a small model without calibrating on its own text (calibrate.h) */
 };
 
-/* Loads the model; long.  NULL and *e on error. */
+/* Loads the model, which takes long.  NULL and *e on error. */
 struct engine *engine_open(const struct engine_config *, struct err *e);
-/* Starts the thread.  notify(arg) is called on the engine thread whenever events wait that did not before. */
+/* Starts the thread.  notify(arg) is called on the engine thread when events are posted and none were pending. */
 int engine_start(struct engine *, void (*notify)(void *), void *arg, struct err *e);
 /* Ends every request, stops the thread if started, frees everything.  NULL is allowed. */
 void engine_close(struct engine *);
@@ -153,16 +153,16 @@ struct gen_request {
 /* Checks, copies and queues.  Returns the request's id (never 0), or 0 with *e: ERR_FULL when max_queue wait already,
  * ERR_INVALID when a field breaks the rules above, ERR_NOT_FOUND when no such adapter is loaded. */
 uint64_t engine_submit(struct engine *, const struct gen_request *, struct err *e);
-/* True while the queue has room: asked before a prompt is tokenised. */
+/* @return whether the queue has room.  Meant to be called before a prompt is tokenised. */
 bool engine_has_room(const struct engine *);
-/* One way to end early, whatever the reason: an EV_DONE with FINISH_CANCELLED follows (unless one was already on its
- * way).  Unknown ids are ignored. */
+/* Ends a request early.  An EV_DONE with FINISH_CANCELLED follows, unless another EV_DONE was already posted.  Unknown
+ * ids are ignored. */
 void engine_cancel(struct engine *, uint64_t id);
-/* Its time is over: FINISH_TIMEOUT.  What is decoding ends with its next token, which says so (so the last EV_TOKEN and
- * the EV_DONE come in one batch, as always); what has no token yet, is paused or held up ends at once, by an EV_DONE
+/* Ends a request whose deadline has passed, with FINISH_TIMEOUT.  A decoding request ends with its next token, whose
+ * EV_TOKEN carries the reason; one that has no token yet, is paused or waits for a mask ends at once, with an EV_DONE
  * alone. */
 void engine_expire(struct engine *, uint64_t id);
-/* A paused request keeps its pages while nobody needs them and is not scheduled: the answer to a slow reader. */
+/* A paused request is not scheduled, and keeps its pages until another request needs them.  For slow readers. */
 void engine_pause(struct engine *, uint64_t id);
 void engine_resume(struct engine *, uint64_t id);
 
@@ -182,11 +182,11 @@ struct adapter_info {
     char targets[160]; /* "q_proj,v_proj" */
 };
 
-/* Reads a PEFT directory and makes it the adapter of that name for all requests from now on; those that run keep the
- * version they began with.  Any thread but the engine's (the loop's too, if it may wait for the disk and for the step
- * in progress); before engine_start the owner's.  Several may load at once; none may begin after engine_close has. */
+/* Reads a PEFT directory and makes it the adapter of that name for all later requests; running ones keep the version
+ * they began with.  Blocks for the disk and for the step in progress.  Any thread but the engine's; before engine_start
+ * the owner's only.  Several loads may run at once; none may start after engine_close was called. */
 int engine_adapter_load(struct engine *, const char *name, const char *dir, uint64_t *version, struct err *e);
-/* From now on there is no adapter of that name; its memory is free when the last request that uses it ends. */
+/* Removes the name.  The adapter's memory is freed when the last request that uses it has ended. */
 int engine_adapter_unload(struct engine *, const char *name, struct err *e);
 /* The first `max` by name; returns how many. */
 int engine_adapters_list(const struct engine *, struct adapter_info *out, int max);
@@ -252,22 +252,22 @@ struct event_batch {
     const float *values;
 };
 
-/* Detaches the batches that wait, oldest first (NULL: none).  Hand the whole list back when done. */
+/* @return the list of pending batches, oldest first; NULL: none.  The whole list goes back by engine_events_done. */
 struct event_batch *engine_events(struct engine *);
 void engine_events_done(struct engine *, struct event_batch *);
 
 /* ---- training --------------------------------------------------------------------------------------------------- */
 
-/* Starts the job (train.h) on the model being served, on a thread of its own; its strings and data sets stay the
- * caller's until the last event, after which another job may be started.  Opening is part of it: what cannot be planned
- * fails with TRAIN_FAILED.  ERR_FULL while a job runs.  Called by the owner's thread or, one at a time, another. */
+/* Starts the job (train.h) on the model being served, on a thread of its own.  Its strings and data sets must stay
+ * valid until the last event, after which another job may be started.  The job is opened on that thread, so a job that
+ * cannot be planned ends with TRAIN_FAILED.  ERR_FULL while a job runs.  Any thread, one call at a time. */
 int engine_train_start(struct engine *, const struct train_job *, train_event_fn *, void *arg, struct err *e);
-/* What the job would take: nothing is trained or kept.  A pool thread, at any time. */
+/* Plans the job without running it: its steps and memory.  A pool thread, at any time. */
 int engine_train_plan(struct engine *, const struct train_job *, struct train_plan *, struct err *e);
 /* Ignored when no job runs. */
 void engine_train_command(struct engine *, enum train_command);
 
-/* ---- what it is doing ------------------------------------------------------------------------------------------ */
+/* ---- statistics ------------------------------------------------------------------------------------------------ */
 
 struct engine_stats {
     int waiting, running, paused;
@@ -293,27 +293,27 @@ struct engine_stats {
 extern const histogram_bounds engine_step_seconds_bounds, engine_step_tokens_bounds, engine_step_seqs_bounds;
 
 void engine_stats_read(const struct engine *, struct engine_stats *);
-/* clock_now() of when the engine thread began the turn (a step and what belongs to it) that it is in, or of when
- * somebody began to wait for it to wake, or of when training is to give the device back, which may be in the future; 0
- * when it has nothing to do.  What is long ago is stuck.  Any thread, no lock: it
- * answers whatever the engine hangs in. */
+/* @return the clock_now() since which the engine thread has been busy: the start of its loop iteration, or of the
+ * oldest message that it has not taken while asleep, or the end of training's time slice, which may be in the future; 0
+ * when it has nothing to do.  A time long ago means that the engine is stalled.  Any thread; takes no lock, so it works
+ * wherever the engine hangs. */
 uint64_t engine_busy_since(const struct engine *);
-/* The device has an error that stays: every request ends with an error, and only a new process helps.  Any thread; true
- * before the last of these events is announced. */
+/* @return whether the device was lost: every request ends with an error, and only a new process can serve again.  Any
+ * thread; true before the last of these events is announced. */
 bool engine_lost(const struct engine *);
 
-/* One step, for people who ask what it is doing. */
+/* One step, for debugging. */
 struct step_record {
     uint64_t number;                  /* 1: the first */
     uint64_t started;                 /* clock_now() */
-    uint64_t ns;                      /* it took */
-    uint64_t train_ns;                /* that training had afterwards */
+    uint64_t ns;                      /* duration */
+    uint64_t train_ns;                /* of the time slice of training behind it */
     int seqs, tokens, rows;           /* sequences, tokens and rows of logits computed */
-    int preempted;                    /* for it */
+    int preempted;                    /* sequences preempted by its plan */
     int waiting, running, pages_used; /* after it */
 };
 
-/* A sequence that holds a slot, as it was at the end of the last step. */
+/* A running sequence at the end of the last step. */
 struct seq_view {
     uint64_t id;                        /* as engine_submit returned it */
     int known, computed, cached, pages; /* tokens: of prompt and text so far; in the KV cache; found there at first */
@@ -322,9 +322,9 @@ struct seq_view {
 
 enum { ENGINE_STEPS_KEPT = 64, ENGINE_SEQS_KEPT = 256 };
 
-/* The last steps, oldest first; how many.  Any thread, also while a step does not end. */
+/* The last steps, oldest first.  @return how many.  Any thread, even while a step hangs. */
 int engine_last_steps(const struct engine *, struct step_record out[ENGINE_STEPS_KEPT]);
-/* Sequences that hold a slot, by admission; the first ENGINE_SEQS_KEPT; how many.  Likewise. */
+/* The first ENGINE_SEQS_KEPT running sequences, in order of admission.  @return how many.  Likewise. */
 int engine_running(const struct engine *, struct seq_view out[ENGINE_SEQS_KEPT]);
 
 /* ---- a trace of its steps --------------------------------------------------------------------------------------- */
@@ -342,16 +342,16 @@ struct trace_event {
 
 struct engine_trace {
     uint64_t start, end;   /* when it was switched on and off */
-    struct trace_event *v; /* n of room for max, in order of their ends; owned */
+    struct trace_event *v; /* (n), capacity max, in order of their ends; owned */
     size_t n, max;
-    uint64_t lost; /* events that had no room */
+    uint64_t lost; /* events dropped because v was full */
 };
 
-/* From the next step on, every step, phase and op is noted, max of them at most.  ERR_FULL: that is being done for
- * somebody else.  The owner's thread.  Without a trace a step costs what it always did. */
+/* Records every step, phase and op from the next step on, at most `max`.  ERR_FULL: another trace is being recorded.
+ * The owner's thread. */
 int engine_trace_start(struct engine *, size_t max, struct err *e);
-/* Takes what was noted; free with engine_trace_free.  Waits for the end of the step in progress, so on a pool thread;
- * once for every start, and before engine_close. */
+/* Ends the trace and returns it, to be freed by engine_trace_free.  Waits for the end of the step in progress, so it
+ * belongs on a pool thread.  Once for every start, before engine_close. */
 struct engine_trace *engine_trace_stop(struct engine *);
 void engine_trace_free(struct engine_trace *);
 

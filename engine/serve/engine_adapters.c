@@ -24,7 +24,7 @@ void engine_adapter_answer(struct engine *g, struct adapter_load *l)
     pthread_mutex_unlock(&g->load_lock);
 }
 
-/* The engine thread does it between two steps. */
+/* Has the engine thread upload the adapter between two steps, and waits for that. */
 static void load_wait(struct engine *g, struct adapter_load *l)
 {
     pthread_mutex_lock(&g->load_lock);
@@ -38,7 +38,7 @@ static void load_wait(struct engine *g, struct adapter_load *l)
     pthread_mutex_unlock(&g->load_lock);
 }
 
-/* engine_close waits for those that are on their way */
+/* Loads in progress, for which engine_close waits. */
 static void count_loading(struct engine *g, int more)
 {
     pthread_mutex_lock(&g->load_lock);

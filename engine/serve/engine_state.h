@@ -21,7 +21,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { HIDDEN_ROWS = 16 }; /* of hidden states, on their way from the device */
+enum { HIDDEN_ROWS = 16 }; /* rows of hidden states downloaded from the device at a time */
 
 enum msg_kind {
     MSG_SUBMIT,
@@ -36,7 +36,7 @@ enum msg_kind {
     MSG_STOP
 };
 
-/* An adapter on its way to the device; on the stack of the thread that waits for it. */
+/* A request to upload an adapter; on the stack of the thread that waits for it. */
 struct adapter_load {
     const char *name;
     struct adapter *adapter;
@@ -84,7 +84,7 @@ struct engine {
     struct step_batch_seq *seqs; /* (max_seqs) the plan as the batch is made of it */
     struct sample_row *rows;     /* (max_rows) */
     struct sample_out *outs;     /* (max_rows) */
-    float *hidden;               /* (HIDDEN_ROWS, C) on their way to a pooling */
+    float *hidden;               /* (HIDDEN_ROWS, C) downloaded, for pooling */
     struct request **by_id;      /* hash table with chains */
     uint32_t id_mask;
     struct train_quantum share;
@@ -111,26 +111,27 @@ struct request *engine_find_request(struct engine *, uint64_t id); /* NULL: no r
 void engine_drop_request(struct engine *, struct request *);       /* frees one outside the table; NULL is allowed */
 void engine_drop_all(struct engine *);                             /* frees those in the table, without events */
 void engine_end_request(struct engine *, struct request *, enum finish_reason why, int stop_index, const char *error);
-/* Those that wait and whose time is over were to end with their next token, which has become far away. */
+/* Ends the expired requests among the preempted ones, which would have ended with their next token. */
 void engine_end_preempted(struct engine *);
 
 /* step.c, stats.c, by the engine thread */
 void engine_run_step(struct engine *, const struct plan *);
 void engine_publish(struct engine *, const struct plan *); /* stats and debug state; plan NULL: no step was planned */
 
-/* engine_adapters.c, by the engine thread: puts the adapter on the device and answers who waits for it. */
+/* engine_adapters.c, by the engine thread: uploads the adapter; wakes the thread that waits for it. */
 void engine_adapter_publish(struct engine *, struct adapter_load *);
 void engine_adapter_answer(struct engine *, struct adapter_load *);
-/* Frees what no request holds; of a lost device, whose trainer may still be ending, only engine_close does. */
+/* Frees the versions that no request uses.  Of a lost device only engine_close frees them, since the trainer may still
+ * be ending. */
 void engine_adapters_sweep(struct engine *);
 
 /* failure.c, by the engine thread */
-/* Takes the device's error away.  @return what requests are told of it, which lasts as long as the engine. */
+/* Takes the device's error.  @return the text for the requests' events, valid as long as the engine. */
 const char *engine_take_failure(struct engine *);
 /* The device failed: the requests of the plan end with an error; the others go on, unless the device is lost. */
 void engine_fail_step(struct engine *, const struct plan *);
-/* After a time slice of training or an upload.  @return true when the device was found lost: every request has ended,
- * as will those that come. */
+/* After a time slice of training or an upload.  @return true when the device was found lost: every request was ended,
+ * and later ones will be. */
 bool engine_check_device(struct engine *);
 /* Ends every request: the device is lost. */
 void engine_end_all(struct engine *);

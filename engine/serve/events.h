@@ -1,7 +1,8 @@
-/* The way up: batches of events from the engine thread to the thread that drains them.
+/* Batches of events from the engine thread to the owner's thread.
  *
- * The engine opens a batch, adds events and their text, and posts it; the other side detaches all posted batches at
- * once and hands them back when read.  Batches are reused, so after warm-up nothing is allocated per token. */
+ * The engine thread adds events and their text to the open batch and posts it; the owner's thread takes all posted
+ * batches at once and gives them back when read.  Batches are reused, so nothing is allocated per token in the long
+ * run. */
 #ifndef TANDEM_ENGINE_SERVE_EVENTS_H
 #define TANDEM_ENGINE_SERVE_EVENTS_H
 
@@ -21,16 +22,18 @@ struct events {
 void events_init(struct events *);
 void events_free(struct events *);
 
-/* Engine thread.  The text buffer of the open batch: append a token's text, then events_add with its place. */
+/* ---- engine thread ---- */
+
+/* The text buffer of the open batch: append a token's text, then call events_add with its offset. */
 struct buf *events_text(struct events *);
 uint32_t events_top(struct events *, const struct top_token *, int n); /* returns the index of the first */
-/* n values to be filled by the caller before the next call of any of these; *at: the index of the first. */
+/* @return n values, to be filled before the next call of any of these; *at: the index of the first. */
 float *events_values(struct events *, int n, uint32_t *at);
 void events_add(struct events *, const struct event *);
-struct event *events_last(struct events *); /* the one added last, good until the next is */
-void events_post(struct events *); /* posts what was added, if anything, and calls notify when the list was empty */
+struct event *events_last(struct events *); /* the event added last; valid until the next is added */
+void events_post(struct events *); /* posts the batch unless it is empty; calls notify when no other was pending */
 
-/* The other thread. */
+/* ---- owner's thread ---- */
 struct event_batch *events_take(struct events *);
 void events_give(struct events *, struct event_batch *);
 

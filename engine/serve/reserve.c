@@ -16,7 +16,7 @@ struct steps {
     int max_pages; /* of a sequence */
 };
 
-/* Nothing of it runs: only the numbers count. */
+/* Dry run: the ops record the sizes of their scratch, nothing is launched, so any pointer will do. */
 static void one_step(const struct steps *s, int tokens, int seqs, int rows)
 {
     int32_t *any = s->m->x.p;
@@ -34,7 +34,7 @@ static void one_step(const struct steps *s, int tokens, int seqs, int rows)
     model_forward(s->m, &b);
 }
 
-/* Every number of tokens while they are few, since kernels are chosen by it; then in steps. */
+/* Every small number of tokens, since each may select another kernel; larger ones at intervals of 1/16. */
 static void all_steps(const struct steps *s)
 {
     const struct reserve *r = s->r;
@@ -46,7 +46,7 @@ static void all_steps(const struct steps *s)
     }
 }
 
-/* Through one adapter, and through one each. */
+/* Once with one adapter for all tokens, once with an adapter for each sequence. */
 static void all_adapters(const struct steps *s)
 {
     const struct model *m = s->m;

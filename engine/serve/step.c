@@ -30,14 +30,14 @@ static bool wants_mask(const struct plan_item *it)
     return request_of(it)->masked && it->rows && it->start + it->n == it->seq->n_known;
 }
 
-/* Every sequence has one token. */
+/* Whether each sequence of the plan has one token. */
 static bool plan_decodes(const struct plan *p)
 {
     return p->n_tokens == p->n;
 }
 
-/* Which rows cannot be sampled: their masks are not there.  Waits for these a little while, a longer one when nobody
- * else is in the step. */
+/* Marks the rows that cannot be sampled because their mask is missing.  Waits for missing masks first, longer when no
+ * other row of the step could be sampled (step_times.h). */
 static void await_masks(const struct engine *g, const struct plan *p, uint64_t start)
 {
     bool others = false, missing = false;
@@ -73,14 +73,15 @@ static void fill_rows(struct engine *g, const struct plan *p)
     }
 }
 
-/* A token was chosen: works on the mask of what follows, which may force tokens at once. */
+/* After a token was chosen: advances the request's mask, and takes forced tokens if it is ready. */
 static void next_mask(struct engine *g, struct request *r, int32_t token)
 {
     masked_token(r->masked, token, g->mask_until);
     if (masked_poll(r->masked, 0) == MASK_READY) request_force(r);
 }
 
-/* The last row of a constrained request was not sampled, though its mask is there: the request ends. */
+/* Ends a constrained request whose last row was not sampled although its mask is not awaited: the mask failed, or no
+ * token may follow. */
 static void end_unsampled(struct engine *g, struct request *r)
 {
     if (masked_poll(r->masked, 0) == MASK_FAILED)
@@ -89,7 +90,7 @@ static void end_unsampled(struct engine *g, struct request *r)
         engine_end_request(g, r, FINISH_EOS, -1, NULL);
 }
 
-/* What the rows of one sequence say: prompt log-probabilities, tokens that were forced, then perhaps a new one. */
+/* Turns the sampled rows of one sequence into events: prompt log-probabilities, forced tokens, then the new token. */
 static void deliver(struct engine *g, const struct plan_item *it, const struct sample_out *out, uint64_t now)
 {
     struct request *r = request_of(it);

@@ -96,8 +96,8 @@ static uint32_t fill(const struct microbatches *b, const uint32_t *row, uint32_t
     return i;
 }
 
-/* Cuts order[from, to) into steps. */
-static void cut(struct microbatches *b, uint32_t from, uint32_t to)
+/* Partitions order[from, to) into steps. */
+static void split_steps(struct microbatches *b, uint32_t from, uint32_t to)
 {
     while (from < to) {
         b->start[b->steps++] = from;
@@ -133,7 +133,7 @@ uint32_t microbatches_epoch(struct microbatches *b, uint32_t epoch)
     b->steps = 0;
     if (!b->o.in_order) shuffle(b->order, b->n, seed);
     if (b->o.in_order || b->o.packing || !b->o.by_length) {
-        cut(b, 0, b->n);
+        split_steps(b, 0, b->n);
     } else {
         uint64_t window = (uint64_t)b->o.batch_tokens * GROUP_STEPS;
         seed = rng_at(b->o.seed, (uint64_t)STREAM_STEPS << 32 | epoch);
@@ -141,7 +141,7 @@ uint32_t microbatches_epoch(struct microbatches *b, uint32_t epoch)
             uint32_t first = b->steps;
             to = fill(b, b->order, from, b->n, window);
             sort_by_length(b, b->order + from, to - from);
-            cut(b, from, to);
+            split_steps(b, from, to);
             mix_steps(b, first, from, to, seed);
         }
     }

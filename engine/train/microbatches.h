@@ -1,8 +1,8 @@
-/* Which rows are trained together: an epoch is cut into optimizer steps, a step into micro-batches.
+/* Which rows are trained together: an epoch is partitioned into optimizer steps, a step into micro-batches.
  *
- * Pure: everything follows from the rows' lengths, the seed and the number of the epoch, so a job continues at
- * (epoch, step) by asking for it.  What is in a step does not depend on micro_tokens nor on packing; they only say how
- * a step is cut.  Rows are never padded nor cut: in a micro-batch they lie end to end, each a sequence of its own. */
+ * Pure: a function of the rows' lengths, the seed and the number of the epoch, so a job can resume at any (epoch,
+ * step). micro_tokens and packing choose only how a step is partitioned, not which rows are in it.  Rows are neither
+ * padded nor truncated: in a micro-batch they are concatenated, each a sequence of its own. */
 #ifndef TANDEM_ENGINE_TRAIN_MICROBATCHES_H
 #define TANDEM_ENGINE_TRAIN_MICROBATCHES_H
 

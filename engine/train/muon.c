@@ -77,9 +77,9 @@ static void axpby(const struct run *r, float *y, const float *x, size_t n, doubl
     }
 }
 
-/* c = alpha op(a) op(b) (+ c), in blocks of c's rows that depend on the shapes alone. */
-static void product(const struct run *r, struct mat c, struct mat a, struct mat b, bool ta, bool tb, double alpha,
-                    bool accumulate)
+/* c = alpha op(a) op(b) (+ c), in blocks of c's rows whose size depends on the shapes alone. */
+static void gemm(const struct run *r, struct mat c, struct mat a, struct mat b, bool ta, bool tb, double alpha,
+                 bool accumulate)
 {
     const double MACS = 3e8;
     double cost = (double)c.cols * (ta ? a.rows : a.cols), most = MACS / cost;
@@ -111,11 +111,11 @@ static void newton_schulz(const struct muon *u, const struct run *r, float *to, 
     int k = wide ? rows : cols;
     struct mat x = mat_f32(from, rows, cols), y = mat_f32(to, rows, cols);
     struct mat a = mat_f32(u->a, k, k), b = mat_f32(u->b, k, k);
-    product(r, a, x, x, !wide, wide, 1, false);
+    gemm(r, a, x, x, !wide, wide, 1, false);
     axpby(r, u->b, u->a, (size_t)k * (size_t)k, B, 0);
-    product(r, b, a, a, false, false, C, true);
+    gemm(r, b, a, a, false, false, C, true);
     axpby(r, to, from, (size_t)rows * (size_t)cols, A, 0);
-    product(r, y, wide ? b : x, wide ? x : b, false, false, 1, true);
+    gemm(r, y, wide ? b : x, wide ? x : b, false, false, 1, true);
 }
 
 /* g becomes the direction to go; its square sum is added to *sum. */

@@ -30,7 +30,7 @@ static void largest_step(void *arg)
     if (!t->lora_method) train_full_use(&t->full, &t->o, t->o.p);
 }
 
-/* While this thread has the device: it does not look at the gate in between, so that ops are not cut. */
+/* Runs within one time slice, without a gate, so that the dry run sees every op unsplit. */
 static int reserve_scratch(struct train *t, struct err *e)
 {
     scheduler_gate_pass(t->gate);
@@ -129,7 +129,7 @@ int train_plan_job(const struct train_job *job, struct model *m, struct schedule
 struct train *train_open(const struct train_job *job, struct model *m, struct scheduler_gate *gate, struct err *e)
 {
     struct train *t = train_new(job, m, gate);
-    if (t->p.f32 && !gate) m->d->bf16_x = false; /* nobody else computes on it */
+    if (t->p.f32 && !gate) m->d->bf16_x = false; /* no engine serves from this device */
     if (open_all(t, e)) {
         struct err lost = {0};
         if (train_device_failed(t, &lost) && lost.code == ERR_LOST)

@@ -28,11 +28,11 @@ struct admission_handle {
     struct admission *of;
     int refs; /* the exchange, and each of its sequences at the engine */
     bool closed;
-    int n;             /* sequences it has a place for */
-    int left;          /* sequences that the engine is still to get */
-    bool submitted;    /* it got one */
-    int64_t tokens;    /* queued prompt tokens; */
-    int64_t pending;   /* those of them that the engine has */
+    int n;             /* sequences it is admitted for */
+    int left;          /* sequences not yet submitted to the engine */
+    bool submitted;    /* at least one was */
+    int64_t tokens;    /* queued prompt tokens */
+    int64_t pending;   /* those of sequences at the engine */
     int64_t charged;   /* prompt tokens taken from its client's bucket */
     uint64_t body;     /* bytes */
     uint64_t deadline; /* clock_now(); 0: none */
@@ -46,11 +46,11 @@ struct admission_handle {
 struct admission {
     struct admission_needs with;
     enum serving_state state;
-    struct engine *engine; /* NULL: there is none yet, or no more */
+    struct engine *engine; /* NULL before it is open and after it is closed */
     const struct engine_info *info;
     struct admission_policy admit;
     struct admission_handle watched; /* head of a ring, the earliest deadline first */
-    uv_timer_t timer;                /* runs only while somebody is watched */
+    uv_timer_t timer;                /* runs only while a handle is watched */
 };
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
@@ -214,9 +214,9 @@ static bool refuses_state(const struct admission *a, struct http_req *req)
     return true;
 }
 
-/* ---- the door ---------------------------------------------------------------------------------------------------- */
+/* ---- admission --------------------------------------------------------------------------------------------------- */
 
-/* Fills what an ask says of its client.  False: there is no place for another client. */
+/* Sets the client of an ask and the limits of its key.  @return false: the table of clients has no free entry. */
 static bool set_client(struct admission *a, const struct http_req *req, struct policy_ask *ask, uint64_t now)
 {
     const struct key *k = req->key;

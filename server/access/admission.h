@@ -6,7 +6,7 @@
  *
  * A request's capacity, in sequences and prompt tokens, is held by its handle:
  *   admission_enter          reserves one sequence and an estimate of the prompt tokens, from the size of the body
- *   admission_handle_ask     reserves for all its sequences, once the fields are parsed
+ *   admission_handle_ask     reserves for the sequences that run at once, when the fields are parsed
  *   admission_handle_tokens  replaces the estimate by the real number of prompt tokens
  *   admission_handle_close   when the answer is complete (http_req.on_answer) or the request was refused
  * bridge_submit holds the handle once for each sequence.  So capacity is released when the engine has ended the
@@ -72,7 +72,7 @@ struct admission_handle_need {
     int copies;         /* generated texts per prompt */
     int64_t timeout_ms; /* from the request's head on; 0: keeps the deadline it has, if any */
 };
-/* Reserves for all sequences of the request.  @return false when it was refused and answered. */
+/* Reserves for need->at_once sequences and all prompt tokens.  @return false when it was refused and answered. */
 bool admission_handle_ask(struct admission_handle *, struct http_req *, const struct admission_handle_need *);
 /* Sets the real number of prompt tokens.  prompt: each prompt counted once; all: once for each of its sequences. */
 void admission_handle_tokens(struct admission_handle *, int64_t prompt, int64_t all);

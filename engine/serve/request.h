@@ -20,25 +20,25 @@ struct stop_text {
 struct adapter_version;
 
 struct request {
-    struct seq seq; /* first: the schedule hands back its address */
+    struct seq seq; /* first: the scheduler's plan points to it */
     uint64_t id;
     void *user;
     struct request *next;            /* hash chain of the engine */
-    struct adapter_version *adapter; /* held; NULL: none */
+    struct adapter_version *adapter; /* a reference; NULL: none */
     struct masked *masked;           /* owned; NULL: no grammar */
-    bool unsampled;                  /* in this step: its mask is missing, or there is nothing to choose */
-    bool whole;                      /* nothing but eos may follow, whatever else was asked for */
-    bool expired;                    /* its time is over: it ends with its next token */
+    bool unsampled;                  /* its last row is not sampled in this step: mask missing, or no token allowed */
+    bool whole;                      /* the grammar allows only eos, even with ignore_eos or min_new_tokens */
+    bool expired;                    /* its deadline has passed: it ends with its next token */
 
-    int32_t *tokens; /* n_prompt + max_new of room */
+    int32_t *tokens; /* capacity n_prompt + max_new */
     int n_prompt, n_generated, max_new, min_new;
-    int n_prompt_sent; /* EV_PROMPT events so far */
+    int n_prompt_sent; /* EV_PROMPT events emitted */
     bool ignore_eos;
     int top_n;
     bool prompt_logprobs;
 
-    enum pooling pooling; /* not NONE: of what follows only times and what is said of pooling */
-    int n_pooled;         /* positions whose hidden states were taken: each is once, also after a preemption */
+    enum pooling pooling; /* not NONE: of the fields below only n_pooled, pooled and times are used */
+    int n_pooled;         /* positions added to `pooled`; each is added once, also after a preemption */
     double *pooled;       /* (C) their sum, or the last one; in the block */
 
     struct sampling_params sampling; /* bias points into the block */
@@ -53,40 +53,40 @@ struct request {
     struct stop_text stop[ENGINE_STOP_MAX];
     int32_t stop_ids[ENGINE_STOP_MAX];
     int n_stop, n_stop_ids;
-    struct buf tail; /* the end of the generated text, where a stop text may have begun; unused without stop texts */
+    struct buf tail; /* suffix of the generated text that may be the start of a stop text; unused without stop texts */
 
     struct detok detok, prompt_detok;
     struct request_times times;
 };
 
-/* The request's rules against the model's limits; NULL and *e. */
+/* Checks the request against the model's limits and copies it; NULL and *e. */
 struct request *request_new(const struct gen_request *, const struct engine_info *, struct err *e);
 void request_free(struct request *);
-/* The part of it about the prompt's ids: 0, or *e. */
+/* Checks the prompt's ids.  @return 0 on success; on failure a negative code, and *e is set. */
 int request_check_ids(const struct gen_request *, const struct engine_info *, struct err *e);
 /* The same for a request with pooling. */
 struct request *request_new_pooled(const struct gen_request *, const struct engine_info *, struct err *e);
 
-/* How to sample the row that follows the token at `pos`. */
+/* Sets the sampling parameters of the row that follows the token at `pos`. */
 void request_sample_row(struct request *, int pos, struct sample_row *row);
 
-/* The row after the prompt token at `pos` was computed: emits EV_PROMPT for token pos + 1 (and for token 0 first). */
+/* After the row of the prompt token at `pos` was computed: emits EV_PROMPT for token pos + 1 (for token 0 first). */
 void request_prompt_row(struct request *, int pos, const struct sample_out *, const struct tokenizer *,
                         struct events *);
 
-/* The next token was sampled, or was known (request_force) and its row is there: appends it, emits EV_TOKEN; not
- * FINISH_NONE when the text ends with it. */
+/* After the next token was sampled, or the row of a forced one (request_force) was computed: appends it and emits
+ * EV_TOKEN.  @return FINISH_NONE unless the text ends with it. */
 enum finish_reason request_token(struct request *, const struct sample_out *, const struct engine_info *,
                                  const struct tokenizer *, struct events *, uint64_t now, int *stop_index);
 
-/* false: what it asks for of single tokens would not hold for tokens that are not sampled. */
+/* @return whether tokens may be forced; false when it has parameters that act on the sampling of each token. */
 bool request_may_force(const struct request *);
-/* Its mask is ready: the tokens that the grammar forces first become known ones, which are computed together; they are
- * announced by request_token, each when its row gives its log-probability. */
+/* When its mask is ready: adds the tokens that the grammar forces to its known tokens, which one step computes
+ * together. request_token emits each when its row has given its log-probability. */
 void request_force(struct request *);
 
-/* The hidden states (n, C) of the prompt's tokens from `pos` on were computed.  FINISH_NONE: more are to come.
- * FINISH_EMBEDDED: it was the last, the EV_EMBEDDING is out.  FINISH_ERROR: a value is not finite. */
+/* After the hidden states (n, C) of the prompt's tokens from `pos` on were computed.  @return FINISH_NONE: more are
+ * needed; FINISH_EMBEDDED: the EV_EMBEDDING was emitted; FINISH_ERROR: a value is not finite. */
 enum finish_reason request_hidden(struct request *, int pos, int n, const float *hidden, const struct engine_info *,
                                   struct events *);
 

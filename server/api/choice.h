@@ -1,8 +1,8 @@
-/* One choice of an OpenAI answer while it is generated: events go in, text and log-probabilities come out, piece by
- * piece for a stream or all of it at the end; the same code, so both say the same.  Pure: any one thread.
+/* One choice of an OpenAI answer while it is generated: turns events into text and log-probabilities, in chunks for a
+ * stream or all at the end; the same code does both, so both give the same text.  Pure: any one thread.
  *
- * The engine's text ends with the stop text; OpenAI's ends before it.  So the end of the text that may be the beginning
- * of a stop text is held back until it is known. */
+ * The engine's text ends with the stop text, OpenAI's before it.  So a suffix of the text that may be the start of a
+ * stop text is buffered until the next events decide. */
 #ifndef TANDEM_SERVER_API_CHOICE_H
 #define TANDEM_SERVER_API_CHOICE_H
 

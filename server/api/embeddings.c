@@ -2,7 +2,7 @@
  * bodies of theirs: those of Text Embeddings Inference.
  *
  * An exchange goes: a place, or refused (admission.h) -> read and tokenise (on the pool when long) -> submit, a few
- * inputs at a time, so that one request does not fill the queue -> write the answer (in pieces, incremental_reply.h).
+ * inputs at a time, so that one request does not fill the queue -> write the answer (in chunks, incremental_reply.h).
  * It lives from the handler until on_close and until nothing of ours is on the stack or on the pool: hence the count.
  * Loop thread, but for the two work_ functions, which only touch what the loop leaves alone meanwhile. */
 #include "engine/base/mem.h"
@@ -61,7 +61,7 @@ struct exchange {
     enum embed_shape shape;
     struct http_body body;   /* while it is read on the pool */
     struct reservation held; /* for inputs, their tokens and the values */
-    struct incremental_reply pieces;
+    struct incremental_reply reply;
     int written, written_values; /* inputs, and values of the next one, that are in the answer */
 };
 
@@ -223,7 +223,7 @@ static bool write_similarities(void *arg, struct buf *out)
 {
     struct exchange *x = arg;
     const struct embed_params *p = &x->params;
-    int end = x->written + 1 + REPLY_CHUNK_BYTES / p->dimensions; /* products for one piece */
+    int end = x->written + 1 + REPLY_CHUNK_BYTES / p->dimensions; /* dot products per chunk */
     if (!x->written) buf_char(out, '[');
     for (; x->written < p->n - 1 && x->written < end; x->written++)
         buf_printf(out, x->written ? ",%.9g" : "%.9g", cosine(vector(x, 0), vector(x, x->written + 1), p->dimensions));
@@ -235,7 +235,7 @@ static bool write_similarities(void *arg, struct buf *out)
 static void on_drain(struct http_req *req)
 {
     struct exchange *x = req->user;
-    incremental_reply_more(&x->pieces);
+    incremental_reply_more(&x->reply);
 }
 
 static void reply_vectors(struct exchange *x)
@@ -243,7 +243,7 @@ static void reply_vectors(struct exchange *x)
     x->req->on_drain = on_drain;
     static reply_chunk_fn *const write[] = {
         [EMBED_OPENAI] = write_openai, [EMBED_TEI] = write_tei, [EMBED_SIMILARITY] = write_similarities};
-    incremental_reply_begin(&x->pieces, x->req, "application/json", write[x->params.shape], x);
+    incremental_reply_begin(&x->reply, x->req, "application/json", write[x->params.shape], x);
 }
 
 /* ---- the vectors ----------------------------------------------------------------------------------------------- */

@@ -293,7 +293,7 @@ static void end_stream(struct exchange *x)
     if (x->req) http_end(x->req);
 }
 
-static void send_pieces(struct exchange *x, struct sequence *seq, bool over)
+static void send_ready(struct exchange *x, struct sequence *seq, bool over)
 {
     bool chat = x->route == OPENAI_CHAT;
     if (chat && !seq->started) send_chunk(x, seq, CHUNK_ROLE);
@@ -323,7 +323,7 @@ static void finish_sequence(struct exchange *x, struct sequence *seq, const stru
         end_stream(x);
         return;
     }
-    send_pieces(x, seq, true);
+    send_ready(x, seq, true);
     add_usage(x, seq, done);
     if (++x->n_done < x->n) return;
     if (x->params.include_usage) {
@@ -342,7 +342,7 @@ static void on_stream(void *arg, const struct event *ev, const struct event_batc
     if (ev->kind == EV_DONE)
         finish_sequence(x, seq, ev);
     else if (ev->kind == EV_TOKEN && ev->finish == FINISH_NONE && choice_ready(&seq->choice))
-        send_pieces(x, seq, false); /* a last token goes out with the EV_DONE that follows in the same batch */
+        send_ready(x, seq, false); /* the last token is sent with the EV_DONE that follows in the same batch */
     exchange_unref(x);
 }
 

@@ -5,8 +5,8 @@
  *   {"messages": [...]}  vLLM: the same of what the chat template makes of a conversation
  *   {"tokens": IDS}      vLLM, /detokenize: {"prompt"}
  *
- * A large body is read and worked on by the pool, and the answer is sent in pieces (incremental_reply.h): what is held
- * for a client that does not read are the tokens, which are reserved.  Loop thread; the work_ functions any. */
+ * A large body is parsed and tokenised on the thread pool, and the answer is sent in chunks (incremental_reply.h), so a
+ * client that does not read keeps only the tokens in memory, which are reserved.  Loop thread; work_*: any thread. */
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
@@ -27,10 +27,10 @@
 
 enum {
     DETOKENIZE_BYTES = 4 * 1024 * 1024, /* more ids than the model takes may spell so much text */
-    TEXT_PIECE = REPLY_CHUNK_BYTES / 2, /* of a text that is escaped */
+    TEXT_CHUNK = REPLY_CHUNK_BYTES / 2, /* bytes of text per chunk, before it is escaped */
 };
 
-/* What both routes have: the exchange, the work, the answer in pieces. */
+/* The state of an exchange of either route: the request, the work on the pool, the answer. */
 struct exchange {
     struct http_req *req; /* NULL once closed */
     const struct app *app;
@@ -47,7 +47,7 @@ struct exchange {
     bool vllm, strings;
     /* where the answer is */
     reply_chunk_fn *write;
-    struct incremental_reply pieces;
+    struct incremental_reply reply;
     size_t next;
     int stage;
     struct text_cursor {
@@ -75,7 +75,7 @@ static void on_close(struct http_req *req)
 static void on_drain(struct http_req *req)
 {
     struct exchange *x = req->user;
-    incremental_reply_more(&x->pieces);
+    incremental_reply_more(&x->reply);
 }
 
 static void work(void *arg)
@@ -105,7 +105,7 @@ static void after(void *arg)
     }
     if (!x->status) {
         x->req->on_drain = on_drain;
-        incremental_reply_begin(&x->pieces, x->req, "application/json", x->write, x);
+        incremental_reply_begin(&x->reply, x->req, "application/json", x->write, x);
     } else if (!body_reply_memory(x->req->app, x->req, &x->e)) {
         http_reply_error(x->req, x->status, "validation", "%s%s", x->status == 422 ? "Input validation error: " : "",
                          x->e.msg);
@@ -351,7 +351,7 @@ static bool write_text(void *arg, struct buf *out)
 {
     struct exchange *x = arg;
     const char *text = x->text.data ? x->text.data : "";
-    size_t end = x->next + TEXT_PIECE;
+    size_t end = x->next + TEXT_CHUNK;
     if (end >= x->text.len) end = x->text.len;
     while (end < x->text.len && ((unsigned char)text[end] & 0xc0) == 0x80) end++;
     if (!x->next) buf_str(out, "{\"prompt\":\"");

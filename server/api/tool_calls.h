@@ -1,21 +1,24 @@
-/* Tool calls: the calls that a model writes into its text, found while the text is generated, in OpenAI's shape.
+/* Parses the tool calls that a model writes into its text, while the text is generated, into OpenAI's shape.
  *
- *   hermes       <tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>      Qwen 2.5 and 3, Hermes; several
- * in a row, text before, between and behind; not within a leading <think> ... </think> llama3_json  {"name": "f",
- * "parameters": {"x": 1}}      Llama 3: at the start of the answer, or after <|python_tag|>; several, separated by ";"
- * or white space
+ * hermes (Qwen 2.5 and 3, Hermes): any number of calls, with text before, between and behind them; none within a
+ * leading <think> ... </think>:
+ *      <tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>
+ *
+ * llama3_json (Llama 3): at the start of the answer, or after <|python_tag|>; several are separated by ";" or white
+ * space:
+ *      {"name": "f", "parameters": {"x": 1}}
  *
  * A call's object has name (a text of 1 to 256 bytes), arguments or parameters (an object, in either format), and at
  * most type ("function") and id (a text) besides, in any order.  After a mark, arguments may be missing or null: {}.
  * An object without a mark is only a call when it names one of the tools.  A closing mark may be missing.
  *
- * What is no call is content, byte by byte as it was generated: bad JSON (by the rules of json.h but for numbers out
- * of range), another shape, nested deeper than 64, more than TOOL_CALL_MAX bytes, more than TOOL_CALLS_MAX calls.
- * Content is held back only while it may be the beginning of a mark, or white space before one: white space before a
- * call and behind the last one belongs to the calls and is dropped.
+ * Everything else is content and is passed on byte for byte: bad JSON (by the rules of json.h, except that numbers may
+ * be out of range), another shape, nesting deeper than 64, more than TOOL_CALL_MAX bytes, calls after the first
+ * TOOL_CALLS_MAX.  Content is buffered only while it may be the start of a mark, or white space before one: white space
+ * before a call and behind the last one belongs to the calls and is dropped.
  *
- * Where the text is cut into pieces changes nothing but where the deltas are cut.  One thread at a time; work and
- * memory are linear in the text. */
+ * How the text is split between calls of the parser affects only how the deltas are split.  One thread at a time; time
+ * and memory are linear in the text. */
 #ifndef TANDEM_SERVER_API_TOOL_CALLS_H
 #define TANDEM_SERVER_API_TOOL_CALLS_H
 
@@ -49,8 +52,8 @@ struct tool_event {
     int index;        /* of the call, from 0 */
     const char *id;   /* TOOL_BEGIN: "call_" and 24 letters and digits, random */
     const char *name; /* TOOL_BEGIN */
-    const char *text; /* TOOL_CONTENT, TOOL_ARGUMENTS: not empty, not NUL-terminated; whole UTF-8 characters where the
-                         pieces fed were */
+    const char *text; /* TOOL_CONTENT, TOOL_ARGUMENTS: not empty, not NUL-terminated; whole UTF-8 characters if the
+                         text fed was split between characters */
     size_t n;
     bool broken; /* TOOL_END: only with stream; what follows in the text is content */
 };

@@ -28,10 +28,10 @@ enum {
     LINGER_BYTES = 32 << 20,
     PEER_CHECK_MS = 1000,
     WIND_DOWN_MS = 1000,
-    REFUSED_MS = 1000,   /* for a connection beyond the limit to say that it is a probe */
-    KEEP_BUFFER = 4096,  /* an idle connection holds on to buffers of at most this size */
-    GATE_BYTES = 16384,  /* a shorter body is read, whatever becomes of it: the connection can then go on */
-    OPTIONS_BODY = 4096, /* anybody may ask, and nobody reads it */
+    REFUSED_MS = 1000,   /* wait of a connection beyond the limit for a request, which may be a health probe */
+    KEEP_BUFFER = 4096,  /* an idle connection keeps buffers of at most this size */
+    GATE_BYTES = 16384,  /* a shorter body is read even if it is refused, so that the connection can be reused */
+    OPTIONS_BODY = 4096, /* limit of a body that is read and dropped, without authentication */
 };
 
 struct conn *conn_new(struct http_server *server)

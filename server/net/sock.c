@@ -7,8 +7,8 @@
  * one uv_write; while that is in flight new bytes collect again.  So a burst of tokens is one system call and one
  * segment.
  *
- * Under TLS the bytes collected wait in the filter, which encrypts a piece whenever the one before has left: so what is
- * held twice is bounded, however large an answer is.
+ * Under TLS the collected bytes wait in the filter, which encrypts a chunk when the one before was sent: so the bytes
+ * held both in plain and encrypted are bounded, however large an answer is.
  *
  * Closing.  sock_close may be called at any time; the memory goes when both handles are closed. */
 #include "server/net/conn.h"
@@ -25,7 +25,7 @@ enum {
     KEEP_OUT = 64 * 1024,     /* an emptied output buffer up to this size is kept */
     SEND_BUFFER = 128 * 1024, /* asked of the kernel, which doubles it */
     RECORD = 16 * 1024,       /* the most that one record of TLS holds */
-    ROUNDS = 4,               /* pieces encrypted for one connection before others have their turn */
+    ROUNDS = 4,               /* chunks encrypted for one connection before the next is served */
 };
 
 static struct conn *conn_of_tcp(uv_handle_t *h)

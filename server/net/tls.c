@@ -305,7 +305,7 @@ int tls_read(struct tls_link *l, void *out, size_t size)
         l->ready = true;
     }
     int n = SSL_read(l->ssl, out, size < INT_MAX ? (int)size : INT_MAX);
-    if (l->sealed.len > SEALED_MAX) { /* it makes us talk and does not listen */
+    if (l->sealed.len > SEALED_MAX) { /* the peer sends but never reads: output limit exceeded */
         l->broken = true;
         l->in_len = 0;
         buf_free(&l->sealed);

@@ -70,7 +70,7 @@ struct admission *admission_open(const struct admission_needs *with)
     return a;
 }
 
-/* 0 stands for what max_queue requests of moderate length have, but for no less than two of the longest. */
+/* The default (0): the tokens of max_queue requests of moderate length, at least those of two of the longest. */
 static int64_t queue_tokens(const struct settings *set, const struct engine_info *i)
 {
     int64_t usual = (int64_t)set->max_queue * 512, two = 2 * (int64_t)i->max_total_tokens;
@@ -90,16 +90,16 @@ void admission_close(struct admission *a)
     uv_close((uv_handle_t *)&a->timer, on_timer_closed);
 }
 
-/* ---- what is known of the load ----------------------------------------------------------------------------------- */
+/* ---- load -------------------------------------------------------------------------------------------------------- */
 
 static void observe(struct admission *a)
 {
     struct engine_stats s;
     if (!a->engine) return;
-    a->admit.limits.max_wait = a->with.set->max_wait; /* these may change while it serves */
+    a->admit.limits.max_wait = a->with.set->max_wait; /* a reload may change these */
     a->admit.limits.max_tokens = queue_tokens(a->with.set, a->info);
     engine_stats_read(a->engine, &s);
-    /* nine tenths of the pages in use: there is no room for more than run already, whatever slots are free */
+    /* with more than nine tenths of the pages in use, no further sequence can start even if slots are free */
     bool crowded = s.running > 0 && s.pages_used > s.pages_total / 10 * 9;
     policy_observe(&a->admit, &(struct policy_sample){
                                   .running = s.running,
@@ -436,8 +436,8 @@ int admission_handle_priority(const struct admission_handle *t, int wanted)
     return wanted < t->priority_max ? t->priority_max : wanted;
 }
 
-/* Gives back what it still has when the last sequence is over, or was never begun. */
-static void ticket_unref(struct admission_handle *t)
+/* Drops a reference.  With the last one, returns what the handle still holds and frees it. */
+static void handle_unref(struct admission_handle *t)
 {
     struct admission *a = t->of;
     if (--t->refs) return;
@@ -447,15 +447,15 @@ static void ticket_unref(struct admission_handle *t)
     free(t);
 }
 
-/* So many of its tokens wait no more. */
+/* `tokens` of its prompt tokens are no longer queued. */
 static void give_tokens(struct admission_handle *t, int64_t tokens)
 {
     policy_give(&t->of->admit, t->client, 0, tokens);
     t->tokens -= tokens;
 }
 
-/* Of its places, those that neither have a sequence at the engine nor will have one. */
-static void give_places(struct admission_handle *t, int running)
+/* Returns the sequences it was admitted for that are neither at the engine nor to be submitted. */
+static void give_sequences(struct admission_handle *t, int running)
 {
     int needed = running + t->left;
     if (t->n <= needed) return;
@@ -470,8 +470,8 @@ void admission_handle_close(struct admission_handle *t)
     t->left = 0;
     unwatch(t);
     give_tokens(t, t->tokens - t->pending);
-    give_places(t, t->refs - 1);
-    ticket_unref(t);
+    give_sequences(t, t->refs - 1);
+    handle_unref(t);
 }
 
 void admission_handle_hold(struct admission_handle *t, int prompt_tokens)
@@ -495,13 +495,13 @@ void admission_handle_done(struct admission_handle *t, const struct event *done,
     policy_charge(t->client, &t->per, done->n_generated, now);
     if (done->times.scheduled && done->times.done > done->times.scheduled)
         policy_ended(&t->of->admit, (double)(done->times.done - done->times.scheduled) * 1e-9, now);
-    give_places(t, t->refs - 1 - !t->closed);
-    ticket_unref(t);
+    give_sequences(t, t->refs - 1 - !t->closed);
+    handle_unref(t);
 }
 
 void admission_handle_drop(struct admission_handle *t)
 {
-    ticket_unref(t);
+    handle_unref(t);
 }
 
 /* ---- gauges ------------------------------------------------------------------------------------------------------ */

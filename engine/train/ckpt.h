@@ -1,9 +1,9 @@
-/* Checkpoints: named arrays that are wholly on the disk or not at all.
+/* Checkpoints: sets of named arrays, written atomically.
  *
- * DIR/step-0000000120/ has one file for each array and `manifest`, which states the job they belong to and the CRC-32C
- * of each.  A checkpoint is written under another name, every file and the directory synced, and renamed; then all but
- * it, the one before and one that its owner names are deleted.  So after any crash there is a whole one, and when the
- * newest turns out damaged, the one before.  The trainer's thread. */
+ * DIR/step-0000000120/ has a file for each array and `manifest`, with the job they belong to and the CRC-32C of each. A
+ * checkpoint is written under another name, each file and the directory are synced, and it is renamed.  Then all others
+ * are deleted except the previous one and one that the caller names.  So a complete one exists after any crash, and the
+ * previous one if the newest is damaged.  Trainer thread. */
 #ifndef TANDEM_ENGINE_TRAIN_CKPT_H
 #define TANDEM_ENGINE_TRAIN_CKPT_H
 
@@ -21,14 +21,14 @@ struct ckpt_part {
     size_t bytes;
 };
 
-/* Durable when it returns 0.  dir and its parents are made.  Of the others the one before stays, and that of step
- * `keep` (-1: of none).  ERR_IO with the path and the system's reason; then what was there before is as it was. */
+/* Creates dir and its parents.  Keeps the previous checkpoint and that of step `keep` (-1: none).  @return 0 when the
+ * checkpoint is durable; ERR_IO with the path and the system's reason, and the earlier checkpoints are unchanged. */
 int ckpt_write(const char *dir, uint64_t job, int64_t step, int64_t keep, const struct ckpt_part *, int n,
                struct err *);
 
-/* Reads the newest whole checkpoint of step `most` or before: *step, or -1 when there is none.  A damaged one is passed
- * over with a line in `warnings` and deleted; what was left unfinished is deleted too.  ERR_INVALID: a whole one is of
- * another job or has other arrays; the parts are as they were. */
+/* Reads the newest complete checkpoint of step `most` or earlier; *step: its step, -1: there is none.  A damaged one is
+ * skipped with a line in `warnings` and deleted, as are unfinished ones.  ERR_INVALID: the checkpoint is of another job
+ * or has other arrays; the parts are unchanged. */
 int ckpt_read(const char *dir, uint64_t job, int64_t most, const struct ckpt_part *, int n, int64_t *step,
               struct buf *warnings, struct err *);
 

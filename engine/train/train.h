@@ -1,11 +1,11 @@
 /* Fine-tuning: a trainer runs one job on the weights that are being served, or on its own.
  *
- * Threads.  A trainer has a thread of its own that walks through steps as straight prose.  It never touches the device
- * without asking its gate first (scheduler_gate.h): served requests and training take turns on the device, an op at a
- * time. Everything flows out as events, by a callback on the trainer's thread; commands flow in as one atomic word.
+ * Threads.  A trainer has a thread of its own.  It passes its scheduler gate before every op (scheduler_gate.h), so
+ * that serving and training share the device without ever using it at the same time.  Events come by a callback on the
+ * trainer thread; commands are one atomic word.
  *
- * Nothing is lost: the trainer's state is a checkpoint directory, written beside and renamed; a trainer opened on a
- * directory with a checkpoint goes on from it, and ends with the bytes of an unbroken run. */
+ * A trainer's whole state is in its checkpoints, which are written under another name and renamed.  A trainer opened on
+ * a directory with a checkpoint resumes from it and ends with the bytes of an unbroken run. */
 #ifndef TANDEM_ENGINE_TRAIN_TRAIN_H
 #define TANDEM_ENGINE_TRAIN_TRAIN_H
 
@@ -47,7 +47,7 @@ struct train_params {
     double lora_dropout;            /* 0 */
     bool use_rslora;
     unsigned targets;     /* of enum lora_target; TARGET_ALL */
-    bool packing;         /* several rows in one sequence's place; true */
+    bool packing;         /* a step's rows fill as few micro-batches as possible; true */
     bool group_by_length; /* without packing: rows of about a length together; true */
     double eval_fraction; /* [0, 0.5] of the rows are held out; 0.  Unless eval data is given */
     int64_t eval_steps;   /* 0: at the end of each epoch */
@@ -56,15 +56,15 @@ struct train_params {
     int patience;         /* early_stopping_patience: stop after so many evaluations without improvement; 0: never */
     double min_improvement; /* early_stopping_threshold: what counts as one; 0 */
     enum train_recompute recompute;
-    bool f32;         /* products in f32 even where bf16 is faster; beside serving those of adapters only */
+    bool f32;         /* GEMMs in f32 even where bf16 is faster; beside serving only those of adapters */
     bool random_init; /* full: start from random weights of this shape, not the model's */
     uint64_t seed;    /* 42 */
 };
 
 void train_params_default(struct train_params *, enum train_method);
 
-/* The limits of a number among the parameters, for everybody who checks one.  They are those of the arithmetic, which
- * is in floats: a decay of 0.99999999 would be 1 there. */
+/* The range of a numeric parameter; every check uses these.  They allow for arithmetic in floats, where a decay of
+ * 0.99999999 would be 1. */
 struct train_range {
     const char *name; /* as in requests and messages */
     double min, max;
@@ -95,14 +95,14 @@ enum train_event_kind {
     TRAIN_PLAN,       /* before the first step: plan */
     TRAIN_STEP,       /* an optimizer step is done: metrics */
     TRAIN_EVAL,       /* eval_loss, eval_accuracy, best */
-    TRAIN_SAVING,     /* a checkpoint comes next: steps before it will not be told again after a crash.  A callback that
-                         keeps events may take the time to make them durable; the device is not held meanwhile */
+    TRAIN_SAVING,     /* before a checkpoint is written: events of earlier steps will not be repeated after a crash, so
+                         a callback that stores events should make them durable now; the device is free meanwhile */
     TRAIN_CHECKPOINT, /* text: its directory */
     TRAIN_WARNING,    /* text: a step skipped, a suspicious gradient norm, rows left out */
     TRAIN_RESUMED,    /* step: of the checkpoint */
     TRAIN_PAUSED,     /* a checkpoint is on the disk and the thread has ended */
     TRAIN_CANCELLED,
-    TRAIN_LOST, /* the device was, and the thread has ended: another process goes on from the last checkpoint */
+    TRAIN_LOST, /* the device was lost, the thread ends: a new process can resume from the last checkpoint */
     TRAIN_FAILED,
     TRAIN_SUCCEEDED /* the last event; the thread ends.  FAILED and LOST: text says why */
 };
@@ -143,16 +143,15 @@ struct scheduler_gate;
  * alone.  The model's weights are borrowed until train_free. */
 struct model;
 struct train *train_open(const struct train_job *, struct model *, struct scheduler_gate *, struct err *e);
-/* The plan alone, and the same errors; any thread, also while the model is served or trained on.  dir and out may be
- * NULL.
+/* Only plans, with the same errors.  Any thread, even while the model is served or trained.  dir and out may be NULL.
  */
 int train_plan_job(const struct train_job *, struct model *, struct scheduler_gate *, struct train_plan *,
                    struct err *e);
 /* Runs in the caller's thread until the last event. */
 void train_run(struct train *, train_event_fn *, void *arg);
-/* Any thread: at the next micro-batch, a checkpoint, then PAUSED or CANCELLED. */
+/* At the next micro-batch the trainer writes a checkpoint and ends with PAUSED or CANCELLED. */
 enum train_command { TRAIN_GO_ON, TRAIN_PAUSE, TRAIN_CANCEL };
-void train_command(struct train *, enum train_command);
+void train_command(struct train *, enum train_command); /* any thread */
 const struct train_plan *train_plan(const struct train *);
 void train_free(struct train *);
 

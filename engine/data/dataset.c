@@ -1,14 +1,14 @@
 /* Opening a data set: detected, then found in the cache or built into it, then mapped.  Contract in dataset.h.
  *
- *   source  bytes, in blocks                                               dataset_source
- *        -> kind of file, format, hash of the content                      dataset_detect
- *        -> rows, as bytes                                                 dataset_scan
- *        -> JSON, checked                                                  dataset_json
- *        -> a text, a conversation or ids                                  dataset_row
- *        -> text with trained stretches                                    dataset_render
- *        -> ids and mask                                                   dataset_encode
- *        -> a mapped file                                                  dataset_cache
- * dataset_build drives the part from rows to ids on several threads. */
+ *   source  bytes, in blocks                                               source.c
+ *        -> kind of file, format, hash of the content                      detect.c
+ *        -> rows, as bytes                                                 scan.c
+ *        -> JSON, checked                                                  json.c
+ *        -> a text, a conversation or ids                                  row.c
+ *        -> text with trained stretches                                    render.c
+ *        -> ids and mask                                                   encode.c
+ *        -> a mapped file                                                  cache.c
+ * build.c drives the part from rows to ids on several threads. */
 #include "engine/data/dataset.h"
 
 #include "engine/base/log.h"

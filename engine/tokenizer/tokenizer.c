@@ -1,11 +1,11 @@
 /* The tokenizer: reading tokenizer.json, and the way of a text through its parts.  Contract in tokenizer.h.
  *
- *   bytes -> text (UTF-8 made valid, each byte knows its character)          tokenizer_text
- *         -> added tokens cut out -> normalizer -> added tokens again        tokenizer_added, tokenizer_normalize
- *         -> words                                                           tokenizer_pretokenize
- *         -> ids, by byte-pair encoding                                      tokenizer_bpe
- *         -> template (bos, eos), offsets trimmed                            tokenizer_template
- *   ids -> spellings -> decoder                                              tokenizer_decode
+ *   bytes -> text (UTF-8 made valid, each byte knows its character)          text.c
+ *         -> added tokens cut out -> normalizer -> added tokens again        added.c, normalize.c
+ *         -> words                                                           pretokenize.c
+ *         -> ids, by byte-pair encoding                                      bpe.c
+ *         -> template (bos, eos), offsets trimmed                            template.c
+ *   ids -> spellings -> decoder                                              decode.c
  *
  * A struct tokenizer is written by tokenizer_parse alone; what a call needs to write it keeps on its own stack.  */
 #include "engine/tokenizer/tokenizer.h"

@@ -131,7 +131,7 @@ struct attn_block {
     const struct attn_block *then; /* what the same thread is likely to do next; NULL: nothing, or not known */
 };
 
-/* What the products of training have of their own (train_products_impl.h). */
+/* What the backward GEMMs have of their own (train_gemm_impl.h). */
 struct isa_products {
     int dot_rows; /* rows that `dot` takes at once, or a multiple, waste nothing */
     /* to[c * ld_to + r] = from[r * ld_from + c] */

@@ -1,7 +1,7 @@
 /* The reference device: every op as its contract in ops.h says it, one loop per index, sums in double, weights
  * unpacked, the KV cache kept as the floats its type can hold.  It is the oracle of the op tests and the documentation
  * of the arithmetic; it is never fast.  Sampling is in ref_sample.c, the ops of training in ref_train.c and
- * ref_train_products.c. */
+ * ref_train_gemm.c. */
 #include "kernels/ref/ref.h"
 
 #include "kernels/dev.h"

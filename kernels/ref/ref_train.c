@@ -1,5 +1,5 @@
 /* The reference device's ops of training, each as its contract in train_ops.h says it, one loop per index, in double.
- * The products among them are in ref_train_products.c. */
+ * The products among them are in ref_train_gemm.c. */
 #include "kernels/ref/ref.h"
 
 #include "kernels/dev.h"

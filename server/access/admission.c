@@ -117,8 +117,8 @@ void admission_state(struct admission *a, enum serving_state state)
 void admission_engine(struct admission *a, struct engine *engine)
 {
     a->engine = engine;
+    a->info = engine ? engine_info(engine) : NULL;
     if (!engine) return;
-    a->info = engine_info(engine);
     a->admit.limits.max_seqs = a->info->max_seqs;
     a->admit.limits.max_prompt = a->info->max_total_tokens;
     observe(a);

@@ -5,7 +5,6 @@
 #include "server/net/http.h"
 
 #include <stdio.h>
-#include <string.h>
 #include <sys/random.h>
 
 void client_name(const struct http_req *req, char out[static CLIENT_NAME])

@@ -1,4 +1,4 @@
-/* What the handlers share: http_req.app points to it.  Loop thread only. */
+/* What the handlers share: http_req.app points to it.  Loop thread, but for what says otherwise. */
 #ifndef TANDEM_SERVER_API_APP_H
 #define TANDEM_SERVER_API_APP_H
 

@@ -23,7 +23,7 @@ struct embed_limits {
     enum pooling pooling; /* where the request says nothing */
 };
 
-/* one of a text and ids; after embed_tokenize, ids */
+/* one of a text and ids; after embed_input_tokenize, ids */
 struct embed_input {
     const char *text; /* points into the tree; NULL: ids were given */
     size_t len;

@@ -13,7 +13,6 @@
 #include "engine/base/clock.h"
 #include "engine/base/crash.h"
 #include "engine/base/log.h"
-#include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
 #include "server/access/credentials.h"
@@ -42,7 +41,6 @@
 #include "server/ops/service.h"
 #include "server/ops/socket_activation.h"
 #include "server/ops/watchdog.h"
-#include "server/schema/constraint.h"
 #include "server/store/store.h"
 
 #include <stdio.h>

@@ -4,13 +4,12 @@
 #include "server/api/request_body.h"
 #include "server/api/routes.h"
 #include "server/console/console.h"
-#include "server/jobs/api_files.h"
 #include "server/jobs/routes.h"
 #include "server/ops/routes.h"
 
 #define TRAIN_BODY ((size_t)32 * 1024 * 1024) /* rows may come inline */
 #define NAME_BODY ((size_t)BODY_INLINE)       /* a name and a path: read on the loop */
-#define OPEN_BODY ((size_t)4096)              /* of a GET that anybody may send: nobody reads it */
+#define OPEN_BODY ((size_t)4096)              /* of a GET that is open to all; ignored */
 
 const struct http_route serve_routes[] = {
     {HTTP_M_POST, "/generate", api_generate, 0, .gate = admission_gate, .role = ROUTE_USER},

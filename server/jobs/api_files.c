@@ -3,7 +3,6 @@
  * An upload is parsed as it comes and written by the thread pool, a buffer at a time, to files/ID.tmp; while a buffer
  * is being written the next one fills, and when that is full too the connection is not read.  At the end: fsync,
  * rename, and only then the row.  The client's answer comes after the row's commit. */
-#include "server/jobs/api_files.h"
 
 #include "engine/base/check.h"
 #include "engine/base/file.h"

@@ -5,7 +5,6 @@
 
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
-#include "server/jobs/jobs.h"
 #include "server/jobs/routes.h"
 #include "server/json/json.h"
 #include "server/json/names.h"

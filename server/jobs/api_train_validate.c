@@ -8,7 +8,6 @@
 #include "server/config/settings.h"
 #include "server/jobs/job_data.h"
 #include "server/jobs/job_report.h"
-#include "server/jobs/jobs.h"
 #include "server/jobs/routes.h"
 #include "server/json/json.h"
 #include "server/net/http.h"

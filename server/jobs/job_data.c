@@ -1,7 +1,5 @@
 #include "server/jobs/job_data.h"
 
-#include "engine/base/file.h"
-#include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/api/app.h"
 #include "server/json/json.h"

@@ -4,7 +4,6 @@
 #include "engine/base/crash.h"
 #include "engine/base/file.h"
 #include "engine/base/log.h"
-#include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/api/adapters.h"
 #include "server/config/settings.h"
@@ -18,7 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 void run_free(struct run *r)
 {

@@ -17,7 +17,6 @@
 
 struct app;
 struct jobs;
-struct metrics;
 
 struct jobs *jobs_open(struct app *);
 /* Looks at what an earlier process left among the uploads.  Any thread, once, before the first upload may begin. */

@@ -2,7 +2,11 @@
 #ifndef TANDEM_SERVER_JOBS_ROUTES_H
 #define TANDEM_SERVER_JOBS_ROUTES_H
 
+#include <stddef.h>
+
 struct http_req;
+
+#define FILES_LIMIT ((size_t)512 * 1024 * 1024) /* of one upload to /v1/files, the form around it included */
 
 /* api_train.c, api_train_events.c */
 void api_train_create(struct http_req *);

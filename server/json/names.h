@@ -1,4 +1,4 @@
-/* Names of fields that nobody knows, and what was meant by them.  Pure; any thread. */
+/* Unknown fields, and the nearest known name.  Pure; any thread. */
 #ifndef TANDEM_SERVER_JSON_NAMES_H
 #define TANDEM_SERVER_JSON_NAMES_H
 

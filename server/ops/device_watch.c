@@ -1,5 +1,6 @@
 #include "server/ops/device_watch.h"
 
+#include "engine/base/check.h"
 #include "engine/base/mem.h"
 #include "server/bridge/bridge.h"
 #include "server/ops/nvml.h"
@@ -65,6 +66,7 @@ static void after_ask(void *arg)
 
 void device_watch_ask(struct device_watch *w, void (*done)(void *), void *arg)
 {
+    CHECK(device_watch_idle(w));
     w->done = done;
     w->arg = arg;
     w->asking = true;

@@ -13,7 +13,7 @@ struct device_watch;
 struct device_watch *device_watch_open(struct bridge *);
 /* After the bridge has closed.  NULL is allowed. */
 void device_watch_close(struct device_watch *);
-/* There are devices, and nobody asks the driver at this moment. */
+/* There are devices, and no request to the driver is running. */
 bool device_watch_idle(const struct device_watch *);
 /* Asks the driver; done(arg) when it has answered.  Only while idle. */
 void device_watch_ask(struct device_watch *, void (*done)(void *), void *arg);

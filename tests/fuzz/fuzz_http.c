@@ -227,9 +227,9 @@ static bool gate(struct http_req *req, uint64_t length)
 }
 
 /* What a daemon with keys does: some requests are answered by their head. */
-static bool permit(void *app, struct http_req *req)
+static bool permit(void *arg, struct http_req *req)
 {
-    (void)app;
+    (void)arg;
     CHECK(req->body_len == 0 && !world.in_call);
     if (!http_header(req, "X-Refuse")) return true;
     http_set_header(req, "WWW-Authenticate", "Bearer");

@@ -4,15 +4,15 @@
  *      IDLE -> HEAD -> [BODY ->] RUN -> IDLE ...            or, where the connection cannot go on, RUN -> LINGER ->
  * CLOSED
  *
- * A decider without a clock or a socket: events come in by the conn_* functions, effects go out by the sock_* ones
- * (conn.h). What must hold:
- *   - One exchange at a time.  Later requests wait as bytes in `in`, at most PIPELINE_MAX of them; beyond, reading
- * stops (and then a client that leaves is noticed only when it is written to).
+ * A state machine without a clock or a socket: events arrive through the conn_* functions, effects go out through the
+ * sock_* functions (conn.h).  Invariants:
+ *   - One exchange at a time.  Later requests wait as bytes in `in`, at most PIPELINE_MAX; beyond that, reading stops,
+ * and a client that disconnects is then noticed only on a write.
  *   - A handler's on_close and on_drain never run inside a call of http.h: answers take effect in conn_flushed.
- *   - After a refusal the bytes that follow cannot be trusted to be a request, so the connection ends.  It lingers:
- * closing with unread bytes would make the kernel send a reset, which can overtake the answer.
- *   - EOF from a client that is owed an answer is taken as "gone".  A half-close cannot be told from a full one, and
- * going on to generate for nobody costs more than the rare client that shuts down its side and waits. */
+ *   - After a refusal the bytes that follow may not be a request, so the connection ends.  It lingers first: closing
+ * with unread bytes makes the kernel send a reset, which can overtake the answer.
+ *   - EOF from a client with an unanswered request counts as a disconnect.  A half-close cannot be distinguished from a
+ * full close, and generating without a reader costs more than failing the rare client that half-closes. */
 #include "server/net/conn.h"
 
 #include "engine/base/check.h"
@@ -28,9 +28,9 @@ enum {
     LINGER_BYTES = 32 << 20,
     PEER_CHECK_MS = 1000,
     WIND_DOWN_MS = 1000,
-    REFUSED_MS = 1000,   /* wait of a connection beyond the limit for a request, which may be a health probe */
-    KEEP_BUFFER = 4096,  /* an idle connection keeps buffers of at most this size */
-    GATE_BYTES = 16384,  /* a shorter body is read even if it is refused, so that the connection can be reused */
+    REFUSED_MS = 1000,  /* a connection beyond the limit waits this long for its request, which may be a health probe */
+    KEEP_BUFFER = 4096, /* an idle connection keeps buffers of at most this size */
+    GATE_BYTES = 16384, /* a shorter body is read even if it is refused, so that the connection can be reused */
     OPTIONS_BODY = 4096, /* limit of a body that is read and dropped, without authentication */
 };
 
@@ -87,7 +87,7 @@ static size_t unread(const struct conn *c)
 size_t conn_appetite(const struct conn *c)
 {
     if (c->state == CONN_CLOSED || c->eof || (c->state == CONN_BODY && c->paused)) return 0;
-    if (c->state != CONN_RUN || !c->keep) return PIPELINE_MAX; /* used at once, or thrown away */
+    if (c->state != CONN_RUN || !c->keep) return PIPELINE_MAX; /* used at once, or discarded */
     return unread(c) < PIPELINE_MAX ? PIPELINE_MAX - unread(c) : 0;
 }
 
@@ -121,7 +121,7 @@ static void request_reset(struct conn *c)
     c->watch = WATCH_NOTHING;
 }
 
-/* Tells whoever wants to know; the request is dead afterwards. */
+/* Reports the end of the exchange to its observers; the request is invalid afterwards. */
 static void exchange_finish(struct conn *c)
 {
     struct http_server *s = c->server;
@@ -143,7 +143,7 @@ void conn_drop(struct conn *c)
 
 static void conn_linger(struct conn *c)
 {
-    c->state = CONN_LINGER; /* before anything else: its exchange is over, conn_drop is not to end it again */
+    c->state = CONN_LINGER; /* set first: the exchange is over, and conn_drop must not end it again */
     if (c->eof) {
         conn_drop(c);
         return;
@@ -165,8 +165,8 @@ static void conn_refuse(struct conn *c, const struct refusal *why)
     http_answer_refusal(c, why);
 }
 
-/* Sets the timer for what an exchange may have to wait for: a client that does not read (but not one that reads
- * slowly), or, where reading has stopped, one that left. */
+/* Sets the timer that detects a client that does not read (one that reads slowly is fine) or, while reading is stopped,
+ * a client that disconnected. */
 static void watch_client(struct conn *c)
 {
     size_t queued = sock_queued(c);
@@ -178,7 +178,7 @@ static void watch_client(struct conn *c)
 }
 
 /* ---- reading ----------------------------------------------------------------------------------------------------
- * Each step returns whether there may be another one with the bytes that are here. */
+ * Each step returns whether another one may be possible with the buffered bytes. */
 
 static bool begin_head(struct conn *c)
 {
@@ -198,7 +198,7 @@ static void refuse_crowd(struct conn *c)
     conn_refuse(c, &why);
 }
 
-/* Beyond the limit only probes are answered: a server that is full is alive. */
+/* Beyond the connection limit only probes are answered: a full server is still alive. */
 static bool crowd_refuses(struct conn *c)
 {
     if (!c->refused) return false;
@@ -218,8 +218,8 @@ static void refuse_path(const struct conn *c, struct refusal *why)
         refuse(why, 404, "%.200s: no such path", c->req.path);
 }
 
-/* What is large in the work on a body reserves its memory as it goes (reservation.h); small pieces cannot be refused
- * one by one (mem.h), so nothing begins while memory is short. */
+/* Large allocations for a body are reserved one by one (reservation.h).  Small allocations cannot fail individually
+ * (mem.h), so no request starts while memory is short. */
 static void dispatch(struct conn *c)
 {
     struct refusal why;
@@ -246,10 +246,10 @@ static void dispatch(struct conn *c)
     } else {
         refuse_path(c, &why);
     }
-    http_answer_refusal(c, &why); /* the request was read in full, so the connection may go on */
+    http_answer_refusal(c, &why); /* the request was read in full, so the connection can be reused */
 }
 
-/* A large body is not read in vain.  True: refused. */
+/* Asks the route's gate before a large body is read.  @return true when the request was refused. */
 static bool gate_refuses(struct conn *c)
 {
     const struct http_route *route = c->match.route;
@@ -266,7 +266,7 @@ static bool gate_refuses(struct conn *c)
     return false;
 }
 
-/* The head is good: is the body wanted? */
+/* The head is valid: decides whether and how the body is read. */
 static void begin_body(struct conn *c)
 {
     const struct http_server_config *config = &c->server->config;
@@ -286,7 +286,7 @@ static void begin_body(struct conn *c)
         return;
     }
     if (c->expects_continue && (c->match.status == 404 || c->match.status == 405)) {
-        c->keep = false; /* the client may send its body now, or not: out of sync */
+        c->keep = false; /* the client may or may not send its body now, so the end of the request is unknown */
         dispatch(c);
         return;
     }
@@ -305,7 +305,7 @@ static void begin_body(struct conn *c)
     }
 }
 
-/* The body of a request that is not permitted is not waited for: so the connection ends, unless there is none. */
+/* The body of a request that is not permitted is not read, so the connection ends unless there is no body. */
 static bool permitted(struct conn *c)
 {
     const struct http_server_config *config = &c->server->config;
@@ -370,8 +370,8 @@ static bool read_body(struct conn *c)
         }
     }
     c->in_at += n;
-    /* The byte that the gate refuses is kept from llhttp, but not those before it: whose complaint is heard must not
-     * depend on how the bytes were cut. */
+    /* llhttp gets the bytes before the one that the gate refuses, so that the error reported does not depend on how the
+     * input was split into reads. */
     if (result == WIRE_BAD) n--;
     llhttp_errno_t code = c->chunked && c->wire.hidden ? HPE_OK : llhttp_execute(&c->parser, p, n);
     if (c->state != CONN_BODY) return false; /* http_body_stop */
@@ -388,7 +388,7 @@ static bool read_body(struct conn *c)
     } else if (result == WIRE_BAD) {
         refuse(&why, c->wire.status, "malformed body: %s", c->wire.fault);
     } else if (c->message_complete != (result == WIRE_DONE)) {
-        /* Two readers, one opinion on where the body ends: or else somebody is being fooled. */
+        /* Gate and llhttp disagree on where the body ends: possibly request smuggling. */
         refuse(&why, 400, "malformed body: its end is ambiguous");
     } else {
         if (c->message_complete) dispatch(c);
@@ -398,7 +398,7 @@ static bool read_body(struct conn *c)
     return false;
 }
 
-/* Does with the bytes that are here what can be done. */
+/* Processes the buffered bytes as far as possible. */
 static void conn_pump(struct conn *c)
 {
     for (bool more = true; more;) {
@@ -420,7 +420,7 @@ static void conn_pump(struct conn *c)
     c->in_at = 0;
     if (!left) trim(&c->in);
     sock_read(c, conn_appetite(c) > 0);
-    if (c->state == CONN_RUN && !c->reading) watch_client(c); /* otherwise conn_flushed does, when something waits */
+    if (c->state == CONN_RUN && !c->reading) watch_client(c); /* otherwise conn_flushed does, when output is queued */
 }
 
 /* ---- events ---------------------------------------------------------------------------------------------------- */
@@ -429,12 +429,12 @@ void conn_begin(struct conn *c)
 {
     request_reset(c);
     sock_read(c, true);
-    /* Whoever connects has something to say: the first request is not waited for as long as the next ones are. */
+    /* A client that connects is about to send a request, so the first one gets a shorter timeout than later ones. */
     sock_timer(c, c->refused ? REFUSED_MS : c->server->config.header_timeout_ms);
 }
 
-/* There is no memory even to read a request: so a connection that would begin one ends, with an answer that is there
- * already. */
+/* Not enough memory to read a request: a connection that would begin one is closed with a constant, preallocated
+ * answer. */
 static void turn_away(struct conn *c)
 {
     static const char sorry[] =
@@ -470,7 +470,7 @@ void conn_eof(struct conn *c)
 {
     c->eof = true;
     sock_read(c, false);
-    /* An answer that is complete still goes out: the client may have closed its side only. */
+    /* A complete answer is still sent: the client may have closed only its sending side. */
     if (c->state == CONN_RUN && c->answer == ANSWER_DONE) return;
     conn_drop(c);
 }
@@ -495,7 +495,7 @@ static void exchange_end(struct conn *c)
     conn_pump(c);
 }
 
-/* While the body is paused there is no time limit on it: it is the sink that is late. */
+/* No timeout applies while the body is paused: the sink is slow, not the client. */
 void conn_body_pause(struct conn *c, bool pause)
 {
     if (c->state != CONN_BODY || c->paused == pause) return;
@@ -543,7 +543,7 @@ static void watch_timeout(struct conn *c)
         conn_drop(c);
         return;
     }
-    c->watch = WATCH_NOTHING; /* begin again */
+    c->watch = WATCH_NOTHING; /* restart the measurement */
     watch_client(c);
 }
 
@@ -568,7 +568,7 @@ void conn_timeout(struct conn *c)
     }
 }
 
-/* Not at once: a request may be on its way, and its client would see a reset. */
+/* Not closed at once: a request may be in transit, and its client would see a reset. */
 void conn_wind_down(struct conn *c)
 {
     if (c->state == CONN_IDLE) sock_timer(c, WIND_DOWN_MS);

@@ -1,8 +1,9 @@
-/* From the bytes of a complete request head to a request: llhttp parses, then come the rules that it leaves to us. Loop
- * thread.  Works in place: names, values, path and query become NUL-terminated pieces of conn.head.
+/* Turns the bytes of a complete request head into a request: llhttp parses, then the rules that it leaves to the server
+ * are applied.  Loop thread.  Works in place: names, values, path and query become NUL-terminated strings inside
+ * conn.head.
  *
- * wire.c has passed these bytes, so lines and header names are well-formed.  What is decided here: the version, the
- * form of the target, exactly one Host, one reading of the body's length, its coding, the expectations. */
+ * wire.c has accepted these bytes, so lines and header names are well-formed.  Checked here: the version, the form of
+ * the target, exactly one Host, an unambiguous body length, the content coding, Expect. */
 #include "server/net/conn.h"
 
 #include "engine/base/check.h"
@@ -43,7 +44,7 @@ bool refuse(struct refusal *why, int status, const char *fmt, ...)
 
 /* ---- llhttp callbacks: only bookkeeping ------------------------------------------------------------------------ */
 
-/* The whole head is one buffer given to llhttp in one call, so a name or a value always comes in one piece. */
+/* The whole head is one buffer given to llhttp in one call, so a name or a value is always delivered whole. */
 static int on_header_field(llhttp_t *parser, const char *at, size_t n)
 {
     (void)n;
@@ -72,7 +73,7 @@ static int on_headers_complete(llhttp_t *parser)
     return 0;
 }
 
-/* Room for n bytes more, reserved: twice what there was, but no more than the body has. */
+/* Grows the body for n more bytes, with a reservation: doubles the capacity, capped at the body's length if known. */
 static bool body_room(struct conn *c, size_t n)
 {
     struct buf *b = &c->body;
@@ -94,7 +95,7 @@ static bool body_room(struct conn *c, size_t n)
 static int on_body(llhttp_t *parser, const char *at, size_t n)
 {
     struct conn *c = parser->data;
-    if (c->state != CONN_BODY) return HPE_USER; /* on_body did not want more */
+    if (c->state != CONN_BODY) return HPE_USER; /* on_body stopped the body */
     CHECK(c->body_seen + n <= c->body_limit);
     c->body_seen += n;
     if (c->streamed) {
@@ -211,7 +212,7 @@ static bool percent_decode(char *path, struct refusal *why)
     return true;
 }
 
-/* origin-form, absolute-form (what proxies are sent), and "*" for OPTIONS (RFC 9112 3.2). */
+/* origin-form, absolute-form (sent to proxies), and "*" for OPTIONS (RFC 9112 3.2). */
 static bool parse_target(struct conn *c, char *target, struct refusal *why)
 {
     if (c->parser.method == HTTP_CONNECT) return refuse(why, 405, "CONNECT: this server is no proxy");
@@ -240,13 +241,13 @@ static bool parse_target(struct conn *c, char *target, struct refusal *why)
 
 /* ---- headers --------------------------------------------------------------------------------------------------- */
 
-/* Cuts every name at its colon and every value at its end, without the white space around it.  Only now: while it
- * parses, llhttp must see the bytes as they came. */
+/* Terminates every name at its colon and every value at its end, trimmed of white space.  Done after parsing, because
+ * llhttp must see the original bytes. */
 static void terminate_headers(struct conn *c)
 {
     for (int i = 0; i < c->n_headers; i++) {
         struct header *h = &c->headers[i];
-        if (*h->value) { /* else it is the literal "" */
+        if (*h->value) { /* otherwise it is the literal "" */
             char *value = c->head.data + (h->value - c->head.data);
             char *end = strstr(value, "\r\n");
             CHECK(end);
@@ -259,7 +260,7 @@ static void terminate_headers(struct conn *c)
     }
 }
 
-/* How often the header is there; *value: the first. */
+/* @return how often the header occurs; *value: its first value. */
 static int count_header(const struct conn *c, const char *name, const char **value)
 {
     int n = 0;
@@ -291,7 +292,7 @@ static bool parse_length(const char *text, uint64_t *out)
     return true;
 }
 
-/* How long the body is: there must be one way to read it. */
+/* Determines the body's length, which must be unambiguous. */
 static bool check_framing(struct conn *c, struct refusal *why)
 {
     const char *coding = "", *length = "";
@@ -311,7 +312,7 @@ static bool check_framing(struct conn *c, struct refusal *why)
     return true;
 }
 
-/* A body is read as it comes: nothing is decompressed. */
+/* Refuses content codings: bodies are never decompressed. */
 static bool check_coding(const struct conn *c, struct refusal *why)
 {
     if (!c->chunked && !c->length) return true;
@@ -328,7 +329,7 @@ static bool check_expect(struct conn *c, struct refusal *why)
 {
     const char *expect = "";
     int n = count_header(c, "Expect", &expect);
-    if (n == 0 || c->http10) return true; /* HTTP/1.0 knows no Expect; RFC 9110 10.1.1 says to ignore it there */
+    if (n == 0 || c->http10) return true; /* HTTP/1.0 has no Expect; RFC 9110 10.1.1 requires it to be ignored */
     if (n > 1 || strcasecmp(expect, "100-continue") != 0) {
         return refuse(why, 417, "Expect: only \"100-continue\" is supported");
     }

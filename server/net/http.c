@@ -1,8 +1,8 @@
-/* The answer: what a handler calls (http.h), turned into bytes for the socket.  Loop thread.
+/* Implements the calls of http.h that produce an answer: formats it as bytes for the socket.  Loop thread.
  *
  * Nothing here ends an exchange; it only marks it as answered, aborted or waiting, and wakes the socket.  conn_flushed
- * acts on the marks later in the same loop iteration, so a handler's callbacks never run inside the handler's own call.
- */
+ * acts on the marks later in the same loop iteration, so a handler's callbacks never run inside the handler's own
+ * call. */
 #include "server/net/conn.h"
 
 #include "engine/base/check.h"
@@ -86,7 +86,7 @@ void http_body_free(struct http_body *b)
 
 /* ---- names ------------------------------------------------------------------------------------------------------ */
 
-/* How often the header is there; *value: the first. */
+/* @return how often the header occurs; *value: its first value. */
 static int find_header(const struct conn *c, const char *name, const char **value)
 {
     int n = 0;
@@ -176,7 +176,7 @@ void http_set_header(struct http_req *req, const char *name, const char *value)
 {
     struct conn *c = conn_of(req);
     CHECK(c->answer == ANSWER_NONE);
-    /* Framing is ours alone. */
+    /* The server alone decides the framing. */
     if (!strcasecmp(name, "Content-Length") || !strcasecmp(name, "Transfer-Encoding") ||
         !strcasecmp(name, "Connection"))
         return;
@@ -193,7 +193,7 @@ static void append_date(struct buf *b)
     buf_str(b, text);
 }
 
-/* Everything up to the empty line.  `length`: of the body; -1: a stream. */
+/* Writes everything up to the empty line.  length: bytes of the body; -1: a stream. */
 static void answer_begin(struct conn *c, int status, const char *type, int64_t length)
 {
     CHECK(c->state == CONN_RUN && c->answer == ANSWER_NONE && status >= 200 && status <= 599);
@@ -239,7 +239,7 @@ void http_reply(struct http_req *req, int status, const char *type, const void *
     answer_end(c);
 }
 
-/* As OpenAI's servers have it, but for 401 and 403: litellm takes an invalid_request_error for a bad request. */
+/* As OpenAI's servers, except for 401 and 403: litellm treats an invalid_request_error as a bad request. */
 const char *http_openai_type(int status)
 {
     switch (status) {
@@ -250,7 +250,7 @@ const char *http_openai_type(int status)
     }
 }
 
-/* In the shape that the route's clients read: OpenAI's below /v1/, else TGI's. */
+/* In the format of the route's API: OpenAI's below /v1/, otherwise TGI's. */
 static void reply_error(struct http_req *req, int status, const char *type, const char *text)
 {
     struct buf b = {0};
@@ -287,14 +287,14 @@ void http_answer_refusal(struct conn *c, const struct refusal *why)
     reply_error(&c->req, why->status, why->type, why->text);
 }
 
-/* The request's own list of headers may go back as what is allowed, if it is a list of names. */
+/* The requested list of headers may be echoed as the allowed one only if it is a list of names. */
 static bool is_name_list(const char *s)
 {
     return *s && strlen(s) < 1024 &&
            s[strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_, ")] == 0;
 }
 
-/* OPTIONS where no route handles it: what is allowed, for people (Allow) and for browsers (the CORS preflight). */
+/* Answers OPTIONS where no route handles it: the methods (Allow), and the CORS preflight of browsers. */
 void http_answer_options(struct conn *c)
 {
     http_set_header(&c->req, "Allow", c->match.allow);

@@ -1,14 +1,14 @@
 /* The server: its socket, its connections as a whole, and its end.  Loop thread; owns struct http_server.
  *
- * At the connection limit the connection that has been idle for longest since its last answer makes room: whoever only
- * holds connections open, for which no key is asked, must not shut out those who have a request, the probes of
- * /health among them.  Where all are at work, or have not asked yet (header_timeout_ms sees to these), a client still
- * gets a 503 that says so, unless it asks for a route that is open to all (probes).  Those answers need connections
- * too, so there are at most REFUSING_MAX of them at a time; beyond, a connection is closed as soon as it is accepted.
+ * At the connection limit the connection that has been idle for longest since its last answer is closed: clients that
+ * only keep connections open, which takes no key, must not lock out those with a request, such as probes of /health.
+ * Where no connection is idle (those without a first request end by header_timeout_ms), a new client gets a 503 with
+ * the reason, unless it requests a route that is open to all (probes).  These answers need connections too, so at most
+ * REFUSING_MAX exist at a time; beyond that, a connection is closed as soon as it is accepted.
  *
  * File descriptors are a second limit of the same kind: the kernel hands out the lowest free one, so a connection with
- * one of the last FILES_KEPT shows that all below are in use.  Those are left to files and to the answers above.
- * Should they run out all the same, libuv keeps one to accept and close with, so the loop does not spin. */
+ * one of the last FILES_KEPT shows that all below are in use.  Those are left to files and to the answers above. If
+ * they run out anyway, libuv has one in reserve to accept and close with, so the loop does not spin. */
 #include "server/net/conn.h"
 
 #include "engine/base/check.h"
@@ -59,8 +59,8 @@ static void complain(struct http_server *s, int code)
     log_warn("cannot accept a connection error=\"%s\"", uv_strerror(code));
 }
 
-/* Closes the connection that has been idle for longest, of those that were served before.  False: there is none.  All
- * of them are looked at, but only at the limit. */
+/* Closes the connection that has been idle for longest, of those that were served before.  @return false when there is
+ * none.  Linear in the connections, but called only at the limit. */
 static bool make_room(struct http_server *s)
 {
     struct conn *oldest = NULL;
@@ -72,7 +72,7 @@ static bool make_room(struct http_server *s)
     return oldest != NULL;
 }
 
-/* Does this new connection have one of the last descriptors?  A process with few of them keeps none apart. */
+/* @return whether this new connection has one of the last descriptors.  A process with few of them reserves none. */
 static bool files_are_short(const struct conn *c)
 {
     struct rlimit limit;
@@ -82,7 +82,7 @@ static bool files_are_short(const struct conn *c)
     return uv_fileno((const uv_handle_t *)&c->tcp, &fd) == 0 && (rlim_t)fd >= limit.rlim_cur - kept;
 }
 
-/* Handles for connections that there is no memory for: taken off the queue, and closed. */
+/* Static handles for connections that memory does not suffice for: they are accepted and closed. */
 static struct turned_away {
     uv_tcp_t tcp;
     bool busy;
@@ -93,7 +93,7 @@ static void on_turned_away(uv_handle_t *h)
     ((struct turned_away *)h)->busy = false;
 }
 
-/* False: those are all in use. */
+/* @return false when all of them are in use. */
 static bool turn_away(struct http_server *s, uv_stream_t *listener)
 {
     for (size_t i = 0; i < sizeof turned_away / sizeof *turned_away; i++) {
@@ -136,7 +136,7 @@ static void on_connection(uv_stream_t *listener, int status)
         conn_drop(c);
     } else if (c->refused && (s->refusing > REFUSING_MAX || s->config.tls)) {
         s->stats.rejected++;
-        conn_drop(c); /* under TLS it would take a handshake to say why */
+        conn_drop(c); /* under TLS an answer would need a handshake */
     } else {
         conn_begin(c);
     }
@@ -144,7 +144,8 @@ static void on_connection(uv_stream_t *listener, int status)
 
 /* ---- opening --------------------------------------------------------------------------------------------------- */
 
-/* Can only this machine connect?  127.0.0.0/8, ::1, the former written as IPv6, and sockets that are files. */
+/* @return whether only this machine can connect:  127.0.0.0/8, ::1, the former written as IPv6, and sockets that are
+ * files. */
 static bool is_local(int fd)
 {
     struct sockaddr_storage at = {0};
@@ -157,7 +158,8 @@ static bool is_local(int fd)
     return IN6_IS_ADDR_LOOPBACK(a) || (IN6_IS_ADDR_V4MAPPED(a) && a->s6_addr[12] == 127);
 }
 
-/* Asked of the socket, not of the name it was given: a name may mean anything, and a socket may be inherited. */
+/* Checks the socket's address, not the configured name: a name may resolve to anything, and a socket may be
+ * inherited. */
 static int check_reach(int fd, const struct http_server_config *config, struct err *e)
 {
     if (!config->local_only || is_local(fd)) return 0;
@@ -169,7 +171,7 @@ static int check_reach(int fd, const struct http_server_config *config, struct e
         config->host);
 }
 
-/* Done with plain calls, before there is any handle: so a failure leaves nothing that the loop would have to close. */
+/* Uses plain system calls, before any libuv handle exists, so that a failure leaves nothing for the loop to close. */
 static int bind_socket(const struct http_server_config *config, struct err *e)
 {
     char port[16];
@@ -200,7 +202,7 @@ static void on_prepare(uv_prepare_t *h);
 static void on_check(uv_check_t *h);
 static void on_idle(uv_idle_t *h)
 {
-    (void)h; /* its being active is the point */
+    (void)h; /* needed only because it is active */
 }
 
 static void flush(struct http_server *s)
@@ -242,13 +244,13 @@ struct http_server *http_server_open(struct uv_loop_s *loop, const struct http_s
 {
     int fd = config->listen_fd ? config->listen_fd : bind_socket(config, e);
     if (fd < 0 || (config->listen_fd && check_reach(fd, config, e))) return NULL;
-    /* libuv writes without MSG_NOSIGNAL: a client that left would kill us. */
+    /* libuv writes without MSG_NOSIGNAL: a client that disconnected would kill the process. */
     struct sigaction old;
     if (sigaction(SIGPIPE, NULL, &old) == 0 && old.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
     struct http_server *s = mem_zalloc(sizeof *s);
     s->config = *config;
     s->cors_origin = config->cors_origin ? mem_strdup(config->cors_origin) : NULL;
-    s->config.host = s->config.cors_origin = NULL; /* not ours to keep */
+    s->config.host = s->config.cors_origin = NULL; /* owned by the caller */
     s->loop = loop;
     s->dirty_tail = &s->dirty;
     head_settings(&s->parser_settings);
@@ -302,7 +304,7 @@ void http_server_on_done(struct http_server *s, void (*fn)(void *, const struct 
 
 /* ---- ending ---------------------------------------------------------------------------------------------------- */
 
-/* Something of the server is gone: was it the last? */
+/* A connection or handle has closed: completes a drain or close when it was the last. */
 static void server_settle(struct http_server *s)
 {
     if (s->conns) return;
@@ -362,7 +364,7 @@ void http_server_drain(struct http_server *s, void (*done)(void *), void *arg)
         next = c->next;
         conn_drain(c);
     }
-    server_settle(s); /* there may be nothing left to wait for */
+    server_settle(s); /* possibly nothing is left to wait for */
 }
 
 void http_server_close(struct http_server *s, void (*done)(void *), void *arg)

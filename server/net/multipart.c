@@ -28,7 +28,7 @@ static bool parameter(const char *p, const char *name, char *out, size_t size, b
             if (mine && len + 1 < size) out[len] = *p;
             len++;
         }
-        if (quoted && *p != '"') *bad = true; /* p is at the end, and stays there */
+        if (quoted && *p != '"') *bad = true; /* p is at the end; the next line does not advance it */
         p += *p == '"';
         if (!mine) continue;
         if (len + 1 > size) *bad = true;
@@ -62,7 +62,7 @@ static int fail(struct multipart *m, struct err *e, const char *what)
 
 /* ---- a part's headers ------------------------------------------------------------------------------------------ */
 
-/* What a file system would make of it: without the folders before it. */
+/* Reduces a path to its last component. */
 static void last_component(char *name)
 {
     char *from = name;
@@ -139,12 +139,12 @@ static bool give(struct multipart *m, const char *p, size_t n, struct err *e)
     return false;
 }
 
-/* Looks for the delimiter; returns how many bytes it used, and in *rc what happened.  What looked like a delimiter and
- * was none is given as content from the mark itself, wherever its bytes came from.  The mark's only CR is its first
- * byte, so nothing within what matched can begin it anew. */
+/* Looks for the delimiter; returns how many bytes it used, and the outcome in *rc.  After a partial match, the matched
+ * bytes are delivered as content from m->mark itself, since they may have arrived in an earlier buffer.  The mark's
+ * only CR is its first byte, so no match can begin inside a partial match. */
 static size_t scan(struct multipart *m, const char *p, size_t n, int *rc, struct err *e)
 {
-    size_t i = 0, plain = 0; /* p[plain, i) is content that was not given yet; empty while matched > 0 */
+    size_t i = 0, plain = 0; /* p[plain, i) is content not delivered yet; empty while matched > 0 */
     while (i < n) {
         if (m->matched == 0) {
             const char *cr = memchr(p + i, '\r', n - i);

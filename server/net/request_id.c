@@ -27,7 +27,7 @@ void request_id_make(char out[REQUEST_ID_MAX + 1])
     snprintf(out, REQUEST_ID_MAX + 1, "%016llx%016llx", (unsigned long long)v[0], (unsigned long long)v[1]);
 }
 
-/* n hex digits of lower case, not all of them 0 unless that is allowed; then `end`. */
+/* @return whether s is n lower-case hex digits, not all 0 unless `zeros`, followed by `end`. */
 static bool hex_field(const char *s, size_t n, bool zeros, char end)
 {
     size_t digits = strspn(s, "0123456789abcdef");
@@ -40,7 +40,7 @@ bool trace_parent_parse(const char *s, struct trace_parent *out)
     if (!s || !hex_field(s, 2, true, '-') || strncmp(s, "ff", 2) == 0) return false;
     if (!hex_field(s + 3, 32, false, '-') || !hex_field(s + 36, 16, false, '-') || !hex_field(s + 53, 2, true, 0))
         return false;
-    if (strncmp(s, "00", 2) == 0 && s[55]) return false; /* the first version has nothing more */
+    if (strncmp(s, "00", 2) == 0 && s[55]) return false; /* version 00 has no further fields */
     memcpy(out->trace_id, s + 3, 32);
     memcpy(out->span_id, s + 36, 16);
     out->sampled = strchr("13579bdf", s[54]) != NULL;

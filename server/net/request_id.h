@@ -1,5 +1,5 @@
-/* What names a request beyond this process: its X-Request-Id, and the trace it belongs to (W3C Trace Context).  Both
- * come from strangers and end in logs and in headers, so both are taken only in the form their rules allow. */
+/* Identifiers of a request across processes: its X-Request-Id, and its trace (W3C Trace Context).  Both are untrusted
+ * and are written to logs and headers, so only well-formed values are accepted. */
 #ifndef TANDEM_SERVER_NET_REQUEST_ID_H
 #define TANDEM_SERVER_NET_REQUEST_ID_H
 
@@ -14,11 +14,11 @@ struct trace_parent {
 
 /* 1 .. REQUEST_ID_MAX of letters, digits and . _ : / + = @ ~ -  */
 bool request_id_valid(const char *);
-/* 32 hex digits that nobody can guess. */
+/* 32 random hex digits, not guessable. */
 void request_id_make(char out[REQUEST_ID_MAX + 1]);
 
 /* The header `traceparent`: https://www.w3.org/TR/trace-context/#traceparent-header: version, trace id, the caller's
- * span and flags; later versions may have more behind a '-'.  False, and *out empty, when it is not exactly that. */
+ * span and flags; later versions may have more behind a '-'.  @return false, and *out empty, when it is malformed. */
 bool trace_parent_parse(const char *text, struct trace_parent *out);
 
 #endif

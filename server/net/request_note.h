@@ -1,5 +1,5 @@
-/* What an exchange that generates did, for the line that the log gets when it ends.  Filled by the handlers as events
- * come in; it outlives neither the exchange nor what `model` and `adapter` point to.  Loop thread. */
+/* Statistics of one generating exchange, for its line in the access log.  Filled by the handlers as events arrive;
+ * `model` and `adapter` are borrowed for the duration of the exchange.  Loop thread. */
 #ifndef TANDEM_SERVER_NET_REQUEST_NOTE_H
 #define TANDEM_SERVER_NET_REQUEST_NOTE_H
 
@@ -9,7 +9,7 @@
 struct event;
 
 struct request_note {
-    const char *model;   /* as the request named it; NULL: the one that is served */
+    const char *model;   /* as named in the request; NULL: the served model */
     const char *adapter; /* NULL: none */
     const char *finish;  /* static; of the sequence that ended last */
     int sequences;       /* submitted */

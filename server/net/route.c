@@ -13,7 +13,7 @@ static const char *const method_names[] = {"GET", "HEAD", "POST", "PUT", "DELETE
 
 enum { PARAM_MAX = sizeof((struct route_match *)0)->param - 1 };
 
-/* "/train/{id}/events": the segment in the place of the braces goes to param.  True when the rest is the same. */
+/* "/train/{id}/events": copies the segment at the braces to param.  @return whether the rest is equal. */
 static bool path_param(const char *pattern, const char *path, char *param)
 {
     const char *open = strchr(pattern, '{'), *close = open ? strchr(open, '}') : NULL;
@@ -26,7 +26,7 @@ static bool path_param(const char *pattern, const char *path, char *param)
     return true;
 }
 
-/* How well the route's path fits: 0 not at all, otherwise more is better. */
+/* @return how well the route's path matches: 0 not at all, otherwise higher is better. */
 static size_t path_fit(const char *pattern, const char *path, char *param)
 {
     size_t n = strlen(pattern);

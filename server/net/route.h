@@ -1,4 +1,4 @@
-/* The route table: which handler a method and a path mean (route.c). */
+/* The route table: finds the route of a method and a path (route.c). */
 #ifndef TANDEM_SERVER_NET_ROUTE_H
 #define TANDEM_SERVER_NET_ROUTE_H
 
@@ -17,8 +17,8 @@ struct route_match {
 void route_find(const struct http_route *routes, int n, enum http_method method, const char *path,
                 struct route_match *out);
 
-/* The path that a client with the other kind of base URL meant, one with or one without the /v1 before it: where that
- * is a route's, it goes to out.  False: neither is. */
+/* Writes to out the path with /v1 added or removed if a route has it, for clients whose base URL wrongly has or lacks
+ * the /v1.  @return false when no route has it. */
 bool route_near(const struct http_route *routes, int n, const char *path, char *out, size_t size);
 
 #endif

@@ -3,14 +3,14 @@
  *
  * Writing.  sock_write only collects; each connection written to goes on the server's dirty list, and once per loop
  * iteration (prepare, before the poll, and check, after it: so whatever ran, callback or timer, is covered before the
- * loop sleeps) sock_flush_all sends what was collected with one uv_try_write.  What the kernel does not take becomes
- * one uv_write; while that is in flight new bytes collect again.  So a burst of tokens is one system call and one
+ * loop sleeps) sock_flush_all sends what was collected with one uv_try_write.  What the kernel does not accept becomes
+ * one uv_write; while that is in flight new bytes are collected.  So a burst of tokens is one system call and one
  * segment.
  *
- * Under TLS the collected bytes wait in the filter, which encrypts a chunk when the one before was sent: so the bytes
- * held both in plain and encrypted are bounded, however large an answer is.
+ * Under TLS the collected bytes are queued in the filter, which encrypts a chunk once the previous one was sent: so the
+ * encrypted bytes in memory are bounded, however large an answer is.
  *
- * Closing.  sock_close may be called at any time; the memory goes when both handles are closed. */
+ * Closing.  sock_close may be called at any time; the memory is freed when both handles are closed. */
 #include "server/net/conn.h"
 
 #include "server/net/tls.h"
@@ -23,8 +23,8 @@
 
 enum {
     KEEP_OUT = 64 * 1024,     /* an emptied output buffer up to this size is kept */
-    SEND_BUFFER = 128 * 1024, /* asked of the kernel, which doubles it */
-    RECORD = 16 * 1024,       /* the most that one record of TLS holds */
+    SEND_BUFFER = 128 * 1024, /* requested from the kernel, which doubles it */
+    RECORD = 16 * 1024,       /* largest TLS record */
     ROUNDS = 4,               /* chunks encrypted for one connection before the next is served */
 };
 
@@ -50,7 +50,7 @@ static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *b)
 
 static void say_goodbye(struct conn *c);
 
-/* All that came is decrypted at once, and so conn.c may see one record more than it had asked for. */
+/* All received bytes are decrypted at once, so conn.c may get one record more than conn_appetite. */
 static void read_tls(struct conn *c, const char *p, size_t n)
 {
     char plain[RECORD];
@@ -140,8 +140,8 @@ size_t sock_queued(const struct conn *c)
     return c->out.len + waiting + uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp);
 }
 
-/* What the kernel holds counts as not taken: its send buffer can be megabytes and reports room only by the third, so a
- * client that reads slowly would look like one that does not read. */
+/* Bytes in the kernel's send buffer count as not taken: it can be megabytes and reports room only when a third is free,
+ * so a slow reader would look like a client that does not read. */
 uint64_t sock_taken(const struct conn *c)
 {
     uv_os_fd_t fd;
@@ -182,7 +182,7 @@ static void on_written(uv_write_t *w, int status)
     }
 }
 
-/* Puts into the empty `sending` what goes out next; false: nothing. */
+/* Fills the empty `sending` with the next output.  @return false when there is none. */
 static bool sending_fill(struct conn *c)
 {
     c->server->stats.bytes_out += c->out.len;
@@ -200,7 +200,7 @@ static bool sending_fill(struct conn *c)
     return true;
 }
 
-/* Gives `sending` to the kernel, what it does not take to libuv.  < 0: the connection is lost. */
+/* Writes `sending` to the kernel, and the rest through libuv.  @return < 0 when the connection is lost. */
 static int sending_send(struct conn *c)
 {
     uv_buf_t b = uv_buf_init(c->sending.data, (unsigned)(c->sending.len < (1u << 30) ? c->sending.len : (1u << 30)));
@@ -231,7 +231,7 @@ static void sock_flush(struct conn *c)
     conn_flushed(c);
 }
 
-/* What TLS has to say at the end, if the socket takes it at once. */
+/* Sends the final TLS messages, if the socket accepts them without waiting. */
 static void say_goodbye(struct conn *c)
 {
     if (!c->sending.len && sending_fill(c)) sending_send(c);
@@ -244,8 +244,8 @@ void sock_bye(struct conn *c)
     say_goodbye(c);
 }
 
-/* One round: what becomes dirty meanwhile waits for the next one, so that no connection can hold the loop by
- * answering its own pipelined requests.  Then the idle handle keeps the poll from sleeping. */
+/* One pass over the dirty list: connections that become dirty meanwhile wait for the next pass, so that no connection
+ * can block the loop with its own pipelined requests.  The idle handle then keeps the poll from sleeping. */
 void sock_flush_all(struct http_server *s)
 {
     int n = 0;
@@ -278,7 +278,7 @@ void sock_say(struct conn *c, const char *text, size_t n)
 
 static void on_shutdown(uv_shutdown_t *req, int status)
 {
-    (void)req, (void)status; /* the linger timer decides, whatever became of it */
+    (void)req, (void)status; /* result ignored: the linger timer closes the connection */
 }
 
 void sock_shutdown(struct conn *c)
@@ -325,13 +325,13 @@ int sock_open(struct conn *c, uv_stream_t *listener)
     if (rc == 0 && c->server->config.tls && !c->tls) rc = UV_ENOMEM; /* taken off the queue, to be closed */
     if (rc == 0) {
         uv_tcp_nodelay(&c->tcp, 1);
-        int room = SEND_BUFFER; /* left alone, the kernel takes megabytes for a client that has stopped reading */
+        int room = SEND_BUFFER; /* the default buffers megabytes for a client that has stopped reading */
         uv_send_buffer_size((uv_handle_t *)&c->tcp, &room);
         struct sockaddr_storage from;
         int n = sizeof from;
         if (uv_tcp_getpeername(&c->tcp, (struct sockaddr *)&from, &n) == 0)
             peer_address((struct sockaddr *)&from, c->peer);
-        uv_tcp_keepalive(&c->tcp, 1, 60); /* a machine that vanished while it waits for its answer */
+        uv_tcp_keepalive(&c->tcp, 1, 60); /* detects a client machine that vanished while waiting */
     }
     return rc;
 }

@@ -1,5 +1,5 @@
-/* Server-sent events: the stream's head, its events, and the comment line that keeps a silent one open.  Loop thread.
- */
+/* Server-sent events: the stream's headers, its events, and the comment line that keeps an idle stream open.  Loop
+ * thread. */
 #ifndef TANDEM_SERVER_NET_SSE_H
 #define TANDEM_SERVER_NET_SSE_H
 
@@ -13,9 +13,9 @@ struct sse_hub;
 
 /* One per server: a timer that runs only while streams are open. */
 struct sse_hub *sse_hub_open(struct uv_loop_s *, double keepalive_seconds);
-/* For the streams that begin from now on, and within a period for those that run. */
+/* Applies to new streams at once, to open ones within a period. */
 void sse_hub_keepalive(struct sse_hub *, double keepalive_seconds);
-void sse_hub_close(struct sse_hub *); /* frees itself once the loop closed the timer; streams must be gone */
+void sse_hub_close(struct sse_hub *); /* frees itself once the loop closed the timer; after the last stream */
 
 /* A stream; lives in its owner's memory until sse_stop. */
 struct sse {
@@ -27,11 +27,11 @@ struct sse {
 
 /* Sends status 200 and the headers. */
 void sse_start(struct sse *, struct sse_hub *, struct http_req *);
-/* "data: <json>\n\n".  False: the client reads too slowly (http_write). */
+/* Sends "data: <json>\n\n".  @return false when the client reads too slowly (http_write). */
 bool sse_send(struct sse *, const void *json, size_t n);
 /* Whole events, written by the caller with their "id:" and "event:" lines. */
 bool sse_write(struct sse *, const void *events, size_t n);
-/* Forgets the stream; call it from on_close, or before http_end.  Harmless when it never started. */
+/* Unregisters the stream; call it from on_close, or before http_end.  A no-op when it never started. */
 void sse_stop(struct sse *);
 
 #endif

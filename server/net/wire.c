@@ -1,10 +1,10 @@
 /* The byte gate in front of llhttp.  Pure; owns nothing.
  *
- * Request smuggling lives where two readers of one byte stream disagree, so nothing ambiguous is let through to llhttp:
+ * Request smuggling exploits parsers that disagree about one byte stream, so nothing ambiguous is passed to llhttp:
  * lines end in CRLF and only there, a header line is `token:` and printable bytes, nothing is folded, a chunk size is
  * hexadecimal digits.  llhttp (whose tolerance differs between versions and build flags) then only sees what every
  * parser reads the same way.  The gate also finds the end of the head and of a chunked body, so that llhttp is never
- * fed a byte of the next request, and it keeps count: of header lines, of head bytes, of body bytes announced by chunk
+ * fed a byte of the next request, and enforces limits: on header lines, on head bytes, on body bytes announced by chunk
  * sizes. */
 #include "server/net/wire.h"
 
@@ -83,7 +83,8 @@ static enum wire_result count(struct wire *w)
     return bad(w, 431, "the headers are longer than %llu bytes", (unsigned long long)w->limit);
 }
 
-/* Said at once: who sends one line of another protocol and waits should not have to wait for the time-out. */
+/* Checked at once: a client of another protocol that sends one line and waits should not have to wait for the
+ * timeout. */
 static enum wire_result end_request_line(struct wire *w)
 {
     if (w->spaces == 2) return go(w, AT_REQUEST_LF);
@@ -167,8 +168,8 @@ static enum wire_result scan_chunk(struct wire *w, unsigned char ch)
     }
 }
 
-/* Chunk extensions are hidden from llhttp: version 8 refuses good ones ("3;a=b;c=d").  Is p[i] where one begins or
- * ends? */
+/* Chunk extensions are hidden from llhttp: version 8 refuses good ones ("3;a=b;c=d").  @return whether an extension
+ * begins or ends at this byte. */
 static bool hide_or_show(struct wire *w, unsigned char ch)
 {
     if (w->state == AT_SIZE && ch == ';' && w->digits) {

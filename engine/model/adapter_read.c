@@ -155,9 +155,10 @@ static int check_module(const struct reading *r, int i, struct err *e)
 /* Modules outside the layers that PEFT would give an adapter. */
 static int refuse_ends(const struct reading *r, struct err *e)
 {
-    char table[TENSOR_NAME_MAX];
+    char table[TENSOR_NAME_MAX], output[TENSOR_NAME_MAX];
     tensors_module(r->c, PART_EMBED, table);
-    int head = r->p.all_linear ? 0 : peft_config_targets(&r->p, -1, "lm_head", e);
+    tensors_module(r->c, PART_HEAD, output);
+    int head = r->p.all_linear ? 0 : peft_config_targets(&r->p, -1, output, e);
     if (head < 0) return head;
     if (head) return err_set(e, ERR_UNSUPPORTED, "target_modules: adapters of the output head are not supported");
     int embed = r->p.all_linear ? 0 : peft_config_targets(&r->p, -1, table, e);

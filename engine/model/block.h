@@ -23,9 +23,9 @@ struct block {
     float scale;   /* of q . k */
     float softcap; /* of scores, see attn_args; 0: none */
     int rope;      /* index of model_config.rope */
-    bool qk_norm;  /* q and k of each head are normed before they are rotated */
+    bool qk_norm;  /* q and k of each head are normed before they are rotated; alike in all layers of a model */
     /* feed-forward */
-    bool gated; /* act(gate) * up, else act(fc1) */
+    bool gated; /* act(gate) * up, else act(fc1); alike in all layers of a model */
     enum act_kind act;
 };
 

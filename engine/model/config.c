@@ -202,20 +202,23 @@ static void read_rope(struct fields *f, struct model_config *c)
     get_real(f, "rope_theta", 1, 1e12, &c->rope[0].theta);
     get_real(f, "partial_rotary_factor", 0, 1, &partial);
     const char *name = "rope_scaling";
-    const cJSON *rule = object(f, name), *window_rule = NULL;
+    const cJSON *rule = object(f, name), *window_rule = NULL, *full_rule = NULL;
     if (m->window_theta_field) {
         c->rope[1] = (struct rope){.theta = m->window_theta, .factor = 1};
         get_real(f, m->window_theta_field, 1, 1e12, &c->rope[1].theta);
-        struct fields types = {object(f, "rope_parameters"), f->e, "config.json: rope_parameters", f->rc};
+        const cJSON *parameters = object(f, "rope_parameters");
+        struct fields types = {parameters, f->e, "config.json: rope_parameters", f->rc};
         need_types(&types);
         window_rule = object(&types, "sliding_attention");
-        if (!rule) rule = object(&types, name = "full_attention");
+        full_rule = object(&types, "full_attention");
         f->rc = types.rc;
     } else if (!rule) {
         rule = object(f, name = "rope_parameters");
     }
     refuse_types(f, name, rule);
-    if (rule && !f->rc) read_rope_rule(f, rule, c->max_len, &c->rope[0], &partial);
+    if (full_rule && !f->rc) read_rope_rule(f, full_rule, c->max_len, &c->rope[0], &partial);
+    if (rule && !f->rc)
+        read_rope_rule(f, rule, c->max_len, &c->rope[0], &partial); /* over the other, as transformers */
     if (window_rule && !f->rc) read_rope_rule(f, window_rule, c->max_len, &c->rope[1], &partial);
     if (!f->rc) check_partial(f, c, partial);
 }
@@ -325,7 +328,10 @@ static void refuse_foreign(struct fields *f, const struct model_config *c)
 static void read_number(struct fields *f, const struct family_number *n, struct model_config *c, struct block *b)
 {
     double v = n->otherwise;
-    if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(f->j, n->name))) v = 0;
+    bool null = cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(f->j, n->name));
+    if (null && n->use == NUMBER_QUERY_SCALAR) /* transformers fails as well */
+        f->rc = err_set(f->e, ERR_INVALID, "%s: %s must be a number", f->file, n->name);
+    if (null) v = 0;
     get_real(f, n->name, 1e-6, 1e6, &v);
     if (f->rc || v == 0) return;
     switch (n->use) {

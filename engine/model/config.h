@@ -29,7 +29,7 @@ struct model_config {
     struct rope rope[ROPES_MAX];
     int n_ropes;
     float embed_scale;                /* 1: none */
-    bool embed_scale_rounded;         /* it is rounded first, to dtype or else the embedding table's type */
+    bool embed_scale_rounded;         /* it is rounded first, to dtype or else the type of the file's floats */
     float logit_scale, logit_softcap; /* see softcap_args; 1 and 0: none */
     enum dtype dtype;                 /* float type the file names for the weights; DT_NONE: none */
     char quant[16];                   /* "", or "int8" / "int4" / "nf4" when the directory is quantised */

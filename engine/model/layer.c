@@ -93,7 +93,7 @@ struct attn_back_args layer_attn_back(const struct layer *l)
 float layer_embed_scale(const struct model_config *c, const struct weights *w)
 {
     if (!c->embed_scale_rounded) return c->embed_scale;
-    enum dtype type = c->dtype != DT_NONE ? c->dtype : w->embed.t;
+    enum dtype type = c->dtype != DT_NONE ? c->dtype : w->float_type;
     return type == DT_BF16  ? bf16_to_f32(f32_to_bf16(c->embed_scale))
            : type == DT_F16 ? f16_to_f32(f32_to_f16(c->embed_scale))
                             : c->embed_scale;

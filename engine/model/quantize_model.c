@@ -172,7 +172,9 @@ static void write_notes(struct output *o)
     st_writer_note(o->w, "version", WEIGHTS_VERSION);
     st_writer_note(o->w, "type", o->options->type);
     st_writer_note(o->w, "layout", o->d ? o->d->ops->layout : WEIGHTS_CANONICAL);
-    take(o, "lm_head.weight"); /* a copy of a tied table is not needed */
+    char head[TENSOR_NAME_MAX];
+    tensors_head_name(&o->tensors, head);
+    take(o, head); /* a copy of a tied table is not needed */
 }
 
 static int write_weights(struct output *o, const char *path)

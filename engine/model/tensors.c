@@ -4,6 +4,7 @@
 #include "engine/model/family.h"
 #include "engine/model/weights.h"
 
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -15,6 +16,7 @@ enum kind { LAYER_VECTOR, LAYER_MATRIX, MODEL_VECTOR, MODEL_MATRIX };
 
 #define LAYER(field) offsetof(struct layer_weights, field)
 #define MODEL(field) offsetof(struct weights, field)
+#define NO_BIAS SIZE_MAX
 
 /* weight: the vector's field (of matrices: the product's number); bias: the field of what is added to its outputs. */
 static const struct part {
@@ -27,8 +29,8 @@ static const struct part {
     [PART_NORM2] = {LAYER_VECTOR, SIZE_1, SIZE_C, 0, LAYER(norm2_w), LAYER(norm2_b)},
     [PART_POST1] = {LAYER_VECTOR, SIZE_1, SIZE_C, 0, LAYER(post1_w), LAYER(post1_b)},
     [PART_POST2] = {LAYER_VECTOR, SIZE_1, SIZE_C, 0, LAYER(post2_w), LAYER(post2_b)},
-    [PART_Q_NORM] = {LAYER_VECTOR, SIZE_1, SIZE_D, 0, LAYER(q_norm), 0},
-    [PART_K_NORM] = {LAYER_VECTOR, SIZE_1, SIZE_D, 0, LAYER(k_norm), 0},
+    [PART_Q_NORM] = {LAYER_VECTOR, SIZE_1, SIZE_D, 0, LAYER(q_norm), NO_BIAS},
+    [PART_K_NORM] = {LAYER_VECTOR, SIZE_1, SIZE_D, 0, LAYER(k_norm), NO_BIAS},
     [PART_QKV] = {LAYER_MATRIX, SIZE_QKV, SIZE_C, PRODUCT_QKV, 0, LAYER(qkv_b)},
     [PART_Q] = {LAYER_MATRIX, SIZE_Q, SIZE_C, PRODUCT_QKV, 0, LAYER(qkv_b)},
     [PART_K] = {LAYER_MATRIX, SIZE_KV, SIZE_C, PRODUCT_QKV, 0, LAYER(qkv_b)},
@@ -39,9 +41,9 @@ static const struct part {
     [PART_GATE_UP] = {LAYER_MATRIX, SIZE_2F, SIZE_C, PRODUCT_UP, 0, LAYER(up_b)},
     [PART_DOWN] = {LAYER_MATRIX, SIZE_C, SIZE_F, PRODUCT_DOWN, 0, LAYER(down_b)},
     [PART_NORM] = {MODEL_VECTOR, SIZE_1, SIZE_C, 0, MODEL(norm_w), MODEL(norm_b)},
-    [PART_EMBED] = {MODEL_MATRIX, SIZE_V, SIZE_C, 0, 0, 0},
+    [PART_EMBED] = {MODEL_MATRIX, SIZE_V, SIZE_C, 0, 0, NO_BIAS},
     [PART_HEAD] = {MODEL_MATRIX, SIZE_V, SIZE_C, 0, 0, MODEL(head_b)},
-    [PART_POS] = {MODEL_VECTOR, SIZE_POSITIONS, SIZE_C, 0, MODEL(pos), 0},
+    [PART_POS] = {MODEL_VECTOR, SIZE_POSITIONS, SIZE_C, 0, MODEL(pos), NO_BIAS},
 };
 
 static int size_of(const struct model_config *c, enum size s)
@@ -70,7 +72,7 @@ static bool present(const struct model_config *c, enum tensor_when when)
     case TENSOR_IF_QKV_BIAS: return c->qkv_bias;
     case TENSOR_IF_O_BIAS: return c->o_bias;
     case TENSOR_IF_MLP_BIAS: return c->mlp_bias;
-    case TENSOR_IF_QK_NORM: return c->block[0].qk_norm;
+    case TENSOR_IF_QK_NORM: return model_block(c, 0)->qk_norm; /* alike in all layers: block.h */
     }
     return false;
 }
@@ -107,6 +109,7 @@ struct tensors tensors_of(const struct model_config *c, const struct tensor_sour
 {
     const struct tensor_table *table = table_of(c);
     const struct tensor_row *norm = row_of(c, PART_NORM);
+    CHECK(norm);
     struct tensors t = {c, source, table->prefix[0]};
     for (int i = 0; source && i < TENSOR_PREFIXES && table->prefix[i]; i++) {
         char name[TENSOR_NAME_MAX];
@@ -122,7 +125,7 @@ static bool stored(const struct tensors *t, const char *name)
     return t->source && tensor_source_find(t->source, name);
 }
 
-static void head_name(const struct tensors *t, char out[TENSOR_NAME_MAX])
+void tensors_head_name(const struct tensors *t, char out[TENSOR_NAME_MAX])
 {
     name_of(t, row_of(t->c, PART_HEAD), -1, weight, out);
 }
@@ -132,7 +135,7 @@ static void embed_name(const struct tensors *t, char out[TENSOR_NAME_MAX])
 {
     char head[TENSOR_NAME_MAX];
     name_of(t, row_of(t->c, PART_EMBED), -1, weight, out);
-    head_name(t, head);
+    tensors_head_name(t, head);
     if (t->c->tied && !stored(t, out) && stored(t, head)) memcpy(out, head, sizeof head);
 }
 
@@ -140,6 +143,11 @@ void tensors_embed_names(const struct tensors *t, char stored_as[TENSOR_NAME_MAX
 {
     embed_name(t, stored_as);
     name_of(t, row_of(t->c, PART_EMBED), -1, weight, usual);
+}
+
+void tensors_norm_name(const struct tensors *t, char out[TENSOR_NAME_MAX])
+{
+    name_of(t, row_of(t->c, PART_NORM), -1, weight, out);
 }
 
 void tensors_module(const struct model_config *c, enum tensor_part part, char out[TENSOR_NAME_MAX])
@@ -193,7 +201,7 @@ static void head_stack(const struct tensors *t, struct stack *s)
     *s = (struct stack){
         .name = "packed.head", .n = 1, .rows = c->vocab, .cols = c->hidden, .product = c->layers * PRODUCTS};
     s->part[0] = (struct matrix_slot){.rows = s->rows, .cols = s->cols, .head = true};
-    head_name(t, s->part[0].name);
+    tensors_head_name(t, s->part[0].name);
     /* early versions of tandem quantize wrote a head beside a tied float table */
     bool own = !c->tied || (c->quant[0] && stored(t, s->part[0].name));
     if (!own) embed_name(t, s->part[0].name);
@@ -239,6 +247,7 @@ static void add_vector(struct vectors *v, const struct tensor_row *r, int layer,
     struct vector_slot *o = v->out ? &v->out[v->n] : NULL, *before = o && v->n ? o - 1 : NULL;
     v->n++;
     if (!o) return;
+    CHECK(!is_bias || p->bias != NO_BIAS);
     bool matrix = p->kind == LAYER_MATRIX || p->kind == MODEL_MATRIX;
     *o = (struct vector_slot){.layer = layer,
                               .field = is_bias ? p->bias : p->weight,

@@ -63,6 +63,10 @@ void tensors_stack(const struct tensors *, int i, struct stack *out);
  * head). */
 void tensors_embed_names(const struct tensors *, char stored[TENSOR_NAME_MAX], char usual[TENSOR_NAME_MAX]);
 
+/* The names of the final norm and of the head in this source. */
+void tensors_norm_name(const struct tensors *, char out[TENSOR_NAME_MAX]);
+void tensors_head_name(const struct tensors *, char out[TENSOR_NAME_MAX]);
+
 /* A module of the model as transformers names it, "model.embed_tokens". */
 void tensors_module(const struct model_config *, enum tensor_part, char out[TENSOR_NAME_MAX]);
 

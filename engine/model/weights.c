@@ -1,5 +1,6 @@
 #include "engine/model/weights.h"
 
+#include "engine/base/check.h"
 #include "engine/base/mem.h"
 #include "engine/model/quantize.h"
 #include "engine/model/safetensors.h"
@@ -55,6 +56,7 @@ static int load_vectors(struct loader *l, const struct vector_slot *v, int n)
     int rc = 0;
     for (int i = 0; i < n; i++) total += (size_t)v[i].cols;
     float *host = mem_array(total, sizeof *host), **out = weights_vector_place(l->w, v);
+    CHECK(!*out); /* no two rows of a table have one place */
     for (int i = 0; i < n && !rc; i++) rc = read_vector(l, &v[i], host + v[i].at);
     if (!rc && !(*out = l->d->ops->alloc(l->d, total * sizeof *host)))
         rc = err_set(l->e, ERR_NOMEM, "no memory on the device for %s", v->name);
@@ -164,6 +166,14 @@ static int load_embed_and_head(struct loader *l)
     return load_stack(l, &embed, &l->w->embed_w);
 }
 
+static enum dtype float_type_of(const struct tensors *t)
+{
+    char name[TENSOR_NAME_MAX];
+    tensors_norm_name(t, name);
+    const struct tensor *norm = tensor_source_find(t->source, name);
+    return norm ? tensor_float_type(norm->type) : DT_NONE;
+}
+
 int weights_load(struct weights *w, struct dev *d, const struct model_config *c, const char *dir,
                  const struct quantize_how *quantize, bool verify, int threads, struct err *e)
 {
@@ -182,6 +192,7 @@ int weights_load(struct weights *w, struct dev *d, const struct model_config *c,
     }
     if (!rc) rc = load_embed_and_head(&l);
     if (!rc) rc = load_all_vectors(&l);
+    if (!rc) w->float_type = float_type_of(&l.t);
     for (int i = 0; i < c->layers * PRODUCTS && !rc; i++) {
         struct stack m;
         tensors_stack(&l.t, i, &m);

@@ -37,7 +37,8 @@ struct weights {
     struct weight *head;    /* (V, C) */
     float *head_b;          /* (V) */
     struct tensor_source *file;
-    enum dtype type; /* of the layers' matrices */
+    enum dtype type;       /* of the layers' matrices */
+    enum dtype float_type; /* of the final norm in the file: quantising leaves it as the model was saved */
     uint64_t parameters;
     size_t bytes; /* packed matrices and tables */
 };

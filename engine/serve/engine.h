@@ -69,7 +69,7 @@ void engine_close(struct engine *);
 struct engine_info {
     const char *model_id;    /* the directory's last component */
     const char *base_name;   /* where it came from, as adapters of it say: adapter.h */
-    const char *family;      /* "llama", "qwen2", "qwen3", "gpt2", "phi" */
+    const char *family;      /* model_type of config.json */
     const char *device;      /* "cpu avx512" */
     const char *device_note; /* why "auto" chose no GPU; or "" */
     const char *weight_type; /* "bf16", "int8" ... */

@@ -104,6 +104,7 @@ int train_full_open(struct train_full *f, const struct model *base, const struct
     *f = (struct train_full){.base = base, .tensors = tensors_of(c, base->w.file)};
     int stacks = tensors_stacks(c), vectors = tensors_vectors(&f->tensors, NULL);
     f->w.layer = mem_array((size_t)c->layers, sizeof *f->w.layer);
+    f->w.float_type = f->base->w.float_type;
     f->g.layer = mem_array((size_t)c->layers, sizeof *f->g.layer);
     f->master = mem_array((size_t)stacks * STACK_MAX + (size_t)vectors, sizeof *f->master);
     f->stack_at = mem_array((size_t)stacks, sizeof *f->stack_at);

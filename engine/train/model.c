@@ -247,7 +247,7 @@ static void after_branch(struct train_model *m, const struct layer *l, enum bran
 {
     struct layer_norm post = b == ATTENTION ? layer_post1(l) : layer_post2(l);
     if (post.w) norm(m, y, bare, post);
-    if (l->b->residual_scale != 1) cut_scale(chunks_of(m), y, (double)l->b->residual_scale);
+    if (l->b->residual_scale != 1) chunked_scale(chunks_of(m), y, (double)l->b->residual_scale);
     drop_branch(m, l->index, b, y);
 }
 
@@ -366,7 +366,7 @@ static struct mat branch_grad(struct train_model *m, const struct layer *l, enum
     struct mat to = here(m, m->branch);
     copy(m, to, dx);
     drop_branch(m, l->index, b, to);
-    if (l->b->residual_scale != 1) cut_scale(chunks_of(m), to, (double)l->b->residual_scale);
+    if (l->b->residual_scale != 1) chunked_scale(chunks_of(m), to, (double)l->b->residual_scale);
     if (post.w)
         chunked_norm_back(chunks_of(m), (struct norm_back_args){.dx = to,
                                                                 .x = bare,
@@ -507,7 +507,7 @@ static void head(struct train_model *m, int from, int n, bool back, struct mat d
     norm(m, h, x, (struct layer_norm){w->norm_w, w->norm_b});
     linear(m, NULL, logits, h, w->head, w->head_b);
     if (layer_changes_logits(m->c))
-        cut_softcap(chunks_of(m), (struct softcap_args){logits, m->c->logit_scale, m->c->logit_softcap});
+        chunked_softcap(chunks_of(m), (struct softcap_args){logits, m->c->logit_scale, m->c->logit_softcap});
     chunked_cross_entropy(chunks_of(m), (struct cross_entropy_args){
                                             logits, m->target + from, back ? m->scale + from : NULL, m->loss + from,
                                             m->hit + from, back, m->c->logit_scale, m->c->logit_softcap});

@@ -55,11 +55,11 @@ void chunked_upload(struct op_chunks c, float *device, const float *host, size_t
 enum { ROWS_GOOD = 64, ROWS_LEAST = 16, LINEAR_SLICE = 4 * WEIGHT_SLICE };
 
 /* The part of a linear op that one call computes: `rows` rows and `outs` outputs of the weight. */
-struct block {
+struct tile {
     int rows, outs;
 };
 
-static double block_cost(int k, int outs, int rows)
+static double tile_cost(int k, int outs, int rows)
 {
     return (double)k * outs * (rows + READ_WEIGHT);
 }
@@ -67,15 +67,15 @@ static double block_cost(int k, int outs, int rows)
 /* The next call's share of the `rows` remaining rows and of a weight of n outputs and k inputs; outs is n or `unit`.
  * A call reads its part of the weight once for all its rows, so it takes fewer than ROWS_GOOD rows only where splitting
  * the outputs is not enough. */
-static struct block next_block(struct op_chunks c, enum train_work work, int rows, int k, int n, int unit)
+static struct tile next_tile(struct op_chunks c, enum train_work work, int rows, int k, int n, int unit)
 {
     double macs = (double)k * n, room = scheduler_gate_room(c.gate, work);
     int few = rows < ROWS_GOOD ? rows : ROWS_GOOD;
-    if (n <= unit || block_cost(k, n, few) <= room)
-        return (struct block){scheduler_gate_rows(c.gate, work, rows, macs, READ_WEIGHT * macs), n};
-    struct block b = {rows, unit};
-    if (block_cost(k, unit, rows) > room / 2) b.rows = few;
-    if (block_cost(k, unit, b.rows) > room) {
+    if (n <= unit || tile_cost(k, n, few) <= room)
+        return (struct tile){scheduler_gate_rows(c.gate, work, rows, macs, READ_WEIGHT * macs), n};
+    struct tile b = {rows, unit};
+    if (tile_cost(k, unit, rows) > room / 2) b.rows = few;
+    if (tile_cost(k, unit, b.rows) > room) {
         double most = room / ((double)k * unit) - READ_WEIGHT;
         b.rows = most > ROWS_LEAST ? (int)most / ROWS_LEAST * ROWS_LEAST : ROWS_LEAST;
         if (b.rows > rows) b.rows = rows;
@@ -84,23 +84,23 @@ static struct block next_block(struct op_chunks c, enum train_work work, int row
 }
 
 /* How many of the `left` remaining outputs the next call takes. */
-static int next_outs(struct op_chunks c, enum train_work work, struct block b, int k, int left, int unit)
+static int next_outs(struct op_chunks c, enum train_work work, struct tile b, int k, int left, int unit)
 {
     if (left <= b.outs) return left; /* all of them, or the last unit */
-    double most = scheduler_gate_room(c.gate, work) / block_cost(k, unit, b.rows);
+    double most = scheduler_gate_room(c.gate, work) / tile_cost(k, unit, b.rows);
     int outs = most >= 2 ? (most < left ? (int)most * unit : left) : unit;
     if (outs > left) outs = left;
-    scheduler_gate_cost(c.gate, work, block_cost(k, outs, b.rows));
+    scheduler_gate_cost(c.gate, work, tile_cost(k, outs, b.rows));
     return outs;
 }
 
 void chunked_linear(struct op_chunks c, struct linear_args a, bool slices)
 {
     int N = a.y.cols, K = a.x.cols, unit = slices ? LINEAR_SLICE : N;
-    struct block b;
+    struct tile b;
     for (int r = 0; r < a.x.rows; r += b.rows) {
         scheduler_gate_pass(c.gate);
-        b = next_block(c, WORK_LINEAR, a.x.rows - r, K, N, unit);
+        b = next_tile(c, WORK_LINEAR, a.x.rows - r, K, N, unit);
         struct mat y = mat_rows(a.y, r, b.rows), x = mat_rows(a.x, r, b.rows);
         for (int at = 0, n; at < N; at += n) {
             if (at) scheduler_gate_pass(c.gate);
@@ -113,10 +113,10 @@ void chunked_linear(struct op_chunks c, struct linear_args a, bool slices)
 void chunked_linear_back(struct op_chunks c, struct linear_back_args a, bool slices)
 {
     int N = a.dy.cols, K = a.dx.cols, unit = slices && BACK_SLICE < N ? BACK_SLICE : N;
-    struct block b;
+    struct tile b;
     for (int r = 0; r < a.dy.rows; r += b.rows) {
         scheduler_gate_pass(c.gate);
-        b = next_block(c, WORK_BACK, a.dy.rows - r, K, N, unit);
+        b = next_tile(c, WORK_BACK, a.dy.rows - r, K, N, unit);
         struct mat dx = mat_rows(a.dx, r, b.rows), dy = mat_rows(a.dy, r, b.rows);
         for (int at = 0, n; at < N; at += n) {
             if (at) scheduler_gate_pass(c.gate);
@@ -329,7 +329,7 @@ void chunked_act(struct op_chunks c, struct act_args a)
     }
 }
 
-void cut_softcap(struct op_chunks c, struct softcap_args a)
+void chunked_softcap(struct op_chunks c, struct softcap_args a)
 {
     for (int r = 0, n; r < a.x.rows; r += n) {
         n = move(c, a.x.rows - r, ACT_FLOATS * a.x.cols);
@@ -374,7 +374,7 @@ void chunked_dropout(struct op_chunks c, struct dropout_args a)
     }
 }
 
-void cut_scale(struct op_chunks c, struct mat m, double by)
+void chunked_scale(struct op_chunks c, struct mat m, double by)
 {
     for (int r = 0, n; r < m.rows; r += n) {
         n = move(c, m.rows - r, 2.0 * m.cols);

@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "engine/model/config.h"
+#include "engine/model/family.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -224,6 +225,12 @@ static void test_gemma(void **state)
     bad("{" GEMMA("gemma3_text") ",\"attn_logit_softcapping\":50}", "attn_logit_softcapping is not supported");
     bad("{" GEMMA("gemma3_text") ",\"use_bidirectional_attention\":true}", "use_bidirectional_attention");
     bad("{" GEMMA("gemma3_text") ",\"rope_parameters\":{\"rope_theta\":5}}", "\"rope_theta\" is not full_attention");
+    bad("{" GEMMA("gemma3_text") ",\"rope_parameters\":7}", "rope_parameters must be an object");
+    bad("{" GEMMA("gemma3_text") ",\"query_pre_attn_scalar\":null}", "query_pre_attn_scalar must be a number");
+    c = good("{" GEMMA("gemma3_text") ",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":8},"
+                                      "\"rope_parameters\":{\"full_attention\":{\"rope_theta\":5e5}}}",
+             NULL);
+    assert_true(c.rope[0].theta == 5e5 && c.rope[0].factor == 8 && c.rope[1].factor == 1);
     bad("{" GEMMA("gemma3_text") ",\"rope_parameters\":{\"sliding_attention\":7}}",
         "sliding_attention must be an object");
     bad("{" GEMMA("gemma3_text") ",\"sliding_window_pattern\":0}", "sliding_window_pattern");
@@ -333,9 +340,37 @@ static void test_refuses_nonsense(void **state)
     bad("{\"model_type\":\"llama\",\"vocab_size\":1000000000,\"hidden_size\":64}", "vocab_size must be");
 }
 
+/* Every number that changes what a layer, the embeddings or the logits are multiplied by. */
+static void test_numbers(void **state)
+{
+    struct model_family f = *model_family_find("llama");
+    f.model_type = "numbers";
+    memcpy(f.number,
+           (struct family_number[FAMILY_NUMBERS]){{"attention_multiplier", NUMBER_ATTN_SCALE, 0},
+                                                  {"embedding_multiplier", NUMBER_EMBED_SCALE, 0},
+                                                  {"residual_multiplier", NUMBER_RESIDUAL_SCALE, 0},
+                                                  {"logits_scaling", NUMBER_LOGIT_DIVISOR, 2}},
+           sizeof f.number);
+    model_family_add(&f);
+#define NUMBERS                                                                                                        \
+    "\"model_type\":\"numbers\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,"                        \
+    "\"num_attention_heads\":4,\"intermediate_size\":96"
+    struct model_config c = good("{" NUMBERS ",\"attention_multiplier\":0.5,\"embedding_multiplier\":12,"
+                                 "\"residual_multiplier\":0.25,\"logits_scaling\":8}",
+                                 NULL);
+    assert_true(c.block[0].scale == 0.5f && c.embed_scale == 12 && c.block[0].residual_scale == 0.25f);
+    assert_true(c.logit_scale == 0.125f && !c.embed_scale_rounded);
+    c = good("{" NUMBERS "}", NULL);
+    assert_true(c.block[0].scale == 0.25f && c.embed_scale == 1 && c.block[0].residual_scale == 1);
+    assert_true(c.logit_scale == 0.5f);
+    bad("{" NUMBERS ",\"residual_multiplier\":\"1\"}", "residual_multiplier must be a number");
+    model_family_add(NULL);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_llama),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_numbers),
+                                       cmocka_unit_test(test_llama),
                                        cmocka_unit_test(test_both_spellings_of_rope),
                                        cmocka_unit_test(test_families),
                                        cmocka_unit_test(test_generation_config),

@@ -9,6 +9,8 @@
 
 #include "engine/bench/eval.h"
 #include "engine/model/calibrate.h"
+#include "engine/model/layer.h"
+#include "engine/model/model.h"
 #include "engine/model/safetensors.h"
 #include "kernels/rng.h"
 
@@ -413,6 +415,23 @@ static void test_directory_is_what_loading_makes(void **state)
         }
 }
 
+/* Gemma's embedding scale is rounded to the type that the model was saved in, however it is loaded. */
+static void test_embedding_scale_of_a_quantised_model(void **state)
+{
+    char dir[512];
+    struct quantize_how int8 = {.type = DT_I8};
+    snprintf(dir, sizeof dir, "%s/gemma3-bf16", models);
+    for (int quantised = 0; quantised < 2; quantised++) {
+        struct model m;
+        struct err e = {0};
+        if (model_load(&m, dir, "cpu", 1, quantised ? &int8 : NULL, false, &e)) fail_msg("%s: %s", dir, e.msg);
+        m.c.dtype = DT_NONE; /* config.json does not say */
+        assert_true(m.w.float_type == DT_BF16 && m.c.hidden == 56);
+        assert_true(layer_embed_scale(&m.c, &m.w) == 7.46875f);
+        model_close(&m);
+    }
+}
+
 int main(int argc, char **argv)
 {
     models = argc > 1 ? argv[1] : "tests/fixtures/models";
@@ -425,6 +444,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_feedback_spares_the_output),
         cmocka_unit_test(test_calibration_sees_the_inputs),
         cmocka_unit_test(test_directory_is_what_loading_makes),
+        cmocka_unit_test(test_embedding_scale_of_a_quantised_model),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -421,11 +421,43 @@ static void test_full_fine_tuning(void **state)
     train_family(&gemma3, "language_model.");
 }
 
+static bool has_row(const struct model_family *f, enum tensor_part part)
+{
+    for (const struct tensor_row *r = f->tensors->row; r->module; r++)
+        if (r->part == part) return true;
+    return false;
+}
+
+/* A family's tensors are those that its layers read: a row that is missing would be a norm that is never applied. */
+static void test_rows_and_layers_agree(void **state)
+{
+    char names[256];
+    model_family_names(names, sizeof names);
+    int n = 0;
+    for (char *rest = names, *name; (name = strtok_r(rest, ", ", &rest)); n++) {
+        const struct model_family *f = model_family_find(name);
+        assert_non_null(f);
+        bool after = f->layer.norms == NORMS_AFTER || f->layer.norms == NORMS_BOTH;
+        assert_int_equal(has_row(f, PART_NORM1), f->layer.norms != NORMS_AFTER);
+        assert_int_equal(has_row(f, PART_NORM2), f->layer.norms == NORMS_BEFORE || f->layer.norms == NORMS_BOTH);
+        assert_int_equal(has_row(f, PART_POST1), after);
+        assert_int_equal(has_row(f, PART_POST2), after);
+        assert_int_equal(has_row(f, PART_GATE) || has_row(f, PART_GATE_UP), f->layer.gated);
+        assert_true(!f->layer.qk_norm || (has_row(f, PART_Q_NORM) && has_row(f, PART_K_NORM)));
+        assert_true(has_row(f, PART_NORM) && has_row(f, PART_EMBED) && has_row(f, PART_HEAD));
+    }
+    assert_true(n >= 8);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_order),   cmocka_unit_test(test_loading),          cmocka_unit_test(test_halves),
-        cmocka_unit_test(test_modules), cmocka_unit_test(test_full_fine_tuning),
+        cmocka_unit_test(test_rows_and_layers_agree),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_loading),
+        cmocka_unit_test(test_halves),
+        cmocka_unit_test(test_modules),
+        cmocka_unit_test(test_full_fine_tuning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
-/* GET /debug/state: what the daemon is doing right now, as JSON, for people in trouble.  Answers also while a step does
- * not end, for it reads only what the loop has and what the engine published.  Numbers and names; never a word of a
- * prompt or of a text.  Loop thread. */
+/* GET /debug/state: a snapshot of the daemon's state, as JSON, for debugging.  Answers also while an engine step hangs,
+ * because it reads only the loop's data and what the engine has published.  Contains numbers and names, never text of a
+ * prompt or an answer.  Loop thread. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
@@ -29,7 +29,7 @@ static void put_string(struct buf *out, const char *name, const char *value)
         buf_str(out, "null");
 }
 
-/* Milliseconds between two times; null where one of them is not yet. */
+/* Milliseconds between two times; null where one of them is unset. */
 static void put_ms(struct buf *out, const char *name, uint64_t from, uint64_t to)
 {
     if (from && to >= from)
@@ -80,8 +80,8 @@ static const struct seq_view *find_seq(const struct seq_view *v, int n, uint64_t
     return NULL;
 }
 
-/* What the loop knows of it, and, where it holds a slot, the engine.  all: the engine's list is whole; otherwise a
- * request that is not in it may run all the same, and its state is not known: null. */
+/* Writes the loop's data of a request and, if it has a slot, the engine's.  all: the engine's list is complete;
+ * otherwise a request missing from it may still be running, and its state is null (unknown). */
 static void put_request(struct buf *out, const struct gen_view *g, const struct seq_view *q, bool all, uint64_t now)
 {
     const char *state = !g->req                         ? "cancelled"

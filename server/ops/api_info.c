@@ -1,4 +1,4 @@
-/* What is served and how it is: GET / /info /health /ping /ready.  Loop thread. */
+/* Description and health of the server: GET / /info /health /ping /ready.  Loop thread. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
@@ -30,7 +30,7 @@ static void put_field(struct buf *out, const char *name, const char *value)
     buf_char(out, ',');
 }
 
-/* For a browser the console, for everybody else what is where. */
+/* For a browser the console, for other clients a list of the routes. */
 void api_root(struct http_req *req)
 {
     struct app *app = req->app;
@@ -51,7 +51,7 @@ void api_root(struct http_req *req)
     reply_json(req, &out);
 }
 
-/* The names that adapter_id takes, and the last of the object. */
+/* Writes the valid names of adapter_id, and ends the object. */
 static void put_adapters(struct buf *out, const struct app *app)
 {
     int max = app->info->max_adapters;
@@ -66,7 +66,7 @@ static void put_adapters(struct buf *out, const struct app *app)
     free(v);
 }
 
-/* TGI's fields first, then what only tandem can tell. */
+/* TGI's fields first, then tandem's own. */
 void api_info(struct http_req *req)
 {
     struct app *app = req->app;
@@ -103,7 +103,7 @@ void api_info(struct http_req *req)
     reply_json(req, &out);
 }
 
-/* Alive: loading and draining count, a full queue counts; an engine step that does not end does not. */
+/* Liveness: good while loading, draining or with a full queue; bad when an engine step hangs. */
 void api_health(struct http_req *req)
 {
     struct app *app = req->app;
@@ -113,7 +113,7 @@ void api_health(struct http_req *req)
         http_reply_error(req, 503, "healthcheck", "unhealthy");
 }
 
-/* Willing: requests sent now are taken. */
+/* Readiness: requests sent now are accepted. */
 void api_ready(struct http_req *req)
 {
     struct app *app = req->app;

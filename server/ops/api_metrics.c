@@ -1,5 +1,5 @@
-/* GET /metrics.  Loop thread; where there are devices whose driver is to be asked, a pool thread asks it first, because
- * a driver may hang with its device. */
+/* GET /metrics.  Loop thread; with GPUs present, a pool thread queries the driver first, because a driver may hang with
+ * its device. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"

@@ -27,7 +27,7 @@ struct tracing {
     struct app *app;
     struct http_req *req; /* NULL once closed */
     uv_timer_t timer;
-    bool taking; /* the time is over */
+    bool taking; /* the time is over; the pool collects the trace */
     struct buf out;
 };
 
@@ -113,7 +113,7 @@ static void on_timer(uv_timer_t *h)
     take(h->data);
 }
 
-/* The client left, or the daemon closes: it ends now. */
+/* The client disconnected, or the daemon closes: ends the trace now. */
 static void on_close(struct http_req *req)
 {
     struct tracing *t = req->user;

@@ -9,10 +9,10 @@
 
 struct device_watch {
     struct bridge *bridge;
-    struct nvml *nvml;           /* NULL: no devices, or not looked for yet */
-    struct nvml *found;          /* the pool's, until after_open */
-    struct device_sample latest; /* the loop's */
-    struct device_sample asked;  /* the pool's while asking */
+    struct nvml *nvml;           /* NULL: no devices, or not searched yet */
+    struct nvml *found;          /* owned by the pool thread until after_open */
+    struct device_sample latest; /* owned by the loop */
+    struct device_sample asked;  /* owned by the pool thread while asking */
     bool asking;
     void (*done)(void *);
     void *arg;

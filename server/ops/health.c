@@ -29,6 +29,6 @@ void health_hurry(void)
         uint64_t runtime, deadline, period;
     } a = {.size = sizeof a, .policy = SCHED_OTHER, .flags = RESET_ON_FORK, .runtime = 100000 /* ns */};
     a.nice = getpriority(PRIO_PROCESS, 0);
-    /* an operator's choice stays; and threads would not inherit a nice below 0 */
+    /* an operator's choice is kept; a nice value below 0 would not be inherited by threads */
     if (sched_getscheduler(0) == SCHED_OTHER && a.nice >= 0) syscall(SYS_sched_setattr, 0, &a, 0);
 }

@@ -6,11 +6,11 @@
 
 struct app;
 
-/* False when the engine has been in one step, or has left a message unread, for longer than --step-timeout. */
+/* @return false when one engine step, or a message to the engine, has been pending for longer than --step-timeout. */
 bool health_good(const struct app *);
-/* The calling thread, the loop's, runs as soon as it wakes, though compute threads fill the cores: clients wait for it,
- * and it is never busy for long.  Asks for short slices (Linux 6.12; earlier ones ignore it), which later threads do
- * not inherit. */
+/* Requests short scheduler slices for the calling thread, the loop's, so that it runs as soon as it wakes even when
+ * compute threads occupy all cores: clients wait for it, and it is never busy for long.  Linux 6.12 (ignored by earlier
+ * versions); not inherited by threads created later. */
 void health_hurry(void);
 
 #endif

@@ -1,5 +1,5 @@
-/* The counts as Prometheus' text, names tandem_*.  Loop thread.  A scrape is some hundred lines: well under a
- * millisecond. */
+/* Renders the metrics in Prometheus' text format, under the names tandem_*.  Loop thread.  A scrape is a few hundred
+ * lines and takes well under a millisecond. */
 #include "server/jobs/jobs.h"
 #include "server/memory/reservation.h"
 #include "server/metrics/metrics.h"
@@ -14,7 +14,7 @@
 
 #define N_OF(a) ((int)(sizeof(a) / sizeof *(a)))
 
-/* A counter with one label, of fixed values. */
+/* A counter with one label, which has fixed values. */
 static void put_by(struct buf *out, const char *name, const char *help, const char *label, const char *const *values,
                    const uint64_t *counts, int n)
 {
@@ -143,7 +143,7 @@ static void put_tokens(const struct metrics_view *v, struct buf *out)
     prometheus_rows(out, rows, N_OF(rows));
 }
 
-/* Of a GPU: what was taken since the start. */
+/* On a GPU: bytes of device memory that training uses: reserved after startup, less those of adapters. */
 static double taken_by_training(const struct metrics_view *v)
 {
     const struct engine_info *i = v->info;

@@ -1,14 +1,14 @@
-/* The same counts under vLLM's names, for whatever knows those: dashboards, autoscalers, and the endpoint pickers of
- * the Gateway API inference extension, which need the queue, the running requests, the use of the cache, the shape of
- * the cache (cache_config_info) and the adapters in use (lora_requests_info).  Types and meanings are vLLM's (its
- * docs/design/metrics.md); buckets are ours, which begin lower.  Loop thread. */
+/* The same metrics under vLLM's names, for tools that expect those: dashboards, autoscalers, and the endpoint pickers
+ * of the Gateway API inference extension, which need the queue, the running requests, the cache's usage and layout
+ * (cache_config_info) and the adapters in use (lora_requests_info).  Types and meanings are vLLM's (its
+ * docs/design/metrics.md); the buckets are tandem's, which begin lower.  Loop thread. */
 #include "engine/base/clock.h"
 #include "server/metrics/metrics.h"
 #include "server/metrics/prometheus_text.h"
 
 #define N_OF(a) ((int)(sizeof(a) / sizeof *(a)))
 
-/* One more label than all have.  A model's name, escaped, has no bound. */
+/* Adds one label to the common ones.  Not a fixed buffer: an escaped model name has no length limit. */
 static void put_by(struct buf *out, const char *name, const char *labels, const char *label, const char *value,
                    double number)
 {
@@ -18,7 +18,7 @@ static void put_by(struct buf *out, const char *name, const char *labels, const 
     buf_free(&all);
 }
 
-/* model_name and engine, which every series there has */
+/* model_name and engine, the labels of every series */
 static void put_labels(const struct metrics_view *v, struct buf *out)
 {
     prometheus_label(out, "model_name", v->model_name);
@@ -58,7 +58,7 @@ static void put_engine(const struct metrics_view *v, const char *labels, struct 
     prometheus_histogram(out, "vllm:iteration_tokens_total", labels, &s->step_tokens, engine_step_tokens_bounds);
 }
 
-/* Pages are blocks, wherever they are. */
+/* vLLM's blocks are pages. */
 static void put_cache(const struct metrics_view *v, struct buf *out)
 {
     prometheus_head(out, "vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig");
@@ -70,7 +70,7 @@ static void put_cache(const struct metrics_view *v, struct buf *out)
     buf_str(out, "} 1\n");
 }
 
-/* The names of adapters some of whose requests run, or wait, with commas.  A name has no character to be escaped. */
+/* The comma-separated names of adapters with running (or waiting) requests.  Adapter names need no escaping. */
 static void put_names(const struct metrics_view *v, bool running, struct buf *out)
 {
     bool any = false;
@@ -82,7 +82,7 @@ static void put_names(const struct metrics_view *v, bool running, struct buf *ou
     }
 }
 
-/* The value is the time: of series with different names, the newest one counts. */
+/* The value is the time: of several series, consumers use the newest. */
 static void put_adapters(const struct metrics_view *v, struct buf *out)
 {
     prometheus_head(out, "vllm:lora_requests_info", "gauge", "Running stats on lora requests.");

@@ -37,7 +37,7 @@ struct nvml {
     unsigned n;
 };
 
-/* Copies the address: a data pointer is no function pointer in C. */
+/* Copies the address with memcpy: C has no conversion from data to function pointers. */
 static bool find(struct nvml *m, const char *name, void *fn, size_t size)
 {
     void *p = dlsym(m->library, name);
@@ -49,7 +49,7 @@ static bool find(struct nvml *m, const char *name, void *fn, size_t size)
 
 static bool find_all(struct nvml *m)
 {
-    FIND(m, use, "nvmlDeviceGetUtilizationRates"); /* devices in partitions have none of the last three */
+    FIND(m, use, "nvmlDeviceGetUtilizationRates"); /* partitioned (MIG) devices lack the last three */
     FIND(m, power, "nvmlDeviceGetPowerUsage");
     FIND(m, temperature, "nvmlDeviceGetTemperature");
     return FIND(m, init, "nvmlInit_v2") && FIND(m, shutdown, "nvmlShutdown") &&
@@ -77,7 +77,7 @@ struct nvml *nvml_open(const char *path)
 void nvml_close(struct nvml *m)
 {
     if (!m) return;
-#ifdef TANDEM_SANITIZED /* which would report what the library holds as lost */
+#ifdef TANDEM_SANITIZED /* the leak checker would report the library's memory */
     m->shutdown();
     dlclose(m->library);
 #endif

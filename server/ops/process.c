@@ -12,7 +12,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-/* The directory stays open: it is read when there is no descriptor left to open it with. */
+/* The directory stays open, so that it can be read when no descriptor is left. */
 static int count_fds(void)
 {
     static DIR *d;
@@ -42,7 +42,7 @@ void process_files(int max_connections)
     count_fds();
 }
 
-/* The number behind `name` at the start of a line, times 1024 where the line says kB; -1: not there. */
+/* @return the number after `name` at the start of a line, times 1024 where its unit is kB; -1: absent. */
 static double read_number(const char *path, const char *name)
 {
     char line[256];
@@ -60,7 +60,7 @@ static double read_number(const char *path, const char *name)
     return v;
 }
 
-/* The least value of `name` in the directory of a control group and in those above it; `least` where none is less. */
+/* @return the smallest value of `name` in a control group and its ancestors, at most `least`. */
 static double group_limit(const char *root, const char *group, const char *name, double least)
 {
     char dir[600], path[700];
@@ -74,7 +74,7 @@ static double group_limit(const char *root, const char *group, const char *name,
     return least;
 }
 
-/* Each control group limits all below it, in version 2 ("0::/path") as in version 1 ("4:memory:/path"). */
+/* A control group limits all groups below it, in version 2 ("0::/path") and in version 1 ("4:memory:/path"). */
 double process_memory_limit(void)
 {
     char line[512];

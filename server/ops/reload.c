@@ -35,7 +35,7 @@ static void log_change(void *arg, const struct setting_option *o, const char *wa
         log_warn("changed, but needs a restart option=%s is=\"%.200s\" wanted=\"%.200s\"", o->name, was, now);
 }
 
-/* Hands the settings to those who have copies of them. */
+/* Passes the settings to the components that keep copies of them. */
 static void apply(const struct reload *r)
 {
     const struct settings *set = r->live;
@@ -66,7 +66,7 @@ static void reload_settings(const struct reload *r)
 
 void reload_all(const struct reload *r)
 {
-    bool tell = r->app->state == SERVING_READY; /* before, ready is not true; after, the manager knows that we stop */
+    bool tell = r->app->state == SERVING_READY; /* else the READY=1 that ends a reload would be false */
     if (tell) sd_notify_reloading();
     reload_settings(r);
     credentials_reload(&r->app->credentials);

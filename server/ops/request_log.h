@@ -1,4 +1,4 @@
-/* The line that the log gets for every finished request (--access-log).  Loop thread. */
+/* Logs one line for every finished request (--access-log).  Loop thread. */
 #ifndef TANDEM_SERVER_OPS_REQUEST_LOG_H
 #define TANDEM_SERVER_OPS_REQUEST_LOG_H
 
@@ -6,7 +6,7 @@
 
 struct http_req;
 
-/* status 0: the client left first. */
+/* status 0: the client disconnected before the answer. */
 void request_log(const struct http_req *, int status, uint64_t duration_ns);
 
 #endif

@@ -13,13 +13,13 @@
 #include <unistd.h>
 
 static struct {
-    int fd; /* 0: nobody listens */
+    int fd; /* 0: no service manager */
     struct sockaddr_un to;
     socklen_t to_len;
     uint64_t watchdog_us;
 } manager;
 
-/* "/run/x" or "@x"; anything else (an address of vsock, say) is not for us. */
+/* "/run/x" or "@x"; other addresses (vsock, for example) are not supported. */
 static bool parse_address(const char *text)
 {
     size_t n = text ? strlen(text) : 0;
@@ -27,7 +27,7 @@ static bool parse_address(const char *text)
     manager.to.sun_family = AF_UNIX;
     memcpy(manager.to.sun_path, text, n + 1);
     if (text[0] == '@') manager.to.sun_path[0] = 0;
-    /* an abstract name ends where the address does, a path with its NUL */
+    /* the length of an abstract name ends it; a path includes its NUL */
     manager.to_len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n + (text[0] == '/'));
     return true;
 }

@@ -49,7 +49,7 @@ static void look_at_reports(const char *data_dir)
     free(dir);
 }
 
-/* Nothing is made before it is needed; whether it could be is asked of the nearest directory that is there. */
+/* The data directory is created only when needed; checks whether it could be, in its nearest existing parent. */
 static void look_at_data_dir(const struct settings *set)
 {
     const char *dir = settings_data_dir(set);

@@ -1,15 +1,14 @@
-/* The daemon as somebody's service: what is prepared at start so that its end can be understood, and what the service
- * manager is told.  Main thread. */
+/* Preparations for running as a service: crash reports, and the connection to the service manager.  Main thread. */
 #ifndef TANDEM_SERVER_OPS_SERVICE_H
 #define TANDEM_SERVER_OPS_SERVICE_H
 
 #include "server/config/settings.h"
 
-/* First thing: crash reports (engine/base/crash.h) into the data directory with these settings in them, and the
- * manager's socket (sd_notify.h).  Says when an earlier process left a report, and deletes all but the newest sixteen;
- * and which data directory is used where none was named, and when it cannot be. */
+/* Called first.  Directs crash reports (engine/base/crash.h) with these settings to the data directory, and opens the
+ * manager's socket (sd_notify.h).  Logs reports of an earlier process and keeps only the newest sixteen; logs the
+ * default data directory where none was configured, and an unusable one. */
 void service_begin(const struct settings *);
-/* The settings are others: so is what a crash report says. */
+/* Updates the settings in crash reports after a reload. */
 void service_settings(const struct settings *);
 
 #endif

@@ -16,7 +16,7 @@
 #define MS UINT64_C(1000000)
 #define PERIOD_MIN (10 * MS)
 #define PERIOD_MAX (5000 * MS)
-#define STOOD_STILL (1000 * MS) /* overslept by so much more than a period */
+#define STOOD_STILL (1000 * MS) /* slept this much longer than a period */
 
 struct watchdog {
     uv_async_t ping;
@@ -27,7 +27,7 @@ struct watchdog {
     double limit;
     bool ready, end;
     _Atomic uint64_t loop_seen;
-    /* the thread's */
+    /* used by the watchdog thread only */
     uint64_t loop_asked, resumed;
     enum watchdog_verdict verdict;
 };
@@ -116,7 +116,7 @@ static void *watch(void *arg)
         pthread_cond_timedwait(&w->changed, &w->lock, &until);
         uint64_t now = clock_now();
         if (w->end) break;
-        /* what was stuck before is not excused by it */
+        /* a stall found before the suspension remains one */
         if (now > due + STOOD_STILL && w->verdict == WATCHDOG_WELL) w->resumed = now;
         look(w, now);
     }
@@ -148,7 +148,7 @@ void watchdog_limit(struct watchdog *w, double limit)
 {
     pthread_mutex_lock(&w->lock);
     w->limit = limit;
-    pthread_cond_signal(&w->changed); /* the period may be another, too */
+    pthread_cond_signal(&w->changed); /* the period may have changed, too */
     pthread_mutex_unlock(&w->lock);
 }
 

@@ -70,7 +70,8 @@ struct admission *admission_open(const struct admission_needs *with)
     return a;
 }
 
-/* The default (0): the tokens of max_queue requests of moderate length, at least those of two of the longest. */
+/* The default (0): the tokens of max_queue requests of moderate length, at least those of two requests of maximum
+ * length. */
 static int64_t queue_tokens(const struct settings *set, const struct engine_info *i)
 {
     int64_t usual = (int64_t)set->max_queue * 512, two = 2 * (int64_t)i->max_total_tokens;
@@ -232,7 +233,8 @@ static bool set_client(struct admission *a, const struct http_req *req, struct p
     return ask->client != NULL;
 }
 
-/* The header's deadline, or the server's if that is earlier; 0: none.  False: the header is not a number. */
+/* *deadline: the header's deadline, or the server's if that is earlier; 0: none.  @return false when the header is not
+ * a number. */
 static bool read_deadline(const struct http_req *req, double request_timeout, uint64_t *deadline)
 {
     const char *text = http_header(req, "X-Request-Timeout");
@@ -251,7 +253,8 @@ static double seconds_left(uint64_t deadline, uint64_t now)
     return !deadline ? 0 : deadline > now ? (double)(deadline - now) * 1e-9 : -1;
 }
 
-/* Fills the ask for a request for n sequences, of so many bytes, of which no more is known.  False: answered. */
+/* Fills the ask for a request of n sequences whose body is not parsed yet; bytes: its size.  @return false when it has
+ * answered. */
 static bool decide_unread(struct admission *a, struct http_req *req, int n, uint64_t bytes, struct policy_ask *ask,
                           uint64_t *deadline)
 {
@@ -265,7 +268,7 @@ static bool decide_unread(struct admission *a, struct http_req *req, int n, uint
         .n = n,
         .time_left = seconds_left(*deadline, now),
     };
-    if (ask->time_left < 0) { /* it took its time to come in */
+    if (ask->time_left < 0) { /* it was received too slowly */
         admission_reply_late(req);
         return false;
     }
@@ -361,7 +364,7 @@ static void arm(struct admission *a)
         uv_timer_stop(&a->timer);
         return;
     }
-    uv_update_time(a->with.loop); /* the timer counts from the loop's time, which stood still since it woke up */
+    uv_update_time(a->with.loop); /* the timer counts from the loop's cached time, set when the loop woke up */
     uv_timer_start(&a->timer, on_timer,
                    t->deadline > now ? (t->deadline - now + SECOND / 1000 - 1) / (SECOND / 1000) : 0, 0);
 }
@@ -527,7 +530,8 @@ void admission_put_metrics(struct admission *a, struct buf *out)
               policy_wait(p, 0, clock_now()));
 }
 
-/* ---- who is here ------------------------------------------------------------------------------------------------- */
+/* ---- active clients
+ * ------------------------------------------------------------------------------------------------- */
 
 static int by_share(const void *a, const void *b)
 {

@@ -9,13 +9,13 @@
 #include <string.h>
 
 #define MIN_WORTH 60.0     /* seconds that a bucket holds */
-#define PREFILL_WINDOW 4.0 /* seconds of steps after which older ones count half */
+#define PREFILL_WINDOW 4.0 /* half-life of the prefill rate, in seconds of steps */
 #define BYTES_WINDOW (1024.0 * 1024)
-#define FIRST_BYTES 4096.0   /* the first guess, a token for four bytes, weighs as much as so many bytes */
-#define RATIO_MIN (1.0 / 16) /* tokens of a byte: no text has fewer, and what else is in a body does not count */
+#define FIRST_BYTES 4096.0   /* weight of the initial guess (one token per 4 bytes), in bytes */
+#define RATIO_MIN (1.0 / 16) /* tokens per byte: a lower bound for text; the rest of a body is ignored */
 #define QUEUE_RETRY_MAX 120.0
 
-enum { ENDS = 16 /* sequences that the mean residence remembers */ };
+enum { ENDS = 16 /* sequences that the mean residence averages over */ };
 
 static const struct policy_bodies first_bodies = {FIRST_BYTES, FIRST_BYTES / 4};
 
@@ -53,7 +53,7 @@ struct policy_client *policy_client(struct admission_policy *a, const char *name
             k->used = now;
             return k;
         }
-        /* a free place, or the one unused for longest */
+        /* a free entry, or the least recently used */
         if (!k->name ? !place || place->name : !k->users && (!place || (place->name && k->used < place->used)))
             place = k;
     }
@@ -63,7 +63,7 @@ struct policy_client *policy_client(struct admission_policy *a, const char *name
     return place;
 }
 
-/* What is in it now. */
+/* @return the bucket's level now. */
 static double bucket_fill(struct policy_bucket *b, double per_minute, uint64_t now)
 {
     double full = per_minute / 60 * MIN_WORTH;
@@ -77,7 +77,7 @@ static double bucket_fill(struct policy_bucket *b, double per_minute, uint64_t n
     return b->level;
 }
 
-/* Seconds until it holds `want`; 0: it does.  More than it can hold: until it is full. */
+/* @return seconds until it holds `want`; 0: it does.  want beyond its capacity: seconds until it is full. */
 static double bucket_wait(struct policy_bucket *b, double per_minute, double want, uint64_t now)
 {
     double full = per_minute / 60 * MIN_WORTH, level = bucket_fill(b, per_minute, now);
@@ -135,7 +135,7 @@ int64_t policy_guess(const struct admission_policy *a, const struct policy_clien
     return tokens < 1 ? 1 : (int64_t)tokens;
 }
 
-/* Seconds that what runs needs on average, by what is known now. */
+/* @return the mean residence of a running sequence in seconds, by current knowledge. */
 static double residence_now(const struct admission_policy *a, uint64_t now)
 {
     double quiet = now > a->quiet_since ? (double)(now - a->quiet_since) * 1e-9 : 0;
@@ -148,16 +148,17 @@ static double prefill_time(const struct admission_policy *a, double tokens)
     return a->prefill_tokens > 0 ? tokens * a->prefill_seconds / a->prefill_tokens : 0;
 }
 
-/* Seconds until so many of what is active have ended. */
+/* @return estimated seconds until `ends` of the active sequences have ended. */
 static double ends_time(const struct admission_policy *a, int ends, uint64_t now)
 {
     if (ends <= 0) return 0;
     return ends * residence_now(a, now) / (a->last.running > 0 ? a->last.running : 1);
 }
 
-/* What a request finds when it comes: places and queued prompt tokens of all, and of these its client's own. */
+/* The load that an arriving request finds: active sequences and queued prompt tokens of all clients, and its own
+ * client's. */
 struct crowd {
-    int active, own_active, clients; /* clients: its own included */
+    int active, own_active, clients; /* clients: including its own */
     int64_t queued, own_queued;
 };
 
@@ -174,7 +175,7 @@ static struct crowd crowd_before(const struct admission_policy *a, const struct 
     return w;
 }
 
-/* Of `all`, what comes before the last of a client's `own` when `clients` have their turns. */
+/* @return the part of `all` served no later than the client's `own`, when `clients` are served round-robin. */
 static double ahead_of(double all, double own, int clients)
 {
     return own * clients < all ? own * clients : all;
@@ -194,8 +195,8 @@ double policy_wait(const struct admission_policy *a, int64_t tokens, uint64_t no
     return wait_behind(a, &all, tokens, now);
 }
 
-/* Seconds until at least half of the queue is worked off, or more where the request needs more room: `part` of it.  By
- * then there is room for several of those that were refused. */
+/* @return seconds until at least half of the queue is done, or `part` of it where the request needs more.  By then
+ * there is room for several refused requests. */
 static double retry_queue(const struct admission_policy *a, double part, uint64_t now)
 {
     double slots = ends_time(a, a->active - a->last.slots, now), prompts = prefill_time(a, (double)a->queued);
@@ -260,7 +261,7 @@ enum policy_verdict policy_decide(struct admission_policy *a, const struct polic
         *retry = retry_queue(a, (double)(w.queued + ask->tokens - l->max_tokens) / (double)w.queued, now);
         return POLICY_QUEUE_TOKENS;
     }
-    if (w.active <= 0 || !a->n_ended) return POLICY_YES; /* it waits for nobody, or nothing is known */
+    if (w.active <= 0 || !a->n_ended) return POLICY_YES; /* nothing is ahead of it, or nothing is known */
     double before = wait_behind(a, &w, 0, now), wait = wait_behind(a, &w, ask->tokens, now);
     if (l->max_wait > 0 && before > l->max_wait) {
         *retry = before - l->max_wait / 2;

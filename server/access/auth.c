@@ -1,8 +1,8 @@
 /* The check of a request's key (auth.h), on its head alone.
  *
  * A key comes as `Authorization: Bearer KEY` (OpenAI's and Hugging Face's clients, the console) or as `X-Api-Key: KEY`;
- * never in the path, which is logged.  A wrong key and a revoked one are answered alike, so that nobody learns from the
- * answer that a key which leaked was once good.  Paths that do not exist want a key like all others. */
+ * never in the path, which is logged.  A wrong key and a revoked one get the same answer, which does not reveal that a
+ * leaked key was once valid.  Paths that do not exist require a key like all others. */
 #include "server/access/auth.h"
 
 #include "engine/base/clock.h"
@@ -16,7 +16,7 @@
 #include <strings.h>
 #include <time.h>
 
-/* What the client presents; NULL: nothing. */
+/* @return the key text that the client sent; NULL: none. */
 static const char *presented(const struct http_req *req)
 {
     const char *text = http_header(req, "Authorization");
@@ -29,11 +29,11 @@ static const char *presented(const struct http_req *req)
     return text && *text ? text : NULL;
 }
 
-/* False: open to all. */
+/* @return false when the route is open to all. */
 static bool role_needed(const struct http_req *req, enum key_role *role)
 {
     *role = KEY_USER;
-    if (!req->route) return req->method != HTTP_M_OPTIONS; /* what browsers ask before they may send a key */
+    if (!req->route) return req->method != HTTP_M_OPTIONS; /* a CORS preflight is sent without a key */
     switch (req->route->role) {
     case ROUTE_OPEN: return false;
     case ROUTE_PAGE: return !console_accepts(http_header(req, "Accept"));
@@ -43,7 +43,7 @@ static bool role_needed(const struct http_req *req, enum key_role *role)
     }
 }
 
-/* A line a second at most: whoever tries keys must not fill the disk. */
+/* Logs at most one line per second, so that guessing keys cannot fill the disk. */
 static void log_refused(struct credentials *c, const struct http_req *req, const char *why, const struct key *key)
 {
     uint64_t now = clock_now();
@@ -76,9 +76,9 @@ static bool reply_forbidden(struct credentials *c, struct http_req *req, enum ke
     return false;
 }
 
-/* Without keys it is the address that decides, and a browser lends its address to every page.  A key is no page's
- * unless it was given one.  What changes nothing is let through: without CORS headers the page cannot read the answer.
- */
+/* Without keys, access depends on the client's address, and any page that a browser shows can send requests from that
+ * address.  With keys, a page has access only if it was given one.  Requests that change nothing are permitted: without
+ * CORS headers the page cannot read the answer. */
 static bool page_permits(struct credentials *c, struct http_req *req)
 {
     if (req->method == HTTP_M_GET || req->method == HTTP_M_HEAD || req->method == HTTP_M_OPTIONS) return true;
@@ -94,8 +94,9 @@ static bool page_permits(struct credentials *c, struct http_req *req)
     return false;
 }
 
-/* DNS rebinding (origin.h).  A key is asked of every page anyway, and a certificate has the name in it: there the check
- * is made only when names are given.  What everybody may ask (probes) is answered under any name. */
+/* DNS rebinding (origin.h).  With keys every page needs one anyway, and a TLS certificate already binds the name, so in
+ * these cases Host is checked only when --allowed-hosts is set.  Routes that are open to all (probes) are answered
+ * under any name. */
 static bool host_permits(struct credentials *c, struct http_req *req)
 {
     const struct settings *set = c->set;

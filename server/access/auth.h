@@ -1,5 +1,5 @@
-/* Who may do what.  Where the daemon has keys (keys.h), every request must bring one whose role is enough for its
- * route; without --api-keys everything is permitted but what another site's page would do (origin.h).  Loop thread. */
+/* Authorization.  With --api-keys (keys.h), every request must carry a key whose role suffices for its route; without,
+ * everything is permitted except state changes from pages of other sites (origin.h).  Loop thread. */
 #ifndef TANDEM_SERVER_ACCESS_AUTH_H
 #define TANDEM_SERVER_ACCESS_AUTH_H
 

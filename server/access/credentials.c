@@ -1,4 +1,4 @@
-/* Keys and certificate of a daemon, opened, read again, closed (credentials.h). */
+/* Opens, reloads and closes the daemon's keys and certificate (credentials.h). */
 #include "server/access/credentials.h"
 
 #include "engine/base/log.h"
@@ -15,7 +15,7 @@ int credentials_open(struct credentials *c, const struct settings *set, struct m
     if (*set->tls_cert && !(c->tls = tls_open(set->tls_cert, set->tls_key, e))) return e->code;
     if (!*set->api_keys) return 0;
     if (!(c->keys = keys_open(set->api_keys, e))) return err_prefix(e, "--api-keys");
-    if (!keys_count(c->keys)) /* not the same as no file: that would open to all what was meant to be shut */
+    if (!keys_count(c->keys)) /* not treated as "no file", which would disable authentication */
         log_warn(
             "there is no good key in the file: every request is refused until there is one (tandem key new) file=%s",
             set->api_keys);

@@ -1,5 +1,5 @@
-/* What decides who comes in, and how: the keys (keys.h) and the certificate (tls.h), from --api-keys, --tls-cert and
- * --tls-key.  Loop thread. */
+/* The daemon's API keys (keys.h) and TLS certificate (tls.h), from --api-keys, --tls-cert and --tls-key.  Loop
+ * thread. */
 #ifndef TANDEM_SERVER_ACCESS_CREDENTIALS_H
 #define TANDEM_SERVER_ACCESS_CREDENTIALS_H
 
@@ -10,17 +10,17 @@
 
 struct credentials {
     const struct settings *set;
-    struct metrics *metrics;   /* refused requests are counted there */
-    struct keys *keys;         /* NULL: none is needed */
+    struct metrics *metrics;   /* counts refused requests */
+    struct keys *keys;         /* NULL: no key is required */
     struct tls *tls;           /* NULL: plain HTTP */
     uint64_t refused_logged;   /* clock_now() of auth.c's latest line */
     unsigned refused_unlogged; /* requests refused since */
 };
 
-/* Before the server listens; credentials_close whatever the result. */
+/* Before the server listens; call credentials_close even after an error. */
 int credentials_open(struct credentials *, const struct settings *, struct metrics *, struct err *);
 void credentials_config(struct credentials *, struct http_server_config *);
-/* SIGHUP: what has a fault stays as it was, and the log says why. */
+/* SIGHUP: reads the files again.  A file with an error is logged, and its previous content stays in effect. */
 void credentials_reload(struct credentials *);
 void credentials_close(struct credentials *); /* after the last connection */
 

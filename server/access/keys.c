@@ -1,7 +1,7 @@
-/* What is known about keys while the daemon runs (keys.h).  Loop thread.
+/* The keys of a running daemon (keys.h).  Loop thread.
  *
- * A set is immutable; reading the file again makes another one.  Whoever holds a key of the old set (a request that
- * runs) holds that set, so a reload under load changes nothing for what has begun. */
+ * A set is immutable; a reload creates another one.  A running request that holds a key also holds its set, so a reload
+ * does not affect it. */
 #include "server/access/keys.h"
 
 #include "engine/base/check.h"
@@ -23,8 +23,8 @@ struct keys {
 
 /* ---- look-up --------------------------------------------------------------------------------------------------- */
 
-/* Not OpenSSL's SHA256(): that allocates, so it can fail, and would leave in `hash` what lay there: perhaps that of the
- * key before. */
+/* Not OpenSSL's SHA256(): it allocates, so it can fail and leave `hash` unchanged, perhaps with the hash of an earlier
+ * key. */
 void keys_hash(const char *text, size_t n, unsigned char hash[KEY_HASH])
 {
     _Static_assert((int)KEY_HASH == (int)SHA256_BYTES, "SHA-256");
@@ -35,11 +35,11 @@ void keys_hash(const char *text, size_t n, unsigned char hash[KEY_HASH])
     OPENSSL_cleanse(&s, sizeof s);
 }
 
-/* No branch depends on what is compared, no comparison ends early, none is left out.  (What could be learnt from the
- * time would be about hashes, which a client cannot choose byte by byte; but then nobody has to think about it.) */
+/* Constant time: no branch depends on the compared bytes, and every key is compared in full.  (Timing would reveal only
+ * bytes of hashes, which a client cannot choose byte by byte; constant time makes that argument unnecessary.) */
 const struct key *key_set_find(const struct key_set *set, const unsigned char hash[KEY_HASH])
 {
-    size_t found = 0; /* its place, from 1 */
+    size_t found = 0; /* its index + 1; 0: none */
     for (size_t i = 0; i < set->n; i++) {
         unsigned differs = (unsigned)CRYPTO_memcmp(set->v[i].hash, hash, KEY_HASH);
         size_t same = ((size_t)differs - 1) >> (8 * sizeof(size_t) - 1); /* 1 where differs is 0 */
@@ -56,7 +56,7 @@ enum key_verdict keys_check(const struct keys *keys, const char *text, int64_t n
     *out = key;
     if (!key) return KEY_WRONG;
     key_hold(key);
-    if (key->revoked) return KEY_REVOKED; /* whenever: a clock that is wrong must not bring a key back */
+    if (key->revoked) return KEY_REVOKED; /* regardless of the time: a wrong clock must not reactivate a key */
     return key->expires && now >= key->expires ? KEY_EXPIRED : KEY_GOOD;
 }
 
@@ -71,7 +71,7 @@ size_t keys_count(const struct keys *keys)
     return n;
 }
 
-/* ---- who holds what -------------------------------------------------------------------------------------------- */
+/* ---- references -------------------------------------------------------------------------------------------- */
 
 void key_set_release(struct key_set *set)
 {

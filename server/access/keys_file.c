@@ -1,7 +1,7 @@
-/* The text of a file of keys (keys.h): read, and edited line by line, so that comments and the order stay.
+/* The text of a file of keys (keys.h): read, and edited line by line, so that comments and the order are preserved.
  *
- * What a message quotes is never the text: whoever pastes a key where its hash belongs must not find it in the log.
- * Any thread; the edits are for the command line. */
+ * Error messages never quote the text: a key pasted where its hash belongs must not end up in the log.  Any thread;
+ * edits are made by the command line only. */
 #include "server/access/keys.h"
 
 #include "engine/base/check.h"
@@ -65,7 +65,7 @@ bool key_time_parse(const char *text, int64_t *out)
     tm.tm_mon -= 1;
     struct tm day = tm;
     *out = timegm(&day);
-    return day.tm_mon == tm.tm_mon && day.tm_mday == tm.tm_mday; /* no 31st of February */
+    return day.tm_mon == tm.tm_mon && day.tm_mday == tm.tm_mday; /* rejects February 31 */
 }
 
 void key_time_print(int64_t t, char out[static 32])
@@ -147,7 +147,7 @@ static bool set_option(struct key *key, int option, const char *value)
     }
 }
 
-/* NULL, or what is wrong with the word.  *seen: a bit an option. */
+/* @return NULL, or the error in the word.  *seen: one bit per option. */
 static const char *read_option(struct key *key, char *word, unsigned *seen)
 {
     char *equals = strchr(word, '=');
@@ -163,8 +163,8 @@ static const char *read_option(struct key *key, char *word, unsigned *seen)
            "priority-max";
 }
 
-/* Fills *key from a line, which is cut into words; key->name points into it, NULL where there is only a comment.
- * NULL, or what is wrong. */
+/* Fills *key from a line, which is split into words in place; key->name points into it, NULL for a comment or empty
+ * line.  @return NULL, or the error. */
 static const char *read_line(struct key *key, char *line)
 {
     char *rest = NULL, *word = strtok_r(line, " \t", &rest);
@@ -193,7 +193,7 @@ static bool printable(const char *p, size_t n)
     return true;
 }
 
-/* The line at *at, without its line feed, in `line`; *at goes on.  NULL, or what is wrong. */
+/* Copies the line at *at, without its line feed, to `line` and advances *at.  @return NULL, or the error. */
 static const char *next_line(const char **at, const char *end, char line[static LINE_MAX_BYTES + 1])
 {
     const char *feed = memchr(*at, '\n', (size_t)(end - *at)), *p = *at;
@@ -228,7 +228,7 @@ static int by_hash(const void *a, const void *b)
     return order ? order : x->line < y->line ? -1 : x->line > y->line;
 }
 
-/* The line that repeats what an earlier one has; 0: none. */
+/* @return the number of a line that duplicates the name or hash of an earlier one; 0: none. */
 static size_t repeated(struct entry *v, size_t n, int (*order)(const void *, const void *), bool names)
 {
     size_t found = 0;
@@ -290,7 +290,7 @@ struct key_set *keys_parse(const char *text, size_t n, const char *path, struct 
 
 /* ---- making ---------------------------------------------------------------------------------------------------- */
 
-/* 43 of 62 letters and digits are 256 bits.  A byte of 248 or more is thrown away: 62 does not divide 256. */
+/* 43 of 62 letters and digits are 256 bits.  Bytes of 248 or more are discarded, because 62 does not divide 256. */
 bool key_make(char out[static KEY_TEXT + 1])
 {
     static const char letters[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
@@ -328,7 +328,7 @@ void key_print(const struct key *key, struct buf *line)
 static const char heading[] = "# API keys of tandem, written by `tandem key`: NAME ROLE sha256:HASH [name=value...]\n";
 
 struct edit {
-    char *path; /* with no symbolic link at its end: the link stays when the file is replaced */
+    char *path; /* final symbolic link resolved, so that replacing the file keeps the link */
     int fd;     /* holds the lock */
     struct stat was;
     char *text;
@@ -344,7 +344,7 @@ static void edit_end(struct edit *x)
     free(x->path);
 }
 
-/* Opens and locks what has the name; after the wait for the lock that may be another file. */
+/* Opens and locks the file; reopens it if it was replaced while waiting for the lock. */
 static int lock_file(struct edit *x, bool make, struct err *e)
 {
     for (;;) {
@@ -378,7 +378,7 @@ static const struct key *edit_find(const struct edit *x, const char *name)
     return NULL;
 }
 
-/* The remark at the end of a line of n bytes; *len bytes. */
+/* @return the comment at the end of a line of n bytes; *len: its bytes. */
 static const char *remark(const char *p, size_t n, size_t *len)
 {
     for (size_t i = 1; i < n; i++) {
@@ -390,7 +390,7 @@ static const char *remark(const char *p, size_t n, size_t *len)
     return "";
 }
 
-/* The file's text with the key's line in the place of the one of its name, or at the end. */
+/* Appends the file's text with the key's line replacing the one of its name, or added at the end. */
 static void edit_put(const struct edit *x, const struct key *key, struct buf *out)
 {
     const char *at = x->text, *end = x->text + x->n;
@@ -400,7 +400,7 @@ static void edit_put(const struct edit *x, const struct key *key, struct buf *ou
         const char *begin = at;
         char line[LINE_MAX_BYTES + 1] = "";
         struct key had;
-        CHECK(!next_line(&at, end, line)); /* it was read before */
+        CHECK(!next_line(&at, end, line)); /* it was parsed before */
         size_t len;
         const char *rest = remark(line, strlen(line), &len);
         char *kept = mem_strndup(rest, len);
@@ -418,12 +418,12 @@ static void edit_put(const struct edit *x, const struct key *key, struct buf *ou
     if (!done) key_print(key, out);
 }
 
-/* A new file takes the old one's place, and its mode and, where we may, its owner. */
+/* Replaces the old file with a new one of the same mode and, if permitted, the same owner. */
 static int edit_write(const struct edit *x, const struct buf *text, struct err *e)
 {
     struct buf tmp = {0};
     buf_printf(&tmp, "%s.tmp", x->path);
-    unlink(tmp.data); /* what a crash left */
+    unlink(tmp.data); /* left over from a crash */
     int fd = open(tmp.data, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600), rc = 0;
     if (fd < 0 || file_write_all(fd, text->data, text->len) || fsync(fd) || fchmod(fd, x->was.st_mode & 0777))
         rc = err_set(e, ERR_IO, "%s: %s", tmp.data, strerror(errno));
@@ -437,7 +437,7 @@ static int edit_write(const struct edit *x, const struct buf *text, struct err *
     return rc;
 }
 
-/* Nothing is written that would not be read again: a remark may make its line too long, the clock may stand in 1970. */
+/* Writes only what can be parsed again: a comment may make its line too long, or the clock may be at 1970. */
 static int edit_finish(const struct edit *x, const char *path, const struct key *key, struct err *e)
 {
     struct buf text = {0};

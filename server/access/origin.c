@@ -1,12 +1,13 @@
-/* Who a browser says is asking (origin.h): Fetch's Origin header and Fetch Metadata's Sec-Fetch-Site, which no page can
- * set itself; and by which name it was asked for, Host. */
+/* Evaluates the headers by which browsers identify the requesting page (origin.h): Origin of Fetch and Sec-Fetch-Site
+ * of Fetch Metadata, which a page cannot set itself, and Host. */
 #include "server/access/origin.h"
 
 #include <arpa/inet.h>
 #include <string.h>
 #include <strings.h>
 
-/* http://HOST of the request's own Host?  The scheme may be another one: a proxy speaks HTTPS for us. */
+/* @return whether origin is http://HOST with the request's Host.  The scheme may differ: a proxy may terminate
+ * HTTPS. */
 static bool same_host(const char *origin, const char *host)
 {
     const char *authority = strstr(origin, "://");
@@ -17,12 +18,13 @@ bool origin_is_foreign(const char *fetch_site, const char *origin, const char *h
 {
     if (allowed && (strcmp(allowed, "*") == 0 || (origin && *allowed && strcmp(allowed, origin) == 0))) return false;
     if (fetch_site) return strcmp(fetch_site, "same-origin") != 0 && strcmp(fetch_site, "none") != 0;
-    return origin && !same_host(origin, host); /* "null" is a page that hides where it is from */
+    return origin && !same_host(origin, host); /* "null" is a page with an opaque origin */
 }
 
 /* ---- Host ------------------------------------------------------------------------------------------------------- */
 
-/* The host of "HOST", "HOST:PORT" or "[ADDRESS]:PORT" without brackets, port and a final dot.  False: it is none. */
+/* Extracts the host of "HOST", "HOST:PORT" or "[ADDRESS]:PORT", without brackets, port and final dot.  @return false
+ * when malformed. */
 static bool host_name(const char *host, char out[static ORIGIN_HOST_MAX])
 {
     bool bracket = *host == '[';
@@ -48,7 +50,7 @@ static bool is_address(const char *name)
     return inet_pton(AF_INET, name, &v4) == 1 || inet_pton(AF_INET6, plain, &v6) == 1;
 }
 
-/* `name` is `domain`, or below it where `domain` begins with a dot. */
+/* @return whether `name` is `domain`, or below it where `domain` begins with a dot. */
 static bool is_below(const char *name, const char *domain, size_t len)
 {
     size_t n = strlen(name);
@@ -68,8 +70,9 @@ static bool is_listed(const char *name, const char *list)
     return false;
 }
 
-/* No stranger can have such a name point here: a single label (a Kubernetes or compose service, a name of /etc/hosts)
- * and the domains that are kept out of the public DNS (RFC 6761, 6762, 8375; ICANN's .internal; .svc of Kubernetes). */
+/* @return whether an attacker cannot register the name in public DNS: a single label (a Kubernetes or compose service,
+ * a name in /etc/hosts) or a domain reserved for private use (RFC 6761, 6762, 8375; ICANN's .internal; .svc of
+ * Kubernetes). */
 static bool is_private(const char *name)
 {
     return !strchr(name, '.') || is_listed(name, ".local,.internal,.home.arpa,.svc");

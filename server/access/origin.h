@@ -1,14 +1,15 @@
-/* Does a request come from another site's page?  A browser lets any page send simple requests to any address, also to
- * 127.0.0.1; that the page may not read the answer (CORS) does not undo what was asked for.  And a page whose own name
- * was made to resolve to this machine (DNS rebinding) is same-origin to the browser: only the name in Host shows it. */
+/* Detects requests from pages of other sites (CSRF and DNS rebinding).  A browser lets any page send simple requests to
+ * any address, also to 127.0.0.1; CORS prevents the page from reading the answer, but not the effects of the request.
+ * A page whose name was made to resolve to this machine (DNS rebinding) is same-origin to the browser: only the name in
+ * Host shows it. */
 #ifndef TANDEM_SERVER_ACCESS_ORIGIN_H
 #define TANDEM_SERVER_ACCESS_ORIGIN_H
 
 #include <stdbool.h>
 
-/* By what the browser says: `fetch_site` (Sec-Fetch-Site, on HTTPS and on this machine), else `origin` (Origin) beside
- * `host` (Host).  NULL: there is no such header.  `allowed`: an origin that may call, "*" for all, NULL or "" for none.
- * Programs that are no browsers send none of them, and are not foreign. */
+/* Decides by `fetch_site` (Sec-Fetch-Site, sent over HTTPS and to loopback), otherwise by comparing `origin` (Origin)
+ * with `host` (Host).  NULL: the header is absent.  `allowed`: a permitted origin, "*" for all, NULL or "" for none.
+ * Clients other than browsers send neither header and are never foreign. */
 bool origin_is_foreign(const char *fetch_site, const char *origin, const char *host, const char *allowed);
 
 enum { ORIGIN_HOST_MAX = 256 };
@@ -19,9 +20,9 @@ struct origin_names {
     bool local;          /* only this machine can connect */
 };
 
-/* Is `host` (the Host header; NULL: absent, so it is no browser's) a name of this daemon: an address, localhost, the
- * name it listens on, an allowed one; beyond loopback also one that the public DNS cannot have (a single label, .local,
- * .internal, .home.arpa, .svc). */
+/* @return whether `host` (the Host header; NULL: absent, so not a browser) names this daemon: an address, localhost,
+ * the name it listens on, or an allowed name; when it listens beyond loopback also a name that cannot be in public DNS
+ * (a single label, .local, .internal, .home.arpa, .svc). */
 bool origin_host_known(const char *host, const struct origin_names *names);
 
 #endif

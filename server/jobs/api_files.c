@@ -1,8 +1,8 @@
 /* /v1/files: upload, list, get, content, delete.
  *
- * An upload is parsed as it comes and written by the thread pool, a buffer at a time, to files/ID.tmp; while a buffer
- * is being written the next one fills, and when that is full too the connection is not read.  At the end: fsync,
- * rename, and only then the row.  The client's answer comes after the row's commit. */
+ * An upload is parsed incrementally and written by the thread pool, one buffer at a time, to files/ID.tmp.  While one
+ * buffer is written the next one fills; when both are full, reading from the connection pauses.  At the end: fsync,
+ * rename, then insert the row.  The client is answered after the row's commit. */
 
 #include "engine/base/check.h"
 #include "engine/base/file.h"
@@ -32,19 +32,19 @@ struct upload {
     struct http_req *req; /* NULL once closed */
     struct app *app;
     struct multipart form;
-    struct err e; /* the first thing that went wrong */
-    int status;   /* for it */
+    struct err e; /* the first error */
+    int status;   /* HTTP status for e */
     char id[DATA_ID_MAX], filename[MULTIPART_NAME + 1], purpose[FIELD_MAX + 1], seconds[32], anchor[32];
-    char *field; /* where the part that comes in goes; NULL: not a field */
+    char *field; /* destination of the current part; NULL: not a field */
     size_t field_len;
     bool in_file, has_file, complete, stored;
     uint64_t bytes;
 
-    /* the sink: filling belongs to the loop, writing to the pool while `busy` */
+    /* the sink: the loop owns filling; the pool owns writing while `busy` */
     struct buf filling, writing;
     uv_work_t work;
     bool busy, finish;
-    bool abandoned; /* it has its name, and will have no row */
+    bool abandoned; /* renamed to its final name, but will have no row */
     int fd;
     char *path, *temp;
     struct err write_error;
@@ -74,10 +74,10 @@ static void after_leave(uv_work_t *w, int status)
     upload_delete(w->data);
 }
 
-/* Closing and unlinking may wait for the disk, which the loop must not. */
+/* On the pool, because closing and unlinking may block on the disk. */
 static void upload_free(struct upload *u)
 {
-    if (u->busy) return; /* after_write comes back here */
+    if (u->busy) return; /* after_write calls this again */
     if (u->fd < 0)
         upload_delete(u);
     else
@@ -93,7 +93,7 @@ static void insert(struct store_request *c, struct db *db)
     file_put_by_id(db, &c->out, u->id);
 }
 
-/* Without its row a file's bytes are nobody's. */
+/* Removes the file when its row was not committed. */
 static void settle_insert(struct store_request *c, struct db *db)
 {
     struct upload *u = c->user;
@@ -114,7 +114,7 @@ static void write_work(uv_work_t *w)
     struct upload *u = w->data;
     struct err *e = &u->write_error;
     if (u->fd < 0) {
-        const char *dir = settings_data_dir(u->app->set); /* the store may be closed before the pool is done */
+        const char *dir = settings_data_dir(u->app->set); /* the store may be closed before the pool */
         struct err none = {0};
         if (mkdir(dir, 0750) == 0)
             data_sync_parent(dir, &none);
@@ -139,7 +139,7 @@ static void refuse_upload(struct upload *u, int status, const struct err *e)
     if (!u->req || u->status) return;
     u->status = status;
     u->e = *e;
-    if (!u->complete && !http_body_stop(u->req)) return; /* conn has answered */
+    if (!u->complete && !http_body_stop(u->req)) return; /* the connection has answered */
     store_request_reply_error(u->req, true, status, status >= 500 ? "storage" : "invalid_upload", "%s", u->e.msg);
 }
 
@@ -147,7 +147,7 @@ static void store_row(struct upload *u)
 {
     struct http_req *req = u->req;
     u->stored = true;
-    struct store_request *c = store_request_new(req, true, insert); /* takes req over: our on_close is gone */
+    struct store_request *c = store_request_new(req, true, insert); /* takes req over and replaces on_close */
     u->req = NULL;
     c->user = u;
     c->settle = settle_insert;
@@ -162,7 +162,7 @@ static void after_write(uv_work_t *w, int status)
     u->busy = false;
     buf_clear(&u->writing);
     if (!u->req) {
-        u->abandoned = u->finish && !u->write_error.code; /* renamed, and the client left */
+        u->abandoned = u->finish && !u->write_error.code; /* renamed, but the client disconnected */
         upload_free(u);
     } else if (u->write_error.code) {
         refuse_upload(u, 507, &u->write_error);
@@ -174,7 +174,7 @@ static void after_write(uv_work_t *w, int status)
     }
 }
 
-/* Hands what has filled up to the pool; all of it once the body is complete. */
+/* Passes full buffers to the pool; everything once the body is complete. */
 static void sink_go(struct upload *u)
 {
     if (u->busy || u->status || (u->filling.len < BUFFER && !u->complete)) return;
@@ -271,7 +271,7 @@ void api_files_begin(struct http_req *req)
     req->user = u;
     req->on_body = on_body;
     req->on_close = on_close;
-    /* only once it is known what an earlier process left (jobs_look): an upload must not be taken for that */
+    /* not before jobs_look has listed the files of an earlier process, or an upload would be taken for one of them */
     if (app->state != SERVING_READY) {
         u->status = 503;
         if (http_body_stop(req)) train_refuses(req, true);
@@ -308,7 +308,7 @@ void api_files_create(struct http_req *req)
 {
     struct upload *u = req->user;
     struct err e = {0};
-    if (!u) { /* there was no body */
+    if (!u) { /* no body was sent */
         store_request_reply_error(req, true, 400, "invalid_upload",
                                   "expected multipart/form-data with a file and a purpose");
         return;
@@ -402,7 +402,7 @@ static void remove_one(struct store_request *c, struct db *db)
     buf_str(&c->out, ",\"object\":\"file\",\"deleted\":true}");
 }
 
-/* The bytes go after the row: a crash in between leaves an orphan, which the next start sweeps. */
+/* Removes the file after its row: a crash in between leaves an orphan, which the next start removes. */
 static void settle_remove(struct store_request *c, struct db *db)
 {
     (void)db;
@@ -428,7 +428,7 @@ void api_files_delete(struct http_req *req)
 
 /* ---- content --------------------------------------------------------------------------------------------------- */
 
-/* A file on its way out: read by the pool, a block at a time, when the client has room. */
+/* A download: the pool reads one block at a time, while the client's write queue has room. */
 struct download {
     struct http_req *req; /* NULL once closed */
     struct app *app;
@@ -439,7 +439,7 @@ struct download {
     char block[BUFFER];
 };
 
-/* Pool thread.  The last to close a file that was deleted meanwhile deletes its bytes. */
+/* Pool thread.  Closing may free the blocks of a file deleted meanwhile, which takes time. */
 static void close_work(uv_work_t *w)
 {
     close(((struct download *)w->data)->fd);
@@ -485,7 +485,7 @@ static void after_read(uv_work_t *w, int status)
     if (!d->req) {
         download_free(d);
     } else if (d->n < 0) {
-        http_abort(d->req); /* the head is out: only a broken connection can say it */
+        http_abort(d->req); /* the head was sent, so only aborting the connection can report the error */
     } else if (d->n == 0) {
         http_end(d->req);
     } else if (http_write(d->req, d->block, (size_t)d->n)) {

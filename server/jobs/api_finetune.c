@@ -1,6 +1,6 @@
-/* /v1/fine_tuning/jobs: OpenAI's surface as a view over the same jobs, so that its clients work.  Shapes as the types
- * of the openai Python package read them; the messages of events as scripts look for them. Handlers on the loop thread
- * hand over; the functions with a db run on the store thread. */
+/* /v1/fine_tuning/jobs: OpenAI's API as a view of the same jobs, for its clients.  Objects have the types of the openai
+ * Python package; event messages have the wording that scripts search for.  Handlers run on the loop thread and only
+ * queue work; functions with a db parameter run on the store thread. */
 #include "server/jobs/api_train.h"
 
 #include "engine/base/mem.h"
@@ -62,8 +62,8 @@ enum column {
     F_SEQ,
 };
 
-/* {"n_epochs":3,"batch_size":"auto","learning_rate_multiplier":"auto"}: as it was asked, "auto" replaced where it is
- * known what it came to. */
+/* {"n_epochs":3,"batch_size":"auto","learning_rate_multiplier":"auto"}: as requested, with "auto" replaced once the
+ * value is known. */
 static void put_hyperparameters(struct buf *b, sqlite3_stmt *q)
 {
     struct err e = {0};
@@ -149,7 +149,7 @@ static void put_one(struct store_request *c, struct db *db, int64_t seq)
 struct asked {
     const char *model, *training, *validation, *suffix;
     double epochs, batch, rate; /* 0: auto */
-    const cJSON *native;        /* hyperparameters by our own names, which clients may add; NULL */
+    const cJSON *native;        /* hyperparameters under tandem's names, which clients may add; NULL */
 };
 
 /* "auto" or a number of at least min. */
@@ -167,7 +167,7 @@ static bool read_hyperparameters(struct json_at *at, struct asked *a, cJSON *nat
     if (!read_auto(at, "n_epochs", 1, 1000, &a->epochs) || !read_auto(at, "batch_size", 1, 65536, &a->batch) ||
         !read_auto(at, "learning_rate_multiplier", 1e-6, 1e4, &a->rate))
         return false;
-    /* whatever else is there goes by our names, and is checked as such */
+    /* all other fields are hyperparameters under tandem's names, and are checked as such */
     for (const cJSON *c = at->obj->child; c; c = c->next) {
         if (strcmp(c->string, "n_epochs") == 0 || strcmp(c->string, "batch_size") == 0 ||
             strcmp(c->string, "learning_rate_multiplier") == 0)
@@ -237,7 +237,7 @@ static void make_name(char out[static DATA_NAME_MAX + 1], const char *base, cons
     buf_free(&name);
 }
 
-/* What was asked, in the words of POST /train, so that both ways in are checked by the same code. */
+/* Translates the request to a body of POST /train, so that the same code checks both. */
 static cJSON *native_request(const struct asked *a, cJSON *native, const cJSON *top, const char *name, bool from,
                              uint64_t seed)
 {
@@ -270,7 +270,8 @@ static bool model_known(struct store_request *c, struct db *db, const char *mode
     return false;
 }
 
-/* The object that has the hyperparameters, or this one of them, and its path; method's is read last, and counts. */
+/* @return the path of the object with the hyperparameters, or with the one of this name; method's is read last and
+ * wins. */
 static const char *hyperparameters_path(const cJSON *request, const char *name)
 {
     static const char *const path[] = {"method", "supervised", "hyperparameters"};
@@ -281,8 +282,8 @@ static const char *hyperparameters_path(const cJSON *request, const char *name)
     return inner ? "method.supervised.hyperparameters" : "hyperparameters";
 }
 
-/* The request was checked in the words of POST /train; the answer is in its own.  The field is what stands before the
- * message's first ": ", where that is a path. */
+/* The request was checked as a body of POST /train; translates the error back.  The field is the text before the
+ * message's first ": ", if that is a path. */
 static void refuse(struct store_request *c, const cJSON *request, const char *msg)
 {
     static const char *const fields[][2] = {{"dataset.file", "training_file"},
@@ -398,7 +399,7 @@ static void get_one(struct store_request *c, struct db *db)
     if (find(c, db, &k)) put_one(c, db, k.seq);
 }
 
-/* limit and after, for the three lists. */
+/* Reads limit and after, for the three lists. */
 static bool read_page(struct store_request *c, int64_t otherwise, int64_t *limit, char after[static 80])
 {
     struct err e = {0};
@@ -409,14 +410,14 @@ static bool read_page(struct store_request *c, int64_t otherwise, int64_t *limit
     return false;
 }
 
-/* One pair metadata[name]=value; false when there is none. */
+/* Reads one pair metadata[name]=value; @return false when there is none. */
 static bool metadata_filter(const char *query, char name[static 80], char value[static 520])
 {
     char text[520];
     for (const char *p = query; *p; p += strcspn(p, "&"), p += *p == '&') {
         size_t skip = strncmp(p, "metadata[", 9) == 0 ? 9 : strncasecmp(p, "metadata%5B", 11) == 0 ? 11 : 0;
         if (!skip) continue;
-        /* as a name of its own: "name]=value" */
+        /* the pair up to the next '&': "name]=value" */
         struct buf one = {0};
         buf_printf(&one, "%.*s", (int)strcspn(p + skip, "&"), p + skip);
         size_t end = strcspn(one.data, "]%");
@@ -576,7 +577,7 @@ static void checkpoints(struct store_request *c, struct db *db)
         buf_printf(&c->out, "%s{\"object\":\"fine_tuning.job.checkpoint\",\"id\":\"ftckpt_%lld\",\"created_at\":%lld",
                    n++ ? "," : "", (long long)db_int(q, 0), (long long)db_int(q, 1) / 1000);
         buf_printf(&c->out, ",\"fine_tuning_job_id\":\"ft%s\",\"step_number\":%lld", k.id, (long long)db_int(q, 2));
-        put_text(&c->out, "fine_tuned_model_checkpoint", NULL); /* a name here would be that of a model one can ask */
+        put_text(&c->out, "fine_tuned_model_checkpoint", NULL); /* a name would have to be a servable model */
         buf_printf(&c->out, ",\"metrics\":{\"step\":%lld", (long long)db_int(q, 2));
         put_metric(&c->out, "train_loss", q, 3, &first);
         put_metric(&c->out, "full_valid_loss", q, 4, &first);

@@ -1,5 +1,5 @@
-/* POST /train, GET /train, GET /train/{id} and what hangs below it.  Handlers on the loop thread only hand over; the
- * functions with a db run on the store thread. */
+/* POST /train, GET /train, GET /train/{id} and the routes below it.  Handlers run on the loop thread and only queue
+ * work; functions with a db parameter run on the store thread. */
 #include "server/jobs/api_train.h"
 
 #include "engine/base/mem.h"
@@ -46,7 +46,7 @@ struct train_limits train_limits_of(const struct app *app)
 
 /* ---- creating -------------------------------------------------------------------------------------------------- */
 
-/* Of the body: whether a request under a known key is the same one. */
+/* Hashes the body, to tell whether a request with a known Idempotency-Key is a repetition. */
 static void hash_body(const struct store_request *c, char out[static 40])
 {
     uint64_t h = 0xcbf29ce484222325u; /* FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv/ */
@@ -75,7 +75,7 @@ bool train_replay(struct store_request *c, struct db *db)
     return true;
 }
 
-/* On OpenAI's routes a job's id is another one. */
+/* Prefix for job ids in messages: on OpenAI's routes they begin with "ftjob-". */
 static const char *lead(const struct store_request *c)
 {
     return c->openai ? "ft" : "";
@@ -100,7 +100,7 @@ static bool check_data(struct store_request *c, struct db *db, const struct data
     return false;
 }
 
-/* Names are given once: two jobs that end under one name would leave it to chance which is served. */
+/* Names are unique: with two jobs of the same name it would be undefined whose result is served. */
 static bool check_names(struct store_request *c, struct db *db, const struct train_spec *s)
 {
     if (s->serve_as && models_is_base(c->app->set, c->app->info, s->serve_as)) {
@@ -158,7 +158,7 @@ bool train_create(struct store_request *c, struct db *db, const struct train_cre
         data_id(id, "job-");
     if (!s->serve_as) s->serve_as = mem_strdup(id);
     if (!s->base) s->base = mem_strdup(c->app->info->model_id);
-    if (c->path) job_data_remove(db->dir, c->path); /* of a first attempt that could not be committed */
+    if (c->path) job_data_remove(db->dir, c->path); /* left by an attempt whose transaction failed */
     free(c->path);
     c->path = mem_strdup(id);
     if (job_data_save(db->dir, id, &s->data, false, &e) || job_data_save(db->dir, id, &s->eval, true, &e)) {
@@ -183,7 +183,7 @@ bool train_create(struct store_request *c, struct db *db, const struct train_cre
     return db->e.code == 0;
 }
 
-/* Without the row, the rows that came inline belong to nobody. */
+/* Removes the inline data when the job's row was not committed. */
 static void settle_create(struct store_request *c, struct db *db)
 {
     if (c->status >= 400 && c->path) job_data_remove(db->dir, c->path);
@@ -312,7 +312,7 @@ static void want(struct db *db, int64_t seq, const char *wanted)
     job_event(db, seq, &(struct job_event){.kind = "log", .level = "info", .message = message, .step = -1});
 }
 
-/* A job that is over does not hold its name any more. */
+/* Finished jobs do not reserve their names. */
 static bool name_taken(struct store_request *c, struct db *db, const struct job_key *k)
 {
     sqlite3_stmt *q =
@@ -362,7 +362,7 @@ static bool train_act(struct store_request *c, struct db *db, const struct job_k
     return true;
 }
 
-/* A job that was cancelled while it waited leaves nothing behind. */
+/* Removes the data of a job that was cancelled while queued. */
 static void settle_act(struct store_request *c, struct db *db)
 {
     if (c->status >= 400 || !c->path2) return;

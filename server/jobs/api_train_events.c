@@ -1,8 +1,8 @@
 /* GET /train/{id}/events: a list, or a stream that ends after the job's last event.
  *
- * A stream reads the store from the id it has got to, sends what it finds, and waits for jobs_notify.  So it shows
- * nothing that a crash could take back, and a client that comes again with Last-Event-ID misses and repeats nothing.
- * So a daemon that drains just ends its streams. */
+ * A stream reads the store from the last id sent, sends the events found, and waits for jobs_notify.  So it sends only
+ * committed events, a client that reconnects with Last-Event-ID misses and repeats nothing, and a draining daemon can
+ * simply end its streams. */
 #include "server/jobs/api_train.h"
 
 #include "engine/base/mem.h"
@@ -19,19 +19,19 @@
 enum { BATCH = 200, LIST_MAX = 10000, LIST_DEFAULT = 1000, STREAMS_MAX = 256 };
 
 struct stream {
-    struct store_work work; /* first: a reading; sent again and again */
+    struct store_work work; /* first: one read of the store, sent repeatedly */
     struct app *app;
     struct http_req *req; /* NULL once closed */
     struct sse sse;
     struct job_watch watch;
     int64_t seq;
     int64_t last; /* id of the last event that was sent */
-    int64_t next; /* of the last one in out */
+    int64_t next; /* id of the last event in out */
     struct buf out;
     int n;           /* events in out */
     bool over, gone; /* the job's state is final (or paused); the job was deleted */
     bool reading, again, slow;
-    bool ending; /* the daemon is: after what is there now, the client is to come again */
+    bool ending; /* the daemon drains: ends after the stored events, and the client reconnects */
 };
 
 static void stream_free(struct stream *s)
@@ -59,7 +59,7 @@ static int on_read(struct store_work *w, struct db *db)
 {
     struct stream *s = (struct stream *)w;
     buf_clear(&s->out);
-    s->next = s->last; /* taken over by the loop only: a reading that is repeated begins at the same place */
+    s->next = s->last; /* only the loop updates `last`: a repeated read starts at the same event */
     s->over = s->gone = false;
     sqlite3_stmt *q =
         db_query(db, "SELECT status IN ('succeeded', 'failed', 'cancelled') FROM jobs WHERE seq = ?", "i", s->seq);
@@ -109,7 +109,7 @@ static void on_done(struct store_work *w)
         stream_free(s);
         return;
     }
-    /* what was read in a transaction that failed may never have been */
+    /* events read in a transaction that failed may not be committed */
     if (!w->e.code) s->last = s->next;
     if (!w->e.code && s->out.len) s->slow = !sse_write(&s->sse, s->out.data, s->out.len);
     if (w->e.code || s->gone || (s->over && s->n < BATCH) || (s->ending && (s->slow || s->n < BATCH))) {
@@ -136,7 +136,7 @@ static bool wants_stream(const struct http_req *req)
     return accept && strstr(accept, "text/event-stream");
 }
 
-/* Where to begin: the header that browsers send on their own, or ?after=. */
+/* The id to start after: from Last-Event-ID, which browsers send when they reconnect, or ?after=. */
 static bool first_id(struct store_request *c, int64_t *after)
 {
     struct err e = {0};
@@ -152,7 +152,7 @@ static bool first_id(struct store_request *c, int64_t *after)
     return false;
 }
 
-/* Store thread: does the job exist, and is the place well-formed? */
+/* Store thread: checks that the job exists and the start id is well-formed. */
 static void open_stream(struct store_request *c, struct db *db)
 {
     struct job_key k;
@@ -171,7 +171,7 @@ static void after_open(struct store_request *c)
         stream_free(s);
         return;
     }
-    if (c->req->method == HTTP_M_HEAD) { /* the connection would be of no use until the job is over */
+    if (c->req->method == HTTP_M_HEAD) { /* a stream would occupy the connection until the job ends */
         c->type = "text/event-stream";
         stream_free(s);
         return;

@@ -1,5 +1,5 @@
-/* POST /train/validate: what a job would do, without doing it.  The store thread reads and checks the request, a pool
- * thread prepares the data (into the cache that a job with the same data then uses), the loop answers. */
+/* POST /train/validate: reports what a job would do, without running it.  The store thread reads and checks the
+ * request, a pool thread prepares the data (in the cache, for later jobs with the same data), the loop answers. */
 #include "server/jobs/api_train.h"
 
 #include "engine/base/mem.h"
@@ -24,14 +24,14 @@ enum { AT_ONCE = 2, ROWS = 3, ROWS_MAX = 20 };
 struct validation {
     struct app *app;
     struct http_req *req; /* NULL once closed */
-    atomic_bool gone;     /* likewise, for the pool thread */
+    atomic_bool gone;     /* the same for the pool thread */
     struct train_spec spec;
-    char id[DATA_ID_MAX]; /* of the rows that came inline, stored for as long as this takes */
+    char id[DATA_ID_MAX]; /* of the inline data, which is stored until the answer */
     char *from;
     int rows;
-    double tokens_per_s; /* of an earlier job of this method; NAN */
+    double tokens_per_s; /* measured by an earlier job of this method; NAN: none */
     char speed_job[48];
-    /* what comes out */
+    /* the result */
     struct err e;
     struct dataset_report report, eval_report;
     struct train_plan plan;
@@ -67,7 +67,7 @@ static void check(struct store_request *c, struct db *db)
     }
     train_spec_free(&v->spec);
     int status = train_spec_read(&v->spec, tree, &lim, &e);
-    if (!v->id[0]) data_id(v->id, "validate-"); /* once, if a batch of works is repeated */
+    if (!v->id[0]) data_id(v->id, "validate-"); /* kept when a batch of works is repeated */
     if (status) {
         store_request_fail(c, status, "validation", NULL, "Input validation error: %s", e.msg);
     } else if (train_check(c, db, &v->spec)) {
@@ -102,7 +102,7 @@ static bool is_gone(void *arg)
 static int open_data(struct validation *v, bool eval, struct dataset **out)
 {
     const struct data_spec *d = eval ? &v->spec.eval : &v->spec.data;
-    const char *dir = settings_data_dir(v->app->set); /* the pool does not look into the store */
+    const char *dir = settings_data_dir(v->app->set); /* the pool does not access the store */
     return job_data_open(v->app, v->id, d, eval, v->spec.p.max_length,
                          &(struct job_data_hooks){.cancelled = is_gone, .arg = v}, dir, out,
                          eval ? &v->eval_report : &v->report, &v->e);
@@ -152,7 +152,7 @@ static void work_validate(void *arg)
 static void put_estimate(struct buf *b, const struct validation *v)
 {
     const struct train_plan *p = &v->plan;
-    /* whichever is less: the last batch of an epoch is smaller, and max_steps may end it early */
+    /* the minimum: the last batch of an epoch is smaller, and max_steps may end the job early */
     double tokens = (double)p->tokens_per_epoch * v->spec.p.epochs, most = (double)p->steps * v->spec.p.batch_tokens;
     if (v->spec.p.max_steps > 0 && most < tokens) tokens = most;
     buf_printf(b, ",\"estimate\":{\"steps\":%lld,\"tokens\":", (long long)p->steps);
@@ -229,7 +229,7 @@ static void after_check(struct store_request *c)
         v->req->user = v;
         v->req->on_close = on_close;
     } else {
-        atomic_store(&v->gone, true); /* what is left to do is to remove the rows */
+        atomic_store(&v->gone, true); /* only the inline data remains to be removed */
     }
     bridge_work(c->app->bridge, 0, work_validate, on_validated, v);
 }

@@ -70,12 +70,12 @@ int job_data_open(const struct app *app, const char *job_id, const struct data_s
         .no_eos = d->no_eos,
         .cache_dir = cache,
         .cache_bytes = CACHE_BYTES,
-        .threads = 1, /* serving has the others */
+        .threads = 1, /* the other cores serve requests */
         .progress = hooks->progress,
         .cancelled = hooks->cancelled,
         .arg = hooks->arg,
     };
-    /* the same code and the same template as serving: what is trained is what will be asked */
+    /* the same code and template as serving, so that training prompts match those of requests */
     const struct chat_format *chat = &app->chat;
     if (!rc && chat->broken) rc = err_set(e, ERR_INVALID, "%s", chat->reason);
     if (!rc)

@@ -9,9 +9,9 @@
 
 struct app;
 
-/* Of the sources in a spec: the file to read, owned by the caller; NULL and *e. */
+/* @return the path of the file with a spec's data, owned by the caller; NULL and *e. */
 char *job_data_path(const char *dir, const char *job_id, const struct data_spec *, bool eval, struct err *e);
-/* Writes what came inline to its place. */
+/* Writes inline data to its file. */
 int job_data_save(const char *dir, const char *job_id, const struct data_spec *, bool eval, struct err *e);
 void job_data_remove(const char *dir, const char *job_id);
 /* Opens the set behind a spec, through the cache of prepared sets.  Pool threads. */

@@ -128,7 +128,7 @@ static void put_time(struct buf *b, const char *name, sqlite3_stmt *q, int colum
         buf_printf(b, ",\"%s\":%.3f", name, (double)db_int(q, column) * 1e-3);
 }
 
-/* The fields of a stored object, as fields of this one. */
+/* Appends the fields of a stored object to the current one. */
 static void put_inside(struct buf *b, const char *object)
 {
     size_t n = strlen(object);
@@ -260,7 +260,7 @@ int job_put_events(struct db *db, struct buf *out, int64_t seq, int64_t after, i
     return n;
 }
 
-/* A step that was computed again after a crash counts once, as it was the last time: it is the same to the bit. */
+/* A step repeated after a crash counts once, with its latest row; the values are bit-identical. */
 static void put_series(struct db *db, struct buf *out, int64_t seq, const char *kind, const char *key, const char *name,
                        bool first)
 {

@@ -1,5 +1,5 @@
-/* What the trainer says, as rows: on the trainer's thread an event becomes a work for the store, on the store thread
- * rows, and back on the loop the job's watchers hear of it.  Nobody sees an event before it is on the disk. */
+/* Stores the trainer's events: the trainer's thread queues a work per event, the store thread writes its rows, and the
+ * loop then notifies the job's watchers.  Events are published only after commit. */
 #include "server/jobs/job_run.h"
 
 #include "engine/base/clock.h"
@@ -25,7 +25,7 @@ enum { PENDING_MAX = 2000, PREPARED_EVERY_NS = 200000000, THIN_EVERY = 512 };
 struct event_work {
     struct store_work work; /* first */
     struct run *run;
-    struct train_event ev; /* plan and text are in what follows */
+    struct train_event ev; /* its plan and text are copied to the buffers below */
     struct buf data, message, extra;
     const char *kind, *level;
     /* a final state */
@@ -33,7 +33,7 @@ struct event_work {
     enum job_state state;
     const char *code;
     char result_file[DATA_ID_MAX]; /* written for this transaction; "": none */
-    double prepared;               /* >= 0: only this */
+    double prepared;               /* >= 0: the work only stores this progress of preparing */
 };
 
 static void put_number(struct buf *b, const char *name, double v)
@@ -54,7 +54,7 @@ static void add_event(struct event_work *w, struct db *db, int64_t step)
                                   .data = w->data.data});
 }
 
-/* Event files for TensorBoard are an extra: what goes wrong with them is said once. */
+/* TensorBoard event files are optional: an error in writing them is logged once. */
 static void board_add(struct event_work *w, struct db *db, const struct tfevents_scalar *v, size_t n)
 {
     struct run *r = w->run;
@@ -89,7 +89,7 @@ static void board_close(struct run *r)
     r->board = NULL;
 }
 
-/* Shown with the job: the last step's numbers, as one stored object. */
+/* Stores the last step's metrics as one JSON object, which is shown with the job. */
 static void store_step(struct event_work *w, struct db *db)
 {
     struct run *r = w->run;
@@ -104,7 +104,7 @@ static void store_step(struct event_work *w, struct db *db)
         int64_t stride = db_number(db, 1, "SELECT stride FROM jobs WHERE seq = ?", "i", r->seq);
         r->stride = stride < 1 || stride > INT_MAX ? 1 : (int)stride;
     }
-    if (w->ev.step > r->reached) /* it gets on: what ended the daemons before was not this job */
+    if (w->ev.step > r->reached) /* progress: this job did not cause the earlier daemons to end */
         db_run(db, "UPDATE jobs SET attempts = 0 WHERE seq = ? AND attempts > 0", "i", r->seq);
     if (w->ev.step % r->stride == 0 || w->ev.step == w->ev.steps) add_event(w, db, w->ev.step);
 }
@@ -115,7 +115,7 @@ static void store_checkpoint(struct event_work *w, struct db *db)
            "INSERT INTO checkpoints(job, created, step, dir, data) VALUES(?, ?, ?, ?, ?)"
            " ON CONFLICT(job, step) DO UPDATE SET created = excluded.created, dir = excluded.dir",
            "iiitt", w->run->seq, data_now_ms(), w->ev.step, w->ev.text ? w->extra.data : "", w->data.data);
-    /* the trainer keeps the last and the best; rows of others go with their directories */
+    /* the trainer keeps the last and the best; rows of removed directories are deleted */
     sqlite3_stmt *q = db_query(db, "SELECT id, dir FROM checkpoints WHERE job = ?", "i", w->run->seq);
     int64_t gone[64];
     int n = 0;
@@ -125,7 +125,7 @@ static void store_checkpoint(struct event_work *w, struct db *db)
     add_event(w, db, -1);
 }
 
-/* A pause ends in the state that is wanted by now. */
+/* Sets the state after a pause, by the latest command. */
 static void store_paused(struct event_work *w, struct db *db)
 {
     struct run *r = w->run;
@@ -141,7 +141,7 @@ static void store_paused(struct event_work *w, struct db *db)
         job_set_state(db, r->seq, JOB_CANCELLED, NULL, NULL);
     else if (strcmp(wanted, "pause") == 0)
         job_set_state(db, r->seq, JOB_PAUSED, NULL, NULL);
-    else if (!atomic_load(&r->stopping)) /* resumed before it had stopped */
+    else if (!atomic_load(&r->stopping)) /* resumed before the pause took effect */
         job_set_state(db, r->seq, JOB_QUEUED, NULL, NULL);
     else
         db_run(db, "UPDATE jobs SET attempts = 0 WHERE seq = ?", "i", r->seq);
@@ -170,7 +170,7 @@ static void store_eval(struct event_work *w, struct db *db)
     add_event(w, db, -1);
 }
 
-/* A transaction that fails takes the file's row with it, and the next attempt writes another file. */
+/* Removes the file of a transaction that failed: its row was rolled back, and the next attempt writes another file. */
 static void remove_result_file(struct event_work *w, struct db *db)
 {
     if (!w->result_file[0]) return;
@@ -180,11 +180,11 @@ static void remove_result_file(struct event_work *w, struct db *db)
     w->result_file[0] = 0;
 }
 
-/* The file is optional: whatever goes wrong with it, the job's state is stored. */
+/* The result file is optional: the job's state is stored even if writing it fails. */
 static void add_result_file(struct event_work *w, struct db *db)
 {
     struct err e = {0};
-    remove_result_file(w, db); /* of an attempt within a batch that failed */
+    remove_result_file(w, db); /* from an attempt in a batch that failed */
     db_optional_begin(db);
     bool good = job_add_result_file(db, w->run->seq, w->result_file, &e);
     good = db_optional_end(db, &e) && good;
@@ -241,7 +241,7 @@ static int on_run(struct store_work *work, struct db *db)
     return 0;
 }
 
-/* A final state that cannot be written is remembered, so that whoever asks sees it. */
+/* Keeps a final state that could not be written in memory, so that readers see it. */
 static void on_settle(struct store_work *work, struct db *db)
 {
     struct event_work *w = (struct event_work *)work;
@@ -402,7 +402,7 @@ static void on_flushed(struct store_work *w, struct db *db)
     sem_post(((struct flush_work *)w)->done);
 }
 
-/* Returns when all that was sent before is on the disk, or could not be. */
+/* Blocks until all works sent before are committed or have failed. */
 static void flush(struct run *r)
 {
     sem_t done;
@@ -432,7 +432,7 @@ void run_on_event(void *arg, const struct train_event *ev)
         flush(r);
         return;
     }
-    /* a disk that has stopped must not fill the memory: steps are what there is many of */
+    /* bounds memory when the disk hangs: step events are the only frequent ones */
     if (ev->kind == TRAIN_STEP && store_waiting(r->app->store) > PENDING_MAX) return;
     struct event_work *w = event_new(r, kinds[ev->kind].kind, kinds[ev->kind].level);
     w->ev = *ev;
@@ -457,7 +457,7 @@ void run_on_event(void *arg, const struct train_event *ev)
     case TRAIN_PAUSED: buf_printf(&w->message, "Stopped at step %lld", (long long)ev->step); break;
     default: buf_str(&w->message, ev->text ? ev->text : "");
     }
-    /* the end of a job is the loop's to write: it has to publish, and to clean up */
+    /* the loop writes the final state, because it has to publish the result and clean up */
     if (ev->kind == TRAIN_FAILED || ev->kind == TRAIN_CANCELLED) {
         w->final = true;
         w->state = ev->kind == TRAIN_FAILED ? JOB_FAILED : JOB_CANCELLED;

@@ -32,7 +32,7 @@ void run_free(struct run *r)
 
 /* ---- preparing ------------------------------------------------------------------------------------------------- */
 
-/* Cancelled, paused, or the daemon ends: data that is not ready is prepared anew. */
+/* @return whether the job was cancelled or paused, or the daemon ends; unfinished data is prepared again later. */
 static bool is_stopped(void *arg)
 {
     struct run *r = arg;
@@ -47,7 +47,7 @@ static int open_data(struct run *r, const struct data_spec *d, bool eval, struct
                          report, &r->e);
 }
 
-/* A crash came between the renaming and the row: what is served already is this job's. */
+/* @return whether the served result is already this job's: a crash came between renaming it and storing the state. */
 static bool is_published(const struct run *r)
 {
     char *path = file_join(r->target, "tandem.json"), *text = NULL;
@@ -110,13 +110,14 @@ void run_prepare(uv_work_t *w)
 
 /* ---- publishing ------------------------------------------------------------------------------------------------ */
 
-/* The result takes the name's place in one step; what was there before goes to `out` and is removed. */
+/* Exchanges the result with whatever has its name, atomically; the replaced directory ends up in `out` and is
+ * removed. */
 static int put_in_place(struct run *r)
 {
     struct stat st;
     bool there = lstat(r->target, &st) == 0;
     int rc = there ? renameat2(AT_FDCWD, r->out, AT_FDCWD, r->target, RENAME_EXCHANGE) : rename(r->out, r->target);
-    if (rc && there && (errno == EINVAL || errno == ENOSYS)) { /* a file system without exchange: two steps */
+    if (rc && there && (errno == EINVAL || errno == ENOSYS)) { /* the file system has no atomic exchange: two steps */
         char *old = file_join(r->dir, "replaced");
         data_remove(old);
         rc = rename(r->target, old);
@@ -136,7 +137,7 @@ static int put_in_place(struct run *r)
     return 0;
 }
 
-/* First what reads it, then its place: a result that cannot be served replaces nothing. */
+/* Loads the result before moving it to its name, so that one that cannot be served replaces nothing. */
 void run_publish(uv_work_t *w)
 {
     struct run *r = w->data;
@@ -155,6 +156,6 @@ void run_publish(uv_work_t *w)
         buf_free(&about);
         free(path);
     } else {
-        data_remove(r->out); /* what it replaced */
+        data_remove(r->out); /* the replaced result */
     }
 }

@@ -1,4 +1,4 @@
-/* The inside of the runner: one job while it runs (jobs.c, job_run.c, job_events.c). */
+/* Internals of the job runner: one running job (jobs.c, job_run.c, job_events.c). */
 #ifndef TANDEM_SERVER_JOBS_JOB_RUN_H
 #define TANDEM_SERVER_JOBS_JOB_RUN_H
 
@@ -19,7 +19,7 @@ struct run {
     int64_t seq;
     char id[48];
     struct train_spec spec;
-    enum run_phase phase; /* the loop's */
+    enum run_phase phase; /* loop thread */
     enum train_command wanted;
     bool resumed; /* it ran in an earlier process, or was paused */
 
@@ -27,15 +27,15 @@ struct run {
     uv_work_t work;
     struct err e;
     const char *error_code;
-    bool published; /* found to be so already */
+    bool published; /* was already published by an earlier process */
     struct dataset *data, *eval;
     struct dataset_report report, eval_report;
     struct train_job job;
     char *dir, *out, *from, *target; /* absolute; target: where the result is served from */
     uint64_t last_progress;          /* clock_now() */
-    atomic_bool stopping;            /* the daemon ends; read by the store and pool threads */
-    atomic_bool interrupted;         /* a command came while preparing; read by the pool thread */
-    int stride;                      /* the store thread's: of step events kept */
+    atomic_bool stopping;            /* the daemon shuts down; read by the store and pool threads */
+    atomic_bool interrupted;         /* a command arrived while preparing; read by the pool thread */
+    int stride;                      /* store thread: one of `stride` step events is kept */
     int64_t stored_steps;            /* likewise */
     int64_t reached;                 /* the last step that an earlier process stored */
     struct tfevents *board;          /* likewise; NULL before the first step, or when it cannot be written */
@@ -60,14 +60,14 @@ void run_prepare(uv_work_t *); /* pool thread: job_run.c */
 void run_publish(uv_work_t *); /* pool thread: job_run.c */
 void run_free(struct run *);   /* job_run.c */
 train_event_fn run_on_event;   /* trainer's thread: job_events.c */
-/* Sends the job's last state to the store; the run ends when it is there. */
+/* Sends the job's final state to the store; the run ends once it is committed. */
 void run_finish(struct run *, enum job_state, const char *code, const char *message); /* job_events.c */
 void run_abandon(struct store_work *); /* of run_finish or a last event: frees it; job_events.c */
 void run_log(struct run *, const char *level, const char *message); /* any thread: job_events.c */
 void run_prepared(void *run, double fraction);                      /* pool thread: job_events.c */
 /* Loop: an event of the trainer is stored. */
 void jobs_on_event(struct run *, const struct train_event *); /* jobs.c */
-/* Loop: its end is.  text: "", or why it failed. */
+/* Loop: its final state is stored.  text: "", or the error. */
 void jobs_on_finished(struct run *, enum job_state, const char *code, const char *text); /* jobs.c */
 void jobs_retry(struct jobs *, struct store_work *);                                     /* jobs.c */
 

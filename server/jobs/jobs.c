@@ -19,14 +19,14 @@
 
 enum { RETRY_MS = 2000, ATTEMPTS_MAX = 5 };
 
-/* ---- sweeping: what no row knows of ---------------------------------------------------------------------------- */
+/* ---- sweeping: files without a row ---------------------------------------------------------------------------- */
 
 struct sweep {
     struct store_work work; /* first */
     struct jobs *jobs;
     struct db *db;
     const char *folder;
-    struct buf orphans; /* paths, each with its terminating 0; removed when the commit is on the disk */
+    struct buf orphans; /* paths, each with its terminating 0; removed after the commit */
 };
 
 static bool ends_with(const char *s, const char *end)
@@ -42,7 +42,7 @@ static bool is_known(struct sweep *s, const char *name)
     if (strcmp(s->folder, "files") == 0)
         return db_number(s->db, 0, "SELECT count(*) FROM files WHERE id = ?", "t", name) > 0;
     if (ends_with(id, "-eval")) id[strlen(id) - 5] = 0;
-    /* rows that came inline are needed until the job is over for good */
+    /* inline data is needed until the job is in a final state */
     if (strcmp(s->folder, "inline") == 0)
         return !strstr(name, ".tmp") &&
                db_number(s->db, 0,
@@ -75,7 +75,7 @@ static int on_sweep(struct store_work *w, struct db *db)
            "DELETE FROM files WHERE expires < ? AND NOT EXISTS(SELECT 1 FROM jobs"
            " WHERE status IN ('queued', 'running', 'paused') AND instr(spec, files.id) > 0)",
            "i", data_now_ms() / 1000);
-    s->folder = "files"; /* not as it is now: uploads are under way */
+    s->folder = "files"; /* from the list made by jobs_look: the folder now also contains running uploads */
     for (const char *p = found->data; p && p < found->data + found->len; p += strlen(p) + 1) sweep_one(s, p);
     for (int i = 0; i < 3; i++) {
         s->folder = folders[i];
@@ -104,11 +104,11 @@ static void on_swept(struct store_work *w, struct db *db)
 struct claim {
     struct store_work work; /* first */
     struct jobs *jobs;
-    struct run *run; /* NULL: there is nothing to do */
-    bool again;      /* a job was settled without running: look once more */
+    struct run *run; /* NULL: no job is queued */
+    bool again;      /* a job was finished without running: look for another */
 };
 
-/* A command that came while nobody ran the job. */
+/* Applies a command that was stored while the job was not running. */
 static bool settle_wanted(struct db *db, int64_t seq, const char *wanted)
 {
     if (strcmp(wanted, "cancel") == 0)
@@ -170,7 +170,7 @@ static int on_claim(struct store_work *w, struct db *db)
     snprintf(wanted, sizeof wanted, "%s", db_text(q, 2));
     bool running = db_int(q, 5), crashes = running && db_int(q, 6) >= ATTEMPTS_MAX;
     struct err e = {0};
-    if (c->run) run_free(c->run); /* of an attempt that could not be committed */
+    if (c->run) run_free(c->run); /* from an attempt whose transaction failed */
     c->run = run_new(c->jobs, q, &e);
     db_done(q);
     c->again = settle_wanted(db, seq, wanted);
@@ -209,7 +209,7 @@ static void on_claimed(struct store_work *w)
         if (c->run) run_free(c->run);
         if (!j->stopping) retry_later(j);
     } else if (c->run && j->stopping) {
-        run_free(c->run); /* `running` in its row: the next process goes on with it */
+        run_free(c->run); /* still `running` in its row: the next process continues it */
     } else if (c->run) {
         struct run *r = c->run;
         j->current = r;
@@ -359,12 +359,13 @@ void jobs_on_event(struct run *r, const struct train_event *ev)
         if (v->last.kind == TRAIN_STEP && tokens > 0)
             v->tokens += (uint64_t)tokens, v->trained_tokens += (uint64_t)trained;
         v->steps++;
-        /* an event says all since the job began: after a pause or a restart the first one has counted elsewhere */
+        /* events have totals since the job's start: after a pause or restart the first event's total was already
+         * counted */
         bool known = v->last.kind == TRAIN_STEP || ev->step == 1;
         if (known && ev->skipped > v->last.skipped) v->skipped += (uint64_t)(ev->skipped - v->last.skipped);
         v->last = *ev;
     } else if (ev->kind == TRAIN_LOST) {
-        r->jobs->stopping = true; /* the process is about to end: no other job is begun */
+        r->jobs->stopping = true; /* the process is about to end: no other job starts */
         run_end(r);
     } else if (ev->kind == TRAIN_PAUSED) {
         run_end(r);
@@ -391,7 +392,7 @@ void jobs_command(struct jobs *j, int64_t seq, enum train_command command)
     if (r->phase == RUN_TRAINING) engine_train_command(j->app->engine, command);
 }
 
-/* ---- a disk that does not take the last word ------------------------------------------------------------------- */
+/* ---- a final state that cannot be written ------------------------------------------------------------------- */
 
 static void on_retry(uv_timer_t *t)
 {
@@ -412,7 +413,7 @@ static void retry_later(struct jobs *j)
 void jobs_retry(struct jobs *j, struct store_work *w)
 {
     CHECK(!j->retry_work);
-    if (j->stopping) { /* lost with the process; the job is `running` in its row and will go on */
+    if (j->stopping) { /* lost with the process; the job is `running` in its row and will continue */
         run_abandon(w);
         run_end(j->current);
         return;
@@ -446,7 +447,7 @@ void jobs_look(struct jobs *j)
 void jobs_ready(struct jobs *j)
 {
     j->ready = true;
-    if (!store_exists(j->app->store)) return; /* nothing was ever asked: no directory is made */
+    if (!store_exists(j->app->store)) return; /* the store was never used: create no directory */
     struct sweep *s = mem_zalloc(sizeof *s);
     *s = (struct sweep){.work = {.run = on_sweep, .settle = on_swept}, .jobs = j};
     store_send(j->app->store, &s->work);
@@ -473,7 +474,7 @@ void jobs_stop(struct jobs *j, void (*done)(void *), void *arg)
     if (j->retry_work) {
         struct store_work *w = j->retry_work;
         j->retry_work = NULL;
-        store_send(j->app->store, w); /* once more */
+        store_send(j->app->store, w); /* retry */
         return;
     }
     if (j->claiming || j->current) return;
@@ -515,14 +516,14 @@ void jobs_unwatch(struct job_watch *w)
 void jobs_end_streams(struct jobs *j)
 {
     for (struct job_watch *w = j->watches.next, *next; w != &j->watches; w = next) {
-        next = w->next; /* end may unwatch its own, and no other */
+        next = w->next; /* end may unwatch only its own watch */
         w->end(w->arg);
     }
 }
 
 void jobs_notify(struct jobs *j, int64_t seq)
 {
-    /* fn only sends a work to the store: nothing is unwatched under our feet */
+    /* fn only sends a work to the store, so the list does not change during the loop */
     for (struct job_watch *w = j->watches.next; w != &j->watches; w = w->next)
         if (w->seq == seq) w->fn(w->arg);
 }

@@ -1,11 +1,11 @@
-/* The job runner: takes the oldest queued job, prepares its data, has the engine train it, publishes what came out.
+/* The job runner: takes the oldest queued job, prepares its data, has the engine train it, and publishes the result.
  *
  *     queued --> running (preparing -> training -> publishing) --> succeeded | failed | cancelled
  *        ^          |
  *        +- paused <+   by request; a daemon that stops leaves the job `running`, and it goes on at the next start
  *
- * One job runs at a time, in the order of arrival.  What a job is lives in the store; the runner holds the one that
- * runs.  Loop thread, but for what says otherwise. */
+ * One job runs at a time, in the order of arrival.  Jobs are stored in the database; the runner keeps only the running
+ * one in memory.  Loop thread, unless stated otherwise. */
 #ifndef TANDEM_SERVER_JOBS_JOBS_H
 #define TANDEM_SERVER_JOBS_JOBS_H
 
@@ -19,20 +19,19 @@ struct app;
 struct jobs;
 
 struct jobs *jobs_open(struct app *);
-/* Looks at what an earlier process left among the uploads.  Any thread, once, before the first upload may begin. */
+/* Lists the upload files that an earlier process left.  Any thread, once, before the first upload may begin. */
 void jobs_look(struct jobs *);
-/* The model is there: what belongs to nobody is removed, jobs that an earlier process left go on, then queued ones. */
+/* The model is loaded: removes orphaned files, then continues jobs of an earlier process, then starts queued ones. */
 void jobs_ready(struct jobs *);
-/* There may be a job to start. */
+/* Starts the next queued job, if none is running. */
 void jobs_kick(struct jobs *);
-/* For the job if it is the one that runs; what is to happen otherwise is in its row. */
+/* Passes a command to the job if it is running; otherwise the command in its row is applied later. */
 void jobs_command(struct jobs *, int64_t seq, enum train_command);
-/* Something about the job was committed: those who watch it are told. */
+/* Notifies the watchers of a job after a commit. */
 void jobs_notify(struct jobs *, int64_t seq);
-/* No job begins any more, and the one that runs writes a checkpoint and ends: what jobs_stop then waits for. */
+/* Starts no more jobs, and makes the running one write a checkpoint and end; does not wait (jobs_stop does). */
 void jobs_drain(struct jobs *);
-/* The running job writes a checkpoint and ends, and no other begins; then done(arg).  Within seconds, or as long as one
- * micro-batch takes. */
+/* As jobs_drain; calls done(arg) when the running job has ended, within seconds or the duration of one micro-batch. */
 void jobs_stop(struct jobs *, void (*done)(void *), void *arg);
 void jobs_free(struct jobs *);
 
@@ -46,15 +45,15 @@ struct job_watch {
 };
 void jobs_watch(struct jobs *, struct job_watch *);
 void jobs_unwatch(struct job_watch *);
-/* Calls end of all. */
+/* Calls `end` of all watches. */
 void jobs_end_streams(struct jobs *);
 
-/* What the newest step said, for those who look. */
+/* The runner's state and the latest step's metrics. */
 struct jobs_view {
     int counts[6]; /* enum job_state */
     struct train_event last;
     uint64_t tokens, trained_tokens, steps, skipped; /* since the start of the process */
-    const char *running, *phase;                     /* the job that runs, and what it is at; NULL: none */
+    const char *running, *phase;                     /* the running job and its phase; NULL: none */
 };
 void jobs_view(const struct jobs *, struct jobs_view *);
 

@@ -6,7 +6,7 @@
 
 struct http_req;
 
-#define FILES_LIMIT ((size_t)512 * 1024 * 1024) /* of one upload to /v1/files, the form around it included */
+#define FILES_LIMIT ((size_t)512 * 1024 * 1024) /* of one upload to /v1/files, including the multipart form */
 
 /* api_train.c, api_train_events.c */
 void api_train_create(struct http_req *);

@@ -1,4 +1,4 @@
-/* One table of hyperparameters: names, types, ranges, places (train_params.h). */
+/* One table of hyperparameters: names, types, ranges, struct offsets (train_params.h). */
 #include "server/jobs/train_params.h"
 #include "server/json/names.h"
 
@@ -45,7 +45,7 @@ enum kind { K_NUMBER, K_INT, K_I64, K_BOOL, K_U64, K_CHOICE, K_TARGETS };
 
 #define AT(field) offsetof(struct train_params, field)
 
-/* Ranges are the engine's: train_range(). */
+/* Ranges come from the engine: train_range(). */
 static const struct field {
     const char *name;
     enum kind kind;
@@ -106,7 +106,7 @@ static bool wrong(struct json_at *at, const char *name, const char *fmt, const c
     return false;
 }
 
-/* What others call the same things: said by name, since distance would not find it. */
+/* @return tandem's name for a hyperparameter of another framework, which edit distance would not find. */
 static const char *known_alias(const char *name)
 {
     static const char *const pairs[][2] = {
@@ -283,7 +283,7 @@ static void put_targets(struct buf *b, unsigned mask)
     buf_char(b, ']');
 }
 
-/* 17 digits: what is stored must come back to the last bit, or a resumed job would be another one. */
+/* 17 digits: a stored double must read back bit-identical, or a resumed job would compute different values. */
 static void put_double(struct buf *b, double v)
 {
     char text[40];

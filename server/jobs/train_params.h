@@ -8,12 +8,12 @@
 extern const char *const train_method_names[]; /* "lora", "qlora", "full" */
 bool train_method_parse(const char *name, enum train_method *out);
 
-/* Reads the fields of `at` over what *p holds (train_params_default first).  False and *at->e, which names the field:
- * unknown (with the nearest known name), of a wrong type, out of its range, or at odds with another one. */
+/* Overwrites *p (initialised by train_params_default) with the fields of `at`.  @return false and *at->e, which names
+ * the field: unknown (with the nearest known name), wrong type, out of range, or in conflict with another field. */
 bool train_params_read(struct json_at *at, struct train_params *p);
-/* Whether there is a field of that name; *is_bool: of true and false. */
+/* @return whether a field of that name exists; *is_bool: whether it is a boolean. */
 bool train_params_known(const char *name, bool *is_bool);
-/* Every field: {"epochs":3,...}, so that reading it over any defaults gives the same again. */
+/* Appends every field: {"epochs":3,...}, so that reading it back gives the same values whatever the defaults. */
 void train_params_put(struct buf *, const struct train_params *p);
 
 #endif

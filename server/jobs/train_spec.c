@@ -87,7 +87,7 @@ static bool read_options(struct json_at *at, struct data_spec *d)
     return at->e->code == 0;
 }
 
-/* An object; or, in short, an array of rows. */
+/* An object, or an array of rows as a shorthand. */
 static bool read_data(struct json_at *top, const char *name, const struct train_limits *lim, struct data_spec *d)
 {
     const cJSON *v = field(top->obj, name);

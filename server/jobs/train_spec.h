@@ -1,4 +1,4 @@
-/* A fine-tuning job as it was asked for: POST /train's body, checked field by field; and as it is stored. */
+/* The specification of a fine-tuning job: POST /train's body, checked field by field, and its stored form. */
 #ifndef TANDEM_SERVER_JOBS_TRAIN_SPEC_H
 #define TANDEM_SERVER_JOBS_TRAIN_SPEC_H
 
@@ -20,28 +20,29 @@ struct data_spec {
 struct train_spec {
     struct train_params p;
     char *serve_as; /* NULL: to be chosen; owned */
-    char *base;     /* the model that is trained, by its id; NULL: the one that is served; owned */
-    char *from;     /* the adapter to go on from, by name; NULL; owned */
+    char *base;     /* id of the model to train; NULL: the served one; owned */
+    char *from;     /* name of the adapter to continue from; NULL; owned */
     struct data_spec data, eval;
-    int batch_size; /* rows of an optimizer step, as OpenAI counts: decides batch_tokens when the rows are known; 0 */
+    int batch_size; /* rows per optimizer step (OpenAI's unit), converted to batch_tokens once the rows are known; 0:
+                       unset */
     char *metadata; /* JSON object of strings; NULL; owned */
 };
 
-/* What the body is checked against. */
+/* The limits for a body. */
 struct train_limits {
     const char *model_id, *weight_type;
     int max_model_len, max_lora_rank;
     bool stored; /* the text was written by train_spec_put */
 };
 
-/* 0, or an HTTP status with *e (and which field it was in *param, static text, when it is known).  tree is borrowed by
- * what came inline; the spec is to be freed in either case. */
+/* @return 0, or an HTTP status with *e (and the field at fault in *param, static text, when known).  Inline data points
+ * into tree, which must outlive the spec; free the spec in either case. */
 int train_spec_read(struct train_spec *, const cJSON *tree, const struct train_limits *, struct err *e);
-/* A JSON object; what came inline is only counted in it. */
+/* Appends the spec as a JSON object; inline data is replaced by its count. */
 void train_spec_put(struct buf *, const struct train_spec *);
 void train_spec_free(struct train_spec *);
-/* {"name": "value"}, at most 16 of them with names of at most 64 bytes and values of at most 512: owned text, or NULL;
- * *e when it is something else. */
+/* {"name": "value"}, at most 16 of them with names of at most 64 bytes and values of at most 512: @return owned text,
+ * or NULL; *e when it is malformed. */
 char *train_metadata_read(struct json_at *at);
 
 #endif

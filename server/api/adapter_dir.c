@@ -29,8 +29,8 @@ static bool inside(const char *path, const char *root)
     return strncmp(path, root, n) == 0 && path[n] == '/' && path[n + 1];
 }
 
-/* A file of the adapter leads elsewhere: by a link that whoever may write there has made.  Links within root are the
- * Hugging Face cache's (snapshots/REV/FILE -> ../../blobs/HASH). */
+/* @return whether a file of the adapter is a symbolic link that leads outside.  Links within root are allowed: the
+ * Hugging Face cache has them (snapshots/REV/FILE -> ../../blobs/HASH). */
 static bool leads_out(const char *dir, const char *root, struct err *e)
 {
     static const char *const files[] = {"adapter_config.json", "adapter_model.safetensors"};
@@ -47,7 +47,7 @@ static bool leads_out(const char *dir, const char *root, struct err *e)
     return out;
 }
 
-/* path's real one, if it lies in root and is a directory */
+/* @return the real path, if it is a directory inside root */
 static char *find_in(const char *root, const char *path)
 {
     struct stat st;
@@ -147,7 +147,7 @@ int adapter_dir_load_all(const struct settings *s, struct engine *engine, struct
     int rc = s->adapters ? load_named(s, engine, e) : 0;
     char *root[ROOTS];
     find_roots(s, root);
-    /* the trained ones first: one of them was served, whatever has the same name in --adapter-dir */
+    /* trained adapters first: they take precedence over equal names in --adapter-dir */
     for (int i = ROOTS - 1; i >= 0; i--) {
         if (!rc && root[i]) load_folder(s, root[i], engine);
         free(root[i]);

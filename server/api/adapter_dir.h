@@ -6,19 +6,20 @@
 #include "engine/serve/engine.h"
 #include "server/config/settings.h"
 
-/* The real path of a directory that a client names: relative to one of the two, or absolute and inside one.  NULL and
- * *e when it is none (whatever else is there: a client cannot look around with this), or when its files are links that
- * lead out of it and of the directory it is in.  Owned by the caller. */
+/* @return the real path, owned by the caller, of a directory that a client names: relative to one of the two
+ * directories, or absolute and inside one.  NULL and *e when it is not one (the same error for all other paths, so that
+ * a client cannot probe the file system), or when its files are links that lead outside both the adapter and that
+ * directory. */
 char *adapter_dir_find(const struct settings *, const char *path, struct err *e);
 
-/* ERR_INVALID where the name is one of the base model's: requests for it would never reach the adapter. */
+/* @return ERR_INVALID when the name is one of the base model's: requests for it would never reach the adapter. */
 int adapter_dir_check_name(const struct settings *, const struct engine *, const char *name, struct err *e);
 
 /* Whether --adapters has an adapter of this name. */
 bool adapter_dir_names(const struct settings *, const char *name);
 
-/* At start.  What --adapters names has to load; what is merely there and does not is reported and left out.  The first
- * of two equal names counts: --adapters, then what was trained here, then --adapter-dir. */
+/* At start.  An error in an adapter named by --adapters is fatal; others that fail to load are logged and skipped.  Of
+ * equal names the first wins: --adapters, then the data directory's adapters/, then --adapter-dir. */
 int adapter_dir_load_all(const struct settings *, struct engine *, struct err *e);
 
 #endif

@@ -1,7 +1,7 @@
-/* Adapters: GET /adapters, GET and DELETE /adapters/NAME, POST /adapters, and vLLM's two routes for the same.
+/* Adapters: GET /adapters, GET and DELETE /adapters/NAME, POST /adapters, and vLLM's two equivalent routes.
  *
- * Loading reads files and waits for the engine's next pause between two steps, so it runs on the pool; the rest is a
- * look into a table.  Loop thread, but for work_load. */
+ * Loading reads files and waits until the engine is between two steps, so it runs on the pool; the other routes are
+ * table look-ups.  Loop thread, except work_load. */
 #include "server/api/adapters.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
@@ -24,7 +24,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { LOADS_MAX = 2 }; /* at once: the pool has tokenising to do, too */
+enum { LOADS_MAX = 2 }; /* at once: the pool also tokenises */
 
 /* ---- looking ---- */
 
@@ -45,7 +45,7 @@ static void put_adapter(struct buf *out, const struct adapter_info *a)
     buf_str(out, "]}");
 }
 
-/* all of them, owned by the caller */
+/* all adapters, owned by the caller */
 static struct adapter_info *list(const struct app *app, int *n)
 {
     int max = app->info->max_adapters;
@@ -105,12 +105,12 @@ void api_adapters_get(struct http_req *req)
 
 /* ---- deleting ---- */
 
-/* with ?files=true: what lies under its name in the data directory goes, too, or the next start would load it again */
+/* with ?files=true: also removes its directory in the data directory, or the next start would load it again */
 struct deletion {
     struct app *app;
     struct http_req *req;         /* NULL once the client is gone */
     char *name;                   /* owned */
-    bool openai;                  /* answers are in OpenAI's shape */
+    bool openai;                  /* answers are in OpenAI's format */
     bool unloaded, removed, left; /* left: its files could not be removed */
     struct err e;
 };
@@ -228,7 +228,7 @@ void api_adapters_delete(struct http_req *req)
 
 struct loading {
     struct app *app;
-    struct http_req *req; /* NULL once the client is gone; the adapter loads all the same */
+    struct http_req *req; /* NULL once the client disconnected; loading continues */
     bool vllm;
     char *name, *path; /* owned */
     uint64_t version;
@@ -271,7 +271,7 @@ static int status_of(const struct err *e)
 {
     switch (e->code) {
     case ERR_NOT_FOUND: return 404;
-    case ERR_FULL: return 409; /* as many as --max-adapters: one has to go first */
+    case ERR_FULL: return 409; /* --max-adapters reached: delete one first */
     case ERR_NOMEM: return 507;
     case ERR_IO: return 500;
     default: return 422;
@@ -322,7 +322,7 @@ static void begin_load(struct http_req *req, bool vllm, const char *name, const 
     bridge_work(app->bridge, 0, work_load, after_load, l);
 }
 
-/* The body's two texts (path_key NULL: one); false: refused. */
+/* Reads the body's two strings (path_key NULL: one).  @return false when it was refused. */
 static bool read_body(struct http_req *req, bool vllm, const char *name_key, const char *path_key, const char **name,
                       const char **path, cJSON **tree)
 {
@@ -336,7 +336,7 @@ static bool read_body(struct http_req *req, bool vllm, const char *name_key, con
     const char *missing = NULL, *known[] = {name_key, path_key};
     if (!cJSON_IsObject(*tree))
         err_set(&e, ERR_INVALID, "expected a JSON object with the field `%s`", name_key);
-    else if (!vllm) /* vLLM's clients send fields that mean nothing here */
+    else if (!vllm) /* vLLM's clients send fields that tandem does not use */
         json_only(&top, known, path_key ? 2 : 1);
     if (!e.code && !json_get_string(&top, name_key, name))
         missing = name_key;

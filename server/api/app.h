@@ -1,4 +1,4 @@
-/* What the handlers share: http_req.app points to it.  Loop thread, but for what says otherwise. */
+/* State shared by the handlers: http_req.app points to it.  Loop thread, unless stated otherwise. */
 #ifndef TANDEM_SERVER_API_APP_H
 #define TANDEM_SERVER_API_APP_H
 
@@ -30,12 +30,12 @@ struct app {
     enum serving_state state;
     struct engine *engine;          /* NULL while loading; the bridge owns it */
     const struct engine_info *info; /* likewise */
-    size_t longest_token;           /* bytes of the longest spelling in the vocabulary */
-    char *model_name;               /* what the base model is listed as; owned */
-    char fingerprint[24];           /* OpenAI's system_fingerprint: another where texts may be others */
+    size_t longest_token;           /* bytes of the longest token in the vocabulary */
+    char *model_name;               /* name under which the base model is listed; owned */
+    char fingerprint[24];           /* OpenAI's system_fingerprint: differs where generated texts may differ */
     int64_t ready_time;             /* time() when the model was loaded */
     struct chat_format chat;
-    struct buf tokenizer_info; /* what GET /tokenizer_info answers; owned */
+    struct buf tokenizer_info; /* answer of GET /tokenizer_info; owned */
     struct admission *admission;
     struct grammar_cache *grammar_cache;
     struct bridge *bridge;
@@ -49,7 +49,7 @@ struct app {
     struct credentials credentials;
     struct device_watch *device_watch; /* owned */
     bool tracing;                      /* POST /debug/trace, one at a time */
-    size_t call_bytes;                 /* bodies that the store has (store_request.h) */
+    size_t call_bytes;                 /* bytes of bodies queued for the store (store_request.h) */
     int event_streams;                 /* GET /train/{id}/events, open */
     int adapter_loads;                 /* in progress */
     int validations;                   /* POST /train/validate, likewise */

@@ -9,9 +9,9 @@
 #include <string.h>
 
 enum {
-    RENDER_LEAST = 16 << 20, /* bytes that any conversation's template may take */
-    RENDER_PER_BYTE = 32,    /* and for each byte of the body */
-    CALLS_PER_BYTE = 48,     /* the arguments of calls are JSON within strings: "0," is a node */
+    RENDER_LEAST = 16 << 20, /* bytes that rendering may use for any conversation */
+    RENDER_PER_BYTE = 32,    /* and additionally for each byte of the body */
+    CALLS_PER_BYTE = 48,     /* calls' arguments are JSON within strings: "0," is a node */
 };
 
 /* ---- opening --------------------------------------------------------------------------------------------------- */
@@ -71,7 +71,7 @@ static const char *string_of(const cJSON *object, const char *name)
     return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, name));
 }
 
-/* A part's text goes to *out. */
+/* Appends a part's text to *out. */
 static int take_part(const cJSON *part, int i, int k, struct buf *out, struct err *e)
 {
     const char *type = string_of(part, "type");
@@ -95,7 +95,7 @@ static int check_content(cJSON *m, int i, struct err *e)
     int k = 0, rc = 0;
     bool assistant = strcmp(string_of(m, "role"), "assistant") == 0;
     bool absent = !content || cJSON_IsNull(content);
-    if (cJSON_IsString(content) || (absent && assistant)) return 0; /* what null is, the template decides */
+    if (cJSON_IsString(content) || (absent && assistant)) return 0; /* the template handles null */
     if (!absent && !cJSON_IsArray(content))
         return err_set(e, ERR_INVALID, "messages[%d].content: expected a string or a list of parts", i);
     buf_str(&text, "");
@@ -111,7 +111,7 @@ static int check_calls(cJSON *m, int i, struct err *e)
     cJSON *calls = cJSON_GetObjectItemCaseSensitive(m, "tool_calls");
     if (!calls) return 0;
     if (cJSON_IsNull(calls) || (cJSON_IsArray(calls) && !calls->child)) {
-        cJSON_DeleteItemFromObjectCaseSensitive(m, "tool_calls"); /* templates ask whether the key is there */
+        cJSON_DeleteItemFromObjectCaseSensitive(m, "tool_calls"); /* templates test whether the key exists */
         return 0;
     }
     if (!cJSON_IsArray(calls)) return err_set(e, ERR_INVALID, "messages[%d].tool_calls: expected a list", i);
@@ -145,7 +145,7 @@ int chat_render_input(const struct chat_format *c, struct chat_input *in, size_t
     size_t limit = reservation_tree_limit();
     in->memory = RENDER_LEAST + RENDER_PER_BYTE * body_len;
     if (in->memory > limit) in->memory = limit;
-    size_t bytes = in->memory + in->memory / 2 + CALLS_PER_BYTE * body_len; /* the page is copied */
+    size_t bytes = in->memory + in->memory / 2 + CALLS_PER_BYTE * body_len; /* the rendered text is copied */
     if (!reserve(&held, bytes, "rendering the chat template", e)) return e->code;
     int rc = chat_template_render(c->template, in, out, NULL, e);
     reservation_free(&held);
@@ -186,16 +186,15 @@ static bool is_one_of(const char *name, const char *const *list)
     return false;
 }
 
-/* References into a tool's schema, which becomes a definition of a larger one, must go on meaning what they meant:
- * "#/x"
- * -> "#/$defs/0/x".  named: a map of schemas, whose keys are no keywords. */
+/* Rewrites references within a tool's schema, which becomes a definition of a larger one: "#/x" -> "#/$defs/0/x".
+ * named: a map of schemas, whose keys are names, not keywords. */
 static void move_references(cJSON *schema, const char *to, bool named)
 {
     static const char *const values[] = {"const", "default", "enum", "example", "examples", NULL};
     static const char *const maps[] = {"$defs",      "definitions",       "dependentSchemas",
                                        "properties", "patternProperties", NULL};
     bool keywords = cJSON_IsObject(schema) && !named;
-    for (cJSON *i = schema->child; i; i = i->next) { /* as deep as json_check let it be */
+    for (cJSON *i = schema->child; i; i = i->next) { /* depth is bounded by json_check */
         bool ref = keywords && strcmp(i->string, "$ref") == 0 && cJSON_IsString(i);
         if (ref && i->valuestring[0] == '#' && (!i->valuestring[1] || i->valuestring[1] == '/')) {
             struct buf moved = {0};
@@ -208,7 +207,7 @@ static void move_references(cJSON *schema, const char *to, bool named)
     }
 }
 
-/* {"name": ..., "arguments": {...}} of one tool, which a call of it must be; its parameters go to definitions */
+/* {"name": ..., "arguments": {...}} the schema of a call of one tool; adds the tool's parameters to definitions */
 static cJSON *call_schema(const cJSON *function, const char *arguments, cJSON *definitions, int index)
 {
     char key[16], place[32];
@@ -219,7 +218,7 @@ static cJSON *call_schema(const cJSON *function, const char *arguments, cJSON *d
     cJSON *schema = cJSON_CreateObject(), *properties = cJSON_AddObjectToObject(schema, "properties");
     cJSON *name = cJSON_AddObjectToObject(properties, "name"), *required = cJSON_CreateArray();
     if (!cJSON_GetObjectItemCaseSensitive(parameters, "type")) cJSON_AddStringToObject(parameters, "type", "object");
-    if (!cJSON_IsObject(given)) cJSON_AddFalseToObject(parameters, "additionalProperties"); /* it takes none */
+    if (!cJSON_IsObject(given)) cJSON_AddFalseToObject(parameters, "additionalProperties"); /* no parameters */
     move_references(parameters, place, false);
     cJSON_AddItemToObject(definitions, key, parameters);
     cJSON_AddStringToObject(schema, "type", "object");

@@ -17,7 +17,7 @@ void choice_init(struct choice *v, const struct choice_config *c, const char *ec
     v->parser = tool_parser_new(&(struct tool_parser_config){
         .format = c->tools,
         .stream = p->stream,
-        .thinking = c->thinking && p->tool_choice == TOOL_CHOICE_AUTO, /* a call that is demanded comes first */
+        .thinking = c->thinking && p->tool_choice == TOOL_CHOICE_AUTO, /* a required call comes first */
         .names = p->tool_names,
         .n_names = p->n_tools,
     });
@@ -48,12 +48,12 @@ static void take_tools(struct choice *v, struct tool_events events)
         const struct tool_event *t = &events.v[i];
         if (t->kind == TOOL_CONTENT) buf_append(&v->text, t->text, t->n);
         if (t->kind != TOOL_BEGIN && t->kind != TOOL_ARGUMENTS) continue;
-        if (t->index && !v->c->params->parallel_tool_calls) continue; /* one call is all that was asked for */
+        if (t->index && !v->c->params->parallel_tool_calls) continue; /* only one call was requested */
         tool_answer_add(&v->answer, (struct tool_events){t, 1});
     }
 }
 
-/* The first n bytes of what is held are text for good. */
+/* Moves the first n held bytes to the text. */
 static void release(struct choice *v, size_t n)
 {
     if (!n) return;
@@ -70,7 +70,7 @@ static bool held_ends_with(const struct choice *v, const char *s, size_t n)
     return v->held.len >= n && memcmp(v->held.data + v->held.len - n, s, n) == 0;
 }
 
-/* How many of the held bytes, at their end, may be the beginning of a stop text. */
+/* @return how many of the last held bytes may be the beginning of a stop text. */
 static size_t bytes_to_hold(const struct choice *v)
 {
     const struct gen_request *r = &v->c->params->gen;
@@ -84,7 +84,7 @@ static size_t bytes_to_hold(const struct choice *v)
     return most;
 }
 
-/* The engine ended by length, but a stop text had come with the last token: that is a stop, too. */
+/* The engine ended by length, but the last token completed a stop text: counts as a stop. */
 static void notice_stop(struct choice *v)
 {
     const struct gen_request *r = &v->c->params->gen;
@@ -110,7 +110,7 @@ static void end_text(struct choice *v)
     if (v->parser) take_tools(v, tool_parser_finish(v->parser));
 }
 
-/* What of a token's text belongs to the answer. */
+/* @return how many bytes of a token's text belong to the answer. */
 static size_t text_of(const struct choice *v, const struct event *ev, const char *text)
 {
     const struct openai_params *p = v->c->params;
@@ -139,8 +139,8 @@ static bool is_text(const char *s, size_t n)
     return true;
 }
 
-/* A token as text, in quotes.  Part of a character is spelled in the way of OpenAI's routes: "bytes:\xe2\x80" in
- * completions, "\\xe2\\x80" in chats; so no two tokens look the same. */
+/* A token as text, in quotes.  A partial character is spelled as OpenAI does: "bytes:\xe2\x80" in completions,
+ * "\\xe2\\x80" in chats; so every token is unique. */
 static void put_token(struct buf *out, const struct choice *v, const char *bytes, size_t n)
 {
     if (is_text(bytes, n)) {
@@ -194,7 +194,7 @@ static void add_chat_entry(struct choice *v, const struct event *ev, const struc
     buf_free(&bytes);
 }
 
-/* {"token": logprob}: the alternatives, and the token itself where it is none of them */
+/* {"token": logprob}: the alternatives, and the token itself if it is not among them */
 static void put_top(struct choice *v, const struct event *ev, const struct event_batch *batch, const struct buf *own)
 {
     struct buf bytes = {0};
@@ -227,7 +227,7 @@ static void add_entry(struct choice *v, const struct event *ev, const struct eve
     buf_str(&v->tokens, comma);
     buf_str(&v->values, comma);
     buf_str(&v->top, comma);
-    /* a text's first token may have lost a space that its bytes have */
+    /* detokenising may have dropped the leading space of the first token */
     if (ev->text_len && is_text(bytes.data, bytes.len))
         json_put_string(&v->tokens, batch->text + ev->text, ev->text_len);
     else

@@ -25,9 +25,9 @@ struct choice_config {
 /* Zero-initialise; choice_init, choice_free. */
 struct choice {
     const struct choice_config *c;
-    struct buf text; /* what can be sent and was not yet (a whole answer with tools has it in `answer`) */
+    struct buf text; /* text not sent yet (in a whole answer with tools, `answer` has it) */
     struct buf held;
-    /* what stands between the brackets of the arrays of logprobs; completions: all four, chat: tokens has objects */
+    /* contents of the logprobs arrays, without brackets; completions: all four, chat: tokens, with objects */
     struct buf tokens, values, top, offsets;
     size_t chars; /* characters of text before the next token */
     double sum_logprob;
@@ -42,25 +42,25 @@ struct choice {
 /* echo: the text (n bytes) that the answer begins with */
 void choice_init(struct choice *, const struct choice_config *, const char *echo, size_t n);
 void choice_free(struct choice *);
-/* Memory for an event that is then added (of a token longer than most, for most of it); false: there is none.  How long
- * an answer becomes, clients choose. */
+/* Allocates the memory for an event before choice_add (of an unusually long token, for most of it), because clients
+ * control the length of an answer.  @return false when there is none. */
 __attribute__((warn_unused_result)) bool choice_room(struct choice *, const struct event *);
 /* Bytes of memory that an event adds, at most: the buffers double, and both exist while one is copied. */
 size_t choice_event_bytes(const struct choice *, const struct event *);
-/* What it will take in the answer, about, in bytes. */
+/* @return its approximate size in the answer, bytes. */
 size_t choice_bytes(const struct choice *);
 /* One event of the generation, the EV_DONE included. */
 void choice_add(struct choice *, const struct event *, const struct event_batch *);
-/* A stream has something to send: a chunk holds text, log-probabilities and at most one call. */
+/* @return whether a stream has a chunk to send: text, log-probabilities and at most one call. */
 bool choice_ready(const struct choice *);
-/* A chunk was sent: drops what it held. */
+/* Drops the contents of a chunk that was sent. */
 void choice_clear(struct choice *);
-/* mean log-probability of its tokens: what best_of ranks by */
+/* @return the mean log-probability of its tokens, by which best_of ranks */
 double choice_score(const struct choice *);
 /* "stop", "length", "tool_calls", "timeout" */
 const char *choice_finish_name(const struct choice *);
 
-/* {"tokens":[...],...} or {"content":[...]} of what was not taken yet; null when none were asked for */
+/* {"tokens":[...],...} or {"content":[...]} of the tokens not sent yet; null when not requested */
 void choice_put_logprobs(struct buf *out, const struct choice *);
 /* vLLM's: the stop text or id that ended it, or null */
 void choice_put_stop_reason(struct buf *out, const struct choice *);

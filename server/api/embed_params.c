@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The last field of that name, as the getters take it; NULL where it is absent or null. */
+/* @return the last field of that name, like the getters; NULL when absent or null. */
 static const cJSON *find_field(const cJSON *obj, const char *name)
 {
     const cJSON *found = NULL;
@@ -27,7 +27,7 @@ struct input_path {
     char text[48];
 };
 
-/* Where input i stands in the request. */
+/* @return the path of input i in the request. */
 static struct input_path input_path(const struct embed_params *p, int i)
 {
     struct input_path path;
@@ -44,7 +44,7 @@ static int take_text(struct embed_params *p, const cJSON *item, int i, const str
 {
     size_t n = strlen(item->valuestring), most = (size_t)lim->max_total_tokens * lim->longest_token;
     if (n == 0) return err_set(e, ERR_INVALID, "%s: cannot be empty", input_path(p, i).text);
-    if (!p->truncate && n > most) /* not tokenised in vain */
+    if (!p->truncate && n > most) /* too long for any tokenisation */
         return err_set(e, ERR_INVALID, "%s: has %zu bytes; the model's %d tokens can hold %zu at most",
                        input_path(p, i).text, n, lim->max_total_tokens, most);
     p->inputs[i] = (struct embed_input){.text = item->valuestring, .len = n};
@@ -102,7 +102,7 @@ static int read_inputs(struct embed_params *p, const struct embed_limits *lim, s
     return rc;
 }
 
-/* {"source_sentence": TEXT, "sentences": TEXTS}: input 0, and those that it is compared with. */
+/* {"source_sentence": TEXT, "sentences": TEXTS}: input 0, and the inputs to compare it with. */
 static int read_sentences(struct embed_params *p, const struct embed_limits *lim, struct err *e)
 {
     p->field = "inputs";
@@ -124,7 +124,7 @@ static int read_sentences(struct embed_params *p, const struct embed_limits *lim
 
 /* ---- the rest -------------------------------------------------------------------------------------------------- */
 
-/* One of two words; *second says which.  NULL where the field is absent. */
+/* Reads one of two words; *second: whether it is b.  Absent: unchanged. */
 static void get_word(struct embed_params *p, struct json_at *top, const char *name, const char *a, const char *b,
                      bool *second)
 {
@@ -144,7 +144,7 @@ static void get_number(struct embed_params *p, struct json_at *top, const char *
     json_get_int(top, name, min, max, out);
 }
 
-/* What TEI has in place of truncate_prompt_tokens, and prompts by name, which come with models of that kind only. */
+/* Reads TEI's equivalents of truncate_prompt_tokens; refuses prompt_name, which needs a model with named prompts. */
 static void read_truncation(struct embed_params *p, struct json_at *top, const struct embed_limits *lim)
 {
     bool truncate = false, left = false;

@@ -13,17 +13,17 @@
 #include <stdint.h>
 
 enum {
-    EMBED_INPUTS_MAX = 2048,            /* of one request, as OpenAI has it */
-    EMBED_VALUES_MAX = 4 * 1024 * 1024, /* inputs x dimensions of one answer: what it takes in memory is bounded */
+    EMBED_INPUTS_MAX = 2048,            /* per request; OpenAI's limit */
+    EMBED_VALUES_MAX = 4 * 1024 * 1024, /* inputs x dimensions of one answer, to bound its memory */
 };
 
 struct embed_limits {
     int hidden, vocab, max_total_tokens;
     size_t longest_token; /* bytes */
-    enum pooling pooling; /* where the request says nothing */
+    enum pooling pooling; /* default of requests */
 };
 
-/* one of a text and ids; after embed_input_tokenize, ids */
+/* either text or ids; ids after embed_input_tokenize */
 struct embed_input {
     const char *text; /* points into the tree; NULL: ids were given */
     size_t len;
@@ -37,27 +37,26 @@ struct embed_params {
     const char *model;          /* points into it; NULL: not given */
     struct embed_input *inputs; /* owned; n */
     int n;
-    size_t n_ids; /* in all inputs that came as ids */
+    size_t n_ids; /* in all inputs given as ids */
     bool base64, normalize, special;
     enum pooling pooling;
     int dimensions;   /* 1 .. hidden */
     int64_t truncate; /* tokens of an input to keep; 0: all */
-    bool keep_first;  /* of a longer input its first tokens are kept, not its last */
+    bool keep_first;  /* truncation keeps the first tokens, not the last */
     int priority;
     int64_t timeout_ms; /* 0: none */
     const char *field;  /* of a refusal: the field at fault; NULL: the body */
 };
 
-/* 0, or the HTTP status of the refusal with its message in *e.  Free with embed_params_free in both cases. */
+/* @return 0, or the HTTP status of the refusal with its message in *e.  Free with embed_params_free in both cases. */
 int embed_params_parse(struct embed_params *, enum embed_shape, const struct embed_limits *, const char *body,
                        size_t len, struct err *e);
 void embed_params_free(struct embed_params *);
-/* The HTTP status of a field that is refused: OpenAI's or TEI's. */
+/* @return the HTTP status for a refused field: OpenAI's or TEI's. */
 int embed_refusal(enum embed_shape);
 
-/* Input i's text to ids, reserved in *held, and the ids cut as `truncate` says.  Any thread.  0, or embed_refusal, 413
- * or 503 with *e.
- */
+/* Tokenises input i (ids reserved in *held) and truncates the ids as `truncate` requests.  Any thread.  0, or
+ * embed_refusal, 413 or 503 with *e. */
 int embed_input_tokenize(struct embed_params *, int i, const struct tokenizer *, const struct embed_limits *,
                          struct reservation *held, struct err *e);
 

@@ -20,7 +20,7 @@ static bool take(struct cursor *c, char expected)
     return true;
 }
 
-/* From a quote to behind the one that ends the text. */
+/* Advances from an opening quote past the closing one. */
 static void skip_text(struct cursor *c)
 {
     for (c->at++; c->at < c->end && *c->at != '"'; c->at++)
@@ -28,7 +28,7 @@ static void skip_text(struct cursor *c)
     if (c->at < c->end) c->at++;
 }
 
-/* To the comma or the brace behind the value. */
+/* Advances to the comma or brace after the value. */
 static void skip_value(struct cursor *c)
 {
     int depth = 0;

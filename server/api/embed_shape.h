@@ -1,7 +1,7 @@
-/* Whose shape a request for embeddings has.  Pure; any thread.
+/* The API convention of an embeddings request.  Pure; any thread.
  *
- * POST / is TGI's for generating and Text Embeddings Inference's for embedding; Hugging Face's client sends both there,
- * to servers that do one of the two. */
+ * POST / generates in TGI's API and embeds in Text Embeddings Inference's; Hugging Face's client uses it for both,
+ * since those servers do only one. */
 #ifndef TANDEM_SERVER_API_EMBED_SHAPE_H
 #define TANDEM_SERVER_API_EMBED_SHAPE_H
 
@@ -14,9 +14,9 @@ enum embed_shape {
     EMBED_NONE,
 };
 
-/* What a body of POST / asks for: similarities where `inputs` is an object, embeddings where it is a list or where the
- * body has a field of theirs (normalize, truncate, truncation_direction, prompt_name, dimensions), else EMBED_NONE.
- * Looks only as far as it must, in at most one pass over the bytes; a body that is no JSON may be anything. */
+/* Classifies a body of POST /: similarities if `inputs` is an object, embeddings if it is a list or the body has a
+ * field of TEI's (normalize, truncate, truncation_direction, prompt_name, dimensions), otherwise EMBED_NONE.  At most
+ * one pass over the bytes, as few as needed; the result for invalid JSON is arbitrary. */
 enum embed_shape embed_shape_of(const char *body, size_t n);
 
 #endif

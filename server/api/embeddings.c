@@ -1,10 +1,10 @@
-/* POST /v1/embeddings: OpenAI's embeddings from the model that is served; POST /embed and /similarity, and POST / for
- * bodies of theirs: those of Text Embeddings Inference.
+/* POST /v1/embeddings: OpenAI's embeddings from the served model; POST /embed and /similarity, and POST / with such
+ * bodies: those of Text Embeddings Inference.
  *
- * An exchange goes: a place, or refused (admission.h) -> read and tokenise (on the pool when long) -> submit, a few
- * inputs at a time, so that one request does not fill the queue -> write the answer (in chunks, incremental_reply.h).
- * It lives from the handler until on_close and until nothing of ours is on the stack or on the pool: hence the count.
- * Loop thread, but for the two work_ functions, which only touch what the loop leaves alone meanwhile. */
+ * Steps of an exchange: admission (admission.h) -> read and tokenise (on the pool when long) -> submit, a few inputs at
+ * a time, so that one request does not fill the queue -> write the answer (in chunks, incremental_reply.h). It is
+ * reference-counted: http, each running callback and work on the pool hold a reference. Loop thread, except the two
+ * work_ functions, whose data the loop does not touch meanwhile. */
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
@@ -31,7 +31,7 @@
 
 enum {
     IN_FLIGHT = 32,      /* inputs of one request at the engine, at most */
-    VALUES_PIECE = 1024, /* values written at a time: less than a millisecond's work */
+    VALUES_PIECE = 1024, /* values written at a time: takes less than a millisecond */
 };
 
 struct exchange;
@@ -42,27 +42,27 @@ struct item {
 };
 
 struct exchange {
-    int refs; /* the open http exchange, every callback of ours that is running, the work on the pool */
+    int refs; /* the open http exchange, running callbacks, work on the pool */
     struct app *app;
     struct http_req *req; /* NULL once closed */
     struct admission_handle *handle;
     uint64_t client;   /* client_id */
-    _Atomic bool gone; /* the same, for the pool; also when it is too late */
+    _Atomic bool gone; /* the pool's flag: closed, or past its deadline */
     struct embed_params params;
     struct embed_limits limits;
     struct model_choice model;
-    struct err err; /* of tokenising; status 0: fine */
+    struct err err; /* of tokenising; status 0: no error */
     int status;
     struct item *items; /* params.n */
     float *values;      /* (params.n, dimensions) */
-    int in_flight;      /* inputs that may be at the engine */
+    int in_flight;      /* limit of inputs at the engine */
     int next, n_running, n_done;
     uint64_t n_tokens;
     enum embed_shape shape;
     struct http_body body;   /* while it is read on the pool */
     struct reservation held; /* for inputs, their tokens and the values */
     struct incremental_reply reply;
-    int written, written_values; /* inputs, and values of the next one, that are in the answer */
+    int written, written_values; /* inputs, and values of the next one, already written to the answer */
 };
 
 static void exchange_unref(struct exchange *x)
@@ -87,7 +87,7 @@ static void cancel_all(struct exchange *x)
     }
 }
 
-/* Answered, refused or not: its places are free for others. */
+/* Answered or refused: releases its admission handle. */
 static void on_answer(struct http_req *req)
 {
     struct exchange *x = req->user;
@@ -95,7 +95,7 @@ static void on_answer(struct http_req *req)
     x->handle = NULL;
 }
 
-/* Answered, or the client left. */
+/* Answered, or the client disconnected. */
 static void on_close(struct http_req *req)
 {
     struct exchange *x = req->user;
@@ -124,7 +124,7 @@ static void reply_error(struct exchange *x, int status, const char *code, const 
     buf_free(&out);
 }
 
-/* work(x) here, or on the pool; then done(x), also when the client has left. */
+/* Runs work(x) here or on the pool; then done(x), even if the client disconnected. */
 static void do_work(struct exchange *x, bool here, void (*work)(void *), void (*done)(void *))
 {
     x->refs++;
@@ -155,8 +155,8 @@ static const float *vector(const struct exchange *x, int i)
     return x->values + (size_t)i * (size_t)x->params.dimensions;
 }
 
-/* The next values of input `written`: as numbers that read back as the same floats, or as the floats' bytes, lowest
- * first.  True: its last ones. */
+/* Writes the next values of input `written`: as numbers that read back as the same floats, or as base64 of
+ * little-endian floats.  @return true when they were its last. */
 static bool put_values(struct exchange *x, struct buf *out)
 {
     const struct embed_params *p = &x->params;
@@ -299,7 +299,7 @@ static void submit_more(struct exchange *x)
             x->n_running++;
             continue;
         }
-        if (e.code == ERR_FULL && x->n_running) return; /* on_event comes back */
+        if (e.code == ERR_FULL && x->n_running) return; /* on_event calls this again */
         cancel_all(x);
         if (e.code == ERR_FULL)
             admission_reply_full(x->req);
@@ -347,7 +347,7 @@ static void after_tokenize(void *arg)
     exchange_unref(x);
 }
 
-/* The deadline passed: there is no part of an answer that would be of use. */
+/* The deadline passed: a partial answer would be useless. */
 static void on_late(void *arg)
 {
     struct exchange *x = arg;
@@ -364,7 +364,8 @@ static int lower(int a, int b)
     return a < b ? a : b;
 }
 
-/* Never more than may ever come in at once: a batch of any size is served, if need be one input after the other. */
+/* At most what admission can ever grant at once, so that a batch of any size is served, if necessary one input at a
+ * time. */
 static int in_flight(const struct http_req *req, int n)
 {
     const struct app *app = req->app;
@@ -383,7 +384,7 @@ static void work_read(void *arg)
         x->status = reservation_status(&x->err, 503);
     if (!x->status) return;
     const char *field = x->params.field;
-    embed_params_free(&x->params); /* here, not on the loop */
+    embed_params_free(&x->params); /* freed here rather than on the loop */
     x->params.field = field;
     x->params.shape = x->shape;
 }
@@ -433,7 +434,7 @@ static void handle(struct http_req *req, enum embed_shape shape)
     req->on_close = on_close;
     http_take_body(req, &x->body);
     do_work(x, x->body.len <= BODY_INLINE, work_read, after_read);
-    exchange_unref(x); /* NOLINT(clang-analyzer-unix.Malloc): ours is one of two */
+    exchange_unref(x); /* NOLINT(clang-analyzer-unix.Malloc): one of two references */
 }
 
 void api_embeddings(struct http_req *req)

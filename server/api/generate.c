@@ -1,9 +1,8 @@
 /* POST /generate, /generate_stream and / in TGI's convention.
  *
- * An exchange goes: a place, or refused (admission.h, before any work) -> read and check the parameters -> tokenise
- * (on the pool when long) -> compile the grammar, if one is asked for (on the pool) -> submit, best_of times -> gather,
- * or stream.  It lives from the handler until on_close and until no callback of ours is on the stack: http calls may
- * close it under our feet, hence the count.  Loop thread. */
+ * Steps of an exchange: admission (admission.h, before any work) -> read and check the parameters -> tokenise (on the
+ * pool when long) -> compile the grammar, if requested (on the pool) -> submit, best_of times -> gather, or stream. It
+ * is reference-counted by http and each running callback, because calls of http.h may close it.  Loop thread. */
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
@@ -38,7 +37,7 @@ struct sequence {
 };
 
 struct exchange {
-    int refs; /* the open http exchange, and every callback of ours that is running */
+    int refs; /* the open http exchange, and running callbacks */
     struct app *app;
     struct http_req *req; /* NULL once closed */
     struct admission_handle *handle;
@@ -47,25 +46,25 @@ struct exchange {
     struct generate_params params;
     struct generate_limits limits;
     struct http_body body; /* while it is read on the pool */
-    int status;            /* of reading it; 0: fine */
+    int status;            /* of reading it; 0: no error */
     struct err err;
     struct reservation held; /* for the prompt and the answer */
     struct token_job *job;
     struct grammar_cache_job *compiling;
-    int32_t *prompt; /* owned; from tokenising until it is submitted */
+    int32_t *prompt; /* owned; from tokenising until submission */
     struct sse sse;
-    struct event token;    /* streaming: the last token waits here for the EV_DONE behind it */
+    struct event token;    /* streaming: the last token, kept until the EV_DONE that follows it */
     struct buf out;        /* the whole answer; streaming: one event's JSON */
     struct buf gathered;   /* streaming: the generated text so far */
     size_t gathered_bytes; /* memory of the results, at most */
     int best;              /* of the results */
     int n_sent;
-    bool streaming; /* the head is out */
+    bool streaming; /* the head was sent */
     int n, n_done;
     struct sequence *seqs;             /* n */
     struct generation_result *results; /* n; not used when streaming */
     uint64_t *seeds;                   /* n */
-    uint64_t tokenized;                /* clock_now(); the grammar was asked for then */
+    uint64_t tokenized;                /* clock_now() after tokenising, when compiling the grammar starts */
 };
 
 static void exchange_unref(struct exchange *x)
@@ -103,7 +102,7 @@ static void stop_preparing(struct exchange *x)
     x->compiling = NULL;
 }
 
-/* Answered, refused or not: its places are free for others. */
+/* Answered or refused: releases its admission handle. */
 static void on_answer(struct http_req *req)
 {
     struct exchange *x = req->user;
@@ -111,7 +110,7 @@ static void on_answer(struct http_req *req)
     x->handle = NULL;
 }
 
-/* The exchange is over: answered, or the client left. */
+/* The exchange is over: answered, or the client disconnected. */
 static void on_close(struct http_req *req)
 {
     struct exchange *x = req->user;
@@ -155,7 +154,7 @@ static uint64_t span(uint64_t from, uint64_t to)
     return from && to > from ? to - from : 0;
 }
 
-/* Milliseconds are whole numbers, as TGI sends them. */
+/* Whole milliseconds, as in TGI. */
 static void set_timing_headers(struct exchange *x, const struct generation_result *r)
 {
     struct http_req *req = x->req;
@@ -180,7 +179,7 @@ static const char *failure_text(const struct event *done)
     return done->finish == FINISH_CANCELLED ? "the server is stopping" : done->error ? done->error : "unknown";
 }
 
-/* Its time was over before it had a token. */
+/* @return whether the deadline passed before its first token. */
 static bool is_late(const struct event *done)
 {
     return done->finish == FINISH_TIMEOUT && !done->n_generated;
@@ -278,11 +277,11 @@ static void send_token(struct exchange *x, const struct event *token, const stru
     buf_clear(&x->out);
     answer_put_event(&x->out, &a);
     bool more = sse_send(&x->sse, x->out.data, x->out.len);
-    /* http may have closed the exchange just now; then the gen is cancelled already */
+    /* the write may have closed the exchange, which has then cancelled the gen */
     if (!more && x->seqs[0].gen) bridge_pause(x->seqs[0].gen);
 }
 
-/* An error in mid-stream. */
+/* Sends an error in the middle of the stream. */
 static void send_error(struct exchange *x, const char *text, const char *type)
 {
     buf_clear(&x->out);
@@ -319,7 +318,7 @@ static void on_stream(void *arg, const struct event *ev, const struct event_batc
         end_stream(x, ev, batch);
     } else if (ev->kind == EV_TOKEN) {
         buf_append(&x->gathered, batch->text + ev->text, ev->gen_len);
-        /* a last token is sent with the EV_DONE that follows in the same batch: the totals are there */
+        /* a last token is sent with the EV_DONE that follows in the same batch and has the totals */
         if (ev->finish != FINISH_NONE)
             x->token = *ev;
         else
@@ -384,7 +383,7 @@ static void start_generation(struct exchange *x)
     }
 }
 
-/* g: what the text must be; NULL: anything.  May run before grammar_cache_compile returns. */
+/* g: the grammar of the text; NULL: unconstrained.  May run before grammar_cache_compile returns. */
 static void on_compiled(void *arg, struct grammar *g, const struct err *e)
 {
     struct exchange *x = arg;
@@ -435,13 +434,13 @@ static void on_tokenized(void *arg, const struct tokenization *t)
             for (size_t i = 0; i < n; i++) x->prompt[i] = t->tokens.v[first + i].id;
             struct grammar_cache_job *job =
                 grammar_cache_compile(x->app->grammar_cache, client_id(x->req), &x->params.ask, on_compiled, x);
-            if (job) x->compiling = job; /* else on_compiled has run */
+            if (job) x->compiling = job; /* otherwise on_compiled has already run */
         }
     }
     exchange_unref(x);
 }
 
-/* The fields are read. */
+/* The fields have been read. */
 static void begin(struct exchange *x)
 {
     struct app *app = x->app;
@@ -468,7 +467,7 @@ static void work_read(void *arg)
     struct exchange *x = arg;
     x->status = generate_params_parse(&x->params, x->route, &x->limits, x->body.data, x->body.len, &x->err);
     http_body_free(&x->body);
-    if (x->status) generate_params_free(&x->params); /* here, not on the loop */
+    if (x->status) generate_params_free(&x->params); /* freed here rather than on the loop */
 }
 
 static void after_read(void *arg)
@@ -499,7 +498,7 @@ static void handle(struct http_req *req, enum generate_route route)
     req->on_close = on_close;
     if (req->body_len > BODY_INLINE) {
         http_take_body(req, &x->body);
-        bridge_work(app->bridge, x->client, work_read, after_read, x); /* with our count */
+        bridge_work(app->bridge, x->client, work_read, after_read, x); /* takes over this reference */
         return;
     }
     x->status = generate_params_parse(&x->params, route, &x->limits, req->body, req->body_len, &x->err);
@@ -512,7 +511,7 @@ void api_generate(struct http_req *req)
     handle(req, ROUTE_GENERATE);
 }
 
-/* POST / has three shapes of bodies. */
+/* POST / accepts three kinds of bodies. */
 static void handle_root(struct http_req *req, enum embed_shape shape)
 {
     switch (shape) {

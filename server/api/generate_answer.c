@@ -1,4 +1,4 @@
-/* TGI's JSON, field by field in its own order, so that a diff against a recorded answer is empty. */
+/* TGI's JSON, field by field in its own order, so that answers can be compared byte by byte with recorded ones. */
 #include "server/api/generate_answer.h"
 
 #include "server/json/json.h"
@@ -36,7 +36,7 @@ void answer_put_top(struct buf *out, const struct tokenizer *tk, const struct to
     struct buf text = {0};
     buf_char(out, '[');
     for (int i = 0; i < n; i++) {
-        struct detok d = {.started = true, .mid_context = true}; /* a token alone, as it reads in mid-text */
+        struct detok d = {.started = true, .mid_context = true}; /* one token, decoded as in the middle of a text */
         buf_clear(&text);
         detok_push(&d, tk, top[i].id, &text);
         detok_flush(&d, tk, &text);

@@ -1,5 +1,5 @@
 /* TGI's GenerateRequest: field by field in the order in which TGI checks, with TGI's own messages, and the fields that
- * tandem adds.  Where TGI refuses a value that plainly means "off" (top_p = 1), tandem takes it.  Unknown fields are
+ * tandem adds.  tandem also accepts values that TGI refuses although they mean "off" (top_p = 1).  Unknown fields are
  * ignored, as TGI does. */
 #include "server/api/generate_params.h"
 
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TGI_RESERVE = 1024 /* tokens TGI reserves at a time, known to clients by its length rule */ };
+enum { TGI_RESERVE = 1024 /* TGI's reservation unit, in tokens; visible to clients through its length rule */ };
 
 struct check {
     struct generate_params *p;
@@ -30,8 +30,8 @@ static bool check_best_of(struct check *c)
     return true;
 }
 
-/* Whether the request samples: do_sample, or any parameter that would do nothing otherwise.  The trap: without a
- * `parameters` object the answer is sampled, with one that lacks do_sample it is greedy. */
+/* Decides whether the request samples: do_sample, or any parameter that has an effect only when sampling.  As in TGI,
+ * without a `parameters` object the answer is sampled, but with one that lacks do_sample it is greedy. */
 static bool check_sampling_switch(struct check *c)
 {
     struct sampling_params *s = &c->p->gen.sampling;
@@ -48,7 +48,8 @@ static bool check_sampling_switch(struct check *c)
     return true;
 }
 
-/* Reads the numbers that check_sampling_switch looks at, without judging them: TGI's order of messages. */
+/* Reads the numbers that check_sampling_switch uses, and leaves range checks for later, to keep TGI's order of
+ * errors. */
 static bool read_sampling(struct check *c, bool given[static 4])
 {
     struct sampling_params *s = &c->p->gen.sampling;
@@ -60,7 +61,7 @@ static bool read_sampling(struct check *c, bool given[static 4])
     bool min_p;
     if (!fields_float(&c->f, "min_p", &s->min_p, &min_p)) return false;
     if (given[1] && top_k <= 0)
-        s->top_k = -1; /* judged below */
+        s->top_k = -1; /* checked below */
     else
         s->top_k = top_k > c->lim->vocab ? c->lim->vocab : (int)top_k;
     return true;
@@ -100,7 +101,7 @@ static bool check_sampling(struct check *c)
     if (!check_top_n(c) || !check_details(c)) return false;
     if (given[0] && !(s->temperature > 0))
         return fields_refuse(&c->f, "temperature", "`temperature` must be strictly positive");
-    /* colder than this is greedy already, and hotter is uniform: the engine takes 1e-4 to 1e4 */
+    /* lower is greedy and higher uniform in effect: the engine accepts 1e-4 to 1e4 */
     s->temperature = fields_clamp(s->temperature, 2e-4f, 1e4f);
     if (!fields_penalties(&c->f, s)) return false;
     if (given[2] && !(s->top_p > 0 && s->top_p <= 1))
@@ -152,7 +153,7 @@ static bool check_extras(struct check *c)
            fields_bool(&c->f, "ignore_eos_token", &r->ignore_eos) && fields_bias(&c->f, r, &c->p->bias);
 }
 
-/* What TGI has and tandem does not: said, not ignored, since the text would differ. */
+/* Refuses TGI's fields that tandem does not support, since ignoring them would change the text. */
 static bool check_unsupported(struct check *c)
 {
     bool watermark = false;
@@ -181,7 +182,7 @@ static bool check_inputs(struct generate_params *p, struct request_fields *top)
     return true;
 }
 
-/* Not with `truncate`: there any length is legal, and the bound is the body's. */
+/* Not with `truncate`, which allows any length that fits in the body. */
 static bool check_bytes(const struct generate_params *p, const struct generate_limits *lim, struct request_fields *top)
 {
     if (p->truncate || text_may_fit(p->inputs_len, lim->max_total_tokens, lim->longest_token)) return true;

@@ -1,4 +1,4 @@
-/* What one generation gave, gathered from its events: for answers that are sent whole.  Any one thread. */
+/* The result of one generation, gathered from its events, for answers that are sent whole.  Any one thread. */
 #ifndef TANDEM_SERVER_API_GENERATION_RESULT_H
 #define TANDEM_SERVER_API_GENERATION_RESULT_H
 
@@ -15,7 +15,7 @@ struct generation_token {
 };
 
 struct generation_result {
-    struct generation_token *prompt, *tokens; /* owned; prompt is empty unless prompt_logprobs was asked */
+    struct generation_token *prompt, *tokens; /* owned; prompt is empty unless prompt_logprobs was requested */
     size_t n_prompt, prompt_cap, n_tokens, tokens_cap;
     struct top_token *top; /* owned */
     size_t n_top, top_cap;
@@ -25,11 +25,12 @@ struct generation_result {
     struct event done;    /* the EV_DONE; kind is EV_DONE once it is over */
 };
 
-/* Memory for an event that is then added; false: there is none.  How long an answer becomes, clients choose. */
+/* Allocates the memory for an event before it is added, because clients control the length of an answer.  @return false
+ * when there is none. */
 __attribute__((warn_unused_result)) bool result_room(struct generation_result *, const struct event *);
 /* Bytes that an event adds to a result, at most: its buffers double, and both exist while one is copied. */
 size_t result_event_bytes(const struct event *);
-/* What the answer will take, about, in bytes. */
+/* @return the approximate size of the answer, bytes. */
 size_t result_bytes(const struct generation_result *);
 void result_add(struct generation_result *, const struct event *, const struct event_batch *);
 void result_free(struct generation_result *);

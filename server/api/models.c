@@ -46,7 +46,7 @@ static struct adapter_info *adapters_of(const struct app *app, int *n)
     return v;
 }
 
-/* "The model `x` does not exist: this server has `demo`, `pirate`", as many as there is room for. */
+/* "The model `x` does not exist: this server has `demo`, `pirate`", with as many names as fit. */
 static void say_unknown(const struct app *app, const char *name, struct err *e)
 {
     struct buf names = {0};
@@ -88,7 +88,7 @@ static void put_string(struct buf *out, const char *name, const char *value)
         buf_str(out, "null");
 }
 
-/* parent NULL: the base model.  root is what vLLM's tools take for the model's path. */
+/* parent NULL: the base model.  vLLM's tools use root as the model's path. */
 static void put_model(struct buf *out, const struct app *app, const char *name, const char *parent)
 {
     buf_str(out, "{\"id\":");
@@ -145,7 +145,7 @@ void api_models_get(struct http_req *req)
         reply(req, &out);
         return;
     }
-    say_unknown(app, name, &e); /* what any name would do is not what is there */
+    say_unknown(app, name, &e); /* also a name that only --accept-any-model would accept */
     store_request_put_error(&out, true, 404, "model_not_found", "model", e.msg);
     http_reply(req, 404, "application/json", out.data, out.len);
     buf_free(&out);

@@ -1,4 +1,4 @@
-/* What OpenAI's `model` means here: the base model under its served names, or an adapter by its own.  Loop thread. */
+/* Resolves OpenAI's `model`: the base model under its served names, or an adapter by its own.  Loop thread. */
 #ifndef TANDEM_SERVER_API_MODELS_H
 #define TANDEM_SERVER_API_MODELS_H
 
@@ -11,17 +11,17 @@ struct engine_info;
 struct settings;
 
 struct model_choice {
-    const char *name;    /* as answers are to call it; the request's or the server's string */
+    const char *name;    /* name in answers; the request's or the server's string */
     const char *adapter; /* NULL: the base model */
 };
 
 /* The name the base model is listed under (owned by the caller): the first of --served-model-name, else the model
  * directory's. */
 char *models_base_name(const struct settings *, const struct engine_info *);
-/* One of the names the base model is served under?  No adapter may have it. */
+/* @return whether the base model is served under this name; no adapter may have it. */
 bool models_is_base(const struct settings *, const struct engine_info *, const char *name);
-/* NULL and "" are the base model, and so are "tgi" and "dummy", which Hugging Face's clients send, and with
- * --accept-any-model every name.  False: *e says which names there are, and the answer is 404. */
+/* NULL and "" mean the base model; so do "tgi" and "dummy", which Hugging Face's clients send, and with
+ * --accept-any-model every unknown name.  @return false with the known names in *e, to be answered with 404. */
 bool models_find(const struct app *, const char *name, struct model_choice *, struct err *e);
 
 #endif

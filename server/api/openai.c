@@ -33,7 +33,7 @@
 #include <time.h>
 
 enum {
-    ECHO_MAX = 64 * 1024 * 1024, /* bytes of all prompts in one answer */
+    ECHO_MAX = 64 * 1024 * 1024, /* bytes of all prompts echoed in one answer */
 };
 
 struct exchange;
@@ -42,35 +42,35 @@ struct sequence {
     struct exchange *x;
     struct gen *gen; /* NULL before and after it runs */
     struct choice choice;
-    int index;    /* which choice, in a stream */
-    bool started; /* stream: its first chunk is out */
+    int index;    /* index of the choice in a stream */
+    bool started; /* stream: its first chunk was sent */
 };
 
-/* a prompt as the engine takes it */
+/* a prompt prepared for the engine */
 struct prepared {
     int32_t *ids; /* owned */
     size_t n;
-    struct buf echo; /* what an echo of it says */
+    struct buf echo; /* its text for echo */
     bool thinking;   /* it ends with <think> */
     int max_new_tokens;
 };
 
 struct exchange {
-    int refs; /* the open http exchange, callbacks of ours that are running, work on the pool */
+    int refs; /* the open http exchange, running callbacks, work on the pool */
     struct app *app;
     struct http_req *req; /* NULL once closed */
     struct admission_handle *handle;
-    _Atomic bool gone; /* the same, for the pool; also when it is too late */
+    _Atomic bool gone; /* the pool's flag: closed, or past its deadline */
     uint64_t client;
     enum openai_route route;
     struct openai_params params;
     struct openai_limits limits;
     struct http_body body; /* while it is read on the pool */
     size_t body_len;
-    int status; /* of reading it; 0: fine */
+    int status; /* of reading it; 0: no error */
     struct err err;
     const char *param;
-    struct reservation held; /* for prompts and answer; the pool's while it prepares */
+    struct reservation held; /* for prompts and answer; owned by the pool while it prepares */
     size_t gathered_bytes;   /* memory of the choices, at most */
     struct openai_head head;
     char id[REQUEST_ID_MAX + 16];
@@ -80,7 +80,7 @@ struct exchange {
     struct err failed;        /* of preparing */
     const char *failed_param;
     struct grammar_cache_job *compiling;
-    uint64_t asked;          /* clock_now(), for it */
+    uint64_t asked;          /* clock_now() of the start of compiling */
     struct grammar *grammar; /* held until the sequences are submitted */
 
     struct sequence *seqs; /* n, prompt by prompt */
@@ -120,7 +120,7 @@ static void cancel_all(struct exchange *x)
     }
 }
 
-/* Answered, refused or not: its places are free for others. */
+/* Answered or refused: releases its admission handle. */
 static void on_answer(struct http_req *req)
 {
     struct exchange *x = req->user;
@@ -128,7 +128,7 @@ static void on_answer(struct http_req *req)
     x->handle = NULL;
 }
 
-/* The exchange is over: answered, or the client left. */
+/* The exchange is over: answered, or the client disconnected. */
 static void on_close(struct http_req *req)
 {
     struct exchange *x = req->user;
@@ -153,7 +153,7 @@ static void reply_error(struct exchange *x, int status, const char *code, const 
     buf_free(&out);
 }
 
-/* A generation that did not come to its end. */
+/* Appends the error of a generation that failed. */
 static void put_failure(struct buf *out, const struct event *done)
 {
     struct err e = {0};
@@ -171,7 +171,7 @@ static bool has_failed(const struct event *done)
     return done->finish == FINISH_ERROR || done->finish == FINISH_CANCELLED;
 }
 
-/* Now its time was over before any of its sequences had a token. */
+/* @return whether, with this event, the deadline has passed before any sequence had a token. */
 static bool all_late(struct exchange *x, const struct event *done)
 {
     x->n_late += done->finish == FINISH_TIMEOUT && !done->n_generated;
@@ -180,7 +180,7 @@ static bool all_late(struct exchange *x, const struct event *done)
 
 /* ---- the whole answer ------------------------------------------------------------------------------------------ */
 
-/* What one sequence used; of a prompt's sequences the first counts for the prompt. */
+/* Adds the tokens of one sequence; the prompt is counted once, with its first sequence. */
 static void add_usage(struct exchange *x, const struct sequence *seq, const struct event *done)
 {
     x->usage.completion += x->params.nothing_wanted ? 0 : done->n_generated;
@@ -194,8 +194,8 @@ static int by_score(const void *a, const void *b)
     return d > 0 ? 1 : d < 0 ? -1 : *x < *y ? -1 : *x > *y;
 }
 
-/* The n likeliest of every prompt's best_of sequences, in that order; all of them as they are where n is best_of. Maybe
- * on a pool thread: every sequence is over. */
+/* Orders the answer: the n likeliest of every prompt's best_of sequences, best first; in order of index where n is
+ * best_of.  May run on a pool thread, because every sequence is over. */
 static void work_render(void *arg)
 {
     struct exchange *x = arg;
@@ -370,7 +370,7 @@ static int submit_prompt(struct exchange *x, int p, struct err *e)
     return 0;
 }
 
-/* The lengths of all prompts, before any of them is submitted; false: refused. */
+/* Checks the lengths of all prompts before any is submitted.  @return false when refused. */
 static bool fit_prompts(struct exchange *x)
 {
     struct err e = {0};
@@ -424,7 +424,7 @@ static void start_generation(struct exchange *x)
     }
 }
 
-/* May run before grammar_cache_compile returns: then there is no handle to forget. */
+/* May run before grammar_cache_compile returns: then there is no job handle to clear. */
 static void on_compiled(void *arg, struct grammar *g, const struct err *e)
 {
     struct exchange *x = arg;
@@ -436,7 +436,7 @@ static void on_compiled(void *arg, struct grammar *g, const struct err *e)
         reply_error(x, e->code == ERR_UNSUPPORTED ? 422 : 400, "invalid_value", x->params.ask.field, e->msg);
     else
         start_generation(x);
-    x->grammar = NULL; /* the engine holds its own */
+    x->grammar = NULL; /* the engine has its own reference */
     exchange_unref(x);
 }
 
@@ -475,7 +475,7 @@ static void prepare_prompt(struct exchange *x, const struct openai_prompt *p, st
     if (!reserve(&x->held, (p->len + 1) * sizeof *out->ids, "the prompt's tokens", &x->failed)) return;
     out->ids = mem_array(p->len + 1, sizeof *out->ids);
     for (; id; id = id->next) out->ids[out->n++] = (int32_t)id->valuedouble;
-    keep_last(out, (size_t)x->params.truncate); /* what is decoded is bounded */
+    keep_last(out, (size_t)x->params.truncate); /* bounds the text to decode */
     if (x->params.echo && reserve(&x->held, 2 * out->n * x->limits.longest_token + 16, "the prompt's echo", &x->failed))
         tokenizer_decode(tk, out->ids, out->n, !x->params.keep_special, &out->echo);
 }
@@ -485,7 +485,7 @@ static void prepare_chat(struct exchange *x, struct prepared *out)
     const struct chat_format *chat = &x->app->chat;
     struct buf page = {0};
     buf_str(&page, "");
-    /* a template writes its own begin-of-text */
+    /* a template writes the begin-of-text token itself */
     bool special = x->params.add_special || chat->plain;
     if (chat_render(chat, &x->params, x->body_len, &page, &x->failed) == 0)
         tokenize(x, page.data, page.len, special, out);
@@ -493,7 +493,7 @@ static void prepare_chat(struct exchange *x, struct prepared *out)
     buf_free(&page);
 }
 
-/* The grammar of a call that is demanded, made of copies of the tools. */
+/* Builds the grammar of a required call, from copies of the tools. */
 static void prepare_tools(struct exchange *x)
 {
     struct reservation copies = {0};
@@ -504,7 +504,7 @@ static void prepare_tools(struct exchange *x)
     reservation_free(&copies);
 }
 
-/* Maybe on a pool thread: touches params, prompts, held and failed only. */
+/* May run on a pool thread: uses only params, prompts, held and failed. */
 static void prepare(void *arg)
 {
     struct exchange *x = arg;
@@ -535,7 +535,7 @@ static void on_prepared(void *arg)
         x->asked = clock_now();
         struct grammar_cache_job *job =
             grammar_cache_compile(x->app->grammar_cache, client_id(x->req), &x->params.ask, on_compiled, x);
-        if (job) x->compiling = job; /* else on_compiled has run */
+        if (job) x->compiling = job; /* otherwise on_compiled has already run */
     }
     exchange_unref(x);
 }
@@ -546,7 +546,7 @@ static void make_id(struct exchange *x)
 {
     const char *lead = x->route == OPENAI_CHAT ? "chatcmpl" : "cmpl";
     snprintf(x->id, sizeof x->id, "%s-%s", lead, x->req->id);
-    http_set_id(x->req, x->id); /* so that both name it, unless the client has named it */
+    http_set_id(x->req, x->id); /* the answer's id is also the request id, unless the client sent one */
     x->head = (struct openai_head){
         .route = x->route,
         .params = &x->params,
@@ -556,7 +556,7 @@ static void make_id(struct exchange *x)
     };
 }
 
-/* The model, and whether it can chat.  True when the exchange may go on. */
+/* Finds the model and checks that it supports chat.  @return true when the exchange may continue. */
 static bool find_model(struct exchange *x)
 {
     const struct chat_format *chat = &x->app->chat;
@@ -596,7 +596,7 @@ static void begin(struct exchange *x)
     }
 }
 
-/* The fields are read. */
+/* The fields have been read. */
 static void begin_read(struct exchange *x)
 {
     int n = x->params.n_prompts * x->params.best_of;
@@ -618,7 +618,7 @@ static void work_read(void *arg)
     http_body_free(&x->body);
     const char *code = x->params.code;
     if (!x->status) return;
-    openai_params_free(&x->params); /* here, not on the loop */
+    openai_params_free(&x->params); /* freed here rather than on the loop */
     x->params.code = code;
 }
 
@@ -635,7 +635,7 @@ static void handle(struct http_req *req, enum openai_route route)
     struct admission_handle *handle = admission_enter(req);
     if (!handle) return;
     struct exchange *x = mem_zalloc(sizeof *x);
-    int places = app->info->max_seqs + app->set->max_queue; /* all texts are queued at once */
+    int places = app->info->max_seqs + app->set->max_queue; /* all sequences are queued at once */
     *x = (struct exchange){.refs = 2,
                            .app = app,
                            .req = req,
@@ -654,12 +654,12 @@ static void handle(struct http_req *req, enum openai_route route)
     req->on_close = on_close;
     if (req->body_len > BODY_INLINE) {
         http_take_body(req, &x->body);
-        bridge_work(app->bridge, x->client, work_read, after_read, x); /* with our count */
+        bridge_work(app->bridge, x->client, work_read, after_read, x); /* takes over this reference */
         return;
     }
     x->status = openai_params_parse(&x->params, route, &x->limits, req->body, req->body_len, &x->err, &x->param);
     begin_read(x);
-    exchange_unref(x); /* NOLINT(clang-analyzer-unix.Malloc): ours is one of two */
+    exchange_unref(x); /* NOLINT(clang-analyzer-unix.Malloc): one of two references */
 }
 
 void api_completions(struct http_req *req)

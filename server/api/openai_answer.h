@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-/* what every object of one answer says */
+/* fields common to every object of one answer */
 struct openai_head {
     enum openai_route route;
     const struct openai_params *params;
@@ -23,7 +23,7 @@ struct openai_usage {
 
 enum openai_chunk {
     CHUNK_ROLE, /* chat: the first of a choice */
-    CHUNK_TEXT, /* what choice_clear drops; completions: with finish_reason when it is over */
+    CHUNK_TEXT, /* the text that choice_clear then drops; completions: with finish_reason when it is over */
     CHUNK_END,  /* chat: finish_reason */
 };
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TOOLS_MAX = 128 /* as OpenAI has it */ };
+enum { TOOLS_MAX = 128 /* OpenAI's limit */ };
 
 struct check {
     struct openai_params *p;
@@ -19,7 +19,7 @@ struct check {
 
 /* ---- sampling -------------------------------------------------------------------------------------------------- */
 
-/* generation_config.json's, as vLLM has it; an explicit field wins. */
+/* Defaults from generation_config.json, as in vLLM; explicit fields override them. */
 static void set_defaults(struct openai_params *p, const struct engine_info *m)
 {
     *p = (struct openai_params){
@@ -55,10 +55,10 @@ static bool check_sampling(struct check *c)
     if (!(s->min_p >= 0 && s->min_p <= 1)) return fields_refuse(f, "min_p", "`min_p` must be >= 0 and <= 1");
     if (!(s->typical_p > 0 && s->typical_p <= 1))
         return fields_refuse(f, "typical_p", "`typical_p` must be > 0 and <= 1");
-    /* colder than this is greedy already, and hotter is uniform: the engine takes 1e-4 to 1e4 */
+    /* lower is greedy and higher uniform in effect: the engine accepts 1e-4 to 1e4 */
     s->sample = s->temperature > 0;
     s->temperature = fields_clamp(s->temperature, 2e-4f, 1e4f);
-    s->top_p = fields_clamp(s->top_p, 1e-6f, 1); /* 0, which OpenAI takes: the likeliest token alone */
+    s->top_p = fields_clamp(s->top_p, 1e-6f, 1); /* 0, which OpenAI accepts: only the likeliest token */
     s->top_k = top_k < 1 ? 0 : top_k > c->lim->info->vocab ? c->lim->info->vocab : (int)top_k;
     return fields_penalties(f, s);
 }
@@ -177,7 +177,7 @@ static bool add_prompt(struct check *c, const cJSON *item, int i)
                              c->lim->info->max_total_tokens, v->len);
     }
     *v = (struct openai_prompt){.ids = item->child, .len = (size_t)cJSON_GetArraySize(item)};
-    if (v->len > (size_t)c->lim->info->max_total_tokens && !p->truncate) { /* not decoded in vain */
+    if (v->len > (size_t)c->lim->info->max_total_tokens && !p->truncate) { /* too long for any model input */
         p->code = "context_length_exceeded";
         return fields_refuse(&c->f, "prompt",
                              "This model's maximum context length is %d tokens. However, your prompt has %zu.",
@@ -228,7 +228,7 @@ static bool check_tool(struct check *c, const cJSON *tool, int i)
     return true;
 }
 
-/* The tool of that name; -1: there is none. */
+/* @return the index of the tool of that name; -1: none. */
 static int find_tool(const struct openai_params *p, const char *name)
 {
     for (int i = 0; name && i < p->n_tools; i++)
@@ -246,7 +246,7 @@ static bool demand_tool(struct check *c, const char *name)
     return true;
 }
 
-/* The words of OpenAI; any other text is a tool's name, as TGI has it. */
+/* OpenAI's keywords; any other text is a tool's name, as in TGI. */
 static bool check_choice_word(struct check *c, const char *word)
 {
     static const char *const names[] = {"none", "auto", "required"};
@@ -265,7 +265,7 @@ static bool check_choice_word(struct check *c, const char *word)
     return true;
 }
 
-/* The function's name in {"type": "function", "function": {"name": ...}}; NULL: another shape. */
+/* The function's name in {"type": "function", "function": {"name": ...}}; NULL: malformed. */
 static const char *function_name(const cJSON *tool)
 {
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(tool, "type");
@@ -274,11 +274,11 @@ static const char *function_name(const cJSON *tool)
         cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(tool, "function"), "name"));
 }
 
-/* Takes the tools that are not in allowed (p->n_tools) out of the request: the template does not show them, so the
- * model does not call them where nothing constrains it. */
+/* Removes the tools that are not in allowed (p->n_tools) from the request: the template then does not show them, so
+ * that the model does not call them when unconstrained. */
 static void keep_tools(struct openai_params *p, const bool *allowed)
 {
-    cJSON *tools = (cJSON *)(uintptr_t)p->tools, *next; /* the tree is ours */
+    cJSON *tools = (cJSON *)(uintptr_t)p->tools, *next; /* the tree is owned by p */
     int kept = 0, i = 0;
     for (cJSON *t = tools->child; t; t = next, i++) {
         next = t->next;
@@ -358,7 +358,7 @@ static bool check_tools(struct check *c)
     return fields_bool(&c->f, "parallel_tool_calls", &p->parallel_tool_calls);
 }
 
-/* chat_template_kwargs, with what else templates know by a name of its own */
+/* chat_template_kwargs, and the top-level fields that are passed to templates */
 static bool check_template(struct check *c)
 {
     struct openai_params *p = c->p;
@@ -389,7 +389,7 @@ static bool check_chat(struct check *c)
     if (!messages) return fields_refuse(&c->f, "messages", "messages: the field is missing");
     if (!cJSON_IsArray(messages)) return fields_refuse(&c->f, "messages", "messages: expected an array");
     if (!messages->child) return fields_refuse(&c->f, "messages", "messages: the list is empty");
-    p->messages = (cJSON *)(uintptr_t)messages; /* the tree is ours */
+    p->messages = (cJSON *)(uintptr_t)messages; /* the tree is owned by p */
     if (chat_messages_check(p->messages, c->f.e)) {
         c->f.param = "messages";
         return false;
@@ -399,7 +399,8 @@ static bool check_chat(struct check *c)
 
 /* ---- the whole ------------------------------------------------------------------------------------------------- */
 
-/* What others have and tandem does not: said, not ignored, since the text would differ.  "Off" is no wish. */
+/* Refuses fields of other servers that tandem does not support, since ignoring them would change the text.  Values that
+ * mean "off" are accepted. */
 static bool check_unsupported(struct check *c)
 {
     static const char *const names[] = {"suffix",        "use_beam_search",   "bad_words",         "allowed_token_ids",
@@ -431,7 +432,7 @@ static bool check_output(struct check *c)
     return true;
 }
 
-/* The ask's messages begin with the field at fault. */
+/* Error messages of a constraint begin with the field at fault. */
 static bool check_constraint(struct check *c)
 {
     if (constraint_read_openai(&c->p->ask, c->p->tree, c->f.e)) return true;

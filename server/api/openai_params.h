@@ -1,6 +1,6 @@
-/* The bodies of POST /v1/completions and /v1/chat/completions: read, checked, and turned into what the engine takes.
- * OpenAI's fields and those that vLLM adds; a field that is null counts as absent, an unknown one is ignored, one that
- * would change the text and cannot be honoured is refused by name.  Pure: any thread. */
+/* The bodies of POST /v1/completions and /v1/chat/completions: reads and checks them, and converts them to a
+ * gen_request. OpenAI's fields and vLLM's additions.  A null field counts as absent, an unknown one is ignored, and an
+ * unsupported one that would change the text is refused by name.  Pure: any thread. */
 #ifndef TANDEM_SERVER_API_OPENAI_PARAMS_H
 #define TANDEM_SERVER_API_OPENAI_PARAMS_H
 
@@ -37,7 +37,7 @@ enum tool_choice { TOOL_CHOICE_NONE, TOOL_CHOICE_AUTO, TOOL_CHOICE_REQUIRED, TOO
 
 struct openai_params {
     cJSON *tree;      /* owned; the strings below point into it */
-    const char *code; /* of a refusal, for OpenAI's error shape; static */
+    const char *code; /* error code of a refusal, in OpenAI's format; static */
     const char *model;
     bool stream, include_usage, continuous_usage;
     bool echo;
@@ -50,13 +50,13 @@ struct openai_params {
     bool has_seed;
     int64_t max_tokens; /* 0: not given */
     const char *max_tokens_field;
-    int64_t truncate;   /* keep the last so many tokens of a prompt; 0: not asked */
+    int64_t truncate;   /* number of last tokens of a prompt to keep; 0: all */
     int64_t timeout_ms; /* 0: none */
 
     struct openai_prompt *prompts; /* (n_prompts), owned; completions */
     int n_prompts;                 /* chat: 1 */
 
-    cJSON *messages;         /* chat; put in order by chat_messages_check */
+    cJSON *messages;         /* chat; normalised by chat_messages_check */
     const cJSON *tools;      /* NULL: none, or tool_choice none */
     cJSON *template_kwargs;  /* NULL: none */
     struct reservation held; /* for template_kwargs */
@@ -70,18 +70,18 @@ struct openai_params {
 
     int64_t prompt_entries; /* log-probabilities of prompts in the answer, as openai_params_fit counts them */
 
-    struct gen_request gen; /* filled but for prompt, max_new_tokens, seed, grammar and user; points into this struct */
+    struct gen_request gen; /* filled except prompt, max_new_tokens, seed, grammar and user; points into this struct */
     const char *stop[ENGINE_STOP_MAX];
     int32_t stop_ids[ENGINE_STOP_MAX];
     struct logit_bias *bias; /* owned */
 };
 
-/* 0, or the HTTP status of the refusal with its message in *e and the field at fault in *param (NULL: none).  Free with
- * openai_params_free in both cases. */
+/* @return 0, or the HTTP status of the refusal with its message in *e and the field at fault in *param (NULL: none).
+ * Free with openai_params_free in both cases. */
 int openai_params_parse(struct openai_params *, enum openai_route, const struct openai_limits *, const char *body,
                         size_t len, struct err *e, const char **param);
-/* The rules about lengths for a prompt of n tokens, once for each; sets gen.n_prompt and gen.max_new_tokens for it.  As
- * above. */
+/* Applies the length rules to a prompt of n tokens; call it once for each.  Sets gen.n_prompt and gen.max_new_tokens
+ * for it.  As above. */
 int openai_params_fit(struct openai_params *, enum openai_route, const struct openai_limits *, size_t n, struct err *e,
                       const char **param);
 void openai_params_free(struct openai_params *);

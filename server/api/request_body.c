@@ -1,4 +1,4 @@
-/* Bodies of JSON and the memory they take (request_body.h). */
+/* JSON bodies and their memory (request_body.h). */
 #include "server/api/request_body.h"
 
 #include "server/access/admission.h"

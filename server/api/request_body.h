@@ -1,5 +1,5 @@
-/* What the routes that take JSON do with a body: where it is read, what tokenising it may take, and the answer when
- * there is no memory for it. */
+/* Handling of JSON bodies: the thread that parses them, the memory for tokenising, and the answer when memory is
+ * short. */
 #ifndef TANDEM_SERVER_API_REQUEST_BODY_H
 #define TANDEM_SERVER_API_REQUEST_BODY_H
 
@@ -13,14 +13,13 @@ struct app;
 struct bridge;
 struct http_req;
 
-/* A longer body is parsed and checked on the thread pool: the loop's work may not grow with what clients send. */
+/* A longer body is parsed and checked on the thread pool: the loop's work must not grow with the size of requests. */
 enum { BODY_INLINE = 16 * 1024 };
 
-/* Answers 413 or 503 (with Retry-After, counted) where e says that there is no memory; false: it says something else.
- */
+/* Answers 413 or 503 (with Retry-After, counted) if e is about memory.  @return false when it is another error. */
 bool body_reply_memory(struct app *, struct http_req *, const struct err *e);
 
-/* json_free, of a large tree on the pool. */
+/* As json_free, but frees a large tree on the pool. */
 void body_free_json(struct bridge *, uint64_t client, cJSON *);
 
 #endif

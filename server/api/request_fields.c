@@ -21,7 +21,7 @@ bool fields_few(const cJSON *obj, struct err *e)
     return false;
 }
 
-/* A getter ran: an error is this field's unless there was one before. */
+/* After a getter: attributes a new error to this field. */
 static bool settle(struct request_fields *f, const char *name)
 {
     if (!f->e->code) return true;
@@ -112,7 +112,7 @@ bool fields_penalties(struct request_fields *f, struct sampling_params *s)
     if (!fields_float(f, "repetition_penalty", &s->repetition, &given)) return false;
     if (given && !(s->repetition > 0))
         return fields_refuse(f, "repetition_penalty", "`repetition_penalty` must be strictly positive");
-    /* the engine's range; beyond it products of logits leave the floats, and nothing changes any more */
+    /* the engine's range; beyond it the scaled logits overflow a float, and the result no longer changes */
     s->repetition = fields_clamp(s->repetition, 1e-3f, 1e3f);
     if (!fields_float(f, "frequency_penalty", &s->frequency, NULL)) return false;
     if (!(s->frequency >= -2 && s->frequency <= 2))

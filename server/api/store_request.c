@@ -1,4 +1,4 @@
-/* Requests carried to the store thread and back (store_request.h). */
+/* Passes requests to the store thread and back (store_request.h). */
 #include "server/api/store_request.h"
 
 #include "engine/base/mem.h"
@@ -103,7 +103,7 @@ static void on_close(struct http_req *req)
 static int on_run(struct store_work *w, struct db *db)
 {
     struct store_request *c = (struct store_request *)w;
-    c->status = 200; /* it may be run again, alone, when a batch of works fails */
+    c->status = 200; /* run is repeated, alone, when a batch of works fails */
     buf_clear(&c->out);
     c->run(c, db);
     return c->status >= 400;
@@ -112,7 +112,7 @@ static int on_run(struct store_work *w, struct db *db)
 static void on_settle(struct store_work *w, struct db *db)
 {
     struct store_request *c = (struct store_request *)w;
-    /* what went wrong in the database is not the client's fault: the reason is the operator's to read */
+    /* a database error is not the client's fault; the reason helps the operator */
     if (w->e.code) store_request_fail(c, 507, "storage", NULL, "the request could not be stored: %s", w->e.msg);
     if (c->settle) c->settle(c, db);
 }
@@ -126,7 +126,7 @@ static void on_done(struct store_work *w)
         struct http_req *req = c->req;
         req->on_close = NULL;
         if (c->header_name[0]) http_set_header(req, c->header_name, c->header_value);
-        /* a full disk or a conflict does not go away by asking again at once */
+        /* an immediate retry does not help against a full disk or a conflict */
         if (c->openai && (c->status == 409 || (c->status >= 500 && c->status != 503)))
             http_set_header(req, "x-should-retry", "false");
         http_reply(req, c->status, c->type, c->out.data, c->out.len);

@@ -1,4 +1,4 @@
-/* POST /tokenize and /detokenize: TGI's and vLLM's, told apart by the field that holds the text.
+/* POST /tokenize and /detokenize: TGI's and vLLM's, distinguished by the field with the text.
  *
  *   {"inputs": TEXT}     TGI:  [{"id","text","start","stop"}], offsets in characters
  *   {"prompt": TEXT}     vLLM: {"count","max_model_len","tokens","token_strs"}
@@ -26,7 +26,7 @@
 #include <string.h>
 
 enum {
-    DETOKENIZE_BYTES = 4 * 1024 * 1024, /* more ids than the model takes may spell so much text */
+    DETOKENIZE_BYTES = 4 * 1024 * 1024, /* limit of the text for more ids than the model's context */
     TEXT_CHUNK = REPLY_CHUNK_BYTES / 2, /* bytes of text per chunk, before it is escaped */
 };
 
@@ -35,17 +35,17 @@ struct exchange {
     struct http_req *req; /* NULL once closed */
     const struct app *app;
     _Atomic bool gone; /* closed, for the pool */
-    bool working;      /* the pool, or the handler, has it: who closes does not free it */
+    bool working;      /* the pool or the handler uses it, so on_close must not free it */
     struct http_body body;
     size_t body_len;
-    void (*read)(struct exchange *, struct json_at *top); /* any thread: the body's object; top->e says what is wrong */
-    int status;                                           /* of the refusal; 0: fine */
+    void (*read)(struct exchange *, struct json_at *top); /* any thread: reads the body's object; errors in top->e */
+    int status;                                           /* of the refusal; 0: no error */
     struct err e;
-    struct reservation held; /* for what is below */
+    struct reservation held; /* for the fields below */
     struct tokens tokens;    /* /tokenize */
     struct buf text;         /* its text, for TGI's answer; /detokenize: the text */
     bool vllm, strings;
-    /* where the answer is */
+    /* progress of writing the answer */
     reply_chunk_fn *write;
     struct incremental_reply reply;
     size_t next;
@@ -130,7 +130,7 @@ static void begin(struct http_req *req, void (*read)(struct exchange *, struct j
     }
 }
 
-/* The body's object, which has the field. */
+/* @return whether the body is an object with the field. */
 static bool is_object(struct json_at *top, const char *field)
 {
     if (cJSON_IsObject(top->obj)) return true;
@@ -140,7 +140,8 @@ static bool is_object(struct json_at *top, const char *field)
 
 /* ---- /tokenize: the answer ------------------------------------------------------------------------------------- */
 
-/* Where character `index` begins, from a place known before; offsets of neighbouring tokens are near each other. */
+/* @return the byte offset of character `index`, searched from the cursor, because neighbouring tokens are close
+ * together. */
 static size_t seek_character(const struct buf *text, struct text_cursor *c, size_t index)
 {
     while (c->index < index && c->byte < text->len) {
@@ -197,7 +198,7 @@ static bool write_vllm(void *arg, struct buf *out)
         x->next = x->strings ? 0 : t->n;
         buf_str(out, x->strings ? "],\"token_strs\":[" : "],\"token_strs\":null");
     }
-    for (; x->next < t->n && out->len < REPLY_CHUNK_BYTES; x->next++) { /* as the vocabulary spells them */
+    for (; x->next < t->n && out->len < REPLY_CHUNK_BYTES; x->next++) { /* the vocabulary's spellings */
         const char *s = tokenizer_spelling(tk, t->v[x->next].id);
         if (x->next) buf_char(out, ',');
         json_put_string(out, s ? s : "", s ? strlen(s) : 0);
@@ -223,7 +224,7 @@ static void encode(struct exchange *x, const char *text, size_t n, bool special)
     if (rc) err_set(&x->e, rc, "%s%s", reservation_status(&e, 0) ? "" : "tokenizer error ", e.msg);
 }
 
-/* The fields that say how a conversation is rendered; false: *top->e says what is wrong. */
+/* Reads the fields that control how a conversation is rendered.  @return false with *top->e. */
 static bool read_chat(struct exchange *x, struct json_at *top, const cJSON *messages, struct chat_input *in,
                       bool *special)
 {
@@ -239,13 +240,13 @@ static bool read_chat(struct exchange *x, struct json_at *top, const cJSON *mess
     json_get_object(top, "chat_template_kwargs", &in->extra);
     in->messages = messages;
     in->adapt = true;
-    *special = *special || chat->plain; /* a template writes its own begin-of-text */
+    *special = *special || chat->plain; /* a template writes the begin-of-text token itself */
     if (top->e->code) return false;
     if (!messages->child) return err_set(top->e, ERR_INVALID, "messages: the list is empty"), false;
     if (!chat->template && !chat->plain) return err_set(top->e, ERR_UNSUPPORTED, "%s", chat->reason), false;
     if (in->continue_final_message && in->add_generation_prompt)
         return err_set(top->e, ERR_INVALID, "continue_final_message: not with add_generation_prompt"), false;
-    return chat_messages_check((cJSON *)(uintptr_t)messages, top->e) == 0; /* the tree is ours */
+    return chat_messages_check((cJSON *)(uintptr_t)messages, top->e) == 0; /* the tree is owned here */
 }
 
 static void tokenize_chat(struct exchange *x, struct json_at *top, const cJSON *messages)
@@ -290,7 +291,7 @@ void api_tokenize(struct http_req *req)
 
 /* ---- /detokenize ----------------------------------------------------------------------------------------------- */
 
-/* The ids, owned by the caller, who has reserved `held` for them; NULL and *e.  most: no more than so many. */
+/* @return the ids, owned by the caller with their reservation in *held; NULL and *e.  most: limit on their number. */
 static int32_t *read_list(struct json_at *top, int vocab, size_t most, size_t *n, struct reservation *held)
 {
     const cJSON *list = NULL;
@@ -328,7 +329,7 @@ static void read_ids(struct exchange *x, struct json_at *top)
     if (!is_object(top, "tokens")) return;
     json_get_bool(top, "skip_special_tokens", &skip);
     int32_t *ids = top->e->code ? NULL : read_list(top, app->info->vocab, most > context ? most : context, &n, &held);
-    /* twice: a buffer that doubles */
+    /* twice: the buffer doubles */
     if (ids && reserve(&x->held, 2 * n * app->longest_token + 16, "the text", top->e)) {
         tokenizer_decode(engine_tokenizer(app->engine), ids, n, skip, &x->text);
         if (x->text.cap < x->held.bytes) reservation_shrink(&x->held, x->held.bytes - x->text.cap);
@@ -337,7 +338,7 @@ static void read_ids(struct exchange *x, struct json_at *top)
     reservation_free(&held);
 }
 
-/* A part of a text that ends with a character, escaped. */
+/* Appends a part of a text, escaped; it ends at a character boundary. */
 static void put_part(struct buf *out, const char *s, size_t n)
 {
     size_t at = out->len;

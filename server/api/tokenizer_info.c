@@ -1,8 +1,8 @@
-/* GET /tokenizer_info: what vLLM's route of that name tells of the tokenizer, for clients that have no copy of it
- * (lm-eval's remote tokenizer).
+/* GET /tokenizer_info: vLLM's description of the tokenizer, for clients that have no copy of it (lm-eval's remote
+ * tokenizer).
  *
  * The fields are those of the model's tokenizer_config.json, special tokens as their texts; bos_token, eos_token and
- * pad_token are always there, and chat_template is the template in use.  Made once, while the model loads. */
+ * pad_token are always present, and chat_template is the template in use.  Built once, while the model loads. */
 #include "server/api/tokenizer_info.h"
 #include "engine/base/file.h"
 #include "engine/base/log.h"
@@ -19,7 +19,7 @@
 
 enum { FILE_MAX = 64 << 20 };
 
-/* The object in the file, or an empty one. */
+/* @return the object in the file, or an empty one. */
 static cJSON *read_object(const char *dir, const char *name)
 {
     struct err e = {0};
@@ -38,8 +38,7 @@ static cJSON *read_object(const char *dir, const char *name)
     return tree ? tree : cJSON_CreateObject();
 }
 
-/* Added tokens are written as objects with a content: the content takes their place.  As deep as json_parse let it be.
- */
+/* Replaces added tokens, which are objects with a content, by that content.  Recursion is bounded by json_parse. */
 static void flatten_tokens(cJSON *parent)
 {
     cJSON *next;
@@ -61,8 +60,8 @@ static void set_item(cJSON *object, const char *name, cJSON *item)
     cJSON_AddItemToObject(object, name, item);
 }
 
-/* The token of that name: tokenizer_config.json's, else special_tokens_map.json's, else the spelling of id; null where
- * there is none (id -1). */
+/* Sets the token of that name: from tokenizer_config.json, else special_tokens_map.json, else the spelling of id; null
+ * when there is none (id -1). */
 static void set_token(cJSON *info, const cJSON *map, const char *name, const struct tokenizer *tk, int32_t id)
 {
     const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(info, name));
@@ -81,7 +80,7 @@ void tokenizer_info_load(struct app *app, struct engine *engine)
     const char *source = chat_template_source(app->chat.template, &n);
     flatten_tokens(info);
     flatten_tokens(map);
-    cJSON_DeleteItemFromObjectCaseSensitive(info, "vocab_file"); /* paths of whoever saved it */
+    cJSON_DeleteItemFromObjectCaseSensitive(info, "vocab_file"); /* paths on the machine that saved it */
     cJSON_DeleteItemFromObjectCaseSensitive(info, "merges_file");
     set_token(info, map, "bos_token", tk, -1);
     set_token(info, map, "eos_token", tk, m->n_eos ? m->eos[0] : -1);

@@ -5,7 +5,7 @@
 struct app;
 struct engine;
 
-/* Reads what the route answers.  Pool thread, once, after chat_open. */
+/* Builds the route's answer.  Pool thread, once, after chat_open. */
 void tokenizer_info_load(struct app *, struct engine *);
 
 #endif

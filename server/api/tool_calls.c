@@ -1,5 +1,6 @@
-/* The tool call parser (tool_calls.h).  Two machines: the text, with marks and white space that may have to be held
- * back; and within it a call's object, which json_scan checks byte by byte while its members are picked out. */
+/* The tool call parser (tool_calls.h).  Two state machines: one for the text, which buffers marks and white space that
+ * may belong to a call; and within it one for a call's object, which json_scan checks byte by byte while its members
+ * are extracted. */
 #include "server/api/tool_calls.h"
 
 #include "engine/base/check.h"
@@ -20,19 +21,19 @@ enum member { MEMBER_NONE, MEMBER_NAME, MEMBER_ARGUMENTS, MEMBER_TYPE, MEMBER_ID
 
 enum { KEY_MAX = 16, NAME_LITERAL_MAX = 6 * TOOL_NAME_MAX + 2 }; /* \u00xx for each byte, and the quotes */
 
-/* The object that may be a call. */
+/* An object that may be a call. */
 struct candidate {
     struct json_scan scan;
-    bool marked;    /* behind a mark: it need not name a known tool */
-    bool announced; /* TOOL_BEGIN was handed out; only with stream */
+    bool marked;    /* after a mark: may name an unknown tool */
+    bool announced; /* TOOL_BEGIN was emitted; only with stream */
     bool in_key;
-    char key[KEY_MAX]; /* of the member being read, as it is written */
+    char key[KEY_MAX]; /* raw key of the member being read */
     int key_len;
     enum member member;                 /* whose value is being read */
     unsigned seen;                      /* bit for each enum member */
     size_t value_at;                    /* where in `held` that value began */
-    bool given;                         /* the arguments have begun, and are no null */
-    size_t arguments_at, arguments_end; /* in `held`: what was not handed out */
+    bool given;                         /* the arguments have begun, and are not null */
+    size_t arguments_at, arguments_end; /* in `held`: the part not yet emitted */
     size_t size;                        /* bytes so far */
     char *name;                         /* owned; NULL: not known yet */
 };
@@ -40,16 +41,16 @@ struct candidate {
 struct tool_parser {
     enum tool_format format;
     bool stream;
-    const char *const *names; /* the config's */
+    const char *const *names; /* from the config */
     int n_names, calls;
 
     struct buf held; /* text that may be part of a call: white space, then a mark, then an object */
-    size_t mark_at;  /* where in `held` the mark begins that is being read */
+    size_t mark_at;  /* where the mark being read begins in `held` */
     bool in_mark, in_object;
     bool start;         /* nothing but white space (and thoughts) so far */
     bool behind_call;   /* nothing but white space since the last call */
     bool closed;        /* and its closing mark */
-    bool behind_marked; /* that call had a mark, which holds for those that follow it */
+    bool behind_marked; /* that call had a mark, which also covers the calls after it */
     bool thinking, finished;
     struct candidate call;
 
@@ -73,7 +74,7 @@ static bool has(const char *s, size_t n, const char *what)
 
 enum tool_format tool_format_detect(const char *source, size_t n)
 {
-    /* Others write XML or lists of their own between the same marks (Qwen3-Coder, GLM). */
+    /* Other models write XML or their own lists between the same marks (Qwen3-Coder, GLM). */
     bool other = has(source, n, "<function=") || has(source, n, "<arg_key>");
     if (has(source, n, "<tool_call>")) return other ? TOOL_FORMAT_NONE : TOOL_FORMAT_HERMES;
     bool llama =
@@ -121,7 +122,7 @@ static struct tool_event *add_event(struct tool_parser *p, enum tool_event_kind 
     return ev;
 }
 
-/* TOOL_CONTENT or TOOL_ARGUMENTS: more of the last event where it is of that kind. */
+/* TOOL_CONTENT or TOOL_ARGUMENTS: extends the last event if it has that kind. */
 static void emit(struct tool_parser *p, enum tool_event_kind kind, const char *text, size_t n)
 {
     if (!n) return;
@@ -135,7 +136,7 @@ static void put_id(struct buf *out)
 {
     static const char letters[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     unsigned char random[24];
-    CHECK(getrandom(random, sizeof random, 0) == sizeof random); /* so few bytes always come at once */
+    CHECK(getrandom(random, sizeof random, 0) == sizeof random); /* reads of so few bytes are never partial */
     buf_str(out, "call_");
     for (size_t i = 0; i < sizeof random; i++) buf_char(out, letters[random[i] % (sizeof letters - 1)]);
 }
@@ -148,7 +149,7 @@ static void emit_begin(struct tool_parser *p)
     buf_append(&p->out, p->call.name, strlen(p->call.name) + 1);
 }
 
-/* The call's end; behind it, text again. */
+/* Emits the call's end; text follows. */
 static void emit_end(struct tool_parser *p, bool broken)
 {
     add_event(p, TOOL_END)->broken = broken;
@@ -172,7 +173,7 @@ static struct tool_events handed_out(struct tool_parser *p)
     return (struct tool_events){p->events, (int)p->n_events};
 }
 
-/* What was held was no part of a call. */
+/* The held text is not part of a call: emits it as content. */
 static void release(struct tool_parser *p)
 {
     emit(p, TOOL_CONTENT, p->held.data, p->held.len);
@@ -206,7 +207,7 @@ static enum member find_member(const struct candidate *c)
     return MEMBER_NONE;
 }
 
-/* In a stream: once the name is known and the arguments have begun. */
+/* Streaming: emits TOOL_BEGIN once the name is known and the arguments have begun. */
 static void announce(struct tool_parser *p)
 {
     struct candidate *c = &p->call;
@@ -215,7 +216,7 @@ static void announce(struct tool_parser *p)
     emit_begin(p);
 }
 
-/* Hands out what there is of the arguments of a call that was announced. */
+/* Emits the buffered arguments of an announced call. */
 static void emit_arguments(struct tool_parser *p)
 {
     struct candidate *c = &p->call;
@@ -257,7 +258,7 @@ static bool value_begin(struct candidate *c, char first, size_t at)
     return c->given || (first == 'n' && c->marked);
 }
 
-/* Its last byte came. */
+/* The last byte of a member's value. */
 static bool value_end(struct tool_parser *p)
 {
     struct candidate *c = &p->call;
@@ -308,7 +309,7 @@ static bool object_end(struct tool_parser *p)
     return true;
 }
 
-/* False: with this byte, which was not taken, it is no call. */
+/* @return false when the byte, which is not consumed, shows that the object is not a call. */
 static bool object_byte(struct tool_parser *p, char byte)
 {
     struct candidate *c = &p->call;
@@ -326,7 +327,7 @@ static bool object_byte(struct tool_parser *p, char byte)
     return false;
 }
 
-/* The object broke, or the text ends within it. */
+/* The object is malformed, or the text ends within it. */
 static void object_fail(struct tool_parser *p)
 {
     if (p->call.announced) {
@@ -349,7 +350,7 @@ static bool mark_active(const struct tool_parser *p, enum mark m)
     return !p->thinking;
 }
 
-/* The mark that held[mark_at...) is, or N_MARKS; *prefix: it may become one. */
+/* @return the mark at held[mark_at...), or N_MARKS; *prefix: whether it may become one. */
 static enum mark mark_match(const struct tool_parser *p, bool *prefix)
 {
     size_t n = p->held.len - p->mark_at;

@@ -19,7 +19,7 @@ void arena_close(struct arena *a)
     *a = (struct arena){0};
 }
 
-/* Room for one block more. */
+/* Makes room in the list for one more block. */
 static bool grow(struct arena *a)
 {
     if (a->n < a->cap) return true;
@@ -45,7 +45,7 @@ bool arena_take(struct arena *a, size_t bytes, size_t *at)
     if (best == SIZE_MAX || !grow(a)) return false;
     struct arena_block *b = &a->v[best];
     size_t size = bytes ? (bytes - 1) / ARENA_ALIGN * ARENA_ALIGN : 0;
-    size = b->bytes - size > ARENA_ALIGN ? size + ARENA_ALIGN : b->bytes; /* the rest of the last block is its own */
+    size = b->bytes - size > ARENA_ALIGN ? size + ARENA_ALIGN : b->bytes; /* the last block's tail has no alignment */
     if (size < b->bytes) {
         memmove(b + 1, b, (a->n - best) * sizeof *b);
         a->n++;
@@ -61,7 +61,7 @@ bool arena_take(struct arena *a, size_t bytes, size_t *at)
 
 size_t arena_give(struct arena *a, size_t at)
 {
-    size_t low = 0, high = a->n; /* the last block that begins at or before it is in [low, high) */
+    size_t low = 0, high = a->n; /* the last block that begins at or before `at` is in [low, high) */
     while (high - low > 1) {
         size_t mid = low + (high - low) / 2;
         if (a->v[mid].at <= at)

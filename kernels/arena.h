@@ -1,6 +1,6 @@
-/* Which bytes of one large piece of memory are taken.  Bookkeeping alone: the memory is a device's, and none of it is
- * touched here.  Best fit, the lowest address among equals; what is given back joins its free neighbours.  Taking and
- * giving are O(blocks).  Not locked. */
+/* Allocator bookkeeping for one large range of device memory; never touches the memory itself. Best fit, the lowest
+ * address among equals; a freed block is merged with its free neighbours. Taking and giving back are O(blocks). Not
+ * locked. */
 #ifndef TANDEM_KERNELS_ARENA_H
 #define TANDEM_KERNELS_ARENA_H
 
@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-enum { ARENA_ALIGN = 256 }; /* bytes: blocks begin at multiples of it, and have such a size but for the piece's last */
+enum { ARENA_ALIGN = 256 }; /* bytes: alignment of blocks and of their sizes, except the size of the last block */
 
 struct arena_block {
     size_t at, bytes;
@@ -20,16 +20,18 @@ struct arena_block {
 
 struct arena {
     size_t bytes, used;
-    struct arena_block *v; /* (n) all of the piece, by address; no two free ones are neighbours */
+    struct arena_block *v; /* (n) the whole range, by address; no two neighbouring blocks are free */
     size_t n, cap;
 };
 
-/* Of a piece of `bytes` > 0.  false: no memory for the list. */
+/* Starts with one free block of `bytes` > 0. @return false when there is no memory for the list. */
 bool arena_open(struct arena *, size_t bytes);
 void arena_close(struct arena *);
-/* *at: where `bytes` (at least one) begin now.  false, and nothing changed: there is no free block so large. */
+/* Takes `bytes` (at least one) and sets *at to their offset. @return false, with nothing changed, when no free block
+ * is large enough. */
 bool arena_take(struct arena *, size_t bytes, size_t *at);
-/* Gives back what begins at `at`; how many bytes that were, rounded as taken; 0: nothing taken begins there. */
+/* Frees the block that begins at offset `at`. @return its size, rounded as taken; 0 when no taken block begins
+ * there. */
 size_t arena_give(struct arena *, size_t at);
 size_t arena_largest(const struct arena *); /* bytes of the largest free block */
 

@@ -1,12 +1,12 @@
-/* Every rate is that of all threads together: work done by all, over the time from the first start to the last end,
- * between two barriers.  (A sum of each thread's best run is no ceiling: the threads never had it at the same time.)
- * Of the multipliers, the best of many short repeats counts, because a neighbour on the same cores must not lower a
- * ceiling: some of them fall between its turns.  Of reading, the median of passes through the whole buffer in the best
- * way to read: memory is shared with whoever else is on the machine, short passes find part of the buffer in a cache,
- * and what is measured beside it are medians too.
+/* Every rate is that of all threads together: total work divided by the time from the first start to the last end,
+ * between two barriers. (The sum of each thread's best run is no ceiling: the threads never reached it at the same
+ * time.) For multiplying, the best of many short repeats counts: other processes on the same cores must not lower a
+ * ceiling, and some repeats run undisturbed. For reading, the median of passes through the whole buffer with the
+ * fastest read pattern counts: memory bandwidth is shared with other processes, short passes would find part of the
+ * buffer in a cache, and what is compared with it are medians too.
  *
- * The multipliers are loops of inline assembly on registers with enough independent chains to hide the latency. Written
- * with intrinsics, compilers put the accumulators through memory or joined chains, and kernels passed the "ceiling". */
+ * The multipliers are loops of inline assembly on registers with enough independent chains to hide the latency.
+ * Written with intrinsics, compilers spilled the accumulators or joined chains, and kernels exceeded the "ceiling". */
 #include "kernels/ceilings.h"
 
 #include "kernels/cuda/runtime/ceilings.h"
@@ -24,7 +24,7 @@
 #include <immintrin.h>
 #endif
 
-#ifdef TANDEM_SANITIZED /* the figures mean nothing then, and the time would be spent in vain */
+#ifdef TANDEM_SANITIZED /* the figures would mean nothing, and measuring takes time */
 enum { READ_MAX = 8 << 20, READ_NS = 20000000, BURST_NS = 100000 };
 #else
 enum { READ_MAX = CEILINGS_READ_WANTED, READ_NS = 400000000, BURST_NS = 2000000 };
@@ -46,8 +46,8 @@ static int64_t now_ns(void)
 
 /* ---- reading --------------------------------------------------------------------------------------------------- */
 
-/* Reads n bytes as `streams` interleaved streams, asking for what lies `ahead` bytes further (0: the hardware's own
- * prefetcher only).  n is a multiple of 4096.  Returns something that depends on every byte. */
+/* Reads n bytes as `streams` interleaved streams, prefetching `ahead` bytes further (0: hardware prefetcher only). n
+ * is a multiple of 4096. Returns a value that depends on every byte. */
 typedef uint64_t read_fn(const char *p, size_t n, int ahead, int streams);
 
 static uint64_t read_portable(const char *p, size_t n, int ahead, int streams)
@@ -115,7 +115,8 @@ enum { WAYS = sizeof ways / sizeof *ways };
 /* `loops` rounds of a fixed number of multiply-adds; `macs` in the table below says how many. */
 typedef void mac_fn(long loops);
 
-/* The product of the accumulator cannot be taken out of the loop, and 32 of them fill the vectors of any machine. */
+/* Each accumulator depends on its previous value, so nothing can be hoisted out of the loop; 32 accumulators fill
+ * the vectors of any machine. */
 static void mac_f32_portable(long loops)
 {
     static volatile float seed = 0.5f, sink;
@@ -131,7 +132,7 @@ static void mac_f32_portable(long loops)
 
 enum { DOT = 1024 };
 
-/* What plain C gets out of two arrays of bytes in the first cache. */
+/* The int8 rate of plain C code on two arrays that fit into L1. */
 static void mac_int8_portable(long loops)
 {
     static volatile int8_t seed = 3;
@@ -142,7 +143,7 @@ static void mac_int8_portable(long loops)
     memset(b, seed, sizeof b);
     for (long i = 0; i < loops; i++) {
         int32_t dot = 0;
-        __asm__ volatile("" : : "r"(a), "r"(b) : "memory"); /* they may have changed: compute again */
+        __asm__ volatile("" : : "r"(a), "r"(b) : "memory"); /* stops hoisting out of the loop */
         for (int k = 0; k < DOT; k++) dot += a[k] * b[k];
         sum ^= dot;
     }
@@ -174,7 +175,8 @@ LOOP(mac_f32_avx512, "avx512f", ZMM_ZERO, ZMM_ALL("vfmadd231ps"), LOW, HIGH, "xm
 LOOP(mac_int8_avxvnni, "avx2", YMM_ZERO, YMM_ALL("%{vex%} vpdpbusd"), LOW, HIGH)
 LOOP(mac_f32_avx2, "avx2", YMM_ZERO, YMM_ALL("vfmadd231ps"), LOW, HIGH)
 
-/* bytes to pairs in 16 bits, pairs to 32 bits, added up: eight sums, each with a register to work in */
+/* Multiplies bytes to pairs in 16 bits, adds these to 32 bits and accumulates: eight sums, each with its own
+ * temporary register. */
 #define MADD(sum, tmp)                                                                                                 \
     "vpmaddubsw %%ymm14, %%ymm15, %%ymm" #tmp "\nvpmaddwd %%ymm14, %%ymm" #tmp ", %%ymm" #tmp "\nvpaddd %%ymm" #tmp    \
     ", %%ymm" #sum ", %%ymm" #sum "\n"
@@ -186,7 +188,7 @@ LOOP(mac_int8_avx2, "avx2", YMM_ZERO,
 
 struct unit {
     mac_fn *run; /* NULL: none */
-    double macs; /* in a loop of it */
+    double macs; /* per loop */
 };
 
 enum { UNIT_INT8, UNIT_BF16, UNIT_F32, UNITS };
@@ -200,7 +202,7 @@ static struct machine machine_look(void)
 {
     struct machine m = {read_portable, {{mac_int8_portable, DOT}, {NULL, 0}, {mac_f32_portable, 32}}};
 #if defined(__x86_64__)
-    unsigned a = 0, b, c, d; /* by hand: compilers learned the names of these two late */
+    unsigned a = 0, b, c, d; /* raw cpuid bits: older compilers do not know the names of these two features */
     bool more = __get_cpuid_count(7, 1, &a, &b, &c, &d), avx_vnni = more && (a >> 4 & 1), bf16 = more && (a >> 5 & 1);
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         m.read = read_avx2;
@@ -231,8 +233,8 @@ struct probe {
     size_t share; /* bytes of the buffer that each thread reads */
     struct stamp *stamp;
     _Atomic uint64_t sink;
-    _Atomic long arrived; /* threads times the rounds they began */
-    /* written by thread 0 between two barriers */
+    _Atomic long arrived; /* number of rounds begun, summed over threads */
+    /* Written by thread 0 between two barriers. */
     int way, best_way;
     long loops;
     int64_t began;
@@ -246,8 +248,9 @@ static void meet(struct probe *p)
     pthread_barrier_wait(&p->barrier);
 }
 
-/* After meet(), whose sleepers wake one after the other: spins until all are awake, so that the round begins at once
- * everywhere.  Not for long, for there may be more threads than cores.  *rounds: how many this thread began. */
+/* Called after meet(), whose sleeping threads wake one after the other: spins until all are awake, so that all start
+ * the round together. The spin is bounded, because there may be more threads than cores. *rounds: how many rounds
+ * this thread began. */
 static void start_together(struct probe *p, int thread, long *rounds)
 {
     long all = ++*rounds * p->threads;
@@ -258,7 +261,7 @@ static void start_together(struct probe *p, int thread, long *rounds)
     p->stamp[thread].start = now_ns();
 }
 
-/* From the first start to the last end of the round that just ended, in seconds.  Thread 0, after meet(). */
+/* Seconds from the first start to the last end of the round that just ended. Called by thread 0, after meet(). */
 static double round_seconds(const struct probe *p)
 {
     int64_t start = p->stamp[0].start, end = p->stamp[0].end;
@@ -269,7 +272,7 @@ static double round_seconds(const struct probe *p)
     return end > start ? (double)(end - start) * 1e-9 : 1e-9;
 }
 
-/* The way of the next round: each TRIES times, then the best until the time is up (-1). */
+/* The read pattern of the next round: each TRIES times, then the best one until the time is up (-1). */
 static int next_way(const struct probe *p, int round)
 {
     int64_t took = now_ns() - p->began;
@@ -280,7 +283,7 @@ static int next_way(const struct probe *p, int round)
 static void probe_read(struct probe *p, int thread, long *rounds)
 {
     char *mine = p->buffer + (size_t)thread * p->share;
-    memset(mine, 1, p->share); /* by the thread that reads it, so that it lies in its memory */
+    memset(mine, 1, p->share); /* first touch by the thread that reads it, so that the pages are on its NUMA node */
     meet(p);
     if (thread == 0) p->began = now_ns(), p->way = 0;
     for (int round = 1;; round++) {
@@ -298,7 +301,7 @@ static void probe_read(struct probe *p, int thread, long *rounds)
     }
 }
 
-/* Loops that take BURST_NS when nobody disturbs. */
+/* Number of loops that take BURST_NS on an undisturbed core. */
 static long loops_for(const struct unit *u)
 {
     enum { LOOPS = 4000, TRIES_ALONE = 8 };
@@ -328,7 +331,7 @@ static void probe_unit(struct probe *p, int thread, int unit, long *rounds)
         double rate = (double)p->loops * u->macs * p->threads / round_seconds(p);
         if (rate > p->rate[unit]) p->rate[unit] = rate;
     }
-    meet(p); /* nobody changes p->loops while another still reads it */
+    meet(p); /* no thread may change p->loops while another still reads it */
 }
 
 static void probe_thread(void *ctx, int thread)
@@ -367,7 +370,7 @@ int dev_ceilings(struct dev *d, size_t read_bytes, struct ceilings *out)
         free(p.stamp);
         return -1;
     }
-    madvise(p.buffer, bytes, MADV_HUGEPAGE); /* as the weights are */
+    madvise(p.buffer, bytes, MADV_HUGEPAGE); /* huge pages, as for the weights */
     if (d->ops->on_threads)
         d->ops->on_threads(d, probe_thread, &p);
     else

@@ -1,11 +1,11 @@
-/* What the machine can do, measured: the ceilings that everything else is compared with.
+/* Measured peak rates of the machine, with which everything else is compared.
  *
- * They are the machine's, not the level's: a device that was told to use a lower instruction-set level is measured
- * against the same numbers.  Vector units only; matrix units (AMX) are not counted.  Shared machines drift, so measure
- * in the same process as what is compared, more than once, and take the mean.
+ * The rates are the machine's, not the instruction-set level's: a device that was told to use a lower level is
+ * measured against the same numbers. Vector units only; matrix units (AMX) are not counted. Rates on shared machines
+ * drift, so measure in the same process as what is compared, more than once, and take the mean.
  *
- * Of a GPU: bytes read and written when memory is copied on the device, and the rates of large products by cuBLASLt,
- * all by the device's clock.  Of simt the figures mean nothing. */
+ * On a GPU: bytes read and written by device-to-device copies, and the rates of large GEMMs by cuBLASLt, all timed
+ * by CUDA events. On simt the figures mean nothing. */
 #ifndef TANDEM_KERNELS_CEILINGS_H
 #define TANDEM_KERNELS_CEILINGS_H
 
@@ -16,7 +16,7 @@ struct ceilings {
     /* multiply-adds per second of all threads, on registers; 0: the machine has no such unit */
     double int8_macs_per_s; /* exact 32-bit sums: vpdpbusd, or the AVX2 instructions that do the same */
     double bf16_macs_per_s; /* vdpbf16ps */
-    double f32_macs_per_s;  /* fused multiply-adds; plain C: a product and a sum */
+    double f32_macs_per_s;  /* fused multiply-adds; in plain C a multiplication and an addition */
     size_t read_bytes;      /* size of the buffer that was read */
 };
 
@@ -24,11 +24,11 @@ enum { CEILINGS_READ_MIN = 256 << 20, CEILINGS_READ_WANTED = 1 << 30 }; /* bytes
 
 struct dev;
 
-/* Measures for about a second on the device's threads, which must be idle.  read_bytes: size of the buffer, see above.
- * 0, or -1 when there is no memory for it.  What the device does not measure is 0. */
+/* Measures for about a second on the device's threads, which must be idle. read_bytes: size of the buffer, see
+ * above. @return 0, or -1 when there is no memory for it. A rate that the device does not measure is 0. */
 int dev_ceilings(struct dev *, size_t read_bytes, struct ceilings *out);
 
-/* Adds a share of each rate to *sum; the buffer's size is c's. */
+/* Adds `share` times each rate of *c to *sum; the buffer's size is copied from *c. */
 void ceilings_add(struct ceilings *sum, const struct ceilings *c, double share);
 
 /* The mean of n > 0 measurements, rate by rate. */

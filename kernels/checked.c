@@ -1,6 +1,6 @@
-/* A device around a device: checks every op's arguments against the contracts in ops.h before they reach it.  A breach
- * fails the device, names the argument, and the op is not run.  It knows the shapes of weights and caches because they
- * are made through it.  The checks of the ops of training are in checked_train.c. */
+/* A wrapper around a device that checks every op's arguments against the contracts in ops.h. A breach fails the
+ * device with an error that names the argument, and the op is not run. It knows the shapes of weights and caches
+ * because they are made through it. The checks of the training ops are in checked_train.c. */
 #include "kernels/checked.h"
 
 #include <math.h>
@@ -83,7 +83,7 @@ bool check_floats(struct dev *d, const char *op, const char *name, const float *
     return true;
 }
 
-/* Column slices of one buffer interleave without sharing. */
+/* Column slices of one buffer interleave without sharing elements. */
 bool mats_overlap(const struct mat *a, const struct mat *b)
 {
     if (!a->p || !b->p || a->rows < 1 || b->rows < 1) return false;
@@ -221,7 +221,7 @@ static bool check_head_norm(struct dev *d, const struct head_norm_args *a)
     return check_mat(d, op, "x", &a->x, a->x.rows, a->x.cols) && check_floats(d, op, "w", a->w);
 }
 
-/* the shapes that rope_kv and attn have in common; *shape: the cache's */
+/* Checks the shapes that rope_kv and attn have in common. *shape: the cache's. */
 static bool check_kv(struct dev *d, const char *op, const struct kv *kv, int layer, int heads, int kv_heads,
                      int head_dim, const struct mat *qkv, const struct kv_shape **shape)
 {
@@ -348,7 +348,7 @@ static bool check_sample(struct dev *d, const struct sample_args *a)
 
 /* ---- the wrapper --------------------------------------------------------------------------------------------- */
 
-/* The inner device's error becomes ours; ours, once set, stops everything. */
+/* Copies the inner device's error to the wrapper, whose own error, once set, stops everything. */
 static void take_error(struct dev *d)
 {
     struct dev *inner = checked_of(d)->inner;
@@ -356,7 +356,7 @@ static void take_error(struct dev *d)
     dev_clear_error(inner);
 }
 
-#define check_act check_act_op /* the op's name is that of the piece in checked.h */
+#define check_act check_act_op /* the op act has the name of the helper in checked.h */
 #define X(op)                                                                                                          \
     static void checked_##op(struct dev *d, const struct op##_args *a)                                                 \
     {                                                                                                                  \
@@ -557,7 +557,7 @@ struct dev *dev_checked(struct dev *inner)
     struct checked *c = inner ? calloc(1, sizeof *c) : NULL;
     if (!c) return inner;
     c->ops = *inner->ops;
-    c->ops.memory = NULL; /* of the engine's, not of ops */
+    c->ops.memory = NULL; /* device management of the engine, not used by ops */
     c->ops.zero = NULL;
     c->ops.reserve = NULL;
     c->ops.replay = NULL;

@@ -1,4 +1,4 @@
-/* Inside the checking device: the pieces that checks are made of.
+/* Helpers of the checking device.
  *
  * Each check is `need(condition, "what")`; a check function returns false at the first that fails. */
 #ifndef TANDEM_KERNELS_CHECKED_H
@@ -25,18 +25,19 @@ const struct made *find_made(struct dev *, const void *object); /* NULL: not mad
 
 /* f32, rows x cols, not NULL unless empty, aligned */
 bool check_mat(struct dev *, const char *op, const char *name, const struct mat *, int rows, int cols);
-/* n numbers of device memory for the host to read: the array itself, or a copy that is good until the op's end.  NULL:
- * out of memory, or the device has failed */
+/* @return n numbers of device memory that the host may read: the array itself, or a copy that is valid until the end
+ * of the op. NULL when out of memory or the device has failed. */
 const int32_t *check_look(struct dev *, const char *op, const int32_t *, size_t n);
 /* n indices in 0 .. limit - 1 */
 bool check_index(struct dev *, const char *op, const char *name, const int32_t *index, int n, int64_t limit);
 bool check_floats(struct dev *, const char *op, const char *name, const float *); /* not NULL, aligned */
-/* y's columns are all outputs of w, or a slice from `first` on, whose ends are multiples of unit or the end */
+/* Checks that y's columns are all outputs of w, or a slice from `first` on whose ends are multiples of `unit` or the
+ * last output. */
 bool check_slice(struct dev *, const char *op, const struct made *w, int first, const struct mat *y, const char *name,
                  int unit);
 bool check_act(struct dev *, const char *op, enum act_kind);
-bool check_cap(struct dev *, const char *op, float scale, float cap); /* finite, neither below 0 */
-bool mats_overlap(const struct mat *, const struct mat *);            /* Do two matrices of floats share an element? */
+bool check_cap(struct dev *, const char *op, float scale, float cap); /* both finite and not negative */
+bool mats_overlap(const struct mat *, const struct mat *);            /* whether two f32 matrices share an element */
 bool check_apart(struct dev *, const char *op, const struct mat *, const struct mat *);
 
 #define X(op) bool check_##op(struct dev *, const struct op##_args *);

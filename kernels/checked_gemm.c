@@ -1,4 +1,4 @@
-/* The checks of the products of training: see checked.h. */
+/* The checks of the GEMMs of training: see checked.h. */
 #include "kernels/checked.h"
 
 bool check_gemm(struct dev *d, const struct gemm_args *a)

@@ -1,9 +1,9 @@
-/* The checks of the ops of training: see checked.h. */
+/* The checks of the training ops: see checked.h. */
 #include "kernels/checked.h"
 
 #include <math.h>
 
-/* the same matrix, or apart */
+/* a and b must be the same matrix or not overlap. */
 static bool check_same_or_apart(struct dev *d, const char *op, const struct mat *a, const struct mat *b)
 {
     bool same = a->p == b->p && a->ld == b->ld && a->cols == b->cols;
@@ -30,7 +30,7 @@ bool check_norm_back(struct dev *d, const struct norm_back_args *a)
     return check_same_or_apart(d, op, &a->dx, &a->dy) && check_apart(d, op, &a->dx, &a->x);
 }
 
-/* the shape that rope, attn_seq and attn_back have in common */
+/* Checks the shape that rope, attn_seq and attn_back have in common. */
 static bool check_heads(struct dev *d, const char *op, const char *name, const struct mat *qkv, int heads, int kv_heads,
                         int head_dim)
 {

@@ -1,8 +1,8 @@
-/* Fused ops written with basic ones, for devices that have no kernel of their own.  Each is also the oracle of the
- * fused kernels elsewhere: *fused == composed*, bit for bit on one device. */
+/* Fused ops composed of basic ones, for devices that have no kernel of their own. Each composition is also the
+ * oracle of the fused kernels elsewhere: on one device, fused and composed results are equal bit for bit. */
 #include "kernels/dev.h"
 
-/* out is where norm(y) stays until it is added */
+/* `out` holds norm(y) until it is added. */
 static void compose_add_norm(struct dev *d, const struct add_norm_args *a)
 {
     if (a->post_w)

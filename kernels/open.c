@@ -1,4 +1,4 @@
-/* Opening devices by name: the one file that knows which there are. */
+/* Opens devices by name: the only file that knows which devices exist. */
 #include "kernels/dev.h"
 #include "kernels/ops.h"
 

@@ -1,4 +1,4 @@
-/* The names of ops, and a device's sticky error.  Runs on whatever thread owns the device. */
+/* The names of ops, and a device's sticky error. Used on the thread that owns the device. */
 #include "kernels/ops.h"
 
 #include "kernels/dev.h"

@@ -1,24 +1,24 @@
 /* The device interface: what the engine may ask of a device, and the contract of every op.
  *
  * Continuous batching flattens everything: an activation is a matrix of T tokens by C features, and the ragged
- * structure (whose token, where in its context, which KV pages) lives in index arrays.  So an op takes a handful of
- * `struct mat`, a few index arrays and scalars, and there are about thirty of them, each the size of one thing a good
+ * structure (the sequence of each token, its position, the KV pages) lies in index arrays. So an op takes a few
+ * `struct mat`, a few index arrays and scalars. There are about thirty ops, each about as large as what a good
  * device does in one parallel region or one launch.
  *
  * Rules that hold for every op:
- *  - It returns void and may only enqueue.  The first failure stays in the device (dev_error) and is read at the end
- *    of the step; the forward pass itself has no error handling.
+ *  - It returns void and may only enqueue. The first failure stays in the device (dev_error) and is read at the end of
+ *    the step; the forward pass itself has no error handling.
  *  - **The result for one row depends on that row alone**: not on the other rows, their number, the number of
- *    threads, or how a prompt was cut into chunks.  Bit for bit, on the cpu device.
- *  - All activations are f32, row-major, rows `ld` elements apart.  No two arguments alias unless the op says so.
- *  - Pointers are device pointers from alloc (on a CPU: ordinary memory).  Index arrays too.  What describes an op is
- *    on the host: the args themselves, groups and parts of lora, rows of sample with the lists they point to.  The op
- *    copies it before it returns.
+ *    threads, or how a prompt was split into chunks. Bit for bit, on the cpu device.
+ *  - All activations are f32, row-major, rows `ld` elements apart. No two arguments alias unless the op says so.
+ *  - Pointers are device pointers from alloc (on a CPU: ordinary memory), index arrays included. What describes an op
+ *    is in host memory: the args themselves, groups and parts of lora, rows of sample with the lists they point to.
+ *    The op copies it before it returns.
  *  - A device is used by one thread at a time (the engine's).
  *
- * Devices: `ref` (naive, double accumulation: the definition of every op), `cpu`, `cuda`, and `simt`, which is cuda's
- * sources run on the CPU.  A device may leave a fused op NULL: compose.c then supplies it from basic ones at dev_open.
- */
+ * Devices: `ref` (naive, double accumulation: the definition of every op), `cpu`, `cuda`, and `simt`, which is
+ * cuda's sources run on the CPU. A device may leave a fused op NULL: dev_open then fills it in with a composition of
+ * basic ops (compose.c). */
 #ifndef TANDEM_KERNELS_OPS_H
 #define TANDEM_KERNELS_OPS_H
 
@@ -42,7 +42,7 @@ struct mat {
 enum { KV_PAGE = 16 }; /* tokens in a KV page */
 enum {
     WEIGHT_SLICE = 32
-}; /* a slice of a weight's outputs begins at a multiple of it, and ends at one or at the end */
+}; /* unit of the bounds of a slice of a weight's outputs: both are multiples of it, or the last output */
 
 /* ---- weights ------------------------------------------------------------------------------------------------- */
 
@@ -60,10 +60,10 @@ struct weight_src {
     int rows, cols, group;
     const void *data;  /* borrowed until weight_pack returns */
     const void *scale; /* likewise; NULL for float types */
-    bool gate_up;      /* of all parts: two of equal rows, gate and up, for op gate_up and no other */
+    bool gate_up;      /* of all parts: two with equal rows, gate and up; only op gate_up takes the weight then */
 };
 
-struct weight; /* packed the way the device likes; opaque */
+struct weight; /* packed in the device's own layout; opaque */
 
 /* ---- KV cache ------------------------------------------------------------------------------------------------ */
 
@@ -80,9 +80,9 @@ struct kv; /* all layers and pages of one pool; opaque */
 enum norm_kind { NORM_RMS, NORM_LAYER };
 enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU_ERF, ACT_RELU };
 
-/* out[t] = table[id[t]] * scale + (pos_table ? pos_table[pos[t]] : 0).   out (T, C) f32; table (V, C), pos_table (P, C)
- * any float type; id, pos (T) in range.  With w, packed (V, C), the table is w and `table` is not looked at: the row's
- * values are data * its own scale, rounded to f32.  The product with `scale` is rounded to f32, too. */
+/* out[t] = table[id[t]] * scale + (pos_table ? pos_table[pos[t]] : 0).   out (T, C) f32; table (V, C), pos_table (P,
+ * C) any float type; id, pos (T) in range. With w, packed (V, C), the table is w and `table` is ignored: a value is
+ * data * its scale, rounded to f32. The multiplication by `scale` is rounded to f32 too. */
 struct embed_args {
     struct mat out, table, pos_table; /* pos_table.p NULL: none */
     const int32_t *id, *pos;
@@ -90,11 +90,12 @@ struct embed_args {
     float scale;            /* 0: 1 */
 };
 
-/* out = norm(x) * w + b over each row.  x, out (T, C), may be the same matrix; w, b (C) f32, b NULL for none.
- * RMS: x / sqrt(mean(x^2) + eps).  LAYER: (x - mean) / sqrt(var + eps), var with divisor C.
- * next (cols C), or NULL: the weight of the linear or gate_up that will read out next, all of its rows or run by run.
- * A device may do now what that product begins with, quantise the rows: it says nothing about results, and costs time
- * only where the product does not come. */
+/* out = norm(x) * w + b over each row. x, out (T, C) may be the same matrix; w, b (C) f32, b NULL for none. RMS: x /
+ * sqrt(mean(x^2) + eps). LAYER: (x - mean) / sqrt(var + eps), var with divisor C.
+ *
+ * next (cols C), or NULL: the weight of the linear or gate_up that will read `out` next, as a whole or in ranges of
+ * rows. A hint: the device may already quantise the rows for that GEMM. It does not change results, and costs time
+ * only when the GEMM does not follow. */
 struct norm_args {
     struct mat out, x;
     const float *w, *b;
@@ -103,9 +104,10 @@ struct norm_args {
     const struct weight *next;
 };
 
-/* x += y; out = norm(x).  x, y, out (T, C); out aliases neither.  next: as of norm.
- * With post_w (C), x += norm(y), of the same kind and eps, by post_w and post_b (C, or NULL); y stays as it is.  The
- * bits are those of norm of y, then add_norm. */
+/* x += y; out = norm(x). x, y, out (T, C); out aliases neither. next: as in norm_args.
+ *
+ * With post_w (C), x += norm(y), of the same kind and eps, with the weight post_w and the bias post_b (C, or NULL);
+ * y is not changed. The bits are those of norm of y, then add_norm. */
 struct add_norm_args {
     struct mat out, x, y;
     const float *w, *b;
@@ -149,9 +151,9 @@ struct linear_args {
     int first;
 };
 
-/* y = act(x Wg^T + bg) * (x Wu^T + bu): linear, then act_mul, with the gate first in w (2F rows, packed as gate_up) and
- * in b (2F, or NULL).  x (T, K), y (T, F); tmp (T, 2F) is for devices that do it in two steps, p NULL where the
- * device's fused_gate_up says that it does not. */
+/* y = act(x Wg^T + bg) * (x Wu^T + bu): linear, then act_mul, with the gate first in w (2F rows, packed as gate_up)
+ * and in b (2F, or NULL). x (T, K), y (T, F); tmp (T, 2F) is scratch for devices that need two steps; its p may be
+ * NULL when the device's fused_gate_up is set. */
 struct gate_up_args {
     struct mat y, x;
     const struct weight *w;
@@ -182,13 +184,13 @@ struct rope_kv_args {
     int layer;
 };
 
-/* Causal attention over the paged cache; the tokens' own k, v were stored by rope_kv before.
- * Rows q_start[s] .. q_start[s+1]-1 of qkv and out belong to sequence s and are its last tokens: the last of them is at
- * position kv_len[s] - 1.  A token at position p sees positions max(0, p - window + 1) .. p (window 0: all).
- * pages (n_seqs, pages_ld): page numbers of each sequence in order.  qkv as in rope_kv,
- * only q is read; out (T, heads * head_dim).  score = (q . k) * scale; with softcap, score = softcap * tanh((q . k) *
- * scale / softcap), before positions are left out.  With a bf16 cache q is rounded to bf16, and so may be each softmax
- * weight before it multiplies v. */
+/* Causal attention over the paged cache; rope_kv has stored the tokens' own k, v before. Rows q_start[s] ..
+ * q_start[s+1]-1 of qkv and out are the last tokens of sequence s: the last of them is at position kv_len[s] - 1. A
+ * token at position p sees positions max(0, p - window + 1) .. p (window 0: all). pages (n_seqs, pages_ld): page
+ * numbers of each sequence in order. qkv as in rope_kv, only q is read; out (T, heads * head_dim).
+ *
+ * score = (q . k) * scale; with softcap, score = softcap * tanh((q . k) * scale / softcap), before masking. With a
+ * bf16 cache q is rounded to bf16, and so may be each softmax weight before it multiplies v. */
 struct attn_args {
     struct mat out, qkv;
     int heads, kv_heads, head_dim, window;
@@ -198,7 +200,7 @@ struct attn_args {
     int pages_ld;
     const struct kv *kv;
     int layer;
-    int most_rows; /* no sequence has more; 0: the host does not know */
+    int most_rows; /* upper bound of the rows of a sequence; 0: the host does not know one */
     float softcap; /* 0: none */
 };
 
@@ -266,7 +268,7 @@ struct sample_row {
         *allowed; /* ((V + 31) / 32) token i: bit i % 32 of word i / 32; bits past V are ignored; NULL: all */
 };
 
-/* What stands in place of an id, whatever the row asks for. */
+/* Values of `id` when no token was chosen. */
 enum {
     SAMPLE_NONE = -1,   /* after step 2 every logit is -infinity: mask, bans and penalties left no token */
     SAMPLE_BROKEN = -2, /* a NaN or +infinity, at first or after step 2, or at first no finite logit */
@@ -279,7 +281,7 @@ struct sample_out {
     float top_logprob[SAMPLE_TOP_MAX]; /* descending; ties by ascending id; places past top_n: id -1, NaN */
 };
 
-/* logits (R, V); row, out (R), host memory; out is written when finish returns, if not before */
+/* logits (R, V); row, out (R), host memory; `out` is written when finish returns, or earlier. */
 struct sample_args {
     struct mat logits;
     const struct sample_row *row;
@@ -312,7 +314,7 @@ struct dev;
 struct dev_error {
     const char *op; /* NULL: none */
     char msg[160];
-    bool lost; /* the device is: see dev_ops */
+    bool lost; /* the device itself has failed: see dev_ops.lost */
 };
 
 struct dev_config {
@@ -320,49 +322,51 @@ struct dev_config {
                          "auto": cuda where it can be used, else cpu; "ref"; "simt" */
     int threads;      /* 0: one per available core */
     bool bf16_x;      /* round x to bf16 for bf16 weights: see linear_args */
-    /* of a device with memory of its own: how much of it may be taken */
-    size_t memory_bytes;    /* 0: by the next line */
+    /* For a device that has its own memory: how much of it the process may use. */
+    size_t memory_bytes;    /* 0: memory_fraction decides */
     double memory_fraction; /* of what is free now, (0, 1]; 0: 0.9 */
 };
 
 /* Of a device's own memory, in bytes. */
 struct dev_memory {
-    size_t total, budget; /* the device has; this process may take */
-    size_t used;          /* taken, of everything */
-    size_t scratch;       /* of it: what ops take for themselves, and what copies go through */
-    size_t largest;       /* not taken: one alloc can have so many of them */
+    size_t total, budget; /* of the device; what this process may use */
+    size_t used;          /* allocated, everything included */
+    size_t scratch;       /* part of `used`: scratch of ops, and staging memory for copies */
+    size_t largest;       /* free: the largest single alloc that would succeed */
 };
 
 struct dev_ops {
     const char *name;
-    bool fused_gate_up; /* gate_up leaves tmp alone */
+    bool fused_gate_up; /* gate_up does not use tmp */
     bool
         host_memory; /* device pointers are ordinary pointers, so a read-only table may stay where the file is mapped */
 #define X(op) void (*op)(struct dev *, const struct op##_args *);
     OPS(X)
 #undef X
-    /* n_parts matrices of equal type, group and cols, stacked by rows into one.  NULL: out of memory or unsupported
-     * (nf4 with cols not a multiple of 64; on cpu also an int8 weight of -128, or int8 rows longer than 2^16). */
+    /* Packs n_parts matrices of equal type, group and cols, stacked by rows into one. @return NULL when out of
+     * memory or unsupported (nf4 with cols not a multiple of 64; on cpu also an int8 weight of -128, or int8 rows
+     * longer than 2^16). */
     struct weight *(*weight_pack)(struct dev *, const struct weight_src *parts, int n_parts);
     void (*weight_free)(struct dev *, struct weight *);
-    /* Packs other values of the same shape into a weight of floats in its place: f32 parts, rounded to the weight's
-     * type; or of `pieces` about equal pieces of it the one of that number alone.  The weight must not be borrowed. For
-     * training; enqueued like an op. */
+    /* Overwrites a weight of floats with other values of the same shape: f32 parts, rounded to the weight's type;
+     * or, when `pieces` divides the weight into ranges of about equal size, only range number `piece`. The weight
+     * must not be borrowed. For training; enqueued like an op. */
     void (*weight_update)(struct dev *, struct weight *, const struct weight_src *parts, int n_parts, int piece,
                           int pieces);
     size_t (*weight_bytes)(const struct weight *);
-    /* Packed bytes in a file: layout names their form, and changes when it does; NULL: the device has no such form, and
-     * the two functions are NULL. */
+    /* Packed bytes in a file. layout: the name of their format, which changes when it does; NULL: the device has no
+     * such format, and the two functions are NULL. */
     const char *layout;
-    /* A weight's packed bytes: good until it is freed. */
+    /* @return a weight's packed bytes, valid until it is freed. */
     const void *(*weight_packed)(const struct weight *, size_t *bytes);
-    /* A weight over bytes packed before, which stay the caller's, unchanged, until weight_free; 64-byte aligned.  Of
-     * `shape`, data and scale are not looked at.  NULL: out of memory, or not the size that shape takes. */
+    /* Makes a weight from bytes packed before, which remain the caller's and must stay unchanged until weight_free;
+     * 64-byte aligned. data and scale of `shape` are ignored. @return NULL when out of memory or when the size is
+     * not what `shape` needs. */
     struct weight *(*weight_open)(struct dev *, const struct weight_src *shape, const void *packed, size_t bytes);
 
-    bool bf16_units;                                  /* multiplies bf16 faster than f32 */
-    bool rounds_more;                                 /* with bf16_x, for f16 and nf4 weights too: see linear_args */
-    enum dtype kv_type;                               /* of 16 bits, the cache type it computes best with */
+    bool bf16_units;                                  /* GEMMs are faster in bf16 than in f32 */
+    bool rounds_more;                                 /* rounding as with bf16_x for f16 and nf4 weights: linear_args */
+    enum dtype kv_type;                               /* the 16-bit cache type that the device computes fastest with */
     size_t (*kv_page_bytes)(const struct kv_shape *); /* of one page over all layers, k and v */
     struct kv *(*kv_open)(struct dev *, const struct kv_shape *);
     void (*kv_close)(struct dev *, struct kv *);
@@ -373,58 +377,59 @@ struct dev_ops {
     void (*download)(struct dev *, void *host, const void *device, size_t bytes);
     /* Runs fn(ctx, 0 .. threads - 1) once on each of the device's threads, at the same time; NULL: it has one. */
     void (*on_threads)(struct dev *, void (*fn)(void *ctx, int thread), void *ctx);
-    /* Binds the calling thread, which is the device's from now on, to cpus[0] and the device's other threads to the
-     * next ones, beginning again after n.  0, or -1 when the system refuses one.  NULL: the device has no threads. */
+    /* Binds the calling thread, which becomes the device's, to cpus[0] and the device's other threads to the
+     * following ones, wrapping around after n. @return 0, or -1 when the system refuses one. NULL: the device has no
+     * threads. */
     int (*pin)(struct dev *, const int *cpus, int n);
     int (*finish)(struct dev *); /* waits for everything enqueued; 0, or -1 with dev_error set */
     void (*close)(struct dev *);
 
-    /* What follows a device has whose memory is its own; NULL elsewhere. */
+    /* The rest is for devices that have their own memory; NULL elsewhere. */
 
-    void (*memory)(struct dev *, struct dev_memory *); /* by any thread */
+    void (*memory)(struct dev *, struct dev_memory *); /* may be called by any thread */
     void (*zero)(struct dev *, void *, size_t bytes);  /* enqueued like an op */
-    /* Calls fn(ctx), which enqueues the largest work that is to come, with any pointers: nothing of it runs.  The
-     * device takes the scratch for it now, and none later: from then on an op that needs more fails.  May be called
-     * again, with other work.  0, or -1 with dev_error set. */
+    /* Dry run: calls fn(ctx), which enqueues the largest work that is to come, with any pointers. Ops record the
+     * scratch they need, nothing is launched. The device allocates the scratch now and never later: an op that needs
+     * more fails. May be called again, with other work. @return 0, or -1 with dev_error set. */
     int (*reserve)(struct dev *, void (*fn)(void *ctx), void *ctx);
-    /* Enqueues what fn(ctx) enqueues, which must be the same ops with the same args whenever key is the same, and send
-     * nothing from host memory.  The first time it is done as if fn were called (which may find the fastest of several
-     * ways), the second time it is noted down, and from then on given to the device as one piece. */
+    /* Runs fn(ctx) through a CUDA graph. fn must enqueue the same ops with the same args whenever key is the same,
+     * and must not send anything from host memory. The first call with a key runs fn directly (which may autotune),
+     * the second captures a graph, later ones launch the graph. */
     void (*replay)(struct dev *, uint64_t key, void (*fn)(void *ctx), void *ctx);
-    int replay_ms;   /* of the start that may go into noting down what will come; 0: there it would take too long */
-    int replay_most; /* keys whose pieces are kept: of more, those not used for longest are forgotten */
-    /* Everything that is to stay is there: takes all that is left of the budget from the system, in one piece where it
-     * has one; what the system does not have, or needs itself, is no part of the budget any more.  From now on alloc
-     * and free work inside it, at once and without the system; used counts what alloc gave, as before.  And scratch
-     * that reserve takes stays apart, so that work noted down keeps its places, until trim. Until the device is closed.
-     */
+    int replay_ms;   /* start-up time for capturing graphs in advance, ms; 0: capturing there is too slow */
+    int replay_most; /* graphs kept; beyond that the least recently used are dropped */
+    /* Call when everything that stays has been allocated: reserves the rest of the budget from the system, as one
+     * range if possible. What the system lacks or needs itself is removed from the budget. From now until the device
+     * is closed, alloc and free work inside the reserved memory, without system calls; `used` still counts what
+     * alloc gave. Scratch that reserve allocates later is kept separate until trim, so that the pointers in captured
+     * graphs stay valid. */
     void (*hold)(struct dev *);
-    /* Gives the scratch back that reserve took since hold: the work it was for has been enqueued. */
+    /* Frees the scratch that reserve allocated since hold; the work it was for has been enqueued. */
     void (*trim)(struct dev *);
-    /* After an error that stays: every op fails from now on, and only another process may use the device. */
+    /* Whether an error is permanent: every op fails from now on, and only another process may use the device. */
     bool (*lost)(const struct dev *);
 };
 
-/* The head of every device; the rest is its own. */
+/* The common head of every device; the implementation's own fields follow. */
 struct dev {
     const struct dev_ops *ops;
     struct dev_error error; /* the first failure; sticky until dev_clear_error */
     int threads;
     bool bf16_x;    /* as opened */
-    char level[16]; /* what it chose: "avx512", "avx2", "portable"; "ref" */
-    void *watch;    /* of engine/serve/device_owner.h, or NULL */
+    char level[16]; /* the level chosen: "avx512", "avx2", "portable"; "ref" */
+    void *watch;    /* set by engine/serve/device_owner.h, or NULL */
 };
 
-/* NULL and a sentence in why[] when the name is unknown or the machine lacks what it needs.  Where "auto"
- * became the cpu, why[] says why it is no GPU. */
+/* @return NULL, with a sentence in why[], when the name is unknown or the machine lacks what it needs. When "auto"
+ * falls back to the cpu, why[] says why no GPU is used. */
 struct dev *dev_open(const struct dev_config *, char why[160]);
 void dev_close(struct dev *);
 const char *op_name(enum op_id);
 __attribute__((format(printf, 3, 4))) void dev_fail(struct dev *, const char *op, const char *fmt, ...);
 void dev_clear_error(struct dev *);
 
-/* Wraps a device (which it then owns): every op's arguments are checked against the contracts above before they reach
- * it; a breach fails the device with the op and the argument and the op is not run. */
+/* Wraps a device, which the wrapper then owns: every op's arguments are checked against the contracts above before
+ * they reach it. A breach fails the device with an error that names the op and the argument, and the op is not run. */
 struct dev *dev_checked(struct dev *inner);
 
 #define X(op)                                                                                                          \

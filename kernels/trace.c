@@ -10,7 +10,7 @@ struct dev_trace {
     const struct weight *head;
     double kv_token_bytes;
     int32_t *look[2]; /* copies of index arrays on the device */
-    int depth;        /* ops composed of others call them through the table again: only the outermost counts */
+    int depth;        /* composed ops call other ops through the same table: only the outermost is counted */
     struct trace_count count[TRACE_COUNT];
     void (*listen)(void *arg, int row, uint64_t start, uint64_t end);
     void *listen_arg;
@@ -28,8 +28,7 @@ static uint64_t now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* ---- what an op amounts to: most move activations only, which is not counted --------------------------------------
- */
+/* ---- the cost of each op: most ops only move activations, which is not counted ---------------------------------- */
 
 #define X(op)                                                                                                          \
     __attribute__((unused)) static int tally_##op(struct dev_trace *t, const struct op##_args *a)                      \
@@ -59,7 +58,8 @@ static int tally_linear(struct dev_trace *t, const struct linear_args *a)
 {
     int row = a->w == t->head ? TRACE_HEAD : OP_linear;
     t->count[row].macs += (double)a->x.rows * a->x.cols * a->y.cols;
-    t->count[row].bytes += a->x.rows && !a->first ? (double)t->own->weight_bytes(a->w) : 0; /* of slices, once */
+    /* of a weight used slice by slice, once */
+    t->count[row].bytes += a->x.rows && !a->first ? (double)t->own->weight_bytes(a->w) : 0;
     return row;
 }
 
@@ -91,7 +91,8 @@ static int tally_lora(struct dev_trace *t, const struct lora_args *a)
     return OP_lora;
 }
 
-/* Rows at the positions first .. len - 1 see themselves and all before them, or the last `window` of those. */
+/* The number of (row, position) pairs: rows at positions first .. len - 1 see themselves and all before them, or the
+ * last `window` of those. */
 static double positions_seen(int first, int len, int window)
 {
     double rows = len - first, full = window && first + 1 > window ? rows : 0; /* rows that see a whole window */
@@ -100,8 +101,8 @@ static double positions_seen(int first, int len, int window)
     return full * window + growing * (first + 1 + (growing - 1) / 2);
 }
 
-/* An index array, for the host to read until the next look at the same place; each op is waited for in any case.  NULL:
- * no memory for a copy, or a device that has failed. */
+/* An index array for the host to read, valid until the next call with the same `place`; a traced op is waited for in
+ * any case. NULL: no memory for a copy, or the device has failed. */
 static const int32_t *look_at(struct dev_trace *t, int place, const int32_t *p, int n)
 {
     if (t->own->host_memory) return p;
@@ -124,7 +125,7 @@ static int tally_attn(struct dev_trace *t, const struct attn_args *a)
     return OP_attn;
 }
 
-/* two products of a score and a feature forward, five backward */
+/* Multiply-adds per pair of a score and a feature: two forward, five backward. */
 static int tally_seqs(struct dev_trace *t, enum op_id op, const int32_t *q_start, int n_seqs, int window, int width)
 {
     q_start = look_at(t, 0, q_start, n_seqs + 1);
@@ -183,7 +184,7 @@ struct dev_trace *dev_trace_open(struct dev *d, const struct weight *head, doubl
 #define X(op) t->ops.op = trace_##op;
     OPS(X)
 #undef X
-    t->ops.replay = NULL; /* each op is to be seen */
+    t->ops.replay = NULL; /* without replay each op runs, and is counted, by itself */
     dev_trace_switch(t, true);
     return t;
 }
@@ -205,7 +206,8 @@ void dev_trace_listen(struct dev_trace *t, void (*fn)(void *, int, uint64_t, uin
 
 void dev_trace_switch(struct dev_trace *t, bool on)
 {
-    __atomic_store_n(&t->d->ops, on ? &t->ops : t->own, __ATOMIC_RELEASE); /* whole, for whoever reads it just now */
+    /* atomic: other threads may read the pointer at this moment */
+    __atomic_store_n(&t->d->ops, on ? &t->ops : t->own, __ATOMIC_RELEASE);
 }
 
 size_t dev_memory_left(struct dev *d, size_t *piece)

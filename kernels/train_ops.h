@@ -1,13 +1,13 @@
-/* The ops of training: products with weights backwards, dense products of f32 matrices, and the backward of what the
- * forward pass is made of.  Part of ops.h, whose rules hold here too; include that.
+/* The ops of training: backward GEMMs with weights, dense GEMMs of f32 matrices, and the backward of the other
+ * forward ops. Part of ops.h, whose rules hold here too; include that.
  *
- * Two kinds of results.  What belongs to a token (dx, dy, out, lse) is computed per row, so that a row depends on that
- * row alone (attention: on its sequence alone).  What is summed over tokens (gradients of parameters, a gemm with ta)
+ * There are two kinds of results. What belongs to a token (dx, dy, out, lse) is computed per row and depends on that
+ * row alone (attention: on its sequence alone). What is summed over tokens (gradients of parameters, a gemm with ta)
  * is one chain of additions in an order that depends on the shapes only: the same bits for any number of threads.
  *
- * Names: x is what the forward op read, y what it wrote, dx and dy the gradients of the loss by them.  `accumulate`:
- * the result is added to what is there.  Pointers to parameter gradients (dw, db...) are always added to, and NULL when
- * nobody wants them.
+ * Names: x is what the forward op read, y what it wrote, dx and dy the gradients of the loss with respect to them.
+ * `accumulate`: the result is added to what the destination holds. Parameter gradients (dw, db...) are always
+ * accumulated; a NULL pointer means that the gradient is not computed.
  *
  * T tokens, C hidden, H heads, G kv_heads, D head_dim, F inter, V vocab, N outputs, K inputs. */
 #ifndef TANDEM_KERNELS_TRAIN_OPS_H
@@ -22,14 +22,15 @@ struct gemm_args {
     float alpha;
 };
 
-enum { BACK_SLICE = 1280 }; /* outputs that linear_back sums at once, at most; whole slices of a weight */
+enum { BACK_SLICE = 1280 }; /* outputs of a slice: linear_back sums at most one slice at once */
 
-/* dx = dy W (+ dx).  dy (T, N), dx (T, K), w packed (N, K) of any type; of a gate_up weight N = 2F, gate first.  The
- * quantising of activations passes gradients through unchanged.  On a device opened with bf16_x, dy and the weight's
- * values may be rounded to bf16 unless w is f32.
- * Of a weight that is not gate_up, dy may be of the outputs first .. first + N - 1 alone, both ends at multiples of
- * BACK_SLICE or at the end.  The sum over outputs is made slice by slice, in order: calls for neighbouring ranges in
- * ascending order, all but the first with accumulate, give the bits of one call. */
+/* dx = dy W (+ dx).  dy (T, N), dx (T, K), w packed (N, K) of any type; of a gate_up weight N = 2F, gate first.
+ * Gradients pass the quantisation of activations unchanged (straight-through). On a device opened with bf16_x, dy
+ * and the weight's values may be rounded to bf16 unless w is f32.
+ *
+ * For a weight that is not gate_up, dy may cover the outputs first .. first + N - 1 alone, both ends at multiples of
+ * BACK_SLICE or at the last output. The sum over outputs is made slice by slice, in order: calls for neighbouring
+ * ranges in ascending order, all but the first with accumulate, give the bits of one call. */
 struct linear_back_args {
     struct mat dx, dy;
     const struct weight *w;
@@ -37,9 +38,9 @@ struct linear_back_args {
     int first;
 };
 
-/* What an adapter adds, y += scale * (x a^T) b^T, in columns [col, col + n) of y, for rows [row0, row0 + rows) of x and
- * y.  a (r, K), b (n, r) f32.  Ranges of different groups are disjoint; the parts of a group may overlap in columns and
- * are added in order. */
+/* Adds an adapter's output, y += scale * (x a^T) b^T, to columns [col, col + n) of y, for rows [row0, row0 + rows)
+ * of x and y. a (r, K), b (n, r) f32. Ranges of different groups are disjoint; the parts of a group may overlap in
+ * columns and are added in order. */
 struct lora_part {
     const float *a, *b;
     int r, col, n;
@@ -58,8 +59,8 @@ struct lora_args {
 
 enum { TRAIN_HEAD_MAX = 512 }; /* head_dim of the attention ops of training */
 
-/* dx (+)= the gradient through norm(x) * w + b; dw += sum_t dy xhat, db += sum_t dy.  x, dx, dy (T, C); dx may be dy
- * (without accumulate). */
+/* dx (+)= the gradient through norm(x) * w + b;  dw += sum_t dy xhat,  db += sum_t dy.  x, dx, dy (T, C); dx may be
+ * dy (without accumulate). */
 struct norm_back_args {
     struct mat dx, x, dy;
     const float *w;
@@ -69,7 +70,8 @@ struct norm_back_args {
     float *dw, *db; /* (C) */
 };
 
-/* Rotates q and k of qkv (T, (H + 2G) D) in place as rope_kv does, storing nothing; back: by the opposite angle. */
+/* Rotates q and k of qkv (T, (H + 2G) D) in place as rope_kv does, without storing to a cache; back: by the opposite
+ * angle. */
 struct rope_args {
     struct mat qkv;
     int heads, kv_heads, head_dim, rot;
@@ -83,7 +85,8 @@ struct rope_args {
  * natural log of the sum of exp(score), the score as in attn_args.  With n_heads only the query heads head0 .. head0 +
  * n_heads - 1; 0: all. */
 struct attn_seq_args {
-    struct mat out, lse, qkv; /* on a device opened with bf16_x q, k, v and weights may be rounded to it; f32 sums */
+    /* on a device opened with bf16_x, q, k, v and the weights may be rounded to bf16; f32 sums */
+    struct mat out, lse, qkv;
     int heads, kv_heads, head_dim, window;
     float scale;
     int n_seqs;
@@ -92,11 +95,12 @@ struct attn_seq_args {
     float softcap; /* 0: none */
 };
 
-/* dqkv (T, (H + 2G) D) = the gradient by q, k and v, all columns written.  dout, out (T, H D), lse as above.  With
- * n_heads, dq of those query heads alone, and what they give to dk and dv: the first query head of a KV head writes
- * it, the others add to it.  Calls in ascending order of heads give the bits of one call. */
+/* dqkv (T, (H + 2G) D) = the gradient with respect to q, k and v; all columns are written. dout, out (T, H D), lse
+ * as above. With n_heads, writes dq of those query heads only, and their contribution to dk and dv: the first query
+ * head of a KV head overwrites it, the others add to it. Calls in ascending order of heads give the bits of one
+ * call. */
 struct attn_back_args {
-    struct mat dqkv, dout, out, lse, qkv; /* with bf16_x, dout and the gradients by scores may be rounded, too */
+    struct mat dqkv, dout, out, lse, qkv; /* with bf16_x, dout and the gradients of scores may be rounded too */
     int heads, kv_heads, head_dim, window;
     float scale;
     int n_seqs;
@@ -105,8 +109,8 @@ struct attn_back_args {
     float softcap; /* as attn_seq's */
 };
 
-/* dx, in place, in columns [col, col + heads * head_dim): on entry the gradient by head_norm's result, on return by its
- * input.  x: head_norm's input (before it ran in place).  dw (D). */
+/* In place on columns [col, col + heads * head_dim) of dx: on entry the gradient with respect to head_norm's output,
+ * on return with respect to its input. x: head_norm's input (before it ran in place). dw (D). */
 struct head_norm_back_args {
     struct mat dx, x;
     int col, heads, head_dim;
@@ -127,11 +131,13 @@ struct act_back_args {
     enum act_kind act;
 };
 
-/* Of each row of logits (R, V): loss[r] = -log softmax(logits)[target[r]], hit[r] = 1 where the target is the largest
- * logit (the lowest id on a tie), and with back the row becomes (softmax - onehot(target)) * scale[r].  target -1: loss
- * 0, hit 0, row 0.  A row with a NaN or +infinity, or with nothing finite, gives loss NaN, hit 0 and a row of NaN.
- * Of logits that op softcap wrote, with the same logit_scale and softcap, back gives the gradient by what it read: that
- * by a logit z times logit_scale * (1 - (z / softcap)^2), without softcap times logit_scale. */
+/* For each row of logits (R, V): loss[r] = -log softmax(logits)[target[r]]; hit[r] = 1 where the target is the
+ * largest logit (the lowest id on a tie); with `back` the row is replaced by (softmax - onehot(target)) * scale[r].
+ * target -1: loss 0, hit 0, row 0. A row with a NaN or +infinity, or with nothing finite, gives loss NaN, hit 0 and
+ * a row of NaN.
+ *
+ * When op softcap wrote the logits, with the same logit_scale and softcap, `back` gives the gradient with respect to
+ * softcap's input: that of a logit z times logit_scale * (1 - (z / softcap)^2), without softcap times logit_scale. */
 struct cross_entropy_args {
     struct mat logits;
     const int32_t *target;
@@ -142,8 +148,8 @@ struct cross_entropy_args {
     float logit_scale, softcap; /* 0: 1, and none */
 };
 
-/* dtable[id[t]] += dx[t] * scale (the product rounded to f32), in the order of t; dpos[pos[t]] += dx[t] when dpos.p.
- * dx (T, C), dtable (V, C). */
+/* dtable[id[t]] += dx[t] * scale (the multiplication rounded to f32), in the order of t; dpos[pos[t]] += dx[t] when
+ * dpos.p is set. dx (T, C), dtable (V, C). */
 struct embed_back_args {
     struct mat dtable, dpos, dx;
     const int32_t *id, *pos;
@@ -190,7 +196,7 @@ struct axpby_args {
     double alpha, beta;
 };
 
-/* A name enters this list with its definition in ref, its kernel in cpu, its check and its test. */
+/* Each name here has a definition in ref, a kernel in cpu, a check and a test. */
 #define TRAIN_OPS(X)                                                                                                   \
     X(gemm)                                                                                                            \
     X(linear_back)                                                                                                     \

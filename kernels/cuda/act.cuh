@@ -17,7 +17,7 @@ __device__ inline float act_value(float x, enum act_kind act)
     return x;
 }
 
-/* the derivative (of RELU 0 at 0), and in *value the function itself */
+/* Returns the derivative (0 for RELU at 0), and the function's value in *value. */
 __device__ inline float act_slope(float x, enum act_kind act, float *value)
 {
     *value = x;
@@ -33,7 +33,7 @@ __device__ inline float act_slope(float x, enum act_kind act, float *value)
         return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * 0.79788456080286535588f * (1 + 3 * 0.044715f * x * x);
     }
     case ACT_GELU_ERF: {
-        float below = 0.5f * erfcf(-x * 0.70710678118654752440f); /* of a normal distribution */
+        float below = 0.5f * erfcf(-x * 0.70710678118654752440f); /* the normal distribution's CDF at x */
         *value = x * below;
         return below + x * expf(-0.5f * x * x) * 0.39894228040143267794f;
     }

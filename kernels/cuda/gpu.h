@@ -1,8 +1,8 @@
-/* The one header of CUDA that the files of this folder include: nvcc gets the real thing, a host compiler the shim
+/* The only CUDA header that the files of this folder include: nvcc gets the CUDA runtime, a host compiler the shim
  * (kernels/simt), so the same sources are the device `cuda` and the device `simt`.
  *
- * A kernel is launched with LAUNCH, keeps its shared memory in one struct (SMEM), and uses what it needs of PTX through
- * ptx.cuh.  Everything is in namespace GPU_NAMESPACE, since both devices may be in one binary. */
+ * A kernel is launched with LAUNCH, keeps its shared memory in one struct (SMEM), and uses PTX through ptx.cuh.
+ * Everything is in namespace GPU_NAMESPACE, since one binary may have both devices. */
 #ifndef TANDEM_KERNELS_CUDA_GPU_H
 #define TANDEM_KERNELS_CUDA_GPU_H
 
@@ -14,12 +14,12 @@
 #define SMEM(T, name)                                                                                                  \
     extern __shared__ __align__(128) unsigned char smem_raw_[];                                                        \
     T &name = *reinterpret_cast<T *>(smem_raw_)
-/* Shared memory that a launcher sizes: bytes, 128-byte aligned. */
+/* Dynamic shared memory, sized by the launcher, in bytes; 128-byte aligned. */
 #define SMEM_BYTES(name)                                                                                               \
     extern __shared__ __align__(128) unsigned char smem_raw_[];                                                        \
     unsigned char *name = smem_raw_
 
-/* before a loop whose variable numbers registers; a host compiler would only grow by it */
+/* Before a loop whose variable indexes registers; on a host it would only enlarge the code. */
 #define UNROLL _Pragma("unroll")
 
 #else
@@ -44,7 +44,7 @@ using namespace simt_runtime;
 
 #define FULL_WARP 0xffffffffu
 
-/* #pragma unroll(WHOLE): a GPU's registers cannot be indexed, so a loop over them must be unrolled; a host compiler
+/* #pragma unroll(WHOLE): registers of a GPU cannot be indexed, so loops over them must be unrolled; a host compiler
  * would only take long over it. */
 #ifdef __CUDACC__
 constexpr int WHOLE = 128;

@@ -1,4 +1,4 @@
-/* Every PTX instruction that the kernels use, one function each, with its meaning on a host beside it. */
+/* Every PTX instruction that the kernels use, one function each, next to its equivalent for a host. */
 #ifndef TANDEM_KERNELS_CUDA_PTX_CUH
 #define TANDEM_KERNELS_CUDA_PTX_CUH
 
@@ -6,7 +6,8 @@
 
 namespace GPU_NAMESPACE {
 
-/* 16 bytes from global to shared memory, both 16-byte aligned; zeros when !pred.  In the current group. */
+/* Copies 16 bytes from global to shared memory, both 16-byte aligned; zeros when !pred. Belongs to the current
+ * group. */
 __device__ inline void cp_async16(void *dst, const void *src, bool pred)
 {
 #ifdef __CUDACC__
@@ -27,7 +28,8 @@ __device__ inline void cp_async_commit()
 #endif
 }
 
-/* until at most N of this thread's groups are in flight; other threads' copies: a barrier after it */
+/* Waits until at most N of this thread's groups are in flight; a barrier must follow before other threads' copies
+ * are read. */
 template <int N> __device__ inline void cp_async_wait()
 {
 #ifdef __CUDACC__
@@ -37,7 +39,8 @@ template <int N> __device__ inline void cp_async_wait()
 #endif
 }
 
-/* Four 8x8 matrices of 16-bit values; lane 8 m + r gives the (16-byte aligned, shared) address of row r of matrix m. */
+/* Loads four 8x8 matrices of 16-bit values; lane 8 m + r passes the (16-byte aligned, shared) address of row r of
+ * matrix m. */
 __device__ inline void ldmatrix_x4(unsigned (&r)[4], const void *row)
 {
 #ifdef __CUDACC__
@@ -51,7 +54,7 @@ __device__ inline void ldmatrix_x4(unsigned (&r)[4], const void *row)
 #endif
 }
 
-/* the same, each matrix transposed */
+/* Likewise, with each matrix transposed. */
 __device__ inline void ldmatrix_x4_trans(unsigned (&r)[4], const void *row)
 {
 #ifdef __CUDACC__
@@ -101,7 +104,7 @@ __device__ inline void mma_s8_16832(int (&c)[4], const unsigned (&a)[4], const u
 #endif
 }
 
-/* f16 bits to f32: one instruction, where num.h takes several */
+/* Converts f16 bits to f32: one instruction, where num.h takes several. */
 __device__ inline float half_to_float(uint16_t h)
 {
 #ifdef __CUDACC__
@@ -113,7 +116,7 @@ __device__ inline float half_to_float(uint16_t h)
 #endif
 }
 
-/* 16 bytes that are read once: past L1 */
+/* Loads 16 bytes that are read once: bypasses L1. */
 __device__ inline uint4 load_stream(const uint4 *p)
 {
 #ifdef __CUDACC__
@@ -127,7 +130,7 @@ __device__ inline uint4 load_stream(const uint4 *p)
 #endif
 }
 
-/* rounded to bf16, as a float */
+/* x rounded to bf16, as a float. */
 __device__ inline float round_to_bf16(float x)
 {
 #ifdef __CUDACC__
@@ -139,7 +142,7 @@ __device__ inline float round_to_bf16(float x)
 #endif
 }
 
-/* 8 bytes that are read once */
+/* Loads 8 bytes that are read once. */
 __device__ inline uint2 load_stream(const uint2 *p)
 {
 #ifdef __CUDACC__
@@ -151,7 +154,7 @@ __device__ inline uint2 load_stream(const uint2 *p)
 #endif
 }
 
-/* as cp_async16, of which the first `bytes` (0 to 16) are read and the rest is zeros */
+/* Like cp_async16, but reads only the first `bytes` (0 to 16); the rest is zeros. */
 __device__ inline void cp_async16_part(void *dst, const void *src, int bytes)
 {
 #ifdef __CUDACC__
@@ -162,7 +165,7 @@ __device__ inline void cp_async16_part(void *dst, const void *src, int bytes)
 #endif
 }
 
-/* 4 bytes from global to shared memory, both 4-byte aligned; zeros when !pred.  In the current group. */
+/* Copies 4 bytes from global to shared memory, both 4-byte aligned; zeros when !pred. Belongs to the current group. */
 __device__ inline void cp_async4(void *dst, const void *src, bool pred)
 {
 #ifdef __CUDACC__
@@ -174,7 +177,7 @@ __device__ inline void cp_async4(void *dst, const void *src, bool pred)
 #endif
 }
 
-/* 2^x within 2 ulp; of -infinity 0 */
+/* 2^x within 2 ulp; 0 for -infinity. */
 __device__ inline float exp2_fast(float x)
 {
 #ifdef __CUDACC__
@@ -186,7 +189,7 @@ __device__ inline float exp2_fast(float x)
 #endif
 }
 
-/* two floats rounded to bf16, and to f16, the first in the low half */
+/* Two floats rounded to bf16 (or f16) and packed, the first in the low half. */
 __device__ inline unsigned pack_bf16(float low, float high)
 {
 #ifdef __CUDACC__
@@ -209,8 +212,8 @@ __device__ inline unsigned pack_f16(float low, float high)
 #endif
 }
 
-/* Bytes of the eight of b:a (a's are 0 to 3), one for each of the four low nibbles of `select`; a nibble from 8 on
- * gives the sign of its byte, eight times. */
+/* Selects bytes (PRMT): each of the four low nibbles of `select` picks one of the eight bytes of b:a (a's are 0 to
+ * 3); a nibble of 8 or more replicates the sign bit of the byte instead. */
 __device__ inline unsigned byte_select(unsigned a, unsigned b, unsigned select)
 {
 #ifdef __CUDACC__
@@ -228,7 +231,7 @@ __device__ inline unsigned byte_select(unsigned a, unsigned b, unsigned select)
 #endif
 }
 
-/* c = a b: mma_bf16_16816 without what c held */
+/* c = a b: mma_bf16_16816 without an accumulator input. */
 __device__ inline void mma_bf16_16816_first(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2])
 {
 #ifdef __CUDACC__
@@ -242,8 +245,8 @@ __device__ inline void mma_bf16_16816_first(float (&c)[4], const unsigned (&a)[4
 #endif
 }
 
-/* In a kernel launched early (LAUNCH_EARLY in device.h): until every kernel before it has ended and what they wrote can
- * be read.  Launched otherwise, or before sm_90, there is nothing to wait for. */
+/* In a kernel launched early (LAUNCH_EARLY in device.h): waits until every preceding kernel has ended and its writes
+ * are visible. Without effect in other launches and before sm_90. */
 __device__ inline void wait_for_before()
 {
 #ifdef __CUDACC__
@@ -255,7 +258,7 @@ __device__ inline void wait_for_before()
 #endif
 }
 
-/* The next kernel, if it is launched early, may begin once all blocks of this one have said so or ended. */
+/* Allows the next kernel, if launched early, to begin once all blocks of this one have called this or ended. */
 __device__ inline void let_next_begin()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -263,14 +266,14 @@ __device__ inline void let_next_begin()
 #endif
 }
 
-/* For a kernel launched early that has nothing to do before. */
+/* For a kernel launched early that has nothing to do before the wait. */
 __device__ inline void take_turn()
 {
     let_next_begin();
     wait_for_before();
 }
 
-/* (a & b) ^ c, in one instruction also when b and c are constants */
+/* (a & b) ^ c in one instruction (LOP3), also when b and c are constants. */
 __device__ inline unsigned and_xor(unsigned a, unsigned b, unsigned c)
 {
 #ifdef __CUDACC__
@@ -282,7 +285,7 @@ __device__ inline unsigned and_xor(unsigned a, unsigned b, unsigned c)
 #endif
 }
 
-/* 16 bytes from global to shared memory, as cp_async16, by L1: other blocks read the same */
+/* Like cp_async16, but caches in L1: for data that other blocks of the SM read too. */
 __device__ inline void cp_async16_cached(void *dst, const void *src)
 {
 #ifdef __CUDACC__
@@ -293,8 +296,7 @@ __device__ inline void cp_async16_cached(void *dst, const void *src)
 #endif
 }
 
-/* Brings memory, of which address and size are multiples of 16, to L2, where everybody sees the
- * same: no order is needed. */
+/* Prefetches memory into L2; address and size are multiples of 16. L2 is coherent, so this needs no ordering. */
 __device__ inline void prefetch_l2(const void *p, unsigned bytes)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -6,8 +6,9 @@
 
 namespace GPU_NAMESPACE {
 
-/* A warp turns the first 2 half values of x; row: where the token's angles begin; sign -1: back.  Lane i has the pairs
- * (i, i + half), (i + 32, ...).  Products are fused by name, so that every kernel that includes this rounds alike. */
+/* Rotates the first 2 half values of x, by one warp. row: where the token's angles begin; sign -1: backwards. Lane i
+ * has the pairs (i, i + half), (i + 32, ...). Multiply-adds are fused explicitly, so that every kernel that includes
+ * this rounds alike. */
 __device__ inline void rope_head(float *x, int lane, int half, const float *cosines, const float *sines, size_t row,
                                  float sign)
 {

@@ -1,4 +1,4 @@
-/* The hyperbolic tangent by which scores are capped. */
+/* The tanh of softcap. */
 #ifndef TANDEM_KERNELS_CUDA_SOFTCAP_CUH
 #define TANDEM_KERNELS_CUDA_SOFTCAP_CUH
 
@@ -6,7 +6,7 @@
 
 namespace GPU_NAMESPACE {
 
-/* Error about 3e-7 of itself: an odd polynomial near 0 (Cephes' tanhf), else 1 - 2 / (1 + e^2x). */
+/* Relative error about 3e-7: an odd polynomial near 0 (Cephes' tanhf), else 1 - 2 / (1 + e^2x). */
 __device__ inline float tanh_fast(float x)
 {
     float size = fabsf(x), square = __fmul_rn(x, x), p = -5.70498872745e-3f;

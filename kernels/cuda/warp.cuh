@@ -1,5 +1,5 @@
-/* Reductions over a warp and over a block, and reading rows of any float type.  Each sums in an order that depends on
- * the block's size alone. */
+/* Reductions over a warp and over a block, and loads from rows of any float type. The order of each reduction
+ * depends on the block's size alone. */
 #ifndef TANDEM_KERNELS_CUDA_WARP_CUH
 #define TANDEM_KERNELS_CUDA_WARP_CUH
 
@@ -13,14 +13,14 @@ template <class T> __device__ inline T warp_sum(T v)
     return v;
 }
 
-/* fmaxf: a NaN loses */
+/* Ignores NaN, as fmaxf does. */
 __device__ inline float warp_max(float v)
 {
     for (int m = 16; m; m >>= 1) v = fmaxf(v, __shfl_xor_sync(FULL_WARP, v, m));
     return v;
 }
 
-/* the sum up to this lane */
+/* Inclusive prefix sum over the lanes. */
 __device__ inline int warp_scan(int v, int lane)
 {
     for (int by = 1; by < 32; by *= 2) {
@@ -30,12 +30,12 @@ __device__ inline int warp_scan(int v, int lane)
     return v;
 }
 
-/* one value of each warp; for blocks whose threads are whole warps */
+/* One value per warp; for blocks that consist of whole warps. */
 template <class T> struct block_part {
     T warp[32];
 };
 
-/* The sum over the block, on every thread.  Ends with a barrier, so that the same part serves again. */
+/* The sum over the block, on every thread. Ends with a barrier, so that s may be reused at once. */
 template <class T> __device__ inline T block_sum(T v, block_part<T> &s)
 {
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
@@ -74,7 +74,7 @@ __device__ inline max_sum block_max_sum(float a, float b, block_part<max_sum> &s
     return v;
 }
 
-/* Threads for a row of n floats, four to a thread: whole warps, 32 .. 256.  Depends on n alone. */
+/* Threads for a row of n floats, four floats per thread: whole warps, 32 .. 256. Depends on n alone. */
 static inline int row_threads(int n)
 {
     int t = (n / 4 + 31) / 32 * 32;
@@ -91,7 +91,7 @@ struct vec4 {
     float v[4];
 };
 
-/* Four floats, `left` of them there, the others 0.  VEC: all are, and p is 16-byte aligned. */
+/* Loads four floats; those from `left` on are 0. VEC: all exist, and p is 16-byte aligned. */
 template <bool VEC> __device__ inline vec4 load4(const float *p, int left)
 {
     if constexpr (VEC) {

@@ -1,5 +1,5 @@
-/* Op attn: its launcher, the merging of splits, and the kernel in f32, for f32 caches and for heads that the tensor
- * cores' kernels (attn_mma.cuh) do not take.  See attn.cuh for how it works. */
+/* Op attn: its launcher, the merging of splits, and the f32 kernel for f32 caches and for heads that the tensor-core
+ * kernels (attn_mma.cuh) do not support. See attn.cuh for the algorithm. */
 #include "kernels/cuda/attention/attn.cuh"
 #include "kernels/cuda/softcap.cuh"
 
@@ -16,7 +16,7 @@ __device__ inline float4 fold_four(float4 total, float a, float4 part, float b)
             attn_fold_out(total.z, a, part.z, b), attn_fold_out(total.w, a, part.w, b)};
 }
 
-/* Row r of the unit, columns col .. col + 3: the splits in order, as the kernels that walk fold them. */
+/* Row r of the unit, columns col .. col + 3: folds the splits in the order in which the walking kernels do. */
 __device__ void merge_row(const attn_call &c, const attn_item &it, int r, int col)
 {
     attn_state total = {-INFINITY, 0};
@@ -48,7 +48,7 @@ __device__ void merge_row(const attn_call &c, const attn_item &it, int r, int co
         if (col + i < c.dim) to[i] = v[i];
 }
 
-/* a warp for each row of the units that were split */
+/* One warp for each row of the units that were split. */
 __global__ void __launch_bounds__(ATTN_THREADS) merge_kernel(attn_call c)
 {
     SMEM_BYTES(shared);
@@ -75,7 +75,7 @@ void attn_merge(gpu_dev *d, const attn_call *c)
     LAUNCH_EARLY(d, "attn", merge_kernel, dim3((unsigned)blocks), dim3(ATTN_THREADS), attn_index_bytes(*c), *c);
 }
 
-/* Units that the args allow: tiles of every KV head, one begun tile a sequence. */
+/* Upper bound of the units, from the host's args: the tiles of every KV head, plus one partial tile per sequence. */
 static int64_t units_most(const attn_call *c, const struct attn_args *a)
 {
     return ((int64_t)a->out.rows * c->group / c->tile + a->n_seqs) * c->kv_heads;
@@ -105,12 +105,13 @@ unsigned attn_blocks(const attn_call *c, const struct attn_args *a, int most)
 
 namespace {
 
-enum { F32_ROWS = 16, F32_HALF = 16 }; /* rows of a tile; lanes that share a row's scores, one key of the page each */
+/* rows of a tile; lanes that share a row's scores, each with one key of the page */
+enum { F32_ROWS = 16, F32_HALF = 16 };
 
 template <int DIM, int STAGES> struct f32_smem {
     float q[F32_ROWS][DIM], k[STAGES][KV_PAGE][DIM + 4], v[STAGES][KV_PAGE][DIM];
     float p[F32_ROWS][KV_PAGE];
-    float a[F32_ROWS], b[F32_ROWS], inv[F32_ROWS]; /* a: also what a page scales the outputs by */
+    float a[F32_ROWS], b[F32_ROWS], inv[F32_ROWS]; /* a: also the factor by which a page rescales the outputs */
 };
 
 /* element i of a row of the cache */
@@ -120,7 +121,7 @@ __device__ inline float cache_value(const uint8_t *row, enum dtype t, int i, flo
     return load_float(row, t, (size_t)i);
 }
 
-/* The page at position pos0: keys and values, zeros past the end of the sequence and of a row. */
+/* Loads the page at position pos0: keys and values, zeros past the end of the sequence and of a row. */
 template <int DIM, int STAGES>
 __device__ void f32_load(const attn_call &c, const attn_item &it, f32_smem<DIM, STAGES> &s, int stage, int pos0)
 {
@@ -156,8 +157,8 @@ __device__ void f32_query(const attn_call &c, const attn_item &it, f32_smem<DIM,
     }
 }
 
-/* The scores of one key with rows r and r + 1, and what they make of the rows' states, which the 16 lanes of the rows
- * share.  Leaves the weights in p and what earlier outputs are multiplied by in a. */
+/* The scores of one key with rows r and r + 1, and the update of the rows' states, which the 16 lanes of the rows
+ * share. Leaves the weights in p and the factors for the earlier outputs in a. */
 template <int DIM, int STAGES>
 __device__ void f32_scores(const attn_call &c, const attn_item &it, f32_smem<DIM, STAGES> &s, int stage, int pos0,
                            attn_state (&state)[2])
@@ -190,7 +191,7 @@ __device__ void f32_scores(const attn_call &c, const attn_item &it, f32_smem<DIM
     }
 }
 
-/* Who has which outputs: ROWS rows from `row` on, four columns from col on. */
+/* The outputs of a thread: ROWS rows from `row` on, four columns from col on. */
 template <int DIM> struct f32_place {
     static constexpr int ROWS = DIM / 32;
     int row, col;
@@ -216,14 +217,15 @@ template <int DIM, int STAGES> __device__ void f32_values(f32_smem<DIM, STAGES> 
     }
 }
 
-/* The end of a split: to its slot, or into the total, which is in out until the last split divides it by the sum. */
+/* Ends a split: stores its result in its slot, or folds it into the total, which is kept in `out` until the last
+ * split divides it by the sum. */
 template <int DIM, int STAGES>
 __device__ void f32_end(const attn_call &c, const attn_item &it, f32_smem<DIM, STAGES> &s, int split,
                         const attn_state (&state)[2], attn_state (&total)[2], const float4 (&acc)[DIM / 32])
 {
     int key = (int)threadIdx.x % F32_HALF, r = (int)threadIdx.x / F32_HALF * 2;
     bool first = split == it.split0, last = split == it.split1 - 1;
-    __syncthreads(); /* a was of the page */
+    __syncthreads(); /* the page's values of `a` have been read */
 #pragma unroll(WHOLE)
     for (int j = 0; j < 2; j++) {
         float a, b;
@@ -265,7 +267,7 @@ __device__ void f32_item(const attn_call &c, const attn_item &it, f32_smem<DIM, 
     int page1 = min(it.split1 * ATTN_SPLIT_PAGES, it.last / KV_PAGE + 1);
     attn_state state[2] = {{-INFINITY, 0}, {-INFINITY, 0}}, total[2] = {{-INFINITY, 0}, {-INFINITY, 0}};
     float4 acc[DIM / 32] = {};
-    __syncthreads(); /* the item before is done */
+    __syncthreads(); /* all threads are done with the previous item */
     f32_query(c, it, s);
     if (STAGES > 1) f32_load(c, it, s, 0, page0 * KV_PAGE);
     for (int page = page0; page < page1; page++) {

@@ -1,18 +1,18 @@
-/* Paged attention, what its kernels share: how the work is found on the device, and the arithmetic that makes a row's
- * bits its own.
+/* Paged attention, the parts that its kernels share: finding the work on the device, and the arithmetic that makes a
+ * row's result batch-invariant.
  *
- * The context is cut at fixed positions into splits, each split into tiles of keys, and a row (token, query head) goes
- * through a tile by the online softmax (Milakov and Gimelshein, 2018; FlashAttention, Dao et al., 2022).  Split by
- * split the result (largest score, sum, unnormalised output) is folded into a total, in order.  Keys that a row does
- * not see count as scores of -infinity, which leave every bit of its state as it was; so it does not matter which rows
- * share a tile, where a tile of rows ends, or whether one block walks all splits or each split has a block of its own
- * and merge_kernel folds what they left.  A row's result depends on its query, its context and the cache's type alone,
- * not on how its prompt was cut nor on who shares the batch.  (One exception: a NaN or infinity in the values of a
- * later token of the same tile of rows reaches the earlier ones, 0 times NaN.)
+ * The context is divided at fixed positions into splits, each split into tiles of keys, and a row (token, query
+ * head) goes through a tile by online softmax (Milakov and Gimelshein, 2018; FlashAttention, Dao et al., 2022). The
+ * result of each split (largest score, sum, unnormalised output) is folded into a total, in order. Masked keys count
+ * as scores of -infinity, which leave every bit of the row's state unchanged. So it does not matter which rows share
+ * a tile, where a tile of rows ends, or whether one block walks all splits or each split has its own block and
+ * merge_kernel folds the results. A row's result depends on its query, its context and the cache's type alone, not
+ * on how its prompt was chunked nor on the rest of the batch. (One exception: a NaN or infinity in the values of a
+ * later token of the same tile of rows reaches the earlier ones, as 0 times NaN.)
  *
- * Which sequence has how many rows stands in device memory: every block begins by counting the work, one warp over
- * all sequences, and takes items from there.  The host has put it there, and the tables of pages, so that this needs
- * not wait for the kernels before (LAUNCH_EARLY). */
+ * The number of rows of each sequence is in device memory: every block begins by counting the work, one warp over
+ * all sequences, and takes its items from that index. The host wrote these numbers and the page tables, so the count
+ * need not wait for preceding kernels (LAUNCH_EARLY). */
 #ifndef TANDEM_KERNELS_CUDA_ATTENTION_ATTN_CUH
 #define TANDEM_KERNELS_CUDA_ATTENTION_ATTN_CUH
 
@@ -23,8 +23,8 @@ namespace GPU_NAMESPACE {
 
 enum { ATTN_SPLIT = 256, ATTN_SPLIT_PAGES = ATTN_SPLIT / KV_PAGE, ATTN_THREADS = 128, ATTN_WARPS = ATTN_THREADS / 32 };
 
-/* What a kernel of attn is told.  A tile is `tile` rows (token, head of the group) of one KV head of a sequence; a
- * kernel takes the sequences that have rows_min .. rows_max such rows. */
+/* Parameters of the attention kernels. A tile is `tile` rows (token, head of the group) of one KV head of a
+ * sequence; a kernel handles the sequences that have rows_min .. rows_max such rows. */
 struct attn_call {
     struct mat out, qkv;
     const int32_t *q_start, *kv_len, *pages;
@@ -32,16 +32,16 @@ struct attn_call {
     size_t v_at, scale_at, block_bytes;
     float *part, *part_state; /* (max_slots, tile, part_ld) outputs, (max_slots, tile, 2) largest score and sum */
     enum dtype t;
-    float scale; /* of scores, to the base 2; with cap of what tanh takes */
-    float cap;   /* softcap to the base 2; 0: none */
+    float scale; /* of scores, in base 2; with cap: of the argument of tanh */
+    float cap;   /* softcap in base 2; 0: none */
     int heads, kv_heads, group, dim, dim_pad, window, n_seqs, pages_ld;
     int tile, rows_min, rows_max, max_slots, part_ld;
-    int ahead; /* pages that a block may bring to L2 before it waits */
+    int ahead; /* pages that a block may prefetch into L2 before it waits */
 };
 
-/* Sequence s as this kernel sees it. */
+/* Sequence s from the point of view of this kernel. */
 struct attn_span {
-    int n, pos0, rows, units, splits; /* units: tiles of all KV heads; 0: none of this kernel's */
+    int n, pos0, rows, units, splits; /* units: tiles of all KV heads; 0: another kernel handles it */
 };
 
 __device__ inline int attn_first(const attn_call &c, int pos)
@@ -62,8 +62,8 @@ __device__ inline attn_span attn_span_of(const attn_call &c, int s)
     return p;
 }
 
-/* In shared memory, after a kernel's own: for each sequence where its items end, and its first slot for results of
- * splits, or -1 when its blocks walk all splits. */
+/* Work index in shared memory, after the kernel's own: for each sequence the end of its items, and its first slot
+ * for results of splits, or -1 when each of its blocks walks all splits. */
 struct attn_index {
     int32_t *end, *slot;
 };
@@ -73,8 +73,9 @@ static inline size_t attn_index_bytes(const attn_call &c)
     return 2 * (size_t)c.n_seqs * sizeof(int32_t);
 }
 
-/* Counts the items: a unit whose blocks walk is one, otherwise each of its splits is; for merging, the units that were
- * split.  Sequences are split as long as there are slots for their results.  Ends with a barrier. */
+/* Counts the items: a unit whose block walks all splits is one item, otherwise each of its splits is one. When
+ * merging, an item is a unit that was split. Sequences are split while there are free slots for their results. Ends
+ * with a barrier. */
 __device__ inline attn_index attn_count(const attn_call &c, unsigned char *shared, bool merging)
 {
     attn_index x = {reinterpret_cast<int32_t *>(shared), reinterpret_cast<int32_t *>(shared) + c.n_seqs};
@@ -104,15 +105,16 @@ struct attn_item {
     const int32_t *pages;
     int token0, pos0, row0, n_rows, kv_head; /* token0, pos0: of the sequence; row0: of the tile in the sequence */
     int first, last, len;                    /* positions that the tile sees; tokens of the sequence */
-    int split0, split1;                      /* this block's: split0 .. split1 - 1 */
-    int slot;                                /* for the results of split0; -1: they are folded here, to the end */
+    int split0, split1;                      /* this block's splits: split0 .. split1 - 1 */
+    int slot;                                /* slot of the result of split0; -1: this block folds all splits itself */
 };
 
-/* Item i, the longest first; of merging: all splits of a unit, slot that of its first.  false: nothing to do. */
+/* Item i, longest items first; when merging: all splits of a unit, with the slot of the first. @return false when
+ * there is no item i. */
 __device__ inline bool attn_item_of(const attn_call &c, const attn_index &x, int i, bool merging, attn_item *it)
 {
     i = x.end[c.n_seqs - 1] - 1 - i;
-    int low = 0, high = c.n_seqs - 1; /* the first sequence that ends after i */
+    int low = 0, high = c.n_seqs - 1; /* the first sequence whose items end after i */
     while (low < high) {
         int mid = (low + high) / 2;
         if (x.end[mid] > i)
@@ -124,7 +126,7 @@ __device__ inline bool attn_item_of(const attn_call &c, const attn_index &x, int
     int unit = i - (low ? x.end[low - 1] : 0), piece = 0, slot = x.slot[low];
     if (slot >= 0 && !merging) {
         slot += unit;
-        piece = unit % p.splits; /* only what is split has a slot: NOLINT(clang-analyzer-core.DivideZero) */
+        piece = unit % p.splits; /* only split units have a slot: NOLINT(clang-analyzer-core.DivideZero) */
         unit /= p.splits;
     } else if (slot >= 0) {
         slot += unit * p.splits;
@@ -142,7 +144,7 @@ __device__ inline bool attn_item_of(const attn_call &c, const attn_index &x, int
     it->split1 = it->last / ATTN_SPLIT + 1;
     it->slot = slot;
     if (slot < 0) return true;
-    int base = attn_first(c, p.pos0) / ATTN_SPLIT; /* slots are counted from it */
+    int base = attn_first(c, p.pos0) / ATTN_SPLIT; /* slots are numbered from this split on */
     if (merging) {
         it->slot += it->split0 - base;
         return true;
@@ -159,7 +161,7 @@ __device__ inline int attn_items(const attn_call &c, const attn_index &x)
     return x.end[c.n_seqs - 1];
 }
 
-/* Row r of the tile: its position, its query, its output. */
+/* Position, query and output of row r of the tile. */
 __device__ inline int attn_pos(const attn_call &c, const attn_item &it, int r)
 {
     return it.pos0 + (it.row0 + r) / c.group;
@@ -182,15 +184,15 @@ __device__ inline float *attn_out(const attn_call &c, const attn_item &it, int r
     return static_cast<float *>(c.out.p) + attn_at(c, it, r, c.out.ld);
 }
 
-/* The block of the page that position pos is in; any address of the cache when the sequence does not go so far. */
+/* The block of the page that holds position pos; any valid address of the cache when the sequence is shorter. */
 __device__ inline const uint8_t *attn_block(const attn_call &c, const attn_item &it, int pos)
 {
     size_t page = pos < it.len ? (size_t)it.pages[pos / KV_PAGE] : 0;
     return c.blocks + (page * (size_t)c.kv_heads + (size_t)it.kv_head) * c.block_bytes;
 }
 
-/* Begins to bring the item's pages to L2, but for the last, which is being written.  By threads of
- * the block, at most one page each. */
+/* Prefetches the item's pages into L2, except the last, which is being written. Each thread of the block prefetches
+ * at most one page. */
 __device__ inline void attn_prefetch(const attn_call &c, const attn_item &it)
 {
     int page = it.split0 * ATTN_SPLIT_PAGES + (int)threadIdx.x,
@@ -201,18 +203,18 @@ __device__ inline void attn_prefetch(const attn_call &c, const attn_item &it)
 
 /* ---- the arithmetic ---------------------------------------------------------------------------------------------- */
 
-/* A row's state: largest score (to the base 2) and sum of 2^(score - largest); of nothing seen, -infinity and 0. */
+/* A row's state: largest score (base 2) and sum of 2^(score - largest); -infinity and 0 before any key was seen. */
 struct attn_state {
     float max, sum;
 };
 
-/* What 2^(score - max) is taken against: of a row that saw nothing yet, anything finite. */
+/* The base of 2^(score - base): the maximum, or any finite number for a row that has seen no key yet. */
 __device__ inline float attn_base(float max)
 {
     return max == -INFINITY ? 0 : max;
 }
 
-/* Folds a split's state into the total; *a, *b: what the total's and the split's outputs are multiplied by. */
+/* Folds a split's state into the total; *a, *b: the factors for the total's and the split's outputs. */
 __device__ inline void attn_fold(attn_state *total, attn_state part, float *a, float *b)
 {
     float max = fmaxf(total->max, part.max), base = attn_base(max);
@@ -227,16 +229,17 @@ __device__ inline float attn_fold_out(float total, float a, float part, float b)
     return fmaf(part, b, __fmul_rn(total, a));
 }
 
-/* attn_mma.cuh: by tensor cores, one function a type of cache; false: heads too large */
+/* Tensor-core kernels (attn_mma.cuh), one function for each cache type. @return false when the heads are too large. */
 bool attn_bf16(gpu_dev *, attn_call *, const struct attn_args *);
 bool attn_f16(gpu_dev *, attn_call *, const struct attn_args *);
 bool attn_i8(gpu_dev *, attn_call *, const struct attn_args *);
 
-/* Room for the results of splits in an area, for tiles of c->tile rows: at most `slots`. false: the device failed. */
+/* Allocates the slots for results of splits in a scratch area, for tiles of c->tile rows: at most `slots`. @return
+ * false when the device has failed. */
 bool attn_room(gpu_dev *, attn_call *, const struct attn_args *, enum area, int slots);
-/* Folds what is in the slots, when there can be any. */
+/* Launches merge_kernel if any unit can have been split. */
 void attn_merge(gpu_dev *, const attn_call *);
-/* Blocks for a kernel over the call's items: at most `most`. */
+/* Number of blocks for a kernel over the call's items: at most `most`. */
 unsigned attn_blocks(const attn_call *, const struct attn_args *, int most);
 
 } // namespace GPU_NAMESPACE

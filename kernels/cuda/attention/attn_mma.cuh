@@ -1,13 +1,13 @@
-/* Attention on tensor cores: caches of bf16 with heads of up to 256, of f16 and int8 up to 128.
+/* Attention on tensor cores: bf16 caches with heads of up to 256 features, f16 and int8 caches up to 128.
  *
- * Two kernels with one arithmetic: FEW has tiles of 16 rows, whose keys its four warps share (decoding: a token's heads
- * of one group, so that K and V are read once), MANY has tiles of 64 rows, 16 a warp (prompts; of the largest heads
- * 32 rows, 16 for two warps).  Both multiply the same fragments in the same order, so a row has the same bits from
- * either.
+ * Two kernels with the same arithmetic. FEW has tiles of 16 rows, whose keys its four warps divide among them
+ * (decoding: the query heads of one group for a token, so that K and V are read once). MANY has tiles of 64 rows, 16
+ * per warp (prompts; for the largest heads 32 rows, 16 for two warps). Both multiply the same fragments in the same
+ * order, so a row has the same bits from either.
  *
- * Operands: bf16 caches as the contract allows, q and the softmax weights rounded to bf16.  f16 caches: q and the
- * weights in two halves each, high and low, of f16.  int8: the cache's integers as bf16, their steps multiply scores
- * and weights, and q and the weights are two halves of bf16. */
+ * Operands. bf16 caches: as ops.h allows, q and the softmax weights are rounded to bf16. f16 caches: q and the
+ * weights are each split into a high and a low f16 part. int8 caches: the integers are converted to bf16, their
+ * scales multiply scores and weights, and q and the weights are split into two bf16 parts. */
 #ifndef TANDEM_KERNELS_CUDA_ATTENTION_ATTN_MMA_CUH
 #define TANDEM_KERNELS_CUDA_ATTENTION_ATTN_MMA_CUH
 
@@ -19,22 +19,22 @@ namespace {
 
 enum { KEYS = 64, SPLIT_TILES = ATTN_SPLIT / KEYS, FEW_ROWS = 16 };
 
-/* DIM: head_dim to the next that is compiled; T: the cache's type; MANY: which kernel; CAPPED: scores have a cap, whose
- * arithmetic would cost the others registers. */
+/* DIM: head_dim rounded up to the next compiled size; T: the cache's type; MANY: which kernel; CAPPED: with softcap,
+ * a variant of its own because its arithmetic needs more registers. */
 template <int DIM, dtype T, bool MANY, bool CAPPED> struct mma_smem {
-    /* too many registers for one warp */
+    /* One warp would need too many registers for all features. */
     static constexpr bool WIDE = DIM > 128 || (DIM == 128 && T == DT_F16) || (CAPPED && DIM >= 96);
-    static constexpr int SHARE = !MANY ? ATTN_WARPS : WIDE ? 2 : 1; /* warps that have the same rows */
+    static constexpr int SHARE = !MANY ? ATTN_WARPS : WIDE ? 2 : 1; /* warps that share the same rows */
     static constexpr int ROWS = ATTN_WARPS / SHARE * 16, PARTS = T == DT_BF16 ? 1 : 2;
-    static constexpr int RING = DIM >= 128 && T != DT_I8 ? 3 : 4; /* tiles of keys or values that are on their way */
+    static constexpr int RING = DIM >= 128 && T != DT_I8 ? 3 : 4; /* tiles of keys or values in flight */
     static constexpr int ROW_BYTES = T == DT_I8 ? DIM : 2 * DIM;  /* of the cache */
-    static constexpr int LD = DIM + 8, P_LD = KEYS + 8;           /* the gap keeps ldmatrix's rows in different banks */
+    static constexpr int LD = DIM + 8, P_LD = KEYS + 8;           /* padding against bank conflicts of ldmatrix */
 
     uint4 ring[RING][KEYS][ROW_BYTES / 16 + 1];
-    uint4 wide[T == DT_I8 ? KEYS : 1][LD / 8];              /* int8: a tile as bf16 */
-    alignas(16) float step[T == DT_I8 ? RING : 1][2][KEYS]; /* int8: steps of keys and values, with the keys' slot */
+    uint4 wide[T == DT_I8 ? KEYS : 1][LD / 8];              /* int8: a tile converted to bf16 */
+    alignas(16) float step[T == DT_I8 ? RING : 1][2][KEYS]; /* int8: scales of keys and values, by the keys' slot */
     alignas(16) unsigned q[PARTS][ROWS][LD / 2];
-    alignas(16) unsigned p[PARTS][MANY ? 1 : FEW_ROWS][P_LD / 2]; /* FEW: softmax weights, from all warps for all */
+    alignas(16) unsigned p[PARTS][MANY ? 1 : FEW_ROWS][P_LD / 2]; /* FEW: softmax weights, shared by all warps */
     float max[ATTN_WARPS][FEW_ROWS], sum[ATTN_WARPS][FEW_ROWS][4];
 };
 
@@ -45,7 +45,7 @@ template <dtype T> __device__ inline unsigned pack(float low, float high)
     return T == DT_F16 ? pack_f16(low, high) : pack_bf16(low, high);
 }
 
-/* what rounding to 16 bits left of two values */
+/* The residuals of two values after rounding to 16 bits, packed. */
 template <dtype T> __device__ inline unsigned pack_rest(float low, float high, unsigned packed)
 {
     uint16_t l = (uint16_t)packed, h = (uint16_t)(packed >> 16);
@@ -62,14 +62,14 @@ template <dtype T> __device__ inline void multiply(float (&c)[4], const unsigned
         mma_bf16_16816(c, a, b);
 }
 
-/* where this lane's row of a 16 x 16 operand at x begins; x and ld in pairs */
+/* The address of this lane's row of a 16 x 16 operand at x; x and ld count pairs. */
 __device__ inline const unsigned *a_row(const unsigned *x, int ld)
 {
     int lane = (int)threadIdx.x % 32;
     return x + (lane % 16) * ld + lane / 16 * 4;
 }
 
-/* s = q k^T for 16 rows and N tiles of eight keys: features in order, the high half before the low. */
+/* s = q k^T for 16 rows and N tiles of eight keys: features in order, the high part before the low. */
 template <int DIM, dtype T, int N, int PARTS>
 __device__ inline void multiply_keys(float (&s)[N][4], const unsigned *q, int part, const uint16_t *k, int ld)
 {
@@ -98,8 +98,8 @@ __device__ inline void multiply_keys(float (&s)[N][4], const unsigned *q, int pa
     }
 }
 
-/* acc += p v for 16 rows and N tiles of eight features, the values at v: keys in order, the high half before the low.
- * p: fragments of 16 keys each. */
+/* acc += p v for 16 rows and N tiles of eight features, with values at v: keys in order, the high part before the
+ * low. p: fragments of 16 keys each. */
 template <dtype T, int N, int PARTS>
 __device__ inline void multiply_values(float (&acc)[N][4], const unsigned (&p)[PARTS][KEYS / 16][4], const uint16_t *v,
                                        int ld)
@@ -123,9 +123,10 @@ __device__ inline void multiply_values(float (&acc)[N][4], const unsigned (&p)[P
         }
 }
 
-/* ---- from the cache ---------------------------------------------------------------------------------------------- */
+/* ---- loads from the cache --------------------------------------------------------------------------------------- */
 
-/* Tile `tile` of the context, its keys or values, to a slot; of int8 keys both steps too.  Zeros past the sequence. */
+/* Copies tile `tile` of the context, keys or values, to a slot; with int8 keys the scales of keys and values too.
+ * Zeros past the end of the sequence. */
 template <int DIM, dtype T, bool MANY, bool CAPPED>
 __device__ inline void load_slot(const attn_call &c, const attn_item &it, mma_smem<DIM, T, MANY, CAPPED> &s, int slot,
                                  int tile, bool values)
@@ -148,7 +149,8 @@ __device__ inline void load_slot(const attn_call &c, const attn_item &it, mma_sm
     cp_async16(&s.step[slot][which][key], from, in);
 }
 
-/* Two int8 values, bytes i and i + 1 of x with their signs turned, as bf16: exact.  By 2^23 + the byte. */
+/* Two int8 values, bytes i and i + 1 of x with their sign bits flipped, converted to bf16 exactly by way of 2^23 +
+ * byte. */
 __device__ inline unsigned widen_two(unsigned x, int i)
 {
     float low = __uint_as_float(0x4b000000u | (x >> 8 * i & 255u)) - (0x1p23f + 128);
@@ -156,7 +158,7 @@ __device__ inline unsigned widen_two(unsigned x, int i)
     return __float_as_uint(low) >> 16 | (__float_as_uint(high) & 0xffff0000u);
 }
 
-/* int8: the slot as bf16, in `wide` */
+/* int8: converts the slot to bf16, into `wide`. */
 template <int DIM, dtype T, bool MANY, bool CAPPED>
 __device__ inline void widen(mma_smem<DIM, T, MANY, CAPPED> &s, int slot)
 {
@@ -188,22 +190,22 @@ __device__ inline void load_query(const attn_call &c, const attn_item &it, mma_s
 
 /* ---- one item ---------------------------------------------------------------------------------------------------- */
 
-/* A warp's work on a tile of rows.  MANY: 16 rows with all keys, and all features or, of large heads, half of them, the
- * other half with another warp that finds the same scores.  FEW: all 16 rows, with a quarter of the keys for the scores
- * and a quarter of the features for the output.  A lane has rows row[0] and row[1]. */
+/* A warp's work on a tile of rows. MANY: 16 rows with all keys, and all features or, for large heads, half of them;
+ * another warp that computes the same scores has the other half. FEW: all 16 rows, with a quarter of the keys for
+ * the scores and a quarter of the features for the output. A lane has rows row[0] and row[1]. */
 template <int DIM, dtype T, bool MANY, bool CAPPED> struct mma_item {
     typedef mma_smem<DIM, T, MANY, CAPPED> smem;
     static constexpr int PARTS = smem::PARTS, RING = smem::RING, SHARE = smem::SHARE;
     static constexpr int KEY_TILES = MANY ? KEYS / 8 : KEYS / 8 / ATTN_WARPS;
     static constexpr int OUT_TILES = DIM / 8 / SHARE;
-    static constexpr int SUMS = KEY_TILES / 2; /* sums are kept for 16 keys each, as FEW has them */
+    static constexpr int SUMS = KEY_TILES / 2; /* one sum for each 16 keys, as in FEW */
 
     const attn_call &c;
     const attn_item &it;
     smem &s;
-    int lane, warp, row0, row[2], last[2]; /* last: position that a row sees; a register less than with the first */
-    int warp_first, warp_last, warp_end, warp_begin; /* seen by some row: first .. last; by all: begin .. end */
-    int key0, col0;                                  /* where this warp's keys of a tile and features begin */
+    int lane, warp, row0, row[2], last[2];           /* last: the last position that a row sees */
+    int warp_first, warp_last, warp_end, warp_begin; /* some row sees first .. last; all see begin .. end */
+    int key0, col0;                                  /* first key of a tile and first feature of this warp */
     int tile0, tile1;
     float max[2], sum[2][SUMS];
     attn_state total[2];
@@ -251,14 +253,14 @@ template <int DIM, dtype T, bool MANY, bool CAPPED> struct mma_item {
             for (int i = 0; i < 4; i++) acc[n][i] = 0;
     }
 
-    /* Element e of the item's tiles, keys and values in turn, begins to be copied. */
+    /* Starts the copy of element e of the item's tiles; keys and values alternate. */
     __device__ void fetch(int e)
     {
         if (e < 2 * (tile1 - tile0)) load_slot(c, it, s, e % RING, tile0 + e / 2, e % 2);
         cp_async_commit();
     }
 
-    /* Element e has come for all threads, and all are done with the one before; returns its rows. */
+    /* Waits until element e has arrived for all threads, and all are done with the one before; returns its rows. */
     __device__ const uint16_t *arrive(int e)
     {
         cp_async_wait<RING - 2>();
@@ -273,25 +275,25 @@ template <int DIM, dtype T, bool MANY, bool CAPPED> struct mma_item {
         }
     }
 
-    /* of key `key` of this warp's part of the tile: what products with it are multiplied by first */
+    /* The factor for the dot products of key `key` of this warp's part of the tile. */
     __device__ float scale_of(int slot, int key) const
     {
         return T == DT_I8 ? __fmul_rn(c.scale, s.step[slot][0][key0 + key]) : c.scale;
     }
 
-    /* Products to tanh of them. */
+    /* Turns dot products into their tanh (softcap). */
     __device__ void cap(float (&x)[KEY_TILES][4], int slot)
     {
 #pragma unroll(WHOLE)
         for (int n = 0; n < KEY_TILES; n++) {
-            __syncwarp(); /* or more of them are computed side by side than registers can hold */
+            __syncwarp(); /* limits how many are computed in parallel, or registers would spill */
 #pragma unroll(WHOLE)
             for (int i = 0; i < 4; i++)
                 x[n][i] = tanh_fast(__fmul_rn(x[n][i], scale_of(slot, n * 8 + lane % 4 * 2 + i % 2)));
         }
     }
 
-    /* Scores to the base 2, those of keys that a row does not see -infinity; max: the largest of this warp. */
+    /* Turns dot products into base-2 scores, -infinity where masked; `high`: the largest of this warp. */
     __device__ void mask(float (&x)[KEY_TILES][4], int pos0, int slot, float (&high)[2])
     {
         bool all = pos0 >= warp_begin && pos0 + KEY_TILES * 8 - 1 <= warp_end;
@@ -313,7 +315,7 @@ template <int DIM, dtype T, bool MANY, bool CAPPED> struct mma_item {
         }
     }
 
-    /* Scores into weights, in place; takes them into the sums, and scales what was there. */
+    /* Turns scores into weights, in place; rescales the sums and adds the weights to them. */
     __device__ void weigh(float (&x)[KEY_TILES][4], const float (&high)[2], int slot)
     {
         float back[2];
@@ -338,14 +340,14 @@ template <int DIM, dtype T, bool MANY, bool CAPPED> struct mma_item {
 #pragma unroll(WHOLE)
             for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll(WHOLE)
-                for (int i = 0; i < 4; i++) { /* a step past the sequence may be anything */
+                for (int i = 0; i < 4; i++) { /* the scale of a key past the sequence is undefined */
                     float step = s.step[slot][1][key0 + n * 8 + lane % 4 * 2 + i % 2];
                     x[n][i] = x[n][i] == 0 ? 0 : x[n][i] * step;
                 }
         }
     }
 
-    /* MANY: the weights are fragments already. */
+    /* MANY: the weights already have the layout of mma fragments. */
     __device__ void many_tile(int tile, int e)
     {
         const uint16_t *k = arrive(e);
@@ -369,7 +371,7 @@ template <int DIM, dtype T, bool MANY, bool CAPPED> struct mma_item {
         if (mine) multiply_values<T, OUT_TILES, PARTS>(acc, p, v + col0, smem::LD);
     }
 
-    /* FEW: the warps agree on the largest score, and leave their weights for all. */
+    /* FEW: the warps exchange the largest score, and share their weights through shared memory. */
     __device__ void few_tile(int tile, int e)
     {
         const uint16_t *k = arrive(e);
@@ -401,7 +403,7 @@ template <int DIM, dtype T, bool MANY, bool CAPPED> struct mma_item {
         multiply_values<T, OUT_TILES, PARTS>(acc, p, v + col0, smem::LD);
     }
 
-    /* A row's sum over the split: of 16 keys each, then over the lanes. */
+    /* A row's sum over the split: first for each 16 keys, then over the lanes. */
     __device__ float row_sum(int i)
     {
         float v = sum[i][0];
@@ -422,8 +424,8 @@ template <int DIM, dtype T, bool MANY, bool CAPPED> struct mma_item {
         }
     }
 
-    /* The end of a split: to its slot, or into the total, which is in out until the last split divides it by the sum.
-     */
+    /* Ends a split: stores its result in its slot, or folds it into the total, which is kept in `out` until the last
+     * split divides it by the sum. */
     __device__ void end_split(int split)
     {
         if constexpr (!MANY) {
@@ -475,7 +477,7 @@ template <int DIM, dtype T, bool MANY, bool CAPPED> struct mma_item {
 
     __device__ void run()
     {
-        __syncthreads(); /* the item before is done */
+        __syncthreads(); /* all threads are done with the previous item */
         for (int e = 0; e < RING - 1; e++) fetch(e);
         load_query(c, it, s);
         for (int tile = tile0; tile < tile1; tile++) {
@@ -544,7 +546,7 @@ template <dtype T> bool mma_dims(gpu_dev *d, attn_call *c, const struct attn_arg
     if (c->dim <= 64) return mma_both<64, T>(d, c, a);
     if (c->dim <= 96) return mma_both<96, T>(d, c, a);
     if (c->dim <= 128) return mma_both<128, T>(d, c, a);
-    if constexpr (T == DT_BF16) /* two halves of q and of 256 features are more than a warp's registers */
+    if constexpr (T == DT_BF16) /* two parts of q with 256 features would not fit a warp's registers */
         if (c->dim <= 256) return mma_both<256, T>(d, c, a);
     return false;
 }

@@ -11,7 +11,8 @@ namespace {
 
 enum { HEAD_DIM_MAX = 512 };
 
-/* Everything but the memory; false: a shape that the kernels do not take, or too large. */
+/* Computes everything but the memory. @return false for a shape that the kernels do not support or that is too
+ * large. */
 bool plan(gpu_kv *kv, const struct kv_shape *s)
 {
     *kv = {};
@@ -63,14 +64,14 @@ namespace {
 
 enum { ROPE_WARPS = 4 };
 
-/* Where a token's k or v of one head goes in its block. */
+/* The position of one head's k or v of a token in its block. */
 struct kv_place {
     uint8_t *row;
     float *step;
 };
 
-/* f(i) for each element that this lane has: pairs of the rotation, then what is not rotated.  The same lane has the
- * same elements each time, so that what it wrote it may read again. */
+/* Calls f(i) for each element of this lane: the pairs of the rotation, then the rest. The same lane gets the same
+ * elements each time, so that it may read what it wrote without a barrier. */
 template <class F> __device__ inline void lane_elements(int lane, int half, int dim, F f)
 {
     for (int i = lane; i < half; i += 32) {
@@ -80,7 +81,7 @@ template <class F> __device__ inline void lane_elements(int lane, int half, int 
     for (int i = 2 * half + lane; i < dim; i += 32) f(i);
 }
 
-/* One head as the cache has it, by a warp. */
+/* Stores one head in the cache's type; one warp. */
 __device__ void store_head(kv_place to, const float *x, int half, int dim, enum dtype t)
 {
     int lane = (int)threadIdx.x % 32;
@@ -107,7 +108,7 @@ __device__ void store_head(kv_place to, const float *x, int half, int dim, enum 
     });
 }
 
-/* A warp for each head of a token: of q and k turned, of k and v stored. */
+/* One warp for each head of a token: rotates q and k, stores k and v. */
 __global__ void __launch_bounds__(ROPE_WARPS * 32)
     rope_kv_kernel(struct mat qkv, int heads, int kv_heads, int dim, int half, const float *cosines, const float *sines,
                    const int32_t *pos, const int32_t *slot, gpu_kv kv, int layer)

@@ -50,7 +50,7 @@ struct cublasLtMatmulHeuristicResult_t {
     int reserved[4];
 };
 
-/* Never linked: their types say what the library's functions take. */
+/* Declared only for their types, with which the loaded functions are called; never linked. */
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *);
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t);
 size_t cublasLtGetVersion(void);

@@ -1,5 +1,5 @@
-/* Op gemm, and the dense products that linear_back shares with it: cuBLASLt's, and a kernel of f32 tiles whose sums are
- * made in an order that depends on N and K alone (with ta on M too). */
+/* Op gemm, and the dense GEMMs that linear_back shares with it: cuBLASLt's, and a kernel of f32 tiles that sums in
+ * an order that depends on N and K alone (with ta also on M). */
 #include "kernels/cuda/gemm/dense_gemm.h"
 #include "kernels/cuda/warp.cuh"
 
@@ -7,10 +7,10 @@ namespace GPU_NAMESPACE {
 namespace {
 
 const int TILE = 64, DEPTH = 16, STAGES = 3, TILE_THREADS = 256, STRIDE = TILE + 4, DEPTH_STRIDE = DEPTH + 4;
-const int TILE_FLOATS = TILE * DEPTH_STRIDE; /* of either layout; the other is smaller */
+const int TILE_FLOATS = TILE * DEPTH_STRIDE; /* of the larger layout */
 static_assert(DEPTH * STRIDE <= TILE_FLOATS, "a tile of rows of k is the larger");
 const int SPLIT_LEAST = 512, SPLITS_MAX = 16, SPLIT_TILES = 64;
-const int LT_LEAST = 8, ODD_MOST = 1 << 20; /* N and K of cuBLASLt's products */
+const int LT_LEAST = 8, ODD_MOST = 1 << 20; /* bounds of N and K for cuBLASLt */
 
 struct tile_args {
     const float *a, *b;
@@ -24,8 +24,8 @@ struct tile_smem {
     float a[STAGES][TILE_FLOATS], b[STAGES][TILE_FLOATS];
 };
 
-/* A tile of TILE places by DEPTH of k, as it lies in memory: BY_K: a row for each k (places along it), else a row for
- * each place.  Zeros past the ends. */
+/* A tile of TILE rows or columns ("places") by DEPTH of k, in the layout of memory: BY_K: one line for each k, else
+ * one line for each place. Zeros past the ends. */
 template <bool BY_K, bool VEC>
 __device__ inline void load_tile(float *to, const float *from, int ld, int place0, int places, int k0, int k_end)
 {
@@ -47,7 +47,7 @@ __device__ inline void load_tile(float *to, const float *from, int ld, int place
     }
 }
 
-/* A thread's four places of a tile for four k from kk: v[e][i], or of rows of places v[i][e]. */
+/* A thread's four places of a tile for four k from kk: v[e][i]; of a tile that is not BY_K v[i][e]. */
 template <bool BY_K> __device__ inline void take(float (&v)[4][4], const float *tile, int of, int kk)
 {
 #pragma unroll
@@ -63,7 +63,7 @@ template <bool BY_K> __device__ inline int place_at(int of, int i)
     return BY_K ? of * 4 + i : of + 16 * i;
 }
 
-/* Block (x, y, z): tile x of rows and y of columns of the sum over chunk z of k, to c + z M ldc. */
+/* Block (x, y, z): row tile x and column tile y of the sum over chunk z of k, written to c + z M ldc. */
 template <bool TA, bool TB, bool VEC> __global__ void __launch_bounds__(TILE_THREADS) tile_kernel(struct tile_args g)
 {
     SMEM(tile_smem, s);
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(TILE_THREADS)
     *reinterpret_cast<uint4 *>(to + (size_t)i * 8) = uint4{h[0], h[1], h[2], h[3]};
 }
 
-/* A sum over tokens is cut by what it costs, so one over fewer tokens may come in larger pieces than the largest work
- * that reserve measures: with the rounding of pieces, by less than this. */
+/* The trainer divides a sum over tokens into calls of limited cost, so a call with fewer tokens may have larger
+ * operands than the largest work that reserve measures: by less than this factor, rounding included. */
 const size_t SUM_SPARE = 4;
 
 bool aligned(const void *p, int ld)
@@ -156,7 +156,8 @@ bool aligned(const void *p, int ld)
     return reinterpret_cast<uintptr_t>(p) % 16 == 0 && ld % 4 == 0;
 }
 
-/* How many blocks share a tile's sum: where there are few tiles; without ta the rows are not counted. */
+/* Split-K factor: how many blocks share a tile's sum. Above 1 where there are few tiles; without ta the number of
+ * rows is not considered, so that a row's bits do not depend on it. */
 int splits_of(const struct lt_args *p)
 {
     long tiles = (long)blocks_for((size_t)p->N, TILE) * (p->ta ? (long)blocks_for((size_t)p->M, TILE) : 1);
@@ -250,7 +251,7 @@ void gpu_gemm(struct dev *head, const struct gemm_args *a)
                         .beta = a->accumulate ? 1.0f : 0.0f};
     if (d->measuring && a->ta)
         gpu_scratch(d, "gemm", AREA_SUM,
-                    (size_t)SPLIT_TILES * TILE * TILE * sizeof(float)); /* the most of any pieces */
+                    (size_t)SPLIT_TILES * TILE * TILE * sizeof(float)); /* the largest for any number of splits */
     if (a->half && head->bf16_x && N >= HALF_LEAST && K >= HALF_LEAST && (!a->ta || M >= HALF_LEAST)) {
         int lda = half_ld(a->a.cols), ldb = half_ld(a->b.cols);
         size_t each = sizeof(uint16_t) * (d->measuring && a->ta ? SUM_SPARE : 1);

@@ -1,29 +1,28 @@
-/* What the kernels of few rows share.  A warp owns R outputs for all of up to M rows of x: each lane takes the 16 (or
- * 8) bytes of every 32nd piece of the weight's rows, U pieces of each row on their way, and its part of each (row,
- * output) pair stays in a register; at the end the pairs are summed over the lanes.  x comes through shared memory, a
- * chunk of columns at a time.
+/* Shared parts of the kernels for few rows. A warp computes R outputs for all of up to M rows of x: each lane reads
+ * the 16 (or 8) bytes of every 32nd vector ("piece") of the weight's rows, with U loads of each row in flight, and
+ * keeps its partial sum of each (row, output) pair in a register; at the end the pairs are summed over the lanes. x
+ * is staged through shared memory, a chunk of columns at a time.
  *
- * The kernels are launched early: their first pieces are on their way, and the second ones on theirs to the
- * L2, while the kernels before them end.
+ * The kernels are launched early (programmatic dependent launch): while the preceding kernels end, the first loads
+ * of weights are in flight, and the following ones are prefetched into L2.
  *
- * The order of a sum over k depends on the piece and the lane alone, not on M or R: a row's bits are the same in any
- * company.
+ * The order of a sum over k depends on the piece and the lane alone, not on M or R: the kernels are batch-invariant.
  *
- * Reckoned, not measured, for one row in the shapes of llama-3.1-8b on an H200 (132 SMs, 4.8 TB/s: at 0.8 us
- * from memory 29 KiB have to be on their way to each SM), from the registers that ptxas reports:
+ * Estimated, not measured, for one row in the shapes of llama-3.1-8b on an H200 (132 SMs, 4.8 TB/s: with a memory
+ * latency of 0.8 us each SM needs 29 KiB in flight), from the registers that ptxas reports:
  *
  *                                      int4          int8          bf16
  *     registers, warps an SM            72, 28        64, 32        80, 24
- *     KiB on their way in registers    112           128           96
+ *     KiB in flight in registers       112           128           96
  *     qkv, 768 blocks: waves; MB       0.83; 13      0.73; 25      0.97; 50
  *     o, 512                           0.55; 8.4     0.48; 17      0.65; 34
  *     gate and up, 3584                3.9; 59       3.4; 117      4.5; 235
  *     down, 512                        0.55; 29      0.48; 59      0.65; 117
  *
- * A kernel of 512 blocks has 62 KiB on their way.  A lane's x is 32 bytes for 32 of weights (int8: 16), from shared
- * memory without conflicts: under a third of its rate, and about a quarter of the instructions' rate.  So what a layer
- * costs beyond its reading (26 us in int4 at 4.2 TB/s) is the chain of dependent kernels between products, some 1.3 us
- * each, as far as the weights on their way meanwhile do not make up for it. */
+ * A kernel of 512 blocks has 62 KiB in flight. A lane reads 32 bytes of x for 32 weights (int8: 16), from shared
+ * memory without bank conflicts: under a third of its bandwidth, and about a quarter of the instruction rate. So the
+ * time of a layer beyond reading its weights (26 us in int4 at 4.2 TB/s) is the chain of dependent kernels between
+ * GEMMs, some 1.3 us each, less what the weights in flight meanwhile make up for. */
 #ifndef TANDEM_KERNELS_CUDA_GEMM_GEMV_CUH
 #define TANDEM_KERNELS_CUDA_GEMM_GEMV_CUH
 
@@ -35,8 +34,9 @@ namespace GPU_NAMESPACE {
 
 enum { GEMV_THREADS = 128 };
 
-/* Sums V values (a power of two) over the lanes, spread over them: afterwards lane l holds value l / (32 / V) in v[0],
- * or for V > 32 the values l * V / 32 + j in v[j].  In the order of the plain butterfly, whatever V. */
+/* Sums V values (a power of two) over the lanes and distributes the results: afterwards lane l holds value l / (32 /
+ * V) in v[0], or for V > 32 the values l * V / 32 + j in v[j]. The order of additions is that of a plain butterfly
+ * reduction, whatever V. */
 template <class T, int V, int n = V, int mask = 16> __device__ inline void spread_sum(T (&v)[V])
 {
     if constexpr (mask > 0 && n > 1) {
@@ -53,7 +53,8 @@ template <class T, int V, int n = V, int mask = 16> __device__ inline void sprea
     }
 }
 
-/* Which of V values of M x R a lane holds in v[j] after spread_sum, and whether it is the lane to write it. */
+/* Which of the V values of M x R a lane holds in v[j] after spread_sum, and whether this lane is the one that writes
+ * it. */
 template <int V, int R> struct spread {
     static constexpr int PER = V > 32 ? V / 32 : 1, COPIES = V > 32 ? 1 : 32 / V;
     int lane;
@@ -72,15 +73,15 @@ template <int V, int R> struct spread {
     }
 };
 
-/* The weight's row that is output r of the warp's R: gate and up of one output lie beside each other. */
+/* The weight row of output r of the warp's R; with GATE the gate and up rows of an output alternate. */
 template <int R, bool GATE> __device__ inline int weight_row(const product &p, int unit, int r)
 {
     int n = GATE ? unit * (R / 2) + r / 2 : unit * R + r;
-    n = n < p.N ? n : p.N - 1; /* past the end: computed again and not written */
+    n = n < p.N ? n : p.N - 1; /* past the end: a duplicate that is not written */
     return GATE && (r & 1) ? p.N + n : n;
 }
 
-/* v[j]: the finished products, bias included, as spread says */
+/* v[j]: the finished outputs, bias included, distributed as in `spread`. */
 template <int V, int R, bool GATE>
 __device__ inline void write_products(const product &p, int unit, const float (&v)[spread<V, R>::PER])
 {
@@ -97,16 +98,16 @@ __device__ inline void write_products(const product &p, int unit, const float (&
     }
 }
 
-/* The pieces of a warp's R rows of weights that this lane has on their way: U of each row, the next where one was used.
- * W: `piece`, what a lane takes at a time; `scale`, the type of the scales, of which one serves 2^shift pieces; SCALED:
- * there are any. */
+/* The loads of a warp's R rows of weights that this lane has in flight: U pieces of each row, refilled as they are
+ * used. W: `piece`, the vector that a lane loads at a time; `scale`, the type of the scales, each of which covers
+ * 2^shift pieces; SCALED: whether there are scales. */
 template <class W, int R, int U> struct weight_stream {
     typedef typename W::piece piece;
     typedef typename W::scale scale;
 
     const piece *w[R];
     const scale *scales;
-    unsigned scale_at[R]; /* where the scales of a row begin */
+    unsigned scale_at[R]; /* index of the first scale of a row */
     int pieces, shift;
     piece at[U][R] = {};
     scale by[U][R] = {};
@@ -139,7 +140,7 @@ template <class W, int R, int U> struct weight_stream {
         UNROLL for (int u = 0; u < U; u++) load(u, (int)threadIdx.x % 32 + u * 32);
     }
 
-    /* Piece k has been used: the one after it, and after the last the first again, for a second time. */
+    /* Piece k has been used: loads the next one; with `around`, after the last the first again, for a second pass. */
     __device__ void next(int u, int k, bool around)
     {
         k += 32 * U;
@@ -147,7 +148,7 @@ template <class W, int R, int U> struct weight_stream {
         load(u, k);
     }
 
-    /* n pieces after the first U */
+    /* Prefetches the n pieces after the first U into L2. */
     __device__ void prefetch(int n)
     {
         int lane = (int)threadIdx.x % 32;
@@ -157,8 +158,8 @@ template <class W, int R, int U> struct weight_stream {
     }
 };
 
-/* What a kernel brings to L2 before it waits: `own` pieces of each row, and of what is read after
- * this product `other` bytes a block. */
+/* What a kernel prefetches into L2 before it waits: `own` pieces of each row, and `other` bytes per block of the
+ * weight that the next GEMM reads. */
 struct gemv_ahead {
     int own;
     unsigned other;
@@ -169,13 +170,14 @@ __device__ inline void prefetch_after(const product &p, const gemv_ahead &ahead)
     if (threadIdx.x == 0 && ahead.other) prefetch_l2(p.after + (size_t)blockIdx.x * ahead.other, ahead.other);
 }
 
-/* Rows of x on their way: two chunks, of PIECES pieces of a row, each UNITS times 16 bytes, what meets a piece of the
- * weight.  The units lie apart, so that lanes side by side read side by side. */
+/* Double buffer for rows of x: two chunks of PIECES pieces of a row. A piece of x is the UNITS * 16 bytes that are
+ * multiplied by one piece of the weight. The units of a piece are stored apart, so that neighbouring lanes read
+ * neighbouring addresses. */
 template <int M, int UNITS, int U> struct x_chunks {
     static constexpr int FIT = 8192 / (M * UNITS * 16), PIECES = FIT > 32 * U ? FIT : 32 * U;
     uint4 v[2][M][UNITS][PIECES];
 
-    /* Begins to copy chunk c of `rows` rows of `pieces` pieces, ld bytes apart. */
+    /* Starts the copy of chunk c of `rows` rows of `pieces` pieces, ld bytes apart. */
     __device__ void copy(const void *x, size_t ld, int rows, int pieces, int c)
     {
         const char *from = static_cast<const char *>(x) + (size_t)c * (PIECES * UNITS * 16);
@@ -188,8 +190,8 @@ template <int M, int UNITS, int U> struct x_chunks {
         cp_async_commit();
     }
 
-    /* f(u, k, half, at) for each piece k of this lane, in order, u its place in the stream; what meets it of row m is
-     * v[half][m][..][at].  The copying of chunk 0 has begun.  Ends with a barrier. */
+    /* Calls f(u, k, half, at) for each piece k of this lane, in order; u is its slot in the weight stream, and the
+     * matching x of row m is v[half][m][..][at]. The copy of chunk 0 must have been started. Ends with a barrier. */
     template <class F> __device__ void walk(const void *x, size_t ld, int rows, int pieces, F f)
     {
         int lane = (int)threadIdx.x % 32;
@@ -213,15 +215,16 @@ template <int M, int UNITS, int U> struct x_chunks {
     }
 };
 
-/* Blocks for N outputs, R (or R / 2 pairs) a warp. */
+/* Grid for N outputs, R (or R / 2 gate and up pairs) per warp. */
 static inline dim3 gemv_grid(const product *p, int R)
 {
     size_t units = ((size_t)p->N + (size_t)(p->gate ? R / 2 : R) - 1) / (size_t)(p->gate ? R / 2 : R);
     return dim3(blocks_for(units, GEMV_THREADS / 32));
 }
 
-/* Of the rows of the blocks that begin at once a third of the cache; and where all of a weight is less than that, of
- * the next one what fills half the cache.  What lies further ahead would push out what is not read yet. */
+/* Prefetch sizes: of the rows of the first wave of blocks a third of L2; where the whole weight is smaller than
+ * that, also the beginning of the next weight, up to half of L2. Prefetching more would evict what has not been read
+ * yet. */
 template <class W> gemv_ahead gemv_ahead_of(const gpu_dev *d, const product *p, int R)
 {
     const size_t resident = (size_t)d->n_sm * 8 * (GEMV_THREADS / 32) * (size_t)R, piece = sizeof(typename W::piece);

@@ -1,5 +1,5 @@
-/* Products of up to sixteen rows with float weights and nf4 (eight where x is rounded to bf16: then the tensor cores
- * take the rest): bound by reading the weight once. */
+/* GEMV with float and nf4 weights for up to sixteen rows (eight where x is rounded to bf16: tensor cores handle
+ * more). Bound by reading the weight once. */
 #include "kernels/cuda/gemm/gemv.cuh"
 
 namespace GPU_NAMESPACE {
@@ -18,7 +18,7 @@ struct unscaled {
     static constexpr bool SCALED = false;
 };
 
-/* How each type is read: `piece`, the bytes a lane takes at a time, EACH weights; value(piece, i). */
+/* How each type is read: `piece`, the vector that a lane loads at a time, which holds EACH weights; value(piece, i). */
 struct f32_weights : unscaled {
     static constexpr int EACH = 4;
     __device__ static float value(const piece &p, int i)
@@ -56,10 +56,11 @@ template <class W> constexpr bool is_nf4 = W::SCALED;
 
 template <class W, int M, int U> struct float_smem {
     x_chunks<M, W::EACH / 4, U> x;
-    float code[W::SCALED ? 16 : 1][32]; /* nf4's sixteen values, once for each lane's bank */
+    float code[W::SCALED ? 16 : 1][32]; /* nf4's sixteen values, one copy for each lane's bank */
 };
 
-/* Four values of one piece, from i on; nf4's are rounded to f32 as the contract says before they meet x. */
+/* Four values of one piece, from i on; nf4 values are rounded to f32 before they are multiplied by x, as ops.h
+ * demands. */
 template <class W>
 __device__ inline void piece_values(float (&v)[4], const typename W::piece &p, int i, float scale,
                                     const float (*code)[32])
@@ -68,7 +69,7 @@ __device__ inline void piece_values(float (&v)[4], const typename W::piece &p, i
     {
         if constexpr (is_nf4<W>) {
             unsigned w = i < 8 ? p.x : p.y;
-            int nibble = (int)(w >> (((i + j) % 8 * 4) ^ 4) & 15); /* the even column is the high one */
+            int nibble = (int)(w >> (((i + j) % 8 * 4) ^ 4) & 15); /* the even column is the high nibble */
             v[j] = __fmul_rn(code[nibble][threadIdx.x % 32], scale);
         } else {
             v[j] = W::value(p, i + j);
@@ -77,11 +78,12 @@ __device__ inline void piece_values(float (&v)[4], const typename W::piece &p, i
 }
 
 struct float_rows {
-    const float *p; /* (M, K), 16-byte aligned rows, of whole pieces */
+    const float *p; /* (M, K), rows 16-byte aligned and padded to whole pieces */
     int ld;
 };
 
-/* blocks of an SM, as far as registers go without spilling; of sm_100 ptxas spills to have more */
+/* Blocks per SM for __launch_bounds__: as many as registers allow without spilling; on sm_100 ptxas would spill to
+ * fit more. */
 constexpr int gemv_blocks(int M)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
@@ -91,7 +93,7 @@ constexpr int gemv_blocks(int M)
 #endif
 }
 
-/* M: at least the rows of p; R: outputs of a warp; U: pieces of each in flight */
+/* M: an upper bound of the rows of p; R: outputs per warp; U: pieces of each row in flight. */
 template <class W, int M, int R, int U, bool ROUND, bool GATE>
 __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M))
     gemv_float_kernel(product p, float_rows x, const __grid_constant__ nf4_table codes, gemv_ahead ahead)
@@ -103,7 +105,7 @@ __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M))
     size_t ld = (size_t)x.ld * sizeof(float);
     weight_stream<W, R, U> weights;
     let_next_begin();
-    weights.template open<GATE>(p, unit, pieces, 2); /* a scale of nf4: four pieces */
+    weights.template open<GATE>(p, unit, pieces, 2); /* nf4: a scale for each four pieces */
     weights.begin();
     weights.prefetch(ahead.own);
     prefetch_after(p, ahead);
@@ -140,7 +142,7 @@ __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M))
     write_products<V, R, GATE>(p, unit, y);
 }
 
-/* rows of x where the kernels can take them: 16-byte aligned, zeros from K to a whole piece */
+/* Copies rows of x to where the kernels can read them: 16-byte aligned, zeros from K to a whole piece. */
 __global__ void __launch_bounds__(COPY_THREADS) copy_rows_kernel(struct mat x, float *out, int ld)
 {
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x);

@@ -1,10 +1,12 @@
-/* Products of up to eight rows with int8 and int4 weights over int8 activations: four products an instruction.
+/* GEMV with int8 and int4 weights over int8 activations, for up to eight rows: four multiply-adds per instruction
+ * (dp4a).
  *
- * int4 is multiplied over the same int8 activations as on every other device: one definition, exact integers, and twice
- * the rate of bf16.  A word of eight nibbles becomes two of four bytes, its even and its odd columns, each 16 (nibble -
- * 8): the nibble in a byte's high half, the top bit turned.  The sixteen goes into the scale, exactly.
+ * int4 weights are multiplied by the same int8 activations as on every other device: one definition, exact integers,
+ * and twice the rate of bf16. A word of eight nibbles becomes two words of four bytes, its even and its odd columns,
+ * each byte 16 * (nibble - 8): the nibble moves to the high half of a byte, and the top bit is flipped. The factor
+ * of sixteen goes into the scale, exactly.
  *
- * A row that is an outlier takes the weights a second time, over what was left of it. */
+ * A row that is an outlier is multiplied a second time, with its residual. */
 #include "kernels/cuda/gemm/gemv.cuh"
 
 namespace GPU_NAMESPACE {
@@ -14,8 +16,8 @@ struct int8_weights {
     typedef int sum; /* of the whole row */
     typedef uint4 piece;
     typedef uint16_t scale;
-    static constexpr bool SCALED = false; /* row by row, at the end */
-    static constexpr int UNITS = 1;       /* of 16 activations, that meet a piece */
+    static constexpr bool SCALED = false; /* the scale is applied per row, at the end */
+    static constexpr int UNITS = 1;       /* vectors of 16 activations for each piece of the weight */
 };
 
 struct int4_weights {
@@ -46,13 +48,13 @@ __device__ inline unsigned odd_columns(unsigned w)
     return and_xor(w, 0xf0f0f0f0u, 0x80808080u);
 }
 
-/* one piece of a weight row with one of a row of activations */
+/* Multiplies one piece of a weight row by one of a row of activations. */
 __device__ inline void multiply(int &sum, const uint4 &w, const uint4 (&a)[1], uint16_t)
 {
     sum += dot16(w, a[0]);
 }
 
-/* 32 columns, which are in one group */
+/* 32 columns, all in one group. */
 __device__ inline void multiply(float &sum, const uint4 &w, const uint4 (&a)[2], uint16_t scale)
 {
     uint4 lo = {even_columns(w.x), odd_columns(w.x), even_columns(w.y), odd_columns(w.y)};
@@ -60,7 +62,7 @@ __device__ inline void multiply(float &sum, const uint4 &w, const uint4 (&a)[2],
     sum = fmaf((float)(dot16(lo, a[0]) + dot16(hi, a[1])), half_to_float(scale) * 0.0625f, sum);
 }
 
-/* blocks of an SM, as far as registers go without spilling: a warp has 4 KiB on their way */
+/* Blocks per SM for __launch_bounds__: as many as registers allow without spilling; a warp has 4 KiB in flight. */
 constexpr int gemv_blocks(int M, bool int4)
 {
     return M <= 1 ? 7 : M <= 2 ? 5 : M <= 4 ? (int4 ? 3 : 4) : int4 ? 2 : 3;
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M, is_int4<W>))
     int unit = (int)(blockIdx.x * (GEMV_THREADS / 32) + threadIdx.x / 32);
     weight_stream<W, R, U> weights;
     let_next_begin();
-    weights.template open<GATE>(p, unit, (int)(p.row_bytes / 16), p.group / 64); /* a group: 1, 2 or 4 pieces */
+    weights.template open<GATE>(p, unit, (int)(p.row_bytes / 16), p.group / 64); /* 1, 2 or 4 pieces per group */
     weights.begin();
     weights.prefetch(ahead.own);
     prefetch_after(p, ahead);

@@ -1,14 +1,14 @@
-/* Products with packed weights: which kernel, by type and number of rows.
+/* GEMMs with packed weights: chooses the kernel, by type and number of rows.
  *
  *   rows             f32, f16, nf4, bf16            int8, int4 (over quantised rows, see quantise.cu)
  *   to GEMV_ROWS..   gemv_float                     gemv_int
  *   more             cuBLASLt, in f32, bf16, f16;   mma_int; of many rows and int8 cuBLASLt (many_int.cu)
  *                    nf4 in bf16 to MMA_ROWS_NF4: mma_nf4
  *
- * A row has the same bits in any company within one of these kernels; that of another class of rows sums in another
- * order (int8 has one order everywhere, for its sums are exact).  What cuBLASLt has no product for, nf4 weights and f32
- * activations over weights of 16 bits, is widened first, as many outputs at a time as a part of scratch holds: nf4 to
- * bf16 where x may be rounded, the rest to f32. */
+ * Within one of these kernels a row's bits do not depend on the other rows; kernels for different numbers of rows
+ * sum in different orders (int8 has the same result everywhere, because its sums are exact). Combinations that
+ * cuBLASLt lacks, nf4 weights and f32 activations with 16-bit weights, are dequantised or converted first, as many
+ * outputs at a time as a part of scratch holds: nf4 to bf16 where x may be rounded, the rest to f32. */
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/gemm/dense_gemm.h"
 #include "kernels/cuda/gemm/packed_gemm.h"
@@ -20,15 +20,15 @@ namespace {
 
 enum {
     THREADS = 256,
-    WIDE_BYTES = 32 << 20,    /* of scratch for widened weights */
-    GATE_UP_BYTES = 64 << 20, /* and for gate and up beside each other */
-    GATE_UP_ROWS = 128        /* but at least that many rows at a time: a tile of mma_int */
+    WIDE_BYTES = 32 << 20,    /* scratch for dequantised or converted weights */
+    GATE_UP_BYTES = 64 << 20, /* scratch for gate and up together */
+    GATE_UP_ROWS = 128        /* least rows of a chunk of gate_up: a tile of mma_int */
 };
 
 /* ---- many rows of floats -------------------------------------------------------------------------------------------
  */
 
-/* x as bf16, rows half_ld(K) apart, in AREA_X.  NULL: the device has failed. */
+/* x rounded to bf16, rows half_ld(K) apart, in AREA_X. NULL: the device has failed. */
 const uint16_t *rounded_x(gpu_dev *d, const char *op, const product *p, const struct mat *x)
 {
     size_t bytes = (size_t)p->M * (size_t)half_ld(p->K) * sizeof(uint16_t);
@@ -37,7 +37,7 @@ const uint16_t *rounded_x(gpu_dev *d, const char *op, const product *p, const st
     return to;
 }
 
-/* y = x W^T + bias with x at `a` and W at `b`, both of t. */
+/* y = x W^T + bias, with x at `a` and W at `b`, both of type t. */
 lt_args lt_args_of(const product *p, enum dtype t, const void *a, int lda, const void *b, int ldb)
 {
     return {.t = t,
@@ -70,7 +70,7 @@ void lt_f32(gpu_dev *d, const char *op, const product *p, const struct mat *x)
     lt_multiply(d, op, &a);
 }
 
-/* As f32, or with x and the weight's values rounded to bf16. */
+/* A GEMM over dequantised weights, in f32, or with x and the weight's values rounded to bf16. */
 void lt_widened(gpu_dev *d, const char *op, const gpu_weight *w, const product *p, const struct mat *x, bool half)
 {
     size_t line = (size_t)half_ld(p->K) * (half ? sizeof(uint16_t) : sizeof(float));
@@ -89,14 +89,14 @@ void lt_widened(gpu_dev *d, const char *op, const gpu_weight *w, const product *
     }
 }
 
-/* f16 weights over x as f16, a row times the power of two that brings its largest value below 2^15 where it is not in
- * [1, 2^15): nothing overflows, and what is lost below 2^-24 is small beside the largest. */
+/* f16 weights: x is converted to f16. A row whose largest magnitude is not in [1, 2^15) is scaled by a power of two
+ * to [2^14, 2^15): nothing overflows, and what is lost below 2^-24 is small compared with the largest value. */
 
 struct f16_smem {
     block_part<float> part;
 };
 
-/* to (M, ld) = rows of x as f16, zeros past K; by[m]: what a row was divided by */
+/* to (M, ld) = rows of x as f16, zeros past K; by[m]: the factor that undoes the row's scaling. */
 __global__ void __launch_bounds__(THREADS) round_f16_kernel(uint16_t *to, int ld, float *by, struct mat x)
 {
     SMEM(f16_smem, s);
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(THREADS) round_f16_kernel(uint16_t *to, int ld
         pair[c / 2] = pack_f16(c < x.cols ? row[c] * up : 0, c + 1 < x.cols ? row[c + 1] * up : 0);
 }
 
-/* y = y * by[row] + b */
+/* y = y * by[row] + b. */
 __global__ void __launch_bounds__(THREADS) scale_rows_kernel(float *y, int ld, int n, const float *by, const float *b)
 {
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x);
@@ -133,14 +133,13 @@ void lt_f16(gpu_dev *d, const char *op, const product *p, const struct mat *x)
     if (!to || !by) return;
     LAUNCH(d, op, round_f16_kernel, dim3((unsigned)p->M), dim3(THREADS), sizeof(f16_smem), to, ld, by, *x);
     lt_args a = lt_args_of(p, DT_F16, to, ld, p->w, (int)(p->row_bytes / sizeof(uint16_t)));
-    a.bias = nullptr; /* after the scaling */
+    a.bias = nullptr; /* added after the scaling */
     if (lt_multiply(d, op, &a))
         LAUNCH(d, op, scale_rows_kernel, dim3((unsigned)p->M, blocks_for((size_t)p->N, THREADS)), dim3(THREADS), 0,
                p->y, p->ldy, p->N, by, p->bias);
 }
 
-/* ---- one product ---------------------------------------------------------------------------------------------------
- */
+/* ---- one GEMM --------------------------------------------------------------------------------------------------- */
 
 product product_of(const gpu_weight *w, int first, int rows, const float *bias)
 {
@@ -165,7 +164,7 @@ bool is_int(const gpu_weight *w)
     return w->t == DT_I8 || w->t == DT_I4;
 }
 
-/* x is rounded to bf16 */
+/* Whether x is rounded to bf16. */
 bool rounds(const gpu_dev *d, const gpu_weight *w)
 {
     return w->t == DT_BF16 && d->head.bf16_x;
@@ -193,7 +192,7 @@ void multiply(gpu_dev *d, const char *op, const gpu_weight *w, product *p, const
             many_int(d, op, w->t, p, &q);
         return;
     }
-    if (d->measuring) gpu_scratch(d, op, AREA_X, GEMV_ROWS * ((size_t)p->K + 64) * sizeof(float)); /* of few rows */
+    if (d->measuring) gpu_scratch(d, op, AREA_X, GEMV_ROWS * ((size_t)p->K + 64) * sizeof(float)); /* by gemv */
     if (few_rows(d, w, p->M)) {
         gemv_float(d, op, w->t, p, x, round_x);
         return;
@@ -227,7 +226,7 @@ void gpu_linear(struct dev *head, const struct linear_args *a)
     multiply(gpu_of(head), "linear", w, &p, &a->x);
 }
 
-/* Few rows: in one kernel, which has gate and up of an output in one warp.  More: linear into scratch, then act_mul. */
+/* Few rows: one kernel, in which a warp has gate and up of an output. More: linear into scratch, then act_mul. */
 void gpu_gate_up(struct dev *head, const struct gate_up_args *a)
 {
     gpu_dev *d = gpu_of(head);
@@ -248,7 +247,7 @@ void gpu_gate_up(struct dev *head, const struct gate_up_args *a)
     size_t line = (size_t)F * 2 * sizeof(float), fit = GATE_UP_BYTES / line;
     int most = fit > (size_t)T ? T : fit > GATE_UP_ROWS ? (int)fit : GATE_UP_ROWS, chunks = (T + most - 1) / most;
     int rows =
-        (T + chunks * GATE_UP_ROWS - 1) / (chunks * GATE_UP_ROWS) * GATE_UP_ROWS; /* about equal, of whole tiles */
+        (T + chunks * GATE_UP_ROWS - 1) / (chunks * GATE_UP_ROWS) * GATE_UP_ROWS; /* about equal, in whole tiles */
     rows = rows < T ? rows : T;
     float *both = static_cast<float *>(gpu_scratch(d, "gate_up", AREA_Y, (size_t)rows * line));
     for (int t = 0; both && t < T; t += rows) {

@@ -1,8 +1,9 @@
-/* Op lora: what adapters add beside a served weight, for all groups and parts in two launches: u = x a^T into scratch,
- * then y += scale * u b^T, where a block owns columns of y and takes the parts in order.
+/* Op lora: adds the outputs of adapters beside a served weight, for all groups and parts in two launches: u = x a^T
+ * into scratch, then y += scale * u b^T, where a block owns columns of y and handles the parts in order.
  *
- * Each sum of a row is made in one order, whatever the row's group and their number: over k by the 256 threads of a
- * block, four neighbours each and on by 1024, then by halves of a warp, then warp by warp; over ranks by one thread. */
+ * The order of each sum of a row is fixed, whatever the row's group and the number of groups: over k by the 256
+ * threads of a block, each with four neighbouring elements and a stride of 1024, then by a butterfly within a warp,
+ * then warp by warp; over ranks by one thread. */
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/warp.cuh"
 
@@ -12,11 +13,11 @@ namespace GPU_NAMESPACE {
 namespace {
 
 const int LORA_THREADS = 256, WARPS = LORA_THREADS / 32;
-const int MANY = 8;  /* rows of a tile, where groups have more than one */
-const int RANKS = 8; /* of a block, in the first kernel */
+const int MANY = 8;  /* rows of a tile where some group has more than one row */
+const int RANKS = 8; /* ranks per block of the first kernel */
 
-/* Both kernels' lists.  Rows row0 .. row0 + rows - 1 take parts part0 .. part0 + parts - 1; the first row's u begins at
- * u, a row is u_ld floats, and part p's at p.u. */
+/* The lists that both kernels read. Rows row0 .. row0 + rows - 1 have the parts part0 .. part0 + parts - 1; the
+ * first row's u begins at u, rows of u are u_ld floats apart, and part p's columns begin at p.u. */
 struct row_tile {
     size_t u;
     int row0, rows, part0, parts, u_ld;
@@ -31,7 +32,7 @@ struct part {
 /* ---- u = x a^T ----------------------------------------------------------------------------------------------------
  */
 
-/* Sums over a warp of N values, a power of two up to 32; lane l gets that of value l N / 32.  Each is made by halves,
+/* Sums N values, a power of two up to 32, over a warp; lane l gets that of value l N / 32. Each sum is a butterfly:
  * lanes 16 apart (LANES), then 8 ...: the same bits for any N. */
 template <int N, int LANES = 16> __device__ inline float warp_sums(const float (&v)[N])
 {
@@ -69,7 +70,7 @@ template <int ROWS> struct down_smem {
     float part[WARPS][ROWS * RANKS];
 };
 
-/* Block (x, y): tile x of rows, RANKS ranks of its parts, the y-th of them. */
+/* Block (x, y): row tile x, and of its parts the y-th RANKS ranks. */
 template <int ROWS, bool VEC>
 __global__ void __launch_bounds__(LORA_THREADS)
     down_kernel(const row_tile *tiles, const part *parts, struct mat x, float *u)
@@ -121,8 +122,8 @@ __global__ void __launch_bounds__(LORA_THREADS)
 /* ---- y += scale u b^T ---------------------------------------------------------------------------------------------
  */
 
-/* A thread's column of one part for the tile's rows: sum[i] = u[i] . b, both r long; u's rows of `stride` floats in
- * shared memory, zeros past r. */
+/* A thread's column of one part for the tile's rows: sum[i] = u[i] . b, both of length r; u's rows are `stride`
+ * floats apart in shared memory, with zeros past r. */
 template <int ROWS, bool VEC>
 __device__ inline void dot_ranks(float (&sum)[ROWS], const float *u, int stride, const float *b, int r)
 {
@@ -139,7 +140,7 @@ __device__ inline void dot_ranks(float (&sum)[ROWS], const float *u, int stride,
     }
 }
 
-/* Block (x, y): tile x of rows, LORA_THREADS columns of y, one a thread.  stride: of u's rows in shared memory. */
+/* Block (x, y): row tile x, LORA_THREADS columns of y, one per thread. stride: of u's rows in shared memory. */
 template <int ROWS>
 __global__ void __launch_bounds__(LORA_THREADS)
     up_kernel(const row_tile *tiles, const part *parts, struct mat y, const float *u, int stride)

@@ -1,5 +1,5 @@
-/* See lt.h.  Row-major C = op(A) op(B) is column-major C' = op(B)' op(A)': the library's first matrix is our b, its
- * rows are our columns. */
+/* See lt.h. A row-major C = op(A) op(B) is a column-major C' = op(B)' op(A)': cuBLASLt's first matrix is our b, and
+ * its rows are our columns. */
 #include "kernels/cuda/gemm/lt_state.h"
 
 #ifdef __CUDACC__
@@ -12,8 +12,8 @@
 
 namespace GPU_NAMESPACE {
 
-/* INVALID_VALUE too, which some shapes get where they might have got NOT_SUPPORTED: what is wrong with the device
- * itself has other names. */
+/* Whether the library rejects this shape. INVALID_VALUE counts too: some shapes return it in place of NOT_SUPPORTED.
+ * A failure of the device has other status codes. */
 bool lt_refuses(cublasStatus_t s)
 {
     return s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE || s == CUBLAS_STATUS_ARCH_MISMATCH;
@@ -31,7 +31,7 @@ bool lt_check(gpu_dev *d, const char *op, cublasStatus_t s)
 
 namespace {
 
-/* up to a multiple of a quarter of the power of two below it */
+/* Rounds up to a multiple of a quarter of the largest power of two not above n. */
 int round_extent(int n)
 {
     int unit = 1;
@@ -39,7 +39,7 @@ int round_extent(int n)
     return n > INT32_MAX - unit ? n : (n + unit - 1) / unit * unit;
 }
 
-/* of what is at p in lines of `line` bytes */
+/* Alignment of the data at p with lines of `line` bytes. */
 int alignment(const void *p, size_t line)
 {
     size_t n = (size_t)(uintptr_t)p | line;
@@ -90,7 +90,7 @@ void plan_clear(lt_state *s, lt_plan *p)
     *p = {};
 }
 
-/* a row-major (rows, cols) of lines ld apart as the library sees it */
+/* Describes a row-major (rows, cols) matrix with lines ld apart in the library's column-major terms. */
 bool make_layout(gpu_dev *d, const char *op, cublasLtMatrixLayout_t *l, cudaDataType_t t, int rows, int cols, int ld)
 {
     return lt_check(d, op, lt_state_of(d)->f.MatrixLayoutCreate(l, t, (uint64_t)cols, (uint64_t)rows, (int64_t)ld));
@@ -103,7 +103,7 @@ template <class T> bool set_product(gpu_dev *d, const char *op, lt_plan *p, cubl
 
 } // namespace
 
-/* The pointer also says how it is aligned, so suggestions are asked for with one in place. */
+/* Heuristics depend on the alignment of the bias pointer, so set a bias before asking for suggestions. */
 bool lt_set_bias(gpu_dev *d, const char *op, lt_plan *p, const float *bias)
 {
     if (p->bias == bias) return true;
@@ -126,7 +126,7 @@ lt_plan *lt_plan_get(gpu_dev *d, const char *op, const lt_args *a, const lt_key 
     bool whole = t == CUDA_R_8I;
     cudaDataType_t sum = whole ? CUDA_R_32I : CUDA_R_32F;
     cublasComputeType_t compute = whole ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F;
-    /* the library's op on our b: what is row-major (K, N) is its (N, K) */
+    /* the library's op on our b, whose row-major (K, N) it reads as (N, K) */
     bool ok = lt_check(d, op, s->f.MatmulDescCreate(&p->product, compute, sum)) &&
               set_product(d, op, p, CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)(a->tb ? CUBLAS_OP_T : CUBLAS_OP_N)) &&
               set_product(d, op, p, CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)(a->ta ? CUBLAS_OP_T : CUBLAS_OP_N)) &&
@@ -153,7 +153,7 @@ cublasStatus_t lt_run(gpu_dev *d, const lt_plan *p, const lt_args *a, const cubl
     const void *alpha = whole ? (const void *)&one : &a->alpha, *beta = whole ? (const void *)&none : &a->beta;
     cublasStatus_t e = s->f.Matmul(s->handle, p->product, alpha, a->b, p->a, a->a, p->b, beta, a->c, p->c, a->c, p->c,
                                    algo, s->workspace, LT_WORKSPACE, d->stream);
-    if (lt_refuses(e)) cudaGetLastError(); /* of what it may have tried, or the next launch would be blamed for it */
+    if (lt_refuses(e)) cudaGetLastError(); /* or the next launch would report the error of this attempt */
     return e;
 }
 
@@ -201,7 +201,7 @@ bool fits(gpu_dev *d, const lt_plan *p, const cublasLtMatmulAlgo_t *algo)
            r.workspaceSize <= LT_WORKSPACE;
 }
 
-/* Whether C may be written several times, and be waited for. */
+/* Whether autotuning is possible: C may be written several times, and the stream may be synchronised. */
 bool may_try(gpu_dev *d, const lt_plan *p)
 {
     cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
@@ -215,8 +215,8 @@ void note_class(lt_state *s, const lt_class *c, const lt_plan *p)
     if (s->tries && !s->tuning && !p->refused) lt_save_found(s);
 }
 
-/* Gives p an algorithm, or the word that there is none; the first suggestion where none may be tried, until one may.
- * false: the device has failed. */
+/* Sets p's algorithm, or marks it refused. While autotuning is not possible p gets the first suggestion, and is
+ * tuned later. @return false when the device has failed. */
 bool choose(gpu_dev *d, const char *op, lt_plan *p, const lt_args *a)
 {
     lt_state *s = lt_state_of(d);
@@ -242,8 +242,8 @@ bool choose(gpu_dev *d, const char *op, lt_plan *p, const lt_args *a)
     return p->chosen = true;
 }
 
-/* p's algorithm was refused after all: the product by the first suggestion that is not, which p keeps. false: there is
- * none, or the device has failed. */
+/* p's algorithm was refused at run time: runs the GEMM with the first suggestion that is not, which p keeps. @return
+ * false when there is none, or the device has failed. */
 bool run_another(gpu_dev *d, const char *op, lt_plan *p, const lt_args *a)
 {
     cublasLtMatmulHeuristicResult_t r[LT_TRIES];
@@ -258,7 +258,8 @@ bool run_another(gpu_dev *d, const char *op, lt_plan *p, const lt_args *a)
     p->refused = true;
     lt_class c = lt_class_of(&p->key);
     cublasLtMatmulAlgo_t none = {};
-    if (!lt_class_find(lt_state_of(d), &c)) lt_class_note(lt_state_of(d), &c, true, &none); /* of others it may do */
+    /* not for a class that is tuned: other shapes of it may still run */
+    if (!lt_class_find(lt_state_of(d), &c)) lt_class_note(lt_state_of(d), &c, true, &none);
     return false;
 }
 
@@ -279,7 +280,7 @@ bool lt_multiply(gpu_dev *d, const char *op, const struct lt_args *a)
     if (a->M <= 0 || a->N <= 0) return true;
     assert(d->lt && a->K > 0);
     assert(a->t != DT_I8 || (a->alpha == 1 && a->beta == 0 && !a->bias));
-    if (reinterpret_cast<uintptr_t>(a->bias) % 16 != 0) return bias_after(d, op, a); /* epilogues load it so */
+    if (reinterpret_cast<uintptr_t>(a->bias) % 16 != 0) return bias_after(d, op, a); /* epilogues need it aligned */
     lt_key key = lt_key_of(a);
     if (d->measuring) {
         lt_wish w = {lt_class_of(&key), true, *a, {}};
@@ -374,7 +375,7 @@ bool lt_open(gpu_dev *d, const char *device_name, char why[160])
 #ifdef __CUDACC__
     s->tries = true;
 #else
-    s->tries = getenv("SIMT_LT_TRIES") != nullptr; /* for tests: there is nothing to be won here */
+    s->tries = getenv("SIMT_LT_TRIES") != nullptr; /* for tests: autotuning gains nothing on the CPU */
 #endif
     if (s->tries) {
         lt_name_file(s, device_name);

@@ -22,8 +22,8 @@ uint32_t lt_hash(const int *p, size_t n)
 
 namespace {
 
-/* Where a class is, or is to be: a free place, or in a full table that of the one not asked for for longest.  Nothing
- * becomes free again, so that what is in a place that was taken over is found like the rest. */
+/* The slot of a class, or for a new one a free slot, in a full table that of the least recently used class. Slots
+ * are never freed, so that open addressing still finds classes behind one that was replaced. */
 lt_found *place_of(lt_state *s, const lt_class *c)
 {
     uint32_t h = lt_hash(&c->t, sizeof *c / sizeof(int));
@@ -65,8 +65,8 @@ void lt_name_file(lt_state *s, const char *device_name)
     int len = cache && *cache ? snprintf(folder, sizeof folder, "%s", cache)
                               : snprintf(folder, sizeof folder, "%s/.cache", home);
     if (len < 0 || (size_t)len + sizeof "/tandem" > sizeof folder) return;
-    /* 0700: XDG Base Directory Specification, "Referencing this specification"; the file, by mkostemp, has 0600.  What
-     * cannot be made shows when the file is written. */
+    /* 0700: XDG Base Directory Specification, "Referencing this specification"; the file, by mkostemp, has 0600. A
+     * failure shows when the file is written. */
     (void)mkdir(folder, 0700);
     memcpy(folder + len, "/tandem", sizeof "/tandem");
     (void)mkdir(folder, 0700);

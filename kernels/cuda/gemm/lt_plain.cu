@@ -1,5 +1,5 @@
-/* Products that cuBLASLt has no way for: tiles of 64 by 64, every type, any form and alignment.  They are to be right;
- * what is to be fast goes to other kernels.  And the bias where it cannot be the library's. */
+/* GEMMs that cuBLASLt does not support: 64 by 64 tiles, every type, any form and alignment. Meant to be correct;
+ * shapes that must be fast have other kernels. Also adds the bias where the library cannot. */
 #include "kernels/cuda/gemm/lt.h"
 #include "kernels/cuda/ptx.cuh"
 
@@ -8,8 +8,8 @@ namespace {
 
 enum { TILE = 64, DEPTH = 16, THREADS = 256, LINE = TILE + 4 };
 
-/* op(A) and op(B) as they lie: the element of place p (of M or N) and k is at p * by_place + k * by_k, one of them 1.
- */
+/* op(A) and op(B) by strides: the element at index p (of M or N) and k is at p * by_place + k * by_k, one of which
+ * is 1. */
 struct plain_args {
     const void *a, *b;
     void *c;
@@ -30,7 +30,8 @@ template <enum dtype T> __device__ inline auto plain_load(const void *p, int64_t
     if constexpr (T == DT_I8) return (int)static_cast<const int8_t *>(p)[i];
 }
 
-/* A tile of 64 places by DEPTH of k, zeros past the ends; neighbouring threads take neighbours in memory. */
+/* Loads a tile of 64 rows or columns by DEPTH of k, zeros past the ends; neighbouring threads read neighbouring
+ * addresses. */
 template <enum dtype T, class S>
 __device__ inline void load_tile(S (&to)[DEPTH][LINE], const void *from, int64_t by_place, int64_t by_k, int place0,
                                  int places, int k0, int depth)
@@ -42,7 +43,7 @@ __device__ inline void load_tile(S (&to)[DEPTH][LINE], const void *from, int64_t
     }
 }
 
-/* A thread has four rows, 16 apart, of four columns likewise; each sum goes over k in order. */
+/* A thread computes four rows, 16 apart, by four columns, 16 apart; each sum goes over k in order. */
 template <enum dtype T> __global__ void __launch_bounds__(THREADS) plain_kernel(plain_args g)
 {
     typedef decltype(plain_load<T>(nullptr, 0)) S;

@@ -1,4 +1,4 @@
-/* What lt.cu, lt_found.cu and lt_try.cu share; their tests look at it, nobody else does. */
+/* State shared by lt.cu, lt_found.cu, lt_try.cu and their tests; not included elsewhere. */
 #ifndef TANDEM_KERNELS_CUDA_GEMM_LT_STATE_H
 #define TANDEM_KERNELS_CUDA_GEMM_LT_STATE_H
 
@@ -14,15 +14,15 @@ namespace GPU_NAMESPACE {
 
 #ifdef __CUDACC__
 using namespace cublaslt_api;
-enum { LT_WORKSPACE = 32 << 20 }; /* what NVIDIA advises for Hopper */
+enum { LT_WORKSPACE = 32 << 20 }; /* NVIDIA's recommendation for Hopper */
 #else
 enum { LT_WORKSPACE = 64 << 10 };
 #endif
 
 enum {
-    LT_PLANS = 512, /* kept by place: a later shape may take an earlier one's */
+    LT_PLANS = 512, /* direct-mapped: a later shape may replace an earlier one */
     LT_CLASSES = 1024,
-    LT_TRIES = 6 /* suggestions that are tried */
+    LT_TRIES = 6 /* suggestions that are timed */
 };
 
 #define LT_FUNCTIONS(X)                                                                                                \
@@ -48,59 +48,59 @@ struct lt_functions {
 #undef X
 };
 
-/* What an algorithm belongs to: extents rounded up, and what else decides whether it may run.  adds: beta is not 0.
- * align: in bytes, of the matrix and of its lines together, 16 where it is more (no algorithm asks for more); of int8
- * also of K, and of N as lines of C, since those have to be multiples. */
+/* The key of an algorithm: extents rounded up, and whatever else decides whether it may run. adds: beta is not 0.
+ * align: in bytes, of the matrix and of its lines together, at most 16 (no algorithm asks for more); for int8 also
+ * of K, and of N as the line length of C, since these must be multiples too. */
 struct lt_class {
     int t, ta, tb, align_a, align_b, align_c, adds, bias, M, N, K;
 };
 
-/* t of a race's class, whose `algo` is the number of the faster way */
+/* t of the class of a race, whose `algo` holds the number of the faster implementation. */
 enum { LT_RACE = 64 };
 
 struct lt_found {
     lt_class c;
-    bool used, refused; /* refused: the library has no way for it; not kept in the file */
+    bool used, refused; /* refused: the library does not support it; not stored in the file */
     cublasLtMatmulAlgo_t algo;
-    int64_t asked; /* when, by lt_state's count; of what the file has and nobody asked for, minus its line there */
+    int64_t asked; /* last use, by lt_state's count; for a class of the file not used yet, minus its line */
 };
 
 struct lt_key {
-    lt_class c; /* with the extents as they are */
+    lt_class c; /* with exact extents */
     int lda, ldb, ldc, whole;
 };
 
 struct lt_plan {
     lt_key key;
-    bool used, chosen, settled; /* chosen: algo is one; settled: and stays */
-    bool refused;               /* the library has no way: settled then, on the tiles of ours */
+    bool used, chosen, settled; /* chosen: algo is set; settled: and will not change */
+    bool refused;               /* the library does not support it: settled then, lt_plain is used */
     cublasLtMatmulDesc_t product;
-    const float *bias;              /* that product has */
-    cublasLtMatrixLayout_t a, b, c; /* the library's a is our b */
+    const float *bias;              /* of the current GEMM */
+    cublasLtMatrixLayout_t a, b, c; /* the library's matrix a is our b */
     cublasLtMatmulAlgo_t algo;
 };
 
-/* What reserve was shown of a class: the largest. */
+/* An autotuning request recorded in reserve: the largest shape of a class. */
 struct lt_wish {
     lt_class c;
     bool used;
-    lt_args a;    /* its pointers mean nothing */
-    lt_race race; /* of a race */
+    lt_args a;    /* its pointers are meaningless */
+    lt_race race; /* when the request is a race */
 };
 
 struct lt_state {
     lt_functions f;
-    void *library; /* stays open: it has kernels of its own, which may not go from under a context that has failed */
+    void *library; /* never closed: it registers kernels, which must not be unloaded while a failed context remains */
     cublasLtHandle_t handle;
     cublasLtMatmulPreference_t preference;
     void *workspace;
-    bool tuning; /* in lt_tune, which writes the file when it is done */
-    void *cold;  /* then: memory as large as L2, NULL: there is no room */
-    bool tries;  /* tries algorithms and keeps what it finds in `file` */
+    bool tuning; /* in lt_tune, which writes the file once at its end */
+    void *cold;  /* while tuning: memory as large as L2, to evict the cache; NULL: not enough memory */
+    bool tries;  /* autotuning is on, and its results are kept in `file` */
     char file[400];
     lt_plan plans[LT_PLANS];
     lt_found classes[LT_CLASSES];
-    int64_t asked; /* how often for a class */
+    int64_t asked; /* clock for lt_found.asked: number of look-ups */
     lt_wish wishes[LT_CLASSES];
 };
 
@@ -111,45 +111,44 @@ static inline lt_state *lt_state_of(gpu_dev *d)
 
 /* ---- lt.cu ----------------------------------------------------------------------------------------------------- */
 
-/* Whether the library does not do this product, as against being broken. */
+/* Whether the status means that the library does not support this GEMM, as opposed to a failure. */
 bool lt_refuses(cublasStatus_t);
-/* false: s is an error, and the device fails with it */
+/* @return false when s is an error; the device then fails with it. */
 bool lt_check(gpu_dev *, const char *op, cublasStatus_t s);
 lt_key lt_key_of(const lt_args *);
 lt_class lt_class_of(const lt_key *);
 lt_class lt_race_class(const lt_race *);
-/* Of each of our columns, which are the library's rows.  false: the device has failed. */
+/* Sets the bias of each of our columns, which are the library's rows. @return false when the device has failed. */
 bool lt_set_bias(gpu_dev *, const char *op, lt_plan *, const float *bias);
-/* The plan of this shape, made if need be, without an algorithm yet. NULL: the device has failed. */
+/* The cached plan of this shape, made if need be, possibly without an algorithm yet. NULL: the device has failed. */
 lt_plan *lt_plan_get(gpu_dev *, const char *op, const lt_args *, const lt_key *);
 cublasStatus_t lt_run(gpu_dev *, const lt_plan *, const lt_args *, const cublasLtMatmulAlgo_t *);
-/* The library's suggestions for a plan; 0: it has none, or the device has failed. */
+/* The library's suggestions for a plan. @return their number; 0 when it has none or the device has failed. */
 int lt_suggestions(gpu_dev *, const char *op, const lt_plan *, cublasLtMatmulHeuristicResult_t *, int wanted);
 
-/* ---- lt_found.cu: what was found, in this run and in earlier ones --------------------------------------------------
- */
+/* ---- lt_found.cu: tuned classes, of this run and of earlier ones ------------------------------------------------ */
 
 uint32_t lt_hash(const int *p, size_t n);
-/* The entry of a class, until the next is noted; NULL: nothing is known of it. */
+/* The entry of a class, valid until the next lt_class_note; NULL: not tuned. */
 lt_found *lt_class_find(lt_state *, const lt_class *);
-/* What is known of a class from now on.  Where the table is full it is forgotten of the class that was not asked for
- * for longest: one of the file's that this process has no use for, if there is one. */
+/* Stores the result for a class. When the table is full it replaces the least recently used class, preferably one
+ * from the file that this process has not used. */
 void lt_class_note(lt_state *, const lt_class *, bool refused, const cublasLtMatmulAlgo_t *);
-/* s->file, its folders made; an empty name where there is no place for it */
+/* Sets s->file and makes its directories; an empty name when there is no place for a cache. */
 void lt_name_file(lt_state *, const char *device_name);
-/* Adds what the file has and the table has not, as far as it has room.  A file that cannot be read or is none of ours
- * changes nothing. */
+/* Adds the classes of the file that the table lacks, as far as there is room. A file that is unreadable or has
+ * another format changes nothing. */
 void lt_load_found(lt_state *);
-/* Writes the table, and what others have put into the file since, as a new file in its place, what was asked for last
- * first.  Where that cannot be nothing is kept, and everything works. */
+/* Atomically replaces the file by the table, merged with what other processes have written since, most recently used
+ * first. On failure nothing is stored, without an error. */
 void lt_save_found(lt_state *);
 
 /* ---- lt_try.cu --------------------------------------------------------------------------------------------------- */
 
-/* Puts the fastest suggestion into p->algo; refused when none runs.  Writes C and waits.  false: the device has failed.
- */
+/* Times the library's suggestions and sets p->algo to the fastest, or p->refused when none runs. Overwrites C and
+ * synchronises. @return false when the device has failed. */
 bool lt_try(gpu_dev *, const char *op, lt_plan *p, const lt_args *);
-/* Notes a product, or a race, that reserve shows. */
+/* Records a GEMM, or a race, of the dry run as an autotuning request. */
 void lt_wish_for(gpu_dev *, const lt_wish *);
 
 } // namespace GPU_NAMESPACE

@@ -1,4 +1,4 @@
-/* Which algorithm is fastest: found by trying the library's suggestions. */
+/* Autotuning: finds the fastest of the library's suggestions by timing them. */
 #include "kernels/cuda/gemm/lt_state.h"
 
 #include <algorithm>
@@ -9,8 +9,8 @@ namespace GPU_NAMESPACE {
 namespace {
 
 enum {
-    TIMED_RUNS = 3, /* of each, where one is short */
-    LONG_TRIES = 3  /* suggestions that are tried where a run is long */
+    TIMED_RUNS = 3, /* runs of each suggestion, when a run is short */
+    LONG_TRIES = 3  /* suggestions that are timed when a run is long */
 };
 const float LONG_MS = 5;
 
@@ -31,10 +31,10 @@ void stopwatch_close(stopwatch *w)
         if (e) cudaEventDestroy(e);
 }
 
-/* Milliseconds of what run enqueues, of several times the shortest, or -1 when it says that it cannot, or the device
- * has failed.  A run that is long, or twice as long as best (-1: none yet), is not repeated.  The one before it is not
- * timed: the library may have to load its kernel.  In a step the matrices come from memory: before each run the cache
- * is filled with something else, where there is room for that. */
+/* Milliseconds of the work that run enqueues, the shortest of several, or -1 when run returns that it cannot or the
+ * device has failed. A run that is long, or twice as long as best (-1: none yet), is not repeated. A first run is
+ * not timed: the library may have to load its kernel. In a real step the matrices come from memory, so the cache is
+ * overwritten before each run, where there is memory for that. */
 template <class F> float time_runs(gpu_dev *d, const char *op, const stopwatch *w, float best, F run)
 {
     const lt_state *s = lt_state_of(d);
@@ -67,7 +67,7 @@ bool lt_try(gpu_dev *d, const char *op, lt_plan *p, const lt_args *a)
         if (best > LONG_MS && i >= LONG_TRIES) break;
         float ms = time_runs(d, op, &w, best, [&] {
             bool ran = lt_run(d, p, a, &r[i].algo) == CUBLAS_STATUS_SUCCESS;
-            if (!ran) cudaGetLastError(); /* of this suggestion; what is wrong with the device itself stays */
+            if (!ran) cudaGetLastError(); /* clears the error of this suggestion; a failed device keeps its own */
             return ran;
         });
         if (ms < 0 || (best >= 0 && ms >= best)) continue;
@@ -79,8 +79,7 @@ bool lt_try(gpu_dev *d, const char *op, lt_plan *p, const lt_args *a)
     return !d->head.error.op;
 }
 
-/* ---- what reserve was shown ----------------------------------------------------------------------------------------
- */
+/* ---- requests recorded in reserve ------------------------------------------------------------------------------- */
 
 namespace {
 
@@ -94,14 +93,14 @@ double work_of(const lt_wish *w)
 
 size_t rounded(size_t bytes)
 {
-    return (bytes + 2 * PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN; /* and room for a worse alignment */
+    return (bytes + 2 * PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN; /* and room to misalign the matrix */
 }
 
 struct places {
     size_t a, b, c, bias, end;
 };
 
-/* where a product's matrices are in memory of its own, in bytes */
+/* Offsets, in bytes, of the matrices of a GEMM in memory of its own. */
 places places_of(const lt_args *p)
 {
     places at = {};
@@ -117,7 +116,7 @@ size_t memory_of(const lt_wish *w)
     return w->c.t == LT_RACE ? w->race.bytes : places_of(&w->a).end;
 }
 
-/* The product of a wish with its matrices in `memory`, aligned no better than in the class. */
+/* The GEMM of a request with its matrices in `memory`, aligned no better than in the class. */
 lt_args placed(const lt_wish *w, uint8_t *memory)
 {
     lt_args a = w->a;
@@ -130,7 +129,7 @@ lt_args placed(const lt_wish *w, uint8_t *memory)
     return a;
 }
 
-/* Memory for the largest wish, or for as large a one as there is room for.  NULL: for none. */
+/* Allocates memory for the largest request, or for as large a one as fits. NULL: none fits. */
 uint8_t *take_memory(gpu_dev *d, lt_wish *const *wish, int n, size_t *bytes)
 {
     size_t room = d->largest;
@@ -143,7 +142,7 @@ uint8_t *take_memory(gpu_dev *d, lt_wish *const *wish, int n, size_t *bytes)
         if (!*bytes) return nullptr;
         if (void *p = gpu_alloc(&d->head, *bytes)) return static_cast<uint8_t *>(p);
         if (d->head.error.op || *bytes < LEAST_MEMORY) return nullptr;
-        room = *bytes / 2; /* the budget has room, the device has not in one piece */
+        room = *bytes / 2; /* within the budget, but the device has no block of this size */
     }
 }
 
@@ -183,7 +182,7 @@ bool is_known(lt_state *s, const lt_wish *w)
     return lt_class_find(s, &w->c) != nullptr;
 }
 
-/* A wish comes true, in memory; false: the device has failed. */
+/* Autotunes one shape requested during reserve(). @return false when the device has failed. */
 bool try_wish(gpu_dev *d, const lt_wish *w, uint8_t *memory)
 {
     lt_state *s = lt_state_of(d);
@@ -212,7 +211,7 @@ bool try_wish(gpu_dev *d, const lt_wish *w, uint8_t *memory)
     if (d->head.error.op) return false;
     lt_class_note(s, &w->c, refused, &algo);
     if (!refused || !w->c.bias) return true;
-    lt_wish without = *w; /* as lt_multiply will do it */
+    lt_wish without = *w; /* the case in which lt_multiply adds the bias itself */
     without.a.bias = nullptr;
     without.c.bias = 0;
     return is_known(s, &without) || try_wish(d, &without, memory);
@@ -231,7 +230,7 @@ void lt_tune(gpu_dev *d, double seconds)
     size_t bytes = 0;
     uint8_t *memory = n && !d->head.error.op ? take_memory(d, wish, n, &bytes) : nullptr;
     if (!memory) return;
-    /* anything but zeros, on which multipliers take less power than in use */
+    /* Any value but zeros, with which multipliers use less power, and so clock higher, than in real use. */
     bool ok = gpu_check(d, op, cudaMemsetAsync(memory, 0x3c, bytes, d->stream));
     double end = now() + seconds;
     s->tuning = true;

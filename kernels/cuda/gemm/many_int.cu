@@ -1,7 +1,7 @@
-/* Products of many rows with int8 weights by cuBLASLt, which reaches more of newer GPUs than mma_int's instructions do:
- * sums of int32 into scratch, as many outputs at a time as leave them in L2, and a kernel that
- * makes y of them, in the operations of mma_int and so with its bits.  Which of the two ways is faster is measured with
- * the algorithms (lt.h); until it is, the library's is taken. */
+/* GEMMs of many rows with int8 weights by cuBLASLt, which uses newer GPUs better than the instructions of mma_int:
+ * int32 sums into scratch, as many outputs at a time as stay in L2, then a kernel that computes y from them with the
+ * operations of mma_int, and so with its bits. Which of the two is faster is measured with the algorithms (lt.h);
+ * until then the library is used. */
 #include "kernels/cuda/gemm/lt.h"
 #include "kernels/cuda/gemm/packed_gemm.h"
 #include "kernels/cuda/warp.cuh"
@@ -9,21 +9,21 @@
 namespace GPU_NAMESPACE {
 namespace {
 
-enum { OWN, LIBRARY }; /* the ways of a race */
+enum { OWN, LIBRARY }; /* the two implementations of a race */
 
 enum {
 #ifdef __CUDACC__
     SUM_BYTES = 16 << 20,
 #else
-    SUM_BYTES = 64 << 10, /* so that small shapes come in several pieces */
+    SUM_BYTES = 64 << 10, /* small, so that small shapes are divided too */
 #endif
-    PIECE_COLS = 128, /* outputs of a piece: a multiple */
-    LEAST_COLS = 64,  /* fewer outputs are mma_int's */
+    PIECE_COLS = 128, /* outputs of a slice are a multiple of this */
+    LEAST_COLS = 64,  /* mma_int handles fewer outputs */
     THREADS = 256
 };
 
-/* y = sums times scales, columns 4 c .. 4 c + 3 of a row a thread; the bias, too, where no second product comes.  VEC:
- * y is written 16 bytes at a time. */
+/* y = sums * scales; a thread has columns 4 c .. 4 c + 3 of a row. Adds the bias too, unless residuals of outlier
+ * rows will be added. VEC: y is written 16 bytes at a time. */
 template <bool VEC>
 __global__ void __launch_bounds__(THREADS)
     scale_kernel(product p, const int *sums, int ld, const float *step, const int *outlier)
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(THREADS)
     store4<VEC>(p.y + m * (size_t)p.ldy + c, y, 4);
 }
 
-/* outputs first .. first + n - 1 of p */
+/* The outputs first .. first + n - 1 of p. */
 product outputs(const product *p, int first, int n)
 {
     product q = *p;
@@ -56,7 +56,7 @@ product outputs(const product *p, int first, int n)
     return q;
 }
 
-/* how many outputs have their sums in scratch at a time: about equal pieces */
+/* Number of outputs whose sums are in scratch at a time; divides N into slices of about equal size. */
 int piece_cols(int M, int N)
 {
     int most = SUM_BYTES / (int)sizeof(int) / M / PIECE_COLS * PIECE_COLS;
@@ -69,11 +69,11 @@ int *take_sums(gpu_dev *d, const char *op, int M, int cols)
 {
     size_t bytes = (size_t)M * (size_t)cols * sizeof(int), least = (size_t)M * PIECE_COLS * sizeof(int);
     if (d->measuring)
-        bytes = least > SUM_BYTES ? least : (size_t)SUM_BYTES; /* the most of any pieces, and of fewer rows */
+        bytes = least > SUM_BYTES ? least : (size_t)SUM_BYTES; /* upper bound over all slices and smaller M */
     return static_cast<int *>(gpu_scratch(d, op, AREA_W, bytes));
 }
 
-/* K with its zeros: both sides have them up to a weight's row. */
+/* K includes the zero padding: both operands have it, up to a weight's row. */
 lt_args sums_of(const product *p, const quantised *x, int *sums, int cols)
 {
     lt_args a = {};
@@ -87,8 +87,8 @@ lt_args sums_of(const product *p, const quantised *x, int *sums, int cols)
     return a;
 }
 
-/* Outputs in fours, which the library asks for; up to three that are left go to mma_int.  false, and nothing is done:
- * the library has no way. */
+/* Outputs in multiples of four, as the library demands; up to three remaining ones go to mma_int. @return false,
+ * with nothing enqueued, when the library does not support the shape. */
 bool by_library(gpu_dev *d, const char *op, const product *p, const quantised *x)
 {
     int N = p->N / 4 * 4, cols = piece_cols(p->M, N);
@@ -111,15 +111,14 @@ bool by_library(gpu_dev *d, const char *op, const product *p, const quantised *x
     return true;
 }
 
-/* ---- which way -----------------------------------------------------------------------------------------------------
- */
+/* ---- choosing the implementation -------------------------------------------------------------------------------- */
 
 size_t round256(size_t n)
 {
     return (n + 255) / 256 * 256;
 }
 
-/* The shape of a race in memory of its own, without outliers; bytes: how much that is. */
+/* The shape of a race in memory of its own, without outliers; *bytes: the size of that memory. */
 void shape_in(const lt_race *r, uint8_t *memory, product *p, quantised *x, size_t *bytes)
 {
     size_t at = 0, ld = ((size_t)r->K + 127) / 128 * 128, row_bytes = ((size_t)r->K + 15) / 16 * 16;

@@ -1,18 +1,19 @@
-/* Products of many rows with int8 and int4 weights on the int8 tensor cores.
+/* GEMMs of many rows with int8 and int4 weights on the int8 tensor cores.
  *
- * A block owns BM rows of activations and BN outputs and walks over k in tiles of 128 columns, STAGES of them on their
- * way by cp.async.  A lane's eight bytes of a row are its k 0..3 and 16..19 of one mma, both of the activations and of
- * int8 weights: which columns those are does not matter as long as both sides agree.  Of int4 they come from one word
- * (see gemv_int.cu for how it unpacks, and why int4 is multiplied over int8), and the activations lie even columns
- * first.
+ * A block computes BM rows by BN outputs and walks over k in tiles of 128 columns, with STAGES of them in flight by
+ * cp.async. A lane's eight bytes of a row serve as its k 0..3 and 16..19 of one mma, for the activations and for
+ * int8 weights alike: the order of columns does not matter as long as both operands agree. With int4 the eight come
+ * from one word (see gemv_int.cu for how it unpacks, and why int4 is multiplied over int8), and the activations are
+ * stored even columns first.
  *
- * int8: the sum over k is one exact integer, so a row has the bits that gemv_int gives it.  int4: the integer of each
- * group times its scale, summed in order of groups.  (gemv_int sums 32 columns at a time and over lanes: a row among
- * more than GEMV_ROWS_INT others may differ from itself alone in the last bits.)  The integer sums start at the bits of
- * 1.5 * 2^23, so that they are floats when they are done: a subtraction in place of a slower conversion.
+ * int8: the sum over k is one exact integer, so a row has the bits that gemv_int gives it. int4: the integer sum of
+ * each group times its scale, added in order of groups. (gemv_int sums 32 columns at a time and then over lanes: a
+ * row in a batch of more than GEMV_ROWS_INT may differ in the last bits from the same row in a small one.) The
+ * integer sums start at the bit pattern of 1.5 * 2^23, so that the final bits are a float: a subtraction replaces a
+ * slower conversion.
  *
- * Rows with outliers: a block that has one goes over k a second time with the rests; or that alone, where the first
- * product is cuBLASLt's (many_int.cu). */
+ * Rows with outliers: a block that has one goes over k a second time with the residuals; or does only that pass,
+ * when cuBLASLt computed the first (many_int.cu). */
 #include "kernels/cuda/gemm/packed_gemm.h"
 #include "kernels/cuda/warp.cuh"
 
@@ -22,12 +23,12 @@ namespace {
 enum {
     TILE_K = 128, /* the largest group */
     STEPS = TILE_K / 32,
-    A_LINE = TILE_K + 32,      /* bytes of a row in shared memory: no two rows of a load meet in a bank */
+    A_LINE = TILE_K + 32,      /* row stride in shared memory, padded against bank conflicts */
     W8_LINE = TILE_K + 32,     /* of int8 weights */
     W4_LINE = TILE_K / 2 + 16, /* of int4 weights */
-    SCALES = TILE_K / 32,      /* the most groups of a tile */
-    AHEAD = 32,                /* tiles that weights come to L2 before their turn, */
-    NEARER = 8                 /* so many at a time */
+    SCALES = TILE_K / 32,      /* most groups of a tile */
+    AHEAD = 32,                /* distance, in tiles, at which weights are prefetched into L2 */
+    NEARER = 8                 /* tiles prefetched at a time */
 };
 
 #define FLOAT_BITS 0x4b400000 /* 1.5 * 2^23 */
@@ -41,7 +42,7 @@ template <bool INT4, int BM, int BN, int STAGES> struct mma_smem {
 template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_block {
     static constexpr int ROWS = BM, WARPS_N = BN / WN, WARPS = BM / WM * WARPS_N, THREADS = WARPS * 32;
     static constexpr int MI = WM / 16, NI = WN / 8;
-    static constexpr int W_CHUNKS = INT4 ? TILE_K / 32 : TILE_K / 16; /* of 16 bytes, in a row of a tile */
+    static constexpr int W_CHUNKS = INT4 ? TILE_K / 32 : TILE_K / 16; /* 16-byte chunks in a row of a tile */
     static constexpr int LINE = W_CHUNKS * 16;                        /* bytes of a row of a tile */
     static constexpr int PENDING = (SCALES * BN + THREADS - 1) / THREADS;
     typedef mma_smem<INT4, BM, BN, STAGES> smem;
@@ -49,20 +50,20 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
     const product &p;
     smem &s;
     const int8_t *a;       /* (M, ld) */
-    int ld, m0, n0, ahead; /* ahead: AHEAD, or as many as the cache has room for */
+    int ld, m0, n0, ahead; /* ahead: prefetch distance: AHEAD, or what the cache has room for */
     int sum[MI][NI][4];
     float total[INT4 ? MI : 1][INT4 ? NI : 1][4];
     float pending[PENDING];
 
     __device__ mma_block(const product &p_, smem &s_, int m0_, int n0_) : p(p_), s(s_), m0(m0_), n0(n0_) {}
 
-    /* starts the copies of tile kt: of activations, and of weights */
+    /* Start the copies of tile kt: of activations, and of weights. */
     __device__ void load_a(int kt, int tiles)
     {
         if (kt >= tiles) return;
         for (int i = (int)threadIdx.x; i < BM * (TILE_K / 16); i += THREADS) {
             int r = i / (TILE_K / 16), c = i % (TILE_K / 16) * 16;
-            bool in = m0 + r < p.M; /* every tile is whole: ld is a multiple of TILE_K */
+            bool in = m0 + r < p.M; /* tiles are always whole: ld is a multiple of TILE_K */
             const int8_t *from = a + (size_t)(in ? m0 + r : m0) * (size_t)ld + (size_t)kt * TILE_K + c;
             cp_async16(&s.a[kt % STAGES][r][c], from, in);
         }
@@ -79,7 +80,7 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
         }
     }
 
-    /* Brings n tiles of weights from kt on to L2.  Of the blocks that share them, one does. */
+    /* Prefetches n tiles of weights, from kt on, into L2. Only one of the blocks that share them does so. */
     __device__ void prefetch(int kt, int n)
     {
         int r = (int)threadIdx.x;
@@ -89,7 +90,8 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
         prefetch_l2(p.w + (size_t)(n0 + r) * p.row_bytes + at, (unsigned)(want < left ? want : left));
     }
 
-    /* the scales of tile kt, on their way in registers; zeros past the weight's end, whose nibbles are not */
+    /* Starts loading the scales of tile kt into registers; zeros past the weight's end, where the nibbles are
+     * undefined. */
     __device__ void load_scales(int kt)
     {
         if constexpr (INT4) {
@@ -123,7 +125,7 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
             sum[i][j][c] = INT4 ? FLOAT_BITS : 0;
     }
 
-    /* adds the group's integers, times its scale, to the totals */
+    /* Adds the group's integer sums, times its scale, to the totals. */
     __device__ void end_group(const float *scale, int column)
     {
         if constexpr (INT4) {
@@ -168,7 +170,7 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
         }
     }
 
-    /* the first tiles of weights, which wait for nothing */
+    /* Loads the first tiles of weights, which need no wait for preceding kernels. */
     __device__ void begin()
     {
         for (int kt = 0; kt < STAGES - 1; kt++) {
@@ -178,7 +180,7 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
         }
     }
 
-    /* The sums over all of k of activations q, after begin. */
+    /* Sums over all of k with the activations q; call begin first. */
     __device__ void multiply(const int8_t *q)
     {
         int tiles = ld / TILE_K;
@@ -194,7 +196,7 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
         }
         for (int kt = 0; kt < tiles; kt++) {
             cp_async_wait<STAGES - 2>();
-            __syncthreads(); /* tile kt is there, and nobody is at tile kt - 1 any more */
+            __syncthreads(); /* tile kt has arrived, and all warps are done with tile kt - 1 */
             load_a(kt + STAGES - 1, tiles);
             load_w(kt + STAGES - 1, tiles);
             cp_async_commit();
@@ -207,8 +209,8 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
         __syncthreads();
     }
 
-    /* Writes the products of the first pass, or adds those of the second to outlier rows; the bias comes last.  alone:
-     * other rows have theirs, and are left. */
+    /* Writes the results of the first pass, or adds those of the second to outlier rows; the bias is added last.
+     * alone: leaves rows without outliers as they are, another kernel has written them. */
     __device__ void write(const quantised &x, bool second, bool last, bool alone)
     {
         int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -237,7 +239,7 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
     }
 };
 
-/* any of the block's rows has outliers; the same on every warp */
+/* Whether a row of the block has outliers; the same result on every warp. */
 template <class B> __device__ inline bool any_outlier(const B &b, const quantised &x)
 {
     int any = 0;
@@ -286,9 +288,9 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES>
 void launch(gpu_dev *d, const char *op, const product *p, const quantised *x)
 {
     typedef mma_block<INT4, BM, BN, WM, WN, STAGES> block;
-    size_t rows = (size_t)d->n_sm * 3 * BN; /* of blocks that run at once, about */
+    size_t rows = (size_t)d->n_sm * 3 * BN; /* rows of the blocks that run at the same time, approximately */
     size_t fit = d->l2_bytes / 3 / ((rows < (size_t)p->N ? rows : (size_t)p->N) * block::LINE);
-    /* rows first: blocks of the same outputs run together and share the weights in L2 */
+    /* Rows are the fast grid dimension: blocks of the same outputs run together and share the weights in L2. */
     dim3 grid(blocks_for((size_t)p->M, BM), blocks_for((size_t)p->N, BN));
     LAUNCH_EARLY(d, op, (mma_int_kernel<INT4, BM, BN, WM, WN, STAGES>), grid, dim3(block::THREADS),
                  sizeof(typename block::smem), *p, *x, fit < AHEAD ? (int)fit : (int)AHEAD);
@@ -303,7 +305,7 @@ void launch_rests(gpu_dev *d, const char *op, const product *p, const quantised 
            *p, *x);
 }
 
-/* whether the tiles of most rows fit */
+/* Whether the tiles for many rows fit into shared memory. */
 template <bool INT4> bool large_tiles(const gpu_dev *d)
 {
     return d->shared_max >= sizeof(mma_smem<INT4, 128, 128, 4>);

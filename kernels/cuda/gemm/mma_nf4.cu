@@ -1,17 +1,18 @@
-/* Products of many rows with nf4 weights on the bf16 tensor cores, over rows of x rounded to bf16.
+/* GEMMs of many rows with nf4 weights on the bf16 tensor cores, over rows of x rounded to bf16.
  *
- * A block owns BM rows and BN outputs, and of k its split, over which it walks in tiles of 128 columns, STAGES of them
- * on their way by cp.async, the weights as they are packed.  A lane's eight bytes of a group of 64 columns are sixteen
- * neighbouring columns, four for each of four mma: which columns an mma takes does not matter as long as both sides
- * agree, so the columns of x are put into that order when they are rounded.  Values are unpacked in registers
- * (nf4.cuh): the sixteen of nf4 rounded to bf16, without the scale, which multiplies the group's sum as f32.
+ * A block computes BM rows by BN outputs over its split of k, which it walks in tiles of 128 columns, with STAGES of
+ * them in flight by cp.async, the weights still packed. A lane's eight bytes of a group of 64 columns are sixteen
+ * neighbouring columns, four for each of four mma: the order of columns does not matter as long as both operands
+ * agree, so the columns of x are permuted to that order when they are rounded. Values are unpacked in registers
+ * (nf4.cuh): the sixteen values of nf4 rounded to bf16, without the scale, which multiplies the group's sum in f32.
  *
- * A group's sum is four mma; groups are summed in order within a split, then the splits in order.  Where splits begin
- * depends on the weight's size alone, so that a row has the same bits in every number of rows and every slice.
+ * A group's sum is four mma; groups are summed in order within a split, then the splits in order. The bounds of
+ * splits depend on the weight's size alone, so that a row has the same bits for every number of rows and every
+ * slice.
  *
- * What bounds it, by reckoning for an H100, not measured: up to some 64 rows reading weights and x, then the tensor
- * cores, closely followed by issuing: for each 32 columns a warp of 64 rows and 32 outputs has 32 mma, 84 instructions
- * of unpacking, 8 ldmatrix and 32 multiply-adds with scales. */
+ * Bottleneck, estimated for an H100, not measured: up to some 64 rows reading weights and x, beyond that the tensor
+ * cores, closely followed by instruction issue: for each 32 columns a warp of 64 rows and 32 outputs has 32 mma, 84
+ * instructions of unpacking, 8 ldmatrix and 32 multiply-adds with scales. */
 #include "kernels/cuda/gemm/nf4.cuh"
 #include "kernels/cuda/gemm/dense_gemm.h"
 #include "kernels/cuda/warp.cuh"
@@ -23,26 +24,26 @@ enum {
     GROUP = 64,
     TILE_K = 128,
     GROUPS = TILE_K / GROUP,
-    X_LINE = TILE_K + 8,      /* bf16 of a row in shared memory: no two rows of a load meet in a bank */
+    X_LINE = TILE_K + 8,      /* bf16 row stride in shared memory, padded against bank conflicts */
     W_LINE = TILE_K / 2 + 32, /* bytes, likewise */
     TILE_N = 128,
-    SPLIT_TILES = 128, /* a block's tiles of outputs, times splits: about as many as a GPU has SMs */
-    SPLIT_LEAST = 512, /* columns of a split */
+    SPLIT_TILES = 128, /* target for output tiles times splits: about the number of SMs of a GPU */
+    SPLIT_LEAST = 512, /* least columns of a split */
     SPLITS_MAX = 8,
-    LIGHT_THREADS = 256 /* of the kernel before */
+    LIGHT_THREADS = 256 /* threads of round_lanes_kernel */
 };
 
-/* x as the kernel reads it and where its sums go */
+/* The kernel's rounded x and the destination of its sums. */
 struct nf4_job {
     product p;
     const uint16_t *x; /* (M, K), bf16, by round_lanes_kernel */
-    int chunk;         /* of k, that a split has: a multiple of TILE_K, or all */
+    int chunk;         /* columns of k in a split: a multiple of TILE_K, or all */
     float *part;       /* (splits, M, N), or NULL: one split, whose sums are y */
     nf4_bytes codes;
 };
 
-/* to (M, K) = x rounded to bf16, each 64 columns in the order of mma: eight times two columns from each lane's sixteen.
- * Eight places a thread.  vec: pairs of x may be read at once. */
+/* to (M, K) = x rounded to bf16, each 64 columns permuted to the order of mma: eight times two columns from each
+ * lane's sixteen. A thread writes eight values. vec: pairs of x may be read at once. */
 __global__ void __launch_bounds__(LIGHT_THREADS) round_lanes_kernel(uint16_t *to, struct mat x, bool vec)
 {
     unsigned i = blockIdx.x * LIGHT_THREADS + threadIdx.x, across = (unsigned)x.cols / 8, at = i % across;
@@ -69,14 +70,14 @@ template <int BM, int BN, int STAGES> struct nf4_smem {
 template <int BM, int BN, int WM, int WN, int STAGES> struct nf4_block {
     static constexpr int WARPS_N = BN / WN, WARPS = BM / WM * WARPS_N, THREADS = WARPS * 32;
     static constexpr int MI = WM / 16, NI = WN / 8;
-    static constexpr int X_CHUNKS = TILE_K / 8, W_CHUNKS = TILE_K / 32; /* of 16 bytes, in a row of a tile */
+    static constexpr int X_CHUNKS = TILE_K / 8, W_CHUNKS = TILE_K / 32; /* 16-byte chunks in a row of a tile */
     static_assert(BM * X_CHUNKS % THREADS == 0 && BN * W_CHUNKS % THREADS == 0 && BN * GROUPS % THREADS == 0);
     typedef nf4_smem<BM, BN, STAGES> smem;
 
     const nf4_job &job;
     smem &s;
     int m0, n0, k0, k_end;
-    const uint16_t *x; /* of the block's rows and outputs */
+    const uint16_t *x; /* first of the block's rows and outputs */
     const uint8_t *w;
     const float *scale;
     nf4_bytes codes;
@@ -90,7 +91,7 @@ template <int BM, int BN, int WM, int WN, int STAGES> struct nf4_block {
     {
     }
 
-    /* The table by way of shared memory: from the parameters it would be fetched anew for each use. */
+    /* Loads the table by way of shared memory: as a kernel parameter it would be fetched again for each use. */
     __device__ void load_codes()
     {
         if (threadIdx.x < 4) {
@@ -129,7 +130,7 @@ template <int BM, int BN, int WM, int WN, int STAGES> struct nf4_block {
         cp_async_commit();
     }
 
-    /* the group's sums, times its scales, to the totals */
+    /* Adds the group's sums, times its scales, to the totals. */
     __device__ void end_group(const float *by_column)
     {
         UNROLL for (int j = 0; j < NI; j++)
@@ -144,13 +145,13 @@ template <int BM, int BN, int WM, int WN, int STAGES> struct nf4_block {
     {
         int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
         int column = warp % WARPS_N * WN;
-        const uint16_t *from = &s.x[stage][warp / WARPS_N * WM + lane % 16][lane / 16 * 8]; /* of ldmatrix */
-#pragma unroll 1 /* one group's fragments are what the registers hold */
+        const uint16_t *from = &s.x[stage][warp / WARPS_N * WM + lane % 16][lane / 16 * 8]; /* for ldmatrix */
+#pragma unroll 1 /* unrolled, more than one group's fragments would not fit the registers */
         for (int group = 0; group < GROUPS; group++) {
             uint2 four[NI];
             UNROLL for (int j = 0; j < NI; j++) four[j] =
                 *reinterpret_cast<const uint2 *>(&s.w[stage][column + j * 8 + g][group * (GROUP / 2) + t * 8]);
-            UNROLL for (int h = 0; h < 2; h++) /* two mma, of a word of the weights */
+            UNROLL for (int h = 0; h < 2; h++) /* two mma for each word of the weights */
             {
                 unsigned a[2][MI][4], v[4];
                 UNROLL for (int i = 0; i < MI; i++) UNROLL for (int q = 0; q < 2; q++)
@@ -181,7 +182,7 @@ template <int BM, int BN, int WM, int WN, int STAGES> struct nf4_block {
         for (int kt = 0; kt < STAGES - 1; kt++) load_tile(kt, tiles);
         for (int kt = 0; kt < tiles; kt++) {
             cp_async_wait<STAGES - 2>();
-            __syncthreads(); /* tile kt is there, and nobody is at tile kt - 1 any more */
+            __syncthreads(); /* tile kt has arrived, and all warps are done with tile kt - 1 */
             load_tile(kt + STAGES - 1, tiles);
             multiply_tile(kt % STAGES);
         }
@@ -223,7 +224,7 @@ __global__ void __launch_bounds__(nf4_block<BM, BN, WM, WN, STAGES>::THREADS) mm
 /* ---- launching -----------------------------------------------------------------------------------------------------
  */
 
-/* Columns of a split: of few tiles of outputs several blocks share one. */
+/* Columns of a split: where there are few output tiles, several blocks divide the k of each. */
 int split_chunk(const product *p)
 {
     int tiles = (p->whole + TILE_N - 1) / TILE_N, steps = (p->K + TILE_K - 1) / TILE_K;
@@ -237,7 +238,7 @@ template <int BM, int BN, int WM, int WN, int STAGES>
 void launch(gpu_dev *d, const char *op, const nf4_job *job, unsigned splits)
 {
     typedef nf4_block<BM, BN, WM, WN, STAGES> block;
-    /* rows first: blocks of the same outputs run together and share the weights in L2 */
+    /* Rows are the fast grid dimension: blocks of the same outputs run together and share the weights in L2. */
     dim3 grid(blocks_for((size_t)job->p.M, BM), blocks_for((size_t)job->p.N, BN), splits);
     LAUNCH(d, op, (mma_nf4_kernel<BM, BN, WM, WN, STAGES>), grid, dim3(block::THREADS), sizeof(typename block::smem),
            *job);
@@ -249,7 +250,7 @@ void mma_nf4(gpu_dev *d, const char *op, const product *p, const struct mat *x)
 {
     assert(!p->gate && p->K % GROUP == 0 && p->row_bytes == (size_t)p->K / 2 && x->rows == p->M);
     nf4_job job = {*p, nullptr, split_chunk(p), nullptr, nf4_bf16()};
-    int rows = p->M < MMA_ROWS_NF4 ? p->M : MMA_ROWS_NF4; /* more: in reserve, which asks for the most */
+    int rows = p->M < MMA_ROWS_NF4 ? p->M : MMA_ROWS_NF4; /* more only in reserve, where the maximum is recorded */
     unsigned splits = blocks_for((size_t)p->K, job.chunk);
     size_t n = (size_t)rows * (size_t)p->K, sums = (size_t)rows * (size_t)p->N * splits;
     uint16_t *to = static_cast<uint16_t *>(gpu_scratch(d, op, AREA_X, n * sizeof *to));

@@ -7,15 +7,16 @@
 
 namespace GPU_NAMESPACE {
 
-/* The block's copy, which a lane may index.  Has a barrier: every thread of the block comes here. */
+/* Copies the table to shared memory, where a lane may index it. Has a barrier: every thread of the block must call
+ * it. */
 __device__ inline void share_nf4(nf4_table &shared, const nf4_table &codes)
 {
     if (threadIdx.x < 16) shared.v[threadIdx.x] = codes.v[threadIdx.x];
     __syncthreads();
 }
 
-/* The sixteen values rounded to bf16, their low and high bytes apart, four to a word: the table of two byte_selects,
- * whose four answers at a time are the bytes of four values. */
+/* The sixteen values rounded to bf16, split into low and high bytes, four per word: the tables of byte_select, which
+ * gives the bytes of four values at a time. */
 struct nf4_bytes {
     unsigned low[4], high[4];
 };
@@ -31,12 +32,12 @@ static inline nf4_bytes nf4_bf16()
     return t;
 }
 
-/* A word of eight nibbles as bf16, in the order of their columns, the even ones (the high nibbles) in the low halves:
- * 21 instructions. */
+/* Converts a word of eight nibbles to bf16, in the order of their columns, even columns (the high nibbles) in the
+ * low halves: 21 instructions. */
 __device__ inline void nf4_unpack(unsigned (&pairs)[4], unsigned word, const nf4_bytes &t)
 {
-    unsigned within = word & 0x77777777u;                    /* place in a half of the table */
-    unsigned half = (word >> 1 & 0x44444444u) | 0x32103210u; /* place i of four, or i + 4: which half has it */
+    unsigned within = word & 0x77777777u;                    /* index within half of the table */
+    unsigned half = (word >> 1 & 0x44444444u) | 0x32103210u; /* selector: byte i, or i + 4 of the upper half */
     UNROLL for (int i = 0; i < 2; i++, within >>= 16, half >>= 16)
     {
         unsigned low =

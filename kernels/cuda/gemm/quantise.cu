@@ -1,5 +1,5 @@
-/* Activations to int8, row by row, for products with int8 and int4 weights.  A norm whose rows go into such a product
- * next quantises them itself; what it left in AREA_NORM is noted in gpu_dev.ahead. */
+/* Quantises activations to int8, row by row, for GEMMs with int8 and int4 weights. A norm whose output such a GEMM
+ * reads next quantises it itself; gpu_dev.ahead describes what it left in AREA_NORM. */
 #include "kernels/cuda/gemm/quantise.cuh"
 
 namespace GPU_NAMESPACE {
@@ -7,8 +7,8 @@ namespace {
 
 enum { QUANT_THREADS = 256, QUANT_PAD = 128 };
 
-/* One block a row; rows of at most N times four elements a thread are kept in registers, N 0: of any length, read again
- * for each pass. */
+/* One block per row. Rows of at most N times four elements per thread are kept in registers; N 0: rows of any
+ * length, read again for each pass. */
 template <bool VEC, int N>
 __global__ void __launch_bounds__(QUANT_THREADS, N > 8 ? 2 : 4)
     quantise_kernel(struct mat x, bool even_odd, quantised q)
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(QUANT_THREADS, N > 8 ? 2 : 4)
     quantise_row<N>(q, even_odd, blockIdx.x, n, s, [&](int j, int c) { return N ? kept[j] : load(c); });
 }
 
-/* rows of cols columns, quantised to a place of quantised_bytes */
+/* Row stride of quantised rows of `cols` columns. */
 int padded(int cols)
 {
     return (cols + QUANT_PAD - 1) / QUANT_PAD * QUANT_PAD;
@@ -45,7 +45,7 @@ quantised quantised_at(void *place, int rows, int cols)
     return {q, q + n * ld, step, step + n, reinterpret_cast<int *>(step + 2 * n), (int)ld};
 }
 
-/* x is a run of the rows that were quantised ahead, in that form */
+/* Whether x is a range of the rows that a norm has quantised, in the wanted order. */
 bool taken_ahead(const gpu_dev *d, const struct mat *x, bool even_odd, quantised *out)
 {
     const gpu_ahead *a = &d->ahead;
@@ -70,7 +70,8 @@ bool quantise_rows(gpu_dev *d, const char *op, const struct mat *x, bool even_od
     void *place = gpu_scratch(d, op, AREA_X, quantised_bytes(x->rows, x->cols));
     if (!place) return false;
     *out = quantised_at(place, x->rows, x->cols);
-    int threads = row_threads(x->cols), each = (x->cols + threads * 4 - 1) / (threads * 4); /* fours of a thread */
+    /* vectors of four per thread */
+    int threads = row_threads(x->cols), each = (x->cols + threads * 4 - 1) / (threads * 4);
     bool vec = row_vectors(x->p, x->cols, x->ld);
     auto kernel = !vec         ? quantise_kernel<false, 0>
                   : each <= 1  ? quantise_kernel<true, 1>

@@ -1,7 +1,7 @@
-/* A row quantised to int8 by one block (linear_args in ops.h says how), by the quantising kernel and by the norms,
- * which have the row at hand.  Both sum in one order, that of blocks of row_threads(n), so that they agree on which
- * rows are outliers; everything is in f32, in the same operations as on the other devices, so that the integers are the
- * same. */
+/* Quantises a row to int8 by one block (linear_args in ops.h defines how); used by the quantising kernel and by the
+ * norms, which have the row at hand. Both sum in the same order, that of blocks of row_threads(n), so that they
+ * agree on which rows are outliers. All arithmetic is f32 with the same operations as on the other devices, so that
+ * the integers are equal. */
 #ifndef TANDEM_KERNELS_CUDA_GEMM_QUANTISE_CUH
 #define TANDEM_KERNELS_CUDA_GEMM_QUANTISE_CUH
 
@@ -19,7 +19,7 @@ struct quant_step {
     float inv, step;
 };
 
-/* of a row's amax, infinite when it has a NaN or an infinity */
+/* Of a row's amax, which is infinite when the row has a NaN or an infinity. */
 __device__ inline quant_step step_of(float amax)
 {
     if (amax >= QUANT_AMAX_MIN && amax < INFINITY) return {127.0f / amax, amax / 127.0f};
@@ -31,14 +31,14 @@ __device__ inline int quant_round(float x, quant_step s)
     return s.inv == 0 ? 0 : __float2int_rn(__fmul_rn(x, s.inv));
 }
 
-/* what rounding left of x */
+/* The residual of x after quantisation. */
 __device__ inline float quant_rest(float x, quant_step s)
 {
     return fmaf(-(float)quant_round(x, s), s.step, x);
 }
 
-/* The thread's columns c .. c + 3, by whole warps: with even_odd two neighbours trade, so that each has a word of eight
- * columns' even or odd ones. */
+/* Stores the thread's columns c .. c + 3; called by whole warps. With even_odd two neighbouring lanes exchange
+ * values, so that each stores a word of even or odd columns of eight. */
 __device__ inline void store_quantised(int8_t *q, int c, const int (&v)[4], bool even_odd)
 {
     unsigned a = (unsigned)v[0] & 255, b = (unsigned)v[1] & 255, e = (unsigned)v[2] & 255, f = (unsigned)v[3] & 255;
@@ -52,8 +52,8 @@ __device__ inline void store_quantised(int8_t *q, int c, const int (&v)[4], bool
     *reinterpret_cast<unsigned *>(q + c) = word;
 }
 
-/* Row `at` of n columns to q, by a block of row_threads(n).  get(j, c): its columns c .. c + 3, zeros from n on, where
- * they are the thread's fours number j of at most N; N 0: of any number, j is 0. */
+/* Quantises row `at` of n columns to q, by a block of row_threads(n). get(j, c) returns columns c .. c + 3, zeros
+ * from n on; j is the index of the thread's vector of four, at most N; N 0: any number, j is always 0. */
 template <int N, class GET>
 __device__ inline void quantise_row(const quantised &q, bool even_odd, size_t at, int n, quantise_smem &s, GET get)
 {
@@ -72,7 +72,7 @@ __device__ inline void quantise_row(const quantised &q, bool even_odd, size_t at
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             float a = fabsf(x.v[k]);
-            amax = a < INFINITY ? fmaxf(amax, a) : INFINITY; /* a NaN too */
+            amax = a < INFINITY ? fmaxf(amax, a) : INFINITY; /* also for NaN */
             sum += a;
         }
     });
@@ -88,7 +88,7 @@ __device__ inline void quantise_row(const quantised &q, bool even_odd, size_t at
                     quant_round(x.v[3], first)};
         store_quantised(q.q + at * (size_t)q.ld, c, v, even_odd);
     });
-    if (!outlier) return; /* the whole block */
+    if (!outlier) return; /* uniform over the block */
     float left = 0;
     each(n, [&](int, const vec4 &x) {
 #pragma unroll

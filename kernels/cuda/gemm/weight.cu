@@ -22,7 +22,7 @@ size_t scale_row_bytes(enum dtype t, int n_groups)
     return (size_t)n_groups * (t == DT_I4 ? sizeof(uint16_t) : sizeof(float));
 }
 
-/* Everything but the memory; false: a shape that cannot be. */
+/* Computes everything but the memory. @return false for an impossible shape. */
 bool plan(gpu_weight *w, const struct weight_src *parts, int n_parts)
 {
     const struct weight_src *s = parts;
@@ -53,9 +53,10 @@ bool plan(gpu_weight *w, const struct weight_src *parts, int n_parts)
     return true;
 }
 
-enum { PIECE_BYTES = 4 << 20 }; /* what goes through the host's memory at a time */
+enum { PIECE_BYTES = 4 << 20 }; /* staging chunk in host memory */
 
-/* Rows of `from` bytes to rows of `to` on the device, whose padding is zero already. false: no memory. */
+/* Copies rows of `from` bytes to rows of `to` bytes on the device, whose padding is zero already. @return false when
+ * out of memory. */
 bool send_rows(struct dev *head, uint8_t *device, const uint8_t *rows, size_t n, size_t from, size_t to)
 {
     if (from == to) {
@@ -76,7 +77,7 @@ bool send_rows(struct dev *head, uint8_t *device, const uint8_t *rows, size_t n,
 
 } // namespace
 
-/* What the host has is sent as it is, or where rows are padded a piece at a time. */
+/* Rows without padding are sent as they are, others padded a chunk at a time. */
 struct weight *gpu_weight_pack(struct dev *head, const struct weight_src *parts, int n_parts)
 {
     gpu_weight shape;

@@ -1,5 +1,5 @@
-/* Values of packed weights written out, for products that take floats: of training backwards, and of many rows.  A
- * slice of a weight at a time stays in L2 until it is multiplied. */
+/* Dequantises packed weights for GEMMs that take floats: backward GEMMs and those of many rows. One slice of a
+ * weight at a time, which stays in L2 until it is multiplied. */
 #include "kernels/cuda/gemm/nf4.cuh"
 #include "kernels/cuda/gemm/dense_gemm.h"
 #include "kernels/cuda/gemm/widen.h"
@@ -7,7 +7,7 @@
 namespace GPU_NAMESPACE {
 namespace {
 
-const int WIDEN_THREADS = 256, WIDE = 8; /* columns of a thread */
+const int WIDEN_THREADS = 256, WIDE = 8; /* columns per thread */
 
 struct widen_args {
     const uint8_t *data; /* the slice's first row */
@@ -16,7 +16,7 @@ struct widen_args {
     int rows, cols, group, n_groups;
 };
 
-/* Eight values from column c on, c a multiple of 8, of a row of T.  Past the columns: those of the padding. */
+/* Eight values from column c on, c a multiple of 8, of a row of type T. Past the last column: the padding's values. */
 template <enum dtype T>
 __device__ inline void values_of(float (&v)[WIDE], const struct widen_args &g, const nf4_table &code, int row, int c)
 {
@@ -47,7 +47,7 @@ __device__ inline void values_of(float (&v)[WIDE], const struct widen_args &g, c
     }
 }
 
-/* to (rows, half_ld(cols)) = the values of a slice, f32 or bf16 (HALF).  A thread has eight columns of a row. */
+/* to (rows, half_ld(cols)) = the values of a slice, f32 or bf16 (HALF). A thread converts eight columns of a row. */
 template <enum dtype T, bool HALF>
 __global__ void __launch_bounds__(WIDEN_THREADS) widen_kernel(void *to, struct widen_args g, nf4_table codes)
 {

@@ -1,4 +1,4 @@
-/* Rows of a packed weight as floats: op embed over a table in any weight type. */
+/* Op embed over a packed table of any weight type: dequantises rows to floats. */
 #include "kernels/cuda/gemm/nf4.cuh"
 #include "kernels/cuda/warp.cuh"
 
@@ -7,7 +7,7 @@ namespace {
 
 enum { EMBED_THREADS = 256 };
 
-/* a packed table; by value to the kernel */
+/* A packed table, passed to the kernel by value. */
 struct table {
     enum dtype t;
     const uint8_t *data;
@@ -16,7 +16,7 @@ struct table {
     int group, n_groups;
 };
 
-/* the value of column c: data times scale, rounded once */
+/* The value of column c: data times scale, rounded once. */
 __device__ inline float table_value(const table &w, const nf4_table &code, size_t row, int c)
 {
     const uint8_t *data = w.data + row * w.row_bytes;

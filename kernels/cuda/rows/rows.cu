@@ -1,4 +1,4 @@
-/* Ops that go row by row: embedding, norms, sums, activations, moving rows. */
+/* Row-wise ops: embedding, norms, sums, activations, gathering rows. */
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/gemm/quantise.cuh"
 #include "kernels/cuda/rows/rows.cuh"
@@ -15,7 +15,7 @@ struct norm_smem {
     quantise_smem quantise;
 };
 
-/* the sum of four, and of their squares about the mean; of elements that are there */
+/* The sum of four elements, and of their squares about the mean, over the elements that exist. */
 __device__ inline float sum4(const vec4 &a)
 {
     return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]);
@@ -29,9 +29,9 @@ __device__ inline float square4(const vec4 &a, float mean, int left)
     return sum4(q);
 }
 
-/* One block a row, kept in registers: at most N times four elements a thread, so that x is read once.  N 0: a row of
- * any length, read again for each pass.  y: what is added to x first; NULL: nothing.  QUANT (of rows kept, by whole
- * vectors): out's rows are quantised, too. */
+/* One block per row. Rows of at most N times four elements per thread are kept in registers, so that x is read once.
+ * N 0: rows of any length, read again for each pass. y: added to x first; NULL: nothing. QUANT (only for rows kept
+ * in registers, with VEC): also quantises the output rows. */
 template <bool VEC, int N, bool QUANT>
 __global__ void __launch_bounds__(ROW_THREADS, (QUANT ? N : 0) > 4 ? 2 : 4)
     norm_kernel(struct mat out, struct mat x, struct mat y, const float *w, const float *b, float eps,
@@ -94,16 +94,16 @@ __global__ void __launch_bounds__(ROW_THREADS, (QUANT ? N : 0) > 4 ? 2 : 4)
 
 template <bool VEC, bool QUANT> auto norm_kernel_of(int cols, int threads)
 {
-    int each = (cols + threads * 4 - 1) / (threads * 4); /* fours of a thread */
+    int each = (cols + threads * 4 - 1) / (threads * 4); /* vectors of four per thread */
     return each <= 1   ? norm_kernel<VEC, 1, QUANT>
            : each <= 4 ? norm_kernel<VEC, 4, QUANT>
            : each <= 8 ? norm_kernel<VEC, 8, QUANT>
                        : norm_kernel<VEC, 0, false>;
 }
 
-enum { NORM_KEPT = 8 * 4 * ROW_THREADS }; /* columns of the longest row that is kept in registers */
+enum { NORM_KEPT = 8 * 4 * ROW_THREADS }; /* most columns of a row that is kept in registers */
 
-/* y.p NULL: nothing is added */
+/* y.p NULL: nothing is added. */
 void norm_any(gpu_dev *d, const char *op, const struct norm_args *a, struct mat y)
 {
     int C = a->x.cols;
@@ -132,7 +132,7 @@ void gpu_norm(struct dev *head, const struct norm_args *a)
 void gpu_add_norm(struct dev *head, const struct add_norm_args *a)
 {
     struct norm_args norm = {a->out, a->x, a->w, a->b, a->eps, a->kind, a->next};
-    if (a->post_w) { /* norm(y) lies in out until it is added: each thread reads its elements before it writes them */
+    if (a->post_w) { /* out holds norm(y) until it is added: each thread reads its elements before it writes them */
         struct norm_args post = {a->out, a->y, a->post_w, a->post_b, a->eps, a->kind};
         norm_any(gpu_of(head), "add_norm", &post, (struct mat){});
     }
@@ -141,7 +141,7 @@ void gpu_add_norm(struct dev *head, const struct add_norm_args *a)
 
 namespace {
 
-/* one warp a head of a row */
+/* One warp per head of a row. */
 __global__ void head_norm_kernel(struct mat x, int col, int heads, int dim, const float *w, float eps)
 {
     int lane = (int)threadIdx.x % 32, h = (int)(blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32);
@@ -154,9 +154,9 @@ __global__ void head_norm_kernel(struct mat x, int col, int heads, int dim, cons
     for (int i = lane; i < dim; i += 32) p[i] = p[i] * inv * w[i];
 }
 
-/* ---- one element each -------------------------------------------------------------------------------------------- */
+/* ---- elementwise ------------------------------------------------------------------------------------------------ */
 
-/* four elements of a table of any float type */
+/* Four elements of a table of any float type. */
 template <bool VEC> __device__ inline vec4 load_table(const struct mat &m, size_t row, const place4 &p)
 {
     size_t at = row * (size_t)m.ld + (size_t)p.col;
@@ -258,7 +258,7 @@ bool vectors(const struct mat &m, int cols)
     return row_vectors(m.p, cols, m.ld);
 }
 
-/* LAUNCH_EARLY of a kernel of place4 over (rows, cols), by whole vectors where `vec` */
+/* LAUNCH_EARLY of a place4 kernel over (rows, cols); `vec`: with 16-byte vectors. */
 #define LAUNCH4(head, op, kernel, vec, rows, cols, ...)                                                                \
     do {                                                                                                               \
         dim3 threads_((unsigned)row_threads(cols));                                                                    \

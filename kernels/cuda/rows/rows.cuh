@@ -7,7 +7,7 @@
 
 namespace GPU_NAMESPACE {
 
-/* A thread for four elements of (rows, cols) from column `col` on; left: how many there are from there to the end. */
+/* A thread's four elements of (rows, cols), from column `col` on; left: number of columns from there to the end. */
 struct place4 {
     size_t row;
     int col, left;
@@ -18,7 +18,7 @@ __device__ inline place4 place4_of(int cols)
     return {blockIdx.x, col, cols - col};
 }
 
-/* for blocks of row_threads(cols) */
+/* Grid for blocks of row_threads(cols) threads. */
 static inline dim3 grid4(int rows, int cols)
 {
     return dim3((unsigned)rows, blocks_for((size_t)cols, row_threads(cols) * 4));

@@ -1,4 +1,4 @@
-/* What the GPU can do at most, by its own clock: memory copied on the device, and large products by cuBLASLt. */
+/* Peak rates of the GPU, timed by CUDA events: device-to-device copies, and large GEMMs by cuBLASLt. */
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/gemm/lt.h"
 #include "kernels/cuda/runtime/ceilings.h"
@@ -16,7 +16,7 @@ enum { SIDE = 64, SIDE_F32 = 32, SIDE_MIN = 32, RUNS = 1, ROUNDS = 1, WARM_UPS =
 const size_t COPY_MAX = 1 << 20;
 #endif
 
-/* Seconds of one of RUNS calls of fn, the median of ROUNDS; 0 when the device has failed. */
+/* Seconds per call of fn: the median of ROUNDS measurements of RUNS calls each; 0 when the device has failed. */
 template <class F> double seconds_of(gpu_dev *d, F fn)
 {
     cudaEvent_t from, to;
@@ -40,7 +40,7 @@ template <class F> double seconds_of(gpu_dev *d, F fn)
     return ok ? took[ROUNDS / 2] : 0;
 }
 
-/* Random values: on zeros the multipliers take less power and run faster than they do in use. */
+/* Fills with random values: with zeros the multipliers use less power, and so run faster, than in real use. */
 void fill(gpu_dev *d, void *p, size_t bytes, enum dtype t)
 {
     enum { PIECE = 1 << 20 };
@@ -56,7 +56,7 @@ void fill(gpu_dev *d, void *p, size_t bytes, enum dtype t)
         gpu_upload(&d->head, static_cast<uint8_t *>(p) + at, piece, std::min((size_t)PIECE, bytes - at));
 }
 
-/* Multiply-adds per second of a product of two square matrices; 0: no memory, or the device has failed. */
+/* Multiply-adds per second of the GEMM of two square matrices; 0 when out of memory or the device has failed. */
 double product_rate(gpu_dev *d, enum dtype t, int side)
 {
     size_t n = (size_t)side * (size_t)side, bytes = dtype_bytes(t, n);

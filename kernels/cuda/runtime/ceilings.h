@@ -1,5 +1,5 @@
-/* What a GPU can do at most, by its own clock: see kernels/ceilings.h.  0, or -1: no memory for the buffer of `bytes`.
- */
+/* Measures a GPU's peak rates by CUDA events: see kernels/ceilings.h. @return 0, or -1 when there is no memory for
+ * the buffer of `bytes`. */
 #ifndef TANDEM_KERNELS_CUDA_RUNTIME_CEILINGS_H
 #define TANDEM_KERNELS_CUDA_RUNTIME_CEILINGS_H
 

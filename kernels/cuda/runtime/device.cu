@@ -1,4 +1,4 @@
-/* The device itself: opening, the first error, and the table of its ops. */
+/* The device: opening, the sticky error, and the table of ops. */
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/gemm/lt.h"
 
@@ -19,7 +19,7 @@ enum { REPLAY_MS = 0 };
 #endif
 
 #ifdef __CUDACC__
-thread_local int current = -1; /* which device a thread uses is CUDA's state of that thread; -1: not known */
+thread_local int current = -1; /* caches this thread's current CUDA device; -1: unknown */
 #endif
 
 cudaError_t use_device(int index)
@@ -30,7 +30,7 @@ cudaError_t use_device(int index)
     return cudaSetDevice(index);
 }
 
-/* Errors of one call; after any other the context is of no use any more (CUDA Runtime API, cudaError). */
+/* Errors of a single call; after any other the context is unusable (CUDA Runtime API, cudaError). */
 bool is_passing(cudaError_t e)
 {
     switch (e) {
@@ -84,7 +84,7 @@ bool gpu_ready(gpu_dev *d, const char *op, const void *kernel, size_t smem)
     }
     if (d->measuring) return false;
 #ifdef __CUDACC__
-    if (smem > 48 << 10) /* all that there is: a smaller limit would be taken from graphs that were recorded */
+    if (smem > 48 << 10) /* the maximum: the attribute is shared, and a smaller limit would break captured graphs */
         return gpu_check(d, op,
                          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)d->shared_max));
 #else
@@ -119,7 +119,7 @@ bool gpu_lost(const struct dev *head)
     return __atomic_load_n(&reinterpret_cast<const gpu_dev *>(head)->lost, __ATOMIC_RELAXED);
 }
 
-/* What opening takes of CUDA. */
+/* Destroys the CUDA objects that opening created. */
 void let_go(gpu_dev *d)
 {
     gpu_graphs_close(d);
@@ -159,8 +159,8 @@ void gpu_close(struct dev *head)
     free(d);
 }
 
-/* What was quantised ahead of a product (gpu_ahead) is dropped by every op that may write over what it was made of: by
- * all but those of a forward pass, of which it is known what they write. */
+/* Drops what a norm has quantised for the next GEMM (gpu_ahead). Called by every op that may overwrite its source,
+ * that is by all but those of the forward pass, whose outputs are known. */
 void writes(gpu_dev *d, const struct mat &m)
 {
     const struct mat &x = d->ahead.x;

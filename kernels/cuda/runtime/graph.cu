@@ -1,7 +1,7 @@
-/* Steps noted down as CUDA graphs: what a decode step enqueues is the same for the same number of rows, so it is
- * recorded once and then given to the device as one piece, which costs the host one call instead of some hundred.
- * Before that the ops are walked through without launching, to see which weights follow each other: a small product
- * brings the beginning of the next weight nearer while it waits. */
+/* CUDA graphs of decode steps. A step with the same number of rows enqueues the same work each time, so it is
+ * captured once and then launched as a graph, which costs the host one call instead of some hundred. Before the
+ * capture the ops run once without launching, to record the order of weights: a small GEMM prefetches the beginning
+ * of the next weight while it waits. */
 #include "kernels/cuda/device.h"
 
 #include <cstdlib>
@@ -9,8 +9,8 @@
 namespace GPU_NAMESPACE {
 struct gpu_graph {
     uint64_t key, used_at;
-    bool tried;           /* to record it */
-    cudaGraphExec_t exec; /* NULL: it was seen once, or cannot be recorded */
+    bool tried;           /* capture was attempted */
+    cudaGraphExec_t exec; /* NULL: seen once, or cannot be captured */
 };
 
 namespace {
@@ -28,7 +28,7 @@ void forget(gpu_graph *g)
     g->exec = nullptr;
 }
 
-/* A free place, or that of the graph that was not used for longest; nothing of it runs any more. */
+/* A free slot, or that of the least recently used graph, which is no longer running. */
 gpu_graph *place(gpu_dev *d)
 {
     if (!d->graphs && !(d->graphs = static_cast<gpu_graph *>(calloc(GRAPHS_MAX, sizeof *d->graphs)))) return nullptr;
@@ -40,8 +40,8 @@ gpu_graph *place(gpu_dev *d)
     return oldest;
 }
 
-/* d->order of what fn enqueues.  What it asks of the staging memory is given back: the cursor moved over places whose
- * copies may still run, without waiting for them. */
+/* Records d->order for what fn enqueues. Restores the staging cursor, because the dry run advances it over memory
+ * whose copies may still be running, without waiting for them. */
 void note_order(gpu_dev *d, void (*fn)(void *), void *ctx)
 {
     size_t stage_at = d->stage_at;
@@ -53,7 +53,7 @@ void note_order(gpu_dev *d, void (*fn)(void *), void *ctx)
     d->ahead.place = nullptr;
 }
 
-/* NULL: it cannot be recorded, and nothing was enqueued; the device has not failed for that. */
+/* @return NULL when the work cannot be captured; nothing was enqueued then, and the device has not failed. */
 cudaGraphExec_t record_once(gpu_dev *d, void (*fn)(void *), void *ctx)
 {
     cudaGraph_t graph = nullptr;
@@ -71,17 +71,18 @@ cudaGraphExec_t record_once(gpu_dev *d, void (*fn)(void *), void *ctx)
     if (!e && graph && !d->head.error.op) e = cudaGraphInstantiate(&exec, graph, 0);
     if (graph) cudaGraphDestroy(graph);
     cudaGetLastError();
-    if (!d->lost) dev_clear_error(&d->head); /* of recording: the ops are enqueued again, and then say what is wrong */
+    /* an error of the capture: the ops are enqueued again and report their own */
+    if (!d->lost) dev_clear_error(&d->head);
     return e ? nullptr : exec;
 }
 
-/* The same; with kernels that begin early (programmatic dependent launch, LAUNCH_EARLY), or, should CUDA not have them
- * in this graph, without.  Where nothing was recorded, nothing has waited for written weights either. */
+/* Likewise, with programmatic dependent launches (LAUNCH_EARLY), or without when CUDA does not support them in this
+ * graph. After a failed capture weights_written is restored, because nothing has waited for written weights. */
 cudaGraphExec_t record(gpu_dev *d, void (*fn)(void *), void *ctx)
 {
     bool early = d->early, written = d->weights_written;
     note_order(d, fn, ctx);
-    if (!d->lost) dev_clear_error(&d->head); /* as in recording */
+    if (!d->lost) dev_clear_error(&d->head); /* as after the capture */
     cudaGraphExec_t exec = record_once(d, fn, ctx);
     if (!exec && early && !d->lost) {
         d->early = false;
@@ -125,11 +126,13 @@ const gpu_weight *gpu_weight_after(gpu_dev *d, const gpu_weight *w)
         return nullptr;
     }
     if (!d->capturing || d->order_at >= d->n_order) return nullptr;
-    if (d->order[d->order_at++] != w) d->order_at = d->n_order; /* not what was noted */
+    /* the sequence differs from the recorded one: stop prefetching */
+    if (d->order[d->order_at++] != w) d->order_at = d->n_order;
     return d->order_at < d->n_order ? d->order[d->order_at] : nullptr;
 }
 
-/* What was quantised ahead goes neither into a step, whose kernels must be the same each time, nor out of one. */
+/* Rows quantised by a norm before the step are not used inside it, because its kernels must be the same each time;
+ * nor the reverse. */
 void gpu_replay(struct dev *head, uint64_t key, void (*fn)(void *), void *ctx)
 {
     gpu_dev *d = gpu_of(head);
@@ -142,7 +145,8 @@ void gpu_replay(struct dev *head, uint64_t key, void (*fn)(void *), void *ctx)
 
 void gpu_graphs_close(gpu_dev *d)
 {
-    for (int i = 0; i < d->n_graphs; i++) forget(&d->graphs[i]); /* also of a lost device: a part is the host's */
+    /* also when the device is lost: graphs hold host memory too */
+    for (int i = 0; i < d->n_graphs; i++) forget(&d->graphs[i]);
     free(d->graphs);
     free(d->order);
     d->graphs = nullptr;

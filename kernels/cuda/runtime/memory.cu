@@ -1,4 +1,4 @@
-/* The device's memory: what is taken and how much may be, scratch, and the copies from and to the host. */
+/* Device memory: allocation and budget, scratch, and copies from and to the host. */
 #include "kernels/arena.h"
 #include "kernels/cuda/gemm/lt.h"
 
@@ -8,37 +8,37 @@
 
 namespace GPU_NAMESPACE {
 
-/* What gpu_alloc gave, so that freeing knows how much. */
+/* An allocation of gpu_alloc, so that freeing knows its size. */
 struct gpu_block {
     void *p;
     size_t bytes;
 };
 
-enum { HELD_MAX = 16, HELD_MIN = 1 << 20 }; /* pieces; and bytes of one */
+enum { HELD_MAX = 16, HELD_MIN = 1 << 20 }; /* most ranges; least bytes of a range */
 
-/* Bytes that hold leaves free beside the budget: CUDA itself takes memory later, when a kernel is launched for the
- * first time (its code is loaded then) and when steps are recorded. */
+/* Bytes that hold leaves to CUDA outside the budget: CUDA allocates memory later, when a kernel is first launched
+ * (its code is loaded lazily) and when graphs are captured. */
 const size_t SYSTEM_MARGIN = (size_t)512 << 20;
 
 struct gpu_held {
     int n;
-    size_t bytes, used; /* of all pieces */
+    size_t bytes, used; /* of all ranges */
     uint8_t *p[HELD_MAX];
     struct arena arena[HELD_MAX];
 };
 
 struct gpu_pending {
     void *host;
-    size_t at, bytes; /* at: in the staging memory */
+    size_t at, bytes; /* at: offset in the staging memory */
     bool sent;
 };
 
 namespace {
 
-/* Staging memory is used in halves: while one is filled, the device may still be reading the other. */
+/* Staging memory is used in halves: while the host fills one, the device may still read the other. */
 enum { STAGE_HALF = 16 << 20, STAGE_BYTES = 2 * STAGE_HALF, STAGE_ALIGN = 256, PENDING_MAX = 64 };
 
-/* Seconds that reserve may try algorithms for products: at the start, and later, beside requests, for training. */
+/* Seconds of autotuning in reserve: at start-up, and later, while requests are served, for training. */
 const double TUNE_AT_START = 20, TUNE_BESIDE = 0.5;
 
 void count(gpu_dev *d, size_t more, size_t less)
@@ -59,7 +59,7 @@ bool note_block(gpu_dev *d, void *p, size_t bytes)
     return true;
 }
 
-/* Of the budget what no piece holds and nobody has. */
+/* The part of the budget that is neither reserved by hold nor allocated. */
 size_t left_outside(const gpu_dev *d)
 {
     return d->budget - d->used - (d->held ? d->held->bytes - d->held->used : 0);
@@ -82,7 +82,7 @@ void note_scratch(gpu_dev *d)
     __atomic_store_n(&d->scratch_used, bytes, __ATOMIC_RELAXED);
 }
 
-/* Out of the pieces that are held; NULL: not there. */
+/* Allocates from the ranges reserved by hold; NULL when none has room. */
 void *held_take(gpu_dev *d, size_t bytes)
 {
     gpu_held *h = d->held;
@@ -97,13 +97,13 @@ void *held_take(gpu_dev *d, size_t bytes)
     return nullptr;
 }
 
-/* false: not of the pieces that are held.  What still uses the block comes before what will in the one stream that
- * there is, so nothing is waited for. */
+/* Frees a block of a reserved range. @return false when p is in none. Needs no synchronisation: in the single
+ * stream, whatever still uses the block runs before its next use. */
 bool held_give(gpu_dev *d, void *p)
 {
     gpu_held *h = d->held;
     for (int i = 0; h && i < h->n; i++) {
-        size_t at = (size_t)((uintptr_t)p - (uintptr_t)h->p[i]); /* below the piece it wraps around */
+        size_t at = (size_t)((uintptr_t)p - (uintptr_t)h->p[i]); /* wraps around for addresses below the range */
         if (at >= h->arena[i].bytes) continue;
         size_t bytes = arena_give(&h->arena[i], at);
         if (!bytes) return false;
@@ -114,13 +114,13 @@ bool held_give(gpu_dev *d, void *p)
     return false;
 }
 
-/* Straight from the system. */
+/* Allocates from the system (cudaMalloc). */
 void *system_take(gpu_dev *d, size_t bytes)
 {
     void *p = nullptr;
     if (bytes > left_outside(d)) return nullptr;
     if (cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) {
-        cudaGetLastError(); /* of memory that is not there: not the device's failure */
+        cudaGetLastError(); /* out of memory is not a failure of the device */
         return nullptr;
     }
     if (!note_block(d, p, bytes)) {
@@ -131,7 +131,7 @@ void *system_take(gpu_dev *d, size_t bytes)
     return p;
 }
 
-/* Newest first: what is freed was mostly taken last. */
+/* Searches the newest first: most frees are of recent allocations. */
 bool system_give(gpu_dev *d, void *p)
 {
     for (size_t i = d->n_blocks; i-- > 0;) {
@@ -146,13 +146,12 @@ bool system_give(gpu_dev *d, void *p)
 
 } // namespace
 
-/* ---- taking and giving back ----------------------------------------------------------------------------------------
- */
+/* ---- allocation ------------------------------------------------------------------------------------------------- */
 
 void *gpu_alloc(struct dev *head, size_t bytes)
 {
     gpu_dev *d = gpu_of(head);
-    d->ahead.place = nullptr; /* here and below: its rows, or what was made of them, may be no more */
+    d->ahead.place = nullptr; /* here and below: its rows, or their source, may become invalid */
     if (!gpu_alive(d, "alloc")) return nullptr;
     void *p = held_take(d, bytes);
     if (!p && !(p = system_take(d, bytes))) return nullptr;
@@ -179,19 +178,19 @@ void gpu_memory(struct dev *head, struct dev_memory *m)
 
 namespace {
 
-/* What hold may still take. */
+/* The bytes that hold may still reserve. */
 size_t left_to_hold(const gpu_dev *d)
 {
     size_t left = left_outside(d), free_bytes = 0, total;
     cudaError_t e = cudaMemGetInfo(&free_bytes, &total);
-    if (e) cudaGetLastError(); /* what is not known is not taken */
+    if (e) cudaGetLastError(); /* unknown free memory counts as none */
     if (e || free_bytes <= SYSTEM_MARGIN) return 0;
     return left < free_bytes - SYSTEM_MARGIN ? left : free_bytes - SYSTEM_MARGIN;
 }
 
 } // namespace
 
-/* Where a piece is not to be had half of it may be.  What no piece holds then is not to be had by anybody. */
+/* When a range cannot be allocated, tries half of it. What could not be reserved is then removed from the budget. */
 void gpu_hold(struct dev *head)
 {
     gpu_dev *d = gpu_of(head);
@@ -231,14 +230,14 @@ bool no_scratch(gpu_dev *d, const char *op, size_t bytes)
     return false;
 }
 
-/* The larger memory is taken before the old is given back, or in its place where both do not fit; if there is no room
- * for it at all the old comes back, so that what fitted before still does.  Stream order protects what still uses the
- * old memory: cudaFree waits. */
+/* Replaces an area by a larger one. The new memory is allocated before the old is freed, or after when both do not
+ * fit; if it does not fit at all, the old size is allocated again, so that what fitted before still does. Kernels
+ * that still use the old memory are safe: cudaFree synchronises. */
 bool scratch_grow(gpu_dev *d, const char *op, enum area area, size_t bytes)
 {
     auto &s = d->scratch[area];
     size_t before = s.bytes;
-    gpu_graphs_close(d); /* they know the old place */
+    gpu_graphs_close(d); /* captured graphs contain the old address */
     void *p = gpu_alloc(&d->head, bytes);
     gpu_free(&d->head, s.p);
     if (!p) p = gpu_alloc(&d->head, bytes);
@@ -250,7 +249,7 @@ bool scratch_grow(gpu_dev *d, const char *op, enum area area, size_t bytes)
     return grown || no_scratch(d, op, bytes);
 }
 
-/* Beside what there is, which recorded steps know and which they go on using. */
+/* Allocates scratch beside the existing area, whose address captured graphs keep using. */
 bool scratch_add(gpu_dev *d, const char *op, enum area area, size_t bytes)
 {
     auto &s = d->scratch[area];
@@ -284,9 +283,9 @@ int gpu_reserve(struct dev *head, void (*fn)(void *), void *ctx)
 {
     gpu_dev *d = gpu_of(head);
     if (!gpu_alive(d, "reserve") || !gpu_settle(d, "reserve")) return -1;
-    for (auto &s : d->scratch) s.wanted = 0; /* what an earlier call wanted may not have fitted */
+    for (auto &s : d->scratch) s.wanted = 0; /* what an earlier call requested may not have fitted */
     lt_forget_wishes(d);
-    d->ahead.place = nullptr; /* so that products ask for what they need without it */
+    d->ahead.place = nullptr; /* so that GEMMs record the scratch they need without it */
     d->measuring = true;
     fn(ctx);
     d->measuring = false;
@@ -316,7 +315,7 @@ void gpu_trim(struct dev *head)
 /* ---- copies --------------------------------------------------------------------------------------------------------
  */
 
-/* Hands out the results that have been sent; those not sent stay. */
+/* Copies the results that have arrived to the caller's memory; keeps those whose copies are not enqueued yet. */
 bool gpu_settle(gpu_dev *d, const char *op)
 {
     if (d->measuring) return true;
@@ -351,19 +350,21 @@ bool has_pending(const gpu_dev *d, size_t half)
     return false;
 }
 
-/* Leaves half `from`: an event marks its last copy.  The host may write into the other half when the copies out of that
- * have been done, which were marked when it was left; results that wait there are handed out first.  What lies on the
- * device is protected by stream order.  false: the device has failed. */
+/* Switches staging from half `from` to the other. An event marks the last copy out of the half that is left; before
+ * the host writes into the other half it waits for that half's event, and results that wait there are copied out
+ * first. Staging memory on the device is protected by stream order. @return false when the device has failed. */
 bool change_half(gpu_dev *d, const char *op, size_t from)
 {
     size_t to = 1 - from;
     if (d->measuring) return true;
     if (!gpu_check(d, op, cudaEventRecord(d->half_read[from], d->stream))) return false;
     if (has_pending(d, to)) return gpu_settle(d, op);
-    return gpu_check(d, op, cudaEventSynchronize(d->half_read[to])); /* at once, if never recorded */
+    /* returns at once if the event was never recorded */
+    return gpu_check(d, op, cudaEventSynchronize(d->half_read[to]));
 }
 
-/* An aligned place of the staging memory, or SIZE_MAX.  What an op staged last, in the half before, stays. */
+/* Allocates aligned staging memory. @return its offset, or SIZE_MAX. What an op staged last, in the previous half,
+ * stays valid. */
 size_t stage_take(gpu_dev *d, const char *op, size_t bytes)
 {
     size_t size = (bytes + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN;
@@ -376,7 +377,7 @@ size_t stage_take(gpu_dev *d, const char *op, size_t bytes)
         dev_fail(&d->head, op, "%zu bytes are more than the %d that an op may send", bytes, (int)STAGE_HALF);
         return SIZE_MAX;
     }
-    /* a half that is full to its end has not been left */
+    /* A cursor at the exact end of the first half still belongs to that half. */
     size_t at = d->stage_at, half = at <= STAGE_HALF ? 0 : 1, end = (half + 1) * STAGE_HALF;
     if (at + size > end) {
         if (!change_half(d, op, half)) return SIZE_MAX;
@@ -420,8 +421,8 @@ void gpu_send_outs(gpu_dev *d)
     }
 }
 
-/* By the staging memory, so that the caller may change his at once: while the device copies one piece, the next is put
- * into the other half. */
+/* Copies through staging memory, so that the caller may change his data on return: while the device copies one
+ * chunk, the host writes the next into the other half. */
 void gpu_upload(struct dev *head, void *device, const void *host, size_t bytes)
 {
     gpu_dev *d = gpu_of(head);

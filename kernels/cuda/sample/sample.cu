@@ -1,17 +1,17 @@
-/* Choosing the next token of each row, on the device from the logits to the ids.
+/* Chooses the next token of each row, on the device from logits to ids.
  *
- * Kernels over pieces of 2048 tokens, and between them kernels of one block a row:
- *   adjust  (pieces)  reads the logits once: their largest, the sum of their exponentials, and where the row has masks,
- *                     additions or penalties the adjusted copy;
- *   weigh   (pieces)  where a row draws: its pieces' masses, and with cuts a histogram of how far below the largest the
- *                     tokens lie;
- *   limit   (rows)    with cuts: the bins that hold everything the cuts can keep;
+ * Kernels over pieces of 2048 tokens, and between them kernels with one block per row:
+ *   adjust  (pieces)  reads the logits once: their maximum and sum of exponentials, and for rows with masks, additions
+ *                     or penalties writes the adjusted copy;
+ *   weigh   (pieces)  for rows that draw: the masses of the pieces, and with cuts a histogram of the distances to the
+ *                     maximum;
+ *   limit   (rows)    with cuts: the bins that hold everything that the cuts can keep;
  *   gather  (pieces)  the tokens of those bins, if they are few;
- *   choose  (rows)    the largest token, a draw from all, or cuts and a draw from the gathered few;
- *   cut     (rows)    rows whose cuts may keep many tokens, or go by typicality: select.cuh;
+ *   choose  (rows)    the most likely token, a draw from all, or cuts and a draw from the gathered tokens;
+ *   cut     (rows)    rows whose cuts may keep many tokens, or which use typical_p: select.cuh;
  *   report  (rows)    the most likely tokens.
- * Which run depends on what the rows ask for, never on the logits.  Nothing depends on the order of blocks, and a row
- * on that row alone. */
+ * Which kernels run depends on what the rows request, never on the logits. The order of blocks does not matter, and
+ * a row's result depends on that row alone. */
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/sample/select.cuh"
 #include "kernels/rng.h"
@@ -24,25 +24,25 @@ namespace {
 
 enum { PIECE = DIGITS, PIECE_THREADS = 256, PIECES_MAX = DIGITS };
 
-/* A row as the kernels see it; lists are offsets into the staged bytes, -1: none. */
+/* A row in the kernels' form; lists are offsets into the staged bytes, -1: none. */
 struct row_in {
     float temperature, top_p, min_p, typical_p, repetition, frequency, presence;
     int top_k, forced, top_n, n_adds, n_counts;
     int adds, counts, allowed;
-    int copy;        /* its place among the adjusted rows; -1: none, the logits are used as they are */
-    bool adds_apart; /* ids of adds are distinct */
-    double u;        /* of the draw */
+    int copy;        /* index of its adjusted copy; -1: none, the logits are used as they are */
+    bool adds_apart; /* the ids of adds are distinct */
+    double u;        /* uniform random number of the draw */
 };
 
-/* what the blocks of a row put together; zeros at first */
+/* State of a row that its blocks accumulate; zero at first. */
 struct row_state {
-    u64 best, best_z; /* of the logits, of the adjusted: (rising, ~id), so that the largest has the lowest id */
-    u64 total;        /* the mass of the row */
+    u64 best, best_z; /* maxima of the logits and of the adjusted: (rising, ~id), so that the lowest id wins a tie */
+    u64 total;        /* total mass of the row */
     double lse;       /* of the logits */
     unsigned nan, nan_z;
-    enum { ALL, FEW_LEFT, MANY_LEFT } path; /* what a draw is from */
-    int last, n;                            /* of FEW_LEFT: the last bin; how many tokens were gathered */
-    arrival first_cut;                      /* of top_k, or of top_p where that is the first */
+    enum { ALL, FEW_LEFT, MANY_LEFT } path; /* the set that a draw is made from */
+    int last, n;                            /* of FEW_LEFT: the last bin; number of gathered tokens */
+    arrival first_cut;                      /* of top_k, or of top_p when that comes first */
     unsigned count[BINS];
     u64 mass[BINS];
 };
@@ -101,7 +101,7 @@ struct adjust_smem {
     block_part<u64> best;
 };
 
-/* additions, then penalties, to the ids [from, to) of z */
+/* Applies additions, then penalties, to the ids [from, to) of z. */
 __device__ inline void apply_lists(const sample_call &c, const row_in &r, float *z, int from, int to)
 {
     const auto *adds = reinterpret_cast<const struct token_add *>(c.staged + r.adds);
@@ -109,7 +109,7 @@ __device__ inline void apply_lists(const sample_call &c, const row_in &r, float 
     int me = (int)threadIdx.x, all = (int)blockDim.x;
     __syncthreads();
     for (int i = r.adds_apart ? me : 0; i < r.n_adds;
-         i += r.adds_apart ? all : 1) { /* one id's in order, by one thread */
+         i += r.adds_apart ? all : 1) { /* repeated ids: one thread, in order */
         int id = adds[i].id;
         if (id >= from && id < to && (r.adds_apart || id % all == me)) z[id] += adds[i].add;
     }
@@ -124,7 +124,7 @@ __device__ inline void apply_lists(const sample_call &c, const row_in &r, float 
     __syncthreads();
 }
 
-/* the largest of a thread's values and its id, by (rising, ~id); nan: whether one is */
+/* The maximum of a thread's values with its id, as (rising, ~id); nan: whether one is NaN. */
 __device__ inline u64 best_of(const vec4 &a, int id, int left, bool &nan)
 {
     u64 best = 0;
@@ -205,7 +205,7 @@ struct weigh_smem {
     block_part<u64> part;
 };
 
-/* the largest, or what is not finite when there is nothing to choose from */
+/* The maximum, or a non-finite value when no token can be chosen. */
 __device__ inline float best_value(u64 best, unsigned nan)
 {
     return nan || best == 0 ? NAN : from_rising((unsigned)(best >> 32));
@@ -226,8 +226,8 @@ __device__ inline row_view view_of(const sample_call &c, const row_in &r, int ro
     return {z, c.V, max, (float)fmin((double)BINS_PER_NAT * inv_t, 1e30), vectors, inv_t, c.unit};
 }
 
-/* Of a row whose largest logit is `max`, and after mask, additions and penalties `max_z`: a token, if one may be chosen
- * (0 stands for any), SAMPLE_NONE or SAMPLE_BROKEN. */
+/* For a row whose maximum is `max` before and `max_z` after mask, additions and penalties: a token (0 stands for
+ * any) if one may be chosen, else SAMPLE_NONE or SAMPLE_BROKEN. */
 __device__ inline int verdict_of(const row_in &r, float max, float max_z)
 {
     if (!is_finite(max)) return SAMPLE_BROKEN;
@@ -235,7 +235,7 @@ __device__ inline int verdict_of(const row_in &r, float max, float max_z)
     return max_z == -INFINITY ? SAMPLE_NONE : SAMPLE_BROKEN;
 }
 
-/* A token is drawn: every kernel before `choose` asks this of a row, so that what one leaves out all leave out. */
+/* Whether a token is drawn. Every kernel before `choose` tests this, so that all skip the same rows. */
 __device__ inline bool draws(const sample_call &c, const row_in &r, int row, const row_view &v)
 {
     const row_state &s = c.state[row];
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(PIECE_THREADS) weigh_kernel(sample_call c)
     int row = (int)blockIdx.y, from = (int)blockIdx.x * PIECE, to = from + PIECE < c.V ? from + PIECE : c.V;
     const row_in &r = c.row[row];
     row_view v = view_of(c, r, row);
-    if (!draws(c, r, row, v)) return; /* the whole block */
+    if (!draws(c, r, row, v)) return; /* uniform over the block */
     bool cuts = has_cuts(r, c.V);
     if (cuts) {
         for (int i = (int)threadIdx.x; i < BINS; i += (int)blockDim.x) s.count[i] = 0, s.mass[i] = 0;
@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(PIECE_THREADS) weigh_kernel(sample_call c)
         int bin = bin_of(v, z);
         all += mass;
         if (!cuts) return;
-        if (bin < BINS - 1) atomicAdd(&s.count[bin], 1u); /* of the last, where most may be, the rest is known */
+        if (bin < BINS - 1) atomicAdd(&s.count[bin], 1u); /* the last bin, often the fullest, follows from the others */
         if (mass) atomicAdd(&s.mass[bin], mass);
     });
     all = block_sum(all, s.part);
@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(PIECE_THREADS) weigh_kernel(sample_call c)
 
 /* ---- limit and gather -------------------------------------------------------------------------------------------- */
 
-/* The bins that the cuts can keep something of: 0 .. *last.  Of a row in s.h. */
+/* The bins 0 .. *last of which the cuts may keep tokens. The row's histogram is in s.h. */
 __device__ inline arrival limit_bins(select_smem &s, const row_in &r, int V, u64 total, int *last)
 {
     bool top_k = cuts_top_k(r, V), top_p = cuts_top_p(r);
@@ -288,8 +288,9 @@ __device__ inline arrival limit_bins(select_smem &s, const row_in &r, int V, u64
         find(s, BINS, 0, {(double)r.top_p * (double)total, false}, [&](int j) { return s.h.amount[j]; });
     if (top_k || (top_p && !cuts_typical(r))) in = {s.before, s.digit, (int)s.h.count[s.digit]};
     *last = in.bin;
-    if (r.min_p > 0 && !(top_k && top_p)) { /* top_p needs the sum of the top_k */
-        int bins = (int)fmin(-log((double)r.min_p) * (double)BINS_PER_NAT + 2, (double)(BINS - 1)); /* 1 for rounding */
+    if (r.min_p > 0 && !(top_k && top_p)) { /* after top_k, top_p is relative to the sum of the kept tokens */
+        /* 1 of the 2 for rounding */
+        int bins = (int)fmin(-log((double)r.min_p) * (double)BINS_PER_NAT + 2, (double)(BINS - 1));
         bins = bins < 0 ? 0 : bins;
         *last = bins < in.bin ? bins : in.bin;
     }
@@ -305,7 +306,7 @@ __global__ void __launch_bounds__(PIECE_THREADS) limit_kernel(sample_call c)
     const row_in &r = c.row[row];
     row_state &state = c.state[row];
     u64 total = 0;
-    if (!draws(c, r, row, view_of(c, r, row)) || !has_cuts(r, c.V)) return; /* the whole block */
+    if (!draws(c, r, row, view_of(c, r, row)) || !has_cuts(r, c.V)) return; /* uniform over the block */
     for (int i = (int)threadIdx.x; i < BINS; i += (int)blockDim.x) {
         s.h.amount[i] = state.mass[i];
         s.h.count[i] = state.count[i];
@@ -358,7 +359,8 @@ __device__ inline members everybody()
     return {{~(u64)0, INT_MAX}, {~(u64)0, INT_MAX}, 0, 0, false};
 }
 
-/* The gathered: all that the cuts can keep, and all before it.  s.chosen: the choice if rounding leaves none. */
+/* Chooses among the gathered tokens: all that the cuts can keep, and all more likely ones. s.chosen: the choice if
+ * rounding leaves none. */
 __device__ inline int choose_among_few(select_smem &s, const row_view &v, const row_in &r, const u64 *few, int n,
                                        u64 total)
 {
@@ -371,7 +373,7 @@ __device__ inline int choose_among_few(select_smem &s, const row_view &v, const 
         f.mass[i] = mass_of(v, from_rising(~(unsigned)(few[i] >> 32)));
     }
     __syncthreads();
-    for (int i = me; i < n; i += all) { /* the sum up to it, and its rank */
+    for (int i = me; i < n; i += all) { /* the sum up to and including it, and its rank */
         u64 key = f.key[i], sum = 0;
         int rank = -1;
         for (int j = 0; j < n; j++)
@@ -406,7 +408,7 @@ __device__ inline int choose_among_few(select_smem &s, const row_view &v, const 
     return s.chosen;
 }
 
-/* the masses of the members, and with `entropy` of mass times -log(mass / unit) */
+/* The sum of the members' masses; with `entropy` also of mass * -log(mass / unit). */
 __device__ inline u64 sum_members(select_smem &s, const row_view &v, const members &m, u64 *entropy)
 {
     u64 mass = 0, nats = 0;
@@ -422,7 +424,7 @@ __device__ inline u64 sum_members(select_smem &s, const row_view &v, const membe
     return mass;
 }
 
-/* The members that are left after all cuts, of any size, one after the other. */
+/* Applies all cuts one after the other to a set of any size; returns the members that are left. */
 __device__ inline members cut_one_by_one(select_smem &s, const row_view &v, const row_in &r, const row_state &state)
 {
     members m = everybody();
@@ -467,7 +469,7 @@ __device__ inline int choose_among_many(select_smem &s, const row_view &v, const
     return select_in_piece(s, v, m, piece, before, g);
 }
 
-/* no cuts: `weigh` has summed the pieces */
+/* No cuts: `weigh` has summed the pieces. */
 __device__ inline int choose_among_all(select_smem &s, const row_view &v, const row_in &r, const u64 *masses,
                                        int pieces)
 {
@@ -512,7 +514,7 @@ __global__ void __launch_bounds__(PIECE_THREADS, 2) choose_kernel(sample_call c)
         if (r.forced >= 0)
             id = r.forced;
         else if (r.temperature <= 0 || state.path == row_state::MANY_LEFT)
-            id = s.chosen; /* of many `cut` chooses */
+            id = s.chosen; /* with MANY_LEFT `cut` chooses */
         else if (state.path == row_state::ALL)
             id = choose_among_all(s, v, r, c.masses + (size_t)row * (size_t)c.pieces, c.pieces);
         else
@@ -520,23 +522,24 @@ __global__ void __launch_bounds__(PIECE_THREADS, 2) choose_kernel(sample_call c)
     }
     if (threadIdx.x) return;
     state.lse = lse;
-    finish_row(c, row, id, lse); /* once more by `cut`, where many are left */
+    finish_row(c, row, id, lse); /* repeated by `cut`, with MANY_LEFT */
 }
 
-/* One block a row: the rows with cuts that `choose` left. */
+/* One block per row: the rows with cuts that `choose` left. */
 __global__ void __launch_bounds__(PIECE_THREADS) cut_kernel(sample_call c)
 {
     SMEM(select_smem, s);
     take_turn();
     int row = (int)blockIdx.x;
-    if (c.state[row].path != row_state::MANY_LEFT) return; /* the whole block */
+    if (c.state[row].path != row_state::MANY_LEFT) return; /* uniform over the block */
     const row_in &r = c.row[row];
     int id = choose_among_many(s, view_of(c, r, row), r, c.state[row]);
     if (threadIdx.x == 0) finish_row(c, row, id, c.state[row].lse);
 }
 
-/* Tokens of the logits that are at least as likely as the n-th of the pieces' largest, into s.few; s.n: how many there
- * are.  The n most likely are among them, in the pieces whose largest is no less.  Wants n pieces. */
+/* Gathers into s.few the tokens whose logits are at least the n-th largest of the pieces' maxima; s.n: their number.
+ * The n most likely tokens are among them, and only pieces with such a maximum need to be read. Requires n pieces or
+ * more. */
 __device__ inline void gather_top(select_smem &s, const row_view &v, const piece_sum *p, int pieces, int n)
 {
     if (threadIdx.x == 0) s.n = 0;
@@ -561,7 +564,7 @@ __device__ inline void gather_top(select_smem &s, const row_view &v, const piece
     __syncthreads();
 }
 
-/* One block a row: the top_n most likely of the model, in order. */
+/* One block per row: the top_n most likely tokens by the model's logits, in order. */
 __global__ void __launch_bounds__(PIECE_THREADS) report_kernel(sample_call c)
 {
     SMEM(select_smem, s);
@@ -571,7 +574,7 @@ __global__ void __launch_bounds__(PIECE_THREADS) report_kernel(sample_call c)
     const row_state &state = c.state[row];
     struct sample_out &out = c.out[row];
     float max = best_value(state.best, state.nan);
-    if (r.top_n == 0 || !is_finite(max)) return; /* the whole block */
+    if (r.top_n == 0 || !is_finite(max)) return; /* uniform over the block */
     const float *z = c.logits + (size_t)row * c.ld;
     row_view v = {z, c.V, max, BINS_PER_NAT, reinterpret_cast<uintptr_t>(z) % 16 == 0, 1, c.unit};
     int n = r.top_n < c.V ? r.top_n : c.V, got = FEW + 1;
@@ -595,7 +598,7 @@ __global__ void __launch_bounds__(PIECE_THREADS) report_kernel(sample_call c)
         got = n;
     }
     for (int i = (int)threadIdx.x; i < got; i += (int)blockDim.x) {
-        int rank = -1; /* among those up to it is itself */
+        int rank = -1; /* starts below 0, because the token counts itself */
         for (int j = 0; j < got; j++) rank += within({s.few.key[i], s.few.id[i]}, s.few.key[j], s.few.id[j]);
         if (rank >= n) continue;
         out.top_id[rank] = s.few.id[i];
@@ -605,10 +608,10 @@ __global__ void __launch_bounds__(PIECE_THREADS) report_kernel(sample_call c)
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
 
-enum { PASS_BYTES = 4 << 20, COPY_BYTES = 64 << 20 }; /* of one pass, unless a row alone takes more */
+enum { PASS_BYTES = 4 << 20, COPY_BYTES = 64 << 20 }; /* limits of a pass, unless a single row needs more */
 
-/* How many adjusted rows a pass of n rows may have.  There is room for all of them whatever the rows ask for, so that
- * what was reserved for as many rows is enough. */
+/* How many adjusted rows a pass of n rows may have. There is room for all of them, whatever the rows request, so
+ * that the scratch reserved for n rows always suffices. */
 int copies_of(int n, int V)
 {
     int fit = (int)(COPY_BYTES / ((size_t)V * 4));
@@ -626,7 +629,7 @@ bool is_adjusted(const struct sample_row *r)
     return r->forced < 0 && (r->n_adds || r->n_counts || r->allowed);
 }
 
-/* Appends n bytes; returns where they begin. */
+/* Appends n bytes; returns their offset. */
 int append(uint8_t *to, size_t *at, const void *from, size_t n)
 {
     size_t begin = *at;
@@ -635,7 +638,7 @@ int append(uint8_t *to, size_t *at, const void *from, size_t n)
     return (int)begin;
 }
 
-/* The rows, and behind them their lists. */
+/* Writes the rows, followed by their lists. */
 void write_rows(uint8_t *to, const struct sample_row *rows, int n, int V)
 {
     size_t at = (size_t)n * sizeof(row_in);
@@ -671,7 +674,7 @@ void write_rows(uint8_t *to, const struct sample_row *rows, int n, int V)
     }
 }
 
-/* How many of the rows from `row` on go in one pass, and their staged bytes. */
+/* Number of rows from `row` on that fit one pass, and in *bytes their staged size. */
 int pass_rows(const struct sample_args *a, int row, size_t *bytes)
 {
     int n = 0, V = a->logits.cols, copies = 0;
@@ -689,7 +692,7 @@ int pass_rows(const struct sample_args *a, int row, size_t *bytes)
     return n;
 }
 
-/* Stages the rows and a place for what comes back; c.row NULL: failed. */
+/* Stages the rows and the memory for the results; c.row NULL: the device has failed. */
 void stage_pass(gpu_dev *d, const struct sample_args *a, int row, int n, size_t bytes, sample_call *c)
 {
     auto *host = static_cast<uint8_t *>(malloc(bytes));
@@ -701,14 +704,14 @@ void stage_pass(gpu_dev *d, const struct sample_args *a, int row, int n, size_t 
     write_rows(host, a->row + row, n, a->logits.cols);
     void *out = gpu_stage_out(d, "sample", a->out + row, out_bytes);
     c->staged = static_cast<const uint8_t *>(gpu_stage(d, "sample", host, bytes));
-    /* making room for the second may have handed out what was pending, the first with it */
+    /* Allocating the second may have flushed what was pending, and the first with it. */
     if (d->n_pending == 0) out = gpu_stage_out(d, "sample", a->out + row, out_bytes);
     free(host);
     c->out = static_cast<struct sample_out *>(out);
     c->row = out ? reinterpret_cast<const row_in *>(c->staged) : nullptr;
 }
 
-/* scratch: states, masses, sums, adjusted rows; false: failed */
+/* Allocates scratch: states, masses, sums, adjusted rows. @return false when the device has failed. */
 bool pass_scratch(gpu_dev *d, int n, sample_call *c)
 {
     size_t pieces = (size_t)n * (size_t)c->pieces, state = (size_t)n * sizeof(row_state);
@@ -727,7 +730,7 @@ bool pass_scratch(gpu_dev *d, int n, sample_call *c)
     return !d->head.error.op;
 }
 
-/* what any of the rows asks for */
+/* What any of the rows requests. */
 struct wishes {
     bool draw, cut, report;
 };

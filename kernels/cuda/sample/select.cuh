@@ -1,12 +1,12 @@
-/* Selecting among the tokens of one row, by a whole block.
+/* Selection among the tokens of one row, by a whole block.
  *
  * The probability of a token is an integer, its `mass`: exp((z - max) / T) in units of 2^-s, where 2^s times the
- * vocabulary's size is at most 2^62.  Sums of integers are the same in every order, so histograms may be filled by
- * atomics and rows cut into pieces without a choice depending on either; and what is cut where is exact, since
- * everything that is compared is a sum of the same integers.
+ * vocabulary's size is at most 2^62. Sums of integers do not depend on order, so histograms may use atomics and rows
+ * may be divided into pieces without effect on a choice; and cuts are exact, because everything that is compared is
+ * a sum of the same integers.
  *
- * A selection goes from coarse to fine: a histogram over bins, the bin in which the sum reaches what is asked for, and
- * then that bin alone.  Once it holds few tokens they are compared one with another. */
+ * A selection refines a histogram: over coarse bins, then over the digits of the keys in the bin where the sum
+ * reaches its goal. Once few tokens are left they are compared pairwise. */
 #ifndef TANDEM_KERNELS_CUDA_SAMPLE_SELECT_CUH
 #define TANDEM_KERNELS_CUDA_SAMPLE_SELECT_CUH
 
@@ -20,10 +20,10 @@ typedef unsigned long long u64;
 
 enum {
     DIGIT_BITS = 11,
-    DIGITS = 1 << DIGIT_BITS, /* of a histogram */
+    DIGITS = 1 << DIGIT_BITS, /* buckets of a histogram over digits */
     BINS = 1024,              /* of the coarsest histogram of z */
     BINS_PER_NAT = 16,
-    FEW = 1024, /* tokens that are compared one with another */
+    FEW = 1024, /* most tokens that are compared pairwise */
 };
 
 /* one row */
@@ -37,7 +37,7 @@ struct row_view {
 
 /* ---- a token's keys ---------------------------------------------------------------------------------------------- */
 
-/* Larger floats have larger numbers; both zeros the same. */
+/* Maps floats to unsigned integers in the same order; both zeros give the same. */
 __device__ inline unsigned rising(float z)
 {
     unsigned u = __float_as_uint(z == 0 ? 0 : z);
@@ -49,13 +49,13 @@ __device__ inline float from_rising(unsigned u)
     return __uint_as_float(u >> 31 ? u & 0x7fffffffu : ~u);
 }
 
-/* what the most likely token has least of */
+/* Sort key: smaller for more likely tokens. */
 __device__ inline u64 order_of(float z)
 {
     return ~rising(z);
 }
 
-/* Never falls as z falls, whatever was rounded. */
+/* Monotonic: never smaller for a smaller z, despite rounding. */
 __device__ inline int bin_of(const row_view &v, float z)
 {
     return (int)fminf((v.max - z) * v.bins_per, (float)(BINS - 1));
@@ -75,7 +75,7 @@ __device__ inline u64 mass_of(const row_view &v, float z)
 
 /* ---- which tokens are left --------------------------------------------------------------------------------------- */
 
-/* a token and all that come before it, in order of key and then of id */
+/* A cut keeps a token and all that precede it, in order of key and then of id. */
 struct cut {
     u64 key;
     int id;
@@ -89,12 +89,12 @@ __device__ inline bool within(const cut &c, u64 key, int id)
 struct members {
     cut likely;      /* by order_of */
     cut typical;     /* by distance_of; only with is_typical */
-    double entropy;  /* without the logarithm of the sum, which the distance does not need */
+    double entropy;  /* without the logarithm of the sum, which cancels out in the distance */
     double least;    /* exp(nats) at least */
-    bool is_typical; /* typical holds */
+    bool is_typical; /* `typical` applies */
 };
 
-/* | -log p - entropy | as bits, which rise with it */
+/* | -log p - entropy | as bits in the same order. */
 __device__ inline u64 distance_of(const row_view &v, double entropy, float z)
 {
     double d = mass_of(v, z) ? fabs(-nats_of(v, z) - entropy) : (double)INFINITY;
@@ -110,14 +110,14 @@ __device__ inline bool is_member(const row_view &v, const members &m, int id, fl
     return m.least <= 0 || exp(nats_of(v, z)) >= m.least;
 }
 
-/* four consecutive tokens from id i on; 0 past the end */
+/* Four consecutive tokens from id i on; 0 past the end. */
 __device__ inline vec4 load_tokens(const row_view &v, int i, int hi)
 {
     if (i >= hi) return {};
     return v.vectors && hi - i >= 4 ? load4<true>(v.z + i, 4) : load4<false>(v.z + i, hi - i);
 }
 
-/* f(id, z) for the ids lo .. hi - 1 of a row, two loads in flight; lo is a multiple of four */
+/* Calls f(id, z) for the ids lo .. hi - 1 of a row, with two loads in flight; lo is a multiple of four. */
 template <class F> __device__ inline void each(const row_view &v, int lo, int hi, F f)
 {
     int step = (int)blockDim.x * 4;
@@ -152,7 +152,7 @@ struct select_smem {
     block_part<double> part_real;
     block_part<int> part_int;
     block_part<float> part_float;
-    u64 before; /* of find: the sum before the digit */
+    u64 before; /* result of find: the sum before the digit */
     int digit;
     int n;
     cut found;
@@ -161,7 +161,7 @@ struct select_smem {
     int chosen;
 };
 
-/* the largest of the block's, to every thread */
+/* The maximum over the block, on every thread. */
 __device__ inline u64 block_largest(u64 v, block_part<u64> &s)
 {
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
@@ -179,11 +179,11 @@ __device__ inline u64 block_largest(u64 v, block_part<u64> &s)
     return v;
 }
 
-/* ---- finding where a sum arrives --------------------------------------------------------------------------------- */
+/* ---- finding where a running sum reaches its goal --------------------------------------------------------------- */
 
 struct goal {
     double amount;
-    bool beyond; /* the sum must exceed it; otherwise reach it */
+    bool beyond; /* the sum must exceed the goal; otherwise reach it */
 };
 
 __device__ inline bool arrived(const goal &g, u64 sum)
@@ -191,15 +191,15 @@ __device__ inline bool arrived(const goal &g, u64 sum)
     return g.beyond ? (double)sum > g.amount : (double)sum >= g.amount;
 }
 
-/* s.digit: the first j < n at which before + get(0) + .. + get(j) arrives, or the last with anything; s.before: the sum
- * before it.  The first warp does it; barriers before and after. */
+/* Sets s.digit to the first j < n at which before + get(0) + .. + get(j) reaches the goal, or the last that is not
+ * empty; s.before to the sum before it. Run by the first warp; barriers before and after. */
 template <class F> __device__ inline void find(select_smem &s, int n, u64 before, goal g, F get)
 {
     __syncthreads();
     if (threadIdx.x < 32) {
         int lane = (int)threadIdx.x, per = (n + 31) / 32, from = lane * per;
         u64 mine = 0;
-        for (int k = 0; k < per; k++) { /* each lane from another place on: no bank conflicts */
+        for (int k = 0; k < per; k++) { /* lanes start at different offsets: no bank conflicts */
             int j = from + (k + lane) % per;
             if (j < n) mine += get(j);
         }
@@ -243,10 +243,11 @@ template <select_by BY> __device__ inline int coarse_of(const row_view &v, u64 k
     return (int)fmin(d * (double)BINS_PER_NAT, (double)(BINS - 1));
 }
 
-/* The tokens in question: all; those of a bin whose key begins with `prefix`; those of one key whose id begins so. */
+/* The tokens under consideration: all; those of a bin whose key begins with `prefix`; or those of one key whose id
+ * begins with it. */
 struct bucket {
     enum { ALL, KEY, ID } stage;
-    int bin, shift; /* shift: of the digit in key or id */
+    int bin, shift; /* shift: of the current digit in key or id */
     u64 prefix, key;
 };
 
@@ -255,7 +256,7 @@ __device__ inline u64 above(u64 x, int bits)
     return bits < 64 ? x >> bits : 0;
 }
 
-/* the token's digit in the bucket, or -1 */
+/* The token's digit in the bucket, or -1 when it is not in the bucket. */
 __device__ inline int digit_of(const bucket &b, u64 key, int bin, int id)
 {
     if (b.stage == bucket::ALL) return bin;
@@ -264,7 +265,7 @@ __device__ inline int digit_of(const bucket &b, u64 key, int bin, int id)
     return key == b.key && above((u64)id, b.shift + DIGIT_BITS) == b.prefix ? id >> b.shift & (DIGITS - 1) : -1;
 }
 
-/* Goes into the digit; false: there is but one token in it, whose id is (prefix, digit). */
+/* Narrows the bucket to the digit. @return false when that leaves one token, whose id is (prefix, digit). */
 __device__ inline bool narrow(bucket &b, int digit, int top_shift)
 {
     if (b.stage == bucket::ALL) {
@@ -281,7 +282,8 @@ __device__ inline bool narrow(bucket &b, int digit, int top_shift)
     return true;
 }
 
-/* Where the sum over s.few arrives, in order of key and id; s.found, left as it was when nowhere. */
+/* Finds where the sum over s.few reaches the goal, in order of key and id; sets s.found, or leaves it when it is not
+ * reached. */
 __device__ inline void find_among_few(select_smem &s, int n, u64 before, goal g)
 {
     const few_tokens &f = s.few;
@@ -302,7 +304,7 @@ __device__ inline void clear_histogram(select_smem &s)
     __syncthreads();
 }
 
-/* The members in bucket b, by their digits. */
+/* Histogram of the members in bucket b by their digits. */
 template <select_by BY>
 __device__ inline void count_digits(select_smem &s, const row_view &v, const members &m, bool counting, const bucket &b)
 {
@@ -317,7 +319,7 @@ __device__ inline void count_digits(select_smem &s, const row_view &v, const mem
     });
 }
 
-/* The members in bucket b with this digit, FEW at most, into s.few. */
+/* Gathers the members in bucket b with this digit, FEW at most, into s.few. */
 template <select_by BY>
 __device__ inline void gather_digit(select_smem &s, const row_view &v, const members &m, bool counting, const bucket &b,
                                     int digit)
@@ -340,13 +342,14 @@ __device__ inline void gather_digit(select_smem &s, const row_view &v, const mem
     __syncthreads();
 }
 
-/* A bin in which a sum arrives: the sum before it, and how many tokens it has. */
+/* The bin in which a sum reaches its goal: the sum before it, and its number of tokens. */
 struct arrival {
     u64 before;
     int bin, count;
 };
 
-/* The token of that bin at which the sum over the members arrives: of their masses, or with `counting` of ones. */
+/* The token of that bin at which the sum over the members reaches the goal: of their masses, or with `counting` of
+ * ones. */
 template <select_by BY>
 __device__ inline cut select_in(select_smem &s, const row_view &v, const members &m, bool counting, goal g, arrival in)
 {
@@ -367,7 +370,7 @@ __device__ inline cut select_in(select_smem &s, const row_view &v, const members
     return s.found;
 }
 
-/* the same among all */
+/* Likewise, among all bins. */
 template <select_by BY>
 __device__ inline cut select(select_smem &s, const row_view &v, const members &m, bool counting, goal g)
 {
@@ -379,7 +382,8 @@ __device__ inline cut select(select_smem &s, const row_view &v, const members &m
 
 /* ---- by id ------------------------------------------------------------------------------------------------------- */
 
-/* Of the members among ids [2048 p, 2048 p + 2048): the first at which the sum of masses, in order of id, arrives. */
+/* Among the members with ids [2048 p, 2048 p + 2048): the first at which the sum of masses, in order of id, reaches
+ * the goal. */
 __device__ inline int select_in_piece(select_smem &s, const row_view &v, const members &m, int piece, u64 before,
                                       goal g)
 {
@@ -390,7 +394,7 @@ __device__ inline int select_in_piece(select_smem &s, const row_view &v, const m
     return lo + s.digit;
 }
 
-/* the masses of the members in each piece of 2048 ids, into s.h.amount; returns their sum */
+/* The masses of the members in each piece of 2048 ids, into s.h.amount; returns their sum. */
 __device__ inline u64 sum_pieces(select_smem &s, const row_view &v, const members &m)
 {
     int pieces = (v.V + DIGITS - 1) / DIGITS;
@@ -398,7 +402,7 @@ __device__ inline u64 sum_pieces(select_smem &s, const row_view &v, const member
     __syncthreads();
     for (int i = (int)threadIdx.x; i < pieces; i += (int)blockDim.x) s.h.amount[i] = 0;
     __syncthreads();
-    for (int base = 0; base < v.V; base += (int)blockDim.x * 4) { /* a warp's 128 ids are of one piece */
+    for (int base = 0; base < v.V; base += (int)blockDim.x * 4) { /* the 128 ids of a warp are in one piece */
         int id = base + (int)threadIdx.x * 4;
         vec4 z = load_tokens(v, id, v.V);
         u64 mass = 0;

@@ -1,6 +1,6 @@
-/* Attention of whole sequences for training, forward and back, and the rotation.
+/* Attention of whole sequences for training, forward and backward, and rope.
  *
- * Heads of up to 128 go to tensor cores (attn_train_mma.cuh).  Larger ones are here, in f32 throughout. */
+ * Heads of up to 128 use the tensor cores (attn_train_mma.cuh). Larger ones are computed here, in f32 throughout. */
 #include "kernels/cuda/rope.cuh"
 #include "kernels/cuda/train/attn_train.cuh"
 
@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(ROPE_WARPS * 32) rope_kernel(struct rope_args 
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------- */
 
-/* A block is 16 x 16 threads: thread (ty, tx) has rows ty * ROWS + i of a tile of scores and its columns tx + 16 j, and
- * of a tile of features the same rows and columns 4 tx + 64 j .. + 3.  A row's scores are in one half of a warp. */
+/* A block is 16 x 16 threads. Of a tile of scores thread (ty, tx) has rows ty * ROWS + i and columns tx + 16 j, of a
+ * tile of features the same rows and columns 4 tx + 64 j .. + 3. The scores of a row are held by one half of a warp. */
 enum { TRAIN_THREADS = 256, SIDE = 16 };
 
 __device__ inline int ty()
@@ -34,13 +34,13 @@ __device__ inline int tx()
     return (int)threadIdx.x % SIDE;
 }
 
-/* N rows of DIM features; the gap keeps rows in different banks. */
+/* N rows of DIM features; the padding avoids bank conflicts. */
 template <int N, int DIM> struct feature_tile {
     float x[N][DIM + 4];
 };
 
-/* Rows row0 .. row0 + N - 1 of a head whose sequence begins at p and has n rows; zeros past its end and past dim.
- * vec: 16-byte copies are possible.  Of the current group of copies. */
+/* Loads rows row0 .. row0 + N - 1 of a head whose sequence begins at p and has n rows; zeros past its end and past
+ * dim. vec: 16-byte copies are possible. Belongs to the current cp.async group. */
 template <int N, int DIM>
 __device__ void load_tile(feature_tile<N, DIM> &t, const float *p, size_t ld, int row0, int n, int dim, bool vec)
 {
@@ -65,7 +65,7 @@ __device__ inline void tiles_ready()
     __syncthreads();
 }
 
-/* acc = a b^T, this thread's scores */
+/* acc = a b^T: this thread's scores. */
 template <int M, int N, int DIM>
 __device__ void multiply_nt(float (&acc)[M / SIDE][N / SIDE], const feature_tile<M, DIM> &a,
                             const feature_tile<N, DIM> &b)
@@ -93,7 +93,7 @@ __device__ void multiply_nt(float (&acc)[M / SIDE][N / SIDE], const feature_tile
     }
 }
 
-/* acc += w b, this thread's features; w: scores that its half warp wrote */
+/* acc += w b: this thread's features. w: scores that its own half warp wrote. */
 template <int M, int N, int DIM>
 __device__ void multiply_add(float4 (&acc)[M / SIDE][DIM / 64], const float (&w)[M][N + 4],
                              const feature_tile<N, DIM> &b)
@@ -122,7 +122,7 @@ __device__ void multiply_add(float4 (&acc)[M / SIDE][DIM / 64], const float (&w)
     }
 }
 
-/* Writes this thread's features to rows `row0 + ...` of a head, times `by` of its row; add: to what is there. */
+/* Writes this thread's features, times `by` of their row, to rows `row0 + ...` of a head; add: accumulates. */
 template <int M, int DIM>
 __device__ void store_tile(float *p, size_t ld, int row0, int n, int dim, const float4 (&acc)[M / SIDE][DIM / 64],
                            const float (&by)[M / SIDE], bool add)
@@ -149,26 +149,26 @@ __device__ void store_tile(float *p, size_t ld, int row0, int n, int dim, const 
 
 template <int M, int N, int DIM> struct seq_smem {
     feature_tile<M, DIM> q;
-    feature_tile<N, DIM> kv; /* keys, then values */
+    feature_tile<N, DIM> kv; /* first keys, then values */
     float w[M][N + 4];
     seq_tile tile;
 };
 
-/* A product as a score to the base 2. */
+/* Converts a dot product to a base-2 score. */
 __device__ inline float base_2(const train_call &c, float product)
 {
     float x = __fmul_rn(product, c.by);
     return c.cap > 0 ? __fmul_rn(tanh_fast(x), c.cap) : x;
 }
 
-/* A tile's scores into weights, and the rows' states and earlier outputs with them. */
+/* Turns a tile's scores into weights and updates the rows' states and earlier outputs. */
 template <int M, int N, int DIM>
 __device__ void seq_weights(float (&score)[M / SIDE][N / SIDE], float (&w)[M][N + 4], float (&top)[M / SIDE],
                             float (&sum)[M / SIDE], float4 (&acc)[M / SIDE][DIM / 64], const train_call &c, int row0,
                             int key0, int n)
 {
     constexpr int ROWS = M / SIDE, COLS = N / SIDE;
-    __syncwarp(); /* the half warp has read the weights of the tile before */
+    __syncwarp(); /* the half warp has read the previous tile's weights */
 #pragma unroll(WHOLE)
     for (int i = 0; i < ROWS; i++) {
         int query = row0 + ty() * ROWS + i;
@@ -222,7 +222,7 @@ template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS
         tiles_ready();
         multiply_nt<M, N, DIM>(score, s.q, s.kv);
         __syncthreads();
-        load_tile(s.kv, v, ld, key0, t.n, D, c.vec); /* arrives while weights are made */
+        load_tile(s.kv, v, ld, key0, t.n, D, c.vec); /* the copy overlaps the computation of weights */
         seq_weights<M, N, DIM>(score, s.w, top, sum, acc, c, t.row0, key0, t.n);
         tiles_ready();
         multiply_add<M, N, DIM>(acc, s.w, s.kv);
@@ -239,7 +239,7 @@ template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* A warp for each row and head: sums (T, heads), dout . out. */
+/* One warp per row and head: sums (T, heads) = dout . out. */
 __global__ void __launch_bounds__(TRAIN_THREADS) delta_kernel(train_call c)
 {
     const attn_back_args &a = c.a;
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(TRAIN_THREADS) delta_kernel(train_call c)
     if (lane == 0) c.sums[(size_t)row * (size_t)a.heads + (size_t)h] = sum;
 }
 
-/* M rows stay, N rows pass. */
+/* Tiles of M rows that stay with the block and of N rows that it walks over. */
 template <int M, int N, int DIM> struct back_smem {
     feature_tile<M, DIM> stay1, stay2; /* q and dout, or k and v */
     feature_tile<N, DIM> pass1, pass2; /* k and v, or q and dout */
@@ -262,7 +262,7 @@ template <int M, int N, int DIM> struct back_smem {
     seq_tile tile;
 };
 
-/* lse and delta of queries row0 .. row0 + n_rows - 1 of head h; lse to the base 2 */
+/* Loads lse and delta of queries row0 .. row0 + n_rows - 1 of head h; lse in base 2. */
 __device__ void load_sums(const train_call &c, float *lse, float *delta, const seq_tile &t, int row0, int n_rows, int h)
 {
     for (int i = (int)threadIdx.x; i < n_rows; i += TRAIN_THREADS) {
@@ -273,7 +273,7 @@ __device__ void load_sums(const train_call &c, float *lse, float *delta, const s
     }
 }
 
-/* Scores and products of values into gradients of scores (w1) and, where keys stay, weights (w2). */
+/* Turns scores and dot products with values into gradients of scores (w1) and, when keys stay, weights (w2). */
 template <int M, int N, int DIM, bool BY_KEYS>
 __device__ void back_weights(back_smem<M, N, DIM> &s, const train_call &c, const float (&score)[M / SIDE][N / SIDE],
                              const float (&dp)[M / SIDE][N / SIDE], const seq_tile &t, int pass0)
@@ -296,7 +296,7 @@ __device__ void back_weights(back_smem<M, N, DIM> &s, const train_call &c, const
     __syncwarp();
 }
 
-/* BY_KEYS: dk and dv of a tile of keys, the query heads one after the other, each added to what those before it left.
+/* BY_KEYS: dk and dv of a tile of keys, for one query head after the other, each accumulated onto the previous ones.
  * Else dq of a tile of queries. */
 template <int M, int N, int DIM, bool BY_KEYS>
 __global__ void __launch_bounds__(TRAIN_THREADS, 1) back_kernel(train_call c)
@@ -343,7 +343,7 @@ __global__ void __launch_bounds__(TRAIN_THREADS, 1) back_kernel(train_call c)
 
 /* ---- launching --------------------------------------------------------------------------------------------------- */
 
-/* rows that cp.async can copy 16 bytes at a time */
+/* Whether cp.async can copy the rows 16 bytes at a time. */
 bool aligned(const struct mat *m, int dim)
 {
     return reinterpret_cast<uintptr_t>(m->p) % 16 == 0 && m->ld % 4 == 0 && dim % 4 == 0;

@@ -1,9 +1,9 @@
-/* Attention of whole sequences for training: what its kernels share.
+/* Attention of whole sequences for training: the parts that its kernels share.
  *
- * A block has a tile of rows of one head (queries, or keys for dk and dv) and goes over the tiles of the other kind, as
- * in FlashAttention-2 (Dao, 2023): forward keeps the online softmax's state, backward recomputes the weights from the
- * log of their sum, once by queries for dq, once by keys for dk and dv, so that every sum is one thread's, in one
- * order.  Tiles are counted from a sequence's first row: its bits are its own. */
+ * A block holds a tile of rows of one head (queries, or keys for dk and dv) and walks over the tiles of the other
+ * kind, as in FlashAttention-2 (Dao, 2023). Forward keeps the state of the online softmax; backward recomputes the
+ * weights from lse, once by queries for dq and once by keys for dk and dv, so that every sum is made by one thread
+ * in one order. Tiles are counted from a sequence's first row, so its bits do not depend on the other sequences. */
 #ifndef TANDEM_KERNELS_CUDA_TRAIN_ATTN_TRAIN_CUH
 #define TANDEM_KERNELS_CUDA_TRAIN_ATTN_TRAIN_CUH
 
@@ -13,20 +13,21 @@
 
 namespace GPU_NAMESPACE {
 
-/* What a kernel is told.  Query heads head0 .. head0 + n_heads - 1, which are of KV heads kv0 .. kv0 + n_kv - 1. */
+/* Kernel parameters. Query heads head0 .. head0 + n_heads - 1, which belong to KV heads kv0 .. kv0 + n_kv - 1. */
 struct train_call {
-    struct attn_back_args a; /* of attn_seq: out, lse, qkv and what follows */
+    struct attn_back_args a; /* for attn_seq: out, lse, qkv and what follows */
     int head0, n_heads, kv0, n_kv;
     float cap;   /* softcap with log2(e); 0: none */
-    float by;    /* of scores: with log2(e), an exponent to the base 2; with cap what tanh takes */
+    float by;    /* scale of scores, for base 2 with log2(e); with cap for the argument of tanh */
     bool vec;    /* rows of qkv and dout may be read 16 bytes at a time */
-    float *sums; /* backward: what each row's sums are, see the kernels that make them */
-    /* by tensor cores alone */
+    float *sums; /* backward: per-row sums, see the kernels that write them */
+    /* For the tensor-core kernels alone. */
     uint4 *half; /* rounded heads, see round_kernel */
-    float *part; /* dk and dv (2, n_heads, T, D) of heads that do not begin a group; NULL: added where they belong */
+    float *part; /* dk and dv (2, n_heads, T, D) of heads that are not the first of a group; NULL: added in place */
 };
 
-/* attn_train_mma.cuh: heads of at most MMA_HEAD_MAX.  bf16: operands rounded to it; f32: with f32's precision. */
+/* Tensor-core kernels (attn_train_mma.cuh), for heads of at most MMA_HEAD_MAX. bf16: operands rounded to it; f32:
+ * with the precision of f32. */
 enum { MMA_HEAD_MAX = 128 };
 void attn_seq_bf16(gpu_dev *, train_call *);
 void attn_back_bf16(gpu_dev *, train_call *);
@@ -40,13 +41,13 @@ namespace {
 
 /* ---- which tile -------------------------------------------------------------------------------------------------- */
 
-/* of a sequence: its first row and number of rows; the tile's first row in it */
+/* A tile of a sequence: the sequence's first row and number of rows; the tile's first row within it. */
 struct seq_tile {
     int start, n, row0;
 };
 
-/* The block's tile, number `index` over all sequences, to shared memory; false: there are fewer.  Ends with a barrier.
- */
+/* Finds the block's tile, number `index` over all sequences, and writes it to shared memory. @return false when
+ * there are fewer tiles. Ends with a barrier. */
 __device__ inline bool find_tile(const int32_t *q_start, int n_seqs, int tile_rows, int index, bool last_first,
                                  seq_tile *t)
 {
@@ -73,8 +74,8 @@ static inline unsigned most_tiles(int rows, int n_seqs, int tile_rows)
     return (unsigned)(rows / tile_rows + n_seqs);
 }
 
-/* Rows [first, end) of a sequence that a tile meets: the keys of `rows` queries from row0 on, or the queries of such
- * keys; the first at the beginning of a tile of N rows. */
+/* The rows [first, end) of a sequence that interact with a tile: the keys of `rows` queries from row0 on, or the
+ * queries of such keys; `first` is rounded down to a tile of N rows. */
 struct passing {
     int first, end;
 };
@@ -96,7 +97,7 @@ __device__ inline bool seen(int query, int key, int n, int window)
     return key <= query && query < n && (!window || key > query - window);
 }
 
-/* The slope of a capped score; of -infinity, which a row does not see, 0. */
+/* The derivative of a capped score; 0 for a masked one (-infinity). */
 __device__ inline float cap_slope(const train_call &c, float score)
 {
     float share = __fdividef(fmaxf(score, -c.cap), c.cap);

@@ -1,4 +1,4 @@
-/* Attention for training on tensor cores, operands rounded to bf16. */
+/* Tensor-core attention for training, operands rounded to bf16. */
 #include "kernels/cuda/train/attn_train_mma.cuh"
 
 namespace GPU_NAMESPACE {

@@ -1,4 +1,4 @@
-/* Attention for training on tensor cores, operands in three parts of bf16: the precision of f32. */
+/* Tensor-core attention for training, operands split into three bf16 parts: the precision of f32. */
 #include "kernels/cuda/train/attn_train_mma.cuh"
 
 namespace GPU_NAMESPACE {

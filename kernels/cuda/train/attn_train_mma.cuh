@@ -1,14 +1,15 @@
-/* Attention for training on tensor cores, heads of at most MMA_HEAD_MAX.
+/* Tensor-core attention for training, for heads of at most MMA_HEAD_MAX.
  *
- * One walk for the three kernels: rows of one tile stay with a block, 16 or 32 with each of its warps, tiles of the
- * other kind pass.  Scores are the product of a warp's rows with those that pass; turned into weights, and backward
- * into gradients of scores, they lie in the warp's registers as the next product's left operand.
+ * All three kernels are one walk: the rows of one tile stay with a block, 16 or 32 in each of its warps, while tiles
+ * of the other kind pass. Scores are the matrix product of a warp's rows with those that pass. Converted to weights,
+ * and backward to gradients of scores, they remain in the warp's registers as the left operand of the next mma.
  *
- * Operands are bf16, in PARTS: 1, rounded, as the contract allows with bf16_x; or 3, whose sum is the f32 value to 24
- * bits: six products of parts, those below 2^-24 of the value left out, which is f32's precision.  (Three products of
- * tf32 would take as long, and bf16 can be transposed on the way from shared memory.)  Heads that tiles are made of
- * again and again are rounded once beforehand, into scratch.  Queries are rounded with the scale of scores and log2(e)
- * in them, so that a score is an exponent to the base 2; with a cap, so that it is what tanh takes. */
+ * Operands are bf16, in PARTS: either 1, rounded, as ops.h allows with bf16_x; or 3, whose sum is the f32 value to
+ * 24 bits. Then six multiplications of parts are made and those below 2^-24 of the value omitted, which gives the
+ * precision of f32. (Three multiplications in tf32 would take as long, and bf16 can be transposed by ldmatrix.)
+ * Heads that are used in many tiles are rounded once beforehand, into scratch. The scale of scores and log2(e) are
+ * folded into the rounded queries, so that a score is a base-2 exponent; with a cap it is the argument of tanh
+ * instead. */
 #ifndef TANDEM_KERNELS_CUDA_TRAIN_ATTN_TRAIN_MMA_CUH
 #define TANDEM_KERNELS_CUDA_TRAIN_ATTN_TRAIN_MMA_CUH
 
@@ -18,11 +19,11 @@ namespace GPU_NAMESPACE {
 namespace {
 
 enum { MMA_WARPS = 4, MMA_THREADS = MMA_WARPS * 32, ROUND_THREADS = 256 };
-enum { FULL_BLOCKS = 4 }; /* so many blocks of dk and dv for each SM: no need of a block for each head */
+enum { FULL_BLOCKS = 4 }; /* blocks for dk and dv per SM from which on each head needs no block of its own */
 
 /* ---- operands ---------------------------------------------------------------------------------------------------- */
 
-/* x and y as pairs of bf16, the largest part first. */
+/* Splits x and y into packed pairs of bf16, the largest part first. */
 template <int PARTS> __device__ inline void split_pair(float x, float y, unsigned (&part)[PARTS])
 {
 #pragma unroll(WHOLE)
@@ -34,7 +35,7 @@ template <int PARTS> __device__ inline void split_pair(float x, float y, unsigne
     }
 }
 
-/* Eight values at p, `left` of them there and the others 0, times `by`. */
+/* Eight values at p, times `by`; those from `left` on are 0. */
 template <int PARTS>
 __device__ inline void split_eight(const float *p, int left, bool vec, float by, unsigned (&part)[PARTS][4])
 {
@@ -53,8 +54,8 @@ __device__ inline void split_eight(const float *p, int left, bool vec, float by,
 
 /* ---- rounding beforehand ----------------------------------------------------------------------------------------- */
 
-/* The heads in scratch: [PARTS][slot][T][DIM], zeros past head_dim.  Slots: keys, values; backward also queries (times
- * train_call.by) and gradients of the output. */
+/* Rounded heads in scratch: [PARTS][slot][T][DIM], zeros past head_dim. Slots: keys, values; backward also queries
+ * (times train_call.by) and gradients of the output. */
 struct half_heads {
     int slots, keys, values, queries, douts;
 
@@ -65,13 +66,13 @@ struct half_heads {
     }
 };
 
-/* in eights of values, to row `row` of a slot of the first part */
+/* Index, in vectors of eight values, of row `row` of a slot of the first part. */
 __device__ inline size_t half_at(const train_call &c, int slot, int row, int dim)
 {
     return ((size_t)slot * (size_t)c.a.qkv.rows + (size_t)row) * (size_t)(dim / 8);
 }
 
-/* Eight values a thread: keys, values and, backward, queries. */
+/* Rounds keys, values and, backward, queries; eight values per thread. */
 template <int DIM, int PARTS>
 __global__ void __launch_bounds__(ROUND_THREADS) round_heads_kernel(train_call c, bool back)
 {
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(ROUND_THREADS) round_heads_kernel(train_call c
                                                                                  part[k][3]};
 }
 
-/* A warp for each row and head: dout rounded, and sums (2, n_heads, T): the row's lse to the base 2, dout . out. */
+/* One warp per row and head: rounds dout and writes sums (2, n_heads, T): the row's lse in base 2, and dout . out. */
 template <int DIM, int PARTS> __global__ void __launch_bounds__(ROUND_THREADS) round_dout_kernel(train_call c)
 {
     const attn_back_args &a = c.a;
@@ -118,9 +119,10 @@ template <int DIM, int PARTS> __global__ void __launch_bounds__(ROUND_THREADS) r
     to[(size_t)c.n_heads * (size_t)a.qkv.rows] = sum;
 }
 
-/* ---- products ---------------------------------------------------------------------------------------------------- */
+/* ---- matrix multiplication -------------------------------------------------------------------------------------- */
 
-/* Of 16 features of the left operand and of two tiles of eight columns of the right one: from the smallest parts on. */
+/* Multiplies 16 features of the left operand by two tiles of eight columns of the right one; the smallest parts
+ * first. */
 template <int PARTS, int SLABS, int N>
 __device__ inline void multiply_parts(float (&acc)[SLABS][N][4], int n, const unsigned (&a)[PARTS][SLABS][4],
                                       const unsigned (&b)[PARTS][4])
@@ -138,7 +140,7 @@ __device__ inline void multiply_parts(float (&acc)[SLABS][N][4], int n, const un
             }
 }
 
-/* acc = a b^T: a warp's rows from row0 on of the tile that stays with N rows that pass */
+/* acc = a b^T: a warp's rows, from row0 on, of the tile that stays by N rows that pass. */
 template <int SLABS, int M, int N, int LD, int PARTS>
 __device__ inline void multiply_rows(float (&acc)[SLABS][N / 8][4], const uint4 (&a)[PARTS][M][LD], int row0,
                                      const uint4 (&b)[PARTS][N][LD])
@@ -169,7 +171,7 @@ __device__ inline void multiply_rows(float (&acc)[SLABS][N / 8][4], const uint4 
     }
 }
 
-/* acc += w b: scores, or what became of them, with the rows that pass */
+/* acc += w b: scores, or weights or gradients computed from them, by the rows that pass. */
 template <int SLABS, int N, int LD, int PARTS>
 __device__ inline void multiply_add(float (&acc)[SLABS][LD - 1][4], const float (&w)[SLABS][N / 8][4],
                                     const uint4 (&b)[PARTS][N][LD])
@@ -191,7 +193,7 @@ __device__ inline void multiply_add(float (&acc)[SLABS][LD - 1][4], const float 
             }
 #pragma unroll(WHOLE)
         for (int n = 0; n < LD - 1; n += 2) {
-            if (PARTS > 1) __syncwarp(); /* or more operands are read ahead than registers can hold */
+            if (PARTS > 1) __syncwarp(); /* limits how many operands are loaded in advance, or registers would spill */
             unsigned right[PARTS][4];
 #pragma unroll(WHOLE)
             for (int part = 0; part < PARTS; part++) ldmatrix_x4_trans(right[part], from + (part * N + k) * LD + n);
@@ -204,16 +206,17 @@ __device__ inline void multiply_add(float (&acc)[SLABS][LD - 1][4], const float 
 
 enum walk_kind { SEQ, BACK_Q, BACK_KV };
 
-/* What stays and what passes: queries, and keys with values (SEQ); queries with dout, and keys with values (BACK_Q);
- * keys with values, and queries with dout (BACK_KV). */
+/* Which tiles stay and which pass: queries, and keys with values (SEQ); queries with dout, and keys with values
+ * (BACK_Q); keys with values, and queries with dout (BACK_KV). */
 template <walk_kind KIND_, int DIM_, int PARTS_, bool CAPPED_ = false> struct walk_form {
     static constexpr walk_kind KIND = KIND_;
-    static constexpr bool CAPPED = CAPPED_; /* of the backward, to whose registers caps would be too much */
+    static constexpr bool CAPPED = CAPPED_; /* separate for the backward, whose registers do not suffice for caps */
     static constexpr int DIM = DIM_, PARTS = PARTS_;
-    static constexpr int LD = DIM / 8 + 1; /* eights of values; the gap keeps ldmatrix's rows in different banks */
+    /* vectors of eight values; the padding keeps ldmatrix's rows in different banks */
+    static constexpr int LD = DIM / 8 + 1;
     static constexpr int SLABS = PARTS > 1 || CAPPED || (KIND == BACK_KV && DIM > 64) ? 1
                                                                                       : 2; /* of 16 rows, a warp's */
-    static constexpr int ROWS = SLABS * 16, M = MMA_WARPS * ROWS; /* that stay: a warp's, a block's */
+    static constexpr int ROWS = SLABS * 16, M = MMA_WARPS * ROWS; /* rows that stay: of a warp, of a block */
     static constexpr int N = KIND == SEQ && DIM <= 64 && PARTS == 1 ? 64
                              : KIND != SEQ && DIM > 64 && PARTS > 1 ? 16
                                                                     : 32;
@@ -254,8 +257,8 @@ template <class FORM> struct walk {
 
     const train_call &c;
     smem &s;
-    const seq_tile &t;   /* in shared memory, as what is the block's and not in the inner loops: registers are few */
-    const passing &pass; /* what is to pass */
+    const seq_tile &t;   /* in shared memory, as is everything per block outside the inner loops: registers are few */
+    const passing &pass; /* the range of rows that will pass */
     half_heads half;
     int lane, row0, kv;               /* row0: the warp's first row, in the tile; kv: the KV head, from kv0 */
     int next_head, next_row, fetched; /* the next tiles to be copied; heads from head0 */
@@ -273,7 +276,7 @@ template <class FORM> struct walk {
         next_row = pass.first, fetched = 0;
     }
 
-    /* where this lane's element i of slab m is among the rows that stay, and of tile n among those that pass */
+    /* The row that stays of this lane's element i of slab m; the row that passes of its element i of tile n. */
     __device__ int stay_row(int m, int i) const
     {
         return row0 + m * 16 + lane / 4 + i / 2 * 8;
@@ -292,14 +295,14 @@ template <class FORM> struct walk {
         return half_at(c, half.slots, 0, DIM);
     }
 
-    /* The tile that stays, from scratch; with the first tiles that pass. */
+    /* Loads the tile that stays from scratch; belongs to the cp.async group of the first tiles that pass. */
     __device__ void load_stay(int first, int second)
     {
         load_half(s.stay[0], slot(first), part_size(), t.row0, t.n);
         load_half(s.stay[FORM::KIND == SEQ ? 0 : 1], slot(second), part_size(), t.row0, t.n);
     }
 
-    /* The sums of a head's rows from `row` on. */
+    /* Loads the sums of a head's rows from `row` on. */
     template <int ROWS> __device__ void load_sums(float (&to)[2][ROWS], int head, int row)
     {
         for (int i = (int)threadIdx.x; i < 2 * ROWS; i += MMA_THREADS) {
@@ -309,7 +312,7 @@ template <class FORM> struct walk {
         }
     }
 
-    /* The next tiles that pass begin to be copied. */
+    /* Starts the copies of the next tiles that pass. */
     __device__ void fetch()
     {
         if (next_head <= last_head) {
@@ -325,7 +328,7 @@ template <class FORM> struct walk {
         fetched++;
     }
 
-    /* Waits for the tiles fetched last; all are done with those before.  Returns where they are. */
+    /* Waits for the tiles fetched last and until all warps are done with the previous ones. Returns their stage. */
     __device__ int arrive()
     {
         cp_async_wait<0>();
@@ -334,7 +337,7 @@ template <class FORM> struct walk {
         return fetched % 2;
     }
 
-    /* Whether some of the warp's rows meet some of the tile at `at`, and whether all meet all. */
+    /* Whether some of the warp's rows see some of the tile at `at`; *all: whether all see all. */
     __device__ bool meets(int at, bool *all) const
     {
         int mine = t.row0 + row0, query = BY_KEYS ? at : mine, key = BY_KEYS ? mine : at, window = c.a.window;
@@ -343,20 +346,20 @@ template <class FORM> struct walk {
         return query < t.n && key <= min(last_query, t.n - 1) && (!window || last_key > query - window);
     }
 
-    /* products to capped scores */
+    /* Turns dot products into capped scores. */
     __device__ void cap(scores &x) const
     {
 #pragma unroll(WHOLE)
         for (int m = 0; m < SLABS; m++)
 #pragma unroll(WHOLE)
             for (int n = 0; n < N / 8; n++) {
-                __syncwarp(); /* or more of them are computed side by side than registers can hold */
+                __syncwarp(); /* limits how many are computed in parallel, or registers would spill */
 #pragma unroll(WHOLE)
                 for (int i = 0; i < 4; i++) x[m][n][i] = __fmul_rn(tanh_fast(x[m][n][i]), c.cap);
             }
     }
 
-    /* -infinity for the scores of what a row does not see */
+    /* Sets masked scores to -infinity. */
     __device__ void mask(scores &x, int at) const
     {
 #pragma unroll(WHOLE)
@@ -380,7 +383,7 @@ template <class FORM> struct walk {
                 for (int i = 0; i < 4; i++) acc[m][n][i] = 0;
     }
 
-    /* Features times `by` of their row to rows of a head that begins at p; add: to what is there. */
+    /* Writes features, times `by` of their row, to rows of a head that begins at p; add: accumulates. */
     __device__ void store(float *p, size_t ld, const features &acc, const float (&by)[SLABS][2], bool add) const
     {
         int dim = c.a.head_dim;
@@ -413,7 +416,7 @@ template <class FORM> struct walk {
 template <class FORM> struct walk_seq : walk<FORM> {
     typedef walk<FORM> base;
     using base::c, base::s, base::t, base::lane, base::SLABS, base::N, base::DIM, base::M, base::PARTS;
-    float top[base::SLABS][2], sum[base::SLABS][2]; /* of a row: the largest score, the lane's part of the sum */
+    float top[base::SLABS][2], sum[base::SLABS][2]; /* per row: the largest score, the lane's partial sum */
     typename FORM::features acc;
 
     __device__ walk_seq(const train_call &call, typename FORM::smem &shared, int head) : base(call, shared, head, 1)
@@ -423,7 +426,7 @@ template <class FORM> struct walk_seq : walk<FORM> {
         for (int m = 0; m < SLABS; m++) top[m][0] = top[m][1] = -INFINITY, sum[m][0] = sum[m][1] = 0;
     }
 
-    /* Queries are read once: rounded on the way. */
+    /* Queries are read only once, so they are rounded here. */
     __device__ void load_queries(int h)
     {
         constexpr int CHUNKS = DIM / 8;
@@ -438,7 +441,7 @@ template <class FORM> struct walk_seq : walk<FORM> {
         }
     }
 
-    /* Scores into weights, and the rows' states and outputs with them. */
+    /* Turns scores into weights and updates the rows' states and outputs. */
     __device__ void weigh(typename FORM::scores &x)
     {
 #pragma unroll(WHOLE)
@@ -523,7 +526,8 @@ template <class FORM> struct walk_back : walk<FORM> {
     using base::base;
     using base::c, base::s, base::t, base::SLABS, base::N, base::BY_KEYS;
 
-    /* The tiles at `at`: weights to x, and to y the gradients by their exponents.  false: the warp's rows meet none. */
+    /* The tiles at `at`: writes weights to x, and the gradients of their exponents to y. @return false when the
+     * warp's rows see none of them. */
     __device__ bool weigh(scores &x, scores &y, int at, int stage)
     {
         bool all;
@@ -590,7 +594,7 @@ __global__ void __launch_bounds__(MMA_THREADS, PARTS > 1 ? 1 : 2) mma_back_q_ker
     w.store(head_at(c.a.dqkv, s.tile.start, c.head0 + head, c.a.head_dim), (size_t)c.a.dqkv.ld, dq, by, false);
 }
 
-/* Where dk of a head goes, of rows from `row` on; dv lies *to_v further. */
+/* Destination of dk of a head, of rows from `row` on; dv is *to_v elements further. */
 __device__ inline float *place_of(const train_call &c, int head, int row, size_t *ld, size_t *to_v, bool *add)
 {
     int group = c.a.heads / c.a.kv_heads, h = c.head0 + head, D = c.a.head_dim;
@@ -603,8 +607,8 @@ __device__ inline float *place_of(const train_call &c, int head, int row, size_t
     return head_at(c.a.dqkv, row, c.a.heads + h / group, D);
 }
 
-/* dk and dv of a tile of keys: of one query head, or of those of a group one after the other, each added to what those
- * before it left. */
+/* dk and dv of a tile of keys: for one query head, or for those of a group one after the other, each accumulated
+ * onto the previous ones. */
 template <int DIM, int PARTS, bool CAPPED>
 __global__ void __launch_bounds__(MMA_THREADS, PARTS > 1 ? 1 : 2) mma_back_kv_kernel(train_call c)
 {
@@ -631,14 +635,15 @@ __global__ void __launch_bounds__(MMA_THREADS, PARTS > 1 ? 1 : 2) mma_back_kv_ke
         size_t ld, to_v;
         bool add;
         float by[form::SLABS][2], *to = place_of(c, head, s.tile.start, &ld, &to_v, &add);
-        fill_by(by, CAPPED ? c.a.softcap : LN_2); /* what the queries have beside the scale of scores */
+        /* the factor contained in the rounded queries besides the scale of scores */
+        fill_by(by, CAPPED ? c.a.softcap : LN_2);
         w.store(to, ld, dk, by, add);
         fill_by(by, 1);
         w.store(to + to_v, ld, dv, by, add);
     }
 }
 
-/* Adds the parts of a group's heads to dk and dv, in the order of the heads. */
+/* Adds the separate dk and dv of a group's heads, in the order of the heads. */
 __global__ void __launch_bounds__(ROUND_THREADS) add_heads_kernel(train_call c)
 {
     int group = c.a.heads / c.a.kv_heads, D = c.a.head_dim, g = c.kv0 + (int)blockIdx.y, which = (int)blockIdx.z;
@@ -676,7 +681,7 @@ template <int DIM, int PARTS> void mma_seq(gpu_dev *d, train_call *c)
            sizeof(typename form::smem), *c);
 }
 
-/* Whether the heads of a group have blocks of their own, and room for what those leave.  The bits are the same. */
+/* Allocates separate dk and dv when the heads of a group get blocks of their own. The bits are the same either way. */
 template <class form> bool part_room(gpu_dev *d, train_call *c, unsigned tiles)
 {
     size_t T = (size_t)c->a.qkv.rows, n = (size_t)c->n_heads, group = (size_t)(c->a.heads / c->a.kv_heads);
@@ -685,7 +690,7 @@ template <class form> bool part_room(gpu_dev *d, train_call *c, unsigned tiles)
     if (group == 1) return true;
     bool few = (size_t)tiles * (size_t)c->n_kv < (size_t)FULL_BLOCKS * (size_t)d->n_sm;
     if (!few && !d->measuring) return true;
-    if (!few && rows > most) rows = most; /* what a call of fewer rows or heads may want */
+    if (!few && rows > most) rows = most; /* in reserve: upper bound for a call with fewer rows or heads */
     c->part =
         static_cast<float *>(gpu_scratch(d, "attn_back", AREA_SUM, 2 * rows * (size_t)c->a.head_dim * sizeof(float)));
     return c->part;

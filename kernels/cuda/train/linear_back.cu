@@ -1,6 +1,6 @@
-/* Op linear_back: dx = dy W (+ dx) as dense products, BACK_SLICE outputs of W at a time.  Weights of floats are
- * multiplied as they lie where the product takes their type; of the others a slice's values are written into scratch
- * first, which a slice leaves in L2. */
+/* Op linear_back: dx = dy W (+ dx) as dense GEMMs, BACK_SLICE outputs of W at a time. Float weights are multiplied
+ * in place where the GEMM supports their type; other slices are dequantised into scratch first, small enough to stay
+ * in L2. */
 #include "kernels/cuda/gemm/dense_gemm.h"
 #include "kernels/cuda/gemm/widen.h"
 

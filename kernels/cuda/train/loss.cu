@@ -11,12 +11,12 @@ struct loss_smem {
     block_part<int> odd;
 };
 
-/* What a thread knows of the values it has seen: sum of exp(x - max).  The sum is in double, one addition a value, so
- * that a vocabulary of 150k keeps seven digits. */
+/* A thread's state for the values it has seen: the sum of exp(x - max). The sum is in double, one addition per
+ * value, so that a vocabulary of 150k keeps seven digits. */
 struct seen {
     float max;
     double sum;
-    int odd; /* bit 0: a value that keeps the target from being the first of the largest; bit 16: a NaN */
+    int odd; /* bit 0: a value that prevents a hit; bit 16: a NaN */
 };
 
 template <bool VEC> __device__ inline void see(seen &s, const float *z, int i, int V, int target, float logit)
@@ -46,7 +46,7 @@ template <bool VEC> __device__ inline void fill(float *z, int V, float with)
     for (int i = (int)threadIdx.x * 4; i < V; i += (int)blockDim.x * 4) store4<VEC>(z + i, all, V - i);
 }
 
-/* of a logit that is `share` of its cap */
+/* The derivative of softcap at a logit that is `share` of its cap. */
 __device__ inline float logit_slope(float share, float scale)
 {
     return fmaf(-share, share, 1.0f) * (scale == 0 ? 1 : scale);
@@ -57,7 +57,7 @@ template <bool VEC> __global__ void __launch_bounds__(256) cross_entropy_kernel(
     SMEM(loss_smem, s);
     int V = a.logits.cols, row = (int)blockIdx.x, step = (int)blockDim.x * 4, target = a.target[row];
     float *z = static_cast<float *>(a.logits.p) + (size_t)row * (size_t)a.logits.ld;
-    if (target < 0) { /* the whole block */
+    if (target < 0) { /* uniform over the block */
         if (a.back) fill<VEC>(z, V, 0);
         if (threadIdx.x == 0) a.loss[row] = 0, a.hit[row] = 0;
         return;

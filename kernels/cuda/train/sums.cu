@@ -1,5 +1,5 @@
-/* Gradients that are summed over tokens, outside of products: of embedding tables and of biases.  No atomics: whoever
- * owns a sum makes it alone, in an order that does not depend on the machine. */
+/* Gradients that are summed over tokens outside GEMMs: of embedding tables and of biases. No atomics: each sum is
+ * made by one owner, in an order that does not depend on the machine. */
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/warp.cuh"
 
@@ -11,9 +11,10 @@ const int SUM_THREADS = 256, WARPS = SUM_THREADS / 32;
 /* ---- embed_back ---------------------------------------------------------------------------------------------------
  */
 
-const int WIDE = 4, AHEAD = 4; /* columns of a thread; tokens whose rows are read at once */
+const int WIDE = 4, AHEAD = 4; /* columns per thread; tokens whose rows are loaded at once */
 
-/* The next token from `at` on with this id, T when there is none: `left` holds those of the 32 from `base`. */
+/* Finds the next token from `at` on with this id, T when there is none. `left`: the unread matches among the 32
+ * tokens from `base`. */
 struct walk {
     unsigned left;
     int base;
@@ -32,8 +33,8 @@ __device__ inline int next_token(struct walk &w, const int32_t *id, int T, int32
     return w.base + bit;
 }
 
-/* Block (t, y): when token t is the first with its id, adds the rows of dx of all tokens with that id to columns of the
- * table's row, in the order of tokens, times scale.  Each warp looks for them itself. */
+/* Block (t, y): if token t is the first with its id, adds the rows of dx of all tokens with that id, times scale, to
+ * columns of the table's row, in the order of tokens. Each warp searches for them itself. */
 __global__ void __launch_bounds__(SUM_THREADS)
     embed_back_kernel(struct mat table, struct mat dx, const int32_t *id, float scale)
 {
@@ -87,13 +88,14 @@ void add_rows(gpu_dev *d, const struct mat *table, const struct mat *dx, const i
 /* ---- col_sum ------------------------------------------------------------------------------------------------------
  */
 
-const int CHUNK = 256; /* rows that a block sums */
+const int CHUNK = 256; /* rows per block */
 
 struct col_smem {
     float part[WARPS][32];
 };
 
-/* Block (x, y): columns 32 x ..., rows CHUNK y ..., to part[y][column]; of one chunk alone: += */
+/* Block (x, y): sums columns 32 x ... of rows CHUNK y ... into part[y][column]; `add`: the only chunk, added to the
+ * result. */
 __global__ void __launch_bounds__(SUM_THREADS) col_sum_kernel(struct mat x, float *part, bool add)
 {
     SMEM(col_smem, s);

@@ -1,7 +1,8 @@
-/* Ops of training that go row by row, and those of the optimizer.
+/* Row-wise ops of training, and those of the optimizer.
  *
- * What is summed over tokens (the gradients of norms' parameters) is summed over SUM_ROWS rows at a time into scratch,
- * and these sums are added up in an order of their number alone: no atomics on floats, the same bits in every run. */
+ * What is summed over tokens (the gradients of norms' parameters) is summed over SUM_ROWS rows at a time into
+ * scratch, and these sums are added in an order that depends on their number alone: no atomics on floats, the same
+ * bits in every run. */
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/rows/rows.cuh"
 #include "kernels/rng.h"
@@ -19,7 +20,7 @@ struct fold_smem {
     double sum[FOLD_LANES][FOLD_COLS];
 };
 
-/* to[c] += the sum of part[b][c] over b: eight chains a column, added in order.  part (n, ld). */
+/* to[c] += the sum of part[b][c] over b: eight chains per column, added in order. part (n, ld). */
 __global__ void __launch_bounds__(FOLD_COLS *FOLD_LANES)
     fold_kernel(float *to, const float *part, int n, int cols, size_t ld)
 {
@@ -44,8 +45,8 @@ void fold(gpu_dev *d, const char *op, float *to, const float *part, int n, int c
 
 /* ---- norm_back --------------------------------------------------------------------------------------------------- */
 
-/* With xhat = (x - mean) inv and g = dy w:  dx = inv (g - [mean_g] - xhat mean_gx), the bracket for LAYER, where
- * mean_gx = mean(g xhat).  The rows' four numbers first, then the elements by columns. */
+/* With xhat = (x - mean) inv and g = dy w: dx = inv (g - [mean_g] - xhat mean_gx), the bracket for LAYER only, where
+ * mean_gx = mean(g xhat). One kernel computes four numbers per row, the other one the elements by columns. */
 struct norm_stats {
     float mean, inv, mean_g, mean_gx;
 };
@@ -58,7 +59,7 @@ struct stats_smem {
     block_part<float> part, part_b, part_c;
 };
 
-/* three sums over the block for two barriers */
+/* Three sums over the block with two barriers. */
 __device__ inline three block_sum3(three v, stats_smem &s)
 {
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
@@ -76,7 +77,7 @@ __device__ inline three block_sum3(three v, stats_smem &s)
     return v;
 }
 
-/* one block a row */
+/* One block per row. */
 template <bool VEC>
 __global__ void __launch_bounds__(THREADS)
     norm_stats_kernel(norm_stats *out, struct mat mx, struct mat mdy, const float *w, float eps, enum norm_kind kind)
@@ -111,8 +112,8 @@ __global__ void __launch_bounds__(THREADS)
     out[blockIdx.x] = {mean, inv, kind == NORM_LAYER ? sums.b / (float)n : 0, sums.c * inv / (float)n};
 }
 
-/* A thread a column of SUM_ROWS rows; part (blocks of rows, 2 cols) gets their sums of dy xhat and dy, NULL: nobody
- * wants them. */
+/* A thread sums a column over SUM_ROWS rows. part (blocks of rows, 2 cols): sums of dy xhat and of dy; NULL: not
+ * computed. */
 __global__ void __launch_bounds__(THREADS)
     norm_back_kernel(struct mat mdx, struct mat mx, struct mat mdy, const norm_stats *stats, const float *w,
                      bool accumulate, float *part)
@@ -178,8 +179,8 @@ template <int N> struct head_smem {
     float sum[HEAD_WARPS][N * 32];
 };
 
-/* The heads of SUM_ROWS rows: a warp takes every eighth, its lanes the columns lane, lane + 32... of which there are at
- * most N.  part (blocks, dim): their sums for dw. */
+/* The heads of SUM_ROWS rows: a warp handles every eighth, its lanes the columns lane, lane + 32..., at most N each.
+ * part (blocks, dim): their sums for dw. */
 template <int N>
 __global__ void __launch_bounds__(HEAD_WARPS * 32)
     head_norm_back_kernel(struct mat mdx, struct mat mx, int col, int heads, int dim, const float *w, float eps,
@@ -257,7 +258,7 @@ void gpu_head_norm_back(struct dev *head, const struct head_norm_back_args *a)
     fold(d, "head_norm_back", a->dw, part, (int)blocks, D, (size_t)D);
 }
 
-/* ---- activations, dropout: four elements a thread ---------------------------------------------------------------- */
+/* ---- activations, dropout: four elements per thread ------------------------------------------------------------- */
 
 namespace {
 
@@ -295,7 +296,8 @@ __global__ void __launch_bounds__(THREADS)
     store4<VEC>(at4(dx, p), dy, p.left);
 }
 
-/* u >= p for the u of rng_uniform, 53 bits as a fraction: bits >= from = p 2^53, which is exact, since p is a float */
+/* Keeps an element when u >= p, where u is rng_uniform's fraction of 53 bits: bits >= from = p 2^53, which is exact
+ * because p is a float. */
 template <bool VEC>
 __global__ void __launch_bounds__(THREADS)
     dropout_kernel(struct mat mx, uint64_t stream, uint64_t row0, uint64_t from, float by)
@@ -357,13 +359,13 @@ void gpu_dropout(struct dev *head, const struct dropout_args *a)
 
 namespace {
 
-enum { SQUARE_BLOCK = 1 << 14 }; /* numbers of one block */
+enum { SQUARE_BLOCK = 1 << 14 }; /* elements per block */
 
 struct square_smem {
     block_part<double> part;
 };
 
-/* The square of a float is exact in double.  sums: of each SQUARE_BLOCK. */
+/* The square of a float is exact in double. sums: one per SQUARE_BLOCK. */
 template <bool VEC> __global__ void __launch_bounds__(THREADS) square_sum_kernel(double *sums, const float *x, size_t n)
 {
     SMEM(square_smem, s);
@@ -380,7 +382,7 @@ template <bool VEC> __global__ void __launch_bounds__(THREADS) square_sum_kernel
     if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-/* one block */
+/* Launched with one block. */
 __global__ void __launch_bounds__(THREADS) square_fold_kernel(double *to, const double *sums, int n)
 {
     SMEM(square_smem, s);
@@ -463,7 +465,7 @@ void gpu_square_sum(struct dev *head, const struct square_sum_args *a)
     LAUNCH(d, "square_sum", square_fold_kernel, dim3(1), dim3(THREADS), sizeof(square_smem), a->sum, sums, (int)blocks);
 }
 
-/* In f32, as the cpu device does it; the scalars are made in double. */
+/* In f32, as on the cpu device; the scalars are computed in double. */
 void gpu_adamw(struct dev *head, const struct adamw_args *a)
 {
     adamw_scalars c = {.grad_scale = (float)a->grad_scale,

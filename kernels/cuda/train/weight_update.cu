@@ -1,14 +1,14 @@
-/* Writes other values into a weight of floats, in its place: the parts are f32 in the device's memory (a trainer's
- * master values), rounded to the weight's type.  A piece is a range of its rows. */
+/* Overwrites a weight of floats with new values: the parts are f32 in device memory (a trainer's master weights),
+ * rounded to the weight's type. A piece is a range of its rows. */
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/warp.cuh"
 
 namespace GPU_NAMESPACE {
 namespace {
 
-const int UPDATE_THREADS = 256, WIDE = 8; /* columns of a thread: 16 bytes of a 16-bit row */
+const int UPDATE_THREADS = 256, WIDE = 8; /* columns per thread: 16 bytes of a 16-bit row */
 
-/* Rows of a weight: those of `from` (rows, cols), dense.  The padding stays as it is. */
+/* Converts the rows of `from` (rows, cols), dense, to rows of the weight; the padding is not written. */
 template <enum dtype T>
 __global__ void __launch_bounds__(UPDATE_THREADS)
     update_kernel(uint8_t *to, size_t row_bytes, const float *from, int rows, int cols, bool vec)
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(UPDATE_THREADS)
     }
 }
 
-/* Rows first .. first + rows - 1 of w */
+/* Overwrites rows first .. first + rows - 1 of w. */
 void update_rows(gpu_dev *d, const gpu_weight *w, int first, int rows, const float *from)
 {
     uint8_t *to = w->data + (size_t)first * w->row_bytes;

@@ -1,5 +1,5 @@
-/* The modules that families have, and the memory of an adapter.  Reading is in adapter_dir.c and adapter_read.c,
- * writing in adapter_write.c. */
+/* The modules of each family, and the memory of an adapter.  Reading is in adapter_dir.c and adapter_read.c, writing in
+ * adapter_write.c. */
 #include "engine/model/adapter.h"
 
 #include "engine/base/check.h"
@@ -57,7 +57,7 @@ struct adapter *adapter_of_ranks(const struct model_config *c, const int *rank)
         floats += pair_floats(&a->module[i % (size_t)a->n_modules], rank[i]);
     }
     CHECK(n > 0);
-    a->memory = calloc(1, n * sizeof *a->pair + floats * sizeof(float)); /* zeroed by the system where it is large */
+    a->memory = calloc(1, n * sizeof *a->pair + floats * sizeof(float)); /* calloc: no pass over a large block */
     if (!a->memory) {
         free(a);
         return NULL;

@@ -1,6 +1,6 @@
-/* LoRA adapters: PEFT's directory format (adapter_config.json, adapter_model.safetensors), read and written, and where
- * in the model's products they act.
- * (Format: huggingface/peft, src/peft/tuners/lora; names and shapes as its save_pretrained writes them.) */
+/* LoRA adapters: PEFT's directory format (adapter_config.json, adapter_model.safetensors), read and written, and which
+ * of the model's GEMMs they change. (Format: huggingface/peft, src/peft/tuners/lora; names and shapes as its
+ * save_pretrained writes them.) */
 #ifndef TANDEM_ENGINE_MODEL_ADAPTER_H
 #define TANDEM_ENGINE_MODEL_ADAPTER_H
 
@@ -12,20 +12,20 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A module as PEFT names it, and its place in a product's outputs. */
+/* A module as PEFT names it, and the columns of its GEMM's output that it adds to. */
 struct lora_module {
     const char *name; /* "q_proj", "c_attn": the last component */
     const char *path; /* within a layer: "self_attn.q_proj", "attn.c_attn" */
-    unsigned target;  /* of enum lora_target */
-    bool peft;        /* PEFT's choice where a configuration names none */
-    bool transposed;  /* the base's weight is stored [inputs][outputs] */
+    unsigned target;  /* a bit of enum lora_target */
+    bool peft;        /* adapted by default: in PEFT's target_modules when a configuration has none */
+    bool transposed;  /* the base's weight is stored as [inputs][outputs] */
     enum product product;
-    int col, n, k; /* columns [col, col + n) of the product's output; k inputs */
+    int col, n, k; /* columns [col, col + n) of the GEMM's output; k inputs */
 };
 
 enum { LORA_MODULES_MAX = LAYER_MATRICES_MAX, LORA_RANK_MAX = 512 };
 
-/* The family's modules in the order of its tensor table; returns how many. */
+/* The family's modules in the order of its tensor table; @return their number. */
 int lora_modules(const struct model_config *, struct lora_module out[LORA_MODULES_MAX]);
 /* "model.layers.3." or "transformer.h.3." */
 void lora_layer_prefix(const struct model_config *, int layer, char out[64]);
@@ -37,39 +37,40 @@ struct lora_pair {
     float *a, *b;
 };
 
-/* Owned by whoever read or built it, from any thread; immutable once served. */
+/* Owned by the caller that read or built it, on any thread; immutable once it is served. */
 struct adapter {
     int layers, n_modules;
     struct lora_module module[LORA_MODULES_MAX];
     struct lora_pair *pair; /* [layers][n_modules] */
-    int r;                  /* for the configuration: of the whole, before patterns; 1..LORA_RANK_MAX */
+    int r;                  /* the configuration's default rank, before rank_pattern; 1..LORA_RANK_MAX */
     double alpha, dropout;
     bool rslora;
     unsigned targets;
     void *memory; /* one block */
 };
 
-/* Reads and checks every shape against the model.  NULL and *e, with the file and the tensor or key in it: DoRA, aLoRA,
- * modules_to_save, biases, adapters of the embedding or the head and values that are not finite are refused by name.
- * Any thread. */
+/* Reads and checks every shape against the model.  @return NULL on failure, and *e names the file and the tensor or
+ * key.  DoRA, aLoRA, modules_to_save, biases, adapters of the embedding or the head and non-finite values are refused
+ * by name.  Any thread. */
 struct adapter *adapter_read(const char *dir, const struct model_config *, struct err *e);
-/* The same of a configuration's text and its tensors (both borrowed for the call). */
+/* The same from a configuration's text and its tensors, both borrowed for the call. */
 struct adapter *adapter_parse(const char *config, const struct tensor_source *, const struct model_config *,
                               struct err *e);
-/* Pairs zeroed, for building one: rank r at the modules in targets, scale from r, alpha and rslora.  NULL: no memory.
- */
+/* A new adapter with zeroed pairs: rank r for the modules in targets, scale from r, alpha and rslora.  @return NULL:
+ * out of memory. */
 struct adapter *adapter_new(const struct model_config *, unsigned targets, int r, double alpha, bool rslora);
-/* Pairs zeroed, of rank[layer * n_modules + module] each (0: none), scale 0.  NULL: no memory. */
+/* A new adapter with zeroed pairs of rank[layer * n_modules + module] (0: no pair), scale 0.  @return NULL: out of
+ * memory. */
 struct adapter *adapter_of_ranks(const struct model_config *, const int *rank);
-size_t adapter_bytes(const struct adapter *); /* of all matrices */
-/* Writes the two files into dir, which is made, parents too; each file is written beside, synced and renamed, the
- * configuration last, and the directory is synced.  The bytes depend on the arguments only. */
+size_t adapter_bytes(const struct adapter *); /* bytes of all matrices */
+/* Writes the two files into dir, which is created with its parents.  Each file is written under a temporary name,
+ * synced and renamed, the configuration last; then the directory is synced.  The bytes depend on the arguments only. */
 int adapter_write(const struct adapter *, const struct model_config *, const char *base_name, const char *dir,
                   struct err *e);
 void adapter_free(struct adapter *); /* NULL is allowed */
-/* What adapters of a model call it, so that PEFT finds it: "ORG/NAME" of a snapshot in the Hub's cache
- * (".../models--ORG--NAME/snapshots/REVISION"), else the absolute path of its directory.  Not _name_or_path of
- * config.json, which may name the model that this one was made from.  Owned by the caller. */
+/* The base_model_name_or_path that adapters of the model get, so that PEFT finds it: "ORG/NAME" of a snapshot in the
+ * Hub's cache (".../models--ORG--NAME/snapshots/REVISION"), else the absolute path of its directory.  _name_or_path of
+ * config.json is not used, since it may name the model that this one was derived from.  Owned by the caller. */
 char *adapter_base_name(const char *model_dir);
 
 #define ADAPTER_CONFIG "adapter_config.json"

@@ -1,8 +1,8 @@
 /* Reading an adapter's directory.
  *
- * A trainer may put another directory in its place, or new files into it, while it is read; the configuration of one
- * adapter with the weights of another may fit and be wrong.  So the directory is opened, what it is called later does
- * not matter, and the files have to be the same after reading as before. */
+ * A trainer may replace the directory, or the files in it, while it is read.  The configuration of one adapter can
+ * match the shapes of another's weights and still be wrong for them.  So the directory is opened once and read through
+ * its descriptor, and its files must be the same ones after reading as before. */
 #include "engine/model/adapter.h"
 
 #include "engine/base/file.h"
@@ -19,9 +19,9 @@
 enum { CONFIG_LIMIT = 4 << 20 };
 
 struct directory {
-    const char *name; /* as the caller knows it */
+    const char *name; /* the caller's path, for messages */
     int fd;
-    char path[64]; /* of what was opened */
+    char path[64]; /* path of the opened descriptor */
     char *config, *weights;
 };
 
@@ -34,7 +34,7 @@ static int directory_open(struct directory *p, const char *dir, struct err *e)
     *p = (struct directory){.name = dir, .fd = open(dir, O_PATH | O_DIRECTORY | O_CLOEXEC)};
     if (p->fd < 0) return err_set(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", dir, strerror(errno));
     snprintf(p->path, sizeof p->path, "/proc/self/fd/%d", p->fd);
-    const char *base = access(p->path, F_OK) == 0 ? p->path : dir; /* a system without /proc */
+    const char *base = access(p->path, F_OK) == 0 ? p->path : dir; /* no /proc: use the path itself */
     p->config = file_join(base, ADAPTER_CONFIG);
     p->weights = file_join(base, ADAPTER_WEIGHTS);
     return 0;
@@ -47,7 +47,7 @@ static void directory_close(struct directory *p)
     free(p->weights);
 }
 
-/* Messages begin with the path that was opened; the caller's is put there. */
+/* Messages begin with the descriptor's path; replaces it with the caller's. */
 static void name_directory(const struct directory *p, struct err *e)
 {
     size_t n = strlen(p->path);
@@ -57,7 +57,7 @@ static void name_directory(const struct directory *p, struct err *e)
 
 static void read_states(const struct directory *p, struct file_states *l)
 {
-    memset(l, 0, sizeof *l); /* what is not there stays 0 */
+    memset(l, 0, sizeof *l); /* fields of a missing file stay 0 */
     stat(p->config, &l->config);
     stat(p->weights, &l->weights);
 }
@@ -88,7 +88,7 @@ static struct adapter *read_once(const struct directory *p, const struct model_c
     return a;
 }
 
-/* Reads what is there now.  *again: it changed meanwhile. */
+/* Reads the directory's present content.  *again: it changed while it was read. */
 static struct adapter *try_read(const char *dir, const struct model_config *c, bool *again, struct err *e)
 {
     struct directory p;
@@ -100,7 +100,7 @@ static struct adapter *try_read(const char *dir, const struct model_config *c, b
     struct adapter *a = read_once(&p, c, e);
     read_states(&p, &after);
     *again = !same_file(&before.config, &after.config) || !same_file(&before.weights, &after.weights);
-    /* replaced, and what it was is being removed: the error is not about what is there now */
+    /* the directory was replaced and the old one is being removed: the error is not about the new one */
     bool replaced = fstat(p.fd, &opened) == 0 && stat(dir, &now) == 0 && opened.st_ino != now.st_ino;
     if (!a) name_directory(&p, e);
     if (!a && replaced) *again = true;

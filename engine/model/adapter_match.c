@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bounds of a hostile configuration: what no real one comes near. */
+/* Limits for hostile configurations, far above those of any real one. */
 enum { TEXT_MAX = 8192, RULES_MAX = 16384, REGEXES_MAX = 256, MATCH_LIMIT = 100000, HEAP_LIMIT_KB = 4096 };
 
 static bool plain(const char *s)

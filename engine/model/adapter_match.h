@@ -9,22 +9,22 @@
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 
-/* What `text` has to match: the whole name, or its end after a dot. */
+/* Which part of a name the rule's text must match: the whole name, or its end after a dot. */
 enum rule_kind { RULE_WHOLE, RULE_TAIL };
 
 struct rule {
     const char *text; /* borrowed */
     enum rule_kind kind;
-    void *code, *match; /* PCRE2's; NULL: the text has only letters, digits, _ and dots, which match anything */
+    void *code, *match; /* PCRE2's; NULL: the text has only letters, digits, _ and dots; a dot matches any character */
 };
 
-/* key: what it is called in errors */
+/* key: its name in error messages */
 int rule_open(struct rule *, const char *text, enum rule_kind, const char *key, struct err *e);
-/* 1, 0 or an error code (a limit was hit) */
+/* @return 1 or 0; an error code when a limit was hit */
 int rule_matches(const struct rule *, const char *name, struct err *e);
 void rule_close(struct rule *);
 
-/* An object of pattern: number, first match wins. */
+/* An object {pattern: number}; the first match wins. */
 struct rule_table {
     struct rule *rule;
     double *value;
@@ -32,11 +32,11 @@ struct rule_table {
 };
 
 int rule_table_open(struct rule_table *, const cJSON *object, const char *key, struct err *e);
-/* *value where a rule matches name; left alone otherwise */
+/* sets *value when a rule matches the name; otherwise *value is unchanged */
 int rule_table_find(const struct rule_table *, const char *name, double *value, struct err *e);
 void rule_table_close(struct rule_table *);
 
-/* A list of names: name is one of them, or ends with "." and one of them. */
+/* Whether the name is in the list, or ends with "." and a name of the list. */
 bool list_matches(const cJSON *list, const char *name, bool *exact);
 
 #endif

@@ -1,5 +1,5 @@
-/* An adapter from its configuration's text and its tensors.  Both are untrusted: the configuration decides which
- * modules have which rank, and the tensors have to be exactly those, in those shapes. */
+/* An adapter from its configuration's text and its tensors.  Both are untrusted: the configuration decides each
+ * module's rank, and the tensors must be exactly the resulting ones, with the resulting shapes. */
 #include "engine/model/adapter.h"
 
 #include "engine/base/check.h"
@@ -49,7 +49,7 @@ static int refuse_tensor(const char *name, struct err *e)
     return err_set(e, ERR_INVALID, "tensor %.160s belongs to no module of this model that can have an adapter", name);
 }
 
-/* "3.self_attn..." of "layers.3.self_attn..."; NULL: it is another name. */
+/* "3.self_attn..." of "layers.3.self_attn..."; NULL: the name has another form. */
 static const char *layer_number(const char *s, const char *layers)
 {
     size_t n = strlen(layers);
@@ -98,7 +98,7 @@ static int check_tensor(const struct tensor *t, const char *name, const char *wh
 static int fill(const struct tensor_source *f, const struct tensor *t, float *out, struct err *e)
 {
     size_t width = dtype_bytes(tensor_float_type(t->type), 1);
-    CHECK(width > 0); /* check_tensor was there before */
+    CHECK(width > 0); /* checked by check_tensor */
     size_t n = t->bytes / width;
     int rc = tensor_source_populate(f, t, e);
     if (rc) return rc;
@@ -129,7 +129,7 @@ static void module_name(const struct reading *r, int i, char out[NAME_MAX_LEN])
     snprintf(out, NAME_MAX_LEN, "%s%s", prefix, r->shape->module[i % r->shape->n_modules].path);
 }
 
-/* what the configuration makes of one module: r->rank, r->alpha */
+/* the rank and alpha that the configuration gives one module, to r->rank and r->alpha */
 static int decide(struct reading *r, int i, struct err *e)
 {
     char name[NAME_MAX_LEN];
@@ -152,7 +152,7 @@ static int check_module(const struct reading *r, int i, struct err *e)
     return rc ? rc : check_tensor(f->b, name, "lora_B", m->n, r->rank[i], e);
 }
 
-/* Modules outside the layers that PEFT would give an adapter. */
+/* Modules outside the layers to which PEFT would add an adapter. */
 static int refuse_ends(const struct reading *r, struct err *e)
 {
     char table[TENSOR_NAME_MAX], output[TENSOR_NAME_MAX];
@@ -190,7 +190,7 @@ static int read_tensors(struct reading *r, struct adapter **out, struct err *e)
         rc = place_tensor(r->shape, r->c, tensor_source_at(r->f, i), r->found, e);
     for (int i = 0; i < n && !rc; i++) rc = check_module(r, i, e);
     if (rc) return rc;
-    struct adapter *a = adapter_of_ranks(r->c, r->rank); /* what the file holds is as large */
+    struct adapter *a = adapter_of_ranks(r->c, r->rank); /* bounded: the file holds as many bytes */
     if (!a) return err_set(e, ERR_NOMEM, "no memory for the adapter");
     a->r = (int)r->p.r;
     a->alpha = r->p.alpha;

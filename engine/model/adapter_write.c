@@ -24,7 +24,7 @@ static void put_text(struct buf *b, const char *s)
     cJSON_Delete(v);
 }
 
-/* the fewest digits that read back as the same number */
+/* the shortest decimal that reads back as the same number */
 static void put_number(struct buf *b, double v)
 {
     char text[40];
@@ -47,7 +47,7 @@ static float scale_of(const struct adapter *a, double alpha, int r)
     return (float)(a->rslora ? alpha / sqrt(r) : alpha / r);
 }
 
-/* The whole's alpha, or the shortest number that gives the pair's scale again. */
+/* The adapter's default alpha, or the shortest number that gives the pair's scale again. */
 static double alpha_of(const struct adapter *a, const struct lora_pair *p)
 {
     double exact = (double)p->scale * (a->rslora ? sqrt(p->r) : p->r);
@@ -61,8 +61,8 @@ static double alpha_of(const struct adapter *a, const struct lora_pair *p)
     return exact;
 }
 
-/* {"model.layers.0.self_attn.q_proj": 4, ...} where a pair differs from the whole.  PEFT reads the keys as regular
- * expressions; a whole name matches itself alone. */
+/* {"model.layers.0.self_attn.q_proj": 4, ...} where a pair differs from the default.  PEFT reads the keys as regular
+ * expressions; a full name matches only itself. */
 static void put_pattern(struct buf *b, const char *key, const struct model_config *c, const struct adapter *a,
                         bool rank)
 {
@@ -87,8 +87,8 @@ static bool everywhere(const struct adapter *a, int m)
     return true;
 }
 
-/* The short name where every module of that name has a pair; the path within a layer where only this one of two has
- * (c_proj); whole names where only some layers have. */
+/* The short name when every module of that name has a pair; the path within a layer when only one of two modules of
+ * that name has (c_proj); full names when only some layers have. */
 static void put_targets(struct buf *b, const struct model_config *c, const struct adapter *a)
 {
     char name[160];
@@ -115,7 +115,7 @@ static void put_targets(struct buf *b, const struct model_config *c, const struc
     buf_str(b, n ? "\n  ],\n" : "],\n");
 }
 
-/* Every key that readers of some age insist on, sorted, as PEFT's save_pretrained has them. */
+/* Every key that older readers require, sorted, as PEFT's save_pretrained writes them. */
 static void put_config(struct buf *b, const struct adapter *a, const struct model_config *c, const char *base_name)
 {
     buf_str(b, "{\n");
@@ -139,7 +139,7 @@ static void put_config(struct buf *b, const struct adapter *a, const struct mode
 /* ---- the base's name ---- */
 
 /* "ORG/NAME" or "NAME" of a path into the Hub's cache (huggingface_hub's file_download.py, repo_folder_name: the parts
- * of a name are joined by "--", which no part may contain); NULL: it is another path. */
+ * of a name are joined by "--", which no part may contain); NULL: the path is not in the Hub's cache. */
 static char *hub_name(const char *path)
 {
     static const char lead[] = "models--", snapshots[] = "/snapshots/";
@@ -183,11 +183,11 @@ static int put_tensors(const struct adapter *a, const struct model_config *c, co
         path_of(c, a, i, module);
         if (a->pair[i].r) tensors += 2, names += 2 * (strlen(module) + sizeof "base_model.model..lora_A.weight");
     }
-    /* The writer keeps twice the room an entry of these sizes takes, and six times a name for escapes; no header of a
-     * small adapter should be larger than its data. */
+    /* The writer would reserve twice what such entries need, and six times a name's length for escapes.  The header of
+     * a small adapter should not be larger than its data. */
     struct st_writer *w = st_writer_open(path, tensors / 2, names / 6 + 1, 64, e);
     if (!w) return e->code;
-    st_writer_note(w, "format", "pt"); /* transformers and PEFT look for it */
+    st_writer_note(w, "format", "pt"); /* transformers and PEFT require it */
     for (int i = 0; i < n && !rc; i++) {
         const struct lora_module *m = &a->module[i % a->n_modules];
         const struct lora_pair *p = &a->pair[i];

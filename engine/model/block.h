@@ -1,5 +1,5 @@
-/* A kind of layer as data: everything that the forward pass, in serving and in training, asks about a layer beside its
- * weights. */
+/* A kind of layer as data: everything that the forward passes of serving and training need to know about a layer
+ * besides its weights. */
 #ifndef TANDEM_ENGINE_MODEL_BLOCK_H
 #define TANDEM_ENGINE_MODEL_BLOCK_H
 
@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-/* Where the norms stand.  A branch is attention or the feed-forward; s is the residual scale. */
+/* The placement of the norms.  A branch is attention or the feed-forward; s is the residual scale. */
 enum block_norms {
     NORMS_BEFORE,   /* x += s branch(norm(x)), for attention, then for the feed-forward */
     NORMS_AFTER,    /* x += s norm(branch(x)) */
@@ -19,13 +19,13 @@ struct block {
     enum block_norms norms;
     float residual_scale;
     /* attention; every family's is causal so far */
-    int window;    /* a token sees so many positions, itself included; 0: all */
+    int window;    /* number of positions a token attends to, itself included; 0: all */
     float scale;   /* of q . k */
     float softcap; /* of scores, see attn_args; 0: none */
     int rope;      /* index of model_config.rope */
-    bool qk_norm;  /* q and k of each head are normed before they are rotated; alike in all layers of a model */
+    bool qk_norm;  /* q and k of each head are normalised before rope; the same in all layers of a model */
     /* feed-forward */
-    bool gated; /* act(gate) * up, else act(fc1); alike in all layers of a model */
+    bool gated; /* act(gate) * up, else act(fc1); the same in all layers of a model */
     enum act_kind act;
 };
 

@@ -36,7 +36,7 @@ void moments_close(struct moments *m)
     *m = (struct moments){0};
 }
 
-/* Runs fn(ctx) on several threads at once; it takes its tasks from a counter in ctx. */
+/* Runs fn(ctx) on several threads at once; each call takes its tasks from a counter in ctx. */
 static void on_threads(int threads, void *(*fn)(void *), void *ctx)
 {
     pthread_t helper[64];
@@ -58,7 +58,7 @@ FOR_EACH_LEVEL static void add_four(float *h, int n, int from, int to, const flo
     }
 }
 
-enum { PIECE = 64 }; /* rows of a block: what stays in a core's cache while all of x passes */
+enum { PIECE = 64 }; /* rows of a block per task: they stay in a core's cache while all of x is read */
 
 struct add_job {
     struct moments *m;
@@ -71,7 +71,7 @@ static void *add_work(void *arg)
 {
     struct add_job *j = arg;
     int piece, cols = j->m->cols;
-    while ((piece = atomic_fetch_add(&j->next, PIECE)) < cols) { /* blocks are whole pieces */
+    while ((piece = atomic_fetch_add(&j->next, PIECE)) < cols) { /* block sizes are multiples of PIECE */
         int at = piece / FEEDBACK_BLOCK * FEEDBACK_BLOCK, n = block_of(cols, at), from = piece - at;
         float *h = j->m->h + (size_t)at * FEEDBACK_BLOCK;
         for (int t = 0; t < j->rows; t += 4) {
@@ -99,7 +99,7 @@ FOR_EACH_LEVEL static void axpy(double *y, const double *x, double a, int from, 
     for (int j = from; j < to; j++) y[j] += a * x[j];
 }
 
-/* U, upper, with (H + damp)^-1 = U^T U.  Turning the order of rows and columns round (J), R^T R = J (H + damp) J is an
+/* U, upper, with (H + damp)^-1 = U^T U.  J reverses the order of rows and columns: R^T R = J (H + damp) J is an
  * ordinary Cholesky factorisation, and U = J R^-T J. */
 static void factor_block(float *u, const float *h, int n, double damp)
 {
@@ -108,7 +108,7 @@ static void factor_block(float *u, const float *h, int n, double damp)
     for (size_t i = 0; i < N; i++)
         for (size_t j = i; j < N; j++) r[i * N + j] = (double)h[(N - 1 - j) * N + (N - 1 - i)] + (i == j ? damp : 0);
     for (int k = 0; k < n; k++) {
-        double *row = r + (size_t)k * N, pivot = row[k] > damp * 1e-6 ? row[k] : damp; /* rounding can eat a pivot */
+        double *row = r + (size_t)k * N, pivot = row[k] > damp * 1e-6 ? row[k] : damp; /* rounding can cancel a pivot */
         double inv = 1 / sqrt(pivot);
         row[k] = pivot;
         for (int j = k; j < n; j++) row[j] *= inv;
@@ -154,11 +154,11 @@ void feedback_close(struct feedback *f)
     *f = (struct feedback){0};
 }
 
-/* ---- listening to a model ---- */
+/* ---- recording the inputs of a model's GEMMs ---- */
 
-/* The device's table of ops, with the products going through us. */
+/* The device's table of ops with its GEMMs intercepted. */
 struct tap {
-    struct dev_ops ops; /* first: the device's ops pointer is a pointer to us */
+    struct dev_ops ops; /* first: the device's ops pointer points to this struct */
     const struct dev_ops *inner;
     const struct model *m;
     struct moments *v;
@@ -184,7 +184,7 @@ static const struct dev_ops *listen(struct dev *d, const struct mat *x, const st
     mem_grow(&t->host, &t->host_cap, floats, sizeof *t->host);
     if (t->inner->finish(d) == 0) {
         t->inner->download(d, t->host, x->p, floats * sizeof *t->host);
-        if (!d->error.op) /* else run_step's finish says so */
+        if (!d->error.op) /* else run_step's finish reports the error */
             moments_add(&t->v[product_of(t->m, w)], t->host, x->rows, x->ld, d->threads);
     }
     return t->inner;
@@ -236,7 +236,7 @@ static void run_close(struct run *r)
     free(r->logits);
 }
 
-/* n texts of up to `len` tokens, each with pages of its own */
+/* n texts of up to `len` tokens, each with its own pages */
 static int run_open(struct run *r, const char *dir, const char *device, int threads, int n, int len, struct err *e)
 {
     *r = (struct run){0};
@@ -260,14 +260,14 @@ static int run_open(struct run *r, const char *dir, const char *device, int thre
     r->tap = (struct tap){.ops = *r->m.d->ops, .inner = r->m.d->ops, .m = &r->m};
     r->tap.v = mem_array((size_t)r->m.c.layers * 4 + 1, sizeof *r->tap.v);
     for (int i = 0; i <= 4 * r->m.c.layers; i++) moments_open(&r->tap.v[i], product_cols(&r->m.c, i));
-    r->tap.ops.replay = NULL; /* each product is to be heard */
+    r->tap.ops.replay = NULL; /* every GEMM must be intercepted, so no step is replayed */
     r->tap.ops.linear = tap_linear;
-    if (r->tap.ops.fused_gate_up) r->tap.ops.gate_up = tap_gate_up; /* else it is a linear too */
+    if (r->tap.ops.fused_gate_up) r->tap.ops.gate_up = tap_gate_up; /* else gate and up use the linear op */
     r->m.d->ops = &r->tap.ops;
     return 0;
 }
 
-/* Of the first n texts, each as r->seq has it. */
+/* One step over the first n texts, with the ranges in r->seq. */
 static int run_step(struct run *r, int n, struct err *e)
 {
     struct dev *d = r->m.d;
@@ -311,7 +311,7 @@ static void run_result(struct run *r, struct calibration *out)
     on_threads(r->m.d->threads, factor_work, &(struct factor_job){.r = r, .out = out});
 }
 
-/* a draw from softmax(logits) */
+/* samples from softmax(logits) */
 static int32_t sample(const float *logits, int vocab, double uniform)
 {
     float top = logits[0];
@@ -354,7 +354,7 @@ int calibration_from_itself(struct calibration *out, const char *dir, const char
     return rc;
 }
 
-/* windows of the text, each on its own, led by the token the tokenizer puts first */
+/* windows of the text, each an independent sequence that begins with the tokenizer's first token (bos) */
 static int read_and_listen(struct run *r, const struct tokens *t, struct err *e)
 {
     size_t n = t->n < CALIBRATE_TOKENS ? t->n : CALIBRATE_TOKENS;

@@ -11,10 +11,12 @@
 
 enum { CONFIG_LIMIT = 16 << 20 };
 
-/* Ranges no real model leaves; with them, no product of two sizes overflows 64 bits and no dimension 31. */
+/* Ranges that every real model is within; they ensure that two sizes multiplied fit in 64 bits and a dimension in 31.
+ */
 enum { MAX_WIDTH = 1 << 18, MAX_HEADS = 4096, MAX_HEAD_DIM = 1024, MAX_VOCAB = 1 << 24, MAX_POSITIONS = 1 << 24 };
 
-/* ---- typed getters: a missing field, and name NULL, leaves *out alone; a wrong one is the first error ---- */
+/* ---- typed getters: a missing field, or name NULL, leaves *out unchanged; a wrong value sets the error unless one is
+ * set ---- */
 
 struct fields {
     const cJSON *j;
@@ -115,7 +117,7 @@ static void read_act(struct fields *f, const struct model_config *c, enum act_ki
     f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: %s \"%.40s\" is not an activation tandem knows", field, name);
 }
 
-/* An object of the file that says something, or NULL. */
+/* A non-empty object of the file, or NULL. */
 static const cJSON *object(struct fields *f, const char *name)
 {
     const cJSON *v = get(f, name);
@@ -136,7 +138,7 @@ static void refuse_types(struct fields *f, const char *name, const cJSON *rope)
         }
 }
 
-/* rope_parameters of a family whose layer types have rules of their own: one object each, nothing else. */
+/* rope_parameters of a family with a rule for each layer type: one object per layer type, nothing else. */
 static void need_types(struct fields *f)
 {
     for (const cJSON *k = f->j ? f->j->child : NULL; k && !f->rc; k = k->next)
@@ -145,7 +147,7 @@ static void need_types(struct fields *f)
                             k->string);
 }
 
-/* Where the family does not read partial_rotary_factor, transformers ignores it, or fails. */
+/* For a family that does not read partial_rotary_factor, transformers ignores the field, or fails. */
 static void check_partial(struct fields *f, struct model_config *c, double partial)
 {
     int rot = (int)(c->head_dim * partial);
@@ -190,8 +192,8 @@ static void read_rope_rule(struct fields *f, const cJSON *object, int max_len, s
     if (!f->rc) f->rc = s.rc;
 }
 
-/* Transformers 5 writes rope_parameters, 4 wrote rope_scaling; the same keys inside.  As transformers does, a
- * rope_scaling that says something comes first. */
+/* Transformers 5 writes rope_parameters, 4 wrote rope_scaling; the same keys inside.  As in transformers, a non-empty
+ * rope_scaling takes precedence. */
 static void read_rope(struct fields *f, struct model_config *c)
 {
     const struct family_rope *m = &c->family->rope;
@@ -218,7 +220,7 @@ static void read_rope(struct fields *f, struct model_config *c)
     refuse_types(f, name, rule);
     if (full_rule && !f->rc) read_rope_rule(f, full_rule, c->max_len, &c->rope[0], &partial);
     if (rule && !f->rc)
-        read_rope_rule(f, rule, c->max_len, &c->rope[0], &partial); /* over the other, as transformers */
+        read_rope_rule(f, rule, c->max_len, &c->rope[0], &partial); /* overrides the other, as in transformers */
     if (window_rule && !f->rc) read_rope_rule(f, window_rule, c->max_len, &c->rope[1], &partial);
     if (!f->rc) check_partial(f, c, partial);
 }
@@ -262,7 +264,7 @@ static bool has_window(enum window_rule rule, int number, int layer)
     }
 }
 
-/* Makes the kinds of layers from `like`, and says which of them each layer is. */
+/* Creates the kinds of layers from `like` and assigns each layer its kind. */
 static void read_window(struct fields *f, const struct block *like, struct model_config *c)
 {
     const struct family_window *w = &c->family->window;
@@ -293,7 +295,7 @@ static bool reads_number(const struct model_family *m, const char *name)
     return false;
 }
 
-/* Fields that change what is computed where a family reads them; this one does not. */
+/* Fields that change the computation in families that read them; this family does not. */
 static void refuse_foreign(struct fields *f, const struct model_config *c)
 {
     static const struct {
@@ -460,7 +462,7 @@ static void read_eos(struct fields *f, struct model_config *c)
     }
 }
 
-/* as transformers writes it for bitsandbytes (weights_bnb.h) */
+/* quantization_config as transformers writes it for bitsandbytes (weights_bnb.h) */
 static void read_bnb(struct fields *f, const cJSON *q, struct model_config *c)
 {
     struct fields b = {q, f->e, "config.json: quantization_config", 0};
@@ -482,7 +484,7 @@ static void read_quant(struct fields *f, struct model_config *c)
     if (!q || f->rc) return;
     const cJSON *method = cJSON_GetObjectItemCaseSensitive(q, "quant_method");
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(q, "type");
-    /* the oldest have no quant_method */
+    /* the oldest files have no quant_method */
     bool old = !method && (cJSON_GetObjectItemCaseSensitive(q, "load_in_4bit") ||
                            cJSON_GetObjectItemCaseSensitive(q, "load_in_8bit"));
     if (old || (cJSON_IsString(method) && strcmp(method->valuestring, "bitsandbytes") == 0))

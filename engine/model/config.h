@@ -1,8 +1,8 @@
-/* What config.json and generation_config.json say, turned into the few facts the forward pass needs.
+/* config.json and generation_config.json, reduced to the values that the forward pass needs.
  *
  * `model_type` picks a row of data (family.h), the rest are fields.  Both spellings of transformers 4 (rope_theta,
- * rope_scaling) and 5 (rope_parameters) are read.  Untrusted file: every number is checked
- * against a range before anyone multiplies it. */
+ * rope_scaling) and 5 (rope_parameters) are read.  The files are untrusted: every number is checked against a range
+ * before it is used in arithmetic. */
 #ifndef TANDEM_ENGINE_MODEL_CONFIG_H
 #define TANDEM_ENGINE_MODEL_CONFIG_H
 
@@ -25,23 +25,24 @@ struct model_config {
     bool tied; /* the head is the embedding table */
     bool qkv_bias, o_bias, mlp_bias;
     struct block block[BLOCKS_MAX]; /* the kinds of layers */
-    uint8_t kind[MAX_LAYERS];       /* which of them each layer is */
+    uint8_t kind[MAX_LAYERS];       /* the kind of each layer, an index of block */
     struct rope rope[ROPES_MAX];
     int n_ropes;
-    float embed_scale;                /* 1: none */
-    bool embed_scale_rounded;         /* it is rounded first, to dtype or else the type of the file's floats */
-    float logit_scale, logit_softcap; /* see softcap_args; 1 and 0: none */
-    enum dtype dtype;                 /* float type the file names for the weights; DT_NONE: none */
+    float embed_scale;        /* 1: none */
+    bool embed_scale_rounded; /* round embed_scale before use, to dtype, or to the file's float type when dtype is
+                                 DT_NONE */
+    float logit_scale, logit_softcap; /* see softcap_args; defaults 1 and 0: no effect */
+    enum dtype dtype;                 /* float type that the file names for the weights; DT_NONE: not named */
     char quant[16];                   /* "", or "int8" / "int4" / "nf4" when the directory is quantised */
     int32_t eos[MAX_EOS];
     int n_eos;
-    /* generation_config.json; NAN or -1: not said */
+    /* generation_config.json; NAN or -1: not given */
     float temperature, top_p, repetition_penalty;
     int top_k, do_sample;
 };
 
 int model_config_read(const char *dir, struct model_config *c, struct err *e);
-/* the same from the texts; generation may be NULL */
+/* the same from the files' texts; generation may be NULL */
 int model_config_parse(const char *config, const char *generation, struct model_config *c, struct err *e);
 
 static inline const struct block *model_block(const struct model_config *c, int layer)
@@ -49,7 +50,7 @@ static inline const struct block *model_block(const struct model_config *c, int 
     return &c->block[c->kind[layer]];
 }
 
-/* Some layer's feed-forward is gated. */
+/* Whether the feed-forward of any layer is gated. */
 static inline bool model_gated(const struct model_config *c)
 {
     bool gated = false;

@@ -35,7 +35,7 @@
         }                                                                                                              \
     }
 
-/* Defaults and what is ignored: transformers 5.23, configuration_*.py and modeling_*.py of each family. */
+/* Source of defaults and ignored fields: transformers 5.23, configuration_*.py and modeling_*.py of each family. */
 static const struct model_family families[] = {
     {
         .model_type = "llama",

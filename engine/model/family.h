@@ -1,5 +1,5 @@
-/* The families of models as data: what config.json calls things, what transformers takes for a field that is absent,
- * which fields change the computation, and what a layer is made of.  A family is a row of the table in family.c. */
+/* Model families as data: the names of fields in config.json, transformers' defaults for absent fields, which fields
+ * change the computation, and the structure of a layer.  A family is a row of the table in family.c. */
 #ifndef TANDEM_ENGINE_MODEL_FAMILY_H
 #define TANDEM_ENGINE_MODEL_FAMILY_H
 
@@ -15,11 +15,11 @@ struct family_fields {
     const char *hidden, *layers, *heads, *kv_heads, *head_dim, *inter, *max_len, *eps, *act;
 };
 
-/* What transformers takes for a field that is absent. */
+/* transformers' defaults for absent fields. */
 struct family_defaults {
-    int kv_heads;         /* 0: heads; so is null in the file */
+    int kv_heads;         /* 0: as many as heads; null in the file means the same */
     int head_dim;         /* 0: hidden / heads */
-    int inter_per_hidden; /* 0: the field must be there */
+    int inter_per_hidden; /* 0: the field is required */
     int max_len;
     double eps;
     const char *act;
@@ -29,7 +29,7 @@ struct family_defaults {
 /* A field of config.json that is true or false. */
 enum family_switch_use {
     SWITCH_ATTENTION_BIAS, /* q, k, v and o have biases */
-    SWITCH_MLP_BIAS,       /* the feed-forward's products have biases */
+    SWITCH_MLP_BIAS,       /* the feed-forward's linear layers have biases */
     SWITCH_OFF,            /* true is refused */
     SWITCH_ON,             /* false is refused */
 };
@@ -39,13 +39,13 @@ struct family_switch {
     enum family_switch_use use;
 };
 
-/* A field of config.json that is a number; null in the file: the neutral value of its use. */
+/* A field of config.json that is a number; null in the file means the neutral value of its use. */
 enum family_number_use {
     NUMBER_ATTN_SOFTCAP,   /* of scores */
     NUMBER_ATTN_SCALE,     /* of scores */
-    NUMBER_QUERY_SCALAR,   /* scores are divided by its root */
+    NUMBER_QUERY_SCALAR,   /* scores are divided by its square root */
     NUMBER_EMBED_SCALE,    /* of embeddings */
-    NUMBER_RESIDUAL_SCALE, /* of what a branch adds */
+    NUMBER_RESIDUAL_SCALE, /* of a branch's output, before it is added */
     NUMBER_LOGIT_SOFTCAP,
     NUMBER_LOGIT_SCALE,
     NUMBER_LOGIT_DIVISOR,
@@ -54,10 +54,10 @@ enum { FAMILY_NUMBERS = 4 };
 struct family_number {
     const char *name;
     enum family_number_use use;
-    double otherwise; /* where the field is absent; 0: neutral */
+    double otherwise; /* default when the field is absent; 0: neutral */
 };
 
-/* Which layers see only the last `sliding_window` positions. */
+/* Which layers attend to only the last `sliding_window` positions. */
 enum window_rule {
     WINDOW_NONE, /* the field is not read */
     WINDOW_ALL,
@@ -66,25 +66,26 @@ enum window_rule {
 };
 struct family_window {
     enum window_rule rule;
-    int positions;       /* where the file has no sliding_window; null in the file: no window */
-    const char *enabled; /* field that must be true for there to be windows, or NULL */
-    const char *field;   /* that has `number`, or NULL */
-    int number;          /* of the rule, where the file has none */
+    int positions;       /* default when the file has no sliding_window; null in the file: no window */
+    const char *enabled; /* field that must be true to enable windows, or NULL */
+    const char *field;   /* field that overrides `number`, or NULL */
+    int number;          /* the rule's default number */
     bool by_type;        /* layer_types overrides the rule; else it must agree with it */
 };
 
 struct family_rope {
-    bool any;          /* positions rotate q and k */
-    bool partial_read; /* partial_rotary_factor counts; else only 1 is accepted */
-    double partial;    /* rotated share of a head, where the file has none */
-    double theta;      /* where the file has none */
-    /* Layers with a window have a rule of their own: the field of its theta and what that is where the file has none.
-     * Then rope_scaling is for full layers, and rope_parameters has an object for each layer type.  NULL: one rule. */
+    bool any;          /* the family uses rotary embeddings */
+    bool partial_read; /* partial_rotary_factor is read; else only 1 is accepted */
+    double partial;    /* default rotated fraction of a head */
+    double theta;      /* default */
+    /* Layers with a window have a separate rule: the field of its theta, and the default.  Then rope_scaling applies to
+     * layers without a window, and rope_parameters has an object for each layer type.  NULL: one rule for all layers.
+     */
     const char *window_theta_field;
     double window_theta;
 };
 
-/* What a layer has where no switch says otherwise. */
+/* A layer's structure unless a switch changes it. */
 struct family_layer {
     enum norm_kind norm;
     bool qkv_bias, o_bias, mlp_bias;
@@ -98,18 +99,18 @@ struct model_family {
     const struct tensor_table *tensors;
     struct family_fields field;
     struct family_defaults otherwise;
-    struct family_switch toggle[FAMILY_SWITCHES]; /* up to the first without a name */
+    struct family_switch toggle[FAMILY_SWITCHES]; /* ends at the first without a name */
     struct family_number number[FAMILY_NUMBERS];  /* likewise */
     struct family_window window;
     struct family_rope rope;
     struct family_layer layer;
-    bool embed_root; /* embeddings are multiplied by the root of hidden, rounded to the weights' type */
+    bool embed_root; /* embeddings are multiplied by sqrt(hidden), rounded to the weights' type */
 };
 
-/* The row of a model_type; NULL: there is none. */
+/* @return the row of a model_type; NULL: unknown. */
 const struct model_family *model_family_find(const char *model_type);
-/* Makes a family known beside those of the table, instead of the one added before; NULL: none.  For tests; before any
- * thread reads a configuration.  The row stays the caller's. */
+/* For tests: registers one family in addition to the table's and replaces the one registered before; NULL: only removes
+ * it.  Call before any thread reads a configuration.  The row remains the caller's. */
 void model_family_add(const struct model_family *);
 /* All names, separated by ", ". */
 void model_family_names(char *out, size_t size);

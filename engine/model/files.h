@@ -1,5 +1,5 @@
-/* The small files of a model's directory that are not its weights: what a model made from it needs to be served and
- * loaded elsewhere.  Anything else there (notes, logs, texts) belongs to that model alone. */
+/* The small files of a model's directory besides its weights that a model derived from it needs in order to be loaded
+ * and served.  Other files there (notes, logs, texts) are not copied. */
 #ifndef TANDEM_ENGINE_MODEL_FILES_H
 #define TANDEM_ENGINE_MODEL_FILES_H
 
@@ -7,8 +7,8 @@
 
 #include <stdbool.h>
 
-/* Copies those that `from` has into `to`, which exists, and syncs each: tokenizer, vocabulary, chat templates,
- * generation_config.json, and with config also config.json. */
+/* Copies those that exist in `from` to the existing directory `to` and syncs each: tokenizer, vocabulary, chat
+ * templates, generation_config.json, and with config also config.json. */
 int model_files_copy(const char *from, const char *to, bool config, struct err *e);
 
 #endif

@@ -1,5 +1,5 @@
-/* A layer as both forward passes see it, serving's (model.c) and training's (train/model.c), and the arguments that
- * their ops have in common. */
+/* A layer for the forward passes of serving (model.c) and training (train/model.c), and the op arguments that both
+ * share. */
 #ifndef TANDEM_ENGINE_MODEL_LAYER_H
 #define TANDEM_ENGINE_MODEL_LAYER_H
 
@@ -19,11 +19,12 @@ struct layer {
 struct layer layer_at(const struct model_config *, const struct weights *, const struct rope_table[ROPES_MAX],
                       int index);
 
-/* The weights of a norm; w NULL: there is none. */
+/* The weights of a norm; w NULL: no norm. */
 struct layer_norm {
     const float *w, *b;
 };
-/* Before attention (in parallel layers also the feed-forward's), before the feed-forward; after each of them. */
+/* The norms before attention (in parallel layers also for the feed-forward), before the feed-forward, and after each.
+ */
 struct layer_norm layer_norm1(const struct layer *);
 struct layer_norm layer_norm2(const struct layer *);
 struct layer_norm layer_post1(const struct layer *);
@@ -35,14 +36,14 @@ struct head_norm_args layer_k_norm(const struct layer *, struct mat qkv);
 struct rope_args layer_rope(const struct layer *, struct mat qkv, const int32_t *pos, bool back);
 struct rope_kv_args layer_rope_kv(const struct layer *, struct mat qkv, const int32_t *pos, const int32_t *slot,
                                   struct kv *);
-/* Attention's constants; the rest is the caller's to fill in. */
+/* Arguments of attention with its constants set; the caller fills in the rest. */
 struct attn_args layer_attn(const struct layer *);
 struct attn_seq_args layer_attn_seq(const struct layer *);
 struct attn_back_args layer_attn_back(const struct layer *);
 
-/* What embeddings are multiplied by. */
+/* The factor that embeddings are multiplied by. */
 float layer_embed_scale(const struct model_config *, const struct weights *);
-/* The head's product is scaled or capped. */
+/* Whether the head's logits are scaled or capped. */
 bool layer_changes_logits(const struct model_config *);
 
 #endif

@@ -1,8 +1,8 @@
-/* The modules that an adapter can be on, of all families, as bits of a set. */
+/* The modules of all families that an adapter can target, as bits of a set. */
 #ifndef TANDEM_ENGINE_MODEL_LORA_TARGETS_H
 #define TANDEM_ENGINE_MODEL_LORA_TARGETS_H
 
-/* A family has some of them (lora_modules in adapter.h). */
+/* Each family has a subset of them (lora_modules in adapter.h). */
 enum lora_target {
     TARGET_Q = 1,
     TARGET_K = 2,
@@ -17,7 +17,7 @@ enum lora_target {
     TARGET_FC1 = 1024,
     TARGET_FC2 = 2048,
     TARGET_DENSE = 4096,
-    TARGET_ALL = 8191 /* all the family has */
+    TARGET_ALL = 8191 /* all modules of the family */
 };
 
 #endif

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 
 enum {
-    ALIGN = 16, /* floats: each matrix begins where a vector does */
-    BLOCK = 256 /* bytes that devices give memory in: what is counted for adapters is what they take */
+    ALIGN = 16, /* floats; each matrix is aligned for vector loads */
+    BLOCK = 256 /* allocation granularity of devices in bytes, so that the bytes counted are the bytes used */
 };
 
 static size_t rounded(size_t floats)
@@ -37,7 +37,7 @@ static int no_room(struct dev *d, size_t bytes, struct err *e)
         bytes, m.budget - m.used, m.largest);
 }
 
-/* at: floats from the beginning */
+/* at: offset in floats */
 static const float *put(struct lora_weights *w, struct dev *d, size_t *at, const float *host, size_t floats)
 {
     float *p = w->memory + *at;

@@ -1,6 +1,6 @@
-/* An adapter on a device, in the form that op lora takes.
+/* An adapter on a device, in the form of the lora op's arguments.
  *
- * Uploaded and freed by the thread that has the device; immutable in between. */
+ * Uploaded and freed by the thread that owns the device; immutable in between. */
 #ifndef TANDEM_ENGINE_MODEL_LORA_WEIGHTS_H
 #define TANDEM_ENGINE_MODEL_LORA_WEIGHTS_H
 
@@ -10,7 +10,7 @@
 enum { PRODUCT_PARTS_MAX = 3 }; /* q, k and v */
 
 struct lora_product {
-    int n; /* 0: the product is left alone in this layer */
+    int n; /* 0: the adapter does not change this GEMM in this layer */
     struct lora_part part[PRODUCT_PARTS_MAX];
 };
 
@@ -19,10 +19,11 @@ struct lora_weights {
     int layers;
     float *memory; /* every matrix, on the device */
     size_t bytes;  /* of memory */
-    bool up;       /* some layer's gate or up product is changed */
+    bool up;       /* the adapter changes gate or up in some layer */
 };
 
-/* Waits for the copies.  @return 0; ERR_NOMEM, or ERR_IO when the device failed: then nothing is held. */
+/* Waits for the copies.  @return 0 on success; ERR_NOMEM, or ERR_IO when the device failed, and nothing stays
+ * allocated. */
 int lora_weights_upload(struct lora_weights *, struct dev *, const struct adapter *, struct err *);
 void lora_weights_free(struct lora_weights *, struct dev *);
 

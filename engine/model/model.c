@@ -13,7 +13,7 @@ static struct mat first(struct mat m, int rows)
     return m;
 }
 
-/* y += what the adapters of the batch's rows make of x */
+/* y += the output of the batch rows' adapters for x */
 static void adapt(struct model *m, const struct step_batch *b, int layer, enum product product, struct mat y,
                   struct mat x)
 {
@@ -54,8 +54,9 @@ static struct mat part(struct mat m, int row, int rows)
     return m;
 }
 
-/* ff = act(gate) * up, in runs of rows: those whose gate and up an adapter changes are taken before the activation, a
- * block at a time; the others by the fused op, as without any adapter: their bits may not depend on the batch. */
+/* ff = act(gate) * up, in runs of rows.  Rows whose gate or up an adapter changes are computed in blocks, with the
+ * activation as a separate op; the others use the fused op as without adapters, since their results must not depend on
+ * the batch. */
 static void gate_up(struct model *m, const struct step_batch *b, const struct layer *l, struct mat h, struct mat ff)
 {
     const struct layer_weights *w = l->w;
@@ -92,8 +93,8 @@ static void feed_forward(struct model *m, const struct step_batch *b, const stru
     adapt(m, b, l->index, PRODUCT_DOWN, y, ff);
 }
 
-/* Adds a branch's output y, which may be changed, to x.  @return what `next` reads: norm(x), in m->h, or x where there
- * is no norm. */
+/* Adds a branch's output y to x; y may be overwritten.  @return the input of the next branch: norm(x), in m->h, or x
+ * when there is no norm. */
 static struct mat add_branch(struct model *m, const struct layer *l, struct layer_norm post, struct layer_norm norm,
                              const struct weight *next, struct mat x, struct mat y)
 {
@@ -156,7 +157,8 @@ static void forward_step(void *arg)
     forward(s->m, s->b);
 }
 
-/* A step in which every sequence decodes, without adapters, is the same ops with the same args for the same numbers. */
+/* A step in which every sequence decodes without adapters issues the same ops with the same arguments whenever its
+ * sizes are the same, so it can be replayed. */
 void model_forward(struct model *m, const struct step_batch *b)
 {
     bool decodes = step_batch_decodes(b) && m->d->ops->replay;
@@ -240,8 +242,7 @@ int model_reserve(struct model *m, const struct model_reserve *r, struct err *e)
     return rc ? rc : model_reserve_kv(m, r->pages, r->kv_type, e);
 }
 
-/* A block of rows is enough for the weights to be read seldom; all the rows of a step would take more memory than most
- * adapters. */
+/* A block of rows amortises reading the weights; a buffer for all rows of a step would be larger than most adapters. */
 enum { RAW_ROWS = 128 };
 
 int model_reserve_adapters(struct model *m, struct err *e)

@@ -13,7 +13,7 @@
 
 /* ---- weights ---- */
 
-/* a block's scale is never smaller where it is divided by: 1 / x would overflow */
+/* lower limit of a scale used as a divisor: below it 1 / x would overflow */
 static const float ABSMAX_MIN = 1e-38f;
 
 static float max_abs(const float *x, size_t n)
@@ -23,7 +23,7 @@ static float max_abs(const float *x, size_t n)
     return m;
 }
 
-/* how many thresholds lie below each x: its code; x within -1 .. 1 */
+/* the code of each x: the number of thresholds below it; x within -1 .. 1 */
 static void codes_of(const float x[NF4_GROUP], int32_t q[NF4_GROUP])
 {
     memset(q, 0, NF4_GROUP * sizeof *q);
@@ -44,7 +44,7 @@ void nf4_quantize(const float *w, size_t n, uint8_t *codes, float *absmax)
             for (int i = 0; i < NF4_GROUP; i++) x[i] = w[i] * inv;
         } else {
             m = divisor;
-            memset(x, 0, sizeof x); /* the other half of an odd array's last byte means 0 */
+            memset(x, 0, sizeof x); /* an odd array's last byte has a second nibble that means 0 */
             for (size_t i = 0; i < len; i++) x[i] = w[i] / divisor;
         }
         codes_of(x, q);
@@ -66,8 +66,8 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Seven decades of 1, 2, 4 ... 64 steps each, either sign, and 0 and 1: the midpoints of evenly spaced boundaries from
- * 0.1 to 1, which are counted from whichever end is nearer, with one rounding, as torch.linspace does. */
+/* Seven decades of 1, 2, 4 ... 64 values each, of either sign, and 0 and 1.  The values are the midpoints of evenly
+ * spaced boundaries from 0.1 to 1, computed from the nearer end with one rounding, as torch.linspace does. */
 void nf4_dynamic_map(float map[NF4_MAP])
 {
     static const float decade[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1};
@@ -88,10 +88,10 @@ void nf4_dynamic_map(float map[NF4_MAP])
     qsort(map, NF4_MAP, sizeof *map, by_value);
 }
 
-/* the nearest of the map; between two, the lower */
+/* the index of the nearest value of the map; a tie goes to the lower */
 static uint8_t nearest(const float map[NF4_MAP], float x)
 {
-    int low = 0, high = NF4_MAP - 1; /* the answer lies within */
+    int low = 0, high = NF4_MAP - 1; /* the result is in [low, high] */
     while (low < high) {
         int mid = (low + high) / 2;
         if ((map[mid] + map[mid + 1]) / 2 < x)
@@ -127,7 +127,7 @@ void nf4_unnest(const uint8_t *q, size_t n, const float map[NF4_MAP], const floa
 
 /* ---- a matrix, on several threads ---- */
 
-enum { PIECE = 1024 * NF4_GROUP }; /* weights a thread takes at a time */
+enum { PIECE = 1024 * NF4_GROUP }; /* weights per task of a thread */
 
 struct job {
     const struct weight_src *src;
@@ -135,7 +135,7 @@ struct job {
     uint8_t *codes;
     float *absmax;
     _Atomic size_t next;
-    _Atomic size_t bad; /* a weight that is not finite, + 1 */
+    _Atomic size_t bad; /* index + 1 of a weight that is not finite; 0: none */
 };
 
 static void *work(void *arg)
@@ -308,12 +308,12 @@ int nf4_state_parse(const char *text, size_t n, struct nf4_state *s, struct err 
     return rc;
 }
 
-/* the shortest digits that read back as v, as Python's repr has them */
+/* the shortest decimal that reads back as v, formatted as by Python's repr */
 static void print_real(double v, struct buf *out)
 {
     char s[40];
     double size =
-        fabs(v); /* repr writes no exponent from 1e-4 to 1e16, %g only with digits enough for the whole part */
+        fabs(v); /* repr writes no exponent from 1e-4 to 1e16, %g only with digits enough for the integer part */
     for (int digits = size >= 1 && size < 1e16 ? (int)log10(size) + 1 : 1; digits <= 17; digits++) {
         snprintf(s, sizeof s, "%.*g", digits, v);
         if (strtod(s, NULL) == v) break;

@@ -1,10 +1,11 @@
-/* nf4 with double quantisation, the arithmetic: what bitsandbytes computes for load_in_4bit, and its quant_state text.
+/* The arithmetic of nf4 with double quantisation, as bitsandbytes computes it for load_in_4bit, and its quant_state
+ * text.
  *
- * A matrix is taken as one array in row-major order.  Each block of 64 has absmax = max |x|; a weight is the number of
+ * A matrix is one array in row-major order.  Each block of 64 has absmax = max |x|; a weight is the number of
  * thresholds (midpoints of nf4_code) below x * (1 / absmax), two to a byte, the first in the high nibble.  The absmax
- * themselves are kept in 8 bits: less their mean, in blocks of 256, as the nearest of 256 values (the "dynamic map") to
- * x * (1 / max |x|).  (QLoRA, arXiv 2305.14314, section 3; dynamic map: arXiv 1511.04561; rounding as in bitsandbytes
- * 0.50, backends/default/ops.py.)
+ * values are stored in 8 bits: after subtracting their mean, in blocks of 256, as the nearest of 256 values (the
+ * "dynamic map") to x * (1 / max |x|).  (QLoRA, arXiv 2305.14314, section 3; dynamic map: arXiv 1511.04561; rounding as
+ * in bitsandbytes 0.50, backends/default/ops.py.)
  *
  * Pure functions on the caller's memory, any thread. */
 #ifndef TANDEM_ENGINE_MODEL_NF4_H
@@ -27,20 +28,21 @@ static inline size_t nf4_blocks(size_t n, size_t block)
     return (n + block - 1) / block;
 }
 
-/* w (n) finite; codes (ceil(n / 2)), absmax (ceil(n / 64)).  n may end in the middle of a block or of a byte. */
+/* w (n) finite; codes (ceil(n / 2)), absmax (ceil(n / 64)).  n need not be a multiple of the block or of 2. */
 void nf4_quantize(const float *w, size_t n, uint8_t *codes, float *absmax);
 /* out (n) = nf4_code[codes] * absmax of blocks of `block`, rounded to f32 */
 void nf4_dequantize(const uint8_t *codes, const float *absmax, size_t block, size_t n, float *out);
 
 void nf4_dynamic_map(float map[NF4_MAP]);
-/* absmax (n) into q (n) and nested (ceil(n / 256)); returns the offset: their mean, summed in double.  (bitsandbytes
- * sums in f32 in an order of the machine's, so its offset may be some ulp away; it is stored, so any reader agrees.) */
+/* absmax (n) into q (n) and nested (ceil(n / 256)); @return the offset: their mean, summed in double.  (bitsandbytes
+ * sums in f32 in a machine-dependent order, so its offset may differ by some ulp.  The offset is stored, so every
+ * reader uses the same one.) */
 float nf4_nest(const float *absmax, size_t n, uint8_t *q, float *nested);
-/* absmax (n) = map[q] * nested + offset, each step rounded to f32; nested holds one scale for each `block` of them */
+/* absmax (n) = map[q] * nested + offset, each step rounded to f32; nested holds one scale per `block` values */
 void nf4_unnest(const uint8_t *q, size_t n, const float map[NF4_MAP], const float *nested, size_t block, float offset,
                 float *absmax);
 
-/* A matrix as it goes into a file; owns its arrays. */
+/* A matrix as stored in a file; owns its arrays. */
 struct nf4_matrix {
     int rows, cols;
     size_t blocks;  /* of 64, over the whole matrix */
@@ -50,17 +52,17 @@ struct nf4_matrix {
     float offset;
 };
 
-/* From a float matrix, on up to `threads` threads.  ERR_NOMEM; ERR_INVALID when a weight is not finite (the message has
- * row and column).  On an error *out is empty. */
+/* Quantises a float matrix on up to `threads` threads.  ERR_NOMEM; ERR_INVALID when a weight is not finite (the message
+ * has row and column).  On an error *out is empty. */
 int nf4_matrix_make(const struct weight_src *src, int threads, struct nf4_matrix *out, struct err *e);
 void nf4_matrix_free(struct nf4_matrix *);
 
-/* The same straight to what a device packs: DT_NF4, or DT_F32 of the rounded values where cols is not a multiple of 64.
- * The scales have been through the second quantisation, so serving this and serving the file are the same.  The caller
- * frees out->data and out->scale. */
+/* The same, to the canonical form that a device packs: DT_NF4, or DT_F32 of the rounded values when cols is not a
+ * multiple of 64.  The scales went through the second quantisation, so serving this gives the same result as serving
+ * the file.  The caller frees out->data and out->scale. */
 int nf4_quantize_matrix(const struct weight_src *src, int threads, struct weight_src *out, struct err *e);
 
-/* What X.quant_state.bitsandbytes__nf4 says, as JSON. */
+/* The content of X.quant_state.bitsandbytes__nf4, stored as JSON. */
 struct nf4_state {
     int block;        /* 32 .. 4096, a power of two */
     int nested_block; /* likewise; 0: absmax is stored as f32 */

@@ -1,4 +1,4 @@
-/* Opening a model as its options say. */
+/* Opening a model according to its options. */
 #ifndef TANDEM_ENGINE_MODEL_OPEN_H
 #define TANDEM_ENGINE_MODEL_OPEN_H
 
@@ -6,10 +6,10 @@
 #include "engine/model/model.h"
 #include "engine/model/options.h"
 
-/* Configuration and weights, nothing reserved; *model is closed after an error.  cpus: for how many threads there are,
- * nothing is bound yet. */
+/* Loads configuration and weights and reserves nothing; *model is closed after an error.  cpus: only the number of
+ * threads is derived from it; nothing is bound yet. */
 int model_open_as(struct model *, const struct model_options *, const struct cpus *, struct err *e);
-/* By the thread that will use the model: binds it and the device's others. */
+/* Called by the thread that will use the model: binds that thread and the device's other threads. */
 int model_pin(const struct model *, const struct cpus *, struct err *e);
 
 /* NULL or "auto": DT_NONE; "f16", "bf16", "f32", "int8" */

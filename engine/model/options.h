@@ -1,4 +1,4 @@
-/* How a model is to be opened, for serving, evaluating and training alike. */
+/* Options for opening a model, the same for serving, evaluating and training. */
 #ifndef TANDEM_ENGINE_MODEL_OPTIONS_H
 #define TANDEM_ENGINE_MODEL_OPTIONS_H
 
@@ -11,13 +11,13 @@ struct model_options {
     int threads;             /* compute threads, the caller's own included; 0: one per core to bind to or available */
     const char *quantize;    /* NULL or "none": the file's own type; "int8", "int4", "nf4"; for comparisons
                                 "int8-nearest", "int4-nearest": plain rounding */
-    const char *activations; /* for products with bf16 weights: "f32"; "bf16": rounded, as models that run in bf16 have
-                                them; NULL or "auto": bf16 where the device multiplies it faster */
-    /* of a device with memory of its own: what may be taken of it */
-    size_t gpu_memory_bytes;    /* 0: by the next line */
-    double gpu_memory_fraction; /* of what is free at the start; 0: 0.9 */
+    const char *activations; /* inputs of GEMMs with bf16 weights: "f32"; "bf16": rounded, as in frameworks that run in
+                                bf16; NULL or "auto": bf16 where the device multiplies it faster */
+    /* memory budget of a device with its own memory */
+    size_t gpu_memory_bytes;    /* 0: from gpu_memory_fraction */
+    double gpu_memory_fraction; /* of the memory free at the start; 0: 0.9 */
     bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
-    bool no_calibration; /* a small model is quantised without being calibrated on its own text (calibrate.h) */
+    bool no_calibration; /* quantise a small model without calibrating it on text it generates (calibrate.h) */
 };
 
 #endif

@@ -19,7 +19,7 @@ static bool says_yes(const cJSON *v)
     return v && !cJSON_IsNull(v) && !cJSON_IsFalse(v) && !empty && !blank && !zero;
 }
 
-/* What changes the adapter's arithmetic, or the base model's, and is not implemented. */
+/* Options that change the arithmetic of the adapter or of the base model and are not implemented. */
 static const struct {
     const char *key, *what;
 } refused[] = {
@@ -48,7 +48,7 @@ static int refuse_features(const struct peft_config *p, struct err *e)
             return err_set(e, ERR_UNSUPPORTED, "%s: %s is not supported", refused[i].key, refused[i].what);
     if (bias && (!cJSON_IsString(bias) || strcmp(bias->valuestring, "none")))
         return err_set(e, ERR_UNSUPPORTED, "bias: only \"none\" is supported, trained biases are not");
-    /* the others (pissa, olora, corda, loftq...) replace the base's weights by what A and B leave of them */
+    /* the others (pissa, olora, corda, loftq...) replace the base's weights by their residual after subtracting B A */
     static const char *const plain[] = {"gaussian", "eva", "orthogonal"};
     bool known = !cJSON_IsString(init);
     for (size_t i = 0; i < sizeof plain / sizeof *plain && !known; i++) known = !strcmp(init->valuestring, plain[i]);
@@ -67,7 +67,7 @@ static int get_number(const struct peft_config *p, const char *key, double other
     return 0;
 }
 
-/* a list of strings, or one string; NULL: neither is there */
+/* a list of strings, or one string; NULL: absent */
 static int get_names(const struct peft_config *p, const char *key, const cJSON **list, const char **text, struct err *e)
 {
     const cJSON *v = get(p, key);
@@ -78,7 +78,7 @@ static int get_names(const struct peft_config *p, const char *key, const cJSON *
     return ok ? 0 : err_set(e, ERR_INVALID, "%s must be a list of names, or a regular expression", key);
 }
 
-/* layers_pattern is only taken when it names what the layers are called here */
+/* layers_pattern is accepted only when it is the name of the layer list in this family */
 static int read_layers(struct peft_config *p, const struct model_config *c, struct err *e)
 {
     const char *text, *ours = c->family->tensors->layers;
@@ -104,7 +104,7 @@ static bool is_all_linear(const char *s)
     return !*s && !*want;
 }
 
-/* what PEFT takes where the configuration names no modules */
+/* PEFT's default modules when the configuration names none */
 static cJSON *default_targets(const struct model_config *c)
 {
     struct lora_module m[LORA_MODULES_MAX];

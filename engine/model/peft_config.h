@@ -1,5 +1,5 @@
-/* adapter_config.json, as PEFT's save_pretrained writes it: what it says of each module.  Untrusted: what changes an
- * adapter's arithmetic and is not implemented is refused by name. */
+/* adapter_config.json, as PEFT's save_pretrained writes it: the rank and alpha of each module.  The file is untrusted;
+ * options that change an adapter's arithmetic and are not implemented are refused by name. */
 #ifndef TANDEM_ENGINE_MODEL_PEFT_CONFIG_H
 #define TANDEM_ENGINE_MODEL_PEFT_CONFIG_H
 
@@ -14,7 +14,7 @@ struct peft_config {
     cJSON *json;
     double r, alpha, dropout;
     bool rslora;
-    const cJSON *targets, *exclude; /* lists, or NULL where the rule below is used */
+    const cJSON *targets, *exclude; /* lists, or NULL when the rule below is used */
     bool all_linear;
     struct rule target, excluded; /* text NULL: none */
     const cJSON *layers;          /* layers_to_transform; NULL: all */
@@ -24,9 +24,10 @@ struct peft_config {
 int peft_config_open(struct peft_config *, const char *text, const struct model_config *, struct err *);
 void peft_config_close(struct peft_config *);
 
-/* 1, 0 or an error: has the module an adapter?  layer -1: it belongs to none. */
+/* @return 1 when the module has an adapter, 0 when not, or an error code.  layer -1: the module is outside the layers.
+ */
 int peft_config_targets(const struct peft_config *, int layer, const char *name, struct err *);
-/* The rank and alpha of a module that has one. */
+/* The rank and alpha of a module with an adapter. */
 int peft_config_rank(const struct peft_config *, const char *name, int *rank, double *alpha, struct err *);
 
 #endif

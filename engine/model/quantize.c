@@ -25,16 +25,16 @@ static void row_to_f32(const struct weight_src *s, int row, float *out)
 enum { LANES = 8, FITS = 7, TILE = 4 };
 static const float F16_MAX = 65504, AMAX_MIN = 0x1p-100f; /* below it 127 / amax could overflow */
 
-/* eight lanes of whatever the machine has; gcc and clang both turn these into its vector instructions */
+/* eight lanes; gcc and clang compile these to the machine's vector instructions */
 typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
 typedef int32_t ilanes __attribute__((vector_size(LANES * sizeof(int32_t))));
 
 /* ---- int8 ---- */
 
-/* Returns the scale that fits the values best once they are rounded: least squares, never worse than amax / 127.
- * Nothing is clipped: an outlier cut by d costs d^2, and what the others gain by the smaller step is about that; the
- * best of ten places to clip at, chosen for each row, lessened the squared error by 0 to 3 % (rows of 128 to 4864
- * normal or t-distributed values, with and without outliers of 20 times their size). */
+/* @return the scale that fits the rounded values best in least squares; never worse than amax / 127.  Nothing is
+ * clipped: clipping an outlier by d costs d^2, about as much as the other values gain from the smaller step.  The best
+ * of ten clipping thresholds per row reduced the squared error by 0 to 3 % (rows of 128 to 4864 normal or t-distributed
+ * values, with and without outliers of 20 times their size). */
 FOR_EACH_LEVEL static float quantize_row_int8(const float *w, int n, int8_t *q, bool nearest)
 {
     float amax = 0, wq[LANES] = {0}, qq[LANES] = {0};
@@ -46,7 +46,7 @@ FOR_EACH_LEVEL static float quantize_row_int8(const float *w, int n, int8_t *q, 
     for (; k + LANES <= n; k += LANES)
         for (int i = 0; i < LANES; i++) {
             float v = (float)q[k + i];
-            wq[i] += w[k + i] * inv * v; /* in steps, so that no sum can overflow */
+            wq[i] += w[k + i] * inv * v; /* partial sums, so that none can overflow */
             qq[i] += v * v;
         }
     for (; k < n; k++) wq[0] += w[k] * inv * (float)q[k], qq[0] += (float)q[k] * (float)q[k];
@@ -85,9 +85,10 @@ static float fit_group(const float w[INT4_GROUP], float inv, float *qq)
     return wq;
 }
 
-/* The best f16 scale for one group (padded with zeros).  First the extreme value is put at several places between 6.25
- * and 8.5 steps from zero (7 among them: never worse than plain rounding), on either side, since -8 has no counterpart;
- * then the best is improved by fitting in turn the scale to the rounded values and the rounding to the scale. */
+/* The best f16 scale for one group (padded with zeros).  First tries scales that place the extreme value at several
+ * positions between 6.25 and 8.5 steps from zero (7 is one of them, so the result is never worse than plain rounding),
+ * with either sign, since -8 has no positive counterpart.  Then improves the best one by alternating between fitting
+ * the scale to the rounded values and rounding with the new scale. */
 static uint16_t best_scale_int4(const float w[INT4_GROUP])
 {
     float amax = 0, best = 0, scale = 0, qq;
@@ -110,7 +111,7 @@ static uint16_t best_scale_int4(const float w[INT4_GROUP])
     return f32_to_f16(scale > F16_MAX ? F16_MAX : scale < -F16_MAX ? -F16_MAX : scale);
 }
 
-/* Plain round-to-nearest, the extreme value 7 steps from zero. */
+/* Plain round-to-nearest, with the extreme value 7 steps from zero. */
 static uint16_t nearest_scale_int4(const float w[INT4_GROUP])
 {
     float amax = 0;
@@ -137,13 +138,13 @@ FOR_EACH_LEVEL static void quantize_row_int4(const float *w, int n, uint8_t *q, 
 
 /* ---- error feedback ---- */
 
-/* TILE rows in the making: value [r][k] is v * scale of its group.  int8: one group, the row. */
+/* TILE rows being quantised: value [r][k] is v * scale of its group.  int8: a row is one group. */
 struct tile {
     int cols, group, groups;
     bool int4;
-    float low, high; /* v is within */
+    float low, high; /* range of v */
     const float *w;  /* (TILE, cols) the weights */
-    float *left;     /* (TILE, cols) what is still to be rounded, errors of earlier columns included */
+    float *left;     /* (TILE, cols) the values still to be rounded, including errors propagated from earlier columns */
     int8_t *v;       /* (TILE, cols) */
     float *scale;    /* (TILE, groups) */
     float *pull;     /* (TILE, FEEDBACK_BLOCK) H times the error, see refine_rows */
@@ -152,7 +153,7 @@ struct tile {
 static inline float to_level(float x, float low, float high)
 {
     x = rintf(x);
-    return !(x >= low) ? low : x > high ? high : x; /* NaN, of a moment that overflowed, is low */
+    return !(x >= low) ? low : x > high ? high : x; /* NaN, from a moment that overflowed, becomes low */
 }
 
 /* y -= a x */
@@ -161,13 +162,13 @@ static inline void take(float *y, const float *x, float a, int from, int to)
     for (int j = from; j < to; j++) y[j] -= a * x[j];
 }
 
-/* Rounds `len` columns of row r from column `at` on, one by one; each one's error is pushed into the later of them.  u:
- * their diagonal block of the feedback, rows ld apart.  error[k] is what the columns after these owe. */
+/* Rounds `len` columns of row r from column `at` on, one by one, and propagates the error of each to the later ones. u:
+ * their diagonal block of the feedback, rows ld apart.  error[k] is to be propagated to the columns after these. */
 static inline void feed_group(const struct tile *t, int r, int at, int len, const float *u, int ld, float *error)
 {
     float *x = t->left + (size_t)r * (size_t)t->cols + at, *scale = t->scale + r * t->groups + at / t->group;
     int8_t *v = t->v + (size_t)r * (size_t)t->cols + at;
-    if (t->int4) { /* an int4 group's scale is fitted when its turn comes */
+    if (t->int4) { /* an int4 group's scale is fitted when its first column is reached */
         float group[INT4_GROUP] = {0};
         memcpy(group, x, (size_t)len * sizeof *x);
         *scale = f16_to_f32(best_scale_int4(group));
@@ -203,7 +204,7 @@ FOR_EACH_LEVEL static void feed_rows(const struct tile *t, const struct feedback
     }
 }
 
-/* Improves one group's scale: with v fixed, the step that lessens the error most.  h: row `from` of the block's H. */
+/* Improves one group's scale: with v fixed, the change that reduces the error most.  h: row `from` of the block's H. */
 static inline void refit_group(const struct tile *t, int r, int column, int from, int len, int block, const float *h)
 {
     const int8_t *v = t->v + (size_t)r * (size_t)t->cols + column;
@@ -222,8 +223,8 @@ static inline void refit_group(const struct tile *t, int r, int column, int from
     *scale = s;
 }
 
-/* Then column by column, the error e = w - v scale of a row is lessened in the measure e H e^T: `pull` = H e says where
- * each value would like to go.  Never makes it worse (but for rounding).  Two rounds get nearly all there is. */
+/* Then, column by column, reduces a row's error e = w - v scale as measured by e H e^T; `pull` = H e is half its
+ * gradient.  Never increases it (except by rounding of floats).  Two rounds give nearly the whole improvement. */
 FOR_EACH_LEVEL static void refine_rows(const struct tile *t, const struct feedback *f)
 {
     const float *h = f->h;
@@ -266,7 +267,7 @@ struct job {
     const struct quantize_fit *fit;
     size_t row_bytes, row_scales; /* of the output */
     _Atomic int next;
-    _Atomic int bad_row, bad_col; /* a weight that is not finite; -1: none */
+    _Atomic int bad_row, bad_col; /* position of a weight that is not finite; -1: none */
 };
 
 /* rows [row, row + n) of the source as floats; false when one is not finite */
@@ -285,7 +286,7 @@ static bool read_rows(struct job *j, int row, int n, float *w)
     return atomic_load(&j->bad_row) < 0;
 }
 
-/* n rows from w (with room for TILE) as a tile into the output */
+/* quantises the n rows in w (with room for TILE) as one tile and writes them to the output */
 static void feed_tile(const struct job *j, int row, int n, float *w)
 {
     int cols = j->src->cols;

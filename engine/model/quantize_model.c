@@ -1,6 +1,6 @@
-/* `tandem quantize`: a model directory rewritten with int8, int4 or nf4 matrices, the rest as it was (the files' layout
- * is in docs/quantisation.md).  One stack of matrices is in memory at a time; the weights get their name last, so a
- * directory that has model.safetensors is whole. */
+/* `tandem quantize`: a model directory rewritten with int8, int4 or nf4 matrices, the rest unchanged (the files' layout
+ * is in docs/quantisation.md).  One stack of matrices is in memory at a time.  The weights file is renamed last, so a
+ * directory with a model.safetensors is complete. */
 #include "engine/model/quantize.h"
 
 #include "engine/base/file.h"
@@ -30,11 +30,11 @@ struct output {
     struct quantize_how how;
     struct calibration calibration;
     char stored[TENSOR_NAME_MAX], embed[TENSOR_NAME_MAX]; /* the embedding table's name in `in`, and the usual one */
-    enum dtype dtype;                                     /* of the model, seen on the way (nf4) */
-    struct tensor *held;                                  /* nf4: small tensors of bytes, owned, for the end */
+    enum dtype dtype;                                     /* of the model, recorded while its matrices are read (nf4) */
+    struct tensor *held;                                  /* nf4: small byte tensors, owned, written at the end */
     size_t n_held, cap_held;
     int threads;
-    struct dev *d; /* whose layout the stacks get; NULL: canonical */
+    struct dev *d; /* device whose layout the stacks get; NULL: canonical */
     struct st_writer *w;
     char (*taken)[TENSOR_NAME_MAX]; /* tensors of `in` that are matrices */
     size_t n_taken, cap_taken;
@@ -79,7 +79,7 @@ static int write_canonical(struct output *o, const struct matrix_slot *slot, con
     return rc ? rc : st_writer_add(o->w, &scales, PACKED_ALIGN, o->e);
 }
 
-/* One tensor of the device's bytes, to be used where the file is mapped. */
+/* One tensor of the packed bytes in the device's layout, to be used in place when the file is mapped. */
 static int write_packed(struct output *o, const struct stack *m, const struct parts *p)
 {
     char description[DESCRIPTION_MAX];
@@ -100,8 +100,9 @@ static int write_packed(struct output *o, const struct stack *m, const struct pa
     return rc;
 }
 
-/* As bitsandbytes would have it; the head and the table stay as they are.  No padding, which others would take for
- * tensors of the model: wide elements are written before bytes, and so each is aligned. */
+/* As bitsandbytes stores it; the head and the embedding table are unchanged.  No padding is written, since other
+ * readers would take padding tensors for the model's: wide elements are written before bytes, so each tensor is
+ * aligned. */
 static int write_bnb(struct output *o, const struct stack *m)
 {
     struct parts p;
@@ -147,8 +148,7 @@ static int write_stack(struct output *o, const struct stack *m)
     return rc;
 }
 
-/* every float tensor of that width that is not a matrix, as it is; others (attention masks of old files) are left out
- */
+/* copies every float tensor of that width that is not a matrix; others (attention masks of old files) are dropped */
 static int write_rest(struct output *o, bool wide)
 {
     int rc = 0;
@@ -165,7 +165,7 @@ static int write_rest(struct output *o, bool wide)
 static void write_notes(struct output *o)
 {
     if (o->how.type == DT_NF4) {
-        st_writer_note(o->w, "format", "pt"); /* transformers asks for it */
+        st_writer_note(o->w, "format", "pt"); /* transformers requires it */
         return;
     }
     st_writer_note(o->w, "format", "tandem");
@@ -179,7 +179,7 @@ static void write_notes(struct output *o)
 
 static int write_weights(struct output *o, const char *path)
 {
-    enum { SUFFIX = 48 }; /* of names made from one of `in`, at most BNB_TENSORS */
+    enum { SUFFIX = 48 }; /* longest suffix that is added to a name of `in`, at most BNB_TENSORS of them */
     int n = tensors_stacks(o->c), rc = 0;
     size_t names = 0, tensors = tensor_source_count(o->in);
     for (size_t i = 0; i < tensors; i++) names += BNB_TENSORS * (strlen(tensor_source_at(o->in, i)->name) + SUFFIX);
@@ -229,7 +229,7 @@ static int write_model(struct output *o, const char *dir, const char *out)
 {
     static const char *const models[] = {"model.safetensors", "model.safetensors.index.json", "config.json"};
     char *path = file_join(out, "model.safetensors.tmp");
-    bool half_done = access(path, F_OK) == 0; /* a run that was killed left it, and perhaps its config.json */
+    bool half_done = access(path, F_OK) == 0; /* left by a killed run, perhaps with its config.json */
     int rc = 0;
     free(path);
     for (size_t i = 0; i < sizeof models / sizeof *models && !rc; i++) {
@@ -244,7 +244,7 @@ static int write_model(struct output *o, const char *dir, const char *out)
     if (!rc) rc = model_files_copy(dir, out, false, o->e);
     if (!rc) rc = write_config(o, dir, out);
     if (!rc)
-        rc = st_writer_finish(o->w, o->e); /* last: only now model.safetensors is there */
+        rc = st_writer_finish(o->w, o->e); /* last: this creates model.safetensors */
     else
         st_writer_abort(o->w);
     free(path);

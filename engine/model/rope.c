@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 /* The angle of feature pair i per position.  Llama 3's rule stretches long wavelengths by `factor`, keeps short ones,
- * and goes from one to the other in between (transformers, modeling_rope_utils.py). */
+ * and interpolates in between (transformers, modeling_rope_utils.py). */
 static float inv_freq(const struct rope *r, int i)
 {
     double f = 1.0 / pow(r->theta, 2.0 * i / r->rot);

@@ -1,11 +1,11 @@
-/* Rotary position embedding: the rule by which angles are made, and their tables on a device. */
+/* Rotary position embedding: the rule for the angles, and their tables on a device. */
 #ifndef TANDEM_ENGINE_MODEL_ROPE_H
 #define TANDEM_ENGINE_MODEL_ROPE_H
 
 #include "engine/base/err.h"
 #include "kernels/ops.h"
 
-enum { ROPES_MAX = 2 }; /* different rules in one model */
+enum { ROPES_MAX = 2 }; /* different rules within one model */
 
 enum rope_scaling { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3 };
 
@@ -22,7 +22,7 @@ struct rope_table {
     float *cos, *sin;
 };
 
-/* The tables of n rules, to be closed also after an error. */
+/* The tables of n rules; close them also after an error. */
 int rope_tables_open(const struct rope *, int n, struct dev *, int positions, struct rope_table out[ROPES_MAX],
                      struct err *);
 void rope_tables_close(struct dev *, struct rope_table[ROPES_MAX]);

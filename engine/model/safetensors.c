@@ -32,7 +32,7 @@ struct safetensors {
     size_t n_notes, cap_notes;
 };
 
-/* F8 and sub-byte types are TENSOR_OTHER. */
+/* F8 and types smaller than a byte are TENSOR_OTHER. */
 static enum tensor_type type_of(const char *name)
 {
     for (int i = 0; i < TENSOR_OTHER; i++)
@@ -40,7 +40,7 @@ static enum tensor_type type_of(const char *name)
     return TENSOR_OTHER;
 }
 
-/* a JSON number that is a whole number in [0, 2^53] */
+/* a JSON number that is an integer in [0, 2^53] */
 static bool whole(const cJSON *j, int64_t *out)
 {
     if (!cJSON_IsNumber(j) || !(j->valuedouble >= 0 && j->valuedouble <= 0x1p53)) return false;
@@ -90,7 +90,7 @@ static int read_entry(const cJSON *j, struct tensor *t, const char *data, size_t
     return 0;
 }
 
-/* __metadata__: names and texts */
+/* __metadata__: string values by name */
 static int read_notes(struct safetensors *s, const cJSON *j, struct err *e)
 {
     if (!cJSON_IsObject(j)) return err_set(e, ERR_INVALID, "__metadata__ is not an object");
@@ -104,7 +104,7 @@ static int read_notes(struct safetensors *s, const cJSON *j, struct err *e)
     return 0;
 }
 
-/* A header that states its own checksum (safetensors_write.c) has to be as it was written. */
+/* A header that contains its own checksum (safetensors_write.c) must match it. */
 static int check_header(const char *text, size_t n, const cJSON *notes, struct err *e)
 {
     const cJSON *stated = cJSON_GetObjectItemCaseSensitive(notes, ST_HEADER_SUM);
@@ -171,7 +171,7 @@ static int add_file(struct safetensors *s, const char *bytes, size_t n, struct e
         return err_set(e, ERR_INVALID, "header length %llu does not fit the file of %zu bytes (truncated?)",
                        (unsigned long long)head, n);
     const char *end = NULL;
-    char *text = mem_try_alloc((size_t)head + 1); /* cJSON wants to see the end */
+    char *text = mem_try_alloc((size_t)head + 1); /* NUL-terminated for cJSON */
     if (!text) return err_set(e, ERR_NOMEM, "no memory for a header of %llu bytes", (unsigned long long)head);
     memcpy(text, bytes + 8, (size_t)head);
     text[head] = 0;
@@ -269,7 +269,7 @@ static int source_populate(const struct tensor_source *source, const struct tens
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)t->data / page * page;
     if (!s->n_maps || !t->bytes) return 0;
     if (madvise((void *)from, (uintptr_t)t->data + t->bytes - from, MADV_POPULATE_READ) == 0) return 0;
-    if (errno != EFAULT && errno != EIO && errno != EHWPOISON) return 0; /* an older kernel: the pages come when used */
+    if (errno != EFAULT && errno != EIO && errno != EHWPOISON) return 0; /* an older kernel: read at first use */
     return err_set(e, ERR_IO, "tensor %s cannot be read: the disk failed, or the file became shorter", t->name);
 }
 

@@ -1,4 +1,4 @@
-/* Writing: data first, behind room for a header that is written when every tensor is known. */
+/* Writing: the data first, after space reserved for the header, which is written when every tensor is known. */
 #include "engine/model/safetensors.h"
 
 #include "engine/base/buf.h"
@@ -15,8 +15,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Of a tensor in the header, beside its name (twice) and its shape: {"dtype":"BF16","shape":[],"data_offsets":[,]} with
- * two offsets of up to 16 digits, the checksum, quotes and commas.  Escapes make a name up to six times as long. */
+/* Bytes of a tensor's header entry besides its name (twice) and its shape:
+ * {"dtype":"BF16","shape":[],"data_offsets":[,]} with two offsets of up to 16 digits, the checksum, quotes and commas.
+ * Escaping makes a name up to six times as long. */
 enum { ENTRY_ROOM = 256, NAME_ROOM = 2 * 6, PADDING_ROOM = 64 };
 
 struct st_writer {
@@ -101,7 +102,7 @@ int st_writer_add(struct st_writer *w, const struct tensor *t, size_t align, str
     return rc ? rc : add(w, t, e);
 }
 
-/* The header fills the room before the data: spaces after the JSON are allowed. */
+/* The header fills the space before the data: the format allows spaces after the JSON. */
 static int put_header(struct st_writer *w, struct err *e)
 {
     cJSON *j = cJSON_CreateObject();
@@ -120,7 +121,7 @@ static int put_header(struct st_writer *w, struct err *e)
         memset(head + 8, ' ', size);
         memcpy(head + 8, text, len);
         snprintf(sum, sizeof sum, "%08x", crc32c(0, head + 8, size));
-        const char *at = strstr(text, before); /* a quote inside a name or a note is escaped, so only the key itself */
+        const char *at = strstr(text, before); /* a quote inside a name or a note is escaped: only the key matches */
         CHECK(at);
         memcpy(head + 8 + (at - text) + sizeof before - 1, sum, 8);
         rc = lseek(w->fd, 0, SEEK_SET) < 0 ? fail(w, e) : put(w, head, w->room, e);
@@ -130,7 +131,7 @@ static int put_header(struct st_writer *w, struct err *e)
     return rc;
 }
 
-/* Reads the file again, from the disk where the system gives the cached pages up, and compares every checksum. */
+/* Reads the file again, from the disk if the kernel drops the cached pages, and compares every checksum. */
 static int read_back(struct st_writer *w, struct err *e)
 {
     posix_fadvise(w->fd, 0, 0, POSIX_FADV_DONTNEED);

@@ -7,10 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PAD_LEN = 64 }; /* tokens that a row of padding looks at, at most */
+enum { PAD_LEN = 64 }; /* context of a padding row, at most */
 
-/* The arrays lie one after the other in one block, on the host and on the device alike, so that one copy moves a step.
- */
+/* The arrays are contiguous in one block, with the same layout on host and device, so that one copy uploads a step. */
 static void layout(struct step_batch *b, int32_t *base)
 {
     b->id = base;
@@ -78,7 +77,7 @@ static int widest(const struct step_batch_seq *v, int n)
     return most;
 }
 
-/* To a power of two: a step is replayed for as long as nothing about it changes but what the arrays hold. */
+/* Rounds up to a power of two: a captured step can be replayed as long as only the contents of the arrays change. */
 static int rounded(int ld, int max)
 {
     int n = PAGES_LD_MIN;
@@ -108,7 +107,7 @@ static void send(struct step_batch *b, struct dev *d, size_t page_ints)
     d->ops->upload(d, b->id, b->host, (fixed_ints(b) + page_ints) * sizeof *b->host);
 }
 
-/* Of sequence `seq` of the step. */
+/* Writes the page table row of sequence `seq` of the step. */
 static void put_pages(int32_t *pages, int seq, int ld, const int32_t *of, int n)
 {
     int32_t *to = pages + (size_t)seq * (size_t)ld;
@@ -116,10 +115,10 @@ static void put_pages(int32_t *pages, int seq, int ld, const int32_t *of, int n)
     memset(to + n, 0, (size_t)(ld - n) * sizeof *to);
 }
 
-/* Rows after the step's own that nobody looks at: each computes once more a token of the first sequence, one of the
- * first of a text so that attention has little to read, and leaves its key and value in a place of its own.  A token
- * that is there anyway, and not one without a context: what that gives is often far larger than anything else, and
- * would be the only reason for the products' slower way with such rows. */
+/* Appends padding rows, whose results are not used.  Each recomputes a token of the first sequence, an early one so
+ * that attention reads little, and writes its key and value to its own slot.  It is a token of the text and not one
+ * without context, since the activations of the latter are often far larger than all others and could alone force the
+ * GEMMs onto a slower path. */
 static void pad(struct step_batch *b, struct step_batch *h, const struct step_batch_seq *s)
 {
     int32_t token = h->kv_len[0] < PAD_LEN ? h->kv_len[0] : PAD_LEN;
@@ -140,7 +139,7 @@ static void pad(struct step_batch *b, struct step_batch *h, const struct step_ba
 
 void step_batch_build(struct step_batch *b, struct dev *d, const struct step_batch_seq *v, int n)
 {
-    struct step_batch h = *b; /* the same arrays, on the host */
+    struct step_batch h = *b; /* the same layout, on the host */
     layout(&h, b->host);
     int t = 0, r = 0, most = 0, ld = d->ops->replay ? rounded(widest(v, n), b->max_pages) : widest(v, n);
     CHECK(n <= b->max_seqs && ld <= b->max_pages);
@@ -215,7 +214,7 @@ int step_batch_run(const struct step_batch *b, int layer, enum product product, 
     for (int i = 0; i < b->n_groups; i++) {
         const struct step_batch_group *g = &b->group[i];
         if (!g->lora->layer[layer][product].n || g->row0 + g->rows <= row) continue;
-        if (g->row0 > end) { /* rows between are left alone */
+        if (g->row0 > end) { /* no adapter changes the rows in between */
             *changed = end > row;
             return end > row ? end : g->row0;
         }

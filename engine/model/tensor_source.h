@@ -1,7 +1,7 @@
-/* Named tensors from wherever they are stored: what weights, adapters, training and the quantiser read.
+/* Named tensors, independent of their storage: read by weights, adapters, training and the quantiser.
  *
- * A source is a list in order of names, which are unique.  An implementation is a table of functions: safetensors.h
- * opens files as one, and needs to be known by nobody else.  Immutable after opening; any thread. */
+ * A source is a list sorted by name; names are unique.  An implementation is a table of functions: safetensors.h opens
+ * files as a source, and other code needs only this header.  Immutable after opening; any thread. */
 #ifndef TANDEM_ENGINE_MODEL_TENSOR_SOURCE_H
 #define TANDEM_ENGINE_MODEL_TENSOR_SOURCE_H
 
@@ -28,7 +28,7 @@ enum tensor_type {
     TENSOR_U64,
     TENSOR_F64,
     TENSOR_BOOL,
-    TENSOR_OTHER /* listed, never computed with */
+    TENSOR_OTHER /* listed, but not usable in computations */
 };
 
 struct tensor {
@@ -36,15 +36,15 @@ struct tensor {
     enum tensor_type type;
     int n_dims;
     int64_t dims[TENSOR_MAX_DIMS];
-    const void *data; /* bytes long, not necessarily aligned; as long as the source is open */
-    size_t bytes;     /* what type and dims make it, but for TENSOR_OTHER */
+    const void *data; /* `bytes` bytes, not necessarily aligned; valid while the source is open */
+    size_t bytes;     /* follows from type and dims, except for TENSOR_OTHER */
 };
 
 const char *tensor_type_name(enum tensor_type); /* "BF16"; "?" for TENSOR_OTHER */
 size_t tensor_type_bytes(enum tensor_type);     /* 0 for TENSOR_OTHER */
-enum dtype tensor_float_type(enum tensor_type); /* DT_NONE when it is no float type tandem computes with */
+enum dtype tensor_float_type(enum tensor_type); /* DT_NONE unless it is a float type that tandem computes with */
 
-/* of a float type */
+/* whether it is of a float type */
 static inline float tensor_element(const struct tensor *t, size_t i)
 {
     uint16_t h;
@@ -56,7 +56,7 @@ static inline float tensor_element(const struct tensor *t, size_t i)
 
 struct tensor_source;
 
-/* populate and release may be NULL: there is nothing to do.  The others are described below. */
+/* populate and release may be NULL: no-ops.  The functions are described below. */
 struct tensor_source_ops {
     size_t (*count)(const struct tensor_source *);
     const struct tensor *(*at)(const struct tensor_source *, size_t i);
@@ -76,14 +76,14 @@ struct tensor_source {
 size_t tensor_source_count(const struct tensor_source *);
 const struct tensor *tensor_source_at(const struct tensor_source *, size_t i);
 const struct tensor *tensor_source_find(const struct tensor_source *, const char *name); /* NULL: none */
-/* A text that is stored with the tensors.  NULL: none. */
+/* Metadata stored with the tensors.  @return NULL: no such key. */
 const char *tensor_source_metadata(const struct tensor_source *, const char *key);
-/* Reads every byte and compares it with the checksums that are stored.  ERR_UNSUPPORTED where none are. */
+/* Reads every byte and verifies the stored checksums.  ERR_UNSUPPORTED when none are stored. */
 int tensor_source_verify(const struct tensor_source *, struct err *e);
-/* The tensor's bytes are in this process when it returns.  ERR_IO where they cannot be read; without this, that ends
- * the process at the first use. */
+/* Reads the tensor's bytes into memory.  ERR_IO when they cannot be read; without this call, such an error ends the
+ * process (SIGBUS) at first use. */
 int tensor_source_populate(const struct tensor_source *, const struct tensor *, struct err *e);
-/* The tensor's bytes are not needed for now: memory that they take may be given back until they are read again. */
+/* The tensor's bytes are not needed for now: their memory may be released until they are read again. */
 void tensor_source_release(const struct tensor_source *, const struct tensor *);
 void tensor_source_close(struct tensor_source *); /* NULL is allowed */
 

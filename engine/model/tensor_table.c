@@ -87,6 +87,6 @@ const struct tensor_table llama_tensors = {{"model.", ""}, "layers", llama_rows}
 const struct tensor_table phi_tensors = {{"model.", ""}, "layers", phi_rows};
 const struct tensor_table gpt2_tensors = {{"transformer.", ""}, "h", gpt2_rows};
 const struct tensor_table gemma2_tensors = {{"model.", ""}, "layers", gemma2_rows};
-/* the text model inside one that sees too is behind language_model */
+/* in a multimodal model the text model has the prefix language_model */
 const struct tensor_table gemma3_tensors = {
     {"model.", "language_model.model.", "model.language_model.", ""}, "layers", gemma3_rows};

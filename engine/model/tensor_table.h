@@ -1,12 +1,12 @@
-/* The tensors of each family as data: a row for each module that has some, with what it is for.  Loading, freeing,
+/* The tensors of each family as data: a row for each module that has tensors, with its role.  Loading, freeing,
  * quantising, full fine-tuning and adapters' module names all follow from the rows (tensors.h). */
 #ifndef TANDEM_ENGINE_MODEL_TENSOR_TABLE_H
 #define TANDEM_ENGINE_MODEL_TENSOR_TABLE_H
 
 #include "engine/model/lora_targets.h"
 
-/* What a module is for: its shape, and where it belongs in struct weights, follow from it.
- * C hidden, H heads, G kv_heads, D head_dim, F inter, V vocab. */
+/* The role of a module; its shape and its field in struct weights follow from it. C hidden, H heads, G kv_heads, D
+ * head_dim, F inter, V vocab. */
 enum tensor_part {
     /* of every layer: vectors */
     PART_NORM1,  /* (C) before attention */
@@ -15,7 +15,7 @@ enum tensor_part {
     PART_POST2,  /* (C) after the feed-forward, before it is added */
     PART_Q_NORM, /* (D) */
     PART_K_NORM, /* (D) */
-    /* of every layer: matrices (outputs, inputs).  Those of one product are stacked in the order of the rows */
+    /* of every layer: matrices (outputs, inputs).  Those of one GEMM are stacked in the order of the table's rows */
     PART_QKV,     /* ((H + 2G) D, C): q, k and v in one tensor */
     PART_Q,       /* (H D, C) */
     PART_K,       /* (G D, C) */
@@ -33,7 +33,7 @@ enum tensor_part {
     TENSOR_PARTS
 };
 
-/* When a model has a tensor: never, always, or where its configuration says so. */
+/* When a model has a tensor: never, always, or depending on its configuration. */
 enum tensor_when {
     TENSOR_NEVER,
     TENSOR_ALWAYS,
@@ -45,27 +45,27 @@ enum tensor_when {
 
 enum tensor_flags {
     TENSOR_TRANSPOSED = 1, /* a matrix stored [inputs][outputs], as GPT-2's Conv1D does */
-    TENSOR_RESIDUAL = 2,   /* added to the residual stream: random initialisation draws it 1 / sqrt(2 layers) as wide */
-    TENSOR_MINUS_ONE = 4,  /* a norm stored as w and applied as 1 + w; trained and saved as w */
-    TENSOR_BARE = 8,       /* no file puts a prefix before the name */
-    TENSOR_PEFT = 16,      /* PEFT's choice where a configuration names no modules (peft/utils/constants.py) */
+    TENSOR_RESIDUAL = 2,  /* added to the residual stream: initialised with 1 / sqrt(2 layers) of the usual deviation */
+    TENSOR_MINUS_ONE = 4, /* a norm stored as w and applied as 1 + w; trained and saved as w */
+    TENSOR_BARE = 8,      /* the name never has a prefix */
+    TENSOR_PEFT = 16,     /* in PEFT's default target_modules (peft/utils/constants.py) */
 };
 
 struct tensor_row {
-    const char *module; /* tensors MODULE.weight and MODULE.bias; of a layer: behind "layers.3." */
+    const char *module; /* tensors MODULE.weight and MODULE.bias; for a layer's modules, after the prefix "layers.3." */
     enum tensor_part part;
     enum tensor_when weight, bias;
     unsigned flags;  /* of enum tensor_flags */
-    unsigned target; /* of enum lora_target; 0: no adapter goes there */
+    unsigned target; /* of enum lora_target; 0: no adapter can target it */
 };
 
-/* The order of the rows is the order of parameters in optimizers' checkpoints and of what random numbers are drawn for:
- * new rows go where they leave the others' order as it was. */
+/* The order of the rows is the order of parameters in optimizer checkpoints and of random draws at initialisation: a
+ * new row must not change the relative order of the others. */
 enum { TENSOR_PREFIXES = 4 };
 struct tensor_table {
-    const char *prefix[TENSOR_PREFIXES]; /* what files may put before names, "" too; transformers' own first */
-    const char *layers;                  /* "layers": the modules of layer 3 are behind "layers.3." */
-    const struct tensor_row *row;        /* up to the first without a module */
+    const char *prefix[TENSOR_PREFIXES]; /* possible prefixes of names, "" included; transformers' own first */
+    const char *layers;                  /* "layers": the modules of layer 3 have the prefix "layers.3." */
+    const struct tensor_row *row;        /* ends at the first without a module */
 };
 
 extern const struct tensor_table llama_tensors, gpt2_tensors, phi_tensors, gemma2_tensors, gemma3_tensors;

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- what parts are ---------------------------------------------------------------------------------------------- */
+/* ---- parts ---------------------------------------------------------------------------------------------- */
 
 enum size { SIZE_1, SIZE_C, SIZE_D, SIZE_Q, SIZE_KV, SIZE_QKV, SIZE_F, SIZE_2F, SIZE_V, SIZE_POSITIONS };
 
@@ -18,7 +18,8 @@ enum kind { LAYER_VECTOR, LAYER_MATRIX, MODEL_VECTOR, MODEL_MATRIX };
 #define MODEL(field) offsetof(struct weights, field)
 #define NO_BIAS SIZE_MAX
 
-/* weight: the vector's field (of matrices: the product's number); bias: the field of what is added to its outputs. */
+/* weight: the field of the vector (for matrices: the number of the GEMM); bias: the field of the bias added to its
+ * outputs. */
 static const struct part {
     enum kind kind;
     enum size rows, cols;
@@ -72,7 +73,7 @@ static bool present(const struct model_config *c, enum tensor_when when)
     case TENSOR_IF_QKV_BIAS: return c->qkv_bias;
     case TENSOR_IF_O_BIAS: return c->o_bias;
     case TENSOR_IF_MLP_BIAS: return c->mlp_bias;
-    case TENSOR_IF_QK_NORM: return model_block(c, 0)->qk_norm; /* alike in all layers: block.h */
+    case TENSOR_IF_QK_NORM: return model_block(c, 0)->qk_norm; /* the same in all layers: block.h */
     }
     return false;
 }
@@ -82,7 +83,7 @@ static const struct tensor_table *table_of(const struct model_config *c)
     return c->family->tensors;
 }
 
-/* The family's row of a part; NULL: it has none. */
+/* The family's row of a part; NULL: none. */
 static const struct tensor_row *row_of(const struct model_config *c, enum tensor_part part)
 {
     for (const struct tensor_row *r = table_of(c)->row; r->module; r++)
@@ -104,7 +105,7 @@ static void name_of(const struct tensors *t, const struct tensor_row *r, int lay
         snprintf(out, TENSOR_NAME_MAX, "%s%s%s", prefix, r->module, suffix);
 }
 
-/* The prefix is the one under which the final norm is there. */
+/* The source's prefix is the one with which it has the final norm. */
 struct tensors tensors_of(const struct model_config *c, const struct tensor_source *source)
 {
     const struct tensor_table *table = table_of(c);
@@ -239,7 +240,7 @@ struct vectors {
     int n;
 };
 
-/* Where the vectors begin that share a layer's array with this one: behind those before it. */
+/* The offset of this vector in the array that it shares with others of the layer: after those before it. */
 static void add_vector(struct vectors *v, const struct tensor_row *r, int layer, bool is_bias)
 {
     const struct part *p = &parts[r->part];

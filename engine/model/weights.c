@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- places ------------------------------------------------------------------------------------------------------ */
+/* ---- destinations
+ * ------------------------------------------------------------------------------------------------------ */
 
 struct weight **weights_stack_place(struct weights *w, const struct model_config *c, int i)
 {
@@ -34,7 +35,7 @@ struct loader {
     struct weights *w;
     struct dev *d;
     struct quantize_how quantize;
-    bool packed; /* the file holds stacks in the device's own layout */
+    bool packed; /* the file has stacks in the device's layout */
     int threads;
     struct err *e;
 };
@@ -49,14 +50,14 @@ static int read_vector(struct loader *l, const struct vector_slot *v, float *out
     return rc;
 }
 
-/* n vectors that are parts of one array on the device */
+/* n vectors that form one array on the device */
 static int load_vectors(struct loader *l, const struct vector_slot *v, int n)
 {
     size_t total = 0;
     int rc = 0;
     for (int i = 0; i < n; i++) total += (size_t)v[i].cols;
     float *host = mem_array(total, sizeof *host), **out = weights_vector_place(l->w, v);
-    CHECK(!*out); /* no two rows of a table have one place */
+    CHECK(!*out); /* no two rows of a table have the same destination */
     for (int i = 0; i < n && !rc; i++) rc = read_vector(l, &v[i], host + v[i].at);
     if (!rc && !(*out = l->d->ops->alloc(l->d, total * sizeof *host)))
         rc = err_set(l->e, ERR_NOMEM, "no memory on the device for %s", v->name);
@@ -67,13 +68,13 @@ static int load_vectors(struct loader *l, const struct vector_slot *v, int n)
     return rc;
 }
 
-/* an embedding or position table, in the file's type */
+/* an embedding or position table, kept in the file's type */
 static int load_table(struct loader *l, const char *name, int rows, int cols, struct mat *out, bool *mapped)
 {
     const struct tensor *t = NULL;
     int rc = weights_find_floats(l->t.source, name, 2, rows, cols, &t, l->e);
     if (rc) return rc;
-    bool stay = l->d->ops->host_memory && (uintptr_t)t->data % 4 == 0; /* read where the file is mapped */
+    bool stay = l->d->ops->host_memory && (uintptr_t)t->data % 4 == 0; /* used in place in the mapped file */
     void *p = stay ? (void *)t->data : l->d->ops->alloc(l->d, t->bytes);
     if (!p) return err_set(l->e, ERR_NOMEM, "no memory on the device for %s (%zu bytes)", name, t->bytes);
     if (!stay) l->d->ops->upload(l->d, p, t->data, t->bytes);
@@ -100,8 +101,8 @@ static int load_all_vectors(struct loader *l)
     return rc;
 }
 
-/* Why the device did not take the parts.  Int8 weights are -127 to 127: a file of our own that has others is damaged.
- */
+/* Sets the error after the device rejected the parts.  Int8 weights are -127 to 127; a file written by tandem with
+ * others is damaged. */
 static int not_packed(struct loader *l, const struct stack *m, const struct parts *p)
 {
     for (int i = 0; i < p->n; i++) {
@@ -120,7 +121,7 @@ static int pack(struct loader *l, const struct stack *m, struct weight **out, en
     struct parts p;
     int rc = weights_parts(l->t.source, m, &l->quantize, l->threads, &p, l->e);
     if (!rc && !(*out = weights_pack(l->d, &p))) rc = not_packed(l, m, &p);
-    for (int i = 0; i < m->n; i++) { /* copied; but a tied table is still read where it is mapped */
+    for (int i = 0; i < m->n; i++) { /* they were copied, but a tied table is still used in the mapped file */
         const struct tensor *t = tensor_source_find(l->t.source, m->part[i].name);
         if (t && t->data != l->w->embed.p) tensor_source_release(l->t.source, t);
     }
@@ -142,8 +143,8 @@ static int load_stack(struct loader *l, const struct stack *m, struct weight **o
     return 0;
 }
 
-/* A float table stays as it is, beside the packed head.  A quantised one is a packed matrix too, the head itself when
- * they are tied. */
+/* A float table is kept as is, besides the packed head.  A quantised table is a packed matrix as well, the same as the
+ * head when they are tied. */
 static int load_embed_and_head(struct loader *l)
 {
     const struct model_config *c = l->t.c;
@@ -183,7 +184,7 @@ int weights_load(struct weights *w, struct dev *d, const struct model_config *c,
         return err_set(e, ERR_INVALID, "%s is quantised to %s already; leave --quantize out", dir, c->quant);
     if (!(w->file = safetensors_open_dir(dir, e))) return e->code;
     w->layer = mem_array((size_t)c->layers, sizeof *w->layer);
-    if (c->quant[0]) how.type = DT_NONE; /* what was left in floats was left so on purpose */
+    if (c->quant[0]) how.type = DT_NONE; /* a quantised directory keeps matrices as floats on purpose */
     struct loader l = {tensors_of(c, w->file), w, d, how, false, threads, e};
     int rc = weights_packed_check(w->file, d, dir, &l.packed, e);
     if (!rc && verify) {

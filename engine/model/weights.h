@@ -1,7 +1,7 @@
-/* The weights of a model on a device, quantised on the way when asked.
+/* The weights of a model on a device, quantised while loading if requested.
  *
- * Built once at load by the owner, read-only afterwards (engine thread).  The files stay mapped while the embedding
- * table is read from them. */
+ * Built once at load by the owner, read-only afterwards (engine thread).  The files stay mapped if the embedding table
+ * is used in place. */
 #ifndef TANDEM_ENGINE_MODEL_WEIGHTS_H
 #define TANDEM_ENGINE_MODEL_WEIGHTS_H
 
@@ -30,29 +30,30 @@ struct layer_weights {
 
 struct weights {
     struct mat embed, pos;         /* (V, C), (max_len, C): file's type; embed.p NULL when embed_w is set */
-    struct weight *embed_w;        /* (V, C) quantised, rows are looked up in it; the same as head when tied */
-    bool embed_mapped, pos_mapped; /* they lie in the mapped file, not in device memory of ours */
+    struct weight *embed_w;        /* (V, C) quantised embedding table; the same as head when tied */
+    bool embed_mapped, pos_mapped; /* they point into the mapped file, not into device memory */
     struct layer_weights *layer;
     float *norm_w, *norm_b; /* (C) */
     struct weight *head;    /* (V, C) */
     float *head_b;          /* (V) */
     struct tensor_source *file;
     enum dtype type;       /* of the layers' matrices */
-    enum dtype float_type; /* of the final norm in the file: quantising leaves it as the model was saved */
+    enum dtype float_type; /* of the final norm in the file: quantising keeps the type that the model was saved in */
     uint64_t parameters;
     size_t bytes; /* packed matrices and tables */
 };
 
-/* quantize: NULL keeps the file's types.  verify: every byte is read and compared with the file's checksums first. */
+/* quantize: NULL keeps the file's types.  verify: first reads every byte and verifies the file's checksums. */
 int weights_load(struct weights *w, struct dev *d, const struct model_config *c, const char *dir,
                  const struct quantize_how *quantize, bool verify, int threads, struct err *e);
 void weights_free(struct weights *w, struct dev *d, const struct model_config *c);
 
-/* ---- places of slots (tensors.h) ---- */
+/* ---- destinations of slots (tensors.h) ---- */
 
-/* Where the packed form of stack i is; NULL for the embedding table beside a head, which is one only when quantised. */
+/* The field for the packed form of stack i; NULL for an embedding table that is separate from the head and not
+ * quantised. */
 struct weight **weights_stack_place(struct weights *, const struct model_config *, int i);
-/* The pointer to the vector's array. */
+/* The field for the vector's array. */
 float **weights_vector_place(struct weights *, const struct vector_slot *);
 
 #endif

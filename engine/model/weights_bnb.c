@@ -12,7 +12,7 @@
 
 static const char state_suffix[] = ".quant_state.bitsandbytes__nf4";
 
-/* the tensor NAME + suffix, or NULL; full gets its name */
+/* the tensor NAME + suffix, or NULL; sets full to its name */
 enum { FULL_NAME = TENSOR_NAME_MAX + 40 };
 static const struct tensor *beside(const struct tensor_source *f, const char *name, const char *suffix,
                                    char full[FULL_NAME])
@@ -91,7 +91,7 @@ static int read_state(const struct tensor_source *f, const struct matrix_slot *s
     return 0;
 }
 
-/* bitsandbytes itself looks its own table up, whatever the file says; here a file must agree with it */
+/* bitsandbytes uses its own table and ignores the file's; here the file's must be equal to it */
 static int check_map(const struct tensor_source *f, const char *name, struct err *e)
 {
     const struct tensor *map = NULL;
@@ -111,7 +111,7 @@ static int find_parts(const struct tensor_source *f, const struct matrix_slot *s
     p->blocks = nf4_blocks(p->n, (size_t)p->s.block);
     p->weight = tensor_source_find(f, name);
     if (!p->weight) return err_set(e, ERR_NOT_FOUND, "tensor %s is missing", name);
-    /* the shape is [bytes, 1], or less of a wider type where quant_storage was set: the bytes are the same */
+    /* the shape is [bytes, 1], or fewer elements of a wider type when quant_storage was set; the bytes are the same */
     if (p->weight->bytes != (p->n + 1) / 2)
         return err_set(e, ERR_INVALID, "tensor %s has %zu bytes; nf4 of [%d, %d] has %zu", name, p->weight->bytes,
                        slot->rows, slot->cols, (p->n + 1) / 2);
@@ -126,7 +126,7 @@ static int find_parts(const struct tensor_source *f, const struct matrix_slot *s
     return rc ? rc : check_finite(name, ".nested_quant_map", p->nested_map, NF4_MAP, e);
 }
 
-/* f32 scales, one for each of the file's blocks; NULL: no memory */
+/* f32 scales, one per block of the file; NULL: out of memory */
 static float *scales_of(const struct stored *p)
 {
     float *absmax = mem_try_alloc(p->blocks * sizeof *absmax), map[NF4_MAP];
@@ -144,7 +144,7 @@ static float *scales_of(const struct stored *p)
     return absmax;
 }
 
-/* A block of 128 is two of 64 with one scale. */
+/* A block of 128 becomes two of 64 with the same scale. */
 static float *per_64(float *absmax, const struct stored *p)
 {
     size_t n = p->n / NF4_GROUP, each = (size_t)p->s.block / NF4_GROUP;
@@ -254,7 +254,7 @@ struct cJSON *bnb_config(enum dtype dtype)
     cJSON_AddBoolToObject(q, "llm_int8_enable_fp32_cpu_offload", false);
     cJSON_AddBoolToObject(q, "llm_int8_has_fp16_weight", false);
     cJSON_AddNullToObject(q, "llm_int8_skip_modules");
-    cJSON_AddRawToObject(q, "llm_int8_threshold", "6.0"); /* transformers takes no whole number here */
+    cJSON_AddRawToObject(q, "llm_int8_threshold", "6.0"); /* transformers rejects an integer here */
     cJSON_AddBoolToObject(q, "load_in_4bit", true);
     cJSON_AddBoolToObject(q, "load_in_8bit", false);
     cJSON_AddStringToObject(q, "quant_method", "bitsandbytes");

@@ -6,7 +6,7 @@
  *     X.weight.quant_map                           F32 [16]
  *     X.weight.nested_absmax, .nested_quant_map    F32 [ceil(blocks / nested block)], F32 [256]: double quantisation
  *     X.weight.quant_state.bitsandbytes__nf4       U8, JSON text (nf4.h)
- * The files are untrusted: every size is checked against the shape that config.json asks for, and errors name the
+ * The files are untrusted: every size is checked against the shape that config.json implies, and errors name the
  * tensor.  fp4 and 8-bit weights are refused as unsupported. */
 #ifndef TANDEM_ENGINE_MODEL_WEIGHTS_BNB_H
 #define TANDEM_ENGINE_MODEL_WEIGHTS_BNB_H
@@ -18,26 +18,26 @@
 
 #include <stdbool.h>
 
-/* Is the tensor stored by bitsandbytes, in whatever type? */
+/* Whether the tensor is stored by bitsandbytes, in any of its types. */
 bool bnb_is_quantized(const struct tensor_source *f, const char *name);
 
-/* The slot's matrix: DT_NF4 where its blocks fit (cols and the block size multiples of 64), else DT_F32 of its values.
- * src points into the file and into *owned, which the caller frees (it may be NULL). */
+/* The slot's matrix: DT_NF4 when its blocks fit (cols and the block size are multiples of 64), else DT_F32 with its
+ * values. src points into the file and into *owned, which the caller frees (it may be NULL). */
 int bnb_matrix(const struct tensor_source *f, const struct matrix_slot *slot, struct weight_src *src, void **owned,
                struct err *e);
 
-/* Parts that will be stacked into one weight must have one type.  When some are DT_NF4 and some floats (modules that a
- * quantiser skipped), all become DT_F32: owned[i] is freed and replaced.  Otherwise nothing changes. */
+/* Parts stacked into one weight must have the same type.  When some are DT_NF4 and some floats (modules that a
+ * quantiser skipped), converts all to DT_F32: owned[i] is freed and replaced.  Otherwise nothing changes. */
 int bnb_unify(struct weight_src *part, int n, void **owned, struct err *e);
 
-/* The tensors that stand for `src` (a float matrix) with double quantisation; the caller frees each name and data. */
+/* The tensors that store `src` (a float matrix) with double quantisation; the caller frees each name and data. */
 enum { BNB_TENSORS = 6 };
 int bnb_tensors(const struct weight_src *src, const char *name, int threads, struct tensor out[BNB_TENSORS],
                 struct err *e);
 
 struct cJSON;
-/* quantization_config of config.json as transformers writes it; dtype: of the unquantised model.  The caller owns it.
- */
+/* quantization_config of config.json as transformers writes it; dtype: type of the unquantised model.  The caller owns
+ * it. */
 struct cJSON *bnb_config(enum dtype dtype);
 
 #endif

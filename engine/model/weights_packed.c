@@ -29,7 +29,7 @@ int weights_packed_check(const struct tensor_source *f, const struct dev *d, con
                    dir, layout, d->ops->name, d->ops->layout ? d->ops->layout : "no packed weights");
 }
 
-/* The type and group that the file states of a packed stack; the rest of what it states has to be the stack's own. */
+/* Reads the type and group that the file states for a packed stack; everything else stated must match the stack. */
 static int read_description(const struct tensor_source *f, const struct stack *m, struct weight_src *shape,
                             struct err *e)
 {

@@ -32,7 +32,7 @@ int weights_find_floats(const struct tensor_source *f, const char *name, int n_d
                    tensor_type_name((*out)->type));
 }
 
-/* What `tandem quantize` wrote: NAME as I8 [rows, cols] or U8 [rows, bytes], and NAME.scale. */
+/* A matrix written by `tandem quantize`: NAME as I8 [rows, cols] or U8 [rows, bytes], and NAME.scale. */
 static int quantized_matrix(const struct tensor_source *f, const struct matrix_slot *slot, const struct tensor *t,
                             struct weight_src *src, struct err *e)
 {
@@ -91,7 +91,7 @@ static int read_part(const struct tensor_source *f, const struct matrix_slot *sl
 {
     int rc = weights_matrix(f, slot, src, &owned[0], e);
     bool is_float = src->t == DT_F32 || src->t == DT_BF16 || src->t == DT_F16;
-    bool left = fit->type == DT_NONE || (fit->type == DT_NF4 && slot->head); /* as bitsandbytes leaves it */
+    bool left = fit->type == DT_NONE || (fit->type == DT_NF4 && slot->head); /* like bitsandbytes */
     if (rc || left || !is_float) return rc;
     struct weight_src q;
     rc = quantize_matrix(src, fit, threads, &q, e);
@@ -132,7 +132,7 @@ void weights_parts_free(struct parts *p)
     *p = (struct parts){0};
 }
 
-/* Rows [row, ...) of a matrix in canonical form. */
+/* The rows from `row` on of a matrix in canonical form. */
 static struct weight_src rows_from(struct weight_src s, int row)
 {
     size_t skipped = (size_t)row * (size_t)s.cols, groups = s.group ? (size_t)(s.cols + s.group - 1) / s.group : 1;

@@ -1,4 +1,4 @@
-/* Matrices of a source in canonical form (kernels/ops.h), quantised on the way when asked. */
+/* Matrices of a source in canonical form (kernels/ops.h), quantised while reading if requested. */
 #ifndef TANDEM_ENGINE_MODEL_WEIGHTS_READ_H
 #define TANDEM_ENGINE_MODEL_WEIGHTS_READ_H
 
@@ -7,10 +7,10 @@
 #include "engine/model/tensors.h"
 #include "kernels/ops.h"
 
-/* The tensor of that name and shape (d1 is not looked at where n_dims is 1). */
+/* The tensor of that name and shape (d1 is ignored when n_dims is 1). */
 int weights_find(const struct tensor_source *f, const char *name, int n_dims, int64_t d0, int64_t d1,
                  const struct tensor **out, struct err *e);
-/* The same, of a float type. */
+/* The same, for a float type. */
 int weights_find_floats(const struct tensor_source *f, const char *name, int n_dims, int64_t d0, int64_t d1,
                         const struct tensor **out, struct err *e);
 
@@ -18,8 +18,8 @@ int weights_find_floats(const struct tensor_source *f, const char *name, int n_d
 int weights_matrix(const struct tensor_source *f, const struct matrix_slot *slot, struct weight_src *src, void **owned,
                    struct err *e);
 
-/* A stack's parts in canonical form, floats quantised (type DT_NONE: left).  Free with
- * weights_parts_free, also after an error. */
+/* A stack's parts in canonical form; floats are quantised unless the type is DT_NONE.  Free with weights_parts_free,
+ * also after an error. */
 struct parts {
     struct weight_src src[STACK_MAX];
     void *owned[STACK_MAX][2]; /* data, scale; NULL where src points into the source */
@@ -29,9 +29,9 @@ int weights_parts(const struct tensor_source *f, const struct stack *m, const st
                   struct parts *, struct err *e);
 void weights_parts_free(struct parts *);
 
-/* The parts as devices take them: a gate and an up in one matrix become two.  Returns how many. */
+/* The parts in the form that devices take: gate and up in one matrix become two.  @return their number. */
 int weights_halves(const struct weight_src *src, int n, struct weight_src out[STACK_MAX]);
-/* NULL: no memory, or values that the device does not take. */
+/* NULL: out of memory, or the device rejects the values. */
 struct weight *weights_pack(struct dev *, const struct parts *);
 
 #endif

@@ -15,8 +15,7 @@ enum { CONFIG_LIMIT = 16 << 20 };
  */
 enum { MAX_WIDTH = 1 << 18, MAX_HEADS = 4096, MAX_HEAD_DIM = 1024, MAX_VOCAB = 1 << 24, MAX_POSITIONS = 1 << 24 };
 
-/* ---- typed getters: a missing field, or name NULL, leaves *out unchanged; a wrong value sets the error unless one is
- * set ---- */
+/* ---- typed getters: a missing field, or name NULL, leaves *out unchanged; a wrong value is the first error ---- */
 
 struct fields {
     const cJSON *j;

@@ -10,8 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- destinations
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- destinations ------------------------------------------------------------------------------------------------ */
 
 struct weight **weights_stack_place(struct weights *w, const struct model_config *c, int i)
 {

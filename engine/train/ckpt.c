@@ -15,7 +15,7 @@
 
 enum { MANIFEST_MAX = 1 << 16, END_BYTES = sizeof "end 01234567\n" - 1 };
 
-/* ---- which there are --------------------------------------------------------------------------------------------- */
+/* ---- listing ----------------------------------------------------------------------------------------------------- */
 
 void ckpt_name(int64_t step, char out[CKPT_NAME_MAX])
 {
@@ -37,8 +37,8 @@ static int newer_first(const void *a, const void *b)
     return x > y ? -1 : x < y;
 }
 
-/* Where a file system cannot exchange two names, dir_replace moves the old checkpoint of a step aside first: it is
- * moved back if the new one did not come, or deleted. */
+/* On a file system that cannot exchange two names, dir_replace first moves the old checkpoint of a step aside.  After a
+ * crash it is moved back if the new one is missing, else deleted. */
 static void finish_replacing(const char *dir)
 {
     DIR *d = opendir(dir);
@@ -59,7 +59,7 @@ static void finish_replacing(const char *dir)
     if (d) closedir(d);
 }
 
-/* The steps of all checkpoints, newest first; *n of them, the caller frees.  Deletes what was not finished. */
+/* The steps of all checkpoints, newest first; *n of them, the caller frees.  Deletes unfinished ones. */
 static int64_t *list(const char *dir, int *n, struct err *e)
 {
     int64_t *steps = NULL;
@@ -169,7 +169,7 @@ int ckpt_write(const char *dir, uint64_t job, int64_t step, int64_t keep, const 
 
 /* ---- reading ----------------------------------------------------------------------------------------------------- */
 
-/* Takes the next line of the form `word rest`, *rest NUL-terminated in place; false: it is another one. */
+/* Takes the next line of the form `word rest`, *rest NUL-terminated in place; false: the line has another form. */
 static bool next_line(char **at, const char *word, char **rest)
 {
     char *end = strchr(*at, '\n');
@@ -181,7 +181,7 @@ static bool next_line(char **at, const char *word, char **rest)
     return true;
 }
 
-/* What is wrong, in a few words; NULL: nothing.  *other: it is whole, but of another job. */
+/* @return what is wrong, in a few words; NULL: nothing.  *other: the checkpoint is complete, but of another job. */
 static const char *check_manifest(char *text, size_t size, uint64_t job, int64_t step, const struct ckpt_part *part,
                                   int n, uint32_t *sum, bool *other)
 {
@@ -206,7 +206,7 @@ static const char *check_manifest(char *text, size_t size, uint64_t job, int64_t
     return strncmp(at, "end ", 4) ? (*other = true, "it has other arrays") : NULL;
 }
 
-/* Reads one checkpoint into the parts.  What is wrong with it, or NULL. */
+/* Reads one checkpoint into the parts.  @return what is wrong with it, or NULL. */
 static const char *read_step(const char *path, uint64_t job, int64_t step, const struct ckpt_part *part, int n,
                              bool *other, struct err *io)
 {
@@ -217,7 +217,7 @@ static const char *read_step(const char *path, uint64_t job, int64_t step, const
     struct file_map *map = mem_array((size_t)n, sizeof *map);
     int rc = file_read(manifest, MANIFEST_MAX, &text, &size, &e);
     const char *wrong = rc ? "it has no manifest" : NULL;
-    if (rc && rc != ERR_NOT_FOUND && rc != ERR_INVALID) *io = e; /* no descriptor, no memory: it may be whole */
+    if (rc && rc != ERR_NOT_FOUND && rc != ERR_INVALID) *io = e; /* out of descriptors or memory: it may be intact */
     if (!wrong) wrong = check_manifest(text, size, job, step, part, n, sum, other);
     for (int i = 0; i < n && !wrong; i++) {
         char *file = part_path(path, part[i].name);

@@ -15,20 +15,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define INIT_STD 0.02 /* transformers' initializer_range where a config does not say */
+#define INIT_STD 0.02 /* transformers' default initializer_range */
 
-/* A tensor of the file and its values in the optimizer's arrays, (rows, cols), outputs first. */
+/* A tensor of the file and its values in the optimizer's arrays, (rows, cols) = (outputs, inputs). */
 struct master {
     char name[TENSOR_NAME_MAX];
     size_t at;
     int rows, cols;
-    bool transposed;            /* as the file keeps it */
-    bool ones, zeros, residual; /* what random initialisation writes */
+    bool transposed;            /* stored as [inputs][outputs] in the file */
+    bool ones, zeros, residual; /* how random initialisation fills it */
 };
 
 /* ---- the parts --------------------------------------------------------------------------------------------------- */
 
-/* Where the gradient of stack i is; *table: the stack is the embedding table too. */
+/* The field for the gradient of stack i; *table: the stack is also the embedding table. */
 static float **stack_grad(struct train_full *f, int i, bool *table)
 {
     const struct model_config *c = &f->base->c;
@@ -45,7 +45,7 @@ static float **stack_grad(struct train_full *f, int i, bool *table)
     return head ? &f->g.head : &f->g.embed;
 }
 
-/* The gradient's pointer beside that of a vector's weight. */
+/* The field for the gradient of a vector. */
 static float **vector_grad(struct train_full *f, const struct vector_slot *v)
 {
     static const struct {
@@ -113,7 +113,7 @@ int train_full_open(struct train_full *f, const struct model *base, const struct
     for (int i = 0; i < stacks; i++) add_stack(f, i, p->optimizer == OPTIMIZER_MUON && i < c->layers * PRODUCTS, o);
     f->n_stacks = stacks;
     f->n_vectors = tensors_vectors(&f->tensors, f->vector);
-    for (int i = 0; i < vectors; i++) { /* parts of one array follow each other */
+    for (int i = 0; i < vectors; i++) { /* parts of one array are contiguous */
         const struct vector_slot *v = &f->vector[i];
         size_t n = (size_t)v->rows * (size_t)v->cols;
         bool first = v->at == 0;
@@ -146,7 +146,7 @@ size_t train_full_bytes(const struct train_full *f)
     return bytes;
 }
 
-/* ---- first values ------------------------------------------------------------------------------------------------ */
+/* ---- initial values ---------------------------------------------------------------------------------------------- */
 
 static double normal(uint64_t seed, uint64_t i)
 {
@@ -169,7 +169,7 @@ static size_t file_index(const struct master *m, size_t i)
     return m->transposed ? col * (size_t)m->rows + row : i;
 }
 
-/* The model was loaded from this file, so every tensor is there, in its shape. */
+/* The model was loaded from this file, so every tensor exists with its shape. */
 static int init_file(const struct master *m, const struct tensor_source *file, float *p, struct err *e)
 {
     const struct tensor *t = tensor_source_find(file, m->name);
@@ -202,9 +202,9 @@ static int first_values(struct train_full *f, const struct train_params *p, stru
     return rc;
 }
 
-/* ---- weights to multiply by -------------------------------------------------------------------------------------- */
+/* ---- packed weights ---------------------------------------------------------------------------------------------- */
 
-/* The values at p, of type t, as parts of the stack that a device takes. */
+/* The values at p, of type t, as parts of the stack in the form a device packs. */
 static int parts_of(const struct stack *s, const void *p, enum dtype t, struct weight_src out[STACK_MAX])
 {
     struct weight_src part[STACK_MAX];
@@ -218,7 +218,7 @@ static int parts_of(const struct stack *s, const void *p, enum dtype t, struct w
     return weights_halves(part, s->n, out);
 }
 
-/* Packed in the base's type from any values of that type; train_full_use writes the right ones. */
+/* Packs arbitrary values in the base's type, to allocate; train_full_use writes the right ones. */
 static struct weight *pack(struct dev *d, const struct stack *s, enum dtype t)
 {
     struct weight_src src[STACK_MAX];
@@ -232,7 +232,7 @@ static struct weight *pack(struct dev *d, const struct stack *s, enum dtype t)
     return w;
 }
 
-/* Vectors that are stored as w and applied as 1 + w: room for what is applied. */
+/* Memory for 1 + w of the vectors that are stored as w and applied as 1 + w. */
 static int reserve_applied(struct train_full *f, struct optim *o, struct err *e)
 {
     struct dev *d = o->d;
@@ -299,7 +299,7 @@ static void use_vectors(struct train_full *f, struct optim *o, float *values)
 
 void train_full_use(struct train_full *f, struct optim *o, float *values)
 {
-    const double PIECE = 1 << 20; /* values between two looks at the gate */
+    const double PIECE = 1 << 20; /* values per pass of the gate */
     use_vectors(f, o, values);
     for (int i = 0; i < f->n_stacks; i++) {
         struct stack s;
@@ -329,7 +329,7 @@ static const struct master *find_master(const struct train_full *f, const char *
     return NULL;
 }
 
-/* p's values of one tensor as the file has them; the caller frees. */
+/* One tensor's values from p in the file's layout and type; the caller frees. */
 static void *as_stored(const struct master *m, const float *p, enum dtype t)
 {
     size_t n = (size_t)m->rows * (size_t)m->cols;
@@ -350,7 +350,7 @@ static int add_tensor(const struct train_full *f, struct st_writer *w, const str
                       struct err *e)
 {
     const struct master *m = find_master(f, t->name);
-    if (!m) return st_writer_add(w, t, 1, e); /* buffers that are no parameters */
+    if (!m) return st_writer_add(w, t, 1, e); /* buffers, which are not parameters */
     struct tensor own = *t;
     void *data = as_stored(m, p, tensor_float_type(t->type));
     if (!data) return err_set(e, ERR_NOMEM, "no memory for tensor %s", t->name);

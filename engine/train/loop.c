@@ -7,14 +7,14 @@
 #include <math.h>
 
 enum {
-    STREAM_DROPOUT = 11, /* of the seed */
-    BAD_IN_A_ROW = 3,    /* steps without a finite loss and gradient before going back */
-    SAVE_SECONDS = 120,  /* between checkpoints where save_steps does not say */
-    GOOD_PARTS = 20,     /* of a job; at the end of each it makes one in any case... */
-    GOOD_LEAST = 50,     /* ... but not of fewer steps than these, nor... */
-    GOOD_MOST = 500,     /* ... of more */
+    STREAM_DROPOUT = 11, /* random stream of the seed */
+    BAD_IN_A_ROW = 3,    /* consecutive steps with a non-finite loss or gradient before falling back */
+    SAVE_SECONDS = 120,  /* between checkpoints when save_steps is 0 */
+    GOOD_PARTS = 20,     /* parts of a job: by default a checkpoint is made at the end of each part... */
+    GOOD_LEAST = 50,     /* ... of at least this many steps... */
+    GOOD_MOST = 500,     /* ... and at most this many */
     NORM_WARNINGS = 5,   /* per run */
-    NORM_LARGE = 100,    /* a gradient norm above it means trouble */
+    NORM_LARGE = 100,    /* a gradient norm above this is worth a warning */
 };
 
 enum outcome { GO_ON, DONE, PAUSED, CANCELLED, FAILED };
@@ -26,11 +26,11 @@ static enum outcome asked(struct train *t)
 }
 
 struct sums {
-    double loss; /* of all targets */
+    double loss; /* sum over all targets */
     int64_t hits, targets, tokens;
 };
 
-/* The micro-batches of a step; with back their gradients, of the mean over the step's targets. */
+/* Runs the micro-batches of a step; with back also computes the gradients of the mean loss over the step's targets. */
 static enum outcome run_step(struct train *t, struct train_rows *rows, int64_t step, bool back, struct sums *sum,
                              struct err *e)
 {
@@ -51,8 +51,8 @@ static enum outcome run_step(struct train *t, struct train_rows *rows, int64_t s
     return GO_ON;
 }
 
-/* Three bad steps in a row: the learning rate is halved, and it goes on from the last good checkpoint, which none of
- * them had touched; once.  What was written since is of steps that will be done again, otherwise. */
+/* After three consecutive bad steps: halves the learning rate and resumes from the last good checkpoint, made before
+ * them; done at most once.  Later checkpoints are deleted, since their steps will be repeated with other results. */
 static enum outcome go_back(struct train *t, struct err *e)
 {
     struct train_state was = t->st;
@@ -62,7 +62,7 @@ static enum outcome go_back(struct train *t, struct err *e)
                 BAD_IN_A_ROW);
         return FAILED;
     }
-    scheduler_gate_leave(t->gate); /* while it is read */
+    scheduler_gate_leave(t->gate); /* while the checkpoint is read */
     if (train_load(t, was.good, e)) return FAILED;
     if (t->saved < 0) return err_set(e, ERR_IO, "the checkpoint of step %lld is gone", (long long)was.good), FAILED;
     ckpt_forget(t->ckpt_dir, t->saved);
@@ -189,12 +189,12 @@ static enum outcome evaluate(struct train *t, struct err *e)
     return GO_ON;
 }
 
-/* A checkpoint that an unbroken run of this job makes here, too. */
+/* Whether an uninterrupted run of this job would also make a checkpoint at this step. */
 static bool good_due(const struct train *t, bool evaluated)
 {
     int64_t every = t->p.save_steps, part = t->plan.steps / GOOD_PARTS;
     if (!every) every = part < GOOD_LEAST ? GOOD_LEAST : part > GOOD_MOST ? GOOD_MOST : part;
-    if (t->st.bad || t->st.good == t->st.step) return false; /* bad: so that there is one from before */
+    if (t->st.bad || t->st.good == t->st.step) return false; /* bad: the checkpoint from before must remain */
     return evaluated || t->st.step % every == 0;
 }
 

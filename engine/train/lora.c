@@ -24,7 +24,7 @@ static struct adapter *make(const struct model_config *c, const struct train_par
     return a;
 }
 
-/* The pairs of one product of one layer: their a's one after the other, then each b. */
+/* The pairs of one GEMM of one layer: all a's contiguous, then each b. */
 static void add_site(struct train_lora *l, int layer, int product, struct optim *o)
 {
     const struct adapter *a = l->adapter;

@@ -7,20 +7,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GROUP_STEPS = 64 }; /* rows of about a length are looked for among so many steps' worth of them */
+enum { GROUP_STEPS = 64 }; /* rows of similar length are grouped within windows of this many steps */
 
-/* streams of the seed */
+/* random streams of the seed */
 enum { STREAM_ROWS = 1, STREAM_STEPS = 2 };
 
 struct microbatches {
     struct microbatches_options o;
     uint32_t n, steps;
     uint32_t *length; /* (n) */
-    uint32_t *order;  /* (n) the epoch's rows, step after step */
-    uint32_t *start;  /* (steps + 1) of each step in order; room for n + 1 */
+    uint32_t *order;  /* (n) the epoch's rows in the order of its steps */
+    uint32_t *start;  /* (steps + 1) start of each step in `order`; capacity n + 1 */
     uint32_t longest;
     uint64_t tokens;
-    /* of the step asked for */
+    /* of the step requested last */
     uint32_t *row, *micro_start; /* (n), (n + 1) */
     uint32_t *bin, *bin_tokens;  /* (n) */
 };
@@ -58,7 +58,7 @@ int microbatches_micro_max(const struct microbatches *b)
 
 /* ---- an epoch -------------------------------------------------------------------------------------------------- */
 
-/* Fisher and Yates, with a number for each place. */
+/* Fisher-Yates shuffle, with one random number per position. */
 static void shuffle(uint32_t *v, uint32_t n, uint64_t seed)
 {
     for (uint32_t i = n; i > 1; i--) {
@@ -68,7 +68,8 @@ static void shuffle(uint32_t *v, uint32_t n, uint64_t seed)
     }
 }
 
-/* Longer first; those of a length in the order they had, which is written above the length. */
+/* Sorts longer rows first, and rows of equal length by their previous position, which is in the low 32 bits of the key.
+ */
 static int longer_first(const void *pa, const void *pb)
 {
     uint64_t a = *(const uint64_t *)pa, b = *(const uint64_t *)pb;
@@ -87,7 +88,7 @@ static void sort_by_length(const struct microbatches *b, uint32_t *row, uint32_t
     free(old);
 }
 
-/* The first of the rows after `from` that no longer fits into the budget. */
+/* @return the end of the rows from `from` on that fit into the budget together. */
 static uint32_t fill(const struct microbatches *b, const uint32_t *row, uint32_t from, uint32_t n, uint64_t budget)
 {
     uint64_t sum = b->length[row[from]];
@@ -105,7 +106,7 @@ static void split_steps(struct microbatches *b, uint32_t from, uint32_t to)
     }
 }
 
-/* Puts the steps [first, steps) of one window, which begin at order[from], into another order. */
+/* Shuffles the steps [first, steps) of one window, whose rows start at order[from]. */
 static void mix_steps(struct microbatches *b, uint32_t first, uint32_t from, uint32_t to, uint64_t seed)
 {
     uint32_t n = b->steps - first, rows = to - from, at = from, i;
@@ -151,8 +152,8 @@ uint32_t microbatches_epoch(struct microbatches *b, uint32_t epoch)
 
 /* ---- a step ---------------------------------------------------------------------------------------------------- */
 
-/* Best fit decreasing: each row, longest first, goes where the least room is left that it fits in.  At most 4/3 of the
- * fewest micro-batches (Johnson et al., 1974: 11/9). */
+/* Best fit decreasing: each row, longest first, goes into the micro-batch with the least space left that still fits
+ * it.  Uses at most 4/3 of the optimal number of micro-batches (Johnson et al., 1974: 11/9). */
 static uint32_t pack(struct microbatches *b, const uint32_t *row, uint32_t n, uint32_t cap)
 {
     uint32_t bins = 0, *sorted = b->row;
@@ -169,7 +170,7 @@ static uint32_t pack(struct microbatches *b, const uint32_t *row, uint32_t n, ui
     return bins;
 }
 
-/* rows sorted as pack left them, bin by bin */
+/* the rows sorted by bin, in the order in which pack assigned them */
 static void gather_bins(struct microbatches *b, uint32_t n, uint32_t bins)
 {
     memset(b->micro_start, 0, ((size_t)bins + 1) * sizeof *b->micro_start);

@@ -11,20 +11,21 @@
 
 struct microbatches_options {
     uint64_t seed;
-    int batch_tokens; /* of a step at most; a longer row is a step alone */
-    int micro_tokens; /* of a micro-batch at most; a longer row is one alone */
+    int batch_tokens; /* of a step at most; a longer row forms a step of its own */
+    int micro_tokens; /* of a micro-batch at most; a longer row forms one of its own */
     bool packing;     /* a step's rows fill as few micro-batches as best fit decreasing finds; else in order */
-    bool by_length;   /* without packing: rows of about a length come in a step together */
-    bool in_order;    /* rows as they are, for evaluation; by_length is not looked at */
+    bool by_length;   /* without packing: a step has rows of similar length */
+    bool in_order;    /* rows in their given order, for evaluation; by_length is ignored */
 };
 
 struct microbatches;
 
-/* length (n): tokens of each row, >= 1, copied; n >= 1.  The order is that of no epoch until microbatches_epoch. */
+/* length (n): tokens of each row, >= 1, copied; n >= 1.  microbatches_epoch must be called before a step is requested.
+ */
 struct microbatches *microbatches_new(const uint32_t *length, uint32_t n, const struct microbatches_options *);
 void microbatches_free(struct microbatches *);
 
-/* Makes the order of that epoch; returns its steps, >= 1. */
+/* Computes the order of that epoch; @return its number of steps, >= 1. */
 uint32_t microbatches_epoch(struct microbatches *, uint32_t epoch);
 
 /* Micro-batch i is rows row[start[i]] .. row[start[i + 1] - 1]. */
@@ -34,7 +35,7 @@ struct microbatches_step {
     uint32_t n_micro, n_rows;
 };
 
-/* Step of the epoch made last; good until the next call. */
+/* A step of the epoch computed last; valid until the next call. */
 struct microbatches_step microbatches_step(struct microbatches *, uint32_t step);
 
 /* No micro-batch is longer. */

@@ -33,7 +33,7 @@ static bool slices(const struct layer *l, const struct weight *w)
     return !l || !l->b->gated || w != l->w->up;
 }
 
-/* y = x w^T + b; l NULL: w is of no layer */
+/* y = x w^T + b; l NULL: w belongs to no layer */
 static void linear(struct train_model *m, const struct layer *l, struct mat y, struct mat x, const struct weight *w,
                    const float *b)
 {
@@ -71,7 +71,7 @@ static void norm(struct train_model *m, struct mat out, struct mat x, struct lay
     chunked_norm(chunks_of(m), (struct norm_args){out, x, n.w, n.b, m->c->eps, m->c->norm});
 }
 
-/* norm(x), in h; x where there is no norm */
+/* norm(x), in h; x when there is no norm */
 static struct mat norm_if(struct train_model *m, struct mat x, struct layer_norm n)
 {
     struct mat h = {m->h.p, DT_F32, x.rows, x.cols, x.cols};
@@ -85,7 +85,7 @@ static void add(struct train_model *m, struct mat x, struct mat y)
     chunked_add(chunks_of(m), (struct add_args){x, y});
 }
 
-/* dx += the gradient by x, from dh by norm_if(x) */
+/* dx += the gradient with respect to x, from dh, that with respect to norm_if(x) */
 static void norm_if_back(struct train_model *m, struct mat dx, struct mat x, struct mat dh, struct layer_norm n,
                          float *dw, float *db)
 {
@@ -102,14 +102,14 @@ static void copy(struct train_model *m, struct mat to, struct mat from)
 
 /* ---- dropout ----------------------------------------------------------------------------------------------------- */
 
-/* Streams of random numbers of a step: one for each site, then one for each branch, then the embeddings'. */
+/* Random streams of a step: one per site, then one per branch, then one for the embeddings. */
 static void drop(struct train_model *m, float p, int stream, struct mat x)
 {
     chunked_dropout(chunks_of(m), (struct dropout_args){x, p, rng_at(m->dropout_seed, (uint64_t)stream), m->b->first});
 }
 
-/* What is added to the residual stream: by a layer's attention and feed-forward, and at its beginning, which is counted
- * as a layer after the last. */
+/* The contributions to the residual stream: a layer's attention and feed-forward, and the embeddings, which count as a
+ * layer after the last. */
 enum branch { ATTENTION, FEED_FORWARD };
 
 static void drop_branch(struct train_model *m, int layer, enum branch b, struct mat x)
@@ -132,7 +132,7 @@ static void drop_input(struct train_model *m, int layer, enum product p, struct 
     drop(m, m->dropout, layer * PRODUCTS + (int)p, x);
 }
 
-/* x as the adapters read it */
+/* x after the adapters' dropout */
 static struct mat site_input(struct train_model *m, int layer, enum product p, struct mat x)
 {
     if (m->dropout <= 0) return x;
@@ -142,7 +142,7 @@ static struct mat site_input(struct train_model *m, int layer, enum product p, s
     return to;
 }
 
-/* x a^T of the site's rank, which may be less than there is room for */
+/* x a^T with the site's rank as width, which may be less than the buffer's */
 static struct mat xa_of(const struct site *s, enum product p, const struct kept *k, int rows)
 {
     struct mat xa = first(k->xa[p], rows);
@@ -171,8 +171,8 @@ static void site_up(struct train_model *m, int layer, enum product p, struct mat
     }
 }
 
-/* With du = scale dy b:  db += scale dy^T xa, da += du^T x, and dx += du a unless dx.p is NULL.  (x as dropout left it,
- * dx behind dropout.) */
+/* With du = scale dy b:  db += scale dy^T xa, da += du^T x, and dx += du a unless dx.p is NULL.  (x is the input after
+ * dropout, dx the gradient before it.) */
 static void site_back(struct train_model *m, int layer, enum product p, const struct kept *k, struct mat x,
                       struct mat dy, struct mat dx)
 {
@@ -198,13 +198,13 @@ static void site_back(struct train_model *m, int layer, enum product p, const st
 
 /* ---- a layer forward --------------------------------------------------------------------------------------------- */
 
-/* of the scratch area, from column `before` on */
+/* a matrix in the scratch area, after `before` columns */
 static struct mat area_mat(const struct train_model *m, int before, int cols)
 {
     return mat_f32(m->area + (size_t)before * (size_t)m->max_tokens, m->b->n_tokens, cols);
 }
 
-/* the matrix of the micro-batch's tokens */
+/* the matrix with one row per token of the micro-batch */
 static struct mat here(const struct train_model *m, struct mat x)
 {
     x.rows = m->b->n_tokens;
@@ -242,7 +242,8 @@ static void attn_forward(struct train_model *m, const struct layer *l, const str
     }
 }
 
-/* What a branch adds to the residual stream, from its output y, in place.  bare: that output, where a norm follows. */
+/* Turns a branch's output y into its contribution to the residual stream, in place.  bare: keeps the output when a norm
+ * follows. */
 static void after_branch(struct train_model *m, const struct layer *l, enum branch b, struct mat bare, struct mat y)
 {
     struct layer_norm post = b == ATTENTION ? layer_post1(l) : layer_post2(l);
@@ -251,7 +252,7 @@ static void after_branch(struct train_model *m, const struct layer *l, enum bran
     drop_branch(m, l->index, b, y);
 }
 
-/* y = x + attention(norm(x)), without x in parallel models; y.p NULL: only what is kept */
+/* y = x + attention(norm(x)), without x in parallel models; y.p NULL: computes only the kept activations */
 static void attention(struct train_model *m, const struct layer *l, const struct kept *k, struct mat h, struct mat x,
                       struct mat y)
 {
@@ -294,7 +295,7 @@ static void activate(struct train_model *m, const struct block *b, struct mat ou
     }
 }
 
-/* y = feed_forward(h); y.p NULL: only what is kept, and its last input in the area */
+/* y = feed_forward(h); y.p NULL: computes only the kept activations and the input of the last GEMM, in the area */
 static void feed_forward(struct train_model *m, const struct layer *l, const struct kept *k, struct mat h, struct mat y)
 {
     const struct layer_weights *w = l->w;
@@ -311,7 +312,7 @@ static void feed_forward(struct train_model *m, const struct layer *l, const str
     if (y.p) after_branch(m, l, FEED_FORWARD, out, y);
 }
 
-/* y: the layer's output; y.p NULL: only what is kept is computed. */
+/* y: the layer's output; y.p NULL: computes only the kept activations. */
 static void layer_forward(struct train_model *m, int layer, const struct kept *k, struct mat x, struct mat y)
 {
     struct layer l = layer_of(m, layer);
@@ -333,11 +334,11 @@ static void layer_forward(struct train_model *m, int layer, const struct kept *k
 
 static const struct layer_grads no_grads;
 
-/* What of a layer is reached on the way back. */
+/* Which gradients of a layer the backward pass needs. */
 struct reach {
-    bool below;            /* the gradient by the layer's input */
-    bool attention, inner; /* that by attention's output; that by the feed-forward's inputs before its activation */
-    bool ff_input;         /* that by the feed-forward's input */
+    bool below;            /* with respect to the layer's input */
+    bool attention, inner; /* with respect to attention's output; to the feed-forward's values before its activation */
+    bool ff_input;         /* with respect to the feed-forward's input */
 };
 
 static struct reach reach_of(const struct train_model *m, const struct layer *l)
@@ -356,7 +357,8 @@ static struct mat if_wanted(struct mat x, bool wanted)
     return x;
 }
 
-/* The gradient by a branch's output, from dx by the residual stream; bare: that output, where a norm follows. */
+/* The gradient with respect to a branch's output, from dx, that with respect to the residual stream; bare: the output,
+ * when a norm follows. */
 static struct mat branch_grad(struct train_model *m, const struct layer *l, enum branch b, struct mat bare,
                               struct mat dx)
 {
@@ -395,7 +397,7 @@ static void feed_forward_back(struct train_model *m, const struct layer *l, cons
     if (r->inner) linear_back(m, l, dff, dx, w->down, false);
     site_back(m, l->index, PRODUCT_DOWN, k, ff, dx, if_wanted(dff, r->inner));
     if (!r->inner) return;
-    if (l->b->gated) { /* the gradient takes the place of what was kept */
+    if (l->b->gated) { /* the gradient overwrites the kept activation */
         chunked_act_mul_back(chunks_of(m), (struct act_mul_back_args){up, up, dff, l->b->act});
         dup = up;
     } else {
@@ -467,8 +469,8 @@ static void attention_back(struct train_model *m, const struct layer *l, const s
     site_back(m, l->index, PRODUCT_QKV, k, h, dqkv, if_wanted(dh, r->below));
 }
 
-/* dx: on entry the gradient by the layer's output, on return, where that is reached, by its input x.
- * fresh: the area still has the feed-forward's activation, and h its input. */
+/* dx: on entry the gradient by the layer's output, on return, where that is reached, by its input x. fresh: the area
+ * still holds the feed-forward's activation, and h its input. */
 static void layer_back(struct train_model *m, int layer, const struct kept *k, struct mat x, struct mat dx, bool fresh)
 {
     struct layer l = layer_of(m, layer);
@@ -495,8 +497,8 @@ static void layer_back(struct train_model *m, int layer, const struct kept *k, s
 
 /* ---- the loss ---------------------------------------------------------------------------------------------------- */
 
-/* The targets from `from` on, up to head_rows of them: their losses, and with back the gradient by the last layer's
- * output at their tokens is added to dx. */
+/* Computes the losses of up to head_rows targets from `from` on; with back, adds the gradient with respect to the last
+ * layer's output at their tokens to dx. */
 static void head(struct train_model *m, int from, int n, bool back, struct mat dx)
 {
     const struct weights *w = m->w;
@@ -571,7 +573,7 @@ static void backward(struct train_model *m, struct mat dx)
 struct train_loss train_model_run(struct train_model *m, const struct micro *b, bool back, float scale)
 {
     m->b = b;
-    scheduler_gate_pass(m->gate); /* a job that goes on with an evaluation comes here from outside */
+    scheduler_gate_pass(m->gate); /* a job that resumes with an evaluation does not have the device yet */
     upload(m, b, scale);
     chunked_embed(chunks_of(m), (struct embed_args){layer_input(m, 0), m->w->embed, m->w->pos, m->id, m->pos,
                                                     m->w->embed_w, layer_embed_scale(m->c, m->w)});
@@ -592,11 +594,11 @@ struct train_loss train_model_run(struct train_model *m, const struct micro *b, 
 
 enum { HEAD_BYTES = 64 << 20, HEAD_ROWS_MIN = 16 };
 
-/* The same walk counts the bytes (d NULL) and takes them. */
+/* The same code counts the bytes (d NULL) and allocates them. */
 struct take {
     struct train_model *m;
     bool count, failed;
-    size_t bytes, largest; /* of all blocks, of one */
+    size_t bytes, largest; /* of all blocks; of the largest */
 };
 
 static void *take(struct take *t, size_t n, size_t size)
@@ -618,7 +620,7 @@ static struct mat take_mat(struct take *t, int rows, int cols)
     return mat_f32(take(t, (size_t)rows * (size_t)cols, sizeof(float)), rows, cols);
 }
 
-/* What blocks of some kind need, all in one. */
+/* The maximum of what the kinds of blocks need. */
 struct needs {
     bool bare, x2, post, gated, branch;
 };
@@ -637,7 +639,7 @@ static struct needs needs_of(const struct train_model *m, int first, int n)
     return all;
 }
 
-/* layer: with recompute, one for all */
+/* layer: with recompute all layers share one set */
 static void take_kept(struct take *t, int layer, struct kept *k)
 {
     const struct train_model *m = t->m;
@@ -654,7 +656,7 @@ static void take_kept(struct take *t, int layer, struct kept *k)
     k->up = take_mat(t, T, needs.gated ? 2 * c->inter : c->inter);
     for (int p = 0; p < PRODUCTS; p++) {
         int r = site_of(m, layer, (enum product)p)->r;
-        for (int l = 0; m->recompute && l < c->layers; l++) /* one for all layers */
+        for (int l = 0; m->recompute && l < c->layers; l++) /* shared by all layers */
             if (site_of(m, l, (enum product)p)->r > r) r = site_of(m, l, (enum product)p)->r;
         if (r) k->xa[p] = take_mat(t, T, r);
     }

@@ -1,13 +1,13 @@
-/* The model in training: model_forward (model.c) over whole sequences that keeps what the gradient needs, the loss, and
- * the gradient, written out op by op; there is no tape.
+/* The model in training: the forward pass (model.c) over whole sequences, which keeps the activations that the backward
+ * pass needs, the loss, and the backward pass.  The backward pass is written out op by op; there is no tape.
  *
- * A micro-batch is T tokens: sequences end to end, each from position 0 and blind to the others.  Trained are adapters
- * on the products of the layers (sites), or all of the weights (grads).  What is frozen gets no gradient, and the
- * backward pass ends below the lowest layer that is trained.  Of each layer its input is kept, and either what is
- * between its ops too, or with `recompute` that is computed again on the way back: the same bits.
+ * A micro-batch is T tokens: sequences end to end, each starting at position 0; attention does not cross sequences.
+ * Either adapters on the layers' GEMMs (sites) or all weights (grads) are trained.  Frozen weights get no gradient, and
+ * the backward pass ends at the lowest trained layer.  Each layer's input is kept.  The activations inside a layer are
+ * kept as well or, with `recompute`, computed again in the backward pass, with the same bits.
  *
- * Memory is the device's, all taken by train_model_open.  Used by the trainer's thread, which passes the gate before
- * each op. */
+ * Memory is on the device, all allocated by train_model_open.  Used by the trainer's thread, which passes the gate
+ * before each op. */
 #ifndef TANDEM_ENGINE_TRAIN_MODEL_H
 #define TANDEM_ENGINE_TRAIN_MODEL_H
 
@@ -26,10 +26,10 @@
 
 enum { SITE_PARTS = 3 };
 
-/* The adapters of one product of one layer: y[:, col .. col + n) += scale (x a_i^T) b_i^T.  Their a's are stacked, so
- * that one product gives x a^T for all of them.  r 0: none.  Pointers into the optimizer's arrays. */
+/* The adapters of one GEMM of one layer: y[:, col .. col + n) += scale (x a_i^T) b_i^T.  Their a's are stacked, so that
+ * one GEMM computes x a^T for all of them.  r 0: none.  Pointers into the optimizer's arrays. */
 struct site {
-    int r, k;      /* of all parts; inputs */
+    int r, k;      /* sum of the parts' ranks; inputs */
     float *a, *da; /* (r, k) */
     int n_parts;
     struct site_part {
@@ -39,8 +39,8 @@ struct site {
     } part[SITE_PARTS];
 };
 
-/* Gradients of all weights, in the shapes of struct weights; matrices (outputs, inputs) f32; NULL where the model has
- * none.  embed and head are the same when tied. */
+/* Gradients of all weights, in the shapes of struct weights; matrices (outputs, inputs) f32; NULL for weights the model
+ * does not have.  embed and head are the same when tied. */
 struct layer_grads {
     float *norm1_w, *norm1_b, *norm2_w, *norm2_b, *post1_w, *post1_b, *post2_w, *post2_b;
     float *qkv, *qkv_b, *o, *o_b, *q_norm, *k_norm, *up, *up_b, *down, *down_b;
@@ -57,20 +57,20 @@ struct micro {
     int n_tokens, n_seqs, n_targets;
     int32_t *id, *pos; /* (T) */
     int32_t *q_start;  /* (n_seqs + 1) */
-    int32_t *row;      /* (n_targets) tokens from which one is predicted that counts */
-    int32_t *target;   /* (n_targets) which one */
-    uint64_t first;    /* tokens of this step before these: for dropout */
+    int32_t *row;      /* (n_targets) tokens whose successor is a target */
+    int32_t *target;   /* (n_targets) ids of those successors */
+    uint64_t first;    /* number of tokens of this step before this micro-batch, for dropout */
 };
 
 /* ---- the model ------------------------------------------------------------------------------------------------- */
 
-/* Of a layer, between its ops.  (T, ...) */
+/* Activations inside a layer.  (T, ...) */
 struct kept {
     struct mat qkv;          /* (H + 2G) D, after rope */
-    struct mat bare;         /* (H + G) D: q and k before their norms, where they have some */
+    struct mat bare;         /* (H + G) D: q and k before their norms, if any */
     struct mat att, lse;     /* H D; H */
     struct mat x2;           /* C, after attention; not in parallel layers */
-    struct mat o, down;      /* C, what attention and feed-forward gave, where a norm follows */
+    struct mat o, down;      /* C, output of attention and of the feed-forward, when a norm follows */
     struct mat up;           /* 2F gated, else F, before the activation */
     struct mat xa[PRODUCTS]; /* r of the site */
 };
@@ -83,39 +83,39 @@ struct train_model {
     const struct site *site;         /* (layers, PRODUCTS), or NULL */
     const struct model_grads *grads; /* or NULL */
     float dropout;                   /* on the sites' inputs, one mask for all parts of a site */
-    float residual_dropout;          /* on what attention and feed-forward add, and on embeddings; without sites */
-    uint64_t dropout_seed;           /* of this step */
-    bool half;                       /* gemms may round to bf16 */
+    float residual_dropout; /* on the outputs of attention and feed-forward and on embeddings; only without sites */
+    uint64_t dropout_seed;  /* of this step */
+    bool half;              /* gemms may round to bf16 */
     bool recompute;
     int max_tokens;
 
     /* set by open */
     struct rope_table rope[ROPES_MAX];
-    int lowest;    /* layer that is trained */
-    int head_rows; /* logits are made for so many tokens at once */
+    int lowest;    /* lowest trained layer */
+    int head_rows; /* number of tokens whose logits are computed at once */
     float *x;      /* (L + 1, T, C): inputs of the layers, and the last one's output */
     struct kept *kept;
     int n_kept;
-    struct mat h, dx, dh;          /* (T, C) normed input; gradients */
-    float *area;                   /* (T, 2F or 2 (H + G) D): ff and dff, or dqkv and datt */
-    struct mat dropped;            /* (T, widest input of a site) */
-    struct mat branch;             /* (T, C) gradient by a branch, where it is not that by what was added */
-    struct mat du;                 /* (T, most r of a site) */
+    struct mat h, dx, dh; /* (T, C) normed input; gradients */
+    float *area;          /* (T, 2F or 2 (H + G) D): ff and dff, or dqkv and datt */
+    struct mat dropped;   /* (T, widest input of a site) */
+    struct mat branch;    /* (T, C) gradient with respect to a branch's output, when it differs from that of the sum */
+    struct mat du;        /* (T, most r of a site) */
     struct mat hx, hh, hd, logits; /* of head_rows tokens: (., C) final input, normed, gradient; (., V) */
-    float *loss, *scale;           /* (T) of each target, and of its gradient */
+    float *loss, *scale;           /* (T) loss of each target; factor of its gradient */
     int32_t *hit, *iota;           /* (T); (T) 0 1 2... */
-    int32_t *id, *pos, *q_start, *row, *target, *some; /* (T), (T + 1): the micro-batch's on the device */
+    int32_t *id, *pos, *q_start, *row, *target, *some; /* (T), (T + 1): the micro-batch, on the device */
     float *host_loss;                                  /* (T) */
     int32_t *host_hit;
-    const struct micro *b; /* the one that runs */
-    void **owned;          /* what open took from the device */
+    const struct micro *b; /* the current micro-batch */
+    void **owned;          /* device memory allocated by open */
     size_t n_owned, cap_owned;
 };
 
-/* Bytes that train_model_open would take; *largest: of them the most in one piece.  Only c, site, grads, the dropouts,
- * recompute and max_tokens are looked at. */
+/* Bytes that train_model_open would allocate; *largest: the largest single allocation.  Reads only c, site, grads, the
+ * dropouts, recompute and max_tokens. */
 size_t train_model_bytes(const struct train_model *, size_t *largest);
-/* positions: of the rotary tables. */
+/* positions: size of the rotary tables. */
 int train_model_open(struct train_model *, int positions, struct err *);
 void train_model_close(struct train_model *);
 
@@ -124,7 +124,7 @@ struct train_loss {
     int64_t hits;
 };
 
-/* The loss.  With back, `scale` times its gradient is added to the gradients of what is trained. */
+/* Computes the loss.  With back, adds `scale` times its gradient to the gradients of the trained parameters. */
 struct train_loss train_model_run(struct train_model *, const struct micro *, bool back, float scale);
 
 #endif

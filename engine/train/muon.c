@@ -7,11 +7,11 @@
 
 enum {
     NEWTON_SCHULZ = 5,
-    SLICE = 1 << 20, /* floats between two looks at the gate */
+    SLICE = 1 << 20, /* floats per pass of the gate */
 };
 static const double MOMENTUM = 0.95, EPS = 1e-7, A = 3.4445, B = -4.7750, C = 2.0315;
 
-/* What the helpers here need of a step. */
+/* The state of a step that the helpers here share. */
 struct run {
     struct dev *d;
     struct scheduler_gate *gate;
@@ -24,7 +24,7 @@ void muon_add(struct muon *u, size_t at, int rows, int cols)
     u->matrix[u->n++] = (struct muon_matrix){at, rows, cols};
 }
 
-/* Floats of the largest matrix, and of the largest product with itself. */
+/* Floats of the largest matrix x, and of the largest x x^T. */
 static void largest(const struct muon *u, size_t *matrix, size_t *gram)
 {
     *matrix = *gram = 0;
@@ -104,7 +104,7 @@ static void gemm(const struct run *r, struct mat c, struct mat a, struct mat b, 
     }
 }
 
-/* to = A x + (B a + C a a) x, a of the smaller side */
+/* to = A x + (B a + C a a) x, a square, of the smaller side */
 static void newton_schulz(const struct muon *u, const struct run *r, float *to, float *from, int rows, int cols)
 {
     bool wide = rows <= cols;
@@ -118,7 +118,7 @@ static void newton_schulz(const struct muon *u, const struct run *r, float *to, 
     gemm(r, y, wide ? b : x, wide ? x : b, false, false, 1, true);
 }
 
-/* g becomes the direction to go; its square sum is added to *sum. */
+/* Replaces g by the step's direction and adds its sum of squares to *sum. */
 static void momentum(const struct run *r, float *g, float *m, size_t n, double grad_scale, double *sum)
 {
     axpby(r, m, g, n, (1 - MOMENTUM) * grad_scale, MOMENTUM);

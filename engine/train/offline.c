@@ -28,7 +28,7 @@ static int open_data(struct train_offline *o, const struct train_offline_config 
     struct dataset_options options = c->options;
     const struct model_config *mc = &o->model.c;
     options.max_length = c->p.max_length < mc->max_len ? c->p.max_length : mc->max_len;
-    if (options.max_length < 2) options.max_length = 2; /* train_open says what is wrong with it */
+    if (options.max_length < 2) options.max_length = 2; /* train_open reports the error */
     options.cache_dir = cache;
     options.threads = o->model.d->threads;
     int rc = dir_make(c->dir, e);

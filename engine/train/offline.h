@@ -10,24 +10,24 @@ struct train_offline_config {
     struct model_options model;
     const char *cpus;               /* which cores the threads are bound to (cpus.h) */
     const char *data, *eval;        /* files; eval NULL: eval_fraction of data */
-    struct dataset_options options; /* max_length, eos and the cache directory are set from the rest */
+    struct dataset_options options; /* max_length, eos and the cache directory are set from the other fields */
     struct train_params p;
     const char *from; /* an adapter directory; NULL */
     const char
         *chat_template; /* a file, or "plain": lines of "role: content"; NULL or "": the model's own, else plain */
-    const char *dir;    /* checkpoints and the prepared data; made when missing */
+    const char *dir;    /* directory of checkpoints and prepared data; created when missing */
     const char *out;
 };
 
 struct train_offline;
 
-/* Loads, prepares and plans; everything is borrowed for the call only.  NULL and *e. */
+/* Loads, prepares and plans; arguments are borrowed for the call only.  @return NULL on failure, and *e is set. */
 struct train_offline *train_offline_open(const struct train_offline_config *, struct err *e);
 struct train *train_offline_train(struct train_offline *);
 const struct dataset_report *train_offline_report(const struct train_offline *, bool eval); /* NULL: no eval data */
 void train_offline_close(struct train_offline *);                                           /* NULL is allowed */
 
-/* The job is done: deletes `dir` with the checkpoints and the prepared data. */
+/* After the job is done: deletes `dir` with the checkpoints and the prepared data. */
 void train_offline_clear(const char *dir);
 
 #endif

@@ -46,8 +46,8 @@ void chunked_act_mul(struct op_chunks, struct act_mul_args);
 void chunked_act_back(struct op_chunks, struct act_back_args);
 void chunked_act_mul_back(struct op_chunks, struct act_mul_back_args);
 void chunked_dropout(struct op_chunks, struct dropout_args);
-void chunked_scale(struct op_chunks, struct mat, double by); /* m *= by; rows one after the other */
-void chunked_zero(struct op_chunks, struct mat);             /* m = 0; rows one after the other */
+void chunked_scale(struct op_chunks, struct mat, double by); /* m *= by; rows contiguous */
+void chunked_zero(struct op_chunks, struct mat);             /* m = 0; rows contiguous */
 
 /* Copy n floats to or from the host.  Steps of serving may run between the chunks: nothing else may change the floats
  * until the copy returns. */

@@ -7,10 +7,10 @@
 
 enum {
     ALIGN_FLOATS = 16,
-    SLICE = 1 << 19, /* floats between two looks at the gate: a millisecond of adamw, about */
+    SLICE = 1 << 19, /* floats per pass of the gate: about a millisecond of adamw */
 };
 
-#define ADAMW_FLOATS 7.0 /* moved for each parameter: four are read, three written */
+#define ADAMW_FLOATS 7.0 /* floats moved per parameter: four read, three written */
 
 void optim_init(struct optim *o, struct dev *d, struct scheduler_gate *gate)
 {
@@ -86,7 +86,7 @@ double optim_grad_norm(struct optim *o)
 {
     double sum = 0;
     o->d->ops->upload(o->d, o->sum, &sum, sizeof sum);
-    for (size_t i = 0, k; i < o->n; i += k) { /* slices of one size, so that the sum has one order */
+    for (size_t i = 0, k; i < o->n; i += k) { /* slices of a fixed size, so that the order of summation is fixed */
         k = o->n - i < SLICE ? o->n - i : SLICE;
         scheduler_gate_pass(o->gate);
         scheduler_gate_cost(o->gate, WORK_STATE, (double)k);
@@ -97,8 +97,8 @@ double optim_grad_norm(struct optim *o)
     return sqrt(sum);
 }
 
-/* The average keeps `decay` of itself and takes the rest from the parameters.  The op's factors are f32: from 0.5 on
- * 1 - keep is exact, so that they sum to 1 and the average of equal parameters is these. */
+/* average = decay * average + (1 - decay) * parameters.  The op's factors are f32: for keep >= 0.5, 1 - keep is exact,
+ * so the factors sum to 1 and the average of constant parameters is exactly these. */
 static void average(struct optim *o, double decay)
 {
     float keep = (float)decay;

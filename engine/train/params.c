@@ -36,18 +36,18 @@ void train_params_default(struct train_params *p, enum train_method method)
 
 #define AT(field) offsetof(struct train_params, field)
 
-/* One row a number: its range, and where it is. */
+/* One row per numeric parameter: its range and its offset. */
 static const struct {
     struct train_range range;
     enum { DOUBLE, INT, INT64 } type;
     size_t at;
-    bool lora; /* of no meaning for method full */
+    bool lora; /* not used by method full */
 } table[] = {
     {{"epochs", 0, 1000, true}, DOUBLE, AT(epochs), false},
     {{"max_steps", 0, 1e12, false}, INT64, AT(max_steps), false},
     {{"batch_tokens", 16, 1048576, false}, INT, AT(batch_tokens), false},
     {{"micro_tokens", 0, 1048576, false}, INT, AT(micro_tokens), false},
-    {{"max_length", 8, 1048576, false}, INT, AT(max_length), false}, /* and the model's */
+    {{"max_length", 8, 1048576, false}, INT, AT(max_length), false}, /* and at most the model's */
     {{"learning_rate", 0, 1, true}, DOUBLE, AT(learning_rate), false},
     {{"min_lr_ratio", 0, 1, false}, DOUBLE, AT(min_lr_ratio), false},
     {{"warmup_ratio", 0, 1, false}, DOUBLE, AT(warmup_ratio), false},
@@ -142,7 +142,7 @@ static uint64_t mix_number(uint64_t h, double v)
     return rng_mix(h ^ rng_mix(bits));
 }
 
-/* A tensor's begin, middle and end: training changes all of it or nothing. */
+/* Samples the beginning, middle and end of a tensor: training changes all of a tensor or none of it. */
 static uint64_t mix_tensor(uint64_t h, const struct tensor *t)
 {
     enum { SAMPLE = 1 << 14 };
@@ -159,7 +159,7 @@ static uint64_t mix_tensor(uint64_t h, const struct tensor *t)
 uint64_t train_job_hash(const struct train_params *p, uint64_t data, uint64_t eval, const struct tensor_source *base,
                         const float *first, size_t n)
 {
-    /* recompute is left out: it does not change a bit.  save_steps neither. */
+    /* recompute and save_steps are left out: they do not change the result. */
     const double numbers[] = {
         p->method,
         p->epochs,

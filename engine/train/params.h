@@ -1,4 +1,4 @@
-/* A job's parameters: defaults, ranges, and the number that a checkpoint knows its job by. */
+/* A job's parameters: defaults, ranges, and the hash by which a checkpoint identifies its job. */
 #ifndef TANDEM_ENGINE_TRAIN_PARAMS_H
 #define TANDEM_ENGINE_TRAIN_PARAMS_H
 
@@ -6,11 +6,11 @@
 #include "engine/model/tensor_source.h"
 #include "engine/train/train.h"
 
-/* ERR_INVALID: "learning_rate must be ...".  What is left to a default that depends on others is set. */
+/* ERR_INVALID: "learning_rate must be ...".  Resolves defaults that depend on other parameters. */
 int train_params_check(struct train_params *, const struct model_config *, struct err *);
 
-/* Of everything the result's bytes depend on.  p: the first values of the parameters, n of them, on the host.  Of the
- * base weights names, shapes and samples of the values are looked at. */
+/* Hash of everything that determines the bytes of the result.  p: the n initial values of the parameters, on the host.
+ * Of the base weights, it covers names, shapes and samples of the values. */
 uint64_t train_job_hash(const struct train_params *, uint64_t data, uint64_t eval, const struct tensor_source *base,
                         const float *p, size_t n);
 

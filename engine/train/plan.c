@@ -21,8 +21,8 @@ static int check_base(const struct train *t, struct err *e)
 
 static const double GIB = 1024.0 * 1024 * 1024;
 
-/* What ops take for themselves, attention most of all (packed keys; gradients of the longest sequence, or of about a
- * thousand rows), and what is kept of each row of data. */
+/* Estimates of the scratch memory of ops, mostly attention's (packed keys; gradients of the longest sequence, or of
+ * about a thousand rows), and of the memory per row of data. */
 static size_t scratch_bytes(const struct train *t)
 {
     const double SPARE = 1.25, ROW_BYTES = 40;
@@ -34,15 +34,15 @@ static size_t scratch_bytes(const struct train *t)
     return (size_t)((forward > back ? forward : back) * SPARE + ROW_BYTES * (double)(t->rows.n + t->eval.n));
 }
 
-/* What may be taken of the memory that training is planned in: the device's own, or the host's. */
+/* The memory available to training: the device's own, or the host's. */
 static size_t room_for(struct dev *d, size_t *piece)
 {
     if (!dev_host_memory(d)) return dev_memory_left(d, piece);
     return *piece = memory_available();
 }
 
-/* The largest pieces are arrays of all parameters that are trained, or of activations; activations: bytes of the
- * largest of these.  What ops take for themselves is not known so well. */
+/* The largest allocations are arrays of all trained parameters, or of activations (activations: bytes of the largest of
+ * these).  The scratch memory of ops is known less precisely. */
 static int check_piece(const struct train *t, size_t piece, size_t activations, struct err *e)
 {
     double state = (double)t->o.n * sizeof(float), need = fmax(state, (double)activations);
@@ -55,12 +55,12 @@ static int check_piece(const struct train *t, size_t piece, size_t activations, 
                                     : "use method lora");
 }
 
-/* Chooses whether activations are computed again, and refuses what does not fit. */
+/* Chooses whether activations are recomputed, and rejects jobs that do not fit. */
 static int plan_memory(struct train *t, struct err *e)
 {
     struct train_plan *p = &t->plan;
     int average = t->p.ema_decay > 0;
-    /* a plan alone is made on any thread, the device not being its */
+    /* a plan without a job may be made on any thread, which must not use the device */
     bool own = !dev_host_memory(t->d);
     int copies = 4 + average + (t->eval.n && !own ? 1 : 0), host_copies = own ? 3 + average + (t->eval.n ? 1 : 0) : 0;
     size_t piece, largest, room = room_for(t->d, &piece);

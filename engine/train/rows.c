@@ -7,11 +7,11 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { STREAM_HELD_OUT = 7 }; /* of the seed */
+enum { STREAM_HELD_OUT = 7 }; /* random stream of the seed */
 
-/* ---- which ------------------------------------------------------------------------------------------------------- */
+/* ---- selection --------------------------------------------------------------------------------------------------- */
 
-/* Targets of the row within max_length tokens, and the place of the last one; 0: none. */
+/* @return the number of the row's targets within max_length tokens, 0: none; and the position of the last one. */
 static uint32_t look(const struct dataset_row *r, int max_length, uint32_t *last)
 {
     int n = r->n < max_length ? r->n : max_length;
@@ -50,7 +50,7 @@ static int stopped(const struct train_job *job, struct err *e)
     return job->stop && job->stop(job->stop_arg) ? err_set(e, ERR_FULL, "stopped before it began") : 0;
 }
 
-/* Ids come from a file. */
+/* Ids are untrusted: they come from a file. */
 static int check_ids(const struct dataset *set, const struct train_job *job, int vocab, struct err *e)
 {
     const uint64_t LOOK = 1 << 14;
@@ -65,8 +65,8 @@ static int check_ids(const struct dataset *set, const struct train_job *job, int
     return 0;
 }
 
-/* Every row of the set into `to`, a fraction of those that can be trained into `held`: the ones with the smallest
- * random number. */
+/* Adds every row of the set to `to`, except a fraction of the trainable ones, those with the smallest random numbers,
+ * which go to `held`. */
 static uint64_t split(struct train_rows *to, struct train_rows *held, double fraction, const struct train_params *p)
 {
     const struct dataset *set = to->set;
@@ -97,9 +97,9 @@ static uint64_t split(struct train_rows *to, struct train_rows *held, double fra
     return left_out;
 }
 
-/* ---- when -------------------------------------------------------------------------------------------------------- */
+/* ---- schedule ---------------------------------------------------------------------------------------------------- */
 
-/* How many steps an epoch has follows from its order alone, so each is shuffled once to count them. */
+/* The number of steps of an epoch depends on its order, so each epoch is shuffled once to count them. */
 static int schedule(struct train_rows *t, const struct train_params *p, const struct train_job *job, struct err *e)
 {
     t->epochs = (int)ceil(p->epochs);
@@ -163,7 +163,7 @@ void train_rows_close(struct train_rows *r)
 
 int train_rows_epoch(const struct train_rows *r, int64_t step)
 {
-    int low = 0, high = r->epochs - 1; /* the last that begins at or before it */
+    int low = 0, high = r->epochs - 1; /* finds the last epoch that begins at or before the step */
     while (low < high) {
         int mid = (low + high + 1) / 2;
         if (r->before[mid] <= step)

@@ -15,9 +15,9 @@
 
 struct tfevents {
     int fd;
-    off_t end;       /* of the last whole record */
+    off_t end;       /* end of the last complete record */
     char *path;      /* owned, for messages */
-    struct buf body; /* used again for each event */
+    struct buf body; /* reused for each event */
     struct buf record;
 };
 
@@ -97,15 +97,15 @@ static int record_write(struct tfevents *t, struct err *e)
         return 0;
     }
     int why = n < 0 ? errno : ENOSPC;
-    /* what is left of the record is written over by the next one */
+    /* the next record overwrites the partial one */
     if (ftruncate(t->fd, t->end) < 0) why = errno;
     return err_set(e, ERR_IO, "%s: %s", t->path, strerror(why));
 }
 
 static const char prefix[] = "events.out.tfevents.";
 
-/* Readers take files in the order of their names: so the seconds in a new name are above all that are there, also when
- * it is made in the same second or after the clock was set back. */
+/* Readers sort files by name.  So the seconds in a new name are greater than those of all existing files, even if it is
+ * created in the same second or after the clock was set back. */
 static unsigned long long next_second(const char *dir)
 {
     unsigned long long second = clock_unix() / 1000000000u;

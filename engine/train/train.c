@@ -13,7 +13,7 @@ const struct train_plan *train_plan(const struct train *t)
     return &t->plan;
 }
 
-/* The largest micro-batch and step, which a device measures (see its reserve): nothing of it runs. */
+/* Dry run of the largest micro-batch and step, for the device's reserve: ops record sizes, nothing is launched. */
 static void largest_step(void *arg)
 {
     struct train *t = arg;
@@ -76,20 +76,20 @@ static void hash_job(struct train *t)
     }
     t->hash = train_job_hash(&t->p, dataset_hash(t->job.data), t->job.eval ? dataset_hash(t->job.eval) : 0,
                              t->model->w.file, p, t->o.n);
-    /* what the base is multiplied as is not in its file */
+    /* the type in which the base's weights are used is not in its file */
     t->hash = rng_mix(t->hash ^ rng_mix((uint64_t)t->model->w.type << 1 | t->d->bf16_x));
 }
 
 static int open_all(struct train *t, struct err *e)
 {
-    scheduler_gate_leave(t->gate); /* until there is something to compute */
+    scheduler_gate_leave(t->gate); /* the device is not needed until the job runs */
     int rc = train_make_plan(t, e);
     if (!rc) rc = take_memory(t, e);
     if (rc) return rc;
     hash_job(t);
     t->st = (struct train_state){.good = -1, .evaluated = -1, .best_step = -1, .rate_scale = 1};
     if (train_device_failed(t, e))
-        return e->code; /* of parameters that are not those of the job the hash says nothing */
+        return e->code; /* an error while downloading the parameters makes the hash meaningless */
     rc = train_load(t, INT64_MAX, e);
     scheduler_gate_leave(t->gate);
     t->resumed = t->saved >= 0;
@@ -133,8 +133,8 @@ struct train *train_open(const struct train_job *job, struct model *m, struct sc
     if (open_all(t, e)) {
         struct err lost = {0};
         if (train_device_failed(t, &lost) && lost.code == ERR_LOST)
-            *e = lost;                             /* that comes first, whatever failed after it */
-        if (t->took) scheduler_gate_pass(t->gate); /* it frees memory of the device */
+            *e = lost;                             /* takes precedence over errors that followed from it */
+        if (t->took) scheduler_gate_pass(t->gate); /* freeing device memory needs the device */
         train_free(t);
         return NULL;
     }

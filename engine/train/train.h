@@ -20,7 +20,7 @@ struct engine;
 
 /* ---- what to do ------------------------------------------------------------------------------------------------ */
 
-enum train_method { TRAIN_LORA, TRAIN_QLORA, TRAIN_FULL }; /* qlora: lora that insists on a quantised base */
+enum train_method { TRAIN_LORA, TRAIN_QLORA, TRAIN_FULL }; /* qlora: lora that requires a quantised base */
 enum train_schedule { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE };
 enum train_optimizer { OPTIMIZER_ADAMW, OPTIMIZER_MUON };
 enum train_recompute { RECOMPUTE_AUTO, RECOMPUTE_ON, RECOMPUTE_OFF }; /* gradient checkpointing */
@@ -29,46 +29,46 @@ struct train_params {
     enum train_method method;
     double epochs;                /* (0, 1000]; 3 */
     int64_t max_steps;            /* > 0: ends there at the latest; 0 */
-    int batch_tokens;             /* tokens of an optimizer step, about; 16..1048576; 2048 */
-    int micro_tokens;             /* tokens computed at once; 0: batch_tokens, at most 2048, at least max_length */
-    int max_length;               /* rows are cut to so many tokens; 8..the model's; 512 */
+    int batch_tokens;             /* approximate tokens of an optimizer step; 16..1048576; 2048 */
+    int micro_tokens;             /* tokens per micro-batch; 0: batch_tokens, at most 2048, at least max_length */
+    int max_length;               /* longer rows are truncated to this many tokens; 8..the model's; 512 */
     double learning_rate;         /* (0, 1]; 2e-4, full 5e-5 */
     enum train_schedule schedule; /* cosine */
     double min_lr_ratio;          /* of learning_rate at the end of linear and cosine; [0, 1]; 0 */
     double warmup_ratio;          /* of all steps; [0, 1]; 0.03 */
     int64_t warmup_steps;         /* >= 0 instead of the ratio; -1 */
-    double weight_decay, beta1, beta2, epsilon; /* 0 (full 0.01), 0.9, 0.999, 1e-8.  Decay spares biases and norms */
+    double weight_decay, beta1, beta2, epsilon; /* 0 (full 0.01), 0.9, 0.999, 1e-8.  Biases and norms are not decayed */
     double max_grad_norm;                       /* 0: off; 1 */
     enum train_optimizer optimizer; /* full: muon for the layers' matrices, adamw for the rest (muon.h); adamw */
-    double dropout;                 /* full: of what attention and feed-forward add, and of embeddings; 0 */
-    double ema_decay;               /* full: > 0: what is evaluated and written is the weights' average; 0 */
+    double dropout;                 /* full: on the outputs of attention and feed-forward and on embeddings; 0 */
+    double ema_decay;               /* full: > 0: the average of the weights is evaluated and written; 0 */
     int lora_r;                     /* 1..256; 16 */
     double lora_alpha;              /* (0, 4096]; 32 */
     double lora_dropout;            /* 0 */
     bool use_rslora;
-    unsigned targets;     /* of enum lora_target; TARGET_ALL */
-    bool packing;         /* a step's rows fill as few micro-batches as possible; true */
-    bool group_by_length; /* without packing: rows of about a length together; true */
-    double eval_fraction; /* [0, 0.5] of the rows are held out; 0.  Unless eval data is given */
-    int64_t eval_steps;   /* 0: at the end of each epoch */
-    int64_t save_steps;   /* 0: every 2 minutes, and of a twentieth of all steps (50 to 500); a checkpoint is also made
-                           * at each evaluation and on pause */
-    int patience;         /* early_stopping_patience: stop after so many evaluations without improvement; 0: never */
-    double min_improvement; /* early_stopping_threshold: what counts as one; 0 */
+    unsigned targets;       /* of enum lora_target; TARGET_ALL */
+    bool packing;           /* pack a step's rows into as few micro-batches as possible; true */
+    bool group_by_length;   /* without packing: a step has rows of similar length; true */
+    double eval_fraction;   /* [0, 0.5] fraction of the rows held out, unless eval data is given; 0 */
+    int64_t eval_steps;     /* 0: at the end of each epoch */
+    int64_t save_steps;     /* 0: every 2 minutes and every twentieth of all steps (50 to 500).  Evaluations and a pause
+                               also make a checkpoint */
+    int patience;           /* early_stopping_patience: stop after so many evaluations without improvement; 0: never */
+    double min_improvement; /* early_stopping_threshold: smallest decrease of the loss that counts as one; 0 */
     enum train_recompute recompute;
-    bool f32;         /* GEMMs in f32 even where bf16 is faster; beside serving only those of adapters */
+    bool f32;         /* GEMMs in f32 even where bf16 is faster; while serving only those of adapters */
     bool random_init; /* full: start from random weights of this shape, not the model's */
     uint64_t seed;    /* 42 */
 };
 
 void train_params_default(struct train_params *, enum train_method);
 
-/* The range of a numeric parameter; every check uses these.  They allow for arithmetic in floats, where a decay of
+/* The range of a numeric parameter; every check uses these.  Limits are chosen for f32 arithmetic, in which a decay of
  * 0.99999999 would be 1. */
 struct train_range {
     const char *name; /* as in requests and messages */
     double min, max;
-    bool above_min; /* min itself is out */
+    bool above_min; /* min itself is excluded */
 };
 /* @return NULL: the parameter has no range (switches, choices, the seed). */
 const struct train_range *train_range(const char *name);
@@ -78,18 +78,18 @@ struct train_job {
     struct train_params p;
     /* Data: an opened set (dataset.h), borrowed until train_free. */
     const struct dataset *data, *eval; /* eval NULL: eval_fraction of data */
-    const char *from;                  /* an adapter directory to go on from; NULL */
+    const char *from;                  /* an adapter directory to continue training; NULL */
     const char *base_name;             /* base_model_name_or_path in the adapter's configuration */
     const char *model_dir; /* full: the base's directory, whose configuration and tokenizer are copied; NULL: none */
-    const char *dir;       /* the job's own directory: checkpoints/ inside; made when missing */
-    const char *out; /* where the result goes: an adapter directory (full: a model directory), by rename at the end;
-                      * NULL: nowhere.  With evaluation the result is the best of the evaluated, else the last. */
-    bool (*stop)(void *arg); /* asked now and then while the job is planned, which takes seconds for many rows and
-                              * epochs; true: it is given up with ERR_FULL; NULL: never */
+    const char *dir;       /* the job's directory, with checkpoints/; created when missing */
+    const char *out; /* directory of the result: an adapter (full: a model), renamed into place at the end; NULL: none.
+                        With evaluation the result is the best evaluated state, else the last. */
+    bool (*stop)(void *arg); /* polled while the job is planned, which takes seconds for many rows and epochs; true:
+                                planning ends with ERR_FULL; NULL: never */
     void *stop_arg;
 };
 
-/* ---- what happens ---------------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------------------------- */
 
 enum train_event_kind {
     TRAIN_PLAN,       /* before the first step: plan */
@@ -98,8 +98,8 @@ enum train_event_kind {
     TRAIN_SAVING,     /* before a checkpoint is written: events of earlier steps will not be repeated after a crash, so
                          a callback that stores events should make them durable now; the device is free meanwhile */
     TRAIN_CHECKPOINT, /* text: its directory */
-    TRAIN_WARNING,    /* text: a step skipped, a suspicious gradient norm, rows left out */
-    TRAIN_RESUMED,    /* step: of the checkpoint */
+    TRAIN_WARNING,    /* text: a skipped step, a suspicious gradient norm, omitted rows */
+    TRAIN_RESUMED,    /* step: the checkpoint's */
     TRAIN_PAUSED,     /* a checkpoint is on the disk and the thread has ended */
     TRAIN_CANCELLED,
     TRAIN_LOST, /* the device was lost, the thread ends: a new process can resume from the last checkpoint */
@@ -118,13 +118,13 @@ struct train_event {
     int64_t step, steps; /* done, of all */
     double epoch;
     double loss;      /* mean over the trained tokens of the step */
-    double accuracy;  /* of the next token, teacher-forced */
+    double accuracy;  /* of next-token prediction, teacher-forced */
     double grad_norm; /* before clipping */
     double learning_rate;
     double tokens_per_s;            /* all tokens of the step, over its wall time */
     int64_t tokens, trained_tokens; /* so far */
-    double seconds, eta_s;          /* of training so far, this run's and those before it; what is left, NAN: unknown */
-    int64_t skipped;                /* steps skipped so far for a non-finite loss or gradient */
+    double seconds, eta_s; /* training time so far, including earlier runs; estimated remaining time, NAN: unknown */
+    int64_t skipped;       /* steps skipped so far for a non-finite loss or gradient */
     double eval_loss, eval_accuracy;
     bool best; /* the best evaluation so far */
     const struct train_plan *plan;
@@ -138,9 +138,9 @@ typedef void train_event_fn(void *arg, const struct train_event *); /* on the tr
 struct train;
 struct scheduler_gate;
 
-/* Plans and allocates; NULL and *e: a parameter out of range (the message names it), too little memory (it says how
- * much and what to change), a checkpoint that does not belong to this job.  gate NULL: the device is the trainer's
- * alone.  The model's weights are borrowed until train_free. */
+/* Plans and allocates; NULL and *e: a parameter out of range (the message names it), too little memory (the message
+ * says how much is needed and what to change), a checkpoint that does not belong to this job.  gate NULL: only the
+ * trainer uses the device.  The model's weights are borrowed until train_free. */
 struct model;
 struct train *train_open(const struct train_job *, struct model *, struct scheduler_gate *, struct err *e);
 /* Only plans, with the same errors.  Any thread, even while the model is served or trained.  dir and out may be NULL.

@@ -49,14 +49,14 @@ static struct adapter_version *find(struct adapters *s, const char *name)
     return v && strcmp(v->info.name, name) == 0 ? v : NULL;
 }
 
-/* true: it was the last reference, a sweep is due */
+/* @return true: it was the last reference and adapters_sweep must be called */
 static bool let_go(struct adapters *s, struct adapter_version *v)
 {
     CHECK(v->refs > 0);
     if (--v->refs) return false;
     v->next = s->buried;
     s->buried = v;
-    s->bytes -= v->lora.bytes; /* the sweep follows at once */
+    s->bytes -= v->lora.bytes; /* the sweep follows immediately */
     return true;
 }
 
@@ -133,7 +133,7 @@ static void describe(struct adapter_info *info, const char *name, const struct a
     snprintf(info->name, sizeof info->name, "%s", name);
     size_t len = 0;
     for (int m = 0; m < a->n_modules; m++) {
-        bool any = false, said = false; /* c_proj is there twice */
+        bool any = false, said = false; /* two modules are named c_proj */
         for (int l = 0; l < a->layers; l++) any |= a->pair[l * a->n_modules + m].r > 0;
         for (int k = 0; k < m; k++) said |= strcmp(a->module[k].name, a->module[m].name) == 0;
         if (!any || said || len >= sizeof info->targets) continue;
@@ -154,7 +154,7 @@ int adapters_publish(struct adapters *s, struct dev *d, const char *name, const 
     describe(&v->info, name, a, v->lora.bytes);
     v->refs = 1;
     pthread_mutex_lock(&s->lock);
-    rc = check_room(s, name, e); /* others may have loaded meanwhile */
+    rc = check_room(s, name, e); /* other loads may have finished meanwhile */
     if (!rc) {
         if (find(s, name)) take_out(s, name);
         *version = v->info.version = ++s->last;

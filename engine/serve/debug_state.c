@@ -30,7 +30,7 @@ void debug_state_close(struct debug_state *l)
     pthread_mutex_destroy(&l->lock);
 }
 
-/* ---- the last steps, and who runs ------------------------------------------------------------------------------- */
+/* ---- the last steps and the running sequences ------------------------------------------------------------------- */
 
 void debug_state_begin(struct debug_state *l, const struct plan *p, struct engine_stats *now, uint64_t start)
 {
@@ -145,8 +145,8 @@ static void note_op(void *arg, int row, uint64_t start, uint64_t end)
                             .name = trace_name(row), .start = start, .end = end, .what = TRACE_OP, .track = track});
 }
 
-/* The counting table is made once and only taken off and put on again: a thread that plans a job may just be reading a
- * field of it that is no op (dev_host_memory), and must find it whole. */
+/* The tracing table of ops is created once and only installed and removed: a thread that plans a job may be reading a
+ * field of it (dev_host_memory) at the same time, so it must not be freed. */
 static void trace_on(struct debug_state *l, struct dev *d, struct engine_trace *t)
 {
     l->thread = pthread_self();
@@ -190,7 +190,7 @@ void debug_state_stop(struct debug_state *l)
     engine_trace_free(trace_off(l));
 }
 
-/* ---- for others ------------------------------------------------------------------------------------------------- */
+/* ---- for other threads ------------------------------------------------------------------------------------------ */
 
 int engine_trace_start(struct engine *g, size_t max, struct err *e)
 {

@@ -14,7 +14,7 @@ struct device_owner {
     struct scheduler_gate *gate;
 };
 
-/* Not found from d->ops, which others (a trace, a test) may have replaced in turn. */
+/* Stored and not derived from d->ops, which others (a trace, a test) may have replaced in turn. */
 static const struct dev_ops *own_of(struct dev *d)
 {
     const struct device_owner *w = d->watch;
@@ -126,7 +126,7 @@ struct device_owner *device_owner_new(struct dev *d, struct scheduler_gate *gate
 {
     struct device_owner *w = mem_zalloc(sizeof *w);
     *w = (struct device_owner){.ops = *d->ops, .own = d->ops, .d = d, .gate = gate};
-    /* what the device does not have stays NULL */
+    /* ops that the device lacks stay NULL */
 #define X(f) w->ops.f = w->own->f ? watch_##f : NULL;
     OPS(X)
     X(weight_pack)

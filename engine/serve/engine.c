@@ -10,7 +10,7 @@
 
 #include <stdlib.h>
 
-enum { MORE_ROWS = 48 }; /* of logits in a step: for prompt log-probabilities and what grammars force */
+enum { MORE_ROWS = 48 }; /* extra rows of logits in a step, for prompt log-probabilities and forced tokens */
 
 #ifdef TANDEM_DEBUG
 enum { DEBUG = 1 };
@@ -20,13 +20,13 @@ enum { DEBUG = 0 };
 
 /* ---- opening and closing ---------------------------------------------------------------------------------------- */
 
-/* The trainer wants the device: by its thread. */
+/* Called on the trainer thread when it waits for the device. */
 static void wake_engine(void *arg)
 {
     engine_send(arg, MSG_WAKE, 0, NULL);
 }
 
-/* A request that was held back has its mask: by the masker's thread. */
+/* Called on the masker thread when the mask of a held request is ready. */
 static void mask_ready(void *arg, uint64_t id)
 {
     engine_send(arg, MSG_MASK, id, NULL);
@@ -48,9 +48,9 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     if (g->s.model.d->ops->memory) {
         struct dev_memory taken;
         g->s.model.d->ops->memory(g->s.model.d, &taken);
-        g->s.info.device_budget = taken.budget; /* all that could be had */
+        g->s.info.device_budget = taken.budget; /* the largest budget that could be reserved */
         g->s.info.device_base = g->stats.device_used = taken.used;
-        g->s.info.workspace_bytes = taken.used - m->weight_bytes - m->kv_bytes; /* all that is neither */
+        g->s.info.workspace_bytes = taken.used - m->weight_bytes - m->kv_bytes; /* all but weights and cache */
     }
     mailbox_init(&g->inbox);
     events_init(&g->events);
@@ -92,7 +92,7 @@ void engine_close(struct engine *g)
         engine_send(g, MSG_STOP, 0, NULL);
         pthread_join(g->thread, NULL);
     }
-    debug_state_stop(&g->look); /* before the trainer runs free */
+    debug_state_stop(&g->look); /* before the trainer runs without the gate */
     trainer_close(&g->training);
     masker_stop(g->masker);
     pthread_mutex_lock(&g->load_lock);
@@ -145,7 +145,7 @@ const struct tokenizer *engine_tokenizer(const struct engine *g)
     return g->s.tokenizer;
 }
 
-/* ---- the other thread's calls ------------------------------------------------------------------------------------ */
+/* ---- calls of other threads -------------------------------------------------------------------------------------- */
 
 bool engine_has_room(const struct engine *g)
 {
@@ -236,7 +236,7 @@ uint64_t engine_busy_since(const struct engine *g)
 
 struct debug_state *engine_debug_state(const struct engine *g)
 {
-    return (struct debug_state *)&g->look; /* its lock is written by those who read */
+    return (struct debug_state *)&g->look; /* readers only write its lock */
 }
 
 void engine_poke(struct engine *g)

@@ -1,7 +1,7 @@
-/* Adapters by name: read on the caller's thread, put on the device by the engine's between two steps. */
+/* Adapters by name: read on the caller's thread, uploaded to the device by the engine thread between two steps. */
 #include "engine/serve/engine_state.h"
 
-/* the thread that has the device */
+/* the engine thread, which owns the device */
 void engine_adapter_publish(struct engine *g, struct adapter_load *l)
 {
     if (engine_lost(g))

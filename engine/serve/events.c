@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* what a reader sees first, then what it grows in */
+/* first the fields that readers see, then the buffers behind them */
 struct batch_mem {
     struct event_batch b;
     struct buf text;

@@ -12,8 +12,8 @@
 
 static const char LOST[] = "the device was lost";
 
-/* What the device says, for the events of those it concerns.  Who reads these may be slow, so no text makes place for
- * another: when there is no more room, the log alone has the words. */
+/* Stores the device's error text for the events of the affected requests.  Events may be read much later, so a text is
+ * never overwritten; when the table is full, the text is only logged. */
 static const char *failure_text(struct engine *g, const struct dev_error *err)
 {
     const int max = (int)(sizeof g->failure / sizeof *g->failure);
@@ -33,9 +33,9 @@ bool engine_check_device(struct engine *g)
               g->sched.n_running);
     g->now.device_lost = true;
     atomic_store(&g->lost, true);
-    scheduler_gate_open(g->gate); /* the engine computes no more; the trainer's next op fails, and its job ends */
+    scheduler_gate_open(g->gate); /* no further steps; the trainer's next op fails, which ends its job */
     engine_end_all(g);
-    if (g->events.notify) g->events.notify(g->events.arg); /* there may be no request whose end would */
+    if (g->events.notify) g->events.notify(g->events.arg); /* there may be no request whose EV_DONE would notify */
     return true;
 }
 

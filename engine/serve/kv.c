@@ -85,7 +85,7 @@ static void list_remove(struct kv_pool *p, int32_t i)
 static void list_add(struct kv_pool *p, int32_t i)
 {
     struct page *g = &p->page[i];
-    if (g->serial) { /* known prefixes are the last to be taken */
+    if (g->serial) { /* cached prefixes are allocated last */
         g->prev = p->tail;
         g->next = -1;
         if (p->tail >= 0)

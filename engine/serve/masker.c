@@ -13,19 +13,19 @@
 
 enum {
     SLICE_NS = 1000 * 1000, /* the thread's time slice for one request while others wait */
-    NICE = 5,               /* of the thread: the step that runs beside it matters more */
+    NICE = 5,               /* the thread's nice value: the step that runs at the same time has priority */
 };
 
 struct masked {
     struct masker *k;
     struct grammar *grammar;
     uint64_t id;
-    /* MASK_WAIT: the thread's, from the moment it is queued; else the engine's */
-    struct gram_automaton *a; /* NULL: not begun */
+    /* owned by the masker thread while MASK_WAIT, from the moment it is queued; else by the engine thread */
+    struct gram_automaton *a; /* NULL: not started */
     int32_t state;
-    int32_t token;                    /* to be read first; -1: none */
-    size_t n_read;                    /* bytes of it */
-    const struct gram_forced *forced; /* what follows the token, before the mask is of use; NULL: not known */
+    int32_t token;                    /* token to be read first; -1: none */
+    size_t n_read;                    /* bytes of it already read */
+    const struct gram_forced *forced; /* tokens forced after it, before the mask applies; NULL: not known */
     bool may_force, taken;            /* taken: by masked_forced */
     struct mask_walk walk;
     struct gram_mask *mask; /* of `state` */
@@ -44,7 +44,7 @@ struct masker {
     void (*ready)(void *arg, uint64_t id);
     void *arg;
     _Atomic(struct token_trie *) trie; /* NULL: not made yet */
-    uint64_t serial;                   /* of this masker, so that no mask is taken for another's */
+    uint64_t serial;                   /* identifies this masker, so that masks of different maskers are not confused */
 
     pthread_mutex_t lock;
     pthread_cond_t work, done;
@@ -79,7 +79,7 @@ static bool fail(struct masked *m, const char *why)
     return true;
 }
 
-/* Moves the state over the token; false when the time is up before. */
+/* Advances the state over the token; @return false when the time is up before the end. */
 static bool read_token(struct masked *m, const struct token_trie *t, uint64_t until)
 {
     size_t n;
@@ -105,7 +105,7 @@ static bool take_mask(struct masked *m, const struct token_trie *t, struct gram_
     return true;
 }
 
-/* Finds what must follow and goes there; false when it has to wait. */
+/* Finds the forced tokens and advances over them; @return false when this must be continued later. */
 static bool force(struct masked *m, const struct token_trie *t)
 {
     if (m->forced || !m->may_force) return true;
@@ -114,7 +114,7 @@ static bool force(struct masked *m, const struct token_trie *t)
     return true;
 }
 
-/* True when it is done: m->mask, or m->why.  Under the automaton's lock. */
+/* @return true when done: m->mask or m->why is set.  Under the automaton's lock. */
 static bool work_on(struct masked *m, const struct token_trie *t, uint64_t until)
 {
     struct gram_automaton *a = m->a;
@@ -128,7 +128,7 @@ static bool work_on(struct masked *m, const struct token_trie *t, uint64_t until
     return rc < 0 ? fail(m, "the grammar became too large") : take_mask(m, t, mask);
 }
 
-/* Nothing more is asked of the automaton. */
+/* Releases the automaton; it is not used any more. */
 static void leave(struct masked *m)
 {
     mask_walk_drop(&m->walk);
@@ -177,7 +177,7 @@ static bool run_slice(struct masker *k, struct masked *m)
 static void *masker_main(void *arg)
 {
     struct masker *k = arg;
-    setpriority(PRIO_PROCESS, (id_t)gettid(), NICE); /* refused: then it is as urgent as the others */
+    setpriority(PRIO_PROCESS, (id_t)gettid(), NICE); /* on failure it keeps the normal priority */
     pthread_mutex_lock(&k->lock);
     for (;;) {
         while (!k->first && !k->stopping) pthread_cond_wait(&k->work, &k->lock);
@@ -273,7 +273,7 @@ void masked_free(struct masked *m)
     bool working = m->status == MASK_WAIT && !k->stopping;
     m->dead = true;
     pthread_mutex_unlock(&k->lock);
-    if (!working) destroy(m); /* else the thread does it */
+    if (!working) destroy(m); /* else the masker thread frees it */
 }
 
 enum mask_status masked_poll(struct masked *m, uint64_t until)

@@ -79,14 +79,14 @@ static int check_stops(const struct gen_request *g, const struct engine_info *m,
     return 0;
 }
 
-/* ---- life ---- */
+/* ---- creation and removal ---- */
 
 static bool penalised(const struct sampling_params *s)
 {
     return s->repetition != 1 || s->frequency != 0 || s->presence != 0;
 }
 
-/* the slot of id, or the empty one where it belongs */
+/* the slot of id, or the empty slot for inserting it */
 static int32_t *count_find(struct request *r, int32_t id)
 {
     uint32_t at = (uint32_t)rng_mix((uint64_t)id) & r->count_mask;
@@ -94,7 +94,8 @@ static int32_t *count_find(struct request *r, int32_t id)
     return &r->count_slot[at];
 }
 
-/* Doubles the table when it is half full.  It grows with the text, not with what the request may yet ask for. */
+/* Doubles the table when it is half full.  It grows with the tokens seen, so that a large max_new costs nothing in
+ * advance. */
 static void count_grow(struct request *r)
 {
     if (r->count_slot && 2 * (uint32_t)r->n_counts <= r->count_mask) return;
@@ -196,7 +197,7 @@ void request_sample_row(struct request *r, int pos, struct sample_row *row)
 {
     const struct sampling_params *s = &r->sampling;
     bool last = pos + 1 == r->seq.n_known;
-    int n_before = pos + 1 - r->n_prompt; /* generated tokens, also those not announced yet */
+    int n_before = pos + 1 - r->n_prompt; /* generated tokens, including those not emitted yet */
     *row = (struct sample_row){
         .top_p = 1, .typical_p = 1, .repetition = 1, .forced = last ? -1 : r->tokens[pos + 1], .top_n = r->top_n};
     if (!last) return;
@@ -246,7 +247,7 @@ static void fill_event(struct event *v, struct request *r, enum event_kind kind,
     v->top = events_top(ev, top, r->top_n);
 }
 
-/* the token's text goes to the batch; returns how long it is */
+/* appends the token's text to the batch; @return its length */
 static uint32_t put_text(struct event *v, struct detok *d, const struct tokenizer *t, bool end, struct events *ev)
 {
     struct buf *text = events_text(ev);
@@ -274,13 +275,13 @@ void request_prompt_row(struct request *r, int pos, const struct sample_out *o, 
     if (r->n_prompt_sent == 0) send_prompt_token(r, &(struct sample_out){.id = r->tokens[0], .logprob = NAN}, t, ev);
     CHECK(pos + 1 == r->n_prompt_sent);
     struct sample_out known = *o;
-    known.id = r->tokens[pos + 1]; /* also where the row was broken */
+    known.id = r->tokens[pos + 1]; /* also when the row was not finite */
     send_prompt_token(r, &known, t, ev);
     r->seq.first_row = pos + 1;
 }
 
-/* Looks for a stop text that ends within the last `len` bytes, which were just appended.  Returns its index and sets
- * *keep to how many of those bytes come before its end; -1: none. */
+/* Looks for a stop text that ends within the last `len` bytes, which were just appended.  @return its index, with *keep
+ * set to the number of those bytes up to its end; -1: none. */
 static int find_stop(struct request *r, const char *text, uint32_t len, uint32_t *keep)
 {
     if (r->n_stop == 0) return -1;
@@ -309,7 +310,7 @@ static bool contains(const int32_t *v, int n, int32_t id)
     return false;
 }
 
-/* Length is looked at before eos and stops, as TGI does. */
+/* The length limit is checked before eos and stops, as in TGI. */
 static enum finish_reason finish_by_id(struct request *r, int32_t id, const struct engine_info *m, int *stop_index)
 {
     bool early = r->n_generated < r->min_new;
@@ -367,7 +368,7 @@ void request_force(struct request *r)
     if (n > room) n = room;
     for (int i = 0; i < n; i++) {
         r->tokens[r->seq.n_known++] = ids[i];
-        count_token(r, ids[i], true); /* what is sampled behind them is penalised for them */
+        count_token(r, ids[i], true); /* they count for the penalties of the tokens sampled after them */
     }
 }
 

@@ -1,7 +1,7 @@
-/* Requests that end in a vector: what the final norm gives for each position of the prompt, pooled.
+/* Requests for an embedding: the final norm's output for each position of the prompt, pooled to one vector.
  *
- * Positions are taken in order and once.  A request that was preempted computes its prompt again, to the same bits, and
- * goes on with the first position it has not taken; so the vector does not depend on chunks, batch or preemptions. */
+ * Each position is added once, in order.  A preempted request computes its prompt again, with the same bits, and
+ * continues with the first position not yet added.  So the vector does not depend on chunks, batch or preemptions. */
 #include "engine/serve/request.h"
 
 #include <math.h>

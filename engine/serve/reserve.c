@@ -79,7 +79,7 @@ static void all_adapters(const struct steps *s)
     }
 }
 
-/* Chosen greedily, and with everything that choosing knows. */
+/* Sampling, once greedy and once with every parameter set. */
 static void all_samples(const struct steps *s)
 {
     size_t rows = (size_t)s->r->max_rows, words = ((size_t)s->m->c.vocab + 31) / 32;
@@ -123,7 +123,7 @@ static size_t room_of(struct dev *d)
     return m.budget - m.used;
 }
 
-/* What there is room for at all, with an error that says what takes it. */
+/* Checks that a minimum fits; the error lists what uses the memory. */
 static int too_little(struct model *m, const struct reserve *r, size_t wanted, size_t room, struct err *e)
 {
     struct dev_memory mem;
@@ -162,7 +162,7 @@ int reserve_device(struct model *m, const struct reserve *r, int *pages, struct 
     struct steps s = {m, r, (len + KV_PAGE - 1) / KV_PAGE};
     int rc = model_reserve_work(m, &work, e);
     if (!rc) rc = model_reserve_adapters(m, e);
-    if (!rc) rc = model_reserve_kv(m, 1, r->kv_type, e); /* ops look at its shape */
+    if (!rc) rc = model_reserve_kv(m, 1, r->kv_type, e); /* ops read the cache's shape */
     if (rc) return rc;
     bool failed = d->ops->reserve(d, largest_steps, &s) != 0;
     d->ops->kv_close(d, m->kv);

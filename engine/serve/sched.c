@@ -32,23 +32,24 @@ void sched_free(struct sched *s)
     s->clients = NULL;
 }
 
-/* ---- sequences that run ---- */
+/* ---- running sequences ---- */
 
-/* How many of its next n tokens q wants the logits of. */
+/* @return for how many of its next n tokens q needs logits. */
 static int rows_of(const struct seq *q, int n)
 {
     int from = q->first_row > q->n_computed ? q->first_row : q->n_computed, end = q->n_computed + n;
     return end > from ? end - from : 0;
 }
 
-/* n, or fewer: so many that there is room for their logits. */
+/* @return n, or fewer so that the rows of logits suffice. */
 static int most_tokens(const struct seq *q, int n, int rows_left)
 {
     int over = rows_of(q, n) - rows_left;
     return over > 0 ? n - over : n;
 }
 
-/* Puts as much of q into the plan as budgets and pages allow, `others` tokens and rows left aside; q is running. */
+/* Adds as much of the running sequence q to the plan as budgets and pages allow, keeping `others` tokens and rows in
+ * reserve. */
 static void plan_add(struct sched *s, struct seq *q, int others)
 {
     struct plan *p = &s->plan;
@@ -67,7 +68,8 @@ static void plan_add(struct sched *s, struct seq *q, int others)
 
 static void plan_running(struct sched *s, enum plan_pass pass)
 {
-    /* Later sequences of PASS_SEVERAL.  Each is left one token and one row: max_seqs exceeds neither limit. */
+    /* Later sequences of PASS_SEVERAL.  One token and one row are kept for each, which is possible since max_seqs
+     * exceeds neither limit. */
     int others = 0;
     for (struct seq *q = s->running.next; pass == PASS_SEVERAL && q != &s->running; q = q->next)
         others += seq_pass(q) == pass && !sched_held_back(s, q->owner);
@@ -81,9 +83,9 @@ static void plan_running(struct sched *s, enum plan_pass pass)
     }
 }
 
-/* ---- which sequence starts next ---- */
+/* ---- the next sequence to start ---- */
 
-/* The client's first waiting sequence that may run; NULL when this step had no room for it.  Later ones do not overtake
+/* The client's first waiting sequence that may run; NULL when it did not fit in this step.  Later ones do not overtake
  * it, so a client's large requests are not starved by its small ones. */
 static struct seq *first_ready(const struct sched *s, const struct sched_client *c)
 {
@@ -100,7 +102,7 @@ static bool starts_first(const struct sched *s, const struct seq *a, const struc
     return x != y ? x < y : a->arrival < b->arrival;
 }
 
-/* The waiting sequence to start next; NULL: none.  `passed`: one that was tried in this step and found no pages, or
+/* The waiting sequence to start next; NULL: none.  `passed`: one that was tried in this step and got no pages, or
  * NULL.  A sequence of another client may overtake it only while that client was served less than a window more, so
  * that `passed` does not starve. */
 static struct seq *next_waiting(const struct sched *s, const struct seq *passed)
@@ -129,18 +131,18 @@ static struct seq *next_started(const struct sched *s)
     return best;
 }
 
-/* Started prompts come before waiting ones, but for those of clients that were served less. */
+/* Started prompts come before waiting ones, unless the waiting one's client was served less. */
 static bool starts_before(const struct sched *s, const struct seq *waiting, const struct seq *started)
 {
     if (!waiting || !started) return waiting != NULL;
     return waiting->priority <= started->priority && seq_served(s, waiting) < seq_served(s, started);
 }
 
-/* Whose first token a step brings waits for all of the step.  So beside a prompt that ends in it, clients that have
- * more sequences get no more of it than beside those that decode. */
+/* A prompt that completes in a step waits for the whole step before its first token.  So in such a step clients with
+ * more sequences get no more prompt tokens than in a step with decoding sequences. */
 struct pace {
-    int least; /* sequences of the client with the fewest that has such a prompt */
-    int bulk;  /* prompt tokens of clients with more, since */
+    int least; /* fewest sequences of a client with such a prompt */
+    int bulk;  /* prompt tokens planned since for clients with more */
 };
 
 static int pace_room(const struct sched *s, const struct pace *pace, const struct seq *q)
@@ -161,7 +163,7 @@ static void plan_prompt(struct sched *s, struct pace *pace, struct seq *q)
     if (it->start + it->n == q->n_known && q->owner->n_seqs < pace->least) pace->least = q->owner->n_seqs;
 }
 
-/* Gives the prompts what is left of the budget. */
+/* Distributes the rest of the budget to prompts. */
 static void plan_prompts(struct sched *s)
 {
     struct pace pace = {.least = INT_MAX};
@@ -178,14 +180,14 @@ static void plan_prompts(struct sched *s)
             continue;
         }
         plan_prompt(s, &pace, q);
-        /* It lost the pages it was just given, so nothing may be left in the plan: it is tried again, for the engine
-         * sleeps after a step that has nothing to compute. */
+        /* It lost the pages it was just given, so the plan may be empty.  Tries again, since the engine sleeps after an
+         * empty plan. */
         if (q->state == SEQ_WAITING) q->tried = 0;
     }
 }
 
-/* All slots taken: the first that waits may get one.  Before the plan is filled, so that a full budget does not keep it
- * out. */
+/* When all slots are taken, the first waiting sequence may preempt for one.  Done before the plan is filled, so that a
+ * full budget does not prevent it. */
 static void displace(struct sched *s)
 {
     if (!s->n_waiting || s->n_running < s->c.max_seqs) return;
@@ -193,7 +195,7 @@ static void displace(struct sched *s)
     if (q) sched_displace(s, q);
 }
 
-/* Stable, and hardly ever more than a look: an item moves when an adapter is used. */
+/* Insertion sort: stable, and linear without adapters, since then no item moves. */
 static void sort_by_root(struct plan *p)
 {
     for (int i = 1; i < p->n; i++) {
@@ -204,7 +206,7 @@ static void sort_by_root(struct plan *p)
     }
 }
 
-/* The virtual time goes on with the least served client of the plan. */
+/* The virtual time advances to the service of the least served client of the plan. */
 static void advance(struct sched *s)
 {
     int64_t least = INT64_MAX;

@@ -41,6 +41,6 @@ void sched_check(const struct sched *s)
         held += q->n_pages;
     }
     CHECK(n == s->n_running && n <= s->c.max_seqs);
-    CHECK(held >= kv_pages(s->kv) - kv_available(s->kv)); /* shared pages are held more than once */
+    CHECK(held >= kv_pages(s->kv) - kv_available(s->kv)); /* shared pages count once per holder */
     kv_check(s->kv);
 }

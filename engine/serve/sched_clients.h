@@ -34,7 +34,7 @@ struct sched_clients {
 };
 
 struct sched_clients *sched_clients_new(int64_t window);
-void sched_clients_free(struct sched_clients *); /* with the clients that are left */
+void sched_clients_free(struct sched_clients *); /* also frees the remaining clients */
 
 /* Adds a sequence to the client, which is created if missing. */
 struct sched_client *client_enter(struct sched_clients *, uint64_t id);

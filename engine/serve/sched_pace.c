@@ -1,11 +1,11 @@
-/* Measures how much clients with many sequences lengthen the steps of one with few (struct sched_pace), and holds
- * them back for it. */
+/* Measures how much clients with many sequences lengthen the steps of one with few (struct sched_pace), and leaves them
+ * out of steps to compensate. */
 #include "engine/serve/sched_clients.h"
 #include "engine/serve/sched_parts.h"
 
 #include <limits.h>
 
-/* Every so many steps one is computed without the clients that have more, which measures what they add. */
+/* Interval of steps planned without the clients that have more sequences, which measure the time these add. */
 enum { PACE_MEASURE = 128, PACE_MEASURE_FIRST = 8 };
 
 bool sched_held_back(const struct sched *s, const struct sched_client *c)

@@ -28,7 +28,7 @@ int64_t seq_served(const struct sched *s, const struct seq *q)
     return client_served(s->clients, q->owner);
 }
 
-/* Into its client's list of those that wait. */
+/* Inserts it into its client's list of waiting sequences. */
 static void own_insert(struct seq *q)
 {
     struct sched_client *c = q->owner;
@@ -49,7 +49,7 @@ void seq_unqueue(struct seq *q)
 
 void sched_wait(struct sched *s, struct seq *q)
 {
-    struct seq *at = s->waiting.prev; /* most arrive last */
+    struct seq *at = s->waiting.prev; /* most sequences belong at the end */
     while (at != &s->waiting && seq_before(q, at)) at = at->prev;
     seq_insert(at->next, q);
     own_insert(q);
@@ -68,7 +68,7 @@ void seq_add_page(struct seq *q, int32_t page)
 
 void sched_release_pages(struct sched *s, struct seq *q)
 {
-    /* last page first: in the free list the end of a prefix is then taken before its beginning */
+    /* last page first, so that the free list evicts the end of a prefix before its beginning */
     q->owner->n_pages -= q->n_pages;
     while (q->n_pages) kv_unref(s->kv, q->pages[--q->n_pages]);
     q->n_computed = q->n_registered = 0;

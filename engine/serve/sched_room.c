@@ -2,14 +2,14 @@
 #include "engine/serve/sched_clients.h"
 #include "engine/serve/sched_parts.h"
 
-/* Does a's client hold more pages than b's though it was served no less?  Its only running sequence goes on: a large
- * request would otherwise begin anew whenever a short one comes. */
+/* Whether a's client holds more pages than b's although it was served no less.  A client's only running sequence is
+ * exempt: otherwise a large request would restart whenever a short one arrives. */
 static bool crowds_out(const struct sched *s, const struct seq *a, const struct seq *b)
 {
     return a->owner->n_running > 1 && a->owner->n_pages > b->owner->n_pages && seq_served(s, a) >= seq_served(s, b);
 }
 
-/* true when a should give up its pages before b does */
+/* true when a should be preempted before b */
 static bool worse(const struct sched *s, const struct seq *a, const struct seq *b)
 {
     if (a->paused != b->paused) return a->paused;
@@ -38,7 +38,7 @@ static void preempt(struct sched *s, struct seq *q)
     plan_drop(s, q);
     q->planned = 0;
     sched_leave(s, q);
-    sched_wait(s, q); /* by its old arrival: it comes back before those that came later */
+    sched_wait(s, q); /* with its original arrival, so it is ahead of later requests */
     s->plan.n_preempted++;
 }
 
@@ -65,8 +65,8 @@ bool sched_grow(struct sched *s, struct seq *q, int tokens)
     return true;
 }
 
-/* Tokens of q that may come from the cache: those whose logits are wanted may not.  The last token is always computed:
- * its logits, or its hidden state, are. */
+/* The number of q's tokens that may be taken from the cache: not those whose logits are needed.  The last token is
+ * always computed, since its logits or its hidden state are needed. */
 static int prefix_end(const struct sched *s, const struct seq *q)
 {
     return !s->c.prefix_cache || q->no_prefix ? 0 : q->no_rows ? q->n_known - 1 : q->first_row;
@@ -84,14 +84,15 @@ static void take_prefix(struct sched *s, struct seq *q)
     q->n_computed = q->n_pages * KV_PAGE;
 }
 
-/* Pages q still needs, and one for each running sequence to grow into: admitting more would only cause preemptions. */
+/* Pages q still needs, plus one for each running sequence to grow: admitting beyond that would only cause preemptions.
+ */
 static int pages_wanted(const struct sched *s, const struct seq *q)
 {
     return (q->n_known + KV_PAGE - 1) / KV_PAGE - q->n_pages + s->n_running;
 }
 
-/* Must r give its pages to q?  Also where r's client holds more than its part of all pages with several sequences, was
- * served no less than q's, and q's would not hold more than its part even then. */
+/* Whether r must yield its pages to q.  Also true when r's client runs several sequences, holds more than its share of
+ * all pages and was served no less than q's, and q's client would still be within its share. */
 static bool yields_to(const struct sched *s, const struct seq *r, const struct seq *q)
 {
     if (r->paused || r->priority > q->priority) return true;
@@ -102,8 +103,8 @@ static bool yields_to(const struct sched *s, const struct seq *r, const struct s
            seq_served(s, r) >= seq_served(s, q);
 }
 
-/* Pages q could have if all that yield to it gave theirs up.  (Shared pages are counted more than once: an upper
- * bound.) */
+/* Pages q would get if every sequence that yields to it were preempted.  (Shared pages are counted more than once: an
+ * upper bound.) */
 static int pages_in_reach(struct sched *s, const struct seq *q)
 {
     int pages = kv_available(s->kv);
@@ -120,8 +121,8 @@ static struct seq *worst_yielding(struct sched *s, const struct seq *q)
     return w;
 }
 
-/* Did q not fit before, and has nothing changed since that could let it fit?  One look into the table, whatever the
- * length of its prefix, and none of its pages becomes used more recently. */
+/* Whether q did not fit earlier and nothing has changed since that could make it fit.  One lookup whatever the length
+ * of its prefix, and the eviction order of its pages stays. */
 static bool still_too_large(struct sched *s, struct seq *q)
 {
     int n = q->n_found;
@@ -131,7 +132,7 @@ static bool still_too_large(struct sched *s, struct seq *q)
     return pages_in_reach(s, q) - s->n_running <= q->missed;
 }
 
-/* Takes the pages of its prefix, and makes room for the rest of it.  False: there is too little. */
+/* Takes the cached pages of its prefix and preempts for the rest.  @return false: not enough pages. */
 static bool make_room(struct sched *s, struct seq *q)
 {
     int missed = pages_in_reach(s, q) - s->n_running;
@@ -167,7 +168,8 @@ bool sched_admit(struct sched *s, struct seq *q)
     return true;
 }
 
-/* Of the client that has most running, and more than one beyond q's: its youngest.  NULL: no client has. */
+/* The youngest sequence of the client with the most running sequences, if it runs at least two more than q's.  NULL: no
+ * client does. */
 static struct seq *youngest_of_most(const struct sched *s, const struct seq *q)
 {
     struct seq *w = NULL;

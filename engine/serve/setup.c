@@ -35,8 +35,8 @@ static int no_attention(const struct setup *s, struct err *e)
                    s->model.d->ops->name, s->model.c.head_dim);
 }
 
-/* How many pages: what the budget holds, or by default enough for max_seqs of 1024 tokens within a quarter of the free
- * memory. */
+/* The number of pages: as many as the budget holds, or by default enough for max_seqs requests of 1024 tokens, using at
+ * most a quarter of the free memory. */
 static int size_pool(struct setup *s, const struct engine_config *c, enum dtype kv_type, int *pages, struct err *e)
 {
     struct engine_info *m = &s->info;
@@ -100,7 +100,7 @@ static void fill_info(struct setup *s, const struct engine_config *c, enum dtype
     m->do_sample = mc->do_sample;
 }
 
-/* Cache, activations and limits, where the memory is the host's... */
+/* KV cache, activations and limits on a device that uses host memory... */
 static int reserve_host(struct setup *s, const struct engine_config *c, enum dtype kv_type, int *pages, struct err *e)
 {
     int rc = size_pool(s, c, kv_type, pages, e);
@@ -110,7 +110,7 @@ static int reserve_host(struct setup *s, const struct engine_config *c, enum dty
     return model_reserve(&s->model, &r, e);
 }
 
-/* ... and where it is the device's own. */
+/* ... and on a device with its own memory. */
 static int reserve_own(struct setup *s, const struct engine_config *c, enum dtype kv_type, int *pages, struct err *e)
 {
     const struct engine_info *i = &s->info;

@@ -27,13 +27,13 @@ void engine_publish(struct engine *g, const struct plan *p)
 
 void engine_stats_read(const struct engine *g, struct engine_stats *out)
 {
-    struct engine *w = (struct engine *)g; /* the lock is the only thing written */
+    struct engine *w = (struct engine *)g; /* only the lock is written */
     pthread_mutex_lock(&w->stats_lock);
     *out = g->stats;
     pthread_mutex_unlock(&w->stats_lock);
     out->adapters = adapters_count(&w->adapters, &out->adapter_bytes);
     uint64_t busy = engine_busy_since(g);
     out->step_started = busy > clock_now() ? 0 : busy;
-    /* requests still in the inbox wait, too */
+    /* requests still in the inbox count as waiting */
     if (out->waiting < atomic_load(&g->queued)) out->waiting = atomic_load(&g->queued);
 }

@@ -3,7 +3,7 @@
 #include "engine/base/flight.h"
 #include "engine/serve/engine_state.h"
 
-enum { MASK_NS_MIN = 20 * 1000, MASK_SHARE = 32 }; /* masks on the engine thread: at most this, or of a step's time */
+enum { MASK_NS_MIN = 20 * 1000, MASK_SHARE = 32 }; /* masks on the engine thread: at most this, or a step's time / 32 */
 
 static struct request *request_of(const struct plan_item *it)
 {
@@ -106,7 +106,7 @@ static void deliver(struct engine *g, const struct plan_item *it, const struct s
             return;
         }
         if (out->id == SAMPLE_NONE && pos == last && r->masked && masked_accepts(r->masked)) {
-            engine_end_request(g, r, FINISH_EOS, -1, NULL); /* the text is whole, and biases ban all that may follow */
+            engine_end_request(g, r, FINISH_EOS, -1, NULL); /* complete: biases ban every token that may follow */
             return;
         }
         if (out->id < 0) {
@@ -128,12 +128,12 @@ static void deliver(struct engine *g, const struct plan_item *it, const struct s
     }
 }
 
-/* The hidden states of one sequence, from row `row` of the step, to its pooling. */
+/* Adds the hidden states of one sequence, from row `row` of the step, to its pooling. */
 static void deliver_hidden(struct engine *g, const struct plan_item *it, int row)
 {
     struct request *r = request_of(it);
     const struct engine_info *m = &g->s.info;
-    int k = r->pooling == POOLING_LAST ? it->n - 1 : 0; /* of the others only the position counts */
+    int k = r->pooling == POOLING_LAST ? it->n - 1 : 0; /* the others only advance the position */
     for (int n; k < it->n; k += n) {
         n = it->n - k < HIDDEN_ROWS ? it->n - k : HIDDEN_ROWS;
         if (model_hidden(&g->s.model, row + k, n, g->hidden)) {
@@ -160,7 +160,7 @@ static void build(struct engine *g, const struct plan *p)
 void engine_run_step(struct engine *g, const struct plan *p)
 {
     uint64_t start = clock_now(), mark = start;
-    bool enqueues = !dev_host_memory(g->s.model.d); /* ops return before they are done: finish waits for them */
+    bool enqueues = !dev_host_memory(g->s.model.d); /* ops return before they have finished; finish waits for them */
     flight_begin(start, p->n, p->n_tokens, p->n_rows, p->n_preempted);
     for (int i = 0; i < p->n; i++) flight_request(i, request_of(&p->v[i])->id, p->v[i].start, p->v[i].n);
     debug_state_begin(&g->look, p, &g->now, start);
@@ -195,7 +195,7 @@ void engine_run_step(struct engine *g, const struct plan *p)
             struct request *r = request_of(&p->v[i]);
             if (r->pooling)
                 deliver_hidden(g, &p->v[i], row);
-            else if (held && r->expired && rows == 1) /* no token of it comes of this step */
+            else if (held && r->expired && rows == 1) /* it gets no token in this step */
                 engine_end_request(g, r, FINISH_TIMEOUT, -1, NULL);
             else
                 deliver(g, &p->v[i], out, now);

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* After this event the owner may start the next job, so nothing of this one is touched behind it. */
+/* After this event the owner may start the next job, so nothing of this one may be accessed afterwards. */
 static bool is_last(enum train_event_kind k)
 {
     return k == TRAIN_PAUSED || k == TRAIN_CANCELLED || k == TRAIN_LOST || k == TRAIN_FAILED || k == TRAIN_SUCCEEDED;
@@ -18,7 +18,7 @@ static void close_train(struct trainer_thread *t)
     t->train = NULL;
     pthread_mutex_unlock(&t->lock);
     if (train) {
-        scheduler_gate_pass(t->gate); /* it frees device memory */
+        scheduler_gate_pass(t->gate); /* train_free frees device memory */
         train_free(train);
     }
     scheduler_gate_leave(t->gate);
@@ -37,7 +37,7 @@ static void on_event(void *arg, const struct train_event *ev)
         snprintf(text, sizeof text, "%s", ev->text);
         last.text = text;
     }
-    last.plan = NULL; /* it goes with the trainer */
+    last.plan = NULL; /* freed with the trainer */
     train_event_fn *fn = t->fn;
     void *fn_arg = t->arg;
     close_train(t);
@@ -56,7 +56,7 @@ static bool stop_wanted(void *arg)
     return wanted;
 }
 
-/* A job that could not be opened, or was stopped meanwhile: it has nothing to write then. */
+/* The job could not be opened, or was stopped meanwhile; there is nothing to write. */
 static void never_opened(struct trainer_thread *t, const struct err *why)
 {
     pthread_mutex_lock(&t->lock);

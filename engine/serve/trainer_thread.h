@@ -1,4 +1,4 @@
-/* The training job that runs beside serving, at most one, and its thread, from opening to the last event. */
+/* The training job that runs while the engine serves, at most one, and its thread, from opening to the last event. */
 #ifndef TANDEM_ENGINE_SERVE_TRAINER_THREAD_H
 #define TANDEM_ENGINE_SERVE_TRAINER_THREAD_H
 

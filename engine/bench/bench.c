@@ -1,9 +1,9 @@
-/* Runs the phases on an engine that has no thread: requests are submitted and its loop is turned by hand, so what is
- * measured is the schedule, the batch, the forward pass, the sampling and the events of the daemon.
+/* Runs the phases on an engine that has no thread: requests are submitted and loop iterations are called directly, so
+ * the scheduler, batch, forward pass, sampling and events that are measured are the daemon's.
  *
- * Decoding at batch B needs B sequences at the same place: each is paused after its first token until all have one,
- * then all go on together.  Prompts are random ids; those of decoding are the same in every repeat, so that from the
- * second on the prefix cache has them and only the decoding takes time. */
+ * Decoding at batch B needs B sequences at the same position: each is paused after its first token until all have one,
+ * then all are resumed.  Prompts are random ids; those of decoding are the same in every repeat, so that from the
+ * second repeat on they hit the prefix cache and only decoding takes time. */
 #include "engine/bench/bench.h"
 
 #include "engine/base/clock.h"
@@ -21,7 +21,7 @@
 
 enum { DEFAULT_PROMPT = 512, DEFAULT_GENERATE = 64, WARM_UP = 64, PAGES_MAX = 1 << 24 };
 
-struct slot { /* a sequence of the run, as the events see it */
+struct slot { /* a sequence of the run, updated from events */
     uint64_t id;
     int tokens;
 };
@@ -33,7 +33,7 @@ struct bench {
     const struct engine_info *info;
     int prompt, generate;
     size_t load_peak;
-    uint64_t fresh; /* prefills so far: each has a prompt of its own */
+    uint64_t fresh; /* prefills so far: each has a different prompt */
     bool warm;
     int32_t *ids;       /* (prompt) */
     struct slot *slots; /* (max_batch) */
@@ -59,22 +59,22 @@ static size_t resident(const char *name)
     return (size_t)kib * 1024;
 }
 
-/* The peak begins anew (proc(5), clear_refs), or else the buffer of the ceilings would be in it. */
+/* Resets the peak (proc(5), clear_refs), which would otherwise include the buffer of the ceilings. */
 static void forget_peak(void)
 {
     int fd = open("/proc/self/clear_refs", O_WRONLY | O_CLOEXEC);
     if (fd < 0) return;
     ssize_t n = write(fd, "5", 1);
-    (void)n; /* not allowed here: then the peak stays an upper bound */
+    (void)n; /* not permitted: the peak stays an upper bound */
     close(fd);
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
-/* How long prompt and text are: as asked, or what the model has room for. */
+/* Lengths of prompt and generated text: as configured, or what the model's context allows. */
 static int choose_lengths(struct bench *b, const struct model_config *m, struct err *e)
 {
-    int64_t room = m->max_len - 1, p = b->c.prompt_tokens, g = b->c.generate_tokens; /* one for the prompt's token */
+    int64_t room = m->max_len - 1, p = b->c.prompt_tokens, g = b->c.generate_tokens; /* 1: sampled by prefill */
     if (!g) g = DEFAULT_GENERATE;
     if (!p) p = DEFAULT_PROMPT;
     if (!b->c.prompt_tokens && p + g > room) p = room - g > 1 ? room - g : 1;
@@ -95,7 +95,7 @@ static int open_engine(struct bench *b, struct err *e)
     int rc = model_config_read(c.model, &m, e);
     if (!rc) rc = choose_lengths(b, &m, e);
     if (rc) return rc;
-    /* a page for each to grow into: the schedule admits nobody without */
+    /* one page for each to grow: the scheduler admits no sequence without it */
     int64_t pages = (int64_t)b->c.max_batch * ((b->prompt + b->generate + 1 + KV_PAGE - 1) / KV_PAGE + 1);
     if (pages > PAGES_MAX)
         return err_set(e, ERR_NOMEM, "--batch %d needs %lld KV pages; at most %d are possible", b->c.max_batch,
@@ -189,7 +189,7 @@ static int take_events(struct bench *b, struct err *e)
     return rc;
 }
 
-/* One turn of the engine.  *tokens: how many it computed.  done, total: for the progress. */
+/* One iteration of the engine loop.  *tokens: tokens computed.  done, total: for the progress callback. */
 static int turn(struct bench *b, bool timed, int *tokens, int done, int total, struct err *e)
 {
     if (b->c.progress && !b->c.progress(b->c.arg, b->what, done, total)) return err_set(e, ERR_FULL, "interrupted");
@@ -238,7 +238,7 @@ static void begin(struct bench *b, bool hold)
     b->hold = hold;
 }
 
-/* A prompt never seen before, to its first token. */
+/* Runs a new prompt up to its first token. */
 static int run_prefill(struct bench *b, int n_prompt, bool timed, struct err *e)
 {
     begin(b, false);

@@ -1,5 +1,5 @@
 /* Measuring a model: prefill and decoding at several batch sizes through the engine's own step, on the caller's thread,
- * beside what the machine could do at most.  docs/bench.md has the formulae.  Used by one thread. */
+ * compared with the machine's limits.  docs/bench.md has the formulae.  Used by one thread. */
 #ifndef TANDEM_ENGINE_BENCH_BENCH_H
 #define TANDEM_ENGINE_BENCH_BENCH_H
 
@@ -11,8 +11,8 @@
 struct bench_system {
     char cpu[96], kernel[96], flags[160]; /* flags: those that matter here, separated by spaces */
     char huge_pages[16];                  /* transparent huge pages: "always", "madvise", "never"; "" unknown */
-    char best_level[16];                  /* of the cpu device here */
-    int cores;                            /* this process may use */
+    char best_level[16];                  /* best level of the cpu device on this machine */
+    int cores;                            /* cores that this process may use */
     size_t memory_bytes;
     double load; /* runnable processes, mean of the last minute, when it was read */
 };
@@ -21,10 +21,10 @@ void bench_system_read(struct bench_system *);
 
 struct dev;
 
-/* dev_ceilings with the largest buffer there is memory for.  0 or ERR_NOMEM. */
+/* dev_ceilings with the largest buffer that fits in memory.  @return 0 or ERR_NOMEM. */
 int bench_measure(struct dev *, struct ceilings *, struct err *e);
 
-/* ---- what a phase was ------------------------------------------------------------------------------------------ */
+/* ---- results of a phase ---------------------------------------------------------------------------------------- */
 
 enum { BENCH_OPS_MAX = 64, BENCH_ADVICE_MAX = 6, BENCH_ADVICE_BYTES = 200 };
 
@@ -35,16 +35,16 @@ const char *bench_phase_name(enum bench_phase); /* "prefill", "decode" */
 const char *bench_bound_name(enum bench_bound); /* "memory", "multiplier", "overhead" */
 
 struct bench_op {
-    const char *name; /* static: an op, "head" (the vocabulary product), "engine" (what is not an op) */
+    const char *name; /* static: an op, "head" (the GEMM of the logits), "engine" (everything that is not an op) */
     uint64_t calls;
-    double seconds, share; /* over all repeats; of their whole time */
+    double seconds, share; /* over all repeats; fraction of their total time */
     double macs, bytes;    /* over all repeats */
 };
 
 /* Work per step, the mean over a repeat's steps. */
 struct bench_work {
     double weight_macs, attention_macs; /* multiply-adds */
-    double weight_bytes, kv_bytes;      /* that must be read once a step */
+    double weight_bytes, kv_bytes;      /* bytes that must be read once per step */
 };
 
 struct bench_ratios {
@@ -86,14 +86,14 @@ struct bench_facts {
     int batch;
     const char *weight_type, *kv_type, *level; /* level: "avx512"...  */
     int threads;
-    bool gpu; /* what concerns cores, levels and huge pages does not apply */
+    bool gpu; /* advice about cores, levels and huge pages does not apply */
     const struct bench_system *system;
     struct bench_ratios ratios;
     double attention_share, engine_share; /* of the phase's time */
     double ceiling_drift;                 /* largest relative difference between the ceilings before and after */
 };
 
-/* What to change, most useful first.  Returns how many lines were written. */
+/* Advice on what to change, most useful first.  @return the number of lines written. */
 int bench_advise(const struct bench_facts *, char out[BENCH_ADVICE_MAX][BENCH_ADVICE_BYTES]);
 
 /* ---- a run ----------------------------------------------------------------------------------------------------- */
@@ -110,16 +110,16 @@ struct bench_config {
 
 struct bench;
 
-/* Loads the model, with room for max_batch sequences.  NULL and *e; ERR_NOMEM says what it would take. */
+/* Loads the model, with room for max_batch sequences.  NULL and *e; ERR_NOMEM says how much memory it needs. */
 struct bench *bench_open(const struct bench_config *, struct err *e);
 void bench_close(struct bench *); /* NULL is allowed */
 
 const struct engine_info *bench_info(const struct bench *);
 int bench_prompt_tokens(const struct bench *);
 int bench_generate_tokens(const struct bench *);
-size_t bench_load_peak(const struct bench *); /* resident bytes, largest until the model was loaded */
+size_t bench_load_peak(const struct bench *); /* peak of resident bytes until the model was loaded */
 
-/* Of the machine, on the model's threads. */
+/* The machine's ceilings, measured with the model's threads. */
 int bench_ceilings(struct bench *, struct ceilings *, struct err *e);
 
 /* One phase; batch is 1 for prefill, 1 .. max_batch for decoding. */

@@ -6,12 +6,12 @@
 
 #include <stdlib.h>
 
-enum { CHUNK = 64, CONTEXT_MAX = 8192 }; /* rows a step; tokens kept in the cache */
+enum { CHUNK = 64, CONTEXT_MAX = 8192 }; /* rows per step; tokens kept in the KV cache */
 
 struct eval {
     struct setup s;
     struct step_batch batch;
-    int32_t *pages; /* 0, 1, 2...: the one text owns the pool */
+    int32_t *pages; /* 0, 1, 2...: the single text owns all pages */
     float *host;    /* (CHUNK, V) */
     int context;
     struct lora_weights lora;

@@ -1,5 +1,5 @@
-/* A model for measuring: one text at a time, the logits of every position, no schedule and no thread of its own.
- * Used by one thread at a time. */
+/* A model for evaluation: one text at a time, the logits of every position, without scheduler or thread. Used by one
+ * thread at a time. */
 #ifndef TANDEM_ENGINE_BENCH_EVAL_H
 #define TANDEM_ENGINE_BENCH_EVAL_H
 
@@ -16,11 +16,11 @@ const struct tokenizer *eval_tokenizer(const struct eval *);
 int eval_vocab(const struct eval *);
 int eval_context(const struct eval *); /* the longest text */
 
-/* Texts go through this adapter (a PEFT directory) from now on; NULL: through none. */
+/* Sets the adapter (a PEFT directory) for later texts; NULL: none. */
 int eval_adapter(struct eval *, const char *dir, struct err *e);
 
-/* Computes ids[0, n) as a fresh text and calls row(arg, pos, logits) for each position in order; logits (V) hold what
- * follows ids[pos] and are valid during the call. */
+/* Computes ids[0, n) as a fresh text and calls row(arg, pos, logits) for each position in order; logits (V) predict the
+ * token after ids[pos] and are valid during the call. */
 int eval_logits(struct eval *, const int32_t *ids, int n, void (*row)(void *arg, int pos, const float *logits),
                 void *arg, struct err *e);
 

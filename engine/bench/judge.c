@@ -24,7 +24,7 @@ double bench_percentile(const double *v, int n, double q)
 
 /* ---- ratios ---------------------------------------------------------------------------------------------------- */
 
-/* below this share of both ceilings, something else takes the time */
+/* below this fraction of both ceilings the bound is overhead */
 static const double OVERHEAD_BELOW = 0.4;
 
 static bool is_integer(const char *weight_type)
@@ -134,7 +134,7 @@ static bool small_steps(const struct bench_facts *f)
     return f->ratios.bound == BOUND_OVERHEAD && f->phase == BENCH_DECODE && f->batch <= 8 && !busy(f);
 }
 
-/* In the order of use: what spoils the measurement, what was set wrongly, then what would change the bound. */
+/* Ordered by usefulness: what disturbs the measurement, wrong settings, then what would change the bound. */
 static const struct rule {
     bool (*applies)(const struct bench_facts *);
     const char *text;

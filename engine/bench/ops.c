@@ -1,6 +1,6 @@
 /* Every op alone, in the shapes of Qwen2.5-0.5B: hidden 896, inter 4864, 14 heads of 64 on 2 key heads, vocabulary
- * 151936.  A weight is copied until the copies do not fit a cache, and each call takes the next; what is read besides
- * (activations) may stay in one, so the bytes of such a row can pass the read ceiling. */
+ * 151936.  A weight is copied until the copies exceed the caches, and each call uses the next copy.  Other inputs
+ * (activations) may stay in cache, so the bytes/s of such a row can exceed the read ceiling. */
 #include "engine/bench/bench.h"
 
 #include "engine/base/clock.h"
@@ -27,7 +27,7 @@ enum { ROWS = 512, COPIES_BYTES = 96 << 20, COPIES_MAX = 64 };
 #ifdef TANDEM_SANITIZED
 static const uint64_t ROW_NS = 1000000;
 #else
-static const uint64_t ROW_NS = 200000000; /* of repeated calls for a row */
+static const uint64_t ROW_NS = 200000000; /* duration of repeated calls per row */
 #endif
 
 struct bench_all {
@@ -35,12 +35,12 @@ struct bench_all {
     struct ceilings c;
     const char *filter;
     const struct bench_ops_sink *sink;
-    struct bench_op_row row; /* the one in hand */
+    struct bench_op_row row; /* the current row */
     bool no_memory, stopped;
-    int calls; /* of what is measured, between two waits */
+    int calls; /* measured calls between two waits */
 };
 
-/* Names the row in hand.  False: it is not wanted. */
+/* Names the current row.  @return false when the filter excludes it. */
 __attribute__((format(printf, 2, 3))) static bool wanted(struct bench_all *b, const char *fmt, ...)
 {
     va_list ap;
@@ -50,8 +50,8 @@ __attribute__((format(printf, 2, 3))) static bool wanted(struct bench_all *b, co
     return !b->stopped && (!b->filter || strstr(b->row.name, b->filter));
 }
 
-/* The best time of `call`, repeated for ROW_NS and at least three times, into `best` (seconds).  A device that only
- * enqueues is waited for, after several calls at once where one would be over too soon. */
+/* The best time of `call`, repeated for ROW_NS and at least three times, into `best` (seconds).  An asynchronous device
+ * is waited for after each call, or after several calls when one is too short to time. */
 #define BEST_OF(best, call)                                                                                            \
     do {                                                                                                               \
         uint64_t bench_begin = clock_now();                                                                            \
@@ -76,7 +76,8 @@ static void report(struct bench_all *b, double seconds, double macs, double macs
     if (!b->sink->row(b->sink->arg, &b->row)) b->stopped = true;
 }
 
-/* What is to be on the device: room for it on the host first, then sent, which frees it.  NULL and no_memory. */
+/* Data for the device: allocated on the host, filled, then uploaded and freed.  @return NULL, with no_memory set, when
+ * out of memory. */
 static void *host_room(struct bench_all *b, size_t bytes)
 {
     void *p = mem_try_alloc(bytes);
@@ -94,7 +95,7 @@ static void *sent(struct bench_all *b, void *host, size_t bytes)
     return p;
 }
 
-/* n floats on the device, small and not all alike; NULL and no_memory. */
+/* n small, varying floats on the device; NULL and no_memory. */
 static float *floats(struct bench_all *b, size_t n)
 {
     float *p = host_room(b, n * sizeof *p);
@@ -102,7 +103,7 @@ static float *floats(struct bench_all *b, size_t n)
     return sent(b, p, n * sizeof *p);
 }
 
-/* n floats that are all x */
+/* n floats equal to x */
 static float *equal_floats(struct bench_all *b, size_t n, float x)
 {
     float *p = host_room(b, n * sizeof *p);
@@ -133,7 +134,7 @@ static double unit_ceiling(const struct bench_all *b, enum dtype t)
     return bf16 && c->bf16_macs_per_s > 0 ? c->bf16_macs_per_s : c->f32_macs_per_s;
 }
 
-/* A weight of any type from bytes that are valid for it; NULL and no_memory.  gate_up: of N rows together. */
+/* A weight of any type from bytes that are valid for it; NULL and no_memory.  gate_up: both, with N rows in total. */
 static struct weight *make_weight(struct bench_all *b, enum dtype t, int N, int K, bool gate_up)
 {
     int group = t == DT_I4 ? 32 : t == DT_NF4 ? 64 : 0;
@@ -143,7 +144,7 @@ static struct weight *make_weight(struct bench_all *b, enum dtype t, int N, int 
     float *scale = mem_try_alloc(scales * sizeof *scale);
     struct weight *w = NULL;
     if (data && scale) {
-        int from = group || t == DT_I8 ? 0 : 0x30; /* as floats: 1e-10 to 0.2, none denormal */
+        int from = group || t == DT_I8 ? 0 : 0x30; /* bytes that as floats are 1e-10 to 0.2, none denormal */
         for (size_t i = 0; i < bytes; i++) data[i] = (uint8_t)(from + (int)(i * 37 % 15));
         for (size_t i = 0; i < scales; i++) scale[i] = 0.01f;
         struct weight_src src = {t, gate_up ? N / 2 : N, K, group, data, group || t == DT_I8 ? scale : NULL, gate_up};
@@ -176,7 +177,7 @@ static void linear_rows(struct bench_all *b, enum dtype t, int M, int N, int K, 
     drop(b, y);
 }
 
-/* One weight shape with each number of rows. */
+/* One weight shape, for each number of rows. */
 static void bench_linear(struct bench_all *b, enum dtype t, int N, int K, bool gate_up, const int *rows, int n_rows)
 {
     struct weight *w[COPIES_MAX] = {0};
@@ -209,7 +210,7 @@ static void bench_linears(struct bench_all *b)
     }
 }
 
-/* ---- products of training ---------------------------------------------------------------------------------------- */
+/* ---- GEMMs of training ------------------------------------------------------------------------------------------- */
 
 static void bench_back(struct bench_all *b, enum dtype t, int N, int K, bool gate_up)
 {
@@ -228,7 +229,7 @@ static void bench_back(struct bench_all *b, enum dtype t, int N, int K, bool gat
     drop(b, dx);
 }
 
-/* As a trainer calls it: c in bf16 products unless a factor is as narrow as an adapter's rank. */
+/* As the trainer calls it: in bf16 unless a factor is as narrow as an adapter's rank. */
 static void bench_gemm(struct bench_all *b, const char *what, int M, int N, int K, bool ta, bool tb, bool accumulate)
 {
     if (!wanted(b, "gemm%s%s%s M=%d N=%d K=%d%s%s", ta ? " ta" : "", tb ? " tb" : "", accumulate ? " +=" : "", M, N, K,
@@ -348,7 +349,8 @@ static void attn_rows(struct bench_all *b, struct seqs q, enum dtype t, struct k
     drop(b, start), drop(b, lens), drop(b, pages), drop(b, slot);
 }
 
-/* Writes every place of the first n pages: memory that nobody wrote is one page of zeros, and lies in the caches. */
+/* Writes every slot of the first n pages: memory that was never written is one shared page of zeros, which stays in the
+ * caches. */
 static void kv_fill(struct bench_all *b, struct kv *kv, int n)
 {
     enum { TOKENS = 512 };
@@ -407,7 +409,7 @@ static void bench_moves(struct bench_all *b)
     enum { T = ROWS, F = INTER, C = HIDDEN };
     const double row = (double)T * C * 4;
     struct dev *d = b->d;
-    /* ops in place, repeated, must not sink into denormal numbers */
+    /* repeated in-place ops must not converge to denormal numbers */
     float *gu = floats(b, (size_t)T * 2 * F), *out = equal_floats(b, (size_t)T * F, 6), *w = equal_floats(b, F, 1);
     float *table = floats(b, (size_t)VOCAB * 64);
     int32_t *id = steps(b, T, 0, 13, T);
@@ -458,7 +460,7 @@ static void bench_samples(struct bench_all *b)
 
 /* ---- training ---------------------------------------------------------------------------------------------------- */
 
-/* Whole sequences of `rows` tokens, ROWS at least in all: two products forward, five backward. */
+/* Whole sequences of `rows` tokens, ROWS at least in all: two GEMMs forward, five backward. */
 static void bench_attn_train(struct bench_all *b, int rows)
 {
     enum { SEQS = 8 };
@@ -534,7 +536,7 @@ int bench_ops(const char *device, int threads, const char *filter, const struct 
     struct dev_config dc = {.name = device, .threads = threads};
     struct bench_all b = {.d = dev_open(&dc, why), .filter = filter && *filter ? filter : NULL, .sink = sink};
     if (!b.d) return err_set(e, ERR_UNSUPPORTED, "device %s: %s", device ? device : "cpu", why);
-    b.d->bf16_x = b.d->ops->bf16_units; /* as it is served by default */
+    b.d->bf16_x = b.d->ops->bf16_units; /* the default when serving */
     b.calls = strcmp(b.d->ops->name, "cuda") ? 1 : 20;
     int rc = bench_measure(b.d, &b.c, e);
     if (!rc) {

@@ -1,4 +1,4 @@
-/* The machine, for a report: its ceilings, and what Linux says about it.  What it does not say stays empty. */
+/* Describes the machine for a report: its ceilings, and what Linux reports about it.  Unknown fields stay empty. */
 #include "engine/bench/bench.h"
 
 #include "engine/base/meminfo.h"
@@ -14,7 +14,7 @@ static const char *const wanted[] = {"avx2",     "fma",      "f16c",     "avx_vn
                                      "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16",
                                      "amx_int8", "amx_bf16", "asimddp",  "i8mm",        "sve"};
 
-/* What stands behind "name<blanks>:" if the line begins so; else NULL.  Cuts the newline off. */
+/* @return the value after "name<blanks>:" if the line begins so; else NULL.  Removes the newline. */
 static char *value_of(char *line, const char *name)
 {
     size_t n = strlen(name);

@@ -14,7 +14,7 @@
 
 enum { BATCH_BYTES = 256 << 10, BATCH_ROWS = 512, BATCHES_PER_THREAD = 3 };
 
-/* What became of a row, or of a piece of one. */
+/* The result of a row, or of a chunk of a long text. */
 struct made {
     uint64_t line;
     size_t start, n; /* ids in the batch's out */
@@ -33,7 +33,7 @@ struct batch {
     struct encoded out;
     struct made *made;
     size_t n_made, cap_made;
-    struct dataset_problem problem[DATASET_PROBLEMS_MAX]; /* of the first bad ones */
+    struct dataset_problem problem[DATASET_PROBLEMS_MAX]; /* problems of the first bad rows */
     int n_problems;
     enum batch_state state; /* under builder's lock */
 };
@@ -55,7 +55,7 @@ struct builder {
     int n_threads;
 };
 
-/* What a thread uses again for row after row. */
+/* Buffers of a thread, reused for each row. */
 struct scratch {
     struct rendered text;
     struct encoded ids;
@@ -69,7 +69,7 @@ static void made_add(struct batch *b, uint64_t line, size_t start, size_t n, boo
     b->made[b->n_made++] = (struct made){.line = line, .start = start, .n = n, .truncated = truncated};
 }
 
-/* Not in the middle of a character. */
+/* Never splits a character. */
 static void copy_text(char *to, size_t size, const char *from)
 {
     size_t n = strlen(from);
@@ -97,7 +97,8 @@ static size_t trained_end(const uint8_t *trained, size_t n)
     return n;
 }
 
-/* The row x, cut to the longest length; what is behind the last target changes no gradient and is dropped. */
+/* The row x, truncated to the maximum length.  Tokens after the last target do not affect the gradient and are dropped.
+ */
 static void take_row(const struct builder *w, struct batch *b, struct encoded *x, uint64_t line)
 {
     size_t max = (size_t)w->o->max_length, n = x->n, start = b->out.n;
@@ -119,7 +120,7 @@ static void take_row(const struct builder *w, struct batch *b, struct encoded *x
     made_add(b, line, start, n, truncated);
 }
 
-/* Tokens of a long text: pieces that overlap by one token, so that each token but the first is a target once. */
+/* Tokens of a long text: chunks that overlap by one token, so that each token but the first is a target once. */
 static void take_pieces(const struct builder *w, struct batch *b, const struct encoded *x, uint64_t line)
 {
     size_t max = (size_t)w->o->max_length;
@@ -137,7 +138,7 @@ static bool is_space(char c)
 
 static const char *row_bytes(const struct batch *b, const struct batch_row *r)
 {
-    return r->n ? b->bytes.data + r->at : ""; /* a batch of empty rows has no bytes */
+    return r->n ? b->bytes.data + r->at : ""; /* `data` is NULL when all rows of the batch are empty */
 }
 
 static int text_make(const struct builder *w, struct scratch *s, struct batch *b, const struct batch_row *r,
@@ -146,7 +147,7 @@ static int text_make(const struct builder *w, struct scratch *s, struct batch *b
     const char *text = row_bytes(b, r);
     size_t n = r->n;
     while (!r->row.goes_on && n && is_space(text[n - 1])) n--;
-    if (!n) return 0; /* nothing between two marks */
+    if (!n) return 0; /* two adjacent marks */
     int rc = row_check_text(text, n, e);
     unsigned flags = ENCODE_SPECIAL;
     if (r->row.is_rest) flags |= ENCODE_GOES_ON;
@@ -238,7 +239,7 @@ static void threads_end(struct builder *w)
 
 /* ---- rows in, rows out ------------------------------------------------------------------------------------------- */
 
-/* 1: filled; 0: no more rows; or an err code. */
+/* @return 1: filled; 0: no more rows; or an err code. */
 static int batch_fill(struct scan *scan, struct batch *b, uint64_t *seen, uint64_t max_rows, struct err *e)
 {
     int rc = 1;
@@ -288,7 +289,7 @@ static int batch_write(const struct builder *w, struct batch *b, struct cache_wr
     return 0;
 }
 
-/* Waits for the oldest batch and writes it; not `wait`: only if it is done.  1: there was one. */
+/* Waits for the oldest batch and writes it; without `wait` only if it is done.  @return 1 when a batch was written. */
 static int oldest_write(struct builder *w, bool wait, struct cache_writer *out, struct dataset_report *r, struct err *e)
 {
     struct batch *b = &w->ring[w->written % w->n_ring];
@@ -299,7 +300,7 @@ static int oldest_write(struct builder *w, bool wait, struct cache_writer *out, 
     pthread_mutex_unlock(&w->lock);
     if (!any) return 0;
     int rc = batch_write(w, b, out, r, e);
-    b->state = BATCH_FREE; /* ours again: nobody looks at it before it is filled */
+    b->state = BATCH_FREE; /* owned by this thread again until it is filled */
     w->written++;
     return rc ? rc : 1;
 }

@@ -1,5 +1,5 @@
-/* Rows to ids: the caller's thread finds the rows and writes what becomes of them, in order; threads parse, render and
- * tokenise batches of them in between. */
+/* Rows to ids: the caller's thread scans the rows and writes the results in order; worker threads parse, render and
+ * tokenise them in batches. */
 #ifndef TANDEM_ENGINE_DATA_BUILD_H
 #define TANDEM_ENGINE_DATA_BUILD_H
 
@@ -7,7 +7,7 @@
 #include "engine/data/detect.h"
 #include "engine/template/chat_template.h"
 
-/* Fills the report (but for from_cache). */
+/* Fills the report, except from_cache. */
 int build(struct source *, const struct dataset_options *, const struct detected *, const struct tokenizer *,
           const struct chat_template *, int32_t eos, struct cache_writer *, struct dataset_report *, struct err *e);
 

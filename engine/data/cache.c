@@ -36,7 +36,7 @@ static bool same_file(int fd, const char *path)
     return !fstat(fd, &a) && !stat(path, &b) && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-/* A lock that another writer holds is asked for again every 20 ms. */
+/* Retries every 20 ms while another writer holds the lock. */
 static int part_lock(int fd, const char *path, const struct dataset_options *o, struct err *e)
 {
     while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
@@ -48,7 +48,7 @@ static int part_lock(int fd, const char *path, const struct dataset_options *o, 
     return 0;
 }
 
-/* Only one at a time writes a part; what a writer that died left is taken over. */
+/* Only one writer at a time writes a part; the part of a writer that died is taken over. */
 static int part_open(const char *path, const struct dataset_options *o, struct err *e)
 {
     for (int tries = 0; tries < 100; tries++) {
@@ -59,7 +59,7 @@ static int part_open(const char *path, const struct dataset_options *o, struct e
             close(fd);
             return rc;
         }
-        if (same_file(fd, path)) { /* else its writer has renamed it, or it was swept away */
+        if (same_file(fd, path)) { /* else its writer has renamed it, or it was removed by a sweep */
             if (!ftruncate(fd, 0)) return fd;
             err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
             close(fd);
@@ -145,7 +145,7 @@ static int no_memory(const struct cache_writer *w, struct err *e)
     return err_set(e, ERR_NOMEM, "no memory for the tables of more than %llu rows", (unsigned long long)w->rows);
 }
 
-/* Notes the digest; there is room for it.  False when it was there. */
+/* Inserts the digest; there is space for it.  @return false when it was present. */
 static bool is_new(struct cache_writer *w, uint64_t digest)
 {
     if (!digest) digest = 1;
@@ -220,7 +220,7 @@ static int name_it(struct cache_writer *w, struct err *e)
 int cache_finish(struct cache_writer *w, const struct dataset_report *report, struct cache *c, struct err *e)
 {
     struct cache_header h;
-    memset(&h, 0, sizeof h); /* the padding, too */
+    memset(&h, 0, sizeof h); /* including padding */
     memcpy(h.magic, magic, sizeof magic);
     h.version = CACHE_VERSION;
     memcpy(h.key, w->key, sizeof h.key);
@@ -297,7 +297,7 @@ int cache_open(struct cache *c, const char *dir, const unsigned char key[SHA256_
     else if (!(rc = map_file(c, fd, (size_t)st.st_size, e)))
         wrong = what_is_wrong(c, key);
     if (wrong) rc = err_set(e, ERR_INVALID, "%s: %s", path, wrong);
-    if (fd >= 0 && !rc) futimens(fd, NULL); /* used now */
+    if (fd >= 0 && !rc) futimens(fd, NULL); /* marks it as used now */
     if (fd >= 0) close(fd);
     if (rc) cache_close(c);
     free(path);
@@ -326,7 +326,7 @@ static int by_use(const void *a, const void *b)
     return (x->tv_nsec < y->tv_nsec) - (x->tv_nsec > y->tv_nsec);
 }
 
-/* A part whose writer lives is locked. */
+/* A part whose writer is alive is locked. */
 static void part_sweep(const char *path)
 {
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);

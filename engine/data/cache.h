@@ -1,10 +1,10 @@
-/* The file that a prepared data set is: rows of ids and masks, mapped.  Written beside its place, synced and renamed,
- * so that what has the name is whole; checked by crc32c when it is opened.
+/* The file of a prepared data set: rows of ids and masks, mapped.  It is written under a temporary name, synced and
+ * renamed, so a file with the final name is complete; its crc32c is verified when it is opened.
  *
  *   header   one struct cache_header, 4096 bytes
  *   rows     each: uint32 n, uint32 n_trained, int32 id[n], uint8 trained[n], padded to 4 bytes
  *   index    uint64 offset[rows] of the rows from the start of the file, 8-byte aligned
- * in the machine's byte order: a cache is not for other machines. */
+ * in the machine's byte order: a cache is not portable. */
 #ifndef TANDEM_ENGINE_DATA_CACHE_H
 #define TANDEM_ENGINE_DATA_CACHE_H
 
@@ -40,13 +40,13 @@ struct cache_writer {
     unsigned char key[SHA256_BYTES];
 };
 
-/* dir NULL: a file without a name.  While somebody else writes the same set it waits, as long as options' cancelled
- * lets it. */
+/* dir NULL: an unlinked file.  Waits while another writer prepares the same set, unless options->cancelled returns
+ * true. */
 int cache_start(struct cache_writer *, const char *dir, const unsigned char key[SHA256_BYTES],
                 const struct dataset_options *, struct err *e);
-/* 1: written; 0: the same row is there already and unique is set; or an err code. */
+/* @return 1: written; 0: unique is set and an equal row exists; or an err code. */
 int cache_add(struct cache_writer *, const int32_t *id, const uint8_t *trained, uint32_t n, bool unique, struct err *e);
-/* Writes what is missing, syncs, gives the file its name and maps it. */
+/* Writes index and header, syncs, renames the file to its final name and maps it. */
 struct cache;
 int cache_finish(struct cache_writer *, const struct dataset_report *, struct cache *, struct err *e);
 void cache_abandon(struct cache_writer *); /* also after cache_finish */
@@ -60,12 +60,12 @@ struct cache {
     const uint64_t *offset;
 };
 
-/* 0; ERR_NOT_FOUND when there is none; ERR_INVALID when it is not whole or not of this key. */
+/* @return 0; ERR_NOT_FOUND when there is none; ERR_INVALID when it is incomplete or has another key. */
 int cache_open(struct cache *, const char *dir, const unsigned char key[SHA256_BYTES], struct err *e);
 void cache_close(struct cache *);
 
-/* Removes prepared sets of `dir`, those not used for longest first, until the rest takes at most max_bytes; and what
- * was left by writers that died.  What is mapped stays usable. */
+/* Removes prepared sets from `dir`, least recently used first, until the rest is at most max_bytes, and the leftovers
+ * of writers that died.  Mapped files stay usable. */
 void cache_sweep(const char *dir, uint64_t max_bytes);
 
 #endif

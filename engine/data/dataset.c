@@ -49,7 +49,7 @@ static struct dataset_options with_defaults(const struct dataset_options *given)
     return o;
 }
 
-/* Everything that a row's ids and mask depend on. */
+/* The cache key: everything that a row's ids and mask depend on. */
 static void key_of(const struct detected *d, const struct dataset_options *o, const struct tokenizer *tk,
                    const struct chat_template *t, int32_t eos, unsigned char key[SHA256_BYTES])
 {
@@ -85,7 +85,7 @@ static int prepare(struct source *s, const struct dataset_options *o, const stru
     if (why.code && why.code != ERR_NOT_FOUND) log_warn("prepared data set is made anew reason=\"%s\"", why.msg);
     int rc = cache_start(&w, o->cache_dir, key, o, e);
     if (rc) return rc;
-    /* it may be that we waited for somebody who made just this one */
+    /* another writer may have finished the same set while this one waited */
     if (o->cache_dir && !cache_open(cache, o->cache_dir, key, NULL)) {
         cache_abandon(&w);
         return 0;

@@ -1,8 +1,8 @@
 /* Training data: rows of token ids with a loss mask, from files in any of the usual formats.
  *
  * dataset_open detects the format, streams the rows, renders and tokenises them on several threads into a cache file
- * that is mapped, keyed by the content, the tokenizer, the template and the options, so that a second opening reads
- * nothing again.  Immutable afterwards: any thread. */
+ * that is mapped, keyed by the content, the tokenizer, the template and the options, so that opening it again does not
+ * read the rows again.  Immutable afterwards: any thread. */
 #ifndef TANDEM_ENGINE_DATA_DATASET_H
 #define TANDEM_ENGINE_DATA_DATASET_H
 
@@ -30,23 +30,24 @@ struct dataset_source {
     const char *path;        /* a file: .jsonl, .json (an array), .txt; or NULL and */
     const char *inline_json; /* the text of a JSON array of rows */
     size_t inline_bytes;
-    const char *name; /* what messages call it */
+    const char *name; /* its name in messages */
 };
 
 struct dataset_options {
     enum dataset_format format;
-    int max_length; /* >= 2.  Rows are cut to so many tokens, counted in the report; plain text into pieces of them */
+    int max_length; /* >= 2.  Longer rows are truncated and counted in the report; plain text is split into chunks of
+                       this length */
     bool train_on_prompt;  /* loss on everything, not only completions and assistant turns */
-    bool keep_duplicates;  /* rows of the same ids and mask */
+    bool keep_duplicates;  /* keep rows with equal ids and mask */
     bool no_eos;           /* do not end texts and completions with the end-of-text token */
-    const char *cache_dir; /* made when missing; NULL: an unlinked temporary file */
-    uint64_t cache_bytes;  /* of all prepared sets in cache_dir: the longest unused are removed; 0: 64 GiB */
-    int threads;           /* 0 and 1: the caller's alone */
+    const char *cache_dir; /* created when missing; NULL: an unlinked temporary file */
+    uint64_t cache_bytes;  /* limit for all prepared sets in cache_dir, least recently used are removed; 0: 64 GiB */
+    int threads;           /* 0 and 1: only the caller's */
     size_t max_row_bytes;  /* 0: 4 MiB */
     uint64_t max_rows;     /* 0: 50 M */
     uint64_t max_bytes;    /* of the source, and of the prepared set; 0: 16 GiB */
-    void (*progress)(void *arg, double fraction); /* in the caller's thread; NULL: none */
-    bool (*cancelled)(void *arg);                 /* asked now and then; true: dataset_open gives up; NULL: never */
+    void (*progress)(void *arg, double fraction); /* called on the caller's thread; NULL: none */
+    bool (*cancelled)(void *arg);                 /* polled; true: dataset_open ends with an error; NULL: never */
     void *arg;
 };
 
@@ -57,7 +58,7 @@ struct dataset_problem {
 
 enum { DATASET_PROBLEMS_MAX = 20 };
 
-/* What became of the rows.  seen = kept + skipped + duplicates. */
+/* Counts of rows by outcome.  seen = kept + skipped + duplicates. */
 struct dataset_report {
     enum dataset_format format;
     uint64_t seen, kept, skipped, duplicates, truncated, tokens, trained_tokens, longest;
@@ -66,8 +67,9 @@ struct dataset_report {
     struct dataset_problem problem[DATASET_PROBLEMS_MAX];
 };
 
-/* t: for rows of messages (NULL: a plain "role: content" layout that serving uses, too).  eos: the id that ends a text.
- * 0, or *e with a sentence: no such file, no usable row, zero trained tokens, a format that cannot be recognised... */
+/* t: for rows of messages (NULL: the plain "role: content" layout that serving uses as well).  eos: the id that ends a
+ * text.  @return 0 on success; on failure a negative code and *e is set: no such file, no usable row, no trained token,
+ * an unknown format... */
 int dataset_open(struct dataset **, const struct dataset_source *, const struct dataset_options *,
                  const struct tokenizer *, const struct chat_template *t, int32_t eos, struct dataset_report *,
                  struct err *e);
@@ -75,18 +77,18 @@ void dataset_free(struct dataset *);
 
 struct dataset_row {
     const int32_t *id;
-    const uint8_t *trained; /* trained[i]: id[i] is a target (predicted from what is before it); trained[0] is 0 */
+    const uint8_t *trained; /* trained[i]: id[i] is a target (predicted from the ids before it); trained[0] is 0 */
     int n;                  /* 2 .. max_length */
     int n_trained;          /* >= 1 */
 };
 uint64_t dataset_rows(const struct dataset *);
 struct dataset_row dataset_row(const struct dataset *, uint64_t i);
-uint64_t dataset_hash(const struct dataset *); /* of ids and masks: a checkpoint belongs to it */
+uint64_t dataset_hash(const struct dataset *); /* of ids and masks; a checkpoint stores it to identify its data */
 
 const char *dataset_format_name(enum dataset_format); /* "text", "completion"... */
 int dataset_format_parse(const char *name);           /* also "auto"; -1: no such format */
 
-/* A row's text in stretches that are trained or not, for people: what POST /train/validate shows. */
+/* A row's text in segments that are trained or not, for display by POST /train/validate. */
 struct dataset_segment {
     char *text; /* owned by the preview; valid UTF-8 */
     size_t bytes;

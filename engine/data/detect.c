@@ -16,7 +16,7 @@ enum { BLOCK = 256 << 10, ROWS_TRIED = 100, ROW_TRIED_MAX = 16 << 20 };
 /* ---- the first pass ---------------------------------------------------------------------------------------------- */
 
 struct pass {
-    char *block; /* SCAN_MARK_MAX bytes of the block before, then a block; owned */
+    char *block; /* the last SCAN_MARK_MAX bytes of the previous block, then a block; owned */
     size_t head; /* bytes of the first block */
     char *first; /* the first block, owned */
 };
@@ -94,7 +94,7 @@ static int foreign_check(const char *name, const char *p, size_t n, struct err *
     return 0;
 }
 
-/* An object at the start: rows in lines, or an object around all rows? */
+/* The file starts with an object: decides between one row per line and one object around all rows. */
 static enum scan_kind object_kind(const char *p, size_t n)
 {
     const char *end = memchr(p, '\n', n);
@@ -113,7 +113,7 @@ static enum scan_kind file_kind(const struct source *s, const struct dataset_opt
     bool json_name = one_of(s->name, json_names), text_name = one_of(s->name, text_names);
     bool json = json_name || (o->format != DATASET_AUTO && o->format != DATASET_TEXT);
     if (s->text) return SCAN_ARRAY;
-    if (!json && !text_name) { /* nobody says: text that begins like JSON is JSON */
+    if (!json && !text_name) { /* no known extension: text that begins like JSON is JSON */
         const char *end = memchr(p + i, '\n', n - i);
         size_t line = (end ? (size_t)(end - p) : n) - i;
         cJSON *first = c == '{' || c == '"' ? row_parse(p + i, line, NULL) : NULL;
@@ -134,7 +134,7 @@ static int unknown(const struct source *s, const char *seen, struct err *e)
     return err_set(e, ERR_INVALID, "%s: not in a known format: %s; " KNOWN, s->name, seen);
 }
 
-/* The format of the first row that has one. */
+/* The format of the first row whose format is recognised. */
 static int format_of_rows(struct source *s, const struct dataset_options *o, struct detected *d, struct err *e)
 {
     struct scan scan;

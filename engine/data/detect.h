@@ -1,4 +1,4 @@
-/* What kind of file a data set is, and in which format its rows are. */
+/* Detects the kind of a data set's file and the format of its rows. */
 #ifndef TANDEM_ENGINE_DATA_DETECT_H
 #define TANDEM_ENGINE_DATA_DETECT_H
 
@@ -12,8 +12,8 @@ struct detected {
     unsigned char content[SHA256_BYTES]; /* of all bytes */
 };
 
-/* Reads the whole source once.  eot: the spelling of the token that ends a text, or NULL.  An error names what was seen
- * and what is known. */
+/* Reads the whole source once.  eot: the spelling of the token that ends a text, or NULL.  An error names what was
+ * found and the known formats. */
 int detect(struct source *, const struct dataset_options *, const char *eot, struct detected *, struct err *e);
 
 #endif

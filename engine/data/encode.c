@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- tokens of a text that goes on ------------------------------------------------------------------------------- */
+/* ---- tokens of a continued text ---------------------------------------------------------------------------------- */
 
-/* Whether the ids, behind others, say text[0, n). */
+/* Whether the ids, when they follow others, decode to text[0, n). */
 static bool says(const struct tokenizer *t, const struct token *v, size_t n_tokens, const char *text, size_t n)
 {
     struct detok d = {.started = true, .mid_context = true};
@@ -28,7 +28,7 @@ static bool starts_with(const struct tokens *all, const struct tokens *start)
     return true;
 }
 
-/* text[0, n) behind an anchor, whose tokens are then taken away; false when the two do not come apart. */
+/* Tokenises text[0, n) after an anchor and removes the anchor's tokens; @return false when a token spans both. */
 static bool encode_anchored(const struct encoder *c, const char *text, size_t n, struct tokens *out)
 {
     struct buf joined = {0};
@@ -109,10 +109,10 @@ struct cutting {
     size_t n;
     struct tokens now;  /* of text[from, n) */
     size_t from;        /* byte */
-    size_t next;        /* of now: the first token that is not in out yet */
-    size_t byte, chars; /* a place in text and how many characters lie in [from, byte) */
+    size_t next;        /* index in `now` of the first token not yet in out */
+    size_t byte, chars; /* a position in text, and the number of characters in [from, byte) */
     size_t budget;      /* bytes that may still be tokenised again */
-    bool whole;         /* text[from...] was tokenised as a text of its own, not as one that goes on */
+    bool whole;         /* text[from...] was tokenised as a separate text, not as a continuation */
     struct encoded *out;
 };
 
@@ -129,7 +129,7 @@ static uint32_t chars_to(struct cutting *k, size_t byte)
     return (uint32_t)k->chars;
 }
 
-/* The byte with so many characters of text[from...] before it. */
+/* The byte position after that many characters of text[from...]. */
 static size_t byte_of(struct cutting *k, uint32_t chars)
 {
     while (k->byte < k->n && (k->chars < chars || !is_lead(k->text[k->byte]))) k->chars += is_lead(k->text[k->byte++]);
@@ -152,7 +152,7 @@ static int tokens_from(struct cutting *k, size_t byte, bool whole, struct err *e
                  : encode_rest(k->c, k->text + byte, k->n - byte, &k->now, e);
 }
 
-/* Index of the first token that begins at or behind `chars`. */
+/* Index of the first token that begins at or after `chars`. */
 static size_t token_at(const struct cutting *k, uint32_t chars)
 {
     size_t i = k->next;
@@ -160,7 +160,7 @@ static size_t token_at(const struct cutting *k, uint32_t chars)
     return i;
 }
 
-/* Whether token i is a special one that stands in the text as it is spelled, not one for what has no token. */
+/* Whether token i is a special token spelled out in the text, not the unknown token. */
 static bool is_written(struct cutting *k, size_t i)
 {
     const struct token *t = &k->now.v[i];
@@ -171,8 +171,9 @@ static bool is_written(struct cutting *k, size_t i)
     return end - k->from >= n && !memcmp(k->text + end - n, spelling, n);
 }
 
-/* Puts out all tokens before byte `start` as a prompt and makes `next` the first of the stretch there.  The prompt is
- * tokenised alone, from the last special token on where there is one (text before it makes no difference). */
+/* Emits all tokens before byte `start` as a prompt and sets `next` to the first token of the stretch there.  The prompt
+ * is tokenised separately, starting at its last special token if it has one, since text before that has no influence.
+ */
 static int prompt_put(struct cutting *k, size_t start, struct err *e)
 {
     uint32_t chars = chars_to(k, start);

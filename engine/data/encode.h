@@ -1,8 +1,8 @@
-/* Text of which some stretches are trained on, to token ids and their mask.
+/* Tokenises text with trained stretches into token ids and their mask.
  *
- * Where a trained stretch begins there is a boundary between tokens, and what is before it are exactly the tokens that
- * the server computes for that text as a prompt: the model is trained on what it will see.  The stretch itself is
- * tokenised as one with its prompt when that leaves the prompt's tokens as they are, else on its own. */
+ * A trained stretch always begins at a token boundary, and the tokens before it are exactly those that the server
+ * computes for that text as a prompt, so training and serving see the same prompts.  The stretch is tokenised together
+ * with its prompt if that leaves the prompt's tokens unchanged, else separately. */
 #ifndef TANDEM_ENGINE_DATA_ENCODE_H
 #define TANDEM_ENGINE_DATA_ENCODE_H
 
@@ -17,19 +17,19 @@ struct stretch {
     size_t start, end; /* bytes of the text; stretches are in order and do not overlap */
 };
 
-/* What of the tokenizer's ways matters; made once, then any thread. */
+/* The tokenizer's properties that matter here; initialised once, then any thread. */
 struct encoder {
     const struct tokenizer *tokenizer;
     int32_t eos;          /* -1: none */
-    bool adds_space;      /* a text of its own begins with a token that says " " (SentencePiece) */
-    const char *anchor;   /* put before a text that goes on, and its tokens taken away again; NULL: none needed */
+    bool adds_space;      /* a separate text begins with a token for " " (SentencePiece) */
+    const char *anchor;   /* prepended to a continued text, and its tokens removed again; NULL: not needed */
     struct tokens before; /* the anchor's tokens, owned */
 };
 
 enum {
-    ENCODE_SPECIAL = 1, /* with what the tokenizer puts before and behind a prompt (bos) */
+    ENCODE_SPECIAL = 1, /* with the tokens that the tokenizer adds before and after a prompt (bos) */
     ENCODE_EOS = 2,     /* the last stretch ends with eos, unless it ends with a special token */
-    ENCODE_GOES_ON = 4, /* the text goes on from one before */
+    ENCODE_GOES_ON = 4, /* the text continues a previous one */
 };
 
 /* ids and whether each is a target; zero-initialise, encoded_free. */

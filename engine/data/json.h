@@ -12,10 +12,10 @@ enum {
     ROW_VALUES_MAX = 1 << 20, /* each costs 64 bytes and more while the row is read */
 };
 
-/* NULL and *e: what is wrong and at which byte of the row. */
+/* @return NULL on failure, and *e says what is wrong at which byte of the row. */
 cJSON *row_parse(const char *text, size_t n, struct err *e);
 
-/* 0, or ERR_INVALID and which byte is not UTF-8 (or a NUL). */
+/* @return 0, or ERR_INVALID with the position of the byte that is not UTF-8 (or is NUL). */
 int row_check_text(const char *text, size_t n, struct err *e);
 
 #endif

@@ -1,4 +1,4 @@
-/* A row as text again, cut where its mask changes (dataset.h). */
+/* A row decoded to text, split where its mask changes (dataset.h). */
 #include "engine/base/buf.h"
 #include "engine/base/mem.h"
 #include "engine/data/dataset.h"
@@ -27,7 +27,7 @@ void dataset_preview(const struct dataset_row *row, const struct tokenizer *t, s
             out->v[out->n++] = (struct dataset_segment){.trained = trained};
         }
         out->v[out->n - 1].tokens++;
-        detok_push(&d, t, row->id[i], &text); /* part of a character waits for the next segment */
+        detok_push(&d, t, row->id[i], &text); /* an incomplete character goes to the next segment */
     }
     detok_flush(&d, t, &text);
     if (out->n) segment_end(out, &text);

@@ -26,7 +26,7 @@ static const char *type_of(const cJSON *v)
                                : /* cJSON_IsNull(v)*/ "null";
 }
 
-/* Bytes of a name or word that a message shows: not all of a long one, no part of a character. */
+/* @return how many bytes of a name or word a message shows: a prefix of a long one, ending at a character boundary. */
 static int shown(const char *s)
 {
     size_t n = strnlen(s, 30);
@@ -83,7 +83,7 @@ void row_free(struct row *r)
     *r = (struct row){0};
 }
 
-/* A member that must be a string; a string that is not `needed` may lack. */
+/* A member that must be a string; it may be absent unless `needed`. */
 static int string_of(const cJSON *row, const char *name, bool needed, const char **out, struct err *e)
 {
     const cJSON *v = field(row, name);
@@ -100,7 +100,7 @@ static bool is_blank(const char *s)
 
 /* ---- turns ------------------------------------------------------------------------------------------------------- */
 
-/* Takes the message over. */
+/* Takes ownership of the message. */
 static void turn_take(struct row *r, cJSON *message, bool trained)
 {
     if (!r->turns) r->turns = cJSON_CreateArray();
@@ -159,7 +159,7 @@ static int role_check(const cJSON *message, int at, const char **role, struct er
                    shown(v->valuestring), v->valuestring);
 }
 
-/* weight (OpenAI) or loss_weight: 0 or 1, and 1 on assistant turns only, which is also what is meant without. */
+/* weight (OpenAI) or loss_weight: 0, or 1 on assistant turns only.  By default 1 on assistant turns and 0 on others. */
 static int weight_read(const cJSON *message, const char *role, int at, bool *trained, struct err *e)
 {
     const cJSON *v = field(message, "weight");
@@ -241,7 +241,7 @@ static int tools_read(struct row *r, const cJSON *row, struct err *e)
     return 0;
 }
 
-/* ---- a format each ----------------------------------------------------------------------------------------------- */
+/* ---- one function per format ------------------------------------------------------------------------------------- */
 
 static int text_read(struct row *r, const cJSON *row, struct err *e)
 {

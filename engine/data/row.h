@@ -1,5 +1,5 @@
-/* The formats of rows: which one a row is in, and the row as one of three things that training knows: a text of which
- * some stretches are trained on, a conversation of which some turns are, or token ids. */
+/* The formats of rows: detects a row's format, and converts it to one of three forms: a text with trained stretches, a
+ * conversation with trained turns, or token ids. */
 #ifndef TANDEM_ENGINE_DATA_ROW_H
 #define TANDEM_ENGINE_DATA_ROW_H
 
@@ -11,7 +11,7 @@
 
 enum row_kind { ROW_TEXT, ROW_PAIR, ROW_TURNS, ROW_ALPACA, ROW_IDS };
 
-/* What is borrowed lies in the row's JSON, which must outlive this. */
+/* Borrowed pointers point into the row's JSON, which must outlive this struct. */
 struct row {
     enum row_kind kind;
     const char *text, *prompt; /* TEXT: text; PAIR: prompt, then text */
@@ -21,9 +21,9 @@ struct row {
     unsigned char *trained; /* (n_turns) owned */
     int n_turns;
     const cJSON *tools, *extra; /* NULL: none */
-    cJSON *own;                 /* parsed from a string of the row: tools lie in it; owned */
+    cJSON *own;                 /* JSON parsed from a string of the row, which tools point into; owned */
 
-    /* ALPACA: the last question in its parts; alpaca_in may be empty */
+    /* ALPACA: the parts of the last question; alpaca_in may be empty */
     const char *instruction, *alpaca_in;
 
     /* IDS */
@@ -34,11 +34,11 @@ struct row {
 
 /* DATASET_AUTO when it is none of them. */
 enum dataset_format row_format(const cJSON *row);
-/* Fills *out, or says what is wrong with the row.  vocab: ids must be below. */
+/* Fills *out, or sets *e to what is wrong with the row.  vocab: ids must be below. */
 int row_read(struct row *out, const cJSON *row, enum dataset_format, int vocab, struct err *e);
 void row_free(struct row *);
 
-/* Appends what was seen: "an object with the fields a, b", "a number"... */
+/* Appends a description of the value: "an object with the fields a, b", "a number"... */
 void row_describe(struct buf *b, const cJSON *row);
 
 #endif

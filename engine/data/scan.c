@@ -18,7 +18,7 @@ void scan_close(struct scan *s)
     s->block = NULL;
 }
 
-/* Makes block[at] readable: 1, 0 at the end, or an err code. */
+/* Makes block[at] readable.  @return 1; 0 at the end; or an err code. */
 static int fill(struct scan *s, struct err *e)
 {
     if (s->at < s->n) return 1;
@@ -39,14 +39,14 @@ static bool is_space(char c)
     return c == ' ' || c == '\t' || c == '\r' || c == '\n';
 }
 
-/* The next byte that is no space, not taken; 0 at the end, or an err code. */
+/* @return the next byte that is not a space, without consuming it; 0 at the end; or an err code. */
 static int peek(struct scan *s, struct err *e)
 {
     for (;;) {
         int rc = fill(s, e);
         if (rc <= 0) return rc;
         char c = s->block[s->at];
-        if (!is_space(c)) return (unsigned char)c ? (unsigned char)c : 1; /* a NUL is no end */
+        if (!is_space(c)) return (unsigned char)c ? (unsigned char)c : 1; /* a NUL byte is not the end */
         s->line += c == '\n';
         s->at++;
     }
@@ -83,7 +83,7 @@ static int line_next(struct scan *s, struct buf *bytes, struct scan_row *row, st
 
 /* ---- arrays ------------------------------------------------------------------------------------------------------ */
 
-/* Where a walk over JSON's bytes is. */
+/* State of a walk over JSON's bytes. */
 struct walk {
     bool string, escaped;
     int64_t depth;
@@ -110,7 +110,7 @@ static int cut_off(struct scan *s, int rc, struct err *e)
     return rc < 0 ? rc : err_set(e, ERR_INVALID, "%s: the array does not end: is the file cut off?", s->source->name);
 }
 
-/* Goes to the array that is the member "data" of the object at hand. */
+/* Moves to the array that is the member "data" of the current object. */
 static int member_find(struct scan *s, struct err *e)
 {
     struct walk w = {0};
@@ -205,7 +205,8 @@ static int element_next(struct scan *s, struct buf *bytes, struct scan_row *row,
 
 /* ---- texts ------------------------------------------------------------------------------------------------------- */
 
-/* Where a text that is too long is best cut, in (from, n]: behind a line, before a word, else behind a character. */
+/* The best position in (from, n] to split a text that is too long: after a line, before a word, else after a character.
+ */
 static size_t cut_place(const char *p, size_t from, size_t n)
 {
     const char *line = memrchr(p + from, '\n', n - from);
@@ -217,7 +218,7 @@ static size_t cut_place(const char *p, size_t from, size_t n)
     return i;
 }
 
-/* Where the text p[0, n) ends and how long the mark there is; looks only at what is new from `from` on. */
+/* Where the text p[0, n) ends and how long the mark there is; examines only the new bytes, from `from` on. */
 static bool text_end(const struct scan *s, const char *p, size_t from, size_t n, size_t *end, size_t *mark)
 {
     bool found = false;
@@ -268,7 +269,7 @@ static int text_next(struct scan *s, struct buf *bytes, struct scan_row *row, st
         const char *text = bytes->data + start;
         bool over = text_end(s, text, from, from + n, &end, &mark);
         if (!over && full) {
-            /* before any mark that has only begun; what is behind the cut is read again from the block */
+            /* before an incomplete mark; the bytes after the split are read again from the block */
             end = cut_place(text, from, from + n - SCAN_MARK_MAX);
             mark = 0;
         }

@@ -1,5 +1,5 @@
-/* The bytes of a data set: a file read in blocks, or a text in memory.  Never mapped: a file that somebody shortens
- * while it is read must be an error, not a signal. */
+/* The bytes of a data set: a file read in blocks, or a text in memory.  Never mapped: a file that is truncated while it
+ * is read must cause an error, not a signal. */
 #ifndef TANDEM_ENGINE_DATA_SOURCE_H
 #define TANDEM_ENGINE_DATA_SOURCE_H
 
@@ -20,8 +20,8 @@ struct source {
 int source_open(struct source *, const struct dataset_source *, uint64_t max_bytes, struct err *e);
 void source_close(struct source *);
 
-/* Up to n bytes; how many, 0 at the end, or an err code.  The end is an error when the file is not what it was when it
- * was opened. */
+/* Reads up to n bytes.  @return their number; 0 at the end; or an err code, also at the end when the file has changed
+ * since it was opened. */
 ssize_t source_read(struct source *, void *p, size_t n, struct err *e);
 int source_rewind(struct source *, struct err *e);
 

@@ -123,7 +123,7 @@ static size_t room_of(struct dev *d)
     return m.budget - m.used;
 }
 
-/* Checks that a minimum fits; the error lists what uses the memory. */
+/* Sets ERR_NOMEM with what uses the memory and how many pages would fit. */
 static int too_little(struct model *m, const struct reserve *r, size_t wanted, size_t room, struct err *e)
 {
     struct dev_memory mem;

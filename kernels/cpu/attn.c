@@ -1,8 +1,9 @@
 /* The driver of attention.
  *
- * Attention is cut into blocks of query rows (token, head) that share a KV head; each takes the context split by split,
- * in order.  When there are too few blocks for the threads (decoding a long context), the splits of a block become
- * tasks of their own and are folded afterwards, in the same order and with the same arithmetic. */
+ * The work is divided into blocks of query rows (token, head) that share a KV head; each block walks the splits of
+ * its context in order. When there are too few blocks for the threads (decoding a long context), each split of a
+ * block becomes a task of its own, and the results are folded afterwards, in the same order and with the same
+ * arithmetic. */
 #include "kernels/cpu/cpu.h"
 
 #include <string.h>
@@ -15,7 +16,7 @@ struct attn_run {
     struct attn_part *parts;          /* (units, splits, attn_rows): only when splits are tasks */
 };
 
-/* blocks of rows in one KV head of sequence s */
+/* Number of row blocks of one KV head of sequence s. */
 static int seq_blocks(const struct attn_run *r, int s)
 {
     int group = r->a->heads / r->a->kv_heads, rows = (r->a->q_start[s + 1] - r->a->q_start[s]) * group;
@@ -66,7 +67,7 @@ static void attn_unit(const struct attn_run *r, int unit)
     struct attn_part total[ATTN_ROWS_MAX], part[ATTN_ROWS_MAX];
     int last, then_last, then = unit + 1;
     struct attn_block b = unit_block(r, unit, &last), next;
-    if (then % r->units_per_task == 0) then += r->skip; /* tasks start in order, on all threads in turn */
+    if (then % r->units_per_task == 0) then += r->skip; /* tasks start in order, round robin over the threads */
     if (then < r->seq_unit[r->a->n_seqs]) {
         next = unit_block(r, then, &then_last);
         b.then = &next;

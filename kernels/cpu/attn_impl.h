@@ -1,14 +1,15 @@
-/* Attention of a block of query rows over one split of the context, four pages (a granule of 64 positions) at a time,
- * in order.
+/* Attention of a block of query rows over one split of the context, four pages (a granule of 64 positions) at a
+ * time, in order.
  *
- * A page is sixteen tokens and K lies with tokens in lanes, so the scores of a page are one vector per row.  Softmax is
- * online: a granule rescales what came before only when it raises the maximum.  A row's arithmetic over a granule
- * depends only on the row and on the part of the granule it may see, never on the rows beside it, so a prompt gives the
- * same bits in any chunks.  Rows that see only part of a page (the diagonal, the edge of the window) multiply its V on
- * their own: 0 * V is not nothing when V is what an earlier owner of the page left behind.
+ * A page has sixteen tokens, and K is stored with tokens in lanes, so the scores of a page are one vector per row.
+ * Softmax is online: a granule rescales the earlier sums only when it raises the maximum. A row's arithmetic over a
+ * granule depends only on the row and on the part of the granule that it may see, never on the other rows, so a
+ * prompt gives the same bits however it is chunked. Rows that see only part of a page (the diagonal, the edge of the
+ * window) multiply its V separately: 0 * V is not 0 when V holds a NaN or infinity left by an earlier owner of the
+ * page.
  *
- * With a bf16 cache q and the weights of V are rounded to bf16 too, and products are summed in pairs as the bf16
- * instructions do. */
+ * With a bf16 cache q and the weights of V are rounded to bf16 too, and are multiplied and summed in pairs as the
+ * bf16 instructions do. */
 
 enum { GRANULE_PAGES = 4, GRANULE = GRANULE_PAGES * KV_PAGE };
 _Static_assert(ATTN_SPLIT_PAGES % GRANULE_PAGES == 0, "splits are whole granules");
@@ -20,15 +21,15 @@ INLINE vf kv_load(const void *p, enum dtype t, size_t i)
     return row_load((const uint8_t *)p + i * (t == DT_F32 ? 4 : 2), t, 0);
 }
 
-/* where a granule's pages lie */
+/* The blocks of a granule's pages in memory. */
 struct attn_pages {
     const uint8_t *k[GRANULE_PAGES], *v[GRANULE_PAGES];
     const float *k_scale[GRANULE_PAGES], *v_scale[GRANULE_PAGES];
 };
 
-/* What is to be asked for while a granule is computed: in decoding the cache comes from memory.  Of each page of the
- * next granule `share` bytes, page after page, because memory is fastest when read in order: the scores ask for the
- * first half of the pages, the values for the others. */
+/* What to prefetch while a granule is computed: in decoding the cache comes from memory. `share` bytes of each page
+ * of the next granule, page after page, because memory is fastest when read in order: the scores prefetch the first
+ * half of the pages, the values the other half. */
 struct attn_ahead {
     const uint8_t *page[GRANULE_PAGES];
     size_t share;
@@ -48,7 +49,8 @@ struct attn_rows {
 #define FOR_AR UNROLL for (int r = 0; r < R; r++)
 #define FOR_AP UNROLL for (int p = 0; p < P; p++)
 
-/* asks for every second of P places that are `apart` bytes from each other, or for all when these are whole lines */
+/* Prefetches every second of P addresses that are `apart` bytes from each other, or all when these are whole cache
+ * lines. */
 INLINE void attn_prefetch(const uint8_t *ahead, size_t apart, const int P)
 {
     FOR_AP
@@ -64,7 +66,7 @@ INLINE void attn_scores(struct attn_rows *rows, const uint8_t *const *k, int at,
     const uint32_t *q = rows->q;
     const int steps = t == DT_BF16 ? (head_dim + 1) / 2 : head_dim;
     const size_t share = rows->ahead.share, apart = share / (size_t)(HALF * steps);
-    /* a pass over all pages goes from the first page to the second in the middle */
+    /* A pass over all pages prefetches the first page in its first half, then the second. */
     const int middle = P > HALF ? steps / 2 : steps;
     const uintptr_t ahead[2] = {(uintptr_t)rows->ahead.page[at / HALF] + (size_t)(at % HALF) * (share / HALF),
                                 (uintptr_t)rows->ahead.page[1] - (size_t)middle * apart * P};
@@ -86,19 +88,20 @@ INLINE void attn_scores(struct attn_rows *rows, const uint8_t *const *k, int at,
     FOR_AR FOR_AP rows->score[r][at + p] = acc[r][p];
 }
 
-/* the places [from, to) of n pages, the first of them page `at` of the granule */
+/* The positions [from, to) of n pages, the first of them page `at` of the granule. */
 struct attn_span {
     const uint8_t *const *v;
     int at, n, from, to;
 };
 
-/* out[r0 + r] += weight[r0 + r][i] * V[i] for the places of the span in order, for P vectors of features from c on */
+/* out[r0 + r] += weight[r0 + r][i] * V[i] over the positions i of the span in order, for P vectors of features from
+ * c on. */
 INLINE void attn_values_at(const struct attn_rows *rows, int r0, const struct attn_span *s, enum dtype t, int dim_pad,
                            int c, bool part_of_page, const int R, const int P)
 {
     enum { HALF = GRANULE_PAGES / 2 };
     vf acc[ATTN_R][ATTN_P];
-    /* these P vectors' part of the two shares, and a page's part of that */
+    /* The part of the two shares that these P vectors prefetch, and a page's part of that. */
     const size_t share = rows->ahead.share, start = share * 2 * (size_t)c / (size_t)dim_pad;
     const size_t chunk = share * 8 * P / (size_t)dim_pad, apart = chunk / (KV_PAGE / (t == DT_BF16 ? 2 : 1) * P);
     FOR_AR FOR_AP acc[r][p] = v_load(rows->part[r0 + r].out + c + p * 16);
@@ -143,8 +146,8 @@ INLINE void attn_values(const struct attn_rows *rows, int r0, const struct attn_
     for (; c < dim_pad; c += 16) attn_values_at(rows, r0, s, t, dim_pad, c, part_of_page, R, 1);
 }
 
-/* Base-2 scores of a granule in place of the products, -infinity where bit i of `seen` is not set; returns the largest.
- */
+/* Replaces the dot products of a granule by base-2 scores, -infinity where bit i of `seen` is not set; returns the
+ * largest. */
 INLINE float attn_mask(struct attn_rows *rows, int r, uint64_t seen, vf scale, const float *const *k_scale)
 {
     vf max = v_set1(-INFINITY);
@@ -158,7 +161,7 @@ INLINE float attn_mask(struct attn_rows *rows, int r, uint64_t seen, vf scale, c
     return v_hmax(max);
 }
 
-/* Products of a granule become tanh(product * scale), scale with k_scale (of pages; NULL: none). */
+/* Replaces the dot products of a granule by tanh(product * scale), times k_scale (of pages; NULL: none). */
 static void attn_cap(struct attn_rows *rows, int r, float scale, const float *const *k_scale)
 {
     for (int p = 0; p < GRANULE_PAGES; p++) {
@@ -167,8 +170,8 @@ static void attn_cap(struct attn_rows *rows, int r, float scale, const float *co
     }
 }
 
-/* Folds a granule's scores, the largest of them `top`, into the row's running maximum and sum; leaves the weights of
- * V.  v_scale (of pages) NULL: none. */
+/* Folds a granule's scores, the largest of which is `top`, into the row's running maximum and sum; replaces them by
+ * the weights of V. v_scale (of pages) NULL: none. */
 INLINE void attn_softmax(struct attn_rows *rows, int r, uint64_t seen, float top, const float *const *v_scale,
                          bool bf16, int dim_pad)
 {
@@ -186,7 +189,7 @@ INLINE void attn_softmax(struct attn_rows *rows, int r, uint64_t seen, float top
     for (int p = 0; p < GRANULE_PAGES; p++) {
         vf w = v_exp2_negative(v_sub(rows->score[r][p], max));
         if (~seen) w = v_select(m_from((uint32_t)(seen >> (16 * p)) & 0xffff), w, v_zero());
-        if (bf16) { /* the sum is of the rounded weights, so that they are an average */
+        if (bf16) { /* sums the rounded weights, so that the result is a weighted average */
             vf rounded = v_store_bf16((uint16_t *)rows->weight[r] + p * KV_PAGE, w);
             sum = v_add(sum, rounded);
             continue;
@@ -197,7 +200,7 @@ INLINE void attn_softmax(struct attn_rows *rows, int r, uint64_t seen, float top
     v_store(part->sum, sum);
 }
 
-/* the kernels of each type, for a run-time number of rows */
+/* Dispatches a run-time number of rows to the kernels of each type. */
 #define ATTN_CASE(n, call)                                                                                             \
     case n:                                                                                                            \
         if ((n) <= ATTN_R) {                                                                                           \
@@ -241,7 +244,7 @@ static const struct attn_kernels {
                             [DT_F16] = {attn_scores_f16, attn_values_f16, attn_edge_f16},
                             [DT_I8] = {attn_scores_i8, attn_values_i8, attn_edge_i8}};
 
-/* the positions a row sees, [first, last] */
+/* The positions that a row sees, [first, last]. */
 struct attn_sight {
     int first, last;
 };
@@ -252,7 +255,8 @@ static struct attn_sight attn_sees(const struct attn_block *b, int row)
     return (struct attn_sight){window && pos >= window ? pos - window + 1 : 0, pos};
 }
 
-/* Pages that no row sees stand for a page that one does: their scores are computed and not used. */
+/* The blocks of a granule's pages. A page that no row sees is replaced by one that is seen: its scores are computed
+ * and not used. */
 static struct attn_pages attn_lookup(const struct attn_block *b, int granule, struct attn_sight seen)
 {
     const struct kv *kv = b->a->kv;
@@ -268,13 +272,13 @@ static struct attn_pages attn_lookup(const struct attn_block *b, int granule, st
     return g;
 }
 
-/* of all rows of the block */
+/* The positions that some row of the block sees. */
 static struct attn_sight block_sees(const struct attn_block *b)
 {
     return (struct attn_sight){attn_sees(b, b->row0).first, attn_sees(b, b->row0 + b->n_rows - 1).last};
 }
 
-/* the granule that this thread is likely to take next */
+/* The granule that this thread probably computes next. */
 static struct attn_pages attn_next(const struct attn_block *b, int granule, struct attn_sight seen)
 {
     if (granule < seen.last / GRANULE || !b->then) return attn_lookup(b, granule + 1, seen);
@@ -287,7 +291,7 @@ static int clamp(int x, int low, int high)
     return x < low ? low : x > high ? high : x;
 }
 
-/* one granule for the rows row0 .. row0 + rows->n - 1 */
+/* One granule for the rows row0 .. row0 + rows->n - 1. */
 static void attn_granule(const struct attn_block *b, struct attn_rows *rows, int row0, int granule,
                          const struct attn_pages *g)
 {
@@ -329,7 +333,7 @@ static void attn_granule(const struct attn_block *b, struct attn_rows *rows, int
     }
 }
 
-/* q of rows row0 .. row0 + n - 1 in the kernels' order */
+/* Stores q of rows row0 .. row0 + n - 1 in the kernels' layout. */
 static void attn_take_q(const struct attn_block *b, uint32_t *q, int row0, int n)
 {
     int dim = b->a->head_dim;
@@ -339,7 +343,7 @@ static void attn_take_q(const struct attn_block *b, uint32_t *q, int row0, int n
         if (b->a->kv->shape.t == DT_BF16) {
             uint16_t pairs[HEAD_DIM_MAX + 16];
             row_halve(pairs, DT_BF16, from, dim);
-            pairs[dim] = 0; /* of an odd dim the last pair's other half */
+            pairs[dim] = 0; /* pads an odd dim */
             for (int c = 0; c < (dim + 1) / 2; c++) memcpy(q + c * n + r, pairs + 2 * c, 4);
         } else {
             for (int c = 0; c < dim; c++) q[c * n + r] = f32_bits(from[c]);

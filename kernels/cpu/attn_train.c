@@ -1,27 +1,28 @@
-/* The drivers of attention in training: sequences are packed key by key, cut into blocks of query rows, and given back.
+/* The drivers of attention in training: keys and values are packed, queries are divided into blocks of rows, and
+ * gradients are written back.
  *
- * Forward, a task is one block of query rows of one head.  Backward, it is one head of one sequence: dk and dv of a KV
- * head are sums over the rows of all its query heads, and each query head sums its own, block by block, before they are
- * added in order: in one call, or in several for some of the heads each. */
+ * Forward, a task is one block of query rows of one head. Backward, it is one head of one sequence: dk and dv of a
+ * KV head are sums over the rows of all its query heads; each query head makes its own sums, block by block, and
+ * these are added in order, in one call or in several calls for some of the heads each. */
 #include "kernels/cpu/cpu.h"
 
 #include <string.h>
 
-enum { WAVE_ROWS = 1024 }; /* backward, sums are kept for so many rows at a time, or one longer sequence */
+enum { WAVE_ROWS = 1024 }; /* backward: sums are kept for so many rows at a time, or for one longer sequence */
 
 /* Sequences seq0 .. seq1 - 1 of the arguments, which are those of the forward or of the backward. */
 struct attn_train {
     const struct isa *isa;
     struct cpu_dev *d;
     struct attn_seq_args a;
-    const struct mat *dqkv, *dout; /* of the backward only */
+    const struct mat *dqkv, *dout; /* backward only */
     int seq0, seq1, dim_pad;
-    int head0, heads, kv0, kv_heads; /* the query heads in hand, and the KV heads they read */
-    int units, units_per_task;       /* of the run in hand */
+    int head0, heads, kv0, kv_heads; /* the query heads of this call, and the KV heads they read */
+    int units, units_per_task;       /* of the current run */
     int *block0;                     /* (n_seqs + 1) blocks of TILE rows in the sequences before, from seq0 on */
-    float *keys;                     /* packed: (blocks, kv_heads in hand, stride) */
+    float *keys;                     /* packed: (blocks, kv_heads of this call, stride) */
     size_t stride;
-    float *sums; /* (2, heads in hand, blocks * TILE, dim_pad): dk, then dv */
+    float *sums; /* (2, heads of this call, blocks * TILE, dim_pad): dk, then dv */
 };
 
 static void heads_open(struct attn_train *r)
@@ -38,7 +39,7 @@ static int seq_rows(const struct attn_train *r, int s)
     return r->a.q_start[s + 1] - r->a.q_start[s];
 }
 
-/* the sequence that block `block` is in */
+/* The sequence that contains block `block`. */
 static int block_seq(const struct attn_train *r, int block)
 {
     int low = r->seq0, high = r->seq1; /* the last sequence whose first block is <= block; never an empty one */
@@ -49,7 +50,7 @@ static int block_seq(const struct attn_train *r, int block)
     return low;
 }
 
-/* n rows of a head, from column `col` on, one after the other, zeros past head_dim */
+/* Copies n rows of a head, from column `col` on, to contiguous rows, with zeros past head_dim. */
 static void rows_take(float *to, const struct mat *m, int row0, int n, size_t col, int head_dim, int dim_pad)
 {
     for (int r = 0; r < n; r++, to += dim_pad) {
@@ -64,7 +65,7 @@ static void rows_give(const struct mat *m, int row0, int n, size_t col, const fl
         memcpy(mat_row(m, row0 + r) + col, from, (size_t)head_dim * sizeof *from);
 }
 
-/* rows [TILE][dim_pad] to [head_dim][TILE] */
+/* Transposes rows [TILE][dim_pad] to [head_dim][TILE]. */
 static void rows_turn(float *to, const float *from, int head_dim, int dim_pad)
 {
     for (int c0 = 0; c0 < head_dim; c0 += 16)
@@ -82,7 +83,7 @@ static void pack_unit(const struct attn_train *r, int unit)
     float *plain = r->keys + (size_t)unit * r->stride, *k_t = plain + rows, *v_t = k_t + turned;
     int first = r->a.q_start[s] + row0;
     memset(plain, 0, rows * sizeof *plain);
-    if (r->dqkv) { /* v_t, by way of the place of k */
+    if (r->dqkv) { /* v_t, using the memory of k as scratch */
         rows_take(plain, &r->a.qkv, first, n, v_col, D, r->dim_pad);
         rows_turn(v_t, plain, D, r->dim_pad);
     }
@@ -91,7 +92,7 @@ static void pack_unit(const struct attn_train *r, int unit)
     if (!r->dqkv) rows_take(plain, &r->a.qkv, first, n, v_col, D, r->dim_pad);
 }
 
-/* query head h of sequence s */
+/* The shared data of query head h of sequence s. */
 static struct attn_head head_open(const struct attn_train *r, int s, int h)
 {
     int g = h / (r->a.heads / r->a.kv_heads), D = r->a.head_dim;
@@ -115,13 +116,13 @@ static struct attn_head head_open(const struct attn_train *r, int s, int h)
     return head;
 }
 
-/* a worker's memory for one block: q, out, dout, p, and backward a second p */
+/* Size of a worker's memory for one block: q, out, dout, p, and backward a second p. */
 static size_t tile_bytes(const struct attn_train *r)
 {
     return ((size_t)3 * TILE * r->dim_pad + (r->dqkv ? 2 : 1) * TILE * TILE) * sizeof(float);
 }
 
-/* returns dout */
+/* Lays out a tile in the worker's memory; returns dout. */
 static float *tile_open(const struct attn_train *r, struct attn_tile *t, int worker)
 {
     size_t rows = (size_t)TILE * r->dim_pad;
@@ -170,7 +171,8 @@ static void back_unit(const struct attn_train *r, int unit, int worker)
     }
 }
 
-/* dk and dv of one block of rows and KV head: the sums of its query heads, in order, after those of calls before */
+/* Adds dk and dv of one block of rows and KV head: the sums of its query heads, in order, after those of earlier
+ * calls. */
 static void fold_unit(const struct attn_train *r, int unit)
 {
     const struct attn_seq_args *a = &r->a;
@@ -201,7 +203,7 @@ static void fold_unit(const struct attn_train *r, int unit)
         }                                                                                                              \
     }
 UNIT_TASK(pack, pack_unit(r, unit))
-UNIT_TASK(tile, tile_unit(r, r->units - 1 - unit, worker)) /* the longest first */
+UNIT_TASK(tile, tile_unit(r, r->units - 1 - unit, worker)) /* longest blocks first */
 UNIT_TASK(back, back_unit(r, unit, worker))
 UNIT_TASK(fold, fold_unit(r, unit))
 
@@ -212,7 +214,7 @@ static void units_run(struct attn_train *r, pool_fn *task, int units, double ns)
     cpu_run(r->d, task, r, (units + r->units_per_task - 1) / r->units_per_task, ns);
 }
 
-/* Sequences seq0 .. seq1 - 1: packs, and for the backward makes room for the sums. */
+/* Prepares sequences seq0 .. seq1 - 1: packs them, and for the backward allocates the sums. */
 static bool wave_open(struct attn_train *r, const char *op, int seq0, int seq1)
 {
     struct cpu_dev *d = r->d;
@@ -244,7 +246,7 @@ static bool wave_open(struct attn_train *r, const char *op, int seq0, int seq1)
     return true;
 }
 
-/* products over head_dim of sequences seq0 .. seq1 - 1, in the heads in hand */
+/* Multiply-adds per feature of head_dim for sequences seq0 .. seq1 - 1 and the heads of this call. */
 static double wave_macs(const struct attn_train *r)
 {
     double scores = 0;

@@ -1,8 +1,9 @@
 /* Attention of whole sequences, forward and backward, in blocks of TILE query rows by TILE keys (after Dao,
- * FlashAttention-2, arXiv 2307.08691): the scores are never kept; the backward computes them again from lse.
+ * FlashAttention-2, arXiv 2307.08691). Scores are not stored; the backward recomputes them from lse.
  *
- * All five products are one kernel, tile_mul: each element of a result is one chain over k, in order, whatever register
- * block it is computed in.  Blocks begin where the sequence does, so that a sequence's bits depend on it alone. */
+ * All five matrix multiplications use one kernel, tile_mul: each element of a result is one chain over k, in order,
+ * whatever register block computes it. Blocks are counted from a sequence's first row, so that its bits do not
+ * depend on other sequences. */
 
 /* c (rows of R, P vectors of columns) = or += a b over K.  a(r, k) is a[r * a_row + k * a_k]. */
 struct tile_mul {
@@ -48,7 +49,7 @@ static void tile_mul_panel(const struct tile_mul *m, int rows, int vectors)
     ATTN_SWITCH(rows, TILE_P_SWITCH(vectors))
 }
 
-/* any number of vectors, few rows */
+/* Any number of vectors, few rows. */
 static void tile_mul(struct tile_mul m, int rows, int vectors)
 {
     int panels = (vectors + ATTN_P - 1) / ATTN_P;
@@ -62,13 +63,13 @@ static void tile_mul(struct tile_mul m, int rows, int vectors)
     }
 }
 
-/* n rows in as few register blocks as they fit, of about equal size */
+/* Divides n rows into as few register blocks as possible, of about equal size. */
 #define FOR_ROW_BLOCKS(n, from, to)                                                                                    \
     for (int blocks = ((n) + ATTN_R - 1) / ATTN_R, block = 0, from = 0, to = 0;                                        \
          from = (n)*block / (blocks ? blocks : 1), to = (n) * (block + 1) / (blocks ? blocks : 1), block < blocks;     \
          block++)
 
-/* The keys of a block, the first of them key0, that row `row` of the sequence sees: places [from, to). */
+/* The keys [from, to) of a block, the first of which is key0, that row `row` of the sequence sees. */
 struct tile_sight {
     int from, to;
 };
@@ -85,7 +86,7 @@ INLINE vm tile_mask(struct tile_sight s, int vector)
     return m_from(from < to ? ((1u << to) - 1) & ~((1u << from) - 1) : 0);
 }
 
-/* c = x b over head_dim for the keys that a row of each register block sees: scores, and their gradients */
+/* c = x b over head_dim, for the keys that some row of each register block sees: scores, and their gradients. */
 static void tile_scores(const struct attn_tile *t, float *c, const float *x, const float *b, int key0)
 {
     const struct attn_head *h = t->head;
@@ -98,7 +99,7 @@ static void tile_scores(const struct attn_tile *t, float *c, const float *x, con
     }
 }
 
-/* c += p b over the keys that a row of each register block sees */
+/* c += p b over the keys that some row of each register block sees. */
 static void tile_values(const struct attn_tile *t, float *c, const float *p, const float *b, int key0)
 {
     const struct attn_head *h = t->head;
@@ -110,7 +111,7 @@ static void tile_values(const struct attn_tile *t, float *c, const float *p, con
     }
 }
 
-/* c = or += p^T x over the rows that see a key of each register block */
+/* c = or += p^T x over the rows that see some key of each register block. */
 static void tile_keys(const struct attn_tile *t, float *c, const float *p, const float *x, int key0)
 {
     const struct attn_head *h = t->head;
@@ -120,7 +121,7 @@ static void tile_keys(const struct attn_tile *t, float *c, const float *p, const
         int first = key0 + from - t->row0 > 0 ? key0 + from - t->row0 : 0; /* the first row that sees the first key */
         struct tile_mul m = {.c = c + (size_t)from * h->dim_pad, .a = p + first * TILE + from, .c_ld = h->dim_pad};
         m.b = x + (size_t)first * h->dim_pad, m.a_row = 1, m.a_k = TILE, m.b_ld = h->dim_pad, m.K = t->n - first;
-        m.add = key0 < t->row0; /* the diagonal comes first */
+        m.add = key0 < t->row0; /* the block on the diagonal is the first */
         tile_mul(m, to - from, h->dim_pad / 16);
     }
 }
@@ -130,7 +131,7 @@ struct tile_row {
     float max, sum[16];
 };
 
-/* Scores of a row become weights; out of the row is rescaled when the maximum rises. */
+/* Turns the scores of a row into weights; rescales the row's `out` when the maximum rises. */
 static void tile_softmax(struct tile_row *row, float *p, struct tile_sight s, vf scale, float *out, int dim_pad)
 {
     vf top = v_set1(-INFINITY), score[TILE / 16];
@@ -160,7 +161,7 @@ static void tile_softmax(struct tile_row *row, float *p, struct tile_sight s, vf
     v_store(row->sum, sum);
 }
 
-/* products p of n rows become tanh(product * scale) */
+/* Replaces the dot products p of n rows by tanh(product * scale). */
 static void tile_cap(float *p, int n, float scale)
 {
     for (int i = 0; i < n * TILE; i += 16) v_store(p + i, v_tanh(v_mul(v_load(p + i), v_set1(scale))));
@@ -199,8 +200,9 @@ static void attn_tile(struct attn_tile *t)
     }
 }
 
-/* Scores p and their gradients dp become weights, exp(score scale - lse), and scale * weight * (dp - delta).  Capped: p
- * is tanh(score scale / softcap), weights are exp(p softcap - lse), and gradients are times 1 - p^2. */
+/* Replaces scores p by weights, exp(score scale - lse), and their gradients dp by scale * weight * (dp - delta).
+ * Capped: p is tanh(score scale / softcap), weights are exp(p softcap - lse), and gradients are multiplied by 1 -
+ * p^2. */
 INLINE void tile_weights_of(const struct attn_tile *t, float *p, float *dp, int key0, const bool capped)
 {
     const struct attn_head *h = t->head;

@@ -1,4 +1,4 @@
-/* The cpu device: choosing a level, memory, and the table of its ops. */
+/* The cpu device: the choice of a level, memory, and the table of ops. */
 #include "kernels/cpu/cpu.h"
 
 #include <stdio.h>
@@ -14,7 +14,7 @@
 
 enum { HUGE_PAGE = 2 << 20 };
 
-#ifdef TANDEM_SANITIZED /* from the heap, so that the sanitizer knows where each piece ends */
+#ifdef TANDEM_SANITIZED /* from the heap, so that the sanitizer knows the bounds of each allocation */
 void *cpu_map(size_t bytes)
 {
     void *p;
@@ -37,7 +37,7 @@ void *cpu_map(size_t bytes)
     uint8_t *p = mmap(NULL, pages + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return NULL;
     if (!slack) return p;
-    /* begin at a huge page, and give back what is before and after */
+    /* Aligns to a huge page and unmaps what is before and after. */
     uint8_t *start = p + (HUGE_PAGE - (uintptr_t)p % HUGE_PAGE) % HUGE_PAGE;
     if (start > p) munmap(p, (size_t)(start - p));
     if (start - p < HUGE_PAGE) munmap(start + pages, slack - (size_t)(start - p));
@@ -52,7 +52,7 @@ void cpu_unmap(void *p, size_t bytes)
 
 void cpu_populate(void *p, size_t bytes)
 {
-#ifdef MADV_POPULATE_WRITE /* Linux 5.14; before, memory comes as it is touched */
+#ifdef MADV_POPULATE_WRITE /* Linux 5.14; before that, pages become resident on first touch */
     madvise(p, bytes, MADV_POPULATE_WRITE);
 #endif
 }
@@ -68,8 +68,8 @@ void *scratch_get(struct scratch *s, size_t bytes)
     return s->p;
 }
 
-/* What alloc hands out is preceded by 64 bytes that hold the size of the whole.  It is made resident at once: a huge
- * page that is touched for the first time may take the kernel milliseconds. */
+/* The memory that alloc returns is preceded by 64 bytes that hold the size of the mapping. It is made resident at
+ * once, because the first touch of a huge page may take the kernel milliseconds. */
 static void *cpu_alloc(struct dev *d, size_t bytes)
 {
     if (bytes > SIZE_MAX - 64 - 4096) return NULL;
@@ -94,7 +94,7 @@ static void cpu_copy(struct dev *d, void *to, const void *from, size_t bytes)
 
 /* ---- tasks --------------------------------------------------------------------------------------------------- */
 
-/* below this, one core is done about when the second would have started */
+/* For less work than this, one core finishes about when a second one would start. */
 static const double PARALLEL_NS = 8000;
 
 void cpu_run(struct cpu_dev *d, pool_fn *fn, void *ctx, int n_tasks, double ns)
@@ -121,7 +121,7 @@ static bool has_avx512(void)
 static bool has_avx2(void)
 {
 #if defined(__x86_64__)
-    unsigned a, b, c = 0, d; /* f16c by hand: clang 14 does not know its name */
+    unsigned a, b, c = 0, d; /* f16c by cpuid: clang 14 does not know its name */
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
            (c & bit_F16C);
 #else
@@ -129,7 +129,7 @@ static bool has_avx2(void)
 #endif
 }
 
-/* clang 14 and gcc 12 do not both know the names of these two */
+/* clang 14 and gcc 12 do not both know the names of these two features. */
 static bool has_leaf7_1(unsigned bit)
 {
 #if defined(__x86_64__)
@@ -160,7 +160,7 @@ static const struct level {
     bool (*available)(void);
     const struct isa *isa;
 } levels[] = {
-    /* ISA_*: what meson built of a level; NULL: left out, or of another machine */
+    /* ISA_*: the level as built by meson; NULL when it was left out or is for another architecture. */
     {"avx512bf16", has_avx512bf16, ISA_AVX512BF16}, {"avx512", has_avx512, ISA_AVX512},
     {"avxvnni", has_avxvnni, ISA_AVXVNNI},          {"avx2", has_avx2, ISA_AVX2},
     {"portable", has_portable, &isa_portable},
@@ -188,7 +188,7 @@ struct on_threads {
     void *ctx;
 };
 
-/* As many tasks as threads: fn may wait for the others, since a worker inside one task takes no second. */
+/* As many tasks as threads: fn may wait for the others, because a worker that runs one task takes no second. */
 static void on_threads_task(void *ctx, int task, int worker)
 {
     const struct on_threads *o = ctx;

@@ -1,9 +1,9 @@
-/* Inside the cpu device: its structures, and the table of kernels that each instruction-set level fills.
+/* Internals of the cpu device: its structures, and the table of kernels that each instruction-set level provides.
  *
- * The drivers (linear.c, attn.c, sample.c, rows.c) cut an op into tasks and know nothing of vectors; the kernels
- * (*_impl.h, compiled once for each level by isa_*.c) do one task and know nothing of threads.  Because every kernel
- * has one order of operations for a row, whatever block it is computed in, the levels agree bit for bit (but for
- * subnormal numbers, which the bf16 instructions take for zero). */
+ * The drivers (linear.c, attn.c, sample.c, rows.c) divide an op into tasks and contain no vector code; the kernels
+ * (*_impl.h, compiled once for each level by isa_*.c) run one task and know nothing of threads. Every kernel has one
+ * order of operations for a row, whatever block computes it, so the levels agree bit for bit (except for subnormal
+ * numbers, which the bf16 instructions treat as zero). */
 #ifndef TANDEM_KERNELS_CPU_H
 #define TANDEM_KERNELS_CPU_H
 
@@ -31,14 +31,14 @@ enum { ATTN_SPLIT_PAGES = 32 }; /* context is summed in splits of 512 positions,
  *   nf4          see nf4.h */
 struct weight {
     enum dtype t;
-    int rows, cols, group;      /* group: 0 but for int4 and nf4 */
+    int rows, cols, group;      /* group: 0 except for int4 and nf4 */
     int pairs, k_pad, n_groups; /* k_pad: bf16 to 2, int8 to 4, int4 to whole groups; n_groups: per row, int4 */
     size_t pair_bytes, data_bytes;
     uint8_t *data;
     const float *scale;      /* int8: within data */
     const int32_t *bias_sum; /* int8: likewise */
-    bool gate_up;            /* a pair is a panel of gate and the same panel of up: rows is of both together */
-    bool borrowed;           /* data belongs to somebody else */
+    bool gate_up;            /* each pair is a panel of gate and the corresponding panel of up; rows counts both */
+    bool borrowed;           /* data belongs to the caller of weight_open */
 };
 
 /* One block for each (layer, head, page), so that neighbouring pages of a head are read as one stream: K [head_dim][16]
@@ -51,8 +51,8 @@ struct kv {
     uint8_t *data;
     size_t data_bytes;
     int asked, from,
-        ahead;       /* pages; the memory of the first `asked` was asked for, last that of `ahead` from `from` on */
-    bool populating; /* `populator` is to be joined */
+        ahead;       /* pages; the first `asked` have been requested, most recently `ahead` pages starting at `from` */
+    bool populating; /* `populator` must be joined */
     pthread_t populator;
 };
 
@@ -61,19 +61,19 @@ static inline uint8_t *kv_block(const struct kv *kv, int layer, int page, int he
     return kv->data + (((size_t)layer * kv->shape.kv_heads + head) * kv->shape.pages + page) * kv->block_bytes;
 }
 
-/* ---- what the kernels are given ------------------------------------------------------------------------------ */
+/* ---- arguments of the kernels ----------------------------------------------------------------------------------- */
 
 /* Rows are cut into n_blocks equal blocks that the kernels hold in registers (13 rows are 7 + 6, not 12 + 1). */
 struct lin_job {
     const struct weight *w;
     struct mat y, x;
     const float *b;        /* (N) or NULL */
-    bool gated;            /* of a gate_up weight: op gate_up, not linear */
-    enum act_kind act;     /* then */
-    bool into, accumulate; /* into: y = alpha * (the product) (+ y with accumulate); f32 and linear_bf16_x only, no b */
+    bool gated;            /* op gate_up on a gate_up weight, not linear */
+    enum act_kind act;     /* if gated */
+    bool into, accumulate; /* into: y = alpha * x w^T (+ y with accumulate); f32 and linear_bf16_x only, no b */
     float alpha;
-    int k0, k1;         /* linear_bf16_x only: the part of k, even; the sums before k0 are in y */
-    int n_blocks, skip; /* skip: pairs between a task and the one that the same thread is likely to take next */
+    int k0, k1;         /* linear_bf16_x only: range of k, even; y holds the sums before k0 */
+    int n_blocks, skip; /* skip: pairs between a task and the one that the same thread probably takes next */
     /* int8 and int4: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0 * q_ld;
      * int4: also -8 times the sum of each group, [n_groups][R] from q_sum + r0 * n_groups.  bf16 of rounded x: q is
      * pairs of bf16 [q_ld / 2][R] from 2 * (r0 * q_ld) bytes on, q_ld counts bf16 */
@@ -81,8 +81,8 @@ struct lin_job {
     float *q_step; /* (T) amax / 127 */
     int32_t *q_sum;
     int q_ld;
-    /* With outlier rows: the row of x and y that each quantised row belongs to, (n_rows); the second of two equal ones
-     * is what the first left, in the same block.  NULL: the rows of x, each once. */
+    /* With outlier rows: (n_rows) the row of x and y of each quantised row. Of two equal entries, which are in the
+     * same block, the second is the residual of the first. NULL: the rows of x, once each. */
     const int32_t *row;
     int n_rows;
 };
@@ -92,13 +92,13 @@ static inline int lin_rows(const struct lin_job *j)
     return j->row ? j->n_rows : j->x.rows;
 }
 
-/* the row of x and y */
+/* The row of x and y of a quantised row. */
 static inline int lin_row(const struct lin_job *j, int row)
 {
     return j->row ? j->row[row] : row;
 }
 
-/* whether a quantised row is what the row before it left */
+/* Whether a quantised row is the residual of the row before it. */
 static inline bool lin_is_rest(const struct lin_job *j, int row)
 {
     return j->row && row > 0 && row < j->n_rows && j->row[row] == j->row[row - 1];
@@ -110,13 +110,13 @@ static inline int lin_block_row(const struct lin_job *j, int block)
     return row - lin_is_rest(j, row);
 }
 
-/* blocks block0..block1 of rows, pairs pair0..pair1 of panels */
+/* Computes row blocks block0 .. block1 by pairs of panels pair0 .. pair1. */
 typedef void lin_fn(const struct lin_job *, int block0, int block1, int pair0, int pair1);
 
-/* The part of a row's attention that one split of the context gives: weights relative to max. */
+/* A row's attention over one split of the context: weights are relative to max. */
 struct attn_part {
     float max;                     /* of the scores; -INFINITY when the row sees nothing of the split */
-    _Alignas(64) float sum[PANEL]; /* of the weights, lane = place in the page */
+    _Alignas(64) float sum[PANEL]; /* of the weights, lane = position in the page */
     float out[HEAD_DIM_MAX];       /* of the weights times V */
 };
 
@@ -128,12 +128,12 @@ struct attn_block {
     int kv_head, group;   /* group: query heads per KV head */
     int token0, pos0;     /* the sequence's first row of qkv, and that token's position */
     int row0, n_rows;
-    const struct attn_block *then; /* what the same thread is likely to do next; NULL: nothing, or not known */
+    const struct attn_block *then; /* what the same thread probably does next; NULL: nothing, or unknown */
 };
 
-/* What the backward GEMMs have of their own (train_gemm_impl.h). */
+/* Kernels of the backward GEMMs (train_gemm_impl.h). */
 struct isa_products {
-    int dot_rows; /* rows that `dot` takes at once, or a multiple, waste nothing */
+    int dot_rows; /* `dot` is most efficient with a multiple of this many rows */
     /* to[c * ld_to + r] = from[r * ld_from + c] */
     void (*transpose)(float *to, int ld_to, const float *from, int ld_from, int rows, int cols);
     /* c = alpha x w^T (+ c): c (rows, n), x (rows, K), w (n, K), each chain in sixteen lanes along k */
@@ -142,15 +142,15 @@ struct isa_products {
      * of a bf16 weight. `tile`: 32 x 32 floats for itself. */
     void (*panel_of)(void *panel, bool half, const struct mat *b, bool transposed, int first, int k0, int k1,
                      float *tile);
-    /* A panel of a weight transposed, its columns first .. first + 31 by its outputs in pairs pair0 .. pair1 - 1, as
-     * they lie there.  int8 values are whole numbers, without their scale. */
+    /* A panel of a transposed weight: its columns first .. first + 31 by its outputs in pairs pair0 .. pair1 - 1, in
+     * packed order. int8 values are left as integers, without their scale. */
     void (*panel_back)(void *panel, bool half, const struct weight *w, int first, int pair0, int pair1, float *tile);
-    /* one row of dy (the next is ld further), as the outputs lie in pairs pair0 .. pair1 - 1; times the scale of int8
-     */
+    /* Reorders one row of dy (the next is ld further) to the packed order of outputs in pairs pair0 .. pair1 - 1;
+     * multiplies by int8 scales. */
     void (*gather)(float *out, const struct weight *w, const float *dy, int ld, int pair0, int pair1);
-    /* R rows of n columns to bf16 in pairs: out[k / 2 * R + r]; an odd n is padded with a zero */
+    /* Converts R rows of n columns to bf16 in pairs: out[k / 2 * R + r]; an odd n is padded with a zero. */
     void (*halve_rows)(uint32_t *out, int R, const float *x, int ld, int n);
-    /* The same of columns: R columns of n rows at x, rows ld apart. */
+    /* The same for a transposed matrix: R columns of n rows at x, rows ld apart. */
     void (*halve_columns)(uint32_t *out, int R, const float *x, int ld, int n);
     void (*col_sum)(float *out, const struct mat *x, int from, int to); /* columns from .. to */
     void (*pack)(uint8_t *pair, enum dtype t, const float *const row[PAIR],
@@ -159,18 +159,17 @@ struct isa_products {
 
 enum { TILE = 64 }; /* query rows, and keys, of a block of attention in training */
 
-/* What the blocks of one head in one sequence share.  Keys and values are packed in blocks of TILE, zeros past the
- * sequence's end and past head_dim, block j at + j * stride floats:  k, v [TILE][dim_pad];  k_t, v_t [head_dim][TILE].
- */
+/* Shared by the blocks of one head in one sequence. Keys and values are packed in blocks of TILE, zeros past the
+ * sequence's end and past head_dim, block j at + j * stride floats: k, v [TILE][dim_pad]; k_t, v_t [head_dim][TILE]. */
 struct attn_head {
     int head_dim, dim_pad, window;
     float scale, softcap;           /* softcap 0: none */
     const float *k, *k_t, *v, *v_t; /* forward: k_t and v; back: k, k_t and v_t */
     size_t stride;
-    float *dk, *dv; /* back: (rows of the sequence, dim_pad) what this head adds to dk and dv */
+    float *dk, *dv; /* backward: (rows of the sequence, dim_pad) this head's contributions to dk and dv */
 };
 
-/* Rows row0 .. row0 + n - 1 of the sequence, at most TILE; row0 is a multiple of it.  Copied, zeros past head_dim: */
+/* Rows row0 .. row0 + n - 1 of the sequence, at most TILE, row0 a multiple of it; copies, with zeros past head_dim. */
 struct attn_tile {
     const struct attn_head *head;
     int row0, n;
@@ -181,7 +180,7 @@ struct attn_tile {
     float delta[TILE]; /* the sum of dout * out */
 };
 
-/* One row of norm_back_args; dx may be dy.  dw, db: sums to add the row to, NULL: none. */
+/* One row of norm_back_args; dx may be dy. dw, db: sums to which the row is added, NULL: none. */
 struct norm_back_row {
     float *dx;
     const float *x, *dy, *w;
@@ -198,15 +197,15 @@ struct dropout_row {
     float by; /* 1 / (1 - p) */
 };
 
-enum { SUM_ROWS = 32 };          /* rows whose gradients of a parameter are one chain */
-enum { SQUARE_BLOCK = 1 << 14 }; /* numbers whose squares are one chain */
+enum { SUM_ROWS = 32 };          /* rows of which a parameter's gradient is one chain of additions */
+enum { SQUARE_BLOCK = 1 << 14 }; /* elements whose squares are one chain of additions */
 
 struct isa {
     const char *name;
-    int attn_rows, block_rows[DT_COUNT]; /* rows of a block, at most */
+    int attn_rows, block_rows[DT_COUNT]; /* most rows of a block */
     enum dtype kv_type;
     bool bf16_units;
-    lin_fn *linear[DT_COUNT], *linear_bf16_x;                          /* of rounded x */
+    lin_fn *linear[DT_COUNT], *linear_bf16_x;                          /* linear_bf16_x: x rounded to bf16 */
     void (*halve)(uint16_t *out, enum dtype t, const float *x, int n); /* writes up to a multiple of 16 */
     void (*halve_block)(uint32_t *out, int R, const float *x, int n, int from, int to);
     void (*quantise)(int8_t *q, float *step, const float *x, int n);
@@ -225,7 +224,7 @@ struct isa {
     float (*row_max)(const float *z, int n);                                     /* NaN when there is a NaN */
     void (*exp_scaled)(float *p, const float *z, int n, float max, float inv_t); /* exp((z - max) inv_t) */
     double (*exp_sum)(const float *z, int n, float max, float inv_t);            /* their sum */
-    int (*find_ge)(const float *z, int from, int n, float at_least); /* first place >= from with z >= at_least, or n */
+    int (*find_ge)(const float *z, int from, int n, float at_least); /* first index >= from with z >= at_least, or n */
     struct isa_products products;
     void (*rope_back)(float *head, int rot, const float *cosines, const float *sines);
     void (*norm_back)(const struct norm_back_row *);
@@ -236,7 +235,7 @@ struct isa {
     void (*loss_capped)(float *z, int n, float max, float by, float cap, float scale); /* see train_rows_impl.h */
     float (*dot)(const float *x, const float *y, int n);
     void (*dropout)(float *x, int n, const struct dropout_row *);
-    double (*square_sum)(const float *x, size_t n); /* one chain: of SQUARE_BLOCK at most */
+    double (*square_sum)(const float *x, size_t n); /* one chain of additions: n <= SQUARE_BLOCK */
     void (*adamw)(const struct adamw_args *, size_t from, size_t to);
     void (*axpby)(float *y, const float *x, size_t n, float alpha, float beta);
     void (*attn_tile)(struct attn_tile *);
@@ -247,7 +246,7 @@ extern const struct isa isa_portable, isa_avx2, isa_avxvnni, isa_avx512, isa_avx
 
 /* ---- the device ---------------------------------------------------------------------------------------------- */
 
-/* scratch that grows to the largest use and stays */
+/* Scratch that grows to the largest use and is kept. */
 struct scratch {
     void *p;
     size_t bytes;
@@ -258,7 +257,7 @@ struct cpu_dev {
     struct dev_ops ops;
     const struct isa *isa;
     struct pool *pool;
-    struct scratch quant, outliers, attn, train, panels, turned; /* the last two: of the products of training */
+    struct scratch quant, outliers, attn, train, panels, turned; /* the last two: for the backward GEMMs */
     struct scratch *worker;                                      /* [threads] */
 };
 
@@ -272,17 +271,18 @@ static inline float *mat_row(const struct mat *m, int row)
     return (float *)m->p + (size_t)row * m->ld;
 }
 
-/* Runs the tasks on the pool, or here when `ns`, a guess at one core's time for all of them, is not worth a wake-up. */
+/* Runs the tasks on the pool, or on the calling thread when `ns`, an estimate of one core's time for all of them, is
+ * not worth waking workers. */
 void cpu_run(struct cpu_dev *, pool_fn *, void *ctx, int n_tasks, double ns);
 
-/* A run of independent rows. */
+/* Arguments of an op over independent rows. */
 struct rows_run {
     const struct isa *isa;
     const void *args;
     void (*row)(const struct rows_run *, int t);
     int rows, rows_per_task;
 };
-/* Runs row(run, 0 .. rows - 1) on the pool.  ns: a guess at one row's time on one core */
+/* Runs row(run, 0 .. rows - 1) on the pool. ns: an estimate of one row's time on one core. */
 void rows_run(struct dev *, void (*row)(const struct rows_run *, int), const void *args, int rows, double ns);
 
 void *scratch_get(struct scratch *, size_t bytes); /* contents are lost; NULL: out of memory */
@@ -312,7 +312,7 @@ struct weight *cpu_weight_pack(struct dev *, const struct weight_src *parts, int
 void cpu_weight_free(struct dev *, struct weight *);
 void cpu_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts, int piece,
                        int pieces);
-/* w; or its outputs first .. first + n - 1 as a weight of their own in *slice, which has no memory of its own. */
+/* Returns w; or in *slice its outputs first .. first + n - 1 as a weight that borrows w's memory. */
 const struct weight *weight_slice(const struct weight *w, int first, int n, struct weight *slice);
 size_t cpu_weight_bytes(const struct weight *);
 const void *cpu_weight_packed(const struct weight *, size_t *bytes);

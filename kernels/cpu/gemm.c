@@ -1,37 +1,37 @@
-/* The drivers of gemm and linear_back, and of the sums beside them.
+/* The drivers of gemm and linear_back, and of related sums.
  *
- * Two ways to a product.  Few columns (an adapter's rank) are dot products of long rows: memory is read once, and no
- * lane is wasted.  Else the right factor is turned into panels, 32 columns wide, in a worker's scratch, and the block
- * kernels of `linear` run over them as over a weight; a panel stays in the core's cache while all rows pass.  A long
- * reduction is cut into chunks that are added up in order; of linear_back they are whole slices of outputs, so that a
- * call for some of the slices adds what a call for all would.  Which way is taken, and the chunks, depend on the shapes
- * only, and without ta not on the number of rows. */
+ * A GEMM has two implementations. Few columns (an adapter's rank) are dot products of long rows: memory is read
+ * once, and no lane is wasted. Otherwise the right factor is packed into panels, 32 columns wide, in a worker's
+ * scratch, and the block kernels of `linear` run over them as over a weight; a panel stays in the core's cache for
+ * all rows. A long reduction is divided into chunks that are added in order; for linear_back they are whole slices
+ * of outputs, so that calls for single slices add up to the bits of one call. The choice and the chunks depend on
+ * the shapes only, and without ta not on the number of rows. */
 #include "kernels/cpu/cpu.h"
 
 enum { DOT_COLS = 32, DEPTH_MAX = 1280, WIDE_DEPTH = 64, SWAP_COLS = 256 };
-/* Columns of the left factor that a task turns at once (of one that is read by rows many, for the sake of memory), and
- * what a worker needs for it: a slice of a block of rows. */
+/* Columns of the left factor that a task transposes at once (many for one that is read by rows, which suits memory),
+ * and the scratch that a worker needs for it: a slice of a block of rows. */
 enum { BLOCK_MOST = 12, SLICE_LEAST = 128, SLICE_MOST = 512, TURN = BLOCK_MOST * SLICE_MOST };
 _Static_assert((int)DEPTH_MAX == (int)BACK_SLICE && (int)WEIGHT_SLICE == (int)PAIR, "what callers may cut at");
 _Static_assert((int)TURN >= 2 * PAIR * PAIR, "the tiles of a panel");
 
 struct product {
     struct cpu_dev *d;
-    struct lin_job job; /* into y; x, or q */
+    struct lin_job job; /* writes into y; reads x, or q */
     bool half;
-    int depth, padded, cols; /* of this chunk, and as much of it as panels hold; of y */
-    /* the right factor */
-    const struct weight *back; /* its outputs in pairs from..to; or NULL, and b by k from..to */
+    int depth, padded, cols; /* of this chunk; the same, padded as in panels; of y */
+    /* The right factor. */
+    const struct weight *back; /* its outputs in pairs from..to; or NULL: b, k from..to */
     struct mat b;
     bool tb;
     int from, to;
-    /* the left factor: dy, or a, or its transpose */
+    /* The left factor: dy, or a, or its transpose. */
     struct mat left;
     bool left_turned, gathered;
-    int slice, slices, left_blocks; /* of the tasks that prepare it */
+    int slice, slices, left_blocks; /* of the tasks that prepare the left factor */
     /* tasks */
     int pairs, pairs_per_task, pair_tasks, blocks_per_task;
-    uint8_t *panels; /* all of them, or NULL: each worker makes its own */
+    uint8_t *panels; /* all panels, or NULL: each worker makes its own */
 };
 
 static size_t panel_bytes(const struct product *p)
@@ -48,7 +48,7 @@ static void fill_panel(const struct product *p, void *panel, int pair, float *ti
         isa->panel_of(panel, p->half, &p->b, p->tb, pair * PAIR, p->from, p->to, tile);
 }
 
-/* blocks block0..block1 by the panels of pairs pair0..pair1, which lie at data */
+/* Multiplies blocks block0..block1 by the panels of pairs pair0..pair1, which begin at data. */
 static void multiply(const struct product *p, uint8_t *data, int block0, int block1, int pair0, int pair1)
 {
     struct weight w = {.t = p->half ? DT_BF16 : DT_F32,
@@ -61,7 +61,7 @@ static void multiply(const struct product *p, uint8_t *data, int block0, int blo
     struct lin_job j = p->job;
     j.w = &w;
     j.k1 = w.k_pad;
-    j.skip = -w.pairs; /* what comes next does not exist yet */
+    j.skip = -w.pairs; /* nothing to prefetch: the next panels do not exist yet */
     j.y.p = (float *)j.y.p + (size_t)pair0 * PAIR;
     j.y.cols = p->cols - pair0 * PAIR;
     (p->half ? p->d->isa->linear_bf16_x : p->d->isa->linear[DT_F32])(&j, block0, block1, 0, w.pairs);
@@ -93,7 +93,7 @@ static void panels_task(void *ctx, int pair, int worker)
 
 /* ---- the left factor ----------------------------------------------------------------------------------------- */
 
-/* The slice from `from` on of one block of rows, rounded to bf16 in pairs. */
+/* Rounds one slice, from `from` on, of a block of rows to bf16 pairs. */
 static void halve_block(const struct product *p, int block, int from, float *tile)
 {
     const struct isa_products *isa = &p->d->isa->products;
@@ -112,7 +112,7 @@ static void halve_block(const struct product *p, int block, int from, float *til
     }
 }
 
-/* the same as floats, rows of q_ld */
+/* The same as floats, in rows of q_ld. */
 static void copy_block(const struct product *p, int block, int from)
 {
     const struct isa_products *isa = &p->d->isa->products;
@@ -127,7 +127,7 @@ static void copy_block(const struct product *p, int block, int from)
                         pair + n / PAIR);
 }
 
-/* A task is a slice of some blocks: of a matrix read by columns, neighbours in its rows. */
+/* A task handles a slice of some blocks; when the matrix is read by columns, blocks that are neighbours in its rows. */
 static void left_task(void *ctx, int task, int worker)
 {
     const struct product *p = ctx;
@@ -141,7 +141,7 @@ static void left_task(void *ctx, int task, int worker)
     }
 }
 
-/* Puts the left factor's columns of this chunk where and how the kernel wants them. */
+/* Packs the left factor's columns of this chunk in the layout of the kernel. */
 static bool prepare_left(struct product *p)
 {
     int rows = p->job.y.rows;
@@ -171,14 +171,14 @@ static bool prepare_left(struct product *p)
 static void plan_tasks(struct product *p)
 {
     int threads = p->d->head.threads, rows = p->job.y.rows, want = threads * 20, row_tasks = 1;
-    if (p->panels) { /* y is what costs: whole stretches of rows */
+    if (p->panels) { /* writing y dominates: long ranges of rows */
         p->pairs_per_task = p->pairs;
         row_tasks = (rows + 23) / 24;
     } else {
         p->pairs_per_task = p->pairs > want ? p->pairs / want : 1;
         int pair_tasks = (p->pairs + p->pairs_per_task - 1) / p->pairs_per_task;
         if (pair_tasks < threads * 4) row_tasks = (threads * 4 + pair_tasks - 1) / pair_tasks;
-        if (row_tasks > (rows + 95) / 96) row_tasks = (rows + 95) / 96; /* each of them makes its panel anew */
+        if (row_tasks > (rows + 95) / 96) row_tasks = (rows + 95) / 96; /* each of them makes its own panel */
     }
     p->pair_tasks = (p->pairs + p->pairs_per_task - 1) / p->pairs_per_task;
     if (row_tasks > POOL_TASKS_MAX / p->pair_tasks) row_tasks = POOL_TASKS_MAX / p->pair_tasks;
@@ -208,7 +208,7 @@ static bool run_chunk(struct product *p)
     return true;
 }
 
-/* The reduction in chunks of `unit` from 0 to n: k, or pairs of outputs. */
+/* Runs the reduction from 0 to n in chunks of `unit`, which counts k or pairs of outputs. */
 static void run_chunks(struct product *p, int n, int unit, const char *op)
 {
     int chunks = (n * unit + DEPTH_MAX - 1) / DEPTH_MAX, slice = DEPTH_MAX / unit;
@@ -235,7 +235,7 @@ struct dot_run {
     const struct isa *isa;
     const struct gemm_args *a;
     const float *w; /* op(b) transposed (N, K) */
-    int ld, rows;   /* rows: of a task */
+    int ld, rows;   /* rows: per task */
 };
 
 static void dot_task(void *ctx, int task, int worker)
@@ -278,8 +278,8 @@ static void gemm_panels(struct cpu_dev *d, const struct gemm_args *a, bool half)
     run_chunks(&p, a->ta ? a->a.rows : a->a.cols, 1, "gemm");
 }
 
-/* Few columns of c and many rows: the transpose of c is computed, so that the large factor makes the panels and is read
- * as it lies; then it is added to c. */
+/* For few columns of c and many rows: computes the transpose of c, so that the large factor supplies the panels and
+ * is read in its own layout; the transposed result is then stored or added to c. */
 struct turn_run {
     const struct isa *isa;
     struct mat c, turned;
@@ -385,7 +385,7 @@ static void col_sum_task(void *ctx, int task, int worker)
     r->isa->products.col_sum(a->out, &a->x, from, to);
 }
 
-/* Columns are cut into slices of whole cache lines, two for each thread and more. */
+/* Divides columns into slices of whole cache lines, at least two per thread. */
 static void run_slices(struct cpu_dev *d, pool_fn *fn, const void *args, int rows, int cols)
 {
     struct sum_run r = {d->isa, args, cols, 64};

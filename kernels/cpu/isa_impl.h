@@ -1,5 +1,5 @@
-/* Everything an instruction-set level is made of; included by isa_*.c after its vec_*.h.  The order of
- * the includes matters: each uses the ones before it. */
+/* All kernels of an instruction-set level; included by isa_*.c after its vec_*.h. The order of the includes matters:
+ * each uses the ones before it. */
 #include "kernels/cpu/cpu.h"
 
 #include "kernels/cpu/math_impl.h"

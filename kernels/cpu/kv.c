@@ -5,11 +5,11 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { AHEAD_BYTES = 2 << 20 }; /* of each layer and head, a huge page */
+enum { AHEAD_BYTES = 2 << 20 }; /* populated per layer and head at a time: a huge page */
 
 /* ---- its shape ---- */
 
-/* false: a shape the kernels do not take, or too large */
+/* Computes the layout. @return false for a shape that the kernels do not support or that is too large. */
 static bool kv_plan(struct kv *kv, const struct kv_shape *s)
 {
     *kv = (struct kv){.shape = *s, .dim_pad = (s->head_dim + 15) / 16 * 16};
@@ -35,7 +35,7 @@ size_t cpu_kv_page_bytes(const struct kv_shape *s)
 
 /* ---- its memory ---- */
 
-/* The memory of pages `from` to from + ahead, of every layer and head. */
+/* Thread: makes pages `from` to from + ahead resident, in every layer and head. */
 static void *populate(void *arg)
 {
     const struct kv *kv = arg;
@@ -50,16 +50,17 @@ static void *populate(void *arg)
     return NULL;
 }
 
-/* `page` is written next.  Pages are first used in their order.  A huge page that is touched for the first time may
- * take the kernel milliseconds, and a page of the cache touches one in every layer and head: so a thread does it
- * before. */
+/* Called before `page` is written. Pages are first used in order. The first touch of a huge page may take the kernel
+ * milliseconds, and a page of the cache touches one in every layer and head, so a thread makes them resident in
+ * advance. */
 static void reach(struct kv *kv, int page)
 {
     if (page + kv->ahead / 2 < kv->asked || kv->asked >= kv->shape.pages) return;
-    if (kv->populating) pthread_join(kv->populator, NULL); /* done long ago, mostly */
+    if (kv->populating) pthread_join(kv->populator, NULL); /* has usually finished long ago */
     kv->from = kv->asked;
     kv->asked += kv->ahead;
-    kv->populating = pthread_create(&kv->populator, NULL, populate, kv) == 0; /* without it, as they are touched */
+    /* if that fails, pages become resident on first touch */
+    kv->populating = pthread_create(&kv->populator, NULL, populate, kv) == 0;
 }
 
 struct kv *cpu_kv_open(struct dev *d, const struct kv_shape *s)
@@ -81,7 +82,7 @@ void cpu_kv_close(struct dev *d, struct kv *kv)
     free(kv);
 }
 
-/* One head's k and v of one token, to place `place` of a page's block. */
+/* Stores one head's k and v of one token at index `place` of a page's block. */
 static void kv_store(const struct isa *isa, const struct kv *kv, uint8_t *block, int place, const float *k,
                      const float *v)
 {

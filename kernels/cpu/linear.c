@@ -1,21 +1,21 @@
-/* The driver of matrix products: quantises the activations once, then cuts the output into tasks. */
+/* The driver of linear and gate_up: quantises the activations once, then divides the output into tasks. */
 #include "kernels/cpu/cpu.h"
 
-enum { HALVE_ROWS = 4 };                     /* fewer rows are rounded one by one */
-enum { NEAR_BYTES = 512 << 10 };             /* of quantised rows: they stay in a core's cache while all pairs go by */
-enum { DEPTH_MOST = 1280, DEEP_BLOCKS = 8 }; /* of more blocks than these, x and a panel should fit a core's cache */
+enum { HALVE_ROWS = 4 };                     /* fewer rows are rounded one at a time */
+enum { NEAR_BYTES = 512 << 10 };             /* quantised rows of this size stay in a core's cache for all pairs */
+enum { DEPTH_MOST = 1280, DEEP_BLOCKS = 8 }; /* with more blocks than this, x and a panel should fit a core's cache */
 
 struct lin_run {
     struct lin_job job;
     const struct isa *isa;
     int pairs_per_task, blocks_per_task, pair_tasks;
     bool rounded;      /* x is in q: quantised, or rounded to bf16 */
-    int slice, slices; /* columns of a task of quantising, and how many make a row */
-    bool *outlier;     /* (T) found when the rows were quantised once */
+    int slice, slices; /* columns per quantising task, and slices per row */
+    bool *outlier;     /* (T) found by the first quantisation */
 };
 
-/* One slice of columns of one block: rows of a block share cache lines, so that threads divide blocks, and when these
- * are few, columns. */
+/* Quantises one slice of columns of one block. Rows of a block share cache lines, so threads divide blocks, and when
+ * there are few of these, columns. */
 static void quant_task(void *ctx, int task, int worker)
 {
     struct lin_run *run = ctx;
@@ -43,7 +43,7 @@ static void quant_task(void *ctx, int task, int worker)
     }
 }
 
-/* q, its steps and its sums in the device's scratch */
+/* Quantises x to q, its steps and its sums, in the device's scratch. */
 static bool quantise_rows(struct cpu_dev *d, struct lin_run *r)
 {
     enum { SLICE = 128 }; /* whole groups, and whole cache lines of a block */
@@ -59,7 +59,8 @@ static bool quantise_rows(struct cpu_dev *d, struct lin_run *r)
     j->q_sum = (int32_t *)(j->q_step + T);
     int want = j->n_blocks >= threads * 4 ? 1 : threads * 4 / j->n_blocks;
     r->slice = ((j->q_ld + want - 1) / want + SLICE - 1) / SLICE * SLICE;
-    if (j->w->t == DT_BF16 && r->slice < 512 && j->n_blocks >= threads * 4) r->slice = 512; /* memory likes it longer */
+    /* longer runs suit memory better */
+    if (j->w->t == DT_BF16 && r->slice < 512 && j->n_blocks >= threads * 4) r->slice = 512;
     double ns = (double)T * j->x.cols / 8;
     if (ns < 4000) r->slice = j->q_ld;
     r->slices = (j->q_ld + r->slice - 1) / r->slice;
@@ -67,7 +68,8 @@ static bool quantise_rows(struct cpu_dev *d, struct lin_run *r)
     return true;
 }
 
-/* Quantises x, and when that finds outlier rows, which is rare, once more with a second row for each. */
+/* Quantises x; in the rare case that there are outlier rows, quantises again with a second row, the residual, for
+ * each. */
 static bool quantise_x(struct cpu_dev *d, struct lin_run *r)
 {
     struct lin_job *j = &r->job;
@@ -84,7 +86,7 @@ static bool quantise_x(struct cpu_dev *d, struct lin_run *r)
     if (n == T) return true;
     j->row = rows;
     j->n_rows = n;
-    j->n_blocks = (n + most - 2) / (most - 1); /* a block may take one more, to keep a row and its rest together */
+    j->n_blocks = (n + most - 2) / (most - 1); /* room for one more, to keep a row and its residual together */
     return quantise_rows(d, r);
 }
 
@@ -98,7 +100,7 @@ static void lin_task(void *ctx, int task, int worker)
     fn(j, block0, block1 < j->n_blocks ? block1 : j->n_blocks, pair0, pair1 < j->w->pairs ? pair1 : j->w->pairs);
 }
 
-/* a guess at one core's time: the multiplier's or the memory's, whichever is longer */
+/* Estimate of one core's time: arithmetic or memory, whichever takes longer. */
 static double lin_ns(const struct lin_job *j)
 {
     double macs = (double)j->x.rows * j->w->cols * j->w->pairs * PAIR;
@@ -120,7 +122,7 @@ static void run_job(struct dev *head, const struct lin_job *job, const char *op)
         dev_fail(head, op, "out of memory for %d rows of quantised activations", rows);
         return;
     }
-    /* so many tasks a thread even out a busy neighbour, and threads that end at different times */
+    /* This many tasks per thread even out busy cores, and threads that end at different times. */
     int want = head->threads * 20;
     r.pairs_per_task = pairs > want ? pairs / want : 1;
     r.pair_tasks = (pairs + r.pairs_per_task - 1) / r.pairs_per_task;

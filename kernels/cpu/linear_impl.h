@@ -1,34 +1,34 @@
-/* Matrix product kernels: a block of R rows by P panels of sixteen outputs is held in registers while k runs over the
- * whole of K.  Lanes are outputs, so each output element is one chain over k, the same chain in every block shape:
- * that is what makes a row's result independent of the batch.
+/* GEMM kernels: a block of R rows by P panels of sixteen outputs is held in registers while k runs over all of K.
+ * Lanes are outputs, so each output element is one chain over k, the same chain in every block shape: a row's result
+ * does not depend on the batch.
  *
- * A panel's weights come from memory for the first block of rows and from the cache for the others, so panels are the
- * outer loop. */
+ * A panel's weights come from memory for the first block of rows and from the cache for the others, so the outer
+ * loop is over panels. */
 
 #if defined VEC_NO_UNROLL
 #define UNROLL
 #define UNROLL_GROUP
 #elif defined __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
-#define UNROLL_GROUP /* it does where the length is a constant, and complains where it is not */
+#define UNROLL_GROUP /* clang unrolls where the length is a constant, and warns where it is not */
 #else
 #define UNROLL _Pragma("GCC unroll 16")
 #define UNROLL_GROUP _Pragma("GCC unroll 4")
 #endif
-/* R and P are constants wherever these are inlined, so that the accumulators of a block become registers; the arrays
- * are declared at the largest block and only what is used exists. */
+/* R and P are constants wherever these functions are inlined, so that a block's accumulators become registers;
+ * arrays are declared for the largest block, and unused elements are optimised away. */
 enum { R_MAX = 12, P_MAX = 2 };
 #define FOR_R UNROLL for (int r = 0; r < R; r++)
 #define FOR_P UNROLL for (int p = 0; p < P; p++)
 
-/* the first column of y that a panel gives; op gate_up gives one matrix for both panels of a pair */
+/* The first column of y of a panel; with op gate_up both panels of a pair have the same columns. */
 INLINE int panel_column(const struct lin_job *j, int pair, int panel)
 {
     if (!j->w->gate_up) return pair * PAIR + panel * PANEL;
     return pair * PANEL + (panel && !j->gated ? j->w->rows / 2 : 0);
 }
 
-/* how many columns there are from there on */
+/* The number of columns from there to the end. */
 INLINE int panel_left(const struct lin_job *j, int pair, int panel)
 {
     return j->w->gate_up ? j->w->rows / 2 - pair * PANEL : j->y.cols - pair * PAIR - panel * PANEL;
@@ -42,14 +42,14 @@ INLINE vf panel_bias(const struct lin_job *j, int pair, int panel)
     return b && left > 0 ? v_load_n(b + n, left) : v_zero();
 }
 
-/* One block: rows row .. row + R - 1, panels panel .. panel + P - 1 of one pair; and what it is to prefetch: `ahead`
- * moves `stride` bytes for each line of weights read. */
+/* One block: rows row .. row + R - 1, panels panel .. panel + P - 1 of one pair; and its prefetch: `ahead` advances
+ * by `stride` bytes for each line of weights read. */
 struct block {
     int row, pair, panel;
     const uint8_t *w; /* the pair's weights */
     const uint8_t *ahead;
     size_t stride;
-    float *up; /* of op gate_up: [R][16] that wait for block_gate, while the gate waits in y */
+    float *up; /* op gate_up: [R][16] values of up, kept for block_gate while those of gate are in y */
 };
 
 INLINE void block_store(const struct lin_job *j, const struct block *b, int r, int panel, vf y)
@@ -64,7 +64,7 @@ INLINE void block_store(const struct lin_job *j, const struct block *b, int r, i
         v_store_n(to, y, left);
 }
 
-/* what block_store left in y */
+/* The sum that block_store wrote to y. */
 INLINE vf block_sum(const struct lin_job *j, const struct block *b, int r, int panel)
 {
     const float *y = mat_row(&j->y, b->row + r) + panel_column(j, b->pair, panel);
@@ -86,19 +86,19 @@ INLINE void block_add(const struct lin_job *j, const struct block *b, int r, int
         v_store_n(to, y, left);
 }
 
-/* y = act(y) * up for the rows of a block */
+/* y = act(y) * up for the rows of a block. */
 static void block_gate(const struct lin_job *j, const struct block *b, int rows)
 {
     int n = b->pair * PANEL, left = j->y.cols - n;
     for (int r = 0; r < rows; r++) {
         float *y = mat_row(&j->y, lin_row(j, b->row + r)) + n;
-        if (r + 1 < rows && lin_is_rest(j, b->row + r + 1)) continue; /* not before its rest is added */
+        if (r + 1 < rows && lin_is_rest(j, b->row + r + 1)) continue; /* wait until its residual is added */
         v_store_n(y, v_mul(v_act(v_load_n(y, left), j->act), v_load(b->up + r * PANEL)), left);
     }
 }
 
-/* The hardware's own prefetch stops at every page, and pairs of short rows are little longer.  Few rows (R) are one
- * block: what they read is used once, and need not stay in the caches. */
+/* The hardware prefetcher stops at every page, and pairs of short rows are hardly longer. With few rows (R) there is
+ * one block: its weights are used once and need not stay in the caches. */
 INLINE const uint8_t *prefetch(const uint8_t *ahead, size_t stride, const int R)
 {
     if (R < 6)
@@ -108,7 +108,7 @@ INLINE const uint8_t *prefetch(const uint8_t *ahead, size_t stride, const int R)
     return (const uint8_t *)((uintptr_t)ahead + stride);
 }
 
-/* The end of a block: y of row r and panel p, an expression of r, p and the panel's bias, to its place. */
+/* The end of a block: stores y of row r and panel p, an expression in r, p and the panel's bias. */
 #define STORE_BLOCK(y)                                                                                                 \
     FOR_P                                                                                                              \
     {                                                                                                                  \
@@ -117,8 +117,8 @@ INLINE const uint8_t *prefetch(const uint8_t *ahead, size_t stride, const int R)
         FOR_R block_store(j, b, r, panel, y);                                                                          \
     }
 
-/* The same of quantised rows: y is an expression of `from`, too, the bias or for a row's rest what the row before gave;
- * that row is stored, then stored again. */
+/* The same for quantised rows: y is also an expression in `from`, which is the bias, or for a residual the result of
+ * the row before; that row is stored, then overwritten. */
 #define STORE_QUANTISED(y)                                                                                             \
     FOR_P                                                                                                              \
     {                                                                                                                  \
@@ -132,7 +132,7 @@ INLINE const uint8_t *prefetch(const uint8_t *ahead, size_t stride, const int R)
         }                                                                                                              \
     }
 
-/* The same where y may be scaled and added to what is there. */
+/* The same where y may be scaled and accumulated. */
 #define STORE_BLOCK_INTO(y)                                                                                            \
     if (j->into) {                                                                                                     \
         FOR_P FOR_R block_add(j, b, r, b->panel + p, acc[r][p]);                                                       \
@@ -164,7 +164,7 @@ INLINE void block_float(const struct lin_job *j, enum dtype t, const struct bloc
     }
 }
 
-/* bf16 weights lie in pairs of k, one a line: the even one is the low half of each lane */
+/* bf16 weights are stored in pairs of k, one line per pair: the even one is the low half of each lane. */
 INLINE void block_bf16(const struct lin_job *j, const struct block *b, const int R, const int P)
 {
     const uint8_t *w = b->w + (size_t)b->panel * 64, *ahead = b->ahead;
@@ -191,8 +191,8 @@ INLINE void block_bf16(const struct lin_job *j, const struct block *b, const int
     STORE_BLOCK(v_add(acc[r][p], bias))
 }
 
-/* Of x rounded to bf16, which lies as quantised activations do: [k / 2][R] pairs.  A part of k leaves its sums in y for
- * the next part to go on from: the chain is the same. */
+/* x rounded to bf16, in the layout of quantised activations: [k / 2][R] pairs. A part of k leaves its sums in y, and
+ * the next part continues from them: the chain is the same. */
 INLINE void block_bf16_x(const struct lin_job *j, const struct block *b, const int R, const int P)
 {
     const uint8_t *w = b->w + (size_t)b->panel * 64 + (size_t)j->k0 * 64, *ahead = b->ahead;
@@ -216,7 +216,7 @@ INLINE void block_bf16_x(const struct lin_job *j, const struct block *b, const i
     STORE_BLOCK_INTO(v_add(acc[r][p], bias))
 }
 
-/* Quantised activations of a block lie together, [k / 4][R][4]: one pointer, and constant distances from it. */
+/* Quantised activations of a block are contiguous, [k / 4][R][4]: one pointer with constant offsets. */
 INLINE void block_i8(const struct lin_job *j, const struct block *b, const int R, const int P)
 {
     const uint8_t *w = b->w + (size_t)b->panel * 64, *ahead = b->ahead;
@@ -237,7 +237,7 @@ INLINE void block_i8(const struct lin_job *j, const struct block *b, const int R
                           v_load(j->w->scale + b->pair * PAIR + panel * PANEL), from))
 }
 
-/* The sums of a block's groups lie as its activations do, [group][R]. */
+/* The group sums of a block have the layout of its activations, [group][R]. */
 INLINE void block_i4_groups(const struct lin_job *j, const struct block *b, const int group, const int R, const int P)
 {
     const uint8_t *w = b->w, *ahead = b->ahead;
@@ -285,8 +285,8 @@ INLINE void block_i4(const struct lin_job *j, const struct block *b, const int R
         block_i4_groups(j, b, j->w->group, R, P);
 }
 
-/* One block of a run-time number of rows: a switch over the compiled shapes; those past the level's limit are never
- * reached and cost nothing. */
+/* Dispatches a run-time number of rows to the compiled block shapes; shapes past the level's limit are never reached
+ * and cost nothing. */
 #define BLOCK_CASE(n, most, call)                                                                                      \
     case n:                                                                                                            \
         if ((n) <= (most)) {                                                                                           \
@@ -312,8 +312,8 @@ INLINE void block_i4(const struct lin_job *j, const struct block *b, const int R
 
 /* ---- all blocks of a task ------------------------------------------------------------------------------------ */
 
-/* One row of blocks over a pair: both panels at once for few rows, where what counts is the stream from memory, and
- * where the registers hold them. */
+/* A row of blocks over a pair: both panels at once for few rows, which are bound by memory, and where the registers
+ * suffice. */
 #define BLOCK_FN(name, most, most_2, call_block)                                                                       \
     static void name(const struct lin_job *j, struct block *b, int rows)                                               \
     {                                                                                                                  \
@@ -333,9 +333,9 @@ BLOCK_FN(blocks_bf16_x, BLOCK_ROWS_F, BLOCK_ROWS_F2, block_bf16_x)
 BLOCK_FN(blocks_i8, BLOCK_ROWS_I8, BLOCK_ROWS_I8_2, block_i8)
 BLOCK_FN(blocks_i4, BLOCK_ROWS_I4, BLOCK_ROWS_I4_2, block_i4)
 
-/* A pair of panels comes from memory for the first block of rows and from the cache for the others; so that memory is
- * busy all the time, each of n blocks asks for its n-th of `next`, the pair that this thread will take next.  With many
- * blocks that no longer matters, and the prefetch stands still. */
+/* A pair of panels comes from memory for the first block of rows and from the cache for the others. To keep memory
+ * busy, each of n blocks prefetches the n-th part of `next`, the pair that this thread will take next. With many
+ * blocks that no longer matters, and nothing is prefetched. */
 enum { PREFETCH_BLOCKS = 8, PREFETCH_FAR = 2048 };
 
 INLINE void block_prefetch(const struct lin_job *j, struct block *b, int next, int i, int n_blocks, int prefetches)
@@ -343,7 +343,7 @@ INLINE void block_prefetch(const struct lin_job *j, struct block *b, int next, i
     size_t bytes = j->w->pair_bytes;
     b->ahead = b->w;
     b->stride = 0;
-    if (n_blocks == 1) { /* a stream */
+    if (n_blocks == 1) { /* a single block reads memory all the time: prefetch at a fixed distance */
         b->ahead = (const uint8_t *)((uintptr_t)b->w + PREFETCH_FAR);
         b->stride = bytes / (size_t)prefetches;
     } else if (n_blocks <= PREFETCH_BLOCKS) {
@@ -355,7 +355,7 @@ INLINE void block_prefetch(const struct lin_job *j, struct block *b, int next, i
 
 typedef void blocks_fn(const struct lin_job *, struct block *, int rows);
 
-/* k_step: k's between two prefetches for each panel */
+/* k_step: number of k between two prefetches of each panel. */
 static void linear_task(const struct lin_job *j, int block0, int block1, int pair0, int pair1, int k_step,
                         blocks_fn *blocks)
 {
@@ -368,7 +368,7 @@ static void linear_task(const struct lin_job *j, int block0, int block1, int pai
             b.row = lin_block_row(j, i);
             int rows = lin_block_row(j, i + 1) - b.row;
             block_prefetch(j, &b, next, i - block0, block1 - block0, prefetches);
-            for (int r = 0; r < rows; r++) /* where the results go, a line or two of each row */
+            for (int r = 0; r < rows; r++) /* prefetches the destination, a line or two of each row */
                 __builtin_prefetch(mat_row(&j->y, lin_row(j, b.row + r)) + panel_column(j, pair, 0), 1, 3);
             blocks(j, &b, rows);
             if (j->gated) block_gate(j, &b, rows);

@@ -1,6 +1,6 @@
-/* Products with nf4 weights (packed as nf4.h says): looked up, scaled, and then exactly the chain of block_float, one
- * fused multiply-add for each k in order.  So a row's result is that of float weights of the same values, bit for bit,
- * in every block shape. */
+/* GEMM kernels for nf4 weights (packed as nf4.h says): table look-up, scale, then exactly the chain of block_float,
+ * one fused multiply-add for each k in order. So a row's result is that of float weights with the same values, bit
+ * for bit, in every block shape. */
 #include "kernels/cpu/nf4.h"
 
 _Static_assert((int)NF4_PAIR == (int)PAIR, "a pair of panels");

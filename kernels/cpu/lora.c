@@ -1,16 +1,16 @@
-/* The driver of adapters beside served weights: x a^T as dot products of long rows, which read a as it lies; then the
- * block kernel of float weights over panels of b, made in a worker's scratch.  Each row has one order of operations,
- * whatever its group; parts that overlap are taken in order. */
+/* The driver of lora: x a^T as dot products of long rows, which read a in its own layout; then the block kernel of
+ * float weights over panels of b, packed in a worker's scratch. Each row has one order of operations, whatever its
+ * group; parts that overlap are added in order. */
 #include "kernels/cpu/cpu.h"
 
 enum { RANKS = 8, DOT_ROWS = 16, ROWS = 96, COLUMNS = 512, TURN = 2 * PAIR * PAIR };
 
-struct piece { /* of a task: rows of a group by some of the parts */
+struct piece { /* work item of a task: rows of a group by some of the parts */
     const struct lora_group *group;
     int part, n_parts;
-    int row, rows;    /* from the group's first */
-    int first, count; /* ranks of the part, or columns; of several parts: all */
-    size_t xa;        /* where the group's (rows, r) of its first part lie */
+    int row, rows;    /* relative to the group's first */
+    int first, count; /* ranks of the part, or columns; for several parts: all */
+    size_t xa;        /* offset of the (rows, r) matrix of the group's first part */
 };
 
 struct lora_run {
@@ -44,7 +44,7 @@ static void down_task(void *ctx, int task, int worker)
                             part->a + (size_t)p->first * (size_t)K, K, 1, false);
 }
 
-/* columns first .. first + count of one part */
+/* Columns first .. first + count of one part. */
 static void up_part(const struct lora_run *r, const struct piece *p, const struct lora_part *part, const float *xa,
                     int first, int count, float *tile)
 {
@@ -89,7 +89,7 @@ static void up_task(void *ctx, int task, int worker)
     }
 }
 
-/* do two parts of a group share columns? */
+/* Whether two parts of a group share columns. */
 static bool parts_overlap(const struct lora_group *g)
 {
     for (const struct lora_part *p = g->part; p < g->part + g->n_parts; p++)
@@ -105,7 +105,7 @@ struct count {
     int rank; /* the largest */
 };
 
-/* Writes the tasks (NULL: only counts them). */
+/* Lists the work items of the tasks (NULL: only counts them). */
 static struct count list_pieces(const struct lora_args *a, struct piece *down, struct piece *up)
 {
     struct count c = {0};

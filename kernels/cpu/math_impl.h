@@ -4,8 +4,8 @@
 
 #include <math.h>
 
-/* exp(x), relative error about 1e-7: x = n ln2 + r, a polynomial for e^r, n added to the exponent.  0 below -87.3
- * (subnormal results are not worth their price), infinity above 88.4, NaN for NaN. */
+/* exp(x), relative error about 1e-7: x = n ln2 + r, a polynomial for e^r, n added to the exponent. 0 below -87.3
+ * (subnormal results are not worth their cost), infinity above 88.4, NaN for NaN. */
 VEC_CALLED vf v_exp(vf x)
 {
     const vf magic = v_set1(0x1.8p23f); /* adding it rounds to an integer, to even */
@@ -54,7 +54,7 @@ VEC_CALLED vf v_sigmoid(vf x)
     return v_div(one, v_add(one, v_exp2_within(minus)));
 }
 
-/* tanh(x), error about 1e-7 of itself: an odd polynomial near 0 (Cephes' tanhf), else 1 - 2 / (1 + e^2x) */
+/* tanh(x), relative error about 1e-7: an odd polynomial near 0 (Cephes' tanhf), else 1 - 2 / (1 + e^2x). */
 VEC_CALLED vf v_tanh(vf x)
 {
     vf one = v_set1(1.0f), square = v_mul(x, x), p = v_set1(-5.70498872745e-3f);
@@ -88,7 +88,7 @@ VEC_CALLED vf v_act(vf x, enum act_kind act)
         vf u = v_fma(v_mul(v_mul(x, x), x), v_set1(0.044715f), x);
         return v_mul(x, v_sigmoid(v_mul(u, v_set1(1.5957691216057308f))));
     }
-    case ACT_GELU_ERF: { /* by the tail, so that large negative x keep their digits */
+    case ACT_GELU_ERF: { /* through erfc, so that large negative x keep their precision */
         vf size = i_float(i_and(v_bits(x), i_set1(INT32_MAX)));
         vf tail = v_mul(v_mul(x, v_set1(0.5f)), v_erfc(v_mul(size, v_set1(0.70710678118654752f))));
         return v_select(v_lt(x, v_zero()), tail, v_sub(x, tail));

@@ -1,12 +1,12 @@
-/* A pool of worker threads for short parallel regions, thousands of them a second.
+/* A pool of worker threads for short parallel regions, thousands of them per second.
  *
- * One 64-bit `ticket` holds the region's number, its task count and the next task; taking a task is one
- * compare-and-swap of it.  A worker that reads fn and ctx and then wins the swap knows that they belong to that region:
- * while a task is untaken the region cannot end, so the caller cannot have replaced them.  A worker that slept through
- * a region never touches it, so the caller waits for tasks, not for workers.
+ * One 64-bit `ticket` holds the region's number, its task count and the next task; taking a task is a
+ * compare-and-swap of it. A worker that reads fn and ctx and then succeeds with the swap knows that they belong to
+ * that region: while a task is untaken the region cannot end, so the caller cannot have replaced them. A worker that
+ * slept through a region never touches it, so the caller waits for tasks, not for workers.
  *
- * An idle worker spins for about SPIN_NS, then sleeps on a futex: idle costs nothing, and in the middle of a decode
- * step the next region finds it awake.  With more threads than cores nobody spins. */
+ * An idle worker spins for about SPIN_NS, then sleeps on a futex: an idle pool costs nothing, and within a decode
+ * step the next region finds the workers awake. With more threads than cores no worker spins. */
 #include "kernels/cpu/pool.h"
 
 #include <linux/futex.h>
@@ -39,7 +39,7 @@ struct pool {
     _Atomic bool stop;
     uint32_t region;
     int threads;
-    _Atomic int spin_ns; /* 0: nobody spins */
+    _Atomic int spin_ns; /* 0: no spinning */
     struct worker workers[];
 };
 
@@ -98,7 +98,8 @@ static bool pool_idle(struct pool *p)
 static void worker_sleep(struct pool *p)
 {
     uint32_t seen = atomic_load(&p->wake);
-    atomic_fetch_add(&p->sleepers, 1); /* before the last look, so that a new region sees it or we see the region */
+    /* before the last check, so that a new region sees this sleeper or this worker sees the region */
+    atomic_fetch_add(&p->sleepers, 1);
     if (pool_idle(p)) futex_wait(&p->wake, seen);
     atomic_fetch_sub(&p->sleepers, 1);
 }

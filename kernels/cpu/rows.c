@@ -1,4 +1,4 @@
-/* The drivers of the ops that take rows one by one: embed, norms, add, activations, rows. */
+/* The drivers of row-wise ops: embed, norms, add, activations, rows. */
 #include "kernels/cpu/cpu.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Kernels that go once along one row: norms, adds, activations, embedding, rotation, quantisation.  A sum over a row
- * is kept in sixteen lanes, lane i taking the elements i mod 16 in order, and folded once at the end. */
+/* Kernels that make one pass over a row: norms, adds, activations, embedding, rotation, quantisation. A sum over a
+ * row is kept in sixteen lanes, lane i adding the elements i mod 16 in order, and folded once at the end. */
 
 #define FOR_LANES(i, n) for (int i = 0, left; (left = (n)-i) > 0; i += 16)
 
@@ -113,7 +113,8 @@ static void row_halve(uint16_t *out, enum dtype t, const float *x, int n)
     }
 }
 
-/* Columns from..to of one row of R as bf16, from a multiple of 16 on: two at a time, R words apart, zeros past n. */
+/* Converts columns from..to of one of R rows, from a multiple of 16 on, to bf16: two at a time, R words apart, zeros
+ * past n. */
 static void row_halve_block(uint32_t *out, int R, const float *x, int n, int from, int to)
 {
     for (int i = from; i < to; i += 16) {
@@ -129,10 +130,11 @@ struct quant {
     vf inv;
     float step;
     bool zero;    /* every q is 0 */
-    bool outlier; /* amax is far above the rest of the row */
+    bool outlier; /* amax is above QUANT_OUTLIER times the mean */
 };
 
-/* The largest absolute value is found on the bits, where NaN is above infinity and infinity above everything. */
+/* The largest absolute value is found on the bit patterns, where NaN is above infinity and infinity above all
+ * others. */
 INLINE struct quant quant_from(float amax)
 {
     if (amax >= QUANT_AMAX_MIN && amax < INFINITY)
@@ -162,13 +164,13 @@ INLINE vi quant_round(vf x, vf inv)
     return i_sub(v_bits(v_add(v_mul(x, inv), magic)), v_bits(magic));
 }
 
-/* what rounding leaves of x, exactly but for one rounding */
+/* The residual of x after quantisation, with a single rounding. */
 INLINE vf quant_left(vf x, const struct quant *s)
 {
     return v_fnma(i_to_f(quant_round(x, s->inv)), v_set1(s->step), x);
 }
 
-/* of a finite row's rest */
+/* The quantisation of a finite row's residual. */
 INLINE struct quant quant_of_rest(const float *x, int n, const struct quant *s)
 {
     vi amax_bits = i_zero(), magnitude = i_set1(INT32_MAX);
@@ -193,17 +195,17 @@ static void row_quantise(int8_t *q, float *step, const float *x, int n)
     }
 }
 
-/* Columns from..to of one row of R, from a multiple of 16 on: four q's at a time, R words apart, + bias, zeros past n.
- * sums unless NULL: sums[g * R] = -8 times the sum over columns [g * group, (g + 1) * group); to - from is whole
- * groups.  With rest, of an outlier row what its first quantisation leaves.  Returns whether the row is an outlier.
- */
+/* Quantises columns from..to of one of R rows, from a multiple of 16 on: four at a time, R words apart, + bias,
+ * zeros past n. sums, unless NULL: sums[g * R] = -8 times the sum over columns [g * group, (g + 1) * group); to -
+ * from is whole groups. With `rest`, quantises the residual of an outlier row instead. Returns whether the row is an
+ * outlier. */
 static bool row_quantise_block(int8_t *q, int R, float *step, int32_t *sums, int group, const float *x, int n, int from,
                                int to, bool rest)
 {
     struct quant first = quant_of(x, n), s = first;
     int bias = sums ? 0 : I8_BIAS, span = sums ? group : to - from;
     if (rest) s = quant_of_rest(x, n, &first);
-    if (from == 0) *step = s.step; /* other columns of the row may be another thread's */
+    if (from == 0) *step = s.step; /* other threads may handle other columns of the row */
     for (int k = from; k < to; k += span) {
         vi sum = i_zero();
         for (int i = k; i < k + span; i += 16) {

@@ -1,8 +1,8 @@
-/* Choosing the next token of each row, rows in parallel.
+/* Chooses the next token of each row, rows in parallel.
  *
- * Nothing here sorts a vocabulary: reports and top_k keep a small buffer that is pruned by selection; top_p gathers
- * what lies within some nats of the largest logit, widening until the gathered mass suffices, and finds its cut by
- * weighted selection.  Candidates are kept in ascending order of id, in which the draw walks them. */
+ * A vocabulary is never sorted: reports and top_k keep a small buffer that is pruned by selection; top_p gathers the
+ * tokens within some nats of the largest logit, extending the range until the gathered mass suffices, and finds its
+ * cut by weighted selection. Candidates are kept in ascending order of id, the order of the draw. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/rng.h"
 
@@ -16,7 +16,7 @@ struct cand {
     int32_t id;
 };
 
-struct pick { /* one row at work */
+struct pick { /* the state of one row */
     const struct isa *isa;
     const struct sample_row *row;
     const float *z; /* (V) logits after additions and penalties */
@@ -40,7 +40,7 @@ static void cand_swap(struct cand *a, struct cand *b)
     *b = t;
 }
 
-/* Partitions [low, high) around its median of three; returns where that came to lie. */
+/* Partitions [low, high) around its median of three; returns the pivot's final index. */
 static int cand_partition(struct cand *c, int low, int high)
 {
     int mid = low + (high - low) / 2, last = high - 1, at = low;
@@ -56,7 +56,7 @@ static int cand_partition(struct cand *c, int low, int high)
     return at;
 }
 
-/* Brings the n first of `count` candidates to the front, in no order. */
+/* Moves the n first of `count` candidates to the front, in no order. */
 static void cand_select(struct cand *c, int count, int n)
 {
     int low = 0, high = count;
@@ -70,7 +70,7 @@ static void cand_select(struct cand *c, int count, int n)
     }
 }
 
-/* The last candidate of the shortest prefix (in order of key, id) whose mass reaches `mass`; disturbs c. */
+/* The last candidate of the shortest prefix (in order of key, id) whose mass reaches `mass`; reorders c. */
 static struct cand cand_mass_cut(struct cand *c, int count, double mass)
 {
     int low = 0, high = count;
@@ -86,7 +86,7 @@ static struct cand cand_mass_cut(struct cand *c, int count, double mass)
         if (mass <= 0) return c[at];
         low = at + 1;
     }
-    return c[high - 1]; /* everything before `high` is in place: rounding kept the sum from reaching the mass */
+    return c[high - 1]; /* rounding kept the sum from reaching the mass: all before `high` belong to the prefix */
 }
 
 static int by_id(const void *a, const void *b)
@@ -109,7 +109,7 @@ static int top_select(const struct isa *isa, const float *z, int V, int n, struc
         if (count < n + TOP_SLACK) continue;
         cand_select(c, count, n);
         count = n;
-        float worst = -INFINITY; /* of the n kept; a later equal loses the tie */
+        float worst = -INFINITY; /* of the n kept; a later equal one loses the tie */
         for (int k = 0; k < n; k++) worst = c[k].key > worst ? c[k].key : worst;
         at_least = nextafterf(-worst, INFINITY);
     }
@@ -169,7 +169,7 @@ static int cut_min_p(struct pick *k, int n)
 
 /* ---- gathering ----------------------------------------------------------------------------------------------- */
 
-/* the candidates with z >= at_least, by id, their p filled in */
+/* Gathers the candidates with z >= at_least, by id, and computes their p. */
 static int gather(struct pick *k, float at_least)
 {
     int n = 0;
@@ -235,7 +235,7 @@ static int32_t draw_cand(const struct cand *c, int n, double u)
     return c[last].id;
 }
 
-/* no cuts: sums of chunks, then a walk through one of them */
+/* No cuts: sums of chunks, then a scan of one of them. */
 static int32_t draw_all(const struct pick *k, double u)
 {
     double total = k->isa->exp_sum(k->z, k->V, k->max, k->inv_t), target = u * total, run = 0;
@@ -277,8 +277,8 @@ static void apply_penalties(float *z, const struct sample_row *r)
     }
 }
 
-/* The logits of the tokens that are allowed; the others' are -infinity.  A word of the mask is mostly ones or mostly
- * zeros: the rest is put right bit by bit. */
+/* Copies the logits of the allowed tokens; the others become -infinity. A word of the mask is mostly ones or mostly
+ * zeros: the exceptions are corrected bit by bit. */
 static void copy_allowed(float *z, const float *logits, int V, const uint32_t *allowed)
 {
     for (int at = 0; at < V; at += 32) {

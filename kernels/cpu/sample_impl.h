@@ -1,6 +1,6 @@
-/* The passes over a vocabulary that sampling is made of. */
+/* The passes over a vocabulary that sampling consists of. */
 
-/* the largest value; NaN when there is one */
+/* The largest value; NaN when there is one. */
 static float row_max(const float *z, int n)
 {
     vf max = v_set1(-INFINITY);
@@ -15,7 +15,7 @@ static float row_max(const float *z, int n)
     return ordered == 0xffff ? v_hmax(max) : NAN;
 }
 
-/* the first place from `from` on with z >= at_least, or n */
+/* The first index from `from` on with z >= at_least, or n. */
 static int row_find_ge(const float *z, int from, int n, float at_least)
 {
     vf bound = v_set1(at_least);
@@ -32,7 +32,7 @@ static void row_exp_scaled(float *p, const float *z, int n, float max, float inv
     FOR_LANES(i, n) v_store_n(p + i, v_exp(v_mul(v_sub(v_load_n(z + i, left), m), s)), left);
 }
 
-/* lanes in f32 over 4096 elements, those sums in double: a vocabulary of 150k keeps seven digits */
+/* f32 lanes over 4096 elements, whose sums are added in double: a vocabulary of 150k keeps seven digits. */
 static double row_exp_sum(const float *z, int n, float max, float inv_t)
 {
     double total = 0;

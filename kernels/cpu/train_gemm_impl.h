@@ -1,5 +1,5 @@
-/* Kernels of the products of training: panels for the block kernels of linear_impl.h made of a matrix or of a weight
- * turned round, dot products of long rows, and transposing. */
+/* Kernels of the backward GEMMs: panels for the block kernels of linear_impl.h, packed from a matrix or from a
+ * transposed weight, dot products of long rows, and transposing. */
 #include "kernels/cpu/nf4.h"
 
 static void tp_transpose(float *to, int ld_to, const float *from, int ld_from, int rows, int cols)
@@ -21,7 +21,7 @@ static void tp_transpose(float *to, int ld_to, const float *from, int ld_from, i
 
 /* ---- dot products: lanes along k ----------------------------------------------------------------------------- */
 
-/* R rows of x by N of w.  Each result is one chain in sixteen lanes, folded at the end, whatever the block. */
+/* R rows of x by N of w. Each result is one chain in sixteen lanes, folded at the end, whatever the block. */
 INLINE void dot_block(const struct mat *c, const struct mat *x, int row, const float *w, int ld_w, int n, float alpha,
                       bool accumulate, const int R, const int N)
 {
@@ -84,7 +84,7 @@ INLINE void panel_pair(uint32_t *line, const float *even, const float *odd)
 
 static const float panel_zeros[PAIR];
 
-/* `rows` rows of 32 floats to rows k .. of a panel; k and, but at the end, rows are even */
+/* Stores `rows` rows of 32 floats as rows k .. of a panel; k is even, and so is `rows` except at the end. */
 static void panel_put(void *panel, bool half, int k, const float *tile, int rows)
 {
     if (!half) {
@@ -96,7 +96,7 @@ static void panel_put(void *panel, bool half, int k, const float *tile, int rows
         panel_pair(line, tile + i * PAIR, i + 1 < rows ? tile + (i + 1) * PAIR : panel_zeros);
 }
 
-/* Of whole rows of 32, straight from b. */
+/* From a matrix with whole rows of 32, read directly from b. */
 INLINE void panel_of_rows(void *panel, bool half, const struct mat *b, int first, int k0, int k1)
 {
     for (int k = k0; k < k1; k += 2) {
@@ -131,7 +131,8 @@ static void tp_panel_of(void *panel, bool half, const struct mat *b, bool transp
     }
 }
 
-/* Columns first .. first + 31 of a pair, as they lie: tile [column][32 outputs], zeros past the last column. */
+/* Dequantises columns first .. first + 31 of a pair in packed order: tile [column][32 outputs], zeros past the last
+ * column. */
 INLINE void tile_words(float *tile, const uint8_t *w, int words, const int per_word, enum dtype t, vf less,
                        const vf *scale)
 {
@@ -187,7 +188,7 @@ static void tile_floats(float *tile, const struct weight *w, const uint8_t *pair
         }
 }
 
-/* A pair of bf16 weights turned: words of two k's by outputs become words of two outputs by k. */
+/* Transposes a pair of bf16 weights: words of two k's by outputs become words of two outputs by k. */
 static void turn_bf16(uint32_t *panel, const uint8_t *data, int first, int n, float *tile)
 {
     const float *w = (const float *)data + (size_t)(first / 2) * PAIR;
@@ -202,7 +203,7 @@ static void turn_bf16(uint32_t *panel, const uint8_t *data, int first, int n, fl
     for (int i = 0; i < PAIR / 2; i++, panel += PAIR) w_zip(panel, panel + 16, tile + i * 32, tile + i * 32 + 16);
 }
 
-/* Of int8: words of four k's by outputs; whole numbers are exact in bf16. */
+/* The same for int8: words of four k's by outputs; the integers are exact in bf16. */
 static void turn_i8(uint32_t *panel, const uint8_t *data, int first, int n, float *tile)
 {
     const float *w = (const float *)data + (size_t)(first / 4) * PAIR;
@@ -320,7 +321,7 @@ static void tp_col_sum(float *out, const struct mat *x, int from, int to)
     }
 }
 
-/* sixteen columns from k on of a panel's outputs */
+/* Packs sixteen columns, from k on, of a panel's outputs. */
 static void pack_tile(uint8_t *to, enum dtype t, const float *tile, int n)
 {
     for (int i = 0; i < n; i++, tile += 16) {

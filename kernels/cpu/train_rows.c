@@ -1,7 +1,7 @@
-/* The drivers of the training ops that take rows one by one, and of the optimizer's.
+/* The drivers of the row-wise ops of training, and of the optimizer's.
  *
  * What is summed over tokens (the gradients of norms' parameters) is summed over SUM_ROWS rows at a time, each such
- * block in its own place, and these are added up in order: the blocks depend on the number of rows only, not on the
+ * block into its own memory, and these are added in order: the blocks depend on the number of rows only, not on the
  * threads. */
 #include "kernels/cpu/cpu.h"
 
@@ -14,7 +14,7 @@ struct norm_run {
     const struct isa *isa;
     const void *args;
     void (*row)(const struct norm_run *, int t,
-                float *sums); /* sums: width floats to add to, NULL: nobody wants them */
+                float *sums); /* sums: width floats to which the row's sums are added; NULL: not computed */
     int rows, rows_per_task, width;
     float *sums; /* (blocks of rows, width) */
 };
@@ -28,7 +28,7 @@ static void norm_task(void *ctx, int task, int worker)
     for (int t = task * r->rows_per_task; t < end && t < r->rows; t++) r->row(r, t, sums);
 }
 
-/* Runs all rows; into[0], and then into[1], each n wide, get the sums. */
+/* Runs all rows and adds the sums to into[0] and into[1], each n wide. */
 static void norm_run(struct dev *head, const char *op, struct norm_run *r, float *const into[2], int n, double ns)
 {
     struct cpu_dev *d = cpu_of(head);
@@ -185,13 +185,13 @@ void cpu_dropout(struct dev *d, const struct dropout_args *a)
     rows_run(d, dropout_row, a, a->x.rows, a->x.cols);
 }
 
-/* n numbers in blocks of SQUARE_BLOCK */
+/* n elements in blocks of SQUARE_BLOCK. */
 struct flat_run {
     const struct isa *isa;
     const void *args;
     size_t n;
     int blocks_per_task;
-    double *sums; /* of each block */
+    double *sums; /* one per block */
 };
 
 static void flat_run(struct cpu_dev *d, pool_fn *task, struct flat_run *r, double ns)

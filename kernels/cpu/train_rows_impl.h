@@ -1,8 +1,8 @@
-/* Kernels of training that go along one row: norms and activations backwards, softmax in place, dropout, and the passes
- * of the optimizer.  Sums over a row as in rows_impl.h. */
+/* Kernels of training that make one pass over a row: backward of norms and activations, softmax in place, dropout,
+ * and the passes of the optimizer. Sums over a row as in rows_impl.h. */
 #include "kernels/rng.h"
 
-/* With xhat = (x - mean) inv and g = dy w:  dx = inv (g - [mean(g)] - xhat mean(g xhat)), the bracket for LAYER. */
+/* With xhat = (x - mean) inv and g = dy w: dx = inv (g - [mean(g)] - xhat mean(g xhat)), the bracket for LAYER only. */
 static void row_norm_back(const struct norm_back_row *r)
 {
     const float *x = r->x, *dy = r->dy, *w = r->w;
@@ -56,7 +56,7 @@ static void row_act_mul_back(float *dgu, const float *gu, const float *dy, int n
     }
 }
 
-/* sums as row_exp_sum has them */
+/* Sums in the order of row_exp_sum. */
 static double row_exp_in_place(float *z, int n, float max)
 {
     double total = 0;
@@ -81,8 +81,8 @@ static void row_scale(float *x, int n, float by)
     FOR_LANES(i, n) v_store_n(x + i, v_mul(v_load_n(x + i, left), b), left);
 }
 
-/* The gradient of a loss by what a softcap read, its target left out: with p = exp(z - max) * by, z becomes
- * p * scale * (1 - (z / cap)^2); without cap p * scale. */
+/* The gradient of the loss with respect to softcap's input, without the target's term: with p = exp(z - max) * by, z
+ * becomes p * scale * (1 - (z / cap)^2); without cap p * scale. */
 static void row_loss_capped(float *z, int n, float max, float by, float cap, float scale)
 {
     vf m = v_set1(max), b = v_set1(by), s = v_set1(scale), one = v_set1(1.0f);
@@ -101,7 +101,7 @@ static float row_dot(const float *x, const float *y, int n)
     return v_sum(sum);
 }
 
-/* Integers of 64 bits are the compiler's to vectorise. */
+/* 64-bit integers: left to the compiler to vectorise. */
 static void row_dropout(float *x, int n, const struct dropout_row *r)
 {
     uint64_t stream = rng_mix(r->seed);

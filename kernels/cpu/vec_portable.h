@@ -1,6 +1,6 @@
-/* Sixteen lanes in plain C: arrays and loops for the compiler to vectorise as it can.  Same names and same bits as
- * vec_avx512.h; without a fused multiply-add in the base instruction set it is slow, and meant to be right.
- * Little-endian, as the packed weights are. */
+/* Sixteen lanes in plain C: arrays and loops for the compiler to vectorise. Same names and same bits as
+ * vec_avx512.h. Slow without a fused multiply-add in the base instruction set; meant to be correct. Little-endian,
+ * as the packed weights are. */
 #ifndef TANDEM_KERNELS_CPU_VEC_H
 #define TANDEM_KERNELS_CPU_VEC_H
 
@@ -15,7 +15,7 @@
 #define VEC_NAME "portable"
 #define VEC_SUFFIX(x) x##_portable
 #define VEC_CALLED static __attribute__((noinline))
-#define VEC_NO_UNROLL /* a vector is a loop already: unrolling blocks of them takes the compiler minutes */
+#define VEC_NO_UNROLL /* vectors are loops already: unrolling blocks of them takes the compiler minutes */
 enum { BLOCK_ROWS_F = 2, BLOCK_ROWS_I8 = 8, BLOCK_ROWS_I4 = 8 };
 enum { BLOCK_ROWS_F2 = 1, BLOCK_ROWS_I8_2 = 4, BLOCK_ROWS_I4_2 = 1 };
 enum { ATTN_ROWS = 8, ATTN_R = 2, ATTN_P = 1, DOT_R = 1, DOT_N = 1 };
@@ -147,7 +147,7 @@ INLINE int32_t i_hsum(vi a)
     return sum;
 }
 
-/* lane i += the products of the low and of the high sixteen bits of x[i] and y[i] */
+/* lane i += the sum of the products of the low and of the high sixteen bits of x[i] and y[i]. */
 INLINE vi i_madd16(vi acc, vi x, vi y)
 {
 #ifdef __SSE2__ /* in every x86-64; gcc does not find the instruction by itself */

@@ -1,4 +1,4 @@
-/* Weights in the layout of the linear kernels (see struct weight), packed on all threads. */
+/* Packs weights in the layout of the linear kernels (see struct weight), on all threads. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/nf4.h"
 
@@ -15,7 +15,7 @@ struct pack_job {
     int pair0, pair1, pairs_per_task; /* of an update */
 };
 
-/* the part that an output lies in, and its row there; NULL: padding */
+/* The part that contains an output, and its row there; NULL: padding. */
 static const struct weight_src *part_of(const struct pack_job *j, int pair, int lane, int *row)
 {
     if (j->w->gate_up) {
@@ -46,7 +46,7 @@ static void pack_row_f32(float *to, const float *from, int K)
     for (int k = 0; k < K; k++) to[k * PAIR] = from[k];
 }
 
-/* returns what goes into bias_sum */
+/* Packs a row; returns its entry of bias_sum. */
 static int32_t pack_row_i8(uint8_t *to, const int8_t *from, int K)
 {
     int sum = 0;
@@ -102,7 +102,8 @@ static void pack_task(void *ctx, int task, int worker)
         for (int lane = 0; lane < PAIR; lane++) pack_row(j, pair, lane);
 }
 
-/* Sizes; false for shapes the kernels do not take: int8 rows so long that a sum could pass 2^31 with the bias. */
+/* Computes sizes. @return false for shapes that the kernels do not support: int8 rows so long that a sum with the
+ * bias could pass 2^31. */
 static bool weight_plan(struct weight *w, const struct weight_src *s, size_t rows)
 {
     enum dtype t = s->t;
@@ -141,7 +142,7 @@ static bool weight_plan(struct weight *w, const struct weight_src *s, size_t row
     return fits;
 }
 
-/* where the scales of int8 lie once the data is there */
+/* Sets the addresses of int8 scales within data. */
 static void weight_place(struct weight *w, uint8_t *data)
 {
     w->data = data;

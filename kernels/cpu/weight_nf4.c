@@ -1,4 +1,4 @@
-/* nf4 weights from the canonical form into the packed one (nf4.h). */
+/* Packs nf4 weights from the canonical form (nf4.h). */
 #include "kernels/cpu/nf4.h"
 
 #include <string.h>

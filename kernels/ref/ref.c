@@ -1,6 +1,6 @@
-/* The reference device: every op as its contract in ops.h says it, one loop per index, sums in double, weights
- * unpacked, the KV cache kept as the floats its type can hold.  It is the oracle of the op tests and the documentation
- * of the arithmetic; it is never fast.  Sampling is in ref_sample.c, the ops of training in ref_train.c and
+/* The reference device: every op exactly as its contract in ops.h defines it, one loop per index, sums in double,
+ * weights unpacked, the KV cache kept as floats rounded to its type. It is the oracle of the op tests and documents
+ * the arithmetic; it is not meant to be fast. Sampling is in ref_sample.c, the training ops in ref_train.c and
  * ref_train_gemm.c. */
 #include "kernels/ref/ref.h"
 
@@ -127,7 +127,7 @@ static void ref_rows(struct dev *d, const struct rows_args *a)
 
 /* ---- linear -------------------------------------------------------------------------------------------------- */
 
-/* whether a row is quantised twice, see linear_args */
+/* Whether a row is quantised twice, see linear_args. */
 static bool is_outlier(const float *x, int n)
 {
     double sum = 0, amax = 0;
@@ -183,7 +183,7 @@ static void ref_linear(struct dev *d, const struct linear_args *a)
 {
     const struct weight *w = a->w;
     size_t K = (size_t)w->cols;
-    int8_t *q = malloc(2 * K + 1), *q2 = q + K; /* the second of an outlier row's rest */
+    int8_t *q = malloc(2 * K + 1), *q2 = q + K; /* q2: the residual of an outlier row */
     float *rest = malloc((K + 1) * sizeof *rest);
     if (!q || !rest) {
         free(q), free(rest);
@@ -295,7 +295,7 @@ static float *kv_at(const struct kv *kv, int layer, int slot, int which, int hea
     return kv->data + (((page * 2 + which) * KV_PAGE + slot % KV_PAGE) * s->kv_heads + head) * s->head_dim;
 }
 
-/* x as the cache's type gives it back */
+/* out = x rounded as by storing to and loading from the cache. */
 static void kv_round(float *out, const float *x, int n, enum dtype t)
 {
     if (t == DT_I8) {
@@ -332,7 +332,7 @@ static void ref_rope_kv(struct dev *d, const struct rope_kv_args *a)
     }
 }
 
-/* q of one head as the cache's type has it */
+/* q rounded as the contract requires for the cache's type. */
 static float attn_q(const struct attn_args *a, float q)
 {
     return a->kv->shape.t == DT_BF16 ? bf16_to_f32(f32_to_bf16(q)) : q;
@@ -346,7 +346,7 @@ static double attn_score(const struct attn_args *a, const float *q, const int32_
     return ref_softcap(dot * a->scale, a->softcap);
 }
 
-/* one query head of one token at position p; score has room for p + 1 */
+/* One query head of one token at position p; score holds p + 1 elements. */
 static void attn_head(const struct attn_args *a, int t, int h, int p, const int32_t *pages, double *score)
 {
     int first = a->window && p - a->window + 1 > 0 ? p - a->window + 1 : 0, kv_head = h / (a->heads / a->kv_heads);

@@ -1,4 +1,4 @@
-/* What the files of the reference device share. */
+/* Shared by the files of the reference device. */
 #ifndef TANDEM_KERNELS_REF_H
 #define TANDEM_KERNELS_REF_H
 

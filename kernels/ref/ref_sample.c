@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 struct cand {
-    double p, key; /* key: what the next cut sorts by, ascending */
+    double p, key; /* key: sort key of the next cut, ascending */
     int32_t id;
 };
 
@@ -30,7 +30,7 @@ static void cand_renormalise(struct cand *c, int n)
     for (int i = 0; i < n; i++) c[i].p /= sum;
 }
 
-/* how many of the first candidates reach the mass, at least one */
+/* How many of the first candidates are needed to reach the mass, at least one. */
 static int cand_prefix(const struct cand *c, int n, double mass)
 {
     double sum = 0;
@@ -89,7 +89,8 @@ static int32_t choose(const float *z, int V, float max, const struct sample_row 
     return c[n - 1].id;
 }
 
-/* the largest value and its first place; *id SAMPLE_NONE: all are -infinity; SAMPLE_BROKEN: a NaN or +infinity */
+/* The largest value and its first index; *id is SAMPLE_NONE when all are -infinity, SAMPLE_BROKEN with a NaN or
+ * +infinity. */
 static void row_max(const float *z, int V, float *max, int32_t *id)
 {
     *max = -INFINITY;

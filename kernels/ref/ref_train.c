@@ -1,5 +1,5 @@
-/* The reference device's ops of training, each as its contract in train_ops.h says it, one loop per index, in double.
- * The products among them are in ref_train_gemm.c. */
+/* The training ops of the reference device, each exactly as its contract in train_ops.h defines it, one loop per
+ * index, in double. The GEMMs among them are in ref_train_gemm.c. */
 #include "kernels/ref/ref.h"
 
 #include "kernels/dev.h"
@@ -14,7 +14,7 @@ static float *mat_row(const struct mat *m, int row)
     return (float *)m->p + (size_t)row * m->ld;
 }
 
-/* NULL, and the device has failed: out of memory */
+/* @return NULL when out of memory; the device has failed then. */
 static double *doubles(struct dev *d, const char *op, size_t n)
 {
     double *p = calloc(n ? n : 1, sizeof *p);
@@ -22,7 +22,7 @@ static double *doubles(struct dev *d, const char *op, size_t n)
     return p;
 }
 
-/* to += sum, if anybody wants it */
+/* to += sum, unless to is NULL. */
 static void add_sums(float *to, const double *sum, int n)
 {
     for (int i = 0; to && i < n; i++) to[i] = (float)(to[i] + sum[i]);
@@ -30,8 +30,8 @@ static void add_sums(float *to, const double *sum, int n)
 
 /* ---- norms --------------------------------------------------------------------------------------------------- */
 
-/* With xhat = (x - mean) inv and g = dy w:  dx = inv (g - [mean(g)] - xhat mean(g xhat)), the bracket for LAYER.
- * xhat, dw, db: sums are added to dw and db. */
+/* With xhat = (x - mean) inv and g = dy w: dx = inv (g - [mean(g)] - xhat mean(g xhat)), the bracket for LAYER only.
+ * The row's terms are added to dw and db. */
 static void norm_back_row(float *dx, const float *x, const float *dy, int n, const struct norm_back_args *a, double *dw,
                           double *db)
 {
@@ -116,7 +116,7 @@ static int first_seen(int start, int t, int window)
     return window && t - window + 1 > start ? t - window + 1 : start;
 }
 
-/* query head h of row t, whose sequence starts at row `start`; score has room for the rows it sees */
+/* Query head h of row t, whose sequence starts at row `start`; score holds as many elements as rows are seen. */
 static void attn_seq_head(const struct attn_seq_args *a, int start, int t, int h, double *score)
 {
     int D = a->head_dim, first = first_seen(start, t, a->window), g = h / (a->heads / a->kv_heads);
@@ -146,13 +146,14 @@ void ref_attn_seq(struct dev *d, const struct attn_seq_args *a)
     free(score);
 }
 
-/* the derivative of ref_softcap where it gives y */
+/* The derivative of ref_softcap where its value is y. */
 static double softcap_slope(double y, double cap)
 {
     return cap > 0 ? 1 - (y / cap) * (y / cap) : 1;
 }
 
-/* What query head h of row t gives: dq as a whole, and its part of dk and dv, (rows of the sequence, D) each. */
+/* The gradients of query head h of row t: all of dq, and its contributions to dk and dv, (rows of the sequence, D)
+ * each. */
 static void attn_back_head(const struct attn_back_args *a, int start, int t, int h, double *dk, double *dv)
 {
     int D = a->head_dim, g = h / (a->heads / a->kv_heads);
@@ -172,7 +173,7 @@ static void attn_back_head(const struct attn_back_args *a, int start, int t, int
     for (int c = 0; c < D; c++) dq[c] = (float)sum[c];
 }
 
-/* query head h; the first of its KV head writes dk and dv, the others add */
+/* Query head h of a sequence; the first head of its KV head overwrites dk and dv, the others add. */
 static void attn_back_seq(const struct attn_back_args *a, int start, int end, int h, double *dk, double *dv)
 {
     int D = a->head_dim, group = a->heads / a->kv_heads, g = h / group;
@@ -205,7 +206,7 @@ void ref_attn_back(struct dev *d, const struct attn_back_args *a)
 
 /* ---- activations --------------------------------------------------------------------------------------------- */
 
-/* the derivative of ref_act_value; of RELU 0 at 0 */
+/* The derivative of ref_act_value; 0 for RELU at 0. */
 static double act_slope(double x, enum act_kind act)
 {
     double s, u;
@@ -250,7 +251,7 @@ static void cross_entropy_row(const struct cross_entropy_args *a, int r)
         nan = nan || isnan(z[i]);
         if (z[i] > max) max = z[best = i];
     }
-    bool sound = !nan && isfinite(max); /* a NaN, an infinity or nothing finite */
+    bool sound = !nan && isfinite(max); /* no NaN, no infinity, and something finite */
     for (int i = 0; i < V && sound; i++) sum += exp(z[i] - max);
     a->hit[r] = target >= 0 && sound && best == target;
     a->loss[r] = target < 0 ? 0 : sound ? (float)(max + log(sum) - z[target]) : NAN;

@@ -1,4 +1,4 @@
-/* The reference device's products of training: see train_ops.h, whose formulae these are, summed in double. */
+/* The GEMMs of training of the reference device: the formulae of train_ops.h, summed in double. */
 #include "kernels/dev.h"
 #include "kernels/ref/ref.h"
 
@@ -33,7 +33,8 @@ void ref_linear_back(struct dev *d, const struct linear_back_args *a)
             const float *dy = mat_row(&a->dy, t);
             float *dx = mat_row(&a->dx, t) + k;
             double sum = a->accumulate ? *dx : 0;
-            for (int n = 0; n < a->dy.cols; n++) { /* slices as floats, so that calls for some of them add up to one */
+            /* rounds to f32 after each slice, so that calls for single slices add up to one call */
+            for (int n = 0; n < a->dy.cols; n++) {
                 if (n && n % BACK_SLICE == 0) sum = (float)sum;
                 sum += (double)dy[n] * ref_weight_at(a->w, a->first + n, k);
             }

@@ -12,7 +12,7 @@ struct lt_handle {};
 
 namespace {
 
-/* Equal ones, but that they want more and more alignment: of A and B, and of C. */
+/* Algorithms with equal results, which require more and more alignment: of A and B, and of C. */
 const int ALGOS = 4;
 
 void wants(int i, size_t element, uint64_t *ab, uint64_t *c)
@@ -31,7 +31,7 @@ size_t type_bytes(cudaDataType_t t)
     return t == CUDA_R_8I ? 1 : t == CUDA_R_32F || t == CUDA_R_32I ? 4 : 2;
 }
 
-/* Whether there is such a product at all. */
+/* Whether cuBLASLt supports this combination at all. */
 cublasStatus_t check(const lt_desc *m, const lt_layout *a, const lt_layout *b, const lt_layout *c, const lt_layout *d)
 {
     bool ta = m->ta == CUBLAS_OP_T, tb = m->tb == CUBLAS_OP_T;
@@ -61,7 +61,7 @@ float load(const void *p, cudaDataType_t t, size_t i)
     return t == CUDA_R_16BF ? bf16_to_f32(h) : f16_to_f32(h);
 }
 
-/* op(matrix) as `lines` lines of `depth` values, whichever way it lies */
+/* op(matrix) as `lines` lines of `depth` values, whatever its layout. */
 std::vector<float> lines_of(const void *p, const lt_layout &l, bool depth_is_rows)
 {
     uint64_t depth = depth_is_rows ? l.rows : l.cols, lines = depth_is_rows ? l.cols : l.rows;
@@ -72,7 +72,7 @@ std::vector<float> lines_of(const void *p, const lt_layout &l, bool depth_is_row
     return v;
 }
 
-/* in double: it holds the int8 sums exactly too */
+/* In double, which represents int8 sums exactly too. */
 double dot(const float *x, const float *y, uint64_t n)
 {
     double s[8] = {};
@@ -111,7 +111,7 @@ void multiply(const product &p)
         }
 }
 
-/* of a matrix and its lines */
+/* Whether a matrix and its lines are aligned. */
 bool aligned(const void *p, const lt_layout *l, uint64_t bytes)
 {
     return ((uintptr_t)p | (uint64_t)l->ld * type_bytes(l->t)) % bytes == 0;
@@ -218,8 +218,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* ---- products ------------------------------------------------------------------------------------------------------
- */
+/* ---- GEMMs ------------------------------------------------------------------------------------------------------ */
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t m, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,

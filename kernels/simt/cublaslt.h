@@ -1,11 +1,13 @@
-/* The part of cuBLASLt that lt.cu uses, on the CPU: naive products that run when the stream does.
+/* The part of cuBLASLt that lt.cu uses, on the CPU: naive GEMMs that run when the stream does.
  *
- * Names and meanings are those of cuBLASLt 13 (docs.nvidia.com/cuda/cublas, "Using the cuBLASLt API"); what the real
- * library refuses (types that do not go together, int8 in another form than TN or with extents that are no multiples of
- * 4, pointers and lines below the alignment that was promised) is refused here too.  Matrices are column-major.
+ * Names and meanings are those of cuBLASLt 13 (docs.nvidia.com/cuda/cublas, "Using the cuBLASLt API"). What the real
+ * library rejects (unsupported combinations of types, int8 in another form than TN or with extents that are not
+ * multiples of 4, pointers and lines with less than the promised alignment) is rejected here too. Matrices are
+ * column-major.
  *
- * For tests SIMT_LT_REFUSES in the environment: "suggest": no product has a suggestion; "run": every product is refused
- * when it is to run; "first": of each product's suggestions the first is; "bias": a product with a bias has none. */
+ * For tests, the environment variable SIMT_LT_REFUSES: "suggest": the heuristics return nothing; "run": every GEMM
+ * is rejected when it is to run; "first": the first suggestion of each GEMM is rejected; "bias": a GEMM with a bias
+ * has no suggestion. */
 #ifndef TANDEM_KERNELS_SIMT_CUBLASLT_H
 #define TANDEM_KERNELS_SIMT_CUBLASLT_H
 
@@ -61,7 +63,7 @@ typedef lt_layout *cublasLtMatrixLayout_t;
 typedef lt_preference *cublasLtMatmulPreference_t;
 
 struct cublasLtMatmulAlgo_t {
-    uint64_t data[8]; /* 0: which of ours, from 1; 1, 2: the alignment of A and B, of C that it takes for granted */
+    uint64_t data[8]; /* 0: our algorithm, from 1; 1, 2: the alignment it requires of A and B, and of C */
 };
 struct cublasLtMatmulHeuristicResult_t {
     cublasLtMatmulAlgo_t algo;

@@ -16,7 +16,7 @@
 namespace simt_runtime {
 
 struct event {
-    uint64_t wanted = 0, done = 0; /* records enqueued, records that ran */
+    uint64_t wanted = 0, done = 0; /* records enqueued, records executed */
     stream *on = nullptr;
     double time = 0;
 };
@@ -38,9 +38,9 @@ struct stream {
 
 namespace {
 
-const size_t SHARED_MAX = 227 << 10; /* what a block may have on sm_90 */
+const size_t SHARED_MAX = 227 << 10; /* limit per block on sm_90 */
 
-/* Never destroyed: devices may be closed while the process ends. */
+/* Never destroyed: devices may be closed during process exit. */
 struct state {
     std::unordered_set<stream *> streams;
     std::unordered_map<void *, size_t> memory;
@@ -76,8 +76,8 @@ work pop(stream *s)
     return w;
 }
 
-/* Runs what is queued, or only so much that event `upto` has its records: as late as a device could be.  Kernels that
- * may begin early do, in pairs: which of three is with which depends on the schedule. */
+/* Runs what is queued, or only up to the records of event `upto`: as late as a device could. Pairs of kernels that
+ * may begin early overlap; which of three form a pair depends on the schedule. */
 void drain(stream *s, const event *upto = nullptr)
 {
     bool alone = simt::schedule_seed() >> 1 & 1;
@@ -101,7 +101,7 @@ void drain_all()
     for (stream *s : here().streams) drain(s);
 }
 
-/* a stream that is being captured forbids much to its thread */
+/* Whether a stream is being captured, which forbids its thread many calls. */
 bool captures()
 {
     for (stream *s : here().streams)
@@ -150,7 +150,8 @@ namespace {
 
 const size_t LARGE = (size_t)64 << 20, GUARD = 4096;
 
-/* Heap memory of 0xFF; what is large is mapped, zeros until it is used, with a page behind it that nobody may touch. */
+/* Heap memory filled with 0xFF. Large allocations are mapped: zeros on first touch, followed by an inaccessible
+ * guard page. */
 bool take_memory(void **p, size_t bytes)
 {
     if (bytes < LARGE) {

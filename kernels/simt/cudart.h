@@ -1,10 +1,9 @@
 /* The part of the CUDA runtime that the cuda device uses, on the CPU: memory, streams, events, graphs, launches.
  *
- * A stream is a queue that runs when somebody waits for it (or for memory that it may write), never before: what a
- * caller may not do yet, because the device has not run, fails here too.  Device memory is heap memory filled with
- * 0xFF, in large pieces memory that is not there before it is used.  The names and meanings are those of the CUDA
- * Runtime API, version 13.  Everything belongs to the calling thread's use of one device at a time; nothing here is
- * locked. */
+ * A stream is a queue that runs only when a caller waits for it (or for memory that it may write): code that relies
+ * on work which a device might not have done yet fails here too. Device memory is heap memory filled with 0xFF;
+ * large allocations are mapped on first touch. Names and meanings are those of the CUDA Runtime API, version 13. One
+ * thread uses one device at a time; nothing here is locked. */
 #ifndef TANDEM_KERNELS_SIMT_CUDART_H
 #define TANDEM_KERNELS_SIMT_CUDART_H
 
@@ -78,20 +77,20 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t);
 cudaError_t cudaGraphDestroy(cudaGraph_t);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t);
 
-/* EARLY: a kernel that may begin before the one before it has ended, if that is one, too. */
+/* WORK_EARLY: a kernel that may begin before the preceding one has ended, if that is a kernel too. */
 enum work_kind { WORK_OTHER, WORK_KERNEL, WORK_EARLY };
 
-/* Puts work into a stream. */
+/* Enqueues work into a stream. */
 void enqueue(cudaStream_t, std::function<void()>, work_kind = WORK_OTHER);
-/* Sets the last error, as a launch with these sizes would; true when it is fine. */
+/* Sets the last error as a launch with these sizes would. @return true when the launch is valid. */
 bool launch_fits(dim3 grid, dim3 block, size_t smem);
-/* After `after` more launches one fails with a sticky error (cudaErrorIllegalAddress) that only new_process clears;
- * -1: never.  For tests of faults; also the environment's SIMT_FAIL_LAUNCH. */
+/* Injects a fault for tests: after `after` more launches one fails with a sticky error (cudaErrorIllegalAddress)
+ * that only new_process clears; -1: never. Also set by the environment variable SIMT_FAIL_LAUNCH. */
 void fail_launch(long after);
-/* What another process would find: no error, no memory, no streams.  No device may be open. */
+/* Resets the runtime to the state of a new process: no error, no memory, no streams. No device may be open. */
 void new_process();
 
-/* early: as by programmatic dependent launch */
+/* early: a programmatic dependent launch. */
 template <class... P, class... A>
 void launch_as(cudaStream_t s, bool early, dim3 grid, dim3 block, size_t smem, void (*kernel)(P...), A... args)
 {

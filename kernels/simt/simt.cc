@@ -1,4 +1,5 @@
-/* The scheduler of simt.h: fibers, barriers, collectives.  One grid at a time on a thread; threads do not meet. */
+/* The scheduler of simt.h: fibers, barriers, collectives. A host thread runs one grid at a time; host threads share
+ * nothing. */
 #include "kernels/simt/simt.h"
 
 #include <algorithm>
@@ -38,12 +39,12 @@ const size_t STACK = (64 << 10) + 5 * 64; /* an odd stride: equal offsets would 
 const int COPIES_MAX = 512;
 const int NAMED_BARRIERS = 16;
 
-/* What TSan hangs happens-before on: one token for each of the last uses of a barrier.  With a single one a thread that
- * wakes late from a use would acquire what others have done since, up to their next arrival, and that race would hide.
- */
+/* Objects on which TSan's happens-before is recorded: one for each of the last uses of a barrier. With a single one,
+ * a thread that wakes late from one use would also acquire what others did after it, up to their next arrival, and a
+ * race would be hidden. */
 const int USES = 4;
 struct tokens {
-    unsigned use; /* complete uses */
+    unsigned use; /* completed uses */
     char of_use[USES];
     char *now()
     {
@@ -66,9 +67,9 @@ struct lane {
     struct warp *warp;
     enum { READY, AT_BARRIER, AT_WARP, AT_BEFORE, DONE } state;
     int site;                   /* source line of the wait, for reports */
-    int bar;                    /* of a named barrier */
-    bool waited;                /* for the kernels before */
-    copy_op copies[COPIES_MAX]; /* issued and not yet waited for, a ring */
+    int bar;                    /* id of a named barrier */
+    bool waited;                /* has called wait_for_before */
+    copy_op copies[COPIES_MAX]; /* ring of copies issued and not yet waited for */
     unsigned head, tail, group;
     void *asan_fake, *tsan;
 };
@@ -92,10 +93,10 @@ struct machine {
     const void *asan_bottom;
     size_t asan_size;
     bool running, early;
-    const std::function<void()> *before; /* a kernel before this one, to be run when this block waits for it */
+    const std::function<void()> *before; /* a preceding kernel, to be run when this block waits for it */
 };
 
-/* two: for a kernel that has begun early, and for the one before it */
+/* Two: one for a kernel that has begun early, one for the kernel before it. */
 struct owner {
     machine *m[2] = {};
     ~owner()
@@ -213,7 +214,8 @@ SIMT_HIDE void lane_start(lane &l, int i)
 #endif
 }
 
-/* When no thread can go on: those that wait for the kernels before go on after these. */
+/* Called when no thread can continue: runs the preceding kernels, after which the threads that wait for them
+ * continue. */
 SIMT_HIDE bool run_before()
 {
     machine &b = *blk;
@@ -222,7 +224,7 @@ SIMT_HIDE bool run_before()
     blk = &b;
     b.before = nullptr;
 #ifdef SIMT_TSAN
-    __tsan_release(&b.launch_token); /* what they wrote, to the threads of this kernel */
+    __tsan_release(&b.launch_token); /* makes their writes visible to the threads of this kernel */
 #endif
     for (int i = 0; i < b.n; i++)
         if (b.lanes[i].state == lane::AT_BEFORE) b.lanes[i].state = lane::READY;
@@ -235,13 +237,13 @@ SIMT_HIDE void run_block(const std::vector<int> &order)
     b.live = b.n;
     b.waiting = 0;
     memset(b.bar_waiting, 0, sizeof b.bar_waiting);
-#ifdef SIMT_TSAN /* fresh memory for each block, or reuse would look like a race between blocks */
+#ifdef SIMT_TSAN /* fresh memory for each block: reuse would look like a race between blocks */
     mmap(b.stacks, STACK * THREADS_MAX, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE,
          -1, 0);
     size_t mapped = b.smem_bytes + 4096;
     b.smem = (unsigned char *)mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 #endif
-    memset(b.smem, 0xFF, b.smem_bytes); /* NaN in every float format: what was not written shows */
+    memset(b.smem, 0xFF, b.smem_bytes); /* NaN in every float format, so that reads of unwritten memory show */
     for (int i = 0; i < b.n; i++) lane_start(b.lanes[i], i);
     for (auto &w : b.warps) w.arrived = 0;
     while (b.live) {
@@ -261,7 +263,7 @@ SIMT_HIDE void run_block(const std::vector<int> &order)
 
 } // namespace
 
-/* ---- what a running lane asks for -------------------------------------------------------------------------------- */
+/* ---- calls of a running lane ------------------------------------------------------------------------------------ */
 
 void die(const char *what)
 {
@@ -360,7 +362,7 @@ SIMT_HIDE __attribute__((noinline)) void collective(unsigned mask, Collective fn
         lane *base = self - in_warp;
         for (int i = 0; i < WARP; i++)
             if (mask >> i & 1) base[i].state = lane::READY;
-        return; /* the last lane simply carries on */
+        return; /* the last lane continues without suspending */
     }
     self->state = lane::AT_WARP;
     to_scheduler(false);
@@ -421,7 +423,7 @@ uint64_t schedule_seed()
 
 namespace {
 
-thread_local const std::function<void()> *run_first; /* before the grid that comes now */
+thread_local const std::function<void()> *run_first; /* to be run before the next grid */
 
 }
 
@@ -434,7 +436,7 @@ void run_early(const std::function<void()> &before, const std::function<void()> 
 void run_grid(dim3 grid, dim3 block, size_t smem, bool early, void (*body)(void *), void *ctx)
 {
     machine &b = *(blk = machine_of_thread());
-    if (b.running) abort(); /* a kernel launches a kernel */
+    if (b.running) abort(); /* a kernel must not launch a kernel */
     b.running = true;
     b.block_dim = block;
     b.grid_dim = grid;

@@ -1,12 +1,12 @@
 /* Runs CUDA kernels as ordinary C++ on the calling thread.
  *
- * One fiber per CUDA thread, one block at a time.  A fiber gives up control only at a rendezvous: __syncthreads (all
- * live threads of the block) or a warp collective (all lanes of its mask).  The last lane to arrive runs the collective
- * for everybody, directly on the arguments that the suspended lanes hold on their stacks, so a shuffle, a ballot and an
- * mma are the same mechanism with a different function.
+ * One fiber per CUDA thread, one block at a time. A fiber yields only at a rendezvous: __syncthreads (all live
+ * threads of the block) or a warp collective (all lanes of its mask). The last lane to arrive runs the collective
+ * for all lanes, directly on the arguments that the suspended lanes hold on their stacks, so a shuffle, a ballot and
+ * an mma are the same mechanism with a different function.
  *
- * What this has over hardware: an order that is the same in every run (SIMT_SEED permutes it), poisoned shared memory,
- * reports of divergence and deadlock, and the ordinary host sanitizers.  Under TSan the shim itself is invisible: only
+ * Advantages over hardware: an order that is the same in every run (SIMT_SEED permutes it), poisoned shared memory,
+ * reports of divergence and deadlock, and the usual host sanitizers. Under TSan the shim itself is invisible: only
  * the kernels' own loads and stores are events, and only barriers order them, so it is a race checker for CUDA code. */
 #ifndef TANDEM_KERNELS_SIMT_H
 #define TANDEM_KERNELS_SIMT_H
@@ -34,7 +34,7 @@
 #define SIMT_HIDE
 #endif
 
-/* Large, and called from unrolled loops: never inlined, which would cost compilers minutes. */
+/* Large, and called from unrolled loops: never inlined, or compilation would take minutes. */
 #define SIMT_CALL __attribute__((noinline))
 
 /* ---- the language ---------------------------------------------------------------------------------------------- */
@@ -82,18 +82,18 @@ using Collective = void (*)(void **args, unsigned mask);
 
 /* ---- launching (simt.cc) --------------------------------------------------------------------------------------- */
 
-/* Runs body() on every thread of every block, blocks one after the other.  smem: bytes of shared memory.  early: the
- * kernel may begin before others end, so each of its threads has to call wait_for_before(). */
+/* Runs body() on every thread of every block, blocks one after the other. smem: bytes of shared memory. early: the
+ * kernel may begin before others end, so each of its threads must call wait_for_before(). */
 void run_grid(dim3 grid, dim3 block, size_t smem, bool early, void (*body)(void *), void *ctx);
 
-/* kernel(), which runs one grid that is early, begins before before() has run: the threads of its first block come as
- * far as wait_for_before().  What they read till then before() has not written, and TSan knows that nothing orders it.
- */
+/* Starts kernel(), which runs one early grid, before before() has run: the threads of its first block run up to
+ * wait_for_before(), and then before() runs. What they read until then has not been written by before(), and TSan
+ * sees no ordering between the two. */
 void run_early(const std::function<void()> &before, const std::function<void()> &kernel);
 
-uint64_t schedule_seed(); /* of the environment's SIMT_SEED; 0: threads run in order */
+uint64_t schedule_seed(); /* from the environment variable SIMT_SEED; 0: threads run in order */
 
-/* ---- what a running lane asks for ------------------------------------------------------------------------------ */
+/* ---- calls of a running lane ------------------------------------------------------------------------------------ */
 
 uint3 thread_idx();
 uint3 block_idx();
@@ -109,10 +109,10 @@ void named_barrier(int id, int threads, int line); /* bar.sync id, threads */
 /* Suspends until every lane of `mask` has called with the same function; the last one runs it. */
 void collective(unsigned mask, Collective fn, void *arg);
 void syncwarp(unsigned mask);
-void wait_for_before(); /* for the kernels before this one */
+void wait_for_before(); /* waits for the preceding kernels */
 [[noreturn]] void die(const char *what);
 
-/* cp.async: the copy happens at wait time, never earlier, so that a missing wait shows. */
+/* cp.async: the copy is made at wait time, never earlier, so that a missing wait is detected. */
 void cp_async(void *dst, const void *src, unsigned bytes, unsigned total);
 void cp_commit();
 struct copy_op {
@@ -121,7 +121,7 @@ struct copy_op {
     unsigned bytes, fill, group;
 };
 bool cp_pop(unsigned keep, copy_op *);
-inline void cp_wait(unsigned keep) /* in the kernel's own code, so that sanitizers see the copy */
+inline void cp_wait(unsigned keep) /* inlined into the kernel, so that sanitizers see the copy */
 {
     for (copy_op c; cp_pop(keep, &c);) {
         memcpy(c.dst, c.src, c.bytes);
@@ -129,7 +129,7 @@ inline void cp_wait(unsigned keep) /* in the kernel's own code, so that sanitize
     }
 }
 
-/* Of memory that has to be there: its ends are read, for sanitizers to see. */
+/* The memory must be valid: both ends are read, for sanitizers to check. */
 inline void prefetch(const void *p, unsigned bytes)
 {
     if (((uintptr_t)p | bytes) % 16 || !bytes) die("misaligned or empty prefetch");
@@ -197,7 +197,7 @@ template <bool TRANSPOSED> SIMT_CALL void ldmatrix(unsigned *r, const void *row,
     } a{{}, r, n};
     if (lane_id() < n * 8) {
         if ((uintptr_t)row % 16) die("misaligned ldmatrix row");
-        memcpy(a.row, row, 16); /* the lane's own read, so that sanitizers see it */
+        memcpy(a.row, row, 16); /* read by the lane itself, so that sanitizers see it */
     }
     collective(
         ~0u,
@@ -213,7 +213,8 @@ template <bool TRANSPOSED> SIMT_CALL void ldmatrix(unsigned *r, const void *row,
         &a);
 }
 
-/* c (16, 8) += a (16, 16) b (16, 8), 16-bit floats that CVT reads; sums in double, so that no order is promised. */
+/* c (16, 8) += a (16, 16) b (16, 8), 16-bit floats converted by CVT; sums in double, because the hardware's order of
+ * additions is unspecified. */
 template <float (*CVT)(uint16_t)> SIMT_CALL void mma_m16n8k16(float *c, const unsigned *a, const unsigned *b)
 {
     struct arg {
@@ -360,7 +361,7 @@ inline int __float2int_rn(float x)
 {
     return (int)lrintf(x);
 }
-inline float __fmul_rn(float a, float b) /* what nvcc does not contract into a fused multiply-add */
+inline float __fmul_rn(float a, float b) /* like nvcc, must not be contracted into a fused multiply-add */
 {
     return a * b;
 }

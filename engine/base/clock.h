@@ -1,4 +1,4 @@
-/* Time, in nanoseconds.  clock_now never goes back and has no fixed origin; clock_unix is for people. */
+/* Time, in nanoseconds.  clock_now never goes back and has no fixed origin; clock_unix is for display. */
 #ifndef TANDEM_BASE_CLOCK_H
 #define TANDEM_BASE_CLOCK_H
 

@@ -7,10 +7,11 @@
 enum { CPUS_MAX = 1024 };
 
 struct cpus {
-    int v[CPUS_MAX], n; /* n 0: none is bound */
+    int v[CPUS_MAX], n; /* n 0: threads are not bound */
 };
 
-/* "0-3,8"; NULL or "": none.  ERR_INVALID: no such list, a core named twice, one that this process may not run on. */
+/* "0-3,8"; NULL or "": none.  ERR_INVALID: a malformed list, a core listed twice, or one that this process may not run
+ * on. */
 int cpus_parse(struct cpus *, const char *text, struct err *e);
 
 #endif

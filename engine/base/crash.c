@@ -28,7 +28,7 @@
 enum { MODULES = 64, FRAMES = 64, CONFIG_BYTES = 16384, ALT_STACK = 64 * 1024, HANDLER_SECONDS = 10 };
 
 struct module {
-    uintptr_t bias, low, high; /* an address in [low, high) lies at (address - bias) in the file */
+    uintptr_t bias, low, high; /* an address in [low, high) has the offset (address - bias) in the file */
     char path[256], build_id[48];
 };
 
@@ -39,8 +39,8 @@ static struct {
     struct module modules[MODULES];
     int n_modules;
     uint64_t started;
-    _Atomic int dying;   /* the thread that writes the report of the end */
-    volatile int signal; /* that ends us */
+    _Atomic int dying;   /* the thread that writes the crash report */
+    volatile int signal; /* the fatal signal */
 } crash;
 
 /* ---- writing, with what a signal handler may use --------------------------------------------------------------- */
@@ -48,7 +48,8 @@ static struct {
 struct crash_out {
     int fd[2]; /* -1: none */
     size_t n;
-    char text[4096]; /* a stack of most depths: so it is one write, and no other thread's comes between */
+    char text[4096]; /* holds a stack of usual depth, so that it is one write and the output of threads is not
+                        interleaved */
 };
 
 static void out_flush(struct crash_out *o)
@@ -148,7 +149,7 @@ static const struct module *module_of(uintptr_t address)
     return NULL;
 }
 
-/* "  3 0x55d0c1 tandem+0x1c1": the file's name and the place in it, which is the same in every process */
+/* "  3 0x55d0c1 tandem+0x1c1": the file's name and the offset in it, which is the same in every process */
 static void put_frame(struct crash_out *o, int i, uintptr_t address)
 {
     const struct module *m = module_of(address);
@@ -166,9 +167,9 @@ static void put_frame(struct crash_out *o, int i, uintptr_t address)
     put(o, "\n");
 }
 
-/* Where the thread was interrupted.  A call through a bad pointer leaves a place that is no code, and the unwinder,
- * which looks at the bytes there, would fault: then *u is made to say that the call has just returned, if its return
- * address is code, else *lost. */
+/* The address where the thread was interrupted.  After a call through a bad pointer it is not in code, and the
+ * unwinder, which reads the bytes there, would fault.  Then *u is changed as if the call had just returned, if its
+ * return address is in code; else *lost is set. */
 static uintptr_t pc_of(ucontext_t *u, bool *lost)
 {
     *lost = false;
@@ -221,7 +222,7 @@ static void put_stack(struct crash_out *o, ucontext_t *u)
     u->uc_mcontext = saved;
 }
 
-/* the calling one */
+/* the calling thread's */
 static void put_thread(struct crash_out *o, pid_t tid)
 {
     char name[16] = "?"; /* TASK_COMM_LEN */
@@ -244,8 +245,8 @@ static pid_t number_of(const char *s)
     return *s ? 0 : v;
 }
 
-/* Each of the other threads is sent SIGUSR2, and so writes its own stack.  readdir allocates, getdents64 does not; its
- * record is described in getdents64(2). */
+/* Sends SIGUSR2 to each of the other threads, whose handler writes the thread's stack.  getdents64(2) is used since
+ * readdir allocates. */
 static void ask_others(void)
 {
     struct record {
@@ -386,11 +387,11 @@ static void put_engine(struct crash_out *o)
     }
 }
 
-/* DIR/crashes/TIME-PID.txt, which nobody else may read: it shows prompts' shapes and paths */
+/* DIR/crashes/TIME-PID.txt, mode 0600, since it shows sizes of prompts and paths */
 static int open_file(struct crash_out *o, const char *when)
 {
     if (!*crash.dir) return -1;
-    struct crash_out path = {.fd = {-1, -1}}; /* nothing is written while it has room */
+    struct crash_out path = {.fd = {-1, -1}}; /* only a buffer: nothing is written unless it overflows */
     mkdir(crash.dir, 0750);
     put(&path, crash.dir);
     put(&path, "/crashes");
@@ -432,7 +433,7 @@ static void write_report(int signum, const siginfo_t *info, ucontext_t *u)
     put_thread(&o, own_tid());
     put_field(&o, " of process ", getpid());
     put(&o, "\n---- stack\n");
-    out_flush(&o); /* what is known is out before the unwinder, which may fail, is called */
+    out_flush(&o); /* written before the unwinder is called, which may crash */
     put_stack(&o, u);
     put_engine(&o);
     put(&o, "---- configuration\n");
@@ -449,7 +450,7 @@ static void set_default(int signum)
     sigaction(signum, &a, NULL);
 }
 
-/* The report itself did not end: then without it. */
+/* The report did not finish in time: ends the process without it. */
 static void on_late(int signum)
 {
     (void)signum;
@@ -461,7 +462,7 @@ static void on_late(int signum)
     raise(crash.signal);
 }
 
-/* Ends the process where a part of a mapped file is gone: no fault of the program, so no report of it. */
+/* Ends the process when part of a mapped file is gone, without a report, since it is not a fault of the program. */
 static void end_for_file(const char *path)
 {
     struct crash_out o = {.fd = {STDERR_FILENO, -1}};
@@ -481,7 +482,7 @@ static void on_crash(int signum, siginfo_t *info, void *context)
     const char *file = signum == SIGBUS && info->si_code > 0 ? mapped_find(info->si_addr) : NULL;
     if (file) end_for_file(file);
     if (!atomic_compare_exchange_strong(&crash.dying, &nobody, tid)) {
-        while (nobody != tid) pause(); /* another thread is writing its report, and ends us all */
+        while (nobody != tid) pause(); /* another thread is writing its report and will end the process */
         set_default(signum);           /* the report crashed */
         raise(signum);
         return;
@@ -492,7 +493,7 @@ static void on_crash(int signum, siginfo_t *info, void *context)
     alarm(HANDLER_SECONDS);
     write_report(signum, info, context);
     set_default(signum);
-    raise(signum); /* pending until we return: then it meets the default action where the thread was */
+    raise(signum); /* pending until the handler returns, then the default action happens where the thread was */
 }
 
 /* ---- preparing ------------------------------------------------------------------------------------------------- */
@@ -581,7 +582,7 @@ void crash_open(const char *dir, const char *version)
 #else
     static const int ends[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
     void *frame[4];
-    backtrace(frame, 4); /* loads the unwinder, which allocates: not in a handler */
+    backtrace(frame, 4); /* loads the unwinder now, since that allocates, which a handler must not */
     crash.installed = true;
     crash.started = clock_now();
     /* room for "/crashes/TIME-PID.txt" in the writer's 1024 bytes */

@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #endif
 
-/* table[k][b]: what byte b does to the sum when k more bytes follow it ("slicing by 8") */
+/* table[k][b]: contribution of byte b to the checksum when k more bytes follow it ("slicing by 8") */
 static uint32_t table[8][256];
 
 static void fill_table(void)

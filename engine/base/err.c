@@ -15,7 +15,7 @@ int err_set(struct err *e, int code, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(e->msg, sizeof e->msg, fmt, ap);
     va_end(ap);
-    /* names in files and requests may hold anything: a message stays one line and cannot steer a terminal */
+    /* names in files and requests are untrusted: control characters must not break the line or reach a terminal */
     for (char *p = e->msg; *p; p++)
         if ((unsigned char)*p < 0x20 || *p == 0x7f) *p = '?';
     return code;
@@ -31,6 +31,6 @@ int err_prefix(struct err *e, const char *fmt, ...)
     int n = vsnprintf(e->msg, sizeof e->msg, fmt, ap);
     va_end(ap);
     size_t at = n < 0 ? 0 : (size_t)n, left = at + 3 < sizeof e->msg ? sizeof e->msg - at - 3 : 0;
-    if (left) snprintf(e->msg + at, sizeof e->msg - at, ": %.*s", (int)left, old); /* cut, if it must be, at the end */
+    if (left) snprintf(e->msg + at, sizeof e->msg - at, ": %.*s", (int)left, old); /* truncated at the end */
     return e->code;
 }

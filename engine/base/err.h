@@ -1,7 +1,7 @@
-/* An error as a value: a code for the program and one sentence for the person.
+/* An error as a value: a code for the program and one sentence for the user.
  *
- * Everything that reads untrusted bytes (files, requests) returns one of these codes and fills a
- * `struct err`; impossible states abort instead (base/check.h).  No allocation, no thread state. */
+ * Everything that reads untrusted bytes (files, requests) returns one of these codes and fills a `struct err`;
+ * impossible states abort instead (base/check.h).  No allocation, no thread state. */
 #ifndef TANDEM_BASE_ERR_H
 #define TANDEM_BASE_ERR_H
 
@@ -13,7 +13,7 @@ enum err_code {
     ERR_NOMEM = -4,       /* does not fit in memory or in a budget */
     ERR_FULL = -5,        /* a queue or pool has no room now; try later */
     ERR_UNSUPPORTED = -6, /* well-formed, but tandem does not do this */
-    ERR_LOST = -7,        /* the device has an error that stays: only another process can go on */
+    ERR_LOST = -7,        /* the device has a permanent error: only a new process can use it */
 };
 
 struct err {

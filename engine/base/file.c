@@ -44,7 +44,7 @@ int file_map(struct file_map *m, const char *path, struct err *e)
             close(fd);
             return err_set(e, ERR_IO, "%s: cannot map %zu bytes: %s", path, size, strerror(errno));
         }
-        /* where the file system has large pages: read 2 MiB at a time, and one fault and one TLB entry for them */
+        /* on file systems with large pages: reads 2 MiB at a time, with one fault and one TLB entry for them */
         madvise(p, size, MADV_HUGEPAGE);
         m->data = p;
         m->size = size;
@@ -114,7 +114,7 @@ int file_write_all(int fd, const void *data, size_t bytes)
     for (const char *p = data; bytes;) {
         ssize_t n = write(fd, p, bytes < most ? bytes : most);
         if (n < 0 && errno == EINTR) continue;
-        if (n == 0) errno = ENOSPC; /* it takes no more and does not say why */
+        if (n == 0) errno = ENOSPC; /* the file accepts no more bytes, without an error code */
         if (n <= 0) return -1;
         p += n;
         bytes -= (size_t)n;
@@ -197,12 +197,12 @@ int dir_replace(const char *dir, const char *to, struct err *e)
 {
     if (rename(dir, to) == 0) return dir_sync_parent(to), 0;
     if (errno != ENOTEMPTY && errno != EEXIST) return io_error(e, to);
-    if (syscall(SYS_renameat2, AT_FDCWD, dir, AT_FDCWD, to, RENAME_EXCHANGE) == 0) { /* dir is the old one now */
+    if (syscall(SYS_renameat2, AT_FDCWD, dir, AT_FDCWD, to, RENAME_EXCHANGE) == 0) { /* dir: the old one now */
         dir_sync_parent(to);
         dir_remove(dir);
         return 0;
     }
-    struct buf old = {0}; /* a file system that cannot */
+    struct buf old = {0}; /* the file system does not support the exchange */
     buf_printf(&old, "%s.old", to);
     dir_remove(old.data);
     int rc = rename(to, old.data) ? io_error(e, to) : 0;

@@ -2,12 +2,12 @@
 
 #include <stdatomic.h>
 
-/* Plain stores as far as the processor goes; atomic so that a reader sees no torn word. */
+/* Relaxed atomics: as cheap as plain stores, but a reader never sees a torn word. */
 #define PUT(field, v) atomic_store_explicit(&(field), (v), memory_order_relaxed)
 #define GET(field) atomic_load_explicit(&(field), memory_order_relaxed)
 
 static struct {
-    _Atomic uint64_t number; /* of the newest step; its place in the ring is number % FLIGHT_STEPS */
+    _Atomic uint64_t number; /* of the newest step; its index in the ring is number % FLIGHT_STEPS */
     struct {
         _Atomic uint64_t started, ended;
         _Atomic int requests, tokens, rows, preempted;

@@ -1,6 +1,6 @@
-/* The flight recorder: what the engine did last, in fixed memory that a signal handler may read (base/crash.h).  One
- * thread writes, the engine's; any may read, also while it writes: then a line may be half old and half new, which is
- * good enough for a report of the end.  Of several engines in a process the lines mix. */
+/* The flight recorder: the engine's last steps, in fixed memory that a signal handler may read (base/crash.h).  Written
+ * by the engine thread; any thread may read, even during a write, and may then get a line that is part old and part
+ * new, which is acceptable in a crash report.  With several engines in a process their lines are mixed. */
 #ifndef TANDEM_BASE_FLIGHT_H
 #define TANDEM_BASE_FLIGHT_H
 
@@ -21,11 +21,11 @@ struct flight_request { /* of the newest step */
 };
 
 void flight_begin(uint64_t now, int requests, int tokens, int rows, int preempted);
-void flight_request(int i, uint64_t id, int start, int tokens); /* i beyond FLIGHT_REQUESTS: not kept */
+void flight_request(int i, uint64_t id, int start, int tokens); /* i >= FLIGHT_REQUESTS is ignored */
 void flight_end(uint64_t now);
 void flight_counts(int waiting, int running, int paused);
 
-/* The i-th newest step; false where there is none. */
+/* The i-th newest step; @return false: there is none. */
 bool flight_step(int i, struct flight_step *out);
 /* The i-th request of the newest step; likewise. */
 bool flight_request_at(int i, struct flight_request *out);

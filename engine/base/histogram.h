@@ -1,5 +1,5 @@
 /* A histogram of a fixed number of buckets: for latencies and sizes, rendered as Prometheus' cumulative buckets.  The
- * bounds are a table of their own, so that many histograms share one.  No locks: whoever owns it. */
+ * bounds are a table of their own, so that many histograms share one.  No locks: used by its owner only. */
 #ifndef TANDEM_BASE_HISTOGRAM_H
 #define TANDEM_BASE_HISTOGRAM_H
 
@@ -7,11 +7,11 @@
 
 enum { HISTOGRAM_BUCKETS = 24 };
 
-/* Upper bounds, inclusive and ascending; a 0 ends them, and the place behind the last bound is for what is beyond. */
+/* Upper bounds, inclusive and ascending; terminated by 0; the bucket after the last bound is for larger values. */
 typedef double histogram_bounds[HISTOGRAM_BUCKETS + 1];
 
 struct histogram {
-    uint64_t counts[HISTOGRAM_BUCKETS + 1]; /* of each bucket alone, not cumulative */
+    uint64_t counts[HISTOGRAM_BUCKETS + 1]; /* per bucket, not cumulative */
     double sum;
 };
 

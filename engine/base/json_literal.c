@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Digits that every double of that size holds, and that cJSON (which copies 63 characters) reads. */
+/* Up to this many digits a double holds every integer, and cJSON (which copies 63 characters) reads it. */
 enum { SURE_DIGITS = 15 };
 
 bool json_literal_needed(const char *literal, size_t n)
@@ -14,7 +14,7 @@ bool json_literal_needed(const char *literal, size_t n)
     const char *point = memchr(literal, '.', n);
     if (n > SURE_DIGITS || memchr(literal, 'e', n) || memchr(literal, 'E', n)) return true;
     for (const char *p = point ? point + 1 : literal + n; p < literal + n; p++)
-        if (*p != '0') return false; /* the double is no whole number: nothing is lost */
+        if (*p != '0') return false; /* the double is not an integer: nothing is lost */
     return point != NULL;
 }
 
@@ -29,7 +29,7 @@ void json_literal_restore(cJSON *item)
                              : item->valuedouble <= -2147483648.0 ? -2147483647 - 1
                                                                   : (int)item->valuedouble;
         }
-        json_literal_restore(item->child); /* as deep as cJSON let it be */
+        json_literal_restore(item->child); /* depth is limited by cJSON */
     }
 }
 
@@ -39,7 +39,7 @@ static size_t skip_digits(const char *s, size_t n, size_t at)
     return at;
 }
 
-/* Bytes of the number, by JSON's grammar, that s[0, n) begins with; 0: there is none. */
+/* Length of the JSON number that s[0, n) begins with; 0: none. */
 static size_t number_length(const char *s, size_t n)
 {
     size_t start = n && s[0] == '-', at = skip_digits(s, n, start);
@@ -57,7 +57,7 @@ static size_t number_length(const char *s, size_t n)
     return at < n && strchr("+-.eE0123456789", s[at]) && s[at] ? 0 : at;
 }
 
-/* Appends the text with tagged strings for the numbers that need their literals. */
+/* Appends the text, with tagged strings in place of numbers that need their literals. */
 static void tag_numbers(const char *text, size_t n, struct buf *out)
 {
     size_t copied = 0;
@@ -82,7 +82,7 @@ static void tag_numbers(const char *text, size_t n, struct buf *out)
     buf_append(out, text + copied, n - copied);
 }
 
-/* The place in the text of `at` in the tagged one, which is within no tagged string. */
+/* The position in the original text of position `at` of the tagged text, which is not inside a tagged string. */
 static size_t place_before(const struct buf *tagged, size_t at)
 {
     size_t added = 0;

@@ -10,7 +10,7 @@
 
 enum {
     TAIL = 8,   /* bytes kept for the end of a line */
-    MARK = 0x1e /* stands before a field's name while a format is filled in; see log_write */
+    MARK = 0x1e /* precedes a field's name while a format is filled in; see log_write */
 };
 
 static _Atomic int threshold = LOG_INFO, format = LOG_LOGFMT;
@@ -43,7 +43,7 @@ bool log_wants(enum log_level level)
     return (int)level >= atomic_load_explicit(&threshold, memory_order_relaxed);
 }
 
-/* ---- text into a line: each function leaves the line as it was when there is no room ---- */
+/* ---- text into a line: each function leaves the line unchanged when it is full ---- */
 
 static bool put(struct log_line *l, const char *s, size_t n)
 {
@@ -67,7 +67,7 @@ static size_t utf8_length(const unsigned char *s, size_t n)
     return len;
 }
 
-/* One character of a quoted string; *used: bytes of it. */
+/* One character of a quoted string; *used: its length in bytes. */
 static bool put_escaped(struct log_line *l, const char *s, size_t n, size_t *used)
 {
     unsigned char c = (unsigned char)*s;
@@ -80,7 +80,7 @@ static bool put_escaped(struct log_line *l, const char *s, size_t n, size_t *use
     if (c < 0x20 || c == 0x7f || (c == 0xc2 && (unsigned char)s[1] < 0xa0))
         return put(l, hex, (size_t)snprintf(hex, sizeof hex, "\\u%04x", c == 0xc2 ? (unsigned char)s[1] : c));
     if (len == 3 && memcmp(s, "\xe2\x80", 2) == 0 && ((unsigned char)s[2] == 0xa8 || (unsigned char)s[2] == 0xa9))
-        return put(l, (unsigned char)s[2] == 0xa8 ? "\\u2028" : "\\u2029", 6); /* many readers end a line at these */
+        return put(l, (unsigned char)s[2] == 0xa8 ? "\\u2028" : "\\u2029", 6); /* line ends to many readers */
     return put(l, s, len);
 }
 
@@ -189,7 +189,7 @@ static size_t field_length(const char *s)
     return *s == ' ' && strchr(letters, s[1]) && n && s[1 + n] == '=' ? n + 2 : 0;
 }
 
-/* The format with MARK in place of the space before each field; how many. */
+/* The format with MARK in place of the space before each field; @return the number of fields. */
 static int mark_fields(const char *fmt, char *out, size_t room)
 {
     int n = 0;
@@ -219,15 +219,15 @@ static void put_marked(struct log_line *l, char *text)
         char *name = at + 1, *next = strchr(name, MARK), *equals = strchr(name, '=');
         char *value = equals + 1;
         n = next ? (size_t)(next - value) : strlen(value);
-        if (n >= 2 && value[0] == '"' && value[n - 1] == '"') value++, n -= 2; /* quotes of the format's */
+        if (n >= 2 && value[0] == '"' && value[n - 1] == '"') value++, n -= 2; /* quotes from the format */
         put_field(l, name, (size_t)(equals - name), value, n);
         at = next;
     }
 }
 
-/* Which bytes are fields is known before the arguments are put in: their places are marked in the format.  An argument
- * that contains the mark itself, or that makes the text too long, gives a different number of marks; then the line has
- * one field, its message. */
+/* Fields are marked in the format before the arguments are inserted, so arguments cannot create fields.  If an argument
+ * contains the mark itself, or makes the text too long, the number of marks differs, and the line gets a single field,
+ * its message. */
 void log_write(enum log_level level, const char *fmt, ...)
 {
     if (!log_wants(level)) return;

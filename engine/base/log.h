@@ -1,11 +1,10 @@
-/* One line per event on stderr, as logfmt or as JSON.  Any thread may call it: one write(2) a line.
+/* One line per event on stderr, as logfmt or as JSON.  Any thread may call it; each line is one write(2).
  *
  *     time=2026-01-31T12:00:00.000Z level=info msg=listening address=127.0.0.1 port=8080
  *     {"time":"2026-01-31T12:00:00.000Z","level":"info","msg":"listening","address":"127.0.0.1","port":"8080"}
  *
- * Nothing that is logged can forge a line or a field, however hostile: values are quoted and escaped as JSON strings
- * are (control bytes as \u00XX, bytes that are no UTF-8 as U+FFFD), and what is a field is decided by the format, which
- * is the program's own text. */
+ * Logged values cannot forge a line or a field: they are quoted and escaped like JSON strings (control bytes as \u00XX,
+ * invalid UTF-8 as U+FFFD), and fields are determined by the format, which is a constant of the program. */
 #ifndef TANDEM_BASE_LOG_H
 #define TANDEM_BASE_LOG_H
 
@@ -24,8 +23,8 @@ enum log_format log_get_format(void);
 bool log_wants(enum log_level);
 
 /* `fmt` is the message and its fields: log_write(LOG_INFO, "listening address=%s port=%d", ...).  A field begins where
- * the format has a space, a name of lower-case letters, digits and '_', and '='; its value may stand in quotes.  At
- * most LOG_FIELDS of them; text beyond 1023 bytes is cut off, and then there are no fields, only a message. */
+ * the format has a space, a name of lower-case letters, digits and '_', and '='; its value may be quoted.  At most
+ * LOG_FIELDS fields; text longer than 1023 bytes is truncated and has no fields, only a message. */
 enum { LOG_FIELDS = 16 };
 __attribute__((format(printf, 2, 3))) void log_write(enum log_level level, const char *fmt, ...);
 
@@ -36,7 +35,7 @@ __attribute__((format(printf, 2, 3))) void log_write(enum log_level level, const
 
 /* ---- a line with typed fields ------------------------------------------------------------------------------------ */
 
-/* On the caller's stack.  What does not fit is left out, field by field; a string is cut at LOG_VALUE bytes first. */
+/* Lives on the caller's stack.  Fields that do not fit are omitted; strings are first truncated to LOG_VALUE bytes. */
 enum { LOG_LINE = 8192, LOG_VALUE = 1024 };
 struct log_line {
     enum log_format format;
@@ -45,10 +44,10 @@ struct log_line {
 };
 
 void log_begin(struct log_line *, enum log_level, const char *msg);
-void log_text(struct log_line *, const char *name, const char *value); /* NULL: no such field */
+void log_text(struct log_line *, const char *name, const char *value); /* NULL: the field is omitted */
 void log_bytes(struct log_line *, const char *name, const char *value, size_t n);
 void log_number(struct log_line *, const char *name, long long value);
-void log_decimal(struct log_line *, const char *name, double value); /* three places; not finite: no such field */
-void log_end(struct log_line *);                                     /* writes it */
+void log_decimal(struct log_line *, const char *name, double value); /* 3 decimals; not finite: omitted */
+void log_end(struct log_line *);                                     /* writes the line */
 
 #endif

@@ -42,7 +42,7 @@ static inline void mailbox_send(struct mailbox *b, struct mail *m)
     pthread_mutex_unlock(&b->lock);
 }
 
-/* Something waits: by any thread. */
+/* Whether a message is waiting.  Any thread. */
 static inline bool mailbox_waiting(struct mailbox *b)
 {
     pthread_mutex_lock(&b->lock);
@@ -51,7 +51,7 @@ static inline bool mailbox_waiting(struct mailbox *b)
     return waiting;
 }
 
-/* Everything that waits, oldest first; with `wait`, sleeps until there is something. */
+/* Takes all waiting messages, oldest first; with `wait`, sleeps until there is one. */
 static inline struct mail *mailbox_take(struct mailbox *b, bool wait)
 {
     pthread_mutex_lock(&b->lock);

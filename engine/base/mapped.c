@@ -1,4 +1,4 @@
-/* A table of slots: written under a lock, read without one.  A slot counts while `low` is set, which is set last. */
+/* A table of slots: written under a lock, read without one.  A slot is valid while `low` is set; `low` is set last. */
 #include "engine/base/mapped.h"
 
 #include <pthread.h>

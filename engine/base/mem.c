@@ -12,7 +12,7 @@
 #include <time.h>
 
 /* ---- the reserve -------------------------------------------------------------------------------------------------
- * Mapped, not from malloc: what is unmapped is free for whichever thread and arena asks next. */
+ * Mapped, not from malloc: unmapped memory is available to every thread and arena. */
 
 enum { SLICES = 16, WAITS = 2000, WAIT_NS = 5 * 1000 * 1000 };
 #define SLICE ((size_t)2 << 20)
@@ -48,18 +48,18 @@ void mem_reserve_open(void)
 
 bool mem_available(size_t bytes)
 {
-    void *volatile p = malloc(bytes); /* volatile: or the compiler leaves both calls out */
+    void *volatile p = malloc(bytes); /* volatile: otherwise the compiler removes both calls */
     free(p);
     return p != NULL;
 }
 
-/* Under a limit of address space, what malloc has once had it keeps for itself: that is as good as the reserve. */
+/* Under an address space limit, malloc may keep freed memory for itself, which is as good as the reserve. */
 bool mem_is_short(void)
 {
     return atomic_load_explicit(&reserve.missing, memory_order_relaxed) && !fill() && !mem_available(SLICES * SLICE);
 }
 
-/* At least `bytes` of the reserve go back to the system.  False: there is not so much. */
+/* Returns at least `bytes` of the reserve to the system.  @return false: the reserve is smaller. */
 static bool give_back(size_t bytes)
 {
     size_t given = 0;
@@ -76,7 +76,7 @@ static bool give_back(size_t bytes)
     return given > 0;
 }
 
-/* The system has refused `bytes`, for the `tries`-th time.  False: no hope. */
+/* Handles the `tries`-th refusal of `bytes` by the system.  @return false: give up. */
 static bool make_room(size_t bytes, int tries)
 {
     if (!reserve.open || tries > WAITS) return false;
@@ -87,7 +87,7 @@ static bool make_room(size_t bytes, int tries)
 
 /* ---- allocation -------------------------------------------------------------------------------------------------- */
 
-/* zero: only with old NULL */
+/* zero is allowed only with old NULL */
 static void *insist(void *old, size_t bytes, bool zero)
 {
     if (!bytes) bytes = 1;

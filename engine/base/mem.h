@@ -1,10 +1,10 @@
 /* Allocation that cannot fail quietly.
  *
- * mem_alloc & co. never return NULL.  When the system refuses memory, a daemon gives back its reserve, a part at a
- * time, and tries again; then it waits ten seconds for others to free something; then it aborts, since nothing of a
- * sane size can be done any more.  So what is under way ends as it should, and what would begin is refused while the
- * reserve is not whole, or nothing can be had at all (server/net/conn.c).  Commands that open no reserve abort at once.
- * For sizes that an outsider chooses (a body, a file), use mem_try_alloc and answer the NULL.  Free with free(). */
+ * mem_alloc & co. never return NULL.  When the system refuses memory, a daemon releases its reserve part by part and
+ * retries; then it waits up to ten seconds for other threads to free memory; then it aborts.  So running requests can
+ * finish, and new ones are refused while the reserve is not whole (server/net/conn.c).  Commands that open no reserve
+ * abort immediately.  For sizes controlled by a client or a file, use mem_try_alloc and handle NULL.  Free with free().
+ */
 #ifndef TANDEM_BASE_MEM_H
 #define TANDEM_BASE_MEM_H
 
@@ -21,15 +21,15 @@ __attribute__((warn_unused_result)) void *mem_try_alloc(size_t bytes);
 
 /* Grows *items (elements of `size` bytes) so that `need` fit; doubles the capacity.  Aborts on overflow. */
 void mem_grow(void *items, size_t *capacity, size_t need, size_t size);
-/* The same for sizes that an outsider chooses.  False: no memory, and *items is as it was. */
+/* The same for sizes controlled by a client.  @return false: out of memory, and *items is unchanged. */
 __attribute__((warn_unused_result)) bool mem_try_grow(void *items, size_t *capacity, size_t need, size_t size);
 
 /* ---- the reserve: address space and the promise of memory for it, never touched; any thread ---- */
 
-void mem_reserve_open(void); /* once, before there are threads */
-/* The reserve was needed and cannot be made whole again, nor could malloc give as much. */
+void mem_reserve_open(void); /* once, before threads are started */
+/* Whether the reserve was used and can neither be restored nor be replaced by what malloc has free. */
 bool mem_is_short(void);
-/* Could so many bytes be had now?  Asked before work that takes them in small pieces. */
+/* Whether this many bytes could be allocated now.  For use before work that allocates them in small blocks. */
 bool mem_available(size_t bytes);
 
 #endif

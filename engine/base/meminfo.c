@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The number behind `name` in a file of "name number" lines, or the file's first word where name is "".  0: not there.
+/* The number behind `name` in a file of "name number" lines, or the file's first word where name is "".  0: not found.
  */
 static unsigned long long read_number(const char *path, const char *name)
 {
@@ -17,7 +17,7 @@ static unsigned long long read_number(const char *path, const char *name)
     return v;
 }
 
-/* A group's use counts cached files, which the kernel gives up when memory is needed. */
+/* A cgroup's usage includes the page cache, which the kernel reclaims when memory is needed. */
 size_t memory_available(void)
 {
     static const char stat[] = "/sys/fs/cgroup/memory.stat";

@@ -42,7 +42,7 @@ static bool has_gguf(const char *dir)
     return has;
 }
 
-/* NAME or OWNER/NAME, as models are called on the hub */
+/* NAME or OWNER/NAME, the form of model names on the hub */
 static bool hub_name(const char *s)
 {
     int slashes = 0;
@@ -54,7 +54,7 @@ static bool hub_name(const char *s)
     return true;
 }
 
-/* The part of a URL of the hub that names the model: OWNER/NAME. */
+/* The model name in a URL of the hub: OWNER/NAME. */
 static const char *after_host(const char *url, int *len)
 {
     const char *p = strchr(strstr(url, "://") + 3, '/');
@@ -73,7 +73,7 @@ static int gguf(const char *path, struct err *e)
                    path);
 }
 
-/* True and *e when `dir` is no directory at all. */
+/* @return true, with *e set, when `dir` is not a directory. */
 static bool no_directory(const char *dir, struct err *e)
 {
     struct stat st;

@@ -1,4 +1,4 @@
-/* SHA-256 (FIPS 180-4), for keys of content: some hundreds of MB/s. */
+/* SHA-256 (FIPS 180-4), for content keys; some hundreds of MB/s. */
 #ifndef TANDEM_BASE_SHA256_H
 #define TANDEM_BASE_SHA256_H
 

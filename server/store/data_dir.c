@@ -30,7 +30,7 @@ void data_id(char out[static DATA_ID_MAX], const char *prefix)
         for (size_t i = 0; i < sizeof random; i++) random[i] = (unsigned char)((z *= 0x9e3779b97f4a7c15u, z) >> 56);
     }
     int n = snprintf(out, DATA_ID_MAX - sizeof random, "%s", prefix);
-    for (size_t i = 0; i < sizeof random; i++) out[n++] = alphabet[random[i] % 36]; /* uneven by 1 %: no matter */
+    for (size_t i = 0; i < sizeof random; i++) out[n++] = alphabet[random[i] % 36]; /* a bias of 1 % is fine */
     out[n] = 0;
 }
 
@@ -48,7 +48,7 @@ char *data_path(const char *dir, const char *a, const char *b)
     return p.data;
 }
 
-/* The daemon's own files are no data. */
+/* @return whether the path is one of the daemon's own files, which are not data. */
 static bool is_own(const char *inside)
 {
     static const char *const folders[] = {"files/", "inline/", "checkpoints/", "tensorboard/", "cache/", "crashes/"};
@@ -71,7 +71,7 @@ char *data_find(const char *dir, const char *path, struct err *e)
     } else {
         joined = *path == '/' ? mem_strdup(path) : file_join(root, path);
         real = realpath(joined, NULL);
-        /* no word about what is outside: whether it exists is nobody's business */
+        /* the error must not reveal whether a path outside exists */
         if (!real && strstr(path, "..")) {
             err_set(e, ERR_INVALID, "%.200s: not inside the data directory", path);
         } else if (!real) {
@@ -137,7 +137,7 @@ int data_write(const char *path, const void *p, size_t n, struct err *e)
     return rc;
 }
 
-/* Depth is bounded by what the daemon and the trainer write; a path that grows past PATH_MAX stays. */
+/* Recursion depth is bounded by what the daemon and the trainer write; paths longer than PATH_MAX are not removed. */
 void data_remove(const char *path)
 {
     struct stat st;

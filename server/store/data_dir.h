@@ -7,9 +7,9 @@
  *     checkpoints/JOB/           the trainer's own directory (train.h), its unpublished result
  *     adapters/NAME/             published results; models/NAME/ those of full training
  *     tensorboard/JOB/           event files
- *     crashes/TIME-PID.txt       reports of the end (engine/base/crash.h)
+ *     crashes/TIME-PID.txt       crash reports (engine/base/crash.h)
  *
- * Any thread; the loop only for what touches no file (names, paths, the time). */
+ * Any thread; on the loop only functions that access no file (names, paths, the time). */
 #ifndef TANDEM_SERVER_STORE_DATA_DIR_H
 #define TANDEM_SERVER_STORE_DATA_DIR_H
 
@@ -24,24 +24,25 @@ enum { DATA_ID_MAX = 40, DATA_NAME_MAX = 100 };
 
 /* prefix and 20 random characters of [0-9a-z]. */
 void data_id(char out[static DATA_ID_MAX], const char *prefix);
-/* What an adapter may be called: a letter or digit, then up to 99 of letters, digits, '.', '_', '-', ':'. */
+/* @return whether an adapter may have this name: a letter or digit, then up to 99 of letters, digits, '.', '_', '-',
+ * ':'. */
 bool data_name_ok(const char *name);
 
 /* "DIR/a/b", owned by the caller; b NULL: "DIR/a". */
 char *data_path(const char *dir, const char *a, const char *b);
-/* The real path of a regular file that the operator put into the data directory: `path` is relative to it, or absolute
- * and inside.  NULL and *e: it leads out (by .. or by a link), is not there, is no regular file, or is the daemon's
- * own (jobs.sqlite, lock, all in files/, inline/, cache/, checkpoints/, tensorboard/, crashes/).  Owned by the caller.
- */
+/* @return the real path, owned by the caller, of a regular file that the operator put into the data directory; path:
+ * relative to it, or absolute and inside.  NULL and *e: it leads outside (by .. or a link), does not exist, is not a
+ * regular file, or is the daemon's own (jobs.sqlite, lock, all in files/, inline/, cache/, checkpoints/, tensorboard/,
+ * crashes/). */
 char *data_find(const char *dir, const char *path, struct err *e);
 
-/* Makes DIR/a (and DIR/a/b) where missing, durably. */
+/* Creates DIR/a (and DIR/a/b) if missing, durably. */
 int data_mkdir(const char *dir, const char *a, const char *b, struct err *e);
-/* Writes beside, syncs, renames, syncs the folder. */
+/* Writes atomically and durably: temporary file, fsync, rename, fsync of the directory. */
 int data_write(const char *path, const void *p, size_t n, struct err *e);
-/* What renaming left to do: the directory that holds `path` is synced. */
+/* After a rename: syncs the parent directory of `path`. */
 int data_sync_parent(const char *path, struct err *e);
-/* A file, or a folder with all below it; links are removed, not followed.  Missing is fine. */
+/* Removes a file, or a directory recursively; links are removed, not followed.  A missing path is not an error. */
 void data_remove(const char *path);
 /* Calls fn for every name in DIR/a. */
 void data_list(const char *dir, const char *a, void (*fn)(void *arg, const char *name), void *arg);

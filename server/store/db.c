@@ -1,7 +1,7 @@
 /* The connection, its schema, and its statements (https://sqlite.org/c3ref/).  Store thread only.
  *
- * WAL with synchronous=FULL: a commit is on the disk when COMMIT returns.  The schema's version is user_version; each
- * step of `migrations` brings it up by one, in one transaction. */
+ * WAL with synchronous=FULL: a commit is durable when COMMIT returns.  The schema's version is user_version; each step
+ * of `migrations` brings it up by one, in one transaction. */
 #include "server/store/db.h"
 
 #include "engine/base/check.h"
@@ -19,9 +19,9 @@
 #include <unistd.h>
 
 static const char *const migrations[] = {
-    /* 1.  Times are milliseconds since the epoch.  jobs.spec: what was asked, resolved (train_spec.h), as JSON;
-     * jobs.last: the data of the last step event; jobs.wanted: a command for the trainer that is not carried out yet.
-     * events.id is what SSE sends as id; events.step is set for kind 'step' only, which is what gets thinned out. */
+    /* 1.  Times are milliseconds since the epoch.  jobs.spec: the resolved request (train_spec.h), as JSON; jobs.last:
+     * the data of the last step event; jobs.wanted: a pending command for the trainer. events.id is the id in SSE;
+     * events.step is set for kind 'step' only, the kind that is thinned out. */
     "CREATE TABLE jobs("
     " seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, status TEXT NOT NULL, wanted TEXT,"
     " created INTEGER NOT NULL, started INTEGER, finished INTEGER,"
@@ -41,7 +41,7 @@ static const char *const migrations[] = {
     "CREATE TABLE files("
     " seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, created INTEGER NOT NULL,"
     " bytes INTEGER NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL, expires INTEGER) STRICT;",
-    /* 2.  How often the job was found running at a start, since it last gained a step. */
+    /* 2.  Number of starts that found the job running, since its last new step. */
     "ALTER TABLE jobs ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0;",
 };
 enum { SCHEMA = sizeof migrations / sizeof *migrations };
@@ -73,18 +73,19 @@ static int migrate(struct db *db, struct err *e)
     return 0;
 }
 
-/* True: held now, or a file system that locks no directories (NFS); false: another process holds it. */
+/* @return true when locked, or when the file system cannot lock directories (NFS); false when another process has the
+ * lock. */
 static bool hold(int fd)
 {
     return flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
 
-/* The directory belongs to one process: two would both run its jobs.  The file is what earlier versions lock; the
- * directory itself stays locked though the file be deleted. */
+/* Locks the directory for one process: two would both run its jobs.  Earlier versions lock only the file; the lock on
+ * the directory remains even if the file is deleted. */
 static int lock_dir(struct db *db, struct err *e)
 {
     char path[4200];
-    struct err none = {0}; /* the folder around it may be one that we cannot open */
+    struct err none = {0}; /* the parent may not be readable */
     if (mkdir(db->dir, 0750) == 0)
         data_sync_parent(db->dir, &none);
     else if (errno != EEXIST)

@@ -8,13 +8,13 @@
 #include <stddef.h>
 
 #define STATES "'queued', 'running', 'paused', 'succeeded', 'failed', 'cancelled'"
-/* As data_id makes them: nothing that means something in a path or in JSON. */
+/* The form made by data_id: no characters special in paths or JSON. */
 #define GOOD_ID "length(id) BETWEEN 5 AND 45 AND id GLOB 'job-*' AND id NOT GLOB '*[^a-z0-9-]*'"
 
 enum check {
-    PLAIN,  /* whatever the column's type allows */
+    PLAIN,  /* any value of the column's type */
     OBJECT, /* a JSON object */
-    INSIDE, /* the inside of one, without braces */
+    INSIDE, /* the members of one, without braces */
     STATE,  /* these three: one of a few words */
     KIND,
     LEVEL,
@@ -67,7 +67,7 @@ static uint64_t mix(uint64_t h, const char *text)
     return h;
 }
 
-/* damaged(table, job, column): logs, once, that this value of the job is damaged; is NULL. */
+/* SQL function damaged(table, job, column): logs once that this value of the job is damaged; returns NULL. */
 static void on_damaged(sqlite3_context *context, int n, sqlite3_value **v)
 {
     struct db *db = sqlite3_user_data(context);
@@ -86,7 +86,7 @@ static void on_damaged(sqlite3_context *context, int n, sqlite3_value **v)
     if (db->n_damaged == most) log_warn("jobs.sqlite: further damaged values are not logged");
 }
 
-/* utf8(text): whether it is well-formed, as JSON has to be. */
+/* SQL function utf8(text): whether text is well-formed UTF-8, as JSON requires. */
 static void on_utf8(sqlite3_context *context, int n, sqlite3_value **v)
 {
     const unsigned char *p = sqlite3_value_text(v[0]);
@@ -144,7 +144,7 @@ void db_views_check(struct db *db)
 {
     sqlite3_stmt *q = db_query(db, "SELECT damaged('jobs', seq, 'id') FROM jobs WHERE NOT (" GOOD_ID ")", "");
     while (db_step(db, q)) continue;
-    /* count() of a column computes it */
+    /* count() of a column evaluates it */
     db_number(db, 0,
               "SELECT count(status) + count(spec) + count(openai) + count(last) + count(plan) + count(report)"
               " + count(eval) FROM job_rows",

@@ -1,4 +1,4 @@
-/* The store thread: takes what waits, one transaction for all of it, completions back to the loop. */
+/* The store thread: runs all queued works in one transaction and sends completions back to the loop. */
 #include "server/store/store.h"
 
 #include "engine/base/check.h"
@@ -19,11 +19,11 @@ struct store {
     struct mailbox inbox, outbox;
     pthread_t thread;
     uv_async_t async;
-    struct db db; /* the thread's */
+    struct db db; /* used by the store thread only */
     struct store_work stop;
     atomic_int waiting;
     atomic_int counts[JOB_STATES];
-    atomic_bool opened, lost; /* the directory is in use; it is not there any more */
+    atomic_bool opened, lost; /* the directory is open; it was deleted or replaced */
     void (*closed)(void *);
     void *closed_arg;
 };
@@ -36,7 +36,7 @@ static int exec(struct db *db, const char *sql)
     return err_set(&db->e, ERR_IO, "%s/jobs.sqlite: %s", db->dir, sqlite3_errmsg(db->h));
 }
 
-/* One work between savepoints: what it wrote counts as a whole or not at all. */
+/* Runs one work within a savepoint, so that it is applied as a whole or not at all. */
 static void run_one(struct db *db, struct store_work *w)
 {
     db->e.code = 0;
@@ -67,7 +67,7 @@ static struct store_work *work_of(struct mail *m)
     return (struct store_work *)m;
 }
 
-/* What is written into files that were deleted is gone with the process. */
+/* Fails if the files were deleted: writes to them would be lost with the process. */
 static int check_present(struct store *s, struct err *e)
 {
     int rc = db_present(&s->db, e);
@@ -80,7 +80,7 @@ static int check_present(struct store *s, struct err *e)
     return rc;
 }
 
-/* All of the list up to `end` in one transaction: 0, or *failed and nothing of it was written. */
+/* Runs the list up to `end` in one transaction.  @return 0, or an error in *failed with nothing written. */
 static int commit_works(struct store *s, struct mail *list, const struct mail *end, struct err *failed)
 {
     struct db *db = &s->db;
@@ -92,7 +92,7 @@ static int commit_works(struct store *s, struct mail *list, const struct mail *e
     for (struct mail *m = list; m != end && !failed->code; m = m->next) {
         if (work_of(m) == &s->stop) continue;
         run_one(db, work_of(m));
-        /* a full disk makes SQLite give the whole transaction up, not only the statement */
+        /* on a full disk SQLite rolls back the whole transaction, not only the statement */
         if (sqlite3_get_autocommit(db->h)) *failed = work_of(m)->e;
     }
     db->e.code = 0;
@@ -104,7 +104,7 @@ static int commit_works(struct store *s, struct mail *list, const struct mail *e
     return failed->code;
 }
 
-/* Together if that works; else each alone, so that a reader does not fail for somebody else's writing. */
+/* Runs all together; if that fails, each alone, so that a read does not fail because of another work's write. */
 static void run_batch(struct store *s, struct mail *list)
 {
     struct err failed = {0};
@@ -144,7 +144,8 @@ static void *store_main(void *arg)
     return NULL;
 }
 
-/* ---- the loop's side ------------------------------------------------------------------------------------------- */
+/* ---- functions of the loop
+ * ------------------------------------------------------------------------------------------- */
 
 static void on_async(uv_async_t *a)
 {

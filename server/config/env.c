@@ -1,8 +1,8 @@
 /* Settings from the environment: TANDEM_NAME for the option NAME.
  *
- * Kubernetes has the same idea: for a Service called `tandem` kubelet puts TANDEM_PORT=tcp://10.0.0.1:80 and a dozen
- * more into every container of the namespace (enableServiceLinks, on by default).  Such values are never an option's,
- * and are ignored.  Main thread only. */
+ * Kubernetes uses the same names: for a Service called `tandem`, kubelet sets TANDEM_PORT=tcp://10.0.0.1:80 and a dozen
+ * more in every container of the namespace (enableServiceLinks, on by default).  Such values are never valid for an
+ * option, and are ignored.  Main thread only. */
 #include "server/config/settings.h"
 
 #include <ctype.h>
@@ -12,7 +12,7 @@
 
 #define PREFIX "TANDEM_"
 
-/* variables of ours that are no option's: for looking into a GPU's start, and the tests' */
+/* variables that are not options: for debugging the start of a GPU, and for tests */
 static const char *const others[] = {"TANDEM_GPU_EARLY", "TANDEM_BUILD_DIR", "TANDEM_TEST_DEVICE"};
 
 static void env_name(char out[static 64], const struct setting_option *o)
@@ -49,9 +49,10 @@ int settings_read_env(struct settings *s, enum command cmd, struct err *e)
     return 0;
 }
 
-/* ---- what has no effect ------------------------------------------------------------------------------------------ */
+/* ---- variables without effect
+ * ------------------------------------------------------------------------------------------ */
 
-/* The names that kubelet makes of a Service whose name begins with `tandem`. */
+/* @return whether kubelet set the variable for a Service whose name begins with `tandem`. */
 static bool is_injected(const char *name, const char *text)
 {
     static const char *const forms[] = {
@@ -71,7 +72,7 @@ static bool is_other(const char *name)
     return false;
 }
 
-/* The option whose variable this is; NULL: none. */
+/* @return the option of this variable; NULL: none. */
 static const struct setting_option *option_of(const char *name)
 {
     int n;

@@ -1,4 +1,4 @@
-/* --help from the option table: groups in the table's order, help wrapped beside the names. */
+/* --help from the option table: groups in the table's order, help text wrapped in a second column. */
 #include "server/config/settings.h"
 
 #include <string.h>
@@ -25,7 +25,7 @@ static void put_wrapped(FILE *out, const char *text)
 
 static void put_range(const struct setting_option *o, char *out, size_t size)
 {
-    if (o->min > 0 && o->min < 1e-4) /* as small as one likes, but not 0 */
+    if (o->min > 0 && o->min < 1e-4) /* no lower bound except 0 */
         snprintf(out, size, "%sabove 0, up to %.12g", o->value ? "; " : "", o->max);
     else
         snprintf(out, size, "%s%.12g to %.12g", o->value ? "; " : "", o->min, o->max);
@@ -65,7 +65,7 @@ void settings_help(FILE *out, enum command cmd, const char *usage, const char *a
     int n;
     const struct setting_option *o = settings_options(&n);
     fprintf(out, "usage: %s\n\n%s\n", usage, about);
-    /* What belongs to this command alone comes first: it is what the reader is looking for. */
+    /* Options of this command alone come first: the reader looks for them. */
     for (int own = 1; own >= 0; own--) {
         const char *group = NULL;
         for (int i = 0; i < n; i++) {

@@ -1,4 +1,4 @@
-/* Settings as text, and the taking over of changed ones.  Main thread only. */
+/* Formats settings as text, and applies changed ones.  Main thread only. */
 #include "server/config/settings.h"
 
 #include "engine/base/buf.h"
@@ -36,7 +36,7 @@ void settings_format(const struct settings *s, const struct setting_option *o, s
     }
 }
 
-/* in memory of its own, NUL-terminated, also when there is nothing to say; the caller frees it */
+/* @return NUL-terminated text, "" when unset; the caller frees it */
 static char *text_of(const struct settings *s, const struct setting_option *o)
 {
     struct buf b = {0};
@@ -61,7 +61,7 @@ void settings_describe(const struct settings *s, enum command cmd, struct buf *o
     }
 }
 
-/* Both keep a value of their own: a string's memory changes hands. */
+/* Swaps the values, so that each struct still owns one. */
 static void swap(struct settings *a, struct settings *b, const struct setting_option *o)
 {
     static const size_t sizes[] = {[SETTING_BOOL] = sizeof(bool),

@@ -224,7 +224,7 @@ const char *settings_nearest(const char *name, size_t len, unsigned cmd)
         if (cmd && !(o[i].commands & cmd)) continue;
         size_t m = strlen(o[i].name);
         int d = distance(name, len, o[i].name, m);
-        /* "--temp" means temperature: the beginning of a name is near too */
+        /* "--temp" means temperature: a prefix of a name is near, too */
         if (len >= 3 && len < m && strncmp(name, o[i].name, len) == 0 && d > 1) d = 1;
         if (d < best)
             best = d, found = o[i].name;
@@ -236,7 +236,7 @@ const char *settings_nearest(const char *name, size_t len, unsigned cmd)
 
 /* ---- flags ---------------------------------------------------------------------------------------------------- */
 
-/* One flag of argv.  Fills option and value; returns how many words it took, or an err code. */
+/* One flag of argv.  Fills option and value; @return how many words it consumed, or an error code. */
 static int read_flag(enum command cmd, int argc, char *const *argv, const struct setting_option **opt,
                      const char **value, struct err *e)
 {
@@ -270,7 +270,7 @@ static int set_flag(struct settings *s, const struct setting_option *o, const ch
     return settings_set(s, o, value, where, SETTING_FLAG, e);
 }
 
-/* Whether the command has no --model, or it is there. */
+/* @return whether the command has no --model option, or it is given. */
 static bool given_model(enum command cmd, int argc, char *const *argv)
 {
     const struct setting_option *o = settings_find("model", 5);

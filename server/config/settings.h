@@ -1,5 +1,6 @@
 /* Settings: ONE table of options (settings.c) from which flags, TANDEM_* environment variables, the YAML file and
- * --help follow.  What is set later wins: default, file, environment, flag.  Main thread, before anything else runs. */
+ * --help follow.  Later sources override earlier ones: default, file, environment, flag.  Main thread, before anything
+ * else runs. */
 #ifndef TANDEM_SERVER_CONFIG_SETTINGS_H
 #define TANDEM_SERVER_CONFIG_SETTINGS_H
 
@@ -88,7 +89,7 @@ enum setting_type {
     SETTING_BYTES,  /* size_t; K, M, G are powers of 1024 */
     SETTING_NUMBER, /* double */
     SETTING_STRING, /* char *, NULL when not set */
-    SETTING_MAYBE,  /* a string whose flag may stand without a value: then "" */
+    SETTING_MAYBE,  /* a string whose flag may be given without a value: then "" */
     SETTING_CHOICE, /* char *, one of `choices` ("a|b|c") */
     SETTING_LIST,   /* struct string_list; a flag given again adds */
 };
@@ -103,9 +104,9 @@ struct setting_option {
     const char *choices;
     unsigned commands; /* enum command */
     bool flag_only;    /* belongs to one run: neither in the environment nor in a file */
-    const char *arg;   /* what --help calls the value */
+    const char *arg;   /* name of the value in --help */
     const char *help;
-    bool reloadable; /* SIGHUP takes it over (reload.h); else a change needs a restart */
+    bool reloadable; /* SIGHUP applies a change (reload.h); else a restart is needed */
     bool secret;     /* its value is not written into reports */
 };
 
@@ -113,14 +114,14 @@ const struct setting_option *settings_options(int *n);
 
 enum { SETTING_HELP = 1 };
 
-/* argv without program and subcommand.  0; SETTING_HELP when --help was asked; or an err code with *e.  The caller
- * frees *s with settings_free whatever the result. */
+/* argv: without program and subcommand.  @return 0; SETTING_HELP for --help; or an error code with *e.  The caller
+ * frees *s with settings_free in every case. */
 int settings_parse(struct settings *s, enum command cmd, int argc, char *const *argv, struct err *e);
 
 void settings_defaults(struct settings *s);
 void settings_free(struct settings *s);
-const char *settings_data_dir(const struct settings *s); /* --data-dir, or what stands for an empty one */
-/* true when the option was set by anything but its default */
+const char *settings_data_dir(const struct settings *s); /* --data-dir, or its default when empty */
+/* @return whether the option was set by anything other than its default */
 bool settings_given(const struct settings *s, const char *name);
 
 /* Sets one option from text.  `where` names the source in messages ("--port", "tandem.yaml:3: port"). */
@@ -132,25 +133,25 @@ const char *settings_nearest(const char *name, size_t len, unsigned cmd);
 
 /* ---- reload.c ---- */
 
-/* Appends the option's value as it would be typed; nothing when it is not set. */
+/* Appends the option's value as text that can be parsed again; nothing when unset. */
 void settings_format(const struct settings *s, const struct setting_option *o, struct buf *out);
 /* Appends "name = value" for every option of `cmd`, a line each, and where it was set; secrets as "(set)". */
 void settings_describe(const struct settings *s, enum command cmd, struct buf *out);
-/* An option that `fresh` has otherwise than `live`; values are good during the call. */
+/* Called for an option that differs between `live` and `fresh`; the texts are valid during the call. */
 typedef void settings_change_fn(void *arg, const struct setting_option *o, const char *was, const char *now,
                                 bool taken);
-/* Moves what is reloadable and differs from `fresh` into `live`, and tells of every difference among the options of
- * `cmd`.  What is not reloadable stays.  Returns how many were taken over.  `fresh` is still the caller's to free. */
+/* Applies the differing reloadable options of `fresh` to `live`, and calls fn for every difference among the options of
+ * `cmd`, reloadable or not.  @return how many were applied.  The caller still frees `fresh`. */
 int settings_reload(struct settings *live, struct settings *fresh, enum command cmd, settings_change_fn *fn, void *arg);
 
 /* ---- env.c ---- */
 
-/* Sets the options of `cmd` that have a TANDEM_ variable.  0, or an err code with *e. */
+/* Sets the options of `cmd` that have a TANDEM_ variable.  @return 0, or an error code with *e. */
 int settings_read_env(struct settings *s, enum command cmd, struct err *e);
-/* One complaint about a variable of the environment; the text is good during the call. */
+/* Called with one warning about an environment variable; the text is valid during the call. */
 typedef void settings_complaint_fn(void *arg, const char *text);
-/* Tells of every TANDEM_ variable that has no effect and was not put there by Kubernetes: a mistyped name, an option of
- * one run, an option's variable that holds a service link. */
+/* Calls fn for every TANDEM_ variable that has no effect and was not set by Kubernetes: a mistyped name, a flag-only
+ * option, an option's variable that contains a service link. */
 void settings_check_env(settings_complaint_fn *fn, void *arg);
 
 int settings_load_file(struct settings *s, const char *path, struct err *e);           /* yaml.c */

@@ -1,5 +1,5 @@
-/* The option table.  Everything that knows an option's name reads it from here; conf/tandem.yaml is checked against it
- * by tests/unit/server/config/settings_test.c. */
+/* The option table, the only list of option names.  tests/unit/server/config/settings_test.c checks conf/tandem.yaml
+ * against it. */
 #include "server/config/settings.h"
 
 enum {

@@ -1,5 +1,5 @@
-/* Engine events to loop callbacks, and long tokenisations to the thread pool.  Loop thread only, but for on_notify
- * (engine thread) and work_tokenize (pool thread). */
+/* Delivers engine events to loop callbacks, and runs clients' jobs on the thread pool.  Loop thread only, except
+ * on_notify (engine thread) and work_tokenize (pool thread). */
 #include "server/bridge/bridge.h"
 
 #include "engine/base/check.h"
@@ -19,8 +19,9 @@
 #include <sys/resource.h>
 #include <uv.h>
 
-/* Of libuv's four threads; the rest is for what no client waits in line for: uploads, jobs, a driver that hangs.  No
- * more than processors: one client's jobs, which take a slot less, then leave one to the steps. */
+/* Of libuv's four threads; the other is for work outside the clients' queue: uploads, training jobs, a driver query
+ * that hangs.  Not more than processors: one client's jobs use one slot less, which leaves a processor to engine
+ * steps. */
 enum { WORK_SLOTS = 3 };
 
 static int work_slots(void)
@@ -32,12 +33,12 @@ static int work_slots(void)
 struct gen {
     struct gen *next, *prev; /* bridge.gens, a ring */
     struct bridge *bridge;
-    gen_fn *fn; /* NULL: the client is gone, and req and view.adapter with it */
+    gen_fn *fn; /* NULL: the client disconnected, so req and view.adapter are invalid */
     void *arg;
     struct admission_handle *handle;
     struct http_req *req;
-    struct gen_view view; /* but for req and paused */
-    bool begun;           /* something of it came */
+    struct gen_view view; /* except req and paused */
+    bool begun;           /* its first event arrived */
     bool paused;
 };
 
@@ -48,7 +49,7 @@ struct token_job {
     size_t len;
     struct reservation held; /* for it */
     unsigned flags;
-    tokenize_done_fn *done; /* NULL: the client is gone; */
+    tokenize_done_fn *done; /* NULL: the client disconnected; */
     _Atomic bool gone;      /* the same, for the pool */
     void *arg;
     struct tokenization out;
@@ -119,7 +120,7 @@ static void on_async_closed(uv_handle_t *h)
     done(arg);
 }
 
-/* Not before the last pool job: it reads the engine's tokenizer. */
+/* Not before the last pool job has ended: jobs read the engine's tokenizer. */
 static void close_when_quiet(struct bridge *b)
 {
     if (!b->on_closed || b->n_jobs) return;
@@ -330,14 +331,14 @@ struct pool_job {
     struct bridge *bridge;
     void (*run)(void *), (*done)(void *);
     void *arg;
-    uint64_t ns; /* it ran for so long */
+    uint64_t ns; /* its running time */
 };
 
 static void start_jobs(struct bridge *b);
 
 enum { POOL_NICE = 5 };
 
-/* A job of the pool is what one client waits for; a step, computed by the device's threads, is what all wait for. */
+/* Lowers the pool thread's priority: one client waits for a job, but all wait for the compute threads' steps. */
 static void yield_to_steps(void)
 {
     static _Thread_local bool lowered;

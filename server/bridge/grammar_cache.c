@@ -1,5 +1,5 @@
-/* The grammars used last, and compiling new ones on the thread pool: the second half of constraint.h.  Loop thread, but
- * for work_compile (pool). */
+/* An LRU cache of grammars, which compiles new ones on the thread pool (the request side is constraint.h).  Loop
+ * thread, except work_compile (pool). */
 #include "server/bridge/grammar_cache.h"
 
 #include "engine/base/mem.h"
@@ -20,7 +20,7 @@ struct kept {
 
 struct grammar_cache {
     struct bridge *bridge;
-    unsigned char bytes[256]; /* not 0: some token of the model has it; constant */
+    unsigned char bytes[256]; /* not 0: some token of the model contains this byte; constant */
     struct kept v[KEPT];
     size_t n;
     uint64_t uses;
@@ -64,11 +64,11 @@ static struct kept *find(struct grammar_cache *all, const struct constraint_ask 
     return NULL;
 }
 
-/* Takes the job's ask and grammar over, in place of the one not used for longest. */
+/* Moves the job's ask and grammar into the cache, evicting the least recently used entry. */
 static struct grammar *keep(struct grammar_cache *all, struct grammar_cache_job *j)
 {
     struct kept *k = find(all, &j->ask, j->hash);
-    if (k) { /* two asked for it at the same time */
+    if (k) { /* two requests compiled it concurrently */
         grammar_unref(j->grammar);
         constraint_ask_free(&j->ask);
     } else {
@@ -89,7 +89,7 @@ static struct grammar *keep(struct grammar_cache *all, struct grammar_cache_job 
     return k->grammar;
 }
 
-/* Special tokens are no part of a text. */
+/* Records the bytes of all tokens except special ones, which are not part of a text. */
 static void note_bytes(const struct tokenizer *t, unsigned char bytes[256])
 {
     struct buf text = {0};
@@ -133,7 +133,7 @@ static void work_compile(void *arg)
 static void after_compile(void *arg)
 {
     struct grammar_cache_job *j = arg;
-    /* a reference of our own: done may ask for others, and push this one out */
+    /* own reference: done may request other grammars, which could evict this one */
     struct grammar *g = j->grammar ? grammar_ref(keep(j->all, j)) : NULL;
     if (j->done) j->done(j->arg, g, &j->err);
     grammar_unref(g);

@@ -1,4 +1,4 @@
-/* The grammars that requests asked for last, and compiling new ones on the thread pool.  Loop thread. */
+/* An LRU cache of the grammars of requests, which compiles new ones on the thread pool.  Loop thread. */
 #ifndef TANDEM_SERVER_BRIDGE_GRAMMAR_CACHE_H
 #define TANDEM_SERVER_BRIDGE_GRAMMAR_CACHE_H
 
@@ -18,13 +18,14 @@ struct grammar_cache *grammar_cache_new(struct bridge *, const struct tokenizer 
 /* After bridge_close's done: no job is left then.  NULL is allowed. */
 void grammar_cache_free(struct grammar_cache *);
 
-/* g: the grammar, good during the call (grammar_ref keeps it; engine_submit takes its own reference); NULL with *e when
- * the ask is wrong: the client's mistake, 4xx; ERR_UNSUPPORTED: the model's vocabulary cannot spell it, 422. */
+/* g: the grammar, valid during the call (grammar_ref keeps it; engine_submit takes its own reference).  NULL with *e
+ * when the ask is invalid (the client's error, 4xx) or ERR_UNSUPPORTED when the model's vocabulary cannot spell it
+ * (422). */
 typedef void grammar_cache_fn(void *arg, struct grammar *g, const struct err *e);
 
-/* Calls done from the loop once the grammar is there: at once (before this returns NULL) if it is known, or if nothing
- * is asked (g NULL, e->code 0), else after compiling a copy of the ask on the pool, for `client` (bridge_work).  The
- * handle is good until done runs. */
+/* Calls done on the loop with the grammar: at once (before this returns NULL) if it is cached, or if there is no
+ * constraint (g NULL, e->code 0); otherwise after compiling a copy of the ask on the pool, for `client` (bridge_work).
+ * The handle is valid until done runs. */
 struct grammar_cache_job *grammar_cache_compile(struct grammar_cache *, uint64_t client, const struct constraint_ask *,
                                                 grammar_cache_fn *done, void *arg);
 void grammar_cache_cancel(struct grammar_cache_job *); /* done is not called; NULL is allowed */

@@ -11,7 +11,7 @@ struct work_client {
     uint64_t id, ns; /* ns: used by its jobs; only differences count */
     int n_waiting, n_running;
     struct work_job *first, *last; /* waiting */
-    uint64_t since;                /* order of its latest start: the longest ago goes first where all else is equal */
+    uint64_t since;                /* order of its latest start; breaks ties: least recent first */
 };
 
 void work_queue_init(struct work_queue *q, int slots)

@@ -9,9 +9,9 @@
 enum {
     TREE_PART = 4,         /* a body's tree may take a quarter of the budget */
     STEP = 64 * 1024,      /* of reserve_up_to */
-    PROBE = 64 * 1024,     /* from so many bytes on malloc is asked, too */
-    BUDGET_MIN = 16 << 20, /* bytes: a body of the usual limit and its work */
-    LIMIT_PART = 4,        /* of what the machine allows */
+    PROBE = 64 * 1024,     /* from this size on, also checks that malloc can allocate */
+    BUDGET_MIN = 16 << 20, /* bytes: one body of the default limit, and its processing */
+    LIMIT_PART = 4,        /* divisor of the machine's limit */
 };
 #define BUDGET_MAX ((size_t)4 << 30)
 
@@ -57,7 +57,7 @@ bool reserve(struct reservation *r, size_t bytes, const char *what, struct err *
     do {
         if (budget && (used > budget || bytes > budget - used)) return refuse(e, ERR_FULL, what, bytes, budget);
     } while (!atomic_compare_exchange_weak(&total.used, &used, used + bytes));
-    /* The budget may promise what the system no longer has: a job trains, or a limit was lowered. */
+    /* The system may have less than the budget: a training job runs, or a limit was lowered. */
     if (bytes >= PROBE && !mem_available(bytes)) {
         atomic_fetch_sub(&total.used, bytes);
         return refuse(e, ERR_FULL, what, bytes, budget);
@@ -103,7 +103,7 @@ void reservation_stats(struct reservation_stats *out)
     };
 }
 
-/* glibc's; jemalloc has none, and its background thread does this. */
+/* glibc only; jemalloc's background thread does this itself. */
 int malloc_trim(size_t pad) __attribute__((weak));
 
 void reservation_trim(void)

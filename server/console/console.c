@@ -4,7 +4,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* Only what came from this daemon runs, and only this daemon is asked; no string ever becomes markup. */
+/* The page may load and connect to this daemon only, and cannot turn strings into markup. */
 static const char policy[] = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src "
                              "'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
                              "require-trusted-types-for 'script'; trusted-types 'none'";
@@ -30,7 +30,8 @@ static int weight(const char *at, const char *end)
     return 1000;
 }
 
-/* How exactly a range of n bytes names the type: 0 not at all, 1 the wildcard, 2 "text/" and a star, 3 itself. */
+/* @return how specifically a range of n bytes matches the type: 0 not at all, 1 the wildcard, 2 "text/" and a star, 3
+ * exactly. */
 static int fit(const char *range, size_t n, const char *type)
 {
     size_t major = (size_t)(strchr(type, '/') - type) + 1;
@@ -39,7 +40,7 @@ static int fit(const char *range, size_t n, const char *type)
     return n == strlen(type) && strncasecmp(range, type, n) == 0 ? 3 : 0;
 }
 
-/* The weight of the range that names the type most exactly; 0 when none does. */
+/* @return the weight of the most specific range that matches the type; 0 when none does. */
 static int weight_of(const char *accept, const char *type)
 {
     int best = 0, q = 0;
@@ -74,7 +75,7 @@ static void reply(struct http_req *req, const struct console_file *f)
 {
     const char *known = http_header(req, "If-None-Match");
     http_set_header(req, "ETag", f->etag);
-    http_set_header(req, "Cache-Control", "no-cache"); /* asked again each time: another binary, another page */
+    http_set_header(req, "Cache-Control", "no-cache"); /* revalidated on each load: a new binary may have a new page */
     http_set_header(req, "Content-Security-Policy", policy);
     http_set_header(req, "X-Content-Type-Options", "nosniff");
     http_set_header(req, "Referrer-Policy", "no-referrer");

@@ -45,7 +45,7 @@ const char *const metrics_startup_names[STARTUP_PHASES] = {
     [STARTUP_READY] = "ready",
 };
 
-/* From half a millisecond on: small models answer in less than what most servers' first bucket holds. */
+/* From half a millisecond on, because small models answer faster than other servers' first bucket. */
 static const histogram_bounds latency = {.0005, .001, .0025, .005, .01, .025, .05, .1,  .25, .5,
                                          1,     2.5,  5,     10,   20,  40,   80,  160, 320, 640};
 static const histogram_bounds between = {.0005, .001, .002, .003, .005, .0075, .01, .015, .02, .03,

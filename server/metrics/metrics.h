@@ -1,7 +1,6 @@
-/* What the daemon counts.  Fixed memory: every label value is known here.  Loop thread only.
+/* The daemon's metrics.  Fixed memory: every label value is known here.  Loop thread only.
  *
- *     metrics.c  the counts         metrics_render.c  their Prometheus text         metrics_vllm.c  vLLM's names
- */
+ *     metrics.c  the counts         metrics_render.c  their Prometheus text         metrics_vllm.c  vLLM's names */
 #ifndef TANDEM_SERVER_METRICS_METRICS_H
 #define TANDEM_SERVER_METRICS_METRICS_H
 
@@ -35,9 +34,9 @@ enum reject_reason {
 
 /* Why a generation ended before its time. */
 enum abort_reason {
-    ABORT_CLIENT,   /* who asked has left */
-    ABORT_SHUTDOWN, /* the drain's time was over */
-    ABORT_DEADLINE, /* the request's own time was over */
+    ABORT_CLIENT,   /* the client disconnected */
+    ABORT_SHUTDOWN, /* --drain-timeout expired */
+    ABORT_DEADLINE, /* the request's deadline passed */
     ABORT_ERROR,    /* the device or the model failed */
     ABORT_REASONS
 };
@@ -53,8 +52,8 @@ enum histogram_id {
     HIST_INFERENCE, /* first scheduled to last token, seconds */
     HIST_PROMPT,    /* tokens */
     HIST_GENERATED, /* likewise */
-    HIST_MAX_NEW,   /* as the request asked, tokens */
-    HIST_SEQUENCES, /* texts that one request asked for */
+    HIST_MAX_NEW,   /* requested maximum, tokens */
+    HIST_SEQUENCES, /* sequences per request */
     HIST_COMPILE,   /* a grammar, seconds */
     HISTOGRAMS,
 };
@@ -66,7 +65,7 @@ enum startup_phase {
     STARTUP_TOKENIZER, /* */
     STARTUP_MEMORY,    /* KV pages and workspace */
     STARTUP_ADAPTERS,
-    STARTUP_READY, /* all of it, from main to the first request that is taken */
+    STARTUP_READY, /* total, from main to the first request accepted */
     STARTUP_PHASES
 };
 
@@ -78,13 +77,13 @@ struct metrics {
     uint64_t finished[FINISH_ERROR + 1];
     uint64_t rejected[REJECT_REASONS];
     uint64_t aborted[ABORT_REASONS];
-    uint64_t grammar_hits, grammar_failed; /* grammar_cache found among those compiled before; that were wrong */
+    uint64_t grammar_hits, grammar_failed; /* cache hits; failed compilations */
     struct histogram hist[HISTOGRAMS];
-    double startup[STARTUP_PHASES]; /* seconds; 0: not come to that */
+    double startup[STARTUP_PHASES]; /* seconds; 0: not reached */
     uint64_t start_unix_ns;
 };
 
-/* what metrics_render reads beside the counts; NULL where there is none yet */
+/* what metrics_render reads besides the counts; NULL where not available yet */
 struct metrics_view {
     const struct engine_info *info;
     const struct engine_stats *stats;
@@ -94,10 +93,10 @@ struct metrics_view {
     const struct adapter_info *adapters; /* n_adapters */
     int n_adapters;
     bool ready, prefix_cache;
-    double oldest_waiting;      /* seconds; of the generation that has waited longest for its first token */
+    double oldest_waiting;      /* seconds; wait of the oldest generation without a first token */
     double step_running;        /* seconds; 0: no step runs */
-    double memory_limit;        /* bytes that the process may take */
-    double certificate_expires; /* seconds since the epoch; 0: there is none */
+    double memory_limit;        /* the process's memory limit, bytes */
+    double certificate_expires; /* seconds since the epoch; 0: none */
     const char *model_name;
     bool vllm; /* also under its names */
 };
@@ -105,7 +104,7 @@ struct metrics_view {
 void metrics_init(struct metrics *);
 /* Routes are known by the address-independent text of their path; call before serving. */
 void metrics_add_route(struct metrics *, const char *path);
-/* status 0: the client left first (reported as 499) */
+/* status 0: the client disconnected first (reported as 499) */
 void metrics_request(struct metrics *, const char *path, int status, uint64_t duration_ns);
 void metrics_reject(struct metrics *, enum reject_reason);
 void metrics_abort(struct metrics *, enum abort_reason);
@@ -113,19 +112,19 @@ void metrics_observe(struct metrics *, enum histogram_id, double value);
 void metrics_startup(struct metrics *, enum startup_phase, double seconds);
 /* one generation is over */
 void metrics_finish(struct metrics *, const struct event *done, uint64_t received, uint64_t now);
-/* a constraint was had: compiled in ns; 0: it was known already */
+/* counts a constraint, compiled in ns; 0: a cache hit */
 void metrics_constraint(struct metrics *, uint64_t ns, bool good);
 
 void metrics_render(const struct metrics *, const struct metrics_view *, struct buf *out);
 void metrics_render_vllm(const struct metrics *, const struct metrics_view *, struct buf *out);
 
-/* ---- label values and tables, for those that render ---- */
+/* ---- label values and tables, for rendering ---- */
 
 extern const char *const metrics_reject_names[REJECT_REASONS];
 extern const char *const metrics_abort_names[ABORT_REASONS];
 extern const char *const metrics_startup_names[STARTUP_PHASES];
 const char *metrics_finish_name(int reason); /* NULL: no such reason */
-/* The status that slot s of requests[] stands for; 0: all others; -1: there is no such slot. */
+/* @return the status of slot s of requests[]; 0: all others; -1: no such slot. */
 int metrics_status(int s);
 
 struct metrics_hist {

@@ -1,4 +1,4 @@
-/* tandem bench: how fast a model runs beside what the machine could do.  Main thread. */
+/* tandem bench: measures a model's speed and compares it with the machine's limits.  Main thread. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "server/cli/bench_report.h"

@@ -7,7 +7,7 @@
 
 /* ---- JSON -------------------------------------------------------------------------------------------------------- */
 
-/* The comma is put before every name but the first of an object. */
+/* Writes a comma before every name except the first of an object. */
 static void put_name(struct buf *out, const char *name)
 {
     char last = out->len ? out->data[out->len - 1] : '{';
@@ -20,7 +20,7 @@ static void put_number(struct buf *out, const char *name, double v)
     json_put_number(out, v);
 }
 
-/* Counts, exactly: a number of bytes has more digits than json_put_number writes. */
+/* Writes a count exactly: json_put_number writes fewer digits than a number of bytes may have. */
 static void put_count(struct buf *out, const char *name, double v)
 {
     put_name(out, name);
@@ -33,7 +33,7 @@ static void put_string(struct buf *out, const char *name, const char *s)
     json_put_string(out, s, strlen(s));
 }
 
-/* 0 is "there is no such unit" */
+/* 0: the unit does not exist */
 static void put_rate(struct buf *out, const char *name, double v)
 {
     put_name(out, name);
@@ -306,7 +306,7 @@ static void text_ops(struct buf *out, const struct bench_report *r)
     buf_char(out, '\n');
     for (int k = 0; k < last->n_ops + first->n_ops; k++) {
         const char *name = k < last->n_ops ? last->ops[k].name : first->ops[k - last->n_ops].name;
-        if (k >= last->n_ops && share_of(last, name) > 0) continue; /* had its row */
+        if (k >= last->n_ops && share_of(last, name) > 0) continue; /* already has its row */
         buf_printf(out, "%-12s", name);
         for (int i = 0; i < r->n_results; i++) buf_printf(out, " %10.1f %%", 100 * share_of(&r->results[i], name));
         buf_char(out, '\n');

@@ -1,4 +1,4 @@
-/* What `tandem bench` prints: tables for people, or the JSON document of docs/bench.md.  Main thread. */
+/* The output of `tandem bench`: tables, or the JSON document of docs/bench.md.  Main thread. */
 #ifndef TANDEM_SERVER_CLI_BENCH_REPORT_H
 #define TANDEM_SERVER_CLI_BENCH_REPORT_H
 
@@ -21,7 +21,7 @@ struct bench_report {
 void bench_report_json(struct buf *out, const struct bench_report *);
 void bench_report_text(struct buf *out, const struct bench_report *);
 
-/* Pieces of the table of --ops, which is printed as it is measured. */
+/* Parts of the table of --ops, which is printed while measuring. */
 void bench_ops_head(struct buf *out, const struct bench_report *);
 void bench_ops_line(struct buf *out, const struct bench_op_row *, const struct ceilings *);
 

@@ -30,7 +30,7 @@ struct chat {
     struct conversation said;
     bool interactive;
     struct buf line;  /* the message */
-    struct buf input; /* read, but not used yet */
+    struct buf input; /* read, but not consumed yet */
     bool input_ended;
 };
 
@@ -41,14 +41,14 @@ static bool has_turns(const struct chat *c)
 
 /* ---- waiting ----------------------------------------------------------------------------------------------------- */
 
-static int wake = -1; /* an eventfd: events wait, or Ctrl-C was pressed */
+static int wake = -1; /* an eventfd: signals events of the engine, or Ctrl-C */
 static volatile sig_atomic_t interrupted;
 
 static void poke(void)
 {
     int keep = errno;
     uint64_t one = 1;
-    if (write(wake, &one, sizeof one) < 0) errno = keep; /* full: then it wakes anyway */
+    if (write(wake, &one, sizeof one) < 0) errno = keep; /* the counter is full, so the reader wakes anyway */
     errno = keep;
 }
 
@@ -65,7 +65,7 @@ static void on_interrupt(int number)
     poke();
 }
 
-/* Until something was poked or, with_input, stdin can be read: then true. */
+/* Waits until the eventfd is signalled or, with_input, stdin is readable.  @return whether stdin is readable. */
 static bool wait_for(bool with_input)
 {
     struct pollfd fds[2] = {{.fd = wake, .events = POLLIN}, {.fd = STDIN_FILENO, .events = POLLIN}};
@@ -77,7 +77,7 @@ static bool wait_for(bool with_input)
 
 /* ---- lines ------------------------------------------------------------------------------------------------------- */
 
-/* Appends a line without its end.  False: there is none, or Ctrl-C. */
+/* Appends a line without its line feed.  @return false at the end of input or on Ctrl-C. */
 static bool read_line(struct chat *c, struct buf *line, struct err *e)
 {
     for (;;) {
@@ -107,7 +107,7 @@ static void prompt(const struct chat *c, const char *text)
     fflush(stdout);
 }
 
-/* A message: a line, and those that it says follow.  False: there is none. */
+/* Reads a message: a line and its continuation lines.  @return false when there is none. */
 static bool read_message(struct chat *c, struct buf *line, struct err *e)
 {
     buf_clear(line);
@@ -124,7 +124,7 @@ static bool read_message(struct chat *c, struct buf *line, struct err *e)
 
 /* ---- an answer --------------------------------------------------------------------------------------------------- */
 
-/* What the model's makers recommend, where the user said nothing. */
+/* Applies the model's recommended sampling settings where the user set none. */
 static void take_recommended(struct settings *s, const struct engine_info *info)
 {
     if (!settings_given(s, "repetition-penalty") && info->repetition_penalty > 0)
@@ -136,7 +136,7 @@ static void take_recommended(struct settings *s, const struct engine_info *info)
     if (!settings_given(s, "top-k") && info->top_k > 0) s->top_k = info->top_k;
 }
 
-/* How many bytes at the end of the text may be the beginning of a stop text, which is not shown. */
+/* @return how many bytes at the end of the text may be the beginning of a stop text, which is not shown. */
 static size_t stop_begun(const struct gen_request *r, const struct buf *text)
 {
     size_t most = 0;
@@ -150,7 +150,7 @@ static size_t stop_begun(const struct gen_request *r, const struct buf *text)
     return most;
 }
 
-/* Without the stop text that ended it. */
+/* Removes the stop text that ended the answer. */
 static void cut_stop(const struct gen_request *r, const struct event *done, struct buf *text)
 {
     if (done->finish != FINISH_STOP || done->stop_index < 0 || done->stop_index >= r->n_stop) return;
@@ -159,7 +159,7 @@ static void cut_stop(const struct gen_request *r, const struct event *done, stru
     if (n <= text->len && memcmp(text->data + text->len - n, stop, n) == 0) text->len -= n;
 }
 
-/* Prints the answer as it comes and appends it to *text. */
+/* Prints the answer while it is generated and appends it to *text. */
 static int run(struct chat *c, const struct gen_request *r, struct buf *text, struct event *done, struct err *e)
 {
     uint64_t id = engine_submit(c->engine, r, e);
@@ -254,7 +254,7 @@ static void set_system(struct chat *c, const char *text)
     if (text && !has_turns(c)) fprintf(stderr, "[the model has no chat template: it knows no instructions]\n");
 }
 
-/* Does what a line that begins with one '/' says.  False: to end. */
+/* Executes a command line, which begins with one '/'.  @return false to end the program. */
 static bool do_command(struct chat *c, const char *line)
 {
     const char *rest = line + strcspn(line, " \t\n");
@@ -282,7 +282,7 @@ static void greet(const struct chat *c)
         fprintf(stderr, "%s on %s.  /help lists the commands.\n", info->model_id, info->device);
 }
 
-/* The exit status, or an error. */
+/* @return the exit status, or an error code. */
 static int talk(struct chat *c, struct err *e)
 {
     for (;;) {

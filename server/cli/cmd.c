@@ -1,4 +1,4 @@
-/* What the subcommands share.  Main thread only. */
+/* Functions shared by the subcommands.  Main thread only. */
 #include "server/cli/cmd.h"
 
 #include "engine/base/clock.h"
@@ -32,7 +32,7 @@ bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, c
         *status = 2;
         return false;
     }
-    bool wants_model = settings_find("model", 5)->commands & cmd && cmd != CMD_BENCH; /* which can do without */
+    bool wants_model = settings_find("model", 5)->commands & cmd && cmd != CMD_BENCH; /* optional for bench */
     if (wants_model && !settings_given(s, "model") && access(s->model, F_OK)) {
         fprintf(stderr,
                 "tandem: no --model is given, and the default, %s, is not here: it is in tandem's source directory.\n"
@@ -106,7 +106,7 @@ struct sampling_params cmd_sampling(const struct settings *s)
     if (sample && !settings_given(s, "seed")) {
         uint64_t v = clock_now();
         if (getrandom(&v, sizeof v, GRND_NONBLOCK) < 0) v *= 0x9e3779b97f4a7c15u;
-        p.seed = v >> 11; /* below 2^53, as the server's */
+        p.seed = v >> 11; /* below 2^53, like the server's */
     }
     return p;
 }

@@ -1,5 +1,5 @@
-/* The subcommands.  Each takes the words after its name and returns the process's exit status:
- * 0 fine, 1 it failed, 2 it was called wrongly, EXIT_DEVICE_LOST. */
+/* The subcommands.  Each takes the arguments after its name and returns the process's exit status: 0 success, 1
+ * failure, 2 wrong arguments, EXIT_DEVICE_LOST. */
 #ifndef TANDEM_SERVER_CLI_CMD_H
 #define TANDEM_SERVER_CLI_CMD_H
 
@@ -9,7 +9,7 @@
 #include "engine/serve/engine.h"
 #include "server/config/settings.h"
 
-enum { EXIT_DEVICE_LOST = 75 }; /* EX_TEMPFAIL of sysexits.h: another process may do better */
+enum { EXIT_DEVICE_LOST = 75 }; /* EX_TEMPFAIL of sysexits.h: a new process may succeed */
 
 int cmd_serve(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
@@ -19,17 +19,17 @@ int cmd_perplexity(int argc, char **argv);
 int cmd_quantize(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_train(int argc, char **argv);
-int cmd_health(int argc, char **argv); /* 0: it answers 200; 1: it does not */
+int cmd_health(int argc, char **argv); /* 0: the daemon answers 200; 1: anything else */
 int cmd_key(int argc, char **argv);
 
-/* Settings for a command.  Returns true when the command should go on; else *status is what it must return (--help was
- * asked, or the words were wrong and that was said).  Free *s with settings_free in both cases. */
+/* Parses the settings of a command.  @return true when the command should run; otherwise *status is its exit status
+ * (after --help, or after printing an error in the arguments).  Free *s with settings_free in both cases. */
 bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, const char *usage, const char *about,
                   int *status);
 /* Both point into the settings. */
 struct engine_config cmd_engine_config(const struct settings *);
 struct model_options cmd_model_options(const struct settings *);
-/* As --temperature and its like say; a random seed unless one was given. */
+/* @return the parameters from --temperature and similar options; a random seed unless one was given. */
 struct sampling_params cmd_sampling(const struct settings *);
 
 enum { CMD_MAX_TEXT = 1 << 30 };

@@ -29,7 +29,7 @@ static bool has_system(struct conversation *c)
     return cJSON_IsString(role) && strcmp(role->valuestring, "system") == 0;
 }
 
-/* A NUL, which some tokens are, cannot be in a message: U+FFFD stands for it.  Free it. */
+/* @return a copy, owned by the caller, with U+FFFD for each NUL, which some tokens contain but a message cannot. */
 static char *copy_text(const char *text, size_t n)
 {
     struct buf out = {0};
@@ -105,7 +105,7 @@ static int encode(struct conversation *c, struct tokens *out, struct err *e)
         rc = chat_template_render(c->chat, &in, &rendered, NULL, e);
         page = &rendered;
     }
-    /* a template writes the tokens that begin a text itself */
+    /* a template writes the begin-of-text tokens itself */
     if (!rc)
         rc = tokenizer_encode(c->tokenizer, page->data ? page->data : "", page->len, c->chat ? 0 : TOKENIZE_SPECIAL,
                               out, e);
@@ -113,7 +113,7 @@ static int encode(struct conversation *c, struct tokens *out, struct err *e)
     return rc;
 }
 
-/* The oldest turn: one message, and the answers to it. */
+/* Removes the oldest turn: one message, and the answers to it. */
 static int forget_turn(struct conversation *c)
 {
     int first = has_system(c), n = 0;

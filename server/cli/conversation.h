@@ -1,4 +1,4 @@
-/* A conversation with a model: what was said so far, and the prompt that follows from it.  Any one thread. */
+/* A conversation with a model: its messages so far, and the prompt made from them.  Any one thread. */
 #ifndef TANDEM_SERVER_CLI_CONVERSATION_H
 #define TANDEM_SERVER_CLI_CONVERSATION_H
 
@@ -13,27 +13,27 @@
 /* Zero-initialise, set tokenizer and chat; conversation_free. */
 struct conversation {
     const struct tokenizer *tokenizer;
-    const struct chat_template *chat; /* NULL and not plain: no turns, only a text that the model continues */
-    bool plain;                       /* instead of a template: lines "role: content" */
-    cJSON *messages;                  /* owned: the system's, where there is one, then user and assistant in turn */
-    struct buf text;                  /* where there are no turns */
+    const struct chat_template *chat; /* NULL and not plain: no chat turns, only a text that the model continues */
+    bool plain;                       /* without a template: lines "role: content" */
+    cJSON *messages;                  /* owned: the system's, if any, then user and assistant alternating */
+    struct buf text;                  /* without chat turns */
 };
 
 void conversation_free(struct conversation *);
 bool conversation_has_turns(const struct conversation *);
-/* Forgets everything but the system's message. */
+/* Removes all messages except the system's. */
 void conversation_reset(struct conversation *);
-/* The system's message from now on; NULL or "": none.  Nothing without turns. */
+/* Sets the system's message; NULL or "": none.  A no-op without chat turns. */
 void conversation_system(struct conversation *, const char *text);
-/* One more turn.  Where there are none, a user's is the beginning of a new text unless it is empty, and an assistant's
- * is the next part of it. */
+/* Adds a message.  Without chat turns, a user's begins a new text unless it is empty, and an assistant's is appended to
+ * the text. */
 void conversation_user(struct conversation *, const char *text, size_t n);
 void conversation_assistant(struct conversation *, const char *text, size_t n);
-/* Takes the last turn back: the user's, for which there was no answer. */
+/* Removes the last message: a user's that got no answer. */
 void conversation_undo(struct conversation *);
 
-/* The ids (*n of them, 1 to `most`; free them) after which the answer comes.  What does not fit is forgotten, the
- * oldest turns first, but never the system's message nor the last turn; *forgotten: messages.  NULL and *e. */
+/* @return the prompt's *n ids (1 to `most`; owned by the caller), or NULL and *e.  Drops the oldest turns if the prompt
+ * does not fit, but never the system's message or the last turn; *forgotten: number of messages dropped. */
 int32_t *conversation_prompt(struct conversation *, int most, int *n, int *forgotten, struct err *e);
 
 #endif

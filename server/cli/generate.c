@@ -1,5 +1,5 @@
-/* tandem generate: one prompt, straight to the engine, the text to stdout as it comes.  Main thread; the engine thread
- * only posts a semaphore. */
+/* tandem generate: runs one prompt on the engine in this process and prints the text while it is generated.  Main
+ * thread; the engine thread only posts a semaphore. */
 #include "engine/base/mem.h"
 #include "server/api/generate_answer.h"
 #include "server/api/generation_result.h"
@@ -35,7 +35,7 @@ static void fill_request(struct gen_request *r, const struct settings *s, const 
     if (r->max_new_tokens > rest) r->max_new_tokens = rest;
 }
 
-/* Runs the request to its end; prints the text as it comes unless the whole is wanted as JSON. */
+/* Runs the request to its end; prints the text while it is generated, unless the output is JSON. */
 static int run(struct engine *engine, const struct gen_request *r, sem_t *wake, bool print,
                struct generation_result *out, struct err *e)
 {
@@ -80,7 +80,7 @@ static void print_json(const struct generation_result *r, const struct gen_reque
         if (i) buf_char(&out, ',');
         answer_put_token(&out, v->id, r->text.data + v->text, v->text_len, v->logprob, v->special);
         if (!v->n_top) continue;
-        out.data[--out.len] = 0; /* reopen the object for its alternatives */
+        out.data[--out.len] = 0; /* reopens the object to add its alternatives */
         buf_str(&out, ",\"top\":");
         answer_put_top(&out, tk, r->top + v->top, v->n_top);
         buf_char(&out, '}');

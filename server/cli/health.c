@@ -1,8 +1,7 @@
-/* tandem health: asks a running daemon how it is, for a container's HEALTHCHECK and for people: exit status 0 when the
- * answer is 200, 1 when it is another or none.  Finds the daemon by the options, environment and file that `tandem
- * serve` reads; where that has a
- * certificate, by TLS, without looking at whose it is: it is this machine's own, and nothing secret is sent.  Main
- * thread; plain sockets. */
+/* tandem health: queries the health of a running daemon, for a container's HEALTHCHECK and on the command line: exit
+ * status 0 for the answer 200, otherwise 1.  Finds the daemon through the options, environment and file that `tandem
+ * serve` reads.  With TLS the certificate is not verified: the daemon is local, and no secret is sent.  Main thread;
+ * plain sockets. */
 #include "server/cli/cmd.h"
 
 #include "engine/base/clock.h"
@@ -19,14 +18,14 @@
 static const char usage[] = "tandem health [--host ADDRESS] [--port N] [--ready] [--within SECONDS]";
 static const char about[] = "Asks a running daemon whether it lives (or takes requests); exit status 0: yes, 1: no.";
 
-/* The wildcard is no place to connect to. */
+/* @return an address to connect to: loopback for the wildcard. */
 static const char *reachable(const char *host)
 {
     if (strcmp(host, "0.0.0.0") == 0) return "127.0.0.1";
     return strcmp(host, "::") == 0 ? "::1" : host;
 }
 
-/* What is left of the time until `end`, for the next wait on the socket; false when it is over. */
+/* Sets the socket's timeouts to the time left until `end`; @return false when it has passed. */
 static bool limit_wait(int fd, uint64_t end)
 {
     uint64_t now = clock_now();
@@ -69,7 +68,7 @@ static int connect_to(const struct settings *set, uint64_t end, struct err *e)
 
 struct link {
     int fd;
-    uint64_t end; /* clock_now(): until when an answer is waited for */
+    uint64_t end; /* clock_now(): deadline of the answer */
     SSL_CTX *context;
     SSL *ssl; /* NULL: plain */
 };
@@ -96,7 +95,7 @@ static bool link_send(struct link *l, const char *p, int n)
     return l->ssl ? SSL_write(l->ssl, p, n) == n : send(l->fd, p, (size_t)n, MSG_NOSIGNAL) == n;
 }
 
-/* -1: no more in time; 0: the end */
+/* @return bytes received; 0: end of stream; -1: error or timeout */
 static int link_receive(struct link *l, char *p, size_t n)
 {
     errno = EAGAIN;
@@ -106,7 +105,7 @@ static int link_receive(struct link *l, char *p, size_t n)
     return got > 0 ? got : SSL_get_error(l->ssl, got) == SSL_ERROR_ZERO_RETURN ? 0 : -1;
 }
 
-/* The answer's status; 0 and *e.  `body` gets the end of what came. */
+/* @return the answer's status, or 0 and *e.  body: receives the last bytes of the answer. */
 static int ask(struct link *l, const char *path, char *body, size_t size, struct err *e)
 {
     char request[128], answer[4096];
@@ -134,7 +133,7 @@ static int ask(struct link *l, const char *path, char *body, size_t size, struct
     return text ? status : 0;
 }
 
-/* The status of GET path, or 0 and *e. */
+/* @return the status of GET path, or 0 and *e. */
 static int ask_daemon(const struct settings *set, const char *path, char *body, size_t size, struct err *e)
 {
     struct link l = {.end = clock_now() + (uint64_t)(set->within * 1e9)};

@@ -1,7 +1,7 @@
 /* tandem key: makes, lists and revokes API keys in the file that `tandem serve --api-keys` reads (keys.h).  Main
  * thread.
  *
- * The key itself is printed once, alone on stdout, and kept nowhere; what is said about it goes to stderr. */
+ * The key itself is printed once, alone on stdout, and not stored; messages go to stderr. */
 #include "server/cli/cmd.h"
 
 #include "server/access/keys.h"
@@ -57,7 +57,7 @@ static int new_key(const struct settings *s, const char *path)
     if ((s->requests_per_minute > 0 && s->requests_per_minute < 0.001) ||
         (s->tokens_per_minute > 0 && s->tokens_per_minute < 0.001))
         return wrong("--requests-per-minute, --tokens-per-minute: a number from 0.001, or 0 for no limit");
-    while (strcmp(key_roles[key.role], s->role) != 0) key.role++; /* one of them: the option table checks it */
+    while (strcmp(key_roles[key.role], s->role) != 0) key.role++; /* always valid: the option table checks it */
     if (!key_make(text)) return err_set(&e, ERR_IO, "the system has no random bytes"), cmd_fail(&e);
     keys_hash(text, strlen(text), key.hash);
     if (keys_file_add(path, &key, &e)) return cmd_fail(&e);
@@ -126,7 +126,7 @@ int cmd_key(int argc, char **argv)
     }
     if (strcmp(verb, "revoke") == 0 && argc > 1 && argv[1][0] != '-') name = argv[1], words = 2;
     if (cmd_settings(&s, CMD_KEY, argc - words, argv + words, usage, about, &status)) {
-        if (!name) name = s.name; /* --name NAME will do */
+        if (!name) name = s.name; /* --name NAME is accepted, too */
         status =
             strcmp(verb, "revoke") == 0 && !name ? wrong("revoke: whose? tandem key revoke NAME") : run(&s, verb, name);
     }

@@ -32,7 +32,7 @@ static void print_help(FILE *out)
 
 int main(int argc, char **argv)
 {
-    signal(SIGPIPE, SIG_IGN); /* a reader that left is an error of write, not the end of us */
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of write, instead of killing the process */
     const char *name = argc > 1 ? argv[1] : "";
     for (int i = 0; i < N_COMMANDS; i++)
         if (strcmp(name, commands[i].name) == 0) return commands[i].run(argc - 2, argv + 2);

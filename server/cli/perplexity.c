@@ -21,7 +21,7 @@ static const char about[] = "Measures the perplexity of a model on a text; with 
 
 enum { DEFAULT_WINDOW = 512 };
 
-/* mean and variance as the samples come (Welford) */
+/* running mean and variance (Welford) */
 struct stat {
     double n, mean, m2;
 };
@@ -42,7 +42,7 @@ static double stat_error(const struct stat *s)
 struct measure {
     struct eval *model, *base; /* base: NULL without --kl */
     int vocab, window, bos;    /* bos: -1 when there is none */
-    int32_t *ids;              /* (window) the one in hand, bos included */
+    int32_t *ids;              /* (window) the current window, including bos */
     int n, first;              /* its length; the first position whose successor is scored */
     float *base_logits;        /* (window, vocab), base only */
     struct stat nll, kl, ratio, same;

@@ -4,12 +4,10 @@
  *
  * Liveness (/health) holds from the first moment; readiness (/ready) only in `ready`.  While draining, the port stays
  * open and new work is refused with 503, so that a balancer sees why; every answer closes its connection; the port
- * closes when the last generation is done.  (From a socket that the service manager handed over nothing is accepted
- * before `ready`, and it is let go at the signal: who connects waits for whoever is ready next.)  SIGHUP reloads
- * (reload.h).  A training job writes its checkpoint at the signal, and goes on at the next start; event streams end
- * with the generations.  Closing goes from the outside in: connections, the runner of jobs, the store, what is on the
- * thread pool, the engine. Loop thread, but for work_load.
- */
+ * closes when the last generation is done.  (On a socket from the service manager nothing is accepted before `ready`,
+ * and it is closed at the signal: clients wait in its backlog for the next process.)  SIGHUP reloads (reload.h).  A
+ * training job writes its checkpoint at the signal, and continues at the next start; event streams end with the
+ * generations.  Closing order: connections, job runner, store, thread pool, engine. Loop thread, except work_load. */
 #include "engine/base/clock.h"
 #include "engine/base/crash.h"
 #include "engine/base/log.h"
@@ -62,13 +60,13 @@ struct server {
     uv_signal_t sigterm, sigint, sighup;
     uv_timer_t drain_timer;
     uv_work_t load;
-    struct engine *loaded; /* by work_load, taken over by after_load */
+    struct engine *loaded; /* set by work_load, moved by after_load */
     struct err load_error;
     double template_seconds, adapters_seconds; /* by work_load */
     uint64_t started;
     struct reload reload;
-    bool activated; /* the listening socket is the service manager's */
-    char host[64];  /* what it listens on */
+    bool activated; /* the listening socket comes from the service manager */
+    char host[64];  /* address that it listens on */
     bool closing;
     int status; /* of the process */
 };
@@ -97,8 +95,8 @@ static void work_load(uv_work_t *w)
 {
     struct server *s = w->data;
     struct engine_config cfg = cmd_engine_config(s->app.set);
-    /* Admission counts what waits beside what runs, and lets in up to twice its limit: the engine's bound never
-     * decides. */
+    /* Admission counts waiting and running sequences and admits up to twice its limit, so the engine's own limit is
+     * never reached. */
     cfg.max_queue = 2 * (cfg.max_queue + cfg.max_seqs);
     cfg.record_steps = true;
     uint64_t start = clock_now();
@@ -128,7 +126,7 @@ static void note_startup(struct server *s)
     metrics_startup(m, STARTUP_READY, seconds_since(s->started));
 }
 
-/* FNV-1a of what makes the same request give another text. */
+/* FNV-1a of everything that can change the text generated for a request. */
 static void set_fingerprint(struct app *app)
 {
     const struct engine_info *i = app->info;
@@ -145,7 +143,7 @@ static void set_state(struct server *s, enum serving_state state)
     admission_state(s->app.admission, state);
 }
 
-/* What requests may hold; before the model is there, without it. */
+/* Sets the memory budget of requests; before the model is loaded, without its size. */
 static void set_request_memory(const struct app *app)
 {
     const struct engine_info *i = app->info;
@@ -153,7 +151,7 @@ static void set_request_memory(const struct app *app)
     reservation_budget(asked ? asked : process_request_memory(model));
 }
 
-/* What requests read, from now on. */
+/* Sets the state that requests read, once the model is loaded. */
 static void set_ready(struct server *s)
 {
     struct app *app = &s->app;
@@ -240,7 +238,7 @@ static void on_store_closed(void *arg)
         _exit(s->status);
     }
     watchdog_engine(s->app.watchdog, NULL);
-    /* what is on the pool reads the engine: the bridge waits for it, and only then closes the engine */
+    /* pool jobs read the engine: the bridge waits for them before it closes the engine */
     bridge_close(s->app.bridge, on_bridge_closed, s);
 }
 
@@ -251,8 +249,8 @@ static void on_jobs_stopped(void *arg)
     store_close(s->app.store, on_store_closed, s);
 }
 
-/* The trainer, or the data it reads, does not end in time.  Nothing is lost: what was acknowledged is on the disk, and
- * the job goes on at the next start as after a crash. */
+/* The trainer, or preparing its data, does not stop in time.  Nothing is lost: everything acknowledged is committed,
+ * and the job continues at the next start as after a crash. */
 static void on_stop_timeout(uv_timer_t *t)
 {
     struct server *s = t->data;
@@ -260,8 +258,9 @@ static void on_stop_timeout(uv_timer_t *t)
     _exit(s->status);
 }
 
-/* The last connection is gone: close what the connections used.  At the end the loop waits for the engine's thread; a
- * step that never ends would hold it and its timer, so the kernel ends us then: by SIGALRM, which is no clean end. */
+/* The last connection has closed: closes everything that connections used.  At the end the loop thread joins the engine
+ * thread; a step that hangs would block it and its timers, so SIGALRM then kills the process, which is not a clean
+ * end. */
 static void close_rest(void *arg)
 {
     struct server *s = arg;
@@ -285,7 +284,7 @@ static void on_connections_gone(void *arg)
     stop_now(arg);
 }
 
-/* No generation runs any more: what is left are answers on their way to slow readers. */
+/* No generation runs any more; only answers to slow readers remain. */
 static void on_generations_done(void *arg)
 {
     struct server *s = arg;
@@ -298,7 +297,7 @@ static void on_last_words(uv_timer_t *t)
     stop_now(t->data);
 }
 
-/* What still runs ends now; its clients get an error they can read, and a moment to read it. */
+/* Cancels what still runs; clients get an error, and a moment to read it. */
 static void on_drain_timeout(uv_timer_t *t)
 {
     struct server *s = t->data;
@@ -313,7 +312,7 @@ static void on_signal(uv_signal_t *h, int signum)
     if (s->app.state == SERVING_LOADING) {
         log_info("stopping: signal=%d, the model was still loading", signum);
         sd_notify_stopping(1);
-        _exit(s->status); /* nothing to lose, and loading cannot be interrupted */
+        _exit(s->status); /* no state to lose, and loading cannot be interrupted */
     }
     if (s->app.state == SERVING_DRAINING) {
         if (!s->closing) log_warn("stopping at once: signal=%d again", signum);
@@ -327,19 +326,18 @@ static void on_signal(uv_signal_t *h, int signum)
     sd_notify_status("draining: %d requests, for at most %g s", bridge_active(s->app.bridge),
                      s->app.set->drain_timeout);
     http_server_wind_down(s->app.http, !s->activated);
-    jobs_drain(s->app.jobs); /* its checkpoint is written while requests end */
+    jobs_drain(s->app.jobs); /* writes its checkpoint while requests end */
     uv_timer_start(&s->drain_timer, on_drain_timeout, (uint64_t)(s->app.set->drain_timeout * 1000), 0);
     bridge_on_idle(s->app.bridge, on_generations_done, s);
 }
 
-/* The device is lost, and the process with it: its supervisor begins with a new one.  Clients have a moment to read
- * why.
- */
+/* The device is lost: the process ends, so that its supervisor starts a new one.  Clients get a moment to read the
+ * reason. */
 static void on_device_lost(void *arg)
 {
     struct server *s = arg;
     s->status = EXIT_DEVICE_LOST;
-    if (s->app.state == SERVING_DRAINING) return; /* it ends as it is: nothing is left to wait for */
+    if (s->app.state == SERVING_DRAINING) return; /* already ending: nothing is left to wait for */
     log_error("ending, for the supervisor to start a new process: status=%d", EXIT_DEVICE_LOST);
     set_state(s, SERVING_DRAINING);
     sd_notify_stopping((LAST_WORDS_MS + STOP_MS + 5000) * 1e-3);
@@ -395,7 +393,7 @@ static int open_http(struct server *s, struct err *e)
 
 static void open_signals(struct server *s)
 {
-    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of that write, not the end of the process */
+    signal(SIGXFSZ, SIG_IGN); /* exceeding the file size limit is an error of write, instead of killing the process */
     uv_signal_init(&s->loop, &s->sigterm);
     uv_signal_init(&s->loop, &s->sigint);
     uv_signal_init(&s->loop, &s->sighup);
@@ -404,8 +402,8 @@ static void open_signals(struct server *s)
     uv_signal_start(&s->sigterm, on_signal, SIGTERM);
     uv_signal_start(&s->sigint, on_signal, SIGINT);
     uv_signal_start(&s->sighup, on_hangup, SIGHUP);
-    /* They stay until the process is gone: closing them would bring the default action back, and an impatient second
-     * signal would turn a clean end into a kill. */
+    /* The handlers stay until the process exits: closing them would restore the default action, and a second signal
+     * would kill the process during a clean shutdown. */
     uv_unref((uv_handle_t *)&s->sigterm);
     uv_unref((uv_handle_t *)&s->sigint);
     uv_unref((uv_handle_t *)&s->sighup);

@@ -11,11 +11,11 @@ static void *resize_bytes(void *old, size_t bytes)
     return mem_resize(old, 1, bytes);
 }
 
-/* jemalloc, where it is the allocator (mallctl(3)).  Memory that was freed goes back to the system after a second or
- * two, by jemalloc's own thread, and its addresses with it: under a limit of address space one arena's are of no use to
- * another.  Slabs of small pieces are 16 pages: jemalloc never gives back its notes on each, 128 bytes.  Each thread
- * that allocates has an arena; one whose arena cannot be made makes jemalloc 5.3 follow a null pointer, so all of them
- * are made now: as many as there are such threads. */
+/* Settings for jemalloc, where it is the allocator (mallctl(3)).  Its background thread returns freed memory to the
+ * system after a second or two, and unmaps the addresses too, because under a limit of address space one arena cannot
+ * use another's.  Slabs of small allocations are 16 pages, because jemalloc never frees its 128 bytes of metadata per
+ * slab.  Each allocating thread has an arena; jemalloc 5.3 dereferences a null pointer when an arena cannot be created,
+ * so all of them are created at start: one per such thread. */
 extern const char *malloc_conf;
 const char *malloc_conf =
     "narenas:8,background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0,retain:false,slab_sizes:1-256:16";

@@ -1,9 +1,9 @@
-/* How the daemon has its memory: jemalloc's settings, and the allocators of libraries. */
+/* Memory settings of the daemon: jemalloc's options, and the allocators of libraries. */
 #ifndef TANDEM_SERVER_CLI_SERVE_MEMORY_H
 #define TANDEM_SERVER_CLI_SERVE_MEMORY_H
 
-/* Libraries that would end the process, or blame the request, when memory is short get it as the daemon does: never
- * refused.  Once, before there are other threads. */
+/* Gives libraries that would abort, or report an invalid request, when memory is short the daemon's own allocator,
+ * which never returns NULL.  Once, before other threads start. */
 void serve_memory_open(void);
 
 #endif

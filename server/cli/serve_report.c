@@ -36,7 +36,7 @@ static void print_adapters(const struct app *app, char out[static 120])
     free(v);
 }
 
-/* Of a device with memory of its own what takes it, by part; else nothing. */
+/* Formats the memory use of a device with its own memory, by part; "" for others. */
 static void print_memory(const struct app *app, char out[static 240])
 {
     const struct engine_info *i = app->info;

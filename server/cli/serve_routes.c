@@ -7,7 +7,7 @@
 #include "server/jobs/routes.h"
 #include "server/ops/routes.h"
 
-#define TRAIN_BODY ((size_t)32 * 1024 * 1024) /* rows may come inline */
+#define TRAIN_BODY ((size_t)32 * 1024 * 1024) /* may contain inline data */
 #define NAME_BODY ((size_t)BODY_INLINE)       /* a name and a path: read on the loop */
 #define OPEN_BODY ((size_t)4096)              /* of a GET that is open to all; ignored */
 

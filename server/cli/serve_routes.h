@@ -1,4 +1,4 @@
-/* Every route of the daemon: method, path, handler, who may call it and how large a body may be. */
+/* Every route of the daemon: method, path, handler, required role and body limit. */
 #ifndef TANDEM_SERVER_CLI_SERVE_ROUTES_H
 #define TANDEM_SERVER_CLI_SERVE_ROUTES_H
 

@@ -1,7 +1,8 @@
 /* tandem train: fine-tunes a model, or trains it whole, without serving.  Main thread.
  *
  * Hyperparameters are those of POST /train by the same names (--learning-rate is learning_rate) and go through the same
- * reader.  The job's own directory is OUT.train: what is there goes on, and when the job has ended it is deleted. */
+ * reader.  The job's working directory is OUT.train: an unfinished job there is continued, and the directory is deleted
+ * when the job has ended. */
 #include "engine/train/offline.h"
 
 #include "server/cli/cmd.h"
@@ -21,7 +22,8 @@ static const char about[] =
     "Fine-tunes a model on rows of text, instructions or conversations, and writes a PEFT adapter (full: a model).\n"
     "Interrupted, it writes a checkpoint; the same command goes on from there to the same bytes.";
 
-/* ---- hyperparameters among the words ----------------------------------------------------------------------------- */
+/* ---- hyperparameters among the arguments
+ * ----------------------------------------------------------------------------- */
 
 enum { NAME_BYTES = 64 };
 
@@ -37,7 +39,8 @@ static bool flag_name(const char *word, char name[NAME_BYTES], const char **valu
     return train_params_known(name, is_bool);
 }
 
-/* A list of modules is separated by commas; a number is one; the rest is text. */
+/* Converts a flag's text to JSON: a comma-separated list of modules to an array, a number to a number, the rest to a
+ * string. */
 static cJSON *json_value(const char *name, const char *text)
 {
     char *end;
@@ -58,7 +61,7 @@ static cJSON *json_value(const char *name, const char *text)
     return cJSON_CreateString(text);
 }
 
-/* Moves the hyperparameters' flags out of argv into a JSON object; *argc is what is left.  NULL and *e. */
+/* Moves the hyperparameters' flags out of argv into a JSON object; *argc: the remaining arguments.  NULL and *e. */
 static cJSON *take_hyperparameters(int *argc, char **argv, struct err *e)
 {
     cJSON *out = cJSON_CreateObject();
@@ -84,7 +87,7 @@ static cJSON *take_hyperparameters(int *argc, char **argv, struct err *e)
         cJSON_AddItemToObject(out, name, json_value(name, value));
     }
     *argc = kept;
-    char *text = cJSON_PrintUnformatted(out); /* read again as a request is: whole numbers keep all digits */
+    char *text = cJSON_PrintUnformatted(out); /* parsed again like a request, so that integers keep all digits */
     cJSON_Delete(out);
     out = text ? json_parse(text, strlen(text), e) : NULL;
     cJSON_free(text);
@@ -99,7 +102,7 @@ static void help_hyperparameters(void)
     train_params_put(&b, &p);
     printf("\nHyperparameters, as in POST /train, with their defaults for lora\n");
     char *at = b.data;
-    for (char *q = at; *q; q++) { /* {"a":1,"b":2}: no value has a comma within */
+    for (char *q = at; *q; q++) { /* {"a":1,"b":2}: no value contains a comma */
         if (*q == '{' || *q == '"' || *q == '}') continue;
         if (*q == '_') {
             *at++ = '-';
@@ -121,7 +124,7 @@ static void help_hyperparameters(void)
 
 static struct train *volatile running;
 
-/* The first one asks for a checkpoint; the next one ends the process. */
+/* The first signal requests a checkpoint; the next one ends the process. */
 static void on_signal(int number)
 {
     struct train *t = running;
@@ -129,7 +132,7 @@ static void on_signal(int number)
     signal(number, SIG_DFL);
 }
 
-/* The result is to go to a directory that is not there, or has nothing in it. */
+/* Checks that the output directory does not exist or is empty. */
 static int check_out(const char *dir, struct err *e)
 {
     DIR *d = opendir(dir);

@@ -7,7 +7,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-/* where there is no bar: lines of a whole job, about, and seconds without one */
+/* without a bar: approximate number of lines per job, and longest time between them */
 enum { BAR_CELLS = 24, LINES = 100, LINE_SECONDS = 30 };
 
 void train_progress_init(struct train_progress *p, FILE *out, bool bar)

@@ -1,4 +1,4 @@
-/* What `tandem train` shows of a job's events: a bar on a terminal, lines elsewhere.  Main thread. */
+/* Shows the events of a job of `tandem train`: a bar on a terminal, lines elsewhere.  Main thread. */
 #ifndef TANDEM_SERVER_CLI_TRAIN_PROGRESS_H
 #define TANDEM_SERVER_CLI_TRAIN_PROGRESS_H
 
@@ -8,8 +8,8 @@
 
 struct train_progress {
     FILE *out;
-    bool bar;       /* one line that is written again and again */
-    bool line_open; /* it stands there */
+    bool bar;       /* one line, rewritten in place */
+    bool line_open; /* the bar's line is on the screen */
     int64_t told;   /* the step of the last line */
     uint64_t told_at;
     double loss; /* smoothed over some steps; NAN before the first */

@@ -122,28 +122,29 @@ struct add_args {
     struct mat x, y;
 };
 
-/* y = x W^T + b.  x (T, K), y (T, N), w packed (N, K), b (N) f32 or NULL.  Of a gate_up weight y is (T, 2F), gate
+/* y = x W^T + b. x (T, K), y (T, N), w packed (N, K), b (N) f32 or NULL. With a gate_up weight y is (T, 2F), gate
  * first.
  *
- * Weights of floats: x is used as it is.  But DT_BF16 on a device opened with bf16_x: x is rounded to bf16 first, as
- * everything in a model that runs in bf16 is, and products are summed in pairs.  DT_NF4 weights are multiplied as the
- * floats they stand for: on the cpu device y has the bits that DT_F32 weights of the same values give.
- * A device with rounds_more, opened with bf16_x, may also
- *  - of DT_NF4: round x and the weight's values (or those of nf4_code, before they meet the scale) to bf16 first, as
+ * Float weights: x is used as it is, except with DT_BF16 on a device opened with bf16_x: x is rounded to bf16 first,
+ * as everything in a model that runs in bf16 is, and k is summed in pairs. DT_NF4 weights are multiplied as the
+ * floats that they represent: on the cpu device y has the bits that DT_F32 weights of the same values give. A device
+ * with rounds_more, opened with bf16_x, may also
+ *  - for DT_NF4: round x and the weight's values (or those of nf4_code, before the scale is applied) to bf16 first, as
  *    bitsandbytes does for a model in bf16
- *  - of DT_F16: round x to f16 first; a row whose largest magnitude is not in [1, 2^15) is brought to [2^14, 2^15) by a
+ *  - for DT_F16: round x to f16 first; a row whose largest magnitude is not in [1, 2^15) is scaled to [2^14, 2^15) by a
  *    power of two before, and back after (by no more than 2^126)
  *
  * DT_I8 and DT_I4 weights: x is quantised per row first, a = round_half_even(x * (127 / amax)), and
  *  - I8: y = (sum_k a w) * (amax/127) * scale[n]           (the integer sum is exact)
  *  - I4: y = (sum over groups g in order of (sum_{k in g} a (nibble - 8)) * scale[n][g]) * (amax/127)
  *
- * A row of zeros gives b (amax below 2^-100 counts as zero); a row with a NaN or an infinity gives NaN.
- * An outlier row, one with amax > 64 mean |x| (in f32), would leave little of its other values: what rounding left of
- * it, r = x - a * (amax/127), is quantised likewise with its own amax, and its product is added to the first.
+ * A row of zeros gives b (amax below 2^-100 counts as zero); a row with a NaN or an infinity gives NaN. In an
+ * outlier row, one with amax > 64 mean |x| (in f32), quantisation would leave little of the other values: its
+ * residual r = x - a * (amax/127) is quantised likewise with its own amax, multiplied by W too, and the result added
+ * to the first.
  *
- * A slice: y and b are of the outputs first .. first + N - 1 of w alone, which is not a gate_up weight; the same bits.
- */
+ * A slice: y and b are of the outputs first .. first + N - 1 of w alone, which is not a gate_up weight; the same
+ * bits. */
 struct linear_args {
     struct mat y, x;
     const struct weight *w;
@@ -173,7 +174,7 @@ struct head_norm_args {
 
 /* qkv (T, (heads + 2 kv_heads) * head_dim), q then k then v.  Rotates the first `rot` features of each q and k head
  * in place (half-split pairs (i, i + rot/2), as Hugging Face does; rot 0: none) by the angle pos * inv_freq[i], read
- * from cos, sin (max_pos, rot/2) f32 at row pos[t]; then stores k and v of token t into page slot[t] / KV_PAGE, place
+ * from cos, sin (max_pos, rot/2) f32 at row pos[t]; then stores k and v of token t into page slot[t] / KV_PAGE, index
  * slot[t] % KV_PAGE, of layer `layer` of kv. */
 struct rope_kv_args {
     struct mat qkv;

@@ -76,13 +76,13 @@ void lt_name_file(lt_state *s, const char *device_name)
     snprintf(s->file, sizeof s->file, "%s/cublaslt-%s-%zu", folder, device, s->f.GetVersion());
 }
 
-/* ---- the file ------------------------------------------------------------------------------------------------------
+/* ---- the file -----------------------------------------------------------------------------------------------------
  *
- * The first line is the name that the file has, so that one from elsewhere is none.  Then a line for each class: its
- * numbers, the algorithm's words, and a sum over both; no more of them than the table takes, those asked for last come
- * first.  Anybody may have written anything there: what is no such line ends the reading, no more is read than the
- * table takes, and an algorithm that the library does not know, or that does not go with the shape, is found out when
- * it is to be used. */
+ * The first line is the file's own name, so that a copy from another device or version is rejected. Then one line per
+ * class: its numbers, the algorithm's words, and a checksum of both; at most as many lines as the table holds, most
+ * recently used first. The content is not trusted: a malformed line ends the reading, no more is read than the table
+ * holds, and an algorithm that the library does not know, or that does not fit the shape, is detected when it is to be
+ * used. */
 
 namespace {
 

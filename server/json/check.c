@@ -1,9 +1,9 @@
 /* The strict JSON validator.  Pure; any thread.
  *
- * cJSON is forgiving (it takes raw control characters, bad UTF-8, "01", deep nesting, and cuts long numbers) and keeps
- * every number as a double.  So the text is read here first, by the letter of RFC 8259 and stricter where two readers
- * could disagree about the meaning: NUL characters, unpaired surrogates and numbers beyond a double are refused.  What
- * passes is handed on with its big numbers wrapped up (check.h), so that 64-bit integers survive cJSON.
+ * cJSON is lenient (it accepts raw control characters, invalid UTF-8, "01", deep nesting, and truncates long numbers)
+ * and stores every number as a double.  So the text is validated here first, by RFC 8259 and more strictly where two
+ * parsers could disagree: NUL characters, unpaired surrogates and numbers beyond a double are refused.  Accepted text
+ * is passed to cJSON with its big numbers wrapped as strings (check.h), so that 64-bit integers keep their value.
  *
  * Recursion is bounded by JSON_MAX_DEPTH. */
 #include "server/json/check.h"
@@ -23,17 +23,17 @@ struct reader {
     size_t n, at;
     size_t copied; /* text[0, copied) is in *out already */
     int depth;
-    struct buf *out; /* NULL: the text is only measured */
+    struct buf *out; /* NULL: only measure the text */
     struct json_size size;
     size_t most;                /* memory of the tree */
-    size_t field, field_length; /* the name at the top that is being read */
-    int code;                   /* of the fault */
+    size_t field, field_length; /* the top-level name being read */
+    int code;                   /* of the error */
     struct err *e;
 };
 
-/* A cJSON node and a string of n bytes as the allocators round them: glibc adds 16 bytes at most to a node and has no
- * piece below 32, jemalloc's size classes are up to a quarter apart. */
-enum { NODE = sizeof(cJSON) + 16, STRING = 32, NUMBER = 64 /* cJSON's copy of the one that it reads */ };
+/* Memory of a cJSON node and of a string, as rounded up by the allocators: glibc adds at most 16 bytes to a node and
+ * allocates at least 32, jemalloc's size classes are up to a quarter apart. */
+enum { NODE = sizeof(cJSON) + 16, STRING = 32, NUMBER = 64 /* cJSON's copy of a number's text while parsing */ };
 
 static bool read_value(struct reader *r);
 
@@ -48,7 +48,7 @@ static bool fault(struct reader *r, size_t at, const char *what)
     return false;
 }
 
-/* Each value counts once it is read. */
+/* Checks the tree's size after each value. */
 static bool fits(struct reader *r)
 {
     if (json_size_memory(&r->size) <= r->most) return true;
@@ -66,7 +66,7 @@ static void count_string(struct reader *r, size_t bytes)
     r->size.bytes += bytes;
 }
 
-/* The next byte, or -1 at the end. */
+/* @return the next byte, or -1 at the end. */
 static int peek(const struct reader *r)
 {
     return r->at < r->n ? r->text[r->at] : -1;
@@ -109,7 +109,7 @@ int utf8_length(const unsigned char *p, size_t n)
     return len;
 }
 
-/* Four hexadecimal digits at r->at; -1 when they are not there. */
+/* Reads four hexadecimal digits at r->at; @return -1 if absent. */
 static int read_hex4(struct reader *r)
 {
     int v = 0;
@@ -126,7 +126,7 @@ static int read_hex4(struct reader *r)
     return v;
 }
 
-/* It is JSON, and clients do send it: which text has it is what they can look for. */
+/* Valid JSON, which clients do send: the message quotes the string, so that they can find it. */
 static bool refuse_nul(struct reader *r, size_t start)
 {
     char path[JSON_PATH_MAX], what[JSON_PATH_MAX + 60];
@@ -135,7 +135,7 @@ static bool refuse_nul(struct reader *r, size_t start)
     return fault(r, start, what);
 }
 
-/* r->at is behind the backslash. */
+/* r->at is after the backslash. */
 static bool read_escape(struct reader *r)
 {
     size_t start = r->at - 1;
@@ -181,8 +181,8 @@ static bool read_string(struct reader *r)
     return true;
 }
 
-/* Wraps the literal text[start, r->at) up for cJSON if a double might not hold it.  15 significant digits always fit;
- * an exponent can hide more (12345678901e9 is no double), so those are wrapped too. */
+/* Wraps the literal text[start, r->at) for cJSON if a double might not represent it exactly.  15 significant digits
+ * always fit; an exponent can add more (12345678901e9 is not exact), so those are wrapped too. */
 static bool keep_literal(struct reader *r, size_t start)
 {
     const char *literal = (const char *)r->text + start;
@@ -242,7 +242,7 @@ static bool read_word(struct reader *r, const char *word)
     return true;
 }
 
-/* The name, the colon and the space around it. */
+/* Reads a name, the colon and the white space around it. */
 static bool read_name(struct reader *r)
 {
     size_t start = r->at + 1;

@@ -1,6 +1,6 @@
-/* Reading requests and writing answers as JSON: json.h says what holds.  No state; any thread.
+/* Reads requests and writes answers as JSON (json.h).  No state; any thread.
  *
- * Numbers that a double does not hold keep their literals (json_literal.h), so the getters below are exact. */
+ * Numbers that a double cannot represent keep their literals (json_literal.h), so the getters below are exact. */
 #include "server/json/json.h"
 
 #include "engine/base/json_literal.h"
@@ -14,8 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The number of bytes that are reserved for a tree stands in its root, in a field that cJSON uses for numbers only.  A
- * number has no tree. */
+/* The number of bytes reserved for a tree is stored in its root, in a field that cJSON uses for numbers only; a root
+ * that is a number has no reservation. */
 size_t json_reserved(const cJSON *root)
 {
     return !root || cJSON_IsNumber(root) ? 0 : (size_t)root->valuedouble;
@@ -28,7 +28,7 @@ void json_free(cJSON *root)
     reservation_free(&r);
 }
 
-/* cJSON's tree of a text that is known to be good; numbers that must keep their literals need a copy of it. */
+/* Builds cJSON's tree of a valid text; numbers that must keep their literals need a copy of the text. */
 static cJSON *build(const char *text, size_t n, const struct json_size *size, struct err *e)
 {
     struct buf wrapped = {0};
@@ -68,7 +68,7 @@ cJSON *json_parse_body(const char *text, size_t n, struct err *e)
 
 /* ---- getters --------------------------------------------------------------------------------------------------- */
 
-/* The last field of that name; NULL when absent, null, or an earlier getter has failed. */
+/* @return the last field of that name; NULL when absent, null, or an earlier getter has failed. */
 static const cJSON *find_field(const struct json_at *at, const char *name)
 {
     if (at->e->code != ERR_OK) return NULL;
@@ -99,7 +99,7 @@ static bool literal_whole(const char *literal, bool *negative, uint64_t *magnitu
 {
     char digits[JSON_MAX_NUMBER + 1];
     size_t n = 0;
-    long point = 0; /* how many of the digits stand before the decimal point */
+    long point = 0; /* number of digits before the decimal point */
     const char *p = literal;
     bool behind = false;
     *negative = *p == '-';
@@ -116,7 +116,7 @@ static bool literal_whole(const char *literal, bool *negative, uint64_t *magnitu
     *magnitude = 0;
     if (n == 0) return true;
     if (*p) {
-        long exponent = strtol(p + 1, NULL, 10); /* saturates: then it is out of range below, as it should be */
+        long exponent = strtol(p + 1, NULL, 10); /* saturates, and is then out of range below */
         if (exponent > 2000 || exponent < -2000) return false;
         point += exponent;
     }
@@ -235,7 +235,7 @@ static int by_name(const void *a, const void *b)
     return rc ? rc : x->order < y->order ? -1 : x->order > y->order;
 }
 
-/* The object's members sorted by name, the last of duplicates; to be freed. */
+/* @return the object's members sorted by name, the last of duplicates; owned by the caller. */
 static struct member *sort_members(const cJSON *object, size_t *n)
 {
     size_t all = (size_t)cJSON_GetArraySize(object), k = 0;
@@ -309,7 +309,7 @@ void json_put_string(struct buf *b, const char *s, size_t n)
 {
     const unsigned char *p = (const unsigned char *)s;
     buf_char(b, '"');
-    size_t plain = 0; /* p[plain, i) needs no change and is not written yet */
+    size_t plain = 0; /* p[plain, i) needs no escaping and is not written yet */
     for (size_t i = 0; i < n;) {
         int len = utf8_length(p + i, n - i);
         if (len > 1 || (len == 1 && p[i] >= 0x20 && p[i] != '"' && p[i] != '\\')) {
@@ -338,10 +338,10 @@ void json_put_number(struct buf *b, double v)
         buf_printf(b, signbit(v) ? "-%.0f" : "%.0f", fabs(v)); /* 100000, not 1e+05 */
         return;
     }
-    /* Most numbers we send were floats; as such 0.1f is "0.1", not "0.10000000149011612". */
+    /* Most numbers in answers were floats, for which 0.1f is "0.1", not "0.10000000149011612". */
     bool is_float = fabs(v) <= 3.4028234663852886e38 && (double)(float)v == v;
     char text[40];
-    /* %g drops trailing zeros, so what has fewer digits than the first try is short all the same */
+    /* %g drops trailing zeros, so numbers with fewer digits are short, too */
     for (int digits = is_float ? 6 : 15; digits <= 17; digits++) {
         snprintf(text, sizeof text, "%.*g", digits, v);
         double back = strtod(text, NULL);
@@ -350,7 +350,7 @@ void json_put_number(struct buf *b, double v)
     buf_str(b, text);
 }
 
-/* A number without its literal had at most 15 characters, no exponent and no empty fraction: %.15g says it again. */
+/* A number without its literal had at most 15 characters, no exponent and no empty fraction: %.15g reproduces it. */
 static void put_literal(struct buf *b, const cJSON *v)
 {
     if (cJSON_IsNumber(v) && v->valuestring)

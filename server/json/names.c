@@ -4,7 +4,7 @@
 
 enum { NAME_MAX_BYTES = 40 };
 
-/* Levenshtein's; names longer than that are near to nothing. */
+/* Levenshtein's; longer names are never near. */
 static int distance(const char *a, const char *b)
 {
     size_t n = strlen(a), m = strlen(b);
@@ -31,7 +31,7 @@ const char *name_nearest(const char *name, const char *const *names, int n)
     const char *found = NULL;
     for (int i = 0; i < n; i++) {
         int d = distance(name, names[i]);
-        /* "lr" is not near "learning_rate" letter by letter; the end or the beginning of a name is */
+        /* a part of a name of at least 4 letters is near, whatever its edit distance */
         if (strlen(name) >= 4 && strstr(names[i], name)) d = d > 1 ? 1 : d;
         if (d < best) best = d, found = names[i];
     }

@@ -8,12 +8,12 @@
 enum { NAME_SHOWN = 40 };
 
 struct level {
-    bool object, names; /* names: a name comes next, not a value */
+    bool object, names; /* names: the next string is a name, not a value */
     size_t index;       /* in an array */
-    size_t name, len;   /* in an object: the newest name, where it stands */
+    size_t name, len;   /* in an object: position and length of the latest name */
 };
 
-/* Behind the string that begins at i; `at` when it reaches that far. */
+/* @return the position after the string that begins at i; `at` if the string extends to it. */
 static size_t string_end(const char *text, size_t i, size_t at)
 {
     for (i++; i < at && text[i] != '"'; i++) i += text[i] == '\\';
@@ -62,6 +62,6 @@ void json_path(const char *text, size_t at, char out[JSON_PATH_MAX])
         else if (ch == ',' && top)
             top->index++;
     }
-    if (depth && v[depth - 1].names) depth--; /* it is in a name, of the object around it */
+    if (depth && v[depth - 1].names) depth--; /* `at` is within a name: the path is the enclosing object's */
     put(text, v, depth, out);
 }

@@ -1,4 +1,4 @@
-/* Where in a JSON text a byte is, as a path for messages.  Pure; any thread. */
+/* The path of a byte in a JSON text, for messages.  Pure; any thread. */
 #ifndef TANDEM_SERVER_JSON_PATH_H
 #define TANDEM_SERVER_JSON_PATH_H
 
@@ -6,8 +6,8 @@
 
 enum { JSON_PATH_MAX = 160 };
 
-/* "messages[1].content" of the value that byte `at` is in, "" at the top.  The text before `at` has been read and is
- * good.  Names are as they stand in the text; what does not fit is cut off. */
+/* Writes the path of the value that contains byte `at`, like "messages[1].content"; "" at the top.  The text before
+ * `at` must be valid.  Names are copied as written; a path that is too long is truncated. */
 void json_path(const char *text, size_t at, char out[JSON_PATH_MAX]);
 
 #endif

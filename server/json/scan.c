@@ -127,7 +127,7 @@ static enum scan_result after(struct json_scan *s, unsigned char c)
     return close_container(s, c);
 }
 
-/* Where c goes on in the number; SCAN_AFTER: it does not, and the number is whole. */
+/* @return the state after c within a number; SCAN_AFTER: c does not continue the number, which is complete. */
 static enum scan_state number_next(enum scan_state state, unsigned char c, bool *good)
 {
     bool digit = is_digit(c), e = c == 'e' || c == 'E';

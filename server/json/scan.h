@@ -1,7 +1,7 @@
-/* A JSON text as it comes: the grammar that json_check reads at once, here byte by byte.  Pure; any thread.
+/* An incremental JSON validator: the grammar of json_check, byte by byte.  Pure; any thread.
  *
- * Accepts and refuses what json_check does, but for numbers that are too large for a double and for what stands behind
- * the value.  A number at the top has no last byte and is refused: the text is an object, an array, a string or a word
+ * Accepts and refuses the same texts as json_check, except numbers too large for a double and text after the value.  A
+ * top-level number is refused because its end cannot be detected: the text is an object, an array, a string or a word
  * (true, false, null). */
 #ifndef TANDEM_SERVER_JSON_SCAN_H
 #define TANDEM_SERVER_JSON_SCAN_H
@@ -12,12 +12,12 @@
 enum scan_result { SCAN_MORE, SCAN_DONE, SCAN_BAD };
 
 enum scan_state {
-    SCAN_VALUE, /* a value must come */
-    SCAN_FIRST, /* behind [: a value or ] */
-    SCAN_OPEN,  /* behind {: a name or } */
-    SCAN_NAME,  /* behind , in an object */
+    SCAN_VALUE, /* a value must follow */
+    SCAN_FIRST, /* after [: a value or ] */
+    SCAN_OPEN,  /* after {: a name or } */
+    SCAN_NAME,  /* after , in an object */
     SCAN_COLON,
-    SCAN_AFTER, /* a value is complete; , or the end of what holds it must come, or the text is complete */
+    SCAN_AFTER, /* a value is complete: , or the end of its container must follow, or the text is complete */
     /* within a string */
     SCAN_STRING,
     SCAN_UTF8,
@@ -40,18 +40,19 @@ enum scan_state {
 /* Zero-initialise. */
 struct json_scan {
     enum scan_state state;
-    int depth;        /* containers that are open */
+    int depth;        /* open containers */
     uint64_t objects; /* bit i: the container at depth i + 1 is an object */
     bool name;        /* the string is a member's name */
-    const char *word; /* what is left of it */
-    int left;         /* hexadecimal digits, or bytes of a UTF-8 sequence, still to come */
+    const char *word; /* its remaining letters */
+    int left;         /* hexadecimal digits, or bytes of a UTF-8 sequence, remaining */
     unsigned unit;    /* \uXXXX so far */
-    bool low;         /* the second half of a pair must come */
+    bool low;         /* the second half of a pair must follow */
     uint8_t min, max; /* of the sequence's next byte */
     int digits;       /* bytes of the number so far */
 };
 
-/* One byte more.  SCAN_DONE: it was the last byte of the value.  After SCAN_DONE or SCAN_BAD the state is of no use. */
+/* Consumes one byte.  SCAN_DONE: it was the last byte of the value.  After SCAN_DONE or SCAN_BAD the state is
+ * invalid. */
 enum scan_result json_scan_byte(struct json_scan *, unsigned char);
 
 #endif

@@ -1,4 +1,4 @@
-/* Reading what requests ask for, and compiling it: constraint.h says what holds; grammar_cache.c keeps the results. */
+/* Reads constraints from requests and compiles them: see constraint.h; grammar_cache.c caches the results. */
 #include "server/schema/constraint.h"
 
 #include "server/json/json.h"
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The field of that name (the last of duplicates); NULL when absent or null. */
+/* @return the field of that name (the last of duplicates); NULL when absent or null. */
 static const cJSON *field(const cJSON *obj, const char *name)
 {
     const cJSON *found = NULL;
@@ -17,7 +17,7 @@ static const cJSON *field(const cJSON *obj, const char *name)
     return found && !cJSON_IsNull(found) ? found : NULL;
 }
 
-/* Always false, so that a reader can end with it. */
+/* @return false always, so that a reader can end with `return wrong(...)`. */
 __attribute__((format(printf, 2, 3))) static bool wrong(struct err *e, const char *fmt, ...)
 {
     char what[300];
@@ -37,7 +37,7 @@ void constraint_ask_free(struct constraint_ask *ask)
     *ask = (struct constraint_ask){0};
 }
 
-/* ---- what is asked --------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------------------- */
 
 static bool take_schema(struct constraint_ask *ask, const cJSON *schema, struct err *e)
 {
@@ -48,7 +48,7 @@ static bool take_schema(struct constraint_ask *ask, const cJSON *schema, struct 
     return wrong(e, "the schema is longer than %d bytes", CONSTRAINT_TEXT_MAX);
 }
 
-/* A schema, or a text that holds one as JSON. */
+/* Reads a schema, or a string that contains one as JSON. */
 static bool take_schema_or_text(struct constraint_ask *ask, const cJSON *v, struct err *e)
 {
     struct err inner = {0};
@@ -90,7 +90,7 @@ static bool take_json_schema(struct constraint_ask *ask, const cJSON *v, struct 
     return schema ? take_schema_or_text(ask, schema, e) : wrong(e, "the field `schema` is missing");
 }
 
-/* The forms that TGI and the response formats share. */
+/* Reads the forms common to TGI's grammar and the response formats. */
 static bool take_typed(struct constraint_ask *ask, const char *type, const cJSON *value, struct err *e)
 {
     if (strcmp(type, "json_object") == 0 && !value) {

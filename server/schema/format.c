@@ -1,6 +1,6 @@
-/* The formats as regular expressions.  Where a standard allows more than anyone writes (years below 1000, leap seconds,
- * quoted local parts), the expression is narrower: what is generated must be valid for every checker.  Lengths are
- * bounded, so that a maxLength beside a format usually holds by itself. */
+/* The formats as regular expressions.  Where a standard allows rarely used forms (years below 1000, leap seconds,
+ * quoted local parts), the expression is narrower: generated text must be valid for every validator.  Lengths are
+ * bounded, so that a maxLength beside a format is usually satisfied anyway. */
 #include "server/schema/format.h"
 
 #include "server/schema/regex.h"
@@ -16,7 +16,7 @@
     "02-(?:0[1-9]|1[0-9]|2[0-8]))|" LEAP_YEAR "-02-29)"
 #define HOUR_MINUTE "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 #define TIME HOUR_MINUTE ":[0-5][0-9](?:\\.[0-9]{1,6})?(?:Z|[+-]" HOUR_MINUTE ")"
-/* RFC 3339, appendix A: units in order, none left out between two */
+/* RFC 3339, appendix A: units in order, without gaps */
 #define DURATION_TIME "T(?:[0-9]{1,4}H(?:[0-9]{1,4}M(?:[0-9]{1,4}S)?)?|[0-9]{1,4}M(?:[0-9]{1,4}S)?|[0-9]{1,4}S)"
 #define DURATION_DATE "(?:[0-9]{1,4}D|[0-9]{1,4}M(?:[0-9]{1,4}D)?|[0-9]{1,4}Y(?:[0-9]{1,4}M(?:[0-9]{1,4}D)?)?)"
 #define DURATION "P(?:" DURATION_DATE "(?:" DURATION_TIME ")?|" DURATION_TIME "|[0-9]{1,4}W)"

@@ -1,5 +1,5 @@
-/* Expressions over JSON text: building, folding, looking at.  jexpr.h says what holds; jexpr_grammar.c hands them to
- * the engine. */
+/* Expressions over JSON text: building, folding, inspecting.  See jexpr.h; jexpr_grammar.c passes them to the
+ * engine. */
 #include "server/schema/jexpr_pool.h"
 
 #include "engine/base/check.h"
@@ -18,7 +18,7 @@ static uint32_t add(uint32_t a, uint32_t b)
     return __builtin_add_overflow(a, b, &sum) ? JX_MANY : sum;
 }
 
-/* 0 times endless is 0. */
+/* 0 times JX_MANY is 0. */
 static uint32_t times(uint32_t a, uint32_t b)
 {
     uint32_t product;
@@ -104,8 +104,8 @@ static int by_low(const void *a, const void *b)
     return x->lo < y->lo ? -1 : x->lo > y->lo;
 }
 
-/* What can be written of the ranges, sorted, without overlaps; returns how many of v, which has room for four times n.
- */
+/* Replaces v by the characters of its ranges that can be written, sorted, without overlaps; v has room for 4 n.
+ * @return the number of ranges. */
 static size_t writable(struct grange *v, size_t n)
 {
     static const struct grange can[] = {{'\b', '\n'}, {'\f', '\r'}, {0x20, 0xd7ff}, {0xe000, 0x10ffff}};
@@ -138,7 +138,7 @@ jx jx_chars(struct jpool *p, const struct grange *v, size_t n)
     memcpy(mine, v, n * sizeof *v);
     n = writable(mine, n);
     if (n == 0) return JX_NONE;
-    /* a class of code points is a handful of byte ranges, one for each form that UTF-8 has */
+    /* a class of code points is a few byte ranges, one per form of UTF-8 */
     struct jnode node = {.kind = JX_IS_CHARS,
                          .first = (uint32_t)p->n_ranges,
                          .n = (uint32_t)n,
@@ -154,7 +154,7 @@ jx jx_any_char(struct jpool *p)
     return jx_chars(p, &(struct grange){0, 0x10ffff}, 1);
 }
 
-/* Room for n children; JX_NONE: none. */
+/* Appends n children to the pool.  @return the index of the first. */
 static uint32_t take_kids(struct jpool *p, const jx *v, size_t n)
 {
     uint32_t first = (uint32_t)p->n_kids;
@@ -290,7 +290,8 @@ jx jx_anchor(struct jpool *p, int end)
     return push(p, (struct jnode){.kind = JX_IS_ANCHOR, .min = (uint32_t)end, .anchor = true, .size = 1});
 }
 
-/* ---- looking --------------------------------------------------------------------------------------------------- */
+/* ---- inspecting
+ * --------------------------------------------------------------------------------------------------- */
 
 enum jx_kind jx_kind(const struct jpool *p, jx x)
 {

@@ -1,6 +1,6 @@
-/* Lengths: the part of an expression whose texts have at least, and at most, so many characters.  The builder of
- * grammars has no intersection, and a product with a counter would be large; narrowing the repetitions instead is small
- * and sound, but where several parts vary it leaves out texts: each part gets a share of the room. */
+/* Restricts an expression to texts of a minimum and maximum length.  The grammar builder has no intersection, and a
+ * product with a counter would be large.  Narrowing the repetitions instead is small and sound, but incomplete where
+ * several parts vary: each part gets a share of the allowance. */
 #include "server/schema/jexpr_pool.h"
 
 #include "engine/base/mem.h"
@@ -21,7 +21,7 @@ static jx *copy_kids(const struct jpool *p, jx x, size_t *n)
 
 static jx shrink(struct jpool *p, jx x, uint32_t most);
 
-/* room[i]: how many characters part i may have beyond its shortest; slack in all, shared evenly. */
+/* room[i]: characters that part i may have beyond its shortest text; slack: the total, shared evenly. */
 static void share_room(const uint32_t *need, uint32_t *room, size_t n, uint32_t slack)
 {
     size_t open = 0;
@@ -102,7 +102,7 @@ static jx shrink(struct jpool *p, jx x, uint32_t most)
 
 static jx grow(struct jpool *p, jx x, uint32_t least);
 
-/* What is missing comes from the part with most room, then the next. */
+/* Lengthens the part with most room first, then the next. */
 static jx grow_seq(struct jpool *p, jx x, uint32_t least)
 {
     size_t n;
@@ -143,7 +143,8 @@ static jx grow_repeat(struct jpool *p, jx x, uint32_t least)
         uint32_t times = least / shortest + (least % shortest != 0);
         if (times <= max) return jx_repeat(p, body, times > min ? times : min, max);
     }
-    /* too few times: what is repeated must be longer, as often as it may be, or once when that has no end */
+    /* not enough repetitions: the repeated part must be longer, in each of max repetitions, or of min (at least 1) when
+     * max is unbounded */
     uint32_t times = max == JX_MANY ? (min ? min : 1) : max;
     body = grow(p, body, least / times + (least % times != 0));
     return jx_repeat(p, body, times, max);

@@ -1,5 +1,5 @@
-/* Expressions to a grammar: rule by rule to the engine's builder, which leaves out what can never match and refuses
- * rules that begin with themselves. */
+/* Converts expressions to a grammar, rule by rule, with the engine's builder, which removes what can never match and
+ * refuses left recursion. */
 #include "server/schema/jexpr_pool.h"
 
 #include "engine/base/mem.h"
@@ -18,7 +18,7 @@ struct lowering {
 
 static gexpr lower(struct lowering *l, jx x);
 
-/* A character by its one spelling: an escape for seven, itself otherwise. */
+/* A character in its only spelling: an escape for seven characters, itself otherwise. */
 static gexpr lower_chars(struct lowering *l, const struct jnode *node)
 {
     static const struct {
@@ -73,7 +73,7 @@ static gexpr lower(struct lowering *l, jx x)
     case JX_IS_ALT: out = lower_list(l, node); break;
     case JX_IS_REPEAT: out = gram_repeat(l->b, lower(l, l->p->kids[node->first]), node->min, node->max); break;
     case JX_IS_NONE: out = gram_class(l->b, NULL, 0, 0); break;
-    default: break; /* rules are made before everything else */
+    default: break; /* rules are created before everything else */
     }
     l->made[x] = out;
     l->done[x] = true;

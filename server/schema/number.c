@@ -1,5 +1,5 @@
-/* number.h's languages.  All of them are one: the multiples of a step between two bounds on the grid of numbers
- * with `places` digits behind the point, as integers of up to 18 digits, most significant digit first.  A number
+/* Implements number.h.  All languages are built from one: the multiples of a step between two bounds, on the grid of
+ * numbers with `places` digits after the point, as integers of up to 18 digits, most significant digit first.  A number
  * without a step is the union over several grids. */
 #include "server/schema/number.h"
 
@@ -12,11 +12,11 @@
 
 enum {
     DIGITS = 18,         /* of an integer; fits 64 bits */
-    USUAL = 15,          /* of an integer without bounds, and of any fraction: what a double holds */
-    PLACES = 6,          /* behind the point, where the bounds do not ask for more */
-    LISTED = 256,        /* so many multiples are listed one by one */
-    LISTED_MAX = 4096,   /* likewise where the step is too large for the other way */
-    REMAINDERS_MAX = 128 /* a step up to this becomes an automaton over remainders */
+    USUAL = 15,          /* of an unbounded integer, and of any fraction: the precision of a double */
+    PLACES = 6,          /* after the point, unless the bounds need more */
+    LISTED = 256,        /* up to this many multiples are enumerated */
+    LISTED_MAX = 4096,   /* the same where the step is too large for an automaton */
+    REMAINDERS_MAX = 128 /* largest step that becomes an automaton over remainders */
 };
 
 static int64_t power(int n)
@@ -32,7 +32,7 @@ void decimal_read(struct decimal *out, const cJSON *item)
 {
     char text[40];
     const char *s = item->valuestring;
-    if (!s) { /* at most 15 characters, without an exponent: the double is exact enough to print them again */
+    if (!s) { /* at most 15 characters, without an exponent: the double reproduces them */
         snprintf(text, sizeof text, "%.15g", item->valuedouble);
         s = text;
     }
@@ -71,13 +71,14 @@ int decimal_compare(const struct decimal *a, const struct decimal *b)
     return a->negative ? -rc : rc;
 }
 
-/* Digits behind the point. */
+/* @return the number of digits after the point. */
 static int decimal_places(const struct decimal *v)
 {
     return v->n > v->point ? v->n - v->point : 0;
 }
 
-/* v x 10^places as an integer, held at +-10^DIGITS; *exact: nothing was cut off (towards minus infinity). */
+/* @return v x 10^places as an integer, rounded towards minus infinity and clamped to +-10^DIGITS; *exact: not
+ * rounded. */
 static int64_t decimal_scaled(const struct decimal *v, int places, bool *exact)
 {
     int64_t m = 0;
@@ -91,13 +92,13 @@ static int64_t decimal_scaled(const struct decimal *v, int places, bool *exact)
 
 /* ---- digits ---------------------------------------------------------------------------------------------------- */
 
-/* What digits spell: length digits, `places` of them behind the point, a multiple of step.  The rest of a number that
- * has begun depends on how many digits are left and the remainder so far alone: `rest` has the rules. */
+/* A grid of numbers with `places` digits after the point, multiples of step.  The rest of a partial number depends only
+ * on the number of digits left and the remainder so far: `rest` caches the rules. */
 struct grid {
     struct jpool *p;
     int places;
     int64_t step;
-    jx *rest; /* (DIGITS + 1, step); JX_NONE: not made */
+    jx *rest; /* (DIGITS + 1, step); JX_NONE: not built */
 };
 
 static jx digit_range(struct jpool *p, int lo, int hi)
@@ -107,7 +108,7 @@ static jx digit_range(struct jpool *p, int lo, int hi)
     return jx_chars(p, &(struct grange){(uint32_t)('0' + lo), (uint32_t)('0' + hi)}, 1);
 }
 
-/* The digits still to come, `left` of them, any values; the point stands where `places` are left. */
+/* The remaining `left` digits with any values; the point is where `places` are left. */
 static jx free_digits(const struct grid *g, int left)
 {
     jx nine = digit_range(g->p, 0, 9);
@@ -118,7 +119,7 @@ static jx free_digits(const struct grid *g, int left)
     return jx_seq3(g->p, whole, point, part);
 }
 
-/* The point, if it stands before the last `left` digits. */
+/* The point, if its position is before the last `left` digits. */
 static jx point_at(const struct grid *g, int left)
 {
     return g->places && left == g->places ? jx_text(g->p, ".") : JX_EMPTY;
@@ -140,12 +141,12 @@ static jx stepped_digits(struct grid *g, int left, int64_t r)
     return rule;
 }
 
-/* Numbers of `left` more digits that lie between those of lo and hi, where the digits so far were those of lo (at_lo),
- * of hi, or of both. */
+/* Numbers of `left` more digits between those of lo and hi; at_lo, at_hi: the digits so far equal those of lo, of
+ * hi. */
 static jx between(struct grid *g, int64_t lo, int64_t hi, int left, bool at_lo, bool at_hi, int64_t r)
 {
     int64_t unit = power(left);
-    /* the lowest and highest that can follow bind no more */
+    /* a bound at the end of its range no longer restricts */
     if (at_lo && lo % unit == 0) at_lo = false;
     if (at_hi && hi % unit == unit - 1) at_hi = false;
     if (left == 0) return r == 0 ? JX_EMPTY : JX_NONE;
@@ -157,7 +158,7 @@ static jx between(struct grid *g, int64_t lo, int64_t hi, int left, bool at_lo, 
     for (int d = low; d <= high;) {
         bool edge_lo = at_lo && d == low, edge_hi = at_hi && d == high;
         int last = d;
-        if (g->step == 1 && !edge_lo && !edge_hi) last = at_hi ? high - 1 : high; /* one class for what is alike */
+        if (g->step == 1 && !edge_lo && !edge_hi) last = at_hi ? high - 1 : high; /* one class for equivalent digits */
         jx rest = between(g, lo, hi, left - 1, edge_lo, edge_hi, (r * 10 + d) % g->step);
         v[n++] = jx_seq2(g->p, digit_range(g->p, d, last), rest);
         d = last + 1;
@@ -170,7 +171,7 @@ static jx magnitudes(struct grid *g, int64_t lo, int64_t hi)
 {
     jx v[DIGITS + 1];
     size_t n = 0;
-    int from = 0; /* lengths [from, length) are whole ranges of any digits, not yet written */
+    int from = 0; /* lengths [from, length) are unrestricted and not yet emitted */
     for (int length = g->places + 1; length <= DIGITS; length++) {
         int64_t least = length == g->places + 1 ? 0 : power(length - 1), most = power(length) - 1;
         int64_t a = lo > least ? lo : least, b = hi < most ? hi : most;
@@ -184,7 +185,7 @@ static jx magnitudes(struct grid *g, int64_t lo, int64_t hi)
             from = 0;
         }
         if (whole || a > b) continue;
-        /* the first digit of all is not 0, which `least` sees to */
+        /* `least` ensures that the first digit is not 0 */
         v[n++] = between(g, a, b, length, true, true, 0);
     }
     return jx_alt(g->p, v, n);
@@ -239,7 +240,7 @@ static jx grid_numbers(struct jpool *p, int64_t lo, int64_t hi, int64_t step, in
     int64_t count = hi / step - lo / step + 1;
     if (step > 1 && count <= LISTED) return listed(p, lo, hi, step, places);
     if (step > 1 && step % 10 == 0 && places == 0) { /* 500 is 5 and two zeros */
-        /* but 0 is one zero */
+        /* 0 itself is a single zero */
         jx minus = lo < 0 ? grid_numbers(p, lo / 10, hi / 10 < 0 ? hi / 10 : -1, step / 10, 0, e) : JX_NONE;
         jx plus = hi > 0 ? grid_numbers(p, lo / 10 > 0 ? lo / 10 : 1, hi / 10, step / 10, 0, e) : JX_NONE;
         jx zero = lo <= 0 && hi >= 0 ? jx_text(p, "0") : JX_NONE;
@@ -258,7 +259,8 @@ static jx grid_numbers(struct jpool *p, int64_t lo, int64_t hi, int64_t step, in
     return out;
 }
 
-/* The limits on a grid.  Without a bound on one side: `digits` digits, or all where the other bound has more. */
+/* Computes the limits on a grid.  Without a bound on one side: `digits` digits, or the most supported where the other
+ * bound has more. */
 static void bounds_at(const struct number_limits *l, int places, int digits, int64_t *lo, int64_t *hi)
 {
     bool exact;
@@ -308,7 +310,7 @@ static jx bounded_numbers(struct jpool *p, const struct number_limits *l, struct
     return jx_alt(p, v, (size_t)places + 1);
 }
 
-/* A step with digits behind the point: on the grid that has them. */
+/* A step with digits after the point: on the grid with as many places. */
 static jx stepped_numbers(struct jpool *p, const struct number_limits *l, struct err *e)
 {
     int places = l->whole ? 0 : decimal_places(&l->step);

@@ -1,8 +1,7 @@
 /* The numbers of JSON Schema as expressions over their digits.
  *
- * Bounds and steps are exact decimals.  A number that is bounded or stepped is written without an exponent and with at
- * most 15 digits (integers: 18), so that what holds for the decimals holds for the doubles that readers make of them.
- */
+ * Bounds and steps are exact decimals.  A bounded or stepped number is generated without an exponent and with at most
+ * 15 digits (integers: 18), so that its constraints also hold after conversion to a double. */
 #ifndef TANDEM_SERVER_SCHEMA_NUMBER_H
 #define TANDEM_SERVER_SCHEMA_NUMBER_H
 
@@ -28,7 +27,7 @@ struct number_limits {
     struct decimal min, max, step;
 };
 
-/* JX_NONE when no number is left; or *e: a step that is not supported. */
+/* @return JX_NONE when no number is allowed, or with *e when the step is not supported. */
 jx json_numbers(struct jpool *, const struct number_limits *, struct err *e);
 
 #endif

@@ -1,5 +1,5 @@
-/* regex.h's parser: recursive descent, straight to expressions, the ends (^, $) as marks; then the marks are
- * resolved, and what is not tied to an end gets any characters before or behind it.  Depth and length are bounded. */
+/* The parser of regex.h: recursive descent, directly to expressions, with the anchors (^, $) as marks.  Then the marks
+ * are resolved, and unanchored ends get any characters before or after them.  Depth and length are bounded. */
 #include "server/schema/regex.h"
 
 #include "engine/base/mem.h"
@@ -20,7 +20,7 @@ struct reader {
     struct err *e;
 };
 
-/* A class while it is read: what surely belongs to it, and what may, for one dialect or the other. */
+/* A character class being read: characters that belong to it in both dialects (sure), or in at least one (maybe). */
 struct ranges {
     struct grange *v;
     size_t n, cap;
@@ -53,7 +53,7 @@ static bool take(struct reader *r, const char *word)
     return true;
 }
 
-/* The character at r->at, which is there. */
+/* Consumes the character at r->at, which must exist. */
 static uint32_t take_char(struct reader *r)
 {
     const unsigned char *s = (const unsigned char *)r->text + r->at;
@@ -198,7 +198,7 @@ static bool take_unicode(struct reader *r, size_t start, uint32_t *out)
     return true;
 }
 
-/* r->at is behind the backslash.  A class (then *one is false) is added to s; a character goes to *c. */
+/* r->at is after the backslash.  A class (then *one is false) is added to s; a character goes to *c. */
 static bool take_escape(struct reader *r, bool in_class, struct set *s, bool *one, uint32_t *c)
 {
     static const char names[] = "tnrfv0", values[] = "\t\n\r\f\v";
@@ -253,7 +253,7 @@ static bool read_member(struct reader *r, struct set *s, bool *one, uint32_t *c)
     return true;
 }
 
-/* r->at is behind the opening bracket. */
+/* r->at is after the opening bracket. */
 static bool read_members(struct reader *r, struct set *s, size_t start)
 {
     while (peek(r) != ']') {
@@ -294,7 +294,7 @@ static jx read_class(struct reader *r)
     return out;
 }
 
-/* r->at is behind the opening parenthesis. */
+/* r->at is after the opening parenthesis. */
 static jx read_group(struct reader *r)
 {
     size_t start = r->at - 1;
@@ -322,7 +322,7 @@ static jx read_group(struct reader *r)
     return out;
 }
 
-/* {m}, {m,} or {m,n} at r->at: true, and taken. */
+/* Consumes {m}, {m,} or {m,n} at r->at.  @return whether there was one. */
 static bool take_counts(struct reader *r, uint32_t *min, uint32_t *max)
 {
     size_t at = r->at + 1;

@@ -1,6 +1,6 @@
 /* JSON Schema, the part above single types: keywords, references, alternatives, enumerations.  schema.h says what
- * holds.  A reference becomes a rule, whose body is translated after everything that stands around it, so recursion
- * in the schema is none here. */
+ * holds.  A reference becomes a rule, whose body is translated later, so recursion in the schema causes no recursion
+ * here. */
 #include "server/schema/schema_in.h"
 
 #include "engine/base/buf.h"
@@ -86,7 +86,7 @@ uint32_t schema_count(struct translator *t, const cJSON *schema, const char *nam
     return otherwise;
 }
 
-/* Keywords that would restrict and are not done.  (Names that are in no standard are annotations.)  Sorted. */
+/* Keywords that restrict but are not supported.  (Names in no standard are annotations.)  Sorted. */
 static const char *const refused[] = {
     "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired", "dependentSchemas", "disallow",
     "divisibleBy", "extends",       "if",       "not",
@@ -117,7 +117,7 @@ bool schema_check_keywords(struct translator *t, const cJSON *schema, const stru
     return true;
 }
 
-/* Keywords that change what is allowed; of a schema without any, everything is.  Sorted. */
+/* Keywords that restrict; a schema with none of them allows everything.  Sorted. */
 static const char *const used[] = {
     "$ref",
     "additionalItems",
@@ -260,13 +260,13 @@ static jx reference(struct translator *t, const cJSON *ref, const struct place *
     return schema ? later(t, schema, ref->valuestring, at) : JX_NONE;
 }
 
-/* A schema of several that hold at once is merged later too, and so once, wherever recursion comes back to it. */
+/* Schemas that hold at once are also merged later, so that a recursive one is merged only once. */
 static jx merged_later(struct translator *t, const cJSON *schema, const struct place *at)
 {
     return later(t, schema, NULL, at);
 }
 
-/* ---- values that are given ------------------------------------------------------------------------------------- */
+/* ---- enum and const ------------------------------------------------------------------------------------- */
 
 enum { T_NULL = 1, T_BOOLEAN = 2, T_OBJECT = 4, T_ARRAY = 8, T_STRING = 16, T_INTEGER = 32, T_NUMBER = 64 };
 
@@ -427,7 +427,7 @@ jx schema_any_value(struct translator *t)
 
 /* ---- one schema ------------------------------------------------------------------------------------------------ */
 
-/* Which types the keywords speak of, where `type` is absent. */
+/* @return the types that the keywords apply to, where `type` is absent. */
 static unsigned types_meant(const cJSON *schema)
 {
     static const struct {

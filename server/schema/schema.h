@@ -1,4 +1,5 @@
-/* JSON Schema to expressions over JSON text: docs/constrained.md says what of it, and how the documents are written. */
+/* JSON Schema to expressions over JSON text: docs/constrained.md has the supported part, and the format of the
+ * documents. */
 #ifndef TANDEM_SERVER_SCHEMA_SCHEMA_H
 #define TANDEM_SERVER_SCHEMA_SCHEMA_H
 
@@ -6,8 +7,8 @@
 
 #include <cjson/cJSON.h>
 
-/* The documents that the schema (read by json_parse) allows.  What cannot be done fails the pool with a text that
- * begins with the JSON pointer of the place.  Every document is valid; not every valid document is among them. */
+/* @return the documents that the schema (read by json_parse) allows.  Unsupported schemas fail the pool with a text
+ * that begins with a JSON pointer.  Every document is valid, but some valid documents are left out. */
 jx json_schema(struct jpool *, const cJSON *schema);
 /* Any JSON object. */
 jx json_any_object(struct jpool *);

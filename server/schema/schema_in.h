@@ -1,5 +1,5 @@
-/* The inside of schema.h: schema.c (places, references, alternatives, enumerations), schema_types.c (one
- * function for each type), schema_merge.c (several schemas that hold at once). */
+/* Internals of schema.h: schema.c (positions, references, alternatives, enumerations), schema_types.c (one function for
+ * each type), schema_merge.c (several schemas that hold at once). */
 #ifndef TANDEM_SERVER_SCHEMA_SCHEMA_IN_H
 #define TANDEM_SERVER_SCHEMA_SCHEMA_IN_H
 
@@ -10,11 +10,11 @@
 #include <stddef.h>
 
 enum {
-    SCHEMA_DEPTH_MAX = 150,     /* schemas within schemas, references resolved on the way included */
-    SCHEMA_WORK_MAX = 60 * 1000 /* keywords and properties looked at, as often as merging looks at them */
+    SCHEMA_DEPTH_MAX = 150,     /* nested schemas, including resolved references */
+    SCHEMA_WORK_MAX = 60 * 1000 /* visits of keywords and properties, including those by merging */
 };
 
-/* Where a schema stands: a chain on the stack. */
+/* The position of a schema: a linked list on the stack. */
 struct place {
     const struct place *up; /* NULL: the root */
     const char *name;       /* NULL: index */
@@ -30,7 +30,7 @@ struct translator {
     size_t n_targets, cap_targets;
     cJSON **made; /* merged schemas; owned */
     size_t n_made, cap_made;
-    const cJSON *merging; /* the target at work, which is to be merged now */
+    const cJSON *merging; /* the current target, which must be merged now */
     int depth;
     long work;
     jx formats[JSON_FORMATS];                                    /* JX_NONE: not made */
@@ -49,7 +49,7 @@ jx schema_object(struct translator *, const cJSON *schema, const struct place *)
 
 /* The keyword's value: the last of duplicates; null counts as absent. */
 const cJSON *schema_get(const cJSON *schema, const char *name);
-/* A whole number >= 0, held at JX_MANY - 1; `otherwise` when absent. */
+/* @return an integer >= 0, clamped to JX_MANY - 1; `otherwise` when absent. */
 uint32_t schema_count(struct translator *, const cJSON *schema, const char *name, uint32_t otherwise,
                       const struct place *);
 /* Whether a keyword other than these two restricts. */

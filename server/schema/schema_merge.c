@@ -1,5 +1,5 @@
 /* Several schemas that hold at once (allOf, keywords beside $ref or anyOf), as one schema.  Keyword by keyword: types
- * intersect, bounds tighten, properties join; what has no such rule is refused by name.  The result refers into the
+ * intersect, bounds tighten, properties are united; other keywords are refused by name.  The result refers to the
  * schemas it is made of and copies nothing. */
 #include "server/schema/schema_in.h"
 
@@ -18,7 +18,7 @@ cJSON *schema_new(struct translator *t)
     return made;
 }
 
-/* Takes the keyword out; what it was stays until the end, since newer parts may refer into it. */
+/* Removes the keyword; its value is freed only at the end, since newer parts may refer to it. */
 static void take_out(struct translator *t, cJSON *acc, const char *name)
 {
     cJSON *old = cJSON_DetachItemFromObjectCaseSensitive(acc, name);
@@ -73,13 +73,13 @@ static void merge_types(struct translator *t, cJSON *acc, const cJSON *other)
     }
     if (list->child) {
         set_made(t, acc, "type", list);
-    } else { /* nothing is of both */
+    } else { /* no common type */
         cJSON_Delete(list);
         set_made(t, acc, "enum", cJSON_CreateArray());
     }
 }
 
-/* What is in both lists; a const is a list of one. */
+/* Intersects the lists; a const is a list of one. */
 static bool merge_enums(struct translator *t, cJSON *acc, const cJSON *other, bool single, const struct place *at)
 {
     const cJSON *mine = schema_get(acc, "enum");
@@ -128,8 +128,8 @@ static bool merge_required(struct translator *t, cJSON *acc, const cJSON *other,
     return good;
 }
 
-/* One side's properties, into list: what the other side lists too must satisfy both, and what it does not, what it
- * says of additional ones. */
+/* Adds one side's properties to list: one that the other side also lists must satisfy both, any other also the other
+ * side's additionalProperties. */
 static void join_properties(cJSON *list, const cJSON *from, const cJSON *other, const cJSON *other_additional)
 {
     for (const cJSON *i = from ? from->child : NULL; i; i = i->next) {

@@ -18,7 +18,7 @@ enum {
 
 /* ---- strings --------------------------------------------------------------------------------------------------- */
 
-/* Sets *out to what stands between the quotes by pattern or format; JX_NONE where there is neither. */
+/* Sets *out to the contents of a string by pattern or format; JX_NONE when there is neither. */
 static bool string_content(struct translator *t, const cJSON *schema, jx *out, const struct place *at)
 {
     const cJSON *pattern = schema_get(schema, "pattern"), *format = schema_get(schema, "format");
@@ -113,11 +113,11 @@ jx schema_number(struct translator *t, const cJSON *schema, bool whole, const st
 
 /* ---- arrays ---------------------------------------------------------------------------------------------------- */
 
-/* What may stand in an array: the first ones one by one, then as many as allowed of `rest`. */
+/* The elements of an array: the first ones individually, then as many of `rest` as allowed. */
 struct elements {
     const cJSON *first; /* a list of schemas, or NULL */
     const cJSON *rest;  /* NULL: anything, unless closed */
-    bool closed;        /* nothing is said of further elements: none are written */
+    bool closed;        /* further elements are not specified: none are generated */
     bool unique;
     uint32_t min, max;
 };
@@ -170,7 +170,7 @@ static size_t listed_values(struct translator *t, const cJSON *items, const cJSO
     return n;
 }
 
-/* An array of different values out of a short list: a rule for each set of values that are in it already. */
+/* An array of distinct values of a short list: one rule for each set of values already used. */
 static jx unique_array(struct translator *t, const struct elements *v, const struct place *at)
 {
     const cJSON *values[UNIQUE_MAX];
@@ -215,7 +215,7 @@ jx schema_array(struct translator *t, const cJSON *schema, const struct place *a
             struct place here = {&in_first, NULL, (int)i};
             first[i] = schema_value(t, s, &here);
         }
-        /* from the end: an element that may be missing may be so with all that follow */
+        /* from the end: an optional element may be missing together with all that follow */
         inside = jx_repeat(t->p, jx_seq2(t->p, comma, rest), v.min > n ? v.min - n : 0,
                            v.max == JX_MANY ? JX_MANY : v.max - n);
         for (i = n; i-- > 0;) {
@@ -243,7 +243,7 @@ struct members {
     const cJSON *names;      /* propertyNames, patternProperties' pattern or NULL */
     bool by_pattern;         /* `names` is the one member of patternProperties */
     const cJSON *additional; /* NULL: see open */
-    bool open;               /* members that are not listed may be written */
+    bool open;               /* unlisted members may be generated */
     uint32_t min, max;
 };
 
@@ -275,7 +275,7 @@ static void read_properties(struct members *m, const cJSON *properties, size_t r
     m->n = kept;
 }
 
-/* Marks the required ones; those that are not listed are added behind the others. */
+/* Marks the required members; those not listed are appended. */
 static bool read_required(struct translator *t, struct members *m, const cJSON *required, const struct place *at)
 {
     size_t listed = m->n;
@@ -362,7 +362,7 @@ static uint32_t decode(const char *s, int *len)
     return c;
 }
 
-/* The strings that are none of v (n names sorted by their bytes, alike up to byte `at`), from there on. */
+/* The suffixes, from byte `at`, of strings not in v (n names sorted by bytes, equal up to byte `at`). */
 static jx other_than(struct translator *t, const char *const *v, size_t n, size_t at)
 {
     size_t n_parts = 0, n_rest = 0, i = 0;
@@ -440,7 +440,7 @@ static jx quoted(struct translator *t, const char *name)
     return out;
 }
 
-/* Fills in the items; members that can have no value are taken out.  False: a required one has none. */
+/* Fills in the items; removes members that can have no value.  @return false when a required one has none. */
 static bool make_items(struct translator *t, struct members *m, const struct place *at)
 {
     struct place in = {at, "properties", 0};
@@ -477,8 +477,8 @@ static jx following(struct translator *t, const struct members *m, size_t i, jx 
     return out;
 }
 
-/* All members, when `k` optional ones come first: whichever is written first, those behind it may follow.  The rest
- * behind each is a rule that ends with the next rule. */
+/* All members, when the first `k` are optional: whichever is generated first, later ones may follow.  The rest after
+ * each is a rule that ends with the next rule. */
 static jx starting(struct translator *t, const struct members *m, size_t k, jx pair, jx others, bool may_be_empty)
 {
     jx comma = jx_text(t->p, ", ");
@@ -504,7 +504,7 @@ static jx starting(struct translator *t, const struct members *m, size_t k, jx p
     return out;
 }
 
-/* Whether the counts hold by themselves or can be made to: sets *most, how many members beyond the listed ones. */
+/* @return whether the counts can be satisfied; *most: limit of members beyond the listed ones. */
 static bool check_counts(struct translator *t, const struct members *m, uint32_t *most, const struct place *at)
 {
     uint32_t required = 0, listed = (uint32_t)m->n;
@@ -527,7 +527,7 @@ static jx put_members(struct translator *t, struct members *m, const struct plac
         jx value = m->additional ? schema_value(t, m->additional, &here) : schema_any_value(t);
         if (value != JX_NONE) pair = jx_shared(t->p, jx_seq3(t->p, other_name(t, m, at), jx_text(t->p, ": "), value));
     }
-    bool alone = m->n == 0; /* then the first of the others has no comma */
+    bool alone = m->n == 0; /* then the first unlisted member has no comma */
     uint32_t more = most == JX_MANY ? JX_MANY : most && alone ? most - 1 : most;
     jx others = jx_repeat(t->p, jx_seq2(t->p, jx_text(t->p, ", "), pair), 0, more);
     while (k < m->n && !m->v[k].required) k++;

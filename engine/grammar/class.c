@@ -52,7 +52,7 @@ void ranges_normalize(struct ranges *r)
     if (!r->n) return;
     size_t n = 0;
     qsort(r->v, r->n, sizeof *r->v, by_lo);
-    struct grange *out = mem_array(2 * r->n, sizeof *out); /* a range may be cut in two */
+    struct grange *out = mem_array(2 * r->n, sizeof *out); /* a range may be split in two */
     for (size_t i = 0; i < r->n; i++) {
         uint32_t lo = r->v[i].lo, hi = r->v[i].hi;
         keep(out, &n, lo, hi < SURROGATE_FIRST ? hi : SURROGATE_FIRST - 1);
@@ -78,21 +78,21 @@ void ranges_complement(struct ranges *r)
     *r = out;
 }
 
-/* ---- what Unicode says, read once ---- */
+/* ---- tables from Unicode, computed once ---- */
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct ranges digits, words;
 static struct lowered {
     uint32_t c, lower;
-} * lowered; /* every character that is not its own lower case, ascending */
+} * lowered; /* every character that differs from its lower case, ascending */
 static size_t n_lowered;
 /* the few lower-case letters whose upper case has another lower case: s and long s, mu and micro sign... */
 static struct cased {
     uint32_t c, other;
 } * cased;
 static size_t n_cased;
-static struct ranges with_case;        /* what has another case, and is one */
-static struct ranges ascii_cases[128]; /* what a letter is without case */
+static struct ranges with_case;        /* characters with another case, and those other cases */
+static struct ranges ascii_cases[128]; /* the characters equal to a letter when case is ignored */
 
 /* str.isalnum: letters and everything numeric. */
 static bool is_word(utf8proc_category_t k)
@@ -114,7 +114,7 @@ static bool ranges_have(const struct ranges *r, uint32_t c)
     return lo < r->n && c >= r->v[lo].lo;
 }
 
-/* Adds to a set what is the same without case, of all of Unicode. */
+/* Adds to a set every Unicode character that equals a member when case is ignored. */
 static void add_cases(struct ranges *r)
 {
     struct ranges lower = {0};
@@ -189,8 +189,7 @@ void ranges_add_escape(struct ranges *out, char which, bool ascii)
         for (size_t i = 0; i < (which == 'd' ? 1 : 4); i++) ranges_add(out, ascii_word[i].lo, ascii_word[i].hi);
 }
 
-/* re compares lower cases, and takes lower-case letters that share an upper case for the same (CPython's _casefix.py).
- */
+/* re compares lower cases, and treats lower-case letters with the same upper case as equal (CPython's _casefix.py). */
 void ranges_add_cases(struct ranges *r, bool ascii)
 {
     pthread_once(&once, unicode_read);
@@ -305,7 +304,7 @@ static uint32_t tail(struct class_table *t, const struct grange *r, size_t n, ui
     while (n && r[n - 1].lo > last) n--;
     if (!n) return CLASS_NOTHING;
     if (r->lo <= base && r->hi >= last) return whole(t, k);
-    CHECK(k > 0); /* of one character there is no part */
+    CHECK(k > 0); /* 0 would mean a complete character */
     struct class_edge e[64];
     uint32_t m = 0, span = (uint32_t)1 << 6 * (k - 1);
     for (uint32_t v = 0; v < 64; v++) m = put_edge(e, m, (uint8_t)(0x80 + v), tail(t, r, n, base + v * span, k - 1));

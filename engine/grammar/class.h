@@ -1,5 +1,5 @@
-/* Sets of characters as machines over bytes: a class is the node a machine begins in, and each node says which bytes
- * lead where, until one whole UTF-8 character was read.  Equal machines are one (nodes are interned from the last byte
+/* Sets of characters as machines over bytes: a class is the start node of a machine, and each node maps bytes to next
+ * nodes, until one complete UTF-8 character was read.  Equal machines are shared (nodes are interned from the last byte
  * backwards, so that all "any continuation byte" are the same node).  A table belongs to one builder or program. */
 #ifndef TANDEM_ENGINE_GRAMMAR_CLASS_H
 #define TANDEM_ENGINE_GRAMMAR_CLASS_H
@@ -8,7 +8,7 @@
 
 #include <stdbool.h>
 
-enum { CLASS_END = 0 };          /* where an edge leads that completes a character */
+enum { CLASS_END = 0 };          /* target of an edge that completes a character */
 #define CLASS_NOTHING UINT32_MAX /* the class without characters */
 enum { CLASS_NODES_MAX = 1 << 18 };
 
@@ -33,9 +33,10 @@ struct class_table {
 
 void class_table_free(struct class_table *);
 
-/* The node of one character of the set; CLASS_NOTHING for the empty set.  r must be a set (ranges_normalize). */
+/* The node that reads one character of the set; CLASS_NOTHING for the empty set.  r must be a set (ranges_normalize).
+ */
 uint32_t class_node_of(struct class_table *, const struct grange *r, size_t n);
-/* Where a byte leads: CLASS_END, a node, or CLASS_NOTHING. */
+/* The node after a byte: CLASS_END, a node, or CLASS_NOTHING. */
 uint32_t class_next(const struct class_table *, uint32_t node, uint8_t byte);
 
 /* ---- sets of code points ---- */
@@ -51,9 +52,9 @@ void ranges_normalize(struct ranges *);  /* ascending, apart from each other, wi
 void ranges_complement(struct ranges *); /* of a normalized one; stays normalized */
 void ranges_free(struct ranges *);
 
-/* What Python's re takes for \d, \s and \w in text, or with re.ASCII.  Added to *out. */
+/* Adds to *out the set that Python's re uses for \d, \s and \w in text, or with re.ASCII. */
 void ranges_add_escape(struct ranges *out, char which, bool ascii);
-/* Adds what Python's re.IGNORECASE matches besides; normalizes. */
+/* Adds the characters that Python's re.IGNORECASE also matches; normalizes. */
 void ranges_add_cases(struct ranges *, bool ascii);
 
 #endif

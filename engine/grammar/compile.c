@@ -1,8 +1,8 @@
 /* From expressions to a program (program.h).
  *
- * What can match no text at all (an empty class, a rule that never ends) is left out first: then every position the
- * automaton can be in is one from which some text leads to the end, and a mask never leads into a dead end.  Left
- * recursion is refused: following it would push calls without reading anything. */
+ * Expressions that match no text (an empty class, a rule that never ends) are removed first.  Then some text leads from
+ * every reachable position to the end, so a mask never leads into a dead end.  Left recursion is rejected, since it
+ * would push calls without reading anything. */
 #include "engine/base/mem.h"
 #include "engine/grammar/program.h"
 
@@ -15,8 +15,8 @@ struct compiler {
     const struct grammar_builder *b;
     struct gram_program *p;
     uint8_t *used, *nullable, *productive; /* (n_nodes) */
-    uint32_t *entry;                       /* (n_nodes) of rules: where the body is; 0: not yet */
-    uint32_t *todo;                        /* rules that are called and not yet there */
+    uint32_t *entry;                       /* (n_nodes) of rules: address of the body; 0: not yet compiled */
+    uint32_t *todo;                        /* rules that are called and not yet compiled */
     size_t n_todo, n_emits;                /* n_emits: expressions written, also those without an instruction */
     bool full;
 };
@@ -43,7 +43,7 @@ static uint32_t child(const struct compiler *x, const struct gnode *n, uint32_t 
     return n->kind == GN_SEQ || n->kind == GN_ALT ? x->b->kids[n->a + k] : n->a;
 }
 
-/* ---- what can be reached from the root ---- */
+/* ---- reachability from the root ---- */
 
 static int mark_used(struct compiler *x, uint32_t root, struct err *e)
 {
@@ -65,10 +65,10 @@ static int mark_used(struct compiler *x, uint32_t root, struct err *e)
     return rc;
 }
 
-/* ---- what may be empty, what may match at all ---- */
+/* ---- nullable and productive expressions ---- */
 
 struct parents {
-    uint32_t *first, *v; /* those of i: v[first[i], first[i + 1]) */
+    uint32_t *first, *v; /* the entries of i: v[first[i], first[i + 1]) */
 };
 
 static struct parents parents_of(const struct compiler *x)
@@ -100,7 +100,8 @@ static bool holds_at_once(const struct gnode *n, bool nullable)
     }
 }
 
-/* The least solution: a sequence holds when all its parts do, a choice when one does.  Linear in the edges. */
+/* The least solution: a sequence has the property when all its parts have it, a choice when one has.  Linear in the
+ * edges. */
 static void solve(const struct compiler *x, const struct parents *p, uint8_t *holds, bool nullable)
 {
     size_t n = x->b->n_nodes, top = 0;
@@ -127,7 +128,7 @@ static void solve(const struct compiler *x, const struct parents *p, uint8_t *ho
 
 /* ---- left recursion ---- */
 
-/* How many of a node's children may begin where it begins. */
+/* The number of a node's children that can start where the node starts. */
 static uint32_t n_left(const struct compiler *x, const struct gnode *n)
 {
     uint32_t all = n_children(n);
@@ -145,7 +146,7 @@ static int refuse_left_recursion(const struct compiler *x, uint32_t root, struct
     } *stack = mem_array(x->b->n_nodes, sizeof *stack);
     uint8_t *seen = mem_array(x->b->n_nodes, 1);
     int rc = 0;
-    /* any node may be the left end of a walk, not only those left-reachable from the root */
+    /* a left-recursive cycle may be anywhere, not only left-reachable from the root */
     for (uint32_t from = 0; from < x->b->n_nodes && !rc; from++) {
         size_t n = 0;
         if (!x->used[from] || seen[from]) continue;
@@ -222,14 +223,14 @@ static int by_bytes(const void *a, const void *b)
     return c ? c : (x->n > y->n) - (x->n < y->n);
 }
 
-/* Where a branch of a split began and what it must jump behind; joined by `join`. */
+/* The start of a split's branches and their jumps to the end, which `join` sets. */
 static void join(struct compiler *x, uint32_t first_jump_target, const uint32_t *jumps, uint32_t n)
 {
     for (uint32_t k = 0; k < n && !x->full; k++) x->p->code[jumps[k]].a = first_jump_target;
 }
 
-/* Sorted texts that agree in their first `at` bytes: what they have in common once, then a branch per next byte, so
- * that a choice of ten thousand strings is one position at a time. */
+/* Compiles sorted texts with the same first `at` bytes: their common prefix once, then a branch per next byte, so that
+ * a choice of ten thousand strings has a single position at a time. */
 static void emit_texts(struct compiler *x, const struct branch *v, uint32_t n, uint32_t at, int depth)
 {
     const struct branch *first = v, *last = v + n - 1;
@@ -238,7 +239,7 @@ static void emit_texts(struct compiler *x, const struct branch *v, uint32_t n, u
     if (same > at) code(x, GRAM_LITERAL, first->at + at, same - at);
     if (first->n == last->n && same == first->n) return; /* one text, perhaps several times */
     uint32_t groups = 0;
-    bool deep = depth >= TRIE_DEPTH_MAX; /* then one branch each, unshared */
+    bool deep = depth >= TRIE_DEPTH_MAX; /* then one branch per text, without shared prefixes */
     for (uint32_t i = 0; i < n; i++)
         groups += i == 0 || deep || v[i].n == same || v[i - 1].n == same ||
                   v[i].s[v[i].at + same] != v[i - 1].s[v[i - 1].at + same];

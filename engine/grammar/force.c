@@ -7,12 +7,12 @@
 
 enum { FORCE_MAX = 256 }; /* bytes at once */
 
-/* What must follow a state. */
+/* The bytes that must follow a state. */
 struct stretch {
     char text[1 + FORCE_MAX]; /* text[0]: a line feed, which `forced` may begin with */
     int32_t state[FORCE_MAX + 1];
     size_t n;
-    bool last; /* nothing can follow it */
+    bool last; /* nothing can follow these bytes */
 };
 
 static void follow(struct gram_automaton *a, int32_t state, struct stretch *s)
@@ -29,7 +29,7 @@ static void follow(struct gram_automaton *a, int32_t state, struct stretch *s)
     s->last = gram_ends(a, s->state[s->n]);
 }
 
-/* How many of the tokens from v on spell the stretch's beginning and may be taken; their bytes in *bytes. */
+/* The number of tokens from v on that spell the stretch's beginning and may be forced; *bytes: their length. */
 static size_t take(const struct token_trie *t, const struct stretch *s, const struct token *v, size_t n, size_t *bytes)
 {
     const char *text = s->text + 1;
@@ -44,7 +44,7 @@ static size_t take(const struct token_trie *t, const struct stretch *s, const st
     return k;
 }
 
-/* Encodes the stretch.  A tokenizer that puts a space before a text is given a line before it, too. */
+/* Encodes the stretch.  For a tokenizer that adds a space before a text, a line feed is put before it. */
 static struct gram_forced *spell(const struct token_trie *t, const struct tokenizer *z, const struct stretch *s)
 {
     struct gram_forced *f = NULL;

@@ -1,9 +1,9 @@
-/* Grammars: which bytes a generated text may consist of.  A grammar is built from expressions over bytes (a regular
- * expression is one kind of them), with rules that may be recursive; it runs as an automaton over bytes whose states
- * are made as they are first reached, and a state knows which tokens may come next (mask.h).
+/* Grammars: the set of byte strings that a generated text may be.  A grammar is built from expressions over bytes (a
+ * regular expression is one kind of them), with rules that may be recursive; it runs as an automaton over bytes whose
+ * states are created when first reached, and each state has a mask of the tokens allowed next (mask.h).
  *
- * A builder belongs to one thread.  A built grammar is immutable but for its own caches, reference counted, and may be
- * used by any thread.  Every size is limited: a grammar that is too large is ERR_INVALID with a text that says which
+ * A builder belongs to one thread.  A built grammar is immutable except for its caches, reference counted, and may be
+ * used by any thread.  Every size is limited: a grammar that is too large is ERR_INVALID, and the message names the
  * limit. */
 #ifndef TANDEM_ENGINE_GRAMMAR_GRAMMAR_H
 #define TANDEM_ENGINE_GRAMMAR_GRAMMAR_H
@@ -16,8 +16,8 @@
 struct grammar;
 struct grammar_builder;
 
-/* An expression of one builder; negative: an earlier call failed (the builder remembers why; such a value may be
- * handed to every function here, so that callers check once, at grammar_build). */
+/* An expression of one builder; negative: an earlier call failed.  The builder keeps the error, and every function here
+ * accepts such a value, so callers check once, at grammar_build. */
 typedef int32_t gexpr;
 
 struct grammar_builder *grammar_builder_new(void);
@@ -31,29 +31,30 @@ struct grange {
 gexpr gram_class(struct grammar_builder *, const struct grange *, size_t n, int not_in);
 gexpr gram_seq(struct grammar_builder *, const gexpr *, size_t n);
 gexpr gram_alt(struct grammar_builder *, const gexpr *, size_t n);              /* n >= 1 */
-gexpr gram_repeat(struct grammar_builder *, gexpr, uint32_t min, uint32_t max); /* max UINT32_MAX: without end */
+gexpr gram_repeat(struct grammar_builder *, gexpr, uint32_t min, uint32_t max); /* max UINT32_MAX: unbounded */
 /* A regular expression that must match as Python's re.fullmatch would (\d, \w, \s are Unicode's unless (?a) is given);
- * (?i), (?s), (?a) and their scoped forms are known.  What cannot be had in a regular language (back-references,
- * look-around, \b) is refused by name, with the byte where it stands, and so are ^ and $ that do not stand at the ends.
- * A group may be named as in (?P<name>...) or (?<name>...). */
+ * (?i), (?s), (?a) and their scoped forms are supported.  Constructs that are not regular (back-references,
+ * look-around, \b) are rejected by name and byte position, and so are ^ and $ other than at the ends.  Groups may be
+ * named, (?P<name>...) or (?<name>...). */
 gexpr gram_regex(struct grammar_builder *, const char *pattern, size_t n);
-/* A name for an expression that is given later; may stand in itself (recursion, but not on the left). */
+/* A name for an expression that is defined later and may contain it (recursion, but not left recursion). */
 gexpr gram_rule(struct grammar_builder *);
 void gram_define(struct grammar_builder *, gexpr rule, gexpr body);
 
 /* Limits: 2^18 expressions, 4 MiB of text, 1000 levels (rules not followed), 2^19 instructions.  A counted repetition
- * costs no more than an endless one.  What can match no text is left out; a grammar without texts is an error. */
+ * costs no more than an unbounded one.  Expressions that match no text are removed; a grammar that matches no text is
+ * an error. */
 
 /* The grammar whose texts are those of `root`; frees nothing.  NULL and *e on error, the builder's first included. */
 struct grammar *grammar_build(struct grammar_builder *, gexpr root, struct err *e);
 struct grammar *grammar_ref(struct grammar *);
 void grammar_unref(struct grammar *); /* NULL is allowed */
 
-/* 1 when the bytes are one of its texts, 0 when not; ERR_INVALID and *e when a limit was met on the way.  Any thread.
- */
+/* @return 1 when the bytes match the grammar, 0 when not; ERR_INVALID, and *e is set, when a limit was reached.  Any
+ * thread. */
 int grammar_matches(struct grammar *, const void *bytes, size_t n, struct err *e);
-/* Whether one of its texts consists of these bytes only (256; not 0: some token of a vocabulary has it): 0, or
- * ERR_UNSUPPORTED and *e, which names a character that is missing. */
+/* Checks that some text of the grammar uses only these bytes (256 flags: some token of a vocabulary has the byte).
+ * @return 0, or ERR_UNSUPPORTED, and *e names a missing character. */
 int grammar_check_bytes(const struct grammar *, const unsigned char bytes[256], struct err *e);
 
 #endif

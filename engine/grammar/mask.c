@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What bytes a subtree is made of, for skipping it when the state stays where it is on all of them. */
+/* The kinds of bytes in a subtree, for skipping it when the state does not change on any of them. */
 enum {
     KIND_CONTROL = 1 << 0,
     KIND_NEWLINE = 1 << 1,
@@ -20,16 +20,16 @@ enum {
     KIND_BACKSLASH = 1 << 8,
     KIND_OTHER = 1 << 9,   /* of ASCII */
     KIND_UTF8 = 1 << 10,   /* characters of several bytes, the last one perhaps unfinished */
-    KIND_BROKEN = 1 << 11, /* what is no UTF-8 */
-    KIND_INSIDE = 1 << 12, /* of the node itself: it begins inside a character, so nothing can be said */
-    NEAR = 16,             /* bytes of a token in the first part of the trie */
-    SKIP_FROM = 32,        /* nodes: asking what a state stays on costs some hundred steps, once */
+    KIND_BROKEN = 1 << 11, /* invalid UTF-8 */
+    KIND_INSIDE = 1 << 12, /* of the node itself: it begins inside a character, so it cannot be classified */
+    NEAR = 16,             /* longest token in the first part of the trie, in bytes */
+    SKIP_FROM = 32, /* nodes: smallest subtree worth it: classifying a state's bytes costs some hundred steps, once */
 };
 
 struct trie_node {
-    uint32_t first;      /* of order: the tokens that end here, up to the next node's first */
+    uint32_t first;      /* of order: index in order of the tokens that end here, up to the next node's first */
     uint32_t skip;       /* the next node outside this subtree */
-    uint8_t byte, depth; /* depth: bytes up to and with this one */
+    uint8_t byte, depth; /* depth: length in bytes including this one */
     uint16_t kinds;
 };
 
@@ -37,15 +37,15 @@ struct trie {
     struct trie_node *nodes; /* in preorder; one more behind the last */
     uint32_t n_nodes;
     uint8_t *chars; /* (n_order) how many characters each of these tokens begins */
-    uint8_t *reach; /* (n_nodes) how many bytes the longest token of the subtree has from this node's byte on */
-    int32_t *order; /* tokens by their bytes */
+    uint8_t *reach; /* (n_nodes) longest token of the subtree in bytes, counted from this node's byte */
+    int32_t *order; /* tokens sorted by their bytes */
     uint32_t n_order;
 };
 
 struct token_trie {
     int vocab, n_ids;
     struct trie part[2];  /* tokens of up to NEAR bytes; longer ones */
-    uint32_t *upto;       /* (NEAR + 1, mask_words) the bits of the tokens of 0, 1 .. NEAR bytes and fewer */
+    uint32_t *upto;       /* (NEAR + 1, mask_words) the bits of the tokens of at most 0, 1 .. NEAR bytes */
     unsigned char *bytes; /* of all tokens, by id */
     uint32_t *at;         /* (n_ids + 1) */
     int32_t *eos;
@@ -106,13 +106,13 @@ static uint16_t ascii_kind(unsigned c)
     return c == '"' ? KIND_QUOTE : c == '\\' ? KIND_BACKSLASH : KIND_OTHER;
 }
 
-/* How far the bytes of a path are inside a character. */
+/* The number of bytes of an incomplete character at the end of a path. */
 struct utf8_at {
     char s[4];
-    uint8_t n; /* 0: between two; 0xff: broken */
+    uint8_t n; /* 0: between characters; 0xff: invalid */
 };
 
-/* One more byte; what it adds to the kinds of the nodes above. */
+/* Adds one byte; @return the kinds that it adds to the nodes above. */
 static uint16_t utf8_byte(struct utf8_at *u, unsigned char byte)
 {
     if (u->n == 0xff) return KIND_BROKEN;
@@ -240,7 +240,7 @@ bool token_trie_longer(const struct token_trie *t, const unsigned char *bytes, s
     for (int part = 0; part < 2; part++) {
         const struct trie *p = &t->part[part];
         struct token_ref key = {bytes, (uint32_t)n, INT32_MAX}, next = {0};
-        uint32_t lo = 0, hi = p->n_order; /* the first token behind the key */
+        uint32_t lo = 0, hi = p->n_order; /* the first token after the key */
         while (lo < hi) {
             uint32_t mid = lo + (hi - lo) / 2;
             size_t len;
@@ -298,13 +298,13 @@ static void allow(struct gram_mask *m, int32_t id)
     m->bits[id >> 5] |= (uint32_t)1 << (id & 31);
 }
 
-/* ---- where a state goes on all bytes of a kind ---- */
+/* ---- transitions on all bytes of a kind ---- */
 
-/* Who asks, and for how long.  What is asked and not known yet is counted; what was found stays known, so that the same
- * questions asked again come further. */
+/* A query with its time limit.  Transitions computed for it are counted; they stay cached, so the same query repeated
+ * makes progress. */
 struct asker {
     struct gram_automaton *a;
-    uint64_t until, work; /* work: the automaton's when the clock was looked at */
+    uint64_t until, work; /* work: the automaton's work at the last look at the clock */
 };
 
 /* gram_next, or GRAM_LATER. */
@@ -319,7 +319,7 @@ static int32_t ask(struct asker *k, int32_t state, uint8_t byte)
     return gram_next(k->a, state, byte);
 }
 
-/* 1: the byte leads to `home`; 0: not; GRAM_FULL, GRAM_LATER. */
+/* @return 1: the byte leads to `home`; 0: not; GRAM_FULL, GRAM_LATER. */
 static int stays(struct asker *k, int32_t at, int32_t home, uint8_t byte)
 {
     int32_t to = ask(k, at, byte);
@@ -330,7 +330,7 @@ static int stays(struct asker *k, int32_t at, int32_t home, uint8_t byte)
 static int stays_tail(struct asker *k, int32_t at, int32_t home, int more, uint8_t lo, uint8_t hi)
 {
     int last = -1;
-    int32_t same = GRAM_DEAD; /* where the byte before led, and all was well */
+    int32_t same = GRAM_DEAD; /* target of the previous byte, for which the result was 1 */
     for (unsigned byte = lo; byte <= hi; byte++) {
         if (gram_kind(k->a, (uint8_t)byte) == last) continue;
         last = gram_kind(k->a, (uint8_t)byte);
@@ -374,8 +374,8 @@ static int stays_utf8(struct asker *k, int32_t state, int32_t home)
     return 1;
 }
 
-/* Looks at the kinds not looked at before: do all their bytes lead from the state to `home`?  GRAM_FULL, GRAM_LATER,
- * else 0. */
+/* For kinds not examined before, finds whether all their bytes lead from the state to `home`.  @return 0, GRAM_FULL or
+ * GRAM_LATER. */
 static int ask_kinds(struct asker *k, int32_t state, int32_t home, uint16_t kinds, struct gram_kinds *known)
 {
     uint16_t left = kinds & (uint16_t)~known->asked, broken = 0;
@@ -394,7 +394,7 @@ static int ask_kinds(struct asker *k, int32_t state, int32_t home, uint16_t kind
     return 0;
 }
 
-/* Do these kinds keep the state where it is?  1, 0, GRAM_FULL, GRAM_LATER. */
+/* Whether the state does not change on these kinds.  @return 1, 0, GRAM_FULL or GRAM_LATER. */
 static int loops_on(struct asker *k, int32_t state, uint16_t kinds)
 {
     struct gram_kinds known = gram_run(k->a, state)->loops;
@@ -404,8 +404,8 @@ static int loops_on(struct asker *k, int32_t state, uint16_t kinds)
     return !(kinds & ~known.yes);
 }
 
-/* Do these kinds take the state to one and the same place, so that only the number of characters counts?  That place is
- * where the first byte asked about leads. 1, 0, GRAM_FULL, GRAM_LATER. */
+/* Whether these kinds all lead to the same state (that of the first byte examined), so that only the number of
+ * characters matters.  @return 1, 0, GRAM_FULL or GRAM_LATER. */
 static int runs_on(struct asker *k, int32_t state, uint16_t kinds, int32_t *to)
 {
     struct gram_run known = *gram_run(k->a, state);
@@ -422,8 +422,8 @@ static int runs_on(struct asker *k, int32_t state, uint16_t kinds, int32_t *to)
     return !(kinds & ~known.kinds.yes);
 }
 
-/* How many characters of these kinds the state takes, whichever they are, of `most` that matter; -1: that depends;
- * GRAM_FULL, GRAM_LATER. */
+/* The number of characters of these kinds that the state accepts, whichever they are, up to `most`; -1: it depends on
+ * the characters; GRAM_FULL, GRAM_LATER. */
 static int run_length(struct asker *k, int32_t state, uint16_t kinds, int most)
 {
     for (int n = 0; n < most; n++) {
@@ -441,7 +441,7 @@ static int run_length(struct asker *k, int32_t state, uint16_t kinds, int most)
 
 /* ---- the walk ---- */
 
-/* `loose`: the mask of the state without its counts, which are right for tokens of up to `known` bytes. */
+/* `loose`: the mask of the state without its counts, which is correct for tokens of up to `known` bytes. */
 static void walk_begin(struct mask_walk *w, const struct token_trie *t, int32_t state, const struct gram_mask *loose,
                        int known)
 {
@@ -472,7 +472,7 @@ static void finish(struct mask_walk *w, const struct token_trie *t, const struct
     for (size_t i = 0; i < mask_words(m->vocab); i++) m->n_allowed += __builtin_popcount(m->bits[i]);
 }
 
-/* Decides a whole subtree by the kinds of its bytes: 1 when that was possible; 0, GRAM_FULL, GRAM_LATER. */
+/* Decides a subtree by the kinds of its bytes.  @return 1 when that was possible; 0, GRAM_FULL or GRAM_LATER. */
 static int take_subtree(struct mask_walk *w, const struct trie *t, struct asker *a, uint32_t i, int32_t from)
 {
     const struct trie_node *n = t->nodes + i;
@@ -488,14 +488,14 @@ static int take_subtree(struct mask_walk *w, const struct trie *t, struct asker 
     return 1;
 }
 
-/* The walk stops before node i: for good (GRAM_FULL), or to go on there (0). */
+/* The walk stops before node i: permanently (GRAM_FULL), or to resume there (0). */
 static int not_yet(struct mask_walk *w, uint32_t i, int why)
 {
     w->at = i;
     return why == GRAM_LATER ? 0 : GRAM_FULL;
 }
 
-/* The rest of one part; 1 done, 0 the time is up, GRAM_FULL. */
+/* Walks the rest of one part.  @return 1: done; 0: the time is up; GRAM_FULL. */
 static int walk_part(struct mask_walk *w, const struct trie *t, struct gram_automaton *a, uint64_t until)
 {
     uint64_t work = gram_work(a), cost = 0;
@@ -562,8 +562,8 @@ int mask_at(struct mask_walk *w, const struct token_trie *t, struct gram_automat
             *out = gram_mask_ref(known);
             return 1;
         }
-        int32_t next = loose == state || base ? state : loose; /* whose mask is to be made now */
-        if (w->m && w->path[0] != next) mask_walk_drop(w);     /* another request has made the loose one's */
+        int32_t next = loose == state || base ? state : loose; /* state whose mask is computed next */
+        if (w->m && w->path[0] != next) mask_walk_drop(w);     /* another request has computed the loose state's mask */
         if (!w->m) walk_begin(w, t, next, base, slack < NEAR ? (int)slack : NEAR);
         int rc = walk_on(w, t, a, until);
         if (rc != 1) return rc;

@@ -1,8 +1,9 @@
 /* Which tokens may come next in a state of a grammar's automaton (run.h): one bit per token.
  *
  * The vocabulary is a trie of its tokens' bytes, made once per model and immutable: any thread may read it.  A mask is
- * found by walking the trie and the automaton together, in pieces as large as the caller has time for; what lies below
- * a byte sequence that is not allowed is skipped, and so is what a state takes as it is (the inside of a string). */
+ * computed by walking the trie and the automaton together, in time slices set by the caller.  The subtree below a
+ * disallowed byte sequence is skipped, and so are subtrees on which the state does not change (the inside of a string).
+ */
 #ifndef TANDEM_ENGINE_GRAMMAR_MASK_H
 #define TANDEM_ENGINE_GRAMMAR_MASK_H
 
@@ -11,18 +12,18 @@
 
 struct token_trie;
 
-/* Special tokens, and those without bytes or with more than GRAM_LOOK, are never allowed; eos tokens exactly where the
- * state accepts.  vocab: the model's, >= the tokenizer's or not. */
+/* Special tokens, and those without bytes or with more than GRAM_LOOK, are never allowed; eos tokens exactly when the
+ * state accepts.  vocab: the model's, which may differ from the tokenizer's. */
 struct token_trie *token_trie_new(const struct tokenizer *, int vocab, const int32_t *eos, int n_eos);
 void token_trie_free(struct token_trie *);
-/* What the token adds to the text; n 0: nothing, or it is never allowed. */
+/* The bytes that the token adds to the text; n 0: none, or it is never allowed. */
 const unsigned char *token_trie_bytes(const struct token_trie *, int32_t id, size_t *n);
-/* Is there a token that begins with these bytes and has more? */
+/* Whether a longer token begins with these bytes. */
 bool token_trie_longer(const struct token_trie *, const unsigned char *bytes, size_t n);
-int token_trie_eos(const struct token_trie *);       /* how many there are */
+int token_trie_eos(const struct token_trie *);       /* number of eos tokens */
 size_t token_trie_memory(const struct token_trie *); /* bytes */
 
-/* Immutable once it is finished; reference counted. */
+/* Immutable once computed; reference counted. */
 struct gram_mask {
     _Atomic int refs;
     int vocab;
@@ -35,19 +36,19 @@ void gram_mask_unref(struct gram_mask *); /* NULL is allowed */
 size_t gram_mask_bytes(const struct gram_mask *);
 
 struct mask_walk {       /* zero-initialise; between two calls of mask_at it belongs to one state */
-    struct gram_mask *m; /* NULL: none is under way */
+    struct gram_mask *m; /* NULL: none in progress */
     int part;            /* of the trie */
-    int known;           /* tokens of so many bytes and fewer are in m already */
+    int known;           /* tokens of at most this many bytes are already in m */
     uint32_t at;         /* its next node */
     int32_t path[GRAM_LOOK + 1];
-    uint8_t chars[GRAM_LOOK + 1]; /* begun on the path */
+    uint8_t chars[GRAM_LOOK + 1]; /* characters begun along the path */
 };
 
-/* The mask of a state: the one that is kept with it, or made now and kept.  Works until the clock (clock_now) shows
- * `until`: 1 and a reference for the caller; 0: not yet, call again; GRAM_FULL.  Under the automaton's lock, which may
- * be left between two calls. */
+/* The mask of a state, cached with the state; computed if missing, until clock_now() reaches `until`.  @return 1 and a
+ * reference for the caller; 0: not finished, call again; GRAM_FULL.  Under the automaton's lock, which may be released
+ * between two calls. */
 int mask_at(struct mask_walk *, const struct token_trie *, struct gram_automaton *, int32_t state, uint64_t until,
             struct gram_mask **);
-void mask_walk_drop(struct mask_walk *); /* what was found so far */
+void mask_walk_drop(struct mask_walk *); /* discards the partial result */
 
 #endif

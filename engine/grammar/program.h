@@ -1,8 +1,8 @@
-/* A grammar on the inside: the expressions of a builder, and the program they become.
+/* The internals of a grammar: the expressions of a builder, and the program compiled from them.
  *
- * A program is that of a pushdown automaton.  Instructions that read a byte are LITERAL and CLASS; the others say where
- * to go without reading.  A position is (instruction, how far into it, stack); the stack holds where calls return to,
- * and for counted repetitions how often the body was read, so that x{0,10000} is as short as x*. */
+ * A program describes a pushdown automaton.  LITERAL and CLASS read a byte; the other instructions only move to
+ * others.  A position is (instruction, offset in it, stack).  The stack holds return addresses of calls, and for
+ * counted repetitions the number of times the body was read, so that x{0,10000} is as short as x*. */
 #ifndef TANDEM_ENGINE_GRAMMAR_PROGRAM_H
 #define TANDEM_ENGINE_GRAMMAR_PROGRAM_H
 
@@ -20,7 +20,7 @@ enum { GRAM_NO_BODY = -1 };
 
 struct gnode {
     uint8_t kind;
-    uint16_t depth; /* of the tree below, rules not followed */
+    uint16_t depth; /* depth of the tree below, without following rules */
     uint32_t a;     /* BYTES: where in bytes; CLASS: class node; SEQ, ALT: first of kids; REPEAT: the body; RULE: the
                        body, or GRAM_NO_BODY */
     uint32_t b;     /* BYTES, SEQ, ALT: how many; REPEAT: min */
@@ -48,10 +48,10 @@ enum gram_op {
     GRAM_SPLIT,   /* to each of targets[a, a + b) */
     GRAM_JUMP,    /* to a */
     GRAM_CALL,    /* pushes pc + 1, to a */
-    GRAM_TAIL,    /* to a: a call behind which nothing is left to do but return */
+    GRAM_TAIL,    /* to a: a tail call */
     GRAM_RETURN,
     GRAM_COUNT, /* loops[a] begins: pushes its `again` with count 0 */
-    GRAM_AGAIN, /* loops[a]: its body was read once more; the count is on the stack */
+    GRAM_AGAIN, /* loops[a]: its body was read again; the count is on the stack */
     GRAM_MATCH,
 };
 
@@ -60,12 +60,12 @@ struct gram_ins {
     uint32_t a, b;
 };
 
-/* Counts so far from their bounds that they are not kept: below min, and between min and max. */
+/* Counts that are not tracked exactly since they are far from their bounds: below min, and between min and max. */
 #define GRAM_FEW (UINT32_MAX - 2)
 #define GRAM_MANY (UINT32_MAX - 1)
 
 struct gram_loop {
-    uint32_t min, max; /* max UINT32_MAX: without end, else below GRAM_FEW */
+    uint32_t min, max; /* max UINT32_MAX: unbounded, else below GRAM_FEW */
     uint32_t body, again, after;
 };
 
@@ -76,7 +76,7 @@ struct gram_program {
     unsigned char *bytes;
     size_t n_code, cap_code, n_targets, cap_targets, n_loops, cap_loops, n_bytes, cap_bytes;
     struct class_table classes;
-    /* bytes that no instruction tells apart are one kind */
+    /* bytes that no instruction distinguishes are one kind */
     uint8_t kind[256], example[256];
     int n_kinds;
 };
@@ -87,10 +87,10 @@ struct grammar {
     _Atomic int refs;
     struct gram_program p;
     pthread_mutex_t lock;
-    struct gram_automaton *current; /* under lock; new users begin with this one; NULL: not made yet */
+    struct gram_automaton *current; /* under lock; the one new users get; NULL: not created yet */
 };
 
-/* The nodes' program.  0, or a code and *e. */
+/* Compiles the nodes.  @return 0 on success; on failure a negative code, and *e is set. */
 int gram_compile(const struct grammar_builder *, gexpr root, struct gram_program *, struct err *e);
 void gram_program_free(struct gram_program *);
 

@@ -1,6 +1,6 @@
-/* Regular expressions as Python's re reads them (Lib/re/_parser.py), as expressions of a builder.  Laziness changes no
- * language, so lazy quantifiers are their greedy ones.  fullmatch anchors both ends: ^ and $ say nothing there, and
- * anywhere else they are refused. */
+/* Regular expressions as Python's re reads them (Lib/re/_parser.py), as expressions of a builder.  Laziness does not
+ * change the language, so lazy quantifiers are treated as greedy.  fullmatch anchors both ends, so ^ and $ are
+ * redundant there, and anywhere else they are rejected. */
 #include "engine/base/buf.h"
 #include "engine/base/mem.h"
 #include "engine/grammar/program.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GROUPS_MAX = 200 }; /* one in another */
+enum { GROUPS_MAX = 200 }; /* nesting depth */
 #define CATEGORIES "dDsSwW"
 
 struct flags {
@@ -27,11 +27,11 @@ struct regex_parser {
     gexpr category[2][6]; /* [ascii][of CATEGORIES], each made once; 0: not yet, else the expression + 1 */
 };
 
-/* What a part of the pattern became. */
+/* The result of compiling a part of the pattern. */
 struct part {
     gexpr x;
     bool starts, ends; /* has a ^ (at its beginning), a $ (at its end) */
-    bool is_char;      /* one character `c` that is only itself: neighbours make one text */
+    bool is_char;      /* a single literal character `c`: adjacent ones are joined to one text */
     uint32_t c;
 };
 
@@ -139,7 +139,7 @@ static bool take_octal(struct regex_parser *r, size_t start, char first, bool in
     return true;
 }
 
-/* Behind the backslash: a character, or false for what is not one (r->at is then where it was). */
+/* After the backslash: reads a character; @return false when it is not one, with r->at unchanged. */
 static bool take_char_escape(struct regex_parser *r, bool in_class, uint32_t *c)
 {
     static const char names[] = "abfnrtv\\", values[] = "\a\b\f\n\r\t\v\\";
@@ -163,7 +163,7 @@ static bool take_char_escape(struct regex_parser *r, bool in_class, uint32_t *c)
     return true;
 }
 
-/* \d \D \s \S \w \W: adds its characters.  False: it is none of them. */
+/* \d \D \s \S \w \W: adds its characters.  @return false: it is none of them. */
 static bool add_category(struct regex_parser *r, char which, struct ranges *out)
 {
     struct ranges set = {0};
@@ -202,7 +202,7 @@ static gexpr char_expr(struct regex_parser *r, uint32_t c)
 
 /* ---- sets ---- */
 
-/* One member of a set: a character (true) or a category, which was added; *had: those that are in it already. */
+/* One member of a set: a character (true) or a category, which was added; *had: those already in the set. */
 static bool take_member(struct regex_parser *r, struct ranges *out, unsigned *had, uint32_t *c)
 {
     size_t start = r->at;
@@ -272,7 +272,7 @@ static bool take_number(struct regex_parser *r, uint32_t *out)
     return r->at > start;
 }
 
-/* True when there is one.  A { that begins none is a character. */
+/* @return true when there is one.  A { that does not begin one is a literal character. */
 static bool take_quantifier(struct regex_parser *r, uint32_t *min, uint32_t *max)
 {
     size_t start = r->at;
@@ -326,7 +326,7 @@ static struct part repeat_part(struct regex_parser *r, struct part p)
 
 static struct part take_choice(struct regex_parser *r, bool at_start);
 
-/* The letters of (?ims-x...: sets *f; false when refused. */
+/* Reads the letters of (?ims-x... into *f; @return false when they are rejected. */
 static bool take_flags(struct regex_parser *r, struct flags *f)
 {
     for (bool on = true; more(r) && peek(r) != ')' && peek(r) != ':'; r->at++) {
@@ -503,7 +503,7 @@ static void take_global_flags(struct regex_parser *r)
         struct flags f = r->f;
         r->at += 2;
         if (!take_flags(r, &f) || !match(r, ")")) {
-            r->at = start; /* a group of the expression, or a wrong one */
+            r->at = start; /* an ordinary group, or an invalid one */
             return;
         }
         r->f = f;

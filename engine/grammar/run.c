@@ -8,12 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What one automaton may hold: past SOFT, new users begin another; at HARD the text that needs more ends with an error.
- * POSITIONS: of one state. WORK: positions visited in all. */
+/* Limits of one automaton: above SOFT, new users get a new one; at HARD, a text that needs more ends with an error.
+ * POSITIONS: of one state.  WORK: positions visited in total. */
 #define BYTES_SOFT ((size_t)8 << 20)
 #define BYTES_HARD ((size_t)32 << 20)
-/* All automata of the process, with their masks: at half of it, those that nobody uses are given up (a grammar that is
- * kept keeps its own otherwise), so at least half of it is for requests that run.  Past it, who needs more fails. */
+/* Memory limit for all automata of the process with their masks.  At half of it, unused automata are freed (otherwise a
+ * cached grammar keeps its automaton), so at least half is available to running requests.  Above it, requests that need
+ * more fail. */
 #define BYTES_ALL ((size_t)256 << 20)
 #define WORK_MAX ((uint64_t)1 << 25)
 enum { POSITIONS_MAX = 1 << 14, HURRY = 1 << 10, MASK_BYTES_MAX = 8 << 20, NOT_MADE = -3 };
@@ -23,20 +24,20 @@ struct position {
 };
 
 struct frame {
-    uint32_t parent, pc, count, loose; /* pc: where it returns to; loose: gram_loose's frame */
-    uint32_t slack;                    /* gram_slack, of the whole stack */
+    uint32_t parent, pc, count, loose; /* pc: return address; loose: gram_loose's frame */
+    uint32_t slack;                    /* gram_slack of the whole stack */
 };
 
 struct state {
     uint32_t first, n; /* positions */
-    int32_t next;      /* where its row of `next` begins; -1: no byte was asked about yet */
+    int32_t next;      /* start of its row in `next`; -1: no transition computed yet */
     int32_t loose;     /* NOT_MADE */
     uint32_t slack;
     struct gram_run run;
     const struct gram_forced *forced; /* NULL: not known; owned, unless it is NOT_FORCED */
     bool accepts;
     struct gram_mask *mask;
-    int32_t newer, older; /* list of the states with masks */
+    int32_t newer, older; /* list of the states with masks, by last use */
 };
 
 static const struct gram_forced NOT_FORCED;
@@ -55,8 +56,8 @@ struct gram_automaton {
     uint32_t *frame_slots, *state_slots; /* interned ones, index + 1 */
     size_t frame_mask, state_mask;
 
-    /* one transition at work */
-    struct position *found; /* that read a byte */
+    /* the transition being computed */
+    struct position *found; /* positions reached by reading a byte */
     uint32_t *todo;         /* pairs (pc, stack) to follow */
     size_t n_found, cap_found, n_todo, cap_todo;
     struct seen {
@@ -67,16 +68,16 @@ struct gram_automaton {
     bool accepts;
 
     uint64_t work;
-    const char *why;      /* not NULL: a limit was met, for good */
-    const char *why_here; /* one of a single transition was */
-    bool hurry, late;     /* late: the transition at work was left for that */
+    const char *why;      /* not NULL: a limit of the automaton was reached */
+    const char *why_here; /* a limit of a single transition was reached */
+    bool hurry, late;     /* late: the current transition was abandoned because of hurry */
     int32_t newest, oldest;
-    size_t mask_bytes, forced_bytes, counted; /* counted: of it all in all_bytes */
+    size_t mask_bytes, forced_bytes, counted; /* counted: bytes of this automaton included in all_bytes */
 };
 
 static _Atomic size_t all_bytes;
 
-/* ---- life ---- */
+/* ---- creation and removal ---- */
 
 static struct gram_automaton *automaton_new(const struct gram_program *p, uint64_t vocabulary)
 {
@@ -103,7 +104,7 @@ static size_t automaton_bytes(const struct gram_automaton *a)
            (a->frame_mask + a->state_mask + 2) * sizeof(uint32_t) + a->forced_bytes;
 }
 
-/* Adds what it grew to the total. */
+/* Adds its growth to the total. */
 static void count_bytes(struct gram_automaton *a)
 {
     size_t now = automaton_bytes(a) + a->mask_bytes;
@@ -213,7 +214,7 @@ static void frames_grow(struct gram_automaton *a)
         if (frame_find(a, a->frames[i].parent, a->frames[i].pc, a->frames[i].count, &slot) == UINT32_MAX) *slot = i + 1;
 }
 
-/* The count without its number; what is read again and again stays as it is. */
+/* The count's class without its exact value; an unbounded repetition keeps its count. */
 static uint32_t loose_count(const struct gram_loop *l, uint32_t count)
 {
     if (count >= GRAM_FEW || (l->max == UINT32_MAX && count >= l->min)) return count;
@@ -250,7 +251,7 @@ static uint32_t frame_push(struct gram_automaton *a, uint32_t parent, uint32_t p
     return (uint32_t)a->n_frames++;
 }
 
-/* ---- following what reads nothing ---- */
+/* ---- following instructions that read nothing ---- */
 
 static void seen_grow(struct gram_automaton *a)
 {
@@ -330,7 +331,7 @@ static void open_set(struct gram_automaton *a)
 {
     a->n_found = a->n_todo = a->n_seen = 0;
     a->accepts = a->late = false;
-    if (++a->stamp == 0) { /* once in four thousand million */
+    if (++a->stamp == 0) { /* wraps around after 2^32 transitions */
         memset(a->seen, 0, (a->seen_mask + 1) * sizeof *a->seen);
         a->stamp = 1;
     }
@@ -393,7 +394,7 @@ static uint32_t slack_of(const struct gram_automaton *a)
     return slack;
 }
 
-/* The state of what was found. */
+/* The state of the positions found. */
 static int32_t close_set(struct gram_automaton *a)
 {
     size_t n = 0;
@@ -485,7 +486,7 @@ int32_t gram_next(struct gram_automaton *a, int32_t state, uint8_t byte)
     size_t at = (size_t)a->states[state].next + a->p->kind[byte];
     if (a->next[at] != NOT_MADE) return a->next[at];
     int32_t to = make_next(a, state, byte);
-    if (to != GRAM_LATER && !a->why) a->next[at] = to; /* what is too much for one byte stays so */
+    if (to != GRAM_LATER && !a->why) a->next[at] = to; /* a transition over its limit always is */
     return to;
 }
 

@@ -1,6 +1,6 @@
-/* Whether a vocabulary can spell a grammar's texts (grammar.h).  Only bytes are looked at: whether some text is made of
- * bytes that tokens have.  That tells the vocabularies that lack a character from those that do not; where tokens have
- * a byte, but never where the grammar wants it, the mask finds it. */
+/* Whether a vocabulary can spell a grammar's texts (grammar.h).  Checks bytes only: whether some text consists of bytes
+ * that occur in tokens.  This detects vocabularies that lack a character.  When tokens contain a byte, but never where
+ * the grammar requires it, the mask detects that. */
 #include "engine/base/mem.h"
 #include "engine/grammar/program.h"
 #include "engine/grammar/run.h"
@@ -13,14 +13,14 @@ enum { CANDIDATES = 16 };
 
 struct speller {
     const struct gram_program *p;
-    const unsigned char *bytes;  /* (256) not 0: some token has it */
-    uint8_t *ends;               /* (n_code) from here the rule's end can be reached */
+    const unsigned char *bytes;  /* (256) not 0: the byte occurs in some token */
+    uint8_t *ends;               /* (n_code) the rule's end is reachable from here */
     uint8_t *seen;               /* (n_code) by find_missing */
-    char missing[CANDIDATES][5]; /* (n_missing) characters that the program has and the bytes lack */
+    char missing[CANDIDATES][5]; /* (n_missing) characters of the program that cannot be spelled */
     int n_missing;
 };
 
-/* Whether some character of the class can be spelled; the nodes of a character lead at most four bytes deep. */
+/* Whether some character of the class can be spelled; recursion is at most four bytes deep. */
 static bool class_spelled(const struct speller *s, uint32_t node)
 {
     if (node == CLASS_END) return true;
@@ -60,10 +60,10 @@ static bool ends(const struct speller *s, uint32_t pc)
     return true;
 }
 
-/* The least solution; false: it took too long, and nothing is known. */
+/* The least solution; @return false: it took too long, and the result is unknown. */
 static bool solve(const struct speller *s)
 {
-    enum { ROUNDS = 100 }; /* each goes against the direction of the code, so few are needed */
+    enum { ROUNDS = 100 }; /* each goes backwards through the code, so few are needed */
     for (int round = 0; round < ROUNDS; round++) {
         bool changed = false;
         for (size_t pc = s->p->n_code; pc-- > 0;) {
@@ -96,7 +96,7 @@ static void take_class(struct speller *s, uint32_t node)
     }
 }
 
-/* What cannot be spelled on the ways from the beginning, which has no way to the end. */
+/* Collects what cannot be spelled on the paths from the start, when no path reaches the end. */
 static void find_missing(struct speller *s)
 {
     const struct gram_program *p = s->p;
@@ -140,7 +140,7 @@ static void find_missing(struct speller *s)
     free(stack);
 }
 
-/* Whether every text has the character, or others that lack the same bytes. */
+/* Whether every text contains the character, or others that lack the same bytes. */
 static bool is_needed(struct speller *s, const char *character)
 {
     unsigned char others[256];
@@ -167,7 +167,7 @@ int grammar_check_bytes(const struct grammar *g, const unsigned char bytes[256],
     if (never) {
         find_missing(&s);
         while (named < s.n_missing && !is_needed(&s, s.missing[named])) named++;
-        if (named == s.n_missing) named = 0; /* one or another is needed: the first will do */
+        if (named == s.n_missing) named = 0; /* one of several is needed: names the first */
     }
     free(s.ends);
     if (!never) return 0;

@@ -214,7 +214,8 @@ static void frames_grow(struct gram_automaton *a)
         if (frame_find(a, a->frames[i].parent, a->frames[i].pc, a->frames[i].count, &slot) == UINT32_MAX) *slot = i + 1;
 }
 
-/* The count's class without its exact value; an unbounded repetition keeps its count. */
+/* The count's class (below min, or between min and max) without its exact value; counts that are already a class, or
+ * past the minimum of an unbounded repetition, are kept. */
 static uint32_t loose_count(const struct gram_loop *l, uint32_t count)
 {
     if (count >= GRAM_FEW || (l->max == UINT32_MAX && count >= l->min)) return count;
@@ -486,7 +487,7 @@ int32_t gram_next(struct gram_automaton *a, int32_t state, uint8_t byte)
     size_t at = (size_t)a->states[state].next + a->p->kind[byte];
     if (a->next[at] != NOT_MADE) return a->next[at];
     int32_t to = make_next(a, state, byte);
-    if (to != GRAM_LATER && !a->why) a->next[at] = to; /* a transition over its limit always is */
+    if (to != GRAM_LATER && !a->why) a->next[at] = to; /* GRAM_FULL of this transition is cached as well */
     return to;
 }
 

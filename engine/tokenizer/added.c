@@ -1,4 +1,4 @@
-/* Added tokens (added.h): reading them, and cutting them out, leftmost and longest first. */
+/* Added tokens (added.h): reading them, and splitting them off the text, leftmost and longest first. */
 #include "engine/tokenizer/added.h"
 
 #include "engine/base/mem.h"
@@ -102,9 +102,9 @@ static int token_read(struct added_token *t, const char **content, const struct 
     return rc;
 }
 
-/* The reference takes no notice of the ids written here: a token the model knows keeps the model's, the others are
- * numbered on from the size of its vocabulary.  Files it wrote agree with that; for others, ids must be what they are
- * in the reference, which the model was trained with. */
+/* The reference ignores the ids in the file: a token in the model's vocabulary keeps the model's id, the others are
+ * numbered from the size of the vocabulary on.  Files written by the reference agree with that; for others, ids must be
+ * the reference's, with which the model was trained. */
 static int token_place(struct added *a, struct added_token *t, const char *content, const struct json_at *at,
                        const struct vocab *model, int32_t *next, struct err *e)
 {
@@ -183,7 +183,7 @@ int added_read(struct added *a, const struct json_at *at, const struct vocab *mo
     return rc ? rc : tries_build(a, z, e);
 }
 
-/* --- cutting ------------------------------------------------------------------------------------------------------ */
+/* --- splitting ---------------------------------------------------------------------------------------------------- */
 
 static bool is_word(const struct added *a, struct regex_run *run, const char *s, size_t n)
 {
@@ -198,7 +198,7 @@ static size_t char_before(const struct text *t, size_t i, size_t first)
     return i;
 }
 
-/* Neither the character before nor the one behind is a word character. */
+/* Neither the character before nor the one after is a word character. */
 static bool stands_alone(const struct added *a, struct regex_run *run, const struct text *t, struct piece p,
                          size_t start, size_t end)
 {
@@ -223,7 +223,7 @@ static void piece_cut(const struct added *a, const struct added_trie *trie, stru
         const struct added_token *token = a->tokens + k;
         size_t start = i, end = i + len;
         uint32_t c;
-        i = end; /* matches do not overlap, not even with one that is then discarded */
+        i = end; /* matches do not overlap, not even with discarded ones */
         if (token->single_word && !stands_alone(a, run, t, p, start, end)) continue;
         while (token->lstrip && start > done) {
             size_t before = char_before(t, start, p.start);
@@ -231,7 +231,7 @@ static void piece_cut(const struct added *a, const struct added_trie *trie, stru
             if (!unicode_is_space(c)) break;
             start = before;
         }
-        if (token->rstrip && end < done) end = done; /* within spaces the last token took: they end there */
+        if (token->rstrip && end < done) end = done; /* spaces that the previous token already covers */
         for (unsigned n; token->rstrip && end < p.end; end += n) {
             n = utf8_get(t->s + end, &c);
             if (!unicode_is_space(c)) break;

@@ -1,11 +1,12 @@
-/* Added tokens: spellings that are cut out of the text before anything else sees it, special ones among them. */
+/* Added tokens, special ones among them: spellings that are split off the text before any other processing. */
 #ifndef TANDEM_ENGINE_TOKENIZER_ADDED_H
 #define TANDEM_ENGINE_TOKENIZER_ADDED_H
 
 #include "engine/tokenizer/normalize.h"
 #include "engine/tokenizer/vocab.h"
 
-/* Patterns of one kind in a trie whose edges lie in one hash table: a step costs the same however many there are. */
+/* Patterns of one kind in a trie whose edges are in one hash table, so the cost of a step does not depend on their
+ * number. */
 struct added_trie {
     struct added_edge {
         uint64_t key; /* (node << 8 | byte) + 1; 0 free */
@@ -23,7 +24,7 @@ struct added {
         bool single_word, lstrip, rstrip, normalized, special;
     } * tokens;
     size_t n;
-    int size;                      /* largest id + 1, the model's tokens counted */
+    int size;                      /* largest id + 1, including the model's tokens */
     struct vocab names;            /* spelling <-> id of the added tokens */
     int32_t *by_id;                /* (names.size) index into tokens or -1 */
     struct regex *word;            /* one word character, for single_word */
@@ -36,7 +37,7 @@ int added_read(struct added *a, const struct json_at *at, const struct vocab *mo
 void added_free(struct added *a);
 const struct added_token *added_by_id(const struct added *a, int32_t id); /* NULL: no added token */
 
-/* Cuts the tokens of one trie out of every open piece of t, in place. */
+/* Splits the tokens of one trie off every open piece of t, in place. */
 void added_cut(const struct added *a, const struct added_trie *trie, struct regex_run *run, struct text *t,
                struct text *spare);
 

@@ -2,8 +2,8 @@
  *
  * A word becomes symbols, one per character, and the pair of lowest rank, leftmost first, is merged until none is left.
  * Short words rescan their few pairs; long ones keep the candidates in a heap, O(n log n), so that a megabyte without a
- * space costs no more than its sorting.  A long word is first cut where no merge can reach across: SentencePiece-style
- * models see a whole text as one word, and so it falls into words again.  */
+ * space costs no more than sorting it.  A long word is first split where no merge can reach across: SentencePiece-style
+ * models treat a whole text as one word, which this splits into words again. */
 #include "engine/tokenizer/bpe.h"
 
 #include "engine/base/mem.h"
@@ -15,7 +15,7 @@
 
 enum { SMALL_WORD = 48 }; /* symbols up to which rescanning beats the heap */
 
-enum { JOINT_BITS = 18 }; /* a false hit only joins two stretches that could be apart */
+enum { JOINT_BITS = 18 }; /* a false hit only prevents a possible split */
 
 #define NO_RANK UINT32_MAX
 
@@ -145,7 +145,7 @@ static void symbol_add(struct bpe_run *run, int32_t id, uint32_t len)
     run->symbols[run->n++] = (struct bpe_symbol){.id = id, .len = len};
 }
 
-struct unknown { /* an unknown token not yet written down: the next character may join it */
+struct unknown { /* an unknown token not yet emitted: the next character may be fused with it */
     bool any;
     uint32_t len;
 };
@@ -174,7 +174,7 @@ static void unit_add(const struct bpe *m, struct bpe_run *run, struct unknown *u
         symbol_add(run, id, len);
         return;
     }
-    /* Bytes go ahead of an unknown token still held back: the reference does so, and ids must agree. */
+    /* Bytes are emitted before a pending unknown token, as in the reference, so that ids agree. */
     if (fallback_add(m, run, spelled, n_spelled) || m->unk < 0) return;
     if (!m->fuse_unk) unknown_flush(m, run, unk);
     unk->any = true;
@@ -236,7 +236,7 @@ static size_t merge_small(const struct bpe *m, struct bpe_symbol *v, size_t n)
         v[at].len += v[at + 1].len;
         n--;
         memmove(v + at + 1, v + at + 2, (n - at - 1) * sizeof *v);
-        if (at + 1 < n) { /* pairs at+1.. move down one; the last symbol starts none */
+        if (at + 1 < n) { /* pairs at + 1.. move down by one; the last symbol starts no pair */
             memmove(ranks + at + 1, ranks + at + 2, (n - at - 2) * sizeof *ranks);
             memmove(makes + at + 1, makes + at + 2, (n - at - 2) * sizeof *makes);
             ranks[at] = merge_rank(m, v[at].id, v[at + 1].id, &makes[at]);

@@ -16,10 +16,10 @@ struct bpe {
     } * merges; /* open addressing */
     size_t merge_mask, n_merges;
     char *prefix, *suffix; /* NULL or non-empty: continuing_subword_prefix, end_of_word_suffix */
-    int32_t unk;           /* -1: a character nobody knows leaves nothing behind */
+    int32_t unk;           /* -1: unknown characters are dropped */
     bool fuse_unk, byte_fallback, ignore_merges;
     uint64_t *joints;       /* hashed set of symbol pairs some merge bridges, or NULL: bpe_seal */
-    bool plain;             /* neither prefix nor suffix: a unit's id depends on the unit alone */
+    bool plain;             /* neither prefix nor suffix: a character's symbol does not depend on its position */
     int32_t fallback[256];  /* id of <0xNN> or -1 */
     int32_t byte_unit[256]; /* id of the byte's byte-level character or -1 */
 };

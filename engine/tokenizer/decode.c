@@ -3,8 +3,8 @@
  * Decoding a list runs each step over all of it, as the format defines.  A stream cannot: it keeps only the bytes of an
  * unfinished character, so the steps a file may have are limited, when it is read, to those that need no more:
  *   per-token steps, ByteFallback, Replace or Metaspace, then Fuse or ByteLevel, then a Strip of the front.
- * The two agree but for a run of byte tokens that is no UTF-8: a list has every byte of it replaced by U+FFFD, a stream
- * has by then let its whole characters through.  */
+ * Both give the same text, except for a run of byte tokens that is not valid UTF-8: in a list every byte of it is
+ * replaced by U+FFFD, while a stream has already emitted its complete characters. */
 #include "engine/tokenizer/decode.h"
 
 #include "engine/base/mem.h"
@@ -65,7 +65,7 @@ static int step_read(struct decoder_step *step, const struct json_at *at, struct
     }
 }
 
-/* What a stream can follow: see the top of this file. */
+/* Whether a stream can apply the steps: see the top of this file. */
 static int step_place(struct decoder *z, const struct decoder_step *step, const struct json_at *at, struct err *e)
 {
     bool fused = z->fused != SIZE_MAX;
@@ -330,7 +330,7 @@ void decoder_run(const struct decoder *z, struct strings *list, struct buf *out)
 
 /* --- a stream ----------------------------------------------------------------------------------------------------- */
 
-/* Text that is whole: the Strip behind a Fuse takes its part of the very beginning. */
+/* Emits complete text; a Strip after a Fuse applies to the beginning of the stream. */
 static void stream_emit(const struct decoder *z, struct detok *d, const char *s, size_t n, struct buf *out)
 {
     const struct decoder_step *step = z->fused < z->n ? &z->steps[z->fused] : NULL; /* a Strip: step_place */
@@ -346,7 +346,7 @@ static void stream_emit(const struct decoder *z, struct detok *d, const char *s,
     buf_append(out, s, n);
 }
 
-/* Whole characters (and what can never become one) leave d->pending. */
+/* Removes complete characters, and bytes that cannot become one, from d->pending. */
 static void stream_drain(const struct decoder *z, struct detok *d, bool end, struct buf *out)
 {
     while (d->n_pending) {
@@ -365,11 +365,11 @@ static void stream_drain(const struct decoder *z, struct detok *d, bool end, str
 
 static void stream_byte(const struct decoder *z, struct detok *d, char byte, struct buf *out)
 {
-    d->pending[d->n_pending++] = (unsigned char)byte; /* at most 3 wait, so there is room */
+    d->pending[d->n_pending++] = (unsigned char)byte; /* at most 3 bytes are pending, so there is space */
     stream_drain(z, d, false, out);
 }
 
-/* The steps up to the fusing one, over one token; in and out change places as they go. */
+/* The steps up to the fusing one, over one token; in and out are swapped after each step. */
 static struct buf *stream_steps(const struct decoder *z, bool first, struct buf *in, struct buf *out, int *byte)
 {
     struct regex_run run = {0};

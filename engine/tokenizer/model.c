@@ -82,7 +82,7 @@ static bool pair_find(const struct bpe *m, struct buf *joined, struct pair p, in
     return false;
 }
 
-/* "a b".  Tokens that hold spaces make this ambiguous; it is read where only one cut names known tokens. */
+/* "a b".  Tokens that hold spaces make this ambiguous; accepted when only one split gives known tokens. */
 static int merge_cut(const struct bpe *m, struct buf *joined, const char *s, int32_t ids[3], struct pair *unknown)
 {
     size_t n = strlen(s);

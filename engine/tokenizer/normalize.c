@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONTENT_MAX = 256 }; /* of a Prepend or Replace: longer is no tokenizer but a bomb */
+enum { CONTENT_MAX = 256 }; /* of a Prepend or Replace: limit against files that expand a text without bound */
 
 static const struct {
     const char *name;

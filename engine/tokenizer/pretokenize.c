@@ -1,4 +1,4 @@
-/* The pre-tokenizer (pretokenize.h): reading its description, and cutting. */
+/* The pre-tokenizer (pretokenize.h): reading its description, and splitting. */
 #include "engine/tokenizer/pretokenize.h"
 
 #include "engine/base/mem.h"
@@ -140,7 +140,7 @@ bool pretokenizer_is_byte_level(const struct pretokenizer *z)
     return z->n && z->steps[z->n - 1].kind == PRETOKENIZE_BYTE_LEVEL;
 }
 
-/* --- cutting ------------------------------------------------------------------------------------------------------ */
+/* --- splitting ---------------------------------------------------------------------------------------------------- */
 
 /* Collects the alternating stretches of one piece and turns them into pieces as the behavior says.  They come in order,
  * so one held-back stretch is all the state that merging needs. */
@@ -226,7 +226,7 @@ static void cut_by_char(const struct pretokenizer_step *step, const struct text 
     if (done != p.end) cutter_add(x, done, p.end, false);
 }
 
-/* Cuts the open pieces of t in place; spare lends its list of pieces. */
+/* Splits the open pieces of t in place; the list of spare is used as scratch. */
 static int cut(const struct pretokenizer_step *step, struct regex_run *run, struct text *t, struct text *spare,
                struct err *e)
 {

@@ -1,4 +1,4 @@
-/* The pre-tokenizer of a tokenizer.json: steps that cut the open pieces of a text into words. */
+/* The pre-tokenizer of a tokenizer.json: steps that split the open pieces of a text into words. */
 #ifndef TANDEM_ENGINE_TOKENIZER_PRETOKENIZE_H
 #define TANDEM_ENGINE_TOKENIZER_PRETOKENIZE_H
 

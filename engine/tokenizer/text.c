@@ -1,4 +1,4 @@
-/* The text under way (text.h) and the little UTF-8 that everything here stands on. */
+/* The text being tokenised (text.h), and UTF-8 helpers. */
 #include "engine/tokenizer/text.h"
 
 #include "engine/base/mem.h"

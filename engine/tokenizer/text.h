@@ -1,5 +1,6 @@
-/* Text on its way to tokens: bytes, for each byte the characters of the caller's text it came from, and the pieces the
- * bytes have been cut into.  One encode call owns two of these and passes the text back and forth between them.  */
+/* A text being tokenised: bytes, for each byte the characters of the caller's text that it came from, and the pieces
+ * into which the bytes have been split.  One encode call owns two of these and passes the text back and forth between
+ * them. */
 #ifndef TANDEM_ENGINE_TOKENIZER_TEXT_H
 #define TANDEM_ENGINE_TOKENIZER_TEXT_H
 
@@ -15,7 +16,7 @@ enum { PIECE_OPEN = -1 };
 
 struct piece {
     uint32_t start, end; /* bytes of text.s */
-    int32_t id;          /* an added token, or PIECE_OPEN: still to be cut or encoded */
+    int32_t id;          /* an added token, or PIECE_OPEN: still to be split or encoded */
 };
 
 struct text {
@@ -24,8 +25,8 @@ struct text {
     size_t n, cap;
     struct piece *pieces; /* in order; bytes between two pieces are dropped */
     size_t n_pieces, cap_pieces;
-    size_t limit; /* n may not pass this: a file's rules must not blow a text up without bound */
-    bool full;    /* it would have */
+    size_t limit; /* maximum of n: a file's rules must not expand a text without bound */
+    bool full;    /* the limit was reached */
 };
 
 /* Fills an empty text; bad UTF-8 becomes U+FFFD, one per maximal bad sequence; one open piece holds it all. */

@@ -1,4 +1,4 @@
-/* The tokenizer: reading tokenizer.json, and the way of a text through its parts.  Contract in tokenizer.h.
+/* The tokenizer: reading tokenizer.json, and the stages of encoding and decoding.  Contract in tokenizer.h.
  *
  *   bytes -> text (UTF-8 made valid, each byte knows its character)          text.c
  *         -> added tokens cut out -> normalizer -> added tokens again        added.c, normalize.c
@@ -7,7 +7,7 @@
  *         -> template (bos, eos), offsets trimmed                            template.c
  *   ids -> spellings -> decoder                                              decode.c
  *
- * A struct tokenizer is written by tokenizer_parse alone; what a call needs to write it keeps on its own stack.  */
+ * Only tokenizer_parse writes to a struct tokenizer; the mutable state of a call is on its stack. */
 #include "engine/tokenizer/tokenizer.h"
 
 #include "engine/base/crc32c.h"

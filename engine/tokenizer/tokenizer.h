@@ -1,4 +1,4 @@
-/* Text to token ids and back, as tokenizer.json of Hugging Face says.
+/* Text to token ids and back, according to Hugging Face's tokenizer.json.
  *
  * A tokenizer is immutable after tokenizer_parse: any number of threads may use it at once.  It reads untrusted files:
  * a bad one is an error that names the place, never a crash.  Encoding untrusted text is bounded in time (regex match
@@ -9,7 +9,7 @@
  * (lstrip, rstrip, single_word, normalized); normalizers NFC NFD NFKC NFKD Lowercase Strip Prepend Replace Sequence;
  * pre-tokenizers ByteLevel Split Digits Punctuation Whitespace WhitespaceSplit Metaspace Sequence; post-processors
  * TemplateProcessing ByteLevel Sequence; decoders ByteLevel Replace ByteFallback Fuse Strip Metaspace Sequence.
- * Truncation and padding settings of a file are not applied; a template of two texts is not read.  */
+ * Truncation and padding settings of a file are not applied; a template of two texts is not read. */
 #ifndef TANDEM_ENGINE_TOKENIZER_TOKENIZER_H
 #define TANDEM_ENGINE_TOKENIZER_TOKENIZER_H
 
@@ -60,7 +60,7 @@ const char *tokenizer_spelling(const struct tokenizer *, int32_t id);
 size_t tokenizer_before(const struct tokenizer *, const int32_t **ids);
 size_t tokenizer_after(const struct tokenizer *, const int32_t **ids);
 
-/* Of the bytes it was parsed from: equal for the same file, and hardly for another. */
+/* Hash of the bytes it was parsed from. */
 uint64_t tokenizer_identity(const struct tokenizer *);
 
 /* Appends the text of all ids, as Python's decode does. */

@@ -19,13 +19,13 @@ struct vocab {
     size_t n, cap;
     struct vocab_slot {
         uint32_t hash, entry; /* index of an entry + 1; 0 free */
-    } * slots;                /* open addressing; the hash here spares most looks at an entry */
+    } * slots;                /* open addressing; comparing the hash here avoids most accesses to entries */
     size_t mask;
-    uint32_t *by_id; /* (size) index of an entry + 1; 0 for an id nobody has */
+    uint32_t *by_id; /* (size) index of an entry + 1; 0 for an unused id */
     int size;        /* largest id + 1 */
 };
 
-/* Room for n tokens with ids below size. */
+/* Reserves space for n tokens with ids below size. */
 void vocab_init(struct vocab *v, size_t n, int size);
 void vocab_free(struct vocab *v);
 /* false when the spelling or the id is taken already */

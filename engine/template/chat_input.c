@@ -1,5 +1,5 @@
-/* From a request's or a row's JSON to the values that a template renders (chat_input.h).  What transformers does to
- * a conversation before rendering it is done here: documents is there and none, reasoning has all its names. */
+/* Converts the JSON of a request or a row to the values that a template renders (chat_input.h), and prepares them as
+ * transformers does: documents is defined and none, reasoning is present under all its names. */
 #include "engine/template/chat_input.h"
 #include "engine/template/jinja_int.h"
 
@@ -63,7 +63,7 @@ static struct jv number_value(struct jinja *j, const cJSON *item)
     return jint_parse(j, literal + negative, strlen(literal + negative), 10, negative);
 }
 
-/* Names and ids of calls are said again by others (the tool that answers), so they do not tell who speaks. */
+/* Names and ids of calls are repeated by other messages (the tool's answer), so they do not identify the message. */
 static int origin_within(const cJSON *pair, bool calls, int origin)
 {
     return calls && (strcmp(pair->string, "name") == 0 || strcmp(pair->string, "id") == 0) ? JINJA_ORIGIN_NONE : origin;
@@ -107,7 +107,7 @@ static const cJSON *reasoning_of(const cJSON *message)
 {
     static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const cJSON *found = NULL; /* of several with one name the last counts */
+        const cJSON *found = NULL; /* the last of several with the same name is used */
         for (const cJSON *c = message->child; c; c = c->next)
             if (strcmp(c->string, names[i]) == 0) found = c;
         if (found && !cJSON_IsNull(found)) return found;
@@ -167,7 +167,7 @@ static struct jv message_value(struct chat_view *view, const cJSON *message, int
     struct jv r = reasoning ? json_value(j, reasoning, index, false) : jv_none();
     if (reasoning) jdict_set(j, v.dict, jv_cstr(j, "thinking"), r);
     for (const cJSON *c = message->child; c; c = c->next) {
-        bool role = strcmp(c->string, "role") == 0; /* who speaks is not what is said */
+        bool role = strcmp(c->string, "role") == 0; /* the role is not part of the message's text */
         jdict_set(j, v.dict, text_value(j, c->string, JINJA_ORIGIN_NONE),
                   json_value(j, c, role ? JINJA_ORIGIN_NONE : index, strcmp(c->string, "tool_calls") == 0));
     }
@@ -254,7 +254,7 @@ static void render(void *arg)
     struct jinja_run run;
     struct jtext page;
     const struct jdict *d = v->variables.dict;
-    bool tools = v->t->tools.names && cJSON_IsArray(v->in->tools); /* transformers asks no more than that */
+    bool tools = v->t->tools.names && cJSON_IsArray(v->in->tools); /* the same condition as in transformers */
     struct jv all = jv_dict(j), messages = jv_list(j, JL_LIST, 0);
     for (size_t i = 0; i < d->n; i++) jdict_set(j, all.dict, d->v[i].key, d->v[i].value);
     for (size_t i = 0; i < c->n; i++) jlist_add(j, messages.list, v->messages.list->v[i]);

@@ -1,12 +1,12 @@
-/* A conversation as a template sees it: JSON turned into values, and one render of its first messages. */
+/* A conversation as a template's input: JSON converted to values, and one rendering of its first messages. */
 #ifndef TANDEM_ENGINE_TEMPLATE_CHAT_INPUT_H
 #define TANDEM_ENGINE_TEMPLATE_CHAT_INPUT_H
 
 #include "engine/template/chat_template.h"
 #include "engine/template/jinja_eval.h"
 
-/* Stands behind the text that continue_final_message continues, while the page is rendered; as in transformers, whose
- * way of finding the place this is.  The blank tells whether the template strips the text. */
+/* Appended to the text that continue_final_message continues, to find the position in the rendered page, as in
+ * transformers.  The blank shows whether the template strips the text. */
 #define CHAT_CONTINUE_MARK "CONTINUE_FINAL_MESSAGE_TAG "
 
 /* A special token as a variable: bos_token -> "<s>". */
@@ -26,7 +26,7 @@ struct chat_template {
     struct jstr source; /* in the arena: of `tools` where there is one, else of `normal` */
 };
 
-/* JSON that values point into, until the view ends. */
+/* JSON that values point into; freed with the view. */
 struct chat_tree {
     struct chat_tree *older;
     cJSON *json; /* owned */
@@ -39,7 +39,7 @@ struct chat_view {
     struct jinja j;
     struct jv variables; /* dict of all but messages and add_generation_prompt */
     struct jv messages;  /* list */
-    bool *assistant;     /* (messages) the assistant says it */
+    bool *assistant;     /* (messages) it is the assistant's */
     struct chat_tree *trees;
 };
 
@@ -49,7 +49,7 @@ struct chat_page {
     size_t n_marks;
 };
 
-/* Runs fn(arg) where jinja_fail leads back here; false and *e when it failed. */
+/* Runs fn(arg) and catches jinja_fail.  @return false on failure, and *e is set. */
 bool chat_attempt(struct jinja *j, void (*fn)(void *arg), void *arg, struct err *e);
 
 int chat_view_init(struct chat_view *v, const struct chat_template *t, const struct chat_input *in, struct err *e);

@@ -1,16 +1,17 @@
-/* What the assistant would have generated, on a rendered page.
+/* Finds what the assistant would have generated on a rendered page.
  *
- * Every byte of the page that comes from a message says so (struct jrun), whatever the template did to it.  Around an
- * assistant's bytes stands the template's own text, and what of it is generated is learnt from how renderings differ:
+ * Every byte of the page that comes from a message is marked with it (struct jrun), whatever the template did to it. An
+ * assistant's bytes are surrounded by the template's own text; which part of that is generated is inferred from the
+ * differences between renderings:
  *
  *   messages[:i+1] with the generation prompt, minus without it: the prompt G, "<|im_start|>assistant\n".  A turn
  *       is generated from right after the last G before its text.
  *   what stands between the text's end and there: the mark M that ends a turn, "<|im_end|>".  A turn is generated
  *       up to the first M after its text.
  *
- * The lesson of the last turn mostly fits all of them; a turn that it does not fit gives its own, and last the rule of
- * plain prefixes is tried: messages[:i] with the prompt begins the page.  A template with {% generation %} says itself
- * what is generated. */
+ * The marks inferred from the last turn mostly apply to all turns.  A turn to which they do not apply gets its own, and
+ * last a plain prefix is tried: messages[:i] with the prompt begins the page.  A template with {% generation %} defines
+ * itself what is generated. */
 #include "engine/template/chat_input.h"
 
 #include "engine/base/mem.h"
@@ -20,16 +21,16 @@
 
 enum { NOWHERE = -1, SHORTEST_PROMPT = 4, LONGEST_MARK = 40 };
 
-/* Where a message's bytes stand.  Without any: first > last. */
+/* The positions of a message's bytes.  Without any: first > last. */
 struct place {
     size_t first, last;   /* [first, last) */
     size_t before, after; /* the template's own text around them: [before, first) and [last, after) */
-    bool there, whole;    /* whole: nothing of other messages between */
+    bool there, whole;    /* whole: no bytes of other messages in between */
 };
 
 struct lesson {
     struct jstr prompt, mark;
-    bool known; /* it was learnt: an empty mark means that the template writes none */
+    bool known; /* the mark was inferred; if empty, the template writes none */
 };
 
 static struct place place_of(struct jstr page, int message)
@@ -116,7 +117,7 @@ static struct jstr mark_of(const struct chat_view *v, struct jstr last, struct j
     return stripped.n ? stripped : mark;
 }
 
-/* Learns from the turn of message i; false when its renderings tell nothing. */
+/* Infers the marks from the turn of message i; @return false when its renderings are not conclusive. */
 static bool learn(struct chat_view *v, struct jstr page, size_t i, struct lesson *l)
 {
     struct chat_page bare, prompted;
@@ -133,7 +134,7 @@ static bool learn(struct chat_view *v, struct jstr page, size_t i, struct lesson
     return true;
 }
 
-/* The least of a prompt that still tells whose turn it is: its first line. */
+/* The shortest part of a prompt that identifies the role: its first line. */
 static size_t first_line(struct jstr prompt)
 {
     size_t i = 0;
@@ -142,7 +143,7 @@ static size_t first_line(struct jstr prompt)
     return i < prompt.n ? i + 1 : prompt.n;
 }
 
-/* Where the turn begins to be generated; NOWHERE */
+/* Where the generated part of the turn begins; NOWHERE */
 static ptrdiff_t find_start(struct jstr page, const struct place *p, const struct lesson *l)
 {
     struct jstr gap = part(page, p->before, p->there ? p->first : p->after);
@@ -195,7 +196,7 @@ static ptrdiff_t find_end_by_prefix(struct chat_view *v, struct jstr page, const
     return n < from ? NOWHERE : (ptrdiff_t)n;
 }
 
-/* Does a mark say that it ends something, and not that somebody else begins? */
+/* Whether a mark ends a turn, rather than beginning that of another role. */
 static bool says_end(struct jstr mark)
 {
     static const char *const words[] = {"end", "eot", "eom", "eos", "stop", "return", "call"};

@@ -144,7 +144,7 @@ static cJSON *read_json(const char *dir, const char *name, struct err *e)
     return json;
 }
 
-/* "chat_template": a string, or a list of {name, template} of which "default" and "tool_use" count. */
+/* "chat_template": a string, or a list of {name, template} of which "default" and "tool_use" are used. */
 static bool take_template(struct chat_template *t, const cJSON *item, struct err *e)
 {
     if (cJSON_IsString(item)) return add_program(t, item->valuestring, strlen(item->valuestring), &t->normal, e);
@@ -176,7 +176,7 @@ static bool take_file(struct chat_template *t, const char *dir, const char *name
     return good;
 }
 
-/* Templates of whatever name are there. */
+/* Whether there are templates of any name. */
 static bool has_templates(const char *dir)
 {
     bool any = false;
@@ -303,7 +303,7 @@ static int cut_page(struct jstr *page, struct err *e)
     return ERR_OK;
 }
 
-/* Whether the page that failed lacks nothing but tools. */
+/* Whether rendering failed only because of the tools. */
 static bool renders_with_tools(const struct chat_template *t, const struct chat_input *in)
 {
     static const char tools[] = "[{\"type\":\"function\",\"function\":{\"name\":\"tool\",\"description\":\"text\","

@@ -29,7 +29,7 @@ struct chat_template *chat_template_load(const char *model_dir, struct err *e);
 /* The template in a file, with the bos_token and the like of a model's directory. */
 struct chat_template *chat_template_load_file(const char *model_dir, const char *path, struct err *e);
 void chat_template_free(struct chat_template *);
-/* Of its source and its directory's bos_token and the like: equal for the same template.  0 for NULL. */
+/* Hash of its source and its directory's special tokens (bos_token...).  0 for NULL. */
 uint64_t chat_template_identity(const struct chat_template *);
 /* The Jinja text itself (*n bytes, NUL-terminated; the template's): the one for tools where there are two.  NULL for
  * NULL. */

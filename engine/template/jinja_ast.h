@@ -41,12 +41,12 @@ enum jnode_type {
     N_FILTER_BLOCK, /* a is the filter; list */
     N_WITH,         /* params are N_SET; list */
     N_SCOPE,        /* list */
-    N_GENERATION,   /* list; what it prints is the assistant's (transformers' extension) */
+    N_GENERATION,   /* list; its output is the assistant's (transformers' extension) */
     N_BREAK,
     N_CONTINUE,
 };
 
-/* What a macro's body mentions, and so what a call of it may pass. */
+/* Special variables used in a macro's body, which determine what a call may pass. */
 enum { MACRO_CALLER = 1, MACRO_KWARGS = 2, MACRO_VARARGS = 4 };
 
 struct jnode {

@@ -1,4 +1,4 @@
-/* Upper and lower case, stripping, replacing and cutting of text, as Python's str does it. */
+/* Upper and lower case, stripping, replacing and splitting of text, as Python's str does it. */
 #include "engine/template/jinja_builtins.h"
 #include "engine/tokenizer/text.h"
 

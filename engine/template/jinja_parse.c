@@ -133,7 +133,7 @@ static struct jnode *parse_if(struct jparse *x)
     }
     if (jparse_skip_name(x, "else")) first->orelse = parse_body(x, (const char *const[]){"endif", NULL});
     x->t++;
-    x->n_unknown = since; /* found out when it is reached, as in jinja2 */
+    x->n_unknown = since; /* reported when it is reached, as in jinja2 */
     return first;
 }
 
@@ -327,7 +327,7 @@ static struct jnode *parse_body(struct jparse *x, const char *const *ends)
     struct jnode *first = NULL, **last = &first;
     jinja_enter(x->j);
     if (ends) {
-        if (x->t->type == TOK_COLON) x->t++; /* as in Python, if anybody wants it */
+        if (x->t->type == TOK_COLON) x->t++; /* optional, as in Python */
         jparse_expect(x, TOK_BLOCK_END);
     }
     for (; x->t->type != TOK_END; last = &(*last)->next) {

@@ -1,5 +1,5 @@
-/* Strings of the chat templates' language: cutting, searching and building them without losing what each byte derives
- * from, and values as Python's str() and repr() write them. */
+/* Strings of the chat templates' language: slicing, searching and building them while tracking the origin of each byte,
+ * and values as Python's str() and repr() write them. */
 #include "engine/template/jinja_int.h"
 #include "engine/template/jinja_value.h"
 #include "engine/tokenizer/text.h"
@@ -33,7 +33,7 @@ struct jstr jstr_cut(struct jinja *j, struct jstr s, size_t start, size_t end)
         struct jrun r = s.runs[i];
         if (r.start < start) r.start = start;
         if (r.end > end) r.end = end;
-        /* an empty cut of a message's text is still that message's */
+        /* an empty slice of a message's text still has that message as origin */
         if (r.start > r.end || (r.start == r.end && cut.n && s.runs[i].start != s.runs[i].end)) continue;
         runs[cut.n_runs++] = (struct jrun){r.start - start, r.end - start, r.origin};
     }

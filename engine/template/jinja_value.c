@@ -76,7 +76,7 @@ static void *take(struct jinja *j, size_t n)
         if (!c) jinja_fail(j, "there is no memory left");
         *c = (struct jchunk){.size = size};
         j->memory += size;
-        if (j->chunks && size == n) { /* a large piece: go on filling the chunk before */
+        if (j->chunks && size == n) { /* a large allocation: continue filling the previous chunk */
             c->older = j->chunks->older;
             j->chunks->older = c;
         } else {

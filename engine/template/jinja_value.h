@@ -25,7 +25,7 @@ enum {
 };
 
 /* Where text came from: bytes [start, end) of a string derive from message `origin`'s fields.  This is how a render
- * knows what the assistant said, whatever the template did to it. */
+ * finds the assistant's text, whatever the template did to it. */
 enum { JINJA_ORIGIN_MIXED = -2, JINJA_ORIGIN_NONE = -1 };
 struct jrun {
     size_t start, end;
@@ -114,7 +114,7 @@ struct jlist {
     enum jlist_kind kind;
     struct jv *v; /* (n) */
     size_t n, cap;
-    size_t at; /* iterator: how many have been taken */
+    size_t at; /* iterator: number of elements already taken */
 };
 
 struct jpair {
@@ -123,7 +123,7 @@ struct jpair {
 struct jdict {
     struct jpair *v; /* (n) in the order of insertion */
     size_t n, cap;
-    uint32_t *index; /* (buckets) position + 1, or 0; NULL while there are few */
+    uint32_t *index; /* (buckets) position + 1, or 0; NULL while there are few entries */
     size_t buckets;
 };
 
@@ -225,10 +225,10 @@ struct jv *jdict_find_text(struct jinja *j, const struct jdict *d, const char *s
 void jdict_set(struct jinja *j, struct jdict *d, struct jv key, struct jv value);
 
 const char *jv_type_name(struct jv v); /* Python's: "str", "int", "NoneType"... */
-/* fails with what is undefined about it */
+/* fails with a message that names what is undefined */
 __attribute__((noreturn)) void jinja_fail_undefined(struct jinja *j, struct jv v);
 
-/* Text under way, in the arena, with the origins of what it is made of. */
+/* A text being built, in the arena, with the origins of its parts. */
 struct jtext {
     char *s;
     size_t n, cap;
@@ -275,7 +275,8 @@ uint32_t jv_hash(struct jinja *j, struct jv v);
 bool jv_is_number(struct jv v, double *d); /* int (perhaps too large: infinite), float or bool */
 bool jv_is_int(struct jv v, int64_t *i);   /* int or bool, of 64 bits */
 
-/* What a `for` walks over: the elements as an array.  Takes an iterator's rest.  Fails on what cannot be walked. */
+/* The elements of an iterable as an array.  Consumes the rest of an iterator.  Fails on values that are not iterable.
+ */
 struct jlist *jv_iterate(struct jinja *j, struct jv v);
 bool jv_iterable(struct jv v);
 bool jv_length(struct jinja *j, struct jv v, size_t *n); /* false: it has none */

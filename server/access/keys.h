@@ -9,7 +9,7 @@
  *      keys.c       what is known now: look-up, reload           keys_file.c  the text, read and edited
  *      auth.c       the check of a request (auth.h)              cli/key.c    tandem key new | list | revoke
  *
- * Loop thread only, but for keys_parse, keys_hash and keys_file.c's edits, which any thread may call. */
+ * Loop thread only, except keys_parse, keys_hash and the edits of keys_file.c, which any thread may call. */
 #ifndef TANDEM_SERVER_ACCESS_KEYS_H
 #define TANDEM_SERVER_ACCESS_KEYS_H
 

@@ -1,10 +1,9 @@
 /* POST /v1/completions and /v1/chat/completions in OpenAI's convention.
  *
- * An exchange goes: a place, or refused (admission.h, before any work) -> read and check the parameters -> find the
- * model
- * -> render the chat and tokenise (on the pool when long) -> compile the constraint, if any -> submit every sequence
- * (prompts x best_of) -> gather, or stream.  It lives from the handler until on_close, until no callback of ours is on
- * the stack and until its work on the pool is over: hence the count.  Loop thread, but for prepare. */
+ * Steps of an exchange: admission (admission.h, before any work) -> read and check the parameters -> find the model ->
+ * render the chat and tokenise (on the pool when long) -> compile the constraint, if any -> submit every sequence
+ * (prompts x best_of) -> gather, or stream.  It is reference-counted by http, each running callback and work on the
+ * pool.  Loop thread, except prepare. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"

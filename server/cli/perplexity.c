@@ -1,7 +1,7 @@
 /* tandem perplexity: how well a model predicts a text, and how far quantising moves it.  Main thread.
  *
  * Windows of W tokens step by W/2.  The first window scores all its tokens, a later one its second half only, so every
- * token of the text is scored exactly once and, but for the beginning, after at least W/2 tokens of context.  Each
+ * token of the text is scored exactly once and, except at the beginning, after at least W/2 tokens of context.  Each
  * window starts with the tokenizer's begin-of-text token where it has one.  Error bars are one standard error over
  * tokens. */
 #include "engine/base/clock.h"

@@ -14,7 +14,7 @@ char *job_data_path(const char *dir, const char *job_id, const struct data_spec 
 /* Writes inline data to its file. */
 int job_data_save(const char *dir, const char *job_id, const struct data_spec *, bool eval, struct err *e);
 void job_data_remove(const char *dir, const char *job_id);
-/* Opens the set behind a spec, through the cache of prepared sets.  Pool threads. */
+/* Opens the data set of a spec, through the cache of prepared sets.  Pool threads. */
 struct job_data_hooks {
     void (*progress)(void *arg, double fraction);
     bool (*cancelled)(void *arg);

@@ -1,4 +1,4 @@
-/* The runner's states (jobs.h).  Loop thread, but for the claim's function on the store thread. */
+/* The runner's states (jobs.h).  Loop thread, except the claim's function on the store thread. */
 #include "server/jobs/job_run.h"
 
 #include "engine/base/check.h"

@@ -504,7 +504,7 @@ void conn_body_pause(struct conn *c, bool pause)
     if (pause)
         sock_read(c, false);
     else
-        sock_wake(c); /* conn_flushed goes on with it */
+        sock_wake(c); /* conn_flushed continues with it */
 }
 
 bool conn_body_stop(struct conn *c)

@@ -192,7 +192,7 @@ static int hex_value(char ch)
     return ch >= 'a' && ch <= 'f' ? ch - 'a' + 10 : -1;
 }
 
-/* In place.  Dots keep their meaning as bytes: there is no file system behind a path. */
+/* Decodes in place.  Dot segments are not resolved: paths are not file names. */
 static bool percent_decode(char *path, struct refusal *why)
 {
     char *to = path;

@@ -6,7 +6,7 @@
  * text
  *     -> loop: the answer
  *
- * Loop thread, but for work_take (pool). */
+ * Loop thread, except work_take (pool). */
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/api/app.h"

@@ -23,7 +23,7 @@ struct target {
 
 /* ---- places and failures --------------------------------------------------------------------------------------- */
 
-/* Cut behind PLACE_MAX: a name may be as long as the schema. */
+/* Truncated after PLACE_MAX bytes: a name may be as long as the schema. */
 static void put_place(struct buf *b, const struct place *at)
 {
     if (!at->up) {

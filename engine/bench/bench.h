@@ -9,7 +9,7 @@
 /* ---- the machine ----------------------------------------------------------------------------------------------- */
 
 struct bench_system {
-    char cpu[96], kernel[96], flags[160]; /* flags: those that matter here, separated by spaces */
+    char cpu[96], kernel[96], flags[160]; /* flags: those relevant here, separated by spaces */
     char huge_pages[16];                  /* transparent huge pages: "always", "madvise", "never"; "" unknown */
     char best_level[16];                  /* best level of the cpu device on this machine */
     int cores;                            /* cores that this process may use */

@@ -146,7 +146,7 @@ struct gen_request {
      * probabilities and top tokens stay those of the model without the constraint. */
     struct grammar *grammar;
     enum pooling pooling; /* not NONE: one EV_EMBEDDING; n_prompt <= max_total_tokens, and of the rest only priority,
-                             adapter and user are looked at */
+                             adapter and user are used */
     void *user;           /* handed back in every event */
 };
 

@@ -78,7 +78,7 @@ static bool ends_with(struct jstr s, struct jstr end)
     return end.n <= s.n && memcmp(s.s + s.n - end.n, end.s, end.n) == 0;
 }
 
-/* First or last place of `what` in s; NOWHERE */
+/* First or last position of `what` in s; NOWHERE */
 static ptrdiff_t find(struct jstr s, struct jstr what, bool last)
 {
     ptrdiff_t found = NOWHERE;
@@ -168,7 +168,7 @@ static ptrdiff_t find_start_without_prompt(struct jstr page, const struct place 
     return at > p->before ? (ptrdiff_t)at : NOWHERE;
 }
 
-/* messages[:i] with the prompt begins the page, but for an end-of-text token that ends every page */
+/* messages[:i] with the prompt begins the page, except for an end-of-text token at the end of every page */
 static ptrdiff_t find_start_by_prefix(struct chat_view *v, struct jstr page, const struct place *p, size_t i)
 {
     struct chat_page before;

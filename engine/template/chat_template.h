@@ -54,7 +54,7 @@ struct chat_input {
 /* Bytes [start, end) of the output that the assistant of message `message` would have generated, end-of-turn mark
  * included ("Hello.<|im_end|>", not the newline after it; where a template writes no mark, the newline): what is
  * trained on.  In order.  Messages that the template does not print have none.  A template with {% generation %} blocks
- * has its own say. */
+ * defines its spans itself. */
 struct chat_span {
     size_t start, end;
     int message;
@@ -64,10 +64,10 @@ struct chat_spans {
     int n;
 };
 
-/* Appends to out (nothing on an error).  t NULL: the plain layout "role: content" line by line that models without a
- * template get.  spans may be NULL; otherwise it is overwritten, with positions in out->data.  ERR_INVALID
- * names the template's line, or says what raise_exception said; ERR_UNSUPPORTED: it renders, but it cannot be told what
- * the assistant would have generated. */
+/* Appends to out (nothing on an error).  t NULL: the plain layout for models without a template, one line "role:
+ * content" per message.  spans may be NULL; otherwise it is overwritten, with positions in out->data.  ERR_INVALID
+ * names the template's line, or has the text of raise_exception; ERR_UNSUPPORTED: it renders, but what the assistant
+ * would have generated cannot be determined. */
 int chat_template_render(const struct chat_template *t, const struct chat_input *, struct buf *out,
                          struct chat_spans *spans, struct err *e);
 

@@ -1,5 +1,5 @@
-/* What the chat templates' language has built in: filters, tests, methods of strings, lists and dicts, functions.
- * Each is a row of a table (struct jbuiltin). */
+/* Built-ins of the chat templates' language: filters, tests, methods of strings, lists and dicts, functions. Each is a
+ * row of a table (struct jbuiltin). */
 #ifndef TANDEM_ENGINE_TEMPLATE_JINJA_BUILTINS_H
 #define TANDEM_ENGINE_TEMPLATE_JINJA_BUILTINS_H
 

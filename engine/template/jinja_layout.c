@@ -106,7 +106,7 @@ static bool is_word_punctuation(uint32_t c)
     return is_word(c) || (c && c < 0x80 && strchr("!\"'&.,?", (int)c));
 }
 
-/* Two dashes and more at s[at], then a word: how many bytes; 0 */
+/* Two or more dashes at s[at], followed by a word: their length; else 0 */
 static size_t dashes(struct jstr s, size_t at)
 {
     size_t n = 0;

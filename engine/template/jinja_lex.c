@@ -1,5 +1,5 @@
-/* The lexer (jinja_lex.h).  It follows jinja2's lexer.py rule by rule, since what a template prints depends on every
- * blank that it leaves or takes. */
+/* The lexer (jinja_lex.h).  It follows jinja2's lexer.py rule by rule, since a template's output depends on every blank
+ * that the lexer keeps or strips. */
 #include "engine/template/jinja_lex.h"
 #include "engine/template/jinja_int.h"
 
@@ -21,7 +21,7 @@ struct lexer {
     size_t counted;     /* lines are counted up to here */
     unsigned line;
     size_t line_start;
-    char open[NESTING]; /* brackets to be closed */
+    char open[NESTING]; /* open brackets */
     int n_open;
 };
 
@@ -251,7 +251,7 @@ static bool is_digit(const struct lexer *x, size_t at)
     return at < x->n && x->s[at] >= '0' && x->s[at] <= '9';
 }
 
-/* Where a float literal at x->at ends; 0 when it is none. */
+/* The end of a float literal at x->at; 0: there is none. */
 static size_t float_end(const struct lexer *x)
 {
     if (x->at && x->s[x->at - 1] == '.') return 0;

@@ -1,5 +1,5 @@
-/* obj.name, obj[key] and obj[start:stop:step], as jinja2's sandbox resolves them: attributes are methods and fields
- * that the language has itself, whatever else is asked for is undefined. */
+/* obj.name, obj[key] and obj[start:stop:step], as jinja2's sandbox resolves them: attributes are the language's own
+ * methods and fields, everything else is undefined. */
 #include "engine/template/jinja_builtins.h"
 #include "engine/template/jinja_eval.h"
 #include "engine/template/jinja_int.h"
@@ -14,7 +14,7 @@ static bool among(struct jstr name, const char *const *names)
     return false;
 }
 
-/* What the sandbox does not hand out: it is undefined, and using it says why. */
+/* Attributes that the sandbox hides: undefined, with the reason as the error when they are used. */
 static struct jv unsafe(struct jinja *j, struct jv obj, struct jstr name)
 {
     char *hint = jinja_alloc(j, 200);

@@ -86,7 +86,7 @@ static struct jv rsplit_space(struct jinja *j, struct jstr s, int64_t most)
     struct jv all = split_space(j, s, -1), v = jv_list(j, JL_LIST, 0);
     size_t n = all.list->n;
     if (most < 0 || n <= (size_t)most + 1) return all;
-    /* the first words stay one piece, up to the last of them */
+    /* the first words stay one element, up to the last of them */
     const struct jstr *last = all.list->v[n - (size_t)most - 1].str;
     jlist_add(j, v.list, jv_str(j, jstr_cut(j, s, 0, (size_t)(last->s - s.s) + last->n)));
     for (size_t i = n - (size_t)most; i < n; i++) jlist_add(j, v.list, all.list->v[i]);
@@ -553,7 +553,7 @@ METHOD(list_count)
 
 METHOD(copy)
 {
-    return self; /* nothing can change it */
+    return self; /* values are immutable */
 }
 
 const struct jbuiltin *jinja_list_method(enum jlist_kind kind, struct jstr name)

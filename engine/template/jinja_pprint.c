@@ -55,7 +55,7 @@ static void new_line(struct jinja *j, struct jtext *out, int indent)
     jtext_repeat(j, out, ' ', (size_t)indent);
 }
 
-/* A text in pieces, a line or some words each, side by side as Python joins them. */
+/* A text as adjacent string literals, each a line or some words, as Python's implicit concatenation. */
 static void put_string(struct jinja *j, struct jtext *out, struct jstr s, int indent, int allowance, int level)
 {
     struct jlist *pieces = jv_list(j, JL_LIST, 0).list;

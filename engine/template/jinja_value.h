@@ -1,10 +1,10 @@
 /* Values of the chat templates' language, as Python has them: what a template's expressions compute with.
  *
- * One render (or one parse) owns a struct jinja: an arena that everything lives in and that dies in one call, the
- * budget of steps, and the place to jump to when something fails.  jinja_fail does not return, so nothing here has an
- * error to check; it is safe because nothing but the arena is ever held.  Values are immutable once made (the sandbox
- * of transformers forbids list.append and the like) but for namespaces, iterators and loops, so renders may share them.
- * One thread at a time per struct jinja. */
+ * One render (or one parse) owns a struct jinja: an arena for all values, freed in one call, the budget of steps, and
+ * the jump target for errors.  jinja_fail does not return, so nothing here has an error to check; it is safe because
+ * the arena is the only resource held.  Values are immutable once made (the sandbox of transformers forbids list.append
+ * and the like) but for namespaces, iterators and loops, so renders may share them. One thread at a time per struct
+ * jinja. */
 #ifndef TANDEM_ENGINE_TEMPLATE_JINJA_VALUE_H
 #define TANDEM_ENGINE_TEMPLATE_JINJA_VALUE_H
 

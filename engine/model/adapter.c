@@ -20,15 +20,16 @@ int lora_modules(const struct model_config *c, struct lora_module out[LORA_MODUL
         const struct tensor_row *row = m[i].row;
         const char *dot = strrchr(row->module, '.');
         if (!row->target) continue;
-        out[n++] = (struct lora_module){.name = dot ? dot + 1 : row->module,
-                                        .path = row->module,
-                                        .target = row->target,
-                                        .peft = row->flags & TENSOR_PEFT,
-                                        .transposed = row->flags & TENSOR_TRANSPOSED,
-                                        .product = m[i].product,
-                                        .col = m[i].at,
-                                        .n = m[i].rows,
-                                        .k = m[i].cols};
+        struct lora_module *module = &out[n++];
+        *module = (struct lora_module){.name = dot ? dot + 1 : row->module,
+                                       .path = row->module,
+                                       .target = row->target,
+                                       .peft = row->flags & TENSOR_PEFT,
+                                       .transposed = row->flags & TENSOR_TRANSPOSED,
+                                       .product = m[i].product,
+                                       .col = m[i].at,
+                                       .n = m[i].rows,
+                                       .k = m[i].cols};
     }
     return n;
 }

@@ -117,7 +117,7 @@ static cJSON *default_targets(const struct model_config *c)
 
 static int read_targets(struct peft_config *p, const struct model_config *c, struct err *e)
 {
-    const char *text, *without;
+    const char *text = NULL, *without = NULL;
     if (!get(p, "target_modules")) {
         cJSON_DeleteItemFromObjectCaseSensitive(p->json, "target_modules");
         cJSON_AddItemToObject(p->json, "target_modules", default_targets(c));

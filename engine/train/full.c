@@ -381,12 +381,13 @@ int train_full_write(struct train_full *f, const float *p, const char *model_dir
 
 void train_full_close(struct train_full *f)
 {
-    for (int i = 0; f->d && i < f->n_stacks; i++) {
+    struct dev *d = f->d; /* NULL: never opened */
+    for (int i = 0; d && i < f->n_stacks; i++) {
         struct weight **w = weights_stack_place(&f->w, &f->base->c, i);
-        if (w && *w) f->d->ops->weight_free(f->d, *w);
+        if (w && *w) d->ops->weight_free(d, *w);
     }
-    if (f->ones) f->d->ops->free(f->d, f->ones);
-    if (f->applied) f->d->ops->free(f->d, f->applied);
+    if (d && f->ones) d->ops->free(d, f->ones);
+    if (d && f->applied) d->ops->free(d, f->applied);
     free(f->w.layer);
     free(f->g.layer);
     free(f->master);

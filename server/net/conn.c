@@ -1,18 +1,18 @@
 /* The life of a connection: reading a request, handing it to its handler, and what comes after the answer.  Loop
  * thread.
  *
- *      IDLE -> HEAD -> [BODY ->] RUN -> IDLE ...            or, where the connection cannot go on, RUN -> LINGER ->
- * CLOSED
+ *      IDLE -> HEAD -> [BODY ->] RUN -> IDLE ...
+ *                                RUN -> LINGER -> CLOSED, where the connection cannot go on
  *
  * A state machine without a clock or a socket: events arrive through the conn_* functions, effects go out through the
  * sock_* functions (conn.h).  Invariants:
  *   - One exchange at a time.  Later requests wait as bytes in `in`, at most PIPELINE_MAX; beyond that, reading stops,
- * and a client that disconnects is then noticed only on a write.
+ *     and a client that disconnects is then noticed only on a write.
  *   - A handler's on_close and on_drain never run inside a call of http.h: answers take effect in conn_flushed.
  *   - After a refusal the bytes that follow may not be a request, so the connection ends.  It lingers first: closing
- * with unread bytes makes the kernel send a reset, which can overtake the answer.
- *   - EOF from a client with an unanswered request counts as a disconnect.  A half-close cannot be distinguished from a
- * full close, and generating without a reader costs more than failing the rare client that half-closes. */
+ *     with unread bytes makes the kernel send a reset, which can overtake the answer.
+ *   - EOF from a client with an unanswered request counts as a disconnect.  A half-close cannot be distinguished from
+ *     a full close, and generating without a reader costs more than failing the rare client that half-closes. */
 #include "server/net/conn.h"
 
 #include "engine/base/check.h"

@@ -2,9 +2,8 @@
  * (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), which Perfetto and
  * chrome://tracing open.  One at a time.
  *
- *     handler: engine_trace_start -> a timer of N seconds, or the client leaves -> pool: engine_trace_stop, and the
- * text
- *     -> loop: the answer
+ *     handler: engine_trace_start -> a timer of N seconds, or the client leaves
+ *     -> pool: engine_trace_stop, and the text -> loop: the answer
  *
  * Loop thread, except work_take (pool). */
 #include "engine/base/mem.h"

@@ -37,10 +37,10 @@ RUN meson setup build --prefix=/usr --sysconfdir=/etc --localstatedir=/var --str
  && if [ -n "${CUDA}" ]; then install -D -m 644 -t "/out/usr/lib/$(uname -m)-linux-gnu" /cublas/nvidia/cu13/lib/libcublasLt.so.13; fi
 
 FROM ${RUN_BASE}
-# the libraries it is linked with, as found by the build, and nothing else
+# the libraries it is linked with, as found by the build, and the certificates of the hub that models come from
 COPY --from=build /runtime-packages /tmp/runtime-packages
 RUN apt-get update -q \
- && DEBIAN_FRONTEND=noninteractive xargs -a /tmp/runtime-packages apt-get install -y -q --no-install-recommends \
+ && DEBIAN_FRONTEND=noninteractive xargs -a /tmp/runtime-packages apt-get install -y -q --no-install-recommends ca-certificates \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/dpkg.log /tmp/runtime-packages
 COPY --from=build /out/ /
 RUN chown 10001:10001 /var/lib/tandem
@@ -51,6 +51,8 @@ WORKDIR /usr/share/tandem
 # what NVIDIA's container toolkit is to bring in: the driver's library, and nvidia-smi's
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
 ENV TANDEM_HOST=0.0.0.0 TANDEM_PORT=8080 TANDEM_DATA_DIR=/var/lib/tandem
+# models by name are downloaded into the volume
+ENV HF_HOME=/var/lib/tandem/huggingface
 VOLUME /var/lib/tandem
 EXPOSE 8080
 STOPSIGNAL SIGTERM

@@ -3,6 +3,8 @@
  * because they are made through it. The checks of the training ops are in checked_train.c. */
 #include "kernels/checked.h"
 
+#include "kernels/block.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +32,7 @@ const struct made *find_made(struct dev *d, const void *object)
     return NULL;
 }
 
-/* ---- pieces -------------------------------------------------------------------------------------------------- */
+/* ---- helpers ------------------------------------------------------------------------------------------------- */
 
 bool check_mat(struct dev *d, const char *op, const char *name, const struct mat *m, int rows, int cols)
 {
@@ -152,9 +154,9 @@ static bool check_embed(struct dev *d, const struct embed_args *a)
 static bool check_norm_tail(struct dev *d, const char *op, const float *w, const float *b, float eps,
                             enum norm_kind kind, const struct weight *next, int C)
 {
-    const struct made *product = next ? find_made(d, next) : NULL;
+    const struct made *consumer = next ? find_made(d, next) : NULL;
     need((unsigned)kind <= NORM_LAYER, "kind is %d", kind);
-    need(!next || (product && product->cols == C), "next is not a weight of this device with cols %d", C);
+    need(!next || (consumer && consumer->cols == C), "next is not a weight of this device with cols %d", C);
     need(eps >= 0, "eps is %g", (double)eps);
     return check_floats(d, op, "w", w) && (!b || check_floats(d, op, "b", b));
 }
@@ -403,6 +405,12 @@ static struct weight *checked_weight_pack(struct dev *d, const struct weight_src
         bool grouped = p->t == DT_I4    ? p->group == 32 || p->group == 64 || p->group == 128
                        : p->t == DT_NF4 ? p->group == 64
                                         : p->group == 0;
+        const char *why = p->t == DT_BLOCK ? block_error(p) : NULL;
+        if (!why && p->t == DT_BLOCK && !block_codes_ok(p)) why = "a code is above its bits";
+        if (why) {
+            dev_fail(d, "weight_pack", "part %d of block form: %s", i, why);
+            return NULL;
+        }
         if (!p->data || (!p->scale && scaled) || !grouped) {
             dev_fail(d, "weight_pack", "part %d: data or scale is NULL, or group %d is wrong for %s", i, p->group,
                      dtype_name(p->t));
@@ -439,10 +447,10 @@ static struct weight *checked_weight_open(struct dev *d, const struct weight_src
 }
 
 static bool check_weight_update(struct dev *d, const struct weight *weight, const struct weight_src *parts, int n_parts,
-                                int piece, int pieces)
+                                int chunk, int chunks)
 {
     const char *op = "weight_update";
-    need(piece >= 0 && piece < pieces, "piece %d of %d", piece, pieces);
+    need(chunk >= 0 && chunk < chunks, "chunk %d of %d", chunk, chunks);
     const struct made *w = find_made(d, weight);
     int64_t rows = 0;
     need(w && w->rows, "w is not a weight of this device");
@@ -462,11 +470,11 @@ static bool check_weight_update(struct dev *d, const struct weight *weight, cons
 }
 
 static void checked_weight_update(struct dev *d, struct weight *w, const struct weight_src *parts, int n_parts,
-                                  int piece, int pieces)
+                                  int chunk, int chunks)
 {
     struct dev *inner = checked_of(d)->inner;
-    if (!check_weight_update(d, w, parts, n_parts, piece, pieces)) return;
-    inner->ops->weight_update(inner, w, parts, n_parts, piece, pieces);
+    if (!check_weight_update(d, w, parts, n_parts, chunk, chunks)) return;
+    inner->ops->weight_update(inner, w, parts, n_parts, chunk, chunks);
     take_error(d);
 }
 

@@ -40,6 +40,10 @@ bool check_cap(struct dev *, const char *op, float scale, float cap); /* both fi
 bool mats_overlap(const struct mat *, const struct mat *);            /* whether two f32 matrices share an element */
 bool check_apart(struct dev *, const char *op, const struct mat *, const struct mat *);
 
+bool check_route(struct dev *, const struct route_args *);
+bool check_experts_linear(struct dev *, const struct experts_linear_args *);
+bool check_experts_gate_up(struct dev *, const struct experts_gate_up_args *);
+bool check_combine(struct dev *, const struct combine_args *);
 #define X(op) bool check_##op(struct dev *, const struct op##_args *);
 TRAIN_OPS(X)
 #undef X

@@ -22,9 +22,19 @@ static void compose_gate_up(struct dev *d, const struct gate_up_args *a)
     d->ops->act_mul(d, &(struct act_mul_args){.out = a->y, .gu = both, .act = a->act});
 }
 
+static void compose_experts_gate_up(struct dev *d, const struct experts_gate_up_args *a)
+{
+    struct mat both = a->tmp;
+    both.rows = a->x.rows;
+    d->ops->experts_linear(
+        d, &(struct experts_linear_args){.y = both, .x = a->x, .w = a->w, .b = a->b, .start = a->start, .n = a->n});
+    d->ops->act_mul(d, &(struct act_mul_args){.out = a->y, .gu = both, .act = a->act});
+}
+
 void compose_fill(struct dev_ops *ops)
 {
     if (!ops->add_norm) ops->add_norm = compose_add_norm;
-    ops->fused_gate_up = ops->gate_up != NULL;
+    ops->fused_gate_up = ops->gate_up && ops->experts_gate_up;
     if (!ops->gate_up) ops->gate_up = compose_gate_up;
+    if (!ops->experts_gate_up) ops->experts_gate_up = compose_experts_gate_up;
 }

@@ -28,7 +28,7 @@ void simt_fail_launch(long after);
  * open. */
 void simt_new_process(void);
 /* Limits the size of one allocation; SIZE_MAX, the initial value: no limit. */
-void simt_largest_piece(size_t bytes);
+void simt_limit_allocation(size_t bytes);
 #endif
 #ifdef TANDEM_CUDA
 struct dev *cuda_open(int index, const struct dev_config *, char why[160]); /* index: CUDA's device number */

@@ -13,22 +13,23 @@
 #define NUM_FN static inline
 #endif
 
-enum dtype { DT_NONE, DT_F32, DT_BF16, DT_F16, DT_I8, DT_I4, DT_NF4, DT_COUNT };
+enum dtype { DT_NONE, DT_F32, DT_BF16, DT_F16, DT_I8, DT_I4, DT_NF4, DT_BLOCK, DT_COUNT };
 
 static inline const char *dtype_name(enum dtype t)
 {
-    static const char *const names[DT_COUNT] = {"none", "f32", "bf16", "f16", "int8", "int4", "nf4"};
+    static const char *const names[DT_COUNT] = {"none", "f32", "bf16", "f16", "int8", "int4", "nf4", "block"};
     return (unsigned)t < DT_COUNT ? names[t] : "?";
 }
 
-/* bytes of n elements; int4 and nf4 pack two to a byte */
+/* bytes of n elements; int4 and nf4 pack two to a byte, block has a byte for each code (struct weight_block) */
 NUM_FN size_t dtype_bytes(enum dtype t, size_t n)
 {
     switch (t) {
     case DT_F32: return n * 4;
     case DT_BF16:
     case DT_F16: return n * 2;
-    case DT_I8: return n;
+    case DT_I8:
+    case DT_BLOCK: return n;
     case DT_I4:
     case DT_NF4: return (n + 1) / 2;
     default: return 0;

@@ -54,13 +54,35 @@ enum {
  *                    scale f16 [rows][ceil(cols/group)];                                  w = (nibble - 8) * scale
  *   DT_NF4           data rows * cols / 2 bytes, even column in the high nibble (bitsandbytes' order);
  *                    scale f32 [rows][cols / 64];                      w = nf4_code[nibble] * scale, rounded to f32
+ *   DT_BLOCK         data [rows][cols] codes, a byte each; the rest is in `block`
  * group is 32, 64 or 128 for DT_I4, 64 for DT_NF4 and 0 otherwise; cols of DT_NF4 is a multiple of 64. */
 struct weight_src {
     enum dtype t;
     int rows, cols, group;
     const void *data;  /* borrowed until weight_pack returns */
-    const void *scale; /* likewise; NULL for float types */
+    const void *scale; /* likewise; NULL for float types and DT_BLOCK */
     bool gate_up;      /* of all parts: two with equal rows, gate and up; only op gate_up takes the weight then */
+    const struct weight_block *block; /* DT_BLOCK only; borrowed like data */
+};
+
+/* DT_BLOCK: integers with a scale, and perhaps a minimum, for each group of columns, which may themselves be small
+ * integers times the float of a larger group: what the quantisers of other programs store (GGUF, AWQ, GPTQ, MXFP4...).
+ *
+ *     w[r][k] = value[code[r][k]] * scale[r][k / group] - minimum[r][k / group]
+ *     scale[r][g] = super_scale[r][s] * sub_scale[r][g],  minimum[r][g] = super_min[r][s] * sub_min[r][g],
+ *                   s = g * group / super
+ *
+ * each operation rounded to f32. Parts of one weight may differ in everything here. A row's last group and last super
+ * group may be short. */
+struct weight_block {
+    int bits;                 /* 2..8: codes are below 1 << bits */
+    const int8_t *value;      /* [1 << bits] what each code stands for */
+    int group;                /* columns: 16, 32, 64 or 128 */
+    int super;                /* columns, a multiple of group; more than cols is one super group */
+    const int8_t *sub_scale;  /* [rows][ceil(cols / group)]; NULL: all 1 */
+    const float *super_scale; /* [rows][ceil(cols / super)] */
+    const uint8_t *sub_min;   /* as sub_scale; NULL: all 1 */
+    const float *super_min;   /* as super_scale; NULL: no minimum, and sub_min is NULL too */
 };
 
 struct weight; /* packed in the device's own layout; opaque */
@@ -82,7 +104,7 @@ enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU_ERF, ACT_RELU };
 
 /* out[t] = table[id[t]] * scale + (pos_table ? pos_table[pos[t]] : 0).   out (T, C) f32; table (V, C), pos_table (P,
  * C) any float type; id, pos (T) in range. With w, packed (V, C), the table is w and `table` is ignored: a value is
- * data * its scale, rounded to f32. The multiplication by `scale` is rounded to f32 too. */
+ * what struct weight_src says, rounded to f32. The multiplication by `scale` is rounded to f32 too. */
 struct embed_args {
     struct mat out, table, pos_table; /* pos_table.p NULL: none */
     const int32_t *id, *pos;
@@ -134,9 +156,12 @@ struct add_args {
  *  - for DT_F16: round x to f16 first; a row whose largest magnitude is not in [1, 2^15) is scaled to [2^14, 2^15) by a
  *    power of two before, and back after (by no more than 2^126)
  *
- * DT_I8 and DT_I4 weights: x is quantised per row first, a = round_half_even(x * (127 / amax)), and
+ * DT_I8, DT_I4 and DT_BLOCK weights: x is quantised per row first, a = round_half_even(x * (127 / amax)), and
  *  - I8: y = (sum_k a w) * (amax/127) * scale[n]           (the integer sum is exact)
  *  - I4: y = (sum over groups g in order of (sum_{k in g} a (nibble - 8)) * scale[n][g]) * (amax/127)
+ *  - BLOCK: y = (sum over groups g in order of (sum_{k in g} a value[code]) * scale[n][g]
+ *                                            - (sum_{k in g} a) * minimum[n][g]) * (amax/127)
+ *    where the sums over k are exact, and each of the two terms is added to the sum with one rounding
  *
  * A row of zeros gives b (amax below 2^-100 counts as zero); a row with a NaN or an infinity gives NaN. In an
  * outlier row, one with amax > 64 mean |x| (in f32), quantisation would leave little of the other values: its
@@ -161,6 +186,55 @@ struct gate_up_args {
     const float *b;
     enum act_kind act;
     struct mat tmp;
+};
+
+/* ---- experts: a mixture of experts sends each token through k of E feed-forwards ---- */
+
+enum { EXPERTS_MAX = 1024, EXPERTS_CHOSEN_MAX = 64 };
+
+/* Chooses the k experts of each token and sorts the T k choices by expert, then by token: in the order of the choices,
+ * row r of the experts' GEMMs is token[r], and rows start[e] .. start[e + 1] - 1 are those of expert e.
+ *
+ * logits (T, E), weight (T, k); expert, place (T, k), token (T k), start (E + 1); k <= E.  The chosen are those with
+ * the largest logits, the lowest id on a tie, a NaN below all numbers; expert[t] lists them by ascending id, place[t]
+ * has the rows of the choices, and weight[t] their part of softmax(logits[t]): over all experts, or with `normalise`
+ * over the chosen.  NaN for a row with a NaN or +infinity, or with nothing finite. */
+struct route_args {
+    struct mat logits, weight;
+    int32_t *expert, *place, *token, *start;
+    bool normalise;
+};
+
+/* linear for rows sorted by expert: rows start[e] .. start[e + 1] - 1 of y = those of x W_e^T + b_e.  x (R, K), y (R,
+ * N); w: n packed weights (N, K) of one type and group, in host memory; b (n, N) f32 or NULL; start (n + 1) from route,
+ * from 0 to R.  With gate_up weights y is (R, 2F).  On the cpu device the bits are those of linear. */
+struct experts_linear_args {
+    struct mat y, x;
+    const struct weight *const *w;
+    const float *b;
+    const int32_t *start;
+    int n;
+};
+
+/* gate_up likewise: y (R, F), tmp (R, 2F) as in gate_up_args. */
+struct experts_gate_up_args {
+    struct mat y, x;
+    const struct weight *const *w;
+    const float *b;
+    const int32_t *start;
+    int n;
+    enum act_kind act;
+    struct mat tmp;
+};
+
+/* y[t] = sigmoid(gate[t]) * shared[t] + weight[t][0] * x[place[t][0]] + weight[t][1] * x[place[t][1]] ..., added in
+ * this order, which is that of the experts' ids.  x (T k, C), y (T, C); weight (T, k), weight.p NULL: 1; place (T, k);
+ * shared (T, C), which may be y, shared.p NULL: none; gate (T, 1), gate.p NULL: a factor of 1. */
+struct combine_args {
+    struct mat y, x, weight;
+    const int32_t *place;
+    int k;
+    struct mat shared, gate;
 };
 
 /* In place on the columns [col, col + heads * head_dim) of x: each head's slice h of each row becomes
@@ -301,7 +375,13 @@ struct sample_args {
     X(norm)                                                                                                            \
     X(add_norm)                                                                                                        \
     X(add)                                                                                                             \
-    X(linear) X(gate_up) X(head_norm) X(rope_kv) X(attn) X(act_mul) X(act) X(softcap) X(rows) X(sample) TRAIN_OPS(X)
+    X(linear)                                                                                                          \
+    X(gate_up)                                                                                                         \
+    X(route)                                                                                                           \
+    X(experts_linear)                                                                                                  \
+    X(experts_gate_up)                                                                                                 \
+    X(combine)                                                                                                         \
+    X(head_norm) X(rope_kv) X(attn) X(act_mul) X(act) X(softcap) X(rows) X(sample) TRAIN_OPS(X)
 
 enum op_id {
 #define X(op) OP_##op,
@@ -338,22 +418,23 @@ struct dev_memory {
 
 struct dev_ops {
     const char *name;
-    bool fused_gate_up; /* gate_up does not use tmp */
+    bool fused_gate_up; /* gate_up and experts_gate_up do not use tmp */
     bool
         host_memory; /* device pointers are ordinary pointers, so a read-only table may stay where the file is mapped */
 #define X(op) void (*op)(struct dev *, const struct op##_args *);
     OPS(X)
 #undef X
     /* Packs n_parts matrices of equal type, group and cols, stacked by rows into one. @return NULL when out of
-     * memory or unsupported (nf4 with cols not a multiple of 64; on cpu also an int8 weight of -128, or int8 rows
-     * longer than 2^16). */
+     * memory or unsupported (nf4 with cols not a multiple of 64; a struct weight_block that block_error of block.h
+     * refuses; on cpu also an int8 weight of -128, or int8 rows longer than 2^16). */
     struct weight *(*weight_pack)(struct dev *, const struct weight_src *parts, int n_parts);
+    bool packs_block; /* weight_pack takes DT_BLOCK */
     void (*weight_free)(struct dev *, struct weight *);
     /* Overwrites a weight of floats with other values of the same shape: f32 parts, rounded to the weight's type;
-     * or, when `pieces` divides the weight into ranges of about equal size, only range number `piece`. The weight
+     * or, when `chunks` divides the weight into ranges of about equal size, only range number `chunk`. The weight
      * must not be borrowed. For training; enqueued like an op. */
-    void (*weight_update)(struct dev *, struct weight *, const struct weight_src *parts, int n_parts, int piece,
-                          int pieces);
+    void (*weight_update)(struct dev *, struct weight *, const struct weight_src *parts, int n_parts, int chunk,
+                          int chunks);
     size_t (*weight_bytes)(const struct weight *);
     /* Packed bytes in a file. layout: the name of their format, which changes when it does; NULL: the device has no
      * such format, and the two functions are NULL. */

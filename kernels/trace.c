@@ -37,6 +37,8 @@ static uint64_t now_ns(void)
     }
 #define tally_linear tally_linear_plain
 #define tally_gate_up tally_gate_up_plain
+#define tally_experts_linear tally_experts_linear_plain
+#define tally_experts_gate_up tally_experts_gate_up_plain
 #define tally_attn tally_attn_plain
 #define tally_gemm tally_gemm_plain
 #define tally_linear_back tally_linear_back_plain
@@ -46,6 +48,8 @@ static uint64_t now_ns(void)
 OPS(X)
 #undef tally_linear
 #undef tally_gate_up
+#undef tally_experts_linear
+#undef tally_experts_gate_up
 #undef tally_attn
 #undef tally_gemm
 #undef tally_linear_back
@@ -112,6 +116,27 @@ static const int32_t *look_at(struct dev_trace *t, int place, const int32_t *p, 
     return t->d->error.op ? NULL : t->look[place];
 }
 
+/* Counts the weights of the experts that have rows. */
+static int tally_experts(struct dev_trace *t, enum op_id op, const struct weight *const *w, const int32_t *start, int n)
+{
+    start = look_at(t, 0, start, n + 1);
+    for (int e = 0; e < n && start; e++)
+        if (start[e + 1] > start[e]) t->count[op].bytes += (double)t->own->weight_bytes(w[e]);
+    return op;
+}
+
+static int tally_experts_linear(struct dev_trace *t, const struct experts_linear_args *a)
+{
+    t->count[OP_experts_linear].macs += (double)a->x.rows * a->x.cols * a->y.cols;
+    return tally_experts(t, OP_experts_linear, a->w, a->start, a->n);
+}
+
+static int tally_experts_gate_up(struct dev_trace *t, const struct experts_gate_up_args *a)
+{
+    t->count[OP_experts_gate_up].macs += (double)a->x.rows * a->x.cols * a->y.cols * 2;
+    return tally_experts(t, OP_experts_gate_up, a->w, a->start, a->n);
+}
+
 static int tally_attn(struct dev_trace *t, const struct attn_args *a)
 {
     const int32_t *kv_len = look_at(t, 0, a->kv_len, a->n_seqs), *q_start = look_at(t, 1, a->q_start, a->n_seqs + 1);
@@ -126,25 +151,29 @@ static int tally_attn(struct dev_trace *t, const struct attn_args *a)
 }
 
 /* Multiply-adds per pair of a score and a feature: two forward, five backward. */
-static int tally_seqs(struct dev_trace *t, enum op_id op, const int32_t *q_start, int n_seqs, int window, int width)
+static int tally_seqs(struct dev_trace *t, enum op_id op, const int32_t *q_start, int n_seqs, int window, int width,
+                      bool both_sides)
 {
     q_start = look_at(t, 0, q_start, n_seqs + 1);
-    for (int s = 0; s < n_seqs && q_start; s++)
-        t->count[op].macs +=
-            positions_seen(0, q_start[s + 1] - q_start[s], window) * width * (op == OP_attn_seq ? 2 : 5);
+    for (int s = 0; s < n_seqs && q_start; s++) {
+        int n = q_start[s + 1] - q_start[s];
+        double seen = positions_seen(0, n, window);
+        if (both_sides) seen = 2 * seen - n; /* each row sees itself once */
+        t->count[op].macs += seen * width * (op == OP_attn_seq ? 2 : 5);
+    }
     return op;
 }
 
 static int tally_attn_seq(struct dev_trace *t, const struct attn_seq_args *a)
 {
     int heads = a->n_heads ? a->n_heads : a->heads;
-    return tally_seqs(t, OP_attn_seq, a->q_start, a->n_seqs, a->window, heads * a->head_dim);
+    return tally_seqs(t, OP_attn_seq, a->q_start, a->n_seqs, a->window, heads * a->head_dim, a->both_sides);
 }
 
 static int tally_attn_back(struct dev_trace *t, const struct attn_back_args *a)
 {
     int heads = a->n_heads ? a->n_heads : a->heads;
-    return tally_seqs(t, OP_attn_back, a->q_start, a->n_seqs, a->window, heads * a->head_dim);
+    return tally_seqs(t, OP_attn_back, a->q_start, a->n_seqs, a->window, heads * a->head_dim, false);
 }
 
 /* ---- the table -----------------------------------------------------------------------------------------------------
@@ -198,7 +227,7 @@ void dev_trace_close(struct dev_trace *t)
     free(t);
 }
 
-void dev_trace_listen(struct dev_trace *t, void (*fn)(void *, int, uint64_t, uint64_t), void *arg)
+void dev_trace_on_op(struct dev_trace *t, void (*fn)(void *, int, uint64_t, uint64_t), void *arg)
 {
     t->listen = fn;
     t->listen_arg = arg;
@@ -210,11 +239,11 @@ void dev_trace_switch(struct dev_trace *t, bool on)
     __atomic_store_n(&t->d->ops, on ? &t->ops : t->own, __ATOMIC_RELEASE);
 }
 
-size_t dev_memory_left(struct dev *d, size_t *piece)
+size_t dev_memory_left(struct dev *d, size_t *largest)
 {
     struct dev_memory m;
     __atomic_load_n(&d->ops, __ATOMIC_ACQUIRE)->memory(d, &m);
-    if (piece) *piece = m.largest;
+    if (largest) *largest = m.largest;
     return m.budget > m.used ? m.budget - m.used : 0;
 }
 

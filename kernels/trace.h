@@ -29,14 +29,14 @@ const char *trace_name(int row);                                      /* op_name
 
 /* Sets a callback that is called after every op, with its row and start and end in CLOCK_MONOTONIC nanoseconds, on
  * the thread that ran it; NULL: none. */
-void dev_trace_listen(struct dev_trace *, void (*fn)(void *arg, int row, uint64_t start, uint64_t end), void *arg);
+void dev_trace_on_op(struct dev_trace *, void (*fn)(void *arg, int row, uint64_t start, uint64_t end), void *arg);
 /* Restores the device's own table (off) or installs the trace's again (on). Call while no op runs. The trace stays
  * valid, so another thread may meanwhile read the table by dev_host_memory, though not run an op. */
 void dev_trace_switch(struct dev_trace *, bool on);
 /* The table's host_memory, for threads other than the device's: safe while that one switches a trace. */
 bool dev_host_memory(const struct dev *);
-/* Likewise: the bytes that may still be allocated on the device, and in *piece (unless NULL) the largest single
+/* Likewise: the bytes that may still be allocated on the device, and in *largest (unless NULL) the largest single
  * allocation. Only for a device that has its own memory. */
-size_t dev_memory_left(struct dev *, size_t *piece);
+size_t dev_memory_left(struct dev *, size_t *largest);
 
 #endif

@@ -57,6 +57,32 @@ struct lora_args {
     int n_groups;
 };
 
+/* linear_back for rows sorted by expert: rows start[e] .. start[e + 1] - 1 of dx = those of dy W_e.  As in
+ * experts_linear; dy (R, N), dx (R, K); the rounding is that of linear_back. */
+struct experts_linear_back_args {
+    struct mat dx, dy;
+    const struct weight *const *w;
+    const int32_t *start;
+    int n;
+};
+
+/* The gradients through combine, of all that it read: dx (R, C), which may be x, dweight (T, k), and where they are set
+ * dshared (T, C), which may be dy or shared, and dgate (T, 1). */
+struct combine_back_args {
+    struct mat dx, dweight, dy, x, weight;
+    const int32_t *place;
+    int k;
+    struct mat shared, gate, dshared, dgate;
+};
+
+/* dlogits (T, E) = the gradient through route's weights, from dweight (T, k); weight (T, k) and expert (T, k) as route
+ * wrote them from logits (T, E), read only without normalise.  The choice itself has no gradient. */
+struct route_back_args {
+    struct mat dlogits, logits, dweight, weight;
+    const int32_t *expert;
+    bool normalise;
+};
+
 enum { TRAIN_HEAD_MAX = 512 }; /* head_dim of the attention ops of training */
 
 /* dx (+)= the gradient through norm(x) * w + b;  dw += sum_t dy xhat,  db += sum_t dy.  x, dx, dy (T, C); dx may be
@@ -80,10 +106,10 @@ struct rope_args {
     bool back;
 };
 
-/* Causal attention of whole sequences: rows q_start[s] .. q_start[s+1]-1 of qkv (after rope) are sequence s and see
- * only each other, row i the rows max(first, i - window + 1) .. i (window 0: all).  out (T, H D); lse (T, H) the
- * natural log of the sum of exp(score), the score as in attn_args.  With n_heads only the query heads head0 .. head0 +
- * n_heads - 1; 0: all. */
+/* Attention of whole sequences: rows q_start[s] .. q_start[s+1]-1 of qkv (after rope) are sequence s and see only each
+ * other.  Causal: row i sees the rows max(first, i - window + 1) .. i (window 0: all before it and itself); both_sides:
+ * also those up to min(last, i + window - 1) (window 0: all).  out (T, H D); lse (T, H) the natural log of the sum of
+ * exp(score), the score as in attn_args.  With n_heads only the query heads head0 .. head0 + n_heads - 1; 0: all. */
 struct attn_seq_args {
     /* on a device opened with bf16_x, q, k, v and the weights may be rounded to bf16; f32 sums */
     struct mat out, lse, qkv;
@@ -92,7 +118,8 @@ struct attn_seq_args {
     int n_seqs;
     const int32_t *q_start;
     int head0, n_heads;
-    float softcap; /* 0: none */
+    float softcap;   /* 0: none */
+    bool both_sides; /* not causal; attn_back has no such */
 };
 
 /* dqkv (T, (H + 2G) D) = the gradient with respect to q, k and v; all columns are written. dout, out (T, H D), lse
@@ -200,6 +227,9 @@ struct axpby_args {
 #define TRAIN_OPS(X)                                                                                                   \
     X(gemm)                                                                                                            \
     X(linear_back)                                                                                                     \
+    X(experts_linear_back)                                                                                             \
+    X(combine_back)                                                                                                    \
+    X(route_back)                                                                                                      \
     X(lora)                                                                                                            \
     X(embed_back)                                                                                                      \
     X(col_sum)                                                                                                         \

@@ -2,14 +2,15 @@
 
 #include "engine/base/file.h"
 
-#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#define WANTED "--model takes a directory with config.json, tokenizer.json and safetensors"
+#define WANTED                                                                                                         \
+    "--model takes a directory with config.json, tokenizer.json and safetensors, a GGUF file, "                        \
+    "or ORG/NAME on the Hugging Face hub"
 
 static bool ends_with(const char *s, const char *end)
 {
@@ -42,63 +43,23 @@ static bool has_gguf(const char *dir)
     return has;
 }
 
-/* NAME or OWNER/NAME, the form of model names on the hub */
-static bool hub_name(const char *s)
-{
-    int slashes = 0;
-    if (!isalnum((unsigned char)*s)) return false;
-    for (const char *p = s; *p; p++) {
-        if (*p == '/' && (++slashes > 1 || !isalnum((unsigned char)p[1]))) return false;
-        if (*p != '/' && !isalnum((unsigned char)*p) && !strchr("._-", *p)) return false;
-    }
-    return true;
-}
-
-/* The model name in a URL of the hub: OWNER/NAME. */
-static const char *after_host(const char *url, int *len)
-{
-    const char *p = strchr(strstr(url, "://") + 3, '/');
-    *len = 0;
-    if (!p) return "";
-    for (int slashes = 0; p[1 + *len] && !strchr("?#", p[1 + *len]); ++*len)
-        if (p[1 + *len] == '/' && ++slashes > 1) break;
-    return p + 1;
-}
-
-static int gguf(const char *path, struct err *e)
-{
-    return err_set(e, ERR_UNSUPPORTED,
-                   "%.200s: GGUF is not supported; " WANTED
-                   ": those of the original model, with --quantize int4 for less memory",
-                   path);
-}
-
-/* @return true, with *e set, when `dir` is not a directory. */
+/* @return true, with *e set, when `dir` is not a directory.  What was said about a GGUF file stays. */
 static bool no_directory(const char *dir, struct err *e)
 {
     struct stat st;
-    int len;
     if (strstr(dir, "://")) {
-        const char *name = after_host(dir, &len);
-        err_set(e, ERR_INVALID,
-                "%.120s: a URL, and nothing is downloaded; " WANTED ": hf download %.*s --local-dir DIR makes one", dir,
-                len ? len : 10, len ? name : "OWNER/NAME");
+        err_set(e, ERR_INVALID, "%.120s: a URL; " WANTED, dir);
     } else if (stat(dir, &st)) {
         bool missing = errno == ENOENT || errno == ENOTDIR;
         const char *why = strerror(errno);
-        if (missing && hub_name(dir))
-            err_set(e, ERR_NOT_FOUND,
-                    "%.100s: no such directory; " WANTED
-                    ". A model of the Hugging Face hub is downloaded first: hf download %.100s --local-dir DIR",
-                    dir, dir);
-        else if (missing)
+        if (missing)
             err_set(e, ERR_NOT_FOUND, "%.200s: no such directory; " WANTED, dir);
         else
             err_set(e, ERR_IO, "%.200s: %s", dir, why);
     } else if (S_ISDIR(st.st_mode)) {
         return false;
     } else if (ends_with(dir, ".gguf")) {
-        gguf(dir, e);
+        return true;
     } else {
         err_set(e, ERR_INVALID, "%.200s: a file, not a directory; " WANTED, dir);
     }
@@ -115,9 +76,9 @@ int model_dir_no_config(const char *dir, struct err *e)
                        "NAME=%.100s the adapter",
                        dir, dir);
     if (has_file(dir, "snapshots"))
-        return err_set(e, ERR_INVALID, "%.200s: a cache of the Hugging Face hub; the model is in %.100s/snapshots/...",
-                       dir, dir);
-    if (has_gguf(dir)) return gguf(dir, e);
+        return err_set(e, ERR_INVALID,
+                       "%.200s: a cache of the Hugging Face hub; --model ORG/NAME finds the model in it", dir);
+    if (has_gguf(dir)) return e->code;
     return err_set(e, ERR_NOT_FOUND, "%.200s: config.json is missing; " WANTED, dir);
 }
 
@@ -131,7 +92,6 @@ int model_dir_no_weights(const char *dir, struct err *e)
             "safetensors: python -c \"from transformers import AutoModelForCausalLM as M; "
             "M.from_pretrained('%.80s', dtype='auto').save_pretrained('%.80s')\"",
             dir, dir, dir);
-    if (has_gguf(dir)) return gguf(dir, e);
     return err_set(e, ERR_NOT_FOUND,
                    "%.200s: neither model.safetensors nor model.safetensors.index.json is there; download them too",
                    dir);
@@ -140,7 +100,7 @@ int model_dir_no_weights(const char *dir, struct err *e)
 int model_dir_no_tokenizer(const char *dir, struct err *e)
 {
     static const char *const others[] = {"tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"};
-    if (no_directory(dir, e) || has_file(dir, "tokenizer.json")) return e->code;
+    if (no_directory(dir, e) || has_file(dir, "tokenizer.json") || has_gguf(dir)) return e->code;
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (has_file(dir, others[i]))
             return err_set(e, ERR_UNSUPPORTED,

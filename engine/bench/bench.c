@@ -93,6 +93,7 @@ static int open_engine(struct bench *b, struct err *e)
     struct model_config m;
     struct engine_config c = b->c.engine;
     int rc = model_config_read(c.model, &m, e);
+    if (!rc) rc = model_config_generates(&m, e);
     if (!rc) rc = choose_lengths(b, &m, e);
     if (rc) return rc;
     /* one page for each to grow: the scheduler admits no sequence without it */
@@ -320,9 +321,10 @@ static void fill_result(struct bench *b, struct bench_result *r)
     r->step_p99 = bench_percentile(b->times, b->n_times, 0.99);
     const struct trace_count *lin = &b->sum[OP_linear], *gate_up = &b->sum[OP_gate_up], *head = &b->sum[TRACE_HEAD],
                              *attn = &b->sum[OP_attn];
-    double n = b->n_times;
-    r->work = (struct bench_work){(lin->macs + gate_up->macs + head->macs) / n, attn->macs / n,
-                                  (lin->bytes + gate_up->bytes + head->bytes) / n, attn->bytes / n};
+    const struct trace_count *up = &b->sum[OP_experts_gate_up], *down = &b->sum[OP_experts_linear];
+    double n = b->n_times, macs = lin->macs + gate_up->macs + head->macs + up->macs + down->macs;
+    double bytes = lin->bytes + gate_up->bytes + head->bytes + up->bytes + down->bytes;
+    r->work = (struct bench_work){macs / n, attn->macs / n, bytes / n, attn->bytes / n};
     fill_ops(b, whole, r);
     r->peak_bytes = resident("VmHWM:");
 }

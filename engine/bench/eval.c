@@ -26,7 +26,11 @@ struct eval *eval_open(const struct engine_config *config, struct err *e)
     if (c.max_total_tokens <= 0 || c.max_total_tokens > CONTEXT_MAX) c.max_total_tokens = CONTEXT_MAX;
     struct eval *v = mem_zalloc(sizeof *v);
     int rc = setup_open(&v->s, &c, CHUNK, e);
-    if (!rc && (rc = setup_pin(&v->s, e))) setup_close(&v->s);
+    if (!rc) {
+        rc = model_config_generates(&v->s.model.c, e);
+        if (!rc) rc = setup_pin(&v->s, e);
+        if (rc) setup_close(&v->s);
+    }
     if (rc) {
         free(v);
         return NULL;
@@ -106,7 +110,10 @@ int eval_logits(struct eval *v, const int32_t *ids, int n, void (*row)(void *, i
         return err_set(e, ERR_INVALID, "a text of %d tokens; 1 to %d can be evaluated", n, v->context);
     for (int i = 0; i < n; i++)
         if (ids[i] < 0 || (size_t)ids[i] >= vocab) return err_set(e, ERR_INVALID, "the model has no token %d", ids[i]);
-    struct step_batch_seq seq = {.tokens = ids, .pages = v->pages, .n_pages = (n + KV_PAGE - 1) / KV_PAGE};
+    struct step_batch_seq seq = {.tokens = ids,
+                                 .pages = v->pages,
+                                 .n_pages = (n + KV_PAGE - 1) / KV_PAGE,
+                                 .rope_row = rope_first_row(v->s.model.c.near_len, n)};
     if (v->adapted) seq.lora = &v->lora;
     for (int start = 0; start < n; start += CHUNK) {
         int len = n - start < CHUNK ? n - start : CHUNK;

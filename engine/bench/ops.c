@@ -35,7 +35,8 @@ struct bench_all {
     struct ceilings c;
     const char *filter;
     const struct bench_ops_sink *sink;
-    struct bench_op_row row; /* the current row */
+    const struct block_kind *block; /* of weights of DT_BLOCK */
+    struct bench_op_row row;        /* the current row */
     bool no_memory, stopped;
     int calls; /* measured calls between two waits */
 };
@@ -129,14 +130,58 @@ static void drop(struct bench_all *b, void *p)
 static double unit_ceiling(const struct bench_all *b, enum dtype t)
 {
     const struct ceilings *c = &b->c;
-    if (t == DT_I8 || t == DT_I4) return c->int8_macs_per_s;
+    if (t == DT_I8 || t == DT_I4 || t == DT_BLOCK) return c->int8_macs_per_s;
     bool bf16 = t == DT_BF16 || (t == DT_NF4 && b->d->ops->rounds_more);
     return bf16 && c->bf16_macs_per_s > 0 ? c->bf16_macs_per_s : c->f32_macs_per_s;
+}
+
+/* What llama.cpp calls Q8_0, Q4_K and Q6_K. */
+static const struct block_kind {
+    const char *name;
+    struct weight_block form;
+    bool sub_min;
+} block_kinds[] = {{"block q8_0", {.bits = 8, .group = 32, .super = 32}, false},
+                   {"block q4_k", {.bits = 4, .group = 32, .super = 256}, true},
+                   {"block q6_k", {.bits = 6, .group = 16, .super = 256}, false}};
+
+static const char *kind_name(const struct bench_all *b, enum dtype t)
+{
+    return t == DT_BLOCK ? b->block->name : dtype_name(t);
+}
+
+/* A weight of b->block; NULL and no_memory. */
+static struct weight *make_block(struct bench_all *b, int N, int K, bool gate_up)
+{
+    struct weight_block form = b->block->form;
+    size_t n = (size_t)N * (size_t)K, groups = (size_t)N * (size_t)((K + form.group - 1) / form.group);
+    uint8_t *code = mem_try_alloc(n + groups);
+    float *scale = mem_try_alloc(groups * sizeof *scale);
+    int8_t value[256];
+    struct weight *w = NULL;
+    if (code && scale) {
+        uint8_t *sub = code + n;
+        for (size_t i = 0; i < n; i++) code[i] = (uint8_t)(i * 37 % (size_t)(1 << form.bits));
+        for (size_t i = 0; i < groups; i++) scale[i] = 0x1p-7f, sub[i] = (uint8_t)(i % 64);
+        for (int i = 0; i < 1 << form.bits; i++) value[i] = (int8_t)(b->block->sub_min ? i : i - (1 << form.bits) / 2);
+        form.value = value;
+        form.super_scale = scale;
+        if (form.super > form.group) form.sub_scale = (int8_t *)sub;
+        if (b->block->sub_min) form.super_min = scale, form.sub_min = sub;
+        struct weight_src src = {.t = DT_BLOCK, .rows = gate_up ? N / 2 : N, .cols = K, .data = code};
+        src.gate_up = gate_up;
+        src.block = &form;
+        w = b->d->ops->weight_pack(b->d, (const struct weight_src[]){src, src}, gate_up ? 2 : 1);
+    }
+    free(code);
+    free(scale);
+    if (!w) b->no_memory = true;
+    return w;
 }
 
 /* A weight of any type from bytes that are valid for it; NULL and no_memory.  gate_up: both, with N rows in total. */
 static struct weight *make_weight(struct bench_all *b, enum dtype t, int N, int K, bool gate_up)
 {
+    if (t == DT_BLOCK) return make_block(b, N, K, gate_up);
     int group = t == DT_I4 ? 32 : t == DT_NF4 ? 64 : 0;
     size_t bytes = dtype_bytes(t, (size_t)N * (size_t)((K + 127) / 128 * 128));
     size_t scales = (size_t)N * (size_t)(group ? (K + group - 1) / group : 1);
@@ -184,7 +229,7 @@ static void bench_linear(struct bench_all *b, enum dtype t, int N, int K, bool g
     int copies = 0;
     for (int i = 0; i < n_rows && !b->no_memory; i++) {
         int M = rows[i];
-        if (!wanted(b, "%s %s M=%d N=%d K=%d", gate_up ? "gate_up" : "linear", dtype_name(t), M, N, K)) continue;
+        if (!wanted(b, "%s %s M=%d N=%d K=%d", gate_up ? "gate_up" : "linear", kind_name(b, t), M, N, K)) continue;
         if (!copies && (w[0] = make_weight(b, t, N, K, gate_up))) {
             int most = 1 + (int)(COPIES_BYTES / b->d->ops->weight_bytes(w[0]));
             if (most > COPIES_MAX) most = COPIES_MAX;
@@ -207,6 +252,12 @@ static void bench_linears(struct bench_all *b)
             bench_linear(b, types[k], shapes[s][0], shapes[s][1], false, f32 ? few : many, f32 ? 4 : 8);
         bench_linear(b, types[k], 2 * INTER, HIDDEN, true, few, 4);
         if (!f32) bench_linear(b, types[k], VOCAB, HIDDEN, false, head, 3);
+    }
+    for (size_t k = 0; k < sizeof block_kinds / sizeof *block_kinds && b->d->ops->host_memory; k++) {
+        b->block = block_kinds + k;
+        bench_linear(b, DT_BLOCK, 2 * INTER, HIDDEN, false, few, 4);
+        bench_linear(b, DT_BLOCK, HIDDEN, INTER, false, few, 4);
+        bench_linear(b, DT_BLOCK, 2 * INTER, HIDDEN, true, few, 4);
     }
 }
 

@@ -78,6 +78,6 @@ int grammar_force(const struct token_trie *t, const struct tokenizer *z, struct 
         follow(a, state, &s);
         if (s.n) f = spell(t, z, &s);
     }
-    *out = gram_forced_keep(a, state, f);
+    *out = gram_forced_store(a, state, f);
     return 1;
 }

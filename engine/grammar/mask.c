@@ -567,7 +567,7 @@ int mask_at(struct mask_walk *w, const struct token_trie *t, struct gram_automat
         if (!w->m) walk_begin(w, t, next, base, slack < NEAR ? (int)slack : NEAR);
         int rc = walk_on(w, t, a, until);
         if (rc != 1) return rc;
-        gram_mask_keep(a, next, w->m);
+        gram_mask_store(a, next, w->m);
         mask_walk_drop(w);
     }
 }

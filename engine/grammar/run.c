@@ -559,7 +559,7 @@ const struct gram_forced *gram_forced_of(const struct gram_automaton *a, int32_t
     return a->states[state].forced;
 }
 
-const struct gram_forced *gram_forced_keep(struct gram_automaton *a, int32_t state, struct gram_forced *f)
+const struct gram_forced *gram_forced_store(struct gram_automaton *a, int32_t state, struct gram_forced *f)
 {
     a->states[state].forced = f ? f : &NOT_FORCED;
     if (f) a->forced_bytes += sizeof *f + (size_t)f->n * sizeof *f->ids;
@@ -621,7 +621,7 @@ struct gram_mask *gram_mask_of(struct gram_automaton *a, int32_t state)
     return a->states[state].mask;
 }
 
-void gram_mask_keep(struct gram_automaton *a, int32_t state, struct gram_mask *m)
+void gram_mask_store(struct gram_automaton *a, int32_t state, struct gram_mask *m)
 {
     size_t bytes = gram_mask_bytes(m);
     while (a->oldest >= 0 && a->mask_bytes + bytes > MASK_BYTES_MAX) {

@@ -71,7 +71,7 @@ struct gram_forced {
 const struct gram_forced *gram_forced_of(const struct gram_automaton *, int32_t state); /* NULL: not computed yet */
 /* Stores the result with the state, which has none yet, and takes ownership (malloc); NULL: nothing is forced.  @return
  * the stored result. */
-const struct gram_forced *gram_forced_keep(struct gram_automaton *, int32_t state, struct gram_forced *);
+const struct gram_forced *gram_forced_store(struct gram_automaton *, int32_t state, struct gram_forced *);
 
 /* Bytes that the grammar does not distinguish have the same kind. */
 uint8_t gram_kind(const struct gram_automaton *, uint8_t byte);
@@ -79,7 +79,7 @@ uint8_t gram_kind(const struct gram_automaton *, uint8_t byte);
 /* The mask cached with a state, or NULL; borrowed.  Counts as a use in the order of eviction. */
 struct gram_mask *gram_mask_of(struct gram_automaton *, int32_t state);
 /* Stores a mask; evicts the least recently used one when there are too many. */
-void gram_mask_keep(struct gram_automaton *, int32_t state, struct gram_mask *);
+void gram_mask_store(struct gram_automaton *, int32_t state, struct gram_mask *);
 
 uint64_t gram_work(const struct gram_automaton *); /* positions visited so far: the cost of the calls above */
 size_t gram_states(const struct gram_automaton *); /* number of states created, for tests */

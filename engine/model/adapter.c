@@ -15,7 +15,7 @@
 int lora_modules(const struct model_config *c, struct lora_module out[LORA_MODULES_MAX])
 {
     struct layer_matrix m[LAYER_MATRICES_MAX];
-    int n = 0, all = tensors_layer_matrices(c, m);
+    int n = 0, all = tensors_layer_matrices(c, 0, m); /* those with a target are the same in all layers */
     for (int i = 0; i < all; i++) {
         const struct tensor_row *row = m[i].row;
         const char *dot = strrchr(row->module, '.');
@@ -26,7 +26,8 @@ int lora_modules(const struct model_config *c, struct lora_module out[LORA_MODUL
                                        .target = row->target,
                                        .peft = row->flags & TENSOR_PEFT,
                                        .transposed = row->flags & TENSOR_TRANSPOSED,
-                                       .product = m[i].product,
+                                       .by_head = row->flags & TENSOR_BY_HEAD ? c->heads : 0,
+                                       .gemm = m[i].gemm,
                                        .col = m[i].at,
                                        .n = m[i].rows,
                                        .k = m[i].cols};
@@ -38,6 +39,23 @@ void lora_layer_prefix(const struct model_config *c, int layer, char out[64])
 {
     const struct tensor_table *t = c->family->tensors;
     snprintf(out, 64, "%s%s.%d.", t->prefix[0], t->layers, layer);
+}
+
+static size_t stored_row(const struct lora_module *m, int i)
+{
+    return (size_t)(m->by_head ? tensors_stored_row(m->by_head, m->n, i) : i);
+}
+
+void lora_b_to_outputs(const struct lora_module *m, int r, const float *stored, float *out)
+{
+    size_t n = (size_t)r;
+    for (int i = 0; i < m->n; i++) memcpy(out + (size_t)i * n, stored + stored_row(m, i) * n, n * sizeof *out);
+}
+
+void lora_b_to_stored(const struct lora_module *m, int r, const float *outputs, float *out)
+{
+    size_t n = (size_t)r;
+    for (int i = 0; i < m->n; i++) memcpy(out + stored_row(m, i) * n, outputs + (size_t)i * n, n * sizeof *out);
 }
 
 /* ---- memory ---- */

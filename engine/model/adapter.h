@@ -19,7 +19,8 @@ struct lora_module {
     unsigned target;  /* a bit of enum lora_target */
     bool peft;        /* adapted by default: in PEFT's target_modules when a configuration has none */
     bool transposed;  /* the base's weight is stored as [inputs][outputs] */
-    enum product product;
+    int by_head;      /* as matrix_slot's: the rows of b are stored likewise */
+    enum layer_gemm gemm;
     int col, n, k; /* columns [col, col + n) of the GEMM's output; k inputs */
 };
 
@@ -30,12 +31,16 @@ int lora_modules(const struct model_config *, struct lora_module out[LORA_MODULE
 /* "model.layers.3." or "transformer.h.3." */
 void lora_layer_prefix(const struct model_config *, int layer, char out[64]);
 
-/* A pair of matrices on the host, f32: a (r, k), b (n, r).  r 0: the module has none in this layer. */
+/* A pair of matrices on the host, f32: a (r, k), b (n, r), rows as stored.  r 0: the module has none in this layer. */
 struct lora_pair {
     int r;
     float scale; /* alpha / r, or alpha / sqrt(r) */
     float *a, *b;
 };
+
+/* The rows of b in the order of the GEMM's outputs, or back as they are stored. */
+void lora_b_to_outputs(const struct lora_module *, int r, const float *stored, float *out);
+void lora_b_to_stored(const struct lora_module *, int r, const float *outputs, float *out);
 
 /* Owned by the caller that read or built it, on any thread; immutable once it is served. */
 struct adapter {

@@ -138,8 +138,9 @@ static void put_config(struct buf *b, const struct adapter *a, const struct mode
 
 /* ---- the base's name ---- */
 
-/* "ORG/NAME" or "NAME" of a path into the Hub's cache (huggingface_hub's file_download.py, repo_folder_name: the parts
- * of a name are joined by "--", which no part may contain); NULL: the path is not in the Hub's cache. */
+/* "ORG/NAME" or "NAME" of a path into the Hub's cache, that of a snapshot or of a GGUF file in one (huggingface_hub's
+ * file_download.py, repo_folder_name: the parts of a name are joined by "--", which no part may contain); NULL: the
+ * path is not in the Hub's cache. */
 static char *hub_name(const char *path)
 {
     static const char lead[] = "models--", snapshots[] = "/snapshots/";
@@ -148,7 +149,8 @@ static char *hub_name(const char *path)
     if (!at) return NULL;
     const char *revision = at + sizeof snapshots - 1;
     size_t n = strcspn(revision, "/");
-    if (!n || revision[n + strspn(revision + n, "/")]) return NULL;
+    const char *rest = revision + n + strspn(revision + n, "/"), *dot = strrchr(rest, '.');
+    if (!n || (*rest && (!dot || strcasecmp(dot, ".gguf") != 0))) return NULL;
     for (begin = at; begin > path && begin[-1] != '/';) begin--;
     if (strncmp(begin, lead, sizeof lead - 1) != 0) return NULL;
     begin += sizeof lead - 1;

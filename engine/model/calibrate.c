@@ -2,6 +2,7 @@
 
 #include "engine/base/levels.h"
 #include "engine/base/mem.h"
+#include "engine/model/tensors.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "kernels/rng.h"
 
@@ -58,7 +59,7 @@ FOR_EACH_LEVEL static void add_four(float *h, int n, int from, int to, const flo
     }
 }
 
-enum { PIECE = 64 }; /* rows of a block per task: they stay in a core's cache while all of x is read */
+enum { CHUNK_ROWS = 64 }; /* rows of a block per task: they stay in a core's cache while all of x is read */
 
 struct add_job {
     struct moments *m;
@@ -70,14 +71,14 @@ struct add_job {
 static void *add_work(void *arg)
 {
     struct add_job *j = arg;
-    int piece, cols = j->m->cols;
-    while ((piece = atomic_fetch_add(&j->next, PIECE)) < cols) { /* block sizes are multiples of PIECE */
-        int at = piece / FEEDBACK_BLOCK * FEEDBACK_BLOCK, n = block_of(cols, at), from = piece - at;
+    int chunk, cols = j->m->cols;
+    while ((chunk = atomic_fetch_add(&j->next, CHUNK_ROWS)) < cols) { /* block sizes are multiples of CHUNK_ROWS */
+        int at = chunk / FEEDBACK_BLOCK * FEEDBACK_BLOCK, n = block_of(cols, at), from = chunk - at;
         float *h = j->m->h + (size_t)at * FEEDBACK_BLOCK;
         for (int t = 0; t < j->rows; t += 4) {
             const float *x[4];
             for (int i = 0; i < 4; i++) x[i] = t + i < j->rows ? j->x + (size_t)(t + i) * (size_t)j->ld + at : j->zero;
-            add_four(h, n, from, from + PIECE < n ? from + PIECE : n, x);
+            add_four(h, n, from, from + CHUNK_ROWS < n ? from + CHUNK_ROWS : n, x);
         }
     }
     return NULL;
@@ -200,10 +201,10 @@ static void tap_gate_up(struct dev *d, const struct gate_up_args *a)
     listen(d, &a->x, a->w)->gate_up(d, a);
 }
 
-static int product_cols(const struct model_config *c, int product)
+static int gemm_cols(const struct model_config *c, int gemm)
 {
-    int i = product % 4;
-    if (product == 4 * c->layers || i == 0 || i == 2) return c->hidden;
+    int i = gemm % 4;
+    if (gemm == 4 * c->layers || i == 0 || i == 2) return c->hidden;
     return i == 1 ? c->heads * c->head_dim : c->inter;
 }
 
@@ -242,7 +243,9 @@ static int run_open(struct run *r, const char *dir, const char *device, int thre
     *r = (struct run){0};
     int rc = model_load(&r->m, dir, device, threads, NULL, false, e);
     if (rc) return rc;
-    if (r->m.c.quant[0]) return err_set(e, ERR_INVALID, "%s is quantised to %s already", dir, r->m.c.quant);
+    if (r->m.c.quant.name[0]) return err_set(e, ERR_INVALID, "%s is quantised to %s already", dir, r->m.c.quant.name);
+    if (model_experts(&r->m.c).count)
+        return err_set(e, ERR_UNSUPPORTED, "%s has experts; calibrating such models is not supported", dir);
     r->len = len < r->m.c.max_len ? len : r->m.c.max_len;
     int each = (r->len + KV_PAGE - 1) / KV_PAGE;
     struct model_reserve reserve = {n * each, r->len, STEP, STEP, DT_F32};
@@ -255,11 +258,13 @@ static int run_open(struct run *r, const char *dir, const char *device, int thre
     r->logits = mem_array((size_t)STEP * (size_t)r->m.c.vocab, sizeof *r->logits);
     for (int i = 0; i < n * each; i++) r->pages[i] = i;
     for (int i = 0; i < n; i++)
-        r->seq[i] = (struct step_batch_seq){
-            .tokens = r->tokens + (size_t)i * (size_t)r->len, .pages = r->pages + (size_t)i * each, .n_pages = each};
+        r->seq[i] = (struct step_batch_seq){.tokens = r->tokens + (size_t)i * (size_t)r->len,
+                                            .pages = r->pages + (size_t)i * each,
+                                            .n_pages = each,
+                                            .rope_row = rope_first_row(r->m.c.near_len, r->len)};
     r->tap = (struct tap){.ops = *r->m.d->ops, .inner = r->m.d->ops, .m = &r->m};
     r->tap.v = mem_array((size_t)r->m.c.layers * 4 + 1, sizeof *r->tap.v);
-    for (int i = 0; i <= 4 * r->m.c.layers; i++) moments_open(&r->tap.v[i], product_cols(&r->m.c, i));
+    for (int i = 0; i <= 4 * r->m.c.layers; i++) moments_open(&r->tap.v[i], gemm_cols(&r->m.c, i));
     r->tap.ops.replay = NULL; /* every GEMM must be intercepted, so no step is replayed */
     r->tap.ops.linear = tap_linear;
     if (r->tap.ops.fused_gate_up) r->tap.ops.gate_up = tap_gate_up; /* else gate and up use the linear op */
@@ -282,9 +287,9 @@ static int run_step(struct run *r, int n, struct err *e)
     return 0;
 }
 
-static double damp_of(const struct model_config *c, int product)
+static double damp_of(const struct model_config *c, int gemm)
 {
-    return product == 4 * c->layers && c->tied ? DAMP_TIED : DAMP;
+    return gemm == 4 * c->layers && c->tied ? DAMP_TIED : DAMP;
 }
 
 struct factor_job {
@@ -403,7 +408,9 @@ int calibration_default(struct calibration *out, const char *dir, const struct m
     double layer = c->hidden * (2 * q + 2 * kv + (model_gated(c) ? 3.0 : 2.0) * c->inter);
     double weights = c->layers * layer + (double)c->vocab * c->hidden;
     *out = (struct calibration){0};
-    if (type == DT_NONE || type == DT_NF4 || c->quant[0] || weights > CALIBRATE_SELF_MAX) return 0;
+    bool writes = tensors_have_head(c); /* it calibrates on text that it writes */
+    if (type == DT_NONE || type == DT_NF4 || c->quant.name[0] || model_experts(c).count || !writes) return 0;
+    if (weights > CALIBRATE_SELF_MAX) return 0;
     return calibration_from_itself(out, dir, NULL, threads, e);
 }
 
@@ -414,7 +421,7 @@ void calibration_close(struct calibration *c)
     *c = (struct calibration){0};
 }
 
-const struct feedback *calibration_feedback(const struct calibration *c, int product)
+const struct feedback *calibration_feedback(const struct calibration *c, int gemm)
 {
-    return c && product >= 0 && product < c->n ? &c->v[product] : NULL;
+    return c && gemm >= 0 && gemm < c->n ? &c->v[gemm] : NULL;
 }

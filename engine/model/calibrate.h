@@ -1,7 +1,7 @@
 /* Calibration: statistics of the inputs of a model's GEMMs, so that quantisation keeps the error small where it
  * matters.
  *
- * The unquantised model runs over a text, a given one or one it generates, and for every GEMM (`product` of struct
+ * The unquantised model runs over a text, a given one or one it generates, and for every GEMM (`gemm` of struct
  * stack) H = X^T X is summed over the rows x of its input.  The error feedback of quantize.c is computed from H.
  * Columns are processed in blocks of at most FEEDBACK_BLOCK and H between blocks is taken as zero, so memory and time
  * grow linearly with the width, not with its square.
@@ -63,6 +63,6 @@ int calibration_default(struct calibration *, const char *dir, const struct mode
 void calibration_close(struct calibration *);
 
 /* NULL: none for this GEMM */
-const struct feedback *calibration_feedback(const struct calibration *, int product);
+const struct feedback *calibration_feedback(const struct calibration *, int gemm);
 
 #endif

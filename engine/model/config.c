@@ -1,79 +1,15 @@
 #include "engine/model/config.h"
 
-#include "engine/base/file.h"
 #include "engine/base/model_dir.h"
+#include "engine/files/model_file.h"
+#include "engine/model/config_fields.h"
 
-#include <cjson/cJSON.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { CONFIG_LIMIT = 16 << 20 };
-
-/* Ranges that every real model is within; they ensure that two sizes multiplied fit in 64 bits and a dimension in 31.
- */
-enum { MAX_WIDTH = 1 << 18, MAX_HEADS = 4096, MAX_HEAD_DIM = 1024, MAX_VOCAB = 1 << 24, MAX_POSITIONS = 1 << 24 };
-
-/* ---- typed getters: a missing field, or name NULL, leaves *out unchanged; a wrong value is the first error ---- */
-
-struct fields {
-    const cJSON *j;
-    struct err *e;
-    const char *file;
-    int rc;
-};
-
-static const cJSON *get(const struct fields *f, const char *name)
-{
-    const cJSON *v = name ? cJSON_GetObjectItemCaseSensitive(f->j, name) : NULL;
-    return v && !cJSON_IsNull(v) ? v : NULL;
-}
-
-static void get_int(struct fields *f, const char *name, int min, int max, int *out)
-{
-    const cJSON *v = get(f, name);
-    if (!v || f->rc) return;
-    double d = v->valuedouble;
-    if (!cJSON_IsNumber(v) || !(d >= min && d <= max) || d != floor(d))
-        f->rc = err_set(f->e, ERR_INVALID, "%s: %s must be a whole number from %d to %d", f->file, name, min, max);
-    else
-        *out = (int)d;
-}
-
-static void get_real(struct fields *f, const char *name, double min, double max, double *out)
-{
-    const cJSON *v = get(f, name);
-    if (!v || f->rc) return;
-    if (!cJSON_IsNumber(v) || !(v->valuedouble >= min && v->valuedouble <= max))
-        f->rc = err_set(f->e, ERR_INVALID, "%s: %s must be a number from %g to %g", f->file, name, min, max);
-    else
-        *out = v->valuedouble;
-}
-
-static void get_bool(struct fields *f, const char *name, bool *out)
-{
-    const cJSON *v = get(f, name);
-    if (!v || f->rc) return;
-    if (!cJSON_IsBool(v))
-        f->rc = err_set(f->e, ERR_INVALID, "%s: %s must be true or false", f->file, name);
-    else
-        *out = cJSON_IsTrue(v);
-}
-
-static const char *get_text(struct fields *f, const char *name)
-{
-    const cJSON *v = get(f, name);
-    if (!v || f->rc) return NULL;
-    if (cJSON_IsString(v)) return v->valuestring;
-    f->rc = err_set(f->e, ERR_INVALID, "%s: %s must be a string", f->file, name);
-    return NULL;
-}
-
-static void need(struct fields *f, const char *name)
-{
-    if (!f->rc && !get(f, name)) f->rc = err_set(f->e, ERR_INVALID, "%s: %s is missing", f->file, name);
-}
 
 /* ---- the parts ---- */
 
@@ -86,7 +22,7 @@ static void read_family(struct fields *f, struct model_config *c)
         return;
     }
     if ((c->family = model_family_find(type))) return;
-    char names[256];
+    char names[384];
     model_family_names(names, sizeof names);
     f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: model_type \"%.40s\" is not one of %s", type, names);
 }
@@ -116,116 +52,10 @@ static void read_act(struct fields *f, const struct model_config *c, enum act_ki
     f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: %s \"%.40s\" is not an activation tandem knows", field, name);
 }
 
-/* A non-empty object of the file, or NULL. */
-static const cJSON *object(struct fields *f, const char *name)
-{
-    const cJSON *v = get(f, name);
-    if (!v || f->rc) return NULL;
-    if (cJSON_IsObject(v)) return v->child ? v : NULL;
-    f->rc = err_set(f->e, ERR_INVALID, "%s: %s must be an object", f->file, name);
-    return NULL;
-}
-
-/* Rules for each layer type are refused where the family has one rule. */
-static void refuse_types(struct fields *f, const char *name, const cJSON *rope)
-{
-    for (const cJSON *k = rope ? rope->child : NULL; k; k = k->next)
-        if (cJSON_IsObject(k)) {
-            f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: %s: one for each layer type (%.40s) is not supported",
-                            name, k->string);
-            return;
-        }
-}
-
-/* rope_parameters of a family with a rule for each layer type: one object per layer type, nothing else. */
-static void need_types(struct fields *f)
-{
-    for (const cJSON *k = f->j ? f->j->child : NULL; k && !f->rc; k = k->next)
-        if (strcmp(k->string, "full_attention") && strcmp(k->string, "sliding_attention"))
-            f->rc = err_set(f->e, ERR_UNSUPPORTED, "%s: \"%.40s\" is not full_attention or sliding_attention", f->file,
-                            k->string);
-}
-
-/* For a family that does not read partial_rotary_factor, transformers ignores the field, or fails. */
-static void check_partial(struct fields *f, struct model_config *c, double partial)
-{
-    int rot = (int)(c->head_dim * partial);
-    if (!c->family->rope.partial_read && partial < 1)
-        f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: partial_rotary_factor %g: %s models rotate whole heads",
-                        partial, c->family->model_type);
-    else if (rot % 2)
-        f->rc = err_set(f->e, ERR_INVALID, "config.json: an odd number of rotated features (%d of %d) in a head", rot,
-                        c->head_dim);
-    for (int i = 0; i < c->n_ropes; i++) c->rope[i].rot = rot;
-}
-
-/* A rope_scaling or rope_parameters object. */
-static void read_rope_rule(struct fields *f, const cJSON *object, int max_len, struct rope *r, double *partial)
-{
-    struct fields s = {object, f->e, f->file, 0};
-    get_real(&s, "rope_theta", 1, 1e12, &r->theta);
-    get_real(&s, "partial_rotary_factor", 0, 1, partial);
-    const char *type = get_text(&s, "rope_type");
-    if (!type) type = get_text(&s, "type");
-    if (!type || strcmp(type, "default") == 0) {
-        r->scaling = ROPE_PLAIN;
-    } else if (strcmp(type, "linear") == 0) {
-        r->scaling = ROPE_LINEAR;
-        need(&s, "factor");
-    } else if (strcmp(type, "llama3") == 0) {
-        r->scaling = ROPE_LLAMA3;
-        need(&s, "factor");
-        need(&s, "low_freq_factor");
-        need(&s, "high_freq_factor");
-        r->old_len = max_len;
-    } else if (!s.rc) {
-        s.rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: rope type \"%.40s\" is not supported", type);
-    }
-    get_real(&s, "factor", 1e-3, 1e6, &r->factor);
-    get_real(&s, "low_freq_factor", 1e-3, 1e6, &r->low);
-    get_real(&s, "high_freq_factor", 1e-3, 1e6, &r->high);
-    get_int(&s, "original_max_position_embeddings", 1, MAX_POSITIONS, &r->old_len);
-    if (r->scaling == ROPE_LLAMA3) get_int(f, "original_max_position_embeddings", 1, MAX_POSITIONS, &r->old_len);
-    if (!s.rc && r->scaling == ROPE_LLAMA3 && r->high <= r->low)
-        s.rc = err_set(f->e, ERR_INVALID, "config.json: high_freq_factor must be above low_freq_factor");
-    if (!f->rc) f->rc = s.rc;
-}
-
-/* Transformers 5 writes rope_parameters, 4 wrote rope_scaling; the same keys inside.  As in transformers, a non-empty
- * rope_scaling takes precedence. */
-static void read_rope(struct fields *f, struct model_config *c)
-{
-    const struct family_rope *m = &c->family->rope;
-    double partial = m->partial;
-    c->n_ropes = m->window_theta_field ? 2 : 1;
-    if (!m->any) return;
-    c->rope[0] = (struct rope){.theta = m->theta, .factor = 1};
-    get_real(f, "rope_theta", 1, 1e12, &c->rope[0].theta);
-    get_real(f, "partial_rotary_factor", 0, 1, &partial);
-    const char *name = "rope_scaling";
-    const cJSON *rule = object(f, name), *window_rule = NULL, *full_rule = NULL;
-    if (m->window_theta_field) {
-        c->rope[1] = (struct rope){.theta = m->window_theta, .factor = 1};
-        get_real(f, m->window_theta_field, 1, 1e12, &c->rope[1].theta);
-        const cJSON *parameters = object(f, "rope_parameters");
-        struct fields types = {parameters, f->e, "config.json: rope_parameters", f->rc};
-        need_types(&types);
-        window_rule = object(&types, "sliding_attention");
-        full_rule = object(&types, "full_attention");
-        f->rc = types.rc;
-    } else if (!rule) {
-        rule = object(f, name = "rope_parameters");
-    }
-    refuse_types(f, name, rule);
-    if (full_rule && !f->rc) read_rope_rule(f, full_rule, c->max_len, &c->rope[0], &partial);
-    if (rule && !f->rc)
-        read_rope_rule(f, rule, c->max_len, &c->rope[0], &partial); /* overrides the other, as in transformers */
-    if (window_rule && !f->rc) read_rope_rule(f, window_rule, c->max_len, &c->rope[1], &partial);
-    if (!f->rc) check_partial(f, c, partial);
-}
-
 /* The kinds of layers; model_config.kind holds them. */
-enum { KIND_FULL, KIND_WINDOW };
+/* bits that may be combined */
+enum { KIND_FULL, KIND_WINDOW = 1, KIND_EXPERTS = 2, KIND_UNROTATED = 4 };
+_Static_assert((KIND_EXPERTS | KIND_WINDOW | KIND_UNROTATED) < BLOCKS_MAX, "every kind is a block");
 
 static void read_layer_types(struct fields *f, const cJSON *types, struct model_config *c)
 {
@@ -240,9 +70,9 @@ static void read_layer_types(struct fields *f, const cJSON *types, struct model_
         }
         uint8_t kind = slide ? KIND_WINDOW : KIND_FULL;
         if (n >= c->layers) continue;
-        agrees = agrees && kind == c->kind[n];
+        agrees = agrees && kind == (c->kind[n] & KIND_WINDOW);
         slides = slides || slide;
-        c->kind[n] = kind;
+        c->kind[n] = kind | (c->kind[n] & KIND_UNROTATED);
     }
     bool windows = c->block[KIND_WINDOW].window > 0;
     if (n != c->layers)
@@ -253,14 +83,38 @@ static void read_layer_types(struct fields *f, const cJSON *types, struct model_
                         c->family->model_type);
 }
 
-static bool has_window(enum window_rule rule, int number, int layer)
+static bool has_window(const struct model_config *c, int number, int layer)
 {
-    switch (rule) {
+    switch (c->family->window.rule) {
+    case WINDOW_UNROTATED: return c->kind[layer] & KIND_UNROTATED;
     case WINDOW_ALL: return true;
     case WINDOW_FROM: return layer >= number;
     case WINDOW_BUT_EVERY: return (layer + 1) % number != 0;
+    case WINDOW_BUT_FIRST: return layer % number != 0;
     default: return false;
     }
+}
+
+/* no_rope_layers: the last rule of rotation is none. */
+static void read_unrotated(struct fields *f, struct model_config *c)
+{
+    const struct family_unrotated *u = &c->family->unrotated;
+    const cJSON *list = get(f, u->list);
+    int number = u->number, n = 0;
+    if (!u->list || f->rc) return;
+    get_int(f, u->every, 1, MAX_LAYERS, &number);
+    c->rope[c->n_ropes++] = (struct rope){.attention = 1};
+    for (int l = 0; l < c->layers && !list; l++) c->kind[l] = (l + 1) % number ? KIND_FULL : KIND_UNROTATED;
+    for (const cJSON *v = cJSON_IsArray(list) ? list->child : NULL; v && n < c->layers; v = v->next, n++) {
+        if (!cJSON_IsNumber(v) || (v->valuedouble != 0 && v->valuedouble != 1)) {
+            f->rc = err_set(f->e, ERR_INVALID, "%s: %s must be a list of 0 and 1", f->file, u->list);
+            return;
+        }
+        c->kind[n] = v->valuedouble == 0 ? KIND_UNROTATED : KIND_FULL;
+    }
+    if (list && n < c->layers && !f->rc)
+        f->rc = err_set(f->e, ERR_INVALID, "%s: %s must have a number for each of the %d layers", f->file, u->list,
+                        c->layers);
 }
 
 /* Creates the kinds of layers from `like` and assigns each layer its kind. */
@@ -271,18 +125,24 @@ static void read_window(struct fields *f, const struct block *like, struct model
     bool use = w->rule != WINDOW_NONE && !w->enabled;
     if (w->enabled) get_bool(f, w->enabled, &use);
     if (use) {
-        bool null = cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(f->j, "sliding_window"));
+        const char *name = w->both ? w->both : "sliding_window";
+        bool null = cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(f->j, name));
         window = null ? 0 : w->positions;
-        get_int(f, "sliding_window", 1, MAX_POSITIONS, &window);
-        get_int(f, w->field, w->rule == WINDOW_BUT_EVERY, MAX_LAYERS, &number);
+        get_int(f, name, 1, MAX_POSITIONS, &window);
+        if (w->both) window = window / 2 + 1;
+        get_int(f, w->field, w->rule == WINDOW_BUT_EVERY || w->rule == WINDOW_BUT_FIRST, MAX_LAYERS, &number);
         if (!f->rc && null && w->rule == WINDOW_BUT_EVERY) /* transformers fails */
             f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: sliding_window null is not supported in a %s model",
                             c->family->model_type);
     }
-    c->block[KIND_FULL] = c->block[KIND_WINDOW] = *like;
-    c->block[KIND_WINDOW].window = window;
-    c->block[KIND_WINDOW].rope = c->n_ropes - 1;
-    for (int l = 0; l < c->layers; l++) c->kind[l] = window && has_window(w->rule, number, l) ? KIND_WINDOW : KIND_FULL;
+    for (int k = 0; k < BLOCKS_MAX; k++) {
+        bool unrotated = k & KIND_UNROTATED;
+        c->block[k] = *like;
+        c->block[k].window = k & KIND_WINDOW ? window : 0;
+        c->block[k].rope = unrotated ? c->n_ropes - 1 : k & KIND_WINDOW && c->family->rope.window_rule ? 1 : 0;
+    }
+    for (int l = 0; l < c->layers; l++)
+        if (window && has_window(c, number, l)) c->kind[l] |= KIND_WINDOW;
     const cJSON *types = get(f, "layer_types");
     if (types && !f->rc) read_layer_types(f, types, c);
 }
@@ -292,6 +152,11 @@ static bool reads_number(const struct model_family *m, const char *name)
     for (int i = 0; i < FAMILY_NUMBERS && m->number[i].name; i++)
         if (strcmp(m->number[i].name, name) == 0) return true;
     return false;
+}
+
+static bool counts_experts(const struct model_family *m, const char *name)
+{
+    return m->experts.count && (strcmp(m->experts.count, name) == 0 || strcmp(m->experts.count_too, name) == 0);
 }
 
 /* Fields that change the computation in families that read them; this family does not. */
@@ -318,8 +183,10 @@ static void refuse_foreign(struct fields *f, const struct model_config *c)
     };
     for (size_t i = 0; i < sizeof foreign / sizeof *foreign && !f->rc; i++) {
         const cJSON *v = get(f, foreign[i].name);
-        bool neutral = !v || reads_number(c->family, foreign[i].name) || cJSON_IsFalse(v) ||
-                       (cJSON_IsNumber(v) && v->valuedouble == foreign[i].neutral) || (cJSON_IsArray(v) && !v->child);
+        bool reads = reads_number(c->family, foreign[i].name) || counts_experts(c->family, foreign[i].name) ||
+                     (c->family->unrotated.list && strcmp(c->family->unrotated.list, foreign[i].name) == 0);
+        bool neutral = !v || reads || cJSON_IsFalse(v) || (cJSON_IsNumber(v) && v->valuedouble == foreign[i].neutral) ||
+                       (cJSON_IsArray(v) && !v->child);
         if (!neutral)
             f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: %s is not supported: %s models have none",
                             foreign[i].name, c->family->model_type);
@@ -359,16 +226,32 @@ static void read_dtype(struct fields *f, struct model_config *c)
         if (cJSON_IsString(v) && strcmp(v->valuestring, types[i].name) == 0) c->dtype = types[i].type;
 }
 
-static void read_switch(struct fields *f, const struct family_switch *s, struct model_config *c)
+static bool switch_default(const struct family_switch *s, const struct model_config *c)
 {
-    bool on = s->use == SWITCH_ATTENTION_BIAS ? c->qkv_bias
-              : s->use == SWITCH_MLP_BIAS     ? c->mlp_bias
-                                              : s->use == SWITCH_ON;
+    const struct family_layer *l = &c->family->layer;
+    switch (s->use) {
+    case SWITCH_ATTENTION_BIAS:
+    case SWITCH_QKV_BIAS: return l->qkv_bias;
+    case SWITCH_MLP_BIAS: return l->mlp_bias;
+    case SWITCH_NORM_BIAS: return false;
+    case SWITCH_PARALLEL: return l->norms == l->parallel;
+    case SWITCH_OFF: return false;
+    case SWITCH_ON: return true;
+    }
+    return false;
+}
+
+static void read_switch(struct fields *f, const struct family_switch *s, struct model_config *c, struct block *b)
+{
+    bool on = switch_default(s, c);
     get_bool(f, s->name, &on);
     if (f->rc) return;
     switch (s->use) {
     case SWITCH_ATTENTION_BIAS: c->qkv_bias = c->o_bias = on; break;
+    case SWITCH_QKV_BIAS: c->qkv_bias = on; break;
     case SWITCH_MLP_BIAS: c->mlp_bias = on; break;
+    case SWITCH_NORM_BIAS: c->norm_bias = on; break;
+    case SWITCH_PARALLEL: b->norms = on ? c->family->layer.parallel : NORMS_BEFORE; break;
     case SWITCH_OFF:
         if (on) f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: %s is not supported", s->name);
         break;
@@ -393,6 +276,25 @@ static void read_head_dim(struct fields *f, struct model_config *c)
                         MAX_HEAD_DIM);
 }
 
+/* RoBERTa's position table has unused rows up to that of the padding token. */
+static void read_first_pos(struct fields *f, struct model_config *c)
+{
+    int pad = 1;
+    get_int(f, "pad_token_id", 0, MAX_VOCAB, &pad);
+    if (!f->rc && pad + 1 >= c->max_len)
+        f->rc = err_set(f->e, ERR_INVALID, "%s: no positions are left behind pad_token_id %d", f->file, pad);
+    c->first_pos = pad + 1;
+    c->max_len -= pad + 1;
+}
+
+/* Absolute positions are the only learned ones that are read. */
+static void check_positions(struct fields *f, const struct model_config *c)
+{
+    const char *type = c->encoder ? get_text(f, "position_embedding_type") : NULL;
+    if (type && strcmp(type, "absolute") && !c->family->rope.any)
+        f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: position_embedding_type \"%.40s\" is not supported", type);
+}
+
 static void read_sizes(struct fields *f, struct model_config *c)
 {
     const struct family_fields *n = &c->family->field;
@@ -409,10 +311,59 @@ static void read_sizes(struct fields *f, struct model_config *c)
     get_int(f, n->inter, 1, MAX_WIDTH * 4, &c->inter);
     c->max_len = o->max_len;
     get_int(f, n->max_len, 1, MAX_POSITIONS, &c->max_len);
+    get_int(f, n->types, 0, MAX_VOCAB, &c->types);
+    if (c->family->after_pad) read_first_pos(f, c);
     if (!f->rc && c->heads % c->kv_heads)
         f->rc = err_set(f->e, ERR_INVALID, "config.json: %s %d is not a multiple of %s %d", n->heads, c->heads,
                         n->kv_heads, c->kv_heads);
     read_head_dim(f, c);
+}
+
+static bool listed(const cJSON *list, int number)
+{
+    for (const cJSON *v = cJSON_IsArray(list) ? list->child : NULL; v; v = v->next)
+        if (cJSON_IsNumber(v) && v->valuedouble == number) return true;
+    return false;
+}
+
+/* The layers with experts get kinds of their own: Qwen's all but those of mlp_only_layers, of each decoder_sparse_step
+ * the last. */
+static void read_experts(struct fields *f, struct model_config *c)
+{
+    const struct family_experts *m = &c->family->experts;
+    struct block_experts x = {m->otherwise.count, m->otherwise.chosen, m->inter ? m->otherwise.inter : c->inter,
+                              !m->normalise, m->shared};
+    int shared = m->shared ? m->otherwise.shared : 0, step = 1, widest = 0;
+    get_int(f, m->count_too, 0, EXPERTS_MAX, &x.count);
+    get_int(f, m->count, 0, EXPERTS_MAX, &x.count);
+    get_int(f, m->chosen, 1, EXPERTS_CHOSEN_MAX, &x.chosen);
+    get_int(f, m->inter, 1, MAX_WIDTH, &x.inter);
+    get_int(f, m->shared, 1, MAX_WIDTH, &shared);
+    get_bool(f, m->normalise, &x.normalise);
+    const cJSON *dense = NULL;
+    if (m->inter) {
+        get_int(f, "decoder_sparse_step", 1, MAX_LAYERS, &step);
+        dense = get(f, "mlp_only_layers");
+    }
+    if (f->rc) return;
+    if (dense && !cJSON_IsArray(dense))
+        f->rc = err_set(f->e, ERR_INVALID, "config.json: mlp_only_layers must be a list");
+    else if (!m->inter && !x.count)
+        f->rc = err_set(f->e, ERR_INVALID, "config.json: %s must be at least 1", m->count);
+    else if (x.count && x.chosen > x.count)
+        f->rc = err_set(f->e, ERR_INVALID, "config.json: %s %d is above %s %d", m->chosen, x.chosen, m->count, x.count);
+    for (int kind = 0; kind < BLOCKS_MAX; kind++) {
+        struct block *b = &c->block[kind];
+        if (!(kind & KIND_EXPERTS)) continue;
+        *b = c->block[kind & ~KIND_EXPERTS];
+        b->experts = x;
+        b->inter = shared;
+    }
+    for (int l = 0; l < c->layers; l++) {
+        if (x.count && (l + 1) % step == 0 && !listed(dense, l)) c->kind[l] |= KIND_EXPERTS;
+        if (model_block(c, l)->inter > widest) widest = model_block(c, l)->inter;
+    }
+    c->inter = widest;
 }
 
 static void read_layers(struct fields *f, struct model_config *c)
@@ -425,22 +376,28 @@ static void read_layers(struct fields *f, struct model_config *c)
     c->qkv_bias = m->layer.qkv_bias;
     c->o_bias = m->layer.o_bias;
     c->mlp_bias = m->layer.mlp_bias;
-    for (int i = 0; i < FAMILY_SWITCHES && m->toggle[i].name; i++) read_switch(f, &m->toggle[i], c);
+    c->norm_bias = false;
     c->tied = m->otherwise.tied;
     get_bool(f, "tie_word_embeddings", &c->tied);
+    if (c->encoder) c->tied = false; /* there is no head */
     struct block b = {.norms = m->layer.norms,
+                      .inter = c->inter,
+                      .both_sides = c->encoder,
                       .residual_scale = 1,
                       .scale = 1.0f / sqrtf((float)c->head_dim),
                       .qk_norm = m->layer.qk_norm,
                       .gated = m->layer.gated};
+    for (int i = 0; i < FAMILY_SWITCHES && m->toggle[i].name; i++) read_switch(f, &m->toggle[i], c, &b);
     c->embed_scale = m->embed_root ? (float)sqrt((double)c->hidden) : 1;
     c->embed_scale_rounded = m->embed_root;
     c->logit_scale = 1;
     for (int i = 0; i < FAMILY_NUMBERS && m->number[i].name; i++) read_number(f, &m->number[i], c, &b);
     read_dtype(f, c);
     read_act(f, c, &b.act);
-    if (!f->rc) read_rope(f, c);
+    if (!f->rc) config_read_rope(f, c);
+    if (!f->rc) read_unrotated(f, c);
     if (!f->rc) read_window(f, &b, c);
+    if (!f->rc && m->experts.count) read_experts(f, c);
 }
 
 /* eos_token_id: a number or a list of them; those of generation_config.json come first */
@@ -461,39 +418,10 @@ static void read_eos(struct fields *f, struct model_config *c)
     }
 }
 
-/* quantization_config as transformers writes it for bitsandbytes (weights_bnb.h) */
-static void read_bnb(struct fields *f, const cJSON *q, struct model_config *c)
-{
-    struct fields b = {q, f->e, "config.json: quantization_config", 0};
-    bool four = false;
-    get_bool(&b, "load_in_4bit", &four);
-    const char *type = get_text(&b, "bnb_4bit_quant_type");
-    if (!b.rc && !four)
-        b.rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: bitsandbytes 8-bit weights are not supported, only nf4");
-    else if (!b.rc && (!type || strcmp(type, "nf4")))
-        b.rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: bnb_4bit_quant_type \"%.16s\" is not supported, only nf4",
-                       type ? type : "fp4");
-    snprintf(c->quant, sizeof c->quant, "nf4");
-    f->rc = b.rc;
-}
-
 static void read_quant(struct fields *f, struct model_config *c)
 {
     const cJSON *q = get(f, "quantization_config");
-    if (!q || f->rc) return;
-    const cJSON *method = cJSON_GetObjectItemCaseSensitive(q, "quant_method");
-    const cJSON *type = cJSON_GetObjectItemCaseSensitive(q, "type");
-    /* the oldest files have no quant_method */
-    bool old = !method && (cJSON_GetObjectItemCaseSensitive(q, "load_in_4bit") ||
-                           cJSON_GetObjectItemCaseSensitive(q, "load_in_8bit"));
-    if (old || (cJSON_IsString(method) && strcmp(method->valuestring, "bitsandbytes") == 0))
-        read_bnb(f, q, c);
-    else if (!cJSON_IsString(method) || strcmp(method->valuestring, "tandem") || !cJSON_IsString(type))
-        f->rc = err_set(
-            f->e, ERR_UNSUPPORTED,
-            "config.json: quantization_config was not written by tandem; use the unquantised model and --quantize");
-    else
-        snprintf(c->quant, sizeof c->quant, "%.15s", type->valuestring);
+    if (q && !f->rc) f->rc = quant_config_parse(q, &c->quant, f->e);
 }
 
 static void read_generation(const char *text, struct model_config *c, struct fields *f)
@@ -533,6 +461,8 @@ int model_config_parse(const char *config, const char *generation, struct model_
         f.rc = err_set(e, ERR_INVALID, "config.json is not a JSON object");
     }
     if (!f.rc) read_family(&f, c);
+    if (!f.rc) c->encoder = c->family->encoder;
+    if (!f.rc) check_positions(&f, c);
     need(&f, "vocab_size");
     get_int(&f, "vocab_size", 1, MAX_VOCAB, &c->vocab);
     if (!f.rc) read_sizes(&f, c);
@@ -540,7 +470,8 @@ int model_config_parse(const char *config, const char *generation, struct model_
     if (!f.rc) refuse_foreign(&f, c);
     bool causal = true;
     get_bool(&f, "is_causal", &causal);
-    if (!f.rc && !causal) f.rc = err_set(e, ERR_UNSUPPORTED, "config.json: is_causal false is not supported");
+    if (!f.rc && !causal && !c->encoder)
+        f.rc = err_set(e, ERR_UNSUPPORTED, "config.json: is_causal false is not supported");
     if (!f.rc) read_quant(&f, c);
     if (!f.rc) read_generation(generation, c, &f);
     if (!f.rc) read_eos(&f, c);
@@ -548,16 +479,21 @@ int model_config_parse(const char *config, const char *generation, struct model_
     return f.rc;
 }
 
+int model_config_generates(const struct model_config *c, struct err *e)
+{
+    if (!c->encoder) return 0;
+    return err_set(e, ERR_UNSUPPORTED,
+                   "a %s model is an encoder: it gives vectors or classes of texts, and generates none",
+                   c->family->model_type);
+}
+
 int model_config_read(const char *dir, struct model_config *c, struct err *e)
 {
-    char *path = file_join(dir, "config.json"), *config = NULL, *generation = NULL;
+    char *config = NULL, *generation = NULL;
     size_t n;
-    int rc = file_read(path, CONFIG_LIMIT, &config, &n, e);
-    free(path);
+    int rc = model_file_read(dir, "config.json", CONFIG_LIMIT, &config, &n, e);
     if (rc) return model_dir_no_config(dir, e);
-    path = file_join(dir, "generation_config.json");
-    rc = file_read(path, CONFIG_LIMIT, &generation, &n, e);
-    free(path);
+    rc = model_file_read(dir, "generation_config.json", CONFIG_LIMIT, &generation, &n, e);
     if (rc == ERR_NOT_FOUND) rc = 0;
     if (!rc) rc = model_config_parse(config, generation, c, e);
     free(config);

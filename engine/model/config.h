@@ -9,31 +9,37 @@
 #include "engine/base/err.h"
 #include "engine/model/block.h"
 #include "engine/model/family.h"
+#include "engine/model/quant_config.h"
 #include "engine/model/rope.h"
 #include "kernels/ops.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { MAX_EOS = 16, MAX_LAYERS = 1024, BLOCKS_MAX = 4 };
+enum { MAX_EOS = 16, MAX_LAYERS = 1024, BLOCKS_MAX = 8 };
 
 struct model_config {
     const struct model_family *family; /* static */
-    int layers, hidden, heads, kv_heads, head_dim, inter, vocab, max_len;
+    int layers, hidden, heads, kv_heads, head_dim, vocab, max_len;
+    int inter; /* the widest of the layers' feed-forwards, experts not counted; 0: none */
     enum norm_kind norm;
     float eps;
     bool tied; /* the head is the embedding table */
-    bool qkv_bias, o_bias, mlp_bias;
+    bool qkv_bias, o_bias, mlp_bias, norm_bias;
+    bool encoder;                   /* as the family's */
+    int types;                      /* token types; 0: no table of them */
+    int first_pos;                  /* row of the position table that the first position has */
     struct block block[BLOCKS_MAX]; /* the kinds of layers */
     uint8_t kind[MAX_LAYERS];       /* the kind of each layer, an index of block */
     struct rope rope[ROPES_MAX];
     int n_ropes;
+    int near_len;             /* texts of more tokens use other rows of the rope tables (rope.h); 0: none do */
     float embed_scale;        /* 1: none */
     bool embed_scale_rounded; /* round embed_scale before use, to dtype, or to the file's float type when dtype is
                                  DT_NONE */
     float logit_scale, logit_softcap; /* see softcap_args; defaults 1 and 0: no effect */
     enum dtype dtype;                 /* float type that the file names for the weights; DT_NONE: not named */
-    char quant[16];                   /* "", or "int8" / "int4" / "nf4" when the directory is quantised */
+    struct quant_config quant;        /* how the directory is quantised */
     int32_t eos[MAX_EOS];
     int n_eos;
     /* generation_config.json; NAN or -1: not given */
@@ -45,9 +51,21 @@ int model_config_read(const char *dir, struct model_config *c, struct err *e);
 /* the same from the files' texts; generation may be NULL */
 int model_config_parse(const char *config, const char *generation, struct model_config *c, struct err *e);
 
+/* @return 0, or ERR_UNSUPPORTED for an encoder, which gives vectors: for work that needs an LM head. */
+int model_config_generates(const struct model_config *c, struct err *e);
+
 static inline const struct block *model_block(const struct model_config *c, int layer)
 {
     return &c->block[c->kind[layer]];
+}
+
+/* The experts of the layers that have them, the same in all; count 0: no layer has any. */
+static inline struct block_experts model_experts(const struct model_config *c)
+{
+    struct block_experts e = {0};
+    for (int l = 0; l < c->layers; l++)
+        if (model_block(c, l)->experts.count) e = model_block(c, l)->experts;
+    return e;
 }
 
 /* Whether the feed-forward of any layer is gated. */

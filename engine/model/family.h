@@ -13,6 +13,7 @@ struct tensor_table;
 /* Names of fields in config.json; NULL: the family has no such field. */
 struct family_fields {
     const char *hidden, *layers, *heads, *kv_heads, *head_dim, *inter, *max_len, *eps, *act;
+    const char *types; /* number of token types */
 };
 
 /* transformers' defaults for absent fields. */
@@ -29,7 +30,10 @@ struct family_defaults {
 /* A field of config.json that is true or false. */
 enum family_switch_use {
     SWITCH_ATTENTION_BIAS, /* q, k, v and o have biases */
+    SWITCH_QKV_BIAS,       /* q, k and v have biases */
     SWITCH_MLP_BIAS,       /* the feed-forward's linear layers have biases */
+    SWITCH_PARALLEL,       /* the norms are family_layer.parallel; false: NORMS_BEFORE */
+    SWITCH_NORM_BIAS,      /* the norms have biases */
     SWITCH_OFF,            /* true is refused */
     SWITCH_ON,             /* false is refused */
 };
@@ -63,6 +67,8 @@ enum window_rule {
     WINDOW_ALL,
     WINDOW_FROM,      /* the layers from `number` on */
     WINDOW_BUT_EVERY, /* all but layers number - 1, 2 number - 1, ... */
+    WINDOW_UNROTATED, /* the layers whose q and k are not rotated */
+    WINDOW_BUT_FIRST, /* all but layers 0, number, 2 number, ... */
 };
 struct family_window {
     enum window_rule rule;
@@ -71,16 +77,39 @@ struct family_window {
     const char *field;   /* field that overrides `number`, or NULL */
     int number;          /* the rule's default number */
     bool by_type;        /* layer_types overrides the rule; else it must agree with it */
+    const char *both;    /* field, instead of sliding_window, of the positions on both sides together */
+};
+
+/* Names of the fields of experts and their defaults; count NULL: the family has none. */
+struct family_experts {
+    const char *count, *count_too; /* either name */
+    const char *chosen;
+    const char *inter;     /* width of an expert; NULL: the family's field `inter`, and every layer has experts */
+    const char *shared;    /* width of an expert that every token goes through, with a gate; NULL: none */
+    const char *normalise; /* NULL: the weights of the chosen sum to 1 */
+    struct {
+        int count, chosen, inter, shared;
+    } otherwise;
+};
+
+/* Layers whose q and k are not rotated. */
+struct family_unrotated {
+    const char *list;  /* field: 0 for each such layer, else 1; NULL: the family has none */
+    const char *every; /* field: without the list, layers number - 1, 2 number - 1, ... */
+    int number;        /* its default */
 };
 
 struct family_rope {
-    bool any;          /* the family uses rotary embeddings */
-    bool partial_read; /* partial_rotary_factor is read; else only 1 is accepted */
-    double partial;    /* default rotated fraction of a head */
-    double theta;      /* default */
-    /* Layers with a window have a separate rule: the field of its theta, and the default.  Then rope_scaling applies to
-     * layers without a window, and rope_parameters has an object for each layer type.  NULL: one rule for all layers.
-     */
+    bool any;                                /* the family uses rotary embeddings */
+    bool partial_read;                       /* partial_rotary_factor is read; else heads are rotated whole */
+    double partial;                          /* default rotated fraction of a head */
+    double theta;                            /* default */
+    const char *theta_field, *partial_field; /* NULL: rope_theta, partial_rotary_factor */
+    bool longrope_only;                      /* the only scaling, also called su and yarn */
+    int old_len; /* default of original_max_position_embeddings; 0: the rule's, or the model's positions */
+    /* Layers with a window have a rule of their own: the field of its theta (NULL: none), and the default.  Then
+     * rope_scaling applies to layers without a window, and rope_parameters has an object for each layer type. */
+    bool window_rule;
     const char *window_theta_field;
     double window_theta;
 };
@@ -90,8 +119,9 @@ struct family_layer {
     enum norm_kind norm;
     bool qkv_bias, o_bias, mlp_bias;
     bool gated; /* act(gate) * up, else act(fc1) */
-    bool qk_norm;
+    enum block_qk_norm qk_norm;
     enum block_norms norms;
+    enum block_norms parallel; /* for SWITCH_PARALLEL */
 };
 
 struct model_family {
@@ -103,8 +133,12 @@ struct model_family {
     struct family_number number[FAMILY_NUMBERS];  /* likewise */
     struct family_window window;
     struct family_rope rope;
+    struct family_unrotated unrotated;
     struct family_layer layer;
+    struct family_experts experts;
     bool embed_root; /* embeddings are multiplied by sqrt(hidden), rounded to the weights' type */
+    bool encoder;    /* attention to both sides, no LM head: gives hidden states, not tokens */
+    bool after_pad;  /* learned positions count from pad_token_id + 1 */
 };
 
 /* @return the row of a model_type; NULL: unknown. */

@@ -1,9 +1,9 @@
 #include "engine/model/files.h"
 
 #include "engine/base/file.h"
+#include "engine/files/model_file.h"
 
 #include <stdlib.h>
-#include <unistd.h>
 
 int model_files_copy(const char *from, const char *to, bool config, struct err *e)
 {
@@ -16,14 +16,17 @@ int model_files_copy(const char *from, const char *to, bool config, struct err *
                                         "chat_template.jinja", "chat_template.json"};
     int rc = 0;
     for (size_t i = config ? 0 : 1; i < sizeof names / sizeof *names && !rc; i++) {
-        char *in = file_join(from, names[i]), *out = file_join(to, names[i]), *data = NULL;
+        char *out = file_join(to, names[i]), *data = NULL;
         size_t size = 0;
-        if (access(in, F_OK) == 0) {
-            rc = file_read(in, LIMIT, &data, &size, e);
-            if (!rc) rc = file_write_sync(out, data, size, e);
-        }
+        struct err why = {0};
+        rc = model_file_read(from, names[i], LIMIT, &data, &size, &why);
+        if (rc == ERR_NOT_FOUND)
+            rc = 0;
+        else if (rc)
+            err_set(e, rc, "%s", why.msg);
+        else
+            rc = file_write_sync(out, data, size, e);
         free(data);
-        free(in);
         free(out);
     }
     return rc;

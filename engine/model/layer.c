@@ -32,6 +32,11 @@ struct layer_norm layer_post2(const struct layer *l)
     return norm_if(block_norm_after(l->b), l->w->post2_w, l->w->post2_b);
 }
 
+const struct weight *layer_up(const struct layer *l)
+{
+    return l->b->experts.count ? l->w->router : l->w->up;
+}
+
 struct head_norm_args layer_q_norm(const struct layer *l, struct mat qkv)
 {
     return (struct head_norm_args){qkv, 0, l->c->heads, l->c->head_dim, l->w->q_norm, l->c->eps};
@@ -41,6 +46,25 @@ struct head_norm_args layer_k_norm(const struct layer *l, struct mat qkv)
 {
     int q = l->c->heads * l->c->head_dim;
     return (struct head_norm_args){qkv, q, l->c->kv_heads, l->c->head_dim, l->w->k_norm, l->c->eps};
+}
+
+static struct norm_args norm_of_columns(const struct layer *l, struct mat qkv, int col, int n, const float *w)
+{
+    struct mat x = qkv;
+    x.p = (float *)qkv.p + col;
+    x.cols = n;
+    return (struct norm_args){.out = x, .x = x, .w = w, .eps = l->c->eps, .kind = NORM_RMS};
+}
+
+struct norm_args layer_q_norm_whole(const struct layer *l, struct mat qkv)
+{
+    return norm_of_columns(l, qkv, 0, l->c->heads * l->c->head_dim, l->w->q_norm);
+}
+
+struct norm_args layer_k_norm_whole(const struct layer *l, struct mat qkv)
+{
+    int q = l->c->heads * l->c->head_dim;
+    return norm_of_columns(l, qkv, q, l->c->kv_heads * l->c->head_dim, l->w->k_norm);
 }
 
 struct rope_args layer_rope(const struct layer *l, struct mat qkv, const int32_t *pos, bool back)
@@ -77,7 +101,8 @@ struct attn_seq_args layer_attn_seq(const struct layer *l)
                                   .head_dim = l->c->head_dim,
                                   .window = l->b->window,
                                   .scale = l->b->scale,
-                                  .softcap = l->b->softcap};
+                                  .softcap = l->b->softcap,
+                                  .both_sides = l->b->both_sides};
 }
 
 struct attn_back_args layer_attn_back(const struct layer *l)

@@ -30,9 +30,14 @@ struct layer_norm layer_norm2(const struct layer *);
 struct layer_norm layer_post1(const struct layer *);
 struct layer_norm layer_post2(const struct layer *);
 
-/* qkv (T, (H + 2G) D) */
+/* The first weight that the feed-forward multiplies by. */
+const struct weight *layer_up(const struct layer *);
+
+/* qkv (T, (H + 2G) D).  The norms of heads, and those of all heads together. */
 struct head_norm_args layer_q_norm(const struct layer *, struct mat qkv);
 struct head_norm_args layer_k_norm(const struct layer *, struct mat qkv);
+struct norm_args layer_q_norm_whole(const struct layer *, struct mat qkv);
+struct norm_args layer_k_norm_whole(const struct layer *, struct mat qkv);
 struct rope_args layer_rope(const struct layer *, struct mat qkv, const int32_t *pos, bool back);
 struct rope_kv_args layer_rope_kv(const struct layer *, struct mat qkv, const int32_t *pos, const int32_t *slot,
                                   struct kv *);

@@ -17,7 +17,12 @@ enum lora_target {
     TARGET_FC1 = 1024,
     TARGET_FC2 = 2048,
     TARGET_DENSE = 4096,
-    TARGET_ALL = 8191 /* all modules of the family */
+    TARGET_QKV_PROJ = 8192,
+    TARGET_GATE_UP_PROJ = 16384,
+    TARGET_QUERY_KEY_VALUE = 32768,
+    TARGET_DENSE_H_TO_4H = 65536,
+    TARGET_DENSE_4H_TO_H = 131072,
+    TARGET_ALL = 262143 /* all modules of the family */
 };
 
 #endif

@@ -32,8 +32,8 @@ static int no_room(struct dev *d, size_t bytes, struct err *e)
     d->ops->memory(d, &m);
     return err_set(
         e, ERR_NOMEM,
-        "no memory on the device for an adapter of %zu bytes: %zu are free, %zu in one piece; unload others, "
-        "or lower --kv-cache-bytes",
+        "no memory on the device for an adapter of %zu bytes: %zu bytes are free, the largest free block has %zu; "
+        "unload other adapters, or lower --kv-cache-bytes",
         bytes, m.budget - m.used, m.largest);
 }
 
@@ -46,6 +46,18 @@ static const float *put(struct lora_weights *w, struct dev *d, size_t *at, const
     return p;
 }
 
+static const float *put_b(struct lora_weights *w, struct dev *d, size_t *at, const struct lora_module *m,
+                          const struct lora_pair *p)
+{
+    size_t n = (size_t)p->r * (size_t)m->n;
+    if (!m->by_head) return put(w, d, at, p->b, n);
+    float *b = mem_array(n, sizeof *b);
+    lora_b_to_outputs(m, p->r, p->b, b);
+    const float *to = put(w, d, at, b, n); /* upload copies before it returns */
+    free(b);
+    return to;
+}
+
 int lora_weights_upload(struct lora_weights *w, struct dev *d, const struct adapter *a, struct err *e)
 {
     size_t bytes = floats_of(a) * sizeof(float);
@@ -56,13 +68,13 @@ int lora_weights_upload(struct lora_weights *w, struct dev *d, const struct adap
     for (int i = 0; i < a->layers * a->n_modules; i++) {
         const struct lora_module *m = &a->module[i % a->n_modules];
         const struct lora_pair *p = &a->pair[i];
-        struct lora_product *to = &w->layer[i / a->n_modules][m->product];
+        struct lora_gemm *to = &w->layer[i / a->n_modules][m->gemm];
         if (!p->r) continue;
         const float *pa = put(w, d, &at, p->a, (size_t)p->r * (size_t)m->k);
-        const float *pb = put(w, d, &at, p->b, (size_t)p->r * (size_t)m->n);
+        const float *pb = put_b(w, d, &at, m, p);
         to->part[to->n++] =
             (struct lora_part){.a = pa, .b = pb, .r = p->r, .col = m->col, .n = m->n, .scale = p->scale};
-        w->up |= m->product == PRODUCT_UP;
+        w->up |= m->gemm == GEMM_UP;
     }
     if (!d->ops->finish(d)) return 0;
     err_set(e, ERR_IO, "the adapter could not be copied to the device: %s: %s", d->error.op, d->error.msg);

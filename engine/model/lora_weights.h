@@ -7,15 +7,15 @@
 #include "engine/model/adapter.h"
 #include "kernels/ops.h"
 
-enum { PRODUCT_PARTS_MAX = 3 }; /* q, k and v */
+enum { GEMM_PARTS_MAX = 3 }; /* q, k and v */
 
-struct lora_product {
+struct lora_gemm {
     int n; /* 0: the adapter does not change this GEMM in this layer */
-    struct lora_part part[PRODUCT_PARTS_MAX];
+    struct lora_part part[GEMM_PARTS_MAX];
 };
 
 struct lora_weights {
-    struct lora_product (*layer)[PRODUCTS]; /* [layers][PRODUCTS] */
+    struct lora_gemm (*layer)[LAYER_GEMMS]; /* [layers][LAYER_GEMMS] */
     int layers;
     float *memory; /* every matrix, on the device */
     size_t bytes;  /* of memory */

@@ -14,23 +14,16 @@ static struct mat first(struct mat m, int rows)
 }
 
 /* y += the output of the batch rows' adapters for x */
-static void adapt(struct model *m, const struct step_batch *b, int layer, enum product product, struct mat y,
+static void adapt(struct model *m, const struct step_batch *b, int layer, enum layer_gemm gemm, struct mat y,
                   struct mat x)
 {
-    int n = b->n_groups ? step_batch_lora(b, layer, product, 0, b->n_tokens) : 0;
+    int n = b->n_groups ? step_batch_lora(b, layer, gemm, 0, b->n_tokens) : 0;
     if (n) op_lora(m->d, (struct lora_args){y, x, b->lora, n});
 }
 
-static void attention(struct model *m, const struct step_batch *b, const struct layer *l, struct mat h, struct mat y)
+static void cached_attention(struct model *m, const struct step_batch *b, const struct layer *l, struct mat qkv,
+                             struct mat att)
 {
-    struct mat qkv = first(m->qkv, b->n_tokens), att = first(m->att, b->n_tokens);
-
-    op_linear(m->d, (struct linear_args){qkv, h, l->w->qkv, l->w->qkv_b});
-    adapt(m, b, l->index, PRODUCT_QKV, qkv, h);
-    if (l->b->qk_norm) {
-        op_head_norm(m->d, layer_q_norm(l, qkv));
-        op_head_norm(m->d, layer_k_norm(l, qkv));
-    }
     op_rope_kv(m->d, layer_rope_kv(l, qkv, b->pos, b->slot, m->kv));
     struct attn_args a = layer_attn(l);
     a.out = att;
@@ -43,8 +36,42 @@ static void attention(struct model *m, const struct step_batch *b, const struct 
     a.kv = m->kv;
     a.most_rows = b->most_rows;
     op_attn(m->d, a);
+}
+
+/* An encoder's texts are computed as a whole, so keys and values need no cache. */
+static void whole_attention(struct model *m, const struct step_batch *b, const struct layer *l, struct mat qkv,
+                            struct mat att)
+{
+    struct rope_args r = layer_rope(l, qkv, b->pos, false);
+    struct attn_seq_args a = layer_attn_seq(l);
+    if (r.rot) op_rope(m->d, r);
+    a.out = att;
+    a.lse = first(m->lse, b->n_tokens);
+    a.qkv = qkv;
+    a.n_seqs = b->n_seqs;
+    a.q_start = b->q_start;
+    op_attn_seq(m->d, a);
+}
+
+static void attention(struct model *m, const struct step_batch *b, const struct layer *l, struct mat h, struct mat y)
+{
+    struct mat qkv = first(m->qkv, b->n_tokens), att = first(m->att, b->n_tokens);
+
+    op_linear(m->d, (struct linear_args){qkv, h, l->w->qkv, l->w->qkv_b});
+    adapt(m, b, l->index, GEMM_QKV, qkv, h);
+    if (l->b->qk_norm == QK_NORM_HEADS) {
+        op_head_norm(m->d, layer_q_norm(l, qkv));
+        op_head_norm(m->d, layer_k_norm(l, qkv));
+    } else if (l->b->qk_norm == QK_NORM_WHOLE) {
+        op_norm(m->d, layer_q_norm_whole(l, qkv));
+        op_norm(m->d, layer_k_norm_whole(l, qkv));
+    }
+    if (l->b->both_sides)
+        whole_attention(m, b, l, qkv, att);
+    else
+        cached_attention(m, b, l, qkv, att);
     op_linear(m->d, (struct linear_args){y, att, l->w->o, l->w->o_b});
-    adapt(m, b, l->index, PRODUCT_O, y, att);
+    adapt(m, b, l->index, GEMM_O, y, att);
 }
 
 static struct mat part(struct mat m, int row, int rows)
@@ -63,34 +90,41 @@ static void gate_up(struct model *m, const struct step_batch *b, const struct la
     enum act_kind act = l->b->act;
     bool changed = false;
     for (int row = 0, end; row < b->n_tokens; row = end) {
-        end = step_batch_run(b, l->index, PRODUCT_UP, row, &changed);
+        end = step_batch_run(b, l->index, GEMM_UP, row, &changed);
         if (changed && end > row + m->raw.rows) end = row + m->raw.rows;
         int n = end - row;
-        struct mat x = part(h, row, n), y = part(ff, row, n), raw = first(m->raw, n);
+        struct mat x = part(h, row, n), y = part(ff, row, n), raw = mat_f32(m->raw.p, n, 2 * l->b->inter);
         if (!changed) {
-            op_gate_up(m->d, (struct gate_up_args){y, x, w->up, w->up_b, act, m->up});
+            struct mat up = mat_f32(m->up.p, m->up.rows, 2 * l->b->inter);
+            op_gate_up(m->d, (struct gate_up_args){y, x, w->up, w->up_b, act, up});
             continue;
         }
         op_linear(m->d, (struct linear_args){raw, x, w->up, w->up_b});
-        op_lora(m->d, (struct lora_args){raw, x, b->lora, step_batch_lora(b, l->index, PRODUCT_UP, row, n)});
+        op_lora(m->d, (struct lora_args){raw, x, b->lora, step_batch_lora(b, l->index, GEMM_UP, row, n)});
         op_act_mul(m->d, (struct act_mul_args){y, raw, act});
     }
 }
 
-static void feed_forward(struct model *m, const struct step_batch *b, const struct layer *l, struct mat h, struct mat y)
+static void dense(struct model *m, const struct step_batch *b, const struct layer *l, struct mat h, struct mat y)
 {
     const struct layer_weights *w = l->w;
-    struct mat ff = first(m->ff, b->n_tokens);
+    struct mat ff = mat_f32(m->ff.p, b->n_tokens, l->b->inter);
 
     if (l->b->gated) {
         gate_up(m, b, l, h, ff);
     } else {
         op_linear(m->d, (struct linear_args){ff, h, w->up, w->up_b});
-        adapt(m, b, l->index, PRODUCT_UP, ff, h);
+        adapt(m, b, l->index, GEMM_UP, ff, h);
         op_act(m->d, (struct act_args){ff, l->b->act});
     }
     op_linear(m->d, (struct linear_args){y, ff, w->down, w->down_b});
-    adapt(m, b, l->index, PRODUCT_DOWN, y, ff);
+    adapt(m, b, l->index, GEMM_DOWN, y, ff);
+}
+
+static void feed_forward(struct model *m, const struct step_batch *b, const struct layer *l, struct mat h, struct mat y)
+{
+    if (l->b->inter) dense(m, b, l, h, y);
+    if (l->b->experts.count) experts_forward(m->d, &m->experts, l, h, y);
 }
 
 /* Adds a branch's output y to x; y may be overwritten.  @return the input of the next branch: norm(x), in m->h, or x
@@ -113,6 +147,36 @@ static struct mat add_branch(struct model *m, const struct layer *l, struct laye
     return norm.w ? h : x;
 }
 
+/* x = the embeddings of the batch's tokens. */
+static void embed(struct model *m, const struct step_batch *b, struct mat x, struct mat y)
+{
+    const struct model_config *c = &m->c;
+    const struct weights *w = &m->w;
+    struct mat pos = w->pos;
+    if (pos.p) pos.p = (char *)pos.p + dtype_bytes(pos.t, (size_t)c->first_pos * (size_t)pos.ld);
+    pos.rows -= c->first_pos;
+    op_embed(m->d, (struct embed_args){x, w->embed, pos, b->id, b->pos, w->embed_w, layer_embed_scale(c, w)});
+    if (w->types.p) {
+        op_embed(m->d, (struct embed_args){.out = y, .table = w->types, .id = b->type, .pos = b->pos});
+        op_add(m->d, (struct add_args){x, y});
+    }
+    if (w->embed_norm_w)
+        op_norm(m->d, (struct norm_args){x, x, w->embed_norm_w, w->embed_norm_b, c->eps, c->norm, NULL});
+}
+
+/* A layer of NORMS_SUM: each norm's output is the residual stream of the next branch, in h and then in x again. */
+static void sum_layer(struct model *m, const struct step_batch *b, const struct layer *l, const struct weight *next)
+{
+    const struct model_config *c = &m->c;
+    struct mat x = first(m->x, b->n_tokens), h = first(m->h, b->n_tokens), y = first(m->y, b->n_tokens);
+    struct layer_norm norm = layer_post1(l);
+    attention(m, b, l, x, y);
+    op_add_norm(m->d, (struct add_norm_args){h, x, y, norm.w, norm.b, c->eps, c->norm, l->w->up, NULL, NULL});
+    feed_forward(m, b, l, h, y);
+    norm = layer_post2(l);
+    op_add_norm(m->d, (struct add_norm_args){x, h, y, norm.w, norm.b, c->eps, c->norm, next, NULL, NULL});
+}
+
 static void forward(struct model *m, const struct step_batch *b)
 {
     const struct model_config *c = &m->c;
@@ -122,7 +186,7 @@ static void forward(struct model *m, const struct step_batch *b)
     struct layer bottom = layer_at(c, w, m->rope, 0);
     struct layer_norm norm = layer_norm1(&bottom);
 
-    op_embed(d, (struct embed_args){x, w->embed, w->pos, b->id, b->pos, w->embed_w, layer_embed_scale(c, w)});
+    embed(m, b, x, y);
     if (norm.w) {
         h = first(m->h, b->n_tokens);
         op_norm(d, (struct norm_args){h, x, norm.w, norm.b, c->eps, c->norm, bottom.w->qkv});
@@ -131,10 +195,18 @@ static void forward(struct model *m, const struct step_batch *b)
         bool last = i + 1 == c->layers;
         struct layer l = layer_at(c, w, m->rope, i), above = layer_at(c, w, m->rope, last ? i : i + 1);
         norm = last ? (struct layer_norm){w->norm_w, w->norm_b} : layer_norm1(&above);
-
+        if (l.b->norms == NORMS_SUM) {
+            sum_layer(m, b, &l, last ? NULL : above.w->qkv);
+            continue;
+        }
         attention(m, b, &l, h, y);
-        struct mat sum = add_branch(m, &l, layer_post1(&l), layer_norm2(&l), l.w->up, x, y);
-        if (l.b->norms != NORMS_PARALLEL) h = sum;
+        struct layer_norm norm2 = layer_norm2(&l);
+        if (block_parallel(l.b)) {
+            if (norm2.w) op_norm(d, (struct norm_args){h, x, norm2.w, norm2.b, c->eps, c->norm, layer_up(&l)});
+            add_branch(m, &l, layer_post1(&l), (struct layer_norm){NULL, NULL}, NULL, x, y);
+        } else {
+            h = add_branch(m, &l, layer_post1(&l), norm2, layer_up(&l), x, y);
+        }
         feed_forward(m, b, &l, h, y);
         h = add_branch(m, &l, layer_post2(&l), norm, last ? NULL : above.w->qkv, x, y);
     }
@@ -161,7 +233,7 @@ static void forward_step(void *arg)
  * sizes are the same, so it can be replayed. */
 void model_forward(struct model *m, const struct step_batch *b)
 {
-    bool decodes = step_batch_decodes(b) && m->d->ops->replay;
+    bool decodes = step_batch_decodes(b) && m->d->ops->replay && !m->c.encoder;
     uint64_t key = (uint64_t)b->n_tokens << 43 | (uint64_t)b->n_rows << 25 | (uint64_t)b->pages_ld;
     if (decodes && b->n_tokens < 1 << 18 && b->n_rows < 1 << 18 && b->pages_ld < 1 << 25)
         m->d->ops->replay(m->d, key, forward_step, &(struct step){m, b});
@@ -171,7 +243,7 @@ void model_forward(struct model *m, const struct step_batch *b)
 
 int model_hidden(const struct model *m, int row, int n, float *out)
 {
-    struct mat h = part(m->h, row, n);
+    struct mat h = part(m->w.norm_w ? m->h : m->x, row, n);
     m->d->ops->download(m->d, out, h.p, (size_t)n * (size_t)h.cols * sizeof *out);
     return m->d->error.op ? -1 : 0;
 }
@@ -202,6 +274,7 @@ int model_open(struct model *m, const char *dir, const struct dev_config *dc, co
 
 size_t model_page_bytes(const struct model *m, enum dtype kv_type)
 {
+    if (m->c.encoder) return 0;
     struct kv_shape s = {m->c.layers, 1, m->c.kv_heads, m->c.head_dim, kv_type};
     return m->d->ops->kv_page_bytes(&s);
 }
@@ -222,15 +295,19 @@ int model_reserve_work(struct model *m, const struct model_reserve *r, struct er
     bool ok = reserve_mat(m, &m->x, t, c->hidden) && reserve_mat(m, &m->h, t, c->hidden) &&
               reserve_mat(m, &m->y, t, c->hidden) && reserve_mat(m, &m->qkv, t, q + 2 * kv) &&
               reserve_mat(m, &m->att, t, q) && reserve_mat(m, &m->ff, t, c->inter) &&
+              (!c->encoder || reserve_mat(m, &m->lse, t, c->heads)) &&
               (!model_gated(c) || m->d->ops->fused_gate_up || reserve_mat(m, &m->up, t, 2 * c->inter)) &&
-              reserve_mat(m, &m->hr, r->max_rows, c->hidden) && reserve_mat(m, &m->logits, r->max_rows, c->vocab);
+              experts_open(&m->experts, m->d, c, t, &m->workspace_bytes) &&
+              (c->encoder ||
+               (reserve_mat(m, &m->hr, r->max_rows, c->hidden) && reserve_mat(m, &m->logits, r->max_rows, c->vocab)));
     if (!ok) return err_set(e, ERR_NOMEM, "no memory for the activations of %d tokens a step", t);
-    return rope_tables_open(c->rope, c->n_ropes, m->d, m->max_len, m->rope, e);
+    return rope_tables_open(c->rope, c->n_ropes, c->near_len, m->d, m->max_len, m->rope, e);
 }
 
 int model_reserve_kv(struct model *m, int pages, enum dtype kv_type, struct err *e)
 {
     const struct model_config *c = &m->c;
+    if (c->encoder) return 0;
     struct kv_shape shape = {c->layers, pages, c->kv_heads, c->head_dim, kv_type};
     if ((m->kv = m->d->ops->kv_open(m->d, &shape))) return 0;
     return err_set(e, ERR_NOMEM, "no memory for %d KV pages of %zu bytes", pages, model_page_bytes(m, kv_type));
@@ -248,7 +325,7 @@ enum { RAW_ROWS = 128 };
 int model_reserve_adapters(struct model *m, struct err *e)
 {
     int rows = m->x.rows < RAW_ROWS ? m->x.rows : RAW_ROWS;
-    if (!model_gated(&m->c) || m->raw.p || reserve_mat(m, &m->raw, rows, 2 * m->c.inter)) return 0;
+    if (!model_gated(&m->c) || !m->c.inter || m->raw.p || reserve_mat(m, &m->raw, rows, 2 * m->c.inter)) return 0;
     return err_set(e, ERR_NOMEM, "no memory for the activations of adapters");
 }
 
@@ -257,9 +334,11 @@ void model_close(struct model *m)
     if (!m->d) return;
     if (m->kv) m->d->ops->kv_close(m->d, m->kv);
     rope_tables_close(m->d, m->rope);
-    void *buffers[] = {m->x.p, m->h.p, m->y.p, m->qkv.p, m->att.p, m->up.p, m->ff.p, m->hr.p, m->logits.p, m->raw.p};
+    void *buffers[] = {m->x.p,  m->h.p,  m->y.p,      m->qkv.p, m->att.p, m->up.p,
+                       m->ff.p, m->hr.p, m->logits.p, m->raw.p, m->lse.p};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         if (buffers[i]) m->d->ops->free(m->d, buffers[i]);
+    experts_close(&m->experts, m->d);
     weights_free(&m->w, m->d, &m->c);
     dev_close(m->d);
     *m = (struct model){0};

@@ -7,6 +7,7 @@
 
 #include "engine/base/err.h"
 #include "engine/model/config.h"
+#include "engine/model/experts.h"
 #include "engine/model/rope.h"
 #include "engine/model/step_batch.h"
 #include "engine/model/weights.h"
@@ -25,9 +26,11 @@ struct model {
     struct mat x, h, y; /* (T, C) residual stream, normed input, a block's output */
     struct mat qkv;     /* (T, (H + 2G) D) */
     struct mat att;     /* (T, H D) */
+    struct mat lse;     /* (T, H), an encoder's alone: see attn_seq_args */
     struct mat ff, up;  /* (T, F), (T, 2F); up only for a device that takes gate and up in two steps */
     struct mat raw; /* (some, 2F) gate and up before the activation, for rows whose adapter changes them; see below */
     struct mat hr, logits; /* (R, C), (R, V) */
+    struct experts_work experts;
 };
 
 /* Configuration and weights.  quantize: NULL keeps the file's types. */
@@ -49,7 +52,7 @@ int model_reserve_work(struct model *, const struct model_reserve *, struct err 
 int model_reserve_kv(struct model *, int pages, enum dtype kv_type, struct err *);
 /* Allocates what adapters need besides their weights; call once, before the first is used. */
 int model_reserve_adapters(struct model *, struct err *);
-size_t model_page_bytes(const struct model *, enum dtype kv_type);
+size_t model_page_bytes(const struct model *, enum dtype kv_type); /* 0: an encoder, which has no KV cache */
 void model_close(struct model *);
 
 /* Computes every token of the batch with its sequence's adapter, if any, writes the keys and values to the cache, and

@@ -127,7 +127,7 @@ void nf4_unnest(const uint8_t *q, size_t n, const float map[NF4_MAP], const floa
 
 /* ---- a matrix, on several threads ---- */
 
-enum { PIECE = 1024 * NF4_GROUP }; /* weights per task of a thread */
+enum { CHUNK = 1024 * NF4_GROUP }; /* weights per task of a thread */
 
 struct job {
     const struct weight_src *src;
@@ -142,10 +142,10 @@ static void *work(void *arg)
 {
     struct job *j = arg;
     const char *data = j->src->data;
-    float *w = mem_array(PIECE, sizeof *w);
+    float *w = mem_array(CHUNK, sizeof *w);
     size_t at;
-    while ((at = atomic_fetch_add(&j->next, PIECE)) < j->n) {
-        size_t len = j->n - at < PIECE ? j->n - at : PIECE, finite = 0;
+    while ((at = atomic_fetch_add(&j->next, CHUNK)) < j->n) {
+        size_t len = j->n - at < CHUNK ? j->n - at : CHUNK, finite = 0;
         for (size_t i = 0; i < len; i++) {
             uint16_t h = 0;
             if (j->src->t == DT_F32)
@@ -168,7 +168,7 @@ static int quantize_all(struct job *j, int threads, struct err *e)
 {
     pthread_t helper[64];
     int n = 0;
-    if (j->n < 4 * PIECE) threads = 1;
+    if (j->n < 4 * CHUNK) threads = 1;
     for (; n < threads - 1 && n < 64; n++)
         if (pthread_create(&helper[n], NULL, work, j)) break;
     work(j);

@@ -5,9 +5,11 @@
 
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/files/model_file.h"
 #include "engine/model/calibrate.h"
 #include "engine/model/config.h"
 #include "engine/model/files.h"
+#include "engine/model/gguf_source.h"
 #include "engine/model/safetensors.h"
 #include "engine/model/tensors.h"
 #include "engine/model/weights_bnb.h"
@@ -80,7 +82,7 @@ static int write_canonical(struct output *o, const struct matrix_slot *slot, con
 }
 
 /* One tensor of the packed bytes in the device's layout, to be used in place when the file is mapped. */
-static int write_packed(struct output *o, const struct stack *m, const struct parts *p)
+static int write_packed(struct output *o, const struct stack *m, struct parts *p)
 {
     char description[DESCRIPTION_MAX];
     size_t bytes;
@@ -108,7 +110,7 @@ static int write_bnb(struct output *o, const struct stack *m)
     struct parts p;
     struct tensor t[BNB_TENSORS];
     if (m->part[0].head || m->part[0].table) return 0;
-    int rc = weights_parts(o->in, m, &(struct quantize_how){.type = DT_NONE}, o->threads, &p, o->e);
+    int rc = weights_parts(&o->tensors, m, &(struct quantize_how){.type = DT_NONE}, o->threads, &p, o->e);
     for (int i = 0; i < m->n && !rc; i++) {
         const char *name = m->part[i].name;
         o->dtype = p.src[i].t;
@@ -133,11 +135,13 @@ static int write_bnb(struct output *o, const struct stack *m)
 
 static int write_stack(struct output *o, const struct stack *m)
 {
+    if (m->n == 0 || m->floats) return 0; /* write_rest copies the tensors that stay floats */
     if (o->how.type == DT_NF4) return write_bnb(o, m);
     struct parts p;
-    int rc = weights_parts(o->in, m, &o->how, o->threads, &p, o->e);
+    int rc = weights_parts(&o->tensors, m, &o->how, o->threads, &p, o->e);
     for (int i = 0; i < m->n && !rc; i++)
-        if (!p.owned[i][1]) rc = err_set(o->e, ERR_INVALID, "tensor %s is quantised already", m->part[i].name);
+        if (!p.owned[i][1] || p.src[i].t == DT_BLOCK)
+            rc = err_set(o->e, ERR_INVALID, "tensor %s is quantised already", m->part[i].name);
     if (!rc && o->d) rc = write_packed(o, m, &p);
     for (int i = 0; i < m->n && !rc; i++) {
         if (!o->d) rc = write_canonical(o, &m->part[i], &p.src[i]);
@@ -200,10 +204,9 @@ static int write_weights(struct output *o, const char *path)
 
 static int write_config(const struct output *o, const char *dir, const char *out)
 {
-    char *path = file_join(dir, "config.json"), *text = NULL;
+    char *text = NULL;
     size_t n;
-    int rc = file_read(path, 16 << 20, &text, &n, o->e);
-    free(path);
+    int rc = model_file_read(dir, "config.json", 16 << 20, &text, &n, o->e);
     if (rc) return rc;
     bool bnb = o->how.type == DT_NF4;
     cJSON *j = cJSON_Parse(text), *q = bnb ? bnb_config(o->dtype) : cJSON_CreateObject();
@@ -218,7 +221,7 @@ static int write_config(const struct output *o, const char *dir, const char *out
     cJSON_AddItemToObject(j, "quantization_config", q);
     char *printed = cJSON_Print(j);
     cJSON_Delete(j);
-    path = file_join(out, "config.json");
+    char *path = file_join(out, "config.json");
     rc = file_write_sync(path, printed, strlen(printed), o->e);
     free(path);
     free(printed);
@@ -276,9 +279,10 @@ int quantize_model(const char *dir, const char *out, const struct quantize_optio
     if (!packed && strcmp(layout, WEIGHTS_CANONICAL))
         return err_set(e, ERR_INVALID, "layout \"%.40s\" is not packed or canonical", layout);
     int rc = model_config_read(dir, &c, e);
+    if (!rc) rc = model_config_generates(&c, e);
     if (rc) return rc;
-    if (c.quant[0]) return err_set(e, ERR_INVALID, "%s is quantised to %s already", dir, c.quant);
-    struct tensor_source *in = safetensors_open_dir(dir, e);
+    if (c.quant.name[0]) return err_set(e, ERR_INVALID, "%s is quantised to %s already", dir, c.quant.name);
+    struct tensor_source *in = model_source_open(dir, e);
     if (!in) return e->code;
     struct dev *d = dev_open(&(struct dev_config){.name = "cpu"}, why);
     struct output o = {.in = in, .c = &c, .options = options, .how = {.type = (int)t}, .d = packed ? d : NULL, .e = e};

@@ -32,7 +32,7 @@ struct safetensors {
     size_t n_notes, cap_notes;
 };
 
-/* F8 and types smaller than a byte are TENSOR_OTHER. */
+/* Other 8-bit floats and types smaller than a byte are TENSOR_OTHER. */
 static enum tensor_type type_of(const char *name)
 {
     for (int i = 0; i < TENSOR_OTHER; i++)
@@ -125,11 +125,6 @@ static int check_header(const char *text, size_t n, const cJSON *notes, struct e
     return 0;
 }
 
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
-}
-
 static int by_place(const void *a, const void *b)
 {
     const struct tensor *x = *(struct tensor *const *)a, *y = *(struct tensor *const *)b;
@@ -213,7 +208,7 @@ static int by_key(const void *a, const void *b)
 static int finish(struct safetensors *s, struct err *e)
 {
     if (s->n_notes) qsort(s->notes, s->n_notes, sizeof *s->notes, by_key);
-    if (s->n) qsort(s->v, s->n, sizeof *s->v, by_name);
+    tensors_sort(s->v, s->n);
     for (size_t i = 1; i < s->n; i++)
         if (strcmp(s->v[i - 1].name, s->v[i].name) == 0)
             return err_set(e, ERR_INVALID, "tensor %s is there twice", s->v[i].name);
@@ -247,8 +242,7 @@ static const struct tensor *source_at(const struct tensor_source *s, size_t i)
 static const struct tensor *source_find(const struct tensor_source *source, const char *name)
 {
     const struct safetensors *s = (const struct safetensors *)source;
-    struct tensor key = {.name = (char *)name};
-    return s->n ? bsearch(&key, s->v, s->n, sizeof *s->v, by_name) : NULL;
+    return tensors_find(s->v, s->n, name);
 }
 
 static const char *source_metadata(const struct tensor_source *source, const char *key)

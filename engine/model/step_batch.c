@@ -15,7 +15,8 @@ static void layout(struct step_batch *b, int32_t *base)
     b->id = base;
     b->pos = b->id + b->max_tokens;
     b->slot = b->pos + b->max_tokens;
-    b->q_start = b->slot + b->max_tokens;
+    b->type = b->slot + b->max_tokens;
+    b->q_start = b->type + b->max_tokens;
     b->kv_len = b->q_start + b->max_seqs + 1;
     b->row = b->kv_len + b->max_seqs;
     b->pages = b->row + b->max_rows;
@@ -23,7 +24,7 @@ static void layout(struct step_batch *b, int32_t *base)
 
 static size_t fixed_ints(const struct step_batch *b)
 {
-    return 3 * (size_t)b->max_tokens + 2 * (size_t)b->max_seqs + 1 + (size_t)b->max_rows;
+    return 4 * (size_t)b->max_tokens + 2 * (size_t)b->max_seqs + 1 + (size_t)b->max_rows;
 }
 
 size_t step_batch_bytes(int max_tokens, int max_seqs, int max_rows, int max_pages)
@@ -127,6 +128,7 @@ static void pad(struct step_batch *b, struct step_batch *h, const struct step_ba
     for (int i = b->n_seqs; i < n; i++) {
         h->id[i] = s->tokens[token - 1];
         h->pos[i] = token - 1;
+        h->type[i] = 0;
         h->slot[i] = b->pad_page * KV_PAGE + i - b->n_seqs;
         h->q_start[i + 1] = i + 1;
         h->kv_len[i] = token;
@@ -155,7 +157,8 @@ void step_batch_build(struct step_batch *b, struct dev *d, const struct step_bat
         for (int k = 0; k < s->n; k++, t++) {
             int pos = s->start + k;
             h.id[t] = s->tokens[pos];
-            h.pos[t] = pos;
+            h.pos[t] = s->rope_row + pos;
+            h.type[t] = s->types ? s->types[pos] : 0;
             h.slot[t] = s->pages[pos / KV_PAGE] * KV_PAGE + pos % KV_PAGE;
             if (k >= s->n - s->rows) h.row[r++] = t;
         }
@@ -177,7 +180,7 @@ void step_batch_blank(struct step_batch *b, struct dev *d, int n, int pages_ld)
     CHECK(n <= b->max_tokens && n <= b->max_seqs && n <= b->max_rows && pages_ld <= b->max_pages);
     for (int i = 0; i < n; i++) {
         int32_t page = i / KV_PAGE;
-        h.id[i] = h.pos[i] = 0;
+        h.id[i] = h.pos[i] = h.type[i] = 0;
         h.slot[i] = h.row[i] = h.q_start[i] = i;
         h.kv_len[i] = 1;
         put_pages(h.pages, i, pages_ld, &page, 1);
@@ -195,12 +198,12 @@ bool step_batch_decodes(const struct step_batch *b)
     return b->n_tokens == b->n_seqs && !b->n_groups;
 }
 
-int step_batch_lora(const struct step_batch *b, int layer, enum product product, int row0, int rows)
+int step_batch_lora(const struct step_batch *b, int layer, enum layer_gemm gemm, int row0, int rows)
 {
     int n = 0;
     for (int i = 0; i < b->n_groups; i++) {
         const struct step_batch_group *g = &b->group[i];
-        const struct lora_product *p = &g->lora->layer[layer][product];
+        const struct lora_gemm *p = &g->lora->layer[layer][gemm];
         int from = g->row0 > row0 ? g->row0 : row0, end = g->row0 + g->rows;
         if (end > row0 + rows) end = row0 + rows;
         if (p->n && from < end) b->lora[n++] = (struct lora_group){from - row0, end - from, p->n, p->part};
@@ -208,12 +211,12 @@ int step_batch_lora(const struct step_batch *b, int layer, enum product product,
     return n;
 }
 
-int step_batch_run(const struct step_batch *b, int layer, enum product product, int row, bool *changed)
+int step_batch_run(const struct step_batch *b, int layer, enum layer_gemm gemm, int row, bool *changed)
 {
     int end = row;
     for (int i = 0; i < b->n_groups; i++) {
         const struct step_batch_group *g = &b->group[i];
-        if (!g->lora->layer[layer][product].n || g->row0 + g->rows <= row) continue;
+        if (!g->lora->layer[layer][gemm].n || g->row0 + g->rows <= row) continue;
         if (g->row0 > end) { /* no adapter changes the rows in between */
             *changed = end > row;
             return end > row ? end : g->row0;

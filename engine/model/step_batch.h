@@ -18,6 +18,8 @@ struct step_batch_seq {
     int start, n;                    /* tokens [start, start + n) are computed */
     int rows;                        /* logits are computed for the last `rows` of them */
     const struct lora_weights *lora; /* the sequence's adapter; NULL: none */
+    int rope_row;                    /* of its first token, in the rope tables (rope.h) */
+    const unsigned char *types;      /* of its tokens, as many as `tokens`; NULL: all 0 */
 };
 
 /* Consecutive rows with the same adapter. */
@@ -33,7 +35,8 @@ struct step_batch {
     struct step_batch_group *group; /* (S), in the order of rows; host */
     struct lora_group *lora;        /* (S), of step_batch_lora; host */
     /* device arrays; T = max_tokens, S = max_seqs, R = max_rows */
-    int32_t *id, *pos, *slot;  /* (T) token, position in its text, KV slot (page * KV_PAGE + offset) */
+    int32_t *id, *pos, *slot;  /* (T) token, row of its position in the tables, KV slot (page * KV_PAGE + offset) */
+    int32_t *type;             /* (T) token type */
     int32_t *q_start, *kv_len; /* (S + 1), (S) */
     int32_t *pages;            /* (n_seqs, pages_ld) */
     int32_t *row;              /* (R) tokens whose logits are computed */
@@ -71,9 +74,9 @@ bool step_batch_decodes(const struct step_batch *);
 
 /* The adapter groups that change a GEMM's output in rows [row0, row0 + rows), to b->lora with rows relative to row0.
  * @return their number; valid until the next call. */
-int step_batch_lora(const struct step_batch *b, int layer, enum product, int row0, int rows);
+int step_batch_lora(const struct step_batch *b, int layer, enum layer_gemm, int row0, int rows);
 /* @return the end of the run of rows from `row` in which an adapter changes the GEMM for all rows, or for none
  * (*changed). */
-int step_batch_run(const struct step_batch *b, int layer, enum product, int row, bool *changed);
+int step_batch_run(const struct step_batch *b, int layer, enum layer_gemm, int row, bool *changed);
 
 #endif

@@ -8,6 +8,7 @@
 #include "engine/base/err.h"
 #include "kernels/num.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -28,7 +29,16 @@ enum tensor_type {
     TENSOR_U64,
     TENSOR_F64,
     TENSOR_BOOL,
+    TENSOR_F8_E4M3,
     TENSOR_OTHER /* listed, but not usable in computations */
+};
+
+/* How a matrix is stored, where that is not plain numbers in the way of the family's own files: weights_matrix
+ * (weights_read.h) reads it. */
+struct tensor_form {
+    int blocks;         /* an enum ggml_type (engine/files/gguf.h) of quantised blocks; -1: numbers */
+    int pairs;          /* > 0: rows of this many heads, stored as llama.cpp rotates them (weights_gguf.h) */
+    bool outputs_first; /* stored [outputs][inputs] also where the family transposes */
 };
 
 struct tensor {
@@ -36,8 +46,9 @@ struct tensor {
     enum tensor_type type;
     int n_dims;
     int64_t dims[TENSOR_MAX_DIMS];
-    const void *data; /* `bytes` bytes, not necessarily aligned; valid while the source is open */
-    size_t bytes;     /* follows from type and dims, except for TENSOR_OTHER */
+    const void *data;               /* `bytes` bytes, not necessarily aligned; valid while the source is open */
+    size_t bytes;                   /* follows from type and dims, except for TENSOR_OTHER */
+    const struct tensor_form *form; /* NULL: none, or with blocks of TENSOR_OTHER; owned by the source */
 };
 
 const char *tensor_type_name(enum tensor_type); /* "BF16"; "?" for TENSOR_OTHER */
@@ -86,5 +97,10 @@ int tensor_source_populate(const struct tensor_source *, const struct tensor *, 
 /* The tensor's bytes are not needed for now: their memory may be released until they are read again. */
 void tensor_source_release(const struct tensor_source *, const struct tensor *);
 void tensor_source_close(struct tensor_source *); /* NULL is allowed */
+
+/* For implementations that keep their tensors in one array. */
+void tensors_sort(struct tensor *v, size_t n); /* by name */
+/* In a sorted array; NULL: none. */
+const struct tensor *tensors_find(const struct tensor *v, size_t n, const char *name);
 
 #endif

@@ -13,8 +13,8 @@ enum tensor_part {
     PART_NORM2,  /* (C) before the feed-forward */
     PART_POST1,  /* (C) after attention, before it is added */
     PART_POST2,  /* (C) after the feed-forward, before it is added */
-    PART_Q_NORM, /* (D) */
-    PART_K_NORM, /* (D) */
+    PART_Q_NORM, /* (D), or (H D): block.qk_norm */
+    PART_K_NORM, /* (D), or (G D) */
     /* of every layer: matrices (outputs, inputs).  Those of one GEMM are stacked in the order of the table's rows */
     PART_QKV,     /* ((H + 2G) D, C): q, k and v in one tensor */
     PART_Q,       /* (H D, C) */
@@ -25,15 +25,23 @@ enum tensor_part {
     PART_UP,      /* (F, C) */
     PART_GATE_UP, /* (2F, C): gate and up in one tensor */
     PART_DOWN,    /* (C, F) */
+    /* of every layer with experts: matrices.  The expert's number takes the place of %d in the module's name */
+    PART_ROUTER,      /* (E, C) */
+    PART_SHARED_GATE, /* (1, C) */
+    PART_EXPERT_GATE, /* (Fe, C), Fe the width of an expert */
+    PART_EXPERT_UP,   /* (Fe, C) */
+    PART_EXPERT_DOWN, /* (C, Fe) */
     /* of the model */
-    PART_NORM,  /* (C) before the head */
-    PART_EMBED, /* (V, C) */
-    PART_HEAD,  /* (V, C); a tied one is the embedding table, under either name */
-    PART_POS,   /* (max_len, C) learned positions */
+    PART_NORM,       /* (C) before the head */
+    PART_EMBED,      /* (V, C) */
+    PART_HEAD,       /* (V, C); a tied one is the embedding table, under either name */
+    PART_POS,        /* (first_pos + max_len, C) learned positions */
+    PART_TYPES,      /* (types, C) token types */
+    PART_EMBED_NORM, /* (C) of the embeddings */
     TENSOR_PARTS
 };
 
-/* When a model has a tensor: never, always, or depending on its configuration. */
+/* When a model, or one of its layers, has a tensor: never, always, or depending on the configuration. */
 enum tensor_when {
     TENSOR_NEVER,
     TENSOR_ALWAYS,
@@ -41,6 +49,12 @@ enum tensor_when {
     TENSOR_IF_O_BIAS,
     TENSOR_IF_MLP_BIAS,
     TENSOR_IF_QK_NORM,
+    TENSOR_IF_DENSE,   /* the layer has no experts */
+    TENSOR_IF_EXPERTS, /* it has experts */
+    TENSOR_IF_SHARED,  /* it has experts and one that every token goes through */
+    TENSOR_IF_NORM2,   /* attention and the feed-forward do not share a norm */
+    TENSOR_IF_NORM_BIAS,
+    TENSOR_IF_TYPES,
 };
 
 enum tensor_flags {
@@ -48,7 +62,9 @@ enum tensor_flags {
     TENSOR_RESIDUAL = 2,  /* added to the residual stream: initialised with 1 / sqrt(2 layers) of the usual deviation */
     TENSOR_MINUS_ONE = 4, /* a norm stored as w and applied as 1 + w; trained and saved as w */
     TENSOR_BARE = 8,      /* the name never has a prefix */
-    TENSOR_PEFT = 16,     /* in PEFT's default target_modules (peft/utils/constants.py) */
+    TENSOR_NOT_FIRST = 64, /* the first layer has none */
+    TENSOR_BY_HEAD = 32,   /* PART_QKV whose rows are q, k and v of the first head, then of the next (H == G) */
+    TENSOR_PEFT = 16,      /* in PEFT's default target_modules (peft/utils/constants.py) */
 };
 
 struct tensor_row {
@@ -68,6 +84,9 @@ struct tensor_table {
     const struct tensor_row *row;        /* ends at the first without a module */
 };
 
-extern const struct tensor_table llama_tensors, gpt2_tensors, phi_tensors, gemma2_tensors, gemma3_tensors;
+extern const struct tensor_table llama_tensors, gpt2_tensors, phi_tensors, gemma2_tensors, gemma3_tensors, phi3_tensors,
+    olmo2_tensors, stablelm_tensors, gpt_neox_tensors;
+extern const struct tensor_table mixtral_tensors, qwen_moe_tensors;
+extern const struct tensor_table bert_tensors, roberta_tensors, modernbert_tensors;
 
 #endif

@@ -10,9 +10,24 @@
 
 /* ---- parts ------------------------------------------------------------------------------------------------------- */
 
-enum size { SIZE_1, SIZE_C, SIZE_D, SIZE_Q, SIZE_KV, SIZE_QKV, SIZE_F, SIZE_2F, SIZE_V, SIZE_POSITIONS };
+enum size {
+    SIZE_1,
+    SIZE_C,
+    SIZE_Q_NORM,
+    SIZE_K_NORM,
+    SIZE_Q,
+    SIZE_KV,
+    SIZE_QKV,
+    SIZE_F,
+    SIZE_2F,
+    SIZE_FE,
+    SIZE_E,
+    SIZE_V,
+    SIZE_POSITIONS,
+    SIZE_TYPES
+};
 
-enum kind { LAYER_VECTOR, LAYER_MATRIX, MODEL_VECTOR, MODEL_MATRIX };
+enum kind { LAYER_VECTOR, LAYER_MATRIX, EXPERT_MATRIX, MODEL_VECTOR, MODEL_MATRIX };
 
 #define LAYER(field) offsetof(struct layer_weights, field)
 #define MODEL(field) offsetof(struct weights, field)
@@ -23,57 +38,77 @@ enum kind { LAYER_VECTOR, LAYER_MATRIX, MODEL_VECTOR, MODEL_MATRIX };
 static const struct part {
     enum kind kind;
     enum size rows, cols;
-    enum product product;
+    int gemm; /* of enum layer_gemm, or of enum expert_gemm */
     size_t weight, bias;
 } parts[TENSOR_PARTS] = {
     [PART_NORM1] = {LAYER_VECTOR, SIZE_1, SIZE_C, 0, LAYER(norm1_w), LAYER(norm1_b)},
     [PART_NORM2] = {LAYER_VECTOR, SIZE_1, SIZE_C, 0, LAYER(norm2_w), LAYER(norm2_b)},
     [PART_POST1] = {LAYER_VECTOR, SIZE_1, SIZE_C, 0, LAYER(post1_w), LAYER(post1_b)},
     [PART_POST2] = {LAYER_VECTOR, SIZE_1, SIZE_C, 0, LAYER(post2_w), LAYER(post2_b)},
-    [PART_Q_NORM] = {LAYER_VECTOR, SIZE_1, SIZE_D, 0, LAYER(q_norm), NO_BIAS},
-    [PART_K_NORM] = {LAYER_VECTOR, SIZE_1, SIZE_D, 0, LAYER(k_norm), NO_BIAS},
-    [PART_QKV] = {LAYER_MATRIX, SIZE_QKV, SIZE_C, PRODUCT_QKV, 0, LAYER(qkv_b)},
-    [PART_Q] = {LAYER_MATRIX, SIZE_Q, SIZE_C, PRODUCT_QKV, 0, LAYER(qkv_b)},
-    [PART_K] = {LAYER_MATRIX, SIZE_KV, SIZE_C, PRODUCT_QKV, 0, LAYER(qkv_b)},
-    [PART_V] = {LAYER_MATRIX, SIZE_KV, SIZE_C, PRODUCT_QKV, 0, LAYER(qkv_b)},
-    [PART_O] = {LAYER_MATRIX, SIZE_C, SIZE_Q, PRODUCT_O, 0, LAYER(o_b)},
-    [PART_GATE] = {LAYER_MATRIX, SIZE_F, SIZE_C, PRODUCT_UP, 0, LAYER(up_b)},
-    [PART_UP] = {LAYER_MATRIX, SIZE_F, SIZE_C, PRODUCT_UP, 0, LAYER(up_b)},
-    [PART_GATE_UP] = {LAYER_MATRIX, SIZE_2F, SIZE_C, PRODUCT_UP, 0, LAYER(up_b)},
-    [PART_DOWN] = {LAYER_MATRIX, SIZE_C, SIZE_F, PRODUCT_DOWN, 0, LAYER(down_b)},
+    [PART_Q_NORM] = {LAYER_VECTOR, SIZE_1, SIZE_Q_NORM, 0, LAYER(q_norm), NO_BIAS},
+    [PART_K_NORM] = {LAYER_VECTOR, SIZE_1, SIZE_K_NORM, 0, LAYER(k_norm), NO_BIAS},
+    [PART_QKV] = {LAYER_MATRIX, SIZE_QKV, SIZE_C, GEMM_QKV, 0, LAYER(qkv_b)},
+    [PART_Q] = {LAYER_MATRIX, SIZE_Q, SIZE_C, GEMM_QKV, 0, LAYER(qkv_b)},
+    [PART_K] = {LAYER_MATRIX, SIZE_KV, SIZE_C, GEMM_QKV, 0, LAYER(qkv_b)},
+    [PART_V] = {LAYER_MATRIX, SIZE_KV, SIZE_C, GEMM_QKV, 0, LAYER(qkv_b)},
+    [PART_O] = {LAYER_MATRIX, SIZE_C, SIZE_Q, GEMM_O, 0, LAYER(o_b)},
+    [PART_GATE] = {LAYER_MATRIX, SIZE_F, SIZE_C, GEMM_UP, 0, LAYER(up_b)},
+    [PART_UP] = {LAYER_MATRIX, SIZE_F, SIZE_C, GEMM_UP, 0, LAYER(up_b)},
+    [PART_GATE_UP] = {LAYER_MATRIX, SIZE_2F, SIZE_C, GEMM_UP, 0, LAYER(up_b)},
+    [PART_DOWN] = {LAYER_MATRIX, SIZE_C, SIZE_F, GEMM_DOWN, 0, LAYER(down_b)},
+    [PART_ROUTER] = {EXPERT_MATRIX, SIZE_E, SIZE_C, EXPERT_ROUTER, 0, NO_BIAS},
+    [PART_SHARED_GATE] = {EXPERT_MATRIX, SIZE_1, SIZE_C, EXPERT_ROUTER, 0, NO_BIAS},
+    [PART_EXPERT_GATE] = {EXPERT_MATRIX, SIZE_FE, SIZE_C, EXPERT_UP, 0, NO_BIAS},
+    [PART_EXPERT_UP] = {EXPERT_MATRIX, SIZE_FE, SIZE_C, EXPERT_UP, 0, NO_BIAS},
+    [PART_EXPERT_DOWN] = {EXPERT_MATRIX, SIZE_C, SIZE_FE, EXPERT_DOWN, 0, NO_BIAS},
     [PART_NORM] = {MODEL_VECTOR, SIZE_1, SIZE_C, 0, MODEL(norm_w), MODEL(norm_b)},
     [PART_EMBED] = {MODEL_MATRIX, SIZE_V, SIZE_C, 0, 0, NO_BIAS},
     [PART_HEAD] = {MODEL_MATRIX, SIZE_V, SIZE_C, 0, 0, MODEL(head_b)},
     [PART_POS] = {MODEL_VECTOR, SIZE_POSITIONS, SIZE_C, 0, MODEL(pos), NO_BIAS},
+    [PART_TYPES] = {MODEL_VECTOR, SIZE_TYPES, SIZE_C, 0, MODEL(types), NO_BIAS},
+    [PART_EMBED_NORM] = {MODEL_VECTOR, SIZE_1, SIZE_C, 0, MODEL(embed_norm_w), MODEL(embed_norm_b)},
 };
 
-static int size_of(const struct model_config *c, enum size s)
+/* layer -1: of the model. */
+static int size_of(const struct model_config *c, int layer, enum size s)
 {
     int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    const struct block *b = layer < 0 ? NULL : model_block(c, layer);
     switch (s) {
     case SIZE_1: return 1;
     case SIZE_C: return c->hidden;
-    case SIZE_D: return c->head_dim;
+    case SIZE_Q_NORM: return model_block(c, 0)->qk_norm == QK_NORM_WHOLE ? q : c->head_dim;
+    case SIZE_K_NORM: return model_block(c, 0)->qk_norm == QK_NORM_WHOLE ? kv : c->head_dim;
     case SIZE_Q: return q;
     case SIZE_KV: return kv;
     case SIZE_QKV: return q + 2 * kv;
-    case SIZE_F: return c->inter;
-    case SIZE_2F: return 2 * c->inter;
+    case SIZE_F: return b ? b->inter : 0;
+    case SIZE_2F: return b ? 2 * b->inter : 0;
+    case SIZE_FE: return b ? b->experts.inter : 0;
+    case SIZE_E: return b ? b->experts.count : 0;
     case SIZE_V: return c->vocab;
-    case SIZE_POSITIONS: return c->max_len;
+    case SIZE_POSITIONS: return c->first_pos + c->max_len;
+    case SIZE_TYPES: return c->types;
     }
     return 0;
 }
 
-static bool present(const struct model_config *c, enum tensor_when when)
+static bool present(const struct model_config *c, int layer, enum tensor_when when)
 {
+    const struct block *b = model_block(c, layer < 0 ? 0 : layer);
     switch (when) {
     case TENSOR_NEVER: return false;
     case TENSOR_ALWAYS: return true;
     case TENSOR_IF_QKV_BIAS: return c->qkv_bias;
     case TENSOR_IF_O_BIAS: return c->o_bias;
     case TENSOR_IF_MLP_BIAS: return c->mlp_bias;
-    case TENSOR_IF_QK_NORM: return model_block(c, 0)->qk_norm; /* the same in all layers: block.h */
+    case TENSOR_IF_NORM_BIAS: return c->norm_bias;
+    case TENSOR_IF_TYPES: return c->types > 0;
+    case TENSOR_IF_QK_NORM: return b->qk_norm;
+    case TENSOR_IF_NORM2: return b->norms != NORMS_PARALLEL;
+    case TENSOR_IF_DENSE: return b->experts.count == 0;
+    case TENSOR_IF_EXPERTS: return b->experts.count > 0;
+    case TENSOR_IF_SHARED: return b->experts.count > 0 && b->inter > 0;
     }
     return false;
 }
@@ -95,8 +130,27 @@ static const struct tensor_row *row_of(const struct model_config *c, enum tensor
 
 static const char *const weight = ".weight", *const bias = ".bias";
 
+static bool stored(const struct tensors *t, const char *name)
+{
+    return t->source && tensor_source_find(t->source, name);
+}
+
+static void name_with(const struct tensors *t, const struct tensor_row *r, int layer, const char *suffix,
+                      char out[TENSOR_NAME_MAX]);
+
+/* The first BERT checkpoints call the weight and the bias of a norm gamma and beta. */
 static void name_of(const struct tensors *t, const struct tensor_row *r, int layer, const char *suffix,
                     char out[TENSOR_NAME_MAX])
+{
+    char old[TENSOR_NAME_MAX];
+    name_with(t, r, layer, suffix, out);
+    if (!t->c->encoder || stored(t, out)) return;
+    name_with(t, r, layer, suffix == weight ? ".gamma" : ".beta", old);
+    if (stored(t, old)) memcpy(out, old, sizeof old);
+}
+
+static void name_with(const struct tensors *t, const struct tensor_row *r, int layer, const char *suffix,
+                      char out[TENSOR_NAME_MAX])
 {
     const char *prefix = r->flags & TENSOR_BARE ? "" : t->prefix;
     if (layer >= 0)
@@ -105,12 +159,20 @@ static void name_of(const struct tensors *t, const struct tensor_row *r, int lay
         snprintf(out, TENSOR_NAME_MAX, "%s%s%s", prefix, r->module, suffix);
 }
 
-/* The source's prefix is the one with which it has the final norm. */
+/* The norm that every model of the family has: the final one, or that of the embeddings. */
+static const struct tensor_row *norm_row(const struct model_config *c)
+{
+    const struct tensor_row *norm = row_of(c, PART_NORM);
+    if (!norm) norm = row_of(c, PART_EMBED_NORM);
+    CHECK(norm);
+    return norm;
+}
+
+/* The source's prefix is the one with which it has that norm. */
 struct tensors tensors_of(const struct model_config *c, const struct tensor_source *source)
 {
     const struct tensor_table *table = table_of(c);
-    const struct tensor_row *norm = row_of(c, PART_NORM);
-    CHECK(norm);
+    const struct tensor_row *norm = norm_row(c);
     struct tensors t = {c, source, table->prefix[0]};
     for (int i = 0; source && i < TENSOR_PREFIXES && table->prefix[i]; i++) {
         char name[TENSOR_NAME_MAX];
@@ -121,9 +183,9 @@ struct tensors tensors_of(const struct model_config *c, const struct tensor_sour
     return t;
 }
 
-static bool stored(const struct tensors *t, const char *name)
+bool tensors_have_head(const struct model_config *c)
 {
-    return t->source && tensor_source_find(t->source, name);
+    return row_of(c, PART_HEAD);
 }
 
 void tensors_head_name(const struct tensors *t, char out[TENSOR_NAME_MAX])
@@ -136,6 +198,7 @@ static void embed_name(const struct tensors *t, char out[TENSOR_NAME_MAX])
 {
     char head[TENSOR_NAME_MAX];
     name_of(t, row_of(t->c, PART_EMBED), -1, weight, out);
+    if (!tensors_have_head(t->c)) return;
     tensors_head_name(t, head);
     if (t->c->tied && !stored(t, out) && stored(t, head)) memcpy(out, head, sizeof head);
 }
@@ -148,7 +211,7 @@ void tensors_embed_names(const struct tensors *t, char stored_as[TENSOR_NAME_MAX
 
 void tensors_norm_name(const struct tensors *t, char out[TENSOR_NAME_MAX])
 {
-    name_of(t, row_of(t->c, PART_NORM), -1, weight, out);
+    name_of(t, norm_row(t->c), -1, weight, out);
 }
 
 void tensors_module(const struct model_config *c, enum tensor_part part, char out[TENSOR_NAME_MAX])
@@ -159,36 +222,38 @@ void tensors_module(const struct model_config *c, enum tensor_part part, char ou
 
 /* ---- matrices ---------------------------------------------------------------------------------------------------- */
 
-int tensors_layer_matrices(const struct model_config *c, struct layer_matrix out[LAYER_MATRICES_MAX])
+int tensors_layer_matrices(const struct model_config *c, int layer, struct layer_matrix out[LAYER_MATRICES_MAX])
 {
-    int n = 0, at[PRODUCTS] = {0};
+    int n = 0, at[LAYER_GEMMS] = {0};
     for (const struct tensor_row *r = table_of(c)->row; r->module; r++) {
         const struct part *p = &parts[r->part];
-        if (p->kind != LAYER_MATRIX || !present(c, r->weight)) continue;
+        if (p->kind != LAYER_MATRIX || !present(c, layer, r->weight)) continue;
         CHECK(n < LAYER_MATRICES_MAX);
-        out[n] = (struct layer_matrix){r, p->product, at[p->product], size_of(c, p->rows), size_of(c, p->cols)};
-        at[p->product] += out[n++].rows;
+        out[n] = (struct layer_matrix){r, (enum layer_gemm)p->gemm, at[p->gemm], size_of(c, layer, p->rows),
+                                       size_of(c, layer, p->cols)};
+        at[p->gemm] += out[n++].rows;
     }
     return n;
 }
 
-static void layer_stack(const struct tensors *t, int layer, enum product product, struct stack *s)
+static void layer_stack(const struct tensors *t, int layer, enum layer_gemm gemm, struct stack *s)
 {
-    static const char *const names[PRODUCTS] = {"qkv", "o", "up", "down"};
+    static const char *const names[LAYER_GEMMS] = {"qkv", "o", "up", "down"};
     struct layer_matrix m[LAYER_MATRICES_MAX];
-    int n = tensors_layer_matrices(t->c, m);
+    int n = tensors_layer_matrices(t->c, layer, m);
     *s = (struct stack){
-        .product = layer * PRODUCTS + (int)product,
+        .gemm = layer * LAYER_GEMMS + (int)gemm,
     };
-    snprintf(s->name, sizeof s->name, "packed.layers.%d.%s", layer, names[product]);
+    snprintf(s->name, sizeof s->name, "packed.layers.%d.%s", layer, names[gemm]);
     for (int i = 0; i < n; i++) {
-        if (m[i].product != product) continue;
+        if (m[i].gemm != gemm) continue;
         CHECK(s->n < STACK_MAX);
         struct matrix_slot *p = &s->part[s->n++];
         *p = (struct matrix_slot){.rows = m[i].rows,
                                   .cols = m[i].cols,
                                   .transposed = m[i].row->flags & TENSOR_TRANSPOSED,
-                                  .residual = m[i].row->flags & TENSOR_RESIDUAL};
+                                  .residual = m[i].row->flags & TENSOR_RESIDUAL,
+                                  .by_head = m[i].row->flags & TENSOR_BY_HEAD ? t->c->heads : 0};
         name_of(t, m[i].row, layer, weight, p->name);
         s->gate_up |= m[i].row->part == PART_GATE || m[i].row->part == PART_GATE_UP;
         s->rows += p->rows;
@@ -196,37 +261,92 @@ static void layer_stack(const struct tensors *t, int layer, enum product product
     }
 }
 
+/* Of each layer: the router, then gate and up, and down, of each expert. */
+static int expert_stacks(const struct model_config *c)
+{
+    return model_experts(c).count ? 1 + 2 * model_experts(c).count : 0;
+}
+
+struct expert_stack tensors_expert_stack(const struct model_config *c, int i)
+{
+    int each = expert_stacks(c);
+    i -= c->layers * LAYER_GEMMS + (c->tied ? 1 : 2);
+    if (i < 0 || !each) return (struct expert_stack){.layer = -1};
+    int at = i % each - 1;
+    return (struct expert_stack){i / each, at < 0 ? 0 : at / 2,
+                                 at < 0   ? EXPERT_ROUTER
+                                 : at % 2 ? EXPERT_DOWN
+                                          : EXPERT_UP};
+}
+
+/* The name of a module of an expert: its number in the place of %d. */
+static void expert_name(const struct tensors *t, const struct tensor_row *r, int layer, int expert,
+                        char out[TENSOR_NAME_MAX])
+{
+    enum { MODULE_MAX = 64 };
+    const char *mark = strstr(r->module, "%d");
+    char module[MODULE_MAX];
+    struct tensor_row named = *r;
+    int before = mark ? (int)(mark - r->module) : (int)strlen(r->module), n;
+    n = mark ? snprintf(module, sizeof module, "%.*s%d%s", before, r->module, expert, mark + 2)
+             : snprintf(module, sizeof module, "%s", r->module);
+    CHECK(n > 0 && n < MODULE_MAX);
+    named.module = module;
+    name_of(t, &named, layer, weight, out);
+}
+
+static void expert_stack(const struct tensors *t, struct expert_stack x, struct stack *s)
+{
+    static const char *const names[] = {"router", "up", "down"};
+    const struct model_config *c = t->c;
+    *s = (struct stack){.gemm = -1, .gate_up = x.gemm == EXPERT_UP, .floats = x.gemm == EXPERT_ROUTER};
+    snprintf(s->name, sizeof s->name, "packed.layers.%d.experts.%d.%s", x.layer, x.expert, names[x.gemm]);
+    for (const struct tensor_row *r = table_of(c)->row; r->module; r++) {
+        const struct part *p = &parts[r->part];
+        if (p->kind != EXPERT_MATRIX || p->gemm != (int)x.gemm || !present(c, x.layer, r->weight)) continue;
+        CHECK(s->n < STACK_MAX);
+        struct matrix_slot *m = &s->part[s->n++];
+        *m = (struct matrix_slot){.rows = size_of(c, x.layer, p->rows), .cols = size_of(c, x.layer, p->cols)};
+        expert_name(t, r, x.layer, x.expert, m->name);
+        s->rows += m->rows;
+        s->cols = m->cols;
+    }
+}
+
 static void head_stack(const struct tensors *t, struct stack *s)
 {
     const struct model_config *c = t->c;
     *s = (struct stack){
-        .name = "packed.head", .n = 1, .rows = c->vocab, .cols = c->hidden, .product = c->layers * PRODUCTS};
+        .name = "packed.head", .n = 1, .rows = c->vocab, .cols = c->hidden, .gemm = c->layers * LAYER_GEMMS};
     s->part[0] = (struct matrix_slot){.rows = s->rows, .cols = s->cols, .head = true};
     tensors_head_name(t, s->part[0].name);
     /* early versions of tandem quantize wrote a head beside a tied float table */
-    bool own = !c->tied || (c->quant[0] && stored(t, s->part[0].name));
+    bool own = !c->tied || (c->quant.name[0] && stored(t, s->part[0].name));
     if (!own) embed_name(t, s->part[0].name);
     s->part[0].table = !own;
 }
 
 static void embed_stack(const struct tensors *t, struct stack *s)
 {
-    *s = (struct stack){.name = "packed.embed", .n = 1, .rows = t->c->vocab, .cols = t->c->hidden, .product = -1};
+    *s = (struct stack){.name = "packed.embed", .n = 1, .rows = t->c->vocab, .cols = t->c->hidden, .gemm = -1};
     s->part[0] = (struct matrix_slot){.rows = s->rows, .cols = s->cols, .table = true};
     embed_name(t, s->part[0].name);
 }
 
 int tensors_stacks(const struct model_config *c)
 {
-    return c->layers * PRODUCTS + (c->tied ? 1 : 2);
+    return c->layers * LAYER_GEMMS + (c->tied || !tensors_have_head(c) ? 1 : 2) + c->layers * expert_stacks(c);
 }
 
 void tensors_stack(const struct tensors *t, int i, struct stack *out)
 {
-    int layers = t->c->layers * PRODUCTS;
-    if (i < layers)
-        layer_stack(t, i / PRODUCTS, (enum product)(i % PRODUCTS), out);
-    else if (i == layers)
+    int layers = t->c->layers * LAYER_GEMMS;
+    struct expert_stack x = tensors_expert_stack(t->c, i);
+    if (x.layer >= 0)
+        expert_stack(t, x, out);
+    else if (i < layers)
+        layer_stack(t, i / LAYER_GEMMS, (enum layer_gemm)(i % LAYER_GEMMS), out);
+    else if (i == layers && tensors_have_head(t->c))
         head_stack(t, out);
     else
         embed_stack(t, out);
@@ -252,10 +372,11 @@ static void add_vector(struct vectors *v, const struct tensor_row *r, int layer,
     bool matrix = p->kind == LAYER_MATRIX || p->kind == MODEL_MATRIX;
     *o = (struct vector_slot){.layer = layer,
                               .field = is_bias ? p->bias : p->weight,
-                              .rows = matrix || is_bias ? 1 : size_of(c, p->rows),
-                              .cols = size_of(c, matrix ? p->rows : p->cols),
-                              .table = r->part == PART_POS,
-                              .norm = !is_bias && r->part != PART_POS,
+                              .rows = matrix || is_bias ? 1 : size_of(c, layer, p->rows),
+                              .cols = size_of(c, layer, matrix ? p->rows : p->cols),
+                              .by_head = r->flags & TENSOR_BY_HEAD ? c->heads : 0,
+                              .table = r->part == PART_POS || r->part == PART_TYPES,
+                              .norm = !is_bias && r->part != PART_POS && r->part != PART_TYPES,
                               .minus_one = !is_bias && r->flags & TENSOR_MINUS_ONE};
     if (before && before->layer == layer && before->field == o->field) o->at = before->at + before->cols;
     name_of(v->t, r, layer, is_bias ? bias : weight, o->name);
@@ -266,11 +387,11 @@ static void add_vectors(struct vectors *v, int layer)
     const struct model_config *c = v->t->c;
     for (const struct tensor_row *r = table_of(c)->row; r->module; r++) {
         enum kind kind = parts[r->part].kind;
-        bool of_layer = kind == LAYER_VECTOR || kind == LAYER_MATRIX,
+        bool of_layer = kind == LAYER_VECTOR || kind == LAYER_MATRIX || kind == EXPERT_MATRIX,
              vector = kind == LAYER_VECTOR || kind == MODEL_VECTOR;
-        if (of_layer != (layer >= 0)) continue;
-        if (vector && present(c, r->weight)) add_vector(v, r, layer, false);
-        if (present(c, r->bias)) add_vector(v, r, layer, true);
+        if (of_layer != (layer >= 0) || (layer == 0 && r->flags & TENSOR_NOT_FIRST)) continue;
+        if (vector && present(c, layer, r->weight)) add_vector(v, r, layer, false);
+        if (present(c, layer, r->bias)) add_vector(v, r, layer, true);
     }
 }
 

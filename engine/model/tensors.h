@@ -24,26 +24,34 @@ struct tensors tensors_of(const struct model_config *, const struct tensor_sourc
 /* ---- matrices -------------------------------------------------------------------------------------------------- */
 
 /* The four GEMMs of a layer: each multiplies by one stack, and adapters can change each. */
-enum product { PRODUCT_QKV, PRODUCT_O, PRODUCT_UP, PRODUCT_DOWN, PRODUCTS };
+enum layer_gemm { GEMM_QKV, GEMM_O, GEMM_UP, GEMM_DOWN, LAYER_GEMMS };
 
 /* A matrix of a layer: rows [at, at + rows) of its GEMM's stack. */
 struct layer_matrix {
     const struct tensor_row *row;
-    enum product product;
+    enum layer_gemm gemm;
     int at, rows, cols;
 };
-/* All matrices of a layer in the order of the table; @return their number. */
+/* All matrices of a layer but those of its router and experts, in the order of the table; @return their number. */
 enum { LAYER_MATRICES_MAX = 8 };
-int tensors_layer_matrices(const struct model_config *, struct layer_matrix out[LAYER_MATRICES_MAX]);
+int tensors_layer_matrices(const struct model_config *, int layer, struct layer_matrix out[LAYER_MATRICES_MAX]);
 
 struct matrix_slot {
     char name[TENSOR_NAME_MAX]; /* the tensor's name in the source */
     int rows, cols;             /* outputs, inputs */
     bool transposed;            /* stored [inputs][outputs] */
     bool residual;              /* for random initialisation */
+    int by_head;                /* heads of a matrix with TENSOR_BY_HEAD; 0: rows are stored in the stack's order */
     bool head;                  /* the matrix of the LM head */
     bool table;                 /* the embedding table; with head also set: tied */
 };
+
+/* The stored row of row i: of n rows that the stack has as q, k and v, and the file as q, k and v of each head. */
+static inline int tensors_stored_row(int heads, int n, int i)
+{
+    int dim = n / (3 * heads), part = i / (heads * dim), head = i / dim % heads;
+    return (head * 3 + part) * dim + i % dim;
+}
 
 /* The weight of one GEMM of the forward pass: one to three tensors, stacked by rows. */
 struct stack {
@@ -51,19 +59,30 @@ struct stack {
     struct matrix_slot part[STACK_MAX];
     int n, rows, cols; /* rows: of all parts */
     bool gate_up;      /* for weight_src */
-    int product;       /* number of the GEMM, for calibration_feedback; -1: a lookup table only */
+    bool floats;       /* never quantised: a router */
+    int gemm;          /* number of the GEMM, for calibration_feedback; -1: a lookup table only */
 };
 
-/* Stack i of tensors_stacks(): those of each layer (layer * PRODUCTS + product), then the head, then the embedding
- * table unless it is tied to the head. */
+bool tensors_have_head(const struct model_config *); /* the LM head: encoders have none */
+
+/* Stack i of tensors_stacks(): those of each layer (layer * LAYER_GEMMS + gemm), then the head, then the embedding
+ * table unless it is tied to the head, then those of each layer's experts.  n is 0 where the layer has none. */
 int tensors_stacks(const struct model_config *);
 void tensors_stack(const struct tensors *, int i, struct stack *out);
+/* What stack i is of a layer's experts: its router, or gate and up, or down, of an expert. */
+enum expert_gemm { EXPERT_ROUTER, EXPERT_UP, EXPERT_DOWN };
+struct expert_stack {
+    int layer, expert; /* layer -1: no stack of experts */
+    enum expert_gemm gemm;
+};
+struct expert_stack tensors_expert_stack(const struct model_config *, int i);
 
 /* The embedding table's name in this source, and the family's name for it (different when a tied table is stored as the
  * head). */
 void tensors_embed_names(const struct tensors *, char stored[TENSOR_NAME_MAX], char usual[TENSOR_NAME_MAX]);
 
-/* The names of the final norm and of the head in this source. */
+/* The names of the final norm (or that of the embeddings, where there is no final one) and of the head in this source.
+ */
 void tensors_norm_name(const struct tensors *, char out[TENSOR_NAME_MAX]);
 void tensors_head_name(const struct tensors *, char out[TENSOR_NAME_MAX]);
 
@@ -73,14 +92,15 @@ void tensors_module(const struct model_config *, enum tensor_part, char out[TENS
 /* ---- vectors --------------------------------------------------------------------------------------------------- */
 
 /* A vector (a norm or a bias) or the position table, and its destination: `at` floats into the array whose pointer is
- * at offset `field` of struct layer_weights, or of struct weights when layer is -1 (the table: `pos`).  Biases of
+ * at offset `field` of struct layer_weights, or of struct weights when layer is -1 (a table: a struct mat).  Biases of
  * stacked matrices are contiguous parts of one array; the first has at 0. */
 struct vector_slot {
     char name[TENSOR_NAME_MAX];
     int layer;
     size_t field;
-    int at, rows, cols; /* rows is 1 except for the table */
-    bool table;         /* the position table */
+    int at, rows, cols; /* rows is 1 except for a table */
+    int by_head;        /* as matrix_slot's */
+    bool table;         /* the table of positions, or of token types */
     bool norm;          /* initialised to 1 */
     bool minus_one;     /* stored as w, applied as 1 + w */
 };

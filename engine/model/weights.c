@@ -2,8 +2,9 @@
 
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
+#include "engine/model/gguf_source.h"
 #include "engine/model/quantize.h"
-#include "engine/model/safetensors.h"
+#include "engine/model/weights_gguf.h"
 #include "engine/model/weights_packed.h"
 #include "engine/model/weights_read.h"
 
@@ -12,17 +13,24 @@
 
 /* ---- destinations ------------------------------------------------------------------------------------------------ */
 
-struct weight **weights_stack_place(struct weights *w, const struct model_config *c, int i)
+struct weight **weights_stack_field(struct weights *w, const struct model_config *c, int i)
 {
-    int layer = i / PRODUCTS;
-    if (layer >= c->layers) return i == c->layers * PRODUCTS ? &w->head : NULL;
+    int layer = i / LAYER_GEMMS;
+    struct expert_stack x = tensors_expert_stack(c, i);
+    if (x.layer >= 0) {
+        struct layer_weights *l = &w->layer[x.layer];
+        if (x.gemm == EXPERT_ROUTER) return &l->router;
+        struct weight **expert = x.gemm == EXPERT_UP ? l->expert_up : l->expert_down;
+        return expert ? &expert[x.expert] : NULL;
+    }
+    if (layer >= c->layers) return i == c->layers * LAYER_GEMMS && tensors_have_head(c) ? &w->head : NULL;
     struct layer_weights *l = &w->layer[layer];
-    struct weight **places[PRODUCTS] = {
-        [PRODUCT_QKV] = &l->qkv, [PRODUCT_O] = &l->o, [PRODUCT_UP] = &l->up, [PRODUCT_DOWN] = &l->down};
-    return places[i % PRODUCTS];
+    struct weight **places[LAYER_GEMMS] = {
+        [GEMM_QKV] = &l->qkv, [GEMM_O] = &l->o, [GEMM_UP] = &l->up, [GEMM_DOWN] = &l->down};
+    return places[i % LAYER_GEMMS];
 }
 
-float **weights_vector_place(struct weights *w, const struct vector_slot *v)
+float **weights_vector_field(struct weights *w, const struct vector_slot *v)
 {
     return (float **)((v->layer < 0 ? (char *)w : (char *)&w->layer[v->layer]) + v->field);
 }
@@ -44,8 +52,10 @@ static int read_vector(struct loader *l, const struct vector_slot *v, float *out
 {
     const struct tensor *t = NULL;
     int rc = weights_find_floats(l->t.source, v->name, 1, v->cols, 0, &t, l->e);
-    for (int i = 0; i < v->cols && !rc; i++)
-        out[i] = v->minus_one ? 1 + tensor_element(t, (size_t)i) : tensor_element(t, (size_t)i);
+    for (int i = 0; i < v->cols && !rc; i++) {
+        size_t at = (size_t)(v->by_head ? tensors_stored_row(v->by_head, v->cols, i) : i);
+        out[i] = v->minus_one ? 1 + tensor_element(t, at) : tensor_element(t, at);
+    }
     return rc;
 }
 
@@ -55,7 +65,7 @@ static int load_vectors(struct loader *l, const struct vector_slot *v, int n)
     size_t total = 0;
     int rc = 0;
     for (int i = 0; i < n; i++) total += (size_t)v[i].cols;
-    float *host = mem_array(total, sizeof *host), **out = weights_vector_place(l->w, v);
+    float *host = mem_array(total, sizeof *host), **out = weights_vector_field(l->w, v);
     CHECK(!*out); /* no two rows of a table have the same destination */
     for (int i = 0; i < n && !rc; i++) rc = read_vector(l, &v[i], host + v[i].at);
     if (!rc && !(*out = l->d->ops->alloc(l->d, total * sizeof *host)))
@@ -67,11 +77,33 @@ static int load_vectors(struct loader *l, const struct vector_slot *v, int n)
     return rc;
 }
 
+static bool is_blocks(const struct tensor *t)
+{
+    return t && t->form && t->form->blocks >= 0;
+}
+
+/* A table of quantised blocks: as floats. */
+static int load_dequantised(struct loader *l, const char *name, const struct tensor *t, struct mat *out)
+{
+    size_t n = (size_t)t->dims[0] * (size_t)t->dims[1];
+    float *host = gguf_floats(t);
+    void *p = host ? l->d->ops->alloc(l->d, n * sizeof *host) : NULL;
+    if (p) l->d->ops->upload(l->d, p, host, n * sizeof *host);
+    free(host);
+    if (!p) return err_set(l->e, ERR_NOMEM, "no memory on the device for %s (%zu floats)", name, n);
+    *out = (struct mat){p, DT_F32, (int)t->dims[0], (int)t->dims[1], (int)t->dims[1]};
+    l->w->parameters += n;
+    l->w->bytes += n * sizeof *host;
+    return 0;
+}
+
 /* an embedding or position table, kept in the file's type */
 static int load_table(struct loader *l, const char *name, int rows, int cols, struct mat *out, bool *mapped)
 {
     const struct tensor *t = NULL;
-    int rc = weights_find_floats(l->t.source, name, 2, rows, cols, &t, l->e);
+    int rc = weights_find(l->t.source, name, 2, rows, cols, &t, l->e);
+    if (!rc && is_blocks(t)) return load_dequantised(l, name, t, out);
+    if (!rc) rc = weights_find_floats(l->t.source, name, 2, rows, cols, &t, l->e);
     if (rc) return rc;
     bool stay = l->d->ops->host_memory && (uintptr_t)t->data % 4 == 0; /* used in place in the mapped file */
     void *p = stay ? (void *)t->data : l->d->ops->alloc(l->d, t->bytes);
@@ -91,8 +123,10 @@ static int load_all_vectors(struct loader *l)
     tensors_vectors(&l->t, v);
     for (int i = 0, n; i < total && !rc; i += n) {
         for (n = 1; i + n < total && v[i + n].at;) n++;
+        bool types = v[i].field == offsetof(struct weights, types);
         if (v[i].table)
-            rc = load_table(l, v[i].name, v[i].rows, v[i].cols, &l->w->pos, &l->w->pos_mapped);
+            rc = load_table(l, v[i].name, v[i].rows, v[i].cols, types ? &l->w->types : &l->w->pos,
+                            types ? &l->w->types_mapped : &l->w->pos_mapped);
         else
             rc = load_vectors(l, &v[i], n);
     }
@@ -100,10 +134,11 @@ static int load_all_vectors(struct loader *l)
     return rc;
 }
 
-/* Sets the error after the device rejected the parts.  Int8 weights are -127 to 127; a file written by tandem with
- * others is damaged. */
+/* Sets the error after the device rejected the parts; the device may say why.  Int8 weights are -127 to 127; a file
+ * written by tandem with others is damaged. */
 static int not_packed(struct loader *l, const struct stack *m, const struct parts *p)
 {
+    if (l->d->error.op) return err_set(l->e, ERR_UNSUPPORTED, "tensor %s: %s", m->part[0].name, l->d->error.msg);
     for (int i = 0; i < p->n; i++) {
         const int8_t *q = p->src[i].data;
         size_t n = p->src[i].t == DT_I8 ? (size_t)p->src[i].rows * (size_t)p->src[i].cols : 0;
@@ -118,7 +153,7 @@ static int not_packed(struct loader *l, const struct stack *m, const struct part
 static int pack(struct loader *l, const struct stack *m, struct weight **out, enum dtype *type)
 {
     struct parts p;
-    int rc = weights_parts(l->t.source, m, &l->quantize, l->threads, &p, l->e);
+    int rc = weights_parts(&l->t, m, &l->quantize, l->threads, &p, l->e);
     if (!rc && !(*out = weights_pack(l->d, &p))) rc = not_packed(l, m, &p);
     for (int i = 0; i < m->n; i++) { /* they were copied, but a tied table is still used in the mapped file */
         const struct tensor *t = tensor_source_find(l->t.source, m->part[i].name);
@@ -133,10 +168,11 @@ static int load_stack(struct loader *l, const struct stack *m, struct weight **o
 {
     enum dtype type = DT_NONE;
     const struct matrix_slot *p = &m->part[0];
-    int rc = l->packed ? weights_packed_open(l->t.source, l->d, m, out, &type, l->e) : pack(l, m, out, &type);
+    int rc =
+        l->packed && !m->floats ? weights_packed_open(l->t.source, l->d, m, out, &type, l->e) : pack(l, m, out, &type);
     if (rc) return rc;
     l->w->bytes += l->d->ops->weight_bytes(*out);
-    if (!p->head && !p->table) l->w->type = type;
+    if (!p->head && !p->table && !m->floats) l->w->type = type;
     bool counted = p->head && l->t.c->tied && l->w->embed.p; /* a tied float table */
     if (!counted) l->w->parameters += (uint64_t)m->rows * (uint64_t)m->cols;
     return 0;
@@ -147,22 +183,24 @@ static int load_stack(struct loader *l, const struct stack *m, struct weight **o
 static int load_embed_and_head(struct loader *l)
 {
     const struct model_config *c = l->t.c;
-    struct stack head, embed;
+    struct stack head = {0}, embed;
+    bool has_head = tensors_have_head(c);
     char name[TENSOR_NAME_MAX], usual[TENSOR_NAME_MAX];
-    tensors_stack(&l->t, c->layers * PRODUCTS, &head);
+    if (has_head) tensors_stack(&l->t, c->layers * LAYER_GEMMS, &head);
     tensors_embed_names(&l->t, name, usual);
     const struct tensor *t = tensor_source_find(l->t.source, name);
     bool quantized = l->packed ? !t
                                : (l->quantize.type != DT_NONE && l->quantize.type != DT_NF4) ||
-                                     (t && (t->type == TENSOR_I8 || t->type == TENSOR_U8));
+                                     (t && (t->type == TENSOR_I8 || t->type == TENSOR_U8)) ||
+                                     (is_blocks(t) && l->d->ops->packs_block);
     int rc = quantized ? 0 : load_table(l, name, c->vocab, c->hidden, &l->w->embed, &l->w->embed_mapped);
-    if (!rc) rc = load_stack(l, &head, &l->w->head);
+    if (!rc && has_head) rc = load_stack(l, &head, &l->w->head);
     if (rc || !quantized) return rc;
     if (head.part[0].table) {
         l->w->embed_w = l->w->head;
         return 0;
     }
-    tensors_stack(&l->t, c->layers * PRODUCTS + 1, &embed);
+    tensors_stack(&l->t, c->layers * LAYER_GEMMS + has_head, &embed);
     return load_stack(l, &embed, &l->w->embed_w);
 }
 
@@ -174,16 +212,53 @@ static enum dtype float_type_of(const struct tensors *t)
     return norm ? tensor_float_type(norm->type) : DT_NONE;
 }
 
+/* The ops of experts take weights of one type. */
+static int check_alike(struct loader *l, const struct stack *m, int i, enum dtype first)
+{
+    const struct model_config *c = l->t.c;
+    struct expert_stack x = tensors_expert_stack(c, i);
+    struct weight **experts = &l->w->layer[x.layer].expert_up[0];
+    if (x.gemm == EXPERT_DOWN) experts = &l->w->layer[x.layer].expert_down[0];
+    size_t bytes = l->d->ops->weight_bytes(experts[x.expert]);
+    if (l->w->type == first && bytes == l->d->ops->weight_bytes(experts[0])) return 0;
+    return err_set(l->e, ERR_UNSUPPORTED, "tensor %s: not of the type of the layer's other experts", m->part[0].name);
+}
+
+/* Every stack but the head's and the embedding table's. */
+static int load_layers(struct loader *l)
+{
+    const struct model_config *c = l->t.c;
+    int rc = 0;
+    enum dtype first[] = {[EXPERT_UP] = DT_NONE, [EXPERT_DOWN] = DT_NONE}; /* types of a layer's first expert */
+    for (int i = 0; i < c->layers; i++) {
+        int experts = model_block(c, i)->experts.count;
+        if (!experts) continue;
+        l->w->layer[i].expert_up = mem_array((size_t)experts, sizeof *l->w->layer->expert_up);
+        l->w->layer[i].expert_down = mem_array((size_t)experts, sizeof *l->w->layer->expert_down);
+    }
+    for (int i = 0; i < tensors_stacks(c) && !rc; i++) {
+        struct stack m;
+        struct expert_stack x = tensors_expert_stack(c, i);
+        if (i >= c->layers * LAYER_GEMMS && x.layer < 0) continue;
+        tensors_stack(&l->t, i, &m);
+        if (m.n) rc = load_stack(l, &m, weights_stack_field(l->w, c, i));
+        if (rc || !m.n || x.layer < 0 || x.gemm == EXPERT_ROUTER) continue;
+        if (x.expert == 0) first[x.gemm] = l->w->type;
+        rc = check_alike(l, &m, i, first[x.gemm]);
+    }
+    return rc;
+}
+
 int weights_load(struct weights *w, struct dev *d, const struct model_config *c, const char *dir,
                  const struct quantize_how *quantize, bool verify, int threads, struct err *e)
 {
     *w = (struct weights){0};
     struct quantize_how how = quantize ? *quantize : (struct quantize_how){.type = DT_NONE};
-    if (c->quant[0] && how.type != DT_NONE && strcmp(c->quant, dtype_name((enum dtype)how.type)))
-        return err_set(e, ERR_INVALID, "%s is quantised to %s already; leave --quantize out", dir, c->quant);
-    if (!(w->file = safetensors_open_dir(dir, e))) return e->code;
+    if (c->quant.name[0] && how.type != DT_NONE && strcmp(c->quant.name, dtype_name((enum dtype)how.type)))
+        return err_set(e, ERR_INVALID, "%s is quantised to %s already; leave --quantize out", dir, c->quant.name);
+    if (!(w->file = model_source_open(dir, e))) return e->code;
     w->layer = mem_array((size_t)c->layers, sizeof *w->layer);
-    if (c->quant[0]) how.type = DT_NONE; /* a quantised directory keeps matrices as floats on purpose */
+    if (c->quant.name[0]) how.type = DT_NONE; /* a quantised directory keeps matrices as floats on purpose */
     struct loader l = {tensors_of(c, w->file), w, d, how, false, threads, e};
     int rc = weights_packed_check(w->file, d, dir, &l.packed, e);
     if (!rc && verify) {
@@ -193,11 +268,7 @@ int weights_load(struct weights *w, struct dev *d, const struct model_config *c,
     if (!rc) rc = load_embed_and_head(&l);
     if (!rc) rc = load_all_vectors(&l);
     if (!rc) w->float_type = float_type_of(&l.t);
-    for (int i = 0; i < c->layers * PRODUCTS && !rc; i++) {
-        struct stack m;
-        tensors_stack(&l.t, i, &m);
-        rc = load_stack(&l, &m, weights_stack_place(w, c, i));
-    }
+    rc = rc ? rc : load_layers(&l);
     if (rc) weights_free(w, d, c);
     return rc;
 }
@@ -210,7 +281,7 @@ static void free_vectors(struct weights *w, struct dev *d, const struct model_co
     tensors_vectors(&t, v);
     for (int i = 0; i < n; i++) {
         if (v[i].at || v[i].table) continue;
-        float *p = *weights_vector_place(w, &v[i]);
+        float *p = *weights_vector_field(w, &v[i]);
         if (p) d->ops->free(d, p);
     }
     free(v);
@@ -219,12 +290,14 @@ static void free_vectors(struct weights *w, struct dev *d, const struct model_co
 void weights_free(struct weights *w, struct dev *d, const struct model_config *c)
 {
     if (w->layer) free_vectors(w, d, c);
-    for (int i = 0; w->layer && i < c->layers * PRODUCTS; i++) {
-        struct weight *m = *weights_stack_place(w, c, i);
-        if (m) d->ops->weight_free(d, m);
+    for (int i = 0; w->layer && i < tensors_stacks(c); i++) {
+        struct weight **m = weights_stack_field(w, c, i);
+        if (m && *m && m != &w->head) d->ops->weight_free(d, *m);
     }
+    for (int i = 0; w->layer && i < c->layers; i++) free(w->layer[i].expert_up), free(w->layer[i].expert_down);
     if (w->embed.p && !w->embed_mapped) d->ops->free(d, w->embed.p);
     if (w->pos.p && !w->pos_mapped) d->ops->free(d, w->pos.p);
+    if (w->types.p && !w->types_mapped) d->ops->free(d, w->types.p);
     if (w->embed_w && w->embed_w != w->head) d->ops->weight_free(d, w->embed_w);
     if (w->head) d->ops->weight_free(d, w->head);
     free(w->layer);

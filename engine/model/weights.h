@@ -26,16 +26,21 @@ struct layer_weights {
     float *q_norm, *k_norm;   /* (D) */
     struct weight *up, *down; /* gated: gate stacked on up (2F, C); else (F, C).  down (C, F) */
     float *up_b, *down_b;
+    /* with experts: up and down are the shared expert's, or NULL */
+    struct weight *router;                    /* (E, C), stacked on it the gate of the shared expert (1, C) */
+    struct weight **expert_up, **expert_down; /* [E] (2 Fe, C), (C, Fe); Fe the width of an expert */
 };
 
 struct weights {
-    struct mat embed, pos;         /* (V, C), (max_len, C): file's type; embed.p NULL when embed_w is set */
-    struct weight *embed_w;        /* (V, C) quantised embedding table; the same as head when tied */
-    bool embed_mapped, pos_mapped; /* they point into the mapped file, not into device memory */
+    struct mat embed, pos;  /* (V, C), (first_pos + max_len, C): file's type; embed.p NULL when embed_w is set */
+    struct mat types;       /* (types, C) in the file's type; p NULL: none */
+    struct weight *embed_w; /* (V, C) quantised embedding table; the same as head when tied */
+    bool embed_mapped, pos_mapped, types_mapped; /* they point into the mapped file, not into device memory */
     struct layer_weights *layer;
-    float *norm_w, *norm_b; /* (C) */
-    struct weight *head;    /* (V, C) */
-    float *head_b;          /* (V) */
+    float *norm_w, *norm_b;             /* (C) */
+    float *embed_norm_w, *embed_norm_b; /* (C) */
+    struct weight *head;                /* (V, C); NULL: an encoder */
+    float *head_b;                      /* (V) */
     struct tensor_source *file;
     enum dtype type;       /* of the layers' matrices */
     enum dtype float_type; /* of the final norm in the file: quantising keeps the type that the model was saved in */
@@ -50,10 +55,10 @@ void weights_free(struct weights *w, struct dev *d, const struct model_config *c
 
 /* ---- destinations of slots (tensors.h) ---- */
 
-/* The field for the packed form of stack i; NULL for an embedding table that is separate from the head and not
- * quantised. */
-struct weight **weights_stack_place(struct weights *, const struct model_config *, int i);
+/* The field for the packed form of stack i; NULL for a layer's experts where it has none, and for an embedding table
+ * that is separate from the head and not quantised. */
+struct weight **weights_stack_field(struct weights *, const struct model_config *, int i);
 /* The field for the vector's array. */
-float **weights_vector_place(struct weights *, const struct vector_slot *);
+float **weights_vector_field(struct weights *, const struct vector_slot *);
 
 #endif

@@ -3,6 +3,7 @@
 #include "engine/base/buf.h"
 #include "engine/base/mem.h"
 #include "engine/model/nf4.h"
+#include "engine/model/stored_parts.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -27,12 +28,7 @@ bool bnb_is_quantized(const struct tensor_source *f, const char *name)
     char full[FULL_NAME];
     for (size_t i = 0; i < sizeof signs / sizeof *signs; i++)
         if (beside(f, name, signs[i], full)) return true;
-    /* LLM.int8(): X.SCB beside X.weight */
-    size_t len = strlen(name), end = sizeof ".weight" - 1;
-    if (len <= end || len >= TENSOR_NAME_MAX || strcmp(name + len - end, ".weight")) return false;
-    memcpy(full, name, len - end);
-    memcpy(full + len - end, ".SCB", sizeof ".SCB");
-    return tensor_source_find(f, full) != NULL;
+    return stored_part(f, name, ".SCB") != NULL; /* LLM.int8() */
 }
 
 /* ---- reading ---- */
@@ -78,9 +74,6 @@ static int read_state(const struct tensor_source *f, const struct matrix_slot *s
     if (!t && beside(f, slot->name, ".quant_state.bitsandbytes__fp4", full))
         return err_set(e, ERR_UNSUPPORTED, "tensor %s: bitsandbytes fp4 is not supported, only nf4", slot->name);
     t = beside(f, slot->name, state_suffix, full);
-    if (!t && !beside(f, slot->name, ".absmax", full))
-        return err_set(e, ERR_UNSUPPORTED, "tensor %s: bitsandbytes 8-bit weights are not supported, only nf4",
-                       slot->name);
     if (!t) return err_set(e, ERR_NOT_FOUND, "tensor %s%s is missing", slot->name, state_suffix);
     if (t->type != TENSOR_U8) return err_set(e, ERR_INVALID, "tensor %s is not U8", full);
     int rc = nf4_state_parse(t->data, t->bytes, s, e);
@@ -155,11 +148,33 @@ static float *per_64(float *absmax, const struct stored *p)
     return out;
 }
 
+/* LLM.int8(): a weight is q * SCB / 127, SCB the largest magnitude of its output.  (bitsandbytes 0.50, functional.py,
+ * int8_vectorwise_dequant.) */
+static int int8_matrix(const struct tensor_source *f, const struct matrix_slot *slot, struct weight_src *src,
+                       void **owned, struct err *e)
+{
+    const struct tensor *w = NULL, *scb = NULL;
+    int rc = stored_part_find(f, slot->name, ".weight", TENSOR_I8, slot->rows, slot->cols, &w, e);
+    if (!rc) rc = stored_part_find(f, slot->name, ".SCB", TENSOR_F32, slot->rows, 0, &scb, e);
+    if (!rc && memchr(w->data, 0x80, w->bytes)) rc = err_set(e, ERR_INVALID, "tensor %s: -128 is there", w->name);
+    if (rc) return rc;
+    float *scale = mem_try_alloc((size_t)slot->rows * sizeof *scale);
+    if (!scale) return err_set(e, ERR_NOMEM, "no memory for tensor %s", slot->name);
+    for (int r = 0; r < slot->rows && !rc; r++) {
+        rc = stored_part_float(scb, (size_t)r, &scale[r], e);
+        scale[r] *= 1.0f / 127;
+    }
+    *owned = scale;
+    *src = (struct weight_src){.t = DT_I8, .rows = slot->rows, .cols = slot->cols, .data = w->data, .scale = scale};
+    return rc;
+}
+
 int bnb_matrix(const struct tensor_source *f, const struct matrix_slot *slot, struct weight_src *src, void **owned,
                struct err *e)
 {
     struct stored p = {0};
     *owned = NULL;
+    if (stored_part(f, slot->name, ".SCB")) return int8_matrix(f, slot, src, owned, e);
     int rc = find_parts(f, slot, &p, e);
     if (rc) return rc;
     *src = (struct weight_src){.t = DT_NF4, .rows = slot->rows, .cols = slot->cols, .group = NF4_GROUP};
@@ -176,36 +191,6 @@ int bnb_matrix(const struct tensor_source *f, const struct matrix_slot *slot, st
         src->data = *owned = w;
     }
     return *owned ? 0 : err_set(e, ERR_NOMEM, "no memory for tensor %s", slot->name);
-}
-
-static void widen(const struct weight_src *s, float *out)
-{
-    size_t n = (size_t)s->rows * (size_t)s->cols;
-    if (s->t == DT_NF4) nf4_dequantize(s->data, s->scale, NF4_GROUP, n, out);
-    if (s->t == DT_F32) memcpy(out, s->data, n * sizeof *out);
-    for (size_t i = 0; i < n && (s->t == DT_BF16 || s->t == DT_F16); i++) {
-        uint16_t h = ((const uint16_t *)s->data)[i];
-        out[i] = s->t == DT_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
-    }
-}
-
-int bnb_unify(struct weight_src *part, int n, void **owned, struct err *e)
-{
-    bool some = false, same = true;
-    for (int i = 0; i < n; i++) {
-        if (part[i].t == DT_I8 || part[i].t == DT_I4) return 0;
-        some |= part[i].t == DT_NF4;
-        same &= part[i].t == part[0].t;
-    }
-    for (int i = 0; i < n && some && !same; i++) {
-        float *w = mem_try_alloc((size_t)part[i].rows * (size_t)part[i].cols * sizeof *w);
-        if (!w) return err_set(e, ERR_NOMEM, "no memory for a matrix of %d x %d", part[i].rows, part[i].cols);
-        widen(&part[i], w);
-        free(owned[i]);
-        owned[i] = w;
-        part[i].t = DT_F32, part[i].group = 0, part[i].data = w, part[i].scale = NULL;
-    }
-    return 0;
 }
 
 /* ---- writing ---- */

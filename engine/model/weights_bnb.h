@@ -6,8 +6,11 @@
  *     X.weight.quant_map                           F32 [16]
  *     X.weight.nested_absmax, .nested_quant_map    F32 [ceil(blocks / nested block)], F32 [256]: double quantisation
  *     X.weight.quant_state.bitsandbytes__nf4       U8, JSON text (nf4.h)
+ * With load_in_8bit (LLM.int8()):
+ *     X.weight     I8 [rows, cols]
+ *     X.SCB        F32 [rows]
  * The files are untrusted: every size is checked against the shape that config.json implies, and errors name the
- * tensor.  fp4 and 8-bit weights are refused as unsupported. */
+ * tensor.  fp4 is refused as unsupported. */
 #ifndef TANDEM_ENGINE_MODEL_WEIGHTS_BNB_H
 #define TANDEM_ENGINE_MODEL_WEIGHTS_BNB_H
 
@@ -21,14 +24,10 @@
 /* Whether the tensor is stored by bitsandbytes, in any of its types. */
 bool bnb_is_quantized(const struct tensor_source *f, const char *name);
 
-/* The slot's matrix: DT_NF4 when its blocks fit (cols and the block size are multiples of 64), else DT_F32 with its
- * values. src points into the file and into *owned, which the caller frees (it may be NULL). */
+/* The slot's matrix: DT_I8, or DT_NF4 when its blocks fit (cols and the block size are multiples of 64), else DT_F32
+ * with its values. src points into the file and into *owned, which the caller frees (it may be NULL). */
 int bnb_matrix(const struct tensor_source *f, const struct matrix_slot *slot, struct weight_src *src, void **owned,
                struct err *e);
-
-/* Parts stacked into one weight must have the same type.  When some are DT_NF4 and some floats (modules that a
- * quantiser skipped), converts all to DT_F32: owned[i] is freed and replaced.  Otherwise nothing changes. */
-int bnb_unify(struct weight_src *part, int n, void **owned, struct err *e);
 
 /* The tensors that store `src` (a float matrix) with double quantisation; the caller frees each name and data. */
 enum { BNB_TENSORS = 6 };

@@ -4,6 +4,12 @@
 #include "engine/base/mem.h"
 #include "engine/model/calibrate.h"
 #include "engine/model/weights_bnb.h"
+#include "engine/model/weights_compressed.h"
+#include "engine/model/weights_fp8.h"
+#include "engine/model/weights_gguf.h"
+#include "engine/model/weights_gptq.h"
+#include "engine/model/weights_unify.h"
+#include "kernels/block.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,12 +68,16 @@ static void transpose(const char *in, char *out, size_t rows, size_t cols, size_
         for (size_t k = 0; k < cols; k++) memcpy(out + (r * cols + k) * width, in + (k * rows + r) * width, width);
 }
 
-int weights_matrix(const struct tensor_source *f, const struct matrix_slot *slot, struct weight_src *src, void **owned,
-                   struct err *e)
+int weights_matrix(const struct tensor_source *f, const struct quant_config *q, const struct matrix_slot *slot,
+                   struct weight_src *src, void **owned, struct err *e)
 {
     *owned = NULL;
     if (bnb_is_quantized(f, slot->name)) return bnb_matrix(f, slot, src, owned, e);
+    if (gptq_is_quantized(f, slot->name)) return gptq_matrix(f, q, slot, src, owned, e);
+    if (compressed_is_quantized(f, slot->name)) return compressed_matrix(f, slot, src, owned, e);
+    if (fp8_is_quantized(f, slot->name)) return fp8_matrix(f, q, slot, src, owned, e);
     const struct tensor *t = tensor_source_find(f, slot->name);
+    if (t && t->form) return gguf_matrix(t, slot, src, owned, e);
     if (t && (t->type == TENSOR_I8 || t->type == TENSOR_U8)) return quantized_matrix(f, slot, t, src, e);
     int64_t d0 = slot->transposed ? slot->cols : slot->rows, d1 = slot->transposed ? slot->rows : slot->cols;
     int rc = weights_find_floats(f, slot->name, 2, d0, d1, &t, e);
@@ -86,12 +96,16 @@ int weights_matrix(const struct tensor_source *f, const struct matrix_slot *slot
     return 0;
 }
 
-static int read_part(const struct tensor_source *f, const struct matrix_slot *slot, const struct quantize_fit *fit,
+static int read_part(const struct tensors *t, const struct matrix_slot *slot, const struct quantize_fit *fit,
                      int threads, struct weight_src *src, void *owned[2], struct err *e)
 {
-    int rc = weights_matrix(f, slot, src, &owned[0], e);
+    int rc = weights_matrix(t->source, &t->c->quant, slot, src, &owned[0], e);
     bool is_float = src->t == DT_F32 || src->t == DT_BF16 || src->t == DT_F16;
     bool left = fit->type == DT_NONE || (fit->type == DT_NF4 && slot->head); /* like bitsandbytes */
+    const struct tensor *stored = tensor_source_find(t->source, slot->name);
+    if (!rc && !left && stored && stored->form && stored->form->blocks >= 0)
+        return err_set(e, ERR_INVALID, "tensor %s is quantised in the GGUF file already; leave --quantize out",
+                       slot->name);
     if (rc || left || !is_float) return rc;
     struct weight_src q;
     rc = quantize_matrix(src, fit, threads, &q, e);
@@ -103,25 +117,24 @@ static int read_part(const struct tensor_source *f, const struct matrix_slot *sl
     return 0;
 }
 
-int weights_parts(const struct tensor_source *f, const struct stack *m, const struct quantize_how *how, int threads,
+int weights_parts(const struct tensors *t, const struct stack *m, const struct quantize_how *how, int threads,
                   struct parts *out, struct err *e)
 {
-    struct quantize_fit fit = {how->type, how->nearest, calibration_feedback(how->calibration, m->product)};
+    struct quantize_fit fit = {how->type, how->nearest, calibration_feedback(how->calibration, m->gemm)};
     int rc = 0;
+    if (m->floats) fit.type = DT_NONE;
     *out = (struct parts){0};
     for (int i = 0; i < m->n && !rc; i++) {
-        rc = read_part(f, &m->part[i], &fit, threads, &out->src[i], out->owned[i], e);
+        rc = read_part(t, &m->part[i], &fit, threads, &out->src[i], out->owned[i], e);
         out->n = i + 1;
     }
     void *first[STACK_MAX];
     for (int i = 0; i < m->n; i++) first[i] = out->owned[i][0];
-    if (!rc) rc = bnb_unify(out->src, m->n, first, e);
+    if (!rc) rc = weights_unify(out->src, m->n, false, first, e);
     for (int i = 0; i < m->n; i++) {
         out->owned[i][0] = first[i];
         out->src[i].gate_up = m->gate_up;
-        if (!rc && out->src[i].t != out->src[0].t)
-            rc =
-                err_set(e, ERR_UNSUPPORTED, "tensors %s and %s have different types", m->part[0].name, m->part[i].name);
+        out->by_head[i] = m->part[i].by_head;
     }
     return rc;
 }
@@ -132,33 +145,89 @@ void weights_parts_free(struct parts *p)
     *p = (struct parts){0};
 }
 
-/* The rows from `row` on of a matrix in canonical form. */
+/* The bytes of one row's data and scales in a matrix in canonical form. */
+static void row_bytes(const struct weight_src *s, size_t *data, size_t *scale)
+{
+    size_t cols = (size_t)s->cols, groups = s->group ? (cols + (size_t)s->group - 1) / (size_t)s->group : 1;
+    *data = s->t == DT_I8    ? cols
+            : s->t == DT_I4  ? groups * (size_t)s->group / 2
+            : s->t == DT_NF4 ? cols / 2
+                             : dtype_bytes(s->t, cols);
+    *scale = !s->scale ? 0 : groups * (s->t == DT_I4 ? sizeof(uint16_t) : sizeof(float));
+}
+
+/* The rows from `row` on. */
 static struct weight_src rows_from(struct weight_src s, int row)
 {
-    size_t skipped = (size_t)row * (size_t)s.cols, groups = s.group ? (size_t)(s.cols + s.group - 1) / s.group : 1;
-    size_t bytes = s.t == DT_I8    ? skipped
-                   : s.t == DT_I4  ? (size_t)row * groups * INT4_GROUP / 2
-                   : s.t == DT_NF4 ? skipped / 2
-                                   : dtype_bytes(s.t, skipped);
-    s.data = (const char *)s.data + bytes;
-    if (s.scale)
-        s.scale = (const char *)s.scale + (size_t)row * groups * (s.t == DT_I4 ? sizeof(uint16_t) : sizeof(float));
+    size_t data, scale;
+    row_bytes(&s, &data, &scale);
+    s.data = (const char *)s.data + (size_t)row * data;
+    if (s.scale) s.scale = (const char *)s.scale + (size_t)row * scale;
     s.rows -= row;
     return s;
 }
 
-int weights_halves(const struct weight_src *src, int n, struct weight_src out[STACK_MAX])
+/* The rows in the stack's order.  *owned gets memory to free.  @return false: out of memory. */
+static bool rows_by_part(struct weight_src *s, int heads, char **owned)
 {
-    memcpy(out, src, (size_t)n * sizeof *out);
+    size_t data, scale, rows = (size_t)s->rows;
+    row_bytes(s, &data, &scale);
+    size_t first_scale = (rows * data + sizeof(float) - 1) / sizeof(float) * sizeof(float);
+    char *to = *owned = mem_try_alloc(first_scale + rows * scale);
+    if (!to) return false;
+    char *to_scale = to + first_scale;
+    for (int i = 0; i < s->rows; i++) {
+        size_t at = (size_t)tensors_stored_row(heads, s->rows, i), row = (size_t)i;
+        memcpy(to + row * data, (const char *)s->data + at * data, data);
+        if (scale) memcpy(to_scale + row * scale, (const char *)s->scale + at * scale, scale);
+    }
+    s->data = to;
+    if (s->scale) s->scale = to_scale;
+    return true;
+}
+
+/* The arrays of the same matrix's block form from that row on. */
+static struct weight_block block_from(const struct weight_src *s, int row)
+{
+    struct weight_block b = *s->block;
+    size_t groups = (size_t)row * (size_t)block_groups(s), supers = (size_t)row * (size_t)block_supers(s);
+    b.super_scale += supers;
+    if (b.super_min) b.super_min += supers;
+    if (b.sub_scale) b.sub_scale += groups;
+    if (b.sub_min) b.sub_min += groups;
+    return b;
+}
+
+int weights_halves(const struct weight_src *src, int n, struct halves *out)
+{
+    memcpy(out->src, src, (size_t)n * sizeof *src);
     if (n != 1 || !src->gate_up) return n;
-    out[0].rows = src->rows / 2;
-    out[1] = rows_from(*src, src->rows / 2);
+    out->src[0].rows = src->rows / 2;
+    out->src[1] = rows_from(*src, src->rows / 2);
+    if (src->t != DT_BLOCK) return 2;
+    out->lower = block_from(src, src->rows / 2);
+    out->src[1].block = &out->lower;
     return 2;
 }
 
-struct weight *weights_pack(struct dev *d, const struct parts *p)
+struct weight *weights_pack(struct dev *d, struct parts *p)
 {
-    struct weight_src src[STACK_MAX];
-    int n = weights_halves(p->src, p->n, src);
-    return d->ops->weight_pack(d, src, n);
+    struct weight_src part[STACK_MAX] = {0};
+    struct halves h;
+    void *first[STACK_MAX];
+    char *owned[STACK_MAX] = {NULL};
+    bool floats = !d->ops->packs_block;
+    for (int i = 0; i < p->n; i++) {
+        first[i] = p->owned[i][0];
+        floats |= p->by_head[i] && p->src[i].t == DT_BLOCK; /* its rows cannot change their order */
+    }
+    bool ok = weights_unify(p->src, p->n, floats, first, NULL) == 0;
+    for (int i = 0; i < p->n; i++) {
+        p->owned[i][0] = first[i];
+        part[i] = p->src[i];
+        if (p->by_head[i] && ok) ok = rows_by_part(&part[i], p->by_head[i], &owned[i]);
+    }
+    struct weight *w = ok ? d->ops->weight_pack(d, h.src, weights_halves(part, p->n, &h)) : NULL;
+    for (int i = 0; i < p->n; i++) free(owned[i]);
+    return w;
 }

@@ -111,6 +111,7 @@ int adapters_read(struct adapters *s, const char *name, const char *dir, const s
                   struct adapter **out, struct err *e)
 {
     int rc = check_name(name, e);
+    if (!rc) rc = model_config_generates(c, e);
     if (rc) return rc;
     pthread_mutex_lock(&s->lock);
     rc = check_room(s, name, e);
@@ -193,7 +194,7 @@ int adapters_remove(struct adapters *s, const char *name, bool *buried, struct e
 
 /* ---- holding ---- */
 
-struct adapter_version *adapters_hold(struct adapters *s, const char *name, struct err *e)
+struct adapter_version *adapters_acquire(struct adapters *s, const char *name, struct err *e)
 {
     pthread_mutex_lock(&s->lock);
     struct adapter_version *v = find(s, name);

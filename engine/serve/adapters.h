@@ -43,7 +43,7 @@ int adapters_publish(struct adapters *, struct dev *, const char *name, const st
 int adapters_remove(struct adapters *, const char *name, bool *buried, struct err *e);
 
 /* @return the current version with a reference taken; NULL and *e (ERR_NOT_FOUND, with the known names) for none. */
-struct adapter_version *adapters_hold(struct adapters *, const char *name, struct err *e);
+struct adapter_version *adapters_acquire(struct adapters *, const char *name, struct err *e);
 int adapters_check(struct adapters *, const char *name, struct err *e);
 /* Adds `more` to the number of its running requests. */
 void adapters_run(struct adapters *, struct adapter_version *, int more);

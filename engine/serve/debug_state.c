@@ -78,7 +78,7 @@ void debug_state_training(struct debug_state *l, uint64_t start, uint64_t ns)
         l, &(struct trace_event){.name = "training", .start = start, .end = start + ns, .what = TRACE_TRAINING});
 }
 
-void debug_state_keep(struct debug_state *l, const struct sched *s, int pages_used)
+void debug_state_publish(struct debug_state *l, const struct sched *s, int pages_used)
 {
     l->step.waiting = s->n_waiting;
     l->step.running = s->n_running;
@@ -155,7 +155,7 @@ static void trace_on(struct debug_state *l, struct dev *d, struct engine_trace *
         l->ops = dev_trace_open(d, NULL, 0);
     else
         dev_trace_switch(l->ops, true);
-    if (l->ops) dev_trace_listen(l->ops, note_op, l);
+    if (l->ops) dev_trace_on_op(l->ops, note_op, l);
     t->start = clock_now();
 }
 
@@ -164,7 +164,7 @@ static struct engine_trace *trace_off(struct debug_state *l)
     struct engine_trace *t = l->trace;
     if (!t) return NULL;
     if (l->ops) {
-        dev_trace_listen(l->ops, NULL, NULL);
+        dev_trace_on_op(l->ops, NULL, NULL);
         dev_trace_switch(l->ops, false);
     }
     t->end = clock_now();

@@ -46,7 +46,7 @@ void debug_state_close(struct debug_state *); /* before the device is closed */
 void debug_state_begin(struct debug_state *, const struct plan *, struct engine_stats *now, uint64_t start);
 void debug_state_end(struct debug_state *, struct engine_stats *now);
 void debug_state_training(struct debug_state *, uint64_t start, uint64_t ns);
-void debug_state_keep(struct debug_state *, const struct sched *, int pages_used);
+void debug_state_publish(struct debug_state *, const struct sched *, int pages_used);
 /* running: the scheduler's list */
 void debug_state_seqs(struct debug_state *, const struct seq *running);
 

@@ -15,7 +15,7 @@ struct device_owner {
 };
 
 /* Stored and not derived from d->ops, which others (a trace, a test) may have replaced in turn. */
-static const struct dev_ops *own_of(struct dev *d)
+static const struct dev_ops *inner_ops(struct dev *d)
 {
     const struct device_owner *w = d->watch;
     bool caller_has_the_device = scheduler_gate_permits(w->gate);
@@ -26,100 +26,100 @@ static const struct dev_ops *own_of(struct dev *d)
 #define X(op)                                                                                                          \
     static void watch_##op(struct dev *d, const struct op##_args *a)                                                   \
     {                                                                                                                  \
-        own_of(d)->op(d, a);                                                                                           \
+        inner_ops(d)->op(d, a);                                                                                        \
     }
 OPS(X)
 #undef X
 
 static struct weight *watch_weight_pack(struct dev *d, const struct weight_src *parts, int n)
 {
-    return own_of(d)->weight_pack(d, parts, n);
+    return inner_ops(d)->weight_pack(d, parts, n);
 }
 
 static void watch_weight_free(struct dev *d, struct weight *w)
 {
-    own_of(d)->weight_free(d, w);
+    inner_ops(d)->weight_free(d, w);
 }
 
-static void watch_weight_update(struct dev *d, struct weight *w, const struct weight_src *parts, int n, int piece,
-                                int pieces)
+static void watch_weight_update(struct dev *d, struct weight *w, const struct weight_src *parts, int n, int chunk,
+                                int chunks)
 {
-    own_of(d)->weight_update(d, w, parts, n, piece, pieces);
+    inner_ops(d)->weight_update(d, w, parts, n, chunk, chunks);
 }
 
 static struct weight *watch_weight_open(struct dev *d, const struct weight_src *shape, const void *packed, size_t bytes)
 {
-    return own_of(d)->weight_open(d, shape, packed, bytes);
+    return inner_ops(d)->weight_open(d, shape, packed, bytes);
 }
 
 static struct kv *watch_kv_open(struct dev *d, const struct kv_shape *s)
 {
-    return own_of(d)->kv_open(d, s);
+    return inner_ops(d)->kv_open(d, s);
 }
 
 static void watch_kv_close(struct dev *d, struct kv *kv)
 {
-    own_of(d)->kv_close(d, kv);
+    inner_ops(d)->kv_close(d, kv);
 }
 
 static void *watch_alloc(struct dev *d, size_t bytes)
 {
-    return own_of(d)->alloc(d, bytes);
+    return inner_ops(d)->alloc(d, bytes);
 }
 
 static void watch_free(struct dev *d, void *p)
 {
-    own_of(d)->free(d, p);
+    inner_ops(d)->free(d, p);
 }
 
 static void watch_upload(struct dev *d, void *device, const void *host, size_t bytes)
 {
-    own_of(d)->upload(d, device, host, bytes);
+    inner_ops(d)->upload(d, device, host, bytes);
 }
 
 static void watch_download(struct dev *d, void *host, const void *device, size_t bytes)
 {
-    own_of(d)->download(d, host, device, bytes);
+    inner_ops(d)->download(d, host, device, bytes);
 }
 
 static void watch_on_threads(struct dev *d, void (*fn)(void *, int), void *ctx)
 {
-    own_of(d)->on_threads(d, fn, ctx);
+    inner_ops(d)->on_threads(d, fn, ctx);
 }
 
 static int watch_pin(struct dev *d, const int *cpus, int n)
 {
-    return own_of(d)->pin(d, cpus, n);
+    return inner_ops(d)->pin(d, cpus, n);
 }
 
 static int watch_finish(struct dev *d)
 {
-    return own_of(d)->finish(d);
+    return inner_ops(d)->finish(d);
 }
 
 static void watch_zero(struct dev *d, void *p, size_t bytes)
 {
-    own_of(d)->zero(d, p, bytes);
+    inner_ops(d)->zero(d, p, bytes);
 }
 
 static int watch_reserve(struct dev *d, void (*fn)(void *), void *ctx)
 {
-    return own_of(d)->reserve(d, fn, ctx);
+    return inner_ops(d)->reserve(d, fn, ctx);
 }
 
 static void watch_replay(struct dev *d, uint64_t key, void (*fn)(void *), void *ctx)
 {
-    own_of(d)->replay(d, key, fn, ctx);
+    inner_ops(d)->replay(d, key, fn, ctx);
 }
 
 static void watch_hold(struct dev *d)
 {
-    own_of(d)->hold(d);
+    inner_ops(d)->hold(d);
 }
 
 static void watch_trim(struct dev *d)
 {
-    own_of(d)->trim(d);
+    inner_ops(d)->trim(d);
 }
 
 struct device_owner *device_owner_new(struct dev *d, struct scheduler_gate *gate)

@@ -64,8 +64,10 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
         .max_seqs = m->max_seqs,
         .max_batch_tokens = m->max_batch_tokens,
         .max_rows = g->s.max_rows,
-        .prefix_cache = !c->no_prefix_cache,
+        .prefix_cache = !c->no_prefix_cache && !m->embedder->encoder,
+        .whole = m->embedder->encoder,
         .max_prefill_tokens = m->max_prefill_tokens,
+        .near_len = g->s.model.c.near_len,
     };
     sched_init(&g->sched, &limits, g->pool);
     g->rows = mem_array((size_t)g->s.max_rows, sizeof *g->rows);
@@ -158,7 +160,7 @@ uint64_t engine_submit(struct engine *g, const struct gen_request *spec, struct 
         err_set(e, ERR_FULL, "Model is overloaded");
         return 0;
     }
-    struct adapter_version *adapter = spec->adapter ? adapters_hold(&g->adapters, spec->adapter, e) : NULL;
+    struct adapter_version *adapter = spec->adapter ? adapters_acquire(&g->adapters, spec->adapter, e) : NULL;
     if (spec->adapter && !adapter) return 0;
     struct request *r = request_new(spec, &g->s.info, e);
     uint64_t id = g->last_id + 1;
@@ -205,12 +207,14 @@ void engine_resume(struct engine *g, uint64_t id)
 
 int engine_train_start(struct engine *g, const struct train_job *job, train_event_fn *fn, void *arg, struct err *e)
 {
-    return trainer_start(&g->training, job, fn, arg, e);
+    int rc = model_config_generates(&g->s.model.c, e);
+    return rc ? rc : trainer_start(&g->training, job, fn, arg, e);
 }
 
 int engine_train_plan(struct engine *g, const struct train_job *job, struct train_plan *plan, struct err *e)
 {
     if (engine_lost(g)) return err_set(e, ERR_FULL, "the device was lost");
+    if (model_config_generates(&g->s.model.c, e)) return e->code;
     return train_plan_job(job, &g->s.model, g->gate, plan, e);
 }
 
@@ -226,7 +230,7 @@ struct event_batch *engine_events(struct engine *g)
 
 void engine_events_done(struct engine *g, struct event_batch *b)
 {
-    events_give(&g->events, b);
+    events_return(&g->events, b);
 }
 
 uint64_t engine_busy_since(const struct engine *g)

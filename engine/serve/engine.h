@@ -12,6 +12,7 @@
 
 #include "engine/base/err.h"
 #include "engine/base/histogram.h"
+#include "engine/model/embedder.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "engine/train/train.h"
 
@@ -26,6 +27,7 @@ struct grammar;
 
 struct engine_config {
     const char *model;       /* a Hugging Face directory */
+    const char *model_name;  /* what it is called; NULL: the directory's last component */
     const char *device;      /* see struct dev_config (kernels/ops.h); NULL: cpu */
     int threads;             /* compute threads, the engine's own included; 0: one per available core */
     const char *cpus;        /* cores that the threads are bound to: "0-3,8"; NULL or "": not bound.  With threads 0,
@@ -67,7 +69,7 @@ void engine_close(struct engine *);
 
 /* What was loaded; constant after engine_open, owned by the engine. */
 struct engine_info {
-    const char *model_id;    /* the directory's last component */
+    const char *model_id;    /* engine_config.model_name, or the directory's last component */
     const char *base_name;   /* where it came from, as adapters of it say: adapter.h */
     const char *family;      /* model_type of config.json */
     const char *device;      /* "cpu avx512" */
@@ -86,6 +88,8 @@ struct engine_info {
     /* defaults of generation_config.json; NAN or -1 where it says nothing */
     float temperature, top_p, repetition_penalty;
     int top_k, do_sample;
+    const struct embedder *embedder; /* what the directory says about vectors and classes */
+    int token_types;                 /* 0: the model has none */
     double load_seconds;
     double weights_seconds, tokenizer_seconds, memory_seconds; /* its parts: reading and packing, the vocabulary, KV
                                                                   pages and workspace */
@@ -119,10 +123,6 @@ struct sampling_params {
     const struct logit_bias *bias;
 };
 
-/* What a request gets instead of tokens: the output of the last layer, after the final norm, as one vector.  MEAN of
- * all positions of its prompt, summed in order in double; LAST: that of the last position. */
-enum pooling { POOLING_NONE, POOLING_MEAN, POOLING_LAST };
-
 /* Everything is copied by engine_submit. */
 struct gen_request {
     const int32_t *prompt; /* 1 .. max_total_tokens - 1 ids, all < vocab */
@@ -145,9 +145,10 @@ struct gen_request {
      * while it can, but a text that nothing may follow ends with eos.  Log-
      * probabilities and top tokens stay those of the model without the constraint. */
     struct grammar *grammar;
-    enum pooling pooling; /* not NONE: one EV_EMBEDDING; n_prompt <= max_total_tokens, and of the rest only priority,
-                             adapter and user are used */
-    void *user;           /* handed back in every event */
+    enum pooling pooling;       /* not NONE: one EV_EMBEDDING; n_prompt <= max_total_tokens, and of the rest only types,
+                                   priority, adapter and user are used.  An encoder takes no other requests */
+    const unsigned char *types; /* (n_prompt) token types, below those the model has; NULL: all 0 */
+    void *user;                 /* handed back in every event */
 };
 
 /* Checks, copies and queues.  Returns the request's id (never 0), or 0 with *e: ERR_FULL when max_queue wait already,
@@ -235,7 +236,7 @@ struct event {
     enum finish_reason finish;
     /* EV_EMBEDDING, always followed by EV_DONE in the same batch */
     uint32_t values; /* entries [values, values + n_values) of the batch's `values`, all finite */
-    int n_values;    /* the model's hidden size */
+    int n_values;    /* the size of engine_info's embedder */
     /* EV_DONE */
     int n_prompt, n_cached, n_generated; /* n_cached: prompt tokens found in the prefix cache */
     int stop_index;                      /* which stop text or, after them, which stop id matched; -1 */

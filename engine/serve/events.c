@@ -126,7 +126,7 @@ struct event_batch *events_take(struct events *v)
     return b;
 }
 
-void events_give(struct events *v, struct event_batch *b)
+void events_return(struct events *v, struct event_batch *b)
 {
     if (!b) return;
     struct event_batch *last = b;

@@ -35,6 +35,6 @@ void events_post(struct events *); /* posts the batch unless it is empty; calls 
 
 /* ---- owner's thread ---- */
 struct event_batch *events_take(struct events *);
-void events_give(struct events *, struct event_batch *);
+void events_return(struct events *, struct event_batch *);
 
 #endif

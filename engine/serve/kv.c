@@ -165,7 +165,7 @@ int32_t kv_lookup(struct kv_pool *p, uint64_t parent, const int32_t *tokens, uin
     return i;
 }
 
-bool kv_known(struct kv_pool *p, uint64_t parent, const int32_t *tokens, uint64_t *serial)
+bool kv_contains(struct kv_pool *p, uint64_t parent, const int32_t *tokens, uint64_t *serial)
 {
     int32_t i = find(p, bucket_of(p, parent, tokens), parent, tokens);
     p->lookups++;

@@ -29,11 +29,11 @@ void kv_unref(struct kv_pool *, int32_t page);
 
 /* Looks up the page registered for `tokens` (KV_PAGE) after the prefix `parent`, takes a reference and sets *serial.
  * @return the page; -1: not registered.  The parent of a first page is 0 for the base model, or a number >= 2^63 for an
- * adapter version, which keeps the KV of different adapters apart. */
+ * adapter version, which keeps the KV of different adapters apart; SEQ_FAR (sched.h) is added to either. */
 int32_t kv_lookup(struct kv_pool *, uint64_t parent, const int32_t *tokens, uint64_t *serial);
 
 /* The same without taking a reference, so the order of eviction stays.  @return whether it is registered. */
-bool kv_known(struct kv_pool *, uint64_t parent, const int32_t *tokens, uint64_t *serial);
+bool kv_contains(struct kv_pool *, uint64_t parent, const int32_t *tokens, uint64_t *serial);
 /* @return the number of searches by these two. */
 uint64_t kv_lookups(const struct kv_pool *);
 

@@ -24,10 +24,10 @@ static void run_training(struct engine *g, const struct plan *p)
     uint64_t used = 0, start = clock_now();
     if (!p->n) {
         atomic_store(&g->busy_since, clock_now() + IDLE_SLICE_NS); /* this thread is late only after the slice */
-        used = scheduler_gate_give(g->gate, IDLE_SLICE_NS, has_mail, g);
+        used = scheduler_gate_grant(g->gate, IDLE_SLICE_NS, has_mail, g);
     } else {
         uint64_t ns = train_quantum_allow(&g->share, g->now.last_step_ns);
-        if (ns) used = scheduler_gate_give(g->gate, ns, NULL, NULL);
+        if (ns) used = scheduler_gate_grant(g->gate, ns, NULL, NULL);
         train_quantum_used(&g->share, used);
     }
     g->now.train_ns += used;
@@ -50,7 +50,7 @@ int engine_step_once(struct engine *g, bool wait)
         engine_publish(g, NULL);
         events_post(&g->events);
     }
-    if (n) debug_state_keep(&g->look, &g->sched, g->now.pages_used);
+    if (n) debug_state_publish(&g->look, &g->sched, g->now.pages_used);
     atomic_store(&g->busy_since, 0);
     return tokens;
 }

@@ -288,7 +288,7 @@ enum mask_status masked_poll(struct masked *m, uint64_t until)
     return s;
 }
 
-bool masked_hold(struct masked *m)
+bool masked_notify(struct masked *m)
 {
     pthread_mutex_lock(&m->k->lock);
     bool waits = m->held = m->status == MASK_WAIT;
@@ -318,7 +318,7 @@ bool masked_ends(const struct masked *m)
     return m->ends;
 }
 
-const char *masked_why(const struct masked *m)
+const char *masked_error(const struct masked *m)
 {
     return m->why;
 }

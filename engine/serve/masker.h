@@ -4,7 +4,7 @@
  * Transitions and masks that are cached are taken at once, on the engine thread.  Others are computed on the masker
  * thread while the engine computes the next step, in time slices of a millisecond per request, so that a slow grammar
  * delays only the requests that use it.  A request whose mask is missing when its row is to be sampled is held: its
- * last token will be computed again in a later step (sched_hold), and it is not scheduled until `ready` is called.
+ * last token will be computed again in a later step (sched_defer), and it is not scheduled until `ready` is called.
  *
  * The masker thread is started with the first constrained request and builds the vocabulary's trie, once. */
 #ifndef TANDEM_ENGINE_SERVE_MASKER_H
@@ -15,7 +15,7 @@
 struct masker; /* one per engine */
 struct masked; /* one per request */
 
-/* Borrows the tokenizer and eos.  ready(arg, id) is called on the masker thread, after masked_hold. */
+/* Borrows the tokenizer and eos.  ready(arg, id) is called on the masker thread, after masked_notify. */
 struct masker *masker_new(const struct tokenizer *, int vocab, const int32_t *eos, int n_eos,
                           void (*ready)(void *arg, uint64_t id), void *arg);
 /* Ends the thread: `ready` is not called any more, and missing masks stay missing. */
@@ -37,7 +37,7 @@ void masked_begin(struct masked *, bool may_force);
 /* Waits for the mask until the clock shows `until` at the latest; 0: does not wait. */
 enum mask_status masked_poll(struct masked *, uint64_t until);
 /* Requests a call of ready().  @return false when the mask is ready already; ready() is not called then. */
-bool masked_hold(struct masked *);
+bool masked_notify(struct masked *);
 /* MASK_READY: the n forced tokens before the one that the mask is for; they are returned once, and valid until the next
  * masked_token. */
 const int32_t *masked_forced(struct masked *, int *n);
@@ -47,7 +47,7 @@ const uint32_t *masked_bits(const struct masked *);
 bool masked_ends(const struct masked *);    /* MASK_READY: the text is complete: only eos may follow */
 bool masked_accepts(const struct masked *); /* MASK_READY: the text may end here */
 /* MASK_FAILED: the reason, a static sentence. */
-const char *masked_why(const struct masked *);
+const char *masked_error(const struct masked *);
 /* Advances the state by a token.  Computes on this thread until the clock shows `until`; the masker thread does the
  * rest. */
 void masked_token(struct masked *, int32_t token, uint64_t until);

@@ -146,6 +146,11 @@ static void copy_adds(struct request *r, const struct gen_request *g, const stru
 struct request *request_new(const struct gen_request *g, const struct engine_info *m, struct err *e)
 {
     if (g->pooling) return request_new_pooled(g, m, e);
+    if (m->embedder->encoder) {
+        err_set(e, ERR_UNSUPPORTED, "this model generates no text: it is an encoder (%s) and gives %s", m->family,
+                m->embedder->classifies ? "scores of texts (rerank, score, classify)" : "vectors (embeddings)");
+        return NULL;
+    }
     if (check_lengths(g, m, e) || check_sampling(&g->sampling, m, e) || check_stops(g, m, e)) return NULL;
     size_t total = (size_t)g->n_prompt + (size_t)g->max_new_tokens, pages = (total + KV_PAGE - 1) / KV_PAGE;
     size_t adds = (size_t)g->sampling.n_bias + (size_t)m->n_eos + (size_t)g->n_stop_ids, text = 0;

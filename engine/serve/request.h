@@ -37,6 +37,7 @@ struct request {
     int top_n;
     bool prompt_logprobs;
 
+    unsigned char *types; /* (n_prompt) of a pooled request's tokens; NULL: all 0 */
     enum pooling pooling; /* not NONE: of the fields below only n_pooled, pooled and times are used */
     int n_pooled;         /* positions added to `pooled`; each is added once, also after a preemption */
     double *pooled;       /* (C) their sum, or the last one; in the block */

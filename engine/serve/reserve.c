@@ -27,6 +27,7 @@ static void one_step(const struct steps *s, int tokens, int seqs, int rows)
                            .id = any,
                            .pos = any,
                            .slot = any,
+                           .type = any,
                            .q_start = any,
                            .kv_len = any,
                            .pages = any,
@@ -54,15 +55,16 @@ static void all_adapters(const struct steps *s)
     bool gated = model_gated(c);
     int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, up = gated ? 2 * c->inter : c->inter;
     int raw = gated ? m->raw.rows : s->r->max_tokens;
-    const struct mat x[PRODUCTS] = {m->h, m->att, m->h, m->ff};
-    const int wide[PRODUCTS] = {q + 2 * kv, c->hidden, up, c->hidden};
+    const struct mat x[LAYER_GEMMS] = {m->h, m->att, m->h, m->ff};
+    const int wide[LAYER_GEMMS] = {q + 2 * kv, c->hidden, up, c->hidden};
     const float *any = m->x.p;
-    for (int p = 0; p < PRODUCTS; p++) {
-        int T = p == PRODUCT_UP ? raw : s->r->max_tokens, n = T < s->r->max_seqs ? T : s->r->max_seqs;
-        struct lora_part part[PRODUCT_PARTS_MAX];
-        for (int i = 0; i < PRODUCT_PARTS_MAX; i++) {
-            int first = wide[p] / PRODUCT_PARTS_MAX * i;
-            int end = i + 1 < PRODUCT_PARTS_MAX ? wide[p] / PRODUCT_PARTS_MAX * (i + 1) : wide[p];
+    for (int p = 0; p < LAYER_GEMMS; p++) {
+        if (!c->inter && (p == GEMM_UP || p == GEMM_DOWN)) continue; /* every feed-forward has experts alone */
+        int T = p == GEMM_UP ? raw : s->r->max_tokens, n = T < s->r->max_seqs ? T : s->r->max_seqs;
+        struct lora_part part[GEMM_PARTS_MAX];
+        for (int i = 0; i < GEMM_PARTS_MAX; i++) {
+            int first = wide[p] / GEMM_PARTS_MAX * i;
+            int end = i + 1 < GEMM_PARTS_MAX ? wide[p] / GEMM_PARTS_MAX * (i + 1) : wide[p];
             part[i] = (struct lora_part){any, any, s->r->max_lora_rank, first, end - first, 1};
         }
         struct lora_group *group = mem_array((size_t)n, sizeof *group);
@@ -71,7 +73,7 @@ static void all_adapters(const struct steps *s)
         for (int k = 1; k <= n; k += n > 1 ? n - 1 : 1) {
             for (int i = 0; i < k; i++) {
                 int row0 = (int)((int64_t)T * i / k), row1 = (int)((int64_t)T * (i + 1) / k);
-                group[i] = (struct lora_group){row0, row1 - row0, PRODUCT_PARTS_MAX, part};
+                group[i] = (struct lora_group){row0, row1 - row0, GEMM_PARTS_MAX, part};
             }
             op_lora(m->d, (struct lora_args){y, from, group, k});
         }
@@ -148,6 +150,23 @@ static size_t wanted_pages(const struct reserve *r, int len, size_t fit)
     if (want < one) want = one;
     if (want > fit / 2) want = fit / 2;
     return want < 2 ? 2 : want;
+}
+
+static void largest_texts(void *arg)
+{
+    all_steps(arg);
+}
+
+int reserve_encoder_device(struct model *m, const struct reserve *r, struct err *e)
+{
+    struct dev *d = m->d;
+    struct model_reserve work = {0, r->max_len, r->max_tokens, 0, r->kv_type};
+    struct steps s = {m, r, (r->max_len + KV_PAGE - 1) / KV_PAGE};
+    int rc = model_reserve_work(m, &work, e);
+    if (rc || d->ops->reserve(d, largest_texts, &s) == 0) return rc;
+    rc = err_set(e, ERR_NOMEM, "device: %s: %s", d->error.op, d->error.msg);
+    dev_clear_error(d);
+    return rc;
 }
 
 int reserve_device(struct model *m, const struct reserve *r, int *pages, struct err *e)

@@ -56,7 +56,7 @@ static void plan_add(struct sched *s, struct seq *q, int others)
     int n = q->n_known - q->n_computed, room = s->budget - p->n_tokens - others;
     if (n > room) n = room;
     if (!q->no_rows) n = most_tokens(q, n, s->c.max_rows - p->n_rows - others);
-    if (n <= 0) return;
+    if (n <= 0 || (s->c.whole && n < q->n_known - q->n_computed)) return;
     if (!sched_grow(s, q, q->n_computed + n)) return;
     int rows = q->no_rows ? 0 : rows_of(q, n);
     q->planned = s->step;
@@ -192,7 +192,7 @@ static void displace(struct sched *s)
 {
     if (!s->n_waiting || s->n_running < s->c.max_seqs) return;
     struct seq *q = next_waiting(s, NULL);
-    if (q) sched_displace(s, q);
+    if (q) sched_preempt_for(s, q);
 }
 
 /* Insertion sort: stable, and linear without adapters, since then no item moves. */
@@ -215,12 +215,20 @@ static void advance(struct sched *s)
     if (s->plan.n) clients_advance(s->clients, least);
 }
 
+/* Running texts that have become longer than near_len begin anew. */
+static void lengthen(struct sched *s)
+{
+    for (struct seq *q = s->running.next; s->c.near_len && q != &s->running; q = q->next)
+        if (sched_lengthen(s, q)) sched_release_pages(s, q);
+}
+
 const struct plan *sched_step(struct sched *s)
 {
     struct plan *p = &s->plan;
     p->n = p->n_tokens = p->n_rows = p->n_preempted = 0;
     s->step++;
     s->budget = s->c.max_batch_tokens;
+    lengthen(s);
     displace(s);
     sched_pace_begin(s);
     plan_running(s, PASS_ONE);
@@ -249,7 +257,7 @@ void sched_commit(struct sched *s)
     }
 }
 
-void sched_hold(struct sched *s, int i)
+void sched_defer(struct sched *s, int i)
 {
     struct plan_item *it = s->plan.v + i;
     CHECK(i < s->plan.n && it->n > 0 && it->rows > 0);

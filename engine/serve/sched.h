@@ -40,7 +40,8 @@ struct seq {
     int32_t *pages;        /* capacity for every page the request may ever need */
     int n_known;
     int priority;                    /* lower runs first */
-    uint64_t root;                   /* parent of its first page in the prefix cache (kv.h); 0: the base model */
+    uint64_t root;                   /* parent of its first page in the prefix cache (kv.h); 0: the base model.  The
+                                        scheduler adds SEQ_FAR when the text is longer than near_len */
     const struct lora_weights *lora; /* borrowed; NULL: no adapter */
     int first_row;                   /* logits are needed from this token on, at most n_known - 1 */
     bool generates;                  /* its tokens from first_row on are generated, not prompt */
@@ -68,6 +69,8 @@ struct seq {
     struct seq *own_next, *own_prev; /* in its client's list of waiting ones */
 };
 
+#define SEQ_FAR (1ull << 62) /* in seq.root */
+
 struct plan_item {
     struct seq *seq;
     int start, n; /* tokens [start, start + n) of the sequence */
@@ -84,8 +87,11 @@ struct sched_config {
     int max_batch_tokens; /* tokens in one step */
     int max_rows;         /* rows of logits in one step, >= max_seqs */
     bool prefix_cache;
+    bool whole;             /* a sequence's tokens are computed in one step, or wait: for attention to both sides */
     int max_prefill_tokens; /* prompt tokens in a step that also decodes, which bounds the inter-token latency of the
                                decoding sequences; 0: max_batch_tokens is the only limit */
+    int near_len;           /* texts with more known tokens have other keys and values, and are computed anew when they
+                               pass it; 0: none */
 };
 
 /* How much clients with more sequences lengthen the steps of the decoding client with the fewest (sched_pace.c). */
@@ -125,7 +131,13 @@ void sched_commit(struct sched *);
 void sched_took(struct sched *, uint64_t ns);
 
 /* Before sched_commit: the last token of the plan's item i and its row of logits must be computed again. */
-void sched_hold(struct sched *, int i);
+void sched_defer(struct sched *, int i);
+
+/* Whether the text is longer than near_len. */
+static inline bool sched_is_far(const struct seq *q)
+{
+    return q->root & SEQ_FAR;
+}
 
 /* Aborts when an invariant does not hold: for tests. */
 void sched_check(const struct sched *);

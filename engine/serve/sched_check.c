@@ -38,6 +38,7 @@ void sched_check(const struct sched *s)
     for (q = s->running.next; q != &s->running; q = q->next, n++) {
         CHECK(q->state == SEQ_RUNNING && q->n_computed <= q->n_known);
         CHECK(q->n_pages * KV_PAGE >= q->n_computed && q->n_registered <= q->n_pages);
+        CHECK(!s->c.near_len || q->n_computed <= s->c.near_len || sched_is_far(q));
         held += q->n_pages;
     }
     CHECK(n == s->n_running && n <= s->c.max_seqs);

@@ -23,8 +23,10 @@ void seq_remove(struct seq *);  /* from the list of waiting or running sequences
 void seq_unqueue(struct seq *); /* from its client's waiting list */
 void seq_add_page(struct seq *, int32_t page);
 void sched_release_pages(struct sched *, struct seq *);
-void sched_wait(struct sched *, struct seq *);  /* into both waiting lists, SEQ_WAITING */
-void sched_leave(struct sched *, struct seq *); /* out of its lists, pages released, SEQ_IDLE */
+/* Sets SEQ_FAR when the text has become longer than near_len.  @return whether it was set now. */
+bool sched_lengthen(const struct sched *, struct seq *);
+void sched_wait(struct sched *, struct seq *);   /* into both waiting lists, SEQ_WAITING */
+void sched_unlink(struct sched *, struct seq *); /* out of its lists, pages released, SEQ_IDLE */
 
 /* sched_room.c */
 /* Gives q pages for its first `tokens` tokens, preempting worse sequences when none are free.  @return false when q was
@@ -34,7 +36,7 @@ bool sched_grow(struct sched *, struct seq *q, int tokens);
 bool sched_admit(struct sched *, struct seq *q);
 /* When all slots are taken, lets q preempt a sequence that is paused, has lower priority, or belongs to a client that
  * runs more of them. */
-void sched_displace(struct sched *, struct seq *q);
+void sched_preempt_for(struct sched *, struct seq *q);
 
 /* sched_pace.c */
 void sched_pace_begin(struct sched *);

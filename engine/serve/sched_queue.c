@@ -47,6 +47,13 @@ void seq_unqueue(struct seq *q)
     q->own_next = q->own_prev = NULL;
 }
 
+bool sched_lengthen(const struct sched *s, struct seq *q)
+{
+    if (!s->c.near_len || q->n_known <= s->c.near_len || sched_is_far(q)) return false;
+    q->root |= SEQ_FAR;
+    return true;
+}
+
 void sched_wait(struct sched *s, struct seq *q)
 {
     struct seq *at = s->waiting.prev; /* most sequences belong at the end */
@@ -79,6 +86,7 @@ void sched_add(struct sched *s, struct seq *q)
 {
     CHECK(q->state == SEQ_IDLE && q->n_known > 0);
     q->n_pages = q->n_computed = q->n_registered = q->n_cached = 0;
+    sched_lengthen(s, q);
     q->serial = q->root;
     q->planned = q->tried = 0;
     q->admitted = false;
@@ -86,7 +94,7 @@ void sched_add(struct sched *s, struct seq *q)
     sched_wait(s, q);
 }
 
-void sched_leave(struct sched *s, struct seq *q)
+void sched_unlink(struct sched *s, struct seq *q)
 {
     seq_remove(q);
     if (q->state == SEQ_WAITING) {
@@ -103,7 +111,7 @@ void sched_leave(struct sched *s, struct seq *q)
 void sched_remove(struct sched *s, struct seq *q)
 {
     if (q->state == SEQ_IDLE) return;
-    sched_leave(s, q);
+    sched_unlink(s, q);
     client_leave(s->clients, q->owner);
     q->owner = NULL;
 }

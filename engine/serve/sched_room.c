@@ -37,7 +37,7 @@ static void preempt(struct sched *s, struct seq *q)
 {
     plan_drop(s, q);
     q->planned = 0;
-    sched_leave(s, q);
+    sched_unlink(s, q);
     sched_wait(s, q); /* with its original arrival, so it is ahead of later requests */
     s->plan.n_preempted++;
 }
@@ -127,7 +127,7 @@ static bool still_too_large(struct sched *s, struct seq *q)
 {
     int n = q->n_found;
     if (q->missed < 0) return false;
-    if ((n + 1) * KV_PAGE <= prefix_end(s, q) && kv_known(s->kv, q->found, q->tokens + n * KV_PAGE, &q->found))
+    if ((n + 1) * KV_PAGE <= prefix_end(s, q) && kv_contains(s->kv, q->found, q->tokens + n * KV_PAGE, &q->found))
         return false;
     return pages_in_reach(s, q) - s->n_running <= q->missed;
 }
@@ -182,7 +182,7 @@ static struct seq *youngest_of_most(const struct sched *s, const struct seq *q)
     return w;
 }
 
-void sched_displace(struct sched *s, struct seq *q)
+void sched_preempt_for(struct sched *s, struct seq *q)
 {
     struct seq *w = worst_running(s);
     if (!w->paused && w->priority <= q->priority) w = youngest_of_most(s, q);

@@ -66,8 +66,8 @@ static void fill_info(struct setup *s, const struct engine_config *c, enum dtype
     const struct model_config *mc = &s->model.c;
     struct engine_info *m = &s->info;
     char *real = realpath(c->model, NULL);
-    const char *slash = real ? strrchr(real, '/') : NULL;
-    snprintf(s->model_id, sizeof s->model_id, "%s", slash && slash[1] ? slash + 1 : c->model);
+    const char *slash = real ? strrchr(real, '/') : NULL, *last = slash && slash[1] ? slash + 1 : c->model;
+    snprintf(s->model_id, sizeof s->model_id, "%s", c->model_name ? c->model_name : last);
     free(real);
     snprintf(s->device_name, sizeof s->device_name, "%s%s%s", s->model.d->ops->name,
              strcmp(s->model.d->ops->name, s->model.d->level) ? " " : "",
@@ -98,6 +98,28 @@ static void fill_info(struct setup *s, const struct engine_config *c, enum dtype
     m->repetition_penalty = mc->repetition_penalty;
     m->top_k = mc->top_k;
     m->do_sample = mc->do_sample;
+    m->embedder = &s->embedder;
+    m->token_types = mc->types;
+}
+
+/* An encoder keeps nothing between steps.  The scheduler counts pages all the same: as many as can ever be in use, so
+ * that none is waited for.  A text is computed in one step, which bounds its length. */
+static int reserve_encoder(struct setup *s, const struct engine_config *c, struct err *e)
+{
+    struct engine_info *i = &s->info;
+    int len = s->model.c.max_len;
+    if (c->max_total_tokens > 0) len = min_int(len, c->max_total_tokens);
+    if (s->embedder.max_tokens) len = min_int(len, s->embedder.max_tokens);
+    if (c->max_batch_tokens > 0) len = min_int(len, i->max_batch_tokens);
+    if (i->max_batch_tokens < len) i->max_batch_tokens = len;
+    i->max_prefill_tokens = i->max_batch_tokens;
+    int pages = min_int(i->max_seqs, 1 << 16) * ((len + KV_PAGE - 1) / KV_PAGE);
+    fill_info(s, c, DT_F32, pages);
+    i->max_total_tokens = len;
+    struct reserve r = {.max_tokens = i->max_batch_tokens, .max_seqs = i->max_seqs, .max_len = len};
+    struct model_reserve work = {0, len, i->max_batch_tokens, 0, DT_F32};
+    return s->model.d->ops->reserve ? reserve_encoder_device(&s->model, &r, e)
+                                    : model_reserve_work(&s->model, &work, e);
 }
 
 /* KV cache, activations and limits on a device that uses host memory... */
@@ -137,6 +159,7 @@ static int reserve_all(struct setup *s, const struct engine_config *c, struct er
     struct dev *d = s->model.d;
     struct dev_memory mem = {0};
     int pages = c->kv_pages, rc;
+    if (s->model.c.encoder) return reserve_encoder(s, c, e);
     if (!d->ops->memory) return reserve_host(s, c, s->kv_type, &pages, e);
     if ((rc = reserve_own(s, c, s->kv_type, &pages, e))) return rc;
     d->ops->memory(d, &mem);
@@ -184,6 +207,7 @@ int setup_open(struct setup *s, const struct engine_config *c, int more_rows, st
     weights = clock_now();
     if (!rc && !(s->tokenizer = tokenizer_open_dir(c->model, e))) rc = e->code;
     vocabulary = clock_now();
+    if (!rc) rc = embedder_open(&s->embedder, c->model, &s->model.c, e);
     if (!rc) {
         s->kv_type = kv_type == DT_NONE ? s->model.d->ops->kv_type : kv_type;
         rc = reserve_all(s, c, e);
@@ -208,6 +232,7 @@ void setup_close(struct setup *s)
 {
     free(s->base_name);
     s->base_name = NULL;
+    embedder_free(&s->embedder);
     model_close(&s->model);
     tokenizer_close(s->tokenizer);
     s->tokenizer = NULL;

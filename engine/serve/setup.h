@@ -11,6 +11,7 @@ struct setup {
     struct model model;
     struct tokenizer *tokenizer;
     struct engine_info info;
+    struct embedder embedder;
     struct cpus cpus; /* cores that the device's threads are bound to */
     int max_rows;     /* rows of logits in one step */
     char model_id[256], device_name[32];

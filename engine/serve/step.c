@@ -54,7 +54,7 @@ static void await_masks(const struct engine *g, const struct plan *p, uint64_t s
         r->seq.blocked = r->unsampled = false;
         if (!wants_mask(&p->v[i])) continue;
         enum mask_status status = masked_poll(r->masked, until);
-        if (status == MASK_WAIT && (r->seq.blocked = masked_hold(r->masked))) {
+        if (status == MASK_WAIT && (r->seq.blocked = masked_notify(r->masked))) {
             r->unsampled = true;
             continue;
         }
@@ -85,7 +85,7 @@ static void next_mask(struct engine *g, struct request *r, int32_t token)
 static void end_unsampled(struct engine *g, struct request *r)
 {
     if (masked_poll(r->masked, 0) == MASK_FAILED)
-        engine_end_request(g, r, FINISH_ERROR, -1, masked_why(r->masked));
+        engine_end_request(g, r, FINISH_ERROR, -1, masked_error(r->masked));
     else
         engine_end_request(g, r, FINISH_EOS, -1, NULL);
 }
@@ -152,7 +152,15 @@ static void build(struct engine *g, const struct plan *p)
     for (int i = 0; i < p->n; i++) {
         const struct plan_item *it = &p->v[i];
         const struct seq *s = it->seq;
-        g->seqs[i] = (struct step_batch_seq){s->tokens, s->pages, s->n_pages, it->start, it->n, it->rows, s->lora};
+        g->seqs[i] = (struct step_batch_seq){s->tokens,
+                                             s->pages,
+                                             s->n_pages,
+                                             it->start,
+                                             it->n,
+                                             it->rows,
+                                             s->lora,
+                                             sched_is_far(s) ? g->s.model.c.near_len : 0,
+                                             request_of(it)->types};
     }
     step_batch_build(&g->batch, g->s.model.d, g->seqs, p->n);
 }
@@ -184,7 +192,7 @@ void engine_run_step(struct engine *g, const struct plan *p)
         if (enqueues) debug_state_phase(&g->look, "wait", &mark);
         step_times_note(&g->times, plan_decodes(p), clock_now() - start);
         for (int i = 0; i < p->n; i++)
-            if (p->v[i].seq->blocked) sched_hold(&g->sched, i), g->now.held_rows++;
+            if (p->v[i].seq->blocked) sched_defer(&g->sched, i), g->now.held_rows++;
         sched_took(&g->sched, clock_now() - start);
         sched_commit(&g->sched);
         const struct sample_out *out = g->outs;

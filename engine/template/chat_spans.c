@@ -28,7 +28,7 @@ struct place {
     bool there, whole;    /* whole: no bytes of other messages in between */
 };
 
-struct lesson {
+struct turn_marks {
     struct jstr prompt, mark;
     bool known; /* the mark was inferred; if empty, the template writes none */
 };
@@ -118,14 +118,14 @@ static struct jstr mark_of(const struct chat_view *v, struct jstr last, struct j
 }
 
 /* Infers the marks from the turn of message i; @return false when its renderings are not conclusive. */
-static bool learn(struct chat_view *v, struct jstr page, size_t i, struct lesson *l)
+static bool infer_marks(struct chat_view *v, struct jstr page, size_t i, struct turn_marks *l)
 {
     struct chat_page bare, prompted;
     if (chat_view_render(v, i + 1, false, &bare, NULL) || chat_view_render(v, i + 1, true, &prompted, NULL))
         return false;
     size_t same = common(bare.text, prompted.text);
     struct place p = place_of(bare.text, (int)i), there = place_of(page, (int)i);
-    *l = (struct lesson){.prompt = part(prompted.text, same, prompted.text.n), .mark = {.s = ""}};
+    *l = (struct turn_marks){.prompt = part(prompted.text, same, prompted.text.n), .mark = {.s = ""}};
     l->known = p.there && p.last <= same;
     if (!l->known) return true;
     struct jstr more = part(prompted.text, p.last, prompted.text.n);
@@ -144,7 +144,7 @@ static size_t first_line(struct jstr prompt)
 }
 
 /* Where the generated part of the turn begins; NOWHERE */
-static ptrdiff_t find_start(struct jstr page, const struct place *p, const struct lesson *l)
+static ptrdiff_t find_start(struct jstr page, const struct place *p, const struct turn_marks *l)
 {
     struct jstr gap = part(page, p->before, p->there ? p->first : p->after);
     size_t least = first_line(l->prompt);
@@ -160,7 +160,7 @@ static ptrdiff_t find_start(struct jstr page, const struct place *p, const struc
 }
 
 /* A template without a prompt: after whatever ends the others' turn, "[/INST]" or a heading's line. */
-static ptrdiff_t find_start_without_prompt(struct jstr page, const struct place *p, const struct lesson *l)
+static ptrdiff_t find_start_without_prompt(struct jstr page, const struct place *p, const struct turn_marks *l)
 {
     size_t at = p->first;
     if (!l->known || l->prompt.n || !p->there) return NOWHERE;
@@ -207,7 +207,7 @@ static bool says_end(struct jstr mark)
 }
 
 /* Last: a mark right behind the text, "<|end|>", "</s>" or "[/A]"; some templates end the last turn of a page with
- * another one than those before, so that no lesson fits. */
+ * another one than those before, so that no inferred marks fit. */
 static ptrdiff_t find_any_mark(struct jstr page, const struct place *p, size_t from)
 {
     size_t at = from;
@@ -228,11 +228,11 @@ static void add(struct chat_spans *out, size_t start, size_t end, size_t message
 }
 
 /* One assistant's turn: its span is added, or nothing when it is not on the page. */
-static int find_turn(struct chat_view *v, struct jstr page, size_t i, struct lesson *l, struct chat_spans *out,
+static int find_turn(struct chat_view *v, struct jstr page, size_t i, struct turn_marks *l, struct chat_spans *out,
                      struct err *e)
 {
     struct place p = place_of(page, (int)i);
-    struct lesson own = *l;
+    struct turn_marks own = *l;
     if (out->n && out->v[out->n - 1].end > p.before) p.before = out->v[out->n - 1].end;
     if (p.before > (p.there ? p.first : p.after)) /* printed in another order */
         return err_set(e, ERR_UNSUPPORTED, "the chat template does not print messages[%zu] after the turn before it",
@@ -240,7 +240,7 @@ static int find_turn(struct chat_view *v, struct jstr page, size_t i, struct les
     if (!p.whole)
         return err_set(e, ERR_UNSUPPORTED, "the chat template mixes the text of messages[%zu] with that of others", i);
     ptrdiff_t start = find_start(page, &p, l), end = NOWHERE;
-    if (start == NOWHERE && learn(v, page, i, &own)) start = find_start(page, &p, &own);
+    if (start == NOWHERE && infer_marks(v, page, i, &own)) start = find_start(page, &p, &own);
     if (start == NOWHERE) start = find_start_by_prefix(v, page, &p, i);
     if (start == NOWHERE) start = find_start_without_prompt(page, &p, &own);
     if (start == NOWHERE && !p.there) return ERR_OK;
@@ -251,7 +251,7 @@ static int find_turn(struct chat_view *v, struct jstr page, size_t i, struct les
                        i);
     size_t from = p.there ? p.last : (size_t)start;
     end = find_end(page, &p, from, l->mark);
-    if (end == NOWHERE && learn(v, page, i, &own)) end = find_end(page, &p, from, own.mark);
+    if (end == NOWHERE && infer_marks(v, page, i, &own)) end = find_end(page, &p, from, own.mark);
     if (end == NOWHERE) end = find_end(page, &p, from, eos_token(v));
     if (end == NOWHERE) end = find_end_by_prefix(v, page, &p, from, i);
     if (end == NOWHERE) end = find_any_mark(page, &p, from);
@@ -290,14 +290,14 @@ static int take_marks(struct chat_view *v, const struct chat_page *page, struct 
 
 int chat_find_spans(struct chat_view *v, const struct chat_page *page, struct chat_spans *out, struct err *e)
 {
-    struct lesson l = {{.s = ""}, {.s = ""}, false};
+    struct turn_marks l = {{.s = ""}, {.s = ""}, false};
     size_t n = v->messages.list->n, last = n;
     int r = ERR_OK;
     if (page->n_marks) {
         r = take_marks(v, page, out, e);
     } else {
         while (last > 0 && !v->assistant[last - 1]) last--;
-        if (last) learn(v, page->text, last - 1, &l);
+        if (last) infer_marks(v, page->text, last - 1, &l);
         for (size_t i = 0; i < last && !r; i++)
             if (v->assistant[i]) r = find_turn(v, page->text, i, &l, out, e);
     }

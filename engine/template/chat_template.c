@@ -3,6 +3,7 @@
 
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/files/model_file.h"
 #include "engine/template/chat_input.h"
 #include "engine/tokenizer/text.h"
 
@@ -122,10 +123,10 @@ static void take_tokens(struct chat_template *t, const cJSON *config)
 /* NULL when there is no such file (e->code 0) or it cannot be read. */
 static char *read_optional(const char *dir, const char *name, size_t limit, size_t *n, struct err *e)
 {
-    char *path = file_join(dir, name), *data = NULL;
+    char *data = NULL;
     struct err own = {0};
-    if (file_read(path, limit, &data, n, &own) && own.code != ERR_NOT_FOUND) err_set(e, own.code, "%s", own.msg);
-    free(path);
+    if (model_file_read(dir, name, limit, &data, n, &own) && own.code != ERR_NOT_FOUND)
+        err_set(e, own.code, "%s", own.msg);
     return data;
 }
 

@@ -139,7 +139,7 @@ void bpe_seal(struct bpe *m)
     if (m->plain) joints_build(m); /* with affixes, a character's symbol depends on where it stands */
 }
 
-static void symbol_add(struct bpe_run *run, int32_t id, uint32_t len)
+void bpe_symbol_add(struct bpe_run *run, int32_t id, uint32_t len)
 {
     mem_grow(&run->symbols, &run->cap, run->n + 1, sizeof *run->symbols);
     run->symbols[run->n++] = (struct bpe_symbol){.id = id, .len = len};
@@ -152,7 +152,7 @@ struct unknown { /* an unknown token not yet emitted: the next character may be 
 
 static void unknown_flush(const struct bpe *m, struct bpe_run *run, struct unknown *unk)
 {
-    if (unk->any) symbol_add(run, m->unk, unk->len);
+    if (unk->any) bpe_symbol_add(run, m->unk, unk->len);
     *unk = (struct unknown){0};
 }
 
@@ -161,7 +161,7 @@ static bool fallback_add(const struct bpe *m, struct bpe_run *run, const char *s
     if (!m->byte_fallback) return false;
     for (size_t i = 0; i < n; i++)
         if (m->fallback[(unsigned char)s[i]] < 0) return false;
-    for (size_t i = 0; i < n; i++) symbol_add(run, m->fallback[(unsigned char)s[i]], 1);
+    for (size_t i = 0; i < n; i++) bpe_symbol_add(run, m->fallback[(unsigned char)s[i]], 1);
     return true;
 }
 
@@ -171,7 +171,7 @@ static void unit_add(const struct bpe *m, struct bpe_run *run, struct unknown *u
 {
     if (id >= 0) {
         unknown_flush(m, run, unk);
-        symbol_add(run, id, len);
+        bpe_symbol_add(run, id, len);
         return;
     }
     /* Bytes are emitted before a pending unknown token, as in the reference, so that ids agree. */
@@ -339,7 +339,7 @@ void bpe_encode(const struct bpe *m, struct bpe_run *run, const char *word, size
         int32_t id = vocab_find(&m->vocab, s, len);
         if (id >= 0) {
             run->n = 0;
-            symbol_add(run, id, (uint32_t)n);
+            bpe_symbol_add(run, id, (uint32_t)n);
             return;
         }
     }
@@ -351,6 +351,7 @@ void bpe_run_free(struct bpe_run *run)
 {
     free(run->symbols);
     free(run->heap);
+    free(run->ends);
     buf_free(&run->spelled);
     *run = (struct bpe_run){0};
 }

@@ -26,7 +26,7 @@ struct bpe {
 
 struct bpe_symbol {
     int32_t id;
-    uint32_t len; /* bytes of the word it stands for; 0 once merged into its left neighbour */
+    uint32_t len; /* bytes of the word it stands for; 0 while merging: its left neighbour has taken it */
     int32_t prev, next;
 };
 
@@ -39,6 +39,8 @@ struct bpe_run {
     } * heap;
     size_t n_heap, cap_heap;
     struct buf spelled;
+    struct unigram_end *ends; /* of unigram.c */
+    size_t cap_ends;
 };
 
 void bpe_free(struct bpe *m);
@@ -50,6 +52,7 @@ void bpe_seal(struct bpe *m);
 /* Encodes word[0, n).  byte_level: the word is raw bytes and the model knows them by their byte-level characters. */
 void bpe_encode(const struct bpe *m, struct bpe_run *run, const char *word, size_t n, bool byte_level);
 void bpe_run_free(struct bpe_run *run);
+void bpe_symbol_add(struct bpe_run *run, int32_t id, uint32_t len);
 
 /* The character that stands for a byte in byte-level vocabularies (GPT-2's table), and back: -1 for no byte. */
 uint32_t byte_level_char(unsigned char byte);

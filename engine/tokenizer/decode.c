@@ -27,6 +27,7 @@ static const struct {
     {"Replace", DECODE_REPLACE},     {"Strip", DECODE_STRIP},
     {"Metaspace", DECODE_METASPACE}, {"ByteFallback", DECODE_BYTE_FALLBACK},
     {"Fuse", DECODE_FUSE},           {"ByteLevel", DECODE_BYTE_LEVEL},
+    {"WordPiece", DECODE_WORDPIECE},
 };
 
 static int content_read(struct decoder_step *step, const struct json_at *at, struct err *e)
@@ -40,6 +41,18 @@ static int content_read(struct decoder_step *step, const struct json_at *at, str
     if (step->kind == DECODE_STRIP && (!*s || s[utf8_get(s, &c)]))
         return json_fail(&m, e, ERR_INVALID, "must be one character");
     step->content = mem_strdup(s);
+    return 0;
+}
+
+static int wordpiece_read(struct decoder_step *step, const struct json_at *at, struct err *e)
+{
+    const char *prefix;
+    struct json_at m = json_member(at, "prefix");
+    int rc = json_string_or(at, "prefix", "##", &prefix, e);
+    if (!rc) rc = json_bool_or(at, "cleanup", true, &step->cleanup, e);
+    if (rc) return rc;
+    if (strlen(prefix) > CONTENT_MAX) return json_fail(&m, e, ERR_INVALID, "longer than %d bytes", CONTENT_MAX);
+    step->content = mem_strdup(prefix);
     return 0;
 }
 
@@ -61,6 +74,7 @@ static int step_read(struct decoder_step *step, const struct json_at *at, struct
         if (!rc) rc = json_integer(&start, STRIP_MAX, &step->start, e);
         return rc ? rc : json_integer(&stop, STRIP_MAX, &step->stop, e);
     case DECODE_METASPACE: return metaspace_read(at, step->mark, &step->scheme, e);
+    case DECODE_WORDPIECE: return wordpiece_read(step, at, e);
     default: return 0;
     }
 }
@@ -141,12 +155,12 @@ void strings_free(struct strings *x)
 }
 
 /* A stream replaces in every token: for the usual plain text, setting up a regex each time would cost more. */
-static void replace_literal(const struct decoder_step *step, const char *s, size_t n, struct buf *out)
+static void replace_literal(const char *literal, const char *content, const char *s, size_t n, struct buf *out)
 {
-    size_t k = strlen(step->literal);
-    for (const char *hit; (hit = memmem(s, n, step->literal, k)) != NULL;) {
+    size_t k = strlen(literal);
+    for (const char *hit; (hit = memmem(s, n, literal, k)) != NULL;) {
         buf_append(out, s, (size_t)(hit - s));
-        buf_str(out, step->content);
+        buf_str(out, content);
         n -= (size_t)(hit - s) + k;
         s = hit + k;
     }
@@ -187,6 +201,32 @@ static void metaspace(const struct decoder_step *step, bool first, const char *s
     }
 }
 
+/* What BERT's decoding tidies up within a token, in this order. */
+static const char *const tidied[][2] = {{" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},
+                                        {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},  {" do not", " don't"},
+                                        {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+
+static void wordpiece(const struct decoder_step *step, bool first, const char *s, size_t n, struct buf *out)
+{
+    struct buf a = {0}, b = {0};
+    size_t k = strlen(step->content);
+    if (!first && n >= k && !memcmp(s, step->content, k))
+        s += k, n -= k;
+    else if (!first)
+        buf_char(&a, ' ');
+    buf_append(&a, s, n);
+    for (size_t i = 0; step->cleanup && i < sizeof tidied / sizeof *tidied; i++) {
+        buf_clear(&b);
+        replace_literal(tidied[i][0], tidied[i][1], a.data, a.len, &b);
+        struct buf swap = a;
+        a = b;
+        b = swap;
+    }
+    if (a.len) buf_append(out, a.data, a.len);
+    buf_free(&a);
+    buf_free(&b);
+}
+
 /* The byte a spelling such as "<0x0A>" stands for, or -1. */
 static int fallback_byte(const char *s, size_t n)
 {
@@ -225,12 +265,13 @@ static void step_one(const struct decoder_step *step, struct regex_run *run, boo
     switch (step->kind) {
     case DECODE_REPLACE:
         if (step->literal)
-            replace_literal(step, s, n, out);
+            replace_literal(step->literal, step->content, s, n, out);
         else
             replace(step, run, s, n, out);
         break;
     case DECODE_STRIP: strip(step, s, n, out); break;
     case DECODE_METASPACE: metaspace(step, first, s, n, out); break;
+    case DECODE_WORDPIECE: wordpiece(step, first, s, n, out); break;
     default: buf_append(out, s, n);
     }
 }

@@ -17,12 +17,14 @@ struct decoder {
             DECODE_BYTE_FALLBACK,
             DECODE_FUSE,
             DECODE_BYTE_LEVEL,
+            DECODE_WORDPIECE,
         } kind;
         struct regex *regex; /* REPLACE */
         char *literal;       /* REPLACE: the pattern where it is plain text, else NULL; owned */
-        char *content;       /* REPLACE: what it puts; STRIP: what it takes, one character */
+        char *content;       /* REPLACE: what it puts; STRIP: what it takes, one character; WORDPIECE: the prefix */
         int32_t start, stop; /* STRIP: at most so many, on each side */
         char mark[5];        /* METASPACE */
+        bool cleanup;        /* WORDPIECE */
         enum prepend_scheme scheme;
     } * steps;
     size_t n, cap;

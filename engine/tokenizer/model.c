@@ -1,19 +1,23 @@
-/* The model section of tokenizer.json: options, vocabulary, merges (model.h). */
+/* The model section of tokenizer.json: options, vocabulary, merges or scores (model.h). */
 #include "engine/tokenizer/model.h"
 
 #include "engine/base/mem.h"
 
+#include <math.h>
 #include <string.h>
 
-enum { SPELLING_MAX = 1 << 16 };
+enum {
+    SPELLING_MAX = 1 << 16,
+    PIECE_BYTES_MAX = 1024, /* of a WordPiece or Unigram piece: lookups may read this far from each byte of a text */
+    PIECES_BYTES_MAX = 32 << 20, /* of all pieces together; each costs up to 25 bytes in the trie */
+    WORD_CHARACTERS_MAX = 1 << 20
+};
 
 static int options_read(struct bpe *m, const struct json_at *at, struct err *e)
 {
-    const char *type, *prefix, *suffix;
+    const char *prefix, *suffix;
     struct json_at dropout = json_member(at, "dropout");
-    int rc = json_string_or(at, "type", "BPE", &type, e);
-    if (rc) return rc;
-    if (strcmp(type, "BPE")) return json_fail(at, e, ERR_UNSUPPORTED, "type \"%.40s\": only BPE models are read", type);
+    int rc;
     if (dropout.v && !(cJSON_IsNumber(dropout.v) && dropout.v->valuedouble == 0))
         return json_fail(&dropout, e, ERR_UNSUPPORTED, "must be null or 0: encoding is deterministic");
     rc = json_bool_or(at, "fuse_unk", false, &m->fuse_unk, e);
@@ -32,7 +36,8 @@ static int vocab_fail(const struct json_at *at, const cJSON *v, struct err *e, c
     return json_fail(at, e, ERR_INVALID, "\"%.60s\": %s", v->string, why);
 }
 
-static int vocab_read(struct bpe *m, const struct json_at *at, struct err *e)
+/* An object of spellings and ids, each spelling of at most `longest` bytes. */
+static int vocab_read(struct vocab *vocab, const struct json_at *at, size_t longest, struct err *e)
 {
     if (!cJSON_IsObject(at->v)) return json_fail(at, e, ERR_INVALID, at->v ? "must be an object" : "missing");
     size_t n = 0;
@@ -41,14 +46,14 @@ static int vocab_read(struct bpe *m, const struct json_at *at, struct err *e)
         double id = cJSON_IsNumber(v) ? v->valuedouble : -1;
         if (!(id >= 0 && id <= TOKEN_ID_MAX) || id != (double)(int32_t)id)
             return vocab_fail(at, v, e, "the id must be an integer below 2^24");
-        if (strlen(v->string) > SPELLING_MAX) return vocab_fail(at, v, e, "too long");
+        if (strlen(v->string) > longest) return vocab_fail(at, v, e, "too long");
         if (id >= size) size = (int32_t)id + 1;
     }
-    vocab_init(&m->vocab, n, size);
+    vocab_init(vocab, n, size);
     for (const cJSON *v = at->v->child; v; v = v->next) {
         int32_t id = (int32_t)v->valuedouble;
-        if (vocab_add(&m->vocab, v->string, strlen(v->string), id)) continue;
-        const char *other = vocab_spelling(&m->vocab, id, NULL);
+        if (vocab_add(vocab, v->string, strlen(v->string), id)) continue;
+        const char *other = vocab_spelling(vocab, id, NULL);
         if (!other) return vocab_fail(at, v, e, "listed twice");
         return json_fail(at, e, ERR_INVALID, "\"%.60s\": id %d is already \"%.60s\"", v->string, (int)id, other);
     }
@@ -135,18 +140,123 @@ static int merges_read(struct bpe *m, const struct json_at *at, struct err *e)
     return rc;
 }
 
-int model_read(struct bpe *m, const struct json_at *at, struct err *e)
+static int unk_find(const struct vocab *vocab, const struct json_at *at, const char *unk, int32_t *id, struct err *e)
 {
-    if (!cJSON_IsObject(at->v)) return json_fail(at, e, ERR_INVALID, at->v ? "must be an object" : "missing");
+    *id = unk ? vocab_find(vocab, unk, strlen(unk)) : -1;
+    if (!unk || *id >= 0) return 0;
+    return json_fail(at, e, ERR_INVALID, "unk_token \"%.60s\" is not in the vocabulary", unk);
+}
+
+static int bpe_read(struct bpe *m, const struct json_at *at, struct err *e)
+{
     const char *unk;
     struct json_at vocab = json_member(at, "vocab"), merges = json_member(at, "merges");
     int rc = options_read(m, at, e);
     if (!rc) rc = json_string_or(at, "unk_token", NULL, &unk, e);
-    if (!rc) rc = vocab_read(m, &vocab, e);
-    if (rc) return rc;
-    m->unk = unk ? vocab_find(&m->vocab, unk, strlen(unk)) : -1;
-    if (unk && m->unk < 0) return json_fail(at, e, ERR_INVALID, "unk_token \"%.60s\" is not in the vocabulary", unk);
-    rc = merges_read(m, &merges, e);
+    if (!rc) rc = vocab_read(&m->vocab, &vocab, SPELLING_MAX, e);
+    if (!rc) rc = unk_find(&m->vocab, at, unk, &m->unk, e);
+    if (!rc) rc = merges_read(m, &merges, e);
     if (!rc) bpe_seal(m);
     return rc;
+}
+
+static int pieces_check(const struct vocab *vocab, const struct json_at *at, struct err *e)
+{
+    if (vocab->arena.len <= PIECES_BYTES_MAX) return 0;
+    return json_fail(at, e, ERR_UNSUPPORTED, "its pieces have more than %d MiB", PIECES_BYTES_MAX >> 20);
+}
+
+static int wordpiece_read(struct wordpiece *m, const struct json_at *at, struct err *e)
+{
+    const char *unk, *prefix;
+    struct json_at vocab = json_member(at, "vocab"), longest = json_member(at, "max_input_chars_per_word");
+    m->characters = 100;
+    int rc = json_string_or(at, "unk_token", "[UNK]", &unk, e);
+    if (!rc) rc = json_string_or(at, "continuing_subword_prefix", "##", &prefix, e);
+    if (!rc && longest.v) rc = json_integer(&longest, WORD_CHARACTERS_MAX, &m->characters, e);
+    if (!rc) rc = vocab_read(&m->vocab, &vocab, PIECE_BYTES_MAX, e);
+    if (!rc) rc = pieces_check(&m->vocab, &vocab, e);
+    if (!rc) rc = unk_find(&m->vocab, at, unk, &m->unk, e);
+    if (!rc) wordpiece_seal(m, prefix);
+    return rc;
+}
+
+/* One [spelling, score]. */
+static int piece_read(struct unigram *m, const struct json_at *at, const cJSON *v, int32_t id, struct err *e)
+{
+    struct json_at place = json_element(at, v, id);
+    const cJSON *piece = cJSON_IsArray(v) ? v->child : NULL, *score = piece ? piece->next : NULL;
+    if (!cJSON_IsString(piece) || !cJSON_IsNumber(score) || score->next || !isfinite(score->valuedouble))
+        return json_fail(&place, e, ERR_INVALID, "must be [\"piece\", score]");
+    size_t n = strlen(piece->valuestring);
+    if (n > PIECE_BYTES_MAX) return json_fail(&place, e, ERR_INVALID, "longer than %d bytes", PIECE_BYTES_MAX);
+    if (!vocab_add(&m->vocab, piece->valuestring, n, id))
+        return json_fail(&place, e, ERR_INVALID, "\"%.60s\" is listed twice", piece->valuestring);
+    m->scores[id] = score->valuedouble;
+    return 0;
+}
+
+static int unigram_read(struct unigram *m, const struct json_at *at, struct err *e)
+{
+    struct json_at vocab = json_member(at, "vocab"), unk = json_member(at, "unk_id");
+    const cJSON *v;
+    size_t n = 0;
+    m->unk = -1;
+    int rc = json_bool_or(at, "byte_fallback", false, &m->byte_fallback, e);
+    if (!rc) rc = json_array(&vocab, &v, &n, e);
+    if (!rc && n > TOKEN_ID_MAX) rc = json_fail(&vocab, e, ERR_INVALID, "more than %d pieces", TOKEN_ID_MAX);
+    if (!rc && !n) rc = json_fail(&vocab, e, ERR_INVALID, "is empty");
+    if (!rc && unk.v) rc = json_integer(&unk, (int32_t)n - 1, &m->unk, e);
+    if (rc) return rc;
+    vocab_init(&m->vocab, n, (int)n);
+    m->scores = mem_array(n, sizeof *m->scores);
+    for (int32_t id = 0; v && !rc; v = v->next, id++) rc = piece_read(m, &vocab, v, id, e);
+    if (!rc) rc = pieces_check(&m->vocab, &vocab, e);
+    if (!rc) unigram_seal(m);
+    return rc;
+}
+
+int model_read(struct model *m, const struct json_at *at, struct err *e)
+{
+    const char *type;
+    if (!cJSON_IsObject(at->v)) return json_fail(at, e, ERR_INVALID, at->v ? "must be an object" : "missing");
+    int rc = json_string_or(at, "type", "BPE", &type, e);
+    if (rc) return rc;
+    if (!strcmp(type, "BPE")) return bpe_read(&m->bpe, at, e);
+    if (!strcmp(type, "WordPiece")) {
+        m->kind = MODEL_WORDPIECE;
+        return wordpiece_read(&m->wordpiece, at, e);
+    }
+    if (!strcmp(type, "Unigram")) {
+        m->kind = MODEL_UNIGRAM;
+        return unigram_read(&m->unigram, at, e);
+    }
+    return json_fail(at, e, ERR_UNSUPPORTED, "type \"%.40s\": BPE, WordPiece and Unigram models are read", type);
+}
+
+void model_free(struct model *m)
+{
+    switch (m->kind) {
+    case MODEL_BPE: bpe_free(&m->bpe); break;
+    case MODEL_WORDPIECE: wordpiece_free(&m->wordpiece); break;
+    case MODEL_UNIGRAM: unigram_free(&m->unigram); break;
+    }
+}
+
+const struct vocab *model_vocab(const struct model *m)
+{
+    switch (m->kind) {
+    case MODEL_WORDPIECE: return &m->wordpiece.vocab;
+    case MODEL_UNIGRAM: return &m->unigram.vocab;
+    default: return &m->bpe.vocab;
+    }
+}
+
+int model_encode(const struct model *m, struct bpe_run *run, const char *word, size_t n, bool byte_level, struct err *e)
+{
+    switch (m->kind) {
+    case MODEL_WORDPIECE: wordpiece_encode(&m->wordpiece, run, word, n); return 0;
+    case MODEL_UNIGRAM: return unigram_encode(&m->unigram, run, word, n, e);
+    default: bpe_encode(&m->bpe, run, word, n, byte_level); return 0;
+    }
 }

@@ -21,6 +21,7 @@ static const struct {
     {"Strip", NORMALIZE_STRIP},
     {"Prepend", NORMALIZE_PREPEND},
     {"Replace", NORMALIZE_REPLACE},
+    {"Precompiled", NORMALIZE_CHARSMAP},
 };
 
 static int read_content(const struct json_at *at, const char *key, char **out, struct err *e)
@@ -45,6 +46,7 @@ static int step_read(struct normalizer_step *step, const struct json_at *at, str
     case NORMALIZE_REPLACE:
         rc = regex_read(at, "pattern", &step->regex, e);
         return rc ? rc : read_content(at, "content", &step->content, e);
+    case NORMALIZE_CHARSMAP: return charsmap_read(&step->map, at, e);
     default: return 0;
     }
 }
@@ -54,6 +56,28 @@ static int read_any(void *arg, const struct json_at *at, struct err *e)
     return normalizer_read(arg, at, e);
 }
 
+static void step_add(struct normalizer *z, enum normalizer_kind kind)
+{
+    mem_grow(&z->steps, &z->cap, z->n + 1, sizeof *z->steps);
+    z->steps[z->n++] = (struct normalizer_step){.kind = kind};
+}
+
+/* BertNormalizer is up to five steps. */
+static int bert_read(struct normalizer *z, const struct json_at *at, struct err *e)
+{
+    bool clean, cjk, lower, accents;
+    int rc = json_bool_or(at, "clean_text", true, &clean, e);
+    if (!rc) rc = json_bool_or(at, "handle_chinese_chars", true, &cjk, e);
+    if (!rc) rc = json_bool_or(at, "lowercase", true, &lower, e);
+    if (!rc) rc = json_bool_or(at, "strip_accents", lower, &accents, e);
+    if (rc) return rc;
+    if (clean) step_add(z, NORMALIZE_BERT_CLEAN);
+    if (cjk) step_add(z, NORMALIZE_BERT_CJK);
+    if (accents) step_add(z, NORMALIZE_NFD), step_add(z, NORMALIZE_DROP_NONSPACING);
+    if (lower) step_add(z, NORMALIZE_LOWERCASE);
+    return 0;
+}
+
 int normalizer_read(struct normalizer *z, const struct json_at *at, struct err *e)
 {
     if (!at->v) return 0;
@@ -61,11 +85,11 @@ int normalizer_read(struct normalizer *z, const struct json_at *at, struct err *
     int rc = json_type(at, &type, e);
     if (rc) return rc;
     if (!strcmp(type, "Sequence")) return json_each(at, "normalizers", read_any, z, e);
+    if (!strcmp(type, "BertNormalizer")) return bert_read(z, at, e);
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         if (strcmp(type, kinds[k].name)) continue;
-        mem_grow(&z->steps, &z->cap, z->n + 1, sizeof *z->steps);
-        z->steps[z->n] = (struct normalizer_step){.kind = kinds[k].kind};
-        return step_read(&z->steps[z->n++], at, e);
+        step_add(z, kinds[k].kind);
+        return step_read(&z->steps[z->n - 1], at, e);
     }
     return json_fail(at, e, ERR_UNSUPPORTED, "normalizer type \"%.40s\" is not known", type);
 }
@@ -75,6 +99,7 @@ void normalizer_free(struct normalizer *z)
     for (size_t i = 0; i < z->n; i++) {
         regex_free(z->steps[i].regex);
         free(z->steps[i].content);
+        charsmap_free(z->steps[i].map);
     }
     free(z->steps);
     *z = (struct normalizer){0};
@@ -87,20 +112,23 @@ static size_t char_skip(const struct text *t, size_t i, size_t end)
     return i + utf8_get(t->s + i, &c);
 }
 
-/* Writes the edited piece: a new character shares the span of the old one before it. */
+/* Writes one character of the edited piece, of which the old bytes before *i are done: a new character shares the span
+ * of the old one before it. */
+static void edit_write(struct edit x, const struct text *from, struct piece p, size_t *i, struct text *to)
+{
+    struct span at = {from->at[p.start].start, from->at[p.start].start};
+    if (x.change <= 0)
+        at = from->at[*i < p.end ? *i : p.end - 1];
+    else if (*i > p.start)
+        at = from->at[*i - 1];
+    for (; x.change <= 0; x.change++) *i = char_skip(from, *i, p.end);
+    text_add_char(to, x.c, at);
+}
+
 static void edits_write(const struct edits *x, const struct text *from, struct piece p, struct text *to)
 {
     size_t i = p.start;
-    for (size_t k = 0; k < x->n; k++) {
-        struct span at = {from->at[p.start].start, from->at[p.start].start};
-        int32_t change = x->v[k].change;
-        if (change <= 0)
-            at = from->at[i < p.end ? i : p.end - 1];
-        else if (i > p.start)
-            at = from->at[i - 1];
-        for (; change <= 0; change++) i = char_skip(from, i, p.end);
-        text_add_char(to, x->v[k].c, at);
-    }
+    for (size_t k = 0; k < x->n; k++) edit_write(x->v[k], from, p, &i, to);
 }
 
 /* The edits of text that is inert for long stretches would only say "the same": those stretches are copied, the rest
@@ -175,6 +203,121 @@ static void normalize_strip(const struct normalizer_step *step, const struct tex
     text_copy(to, from, start, end);
 }
 
+/* BERT_CLEAN: controls are dropped and white space becomes a space; tab and line ends are white space, the other
+ * characters that are both are controls.  DROP_NONSPACING: marks are dropped. */
+static void normalize_drop(enum normalizer_kind kind, const struct text *from, struct piece p, struct text *to)
+{
+    size_t kept = p.start; /* from here on the bytes are kept, and not yet copied */
+    for (size_t i = p.start, n; i < p.end && !to->full; i += n) {
+        uint32_t c;
+        n = utf8_get(from->s + i, &c);
+        bool space = false, drop;
+        if (kind == NORMALIZE_DROP_NONSPACING) {
+            drop = unicode_is_nonspacing(c);
+        } else {
+            drop = c == 0xfffd || (unicode_is_other(c) && c != '\t' && c != '\n' && c != '\r');
+            space = !drop && c != ' ' && unicode_is_space(c);
+        }
+        if (!drop && !space) continue;
+        text_copy(to, from, kept, i);
+        kept = i + n;
+        if (space) text_add(to, " ", 1, from->at[i]);
+    }
+    text_copy(to, from, kept, p.end);
+}
+
+/* The blocks that BERT's own tokenizer calls Chinese. */
+static bool is_cjk(uint32_t c)
+{
+    return c >= 0x3400 && ((c <= 0x4dbf) || (c >= 0x4e00 && c <= 0x9fff) || (c >= 0xf900 && c <= 0xfaff) ||
+                           (c >= 0x20000 && c <= 0x2a6df) || (c >= 0x2a700 && c <= 0x2b81f) ||
+                           (c >= 0x2b920 && c <= 0x2ceaf) || (c >= 0x2f800 && c <= 0x2fa1f));
+}
+
+static void normalize_cjk(const struct text *from, struct piece p, struct text *to)
+{
+    size_t done = p.start;
+    for (size_t i = p.start, n; i < p.end && !to->full; i += n) {
+        uint32_t c;
+        n = utf8_get(from->s + i, &c);
+        if (!is_cjk(c)) continue;
+        text_copy(to, from, done, i);
+        text_add(to, " ", 1, from->at[i]);
+        text_copy(to, from, i, i + n);
+        text_add(to, " ", 1, from->at[i]);
+        done = i + n;
+    }
+    text_copy(to, from, done, p.end);
+}
+
+/* The text as charsmap.c rewrites it; the last character is held back, as what follows may change its edit. */
+struct mapped {
+    const struct text *from;
+    struct piece p;
+    struct text *to;
+    size_t done; /* old bytes up to here are done */
+    struct edit last;
+    bool any;
+};
+
+static void mapped_add(struct mapped *x, uint32_t c, int32_t change)
+{
+    if (x->any) edit_write(x->last, x->from, x->p, &x->done, x->to);
+    x->last = (struct edit){c, change};
+    x->any = true;
+}
+
+/* `replacement` for s[0, n): as many characters as both have are replaced, the rest is new or dropped.  A dropped
+ * character belongs to the one before it; at the beginning, where there is none, the reference loses count, and so do
+ * the offsets here. */
+static void mapped_replace(struct mapped *x, const char *s, size_t n, const char *replacement, size_t n_replacement)
+{
+    int32_t fewer = 0, more = 0;
+    for (size_t i = 0; i < n; i++) fewer += ((unsigned char)s[i] & 0xc0) != 0x80;
+    for (size_t i = 0; i < n_replacement; i++) more += ((unsigned char)replacement[i] & 0xc0) != 0x80;
+    int32_t replaced = fewer < more ? fewer : more, k = 0;
+    for (size_t i = 0; i < n_replacement; k++) {
+        uint32_t c;
+        i += utf8_get(replacement + i, &c);
+        mapped_add(x, c, k >= replaced);
+    }
+    if (fewer > more && x->any) x->last.change -= fewer - more;
+}
+
+static void mapped_char(struct mapped *x, const struct charsmap *m, const char *s, size_t n)
+{
+    size_t n_replacement;
+    const char *replacement = charsmap_find(m, s, n, &n_replacement);
+    uint32_t c;
+    utf8_get(s, &c);
+    if (replacement)
+        mapped_replace(x, s, n, replacement, n_replacement);
+    else
+        mapped_add(x, c, 0);
+}
+
+/* A grapheme of fewer than six bytes is looked up as a whole, others character by character: the reference's rule. */
+static void normalize_map(const struct charsmap *m, const struct text *from, struct piece p, struct text *to)
+{
+    enum { WHOLE_BYTES = 5 };
+    struct mapped x = {.from = from, .p = p, .to = to, .done = p.start};
+    for (size_t i = p.start, end; i < p.end && !to->full; i = end) {
+        const char *s = from->s + i;
+        end = i + unicode_grapheme(s, p.end - i);
+        size_t n, n_replacement;
+        uint32_t c;
+        const char *replacement = end - i <= WHOLE_BYTES ? charsmap_find(m, s, end - i, &n_replacement) : NULL;
+        if (replacement)
+            mapped_replace(&x, s, end - i, replacement, n_replacement);
+        else
+            for (size_t k = i; k < end; k += n) {
+                n = utf8_get(from->s + k, &c);
+                mapped_char(&x, m, from->s + k, n);
+            }
+    }
+    if (x.any) edit_write(x.last, from, p, &x.done, to);
+}
+
 static int step_apply(const struct normalizer_step *step, struct regex_run *run, struct edits *x,
                       const struct text *from, struct piece p, struct text *to, struct err *e)
 {
@@ -194,6 +337,10 @@ static int step_apply(const struct normalizer_step *step, struct regex_run *run,
         text_copy(to, from, p.start, p.end);
         break;
     case NORMALIZE_REPLACE: return normalize_replace(step, run, from, p, to, e);
+    case NORMALIZE_DROP_NONSPACING:
+    case NORMALIZE_BERT_CLEAN: normalize_drop(step->kind, from, p, to); break;
+    case NORMALIZE_BERT_CJK: normalize_cjk(from, p, to); break;
+    case NORMALIZE_CHARSMAP: normalize_map(step->map, from, p, to); break;
     }
     return 0;
 }

@@ -2,6 +2,7 @@
 #ifndef TANDEM_ENGINE_TOKENIZER_NORMALIZE_H
 #define TANDEM_ENGINE_TOKENIZER_NORMALIZE_H
 
+#include "engine/tokenizer/charsmap.h"
 #include "engine/tokenizer/json.h"
 #include "engine/tokenizer/regex.h"
 #include "engine/tokenizer/text.h"
@@ -17,10 +18,15 @@ struct normalizer {
             NORMALIZE_STRIP,
             NORMALIZE_PREPEND,
             NORMALIZE_REPLACE,
+            NORMALIZE_DROP_NONSPACING, /* of BertNormalizer's strip_accents */
+            NORMALIZE_BERT_CLEAN,      /* controls are dropped, white space becomes a space */
+            NORMALIZE_BERT_CJK,        /* spaces around CJK ideographs */
+            NORMALIZE_CHARSMAP,        /* Precompiled */
         } kind;
-        bool left, right;    /* STRIP */
-        struct regex *regex; /* REPLACE */
-        char *content;       /* PREPEND, REPLACE; owned */
+        bool left, right;     /* STRIP */
+        struct regex *regex;  /* REPLACE */
+        char *content;        /* PREPEND, REPLACE; owned */
+        struct charsmap *map; /* CHARSMAP; owned */
     } * steps;
     size_t n, cap;
 };

@@ -112,6 +112,12 @@ static int read_any(void *arg, const struct json_at *at, struct err *e)
     return pretokenizer_read(arg, at, e);
 }
 
+static void step_add(struct pretokenizer *z, struct pretokenizer_step step)
+{
+    mem_grow(&z->steps, &z->cap, z->n + 1, sizeof *z->steps);
+    z->steps[z->n++] = step;
+}
+
 int pretokenizer_read(struct pretokenizer *z, const struct json_at *at, struct err *e)
 {
     if (!at->v) return 0;
@@ -119,11 +125,15 @@ int pretokenizer_read(struct pretokenizer *z, const struct json_at *at, struct e
     int rc = json_type(at, &type, e);
     if (rc) return rc;
     if (!strcmp(type, "Sequence")) return json_each(at, "pretokenizers", read_any, z, e);
+    if (!strcmp(type, "BertPreTokenizer")) {
+        step_add(z, (struct pretokenizer_step){.kind = PRETOKENIZE_WHITESPACE_SPLIT, .behavior = SPLIT_REMOVED});
+        step_add(z, (struct pretokenizer_step){.kind = PRETOKENIZE_PUNCTUATION, .behavior = SPLIT_ISOLATED});
+        return 0;
+    }
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         if (strcmp(type, kinds[k].name)) continue;
-        mem_grow(&z->steps, &z->cap, z->n + 1, sizeof *z->steps);
-        z->steps[z->n] = (struct pretokenizer_step){.kind = kinds[k].kind};
-        return step_read(&z->steps[z->n++], at, e);
+        step_add(z, (struct pretokenizer_step){.kind = kinds[k].kind});
+        return step_read(&z->steps[z->n - 1], at, e);
     }
     return json_fail(at, e, ERR_UNSUPPORTED, "pre-tokenizer type \"%.40s\" is not known", type);
 }

@@ -4,12 +4,13 @@
  * a bad one is an error that names the place, never a crash.  Encoding untrusted text is bounded in time (regex match
  * limits, O(n log n) merges) and memory.
  *
- * Supported, as the format's own documents name them: BPE models (byte-level and SentencePiece-style with byte
- * fallback, unk/fuse_unk, ignore_merges, subword prefix/suffix; merges as "a b" or ["a","b"]); added and special tokens
- * (lstrip, rstrip, single_word, normalized); normalizers NFC NFD NFKC NFKD Lowercase Strip Prepend Replace Sequence;
- * pre-tokenizers ByteLevel Split Digits Punctuation Whitespace WhitespaceSplit Metaspace Sequence; post-processors
- * TemplateProcessing ByteLevel Sequence; decoders ByteLevel Replace ByteFallback Fuse Strip Metaspace Sequence.
- * Truncation and padding settings of a file are not applied; a template of two texts is not read. */
+ * Supported, as the format's own documents name them: models BPE (byte-level and SentencePiece-style with byte
+ * fallback, unk/fuse_unk, ignore_merges, subword prefix/suffix; merges as "a b" or ["a","b"]), WordPiece and Unigram;
+ * added and special tokens (lstrip, rstrip, single_word, normalized); normalizers NFC NFD NFKC NFKD Lowercase Strip
+ * Prepend Replace BertNormalizer Precompiled Sequence; pre-tokenizers ByteLevel Split Digits Punctuation
+ * Whitespace WhitespaceSplit BertPreTokenizer Metaspace Sequence; post-processors TemplateProcessing BertProcessing
+ * RobertaProcessing ByteLevel Sequence; decoders ByteLevel Replace ByteFallback Fuse Strip Metaspace WordPiece
+ * Sequence.  Truncation and padding settings of a file are not applied: callers say how long an input may be. */
 #ifndef TANDEM_ENGINE_TOKENIZER_TOKENIZER_H
 #define TANDEM_ENGINE_TOKENIZER_TOKENIZER_H
 
@@ -50,6 +51,21 @@ enum { TOKENIZE_SPECIAL = 1 /* let the post-processor add its tokens (bos...) */
 int tokenizer_encode(const struct tokenizer *, const char *text, size_t n, unsigned flags, struct tokens *out,
                      struct err *e);
 
+/* A model's input: a text or a pair of texts, in the post-processor's template. */
+struct encode_input {
+    const char *text, *pair; /* pair NULL: one text */
+    size_t n_text, n_pair;
+    size_t max; /* tokens, those of the template included: a longer input is cut; 0: no limit */
+    enum { CUT_LONGEST, CUT_FIRST, CUT_SECOND } cut; /* which of two texts is cut */
+    bool cut_left;                                   /* tokens are cut off in front instead of behind */
+};
+
+/* Appends the encoding of the input to *out and each token's type, one byte, to *types.  Offsets of a pair's second
+ * text count from its own beginning.  Otherwise like tokenizer_encode.  The offsets of a text that was cut in front are
+ * those of its tokens before the cut (the reference trims spaces after it). */
+int tokenizer_encode_input(const struct tokenizer *, const struct encode_input *, unsigned flags, struct tokens *out,
+                           struct buf *types, struct err *e);
+
 int tokenizer_size(const struct tokenizer *);                        /* largest id + 1 */
 int32_t tokenizer_find(const struct tokenizer *, const char *token); /* id of the token written so, or -1 */
 bool tokenizer_is_special(const struct tokenizer *, int32_t id);
@@ -59,6 +75,9 @@ const char *tokenizer_spelling(const struct tokenizer *, int32_t id);
 /* What TOKENIZE_SPECIAL puts before and behind a text: *ids (n returned), owned by the tokenizer. */
 size_t tokenizer_before(const struct tokenizer *, const int32_t **ids);
 size_t tokenizer_after(const struct tokenizer *, const int32_t **ids);
+
+/* Makes the text lower case, as str.lower() of Python does (but for a sigma at the end of a word). */
+void tokenizer_lowercase(struct buf *text);
 
 /* Hash of the bytes it was parsed from. */
 uint64_t tokenizer_identity(const struct tokenizer *);

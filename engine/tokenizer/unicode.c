@@ -39,6 +39,25 @@ static const uint32_t unlike_punct[][2] = {
     {0x11c41, 0x11c45}, {0x11c70, 0x11c71}, {0x11ef7, 0x11ef8}, {0x11f43, 0x11f4f}, {0x11fff, 0x11fff},
     {0x12ff1, 0x12ff2}, {0x16e97, 0x16e9a}, {0x16fe2, 0x16fe2}, {0x1e95e, 0x1e95f}};
 
+/* Cc, Cf and Co of Unicode 8, which the reference's BertNormalizer drops. */
+static const uint32_t others[][2] = {{0, 0x1f},          {0x7f, 0x9f},        {0xad, 0xad},       {0x600, 0x605},
+                                     {0x61c, 0x61c},     {0x6dd, 0x6dd},      {0x70f, 0x70f},     {0x180e, 0x180e},
+                                     {0x200b, 0x200f},   {0x202a, 0x202e},    {0x2060, 0x2064},   {0x2066, 0x206f},
+                                     {0xe000, 0xf8ff},   {0xfeff, 0xfeff},    {0xfff9, 0xfffb},   {0x110bd, 0x110bd},
+                                     {0x1bca0, 0x1bca3}, {0x1d173, 0x1d17a},  {0xe0001, 0xe0001}, {0xe0020, 0xe007f},
+                                     {0xf0000, 0xffffd}, {0x100000, 0x10fffd}};
+
+/* Nonspacing marks younger than Unicode 8, which its accent stripping keeps; between the ends of a range there is no
+ * older one. */
+static const uint32_t later_nonspacing[][2] = {
+    {0x7fd, 0x7fd},     {0x897, 0x8e1},     {0x9fe, 0x9fe},     {0xafa, 0xaff},     {0xb55, 0xb55},
+    {0xc04, 0xc3c},     {0xcf3, 0xd00},     {0xd3b, 0xd3c},     {0xd81, 0xd81},     {0xeba, 0xeba},
+    {0xece, 0xece},     {0x180f, 0x1886},   {0x1abf, 0x1aeb},   {0x1df6, 0x1dfb},   {0xa82c, 0xa82c},
+    {0xa8c5, 0xa8c5},   {0xa8ff, 0xa8ff},   {0xa9bd, 0xa9bd},   {0x10d24, 0x10f85}, {0x11070, 0x11074},
+    {0x110c2, 0x110c2}, {0x111c9, 0x111c9}, {0x111cf, 0x111cf}, {0x1123e, 0x11241}, {0x1133b, 0x1133b},
+    {0x113b8, 0x1145e}, {0x1182f, 0x1612f}, {0x16f4f, 0x16f4f}, {0x16fe4, 0x16fe4}, {0x1cf00, 0x1cf46},
+    {0x1e000, 0x1e5ef}, {0x1e944, 0x1e94a}};
+
 static bool ranges_have(const uint32_t (*v)[2], size_t n, uint32_t c)
 {
     size_t lo = 0, hi = n;
@@ -79,6 +98,33 @@ bool unicode_is_punct(uint32_t c)
     if (c < 0x80) return c > ' ' && c < 0x7f && !((c | 32) >= 'a' && (c | 32) <= 'z') && !(c >= '0' && c <= '9');
     utf8proc_category_t k = utf8proc_category((utf8proc_int32_t)c);
     return (k >= UTF8PROC_CATEGORY_PC && k <= UTF8PROC_CATEGORY_PO) != RANGES_HAVE(unlike_punct, c);
+}
+
+bool unicode_is_other(uint32_t c)
+{
+    return RANGES_HAVE(others, c);
+}
+
+bool unicode_is_nonspacing(uint32_t c)
+{
+    if (c < 0x300) return false;
+    if (c == 0x1734) return true; /* a spacing mark since Unicode 14 */
+    return utf8proc_category((utf8proc_int32_t)c) == UTF8PROC_CATEGORY_MN && !RANGES_HAVE(later_nonspacing, c);
+}
+
+size_t unicode_grapheme(const char *s, size_t n)
+{
+    unsigned char a = (unsigned char)s[0], b = n > 1 ? (unsigned char)s[1] : 0;
+    if (a < 0x80 && b < 0x80) return a == '\r' && b == '\n' && n > 1 ? 2 : 1;
+    utf8proc_int32_t state = 0;
+    uint32_t c, next;
+    size_t i = utf8_get(s, &c);
+    for (; i < n; c = next) {
+        unsigned k = utf8_get(s + i, &next);
+        if (utf8proc_grapheme_break_stateful((utf8proc_int32_t)c, (utf8proc_int32_t)next, &state)) break;
+        i += k;
+    }
+    return i;
 }
 
 void edits_add(struct edits *x, uint32_t c, int32_t change)

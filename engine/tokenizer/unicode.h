@@ -8,6 +8,12 @@ bool unicode_is_space(uint32_t c);   /* White_Space */
 bool unicode_is_numeric(uint32_t c); /* Nd, Nl, No */
 bool unicode_is_punct(uint32_t c);   /* P*, and ASCII's symbols */
 
+bool unicode_is_other(uint32_t c);      /* Cc, Cf, Co of Unicode 8, as BertNormalizer knows them */
+bool unicode_is_nonspacing(uint32_t c); /* Mn, likewise */
+
+/* Bytes of the extended grapheme cluster that s[0, n), n > 0, begins with. */
+size_t unicode_grapheme(const char *s, size_t n);
+
 /* A rewritten text, character by character: change 0 replaces one old character, 1 is new, -k replaces one and drops
  * the k after it. */
 struct edit {

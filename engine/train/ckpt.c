@@ -114,7 +114,7 @@ void ckpt_prune(const char *dir, int n, int64_t keep)
     free(steps);
 }
 
-void ckpt_forget(const char *dir, int64_t step)
+void ckpt_delete_after(const char *dir, int64_t step)
 {
     int found;
     int64_t *steps = list(dir, &found, NULL);

@@ -35,7 +35,7 @@ int ckpt_read(const char *dir, uint64_t job, int64_t most, const struct ckpt_par
 /* Deletes all but the newest `n`, and that of step `keep`. */
 void ckpt_prune(const char *dir, int n, int64_t keep);
 /* Deletes those of steps after `step`. */
-void ckpt_forget(const char *dir, int64_t step);
+void ckpt_delete_after(const char *dir, int64_t step);
 
 /* "step-0000000120" */
 void ckpt_name(int64_t step, char out[CKPT_NAME_MAX]);

@@ -30,7 +30,7 @@ struct train_event train_event_of(const struct train *t, enum train_event_kind k
     };
 }
 
-void train_tell(struct train *t, enum train_event_kind kind, const char *text)
+void train_emit(struct train *t, enum train_event_kind kind, const char *text)
 {
     struct train_event e = train_event_of(t, kind);
     e.text = text;
@@ -44,12 +44,12 @@ void train_warn(struct train *t, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    train_tell(t, TRAIN_WARNING, text);
+    train_emit(t, TRAIN_WARNING, text);
 }
 
-void train_tell_warnings(struct train *t)
+void train_emit_warnings(struct train *t)
 {
-    if (t->warnings.len) train_tell(t, TRAIN_WARNING, t->warnings.data);
+    if (t->warnings.len) train_emit(t, TRAIN_WARNING, t->warnings.data);
     buf_clear(&t->warnings);
 }
 

@@ -23,6 +23,7 @@ struct master {
     size_t at;
     int rows, cols;
     bool transposed;            /* stored as [inputs][outputs] in the file */
+    int by_head;                /* as matrix_slot's */
     bool ones, zeros, residual; /* how random initialisation fills it */
 };
 
@@ -32,15 +33,15 @@ struct master {
 static float **stack_grad(struct train_full *f, int i, bool *table)
 {
     const struct model_config *c = &f->base->c;
-    int layer = i / PRODUCTS;
+    int layer = i / LAYER_GEMMS;
     *table = false;
     if (layer < c->layers) {
         struct layer_grads *g = &f->g.layer[layer];
-        float **grads[PRODUCTS] = {
-            [PRODUCT_QKV] = &g->qkv, [PRODUCT_O] = &g->o, [PRODUCT_UP] = &g->up, [PRODUCT_DOWN] = &g->down};
-        return grads[i % PRODUCTS];
+        float **grads[LAYER_GEMMS] = {
+            [GEMM_QKV] = &g->qkv, [GEMM_O] = &g->o, [GEMM_UP] = &g->up, [GEMM_DOWN] = &g->down};
+        return grads[i % LAYER_GEMMS];
     }
-    bool head = i == c->layers * PRODUCTS;
+    bool head = i == c->layers * LAYER_GEMMS;
     *table = !head || c->tied;
     return head ? &f->g.head : &f->g.embed;
 }
@@ -91,6 +92,7 @@ static void add_stack(struct train_full *f, int i, bool muon, struct optim *o)
         struct master *m = next_master(f, at, s.part[k].rows, s.cols);
         snprintf(m->name, sizeof m->name, "%s", s.part[k].name);
         m->transposed = s.part[k].transposed;
+        m->by_head = s.part[k].by_head;
         m->residual = s.part[k].residual;
         if (muon) muon_add(&o->muon, at, m->rows, m->cols);
     }
@@ -110,7 +112,7 @@ int train_full_open(struct train_full *f, const struct model *base, const struct
     f->stack_at = mem_array((size_t)stacks, sizeof *f->stack_at);
     f->vector = mem_array((size_t)vectors, sizeof *f->vector);
     f->vector_at = mem_array((size_t)vectors, sizeof *f->vector_at);
-    for (int i = 0; i < stacks; i++) add_stack(f, i, p->optimizer == OPTIMIZER_MUON && i < c->layers * PRODUCTS, o);
+    for (int i = 0; i < stacks; i++) add_stack(f, i, p->optimizer == OPTIMIZER_MUON && i < c->layers * LAYER_GEMMS, o);
     f->n_stacks = stacks;
     f->n_vectors = tensors_vectors(&f->tensors, f->vector);
     for (int i = 0; i < vectors; i++) { /* parts of one array are contiguous */
@@ -126,6 +128,7 @@ int train_full_open(struct train_full *f, const struct model *base, const struct
         }
         struct master *m = next_master(f, f->vector_at[i], v->rows, v->cols);
         snprintf(m->name, sizeof m->name, "%s", v->name);
+        m->by_head = v->by_head;
         m->ones = v->norm && !v->minus_one;
         m->zeros = !m->ones && !v->table;
         if (!v->minus_one) continue;
@@ -141,7 +144,7 @@ size_t train_full_bytes(const struct train_full *f)
     for (int i = 0; i < f->n_stacks; i++) {
         struct stack s;
         tensors_stack(&f->tensors, i, &s);
-        if (s.product >= 0) bytes += (size_t)s.rows * (size_t)s.cols * 4;
+        if (s.gemm >= 0) bytes += (size_t)s.rows * (size_t)s.cols * 4;
     }
     return bytes;
 }
@@ -166,7 +169,9 @@ static void init_random(const struct master *m, const struct model_config *c, ui
 static size_t file_index(const struct master *m, size_t i)
 {
     size_t row = i / (size_t)m->cols, col = i % (size_t)m->cols;
-    return m->transposed ? col * (size_t)m->rows + row : i;
+    if (m->by_head && m->rows == 1) col = (size_t)tensors_stored_row(m->by_head, m->cols, (int)col); /* a bias */
+    if (m->by_head && m->rows > 1) row = (size_t)tensors_stored_row(m->by_head, m->rows, (int)row);
+    return m->transposed ? col * (size_t)m->rows + row : row * (size_t)m->cols + col;
 }
 
 /* The model was loaded from this file, so every tensor exists with its shape. */
@@ -174,6 +179,11 @@ static int init_file(const struct master *m, const struct tensor_source *file, f
 {
     const struct tensor *t = tensor_source_find(file, m->name);
     if (!t) return err_set(e, ERR_NOT_FOUND, "tensor %s is missing", m->name);
+    if (t->form)
+        return err_set(e, ERR_UNSUPPORTED,
+                       "tensor %s: full fine-tuning of a GGUF model whose tensors are quantised or permuted is not "
+                       "supported; train an adapter, or the original model",
+                       m->name);
     enum dtype type = tensor_float_type(t->type);
     size_t n = (size_t)m->rows * (size_t)m->cols;
     if (type == DT_NONE || t->bytes != dtype_bytes(type, n))
@@ -205,7 +215,7 @@ static int first_values(struct train_full *f, const struct train_params *p, stru
 /* ---- packed weights ---------------------------------------------------------------------------------------------- */
 
 /* The values at p, of type t, as parts of the stack in the form a device packs. */
-static int parts_of(const struct stack *s, const void *p, enum dtype t, struct weight_src out[STACK_MAX])
+static int parts_of(const struct stack *s, const void *p, enum dtype t, struct halves *out)
 {
     struct weight_src part[STACK_MAX];
     size_t at = 0;
@@ -221,13 +231,13 @@ static int parts_of(const struct stack *s, const void *p, enum dtype t, struct w
 /* Packs arbitrary values in the base's type, to allocate; train_full_use writes the right ones. */
 static struct weight *pack(struct dev *d, const struct stack *s, enum dtype t)
 {
-    struct weight_src src[STACK_MAX];
+    struct halves h;
     size_t bytes = dtype_bytes(t, (size_t)s->rows * (size_t)s->cols);
     CHECK(bytes > 0);
     void *zeros = calloc(1, bytes);
     if (!zeros) return NULL;
-    int n = parts_of(s, zeros, t, src);
-    struct weight *w = d->ops->weight_pack(d, src, n);
+    int n = parts_of(s, zeros, t, &h);
+    struct weight *w = d->ops->weight_pack(d, h.src, n);
     free(zeros);
     return w;
 }
@@ -256,7 +266,7 @@ int train_full_bind(struct train_full *f, const struct train_params *p, struct o
     for (int i = 0; i < f->n_stacks && !rc; i++) {
         struct stack s;
         bool table;
-        struct weight **w = weights_stack_place(&f->w, &f->base->c, i);
+        struct weight **w = weights_stack_field(&f->w, &f->base->c, i);
         tensors_stack(&f->tensors, i, &s);
         *stack_grad(f, i, &table) = o->g + f->stack_at[i];
         if (table) f->g.embed = o->g + f->stack_at[i];
@@ -289,33 +299,33 @@ static void use_vectors(struct train_full *f, struct optim *o, float *values)
             f->w.pos = mat_f32(at, v->rows, v->cols);
         } else if (v->minus_one) {
             apply(f, (struct op_chunks){o->d, o->gate}, at, v->cols, applied);
-            *weights_vector_place(&f->w, v) = applied;
+            *weights_vector_field(&f->w, v) = applied;
             applied += v->cols;
         } else {
-            *weights_vector_place(&f->w, v) = at;
+            *weights_vector_field(&f->w, v) = at;
         }
     }
 }
 
 void train_full_use(struct train_full *f, struct optim *o, float *values)
 {
-    const double PIECE = 1 << 20; /* values per pass of the gate */
+    const double CHUNK = 1 << 20; /* values per pass of the gate */
     use_vectors(f, o, values);
     for (int i = 0; i < f->n_stacks; i++) {
         struct stack s;
-        struct weight_src src[STACK_MAX];
+        struct halves h;
         bool table;
-        struct weight **w = weights_stack_place(&f->w, &f->base->c, i);
+        struct weight **w = weights_stack_field(&f->w, &f->base->c, i);
         tensors_stack(&f->tensors, i, &s);
         stack_grad(f, i, &table);
         if (table) f->w.embed = mat_f32(values + f->stack_at[i], s.rows, s.cols);
         if (!w) continue;
-        int n = parts_of(&s, values + f->stack_at[i], DT_F32, src);
-        int pieces = (int)((double)s.rows * s.cols / PIECE) + 1;
-        for (int k = 0; k < pieces; k++) {
+        int n = parts_of(&s, values + f->stack_at[i], DT_F32, &h);
+        int chunks = (int)((double)s.rows * s.cols / CHUNK) + 1;
+        for (int k = 0; k < chunks; k++) {
             scheduler_gate_pass(o->gate);
-            scheduler_gate_cost(o->gate, WORK_STATE, 2.0 * s.rows * s.cols / pieces);
-            o->d->ops->weight_update(o->d, *w, src, n, k, pieces);
+            scheduler_gate_cost(o->gate, WORK_STATE, 2.0 * s.rows * s.cols / chunks);
+            o->d->ops->weight_update(o->d, *w, h.src, n, k, chunks);
         }
     }
 }
@@ -383,7 +393,7 @@ void train_full_close(struct train_full *f)
 {
     struct dev *d = f->d; /* NULL: never opened */
     for (int i = 0; d && i < f->n_stacks; i++) {
-        struct weight **w = weights_stack_place(&f->w, &f->base->c, i);
+        struct weight **w = weights_stack_field(&f->w, &f->base->c, i);
         if (w && *w) d->ops->weight_free(d, *w);
     }
     if (d && f->ones) d->ops->free(d, f->ones);

@@ -65,7 +65,7 @@ static enum outcome go_back(struct train *t, struct err *e)
     scheduler_gate_leave(t->gate); /* while the checkpoint is read */
     if (train_load(t, was.good, e)) return FAILED;
     if (t->saved < 0) return err_set(e, ERR_IO, "the checkpoint of step %lld is gone", (long long)was.good), FAILED;
-    ckpt_forget(t->ckpt_dir, t->saved);
+    ckpt_delete_after(t->ckpt_dir, t->saved);
     t->st.skipped = was.skipped;
     t->st.seconds = was.seconds;
     t->st.fallbacks = was.fallbacks + 1;
@@ -226,16 +226,16 @@ void train_run(struct train *t, train_event_fn *fn, void *arg)
     t->fn = fn;
     t->arg = arg;
     t->saved_at = clock_now();
-    train_tell(t, TRAIN_PLAN, NULL);
-    train_tell_warnings(t);
-    if (t->resumed) train_tell(t, TRAIN_RESUMED, NULL);
+    train_emit(t, TRAIN_PLAN, NULL);
+    train_emit_warnings(t);
+    if (t->resumed) train_emit(t, TRAIN_RESUMED, NULL);
     enum outcome o = loop(t, &e);
-    train_tell_warnings(t);
+    train_emit_warnings(t);
     if ((o == PAUSED || o == CANCELLED) && t->saved != t->st.step && train_save(t, &e)) o = FAILED;
     scheduler_gate_leave(t->gate);
     if (o == DONE && train_write_result(t, &e)) o = FAILED;
     if (o == DONE) ckpt_prune(t->ckpt_dir, 1, -1);
-    train_tell(t,
+    train_emit(t,
                o == DONE                           ? TRAIN_SUCCEEDED
                : o == PAUSED                       ? TRAIN_PAUSED
                : o == FAILED && e.code == ERR_LOST ? TRAIN_LOST

@@ -25,16 +25,16 @@ static struct adapter *make(const struct model_config *c, const struct train_par
 }
 
 /* The pairs of one GEMM of one layer: all a's contiguous, then each b. */
-static void add_site(struct train_lora *l, int layer, int product, struct optim *o)
+static void add_site(struct train_lora *l, int layer, int gemm, struct optim *o)
 {
     const struct adapter *a = l->adapter;
-    struct site *s = &l->site[layer * PRODUCTS + product];
+    struct site *s = &l->site[layer * LAYER_GEMMS + gemm];
     for (int half = 0; half < 2; half++)
         for (int i = 0; i < a->n_modules; i++) {
             const struct lora_module *m = &a->module[i];
             int at = layer * a->n_modules + i;
             const struct lora_pair *p = &a->pair[at];
-            if ((int)m->product != product || !p->r) continue;
+            if ((int)m->gemm != gemm || !p->r) continue;
             if (half) {
                 l->b[at] = optim_add(o, (size_t)m->n * (size_t)p->r, true);
                 continue;
@@ -47,7 +47,7 @@ static void add_site(struct train_lora *l, int layer, int product, struct optim 
     if (!s->r) return;
     size_t start = optim_add(o, (size_t)s->r * (size_t)s->k, true);
     for (int i = 0, n = 0; i < a->n_modules; i++)
-        if ((int)a->module[i].product == product && a->pair[layer * a->n_modules + i].r)
+        if ((int)a->module[i].gemm == gemm && a->pair[layer * a->n_modules + i].r)
             l->a[layer * a->n_modules + i] = start + (size_t)s->part[n++].at * (size_t)s->k;
 }
 
@@ -57,11 +57,11 @@ int train_lora_open(struct train_lora *l, const struct model_config *c, const st
     *l = (struct train_lora){.c = c, .adapter = from ? adapter_read(from, c, e) : make(c, t, e)};
     if (!l->adapter) return e->code;
     size_t pairs = (size_t)c->layers * (size_t)l->adapter->n_modules;
-    l->site = mem_array((size_t)c->layers * PRODUCTS, sizeof *l->site);
+    l->site = mem_array((size_t)c->layers * LAYER_GEMMS, sizeof *l->site);
     l->a = mem_array(pairs, sizeof *l->a);
     l->b = mem_array(pairs, sizeof *l->b);
     for (int layer = 0; layer < c->layers; layer++)
-        for (int p = 0; p < PRODUCTS; p++) add_site(l, layer, p, o);
+        for (int p = 0; p < LAYER_GEMMS; p++) add_site(l, layer, p, o);
     if (o->trained) return 0;
     return err_set(e, ERR_INVALID, "targets: a %s model has none of these modules", c->family->model_type);
 }
@@ -70,19 +70,23 @@ void train_lora_bind(struct train_lora *l, struct optim *o)
 {
     const struct adapter *a = l->adapter;
     for (int layer = 0; layer < l->c->layers; layer++) {
-        int seen[PRODUCTS] = {0};
+        int seen[LAYER_GEMMS] = {0};
         for (int i = 0; i < a->n_modules; i++) {
             const struct lora_module *m = &a->module[i];
             int at = layer * a->n_modules + i;
             const struct lora_pair *p = &a->pair[at];
             if (!p->r) continue;
-            struct site *s = &l->site[layer * PRODUCTS + (int)m->product];
-            struct site_part *part = &s->part[seen[m->product]++];
+            struct site *s = &l->site[layer * LAYER_GEMMS + (int)m->gemm];
+            struct site_part *part = &s->part[seen[m->gemm]++];
             if (part == s->part) s->a = o->p + l->a[at], s->da = o->g + l->a[at];
             part->b = o->p + l->b[at];
             part->db = o->g + l->b[at];
             o->d->ops->upload(o->d, o->p + l->a[at], p->a, (size_t)p->r * (size_t)m->k * sizeof *p->a);
-            o->d->ops->upload(o->d, o->p + l->b[at], p->b, (size_t)p->r * (size_t)m->n * sizeof *p->b);
+            size_t n = (size_t)p->r * (size_t)m->n;
+            float *b = mem_array(n, sizeof *b);
+            lora_b_to_outputs(m, p->r, p->b, b);
+            o->d->ops->upload(o->d, o->p + l->b[at], b, n * sizeof *b);
+            free(b);
         }
     }
 }
@@ -95,7 +99,7 @@ int train_lora_write(struct train_lora *l, const float *p, const char *base_name
         const struct lora_pair *pair = &a->pair[i];
         if (!pair->r) continue;
         memcpy(pair->a, p + l->a[i], (size_t)pair->r * (size_t)m->k * sizeof *p);
-        memcpy(pair->b, p + l->b[i], (size_t)pair->r * (size_t)m->n * sizeof *p);
+        lora_b_to_stored(m, pair->r, p + l->b[i], pair->b);
     }
     return adapter_write(a, l->c, base_name, dir, e);
 }

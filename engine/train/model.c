@@ -47,12 +47,11 @@ static void linear_back(struct train_model *m, const struct layer *l, struct mat
 }
 
 /* c (+)= alpha a b, or a b^T */
-static void product(struct train_model *m, struct mat c, struct mat a, struct mat b, bool tb, float alpha,
-                    bool accumulate)
+static void gemm(struct train_model *m, struct mat c, struct mat a, struct mat b, bool tb, float alpha, bool accumulate)
 {
-    chunked_product(chunks_of(m),
-                    (struct gemm_args){
-                        .c = c, .a = a, .b = b, .tb = tb, .accumulate = accumulate, .half = m->half, .alpha = alpha});
+    chunked_gemm(chunks_of(m),
+                 (struct gemm_args){
+                     .c = c, .a = a, .b = b, .tb = tb, .accumulate = accumulate, .half = m->half, .alpha = alpha});
 }
 
 /* dw (n, k) += alpha dy^T x */
@@ -115,25 +114,25 @@ enum branch { ATTENTION, FEED_FORWARD };
 static void drop_branch(struct train_model *m, int layer, enum branch b, struct mat x)
 {
     int L = m->c->layers;
-    if (m->residual_dropout > 0) drop(m, m->residual_dropout, L * PRODUCTS + 2 * layer + (int)b, x);
+    if (m->residual_dropout > 0) drop(m, m->residual_dropout, L * LAYER_GEMMS + 2 * layer + (int)b, x);
 }
 
 /* ---- adapters ---------------------------------------------------------------------------------------------------- */
 
 static const struct site no_site;
 
-static const struct site *site_of(const struct train_model *m, int layer, enum product p)
+static const struct site *site_of(const struct train_model *m, int layer, enum layer_gemm p)
 {
-    return m->site ? &m->site[layer * PRODUCTS + p] : &no_site;
+    return m->site ? &m->site[layer * LAYER_GEMMS + p] : &no_site;
 }
 
-static void drop_input(struct train_model *m, int layer, enum product p, struct mat x)
+static void drop_input(struct train_model *m, int layer, enum layer_gemm p, struct mat x)
 {
-    drop(m, m->dropout, layer * PRODUCTS + (int)p, x);
+    drop(m, m->dropout, layer * LAYER_GEMMS + (int)p, x);
 }
 
 /* x after the adapters' dropout */
-static struct mat site_input(struct train_model *m, int layer, enum product p, struct mat x)
+static struct mat site_input(struct train_model *m, int layer, enum layer_gemm p, struct mat x)
 {
     if (m->dropout <= 0) return x;
     struct mat to = {m->dropped.p, DT_F32, x.rows, x.cols, x.cols};
@@ -143,7 +142,7 @@ static struct mat site_input(struct train_model *m, int layer, enum product p, s
 }
 
 /* x a^T with the site's rank as width, which may be less than the buffer's */
-static struct mat xa_of(const struct site *s, enum product p, const struct kept *k, int rows)
+static struct mat xa_of(const struct site *s, enum layer_gemm p, const struct kept *k, int rows)
 {
     struct mat xa = first(k->xa[p], rows);
     xa.cols = s->r;
@@ -151,29 +150,28 @@ static struct mat xa_of(const struct site *s, enum product p, const struct kept 
 }
 
 /* xa = x a^T */
-static void site_down(struct train_model *m, int layer, enum product p, struct mat x, const struct kept *k)
+static void site_down(struct train_model *m, int layer, enum layer_gemm p, struct mat x, const struct kept *k)
 {
     const struct site *s = site_of(m, layer, p);
     if (!s->r) return;
     x = site_input(m, layer, p, x);
-    product(m, xa_of(s, p, k, x.rows), x, mat_f32(s->a, s->r, s->k), true, 1, false);
+    gemm(m, xa_of(s, p, k, x.rows), x, mat_f32(s->a, s->r, s->k), true, 1, false);
 }
 
 /* y += scale xa b^T */
-static void site_up(struct train_model *m, int layer, enum product p, struct mat y, const struct kept *k)
+static void site_up(struct train_model *m, int layer, enum layer_gemm p, struct mat y, const struct kept *k)
 {
     const struct site *s = site_of(m, layer, p);
     struct mat xa = xa_of(s, p, k, y.rows);
     for (int i = 0; i < s->n_parts; i++) {
         const struct site_part *t = &s->part[i];
-        product(m, mat_cols(y, t->col, t->n), mat_cols(xa, t->at, t->r), mat_f32(t->b, t->n, t->r), true, t->scale,
-                true);
+        gemm(m, mat_cols(y, t->col, t->n), mat_cols(xa, t->at, t->r), mat_f32(t->b, t->n, t->r), true, t->scale, true);
     }
 }
 
 /* With du = scale dy b:  db += scale dy^T xa, da += du^T x, and dx += du a unless dx.p is NULL.  (x is the input after
  * dropout, dx the gradient before it.) */
-static void site_back(struct train_model *m, int layer, enum product p, const struct kept *k, struct mat x,
+static void site_back(struct train_model *m, int layer, enum layer_gemm p, const struct kept *k, struct mat x,
                       struct mat dy, struct mat dx)
 {
     const struct site *s = site_of(m, layer, p);
@@ -182,14 +180,14 @@ static void site_back(struct train_model *m, int layer, enum product p, const st
     for (int i = 0; i < s->n_parts; i++) {
         const struct site_part *t = &s->part[i];
         struct mat part = mat_cols(dy, t->col, t->n);
-        product(m, mat_cols(du, t->at, t->r), part, mat_f32(t->b, t->n, t->r), false, t->scale, false);
+        gemm(m, mat_cols(du, t->at, t->r), part, mat_f32(t->b, t->n, t->r), false, t->scale, false);
         weight_grad(m, t->db, part, mat_cols(xa, t->at, t->r), t->scale);
     }
     weight_grad(m, s->da, du, site_input(m, layer, p, x), 1);
     if (!dx.p) return;
     bool drops = m->dropout > 0;
     struct mat back = drops ? (struct mat){m->dropped.p, DT_F32, dy.rows, s->k, s->k} : dx;
-    product(m, back, du, mat_f32(s->a, s->r, s->k), false, 1, !drops);
+    gemm(m, back, du, mat_f32(s->a, s->r, s->k), false, 1, !drops);
     if (drops) {
         drop_input(m, layer, p, back);
         add(m, dx, back);
@@ -260,20 +258,25 @@ static void attention(struct train_model *m, const struct layer *l, const struct
     struct mat qkv = here(m, k->qkv), att = here(m, k->att), out = layer_post1(l).w ? here(m, k->o) : y;
 
     linear(m, l, qkv, h, w->qkv, w->qkv_b);
-    site_down(m, l->index, PRODUCT_QKV, h, k);
-    site_up(m, l->index, PRODUCT_QKV, qkv, k);
+    site_down(m, l->index, GEMM_QKV, h, k);
+    site_up(m, l->index, GEMM_QKV, qkv, k);
     if (l->b->qk_norm) {
         struct mat bare = here(m, k->bare);
         copy(m, bare, mat_cols(qkv, 0, bare.cols));
+    }
+    if (l->b->qk_norm == QK_NORM_HEADS) {
         chunked_head_norm(chunks_of(m), layer_q_norm(l, qkv));
         chunked_head_norm(chunks_of(m), layer_k_norm(l, qkv));
+    } else if (l->b->qk_norm == QK_NORM_WHOLE) {
+        chunked_norm(chunks_of(m), layer_q_norm_whole(l, qkv));
+        chunked_norm(chunks_of(m), layer_k_norm_whole(l, qkv));
     }
     chunked_rope(chunks_of(m), layer_rope(l, qkv, m->pos, false));
     attn_forward(m, l, k);
-    site_down(m, l->index, PRODUCT_O, att, k);
+    site_down(m, l->index, GEMM_O, att, k);
     if (!y.p) return;
     linear(m, l, out, att, w->o, w->o_b);
-    site_up(m, l->index, PRODUCT_O, out, k);
+    site_up(m, l->index, GEMM_O, out, k);
     after_branch(m, l, ATTENTION, out, y);
     add(m, y, x);
 }
@@ -281,7 +284,7 @@ static void attention(struct train_model *m, const struct layer *l, const struct
 /* the feed-forward before its activation */
 static struct mat up_of(const struct train_model *m, const struct layer *l, const struct kept *k)
 {
-    return mat_f32(k->up.p, m->b->n_tokens, l->b->gated ? 2 * m->c->inter : m->c->inter);
+    return mat_f32(k->up.p, m->b->n_tokens, l->b->gated ? 2 * l->b->inter : l->b->inter);
 }
 
 /* out = act(up), or act(gate) * up */
@@ -295,20 +298,29 @@ static void activate(struct train_model *m, const struct block *b, struct mat ou
     }
 }
 
-/* y = feed_forward(h); y.p NULL: computes only the kept activations and the input of the last GEMM, in the area */
-static void feed_forward(struct train_model *m, const struct layer *l, const struct kept *k, struct mat h, struct mat y)
+/* The feed-forward, or the shared expert: out.p NULL: computes only the kept activations and the input of the last
+ * GEMM, in the area. */
+static void dense(struct train_model *m, const struct layer *l, const struct kept *k, struct mat h, struct mat out)
 {
     const struct layer_weights *w = l->w;
-    struct mat up = up_of(m, l, k), ff = area_mat(m, 0, m->c->inter), out = layer_post2(l).w ? here(m, k->down) : y;
+    struct mat up = up_of(m, l, k), ff = area_mat(m, 0, l->b->inter);
 
     linear(m, l, up, h, w->up, w->up_b);
-    site_down(m, l->index, PRODUCT_UP, h, k);
-    site_up(m, l->index, PRODUCT_UP, up, k);
+    site_down(m, l->index, GEMM_UP, h, k);
+    site_up(m, l->index, GEMM_UP, up, k);
     activate(m, l->b, ff, up);
-    site_down(m, l->index, PRODUCT_DOWN, ff, k);
+    site_down(m, l->index, GEMM_DOWN, ff, k);
     if (!out.p) return;
     linear(m, l, out, ff, w->down, w->down_b);
-    site_up(m, l->index, PRODUCT_DOWN, out, k);
+    site_up(m, l->index, GEMM_DOWN, out, k);
+}
+
+/* y = feed_forward(h); y.p NULL: computes only what the backward pass needs. */
+static void feed_forward(struct train_model *m, const struct layer *l, const struct kept *k, struct mat h, struct mat y)
+{
+    struct mat out = layer_post2(l).w ? here(m, k->down) : y;
+    if (l->b->inter) dense(m, l, k, h, out);
+    if (l->b->experts.count && out.p) train_experts_forward(chunks_of(m), &m->experts, l, h, out);
     if (y.p) after_branch(m, l, FEED_FORWARD, out, y);
 }
 
@@ -317,9 +329,10 @@ static void layer_forward(struct train_model *m, int layer, const struct kept *k
 {
     struct layer l = layer_of(m, layer);
     struct mat h = norm_if(m, x, layer_norm1(&l));
-    if (l.b->norms == NORMS_PARALLEL) { /* y = x + attention(h) + feed_forward(h) */
+    if (block_parallel(l.b)) { /* y = x + attention(h) + feed_forward(h), which may have a norm of its own */
         struct mat ff = y.p ? here(m, m->dh) : y;
         attention(m, &l, k, h, x, y);
+        if (layer_norm2(&l).w) h = norm_if(m, x, layer_norm2(&l));
         feed_forward(m, &l, k, h, ff);
         if (y.p) add(m, y, ff);
     } else {
@@ -345,9 +358,9 @@ static struct reach reach_of(const struct train_model *m, const struct layer *l)
 {
     int layer = l->index;
     struct reach r = {.below = layer > m->lowest || m->grads};
-    r.attention = r.below || site_of(m, layer, PRODUCT_QKV)->r || site_of(m, layer, PRODUCT_O)->r;
-    r.ff_input = l->b->norms == NORMS_PARALLEL ? r.below : r.attention;
-    r.inner = r.ff_input || site_of(m, layer, PRODUCT_UP)->r;
+    r.attention = r.below || site_of(m, layer, GEMM_QKV)->r || site_of(m, layer, GEMM_O)->r;
+    r.ff_input = block_parallel(l->b) ? r.below : r.attention;
+    r.inner = r.ff_input || site_of(m, layer, GEMM_UP)->r;
     return r;
 }
 
@@ -364,7 +377,8 @@ static struct mat branch_grad(struct train_model *m, const struct layer *l, enum
 {
     const struct layer_grads *g = m->grads ? &m->grads->layer[l->index] : &no_grads;
     struct layer_norm post = b == ATTENTION ? layer_post1(l) : layer_post2(l);
-    if (m->residual_dropout <= 0 && l->b->residual_scale == 1 && !post.w) return dx;
+    bool own = b == ATTENTION && l->b->norms == NORMS_PARALLEL_TWO; /* dx gets the feed-forward's part first */
+    if (m->residual_dropout <= 0 && l->b->residual_scale == 1 && !post.w && !own) return dx;
     struct mat to = here(m, m->branch);
     copy(m, to, dx);
     drop_branch(m, l->index, b, to);
@@ -381,13 +395,12 @@ static struct mat branch_grad(struct train_model *m, const struct layer *l, enum
     return to;
 }
 
-/* dx by the branch's output.  Leaves in dh the gradient by the feed-forward's input h, where that is reached. */
-static void feed_forward_back(struct train_model *m, const struct layer *l, const struct kept *k, struct mat h,
-                              struct mat dx, struct mat dh, const struct reach *r)
+static void dense_back(struct train_model *m, const struct layer *l, const struct kept *k, struct mat h, struct mat dx,
+                       struct mat dh, const struct reach *r)
 {
     const struct layer_weights *w = l->w;
     const struct layer_grads *g = m->grads ? &m->grads->layer[l->index] : NULL;
-    int inter = m->c->inter;
+    int inter = l->b->inter;
     struct mat ff = area_mat(m, 0, inter), dff = area_mat(m, inter, inter), up = up_of(m, l, k), dup = dff;
 
     if (g) {
@@ -395,7 +408,7 @@ static void feed_forward_back(struct train_model *m, const struct layer *l, cons
         bias_grad(m, g->down_b, dx);
     }
     if (r->inner) linear_back(m, l, dff, dx, w->down, false);
-    site_back(m, l->index, PRODUCT_DOWN, k, ff, dx, if_wanted(dff, r->inner));
+    site_back(m, l->index, GEMM_DOWN, k, ff, dx, if_wanted(dff, r->inner));
     if (!r->inner) return;
     if (l->b->gated) { /* the gradient overwrites the kept activation */
         chunked_act_mul_back(chunks_of(m), (struct act_mul_back_args){up, up, dff, l->b->act});
@@ -408,7 +421,25 @@ static void feed_forward_back(struct train_model *m, const struct layer *l, cons
         bias_grad(m, g->up_b, dup);
     }
     if (r->ff_input) linear_back(m, l, dh, dup, w->up, false);
-    site_back(m, l->index, PRODUCT_UP, k, h, dup, if_wanted(dh, r->ff_input));
+    site_back(m, l->index, GEMM_UP, k, h, dup, if_wanted(dh, r->ff_input));
+}
+
+/* dx by the branch's output.  Leaves in dh the gradient by the feed-forward's input h, where that is reached. */
+static void feed_forward_back(struct train_model *m, const struct layer *l, const struct kept *k, struct mat h,
+                              struct mat dx, struct mat dh, const struct reach *r)
+{
+    bool experts = l->b->experts.count && r->ff_input;
+    if (experts) dx = train_experts_back(chunks_of(m), &m->experts, l, h, area_mat(m, 0, l->b->inter), dx);
+    if (l->b->inter) dense_back(m, l, k, h, dx, dh, r);
+    if (experts) train_experts_input(chunks_of(m), &m->experts, l, dh);
+}
+
+/* dx: on entry the gradient by the norm's output, on return by its input */
+static void whole_norm_back(struct train_model *m, struct norm_args n, struct mat dx, float *dw)
+{
+    chunked_norm_back(
+        chunks_of(m),
+        (struct norm_back_args){.dx = dx, .x = n.x, .dy = dx, .w = n.w, .eps = n.eps, .kind = n.kind, .dw = dw});
 }
 
 static void rotate_back(struct train_model *m, const struct layer *l, const struct kept *k, struct mat dqkv)
@@ -417,6 +448,11 @@ static void rotate_back(struct train_model *m, const struct layer *l, const stru
     chunked_rope(chunks_of(m), layer_rope(l, dqkv, m->pos, true));
     if (!l->b->qk_norm) return;
     struct mat bare = here(m, k->bare), dbare = mat_cols(dqkv, 0, bare.cols);
+    if (l->b->qk_norm == QK_NORM_WHOLE) {
+        whole_norm_back(m, layer_q_norm_whole(l, bare), layer_q_norm_whole(l, dbare).x, g->q_norm);
+        whole_norm_back(m, layer_k_norm_whole(l, bare), layer_k_norm_whole(l, dbare).x, g->k_norm);
+        return;
+    }
     struct head_norm_args q = layer_q_norm(l, bare), kn = layer_k_norm(l, bare);
     chunked_head_norm_back(chunks_of(m),
                            (struct head_norm_back_args){dbare, q.x, q.col, q.heads, q.head_dim, q.w, q.eps, g->q_norm});
@@ -450,14 +486,14 @@ static void attention_back(struct train_model *m, const struct layer *l, const s
     const struct layer_grads *g = m->grads ? &m->grads->layer[l->index] : NULL;
     struct mat qkv = here(m, k->qkv), att = here(m, k->att);
     struct mat dqkv = area_mat(m, 0, qkv.cols), datt = area_mat(m, qkv.cols, att.cols);
-    bool further = r->below || site_of(m, l->index, PRODUCT_QKV)->r;
+    bool further = r->below || site_of(m, l->index, GEMM_QKV)->r;
 
     if (g) {
         weight_grad(m, g->o, dx, att, 1);
         bias_grad(m, g->o_b, dx);
     }
     if (further) linear_back(m, l, datt, dx, w->o, false);
-    site_back(m, l->index, PRODUCT_O, k, att, dx, if_wanted(datt, further));
+    site_back(m, l->index, GEMM_O, k, att, dx, if_wanted(datt, further));
     if (!further) return;
     attn_backward(m, l, k, dqkv, datt);
     rotate_back(m, l, k, dqkv);
@@ -466,7 +502,7 @@ static void attention_back(struct train_model *m, const struct layer *l, const s
         bias_grad(m, g->qkv_b, dqkv);
     }
     if (r->below) linear_back(m, l, dh, dqkv, w->qkv, l->b->norms == NORMS_PARALLEL);
-    site_back(m, l->index, PRODUCT_QKV, k, h, dqkv, if_wanted(dh, r->below));
+    site_back(m, l->index, GEMM_QKV, k, h, dqkv, if_wanted(dh, r->below));
 }
 
 /* dx: on entry the gradient by the layer's output, on return, where that is reached, by its input x. fresh: the area
@@ -477,21 +513,25 @@ static void layer_back(struct train_model *m, int layer, const struct kept *k, s
     struct layer_norm norm1 = layer_norm1(&l), norm2 = layer_norm2(&l);
     const struct layer_grads *g = m->grads ? &m->grads->layer[layer] : &no_grads;
     struct reach r = reach_of(m, &l);
-    bool parallel = l.b->norms == NORMS_PARALLEL, ff_site = m->grads || site_of(m, layer, PRODUCT_UP)->r;
+    bool parallel = block_parallel(l.b), shared = l.b->norms == NORMS_PARALLEL, experts = l.b->experts.count > 0;
+    bool ff_site = m->grads || experts || site_of(m, layer, GEMM_UP)->r;
     struct mat dh = here(m, m->dh), x2 = here(m, k->x2), in = parallel ? x : x2;
-    struct layer_norm before = parallel ? norm1 : norm2;
+    struct layer_norm before = shared ? norm1 : norm2;
     struct mat h = before.w ? here(m, m->h) : in;
 
-    if (!fresh && (m->grads || site_of(m, layer, PRODUCT_DOWN)->r))
-        activate(m, l.b, area_mat(m, 0, m->c->inter), up_of(m, &l, k));
+    if (!fresh && l.b->inter && (m->grads || experts || site_of(m, layer, GEMM_DOWN)->r))
+        activate(m, l.b, area_mat(m, 0, l.b->inter), up_of(m, &l, k));
     if (!fresh && ff_site) norm_if(m, in, before);
     feed_forward_back(m, &l, k, h, branch_grad(m, &l, FEED_FORWARD, here(m, k->down), dx), dh, &r);
     if (!r.attention) return;
-    if (!parallel) norm_if_back(m, dx, x2, dh, norm2, g->norm2_w, g->norm2_b);
-    bool has_h = parallel && (fresh || ff_site);
+    struct mat dy = dx;
+    if (parallel) dy = branch_grad(m, &l, ATTENTION, here(m, k->o), dx);
+    if (!shared && r.ff_input) norm_if_back(m, dx, in, dh, norm2, g->norm2_w, g->norm2_b);
+    if (!parallel) dy = branch_grad(m, &l, ATTENTION, here(m, k->o), dx);
+    bool has_h = shared && (fresh || ff_site);
     h = norm1.w ? here(m, m->h) : x;
-    if (!has_h && (m->grads || site_of(m, layer, PRODUCT_QKV)->r)) norm_if(m, x, norm1);
-    attention_back(m, &l, k, h, branch_grad(m, &l, ATTENTION, here(m, k->o), dx), dh, &r);
+    if (!has_h && (m->grads || site_of(m, layer, GEMM_QKV)->r)) norm_if(m, x, norm1);
+    attention_back(m, &l, k, h, dy, dh, &r);
     if (r.below) norm_if_back(m, dx, x, dh, norm1, g->norm1_w, g->norm1_b);
 }
 
@@ -631,10 +671,10 @@ static struct needs needs_of(const struct train_model *m, int first, int n)
     for (int l = first; l < first + n; l++) {
         const struct block *b = model_block(m->c, l);
         all.bare |= b->qk_norm;
-        all.x2 |= b->norms != NORMS_PARALLEL;
+        all.x2 |= !block_parallel(b);
         all.post |= block_norm_after(b);
         all.gated |= b->gated;
-        all.branch |= block_norm_after(b) || b->residual_scale != 1;
+        all.branch |= block_norm_after(b) || b->residual_scale != 1 || b->norms == NORMS_PARALLEL_TWO;
     }
     return all;
 }
@@ -653,11 +693,11 @@ static void take_kept(struct take *t, int layer, struct kept *k)
     if (needs.x2) k->x2 = take_mat(t, T, c->hidden);
     if (needs.post) k->o = take_mat(t, T, c->hidden);
     if (needs.post) k->down = take_mat(t, T, c->hidden);
-    k->up = take_mat(t, T, needs.gated ? 2 * c->inter : c->inter);
-    for (int p = 0; p < PRODUCTS; p++) {
-        int r = site_of(m, layer, (enum product)p)->r;
+    if (c->inter) k->up = take_mat(t, T, needs.gated ? 2 * c->inter : c->inter);
+    for (int p = 0; p < LAYER_GEMMS; p++) {
+        int r = site_of(m, layer, (enum layer_gemm)p)->r;
         for (int l = 0; m->recompute && l < c->layers; l++) /* shared by all layers */
-            if (site_of(m, l, (enum product)p)->r > r) r = site_of(m, l, (enum product)p)->r;
+            if (site_of(m, l, (enum layer_gemm)p)->r > r) r = site_of(m, l, (enum layer_gemm)p)->r;
         if (r) k->xa[p] = take_mat(t, T, r);
     }
 }
@@ -668,8 +708,8 @@ static void take_sites(struct take *t)
     int r = 0, k = 0;
     m->lowest = m->grads ? 0 : m->c->layers;
     for (int l = m->c->layers - 1; l >= 0; l--)
-        for (int p = 0; p < PRODUCTS; p++) {
-            const struct site *s = site_of(m, l, (enum product)p);
+        for (int p = 0; p < LAYER_GEMMS; p++) {
+            const struct site *s = site_of(m, l, (enum layer_gemm)p);
             if (!s->r) continue;
             m->lowest = l;
             if (s->r > r) r = s->r;
@@ -678,6 +718,11 @@ static void take_sites(struct take *t)
     if (r) m->du = take_mat(t, m->max_tokens, r);
     if (k && m->dropout > 0) m->dropped = take_mat(t, m->max_tokens, k);
     if (needs_of(m, 0, m->c->layers).branch) m->branch = take_mat(t, m->max_tokens, m->c->hidden);
+}
+
+static void *take_for_experts(void *arg, size_t n, size_t size)
+{
+    return take(arg, n, size);
 }
 
 static void take_all(struct take *t)
@@ -693,6 +738,7 @@ static void take_all(struct take *t)
     struct kept scratch;
     for (int i = 0; i < m->n_kept; i++) take_kept(t, i, t->count ? &scratch : &m->kept[i]);
     take_sites(t);
+    train_experts_take(&m->experts, m->c, m->max_tokens, take_for_experts, t);
     m->h = take_mat(t, T, c->hidden);
     m->dx = take_mat(t, T, c->hidden);
     m->dh = take_mat(t, T, c->hidden);
@@ -727,7 +773,7 @@ int train_model_open(struct train_model *m, int positions, struct err *e)
     m->host_hit = mem_array(T, sizeof *m->host_hit);
     for (size_t i = 0; i < T; i++) m->host_hit[i] = (int32_t)i;
     m->d->ops->upload(m->d, m->iota, m->host_hit, T * sizeof *m->iota);
-    return rope_tables_open(m->c->rope, m->c->n_ropes, m->d, positions, m->rope, e);
+    return rope_tables_open(m->c->rope, m->c->n_ropes, m->c->near_len, m->d, positions, m->rope, e);
 }
 
 void train_model_close(struct train_model *m)

@@ -16,6 +16,7 @@
 #include "engine/model/config.h"
 #include "engine/model/rope.h"
 #include "engine/model/weights.h"
+#include "engine/train/experts.h"
 #include "engine/train/scheduler_gate.h"
 #include "kernels/ops.h"
 
@@ -55,7 +56,8 @@ struct model_grads {
 /* Host memory. */
 struct micro {
     int n_tokens, n_seqs, n_targets;
-    int32_t *id, *pos; /* (T) */
+    int near_len;      /* of the model */
+    int32_t *id, *pos; /* (T) pos: rows of the tables of positions */
     int32_t *q_start;  /* (n_seqs + 1) */
     int32_t *row;      /* (n_targets) tokens whose successor is a target */
     int32_t *target;   /* (n_targets) ids of those successors */
@@ -66,13 +68,13 @@ struct micro {
 
 /* Activations inside a layer.  (T, ...) */
 struct kept {
-    struct mat qkv;          /* (H + 2G) D, after rope */
-    struct mat bare;         /* (H + G) D: q and k before their norms, if any */
-    struct mat att, lse;     /* H D; H */
-    struct mat x2;           /* C, after attention; not in parallel layers */
-    struct mat o, down;      /* C, output of attention and of the feed-forward, when a norm follows */
-    struct mat up;           /* 2F gated, else F, before the activation */
-    struct mat xa[PRODUCTS]; /* r of the site */
+    struct mat qkv;             /* (H + 2G) D, after rope */
+    struct mat bare;            /* (H + G) D: q and k before their norms, if any */
+    struct mat att, lse;        /* H D; H */
+    struct mat x2;              /* C, after attention; not in parallel layers */
+    struct mat o, down;         /* C, output of attention and of the feed-forward, when a norm follows */
+    struct mat up;              /* 2F gated, else F, before the activation */
+    struct mat xa[LAYER_GEMMS]; /* r of the site */
 };
 
 struct train_model {
@@ -80,7 +82,7 @@ struct train_model {
     const struct weights *w;
     struct dev *d;
     struct scheduler_gate *gate;
-    const struct site *site;         /* (layers, PRODUCTS), or NULL */
+    const struct site *site;         /* (layers, LAYER_GEMMS), or NULL */
     const struct model_grads *grads; /* or NULL */
     float dropout;                   /* on the sites' inputs, one mask for all parts of a site */
     float residual_dropout; /* on the outputs of attention and feed-forward and on embeddings; only without sites */
@@ -101,6 +103,7 @@ struct train_model {
     struct mat dropped;   /* (T, widest input of a site) */
     struct mat branch;    /* (T, C) gradient with respect to a branch's output, when it differs from that of the sum */
     struct mat du;        /* (T, most r of a site) */
+    struct train_experts experts;
     struct mat hx, hh, hd, logits; /* of head_rows tokens: (., C) final input, normed, gradient; (., V) */
     float *loss, *scale;           /* (T) loss of each target; factor of its gradient */
     int32_t *hit, *iota;           /* (T); (T) 0 1 2... */

@@ -53,7 +53,7 @@ int muon_alloc(struct muon *u, struct dev *d, struct err *e)
     u->a = d->ops->alloc(d, gram * sizeof *u->a);
     u->b = d->ops->alloc(d, gram * sizeof *u->b);
     if (u->sum && u->x && u->a && u->b) return 0;
-    return err_set(e, ERR_NOMEM, "no memory for muon's products of %zu numbers", matrix);
+    return err_set(e, ERR_NOMEM, "no memory for the working matrices of muon, the largest of %zu floats", matrix);
 }
 
 void muon_free(struct muon *u, struct dev *d)

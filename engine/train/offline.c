@@ -43,6 +43,7 @@ static int open_all(struct train_offline *o, const struct train_offline_config *
     struct cpus cpus;
     int rc = cpus_parse(&cpus, c->cpus, e);
     if (!rc) rc = model_open_as(&o->model, &c->model, &cpus, e);
+    if (!rc) rc = model_config_generates(&o->model.c, e);
     if (!rc && !(o->tokenizer = tokenizer_open_dir(c->model.dir, e))) rc = e->code;
     if (!rc) rc = model_pin(&o->model, &cpus, e);
     if (rc) return rc;

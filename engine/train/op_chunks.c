@@ -69,7 +69,7 @@ static double tile_cost(int k, int outs, int rows)
  * the outputs is not enough. */
 static struct tile next_tile(struct op_chunks c, enum train_work work, int rows, int k, int n, int unit)
 {
-    double macs = (double)k * n, room = scheduler_gate_room(c.gate, work);
+    double macs = (double)k * n, room = scheduler_gate_max_cost(c.gate, work);
     int few = rows < ROWS_GOOD ? rows : ROWS_GOOD;
     if (n <= unit || tile_cost(k, n, few) <= room)
         return (struct tile){scheduler_gate_rows(c.gate, work, rows, macs, READ_WEIGHT * macs), n};
@@ -87,7 +87,7 @@ static struct tile next_tile(struct op_chunks c, enum train_work work, int rows,
 static int next_outs(struct op_chunks c, enum train_work work, struct tile b, int k, int left, int unit)
 {
     if (left <= b.outs) return left; /* all of them, or the last unit */
-    double most = scheduler_gate_room(c.gate, work) / tile_cost(k, unit, b.rows);
+    double most = scheduler_gate_max_cost(c.gate, work) / tile_cost(k, unit, b.rows);
     int outs = most >= 2 ? (most < left ? (int)most * unit : left) : unit;
     if (outs > left) outs = left;
     scheduler_gate_cost(c.gate, work, tile_cost(k, outs, b.rows));
@@ -126,7 +126,7 @@ void chunked_linear_back(struct op_chunks c, struct linear_back_args a, bool sli
     }
 }
 
-void chunked_product(struct op_chunks c, struct gemm_args a)
+void chunked_gemm(struct op_chunks c, struct gemm_args a)
 {
     double cost = (double)a.a.cols * a.c.cols + MOVE_FLOAT * (a.a.cols + a.c.cols);
     for (int r = 0, n; r < a.a.rows; r += n) {
@@ -419,7 +419,7 @@ bool chunked_attention(struct op_chunks c, enum train_work work, const struct at
     bool more = s->n && s->head0 + s->n_heads < a->heads; /* heads of the same sequence */
     if (!more && s->first + s->n >= a->n_seqs) return false;
     scheduler_gate_pass(c.gate);
-    double room = scheduler_gate_room(c.gate, work);
+    double room = scheduler_gate_max_cost(c.gate, work);
     s->head0 = more ? s->head0 + s->n_heads : 0;
     if (!more) {
         s->first += s->n;

@@ -25,7 +25,7 @@ struct mat mat_cols(struct mat m, int col, int n);
 void chunked_linear(struct op_chunks, struct linear_args, bool slices);
 void chunked_linear_back(struct op_chunks, struct linear_back_args, bool slices);
 /* A GEMM without ta, split by rows. */
-void chunked_product(struct op_chunks, struct gemm_args);
+void chunked_gemm(struct op_chunks, struct gemm_args);
 /* dw (n, k) += alpha dy^T x, the sum over tokens.  dy (T, n), x (T, k) */
 void chunked_weight_grad(struct op_chunks, float *dw, struct mat dy, struct mat x, float alpha, bool half);
 void chunked_col_sum(struct op_chunks, struct col_sum_args); /* out NULL: nothing */

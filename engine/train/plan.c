@@ -8,7 +8,7 @@
 static int check_base(const struct train *t, struct err *e)
 {
     enum dtype type = t->model->w.type;
-    bool is_float = !t->model->c.quant[0] && (type == DT_F32 || type == DT_BF16 || type == DT_F16);
+    bool is_float = !t->model->c.quant.name[0] && (type == DT_F32 || type == DT_BF16 || type == DT_F16);
     if (t->p.method == TRAIN_QLORA && is_float)
         return err_set(e, ERR_INVALID, "method qlora wants a quantised base; this one is %s: use lora, or --quantize",
                        dtype_name(type));
@@ -35,24 +35,25 @@ static size_t scratch_bytes(const struct train *t)
 }
 
 /* The memory available to training: the device's own, or the host's. */
-static size_t room_for(struct dev *d, size_t *piece)
+static size_t room_for(struct dev *d, size_t *block)
 {
-    if (!dev_host_memory(d)) return dev_memory_left(d, piece);
-    return *piece = memory_available();
+    if (!dev_host_memory(d)) return dev_memory_left(d, block);
+    return *block = memory_available();
 }
 
 /* The largest allocations are arrays of all trained parameters, or of activations (activations: bytes of the largest of
  * these).  The scratch memory of ops is known less precisely. */
-static int check_piece(const struct train *t, size_t piece, size_t activations, struct err *e)
+static int check_block(const struct train *t, size_t block, size_t activations, struct err *e)
 {
     double state = (double)t->o.n * sizeof(float), need = fmax(state, (double)activations);
-    if (need <= (double)piece) return 0;
-    return err_set(e, ERR_NOMEM,
-                   "training needs %.2f GiB in one piece for %s, %.2f are free in one piece: unload adapters, or %s",
-                   need / GIB, state < need ? "activations" : "parameters", (double)piece / GIB,
-                   state < need     ? "lower micro_tokens and max_length"
-                   : t->lora_method ? "lower lora_r, or name fewer targets"
-                                    : "use method lora");
+    if (need <= (double)block) return 0;
+    return err_set(
+        e, ERR_NOMEM,
+        "training needs a block of %.2f GiB for %s, the largest free block has %.2f GiB: unload adapters, or %s",
+        need / GIB, state < need ? "activations" : "parameters", (double)block / GIB,
+        state < need     ? "lower micro_tokens and max_length"
+        : t->lora_method ? "lower lora_r, or name fewer targets"
+                         : "use method lora");
 }
 
 /* Chooses whether activations are recomputed, and rejects jobs that do not fit. */
@@ -63,7 +64,7 @@ static int plan_memory(struct train *t, struct err *e)
     /* a plan without a job may be made on any thread, which must not use the device */
     bool own = !dev_host_memory(t->d);
     int copies = 4 + average + (t->eval.n && !own ? 1 : 0), host_copies = own ? 3 + average + (t->eval.n ? 1 : 0) : 0;
-    size_t piece, largest, room = room_for(t->d, &piece);
+    size_t block, largest, room = room_for(t->d, &block);
     if ((double)host_copies * (double)t->o.n * 4 > 0.95 * (double)memory_available())
         return err_set(e, ERR_NOMEM, "training needs %.2f GiB of the host for %d copies of %zu parameters",
                        (double)host_copies * (double)t->o.n * 4 / GIB, host_copies, t->o.trained);
@@ -80,7 +81,7 @@ static int plan_memory(struct train *t, struct err *e)
         need = (double)p->state_bytes + (double)p->activation_bytes;
     }
     p->recompute = t->tm.recompute;
-    if (need <= 0.95 * (double)room) return check_piece(t, piece, largest, e);
+    if (need <= 0.95 * (double)room) return check_block(t, block, largest, e);
     bool state = (double)p->state_bytes > need / 2;
     return err_set(
         e, ERR_NOMEM,

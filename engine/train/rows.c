@@ -31,9 +31,9 @@ static void take(struct train_rows *to, uint32_t row, uint32_t length, uint32_t 
     to->targets += trained;
 }
 
-static void reserve(struct train_rows *r, const struct dataset *set, size_t n)
+static void reserve(struct train_rows *r, const struct dataset *set, size_t n, int max_length)
 {
-    *r = (struct train_rows){.set = set, .epoch = -1};
+    *r = (struct train_rows){.set = set, .epoch = -1, .max_length = max_length};
     r->index = mem_array(n, sizeof *r->index);
     r->length = mem_array(n, sizeof *r->length);
     r->trained = mem_array(n, sizeof *r->trained);
@@ -128,8 +128,8 @@ int train_rows_open(struct train_rows *train, struct train_rows *eval, const str
     int rc = check_ids(job->data, job, vocab, e);
     if (!rc && job->eval && (rc = check_ids(job->eval, job, vocab, e))) err_prefix(e, "evaluation data");
     if (rc) return rc;
-    reserve(train, job->data, n);
-    reserve(eval, job->eval ? job->eval : job->data, job->eval || p->eval_fraction > 0 ? n_eval : 0);
+    reserve(train, job->data, n, p->max_length);
+    reserve(eval, job->eval ? job->eval : job->data, job->eval || p->eval_fraction > 0 ? n_eval : 0, p->max_length);
     *left_out = split(train, eval, job->eval ? 0 : p->eval_fraction, p);
     if (job->eval) *left_out += split(eval, eval, 0, p);
     if (!train->n) return err_set(e, ERR_INVALID, "no row has a token to train on within max_length %d", p->max_length);
@@ -192,9 +192,9 @@ int64_t train_rows_targets(const struct train_rows *r, const struct microbatches
 
 /* ---- a micro-batch ----------------------------------------------------------------------------------------------- */
 
-void micro_open(struct micro *m, int max_tokens)
+void micro_open(struct micro *m, int max_tokens, int near_len)
 {
-    *m = (struct micro){0};
+    *m = (struct micro){.near_len = near_len};
     size_t n = (size_t)max_tokens + 1;
     int32_t **arrays[] = {&m->id, &m->pos, &m->q_start, &m->row, &m->target};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i] = mem_array(n, sizeof(int32_t));
@@ -216,10 +216,11 @@ void micro_fill(struct micro *m, const struct train_rows *r, const struct microb
     for (uint32_t k = s->start[i]; k < s->start[i + 1]; k++) {
         uint32_t which = s->row[k];
         struct dataset_row row = dataset_row(r->set, r->index[which]);
+        int first = rope_first_row(m->near_len, row.n < r->max_length ? row.n : r->max_length);
         m->q_start[m->n_seqs++] = t;
         for (int at = 0; at < (int)r->length[which]; at++, t++) {
             m->id[t] = row.id[at];
-            m->pos[t] = at;
+            m->pos[t] = first + at;
             if (!row.trained[at + 1]) continue;
             m->row[m->n_targets] = t;
             m->target[m->n_targets++] = row.id[at + 1];

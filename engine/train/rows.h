@@ -11,6 +11,7 @@
 struct train_rows {
     const struct dataset *set;
     uint32_t n;
+    int max_length;             /* longer rows are truncated to it */
     uint32_t *index;            /* (n) indices of rows in the set */
     uint32_t *length, *trained; /* (n) tokens to compute: those before the last target; number of targets */
     uint64_t tokens, targets;   /* sums */
@@ -33,8 +34,9 @@ struct microbatches_step train_rows_step(struct train_rows *, int64_t step);
 int train_rows_epoch(const struct train_rows *, int64_t step); /* @return the epoch of the step */
 int64_t train_rows_targets(const struct train_rows *, const struct microbatches_step *);
 
-/* Arrays for max_tokens tokens, filled with micro-batch i of a step.  first: number of tokens of the step before it. */
-void micro_open(struct micro *, int max_tokens);
+/* Arrays for max_tokens tokens of a model with this near_len, filled with micro-batch i of a step.  first: number of
+ * tokens of the step before it. */
+void micro_open(struct micro *, int max_tokens, int near_len);
 void micro_fill(struct micro *, const struct train_rows *, const struct microbatches_step *, uint32_t i,
                 uint64_t before);
 void micro_close(struct micro *);

@@ -38,7 +38,7 @@ int train_save(struct train *t, struct err *e)
             chunked_download(train_chunks(t), t->host[i], train_device_array(t, i), t->o.n);
     if (train_device_failed(t, e)) return e->code;
     scheduler_gate_leave(t->gate);
-    train_tell(t, TRAIN_SAVING, NULL);
+    train_emit(t, TRAIN_SAVING, NULL);
     int rc = ckpt_write(t->ckpt_dir, t->hash, t->st.step, t->st.good, part, n, e);
     if (rc) return err_prefix(e, "the checkpoint could not be written");
     t->saved = t->st.step;
@@ -46,7 +46,7 @@ int train_save(struct train *t, struct err *e)
     char name[CKPT_NAME_MAX];
     ckpt_name(t->st.step, name);
     char *path = file_join(t->ckpt_dir, name);
-    train_tell(t, TRAIN_CHECKPOINT, path);
+    train_emit(t, TRAIN_CHECKPOINT, path);
     free(path);
     return 0;
 }

@@ -28,7 +28,7 @@
 /* Initial rates in cost per ns, used until one was measured: multiply-adds, logits, floats moved. */
 static const double first_rate[WORK_KINDS] = {20, 20, 10, 10, 10, 0.5, 2, 10, 2};
 
-enum trainer_place { AWAY, WAITING, INSIDE }; /* not using the device; waiting for a time slice; in one */
+enum trainer_state { AWAY, WAITING, INSIDE }; /* not using the device; waiting for a time slice; in one */
 
 struct scheduler_gate {
     struct dev *d;
@@ -36,11 +36,11 @@ struct scheduler_gate {
     void *wake_arg;
     pthread_mutex_t lock;
     pthread_cond_t to_trainer, to_engine;
-    enum trainer_place trainer; /* under lock; WAITING -> INSIDE by the engine thread, other changes by the trainer's */
+    enum trainer_state trainer; /* under lock; WAITING -> INSIDE by the engine thread, other changes by the trainer's */
     _Atomic bool open;
 
     /* set by the engine thread before a time slice */
-    uint64_t given, until;
+    uint64_t granted, until;
     bool (*stop)(void *);
     void *stop_arg;
 
@@ -143,7 +143,7 @@ static void note_op(struct scheduler_gate *g)
 
 static bool queue_is_full(const struct scheduler_gate *g)
 {
-    double most = g->stop ? QUEUE_MAX_NS : QUEUE_SHARE * (double)g->given;
+    double most = g->stop ? QUEUE_MAX_NS : QUEUE_SHARE * (double)g->granted;
     return g->queued.n >= QUEUE_OPS || g->queued.all >= (most < QUEUE_MAX_NS ? most : QUEUE_MAX_NS);
 }
 
@@ -185,10 +185,10 @@ void scheduler_gate_pass(struct scheduler_gate *g)
     g->passed = clock_now();
 }
 
-double scheduler_gate_room(struct scheduler_gate *g, enum train_work work)
+double scheduler_gate_max_cost(struct scheduler_gate *g, enum train_work work)
 {
     if (!g) return INFINITY;
-    double ns = g->inside && !g->stop ? CHUNK_SHARE * (double)g->given : CHUNK_MAX_NS;
+    double ns = g->inside && !g->stop ? CHUNK_SHARE * (double)g->granted : CHUNK_MAX_NS;
     ns = ns < g->least_ns ? g->least_ns : ns > CHUNK_MAX_NS ? CHUNK_MAX_NS : ns;
     return ns * g->rate[work];
 }
@@ -208,7 +208,7 @@ void scheduler_gate_cost(struct scheduler_gate *g, enum train_work work, double 
 int scheduler_gate_rows(struct scheduler_gate *g, enum train_work work, int rows, double row_cost, double fixed)
 {
     if (!g || rows < 1) return rows;
-    double most = (scheduler_gate_room(g, work) - fixed) / row_cost, least = fixed / (2 * row_cost) + 1;
+    double most = (scheduler_gate_max_cost(g, work) - fixed) / row_cost, least = fixed / (2 * row_cost) + 1;
     if (most < least) most = least;
     int n = most >= rows ? rows : (int)most;
     if (n > 16 && n < rows) n -= n % 16; /* whole register blocks */
@@ -242,14 +242,14 @@ bool scheduler_gate_wanted(struct scheduler_gate *g)
     return wanted;
 }
 
-uint64_t scheduler_gate_give(struct scheduler_gate *g, uint64_t ns, bool (*stop)(void *), void *arg)
+uint64_t scheduler_gate_grant(struct scheduler_gate *g, uint64_t ns, bool (*stop)(void *), void *arg)
 {
     if (!g) return 0;
     uint64_t start = clock_now();
     pthread_mutex_lock(&g->lock);
     bool wanted = g->trainer == WAITING;
     if (wanted) {
-        g->given = ns;
+        g->granted = ns;
         g->until = start + ns;
         g->stop = stop;
         g->stop_arg = arg;

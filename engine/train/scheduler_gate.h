@@ -40,7 +40,7 @@ enum train_work {
 };
 
 /* @return the largest cost the next op may have; INFINITY for a NULL gate.  Valid after scheduler_gate_pass. */
-double scheduler_gate_room(struct scheduler_gate *, enum train_work);
+double scheduler_gate_max_cost(struct scheduler_gate *, enum train_work);
 /* Declares the kind and cost of the op about to be issued; the gate updates the kind's rate from its duration. */
 void scheduler_gate_cost(struct scheduler_gate *, enum train_work, double cost);
 /* Both of the above for an op in which n rows cost about fixed + n * row_cost.  @return how many of the `rows` rows to
@@ -63,7 +63,7 @@ bool scheduler_gate_wanted(struct scheduler_gate *);
 /* Grants the trainer a time slice and blocks until it ends: after ns, or when stop(arg), which the trainer thread calls
  * at each op boundary, returns true.  stop NULL: serving waits for the end of the slice, so ops are split finer.
  * @return the ns used; 0 when the trainer did not wait for the device. */
-uint64_t scheduler_gate_give(struct scheduler_gate *, uint64_t ns, bool (*stop)(void *), void *arg);
+uint64_t scheduler_gate_grant(struct scheduler_gate *, uint64_t ns, bool (*stop)(void *), void *arg);
 /* @return whether the calling thread may use the device now: the trainer thread during its time slice, any other thread
  * outside it, all threads once the gate is open.  Any thread. */
 bool scheduler_gate_permits(struct scheduler_gate *);

@@ -61,7 +61,7 @@ static int take_memory(struct train *t, struct err *e)
         rc = train_full_bind(&t->full, &t->p, &t->o, e);
     if (!rc) optim_start(&t->o);
     if (!rc) rc = train_model_open(&t->tm, t->p.max_length, e);
-    micro_open(&t->micro, t->tm.max_tokens);
+    micro_open(&t->micro, t->tm.max_tokens, t->tm.c->near_len);
     if (!rc && t->d->ops->reserve) rc = reserve_scratch(t, e);
     scheduler_gate_leave(t->gate);
     return rc;
@@ -80,10 +80,22 @@ static void hash_job(struct train *t)
     t->hash = rng_mix(t->hash ^ rng_mix((uint64_t)t->model->w.type << 1 | t->d->bf16_x));
 }
 
+/* What cannot be trained is refused by name. */
+static int check_model(const struct train *t, struct err *e)
+{
+    const struct model_config *c = &t->model->c;
+    if (!model_experts(c).count || t->lora_method) return 0;
+    return err_set(e, ERR_UNSUPPORTED,
+                   "full fine-tuning of models with experts (%s) is not supported; lora and qlora train adapters on "
+                   "their attention",
+                   c->family->model_type);
+}
+
 static int open_all(struct train *t, struct err *e)
 {
     scheduler_gate_leave(t->gate); /* the device is not needed until the job runs */
-    int rc = train_make_plan(t, e);
+    int rc = check_model(t, e);
+    if (!rc) rc = train_make_plan(t, e);
     if (!rc) rc = take_memory(t, e);
     if (rc) return rc;
     hash_job(t);
@@ -120,7 +132,8 @@ int train_plan_job(const struct train_job *job, struct model *m, struct schedule
                    struct err *e)
 {
     struct train *t = train_new(job, m, gate);
-    int rc = train_make_plan(t, e);
+    int rc = check_model(t, e);
+    if (!rc) rc = train_make_plan(t, e);
     *plan = t->plan;
     train_free(t);
     return rc;

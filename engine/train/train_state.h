@@ -75,9 +75,9 @@ struct train {
 
 /* events.c */
 struct train_event train_event_of(const struct train *, enum train_event_kind);
-void train_tell(struct train *, enum train_event_kind, const char *text);
+void train_emit(struct train *, enum train_event_kind, const char *text);
 __attribute__((format(printf, 2, 3))) void train_warn(struct train *, const char *fmt, ...);
-void train_tell_warnings(struct train *); /* collected while opening and loading checkpoints */
+void train_emit_warnings(struct train *); /* collected while opening and loading checkpoints */
 /* Whether an op of this job failed.  While serving, the error is in the gate; the device's own error belongs to the
  * thread that uses the device. */
 bool train_device_failed(struct train *, struct err *);

@@ -30,7 +30,7 @@ struct attn_pages {
 /* What to prefetch while a granule is computed: in decoding the cache comes from memory. `share` bytes of each page
  * of the next granule, page after page, because memory is fastest when read in order: the scores prefetch the first
  * half of the pages, the values the other half. */
-struct attn_ahead {
+struct attn_next {
     const uint8_t *page[GRANULE_PAGES];
     size_t share;
 };
@@ -42,7 +42,7 @@ struct attn_rows {
     const uint32_t *q;
     uint32_t weight[ATTN_R][GRANULE];
     struct attn_part *part;
-    struct attn_ahead ahead;
+    struct attn_next next;
     vf score[ATTN_R][GRANULE_PAGES];
 };
 
@@ -65,11 +65,11 @@ INLINE void attn_scores(struct attn_rows *rows, const uint8_t *const *k, int at,
     vf acc[ATTN_R][ATTN_P];
     const uint32_t *q = rows->q;
     const int steps = t == DT_BF16 ? (head_dim + 1) / 2 : head_dim;
-    const size_t share = rows->ahead.share, apart = share / (size_t)(HALF * steps);
+    const size_t share = rows->next.share, apart = share / (size_t)(HALF * steps);
     /* A pass over all pages prefetches the first page in its first half, then the second. */
     const int middle = P > HALF ? steps / 2 : steps;
-    const uintptr_t ahead[2] = {(uintptr_t)rows->ahead.page[at / HALF] + (size_t)(at % HALF) * (share / HALF),
-                                (uintptr_t)rows->ahead.page[1] - (size_t)middle * apart * P};
+    const uintptr_t ahead[2] = {(uintptr_t)rows->next.page[at / HALF] + (size_t)(at % HALF) * (share / HALF),
+                                (uintptr_t)rows->next.page[1] - (size_t)middle * apart * P};
     FOR_AR FOR_AP acc[r][p] = v_zero();
     if (t == DT_BF16)
         for (int c = 0; c < steps; c++, q += R) {
@@ -102,12 +102,12 @@ INLINE void attn_values_at(const struct attn_rows *rows, int r0, const struct at
     enum { HALF = GRANULE_PAGES / 2 };
     vf acc[ATTN_R][ATTN_P];
     /* The part of the two shares that these P vectors prefetch, and a page's part of that. */
-    const size_t share = rows->ahead.share, start = share * 2 * (size_t)c / (size_t)dim_pad;
+    const size_t share = rows->next.share, start = share * 2 * (size_t)c / (size_t)dim_pad;
     const size_t chunk = share * 8 * P / (size_t)dim_pad, apart = chunk / (KV_PAGE / (t == DT_BF16 ? 2 : 1) * P);
     FOR_AR FOR_AP acc[r][p] = v_load(rows->part[r0 + r].out + c + p * 16);
     for (int page = 0; page < s->n; page++) {
         size_t ask = start + (size_t)(s->at + page) * chunk, second = ask >= share;
-        const uint8_t *ahead = rows->ahead.page[HALF + second] + (ask - second * share);
+        const uint8_t *ahead = rows->next.page[HALF + second] + (ask - second * share);
         if (t == DT_BF16) {
             int from = part_of_page ? s->from / 2 : 0, to = part_of_page ? (s->to + 1) / 2 : KV_PAGE / 2;
             for (int i = from; i < to; i++) {
@@ -377,8 +377,8 @@ static void attn_split(const struct attn_block *b, int split, struct attn_part *
     for (; granule < end; granule++) {
         struct attn_pages g = attn_lookup(b, granule, seen), next = attn_next(b, granule, seen);
         for (int i = 0; i < n_blocks; i++) {
-            rows[i].ahead.share = share;
-            for (int p = 0; p < GRANULE_PAGES; p++) rows[i].ahead.page[p] = next.k[p] + (size_t)i * share;
+            rows[i].next.share = share;
+            for (int p = 0; p < GRANULE_PAGES; p++) rows[i].next.page[p] = next.k[p] + (size_t)i * share;
         }
         for (int i = 0; i < n_blocks; i++) attn_granule(b, &rows[i], b->row0 + n * i / n_blocks, granule, &g);
     }

@@ -6,6 +6,7 @@
  * these are added in order, in one call or in several calls for some of the heads each. */
 #include "kernels/cpu/cpu.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { WAVE_ROWS = 1024 }; /* backward: sums are kept for so many rows at a time, or for one longer sequence */
@@ -66,7 +67,7 @@ static void rows_give(const struct mat *m, int row0, int n, size_t col, const fl
 }
 
 /* Transposes rows [TILE][dim_pad] to [head_dim][TILE]. */
-static void rows_turn(float *to, const float *from, int head_dim, int dim_pad)
+static void rows_transpose(float *to, const float *from, int head_dim, int dim_pad)
 {
     for (int c0 = 0; c0 < head_dim; c0 += 16)
         for (int r = 0; r < TILE; r++)
@@ -79,16 +80,16 @@ static void pack_unit(const struct attn_train *r, int unit)
     int block = unit / r->kv_heads, g = r->kv0 + unit % r->kv_heads, s = block_seq(r, block), D = r->a.head_dim;
     int row0 = (block - r->block0[s]) * TILE, left = seq_rows(r, s) - row0, n = left < TILE ? left : TILE;
     size_t k_col = (size_t)(r->a.heads + g) * D, v_col = (size_t)(r->a.heads + r->a.kv_heads + g) * D;
-    size_t rows = (size_t)TILE * r->dim_pad, turned = (size_t)TILE * D;
-    float *plain = r->keys + (size_t)unit * r->stride, *k_t = plain + rows, *v_t = k_t + turned;
+    size_t rows = (size_t)TILE * r->dim_pad, transposed = (size_t)TILE * D;
+    float *plain = r->keys + (size_t)unit * r->stride, *k_t = plain + rows, *v_t = k_t + transposed;
     int first = r->a.q_start[s] + row0;
     memset(plain, 0, rows * sizeof *plain);
     if (r->dqkv) { /* v_t, using the memory of k as scratch */
         rows_take(plain, &r->a.qkv, first, n, v_col, D, r->dim_pad);
-        rows_turn(v_t, plain, D, r->dim_pad);
+        rows_transpose(v_t, plain, D, r->dim_pad);
     }
     rows_take(plain, &r->a.qkv, first, n, k_col, D, r->dim_pad);
-    rows_turn(k_t, plain, D, r->dim_pad);
+    rows_transpose(k_t, plain, D, r->dim_pad);
     if (!r->dqkv) rows_take(plain, &r->a.qkv, first, n, v_col, D, r->dim_pad);
 }
 
@@ -101,6 +102,7 @@ static struct attn_head head_open(const struct attn_train *r, int s, int h)
     struct attn_head head = {.head_dim = D,
                              .dim_pad = r->dim_pad,
                              .window = r->a.window,
+                             .rows = r->a.both_sides ? seq_rows(r, s) : 0,
                              .scale = r->a.scale,
                              .softcap = r->a.softcap,
                              .k = keys,
@@ -251,7 +253,8 @@ static double wave_macs(const struct attn_train *r)
 {
     double scores = 0;
     for (int s = r->seq0; s < r->seq1; s++) {
-        double n = seq_rows(r, s), seen = r->a.window && r->a.window < n ? r->a.window : n / 2;
+        double n = seq_rows(r, s), sides = r->a.both_sides ? 2 : 1, seen = n / 2 * sides;
+        if (r->a.window && r->a.window < n) seen = fmin(n, r->a.window * sides);
         scores += n * (seen + TILE / 2.0);
     }
     return scores * r->heads * r->dim_pad;

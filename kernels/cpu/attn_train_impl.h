@@ -76,8 +76,9 @@ struct tile_sight {
 
 INLINE struct tile_sight tile_sees(const struct attn_head *h, int row, int key0)
 {
-    int first = h->window && row - h->window + 1 > 0 ? row - h->window + 1 : 0;
-    return (struct tile_sight){clamp(first - key0, 0, TILE), clamp(row + 1 - key0, 0, TILE)};
+    int first = h->window && row - h->window + 1 > 0 ? row - h->window + 1 : 0, end = row + 1;
+    if (h->rows) end = h->window && h->window < h->rows - row ? row + h->window : h->rows;
+    return (struct tile_sight){clamp(first - key0, 0, TILE), clamp(end - key0, 0, TILE)};
 }
 
 INLINE vm tile_mask(struct tile_sight s, int vector)
@@ -183,7 +184,7 @@ static void attn_tile(struct attn_tile *t)
         memset(row[r].sum, 0, sizeof row[r].sum);
     }
     memset(t->out, 0, (size_t)t->n * h->dim_pad * sizeof *t->out);
-    for (int key0 = tile_first_key(t); key0 <= t->row0; key0 += TILE) {
+    for (int key0 = tile_first_key(t); tile_sees(h, t->row0 + t->n - 1, key0).to > 0; key0 += TILE) {
         size_t at = (size_t)(key0 / TILE) * h->stride;
         tile_scores(t, t->p, t->q, h->k_t + at, key0);
         if (h->softcap > 0) tile_cap(t->p, t->n, h->scale / h->softcap);

@@ -216,9 +216,10 @@ static void cpu_close(struct dev *head)
     pool_close(d->pool);
     cpu_unmap(d->quant.p, d->quant.bytes);
     cpu_unmap(d->outliers.p, d->outliers.bytes);
+    cpu_unmap(d->experts.p, d->experts.bytes);
     cpu_unmap(d->attn.p, d->attn.bytes);
     cpu_unmap(d->panels.p, d->panels.bytes);
-    cpu_unmap(d->turned.p, d->turned.bytes);
+    cpu_unmap(d->transposed.p, d->transposed.bytes);
     cpu_unmap(d->train.p, d->train.bytes);
     for (int i = 0; d->worker && i < head->threads; i++) cpu_unmap(d->worker[i].p, d->worker[i].bytes);
     free(d->worker);
@@ -228,6 +229,7 @@ static void cpu_close(struct dev *head)
 static const struct dev_ops cpu_ops = {
     .name = "cpu",
     .host_memory = true,
+    .packs_block = true,
 #define X(op) .op = cpu_##op,
     OPS(X)
 #undef X

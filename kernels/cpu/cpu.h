@@ -1,6 +1,7 @@
 /* Internals of the cpu device: its structures, and the table of kernels that each instruction-set level provides.
  *
- * The drivers (linear.c, attn.c, sample.c, rows.c) divide an op into tasks and contain no vector code; the kernels
+ * The drivers (linear.c, experts.c, attn.c, sample.c, rows.c) divide an op into tasks and contain no vector code; the
+ * kernels
  * (*_impl.h, compiled once for each level by isa_*.c) run one task and know nothing of threads. Every kernel has one
  * order of operations for a row, whatever block computes it, so the levels agree bit for bit (except for subnormal
  * numbers, which the bf16 instructions treat as zero). */
@@ -28,12 +29,15 @@ enum { ATTN_SPLIT_PAGES = 32 }; /* context is summed in splits of 512 positions,
  *                -128 times the sum of its weights
  *   int4         [pair][n_groups] of { f16 scales [32], [group / 8][32][4] bytes }: low nibbles are k 0..3 of the
  * eight, high nibbles k 4..7
- *   nf4          see nf4.h */
+ *   nf4          see nf4.h
+ *   block        see block.h: the pairs of a weight differ in size */
 struct weight {
     enum dtype t;
-    int rows, cols, group;      /* group: 0 except for int4 and nf4 */
-    int pairs, k_pad, n_groups; /* k_pad: bf16 to 2, int8 to 4, int4 to whole groups; n_groups: per row, int4 */
-    size_t pair_bytes, data_bytes;
+    int rows, cols, group;         /* group: 0 except for int4, nf4 and block (there the smallest) */
+    int pairs, k_pad, n_groups;    /* k_pad: bf16 to 2, int8 to 4, int4 and block to whole groups; n_groups: per row */
+    size_t pair_bytes, data_bytes; /* pair_bytes: of block the most */
+    struct block_run *runs;        /* block: n_runs, else NULL */
+    int n_runs, pair0;             /* pair0: of a slice, its first pair as runs count them */
     uint8_t *data;
     const float *scale;      /* int8: within data */
     const int32_t *bias_sum; /* int8: likewise */
@@ -74,9 +78,9 @@ struct lin_job {
     float alpha;
     int k0, k1;         /* linear_bf16_x only: range of k, even; y holds the sums before k0 */
     int n_blocks, skip; /* skip: pairs between a task and the one that the same thread probably takes next */
-    /* int8 and int4: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0 * q_ld;
-     * int4: also -8 times the sum of each group, [n_groups][R] from q_sum + r0 * n_groups.  bf16 of rounded x: q is
-     * pairs of bf16 [q_ld / 2][R] from 2 * (r0 * q_ld) bytes on, q_ld counts bf16 */
+    /* int8, int4 and block: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0
+     * * q_ld; int4: also -8 times the sum of each group, [n_groups][R] from q_sum + r0 * n_groups; block: the sum. bf16
+     * of rounded x: q is pairs of bf16 [q_ld / 2][R] from 2 * (r0 * q_ld) bytes on, q_ld counts bf16 */
     int8_t *q;
     float *q_step; /* (T) amax / 127 */
     int32_t *q_sum;
@@ -113,6 +117,36 @@ static inline int lin_block_row(const struct lin_job *j, int block)
 /* Computes row blocks block0 .. block1 by pairs of panels pair0 .. pair1. */
 typedef void lin_fn(const struct lin_job *, int block0, int block1, int pair0, int pair1);
 
+struct cpu_dev;
+
+/* A job divided into tasks, for the drivers of linear and of experts. */
+struct lin_run {
+    struct lin_job job;
+    const struct isa *isa;
+    int pairs_per_task, blocks_per_task, pair_tasks;
+    bool rounded;      /* x is in q: quantised, or rounded to bf16 */
+    int slice, slices; /* columns per quantising task, and slices per row */
+    bool *outlier;     /* (T) found by the first quantisation */
+    bool expand;       /* block weights: pairs are expanded in the worker's scratch */
+    const struct scratch *worker;
+};
+pool_fn lin_quantise_task, lin_task; /* ctx: a lin_run */
+
+enum { LIN_EXPAND_BLOCKS = 3 }; /* from this many row blocks on, block weights are expanded first */
+/* Scratch for an expanded pair of w, for each worker. */
+bool lin_expand_room(struct cpu_dev *, const struct weight *);
+
+/* Types of weights that are multiplied with quantised activations; those that also need the sums of groups. */
+static inline bool lin_is_grouped(enum dtype t)
+{
+    return t == DT_I4 || t == DT_BLOCK;
+}
+
+static inline bool lin_is_int(enum dtype t)
+{
+    return t == DT_I8 || lin_is_grouped(t);
+}
+
 /* A row's attention over one split of the context: weights are relative to max. */
 struct attn_part {
     float max;                     /* of the scores; -INFINITY when the row sees nothing of the split */
@@ -132,7 +166,7 @@ struct attn_block {
 };
 
 /* Kernels of the backward GEMMs (train_gemm_impl.h). */
-struct isa_products {
+struct isa_gemm {
     int dot_rows; /* `dot` is most efficient with a multiple of this many rows */
     /* to[c * ld_to + r] = from[r * ld_from + c] */
     void (*transpose)(float *to, int ld_to, const float *from, int ld_from, int rows, int cols);
@@ -163,6 +197,7 @@ enum { TILE = 64 }; /* query rows, and keys, of a block of attention in training
  * sequence's end and past head_dim, block j at + j * stride floats: k, v [TILE][dim_pad]; k_t, v_t [head_dim][TILE]. */
 struct attn_head {
     int head_dim, dim_pad, window;
+    int rows;                       /* of the sequence, when its rows see both sides; 0: causal */
     float scale, softcap;           /* softcap 0: none */
     const float *k, *k_t, *v, *v_t; /* forward: k_t and v; back: k, k_t and v_t */
     size_t stride;
@@ -205,12 +240,14 @@ struct isa {
     int attn_rows, block_rows[DT_COUNT]; /* most rows of a block */
     enum dtype kv_type;
     bool bf16_units;
-    lin_fn *linear[DT_COUNT], *linear_bf16_x;                          /* linear_bf16_x: x rounded to bf16 */
+    lin_fn *linear[DT_COUNT], *linear_bf16_x; /* linear_bf16_x: x rounded to bf16 */
+    /* of block weights; expanded: scratch for a pair as block_wide says, for many row blocks, or NULL */
+    void (*linear_block)(const struct lin_job *, int block0, int block1, int pair0, int pair1, uint8_t *expanded);
     void (*halve)(uint16_t *out, enum dtype t, const float *x, int n); /* writes up to a multiple of 16 */
     void (*halve_block)(uint32_t *out, int R, const float *x, int n, int from, int to);
     void (*quantise)(int8_t *q, float *step, const float *x, int n);
-    bool (*quantise_block)(int8_t *q, int R, float *step, int32_t *sums, int group, const float *x, int n, int from,
-                           int to, bool rest);
+    bool (*quantise_block)(int8_t *q, int R, float *step, int32_t *sums, int times, int group, const float *x, int n,
+                           int from, int to, bool rest);
     void (*attn_split)(const struct attn_block *, int split, struct attn_part *part); /* n_rows parts */
     void (*attn_merge)(struct attn_part *into, const struct attn_part *part, int dim_pad);
     void (*attn_finish)(float *out, const struct attn_part *part, int head_dim);
@@ -225,7 +262,7 @@ struct isa {
     void (*exp_scaled)(float *p, const float *z, int n, float max, float inv_t); /* exp((z - max) inv_t) */
     double (*exp_sum)(const float *z, int n, float max, float inv_t);            /* their sum */
     int (*find_ge)(const float *z, int from, int n, float at_least); /* first index >= from with z >= at_least, or n */
-    struct isa_products products;
+    struct isa_gemm gemm;
     void (*rope_back)(float *head, int rot, const float *cosines, const float *sines);
     void (*norm_back)(const struct norm_back_row *);
     void (*act_back)(float *dx, const float *x, const float *dy, int n, enum act_kind act);
@@ -257,8 +294,9 @@ struct cpu_dev {
     struct dev_ops ops;
     const struct isa *isa;
     struct pool *pool;
-    struct scratch quant, outliers, attn, train, panels, turned; /* the last two: for the backward GEMMs */
-    struct scratch *worker;                                      /* [threads] */
+    struct scratch quant, outliers, experts, attn, train, panels;
+    struct scratch transposed; /* with panels: for the backward GEMMs */
+    struct scratch *worker;    /* [threads] */
 };
 
 static inline struct cpu_dev *cpu_of(struct dev *d)
@@ -296,6 +334,10 @@ void cpu_add_norm(struct dev *, const struct add_norm_args *);
 void cpu_add(struct dev *, const struct add_args *);
 void cpu_linear(struct dev *, const struct linear_args *);
 void cpu_gate_up(struct dev *, const struct gate_up_args *);
+void cpu_route(struct dev *, const struct route_args *);
+void cpu_experts_linear(struct dev *, const struct experts_linear_args *);
+void cpu_experts_gate_up(struct dev *, const struct experts_gate_up_args *);
+void cpu_combine(struct dev *, const struct combine_args *);
 void cpu_head_norm(struct dev *, const struct head_norm_args *);
 void cpu_rope_kv(struct dev *, const struct rope_kv_args *);
 void cpu_attn(struct dev *, const struct attn_args *);
@@ -310,8 +352,8 @@ TRAIN_OPS(X)
 
 struct weight *cpu_weight_pack(struct dev *, const struct weight_src *parts, int n_parts);
 void cpu_weight_free(struct dev *, struct weight *);
-void cpu_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts, int piece,
-                       int pieces);
+void cpu_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts, int chunk,
+                       int chunks);
 /* Returns w; or in *slice its outputs first .. first + n - 1 as a weight that borrows w's memory. */
 const struct weight *weight_slice(const struct weight *w, int first, int n, struct weight *slice);
 size_t cpu_weight_bytes(const struct weight *);

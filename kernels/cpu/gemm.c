@@ -11,11 +11,11 @@
 enum { DOT_COLS = 32, DEPTH_MAX = 1280, WIDE_DEPTH = 64, SWAP_COLS = 256 };
 /* Columns of the left factor that a task transposes at once (many for one that is read by rows, which suits memory),
  * and the scratch that a worker needs for it: a slice of a block of rows. */
-enum { BLOCK_MOST = 12, SLICE_LEAST = 128, SLICE_MOST = 512, TURN = BLOCK_MOST * SLICE_MOST };
+enum { BLOCK_MOST = 12, SLICE_LEAST = 128, SLICE_MOST = 512, TILE_FLOATS = BLOCK_MOST * SLICE_MOST };
 _Static_assert((int)DEPTH_MAX == (int)BACK_SLICE && (int)WEIGHT_SLICE == (int)PAIR, "what callers may cut at");
-_Static_assert((int)TURN >= 2 * PAIR * PAIR, "the tiles of a panel");
+_Static_assert((int)TILE_FLOATS >= 2 * PAIR * PAIR, "the tiles of a panel");
 
-struct product {
+struct gemm_run {
     struct cpu_dev *d;
     struct lin_job job; /* writes into y; reads x, or q */
     bool half;
@@ -27,21 +27,21 @@ struct product {
     int from, to;
     /* The left factor: dy, or a, or its transpose. */
     struct mat left;
-    bool left_turned, gathered;
+    bool left_transposed, gathered;
     int slice, slices, left_blocks; /* of the tasks that prepare the left factor */
     /* tasks */
     int pairs, pairs_per_task, pair_tasks, blocks_per_task;
     uint8_t *panels; /* all panels, or NULL: each worker makes its own */
 };
 
-static size_t panel_bytes(const struct product *p)
+static size_t panel_bytes(const struct gemm_run *p)
 {
     return p->half ? (size_t)(p->padded + 1) / 2 * PAIR * 4 : (size_t)p->padded * PAIR * 4;
 }
 
-static void fill_panel(const struct product *p, void *panel, int pair, float *tile)
+static void fill_panel(const struct gemm_run *p, void *panel, int pair, float *tile)
 {
-    const struct isa_products *isa = &p->d->isa->products;
+    const struct isa_gemm *isa = &p->d->isa->gemm;
     if (p->back)
         isa->panel_back(panel, p->half, p->back, pair * PAIR, p->from, p->to, tile);
     else
@@ -49,7 +49,7 @@ static void fill_panel(const struct product *p, void *panel, int pair, float *ti
 }
 
 /* Multiplies blocks block0..block1 by the panels of pairs pair0..pair1, which begin at data. */
-static void multiply(const struct product *p, uint8_t *data, int block0, int block1, int pair0, int pair1)
+static void multiply(const struct gemm_run *p, uint8_t *data, int block0, int block1, int pair0, int pair1)
 {
     struct weight w = {.t = p->half ? DT_BF16 : DT_F32,
                        .rows = (pair1 - pair0) * PAIR,
@@ -67,9 +67,9 @@ static void multiply(const struct product *p, uint8_t *data, int block0, int blo
     (p->half ? p->d->isa->linear_bf16_x : p->d->isa->linear[DT_F32])(&j, block0, block1, 0, w.pairs);
 }
 
-static void product_task(void *ctx, int task, int worker)
+static void gemm_task(void *ctx, int task, int worker)
 {
-    const struct product *p = ctx;
+    const struct gemm_run *p = ctx;
     int pair0 = task % p->pair_tasks * p->pairs_per_task, pair1 = pair0 + p->pairs_per_task;
     int block0 = task / p->pair_tasks * p->blocks_per_task, block1 = block0 + p->blocks_per_task;
     if (block1 > p->job.n_blocks) block1 = p->job.n_blocks;
@@ -80,27 +80,27 @@ static void product_task(void *ctx, int task, int worker)
     }
     float *tile = p->d->worker[worker].p;
     for (int pair = pair0; pair < pair1; pair++) {
-        fill_panel(p, tile + TURN, pair, tile);
-        multiply(p, (uint8_t *)(tile + TURN), block0, block1, pair, pair + 1);
+        fill_panel(p, tile + TILE_FLOATS, pair, tile);
+        multiply(p, (uint8_t *)(tile + TILE_FLOATS), block0, block1, pair, pair + 1);
     }
 }
 
 static void panels_task(void *ctx, int pair, int worker)
 {
-    const struct product *p = ctx;
+    const struct gemm_run *p = ctx;
     fill_panel(p, p->panels + (size_t)pair * panel_bytes(p), pair, p->d->worker[worker].p);
 }
 
 /* ---- the left factor ----------------------------------------------------------------------------------------- */
 
 /* Rounds one slice, from `from` on, of a block of rows to bf16 pairs. */
-static void halve_block(const struct product *p, int block, int from, float *tile)
+static void halve_block(const struct gemm_run *p, int block, int from, float *tile)
 {
-    const struct isa_products *isa = &p->d->isa->products;
+    const struct isa_gemm *isa = &p->d->isa->gemm;
     int row = lin_block_row(&p->job, block), R = lin_block_row(&p->job, block + 1) - row;
     int n = p->depth - from < p->slice ? p->depth - from : p->slice;
     uint32_t *out = (uint32_t *)p->job.q + (size_t)row * (size_t)p->job.q_ld / 2 + (size_t)from / 2 * (size_t)R;
-    if (p->left_turned) {
+    if (p->left_transposed) {
         isa->halve_columns(out, R, mat_row(&p->left, p->from + from) + row, p->left.ld, n);
     } else if (p->gathered) {
         int pair = p->from + from / PAIR;
@@ -113,13 +113,13 @@ static void halve_block(const struct product *p, int block, int from, float *til
 }
 
 /* The same as floats, in rows of q_ld. */
-static void copy_block(const struct product *p, int block, int from)
+static void copy_block(const struct gemm_run *p, int block, int from)
 {
-    const struct isa_products *isa = &p->d->isa->products;
+    const struct isa_gemm *isa = &p->d->isa->gemm;
     int row = lin_block_row(&p->job, block), R = lin_block_row(&p->job, block + 1) - row;
     int n = p->depth - from < p->slice ? p->depth - from : p->slice, pair = p->from + from / PAIR;
     float *to = mat_row(&p->job.x, row) + from;
-    if (p->left_turned)
+    if (p->left_transposed)
         isa->transpose(to, p->job.x.ld, mat_row(&p->left, p->from + from) + row, p->left.ld, n, R);
     else
         for (int r = 0; r < R; r++)
@@ -130,7 +130,7 @@ static void copy_block(const struct product *p, int block, int from)
 /* A task handles a slice of some blocks; when the matrix is read by columns, blocks that are neighbours in its rows. */
 static void left_task(void *ctx, int task, int worker)
 {
-    const struct product *p = ctx;
+    const struct gemm_run *p = ctx;
     int from = task % p->slices * p->slice, block0 = task / p->slices * p->left_blocks,
         block1 = block0 + p->left_blocks;
     for (int block = block0; block < block1 && block < p->job.n_blocks; block++) {
@@ -142,12 +142,12 @@ static void left_task(void *ctx, int task, int worker)
 }
 
 /* Packs the left factor's columns of this chunk in the layout of the kernel. */
-static bool prepare_left(struct product *p)
+static bool prepare_left(struct gemm_run *p)
 {
     int rows = p->job.y.rows;
     p->job.x = p->left;
     p->job.x.rows = rows;
-    if (!p->half && !p->left_turned && !p->gathered) {
+    if (!p->half && !p->left_transposed && !p->gathered) {
         p->job.x.p = mat_row(&p->left, 0) + p->from * (p->back ? PAIR : 1);
         return true;
     }
@@ -156,7 +156,7 @@ static bool prepare_left(struct product *p)
     if (!to) return false;
     p->job.q = to;
     if (!p->half) p->job.x = mat_f32(to, rows, p->job.q_ld);
-    p->slice = p->left_turned || p->job.n_blocks < p->d->head.threads * 8 ? SLICE_LEAST : SLICE_MOST;
+    p->slice = p->left_transposed || p->job.n_blocks < p->d->head.threads * 8 ? SLICE_LEAST : SLICE_MOST;
     p->slices = (p->depth + p->slice - 1) / p->slice;
     int want = p->d->head.threads * 8 / (p->slices ? p->slices : 1) + 1;
     if (want < p->job.n_blocks / 64) want = p->job.n_blocks / 64;
@@ -168,7 +168,7 @@ static bool prepare_left(struct product *p)
 
 /* ---- one chunk ----------------------------------------------------------------------------------------------- */
 
-static void plan_tasks(struct product *p)
+static void plan_tasks(struct gemm_run *p)
 {
     int threads = p->d->head.threads, rows = p->job.y.rows, want = threads * 20, row_tasks = 1;
     if (p->panels) { /* writing y dominates: long ranges of rows */
@@ -185,10 +185,10 @@ static void plan_tasks(struct product *p)
     p->blocks_per_task = (p->job.n_blocks + row_tasks - 1) / row_tasks;
 }
 
-static bool run_chunk(struct product *p)
+static bool run_chunk(struct gemm_run *p)
 {
     int most = p->d->isa->block_rows[p->half ? DT_BF16 : DT_F32], rows = p->job.y.rows;
-    size_t tile = TURN * sizeof(float);
+    size_t tile = TILE_FLOATS * sizeof(float);
     p->pairs = (p->cols + PAIR - 1) / PAIR;
     p->job.n_blocks = (rows + most - 1) / most;
     bool wide = p->depth <= WIDE_DEPTH && rows > 24;
@@ -204,12 +204,12 @@ static bool run_chunk(struct product *p)
     }
     plan_tasks(p);
     int row_tasks = (p->job.n_blocks + p->blocks_per_task - 1) / p->blocks_per_task;
-    cpu_run(p->d, product_task, p, p->pair_tasks * row_tasks, ns);
+    cpu_run(p->d, gemm_task, p, p->pair_tasks * row_tasks, ns);
     return true;
 }
 
 /* Runs the reduction from 0 to n in chunks of `unit`, which counts k or pairs of outputs. */
-static void run_chunks(struct product *p, int n, int unit, const char *op)
+static void run_chunks(struct gemm_run *p, int n, int unit, const char *op)
 {
     int chunks = (n * unit + DEPTH_MAX - 1) / DEPTH_MAX, slice = DEPTH_MAX / unit;
     if (chunks < 1) chunks = 1;
@@ -245,21 +245,21 @@ static void dot_task(void *ctx, int task, int worker)
     int row = task * r->rows, rows = c.rows - row < r->rows ? c.rows - row : r->rows;
     c.p = mat_row(&c, row), x.p = mat_row(&x, row);
     c.rows = x.rows = rows;
-    r->isa->products.dot(c, x, r->w, r->ld, r->a->alpha, r->a->accumulate);
+    r->isa->gemm.dot(c, x, r->w, r->ld, r->a->alpha, r->a->accumulate);
 }
 
 static void gemm_dot(struct cpu_dev *d, const struct gemm_args *a)
 {
-    struct dot_run r = {d->isa, a, a->b.p, a->b.ld, d->isa->products.dot_rows};
+    struct dot_run r = {d->isa, a, a->b.p, a->b.ld, d->isa->gemm.dot_rows};
     int K = a->a.cols, N = a->c.cols;
     if (!a->tb) {
-        float *turned = scratch_get(&d->turned, (size_t)K * (size_t)N * sizeof *turned);
-        if (!turned) {
+        float *transposed = scratch_get(&d->transposed, (size_t)K * (size_t)N * sizeof *transposed);
+        if (!transposed) {
             dev_fail(&d->head, "gemm", "out of memory");
             return;
         }
-        d->isa->products.transpose(turned, K, a->b.p, a->b.ld, K, N);
-        r.w = turned, r.ld = K;
+        d->isa->gemm.transpose(transposed, K, a->b.p, a->b.ld, K, N);
+        r.w = transposed, r.ld = K;
     }
     while (r.rows < 16 || (a->c.rows + r.rows - 1) / r.rows > POOL_TASKS_MAX) r.rows *= 2;
     cpu_run(d, dot_task, &r, (a->c.rows + r.rows - 1) / r.rows, (double)a->c.rows * K * (N + 4) / 16);
@@ -267,32 +267,32 @@ static void gemm_dot(struct cpu_dev *d, const struct gemm_args *a)
 
 static void gemm_panels(struct cpu_dev *d, const struct gemm_args *a, bool half)
 {
-    struct product p = {.d = d,
-                        .job = {.y = a->c, .alpha = a->alpha, .accumulate = a->accumulate},
-                        .half = half,
-                        .cols = a->c.cols,
-                        .b = a->b,
-                        .tb = a->tb,
-                        .left = a->a,
-                        .left_turned = a->ta};
+    struct gemm_run p = {.d = d,
+                         .job = {.y = a->c, .alpha = a->alpha, .accumulate = a->accumulate},
+                         .half = half,
+                         .cols = a->c.cols,
+                         .b = a->b,
+                         .tb = a->tb,
+                         .left = a->a,
+                         .left_transposed = a->ta};
     run_chunks(&p, a->ta ? a->a.rows : a->a.cols, 1, "gemm");
 }
 
 /* For few columns of c and many rows: computes the transpose of c, so that the large factor supplies the panels and
  * is read in its own layout; the transposed result is then stored or added to c. */
-struct turn_run {
+struct transpose_run {
     const struct isa *isa;
-    struct mat c, turned;
+    struct mat c, transposed;
     bool accumulate;
 };
 
-static void turn_task(void *ctx, int task, int worker)
+static void transpose_task(void *ctx, int task, int worker)
 {
     enum { ROWS = 16 };
-    const struct turn_run *r = ctx;
+    const struct transpose_run *r = ctx;
     float tile[ROWS * SWAP_COLS];
     int N = r->c.cols, row0 = task * ROWS, rows = r->c.rows - row0 < ROWS ? r->c.rows - row0 : ROWS;
-    r->isa->products.transpose(tile, N, (const float *)r->turned.p + row0, r->turned.ld, N, rows);
+    r->isa->gemm.transpose(tile, N, (const float *)r->transposed.p + row0, r->transposed.ld, N, rows);
     for (int i = 0; i < rows; i++) {
         float *c = mat_row(&r->c, row0 + i);
         for (int n = 0; n < N; n++) c[n] = r->accumulate ? c[n] + tile[i * N + n] : tile[i * N + n];
@@ -302,22 +302,22 @@ static void turn_task(void *ctx, int task, int worker)
 static void gemm_swapped(struct cpu_dev *d, const struct gemm_args *a, bool half)
 {
     int M = a->c.rows, N = a->c.cols;
-    float *turned = scratch_get(&d->turned, (size_t)M * (size_t)N * sizeof *turned);
-    if (!turned) {
+    float *transposed = scratch_get(&d->transposed, (size_t)M * (size_t)N * sizeof *transposed);
+    if (!transposed) {
         dev_fail(&d->head, "gemm", "out of memory");
         return;
     }
-    struct turn_run r = {d->isa, a->c, mat_f32(turned, N, M), a->accumulate};
+    struct transpose_run r = {d->isa, a->c, mat_f32(transposed, N, M), a->accumulate};
     struct gemm_args b = {
-        .c = r.turned, .a = a->b, .b = a->a, .ta = !a->tb, .tb = !a->ta, .half = a->half, .alpha = a->alpha};
+        .c = r.transposed, .a = a->b, .b = a->a, .ta = !a->tb, .tb = !a->ta, .half = a->half, .alpha = a->alpha};
     gemm_panels(d, &b, half);
     for (int done = 0; done < M; done += POOL_TASKS_MAX * 16) {
         int rows = M - done < POOL_TASKS_MAX * 16 ? M - done : POOL_TASKS_MAX * 16;
-        struct turn_run part = r;
+        struct transpose_run part = r;
         part.c.p = mat_row(&r.c, done);
         part.c.rows = rows;
-        part.turned.p = turned + done;
-        cpu_run(d, turn_task, &part, (rows + 15) / 16, (double)rows * N / 4);
+        part.transposed.p = transposed + done;
+        cpu_run(d, transpose_task, &part, (rows + 15) / 16, (double)rows * N / 4);
     }
 }
 
@@ -343,13 +343,13 @@ void cpu_linear_back(struct dev *head, const struct linear_back_args *a)
 {
     struct weight slice;
     const struct weight *w = weight_slice(a->w, a->first, a->dy.cols, &slice);
-    struct product p = {.d = cpu_of(head),
-                        .job = {.y = a->dx, .alpha = 1, .accumulate = a->accumulate},
-                        .half = head->bf16_x && w->t != DT_F32,
-                        .cols = a->dx.cols,
-                        .back = w,
-                        .left = a->dy,
-                        .gathered = w->gate_up || w->t == DT_I8};
+    struct gemm_run p = {.d = cpu_of(head),
+                         .job = {.y = a->dx, .alpha = 1, .accumulate = a->accumulate},
+                         .half = head->bf16_x && w->t != DT_F32,
+                         .cols = a->dx.cols,
+                         .back = w,
+                         .left = a->dy,
+                         .gathered = w->gate_up || w->t == DT_I8};
     run_chunks(&p, w->pairs, PAIR, "linear_back");
 }
 
@@ -382,7 +382,7 @@ static void col_sum_task(void *ctx, int task, int worker)
     const struct sum_run *r = ctx;
     const struct col_sum_args *a = r->args;
     int from = task * r->slice, to = from + r->slice < r->cols ? from + r->slice : r->cols;
-    r->isa->products.col_sum(a->out, &a->x, from, to);
+    r->isa->gemm.col_sum(a->out, &a->x, from, to);
 }
 
 /* Divides columns into slices of whole cache lines, at least two per thread. */

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { AHEAD_BYTES = 2 << 20 }; /* populated per layer and head at a time: a huge page */
+enum { POPULATE_BYTES = 2 << 20 }; /* populated per layer and head at a time: a huge page */
 
 /* ---- its shape ---- */
 
@@ -69,7 +69,7 @@ struct kv *cpu_kv_open(struct dev *d, const struct kv_shape *s)
     if (!kv || !kv_plan(kv, s)) return free(kv), NULL;
     kv->data = cpu_map(kv->data_bytes);
     if (!kv->data) return free(kv), NULL;
-    kv->ahead = (int)(AHEAD_BYTES / kv->block_bytes) + 1; /* block_bytes: at most some KiB */
+    kv->ahead = (int)(POPULATE_BYTES / kv->block_bytes) + 1; /* block_bytes: at most some KiB */
     reach(kv, 0);
     return kv;
 }

@@ -1,34 +1,25 @@
 /* The driver of linear and gate_up: quantises the activations once, then divides the output into tasks. */
+#include "kernels/cpu/block.h"
 #include "kernels/cpu/cpu.h"
 
 enum { HALVE_ROWS = 4 };                     /* fewer rows are rounded one at a time */
 enum { NEAR_BYTES = 512 << 10 };             /* quantised rows of this size stay in a core's cache for all pairs */
 enum { DEPTH_MOST = 1280, DEEP_BLOCKS = 8 }; /* with more blocks than this, x and a panel should fit a core's cache */
 
-struct lin_run {
-    struct lin_job job;
-    const struct isa *isa;
-    int pairs_per_task, blocks_per_task, pair_tasks;
-    bool rounded;      /* x is in q: quantised, or rounded to bf16 */
-    int slice, slices; /* columns per quantising task, and slices per row */
-    bool *outlier;     /* (T) found by the first quantisation */
-};
-
 /* Quantises one slice of columns of one block. Rows of a block share cache lines, so threads divide blocks, and when
  * there are few of these, columns. */
-static void quant_task(void *ctx, int task, int worker)
+void lin_quantise_task(void *ctx, int task, int worker)
 {
     struct lin_run *run = ctx;
     struct lin_job *j = &run->job;
-    bool grouped = j->w->t == DT_I4, bf16 = j->w->t == DT_BF16;
+    bool grouped = lin_is_grouped(j->w->t), bf16 = j->w->t == DT_BF16;
     int block = task / run->slices, from = task % run->slices * run->slice, to = from + run->slice;
     int row0 = lin_block_row(j, block), R = lin_block_row(j, block + 1) - row0;
     to = to < j->q_ld ? to : j->q_ld;
     uint32_t *words = (uint32_t *)j->q + (size_t)row0 * j->q_ld / 2;
     if (bf16 && R >= HALVE_ROWS) {
         int n = (to < j->x.cols ? to : j->x.cols) - from;
-        if (n > 0)
-            run->isa->products.halve_rows(words + (size_t)from / 2 * R, R, mat_row(&j->x, row0) + from, j->x.ld, n);
+        if (n > 0) run->isa->gemm.halve_rows(words + (size_t)from / 2 * R, R, mat_row(&j->x, row0) + from, j->x.ld, n);
         return;
     }
     for (int r = 0; r < R && bf16; r++)
@@ -37,8 +28,9 @@ static void quant_task(void *ctx, int task, int worker)
         int row = lin_row(j, row0 + r);
         bool rest = lin_is_rest(j, row0 + r), outlier;
         outlier = run->isa->quantise_block(j->q + (size_t)row0 * j->q_ld + r * 4, R, j->q_step + row0 + r,
-                                           grouped ? j->q_sum + (size_t)row0 * j->w->n_groups + r : NULL, j->w->group,
-                                           mat_row(&j->x, row), j->x.cols, from, to, rest);
+                                           grouped ? j->q_sum + (size_t)row0 * j->w->n_groups + r : NULL,
+                                           j->w->t == DT_I4 ? -8 : 1, j->w->group, mat_row(&j->x, row), j->x.cols, from,
+                                           to, rest);
         if (from == 0) run->outlier[row] = outlier;
     }
 }
@@ -50,7 +42,7 @@ static bool quantise_rows(struct cpu_dev *d, struct lin_run *r)
     struct lin_job *j = &r->job;
     size_t T = (size_t)lin_rows(j);
     int threads = d->head.threads;
-    j->q_ld = j->w->t == DT_I4 ? j->w->k_pad : (j->w->k_pad + 63) / 64 * 64; /* int4: to whole groups of 32 or more */
+    j->q_ld = lin_is_grouped(j->w->t) ? j->w->k_pad : (j->w->k_pad + 63) / 64 * 64; /* to whole groups */
     size_t row = j->w->t == DT_BF16 ? (size_t)j->q_ld * 2 : (size_t)j->q_ld;
     int8_t *q = scratch_get(&d->quant, T * (row + sizeof(float) + (size_t)j->w->n_groups * sizeof(int32_t)));
     if (!q) return false;
@@ -64,7 +56,7 @@ static bool quantise_rows(struct cpu_dev *d, struct lin_run *r)
     double ns = (double)T * j->x.cols / 8;
     if (ns < 4000) r->slice = j->q_ld;
     r->slices = (j->q_ld + r->slice - 1) / r->slice;
-    cpu_run(d, quant_task, r, j->n_blocks * r->slices, ns < 4000 ? 0 : ns * 2);
+    cpu_run(d, lin_quantise_task, r, j->n_blocks * r->slices, ns < 4000 ? 0 : ns * 2);
     return true;
 }
 
@@ -90,34 +82,52 @@ static bool quantise_x(struct cpu_dev *d, struct lin_run *r)
     return quantise_rows(d, r);
 }
 
-static void lin_task(void *ctx, int task, int worker)
+void lin_task(void *ctx, int task, int worker)
 {
     const struct lin_run *r = ctx;
     const struct lin_job *j = &r->job;
     int pair0 = task % r->pair_tasks * r->pairs_per_task, pair1 = pair0 + r->pairs_per_task;
     int block0 = task / r->pair_tasks * r->blocks_per_task, block1 = block0 + r->blocks_per_task;
     lin_fn *fn = j->w->t == DT_BF16 && r->rounded ? r->isa->linear_bf16_x : r->isa->linear[j->w->t];
-    fn(j, block0, block1 < j->n_blocks ? block1 : j->n_blocks, pair0, pair1 < j->w->pairs ? pair1 : j->w->pairs);
+    if (block1 > j->n_blocks) block1 = j->n_blocks;
+    if (pair1 > j->w->pairs) pair1 = j->w->pairs;
+    if (j->w->t == DT_BLOCK)
+        r->isa->linear_block(j, block0, block1, pair0, pair1, r->expand ? r->worker[worker].p : NULL);
+    else
+        fn(j, block0, block1, pair0, pair1);
 }
 
 /* Estimate of one core's time: arithmetic or memory, whichever takes longer. */
 static double lin_ns(const struct lin_job *j)
 {
     double macs = (double)j->x.rows * j->w->cols * j->w->pairs * PAIR;
-    bool floats = j->w->t != DT_I8 && j->w->t != DT_I4;
+    bool floats = !lin_is_int(j->w->t);
     double multiply = macs / (floats ? 30 : 100), read = (double)j->w->data_bytes / 20;
     return multiply > read ? multiply : read;
+}
+
+/* Scratch for an expanded pair of any form of w, for each worker. */
+bool lin_expand_room(struct cpu_dev *d, const struct weight *w)
+{
+    size_t most = 0;
+    for (int i = 0; i < w->n_runs; i++) {
+        size_t bytes = block_wide(&w->runs[i].form).pair_bytes;
+        most = bytes > most ? bytes : most;
+    }
+    for (int i = 0; i < d->head.threads; i++)
+        if (!scratch_get(d->worker + i, most)) return false;
+    return true;
 }
 
 static void run_job(struct dev *head, const struct lin_job *job, const char *op)
 {
     struct cpu_dev *d = cpu_of(head);
-    struct lin_run r = {.job = *job, .isa = d->isa};
+    struct lin_run r = {.job = *job, .isa = d->isa, .worker = d->worker};
     enum dtype t = job->w->t;
     int rows = job->x.rows, pairs = job->w->pairs, most = d->isa->block_rows[t];
     if (rows == 0) return;
     r.job.n_blocks = (rows + most - 1) / most;
-    r.rounded = t == DT_I8 || t == DT_I4 || (t == DT_BF16 && head->bf16_x);
+    r.rounded = lin_is_int(t) || (t == DT_BF16 && head->bf16_x);
     if (r.rounded && !quantise_x(d, &r)) {
         dev_fail(head, op, "out of memory for %d rows of quantised activations", rows);
         return;
@@ -133,6 +143,10 @@ static void run_job(struct dev *head, const struct lin_job *job, const char *op)
     if (row_tasks > POOL_TASKS_MAX / r.pair_tasks) row_tasks = POOL_TASKS_MAX / r.pair_tasks;
     r.blocks_per_task = (r.job.n_blocks + row_tasks - 1) / row_tasks;
     row_tasks = (r.job.n_blocks + r.blocks_per_task - 1) / r.blocks_per_task;
+    if (t == DT_BLOCK && r.blocks_per_task >= LIN_EXPAND_BLOCKS && !(r.expand = lin_expand_room(d, job->w))) {
+        dev_fail(head, op, "out of memory");
+        return;
+    }
     int k_pad = job->w->k_pad, parts = 1;
     if (t == DT_BF16 && r.rounded && !job->gated && r.job.n_blocks > DEEP_BLOCKS)
         parts = (k_pad + DEPTH_MOST - 1) / DEPTH_MOST;

@@ -1,6 +1,6 @@
 /* A pool of worker threads for short parallel regions, thousands of them per second.
  *
- * One 64-bit `ticket` holds the region's number, its task count and the next task; taking a task is a
+ * One 64-bit `claim` holds the region's number, its task count and the next task; taking a task is a
  * compare-and-swap of it. A worker that reads fn and ctx and then succeeds with the swap knows that they belong to
  * that region: while a task is untaken the region cannot end, so the caller cannot have replaced them. A worker that
  * slept through a region never touches it, so the caller waits for tasks, not for workers.
@@ -29,7 +29,7 @@ struct worker {
 };
 
 struct pool {
-    _Alignas(64) _Atomic uint64_t ticket; /* region << 32 | n_tasks << 16 | next */
+    _Alignas(64) _Atomic uint64_t claim; /* region << 32 | n_tasks << 16 | next */
     _Atomic(pool_fn *) fn;
     _Atomic(void *) ctx;
     _Alignas(64) _Atomic uint32_t done; /* tasks finished; a futex while caller_waits */
@@ -69,7 +69,7 @@ static int64_t now_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static bool ticket_open(uint64_t t)
+static bool claim_open(uint64_t t)
 {
     return (t & 0xffff) < ((t >> 16) & 0xffff);
 }
@@ -77,22 +77,22 @@ static bool ticket_open(uint64_t t)
 /* Takes and runs tasks until none is left. */
 static void pool_work(struct pool *p, int worker)
 {
-    uint64_t t = atomic_load_explicit(&p->ticket, memory_order_acquire);
-    while (ticket_open(t)) {
+    uint64_t t = atomic_load_explicit(&p->claim, memory_order_acquire);
+    while (claim_open(t)) {
         pool_fn *fn = atomic_load_explicit(&p->fn, memory_order_relaxed);
         void *ctx = atomic_load_explicit(&p->ctx, memory_order_relaxed);
-        if (!atomic_compare_exchange_weak_explicit(&p->ticket, &t, t + 1, memory_order_acq_rel, memory_order_acquire))
+        if (!atomic_compare_exchange_weak_explicit(&p->claim, &t, t + 1, memory_order_acq_rel, memory_order_acquire))
             continue;
         fn(ctx, (int)(t & 0xffff), worker);
         uint32_t n = (uint32_t)(t >> 16) & 0xffff;
         if (atomic_fetch_add(&p->done, 1) + 1 == n && atomic_load(&p->caller_waits)) futex_wake(&p->done, 1);
-        t = atomic_load_explicit(&p->ticket, memory_order_acquire);
+        t = atomic_load_explicit(&p->claim, memory_order_acquire);
     }
 }
 
 static bool pool_idle(struct pool *p)
 {
-    return !ticket_open(atomic_load(&p->ticket)) && !atomic_load(&p->stop);
+    return !claim_open(atomic_load(&p->claim)) && !atomic_load(&p->stop);
 }
 
 static void worker_sleep(struct pool *p)
@@ -130,7 +130,7 @@ void pool_run(struct pool *p, pool_fn *fn, void *ctx, int n_tasks)
     atomic_store_explicit(&p->fn, fn, memory_order_relaxed);
     atomic_store_explicit(&p->ctx, ctx, memory_order_relaxed);
     atomic_store(&p->done, 0);
-    atomic_store(&p->ticket, (uint64_t)++p->region << 32 | (uint64_t)n_tasks << 16);
+    atomic_store(&p->claim, (uint64_t)++p->region << 32 | (uint64_t)n_tasks << 16);
     if (atomic_load(&p->sleepers)) {
         atomic_fetch_add(&p->wake, 1);
         futex_wake(&p->wake, n_tasks - 1);

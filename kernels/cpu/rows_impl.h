@@ -196,11 +196,11 @@ static void row_quantise(int8_t *q, float *step, const float *x, int n)
 }
 
 /* Quantises columns from..to of one of R rows, from a multiple of 16 on: four at a time, R words apart, + bias,
- * zeros past n. sums, unless NULL: sums[g * R] = -8 times the sum over columns [g * group, (g + 1) * group); to -
- * from is whole groups. With `rest`, quantises the residual of an outlier row instead. Returns whether the row is an
- * outlier. */
-static bool row_quantise_block(int8_t *q, int R, float *step, int32_t *sums, int group, const float *x, int n, int from,
-                               int to, bool rest)
+ * zeros past n. sums, unless NULL: sums[g * R] = `times` times the sum over columns [g * group, (g + 1) * group);
+ * to - from is whole groups. With `rest`, quantises the residual of an outlier row instead. Returns whether the row is
+ * an outlier. */
+static bool row_quantise_block(int8_t *q, int R, float *step, int32_t *sums, int times, int group, const float *x,
+                               int n, int from, int to, bool rest)
 {
     struct quant first = quant_of(x, n), s = first;
     int bias = sums ? 0 : I8_BIAS, span = sums ? group : to - from;
@@ -218,7 +218,7 @@ static bool row_quantise_block(int8_t *q, int R, float *step, int32_t *sums, int
             sum = i_add(sum, t);
             i_store_i8_words(q + (size_t)i * R, 4 * R, t, bias);
         }
-        if (sums) sums[k / group * R] = -8 * i_hsum(sum);
+        if (sums) sums[k / group * R] = times * i_hsum(sum);
     }
     return first.outlier;
 }

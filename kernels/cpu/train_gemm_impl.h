@@ -173,6 +173,31 @@ static void tile_i4(float *tile, const struct weight *w, const uint8_t *pair, in
     tile_words(tile, group + PAIR * sizeof *s + first % w->group / 8 * (PAIR * 4), words, 8, DT_I4, v_set1(8), scale);
 }
 
+static void tile_block(float *tile, const struct weight *w, int pair, int first, int n)
+{
+    const struct block_run *run = block_run_of(w, pair);
+    const struct block_form *f = &run->form;
+    const uint8_t *data = block_pair_of(w, run, pair);
+    const int some = f->group < PAIR ? f->group : PAIR; /* columns of one group in the tile */
+    vi low = i_set1(255), zero = i_set1(f->zero);
+    uint8_t bytes[PAIR * PAIR];
+    for (int c = 0; c < n; c += some, tile += some * PAIR) {
+        int g = (first + c) / f->group, in = g % f->per_super, steps = (first + c) % f->group / codes_step(f->codes);
+        const uint8_t *super = data + block_super_at(f, g / f->per_super);
+        codes_expand(bytes, super + f->head + (size_t)in * f->group_bytes + (size_t)steps * codes_bytes(f->codes), f,
+                     some);
+        for (int p = 0; p < 2; p++) {
+            vf scale = group_scale(f, super, in, p), minimum = v_zero();
+            if (f->minimum) minimum = group_minimum(f, super, in, p);
+            for (int k = 0; k < some; k++) {
+                vi word = i_load(bytes + k / 4 * (4 * PAIR) + p * 64);
+                vf x = v_mul(i_to_f(i_add(i_and(i_shr(word, k % 4 * 8), low), zero)), scale);
+                v_store(tile + k * PAIR + p * PANEL, f->minimum ? v_sub(x, minimum) : x);
+            }
+        }
+    }
+}
+
 static void tile_floats(float *tile, const struct weight *w, const uint8_t *pair, int first, int n)
 {
     const float *f = (const float *)pair + (size_t)first * PAIR;
@@ -189,7 +214,7 @@ static void tile_floats(float *tile, const struct weight *w, const uint8_t *pair
 }
 
 /* Transposes a pair of bf16 weights: words of two k's by outputs become words of two outputs by k. */
-static void turn_bf16(uint32_t *panel, const uint8_t *data, int first, int n, float *tile)
+static void transpose_bf16(uint32_t *panel, const uint8_t *data, int first, int n, float *tile)
 {
     const float *w = (const float *)data + (size_t)(first / 2) * PAIR;
     int words = (n + 1) / 2;
@@ -204,7 +229,7 @@ static void turn_bf16(uint32_t *panel, const uint8_t *data, int first, int n, fl
 }
 
 /* The same for int8: words of four k's by outputs; the integers are exact in bf16. */
-static void turn_i8(uint32_t *panel, const uint8_t *data, int first, int n, float *tile)
+static void transpose_i8(uint32_t *panel, const uint8_t *data, int first, int n, float *tile)
 {
     const float *w = (const float *)data + (size_t)(first / 4) * PAIR;
     int words = (n + 3) / 4;
@@ -225,31 +250,33 @@ static void turn_i8(uint32_t *panel, const uint8_t *data, int first, int n, floa
 static void tp_panel_back(void *panel, bool half, const struct weight *w, int first, int pair0, int pair1, float *tile)
 {
     int n = w->cols - first < PAIR ? w->cols - first : PAIR;
-    float *turned = tile + PAIR * PAIR;
+    float *transposed = tile + PAIR * PAIR;
     memset(tile, 0, PAIR * PAIR * sizeof *tile);
     for (int pair = pair0; pair < pair1; pair++) {
         const uint8_t *data = w->data + (size_t)pair * w->pair_bytes;
         uint32_t *half_panel = (uint32_t *)panel + (size_t)(pair - pair0) * PAIR * PAIR / 2;
         if (half && w->t == DT_BF16) {
-            turn_bf16(half_panel, data, first, n, tile);
+            transpose_bf16(half_panel, data, first, n, tile);
             continue;
         }
         if (half && w->t == DT_I8) {
-            turn_i8(half_panel, data, first, n, tile);
+            transpose_i8(half_panel, data, first, n, tile);
             continue;
         }
         if (w->t == DT_I8)
             tile_words(tile, data + (size_t)first * PAIR, (n + 3) / 4, 4, DT_I8, v_zero(), NULL);
         else if (w->t == DT_I4)
             tile_i4(tile, w, data, first, (n + 7) / 8);
+        else if (w->t == DT_BLOCK)
+            tile_block(tile, w, pair, first, n);
         else if (w->t == DT_NF4)
             tile_nf4(tile, data + (size_t)(first / NF4_BLOCK) * NF4_BLOCK_BYTES, first % NF4_BLOCK, (n + 7) / 8);
         else
             tile_floats(tile, w, data, first, n);
-        float *to = half ? turned : (float *)panel + (size_t)(pair - pair0) * PAIR * PAIR;
+        float *to = half ? transposed : (float *)panel + (size_t)(pair - pair0) * PAIR * PAIR;
         for (int i = 0; i < PAIR; i += 16)
             for (int k = 0; k < PAIR; k += 16) w_transpose(to + k * PAIR + i, PAIR, tile + i * PAIR + k, PAIR);
-        if (half) panel_put(panel, true, (pair - pair0) * PAIR, turned, PAIR);
+        if (half) panel_put(panel, true, (pair - pair0) * PAIR, transposed, PAIR);
     }
 }
 

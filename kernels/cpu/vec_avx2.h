@@ -87,6 +87,11 @@ INLINE __m256 half_i8(const int8_t *p)
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
 INLINE vf v_load_i8(const int8_t *p) { return (vf){half_i8(p), half_i8(p + 8)}; }
+INLINE __m256 half_u8(const uint8_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+INLINE vf v_load_u8(const uint8_t *p) { return (vf){half_u8(p), half_u8(p + 8)}; }
 INLINE vf v_add(vf x, vf y) { return PAIR(vf, _mm256_add_ps); }
 INLINE vf v_sub(vf x, vf y) { return PAIR(vf, _mm256_sub_ps); }
 INLINE vf v_mul(vf x, vf y) { return PAIR(vf, _mm256_mul_ps); }
@@ -274,6 +279,55 @@ INLINE vi i_dot_u(vi acc, vb w, const int8_t *a)
     __m256i four = four_activations(a);
     return (vi){half_dot_u(acc.a, w.a, four), half_dot_u(acc.b, w.b, four)};
 }
+
+/* Bytes of block weights: see vec_avx512.h. */
+typedef __m256i vl;
+INLINE void b_store(uint8_t *p, vb w)
+{
+    _mm256_storeu_si256((__m256i *)p, w.a);
+    _mm256_storeu_si256((__m256i *)(p + 32), w.b);
+}
+INLINE vb b_or(vb x, vb y) { return PAIR(vb, _mm256_or_si256); }
+#ifdef __AVXVNNI__
+enum { W_LESS = 0 };
+INLINE vb b_wide(vb w) { return w; }
+INLINE vi i_dot_w(vi acc, vb w, const int8_t *a) { return i_dot_u(acc, w, a); }
+#else
+enum { W_LESS = 128 };
+INLINE vb b_wide(vb w)
+{
+    __m256i m = _mm256_set1_epi8(-128);
+    return (vb){_mm256_xor_si256(w.a, m), _mm256_xor_si256(w.b, m)};
+}
+/* a pair is at most 2 * 128 * 127 = 32512 */
+INLINE __m256i half_dot_w(__m256i acc, __m256i w, __m256i a)
+{
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+INLINE vi i_dot_w(vi acc, vb w, const int8_t *a)
+{
+    __m256i four = four_activations(a);
+    return (vi){half_dot_w(acc.a, w.a, four), half_dot_w(acc.b, w.b, four)};
+}
+#endif
+INLINE __m256i half_second(__m256i w, int i)
+{
+    return _mm256_and_si256(i < 4 ? _mm256_slli_epi16(w, 4 - i) : _mm256_srli_epi16(w, i - 4), _mm256_set1_epi8(16));
+}
+INLINE __m256i half_fourth(__m256i w, int i)
+{
+    return _mm256_and_si256(i < 2 ? _mm256_slli_epi16(w, 4 - 2 * i) : _mm256_srli_epi16(w, 2 * i - 4),
+                            _mm256_set1_epi8(48));
+}
+INLINE vb b_second(vb w, int i) { return (vb){half_second(w.a, i), half_second(w.b, i)}; }
+INLINE vb b_fourth(vb w, int i) { return (vb){half_fourth(w.a, i), half_fourth(w.b, i)}; }
+INLINE vl b_table(const uint8_t *table, int wide)
+{
+    __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+    return wide && W_LESS != 0 ? _mm256_xor_si256(t, _mm256_set1_epi8(-128)) : t;
+}
+INLINE vb b_look(vl table, vb w) { return (vb){_mm256_shuffle_epi8(table, w.a), _mm256_shuffle_epi8(table, w.b)}; }
 
 typedef struct {
     __m256 low, high; /* codes 0..7 and 8..15 */

@@ -58,6 +58,10 @@ INLINE vf v_load_i8(const int8_t *p)
 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
+INLINE vf v_load_u8(const uint8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
 INLINE vf v_add(vf a, vf b) { return _mm512_add_ps(a, b); }
 INLINE vf v_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 INLINE vf v_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
@@ -205,6 +209,32 @@ INLINE vi four_bytes(const void *p)
  * I8_BIAS, `u`: weights 0..15 and signed activations */
 INLINE vi i_dot_s(vi acc, vb w, const int8_t *a) { return _mm512_dpbusd_epi32(acc, four_bytes(a), w); }
 INLINE vi i_dot_u(vi acc, vb w, const int8_t *a) { return _mm512_dpbusd_epi32(acc, w, four_bytes(a)); }
+
+/* Bytes of block weights (block.h). b_wide: bytes up to 255 as i_dot_w takes them, which multiplies with signed
+ * activations the weight less W_LESS. b_second, b_fourth: bits i, or 2i and 2i + 1, of each byte at 16 and above;
+ * b_look: a table's bytes, b_table's with wide as b_wide makes them. */
+enum { W_LESS = 0 };
+typedef __m512i vl;
+INLINE void b_store(uint8_t *p, vb w) { _mm512_storeu_si512(p, w); }
+INLINE vb b_or(vb x, vb y) { return _mm512_or_si512(x, y); }
+INLINE vb b_wide(vb w) { return w; }
+INLINE vi i_dot_w(vi acc, vb w, const int8_t *a) { return i_dot_u(acc, w, a); }
+INLINE vb b_second(vb w, int i)
+{
+    return _mm512_and_si512(i < 4 ? _mm512_slli_epi16(w, (unsigned)(4 - i)) : _mm512_srli_epi16(w, (unsigned)(i - 4)),
+                            _mm512_set1_epi8(16));
+}
+INLINE vb b_fourth(vb w, int i)
+{
+    return _mm512_and_si512(i < 2 ? _mm512_slli_epi16(w, (unsigned)(4 - 2 * i)) : _mm512_srli_epi16(w, (unsigned)(2 * i - 4)),
+                            _mm512_set1_epi8(48));
+}
+INLINE vl b_table(const uint8_t *table, int wide)
+{
+    (void)wide;
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
+}
+INLINE vb b_look(vl table, vb w) { return _mm512_shuffle_epi8(table, w); }
 
 /* nf4: a lane has eight weights, the first in its low nibble; next moves on by one, codes looks the current ones up */
 typedef __m512 vt;

@@ -63,6 +63,7 @@ INLINE void v_store_n(float *p, vf a, int n)
 INLINE vf v_load_bf16(const uint16_t *p) { MAP_F(bf16_to_f32(p[l])); }
 INLINE vf v_load_f16(const uint16_t *p) { MAP_F(f16_to_f32(p[l])); }
 INLINE vf v_load_i8(const int8_t *p) { MAP_F((float)p[l]); }
+INLINE vf v_load_u8(const uint8_t *p) { MAP_F((float)p[l]); }
 INLINE vf v_add(vf a, vf b) { MAP_F(a.f[l] + b.f[l]); }
 INLINE vf v_sub(vf a, vf b) { MAP_F(a.f[l] - b.f[l]); }
 INLINE vf v_mul(vf a, vf b) { MAP_F(a.f[l] * b.f[l]); }
@@ -182,6 +183,35 @@ INLINE vi i_dot_s(vi acc, vb w, const int8_t *a)
     return i_madd16(i_madd16(acc, w.even, two_bytes(a[0], a[2])), w.odd, two_bytes(a[1], a[3]));
 }
 INLINE vi i_dot_u(vi acc, vb w, const int8_t *a) { return i_dot_s(acc, w, a); }
+
+/* Bytes of block weights: see vec_avx512.h. A byte of 128 or more is a negative half here, as b_load makes it. */
+enum { W_LESS = 128 };
+typedef struct {
+    int8_t t[16];
+} vl;
+INLINE void b_store(uint8_t *p, vb w)
+{
+    EACH p[4 * l] = (uint8_t)w.even.i[l], p[4 * l + 1] = (uint8_t)w.odd.i[l];
+    EACH p[4 * l + 2] = (uint8_t)(w.even.i[l] >> 16), p[4 * l + 3] = (uint8_t)(w.odd.i[l] >> 16);
+}
+INLINE vb b_or(vb x, vb y) { return (vb){i_or(x.even, y.even), i_or(x.odd, y.odd)}; }
+INLINE vi half_wide(vi x) { MAP_I(x.i[l] ^ (int32_t)0xff80ff80); }
+INLINE vb b_wide(vb w) { return (vb){half_wide(w.even), half_wide(w.odd)}; }
+INLINE vi i_dot_w(vi acc, vb w, const int8_t *a) { return i_dot_s(acc, w, a); }
+INLINE vi half_bits(vi x, int left, int32_t mask) { return i_and(left > 0 ? i_shl(x, left) : i_shr(x, -left), i_set1(mask)); }
+INLINE vb b_second(vb w, int i) { return (vb){half_bits(w.even, 4 - i, 0x00100010), half_bits(w.odd, 4 - i, 0x00100010)}; }
+INLINE vb b_fourth(vb w, int i)
+{
+    return (vb){half_bits(w.even, 4 - 2 * i, 0x00300030), half_bits(w.odd, 4 - 2 * i, 0x00300030)};
+}
+INLINE vl b_table(const uint8_t *table, int wide)
+{
+    vl r;
+    EACH r.t[l] = (int8_t)(table[l] ^ (wide ? 128 : 0));
+    return r;
+}
+INLINE vi half_look(const vl *t, vi x) { MAP_I((int32_t)((uint32_t)(uint16_t)t->t[x.i[l] & 15] | (uint32_t)t->t[x.i[l] >> 16 & 15] << 16)); }
+INLINE vb b_look(vl table, vb w) { return (vb){half_look(&table, w.even), half_look(&table, w.odd)}; }
 
 typedef const float *vt;
 enum { BLOCK_ROWS_NF4 = 2, BLOCK_ROWS_NF4_2 = 1 };

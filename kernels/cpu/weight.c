@@ -1,4 +1,5 @@
 /* Packs weights in the layout of the linear kernels (see struct weight), on all threads. */
+#include "kernels/cpu/block.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/nf4.h"
 
@@ -88,6 +89,7 @@ static void pack_row(const struct pack_job *j, int pair, int lane)
         ((float *)w->scale)[pair * PAIR + lane] = ((const float *)s->scale)[n];
         break;
     case DT_NF4: nf4_pack_row(to, lane, s, n); break;
+    case DT_BLOCK: block_pack_row(w, pair, lane, s, n); break;
     default:
         pack_row_i4(w, to, lane, (const uint8_t *)s->data + (size_t)n * (w->k_pad / 2),
                     (const uint16_t *)s->scale + (size_t)n * w->n_groups);
@@ -104,7 +106,7 @@ static void pack_task(void *ctx, int task, int worker)
 
 /* Computes sizes. @return false for shapes that the kernels do not support: int8 rows so long that a sum with the
  * bias could pass 2^31. */
-static bool weight_plan(struct weight *w, const struct weight_src *s, size_t rows)
+static bool weight_plan(struct weight *w, const struct weight_src *s, int n_parts, size_t rows)
 {
     enum dtype t = s->t;
     int cols = s->cols, group = s->group;
@@ -135,6 +137,7 @@ static bool weight_plan(struct weight *w, const struct weight_src *s, size_t row
         if (group != NF4_BLOCK || cols % NF4_BLOCK) return false;
         w->pair_bytes = nf4_pair_bytes(cols);
         break;
+    case DT_BLOCK: return block_plan(w, s, n_parts);
     default: return false;
     }
     bool fits = !__builtin_mul_overflow(w->pair_bytes, (size_t)w->pairs, &data_bytes) && data_bytes < SIZE_MAX / 4;
@@ -143,7 +146,7 @@ static bool weight_plan(struct weight *w, const struct weight_src *s, size_t row
 }
 
 /* Sets the addresses of int8 scales within data. */
-static void weight_place(struct weight *w, uint8_t *data)
+static void weight_set_data(struct weight *w, uint8_t *data)
 {
     w->data = data;
     if (w->t != DT_I8 || !data) return;
@@ -164,6 +167,12 @@ static bool has_minus_128(const struct weight_src *parts, int n_parts)
     return false;
 }
 
+static void drop(struct weight *w)
+{
+    if (w) free(w->runs);
+    free(w);
+}
+
 struct weight *cpu_weight_pack(struct dev *head, const struct weight_src *parts, int n_parts)
 {
     struct cpu_dev *d = cpu_of(head);
@@ -175,9 +184,10 @@ struct weight *cpu_weight_pack(struct dev *head, const struct weight_src *parts,
         rows += (size_t)p->rows;
     }
     struct weight *w = calloc(1, sizeof *w);
-    if (!w || !weight_plan(w, parts, rows) || (w->t == DT_I8 && has_minus_128(parts, n_parts))) return free(w), NULL;
-    weight_place(w, cpu_map(w->data_bytes));
-    if (!w->data) return free(w), NULL;
+    if (!w || !weight_plan(w, parts, n_parts, rows) || (w->t == DT_I8 && has_minus_128(parts, n_parts)))
+        return drop(w), NULL;
+    weight_set_data(w, cpu_map(w->data_bytes));
+    if (!w->data) return drop(w), NULL;
     struct pack_job j = {w, parts, n_parts, d->isa};
     int chunk = (w->pairs + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX;
     cpu_run(d, pack_task, &j, (w->pairs + chunk - 1) / chunk, (double)w->data_bytes);
@@ -194,16 +204,16 @@ static void update_task(void *ctx, int task, int worker)
             const struct weight_src *s = part_of(j, pair, lane, &n);
             row[lane] = s ? (const float *)s->data + (size_t)n * s->cols : NULL;
         }
-        j->isa->products.pack(j->w->data + (size_t)pair * j->w->pair_bytes, j->w->t, row, j->w->cols);
+        j->isa->gemm.pack(j->w->data + (size_t)pair * j->w->pair_bytes, j->w->t, row, j->w->cols);
     }
 }
 
-void cpu_weight_update(struct dev *d, struct weight *w, const struct weight_src *parts, int n_parts, int piece,
-                       int pieces)
+void cpu_weight_update(struct dev *d, struct weight *w, const struct weight_src *parts, int n_parts, int chunk,
+                       int chunks)
 {
     struct pack_job j = {w, parts, n_parts, cpu_of(d)->isa};
-    j.pair0 = (int)((int64_t)w->pairs * piece / pieces);
-    j.pair1 = (int)((int64_t)w->pairs * (piece + 1) / pieces);
+    j.pair0 = (int)((int64_t)w->pairs * chunk / chunks);
+    j.pair1 = (int)((int64_t)w->pairs * (chunk + 1) / chunks);
     int n = j.pair1 - j.pair0;
     if (n == 0) return;
     j.pairs_per_task = (n + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX;
@@ -218,7 +228,10 @@ const struct weight *weight_slice(const struct weight *w, int first, int n, stru
     *slice = *w;
     slice->rows = n;
     slice->pairs = (n + PAIR - 1) / PAIR;
-    slice->data += (size_t)pair * w->pair_bytes;
+    if (w->t == DT_BLOCK)
+        slice->pair0 += pair;
+    else
+        slice->data += (size_t)pair * w->pair_bytes;
     slice->data_bytes = (size_t)slice->pairs * w->pair_bytes;
     if (w->scale) slice->scale += (size_t)pair * PAIR;
     if (w->bias_sum) slice->bias_sum += (size_t)pair * PAIR;
@@ -234,10 +247,10 @@ const void *cpu_weight_packed(const struct weight *w, size_t *bytes)
 struct weight *cpu_weight_open(struct dev *d, const struct weight_src *shape, const void *packed, size_t bytes)
 {
     struct weight *w = calloc(1, sizeof *w);
-    if (!w || shape->rows < 1 || (shape->gate_up && shape->rows % 2) || !weight_plan(w, shape, (size_t)shape->rows) ||
-        w->data_bytes != bytes || (uintptr_t)packed % SCALES_ALIGN)
+    if (!w || shape->t == DT_BLOCK || shape->rows < 1 || (shape->gate_up && shape->rows % 2) ||
+        !weight_plan(w, shape, 1, (size_t)shape->rows) || w->data_bytes != bytes || (uintptr_t)packed % SCALES_ALIGN)
         return free(w), NULL;
-    weight_place(w, (uint8_t *)packed);
+    weight_set_data(w, (uint8_t *)packed);
     w->borrowed = true;
     return w;
 }
@@ -268,6 +281,7 @@ void weight_row(const struct weight *w, int row, float *out)
             out[k] = (float)(int8_t)q[(size_t)(k / 4) * (4 * PAIR) + k % 4] * w->scale[pair * PAIR + lane];
         break;
     case DT_NF4: nf4_unpack_row(p, lane, w->cols, out); break;
+    case DT_BLOCK: block_unpack_row(w, pair, lane, out); break;
     default:
         for (int k = 0; k < w->cols; k++) {
             int in = k % w->group;
@@ -282,7 +296,7 @@ void cpu_weight_free(struct dev *d, struct weight *w)
 {
     if (!w) return;
     if (!w->borrowed) cpu_unmap(w->data, w->data_bytes);
-    free(w);
+    drop(w);
 }
 
 size_t cpu_weight_bytes(const struct weight *w)

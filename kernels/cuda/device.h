@@ -21,12 +21,12 @@ struct gpu_held; /* memory reserved by hold, from which allocations are made */
 struct gpu_graph;
 
 /* What the last norm quantised of its output for the next GEMM (quantise.cu): the rows of x, in the order even_odd,
- * are in AREA_NORM at `place`; NULL: nothing. Dropped by whatever may overwrite x or move AREA_NORM: the table of
+ * are in AREA_NORM at `data`; NULL: nothing. Dropped by whatever may overwrite x or move AREA_NORM: the table of
  * ops (device.cu), copies and memory (memory.cu), replay. */
-struct gpu_ahead {
+struct gpu_prequantised {
     struct mat x;
     bool even_odd;
-    void *place;
+    void *data;
 };
 
 struct gpu_dev {
@@ -60,7 +60,7 @@ struct gpu_dev {
     cudaEvent_t half_read[2]; /* recorded when a half is left: the copies out of its pinned memory have completed */
     struct gpu_pending *pending;
     int n_pending;
-    struct gpu_ahead ahead;
+    struct gpu_prequantised prequantised;
     struct gpu_graph *graphs;
     int n_graphs;
     uint64_t graph_clock;
@@ -124,13 +124,13 @@ bool gpu_early(gpu_dev *);
 /* Like LAUNCH, for a kernel that may begin before the preceding kernels have ended (CUDA's programmatic dependent
  * launch), where the device supports that: from sm_90 on, unless TANDEM_GPU_EARLY=0 forbids it.
  *
- * Every thread of such a kernel calls wait_for_before() (ptx.cuh) before it ends, and before it reads or writes
+ * Every thread of such a kernel calls wait_for_previous() (ptx.cuh) before it ends, and before it reads or writes
  * anything that another kernel may have written or may still read; simt checks the first. Before the wait it may
  * read packed weights, which no kernel of a step writes, and what only the host writes, because copies are waited
  * for. Every thread must wait, not only those that need to: the next kernel waits for the end of this one alone,
  * which must imply the end of all before. For the same reason a kernel launched by LAUNCH, which begins when
- * everything before it has ended, needs no wait. let_next_begin() belongs at the beginning of a kernel: the next
- * kernel then takes only resources that are free. take_turn() is both calls. */
+ * everything before it has ended, needs no wait. launch_next() belongs at the beginning of a kernel: the next
+ * kernel then takes only resources that are free. launch_next_and_wait() is both calls. */
 #ifdef __CUDACC__
 #define LAUNCH_EARLY(d, op, kernel, grid, block, smem, ...)                                                            \
     do {                                                                                                               \
@@ -195,8 +195,8 @@ const gpu_weight *gpu_weight_after(gpu_dev *, const gpu_weight *w);
 
 struct weight *gpu_weight_pack(struct dev *, const struct weight_src *parts, int n_parts);
 void gpu_weight_free(struct dev *, struct weight *);
-void gpu_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts, int piece,
-                       int pieces);
+void gpu_weight_update(struct dev *, struct weight *, const struct weight_src *parts, int n_parts, int chunk,
+                       int chunks);
 size_t gpu_weight_bytes(const struct weight *);
 
 /* ---- the KV cache (kv.cu) -------------------------------------------------------------------------------------- */

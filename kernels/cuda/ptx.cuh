@@ -247,19 +247,19 @@ __device__ inline void mma_bf16_16816_first(float (&c)[4], const unsigned (&a)[4
 
 /* In a kernel launched early (LAUNCH_EARLY in device.h): waits until every preceding kernel has ended and its writes
  * are visible. Without effect in other launches and before sm_90. */
-__device__ inline void wait_for_before()
+__device__ inline void wait_for_previous()
 {
 #ifdef __CUDACC__
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 #else
-    simt::wait_for_before();
+    simt::wait_for_previous();
 #endif
 }
 
 /* Allows the next kernel, if launched early, to begin once all blocks of this one have called this or ended. */
-__device__ inline void let_next_begin()
+__device__ inline void launch_next()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -267,10 +267,10 @@ __device__ inline void let_next_begin()
 }
 
 /* For a kernel launched early that has nothing to do before the wait. */
-__device__ inline void take_turn()
+__device__ inline void launch_next_and_wait()
 {
-    let_next_begin();
-    wait_for_before();
+    launch_next();
+    wait_for_previous();
 }
 
 /* (a & b) ^ c in one instruction (LOP3), also when b and c are constants. */

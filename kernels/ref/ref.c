@@ -4,6 +4,7 @@
  * ref_train_gemm.c. */
 #include "kernels/ref/ref.h"
 
+#include "kernels/block.h"
 #include "kernels/dev.h"
 
 #include <math.h>
@@ -170,11 +171,15 @@ static double dot_float(const struct weight *w, int n, const float *x, bool bf16
 static double dot_int(const struct weight *w, int n, const int8_t *q, float step)
 {
     double sum = 0;
-    int group = w->t == DT_I4 ? w->group : w->cols;
     for (int g = 0; g < w->n_groups; g++) {
-        int64_t part = 0;
-        for (int k = g * group; k < w->cols && k < (g + 1) * group; k++) part += q[k] * w->q[(size_t)n * w->cols + k];
-        sum += (double)part * w->scale[(size_t)n * w->n_groups + g];
+        size_t at = (size_t)n * w->n_groups + g;
+        int64_t part = 0, all = 0;
+        for (int k = g * w->group; k < w->cols && k < (g + 1) * w->group; k++) {
+            part += q[k] * w->q[(size_t)n * w->cols + k];
+            all += q[k];
+        }
+        sum += (double)part * w->scale[at];
+        if (w->minimum) sum -= (double)all * w->minimum[at];
     }
     return sum * step;
 }
@@ -212,6 +217,7 @@ static void ref_weight_free(struct dev *d, struct weight *w)
     free(w->f);
     free(w->q);
     free(w->scale);
+    free(w->minimum);
     free(w);
 }
 
@@ -230,6 +236,21 @@ static void unpack_int4(struct weight *w, size_t row0, const struct weight_src *
     }
 }
 
+/* Groups of any part are whole groups of 16 here: parts may differ. */
+static void unpack_block(struct weight *w, size_t row0, const struct weight_src *s)
+{
+    const uint8_t *code = s->data;
+    for (int n = 0; n < s->rows; n++) {
+        for (int k = 0; k < s->cols; k++)
+            w->q[(row0 + n) * s->cols + k] = s->block->value[code[(size_t)n * s->cols + k]];
+        for (int g = 0; g < w->n_groups; g++) {
+            int its = g * w->group / s->block->group;
+            w->scale[(row0 + n) * w->n_groups + g] = block_scale(s, n, its);
+            w->minimum[(row0 + n) * w->n_groups + g] = block_minimum(s, n, its);
+        }
+    }
+}
+
 static void unpack_nf4(struct weight *w, size_t at, const struct weight_src *s)
 {
     const uint8_t *data = s->data;
@@ -243,6 +264,8 @@ static void unpack_part(struct weight *w, size_t row0, const struct weight_src *
     size_t n = (size_t)s->rows * s->cols, at = row0 * s->cols;
     if (s->t == DT_I4) {
         unpack_int4(w, row0, s);
+    } else if (s->t == DT_BLOCK) {
+        unpack_block(w, row0, s);
     } else if (s->t == DT_NF4) {
         unpack_nf4(w, at, s);
     } else if (s->t == DT_I8) {
@@ -257,24 +280,27 @@ static struct weight *ref_weight_pack(struct dev *d, const struct weight_src *pa
 {
     struct weight *w = calloc(1, sizeof *w);
     if (!w || n_parts < 1) return free(w), NULL;
-    bool is_int = parts[0].t == DT_I8 || parts[0].t == DT_I4;
+    bool is_block = parts[0].t == DT_BLOCK, is_int = is_block || parts[0].t == DT_I8 || parts[0].t == DT_I4;
     size_t rows = 0, n;
     for (int i = 0; i < n_parts; i++) {
         if (parts[i].t != parts[0].t || parts[i].cols != parts[0].cols || parts[i].group != parts[0].group ||
-            parts[i].rows < 1 || parts[i].cols < 1 || (parts[i].t == DT_NF4 && parts[i].cols % 64))
+            parts[i].rows < 1 || parts[i].cols < 1 || (parts[i].t == DT_NF4 && parts[i].cols % 64) ||
+            (is_block && (block_error(parts + i) || !block_codes_ok(parts + i))))
             return free(w), NULL;
         rows += (size_t)parts[i].rows;
     }
     *w = (struct weight){.t = parts[0].t, .rows = (int)rows, .cols = parts[0].cols, .group = parts[0].group};
-    w->n_groups = w->t == DT_I4 ? (w->cols + w->group - 1) / w->group : 1;
+    if (w->t != DT_I4) w->group = is_block ? 16 : w->cols;
+    w->n_groups = (w->cols - 1) / w->group + 1;
     if (rows > INT32_MAX || __builtin_mul_overflow(rows, (size_t)w->cols, &n)) return free(w), NULL;
     if (is_int) {
         w->q = calloc(n, 1);
         w->scale = calloc(rows * (size_t)w->n_groups, sizeof(float));
+        if (is_block) w->minimum = calloc(rows * (size_t)w->n_groups, sizeof(float));
     } else {
         w->f = calloc(n, sizeof(float));
     }
-    if (is_int ? !w->q || !w->scale : !w->f) return ref_weight_free(d, w), NULL;
+    if (is_int ? !w->q || !w->scale || (is_block && !w->minimum) : !w->f) return ref_weight_free(d, w), NULL;
     for (size_t i = 0, row = 0; i < (size_t)n_parts; row += (size_t)parts[i++].rows) unpack_part(w, row, parts + i);
     return w;
 }
@@ -282,7 +308,8 @@ static struct weight *ref_weight_pack(struct dev *d, const struct weight_src *pa
 static size_t ref_weight_bytes(const struct weight *w)
 {
     size_t n = (size_t)w->rows * w->cols;
-    return w->q ? n + (size_t)w->rows * w->n_groups * sizeof(float) : n * sizeof(float);
+    size_t groups = (size_t)w->rows * w->n_groups * (w->minimum ? 2 : 1);
+    return w->q ? n + groups * sizeof(float) : n * sizeof(float);
 }
 
 /* ---- attention ----------------------------------------------------------------------------------------------- */
@@ -453,6 +480,9 @@ struct dev *ref_open(char why[160])
                               .norm = ref_norm,
                               .add = ref_add, /* add_norm: composed */
                               .linear = ref_linear,
+                              .route = ref_route,
+                              .experts_linear = ref_experts_linear, /* experts_gate_up: composed */
+                              .combine = ref_combine,
                               .head_norm = ref_head_norm,
                               .rope_kv = ref_rope_kv,
                               .attn = ref_attn,
@@ -465,6 +495,7 @@ struct dev *ref_open(char why[160])
                               TRAIN_OPS(X)
 #undef X
                                   .weight_pack = ref_weight_pack,
+                                  .packs_block = true,
                               .weight_free = ref_weight_free,
                               .weight_update = ref_weight_update,
                               .weight_bytes = ref_weight_bytes,

@@ -116,20 +116,22 @@ static int first_seen(int start, int t, int window)
     return window && t - window + 1 > start ? t - window + 1 : start;
 }
 
-/* Query head h of row t, whose sequence starts at row `start`; score holds as many elements as rows are seen. */
-static void attn_seq_head(const struct attn_seq_args *a, int start, int t, int h, double *score)
+/* Query head h of row t, whose sequence is the rows [start, end); score holds as many elements as rows are seen. */
+static void attn_seq_head(const struct attn_seq_args *a, int start, int end, int t, int h, double *score)
 {
-    int D = a->head_dim, first = first_seen(start, t, a->window), g = h / (a->heads / a->kv_heads);
+    int D = a->head_dim, first = first_seen(start, t, a->window), g = h / (a->heads / a->kv_heads), last = t;
     double max = -INFINITY, sum = 0;
-    for (int j = first; j <= t; j++) {
+    if (a->both_sides) last = a->window && a->window < end - t ? t + a->window - 1 : end - 1;
+    for (int j = first; j <= last; j++) {
         double s = dot(head_of(&a->qkv, t, h, D), head_of(&a->qkv, j, a->heads + g, D), D) * (double)a->scale;
         score[j - first] = ref_softcap(s, a->softcap);
         max = fmax(max, score[j - first]);
     }
-    for (int j = first; j <= t; j++) sum += score[j - first] = exp(score[j - first] - max);
+    for (int j = first; j <= last; j++) sum += score[j - first] = exp(score[j - first] - max);
     for (int c = 0; c < D; c++) {
         double o = 0;
-        for (int j = first; j <= t; j++) o += score[j - first] * head_of(&a->qkv, j, a->heads + a->kv_heads + g, D)[c];
+        for (int j = first; j <= last; j++)
+            o += score[j - first] * head_of(&a->qkv, j, a->heads + a->kv_heads + g, D)[c];
         head_of(&a->out, t, h, D)[c] = (float)(o / sum);
     }
     mat_row(&a->lse, t)[h] = (float)(max + log(sum));
@@ -142,7 +144,7 @@ void ref_attn_seq(struct dev *d, const struct attn_seq_args *a)
     if (!score) return;
     for (int s = 0; s < a->n_seqs; s++)
         for (int t = a->q_start[s]; t < a->q_start[s + 1]; t++)
-            for (int h = a->head0; h < end; h++) attn_seq_head(a, a->q_start[s], t, h, score);
+            for (int h = a->head0; h < end; h++) attn_seq_head(a, a->q_start[s], a->q_start[s + 1], t, h, score);
     free(score);
 }
 

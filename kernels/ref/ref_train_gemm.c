@@ -88,11 +88,11 @@ void ref_col_sum(struct dev *d, const struct col_sum_args *a)
     }
 }
 
-void ref_weight_update(struct dev *d, struct weight *w, const struct weight_src *parts, int n_parts, int piece,
-                       int pieces)
+void ref_weight_update(struct dev *d, struct weight *w, const struct weight_src *parts, int n_parts, int chunk,
+                       int chunks)
 {
-    size_t all = (size_t)w->rows * w->cols, from = all * (size_t)piece / (size_t)pieces, at = 0;
-    size_t end = all * ((size_t)piece + 1) / (size_t)pieces;
+    size_t all = (size_t)w->rows * w->cols, from = all * (size_t)chunk / (size_t)chunks, at = 0;
+    size_t end = all * ((size_t)chunk + 1) / (size_t)chunks;
     for (int i = 0; i < n_parts; i++) {
         const float *data = parts[i].data;
         size_t n = (size_t)parts[i].rows * parts[i].cols;

@@ -83,7 +83,7 @@ double dot(const float *x, const float *y, uint64_t n)
     return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
 }
 
-struct product {
+struct matmul {
     lt_desc m;
     lt_layout al, bl, dl;
     const void *a, *b, *c;
@@ -91,7 +91,7 @@ struct product {
     double alpha, beta;
 };
 
-void multiply(const product &p)
+void multiply(const matmul &p)
 {
     bool ta = p.m.ta == CUBLAS_OP_T, tb = p.m.tb == CUBLAS_OP_T;
     uint64_t depth = ta ? p.al.rows : p.al.cols;
@@ -266,7 +266,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t m, const vo
     bool whole = m->scale == CUDA_R_32I;
     double by = whole ? *static_cast<const int32_t *>(alpha) : (double)*static_cast<const float *>(alpha);
     double keep = whole ? *static_cast<const int32_t *>(beta) : (double)*static_cast<const float *>(beta);
-    enqueue(stream, [p = product{*m, *al, *bl, *dl, a, b, c, d, by, keep}] { multiply(p); });
+    enqueue(stream, [p = matmul{*m, *al, *bl, *dl, a, b, c, d, by, keep}] { multiply(p); });
     return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -450,7 +450,7 @@ void simt_new_process(void)
     simt_runtime::new_process();
 }
 
-void simt_largest_piece(size_t bytes)
+void simt_limit_allocation(size_t bytes)
 {
     simt_runtime::here().largest = bytes;
 }

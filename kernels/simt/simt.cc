@@ -68,7 +68,7 @@ struct lane {
     enum { READY, AT_BARRIER, AT_WARP, AT_BEFORE, DONE } state;
     int site;                   /* source line of the wait, for reports */
     int bar;                    /* id of a named barrier */
-    bool waited;                /* has called wait_for_before */
+    bool waited;                /* has called wait_for_previous */
     copy_op copies[COPIES_MAX]; /* ring of copies issued and not yet waited for */
     unsigned head, tail, group;
     void *asan_fake, *tsan;
@@ -382,7 +382,7 @@ SIMT_HIDE void syncwarp(unsigned mask)
 #endif
 }
 
-SIMT_HIDE __attribute__((noinline)) void wait_for_before()
+SIMT_HIDE __attribute__((noinline)) void wait_for_previous()
 {
     self->waited = true;
     if (!blk->before) return;

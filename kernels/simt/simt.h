@@ -83,11 +83,11 @@ using Collective = void (*)(void **args, unsigned mask);
 /* ---- launching (simt.cc) --------------------------------------------------------------------------------------- */
 
 /* Runs body() on every thread of every block, blocks one after the other. smem: bytes of shared memory. early: the
- * kernel may begin before others end, so each of its threads must call wait_for_before(). */
+ * kernel may begin before others end, so each of its threads must call wait_for_previous(). */
 void run_grid(dim3 grid, dim3 block, size_t smem, bool early, void (*body)(void *), void *ctx);
 
 /* Starts kernel(), which runs one early grid, before before() has run: the threads of its first block run up to
- * wait_for_before(), and then before() runs. What they read until then has not been written by before(), and TSan
+ * wait_for_previous(), and then before() runs. What they read until then has not been written by before(), and TSan
  * sees no ordering between the two. */
 void run_early(const std::function<void()> &before, const std::function<void()> &kernel);
 
@@ -109,7 +109,7 @@ void named_barrier(int id, int threads, int line); /* bar.sync id, threads */
 /* Suspends until every lane of `mask` has called with the same function; the last one runs it. */
 void collective(unsigned mask, Collective fn, void *arg);
 void syncwarp(unsigned mask);
-void wait_for_before(); /* waits for the preceding kernels */
+void wait_for_previous(); /* waits for the preceding kernels */
 [[noreturn]] void die(const char *what);
 
 /* cp.async: the copy is made at wait time, never earlier, so that a missing wait is detected. */

@@ -152,8 +152,9 @@ void admission_reply_late(struct http_req *req)
     http_reply_error(req, 504, "timeout", "Request timed out: " ADMISSION_LATE);
 }
 
-/* ask: what was refused */
-static void reply_refusal(struct http_req *req, enum policy_verdict v, const struct policy_ask *ask, double retry)
+/* request: what was refused */
+static void reply_refusal(struct http_req *req, enum policy_verdict v, const struct policy_request *request,
+                          double retry)
 {
     static const struct {
         enum reject_reason reason;
@@ -177,11 +178,11 @@ static void reply_refusal(struct http_req *req, enum policy_verdict v, const str
     char text[160];
     if (v == POLICY_TOO_MANY || v == POLICY_KEY_TOO_MANY) {
         if (v == POLICY_TOO_MANY)
-            snprintf(text, sizeof text, "%d texts at once are more than the %d that may run and wait here", ask->n,
+            snprintf(text, sizeof text, "%d texts at once are more than the %d that may run and wait here", request->n,
                      set->max_seqs + set->max_queue);
         else
-            snprintf(text, sizeof text, "%d texts at once are more than the %d that this key may have", ask->n,
-                     ask->per.max_concurrent);
+            snprintf(text, sizeof text, "%d texts at once are more than the %d that this key may have", request->n,
+                     request->per.max_concurrent);
         reply_invalid(req, text);
         return;
     }
@@ -201,7 +202,7 @@ void admission_reply_full(struct http_req *req)
 {
     struct admission *a = req->admission;
     observe(a);
-    reply_refusal(req, POLICY_QUEUE_FULL, NULL, policy_wait(&a->admit, 0, clock_now()));
+    reply_refusal(req, POLICY_QUEUE_FULL, NULL, policy_estimate_wait(&a->admit, 0, clock_now()));
 }
 
 static bool refuses_state(const struct admission *a, struct http_req *req)
@@ -217,20 +218,20 @@ static bool refuses_state(const struct admission *a, struct http_req *req)
 
 /* ---- admission --------------------------------------------------------------------------------------------------- */
 
-/* Sets the client of an ask and the limits of its key.  @return false: the table of clients has no free entry. */
-static bool set_client(struct admission *a, const struct http_req *req, struct policy_ask *ask, uint64_t now)
+/* Sets the client of a request and the limits of its key.  @return false: the table of clients has no free entry. */
+static bool set_client(struct admission *a, const struct http_req *req, struct policy_request *request, uint64_t now)
 {
     const struct key *k = req->key;
     char name[CLIENT_NAME];
     if (k)
-        ask->per = (struct policy_key_limits){
+        request->per = (struct policy_key_limits){
             .requests_per_minute = k->requests_per_minute,
             .tokens_per_minute = k->tokens_per_minute,
             .max_concurrent = k->max_concurrent,
         };
     client_name(req, name);
-    ask->client = policy_client(&a->admit, name, now);
-    return ask->client != NULL;
+    request->client = policy_client(&a->admit, name, now);
+    return request->client != NULL;
 }
 
 /* *deadline: the header's deadline, or the server's if that is earlier; 0: none.  @return false when the header is not
@@ -253,10 +254,10 @@ static double seconds_left(uint64_t deadline, uint64_t now)
     return !deadline ? 0 : deadline > now ? (double)(deadline - now) * 1e-9 : -1;
 }
 
-/* Fills the ask for a request of n sequences whose body is not parsed yet; bytes: its size.  @return false when it has
- * answered. */
-static bool decide_unread(struct admission *a, struct http_req *req, int n, uint64_t bytes, struct policy_ask *ask,
-                          uint64_t *deadline)
+/* Fills *request for n sequences; the body, of `bytes` bytes, is not parsed yet.  @return false when it
+ * has answered. */
+static bool decide_unread(struct admission *a, struct http_req *req, int n, uint64_t bytes,
+                          struct policy_request *request, uint64_t *deadline)
 {
     uint64_t now = clock_now();
     double retry = 0;
@@ -264,68 +265,68 @@ static bool decide_unread(struct admission *a, struct http_req *req, int n, uint
         reply_invalid(req, "X-Request-Timeout: expected milliseconds, a whole number from 1 to 86400000");
         return false;
     }
-    *ask = (struct policy_ask){
+    *request = (struct policy_request){
         .n = n,
         .time_left = seconds_left(*deadline, now),
     };
-    if (ask->time_left < 0) { /* it was received too slowly */
+    if (request->time_left < 0) { /* it was received too slowly */
         admission_reply_late(req);
         return false;
     }
     observe(a);
-    bool place = set_client(a, req, ask, now);
-    if (n) ask->tokens = policy_guess(&a->admit, ask->client, bytes, 1);
-    enum policy_verdict v = place ? policy_decide(&a->admit, ask, now, &retry) : POLICY_QUEUE_FULL;
-    if (v != POLICY_YES) reply_refusal(req, v, ask, retry);
+    bool place = set_client(a, req, request, now);
+    if (n) request->tokens = policy_estimate_tokens(&a->admit, request->client, bytes, 1);
+    enum policy_verdict v = place ? policy_decide(&a->admit, request, now, &retry) : POLICY_QUEUE_FULL;
+    if (v != POLICY_YES) reply_refusal(req, v, request, retry);
     return v == POLICY_YES;
 }
 
 bool admission_gate(struct http_req *req, uint64_t length)
 {
     struct admission *a = req->admission;
-    struct policy_ask ask;
+    struct policy_request request;
     uint64_t deadline;
-    return refuses_state(a, req) || !decide_unread(a, req, 1, length, &ask, &deadline);
+    return refuses_state(a, req) || !decide_unread(a, req, 1, length, &request, &deadline);
 }
 
-bool admission_refuses(struct http_req *req, const struct admission_ask *what)
+bool admission_refuses(struct http_req *req, const struct admission_light_request *what)
 {
     struct admission *a = req->admission;
-    struct policy_ask ask;
+    struct policy_request request;
     uint64_t deadline;
     if (refuses_state(a, req)) return true;
     if (!what || !what->works) return false;
-    if (!decide_unread(a, req, 0, 0, &ask, &deadline)) return true;
+    if (!decide_unread(a, req, 0, 0, &request, &deadline)) return true;
     if (!a->with.pool_has_room(a->with.pool, client_id(req))) {
         admission_reply_full(req);
         return true;
     }
-    policy_take(&a->admit, &ask, clock_now());
+    policy_admit(&a->admit, &request, clock_now());
     return false;
 }
 
 struct admission_handle *admission_enter(struct http_req *req)
 {
     struct admission *a = req->admission;
-    struct policy_ask ask;
+    struct policy_request request;
     uint64_t deadline;
-    if (refuses_state(a, req) || !decide_unread(a, req, 1, req->body_len, &ask, &deadline)) return NULL;
+    if (refuses_state(a, req) || !decide_unread(a, req, 1, req->body_len, &request, &deadline)) return NULL;
     if (!a->with.pool_has_room(a->with.pool, client_id(req))) {
         admission_reply_full(req);
         return NULL;
     }
-    policy_take(&a->admit, &ask, clock_now());
+    policy_admit(&a->admit, &request, clock_now());
     struct admission_handle *t = mem_zalloc(sizeof *t);
     *t = (struct admission_handle){
         .of = a,
         .refs = 1,
-        .n = ask.n,
-        .tokens = ask.tokens,
-        .charged = ask.tokens,
+        .n = request.n,
+        .tokens = request.tokens,
+        .charged = request.tokens,
         .body = req->body_len,
         .deadline = deadline,
-        .client = ask.client,
-        .per = ask.per,
+        .client = request.client,
+        .per = request.per,
         .priority_max = req->key ? req->key->priority_max : INT_MIN,
     };
     t->client->users++;
@@ -391,46 +392,47 @@ void admission_handle_watch(struct admission_handle *t, void (*late)(void *), vo
 
 /* ---- a handle ---------------------------------------------------------------------------------------------------- */
 
-bool admission_handle_ask(struct admission_handle *t, struct http_req *req, const struct admission_handle_need *need)
+bool admission_handle_reserve(struct admission_handle *t, struct http_req *req,
+                              const struct admission_handle_need *need)
 {
     struct admission *a = t->of;
     uint64_t now = clock_now(), deadline = 0;
     double retry = 0;
     if (need->timeout_ms) deadline = req->received + (uint64_t)need->timeout_ms * (SECOND / 1000);
     if (deadline && (!t->deadline || deadline < t->deadline)) t->deadline = deadline;
-    struct policy_ask ask = {
+    struct policy_request request = {
         .n = need->at_once,
-        .tokens = policy_guess(&a->admit, t->client, t->body, need->sequences / need->copies) * need->copies,
+        .tokens = policy_estimate_tokens(&a->admit, t->client, t->body, need->sequences / need->copies) * need->copies,
         .held_n = t->n,
         .held_tokens = t->tokens,
         .time_left = seconds_left(t->deadline, now),
         .client = t->client,
         .per = t->per,
     };
-    if (ask.time_left < 0) {
+    if (request.time_left < 0) {
         admission_reply_late(req);
         return false;
     }
     observe(a);
-    enum policy_verdict v = policy_decide(&a->admit, &ask, now, &retry);
+    enum policy_verdict v = policy_decide(&a->admit, &request, now, &retry);
     if (v != POLICY_YES) {
-        reply_refusal(req, v, &ask, retry);
+        reply_refusal(req, v, &request, retry);
         return false;
     }
-    policy_take(&a->admit, &ask, now);
-    t->n = ask.n;
+    policy_admit(&a->admit, &request, now);
+    t->n = request.n;
     t->left = need->sequences;
-    t->charged += ask.tokens - t->tokens;
-    t->tokens = ask.tokens;
+    t->charged += request.tokens - t->tokens;
+    t->tokens = request.tokens;
     return true;
 }
 
 void admission_handle_tokens(struct admission_handle *t, int64_t prompt, int64_t all)
 {
     struct admission *a = t->of;
-    policy_learn(&a->admit, t->client, t->body, prompt);
+    policy_record_tokens(&a->admit, t->client, t->body, prompt);
     policy_charge(t->client, &t->per, (double)(all - t->charged), clock_now());
-    policy_give(&a->admit, t->client, 0, t->tokens - all);
+    policy_release(&a->admit, t->client, 0, t->tokens - all);
     t->tokens = t->charged = all;
 }
 
@@ -444,25 +446,25 @@ static void handle_unref(struct admission_handle *t)
 {
     struct admission *a = t->of;
     if (--t->refs) return;
-    policy_give(&a->admit, t->client, t->n, t->tokens);
+    policy_release(&a->admit, t->client, t->n, t->tokens);
     if (!t->submitted) policy_charge(t->client, &t->per, -(double)t->charged, clock_now()); /* nothing was computed */
     t->client->users--;
     free(t);
 }
 
 /* `tokens` of its prompt tokens are no longer queued. */
-static void give_tokens(struct admission_handle *t, int64_t tokens)
+static void release_tokens(struct admission_handle *t, int64_t tokens)
 {
-    policy_give(&t->of->admit, t->client, 0, tokens);
+    policy_release(&t->of->admit, t->client, 0, tokens);
     t->tokens -= tokens;
 }
 
 /* Returns the sequences it was admitted for that are neither at the engine nor to be submitted. */
-static void give_sequences(struct admission_handle *t, int running)
+static void release_sequences(struct admission_handle *t, int running)
 {
     int needed = running + t->left;
     if (t->n <= needed) return;
-    policy_give(&t->of->admit, t->client, t->n - needed, 0);
+    policy_release(&t->of->admit, t->client, t->n - needed, 0);
     t->n = needed;
 }
 
@@ -472,12 +474,12 @@ void admission_handle_close(struct admission_handle *t)
     t->closed = true;
     t->left = 0;
     unwatch(t);
-    give_tokens(t, t->tokens - t->pending);
-    give_sequences(t, t->refs - 1);
+    release_tokens(t, t->tokens - t->pending);
+    release_sequences(t, t->refs - 1);
     handle_unref(t);
 }
 
-void admission_handle_hold(struct admission_handle *t, int prompt_tokens)
+void admission_handle_submitted(struct admission_handle *t, int prompt_tokens)
 {
     t->refs++;
     t->left--;
@@ -488,7 +490,7 @@ void admission_handle_hold(struct admission_handle *t, int prompt_tokens)
 void admission_handle_begun(struct admission_handle *t, int prompt_tokens)
 {
     t->pending -= prompt_tokens;
-    give_tokens(t, prompt_tokens);
+    release_tokens(t, prompt_tokens);
 }
 
 void admission_handle_done(struct admission_handle *t, const struct event *done, bool begun)
@@ -497,8 +499,8 @@ void admission_handle_done(struct admission_handle *t, const struct event *done,
     if (!begun) admission_handle_begun(t, done->n_prompt);
     policy_charge(t->client, &t->per, done->n_generated, now);
     if (done->times.scheduled && done->times.done > done->times.scheduled)
-        policy_ended(&t->of->admit, (double)(done->times.done - done->times.scheduled) * 1e-9, now);
-    give_sequences(t, t->refs - 1 - !t->closed);
+        policy_record_end(&t->of->admit, (double)(done->times.done - done->times.scheduled) * 1e-9, now);
+    release_sequences(t, t->refs - 1 - !t->closed);
     handle_unref(t);
 }
 
@@ -519,15 +521,16 @@ void admission_put_metrics(struct admission *a, struct buf *out)
     const struct admission_policy *p = &a->admit;
     observe(a);
     int waiting = p->active - p->limits.max_seqs;
-    put_gauge(out, "tandem_queue_sequences", "Sequences that were admitted and have no place to run yet.",
+    put_gauge(out, "tandem_queue_sequences", "Admitted sequences that wait for an engine slot.",
               waiting > 0 ? waiting : 0);
-    put_gauge(out, "tandem_queue_sequences_limit", "So many may wait.", p->limits.max_queue);
-    put_gauge(out, "tandem_queue_clients", "Clients that have sequences here.", p->n_present);
-    put_gauge(out, "tandem_queue_tokens", "Prompt tokens of admitted requests whose first token is not out.",
+    put_gauge(out, "tandem_queue_sequences_limit", "Limit of tandem_queue_sequences.", p->limits.max_queue);
+    put_gauge(out, "tandem_queue_clients", "Clients with admitted sequences.", p->n_present);
+    put_gauge(out, "tandem_queue_tokens", "Prompt tokens of admitted requests without their first token.",
               (double)p->queued);
-    if (a->info) put_gauge(out, "tandem_queue_tokens_limit", "So many may wait.", (double)p->limits.max_tokens);
-    put_gauge(out, "tandem_queue_wait_seconds", "Estimated time to the first token for a request that comes now.",
-              policy_wait(p, 0, clock_now()));
+    if (a->info)
+        put_gauge(out, "tandem_queue_tokens_limit", "Limit of tandem_queue_tokens.", (double)p->limits.max_tokens);
+    put_gauge(out, "tandem_queue_wait_seconds", "Estimated time to first token of a request that arrives now.",
+              policy_estimate_wait(p, 0, clock_now()));
 }
 
 /* ---- active clients

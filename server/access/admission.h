@@ -6,7 +6,7 @@
  *
  * A request's capacity, in sequences and prompt tokens, is held by its handle:
  *   admission_enter          reserves one sequence and an estimate of the prompt tokens, from the size of the body
- *   admission_handle_ask     reserves for the sequences that run at once, when the fields are parsed
+ *   admission_handle_reserve     reserves for the sequences that run at once, when the fields are parsed
  *   admission_handle_tokens  replaces the estimate by the real number of prompt tokens
  *   admission_handle_close   when the answer is complete (http_req.on_answer) or the request was refused
  * bridge_submit holds the handle once for each sequence.  So capacity is released when the engine has ended the
@@ -48,13 +48,13 @@ void admission_engine(struct admission *, struct engine *);
 void admission_close(struct admission *);
 
 /* A request that needs no handle because it runs no sequences. */
-struct admission_ask {
+struct admission_light_request {
     bool works; /* it adds a job to the thread pool: counts as a request of its key, refused when the pool is full */
 };
 
-/* Answers 503 while loading or draining, or 429 with Retry-After where `ask` is given and refused.  @return true when
- * it has answered.  ask NULL: only the 503. */
-bool admission_refuses(struct http_req *, const struct admission_ask *);
+/* Answers 503 while loading or draining, or 429 with Retry-After where `request` is given and refused.  @return true
+ * when it has answered.  request NULL: only the 503. */
+bool admission_refuses(struct http_req *, const struct admission_light_request *);
 
 /* http_route.gate of the routes that generate. */
 bool admission_gate(struct http_req *, uint64_t length);
@@ -63,8 +63,8 @@ bool admission_gate(struct http_req *, uint64_t length);
  * header, or its deadline has passed.  The header X-Request-Timeout (milliseconds from the request's head on) sets a
  * deadline. */
 struct admission_handle *admission_enter(struct http_req *);
-/* Once, after admission_handle_ask: calls late(arg) when the deadline passes before the handle is closed; never inside
- * a call of this file. */
+/* Once, after admission_handle_reserve: calls late(arg) when the deadline passes before the handle is closed; never
+ * inside a call of this file. */
 void admission_handle_watch(struct admission_handle *, void (*late)(void *), void *arg);
 struct admission_handle_need {
     int sequences;      /* prompts x copies */
@@ -73,7 +73,7 @@ struct admission_handle_need {
     int64_t timeout_ms; /* from the request's head on; 0: keeps the deadline it has, if any */
 };
 /* Reserves for need->at_once sequences and all prompt tokens.  @return false when it was refused and answered. */
-bool admission_handle_ask(struct admission_handle *, struct http_req *, const struct admission_handle_need *);
+bool admission_handle_reserve(struct admission_handle *, struct http_req *, const struct admission_handle_need *);
 /* Sets the real number of prompt tokens.  prompt: each prompt counted once; all: once for each of its sequences. */
 void admission_handle_tokens(struct admission_handle *, int64_t prompt, int64_t all);
 /* @return the priority it may have: `wanted`, but no more urgent than its key allows. */
@@ -82,7 +82,7 @@ int admission_handle_priority(const struct admission_handle *, int wanted);
 void admission_handle_close(struct admission_handle *);
 
 /* ---- called by the bridge for each sequence that it submits ------------------------------------------------------ */
-void admission_handle_hold(struct admission_handle *, int prompt_tokens);
+void admission_handle_submitted(struct admission_handle *, int prompt_tokens);
 /* After its first token: its prompt tokens are no longer queued. */
 void admission_handle_begun(struct admission_handle *, int prompt_tokens);
 /* At its EV_DONE; begun: whether admission_handle_begun was called.  Releases the hold. */

@@ -107,7 +107,7 @@ void policy_observe(struct admission_policy *a, const struct policy_sample *s)
     a->last = *s;
 }
 
-void policy_ended(struct admission_policy *a, double seconds, uint64_t now)
+void policy_record_end(struct admission_policy *a, double seconds, uint64_t now)
 {
     double weight = a->n_ended < ENDS ? 1 / (double)(a->n_ended + 1) : 1.0 / ENDS;
     a->residence += (seconds - a->residence) * weight;
@@ -115,7 +115,7 @@ void policy_ended(struct admission_policy *a, double seconds, uint64_t now)
     a->quiet_since = now;
 }
 
-void policy_learn(struct admission_policy *a, struct policy_client *client, uint64_t bytes, int64_t tokens)
+void policy_record_tokens(struct admission_policy *a, struct policy_client *client, uint64_t bytes, int64_t tokens)
 {
     struct policy_bodies *b = client ? &client->bodies : &a->bodies;
     b->bytes += (double)bytes;
@@ -126,7 +126,8 @@ void policy_learn(struct admission_policy *a, struct policy_client *client, uint
     }
 }
 
-int64_t policy_guess(const struct admission_policy *a, const struct policy_client *client, uint64_t bytes, int prompts)
+int64_t policy_estimate_tokens(const struct admission_policy *a, const struct policy_client *client, uint64_t bytes,
+                               int prompts)
 {
     const struct policy_bodies *b = client ? &client->bodies : &a->bodies;
     double ratio = b->tokens / b->bytes, most = a->limits.max_prompt ? (double)a->limits.max_prompt * prompts : 1e15;
@@ -157,42 +158,43 @@ static double ends_time(const struct admission_policy *a, int ends, uint64_t now
 
 /* The load that an arriving request finds: active sequences and queued prompt tokens of all clients, and its own
  * client's. */
-struct crowd {
+struct queue_load {
     int active, own_active, clients; /* clients: including its own */
     int64_t queued, own_queued;
 };
 
-static struct crowd crowd_before(const struct admission_policy *a, const struct policy_ask *ask)
+static struct queue_load load_before(const struct admission_policy *a, const struct policy_request *request)
 {
-    const struct policy_client *c = ask->client;
-    struct crowd w = {.active = a->active - ask->held_n, .queued = a->queued - ask->held_tokens, .clients = 1};
+    const struct policy_client *c = request->client;
+    struct queue_load w = {
+        .active = a->active - request->held_n, .queued = a->queued - request->held_tokens, .clients = 1};
     w.own_active = w.active;
     w.own_queued = w.queued;
     if (!c) return w;
-    w.own_active = c->active - ask->held_n;
-    w.own_queued = c->queued - ask->held_tokens;
+    w.own_active = c->active - request->held_n;
+    w.own_queued = c->queued - request->held_tokens;
     w.clients = a->n_present + !c->active;
     return w;
 }
 
 /* @return the part of `all` served no later than the client's `own`, when `clients` are served round-robin. */
-static double ahead_of(double all, double own, int clients)
+static double served_before(double all, double own, int clients)
 {
     return own * clients < all ? own * clients : all;
 }
 
-static double wait_behind(const struct admission_policy *a, const struct crowd *w, int64_t tokens, uint64_t now)
+static double wait_after(const struct admission_policy *a, const struct queue_load *w, int64_t tokens, uint64_t now)
 {
-    int ends = (int)ahead_of(w->active + 1 - a->last.slots, w->own_active + 1, w->clients);
-    double prompts = ahead_of((double)(w->queued + tokens), (double)(w->own_queued + tokens), w->clients);
+    int ends = (int)served_before(w->active + 1 - a->last.slots, w->own_active + 1, w->clients);
+    double prompts = served_before((double)(w->queued + tokens), (double)(w->own_queued + tokens), w->clients);
     double slot = ends_time(a, ends, now), prefill = prefill_time(a, prompts);
     return slot > prefill ? slot : prefill;
 }
 
-double policy_wait(const struct admission_policy *a, int64_t tokens, uint64_t now)
+double policy_estimate_wait(const struct admission_policy *a, int64_t tokens, uint64_t now)
 {
-    const struct crowd all = crowd_before(a, &(struct policy_ask){0});
-    return wait_behind(a, &all, tokens, now);
+    const struct queue_load all = load_before(a, &(struct policy_request){0});
+    return wait_after(a, &all, tokens, now);
 }
 
 /* @return seconds until at least half of the queue is done, or `part` of it where the request needs more.  By then
@@ -212,81 +214,82 @@ int policy_seconds(double retry)
 
 /* ---- the decision ------------------------------------------------------------------------------------------------ */
 
-static enum policy_verdict decide_key(struct admission_policy *a, const struct policy_ask *ask, uint64_t now,
+static enum policy_verdict decide_key(struct admission_policy *a, const struct policy_request *request, uint64_t now,
                                       double *retry)
 {
-    struct policy_client *k = ask->client;
-    const struct policy_key_limits *per = &ask->per;
+    struct policy_client *k = request->client;
+    const struct policy_key_limits *per = &request->per;
     if (!k) return POLICY_YES;
     if (per->max_concurrent > 0) {
-        int others = k->active - ask->held_n;
-        if (ask->n > per->max_concurrent) return POLICY_KEY_TOO_MANY;
-        if (others + ask->n > per->max_concurrent) {
-            *retry = residence_now(a, now) * (others + ask->n - per->max_concurrent) / others;
+        int others = k->active - request->held_n;
+        if (request->n > per->max_concurrent) return POLICY_KEY_TOO_MANY;
+        if (others + request->n > per->max_concurrent) {
+            *retry = residence_now(a, now) * (others + request->n - per->max_concurrent) / others;
             return POLICY_KEY_CONCURRENCY;
         }
     }
-    if (per->requests_per_minute > 0 && !ask->held_n) {
+    if (per->requests_per_minute > 0 && !request->held_n) {
         *retry = bucket_wait(&k->requests, per->requests_per_minute, 1, now);
         if (*retry > 0) return POLICY_KEY_RATE;
     }
     if (per->tokens_per_minute > 0) {
-        double more = (double)(ask->tokens - ask->held_tokens);
+        double more = (double)(request->tokens - request->held_tokens);
         *retry = more > 0 ? bucket_wait(&k->tokens, per->tokens_per_minute, more, now) : 0;
         if (*retry > 0) return POLICY_KEY_TOKENS;
     }
     return POLICY_YES;
 }
 
-static bool tokens_fit(const struct policy_limits *l, const struct crowd *w, int64_t tokens)
+static bool tokens_fit(const struct policy_limits *l, const struct queue_load *w, int64_t tokens)
 {
     if (w->queued <= 0 || fair_share_fits(w->queued, w->own_queued, tokens, l->max_tokens, w->clients)) return true;
     return w->own_queued <= 0 && w->clients > 1 && w->queued + tokens <= 2 * l->max_tokens;
 }
 
-enum policy_verdict policy_decide(struct admission_policy *a, const struct policy_ask *ask, uint64_t now, double *retry)
+enum policy_verdict policy_decide(struct admission_policy *a, const struct policy_request *request, uint64_t now,
+                                  double *retry)
 {
     const struct policy_limits *l = &a->limits;
-    const struct crowd w = crowd_before(a, ask);
+    const struct queue_load w = load_before(a, request);
     int whole = l->max_seqs + l->max_queue;
     *retry = 0;
-    if (ask->n > whole) return POLICY_TOO_MANY;
-    enum policy_verdict v = decide_key(a, ask, now, retry);
-    if (v != POLICY_YES || !ask->n) return v;
-    if (!fair_share_fits(w.active, w.own_active, ask->n, whole, w.clients)) {
-        *retry = retry_queue(a, (w.active + ask->n - whole) / (double)l->max_queue, now);
+    if (request->n > whole) return POLICY_TOO_MANY;
+    enum policy_verdict v = decide_key(a, request, now, retry);
+    if (v != POLICY_YES || !request->n) return v;
+    if (!fair_share_fits(w.active, w.own_active, request->n, whole, w.clients)) {
+        *retry = retry_queue(a, (w.active + request->n - whole) / (double)l->max_queue, now);
         return POLICY_QUEUE_FULL;
     }
-    if (!tokens_fit(l, &w, ask->tokens)) {
-        *retry = retry_queue(a, (double)(w.queued + ask->tokens - l->max_tokens) / (double)w.queued, now);
+    if (!tokens_fit(l, &w, request->tokens)) {
+        *retry = retry_queue(a, (double)(w.queued + request->tokens - l->max_tokens) / (double)w.queued, now);
         return POLICY_QUEUE_TOKENS;
     }
     if (w.active <= 0 || !a->n_ended) return POLICY_YES; /* nothing is ahead of it, or nothing is known */
-    double before = wait_behind(a, &w, 0, now), wait = wait_behind(a, &w, ask->tokens, now);
+    double before = wait_after(a, &w, 0, now), wait = wait_after(a, &w, request->tokens, now);
     if (l->max_wait > 0 && before > l->max_wait) {
         *retry = before - l->max_wait / 2;
         return POLICY_WAIT;
     }
-    if (ask->time_left > 0 && wait > ask->time_left) {
-        *retry = wait - ask->time_left / 2;
+    if (request->time_left > 0 && wait > request->time_left) {
+        *retry = wait - request->time_left / 2;
         return POLICY_DEADLINE;
     }
     return POLICY_YES;
 }
 
-void policy_take(struct admission_policy *a, const struct policy_ask *ask, uint64_t now)
+void policy_admit(struct admission_policy *a, const struct policy_request *request, uint64_t now)
 {
-    struct policy_client *k = ask->client;
+    struct policy_client *k = request->client;
     if (!a->active) a->quiet_since = now;
-    if (k && ask->per.requests_per_minute > 0 && !ask->held_n) {
-        bucket_fill(&k->requests, ask->per.requests_per_minute, now);
+    if (k && request->per.requests_per_minute > 0 && !request->held_n) {
+        bucket_fill(&k->requests, request->per.requests_per_minute, now);
         k->requests.level -= 1;
     }
-    policy_charge(k, &ask->per, (double)(ask->tokens - ask->held_tokens), now);
-    policy_give(a, k, ask->held_n - ask->n, ask->held_tokens - ask->tokens);
+    policy_charge(k, &request->per, (double)(request->tokens - request->held_tokens), now);
+    policy_release(a, k, request->held_n - request->n, request->held_tokens - request->tokens);
 }
 
-void policy_give(struct admission_policy *a, struct policy_client *c, int n, int64_t tokens)
+void policy_release(struct admission_policy *a, struct policy_client *c, int n, int64_t tokens)
 {
     a->active -= n;
     a->queued -= tokens;

@@ -96,7 +96,7 @@ struct admission_policy {
     struct policy_client *clients; /* (POLICY_SETS, POLICY_WAYS), owned */
 };
 
-struct policy_ask {
+struct policy_request {
     int n;                        /* all its sequences; 0: it runs none and only counts as a request of its client */
     int64_t tokens;               /* prompt tokens of all of them */
     int held_n;                   /* sequences it already holds; > 0: it was admitted before */
@@ -115,12 +115,13 @@ struct policy_client *policy_client(struct admission_policy *, const char *name,
 
 /* Decides; changes only the levels of the client's buckets, which it brings up to date.  *retry: seconds after which to
  * retry; 0 for TOO_MANY and KEY_TOO_MANY, which no retry can change. */
-enum policy_verdict policy_decide(struct admission_policy *, const struct policy_ask *, uint64_t now, double *retry);
+enum policy_verdict policy_decide(struct admission_policy *, const struct policy_request *, uint64_t now,
+                                  double *retry);
 
 /* After POLICY_YES: takes what was asked for.  Counts a request of the client unless it already held something. */
-void policy_take(struct admission_policy *, const struct policy_ask *, uint64_t now);
+void policy_admit(struct admission_policy *, const struct policy_request *, uint64_t now);
 /* Gives back (or, negative, takes) sequences and prompt tokens.  The client's token bucket stays as it is. */
-void policy_give(struct admission_policy *, struct policy_client *, int n, int64_t tokens);
+void policy_release(struct admission_policy *, struct policy_client *, int n, int64_t tokens);
 /* Charges the client's token bucket for tokens used beyond those taken, negative: refunds them.  The bucket may go into
  * debt. */
 void policy_charge(struct policy_client *, const struct policy_key_limits *, double tokens, uint64_t now);
@@ -128,16 +129,17 @@ void policy_charge(struct policy_client *, const struct policy_key_limits *, dou
 /* Updates the estimates with a new sample. */
 void policy_observe(struct admission_policy *, const struct policy_sample *);
 /* A sequence ended `seconds` after its first step. */
-void policy_ended(struct admission_policy *, double seconds, uint64_t now);
+void policy_record_end(struct admission_policy *, double seconds, uint64_t now);
 /* Learns that a body of `bytes` bytes had `tokens` prompt tokens.  Kept per client, since one that sends large bodies
  * with short prompts says nothing about others. */
-void policy_learn(struct admission_policy *, struct policy_client *, uint64_t bytes, int64_t tokens);
+void policy_record_tokens(struct admission_policy *, struct policy_client *, uint64_t bytes, int64_t tokens);
 
 /* Estimates the prompt tokens of a body from the client's earlier ones: between one token per 16 bytes and one per
  * byte, at least 1, at most prompts * max_prompt.  client NULL: no entry. */
-int64_t policy_guess(const struct admission_policy *, const struct policy_client *, uint64_t bytes, int prompts);
+int64_t policy_estimate_tokens(const struct admission_policy *, const struct policy_client *, uint64_t bytes,
+                               int prompts);
 /* Estimated seconds to the first token of a request with `tokens` prompt tokens that arrives now. */
-double policy_wait(const struct admission_policy *, int64_t tokens, uint64_t now);
+double policy_estimate_wait(const struct admission_policy *, int64_t tokens, uint64_t now);
 
 /* The value of Retry-After: whole seconds, rounded up, 1 .. 3600. */
 int policy_seconds(double retry);

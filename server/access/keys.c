@@ -55,7 +55,7 @@ enum key_verdict keys_check(const struct keys *keys, const char *text, int64_t n
     const struct key *key = key_set_find(keys->set, hash);
     *out = key;
     if (!key) return KEY_WRONG;
-    key_hold(key);
+    key_acquire(key);
     if (key->revoked) return KEY_REVOKED; /* regardless of the time: a wrong clock must not reactivate a key */
     return key->expires && now >= key->expires ? KEY_EXPIRED : KEY_GOOD;
 }
@@ -83,7 +83,7 @@ void key_set_release(struct key_set *set)
     free(set);
 }
 
-void key_hold(const struct key *key)
+void key_acquire(const struct key *key)
 {
     if (key) key->set->users++;
 }

@@ -78,7 +78,7 @@ enum key_verdict { KEY_GOOD, KEY_WRONG, KEY_REVOKED, KEY_EXPIRED };
 enum key_verdict keys_check(const struct keys *, const char *text, int64_t now, const struct key **out);
 /* Adds a reference; the key stays unchanged until every reference is released, also across a reload.  NULL is
  * allowed. */
-void key_hold(const struct key *);
+void key_acquire(const struct key *);
 void key_release(const struct key *);
 
 /* ---- the file's text (keys_file.c) ----------------------------------------------------------------------------- */

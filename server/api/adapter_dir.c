@@ -86,8 +86,8 @@ int adapter_dir_check_name(const struct settings *s, const struct engine *engine
 
 /* ---- at start ---- */
 
-/* "a=dir/one,b=dir/two" */
-static int load_named(const struct settings *s, struct engine *engine, struct err *e)
+/* "a=dir/one,b=ORG/NAME" */
+static int load_named(const struct settings *s, const struct hub *hub, struct engine *engine, struct err *e)
 {
     for (const char *at = s->adapters; *at;) {
         size_t n = strcspn(at, ",");
@@ -96,9 +96,12 @@ static int load_named(const struct settings *s, struct engine *engine, struct er
             return err_set(e, ERR_INVALID, "--adapters: \"%.*s\" is not NAME=DIR", (int)(n < 100 ? n : 100), at);
         char *name = mem_strndup(at, (size_t)(equals - at)),
              *dir = mem_strndup(equals + 1, n - (size_t)(equals + 1 - at));
+        struct hub_found found = {0};
         int rc = adapter_dir_check_name(s, engine, name, e);
-        if (!rc) rc = engine_adapter_load(engine, name, dir, NULL, e);
+        if (!rc) rc = hub_resolve(hub, dir, &found, e);
+        if (!rc) rc = engine_adapter_load(engine, name, found.path, NULL, e);
         if (rc) err_prefix(e, "--adapters: %.100s", name);
+        hub_found_free(&found);
         free(name);
         free(dir);
         if (rc) return rc;
@@ -142,9 +145,9 @@ static void load_folder(const struct settings *s, const char *root, struct engin
     free(v);
 }
 
-int adapter_dir_load_all(const struct settings *s, struct engine *engine, struct err *e)
+int adapter_dir_load_all(const struct settings *s, const struct hub *hub, struct engine *engine, struct err *e)
 {
-    int rc = s->adapters ? load_named(s, engine, e) : 0;
+    int rc = s->adapters ? load_named(s, hub, engine, e) : 0;
     char *root[ROOTS];
     find_roots(s, root);
     /* trained adapters first: they take precedence over equal names in --adapter-dir */

@@ -5,6 +5,7 @@
 
 #include "engine/serve/engine.h"
 #include "server/config/settings.h"
+#include "server/hub/hub.h"
 
 /* @return the real path, owned by the caller, of a directory that a client names: relative to one of the two
  * directories, or absolute and inside one.  NULL and *e when it is not one (the same error for all other paths, so that
@@ -18,8 +19,9 @@ int adapter_dir_check_name(const struct settings *, const struct engine *, const
 /* Whether --adapters has an adapter of this name. */
 bool adapter_dir_names(const struct settings *, const char *name);
 
-/* At start.  An error in an adapter named by --adapters is fatal; others that fail to load are logged and skipped.  Of
- * equal names the first wins: --adapters, then the data directory's adapters/, then --adapter-dir. */
-int adapter_dir_load_all(const struct settings *, struct engine *, struct err *e);
+/* At start.  --adapters may name adapters of the hub.  An error in an adapter named by --adapters is fatal; others that
+ * fail to load are logged and skipped.  Of equal names the first wins: --adapters, then the data directory's adapters/,
+ * then --adapter-dir. */
+int adapter_dir_load_all(const struct settings *, const struct hub *, struct engine *, struct err *e);
 
 #endif

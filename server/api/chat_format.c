@@ -34,10 +34,10 @@ int chat_open(struct chat_format *c, const struct settings *set, struct err *e)
     if (strcmp(file, "plain") == 0) {
         c->plain = true;
     } else if (*file) {
-        c->template = chat_template_load_file(set->model, file, &own);
+        c->template = chat_template_load_file(settings_model_dir(set), file, &own);
         if (!c->template) return err_set(e, own.code, "--chat-template %s: %s", file, own.msg);
     } else {
-        c->template = chat_template_load(set->model, &own);
+        c->template = chat_template_load(settings_model_dir(set), &own);
         c->broken = !c->template && own.code;
         if (c->broken)
             snprintf(c->reason, sizeof c->reason, "the model's chat template cannot be used: %.250s", own.msg);
@@ -231,11 +231,13 @@ static cJSON *call_schema(const cJSON *function, const char *arguments, cJSON *d
     return schema;
 }
 
-int chat_tool_ask(const struct chat_format *c, const struct openai_params *p, struct constraint_ask *ask, struct err *e)
+int chat_tool_constraint(const struct chat_format *c, const struct openai_params *p, struct constraint_request *request,
+                         struct err *e)
 {
     if (!demanded(p)) return 0;
-    if (ask->kind != CONSTRAINT_NONE)
-        return err_set(e, ERR_INVALID, "tool_choice: a call is demanded, and %s asks for something else", ask->field);
+    if (request->kind != CONSTRAINT_NONE)
+        return err_set(e, ERR_INVALID, "tool_choice: a call is demanded, and %s asks for something else",
+                       request->field);
     bool hermes = chat_tool_format(c, p) == TOOL_FORMAT_HERMES;
     cJSON *top = cJSON_CreateObject(), *any = cJSON_AddArrayToObject(top, "anyOf");
     cJSON *definitions = cJSON_AddObjectToObject(top, "$defs");
@@ -246,7 +248,7 @@ int chat_tool_ask(const struct chat_format *c, const struct openai_params *p, st
         if (p->tool_name && strcmp(string_of(function, "name"), p->tool_name) != 0) continue;
         cJSON_AddItemToArray(any, call_schema(function, hermes ? "arguments" : "parameters", definitions, i));
     }
-    constraint_set_schema(ask, "tools", hermes ? "<tool_call>\n" : NULL, top, hermes ? "\n</tool_call>" : NULL, e);
+    constraint_set_schema(request, "tools", hermes ? "<tool_call>\n" : NULL, top, hermes ? "\n</tool_call>" : NULL, e);
     cJSON_Delete(top);
     return e->code;
 }

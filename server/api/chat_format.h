@@ -39,6 +39,7 @@ int chat_render_input(const struct chat_format *, struct chat_input *, size_t bo
 /* @return the format of this answer's calls: the model's; Hermes' if it has none and a call is required. */
 enum tool_format chat_tool_format(const struct chat_format *, const struct openai_params *);
 /* Where tool_choice requires a call, sets the constraint for it: a call of p->tool_name, or of any tool. */
-int chat_tool_ask(const struct chat_format *, const struct openai_params *, struct constraint_ask *, struct err *e);
+int chat_tool_constraint(const struct chat_format *, const struct openai_params *, struct constraint_request *,
+                         struct err *e);
 
 #endif

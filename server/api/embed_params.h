@@ -18,16 +18,19 @@ enum {
 };
 
 struct embed_limits {
-    int hidden, vocab, max_total_tokens;
-    size_t longest_token; /* bytes */
-    enum pooling pooling; /* default of requests */
+    const struct embedder *embedder;     /* of the model */
+    int hidden, vocab, max_total_tokens; /* hidden: values of a vector */
+    int types;                           /* of tokens */
+    size_t longest_token;                /* bytes */
+    enum pooling pooling;                /* default of requests */
 };
 
 /* either text or ids; ids after embed_input_tokenize */
 struct embed_input {
-    const char *text; /* points into the tree; NULL: ids were given */
-    size_t len;
-    int32_t *ids; /* owned */
+    const char *text, *pair; /* point into the tree; text NULL: ids were given; pair NULL: one text */
+    size_t len, pair_len;
+    int32_t *ids;         /* owned */
+    unsigned char *types; /* (n) token types, likewise; NULL: all 0 */
     size_t n;
 };
 
@@ -40,18 +43,29 @@ struct embed_params {
     size_t n_ids; /* in all inputs given as ids */
     bool base64, normalize, special;
     enum pooling pooling;
-    int dimensions;   /* 1 .. hidden */
-    int64_t truncate; /* tokens of an input to keep; 0: all */
-    bool keep_first;  /* truncation keeps the first tokens, not the last */
+    const char *prompt; /* put in front of every text; NULL: none */
+    int dimensions;     /* 1 .. hidden */
+    int64_t truncate;   /* tokens of an input to keep; 0: all */
+    bool keep_first;    /* truncation keeps the first tokens, not the last */
     int priority;
     int64_t timeout_ms; /* 0: none */
-    const char *field;  /* of a refusal: the field at fault; NULL: the body */
+    /* of a classifier's shapes */
+    int top_n;                        /* results, at most; 0: all */
+    bool documents, raw_scores, list; /* texts are returned; no activation; the answer is a list of lists */
+    const char *field;                /* of a refusal: the field at fault; NULL: the body */
 };
 
 /* @return 0, or the HTTP status of the refusal with its message in *e.  Free with embed_params_free in both cases. */
 int embed_params_parse(struct embed_params *, enum embed_shape, const struct embed_limits *, const char *body,
                        size_t len, struct err *e);
 void embed_params_free(struct embed_params *);
+/* The parts of embed_params_parse for the shapes of a classifier (rank_params.c).  @return 0, or a code with *e. */
+int rank_params_read(struct embed_params *, const struct embed_limits *, struct err *e);
+/* Sets input i to a text, and the second one of a pair or NULL; for rank_params.c. */
+int embed_take_text(struct embed_params *, int i, const char *text, const char *pair, const struct embed_limits *,
+                    struct err *e);
+int embed_count_inputs(struct embed_params *, int n, struct err *e);
+bool embed_shape_ranks(enum embed_shape);
 /* @return the HTTP status for a refused field: OpenAI's or TEI's. */
 int embed_refusal(enum embed_shape);
 

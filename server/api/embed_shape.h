@@ -11,6 +11,13 @@ enum embed_shape {
     EMBED_OPENAI,     /* POST /v1/embeddings */
     EMBED_TEI,        /* {"inputs": TEXT or TEXTS}: [[x, ...], ...] */
     EMBED_SIMILARITY, /* {"inputs": {"source_sentence": TEXT, "sentences": TEXTS}}: [cosine, ...] */
+    /* of a classifier (rank_params.c) */
+    EMBED_RERANK,       /* vLLM's, Jina's and Cohere's: {"query": TEXT, "documents": TEXTS} */
+    EMBED_RANK,         /* TEI's: {"query": TEXT, "texts": TEXTS} */
+    EMBED_SCORE,        /* vLLM's: {"text_1": TEXT or TEXTS, "text_2": TEXT or TEXTS} */
+    EMBED_CLASSIFY,     /* vLLM's: {"input": TEXT or TEXTS} */
+    EMBED_PREDICT,      /* TEI's: {"inputs": TEXT, a pair, or a list of lists of one or two texts} */
+    EMBED_PREDICT_ROOT, /* the same at POST /, answered with a list of lists as Hugging Face's API does */
     EMBED_NONE,
 };
 

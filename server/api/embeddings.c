@@ -13,6 +13,7 @@
 #include "server/api/app.h"
 #include "server/api/embed_params.h"
 #include "server/api/models.h"
+#include "server/api/rank_answer.h"
 #include "server/api/request_body.h"
 #include "server/api/routes.h"
 #include "server/api/store_request.h"
@@ -111,7 +112,7 @@ static void reply_error(struct exchange *x, int status, const char *code, const 
     struct buf out = {0};
     cancel_all(x);
     if (status < 500) metrics_reject(&x->app->metrics, REJECT_VALIDATION);
-    if (x->params.shape == EMBED_OPENAI) {
+    if (embed_refusal(x->params.shape) == 400) {
         store_request_put_error(&out, true, status, code, param, msg);
     } else {
         struct err e = {0};
@@ -240,6 +241,13 @@ static void on_drain(struct http_req *req)
 
 static void reply_vectors(struct exchange *x)
 {
+    if (embed_shape_ranks(x->shape)) {
+        struct buf out = {0};
+        rank_answer_write(&out, &x->params, x->app->info->embedder, x->values, x->model.name, x->n_tokens);
+        http_reply(x->req, 200, "application/json", out.data, out.len);
+        buf_free(&out);
+        return;
+    }
     x->req->on_drain = on_drain;
     static reply_chunk_fn *const write[] = {
         [EMBED_OPENAI] = write_openai, [EMBED_TEI] = write_tei, [EMBED_SIMILARITY] = write_similarities};
@@ -290,6 +298,7 @@ static void submit_more(struct exchange *x)
         const struct gen_request r = {.prompt = in->ids,
                                       .n_prompt = (int)in->n,
                                       .pooling = p->pooling,
+                                      .types = in->types,
                                       .priority = admission_handle_priority(x->handle, p->priority),
                                       .adapter = x->model.adapter};
         item->x = x;
@@ -389,6 +398,21 @@ static void work_read(void *arg)
     x->params.shape = x->shape;
 }
 
+/* Whether the model gives what the route is for. */
+static bool suits(const struct exchange *x)
+{
+    return x->app->info->embedder->classifies == embed_shape_ranks(x->shape);
+}
+
+static void return_unsuited(struct exchange *x)
+{
+    bool classifies = x->app->info->embedder->classifies;
+    reply_error(x, embed_refusal(x->shape), "invalid_value", "model",
+                classifies
+                    ? "this model gives scores of labels, not embeddings: use /v1/rerank, /score, /classify or /predict"
+                    : "this model has no classifier: only a *ForSequenceClassification model gives scores");
+}
+
 static void after_read(void *arg)
 {
     struct exchange *x = arg;
@@ -403,9 +427,11 @@ static void after_read(void *arg)
     }
     if (x->status && !body_reply_memory(x->app, x->req, &x->err)) {
         reply_error(x, x->status, "invalid_value", p->field, x->err.msg);
+    } else if (!x->status && !suits(x)) {
+        return_unsuited(x);
     } else if (!x->status && !models_find(x->app, p->model, &x->model, &e)) {
         reply_error(x, 404, "model_not_found", "model", e.msg);
-    } else if (!x->status && admission_handle_ask(x->handle, x->req, &need)) {
+    } else if (!x->status && admission_handle_reserve(x->handle, x->req, &need)) {
         size_t bytes = 0;
         admission_handle_watch(x->handle, on_late, x);
         for (int i = 0; i < p->n; i++) bytes += p->inputs[i].len;
@@ -423,12 +449,17 @@ static void handle(struct http_req *req, enum embed_shape shape)
     *x = (struct exchange){
         .refs = 2, .app = app, .req = req, .handle = handle, .client = client_id(req), .shape = shape};
     x->limits = (struct embed_limits){
-        .hidden = app->info->hidden,
+        .embedder = app->info->embedder,
+        .hidden = app->info->embedder->size,
+        .types = app->info->token_types,
         .vocab = app->info->vocab,
         .max_total_tokens = app->info->max_total_tokens,
         .longest_token = app->longest_token,
-        .pooling = strcmp(app->set->pooling, "last") == 0 ? POOLING_LAST : POOLING_MEAN,
+        .pooling = app->info->embedder->pooling,
     };
+    if (!x->limits.pooling) x->limits.pooling = strcmp(app->set->pooling, "last") == 0 ? POOLING_LAST : POOLING_MEAN;
+    int most = app->info->embedder->max_tokens;
+    if (most && most < x->limits.max_total_tokens) x->limits.max_total_tokens = most;
     req->user = x;
     req->on_answer = on_answer;
     req->on_close = on_close;
@@ -450,4 +481,29 @@ void api_embed(struct http_req *req)
 void api_similarity(struct http_req *req)
 {
     handle(req, EMBED_SIMILARITY);
+}
+
+void api_rerank(struct http_req *req)
+{
+    handle(req, EMBED_RERANK);
+}
+
+void api_score(struct http_req *req)
+{
+    handle(req, EMBED_SCORE);
+}
+
+void api_classify(struct http_req *req)
+{
+    handle(req, EMBED_CLASSIFY);
+}
+
+void api_predict(struct http_req *req)
+{
+    handle(req, EMBED_PREDICT);
+}
+
+void api_predict_root(struct http_req *req)
+{
+    handle(req, EMBED_PREDICT_ROOT);
 }

@@ -388,13 +388,13 @@ static void on_compiled(void *arg, struct grammar *g, const struct err *e)
 {
     struct exchange *x = arg;
     x->refs++;
-    if (x->params.ask.kind)
+    if (x->params.constraint.kind)
         metrics_constraint(&x->app->metrics, x->compiling ? clock_now() - x->tokenized : 0, !e->code);
     x->compiling = NULL;
     if (e->code) {
         metrics_reject(&x->app->metrics, REJECT_VALIDATION);
-        http_reply_error(x->req, 422, "validation", "Input validation error: %s is not valid: %s", x->params.ask.field,
-                         e->msg);
+        http_reply_error(x->req, 422, "validation", "Input validation error: %s is not valid: %s",
+                         x->params.constraint.field, e->msg);
     } else {
         x->params.gen.prompt = x->prompt;
         x->params.gen.grammar = g;
@@ -433,7 +433,7 @@ static void on_tokenized(void *arg, const struct tokenization *t)
             x->prompt = mem_array(n, sizeof *x->prompt);
             for (size_t i = 0; i < n; i++) x->prompt[i] = t->tokens.v[first + i].id;
             struct grammar_cache_job *job =
-                grammar_cache_compile(x->app->grammar_cache, client_id(x->req), &x->params.ask, on_compiled, x);
+                grammar_cache_compile(x->app->grammar_cache, client_id(x->req), &x->params.constraint, on_compiled, x);
             if (job) x->compiling = job; /* otherwise on_compiled has already run */
         }
     }
@@ -455,7 +455,7 @@ static void begin(struct exchange *x)
                                                .timeout_ms = x->params.timeout_ms};
     if (status) {
         reply_invalid(x, status, &x->err);
-    } else if (admission_handle_ask(x->handle, x->req, &need)) {
+    } else if (admission_handle_reserve(x->handle, x->req, &need)) {
         admission_handle_watch(x->handle, on_late, x);
         x->job = bridge_tokenize(app->bridge, x->client, x->params.inputs, x->params.inputs_len, TOKENIZE_SPECIAL,
                                  on_tokenized, x);
@@ -489,7 +489,7 @@ static void handle(struct http_req *req, enum generate_route route)
         .max_best_of = app->set->max_best_of,
         .max_stop = app->set->max_stop_sequences,
         .max_top_n = app->set->max_top_n_tokens,
-        .max_total_tokens = app->info->max_total_tokens,
+        .max_total_tokens = app->info->max_total_tokens, /* NOLINT(clang-analyzer-core.NullDereference): is loaded */
         .vocab = app->info->vocab,
         .longest_token = app->longest_token,
     };
@@ -514,6 +514,13 @@ void api_generate(struct http_req *req)
 /* POST / accepts three kinds of bodies. */
 static void handle_root(struct http_req *req, enum embed_shape shape)
 {
+    const struct app *app = req->app;
+    const struct embedder *m = app->info ? app->info->embedder : NULL;
+    if (m && m->classifies) {
+        api_predict_root(req);
+        return;
+    }
+    if (m && m->encoder && shape == EMBED_NONE) shape = EMBED_TEI;
     switch (shape) {
     case EMBED_TEI: api_embed(req); break;
     case EMBED_SIMILARITY: api_similarity(req); break;
@@ -521,31 +528,31 @@ static void handle_root(struct http_req *req, enum embed_shape shape)
     }
 }
 
-struct look {
+struct shape_check {
     struct http_req *req; /* NULL once closed */
     struct http_body body;
     enum embed_shape shape;
 };
 
-static void on_look_close(struct http_req *req)
+static void on_shape_close(struct http_req *req)
 {
-    struct look *l = req->user;
+    struct shape_check *l = req->user;
     l->req = NULL;
 }
 
-static void work_look(void *arg)
+static void work_shape(void *arg)
 {
-    struct look *l = arg;
+    struct shape_check *l = arg;
     l->shape = embed_shape_of(l->body.data, l->body.len);
 }
 
-static void after_look(void *arg)
+static void after_shape(void *arg)
 {
-    struct look *l = arg;
+    struct shape_check *l = arg;
     if (l->req) {
         l->req->on_close = NULL;
         l->req->user = NULL;
-        http_give_body(l->req, &l->body);
+        http_return_body(l->req, &l->body);
         handle_root(l->req, l->shape);
     }
     http_body_free(&l->body);
@@ -559,12 +566,12 @@ void api_generate_compat(struct http_req *req)
         handle_root(req, embed_shape_of(req->body, req->body_len));
         return;
     }
-    struct look *l = mem_zalloc(sizeof *l);
+    struct shape_check *l = mem_zalloc(sizeof *l);
     l->req = req;
     http_take_body(req, &l->body);
     req->user = l;
-    req->on_close = on_look_close;
-    bridge_work(app->bridge, client_id(req), work_look, after_look, l);
+    req->on_close = on_shape_close;
+    bridge_work(app->bridge, client_id(req), work_shape, after_shape, l);
 }
 
 void api_generate_stream(struct http_req *req)

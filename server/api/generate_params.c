@@ -166,9 +166,9 @@ static bool check_unsupported(struct check *c)
 static bool check_grammar(struct check *c)
 {
     struct err e = {0};
-    if (!constraint_read_tgi(&c->p->ask, fields_find(&c->f, "grammar"), &e))
+    if (!constraint_read_tgi(&c->p->constraint, fields_find(&c->f, "grammar"), &e))
         return fields_refuse(&c->f, "grammar", "grammar is not valid: %s", e.msg);
-    if (!constraint_read_openai(&c->p->ask, c->f.at.obj, &e))
+    if (!constraint_read_openai(&c->p->constraint, c->f.at.obj, &e))
         return fields_refuse(&c->f, "response_format", "parameters.%s", e.msg);
     return true;
 }
@@ -262,6 +262,6 @@ void generate_params_free(struct generate_params *p)
 {
     json_free(p->tree);
     free(p->bias);
-    constraint_ask_free(&p->ask);
+    constraint_request_free(&p->constraint);
     *p = (struct generate_params){0};
 }

@@ -32,7 +32,7 @@ struct generate_params {
     const char *stop[ENGINE_STOP_MAX];
     int32_t stop_ids[ENGINE_STOP_MAX];
     struct logit_bias *bias; /* owned */
-    struct constraint_ask ask;
+    struct constraint_request constraint;
 };
 
 /* @return 0, or the HTTP status of the refusal with its message in *e.  Free with generate_params_free in both

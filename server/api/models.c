@@ -96,6 +96,8 @@ static void put_model(struct buf *out, const struct app *app, const char *name, 
     buf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"tandem\"", (long long)app->ready_time);
     put_string(out, "root", parent ? name : app->set->model);
     put_string(out, "parent", parent);
+    const struct embedder *m = app->info->embedder;
+    put_string(out, "kind", m->classifies ? "classify" : m->encoder ? "embed" : "generate");
     buf_printf(out, ",\"max_model_len\":%d,\"permission\":[]}", app->info->max_total_tokens);
 }
 

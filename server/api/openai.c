@@ -428,11 +428,12 @@ static void on_compiled(void *arg, struct grammar *g, const struct err *e)
 {
     struct exchange *x = arg;
     x->refs++;
-    if (x->params.ask.kind) metrics_constraint(&x->app->metrics, x->compiling ? clock_now() - x->asked : 0, !e->code);
+    if (x->params.constraint.kind)
+        metrics_constraint(&x->app->metrics, x->compiling ? clock_now() - x->asked : 0, !e->code);
     x->compiling = NULL;
     x->grammar = g;
     if (e->code)
-        reply_error(x, e->code == ERR_UNSUPPORTED ? 422 : 400, "invalid_value", x->params.ask.field, e->msg);
+        reply_error(x, e->code == ERR_UNSUPPORTED ? 422 : 400, "invalid_value", x->params.constraint.field, e->msg);
     else
         start_generation(x);
     x->grammar = NULL; /* the engine has its own reference */
@@ -496,10 +497,10 @@ static void prepare_chat(struct exchange *x, struct prepared *out)
 static void prepare_tools(struct exchange *x)
 {
     struct reservation copies = {0};
-    bool asked = x->params.ask.kind != CONSTRAINT_NONE;
+    bool asked = x->params.constraint.kind != CONSTRAINT_NONE;
     x->failed_param = asked ? "tool_choice" : "tools";
     if (x->params.tools && !reserve(&copies, 2 * json_reserved(x->params.tree), "the tools", &x->failed)) return;
-    chat_tool_ask(&x->app->chat, &x->params, &x->params.ask, &x->failed);
+    chat_tool_constraint(&x->app->chat, &x->params, &x->params.constraint, &x->failed);
     reservation_free(&copies);
 }
 
@@ -533,7 +534,7 @@ static void on_prepared(void *arg)
     } else if (wanted) {
         x->asked = clock_now();
         struct grammar_cache_job *job =
-            grammar_cache_compile(x->app->grammar_cache, client_id(x->req), &x->params.ask, on_compiled, x);
+            grammar_cache_compile(x->app->grammar_cache, client_id(x->req), &x->params.constraint, on_compiled, x);
         if (job) x->compiling = job; /* otherwise on_compiled has already run */
     }
     exchange_unref(x);
@@ -604,7 +605,7 @@ static void begin_read(struct exchange *x)
     if (x->status && body_reply_memory(x->app, x->req, &x->err)) return;
     if (x->status) {
         reply_error(x, x->status, x->params.code, x->param, x->err.msg);
-    } else if (admission_handle_ask(x->handle, x->req, &need)) {
+    } else if (admission_handle_reserve(x->handle, x->req, &need)) {
         admission_handle_watch(x->handle, on_late, x);
         begin(x);
     }

@@ -435,7 +435,7 @@ static bool check_output(struct check *c)
 /* Error messages of a constraint begin with the field at fault. */
 static bool check_constraint(struct check *c)
 {
-    if (constraint_read_openai(&c->p->ask, c->p->tree, c->f.e)) return true;
+    if (constraint_read_openai(&c->p->constraint, c->p->tree, c->f.e)) return true;
     static const char *const names[] = {"response_format", "structured_outputs", "guided_json", "guided_regex",
                                         "guided_choice"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -517,7 +517,7 @@ void openai_params_free(struct openai_params *p)
     cJSON_Delete(p->template_kwargs);
     json_free(p->tree);
     reservation_free(&p->held);
-    constraint_ask_free(&p->ask);
+    constraint_request_free(&p->constraint);
     free(p->prompts);
     free(p->tool_names);
     free(p->bias);

@@ -66,7 +66,7 @@ struct openai_params {
     const char *tool_name; /* TOOL_CHOICE_NAMED */
     bool parallel_tool_calls, add_generation_prompt, continue_final;
 
-    struct constraint_ask ask; /* owned */
+    struct constraint_request constraint; /* owned */
 
     int64_t prompt_entries; /* log-probabilities of prompts in the answer, as openai_params_fit counts them */
 

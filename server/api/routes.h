@@ -26,8 +26,13 @@ void api_lora_unload(struct http_req *); /* and /v1/unload_lora_adapter */
 void api_embeddings(struct http_req *);
 void api_tokenize(struct http_req *);
 void api_detokenize(struct http_req *);
-void api_embed(struct http_req *);      /* POST /embed: TEI's; also that of POST / */
-void api_similarity(struct http_req *); /* POST /similarity: likewise */
+void api_embed(struct http_req *);        /* POST /embed: TEI's; also that of POST / */
+void api_similarity(struct http_req *);   /* POST /similarity: likewise */
+void api_rerank(struct http_req *);       /* POST /rerank, /v1/rerank, /v2/rerank */
+void api_score(struct http_req *);        /* POST /score, /v1/score */
+void api_classify(struct http_req *);     /* POST /classify: vLLM's */
+void api_predict(struct http_req *);      /* POST /predict: TEI's */
+void api_predict_root(struct http_req *); /* that of POST / */
 /* tokenizer_info.c */
 void api_tokenizer_info(struct http_req *);
 

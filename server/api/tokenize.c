@@ -115,7 +115,7 @@ static void after(void *arg)
 static void begin(struct http_req *req, void (*read)(struct exchange *, struct json_at *), reply_chunk_fn *write)
 {
     struct app *app = req->app;
-    if (admission_refuses(req, &(struct admission_ask){.works = true})) return;
+    if (admission_refuses(req, &(struct admission_light_request){.works = true})) return;
     struct exchange *x = mem_zalloc(sizeof *x);
     *x = (struct exchange){.req = req, .app = app, .read = read, .write = write, .working = true};
     http_take_body(req, &x->body);

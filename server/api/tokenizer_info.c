@@ -4,8 +4,8 @@
  * The fields are those of the model's tokenizer_config.json, special tokens as their texts; bos_token, eos_token and
  * pad_token are always present, and chat_template is the template in use.  Built once, while the model loads. */
 #include "server/api/tokenizer_info.h"
-#include "engine/base/file.h"
 #include "engine/base/log.h"
+#include "engine/files/model_file.h"
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
 #include "server/api/app.h"
@@ -23,18 +23,17 @@ enum { FILE_MAX = 64 << 20 };
 static cJSON *read_object(const char *dir, const char *name)
 {
     struct err e = {0};
-    char *path = file_join(dir, name), *text = NULL;
+    char *text = NULL;
     size_t n;
     cJSON *tree = NULL;
-    if (file_read(path, FILE_MAX, &text, &n, &e) == 0) tree = json_parse(text, n, &e);
+    if (model_file_read(dir, name, FILE_MAX, &text, &n, &e) == 0) tree = json_parse(text, n, &e);
     if (tree && !cJSON_IsObject(tree)) {
         err_set(&e, ERR_INVALID, "not a JSON object");
         cJSON_Delete(tree);
         tree = NULL;
     }
-    if (e.code && e.code != ERR_NOT_FOUND) log_warn("GET /tokenizer_info is without %s: %s", path, e.msg);
+    if (e.code && e.code != ERR_NOT_FOUND) log_warn("GET /tokenizer_info is without %s/%s: %s", dir, name, e.msg);
     free(text);
-    free(path);
     return tree ? tree : cJSON_CreateObject();
 }
 
@@ -74,8 +73,8 @@ void tokenizer_info_load(struct app *app, struct engine *engine)
 {
     const struct engine_info *m = engine_info(engine);
     const struct tokenizer *tk = engine_tokenizer(engine);
-    cJSON *info = read_object(app->set->model, "tokenizer_config.json");
-    cJSON *map = read_object(app->set->model, "special_tokens_map.json");
+    cJSON *info = read_object(settings_model_dir(app->set), "tokenizer_config.json");
+    cJSON *map = read_object(settings_model_dir(app->set), "special_tokens_map.json");
     size_t n;
     const char *source = chat_template_source(app->chat.template, &n);
     flatten_tokens(info);

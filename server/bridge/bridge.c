@@ -173,7 +173,7 @@ struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, struct 
     g->prev->next = g->next->prev = g;
     b->n_gens++;
     g->handle = handle;
-    admission_handle_hold(handle, r->n_prompt);
+    admission_handle_submitted(handle, r->n_prompt);
     return g;
 }
 

@@ -13,4 +13,8 @@ enum { ENCODE_BYTES = 96, ENCODE_TOKEN = sizeof(struct token) + sizeof(int32_t) 
 int encode_reserved(const struct tokenizer *, const char *text, size_t n, unsigned flags, struct tokens *out,
                     struct reservation *held, struct err *e);
 
+/* tokenizer_encode_input likewise; *types is small beside the tokens and not counted. */
+int encode_input_reserved(const struct tokenizer *, const struct encode_input *, unsigned flags, struct tokens *out,
+                          struct buf *types, struct reservation *held, struct err *e);
+
 #endif

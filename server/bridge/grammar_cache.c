@@ -13,8 +13,8 @@
 enum { KEPT = 16 };
 
 struct kept {
-    struct constraint_ask ask; /* owned */
-    uint64_t hash, used;       /* used: a count of uses, the larger the later */
+    struct constraint_request request; /* owned */
+    uint64_t hash, used;               /* used: a count of uses, the larger the later */
     struct grammar *grammar;
 };
 
@@ -28,7 +28,7 @@ struct grammar_cache {
 
 struct grammar_cache_job {
     struct grammar_cache *all;
-    struct constraint_ask ask; /* owned */
+    struct constraint_request request; /* owned */
     uint64_t hash;
     grammar_cache_fn *done; /* NULL: cancelled */
     _Atomic bool gone;      /* the same, for the pool */
@@ -43,7 +43,7 @@ static uint64_t hash_bytes(uint64_t h, const struct buf *b)
     return (h ^ b->len) * 0x9e3779b97f4a7c15u;
 }
 
-static uint64_t hash_ask(const struct constraint_ask *a)
+static uint64_t hash_request(const struct constraint_request *a)
 {
     return hash_bytes(hash_bytes(hash_bytes(0xcbf29ce484222325u + (unsigned)a->kind, &a->text), &a->before), &a->after);
 }
@@ -53,24 +53,24 @@ static bool same_text(const struct buf *a, const struct buf *b)
     return a->len == b->len && (a->len == 0 || memcmp(a->data, b->data, a->len) == 0);
 }
 
-static struct kept *find(struct grammar_cache *all, const struct constraint_ask *ask, uint64_t hash)
+static struct kept *find(struct grammar_cache *all, const struct constraint_request *request, uint64_t hash)
 {
     for (size_t i = 0; i < all->n; i++) {
         struct kept *k = &all->v[i];
-        if (k->hash == hash && k->ask.kind == ask->kind && same_text(&k->ask.text, &ask->text) &&
-            same_text(&k->ask.before, &ask->before) && same_text(&k->ask.after, &ask->after))
+        if (k->hash == hash && k->request.kind == request->kind && same_text(&k->request.text, &request->text) &&
+            same_text(&k->request.before, &request->before) && same_text(&k->request.after, &request->after))
             return k;
     }
     return NULL;
 }
 
-/* Moves the job's ask and grammar into the cache, evicting the least recently used entry. */
+/* Moves the job's request and grammar into the cache, evicting the least recently used entry. */
 static struct grammar *keep(struct grammar_cache *all, struct grammar_cache_job *j)
 {
-    struct kept *k = find(all, &j->ask, j->hash);
+    struct kept *k = find(all, &j->request, j->hash);
     if (k) { /* two requests compiled it concurrently */
         grammar_unref(j->grammar);
-        constraint_ask_free(&j->ask);
+        constraint_request_free(&j->request);
     } else {
         if (all->n < KEPT) {
             k = &all->v[all->n++];
@@ -79,10 +79,10 @@ static struct grammar *keep(struct grammar_cache *all, struct grammar_cache_job 
             for (size_t i = 1; i < all->n; i++)
                 if (all->v[i].used < k->used) k = &all->v[i];
             grammar_unref(k->grammar);
-            constraint_ask_free(&k->ask);
+            constraint_request_free(&k->request);
         }
-        *k = (struct kept){.ask = j->ask, .hash = j->hash, .grammar = j->grammar};
-        j->ask = (struct constraint_ask){0};
+        *k = (struct kept){.request = j->request, .hash = j->hash, .grammar = j->grammar};
+        j->request = (struct constraint_request){0};
     }
     j->grammar = NULL;
     k->used = ++all->uses;
@@ -115,7 +115,7 @@ void grammar_cache_free(struct grammar_cache *all)
     if (!all) return;
     for (size_t i = 0; i < all->n; i++) {
         grammar_unref(all->v[i].grammar);
-        constraint_ask_free(&all->v[i].ask);
+        constraint_request_free(&all->v[i].request);
     }
     free(all);
 }
@@ -124,7 +124,7 @@ static void work_compile(void *arg)
 {
     struct grammar_cache_job *j = arg;
     if (atomic_load(&j->gone)) return;
-    j->grammar = constraint_build(&j->ask, &j->err);
+    j->grammar = constraint_build(&j->request, &j->err);
     if (!j->grammar || !grammar_check_bytes(j->grammar, j->all->bytes, &j->err)) return;
     grammar_unref(j->grammar);
     j->grammar = NULL;
@@ -137,7 +137,7 @@ static void after_compile(void *arg)
     struct grammar *g = j->grammar ? grammar_ref(keep(j->all, j)) : NULL;
     if (j->done) j->done(j->arg, g, &j->err);
     grammar_unref(g);
-    constraint_ask_free(&j->ask);
+    constraint_request_free(&j->request);
     free(j);
 }
 
@@ -147,15 +147,16 @@ static void copy_text(struct buf *out, const struct buf *in)
 }
 
 struct grammar_cache_job *grammar_cache_compile(struct grammar_cache *all, uint64_t client,
-                                                const struct constraint_ask *ask, grammar_cache_fn *done, void *arg)
+                                                const struct constraint_request *request, grammar_cache_fn *done,
+                                                void *arg)
 {
     struct err none = {0};
-    if (ask->kind == CONSTRAINT_NONE) {
+    if (request->kind == CONSTRAINT_NONE) {
         done(arg, NULL, &none);
         return NULL;
     }
-    uint64_t hash = hash_ask(ask);
-    struct kept *k = find(all, ask, hash);
+    uint64_t hash = hash_request(request);
+    struct kept *k = find(all, request, hash);
     if (k) {
         struct grammar *g = grammar_ref(k->grammar);
         k->used = ++all->uses;
@@ -165,11 +166,11 @@ struct grammar_cache_job *grammar_cache_compile(struct grammar_cache *all, uint6
     }
     struct grammar_cache_job *j = mem_zalloc(sizeof *j);
     *j = (struct grammar_cache_job){.all = all, .hash = hash, .done = done, .arg = arg};
-    j->ask.kind = ask->kind;
-    j->ask.field = ask->field;
-    copy_text(&j->ask.text, &ask->text);
-    copy_text(&j->ask.before, &ask->before);
-    copy_text(&j->ask.after, &ask->after);
+    j->request.kind = request->kind;
+    j->request.field = request->field;
+    copy_text(&j->request.text, &request->text);
+    copy_text(&j->request.before, &request->before);
+    copy_text(&j->request.after, &request->after);
     bridge_work(all->bridge, client, work_compile, after_compile, j);
     return j;
 }

@@ -314,7 +314,8 @@ static int chat(struct settings *s, struct engine *engine, struct err *e)
     const char *file = s->chat_template;
     struct chat_template *template = NULL;
     c.said.plain = strcmp(file, "plain") == 0;
-    if (!c.said.plain) template = *file ? chat_template_load_file(s->model, file, e) : chat_template_load(s->model, e);
+    const char *dir = settings_model_dir(s);
+    if (!c.said.plain) template = *file ? chat_template_load_file(dir, file, e) : chat_template_load(dir, e);
     int rc = e->code;
     c.said.tokenizer = engine_tokenizer(engine);
     c.said.chat = template;

@@ -3,6 +3,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "server/cli/find_model.h"
 
 #include <errno.h>
 #include <math.h>
@@ -11,10 +12,25 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+/* Commands that find their model before they begin; tandem serve listens first. */
+enum { FOREGROUND = CMD_GENERATE | CMD_CHAT | CMD_TOKENIZE | CMD_PERPLEXITY | CMD_QUANTIZE | CMD_BENCH | CMD_TRAIN };
+
 static void warn(void *arg, const char *text)
 {
     (void)arg;
     log_warn("%s", text);
+}
+
+/* For commands that run to their end on this thread. */
+static bool find_model(struct settings *s, int *status)
+{
+    struct hub_session c;
+    struct err e = {0};
+    if (s->ops) return true; /* tandem bench --ops has no model */
+    hub_session_open(&c);
+    int rc = cmd_find_model(s, &c.hub, &e);
+    *status = hub_session_close(&c, rc, &e);
+    return *status == 0;
 }
 
 bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, const char *usage, const char *about,
@@ -36,7 +52,8 @@ bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, c
     if (wants_model && !settings_given(s, "model") && access(s->model, F_OK)) {
         fprintf(stderr,
                 "tandem: no --model is given, and the default, %s, is not here: it is in tandem's source directory.\n"
-                "Give --model DIR, a Hugging Face directory: config.json, tokenizer.json and safetensors\n",
+                "Give --model DIR (config.json, tokenizer.json and safetensors), a GGUF file,\n"
+                "or ORG/NAME, a model of the Hugging Face hub\n",
                 s->model);
         *status = 2;
         return false;
@@ -44,13 +61,14 @@ bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, c
     log_set_level((enum log_level)log_parse_level(s->log_level));
     log_set_format(strcmp(s->log_format, "json") == 0 ? LOG_JSON : LOG_LOGFMT);
     settings_check_env(warn, NULL);
-    return true;
+    return !(cmd & FOREGROUND) || find_model(s, status);
 }
 
 struct engine_config cmd_engine_config(const struct settings *s)
 {
     return (struct engine_config){
-        .model = s->model,
+        .model = settings_model_dir(s),
+        .model_name = s->model_name,
         .device = s->device,
         .threads = s->threads,
         .gpu_memory_bytes = s->gpu_memory_bytes,
@@ -77,7 +95,7 @@ struct engine_config cmd_engine_config(const struct settings *s)
 struct model_options cmd_model_options(const struct settings *s)
 {
     return (struct model_options){
-        .dir = s->model,
+        .dir = settings_model_dir(s),
         .device = s->device,
         .threads = s->threads,
         .quantize = s->quantize,

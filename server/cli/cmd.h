@@ -8,6 +8,7 @@
 #include "engine/model/options.h"
 #include "engine/serve/engine.h"
 #include "server/config/settings.h"
+#include "server/hub/hub.h"
 
 enum { EXIT_DEVICE_LOST = 75 }; /* EX_TEMPFAIL of sysexits.h: a new process may succeed */
 
@@ -21,11 +22,16 @@ int cmd_bench(int argc, char **argv);
 int cmd_train(int argc, char **argv);
 int cmd_health(int argc, char **argv); /* 0: the daemon answers 200; 1: anything else */
 int cmd_key(int argc, char **argv);
+int cmd_pull(int argc, char **argv);
+int cmd_models(int argc, char **argv);
 
 /* Parses the settings of a command.  @return true when the command should run; otherwise *status is its exit status
  * (after --help, or after printing an error in the arguments).  Free *s with settings_free in both cases. */
 bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, const char *usage, const char *about,
                   int *status);
+/* Finds what --model, --adapter and --from name: directories, or names of the hub.  Sets model_dir and model_name.
+ * find_model.c */
+int cmd_find_model(struct settings *, const struct hub *, struct err *e);
 /* Both point into the settings. */
 struct engine_config cmd_engine_config(const struct settings *);
 struct model_options cmd_model_options(const struct settings *);

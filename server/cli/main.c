@@ -16,6 +16,8 @@ static const struct {
     {"perplexity", "measure a model on a text", cmd_perplexity},
     {"train", "fine-tune a model, or train it from random weights", cmd_train},
     {"quantize", "write a model with int8, int4 or nf4 weights", cmd_quantize},
+    {"pull", "download a model from the Hugging Face hub", cmd_pull},
+    {"models", "list and remove downloaded models", cmd_models},
     {"health", "check whether a running daemon is healthy", cmd_health},
     {"key", "make, list and revoke API keys", cmd_key},
     {"bench", "measure speed beside what the machine could do", cmd_bench},

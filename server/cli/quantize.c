@@ -25,7 +25,7 @@ static int run(const struct settings *s)
     struct err e = {0};
     struct quantize_options o = {.type = s->type, .layout = s->layout, .progress = show_progress};
     if (s->verify_weights) {
-        if (quantize_verify(s->model, &e)) return cmd_fail(&e);
+        if (quantize_verify(settings_model_dir(s), &e)) return cmd_fail(&e);
         fprintf(stderr, "%s: every checksum is right\n", s->model);
     }
     if (!s->out) return 0;
@@ -38,7 +38,7 @@ static int run(const struct settings *s)
     }
     if (s->calibrate) o.calibrate = &with;
     if (!rc && s->calibrate && isatty(STDERR_FILENO)) fprintf(stderr, "calibrating...");
-    if (!rc) rc = quantize_model(s->model, s->out, &o, &e);
+    if (!rc) rc = quantize_model(settings_model_dir(s), s->out, &o, &e);
     buf_free(&text);
     if (rc) return cmd_fail(&e);
     fprintf(stderr, "%s: written, %s\n", s->out, s->type);

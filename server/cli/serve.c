@@ -52,16 +52,19 @@ static const char usage[] = "tandem serve [--model DIR] [options]";
 static const char about[] =
     "Serves a model over HTTP: OpenAI's routes below /v1/, Text Generation Inference's /generate, and /train.";
 
-enum { LAST_WORDS_MS = 1000, STOP_MS = 20000 };
+enum { GRACE_MS = 1000, STOP_MS = 20000 };
 
 struct server {
     struct app app;
+    struct settings *settings; /* app.set; work_load writes where the model is, before anything reads it */
     uv_loop_t loop;
     uv_signal_t sigterm, sigint, sighup;
     uv_timer_t drain_timer;
     uv_work_t load;
     struct engine *loaded; /* set by work_load, moved by after_load */
     struct err load_error;
+    struct hub hub; /* by work_load */
+    struct hub_printer printer;
     double template_seconds, adapters_seconds; /* by work_load */
     uint64_t started;
     struct reload reload;
@@ -91,22 +94,39 @@ static double seconds_since(uint64_t start)
     return (double)(clock_now() - start) * 1e-9;
 }
 
+static void report_download(void *arg, const struct hub_progress *p)
+{
+    struct server *s = arg;
+    double share = p->total ? 100 * (double)p->done / (double)p->total : 100;
+    sd_notify_status("downloading %s: %.0f%%", p->name, share);
+    hub_print_progress(&s->printer, p);
+}
+
+static int find_model(struct server *s)
+{
+    hub_open(&s->hub);
+    s->hub.report = report_download;
+    s->hub.report_arg = s;
+    return cmd_find_model(s->settings, &s->hub, &s->load_error);
+}
+
 static void work_load(uv_work_t *w)
 {
     struct server *s = w->data;
+    uint64_t start = clock_now();
+    crash_thread_begin();
+    if (find_model(s)) return;
     struct engine_config cfg = cmd_engine_config(s->app.set);
     /* Admission counts waiting and running sequences and admits up to twice its limit, so the engine's own limit is
      * never reached. */
     cfg.max_queue = 2 * (cfg.max_queue + cfg.max_seqs);
     cfg.record_steps = true;
-    uint64_t start = clock_now();
-    crash_thread_begin();
-    jobs_look(s->app.jobs);
+    jobs_list_uploads(s->app.jobs);
     if (chat_open(&s->app.chat, s->app.set, &s->load_error)) return;
     s->template_seconds = seconds_since(start);
     s->loaded = engine_open(&cfg, &s->load_error);
     start = clock_now();
-    if (s->loaded && adapter_dir_load_all(s->app.set, s->loaded, &s->load_error)) {
+    if (s->loaded && adapter_dir_load_all(s->app.set, &s->hub, s->loaded, &s->load_error)) {
         engine_close(s->loaded);
         s->loaded = NULL;
     }
@@ -177,6 +197,7 @@ static void after_load(uv_work_t *w, int status)
     struct server *s = w->data;
     struct err *e = &s->load_error;
     (void)status;
+    hub_close(&s->hub);
     if (!s->loaded) {
         log_error("the model could not be loaded: %s", e->msg);
         s->status = 1;
@@ -292,7 +313,7 @@ static void on_generations_done(void *arg)
     if (!s->closing) http_server_drain(s->app.http, on_connections_gone, s);
 }
 
-static void on_last_words(uv_timer_t *t)
+static void on_grace_end(uv_timer_t *t)
 {
     stop_now(t->data);
 }
@@ -302,7 +323,7 @@ static void on_drain_timeout(uv_timer_t *t)
 {
     struct server *s = t->data;
     log_warn("drain timeout: requests cut off=%d", bridge_active(s->app.bridge));
-    uv_timer_start(&s->drain_timer, on_last_words, LAST_WORDS_MS, 0);
+    uv_timer_start(&s->drain_timer, on_grace_end, GRACE_MS, 0);
     bridge_stop_all(s->app.bridge);
 }
 
@@ -322,7 +343,7 @@ static void on_signal(uv_signal_t *h, int signum)
     log_info("draining: signal=%d active=%d timeout_s=%g", signum, bridge_active(s->app.bridge),
              s->app.set->drain_timeout);
     set_state(s, SERVING_DRAINING);
-    sd_notify_stopping(s->app.set->drain_timeout + (LAST_WORDS_MS + STOP_MS + 5000) * 1e-3);
+    sd_notify_stopping(s->app.set->drain_timeout + (GRACE_MS + STOP_MS + 5000) * 1e-3);
     sd_notify_status("draining: %d requests, for at most %g s", bridge_active(s->app.bridge),
                      s->app.set->drain_timeout);
     http_server_wind_down(s->app.http, !s->activated);
@@ -340,10 +361,10 @@ static void on_device_lost(void *arg)
     if (s->app.state == SERVING_DRAINING) return; /* already ending: nothing is left to wait for */
     log_error("ending, for the supervisor to start a new process: status=%d", EXIT_DEVICE_LOST);
     set_state(s, SERVING_DRAINING);
-    sd_notify_stopping((LAST_WORDS_MS + STOP_MS + 5000) * 1e-3);
+    sd_notify_stopping((GRACE_MS + STOP_MS + 5000) * 1e-3);
     http_server_wind_down(s->app.http, !s->activated);
     jobs_drain(s->app.jobs);
-    uv_timer_start(&s->drain_timer, on_last_words, LAST_WORDS_MS, 0);
+    uv_timer_start(&s->drain_timer, on_grace_end, GRACE_MS, 0);
 }
 
 /* ---- SIGHUP ----------------------------------------------------------------------------------------------------- */
@@ -422,7 +443,7 @@ static int serve(struct server *s)
     set_request_memory(&s->app);
     metrics_init(&s->app.metrics);
     for (int i = 0; i < serve_n_routes; i++) metrics_add_route(&s->app.metrics, serve_routes[i].path);
-    health_hurry();
+    health_short_time_slices();
     process_files(s->app.set->max_connections);
     if (uv_loop_init(&s->loop)) return err_set(&e, ERR_IO, "no event loop"), cmd_fail(&e);
     s->app.admission = admission_open(&(struct admission_needs){.set = s->app.set,
@@ -467,7 +488,7 @@ int cmd_serve(int argc, char **argv)
     int status;
     if (cmd_settings(&set, CMD_SERVE, argc, argv, usage, about, &status)) {
         static struct server s;
-        s.app.set = &set;
+        s.app.set = s.settings = &set;
         s.started = clock_now();
         s.reload = (struct reload){.app = &s.app, .live = &set, .argc = argc, .argv = argv};
         service_begin(&set);

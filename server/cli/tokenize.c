@@ -119,7 +119,7 @@ int cmd_tokenize(int argc, char **argv)
             fprintf(stderr, "tandem: give one of --text, --file and --ids\nusage: %s\n", usage);
             status = 2;
         } else {
-            struct tokenizer *tk = tokenizer_open_dir(s.model, &e);
+            struct tokenizer *tk = tokenizer_open_dir(settings_model_dir(&s), &e);
             if (!tk || (s.ids ? decode(tk, &s, &e) : encode(tk, &s, &e))) status = cmd_fail(&e);
             tokenizer_close(tk);
         }

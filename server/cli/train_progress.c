@@ -12,7 +12,8 @@ enum { BAR_CELLS = 24, LINES = 100, LINE_SECONDS = 30 };
 
 void train_progress_init(struct train_progress *p, FILE *out, bool bar)
 {
-    *p = (struct train_progress){.out = out, .bar = bar, .told = -1, .loss = NAN, .eval_loss = NAN, .best_loss = NAN};
+    *p =
+        (struct train_progress){.out = out, .bar = bar, .printed = -1, .loss = NAN, .eval_loss = NAN, .best_loss = NAN};
 }
 
 void train_time_text(double seconds, char out[32])
@@ -65,10 +66,10 @@ static void show_step(struct train_progress *p, const struct train_event *e)
     }
     int64_t every = e->steps > LINES ? e->steps / LINES : 1;
     uint64_t now = clock_now();
-    bool due = e->step / every != p->told / every || now - p->told_at > LINE_SECONDS * UINT64_C(1000000000);
-    if (p->told >= 0 && e->step < e->steps && !due) return;
-    p->told = e->step;
-    p->told_at = now;
+    bool due = e->step / every != p->printed / every || now - p->printed_at > LINE_SECONDS * UINT64_C(1000000000);
+    if (p->printed >= 0 && e->step < e->steps && !due) return;
+    p->printed = e->step;
+    p->printed_at = now;
     char eta[32];
     train_time_text(e->eta_s, eta);
     fprintf(

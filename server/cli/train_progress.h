@@ -8,10 +8,10 @@
 
 struct train_progress {
     FILE *out;
-    bool bar;       /* one line, rewritten in place */
-    bool line_open; /* the bar's line is on the screen */
-    int64_t told;   /* the step of the last line */
-    uint64_t told_at;
+    bool bar;        /* one line, rewritten in place */
+    bool line_open;  /* the bar's line is on the screen */
+    int64_t printed; /* the step of the last line */
+    uint64_t printed_at;
     double loss; /* smoothed over some steps; NAN before the first */
     enum train_event_kind last;
     char text[512]; /* of the last event that had one */

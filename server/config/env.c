@@ -85,7 +85,7 @@ static const struct setting_option *option_of(const char *name)
     return NULL;
 }
 
-static void complain_unknown(const char *name, settings_complaint_fn *fn, void *arg)
+static void warn_unknown(const char *name, settings_warning_fn *fn, void *arg)
 {
     char lower[64], own[64], text[240];
     size_t n = 0;
@@ -100,7 +100,7 @@ static void complain_unknown(const char *name, settings_complaint_fn *fn, void *
     fn(arg, text);
 }
 
-void settings_check_env(settings_complaint_fn *fn, void *arg)
+void settings_check_env(settings_warning_fn *fn, void *arg)
 {
     extern char **environ;
     for (char **at = environ; at && *at; at++) {
@@ -121,7 +121,7 @@ void settings_check_env(settings_complaint_fn *fn, void *arg)
                      name);
             fn(arg, text);
         } else if (!o && !is_other(name) && !is_injected(name, value)) {
-            complain_unknown(name, fn, arg);
+            warn_unknown(name, fn, arg);
         }
     }
 }

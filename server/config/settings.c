@@ -158,9 +158,16 @@ void settings_defaults(struct settings *s)
         if (o[i].value) CHECK(settings_set(s, &o[i], o[i].value, "default", SETTING_DEFAULT, NULL) == 0);
 }
 
+const char *settings_model_dir(const struct settings *s)
+{
+    return s->model_dir ? s->model_dir : s->model;
+}
+
 void settings_free(struct settings *s)
 {
     int n;
+    free(s->model_dir);
+    free(s->model_name);
     const struct setting_option *o = settings_options(&n);
     for (int i = 0; i < n; i++) {
         if (o[i].type == SETTING_STRING || o[i].type == SETTING_MAYBE || o[i].type == SETTING_CHOICE) {

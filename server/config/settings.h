@@ -24,6 +24,8 @@ enum command {
     CMD_CHAT = 128,
     CMD_HEALTH = 256,
     CMD_KEY = 512,
+    CMD_PULL = 1024,
+    CMD_MODELS = 2048,
 };
 
 struct string_list {
@@ -72,6 +74,8 @@ struct settings {
     double temperature, top_p, typical_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, within;
     uint64_t seed;
     struct string_list stop;
+    /* where --model is, and its name on the hub, once it is known (server/hub); owned; NULL: as --model says */
+    char *model_dir, *model_name;
     /* tandem key */
     char *name, *role, *expires;
     double requests_per_minute, tokens_per_minute;
@@ -120,7 +124,8 @@ int settings_parse(struct settings *s, enum command cmd, int argc, char *const *
 
 void settings_defaults(struct settings *s);
 void settings_free(struct settings *s);
-const char *settings_data_dir(const struct settings *s); /* --data-dir, or its default when empty */
+const char *settings_model_dir(const struct settings *s); /* what the engine opens */
+const char *settings_data_dir(const struct settings *s);  /* --data-dir, or its default when empty */
 /* @return whether the option was set by anything other than its default */
 bool settings_given(const struct settings *s, const char *name);
 
@@ -149,10 +154,10 @@ int settings_reload(struct settings *live, struct settings *fresh, enum command 
 /* Sets the options of `cmd` that have a TANDEM_ variable.  @return 0, or an error code with *e. */
 int settings_read_env(struct settings *s, enum command cmd, struct err *e);
 /* Called with one warning about an environment variable; the text is valid during the call. */
-typedef void settings_complaint_fn(void *arg, const char *text);
+typedef void settings_warning_fn(void *arg, const char *text);
 /* Calls fn for every TANDEM_ variable that has no effect and was not set by Kubernetes: a mistyped name, a flag-only
  * option, an option's variable that contains a service link. */
-void settings_check_env(settings_complaint_fn *fn, void *arg);
+void settings_check_env(settings_warning_fn *fn, void *arg);
 
 int settings_load_file(struct settings *s, const char *path, struct err *e);           /* yaml.c */
 void settings_help(FILE *out, enum command cmd, const char *usage, const char *about); /* help.c */

@@ -6,7 +6,7 @@ enum {
     SAMPLE = CMD_GENERATE | CMD_CHAT,
     RUN = CMD_SERVE | SAMPLE | CMD_PERPLEXITY, /* commands that run a model */
     ALL = RUN | CMD_TOKENIZE | CMD_QUANTIZE | CMD_BENCH | CMD_TRAIN,
-    LOGGED = ALL | CMD_KEY,
+    LOGGED = ALL | CMD_KEY | CMD_PULL | CMD_MODELS,
     MEASURED = RUN | CMD_BENCH,
     COMPUTED = MEASURED | CMD_TRAIN,
 };
@@ -23,7 +23,9 @@ static const struct setting_option table[] = {
      "how these lines are written; with json, tandem serve writes nothing else"},
 
     {"model", "Model", SETTING_STRING, AT(model), "models/demo", 0, 0, NULL, ALL, false, "DIR",
-     "the model: a Hugging Face directory (config.json, tokenizer.json, *.safetensors)"},
+     "the model: a directory (config.json, tokenizer.json, *.safetensors), a GGUF file, or ORG/NAME on the Hugging "
+     "Face "
+     "hub"},
     {"quantize", "Model", SETTING_CHOICE, AT(quantize), "none", 0, 0, NO_TYPES, COMPUTED, false, "TYPE",
      "weights: as the file has them, or quantised while loading"},
     {"activations", "Model", SETTING_CHOICE, AT(activations), "auto", 0, 0, "auto|f32|bf16", COMPUTED, false, "TYPE",
@@ -66,7 +68,7 @@ static const struct setting_option table[] = {
      "reuse keys and values of prompts that begin alike"},
 
     {"adapters", "Adapters", SETTING_STRING, AT(adapters), "", 0, 0, NULL, CMD_SERVE, false, "NAME=DIR,...",
-     "LoRA adapters (PEFT directories) to load at start; requests name them by adapter_id"},
+     "LoRA adapters (PEFT directories, or ORG/NAME on the hub) to load at start; requests name them by adapter_id"},
     {"adapter-dir", "Adapters", SETTING_STRING, AT(adapter_dir), "", 0, 0, NULL, CMD_SERVE, false, "DIR",
      "every adapter in this directory is loaded at start, and POST /adapters may load from it"},
     {"max-adapters", "Adapters", SETTING_INT, AT(max_adapters), "64", 1, 4096, NULL, CMD_SERVE, false, "N",
@@ -126,7 +128,7 @@ static const struct setting_option table[] = {
      "SECONDS", "deadline of a request that brings none or a later one (timeout_ms, X-Request-Timeout); 0 is none",
      .reloadable = true},
     {"served-model-name", "Requests", SETTING_STRING, AT(served_model_name), "", 0, 0, NULL, CMD_SERVE, false,
-     "NAME,...", "what OpenAI's clients call the model; empty: the name of its directory"},
+     "NAME,...", "what OpenAI's clients call the model; empty: its name on the hub, or that of its directory"},
     {"accept-any-model", "Requests", SETTING_BOOL, AT(accept_any_model), "false", 0, 0, NULL, CMD_SERVE, false, NULL,
      "take OpenAI requests for any model's name; otherwise an unknown one is 404", .reloadable = true},
     {"chat-template", "Requests", SETTING_STRING, AT(chat_template), "", 0, 0, NULL, CMD_SERVE | CMD_CHAT | CMD_TRAIN,
@@ -160,7 +162,7 @@ static const struct setting_option table[] = {
      "time for the answer to arrive"},
 
     {"adapter", "Generation", SETTING_STRING, AT(adapter), NULL, 0, 0, NULL, SAMPLE, true, "DIR",
-     "go through this LoRA adapter, a PEFT directory"},
+     "go through this LoRA adapter, a PEFT directory or ORG/NAME on the hub"},
     {"prompt", "Generation", SETTING_STRING, AT(prompt), NULL, 0, 0, NULL, CMD_GENERATE, true, "TEXT",
      "text to continue; - reads it from stdin"},
     {"system", "Generation", SETTING_STRING, AT(system), NULL, 0, 0, NULL, CMD_CHAT, true, "TEXT",
@@ -258,7 +260,7 @@ static const struct setting_option table[] = {
     {"layout", "Output", SETTING_CHOICE, AT(layout), "packed", 0, 0, "packed|canonical", CMD_QUANTIZE, true, "LAYOUT",
      "packed for the cpu device, which maps it: starts at once, shared by processes; canonical is for any device"},
     {"json", "Output", SETTING_BOOL, AT(json), "false", 0, 0, NULL,
-     CMD_GENERATE | CMD_TOKENIZE | CMD_PERPLEXITY | CMD_BENCH, true, NULL, "print one JSON object"},
+     CMD_GENERATE | CMD_TOKENIZE | CMD_PERPLEXITY | CMD_BENCH | CMD_MODELS, true, NULL, "print one JSON object"},
 };
 
 const struct setting_option *settings_options(int *n)

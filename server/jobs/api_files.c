@@ -271,7 +271,8 @@ void api_files_begin(struct http_req *req)
     req->user = u;
     req->on_body = on_body;
     req->on_close = on_close;
-    /* not before jobs_look has listed the files of an earlier process, or an upload would be taken for one of them */
+    /* not before jobs_list_uploads has listed the files of an earlier process, or an upload would be taken for one of
+     * them */
     if (app->state != SERVING_READY) {
         u->status = 503;
         if (http_body_stop(req)) train_refuses(req, true);

@@ -110,7 +110,8 @@ static bool check_names(struct store_request *c, struct db *db, const struct tra
     }
     if (s->serve_as && adapter_dir_names(c->app->set, s->serve_as)) {
         store_request_fail(c, 409, "conflict", "serve_as",
-                           "serve_as: %s is an adapter of --adapters, and would be that again", s->serve_as);
+                           "serve_as: %s is an adapter of --adapters, which is loaded under that name at every start",
+                           s->serve_as);
         return false;
     }
     if (s->serve_as) {

@@ -139,7 +139,7 @@ static void work_validate(void *arg)
                                 .eval = eval,
                                 .from = v->from,
                                 .base_name = v->app->info->base_name,
-                                .model_dir = v->app->set->model};
+                                .model_dir = settings_model_dir(v->app->set)};
         engine_train_plan(v->app->engine, &job, &v->plan, &v->plan_error);
     }
     if (data) dataset_free(data);

@@ -102,7 +102,7 @@ void run_prepare(uv_work_t *w)
         .eval = r->eval,
         .from = r->from,
         .base_name = r->app->info->base_name,
-        .model_dir = full ? r->app->set->model : NULL,
+        .model_dir = full ? settings_model_dir(r->app->set) : NULL,
         .dir = r->dir,
         .out = r->out,
     };

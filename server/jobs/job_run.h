@@ -47,7 +47,7 @@ struct jobs {
     struct run *current;
     bool ready, claiming, stopping, closed;
     struct job_watch watches; /* head of a ring */
-    struct buf found;         /* by jobs_look: names in files/, each with its terminating 0 */
+    struct buf found;         /* by jobs_list_uploads: names in files/, each with its terminating 0 */
     uv_timer_t retry;
     struct store_work *retry_work; /* a final state that could not be stored */
     void (*stopped)(void *);

@@ -75,7 +75,7 @@ static int on_sweep(struct store_work *w, struct db *db)
            "DELETE FROM files WHERE expires < ? AND NOT EXISTS(SELECT 1 FROM jobs"
            " WHERE status IN ('queued', 'running', 'paused') AND instr(spec, files.id) > 0)",
            "i", data_now_ms() / 1000);
-    s->folder = "files"; /* from the list made by jobs_look: the folder now also contains running uploads */
+    s->folder = "files"; /* from the list made by jobs_list_uploads: the folder now also contains running uploads */
     for (const char *p = found->data; p && p < found->data + found->len; p += strlen(p) + 1) sweep_one(s, p);
     for (int i = 0; i < 3; i++) {
         s->folder = folders[i];
@@ -177,7 +177,7 @@ static int on_claim(struct store_work *w, struct db *db)
     if (!c->again && crashes) {
         c->again = true;
         job_set_state(db, seq, JOB_FAILED, "crashed",
-                      "the daemon ended without a word each time it ran this job; resume it to try once more");
+                      "the daemon crashed or was killed each time it ran this job; resume it to try once more");
     }
     if (c->again) {
         run_free(c->run);
@@ -439,7 +439,7 @@ static void keep_name(void *arg, const char *name)
     buf_append(arg, name, strlen(name) + 1);
 }
 
-void jobs_look(struct jobs *j)
+void jobs_list_uploads(struct jobs *j)
 {
     data_list(settings_data_dir(j->app->set), "files", keep_name, &j->found);
 }

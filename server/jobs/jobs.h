@@ -20,7 +20,7 @@ struct jobs;
 
 struct jobs *jobs_open(struct app *);
 /* Lists the upload files that an earlier process left.  Any thread, once, before the first upload may begin. */
-void jobs_look(struct jobs *);
+void jobs_list_uploads(struct jobs *);
 /* The model is loaded: removes orphaned files, then continues jobs of an earlier process, then starts queued ones. */
 void jobs_ready(struct jobs *);
 /* Starts the next queued job, if none is running. */

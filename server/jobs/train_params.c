@@ -29,6 +29,11 @@ static const struct {
     {"fc1", TARGET_FC1},
     {"fc2", TARGET_FC2},
     {"dense", TARGET_DENSE},
+    {"qkv_proj", TARGET_QKV_PROJ},
+    {"gate_up_proj", TARGET_GATE_UP_PROJ},
+    {"query_key_value", TARGET_QUERY_KEY_VALUE},
+    {"dense_h_to_4h", TARGET_DENSE_H_TO_4H},
+    {"dense_4h_to_h", TARGET_DENSE_4H_TO_H},
     {"q", TARGET_Q},
     {"k", TARGET_K},
     {"v", TARGET_V},
@@ -39,7 +44,7 @@ static const struct {
     {"all-linear", TARGET_ALL},
     {"all", TARGET_ALL},
 };
-enum { N_TARGETS = sizeof targets / sizeof *targets, N_OWN_TARGETS = 13 };
+enum { N_TARGETS = sizeof targets / sizeof *targets, N_OWN_TARGETS = 18 };
 
 enum kind { K_NUMBER, K_INT, K_I64, K_BOOL, K_U64, K_CHOICE, K_TARGETS };
 

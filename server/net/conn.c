@@ -84,7 +84,7 @@ static size_t unread(const struct conn *c)
     return c->in.len - c->in_at;
 }
 
-size_t conn_appetite(const struct conn *c)
+size_t conn_bytes_wanted(const struct conn *c)
 {
     if (c->state == CONN_CLOSED || c->eof || (c->state == CONN_BODY && c->paused)) return 0;
     if (c->state != CONN_RUN || !c->keep) return PIPELINE_MAX; /* used at once, or discarded */
@@ -135,7 +135,7 @@ void conn_drop(struct conn *c)
 {
     if (c->state == CONN_CLOSED) return;
     bool running = c->state == CONN_RUN || (c->state == CONN_BODY && c->streamed);
-    if (c->state == CONN_IDLE) sock_bye(c);
+    if (c->state == CONN_IDLE) sock_close_notify(c);
     c->state = CONN_CLOSED;
     if (running) exchange_finish(c);
     sock_close(c);
@@ -170,10 +170,12 @@ static void conn_refuse(struct conn *c, const struct refusal *why)
 static void watch_client(struct conn *c)
 {
     size_t queued = sock_queued(c);
-    enum conn_watch watch = queued > 0 ? WATCH_WRITES : conn_appetite(c) == 0 && !c->eof ? WATCH_PEER : WATCH_NOTHING;
+    enum conn_watch watch = queued > 0                             ? WATCH_WRITES
+                            : conn_bytes_wanted(c) == 0 && !c->eof ? WATCH_PEER
+                                                                   : WATCH_NOTHING;
     if (watch == c->watch) return;
     c->watch = watch;
-    c->taken_mark = sock_taken(c);
+    c->taken_mark = sock_acked(c);
     sock_timer(c, watch == WATCH_WRITES ? c->server->config.write_timeout_ms : watch == WATCH_PEER ? PEER_CHECK_MS : 0);
 }
 
@@ -419,7 +421,7 @@ static void conn_pump(struct conn *c)
     c->in.len = left;
     c->in_at = 0;
     if (!left) trim(&c->in);
-    sock_read(c, conn_appetite(c) > 0);
+    sock_read(c, conn_bytes_wanted(c) > 0);
     if (c->state == CONN_RUN && !c->reading) watch_client(c); /* otherwise conn_flushed does, when output is queued */
 }
 
@@ -435,7 +437,7 @@ void conn_begin(struct conn *c)
 
 /* Not enough memory to read a request: a connection that would begin one is closed with a constant, preallocated
  * answer. */
-static void turn_away(struct conn *c)
+static void refuse_for_memory(struct conn *c)
 {
     static const char sorry[] =
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
@@ -444,7 +446,7 @@ static void turn_away(struct conn *c)
     _Static_assert(sizeof "{\"error\":\"no memory for the request; try again\",\"error_type\":\"memory\"}" - 1 == 70,
                    "as it says");
     c->server->stats.no_memory++;
-    sock_say(c, sorry, sizeof sorry - 1);
+    sock_send_and_close(c, sorry, sizeof sorry - 1);
     conn_drop(c);
 }
 
@@ -458,7 +460,7 @@ void conn_input(struct conn *c, const char *p, size_t n)
         return;
     }
     if (c->state == CONN_IDLE && !mem_available(CONN_ROOM)) {
-        turn_away(c);
+        refuse_for_memory(c);
         return;
     }
     buf_append(&c->in, p, n);
@@ -538,8 +540,8 @@ void conn_flushed(struct conn *c)
 
 static void watch_timeout(struct conn *c)
 {
-    uint64_t taken = sock_taken(c);
-    if (c->watch == WATCH_WRITES ? taken == c->taken_mark : sock_peer_left(c)) {
+    uint64_t taken = sock_acked(c);
+    if (c->watch == WATCH_WRITES ? taken == c->taken_mark : sock_peer_closed(c)) {
         conn_drop(c);
         return;
     }

@@ -85,7 +85,7 @@ struct conn {
     uint64_t discarded; /* bytes read while lingering */
     struct buf extra;   /* http_set_header's lines */
     enum conn_watch watch;
-    uint64_t taken_mark; /* sock_taken when the timer was set */
+    uint64_t taken_mark; /* sock_acked when the timer was set */
 
     /* sock.c */
     uv_tcp_t tcp;
@@ -122,7 +122,7 @@ struct http_server {
     bool listening, winding_down, draining, closing;
     void (*drained)(void *), (*closed)(void *);
     void *drained_arg, *closed_arg;
-    uint64_t last_complaint; /* accept errors are logged once a second */
+    uint64_t last_accept_error; /* accept errors are logged once a second */
 
     char read_bytes[65536]; /* libuv fills it and delivers it at once, so all connections can share it */
 };
@@ -150,7 +150,7 @@ void conn_drop(struct conn *);
 void conn_body_pause(struct conn *, bool pause); /* http.h */
 bool conn_body_stop(struct conn *);
 /* @return how many more bytes the connection wants to read now; 0: none. */
-size_t conn_appetite(const struct conn *);
+size_t conn_bytes_wanted(const struct conn *);
 
 /* ---- head.c ---- */
 void head_settings(llhttp_settings_t *);
@@ -170,18 +170,19 @@ void http_arena_free(struct conn *);
 void sock_write(struct conn *, const void *p, size_t n); /* collected, sent once per loop iteration */
 void sock_wake(struct conn *);                           /* conn_flushed will be called in this iteration */
 size_t sock_queued(const struct conn *);                 /* bytes not yet accepted by the kernel */
-uint64_t sock_taken(const struct conn *);                /* bytes the client's side has acknowledged, ever */
-bool sock_peer_left(const struct conn *);                /* only while reading is stopped */
+uint64_t sock_acked(const struct conn *);                /* bytes the client's side has acknowledged, ever */
+bool sock_peer_closed(const struct conn *);              /* only while reading is stopped */
 void sock_read(struct conn *, bool on);
-void sock_timer(struct conn *, int ms);                   /* replaces the running timer; 0: none */
-void sock_shutdown(struct conn *);                        /* closes our sending side */
-void sock_say(struct conn *, const char *text, size_t n); /* sends now, without allocating; then sock_close */
-void sock_bye(struct conn *);                             /* TLS close_notify, or a no-op */
-void sock_close(struct conn *);                           /* later: conn_free */
+void sock_timer(struct conn *, int ms); /* replaces the running timer; 0: none */
+void sock_shutdown(struct conn *);      /* closes our sending side */
+void sock_send_and_close(struct conn *, const char *text,
+                         size_t n);    /* sends now, without allocating; then sock_close */
+void sock_close_notify(struct conn *); /* TLS close_notify, or a no-op */
+void sock_close(struct conn *);        /* later: conn_free */
 
 /* ---- between sock.c and listen.c ---- */
 int sock_open(struct conn *, uv_stream_t *listener);
 void sock_flush_all(struct http_server *);
-void server_conn_gone(struct http_server *, bool refused);
+void server_conn_closed(struct http_server *, bool refused);
 
 #endif

@@ -65,7 +65,7 @@ void http_take_body(struct http_req *req, struct http_body *out)
     req->body_len = 0;
 }
 
-void http_give_body(struct http_req *req, struct http_body *b)
+void http_return_body(struct http_req *req, struct http_body *b)
 {
     struct conn *c = conn_of(req);
     CHECK(!c->body.data);

@@ -74,7 +74,7 @@ struct http_body {
 
 /* Moves the body out of the request, which then has none: for work on the pool, which may outlive the exchange. */
 void http_take_body(struct http_req *, struct http_body *);
-void http_give_body(struct http_req *, struct http_body *); /* moves it back */
+void http_return_body(struct http_req *, struct http_body *); /* moves it back */
 void http_body_free(struct http_body *);
 
 /* Adds a header to the answer; before http_reply or http_start.  Copied.  CR and LF in either are dropped.

@@ -51,11 +51,11 @@ void http_server_defaults(struct http_server_config *config)
 
 /* ---- accepting ------------------------------------------------------------------------------------------------- */
 
-static void complain(struct http_server *s, int code)
+static void log_accept_error(struct http_server *s, int code)
 {
     uint64_t now = clock_now();
-    if (s->last_complaint && now - s->last_complaint < 1000000000u) return;
-    s->last_complaint = now;
+    if (s->last_accept_error && now - s->last_accept_error < 1000000000u) return;
+    s->last_accept_error = now;
     log_warn("cannot accept a connection error=\"%s\"", uv_strerror(code));
 }
 
@@ -83,26 +83,26 @@ static bool files_are_short(const struct conn *c)
 }
 
 /* Static handles for connections that memory does not suffice for: they are accepted and closed. */
-static struct turned_away {
+static struct refused_conn {
     uv_tcp_t tcp;
     bool busy;
-} turned_away[8];
+} refused_conn[8];
 
-static void on_turned_away(uv_handle_t *h)
+static void on_refused_closed(uv_handle_t *h)
 {
-    ((struct turned_away *)h)->busy = false;
+    ((struct refused_conn *)h)->busy = false;
 }
 
 /* @return false when all of them are in use. */
-static bool turn_away(struct http_server *s, uv_stream_t *listener)
+static bool refuse_for_memory(struct http_server *s, uv_stream_t *listener)
 {
-    for (size_t i = 0; i < sizeof turned_away / sizeof *turned_away; i++) {
-        struct turned_away *t = &turned_away[i];
+    for (size_t i = 0; i < sizeof refused_conn / sizeof *refused_conn; i++) {
+        struct refused_conn *t = &refused_conn[i];
         if (t->busy || uv_tcp_init(s->loop, &t->tcp)) continue;
         t->busy = true;
         s->stats.no_memory++;
         uv_accept(listener, (uv_stream_t *)&t->tcp);
-        uv_close((uv_handle_t *)&t->tcp, on_turned_away);
+        uv_close((uv_handle_t *)&t->tcp, on_refused_closed);
         return true;
     }
     return false;
@@ -112,17 +112,17 @@ static void on_connection(uv_stream_t *listener, int status)
 {
     struct http_server *s = listener->data;
     if (status < 0) {
-        complain(s, status);
+        log_accept_error(s, status);
         return;
     }
     bool full = s->stats.open >= s->config.max_connections && !make_room(s);
-    if (!mem_available(CONN_ROOM) && turn_away(s, listener)) return;
+    if (!mem_available(CONN_ROOM) && refuse_for_memory(s, listener)) return;
     struct conn *c = conn_new(s);
     c->refused = full;
     int rc = sock_open(c, listener);
     CHECK(c->open_handles == 2);
     if (rc == 0 && !full && files_are_short(c)) {
-        complain(s, UV_EMFILE);
+        log_accept_error(s, UV_EMFILE);
         c->refused = !make_room(s);
     }
     if (c->refused) {
@@ -132,7 +132,7 @@ static void on_connection(uv_stream_t *listener, int status)
         s->stats.accepted++;
     }
     if (rc < 0) {
-        complain(s, rc);
+        log_accept_error(s, rc);
         conn_drop(c);
     } else if (c->refused && (s->refusing > REFUSING_MAX || s->config.tls)) {
         s->stats.rejected++;
@@ -320,7 +320,7 @@ static void server_settle(struct http_server *s)
     }
 }
 
-void server_conn_gone(struct http_server *s, bool refused)
+void server_conn_closed(struct http_server *s, bool refused)
 {
     if (refused) {
         s->refusing--;

@@ -44,13 +44,13 @@ static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *b)
 {
     struct conn *c = conn_of_tcp(h);
     size_t room = sizeof c->server->read_bytes;
-    size_t wanted = conn_appetite(c);
+    size_t wanted = conn_bytes_wanted(c);
     *b = uv_buf_init(c->server->read_bytes, (unsigned)(wanted < room ? wanted : room));
 }
 
-static void say_goodbye(struct conn *c);
+static void send_last_messages(struct conn *c);
 
-/* All received bytes are decrypted at once, so conn.c may get one record more than conn_appetite. */
+/* All received bytes are decrypted at once, so conn.c may get one record more than conn_bytes_wanted. */
 static void read_tls(struct conn *c, const char *p, size_t n)
 {
     char plain[RECORD];
@@ -65,7 +65,7 @@ static void read_tls(struct conn *c, const char *p, size_t n)
         if (got == TLS_END) conn_eof(c);
         return;
     }
-    say_goodbye(c);
+    send_last_messages(c);
     conn_lost(c);
 }
 
@@ -142,7 +142,7 @@ size_t sock_queued(const struct conn *c)
 
 /* Bytes in the kernel's send buffer count as not taken: it can be megabytes and reports room only when a third is free,
  * so a slow reader would look like a client that does not read. */
-uint64_t sock_taken(const struct conn *c)
+uint64_t sock_acked(const struct conn *c)
 {
     uv_os_fd_t fd;
     int held = 0;
@@ -151,7 +151,7 @@ uint64_t sock_taken(const struct conn *c)
     return given > (uint64_t)held ? given - (uint64_t)held : 0;
 }
 
-bool sock_peer_left(const struct conn *c)
+bool sock_peer_closed(const struct conn *c)
 {
     uv_os_fd_t fd;
     struct tcp_info info;
@@ -232,16 +232,16 @@ static void sock_flush(struct conn *c)
 }
 
 /* Sends the final TLS messages, if the socket accepts them without waiting. */
-static void say_goodbye(struct conn *c)
+static void send_last_messages(struct conn *c)
 {
     if (!c->sending.len && sending_fill(c)) sending_send(c);
 }
 
-void sock_bye(struct conn *c)
+void sock_close_notify(struct conn *c)
 {
     if (!c->tls) return;
-    tls_bye(c->tls);
-    say_goodbye(c);
+    tls_close_notify(c->tls);
+    send_last_messages(c);
 }
 
 /* One pass over the dirty list: connections that become dirty meanwhile wait for the next pass, so that no connection
@@ -270,7 +270,7 @@ void sock_timer(struct conn *c, int ms)
     }
 }
 
-void sock_say(struct conn *c, const char *text, size_t n)
+void sock_send_and_close(struct conn *c, const char *text, size_t n)
 {
     uv_buf_t b = uv_buf_init((char *)(uintptr_t)text, (unsigned)n);
     if (!c->tls && !sock_queued(c)) uv_try_write(stream_of(c), &b, 1);
@@ -283,7 +283,7 @@ static void on_shutdown(uv_shutdown_t *req, int status)
 
 void sock_shutdown(struct conn *c)
 {
-    sock_bye(c);
+    sock_close_notify(c);
     uv_shutdown(&c->shutdown, stream_of(c), on_shutdown);
 }
 
@@ -294,7 +294,7 @@ static void on_closed(struct conn *c)
     bool refused = c->refused;
     tls_link_free(c->tls);
     conn_free(c);
-    server_conn_gone(s, refused);
+    server_conn_closed(s, refused);
 }
 
 static void on_tcp_closed(uv_handle_t *h)

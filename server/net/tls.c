@@ -45,9 +45,9 @@ struct tls_link {
     struct buf sealed; /* for the socket */
     struct buf plain;  /* plain.data[plain_at, plain.len) waits for encryption */
     size_t plain_at;
-    bool ready;  /* the handshake is over */
-    bool bye;    /* tls_bye was called */
-    bool broken; /* nothing more is read or written */
+    bool ready;        /* the handshake is over */
+    bool close_notify; /* tls_close_notify was called */
+    bool broken;       /* nothing more is read or written */
 };
 
 /* ---- the BIO --------------------------------------------------------------------------------------------------- */
@@ -365,8 +365,8 @@ bool tls_seal(struct tls_link *l, struct buf *out)
     if (l->ready && !l->broken) {
         encrypt(l);
         tidy(l);
-        if (l->bye && !tls_waiting(l) && !l->broken) {
-            l->bye = false;
+        if (l->close_notify && !tls_waiting(l) && !l->broken) {
+            l->close_notify = false;
             ERR_clear_error();
             SSL_shutdown(l->ssl);
             ERR_clear_error();
@@ -388,7 +388,7 @@ bool tls_seal(struct tls_link *l, struct buf *out)
 
 bool tls_pending(const struct tls_link *l)
 {
-    return l->sealed.len || (l->ready && !l->broken && (l->bye || tls_waiting(l)));
+    return l->sealed.len || (l->ready && !l->broken && (l->close_notify || tls_waiting(l)));
 }
 
 bool tls_broken(const struct tls_link *l)
@@ -396,7 +396,7 @@ bool tls_broken(const struct tls_link *l)
     return l->broken;
 }
 
-void tls_bye(struct tls_link *l)
+void tls_close_notify(struct tls_link *l)
 {
-    l->bye = true;
+    l->close_notify = true;
 }

@@ -58,6 +58,6 @@ bool tls_seal(struct tls_link *, struct buf *out);
 bool tls_pending(const struct tls_link *); /* tls_seal has output */
 bool tls_broken(const struct tls_link *);  /* only the sealed bytes can still be sent */
 /* Queues close_notify after all queued bytes. */
-void tls_bye(struct tls_link *);
+void tls_close_notify(struct tls_link *);
 
 #endif

@@ -79,7 +79,11 @@ void api_info(struct http_req *req)
     }
     buf_char(&out, '{');
     put_field(&out, "model_id", i->model_id);
-    buf_str(&out, "\"model_sha\":null,\"model_pipeline_tag\":\"text-generation\",");
+    const struct embedder *m = i->embedder;
+    buf_printf(&out, "\"model_sha\":null,\"model_pipeline_tag\":\"%s\",",
+               m->classifies ? m->n_labels == 1 ? "text-ranking" : "text-classification"
+               : m->encoder  ? "feature-extraction"
+                             : "text-generation");
     buf_printf(&out,
                "\"max_concurrent_requests\":%d,\"max_best_of\":%d,\"max_stop_sequences\":%d,"
                "\"max_input_tokens\":%d,\"max_total_tokens\":%d,\"validation_workers\":1,"

@@ -93,5 +93,5 @@ void api_metrics(struct http_req *req)
     s->req = req;
     req->user = s;
     req->on_close = on_close;
-    device_watch_ask(app->device_watch, after_sample, s);
+    device_watch_query(app->device_watch, after_sample, s);
 }

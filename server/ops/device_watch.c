@@ -12,8 +12,8 @@ struct device_watch {
     struct nvml *nvml;           /* NULL: no devices, or not searched yet */
     struct nvml *found;          /* owned by the pool thread until after_open */
     struct device_sample latest; /* owned by the loop */
-    struct device_sample asked;  /* owned by the pool thread while asking */
-    bool asking;
+    struct device_sample sample; /* owned by the pool thread while querying */
+    bool querying;
     void (*done)(void *);
     void *arg;
 };
@@ -47,31 +47,31 @@ void device_watch_close(struct device_watch *w)
 
 bool device_watch_idle(const struct device_watch *w)
 {
-    return w && w->nvml && !w->asking;
+    return w && w->nvml && !w->querying;
 }
 
-static void work_ask(void *arg)
+static void work_query(void *arg)
 {
     struct device_watch *w = arg;
-    nvml_sample(w->nvml, &w->asked);
+    nvml_sample(w->nvml, &w->sample);
 }
 
-static void after_ask(void *arg)
+static void after_query(void *arg)
 {
     struct device_watch *w = arg;
-    w->asking = false;
-    w->latest = w->asked;
+    w->querying = false;
+    w->latest = w->sample;
     w->done(w->arg);
 }
 
-void device_watch_ask(struct device_watch *w, void (*done)(void *), void *arg)
+void device_watch_query(struct device_watch *w, void (*done)(void *), void *arg)
 {
     CHECK(device_watch_idle(w));
     w->done = done;
     w->arg = arg;
-    w->asking = true;
-    w->asked = (struct device_sample){0};
-    bridge_work(w->bridge, 0, work_ask, after_ask, w);
+    w->querying = true;
+    w->sample = (struct device_sample){0};
+    bridge_work(w->bridge, 0, work_query, after_query, w);
 }
 
 const struct device_sample *device_watch_sample(const struct device_watch *w)

@@ -16,7 +16,7 @@ void device_watch_close(struct device_watch *);
 /* @return whether there are devices and no driver query is running. */
 bool device_watch_idle(const struct device_watch *);
 /* Queries the driver; calls done(arg) when it has answered.  Only while idle. */
-void device_watch_ask(struct device_watch *, void (*done)(void *), void *arg);
+void device_watch_query(struct device_watch *, void (*done)(void *), void *arg);
 /* @return the latest sample; NULL: no devices, or none found yet. */
 const struct device_sample *device_watch_sample(const struct device_watch *);
 

@@ -19,7 +19,7 @@ bool health_good(const struct app *app)
     return !watchdog_late(engine_busy_since(app->engine), clock_now(), app->set->step_timeout);
 }
 
-void health_hurry(void)
+void health_short_time_slices(void)
 {
     struct { /* sched_setattr(2), version 0 */
         uint32_t size, policy;

@@ -11,6 +11,6 @@ bool health_good(const struct app *);
 /* Requests short scheduler slices for the calling thread, the loop's, so that it runs as soon as it wakes even when
  * compute threads occupy all cores: clients wait for it, and it is never busy for long.  Linux 6.12 (ignored by earlier
  * versions); not inherited by threads created later. */
-void health_hurry(void);
+void health_short_time_slices(void);
 
 #endif

@@ -26,7 +26,8 @@ static void put_requests(const struct metrics *m, struct buf *out)
 {
     static const char name[] = "tandem_requests_total", duration[] = "tandem_http_request_duration_seconds";
     char labels[160];
-    prometheus_head(out, name, "counter", "HTTP requests answered; status 499: the client left first.");
+    prometheus_head(out, name, "counter",
+                    "HTTP requests by route and status; 499: the client disconnected before the answer.");
     for (int r = 0; r <= METRICS_ROUTES; r++) {
         if (r >= m->n_routes && r < METRICS_ROUTES) continue;
         for (int s = 0, code; (code = metrics_status(s)) >= 0; s++) {
@@ -38,7 +39,8 @@ static void put_requests(const struct metrics *m, struct buf *out)
             prometheus_sample(out, name, labels, (double)m->requests[r][s]);
         }
     }
-    prometheus_head(out, duration, "histogram", "From the request's head to the end of its answer, streams included.");
+    prometheus_head(out, duration, "histogram",
+                    "Time from a complete request head to the last byte of the answer, streams included.");
     for (int r = 0; r <= METRICS_ROUTES; r++) {
         if ((r >= m->n_routes && r < METRICS_ROUTES) || !histogram_count(&m->duration[r])) continue;
         snprintf(labels, sizeof labels, "route=\"%s\"", r < METRICS_ROUTES ? m->routes[r] : "other");
@@ -52,18 +54,17 @@ static void put_ends(const struct metrics *m, const struct http_server_stats *h,
     memcpy(rejected, m->rejected, sizeof rejected);
     if (h) rejected[REJECT_MEMORY] += h->no_memory;
     static const char name[] = "tandem_requests_finished_total";
-    prometheus_head(out, name, "counter", "Generations that ended, by reason.");
+    prometheus_head(out, name, "counter", "Generations that ended, by finish reason.");
     for (int i = 0; i < N_OF(m->finished); i++)
         if (metrics_finish_name(i)) prometheus_by(out, name, "reason", metrics_finish_name(i), (double)m->finished[i]);
     put_by(out, "tandem_requests_rejected_total", "Requests refused before they generated anything, by reason.",
            "reason", metrics_reject_names, rejected, REJECT_REASONS);
-    put_by(out, "tandem_requests_aborted_total", "Generations that ended before their time, by reason.", "reason",
+    put_by(out, "tandem_requests_aborted_total", "Generations stopped before they were complete, by reason.", "reason",
            metrics_abort_names, m->aborted, ABORT_REASONS);
     const struct prometheus_row rows[] = {
-        {"tandem_constraint_cache_hits_total", "counter", "Constraints that had been compiled before.",
+        {"tandem_constraint_cache_hits_total", "counter", "Constraints found in the cache of compiled grammars.",
          (double)m->grammar_hits},
-        {"tandem_constraint_errors_total", "counter", "Constraints that could not be compiled.",
-         (double)m->grammar_failed},
+        {"tandem_constraint_errors_total", "counter", "Constraints that failed to compile.", (double)m->grammar_failed},
     };
     prometheus_rows(out, rows, N_OF(rows));
 }
@@ -75,11 +76,11 @@ static void put_step(const struct engine_stats *s, struct buf *out)
         const double *bounds;
         size_t at;
     } rows[] = {
-        {"tandem_step_duration_seconds", "Duration of an engine step.", engine_step_seconds_bounds,
+        {"tandem_step_duration_seconds", "Duration of an engine step in seconds.", engine_step_seconds_bounds,
          offsetof(struct engine_stats, step_seconds)},
-        {"tandem_step_tokens", "Tokens computed in a step, at most tandem_step_token_budget.",
+        {"tandem_step_tokens", "Tokens per engine step; the limit is tandem_step_token_budget.",
          engine_step_tokens_bounds, offsetof(struct engine_stats, step_tokens)},
-        {"tandem_step_sequences", "Sequences computed in a step, at most tandem_step_sequence_limit.",
+        {"tandem_step_sequences", "Sequences per engine step; the limit is tandem_step_sequence_limit.",
          engine_step_seqs_bounds, offsetof(struct engine_stats, step_seqs)},
     };
     for (int i = 0; i < N_OF(rows); i++) {
@@ -94,18 +95,18 @@ static void put_queue(const struct metrics_view *v, struct buf *out)
     const struct engine_stats *s = v->stats;
     const struct engine_info *i = v->info;
     const struct prometheus_row rows[] = {
-        {"tandem_requests_running", "gauge", "Requests that hold a slot, paused ones among them.", s->running},
-        {"tandem_requests_waiting", "gauge", "Requests in the queue.", s->waiting},
-        {"tandem_requests_paused", "gauge", "Requests not computed because their client does not read.", s->paused},
-        {"tandem_oldest_waiting_seconds", "gauge", "Age of the oldest generation that has no token yet; 0: none.",
-         v->oldest_waiting},
-        {"tandem_steps_total", "counter", "Engine steps.", (double)s->steps},
-        {"tandem_failed_steps_total", "counter", "Steps in which the device failed.", (double)s->failed_steps},
+        {"tandem_requests_running", "gauge", "Requests in an engine slot, including paused ones.", s->running},
+        {"tandem_requests_waiting", "gauge", "Requests in the engine's queue, without a slot.", s->waiting},
+        {"tandem_requests_paused", "gauge", "Requests suspended because the client reads too slowly.", s->paused},
+        {"tandem_oldest_waiting_seconds", "gauge",
+         "Age of the oldest request without its first token; 0: no such request.", v->oldest_waiting},
+        {"tandem_steps_total", "counter", "Engine steps executed.", (double)s->steps},
+        {"tandem_failed_steps_total", "counter", "Engine steps that ended in a device error.", (double)s->failed_steps},
         {"tandem_last_step_seconds", "gauge", "Duration of the last engine step.", (double)s->last_step_ns * 1e-9},
-        {"tandem_step_running_seconds", "gauge", "Age of the step that is being computed; 0: none is.",
+        {"tandem_step_running_seconds", "gauge", "Time since the current engine step began; 0: the engine is idle.",
          v->step_running},
-        {"tandem_step_token_budget", "gauge", "Tokens that a step may compute.", i->max_batch_tokens},
-        {"tandem_step_sequence_limit", "gauge", "Requests that may run at once.", i->max_seqs},
+        {"tandem_step_token_budget", "gauge", "Maximum tokens per engine step.", i->max_batch_tokens},
+        {"tandem_step_sequence_limit", "gauge", "Maximum sequences that run at once (engine slots).", i->max_seqs},
     };
     prometheus_rows(out, rows, N_OF(rows));
 }
@@ -115,29 +116,31 @@ static void put_tokens(const struct metrics_view *v, struct buf *out)
     const struct engine_stats *s = v->stats;
     const struct prometheus_row rows[] = {
         {"tandem_prompt_tokens_total", "counter",
-         "Prompt tokens of the requests that were scheduled, found in the prefix cache or computed.",
-         (double)s->prompt_tokens},
-        {"tandem_generated_tokens_total", "counter", "Tokens generated.", (double)s->generated_tokens},
+         "Prompt tokens of scheduled requests, both prefix cache hits and computed ones.", (double)s->prompt_tokens},
+        {"tandem_generated_tokens_total", "counter", "Generated tokens, sampled and forced.",
+         (double)s->generated_tokens},
         {"tandem_decode_tokens_total", "counter",
-         "Generated tokens computed in steps; the others of tandem_step_tokens are prompts, or computed again.",
+         "Generated tokens processed in engine steps; tandem_step_tokens also counts prompt tokens and recomputed "
+         "tokens.",
          (double)s->decode_tokens},
         {"tandem_forced_tokens_total", "counter",
-         "Generated tokens that a constraint left no choice about: known and not sampled.", (double)s->forced_tokens},
+         "Generated tokens forced by a constraint (one possible token), not sampled.", (double)s->forced_tokens},
         {"tandem_prefix_query_tokens_total", "counter", "Prompt tokens looked up in the prefix cache.",
          (double)s->prefix_query_tokens},
         {"tandem_prefix_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache.",
          (double)s->prefix_hit_tokens},
-        {"tandem_preemptions_total", "counter", "Requests that lost their pages and were recomputed.",
-         (double)s->preemptions},
+        {"tandem_preemptions_total", "counter",
+         "Times a request was preempted: its KV pages were freed, to be recomputed later.", (double)s->preemptions},
         {"tandem_constraint_held_rows_total", "counter",
-         "Rows not sampled in a step because the mask of their constraint was not there yet.", (double)s->held_rows},
-        {"tandem_kv_pages", "gauge", "Pages of the key-value pool.", s->pages_total},
-        {"tandem_kv_pages_used", "gauge", "Pages held by requests.", s->pages_used},
-        {"tandem_kv_pages_cached", "gauge", "Free pages that hold a known prefix.", s->pages_cached},
-        {"tandem_kv_page_tokens", "gauge", "Tokens of a page.", v->info->page_tokens},
-        {"tandem_kv_usage_ratio", "gauge", "Pages held by requests, of all.",
+         "Times a sequence was not sampled in a step because its constraint's token mask was not ready.",
+         (double)s->held_rows},
+        {"tandem_kv_pages", "gauge", "Pages in the KV cache.", s->pages_total},
+        {"tandem_kv_pages_used", "gauge", "KV cache pages in use by requests.", s->pages_used},
+        {"tandem_kv_pages_cached", "gauge", "Free KV cache pages that hold a reusable prefix.", s->pages_cached},
+        {"tandem_kv_page_tokens", "gauge", "Tokens per KV cache page.", v->info->page_tokens},
+        {"tandem_kv_usage_ratio", "gauge", "Fraction of KV cache pages in use by requests, 0 to 1.",
          s->pages_total ? (double)s->pages_used / s->pages_total : 0},
-        {"tandem_train_device_seconds_total", "counter", "Time that training had the device.",
+        {"tandem_train_device_seconds_total", "counter", "Device time given to fine-tuning.",
          (double)s->train_ns * 1e-9},
     };
     prometheus_rows(out, rows, N_OF(rows));
@@ -156,16 +159,17 @@ static void put_memory(const struct metrics_view *v, struct buf *out)
     static const char name[] = "tandem_memory_bytes";
     const struct engine_info *i = v->info;
     const struct prometheus_row rows[] = {
-        {"tandem_kv_cache_bytes", "gauge", "Memory of the key-value pool.", (double)i->kv_bytes},
-        {"tandem_weight_bytes", "gauge", "Memory of the weights.", (double)i->weight_bytes},
-        {"tandem_model_load_seconds", "gauge", "Time the model took to load.", i->load_seconds},
-        {"tandem_threads", "gauge", "Compute threads.", i->threads},
-        {"tandem_memory_budget_bytes", "gauge",
-         "What may be taken of a GPU's memory; 0 where the memory is the host's.", (double)i->device_budget},
-        {"tandem_memory_taken_bytes", "gauge", "What is in use of it.", (double)v->stats->device_used},
+        {"tandem_kv_cache_bytes", "gauge", "Size of the KV cache.", (double)i->kv_bytes},
+        {"tandem_weight_bytes", "gauge", "Size of the model's weights in memory.", (double)i->weight_bytes},
+        {"tandem_model_load_seconds", "gauge", "Time taken to load the model.", i->load_seconds},
+        {"tandem_threads", "gauge", "Threads that compute on the CPU.", i->threads},
+        {"tandem_memory_budget_bytes", "gauge", "GPU memory that tandem may use; 0 on the cpu device.",
+         (double)i->device_budget},
+        {"tandem_memory_taken_bytes", "gauge", "GPU memory in use, of tandem_memory_budget_bytes.",
+         (double)v->stats->device_used},
     };
     prometheus_rows(out, rows, N_OF(rows));
-    prometheus_head(out, name, "gauge", "Memory on the model's device, by what it is for.");
+    prometheus_head(out, name, "gauge", "Memory on the model's device by purpose.");
     prometheus_by(out, name, "part", "weights", (double)i->weight_bytes);
     prometheus_by(out, name, "part", "kv_cache", (double)i->kv_bytes);
     prometheus_by(out, name, "part", "workspace", (double)i->workspace_bytes);
@@ -182,13 +186,13 @@ static void put_adapters(const struct metrics_view *v, struct buf *out)
         all += v->adapters[i].requests;
     }
     const struct prometheus_row rows[] = {
-        {"tandem_adapters", "gauge", "LoRA adapters that requests can name.", v->stats->adapters},
-        {"tandem_adapter_limit", "gauge", "LoRA adapters that may be loaded.", v->info->max_adapters},
-        {"tandem_adapter_bytes", "gauge", "Memory of the LoRA adapters, replaced ones in use included.",
+        {"tandem_adapters", "gauge", "LoRA adapters loaded.", v->stats->adapters},
+        {"tandem_adapter_limit", "gauge", "Maximum LoRA adapters loaded at once.", v->info->max_adapters},
+        {"tandem_adapter_bytes", "gauge", "Memory of LoRA adapters, including replaced ones that requests still use.",
          (double)v->stats->adapter_bytes},
     };
     prometheus_rows(out, rows, N_OF(rows));
-    prometheus_head(out, name, "gauge", "Requests that go through an adapter.");
+    prometheus_head(out, name, "gauge", "Requests that use a LoRA adapter, by state.");
     prometheus_by(out, name, "state", "running", running);
     prometheus_by(out, name, "state", "waiting", all - running);
 }
@@ -200,7 +204,7 @@ static void put_model(const struct metrics_view *v, struct buf *out)
         const char *label, *value;
     } labels[] = {{"model_id", i->model_id}, {"model_name", v->model_name},   {"family", i->family},
                   {"device", i->device},     {"weight_type", i->weight_type}, {"kv_type", i->kv_type}};
-    prometheus_head(out, "tandem_model_info", "gauge", "The model that is served.");
+    prometheus_head(out, "tandem_model_info", "gauge", "The served model; the value is always 1.");
     buf_str(out, "tandem_model_info{");
     for (int k = 0; k < N_OF(labels); k++) {
         if (k) buf_char(out, ',');
@@ -214,24 +218,26 @@ static void put_training(const struct jobs_view *j, struct buf *out)
     const struct train_event *last = &j->last;
     bool runs = last->kind == TRAIN_STEP;
     const struct prometheus_row rows[] = {
-        {"tandem_train_step", "gauge", "Optimizer steps done of the job that runs; 0 when none does.",
+        {"tandem_train_step", "gauge", "Optimizer steps completed by the running job; 0 without a running job.",
          runs ? (double)last->step : 0},
-        {"tandem_train_steps_planned", "gauge", "Its steps in all.", runs ? (double)last->steps : 0},
-        {"tandem_train_loss", "gauge", "Training loss of its last step.", runs ? last->loss : 0},
-        {"tandem_train_learning_rate", "gauge", "Learning rate of its last step.", runs ? last->learning_rate : 0},
-        {"tandem_train_grad_norm", "gauge", "Gradient norm of its last step, before clipping.",
+        {"tandem_train_steps_planned", "gauge", "Planned optimizer steps of the running job.",
+         runs ? (double)last->steps : 0},
+        {"tandem_train_loss", "gauge", "Training loss of the running job's last step.", runs ? last->loss : 0},
+        {"tandem_train_learning_rate", "gauge", "Learning rate of the running job's last step.",
+         runs ? last->learning_rate : 0},
+        {"tandem_train_grad_norm", "gauge", "Gradient norm of the running job's last step, before clipping.",
          runs ? last->grad_norm : 0},
-        {"tandem_train_tokens_per_second", "gauge", "Tokens trained a second in its last step.",
+        {"tandem_train_tokens_per_second", "gauge", "Tokens per second in the running job's last step.",
          runs ? last->tokens_per_s : 0},
-        {"tandem_train_eta_seconds", "gauge", "Time it has left, as estimated.", runs ? last->eta_s : 0},
-        {"tandem_train_steps_total", "counter", "Optimizer steps of all jobs.", (double)j->steps},
-        {"tandem_train_tokens_total", "counter", "Tokens of all steps.", (double)j->tokens},
-        {"tandem_train_trained_tokens_total", "counter", "Those of them that the loss was computed on.",
-         (double)j->trained_tokens},
-        {"tandem_train_skipped_steps_total", "counter", "Steps skipped for a loss or gradient that was not finite.",
-         (double)j->skipped},
+        {"tandem_train_eta_seconds", "gauge", "Estimated time until the running job ends.", runs ? last->eta_s : 0},
+        {"tandem_train_steps_total", "counter", "Optimizer steps since the start, of all jobs.", (double)j->steps},
+        {"tandem_train_tokens_total", "counter", "Tokens processed by training, of all jobs.", (double)j->tokens},
+        {"tandem_train_trained_tokens_total", "counter",
+         "Tokens of tandem_train_tokens_total that the loss was computed on.", (double)j->trained_tokens},
+        {"tandem_train_skipped_steps_total", "counter",
+         "Optimizer steps skipped because the loss or gradient was not finite.", (double)j->skipped},
     };
-    prometheus_head(out, "tandem_train_jobs", "gauge", "Fine-tuning jobs by state.");
+    prometheus_head(out, "tandem_train_jobs", "gauge", "Fine-tuning jobs by status.");
     for (int i = 0; i < JOB_STATES; i++)
         prometheus_by(out, "tandem_train_jobs", "status", job_state_names[i], j->counts[i]);
     prometheus_rows(out, rows, N_OF(rows));
@@ -240,10 +246,11 @@ static void put_training(const struct jobs_view *j, struct buf *out)
 static void put_http(const struct http_server_stats *h, struct buf *out)
 {
     const struct prometheus_row rows[] = {
-        {"tandem_connections", "gauge", "Open connections.", h->open},
-        {"tandem_connections_accepted_total", "counter", "Connections accepted.", (double)h->accepted},
-        {"tandem_connections_rejected_total", "counter", "Connections refused at the limit.", (double)h->rejected},
-        {"tandem_connections_evicted_total", "counter", "Idle connections closed to make room for others.",
+        {"tandem_connections", "gauge", "Open client connections.", h->open},
+        {"tandem_connections_accepted_total", "counter", "Client connections accepted.", (double)h->accepted},
+        {"tandem_connections_rejected_total", "counter", "Connections refused because of the connection limit.",
+         (double)h->rejected},
+        {"tandem_connections_evicted_total", "counter", "Idle connections closed to make room for new ones.",
          (double)h->evicted},
         {"tandem_http_received_bytes_total", "counter", "Bytes read from clients.", (double)h->bytes_in},
         {"tandem_http_sent_bytes_total", "counter", "Bytes written to clients.", (double)h->bytes_out},
@@ -256,11 +263,14 @@ static void put_reservations(struct buf *out)
     struct reservation_stats r;
     reservation_stats(&r);
     const struct prometheus_row rows[] = {
-        {"tandem_request_memory_bytes", "gauge", "Memory reserved for bodies, texts, tokens and answers.",
+        {"tandem_request_memory_bytes", "gauge", "Memory reserved for requests: bodies, texts, tokens and answers.",
          (double)r.used},
-        {"tandem_request_memory_peak_bytes", "gauge", "The most of it since the start.", (double)r.peak},
-        {"tandem_request_memory_limit_bytes", "gauge", "The most it may be (request-memory).", (double)r.budget},
-        {"tandem_request_memory_refused_total", "counter", "Reservations refused for want of room.", (double)r.refused},
+        {"tandem_request_memory_peak_bytes", "gauge", "Peak of tandem_request_memory_bytes since the start.",
+         (double)r.peak},
+        {"tandem_request_memory_limit_bytes", "gauge", "Limit of tandem_request_memory_bytes (option request-memory).",
+         (double)r.budget},
+        {"tandem_request_memory_refused_total", "counter", "Reservations of request memory refused at the limit.",
+         (double)r.refused},
     };
     prometheus_rows(out, rows, N_OF(rows));
 }
@@ -268,21 +278,22 @@ static void put_reservations(struct buf *out)
 static void put_startup(const struct metrics *m, struct buf *out)
 {
     static const char name[] = "tandem_startup_seconds";
-    prometheus_head(out, name, "gauge", "Time the start took, by phase; ready: all of it, until requests were taken.");
+    prometheus_head(out, name, "gauge", "Startup time by phase; phase ready: the total, until requests were accepted.");
     for (int i = 0; i < STARTUP_PHASES; i++)
         if (m->startup[i] > 0) prometheus_by(out, name, "phase", metrics_startup_names[i], m->startup[i]);
 }
 
 void metrics_render(const struct metrics *m, const struct metrics_view *v, struct buf *out)
 {
-    prometheus_head(out, "tandem_build_info", "gauge", "The program.");
+    prometheus_head(out, "tandem_build_info", "gauge", "Version and compiler of this build; the value is always 1.");
     buf_printf(out, "tandem_build_info{version=\"%s\",compiler=\"%s\"} 1\n", TANDEM_VERSION, __VERSION__);
-    prometheus_one(out, "tandem_ready", "gauge", "1 while requests are accepted.", v->ready);
+    prometheus_one(out, "tandem_ready", "gauge", "1 while requests are accepted, else 0.", v->ready);
     prometheus_one(out, "tandem_memory_limit_bytes", "gauge",
-                   "Memory the process may take: the least limit of its control groups, or the machine's memory.",
+                   "Memory limit of the process: the smallest of its cgroups' limits, or the machine's memory.",
                    v->memory_limit);
     prometheus_one(out, "tandem_tls_certificate_expiry_timestamp_seconds", "gauge",
-                   "When the certificate expires, seconds since the epoch; 0: there is none.", v->certificate_expires);
+                   "Expiry time of the TLS certificate in seconds since the epoch; 0: no certificate.",
+                   v->certificate_expires);
     put_requests(m, out);
     put_ends(m, v->http, out);
     if (v->stats && v->info) {

@@ -125,7 +125,7 @@ void nvml_render(const struct device_sample *s, struct buf *out)
 {
     static const char info[] = "tandem_device_info";
     if (!s->n) return;
-    prometheus_head(out, info, "gauge", "NVIDIA's devices, by number.");
+    prometheus_head(out, info, "gauge", "NVIDIA devices by index; the value is always 1.");
     for (int i = 0; i < s->n; i++) {
         buf_printf(out, "%s{device=\"%d\",", info, i);
         prometheus_label(out, "name", s->v[i].name);
@@ -133,13 +133,14 @@ void nvml_render(const struct device_sample *s, struct buf *out)
         prometheus_label(out, "uuid", s->v[i].uuid);
         buf_str(out, "} 1\n");
     }
-    put_gauge(s, "tandem_device_memory_total_bytes", "Memory of a device.", offsetof(struct device_use, memory_total),
-              out);
-    put_gauge(s, "tandem_device_memory_used_bytes", "Memory in use on a device, by all processes.",
+    put_gauge(s, "tandem_device_memory_total_bytes", "Total memory of the device.",
+              offsetof(struct device_use, memory_total), out);
+    put_gauge(s, "tandem_device_memory_used_bytes", "Memory in use on the device, by all processes.",
               offsetof(struct device_use, memory_used), out);
-    put_gauge(s, "tandem_device_utilization_ratio", "Part of the driver's last sample period in which a kernel ran.",
+    put_gauge(s, "tandem_device_utilization_ratio",
+              "Fraction of the driver's last sample period in which a kernel ran, 0 to 1.",
               offsetof(struct device_use, utilization), out);
-    put_gauge(s, "tandem_device_power_watts", "Power that a device draws.", offsetof(struct device_use, watts), out);
-    put_gauge(s, "tandem_device_temperature_celsius", "Temperature of a device.", offsetof(struct device_use, celsius),
-              out);
+    put_gauge(s, "tandem_device_power_watts", "Power draw of the device.", offsetof(struct device_use, watts), out);
+    put_gauge(s, "tandem_device_temperature_celsius", "Temperature of the device.",
+              offsetof(struct device_use, celsius), out);
 }

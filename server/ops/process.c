@@ -120,7 +120,7 @@ static void put_resident(struct buf *out)
     static const struct {
         const char *kind, *line;
     } parts[] = {{"anonymous", "RssAnon:"}, {"file", "RssFile:"}, {"shared", "RssShmem:"}};
-    prometheus_head(out, name, "gauge", "Resident memory by kind; mapped weights are file.");
+    prometheus_head(out, name, "gauge", "Resident memory by kind; memory-mapped weights count as file.");
     for (int i = 0; i < 3; i++) {
         double v = read_number(status, parts[i].line);
         prometheus_by(out, name, "kind", parts[i].kind, v < 0 ? 0 : v);
@@ -140,15 +140,15 @@ void process_render(struct buf *out, double start_unix)
     getrlimit(RLIMIT_NOFILE, &files);
     getrlimit(RLIMIT_AS, &space);
     const struct prometheus_row rows[] = {
-        {"process_resident_memory_bytes", "gauge", "Resident memory.", (double)resident_pages * page},
-        {"process_virtual_memory_bytes", "gauge", "Virtual memory.", (double)virtual_pages * page},
-        {"process_virtual_memory_max_bytes", "gauge", "Limit of virtual memory; -1: none.",
+        {"process_resident_memory_bytes", "gauge", "Resident memory of the process.", (double)resident_pages * page},
+        {"process_virtual_memory_bytes", "gauge", "Virtual memory of the process.", (double)virtual_pages * page},
+        {"process_virtual_memory_max_bytes", "gauge", "Maximum virtual memory; -1: unlimited.",
          space.rlim_cur == RLIM_INFINITY ? -1 : (double)space.rlim_cur},
         {"process_cpu_seconds_total", "counter", "User and system CPU time.",
          seconds(use.ru_utime) + seconds(use.ru_stime)},
         {"process_open_fds", "gauge", "Open file descriptors.", count_fds()},
-        {"process_max_fds", "gauge", "Limit of open file descriptors.", (double)files.rlim_cur},
-        {"process_threads", "gauge", "Threads.", threads},
+        {"process_max_fds", "gauge", "Maximum number of open file descriptors.", (double)files.rlim_cur},
+        {"process_threads", "gauge", "Threads of the process.", threads},
         {"process_start_time_seconds", "gauge", "Start of the process, seconds since the epoch.", start_unix},
     };
     prometheus_rows(out, rows, (int)(sizeof rows / sizeof *rows));

@@ -61,7 +61,7 @@ uint64_t watchdog_period(double limit, uint64_t watchdog_us)
     return period > (double)PERIOD_MAX ? PERIOD_MAX : (uint64_t)period;
 }
 
-/* ---- looking --------------------------------------------------------------------------------------------------- */
+/* ---- checking --------------------------------------------------------------------------------------------------- */
 
 static void on_ping(uv_async_t *h)
 {
@@ -69,7 +69,7 @@ static void on_ping(uv_async_t *h)
     atomic_store(&w->loop_seen, clock_now());
 }
 
-static void tell_verdict(struct watchdog *w, enum watchdog_verdict v, double limit)
+static void report_verdict(struct watchdog *w, enum watchdog_verdict v, double limit)
 {
     if (v == w->verdict) return;
     if (v == WATCHDOG_WELL) {
@@ -78,14 +78,14 @@ static void tell_verdict(struct watchdog *w, enum watchdog_verdict v, double lim
     } else {
         const char *who = v == WATCHDOG_LOOP_STUCK ? "the loop" : "the engine";
         log_error("watchdog: stuck, the stacks of all threads follow who=\"%s\" step_timeout_s=%g", who, limit);
-        sd_notify_status("stuck: %s has not got on for %g s", who, limit);
-        crash_stacks("somebody is stuck");
+        sd_notify_status("stuck: %s has made no progress for %g s", who, limit);
+        crash_stacks("a thread makes no progress");
     }
     w->verdict = v;
 }
 
 /* with the lock held */
-static void look(struct watchdog *w, uint64_t now)
+static void check(struct watchdog *w, uint64_t now)
 {
     struct watchdog_view v = {.now = now,
                               .engine_since = w->engine ? engine_busy_since(w->engine) : 0,
@@ -93,7 +93,7 @@ static void look(struct watchdog *w, uint64_t now)
                               .loop_seen = atomic_load(&w->loop_seen),
                               .resumed = w->resumed,
                               .limit = w->limit};
-    tell_verdict(w, watchdog_judge(&v), v.limit);
+    report_verdict(w, watchdog_judge(&v), v.limit);
     if (w->verdict == WATCHDOG_WELL) {
         sd_notify_alive();
         if (!w->ready) sd_notify_more_time(w->limit + (double)PERIOD_MAX * 2e-9);
@@ -118,7 +118,7 @@ static void *watch(void *arg)
         if (w->end) break;
         /* a stall found before the suspension remains one */
         if (now > due + STOOD_STILL && w->verdict == WATCHDOG_WELL) w->resumed = now;
-        look(w, now);
+        check(w, now);
     }
     pthread_mutex_unlock(&w->lock);
     crash_thread_end();

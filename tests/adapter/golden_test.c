@@ -163,7 +163,7 @@ static bool check_refused(const char *models, const char *dir, const char *name)
 {
     static const char *const says[][2] = {
         {"dora", "DoRA"},        {"bias", "lora_bias"},        {"biases", "bias"}, {"embedding", "embedding table"},
-        {"head", "output head"}, {"whole", "modules_to_save"}, {"alora", "aLoRA"}};
+        {"head", "output head"}, {"whole", "modules_to_save"}, {"alora", "aLoRA"}, {"experts", "target_parameters"}};
     char base[64];
     struct model_config c;
     struct err e = {0};

@@ -48,6 +48,17 @@ PEFT_MADE = {
 PEFT_MADE_LATER = {
     "gemma2--all-linear": dict(target_modules="all-linear", r=2, lora_alpha=4),
     "gemma3--some-layers": dict(target_modules=["q_proj", "o_proj", "down_proj"], r=3, lora_alpha=3, layers_to_transform=[1, 2, 5]),
+    "phi3--all-linear": dict(target_modules="all-linear", r=3, lora_alpha=6),
+    "gpt-neox--default": dict(r=2, lora_alpha=4),
+    "gpt-neox--all-linear": dict(target_modules="all-linear", r=3, lora_alpha=6),
+    "stablelm--default": dict(r=2, lora_alpha=4),
+    "smollm3--all-linear": dict(target_modules="all-linear", r=2, lora_alpha=4),
+    "granite--all-linear": dict(target_modules="all-linear", r=2, lora_alpha=4),
+    "olmo2--all-linear": dict(target_modules="all-linear", r=2, lora_alpha=4),
+    "ministral--all-linear": dict(target_modules="all-linear", r=2, lora_alpha=4),
+    "mixtral--attention": dict(target_modules=ATTENTION, r=2, lora_alpha=8),
+    "qwen2-moe--attention": dict(target_modules=["q_proj", "v_proj"], r=4, lora_alpha=16),
+    "qwen3-moe--attention": dict(target_modules=ATTENTION, r=2, lora_alpha=8),
 }
 REFUSED = {
     "llama-gqa--refused-dora": dict(target_modules=["q_proj"], use_dora=True),
@@ -57,6 +68,8 @@ REFUSED = {
     "llama-gqa--refused-head": dict(target_modules=["q_proj", "lm_head"]),
     "llama-gqa--refused-whole": dict(target_modules=["q_proj"], modules_to_save=["input_layernorm"]),
     "llama-gqa--refused-alora": dict(target_modules=["q_proj"], alora_invocation_tokens=[5, 6]),
+    "qwen3-moe--refused-experts": dict(target_modules=["q_proj"], target_parameters=["mlp.experts.down_proj"],
+                                       lora_dropout=0),
 }
 OURS = ["llama-gqa--ours-all", "gpt2--ours-rslora", "phi--ours-all", "qwen2--ours-patterns"]
 
@@ -87,7 +100,7 @@ def save(model, path, dtype=torch.float32):
 
 
 def make(models, out, name, seed, dtype=torch.float32, **config):
-    model = peft.get_peft_model(load(models, name), peft.LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.1, **config))
+    model = peft.get_peft_model(load(models, name), peft.LoraConfig(**{"task_type": "CAUSAL_LM", "lora_dropout": 0.1, **config}))
     randomize(model, seed)
     save(model, out / name, dtype)
 

@@ -52,17 +52,17 @@ size_t sock_queued(const struct conn *c)
     return c->out.len;
 }
 
-uint64_t sock_taken(const struct conn *c)
+uint64_t sock_acked(const struct conn *c)
 {
     return c->queued_total - c->out.len;
 }
 
-void sock_say(struct conn *c, const char *text, size_t n)
+void sock_send_and_close(struct conn *c, const char *text, size_t n)
 {
     sock_write(c, text, n);
 }
 
-bool sock_peer_left(const struct conn *c)
+bool sock_peer_closed(const struct conn *c)
 {
     CHECK(!c->reading);
     return chance(2);
@@ -85,7 +85,7 @@ void sock_shutdown(struct conn *c)
     world.shut = true;
 }
 
-void sock_bye(struct conn *c)
+void sock_close_notify(struct conn *c)
 {
     (void)c;
     CHECK(!world.closed && !world.shut);
@@ -270,7 +270,7 @@ static void flush(struct conn *c, bool everything)
 
 static size_t feed(struct conn *c, const uint8_t *p, size_t n)
 {
-    size_t most = conn_appetite(c);
+    size_t most = conn_bytes_wanted(c);
     if (!c->reading || !most || !n) return 0;
     static const uint32_t sizes[] = {1, 2, 7, 40, 300, 5000, 70000};
     size_t part = world.random == 0 ? n : 1 + chance(sizes[chance(7)]);

@@ -51,7 +51,7 @@ static void walk(struct grammar *g, const uint8_t *data, size_t size, bool json)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct constraint_ask ask = {0};
+    struct constraint_request ask = {0};
     struct err e = {0};
     if (size < 2) return 0;
     cJSON *tree = json_parse((const char *)data + 1, size - 1, &e);
@@ -69,7 +69,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (g) walk(g, data, size, ask.kind == CONSTRAINT_JSON_OBJECT || ask.kind == CONSTRAINT_JSON_SCHEMA);
         grammar_unref(g);
     }
-    constraint_ask_free(&ask);
+    constraint_request_free(&ask);
     cJSON_Delete(tree);
     return 0;
 }

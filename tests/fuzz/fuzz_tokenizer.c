@@ -46,6 +46,29 @@ static void decode_all(const struct tokenizer *t, const struct tokens *tokens)
     free(ids);
 }
 
+/* The text as one input and, cut in the middle, as a pair, with limits. */
+static void inputs_encode(const struct tokenizer *t, const char *text, size_t n)
+{
+    for (unsigned k = 0; k < 12; k++) {
+        struct encode_input in = {.text = text, .n_text = n, .max = k % 4 * 5, .cut_left = k & 1};
+        in.cut = k / 4 == 1 ? CUT_FIRST : k / 4 == 2 ? CUT_SECOND : CUT_LONGEST;
+        if (k & 2) {
+            in.pair = text + n / 2;
+            in.n_pair = n - n / 2;
+            in.n_text = n / 2;
+        }
+        struct tokens tokens = {0};
+        struct buf types = {0};
+        struct err e = {0};
+        if (tokenizer_encode_input(t, &in, TOKENIZE_SPECIAL, &tokens, &types, &e))
+            CHECK(e.msg[0]);
+        else
+            CHECK(types.len == tokens.n && (!in.max || tokens.n <= in.max));
+        tokens_free(&tokens);
+        buf_free(&types);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     const uint8_t *nul = size ? memchr(data, 0, size) : NULL;
@@ -65,6 +88,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         abort();
     decode_all(t, &tokens);
     tokens_free(&tokens);
+    inputs_encode(t, text, n_text);
     tokenizer_close(t);
     return 0;
 }

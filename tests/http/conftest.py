@@ -16,6 +16,7 @@ BINARY = BUILD / "server" / "tandem"
 DEMO = ROOT / "models" / "demo"
 MODEL = DEMO if (DEMO / "config.json").exists() else ROOT / "tests/fixtures/models/tinystories-656k"
 ENV = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
+ENV.update(HF_HUB_OFFLINE="1", HF_HOME="/nonexistent/huggingface")  # test_hub.py has a hub of its own
 DEVICE = os.environ.get("TANDEM_TEST_DEVICE")
 if DEVICE:
     ENV["TANDEM_DEVICE"] = DEVICE

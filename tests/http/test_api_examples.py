@@ -1,28 +1,11 @@
 """The lines of docs/api.md do what the page says: each is run as it stands there, against the daemon it names."""
 import json
-import re
-import subprocess
 
 import pytest
 from conftest import DEMO, ROOT
+from page_examples import blocks, commands, shell
 
 PAGE = (ROOT / "docs/api.md").read_text()
-
-
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.M | re.S)
-
-
-def commands():
-    """The lines of the page's sh blocks, those that go on in the next one joined."""
-    out = []
-    for block in blocks("sh"):
-        for line in block.splitlines():
-            if out and (out[-1].endswith("\\") or out[-1].count("'") % 2):
-                out[-1] = out[-1].removesuffix("\\") + line
-            else:
-                out.append(line)
-    return out
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +14,9 @@ def daemon(start):
         yield s
 
 
-def shell(daemon, line, *flags):
-    """The command, with the daemon's address for the page's."""
-    line = line.replace("localhost:8080", f"127.0.0.1:{daemon.port}").replace("curl ", f"curl -sS {' '.join(flags)} ", 1)
-    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=100, cwd=ROOT)
-
-
 def test_every_line(daemon):
     job = None
-    for line in commands():
+    for line in commands(PAGE):
         assert line.startswith("curl "), line
         got = shell(daemon, line.replace("/JOB", f"/{job}"), "--fail-with-body")
         assert got.returncode == 0, f"{line}\n{got.stdout}{got.stderr}"
@@ -47,11 +24,11 @@ def test_every_line(daemon):
             job = json.loads(got.stdout)["id"]
         if "_stream" in line or "stream=1" in line or '"stream":true' in line:
             assert got.stdout.count("data: ") >= 5, got.stdout
-    assert job and len(commands()) > 20
+    assert job and len(commands(PAGE)) > 20
 
 
 def test_what_the_page_shows(daemon):
-    shown = [part for block in blocks("console") for part in block.split("$ ")[1:]]
+    shown = [part for block in blocks(PAGE, "console") for part in block.split("$ ")[1:]]
     assert len(shown) >= 2
     for part in shown:
         line, _, answer = part.partition("\n")

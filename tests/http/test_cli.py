@@ -62,8 +62,9 @@ def test_no_such_model(run, words):
 
 @pytest.mark.parametrize("model, says", [
     ("models/demo/model.gguf", "no such directory"),
-    ("Qwen/Qwen3-0.6B", "hf download Qwen/Qwen3-0.6B --local-dir DIR"),
-    ("https://huggingface.co/Qwen/Qwen3-0.6B", "a URL, and nothing is downloaded"),
+    ("Qwen/Qwen3-0.6B", "no such directory, and it is not in the cache of the Hugging Face hub"),
+    ("https://huggingface.co/Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B: no such directory"),
+    ("https://example.com/model", "a URL that is not one of the Hugging Face hub"),
     ("models/demo/config.json", "a file, not a directory"),
 ])
 @pytest.mark.parametrize("words", [["generate", "--prompt", "a"], ["tokenize", "--text", "a"]])

@@ -190,7 +190,7 @@ def test_openai_client(client, server, golden):
     ({"input": [None]}, "input", r"input[0]"), ({"input": ["a"] * 2049}, "input", "1 to 2048"), ({"input": [5] * 513}, "input", "513 tokens"),
     ({"input": "a" * 5000}, "input", "512"), ({"input": "a", "encoding_format": "hex"}, "encoding_format", "base64"),
     ({"input": "a", "dimensions": 0}, "dimensions", "1 and 48"), ({"input": "a", "dimensions": 49}, "dimensions", "1 and 48"),
-    ({"input": "a", "pooling": "max"}, "pooling", "mean"), ({"input": "a", "normalize": 1}, "normalize", "true or false"),
+    ({"input": "a", "pooling": "magic"}, "pooling", "mean"), ({"input": "a", "normalize": 1}, "normalize", "true or false"),
     ({"input": "a", "model": 5}, "model", "string"), ([], None, "object"), (5, None, "object"),
 ])
 def test_refused(server, body, field, says):

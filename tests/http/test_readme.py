@@ -7,25 +7,10 @@ import subprocess
 
 import pytest
 from conftest import BINARY, DEMO, ROOT
+from page_examples import blocks, commands, shell
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = PAGES[0].read_text()
-
-
-def blocks(text, language):
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
-
-
-def commands(text):
-    """Of a page's sh blocks: the lines, those that go on in the next one joined."""
-    out = []
-    for block in blocks(text, "sh"):
-        for line in block.splitlines():
-            if out and (out[-1].endswith("\\") or out[-1].count("'") % 2):
-                out[-1] = out[-1].removesuffix("\\") + line
-            else:
-                out.append(line)
-    return out
 
 
 def curls(text):
@@ -36,11 +21,6 @@ def curls(text):
 def daemon(start):
     with start("--adapter-dir", ROOT / "models", "--chat-template", "plain", "--threads", "2", model=DEMO) as s:
         yield s
-
-
-def shell(daemon, line, *flags):
-    line = line.replace("localhost:8080", f"127.0.0.1:{daemon.port}").replace("curl ", f"curl -sS {' '.join(flags)} ", 1)
-    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=100, cwd=ROOT)
 
 
 def test_curl(daemon):

@@ -121,7 +121,7 @@ static bool is_model(const char *dir)
 {
     struct model_config c;
     struct err e;
-    return model_config_read(dir, &c, &e) == 0 && !c.quant[0];
+    return model_config_read(dir, &c, &e) == 0 && !c.quant.name[0];
 }
 
 int main(int argc, char **argv)

@@ -119,6 +119,53 @@ static void check_cache(struct dev *d)
     d->ops->free(d, x), d->ops->free(d, out);
 }
 
+static void check_experts(struct dev *d)
+{
+    enum { T = 2, E = 3, K = 2, C = 4 };
+    static const float src[C * C];
+    int32_t *i[4], starts[E + 1] = {0, 3, 1, 4};
+    for (int k = 0; k < 4; k++) i[k] = put(d, NULL, 64);
+    float *l = put(d, NULL, 64), *w = put(d, NULL, 64), *x = put(d, NULL, 256), *y = put(d, NULL, 256);
+    struct route_args r = {mat_f32(l, T, E), mat_f32(w, T, K), i[0], i[1], i[2], i[3], false};
+    r.weight.cols = E + 1;
+    op_route(d, r);
+    expect_error(d, "route", "more chosen than there are");
+    r.weight.cols = K, r.start = NULL;
+    op_route(d, r);
+    expect_error(d, "route", "no start");
+    r.start = i[3];
+    op_route(d, r);
+    struct weight *one =
+        d->ops->weight_pack(d, &(struct weight_src){.t = DT_F32, .rows = C, .cols = C, .data = src}, 1);
+    struct weight *two =
+        d->ops->weight_pack(d, &(struct weight_src){.t = DT_F32, .rows = 2, .cols = C, .data = src}, 1);
+    const struct weight *good[E] = {one, one, one}, *mixed[E] = {one, two, one};
+    struct experts_linear_args a = {mat_f32(y, T * K, C), mat_f32(x, T * K, C), good, NULL, i[3], E};
+    op_experts_linear(d, a);
+    CHECK(!d->error.op, "a good call failed: %s", d->error.msg);
+    a.w = mixed;
+    op_experts_linear(d, a);
+    expect_error(d, "experts_linear", "experts of two shapes");
+    a.w = good, a.x.rows = a.y.rows = T * K + 1;
+    op_experts_linear(d, a);
+    expect_error(d, "experts_linear", "start ends before the last row");
+    a.x.rows = a.y.rows = T * K;
+    d->ops->upload(d, i[3], starts, sizeof starts);
+    op_experts_linear(d, a);
+    expect_error(d, "experts_linear", "start descends");
+    op_experts_gate_up(d, (struct experts_gate_up_args){.y = a.y, .x = a.x, .w = good, .start = i[3], .n = E});
+    expect_error(d, "experts_gate_up", "no gate_up weights");
+    struct combine_args c = {.y = mat_f32(y, T, C), .x = mat_f32(x, T * K, C), .place = i[1], .k = K};
+    op_combine(d, c);
+    CHECK(!d->error.op, "a good call failed: %s", d->error.msg);
+    c.x.rows = T;
+    op_combine(d, c);
+    expect_error(d, "combine", "a place past x");
+    d->ops->weight_free(d, one), d->ops->weight_free(d, two);
+    for (int k = 0; k < 4; k++) d->ops->free(d, i[k]);
+    d->ops->free(d, l), d->ops->free(d, w), d->ops->free(d, x), d->ops->free(d, y);
+}
+
 static void check_sampling(struct dev *d)
 {
     float *z = put(d, NULL, 64);
@@ -278,6 +325,7 @@ void test_checked(const char *name)
     struct dev *d = open_checked(name, 2);
     check_dense(d);
     check_cache(d);
+    check_experts(d);
     check_sampling(d);
     check_training(d);
     check_products(d);

@@ -202,7 +202,7 @@ void test_norm(struct dev *dev, struct dev *ref)
     for (int k = 0; k < 4; k++) norm_case(dev, ref, (int)T, (int)C, k & 1 ? NORM_LAYER : NORM_RMS, k & 2, false);
     static const int wide[] = {4, 128, 1024, 1028, 4096, 4100, 8192, 8196};
     EACH(C, wide) norm_wide(dev, ref, (int)C);
-    norms_ahead(dev, ref, false);
+    norms_prequantise(dev, ref, false);
 }
 
 void test_add_norm(struct dev *dev, struct dev *ref)
@@ -211,7 +211,7 @@ void test_add_norm(struct dev *dev, struct dev *ref)
     EACH(C, col_counts)
     for (int k = 0; k < 4; k++) norm_case(dev, ref, (int)T, (int)C, k & 1 ? NORM_LAYER : NORM_RMS, k & 2, true);
     post_norms(dev, ref);
-    norms_ahead(dev, ref, true);
+    norms_prequantise(dev, ref, true);
 }
 
 void test_add(struct dev *dev, struct dev *ref)
@@ -319,8 +319,10 @@ struct weight_kind {
     int group;
 };
 
-static const struct weight_kind weight_kinds[] = {{DT_F32, 0}, {DT_BF16, 0}, {DT_F16, 0},  {DT_I8, 0},
-                                                  {DT_I4, 32}, {DT_I4, 64},  {DT_I4, 128}, {DT_NF4, 64}};
+static const struct weight_kind weight_kinds[] = {{DT_F32, 0},   {DT_BF16, 0},  {DT_F16, 0},    {DT_I8, 0},
+                                                  {DT_I4, 32},   {DT_I4, 64},   {DT_I4, 128},   {DT_NF4, 64},
+                                                  {DT_BLOCK, 0}, {DT_BLOCK, 1}, {DT_BLOCK, 2},  {DT_BLOCK, 3},
+                                                  {DT_BLOCK, 6}, {DT_BLOCK, 8}, {DT_BLOCK, 10}, {DT_BLOCK, 12}};
 
 static const struct linear_shape {
     int M, N, K;
@@ -345,14 +347,17 @@ static void linear_rows(float *x, int M, int K)
         }
 }
 
-void test_linear(struct dev *dev, struct dev *ref)
+/* The kinds that are DT_BLOCK, or the others. */
+static void linear_cases(struct dev *dev, struct dev *ref, bool block)
 {
     for (size_t s = 0; s < sizeof linear_shapes / sizeof *linear_shapes; s++)
         for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) {
             struct linear_shape sh = linear_shapes[s];
             struct weight_kind kind = weight_kinds[k];
             if (with_bf16_x && !dev->ops->host_memory && kind.t != DT_BF16) continue; /* the same as without */
-            if (sh.K > 8000 && kind.t != DT_I8 && kind.t != DT_I4) continue; /* more sums than the limits allow for */
+            if ((kind.t == DT_BLOCK) != block || !packs(dev, kind.t)) continue;
+            if (sh.K > 8000 && kind.t != DT_I8 && kind.t != DT_I4 && !block)
+                continue; /* more sums than the limits allow for */
             if ((kind.t == DT_NF4 && sh.K % kind.group) || case_left_out()) continue;
             char label[LABEL];
             struct weight_case c = weight_random(kind.t, sh.N, sh.K, kind.group);
@@ -383,6 +388,12 @@ void test_linear(struct dev *dev, struct dev *ref)
             pair_free(dev, ref, &x), pair_free(dev, ref, &y);
             weight_case_free(&c);
         }
+}
+
+void test_linear(struct dev *dev, struct dev *ref)
+{
+    linear_cases(dev, ref, false);
+    linear_cases(dev, ref, true);
 }
 
 /* gate_up of ref over the same weights; got (M, y.ld) of the device is held to it, in units of what multiplies up to it
@@ -418,6 +429,7 @@ void test_gate_up(struct dev *dev, struct dev *ref)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) {
             struct linear_shape sh = all[i];
+            if (!packs(dev, weight_kinds[k].t)) continue;
             if ((weight_kinds[k].t == DT_NF4 && sh.K % 64) || case_left_out()) continue;
             int F = sh.N, act = (int)(i + k) % (ACT_RELU + 1);
             char label[LABEL];
@@ -597,7 +609,7 @@ void test_row_classes(const char *name)
         struct dev *d = open_checked(name, 1);
         for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) {
             enum dtype t = weight_kinds[k].t;
-            if (bf16 && t != DT_BF16 && (t != DT_NF4 || !d->ops->rounds_more)) continue;
+            if (!packs(d, t) || (bf16 && t != DT_BF16 && (t != DT_NF4 || !d->ops->rounds_more))) continue;
             struct weight_case c = weight_random(t, N, K, weight_kinds[k].group);
             if (t == DT_I4) {
                 rows_in_class(d, &c, x, 8, int4);

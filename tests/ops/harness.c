@@ -1,6 +1,7 @@
 /* See harness.h. */
 #include "tests/ops/harness.h"
 
+#include "kernels/block.h"
 #include "kernels/rng.h"
 
 #include <math.h>
@@ -106,8 +107,61 @@ void check_device(const char *label, struct dev *d)
     dev_clear_error(d);
 }
 
+static const int8_t iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const int8_t e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+static const int8_t odd3[8] = {-128, 127, 0, 5, -7, 100, 3, -1};
+static const int8_t odd5[32] = {5, -128, 127, 9, -3, 77, 1};
+
+const struct block_kind block_kinds[BLOCK_KINDS] = {
+    {"q8_0", 8, 32, 32, NULL, -128, 0, 0, 0, false, true},      {"q4_k", 4, 32, 256, NULL, 0, 0, 63, 63, true, true},
+    {"q6_k", 6, 16, 256, NULL, -32, -128, 127, 0, false, true}, {"q5_k", 5, 32, 256, NULL, 0, 0, 63, 63, true, true},
+    {"q5_0", 5, 32, 32, NULL, -16, 0, 0, 0, false, true},       {"q4_1", 4, 32, 32, NULL, 0, 0, 0, 0, true, true},
+    {"q3_k", 3, 16, 256, NULL, -4, -32, 31, 0, false, true},    {"q2_k", 2, 16, 256, NULL, 0, 0, 15, 15, true, true},
+    {"iq4_xs", 4, 32, 256, iq4, 0, -32, 31, 0, false, true},    {"mxfp4", 4, 32, 32, e2m1, 0, 0, 0, 0, false, false},
+    {"awq", 4, 128, 128, NULL, 0, 0, 0, 15, true, true},        {"gptq 8", 8, 64, 64, NULL, -128, 0, 0, 0, true, false},
+    {"odd 3", 3, 64, 192, odd3, 0, -9, 9, 255, true, false},    {"odd 5", 5, 128, 1024, odd5, 0, 0, 0, 7, true, false},
+};
+
+static struct weight_case block_random(int rows, int cols, const struct block_kind *kind)
+{
+    int codes = 1 << kind->bits;
+    size_t n = (size_t)rows * (size_t)cols, groups = (size_t)rows * (size_t)((cols + kind->group - 1) / kind->group);
+    size_t supers = (size_t)rows * (size_t)((cols + kind->super - 1) / kind->super);
+    bool sub = kind->sub_from || kind->sub_to;
+    struct weight_case c = {.data = malloc(n), .block = malloc(sizeof *c.block)};
+    float *super_scale = malloc(supers * 2 * sizeof *super_scale + groups * 2 + (size_t)codes);
+    if (!c.data || !c.block || !super_scale) abort();
+    float *super_min = super_scale + supers;
+    int8_t *sub_scale = (int8_t *)(super_min + supers), *value = sub_scale + groups;
+    uint8_t *sub_min = (uint8_t *)value + codes;
+    c.scale = super_scale;
+    for (size_t i = 0; i < n; i++)
+        ((uint8_t *)c.data)[i] = (uint8_t)(random_below(9) ? random_below(codes) : codes - 1);
+    for (int i = 0; i < codes; i++) value[i] = (int8_t)(kind->value ? kind->value[i] : i + kind->zero);
+    for (size_t i = 0; i < groups; i++) {
+        sub_scale[i] = (int8_t)(kind->sub_from + random_below(kind->sub_to - kind->sub_from + 1));
+        sub_min[i] = (uint8_t)random_below(kind->min_most + 1);
+    }
+    for (size_t i = 0; i < 2 * supers; i++) {
+        float x = 0.01f * random_float();
+        if (!kind->min && !kind->half) x = ldexpf(1, random_below(12) - 9);
+        super_scale[i] = kind->half ? f16_to_f32(f32_to_f16(x)) : x;
+    }
+    *c.block = (struct weight_block){.bits = kind->bits,
+                                     .value = value,
+                                     .group = kind->group,
+                                     .super = kind->super,
+                                     .sub_scale = sub ? sub_scale : NULL,
+                                     .super_scale = super_scale,
+                                     .sub_min = kind->min_most ? sub_min : NULL,
+                                     .super_min = kind->min ? super_min : NULL};
+    c.src = (struct weight_src){.t = DT_BLOCK, .rows = rows, .cols = cols, .data = c.data, .block = c.block};
+    return c;
+}
+
 struct weight_case weight_random(enum dtype t, int rows, int cols, int group)
 {
+    if (t == DT_BLOCK) return block_random(rows, cols, &block_kinds[group]);
     int n_groups = t == DT_I4 ? (cols + group - 1) / group : t == DT_NF4 ? cols / 64 : 1;
     size_t n = (size_t)rows * cols, int4_bytes = t == DT_I4 ? (size_t)rows * n_groups * group / 2 : 0;
     bool scaled = t == DT_I8 || t == DT_I4 || t == DT_NF4;
@@ -150,6 +204,7 @@ void weight_case_free(struct weight_case *c)
 {
     free(c->data);
     free(c->scale);
+    free(c->block);
 }
 
 struct weight *weight_put(struct dev *d, const struct weight_case *c)
@@ -160,6 +215,23 @@ struct weight *weight_put(struct dev *d, const struct weight_case *c)
         exit(1);
     }
     return w;
+}
+
+bool packs(const struct dev *d, enum dtype t)
+{
+    return t != DT_BLOCK || d->ops->packs_block;
+}
+
+double block_largest(const struct weight_src *s)
+{
+    float *row = random_floats((size_t)s->cols, 0);
+    double most = 0;
+    for (int r = 0; r < s->rows; r++) {
+        block_row(s, r, row);
+        for (int k = 0; k < s->cols; k++) most = fmax(most, fabs((double)row[k]));
+    }
+    free(row);
+    return most;
 }
 
 const char *const *wanted_ops;

@@ -41,10 +41,29 @@ void check_device(const char *label, struct dev *); /* no error */
 struct weight_case {
     struct weight_src src;
     void *data, *scale;
+    struct weight_block *block; /* DT_BLOCK */
 };
+/* group: of DT_BLOCK, which of block_kinds. */
 struct weight_case weight_random(enum dtype t, int rows, int cols, int group);
+
+/* The shapes of DT_BLOCK that the tests use: what checkpoints store, and some that none does. */
+struct block_kind {
+    const char *name;
+    int bits, group, super;
+    const int8_t *value; /* NULL: code + zero */
+    int zero;
+    int sub_from, sub_to; /* range of sub_scale; 0, 0: none */
+    int min_most;         /* of sub_min; 0: none */
+    bool min, half;       /* has super_min; floats of the super groups are exact in f16 */
+};
+enum { BLOCK_KINDS = 14 };
+extern const struct block_kind block_kinds[BLOCK_KINDS];
 void weight_case_free(struct weight_case *);
 struct weight *weight_put(struct dev *, const struct weight_case *);
+/* Whether the device packs weights of this type. */
+bool packs(const struct dev *, enum dtype);
+/* The largest magnitude of a DT_BLOCK weight. */
+double block_largest(const struct weight_src *);
 
 /* Which ops a device that is no cpu level is tested of, NULL at the end; none: all.  Looked at by the tests of bits. */
 extern const char *const *wanted_ops;
@@ -58,28 +77,30 @@ bool case_left_out(void);
 extern bool with_bf16_x;                                 /* how open_checked opens */
 struct dev *open_checked(const char *name, int threads); /* aborts when it cannot */
 
-void norms_ahead(struct dev *dev, struct dev *ref, bool add); /* ahead_test.c: a part of test_norm and test_add_norm */
-void post_norms(struct dev *dev, struct dev *ref);            /* post_norm_test.c: a part of test_add_norm */
+void norms_prequantise(struct dev *dev, struct dev *ref,
+                       bool add);                  /* prequantise_test.c: a part of test_norm and test_add_norm */
+void post_norms(struct dev *dev, struct dev *ref); /* post_norm_test.c: a part of test_add_norm */
 
 /* The groups of tests.  `ref` is the oracle. */
 #define X(op) void test_##op(struct dev *dev, struct dev *ref);
 OPS(X)
 #undef X
-void test_rows_alone(const char *const *levels, int n_levels);     /* dense_test.c: M, threads, levels */
-void test_row_classes(const char *name);                           /* dense_test.c: a device that is no cpu level */
-void test_row_bounds(const char *name);                            /* dense_test.c: likewise */
-void test_outliers(struct dev *dev);                               /* dense_test.c */
-void test_int8_many(struct dev *dev);                              /* dense_test.c */
-void test_ahead(const char *name);                                 /* ahead_test.c: what ends what a norm did ahead */
-void test_nf4_values(const char *const *levels, int n_levels);     /* dense_test.c */
-void test_rounds_more(const char *name);                           /* rounds_test.c */
-void test_chunks(const char *const *levels, int n_levels);         /* attn_test.c: chunking, threads, levels */
-void test_train_products(const char *const *levels, int n_levels); /* train_products_test.c: rows alone, threads */
-void test_train_bits(const char *const *levels, int n_levels);     /* train_ops_test.c: threads, levels, alone */
-void test_sample_meaning(struct dev *dev);                         /* sample_test.c: without an oracle */
-void test_checked(const char *name);                               /* checked_test.c */
-void test_numbers(void);                                           /* num_test.c */
-void test_pool(void);                                              /* pool_test.c */
-void test_trace(void);                                             /* trace_test.c */
+void test_rows_alone(const char *const *levels, int n_levels); /* dense_test.c: M, threads, levels */
+void test_row_classes(const char *name);                       /* dense_test.c: a device that is no cpu level */
+void test_row_bounds(const char *name);                        /* dense_test.c: likewise */
+void test_outliers(struct dev *dev);                           /* dense_test.c */
+void test_int8_many(struct dev *dev);                          /* dense_test.c */
+void test_prequantise(const char *name);                       /* prequantise_test.c: what ends what a norm did ahead */
+void test_nf4_values(const char *const *levels, int n_levels); /* dense_test.c */
+void test_blocks(const char *name);                            /* block_test.c */
+void test_rounds_more(const char *name);                       /* rounds_test.c */
+void test_chunks(const char *const *levels, int n_levels);     /* attn_test.c: chunking, threads, levels */
+void test_train_gemm(const char *const *levels, int n_levels); /* train_gemm_test.c: rows alone, threads */
+void test_train_bits(const char *const *levels, int n_levels); /* train_ops_test.c: threads, levels, alone */
+void test_sample_meaning(struct dev *dev);                     /* sample_test.c: without an oracle */
+void test_checked(const char *name);                           /* checked_test.c */
+void test_numbers(void);                                       /* num_test.c */
+void test_pool(void);                                          /* pool_test.c */
+void test_trace(void);                                         /* trace_test.c */
 
 #endif

@@ -148,7 +148,7 @@ static int test_device(const char *name)
         report("sampling", start, 0);
     }
     if (op_wanted("norm")) {
-        test_ahead(name);
+        test_prequantise(name);
         report("work done ahead of a product", start, 0);
     }
     if (op_wanted("linear")) {
@@ -168,14 +168,14 @@ static int test_device(const char *name)
         report("outliers, rows alone, bf16 x", start, 0);
     }
     if (op_wanted("linear_back")) {
-        test_train_products(&name, 1);
+        test_train_gemm(&name, 1);
         with_bf16_x = true;
         struct dev *d = open_checked(name, 1), *ref = open_checked("ref", 1);
         test_gemm(d, ref);
         test_linear_back(d, ref);
         dev_close(d);
         dev_close(ref);
-        test_train_products(&name, 1);
+        test_train_gemm(&name, 1);
         with_bf16_x = false;
         report("products of training, bits; bf16 x", start, 0);
     }
@@ -228,7 +228,7 @@ int main(int argc, char **argv)
     } wholes[] = {{"rows alone, threads, levels", test_rows_alone},
                   {"chunks, threads, levels", test_chunks},
                   {"nf4 as floats", test_nf4_values},
-                  {"products of training, bits", test_train_products},
+                  {"products of training, bits", test_train_gemm},
                   {"training: threads, levels, alone", test_train_bits}};
     for (size_t i = 0; i < sizeof wholes / sizeof *wholes; i++) {
         int before = n_failures;
@@ -249,7 +249,7 @@ int main(int argc, char **argv)
         dev_close(exact);
     }
     test_rows_alone(levels, n);
-    test_train_products(levels, n);
+    test_train_gemm(levels, n);
     with_bf16_x = false;
     report("bf16 x", start, before);
     before = n_failures;
@@ -261,7 +261,9 @@ int main(int argc, char **argv)
     test_outliers(ref);
     dev_close(cpu);
     dev_close(ref);
-    test_ahead("cpu");
+    test_prequantise("cpu");
+    test_blocks("ref");
+    for (int i = 0; i < n; i++) test_blocks(levels[i]);
     test_checked("cpu");
     test_checked("ref");
     test_pool();

@@ -23,8 +23,8 @@ static size_t n_out(const struct train_op *op, const struct shape *s)
 
 static void shape_name(char label[LABEL], const struct train_op *op, const struct shape *s, const char *what)
 {
-    snprintf(label, LABEL, "%s T=%d C=%d H=%d/%d D=%d rot %d window %d softcap %g kind %d%s%s pad %d%s", op->name, s->T,
-             s->C, s->H, s->G, s->D, s->rot, s->window, (double)s->softcap, s->kind,
+    snprintf(label, LABEL, "%s T=%d C=%d H=%d/%d D=%d rot %d window %d softcap %g kind %d%s%s%s pad %d%s", op->name,
+             s->T, s->C, s->H, s->G, s->D, s->rot, s->window, (double)s->softcap, s->kind, s->both ? " both sides" : "",
              s->accumulate ? " accumulates" : "", s->in_place ? " in place" : "", s->pad, what);
 }
 
@@ -226,9 +226,11 @@ static struct rounding attn_rounded(int factors, int inputs, int heads, double s
 
 void test_attn_seq(struct dev *dev, struct dev *ref)
 {
-    for (int i = 0; i < ATTN_SHAPES; i++)
-        against_ref_rounded(dev, ref, &attn_seq_op, &attn_shapes[i], ATTN_SCALE, loose,
-                            attn_rounded(4, 1, 1, 1)); /* p v */
+    for (int i = 0; i < 2 * ATTN_SHAPES; i++) {
+        struct shape s = attn_shapes[i / 2];
+        s.both = i % 2;
+        against_ref_rounded(dev, ref, &attn_seq_op, &s, ATTN_SCALE, loose, attn_rounded(4, 1, 1, 1)); /* p v */
+    }
     against_ref(dev, ref, &attn_seq_op, &attn_none, 1, loose);
 }
 
@@ -524,6 +526,9 @@ static const struct {
     /* blocks enough without one for each head */
     {&attn_back_op, {.T = 40, .H = 6, .G = 3, .D = 8, .n_seqs = 7, .q_start = {0, 1, 9, 14, 20, 31, 36, 40}}},
     {&attn_seq_op, {.T = 303, .H = 6, .G = 2, .D = 33, .n_seqs = 3, .q_start = {0, 170, 211, 303}}},
+    {&attn_seq_op, {.T = 303, .H = 6, .G = 2, .D = 33, .n_seqs = 3, .q_start = {0, 170, 211, 303}, .both = true}},
+    {&attn_seq_op,
+     {.T = 303, .H = 4, .G = 4, .D = 16, .n_seqs = 2, .q_start = {0, 270, 303}, .window = 65, .both = true}},
     {&attn_back_op, {.T = 303, .H = 6, .G = 2, .D = 33, .n_seqs = 3, .q_start = {0, 170, 211, 303}}},
     {&attn_back_op, {.T = 303, .H = 4, .G = 4, .D = 16, .n_seqs = 2, .q_start = {0, 270, 303}, .window = 100}},
     /* more rows than sums are kept for at once */

@@ -212,7 +212,8 @@ static struct attn_seq_args attn_args(struct bed *b, const struct shape *s, cons
                                   .scale = 1 / sqrtf((float)s->D),
                                   .n_seqs = s->n_seqs,
                                   .q_start = bed_put(b, s->q_start, sizeof s->q_start),
-                                  .softcap = s->softcap};
+                                  .softcap = s->softcap,
+                                  .both_sides = s->both};
 }
 
 /* The next heads, in the calls that the shape wants; false: they were all.  heads[0] and [1]: first, and how many. */

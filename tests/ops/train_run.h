@@ -16,6 +16,7 @@ struct shape {
     int pad;       /* ld - cols of every matrix */
     float softcap; /* of scores, of logits; 0: none */
     float scale;   /* of logits, with softcap; 0: 1 */
+    bool both;     /* attention: not causal */
     int by_head;   /* attention: so many query heads a call; 0: all in one */
 };
 

@@ -16,15 +16,16 @@ BASE = "engine/base/"
 
 # A row is a folder without those below it, or one file that stands higher than its folder.
 ROOMS = {
-    "server/cli": Room("ops jobs api bridge access console schema net store json metrics memory config "
+    "server/cli": Room("ops jobs api hub bridge access console schema net store json metrics memory config "
                        "engine/bench/bench.h engine/bench/eval.h engine/serve/engine.h engine/train/train.h "
                        "engine/train/offline.h engine/model/options.h engine/model/quantize.h engine/template/chat_template.h "
                        "engine/tokenizer/tokenizer.h " + BASE, "uv cjson openssl"),
-    "server/ops": Room("jobs api bridge access console net store json metrics memory config engine/serve/engine.h " + BASE, "uv"),
-    "server/jobs": Room("api bridge access net store json metrics memory config engine/serve/engine.h engine/train/train.h "
+    "server/ops": Room("jobs api hub bridge access console net store json metrics memory config engine/serve/engine.h " + BASE, "uv"),
+    "server/jobs": Room("api hub bridge access net store json metrics memory config engine/serve/engine.h engine/train/train.h "
                         "engine/train/tfevents.h engine/data/dataset.h " + BASE, "uv"),
-    "server/api": Room("bridge access schema net store json metrics memory config engine/serve/engine.h "
-                       "engine/template/chat_template.h engine/tokenizer/tokenizer.h " + BASE, "cjson"),
+    "server/api": Room("hub bridge access schema net store json metrics memory config engine/serve/engine.h "
+                       "engine/template/chat_template.h engine/tokenizer/tokenizer.h engine/files/model_file.h " + BASE, "cjson"),
+    "server/hub": Room("json " + BASE, "cjson curl openssl"),
     "server/bridge": Room("access schema net json metrics memory config engine/serve/engine.h engine/tokenizer/tokenizer.h " + BASE, "uv"),
     "server/access": Room("console net json metrics memory config engine/serve/engine.h " + BASE, "uv openssl"),
     "server/console": Room("net " + BASE),
@@ -37,13 +38,14 @@ ROOMS = {
     "server/config": Room(BASE, "yaml"),
 
     "engine/bench": Room("serve model base kernels/ops.h kernels/ceilings.h kernels/trace.h kernels/rng.h"),
-    "engine/serve": Room("train model grammar tokenizer base kernels/ops.h kernels/trace.h kernels/rng.h"),
-    "engine/train": Room("data template model tokenizer base kernels/ops.h kernels/trace.h kernels/rng.h"),
-    "engine/data": Room("template tokenizer base", "cjson"),
-    "engine/template": Room("tokenizer base", "cjson pcre2 utf8proc gmp"),
-    "engine/model": Room("tokenizer base kernels/ops.h kernels/num.h kernels/rng.h", "cjson pcre2"),
+    "engine/serve": Room("train model grammar tokenizer files base kernels/ops.h kernels/trace.h kernels/rng.h"),
+    "engine/train": Room("data template model tokenizer files base kernels/ops.h kernels/trace.h kernels/rng.h"),
+    "engine/data": Room("template tokenizer files base", "cjson"),
+    "engine/template": Room("tokenizer files base", "cjson pcre2 utf8proc gmp"),
+    "engine/model": Room("tokenizer files base kernels/ops.h kernels/num.h kernels/block.h kernels/rng.h", "cjson pcre2"),
     "engine/grammar": Room("tokenizer base kernels/rng.h", "utf8proc"),
-    "engine/tokenizer": Room("base", "cjson pcre2 utf8proc"),
+    "engine/tokenizer": Room("files base", "cjson pcre2 utf8proc"),
+    "engine/files": Room("base"),
     "engine/base": Room("", "cjson"),
 
     "kernels/open.c": Room("kernels/ ref cpu kernels/cuda/runtime/"),  # which devices there are
@@ -67,8 +69,8 @@ ROOMS = {
 PUBLIC = {
     "engine": """engine/serve/engine.h engine/bench/bench.h engine/bench/eval.h engine/train/train.h engine/train/offline.h
         engine/train/tfevents.h engine/data/dataset.h engine/model/options.h engine/model/quantize.h engine/template/chat_template.h
-        engine/grammar/grammar.h engine/tokenizer/tokenizer.h""".split() + [BASE],
-    "kernels": "kernels/ops.h kernels/ceilings.h kernels/trace.h kernels/num.h kernels/rng.h".split(),
+        engine/grammar/grammar.h engine/tokenizer/tokenizer.h engine/files/model_file.h""".split() + [BASE],
+    "kernels": "kernels/ops.h kernels/ceilings.h kernels/trace.h kernels/num.h kernels/block.h kernels/rng.h".split(),
 }
 
 LIBRARIES = {
@@ -78,7 +80,8 @@ LIBRARIES = {
     "yaml": {"yaml.h"},
     "sqlite": {"sqlite3.h"},
     "jemalloc": {"jemalloc/jemalloc.h"},
-    "openssl": {f"openssl/{name}.h" for name in "bio crypto err ssl sslerr x509".split()},
+    "openssl": {f"openssl/{name}.h" for name in "bio crypto err evp ssl sslerr x509".split()},
+    "curl": {"curl/curl.h"},
     "pcre2": {"pcre2.h"},
     "utf8proc": {"utf8proc.h"},
     "gmp": {"gmp.h"},

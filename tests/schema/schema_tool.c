@@ -66,7 +66,7 @@ static void put_samples(struct buf *out, struct grammar *g, int n, uint64_t seed
     buf_free(&text);
 }
 
-static bool read_ask(struct constraint_ask *ask, const cJSON *line, struct err *e)
+static bool read_ask(struct constraint_request *ask, const cJSON *line, struct err *e)
 {
     const cJSON *schema = cJSON_GetObjectItemCaseSensitive(line, "schema");
     const cJSON *regex = cJSON_GetObjectItemCaseSensitive(line, "regex");
@@ -82,7 +82,7 @@ static bool read_ask(struct constraint_ask *ask, const cJSON *line, struct err *
 
 static void answer(const cJSON *line, struct buf *out)
 {
-    struct constraint_ask ask = {0};
+    struct constraint_request ask = {0};
     struct err e = {0};
     uint64_t start = clock_now();
     struct grammar *g = read_ask(&ask, line, &e) ? constraint_build(&ask, &e) : NULL;
@@ -105,7 +105,7 @@ static void answer(const cJSON *line, struct buf *out)
         buf_printf(out, ",\"seconds\":%.6f}", seconds);
     }
     grammar_unref(g);
-    constraint_ask_free(&ask);
+    constraint_request_free(&ask);
 }
 
 int main(void)

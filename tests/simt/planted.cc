@@ -189,7 +189,7 @@ template <bool BUG> void misaligned_kernel(float *out, const float *x)
 template <bool BUG> void early_kernel(float *out, const float *x)
 {
     int t = (int)threadIdx.x;
-    if (!BUG || t != BLOCK - 1) wait_for_before();
+    if (!BUG || t != BLOCK - 1) wait_for_previous();
     out[(int)blockIdx.x * BLOCK + t] = x[t];
 }
 
@@ -198,7 +198,7 @@ template <bool BUG> void too_early_kernel(float *out, const float *x)
 {
     int t = (int)threadIdx.x;
     float y = BUG ? x[t] : 0;
-    wait_for_before();
+    wait_for_previous();
     out[(int)blockIdx.x * BLOCK + t] = BUG ? y : x[t];
 }
 

@@ -1,12 +1,19 @@
 """Makes tests/fixtures/tokenizers/small-*.json: tiny tokenizers that between them use every part the engine reads.
 
 Run by hand when a part is added; the results are committed.  One trained vocabulary per kind (byte-level, and
-SentencePiece-style), the rest are variations of the description around it.
+SentencePiece-style, WordPiece, Unigram), the rest are variations of the description around it.  nmt_nfkc.json.xz has the
+table that XLM-RoBERTa's and T5's tokenizers have, in full.  Made with tokenizers 0.23.3 and sentencepiece 0.2.3.
 """
+import base64
 import copy
+import io
 import json
+import lzma
+import struct
+import tempfile
 
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+import sentencepiece as spm
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from tool import FIXTURES
 
@@ -81,6 +88,93 @@ def strip_fallback(d):
     return d
 
 
+SPECIAL_BERT = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
+# SentencePiece normalization rules: code points to code points, in hexadecimal
+NMT_RULES = [('2122', '54 4D'), ('AD', ''), ('200B', '20'), ('FF21', '41'), ('61 301', 'E1'), ('1', ''), ('7F', ''),
+             ('FB01', '66 69'), ('BD', '31 2044 32'), ('1112 1161 11AB', 'D55C'), ('9', '20'), ('3000', '20'),
+             ('A0', '20'), ('D A', '20'), ('FDFA', '635 644 649 20 627'), ('20AC', '45 55 52')]
+
+
+def wordpiece(lowercase):
+    t = Tokenizer(models.WordPiece(unk_token='[UNK]'))
+    t.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    t.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    t.train_from_iterator(samples(), trainers.WordPieceTrainer(
+        vocab_size=1100, show_progress=False, special_tokens=SPECIAL_BERT, limit_alphabet=400))
+    d = json.loads(t.to_str())
+    special = {s: {'id': s, 'ids': [i], 'tokens': [s]} for i, s in ((2, '[CLS]'), (3, '[SEP]'))}
+
+    def piece(name, kind):
+        return {'Sequence' if name in 'AB' else 'SpecialToken': {'id': name, 'type_id': kind}}
+    d['post_processor'] = {'type': 'TemplateProcessing', 'special_tokens': special,
+                           'single': [piece('[CLS]', 0), piece('A', 0), piece('[SEP]', 0)],
+                           'pair': [piece('[CLS]', 0), piece('A', 0), piece('[SEP]', 0), piece('B', 1),
+                                    piece('[SEP]', 1)]}
+    d['decoder'] = {'type': 'WordPiece', 'prefix': '##', 'cleanup': True}
+    return d
+
+
+def protobuf(data):
+    """(field, value) of one message"""
+    def varint(i):
+        n = shift = 0
+        while True:
+            n |= (data[i] & 127) << shift
+            shift += 7
+            i += 1
+            if data[i - 1] < 128:
+                return n, i
+    i = 0
+    while i < len(data):
+        key, i = varint(i)
+        if key & 7 == 0:
+            value, i = varint(i)
+        elif key & 7 == 5:
+            value, i = data[i:i + 4], i + 4
+        else:
+            n, i = varint(i)
+            value, i = data[i:i + n], i + n
+        yield key >> 3, value
+
+
+def unigram(rules, size=900):
+    """(precompiled_charsmap in base64, pieces with scores) of a model that SentencePiece trains on the samples; rules:
+    a list, or the name of rules that SentencePiece has"""
+    model = io.BytesIO()
+    with tempfile.NamedTemporaryFile('w', suffix='.tsv') as f:
+        f.write('' if isinstance(rules, str) else ''.join(f'{a}\t{b}\n' for a, b in rules))
+        f.flush()
+        how = {'normalization_rule_name': rules} if isinstance(rules, str) else {'normalization_rule_tsv': f.name}
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=(line for t in samples() for line in t.split('\n') if line.strip()), model_writer=model,
+            model_type='unigram', vocab_size=size, character_coverage=0.98, hard_vocab_limit=False, minloglevel=2, **how)
+    message = list(protobuf(model.getvalue()))
+    charsmap = dict(protobuf(dict(message)[3]))[2]  # ModelProto.normalizer_spec.precompiled_charsmap
+    learnt = [dict(protobuf(value)) for field, value in message if field == 1]
+    pieces = [[p[1].decode(), struct.unpack('<f', p[2])[0]] for p in learnt if p.get(3, 1) == 1]
+    return (base64.b64encode(charsmap).decode(),
+            [[s, 0.0] for s in ('<s>', '<pad>', '</s>', '<unk>')] + pieces)
+
+
+def xlm_roberta(charsmap, pieces):
+    special = [(s, i) for i, (s, _) in enumerate(pieces[:4]) if s in ('<s>', '</s>')]
+
+    def part(name):
+        return {'Sequence' if name in 'AB' else 'SpecialToken': {'id': name, 'type_id': 0}}
+    metaspace = {'type': 'Metaspace', 'replacement': '▁', 'prepend_scheme': 'always', 'split': True}
+    return {
+        'version': '1.0', 'truncation': None, 'padding': None,
+        'added_tokens': [token(i, s) for s, i in special] + [token(len(pieces), '<mask>', lstrip=True)],
+        'normalizer': {'type': 'Precompiled', 'precompiled_charsmap': charsmap},
+        'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': [{'type': 'WhitespaceSplit'}, metaspace]},
+        'post_processor': {
+            'type': 'TemplateProcessing', 'single': [part('<s>'), part('A'), part('</s>')],
+            'pair': [part(s) for s in ('<s>', 'A', '</s>', '</s>', 'B', '</s>')],
+            'special_tokens': {s: {'id': s, 'ids': [i], 'tokens': [s]} for s, i in special}},
+        'decoder': metaspace,
+        'model': {'type': 'Unigram', 'unk_id': 3, 'vocab': pieces, 'byte_fallback': False}}
+
+
 def variants():
     byte_level, spm = llama3(), sentencepiece()
     yield 'llama3', byte_level
@@ -136,6 +230,33 @@ def variants():
         end_of_word_suffix='</w>'))
     yield 'affixes', json.loads(t.to_str())
 
+    for name, lowercase in (('bert', True), ('bert-cased', False)):
+        yield name, wordpiece(lowercase)
+    d = wordpiece(True)
+    d['post_processor'] = {'type': 'BertProcessing', 'sep': ['[SEP]', 3], 'cls': ['[CLS]', 2]}
+    d['decoder'] |= {'cleanup': False}
+    d['model'] |= {'max_input_chars_per_word': 7}
+    d['normalizer'] |= {'clean_text': False, 'handle_chinese_chars': False, 'strip_accents': False}
+    yield 'bert-options', d
+
+    d = copy.deepcopy(byte_level)
+    d['post_processor'] = {'type': 'RobertaProcessing', 'sep': ['</s>', 2], 'cls': ['<s>', 0], 'trim_offsets': True,
+                           'add_prefix_space': False}
+    d['pre_tokenizer'] = {'type': 'ByteLevel', 'add_prefix_space': False, 'trim_offsets': True, 'use_regex': True}
+    yield 'roberta', d
+
+    charsmap, pieces = unigram(NMT_RULES)
+    yield 'unigram', xlm_roberta(charsmap, pieces)
+    d = xlm_roberta(charsmap, [['<unk>', 0.0], ['<s>', 0.0], ['</s>', 0.0]] + [[f'<0x{i:02X}>', -9.0] for i in range(256)]
+                    + pieces[4:])  # as T5 and Gemma-like files have it, with bytes for what no piece has
+    d['model'] |= {'unk_id': 0, 'byte_fallback': True}
+    d['pre_tokenizer'] = {'type': 'Metaspace', 'replacement': '▁', 'prepend_scheme': 'first', 'split': False}
+    d['normalizer'] = {'type': 'Sequence', 'normalizers': [
+        {'type': 'Strip', 'strip_left': False, 'strip_right': True},
+        {'type': 'Replace', 'pattern': {'Regex': ' {2,}'}, 'content': '▁'}]}
+    d['post_processor'] = None
+    yield 'unigram-bytes', d
+
     behaviors = [('Removed', False), ('MergedWithPrevious', False), ('MergedWithNext', False), ('Contiguous', False),
                  ('Removed', True), ('MergedWithPrevious', True), ('MergedWithNext', True), ('Contiguous', True),
                  ('Isolated', True)]
@@ -155,3 +276,7 @@ if __name__ == '__main__':
         path = FIXTURES / f'small-{name}.json'
         path.write_text(json.dumps(description, ensure_ascii=False, separators=(',', ':')) + '\n', encoding='utf-8')
         print(path.name, path.stat().st_size)
+    description = xlm_roberta(*unigram('nmt_nfkc', 600))
+    path = FIXTURES / 'nmt_nfkc.json.xz'
+    path.write_bytes(lzma.compress(json.dumps(description, ensure_ascii=False, separators=(',', ':')).encode(), preset=9))
+    print(path.name, path.stat().st_size)

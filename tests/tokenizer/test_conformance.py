@@ -2,6 +2,7 @@
 
     TANDEM_BUILD_DIR=build python -m pytest tests/tokenizer
 """
+import base64
 import json
 import random
 
@@ -10,7 +11,7 @@ import pytest
 from mixed_text import chunks
 from tool import FIXTURES, Reference, Refused, Tool, fixture
 
-LARGE = ['qwen2', 'gpt2', 'llama2', 'phi-2', 'tinystories']
+LARGE = ['qwen2', 'gpt2', 'llama2', 'phi-2', 'tinystories', 'nmt_nfkc']
 SMALL = sorted(p.stem for p in FIXTURES.glob('small-*.json'))
 LARGE_BYTES, SMALL_BYTES = 2_000_000, 200_000
 
@@ -21,6 +22,9 @@ class Pair:
         self.description = fixture(name)
         self.tool = Tool(self.description)
         self.reference = Reference(self.description)
+        post = json.loads(self.description)['post_processor'] or {}
+        templates = [p for p in [post] + post.get('processors', []) if 'pair' in p]
+        self.has_pairs = all(p['pair'] for p in templates)
 
     def check_encoding(self, text, special=False):
         ours, theirs = self.tool.encode(text, special), self.reference.encode(text, special)
@@ -77,6 +81,45 @@ def test_encode_mixed(pair):
 def test_encode_with_template(pair):
     for text in mixed(pair)[:100] + ['', ' ', 'Hello']:
         pair.check_encoding(text, special=True)
+
+
+def test_inputs(pair):
+    """Texts and pairs in the template, with each token's type, cut to a limit on either side."""
+    r = random.Random(11)
+    texts = ['', ' ', 'Hello'] + mixed(pair)[:60]
+    added = [len(pair.reference.input('', other)[0]) for other in (None, '')]
+    for text in texts:
+        for other in (None, r.choice(texts), r.choice(texts)[:20]):
+            if other is not None and not pair.has_pairs:
+                with pytest.raises(Refused, match='two texts'):
+                    pair.tool.input(text, other)
+                continue
+            limit = r.choice([0, added[other is not None] + r.randrange(1, 60)])
+            args = dict(limit=limit, left=r.random() < 0.5, special=r.random() < 0.9)
+            ours, theirs = pair.tool.input(text, other, **args), pair.reference.input(text, other, **args)
+            assert (ours[0], ours[2]) == (theirs[0], theirs[2]), (text, other, args)
+            if not args['left']:  # where a text is cut in front, the reference trims its new first token otherwise
+                assert ours[1] == theirs[1], (text, other, args)
+
+
+def test_input_limits():
+    """The rules for pairs that are too long."""
+    p = Pair('small-bert')
+    a, b = 'the quick brown fox ' * 3, 'jumps over the lazy dog ' * 9
+    for limit in range(3, 80):
+        for cut in ('longest_first', 'only_first', 'only_second'):
+            for x, y in ((a, b), (b, a), (a, a)):
+                try:
+                    theirs = p.reference.input(x, y, limit, cut=cut)
+                except Exception:
+                    with pytest.raises(Refused, match='too short'):
+                        p.tool.input(x, y, limit, cut=cut)
+                else:
+                    assert p.tool.input(x, y, limit, cut=cut) == theirs, (limit, cut)
+    for limit, other in ((1, None), (2, a)):
+        with pytest.raises(Refused, match='tokens are added'):
+            p.tool.input(a, other, limit)
+    p.tool.close()
 
 
 def test_broken_bytes(pair):
@@ -196,7 +239,7 @@ def test_refusals_name_the_place():
     assert refusal(put(['model', 'merges', 3], 7)).startswith('model.merges[3]: ')
     assert refusal(put(['model', 'vocab', 'a'], -1)).startswith('model.vocab: "a"')
     assert refusal(put(['model', 'vocab', 'zzz'], 5)).startswith('model.vocab: "zzz": id 5 is already')
-    assert refusal(put(['model', 'type'], 'Unigram')).startswith('model: ')
+    assert refusal(put(['model', 'type'], 'Quadgram')).startswith('model: ')
     assert refusal(put(['added_tokens', 2, 'content'], None)).startswith('added_tokens[2].content: missing')
     assert refusal(put(['added_tokens', 1, 'special'], 'yes')).startswith('added_tokens[1].special: ')
     assert refusal(put(['pre_tokenizer', 'pretokenizers', 0, 'pattern'], {'Regex': '('})).startswith(
@@ -204,9 +247,52 @@ def test_refusals_name_the_place():
     assert refusal(put(['pre_tokenizer', 'pretokenizers', 0, 'behavior'], 'Torn')).startswith(
         'pre_tokenizer.pretokenizers[0].behavior: "Torn"')
     assert refusal(put(['decoder', 'type'], 'CTC')).startswith('decoder: ')
-    assert refusal(put(['normalizer'], {'type': 'Precompiled'})).startswith('normalizer: ')
+    assert refusal(put(['normalizer'], {'type': 'Precompiled'})).startswith('normalizer.precompiled_charsmap: missing')
+    assert refusal(put(['normalizer'], {'type': 'Nmt'})).startswith('normalizer: ')
     assert refusal(put(['post_processor', 'processors', 1, 'single', 0, 'SpecialToken', 'id'], '<x>')).startswith(
         'post_processor.processors[1].single[0]: "<x>"')
+
+
+def test_refusals_of_pieces():
+    def put(name, path, value):
+        def change(data):
+            for key in path[:-1]:
+                data = data[key]
+            data[path[-1]] = value
+        return refusal(change, name)
+
+    charsmap = ['normalizer', 'precompiled_charsmap']
+    for bad in ('', 'AAAA', '*', 'AAA', '/////w==', 'BAAAAAAAAA==', 'BAAAAAAAAAD/'):
+        assert put('small-unigram', charsmap, bad).startswith('normalizer.precompiled_charsmap: '), bad
+    for bad in (['a'], 'a', ['a', '0'], ['a', 0, 0], [None, 0], ['x' * 2000, 0]):
+        assert put('small-unigram', ['model', 'vocab', 7], bad).startswith('model.vocab[7]: '), bad
+    assert 'listed twice' in put('small-unigram', ['model', 'vocab', 7], ['<s>', 0])
+    assert put('small-unigram', ['model', 'vocab'], []).startswith('model.vocab: ')
+    assert put('small-unigram', ['model', 'unk_id'], 5000).startswith('model.unk_id: ')
+    assert put('small-bert', ['model', 'unk_token'], 'nothing').startswith('model: unk_token')
+    assert put('small-bert', ['model', 'max_input_chars_per_word'], -1).startswith('model.max_input_chars_per_word: ')
+    assert put('small-bert', ['post_processor', 'pair', 3, 'Sequence', 'id'], 'C').startswith('post_processor.pair[3]')
+    assert put('small-bert', ['post_processor', 'pair', 3, 'Sequence', 'id'], 'A').startswith('post_processor.pair: ')
+    assert put('small-bert-options', ['post_processor', 'sep'], ['[SEP]']).startswith('post_processor.sep: ')
+
+
+def test_any_charsmap_is_safe():
+    """A table of random bytes is read or refused, and text goes through it."""
+    r = random.Random(3)
+    data = json.loads(fixture('small-unigram'))
+    whole = bytearray(base64.b64decode(data['normalizer']['precompiled_charsmap']))
+    for _ in range(200):
+        bad = bytearray(whole)
+        for _ in range(r.choice([1, 10, 300])):
+            bad[r.randrange(4, len(bad))] = r.randrange(256)
+        data['normalizer']['precompiled_charsmap'] = base64.b64encode(bytes(bad)).decode()
+        try:
+            tool = Tool(json.dumps(data).encode())
+        except Refused as e:
+            assert str(e).startswith('normalizer.precompiled_charsmap: ')
+            continue
+        tool.encode(chunks(r.randrange(1000), 500)[0])
+        tool.close()
 
 
 def test_truncated_files():

@@ -1,7 +1,11 @@
 /* The tokenizer behind a pipe, for test_conformance.py.  One request per line, its payload right behind it:
  *
  *   parse 0 N       payload: a tokenizer.json; it becomes the tokenizer of what follows.  Answer: nanoseconds
+ *   gguf 0 N        payload: a GGUF file.  Answer: the tokenizer.json made from it
  *   encode F N      payload: text; F: TOKENIZE_ flags.  Answer: (id, start, end) as three int32 a token
+ *   input M N       payload: two texts, each behind a uint32 of its length; the second's UINT32_MAX: there is none.
+ *                   M: the limit, and in bits 16.. 1: no template, 2: cut in front, 4, 8: cut the first, the second.
+ *                   Answer: (id, start, end, type) as four int32 a token
  *   decode S N      payload: ids as int32; S: 1 to skip special tokens.  Answer: the text
  *   stream M N      payload: ids; M: mid_context.  Answer: for each push, and for the flush, a uint32 length and bytes
  *   info 0 0        answer: "size", then one line per id: special flag and spelling's length, spelling
@@ -11,6 +15,7 @@
  * The answer is a line "ok N" and N bytes, or "err" and a message on one line.  */
 #include "engine/base/buf.h"
 #include "engine/base/mem.h"
+#include "engine/files/gguf_model.h"
 #include "engine/tokenizer/tokenizer.h"
 
 #include <stdio.h>
@@ -37,12 +42,50 @@ static int do_parse(long arg, const char *in, size_t n, struct buf *out, struct 
     return tokenizer ? 0 : e->code;
 }
 
+static int do_gguf(long arg, const char *in, size_t n, struct buf *out, struct err *e)
+{
+    struct gguf *g = gguf_parse(in, n, e);
+    int rc = g ? gguf_tokenizer_json(g, out, e) : e->code;
+    gguf_close(g);
+    return rc;
+}
+
 static int do_encode(long arg, const char *in, size_t n, struct buf *out, struct err *e)
 {
     struct tokens t = {0};
     int rc = tokenizer_encode(tokenizer, in, n, (unsigned)arg, &t, e);
     for (size_t i = 0; i < t.n && !rc; i++) buf_append(out, &t.v[i], sizeof t.v[i]);
     tokens_free(&t);
+    return rc;
+}
+
+static int do_input(long arg, const char *in, size_t n, struct buf *out, struct err *e)
+{
+    const char *texts[2] = {NULL, NULL};
+    uint32_t sizes[2] = {0, 0};
+    for (int i = 0; i < 2 && n >= 4; i++) {
+        memcpy(&sizes[i], in, 4);
+        in += 4;
+        n -= 4;
+        if (sizes[i] > n) break;
+        texts[i] = in;
+        in += sizes[i];
+        n -= sizes[i];
+    }
+    struct encode_input x = {.text = texts[0], .n_text = sizes[0], .pair = texts[1], .n_pair = texts[1] ? sizes[1] : 0};
+    x.max = (size_t)(arg & 0xffff);
+    x.cut = arg & 4 << 16 ? CUT_FIRST : arg & 8 << 16 ? CUT_SECOND : CUT_LONGEST;
+    x.cut_left = arg & 2 << 16;
+    struct tokens t = {0};
+    struct buf types = {0};
+    int rc = tokenizer_encode_input(tokenizer, &x, arg & 1 << 16 ? 0 : TOKENIZE_SPECIAL, &t, &types, e);
+    for (size_t i = 0; i < t.n && !rc; i++) {
+        int32_t type = types.data[i];
+        buf_append(out, &t.v[i], sizeof t.v[i]);
+        buf_append(out, &type, sizeof type);
+    }
+    tokens_free(&t);
+    buf_free(&types);
     return rc;
 }
 
@@ -112,14 +155,16 @@ static int do_time(long arg, const char *in, size_t n, struct buf *out, struct e
 static const struct {
     const char *name;
     int (*run)(long arg, const char *in, size_t n, struct buf *out, struct err *e);
-} commands[] = {{"parse", do_parse}, {"encode", do_encode}, {"decode", do_decode}, {"stream", do_stream},
+} commands[] = {{"parse", do_parse}, {"gguf", do_gguf},     {"encode", do_encode},
+                {"input", do_input}, {"decode", do_decode}, {"stream", do_stream},
                 {"info", do_info},   {"find", do_find},     {"time", do_time}};
 
 static int command_run(const char *name, long arg, const char *in, size_t n, struct buf *out, struct err *e)
 {
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         if (strcmp(name, commands[i].name)) continue;
-        if (i && !tokenizer) return err_set(e, ERR_INVALID, "no tokenizer yet");
+        if (commands[i].run != do_parse && commands[i].run != do_gguf && !tokenizer)
+            return err_set(e, ERR_INVALID, "no tokenizer yet");
         return commands[i].run(arg, in, n, out, e);
     }
     return err_set(e, ERR_INVALID, "no such command");

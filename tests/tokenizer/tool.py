@@ -71,6 +71,16 @@ class Tool:
         v = array.array('i', self.ask('encode', int(special), text))
         return list(v[0::3]), list(zip(v[1::3], v[2::3]))
 
+    def input(self, text, pair=None, limit=0, special=True, left=False, cut='longest_first'):
+        """(ids, offsets, types) of a text or a pair in the template"""
+        arg = limit | (not special) << 16 | left << 17 | (cut == 'only_first') << 18 | (cut == 'only_second') << 19
+        payload = b''
+        for t in (text, pair):
+            raw = b'' if t is None else t.encode()
+            payload += struct.pack('<I', 0xffffffff if t is None else len(raw)) + raw
+        v = array.array('i', self.ask('input', arg, payload))
+        return list(v[0::4]), list(zip(v[1::4], v[2::4])), list(v[3::4])
+
     def decode(self, ids, skip_special=False):
         return self.ask('decode', int(skip_special), array.array('i', ids).tobytes()).decode()
 
@@ -104,7 +114,7 @@ class Tool:
 def merges_as_pairs(description):
     """Old files write a merge as "a b"; where a token holds a space the reference refuses that, so cut it here."""
     data = json.loads(description)
-    vocab, merges = data['model']['vocab'], data['model']['merges']
+    vocab, merges = data['model']['vocab'], data['model'].get('merges', [])
     for i, m in enumerate(merges):
         if isinstance(m, str) and m.count(' ') > 1:
             cuts = [(m[:k], m[k + 1:]) for k in range(len(m)) if m[k] == ' ']
@@ -132,6 +142,15 @@ class Reference:
     def encode(self, text, special=False):
         e = self.tokenizer.encode(text, add_special_tokens=special)
         return e.ids, e.offsets
+
+    def input(self, text, pair=None, limit=0, special=True, left=False, cut='longest_first'):
+        if limit:
+            self.tokenizer.enable_truncation(limit, strategy=cut, direction='left' if left else 'right')
+        try:
+            e = self.tokenizer.encode(text, pair, add_special_tokens=special)
+        finally:
+            self.tokenizer.no_truncation()
+        return e.ids, e.offsets, e.type_ids
 
     def decode(self, ids, skip_special=False):
         return self.decoder.decode(ids, skip_special_tokens=skip_special)

@@ -12,7 +12,7 @@ NAME.safetensors has
     full.NAME              F32 [m]     at most SAMPLES values of each tensor of the model afterwards, evenly spaced
     muon...                            like full, with Muon for the matrices of the layers; muon.NAME is of the weights' moving average
     lora.NAME              F32         each tensor of the adapter afterwards, as PEFT names it
-and NAME-adapter/ is the adapter that the LoRA steps begin with, as PEFT saves it.
+(without full and muon for models with experts) and NAME-adapter/ is the adapter that the LoRA steps begin with, as PEFT saves it.
 
 Each step sees all rows, so their order does not matter. float32, CPU, eager attention, no dropout.
 """
@@ -29,7 +29,8 @@ import safetensors.torch
 import torch
 import transformers
 
-MODELS = ["llama-gqa", "mistral", "qwen2", "qwen3", "gpt2", "phi", "gemma2", "gemma3"]
+MODELS = ["llama-gqa", "mistral", "qwen2", "qwen3", "gpt2", "phi", "gemma2", "gemma3", "phi4-mini", "smollm3", "granite",
+          "olmo2", "gpt-neox", "stablelm", "ministral", "olmo3"]
 STEPS, WARMUP, SAMPLES = 10, 3, 64
 RATE = {"full": 2e-3, "lora": 1e-2, "muon": 2e-3}
 DECAY = {"full": 0.05, "lora": 0.0, "muon": 0.05}
@@ -38,8 +39,12 @@ EMA = 0.5
 EPSILON = 1e-5
 TARGETS = {
     "gpt2": ["c_attn", "c_proj", "c_fc"],
+    "gpt-neox": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
+    "phi4-mini": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
     "phi": ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"],
 }
+EXPERTS = ["mixtral", "qwen2-moe", "qwen3-moe"]  # only adapters on attention are trained
+TARGETS.update({name: ["q_proj", "k_proj", "v_proj", "o_proj"] for name in EXPERTS})
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -129,8 +134,8 @@ def run_full(method, directory, rows, out):
     out[method + ".loss"], out[method + ".norm"] = train(method, model, rows, average)
     names = average or dict(model.state_dict())
     for name in safetensors_names(directory):
-        key = name if name in names else "transformer." + name
-        if key in names:
+        found = [k for k in (name, "transformer." + name, name.replace("embed_out", "lm_head")) if k in names]
+        for key in found[:1]:
             out[method + "." + name] = sample(names[key])
 
 
@@ -164,7 +169,7 @@ def main():
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     muon_in_float32()
-    for i, name in enumerate(MODELS):
+    for i, name in [*enumerate(MODELS), *enumerate(EXPERTS, 15)]:
         if args.only not in (None, name):
             continue
         directory = args.models / name
@@ -175,11 +180,12 @@ def main():
         out = {"ids": torch.tensor(sum((r[0] for r in rows), []), dtype=torch.int32),
                "trained": torch.tensor(sum((r[1] for r in rows), []), dtype=torch.uint8),
                "start": torch.tensor(start, dtype=torch.int32)}
-        run_full("full", directory, rows, out)
-        run_full("muon", directory, rows, out)
+        if name not in EXPERTS:
+            run_full("full", directory, rows, out)
+            run_full("muon", directory, rows, out)
         run_lora(name, directory, rows, out, args.out / f"{name}-adapter")
         safetensors.torch.save_file(out, args.out / f"{name}.safetensors", metadata={"format": "pt"})
-        print(name, *(f"{m} {[round(x, 4) for x in out[m + '.loss'].tolist()]}" for m in ("full", "muon", "lora")))
+        print(name, *(f"{m} {[round(x, 4) for x in out[m + '.loss'].tolist()]}" for m in ("full", "muon", "lora") if m + ".loss" in out))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ namespace {
 
 /* ---- merging ----------------------------------------------------------------------------------------------------- */
 
-enum { MERGE_AHEAD = 4 }; /* splits whose loads are in flight */
+enum { MERGE_LOADS = 4 }; /* splits whose loads are in flight */
 
 __device__ inline float4 fold_four(float4 total, float a, float4 part, float b)
 {
@@ -23,18 +23,18 @@ __device__ void merge_row(const attn_call &c, const attn_item &it, int r, int co
     float4 out = {};
     int n = it.split1 - it.split0;
     size_t at = (size_t)it.slot * (size_t)c.tile + (size_t)r;
-    for (int k0 = 0; k0 < n; k0 += MERGE_AHEAD) {
-        float4 part[MERGE_AHEAD];
-        attn_state state[MERGE_AHEAD];
+    for (int k0 = 0; k0 < n; k0 += MERGE_LOADS) {
+        float4 part[MERGE_LOADS];
+        attn_state state[MERGE_LOADS];
 #pragma unroll(WHOLE)
-        for (int k = 0; k < MERGE_AHEAD; k++) {
+        for (int k = 0; k < MERGE_LOADS; k++) {
             size_t row = at + (size_t)min(k0 + k, n - 1) * (size_t)c.tile;
             part[k] = *reinterpret_cast<const float4 *>(c.part + row * (size_t)c.part_ld + col);
             float2 s = *reinterpret_cast<const float2 *>(c.part_state + row * 2);
             state[k] = {s.x, s.y};
         }
 #pragma unroll(WHOLE)
-        for (int k = 0; k < MERGE_AHEAD; k++) {
+        for (int k = 0; k < MERGE_LOADS; k++) {
             float a, b;
             if (k0 + k >= n) break;
             attn_fold(&total, state[k], &a, &b);
@@ -52,13 +52,13 @@ __device__ void merge_row(const attn_call &c, const attn_item &it, int r, int co
 __global__ void __launch_bounds__(ATTN_THREADS) merge_kernel(attn_call c)
 {
     SMEM_BYTES(shared);
-    let_next_begin();
+    launch_next();
     attn_index x = attn_count(c, shared, true);
     int lane = (int)threadIdx.x % 32, rows = attn_items(c, x) * c.tile;
     int i = (int)(blockIdx.x * ATTN_WARPS + threadIdx.x / 32);
     attn_item it;
     if (i < rows) attn_item_of(c, x, i / c.tile, true, &it);
-    wait_for_before();
+    wait_for_previous();
     for (bool first = true; i < rows; i += (int)gridDim.x * ATTN_WARPS, first = false) {
         if (!first) attn_item_of(c, x, i / c.tile, true, &it);
         if (i % c.tile >= it.n_rows) continue;
@@ -192,15 +192,15 @@ __device__ void f32_scores(const attn_call &c, const attn_item &it, f32_smem<DIM
 }
 
 /* The outputs of a thread: ROWS rows from `row` on, four columns from col on. */
-template <int DIM> struct f32_place {
+template <int DIM> struct f32_outputs {
     static constexpr int ROWS = DIM / 32;
     int row, col;
-    __device__ f32_place() : row((int)threadIdx.x / (DIM / 4) * ROWS), col((int)threadIdx.x % (DIM / 4) * 4) {}
+    __device__ f32_outputs() : row((int)threadIdx.x / (DIM / 4) * ROWS), col((int)threadIdx.x % (DIM / 4) * 4) {}
 };
 
 template <int DIM, int STAGES> __device__ void f32_values(f32_smem<DIM, STAGES> &s, int stage, float4 (&acc)[DIM / 32])
 {
-    f32_place<DIM> at;
+    f32_outputs<DIM> at;
 #pragma unroll(WHOLE)
     for (int i = 0; i < at.ROWS; i++) {
         float a = s.a[at.row + i];
@@ -242,7 +242,7 @@ __device__ void f32_end(const attn_call &c, const attn_item &it, f32_smem<DIM, S
         }
     }
     __syncthreads();
-    f32_place<DIM> at;
+    f32_outputs<DIM> at;
 #pragma unroll(WHOLE)
     for (int i = 0; i < at.ROWS; i++) {
         int row = at.row + i;
@@ -297,7 +297,7 @@ template <int DIM, int STAGES> __global__ void __launch_bounds__(ATTN_THREADS, 1
 {
     typedef f32_smem<DIM, STAGES> smem;
     SMEM_BYTES(shared);
-    take_turn();
+    launch_next_and_wait();
     attn_index x = attn_count(c, shared + sizeof(smem), false);
     for (int i = (int)blockIdx.x; i < attn_items(c, x); i += (int)gridDim.x) {
         attn_item it;

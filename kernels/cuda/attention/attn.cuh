@@ -36,7 +36,7 @@ struct attn_call {
     float cap;   /* softcap in base 2; 0: none */
     int heads, kv_heads, group, dim, dim_pad, window, n_seqs, pages_ld;
     int tile, rows_min, rows_max, max_slots, part_ld;
-    int ahead; /* pages that a block may prefetch into L2 before it waits */
+    int prefetch_pages; /* pages that a block may prefetch into L2 before it waits */
 };
 
 /* Sequence s from the point of view of this kernel. */
@@ -85,8 +85,8 @@ __device__ inline attn_index attn_count(const attn_call &c, unsigned char *share
         int s = s0 + lane;
         attn_span p = {};
         if (s < c.n_seqs) p = attn_span_of(c, s);
-        int64_t pieces = (int64_t)p.units * p.splits, room = c.max_slots + (int64_t)1;
-        int want = p.units && p.splits > 1 ? (int)min(pieces, room) : 0;
+        int64_t splits = (int64_t)p.units * p.splits, room = c.max_slots + (int64_t)1;
+        int want = p.units && p.splits > 1 ? (int)min(splits, room) : 0;
         int until = slots + warp_scan(want, lane);
         bool split = want && until <= c.max_slots;
         int end = items + warp_scan(merging ? (split ? p.units : 0) : split ? want : p.units, lane);
@@ -123,10 +123,10 @@ __device__ inline bool attn_item_of(const attn_call &c, const attn_index &x, int
             low = mid + 1;
     }
     attn_span p = attn_span_of(c, low);
-    int unit = i - (low ? x.end[low - 1] : 0), piece = 0, slot = x.slot[low];
+    int unit = i - (low ? x.end[low - 1] : 0), split_at = 0, slot = x.slot[low];
     if (slot >= 0 && !merging) {
         slot += unit;
-        piece = unit % p.splits; /* only split units have a slot: NOLINT(clang-analyzer-core.DivideZero) */
+        split_at = unit % p.splits; /* only split units have a slot: NOLINT(clang-analyzer-core.DivideZero) */
         unit /= p.splits;
     } else if (slot >= 0) {
         slot += unit * p.splits;
@@ -149,7 +149,7 @@ __device__ inline bool attn_item_of(const attn_call &c, const attn_index &x, int
         it->slot += it->split0 - base;
         return true;
     }
-    int split = base + piece;
+    int split = base + split_at;
     bool ours = split >= it->split0 && split < it->split1;
     it->split0 = split;
     it->split1 = split + 1;
@@ -197,7 +197,7 @@ __device__ inline void attn_prefetch(const attn_call &c, const attn_item &it)
 {
     int page = it.split0 * ATTN_SPLIT_PAGES + (int)threadIdx.x,
         end = min(it.split1 * ATTN_SPLIT_PAGES, it.last / KV_PAGE);
-    if ((int)threadIdx.x < c.ahead && page < end)
+    if ((int)threadIdx.x < c.prefetch_pages && page < end)
         prefetch_l2(attn_block(c, it, page * KV_PAGE), (unsigned)c.block_bytes);
 }
 

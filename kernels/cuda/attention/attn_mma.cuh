@@ -151,7 +151,7 @@ __device__ inline void load_slot(const attn_call &c, const attn_item &it, mma_sm
 
 /* Two int8 values, bytes i and i + 1 of x with their sign bits flipped, converted to bf16 exactly by way of 2^23 +
  * byte. */
-__device__ inline unsigned widen_two(unsigned x, int i)
+__device__ inline unsigned i8_pair_to_bf16(unsigned x, int i)
 {
     float low = __uint_as_float(0x4b000000u | (x >> 8 * i & 255u)) - (0x1p23f + 128);
     float high = __uint_as_float(0x4b000000u | (x >> 8 * (i + 1) & 255u)) - (0x1p23f + 128);
@@ -160,7 +160,7 @@ __device__ inline unsigned widen_two(unsigned x, int i)
 
 /* int8: converts the slot to bf16, into `wide`. */
 template <int DIM, dtype T, bool MANY, bool CAPPED>
-__device__ inline void widen(mma_smem<DIM, T, MANY, CAPPED> &s, int slot)
+__device__ inline void slot_to_bf16(mma_smem<DIM, T, MANY, CAPPED> &s, int slot)
 {
 #pragma unroll 2
     for (int i = (int)threadIdx.x; i < KEYS * DIM / 16; i += ATTN_THREADS) {
@@ -168,8 +168,10 @@ __device__ inline void widen(mma_smem<DIM, T, MANY, CAPPED> &s, int slot)
         uint4 x = s.ring[slot][key][at / 16];
         unsigned w[4] = {x.x ^ 0x80808080u, x.y ^ 0x80808080u, x.z ^ 0x80808080u, x.w ^ 0x80808080u};
         uint4 *to = &s.wide[key][at / 8];
-        to[0] = {widen_two(w[0], 0), widen_two(w[0], 2), widen_two(w[1], 0), widen_two(w[1], 2)};
-        to[1] = {widen_two(w[2], 0), widen_two(w[2], 2), widen_two(w[3], 0), widen_two(w[3], 2)};
+        to[0] = {i8_pair_to_bf16(w[0], 0), i8_pair_to_bf16(w[0], 2), i8_pair_to_bf16(w[1], 0),
+                 i8_pair_to_bf16(w[1], 2)};
+        to[1] = {i8_pair_to_bf16(w[2], 0), i8_pair_to_bf16(w[2], 2), i8_pair_to_bf16(w[3], 0),
+                 i8_pair_to_bf16(w[3], 2)};
     }
 }
 
@@ -267,7 +269,7 @@ template <int DIM, dtype T, bool MANY, bool CAPPED> struct mma_item {
         __syncthreads();
         fetch(e + RING - 1);
         if constexpr (T == DT_I8) {
-            widen(s, e % RING);
+            slot_to_bf16(s, e % RING);
             __syncthreads();
             return reinterpret_cast<const uint16_t *>(s.wide);
         } else {
@@ -497,13 +499,13 @@ __global__ void __launch_bounds__(ATTN_THREADS, 1) mma_kernel(attn_call c)
 {
     typedef mma_smem<DIM, T, MANY, CAPPED> smem;
     SMEM_BYTES(shared);
-    let_next_begin();
+    launch_next();
     attn_index x = attn_count(c, shared + sizeof(smem), false);
     attn_item it;
     int i = (int)blockIdx.x;
     bool ours = i < attn_items(c, x) && attn_item_of(c, x, i, false, &it);
     if (!MANY && ours) attn_prefetch(c, it);
-    wait_for_before();
+    wait_for_previous();
     while (i < attn_items(c, x)) {
         if (ours) mma_item<DIM, T, MANY, CAPPED>(c, it, *reinterpret_cast<smem *>(shared)).run();
         i += (int)gridDim.x;
@@ -522,7 +524,7 @@ void mma_launch(gpu_dev *d, attn_call *c, const struct attn_args *a, enum area a
     if (MANY ? (int64_t)most * c->group <= FEW_ROWS : c->group > FEW_ROWS) return;
     if (!attn_room(d, c, a, area, (MANY ? 4 : 32) * d->n_sm)) return;
     unsigned blocks = attn_blocks(c, a, (MANY ? 4 : 6) * d->n_sm);
-    c->ahead = (int)(d->l2_bytes / 3 / blocks / c->block_bytes);
+    c->prefetch_pages = (int)(d->l2_bytes / 3 / blocks / c->block_bytes);
     LAUNCH_EARLY(d, "attn", (mma_kernel<DIM, T, MANY, CAPPED>), dim3(blocks), dim3(ATTN_THREADS),
                  sizeof(smem) + attn_index_bytes(*c), *c);
     attn_merge(d, c);

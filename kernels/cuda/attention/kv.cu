@@ -65,7 +65,7 @@ namespace {
 enum { ROPE_WARPS = 4 };
 
 /* The position of one head's k or v of a token in its block. */
-struct kv_place {
+struct kv_slot {
     uint8_t *row;
     float *step;
 };
@@ -82,7 +82,7 @@ template <class F> __device__ inline void lane_elements(int lane, int half, int 
 }
 
 /* Stores one head in the cache's type; one warp. */
-__device__ void store_head(kv_place to, const float *x, int half, int dim, enum dtype t)
+__device__ void store_head(kv_slot to, const float *x, int half, int dim, enum dtype t)
 {
     int lane = (int)threadIdx.x % 32;
     if (t == DT_F32) return lane_elements(lane, half, dim, [=](int i) { reinterpret_cast<float *>(to.row)[i] = x[i]; });
@@ -115,13 +115,13 @@ __global__ void __launch_bounds__(ROPE_WARPS * 32)
 {
     int lane = (int)threadIdx.x % 32, h = (int)(blockIdx.y * ROPE_WARPS + threadIdx.x / 32);
     size_t turn = half ? (size_t)pos[blockIdx.x] * (size_t)half : 0;
-    let_next_begin();
+    launch_next();
     bool whole = half % 4 == 0 && (reinterpret_cast<uintptr_t>(cosines) | reinterpret_cast<uintptr_t>(sines)) % 16 == 0;
     if (threadIdx.x == 0 && blockIdx.y == 0 && half && whole) {
         prefetch_l2(cosines + turn, (unsigned)half * (unsigned)sizeof *cosines);
         prefetch_l2(sines + turn, (unsigned)half * (unsigned)sizeof *sines);
     }
-    wait_for_before();
+    wait_for_previous();
     if (h >= heads + 2 * kv_heads) return;
     float *x = static_cast<float *>(qkv.p) + (size_t)blockIdx.x * (size_t)qkv.ld + (size_t)h * (size_t)dim;
     if (half && h < heads + kv_heads) rope_head(x, lane, half, cosines, sines, turn, 1);
@@ -130,8 +130,8 @@ __global__ void __launch_bounds__(ROPE_WARPS * 32)
     int g = h - heads - (is_v ? kv_heads : 0), at = slot[blockIdx.x], place = at % KV_PAGE;
     size_t block = ((size_t)layer * (size_t)kv.shape.pages + (size_t)(at / KV_PAGE)) * (size_t)kv_heads + (size_t)g;
     uint8_t *p = kv.data + block * kv.block_bytes;
-    kv_place to = {p + (is_v ? kv.v_at : 0) + kv.v_at / KV_PAGE * (size_t)place,
-                   reinterpret_cast<float *>(p + kv.scale_at) + (is_v ? KV_PAGE : 0) + place};
+    kv_slot to = {p + (is_v ? kv.v_at : 0) + kv.v_at / KV_PAGE * (size_t)place,
+                  reinterpret_cast<float *>(p + kv.scale_at) + (is_v ? KV_PAGE : 0) + place};
     store_head(to, x, h < heads + kv_heads ? half : 0, dim, kv.shape.t);
 }
 

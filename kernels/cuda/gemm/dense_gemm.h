@@ -14,7 +14,7 @@ enum { HALF_LEAST = 64 };
  * kernel of gemm.cu where N or K is small, or where B is no large matrix and one of the three is not aligned to 16
  * bytes. The choice depends on N, K and the matrices' alignment alone, with ta also on M; in the kernel, without ta,
  * a row of C is the same sum for any M. */
-bool gpu_product(gpu_dev *, const char *op, const struct lt_args *);
+bool gpu_dense_gemm(gpu_dev *, const char *op, const struct lt_args *);
 
 /* Row stride, in elements, of a bf16 matrix of `cols` columns that round_bf16 writes. */
 static inline int half_ld(int cols)

@@ -221,7 +221,7 @@ void round_bf16(gpu_dev *d, const char *op, uint16_t *to, const float *x, int ro
                aligned(x, ld));
 }
 
-bool gpu_product(gpu_dev *d, const char *op, const struct lt_args *p)
+bool gpu_dense_gemm(gpu_dev *d, const char *op, const struct lt_args *p)
 {
     bool small = p->N < LT_LEAST || p->K < LT_LEAST || (p->ta && p->M < LT_LEAST);
     bool lies = aligned(p->a, p->lda) && aligned(p->b, p->ldb) && aligned(p->c, p->ldc);
@@ -263,7 +263,7 @@ void gpu_gemm(struct dev *head, const struct gemm_args *a)
         round_bf16(d, "gemm", hb, static_cast<const float *>(a->b.p), a->b.rows, a->b.cols, a->b.ld);
         p.t = DT_BF16, p.a = ha, p.lda = lda, p.b = hb, p.ldb = ldb;
     }
-    gpu_product(d, "gemm", &p);
+    gpu_dense_gemm(d, "gemm", &p);
 }
 
 } // namespace GPU_NAMESPACE

@@ -1,12 +1,12 @@
 /* Shared parts of the kernels for few rows. A warp computes R outputs for all of up to M rows of x: each lane reads
- * the 16 (or 8) bytes of every 32nd vector ("piece") of the weight's rows, with U loads of each row in flight, and
+ * the 16 (or 8) bytes of every 32nd vector of the weight's rows, with U loads of each row in flight, and
  * keeps its partial sum of each (row, output) pair in a register; at the end the pairs are summed over the lanes. x
  * is staged through shared memory, a chunk of columns at a time.
  *
  * The kernels are launched early (programmatic dependent launch): while the preceding kernels end, the first loads
  * of weights are in flight, and the following ones are prefetched into L2.
  *
- * The order of a sum over k depends on the piece and the lane alone, not on M or R: the kernels are batch-invariant.
+ * The order of a sum over k depends on the vector and the lane alone, not on M or R: the kernels are batch-invariant.
  *
  * Estimated, not measured, for one row in the shapes of llama-3.1-8b on an H200 (132 SMs, 4.8 TB/s: with a memory
  * latency of 0.8 us each SM needs 29 KiB in flight), from the registers that ptxas reports:
@@ -37,7 +37,7 @@ enum { GEMV_THREADS = 128 };
 /* Sums V values (a power of two) over the lanes and distributes the results: afterwards lane l holds value l / (32 /
  * V) in v[0], or for V > 32 the values l * V / 32 + j in v[j]. The order of additions is that of a plain butterfly
  * reduction, whatever V. */
-template <class T, int V, int n = V, int mask = 16> __device__ inline void spread_sum(T (&v)[V])
+template <class T, int V, int n = V, int mask = 16> __device__ inline void reduce_scatter(T (&v)[V])
 {
     if constexpr (mask > 0 && n > 1) {
         bool high = (int)threadIdx.x & mask;
@@ -46,19 +46,19 @@ template <class T, int V, int n = V, int mask = 16> __device__ inline void sprea
             T send = high ? v[i] : v[i + n / 2], keep = high ? v[i + n / 2] : v[i];
             v[i] = keep + __shfl_xor_sync(FULL_WARP, send, mask);
         }
-        spread_sum<T, V, n / 2, mask / 2>(v);
+        reduce_scatter<T, V, n / 2, mask / 2>(v);
     } else if constexpr (mask > 0) {
         v[0] += __shfl_xor_sync(FULL_WARP, v[0], mask);
-        spread_sum<T, V, n, mask / 2>(v);
+        reduce_scatter<T, V, n, mask / 2>(v);
     }
 }
 
-/* Which of the V values of M x R a lane holds in v[j] after spread_sum, and whether this lane is the one that writes
- * it. */
-template <int V, int R> struct spread {
+/* Which of the V values of M x R a lane holds in v[j] after reduce_scatter, and whether this lane is the one that
+ * writes it. */
+template <int V, int R> struct scattered {
     static constexpr int PER = V > 32 ? V / 32 : 1, COPIES = V > 32 ? 1 : 32 / V;
     int lane;
-    __device__ explicit spread() : lane((int)threadIdx.x % 32) {}
+    __device__ explicit scattered() : lane((int)threadIdx.x % 32) {}
     __device__ int row(int j) const
     {
         return (lane / COPIES * PER + j) / R;
@@ -74,18 +74,18 @@ template <int V, int R> struct spread {
 };
 
 /* The weight row of output r of the warp's R; with GATE the gate and up rows of an output alternate. */
-template <int R, bool GATE> __device__ inline int weight_row(const product &p, int unit, int r)
+template <int R, bool GATE> __device__ inline int weight_row(const packed_gemm &p, int unit, int r)
 {
     int n = GATE ? unit * (R / 2) + r / 2 : unit * R + r;
     n = n < p.N ? n : p.N - 1; /* past the end: a duplicate that is not written */
     return GATE && (r & 1) ? p.N + n : n;
 }
 
-/* v[j]: the finished outputs, bias included, distributed as in `spread`. */
+/* v[j]: the finished outputs, bias included, distributed as in `scattered`. */
 template <int V, int R, bool GATE>
-__device__ inline void write_products(const product &p, int unit, const float (&v)[spread<V, R>::PER])
+__device__ inline void write_outputs(const packed_gemm &p, int unit, const float (&v)[scattered<V, R>::PER])
 {
-    spread<V, R> s;
+    scattered<V, R> s;
     UNROLL for (int j = 0; j < s.PER; j++)
     {
         int m = s.row(j), r = s.output(j);
@@ -98,36 +98,36 @@ __device__ inline void write_products(const product &p, int unit, const float (&
     }
 }
 
-/* The loads of a warp's R rows of weights that this lane has in flight: U pieces of each row, refilled as they are
- * used. W: `piece`, the vector that a lane loads at a time; `scale`, the type of the scales, each of which covers
- * 2^shift pieces; SCALED: whether there are scales. */
+/* The loads of a warp's R rows of weights that this lane has in flight: U vectors of each row, refilled as they are
+ * used. W: `vector`, what a lane loads at a time; `scale`, the type of the scales, each of which covers
+ * 2^shift vectors; SCALED: whether there are scales. */
 template <class W, int R, int U> struct weight_stream {
-    typedef typename W::piece piece;
+    typedef typename W::vector vector;
     typedef typename W::scale scale;
 
-    const piece *w[R];
+    const vector *w[R];
     const scale *scales;
     unsigned scale_at[R]; /* index of the first scale of a row */
-    int pieces, shift;
-    piece at[U][R] = {};
+    int vectors, shift;
+    vector at[U][R] = {};
     scale by[U][R] = {};
 
-    template <bool GATE> __device__ void open(const product &p, int unit, int pieces_, int shift_)
+    template <bool GATE> __device__ void open(const packed_gemm &p, int unit, int vectors_, int shift_)
     {
-        pieces = pieces_;
+        vectors = vectors_;
         shift = shift_;
         scales = static_cast<const scale *>(p.scale);
         UNROLL for (int r = 0; r < R; r++)
         {
             int row = weight_row<R, GATE>(p, unit, r);
-            w[r] = reinterpret_cast<const piece *>(p.w + (size_t)row * p.row_bytes);
+            w[r] = reinterpret_cast<const vector *>(p.w + (size_t)row * p.row_bytes);
             scale_at[r] = (unsigned)row * (unsigned)p.n_groups;
         }
     }
 
     __device__ void load(int u, int k)
     {
-        if (k >= pieces) return;
+        if (k >= vectors) return;
         UNROLL for (int r = 0; r < R; r++)
         {
             at[u][r] = load_stream(w[r] + k);
@@ -144,44 +144,44 @@ template <class W, int R, int U> struct weight_stream {
     __device__ void next(int u, int k, bool around)
     {
         k += 32 * U;
-        if (around && k >= pieces) k = (int)threadIdx.x % 32 + u * 32;
+        if (around && k >= vectors) k = (int)threadIdx.x % 32 + u * 32;
         load(u, k);
     }
 
-    /* Prefetches the n pieces after the first U into L2. */
+    /* Prefetches the n vectors after the first U into L2. */
     __device__ void prefetch(int n)
     {
         int lane = (int)threadIdx.x % 32;
-        n = min(pieces - 32 * U, n);
+        n = min(vectors - 32 * U, n);
         UNROLL for (int r = 0; r < R; r++) if (lane == r && n > 0)
-            prefetch_l2(w[r] + 32 * U, (unsigned)n * (unsigned)sizeof(piece));
+            prefetch_l2(w[r] + 32 * U, (unsigned)n * (unsigned)sizeof(vector));
     }
 };
 
-/* What a kernel prefetches into L2 before it waits: `own` pieces of each row, and `other` bytes per block of the
+/* What a kernel prefetches into L2 before it waits: `own` vectors of each row, and `other` bytes per block of the
  * weight that the next GEMM reads. */
-struct gemv_ahead {
+struct gemv_prefetch {
     int own;
     unsigned other;
 };
 
-__device__ inline void prefetch_after(const product &p, const gemv_ahead &ahead)
+__device__ inline void prefetch_after(const packed_gemm &p, const gemv_prefetch &prefetch)
 {
-    if (threadIdx.x == 0 && ahead.other) prefetch_l2(p.after + (size_t)blockIdx.x * ahead.other, ahead.other);
+    if (threadIdx.x == 0 && prefetch.other) prefetch_l2(p.after + (size_t)blockIdx.x * prefetch.other, prefetch.other);
 }
 
-/* Double buffer for rows of x: two chunks of PIECES pieces of a row. A piece of x is the UNITS * 16 bytes that are
- * multiplied by one piece of the weight. The units of a piece are stored apart, so that neighbouring lanes read
+/* Double buffer for rows of x: two chunks of VECTORS vectors of a row. A vector of x is the UNITS * 16 bytes that are
+ * multiplied by one vector of the weight. The units of a vector are stored apart, so that neighbouring lanes read
  * neighbouring addresses. */
 template <int M, int UNITS, int U> struct x_chunks {
-    static constexpr int FIT = 8192 / (M * UNITS * 16), PIECES = FIT > 32 * U ? FIT : 32 * U;
-    uint4 v[2][M][UNITS][PIECES];
+    static constexpr int FIT = 8192 / (M * UNITS * 16), VECTORS = FIT > 32 * U ? FIT : 32 * U;
+    uint4 v[2][M][UNITS][VECTORS];
 
-    /* Starts the copy of chunk c of `rows` rows of `pieces` pieces, ld bytes apart. */
-    __device__ void copy(const void *x, size_t ld, int rows, int pieces, int c)
+    /* Starts the copy of chunk c of `rows` rows of `vectors` vectors, ld bytes apart. */
+    __device__ void copy(const void *x, size_t ld, int rows, int vectors, int c)
     {
-        const char *from = static_cast<const char *>(x) + (size_t)c * (PIECES * UNITS * 16);
-        int n = min(pieces - c * PIECES, PIECES) * UNITS;
+        const char *from = static_cast<const char *>(x) + (size_t)c * (VECTORS * UNITS * 16);
+        int n = min(vectors - c * VECTORS, VECTORS) * UNITS;
 #pragma unroll 1
         for (int m = 0; m < rows; m++)
 #pragma unroll 1
@@ -190,17 +190,17 @@ template <int M, int UNITS, int U> struct x_chunks {
         cp_async_commit();
     }
 
-    /* Calls f(u, k, half, at) for each piece k of this lane, in order; u is its slot in the weight stream, and the
+    /* Calls f(u, k, half, at) for each vector k of this lane, in order; u is its slot in the weight stream, and the
      * matching x of row m is v[half][m][..][at]. The copy of chunk 0 must have been started. Ends with a barrier. */
-    template <class F> __device__ void walk(const void *x, size_t ld, int rows, int pieces, F f)
+    template <class F> __device__ void walk(const void *x, size_t ld, int rows, int vectors, F f)
     {
         int lane = (int)threadIdx.x % 32;
 #pragma unroll 1
-        for (int c = 0; c * PIECES < pieces; c++) {
-            copy(x, ld, rows, pieces, c + 1);
+        for (int c = 0; c * VECTORS < vectors; c++) {
+            copy(x, ld, rows, vectors, c + 1);
             cp_async_wait<1>();
             __syncthreads();
-            int from = c * PIECES, end = min(pieces, from + PIECES);
+            int from = c * VECTORS, end = min(vectors, from + VECTORS);
 #pragma unroll 1
             for (int k0 = from + lane; k0 < end; k0 += 32 * U) {
                 UNROLL for (int u = 0; u < U; u++)
@@ -216,7 +216,7 @@ template <int M, int UNITS, int U> struct x_chunks {
 };
 
 /* Grid for N outputs, R (or R / 2 gate and up pairs) per warp. */
-static inline dim3 gemv_grid(const product *p, int R)
+static inline dim3 gemv_grid(const packed_gemm *p, int R)
 {
     size_t units = ((size_t)p->N + (size_t)(p->gate ? R / 2 : R) - 1) / (size_t)(p->gate ? R / 2 : R);
     return dim3(blocks_for(units, GEMV_THREADS / 32));
@@ -225,15 +225,15 @@ static inline dim3 gemv_grid(const product *p, int R)
 /* Prefetch sizes: of the rows of the first wave of blocks a third of L2; where the whole weight is smaller than
  * that, also the beginning of the next weight, up to half of L2. Prefetching more would evict what has not been read
  * yet. */
-template <class W> gemv_ahead gemv_ahead_of(const gpu_dev *d, const product *p, int R)
+template <class W> gemv_prefetch gemv_prefetch_of(const gpu_dev *d, const packed_gemm *p, int R)
 {
-    const size_t resident = (size_t)d->n_sm * 8 * (GEMV_THREADS / 32) * (size_t)R, piece = sizeof(typename W::piece);
+    const size_t resident = (size_t)d->n_sm * 8 * (GEMV_THREADS / 32) * (size_t)R, vector = sizeof(typename W::vector);
     size_t rows = (size_t)p->N * (p->gate ? 2 : 1), bytes = rows * p->row_bytes, fit = d->l2_bytes / 3,
            most = d->l2_bytes / 2;
     size_t own = fit / (rows < resident ? rows : resident), blocks = gemv_grid(p, R).x, other = 0;
     own = own < p->row_bytes ? own : p->row_bytes;
     if (p->after && bytes < fit) other = (most - bytes < p->after_bytes ? most - bytes : p->after_bytes) / blocks;
-    return {(int)(own / 16 * 16 / piece), (unsigned)(other / 16 * 16)};
+    return {(int)(own / 16 * 16 / vector), (unsigned)(other / 16 * 16)};
 }
 
 } // namespace GPU_NAMESPACE

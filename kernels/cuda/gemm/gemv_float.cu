@@ -13,15 +13,16 @@ __device__ inline float word_at(const uint4 &v, int i)
 }
 
 struct unscaled {
-    typedef uint4 piece;
+    typedef uint4 vector;
     typedef float scale;
     static constexpr bool SCALED = false;
 };
 
-/* How each type is read: `piece`, the vector that a lane loads at a time, which holds EACH weights; value(piece, i). */
+/* How each type is read: `vector`, what a lane loads at a time, which holds EACH weights; value(vector, i).
+ */
 struct f32_weights : unscaled {
     static constexpr int EACH = 4;
-    __device__ static float value(const piece &p, int i)
+    __device__ static float value(const vector &p, int i)
     {
         return word_at(p, i);
     }
@@ -29,7 +30,7 @@ struct f32_weights : unscaled {
 
 struct bf16_weights : unscaled {
     static constexpr int EACH = 8;
-    __device__ static float value(const piece &p, int i)
+    __device__ static float value(const vector &p, int i)
     {
         unsigned w = __float_as_uint(word_at(p, i / 2));
         return __uint_as_float(i % 2 ? w & 0xffff0000u : w << 16);
@@ -38,7 +39,7 @@ struct bf16_weights : unscaled {
 
 struct f16_weights : unscaled {
     static constexpr int EACH = 8;
-    __device__ static float value(const piece &p, int i)
+    __device__ static float value(const vector &p, int i)
     {
         unsigned w = __float_as_uint(word_at(p, i / 2));
         return half_to_float((uint16_t)(i % 2 ? w >> 16 : w & 0xffffu));
@@ -46,7 +47,7 @@ struct f16_weights : unscaled {
 };
 
 struct nf4_weights {
-    typedef uint2 piece;
+    typedef uint2 vector;
     typedef float scale;
     static constexpr bool SCALED = true;
     static constexpr int EACH = 16;
@@ -59,11 +60,11 @@ template <class W, int M, int U> struct float_smem {
     float code[W::SCALED ? 16 : 1][32]; /* nf4's sixteen values, one copy for each lane's bank */
 };
 
-/* Four values of one piece, from i on; nf4 values are rounded to f32 before they are multiplied by x, as ops.h
+/* Four values of one vector, from i on; nf4 values are rounded to f32 before they are multiplied by x, as ops.h
  * demands. */
 template <class W>
-__device__ inline void piece_values(float (&v)[4], const typename W::piece &p, int i, float scale,
-                                    const float (*code)[32])
+__device__ inline void vector_values(float (&v)[4], const typename W::vector &p, int i, float scale,
+                                     const float (*code)[32])
 {
     UNROLL for (int j = 0; j < 4; j++)
     {
@@ -78,7 +79,7 @@ __device__ inline void piece_values(float (&v)[4], const typename W::piece &p, i
 }
 
 struct float_rows {
-    const float *p; /* (M, K), rows 16-byte aligned and padded to whole pieces */
+    const float *p; /* (M, K), rows 16-byte aligned and padded to whole vectors */
     int ld;
 };
 
@@ -93,35 +94,35 @@ constexpr int gemv_blocks(int M)
 #endif
 }
 
-/* M: an upper bound of the rows of p; R: outputs per warp; U: pieces of each row in flight. */
+/* M: an upper bound of the rows of p; R: outputs per warp; U: vectors of each row in flight. */
 template <class W, int M, int R, int U, bool ROUND, bool GATE>
 __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M))
-    gemv_float_kernel(product p, float_rows x, const __grid_constant__ nf4_table codes, gemv_ahead ahead)
+    gemv_float_kernel(packed_gemm p, float_rows x, const __grid_constant__ nf4_table codes, gemv_prefetch prefetch)
 {
     constexpr int V = M * R;
     typedef float_smem<W, M, U> smem;
     SMEM(smem, s);
-    int unit = (int)(blockIdx.x * (GEMV_THREADS / 32) + threadIdx.x / 32), pieces = (p.K + W::EACH - 1) / W::EACH;
+    int unit = (int)(blockIdx.x * (GEMV_THREADS / 32) + threadIdx.x / 32), vectors = (p.K + W::EACH - 1) / W::EACH;
     size_t ld = (size_t)x.ld * sizeof(float);
     weight_stream<W, R, U> weights;
-    let_next_begin();
-    weights.template open<GATE>(p, unit, pieces, 2); /* nf4: a scale for each four pieces */
+    launch_next();
+    weights.template open<GATE>(p, unit, vectors, 2); /* nf4: a scale for each four vectors */
     weights.begin();
-    weights.prefetch(ahead.own);
-    prefetch_after(p, ahead);
+    weights.prefetch(prefetch.own);
+    prefetch_after(p, prefetch);
     if constexpr (is_nf4<W>)
         for (int i = (int)threadIdx.x; i < 16 * 32; i += GEMV_THREADS) s.code[i / 32][i % 32] = codes.v[i / 32];
-    wait_for_before();
-    s.x.copy(x.p, ld, p.M, pieces, 0);
-    spread<V, R> place;
+    wait_for_previous();
+    s.x.copy(x.p, ld, p.M, vectors, 0);
+    scattered<V, R> place;
     float sum[V] = {}, bias[place.PER];
     UNROLL for (int j = 0; j < place.PER; j++) bias[j] =
         p.bias ? p.bias[weight_row<R, GATE>(p, unit, place.output(j))] : 0;
-    s.x.walk(x.p, ld, p.M, pieces, [&](int u, int k, int half, int at) {
+    s.x.walk(x.p, ld, p.M, vectors, [&](int u, int k, int half, int at) {
         UNROLL for (int i = 0; i < W::EACH; i += 4)
         {
             float v[R][4];
-            UNROLL for (int r = 0; r < R; r++) piece_values<W>(v[r], weights.at[u][r], i, weights.by[u][r], s.code);
+            UNROLL for (int r = 0; r < R; r++) vector_values<W>(v[r], weights.at[u][r], i, weights.by[u][r], s.code);
             UNROLL for (int m = 0; m < M; m++)
             {
                 uint4 b = s.x.v[half][m < p.M ? m : 0][i / 4][at];
@@ -136,17 +137,17 @@ __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M))
         }
         weights.next(u, k, false);
     });
-    spread_sum<float, V>(sum);
+    reduce_scatter<float, V>(sum);
     float y[place.PER];
     UNROLL for (int j = 0; j < place.PER; j++) y[j] = p.bias ? __fadd_rn(sum[j], bias[j]) : sum[j];
-    write_products<V, R, GATE>(p, unit, y);
+    write_outputs<V, R, GATE>(p, unit, y);
 }
 
-/* Copies rows of x to where the kernels can read them: 16-byte aligned, zeros from K to a whole piece. */
+/* Copies rows of x to where the kernels can read them: 16-byte aligned, zeros from K to a whole vector. */
 __global__ void __launch_bounds__(COPY_THREADS) copy_rows_kernel(struct mat x, float *out, int ld)
 {
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x);
-    take_turn();
+    launch_next_and_wait();
     if (c >= ld) return;
     const float *row = static_cast<const float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld;
     out[(size_t)blockIdx.x * (size_t)ld + (size_t)c] = c < x.cols ? row[c] : 0;
@@ -156,15 +157,15 @@ __global__ void __launch_bounds__(COPY_THREADS) copy_rows_kernel(struct mat x, f
  */
 
 template <class W, int M, bool ROUND, bool GATE>
-void launch(gpu_dev *d, const char *op, const product *p, float_rows x, const nf4_table &codes)
+void launch(gpu_dev *d, const char *op, const packed_gemm *p, float_rows x, const nf4_table &codes)
 {
     constexpr int R = M <= 2 ? 2 : 4, U = M <= 8 ? 8 / R : 1;
     LAUNCH_EARLY(d, op, (gemv_float_kernel<W, M, R, U, ROUND, GATE>), gemv_grid(p, R), dim3(GEMV_THREADS),
-                 sizeof(float_smem<W, M, U>), *p, x, codes, gemv_ahead_of<W>(d, p, R));
+                 sizeof(float_smem<W, M, U>), *p, x, codes, gemv_prefetch_of<W>(d, p, R));
 }
 
 template <class W, bool ROUND, bool GATE>
-void launch_rows(gpu_dev *d, const char *op, const product *p, float_rows x, const nf4_table &codes)
+void launch_rows(gpu_dev *d, const char *op, const packed_gemm *p, float_rows x, const nf4_table &codes)
 {
     if (p->M <= 1)
         launch<W, 1, ROUND, GATE>(d, op, p, x, codes);
@@ -178,7 +179,7 @@ void launch_rows(gpu_dev *d, const char *op, const product *p, float_rows x, con
         launch<W, 16, ROUND, GATE>(d, op, p, x, codes);
 }
 
-template <class W, bool ROUND> void launch_type(gpu_dev *d, const char *op, const product *p, const struct mat *m)
+template <class W, bool ROUND> void launch_type(gpu_dev *d, const char *op, const packed_gemm *p, const struct mat *m)
 {
     nf4_table codes = nf4_values();
     float_rows x = {static_cast<const float *>(m->p), m->ld};
@@ -198,7 +199,7 @@ template <class W, bool ROUND> void launch_type(gpu_dev *d, const char *op, cons
 
 } // namespace
 
-void gemv_float(gpu_dev *d, const char *op, enum dtype t, const product *p, const struct mat *x, bool round_x)
+void gemv_float(gpu_dev *d, const char *op, enum dtype t, const packed_gemm *p, const struct mat *x, bool round_x)
 {
     assert(p->M <= (round_x ? GEMV_ROWS_ROUNDED : GEMV_ROWS) && p->row_bytes % 16 == 0 && x->rows == p->M &&
            x->cols == p->K);

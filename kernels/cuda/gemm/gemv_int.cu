@@ -14,15 +14,15 @@ namespace {
 
 struct int8_weights {
     typedef int sum; /* of the whole row */
-    typedef uint4 piece;
+    typedef uint4 vector;
     typedef uint16_t scale;
     static constexpr bool SCALED = false; /* the scale is applied per row, at the end */
-    static constexpr int UNITS = 1;       /* vectors of 16 activations for each piece of the weight */
+    static constexpr int UNITS = 1;       /* vectors of 16 activations for each vector of the weight */
 };
 
 struct int4_weights {
     typedef float sum;
-    typedef uint4 piece;
+    typedef uint4 vector;
     typedef uint16_t scale;
     static constexpr bool SCALED = true;
     static constexpr int UNITS = 2;
@@ -48,7 +48,7 @@ __device__ inline unsigned odd_columns(unsigned w)
     return and_xor(w, 0xf0f0f0f0u, 0x80808080u);
 }
 
-/* Multiplies one piece of a weight row by one of a row of activations. */
+/* Multiplies one vector of a weight row by one of a row of activations. */
 __device__ inline void multiply(int &sum, const uint4 &w, const uint4 (&a)[1], uint16_t)
 {
     sum += dot16(w, a[0]);
@@ -70,24 +70,24 @@ constexpr int gemv_blocks(int M, bool int4)
 
 template <class W, int M, int R, int U, bool GATE>
 __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M, is_int4<W>))
-    gemv_int_kernel(product p, quantised x, gemv_ahead ahead)
+    gemv_int_kernel(packed_gemm p, quantised x, gemv_prefetch prefetch)
 {
     constexpr int V = M * R;
     typedef x_chunks<M, W::UNITS, U> chunks;
     SMEM(chunks, s);
     int unit = (int)(blockIdx.x * (GEMV_THREADS / 32) + threadIdx.x / 32);
     weight_stream<W, R, U> weights;
-    let_next_begin();
-    weights.template open<GATE>(p, unit, (int)(p.row_bytes / 16), p.group / 64); /* 1, 2 or 4 pieces per group */
+    launch_next();
+    weights.template open<GATE>(p, unit, (int)(p.row_bytes / 16), p.group / 64); /* 1, 2 or 4 vectors per group */
     weights.begin();
-    weights.prefetch(ahead.own);
-    prefetch_after(p, ahead);
-    spread<V, R> place;
+    weights.prefetch(prefetch.own);
+    prefetch_after(p, prefetch);
+    scattered<V, R> place;
     float scale[place.PER]; /* of the outputs, where a row has one */
     UNROLL for (int j = 0; j < place.PER; j++) scale[j] =
         is_int4<W> ? 1 : static_cast<const float *>(p.scale)[weight_row<R, GATE>(p, unit, place.output(j))];
-    wait_for_before();
-    s.copy(x.q, (size_t)x.ld, p.M, weights.pieces, 0);
+    wait_for_previous();
+    s.copy(x.q, (size_t)x.ld, p.M, weights.vectors, 0);
     typename W::sum sum[V];
     float y[place.PER], step[place.PER], bias[place.PER];
     bool again = false;
@@ -100,9 +100,9 @@ __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M, is_int4<W>))
     for (int pass = 0; pass < (again ? 2 : 1); pass++) {
         const int8_t *q = pass ? x.rest : x.q;
         bool around = again && pass == 0;
-        if (pass) s.copy(q, (size_t)x.ld, p.M, weights.pieces, 0);
+        if (pass) s.copy(q, (size_t)x.ld, p.M, weights.vectors, 0);
         UNROLL for (int i = 0; i < V; i++) sum[i] = 0;
-        s.walk(q, (size_t)x.ld, p.M, weights.pieces, [&](int u, int k, int half, int at) {
+        s.walk(q, (size_t)x.ld, p.M, weights.vectors, [&](int u, int k, int half, int at) {
             UNROLL for (int m = 0; m < M; m++)
             {
                 uint4 a[W::UNITS];
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M, is_int4<W>))
             }
             weights.next(u, k, around);
         });
-        spread_sum<typename W::sum, V>(sum);
+        reduce_scatter<typename W::sum, V>(sum);
         UNROLL for (int j = 0; j < place.PER; j++)
         {
             int m = place.row(j) < p.M ? place.row(j) : 0;
@@ -124,17 +124,17 @@ __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M, is_int4<W>))
         }
     }
     UNROLL for (int j = 0; j < place.PER; j++) if (p.bias) y[j] = __fadd_rn(y[j], bias[j]);
-    write_products<V, R, GATE>(p, unit, y);
+    write_outputs<V, R, GATE>(p, unit, y);
 }
 
-template <class W, int M, bool GATE> void launch(gpu_dev *d, const char *op, const product *p, const quantised *x)
+template <class W, int M, bool GATE> void launch(gpu_dev *d, const char *op, const packed_gemm *p, const quantised *x)
 {
     constexpr int R = M <= 2 ? 2 : 4, U = 8 / R;
     LAUNCH_EARLY(d, op, (gemv_int_kernel<W, M, R, U, GATE>), gemv_grid(p, R), dim3(GEMV_THREADS),
-                 sizeof(x_chunks<M, W::UNITS, U>), *p, *x, gemv_ahead_of<W>(d, p, R));
+                 sizeof(x_chunks<M, W::UNITS, U>), *p, *x, gemv_prefetch_of<W>(d, p, R));
 }
 
-template <class W, bool GATE> void launch_rows(gpu_dev *d, const char *op, const product *p, const quantised *x)
+template <class W, bool GATE> void launch_rows(gpu_dev *d, const char *op, const packed_gemm *p, const quantised *x)
 {
     if (p->M <= 1)
         launch<W, 1, GATE>(d, op, p, x);
@@ -148,7 +148,7 @@ template <class W, bool GATE> void launch_rows(gpu_dev *d, const char *op, const
 
 } // namespace
 
-void gemv_int(gpu_dev *d, const char *op, enum dtype t, const product *p, const quantised *x)
+void gemv_int(gpu_dev *d, const char *op, enum dtype t, const packed_gemm *p, const quantised *x)
 {
     assert(p->M <= GEMV_ROWS_INT && (t == DT_I8 || t == DT_I4) && p->row_bytes % 16 == 0);
     if (t == DT_I8)

@@ -11,8 +11,8 @@
  * outputs at a time as a part of scratch holds: nf4 to bf16 where x may be rounded, the rest to f32. */
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/gemm/dense_gemm.h"
+#include "kernels/cuda/gemm/dequantise.h"
 #include "kernels/cuda/gemm/packed_gemm.h"
-#include "kernels/cuda/gemm/widen.h"
 #include "kernels/cuda/warp.cuh"
 
 namespace GPU_NAMESPACE {
@@ -29,7 +29,7 @@ enum {
  */
 
 /* x rounded to bf16, rows half_ld(K) apart, in AREA_X. NULL: the device has failed. */
-const uint16_t *rounded_x(gpu_dev *d, const char *op, const product *p, const struct mat *x)
+const uint16_t *rounded_x(gpu_dev *d, const char *op, const packed_gemm *p, const struct mat *x)
 {
     size_t bytes = (size_t)p->M * (size_t)half_ld(p->K) * sizeof(uint16_t);
     uint16_t *to = static_cast<uint16_t *>(gpu_scratch(d, op, AREA_X, bytes));
@@ -38,7 +38,7 @@ const uint16_t *rounded_x(gpu_dev *d, const char *op, const product *p, const st
 }
 
 /* y = x W^T + bias, with x at `a` and W at `b`, both of type t. */
-lt_args lt_args_of(const product *p, enum dtype t, const void *a, int lda, const void *b, int ldb)
+lt_args lt_args_of(const packed_gemm *p, enum dtype t, const void *a, int lda, const void *b, int ldb)
 {
     return {.t = t,
             .M = p->M,
@@ -56,7 +56,7 @@ lt_args lt_args_of(const product *p, enum dtype t, const void *a, int lda, const
             .bias = p->bias};
 }
 
-void lt_bf16(gpu_dev *d, const char *op, const product *p, const struct mat *x)
+void lt_bf16(gpu_dev *d, const char *op, const packed_gemm *p, const struct mat *x)
 {
     const uint16_t *rounded = rounded_x(d, op, p, x);
     if (!rounded) return;
@@ -64,14 +64,15 @@ void lt_bf16(gpu_dev *d, const char *op, const product *p, const struct mat *x)
     lt_multiply(d, op, &a);
 }
 
-void lt_f32(gpu_dev *d, const char *op, const product *p, const struct mat *x)
+void lt_f32(gpu_dev *d, const char *op, const packed_gemm *p, const struct mat *x)
 {
     lt_args a = lt_args_of(p, DT_F32, x->p, x->ld, p->w, (int)(p->row_bytes / sizeof(float)));
     lt_multiply(d, op, &a);
 }
 
 /* A GEMM over dequantised weights, in f32, or with x and the weight's values rounded to bf16. */
-void lt_widened(gpu_dev *d, const char *op, const gpu_weight *w, const product *p, const struct mat *x, bool half)
+void lt_dequantised(gpu_dev *d, const char *op, const gpu_weight *w, const packed_gemm *p, const struct mat *x,
+                    bool half)
 {
     size_t line = (size_t)half_ld(p->K) * (half ? sizeof(uint16_t) : sizeof(float));
     size_t fit = WIDE_BYTES / line / WEIGHT_SLICE * WEIGHT_SLICE;
@@ -79,7 +80,7 @@ void lt_widened(gpu_dev *d, const char *op, const gpu_weight *w, const product *
     const void *from = half ? rounded_x(d, op, p, x) : x->p;
     for (int n = 0; from && n < p->N; n += lines) {
         int some = p->N - n < lines ? p->N - n : lines;
-        const void *wide = widen_rows(d, op, w, p->first + n, some, half, &ld);
+        const void *wide = dequantise_rows(d, op, w, p->first + n, some, half, &ld);
         if (!wide) return;
         lt_args a = lt_args_of(p, half ? DT_BF16 : DT_F32, from, ldx, wide, ld);
         a.N = some;
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(THREADS) scale_rows_kernel(float *y, int ld, i
     *at = __fadd_rn(__fmul_rn(*at, times), b ? b[c] : 0);
 }
 
-void lt_f16(gpu_dev *d, const char *op, const product *p, const struct mat *x)
+void lt_f16(gpu_dev *d, const char *op, const packed_gemm *p, const struct mat *x)
 {
     int ld = half_ld(p->K);
     uint16_t *to = static_cast<uint16_t *>(gpu_scratch(d, op, AREA_X, (size_t)p->M * (size_t)ld * sizeof *to));
@@ -141,11 +142,11 @@ void lt_f16(gpu_dev *d, const char *op, const product *p, const struct mat *x)
 
 /* ---- one GEMM --------------------------------------------------------------------------------------------------- */
 
-product product_of(const gpu_weight *w, int first, int rows, const float *bias)
+packed_gemm packed_gemm_of(const gpu_weight *w, int first, int rows, const float *bias)
 {
     size_t scales = (size_t)w->n_groups * (w->t == DT_I4 ? sizeof(uint16_t) : sizeof(float));
     const uint8_t *scale = static_cast<const uint8_t *>(w->scale);
-    product p = {};
+    packed_gemm p = {};
     p.w = w->data + (size_t)first * w->row_bytes;
     p.row_bytes = w->row_bytes;
     p.scale = scale ? scale + (size_t)first * scales : nullptr;
@@ -175,7 +176,7 @@ bool few_rows(const gpu_dev *d, const gpu_weight *w, int rows)
     return rows <= (is_int(w) ? GEMV_ROWS_INT : rounds(d, w) ? GEMV_ROWS_ROUNDED : GEMV_ROWS);
 }
 
-void multiply(gpu_dev *d, const char *op, const gpu_weight *w, product *p, const struct mat *x)
+void multiply(gpu_dev *d, const char *op, const gpu_weight *w, packed_gemm *p, const struct mat *x)
 {
     const gpu_weight *after = gpu_weight_after(d, w);
     if (after) {
@@ -209,7 +210,7 @@ void multiply(gpu_dev *d, const char *op, const gpu_weight *w, product *p, const
     else if (round_x)
         lt_bf16(d, op, p, x);
     else
-        lt_widened(d, op, w, p, x, half);
+        lt_dequantised(d, op, w, p, x, half);
 }
 
 } // namespace
@@ -219,7 +220,7 @@ void gpu_linear(struct dev *head, const struct linear_args *a)
     const gpu_weight *w = weight_of(a->w);
     if (a->x.rows == 0 || head->error.op) return;
     assert(a->x.cols == w->cols && a->first >= 0 && a->first + a->y.cols <= w->rows);
-    product p = product_of(w, a->first, a->x.rows, a->b);
+    packed_gemm p = packed_gemm_of(w, a->first, a->x.rows, a->b);
     p.N = a->y.cols;
     p.y = static_cast<float *>(a->y.p);
     p.ldy = a->y.ld;
@@ -235,7 +236,7 @@ void gpu_gate_up(struct dev *head, const struct gate_up_args *a)
     if (T == 0 || head->error.op) return;
     assert(a->x.cols == w->cols && w->rows == 2 * F && w->gate_up);
     if (few_rows(d, w, T)) {
-        product p = product_of(w, 0, T, a->b);
+        packed_gemm p = packed_gemm_of(w, 0, T, a->b);
         p.N = F;
         p.y = static_cast<float *>(a->y.p);
         p.ldy = a->y.ld;

@@ -84,7 +84,7 @@ namespace {
 
 void plan_clear(lt_state *s, lt_plan *p)
 {
-    if (p->product) s->f.MatmulDescDestroy(p->product);
+    if (p->desc) s->f.MatmulDescDestroy(p->desc);
     for (cublasLtMatrixLayout_t l : {p->a, p->b, p->c})
         if (l) s->f.MatrixLayoutDestroy(l);
     *p = {};
@@ -96,9 +96,9 @@ bool make_layout(gpu_dev *d, const char *op, cublasLtMatrixLayout_t *l, cudaData
     return lt_check(d, op, lt_state_of(d)->f.MatrixLayoutCreate(l, t, (uint64_t)cols, (uint64_t)rows, (int64_t)ld));
 }
 
-template <class T> bool set_product(gpu_dev *d, const char *op, lt_plan *p, cublasLtMatmulDescAttributes_t which, T v)
+template <class T> bool set_desc(gpu_dev *d, const char *op, lt_plan *p, cublasLtMatmulDescAttributes_t which, T v)
 {
-    return lt_check(d, op, lt_state_of(d)->f.MatmulDescSetAttribute(p->product, which, &v, sizeof v));
+    return lt_check(d, op, lt_state_of(d)->f.MatmulDescSetAttribute(p->desc, which, &v, sizeof v));
 }
 
 } // namespace
@@ -108,7 +108,7 @@ bool lt_set_bias(gpu_dev *d, const char *op, lt_plan *p, const float *bias)
 {
     if (p->bias == bias) return true;
     p->bias = nullptr;
-    if (!set_product(d, op, p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void *>(bias))) return false;
+    if (!set_desc(d, op, p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void *>(bias))) return false;
     p->bias = bias;
     return true;
 }
@@ -127,15 +127,15 @@ lt_plan *lt_plan_get(gpu_dev *d, const char *op, const lt_args *a, const lt_key 
     cudaDataType_t sum = whole ? CUDA_R_32I : CUDA_R_32F;
     cublasComputeType_t compute = whole ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F;
     /* the library's op on our b, whose row-major (K, N) it reads as (N, K) */
-    bool ok = lt_check(d, op, s->f.MatmulDescCreate(&p->product, compute, sum)) &&
-              set_product(d, op, p, CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)(a->tb ? CUBLAS_OP_T : CUBLAS_OP_N)) &&
-              set_product(d, op, p, CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)(a->ta ? CUBLAS_OP_T : CUBLAS_OP_N)) &&
+    bool ok = lt_check(d, op, s->f.MatmulDescCreate(&p->desc, compute, sum)) &&
+              set_desc(d, op, p, CUBLASLT_MATMUL_DESC_TRANSA, (int32_t)(a->tb ? CUBLAS_OP_T : CUBLAS_OP_N)) &&
+              set_desc(d, op, p, CUBLASLT_MATMUL_DESC_TRANSB, (int32_t)(a->ta ? CUBLAS_OP_T : CUBLAS_OP_N)) &&
               make_layout(d, op, &p->a, t, a->tb ? a->N : a->K, a->tb ? a->K : a->N, a->ldb) &&
               make_layout(d, op, &p->b, t, a->ta ? a->K : a->M, a->ta ? a->M : a->K, a->lda) &&
               make_layout(d, op, &p->c, sum, a->M, a->N, a->ldc);
     if (ok && a->bias)
-        ok = set_product(d, op, p, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_BIAS) &&
-             set_product(d, op, p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, (int32_t)CUDA_R_32F);
+        ok = set_desc(d, op, p, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_BIAS) &&
+             set_desc(d, op, p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, (int32_t)CUDA_R_32F);
     if (!ok) {
         plan_clear(s, p);
         return nullptr;
@@ -151,7 +151,7 @@ cublasStatus_t lt_run(gpu_dev *d, const lt_plan *p, const lt_args *a, const cubl
     int32_t one = 1, none = 0;
     bool whole = a->t == DT_I8;
     const void *alpha = whole ? (const void *)&one : &a->alpha, *beta = whole ? (const void *)&none : &a->beta;
-    cublasStatus_t e = s->f.Matmul(s->handle, p->product, alpha, a->b, p->a, a->a, p->b, beta, a->c, p->c, a->c, p->c,
+    cublasStatus_t e = s->f.Matmul(s->handle, p->desc, alpha, a->b, p->a, a->a, p->b, beta, a->c, p->c, a->c, p->c,
                                    algo, s->workspace, LT_WORKSPACE, d->stream);
     if (lt_refuses(e)) cudaGetLastError(); /* or the next launch would report the error of this attempt */
     return e;
@@ -180,7 +180,7 @@ int lt_suggestions(gpu_dev *d, const char *op, const lt_plan *p, cublasLtMatmulH
             return 0;
     }
     cublasStatus_t e =
-        s->f.MatmulAlgoGetHeuristic(s->handle, p->product, p->a, p->b, p->c, p->c, s->preference, wanted, r, &n);
+        s->f.MatmulAlgoGetHeuristic(s->handle, p->desc, p->a, p->b, p->c, p->c, s->preference, wanted, r, &n);
     if (lt_refuses(e) || !lt_check(d, op, e)) return 0;
     int good = 0;
     for (int i = 0; i < n; i++)
@@ -197,7 +197,7 @@ bool fits(gpu_dev *d, const lt_plan *p, const cublasLtMatmulAlgo_t *algo)
 {
     lt_state *s = lt_state_of(d);
     cublasLtMatmulHeuristicResult_t r;
-    return s->f.MatmulAlgoCheck(s->handle, p->product, p->a, p->b, p->c, p->c, algo, &r) == CUBLAS_STATUS_SUCCESS &&
+    return s->f.MatmulAlgoCheck(s->handle, p->desc, p->a, p->b, p->c, p->c, algo, &r) == CUBLAS_STATUS_SUCCESS &&
            r.workspaceSize <= LT_WORKSPACE;
 }
 
@@ -265,9 +265,9 @@ bool run_another(gpu_dev *d, const char *op, lt_plan *p, const lt_args *a)
 
 bool bias_after(gpu_dev *d, const char *op, const lt_args *a)
 {
-    lt_args product = *a;
-    product.bias = nullptr;
-    if (!lt_multiply(d, op, &product)) return false;
+    lt_args unbiased = *a;
+    unbiased.bias = nullptr;
+    if (!lt_multiply(d, op, &unbiased)) return false;
     lt_add_bias(d, op, a);
     return !d->head.error.op;
 }
@@ -283,8 +283,8 @@ bool lt_multiply(gpu_dev *d, const char *op, const struct lt_args *a)
     if (reinterpret_cast<uintptr_t>(a->bias) % 16 != 0) return bias_after(d, op, a); /* epilogues need it aligned */
     lt_key key = lt_key_of(a);
     if (d->measuring) {
-        lt_wish w = {lt_class_of(&key), true, *a, {}};
-        return lt_wish_for(d, &w), true;
+        lt_request w = {lt_class_of(&key), true, *a, {}};
+        return lt_request_add(d, &w), true;
     }
     lt_plan *p = lt_plan_get(d, op, a, &key);
     if (!p || !lt_set_bias(d, op, p, a->bias) || (!p->settled && !choose(d, op, p, a))) return false;
@@ -310,9 +310,9 @@ bool lt_offers(gpu_dev *d, const char *op, const struct lt_args *a)
 int lt_faster(gpu_dev *d, const struct lt_race *r)
 {
     lt_state *s = lt_state_of(d);
-    lt_wish w = {lt_race_class(r), true, {}, *r};
+    lt_request w = {lt_race_class(r), true, {}, *r};
     if (!s->tries) return -1;
-    if (d->measuring) return lt_wish_for(d, &w), -1;
+    if (d->measuring) return lt_request_add(d, &w), -1;
     const lt_found *f = lt_class_find(s, &w.c);
     return f ? (int)f->algo.data[0] : -1;
 }

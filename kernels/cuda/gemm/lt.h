@@ -69,10 +69,10 @@ int lt_faster(gpu_dev *, const struct lt_race *);
 void lt_plain(gpu_dev *, const char *op, const struct lt_args *);
 void lt_add_bias(gpu_dev *, const char *op, const struct lt_args *); /* adds the bias to C */
 
-/* For reserve. lt_forget_wishes drops the list of requested autotuning shapes. lt_tune autotunes those whose class
+/* For reserve. lt_requests_clear drops the list of requested autotuning shapes. lt_tune autotunes those whose class
  * has no algorithm yet, the largest first, in memory that it frees again, for about so long at most. What is left is
  * tuned at its first use. */
-void lt_forget_wishes(gpu_dev *);
+void lt_requests_clear(gpu_dev *);
 void lt_tune(gpu_dev *, double seconds);
 
 /* Opens the library, allocates its workspace and loads the file of tuned classes into d->lt. @return false, with a

@@ -24,7 +24,7 @@ namespace {
 
 /* The slot of a class, or for a new one a free slot, in a full table that of the least recently used class. Slots
  * are never freed, so that open addressing still finds classes behind one that was replaced. */
-lt_found *place_of(lt_state *s, const lt_class *c)
+lt_found *slot_of(lt_state *s, const lt_class *c)
 {
     uint32_t h = lt_hash(&c->t, sizeof *c / sizeof(int));
     lt_found *last = s->classes;
@@ -45,7 +45,7 @@ bool is_of(const lt_found *f, const lt_class *c)
 
 lt_found *lt_class_find(lt_state *s, const lt_class *c)
 {
-    lt_found *f = place_of(s, c);
+    lt_found *f = slot_of(s, c);
     if (!is_of(f, c)) return nullptr;
     f->asked = ++s->asked;
     return f;
@@ -53,7 +53,7 @@ lt_found *lt_class_find(lt_state *s, const lt_class *c)
 
 void lt_class_note(lt_state *s, const lt_class *c, bool refused, const cublasLtMatmulAlgo_t *algo)
 {
-    *place_of(s, c) = {*c, true, refused, *algo, ++s->asked};
+    *slot_of(s, c) = {*c, true, refused, *algo, ++s->asked};
 }
 
 void lt_name_file(lt_state *s, const char *device_name)
@@ -169,7 +169,7 @@ void lt_load_found(lt_state *s)
         lt_class c;
         cublasLtMatmulAlgo_t algo;
         if (!read_line(line, &c, &algo)) break;
-        lt_found *f = place_of(s, &c);
+        lt_found *f = slot_of(s, &c);
         if (!f->used || (!is_of(f, &c) && f->asked < -i)) *f = {c, true, false, algo, -i};
     }
     fclose(in);

@@ -8,12 +8,12 @@ namespace {
 
 enum { TILE = 64, DEPTH = 16, THREADS = 256, LINE = TILE + 4 };
 
-/* op(A) and op(B) by strides: the element at index p (of M or N) and k is at p * by_place + k * by_k, one of which
+/* op(A) and op(B) by strides: the element at index p (of M or N) and k is at p * stride + k * stride_k, one of which
  * is 1. */
 struct plain_args {
     const void *a, *b;
     void *c;
-    int64_t a_place, a_k, b_place, b_k;
+    int64_t a_stride, a_k, b_stride, b_k;
     int M, N, K, ldc;
     float alpha, beta;
 };
@@ -33,13 +33,13 @@ template <enum dtype T> __device__ inline auto plain_load(const void *p, int64_t
 /* Loads a tile of 64 rows or columns by DEPTH of k, zeros past the ends; neighbouring threads read neighbouring
  * addresses. */
 template <enum dtype T, class S>
-__device__ inline void load_tile(S (&to)[DEPTH][LINE], const void *from, int64_t by_place, int64_t by_k, int place0,
-                                 int places, int k0, int depth)
+__device__ inline void load_tile(S (&to)[DEPTH][LINE], const void *from, int64_t stride, int64_t stride_k, int p0,
+                                 int end, int k0, int depth)
 {
     for (int i = (int)threadIdx.x; i < TILE * DEPTH; i += THREADS) {
-        int p = by_k == 1 ? i / DEPTH : i % TILE, k = by_k == 1 ? i % DEPTH : i / TILE;
-        bool in = place0 + p < places && k0 + k < depth;
-        to[k][p] = in ? plain_load<T>(from, (place0 + p) * by_place + (k0 + k) * by_k) : 0;
+        int p = stride_k == 1 ? i / DEPTH : i % TILE, k = stride_k == 1 ? i % DEPTH : i / TILE;
+        bool in = p0 + p < end && k0 + k < depth;
+        to[k][p] = in ? plain_load<T>(from, (p0 + p) * stride + (k0 + k) * stride_k) : 0;
     }
 }
 
@@ -52,8 +52,8 @@ template <enum dtype T> __global__ void __launch_bounds__(THREADS) plain_kernel(
         n0 = (int)blockIdx.y * TILE;
     S sum[4][4] = {};
     for (int k0 = 0; k0 < g.K; k0 += DEPTH) {
-        load_tile<T>(s.a, g.a, g.a_place, g.a_k, m0, g.M, k0, g.K);
-        load_tile<T>(s.b, g.b, g.b_place, g.b_k, n0, g.N, k0, g.K);
+        load_tile<T>(s.a, g.a, g.a_stride, g.a_k, m0, g.M, k0, g.K);
+        load_tile<T>(s.b, g.b, g.b_stride, g.b_k, n0, g.N, k0, g.K);
         __syncthreads();
         for (int k = 0; k < DEPTH; k++) {
             S a[4], b[4];
@@ -93,9 +93,9 @@ void lt_plain(gpu_dev *d, const char *op, const struct lt_args *a)
     plain_args g = {.a = a->a,
                     .b = a->b,
                     .c = a->c,
-                    .a_place = a->ta ? 1 : a->lda,
+                    .a_stride = a->ta ? 1 : a->lda,
                     .a_k = a->ta ? a->lda : 1,
-                    .b_place = a->tb ? a->ldb : 1,
+                    .b_stride = a->tb ? a->ldb : 1,
                     .b_k = a->tb ? 1 : a->ldb,
                     .M = a->M,
                     .N = a->N,

@@ -74,14 +74,14 @@ struct lt_plan {
     lt_key key;
     bool used, chosen, settled; /* chosen: algo is set; settled: and will not change */
     bool refused;               /* the library does not support it: settled then, lt_plain is used */
-    cublasLtMatmulDesc_t product;
+    cublasLtMatmulDesc_t desc;
     const float *bias;              /* of the current GEMM */
     cublasLtMatrixLayout_t a, b, c; /* the library's matrix a is our b */
     cublasLtMatmulAlgo_t algo;
 };
 
 /* An autotuning request recorded in reserve: the largest shape of a class. */
-struct lt_wish {
+struct lt_request {
     lt_class c;
     bool used;
     lt_args a;    /* its pointers are meaningless */
@@ -101,7 +101,7 @@ struct lt_state {
     lt_plan plans[LT_PLANS];
     lt_found classes[LT_CLASSES];
     int64_t asked; /* clock for lt_found.asked: number of look-ups */
-    lt_wish wishes[LT_CLASSES];
+    lt_request requests[LT_CLASSES];
 };
 
 static inline lt_state *lt_state_of(gpu_dev *d)
@@ -149,7 +149,7 @@ void lt_save_found(lt_state *);
  * synchronises. @return false when the device has failed. */
 bool lt_try(gpu_dev *, const char *op, lt_plan *p, const lt_args *);
 /* Records a GEMM, or a race, of the dry run as an autotuning request. */
-void lt_wish_for(gpu_dev *, const lt_wish *);
+void lt_request_add(gpu_dev *, const lt_request *);
 
 } // namespace GPU_NAMESPACE
 

@@ -83,17 +83,17 @@ bool lt_try(gpu_dev *d, const char *op, lt_plan *p, const lt_args *a)
 
 namespace {
 
-enum { PLACE_ALIGN = 256 };
+enum { OPERAND_ALIGN = 256 };
 const size_t LEAST_MEMORY = 1 << 20;
 
-double work_of(const lt_wish *w)
+double work_of(const lt_request *w)
 {
     return w->c.t == LT_RACE ? (double)w->race.M * w->race.N * w->race.K : (double)w->a.M * w->a.N * w->a.K;
 }
 
 size_t rounded(size_t bytes)
 {
-    return (bytes + 2 * PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN; /* and room to misalign the matrix */
+    return (bytes + 2 * OPERAND_ALIGN - 1) / OPERAND_ALIGN * OPERAND_ALIGN; /* and room to misalign the matrix */
 }
 
 struct places {
@@ -111,13 +111,13 @@ places places_of(const lt_args *p)
     return at;
 }
 
-size_t memory_of(const lt_wish *w)
+size_t memory_of(const lt_request *w)
 {
     return w->c.t == LT_RACE ? w->race.bytes : places_of(&w->a).end;
 }
 
 /* The GEMM of a request with its matrices in `memory`, aligned no better than in the class. */
-lt_args placed(const lt_wish *w, uint8_t *memory)
+lt_args operands_in(const lt_request *w, uint8_t *memory)
 {
     lt_args a = w->a;
     places at = places_of(&a);
@@ -130,13 +130,13 @@ lt_args placed(const lt_wish *w, uint8_t *memory)
 }
 
 /* Allocates memory for the largest request, or for as large a one as fits. NULL: none fits. */
-uint8_t *take_memory(gpu_dev *d, lt_wish *const *wish, int n, size_t *bytes)
+uint8_t *take_memory(gpu_dev *d, lt_request *const *request, int n, size_t *bytes)
 {
     size_t room = d->largest;
     for (;;) {
         *bytes = 0;
         for (int i = 0; i < n; i++) {
-            size_t end = memory_of(wish[i]);
+            size_t end = memory_of(request[i]);
             if (end <= room && end > *bytes) *bytes = end;
         }
         if (!*bytes) return nullptr;
@@ -155,35 +155,35 @@ double now()
 
 } // namespace
 
-void lt_wish_for(gpu_dev *d, const lt_wish *shown)
+void lt_request_add(gpu_dev *d, const lt_request *shown)
 {
     lt_state *s = lt_state_of(d);
     if (!s->tries) return;
     uint32_t h = lt_hash(&shown->c.t, sizeof shown->c / sizeof(int));
     for (uint32_t i = 0; i < LT_CLASSES / 2; i++) {
-        lt_wish *w = s->wishes + (h + i) % LT_CLASSES;
+        lt_request *w = s->requests + (h + i) % LT_CLASSES;
         if (w->used && memcmp(&w->c, &shown->c, sizeof w->c) != 0) continue;
         if (!w->used || work_of(shown) > work_of(w)) *w = *shown;
         return;
     }
 }
 
-void lt_forget_wishes(gpu_dev *d)
+void lt_requests_clear(gpu_dev *d)
 {
-    for (lt_wish &w : lt_state_of(d)->wishes) w.used = false;
+    for (lt_request &w : lt_state_of(d)->requests) w.used = false;
 }
 
 namespace {
 
 const char op[] = "cuBLASLt's trying";
 
-bool is_known(lt_state *s, const lt_wish *w)
+bool is_known(lt_state *s, const lt_request *w)
 {
     return lt_class_find(s, &w->c) != nullptr;
 }
 
 /* Autotunes one shape requested during reserve(). @return false when the device has failed. */
-bool try_wish(gpu_dev *d, const lt_wish *w, uint8_t *memory)
+bool try_request(gpu_dev *d, const lt_request *w, uint8_t *memory)
 {
     lt_state *s = lt_state_of(d);
     cublasLtMatmulAlgo_t algo = {};
@@ -200,7 +200,7 @@ bool try_wish(gpu_dev *d, const lt_wish *w, uint8_t *memory)
         stopwatch_close(&watch);
         algo.data[0] = ms[1] < ms[0];
     } else {
-        lt_args a = placed(w, memory);
+        lt_args a = operands_in(w, memory);
         lt_key key = lt_key_of(&a);
         lt_plan *p = lt_plan_get(d, op, &a, &key);
         if (!p || !lt_set_bias(d, op, p, a.bias) || !lt_try(d, op, p, &a)) return false;
@@ -211,10 +211,10 @@ bool try_wish(gpu_dev *d, const lt_wish *w, uint8_t *memory)
     if (d->head.error.op) return false;
     lt_class_note(s, &w->c, refused, &algo);
     if (!refused || !w->c.bias) return true;
-    lt_wish without = *w; /* the case in which lt_multiply adds the bias itself */
+    lt_request without = *w; /* the case in which lt_multiply adds the bias itself */
     without.a.bias = nullptr;
     without.c.bias = 0;
-    return is_known(s, &without) || try_wish(d, &without, memory);
+    return is_known(s, &without) || try_request(d, &without, memory);
 }
 
 } // namespace
@@ -222,13 +222,13 @@ bool try_wish(gpu_dev *d, const lt_wish *w, uint8_t *memory)
 void lt_tune(gpu_dev *d, double seconds)
 {
     lt_state *s = lt_state_of(d);
-    lt_wish *wish[LT_CLASSES];
+    lt_request *request[LT_CLASSES];
     int n = 0;
-    for (lt_wish &w : s->wishes)
-        if (w.used && !is_known(s, &w)) wish[n++] = &w;
-    std::sort(wish, wish + n, [](const lt_wish *a, const lt_wish *b) { return work_of(a) > work_of(b); });
+    for (lt_request &w : s->requests)
+        if (w.used && !is_known(s, &w)) request[n++] = &w;
+    std::sort(request, request + n, [](const lt_request *a, const lt_request *b) { return work_of(a) > work_of(b); });
     size_t bytes = 0;
-    uint8_t *memory = n && !d->head.error.op ? take_memory(d, wish, n, &bytes) : nullptr;
+    uint8_t *memory = n && !d->head.error.op ? take_memory(d, request, n, &bytes) : nullptr;
     if (!memory) return;
     /* Any value but zeros, with which multipliers use less power, and so clock higher, than in real use. */
     bool ok = gpu_check(d, op, cudaMemsetAsync(memory, 0x3c, bytes, d->stream));
@@ -236,7 +236,7 @@ void lt_tune(gpu_dev *d, double seconds)
     s->tuning = true;
     s->cold = gpu_alloc(&d->head, d->l2_bytes);
     for (int i = 0; ok && i < n && now() < end; i++)
-        if (memory_of(wish[i]) <= bytes && !is_known(s, wish[i])) ok = try_wish(d, wish[i], memory);
+        if (memory_of(request[i]) <= bytes && !is_known(s, request[i])) ok = try_request(d, request[i], memory);
     s->tuning = false;
     gpu_free(&d->head, s->cold);
     s->cold = nullptr;

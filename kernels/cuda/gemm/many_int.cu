@@ -17,7 +17,7 @@ enum {
 #else
     SUM_BYTES = 64 << 10, /* small, so that small shapes are divided too */
 #endif
-    PIECE_COLS = 128, /* outputs of a slice are a multiple of this */
+    SLICE_COLS = 128, /* outputs of a slice are a multiple of this */
     LEAST_COLS = 64,  /* mma_int handles fewer outputs */
     THREADS = 256
 };
@@ -26,7 +26,7 @@ enum {
  * rows will be added. VEC: y is written 16 bytes at a time. */
 template <bool VEC>
 __global__ void __launch_bounds__(THREADS)
-    scale_kernel(product p, const int *sums, int ld, const float *step, const int *outlier)
+    scale_kernel(packed_gemm p, const int *sums, int ld, const float *step, const int *outlier)
 {
     int c = 4 * (int)(blockIdx.y * blockDim.x + threadIdx.x);
     if (c >= p.N) return;
@@ -45,9 +45,9 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 /* The outputs first .. first + n - 1 of p. */
-product outputs(const product *p, int first, int n)
+packed_gemm outputs(const packed_gemm *p, int first, int n)
 {
-    product q = *p;
+    packed_gemm q = *p;
     q.w += (size_t)first * p->row_bytes;
     q.scale = static_cast<const float *>(p->scale) + first;
     q.bias = p->bias ? p->bias + first : nullptr;
@@ -57,24 +57,24 @@ product outputs(const product *p, int first, int n)
 }
 
 /* Number of outputs whose sums are in scratch at a time; divides N into slices of about equal size. */
-int piece_cols(int M, int N)
+int slice_cols(int M, int N)
 {
-    int most = SUM_BYTES / (int)sizeof(int) / M / PIECE_COLS * PIECE_COLS;
-    if (most < PIECE_COLS) most = PIECE_COLS;
-    int pieces = (N + most - 1) / most;
-    return (N + pieces * PIECE_COLS - 1) / (pieces * PIECE_COLS) * PIECE_COLS;
+    int most = SUM_BYTES / (int)sizeof(int) / M / SLICE_COLS * SLICE_COLS;
+    if (most < SLICE_COLS) most = SLICE_COLS;
+    int slices = (N + most - 1) / most;
+    return (N + slices * SLICE_COLS - 1) / (slices * SLICE_COLS) * SLICE_COLS;
 }
 
 int *take_sums(gpu_dev *d, const char *op, int M, int cols)
 {
-    size_t bytes = (size_t)M * (size_t)cols * sizeof(int), least = (size_t)M * PIECE_COLS * sizeof(int);
+    size_t bytes = (size_t)M * (size_t)cols * sizeof(int), least = (size_t)M * SLICE_COLS * sizeof(int);
     if (d->measuring)
         bytes = least > SUM_BYTES ? least : (size_t)SUM_BYTES; /* upper bound over all slices and smaller M */
     return static_cast<int *>(gpu_scratch(d, op, AREA_W, bytes));
 }
 
 /* K includes the zero padding: both operands have it, up to a weight's row. */
-lt_args sums_of(const product *p, const quantised *x, int *sums, int cols)
+lt_args sums_of(const packed_gemm *p, const quantised *x, int *sums, int cols)
 {
     lt_args a = {};
     a.t = DT_I8;
@@ -89,13 +89,13 @@ lt_args sums_of(const product *p, const quantised *x, int *sums, int cols)
 
 /* Outputs in multiples of four, as the library demands; up to three remaining ones go to mma_int. @return false,
  * with nothing enqueued, when the library does not support the shape. */
-bool by_library(gpu_dev *d, const char *op, const product *p, const quantised *x)
+bool by_library(gpu_dev *d, const char *op, const packed_gemm *p, const quantised *x)
 {
-    int N = p->N / 4 * 4, cols = piece_cols(p->M, N);
+    int N = p->N / 4 * 4, cols = slice_cols(p->M, N);
     int *sums = take_sums(d, op, p->M, cols);
     if (!sums) return true; /* the device has failed */
     for (int n = 0; n < N; n += cols) {
-        product some = outputs(p, n, N - n < cols ? N - n : cols);
+        packed_gemm some = outputs(p, n, N - n < cols ? N - n : cols);
         lt_args a = sums_of(&some, x, sums, cols);
         if (n == 0 && !lt_offers(d, op, &a)) return false;
         if (!lt_multiply(d, op, &a)) return true;
@@ -105,7 +105,7 @@ bool by_library(gpu_dev *d, const char *op, const product *p, const quantised *x
         auto kernel = vec ? scale_kernel<true> : scale_kernel<false>;
         LAUNCH(d, op, kernel, grid, dim3((unsigned)threads), 0, some, sums, cols, x->step, x->outlier);
     }
-    product fours = outputs(p, 0, N), left = outputs(p, N, p->N - N);
+    packed_gemm fours = outputs(p, 0, N), left = outputs(p, N, p->N - N);
     mma_int_rests(d, op, &fours, x);
     if (left.N) mma_int(d, op, DT_I8, &left, x);
     return true;
@@ -119,7 +119,7 @@ size_t round256(size_t n)
 }
 
 /* The shape of a race in memory of its own, without outliers; *bytes: the size of that memory. */
-void shape_in(const lt_race *r, uint8_t *memory, product *p, quantised *x, size_t *bytes)
+void shape_in(const lt_race *r, uint8_t *memory, packed_gemm *p, quantised *x, size_t *bytes)
 {
     size_t at = 0, ld = ((size_t)r->K + 127) / 128 * 128, row_bytes = ((size_t)r->K + 15) / 16 * 16;
     auto take = [&](size_t n) {
@@ -144,7 +144,7 @@ void shape_in(const lt_race *r, uint8_t *memory, product *p, quantised *x, size_
 
 void run_race(gpu_dev *d, const char *op, const lt_race *r, uint8_t *memory, int way)
 {
-    product p;
+    packed_gemm p;
     quantised x;
     size_t bytes;
     shape_in(r, memory, &p, &x, &bytes);
@@ -155,11 +155,11 @@ void run_race(gpu_dev *d, const char *op, const lt_race *r, uint8_t *memory, int
 
 } // namespace
 
-void many_int(gpu_dev *d, const char *op, enum dtype t, const product *p, const quantised *x)
+void many_int(gpu_dev *d, const char *op, enum dtype t, const packed_gemm *p, const quantised *x)
 {
     if (t == DT_I8 && p->M >= MANY_LT_ROWS && p->N >= LEAST_COLS) {
         lt_race r = {p->M, p->N, p->K, 0, run_race};
-        product shape;
+        packed_gemm shape;
         quantised rows;
         shape_in(&r, nullptr, &shape, &rows, &r.bytes);
         if (lt_faster(d, &r) != OWN && by_library(d, op, p, x)) return;

@@ -27,8 +27,8 @@ enum {
     W8_LINE = TILE_K + 32,     /* of int8 weights */
     W4_LINE = TILE_K / 2 + 16, /* of int4 weights */
     SCALES = TILE_K / 32,      /* most groups of a tile */
-    AHEAD = 32,                /* distance, in tiles, at which weights are prefetched into L2 */
-    NEARER = 8                 /* tiles prefetched at a time */
+    PREFETCH_TILES = 32,       /* distance, in tiles, at which weights are prefetched into L2 */
+    PREFETCH_STEP = 8          /* tiles prefetched at a time */
 };
 
 #define FLOAT_BITS 0x4b400000 /* 1.5 * 2^23 */
@@ -47,15 +47,15 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
     static constexpr int PENDING = (SCALES * BN + THREADS - 1) / THREADS;
     typedef mma_smem<INT4, BM, BN, STAGES> smem;
 
-    const product &p;
+    const packed_gemm &p;
     smem &s;
-    const int8_t *a;       /* (M, ld) */
-    int ld, m0, n0, ahead; /* ahead: prefetch distance: AHEAD, or what the cache has room for */
+    const int8_t *a;          /* (M, ld) */
+    int ld, m0, n0, distance; /* distance: prefetch distance: PREFETCH_TILES, or what the cache has room for */
     int sum[MI][NI][4];
     float total[INT4 ? MI : 1][INT4 ? NI : 1][4];
     float pending[PENDING];
 
-    __device__ mma_block(const product &p_, smem &s_, int m0_, int n0_) : p(p_), s(s_), m0(m0_), n0(n0_) {}
+    __device__ mma_block(const packed_gemm &p_, smem &s_, int m0_, int n0_) : p(p_), s(s_), m0(m0_), n0(n0_) {}
 
     /* Start the copies of tile kt: of activations, and of weights. */
     __device__ void load_a(int kt, int tiles)
@@ -85,7 +85,7 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
     {
         int r = (int)threadIdx.x;
         size_t at = (size_t)kt * LINE, left = p.row_bytes > at ? p.row_bytes - at : 0;
-        if (m0 || r >= BN || n0 + r >= p.N || !left || ahead < STAGES) return;
+        if (m0 || r >= BN || n0 + r >= p.N || !left || distance < STAGES) return;
         size_t want = (size_t)n * LINE;
         prefetch_l2(p.w + (size_t)(n0 + r) * p.row_bytes + at, (unsigned)(want < left ? want : left));
     }
@@ -200,7 +200,7 @@ template <bool INT4, int BM, int BN, int WM, int WN, int STAGES> struct mma_bloc
             load_a(kt + STAGES - 1, tiles);
             load_w(kt + STAGES - 1, tiles);
             cp_async_commit();
-            if (kt % NEARER == 0) prefetch(kt + ahead, NEARER);
+            if (kt % PREFETCH_STEP == 0) prefetch(kt + distance, PREFETCH_STEP);
             load_scales(kt + STAGES - 1);
             multiply_tile(kt % STAGES);
             store_scales(kt + STAGES - 1);
@@ -249,17 +249,17 @@ template <class B> __device__ inline bool any_outlier(const B &b, const quantise
 
 template <bool INT4, int BM, int BN, int WM, int WN, int STAGES>
 __global__ void __launch_bounds__(mma_block<INT4, BM, BN, WM, WN, STAGES>::THREADS, BM == 16 ? 5 : 0)
-    mma_int_kernel(product p, quantised x, int ahead)
+    mma_int_kernel(packed_gemm p, quantised x, int distance)
 {
     typedef mma_block<INT4, BM, BN, WM, WN, STAGES> block;
     SMEM(typename block::smem, s);
     block b(p, s, (int)blockIdx.x * BM, (int)blockIdx.y * BN);
     b.ld = x.ld;
-    b.ahead = ahead;
-    let_next_begin();
+    b.distance = distance;
+    launch_next();
     b.begin();
-    b.prefetch(STAGES - 1, ahead - STAGES + 1);
-    wait_for_before();
+    b.prefetch(STAGES - 1, distance - STAGES + 1);
+    wait_for_previous();
     bool again = any_outlier(b, x);
     b.multiply(x.q);
     b.write(x, false, !again, false);
@@ -271,13 +271,13 @@ __global__ void __launch_bounds__(mma_block<INT4, BM, BN, WM, WN, STAGES>::THREA
 
 template <int BM, int BN, int WM, int WN, int STAGES>
 __global__ void __launch_bounds__(mma_block<false, BM, BN, WM, WN, STAGES>::THREADS)
-    mma_rests_kernel(product p, quantised x)
+    mma_rests_kernel(packed_gemm p, quantised x)
 {
     typedef mma_block<false, BM, BN, WM, WN, STAGES> block;
     SMEM(typename block::smem, s);
     block b(p, s, (int)blockIdx.x * BM, (int)blockIdx.y * BN);
     b.ld = x.ld;
-    b.ahead = 0;
+    b.distance = 0;
     if (!any_outlier(b, x)) return;
     b.begin();
     b.multiply(x.rest);
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(mma_block<false, BM, BN, WM, WN, STAGES>::THRE
 }
 
 template <bool INT4, int BM, int BN, int WM, int WN, int STAGES>
-void launch(gpu_dev *d, const char *op, const product *p, const quantised *x)
+void launch(gpu_dev *d, const char *op, const packed_gemm *p, const quantised *x)
 {
     typedef mma_block<INT4, BM, BN, WM, WN, STAGES> block;
     size_t rows = (size_t)d->n_sm * 3 * BN; /* rows of the blocks that run at the same time, approximately */
@@ -293,11 +293,11 @@ void launch(gpu_dev *d, const char *op, const product *p, const quantised *x)
     /* Rows are the fast grid dimension: blocks of the same outputs run together and share the weights in L2. */
     dim3 grid(blocks_for((size_t)p->M, BM), blocks_for((size_t)p->N, BN));
     LAUNCH_EARLY(d, op, (mma_int_kernel<INT4, BM, BN, WM, WN, STAGES>), grid, dim3(block::THREADS),
-                 sizeof(typename block::smem), *p, *x, fit < AHEAD ? (int)fit : (int)AHEAD);
+                 sizeof(typename block::smem), *p, *x, fit < PREFETCH_TILES ? (int)fit : (int)PREFETCH_TILES);
 }
 
 template <int BM, int BN, int WM, int WN, int STAGES>
-void launch_rests(gpu_dev *d, const char *op, const product *p, const quantised *x)
+void launch_rests(gpu_dev *d, const char *op, const packed_gemm *p, const quantised *x)
 {
     typedef mma_block<false, BM, BN, WM, WN, STAGES> block;
     dim3 grid(blocks_for((size_t)p->M, BM), blocks_for((size_t)p->N, BN));
@@ -311,7 +311,7 @@ template <bool INT4> bool large_tiles(const gpu_dev *d)
     return d->shared_max >= sizeof(mma_smem<INT4, 128, 128, 4>);
 }
 
-template <bool INT4> void launch_rows(gpu_dev *d, const char *op, const product *p, const quantised *x)
+template <bool INT4> void launch_rows(gpu_dev *d, const char *op, const packed_gemm *p, const quantised *x)
 {
     if (p->M <= 16)
         launch<INT4, 16, 32, 16, 8, 8>(d, op, p, x);
@@ -327,7 +327,7 @@ template <bool INT4> void launch_rows(gpu_dev *d, const char *op, const product 
 
 } // namespace
 
-void mma_int(gpu_dev *d, const char *op, enum dtype t, const product *p, const quantised *x)
+void mma_int(gpu_dev *d, const char *op, enum dtype t, const packed_gemm *p, const quantised *x)
 {
     assert((t == DT_I8 || t == DT_I4) && !p->gate && x->ld % TILE_K == 0 && p->row_bytes % 16 == 0);
     if (t == DT_I8)
@@ -336,7 +336,7 @@ void mma_int(gpu_dev *d, const char *op, enum dtype t, const product *p, const q
         launch_rows<true>(d, op, p, x);
 }
 
-void mma_int_rests(gpu_dev *d, const char *op, const product *p, const quantised *x)
+void mma_int_rests(gpu_dev *d, const char *op, const packed_gemm *p, const quantised *x)
 {
     if (large_tiles<false>(d))
         launch_rests<128, 128, 64, 32, 4>(d, op, p, x);

@@ -13,8 +13,8 @@
  * Bottleneck, estimated for an H100, not measured: up to some 64 rows reading weights and x, beyond that the tensor
  * cores, closely followed by instruction issue: for each 32 columns a warp of 64 rows and 32 outputs has 32 mma, 84
  * instructions of unpacking, 8 ldmatrix and 32 multiply-adds with scales. */
-#include "kernels/cuda/gemm/nf4.cuh"
 #include "kernels/cuda/gemm/dense_gemm.h"
+#include "kernels/cuda/gemm/nf4.cuh"
 #include "kernels/cuda/warp.cuh"
 
 namespace GPU_NAMESPACE {
@@ -35,7 +35,7 @@ enum {
 
 /* The kernel's rounded x and the destination of its sums. */
 struct nf4_job {
-    product p;
+    packed_gemm p;
     const uint16_t *x; /* (M, K), bf16, by round_lanes_kernel */
     int chunk;         /* columns of k in a split: a multiple of TILE_K, or all */
     float *part;       /* (splits, M, N), or NULL: one split, whose sums are y */
@@ -105,7 +105,7 @@ template <int BM, int BN, int WM, int WN, int STAGES> struct nf4_block {
     /* Starts the copies of tile kt of `tiles`; zeros past the ends. */
     __device__ void load_tile(int kt, int tiles)
     {
-        const product &p = job.p;
+        const packed_gemm &p = job.p;
         int stage = kt % STAGES, t = (int)threadIdx.x, k = k0 + kt * TILE_K;
         if (kt < tiles) {
             UNROLL for (int i = 0; i < BM * X_CHUNKS / THREADS; i++)
@@ -190,7 +190,7 @@ template <int BM, int BN, int WM, int WN, int STAGES> struct nf4_block {
 
     __device__ void write()
     {
-        const product &p = job.p;
+        const packed_gemm &p = job.p;
         int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
         int row = m0 + warp / WARPS_N * WM + lane / 4, column = n0 + warp % WARPS_N * WN + lane % 4 * 2;
         const float *bias = job.part ? nullptr : p.bias;
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(nf4_block<BM, BN, WM, WN, STAGES>::THREADS) mm
  */
 
 /* Columns of a split: where there are few output tiles, several blocks divide the k of each. */
-int split_chunk(const product *p)
+int split_chunk(const packed_gemm *p)
 {
     int tiles = (p->whole + TILE_N - 1) / TILE_N, steps = (p->K + TILE_K - 1) / TILE_K;
     int splits = SPLIT_TILES / tiles, most = p->K / SPLIT_LEAST;
@@ -246,7 +246,7 @@ void launch(gpu_dev *d, const char *op, const nf4_job *job, unsigned splits)
 
 } // namespace
 
-void mma_nf4(gpu_dev *d, const char *op, const product *p, const struct mat *x)
+void mma_nf4(gpu_dev *d, const char *op, const packed_gemm *p, const struct mat *x)
 {
     assert(!p->gate && p->K % GROUP == 0 && p->row_bytes == (size_t)p->K / 2 && x->rows == p->M);
     nf4_job job = {*p, nullptr, split_chunk(p), nullptr, nf4_bf16()};

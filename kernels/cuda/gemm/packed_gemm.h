@@ -8,7 +8,7 @@ namespace GPU_NAMESPACE {
 
 /* y (M, N) = x W^T + bias over rows of a weight. With gate, W has 2 N rows and y = act(gate) * up, of the outputs of
  * rows n and N + n (bias is (2 N) then). Passed to kernels by value; all pointers are to device memory. */
-struct product {
+struct packed_gemm {
     const uint8_t *w; /* of output 0 */
     size_t row_bytes;
     const void *scale; /* of output 0: f32 (N) of int8, f16 (N, n_groups) of int4, f32 (N, n_groups) of nf4 */
@@ -63,24 +63,24 @@ enum { MMA_ROWS_NF4 = 256 };
 bool quantise_rows(gpu_dev *, const char *op, const struct mat *x, bool even_odd, quantised *);
 /* Whether a norm that writes x for a GEMM with w (or NULL) may quantise its rows. If true, it must do so, to `out`
  * in AREA_NORM, even_odd for int4, where quantise_rows will find them. */
-bool quantise_ahead(gpu_dev *, const char *op, const struct mat *x, const gpu_weight *w, quantised *out);
+bool prequantise(gpu_dev *, const char *op, const struct mat *x, const gpu_weight *w, quantised *out);
 
 /* M <= GEMV_ROWS, or GEMV_ROWS_ROUNDED with round_x. t: type of the weights, f32, bf16, f16 or nf4; x (M, K) f32.
  * round_x: rounds x to bf16 first. Uses AREA_X. */
-void gemv_float(gpu_dev *, const char *op, enum dtype t, const product *, const struct mat *x, bool round_x);
+void gemv_float(gpu_dev *, const char *op, enum dtype t, const packed_gemm *, const struct mat *x, bool round_x);
 /* M <= GEMV_ROWS_INT.  t: int8, or int4 over even_odd activations. */
-void gemv_int(gpu_dev *, const char *op, enum dtype t, const product *, const quantised *);
+void gemv_int(gpu_dev *, const char *op, enum dtype t, const packed_gemm *, const quantised *);
 /* any M; no gate */
-void mma_int(gpu_dev *, const char *op, enum dtype t, const product *, const quantised *);
+void mma_int(gpu_dev *, const char *op, enum dtype t, const packed_gemm *, const quantised *);
 /* The second pass of int8 alone: adds the residuals of outlier rows to y, which has the first pass without a bias,
  * and then the bias. */
-void mma_int_rests(gpu_dev *, const char *op, const product *, const quantised *);
+void mma_int_rests(gpu_dev *, const char *op, const packed_gemm *, const quantised *);
 /* mma_int, or for int8 with MANY_LT_ROWS and more rows cuBLASLt where that is faster: the same bits. Uses AREA_W. */
-void many_int(gpu_dev *, const char *op, enum dtype t, const product *, const quantised *);
+void many_int(gpu_dev *, const char *op, enum dtype t, const packed_gemm *, const quantised *);
 
 /* M <= MMA_ROWS_NF4 (in reserve any M, capped to it); nf4 weights, x (M, K) f32, rounded to bf16; no gate. Uses
  * AREA_X and AREA_SUM. */
-void mma_nf4(gpu_dev *, const char *op, const product *, const struct mat *x);
+void mma_nf4(gpu_dev *, const char *op, const packed_gemm *, const struct mat *x);
 
 /* op embed with a packed table (embed.cu) */
 void embed_packed(gpu_dev *, const struct embed_args *);

@@ -1,5 +1,5 @@
 /* Quantises activations to int8, row by row, for GEMMs with int8 and int4 weights. A norm whose output such a GEMM
- * reads next quantises it itself; gpu_dev.ahead describes what it left in AREA_NORM. */
+ * reads next quantises it itself; gpu_dev.prequantised describes what it left in AREA_NORM. */
 #include "kernels/cuda/gemm/quantise.cuh"
 
 namespace GPU_NAMESPACE {
@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(QUANT_THREADS, N > 8 ? 2 : 4)
     quantise_kernel(struct mat x, bool even_odd, quantised q)
 {
     SMEM(quantise_smem, s);
-    take_turn();
+    launch_next_and_wait();
     int n = x.cols, from = (int)threadIdx.x * 4;
     const float *row = static_cast<const float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld;
     auto load = [&](int c) { return c < n ? load4<VEC>(row + c, n - c) : vec4{}; };
@@ -46,14 +46,14 @@ quantised quantised_at(void *place, int rows, int cols)
 }
 
 /* Whether x is a range of the rows that a norm has quantised, in the wanted order. */
-bool taken_ahead(const gpu_dev *d, const struct mat *x, bool even_odd, quantised *out)
+bool use_prequantised(const gpu_dev *d, const struct mat *x, bool even_odd, quantised *out)
 {
-    const gpu_ahead *a = &d->ahead;
-    if (!a->place || a->even_odd != even_odd || a->x.cols != x->cols || a->x.ld != x->ld || x->p < a->x.p) return false;
+    const gpu_prequantised *a = &d->prequantised;
+    if (!a->data || a->even_odd != even_odd || a->x.cols != x->cols || a->x.ld != x->ld || x->p < a->x.p) return false;
     size_t apart = (size_t)(static_cast<float *>(x->p) - static_cast<float *>(a->x.p)), ld = (size_t)x->ld;
     size_t row = apart / ld;
     if (apart % ld || row + (size_t)x->rows > (size_t)a->x.rows) return false;
-    *out = quantised_at(a->place, a->x.rows, a->x.cols);
+    *out = quantised_at(a->data, a->x.rows, a->x.cols);
     out->q += row * (size_t)out->ld;
     out->rest += row * (size_t)out->ld;
     out->step += row;
@@ -66,7 +66,7 @@ bool taken_ahead(const gpu_dev *d, const struct mat *x, bool even_odd, quantised
 
 bool quantise_rows(gpu_dev *d, const char *op, const struct mat *x, bool even_odd, quantised *out)
 {
-    if (taken_ahead(d, x, even_odd, out)) return true;
+    if (use_prequantised(d, x, even_odd, out)) return true;
     void *place = gpu_scratch(d, op, AREA_X, quantised_bytes(x->rows, x->cols));
     if (!place) return false;
     *out = quantised_at(place, x->rows, x->cols);
@@ -83,14 +83,14 @@ bool quantise_rows(gpu_dev *d, const char *op, const struct mat *x, bool even_od
     return !d->head.error.op;
 }
 
-bool quantise_ahead(gpu_dev *d, const char *op, const struct mat *x, const gpu_weight *w, quantised *out)
+bool prequantise(gpu_dev *d, const char *op, const struct mat *x, const gpu_weight *w, quantised *out)
 {
-    d->ahead.place = nullptr;
+    d->prequantised.data = nullptr;
     if (!w || (w->t != DT_I8 && w->t != DT_I4) || w->cols != x->cols) return false;
     void *place = gpu_scratch(d, op, AREA_NORM, quantised_bytes(x->rows, x->cols));
     if (!place) return false;
     *out = quantised_at(place, x->rows, x->cols);
-    if (!d->measuring) d->ahead = {*x, w->t == DT_I4, place};
+    if (!d->measuring) d->prequantised = {*x, w->t == DT_I4, place};
     return true;
 }
 

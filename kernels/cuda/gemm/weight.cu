@@ -53,7 +53,7 @@ bool plan(gpu_weight *w, const struct weight_src *parts, int n_parts)
     return true;
 }
 
-enum { PIECE_BYTES = 4 << 20 }; /* staging chunk in host memory */
+enum { STAGING_BYTES = 4 << 20 }; /* staging chunk in host memory */
 
 /* Copies rows of `from` bytes to rows of `to` bytes on the device, whose padding is zero already. @return false when
  * out of memory. */
@@ -63,15 +63,15 @@ bool send_rows(struct dev *head, uint8_t *device, const uint8_t *rows, size_t n,
         gpu_upload(head, device, rows, n * from);
         return true;
     }
-    size_t some = PIECE_BYTES / to ? PIECE_BYTES / to : 1;
-    uint8_t *piece = static_cast<uint8_t *>(calloc(some < n ? some : n, to));
-    if (!piece) return false;
+    size_t some = STAGING_BYTES / to ? STAGING_BYTES / to : 1;
+    uint8_t *staging = static_cast<uint8_t *>(calloc(some < n ? some : n, to));
+    if (!staging) return false;
     for (size_t at = 0; at < n; at += some) {
         size_t count = n - at < some ? n - at : some;
-        for (size_t r = 0; r < count; r++) memcpy(piece + r * to, rows + (at + r) * from, from);
-        gpu_upload(head, device + at * to, piece, count * to);
+        for (size_t r = 0; r < count; r++) memcpy(staging + r * to, rows + (at + r) * from, from);
+        gpu_upload(head, device + at * to, staging, count * to);
     }
-    free(piece);
+    free(staging);
     return true;
 }
 
@@ -81,6 +81,13 @@ bool send_rows(struct dev *head, uint8_t *device, const uint8_t *rows, size_t n,
 struct weight *gpu_weight_pack(struct dev *head, const struct weight_src *parts, int n_parts)
 {
     gpu_weight shape;
+    if (n_parts > 0 && parts->t == DT_BLOCK) {
+        dev_fail(head, "weight_pack",
+                 "device %s does not multiply weights of type block (those of GGUF, AWQ, GPTQ...) yet: "
+                 "use --device cpu",
+                 head->ops->name);
+        return nullptr;
+    }
     if (!plan(&shape, parts, n_parts)) return nullptr;
     gpu_weight *w = static_cast<gpu_weight *>(malloc(sizeof *w));
     if (!w) return nullptr;

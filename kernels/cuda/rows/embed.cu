@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(EMBED_THREADS)
                         const int32_t *pos, float scale)
 {
     SMEM(nf4_table, s);
-    take_turn();
+    launch_next_and_wait();
     share_nf4(s, codes);
     size_t t = blockIdx.x;
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x);

@@ -38,9 +38,9 @@ __global__ void __launch_bounds__(ROW_THREADS, (QUANT ? N : 0) > 4 ? 2 : 4)
                 enum norm_kind kind, quantised q, bool even_odd)
 {
     SMEM(norm_smem, s);
-    let_next_begin();
+    launch_next();
     if (VEC && threadIdx.x == 0 && blockIdx.x == 0) prefetch_l2(w, (unsigned)x.cols * (unsigned)sizeof *w);
-    wait_for_before();
+    wait_for_previous();
     int n = x.cols, step = (int)blockDim.x * 4, first = (int)threadIdx.x * 4;
     float *row = static_cast<float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld;
     float *to = static_cast<float *>(out.p) + (size_t)blockIdx.x * (size_t)out.ld;
@@ -112,14 +112,14 @@ void norm_any(gpu_dev *d, const char *op, const struct norm_args *a, struct mat 
     if (a->x.rows == 0) return;
     const gpu_weight *next = a->next && vec && C <= NORM_KEPT ? weight_of(a->next) : nullptr;
     quantised q = {};
-    bool quant = quantise_ahead(d, op, &a->out, next, &q);
+    bool quant = prequantise(d, op, &a->out, next, &q);
     int threads = row_threads(C);
     auto kernel = quant ? norm_kernel_of<true, true>(C, threads)
                   : vec ? norm_kernel_of<true, false>(C, threads)
                         : norm_kernel_of<false, false>(C, threads);
     LAUNCH_EARLY(d, op, kernel, dim3((unsigned)a->x.rows), dim3((unsigned)threads), sizeof(norm_smem), a->out, a->x, y,
                  a->w, a->b, a->eps, a->kind, q, next && next->t == DT_I4);
-    if (d->head.error.op) d->ahead.place = nullptr;
+    if (d->head.error.op) d->prequantised.data = nullptr;
 }
 
 } // namespace
@@ -145,7 +145,7 @@ namespace {
 __global__ void head_norm_kernel(struct mat x, int col, int heads, int dim, const float *w, float eps)
 {
     int lane = (int)threadIdx.x % 32, h = (int)(blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32);
-    take_turn();
+    launch_next_and_wait();
     if (h >= heads) return;
     float *p = static_cast<float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld + col + h * dim;
     float square = 0;
@@ -157,7 +157,7 @@ __global__ void head_norm_kernel(struct mat x, int col, int heads, int dim, cons
 /* ---- elementwise ------------------------------------------------------------------------------------------------ */
 
 /* Four elements of a table of any float type. */
-template <bool VEC> __device__ inline vec4 load_table(const struct mat &m, size_t row, const place4 &p)
+template <bool VEC> __device__ inline vec4 load_table(const struct mat &m, size_t row, const vec4_at &p)
 {
     size_t at = row * (size_t)m.ld + (size_t)p.col;
     if (m.t == DT_F32) return load4<VEC>(static_cast<const float *>(m.p) + at, p.left);
@@ -180,8 +180,8 @@ template <bool VEC>
 __global__ void __launch_bounds__(ROW_THREADS) embed_kernel(struct mat out, struct mat table, struct mat pos_table,
                                                             const int32_t *id, const int32_t *pos, float scale)
 {
-    take_turn();
-    place4 p = place4_of(out.cols);
+    launch_next_and_wait();
+    vec4_at p = vec4_at_of(out.cols);
     if (p.left <= 0) return;
     vec4 v = load_table<VEC>(table, (size_t)id[p.row], p);
 #pragma unroll
@@ -196,8 +196,8 @@ __global__ void __launch_bounds__(ROW_THREADS) embed_kernel(struct mat out, stru
 
 template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) add_kernel(struct mat x, struct mat y)
 {
-    take_turn();
-    place4 p = place4_of(x.cols);
+    launch_next_and_wait();
+    vec4_at p = vec4_at_of(x.cols);
     if (p.left <= 0) return;
     vec4 a = load4<VEC>(at4(x, p), p.left), b = load4<VEC>(at4(y, p), p.left);
 #pragma unroll
@@ -207,8 +207,8 @@ template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) add_kernel(st
 
 template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) act_kernel(struct mat x, enum act_kind act)
 {
-    take_turn();
-    place4 p = place4_of(x.cols);
+    launch_next_and_wait();
+    vec4_at p = vec4_at_of(x.cols);
     if (p.left <= 0) return;
     vec4 a = load4<VEC>(at4(x, p), p.left);
 #pragma unroll
@@ -219,8 +219,8 @@ template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) act_kernel(st
 /* x = tanh(x * scale) * cap; cap 0: x *= scale */
 template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) softcap_kernel(struct mat x, float scale, float cap)
 {
-    take_turn();
-    place4 p = place4_of(x.cols);
+    launch_next_and_wait();
+    vec4_at p = vec4_at_of(x.cols);
     if (p.left <= 0) return;
     vec4 a = load4<VEC>(at4(x, p), p.left);
 #pragma unroll
@@ -234,8 +234,8 @@ template <bool VEC> __global__ void __launch_bounds__(ROW_THREADS) softcap_kerne
 template <bool VEC>
 __global__ void __launch_bounds__(ROW_THREADS) act_mul_kernel(struct mat out, struct mat gu, enum act_kind act)
 {
-    take_turn();
-    place4 p = place4_of(out.cols);
+    launch_next_and_wait();
+    vec4_at p = vec4_at_of(out.cols);
     if (p.left <= 0) return;
     vec4 a = load4<VEC>(at4(gu, p), p.left), b = load4<VEC>(at4(gu, p) + out.cols, p.left);
 #pragma unroll
@@ -246,10 +246,10 @@ __global__ void __launch_bounds__(ROW_THREADS) act_mul_kernel(struct mat out, st
 template <bool VEC>
 __global__ void __launch_bounds__(ROW_THREADS) rows_kernel(struct mat out, struct mat x, const int32_t *row)
 {
-    take_turn();
-    place4 p = place4_of(out.cols);
+    launch_next_and_wait();
+    vec4_at p = vec4_at_of(out.cols);
     if (p.left <= 0) return;
-    place4 from = {(size_t)row[p.row], p.col, p.left};
+    vec4_at from = {(size_t)row[p.row], p.col, p.left};
     store4<VEC>(at4(out, p), load4<VEC>(at4(x, from), p.left), p.left);
 }
 
@@ -258,7 +258,7 @@ bool vectors(const struct mat &m, int cols)
     return row_vectors(m.p, cols, m.ld);
 }
 
-/* LAUNCH_EARLY of a place4 kernel over (rows, cols); `vec`: with 16-byte vectors. */
+/* LAUNCH_EARLY of a vec4_at kernel over (rows, cols); `vec`: with 16-byte vectors. */
 #define LAUNCH4(head, op, kernel, vec, rows, cols, ...)                                                                \
     do {                                                                                                               \
         dim3 threads_((unsigned)row_threads(cols));                                                                    \

@@ -8,11 +8,11 @@
 namespace GPU_NAMESPACE {
 
 /* A thread's four elements of (rows, cols), from column `col` on; left: number of columns from there to the end. */
-struct place4 {
+struct vec4_at {
     size_t row;
     int col, left;
 };
-__device__ inline place4 place4_of(int cols)
+__device__ inline vec4_at vec4_at_of(int cols)
 {
     int col = (int)(blockIdx.y * blockDim.x + threadIdx.x) * 4;
     return {blockIdx.x, col, cols - col};
@@ -24,7 +24,7 @@ static inline dim3 grid4(int rows, int cols)
     return dim3((unsigned)rows, blocks_for((size_t)cols, row_threads(cols) * 4));
 }
 
-__device__ inline float *at4(const struct mat &m, const place4 &p)
+__device__ inline float *at4(const struct mat &m, const vec4_at &p)
 {
     return static_cast<float *>(m.p) + p.row * (size_t)m.ld + p.col;
 }

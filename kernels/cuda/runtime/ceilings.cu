@@ -43,21 +43,21 @@ template <class F> double seconds_of(gpu_dev *d, F fn)
 /* Fills with random values: with zeros the multipliers use less power, and so run faster, than in real use. */
 void fill(gpu_dev *d, void *p, size_t bytes, enum dtype t)
 {
-    enum { PIECE = 1 << 20 };
-    static uint32_t piece[PIECE / 4];
+    enum { CHUNK = 1 << 20 };
+    static uint32_t chunk[CHUNK / 4];
     uint32_t state = 1;
-    for (uint32_t &w : piece) {
+    for (uint32_t &w : chunk) {
         state = state * 1664525u + 1013904223u;
         w = t == DT_I8     ? state ^ state >> 15
             : t == DT_BF16 ? (state & 0x807f807fu) | 0x3f003f00u /* 0.5 to 1, of both signs */
                            : (state & 0x807fffffu) | 0x3f000000u;
     }
-    for (size_t at = 0; at < bytes; at += PIECE)
-        gpu_upload(&d->head, static_cast<uint8_t *>(p) + at, piece, std::min((size_t)PIECE, bytes - at));
+    for (size_t at = 0; at < bytes; at += CHUNK)
+        gpu_upload(&d->head, static_cast<uint8_t *>(p) + at, chunk, std::min((size_t)CHUNK, bytes - at));
 }
 
 /* Multiply-adds per second of the GEMM of two square matrices; 0 when out of memory or the device has failed. */
-double product_rate(gpu_dev *d, enum dtype t, int side)
+double gemm_rate(gpu_dev *d, enum dtype t, int side)
 {
     size_t n = (size_t)side * (size_t)side, bytes = dtype_bytes(t, n);
     void *a = gpu_alloc(&d->head, bytes), *b = gpu_alloc(&d->head, bytes), *c = gpu_alloc(&d->head, n * 4);
@@ -72,7 +72,7 @@ double product_rate(gpu_dev *d, enum dtype t, int side)
     gpu_free(&d->head, a);
     gpu_free(&d->head, b);
     gpu_free(&d->head, c);
-    if (!room && side > SIDE_MIN) return product_rate(d, t, side / 2);
+    if (!room && side > SIDE_MIN) return gemm_rate(d, t, side / 2);
     return seconds > 0 ? (double)n * side / seconds : 0;
 }
 
@@ -90,9 +90,9 @@ static int gpu_ceilings(struct dev *head, size_t bytes, struct ceilings *out)
     gpu_free(head, p);
     out->read_bytes = 2 * half;
     out->read_bytes_per_s = seconds > 0 ? (double)(2 * half) / seconds : 0;
-    out->int8_macs_per_s = product_rate(d, DT_I8, SIDE);
-    out->bf16_macs_per_s = product_rate(d, DT_BF16, SIDE);
-    out->f32_macs_per_s = product_rate(d, DT_F32, SIDE_F32);
+    out->int8_macs_per_s = gemm_rate(d, DT_I8, SIDE);
+    out->bf16_macs_per_s = gemm_rate(d, DT_BF16, SIDE);
+    out->f32_macs_per_s = gemm_rate(d, DT_F32, SIDE_F32);
     return 0;
 }
 

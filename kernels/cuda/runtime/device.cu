@@ -120,7 +120,7 @@ bool gpu_lost(const struct dev *head)
 }
 
 /* Destroys the CUDA objects that opening created. */
-void let_go(gpu_dev *d)
+void device_close(gpu_dev *d)
 {
     gpu_graphs_close(d);
     lt_close(d);
@@ -130,7 +130,7 @@ void let_go(gpu_dev *d)
     cudaGetLastError();
 }
 
-bool take_hold(gpu_dev *d, char why[160])
+bool device_open(gpu_dev *d, char why[160])
 {
     cudaDeviceProp p;
     cudaError_t e = use_device(d->index);
@@ -155,18 +155,18 @@ void gpu_close(struct dev *head)
     gpu_dev *d = gpu_of(head);
     dev_clear_error(head);
     use_device(d->index);
-    let_go(d);
+    device_close(d);
     free(d);
 }
 
-/* Drops what a norm has quantised for the next GEMM (gpu_ahead). Called by every op that may overwrite its source,
- * that is by all but those of the forward pass, whose outputs are known. */
+/* Drops what a norm has quantised for the next GEMM (gpu_prequantised). Called by every op that may overwrite its
+ * source, that is by all but those of the forward pass, whose outputs are known. */
 void writes(gpu_dev *d, const struct mat &m)
 {
-    const struct mat &x = d->ahead.x;
+    const struct mat &x = d->prequantised.x;
     const float *from = static_cast<const float *>(m.p), *rows = static_cast<const float *>(x.p);
     if (from < rows + (size_t)x.rows * (size_t)x.ld && rows < from + (size_t)m.rows * (size_t)m.ld)
-        d->ahead.place = nullptr;
+        d->prequantised.data = nullptr;
 }
 
 template <class ARGS> void before(gpu_dev *d, const ARGS *a)
@@ -182,7 +182,7 @@ template <class ARGS> void before(gpu_dev *d, const ARGS *a)
                        std::is_same_v<ARGS, add_args>)
         writes(d, a->x);
     else
-        d->ahead.place = nullptr;
+        d->prequantised.data = nullptr;
 }
 
 void fill_table(struct dev_ops *o)
@@ -256,7 +256,7 @@ struct dev *gpu_open(int index, const struct dev_config *c, char why[160])
     d->index = index;
     d->memory_bytes = c->memory_bytes;
     d->memory_fraction = c->memory_fraction > 0 ? c->memory_fraction : 0.9;
-    if (take_hold(d, why)) return &d->head;
+    if (device_open(d, why)) return &d->head;
     gpu_close(&d->head);
     return nullptr;
 }

@@ -50,7 +50,7 @@ void note_order(gpu_dev *d, void (*fn)(void *), void *ctx)
     fn(ctx);
     d->measuring = d->ordering = false;
     d->stage_at = stage_at;
-    d->ahead.place = nullptr;
+    d->prequantised.data = nullptr;
 }
 
 /* @return NULL when the work cannot be captured; nothing was enqueued then, and the device has not failed. */
@@ -66,7 +66,7 @@ cudaGraphExec_t record_once(gpu_dev *d, void (*fn)(void *), void *ctx)
     d->capturing = true;
     fn(ctx);
     d->capturing = false;
-    d->ahead.place = nullptr;
+    d->prequantised.data = nullptr;
     cudaError_t e = cudaStreamEndCapture(d->stream, &graph);
     if (!e && graph && !d->head.error.op) e = cudaGraphInstantiate(&exec, graph, 0);
     if (graph) cudaGraphDestroy(graph);
@@ -138,9 +138,9 @@ void gpu_replay(struct dev *head, uint64_t key, void (*fn)(void *), void *ctx)
     gpu_dev *d = gpu_of(head);
     if (!gpu_alive(d, "replay")) return;
     if (d->measuring || d->capturing) return fn(ctx);
-    d->ahead.place = nullptr;
+    d->prequantised.data = nullptr;
     replay(d, key, fn, ctx);
-    d->ahead.place = nullptr;
+    d->prequantised.data = nullptr;
 }
 
 void gpu_graphs_close(gpu_dev *d)

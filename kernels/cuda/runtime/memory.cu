@@ -151,7 +151,7 @@ bool system_give(gpu_dev *d, void *p)
 void *gpu_alloc(struct dev *head, size_t bytes)
 {
     gpu_dev *d = gpu_of(head);
-    d->ahead.place = nullptr; /* here and below: its rows, or their source, may become invalid */
+    d->prequantised.data = nullptr; /* here and below: its rows, or their source, may become invalid */
     if (!gpu_alive(d, "alloc")) return nullptr;
     void *p = held_take(d, bytes);
     if (!p && !(p = system_take(d, bytes))) return nullptr;
@@ -164,7 +164,7 @@ void gpu_free(struct dev *head, void *p)
 {
     gpu_dev *d = gpu_of(head);
     if (!p) return;
-    d->ahead.place = nullptr;
+    d->prequantised.data = nullptr;
     if (!held_give(d, p) && !system_give(d, p)) dev_fail(head, "free", "of memory that this device did not give");
     note_largest(d);
 }
@@ -179,7 +179,7 @@ void gpu_memory(struct dev *head, struct dev_memory *m)
 namespace {
 
 /* The bytes that hold may still reserve. */
-size_t left_to_hold(const gpu_dev *d)
+size_t left_to_reserve(const gpu_dev *d)
 {
     size_t left = left_outside(d), free_bytes = 0, total;
     cudaError_t e = cudaMemGetInfo(&free_bytes, &total);
@@ -196,7 +196,7 @@ void gpu_hold(struct dev *head)
     gpu_dev *d = gpu_of(head);
     if (d->held || !gpu_alive(d, "hold") || !(d->held = static_cast<gpu_held *>(calloc(1, sizeof *d->held)))) return;
     gpu_held *h = d->held;
-    for (size_t want = left_to_hold(d), left; h->n < HELD_MAX && want >= HELD_MIN;) {
+    for (size_t want = left_to_reserve(d), left; h->n < HELD_MAX && want >= HELD_MIN;) {
         void *p = nullptr;
         if (cudaMalloc(&p, want) != cudaSuccess) {
             cudaGetLastError();
@@ -209,7 +209,7 @@ void gpu_hold(struct dev *head)
         }
         h->p[h->n++] = static_cast<uint8_t *>(p);
         h->bytes += want;
-        left = left_to_hold(d);
+        left = left_to_reserve(d);
         want = left < want ? left : want;
     }
     d->budget -= left_outside(d);
@@ -224,8 +224,8 @@ namespace {
 bool no_scratch(gpu_dev *d, const char *op, size_t bytes)
 {
     dev_fail(&d->head, op,
-             "no memory for %zu bytes of scratch: %zu of %zu that may be used are taken, %zu are free in "
-             "one piece",
+             "no memory for %zu bytes of scratch: %zu of the budget of %zu are in use, the largest free block "
+             "has %zu",
              bytes, d->used, d->budget, d->largest);
     return false;
 }
@@ -284,8 +284,8 @@ int gpu_reserve(struct dev *head, void (*fn)(void *), void *ctx)
     gpu_dev *d = gpu_of(head);
     if (!gpu_alive(d, "reserve") || !gpu_settle(d, "reserve")) return -1;
     for (auto &s : d->scratch) s.wanted = 0; /* what an earlier call requested may not have fitted */
-    lt_forget_wishes(d);
-    d->ahead.place = nullptr; /* so that GEMMs record the scratch they need without it */
+    lt_requests_clear(d);
+    d->prequantised.data = nullptr; /* so that GEMMs record the scratch they need without it */
     d->measuring = true;
     fn(ctx);
     d->measuring = false;
@@ -427,7 +427,7 @@ void gpu_upload(struct dev *head, void *device, const void *host, size_t bytes)
 {
     gpu_dev *d = gpu_of(head);
     if (d->measuring) return;
-    d->ahead.place = nullptr;
+    d->prequantised.data = nullptr;
     for (size_t done = 0, n; done < bytes; done += n) {
         n = bytes - done < STAGE_HALF / 4 ? bytes - done : STAGE_HALF / 4;
         size_t at = stage_take(d, "upload", n);
@@ -451,7 +451,7 @@ void gpu_zero(struct dev *head, void *p, size_t bytes)
 {
     gpu_dev *d = gpu_of(head);
     if (bytes == 0 || d->measuring || !gpu_alive(d, "zero")) return;
-    d->ahead.place = nullptr;
+    d->prequantised.data = nullptr;
     gpu_check(d, "zero", cudaMemsetAsync(p, 0, bytes, d->stream));
 }
 
@@ -506,7 +506,7 @@ void gpu_memory_close(gpu_dev *d)
     free(d->blocks);
     free(d->pending);
     for (auto &s : d->scratch) s = {};
-    d->ahead.place = nullptr;
+    d->prequantised.data = nullptr;
     d->blocks = nullptr;
     d->pending = nullptr;
     d->staged = d->pinned = nullptr;

@@ -1,12 +1,12 @@
 /* Chooses the next token of each row, on the device from logits to ids.
  *
- * Kernels over pieces of 2048 tokens, and between them kernels with one block per row:
- *   adjust  (pieces)  reads the logits once: their maximum and sum of exponentials, and for rows with masks, additions
+ * Kernels over chunks of 2048 tokens, and between them kernels with one block per row:
+ *   adjust  (chunks)  reads the logits once: their maximum and sum of exponentials, and for rows with masks, additions
  *                     or penalties writes the adjusted copy;
- *   weigh   (pieces)  for rows that draw: the masses of the pieces, and with cuts a histogram of the distances to the
+ *   weigh   (chunks)  for rows that draw: the masses of the chunks, and with cuts a histogram of the distances to the
  *                     maximum;
  *   limit   (rows)    with cuts: the bins that hold everything that the cuts can keep;
- *   gather  (pieces)  the tokens of those bins, if they are few;
+ *   gather  (chunks)  the tokens of those bins, if they are few;
  *   choose  (rows)    the most likely token, a draw from all, or cuts and a draw from the gathered tokens;
  *   cut     (rows)    rows whose cuts may keep many tokens, or which use typical_p: select.cuh;
  *   report  (rows)    the most likely tokens.
@@ -22,7 +22,7 @@
 namespace GPU_NAMESPACE {
 namespace {
 
-enum { PIECE = DIGITS, PIECE_THREADS = 256, PIECES_MAX = DIGITS };
+enum { CHUNK = DIGITS, CHUNK_THREADS = 256, CHUNKS_MAX = DIGITS };
 
 /* A row in the kernels' form; lists are offsets into the staged bytes, -1: none. */
 struct row_in {
@@ -47,7 +47,7 @@ struct row_state {
     u64 mass[BINS];
 };
 
-struct piece_sum {
+struct chunk_sum {
     double sum; /* of exp(logit - max) */
     float max;
 };
@@ -55,15 +55,15 @@ struct piece_sum {
 struct sample_call {
     const float *logits;
     size_t ld;
-    int V, pieces;
+    int V, chunks;
     double unit;
     const uint8_t *staged;
     const row_in *row;
     float *z; /* (copies, z_ld) */
     size_t z_ld;
     row_state *state;
-    piece_sum *sums; /* (rows, pieces) */
-    u64 *masses;     /* (rows, pieces) */
+    chunk_sum *sums; /* (rows, chunks) */
+    u64 *masses;     /* (rows, chunks) */
     u64 *few;        /* (rows, FEW) gathered: order_of << 32 | id */
     struct sample_out *out;
 };
@@ -140,12 +140,12 @@ __device__ inline u64 best_of(const vec4 &a, int id, int left, bool &nan)
     return best;
 }
 
-/* grid (pieces, rows) */
-template <bool VEC> __global__ void __launch_bounds__(PIECE_THREADS) adjust_kernel(sample_call c)
+/* grid (chunks, rows) */
+template <bool VEC> __global__ void __launch_bounds__(CHUNK_THREADS) adjust_kernel(sample_call c)
 {
     SMEM(adjust_smem, s);
-    take_turn();
-    int row = (int)blockIdx.y, from = (int)blockIdx.x * PIECE, to = from + PIECE < c.V ? from + PIECE : c.V;
+    launch_next_and_wait();
+    int row = (int)blockIdx.y, from = (int)blockIdx.x * CHUNK, to = from + CHUNK < c.V ? from + CHUNK : c.V;
     const row_in &r = c.row[row];
     row_state &state = c.state[row];
     const float *logits = c.logits + (size_t)row * c.ld;
@@ -181,7 +181,7 @@ template <bool VEC> __global__ void __launch_bounds__(PIECE_THREADS) adjust_kern
     best = block_largest(best, s.best);
     if (nan) atomicOr(&state.nan, 1u);
     if (threadIdx.x == 0) {
-        c.sums[(size_t)row * (size_t)c.pieces + blockIdx.x] = {sum, max};
+        c.sums[(size_t)row * (size_t)c.chunks + blockIdx.x] = {sum, max};
         atomicMax(&state.best, best);
     }
     if (!z) return;
@@ -242,12 +242,12 @@ __device__ inline bool draws(const sample_call &c, const row_in &r, int row, con
     return r.forced < 0 && r.temperature > 0 && verdict_of(r, best_value(s.best, s.nan), v.max) == 0;
 }
 
-/* grid (pieces, rows) */
-__global__ void __launch_bounds__(PIECE_THREADS) weigh_kernel(sample_call c)
+/* grid (chunks, rows) */
+__global__ void __launch_bounds__(CHUNK_THREADS) weigh_kernel(sample_call c)
 {
     SMEM(weigh_smem, s);
-    take_turn();
-    int row = (int)blockIdx.y, from = (int)blockIdx.x * PIECE, to = from + PIECE < c.V ? from + PIECE : c.V;
+    launch_next_and_wait();
+    int row = (int)blockIdx.y, from = (int)blockIdx.x * CHUNK, to = from + CHUNK < c.V ? from + CHUNK : c.V;
     const row_in &r = c.row[row];
     row_view v = view_of(c, r, row);
     if (!draws(c, r, row, v)) return; /* uniform over the block */
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(PIECE_THREADS) weigh_kernel(sample_call c)
         if (mass) atomicAdd(&s.mass[bin], mass);
     });
     all = block_sum(all, s.part);
-    if (threadIdx.x == 0) c.masses[(size_t)row * (size_t)c.pieces + blockIdx.x] = all;
+    if (threadIdx.x == 0) c.masses[(size_t)row * (size_t)c.chunks + blockIdx.x] = all;
     if (!cuts) return;
     row_state &state = c.state[row];
     for (int i = (int)threadIdx.x; i < BINS; i += (int)blockDim.x) {
@@ -298,10 +298,10 @@ __device__ inline arrival limit_bins(select_smem &s, const row_in &r, int V, u64
 }
 
 /* one block a row */
-__global__ void __launch_bounds__(PIECE_THREADS) limit_kernel(sample_call c)
+__global__ void __launch_bounds__(CHUNK_THREADS) limit_kernel(sample_call c)
 {
     SMEM(select_smem, s);
-    take_turn();
+    launch_next_and_wait();
     int row = (int)blockIdx.x, counted = 0, n = 0, last;
     const row_in &r = c.row[row];
     row_state &state = c.state[row];
@@ -327,11 +327,11 @@ __global__ void __launch_bounds__(PIECE_THREADS) limit_kernel(sample_call c)
     state.path = n <= FEW && !cuts_typical(r) ? row_state::FEW_LEFT : row_state::MANY_LEFT;
 }
 
-/* grid (pieces, rows) */
-__global__ void __launch_bounds__(PIECE_THREADS) gather_kernel(sample_call c)
+/* grid (chunks, rows) */
+__global__ void __launch_bounds__(CHUNK_THREADS) gather_kernel(sample_call c)
 {
-    take_turn();
-    int row = (int)blockIdx.y, from = (int)blockIdx.x * PIECE, to = from + PIECE < c.V ? from + PIECE : c.V;
+    launch_next_and_wait();
+    int row = (int)blockIdx.y, from = (int)blockIdx.x * CHUNK, to = from + CHUNK < c.V ? from + CHUNK : c.V;
     row_state &state = c.state[row];
     if (state.path != row_state::FEW_LEFT) return;
     row_view v = view_of(c, c.row[row], row);
@@ -347,14 +347,14 @@ __global__ void __launch_bounds__(PIECE_THREADS) gather_kernel(sample_call c)
 /* log of the sum of exp(logit) */
 __device__ inline double log_sum(const sample_call &c, int row, float max, select_smem &s)
 {
-    const piece_sum *p = c.sums + (size_t)row * (size_t)c.pieces;
+    const chunk_sum *p = c.sums + (size_t)row * (size_t)c.chunks;
     double sum = 0;
-    for (int i = (int)threadIdx.x; i < c.pieces; i += (int)blockDim.x)
+    for (int i = (int)threadIdx.x; i < c.chunks; i += (int)blockDim.x)
         if (p[i].max > -INFINITY) sum += p[i].sum * exp((double)p[i].max - (double)max);
     return (double)max + log(block_sum(sum, s.part_real));
 }
 
-__device__ inline members everybody()
+__device__ inline members all_tokens()
 {
     return {{~(u64)0, INT_MAX}, {~(u64)0, INT_MAX}, 0, 0, false};
 }
@@ -427,7 +427,7 @@ __device__ inline u64 sum_members(select_smem &s, const row_view &v, const membe
 /* Applies all cuts one after the other to a set of any size; returns the members that are left. */
 __device__ inline members cut_one_by_one(select_smem &s, const row_view &v, const row_in &r, const row_state &state)
 {
-    members m = everybody();
+    members m = all_tokens();
     float first = v.max;
     bool top_k = cuts_top_k(r, v.V);
     u64 mass = state.total;
@@ -461,26 +461,26 @@ __device__ inline members cut_one_by_one(select_smem &s, const row_view &v, cons
 __device__ inline int choose_among_many(select_smem &s, const row_view &v, const row_in &r, const row_state &state)
 {
     members m = cut_one_by_one(s, v, r, state);
-    u64 mass = sum_pieces(s, v, m);
+    u64 mass = sum_chunks(s, v, m);
     goal g = {r.u * (double)mass, true};
-    find(s, (v.V + PIECE - 1) / PIECE, 0, g, [&](int j) { return s.h.amount[j]; });
-    int piece = s.digit;
+    find(s, (v.V + CHUNK - 1) / CHUNK, 0, g, [&](int j) { return s.h.amount[j]; });
+    int chunk = s.digit;
     u64 before = s.before;
-    return select_in_piece(s, v, m, piece, before, g);
+    return select_in_chunk(s, v, m, chunk, before, g);
 }
 
-/* No cuts: `weigh` has summed the pieces. */
+/* No cuts: `weigh` has summed the chunks. */
 __device__ inline int choose_among_all(select_smem &s, const row_view &v, const row_in &r, const u64 *masses,
-                                       int pieces)
+                                       int chunks)
 {
     u64 mass = 0;
-    for (int i = (int)threadIdx.x; i < pieces; i += (int)blockDim.x) mass += masses[i];
+    for (int i = (int)threadIdx.x; i < chunks; i += (int)blockDim.x) mass += masses[i];
     mass = block_sum(mass, s.part);
     goal g = {r.u * (double)mass, true};
-    find(s, pieces, 0, g, [&](int j) { return masses[j]; });
-    int piece = s.digit;
+    find(s, chunks, 0, g, [&](int j) { return masses[j]; });
+    int chunk = s.digit;
     u64 before = s.before;
-    return select_in_piece(s, v, everybody(), piece, before, g);
+    return select_in_chunk(s, v, all_tokens(), chunk, before, g);
 }
 
 __device__ inline void finish_row(const sample_call &c, int row, int id, double lse)
@@ -491,10 +491,10 @@ __device__ inline void finish_row(const sample_call &c, int row, int id, double 
 }
 
 /* one block a row */
-__global__ void __launch_bounds__(PIECE_THREADS, 2) choose_kernel(sample_call c)
+__global__ void __launch_bounds__(CHUNK_THREADS, 2) choose_kernel(sample_call c)
 {
     SMEM(select_smem, s);
-    take_turn();
+    launch_next_and_wait();
     int row = (int)blockIdx.x;
     const row_in &r = c.row[row];
     row_state &state = c.state[row];
@@ -516,7 +516,7 @@ __global__ void __launch_bounds__(PIECE_THREADS, 2) choose_kernel(sample_call c)
         else if (r.temperature <= 0 || state.path == row_state::MANY_LEFT)
             id = s.chosen; /* with MANY_LEFT `cut` chooses */
         else if (state.path == row_state::ALL)
-            id = choose_among_all(s, v, r, c.masses + (size_t)row * (size_t)c.pieces, c.pieces);
+            id = choose_among_all(s, v, r, c.masses + (size_t)row * (size_t)c.chunks, c.chunks);
         else
             id = choose_among_few(s, v, r, c.few + (size_t)row * FEW, state.n, state.total);
     }
@@ -526,10 +526,10 @@ __global__ void __launch_bounds__(PIECE_THREADS, 2) choose_kernel(sample_call c)
 }
 
 /* One block per row: the rows with cuts that `choose` left. */
-__global__ void __launch_bounds__(PIECE_THREADS) cut_kernel(sample_call c)
+__global__ void __launch_bounds__(CHUNK_THREADS) cut_kernel(sample_call c)
 {
     SMEM(select_smem, s);
-    take_turn();
+    launch_next_and_wait();
     int row = (int)blockIdx.x;
     if (c.state[row].path != row_state::MANY_LEFT) return; /* uniform over the block */
     const row_in &r = c.row[row];
@@ -537,22 +537,22 @@ __global__ void __launch_bounds__(PIECE_THREADS) cut_kernel(sample_call c)
     if (threadIdx.x == 0) finish_row(c, row, id, c.state[row].lse);
 }
 
-/* Gathers into s.few the tokens whose logits are at least the n-th largest of the pieces' maxima; s.n: their number.
- * The n most likely tokens are among them, and only pieces with such a maximum need to be read. Requires n pieces or
+/* Gathers into s.few the tokens whose logits are at least the n-th largest of the chunks' maxima; s.n: their number.
+ * The n most likely tokens are among them, and only chunks with such a maximum need to be read. Requires n chunks or
  * more. */
-__device__ inline void gather_top(select_smem &s, const row_view &v, const piece_sum *p, int pieces, int n)
+__device__ inline void gather_top(select_smem &s, const row_view &v, const chunk_sum *p, int chunks, int n)
 {
     if (threadIdx.x == 0) s.n = 0;
-    for (int i = (int)threadIdx.x; i < pieces; i += (int)blockDim.x) {
+    for (int i = (int)threadIdx.x; i < chunks; i += (int)blockDim.x) {
         int rank = 0;
-        for (int j = 0; j < pieces; j++) rank += p[j].max > p[i].max || (p[j].max == p[i].max && j < i);
+        for (int j = 0; j < chunks; j++) rank += p[j].max > p[i].max || (p[j].max == p[i].max && j < i);
         if (rank == n - 1) s.first = p[i].max;
     }
     __syncthreads();
     float least = s.first;
-    for (int i = 0; i < pieces; i++) {
+    for (int i = 0; i < chunks; i++) {
         if (p[i].max < least) continue;
-        int lo = i * PIECE, hi = lo + PIECE < v.V ? lo + PIECE : v.V;
+        int lo = i * CHUNK, hi = lo + CHUNK < v.V ? lo + CHUNK : v.V;
         each(v, lo, hi, [&](int id, float z) {
             if (z < least) return;
             int at = atomicAdd(&s.n, 1);
@@ -565,10 +565,10 @@ __device__ inline void gather_top(select_smem &s, const row_view &v, const piece
 }
 
 /* One block per row: the top_n most likely tokens by the model's logits, in order. */
-__global__ void __launch_bounds__(PIECE_THREADS) report_kernel(sample_call c)
+__global__ void __launch_bounds__(CHUNK_THREADS) report_kernel(sample_call c)
 {
     SMEM(select_smem, s);
-    take_turn();
+    launch_next_and_wait();
     int row = (int)blockIdx.x;
     const row_in &r = c.row[row];
     const row_state &state = c.state[row];
@@ -578,13 +578,13 @@ __global__ void __launch_bounds__(PIECE_THREADS) report_kernel(sample_call c)
     const float *z = c.logits + (size_t)row * c.ld;
     row_view v = {z, c.V, max, BINS_PER_NAT, reinterpret_cast<uintptr_t>(z) % 16 == 0, 1, c.unit};
     int n = r.top_n < c.V ? r.top_n : c.V, got = FEW + 1;
-    if (n <= c.pieces) {
-        gather_top(s, v, c.sums + (size_t)row * (size_t)c.pieces, c.pieces, n);
+    if (n <= c.chunks) {
+        gather_top(s, v, c.sums + (size_t)row * (size_t)c.chunks, c.chunks, n);
         got = s.n;
         __syncthreads();
     }
     if (got > FEW) {
-        cut top = select<BY_ORDER>(s, v, everybody(), true, {(double)n, false});
+        cut top = select<BY_ORDER>(s, v, all_tokens(), true, {(double)n, false});
         __syncthreads();
         if (threadIdx.x == 0) s.n = 0;
         __syncthreads();
@@ -714,30 +714,30 @@ void stage_pass(gpu_dev *d, const struct sample_args *a, int row, int n, size_t 
 /* Allocates scratch: states, masses, sums, adjusted rows. @return false when the device has failed. */
 bool pass_scratch(gpu_dev *d, int n, sample_call *c)
 {
-    size_t pieces = (size_t)n * (size_t)c->pieces, state = (size_t)n * sizeof(row_state);
+    size_t chunks = (size_t)n * (size_t)c->chunks, state = (size_t)n * sizeof(row_state);
     c->z_ld = ((size_t)c->V + 3) / 4 * 4;
-    size_t few = (size_t)n * FEW * sizeof(u64), at[3] = {state, state + few, state + few + pieces * sizeof(u64)};
-    size_t z_at = (at[2] + pieces * sizeof(piece_sum) + 15) / 16 * 16;
+    size_t few = (size_t)n * FEW * sizeof(u64), at[3] = {state, state + few, state + few + chunks * sizeof(u64)};
+    size_t z_at = (at[2] + chunks * sizeof(chunk_sum) + 15) / 16 * 16;
     auto *p =
         static_cast<uint8_t *>(gpu_scratch(d, "sample", AREA_SAMPLE, z_at + (size_t)copies_of(n, c->V) * c->z_ld * 4));
     if (!p) return false;
     c->state = reinterpret_cast<row_state *>(p);
     c->few = reinterpret_cast<u64 *>(p + at[0]);
     c->masses = reinterpret_cast<u64 *>(p + at[1]);
-    c->sums = reinterpret_cast<piece_sum *>(p + at[2]);
+    c->sums = reinterpret_cast<chunk_sum *>(p + at[2]);
     c->z = reinterpret_cast<float *>(p + z_at);
     gpu_zero(&d->head, p, state);
     return !d->head.error.op;
 }
 
 /* What any of the rows requests. */
-struct wishes {
+struct row_features {
     bool draw, cut, report;
 };
 
-wishes wishes_of(const struct sample_row *r, int n, int V)
+row_features row_features_of(const struct sample_row *r, int n, int V)
 {
-    wishes w = {};
+    row_features w = {};
     for (int i = 0; i < n; i++, r++) {
         bool draw = r->forced < 0 && r->temperature > 0;
         w.draw |= draw;
@@ -748,17 +748,17 @@ wishes wishes_of(const struct sample_row *r, int n, int V)
     return w;
 }
 
-void run_pass(gpu_dev *d, const sample_call &c, int n, bool vec, wishes w)
+void run_pass(gpu_dev *d, const sample_call &c, int n, bool vec, row_features w)
 {
-    dim3 pieces((unsigned)c.pieces, (unsigned)n), rows((unsigned)n), threads((unsigned)row_threads(c.V));
+    dim3 chunks((unsigned)c.chunks, (unsigned)n), rows((unsigned)n), threads((unsigned)row_threads(c.V));
     if (vec)
-        LAUNCH_EARLY(d, "sample", adjust_kernel<true>, pieces, threads, sizeof(adjust_smem), c);
+        LAUNCH_EARLY(d, "sample", adjust_kernel<true>, chunks, threads, sizeof(adjust_smem), c);
     else
-        LAUNCH_EARLY(d, "sample", adjust_kernel<false>, pieces, threads, sizeof(adjust_smem), c);
-    if (w.draw) LAUNCH_EARLY(d, "sample", weigh_kernel, pieces, threads, sizeof(weigh_smem), c);
+        LAUNCH_EARLY(d, "sample", adjust_kernel<false>, chunks, threads, sizeof(adjust_smem), c);
+    if (w.draw) LAUNCH_EARLY(d, "sample", weigh_kernel, chunks, threads, sizeof(weigh_smem), c);
     if (w.cut) {
         LAUNCH_EARLY(d, "sample", limit_kernel, rows, threads, sizeof(select_smem), c);
-        LAUNCH_EARLY(d, "sample", gather_kernel, pieces, threads, 0, c);
+        LAUNCH_EARLY(d, "sample", gather_kernel, chunks, threads, 0, c);
     }
     LAUNCH_EARLY(d, "sample", choose_kernel, rows, threads, sizeof(select_smem), c);
     if (w.cut) LAUNCH_EARLY(d, "sample", cut_kernel, rows, threads, sizeof(select_smem), c);
@@ -773,8 +773,8 @@ void gpu_sample(struct dev *head, const struct sample_args *a)
     int V = a->logits.cols, bits = 0;
     while ((int64_t)1 << bits < V) bits++;
     bool vec = row_vectors(a->logits.p, V, a->logits.ld);
-    if ((V + PIECE - 1) / PIECE > PIECES_MAX) {
-        dev_fail(head, "sample", "%d tokens are more than %d", V, PIECES_MAX * PIECE);
+    if ((V + CHUNK - 1) / CHUNK > CHUNKS_MAX) {
+        dev_fail(head, "sample", "%d tokens are more than %d", V, CHUNKS_MAX * CHUNK);
         return;
     }
     size_t bytes;
@@ -784,11 +784,11 @@ void gpu_sample(struct dev *head, const struct sample_args *a)
         c.logits = static_cast<const float *>(a->logits.p) + (size_t)row * (size_t)a->logits.ld;
         c.ld = (size_t)a->logits.ld;
         c.V = V;
-        c.pieces = (V + PIECE - 1) / PIECE;
+        c.chunks = (V + CHUNK - 1) / CHUNK;
         c.unit = ldexp(1.0, 62 - bits);
         stage_pass(d, a, row, n, bytes, &c);
         if (!c.row || !pass_scratch(d, n, &c)) return;
-        run_pass(d, c, n, vec, wishes_of(a->row + row, n, V));
+        run_pass(d, c, n, vec, row_features_of(a->row + row, n, V));
         gpu_send_outs(d);
     }
 }

@@ -2,7 +2,7 @@
  *
  * The probability of a token is an integer, its `mass`: exp((z - max) / T) in units of 2^-s, where 2^s times the
  * vocabulary's size is at most 2^62. Sums of integers do not depend on order, so histograms may use atomics and rows
- * may be divided into pieces without effect on a choice; and cuts are exact, because everything that is compared is
+ * may be divided into chunks without effect on a choice; and cuts are exact, because everything that is compared is
  * a sum of the same integers.
  *
  * A selection refines a histogram: over coarse bins, then over the digits of the keys in the bin where the sum
@@ -384,25 +384,25 @@ __device__ inline cut select(select_smem &s, const row_view &v, const members &m
 
 /* Among the members with ids [2048 p, 2048 p + 2048): the first at which the sum of masses, in order of id, reaches
  * the goal. */
-__device__ inline int select_in_piece(select_smem &s, const row_view &v, const members &m, int piece, u64 before,
+__device__ inline int select_in_chunk(select_smem &s, const row_view &v, const members &m, int chunk, u64 before,
                                       goal g)
 {
-    int lo = piece << DIGIT_BITS, hi = lo + DIGITS < v.V ? lo + DIGITS : v.V;
+    int lo = chunk << DIGIT_BITS, hi = lo + DIGITS < v.V ? lo + DIGITS : v.V;
     __syncthreads();
     each(v, lo, hi, [&](int id, float z) { s.h.amount[id - lo] = is_member(v, m, id, z) ? mass_of(v, z) : 0; });
     find(s, hi - lo, before, g, [&](int j) { return s.h.amount[j]; });
     return lo + s.digit;
 }
 
-/* The masses of the members in each piece of 2048 ids, into s.h.amount; returns their sum. */
-__device__ inline u64 sum_pieces(select_smem &s, const row_view &v, const members &m)
+/* The masses of the members in each chunk of 2048 ids, into s.h.amount; returns their sum. */
+__device__ inline u64 sum_chunks(select_smem &s, const row_view &v, const members &m)
 {
-    int pieces = (v.V + DIGITS - 1) / DIGITS;
+    int chunks = (v.V + DIGITS - 1) / DIGITS;
     u64 all = 0;
     __syncthreads();
-    for (int i = (int)threadIdx.x; i < pieces; i += (int)blockDim.x) s.h.amount[i] = 0;
+    for (int i = (int)threadIdx.x; i < chunks; i += (int)blockDim.x) s.h.amount[i] = 0;
     __syncthreads();
-    for (int base = 0; base < v.V; base += (int)blockDim.x * 4) { /* the 128 ids of a warp are in one piece */
+    for (int base = 0; base < v.V; base += (int)blockDim.x * 4) { /* the 128 ids of a warp are in one chunk */
         int id = base + (int)threadIdx.x * 4;
         vec4 z = load_tokens(v, id, v.V);
         u64 mass = 0;

@@ -175,7 +175,7 @@ __device__ void seq_weights(float (&score)[M / SIDE][N / SIDE], float (&w)[M][N 
         float high = -INFINITY, total = 0;
 #pragma unroll(WHOLE)
         for (int j = 0; j < COLS; j++) {
-            bool in = seen(query, key0 + tx() + SIDE * j, n, c.a.window);
+            bool in = seen_ahead(query, key0 + tx() + SIDE * j, n, c.a.window, c.ahead);
             score[i][j] = in ? base_2(c, score[i][j]) : -INFINITY;
             high = fmaxf(high, score[i][j]);
         }
@@ -214,7 +214,7 @@ template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS
 #pragma unroll(WHOLE)
     for (int i = 0; i < ROWS; i++) top[i] = -INFINITY;
     load_tile(s.q, head_at(a.qkv, t.start, h, D), ld, t.row0, t.n, D, c.vec);
-    passing keys = keys_of<N>(t, M, a.window);
+    passing keys = keys_of<N>(t, M, a.window, c.ahead);
     for (int key0 = keys.first; key0 < keys.end; key0 += N) {
         float score[ROWS][N / SIDE];
         __syncthreads();
@@ -411,6 +411,7 @@ void gpu_attn_seq(struct dev *head, const struct attn_seq_args *a)
                             .head0 = a->head0,
                             .n_heads = a->n_heads,
                             .softcap = a->softcap});
+    if (a->both_sides) c.ahead = a->window ? a->window - 1 : a->qkv.rows;
     if (a->head_dim <= MMA_HEAD_MAX)
         head->bf16_x ? attn_seq_bf16(d, &c) : attn_seq_f32(d, &c);
     else if (a->head_dim <= 256)

@@ -17,6 +17,7 @@ namespace GPU_NAMESPACE {
 struct train_call {
     struct attn_back_args a; /* for attn_seq: out, lse, qkv and what follows */
     int head0, n_heads, kv0, n_kv;
+    int ahead;   /* attn_seq: positions behind its own that a query sees */
     float cap;   /* softcap with log2(e); 0: none */
     float by;    /* scale of scores, for base 2 with log2(e); with cap for the argument of tanh */
     bool vec;    /* rows of qkv and dout may be read 16 bytes at a time */
@@ -80,10 +81,10 @@ struct passing {
     int first, end;
 };
 
-template <int N> __device__ inline passing keys_of(const seq_tile &t, int rows, int window)
+template <int N> __device__ inline passing keys_of(const seq_tile &t, int rows, int window, int ahead = 0)
 {
     int first = window && t.row0 - window + 1 > 0 ? t.row0 - window + 1 : 0;
-    return {first / N * N, min(t.row0 + rows, t.n)};
+    return {first / N * N, min(t.row0 + rows + ahead, t.n)};
 }
 
 template <int N> __device__ inline passing queries_of(const seq_tile &t, int rows, int window)
@@ -95,6 +96,11 @@ template <int N> __device__ inline passing queries_of(const seq_tile &t, int row
 __device__ inline bool seen(int query, int key, int n, int window)
 {
     return key <= query && query < n && (!window || key > query - window);
+}
+
+__device__ inline bool seen_ahead(int query, int key, int n, int window, int ahead)
+{
+    return key <= query + ahead && key < n && query < n && (!window || key > query - window);
 }
 
 /* The derivative of a capped score; 0 for a masked one (-infinity). */

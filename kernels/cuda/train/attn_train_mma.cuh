@@ -270,7 +270,8 @@ template <class FORM> struct walk {
         lane = (int)threadIdx.x % 32;
         row0 = (int)threadIdx.x / 32 * FORM::ROWS;
         kv = (c.head0 + head) / (c.a.heads / c.a.kv_heads) - c.kv0;
-        if (threadIdx.x == 0) s.range = BY_KEYS ? queries_of<N>(t, M, c.a.window) : keys_of<N>(t, M, c.a.window);
+        if (threadIdx.x == 0)
+            s.range = BY_KEYS ? queries_of<N>(t, M, c.a.window) : keys_of<N>(t, M, c.a.window, ahead());
         __syncthreads();
         next_head = head, last_head = head + heads - 1;
         next_row = pass.first, fetched = 0;
@@ -337,13 +338,18 @@ template <class FORM> struct walk {
         return fetched % 2;
     }
 
+    __device__ int ahead() const
+    {
+        return FORM::KIND == SEQ ? c.ahead : 0;
+    }
+
     /* Whether some of the warp's rows see some of the tile at `at`; *all: whether all see all. */
     __device__ bool meets(int at, bool *all) const
     {
         int mine = t.row0 + row0, query = BY_KEYS ? at : mine, key = BY_KEYS ? mine : at, window = c.a.window;
         int last_query = query + (BY_KEYS ? N : FORM::ROWS) - 1, last_key = key + (BY_KEYS ? FORM::ROWS : N) - 1;
-        *all = last_key <= query && last_query < t.n && (!window || key > last_query - window);
-        return query < t.n && key <= min(last_query, t.n - 1) && (!window || last_key > query - window);
+        *all = last_key <= query + ahead() && max(last_query, last_key) < t.n && (!window || key > last_query - window);
+        return query < t.n && key <= min(last_query + ahead(), t.n - 1) && (!window || last_key > query - window);
     }
 
     /* Turns dot products into capped scores. */
@@ -369,7 +375,9 @@ template <class FORM> struct walk {
 #pragma unroll(WHOLE)
                 for (int i = 0; i < 4; i++) {
                     int mine = t.row0 + stay_row(m, i), other = at + pass_row(n, i);
-                    if (!seen(BY_KEYS ? other : mine, BY_KEYS ? mine : other, t.n, c.a.window)) x[m][n][i] = -INFINITY;
+                    bool in = FORM::KIND == SEQ ? seen_ahead(mine, other, t.n, c.a.window, c.ahead)
+                                                : seen(BY_KEYS ? other : mine, BY_KEYS ? mine : other, t.n, c.a.window);
+                    if (!in) x[m][n][i] = -INFINITY;
                 }
     }
 
@@ -595,7 +603,7 @@ __global__ void __launch_bounds__(MMA_THREADS, PARTS > 1 ? 1 : 2) mma_back_q_ker
 }
 
 /* Destination of dk of a head, of rows from `row` on; dv is *to_v elements further. */
-__device__ inline float *place_of(const train_call &c, int head, int row, size_t *ld, size_t *to_v, bool *add)
+__device__ inline float *dk_at(const train_call &c, int head, int row, size_t *ld, size_t *to_v, bool *add)
 {
     int group = c.a.heads / c.a.kv_heads, h = c.head0 + head, D = c.a.head_dim;
     *add = h % group != 0;
@@ -634,7 +642,7 @@ __global__ void __launch_bounds__(MMA_THREADS, PARTS > 1 ? 1 : 2) mma_back_kv_ke
         }
         size_t ld, to_v;
         bool add;
-        float by[form::SLABS][2], *to = place_of(c, head, s.tile.start, &ld, &to_v, &add);
+        float by[form::SLABS][2], *to = dk_at(c, head, s.tile.start, &ld, &to_v, &add);
         /* the factor contained in the rounded queries besides the scale of scores */
         fill_by(by, CAPPED ? c.a.softcap : LN_2);
         w.store(to, ld, dk, by, add);

@@ -2,7 +2,7 @@
  * in place where the GEMM supports their type; other slices are dequantised into scratch first, small enough to stay
  * in L2. */
 #include "kernels/cuda/gemm/dense_gemm.h"
-#include "kernels/cuda/gemm/widen.h"
+#include "kernels/cuda/gemm/dequantise.h"
 
 namespace GPU_NAMESPACE {
 
@@ -37,8 +37,8 @@ void gpu_linear_back(struct dev *head, const struct linear_back_args *a)
             round_bf16(d, "linear_back", rounded, dy, T, count, a->dy.ld);
             p.a = rounded, p.lda = half_ld(count);
         }
-        p.b = widen_rows(d, "linear_back", w, a->first + n, count, half, &p.ldb);
-        if (!p.b || !gpu_product(d, "linear_back", &p)) return;
+        p.b = dequantise_rows(d, "linear_back", w, a->first + n, count, half, &p.ldb);
+        if (!p.b || !gpu_dense_gemm(d, "linear_back", &p)) return;
     }
 }
 

@@ -11,7 +11,7 @@ const int SUM_THREADS = 256, WARPS = SUM_THREADS / 32;
 /* ---- embed_back ---------------------------------------------------------------------------------------------------
  */
 
-const int WIDE = 4, AHEAD = 4; /* columns per thread; tokens whose rows are loaded at once */
+const int WIDE = 4, LOADS = 4; /* columns per thread; tokens whose rows are loaded at once */
 
 /* Finds the next token from `at` on with this id, T when there is none. `left`: the unread matches among the 32
  * tokens from `base`. */
@@ -51,28 +51,28 @@ __global__ void __launch_bounds__(SUM_THREADS)
     struct walk w = {0, t / 32 * 32};
     w.left = __ballot_sync(FULL_WARP, w.base + lane >= t && w.base + lane < T && id[w.base + lane] == want);
     for (bool more = true; more;) {
-        int token[AHEAD] = {};
-        float v[AHEAD][WIDE];
+        int token[LOADS] = {};
+        float v[LOADS][WIDE];
 #pragma unroll 1
-        for (int k = 0; k < AHEAD; k++) {
+        for (int k = 0; k < LOADS; k++) {
             int next = next_token(w, id, T, want);
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++)
+            for (int i = 0; i < LOADS; i++)
                 if (i == k) token[i] = next;
         }
 #pragma unroll
-        for (int k = 0; k < AHEAD; k++)
+        for (int k = 0; k < LOADS; k++)
 #pragma unroll
             for (int i = 0; i < WIDE; i++)
                 v[k][i] = token[k] < T && col + i * SUM_THREADS < dx.cols
                               ? from[(size_t)token[k] * (size_t)dx.ld + (size_t)(col + i * SUM_THREADS)]
                               : 0;
 #pragma unroll
-        for (int k = 0; k < AHEAD; k++)
+        for (int k = 0; k < LOADS; k++)
 #pragma unroll
             for (int i = 0; i < WIDE; i++)
                 if (token[k] < T) sum[i] += v[k][i] * scale;
-        more = token[AHEAD - 1] < T;
+        more = token[LOADS - 1] < T;
     }
 #pragma unroll
     for (int i = 0; i < WIDE; i++)

@@ -266,7 +266,7 @@ template <bool VEC>
 __global__ void __launch_bounds__(THREADS)
     act_mul_back_kernel(struct mat dgu, struct mat gu, struct mat mdy, enum act_kind act)
 {
-    place4 p = place4_of(mdy.cols);
+    vec4_at p = vec4_at_of(mdy.cols);
     if (p.left <= 0) return;
     int F = mdy.cols;
     vec4 gate = load4<VEC>(at4(gu, p), p.left), up = load4<VEC>(at4(gu, p) + F, p.left);
@@ -285,7 +285,7 @@ template <bool VEC>
 __global__ void __launch_bounds__(THREADS)
     act_back_kernel(struct mat dx, struct mat mx, struct mat mdy, enum act_kind act)
 {
-    place4 p = place4_of(mdy.cols);
+    vec4_at p = vec4_at_of(mdy.cols);
     if (p.left <= 0) return;
     vec4 x = load4<VEC>(at4(mx, p), p.left), dy = load4<VEC>(at4(mdy, p), p.left);
 #pragma unroll
@@ -302,7 +302,7 @@ template <bool VEC>
 __global__ void __launch_bounds__(THREADS)
     dropout_kernel(struct mat mx, uint64_t stream, uint64_t row0, uint64_t from, float by)
 {
-    place4 p = place4_of(mx.cols);
+    vec4_at p = vec4_at_of(mx.cols);
     if (p.left <= 0) return;
     vec4 x = load4<VEC>(at4(mx, p), p.left);
     uint64_t first = (row0 + p.row) * (uint64_t)mx.cols + (uint64_t)p.col;

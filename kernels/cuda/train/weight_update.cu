@@ -1,5 +1,5 @@
 /* Overwrites a weight of floats with new values: the parts are f32 in device memory (a trainer's master weights),
- * rounded to the weight's type. A piece is a range of its rows. */
+ * rounded to the weight's type. A chunk is a range of its rows. */
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/warp.cuh"
 
@@ -64,11 +64,11 @@ void update_rows(gpu_dev *d, const gpu_weight *w, int first, int rows, const flo
 
 } // namespace
 
-void gpu_weight_update(struct dev *head, struct weight *weight, const struct weight_src *parts, int n_parts, int piece,
-                       int pieces)
+void gpu_weight_update(struct dev *head, struct weight *weight, const struct weight_src *parts, int n_parts, int chunk,
+                       int chunks)
 {
     const gpu_weight *w = weight_of(weight);
-    int64_t from = (int64_t)w->rows * piece / pieces, end = (int64_t)w->rows * (piece + 1) / pieces, row = 0;
+    int64_t from = (int64_t)w->rows * chunk / chunks, end = (int64_t)w->rows * (chunk + 1) / chunks, row = 0;
     if (w->t != DT_F32 && w->t != DT_BF16 && w->t != DT_F16) {
         dev_fail(head, "weight_update", "w is %s", dtype_name(w->t));
         return;

@@ -62,7 +62,8 @@ static void test_directories(void **state)
         const char *file[3], *text[3], *says[3];
     } cases[] = {
         {{"a.txt"}, {"a"}, {"config.json is missing", "--model takes a directory with config.json"}},
-        {{"model-q4.GGUF"}, {"GGUF"}, {"GGUF is not supported", "the original model", "--quantize int4"}},
+        {{"model-q4.GGUF"}, {"GGUF"}, {"model-q4.GGUF: byte 4: the file ends in the header"}},
+        {{"a.gguf", "b.gguf"}, {"GGUF", "GGUF"}, {"a directory of 2 GGUF models: name one of its files"}},
         {{"adapter_config.json"}, {"{}"}, {"a LoRA adapter, not a model", "--adapters NAME="}},
         {{"config.json"}, {POINTER}, {"config.json: a git-lfs pointer", "git lfs pull"}},
         {{"config.json", "model.safetensors"},
@@ -75,7 +76,7 @@ static void test_directories(void **state)
         {{"config.json", "pytorch_model.bin.index.json"},
          {CONFIG, "{}"},
          {"pytorch_model.bin only", "save_pretrained("}},
-        {{"config.json", "model.gguf"}, {CONFIG, "GGUF"}, {"GGUF is not supported"}},
+        {{"config.json", "model.gguf"}, {CONFIG, "GGUX"}, {"model.gguf: byte 0: not a GGUF file"}},
         {{"config.json"}, {CONFIG}, {"neither model.safetensors nor model.safetensors.index.json", "download"}},
         {{"config.json", "model.safetensors", "tokenizer.model"},
          {CONFIG, NO_TENSORS, "x"},
@@ -119,12 +120,11 @@ static void test_no_directories(void **state)
         {"no/such/model", {"no/such/model: no such directory", "--model takes a directory"}},
         {"/no/such", {"/no/such: no such directory"}},
         {"./Qwen", {"./Qwen: no such directory"}},
-        {"Qwen/Qwen2.5-0.5B-Instruct", {"no such directory", "hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir DIR"}},
-        {"gpt2", {"no such directory", "hf download gpt2 --local-dir DIR"}},
-        {"https://huggingface.co/Qwen/Qwen2.5-0.5B",
-         {"a URL, and nothing is downloaded", "hf download Qwen/Qwen2.5-0.5B -"}},
-        {"https://huggingface.co/Qwen/Qwen3-4B/tree/main?x=1", {"a URL", "hf download Qwen/Qwen3-4B -"}},
-        {"hf://", {"a URL", "OWNER/NAME"}},
+        {"Qwen/Qwen2.5-0.5B-Instruct", {"no such directory", "or ORG/NAME on the Hugging Face hub"}},
+        {"gpt2", {"no such directory", "or ORG/NAME on the Hugging Face hub"}},
+        {"https://huggingface.co/Qwen/Qwen2.5-0.5B", {"a URL; --model takes", "ORG/NAME"}},
+        {"https://huggingface.co/Qwen/Qwen3-4B/tree/main?x=1", {"a URL", "ORG/NAME"}},
+        {"hf://", {"a URL", "ORG/NAME"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct err e = {0};
@@ -139,7 +139,7 @@ static void test_no_directories(void **state)
     put(root, "model.safetensors", "x");
     char *gguf = file_join(root, "model.gguf"), *weights = file_join(root, "model.safetensors");
     assert_true(load(gguf, &e) < 0);
-    assert_non_null(strstr(e.msg, "GGUF is not supported"));
+    assert_non_null(strstr(e.msg, "model.gguf: byte 4: the file ends"));
     assert_true(load(weights, &e) < 0);
     assert_non_null(strstr(e.msg, "a file, not a directory"));
     free(gguf);
@@ -147,7 +147,7 @@ static void test_no_directories(void **state)
     char *cache = file_join(root, "models--a--b"), *inside = file_join(cache, "snapshots");
     assert_int_equal(dir_make(inside, &e), 0);
     assert_true(load(cache, &e) < 0);
-    assert_non_null(strstr(e.msg, "/snapshots/"));
+    assert_non_null(strstr(e.msg, "--model ORG/NAME finds the model in it"));
     rmdir(inside);
     rmdir(cache);
     free(cache);

@@ -28,21 +28,24 @@ static const struct model_config llama = {.family = &(const struct model_family)
                                           .heads = 2,
                                           .kv_heads = 1,
                                           .head_dim = 6,
-                                          .inter = 10};
+                                          .inter = 10,
+                                          .block = {{.inter = 10}}};
 static const struct model_config gpt2 = {.family = &(const struct model_family){.tensors = &gpt2_tensors},
                                          .layers = 3,
                                          .hidden = 8,
                                          .heads = 2,
                                          .kv_heads = 2,
                                          .head_dim = 4,
-                                         .inter = 32};
+                                         .inter = 32,
+                                         .block = {{.inter = 32}}};
 static const struct model_config phi = {.family = &(const struct model_family){.tensors = &phi_tensors},
                                         .layers = 1,
                                         .hidden = 8,
                                         .heads = 2,
                                         .kv_heads = 2,
                                         .head_dim = 4,
-                                        .inter = 20};
+                                        .inter = 20,
+                                        .block = {{.inter = 20}}};
 
 static const struct lora_module *module(const struct adapter *a, const char *path)
 {
@@ -52,32 +55,32 @@ static const struct lora_module *module(const struct adapter *a, const char *pat
     return NULL;
 }
 
-static void expect_module(const struct adapter *a, const char *path, enum product product, int col, int n, int k)
+static void expect_module(const struct adapter *a, const char *path, enum layer_gemm gemm, int col, int n, int k)
 {
     const struct lora_module *m = module(a, path);
-    if (m->product != product || m->col != col || m->n != n || m->k != k)
-        fail_msg("%s: product %d col %d n %d k %d", path, m->product, m->col, m->n, m->k);
+    if (m->gemm != gemm || m->col != col || m->n != n || m->k != k)
+        fail_msg("%s: gemm %d col %d n %d k %d", path, m->gemm, m->col, m->n, m->k);
 }
 
 static void test_modules_of_families(void **state)
 {
     struct adapter *a = adapter_new(&llama, TARGET_ALL, 2, 4, false);
     assert_int_equal(a->n_modules, 7);
-    expect_module(a, "self_attn.q_proj", PRODUCT_QKV, 0, 12, 8);
-    expect_module(a, "self_attn.k_proj", PRODUCT_QKV, 12, 6, 8);
-    expect_module(a, "self_attn.v_proj", PRODUCT_QKV, 18, 6, 8);
-    expect_module(a, "self_attn.o_proj", PRODUCT_O, 0, 8, 12);
-    expect_module(a, "mlp.gate_proj", PRODUCT_UP, 0, 10, 8);
-    expect_module(a, "mlp.up_proj", PRODUCT_UP, 10, 10, 8);
-    expect_module(a, "mlp.down_proj", PRODUCT_DOWN, 0, 8, 10);
+    expect_module(a, "self_attn.q_proj", GEMM_QKV, 0, 12, 8);
+    expect_module(a, "self_attn.k_proj", GEMM_QKV, 12, 6, 8);
+    expect_module(a, "self_attn.v_proj", GEMM_QKV, 18, 6, 8);
+    expect_module(a, "self_attn.o_proj", GEMM_O, 0, 8, 12);
+    expect_module(a, "mlp.gate_proj", GEMM_UP, 0, 10, 8);
+    expect_module(a, "mlp.up_proj", GEMM_UP, 10, 10, 8);
+    expect_module(a, "mlp.down_proj", GEMM_DOWN, 0, 8, 10);
     assert_int_equal(adapter_bytes(a), 2 * 2 * 4 * (20 + 14 + 14 + 20 + 18 + 18 + 18));
     adapter_free(a);
     a = adapter_new(&gpt2, TARGET_C_ATTN | TARGET_C_PROJ, 2, 4, true);
     assert_int_equal(a->n_modules, 4);
-    expect_module(a, "attn.c_attn", PRODUCT_QKV, 0, 24, 8);
-    expect_module(a, "attn.c_proj", PRODUCT_O, 0, 8, 8);
-    expect_module(a, "mlp.c_fc", PRODUCT_UP, 0, 32, 8);
-    expect_module(a, "mlp.c_proj", PRODUCT_DOWN, 0, 8, 32);
+    expect_module(a, "attn.c_attn", GEMM_QKV, 0, 24, 8);
+    expect_module(a, "attn.c_proj", GEMM_O, 0, 8, 8);
+    expect_module(a, "mlp.c_fc", GEMM_UP, 0, 32, 8);
+    expect_module(a, "mlp.c_proj", GEMM_DOWN, 0, 8, 32);
     for (int l = 0; l < 3; l++)
         for (int m = 0; m < 4; m++) assert_int_equal(a->pair[l * 4 + m].r, a->module[m].target == TARGET_C_FC ? 0 : 2);
     assert_true(a->pair[0].scale == (float)(4 / sqrt(2)));
@@ -85,8 +88,8 @@ static void test_modules_of_families(void **state)
     adapter_free(a);
     a = adapter_new(&phi, TARGET_ALL, 3, 4, false);
     assert_int_equal(a->n_modules, 6);
-    expect_module(a, "mlp.fc1", PRODUCT_UP, 0, 20, 8);
-    expect_module(a, "self_attn.dense", PRODUCT_O, 0, 8, 8);
+    expect_module(a, "mlp.fc1", GEMM_UP, 0, 20, 8);
+    expect_module(a, "self_attn.dense", GEMM_O, 0, 8, 8);
     adapter_free(a);
     char prefix[64];
     lora_layer_prefix(&llama, 3, prefix);
@@ -633,6 +636,8 @@ static void test_names_of_bases(void **state)
         {"models--gpt2/snapshots/0123abcd", "gpt2"},
         {"models--a-b--c-d.e_f/snapshots/x", "a-b/c-d.e_f"},
         {"models--acme--tiny/snapshots/0123abcd/int4", NULL},
+        {"models--acme--tiny/snapshots/0123abcd/tiny-Q4_0.gguf", "acme/tiny"},
+        {"models--acme--tiny/snapshots/0123abcd/Q4_0/tiny-Q4_0-00001-of-00002.GGUF", "acme/tiny"},
         {"models--acme--tiny/blobs/0123abcd", NULL},
         {"models--acme--tiny--more/snapshots/x", NULL},
         {"models--acme--/snapshots/x", NULL},

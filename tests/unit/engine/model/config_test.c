@@ -76,9 +76,120 @@ static void test_both_spellings_of_rope(void **state)
     assert_int_equal(good("{" LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", NULL).rope[0].scaling,
                      ROPE_LINEAR);
     assert_int_equal(good("{" LLAMA ",\"rope_scaling\":null}", NULL).rope[0].scaling, ROPE_PLAIN);
-    bad("{" LLAMA ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2}}", "rope type \"yarn\"");
+    bad("{" LLAMA ",\"rope_scaling\":{\"type\":\"ntk\",\"factor\":2}}", "rope type \"ntk\"");
     bad("{" LLAMA ",\"rope_scaling\":{\"type\":\"llama3\",\"factor\":2}}", "low_freq_factor");
     bad("{" LLAMA ",\"rope_scaling\":3}", "rope_scaling");
+}
+
+#define POSITIONS ",\"max_position_embeddings\":64"
+#define SCALED(type) "{" LLAMA POSITIONS ",\"rope_scaling\":{\"type\":\"" type "\",\"factor\":4"
+
+static void test_scaled_rope(void **state)
+{
+    (void)state;
+    struct model_config c = good(SCALED("yarn") "}}", NULL);
+    assert_true(c.rope[0].scaling == ROPE_YARN && c.rope[0].old_len == 64 && c.max_len == 256 && c.near_len == 0);
+    assert_true(c.rope[0].low == 1 && c.rope[0].high == 32 && c.rope[0].truncate);
+    assert_float_equal(c.rope[0].attention, 0.1 * log(4) + 1, 1e-12);
+    c = good(SCALED("yarn") ",\"mscale\":2,\"mscale_all_dim\":0.5,\"truncate\":false,\"beta_slow\":3}}", NULL);
+    assert_true(c.rope[0].low == 3 && !c.rope[0].truncate);
+    assert_float_equal(c.rope[0].attention, (0.2 * log(4) + 1) / (0.05 * log(4) + 1), 1e-12);
+    c = good(SCALED("yarn") ",\"attention_factor\":0.7,\"original_max_position_embeddings\":8}}", NULL);
+    assert_true(c.rope[0].attention == 0.7 && c.max_len == 64);
+    c = good(SCALED("dynamic") "}}", NULL);
+    assert_true(c.rope[0].old_len == 64 && c.rope[0].max_len == 256 && c.max_len == 256 && c.near_len == 64);
+    bad("{" LLAMA ",\"rope_scaling\":{\"type\":\"dynamic\"}}", "factor is missing");
+    bad(SCALED("yarn") ",\"rope_theta\":1}}", "rope_theta must be above 1");
+    bad(SCALED("yarn") ",\"truncate\":3}}", "truncate must be true or false");
+#define EIGHT "1,1,1,1,1,1,1,2"
+#define LONG(short_factor, long_factor)                                                                                \
+    SCALED("longrope")                                                                                                 \
+    ",\"original_max_position_embeddings\":32,\"short_factor\":[" short_factor "],\"long_factor\":[" long_factor "]}}"
+    c = good(LONG(EIGHT, EIGHT), NULL);
+    assert_true(c.near_len == 32 && c.max_len == 64 && c.rope[0].divide[1][7] == 2);
+    assert_float_equal(c.rope[0].attention, sqrt(1 + log(4) / log(32)), 1e-12);
+    bad(LONG("1,2", EIGHT), "short_factor must be a list of 8 numbers");
+    bad(LONG(EIGHT, EIGHT ",3"), "long_factor must be a list of 8 numbers");
+    bad(LONG(EIGHT, "1,1,1,0,1,1,1,2"), "long_factor: number 3 must be from");
+    bad(LONG(EIGHT, "1,1,\"1\""), "long_factor: number 2 must be from");
+    bad(SCALED("longrope") "}}", "short_factor is missing");
+}
+
+#define PHI3                                                                                                           \
+    "\"model_type\":\"phi3\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,"                           \
+    "\"num_attention_heads\":4,\"intermediate_size\":96"
+
+/* The field beside the rule counts, with a default of its own; su and yarn are longrope. */
+static void test_phi3(void **state)
+{
+    (void)state;
+    struct model_config c =
+        good("{" PHI3 ",\"max_position_embeddings\":8192,\"rope_scaling\":{\"type\":\"su\","
+             "\"original_max_position_embeddings\":7,\"short_factor\":[" EIGHT "],\"long_factor\":[" EIGHT "]}}",
+             NULL);
+    assert_true(c.rope[0].scaling == ROPE_LONGROPE && c.near_len == 4096 && c.rope[0].factor == 2);
+    assert_string_equal(windows(c), "0 0");
+    c = good("{" PHI3 ",\"partial_rotary_factor\":0.75,\"sliding_window\":9}", NULL);
+    assert_int_equal(c.rope[0].rot, 12);
+    assert_string_equal(windows(c), "9 9");
+    bad("{" PHI3 ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", "rope type \"linear\"");
+    bad("{" PHI3 ",\"attention_bias\":true}", "attention_bias is not supported");
+}
+
+#define SMALL(type)                                                                                                    \
+    "{\"model_type\":\"" type "\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":4,"                      \
+    "\"num_attention_heads\":4,\"intermediate_size\":96"
+
+static void test_layers_without_rotation(void **state)
+{
+    (void)state;
+    struct model_config c = good(SMALL("smollm3") "}", NULL);
+    assert_true(c.tied && c.kv_heads == 4 && c.rope[0].theta == 2e6 && c.near_len == 0);
+    for (int l = 0; l < 4; l++) assert_int_equal(c.rope[model_block(&c, l)->rope].rot, l == 3 ? 0 : 16);
+    c = good(SMALL("smollm3") ",\"no_rope_layer_interval\":2}", NULL);
+    for (int l = 0; l < 4; l++) assert_int_equal(c.rope[model_block(&c, l)->rope].rot, l % 2 ? 0 : 16);
+    c = good(SMALL("smollm3") ",\"no_rope_layers\":[0,1,1,0,0],\"use_sliding_window\":true,\"sliding_window\":9}",
+             NULL);
+    for (int l = 0; l < 4; l++) assert_int_equal(c.rope[model_block(&c, l)->rope].rot, l % 3 ? 16 : 0);
+    assert_string_equal(windows(c), "9 0 0 9");
+    c = good(SMALL("smollm3") ",\"use_sliding_window\":true,\"sliding_window\":9,"
+                              "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\",\"full_"
+                              "attention\"]}",
+             NULL);
+    assert_string_equal(windows(c), "9 0 0 0");
+    assert_int_equal(c.rope[model_block(&c, 3)->rope].rot, 0);
+    bad(SMALL("smollm3") ",\"no_rope_layers\":[1,1,0]}", "no_rope_layers must have a number for each of the 4 layers");
+    bad(SMALL("smollm3") ",\"no_rope_layers\":3}", "no_rope_layers must have a number");
+    bad(SMALL("smollm3") ",\"no_rope_layers\":[1,2,1,1]}", "no_rope_layers must be a list of 0 and 1");
+    bad(SMALL("smollm3") ",\"no_rope_layer_interval\":0}", "no_rope_layer_interval");
+    bad(SMALL("llama") ",\"no_rope_layers\":[1,1,1,0]}", "no_rope_layers is not supported: llama models have none");
+}
+
+static void test_dense_families(void **state)
+{
+    (void)state;
+    struct model_config c = good(SMALL("granite") ",\"embedding_multiplier\":12,\"residual_multiplier\":0.22,"
+                                                  "\"logits_scaling\":8}",
+                                 NULL);
+    assert_true(c.embed_scale == 12 && c.block[0].residual_scale == 0.22f && c.logit_scale == 0.125f);
+    assert_true(c.block[0].scale == 1 && !c.embed_scale_rounded); /* transformers' default of attention_multiplier */
+    c = good(SMALL("olmo2") "}", NULL);
+    assert_true(c.block[0].norms == NORMS_AFTER && c.block[0].qk_norm == QK_NORM_WHOLE && c.eps == 1e-5f);
+    c = good(SMALL("gpt_neox") ",\"rotary_pct\":0.5,\"rotary_emb_base\":7000,\"rope_theta\":5}", NULL);
+    assert_true(c.rope[0].rot == 8 && c.rope[0].theta == 7000 && c.block[0].norms == NORMS_PARALLEL_TWO);
+    assert_true(c.qkv_bias && c.o_bias && c.mlp_bias && c.block[0].act == ACT_GELU_ERF && !c.tied);
+    c = good(SMALL("gpt_neox") ",\"use_parallel_residual\":false,\"attention_bias\":false}", NULL);
+    assert_true(c.rope[0].rot == 4 && c.block[0].norms == NORMS_BEFORE && !c.qkv_bias && !c.o_bias && c.mlp_bias);
+    c = good(SMALL("stablelm") ",\"num_key_value_heads\":2,\"use_qkv_bias\":true}", NULL);
+    assert_true(c.block[0].norms == NORMS_BEFORE && c.qkv_bias && !c.o_bias && c.rope[0].rot == 4);
+    c = good(SMALL("stablelm") ",\"num_key_value_heads\":4,\"use_parallel_residual\":true}", NULL);
+    assert_true(c.block[0].norms == NORMS_PARALLEL && !c.qkv_bias && c.block[0].gated);
+    bad(SMALL("stablelm") ",\"num_key_value_heads\":4,\"qk_layernorm\":true}", "qk_layernorm is not supported");
+    c = good(
+        SMALL("ministral") ",\"num_key_value_heads\":4,\"sliding_window\":9,\"layer_types\":[\"sliding_attention\","
+                           "\"full_attention\",\"full_attention\",\"sliding_attention\"]}",
+        NULL);
+    assert_string_equal(windows(c), "9 0 0 9");
 }
 
 static void test_families(void **state)
@@ -179,7 +290,9 @@ static void test_as_transformers(void **state)
     assert_int_equal(c.rope[0].old_len, 64);
     c = good("{" PHI ",\"tie_word_embeddings\":true}", NULL);
     assert_true(c.tied && c.rope[0].rot == 20);
-    assert_int_equal(good("{" LLAMA ",\"partial_rotary_factor\":1.0}", NULL).rope[0].rot, 16);
+    /* ignored by transformers where a family does not read it */
+    assert_int_equal(good("{" LLAMA ",\"partial_rotary_factor\":0.5}", NULL).rope[0].rot, 16);
+    assert_int_equal(good("{" LLAMA ",\"rope_parameters\":{\"partial_rotary_factor\":0.5}}", NULL).rope[0].rot, 16);
 }
 
 #define GEMMA(type)                                                                                                    \
@@ -247,15 +360,13 @@ static void test_refuses_what_it_does_not_compute(void **state)
     static const struct {
         const char *config, *says;
     } cases[] = {
-        {"{" LLAMA ",\"partial_rotary_factor\":0.5}", "partial_rotary_factor 0.5: llama models rotate whole heads"},
-        {"{" LLAMA ",\"rope_parameters\":{\"partial_rotary_factor\":0.5}}", "partial_rotary_factor 0.5"},
-        {"{" MISTRAL ",\"partial_rotary_factor\":0.5}", "mistral models rotate whole heads"},
-        {"{" QWEN3 ",\"partial_rotary_factor\":0.25}", "qwen3 models rotate whole heads"},
+        {SCALED("linear") ",\"partial_rotary_factor\":0.5}}",
+         "partial_rotary_factor 0.5 with scaled positions: llama models rotate whole heads"},
         {"{" PHI ",\"partial_rotary_factor\":0.33}", "an odd number of rotated features (13 of 40)"},
         {"{" QWEN3 ",\"rope_parameters\":{\"full_attention\":{\"rope_theta\":5}}}",
          "(full_attention) is not supported"},
-        {"{" LLAMA ",\"rope_scaling\":{\"rope_type\":\"dynamic\",\"factor\":2}}", "rope type \"dynamic\""},
-        {"{" LLAMA ",\"rope_parameters\":{\"rope_type\":\"longrope\"}}", "rope type \"longrope\""},
+        {"{" LLAMA ",\"rope_parameters\":{\"rope_type\":\"longrope\"}}", "short_factor is missing"},
+        {"{" LLAMA ",\"rope_parameters\":{\"rope_type\":\"proportional\"}}", "rope type \"proportional\""},
         {"{" LLAMA ",\"layer_types\":[\"full_attention\",\"sliding_attention\"]}", "layer_types"},
         {"{" QWEN3 SLIDES ",\"layer_types\":[\"full_attention\"]}", "a list of num_hidden_layers (3)"},
         {"{" MISTRAL SLIDES ",\"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\"]}",
@@ -294,17 +405,49 @@ static void test_refuses_what_it_does_not_compute(void **state)
 
 static void test_bitsandbytes(void **state)
 {
-    assert_string_equal(good(BNB(",\"load_in_4bit\":true,\"bnb_4bit_quant_type\":\"nf4\""), NULL).quant, "nf4");
-    assert_string_equal(good("{" LLAMA ",\"quantization_config\":null}", NULL).quant, "");
+    assert_string_equal(good(BNB(",\"load_in_4bit\":true,\"bnb_4bit_quant_type\":\"nf4\""), NULL).quant.name, "nf4");
+    assert_string_equal(good("{" LLAMA ",\"quantization_config\":null}", NULL).quant.name, "");
     assert_string_equal(
-        good("{" LLAMA ",\"quantization_config\":{\"load_in_4bit\":true,\"bnb_4bit_quant_type\":\"nf4\"}}", NULL).quant,
+        good("{" LLAMA ",\"quantization_config\":{\"load_in_4bit\":true,\"bnb_4bit_quant_type\":\"nf4\"}}", NULL)
+            .quant.name,
         "nf4");
-    bad(BNB(""), "8-bit weights are not supported");
-    bad(BNB(",\"load_in_8bit\":true"), "8-bit weights are not supported");
+    bad(BNB(""), "neither load_in_4bit nor load_in_8bit is true");
+    assert_string_equal(good(BNB(",\"load_in_8bit\":true"), NULL).quant.name, "int8");
     bad(BNB(",\"load_in_4bit\":true"), "\"fp4\" is not supported"); /* transformers' default */
     bad(BNB(",\"load_in_4bit\":true,\"bnb_4bit_quant_type\":\"fp4\""), "\"fp4\" is not supported");
     bad(BNB(",\"load_in_4bit\":true,\"bnb_4bit_quant_type\":4"), "bnb_4bit_quant_type must be a string");
     bad(BNB(",\"load_in_4bit\":\"yes\""), "load_in_4bit must be true or false");
+}
+
+#define QUANT(method, rest) "{" LLAMA ",\"quantization_config\":{\"quant_method\":\"" method "\"" rest "}}"
+
+static void test_quantised_by_others(void **state)
+{
+    assert_true(good(QUANT("gptq", ",\"bits\":4"), NULL).quant.zero_less_one);
+    assert_true(!good(QUANT("gptq", ",\"checkpoint_format\":\"gptq_v2\""), NULL).quant.zero_less_one);
+    assert_int_equal(good(QUANT("awq", ",\"bits\":4,\"version\":\"GEMM\""), NULL).quant.method, QUANT_AWQ);
+    assert_int_equal(good(QUANT("auto-round", ",\"packing_format\":\"auto_round:auto_awq\""), NULL).quant.method,
+                     QUANT_AWQ);
+    assert_int_equal(good(QUANT("compressed-tensors", ",\"format\":\"pack-quantized\""), NULL).quant.method,
+                     QUANT_COMPRESSED);
+    assert_int_equal(good(QUANT("fp8", ",\"weight_block_size\":[128,64]"), NULL).quant.block[1], 64);
+    assert_int_equal(good(QUANT("modelopt", ",\"quant_algo\":\"FP8\""), NULL).quant.method, QUANT_FP8);
+    bad(QUANT("gptq", ",\"checkpoint_format\":\"marlin\""), "checkpoint_format \"marlin\"");
+    bad(QUANT("awq", ",\"bits\":8"), "bits of AWQ");
+    bad(QUANT("awq", ",\"version\":\"gemv\""), "version \"gemv\"");
+    bad(QUANT("auto-round", ""), "packing_format");
+    bad(QUANT("compressed-tensors", ",\"format\":\"marlin-24\""), "format \"marlin-24\"");
+    bad(QUANT("compressed-tensors", ",\"format\":\"dense\",\"sparsity_config\":{\"format\":\"sparse-bitmask\"}"),
+        "sparsity_config.format");
+    bad(QUANT("compressed-tensors", ",\"format\":\"dense\",\"transform_config\":{\"config_groups\":{\"u\":{}}}"),
+        "transform_config");
+    bad(QUANT("fp8", ",\"weight_block_size\":[128]"), "weight_block_size must be two whole numbers");
+    bad(QUANT("fp8", ",\"weight_block_size\":[128,0]"), "weight_block_size must be two whole numbers");
+    bad(QUANT("fp8", ",\"weight_block_size\":[128,64,2]"), "weight_block_size must be two whole numbers");
+    bad(QUANT("fp8", ",\"fmt\":\"e5m2\""), "fmt \"e5m2\"");
+    bad(QUANT("modelopt", ",\"quant_algo\":\"NVFP4\""), "quant_algo \"NVFP4\"");
+    bad("{" LLAMA ",\"quantization_config\":{\"bits\":4}}", "quant_method is missing");
+    bad("{" LLAMA ",\"quantization_config\":4}", "must be an object");
 }
 
 static void test_refuses_nonsense(void **state)
@@ -335,7 +478,7 @@ static void test_refuses_nonsense(void **state)
     bad("{" LLAMA ",\"hidden_act\":\"cube\"}", "\"cube\"");
     bad("{" LLAMA ",\"eos_token_id\":\"</s>\"}", "eos_token_id");
     bad("{" LLAMA ",\"tie_word_embeddings\":1}", "tie_word_embeddings");
-    bad("{" LLAMA ",\"quantization_config\":{\"quant_method\":\"gptq\"}}", "quantization_config");
+    bad("{" LLAMA ",\"quantization_config\":{\"quant_method\":\"hqq\"}}", "quantization_config");
     bad("{" LLAMA ",\"quantization_config\":7}", "quantization_config");
     bad("{\"model_type\":\"llama\",\"vocab_size\":1000000000,\"hidden_size\":64}", "vocab_size must be");
 }
@@ -372,9 +515,14 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_numbers),
                                        cmocka_unit_test(test_llama),
                                        cmocka_unit_test(test_both_spellings_of_rope),
+                                       cmocka_unit_test(test_scaled_rope),
+                                       cmocka_unit_test(test_phi3),
+                                       cmocka_unit_test(test_layers_without_rotation),
+                                       cmocka_unit_test(test_dense_families),
                                        cmocka_unit_test(test_families),
                                        cmocka_unit_test(test_generation_config),
                                        cmocka_unit_test(test_bitsandbytes),
+                                       cmocka_unit_test(test_quantised_by_others),
                                        cmocka_unit_test(test_refuses_nonsense),
                                        cmocka_unit_test(test_as_transformers),
                                        cmocka_unit_test(test_gemma),

@@ -12,6 +12,7 @@
 #include "engine/model/safetensors.h"
 #include "engine/model/weights_bnb.h"
 #include "engine/model/weights_read.h"
+#include "engine/model/weights_unify.h"
 #include "kernels/ops.h"
 
 #include <math.h>
@@ -278,7 +279,8 @@ static int read_parts(const struct part parts[T_COUNT], char **file, struct tens
     *f = safetensors_parse(*file, size, e);
     if (!*f) fail_msg("the test's file: %s", e->msg);
     assert_true(bnb_is_quantized(*f, "m.weight"));
-    return weights_matrix(*f, &(struct matrix_slot){.name = "m.weight", .rows = 2, .cols = 64}, src, owned, e);
+    return weights_matrix(*f, &(struct quant_config){0},
+                          &(struct matrix_slot){.name = "m.weight", .rows = 2, .cols = 64}, src, owned, e);
 }
 
 static void refuse(int which, struct part part, int code, const char *says)
@@ -382,21 +384,6 @@ static void test_refuses_tensors(void **state)
            "fp4 is not supported");
 }
 
-/* X.SCB is what 8-bit weights have */
-static void test_refuses_8_bit(void **state)
-{
-    struct part parts[T_COUNT] = {{"m.weight", "I8", "[2,64]", 128, NULL}, {"m.SCB", "F32", "[2]", 8, NULL}};
-    struct tensor_source *f;
-    struct weight_src src;
-    struct err e = {0};
-    void *owned;
-    char *file;
-    assert_int_equal(read_parts(parts, &file, &f, &src, &owned, &e), ERR_UNSUPPORTED);
-    assert_non_null(strstr(e.msg, "m.weight: bitsandbytes 8-bit weights are not supported"));
-    tensor_source_close(f);
-    free(file);
-}
-
 /* ---- what is right in other ways ---- */
 
 static void accept(const struct part parts[T_COUNT], enum dtype type, const float *first_scales)
@@ -472,7 +459,7 @@ static void test_changed_bytes(void **state)
         }
         struct tensor_source *f = safetensors_parse(bad, size, &e);
         struct matrix_slot slot = {.name = "m.weight", .rows = 2, .cols = 64};
-        int rc = f ? weights_matrix(f, &slot, &src, &owned, &e) : e.code;
+        int rc = f ? weights_matrix(f, &(struct quant_config){0}, &slot, &src, &owned, &e) : e.code;
         read += rc == 0;
         if (rc && !e.msg[0]) fail_msg("an error without a message");
         free(owned);
@@ -507,9 +494,9 @@ static void test_unify(void **state)
     void *owned[2] = {NULL, NULL};
     struct err e = {0};
     nf4_dequantize(codes, scale, 64, 128, w);
-    assert_int_equal(bnb_unify(part, 1, owned, &e), 0);
+    assert_int_equal(weights_unify(part, 1, false, owned, &e), 0);
     assert_int_equal(part[0].t, DT_NF4);
-    assert_int_equal(bnb_unify(part, 2, owned, &e), 0);
+    assert_int_equal(weights_unify(part, 2, false, owned, &e), 0);
     assert_true(part[0].t == DT_F32 && part[1].t == DT_F32 && part[0].group == 0 && !part[0].scale);
     assert_memory_equal(part[0].data, w, sizeof w);
     for (int i = 0; i < 64; i++) assert_true(((const float *)part[1].data)[i] == (float)i);
@@ -524,19 +511,12 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s\n", e.msg);
         return 1;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_codes_and_scales),
-                                       cmocka_unit_test(test_map),
-                                       cmocka_unit_test(test_nested),
-                                       cmocka_unit_test(test_nested_ties),
-                                       cmocka_unit_test(test_whole_matrices),
-                                       cmocka_unit_test(test_state_text),
-                                       cmocka_unit_test(test_refuses_states),
-                                       cmocka_unit_test(test_refuses_tensors),
-                                       cmocka_unit_test(test_refuses_8_bit),
-                                       cmocka_unit_test(test_other_forms),
-                                       cmocka_unit_test(test_changed_bytes),
-                                       cmocka_unit_test(test_not_finite),
-                                       cmocka_unit_test(test_unify)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_codes_and_scales), cmocka_unit_test(test_map),
+                                       cmocka_unit_test(test_nested),           cmocka_unit_test(test_nested_ties),
+                                       cmocka_unit_test(test_whole_matrices),   cmocka_unit_test(test_state_text),
+                                       cmocka_unit_test(test_refuses_states),   cmocka_unit_test(test_refuses_tensors),
+                                       cmocka_unit_test(test_other_forms),      cmocka_unit_test(test_changed_bytes),
+                                       cmocka_unit_test(test_not_finite),       cmocka_unit_test(test_unify)};
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     tensor_source_close(fixture);
     return failed;

@@ -389,10 +389,12 @@ static struct rows logits_of(const char *model, const char *type)
     return r;
 }
 
-/* tied and untied heads, biases, [inputs][outputs] weights, position tables, norms stored as w for 1 + w */
+/* tied and untied heads, biases, fused matrices, rows by head, [inputs][outputs] weights, position tables, norms stored
+ * as w for 1 + w, experts */
 static void test_directory_is_what_loading_makes(void **state)
 {
-    static const char *const names[] = {"tinystories-656k", "llama-gqa", "gpt2", "phi", "qwen2-bf16", "gemma3-bf16"};
+    static const char *const names[] = {"tinystories-656k", "llama-gqa", "gpt2", "phi",     "qwen2-bf16",
+                                        "gemma3-bf16",      "qwen2-moe", "phi3", "gpt-neox"};
     static const char *const types[] = {"int8", "int4"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         for (int k = 0; k < 2; k++) {

@@ -65,7 +65,8 @@ static void test_an_adapter_of_arrays(void **state)
                                    .heads = 1,
                                    .kv_heads = 1,
                                    .head_dim = 2,
-                                   .inter = 4};
+                                   .inter = 4,
+                                   .block = {{.inter = 4}}};
     const float a[2] = {1, 2};
     const uint16_t b[2] = {f32_to_bf16(3), f32_to_bf16(-4)};
     const struct tensor v[] = {

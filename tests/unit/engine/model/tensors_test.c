@@ -33,7 +33,7 @@ static struct model_config config_of(const struct model_family *family)
                                  .inter = 12,
                                  .vocab = 16,
                                  .max_len = 6,
-                                 .block = {{.gated = true}},
+                                 .block = {{.gated = true, .inter = 12}},
                                  .tied = true,
                                  .eps = 1e-6f};
 }
@@ -64,7 +64,7 @@ static void test_order(void **state)
     (void)state;
     char out[1 << 14];
     struct model_config c = config_of(model_family_find("llama"));
-    c.layers = 1, c.tied = false, c.qkv_bias = c.mlp_bias = c.block[0].qk_norm = true;
+    c.layers = 1, c.tied = false, c.qkv_bias = c.mlp_bias = true, c.block[0].qk_norm = QK_NORM_HEADS;
     assert_string_equal(listing(&c, out), "model.layers.0.self_attn.q_proj.weight 8x8\n"
                                           "model.layers.0.self_attn.k_proj.weight 4x8\n"
                                           "model.layers.0.self_attn.v_proj.weight 4x8\n"
@@ -288,7 +288,8 @@ static void test_halves(void **state)
     static const int types[] = {DT_F32, DT_I8, DT_I4, DT_NF4};
     static float w[ROWS * COLS];
     for (size_t i = 0; i < sizeof w / sizeof *w; i++) w[i] = value_at("w", i);
-    struct weight_src floats = {.t = DT_F32, .rows = ROWS, .cols = COLS, .data = w}, half[STACK_MAX];
+    struct weight_src floats = {.t = DT_F32, .rows = ROWS, .cols = COLS, .data = w};
+    struct halves half;
     struct weight_src lower = {.t = DT_F32, .rows = ROWS / 2, .cols = COLS, .data = w + ROWS / 2 * COLS};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         struct quantize_fit fit = {.type = types[i]};
@@ -297,22 +298,22 @@ static void test_halves(void **state)
         if (types[i] != DT_F32 &&
             (quantize_matrix(&floats, &fit, 1, &all, &e) || quantize_matrix(&lower, &fit, 1, &want, &e)))
             fail_msg("%s", e.msg);
-        assert_int_equal(weights_halves(&all, 1, half), 1);
+        assert_int_equal(weights_halves(&all, 1, &half), 1);
         all.gate_up = true;
-        assert_int_equal(weights_halves(&all, 1, half), 2);
-        assert_int_equal(half[0].rows, ROWS / 2);
-        assert_int_equal(half[1].rows, ROWS / 2);
+        assert_int_equal(weights_halves(&all, 1, &half), 2);
+        assert_int_equal(half.src[0].rows, ROWS / 2);
+        assert_int_equal(half.src[1].rows, ROWS / 2);
         size_t bytes = types[i] == DT_F32  ? ROWS / 2 * COLS * sizeof *w
                        : types[i] == DT_I8 ? ROWS / 2 * COLS
                                            : ROWS / 2 * COLS / 2;
         size_t scales = types[i] == DT_I8   ? ROWS / 2 * sizeof(float)
                         : types[i] == DT_I4 ? ROWS / 2 * COLS / INT4_GROUP * sizeof(uint16_t)
                                             : 0;
-        assert_ptr_equal(half[0].data, all.data);
-        assert_memory_equal(half[1].data, want.data, bytes);
-        if (scales) assert_memory_equal(half[1].scale, want.scale, scales);
+        assert_ptr_equal(half.src[0].data, all.data);
+        assert_memory_equal(half.src[1].data, want.data, bytes);
+        if (scales) assert_memory_equal(half.src[1].scale, want.scale, scales);
         if (types[i] == DT_NF4) /* its scales are rounded together: the lower half alone has others */
-            assert_ptr_equal(half[1].scale, (const float *)all.scale + ROWS / 2 * COLS / NF4_GROUP);
+            assert_ptr_equal(half.src[1].scale, (const float *)all.scale + ROWS / 2 * COLS / NF4_GROUP);
         if (types[i] == DT_F32) continue;
         free((void *)all.data), free((void *)all.scale);
         free((void *)want.data), free((void *)want.scale);
@@ -328,8 +329,8 @@ static void test_modules(void **state)
     assert_int_equal(lora_modules(&c, m), 3); /* ff.down takes none */
     assert_string_equal(m[0].name, "all");
     assert_string_equal(m[0].path, "mix.all");
-    assert_true(m[0].product == PRODUCT_QKV && m[0].col == 0 && m[0].n == 16 && m[0].k == 8 && m[0].peft);
-    assert_true(m[2].product == PRODUCT_UP && m[2].col == 0 && m[2].n == 24 && m[2].k == 8 && !m[2].peft);
+    assert_true(m[0].gemm == GEMM_QKV && m[0].col == 0 && m[0].n == 16 && m[0].k == 8 && m[0].peft);
+    assert_true(m[2].gemm == GEMM_UP && m[2].col == 0 && m[2].n == 24 && m[2].k == 8 && !m[2].peft);
     lora_layer_prefix(&c, 1, prefix);
     assert_string_equal(prefix, "text.blocks.1.");
 }
@@ -376,7 +377,7 @@ static void train_family(const struct model_family *family, const char *prefix)
         fail_msg("%s", e.msg);
     for (int i = 0; i < f.n_vectors; i++) {
         const struct vector_slot *v = &f.vector[i];
-        if (!v->at) assert_values(m.d, *weights_vector_place(&f.w, v), v->name + strlen(prefix), v->cols, v->minus_one);
+        if (!v->at) assert_values(m.d, *weights_vector_field(&f.w, v), v->name + strlen(prefix), v->cols, v->minus_one);
     }
     float *host = values_of(m.d, o.p, o.n);
     if (train_full_write(&f, host, NULL, out, &e)) fail_msg("%s", e.msg);
@@ -431,22 +432,27 @@ static bool has_row(const struct model_family *f, enum tensor_part part)
 /* A family's tensors are those that its layers read: a row that is missing would be a norm that is never applied. */
 static void test_rows_and_layers_agree(void **state)
 {
-    char names[256];
+    char names[384];
     model_family_names(names, sizeof names);
     int n = 0;
     for (char *rest = names, *name; (name = strtok_r(rest, ", ", &rest)); n++) {
         const struct model_family *f = model_family_find(name);
         assert_non_null(f);
-        bool after = f->layer.norms == NORMS_AFTER || f->layer.norms == NORMS_BOTH;
-        assert_int_equal(has_row(f, PART_NORM1), f->layer.norms != NORMS_AFTER);
-        assert_int_equal(has_row(f, PART_NORM2), f->layer.norms == NORMS_BEFORE || f->layer.norms == NORMS_BOTH);
+        const struct block b = {.norms = f->layer.norms};
+        bool before = block_norm_before(&b), after = block_norm_after(&b);
+        assert_int_equal(has_row(f, PART_NORM1), before);
+        assert_int_equal(has_row(f, PART_NORM2), before && f->layer.norms != NORMS_PARALLEL);
         assert_int_equal(has_row(f, PART_POST1), after);
         assert_int_equal(has_row(f, PART_POST2), after);
-        assert_int_equal(has_row(f, PART_GATE) || has_row(f, PART_GATE_UP), f->layer.gated);
+        assert_int_equal(has_row(f, PART_GATE) || has_row(f, PART_GATE_UP) || has_row(f, PART_EXPERT_GATE),
+                         f->layer.gated);
+        assert_int_equal(has_row(f, PART_ROUTER), f->experts.count != NULL);
         assert_true(!f->layer.qk_norm || (has_row(f, PART_Q_NORM) && has_row(f, PART_K_NORM)));
-        assert_true(has_row(f, PART_NORM) && has_row(f, PART_EMBED) && has_row(f, PART_HEAD));
+        assert_true(has_row(f, PART_EMBED) && (has_row(f, PART_NORM) || has_row(f, PART_EMBED_NORM)));
+        assert_int_equal(has_row(f, PART_NORM), f->layer.norms != NORMS_SUM);
+        assert_int_equal(has_row(f, PART_HEAD), !f->encoder);
     }
-    assert_true(n >= 8);
+    assert_true(n >= 15);
 }
 
 int main(void)

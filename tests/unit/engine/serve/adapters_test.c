@@ -593,13 +593,13 @@ static void test_reload_under_load(void **state)
 static void expect_run(const struct step_batch *b, int row, int end, bool changed)
 {
     bool c = !changed;
-    int got = step_batch_run(b, 0, PRODUCT_UP, row, &c);
+    int got = step_batch_run(b, 0, GEMM_UP, row, &c);
     if (got != end || c != changed) fail_msg("from %d: to %d, changed %d", row, got, c);
 }
 
 static void test_runs_of_rows(void **state)
 {
-    struct lora_product with[PRODUCTS] = {[PRODUCT_UP] = {.n = 2}}, without[PRODUCTS] = {[PRODUCT_QKV] = {.n = 1}};
+    struct lora_gemm with[LAYER_GEMMS] = {[GEMM_UP] = {.n = 2}}, without[LAYER_GEMMS] = {[GEMM_QKV] = {.n = 1}};
     struct lora_weights w = {.layer = &with}, o = {.layer = &without};
     struct step_batch_group g[] = {{2, 3, &o}, {5, 2, &w}, {7, 1, &w}, {10, 4, &o}, {14, 2, &w}};
     struct lora_group lora[8];
@@ -611,12 +611,12 @@ static void test_runs_of_rows(void **state)
     expect_run(&b, 8, 14, false);
     expect_run(&b, 14, 16, true);
     expect_run(&b, 16, 20, false);
-    assert_int_equal(step_batch_lora(&b, 0, PRODUCT_UP, 6, 9), 3);
+    assert_int_equal(step_batch_lora(&b, 0, GEMM_UP, 6, 9), 3);
     assert_true(lora[0].row0 == 0 && lora[0].rows == 1);
     assert_true(lora[1].row0 == 1 && lora[1].rows == 1);
     assert_true(lora[2].row0 == 8 && lora[2].rows == 1);
-    assert_int_equal(step_batch_lora(&b, 0, PRODUCT_QKV, 0, 20), 2);
-    assert_int_equal(step_batch_lora(&b, 0, PRODUCT_O, 0, 20), 0);
+    assert_int_equal(step_batch_lora(&b, 0, GEMM_QKV, 0, 20), 2);
+    assert_int_equal(step_batch_lora(&b, 0, GEMM_O, 0, 20), 0);
     b.n_groups = 0;
     expect_run(&b, 0, 20, false);
 }

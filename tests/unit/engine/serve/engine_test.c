@@ -263,16 +263,20 @@ static void test_bf16_cache(void **state)
 }
 
 /* soft caps, norms after branches, windows in some layers, two rotary tables */
-static void test_batching_gemma(void **state)
+static void test_batching_families(void **state)
 {
     batching_changes_nothing("gemma2", "none", "f32");
     batching_changes_nothing("gemma3", "int8", "bf16");
+    batching_changes_nothing("phi4-mini", "none", "f32");
+    batching_changes_nothing("gpt-neox", "int4", "f32");
 }
 
-/* What tests/model/golden_test.c asks of whole texts: here a token a step, from the cache, beyond the windows. */
+/* What tests/model/golden_test.c asks of whole texts: here a token a step, from the cache, beyond the windows, and from
+ * short into long factors (phi3). */
 static void test_golden_texts_token_by_token(void **state)
 {
-    static const char *const models[] = {"mistral", "qwen3-sliding", "gemma2", "gemma3", "gemma3-bf16"};
+    static const char *const models[] = {"mistral", "qwen3-sliding", "gemma2",          "gemma3", "gemma3-bf16",
+                                         "phi3",    "phi4-mini",     "smollm3-sliding", "olmo2",  "gpt-neox"};
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         char dir[900], path[1024];
         struct err e;
@@ -676,7 +680,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_batching_int4),
         cmocka_unit_test(test_batching_nf4),
         cmocka_unit_test(test_bf16_cache),
-        cmocka_unit_test(test_batching_gemma),
+        cmocka_unit_test(test_batching_families),
         cmocka_unit_test(test_golden_texts_token_by_token),
         cmocka_unit_test(test_same_seed_same_text),
         cmocka_unit_test(test_ends),

@@ -75,7 +75,7 @@ static void run(struct masker *k, struct grammar *g, struct told *told, uint64_t
     for (uint64_t step = 0; step < 60; step++) {
         if (step % 3 == 0) {
             int before = atomic_load(&told->times[id % IDS]);
-            if (masked_hold(m))
+            if (masked_notify(m))
                 while (atomic_load(&told->times[id % IDS]) == before) sem_wait(&told->any);
         }
         while (masked_poll(m, clock_now() + 1000000) == MASK_WAIT) {
@@ -136,7 +136,7 @@ static void test_many(void **state)
             continue;
         }
         if (masked_poll(m[i], rng_at(5, at++) % 2 ? clock_now() + 200000 : 0) != MASK_READY) {
-            masked_hold(m[i]);
+            masked_notify(m[i]);
             continue;
         }
         int32_t token = masked_ends(m[i]) ? -1 : draw(masked_bits(m[i]), 1, at);

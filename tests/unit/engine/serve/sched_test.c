@@ -122,6 +122,39 @@ static void test_roots_share_nothing(void **state)
     world_close(&w);
 }
 
+/* A text that passes near_len begins anew, and shares nothing with shorter ones. */
+static void test_longer_texts_begin_anew(void **state)
+{
+    struct world w;
+    struct fake a, b, c;
+    (void)state;
+    world_open(&w, 40, 4, 400);
+    w.s.c.near_len = 40;
+    fake_init(&a, 1, 39, 60, 0);
+    sched_add(&w.s, &a.seq);
+    step(&w); /* 40 tokens are known */
+    step(&w);
+    assert_true(a.seq.n_known == 41 && a.seq.n_computed == 40 && !sched_is_far(&a.seq));
+    const struct plan *p = sched_step(&w.s);
+    assert_true(p->n == 1 && p->v[0].start == 0 && p->v[0].n == 41 && p->v[0].rows == 1 && sched_is_far(&a.seq));
+    finish_step(&w, p);
+    p = sched_step(&w.s);
+    assert_true(p->v[0].start == 41 && p->v[0].n == 1);
+    finish_step(&w, p);
+    fake_init(&b, 2, 39, 60, 0);
+    fake_init(&c, 3, 50, 60, 0);
+    memcpy(c.tokens, a.tokens, 41 * sizeof *a.tokens);
+    sched_add(&w.s, &b.seq);
+    sched_add(&w.s, &c.seq);
+    sched_step(&w.s);
+    assert_true(!sched_is_far(&b.seq) && sched_is_far(&c.seq));
+    assert_true(b.seq.n_cached == 32 && c.seq.n_cached == 32);
+    assert_int_not_equal(b.pages[0], c.pages[0]);
+    assert_memory_equal(c.pages, a.pages, 2 * sizeof(int32_t));
+    sched_check(&w.s);
+    world_close(&w);
+}
+
 static void test_second_request_takes_the_known_prefix(void **state)
 {
     struct world w;
@@ -440,17 +473,23 @@ static void check_writes(const struct fake *all, const struct plan *p)
     }
 }
 
+/* What a page holds of a token: other keys in a text longer than near_len. */
+static int32_t content(const struct seq *q, int i)
+{
+    return q->tokens[i] | (sched_is_far(q) ? 1 << 30 : 0);
+}
+
 /* Whoever holds a page holds the tokens that were written into it. */
 static void check_contents(const struct fake *all, int32_t (*written)[KV_PAGE])
 {
     for (int k = 0; k < FAKES; k++) {
         const struct seq *q = &all[k].seq;
         for (int i = 0; i < q->n_computed; i++)
-            assert_int_equal(written[q->pages[i / KV_PAGE]][i % KV_PAGE], q->tokens[i]);
+            assert_int_equal(written[q->pages[i / KV_PAGE]][i % KV_PAGE], content(q, i));
     }
 }
 
-static void random_operations(int pages, int max_seqs, int budget, int prefill, int clients, int operations)
+static void random_operations(int pages, int max_seqs, int budget, int prefill, int clients, int near_len)
 {
     struct world w;
     uint64_t arrival = 0;
@@ -459,7 +498,8 @@ static void random_operations(int pages, int max_seqs, int budget, int prefill, 
     int finished = 0, preempted = 0, cached = 0, held = 0;
     world_open(&w, pages, max_seqs, budget);
     w.s.c.max_prefill_tokens = prefill;
-    for (int op = 0; op < operations; op++) {
+    w.s.c.near_len = near_len;
+    for (int op = 0; op < OPERATIONS / 8; op++) {
         int what = pick(20);
         struct fake *f = &all[pick(FAKES)];
         if (what < 4) {
@@ -481,10 +521,10 @@ static void random_operations(int pages, int max_seqs, int budget, int prefill, 
             }
             for (int i = 0; i < p->n; i++)
                 for (int t = p->v[i].start; t < p->v[i].start + p->v[i].n; t++)
-                    written[p->v[i].seq->pages[t / KV_PAGE]][t % KV_PAGE] = p->v[i].seq->tokens[t];
+                    written[p->v[i].seq->pages[t / KV_PAGE]][t % KV_PAGE] = content(p->v[i].seq, t);
             for (int i = 0; i < p->n; i++) { /* a row that cannot be sampled yet */
                 if (!p->v[i].rows || p->v[i].seq->n_computed + p->v[i].n < p->v[i].seq->n_known || pick(8)) continue;
-                sched_hold(&w.s, i);
+                sched_defer(&w.s, i);
                 p->v[i].seq->blocked = true;
                 held++;
             }
@@ -515,14 +555,14 @@ static void random_operations(int pages, int max_seqs, int budget, int prefill, 
 
 static void test_random_operations(void **state)
 {
-    random_operations(MAX_PAGES, 3, 8, 0, 1, OPERATIONS / 8); /* barely one request fits */
-    random_operations(MAX_PAGES, 3, 8, 0, 3, OPERATIONS / 8);
-    random_operations(25, 8, 32, 7, 2, OPERATIONS / 8);
-    random_operations(40, 6, 16, 1, 5, OPERATIONS / 8);
-    random_operations(100, 16, 64, 16, 20, OPERATIONS / 8);
-    random_operations(25, 8, 32, 7, 1, OPERATIONS / 8);
-    random_operations(40, 6, 16, 1, 1, OPERATIONS / 8);
-    random_operations(100, 16, 64, 16, 1, OPERATIONS / 8);
+    random_operations(MAX_PAGES, 3, 8, 0, 1, 0); /* barely one request fits */
+    random_operations(MAX_PAGES, 3, 8, 0, 3, 0);
+    random_operations(25, 8, 32, 7, 2, 0);
+    random_operations(40, 6, 16, 1, 5, 50);
+    random_operations(100, 16, 64, 16, 20, 20);
+    random_operations(25, 8, 32, 7, 1, 0);
+    random_operations(40, 6, 16, 1, 1, 30);
+    random_operations(100, 16, 64, 16, 1, 0);
 }
 
 int main(void)
@@ -532,6 +572,7 @@ int main(void)
         cmocka_unit_test(test_decodes_come_before_prompts),
         cmocka_unit_test(test_prompts_leave_decodes_their_pace),
         cmocka_unit_test(test_roots_share_nothing),
+        cmocka_unit_test(test_longer_texts_begin_anew),
         cmocka_unit_test(test_second_request_takes_the_known_prefix),
         cmocka_unit_test(test_whole_prompt_cached_still_computes_its_last_token),
         cmocka_unit_test(test_youngest_gives_its_pages_up),

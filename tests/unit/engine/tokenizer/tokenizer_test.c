@@ -215,7 +215,7 @@ static void test_refusals(void **state)
     check_refused("{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a a\"]}}", "model.merges[0]: \"aa\" is not in");
     check_refused("{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"aa\"]}}", "model.merges[0]: must be");
     check_refused("{\"model\":{\"vocab\":{\"a\":0},\"merges\":[],\"unk_token\":\"u\"}}", "model: unk_token \"u\"");
-    check_refused("{\"model\":{\"type\":\"Unigram\"}}", "model: type \"Unigram\"");
+    check_refused("{\"model\":{\"type\":\"Quadgram\"}}", "model: type \"Quadgram\"");
     check_refused("{\"model\":{\"vocab\":{\"\\u0000\":0}}}", "byte 20: a NUL");
     check_refused("{\"model\":{\"vocab\":{\"\xff\":0}}}", "byte 20: not UTF-8");
     check_refused(BYTE_FILE("{}", ""), "added_tokens[0].id: must be an integer");
@@ -283,13 +283,72 @@ static void test_open(void **state)
     tokenizer_close(NULL);
 }
 
+#define BERT_TEMPLATE "\"post_processor\":{\"type\":\"BertProcessing\",\"sep\":[\"[SEP]\",2],\"cls\":[\"[CLS]\",1]}"
+#define BERT_FILE                                                                                                      \
+    "{\"model\":{\"type\":\"WordPiece\",\"vocab\":{\"[UNK]\":0,\"[CLS]\":1,\"[SEP]\":2,\"un\":3,\"##able\":4,\"##a\":" \
+    "5,"                                                                                                               \
+    "\"a\":6,\"##b\":7}},\"normalizer\":{\"type\":\"BertNormalizer\"},\"pre_tokenizer\":{\"type\":"                    \
+    "\"BertPreTokenizer\"},"                                                                                           \
+    "\"decoder\":{\"type\":\"WordPiece\"}," BERT_TEMPLATE "}"
+
+/* "id/type ..." */
+static void check_input(const struct tokenizer *t, struct encode_input in, const char *expected)
+{
+    struct tokens got = {0};
+    struct buf types = {0}, b = {0};
+    struct err e = {0};
+    in.n_text = strlen(in.text);
+    in.n_pair = in.pair ? strlen(in.pair) : 0;
+    buf_str(&b, "");
+    if (tokenizer_encode_input(t, &in, TOKENIZE_SPECIAL, &got, &types, &e)) buf_str(&b, e.msg);
+    for (size_t i = 0; i < got.n; i++) buf_printf(&b, "%s%d/%d", i ? " " : "", (int)got.v[i].id, types.data[i]);
+    assert_string_equal(b.data, expected);
+    buf_free(&b);
+    buf_free(&types);
+    tokens_free(&got);
+}
+
+static void test_wordpiece(void **state)
+{
+    struct tokenizer *t = parse(BERT_FILE);
+    check_encode(t,
+                 "Un\xc3\xa1"
+                 "ble una x A",
+                 TOKENIZE_SPECIAL, "1:0-0 3:0-2 4:2-6 3:7-9 5:9-10 0:11-12 6:13-14 2:0-0");
+    check_decode(t, IDS(3, 4, 6, 5), false, "unable aa");
+    check_input(t, (struct encode_input){.text = "una", .pair = "a a"}, "1/0 3/0 5/0 2/0 6/1 6/1 2/1");
+    check_input(t, (struct encode_input){.text = "una", .pair = "a a", .max = 6}, "1/0 3/0 2/0 6/1 6/1 2/1");
+    check_input(t, (struct encode_input){.text = "una", .max = 3, .cut_left = true}, "1/0 5/0 2/0");
+    check_input(t, (struct encode_input){.text = "una", .max = 1},
+                "2 tokens are added to every text, more than the limit of 1");
+    tokenizer_close(t);
+}
+
+static void test_unigram(void **state)
+{
+    struct tokenizer *t =
+        parse("{\"model\":{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"<unk>\",0],[\"a\",-1],[\"b\",-1],"
+              "[\"ab\",-1.5],[\"ba\",-1.5],[\"aba\",-4]]}}");
+    check_encode(t, "aba", 0, "1:0-1 4:1-3"); /* equal sums: the one found first */
+    check_encode(t, "abxyab", 0, "3:0-2 0:2-4 3:4-6");
+    tokenizer_close(t);
+    t = parse("{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",-1]]}}");
+    struct tokens out = {0};
+    struct err e = {0};
+    assert_int_equal(tokenizer_encode(t, "ab", 2, 0, &out, &e), ERR_UNSUPPORTED);
+    assert_non_null(strstr(e.msg, "U+0062 is in no piece"));
+    tokens_free(&out);
+    tokenizer_close(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_byte_level),    cmocka_unit_test(test_names),       cmocka_unit_test(test_added_tokens),
         cmocka_unit_test(test_sentencepiece), cmocka_unit_test(test_broken_utf8), cmocka_unit_test(test_stream),
         cmocka_unit_test(test_refusals),      cmocka_unit_test(test_recursion),   cmocka_unit_test(test_growth),
-        cmocka_unit_test(test_threads),       cmocka_unit_test(test_open),
+        cmocka_unit_test(test_threads),       cmocka_unit_test(test_open),        cmocka_unit_test(test_wordpiece),
+        cmocka_unit_test(test_unigram),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

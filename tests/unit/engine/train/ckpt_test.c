@@ -127,7 +127,7 @@ static void test_kept(void **state)
     assert_int_equal(ckpt_read(dir, JOB, 0, parts, 2, &step, &warnings, &e), 0);
     assert_int_equal(step, -1);
     assert_int_equal(warnings.len, 0);
-    ckpt_forget(dir, 4);
+    ckpt_delete_after(dir, 4);
     assert_int_equal(entries(), 2);
     assert_int_equal(read_newest(&n), 4);
     ckpt_prune(dir, 0, 1);

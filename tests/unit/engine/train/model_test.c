@@ -70,11 +70,11 @@ struct odd {
 };
 
 /* Norms after both branches, and before them in one kind of layer; a window and a rope table of its own in the other;
- * softcaps and scales, far from neutral.  Parallel layers keep their one norm. */
+ * softcaps and scales, far from neutral.  Parallel layers keep their norms. */
 static struct odd make_odd(struct model *m, int order)
 {
     struct model_config *c = &m->c;
-    bool parallel = c->block[0].norms == NORMS_PARALLEL, rotates = c->rope[0].rot > 0;
+    bool parallel = block_parallel(&c->block[0]), rotates = c->rope[0].rot > 0;
     size_t C = (size_t)c->hidden;
     for (int k = 0; k < 2; k++) {
         struct block *b = &c->block[k];
@@ -239,7 +239,7 @@ static struct gradient gradient_of(const char *name, const struct dataset *data,
     assert_int_equal(s.n_rows, rows.n);
     double targets = (double)train_rows_targets(&rows, &s);
     struct micro micro;
-    micro_open(&micro, t.max_tokens);
+    micro_open(&micro, t.max_tokens, m.c.near_len);
     uint64_t tokens = 0;
     for (uint32_t i = 0; i < s.n_micro; i++) {
         micro_fill(&micro, &rows, &s, i, tokens);
@@ -251,7 +251,7 @@ static struct gradient gradient_of(const char *name, const struct dataset *data,
     }
     if (m.d->error.op) fail_msg("%s: %s: %s", name, m.d->error.op, m.d->error.msg);
     out.g = values_of(m.d, o.g, o.n);
-    for (int i = 0; !w->full && i < m.c.layers * PRODUCTS; i++)
+    for (int i = 0; !w->full && i < m.c.layers * LAYER_GEMMS; i++)
         for (size_t k = 0; k < (size_t)lora.site[i].r * (size_t)lora.site[i].k; k++) {
             out.a++;
             out.da_zero += out.g[(size_t)(lora.site[i].da - o.g) + k] == 0;
@@ -296,7 +296,8 @@ static void same_bits(const char *name, const char *what, const struct gradient 
 }
 
 static char odd_dir[] = "/tmp/train_odd.XXXXXX"; /* the model of tests/model/odd_family.h */
-static const char *const models[] = {"llama-gqa", "mistral", "qwen2", "qwen3", "gpt2", "phi", odd_dir, "gemma3"};
+static const char *const models[] = {"llama-gqa", "mistral", "qwen2",     "qwen3",   "gpt2",  "phi",
+                                     odd_dir,     "gemma3",  "phi4-mini", "granite", "olmo2", "gpt-neox"};
 enum { N_MODELS = sizeof models / sizeof *models };
 
 static void compare(const struct way *a, const struct way *b, const char *what, double tolerance)
@@ -411,15 +412,16 @@ static void test_simt(void **state)
 static void test_differences(void **state)
 {
     (void)state;
-    static const struct way ways[] = {{.moved_b = true},
-                                      {.moved_b = true, .dropout = 0.3},
-                                      {.full = true},
-                                      {.full = true, .dropout = 0.3},
-                                      {.moved_b = true, .targets = TARGET_UP | TARGET_C_FC | TARGET_FC1},
-                                      {.moved_b = true, .odd = 1},
-                                      {.moved_b = true, .odd = 2},
-                                      {.full = true, .odd = 1},
-                                      {.full = true, .odd = 2, .dropout = 0.3}};
+    static const struct way ways[] = {
+        {.moved_b = true},
+        {.moved_b = true, .dropout = 0.3},
+        {.full = true},
+        {.full = true, .dropout = 0.3},
+        {.moved_b = true, .targets = TARGET_UP | TARGET_C_FC | TARGET_FC1 | TARGET_GATE_UP_PROJ | TARGET_DENSE_H_TO_4H},
+        {.moved_b = true, .odd = 1},
+        {.moved_b = true, .odd = 2},
+        {.full = true, .odd = 1},
+        {.full = true, .odd = 2, .dropout = 0.3}};
     for (int i = 0; i < N_MODELS; i++)
         for (size_t k = 0; k < sizeof ways / sizeof *ways; k++) {
             struct dataset *data = rows_make(4, 288, 7);
@@ -447,17 +449,32 @@ static void test_differences(void **state)
 static void test_few_targets(void **state)
 {
     (void)state;
-    static const unsigned targets[] = {TARGET_DOWN, TARGET_UP | TARGET_GATE, TARGET_O, TARGET_Q, TARGET_K | TARGET_V};
+    static const struct {
+        const char *model;
+        unsigned targets;
+    } cases[] = {{"llama-gqa", TARGET_DOWN},
+                 {"llama-gqa", TARGET_UP | TARGET_GATE},
+                 {"llama-gqa", TARGET_O},
+                 {"llama-gqa", TARGET_Q},
+                 {"llama-gqa", TARGET_K | TARGET_V},
+                 {"gpt-neox", TARGET_DENSE_4H_TO_H},
+                 {"gpt-neox", TARGET_DENSE_H_TO_4H},
+                 {"gpt-neox", TARGET_DENSE},
+                 {"gpt-neox", TARGET_QUERY_KEY_VALUE},
+                 {"gpt-neox", TARGET_QUERY_KEY_VALUE | TARGET_DENSE_H_TO_4H},
+                 {"phi", TARGET_FC1},
+                 {"olmo2", TARGET_O}};
     struct dataset *data = rows_make(5, 288, 2);
-    for (size_t i = 0; i < sizeof targets / sizeof *targets; i++) {
-        struct way w = {.moved_b = true, .targets = targets[i]}, r = w, ref = w;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *name = cases[i].model;
+        struct way w = {.moved_b = true, .targets = cases[i].targets}, r = w, ref = w;
         r.recompute = true;
         ref.device = "ref";
-        struct gradient a = gradient_of("llama-gqa", data, &w), b = gradient_of("llama-gqa", data, &r),
-                        c = gradient_of("llama-gqa", data, &ref);
-        same_bits("llama-gqa", "few targets, recomputed", &a, &b);
+        struct gradient a = gradient_of(name, data, &w), b = gradient_of(name, data, &r),
+                        c = gradient_of(name, data, &ref);
+        same_bits(name, "few targets, recomputed", &a, &b);
         if (!(difference(&a, &c) < 1e-4))
-            fail_msg("targets %u: ref and cpu differ by %g", targets[i], difference(&a, &c));
+            fail_msg("%s, targets %u: ref and cpu differ by %g", name, cases[i].targets, difference(&a, &c));
         free(a.g);
         free(b.g);
         free(c.g);
@@ -493,7 +510,7 @@ static atomic_bool give;
 
 static void *giver(void *gate)
 {
-    while (atomic_load(&give)) scheduler_gate_give(gate, 1000, NULL, NULL);
+    while (atomic_load(&give)) scheduler_gate_grant(gate, 1000, NULL, NULL);
     scheduler_gate_open(gate);
     return NULL;
 }

@@ -1,4 +1,5 @@
-/* The turnstile: the device is never used by both sides, nobody is left waiting, and ops are cut to what is given. */
+/* The scheduler gate: trainer and engine never use the device at once, neither waits forever, and ops are split to fit
+ * the time slice. */
 #include "engine/train/scheduler_gate.h"
 
 #include "engine/base/clock.h"
@@ -19,8 +20,8 @@
 
 struct world {
     struct scheduler_gate *gate;
-    _Atomic int users;   /* of the device, now */
-    _Atomic int clashes; /* times that there were two */
+    _Atomic int users;   /* threads that use the device now */
+    _Atomic int clashes; /* times that two used it at once */
     _Atomic int wakes;
     _Atomic bool wanted_back, end;
     int ops, leave_every; /* ops the trainer does; after how many it leaves for a moment */
@@ -66,11 +67,11 @@ static void test_null_is_open(void **state)
     scheduler_gate_leave(NULL);
     assert_int_equal(scheduler_gate_rows(NULL, WORK_MOVE, 1000, 1e9, 0), 1000);
     assert_false(scheduler_gate_wanted(NULL));
-    assert_int_equal(scheduler_gate_give(NULL, 1000, NULL, NULL), 0);
+    assert_int_equal(scheduler_gate_grant(NULL, 1000, NULL, NULL), 0);
 }
 
-/* Steps of serving and ops of training, two thousand of them, in turns. */
-static void test_turns(void **state)
+/* Two thousand steps of serving, interleaved with ops of training. */
+static void test_interleaved(void **state)
 {
     (void)state;
     struct world w = {.ops = 2000, .leave_every = 50};
@@ -79,17 +80,17 @@ static void test_turns(void **state)
     pthread_create(&t, NULL, trainer, &w);
     while (!atomic_load(&w.end)) {
         use_device(&w); /* a step */
-        if (scheduler_gate_wanted(w.gate)) assert_true(scheduler_gate_give(w.gate, 20000, NULL, NULL) > 0);
+        if (scheduler_gate_wanted(w.gate)) assert_true(scheduler_gate_grant(w.gate, 20000, NULL, NULL) > 0);
     }
     pthread_join(t, NULL);
     assert_int_equal(w.clashes, 0);
     assert_int_equal(w.done, 2000);
-    assert_true(w.wakes >= 2000 / 50); /* each time that it came back */
-    assert_int_equal(scheduler_gate_give(w.gate, 1000, NULL, NULL), 0);
+    assert_true(w.wakes >= 2000 / 50); /* one for each time that the trainer returned to the gate */
+    assert_int_equal(scheduler_gate_grant(w.gate, 1000, NULL, NULL), 0);
     scheduler_gate_free(w.gate);
 }
 
-/* Without anybody to serve the trainer keeps the device until it is wanted back. */
+/* With no request to serve, the trainer keeps the device until the engine wants it back. */
 static void test_stop(void **state)
 {
     (void)state;
@@ -100,14 +101,14 @@ static void test_stop(void **state)
     while (!scheduler_gate_wanted(w.gate)) {
     }
     atomic_store(&w.wanted_back, true);
-    scheduler_gate_give(w.gate, UINT64_MAX / 2, wanted_back, &w); /* returns at the first boundary */
+    scheduler_gate_grant(w.gate, UINT64_MAX / 2, wanted_back, &w); /* returns at the first boundary */
     use_device(&w);
     int before = atomic_load(&w.done);
     assert_true(before >= 1);
     use_device(&w);
-    assert_int_equal(atomic_load(&w.done), before); /* it waits */
+    assert_int_equal(atomic_load(&w.done), before); /* the trainer waits */
     assert_int_equal(w.clashes, 0);
-    w.ops = 0; /* read by the trainer only after it was let in */
+    w.ops = 0; /* the trainer reads it only after its next slice began */
     scheduler_gate_open(w.gate);
     pthread_join(t, NULL);
     scheduler_gate_free(w.gate);
@@ -120,39 +121,40 @@ static void test_rows(void **state)
     scheduler_gate_open(g);
     scheduler_gate_pass(g);
     assert_int_equal(scheduler_gate_rows(g, WORK_LINEAR, 1, 1e12, 0), 1);
-    assert_int_equal(scheduler_gate_rows(g, WORK_LINEAR, 64, 1, 0), 64); /* cheap rows: all of them */
+    assert_int_equal(scheduler_gate_rows(g, WORK_LINEAR, 64, 1, 0), 64); /* rows of low cost: all in one chunk */
     int n = scheduler_gate_rows(g, WORK_LINEAR, 1000000, 1e6, 0);
-    assert_true(n >= 1 && n < 1000000); /* dear ones are cut */
+    assert_true(n >= 1 && n < 1000000); /* rows of high cost are split */
     assert_true(n <= 16 || n % 16 == 0);
     assert_int_equal(scheduler_gate_rows(g, WORK_LINEAR, 5, 1e15, 0), 1);
-    assert_int_equal(scheduler_gate_rows(g, WORK_LINEAR, 1000, 1e12, 40e12), 16); /* about half of what is fixed */
+    assert_int_equal(scheduler_gate_rows(g, WORK_LINEAR, 1000, 1e12, 40e12),
+                     16); /* rows that cost half the fixed part */
     scheduler_gate_free(g);
 }
 
-/* An op that took long makes the next ones of its kind smaller, and no others. */
+/* After an op that took long, the next ops of its kind are split smaller, those of other kinds are not. */
 static void test_rates(void **state)
 {
     (void)state;
     struct scheduler_gate *g = scheduler_gate_new(NULL, NULL, NULL);
     scheduler_gate_open(g);
     scheduler_gate_pass(g);
-    assert_true(isinf(scheduler_gate_room(NULL, WORK_MOVE)));
-    double move = scheduler_gate_room(g, WORK_MOVE), loss = scheduler_gate_room(g, WORK_LOSS);
+    assert_true(isinf(scheduler_gate_max_cost(NULL, WORK_MOVE)));
+    double move = scheduler_gate_max_cost(g, WORK_MOVE), loss = scheduler_gate_max_cost(g, WORK_LOSS);
     scheduler_gate_cost(g, WORK_MOVE, 1);
     for (uint64_t until = clock_now() + 1000000; clock_now() < until;) {
     }
     scheduler_gate_pass(g);
-    assert_true(scheduler_gate_room(g, WORK_MOVE) < move);
-    assert_true(scheduler_gate_room(g, WORK_LOSS) == loss);
-    move = scheduler_gate_room(g, WORK_MOVE);
-    scheduler_gate_pass(g); /* nobody said what it cost */
-    assert_true(scheduler_gate_room(g, WORK_MOVE) == move);
+    assert_true(scheduler_gate_max_cost(g, WORK_MOVE) < move);
+    assert_true(scheduler_gate_max_cost(g, WORK_LOSS) == loss);
+    move = scheduler_gate_max_cost(g, WORK_MOVE);
+    scheduler_gate_pass(g); /* an op of undeclared cost */
+    assert_true(scheduler_gate_max_cost(g, WORK_MOVE) == move);
     scheduler_gate_finest(g, 1000);
-    assert_true(scheduler_gate_room(g, WORK_MOVE) < move);
+    assert_true(scheduler_gate_max_cost(g, WORK_MOVE) < move);
     scheduler_gate_free(g);
 }
 
-/* An op of the trainer fails: the engine, which has the device next, sees nothing of it. */
+/* A failed op of the trainer leaves no error to the engine, which uses the device next. */
 static void test_errors(void **state)
 {
     (void)state;
@@ -179,11 +181,11 @@ enum { QUEUED_OPS = 500, QUEUE_MOST = 32 };
 
 static struct {
     struct scheduler_gate *gate;
-    _Atomic int queued; /* ops that it has still to do */
+    _Atomic int queued; /* ops enqueued and not yet run */
     _Atomic int most, waits;
     _Atomic bool end;
-    uint64_t op_ns; /* what the device takes for each */
-    double cost;    /* 0: nobody says it */
+    uint64_t op_ns; /* duration of an op on the device */
+    double cost;    /* 0: not declared */
 } queue;
 
 static int finish_queue(struct dev *d)
@@ -217,13 +219,13 @@ static bool never(void *arg)
     return false;
 }
 
-/* Nothing is left to do when a turn ends, and never very much within one, whose ops nobody waits for one by one: at
- * most 32 ops, and of long ones an eighth of the turn, or a millisecond where nobody waits for its end. */
+/* The queue is empty when a time slice ends. Within one it is bounded: at most 32 ops, and of long ones an eighth of
+ * the slice, or a millisecond when serving does not wait for the slice's end. */
 static void test_queue(void **state)
 {
     (void)state;
-    enum { TURN = 2000000, SHORT = 5000, LONG = 80000 };
-    static const double TOLD_SHORT = 1000, TOLD_LONG = 2.0 * LONG; /* too little; as the gate reckons at first */
+    enum { SLICE = 2000000, SHORT = 5000, LONG = 80000 };
+    static const double TOLD_SHORT = 1000, TOLD_LONG = 2.0 * LONG; /* too low; as the initial rates give it */
     static const struct {
         uint64_t op_ns;
         double cost;
@@ -245,15 +247,15 @@ static void test_queue(void **state)
         queue.gate = scheduler_gate_new(d, NULL, NULL);
         queue.op_ns = cases[k].op_ns;
         queue.cost = cases[k].cost;
-        double room = scheduler_gate_room(queue.gate, WORK_MOVE);
+        double room = scheduler_gate_max_cost(queue.gate, WORK_MOVE);
         pthread_create(&t, NULL, enqueuer, NULL);
         while (!atomic_load(&queue.end)) {
-            scheduler_gate_give(queue.gate, TURN, cases[k].alone ? never : NULL, NULL);
+            scheduler_gate_grant(queue.gate, SLICE, cases[k].alone ? never : NULL, NULL);
             assert_int_equal(atomic_load(&queue.queued), 0);
         }
         pthread_join(t, NULL);
-        /* what the device took is learned, not what enqueuing did */
-        double learned = scheduler_gate_room(queue.gate, WORK_MOVE);
+        /* rates are learned from the time on the device, not from that of enqueuing */
+        double learned = scheduler_gate_max_cost(queue.gate, WORK_MOVE);
         if (!queue.cost) assert_true(learned == room);
         if (queue.cost == TOLD_SHORT) assert_true(learned < room / 2);
         assert_true(queue.most >= 1 && queue.most <= cases[k].most);
@@ -272,12 +274,12 @@ static void test_share(void **state)
     train_quantum_used(&s, 12000000);                             /* an op that took longer */
     int owed = 0;
     while (!train_quantum_allow(&s, 10000000)) owed++;
-    assert_true(owed >= 3 && owed <= 4); /* is paid back */
+    assert_true(owed >= 3 && owed <= 4); /* the excess is deducted from later slices */
     s = (struct train_quantum){.budget_ns = 50e6, .slowdown = 2};
-    assert_int_equal(train_quantum_allow(&s, 45000000), 5000000); /* the budget bounds it, too */
+    assert_int_equal(train_quantum_allow(&s, 45000000), 5000000); /* the budget is a limit, too */
     s.credit_ns = 0;
-    assert_in_range(train_quantum_allow(&s, 80000000), 1599999, 1600000); /* never nothing */
-    /* what was not wanted is not saved for later */
+    assert_in_range(train_quantum_allow(&s, 80000000), 1599999, 1600000); /* never 0 */
+    /* unused time is not saved for later */
     for (int i = 0; i < 100; i++) train_quantum_allow(&s, 10000000);
     assert_true(s.credit_ns <= 2 * 10e6);
 }
@@ -285,8 +287,8 @@ static void test_share(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_null_is_open), cmocka_unit_test(test_turns), cmocka_unit_test(test_stop),
-        cmocka_unit_test(test_rates),        cmocka_unit_test(test_rows),  cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_null_is_open), cmocka_unit_test(test_interleaved), cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_rates),        cmocka_unit_test(test_rows),        cmocka_unit_test(test_errors),
         cmocka_unit_test(test_share),        cmocka_unit_test(test_queue),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

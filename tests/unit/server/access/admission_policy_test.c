@@ -43,17 +43,17 @@ static int teardown(void **state)
     return 0;
 }
 
-static enum policy_verdict ask(struct policy_ask q)
+static enum policy_verdict ask(struct policy_request q)
 {
     enum policy_verdict v = policy_decide(&a, &q, now, &retry);
-    if (v == POLICY_YES) policy_take(&a, &q, now);
+    if (v == POLICY_YES) policy_admit(&a, &q, now);
     return v;
 }
 
 /* n sequences with so many prompt tokens in all */
 static enum policy_verdict plain(int n, int64_t tokens)
 {
-    return ask((struct policy_ask){.n = n, .tokens = tokens});
+    return ask((struct policy_request){.n = n, .tokens = tokens});
 }
 
 /* What runs, and a rate of prompts: tokens in a second. */
@@ -73,11 +73,11 @@ static void test_sequences_are_bounded(void **state)
     begin(2, 3, 1000, 0);
     for (int i = 0; i < 5; i++) assert_int_equal(plain(1, 1), POLICY_YES);
     assert_int_equal(plain(1, 1), POLICY_QUEUE_FULL);
-    policy_give(&a, NULL, 1, 1);
+    policy_release(&a, NULL, 1, 1);
     assert_int_equal(plain(2, 2), POLICY_QUEUE_FULL); /* n counts n */
     assert_int_equal(plain(1, 1), POLICY_YES);
     assert_int_equal(plain(6, 6), POLICY_TOO_MANY); /* never, whoever leaves */
-    policy_give(&a, NULL, 5, 5);
+    policy_release(&a, NULL, 5, 5);
     assert_int_equal(plain(5, 5), POLICY_YES);
 }
 
@@ -88,9 +88,9 @@ static void test_tokens_are_bounded(void **state)
     assert_int_equal(plain(1, 41), POLICY_QUEUE_TOKENS);
     assert_int_equal(plain(1, 40), POLICY_YES);
     assert_int_equal(plain(1, 500), POLICY_QUEUE_TOKENS);
-    policy_give(&a, NULL, 0, 99);
+    policy_release(&a, NULL, 0, 99);
     assert_int_equal(plain(1, 500), POLICY_QUEUE_TOKENS); /* a token waits */
-    policy_give(&a, NULL, 0, 1);
+    policy_release(&a, NULL, 0, 1);
     assert_int_equal(plain(1, 500), POLICY_YES); /* larger than the limit, and alone */
     assert_int_equal(plain(1, 1), POLICY_QUEUE_TOKENS);
 }
@@ -100,7 +100,7 @@ static void test_more_of_the_same_request(void **state)
     begin(2, 2, 100, 0);
     assert_int_equal(plain(1, 50), POLICY_YES);
     /* it turns out to be 4 sequences of 50 tokens: alone, so its own tokens are not in its way */
-    struct policy_ask more = {.n = 4, .tokens = 200, .held_n = 1, .held_tokens = 50};
+    struct policy_request more = {.n = 4, .tokens = 200, .held_n = 1, .held_tokens = 50};
     assert_int_equal(ask(more), POLICY_YES);
     assert_int_equal(a.active, 4);
     assert_int_equal(a.queued, 200);
@@ -115,13 +115,13 @@ static void test_more_of_the_same_request(void **state)
 static void test_a_guess_of_tokens(void **state)
 {
     begin(1, 1, 1, 0);
-    assert_int_equal(policy_guess(&a, NULL, 0, 1), 1);
-    assert_int_equal(policy_guess(&a, NULL, 4000, 1), 1000);
-    for (int i = 0; i < 100; i++) policy_learn(&a, NULL, 10000, 10000); /* a script of a token for each byte */
-    assert_in_range(policy_guess(&a, NULL, 4000, 1), 3900, 4000);
-    for (int i = 0; i < 1000; i++) policy_learn(&a, NULL, 10000, 1000);
-    assert_in_range(policy_guess(&a, NULL, 4000, 1), 400, 420);
-    assert_true(policy_guess(&a, NULL, UINT64_MAX, 1) > 0);
+    assert_int_equal(policy_estimate_tokens(&a, NULL, 0, 1), 1);
+    assert_int_equal(policy_estimate_tokens(&a, NULL, 4000, 1), 1000);
+    for (int i = 0; i < 100; i++) policy_record_tokens(&a, NULL, 10000, 10000); /* a script of a token for each byte */
+    assert_in_range(policy_estimate_tokens(&a, NULL, 4000, 1), 3900, 4000);
+    for (int i = 0; i < 1000; i++) policy_record_tokens(&a, NULL, 10000, 1000);
+    assert_in_range(policy_estimate_tokens(&a, NULL, 4000, 1), 400, 420);
+    assert_true(policy_estimate_tokens(&a, NULL, UINT64_MAX, 1) > 0);
 }
 
 /* ---- estimates --------------------------------------------------------------------------------------------------- */
@@ -129,16 +129,16 @@ static void test_a_guess_of_tokens(void **state)
 static void test_wait_for_slots(void **state)
 {
     begin(4, 100, 1 << 30, 0);
-    assert_int_equal(policy_wait(&a, 10, now), 0); /* nothing is known */
+    assert_int_equal(policy_estimate_wait(&a, 10, now), 0); /* nothing is known */
     plain(24, 0);
     see(4, 0, 0);
-    for (int i = 0; i < 100; i++) policy_ended(&a, 8, now);
+    for (int i = 0; i < 100; i++) policy_record_end(&a, 8, now);
     /* 20 wait, and one more: one of four that take 8 s each ends every 2 s */
-    assert_near(policy_wait(&a, 10, now), 42);
+    assert_near(policy_estimate_wait(&a, 10, now), 42);
     now += 16 * SECOND; /* nothing has ended for twice as long as it should take */
-    assert_near(policy_wait(&a, 10, now), 84);
-    policy_ended(&a, 8, now);
-    assert_near(policy_wait(&a, 10, now), 42);
+    assert_near(policy_estimate_wait(&a, 10, now), 84);
+    policy_record_end(&a, 8, now);
+    assert_near(policy_estimate_wait(&a, 10, now), 42);
 }
 
 static void test_idle_time_is_no_stall(void **state)
@@ -147,11 +147,11 @@ static void test_idle_time_is_no_stall(void **state)
     plain(1, 0);
     see(1, 0, 0);
     now += 2 * SECOND;
-    policy_ended(&a, 2, now);
-    policy_give(&a, NULL, 1, 0);
+    policy_record_end(&a, 2, now);
+    policy_release(&a, NULL, 1, 0);
     now += 3600 * SECOND;
     plain(1, 0);
-    assert_near(policy_wait(&a, 0, now), 2);
+    assert_near(policy_estimate_wait(&a, 0, now), 2);
 }
 
 static void test_wait_for_prompts(void **state)
@@ -159,29 +159,29 @@ static void test_wait_for_prompts(void **state)
     begin(64, 64, 1 << 30, 0);
     see(1, 4000, 5); /* 800 a second */
     plain(10, 8000);
-    assert_near(policy_wait(&a, 800, now), 11);
+    assert_near(policy_estimate_wait(&a, 800, now), 11);
     for (int i = 0; i < 20; i++) see(1, 1600, 1); /* it became faster; what was before is forgotten */
-    assert_in_range((int)policy_wait(&a, 0, now), 5, 6);
+    assert_in_range((int)policy_estimate_wait(&a, 0, now), 5, 6);
     struct policy_sample s = a.last;
     s.prefill_tokens = s.prefill_ns = 0; /* another engine: its counts begin anew */
     policy_observe(&a, &s);
     see(1, 1600, 1);
-    assert_in_range((int)policy_wait(&a, 0, now), 5, 6);
+    assert_in_range((int)policy_estimate_wait(&a, 0, now), 5, 6);
 }
 
 static void test_pages_may_be_the_limit(void **state)
 {
     begin(8, 8, 1 << 30, 0);
     plain(4, 0);
-    policy_ended(&a, 3, now);
+    policy_record_end(&a, 3, now);
     policy_observe(&a, &(struct policy_sample){.running = 2, .slots = 2});
-    assert_near(policy_wait(&a, 0, now), 3 * 3 / 2.0);
+    assert_near(policy_estimate_wait(&a, 0, now), 3 * 3 / 2.0);
 }
 
 static void test_retry_when_half_of_the_queue_is_gone(void **state)
 {
     begin(2, 10, 1000, 0);
-    for (int i = 0; i < 30; i++) policy_ended(&a, 4, now);
+    for (int i = 0; i < 30; i++) policy_record_end(&a, 4, now);
     plain(12, 120);
     see(2, 0, 0);
     assert_int_equal(plain(1, 10), POLICY_QUEUE_FULL);
@@ -191,7 +191,7 @@ static void test_retry_when_half_of_the_queue_is_gone(void **state)
     see(2, 100, 20);
     assert_int_equal(plain(1, 10), POLICY_QUEUE_FULL);
     assert_near(retry, 12); /* but 120 tokens take 24 s */
-    policy_give(&a, NULL, 4, -1900);
+    policy_release(&a, NULL, 4, -1900);
     assert_int_equal(plain(1, 400), POLICY_QUEUE_TOKENS);
     assert_near(retry, 120); /* of a queue, never longer */
 }
@@ -199,13 +199,13 @@ static void test_retry_when_half_of_the_queue_is_gone(void **state)
 static void test_long_waits_are_refused(void **state)
 {
     begin(1, 100, 1 << 30, 10);
-    for (int i = 0; i < 30; i++) policy_ended(&a, 4, now);
+    for (int i = 0; i < 30; i++) policy_record_end(&a, 4, now);
     see(1, 0, 0);
     for (int i = 0; i < 3; i++) assert_int_equal(plain(1, 0), POLICY_YES); /* 0, 4, 8 s */
     assert_int_equal(plain(1, 0), POLICY_WAIT);                            /* 12 s */
     assert_near(retry, 7);                                                 /* then it would be 5 */
     see(1, 10, 1);
-    policy_give(&a, NULL, 3, 0);
+    policy_release(&a, NULL, 3, 0);
     assert_int_equal(plain(1, 1000), POLICY_YES); /* its own prompt takes longer: it waits for nobody */
     assert_int_equal(plain(1, 1), POLICY_WAIT);
 }
@@ -213,16 +213,16 @@ static void test_long_waits_are_refused(void **state)
 static void test_deadlines_that_cannot_be_met(void **state)
 {
     begin(1, 100, 1 << 30, 0);
-    for (int i = 0; i < 30; i++) policy_ended(&a, 4, now);
+    for (int i = 0; i < 30; i++) policy_record_end(&a, 4, now);
     see(1, 0, 0);
-    struct policy_ask q = {.n = 1, .time_left = 5};
+    struct policy_request q = {.n = 1, .time_left = 5};
     assert_int_equal(ask(q), POLICY_YES);
     assert_int_equal(ask(q), POLICY_YES);
     assert_int_equal(ask(q), POLICY_DEADLINE);
     assert_near(retry, 8 - 2.5);
     q.time_left = 9;
     assert_int_equal(ask(q), POLICY_YES);
-    struct policy_ask none = {.n = 0, .time_left = 1e-3};
+    struct policy_request none = {.n = 0, .time_left = 1e-3};
     assert_int_equal(ask(none), POLICY_YES); /* it computes nothing */
     begin(1, 100, 1 << 30, 0);
     plain(5, 100);
@@ -250,13 +250,13 @@ static void test_seconds_of_a_header(void **state)
 
 static enum policy_verdict keyed(const char *name, struct policy_key_limits per, int n, int64_t tokens)
 {
-    return ask((struct policy_ask){.n = n, .tokens = tokens, .client = policy_client(&a, name, now), .per = per});
+    return ask((struct policy_request){.n = n, .tokens = tokens, .client = policy_client(&a, name, now), .per = per});
 }
 
 /* The request is over. */
 static void leave(const char *name, int n, int64_t tokens)
 {
-    policy_give(&a, policy_client(&a, name, now), n, tokens);
+    policy_release(&a, policy_client(&a, name, now), n, tokens);
 }
 
 static void test_requests_a_minute(void **state)
@@ -305,17 +305,17 @@ static void test_a_clock_that_goes_back(void **state)
     now = SECOND;
     assert_int_equal(keyed("a", per, 1, 1), POLICY_YES);
     now = 1; /* the estimates, too */
-    assert_true(policy_wait(&a, 10, now) >= 0);
-    policy_ended(&a, 1, now);
+    assert_true(policy_estimate_wait(&a, 10, now) >= 0);
+    policy_record_end(&a, 1, now);
     now = UINT64_MAX;
-    assert_true(isfinite(policy_wait(&a, 10, now)));
+    assert_true(isfinite(policy_estimate_wait(&a, 10, now)));
 }
 
 static void test_sequences_at_once(void **state)
 {
     const struct policy_key_limits per = {.max_concurrent = 3};
     begin(100, 100, 1 << 30, 0);
-    for (int i = 0; i < 30; i++) policy_ended(&a, 6, now);
+    for (int i = 0; i < 30; i++) policy_record_end(&a, 6, now);
     assert_int_equal(keyed("a", per, 4, 1), POLICY_KEY_TOO_MANY);
     assert_int_equal(keyed("a", per, 2, 1), POLICY_YES);
     assert_int_equal(keyed("a", per, 2, 1), POLICY_KEY_CONCURRENCY);
@@ -348,7 +348,7 @@ static void test_tokens_a_minute(void **state)
     /* more of a request that is in: only what is new counts */
     begin(100, 100, 1 << 30, 0);
     assert_int_equal(keyed("a", per, 1, 300), POLICY_YES);
-    struct policy_ask more = {
+    struct policy_request more = {
         .n = 2, .tokens = 600, .held_n = 1, .held_tokens = 300, .client = policy_client(&a, "a", now), .per = per};
     assert_int_equal(ask(more), POLICY_YES);
     assert_int_equal(keyed("a", per, 1, 1), POLICY_KEY_TOKENS);
@@ -361,7 +361,7 @@ static void test_a_refusal_is_free(void **state)
     begin(1, 1, 1 << 30, 0);
     plain(2, 0);
     for (int i = 0; i < 10; i++) assert_int_equal(keyed("a", per, 1, 50), POLICY_QUEUE_FULL);
-    policy_give(&a, NULL, 2, 0);
+    policy_release(&a, NULL, 2, 0);
     assert_int_equal(keyed("a", per, 1, 50), POLICY_YES);
     assert_int_equal(keyed("a", per, 1, 50), POLICY_YES);
     assert_int_equal(keyed("a", per, 1, 50), POLICY_KEY_RATE);
@@ -461,7 +461,7 @@ static void test_large_bodies_that_are_refused(void **state)
     begin(64, 256, 131072, 0);
     a.limits.max_prompt = 512;
     struct policy_client *hog = policy_client(&a, "hog", now);
-    int64_t guess = policy_guess(&a, hog, 1000000, 1);
+    int64_t guess = policy_estimate_tokens(&a, hog, 1000000, 1);
     assert_int_equal(guess, 512);
     for (int i = 0; i < 4; i++) {
         assert_int_equal(from("hog", 1, guess), POLICY_YES);
@@ -475,32 +475,33 @@ static void test_bodies_teach_of_their_client_only(void **state)
 {
     begin(1, 1, 1, 0);
     struct policy_client *hog = policy_client(&a, "hog", now), *b = policy_client(&a, "b", now);
-    for (int i = 0; i < 1000; i++) policy_learn(&a, hog, 1000000, 1); /* large bodies with short prompts */
-    assert_int_equal(policy_guess(&a, hog, 16000, 1), 1000);
-    assert_int_equal(policy_guess(&a, b, 16000, 1), 4000);
-    for (int i = 0; i < 1000; i++) policy_learn(&a, hog, 10, 100000); /* and the other way round: many texts of one */
-    assert_int_equal(policy_guess(&a, hog, 16000, 1), 16000);
-    assert_int_equal(policy_guess(&a, b, 16000, 1), 4000);
+    for (int i = 0; i < 1000; i++) policy_record_tokens(&a, hog, 1000000, 1); /* large bodies with short prompts */
+    assert_int_equal(policy_estimate_tokens(&a, hog, 16000, 1), 1000);
+    assert_int_equal(policy_estimate_tokens(&a, b, 16000, 1), 4000);
+    for (int i = 0; i < 1000; i++)
+        policy_record_tokens(&a, hog, 10, 100000); /* and the other way round: many texts of one */
+    assert_int_equal(policy_estimate_tokens(&a, hog, 16000, 1), 16000);
+    assert_int_equal(policy_estimate_tokens(&a, b, 16000, 1), 4000);
     a.limits.max_prompt = 100;
-    assert_int_equal(policy_guess(&a, b, 16000, 1), 100);
-    assert_int_equal(policy_guess(&a, b, 16000, 3), 300);
-    assert_int_equal(policy_guess(&a, b, 0, 3), 1);
+    assert_int_equal(policy_estimate_tokens(&a, b, 16000, 1), 100);
+    assert_int_equal(policy_estimate_tokens(&a, b, 16000, 3), 300);
+    assert_int_equal(policy_estimate_tokens(&a, b, 0, 3), 1);
 }
 
 /* Clients have their turns: a newcomer does not wait for what a hog has queued. */
 static void test_waits_are_a_clients_own(void **state)
 {
     begin(4, 100, 1 << 30, 10);
-    for (int i = 0; i < 30; i++) policy_ended(&a, 8, now); /* 4 at once: one ends every 2 s */
+    for (int i = 0; i < 30; i++) policy_record_end(&a, 8, now); /* 4 at once: one ends every 2 s */
     see(4, 4000, 5);
     for (int i = 0; i < 9; i++) assert_int_equal(from("hog", 1, 1000), POLICY_YES);
     assert_int_equal(from("hog", 1, 1000), POLICY_WAIT); /* 6 ends: 12 s */
     assert_int_equal(from("b", 1, 100), POLICY_YES);     /* 2 ends: one for each */
-    struct policy_ask late = {.n = 1, .tokens = 100, .time_left = 3, .client = policy_client(&a, "c", now)};
+    struct policy_request late = {.n = 1, .tokens = 100, .time_left = 3, .client = policy_client(&a, "c", now)};
     assert_int_equal(ask(late), POLICY_DEADLINE);
     late.time_left = 7;
     assert_int_equal(ask(late), POLICY_YES);
-    assert_true(policy_wait(&a, 0, now) > 10); /* all that is queued */
+    assert_true(policy_estimate_wait(&a, 0, now) > 10); /* all that is queued */
 }
 
 /* ---- random requests --------------------------------------------------------------------------------------------- */
@@ -534,13 +535,13 @@ static void test_random_requests(void **state)
         see(a.active < 8 ? a.active : 8, pick(50), 0.01);
         if (live[i].n) {
             if (pick(3)) continue;
-            policy_give(&a, live[i].client, live[i].n, live[i].tokens);
+            policy_release(&a, live[i].client, live[i].n, live[i].tokens);
             if (live[i].client) live[i].client->users--;
             live[i].n = 0;
-            policy_ended(&a, 0.01 * pick(300), now);
+            policy_record_end(&a, 0.01 * pick(300), now);
             continue;
         }
-        struct policy_ask q = {.n = 1 + pick(6), .tokens = pick(900), .time_left = pick(3) ? 0 : 0.1 * pick(40)};
+        struct policy_request q = {.n = 1 + pick(6), .tokens = pick(900), .time_left = pick(3) ? 0 : 0.1 * pick(40)};
         int who = pick(6);
         if (who < 3) q.client = policy_client(&a, names[who], now), q.per = limits[who];
         bool present = a.n_present > 0;

@@ -244,7 +244,7 @@ static void test_the_end(void **state)
     shake(&c, l, 1000);
     buf_str(&last, "last");
     tls_write(l, &last);
-    tls_bye(l);
+    tls_close_notify(l);
     to_client(&c, l);
     assert_int_equal(SSL_read(c.ssl, text, sizeof text), 4); /* what waited goes first */
     assert_int_equal(SSL_get_error(c.ssl, SSL_read(c.ssl, text, sizeof text)), SSL_ERROR_ZERO_RETURN);

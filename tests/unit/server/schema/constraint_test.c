@@ -21,7 +21,7 @@ static cJSON *parse(const char *text)
     return tree;
 }
 
-static bool matches(const struct constraint_ask *ask, const char *text)
+static bool matches(const struct constraint_request *ask, const char *text)
 {
     struct err e = {0};
     struct grammar *g = constraint_build(ask, &e);
@@ -42,7 +42,7 @@ struct row {
 static void check_rows(const struct row *rows, size_t n, bool tgi)
 {
     for (size_t i = 0; i < n; i++) {
-        struct constraint_ask ask = {0};
+        struct constraint_request ask = {0};
         struct err e = {0};
         cJSON *tree = parse(rows[i].request);
         bool good = tgi ? constraint_read_tgi(&ask, tree, &e) : constraint_read_openai(&ask, tree, &e);
@@ -58,7 +58,7 @@ static void check_rows(const struct row *rows, size_t n, bool tgi)
                 assert_non_null(ask.field);
             }
         }
-        constraint_ask_free(&ask);
+        constraint_request_free(&ask);
         cJSON_Delete(tree);
     }
 }
@@ -130,7 +130,7 @@ static void openai_forms(void **state)
 
 static void between_texts(void **state)
 {
-    struct constraint_ask ask = {0};
+    struct constraint_request ask = {0};
     struct err e = {0};
     cJSON *schema = parse("{\"const\":1}");
     (void)state;
@@ -138,13 +138,13 @@ static void between_texts(void **state)
     assert_true(matches(&ask, "<tool>\n1\n</tool>"));
     assert_false(matches(&ask, "1"));
     assert_string_equal(ask.field, "tools");
-    constraint_ask_free(&ask);
+    constraint_request_free(&ask);
     cJSON_Delete(schema);
 }
 
 static void too_long(void **state)
 {
-    struct constraint_ask ask = {0};
+    struct constraint_request ask = {0};
     struct err e = {0};
     struct buf b = {0};
     (void)state;
@@ -164,7 +164,7 @@ static void too_long(void **state)
     assert_string_equal(e.msg, "the schema is longer than 131072 bytes");
     cJSON_Delete(tree);
     buf_free(&b);
-    constraint_ask_free(&ask);
+    constraint_request_free(&ask);
 }
 
 static void lengths(void **state)

@@ -1,0 +1,29 @@
+/* The experts of a layer's feed-forward: their activations, and their part of the forward pass of serving. */
+#ifndef TANDEM_ENGINE_MODEL_EXPERTS_H
+#define TANDEM_ENGINE_MODEL_EXPERTS_H
+
+#include "engine/model/layer.h"
+#include "kernels/ops.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* T tokens of a step at most, k experts for each; E experts of width Fe.  Empty for a model without experts. */
+struct experts_work {
+    struct mat router; /* (T, E), and with a gate of the shared expert one column more */
+    struct mat weight; /* (T, k) */
+    struct mat x;      /* (T k, C) their inputs, then their outputs */
+    struct mat ff, up; /* (T k, Fe), (T k, 2 Fe); up only for a device that takes gate and up in two steps */
+    int32_t *expert, *place, *token, *start;
+};
+
+/* *bytes grows by what was allocated.  @return false when out of memory; then, too, experts_close. */
+bool experts_open(struct experts_work *, struct dev *, const struct model_config *, int tokens, size_t *bytes);
+void experts_close(struct experts_work *, struct dev *);
+
+/* y = the experts' output for the rows of h; where the layer has a shared expert, y holds its output, and theirs is
+ * added. */
+void experts_forward(struct dev *, const struct experts_work *, const struct layer *, struct mat h, struct mat y);
+
+#endif

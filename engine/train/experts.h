@@ -1,0 +1,36 @@
+/* The experts of a layer in training: frozen, with the gradient through them and through the router to their input.
+ * Nothing is kept between the passes; the backward pass computes the experts again.  Trainer thread. */
+#ifndef TANDEM_ENGINE_TRAIN_EXPERTS_H
+#define TANDEM_ENGINE_TRAIN_EXPERTS_H
+
+#include "engine/model/layer.h"
+#include "engine/train/op_chunks.h"
+#include "kernels/ops.h"
+
+/* Device memory; T tokens, k experts for each, E experts of width Fe. */
+struct train_experts {
+    struct mat router, drouter; /* (T, E), and with a gate of the shared expert one column more */
+    struct mat weight, dweight; /* (T, k) */
+    struct mat x;               /* (T k, C) */
+    struct mat up, ff;          /* (T k, 2 Fe), (T k, Fe) */
+    struct mat shared;          /* (T, C), with a shared expert */
+    int32_t *expert, *place, *token, *start;
+};
+
+/* Takes the memory for T tokens a micro-batch, n elements of `size` bytes at a time; none without experts. */
+void train_experts_take(struct train_experts *, const struct model_config *, int tokens,
+                        void *(*take)(void *arg, size_t n, size_t size), void *arg);
+
+/* y = the experts' output for h; with a shared expert y holds its output, and theirs is added. */
+void train_experts_forward(struct op_chunks, const struct train_experts *, const struct layer *, struct mat h,
+                           struct mat y);
+
+/* The first half of the backward pass, from dy, the gradient with respect to the feed-forward's output.  ff: the input
+ * of the shared expert's last GEMM.  @return the gradient with respect to the shared expert's output. */
+struct mat train_experts_back(struct op_chunks, const struct train_experts *, const struct layer *, struct mat h,
+                              struct mat ff, struct mat dy);
+/* The second half: dh, the gradient with respect to h through the shared expert (if any), gets that through the experts
+ * and the router. */
+void train_experts_input(struct op_chunks, const struct train_experts *, const struct layer *, struct mat dh);
+
+#endif

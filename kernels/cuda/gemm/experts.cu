@@ -1,0 +1,233 @@
+/* The experts' GEMMs: rows sorted by expert, each multiplied by the weight of its expert. How many rows an expert has
+ * is only known on the device, so a grid covers every expert, and a block whose expert has no rows ends at once.
+ *
+ * A warp computes an output (with gate_up, gate and up of it) for the rows of its expert one after another; a row's
+ * sums are in an order that depends on K alone. Made for few rows per expert; with many rows weights come from the
+ * caches. */
+#include "kernels/cuda/act.cuh"
+#include "kernels/cuda/gemm/nf4.cuh"
+#include "kernels/cuda/warp.cuh"
+
+namespace GPU_NAMESPACE {
+namespace {
+
+enum { EXPERT_THREADS = 256, EXPERT_WARPS = EXPERT_THREADS / 32, TABLE = 128 };
+
+/* The weights of up to TABLE experts, in a kernel's parameters. */
+struct expert_table {
+    const uint8_t *data[TABLE];
+    const void *scale[TABLE];
+};
+
+struct expert_args {
+    struct mat y, x;
+    const float *b;
+    const int32_t *start;
+    int first, N, K, group, n_groups; /* first: expert of the table's first entry; N: outputs of a weight */
+    size_t row_bytes;
+    bool gate, round_x;
+    enum act_kind act;
+    quantised q; /* of x, for int8 and int4 */
+};
+
+/* Values c of a row of a float weight. */
+template <enum dtype T>
+__device__ inline float value_at(const uint8_t *row, const float *scale, int group, const nf4_table &code, int c)
+{
+    if constexpr (T == DT_NF4) {
+        int nibble = row[c / 2] >> ((c % 2 ^ 1) * 4) & 15;
+        return __fmul_rn(code.v[nibble], scale[c / group]);
+    } else {
+        return load_float(row, T, (size_t)c);
+    }
+}
+
+/* The dot product of output n with quantised values, without the activations' step; the same on every lane. */
+template <enum dtype T>
+__device__ inline float dot_quantised(const uint8_t *row, const void *scale, const expert_args &a, int n,
+                                      const int8_t *q)
+{
+    int lane = (int)threadIdx.x % 32;
+    if constexpr (T == DT_I8) {
+        int sum = 0;
+        for (int c = lane; c < a.K; c += 32) sum += (int)q[c] * (int)reinterpret_cast<const int8_t *>(row)[c];
+        return (float)warp_sum(sum) * static_cast<const float *>(scale)[n];
+    } else {
+        const uint16_t *scales = static_cast<const uint16_t *>(scale) + (size_t)n * (size_t)a.n_groups;
+        float sum = 0;
+        for (int c = lane; c < a.K; c += 32) {
+            int w = (row[c / 2] >> (c % 2 * 4) & 15) - 8;
+            sum = fmaf((float)((int)q[c] * w), half_to_float(scales[c / a.group]), sum);
+        }
+        return warp_sum(sum);
+    }
+}
+
+template <enum dtype T>
+__device__ inline float dot_output(const uint8_t *data, const void *scale, const expert_args &a, const nf4_table &code,
+                                   int n, int m)
+{
+    const uint8_t *row = data + (size_t)n * a.row_bytes;
+    if constexpr (T == DT_I8 || T == DT_I4) {
+        float v = dot_quantised<T>(row, scale, a, n, a.q.q + (size_t)m * (size_t)a.q.ld) * a.q.step[m];
+        if (a.q.outlier[m])
+            v += dot_quantised<T>(row, scale, a, n, a.q.rest + (size_t)m * (size_t)a.q.ld) * a.q.rest_step[m];
+        return v;
+    } else {
+        const float *x = static_cast<const float *>(a.x.p) + (size_t)m * (size_t)a.x.ld;
+        const float *scales = static_cast<const float *>(scale) + (size_t)n * (size_t)a.n_groups;
+        float sum = 0;
+#pragma unroll 2
+        for (int c = (int)threadIdx.x % 32; c < a.K; c += 32) {
+            float v = a.round_x ? round_to_bf16(x[c]) : x[c];
+            sum = fmaf(v, value_at<T>(row, scales, a.group, code, c), sum);
+        }
+        return warp_sum(sum);
+    }
+}
+
+/* Block (x, y): outputs x * EXPERT_WARPS ..., of the table's expert y. */
+template <enum dtype T>
+__global__ void __launch_bounds__(EXPERT_THREADS) experts_kernel(expert_args a, expert_table w, nf4_table codes)
+{
+    SMEM(nf4_table, code);
+    if constexpr (T == DT_NF4) share_nf4(code, codes);
+    int e = a.first + (int)blockIdx.y, n = (int)(blockIdx.x * EXPERT_WARPS + threadIdx.x / 32);
+    int from = a.start[e], end = a.start[e + 1], outputs = a.gate ? a.N / 2 : a.N;
+    if (from == end || n >= outputs) return;
+    const uint8_t *data = w.data[blockIdx.y];
+    const void *scale = w.scale[blockIdx.y];
+    const float *b = a.b ? a.b + (size_t)e * (size_t)a.N : nullptr;
+    for (int m = from; m < end; m++) {
+        float v = 0, up = 0;
+#pragma unroll 1
+        for (int row = a.gate ? n + outputs : n; row >= n; row -= outputs) { /* up, then gate */
+            up = v;
+            v = dot_output<T>(data, scale, a, code, row, m) + (b ? b[row] : 0);
+        }
+        if (a.gate) v = act_value(v, a.act) * up;
+        if (threadIdx.x % 32 == 0) static_cast<float *>(a.y.p)[(size_t)m * (size_t)a.y.ld + (size_t)n] = v;
+    }
+}
+
+typedef void (*experts_fn)(expert_args, expert_table, nf4_table);
+
+experts_fn kernel_of(enum dtype t)
+{
+    switch (t) {
+    case DT_F32: return experts_kernel<DT_F32>;
+    case DT_BF16: return experts_kernel<DT_BF16>;
+    case DT_F16: return experts_kernel<DT_F16>;
+    case DT_I8: return experts_kernel<DT_I8>;
+    case DT_I4: return experts_kernel<DT_I4>;
+    default: return experts_kernel<DT_NF4>;
+    }
+}
+
+/* The value of row n, column c of a weight of any type. */
+template <enum dtype T>
+__device__ inline float weight_value(const uint8_t *data, const void *scale, const expert_args &a,
+                                     const nf4_table &code, int n, int c)
+{
+    const uint8_t *row = data + (size_t)n * a.row_bytes;
+    size_t groups = (size_t)n * (size_t)a.n_groups;
+    if constexpr (T == DT_I8)
+        return (float)reinterpret_cast<const int8_t *>(row)[c] * static_cast<const float *>(scale)[n];
+    if constexpr (T == DT_I4)
+        return (float)((row[c / 2] >> (c % 2 * 4) & 15) - 8) *
+               half_to_float(static_cast<const uint16_t *>(scale)[groups + (size_t)(c / a.group)]);
+    return value_at<T>(row, static_cast<const float *>(scale) + groups, a.group, code, c);
+}
+
+/* dx = dy W, in the names of y = x W^T: y is dy, x is dx.  A thread has an input, and sums over outputs in order. Block
+ * (x, y): inputs x * EXPERT_THREADS ..., of the table's expert y. */
+template <enum dtype T>
+__global__ void __launch_bounds__(EXPERT_THREADS) experts_back_kernel(expert_args a, expert_table w, nf4_table codes)
+{
+    SMEM(nf4_table, code);
+    if constexpr (T == DT_NF4) share_nf4(code, codes);
+    int e = a.first + (int)blockIdx.y, c = (int)(blockIdx.x * EXPERT_THREADS + threadIdx.x);
+    if (c >= a.K) return;
+    for (int m = a.start[e]; m < a.start[e + 1]; m++) {
+        const float *dy = static_cast<const float *>(a.y.p) + (size_t)m * (size_t)a.y.ld;
+        float sum = 0;
+        for (int n = 0; n < a.N; n++)
+            sum = fmaf(dy[n], weight_value<T>(w.data[blockIdx.y], w.scale[blockIdx.y], a, code, n, c), sum);
+        static_cast<float *>(a.x.p)[(size_t)m * (size_t)a.x.ld + (size_t)c] = sum;
+    }
+}
+
+experts_fn back_of(enum dtype t)
+{
+    switch (t) {
+    case DT_F32: return experts_back_kernel<DT_F32>;
+    case DT_BF16: return experts_back_kernel<DT_BF16>;
+    case DT_F16: return experts_back_kernel<DT_F16>;
+    case DT_I8: return experts_back_kernel<DT_I8>;
+    case DT_I4: return experts_back_kernel<DT_I4>;
+    default: return experts_back_kernel<DT_NF4>;
+    }
+}
+
+void run(gpu_dev *d, const char *op, const struct weight *const *w, int n, bool back, expert_args *a)
+{
+    const gpu_weight *shape = weight_of(w[0]);
+    if (a->x.rows == 0 || d->head.error.op) return;
+    assert(a->x.cols == shape->cols);
+    a->N = shape->rows;
+    a->K = shape->cols;
+    a->group = shape->group;
+    a->n_groups = shape->n_groups;
+    a->row_bytes = shape->row_bytes;
+    a->round_x = shape->t == DT_BF16 && d->head.bf16_x;
+    bool is_int = shape->t == DT_I8 || shape->t == DT_I4;
+    if (is_int && !back && !quantise_rows(d, op, &a->x, false, &a->q)) return;
+    int outputs = back ? a->K : a->gate ? a->N / 2 : a->N;
+    for (a->first = 0; a->first < n; a->first += TABLE) {
+        int some = n - a->first < TABLE ? n - a->first : TABLE;
+        expert_table table = {};
+        for (int i = 0; i < some; i++) {
+            const gpu_weight *one = weight_of(w[a->first + i]);
+            table.data[i] = one->data;
+            table.scale[i] = one->scale;
+        }
+        LAUNCH(d, op, (back ? back_of(shape->t) : kernel_of(shape->t)),
+               dim3(blocks_for((size_t)outputs, back ? EXPERT_THREADS : EXPERT_WARPS), (unsigned)some),
+               dim3(EXPERT_THREADS), shape->t == DT_NF4 ? sizeof(nf4_table) : 0, *a, table, nf4_values());
+    }
+}
+
+} // namespace
+
+void gpu_experts_linear(struct dev *head, const struct experts_linear_args *a)
+{
+    expert_args g = {};
+    g.y = a->y;
+    g.x = a->x;
+    g.b = a->b;
+    g.start = a->start;
+    run(gpu_of(head), "experts_linear", a->w, a->n, false, &g);
+}
+
+void gpu_experts_gate_up(struct dev *head, const struct experts_gate_up_args *a)
+{
+    expert_args g = {};
+    g.y = a->y;
+    g.x = a->x;
+    g.b = a->b;
+    g.start = a->start;
+    g.gate = true;
+    g.act = a->act;
+    run(gpu_of(head), "experts_gate_up", a->w, a->n, false, &g);
+}
+
+void gpu_experts_linear_back(struct dev *head, const struct experts_linear_back_args *a)
+{
+    expert_args g = {};
+    g.y = a->dy;
+    g.x = a->dx;
+    g.start = a->start;
+    run(gpu_of(head), "experts_linear_back", a->w, a->n, true, &g);
+}
+
+} // namespace GPU_NAMESPACE

@@ -1,0 +1,65 @@
+#include "server/cli/find_model.h"
+
+#include "engine/base/mem.h"
+#include "server/cli/cmd.h"
+
+#include <stdlib.h>
+
+/* ---- what --model names ------------------------------------------------------------------------------------------ */
+
+static int find_adapter(char **dir, const struct hub *h, struct err *e)
+{
+    struct hub_found f = {0};
+    if (!*dir) return 0;
+    if (hub_resolve(h, *dir, &f, e)) return e->code;
+    free(*dir);
+    *dir = f.path;
+    f.path = NULL;
+    hub_found_free(&f);
+    return 0;
+}
+
+int cmd_find_model(struct settings *s, const struct hub *h, struct err *e)
+{
+    struct hub_found f = {0};
+    if (settings_given(s, "model")) { /* the default is a path */
+        if (hub_resolve(h, s->model, &f, e)) return e->code;
+        s->model_dir = f.path;
+        s->model_name = f.name;
+    }
+    int rc = find_adapter(&s->adapter, h, e);
+    return rc ? rc : find_adapter(&s->from, h, e);
+}
+
+/* ---- a download in the foreground -------------------------------------------------------------------------------- */
+
+static volatile sig_atomic_t stop;
+
+static void on_stop(int number)
+{
+    (void)number;
+    stop = 1;
+}
+
+void hub_session_open(struct hub_session *c)
+{
+    struct sigaction sa = {.sa_handler = on_stop};
+    *c = (struct hub_session){0};
+    hub_open(&c->hub);
+    c->hub.report = hub_print_progress;
+    c->hub.report_arg = &c->printer;
+    c->hub.stop = &stop;
+    sigaction(SIGINT, &sa, &c->was_int);
+    sigaction(SIGTERM, &sa, &c->was_term);
+}
+
+int hub_session_close(struct hub_session *c, int rc, const struct err *e)
+{
+    sigaction(SIGINT, &c->was_int, NULL);
+    sigaction(SIGTERM, &c->was_term, NULL);
+    hub_close(&c->hub);
+    if (!rc && !stop) return 0;
+    hub_print_end(&c->printer);
+    if (rc) cmd_fail(e);
+    return stop ? EXIT_STOPPED : 1;
+}

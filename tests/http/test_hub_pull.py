@@ -1,0 +1,498 @@
+"""tandem pull and --model ORG/NAME with a hub that is there, and with one that is broken; beside the real huggingface_hub 2.4.0,
+with which tandem shares the cache."""
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import BINARY, ENV, MODEL, ROOT, wait_for
+from hub_server import Hub, Repo
+
+ADAPTER = ROOT / "models" / "demo-pirate"
+DEMO = {p.name: p.read_bytes() for p in MODEL.iterdir() if p.suffix in (".json", ".safetensors")}
+NOT_WANTED = {"README.md": b"# A model", ".gitattributes": b"x", "pytorch_model.bin": b"pickle", "onnx/model.onnx": b"o", "original/params.json": b"{}"}
+WEIGHTS = DEMO["model.safetensors"]
+
+
+def split(weights):
+    """The weights as two files with an index, as transformers writes them."""
+    names = [f"model-{i}-of-00002.safetensors" for i in ("00001", "00002")]
+    head_size = int.from_bytes(weights[:8], "little")
+    head = json.loads(weights[8:8 + head_size])
+    data = weights[8 + head_size:]
+    tensors = sorted((k for k in head if k != "__metadata__"), key=lambda k: head[k]["data_offsets"])
+    out, where = {}, {}
+    for name, part in zip(names, (tensors[::2], tensors[1::2])):
+        at, entries, body = 0, {}, b""
+        for tensor in part:
+            begin, end = head[tensor]["data_offsets"]
+            entries[tensor] = {**head[tensor], "data_offsets": [at, at + end - begin]}
+            at += end - begin
+            body += data[begin:end]
+            where[tensor] = name
+        text = json.dumps(entries).encode()
+        text += b" " * (-len(text) % 8)
+        out[name] = len(text).to_bytes(8, "little") + text + body
+    return {**out, "model.safetensors.index.json": json.dumps({"metadata": {}, "weight_map": where}).encode()}
+
+
+@pytest.fixture
+def hub():
+    hub = Hub()
+    hub.repos["Org/Demo"] = Repo({**DEMO, **NOT_WANTED})
+    hub.repos["Org/Split"] = Repo({**{k: v for k, v in DEMO.items() if k != "model.safetensors"}, **split(WEIGHTS), "consolidated.safetensors": b"x"})
+    hub.repos["Org/Pirate"] = Repo({p.name: p.read_bytes() for p in ADAPTER.iterdir() if p.suffix in (".json", ".safetensors")})
+    hub.repos["Org/Gated"] = Repo(DEMO, gated=True)
+    hub.repos["Org/Private"] = Repo(DEMO, private=True)
+    yield hub
+    hub.close()
+
+
+def environment(hub, home, **more):
+    return {"HF_HOME": str(home), "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DOWNLOAD_TIMEOUT": "2", **more}
+
+
+@pytest.fixture
+def home(tmp_path):
+    return tmp_path / "hf"
+
+
+@pytest.fixture
+def pull(run, hub, home):
+    def call(*names, **env):
+        return run("pull", *names, env=environment(hub, home, **env))
+    return call
+
+
+def repo_dir(home, name="Org/Demo"):
+    return home / "hub" / ("models--" + name.replace("/", "--"))
+
+
+def good(got):
+    assert got.returncode == 0, got.stderr.decode()
+    return got
+
+
+def python(hub, home, code, **env):
+    """The real huggingface_hub, in a process of its own: it reads the environment when it is imported."""
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=100,
+                         env={**os.environ, **environment(hub, home, **env), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"})
+    assert got.returncode == 0, got.stderr.decode()
+    return got.stdout.decode().strip()
+
+
+# ---- the same cache --------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", ["Org/Demo", "Org/Split", "Org/Pirate"])
+def test_huggingface_hub_finds_what_tandem_downloads(pull, hub, home, name):
+    got = good(pull(name))
+    path = got.stdout.decode().strip()
+    assert python(hub, home, f"from huggingface_hub import snapshot_download as s; print(s('{name}', local_files_only=True))") == path
+    wanted = {k: v for k, v in hub.repos[name].files.items() if k not in NOT_WANTED and k != "consolidated.safetensors"}
+    found = {f: (home / path / f).read_bytes() for f in os.listdir(path)}
+    assert found == wanted
+    for f in wanted:
+        assert os.readlink(f"{path}/{f}") == f"../../blobs/{hub.repos[name].etag(f)}"
+    scan = json.loads(python(hub, home, """
+import json
+from huggingface_hub import scan_cache_dir
+c = scan_cache_dir()
+print(json.dumps([[r.repo_id, r.repo_type, r.size_on_disk, sorted(f.file_name for v in r.revisions for f in v.files), sorted(r.refs)] for r in c.repos]
+                 + [len(c.warnings), len(c.incomplete_files)]))"""))
+    assert scan == [[name, "model", sum(map(len, wanted.values())), sorted(wanted), ["main"]], 0, 0]
+
+
+def test_huggingface_hub_downloads_nothing_again(pull, hub, home):
+    path = good(pull("Org/Demo")).stdout.decode().strip()
+    before = len(hub.storage_requests)
+    assert python(hub, home, "from huggingface_hub import snapshot_download as s; print(s('Org/Demo', allow_patterns=['*.json','*.safetensors']))") == path
+    assert len([r for r in hub.storage_requests[before:] if r[0] == "GET"]) == 0
+
+
+def test_tandem_opens_what_huggingface_hub_downloads(run, hub, home):
+    python(hub, home, "from huggingface_hub import snapshot_download as s; s('Org/Demo', allow_patterns=['*.json','*.safetensors'])")
+    seen = len(hub.requests)
+    got = good(run("generate", "--prompt", "Once", "--max-new-tokens", 4, "--model", "Org/Demo", env=environment(hub, home)))
+    assert got.stdout and len(hub.requests) == seen  # not even asked
+    good(run("generate", "--prompt", "Once", "--max-new-tokens", 4, "--model", "Org/Demo", env=environment(hub, home, HF_HUB_OFFLINE="1", HF_ENDPOINT="http://127.0.0.1:1")))
+
+
+def test_a_download_of_huggingface_hub_is_completed(run, hub, home):
+    python(hub, home, "from huggingface_hub import hf_hub_download as d; d('Org/Demo', 'config.json')")
+    good(run("generate", "--prompt", "Once", "--max-new-tokens", 4, "--model", "Org/Demo", env=environment(hub, home)))
+    assert len([p for _, p, _ in hub.requests if p.endswith("/config.json")]) <= 2  # the HEAD and GET of huggingface_hub
+
+
+# ---- downloads -------------------------------------------------------------------------------------------------------
+
+def test_a_command_downloads_its_model(run, hub, home):
+    got = good(run("generate", "--prompt", "Once", "--max-new-tokens", 4, "--model", "Org/Split", "--adapter", "Org/Pirate", env=environment(hub, home)))
+    assert b"Org/Split: " in got.stderr and b" downloaded in " in got.stderr
+
+
+def test_a_url_is_a_name(run, hub, home):
+    good(run("tokenize", "--text", "a", "--model", hub.url + "/Org/Demo/tree/main", env=environment(hub, home)))
+
+
+def test_revisions(pull, hub, home):
+    old = hub.repos["Org/Demo"]
+    new = Repo({**DEMO, "generation_config.json": b"{}"})
+    good(pull("Org/Demo"))
+    hub.repos["Org/Demo"], new.refs["refs/pr/1"] = new, new.commit
+    hub.requests.clear()
+    path = good(pull("Org/Demo@refs/pr/1")).stdout.decode().strip()
+    assert path.endswith(new.commit) and (repo_dir(home) / "refs/refs/pr/1").read_text() == new.commit
+    assert sorted(p for _, p, _ in hub.requests if "/resolve/" in p) == [f"/Org/Demo/resolve/{new.commit}/generation_config.json"]  # only what is new
+    assert (repo_dir(home) / "refs/main").read_text() == old.commit
+    assert good(pull("Org/Demo")).stdout == f"{path}\n".encode() and (repo_dir(home) / "refs/main").read_text() == new.commit
+    assert good(pull(f"Org/Demo@{new.commit}")).stdout == f"{path}\n".encode()
+    assert not (repo_dir(home) / "refs" / new.commit).exists()
+
+
+def test_the_token_stays_at_the_hub(pull, hub, home):
+    for name in ("Org/Gated", "Org/Private"):
+        good(pull(name, HF_TOKEN=" hf_right\n"))
+    assert all(t == "Bearer hf_right" for _, _, t in hub.requests) and len(hub.storage_requests) == 2
+    assert all(t is None for _, _, t in hub.storage_requests)
+
+
+def test_the_token_of_the_file(pull, hub, home, tmp_path):
+    home.mkdir()
+    (home / "token").write_text("hf_right\n")
+    good(pull("Org/Gated"))
+    (tmp_path / "t").write_text("hf_right")
+    (home / "token").unlink()
+    good(pull("Org/Private", HF_TOKEN_PATH=str(tmp_path / "t")))
+
+
+@pytest.mark.parametrize("ignore_ranges", [False, True])
+def test_resumed_after_breaks(pull, hub, home, ignore_ranges):
+    hub.break_after, hub.breaks, hub.ignore_ranges = 2_000_000, 2, ignore_ranges
+    good(pull("Org/Demo"))
+    asked = [r for r in hub.ranges if r]
+    assert asked == ["bytes=2000000-", "bytes=2000000-" if ignore_ranges else "bytes=4000000-"]
+    assert (repo_dir(home) / "blobs" / hashlib.sha256(WEIGHTS).hexdigest()).read_bytes() == WEIGHTS
+
+
+def test_killed_and_resumed(run, hub, home):
+    env = environment(hub, home)
+    hub.slow = 0.02
+    process = subprocess.Popen([BINARY, "pull", "Org/Demo"], env={**ENV, **env}, stderr=subprocess.DEVNULL)
+    incomplete = repo_dir(home) / "blobs" / (hashlib.sha256(WEIGHTS).hexdigest() + ".incomplete")
+    wait_for(lambda: incomplete.exists() and incomplete.stat().st_size > 500_000)
+    process.kill()
+    process.wait()
+    have = incomplete.stat().st_size
+    assert WEIGHTS.startswith(incomplete.read_bytes()) and have < len(WEIGHTS)
+    got = run("generate", "--prompt", "a", "--model", "Org/Demo", env={**env, "HF_HUB_OFFLINE": "1"})
+    assert got.returncode == 1 and b"not in the cache" in got.stderr
+    hub.slow = 0
+    hub.ranges.clear()
+    good(run("generate", "--prompt", "a", "--max-new-tokens", 2, "--model", "Org/Demo", env=env))
+    assert f"bytes={have}-" in hub.ranges and not incomplete.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted(hub, home, number):
+    hub.slow = 0.02
+    process = subprocess.Popen([BINARY, "pull", "Org/Demo"], env={**ENV, **environment(hub, home)}, stderr=subprocess.PIPE)
+    incomplete = repo_dir(home) / "blobs" / (hashlib.sha256(WEIGHTS).hexdigest() + ".incomplete")
+    wait_for(lambda: incomplete.exists() and incomplete.stat().st_size > 100_000)
+    process.send_signal(number)
+    assert process.wait(5) == 130 and b"goes on from there" in process.stderr.read() and incomplete.stat().st_size > 100_000
+
+
+def test_two_at_once(hub, home):
+    hub.slow = 0.005
+    command = [BINARY, "pull", "Org/Demo", "Org/Split"]
+    both = [subprocess.Popen(command, env={**ENV, **environment(hub, home)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    outs = [p.communicate(timeout=60) for p in both]
+    assert all(p.returncode == 0 for p in both), outs
+    assert outs[0][0] == outs[1][0]
+    assert len([r for r in hub.storage_requests if r[0] == "GET"]) == 3  # each file once
+
+
+def test_beside_huggingface_hub(hub, home):
+    hub.slow = 0.005
+    env = environment(hub, home)
+    code = "from huggingface_hub import snapshot_download as s; s('Org/Demo', allow_patterns=['*.json','*.safetensors'])"
+    both = [subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **env, "HF_HUB_DISABLE_XET": "1"}, stderr=subprocess.PIPE),
+            subprocess.Popen([BINARY, "pull", "Org/Demo"], env={**ENV, **env}, stderr=subprocess.PIPE)]
+    assert [p.wait(60) for p in both] == [0, 0], [p.stderr.read() for p in both]
+    assert len([r for r in hub.storage_requests if r[0] == "GET"]) == 1
+    assert (repo_dir(home) / "blobs" / hashlib.sha256(WEIGHTS).hexdigest()).read_bytes() == WEIGHTS
+
+
+def test_waits_for_the_lock_of_another(hub, home):
+    locks = home / "hub" / ".locks" / "models--Org--Demo"
+    locks.mkdir(parents=True)
+    lock = open(locks / (hashlib.sha256(WEIGHTS).hexdigest() + ".lock"), "w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    process = subprocess.Popen([BINARY, "pull", "Org/Demo"], env={**ENV, **environment(hub, home)}, stderr=subprocess.PIPE)
+    wait_for(lambda: len([r for r in hub.requests if "/resolve/" in r[1]]) >= len(DEMO) - 1)
+    time.sleep(0.5)
+    assert process.poll() is None and not hub.storage_requests
+    lock.close()
+    assert process.wait(10) == 0 and len(hub.storage_requests) == 1
+
+
+def test_a_damaged_file_is_loaded_again(pull, hub, home):
+    blobs = repo_dir(home) / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / (hashlib.sha256(WEIGHTS).hexdigest() + ".incomplete")).write_bytes(b"x" * 1000)  # of something else
+    good(pull("Org/Demo"))
+    assert (blobs / hashlib.sha256(WEIGHTS).hexdigest()).read_bytes() == WEIGHTS
+    assert len(hub.storage_requests) == 2
+
+
+def test_a_mirror_that_lists_names_only(pull, hub, home):
+    hub.no_blobs = True
+    path = good(pull("Org/Demo")).stdout.decode().strip()
+    assert os.readlink(f"{path}/model.safetensors") == f"../../blobs/{hashlib.sha256(WEIGHTS).hexdigest()}"
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_tries_again(pull, hub, status):
+    hub.failing, hub.fail_with, hub.retry_after = 2, status, 1 if status == 429 else 0
+    hub.storage_failing, hub.storage_fail_with = 1, status
+    good(pull("Org/Demo"))
+
+
+def test_serve_downloads_and_listens_meanwhile(start, hub, home):
+    hub.slow = 0.01
+    with start("--adapters", "pirate=Org/Pirate", model="Org/Demo", env=environment(hub, home), ready=False) as server:
+        wait_for(lambda: hub.storage_requests)
+        assert server.get("/health").status_code == 200 and server.get("/ready").status_code == 503
+        server.wait_ready()
+        assert [m["id"] for m in server.get("/v1/models").json()["data"]] == ["Org/Demo", "pirate"]
+    assert "Org/Demo: " in server.log()
+
+
+def test_a_daemon_that_downloads_ends_at_a_signal(start, hub, home):
+    hub.slow = 0.02
+    incomplete = repo_dir(home) / "blobs" / (hashlib.sha256(WEIGHTS).hexdigest() + ".incomplete")
+    with start(model="Org/Demo", env=environment(hub, home), ready=False):
+        wait_for(lambda: incomplete.exists() and incomplete.stat().st_size > 100_000)
+    assert incomplete.stat().st_size > 100_000
+
+
+def test_a_daemon_whose_model_is_nowhere_ends(run, hub, home):
+    got = run("serve", "--model", "Org/None", "--port", 0, "--data-dir", home / "data", env=environment(hub, home))
+    assert got.returncode == 1 and b"Org/None: no such directory, and no such model on the hub" in got.stderr
+
+
+def test_a_mistyped_path_without_a_network(run, hub, home):
+    begin = time.monotonic()
+    got = run("tokenize", "--text", "a", "--model", "models/dmeo", env=environment(hub, home, HF_ENDPOINT="http://127.0.0.1:1"))
+    assert got.returncode == 1 and b"no such directory, and not in the cache: models/dmeo: http://127.0.0.1:1: " in got.stderr
+    assert time.monotonic() - begin < 5
+
+
+# ---- GGUF ------------------------------------------------------------------------------------------------------------
+
+def test_gguf(pull, hub, home):
+    parts = {f"Q8_0/m-Q8_0-0000{i}-of-00002.gguf": b"GGUF%d" % i for i in (1, 2)}
+    hub.repos["Org/G"] = Repo({"m-Q4_K_M.gguf": b"GGUF", "m-Q4_K_S.gguf": b"GGUF-S", "mmproj-F16.gguf": b"P", "config.json": b"{}", **parts})
+    path = good(pull("Org/G:q4_k_m")).stdout.decode().strip()
+    assert path.endswith("/m-Q4_K_M.gguf") and open(path, "rb").read() == b"GGUF"
+    path = good(pull("Org/G:Q8_0")).stdout.decode().strip()
+    assert path.endswith("/Q8_0/m-Q8_0-00001-of-00002.gguf") and os.readlink(path).startswith("../../../blobs/")
+    assert open(path.replace("00001-", "00002-"), "rb").read() == b"GGUF2"
+    for name, says in (("Org/G", "which GGUF file?"), ("Org/G:Q4_K", "no GGUF file is of type Q4_K; there are"), ("Org/Demo:Q4_0", "there is no GGUF file")):
+        got = pull(name)
+        assert got.returncode == 1 and says in got.stderr.decode(), got.stderr
+    hub.repos["Org/One"] = Repo({"m.gguf": b"GGUF", "README.md": b""})
+    assert good(pull("Org/One")).stdout.endswith(b"/m.gguf\n")
+
+
+def test_a_gguf_model_by_name(run, start, hub, home, tmp_path):
+    sys.path.insert(0, str(ROOT / "tests" / "model"))
+    import gguf_models
+    gguf_models.convert(ROOT / "tests/fixtures/models/tinystories-656k", tmp_path / "m.gguf", pre=None)
+    hub.repos["Org/Tiny-GGUF"] = Repo({"tiny-F32.gguf": (tmp_path / "m.gguf").read_bytes(), "tiny-Q4_0.gguf": b"GGUF"})
+    name, env = "Org/Tiny-GGUF:f32", environment(hub, home)
+    wanted = good(run("generate", "--prompt", "Once", "--max-new-tokens", 8, "--model", ROOT / "tests/fixtures/models/tinystories-656k"))
+    assert good(run("generate", "--prompt", "Once", "--max-new-tokens", 8, "--model", name, env=env)).stdout == wanted.stdout
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt":"Hello","completion":" Ahoy"}\n')
+    good(run("train", "--model", name, "--data", data, "--out", tmp_path / "a", "--max-steps", 1, env=env))
+    assert json.loads((tmp_path / "a/adapter_config.json").read_text())["base_model_name_or_path"] == "Org/Tiny-GGUF"
+    with start(model=name, env={**env, "HF_HUB_OFFLINE": "1"}) as server:
+        assert server.get("/info").json()["model_id"] == "Org/Tiny-GGUF"
+        assert server.post("/v1/completions", {"model": "Org/Tiny-GGUF", "prompt": "Once", "max_tokens": 4}).status_code == 200
+
+
+# ---- tandem models ---------------------------------------------------------------------------------------------------
+
+def test_models(run, pull, hub, home):
+    env = environment(hub, home)
+    assert json.loads(good(run("models", "--json", env=env)).stdout)["models"] == []
+    good(pull("Org/Demo", "Org/Pirate"))
+    listed = json.loads(good(run("models", "--json", env=env)).stdout)
+    assert listed["cache"] == str(home / "hub")
+    assert [(m["id"], m["kind"], m["bytes"], m["complete"]) for m in listed["models"]] == [
+        ("Org/Demo", "model", sum(map(len, DEMO.values())), True), ("Org/Pirate", "adapter", sum(map(len, hub.repos["Org/Pirate"].files.values())), True)]
+    text = good(run("models", env=env)).stdout.decode().splitlines()
+    assert text[0].split() == ["model", "kind", "size", "changed"] and text[1].startswith("Org/Demo ") and " MB" in text[1]
+    got = good(run("models", "rm", "Org/Demo", env=env))
+    assert b"Org/Demo: removed, " in got.stderr and not repo_dir(home).exists() and repo_dir(home, "Org/Pirate").exists()
+    assert [m["id"] for m in json.loads(run("models", "list", "--json", env=env).stdout)["models"]] == ["Org/Pirate"]
+
+
+def test_models_are_not_removed(run, pull, hub, home, tmp_path):
+    env = environment(hub, home)
+    good(pull("Org/Demo"))
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "keep").write_text("x")
+    os.symlink(outside, repo_dir(home) / "snapshots" / "link")
+    for name in ("Org/None", "../../x", "Org", "/", "", "Org/Demo/", "--x"):
+        got = run("models", "rm", name, env=env)
+        assert got.returncode in (1, 2) and repo_dir(home).exists(), name
+    with open(home / "hub" / ".locks" / "models--Org--Demo" / (hashlib.sha256(WEIGHTS).hexdigest() + ".lock")) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        got = run("models", "rm", "Org/Demo", env=env)
+        assert got.returncode == 1 and b"is being downloaded" in got.stderr and repo_dir(home).exists()
+    good(run("models", "rm", "Org/Demo", env=env))
+    assert (outside / "keep").exists() and not repo_dir(home).exists()
+
+
+# ---- refused, broken, hostile ----------------------------------------------------------------------------------------
+
+def listing(change):
+    def edit(hub):
+        hub.change_listing = change
+    return edit
+
+
+def first(**fields):
+    return listing(lambda files: [{**files[0], **fields}, *files[1:]])
+
+
+def lfs(**fields):
+    return listing(lambda files: [{**f, "lfs": {**f["lfs"], **fields}} if "lfs" in f else f for f in files])
+
+
+def raw(text):
+    def edit(hub):
+        hub.raw = text
+    return edit
+
+
+def serving(change):
+    def edit(hub):
+        hub.served = change
+    return edit
+
+
+def files(name, **content):
+    def edit(hub):
+        hub.repos["Org/Demo"] = Repo({k: v for k, v in {**DEMO, **content.get("add", {})}.items() if k not in content.get("without", ())})
+    return edit
+
+
+def setting(**values):
+    def edit(hub):
+        for k, v in values.items():
+            setattr(hub, k, v)
+    return edit
+
+
+BROKEN = {
+    "no such model": ("Org/None", None, {}, "no such directory, and no such model on the hub"),
+    "no such model, with a token": ("Org/None", None, {"HF_TOKEN": "hf_right"}, "the token of HF_TOKEN has no access"),
+    "no such revision": ("Org/Demo@v9", None, {}, "Org/Demo has no revision v9"),
+    "gated": ("Org/Gated", None, {}, "Org/Gated is gated: its conditions are accepted on"),
+    "private": ("Org/Private", None, {}, "or it is private; no token is set"),
+    "a wrong token": ("Org/Demo", None, {"HF_TOKEN": "hf_wrong"}, "the hub does not take the token of HF_TOKEN"),
+    "offline": ("Org/Demo", None, {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
+    "no hub": ("Org/Demo", None, {"HF_ENDPOINT": "http://127.0.0.1:1"}, "http://127.0.0.1:1: "),
+    "no host": ("Org/Demo", None, {"HF_ENDPOINT": "http://no-such-host.invalid"}, "no-such-host.invalid"),
+    "an endpoint that is no URL": ("Org/Demo", None, {"HF_ENDPOINT": "file:///etc"}, "Org/Demo: "),
+    "5xx for ever": ("Org/Demo", setting(failing=100), {}, "the hub answered 503"),
+    "429 for ever": ("Org/Demo", setting(failing=100, fail_with=429), {}, "too many requests"),
+    "storage fails for ever": ("Org/Demo", setting(storage_failing=100, storage_fail_with=403), {}, "the hub's storage answered 403"),
+    "no JSON": ("Org/Demo", raw(b"<html>"), {}, "Org/Demo: what the hub says of it: malformed JSON"),
+    "JSON that ends": ("Org/Demo", raw(b'{"sha":"'), {}, "malformed JSON"),
+    "nothing": ("Org/Demo", raw(b""), {}, "Org/Demo: what the hub says of it"),
+    "an array": ("Org/Demo", raw(b"[]"), {}, "expected an object"),
+    "no commit": ("Org/Demo", raw(b'{"siblings":[]}'), {}, "sha: expected 40 hexadecimal digits"),
+    "a commit that leads out": ("Org/Demo", raw(b'{"sha":"../../../../tmp/x","siblings":[]}'), {}, "sha: expected 40 hexadecimal digits"),
+    "no files": ("Org/Demo", raw(b'{"sha":"0123456789abcdef0123456789abcdef01234567"}'), {}, "siblings is missing"),
+    "deep JSON": ("Org/Demo", raw(b"[" * 100000), {}, "what the hub says of it"),
+    "endless JSON": ("Org/Demo", raw(b'{"sha":"' + b"x" * (65 << 20)), {}, "an answer of more than 64 MiB"),
+    "too many files": ("Org/Demo", raw(b'{"sha":"' + b"0" * 40 + b'","siblings":[' + b",".join([b'{"rfilename":"a"}'] * 100001) + b"]}"), {}, "100001 files; at most"),
+    "a name that leads out": ("Org/Demo", first(rfilename="../../../evil.json"), {}, 'siblings[0].rfilename: "../../../evil.json" is no name of a file'),
+    "an absolute name": ("Org/Demo", first(rfilename="/tmp/evil.json"), {}, "is no name of a file"),
+    "a name with a NUL": ("Org/Demo", raw(b'{"sha":"' + b"0" * 40 + b'","siblings":[{"rfilename":"a\\u0000b"}]}'), {}, "what the hub says of it"),
+    "no name": ("Org/Demo", first(rfilename=None), {}, "siblings[0].rfilename is missing"),
+    "a negative size": ("Org/Demo", first(size=-1), {}, "siblings[0].size"),
+    "a size of 2^60": ("Org/Demo", lfs(size=2**60), {}, ".lfs.size"),
+    "a digest that is a path": ("Org/Demo", first(blobId="../../x"), {}, "siblings[0].blobId: expected 40"),
+    "a sha256 that is short": ("Org/Demo", lfs(sha256="ab"), {}, ".lfs.sha256: expected 64"),
+    "lfs is a number": ("Org/Demo", lambda hub: setattr(hub, "change_listing", lambda f: [{**f[0], "lfs": 3}, *f[1:]]), {}, "siblings[0].lfs"),
+    "larger than the disk": ("Org/Demo", lfs(size=2**45), {}, "its files need 35.2 TB, and "),
+    "a wrong checksum": ("Org/Demo", serving(lambda name, data: b"x" + data[1:]), {}, "damaged twice: its checksum is "),
+    "a pointer for a file": ("Org/Demo", serving(lambda name, data: b"version https://git-lfs.github.com/spec/v1\n" if name == "model.safetensors" else data), {},
+                             "what is served is a git-lfs pointer"),
+    "more than listed": ("Org/Demo", serving(lambda name, data: data + b"x"), {}, "more than the "),
+    "always broken": ("Org/Demo", setting(break_after=1000, breaks=10**9, ignore_ranges=True), {}, "bytes remaining to read"),
+    "another range": ("Org/Demo", setting(break_after=1000, breaks=1, range_shift=7), {}, "bytes from 1007 instead of 1000"),
+    "pickles only": ("Org/Demo", files("x", without=["model.safetensors"], add={"pytorch_model.bin": b"x"}), {}, "PyTorch's pickles only"),
+    "no weights": ("Org/Demo", files("x", without=["model.safetensors"]), {}, "neither safetensors nor a GGUF file"),
+    "an index of nothing": ("Org/Demo", files("x", without=["model.safetensors"], add={"model.safetensors.index.json": b"{}"}), {}, "weight_map is missing"),
+    "an index that leads out": ("Org/Demo", files("x", without=["model.safetensors"], add={"model.safetensors.index.json": b'{"weight_map":{"a":"../../x"}}'}), {},
+                                "weight_map.a: ../../x is no file of the repository"),
+    "an index that is no JSON": ("Org/Demo", files("x", without=["model.safetensors"], add={"model.safetensors.index.json": b"{"}), {}, "model.safetensors.index.json"),
+    "a part that is missing": ("Org/G:Q4_0", lambda hub: hub.repos.update({"Org/G": Repo({"m-Q4_0-00001-of-00002.gguf": b"x"})}), {}, "1 of its 2 parts"),
+    "a name of one word": ("gpt2", None, {}, "is named ORG/NAME; this one is openai-community/gpt2"),
+    "a URL of another site": ("https://example.com/Org/Demo", None, {}, "not one of the Hugging Face hub"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken(run, hub, home, case):
+    name, edit, env, says = BROKEN[case]
+    if edit:
+        edit(hub)
+    got = run("pull", name, env=environment(hub, home, **env))
+    text = got.stderr.decode()
+    assert got.returncode == 1 and says in text and text.count("tandem: ") == 1, text
+    assert not got.stdout and not (home.parent / "evil.json").exists()
+    refs = repo_dir(home) / "refs"
+    assert not refs.exists()  # nothing finds what is not whole
+
+
+def test_a_cache_that_cannot_be_written(run, hub, tmp_path):
+    (tmp_path / "file").write_text("")
+    got = run("pull", "Org/Demo", env=environment(hub, tmp_path, HF_HUB_CACHE=str(tmp_path / "file" / "hub")))
+    assert got.returncode == 1 and b"file/hub" in got.stderr
+
+
+def test_stalled(run, hub, home):
+    hub.slow = 6
+    begin = time.monotonic()
+    process = subprocess.Popen([BINARY, "pull", "Org/Demo"], env={**ENV, **environment(hub, home, HF_HUB_DOWNLOAD_TIMEOUT="1")}, stderr=subprocess.PIPE)
+    wait_for(lambda: len([r for r in hub.ranges if r]) >= 1, 20, "a second request")
+    hub.slow = 0
+    assert process.wait(30) == 0 and time.monotonic() - begin < 30
+
+
+def test_progress_on_a_terminal(hub, home):
+    hub.slow = 0.01
+    ours, theirs = os.openpty()
+    process = subprocess.Popen([BINARY, "pull", "Org/Demo"], env={**ENV, **environment(hub, home)}, stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    text = b""
+    try:
+        while piece := os.read(ours, 65536):
+            text += piece
+    except OSError:  # Linux says so when the other end is closed
+        pass
+    assert process.wait(10) == 0 and text.count(b"\r\x1b[K") > 2
+    assert b"/s, 0:0" in text and b" left" in text and text.rstrip().endswith(b" s") and b"7.1" in text, text

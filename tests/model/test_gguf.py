@@ -1,0 +1,130 @@
+"""GGUF files as models: the logits and texts are those of the same model as safetensors."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import pytest
+
+TESTS = Path(__file__).parent.parent
+BUILD = Path(os.environ.get("TANDEM_BUILD_DIR", TESTS.parent / "build"))
+TANDEM, GOLDEN = BUILD / "server" / "tandem", BUILD / "tests" / "golden_test"
+MODELS = TESTS / "fixtures" / "models"
+sys.path.insert(0, str(TESTS / "model"))
+import gguf_models  # noqa: E402
+
+GOLDENS = ["llama-gqa", "llama-f16", "mistral", "qwen2", "qwen2-bf16", "qwen3", "gpt2", "phi", "phi3", "phi4-mini", "gemma2", "gemma3", "gemma3-bf16", "tinystories-656k"]
+
+
+def tandem(*words, status=0):
+    done = subprocess.run([TANDEM, *map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, timeout=100)
+    assert done.returncode == status, done.stderr.decode()
+    return done.stdout.decode() if status == 0 else done.stderr.decode()
+
+
+def pre_of(name):
+    return None if name == "tinystories-656k" else "gpt-2"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """The golden models as GGUF, each in a directory with what transformers computed."""
+    root = tmp_path_factory.mktemp("gguf")
+    for name in GOLDENS:
+        (root / name).mkdir()
+        gguf_models.convert(MODELS / name, root / name / "model.gguf", pre=pre_of(name))
+        (root / name / "expected.safetensors").symlink_to(MODELS / name / "expected.safetensors")
+    return root
+
+
+def test_golden(models):
+    done = subprocess.run([GOLDEN, models, "cpu"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["tinystories-656k", "llama-gqa"])
+def test_generate(models, name):
+    words = ["--prompt", "Once upon a time there was a little dog", "--max-new-tokens", "20", "--temperature", "0"]
+    want = tandem("generate", "--model", MODELS / name, *words)
+    assert tandem("generate", "--model", models / name / "model.gguf", *words) == want
+
+
+TYPES = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text"
+    path.write_bytes((TESTS.parent / "models" / "demo" / "heldout.txt").read_bytes()[:3000])
+    return path
+
+
+def perplexity(model, text):
+    return json.loads(tandem("perplexity", "--model", model, "--file", text, "--window", 64, "--json"))["perplexity"]
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_types(name, text, tmp_path):
+    """Quantised weights predict a text as the floats do that they stand for; what differs is the rounding of activations."""
+    kind = gguf.GGMLQuantizationType[name]
+    for floats in (False, True):
+        gguf_models.random_llama(tmp_path / f"{floats}.gguf", kind, floats, MODELS / "llama-f16")
+    ours, exact = (perplexity(tmp_path / f"{floats}.gguf", text) for floats in (False, True))
+    assert ours == pytest.approx(exact, rel=0.01)
+    message = tandem("generate", "--model", tmp_path / "False.gguf", "--prompt", "x", "--quantize", "int8", status=1)
+    assert "is quantised in the GGUF file already; leave --quantize out" in message
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q8_0"])
+def test_architectures(name, text, tmp_path):
+    """Quantised matrices of the other architectures, permuted and transposed ones included."""
+    kind = gguf.GGMLQuantizationType[name]
+    for model in ("llama-f16", "gpt2", "tinystories-656k"):
+        gguf_models.convert(MODELS / model, tmp_path / "m.gguf", kind, pre=pre_of(model))
+        assert perplexity(tmp_path / "m.gguf", text) == pytest.approx(perplexity(MODELS / model, text), rel=0.1)
+
+
+def test_adapter(models):
+    """One that was trained on the safetensors."""
+    adapter = TESTS / "fixtures" / "adapters" / "llama-gqa--all-linear-bf16"
+    words = ["--adapter", adapter, "--prompt", "Once upon", "--max-new-tokens", "12", "--temperature", "0"]
+    want = tandem("generate", "--model", MODELS / "llama-gqa", *words)
+    assert tandem("generate", "--model", models / "llama-gqa", *words) == want
+
+
+@pytest.mark.parametrize("name", ["F32", "Q8_0", "Q4_0"])
+def test_training(name, tmp_path):
+    """An adapter trained on a GGUF file; on floats it is the one trained on the safetensors, byte for byte."""
+    model, source, data = tmp_path / "m.gguf", MODELS / "tinystories-656k", tmp_path / "rows.jsonl"
+    gguf_models.convert(source, model, gguf.GGMLQuantizationType[name] if name != "F32" else None, pre=None)
+    data.write_text("".join(json.dumps({"text": f"Tim has {n} red cars and a blue ball."}) + "\n" for n in range(40)))
+    weights = []
+    for base in (model, source):
+        out = tmp_path / f"{base.name}-adapter"
+        tandem("train", "--model", base, "--data", data, "--out", out, "--threads", "2", "--max-steps", "4")
+        weights.append((out / "adapter_model.safetensors").read_bytes())
+        words = ["--adapter", out, "--prompt", "Tim has", "--max-new-tokens", "8", "--temperature", "0"]
+        assert tandem("generate", "--model", base, *words)
+    assert name != "F32" or weights[0] == weights[1]
+
+
+def test_split(models, tmp_path):
+    """A model in several files, as a directory."""
+    whole = gguf.GGUFReader(models / "qwen2" / "model.gguf")
+    names = [t.name for t in whole.tensors]
+    for i in range(3):
+        part = tmp_path / f"m-{i + 1:05d}-of-00003.gguf"
+        drop = [n for k, n in enumerate(names) if k % 3 != i]
+
+        def keep(w, i=i, drop=drop):
+            for n in drop:
+                w.tensors[0].pop(n)
+            w.add_uint16("split.no", i)
+            w.add_uint16("split.count", 3)
+            w.add_int32("split.tensors.count", len(names))
+
+        gguf_models.convert(MODELS / "qwen2", part, spoil=keep)
+    words = ["--prompt", "Once upon", "--max-new-tokens", "12", "--temperature", "0"]
+    assert tandem("generate", "--model", tmp_path, *words) == tandem("generate", "--model", MODELS / "qwen2", *words)

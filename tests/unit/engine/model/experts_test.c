@@ -1,0 +1,214 @@
+/* Models with experts (tests/model/make_fixtures.py): what their configurations say, and that a row's logits have the
+ * same bits in every batch. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "engine/base/file.h"
+#include "engine/base/mem.h"
+#include "engine/model/calibrate.h"
+#include "engine/model/model.h"
+#include "engine/model/safetensors.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *models;
+
+/* ---- configurations ------------------------------------------------------------------------------------------ */
+
+#define SIZES                                                                                                          \
+    "\"hidden_size\":32,\"num_hidden_layers\":4,\"num_attention_heads\":4,\"vocab_size\":64,"                          \
+    "\"num_key_value_heads\":2,\"intermediate_size\":40"
+#define QWEN3 "\"model_type\":\"qwen3_moe\"," SIZES
+#define MIXTRAL "\"model_type\":\"mixtral\"," SIZES
+
+static void test_config(void **state)
+{
+    (void)state;
+    struct err e;
+    struct model_config c;
+    assert_int_equal(model_config_parse("{" QWEN3 ",\"mlp_only_layers\":[3],\"decoder_sparse_step\":2}", NULL, &c, &e),
+                     0);
+    for (int l = 0; l < 4; l++) {
+        const struct block *b = model_block(&c, l);
+        assert_int_equal(b->experts.count, l == 1 ? 128 : 0);
+        assert_int_equal(b->inter, l == 1 ? 0 : 40);
+    }
+    struct block_experts x = model_experts(&c);
+    assert_true(x.chosen == 8 && x.inter == 768 && !x.normalise && !x.gate && c.inter == 40);
+    assert_int_equal(model_config_parse("{" QWEN3 ",\"num_experts\":0}", NULL, &c, &e), 0);
+    assert_int_equal(model_experts(&c).count, 0);
+    assert_int_equal(model_config_parse("{" QWEN3 ",\"num_local_experts\":16,\"norm_topk_prob\":true,"
+                                        "\"use_sliding_window\":true,\"sliding_window\":9}",
+                                        NULL, &c, &e),
+                     0);
+    x = model_experts(&c);
+    assert_true(x.count == 16 && x.normalise && c.inter == 0 && model_block(&c, 0)->window == 9);
+    assert_int_equal(model_config_parse("{" MIXTRAL "}", NULL, &c, &e), 0);
+    x = model_experts(&c);
+    assert_true(x.count == 8 && x.chosen == 2 && x.inter == 40 && x.normalise && c.inter == 0);
+    assert_int_equal(
+        model_config_parse("{\"model_type\":\"qwen2_moe\"," SIZES ",\"norm_topk_prob\":false}", NULL, &c, &e), 0);
+    x = model_experts(&c);
+    assert_true(x.count == 60 && x.inter == 1408 && x.gate && model_block(&c, 0)->inter == 5632 && c.inter == 5632);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *config, *says;
+    } cases[] = {
+        {"{" MIXTRAL ",\"num_local_experts\":0}", "num_local_experts must be at least 1"},
+        {"{" MIXTRAL ",\"num_local_experts\":1025}", "num_local_experts must be a whole number from 0 to 1024"},
+        {"{" MIXTRAL ",\"num_local_experts\":2,\"num_experts_per_tok\":3}",
+         "num_experts_per_tok 3 is above num_local_experts 2"},
+        {"{" MIXTRAL ",\"num_experts_per_tok\":65}", "num_experts_per_tok must be a whole number from 1 to 64"},
+        {"{" QWEN3 ",\"num_experts_per_tok\":0}", "num_experts_per_tok"},
+        {"{" QWEN3 ",\"moe_intermediate_size\":1e9}", "moe_intermediate_size must be a whole number"},
+        {"{" QWEN3 ",\"mlp_only_layers\":3}", "mlp_only_layers must be a list"},
+        {"{" QWEN3 ",\"decoder_sparse_step\":0}", "decoder_sparse_step"},
+        {"{" QWEN3 ",\"norm_topk_prob\":1}", "norm_topk_prob must be true or false"},
+        {"{\"model_type\":\"olmoe\"," SIZES ",\"clip_qkv\":8}", "clip_qkv is not supported"},
+        {"{\"model_type\":\"qwen2_moe\"," SIZES ",\"use_sliding_window\":true}", "use_sliding_window is not supported"},
+        {"{\"model_type\":\"llama\"," SIZES ",\"num_experts\":4}", "num_experts is not supported"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct err e = {0};
+        struct model_config c;
+        assert_int_not_equal(model_config_parse(cases[i].config, NULL, &c, &e), 0);
+        if (!strstr(e.msg, cases[i].says)) fail_msg("\"%s\" does not say \"%s\"", e.msg, cases[i].says);
+    }
+}
+
+/* A copy of a model in which one tensor is BF16. */
+static void copy_with_bf16(const char *from, const char *to, const char *name)
+{
+    struct err e;
+    struct tensor_source *f = safetensors_open_dir(from, &e);
+    assert_non_null(f);
+    char *path = file_join(to, "model.safetensors"), *config = file_join(from, "config.json"), *text = NULL;
+    size_t n = tensor_source_count(f), bytes;
+    struct st_writer *w = st_writer_open(path, n, n * TENSOR_NAME_MAX, 0, &e);
+    assert_non_null(w);
+    for (size_t i = 0; i < n; i++) {
+        struct tensor t = *tensor_source_at(f, i);
+        uint16_t *half = mem_array(t.bytes / 4 + 1, sizeof *half);
+        if (strcmp(t.name, name) == 0) {
+            for (size_t k = 0; k < t.bytes / 4; k++) half[k] = f32_to_bf16(tensor_element(&t, k));
+            t.type = TENSOR_BF16, t.data = half, t.bytes /= 2;
+        }
+        assert_int_equal(st_writer_add(w, &t, 1, &e), 0);
+        free(half);
+    }
+    assert_int_equal(st_writer_finish(w, &e), 0);
+    assert_int_equal(file_read(config, 1 << 20, &text, &bytes, &e), 0);
+    free(path);
+    path = file_join(to, "config.json");
+    assert_int_equal(file_write_sync(path, text, bytes, &e), 0);
+    free(path), free(config), free(text);
+    tensor_source_close(f);
+}
+
+static void test_models_refused(void **state)
+{
+    (void)state;
+    char from[1200], dir[] = "/tmp/tandem-experts-XXXXXX",
+                     changed[] = "model.layers.1.block_sparse_moe.experts.2.w2.weight";
+    struct model m;
+    struct err e = {0};
+    struct calibration none;
+    snprintf(from, sizeof from, "%s/mixtral", models);
+    assert_non_null(mkdtemp(dir));
+    copy_with_bf16(from, dir, changed);
+    assert_int_not_equal(model_load(&m, dir, "cpu", 1, NULL, false, &e), 0);
+    if (!strstr(e.msg, "experts.2.w2.weight: not of the type of the layer's other experts")) fail_msg("%s", e.msg);
+    dir_remove(dir);
+    assert_int_not_equal(calibration_from_itself(&none, from, NULL, 1, &e), 0);
+    if (!strstr(e.msg, "has experts; calibrating such models is not supported")) fail_msg("%s", e.msg);
+}
+
+/* ---- batch-invariance ------------------------------------------------------------------------------------------ */
+
+enum { T = 40, TEXTS = 3, EACH = (T + KV_PAGE - 1) / KV_PAGE };
+
+/* The logits of text 0, computed in chunks, with `others` other texts in every step. */
+static float *logits_of(struct model *m, int chunk, int others)
+{
+    struct step_batch b;
+    int vocab = m->c.vocab;
+    int32_t tokens[TEXTS][T], pages[TEXTS][EACH];
+    struct step_batch_seq seq[TEXTS] = {{0}};
+    float *out = mem_array((size_t)(T * vocab), sizeof *out);
+    assert_int_equal(step_batch_open(&b, m->d, TEXTS * T, TEXTS, TEXTS * T, EACH), 0);
+    for (int i = 0; i < TEXTS; i++) {
+        for (int t = 0; t < T; t++) tokens[i][t] = (t * 37 + i * 101 + t * t * i) % vocab;
+        for (int k = 0; k < EACH; k++) pages[i][k] = i * EACH + k;
+        seq[i] = (struct step_batch_seq){.tokens = tokens[i], .pages = pages[i], .n_pages = EACH};
+    }
+    for (int at = 0; at < T; at += chunk) {
+        int n = T - at < chunk ? T - at : chunk;
+        for (int i = 0; i <= others; i++) seq[i].start = at, seq[i].n = seq[i].rows = n;
+        b.n_tokens = b.n_rows = n * (others + 1);
+        b.n_seqs = others + 1;
+        b.pages_ld = EACH;
+        step_batch_build(&b, m->d, seq, others + 1);
+        model_forward(m, &b);
+        assert_int_equal(m->d->ops->finish(m->d), 0);
+        m->d->ops->download(m->d, out + (size_t)(at * vocab), m->logits.p, (size_t)(n * vocab) * sizeof *out);
+    }
+    step_batch_close(&b, m->d);
+    return out;
+}
+
+static void compare_company(const char *name, int quantize)
+{
+    static const int chunks[] = {1, 7, T, T, 7, 1}, others[] = {0, 0, 1, 2, 2, 2};
+    struct model m;
+    struct err e = {0};
+    char dir[1200];
+    snprintf(dir, sizeof dir, "%s/%s", models, name);
+    struct quantize_how how = {.type = quantize};
+    if (model_load(&m, dir, "cpu", 2, quantize == DT_NONE ? NULL : &how, false, &e)) fail_msg("%s", e.msg);
+    struct model_reserve r = {TEXTS * EACH, T, TEXTS * T, TEXTS * T, DT_F32};
+    assert_int_equal(model_reserve(&m, &r, &e), 0);
+    float *whole = logits_of(&m, T, 0);
+    for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
+        float *got = logits_of(&m, chunks[i], others[i]);
+        if (memcmp(got, whole, (size_t)(T * m.c.vocab) * sizeof *got))
+            fail_msg("%s of %s: chunks of %d beside %d texts give other bits", name, dtype_name((enum dtype)quantize),
+                     chunks[i], others[i]);
+        free(got);
+    }
+    free(whole);
+    model_close(&m);
+}
+
+static void test_company(void **state)
+{
+    (void)state;
+    static const int types[] = {DT_NONE, DT_I8, DT_I4};
+    for (int i = 0; i < 3; i++) {
+        compare_company("mixtral", types[i]);
+        compare_company("qwen2-moe", types[i]);
+        compare_company("qwen3-moe", types[i]);
+        compare_company("olmoe", types[i]);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_config),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_models_refused),
+        cmocka_unit_test(test_company),
+    };
+    models = argc > 1 ? argv[1] : "tests/fixtures/models";
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

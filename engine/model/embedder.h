@@ -27,6 +27,13 @@ enum pooling {
     POOLING_ROOT,
 };
 
+/* Vectors that are concatenated, in this order; n 0: no pooling. */
+enum { POOLINGS_MAX = 8 };
+struct poolings {
+    enum pooling v[POOLINGS_MAX];
+    int n;
+};
+
 /* One step from the pooled vector to the result; what it does not have is NULL. */
 struct vector_step {
     int rows, cols; /* outputs, inputs */
@@ -38,12 +45,13 @@ struct vector_step {
 enum { VECTOR_STEPS_MAX = 4, PROMPTS_MAX = 256, LABELS_MAX = 4096 };
 
 struct embedder {
-    bool encoder;         /* the model gives vectors or classes only, no text */
-    bool sentences;       /* modules.json was read: the fields up to `prompts` are its model's */
-    enum pooling pooling; /* POOLING_NONE: the files do not say */
-    bool normalize;       /* results have length 1 */
-    int max_tokens;       /* longer texts are cut; 0: no such limit */
-    bool lowercase;       /* texts are made lower case first */
+    bool encoder;            /* the model gives vectors or classes only, no text */
+    bool sentences;          /* modules.json was read: the fields up to `prompts` are its model's */
+    struct poolings pooling; /* n 0: the files do not say */
+    bool skip_prompt;        /* the tokens of a prompt are left out of the pooling */
+    bool normalize;          /* results have length 1 */
+    int max_tokens;          /* longer texts are cut; 0: no such limit */
+    bool lowercase;          /* texts are made lower case first */
     struct named_prompt {
         char *name, *text; /* text is put in front of an input */
     } * prompts;
@@ -55,14 +63,14 @@ struct embedder {
     char **labels;
     int n_labels;
     struct vector_step step[VECTOR_STEPS_MAX];
-    int n_steps, size; /* size: values of a result */
+    int n_steps, inputs, size; /* inputs: values of a pooled vector; size: of a result */
 };
 
 /* A directory without any of these files is no error. */
 int embedder_open(struct embedder *, const char *dir, const struct model_config *, struct err *);
 void embedder_free(struct embedder *);
 
-/* Puts the pooled vector (C) through all steps: out (size). */
+/* Puts the pooled vector (inputs) through all steps: out (size). */
 void embedder_apply(const struct embedder *, const double *pooled, float *out);
 
 #endif

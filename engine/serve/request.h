@@ -37,10 +37,11 @@ struct request {
     int top_n;
     bool prompt_logprobs;
 
-    unsigned char *types; /* (n_prompt) of a pooled request's tokens; NULL: all 0 */
-    enum pooling pooling; /* not NONE: of the fields below only n_pooled, pooled and times are used */
-    int n_pooled;         /* positions added to `pooled`; each is added once, also after a preemption */
-    double *pooled;       /* (C) their sum, or the last one; in the block */
+    unsigned char *types;    /* (n_prompt) of a pooled request's tokens; NULL: all 0 */
+    struct poolings pooling; /* n > 0: of the fields below only those up to pooled, and times are used */
+    int pool_from;           /* the positions before it are not pooled */
+    int n_pooled;            /* positions seen; each is added to `pooled` once, also after a preemption */
+    double *pooled;          /* (pooling.n, C) of each pooling the sum, the largest or the one; in the block */
 
     struct sampling_params sampling; /* bias points into the block */
     struct token_add *adds;          /* logit_bias, then bans while n_generated < min_new: eos, then stop ids */
@@ -67,6 +68,8 @@ void request_free(struct request *);
 int request_check_ids(const struct gen_request *, const struct engine_info *, struct err *e);
 /* The same for a request with pooling. */
 struct request *request_new_pooled(const struct gen_request *, const struct engine_info *, struct err *e);
+/* @return whether a pooled request needs only its last position. */
+bool request_pools_last(const struct poolings *);
 
 /* Sets the sampling parameters of the row that follows the token at `pos`. */
 void request_sample_row(struct request *, int pos, struct sample_row *row);

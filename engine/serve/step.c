@@ -133,7 +133,7 @@ static void deliver_hidden(struct engine *g, const struct plan_item *it, int row
 {
     struct request *r = request_of(it);
     const struct engine_info *m = &g->s.info;
-    int k = r->pooling == POOLING_LAST ? it->n - 1 : 0; /* the others only advance the position */
+    int k = request_pools_last(&r->pooling) ? it->n - 1 : 0; /* the others only advance the position */
     for (int n; k < it->n; k += n) {
         n = it->n - k < HIDDEN_ROWS ? it->n - k : HIDDEN_ROWS;
         if (model_hidden(&g->s.model, row + k, n, g->hidden)) {
@@ -201,7 +201,7 @@ void engine_run_step(struct engine *g, const struct plan *p)
         for (int i = 0, row = 0; i < p->n; i++) {
             int held = p->v[i].seq->blocked, n = p->v[i].n + held, rows = p->v[i].rows + held;
             struct request *r = request_of(&p->v[i]);
-            if (r->pooling)
+            if (r->pooling.n)
                 deliver_hidden(g, &p->v[i], row);
             else if (held && r->expired && rows == 1) /* it gets no token in this step */
                 engine_end_request(g, r, FINISH_TIMEOUT, -1, NULL);

@@ -211,9 +211,13 @@ static void read_pooling(struct embed_params *p, struct json_at *top, const stru
     const char *name;
     p->pooling = lim->pooling;
     if (!json_get_string(top, p->field = "pooling", &name)) return;
+    if (p->pooling.n > 1) {
+        err_set(top->e, ERR_UNSUPPORTED, "pooling: the model concatenates %d poolings", p->pooling.n);
+        return;
+    }
     for (size_t i = 0; i < sizeof poolings / sizeof *poolings; i++)
         if (strcmp(name, poolings[i].name) == 0) {
-            p->pooling = poolings[i].pooling;
+            p->pooling.v[0] = poolings[i].pooling;
             return;
         }
     err_set(top->e, ERR_INVALID, "pooling: must be \"mean\", \"last\", \"cls\", \"max\" or \"weightedmean\"");
@@ -304,19 +308,41 @@ static int encode_text(const struct embed_params *p, const struct embed_input *i
     return rc;
 }
 
+/* Counts the tokens that the prompt has by itself, with those that the template puts before it, as
+ * sentence-transformers does: that many of a text's first tokens are not pooled. */
+static int count_prompt(struct embed_params *p, const struct tokenizer *tk, const struct embed_limits *lim,
+                        struct reservation *held, struct err *e)
+{
+    if (!p->prompt || !lim->embedder->skip_prompt || p->n_prompt) return 0;
+    struct embed_params bare = *p;
+    struct embed_input prompt = {.text = p->prompt, .len = strlen(p->prompt)};
+    struct tokens t = {0};
+    struct buf types = {0};
+    bare.prompt = NULL;
+    int rc = encode_text(&bare, &prompt, tk, lim, &t, &types, held, e);
+    buf_free(&types);
+    if (rc) return rc;
+    p->n_prompt = t.n;
+    if (t.n && tokenizer_is_special(tk, t.v[t.n - 1].id)) p->n_prompt--; /* [SEP], </s> */
+    reservation_shrink(held, t.cap * ENCODE_TOKEN);
+    tokens_free(&t);
+    return 0;
+}
+
 static int take_tokens(struct embed_params *p, int i, const struct tokenizer *tk, const struct embed_limits *lim,
                        struct reservation *held, struct err *e)
 {
     struct embed_input *in = &p->inputs[i];
     struct tokens t = {0};
     struct buf types = {0};
-    if (encode_text(p, in, tk, lim, &t, &types, held, e)) {
+    if (count_prompt(p, tk, lim, held, e) || encode_text(p, in, tk, lim, &t, &types, held, e)) {
         err_prefix(e, "%s", input_path(p, i).text);
         buf_free(&types);
         return reservation_status(e, embed_refusal(p->shape));
     }
     reservation_shrink(held, t.cap * sizeof *t.v);
     in->n = t.n;
+    in->skip = p->n_prompt;
     in->ids = mem_array(t.n ? t.n : 1, sizeof *in->ids);
     for (size_t k = 0; k < t.n; k++) in->ids[k] = t.v[k].id;
     if (lim->types > 1)

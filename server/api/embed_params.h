@@ -22,7 +22,7 @@ struct embed_limits {
     int hidden, vocab, max_total_tokens; /* hidden: values of a vector */
     int types;                           /* of tokens */
     size_t longest_token;                /* bytes */
-    enum pooling pooling;                /* default of requests */
+    struct poolings pooling;             /* default of requests */
 };
 
 /* either text or ids; ids after embed_input_tokenize */
@@ -31,7 +31,7 @@ struct embed_input {
     size_t len, pair_len;
     int32_t *ids;         /* owned */
     unsigned char *types; /* (n) token types, likewise; NULL: all 0 */
-    size_t n;
+    size_t n, skip;       /* skip: of the ids, the first that are not pooled */
 };
 
 struct embed_params {
@@ -42,8 +42,9 @@ struct embed_params {
     int n;
     size_t n_ids; /* in all inputs given as ids */
     bool base64, normalize, special;
-    enum pooling pooling;
+    struct poolings pooling;
     const char *prompt; /* put in front of every text; NULL: none */
+    size_t n_prompt;    /* its tokens, where they are not pooled; 0: not counted yet */
     int dimensions;     /* 1 .. hidden */
     int64_t truncate;   /* tokens of an input to keep; 0: all */
     bool keep_first;    /* truncation keeps the first tokens, not the last */

@@ -298,6 +298,7 @@ static void submit_more(struct exchange *x)
         const struct gen_request r = {.prompt = in->ids,
                                       .n_prompt = (int)in->n,
                                       .pooling = p->pooling,
+                                      .pool_from = (int)in->skip,
                                       .types = in->types,
                                       .priority = admission_handle_priority(x->handle, p->priority),
                                       .adapter = x->model.adapter};
@@ -457,7 +458,9 @@ static void handle(struct http_req *req, enum embed_shape shape)
         .longest_token = app->longest_token,
         .pooling = app->info->embedder->pooling,
     };
-    if (!x->limits.pooling) x->limits.pooling = strcmp(app->set->pooling, "last") == 0 ? POOLING_LAST : POOLING_MEAN;
+    if (!x->limits.pooling.n)
+        x->limits.pooling =
+            (struct poolings){{strcmp(app->set->pooling, "last") == 0 ? POOLING_LAST : POOLING_MEAN}, 1};
     int most = app->info->embedder->max_tokens;
     if (most && most < x->limits.max_total_tokens) x->limits.max_total_tokens = most;
     req->user = x;

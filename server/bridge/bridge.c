@@ -156,16 +156,16 @@ struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, struct 
                                 .received = req->received,
                                 .submitted = clock_now(),
                                 .n_prompt = r->n_prompt,
-                                .max_new = r->pooling ? 0 : r->max_new_tokens,
+                                .max_new = r->pooling.n ? 0 : r->max_new_tokens,
                                 .priority = r->priority,
                                 .constrained = r->grammar != NULL,
-                                .pooled = r->pooling != POOLING_NONE};
+                                .pooled = r->pooling.n > 0};
     g->view.id = engine_submit(b->engine, &copy, e);
     if (!g->view.id) {
         free(g);
         return NULL;
     }
-    if (!r->pooling) metrics_observe(b->metrics, HIST_MAX_NEW, r->max_new_tokens);
+    if (!r->pooling.n) metrics_observe(b->metrics, HIST_MAX_NEW, r->max_new_tokens);
     req->note.sequences++;
     req->note.adapter = r->adapter;
     g->next = &b->gens;

@@ -98,7 +98,7 @@ static struct gen_request ask(int i, int32_t prompt[TOKENS])
     q.sampling.sample = i == 1;
     q.sampling.seed = 11;
     q.prompt_logprobs = i == 1;
-    q.pooling = i == 2 ? POOLING_MEAN : POOLING_NONE;
+    q.pooling = (struct poolings){{POOLING_MEAN}, i == 2};
     return q;
 }
 

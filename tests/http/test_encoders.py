@@ -63,6 +63,27 @@ def test_vectors(sentences):
     assert 'no prompt "nobody"' in refused["error"]["message"]
 
 
+def test_poolings(sentences):
+    """Another pooling than the files' is for models with one."""
+    several = "concat" in sentences.name
+    answer = post(sentences, "/v1/embeddings", 400 if several else 200, input="a", pooling="max")
+    if several:
+        assert "concatenates" in answer["error"]["message"]
+        return
+    want = answer["data"][0]["embedding"]
+    assert want == post(sentences, "/v1/embeddings", input="a", pooling="max")["data"][0]["embedding"]
+
+
+def test_nothing_but_the_prompt(start, tmp_path):
+    """A prompt as long as the limit leaves no token to pool."""
+    folder = broken(tmp_path, "qwen3-concat", lambda folder: (folder / "config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": {"long": "the state " * 200}})))
+    with start(*EXACT, model=folder) as s:
+        refused = post(s, "/v1/embeddings", 400, input="a", prompt_name="long")
+        assert "left out of the pooling" in refused["error"]["message"]
+        assert vectors(s, ["a"]).shape == (1, 32)
+
+
 def test_a_text_alone(sentences):
     """The same bits alone, in a batch and in any order."""
     texts = expected(sentences.name)["texts"]
@@ -190,8 +211,13 @@ def broken(tmp_path, name, change):
     ("bert-mean", "modules.json", lambda t: t.replace("1_Pooling", "../x"), "relative path"),
     ("bert-mean", "modules.json", lambda t: t.replace("modules.pooling.Pooling", "modules.lstm.LSTM"), "LSTM"),
     ("bert-mean", "modules.json", lambda t: "{}", "must be a list"),
-    ("bert-mean", "1_Pooling/config.json", lambda t: t.replace('"mean"', '"magic"'), "pooling is not known"),
+    ("bert-mean", "1_Pooling/config.json", lambda t: t.replace('"mean"', '"magic"'), 'is not known'),
     ("bert-mean", "1_Pooling/config.json", lambda t: t.replace("16", "17"), "17 values"),
+    ("bert-mean", "1_Pooling/config.json", lambda t: t.replace('"mean"', "[]"), "list of names"),
+    ("bert-mean", "1_Pooling/config.json", lambda t: t.replace('"mean"', '["mean", 3]'), "is not known"),
+    ("bert-mean", "1_Pooling/config.json", lambda t: t.replace('"mean"', json.dumps(["mean"] * 9)), "more than 8"),
+    ("bert-concat-dense", "modules.json", lambda t: t.replace("dense.Dense", "pooling.Pooling").replace("2_Dense", "1_Pooling"), "behind another"),
+    ("bert-concat-dense", "1_Pooling/config.json", lambda t: t.replace('"cls",', ""), "in_features 96"),
     ("bert-mean", "config.json", lambda t: t.replace('"type_vocab_size": 2', '"type_vocab_size": 3'), "token_type"),
     ("bert-mean", "config.json", lambda t: t.replace('"is_decoder": false', '"is_decoder": true'), "is_decoder"),
     ("bert-cls-dense", "2_Dense/config.json", lambda t: t.replace('"out_features": 12', '"out_features": 13'), "linear.weight"),

@@ -80,7 +80,20 @@ def save_expected(folder, expected):
     print(folder.name, size, flush=True)
 
 
-def sentences(name, model, tok, *modules, length=24, prompts=None, default=None):
+OLD_MODES = {'cls': 'cls_token', 'max': 'max_tokens', 'mean': 'mean_tokens', 'mean_sqrt_len_tokens': 'mean_sqrt_len_tokens',
+             'weightedmean': 'weightedmean_tokens', 'lasttoken': 'lasttoken'}
+
+
+def older(folder):
+    """The pooling in the words of sentence-transformers before 6, and the model that has it."""
+    path = folder / '1_Pooling/config.json'
+    new = json.loads(path.read_text())
+    old = {f'pooling_mode_{word}': mode in new['pooling_mode'] for mode, word in OLD_MODES.items()}
+    path.write_text(json.dumps({'word_embedding_dimension': new['embedding_dimension'], **old, 'include_prompt': new['include_prompt']}, indent=2))
+    return SentenceTransformer(str(folder), model_kwargs={'dtype': torch.float32, 'attn_implementation': 'eager'}, device='cpu')
+
+
+def sentences(name, model, tok, *modules, length=24, prompts=None, default=None, old=False):
     folder = OUT / name
     shutil.rmtree(folder, ignore_errors=True)
     st = SentenceTransformer(modules=[transformer(model, tok, length), *modules], prompts=prompts,
@@ -91,6 +104,8 @@ def sentences(name, model, tok, *modules, length=24, prompts=None, default=None)
     weights_again(model, folder)
     for m, data in dense.items():
         (folder / m / 'model.safetensors').write_bytes(data)
+    if old:
+        st = older(folder)
     expected = {'texts': TEXTS, 'vectors': st.encode(TEXTS).tolist(),
                 'prompts': {p: st.encode(TEXTS[:2], prompt_name=p).tolist() for p in prompts or {}}}
     save_expected(folder, expected)
@@ -141,6 +156,18 @@ def main():
     config = transformers.Qwen3Config(vocab_size=len(bpe), num_hidden_layers=2, max_position_embeddings=64, num_key_value_heads=1, head_dim=8,
                                       tie_word_embeddings=True, **SHAPE)
     sentences('qwen3-last', randomised(transformers.Qwen3Model(config), 7), bpe, Pooling(16, 'lasttoken'), Normalize(),
+              prompts={'query': 'Instruct: find it\nQuery:'}, length=60)
+    config = transformers.BertConfig(vocab_size=len(bert), num_hidden_layers=2, max_position_embeddings=40, **SHAPE)
+    torch.manual_seed(6)
+    several = ('mean', 'weightedmean', 'cls', 'max', 'lasttoken', 'mean_sqrt_len_tokens')
+    sentences('bert-concat-dense', randomised(transformers.BertModel(config, add_pooling_layer=False), 12), bert,
+              Pooling(16, several, include_prompt=False), Dense(96, 12), prompts={'query': 'the query: ', 'unknown': 'what \u2603'})
+    config = transformers.RobertaConfig(vocab_size=len(bpe), num_hidden_layers=2, max_position_embeddings=42, type_vocab_size=1, **SHAPE)
+    sentences('roberta-concat-old', randomised(transformers.RobertaModel(config, add_pooling_layer=False), 13), bpe,
+              Pooling(16, ('max', 'cls', 'mean')), Normalize(), prompts={'query': 'the query: '}, old=True)
+    config = transformers.Qwen3Config(vocab_size=len(bpe), num_hidden_layers=2, max_position_embeddings=64, num_key_value_heads=1, head_dim=8,
+                                      tie_word_embeddings=True, **SHAPE)
+    sentences('qwen3-concat', randomised(transformers.Qwen3Model(config), 14), bpe, Pooling(16, ('lasttoken', 'mean'), include_prompt=False),
               prompts={'query': 'Instruct: find it\nQuery:'}, length=60)
 
     config = transformers.BertConfig(vocab_size=len(bert), num_hidden_layers=2, max_position_embeddings=64, num_labels=1, **SHAPE)

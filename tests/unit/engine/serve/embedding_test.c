@@ -99,7 +99,7 @@ static uint64_t submit(struct engine *g, struct gen_request r, struct answer *a)
 static uint64_t embed(struct engine *g, const int32_t *ids, int n, enum pooling how, const char *adapter,
                       struct answer *a)
 {
-    return submit(g, (struct gen_request){.prompt = ids, .n_prompt = n, .pooling = how, .adapter = adapter}, a);
+    return submit(g, (struct gen_request){.prompt = ids, .n_prompt = n, .pooling = {{how}, 1}, .adapter = adapter}, a);
 }
 
 static uint64_t generate(struct engine *g, const int32_t *ids, int n, int max_new, struct answer *a)
@@ -355,6 +355,29 @@ static void test_cancelled_half_way(void **state)
     tensor_source_close(x.file);
 }
 
+/* The mean of a causal model's last positions, from the means of the whole and of the first ones. */
+static void test_first_positions_left_out(void **state)
+{
+    char dir[1024];
+    struct expected x = expected_open(qwen2(dir));
+    struct engine *g = open_engine(dir, (struct engine_config){.max_seqs = 4, .max_batch_tokens = 16});
+    enum { N = 40, FROM = 21 };
+    struct answer whole, first, rest;
+    const int32_t *ids = prompt(&x, 3);
+    embed(g, ids, N, POOLING_MEAN, NULL, &whole);
+    embed(g, ids, FROM, POOLING_MEAN, NULL, &first);
+    submit(g, (struct gen_request){.prompt = ids, .n_prompt = N, .pooling = {{POOLING_MEAN}, 1}, .pool_from = FROM},
+           &rest);
+    run_out(g);
+    assert_embedded(&rest, x.hidden);
+    for (int i = 0; i < x.hidden; i++) {
+        double want = (N * (double)whole.values[i] - FROM * (double)first.values[i]) / (N - FROM);
+        if (!(fabs((double)rest.values[i] - want) <= 1e-4)) fail_msg("%d: %g, not %g", i, (double)rest.values[i], want);
+    }
+    engine_close(g);
+    tensor_source_close(x.file);
+}
+
 static void test_limits(void **state)
 {
     char dir[1024];
@@ -367,10 +390,13 @@ static void test_limits(void **state)
     run_out(g);
     assert_int_equal(a.finish, FINISH_EMBEDDED);
     const struct gen_request bad[] = {
-        {.prompt = ids, .n_prompt = 0, .pooling = POOLING_MEAN},
-        {.prompt = ids, .n_prompt = 49, .pooling = POOLING_LAST},
-        {.prompt = (int32_t[]){-1}, .n_prompt = 1, .pooling = POOLING_LAST},
-        {.prompt = (int32_t[]){1 << 20}, .n_prompt = 1, .pooling = POOLING_MEAN},
+        {.prompt = ids, .n_prompt = 0, .pooling = {{POOLING_MEAN}, 1}},
+        {.prompt = ids, .n_prompt = 49, .pooling = {{POOLING_LAST}, 1}},
+        {.prompt = (int32_t[]){-1}, .n_prompt = 1, .pooling = {{POOLING_LAST}, 1}},
+        {.prompt = (int32_t[]){1 << 20}, .n_prompt = 1, .pooling = {{POOLING_MEAN}, 1}},
+        {.prompt = ids, .n_prompt = 3, .pooling = {{POOLING_MEAN, POOLING_LAST}, 2}},
+        {.prompt = ids, .n_prompt = 3, .pooling = {{POOLING_MEAN}, 1}, .pool_from = 3},
+        {.prompt = ids, .n_prompt = 3, .pooling = {{POOLING_MEAN}, 1}, .pool_from = -1},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_int_equal(engine_submit(g, &bad[i], &e), 0);
@@ -388,6 +414,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_only_last_starts_from_the_prefix_cache),
         cmocka_unit_test(test_after_a_preemption),
         cmocka_unit_test(test_cancelled_half_way),
+        cmocka_unit_test(test_first_positions_left_out),
         cmocka_unit_test(test_limits),
     };
     if (argc != 2) return 2;

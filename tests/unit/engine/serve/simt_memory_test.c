@@ -275,7 +275,7 @@ static void test_copies_fail(void **state)
 
     /* nor is a hidden state that could not be read; the error is that of no other request */
     int32_t prompt[3] = {1, 2, 3};
-    struct gen_request q = {.prompt = prompt, .n_prompt = 3, .pooling = POOLING_MEAN, .user = &y[0]};
+    struct gen_request q = {.prompt = prompt, .n_prompt = 3, .pooling = {{POOLING_MEAN}, 1}, .user = &y[0]};
     use_patched(g);
     patched.ops.download = failing_download;
     log_set_level(LOG_ERROR + 1);

@@ -143,18 +143,18 @@ INLINE void block_expanded(const struct lin_job *j, const struct block *b, const
 
 #define BLOCK_OF_WIDE(j, b, R, P) block_expanded(j, b, false, R, P)
 #define BLOCK_OF_WIDE_MIN(j, b, R, P) block_expanded(j, b, true, R, P)
-BLOCK_FN(blocks_of_wide, BLOCK_ROWS_I4, BLOCK_ROWS_I4_2, BLOCK_OF_WIDE)
-BLOCK_FN(blocks_of_wide_min, BLOCK_ROWS_I4, BLOCK_ROWS_I4_2, BLOCK_OF_WIDE_MIN)
+BLOCK_FN(blocks_of_wide, BLOCK_ROWS_CODES, BLOCK_ROWS_CODES_2, BLOCK_OF_WIDE)
+BLOCK_FN(blocks_of_wide_min, BLOCK_ROWS_CODES, BLOCK_ROWS_CODES_2, BLOCK_OF_WIDE_MIN)
 #define BLOCK_OF_4(j, b, R, P) block_grouped(j, b, CODES_4, R, P)
 #define BLOCK_OF_TABLE(j, b, R, P) block_grouped(j, b, CODES_TABLE, R, P)
 #define BLOCK_OF_5(j, b, R, P) block_grouped(j, b, CODES_5, R, P)
 #define BLOCK_OF_6(j, b, R, P) block_grouped(j, b, CODES_6, R, P)
 #define BLOCK_OF_8(j, b, R, P) block_grouped(j, b, CODES_8, R, P)
-BLOCK_FN(blocks_of_4, BLOCK_ROWS_I4, BLOCK_ROWS_I4_2, BLOCK_OF_4)
-BLOCK_FN(blocks_of_table, BLOCK_ROWS_I4, BLOCK_ROWS_I4_2, BLOCK_OF_TABLE)
-BLOCK_FN(blocks_of_5, BLOCK_ROWS_I4, BLOCK_ROWS_I4_2, BLOCK_OF_5)
-BLOCK_FN(blocks_of_6, BLOCK_ROWS_I4, BLOCK_ROWS_I4_2, BLOCK_OF_6)
-BLOCK_FN(blocks_of_8, BLOCK_ROWS_I4, BLOCK_ROWS_I4_2, BLOCK_OF_8)
+BLOCK_FN(blocks_of_4, BLOCK_ROWS_CODES, BLOCK_ROWS_CODES_2, BLOCK_OF_4)
+BLOCK_FN(blocks_of_table, BLOCK_ROWS_CODES, BLOCK_ROWS_CODES_2, BLOCK_OF_TABLE)
+BLOCK_FN(blocks_of_5, BLOCK_ROWS_CODES, BLOCK_ROWS_CODES_2, BLOCK_OF_5)
+BLOCK_FN(blocks_of_6, BLOCK_ROWS_CODES, BLOCK_ROWS_CODES_2, BLOCK_OF_6)
+BLOCK_FN(blocks_of_8, BLOCK_ROWS_CODES, BLOCK_ROWS_CODES_2, BLOCK_OF_8)
 
 /* ---- expanding ------------------------------------------------------------------------------------------------- */
 

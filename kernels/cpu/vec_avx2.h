@@ -26,6 +26,7 @@ enum { DOT_R = 2, DOT_N = 2 };                                        /* rows x 
 enum { ATTN_ROWS = 20, ATTN_R = 5, ATTN_P = 1 };                      /* rows of a task, rows x pages in registers */
 enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 1 }; /* with both panels of a pair */
 #endif
+enum { BLOCK_ROWS_CODES = BLOCK_ROWS_I4, BLOCK_ROWS_CODES_2 = BLOCK_ROWS_I4_2 }; /* of DT_BLOCK */
 enum { VEC_BF16 = 0 }; /* no dot product of bf16 */
 
 typedef struct {

@@ -30,6 +30,7 @@ enum { DOT_R = 4, DOT_N = 4 };                                          /* rows 
 enum { ATTN_ROWS = 24, ATTN_R = 6, ATTN_P = 4 };                        /* rows of a task, rows x pages in registers */
 enum { BLOCK_ROWS_F2 = 12, BLOCK_ROWS_I8_2 = 12, BLOCK_ROWS_I4_2 = 6 }; /* with both panels of a pair */
 #endif
+enum { BLOCK_ROWS_CODES = BLOCK_ROWS_I4, BLOCK_ROWS_CODES_2 = BLOCK_ROWS_I4_2 }; /* of DT_BLOCK */
 enum { I8_BIAS = 128 }; /* added to activations for int8 weights: vpdpbusd multiplies unsigned by signed */
 
 typedef __m512 vf;

@@ -18,6 +18,7 @@
 #define VEC_NO_UNROLL /* vectors are loops already: unrolling blocks of them takes the compiler minutes */
 enum { BLOCK_ROWS_F = 2, BLOCK_ROWS_I8 = 8, BLOCK_ROWS_I4 = 8 };
 enum { BLOCK_ROWS_F2 = 1, BLOCK_ROWS_I8_2 = 4, BLOCK_ROWS_I4_2 = 1 };
+enum { BLOCK_ROWS_CODES = 2, BLOCK_ROWS_CODES_2 = 1 }; /* of DT_BLOCK, with a kernel for each kind of codes */
 enum { ATTN_ROWS = 8, ATTN_R = 2, ATTN_P = 1, DOT_R = 1, DOT_N = 1 };
 enum { I8_BIAS = 0 };
 enum { VEC_BF16 = 0 }; /* no dot product of bf16 */

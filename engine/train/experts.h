@@ -15,6 +15,9 @@ struct train_experts {
     struct mat up, ff;          /* (T k, 2 Fe), (T k, Fe) */
     struct mat shared;          /* (T, C), with a shared expert */
     int32_t *expert, *place, *token, *start;
+    /* host: rows first[e] .. first[e + 1] - 1 are those of expert e, so that each expert's GEMMs are ops of their own,
+     * which the gate can split */
+    int32_t first[EXPERTS_MAX + 1];
 };
 
 /* Takes the memory for T tokens a micro-batch, n elements of `size` bytes at a time; none without experts. */
@@ -22,12 +25,12 @@ void train_experts_take(struct train_experts *, const struct model_config *, int
                         void *(*take)(void *arg, size_t n, size_t size), void *arg);
 
 /* y = the experts' output for h; with a shared expert y holds its output, and theirs is added. */
-void train_experts_forward(struct op_chunks, const struct train_experts *, const struct layer *, struct mat h,
+void train_experts_forward(struct op_chunks, struct train_experts *, const struct layer *, struct mat h,
                            struct mat y);
 
 /* The first half of the backward pass, from dy, the gradient with respect to the feed-forward's output.  ff: the input
  * of the shared expert's last GEMM.  @return the gradient with respect to the shared expert's output. */
-struct mat train_experts_back(struct op_chunks, const struct train_experts *, const struct layer *, struct mat h,
+struct mat train_experts_back(struct op_chunks, struct train_experts *, const struct layer *, struct mat h,
                               struct mat ff, struct mat dy);
 /* The second half: dh, the gradient with respect to h through the shared expert (if any), gets that through the experts
  * and the router. */

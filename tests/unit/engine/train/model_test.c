@@ -518,9 +518,12 @@ static void *giver(void *gate)
 static void test_gate(void **state)
 {
     (void)state;
+    static const char *const names[] = {"llama-gqa",        "llama-gqa", "llama-gqa", "llama-gqa",
+                                        "tinystories-656k", "gpt2",      "qwen2-moe"};
     struct dataset *data = rows_make(5, 288, 3);
-    for (int i = 0; i < 6; i++) { /* the last four: whatever can be cut is, into rows, outputs, sequences and heads */
-        const char *name = i < 4 ? "llama-gqa" : i == 4 ? "tinystories-656k" : "gpt2";
+    /* from the third on whatever can be cut is, into rows, outputs, sequences, heads and experts */
+    for (int i = 0; i < 7; i++) {
+        const char *name = names[i];
         struct way w = {.moved_b = true, .full = i % 2, .dropout = i == 2 ? 0.1 : 0};
         struct gradient a = gradient_of(name, data, &w);
         pthread_t thread;

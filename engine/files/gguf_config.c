@@ -1,355 +1,62 @@
 /* config.json and generation_config.json from a GGUF file's keys (gguf_model.h). */
-#include "engine/base/mem.h"
-#include "engine/files/gguf_model.h"
+#include "engine/files/gguf_keys.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-enum { KEY_MAX = 128 };
-
-/* Names: llama.cpp, src/llama-arch.cpp; which architecture stores q and k permuted: convert_hf_to_gguf.py. */
-static const struct gguf_arch archs[] = {
-    {"llama", "llama", GGUF_ROPE_PAIRS},         {"qwen2", "qwen2", GGUF_ROPE_HALVES},
-    {"qwen3", "qwen3", GGUF_ROPE_HALVES},        {"gemma2", "gemma2", GGUF_ROPE_HALVES},
-    {"gemma3", "gemma3_text", GGUF_ROPE_HALVES}, {"phi2", "phi", GGUF_ROPE_HALVES},
-    {"gpt2", "gpt2", GGUF_ROPE_HALVES},          {"phi3", "phi3", GGUF_ROPE_HALVES},
-};
-enum { ARCHS = sizeof archs / sizeof *archs };
-
-static int unknown_arch(struct gguf_text name, struct err *e)
-{
-    char names[160];
-    size_t n = 0;
-    for (int i = 0; i < ARCHS && n < sizeof names; i++)
-        n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", i ? ", " : "", archs[i].name);
-    return err_set(e, ERR_UNSUPPORTED, "GGUF: architecture \"%.*s\" is not one of %s", (int)(name.n < 40 ? name.n : 40),
-                   name.s, names);
-}
-
-const struct gguf_arch *gguf_arch(const struct gguf *g, struct err *e)
-{
-    struct gguf_text name, type = {"", 0};
-    gguf_text(g, "general.type", &type);
-    if (!gguf_text(g, "general.architecture", &name)) {
-        err_set(e, ERR_INVALID, "GGUF: key general.architecture is missing");
-        return NULL;
-    }
-    if (gguf_text_is(type, "adapter")) {
-        err_set(e, ERR_UNSUPPORTED,
-                "GGUF: a LoRA adapter, not a model; tandem reads adapters as PEFT directories, with --adapters");
-        return NULL;
-    }
-    if (gguf_text_is(name, "clip") || gguf_text_is(type, "mmproj")) {
-        err_set(e, ERR_UNSUPPORTED, "GGUF: the image or audio part (mmproj) of a model, not its language model");
-        return NULL;
-    }
-    if (gguf_text_is(type, "imatrix")) {
-        err_set(e, ERR_UNSUPPORTED, "GGUF: statistics for quantising (imatrix), not a model");
-        return NULL;
-    }
-    for (int i = 0; i < ARCHS; i++) {
-        if (!gguf_text_is(name, archs[i].name)) continue;
-        if (gguf_tensors(g)) return &archs[i];
-        err_set(e, ERR_UNSUPPORTED, "GGUF: a vocabulary without tensors, not a model");
-        return NULL;
-    }
-    unknown_arch(name, e);
-    return NULL;
-}
-
-/* ---- keys of the architecture ------------------------------------------------------------------------------------ */
-
-struct reader {
-    const struct gguf *g;
-    const struct gguf_arch *arch;
-    struct err *e;
-    int rc;
-};
-
-static void arch_key(const struct reader *r, const char *name, char out[KEY_MAX])
-{
-    snprintf(out, KEY_MAX, "%s.%s", r->arch->name, name);
-}
-
-/* @return false: missing, *out unchanged.  An array must have one value for all layers. */
-static bool number(struct reader *r, const char *name, double *out)
-{
-    char key[KEY_MAX];
-    arch_key(r, name, key);
-    const struct gguf_key *k = gguf_find(r->g, key);
-    if (!k || r->rc) return false;
-    if (k->of == GGUF_TEXT || (k->type == GGUF_ARRAY && !k->n)) {
-        r->rc = err_set(r->e, ERR_INVALID, "GGUF: key %s is not a number", key);
-        return false;
-    }
-    *out = gguf_element(k, 0);
-    for (uint64_t i = 1; i < k->n && !r->rc; i++)
-        if (gguf_element(k, i) != *out)
-            r->rc = err_set(r->e, ERR_UNSUPPORTED, "GGUF: key %s differs between layers", key);
-    if (!r->rc && !isfinite(*out)) r->rc = err_set(r->e, ERR_INVALID, "GGUF: key %s is not a finite number", key);
-    return !r->rc;
-}
-
-static double needed(struct reader *r, const char *name)
-{
-    double v = 0;
-    char key[KEY_MAX];
-    arch_key(r, name, key);
-    if (!number(r, name, &v) && !r->rc) r->rc = err_set(r->e, ERR_INVALID, "GGUF: key %s is missing", key);
-    return v;
-}
-
-static bool text(const struct reader *r, const char *name, struct gguf_text *out)
-{
-    char key[KEY_MAX];
-    arch_key(r, name, key);
-    return gguf_text(r->g, key, out);
-}
-
-static int heads(struct reader *r, struct gguf_heads *out)
-{
-    double q = needed(r, "attention.head_count"), kv = q, width = needed(r, "embedding_length"), dim;
-    number(r, "attention.head_count_kv", &kv);
-    dim = q > 0 ? floor(width / q) : 0;
-    number(r, "attention.key_length", &dim);
-    double value = dim;
-    number(r, "attention.value_length", &value);
-    if (r->rc) return r->rc;
-    if (!(q >= 1 && q <= 65536 && kv >= 1 && kv <= q && dim >= 1 && dim <= 65536))
-        return r->rc = err_set(r->e, ERR_INVALID,
-                               "GGUF: attention.head_count %g, head_count_kv %g and heads of %g "
-                               "features are not possible",
-                               q, kv, dim);
-    if (value != dim)
-        return r->rc = err_set(r->e, ERR_UNSUPPORTED, "GGUF: attention.value_length %g differs from key_length %g",
-                               value, dim);
-    *out = (struct gguf_heads){(int)q, (int)kv, (int)dim};
-    return 0;
-}
-
-int gguf_heads(const struct gguf *g, const struct gguf_arch *arch, struct gguf_heads *out, struct err *e)
-{
-    struct reader r = {g, arch, e, 0};
-    return heads(&r, out);
-}
-
-/* ---- writing JSON ------------------------------------------------------------------------------------------------ */
-
-void gguf_put_text(struct buf *out, struct gguf_text t)
-{
-    buf_char(out, '"');
-    for (size_t i = 0; i < t.n; i++) {
-        unsigned char c = (unsigned char)t.s[i];
-        if (c == '"' || c == '\\')
-            buf_char(out, '\\'), buf_char(out, (char)c);
-        else if (c < 0x20)
-            buf_printf(out, "\\u%04x", c);
-        else
-            buf_char(out, (char)c);
-    }
-    buf_char(out, '"');
-}
-
-/* Members follow the first, "model_type".  A float is written as the shortest decimal that it is nearest to: 1e-06 for
- * what was 1e-6 before it was stored. */
-static void put(struct buf *out, const char *name, double value)
-{
-    char digits[40];
-    int precision = (double)(float)value == value ? 6 : 17;
-    do snprintf(digits, sizeof digits, "%.*g", precision, value);
-    while (precision < 9 && strtof(digits, NULL) != (float)value && ++precision);
-    buf_printf(out, ",\n\"%s\":%s", name, digits);
-}
-
-static void put_if(struct reader *r, struct buf *out, const char *key, const char *name)
-{
-    double v;
-    if (number(r, key, &v)) put(out, name, v);
-}
-
-static void put_needed(struct reader *r, struct buf *out, const char *key, const char *name)
-{
-    put(out, name, needed(r, key));
-}
-
-static void put_flag(struct buf *out, const char *name, bool value)
-{
-    buf_printf(out, ",\n\"%s\":%s", name, value ? "true" : "false");
-}
+enum { LAYERS_MAX = 1024, KEY_MAX = 128 };
 
 /* ---- config.json ------------------------------------------------------------------------------------------------- */
 
-/* Llama 3's rule divides the frequency of feature pair i by this; its low and high factors are 1 and 4 in all models. A
- * GGUF file has only these results, as tensor rope_freqs, from which `old`, the length before stretching, follows.
- * (transformers 5.23, modeling_rope_utils.py; convert_hf_to_gguf.py, LlamaModel) */
-static double wavelength(double theta, int i, int dim)
+/* Which layers have a window: of each `period` all but the last; or an array has it for each layer. */
+static void put_windows(struct gguf_keys *r, struct buf *out, double period)
 {
-    return 2 * M_PI * pow(theta, 2.0 * i / dim);
-}
-
-static double llama3_divisor(double old, double wave, double factor)
-{
-    double smooth = fmin(fmax((old / wave - 1) / 3, 0), 1);
-    return 1 / ((1 - smooth) / factor + smooth);
-}
-
-static float freq(const struct gguf_tensor *t, int i)
-{
-    float f;
-    memcpy(&f, (const char *)t->data + 4 * (size_t)i, 4);
-    return f;
-}
-
-static void put_rope_tensor(struct reader *r, struct buf *out, const struct gguf_tensor *t, double theta, int dim)
-{
-    double factor = 1, old = 8192;
-    bool fits = t->type == GGML_F32 && t->n_dims == 1 && t->dims[0] == dim / 2;
-    for (int i = 0; fits && i < dim / 2; i++) factor = fmax(factor, (double)freq(t, i));
-    for (int i = 0; fits && i < dim / 2; i++) {
-        double d = (double)freq(t, i), smooth = (1 / d - 1 / factor) / (1 - 1 / factor);
-        if (smooth > 0.01 && smooth < 0.99) old = round((1 + 3 * smooth) * wavelength(theta, i, dim));
-    }
-    for (int i = 0; fits && i < dim / 2; i++) {
-        double want = llama3_divisor(old, wavelength(theta, i, dim), factor);
-        fits = fabs((double)freq(t, i) - want) <= 1e-4 * want;
-    }
-    if (!fits)
-        r->rc = err_set(r->e, ERR_UNSUPPORTED, "GGUF: tensor rope_freqs.weight does not follow Llama 3's rule");
-    else if (factor > 1)
-        buf_printf(out,
-                   ",\n\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":%.9g,\"low_freq_factor\":1,"
-                   "\"high_freq_factor\":4,\"original_max_position_embeddings\":%.0f}",
-                   factor, old);
-}
-
-/* Divisors of the frequencies, as a list; false: there is no such tensor. */
-static bool put_divisors(struct reader *r, struct buf *out, const char *tensor, const char *name)
-{
-    const struct gguf_tensor *t = gguf_tensor_find(r->g, tensor);
-    if (!t) return false;
-    if (t->type != GGML_F32 || t->n_dims != 1) {
-        r->rc = err_set(r->e, ERR_INVALID, "GGUF: tensor %s is not a list of floats", tensor);
-        return false;
-    }
-    buf_printf(out, ",\"%s\":[", name);
-    for (int i = 0; i < t->dims[0]; i++) buf_printf(out, "%s%.9g", i ? "," : "", (double)freq(t, i));
-    buf_char(out, ']');
-    return true;
-}
-
-/* Phi-3's rule: other divisors in texts longer than the model was first trained on. */
-static void put_longrope(struct reader *r, struct buf *out, double old)
-{
-    double factor = 0;
-    buf_str(out, ",\n\"rope_scaling\":{\"rope_type\":\"longrope\"");
-    bool both = put_divisors(r, out, "rope_factors_short.weight", "short_factor") &&
-                put_divisors(r, out, "rope_factors_long.weight", "long_factor");
-    if (number(r, "rope.scaling.attn_factor", &factor) && factor > 0) put(out, "attention_factor", factor);
-    buf_char(out, '}');
-    if (old > 0) put(out, "original_max_position_embeddings", old);
-    if (!both && !r->rc)
-        r->rc = err_set(r->e, ERR_INVALID, "GGUF: tensor rope_factors_short.weight is there without rope_factors_long");
-}
-
-static void put_rope_scaling(struct reader *r, struct buf *out, double theta, int dim)
-{
-    struct gguf_text type = {"", 0};
-    double factor = 1, old = 0;
-    const struct gguf_tensor *freqs = gguf_tensor_find(r->g, "rope_freqs.weight");
-    text(r, "rope.scaling.type", &type);
-    number(r, "rope.scaling.factor", &factor);
-    number(r, "rope.scaling.original_context_length", &old);
-    if (r->rc) return;
-    if (freqs) {
-        put_rope_tensor(r, out, freqs, theta, dim);
-    } else if (gguf_tensor_find(r->g, "rope_factors_short.weight")) {
-        put_longrope(r, out, old);
-    } else if (type.n && !gguf_text_is(type, "none")) {
-        buf_str(out, ",\n\"rope_scaling\":{\"rope_type\":");
-        gguf_put_text(out, type);
-        buf_printf(out, ",\"factor\":%.17g", factor);
-        if (old > 0) buf_printf(out, ",\"original_max_position_embeddings\":%.17g", old);
-        buf_char(out, '}');
-    }
-}
-
-static void put_rope(struct reader *r, struct buf *out, int head_dim)
-{
-    double theta = 10000, rotated = head_dim;
-    number(r, "rope.freq_base", &theta);
-    number(r, "rope.dimension_count", &rotated);
-    put(out, "rope_theta", theta);
-    if (!r->rc && rotated != head_dim && r->arch->rope == GGUF_ROPE_PAIRS)
-        r->rc =
-            err_set(r->e, ERR_UNSUPPORTED, "GGUF: rope.dimension_count %g of heads of %d features", rotated, head_dim);
-    if (rotated != head_dim) put(out, "partial_rotary_factor", rotated / head_dim);
-    put_rope_scaling(r, out, theta, head_dim);
-}
-
-/* The pattern of layers with a window: one of so many has none; or for each layer whether it has one. */
-static void put_window_pattern(struct reader *r, struct buf *out)
-{
-    char key[KEY_MAX];
-    double pattern = 6;
-    arch_key(r, "attention.sliding_window_pattern", key);
-    const struct gguf_key *k = gguf_find(r->g, key);
-    if (!k || k->type != GGUF_ARRAY || k->of == GGUF_TEXT) {
-        number(r, "attention.sliding_window_pattern", &pattern);
-        put(out, "sliding_window_pattern", pattern);
-        return;
-    }
+    const char *name = "attention.sliding_window_pattern";
+    const struct gguf_key *k = gguf_keys_array(r, name);
+    double layers = k ? (double)k->n : gguf_keys_needed(r, "block_count");
+    if (!k) gguf_keys_number(r, name, &period);
+    gguf_put_if(r, out, "attention.sliding_window", "sliding_window");
     buf_str(out, ",\n\"layer_types\":[");
-    for (uint64_t i = 0; i < k->n; i++)
-        buf_printf(out, "%s\"%s_attention\"", i ? "," : "", gguf_element(k, i) != 0 ? "sliding" : "full");
+    for (int i = 0; i < layers && i < LAYERS_MAX; i++) {
+        bool slides = k ? gguf_element(k, (uint64_t)i) != 0 : fmod(i + 1, period) != 0;
+        buf_printf(out, "%s\"%s_attention\"", i ? "," : "", slides ? "sliding" : "full");
+    }
     buf_char(out, ']');
 }
 
 /* Without a key, scores are divided by the root of this: for the largest model of each generation by that of hidden /
  * heads (llama.cpp, src/models: the layers tell which one it is). */
-static void put_gemma(struct reader *r, struct buf *out, const struct gguf_heads *h, bool third)
+static void put_gemma(struct gguf_keys *r, struct buf *out, const struct gguf_heads *h)
 {
-    double layers = needed(r, "block_count"), width = needed(r, "embedding_length"), local = 10000;
+    bool third = strcmp(r->arch->model_type, "gemma2") != 0;
+    double layers = gguf_keys_needed(r, "block_count"), width = gguf_keys_needed(r, "embedding_length"), local = 10000;
     bool largest = layers == (third ? 62 : 46);
     double divisor = largest ? width / h->q : h->dim, scale;
-    if (number(r, "attention.scale", &scale) && scale > 0) divisor = 1 / (scale * scale);
-    put(out, "query_pre_attn_scalar", divisor);
-    put_if(r, out, "final_logit_softcapping", "final_logit_softcapping");
-    put_if(r, out, "attention.sliding_window", "sliding_window");
+    if (gguf_keys_number(r, "attention.scale", &scale) && scale > 0) divisor = 1 / (scale * scale);
+    gguf_put(out, "query_pre_attn_scalar", divisor);
+    gguf_put_if(r, out, "final_logit_softcapping", "final_logit_softcapping");
     if (third) {
-        number(r, "rope.freq_base_swa", &local);
-        put(out, "rope_local_base_freq", local);
-        put_window_pattern(r, out);
+        gguf_keys_number(r, "rope.freq_base_swa", &local);
+        gguf_put(out, "rope_local_base_freq", local);
+        put_windows(r, out, 6);
     } else {
-        put_if(r, out, "attn_logit_softcapping", "attn_logit_softcapping");
+        gguf_put_if(r, out, "attention.sliding_window", "sliding_window");
+        gguf_put_if(r, out, "attn_logit_softcapping", "attn_logit_softcapping");
     }
 }
 
-static void put_sizes(struct reader *r, struct buf *out, const struct gguf_heads *h, const char *eps)
+static void put_gpt2(struct gguf_keys *r, struct buf *out, const struct gguf_heads *h)
 {
-    put_needed(r, out, "embedding_length", "hidden_size");
-    put_needed(r, out, "block_count", "num_hidden_layers");
-    put_needed(r, out, "feed_forward_length", "intermediate_size");
-    put_needed(r, out, "context_length", "max_position_embeddings");
-    put(out, "num_attention_heads", h->q);
-    put(out, "num_key_value_heads", h->kv);
-    put(out, "head_dim", h->dim);
-    put_needed(r, out, eps, strstr(eps, "rms") ? "rms_norm_eps" : "layer_norm_eps");
-    put_rope(r, out, h->dim);
+    gguf_put_needed(r, out, "embedding_length", "n_embd");
+    gguf_put_needed(r, out, "block_count", "n_layer");
+    gguf_put_needed(r, out, "feed_forward_length", "n_inner");
+    gguf_put_needed(r, out, "context_length", "n_positions");
+    gguf_put(out, "n_head", h->q);
+    gguf_put_needed(r, out, "attention.layer_norm_epsilon", "layer_norm_epsilon");
 }
 
-static void put_gpt2(struct reader *r, struct buf *out, const struct gguf_heads *h)
-{
-    put_needed(r, out, "embedding_length", "n_embd");
-    put_needed(r, out, "block_count", "n_layer");
-    put_needed(r, out, "feed_forward_length", "n_inner");
-    put_needed(r, out, "context_length", "n_positions");
-    put(out, "n_head", h->q);
-    put_needed(r, out, "attention.layer_norm_epsilon", "layer_norm_epsilon");
-}
-
-static const struct gguf_tensor *embedding(struct reader *r)
+static const struct gguf_tensor *embedding(struct gguf_keys *r)
 {
     const struct gguf_tensor *t = gguf_tensor_find(r->g, "token_embd.weight");
     if (t && t->n_dims == 2) return t;
@@ -357,10 +64,10 @@ static const struct gguf_tensor *embedding(struct reader *r)
     return NULL;
 }
 
-static bool windowed(struct reader *r)
+static bool windowed(struct gguf_keys *r)
 {
     double window = 0;
-    return number(r, "attention.sliding_window", &window) && window > 0;
+    return gguf_keys_number(r, "attention.sliding_window", &window) && window > 0;
 }
 
 /* The float type in which the model was saved, as far as the file tells. */
@@ -370,42 +77,196 @@ static void put_dtype(struct buf *out, enum ggml_type t)
     if (name) buf_printf(out, ",\n\"torch_dtype\":\"%s\"", name);
 }
 
-static void put_family(struct reader *r, struct buf *out, const struct gguf_heads *h)
+static bool has(const struct gguf_keys *r, const char *tensor)
 {
+    return gguf_tensor_find(r->g, tensor);
+}
+
+static void put_biases(struct gguf_keys *r, struct buf *out, const struct gguf_heads *h)
+{
+    (void)h;
+    gguf_put_flag(out, "attention_bias", has(r, "blk.0.attn_q.bias"));
+    gguf_put_flag(out, "mlp_bias", has(r, "blk.0.ffn_up.bias"));
+}
+
+static void put_window(struct gguf_keys *r, struct buf *out, const struct gguf_heads *h)
+{
+    (void)h;
+    if (windowed(r)) gguf_put_if(r, out, "attention.sliding_window", "sliding_window");
+}
+
+static void put_llama(struct gguf_keys *r, struct buf *out, const struct gguf_heads *h)
+{
+    double experts = 0;
+    put_window(r, out, h);
+    if (gguf_keys_number(r, "expert_count", &experts) && experts > 0) {
+        gguf_put(out, "num_local_experts", experts);
+        gguf_put_needed(r, out, "expert_used_count", "num_experts_per_tok");
+    } else if (!windowed(r)) {
+        put_biases(r, out, h);
+    }
+}
+
+/* The scale of attention is that of other models unless a key names one. */
+static void put_granite(struct gguf_keys *r, struct buf *out, const struct gguf_heads *h)
+{
+    double scale = 1 / sqrt(h->dim);
+    put_biases(r, out, h);
+    gguf_keys_number(r, "attention.scale", &scale);
+    gguf_put(out, "attention_multiplier", scale);
+    gguf_put_if(r, out, "embedding_scale", "embedding_multiplier");
+    gguf_put_if(r, out, "residual_scale", "residual_multiplier");
+    gguf_put_if(r, out, "logit_scale", "logits_scaling");
+}
+
+/* OLMo 3 has windows. */
+static void put_olmo2(struct gguf_keys *r, struct buf *out, const struct gguf_heads *h)
+{
+    (void)h;
+    gguf_put_flag(out, "attention_bias", has(r, "blk.0.attn_q.bias"));
+    if (windowed(r)) put_windows(r, out, 4);
+}
+
+static void put_stablelm(struct gguf_keys *r, struct buf *out, const struct gguf_heads *h)
+{
+    (void)h;
+    gguf_put_flag(out, "use_qkv_bias", has(r, "blk.0.attn_q.bias"));
+    gguf_put_flag(out, "qk_layernorm", has(r, "blk.0.attn_q_norm.weight"));
+    gguf_put_flag(out, "use_parallel_residual", !has(r, "blk.0.ffn_norm.weight"));
+}
+
+static void put_gpt_neox(struct gguf_keys *r, struct buf *out, const struct gguf_heads *h)
+{
+    double parallel = 1, theta = 10000, rotated = h->dim;
+    gguf_keys_number(r, "use_parallel_residual", &parallel);
+    gguf_keys_number(r, "rope.freq_base", &theta);
+    gguf_keys_number(r, "rope.dimension_count", &rotated);
+    gguf_put_flag(out, "attention_bias", has(r, "blk.0.attn_qkv.bias"));
+    gguf_put_flag(out, "use_parallel_residual", parallel != 0);
+    gguf_put(out, "rotary_emb_base", theta);
+    gguf_put(out, "rotary_pct", rotated / h->dim);
+}
+
+/* Layers without a router are dense. */
+static void put_dense_layers(struct gguf_keys *r, struct buf *out)
+{
+    double layers = gguf_keys_needed(r, "block_count");
+    int n = 0;
+    buf_str(out, ",\n\"mlp_only_layers\":[");
+    for (int i = 0; i < layers && i < LAYERS_MAX; i++) {
+        char name[40];
+        snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", i);
+        if (!has(r, name)) buf_printf(out, "%s%d", n++ ? "," : "", i);
+    }
+    buf_char(out, ']');
+}
+
+/* Widths without a key: of all chosen experts together that of a dense layer (llama.cpp, src/models). */
+static void put_experts(struct gguf_keys *r, struct buf *out, const struct gguf_heads *h)
+{
+    (void)h;
     const char *type = r->arch->model_type;
-    if (strcmp(type, "gpt2") == 0) {
+    double chosen = gguf_keys_needed(r, "expert_used_count"), width = gguf_keys_needed(r, "feed_forward_length");
+    double one = chosen > 0 ? floor(width / chosen) : 0, shared = width;
+    gguf_put_needed(r, out, "expert_count", "num_experts");
+    gguf_put(out, "num_experts_per_tok", chosen);
+    gguf_put_flag(out, "norm_topk_prob", strcmp(type, "qwen3_moe") == 0);
+    if (strcmp(type, "qwen2_moe")) gguf_put_flag(out, "attention_bias", has(r, "blk.0.attn_q.bias"));
+    gguf_put_if(r, out, "attention.clamp_kqv", "clip_qkv");
+    if (strcmp(type, "olmoe") == 0) return;
+    gguf_keys_number(r, "expert_feed_forward_length", &one);
+    gguf_put(out, "moe_intermediate_size", one);
+    put_dense_layers(r, out);
+    if (strcmp(type, "qwen2_moe")) return;
+    gguf_keys_number(r, "expert_shared_feed_forward_length", &shared);
+    gguf_put(out, "shared_expert_intermediate_size", shared);
+    gguf_put_flag(out, "qkv_bias", has(r, "blk.0.attn_q.bias"));
+}
+
+/* What only some architectures have, by model_type; one that is not listed has nothing. */
+static const struct family {
+    const char *model_type;
+    void (*put)(struct gguf_keys *, struct buf *, const struct gguf_heads *);
+    bool layer_norm; /* not RMS */
+} families[] = {
+    {"llama", put_llama},
+    {"gemma2", put_gemma},
+    {"gemma3_text", put_gemma},
+    {"phi", NULL, .layer_norm = true},
+    {"phi3", put_window},
+    {"qwen2_moe", put_experts},
+    {"qwen3_moe", put_experts},
+    {"olmoe", put_experts},
+    {"olmo2", put_olmo2},
+    {"granite", put_granite},
+    {"smollm3", put_biases},
+    {"stablelm", put_stablelm, .layer_norm = true},
+    {"gpt_neox", put_gpt_neox, .layer_norm = true},
+};
+
+static void put_sizes(struct gguf_keys *r, struct buf *out, const struct gguf_heads *h, bool layer_norm)
+{
+    gguf_put_needed(r, out, "embedding_length", "hidden_size");
+    gguf_put_needed(r, out, "block_count", "num_hidden_layers");
+    gguf_put_needed(r, out, "feed_forward_length", "intermediate_size");
+    gguf_put_needed(r, out, "context_length", "max_position_embeddings");
+    gguf_put(out, "num_attention_heads", h->q);
+    gguf_put(out, "num_key_value_heads", h->kv);
+    gguf_put(out, "head_dim", h->dim);
+    if (layer_norm)
+        gguf_put_needed(r, out, "attention.layer_norm_epsilon", "layer_norm_eps");
+    else
+        gguf_put_needed(r, out, "attention.layer_norm_rms_epsilon", "rms_norm_eps");
+    gguf_put_rope(r, out, h->dim);
+}
+
+static void put_family(struct gguf_keys *r, struct buf *out, const struct gguf_heads *h)
+{
+    const struct family *f = NULL;
+    for (size_t i = 0; i < sizeof families / sizeof *families && !f; i++)
+        if (strcmp(families[i].model_type, r->arch->model_type) == 0) f = &families[i];
+    if (strcmp(r->arch->model_type, "gpt2") == 0) {
         put_gpt2(r, out, h);
         return;
     }
-    put_sizes(r, out, h, strcmp(type, "phi") ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon");
-    if (strncmp(type, "gemma", 5) == 0) put_gemma(r, out, h, strcmp(type, "gemma2") != 0);
-    if (strcmp(type, "phi3") == 0 && windowed(r)) put_if(r, out, "attention.sliding_window", "sliding_window");
-    if (strcmp(type, "llama") == 0 && windowed(r)) {
-        put_if(r, out, "attention.sliding_window", "sliding_window");
-    } else if (strcmp(type, "llama") == 0) {
-        put_flag(out, "attention_bias", gguf_tensor_find(r->g, "blk.0.attn_q.bias"));
-        put_flag(out, "mlp_bias", gguf_tensor_find(r->g, "blk.0.ffn_up.bias"));
-    }
+    put_sizes(r, out, h, f && f->layer_norm);
+    if (f && f->put) f->put(r, out, h);
+}
+
+/* Some families share an architecture: Mistral's and Mixtral's models are of llama, those of OLMo 3 of olmo2. */
+static const char *model_type(struct gguf_keys *r)
+{
+    const char *type = r->arch->model_type;
+    double experts = 0;
+    gguf_keys_number(r, "expert_count", &experts);
+    if (strcmp(type, "llama") == 0) return experts > 0 ? "mixtral" : windowed(r) ? "mistral" : type;
+    return strcmp(type, "olmo2") == 0 && windowed(r) ? "olmo3" : type;
+}
+
+static int check_experts(struct gguf_keys *r)
+{
+    static const char *const mixtures[] = {"llama", "qwen2_moe", "qwen3_moe", "olmoe"};
+    double experts = 0;
+    if (!gguf_keys_number(r, "expert_count", &experts) || experts <= 0) return r->rc;
+    for (size_t i = 0; i < sizeof mixtures / sizeof *mixtures; i++)
+        if (strcmp(r->arch->model_type, mixtures[i]) == 0) return 0;
+    return r->rc = err_set(r->e, ERR_UNSUPPORTED, "GGUF: a mixture of %g experts is not supported in a %s model",
+                           experts, r->arch->name);
 }
 
 int gguf_config_json(const struct gguf *g, struct buf *out, struct err *e)
 {
-    struct reader r = {g, gguf_arch(g, e), e, 0};
+    struct gguf_keys r = {g, gguf_arch(g, e), e, 0};
     struct gguf_heads h;
-    double experts = 0;
     if (!r.arch) return e->code;
-    number(&r, "expert_count", &experts);
     const struct gguf_tensor *table = embedding(&r);
-    if (r.rc || heads(&r, &h)) return r.rc;
-    if (experts > 0)
-        return err_set(e, ERR_UNSUPPORTED, "GGUF: a mixture of %g experts is not supported in a %s model", experts,
-                       r.arch->name);
-    /* Mistral's models are of architecture llama too; tandem knows windows of attention as theirs. */
-    bool mistral = strcmp(r.arch->model_type, "llama") == 0 && windowed(&r);
-    buf_printf(out, "{\"model_type\":\"%s\"", mistral ? "mistral" : r.arch->model_type);
+    if (r.rc || check_experts(&r)) return r.rc;
+    int rc = gguf_heads(g, r.arch, &h, e);
+    if (rc) return rc;
+    buf_printf(out, "{\"model_type\":\"%s\"", model_type(&r));
     put_family(&r, out, &h);
-    put(out, "vocab_size", (double)table->dims[1]);
-    put_flag(out, "tie_word_embeddings", !gguf_tensor_find(g, "output.weight"));
+    gguf_put(out, "vocab_size", (double)table->dims[1]);
+    gguf_put_flag(out, "tie_word_embeddings", !has(&r, "output.weight"));
     put_dtype(out, table->type);
     buf_str(out, "}\n");
     return r.rc;
@@ -433,7 +294,7 @@ int gguf_generation_json(const struct gguf *g, struct buf *out, struct err *e)
     }
     buf_char(out, ']');
     for (size_t i = 0; i < sizeof samplings / sizeof *samplings; i++)
-        if (gguf_number(g, samplings[i].key, &v) && isfinite(v)) put(out, samplings[i].name, v);
+        if (gguf_number(g, samplings[i].key, &v) && isfinite(v)) gguf_put(out, samplings[i].name, v);
     buf_str(out, "}\n");
     return 0;
 }

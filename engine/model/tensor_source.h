@@ -38,6 +38,7 @@ enum tensor_type {
 struct tensor_form {
     int blocks;         /* an enum ggml_type (engine/files/gguf.h) of quantised blocks; -1: numbers */
     int pairs;          /* > 0: rows of this many heads, stored as llama.cpp rotates them (weights_gguf.h) */
+    int thirds;         /* > 0: q, k and v of this many heads in turn, where the family has them by head */
     bool outputs_first; /* stored [outputs][inputs] also where the family transposes */
 };
 

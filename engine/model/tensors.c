@@ -279,18 +279,21 @@ struct expert_stack tensors_expert_stack(const struct model_config *c, int i)
                                           : EXPERT_UP};
 }
 
-/* The name of a module of an expert: its number in the place of %d. */
+void tensors_expert_module(const char *module, int expert, char out[TENSOR_MODULE_MAX])
+{
+    const char *mark = strstr(module, "%d");
+    int before = mark ? (int)(mark - module) : (int)strlen(module), n;
+    n = mark ? snprintf(out, TENSOR_MODULE_MAX, "%.*s%d%s", before, module, expert, mark + 2)
+             : snprintf(out, TENSOR_MODULE_MAX, "%s", module);
+    CHECK(n > 0 && n < TENSOR_MODULE_MAX);
+}
+
 static void expert_name(const struct tensors *t, const struct tensor_row *r, int layer, int expert,
                         char out[TENSOR_NAME_MAX])
 {
-    enum { MODULE_MAX = 64 };
-    const char *mark = strstr(r->module, "%d");
-    char module[MODULE_MAX];
+    char module[TENSOR_MODULE_MAX];
     struct tensor_row named = *r;
-    int before = mark ? (int)(mark - r->module) : (int)strlen(r->module), n;
-    n = mark ? snprintf(module, sizeof module, "%.*s%d%s", before, r->module, expert, mark + 2)
-             : snprintf(module, sizeof module, "%s", r->module);
-    CHECK(n > 0 && n < MODULE_MAX);
+    tensors_expert_module(r->module, expert, module);
     named.module = module;
     name_of(t, &named, layer, weight, out);
 }

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum { TENSOR_NAME_MAX = 128, STACK_MAX = 3 };
+enum { TENSOR_NAME_MAX = 128, TENSOR_MODULE_MAX = 64, STACK_MAX = 3 };
 
 /* Borrows all three. */
 struct tensors {
@@ -76,6 +76,8 @@ struct expert_stack {
     enum expert_gemm gemm;
 };
 struct expert_stack tensors_expert_stack(const struct model_config *, int i);
+/* The name of a module of an expert: its number takes the place of %d, if the name has one. */
+void tensors_expert_module(const char *module, int expert, char out[TENSOR_MODULE_MAX]);
 
 /* The embedding table's name in this source, and the family's name for it (different when a tied table is stored as the
  * head). */

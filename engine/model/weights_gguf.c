@@ -6,15 +6,26 @@
 
 #include <string.h>
 
-int64_t gguf_stored_row(int64_t row, int64_t dim)
+int64_t gguf_stored_row(const struct tensor_form *f, int64_t rows, int64_t row)
 {
-    int64_t head = row / dim, i = row % dim;
+    if (f->thirds) {
+        int64_t dim = rows / (3 * f->thirds), head = row / (3 * dim), third = row / dim % 3;
+        return (third * f->thirds + head) * dim + row % dim;
+    }
+    if (!f->pairs) return row;
+    int64_t dim = rows / f->pairs, head = row / dim, i = row % dim;
     return head * dim + (i < dim / 2 ? 2 * i : 2 * (i - dim / 2) + 1);
+}
+
+bool gguf_by_head(const struct tensor *t)
+{
+    return t->form->thirds && t->form->blocks < 0;
 }
 
 static int64_t row_in(const struct tensor *t, int row)
 {
-    return t->form->pairs ? gguf_stored_row(row, t->dims[0] / t->form->pairs) : row;
+    bool as_stored = t->form->thirds && !gguf_by_head(t);
+    return as_stored ? row : gguf_stored_row(t->form, t->dims[0], row);
 }
 
 float *gguf_floats(const struct tensor *t)

@@ -117,6 +117,12 @@ static int read_part(const struct tensors *t, const struct matrix_slot *slot, co
     return 0;
 }
 
+static int stored_by_head(const struct tensors *t, const struct matrix_slot *slot)
+{
+    const struct tensor *stored = slot->by_head ? tensor_source_find(t->source, slot->name) : NULL;
+    return stored && stored->form && !gguf_by_head(stored) ? 0 : slot->by_head;
+}
+
 int weights_parts(const struct tensors *t, const struct stack *m, const struct quantize_how *how, int threads,
                   struct parts *out, struct err *e)
 {
@@ -134,7 +140,7 @@ int weights_parts(const struct tensors *t, const struct stack *m, const struct q
     for (int i = 0; i < m->n; i++) {
         out->owned[i][0] = first[i];
         out->src[i].gate_up = m->gate_up;
-        out->by_head[i] = m->part[i].by_head;
+        out->by_head[i] = stored_by_head(t, &m->part[i]);
     }
     return rc;
 }

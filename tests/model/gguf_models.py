@@ -4,6 +4,7 @@ Written with the `gguf` package's GGUFWriter; names, permutations and offsets as
 Made with gguf 0.19.0, numpy 2.4.6.
 """
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -24,10 +25,22 @@ PHI = LLAMA | {"self_attn.dense": "attn_output", "mlp.fc1": "ffn_up", "mlp.fc2":
 GPT2 = {"ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up",
         "mlp.c_proj": "ffn_down"}
 PHI3 = LLAMA | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+EXPERTS = {"gate": "ffn_gate_inp", "experts.w1": "ffn_gate_exps", "experts.w3": "ffn_up_exps", "experts.w2": "ffn_down_exps",
+           "experts.gate_proj": "ffn_gate_exps", "experts.up_proj": "ffn_up_exps", "experts.down_proj": "ffn_down_exps",
+           "shared_expert.gate_proj": "ffn_gate_shexp", "shared_expert.up_proj": "ffn_up_shexp",
+           "shared_expert.down_proj": "ffn_down_shexp", "shared_expert_gate": "ffn_gate_inp_shexp"}
+MIXTURE = LLAMA | {f"{part}.{k}": v for part in ("mlp", "block_sparse_moe") for k, v in EXPERTS.items()}
+OLMO2 = LLAMA | {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+NEOX = LLAMA | {"attention.query_key_value": "attn_qkv", "attention.dense": "attn_output", "mlp.dense_h_to_4h": "ffn_up",
+                "mlp.dense_4h_to_h": "ffn_down"}
 MODEL = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output", "final_layernorm": "output_norm", "wte": "token_embd",
-         "wpe": "position_embd", "ln_f": "output_norm"}
+         "wpe": "position_embd", "ln_f": "output_norm", "embed_in": "token_embd", "final_layer_norm": "output_norm", "embed_out": "output"}
 ARCHS = {"llama": ("llama", LLAMA), "mistral": ("llama", LLAMA), "qwen2": ("qwen2", LLAMA), "qwen3": ("qwen3", LLAMA),
-         "gemma2": ("gemma2", GEMMA), "gemma3_text": ("gemma3", GEMMA), "phi": ("phi2", PHI), "phi3": ("phi3", PHI3), "gpt2": ("gpt2", GPT2)}
+         "gemma2": ("gemma2", GEMMA), "gemma3_text": ("gemma3", GEMMA), "phi": ("phi2", PHI), "phi3": ("phi3", PHI3), "gpt2": ("gpt2", GPT2),
+         "mixtral": ("llama", MIXTURE), "qwen2_moe": ("qwen2moe", MIXTURE), "qwen3_moe": ("qwen3moe", MIXTURE), "olmoe": ("olmoe", MIXTURE),
+         "olmo2": ("olmo2", OLMO2), "olmo3": ("olmo2", OLMO2), "granite": ("granite", LLAMA), "smollm3": ("smollm3", LLAMA),
+         "stablelm": ("stablelm", LLAMA), "gpt_neox": ("gptneox", NEOX)}
+PERMUTED = ("llama", "granite", "smollm3")
 
 
 def tensors(directory):
@@ -51,7 +64,7 @@ def floats(array, kind):
 
 def renamed(name, names):
     stem, suffix = name.rsplit(".", 1)
-    for prefix in ("model.", "transformer."):
+    for prefix in ("model.", "transformer.", "gpt_neox."):
         stem = stem.removeprefix(prefix)
     if stem.startswith(("layers.", "h.")):
         _, layer, module = stem.split(".", 2)
@@ -64,15 +77,35 @@ def permuted(array, heads):
     return array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
+def thirds(array, heads):
+    """Rows of q, k and v of each head as the q of all heads, then k, then v."""
+    return array.reshape(heads, 3, array.shape[0] // heads // 3, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
+
+
+def stacked(tensors):
+    """The matrices of a layer's experts as one tensor, "experts.w1" for "experts.0.w1" and the others."""
+    out, experts = {}, {}
+    for name, value in tensors.items():
+        match = re.fullmatch(r"(.*\.experts)\.(\d+)(\..*)", name)
+        if match:
+            experts.setdefault(match[1] + match[3], {})[int(match[2])] = value
+        else:
+            out[name] = value
+    for name, of in experts.items():
+        out[name] = np.stack([of[i][0] for i in range(len(of))]), of[0][1]
+    return out
+
+
 def config(directory):
     c = json.loads((Path(directory) / "config.json").read_text())
     renames = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_positions": "max_position_embeddings",
-               "layer_norm_epsilon": "layer_norm_eps"}
+               "layer_norm_epsilon": "layer_norm_eps", "rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta",
+               "num_local_experts": "num_experts"}
     for old, new in renames.items():
         if old in c:
             c[new] = c[old]
     c.setdefault("intermediate_size", 4 * c["hidden_size"])
-    c.setdefault("head_dim", c["hidden_size"] // c["num_attention_heads"])
+    c["head_dim"] = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
     c.setdefault("num_key_value_heads", c["num_attention_heads"])
     return c
 
@@ -104,11 +137,18 @@ def write_config(w, c):
     w.add_value_length(c["head_dim"])
     rope = c.get("rope_parameters") or c
     w.add_rope_freq_base((rope.get("full_attention") or rope)["rope_theta"])
-    w.add_rope_dimension_count(int(c["head_dim"] * c.get("partial_rotary_factor", 1)))
+    partial = c.get("partial_rotary_factor", 1) if c["model_type"] in ("phi", "phi3", "stablelm", "gpt_neox") else 1
+    w.add_rope_dimension_count(int(c["head_dim"] * partial))
     scaling = c.get("rope_scaling") or rope.get("full_attention") or {}
-    if scaling.get("rope_type") == "linear":
-        w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind in ("linear", "yarn"):
+        w.add_rope_scaling_type(gguf.RopeScalingType(kind))
         w.add_rope_scaling_factor(scaling["factor"])
+    if kind == "yarn":
+        w.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+        if "attention_factor" in scaling:  # llama.cpp multiplies its own with that of the file
+            w.add_float32(f"{w.arch}.rope.scaling.attn_factor", scaling["attention_factor"] / (1 + 0.1 * np.log(scaling["factor"])))
+    write_family(w, c)
     if c.get("sliding_window") and not c.get("use_sliding_window") is False:
         w.add_sliding_window(c["sliding_window"])
     if c.get("attn_logit_softcapping"):
@@ -117,11 +157,28 @@ def write_config(w, c):
         w.add_final_logit_softcapping(c["final_logit_softcapping"])
     if "query_pre_attn_scalar" in c:
         w.add_attention_scale(c["query_pre_attn_scalar"] ** -0.5)
-    if c["model_type"] == "gemma3_text":
+    if c["model_type"] in ("gemma3_text", "olmo3"):
         if "layer_types" in c:
             w.add_sliding_window_pattern([t == "sliding_attention" for t in c["layer_types"]])
         else:
             w.add_uint32(f"{w.arch}.attention.sliding_window_pattern", c["sliding_window_pattern"])
+
+
+def write_family(w, c):
+    if c["model_type"] == "granite":
+        w.add_attention_scale(c["attention_multiplier"])
+        w.add_embedding_scale(c["embedding_multiplier"])
+        w.add_residual_scale(c["residual_multiplier"])
+        w.add_logit_scale(c["logits_scaling"])
+    if "use_parallel_residual" in c:
+        w.add_parallel_residual(c["use_parallel_residual"])
+    if "num_experts" in c:
+        w.add_expert_count(c["num_experts"])
+        w.add_expert_used_count(c["num_experts_per_tok"])
+    if "moe_intermediate_size" in c:
+        w.add_expert_feed_forward_length(c["moe_intermediate_size"])
+    if "shared_expert_intermediate_size" in c:
+        w.add_expert_shared_feed_forward_length(c["shared_expert_intermediate_size"])
 
 
 def write_tokenizer(w, t, settings, pre=None):
@@ -188,7 +245,7 @@ def convert(directory, out, quantise=None, pre="gpt-2", spoil=None):
         for length in ("short", "long"):
             w.add_tensor(f"rope_factors_{length}.weight", np.array(scaling[f"{length}_factor"], np.float32))
         w.add_rope_scaling_orig_ctx_len(c["original_max_position_embeddings"])
-    all_tensors = tensors(directory)
+    all_tensors = stacked(tensors(directory))
     tied = c.get("tie_word_embeddings", c["model_type"] == "gpt2")
     for name, (array, kind) in all_tensors.items():
         if tied and name == "lm_head.weight" and "model.embed_tokens.weight" not in all_tensors:
@@ -198,16 +255,20 @@ def convert(directory, out, quantise=None, pre="gpt-2", spoil=None):
         if name == "lm_head.weight" and tied:
             continue
         to = renamed(name, names)
-        if arch == "llama" and ".attn_q." in to:
+        if arch in PERMUTED and ".attn_q." in to:
             array = permuted(array, c["num_attention_heads"])
-        if arch == "llama" and ".attn_k." in to:
+        if arch in PERMUTED and ".attn_k." in to:
             array = permuted(array, c["num_key_value_heads"])
+        if c["model_type"] == "gpt_neox" and ".attn_qkv." in to:
+            array = thirds(array, c["num_attention_heads"])
+        if to.endswith("ffn_gate_inp_shexp.weight"):
+            array = array.squeeze(0)
         if c["model_type"] == "gpt2" and array.ndim == 2 and "c_" in name:
             array = array.T
         if array.ndim == 1:
             array = floats(array, kind)
             w.add_tensor(to, array + np.float32(1) if arch.startswith("gemma") and "norm" in to else array)
-        elif quantise is not None and array.shape[-1] % gguf.GGML_QUANT_SIZES[quantise][0] == 0:
+        elif quantise is not None and "_inp" not in to and array.shape[-1] % gguf.GGML_QUANT_SIZES[quantise][0] == 0:
             w.add_tensor(to, gguf.quants.quantize(floats(array, kind), quantise), raw_dtype=quantise)
         elif kind == "BF16":
             w.add_tensor(to, np.ascontiguousarray(array).view(np.uint8).reshape(*array.shape[:-1], -1), raw_dtype=gguf.GGMLQuantizationType.BF16)
@@ -238,28 +299,36 @@ def random_matrix(rng, kind, rows, cols):
     return blocks.reshape(rows, -1)
 
 
-def random_llama(out, kind, floats, tokenizer, seed=1):
-    """A model of two layers and width 256 whose matrices are random blocks of a type, or the floats that these stand for."""
+def random_model(out, kind, floats, tokenizer, mixture=False, seed=1):
+    """A model of two layers and width 256 whose matrices are random blocks of a type, or the floats that these stand for: of
+    architecture llama, or qwen2moe with four experts and a shared one."""
     rng = np.random.default_rng(seed)
     t, settings = (json.loads((Path(tokenizer) / name).read_text()) for name in ("tokenizer.json", "tokenizer_config.json"))
-    w = gguf.GGUFWriter(out, "llama")
-    write_config(w, {"model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 256, "hidden_size": 256, "head_dim": 32,
-                     "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "rope_theta": 1e4})
+    w = gguf.GGUFWriter(out, "qwen2moe" if mixture else "llama")
+    c = {"model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 256, "hidden_size": 256, "head_dim": 32,
+         "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "rope_theta": 1e4}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 512}
+    write_config(w, c | experts if mixture else c)
     write_tokenizer(w, t, settings, "gpt-2")
     shapes = {"token_embd": (288, 256), "output": (288, 256)}
+    forward = {"ffn_gate": (512, 256), "ffn_up": (512, 256), "ffn_down": (256, 512)}
+    if mixture:
+        forward = {f"{name}_shexp": shape for name, shape in forward.items()} | {f"{name}_exps": (4, 256, 256) for name in forward}
     for i in range(2):
         shapes |= {f"blk.{i}.{name}": shape for name, shape in {
-            "attn_q": (256, 256), "attn_k": (128, 256), "attn_v": (128, 256), "attn_output": (256, 256), "ffn_gate": (512, 256),
-            "ffn_up": (512, 256), "ffn_down": (256, 512)}.items()}
+            "attn_q": (256, 256), "attn_k": (128, 256), "attn_v": (128, 256), "attn_output": (256, 256), **forward}.items()}
         w.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(256, np.float32))
         w.add_tensor(f"blk.{i}.ffn_norm.weight", np.ones(256, np.float32))
+        if mixture:
+            w.add_tensor(f"blk.{i}.ffn_gate_inp.weight", rng.standard_normal((4, 256), np.float32))
+            w.add_tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", rng.standard_normal(256, np.float32))
     w.add_tensor("output_norm.weight", np.ones(256, np.float32))
     for name, shape in shapes.items():
-        blocks = random_matrix(rng, kind, *shape)
+        blocks = random_matrix(rng, kind, int(np.prod(shape[:-1])), shape[-1])
         if floats:
             w.add_tensor(name + ".weight", gguf.quants.dequantize(blocks, kind).reshape(shape))
         else:
-            w.add_tensor(name + ".weight", blocks, raw_dtype=kind)
+            w.add_tensor(name + ".weight", blocks.reshape(*shape[:-1], -1), raw_dtype=kind)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()

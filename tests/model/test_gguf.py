@@ -1,6 +1,7 @@
 """GGUF files as models: the logits and texts are those of the same model as safetensors."""
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,9 @@ MODELS = TESTS / "fixtures" / "models"
 sys.path.insert(0, str(TESTS / "model"))
 import gguf_models  # noqa: E402
 
-GOLDENS = ["llama-gqa", "llama-f16", "mistral", "qwen2", "qwen2-bf16", "qwen3", "gpt2", "phi", "phi3", "phi4-mini", "gemma2", "gemma3", "gemma3-bf16", "tinystories-656k"]
+GOLDENS = ["llama-gqa", "llama-f16", "mistral", "qwen2", "qwen2-bf16", "qwen3", "gpt2", "phi", "phi3", "phi4-mini", "gemma2", "gemma3", "gemma3-bf16", "tinystories-656k",
+           "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "olmo2", "olmo3", "granite", "stablelm", "stablelm-parallel", "gpt-neox",
+           "gpt-neox-sequential", "qwen2-yarn"]
 
 
 def tandem(*words, status=0):
@@ -70,18 +73,38 @@ def test_types(name, text, tmp_path):
     """Quantised weights predict a text as the floats do that they stand for; what differs is the rounding of activations."""
     kind = gguf.GGMLQuantizationType[name]
     for floats in (False, True):
-        gguf_models.random_llama(tmp_path / f"{floats}.gguf", kind, floats, MODELS / "llama-f16")
+        gguf_models.random_model(tmp_path / f"{floats}.gguf", kind, floats, MODELS / "llama-f16")
     ours, exact = (perplexity(tmp_path / f"{floats}.gguf", text) for floats in (False, True))
     assert ours == pytest.approx(exact, rel=0.01)
     message = tandem("generate", "--model", tmp_path / "False.gguf", "--prompt", "x", "--quantize", "int8", status=1)
     assert "is quantised in the GGUF file already; leave --quantize out" in message
 
 
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_K", "Q6_K", "MXFP4"])
+def test_experts(name, text, tmp_path):
+    """Experts of quantised blocks, stacked in one tensor; they stay packed."""
+    kind = gguf.GGMLQuantizationType[name]
+    for floats in (False, True):
+        gguf_models.random_model(tmp_path / f"{floats}.gguf", kind, floats, MODELS / "llama-f16", mixture=True)
+    ours, exact = (perplexity(tmp_path / f"{floats}.gguf", text) for floats in (False, True))
+    assert ours == pytest.approx(exact, rel=0.02)
+
+
+def test_unrotated_layers(text, tmp_path):
+    """SmolLM 3's every fourth layer is not rotated: llama.cpp's files do not say so."""
+    c = json.loads((MODELS / "smollm3" / "config.json").read_text()) | {"no_rope_layers": [1, 1, 1, 0], "no_rope_layer_interval": 4}
+    shutil.copytree(MODELS / "smollm3", tmp_path / "m")
+    (tmp_path / "m" / "config.json").write_text(json.dumps(c))
+    gguf_models.convert(tmp_path / "m", tmp_path / "m.gguf")
+    assert perplexity(tmp_path / "m.gguf", text) == pytest.approx(perplexity(tmp_path / "m", text), rel=1e-6)
+    assert perplexity(tmp_path / "m.gguf", text) != pytest.approx(perplexity(MODELS / "smollm3", text), rel=1e-4)
+
+
 @pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q8_0"])
 def test_architectures(name, text, tmp_path):
     """Quantised matrices of the other architectures, permuted and transposed ones included."""
     kind = gguf.GGMLQuantizationType[name]
-    for model in ("llama-f16", "gpt2", "tinystories-656k"):
+    for model in ("llama-f16", "gpt2", "tinystories-656k", "gpt-neox", "mixtral", "qwen2-moe", "olmo2"):
         gguf_models.convert(MODELS / model, tmp_path / "m.gguf", kind, pre=pre_of(model))
         assert perplexity(tmp_path / "m.gguf", text) == pytest.approx(perplexity(MODELS / model, text), rel=0.1)
 

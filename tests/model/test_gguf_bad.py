@@ -184,6 +184,42 @@ def test_keys(name, tmp_path):
     refused(path, says)
 
 
+def shaped(name, *shape):
+    def spoil(w):
+        t = w.tensors[0][name]
+        t.tensor = np.zeros(shape, np.float32)
+        t.shape, t.nbytes = shape, t.tensor.nbytes
+
+    return spoil
+
+
+EXPERTS = "blk.0.ffn_up_exps.weight"
+MIXTURES = {
+    "no choice": ("mixtral", without("llama.expert_used_count"), "key llama.expert_used_count is missing"),
+    "all chosen and more": ("mixtral", setting("llama.expert_used_count", 5), "num_experts_per_tok 5 is above num_local_experts 4"),
+    "fewer experts": ("mixtral", shaped(EXPERTS, 3, 24, 32), "experts.3.w3.weight is missing"),
+    "another width": ("mixtral", shaped(EXPERTS, 4, 23, 32), "experts.0.w3.weight: shape is not .24, 32."),
+    "not stacked": ("mixtral", shaped(EXPERTS, 96), "ffn_up_exps.weight: 1 dimensions"),
+    "too deep": ("mixtral", shaped(EXPERTS, 2, 2, 24, 32), "ffn_up_exps.weight: 4 dimensions"),
+    "too many experts": ("mixtral", shaped(EXPERTS, 1025, 1, 32), "1025 experts; at most 1024"),
+    "no router": ("mixtral", no_tensor("blk.1.ffn_gate_inp.weight"), "layers.1.block_sparse_moe.gate.weight is missing"),
+    "two shared gates": ("qwen2-moe", shaped("blk.0.ffn_gate_inp_shexp.weight", 2, 32), "shared_expert_gate.weight: shape is not .1, 32."),
+    "clipped": ("olmoe", with_key("add_float32", "olmoe.attention.clamp_kqv", 8.0), "clip_qkv is not supported"),
+    "experts of a dense family": ("qwen2", with_key("add_expert_count", 4), "a mixture of 4 experts is not supported in a qwen2 model"),
+    "norms of heads": ("stablelm", lambda w: w.add_tensor("blk.0.attn_q_norm.weight", np.ones((4, 8), np.float32)), "qk_layernorm is not supported"),
+    "rows of three": ("gpt-neox", shaped("blk.0.attn_qkv.weight", 90, 32), "attn_qkv.weight: 90 rows are not 12 heads of 8 features"),
+    "bias of three": ("gpt-neox", shaped("blk.0.attn_qkv.bias", 90), "attn_qkv.bias: 90 rows are not 12 heads of 8 features"),
+    "rotation of granite": ("granite", setting("granite.rope.dimension_count", 4), "rope.dimension_count 4 of heads of 8"),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_families(name, tmp_path):
+    base, spoil, says = MIXTURES[name]
+    gguf_models.convert(BASE.parent / base, tmp_path / "m.gguf", spoil=spoil)
+    refused(tmp_path / "m.gguf", says)
+
+
 def test_vocabulary_only(tmp_path):
     gguf_models.convert(BASE, tmp_path / "m.gguf", spoil=lambda w: w.tensors[0].clear())
     refused(tmp_path / "m.gguf", "a vocabulary without tensors, not a model")
